@@ -1,0 +1,84 @@
+"""Recursive rejection sampling: one rule for chains and trees.
+
+On a chain it is Leviathan et al. (arXiv:2211.17192) and Chen et al.
+(arXiv:2302.01318); on a tree SpecInfer's multi-round rule (arXiv:2305.09781),
+and with siblings drawn without replacement Sequoia's (arXiv:2402.12374).
+Invariant: a child x drawn from D is kept with probability min(1, R(x) / D(x)),
+and a refusal turns what is left of the target's law, R, into norm(relu(R - D)).
+"""
+
+import jax
+import jax.numpy as jnp
+
+from specdec import tree
+from specdec.types import AcceptanceRule, Array, Draft
+
+
+def _drawn_from(draft: Draft, node: Array, vocab_size: int) -> Array:
+  """[..., V] the law that node [...] was drawn from."""
+  if draft.log_probs is None:
+    return jax.nn.one_hot(draft.tokens[node], vocab_size)
+  return jnp.exp(draft.log_probs[node])
+
+
+def _refuse(law: Array, drawn: Array) -> Array:
+  """What is left of the target's law once a draw from `drawn` was refused."""
+  rest = jnp.maximum(law - drawn, 0.0)
+  mass = jnp.sum(rest, axis=-1, keepdims=True)
+  # No mass is left only where the refusal had probability 0.
+  return jnp.where(mass > 0, rest / jnp.where(mass > 0, mass, 1.0), law)
+
+
+def _keep(draft: Draft, target_log_probs: Array) -> Array:
+  num_nodes, vocab_size = target_log_probs.shape
+  parents = draft.parents
+  nodes = jnp.arange(num_nodes)
+  above = jnp.maximum(jnp.asarray(parents), 0)
+
+  def ratio(law_of_token: Array) -> Array:
+    if draft.log_probs is None:
+      return law_of_token
+    drawn = jnp.exp(draft.log_probs[nodes, draft.tokens])
+    # min(1, law / drawn) without a division by zero: drawn = 0 was not drawn.
+    return jnp.where(
+      drawn > law_of_token, law_of_token / jnp.where(drawn > 0, drawn, 1.0), 1.0
+    )
+
+  widest = tree.max_siblings(parents)
+  if isinstance(widest, int) and widest <= 1:  # a chain: no residual to carry
+    return ratio(jnp.exp(target_log_probs[above, draft.tokens]))
+
+  rank = jnp.asarray(tree.sibling_rank(parents))
+  previous = jnp.maximum(jnp.asarray(tree.previous_sibling(parents)), 0)
+  facing = jnp.exp(target_log_probs[above])  # [N, V] what node n is held against
+
+  def pass_on(r: Array, facing: Array) -> Array:
+    left = _refuse(
+      facing[previous], _drawn_from(draft, previous, vocab_size)
+    )
+    return jnp.where((rank == r)[:, None], left, facing)
+
+  facing = jax.lax.fori_loop(1, widest, pass_on, facing)
+  return ratio(facing[nodes, draft.tokens])
+
+
+def _next_law(draft: Draft, target_log_probs: Array, node: Array) -> Array:
+  num_nodes, vocab_size = target_log_probs.shape
+  parents = draft.parents
+  nodes = jnp.arange(num_nodes)
+  rank = jnp.asarray(tree.sibling_rank(parents))
+  below = (jnp.asarray(parents) == node) & (nodes < draft.count)
+
+  def pass_on(r: Array, law: Array) -> Array:
+    child = jnp.argmax(below & (rank == r))
+    left = _refuse(law, _drawn_from(draft, child, vocab_size))
+    return jnp.where(jnp.any(below & (rank == r)), left, law)
+
+  law = jnp.exp(target_log_probs[node])
+  return jax.lax.fori_loop(0, tree.max_siblings(parents), pass_on, law)
+
+
+def rejection() -> AcceptanceRule:
+  """The rule above, for any siblings that say what they were drawn from."""
+  kinds = frozenset({"none", "iid", "without_replacement", "point_mass"})
+  return AcceptanceRule(_keep, _next_law, "first_child", kinds, lossless=True)

@@ -1,0 +1,60 @@
+"""The K/V cache: write past the end, commit by moving the length.
+
+There is no rollback: refused tokens lie in slots at or past `length` and are
+overwritten. Invariant: S >= committed length + tokens of one call, or a write
+would clamp onto committed K/V.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from specdec.types import KVCache
+
+
+def init(
+  batch: int, slots: int, num_layers: int, num_heads: int, head_dim: int, dtype
+) -> KVCache:
+  """An empty cache: per layer k and v of [B, heads, S, head_dim]."""
+  shape = (batch, num_heads, slots, head_dim)
+  layers = tuple(
+    (jnp.zeros(shape, dtype), jnp.zeros(shape, dtype))
+    for _ in range(num_layers)
+  )
+  return KVCache(layers=layers, length=jnp.zeros((batch,), jnp.int32))
+
+
+def write(buffer: jax.Array, new: jax.Array, slot: jax.Array) -> jax.Array:
+  """Writes new [B, heads, T, dim] into slots slot[b] .. slot[b] + T - 1."""
+  new = new.astype(buffer.dtype)
+  if buffer.shape[0] == 1:  # a plain slice update, where XLA sees one
+    return jax.lax.dynamic_update_slice(buffer, new, (0, 0, slot[0], 0))
+  return jax.vmap(
+    lambda b, n, s: jax.lax.dynamic_update_slice(b, n, (0, s, 0))
+  )(buffer, new, slot)
+
+
+def commit(
+  cache: KVCache, path: jax.Array, num_committed: jax.Array, chain: bool
+) -> KVCache:
+  """Keeps the accepted path of a draft whose nodes were just written.
+
+  Args:
+    cache: node n of row b in slot length[b] + n.
+    path: [B, D+1] accepted nodes in order, root first; entries past the
+      accepted ones are ignored.
+    num_committed: [B] positions to keep.
+    chain: the path is 0, 1, 2 ...: nothing has to move.
+
+  Returns:
+    The cache, longer by num_committed; only D + 1 slots a row were moved.
+  """
+  layers = cache.layers
+  if not chain:
+    source = cache.length[:, None] + path  # [B, D+1]
+
+    def move(buffer):
+      kept = jnp.take_along_axis(buffer, source[:, None, :, None], axis=2)
+      return write(buffer, kept, cache.length)
+
+    layers = jax.tree.map(move, layers)
+  return cache.replace(layers=layers, length=cache.length + num_committed)

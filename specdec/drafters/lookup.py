@@ -1,0 +1,80 @@
+"""Prompt lookup: guess that what followed these words before follows again.
+
+Saxena's prompt lookup decoding (2023). It copies from prompt and output alike,
+has no weights and no state. Invariant: a draft is a function of committed text
+only, so it is deterministic (`log_probs` None) and any rule may judge it.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from specdec import tree
+from specdec.types import Array, Context, Draft, Drafter, DraftSpec
+
+
+def _propose_row(
+  tokens: Array, length: Array, max_ngram: int, min_ngram: int, k: int
+) -> tuple[Array, Array]:
+  """Guesses [k] after tokens[:length], and whether there are any."""
+  position = jnp.arange(tokens.shape[0])
+  # matched[j]: how many tokens ending at j equal those ending at length - 1.
+  matched = jnp.zeros_like(position)
+  unbroken = jnp.ones_like(position, dtype=bool)
+  for back in range(max_ngram):
+    last = tokens[jnp.maximum(length - 1 - back, 0)]
+    same = jnp.roll(tokens, back) == last  # tokens[j - back]
+    unbroken &= same & (position >= back) & (back < length)
+    matched += unbroken
+  matched = jnp.where(position < length - 1, matched, 0)
+  longest = jnp.max(matched)
+  end = jnp.max(jnp.where(matched == longest, position, -1))  # latest of them
+  # A copy that reaches the end of the text goes on from its own beginning, as
+  # in LZ77: "ababab" drafts "ababab".
+  period = jnp.maximum(length - 1 - end, 1)
+  guesses = tokens[end + 1 + jnp.arange(k) % period]
+  return guesses, longest >= min_ngram
+
+
+def lookup(k: int, *, ngram: int = 3, min_ngram: int = 2) -> Drafter:
+  """Copies k tokens after the latest longest match of the last n-gram.
+
+  Args:
+    k: drafted tokens, >= 0.
+    ngram: longest match looked for.
+    min_ngram: shortest match worth a draft; below it nothing is drafted and the
+      round is a plain one.
+  """
+  if k < 0:
+    raise ValueError(f"k = {k}; it must be >= 0")
+  if not 1 <= min_ngram <= ngram:
+    raise ValueError(
+      f"min_ngram = {min_ngram} and ngram = {ngram}; they must satisfy "
+      "1 <= min_ngram <= ngram"
+    )
+  widths = (1,) if k == 0 else (1, k + 1)
+  spec = DraftSpec(max_nodes=k + 1, max_depth=k, widths=widths)
+
+  def init(params, context, prefill_output):
+    del params, context, prefill_output
+
+  def propose(params, draft_state, context: Context):
+    del params
+    pending = jnp.take_along_axis(
+      context.tokens, context.length[:, None] - 1, axis=1
+    )
+    if k == 0:
+      found = jnp.zeros_like(context.length, dtype=bool)
+      tokens = pending
+    else:
+      guesses, found = jax.vmap(
+        lambda t, n: _propose_row(t, n, ngram, min_ngram, k)
+      )(context.tokens, context.length)
+      tokens = jnp.concatenate([pending, guesses], axis=1)
+    count = jnp.where(found, k + 1, 1)
+    return Draft(tokens, tree.chain(k + 1), None, count), draft_state
+
+  def update(params, draft_state, context, draft, verdict, target_output):
+    del params, context, draft, verdict, target_output
+    return draft_state
+
+  return Drafter(spec, init, propose, update)

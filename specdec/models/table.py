@@ -1,0 +1,66 @@
+"""A language model that is a table: exact laws for exact tests.
+
+The law of a token depends on the two before it. The model reads the older ones
+from its cache, through the very mask that a transformer uses, so a wrong
+commit, position or mask changes its law as it would change a transformer's.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from specdec import cache as kv
+from specdec.models.attention import positions, visible
+from specdec.types import KVCache, Model, ModelOutput
+
+
+def init_params(
+  key: jax.Array, vocab_size: int, scale: float = 1.0
+) -> dict[str, jax.Array]:
+  """Random logits [V + 1, V, V]: index V of the first axis is "no token"."""
+  shape = (vocab_size + 1, vocab_size, vocab_size)
+  return {"table": scale * jax.random.normal(key, shape)}
+
+
+def model(vocab_size: int) -> Model:
+  """A second-order Markov model; hidden states are its logits (M = V)."""
+
+  def init_cache(batch: int, slots: int) -> KVCache:
+    return kv.init(batch, slots, 1, 1, 1, jnp.float32)
+
+  def apply(
+    params,
+    tokens,
+    cache,
+    *,
+    parents=None,
+    start=0,
+    stop=None,
+    hidden=None,
+    head=True,
+    features=(),
+  ):
+    del hidden
+    if start or stop not in (None, 1) or features:
+      raise ValueError("the table model has one layer and no inner features")
+    num_tokens = tokens.shape[1]
+    where = positions(cache.length, parents, num_tokens)  # [B, T]
+    written = tokens[:, None, :, None].astype(jnp.float32)
+    keys = kv.write(cache.layers[0][0], written, cache.length)
+    spots = kv.write(
+      cache.layers[0][1],
+      where[:, None, :, None].astype(jnp.float32),
+      cache.length,
+    )
+    mask = visible(cache.length, parents, num_tokens, cache.num_slots)
+    before = mask & (
+      spots[:, 0, :, 0][:, None, :] == where[:, :, None] - 1
+    )  # [B, T, S]: the slot just above each node
+    previous = jnp.sum(jnp.where(before, keys[:, 0, None, :, 0], 0.0), -1)
+    previous = jnp.where(
+      jnp.any(before, -1), previous.astype(jnp.int32), vocab_size
+    )
+    logits = params["table"][previous, tokens]
+    output = ModelOutput(logits if head else None, logits)
+    return output, cache.replace(layers=((keys, spots),))
+
+  return Model(apply, init_cache, vocab_size)

@@ -1,0 +1,209 @@
+"""From logits to laws and draws: one warp, and noise that has an address.
+
+Every key is folded from (row key, address), never from the order of calls
+(DESIGN rule 4): coupled noise from (row, absolute position), all other noise
+from (row, committed length at the start of the round, stream, node), so that no
+two uncoupled draws of a generation ever share noise. Nothing here sorts the
+vocabulary.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specdec.types import Sampling
+
+# Streams never share noise: a draft's noise reused for the next token biases
+# the text (vLLM #47386).
+COUPLED, DRAFT, ACCEPT, NEXT = range(4)
+
+_INT_MIN = jnp.iinfo(jnp.int32).min
+
+
+def settings(
+  batch: int,
+  temperature: float | jax.Array = 0.0,
+  top_k: int | jax.Array | None = None,
+  top_p: float | jax.Array | None = None,
+) -> Sampling:
+  """Sampling for `batch` rows, each argument one value or one a row.
+
+  Raises:
+    ValueError: temperature < 0, top_k < 1, or top_p outside (0, 1].
+  """
+
+  def rows(name, value, valid, accepted, dtype):
+    if value is None:
+      return None
+    value = np.broadcast_to(np.asarray(value, dtype), (batch,))
+    if not np.all(valid(value)):
+      bad = value[~valid(value)][0]
+      raise ValueError(f"{name} = {bad}; it must be {accepted}")
+    return jnp.asarray(value)
+
+  return Sampling(
+    rows("temperature", temperature, lambda x: x >= 0, ">= 0", np.float32),
+    rows("top_k", top_k, lambda x: x >= 1, ">= 1", np.int32),
+    rows(
+      "top_p", top_p, lambda x: (x > 0) & (x <= 1), "in (0, 1]", np.float32
+    ),
+  )
+
+
+def argmax(x: jax.Array) -> jax.Array:
+  """First index of the maximum over the last axis, as two plain reductions.
+
+  A maximum and a minimum over indices stay parallel over a sharded vocabulary.
+  """
+  index = jax.lax.broadcasted_iota(jnp.int32, x.shape, x.ndim - 1)
+  best = jnp.max(x, axis=-1, keepdims=True)
+  return jnp.min(jnp.where(x == best, index, x.shape[-1] - 1), axis=-1)
+
+
+def row_keys(key: jax.Array, index: jax.Array) -> jax.Array:
+  """[B] keys, from the prompts' indices [B] and not their slots in a batch."""
+  return jax.vmap(lambda i: jax.random.fold_in(key, i))(index)
+
+
+def fold(keys: jax.Array, *address: jax.Array | int) -> jax.Array:
+  """[B] keys for one address; each part is a number or [B] numbers."""
+  for part in address:
+    part = jnp.broadcast_to(jnp.asarray(part, jnp.int32), keys.shape)
+    keys = jax.vmap(jax.random.fold_in)(keys, part)
+  return keys
+
+
+@dataclasses.dataclass(frozen=True)
+class Noise:
+  """All noise of one round."""
+
+  keys: jax.Array  # [B]
+  length: jax.Array  # [B] committed tokens at the start of the round
+  vocab_size: int
+  coupled: bool  # drafter and target share one vector a position
+  wanted: jax.Array | bool = True  # False: every row is greedy, draw nothing
+
+  def _gumbel(self, *address) -> jax.Array:
+    keys = fold(self.keys, *address)
+    draw = jax.vmap(lambda key: jax.random.gumbel(key, (self.vocab_size,)))
+    shape = (self.keys.shape[0], self.vocab_size)
+    return jax.lax.cond(
+      self.wanted, draw, lambda _: jnp.zeros(shape), keys
+    )
+
+  def at_position(self, position: jax.Array) -> jax.Array:
+    """[B, V] Gumbel noise that decides the token at position [B]."""
+    return self._gumbel(COUPLED, position)
+
+  def draft(self, depth, node) -> jax.Array:
+    """[B, V] Gumbel noise to draw node `node` at depth `depth`.
+
+    With node [F] (and depth a number or [F]) the answer is [B, F, V].
+    """
+    if jnp.ndim(node):
+      depth = jnp.broadcast_to(depth, jnp.shape(node))
+      return jnp.stack(
+        [self.draft(depth[i], node[i]) for i in range(len(node))], axis=1
+      )
+    if self.coupled:
+      return self.at_position(self.length - 1 + depth)
+    return self._gumbel(DRAFT, self.length, node)
+
+  def accept(self, num_nodes: int) -> jax.Array:
+    """[B, N] uniforms in [0, 1), one a node."""
+    columns = [
+      jax.vmap(jax.random.uniform)(fold(self.keys, ACCEPT, self.length, node))
+      for node in range(num_nodes)
+    ]
+    return jnp.stack(columns, axis=1)
+
+  def next(self, node: jax.Array) -> jax.Array:
+    """[B, V] Gumbel noise for the token after the last kept node [B]."""
+    return self._gumbel(NEXT, self.length, node)
+
+
+def warp(logits: jax.Array, sampling: Sampling) -> jax.Array:
+  """The law that sampling asks for: temperature, then top-k, then top-p.
+
+  The only place where the three meet logits, for target and drafter alike. Ties
+  at a threshold are all kept, so the law does not depend on token order.
+
+  Args:
+    logits: [B, ..., V].
+    sampling: one setting a row.
+
+  Returns:
+    [B, ..., V] float32 log-probabilities, -inf where a filter cut. Temperature
+    0 is a point mass on the first maximum.
+  """
+  logits = logits.astype(jnp.float32)
+
+  def per_row(x):
+    return x.reshape(x.shape + (1,) * (logits.ndim - 1))
+
+  temperature = per_row(sampling.temperature)
+  greedy = temperature == 0
+  scaled = logits / jnp.where(greedy, 1.0, temperature)
+  if sampling.top_k is not None:
+    scaled = _top_k(scaled, per_row(sampling.top_k))
+  if sampling.top_p is not None:
+    scaled = _top_p(jax.nn.log_softmax(scaled), per_row(sampling.top_p))
+  law = jax.nn.log_softmax(scaled)
+  index = jax.lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1)
+  point = jnp.where(index == argmax(logits)[..., None], 0.0, -jnp.inf)
+  return jnp.where(greedy, point, law)
+
+
+def _ordered_bits(x: jax.Array) -> jax.Array:
+  """Float32 as int32 in the same order (-0.0 just below 0.0)."""
+  bits = jax.lax.bitcast_convert_type(x, jnp.int32)
+  return jnp.where(bits < 0, _INT_MIN - bits - 1, bits)
+
+
+def _largest_bits(holds, low: jax.Array, high: jax.Array) -> jax.Array:
+  """Largest int32 t in [low, high) with holds(t), which is monotone in t.
+
+  `holds(low)` must be true. Bisection over the bits of a float is exact and
+  takes at most 32 rounds whatever the values are.
+  """
+
+  def step(_, bounds):
+    low, high = bounds
+    middle = (low & high) + ((low ^ high) >> 1)  # their mean, no overflow
+    above = holds(middle) & (middle > low)
+    return jnp.where(above, middle, low), jnp.where(above, high, middle)
+
+  return jax.lax.fori_loop(0, 32, step, (low, high))[0]
+
+
+def _top_k(logits: jax.Array, top_k: jax.Array) -> jax.Array:
+  """-inf below the k-th largest logit; top_k [B, 1.., 1]."""
+  bits = _ordered_bits(logits)
+  shape = bits.shape[:-1] + (1,)
+  low = jnp.full(shape, _INT_MIN)
+  high = jnp.max(bits, axis=-1, keepdims=True) + 1
+  wanted = jnp.minimum(top_k, logits.shape[-1])
+
+  def holds(threshold):
+    return jnp.sum(bits >= threshold, axis=-1, keepdims=True) >= wanted
+
+  return jnp.where(bits >= _largest_bits(holds, low, high), logits, -jnp.inf)
+
+
+def _top_p(log_probs: jax.Array, top_p: jax.Array) -> jax.Array:
+  """-inf outside the smallest set of likeliest tokens of mass >= top_p."""
+  probs = jnp.exp(log_probs)
+  bits = _ordered_bits(probs)
+  shape = bits.shape[:-1] + (1,)
+  low = jnp.zeros(shape, jnp.int32)
+  high = jnp.max(bits, axis=-1, keepdims=True) + 1
+
+  def holds(threshold):
+    mass = jnp.sum(
+      jnp.where(bits >= threshold, probs, 0.0), axis=-1, keepdims=True
+    )
+    return mass >= top_p
+
+  return jnp.where(bits >= _largest_bits(holds, low, high), log_probs, -jnp.inf)

@@ -1,0 +1,62 @@
+"""Draft trees as parent indices: who stands above whom, and how deep.
+
+SpecInfer (arXiv:2305.09781), section 3. Invariant: level order, so a parent
+precedes its children, and the root's parent is -1. Every function takes NumPy
+or JAX arrays and answers in kind: a static tree stays static.
+"""
+
+import jax
+import numpy as np
+
+
+def chain(num_nodes: int) -> np.ndarray:
+  """Parents of a chain: node n hangs below node n - 1. [N] int32."""
+  return np.arange(num_nodes, dtype=np.int32) - 1
+
+
+def ancestors(parents):
+  """Node j lies on the path from the root to node n, n itself included.
+
+  Args:
+    parents: [..., N].
+
+  Returns:
+    [..., N, N] bool, indexed [n, j].
+  """
+  num_nodes = parents.shape[-1]
+  index = np.arange(num_nodes)
+  reach = (parents[..., :, None] == index) | (index[:, None] == index)
+  for _ in range(max(num_nodes - 1, 1).bit_length()):  # paths double in length
+    hops = reach.astype(np.int32)
+    reach = (hops @ hops) > 0
+  return reach
+
+
+def depth(parents):
+  """[..., N] int32: steps from the root, which has depth 0."""
+  return ancestors(parents).astype(np.int32).sum(-1) - 1
+
+
+def sibling_rank(parents):
+  """[N] int32: how many earlier nodes share node n's parent."""
+  index = np.arange(parents.shape[-1])
+  same = parents[:, None] == parents[None, :]
+  return (same & (index[None, :] < index[:, None])).astype(np.int32).sum(-1)
+
+
+def previous_sibling(parents):
+  """[N] int32: the latest earlier node with node n's parent, or -1."""
+  index = np.arange(parents.shape[-1], dtype=np.int32)
+  earlier = (parents[:, None] == parents[None, :]) & (
+    index[None, :] < index[:, None]
+  )
+  return (earlier * (index[None, :] + 1)).max(-1) - 1
+
+
+def max_siblings(parents):
+  """Children of the most fruitful node: an int where the tree is static."""
+  rank = sibling_rank(parents)[1:]
+  if rank.shape[0] == 0:
+    return 0
+  widest = rank.max() + 1
+  return widest if isinstance(widest, jax.Array) else int(widest)

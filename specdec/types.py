@@ -1,0 +1,195 @@
+"""Every pytree and callable signature of the project: read this file first.
+
+Letters in shape comments: B rows of a batch, N nodes of a draft, D its depth,
+V vocabulary, L token buffer, S cache slots, M model width, T tokens of a call.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+from flax import struct
+
+Array = jax.Array
+PyTree = Any
+
+
+class Params(NamedTuple):
+  """Weights of the two models; `draft` is None where the drafter has none."""
+
+  target: PyTree
+  draft: PyTree = None
+
+
+@struct.dataclass
+class KVCache:
+  """Keys and values; slots at or past `length` are scratch, never undone."""
+
+  layers: tuple[tuple[Array, Array], ...]  # (k, v) a layer: [B, heads, S, dim]
+  length: Array  # [B] committed positions
+
+  @property
+  def num_slots(self) -> int:
+    """S, positions a row can hold, scratch included."""
+    return self.layers[0][0].shape[2]
+
+
+class ModelOutput(NamedTuple):
+  """What one forward pass says about each of its T tokens."""
+
+  logits: Array | None  # [B, T, V] float32; None with head=False
+  hidden: Array  # [B, T, M] after the final norm
+  features: tuple[Array, ...] = ()  # each [B, T, M]: the residual stream
+  #                                   entering a layer that was asked for
+
+
+class Model(NamedTuple):
+  """A language model with an explicit cache: two pure functions and a size.
+
+  apply(params, tokens, cache, *, parents=None, start=0, stop=None, hidden=None,
+        head=True, features=()) -> (ModelOutput, KVCache)
+    Runs layers start..stop-1 on tokens [B, T], which stand after the committed
+    positions of each row: node n at position cache.length + depth(n), its K/V
+    in slot cache.length + n. `parents` ([T] or [B, T]; None is a chain) says
+    who sees whom. It writes K/V and never moves `length`. With start > 0,
+    `hidden` [B, T, M] is the residual stream entering that layer. `features`
+    are indices of layers (`stop` included) whose entering stream is wanted.
+  init_cache(batch, slots) -> KVCache, all empty.
+  """
+
+  apply: Callable[..., tuple[ModelOutput, KVCache]]
+  init_cache: Callable[[int, int], KVCache]
+  vocab_size: int
+
+
+@struct.dataclass
+class Sampling:
+  """How logits become a law, row by row; None leaves a filter out, statically.
+
+  temperature >= 0 (0 is greedy), top_k >= 1, 0 < top_p <= 1.
+  """
+
+  temperature: Array  # [B]
+  top_k: Array | None = None  # [B] int32
+  top_p: Array | None = None  # [B]
+
+
+class DraftSpec(NamedTuple):
+  """Static facts of a drafter, known when it is constructed."""
+
+  max_nodes: int  # N, the pending token included
+  max_depth: int  # D, tokens that one round can accept
+  widths: tuple[int, ...]  # ascending node counts decode compiles; last is N
+  chain: bool = True  # parents = arange(N) - 1 always
+  siblings: str = "none"  # none | iid | without_replacement | point_mass
+  features: tuple[int, ...] | None = None  # None: wants nothing of the target;
+  #                      else its hidden states, and the streams entering these
+
+
+class Resume(NamedTuple):
+  """What an early-exit draft hands over, so that verification skips layers."""
+
+  hidden: Array  # [B, N, M] the residual stream entering layer len(layers)
+  layers: tuple[tuple[Array, Array], ...]  # the first cache layers, written
+
+
+class Draft(NamedTuple):
+  """A tree of N guesses in level order; node 0 is the pending token."""
+
+  tokens: Array  # [B, N]
+  parents: Array  # [B, N], or [N] where every row has the same tree; root -1
+  log_probs: Array | None  # [B, N, V] the law token n was drawn from, given its
+  #                          earlier siblings; None: deterministic
+  count: Array  # [B] nodes in use, the root included
+  resume: Resume | None = None
+
+
+class Verdict(NamedTuple):
+  """What became of a draft, trimmed for EOS, the length limit and done rows."""
+
+  path: Array  # [B, D+1] accepted nodes in order, path[0] == 0
+  num_accepted: Array  # [B] in 0..D
+  next_token: Array  # [B] the token after the path: the new pending token
+  num_committed: Array  # [B] num_accepted + 1, or 0 for a row that was done
+
+
+class Context(NamedTuple):
+  """What a drafter may see of the decode state. Read only."""
+
+  tokens: Array  # [B, L]
+  length: Array  # [B]; tokens[b, length[b] - 1] is pending
+  sampling: Sampling
+  target_cache: KVCache
+  noise: Callable[[Any, Any], Array]  # (depth, node) -> Gumbel [B, V] for
+  #   drawing node `node` at depth `depth` >= 1; with node [F] it is [B, F, V].
+  #   Children drawn together (top-k) share the noise of the first of them.
+
+
+class Drafter(NamedTuple):
+  """Static facts and three pure functions, as an optax transformation is two.
+
+  init(params, context, prefill_output) -> draft_state. prefill_output is a
+    ModelOutput of the prompt without its last token (logits None), or None
+    where spec.features is None.
+  propose(params, draft_state, context) -> (Draft, draft_state)
+  update(params, draft_state, context, draft, verdict, target_output)
+    -> draft_state. The context is the one before the commit; draft and
+    target_output hold the nodes that were verified, which may be fewer than N.
+  """
+
+  spec: DraftSpec
+  init: Callable[[Params, Context, ModelOutput | None], PyTree]
+  propose: Callable[[Params, PyTree, Context], tuple[Draft, PyTree]]
+  update: Callable[..., PyTree]
+
+
+class AcceptanceRule(NamedTuple):
+  """A law, not a sampler: unbatched, vmapped by decode, free of randomness.
+
+  keep(draft, target_log_probs) -> [N]: probability that node n is kept, given
+    that its parent is and that its earlier siblings were refused.
+  next_law(draft, target_log_probs, node) -> [V]: law of the token that follows
+    when `node` is the last one kept.
+  In both, draft.tokens is [N], draft.log_probs [N, V] or None, draft.count [],
+  target_log_probs [N, V] warped, float32. Nodes >= count were never drafted.
+  """
+
+  keep: Callable[[Draft, Array], Array] | None
+  next_law: Callable[[Draft, Array, Array], Array] | None
+  walk: str  # 'first_child', or 'coupled': ignores keep and next_law
+  siblings: frozenset[str]  # the kinds of siblings it is right for
+  lossless: bool
+
+
+# Where an emitted token came from: DecodeState.origin.
+PROMPT, ACCEPTED, CORRECTION, BONUS, PLAIN = range(5)
+
+
+@struct.dataclass
+class Stats:
+  """Counts of one generation, row by row; done rows count nothing."""
+
+  rounds: Array  # [B] target passes
+  drafted: Array  # [B, D] rounds that drafted a token at depth d + 1, those
+  #                 that an EOS or the length limit cut off left out
+  accepted: Array  # [B, D] rounds whose draft was accepted to depth d + 1
+  nodes: Array  # [B] drafted tokens that were verified
+  widths: Array  # [W] rounds run at each static width, batch as a whole
+
+
+@struct.dataclass
+class DecodeState:
+  """Everything a generation carries from one round to the next."""
+
+  keys: Array  # [B] a random key a row
+  tokens: Array  # [B, L] prompt and output; past `length` left as it was
+  length: Array  # [B] committed tokens, the pending one included
+  limit: Array  # [B] length at which a row stops
+  done: Array  # [B] bool
+  sampling: Sampling
+  target_cache: KVCache  # length = DecodeState.length - 1
+  draft_state: PyTree
+  stats: Stats
+  log_probs: Array  # [B, L] of the target's own law (temperature 1, no filter)
+  draft_log_probs: Array  # [B, L] of the law the draft drew from; nan: none
+  origin: Array  # [B, L] int8, one of PROMPT .. PLAIN
