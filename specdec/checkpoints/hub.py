@@ -1,0 +1,97 @@
+"""From what a user names to files on this disk.
+
+Invariant: only safetensors, JSON and chat templates are ever asked of a hub.
+"""
+
+import re
+from pathlib import Path
+
+from specdec.checkpoints import huggingface
+from specdec.checkpoints.names import listed
+
+_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+_PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+CONFIG_FILES = ("*.json",)
+ALL_FILES = ("*.safetensors", "*.json", "*.jinja")
+
+
+def is_hub_name(source: str) -> bool:
+  """Whether `source` reads as 'owner/name'; a path that exists comes first."""
+  return bool(_HUB_NAME.fullmatch(source)) and source[0] not in "./"
+
+
+def resolve(source: str | Path, patterns: tuple[str, ...] = ALL_FILES) -> Path:
+  """The directory with config.json and safetensors, or the GGUF file.
+
+  Args:
+    source: a path, or a hub name such as 'owner/name'.
+    patterns: files wanted from the hub, if it comes to that.
+
+  Raises:
+    FileNotFoundError: there is nothing of that name here or on the hub.
+    ValueError: what is there is in no format that can be loaded.
+  """
+  path = Path(source).expanduser()
+  if not path.exists():
+    if not is_hub_name(str(source)):
+      raise FileNotFoundError(
+        f"{source} does not exist; accepted: a directory with config.json and "
+        "safetensors, a .gguf file, or a hub name like owner/name"
+      )
+    return snapshot(str(source), patterns)
+  if path.is_file():
+    if path.suffix != ".gguf":
+      raise ValueError(
+        f"{path} is neither a .gguf file nor a directory with config.json and "
+        "safetensors"
+      )
+    return path
+  if huggingface.has_weights(path):
+    return path
+  files = sorted(path.glob("*.gguf"))
+  if len(files) == 1:
+    return files[0]
+  if files:
+    raise ValueError(
+      f"{path} holds {len(files)} GGUF files; name one of "
+      f"{listed(file.name for file in files)}"
+    )
+  pickled = [f.name for pattern in _PICKLED for f in path.glob(pattern)]
+  if pickled:
+    raise ValueError(
+      f"{path} has only pickled weights ({listed(sorted(pickled))}), which can "
+      "run code when loaded; accepted: model.safetensors or one .gguf file"
+    )
+  raise FileNotFoundError(
+    f"{path} holds neither {huggingface.SINGLE}, {huggingface.INDEX} nor a "
+    ".gguf file"
+  )
+
+
+def snapshot(name: str, patterns: tuple[str, ...] = ALL_FILES) -> Path:
+  """Downloads a model from the Hugging Face hub, or finds it in its cache.
+
+  Raises:
+    FileNotFoundError: huggingface_hub is not installed, or the hub cannot be
+      reached, or has no such model.
+  """
+  try:
+    import huggingface_hub
+  except ImportError as error:
+    raise FileNotFoundError(
+      f"{name} is no path here, and huggingface_hub is not installed to look "
+      "for it on the hub"
+    ) from error
+  try:
+    return Path(
+      huggingface_hub.snapshot_download(
+        name, allow_patterns=list(patterns), ignore_patterns=["*/*"]
+      )
+    )
+  # The client raises half a dozen unrelated types, its transport more.
+  except Exception as error:
+    reason = str(error).strip().splitlines() or [type(error).__name__]
+    raise FileNotFoundError(
+      f"{name} is no path here and could not be had from the Hugging Face hub: "
+      f"{reason[0]}"
+    ) from error

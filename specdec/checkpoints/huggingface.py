@@ -1,0 +1,164 @@
+"""Directories as Hugging Face lays them out, weights in safetensors only.
+
+Invariant: nothing is unpickled; a directory with nothing but pickled weights
+is refused.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from specdec.checkpoints import hf_config, names
+from specdec.models.config import TransformerConfig
+
+INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
+_FLOATS = ("F64", "F32", "F16", "BF16")
+
+
+def read_json(path: Path, required: bool = False) -> dict[str, Any]:
+  """A JSON object; {} where the file is absent and not required.
+
+  Raises:
+    FileNotFoundError: it is absent and required.
+    ValueError: it is not a JSON object.
+  """
+  if not path.is_file():
+    if required:
+      raise FileNotFoundError(f"{path} does not exist")
+    return {}
+  try:
+    content = json.loads(path.read_text(encoding="utf-8"))
+  except ValueError as error:
+    raise ValueError(f"{path} is not valid JSON: {error}") from error
+  if not isinstance(content, dict):
+    raise ValueError(f"{path} holds no JSON object")
+  return content
+
+
+def has_weights(directory: Path) -> bool:
+  """Whether there are safetensors weights to load."""
+  return any((directory / name).is_file() for name in (INDEX, SINGLE))
+
+
+def config(directory: Path, dtype: str) -> TransformerConfig:
+  """The config in a directory's config.json; errors as `hf_config.parse`."""
+  path = directory / "config.json"
+  return hf_config.parse(read_json(path, required=True), str(path), dtype)
+
+
+def eos_tokens(directory: Path) -> tuple[int | str, ...]:
+  """Tokens that end a text, from the first file that names any.
+
+  The order is the one in which transformers' own generation looks. A tokenizer
+  config names the token by its string, the others by their ids.
+  """
+  for name in ("generation_config.json", "config.json"):
+    ids = read_json(directory / name).get("eos_token_id")
+    if ids is not None:
+      return tuple(ids) if isinstance(ids, list) else (ids,)
+  token = token_string(
+    read_json(directory / "tokenizer_config.json").get("eos_token")
+  )
+  return () if token is None else (token,)
+
+
+def token_string(value: Any) -> str | None:
+  """The text of a special token, plain or with its options around it."""
+  return value.get("content") if isinstance(value, dict) else value
+
+
+class Weights:
+  """The tensors of a directory, by their Hugging Face names, read lazily."""
+
+  def __init__(self, directory: Path):
+    """Opens the shards and reads their headers.
+
+    Raises:
+      FileNotFoundError: a shard that the index names is absent.
+      ValueError: a file is damaged.
+    """
+    self.source = str(directory)
+    self._files = {}
+    for path in _shards(directory):
+      try:
+        file = safe_open(path, framework="numpy")
+      except SafetensorError as error:
+        raise ValueError(
+          f"{path} is not a complete safetensors file: {error}"
+        ) from error
+      self._files |= {name: file for name in file.keys()}  # noqa: SIM118
+
+  @property
+  def shapes(self) -> dict[str, tuple[int, ...]]:
+    """Shape of every tensor."""
+    return {
+      name: tuple(file.get_slice(name).get_shape())
+      for name, file in self._files.items()
+    }
+
+  def read(self, name: str, permuted_heads: int = 0) -> np.ndarray:
+    """One tensor in the type it is stored in.
+
+    Raises:
+      ValueError: it is not stored as floating point of 16 bits or more.
+    """
+    del permuted_heads  # rows already stand in this order
+    file = self._files[name]
+    kind = file.get_slice(name).get_dtype()
+    if kind not in _FLOATS:
+      raise ValueError(
+        f"{name} in {self.source} is stored as {kind}; accepted: "
+        f"{', '.join(_FLOATS)}"
+      )
+    return file.get_tensor(name)
+
+
+def _shards(directory: Path) -> list[Path]:
+  index = directory / INDEX
+  if not index.is_file():
+    return [directory / SINGLE]
+  files = read_json(index).get("weight_map")
+  if not isinstance(files, dict) or not files:
+    raise ValueError(f"{index} has no weight_map")
+  shards = sorted(set(files.values()))
+  for shard in shards:
+    if Path(shard).name != shard:
+      raise ValueError(
+        f"{index} names {shard!r}; a shard must lie in the same directory"
+      )
+    if not (directory / shard).is_file():
+      raise FileNotFoundError(f"{directory} lacks {shard}, named in {INDEX}")
+  return [directory / shard for shard in shards]
+
+
+def save_safetensors(
+  directory: str | Path, params: dict, config: TransformerConfig
+) -> None:
+  """Writes config.json and model.safetensors, readable by `load` and others.
+
+  Args:
+    directory: created where absent; the two files are replaced.
+    params: the tree that `load` gives.
+    config: of the model.
+
+  Raises:
+    ValueError: params do not fit config, or the config has no such form.
+  """
+  directory = Path(directory)
+  rendered = hf_config.render(config)
+  flat = names.flatten(params)
+  rows = names.expected(config)
+  names.check(
+    {row.ours: row.shape for row in rows},
+    {path: leaf.shape for path, leaf in flat.items()},
+    "params",
+  )
+  directory.mkdir(parents=True, exist_ok=True)
+  arrays = {row.hugging_face: np.asarray(flat[row.ours]) for row in rows}
+  save_file(arrays, directory / SINGLE, metadata={"format": "pt"})
+  text = json.dumps(rendered, indent=2) + "\n"
+  (directory / "config.json").write_text(text, encoding="utf-8")

@@ -1,0 +1,135 @@
+"""Any checkpoint to the decoder's config, parameters and tokenizer.
+
+Invariant: names and shapes are checked before the first weight is read, and at
+any time at most one tensor exists twice.
+"""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specdec.checkpoints import (
+  gguf,
+  gguf_tokenizer,
+  hub,
+  huggingface,
+  names,
+  tokenizer,
+)
+from specdec.models.config import TransformerConfig
+
+DTYPES = ("float32", "bfloat16")
+
+
+@dataclasses.dataclass(frozen=True)
+class Checkpoint:
+  """A model, ready to run.
+
+  Attributes:
+    config: shape of the decoder; its dtype is that of the parameters.
+    params: nested dict of arrays, as the decoder's Flax module lays them out;
+      matrices are [out, in].
+    tokenizer: None where the checkpoint brings none.
+    eos_ids: tokens that end a text, in the checkpoint's order.
+    source: where it came from.
+  """
+
+  config: TransformerConfig
+  params: dict[str, Any]
+  tokenizer: tokenizer.Tokenizer | None
+  eos_ids: tuple[int, ...]
+  source: str
+
+
+def inspect(source: str | Path, dtype: str = "float32") -> TransformerConfig:
+  """The config alone, before any weight is read; arguments as of `load`.
+
+  Its `num_parameters` and `dtype` say how much memory `load` will take.
+  """
+  _check_dtype(dtype)
+  path = hub.resolve(source, hub.CONFIG_FILES)
+  if path.is_file():
+    return gguf.config(gguf.Weights(path), dtype)
+  return huggingface.config(path, dtype)
+
+
+def load(source: str | Path, dtype: str = "float32") -> Checkpoint:
+  """Loads a checkpoint onto JAX's default device.
+
+  Args:
+    source: a directory with config.json and safetensors, a .gguf file, a
+      directory with one .gguf file, or a hub name like 'owner/name'.
+    dtype: 'float32' or 'bfloat16', of the parameters.
+
+  Raises:
+    FileNotFoundError: the source, or a file it should have, is absent.
+    ValueError: the architecture or an option is not implemented, a tensor is
+      missing, unknown or misshapen, a file is damaged, or weights are pickled.
+  """
+  _check_dtype(dtype)
+  path = hub.resolve(source)
+  if path.is_file():
+    weights = gguf.Weights(path)
+    config = gguf.config(weights, dtype)
+    wanted = [(row.gguf, row) for row in names.expected(config)]
+    text = gguf_tokenizer.from_gguf(weights, limit=config.vocab_size)
+    eos_ids = text.eos_ids if text else ()
+  else:
+    config = huggingface.config(path, dtype)
+    weights = huggingface.Weights(path)
+    wanted = [(row.hugging_face, row) for row in names.expected(config)]
+    text = tokenizer.from_directory(path, limit=config.vocab_size)
+    # Without a tokenizer an end token's string says nothing, but its id does.
+    eos_ids = (
+      text.eos_ids
+      if text
+      else tuple(t for t in huggingface.eos_tokens(path) if isinstance(t, int))
+    )
+  params = _read(weights, wanted, dtype)
+  return Checkpoint(config, params, text, eos_ids, str(source))
+
+
+def load_tokenizer(source: str | Path) -> tokenizer.Tokenizer:
+  """The tokenizer alone; `source` as of `load`, or a tokenizer's directory.
+
+  Raises:
+    FileNotFoundError: the source is absent or brings no tokenizer.
+    ValueError: its tokenizer is damaged or of a kind that is not implemented.
+  """
+  path = Path(source).expanduser()
+  if not (path / "tokenizer.json").is_file():
+    path = hub.resolve(source, ("*.json", "*.jinja"))
+  if path.is_file():
+    text = gguf_tokenizer.from_gguf(gguf.Weights(path))
+  else:
+    text = tokenizer.from_directory(path)
+  if text is None:
+    raise FileNotFoundError(f"{source} brings no tokenizer")
+  return text
+
+
+def _check_dtype(dtype: str) -> None:
+  if dtype not in DTYPES:
+    raise ValueError(f"dtype {dtype!r} is unknown; known: {', '.join(DTYPES)}")
+
+
+def _read(weights, wanted, dtype: str) -> dict[str, Any]:
+  names.check(
+    {name: row.shape for name, row in wanted}, weights.shapes, weights.source
+  )
+  return names.nest(
+    {
+      row.ours: _to_device(weights.read(name, row.permuted_heads), dtype)
+      for name, row in wanted
+    }
+  )
+
+
+def _to_device(array: np.ndarray, dtype: str) -> jax.Array:
+  # A copy of its own: on CPU JAX may otherwise keep a view of the mapped file,
+  # which would change with it.
+  return jnp.array(array.astype(jnp.dtype(dtype), copy=False), copy=True)

@@ -1,0 +1,349 @@
+"""GGUF files: weights, config and tokenizer against the Hugging Face path."""
+
+import json
+
+import gguf
+import numpy as np
+import pytest
+import tokenizers
+from gguf import GGMLQuantizationType as Kind
+from tokenizers import decoders, models, pre_tokenizers, trainers
+
+from specdec import checkpoints
+from specdec.checkpoints import gguf as reading
+from specdec.checkpoints import gguf_tokenizer, names
+from specdec.models.config import RopeScaling, TransformerConfig
+
+CONFIG = TransformerConfig(
+  vocab_size=32,
+  num_layers=2,
+  width=64,
+  mlp_width=96,
+  num_heads=4,
+  num_kv_heads=2,
+  head_dim=16,
+)
+LINEAR = {"rope.scaling.type": "linear", "rope.scaling.factor": 4.0}
+TEMPLATE = "{% for m in messages %}<|im_start|>{{ m.content }}{% endfor %}"
+
+
+def random_params(config=CONFIG):
+  rng = np.random.default_rng(0)
+  return {
+    row.ours: rng.normal(size=row.shape).astype(np.float32)
+    for row in names.expected(config)
+  }
+
+
+def permute(weight, heads):
+  """Halves to neighbouring pairs, as llama.cpp's converter reorders rows."""
+  rows, columns = weight.shape
+  halves = weight.reshape(heads, 2, rows // heads // 2, columns)
+  return halves.swapaxes(1, 2).reshape(rows, columns)
+
+
+def write(path, params=None, config=CONFIG, kind=Kind.F32, change=None, **keys):
+  """A tiny llama GGUF; `change(writer)` adds to it, `keys` replace metadata."""
+  params = random_params(config) if params is None else params
+  writer = gguf.GGUFWriter(path, keys.pop("arch", "llama"))
+  metadata = {
+    "block_count": config.num_layers,
+    "embedding_length": config.width,
+    "feed_forward_length": config.mlp_width,
+    "attention.head_count": config.num_heads,
+    "attention.head_count_kv": config.num_kv_heads,
+    "rope.dimension_count": config.head_dim,
+  } | keys
+  for key, value in metadata.items():
+    if isinstance(value, str):
+      writer.add_string(f"llama.{key}", value)
+    elif isinstance(value, float):
+      writer.add_float32(f"llama.{key}", value)
+    elif value is not None:
+      writer.add_uint32(f"llama.{key}", value)
+  writer.add_layer_norm_rms_eps(config.norm_epsilon)
+  if change:
+    change(writer)
+  for row in names.expected(config):
+    array = params.get(row.ours)
+    if array is None:
+      continue
+    if row.permuted_heads:
+      array = permute(array, row.permuted_heads)
+    if array.ndim == 2 and kind != Kind.F32:
+      data = gguf.quants.quantize(array, kind)
+      writer.add_tensor(row.gguf, data, raw_dtype=kind)
+    else:
+      writer.add_tensor(row.gguf, np.ascontiguousarray(array))
+  writer.write_header_to_file()
+  writer.write_kv_data_to_file()
+  writer.write_tensors_to_file()
+  writer.close()
+  return path
+
+
+def quantised(array, kind):
+  if array.ndim < 2 or kind == Kind.F32:
+    return array
+  return gguf.quants.dequantize(gguf.quants.quantize(array, kind), kind)
+
+
+@pytest.mark.parametrize("kind", [Kind.F32, Kind.F16, Kind.Q8_0, Kind.Q4_0])
+@pytest.mark.parametrize("tied", [True, False])
+def test_equals_the_hugging_face_path(tmp_path, kind, tied):
+  config = TransformerConfig(**(vars(CONFIG) | {"tied": tied}))
+  params = random_params(config)
+  path = write(tmp_path / "m.gguf", params, config, kind)
+  checkpoint = checkpoints.load(path)
+  # Quantisation works along rows, so it commutes with reordering them.
+  expected = {name: quantised(a, kind) for name, a in params.items()}
+  checkpoints.save_safetensors(tmp_path / "hf", names.nest(expected), config)
+  other = checkpoints.load(tmp_path / "hf")
+  assert checkpoint.config == other.config == config
+  ours, theirs = names.flatten(checkpoint.params), names.flatten(other.params)
+  assert ours.keys() == theirs.keys()
+  for name, value in theirs.items():
+    np.testing.assert_array_equal(ours[name], value, name)
+  assert checkpoint.tokenizer is None
+  assert checkpoints.load(tmp_path, "bfloat16").config.dtype == "bfloat16"
+
+
+def test_permutation_is_what_rotary_pairs_need():
+  weight = np.arange(8.0)[:, None]  # one head: pair i is rows 2i, 2i + 1
+  halves = reading.unpermute(weight, 1)
+  np.testing.assert_array_equal(halves[:4, 0], [0, 2, 4, 6])
+  np.testing.assert_array_equal(halves[4:, 0], [1, 3, 5, 7])
+  weight = np.random.default_rng(0).normal(size=(24, 3))
+  np.testing.assert_array_equal(
+    reading.unpermute(permute(weight, 3), 3), weight
+  )
+
+
+@pytest.mark.parametrize(
+  "keys, field, value",
+  [
+    ({"rope.freq_base": 5e5}, "rope_theta", 5e5),
+    ({"rope.scale_linear": 2.0}, "rope_scaling", RopeScaling("linear", 2.0)),
+    (LINEAR, "rope_scaling", RopeScaling("linear", 4.0)),
+    ({"rope.scaling.type": "none"}, "rope_scaling", None),
+    ({"attention.sliding_window": 7}, "windows", (7, 7)),
+    ({"attention.key_length": 16}, "head_dim", 16),
+  ],
+)
+def test_metadata(tmp_path, keys, field, value):
+  path = write(tmp_path / "m.gguf", **keys)
+  assert getattr(checkpoints.inspect(path), field) == value
+
+
+@pytest.mark.parametrize(
+  "keys, sentence",
+  [
+    ({"arch": "falcon"}, "architecture 'falcon'; accepted: llama"),
+    ({"rope.scaling.type": "yarn"}, "by 'yarn'; accepted: none, linear"),
+    ({"expert_count": 8}, "has 8 experts a layer; only dense"),
+    ({"block_count": None}, "block_count = None; it must be a number"),
+    ({"block_count": 3}, "lacks blk.2.attn_norm.weight"),
+    ({"block_count": 1}, "holds blk.1.*which this architecture"),
+    ({"feed_forward_length": 95}, r"ffn_gate.* shape \(96, 64\).*\(95, 64\)"),
+    ({"rope.dimension_count": 8}, "rope.dimension_count = 8; accepted: the"),
+  ],
+)
+def test_refusals(tmp_path, keys, sentence):
+  path = write(tmp_path / "m.gguf", **keys)
+  with pytest.raises(ValueError, match=sentence):
+    checkpoints.load(path)
+
+
+@pytest.mark.parametrize("factor", [8.0, 32.0])
+def test_llama3_factors(tmp_path, factor):
+  scaling = RopeScaling("llama3", factor)
+  divisors = reading.llama3_divisors(scaling, 5e5, 16).astype(np.float32)
+  assert divisors[0] == 1 and divisors[-1] == factor
+
+  def add(values):
+    return lambda writer: writer.add_tensor("rope_freqs.weight", values)
+
+  keys = {"rope.freq_base": 5e5}
+  path = write(tmp_path / "m.gguf", change=add(divisors), **keys)
+  assert checkpoints.load(path).config.rope_scaling == scaling
+  path = write(tmp_path / "one.gguf", change=add(np.ones(8, np.float32)))
+  assert checkpoints.load(path).config.rope_scaling is None
+  path = write(tmp_path / "odd.gguf", change=add(divisors + 1), **keys)
+  with pytest.raises(ValueError, match="are not Llama 3's"):
+    checkpoints.load(path)
+
+
+def test_damaged_files(tmp_path):
+  whole = write(tmp_path / "m.gguf").read_bytes()
+  path = tmp_path / "cut.gguf"
+  for keep in (0, 3, 20, 100, 700, len(whole) // 2, len(whole) - 40):
+    path.write_bytes(whole[:keep])
+    with pytest.raises(ValueError, match=r"cut\.gguf is not a complete GGUF"):
+      checkpoints.load(path)
+  path.write_bytes(b"PK" + whole[2:])
+  with pytest.raises(ValueError, match=r"not a complete GGUF file"):
+    checkpoints.load(path)
+  with pytest.raises(FileNotFoundError, match="does not exist"):
+    checkpoints.load(tmp_path / "absent.gguf")
+
+
+# Tokenizers.
+
+SPECIALS = ("<unk>", "<s>", "</s>", "<|im_start|>")
+TEXTS = [
+  "",
+  "the cat 1234 sat 56",
+  " two  spaces\n\n\ttab ",
+  "café 漢字 😀 it's",
+  "<|im_start|>the<|im_start|> hat</s>",
+]
+
+
+def smollm(vocab_size=290):
+  inner = tokenizers.Tokenizer(models.BPE())
+  inner.pre_tokenizer = pre_tokenizers.Sequence(
+    [
+      pre_tokenizers.Digits(individual_digits=True),
+      pre_tokenizers.ByteLevel(add_prefix_space=False),
+    ]
+  )
+  inner.decoder = decoders.ByteLevel()
+  trainer = trainers.BpeTrainer(
+    vocab_size=vocab_size,
+    special_tokens=list(SPECIALS),
+    initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+    show_progress=False,
+  )
+  inner.train_from_iterator(["the cat and the hat that sat 12 " * 9], trainer)
+  return inner
+
+
+def metadata_of(inner, model="gpt2", pre="smollm", spare=2, eos=2, **flags):
+  """Writes a trained tokenizer as a converter would, spare rows included."""
+  vocabulary = sorted(inner.get_vocab().items(), key=lambda item: item[1])
+  tokens = [token for token, _ in vocabulary]
+  merges = json.loads(inner.to_str())["model"]["merges"]
+  types = [3 if token in SPECIALS else 1 for token in tokens]
+
+  def change(writer):
+    writer.add_tokenizer_model(model)
+    writer.add_tokenizer_pre(pre)
+    writer.add_token_list(tokens + [f"[PAD{i}]" for i in range(spare)])
+    writer.add_token_types(types + [5] * spare)
+    writer.add_token_merges([" ".join(merge) for merge in merges])
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(eos)
+    writer.add_eot_token_id(3)
+    writer.add_chat_template(TEMPLATE)
+    for name, value in flags.items():
+      writer.add_bool(f"tokenizer.ggml.{name}", value)
+
+  return change
+
+
+def test_byte_level_from_metadata(tmp_path):
+  inner = smollm()
+  path = write(tmp_path / "m.gguf", change=metadata_of(inner))
+  original = checkpoints.Tokenizer(inner)
+  rebuilt = checkpoints.load_tokenizer(path)
+  assert checkpoints.same_vocabulary(original, rebuilt) is None
+  for text in TEXTS:
+    ids = rebuilt.encode(text)
+    assert ids == original.encode(text)
+    assert rebuilt.decode(ids, skip_special=False) == text
+  assert rebuilt.encode("<|im_start|>") == [3]
+  assert rebuilt.eos_ids == checkpoints.load(path).eos_ids == (2, 3)
+  assert rebuilt.bos_id == 1
+  assert rebuilt.chat([{"role": "user", "content": "cat"}])[0] == 3
+
+
+def test_bos_and_eos_are_added_as_the_file_says(tmp_path):
+  inner = smollm()
+  flags = {"add_bos_token": True, "add_eos_token": True}
+  path = write(tmp_path / "m.gguf", change=metadata_of(inner, **flags))
+  tokenizer = checkpoints.load_tokenizer(path)
+  plain = inner.encode("cat").ids
+  assert tokenizer.encode("cat") == [1, *plain, 2]
+  assert tokenizer.encode("cat", add_special=False) == plain
+  path = write(tmp_path / "l.gguf", change=metadata_of(inner, pre="llama-bpe"))
+  assert checkpoints.load_tokenizer(path).encode("")[0] == 1
+
+
+def test_numbers_are_cut_as_each_kind_does(tmp_path):
+  inner = smollm()
+  cut = {"smollm": 4, "qwen2": 4, "llama-bpe": 2, "gpt-2": 1}
+  for pre, pieces in cut.items():
+    options = gguf_tokenizer.PRE_TOKENIZERS[pre]
+    words = options.cut().pre_tokenize_str("1234")
+    assert len(words) == pieces, pre
+    path = write(tmp_path / "m.gguf", change=metadata_of(inner, pre=pre))
+    tokenizer = checkpoints.load_tokenizer(path)
+    for text in TEXTS[:-1]:
+      assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+def sentence_piece(**flags):
+  words = ["▁", "t", "h", "e", "c", "a", "th", "▁t", "▁th", "the", "▁the", "ca"]
+  tokens = ["<unk>", "<s>", "</s>"]
+  tokens += [f"<0x{byte:02X}>" for byte in range(256)]
+  types = [2, 3, 3] + [6] * 256 + [1] * len(words)
+  scores = [0.0] * 259 + [-1e4] * 6 + [-1.0, -5.0, -2.0, -3.0, -4.0, -6.0]
+
+  def change(writer):
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list(tokens + words)
+    writer.add_token_types(types)
+    writer.add_token_scores(scores)
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_unk_token_id(0)
+    for name, value in flags.items():
+      writer.add_bool(f"tokenizer.ggml.{name}", value)
+
+  return change
+
+
+def test_sentence_piece_from_scores(tmp_path):
+  path = write(tmp_path / "m.gguf", change=sentence_piece())
+  tokenizer = checkpoints.load_tokenizer(path)
+
+  def pieces(text):
+    return [tokenizer.tokens[i] for i in tokenizer.encode(text)]
+
+  assert pieces("the") == ["<s>", "▁the"]
+  assert pieces("cathe") == ["<s>", "▁", "ca", "the"]
+  assert pieces("é\n") == ["<s>", "▁", "<0xC3>", "<0xA9>", "<0x0A>"]
+  for text in ("", " the", "the  cat é😀\n"):
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+  flags = {"add_space_prefix": False, "add_bos_token": False}
+  path = write(tmp_path / "n.gguf", change=sentence_piece(**flags))
+  tokenizer = checkpoints.load_tokenizer(path)
+  assert pieces("the") == ["the"]
+  assert tokenizer.decode(tokenizer.encode(" the")) == " the"
+
+
+def without(writer_change, *keys):
+  def change(writer):
+    writer_change(writer)
+    for key in keys:
+      del writer.kv_data[0][f"tokenizer.ggml.{key}"]
+
+  return change
+
+
+@pytest.mark.parametrize(
+  "change, sentence",
+  [
+    (lambda: metadata_of(smollm(), model="t5"), "model 't5'; accepted: gpt2"),
+    (lambda: metadata_of(smollm(), pre="viking"), "pre = 'viking'; accepted"),
+    (lambda: without(metadata_of(smollm()), "pre"), "pre = 'default'; acc"),
+    (lambda: without(metadata_of(smollm()), "merges"), "without merges"),
+    (lambda: without(metadata_of(smollm()), "tokens"), "without tokens"),
+    (lambda: without(sentence_piece(), "scores"), "without scores"),
+    (lambda: metadata_of(smollm(), eos=999), "eos_token_id = 999; it must be"),
+  ],
+)
+def test_tokenizers_that_are_refused(tmp_path, change, sentence):
+  path = write(tmp_path / "m.gguf", change=change())
+  with pytest.raises(ValueError, match=sentence):
+    checkpoints.load_tokenizer(path)

@@ -1,0 +1,256 @@
+"""Tokenizers: directories, chat templates, streaming and comparison."""
+
+import json
+import random
+
+import pytest
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers, processors, trainers
+
+from specdec import checkpoints
+from specdec.checkpoints import tokenizer as wrapper
+
+TEXTS = [
+  "",
+  " two  spaces\n\n\ttab ",
+  "naïve café, déjà vu 1234",
+  "漢字かな交じり文",
+  "👩‍👩‍👧 family 😀 and 🇩🇪",
+  "\u0000 \ufffd lone \u200d",
+]
+TEMPLATE = """{{ bos_token }}
+{%- for message in messages %}
+  {% if message.role == 'tool' %}
+    {{ raise_exception('no tools') }}
+  {% endif %}
+<|{{ message.role }}|>{{ message.content }}<|end|>
+{% endfor %}
+{% if add_generation_prompt %}
+<|assistant|>
+{%- endif %}"""
+
+
+def train(specials=("<s>", "<|end|>", "<|user|>", "<|assistant|>")):
+  inner = tokenizers.Tokenizer(models.BPE())
+  inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+  inner.decoder = decoders.ByteLevel()
+  trainer = trainers.BpeTrainer(
+    vocab_size=300,
+    special_tokens=list(specials),
+    initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+    show_progress=False,
+  )
+  inner.train_from_iterator(["the cat and the hat that sat " * 9], trainer)
+  return inner
+
+
+@pytest.fixture
+def directory(tmp_path):
+  inner = train()
+  inner.post_processor = processors.TemplateProcessing(
+    single="<s> $A", special_tokens=[("<s>", inner.token_to_id("<s>"))]
+  )
+  inner.enable_truncation(3)  # must not survive loading
+  inner.save(str(tmp_path / "tokenizer.json"))
+  write(
+    tmp_path / "tokenizer_config.json",
+    bos_token={"content": "<s>", "lstrip": False},
+    eos_token="<|end|>",
+    pad_token=None,
+    chat_template=TEMPLATE,
+  )
+  return tmp_path
+
+
+def write(path, **content):
+  path.write_text(json.dumps(content))
+
+
+def test_encode_and_decode(directory):
+  tokenizer = checkpoints.load_tokenizer(directory)
+  for text in TEXTS:
+    ids = tokenizer.encode(text)
+    assert ids[0] == tokenizer.bos_id
+    assert tokenizer.encode(text, add_special=False) == ids[1:]
+    assert tokenizer.decode(ids) == text
+    assert tokenizer.decode(ids, skip_special=False) == "<s>" + text
+  assert tokenizer.vocab_size == len(tokenizer.tokens) > 260
+  assert tokenizer.tokens[tokenizer.eos_ids[0]] == "<|end|>"
+
+
+@pytest.mark.parametrize(
+  "files, eos_ids",
+  [
+    ({"generation_config.json": [7, 9], "config.json": 8}, (7, 9)),
+    ({"generation_config.json": None, "config.json": 8}, (8,)),
+    ({}, (1,)),
+  ],
+)
+def test_eos_comes_from_the_first_file_that_says(directory, files, eos_ids):
+  for name, value in files.items():
+    write(directory / name, eos_token_id=value)
+  assert checkpoints.load_tokenizer(directory).eos_ids == eos_ids
+
+
+def test_unknown_eos(directory):
+  write(directory / "tokenizer_config.json", eos_token="<|none|>")
+  with pytest.raises(ValueError, match=r"ends texts with '<\|none\|>'"):
+    checkpoints.load_tokenizer(directory)
+
+
+def test_chat(directory):
+  tokenizer = checkpoints.load_tokenizer(directory)
+  messages = [{"role": "user", "content": "the hat"}]
+  text = "<s><|user|>the hat<|end|>\n<|assistant|>"
+  assert tokenizer.chat_text(messages) == text
+  ids = tokenizer.chat(messages)
+  assert ids == tokenizer.encode(text, add_special=False)
+  assert ids.count(tokenizer.bos_id) == 1
+  with pytest.raises(ValueError, match="chat template failed: no tools"):
+    tokenizer.chat([{"role": "tool", "content": ""}])
+
+
+def test_chat_template_file_goes_first(directory):
+  template = "{{ messages | tojson }}{{ strftime_now('%%') }}"
+  (directory / "chat_template.jinja").write_text(template)
+  tokenizer = checkpoints.load_tokenizer(directory)
+  messages = [{"role": "user", "content": "<é>"}]
+  written = '[{"role": "user", "content": "<é>"}]%'
+  assert tokenizer.chat_text(messages) == written
+
+
+@pytest.mark.parametrize(
+  "template, sentence",
+  [
+    (None, "no chat template"),
+    ([{"name": "tool_use", "template": ""}], "no chat template"),
+    ("{% for %}", "the chat template failed"),
+    ("{{ messages[0].content.nope() }}", "the chat template failed"),
+    ("{{ ''.__class__.__mro__ }}", "the chat template failed: access to"),
+    ("{{ messages.append(1) }}", "the chat template failed: access to"),
+  ],
+)
+def test_bad_chat_templates(directory, template, sentence):
+  write(directory / "tokenizer_config.json", chat_template=template)
+  tokenizer = checkpoints.load_tokenizer(directory)
+  with pytest.raises(ValueError, match=sentence):
+    tokenizer.chat([{"role": "user", "content": "hi"}])
+
+
+def test_named_chat_templates(directory):
+  templates = [{"name": "default", "template": "x{{ bos_token }}"}]
+  write(directory / "tokenizer_config.json", chat_template=templates)
+  assert checkpoints.load_tokenizer(directory).chat_text([]) == "x"
+
+
+def test_damaged_and_absent(directory):
+  (directory / "tokenizer.json").write_text('{"model": 3}')
+  with pytest.raises(ValueError, match=r"tokenizer\.json is not a tokenizer"):
+    checkpoints.load_tokenizer(directory)
+  (directory / "tokenizer.json").unlink()
+  assert wrapper.from_directory(directory) is None
+  with pytest.raises(FileNotFoundError):
+    checkpoints.load_tokenizer(directory)
+
+
+def test_tokens_past_the_embedding_are_refused(directory):
+  size = checkpoints.load_tokenizer(directory).vocab_size
+  tokenizer = wrapper.from_directory(directory, limit=size - 1)
+  last = tokenizer.decode([size - 1])
+  assert tokenizer.encode("c")
+  with pytest.raises(ValueError, match=f"has id {size - 1}; the model's"):
+    tokenizer.encode(last)
+
+
+def metaspace():
+  """A SentencePiece-like decoder: it eats the space before the first word."""
+  words = ["▁the", "▁cat", "s", "▁", "<s>"]
+  vocab = {token: i for i, token in enumerate(words)}
+  for byte in range(256):
+    vocab[f"<0x{byte:02X}>"] = len(vocab)
+  inner = tokenizers.Tokenizer(models.BPE(vocab, [], byte_fallback=True))
+  inner.add_special_tokens(["<s>"])
+  inner.decoder = decoders.Sequence(
+    [
+      decoders.Replace("▁", " "),
+      decoders.ByteFallback(),
+      decoders.Fuse(),
+      decoders.Strip(" ", 1, 0),
+    ]
+  )
+  return inner
+
+
+def in_pieces(tokenizer, ids, rng, **options):
+  stream = checkpoints.TextStream(tokenizer, **options)
+  pieces, start = [], 0
+  while start < len(ids):
+    stop = start + rng.randrange(1, 5)
+    pieces.append(stream.push(ids[start:stop]))
+    start = stop
+  pieces.append(stream.finish())
+  assert stream.finish() == ""
+  return "".join(pieces)
+
+
+@pytest.mark.parametrize("make", [train, metaspace])
+@pytest.mark.parametrize("skip_special", [True, False])
+def test_stream_equals_decode(make, skip_special):
+  tokenizer = checkpoints.Tokenizer(make())
+  rng = random.Random(0)
+  words = [tokenizer.encode(c, add_special=False) for c in "aé漢😀 \n1"]
+  words += [[index] for index in range(5)]  # words, and the special ones
+  texts = [tokenizer.encode(text, add_special=False) for text in TEXTS]
+  for _ in range(300):
+    texts.append([i for word in rng.choices(words, k=20) for i in word])
+  for ids in texts:
+    text = in_pieces(tokenizer, ids, rng, skip_special=skip_special)
+    assert text == tokenizer.decode(ids, skip_special)
+
+
+@pytest.mark.parametrize("make", [train, metaspace])
+def test_stream_of_broken_bytes(make):
+  tokenizer = checkpoints.Tokenizer(make())
+  rng = random.Random(0)
+  for _ in range(300):
+    ids = [rng.randrange(tokenizer.vocab_size) for _ in range(20)]
+    text = in_pieces(tokenizer, ids, rng)
+    if make is train:
+      assert text == tokenizer.decode(ids)
+  # What was whole before a byte run broke stays as it was given.
+  tokenizer = checkpoints.Tokenizer(metaspace())
+  ids = tokenizer.encode("é", add_special=False)
+  stream = checkpoints.TextStream(tokenizer)
+  assert [stream.push([i]) for i in ids + ids[:1] + [0]] == [
+    "",
+    "é",
+    "",
+    "\ufffd the",
+  ]
+
+
+def test_stream_holds_back_half_a_character():
+  tokenizer = checkpoints.Tokenizer(train())
+  ids = tokenizer.encode("a😀b", add_special=False)
+  stream = checkpoints.TextStream(tokenizer)
+  assert [stream.push([index]) for index in ids] == ["a", "", "", "", "😀", "b"]
+  stream.push(ids[:3])
+  assert stream.finish() == "\ufffd"
+
+
+def test_same_vocabulary():
+  same = checkpoints.same_vocabulary
+  a = checkpoints.Tokenizer(train())
+  assert same(a, checkpoints.Tokenizer(train())) is None
+  b = checkpoints.Tokenizer(train(("<s>", "<|stop|>", "<|user|>", "<|a|>")))
+  assert b.vocab_size == a.vocab_size
+  difference = "token 1 is '<|end|>' in one and '<|stop|>' in the other"
+  assert same(a, b) == difference
+  longer = train()
+  longer.add_tokens(["extra"])
+  sentence = same(a, checkpoints.Tokenizer(longer))
+  size = a.vocab_size
+  assert sentence == (
+    f"one has {size} tokens and the other {size + 1}: token {size}, 'extra', "
+    "is in one only"
+  )
