@@ -1,8 +1,8 @@
 """The K/V cache: write past the end, commit by moving the length.
 
 There is no rollback: refused tokens lie in slots at or past `length` and are
-overwritten. Invariant: S >= committed length + tokens of one call, or a write
-would clamp onto committed K/V.
+overwritten. Invariant: S >= committed length + tokens of one call (at least
+2), or a write would clamp onto committed K/V.
 """
 
 import jax
@@ -27,6 +27,9 @@ def write(buffer: jax.Array, new: jax.Array, slot: jax.Array) -> jax.Array:
   """Writes new [B, heads, T, dim] into slots slot[b] .. slot[b] + T - 1."""
   new = new.astype(buffer.dtype)
   if new.shape[0] == new.shape[2] == 1:
+    # A single K/V vector is fused into two slice updates by XLA's CPU backend,
+    # one of them on a copy of the cache; two vectors (the second is scratch)
+    # are not.
     new = jnp.concatenate([new, new], axis=2)
   if buffer.shape[0] == 1:  # a plain slice update, where XLA sees one
     return jax.lax.dynamic_update_slice(buffer, new, (0, 0, slot[0], 0))

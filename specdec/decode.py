@@ -51,7 +51,10 @@ class Emission(NamedTuple):
 
 
 def draft_step(
-  drafter: Drafter, params: Params, state: DecodeState, vocab_size: int,
+  drafter: Drafter,
+  params: Params,
+  state: DecodeState,
+  vocab_size: int,
   rule: AcceptanceRule,
 ) -> tuple[Draft, DecodeState]:
   """Asks the drafter for its guesses. Takes nothing from the target's cache."""
@@ -65,7 +68,10 @@ def draft_step(
 
 
 def verify_step(
-  target: Model, params: PyTree, state: DecodeState, draft: Draft,
+  target: Model,
+  params: PyTree,
+  state: DecodeState,
+  draft: Draft,
   spec: DraftSpec,
 ) -> tuple[ModelOutput, DecodeState]:
   """One pass of the target over a draft: row n of its output is node n's."""
@@ -225,9 +231,7 @@ def _trim(
     The verdict, and done [B] after it.
   """
   step = jnp.arange(path.shape[1])
-  ends = jnp.any(
-    emission.tokens[..., None] == eos_ids[None, None], axis=-1
-  )
+  ends = jnp.any(emission.tokens[..., None] == eos_ids[None, None], axis=-1)
   ends &= step[None] <= emission.num_accepted[:, None]
   before_end = jnp.min(jnp.where(ends, step[None], path.shape[1]), axis=-1)
   count = jnp.minimum(emission.num_accepted, before_end) + 1
@@ -255,7 +259,9 @@ def _count(
   accepted = jnp.minimum(emission.num_accepted, committed)
 
   def counted(limit):
-    return (alive[:, None] & (position[None] < limit[:, None])).astype(jnp.int32)
+    return (alive[:, None] & (position[None] < limit[:, None])).astype(
+      jnp.int32
+    )
 
   return stats.replace(
     rounds=stats.rounds + alive,
@@ -500,8 +506,9 @@ _STATIC = ("target", "drafter", "rule", "max_length")
 
 
 @functools.partial(jax.jit, static_argnames=_STATIC)
-def _generate(target, drafter, rule, params, prompt, prompt_length, key, eos_ids,
-              **options):
+def _generate(
+  target, drafter, rule, params, prompt, prompt_length, key, eos_ids, **options
+):
   state = start(
     target, drafter, rule, params, prompt, prompt_length, key, **options
   )

@@ -46,9 +46,7 @@ def settings(
   return Sampling(
     rows("temperature", temperature, lambda x: x >= 0, ">= 0", np.float32),
     rows("top_k", top_k, lambda x: x >= 1, ">= 1", np.int32),
-    rows(
-      "top_p", top_p, lambda x: (x > 0) & (x <= 1), "in (0, 1]", np.float32
-    ),
+    rows("top_p", top_p, lambda x: (x > 0) & (x <= 1), "in (0, 1]", np.float32),
   )
 
 
@@ -89,9 +87,7 @@ class Noise:
     keys = fold(self.keys, *address)
     draw = jax.vmap(lambda key: jax.random.gumbel(key, (self.vocab_size,)))
     shape = (self.keys.shape[0], self.vocab_size)
-    return jax.lax.cond(
-      self.wanted, draw, lambda _: jnp.zeros(shape), keys
-    )
+    return jax.lax.cond(self.wanted, draw, lambda _: jnp.zeros(shape), keys)
 
   def at_position(self, position: jax.Array) -> jax.Array:
     """[B, V] Gumbel noise that decides the token at position [B]."""

@@ -24,7 +24,9 @@ def greedy() -> AcceptanceRule:
 
   def keep(draft: Draft, target_log_probs: Array) -> Array:
     best = sampling.argmax(target_log_probs)  # [N]
-    return (draft.tokens == best[jnp.asarray(draft.parents)]).astype(jnp.float32)
+    return (draft.tokens == best[jnp.asarray(draft.parents)]).astype(
+      jnp.float32
+    )
 
   def next_law(draft: Draft, target_log_probs: Array, node: Array) -> Array:
     del draft

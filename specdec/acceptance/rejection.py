@@ -50,12 +50,12 @@ def _keep(draft: Draft, target_log_probs: Array) -> Array:
 
   rank = jnp.asarray(tree.sibling_rank(parents))
   previous = jnp.maximum(jnp.asarray(tree.previous_sibling(parents)), 0)
-  facing = jnp.exp(target_log_probs[above])  # [N, V] what node n is held against
+  facing = jnp.exp(
+    target_log_probs[above]
+  )  # [N, V] what node n is held against
 
   def pass_on(r: Array, facing: Array) -> Array:
-    left = _refuse(
-      facing[previous], _drawn_from(draft, previous, vocab_size)
-    )
+    left = _refuse(facing[previous], _drawn_from(draft, previous, vocab_size))
     return jnp.where((rank == r)[:, None], left, facing)
 
   facing = jax.lax.fori_loop(1, widest, pass_on, facing)

@@ -102,8 +102,8 @@ class TransformerConfig:
   @property
   def num_parameters(self) -> int:
     """Weights, the tied embedding counted once."""
-    attention = self.width * self.head_dim * 2 * (
-      self.num_heads + self.num_kv_heads
+    attention = (
+      self.width * self.head_dim * 2 * (self.num_heads + self.num_kv_heads)
     )
     layer = attention + 3 * self.width * self.mlp_width + 2 * self.width
     embeddings = self.vocab_size * self.width * (1 if self.tied else 2)

@@ -38,9 +38,7 @@ def project(weight: jax.Array, x: jax.Array, dtype=None) -> jax.Array:
   """[B, T, in] through [out, in] to [B, T, out] of `dtype`."""
   batch, num_tokens, width = x.shape
   flat = x.reshape(batch * num_tokens, width)
-  y = jax.lax.dot(
-    weight, flat.T, preferred_element_type=dtype or weight.dtype
-  )
+  y = jax.lax.dot(weight, flat.T, preferred_element_type=dtype or weight.dtype)
   return y.T.reshape(batch, num_tokens, -1)
 
 
@@ -61,7 +59,9 @@ def rope_frequencies(
   theta: float, head_dim: int, scaling: RopeScaling | None
 ) -> jax.Array:
   """[head_dim / 2] radians a position, stretched as `scaling` says."""
-  frequency = theta ** (-jnp.arange(0, head_dim, 2, dtype=jnp.float32) / head_dim)
+  frequency = theta ** (
+    -jnp.arange(0, head_dim, 2, dtype=jnp.float32) / head_dim
+  )
   if scaling is None:
     return frequency
   if scaling.kind == "linear":
@@ -111,12 +111,10 @@ class Attention(nn.Module):
       batch, c.num_kv_heads, groups * num_tokens, c.head_dim
     )
     scores = jnp.einsum(
-      "bhqd,bhsd->bhqs", query, keys, preferred_element_type=jnp.float32
-    )
+      "bhsd,bhqd->bhsq", keys, query, preferred_element_type=jnp.float32
+    ).swapaxes(2, 3)
     scores = scores.reshape(*scores.shape[:2], groups, num_tokens, -1)
-    scores = jnp.where(
-      mask[:, None, None], scores * c.head_dim**-0.5, -jnp.inf
-    )
+    scores = jnp.where(mask[:, None, None], scores * c.head_dim**-0.5, -jnp.inf)
     weights = jax.nn.softmax(scores, axis=-1).astype(x.dtype)
     weights = weights.reshape(batch, c.num_kv_heads, groups * num_tokens, -1)
     mixed = jnp.einsum("bhqs,bhsd->bhqd", weights, values)

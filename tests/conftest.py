@@ -1,0 +1,22 @@
+"""Strict settings for every test: no silent broadcasting, no own warnings."""
+
+import os
+import pathlib
+import tempfile
+
+import jax
+import pytest
+
+jax.config.update("jax_numpy_rank_promotion", "raise")
+jax.config.update(
+  "jax_compilation_cache_dir",
+  os.environ.get(
+    "SPECDEC_TEST_CACHE",
+    str(pathlib.Path(tempfile.gettempdir()) / "specdec-test-compilations"),
+  ),
+)
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+  config.addinivalue_line("filterwarnings", "error:::specdec")
