@@ -2,6 +2,7 @@
 
 from specdec.checkpoints.huggingface import save_safetensors
 from specdec.checkpoints.loading import (
+  DTYPES,
   Checkpoint,
   inspect,
   load,
@@ -14,6 +15,7 @@ from specdec.checkpoints.tokenizer import (
 )
 
 __all__ = [
+  "DTYPES",
   "Checkpoint",
   "TextStream",
   "Tokenizer",

@@ -1,8 +1,8 @@
 """One Flax decoder for the Llama family, with an explicit cache.
 
 Weights are [out, in], as checkpoints store them, and products are
-`weight @ x.T`: tokens stand last, which on XLA's CPU backend is the layout where
-eight tokens cost least over one (docs/results.md), and on TPU is free. Norms,
+`weight @ x.T`: tokens stand last, the layout where XLA's CPU backend takes
+least longer for eight tokens than for one; on a TPU it is free. Norms,
 rotary angles, softmax and logits are float32 whatever the dtype is.
 """
 
@@ -223,7 +223,7 @@ class Transformer(nn.Module):
     return output, cache.replace(layers=tuple(layers))
 
 
-@functools.lru_cache(maxsize=None)  # equal configs give one, so jit traces once
+@functools.cache  # equal configs give one, so jit traces once
 def model(config: TransformerConfig) -> Model:
   """The decoder of this shape as pure functions."""
   module = Transformer(config)

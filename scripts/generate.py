@@ -1,0 +1,324 @@
+"""Completes prompts by speculative decoding and shows where each token is from.
+
+  python scripts/generate.py                      # SmolLM2-135M, a first look
+  python scripts/generate.py --prompt='def fib(n):' --k=7
+  python scripts/generate.py --chat --temperature=1 --prompt='Why is it dark?'
+  python scripts/generate.py --target=DIR --draft=DIR --acceptance=rejection
+  python scripts/generate.py --prompt_file=prompts.jsonl --batch=4 --json=o.json
+
+Text is printed as it comes, tokens coloured by origin. Then the same prompts
+are decoded plainly, in the same run, and a table sets the two side by side.
+"""
+
+import json
+import pathlib
+import sys
+
+import jax
+from absl import app, flags
+from ml_collections import config_flags
+from tqdm import tqdm
+
+from specdec import (
+  acceptance,
+  checkpoints,
+  display,
+  drafters,
+  memory,
+  prompts,
+  sampling,
+  session,
+)
+from specdec.analysis import metrics
+from specdec.checkpoints.fetch import PACKAGES, fetch
+from specdec.models import transformer
+from specdec.types import Params
+
+RULES = {
+  "coupled": acceptance.coupled,
+  "greedy": acceptance.greedy,
+  "rejection": acceptance.rejection,
+}
+DRAFTERS = ("lookup", "model")
+_DEFAULT_TARGET = "smollm2-135m-instruct"
+_DEFAULT_PROMPT = (
+  "Rewrite this function with type hints and keep the rest as it is:\n\n"
+  "def moving_average(values, window):\n"
+  "    total = 0\n"
+  "    averages = []\n"
+  "    for index, value in enumerate(values):\n"
+  "        total += value\n"
+  "        if index >= window:\n"
+  "            total -= values[index - window]\n"
+  "        averages.append(total / min(index + 1, window))\n"
+  "    return averages"
+)
+
+config_flags.DEFINE_config_file(
+  "config", None, "File whose get_config() sets flags not given here."
+)
+flags.DEFINE_string(
+  "target",
+  _DEFAULT_TARGET,
+  "Model whose text is wanted: a Hugging Face directory, a .gguf file, a hub "
+  f"name, or one of {', '.join(PACKAGES)}.",
+)
+flags.DEFINE_string("draft", None, "Draft model, named like --target.")
+flags.DEFINE_enum(
+  "drafter",
+  None,
+  DRAFTERS,
+  "Who drafts; default model with --draft, else "
+  "lookup: copying from prompt and output.",
+)
+flags.DEFINE_integer("k", 5, "Drafted tokens a round; 0 drafts nothing.")
+flags.DEFINE_integer("ngram", 3, "Lookup: longest match that is looked for.")
+flags.DEFINE_integer("min_ngram", 2, "Lookup: shortest match worth a draft.")
+flags.DEFINE_enum(
+  "acceptance",
+  "coupled",
+  sorted(RULES),
+  "coupled: token for token the text of plain sampling with this seed. "
+  "rejection: the same law, other noise, accepts sampled drafts more often. "
+  "greedy: temperature 0 only.",
+)
+flags.DEFINE_float("temperature", 0.0, "0 is greedy.")
+flags.DEFINE_integer("top_k", None, "Sample among the k likeliest tokens.")
+flags.DEFINE_float("top_p", None, "Sample among the likeliest of this mass.")
+flags.DEFINE_integer("seed", 0, "Of all noise; a prompt's number is mixed in.")
+flags.DEFINE_string("prompt", None, "One prompt.")
+flags.DEFINE_string(
+  "prompt_file",
+  None,
+  "Text file (one prompt), or JSONL with prompt, text, turns or token_ids.",
+)
+flags.DEFINE_integer("max_new_tokens", 128, "A row stops here at the latest.")
+flags.DEFINE_integer("batch", 1, "Prompts decoded together.")
+flags.DEFINE_bool("chat", False, "Wrap prompts in the chat template.")
+flags.DEFINE_multi_string("stop", [], "Text that ends an answer; repeatable.")
+flags.DEFINE_enum("dtype", "float32", checkpoints.DTYPES, "Of the weights.")
+flags.DEFINE_string("json", None, "Write results here.")
+flags.DEFINE_enum(
+  "color", "auto", ("auto", "always", "never"), "Colour tokens by origin."
+)
+flags.DEFINE_string(
+  "compilation_cache",
+  "~/.cache/specdec/xla",
+  "Folder that keeps compiled programs between runs; '' for none.",
+)
+FLAGS = flags.FLAGS
+
+
+def apply_config() -> None:
+  """Sets flags from --config, except those given on the command line."""
+  for name, value in (FLAGS.config or {}).items():
+    if name not in FLAGS:
+      raise ValueError(f"--config sets {name!r}, which is no flag")
+    if not FLAGS[name].present:
+      setattr(FLAGS, name, value)
+
+
+def check_flags() -> None:
+  """Refuses what cannot work, before anything long begins."""
+  for name, low in (("k", 0), ("max_new_tokens", 1), ("batch", 1)):
+    if getattr(FLAGS, name) < low:
+      raise ValueError(f"--{name}={getattr(FLAGS, name)}; it must be >= {low}")
+  sampling.settings(1, FLAGS.temperature, FLAGS.top_k, FLAGS.top_p)
+  if FLAGS.acceptance == "greedy" and FLAGS.temperature > 0:
+    raise ValueError(
+      f"--acceptance=greedy at --temperature={FLAGS.temperature} would not "
+      "sample; take coupled or rejection, or temperature 0"
+    )
+  if FLAGS.prompt is not None and FLAGS.prompt_file:
+    raise ValueError("give --prompt or --prompt_file, not both")
+  if FLAGS.drafter == "model" and not FLAGS.draft:
+    raise ValueError("--drafter=model needs --draft, the model that drafts")
+  if FLAGS.drafter == "lookup" and FLAGS.draft:
+    raise ValueError("--drafter=lookup takes no --draft")
+  if "" in FLAGS.stop:
+    raise ValueError("--stop='' would end every answer; give some text")
+
+
+def load_models():
+  """Target and draft checkpoints, sizes and vocabularies checked first."""
+  paths = [fetch(name) for name in (FLAGS.target, FLAGS.draft) if name]
+  configs = [checkpoints.inspect(path, FLAGS.dtype) for path in paths]
+  longest = FLAGS.max_new_tokens + session.PROMPT_STEP
+  check_memory(configs, longest)
+  print(f"loading {', '.join(map(str, paths))}", file=sys.stderr)
+  models = [checkpoints.load(path, FLAGS.dtype) for path in paths]
+  if len(models) == 2:
+    target, draft = models
+    if target.config.vocab_size != draft.config.vocab_size:
+      raise ValueError(
+        f"the target has {target.config.vocab_size} token ids and the draft "
+        f"{draft.config.vocab_size}; they must share one vocabulary"
+      )
+    difference = (
+      target.tokenizer
+      and draft.tokenizer
+      and (checkpoints.same_vocabulary(target.tokenizer, draft.tokenizer))
+    )
+    if difference:
+      raise ValueError(
+        f"target and draft have unlike vocabularies: {difference}"
+      )
+    return target, draft
+  return models[0], None
+
+
+def check_memory(configs, max_length: int) -> None:
+  memory.check(
+    configs[0],
+    configs[1] if len(configs) > 1 else None,
+    batch=FLAGS.batch,
+    max_length=max_length,
+    num_nodes=FLAGS.k + 1,
+  )
+
+
+def encode_prompts(target) -> list[list[int]]:
+  """Token ids of what was asked, or of a first example."""
+  chat = FLAGS.chat
+  if FLAGS.prompt_file:
+    wanted = prompts.read(FLAGS.prompt_file)
+  elif FLAGS.prompt is not None:
+    wanted = [prompts.Prompt(text=FLAGS.prompt)]
+  else:
+    wanted, chat = [prompts.Prompt(text=_DEFAULT_PROMPT)], True
+    print(f"no --prompt: asking\n\n{_DEFAULT_PROMPT}\n", file=sys.stderr)
+  return prompts.encode(
+    wanted, target.tokenizer, chat, target.config.vocab_size
+  )
+
+
+def make_session(target, draft, encoded) -> session.Session:
+  """The run's models, drafter and rule, not yet compiled."""
+  if draft:
+    drafter = drafters.model(transformer.model(draft.config), FLAGS.k)
+  else:
+    drafter = drafters.lookup(
+      FLAGS.k, ngram=FLAGS.ngram, min_ngram=FLAGS.min_ngram
+    )
+  return session.Session(
+    transformer.model(target.config),
+    drafter,
+    RULES[FLAGS.acceptance](),
+    Params(target.params, draft.params if draft else None),
+    key=jax.random.key(FLAGS.seed),
+    batch=min(FLAGS.batch, len(encoded)),
+    prompt_size=session.prompt_size(encoded),
+    max_new_tokens=FLAGS.max_new_tokens,
+    eos_ids=target.eos_ids,
+    temperature=FLAGS.temperature,
+    top_k=FLAGS.top_k,
+    top_p=FLAGS.top_p,
+  )
+
+
+def generate() -> None:
+  """The whole run: check, load, decode both ways, report."""
+  apply_config()
+  check_flags()
+  if FLAGS.compilation_cache:
+    folder = pathlib.Path(FLAGS.compilation_cache).expanduser()
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+  target, draft = load_models()
+  encoded = encode_prompts(target)
+  run = make_session(target, draft, encoded)
+  check_memory(
+    [model.config for model in (target, draft) if model], run.max_length
+  )
+  painter = display.Painter(FLAGS.color, sys.stdout)
+  print("compiling (kept for the next run) ...", file=sys.stderr, flush=True)
+  run.warm_up()
+  print(painter.legend() + "\n")
+
+  results, stats, seconds, differences = [], [], {False: 0.0, True: 0.0}, []
+  quiet = len(encoded) == 1 or not sys.stderr.isatty()
+  for first in tqdm(
+    range(0, len(encoded), run.batch), unit="batch", disable=quiet
+  ):
+    rows = encoded[first : first + run.batch]
+    decoded = {}
+    for plain in (False, True):
+      show = painter if not plain and first == 0 else None
+      decoded[plain] = run.decode(
+        rows, first, plain, target.tokenizer, FLAGS.stop, show
+      )
+      seconds[plain] += decoded[plain].seconds
+    stats.append(decoded[False].stats)
+    for i, prompt in enumerate(rows):
+      ours, plain = (decoded[p].answers[i] for p in (False, True))
+      if i or first:
+        print(painter.dim(f"\n--- prompt {first + i}"))
+        ours.show(painter)
+      same = ours.ids == plain.ids
+      if not same and comparable():
+        differences.append(
+          run.first_difference(prompt, ours.ids, plain.ids, first + i)
+        )
+      results.append(
+        {"token_ids": ours.ids, "text": ours.text, "plain_ids": plain.ids}
+      )
+  print("\n")
+  report(run, results, stats, seconds, differences)
+
+
+def comparable() -> bool:
+  """Whether this run's text should equal plain decoding's, token for token."""
+  return FLAGS.temperature == 0 or FLAGS.acceptance == "coupled"
+
+
+def report(run, results, stats, seconds, differences) -> None:
+  """Prints the table and writes the JSON."""
+  counts = metrics.acceptance(stats)
+  rate = sum(len(r["token_ids"]) for r in results) / seconds[False]
+  plain_rate = sum(len(r["plain_ids"]) for r in results) / seconds[True]
+  share = None
+  if comparable():
+    share = not differences
+  by_position = counts["acceptance_by_position"]
+  rows = [
+    ("tokens per target pass", f"{counts['tokens_per_pass']:.2f}"),
+    (
+      "acceptance by position",
+      " ".join("-" if a is None else f"{a:.2f}" for a in by_position) or "-",
+    ),
+    ("speculative", f"{rate:.1f} tokens/s"),
+    ("plain", f"{plain_rate:.1f} tokens/s"),
+    ("speedup", f"{rate / plain_rate:.2f} x"),
+    (
+      "same text as plain",
+      {None: "not comparable: other noise, same law", True: "yes"}.get(
+        share, "no: " + "; ".join(differences[:3])
+      ),
+    ),
+    ("compiled in", f"{run.compile_seconds:.1f} s"),
+  ]
+  print(display.table(rows))
+  if FLAGS.json:
+    document = {
+      "prompts": [
+        {"token_ids": r["token_ids"], "text": r["text"]} for r in results
+      ],
+      **counts,
+      "tokens_per_second": rate,
+      "plain_tokens_per_second": plain_rate,
+      "speedup": rate / plain_rate,
+      "identical_to_plain": share,
+    }
+    pathlib.Path(FLAGS.json).write_text(json.dumps(document, indent=1) + "\n")
+
+
+def main(argv):
+  if len(argv) > 1:
+    raise app.UsageError(f"unexpected argument {argv[1]!r}")
+  try:
+    generate()
+  except (ValueError, FileNotFoundError, MemoryError) as error:
+    sys.exit(f"generate: {error}")
+
+
+if __name__ == "__main__":
+  app.run(main)

@@ -1,0 +1,144 @@
+"""Records what transformers computes, for the tests to compare with.
+
+python scripts/record_parity.py [--output FOLDER] [VARIANT ...]
+
+Builds a small random model a variant, runs it on random tokens and writes one
+folder each: config.json and model.safetensors as transformers saves them, and
+expected.safetensors with `tokens` [2, 24] and float32 `logits` [2, 24, V].
+Needs torch and transformers, which specdec itself does not; the recorded
+folders are part of the repository, so tests run without them. Without names,
+all variants are recorded. A new family is one row of VARIANTS.
+"""
+
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from absl import app, flags
+
+BATCH, LENGTH, VOCABULARY = 2, 24, 64
+SEED = 20
+
+# 0.25 rather than the usual 0.02: at this width attention would be flat and
+# neither a rotary angle nor a mask would show in the logits.
+COMMON = {
+  "vocab_size": VOCABULARY,
+  "hidden_size": 32,
+  "intermediate_size": 40,
+  "num_hidden_layers": 2,
+  "num_attention_heads": 4,
+  "num_key_value_heads": 4,
+  "max_position_embeddings": 64,
+  "initializer_range": 0.25,
+  "tie_word_embeddings": False,
+}
+
+
+class Variant(NamedTuple):
+  """One recorded model: its model_type in transformers, its own options."""
+
+  model_type: str
+  options: dict[str, Any]
+
+
+VARIANTS = {
+  # One key/value head a query head, as Llama 1 and 2 have it.
+  "llama_mha": Variant("llama", {"rms_norm_eps": 1e-5}),
+  # Of the wavelengths 6, 20, 63, ... the first is kept, the second lies in the
+  # smooth passage (8 to 32) and the others are stretched.
+  "llama_gqa_llama3": Variant(
+    "llama",
+    {
+      "num_key_value_heads": 2,
+      "head_dim": 16,
+      "tie_word_embeddings": True,
+      "rope_parameters": {
+        "rope_type": "llama3",
+        "rope_theta": 10_000.0,
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 32,
+      },
+    },
+  ),
+  "llama_linear": Variant(
+    "llama",
+    {
+      "num_key_value_heads": 1,
+      "rope_parameters": {
+        "rope_type": "linear",
+        "rope_theta": 500.0,
+        "factor": 3.0,
+      },
+    },
+  ),
+  # Two layers of window 5 see 8 positions back: less than the text.
+  "mistral_window": Variant(
+    "mistral",
+    {
+      "num_key_value_heads": 2,
+      "head_dim": 12,
+      "sliding_window": 5,
+    },
+  ),
+}
+
+_OUTPUT = flags.DEFINE_string(
+  "output", "tests/fixtures/parity", "Folder that gets a folder a variant."
+)
+
+
+def record(variant: Variant, folder: Path) -> str:
+  """Writes one variant's three files; returns a line about them."""
+  import torch
+  import transformers
+  from safetensors.torch import save_file
+
+  torch.manual_seed(SEED)
+  config = transformers.AutoConfig.for_model(
+    variant.model_type, **(COMMON | variant.options)
+  )
+  model = transformers.AutoModelForCausalLM.from_config(
+    config, dtype=torch.float32, attn_implementation="eager"
+  )
+  model.eval()
+  with torch.no_grad():
+    for weight in model.parameters():
+      if weight.ndim == 1:  # norms and biases start as ones and zeros: hidden
+        weight += 0.3 * torch.randn_like(weight)
+    tokens = torch.randint(VOCABULARY, (BATCH, LENGTH))
+    logits = model(input_ids=tokens, use_cache=False).logits
+  model.save_pretrained(folder)
+  (folder / "generation_config.json").unlink(missing_ok=True)
+  save_file(
+    {"tokens": tokens.to(torch.int32), "logits": logits.contiguous()},
+    folder / "expected.safetensors",
+  )
+  for file in folder.iterdir():
+    file.chmod(0o644)  # safetensors writes for the owner alone
+  size = sum(file.stat().st_size for file in folder.iterdir())
+  return f"{size / 1e3:.0f} kB, logits of deviation {logits.std():.2f}"
+
+
+def main(argv):
+  names = argv[1:] or list(VARIANTS)
+  unknown = [name for name in names if name not in VARIANTS]
+  if unknown:
+    raise app.UsageError(
+      f"{', '.join(unknown)}: no such variant; known: {', '.join(VARIANTS)}"
+    )
+  try:
+    import torch
+    import transformers
+  except ImportError as error:
+    sys.exit(f"record_parity: {error}; pip install torch transformers")
+  transformers.utils.logging.disable_progress_bar()
+  print(f"torch {torch.__version__}, transformers {transformers.__version__}")
+  for name in names:
+    line = record(VARIANTS[name], Path(_OUTPUT.value) / name)
+    print(f"{name}: {line}")
+
+
+if __name__ == "__main__":
+  app.run(main)

@@ -1,0 +1,1 @@
+"""What generations did, and (later) what hardware would allow."""

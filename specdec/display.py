@@ -1,0 +1,63 @@
+"""Tokens by origin in a terminal, and small tables.
+
+Colours are chosen to survive colour blindness (blue, orange, purple; after
+Okabe and Ito), and each kind is also underlined or bold so that none rests on
+colour alone.
+"""
+
+import os
+from collections.abc import Sequence
+from typing import TextIO
+
+from specdec.types import ACCEPTED, BONUS, CORRECTION, PLAIN
+
+NAMES = {
+  ACCEPTED: "accepted draft",
+  CORRECTION: "correction",
+  BONUS: "bonus",
+  PLAIN: "no draft",
+}
+_STYLES = {
+  ACCEPTED: "38;5;33",  # blue
+  CORRECTION: "4;38;5;208",  # orange, underlined
+  BONUS: "1;38;5;170",  # purple, bold
+  PLAIN: "",
+}
+
+
+class Painter:
+  """Wraps text in the style of its origin; does nothing without colour."""
+
+  def __init__(self, mode: str, out: TextIO):
+    if mode not in ("auto", "always", "never"):
+      raise ValueError(f"color = {mode!r}; accepted: auto, always, never")
+    auto = out.isatty() and "NO_COLOR" not in os.environ
+    self.colored = mode == "always" or (mode == "auto" and auto)
+
+  def paint(self, text: str, origin: int) -> str:
+    """`text` as a token of that origin looks."""
+    return self._wrap(text, _STYLES.get(origin, ""))
+
+  def dim(self, text: str) -> str:
+    """`text` for what is said about the output, not the output itself."""
+    return self._wrap(text, "2")
+
+  def legend(self) -> str:
+    """One line naming the styles."""
+    names = [self.paint(name, origin) for origin, name in NAMES.items()]
+    return self.dim("tokens: ") + self.dim(" · ").join(names)
+
+  def _wrap(self, text: str, style: str) -> str:
+    if not (self.colored and style and text):
+      return text
+    # A style must not run across line ends: pagers and terminals reset there.
+    lines = text.split("\n")
+    return "\n".join(
+      f"\x1b[{style}m{line}\x1b[0m" if line else "" for line in lines
+    )
+
+
+def table(rows: Sequence[tuple[str, str]]) -> str:
+  """Two aligned columns."""
+  width = max(len(name) for name, _ in rows)
+  return "\n".join(f"  {name:<{width}}   {value}" for name, value in rows)

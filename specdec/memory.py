@@ -1,0 +1,77 @@
+"""What a generation needs in memory, said before anything is loaded.
+
+Bytes are per device; the plan counts what scales with the request and leaves
+compiled programs and the runtime to a stated margin.
+"""
+
+import os
+
+import jax
+
+from specdec.models.config import TransformerConfig
+
+_MARGIN = 1.1  # activations, programs and allocator rounding
+
+
+def weight_bytes(config: TransformerConfig) -> int:
+  """Bytes of a model's parameters in its own dtype."""
+  return config.num_parameters * (4 if config.dtype == "float32" else 2)
+
+
+def cache_bytes(config: TransformerConfig, batch: int, slots: int) -> int:
+  """Bytes of a K/V cache."""
+  return config.cache_bytes_per_token * batch * slots
+
+
+def available() -> int | None:
+  """Free bytes of the first device, None where nobody says."""
+  device = jax.devices()[0]
+  if device.platform != "cpu":
+    stats = device.memory_stats() or {}
+    if "bytes_limit" not in stats:
+      return None
+    return stats["bytes_limit"] - stats.get("bytes_in_use", 0)
+  try:
+    with open("/proc/meminfo") as file:
+      fields = dict(line.split(":") for line in file)
+    return int(fields["MemAvailable"].split()[0]) * 1024
+  except (OSError, KeyError):
+    if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
+      return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return None
+
+
+def check(
+  target: TransformerConfig,
+  draft: TransformerConfig | None,
+  *,
+  batch: int,
+  max_length: int,
+  num_nodes: int,
+) -> None:
+  """Refuses a generation that cannot fit.
+
+  Args:
+    max_length: prompt and output of a row.
+    num_nodes: of a draft; logits and laws are [batch, num_nodes, V].
+
+  Raises:
+    MemoryError: what is needed, what there is, and what to make smaller.
+  """
+  free = available()
+  if free is None:
+    return
+  models = [m for m in (target, draft) if m is not None]
+  slots = max_length + num_nodes
+  weights = sum(weight_bytes(m) for m in models)
+  caches = sum(cache_bytes(m, batch, slots) for m in models)
+  laws = 4 * 4 * batch * num_nodes * target.vocab_size
+  needed = int(_MARGIN * (weights + caches + laws))
+  if needed > free:
+    gib = 2**30
+    raise MemoryError(
+      f"batch {batch} at {max_length} tokens needs {needed / gib:.2f} GiB "
+      f"(weights {weights / gib:.2f}, K/V caches {caches / gib:.2f}, logits "
+      f"{laws / gib:.2f}) and {free / gib:.2f} GiB are free; take a smaller "
+      "batch, fewer tokens, or bfloat16"
+    )

@@ -1,0 +1,190 @@
+"""Batches of one shape, decoded plainly or speculatively and timed alike.
+
+Invariant: both ways run the same loop in the same pieces, so that what is
+timed differs in the drafting alone; prefill, compilation and printing are
+outside the clock.
+"""
+
+import dataclasses
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specdec import decode, sampling
+from specdec.answer import Answer
+from specdec.checkpoints import Tokenizer
+from specdec.display import Painter
+from specdec.types import (
+  AcceptanceRule,
+  DecodeState,
+  Drafter,
+  Model,
+  Params,
+  Stats,
+)
+
+PROMPT_STEP = 64  # prompt buffers are multiples of it: few shapes to compile
+
+
+def prompt_size(prompts: Sequence[Sequence[int]]) -> int:
+  """P, the buffer that holds every one of these prompts."""
+  longest = max(len(prompt) for prompt in prompts)
+  return -(-longest // PROMPT_STEP) * PROMPT_STEP
+
+
+class Decoded(NamedTuple):
+  """One batch."""
+
+  answers: list[Answer]
+  seconds: float  # of decoding rounds alone
+  stats: Stats  # NumPy, of the rows that were asked for
+
+
+@dataclasses.dataclass
+class Session:
+  """Models, drafter and rule of one run, and the shape it compiles."""
+
+  target: Model
+  drafter: Drafter
+  rule: AcceptanceRule
+  params: Params
+  key: jax.Array
+  batch: int
+  prompt_size: int
+  max_new_tokens: int
+  eos_ids: Sequence[int] = ()
+  temperature: float = 0.0
+  top_k: int | None = None
+  top_p: float | None = None
+  compile_seconds: float = 0.0
+
+  @property
+  def max_length(self) -> int:
+    """L, prompt and output together."""
+    return self.prompt_size + self.max_new_tokens
+
+  def _parts(self, plain: bool):
+    if plain:
+      return self.target, decode.PLAIN_DRAFTER, decode.PLAIN_RULE
+    return self.target, self.drafter, self.rule
+
+  def _settings(self, batch: int):
+    return sampling.settings(batch, self.temperature, self.top_k, self.top_p)
+
+  def start(
+    self, rows: Sequence[Sequence[int]], first: int, plain: bool
+  ) -> DecodeState:
+    """Prefill of rows that are prompts number first, first + 1 ...
+
+    Places that the rows leave empty hold a row that is done.
+    """
+    prompt = np.zeros((self.batch, self.prompt_size), np.int32)
+    length = np.ones((self.batch,), np.int32)
+    limit = np.ones((self.batch,), np.int32)
+    for i, ids in enumerate(rows):
+      prompt[i, : len(ids)] = ids
+      length[i] = len(ids)
+      limit[i] = len(ids) + self.max_new_tokens
+    return decode.start(
+      *self._parts(plain),
+      self.params,
+      jnp.asarray(prompt),
+      jnp.asarray(length),
+      self.key,
+      max_length=self.max_length,
+      sampling=self._settings(self.batch),
+      limit=jnp.asarray(limit),
+      index=jnp.arange(first, first + self.batch),
+    )
+
+  def run(
+    self, state: DecodeState, plain: bool, max_rounds: int
+  ) -> DecodeState:
+    """At most so many rounds; waits for them."""
+    eos_ids = jnp.asarray(self.eos_ids, jnp.int32)
+    return jax.block_until_ready(
+      decode.run(*self._parts(plain), self.params, state, eos_ids, max_rounds)
+    )
+
+  def warm_up(self) -> None:
+    """Compiles every program, by runs in which no row has anything to do."""
+    begin = time.perf_counter()
+    for plain in (False, True):
+      self.run(self.start([], 0, plain), plain, 0)
+    self.compile_seconds = time.perf_counter() - begin
+
+  def decode(
+    self,
+    rows: Sequence[Sequence[int]],
+    first: int,
+    plain: bool,
+    tokenizer: Tokenizer | None,
+    stops: Sequence[str] = (),
+    painter: Painter | None = None,
+    every: int = 8,
+  ) -> Decoded:
+    """Decodes a batch; with a painter, prints row 0 as it comes.
+
+    Args:
+      every: rounds between looks at the text (for stop strings, printing).
+    """
+    state = jax.block_until_ready(self.start(rows, first, plain))
+    answers = [Answer(tokenizer, stops) for _ in rows]
+    seen, seconds = [len(ids) for ids in rows], 0.0
+    while not np.all(state.done):
+      begin = time.perf_counter()
+      state = self.run(state, plain, every)
+      seconds += time.perf_counter() - begin
+      length = np.asarray(state.length)
+      tokens, origin = np.asarray(state.tokens), np.asarray(state.origin)
+      for i, answer in enumerate(answers):
+        new = slice(seen[i], length[i])
+        answer.push(tokens[i, new], origin[i, new])
+        seen[i] = length[i]
+      if painter:
+        answers[0].show(painter, ended=False)
+      stopped = np.zeros((self.batch,), bool)
+      stopped[: len(rows)] = [answer.stopped for answer in answers]
+      if stopped.any():
+        state = state.replace(done=state.done | jnp.asarray(stopped))
+    for answer in answers:
+      answer.finish()
+    if painter:
+      answers[0].show(painter)
+    stats = jax.tree.map(np.asarray, state.stats)
+    own = jax.tree.map(lambda x: x[: len(rows)], stats)
+    return Decoded(answers, seconds, own.replace(widths=stats.widths))
+
+  def first_difference(
+    self,
+    prompt: Sequence[int],
+    ours: Sequence[int],
+    plain: Sequence[int],
+    index: int,
+  ) -> str:
+    """Where a text leaves plain decoding's, and how near to a tie that was."""
+    both = list(zip(ours, plain))
+    at = next((i for i, (a, b) in enumerate(both) if a != b), len(both))
+    ids = jnp.asarray([[*prompt, *plain[:at]]])
+    position = jnp.asarray([ids.shape[1]])
+    cache = self.target.init_cache(1, ids.shape[1] + 1)
+    output, _ = jax.jit(self.target.apply)(self.params.target, ids, cache)
+    score = output.logits[:, -1]
+    if self.temperature > 0:
+      noise = sampling.Noise(
+        sampling.row_keys(self.key, jnp.asarray([index])),
+        position,
+        self.target.vocab_size,
+        coupled=True,
+      )
+      score = sampling.warp(score, self._settings(1))
+      score += noise.at_position(position)
+    second, best = np.sort(np.asarray(score[0]))[-2:]
+    return (
+      f"prompt {index} leaves it at new token {at}, where the two likeliest "
+      f"tokens are {best - second:.2g} apart"
+    )
