@@ -107,13 +107,38 @@ flags.DEFINE_string(
   "Folder that keeps compiled programs between runs; '' for none.",
 )
 FLAGS = flags.FLAGS
+FLAG_NAMES = (  # those that --config may set
+  "target",
+  "draft",
+  "drafter",
+  "k",
+  "ngram",
+  "min_ngram",
+  "acceptance",
+  "temperature",
+  "top_k",
+  "top_p",
+  "seed",
+  "prompt",
+  "prompt_file",
+  "max_new_tokens",
+  "batch",
+  "chat",
+  "stop",
+  "dtype",
+  "json",
+  "color",
+  "compilation_cache",
+)
 
 
 def apply_config() -> None:
   """Sets flags from --config, except those given on the command line."""
   for name, value in (FLAGS.config or {}).items():
-    if name not in FLAGS:
-      raise ValueError(f"--config sets {name!r}, which is no flag")
+    if name not in FLAG_NAMES:
+      raise ValueError(
+        f"--config sets {name!r}; accepted: {', '.join(FLAG_NAMES)}"
+      )
     if not FLAGS[name].present:
       setattr(FLAGS, name, value)
 

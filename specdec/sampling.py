@@ -165,13 +165,19 @@ def _largest_bits(holds, low: jax.Array, high: jax.Array) -> jax.Array:
   takes at most 32 rounds whatever the values are.
   """
 
-  def step(_, bounds):
+  def middle(bounds):
     low, high = bounds
-    middle = (low & high) + ((low ^ high) >> 1)  # their mean, no overflow
-    above = holds(middle) & (middle > low)
-    return jnp.where(above, middle, low), jnp.where(above, high, middle)
+    return (low & high) + ((low ^ high) >> 1)  # their mean, no overflow
 
-  return jax.lax.fori_loop(0, 32, step, (low, high))[0]
+  def step(bounds):
+    low, high = bounds
+    half = middle(bounds)
+    above = holds(half)
+    return jnp.where(above, half, low), jnp.where(above, high, half)
+
+  return jax.lax.while_loop(
+    lambda bounds: jnp.any(middle(bounds) > bounds[0]), step, (low, high)
+  )[0]
 
 
 def _top_k(logits: jax.Array, top_k: jax.Array) -> jax.Array:
@@ -192,14 +198,16 @@ def _top_p(log_probs: jax.Array, top_p: jax.Array) -> jax.Array:
   """-inf outside the smallest set of likeliest tokens of mass >= top_p."""
   probs = jnp.exp(log_probs)
   bits = _ordered_bits(probs)
-  shape = bits.shape[:-1] + (1,)
-  low = jnp.zeros(shape, jnp.int32)
+  # All tokens below (1 - top_p) / V together weigh less than 1 - top_p.
+  low = _ordered_bits((1 - top_p) / (2 * probs.shape[-1]))
+  low = jnp.broadcast_to(low, bits.shape[:-1] + (1,))
   high = jnp.max(bits, axis=-1, keepdims=True) + 1
 
   def holds(threshold):
     mass = jnp.sum(
       jnp.where(bits >= threshold, probs, 0.0), axis=-1, keepdims=True
     )
-    return mass >= top_p
+    # 1 keeps everything, also what rounding would call the last of the mass.
+    return (mass >= top_p) & (top_p < 1)
 
   return jnp.where(bits >= _largest_bits(holds, low, high), log_probs, -jnp.inf)

@@ -1,0 +1,307 @@
+"""Every rule's output law is the target's: exact, over all drafts."""
+
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import law
+from specdec import acceptance
+
+rejection_file = sys.modules["specdec.acceptance.rejection"]
+
+EXACT = 1e-6
+PLANTED = 1e-3
+
+CHAINS = {k: [-1, *range(k)] for k in (1, 2, 3)}
+PAIR = [-1, 0, 0]
+TRIPLE = [-1, 0, 0, 0]
+DEEP = [-1, 0, 0, 1, 1, 2]
+
+WARPS = {
+  "plain": {},
+  "cool": {"temperature": 0.7},
+  "greedy": {"temperature": 0.0},
+  "top_k": {"top_k": 2},
+  "top_p": {"top_p": 0.6},
+  "both": {"temperature": 0.7, "top_k": 3, "top_p": 0.8},
+}
+SIBLINGS = ("iid", "without_replacement", "point_mass")
+
+
+def laws(vocab_size, length, warp, seed=0):
+  """(draft, target) laws of random texts, warped alike."""
+  options = WARPS[warp]
+  draft = law.random_logits(seed, vocab_size, length)
+  target = law.random_logits(seed + 100, vocab_size, length + 1)
+  return law.warp(draft, **options), law.warp(target, **options)
+
+
+def check(rule, parents, kind, draft, target, **options):
+  outcome = law.emitted(rule, parents, kind, draft, target, **options)
+  np.testing.assert_allclose(outcome.joint.sum(), 1.0, atol=EXACT)
+  assert law.error(outcome, target) < EXACT
+  return outcome
+
+
+@pytest.mark.parametrize("warp", WARPS)
+@pytest.mark.parametrize("kind", ["none", "point_mass"])
+@pytest.mark.parametrize("k", CHAINS)
+def test_rejection_of_a_chain(k, kind, warp):
+  draft, target = laws(4, k, warp, seed=k)
+  outcome = check(acceptance.rejection(), CHAINS[k], kind, draft, target)
+  if kind == "none":
+    expected = law.chain_acceptance(draft, target)
+    np.testing.assert_allclose(outcome.accepted, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("warp", WARPS)
+@pytest.mark.parametrize("kind", SIBLINGS)
+@pytest.mark.parametrize("parents", [PAIR, TRIPLE], ids=["pair", "triple"])
+def test_rejection_of_siblings(parents, kind, warp):
+  for seed in range(3):
+    draft, target = laws(4, 1, warp, seed)
+    check(acceptance.rejection(), parents, kind, draft, target)
+
+
+@pytest.mark.parametrize("warp", WARPS)
+@pytest.mark.parametrize("kind", SIBLINGS)
+def test_rejection_of_a_tree(kind, warp):
+  draft, target = laws(3, 2, warp)
+  check(acceptance.rejection(), DEEP, kind, draft, target)
+
+
+@pytest.mark.parametrize("kind", SIBLINGS)
+def test_rejection_of_a_tree_known_only_at_run_time(kind):
+  draft, target = laws(3, 2, "plain")
+  rule = acceptance.rejection()
+  static = check(rule, DEEP, kind, draft, target)
+  traced = check(rule, DEEP, kind, draft, target, traced=True)
+  np.testing.assert_allclose(traced.accepted, static.accepted, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+  "parents, kind",
+  [(CHAINS[2], "none"), (CHAINS[2], "point_mass")]
+  + [(tree, kind) for tree in (PAIR, DEEP) for kind in SIBLINGS],
+)
+def test_greedy_at_temperature_zero(parents, kind):
+  depth = law.depths(parents).max()
+  for seed in range(3):
+    draft, target = laws(3, depth, "greedy", seed)
+    check(acceptance.greedy(), parents, kind, draft, target)
+
+
+@pytest.mark.parametrize("rubbish", [0.5, -np.inf, np.nan])
+@pytest.mark.parametrize(
+  "parents, kind",
+  [(CHAINS[3], "none"), (TRIPLE, "iid"), (DEEP, "without_replacement")],
+)
+def test_nodes_past_count_never_matter(parents, kind, rubbish):
+  draft, target = laws(3, law.depths(parents).max(), "plain")
+  rule = acceptance.rejection()
+  for count in range(1, len(parents)):
+    outcome = check(
+      rule, parents, kind, draft, target, count=count, rubbish=rubbish
+    )
+    short = law.emitted(rule, parents[:count], kind, draft, target)
+    np.testing.assert_allclose(outcome.accepted, short.accepted, atol=1e-6)
+
+
+def test_siblings_help_in_the_order_of_the_literature():
+  draft, target = laws(4, 1, "plain", seed=7)
+  rule = acceptance.rejection()
+  accepted = [
+    check(rule, parents, kind, draft, target).accepted
+    for parents, kind in [
+      (CHAINS[1], "none"), (PAIR, "iid"), (PAIR, "without_replacement"),
+      (TRIPLE, "without_replacement"),
+    ]
+  ]  # fmt: skip
+  assert accepted == sorted(accepted)
+  assert accepted[-1] > accepted[0] + 0.05
+
+
+@pytest.mark.parametrize("warp", WARPS)
+@pytest.mark.parametrize(
+  "parents, kind", [(CHAINS[3], "none"), (DEEP, "iid"), (DEEP, SIBLINGS[1])]
+)
+def test_b12_the_targets_own_draft_is_accepted_whole(parents, kind, warp):
+  depth = law.depths(parents).max()
+  _, target = laws(3, depth, warp)
+  outcome = check(
+    acceptance.rejection(), parents, kind, target[:depth], target
+  )
+  np.testing.assert_allclose(outcome.accepted, depth, atol=1e-6)
+
+
+def flat(*rows):
+  """A law over texts in which the past does not matter, one row a token."""
+  levels = []
+  for d, row in enumerate(rows):
+    row = np.array(row, float)
+    levels.append(np.broadcast_to(row, (len(row),) * d + row.shape))
+  return levels
+
+
+@pytest.mark.parametrize(
+  "draft, target",
+  [
+    ([0.5, 0.5, 0, 0], [0, 0, 0.3, 0.7]),  # disjoint supports
+    ([1, 0, 0, 0], [0, 0, 1, 0]),  # one-hot, apart
+    ([0, 0, 1, 0], [0, 0, 1, 0]),  # one-hot, equal: 0/0 in the residual
+    ([0.25, 0.25, 0.25, 0.25], [0, 1, 0, 0]),  # one-hot target
+    ([0, 1, 0, 0], [0.1, 0.2, 0.3, 0.4]),  # one-hot draft
+    ([0.1, 0.2, 0.3, 0.4], [0.1, 0.2, 0.3, 0.4]),  # no residual
+    ([0.5, 0.5, 0, 0], [0.5, 0.5, 0, 0]),  # equal, with zeros
+    ([0.1, 0.9, 0, 0], [0.5, 0.5, 0, 0]),  # used up by two siblings
+    ([1, 0, 0, 0], [0.4, 0.3, 0.2, 0.1]),  # used up by the first of them
+  ],
+)
+@pytest.mark.parametrize("parents", [CHAINS[1], PAIR, TRIPLE, DEEP])
+def test_b26_degenerate_laws(parents, draft, target):
+  depth = law.depths(parents).max()
+  rule = acceptance.rejection()
+  target = flat(*[target] * (depth + 1))
+  kinds = SIBLINGS if max(np.bincount(np.array(parents[1:]))) > 1 else ["none"]
+  for kind in kinds:
+    outcome = check(rule, parents, kind, flat(*[draft] * depth), target)
+    assert np.isfinite(outcome.accepted)
+
+
+def test_used_up_support_is_uniform_over_the_unseen():
+  law_of_third = law.without(np.array([0.4, 0.6, 0.0, 0.0]), [0, 1])
+  np.testing.assert_array_equal(law_of_third, [0, 0, 0.5, 0.5])
+  draft, target = flat([0.4, 0.6, 0, 0]), flat(*[[0.1, 0.2, 0.3, 0.4]] * 2)
+  rule = acceptance.rejection()
+  kept = check(rule, TRIPLE, "without_replacement", draft, target).accepted
+  pair = check(rule, PAIR, "without_replacement", draft, target).accepted
+  assert kept > pair + 0.1  # the third sibling is worth its place
+
+
+def test_b08_keep_is_exactly_zero_and_one():
+  draft, target = flat([0.5, 0.5, 0, 0]), flat(*[[0, 0.5, 0.25, 0.25]] * 2)
+  node = jnp.array([[0, 0], [0, 1]])
+  for tokens, expected in zip(node, (0.0, 1.0)):
+    keep = acceptance.rejection().keep(
+      law.Draft(
+        tokens, np.array(CHAINS[1]), law._log(np.stack([draft[0]] * 2)), 2
+      ),
+      law._log(np.stack([target[0]] * 2)),
+    )
+    assert float(keep[1]) == expected
+
+
+# Planted bugs: the check must turn red.
+
+
+def planted(parents, kind, draft, target, rule=None, **options):
+  rule = rule or acceptance.rejection()
+  wrong = law.error(
+    law.emitted(rule, parents, kind, draft, target, **options), target
+  )
+  print(f"error {wrong:.4f}")
+  return wrong
+
+
+def test_b02_raw_law_said_for_a_filtered_draw_is_caught():
+  logits = law.random_logits(3, 4, 1)
+  draft = law.warp(logits, top_k=2)
+  target = law.warp(law.random_logits(103, 4, 2), top_k=2)
+  for parents, kind in ((CHAINS[1], "none"), (PAIR, "iid")):
+    assert planted(parents, kind, draft, target, said=draft) < EXACT
+    raw = law.warp(logits)
+    assert planted(parents, kind, draft, target, said=raw) > PLANTED
+
+
+def test_b01_greedy_draft_that_says_softmax_is_caught():
+  draft, target = laws(4, 2, "plain", seed=5)
+  tokens_of = law.warp(law.random_logits(5, 4, 2), temperature=0.0)
+  assert planted(CHAINS[2], "none", tokens_of, target, said=draft) > PLANTED
+
+
+def half_silent(rule, silent_keep):
+  """One half of the rule takes the draft for a point mass, one does not."""
+
+  def silent(half):
+    return lambda draft, *args: half(draft._replace(log_probs=None), *args)
+
+  if silent_keep:
+    return rule._replace(keep=silent(rule.keep))
+  return rule._replace(next_law=silent(rule.next_law))
+
+
+@pytest.mark.parametrize(
+  "parents, kind", [(CHAINS[1], "none")] + [(PAIR, kind) for kind in SIBLINGS]
+)
+def test_b14_sampled_children_that_say_nothing(parents, kind):
+  """Point masses are right whatever chose them, and keep fewer guesses.
+
+  What is wrong is to keep by one law and to refuse by another.
+  """
+  draft, target = laws(4, 1, "plain", seed=6)
+  rule = acceptance.rejection()
+  silent = check(rule, parents, kind, draft, target, said=None)
+  if kind == "point_mass":
+    return
+  said = check(rule, parents, kind, draft, target)
+  assert silent.accepted < said.accepted - 0.01
+  for silent_keep in (True, False):
+    wrong = half_silent(rule, silent_keep)
+    assert planted(parents, kind, draft, target, wrong) > PLANTED
+
+
+def test_siblings_of_the_wrong_kind_are_caught():
+  draft, target = laws(4, 1, "plain", seed=6)
+  wrong = planted(PAIR, "without_replacement", draft, target, said=draft)
+  assert wrong > PLANTED
+
+
+def test_b03_softmaxed_residual_is_caught(monkeypatch):
+  def refuse(target, drawn):
+    return jax.nn.softmax(jnp.maximum(target - drawn, 0.0), axis=-1)
+
+  monkeypatch.setattr(rejection_file, "_refuse", refuse)
+  rule = acceptance.rejection()
+  rule = rule._replace(
+    keep=lambda *args: rejection_file._keep(*args),
+    next_law=lambda *args: rejection_file._next_law(*args),
+  )
+  draft, target = laws(4, 1, "plain", seed=6)
+  assert planted(CHAINS[1], "none", draft, target, rule) > PLANTED
+  assert planted(PAIR, "iid", draft, target, rule) > PLANTED
+
+
+@pytest.mark.parametrize("kind", SIBLINGS)
+def test_residual_not_carried_to_the_second_sibling_is_caught(kind):
+  honest = acceptance.rejection()
+
+  def keep(draft, target_log_probs):
+    above = jnp.maximum(jnp.asarray(draft.parents), 0)
+    facing = jnp.exp(target_log_probs[above, draft.tokens])
+    if draft.log_probs is None:
+      return facing
+    nodes = jnp.arange(len(above))
+    drawn = jnp.exp(draft.log_probs[nodes, draft.tokens])
+    return jnp.minimum(1.0, facing / drawn)
+
+  draft, target = laws(4, 1, "plain", seed=6)
+  assert planted(PAIR, kind, draft, target) < EXACT
+  rule = honest._replace(keep=keep)
+  assert planted(PAIR, kind, draft, target, rule) > PLANTED
+
+
+def test_refused_children_missing_from_the_next_law_are_caught():
+  rule = acceptance.rejection()._replace(
+    next_law=lambda draft, target, node: jnp.exp(target[node])
+  )
+  draft, target = laws(4, 1, "plain", seed=6)
+  assert planted(CHAINS[1], "none", draft, target, rule) > PLANTED
+
+
+def test_greedy_above_temperature_zero_is_caught():
+  draft, target = laws(4, 1, "plain", seed=6)
+  wrong = planted(CHAINS[1], "none", draft, target, acceptance.greedy())
+  assert wrong > PLANTED

@@ -1,0 +1,201 @@
+"""scripts/generate.py as its users meet it, on a tiny model made here."""
+
+import importlib.util
+import json
+import pathlib
+import re
+import subprocess
+import sys
+
+import jax
+import pytest
+import tokenizers
+from absl import flags
+from tokenizers import decoders, models, pre_tokenizers
+
+from specdec import checkpoints, memory
+from specdec.models import transformer
+from specdec.models.config import TransformerConfig
+
+ROOT = pathlib.Path(__file__).parents[1]
+SCRIPT = ROOT / "scripts" / "generate.py"
+
+
+def write_model(folder, seed=0, letters=None, **changes):
+  """A random two-layer model whose tokens are single letters."""
+  letters = letters or [chr(i) for i in range(ord("a"), ord("z") + 1)] + [" "]
+  shape = dict(
+    vocab_size=len(letters),
+    num_layers=2,
+    width=16,
+    mlp_width=32,
+    num_heads=2,
+    num_kv_heads=1,
+    head_dim=8,
+  )
+  config = TransformerConfig(**{**shape, **changes})
+  params = transformer.init_params(config, jax.random.key(seed))
+  checkpoints.save_safetensors(folder, params, config)
+  tokenizer = tokenizers.Tokenizer(
+    models.WordLevel({c: i for i, c in enumerate(letters)}, unk_token="a")
+  )
+  tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+  tokenizer.decoder = decoders.Fuse()
+  tokenizer.save(str(folder / "tokenizer.json"))
+  (folder / "tokenizer_config.json").write_text("{}")
+  return folder
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory):
+  return write_model(tmp_path_factory.mktemp("target"))
+
+
+@pytest.fixture(scope="module")
+def script():
+  spec = importlib.util.spec_from_file_location("generate_script", SCRIPT)
+  module = importlib.util.module_from_spec(spec)
+  spec.loader.exec_module(module)
+  return module
+
+
+@pytest.fixture
+def run(script, target):
+  """Runs the script's main in this process with these flags."""
+
+  def call(*arguments):
+    flags.FLAGS.unparse_flags()
+    for name in script.FLAG_NAMES:
+      flags.FLAGS[name].unparse()
+    given = [f"--target={target}", "--compilation_cache=", *arguments]
+    flags.FLAGS(["generate.py", *given])
+    script.main(["generate.py"])
+
+  return call
+
+
+def test_command_line_ends_with_a_table_and_json(target, tmp_path):
+  out = tmp_path / "out.json"
+  command = [sys.executable, SCRIPT, f"--target={target}", "--prompt=abcabcab"]
+  command += ["--max_new_tokens=20", f"--json={out}", "--color=always"]
+  command += ["--compilation_cache="]
+  result = subprocess.run(command, capture_output=True, text=True)
+  assert result.returncode == 0, result.stderr
+  assert "same text as plain" in result.stdout
+  assert "\x1b[" in result.stdout
+  document = json.loads(out.read_text())
+  (prompt,) = document["prompts"]
+  assert len(prompt["token_ids"]) == 20
+  assert len(prompt["text"]) == 20
+  assert document["identical_to_plain"] is True
+  assert len(document["acceptance_by_position"]) == 5
+  for key in ("tokens_per_pass", "tokens_per_second", "speedup"):
+    assert document[key] > 0
+  assert document["plain_tokens_per_second"] > 0
+
+
+@pytest.mark.parametrize("rule", ["coupled", "rejection"])
+def test_draft_model_samples_a_file_of_prompts(run, target, tmp_path, rule):
+  draft = write_model(tmp_path / "draft", seed=1, num_layers=1)
+  prompts, out = tmp_path / "p.jsonl", tmp_path / "o.json"
+  entries = [
+    {"prompt": "hello"},
+    {"text": "a longer one"},
+    {"turns": ["first", "second"]},
+    {"token_ids": [1, 2, 3]},
+    {"prompt": "x"},
+  ]
+  prompts.write_text("\n".join(json.dumps(entry) for entry in entries))
+  common = [f"--prompt_file={prompts}", "--temperature=1", f"--json={out}"]
+  common += [f"--draft={draft}", "--k=3", "--max_new_tokens=12", "--top_p=0.9"]
+  run(*common, "--batch=2", f"--acceptance={rule}")
+  document = json.loads(out.read_text())
+  assert [len(p["token_ids"]) for p in document["prompts"]] == [12] * 5
+  if rule == "rejection":
+    assert document["identical_to_plain"] is None
+    return
+  assert document["identical_to_plain"] is True
+  run(*common, "--batch=5", "--acceptance=coupled")
+  again = json.loads(out.read_text())
+  assert again["prompts"] == document["prompts"]  # whatever the batch is
+
+
+def test_stop_string_cuts_both_ways_alike(run, tmp_path):
+  out = tmp_path / "o.json"
+  common = ["--prompt=abab", "--max_new_tokens=40", f"--json={out}"]
+  run(*common)
+  whole = json.loads(out.read_text())["prompts"][0]["text"]
+  stop = whole[9:12]
+  run(*common, f"--stop={stop}", "--stop=never said")
+  document = json.loads(out.read_text())
+  assert document["prompts"][0]["text"] == whole[: whole.index(stop)]
+  assert document["identical_to_plain"] is True
+
+
+def test_config_file_sets_flags_but_not_those_given(run, tmp_path):
+  config, out = tmp_path / "c.py", tmp_path / "o.json"
+  config.write_text(
+    "from ml_collections import config_dict\n"
+    "def get_config():\n"
+    "  return config_dict.ConfigDict({'k': 2, 'max_new_tokens': 7})\n"
+  )
+  run("--prompt=ab", f"--config={config}", f"--json={out}", "--k=4")
+  document = json.loads(out.read_text())
+  assert len(document["prompts"][0]["token_ids"]) == 7
+  assert len(document["acceptance_by_position"]) == 4
+
+
+@pytest.mark.parametrize(
+  ("arguments", "sentence"),
+  [
+    (["--k=-1"], "--k=-1; it must be >= 0"),
+    (["--temperature=-0.5"], "temperature = -0.5; it must be >= 0"),
+    (["--top_p=0"], r"top_p = 0.0; it must be in \(0, 1\]"),
+    (["--top_p=1.5"], r"top_p = 1.5; it must be in \(0, 1\]"),
+    (["--top_k=0"], "top_k = 0; it must be >= 1"),
+    (["--batch=0"], "--batch=0; it must be >= 1"),
+    (["--max_new_tokens=0"], "--max_new_tokens=0; it must be >= 1"),
+    (["--acceptance=greedy", "--temperature=1"], "would not sample"),
+    (["--drafter=model"], "needs --draft"),
+    (["--prompt="], "prompt 0 is empty"),
+    (["--prompt_file=nowhere.jsonl"], "nowhere.jsonl does not exist"),
+    (["--chat", "--prompt=a"], "no chat template"),
+    (["--target=nowhere"], "nowhere is neither a path nor a known model"),
+    (["--batch=100000000", "--prompt=a"], "needs .* GiB .* are free"),
+  ],
+)
+def test_bad_input_ends_with_one_sentence(run, arguments, sentence):
+  with pytest.raises(SystemExit) as ended:
+    run(*arguments)
+  assert re.search(sentence, str(ended.value))
+  assert "\n" not in str(ended.value)
+
+
+def test_b23_unlike_vocabularies_of_one_size_are_refused(run, tmp_path):
+  letters = [chr(i) for i in range(ord("a"), ord("z") + 1)] + ["_"]
+  draft = write_model(tmp_path / "draft", letters=letters)
+  with pytest.raises(SystemExit, match="token 26 is ' ' in one and '_'"):
+    run(f"--draft={draft}", "--prompt=ab")
+
+
+def test_vocabularies_of_unlike_size_are_refused(run, tmp_path):
+  letters = [chr(i) for i in range(ord("a"), ord("z") + 1)]
+  draft = write_model(tmp_path / "draft", letters=letters)
+  with pytest.raises(SystemExit, match="27 token ids and the draft 26"):
+    run(f"--draft={draft}", "--prompt=ab")
+
+
+def test_broken_prompt_line_is_named(run, tmp_path):
+  prompts = tmp_path / "p.jsonl"
+  prompts.write_text('{"prompt": "a"}\n{"prompt": \n')
+  with pytest.raises(SystemExit, match=r"line 2 of .* is not JSON"):
+    run(f"--prompt_file={prompts}")
+
+
+def test_memory_is_checked_before_weights_are_read(run, monkeypatch):
+  monkeypatch.setattr(memory, "available", lambda: 10_000)
+  monkeypatch.setattr(
+    checkpoints, "load", lambda *_: pytest.fail("loaded all the same")
+  )
+  with pytest.raises(SystemExit, match="GiB are free"):
+    run("--prompt=a")

@@ -1,0 +1,260 @@
+"""No cache is copied inside a loop (DESIGN rule 9), read off the programs.
+
+The real generation is compiled for a cache that dwarfs everything else, and
+the optimised HLO is searched. Run as a program, this file does the same for a
+TPU that need not be there (libtpu does) and prints its findings as JSON.
+"""
+
+import json
+import math
+import os
+import re
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from specdec import acceptance, decode, drafters, sampling
+from specdec import cache as kv
+from specdec.models import transformer
+from specdec.models.config import TransformerConfig
+from specdec.types import Params
+
+MAX_LENGTH = 2040
+PROMPT = 8  # short: a prefill chunk's scores are [B, heads, chunk, slots]
+K = 4
+TARGET = TransformerConfig(
+  vocab_size=64,
+  num_layers=2,
+  width=64,
+  mlp_width=96,
+  num_heads=2,
+  num_kv_heads=2,
+  head_dim=32,
+)
+DRAFT = TransformerConfig(
+  vocab_size=64,
+  num_layers=1,
+  width=32,
+  mlp_width=48,
+  num_heads=2,
+  num_kv_heads=2,
+  head_dim=16,
+)
+# Operations that make a second buffer of what they are given.
+COPYING = ("copy", "copy-start", "transpose", "concatenate", "pad", "reverse")
+
+
+def pairs(draft):
+  """Name -> drafter and rule; widths (1,), (1, k + 1) and (k + 1,)."""
+  small = transformer.model(draft)
+  return {
+    "plain": (decode.PLAIN_DRAFTER, decode.PLAIN_RULE),
+    "lookup": (drafters.lookup(K), acceptance.rejection()),
+    "model": (drafters.model(small, K), acceptance.rejection()),
+  }
+
+
+def arguments(pair, batch, target, draft, sharding=None):
+  """Shapes for `decode.start`: nothing is allocated."""
+  key = jax.eval_shape(lambda: jax.random.key(0))
+  params = [
+    jax.eval_shape(lambda k, c=c: transformer.init_params(c, k), key)
+    for c in (target, draft)
+  ]
+  prompt = jax.ShapeDtypeStruct((batch, PROMPT), jnp.int32)
+  length = jax.ShapeDtypeStruct((batch,), jnp.int32)
+  settings = jax.eval_shape(lambda: sampling.settings(batch, temperature=1.0))
+  traced = (Params(*params), prompt, length, key, settings)
+  traced = jax.tree.map(
+    lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), traced
+  )
+  return (transformer.model(target), *pair), traced
+
+
+def lower(pair, batch, target=TARGET, draft=DRAFT, sharding=None):
+  """The lowered `_generate`, and the shapes of its caches' buffers."""
+  static, (params, prompt, length, key, settings) = arguments(
+    pair, batch, target, draft, sharding
+  )
+  eos_ids = jax.ShapeDtypeStruct((1,), jnp.int32, sharding=sharding)
+  options = {"max_length": MAX_LENGTH, "sampling": settings}
+  lowered = decode._generate.lower(
+    *static, params, prompt, length, key, eos_ids, **options
+  )
+  return lowered, cache_buffers(lowered.out_info)
+
+
+def cache_buffers(state):
+  """K and V of the target, and of the drafter where it has a cache."""
+  own = [x for x in jax.tree.leaves(state.draft_state) if len(x.shape) == 4]
+  return jax.tree.leaves(state.target_cache.layers), own
+
+
+def computations(hlo):
+  """Name -> lines of every computation of an HLO text."""
+  found, lines = {}, []
+  for line in hlo.splitlines():
+    header = re.match(r"(?:ENTRY )?%?([\w.-]+) \(.*\{$", line)
+    if header:
+      lines = found[header[1]] = []
+    elif " = " in line:
+      lines.append(line.strip())
+  return found
+
+
+def in_loops(hlo):
+  """Lines of all loop bodies, and of what they call however indirectly."""
+  found = computations(hlo)
+  todo = re.findall(r"\bbody=%?([\w.-]+)", hlo)
+  seen = set()
+  while todo:
+    name = todo.pop()
+    if name not in seen:
+      seen.add(name)
+      for line in found[name]:
+        words = re.findall(r"[=,{ ]%?([\w.-]+)", line.split(" = ", 1)[1])
+        todo += [word for word in words if word in found]
+  return [line for name in sorted(seen) for line in found[name]]
+
+
+def copies(hlo, buffers):
+  """Lines of loop bodies that make another buffer of a cache's size.
+
+  A bitcast changes the shape of a buffer and not its number of elements, so
+  that number is what is compared.
+  """
+  sizes = {math.prod(buffer.shape) for buffer in buffers}
+  found = []
+  for line in in_loops(hlo):
+    kind, name = re.match(r".*? = (.*?) ([a-z][\w-]*)\(", line).groups()
+    shapes = re.findall(r"\w+\[([\d,]*)\]", kind)
+    counts = {math.prod(map(int, s.split(","))) for s in shapes if s}
+    if name in COPYING and counts & sizes:
+      found.append(line)
+  return found
+
+
+def nbytes(buffers):
+  return sum(math.prod(b.shape) * b.dtype.itemsize for b in buffers)
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+@pytest.mark.parametrize("name", ["plain", "lookup", "model"])
+def test_generation_never_copies_a_cache(name, batch):
+  lowered, (cache, own) = lower(pairs(DRAFT)[name], batch)
+  assert len(cache) == 4 and len(own) == (2 if name == "model" else 0)
+  compiled = lowered.compile()
+  hlo = compiled.as_text()
+  # The search did see the loops: their bodies carry the cache.
+  shape = ",".join(map(str, cache[0].shape))
+  assert any(f"[{shape}]" in line for line in in_loops(hlo))
+  assert copies(hlo, cache + own) == []
+  # The most that lives beside the caches is the scores of one prefill chunk:
+  # heads * chunk * slots floats, an eighth of the target's cache here.
+  temporary = compiled.memory_analysis().temp_size_in_bytes
+  assert temporary < nbytes(cache) / 4, temporary / nbytes(cache)
+
+
+def test_stream_gives_its_buffers_on():
+  pair = pairs(DRAFT)["lookup"]
+  static, (params, *rest, settings) = arguments(pair, 4, TARGET, DRAFT)
+  state = jax.eval_shape(
+    lambda params, *rest: decode.start(
+      *static, params, *rest, max_length=MAX_LENGTH, sampling=settings
+    ),
+    params,
+    *rest,
+  )
+  eos_ids = jax.ShapeDtypeStruct((1,), jnp.int32)
+  compiled = decode._run.lower(*static, params, state, eos_ids, 4).compile()
+  cache, _ = cache_buffers(state)
+  memory = compiled.memory_analysis()
+  assert copies(compiled.as_text(), cache) == []
+  assert memory.alias_size_in_bytes >= nbytes(cache)
+  assert memory.temp_size_in_bytes < nbytes(cache) / 4
+
+
+def test_the_search_finds_a_branch_that_carries_a_buffer():
+  shape = jax.ShapeDtypeStruct((1, 2, 512, 32), jnp.float32)
+
+  def grow(buffer, i):
+    new = jnp.full((1, 2, 1, 32), i, buffer.dtype)
+    return jax.lax.dynamic_update_slice(buffer, new, (0, 0, i, 0))
+
+  def branch(i, buffer):
+    other = jnp.sum(buffer[:, :, i]) > 3  # known at run time only
+    return jax.lax.cond(other, grow, lambda b, i: grow(b, i + 1), buffer, i)
+
+  def loop(step, buffer):
+    return jax.lax.fori_loop(0, 9, step, buffer)
+
+  def found(step):
+    compiled = jax.jit(loop, static_argnums=0).lower(step, shape).compile()
+    return copies(compiled.as_text(), [shape])
+
+  assert found(branch)
+  assert not found(lambda i, buffer: grow(buffer, i))
+
+
+def test_the_search_finds_a_single_vector_write(monkeypatch):
+  """Without the second scratch vector of `cache.write`, XLA copies on CPU."""
+
+  def write(buffer, new, slot):
+    new = new.astype(buffer.dtype)
+    return jax.lax.dynamic_update_slice(buffer, new, (0, 0, slot[0], 0))
+
+  monkeypatch.setattr(kv, "write", write)
+  jax.clear_caches()  # or the trace of the real `write` is found again
+  lowered, (cache, _) = lower(pairs(DRAFT)["plain"], 1)
+  found = copies(lowered.compile().as_text(), cache)
+  jax.clear_caches()
+  assert found
+
+
+def test_tpu_program_never_copies_a_cache():
+  pytest.importorskip("libtpu")
+  environment = os.environ | {"JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1"}
+  result = subprocess.run(
+    [sys.executable, __file__],
+    env=environment,
+    capture_output=True,
+    text=True,
+    timeout=300,
+  )
+  assert result.returncode == 0, result.stderr[-2000:]
+  findings = json.loads(result.stdout.splitlines()[-1])
+  assert len(findings) == 6
+  for name, finding in findings.items():
+    assert finding["copies"] == [], name
+    assert finding["temporary"] < finding["cache"] / 4, name
+
+
+def tpu_findings(topology="v5e:2x2"):
+  """What the six programs look like on one chip of a TPU."""
+  from jax.experimental import topologies
+
+  chip = topologies.get_topology_desc(topology, platform="tpu").devices[:1]
+  mesh = jax.sharding.Mesh(chip, ("one",))
+  sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+  # A head of 128 fills the lanes of a tile: no padding in the cache.
+  sizes = {"width": 256, "head_dim": 128, "dtype": "bfloat16"}
+  target = TransformerConfig(**(vars(TARGET) | sizes))
+  draft = TransformerConfig(**(vars(DRAFT) | sizes))
+  findings = {}
+  for name, pair in pairs(draft).items():
+    for batch in (1, 4):
+      lowered, (cache, own) = lower(pair, batch, target, draft, sharding)
+      compiled = lowered.compile()
+      findings[f"{name}, batch {batch}"] = {
+        "copies": copies(compiled.as_text(), cache + own),
+        "temporary": compiled.memory_analysis().temp_size_in_bytes,
+        "cache": nbytes(cache),
+      }
+  return findings
+
+
+if __name__ == "__main__":
+  print(json.dumps(tpu_findings()))

@@ -1,0 +1,120 @@
+"""Trees against brute force, in NumPy and traced."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specdec import tree
+
+FUNCTIONS = (
+  "ancestors",
+  "depth",
+  "sibling_rank",
+  "previous_sibling",
+  "max_siblings",
+)
+
+
+def random_tree(rng, num_nodes):
+  """Parents in level order: they never descend, so depths do not either."""
+  parents = [-1]
+  for node in range(1, num_nodes):
+    parents.append(int(rng.integers(max(parents[-1], 0), node)))
+  return np.array(parents, np.int32)
+
+
+def trees():
+  rng = np.random.default_rng(0)
+  shaped = [
+    [-1],
+    [-1, 0],
+    [-1, 0, 0, 0, 0],  # a star
+    [-1, 0, 0, 1, 1, 2, 2],  # binary
+    [-1, 0, 0, 1, 2, 3, 4],  # two parallel chains
+    *([n - 1 for n in range(size)] for size in (3, 9, 16, 17)),
+  ]
+  shaped = [np.array(parents, np.int32) for parents in shaped]
+  return shaped + [
+    random_tree(rng, int(rng.integers(2, 24))) for _ in range(40)
+  ]
+
+
+def path(parents, node):
+  """Nodes from the root down to `node`."""
+  nodes = []
+  while node >= 0:
+    nodes.insert(0, node)
+    node = int(parents[node])
+  return nodes
+
+
+def brute_force(parents):
+  """What each function should say, node by node."""
+  nodes = range(len(parents))
+  paths = [path(parents, node) for node in nodes]
+  older = [[m for m in range(n) if parents[m] == parents[n]] for n in nodes]
+  return {
+    "ancestors": [[m in paths[n] for m in nodes] for n in nodes],
+    "depth": [len(p) - 1 for p in paths],
+    "sibling_rank": [len(siblings) for siblings in older],
+    "previous_sibling": [max(siblings, default=-1) for siblings in older],
+    "max_siblings": max((list(parents).count(n) for n in nodes), default=0),
+  }
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_numpy_in_numpy_out(name):
+  for parents in trees():
+    before = parents.copy()
+    got = getattr(tree, name)(parents)
+    if name == "max_siblings":
+      assert type(got) is int
+    else:
+      assert type(got) is np.ndarray
+      assert got.dtype == (bool if name == "ancestors" else np.int32)
+    np.testing.assert_array_equal(got, brute_force(parents)[name])
+    np.testing.assert_array_equal(parents, before)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_traced_says_the_same(name):
+  by_size = {}
+  for parents in trees():
+    by_size.setdefault(len(parents), []).append(parents)
+  function = jax.jit(jax.vmap(getattr(tree, name)))
+  for group in list(by_size.values())[:8]:  # a compilation each
+    got = function(jnp.asarray(np.stack(group)))
+    assert isinstance(got, jax.Array)
+    assert got.dtype == (bool if name == "ancestors" else jnp.int32)
+    wanted = [brute_force(parents)[name] for parents in group]
+    np.testing.assert_array_equal(got, wanted)
+
+
+@pytest.mark.parametrize("name", ["ancestors", "depth"])
+def test_batches(name):
+  rng = np.random.default_rng(1)
+  parents = np.stack([random_tree(rng, 9) for _ in range(6)]).reshape(2, 3, 9)
+  got = getattr(tree, name)(parents)
+  for row in np.ndindex(2, 3):
+    np.testing.assert_array_equal(got[row], brute_force(parents[row])[name])
+
+
+def test_any_order_with_parents_first():
+  """Depth and ancestry ask only that a parent precedes its children."""
+  parents = np.array([-1, 0, 1, 2, 0, 4, 1, 0], np.int32)
+  wanted = brute_force(parents)
+  np.testing.assert_array_equal(tree.depth(parents), wanted["depth"])
+  np.testing.assert_array_equal(tree.ancestors(parents), wanted["ancestors"])
+
+
+@pytest.mark.parametrize("num_nodes", [1, 2, 5, 33])
+def test_chain(num_nodes):
+  parents = tree.chain(num_nodes)
+  assert type(parents) is np.ndarray and parents.dtype == np.int32
+  np.testing.assert_array_equal(parents, np.arange(num_nodes) - 1)
+  np.testing.assert_array_equal(tree.depth(parents), np.arange(num_nodes))
+  triangle = np.tril(np.ones((num_nodes, num_nodes), bool))
+  np.testing.assert_array_equal(tree.ancestors(parents), triangle)
+  np.testing.assert_array_equal(tree.sibling_rank(parents), 0 * parents)
+  assert tree.max_siblings(parents) == min(num_nodes - 1, 1)
