@@ -72,8 +72,8 @@ flags.DEFINE_enum(
   "lookup: copying from prompt and output.",
 )
 flags.DEFINE_integer("k", 5, "Drafted tokens a round; 0 drafts nothing.")
-flags.DEFINE_integer("ngram", 3, "Lookup: longest match that is looked for.")
-flags.DEFINE_integer("min_ngram", 2, "Lookup: shortest match worth a draft.")
+flags.DEFINE_integer("ngram", 5, "Lookup: longest match that is looked for.")
+flags.DEFINE_integer("min_ngram", 3, "Lookup: shortest match worth a draft.")
 flags.DEFINE_enum(
   "acceptance",
   "coupled",

@@ -35,7 +35,7 @@ def _propose_row(
   return guesses, longest >= min_ngram
 
 
-def lookup(k: int, *, ngram: int = 3, min_ngram: int = 2) -> Drafter:
+def lookup(k: int, *, ngram: int = 5, min_ngram: int = 3) -> Drafter:
   """Copies k tokens after the latest longest match of the last n-gram.
 
   Args:
