@@ -284,7 +284,12 @@ def generate() -> None:
           run.first_difference(prompt, ours.ids, plain.ids, first + i)
         )
       results.append(
-        {"token_ids": ours.ids, "text": ours.text, "plain_ids": plain.ids}
+        {
+          "prompt_token_ids": prompt,
+          "token_ids": ours.ids,
+          "text": ours.text,
+          "plain_ids": plain.ids,
+        }
       )
   print("\n")
   report(run, results, stats, seconds, differences)
@@ -325,7 +330,8 @@ def report(run, results, stats, seconds, differences) -> None:
   if FLAGS.json:
     document = {
       "prompts": [
-        {"token_ids": r["token_ids"], "text": r["text"]} for r in results
+        {name: r[name] for name in ("prompt_token_ids", "token_ids", "text")}
+        for r in results
       ],
       **counts,
       "tokens_per_second": rate,
