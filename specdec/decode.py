@@ -144,6 +144,16 @@ def run(
   return jax.lax.while_loop(unfinished, step, (state, jnp.int32(0)))[0]
 
 
+def _check_lengths(prompt: Array, prompt_length: Array) -> None:
+  if isinstance(prompt_length, jax.core.Tracer):
+    return  # inside somebody's jit: values are not known
+  size = np.shape(prompt)[1]
+  lengths = np.asarray(prompt_length)
+  bad = lengths[(lengths < 1) | (lengths > size)]
+  if bad.size:
+    raise ValueError(f"prompt_length = {bad[0]}; it must be in 1..{size}")
+
+
 @functools.partial(jax.jit, static_argnames=(*_PARTS, "max_length"))
 def _generate(
   target, drafter, rule, params, prompt, prompt_length, key, eos_ids, **options
@@ -190,9 +200,10 @@ def generate(
     The last DecodeState: row b's text is tokens[b, :length[b]].
 
   Raises:
-    ValueError: prompt longer than max_length; a drafter whose siblings the rule
-      is not right for; laws over different vocabularies.
+    ValueError: prompt_length out of 1..P; P > max_length; a drafter whose
+      siblings the rule is not right for; laws over different vocabularies.
   """
+  _check_lengths(prompt, prompt_length)
   return _generate(
     target,
     drafter,

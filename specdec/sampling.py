@@ -61,7 +61,12 @@ def argmax(x: jax.Array) -> jax.Array:
 
 
 def row_keys(key: jax.Array, index: jax.Array) -> jax.Array:
-  """[B] keys, from the prompts' indices [B] and not their slots in a batch."""
+  """[B] keys, from the prompts' indices [B] and not their slots in a batch.
+
+  Takes typed keys (`jax.random.key`) and old ones (`jax.random.PRNGKey`).
+  """
+  if not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
+    key = jax.random.wrap_key_data(key)
   return jax.vmap(lambda i: jax.random.fold_in(key, i))(index)
 
 
@@ -153,8 +158,9 @@ def warp(logits: jax.Array, sampling: Sampling) -> jax.Array:
 
 
 def _ordered_bits(x: jax.Array) -> jax.Array:
-  """Float32 as int32 in the same order (-0.0 just below 0.0)."""
+  """Float32 as int32 in the same order, both zeros alike."""
   bits = jax.lax.bitcast_convert_type(x, jnp.int32)
+  bits = jnp.where(x == 0, 0, bits)
   return jnp.where(bits < 0, _INT_MIN - bits - 1, bits)
 
 

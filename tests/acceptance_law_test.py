@@ -131,9 +131,7 @@ def test_siblings_help_in_the_order_of_the_literature():
 def test_b12_the_targets_own_draft_is_accepted_whole(parents, kind, warp):
   depth = law.depths(parents).max()
   _, target = laws(3, depth, warp)
-  outcome = check(
-    acceptance.rejection(), parents, kind, target[:depth], target
-  )
+  outcome = check(acceptance.rejection(), parents, kind, target[:depth], target)
   np.testing.assert_allclose(outcome.accepted, depth, atol=1e-6)
 
 

@@ -4,8 +4,14 @@ import os
 import pathlib
 import tempfile
 
-import jax
-import pytest
+# Tests compile hundreds of tiny programs: quick code is not worth the wait.
+os.environ.setdefault(
+  "XLA_FLAGS",
+  "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true",
+)
+
+import jax  # noqa: E402  (reads XLA_FLAGS once)
+import pytest  # noqa: E402
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update(

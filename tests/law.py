@@ -203,7 +203,8 @@ def emitted(
   else:
     laws = [
       [
-        _drawn_from("none", parents, node, row, said) if 0 < node < count
+        _drawn_from("none", parents, node, row, said)
+        if 0 < node < count
         else drawn[0][0]
         for node in range(len(parents))
       ]

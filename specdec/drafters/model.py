@@ -65,8 +65,13 @@ def model(draft_model: Model, k: int) -> Drafter:
 
     def draw(logits, depth):
       law = sampling.warp(logits, context.sampling)
-      token = sampling.argmax(law + context.noise(depth, depth))
-      return token, law
+      noise = context.noise(depth, depth)
+      if law.shape != noise.shape:
+        raise ValueError(
+          f"the draft's law is over {law.shape[-1]} tokens and the target's "
+          f"over {noise.shape[-1]}; they must share one vocabulary"
+        )
+      return sampling.argmax(law + noise), law
 
     # The last two tokens, the pending one included; a text of one token has
     # only that, and what stands behind it is scratch.

@@ -1,0 +1,126 @@
+"""The one warp against a plain sort, and draws against laws."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specdec import sampling
+
+V = 7
+
+
+def reference(logits, temperature, top_k, top_p):
+  """Temperature, then top-k, then top-p, by sorting; float64 probabilities."""
+  if temperature == 0:
+    return np.eye(len(logits))[np.argmax(logits)]
+  scaled = logits.astype(float) / temperature
+  kept = np.ones(len(logits), bool)
+  if top_k is not None:
+    kept &= scaled >= np.sort(scaled)[::-1][min(top_k, len(scaled)) - 1]
+  probs = np.where(kept, np.exp(scaled - scaled.max()), 0.0)
+  probs /= probs.sum()
+  if top_p is not None:
+    order = np.sort(probs)[::-1]
+    last = np.argmax(np.cumsum(order) >= top_p - 1e-12)
+    probs = np.where(probs >= order[last], probs, 0.0)
+  return probs / probs.sum()
+
+
+def rows():
+  """Logits with ties, signs, zeros of both signs, -inf and wide spreads."""
+  rng = np.random.default_rng(0)
+  normal = 2 * rng.normal(size=(12, V))
+  ties = rng.integers(-1, 2, size=(12, V)).astype(float)
+  wide = 30 * rng.normal(size=(4, V))
+  special = np.array(
+    [
+      [0.0, -0.0, 0.0, -1.0, 1.0, -0.0, 2.0],
+      [-np.inf, 0.0, -np.inf, 1.0, -np.inf, -2.0, -3.0],
+      [-5.0, -4.0, -3.0, -2.0, -1.0, -6.0, -7.0],
+      [1.0] * V,
+    ]
+  )
+  return np.concatenate([normal, ties, wide, special]).astype(np.float32)
+
+
+@pytest.mark.parametrize("top_k", [None, [1, 2, 3, 7, 50]])
+@pytest.mark.parametrize("top_p", [None, [0.05, 0.33, 0.51, 0.8, 0.97]])
+def test_b10_warp_is_temperature_then_top_k_then_top_p(top_k, top_p):
+  logits = rows()
+  rng = np.random.default_rng(1)
+  pick = {
+    "temperature": rng.choice([0.0, 0.4, 1.0, 1.7], size=len(logits)),
+    "top_k": None if top_k is None else rng.choice(top_k, size=len(logits)),
+    "top_p": None if top_p is None else rng.choice(top_p, size=len(logits)),
+  }
+  settings = sampling.settings(len(logits), **pick)
+  # A node axis, as decoding has it: [B, 2, V].
+  double = jnp.stack([jnp.asarray(logits), jnp.asarray(logits[:, ::-1])], 1)
+  law = np.exp(np.asarray(jax.jit(sampling.warp)(double, settings), float))
+  for row, got in enumerate(law):
+    options = [x if x is None else x[row] for x in pick.values()]
+    for node in range(2):
+      expected = reference(np.asarray(double[row, node]), *options)
+      np.testing.assert_allclose(got[node], expected, atol=2e-6)
+
+
+def test_b10_the_order_of_the_filters_matters():
+  """Top-p after temperature: the reversed order would keep other tokens."""
+  logits = jnp.log(jnp.array([[0.5, 0.3, 0.15, 0.05]]))
+  law = sampling.warp(logits, sampling.settings(1, 3.0, None, 0.7))
+  assert int(jnp.sum(law > -jnp.inf)) == 3  # 2 if top-p came first
+
+
+def test_ties_of_signed_zeros_are_all_kept():
+  logits = jnp.array([[0.0, -0.0, 0.0, -1.0, -0.0]])
+  law = jnp.exp(sampling.warp(logits, sampling.settings(1, 1.0, 2)))
+  np.testing.assert_allclose(law, [[0.25, 0.25, 0.25, 0, 0.25]], atol=1e-6)
+
+
+def test_warp_of_a_one_hot_law():
+  logits = jnp.array([[-jnp.inf, 0.0, -jnp.inf]] * 3)
+  for options in ({}, {"top_k": 2}, {"top_p": 0.5}, {"top_k": 3, "top_p": 1.0}):
+    settings = sampling.settings(3, np.array([0.0, 1.0, 0.3]), **options)
+    law = sampling.warp(logits, settings)
+    np.testing.assert_array_equal(jnp.exp(law), [[0, 1, 0]] * 3)
+
+
+def test_b09_temperatures_near_zero_stay_laws():
+  logits = jnp.array([[1.0, 2.0, 1.5], [1.0, 2.0, 1.5], [1.0, 2.0, 1.5]])
+  settings = sampling.settings(3, np.array([0.0, 1e-6, 1e-38]))
+  law = sampling.warp(logits, settings)
+  np.testing.assert_array_equal(jnp.argmax(law, -1), [1, 1, 1])
+  np.testing.assert_allclose(jnp.exp(law).sum(-1), 1.0, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+  "options, sentence",
+  [
+    ({"temperature": -1.0}, r"temperature = -1\.0; it must be >= 0"),
+    ({"top_k": 0}, "top_k = 0; it must be >= 1"),
+    ({"top_p": 0.0}, r"top_p = 0\.0; it must be in \(0, 1\]"),
+    ({"top_p": np.array([0.5, 1.5])}, r"top_p = 1\.5"),
+    ({"temperature": np.nan}, "temperature = nan"),
+  ],
+)
+def test_settings_that_are_refused(options, sentence):
+  with pytest.raises(ValueError, match=sentence):
+    sampling.settings(2, **options)
+
+
+def test_argmax_is_the_first_of_the_largest():
+  x = np.random.default_rng(0).integers(0, 3, size=(50, V)).astype(np.float32)
+  np.testing.assert_array_equal(sampling.argmax(jnp.asarray(x)), x.argmax(-1))
+
+
+def test_b04_gumbel_draws_follow_each_rows_own_law():
+  size, half = 20_000, 10_000
+  laws = np.array([[0.7, 0.2, 0.1], [0.1, 0.1, 0.8]], np.float32)
+  keys = sampling.row_keys(jax.random.key(3), jnp.arange(size))
+  noise = sampling.Noise(keys, jnp.full((size,), 4), 3, False)
+  law = jnp.log(jnp.asarray(laws.repeat(half, 0)))
+  tokens = np.asarray(sampling.argmax(law + noise.next(jnp.zeros((size,)))))
+  for part, expected in zip(tokens.reshape(2, half), laws):
+    seen = np.bincount(part, minlength=3) / half
+    np.testing.assert_allclose(seen, expected, atol=0.02)
