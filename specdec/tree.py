@@ -24,8 +24,10 @@ def ancestors(parents):
     [..., N, N] bool, indexed [n, j].
   """
   num_nodes = parents.shape[-1]
-  index = np.arange(num_nodes)
-  reach = (parents[..., :, None] == index) | (index[:, None] == index)
+  flat = (1,) * (parents.ndim - 1)
+  index = np.arange(num_nodes).reshape(*flat, 1, num_nodes)
+  own = np.eye(num_nodes, dtype=bool).reshape(*flat, num_nodes, num_nodes)
+  reach = (parents[..., :, None] == index) | own
   for _ in range(max(num_nodes - 1, 1).bit_length()):  # paths double in length
     hops = reach.astype(np.int32)
     reach = (hops @ hops) > 0
@@ -34,14 +36,14 @@ def ancestors(parents):
 
 def depth(parents):
   """[..., N] int32: steps from the root, which has depth 0."""
-  return ancestors(parents).astype(np.int32).sum(-1) - 1
+  return ancestors(parents).sum(-1, dtype=np.int32) - 1
 
 
 def sibling_rank(parents):
   """[N] int32: how many earlier nodes share node n's parent."""
   index = np.arange(parents.shape[-1])
   same = parents[:, None] == parents[None, :]
-  return (same & (index[None, :] < index[:, None])).astype(np.int32).sum(-1)
+  return (same & (index[None, :] < index[:, None])).sum(-1, dtype=np.int32)
 
 
 def previous_sibling(parents):

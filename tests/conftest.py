@@ -10,8 +10,8 @@ os.environ.setdefault(
   "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true",
 )
 
-import jax  # noqa: E402  (reads XLA_FLAGS once)
-import pytest  # noqa: E402
+import jax
+import pytest
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update(

@@ -167,7 +167,7 @@ def test_generation_never_copies_a_cache(name, batch):
 
 
 def test_stream_gives_its_buffers_on():
-  pair = pairs(DRAFT)["lookup"]
+  pair = pairs(DRAFT)["plain"]
   static, (params, *rest, settings) = arguments(pair, 4, TARGET, DRAFT)
   state = jax.eval_shape(
     lambda params, *rest: decode.start(
