@@ -7,8 +7,17 @@ overwritten. Invariant: S >= committed length + tokens of one call (at least
 
 import jax
 import jax.numpy as jnp
+from jax.experimental.layout import Layout, with_layout_constraint
 
 from specdec.types import KVCache
+
+_LAYOUT = Layout(major_to_minor=(0, 1, 2, 3))
+_TILE = 16  # slots; other counts get another layout at a TPU program's entry
+
+
+def num_slots(positions: int) -> int:
+  """S for a cache of at least so many positions, scratch included."""
+  return -(-positions // _TILE) * _TILE
 
 
 def init(
@@ -32,10 +41,14 @@ def write(buffer: jax.Array, new: jax.Array, slot: jax.Array) -> jax.Array:
     # are not.
     new = jnp.concatenate([new, new], axis=2)
   if buffer.shape[0] == 1:  # a plain slice update, where XLA sees one
-    return jax.lax.dynamic_update_slice(buffer, new, (0, 0, slot[0], 0))
-  return jax.vmap(
-    lambda b, n, s: jax.lax.dynamic_update_slice(b, n, (0, s, 0))
-  )(buffer, new, slot)
+    buffer = jax.lax.dynamic_update_slice(buffer, new, (0, 0, slot[0], 0))
+  else:
+    buffer = jax.vmap(
+      lambda b, n, s: jax.lax.dynamic_update_slice(b, n, (0, s, 0))
+    )(buffer, new, slot)
+  # One layout for every width: where two programs of a loop choose their own,
+  # a TPU copies the cache from one to the other each round.
+  return with_layout_constraint(buffer, _LAYOUT)
 
 
 def commit(

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from specdec import cache as kv
 from specdec import prefill, rounds, sampling, tree
 from specdec.types import (
   PROMPT,
@@ -73,7 +74,7 @@ def start(
     )
   spec = drafter.spec
   chunk = min(prefill.CHUNK, size)
-  slots = max(max_length + spec.max_nodes, size + chunk)
+  slots = kv.num_slots(max(max_length + spec.max_nodes, size + chunk))
   length = prompt_length.astype(jnp.int32)
   limit = jnp.full((batch,), max_length) if limit is None else limit
   limit = jnp.minimum(limit, max_length).astype(jnp.int32)

@@ -8,6 +8,7 @@ drawn but never fed), so every round starts with the last two tokens together.
 import jax
 import jax.numpy as jnp
 
+from specdec import cache as kv
 from specdec import prefill, sampling, tree
 from specdec.types import (
   Context,
@@ -37,7 +38,8 @@ def model(draft_model: Model, k: int) -> Drafter:
     del prefill_output
     batch, size = context.tokens.shape
     chunk = min(prefill.CHUNK, size)
-    cache = draft_model.init_cache(batch, size + max(k + 1, chunk))
+    slots = kv.num_slots(size + max(k + 1, chunk))
+    cache = draft_model.init_cache(batch, slots)
     cache, _ = prefill.advance(
       draft_model,
       params.draft,
