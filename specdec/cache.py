@@ -41,14 +41,23 @@ def write(buffer: jax.Array, new: jax.Array, slot: jax.Array) -> jax.Array:
     # are not.
     new = jnp.concatenate([new, new], axis=2)
   if buffer.shape[0] == 1:  # a plain slice update, where XLA sees one
-    buffer = jax.lax.dynamic_update_slice(buffer, new, (0, 0, slot[0], 0))
-  else:
-    buffer = jax.vmap(
-      lambda b, n, s: jax.lax.dynamic_update_slice(b, n, (0, s, 0))
-    )(buffer, new, slot)
-  # One layout for every width: where two programs of a loop choose their own,
-  # a TPU copies the cache from one to the other each round.
-  return with_layout_constraint(buffer, _LAYOUT)
+    return jax.lax.dynamic_update_slice(buffer, new, (0, 0, slot[0], 0))
+  return jax.vmap(
+    lambda b, n, s: jax.lax.dynamic_update_slice(b, n, (0, s, 0))
+  )(buffer, new, slot)
+
+
+def pin(cache: KVCache) -> KVCache:
+  """The cache in its one layout, for use inside a loop.
+
+  Where passes of unlike width choose their own layouts, a TPU copies the cache
+  from one to the other every round.
+  """
+  return cache.replace(
+    layers=jax.tree.map(
+      lambda buffer: with_layout_constraint(buffer, _LAYOUT), cache.layers
+    )
+  )
 
 
 def commit(

@@ -62,7 +62,7 @@ def verify_step(
     hidden=hidden,
     features=spec.features or (),
   )
-  return output, state.replace(target_cache=cache)
+  return output, state.replace(target_cache=kv.pin(cache))
 
 
 def _put(buffer: Array, new: Array, start: Array, count: Array) -> Array:

@@ -87,7 +87,7 @@ def model(draft_model: Model, k: int) -> Drafter:
     last = (length - 1 - first)[:, None, None]
     logits = jnp.take_along_axis(output.logits, last, axis=1)[:, 0]
     token, law = draw(logits, 1)
-    cache = cache.replace(length=length)
+    cache = kv.pin(cache.replace(length=length))
     drawn = jnp.zeros((k, *token.shape), token.dtype).at[0].set(token)
     laws = jnp.zeros((k, *law.shape)).at[0].set(law)
 
@@ -97,7 +97,7 @@ def model(draft_model: Model, k: int) -> Drafter:
         params.draft, drawn[i - 1][:, None], cache
       )
       token, law = draw(output.logits[:, 0], i + 1)
-      cache = cache.replace(length=cache.length + 1)
+      cache = kv.pin(cache.replace(length=cache.length + 1))
       return drawn.at[i].set(token), laws.at[i].set(law), cache
 
     drawn, laws, cache = jax.lax.fori_loop(1, k, extend, (drawn, laws, cache))
