@@ -256,7 +256,7 @@ def generate() -> None:
   )
   painter = display.Painter(FLAGS.color, sys.stdout)
   print("compiling (kept for the next run) ...", file=sys.stderr, flush=True)
-  run.warm_up()
+  run.warm_up(encoded[: run.batch])
   print(painter.legend() + "\n")
 
   results, stats, seconds, differences = [], [], {False: 0.0, True: 0.0}, []

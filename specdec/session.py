@@ -110,12 +110,17 @@ class Session:
       decode.run(*self._parts(plain), self.params, state, eos_ids, max_rounds)
     )
 
-  def warm_up(self) -> None:
-    """Compiles every program, by runs in which no row has anything to do."""
+  def warm_up(self, rows: Sequence[Sequence[int]] = ()) -> None:
+    """Compiles every program, then runs a few rounds of each.
+
+    The first rounds of a program touch fresh memory and are slower by a tenth.
+    """
     begin = time.perf_counter()
     for plain in (False, True):
       self.run(self.start([], 0, plain), plain, 0)
     self.compile_seconds = time.perf_counter() - begin
+    for plain in (False, True):
+      self.run(self.start(rows, 0, plain), plain, 16)
 
   def decode(
     self,
