@@ -42,16 +42,11 @@ RULES = {
 DRAFTERS = ("lookup", "model")
 _DEFAULT_TARGET = "smollm2-135m-instruct"
 _DEFAULT_PROMPT = (
-  "Rewrite this function with type hints and keep the rest as it is:\n\n"
-  "def moving_average(values, window):\n"
-  "    total = 0\n"
-  "    averages = []\n"
-  "    for index, value in enumerate(values):\n"
-  "        total += value\n"
-  "        if index >= window:\n"
-  "            total -= values[index - window]\n"
-  "        averages.append(total / min(index + 1, window))\n"
-  "    return averages"
+  "Correct the spelling of this text and repeat all of it:\n\n"
+  "The old lighthous stood at the edge of the bay. Every evening the keeper "
+  "climbed the winding stairs, lit the great lamp and watched the ships come "
+  "home. When the fog was thik he rang the bell, and the ships answered with "
+  "their horns. Nobody in the village could remember a nihgt without its light."
 )
 
 config_flags.DEFINE_config_file(
