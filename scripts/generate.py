@@ -11,6 +11,7 @@ are decoded plainly, in the same run, and a table sets the two side by side.
 """
 
 import json
+import logging
 import pathlib
 import sys
 
@@ -347,4 +348,6 @@ def main(argv):
 
 
 if __name__ == "__main__":
+  # Which backends are absent is no news to whoever runs this.
+  logging.getLogger("jax._src.xla_bridge").setLevel(logging.WARNING)
   app.run(main)

@@ -8,6 +8,7 @@ measured just before, and the machine's load. Weights are as the checkpoint's;
 their values do not matter here.
 """
 
+import logging
 import os
 import time
 
@@ -137,4 +138,6 @@ def main(argv):
 
 
 if __name__ == "__main__":
+  # Which backends are absent is no news to whoever runs this.
+  logging.getLogger("jax._src.xla_bridge").setLevel(logging.WARNING)
   app.run(main)

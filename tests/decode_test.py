@@ -117,7 +117,7 @@ CASES = [
 
 
 @pytest.mark.parametrize("name, kind, k", CASES)
-def test_b05_b22_coupled_is_plain_decoding(name, kind, k):
+def test_b05_b22_b24_coupled_is_plain_decoding(name, kind, k):
   state = speculative(name, kind, k, "coupled")
   assert texts(state) == texts(plain(name))
   check_books(state, LENGTHS, k if kind == "model" else None)
@@ -183,7 +183,7 @@ def check_log_probs(name, kind, state):
   assert not np.any(np.isnan(np.asarray(state.log_probs)))
 
 
-def test_plain_decoding_books():
+def test_b24_plain_decoding_books():
   for name in ("table", "transformer"):
     check_books(plain(name), LENGTHS, 0)
     check_log_probs(name, "none", plain(name))
