@@ -185,26 +185,24 @@ def test_stream_gives_its_buffers_on():
   assert memory.temp_size_in_bytes < nbytes(cache) / 4
 
 
-def test_the_search_finds_a_branch_that_carries_a_buffer():
+def test_the_search_finds_a_buffer_that_is_kept_beside_its_successor():
+  # A cache carried through `lax.cond` is copied by jax 0.10 and no longer by
+  # 0.11; an old buffer that lives on while the new one is written always is.
   shape = jax.ShapeDtypeStruct((1, 2, 512, 32), jnp.float32)
 
-  def grow(buffer, i):
+  def grow(i, buffer):
     new = jnp.full((1, 2, 1, 32), i, buffer.dtype)
     return jax.lax.dynamic_update_slice(buffer, new, (0, 0, i, 0))
 
-  def branch(i, buffer):
-    other = jnp.sum(buffer[:, :, i]) > 3  # known at run time only
-    return jax.lax.cond(other, grow, lambda b, i: grow(b, i + 1), buffer, i)
+  def keep_both(i, pair):
+    return grow(i, pair[0]), pair[0]
 
-  def loop(step, buffer):
-    return jax.lax.fori_loop(0, 9, step, buffer)
+  def found(step, start):
+    loop = jax.jit(lambda buffer: jax.lax.fori_loop(0, 9, step, start(buffer)))
+    return copies(loop.lower(shape).compile().as_text(), [shape])
 
-  def found(step):
-    compiled = jax.jit(loop, static_argnums=0).lower(step, shape).compile()
-    return copies(compiled.as_text(), [shape])
-
-  assert found(branch)
-  assert not found(lambda i, buffer: grow(buffer, i))
+  assert found(keep_both, lambda buffer: (buffer, buffer))
+  assert not found(grow, lambda buffer: buffer)
 
 
 def test_the_search_finds_a_single_vector_write(monkeypatch):
