@@ -14,6 +14,11 @@ from specdec.models.config import RopeScaling, TransformerConfig
 # `sliding_window` in their config is in force.
 ARCHITECTURES = {"LlamaForCausalLM": False, "MistralForCausalLM": True}
 
+# What a missing key means; for most keys it means Llama's default.
+_WHEN_ABSENT = {
+  "MistralForCausalLM": {"sliding_window": 4096, "num_key_value_heads": 8}
+}
+
 # Option -> values that leave the law as implemented; absent is as good as the
 # first of them.
 _ONLY = {
@@ -69,6 +74,7 @@ def parse(config: Mapping[str, Any], source: str, dtype: str):
       raise ValueError(f"{source} has {key} = {value!r}; it must be a number")
     return value
 
+  config = _WHEN_ABSENT.get(architecture, {}) | dict(config)
   layers, heads = number("num_hidden_layers"), number("num_attention_heads")
   width = number("hidden_size")
   theta, scaling = _rope(config, source)
