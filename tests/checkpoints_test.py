@@ -197,7 +197,7 @@ def test_config_that_changes_the_law_is_refused(tmp_path, changes, sentence):
     ({"rope_scaling": {"rope_type": "default"}}, "rope_scaling", None),
     ({"rope_scaling": {"type": "linear", "factor": 2}}, "rope_scaling", LINEAR),
     ({"sliding_window": 9}, "windows", ()),  # not in force for Llama
-    ({"architectures": ["MistralForCausalLM"]}, "windows", ()),
+    ({"architectures": ["MistralForCausalLM"]}, "windows", (4096, 4096)),
     ({"head_dim": None}, "head_dim", 4),
   ],
 )
