@@ -53,6 +53,7 @@ _DEFAULT_PROMPT = (
 config_flags.DEFINE_config_file(
   "config", None, "File whose get_config() sets flags not given here."
 )
+_BEFORE = set(flags.FLAGS)
 flags.DEFINE_string(
   "target",
   _DEFAULT_TARGET,
@@ -103,29 +104,7 @@ flags.DEFINE_string(
   "Folder that keeps compiled programs between runs; '' for none.",
 )
 FLAGS = flags.FLAGS
-FLAG_NAMES = (  # those that --config may set
-  "target",
-  "draft",
-  "drafter",
-  "k",
-  "ngram",
-  "min_ngram",
-  "acceptance",
-  "temperature",
-  "top_k",
-  "top_p",
-  "seed",
-  "prompt",
-  "prompt_file",
-  "max_new_tokens",
-  "batch",
-  "chat",
-  "stop",
-  "dtype",
-  "json",
-  "color",
-  "compilation_cache",
-)
+FLAG_NAMES = sorted(set(FLAGS) - _BEFORE)  # those that --config may set
 
 
 def apply_config() -> None:
