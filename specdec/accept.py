@@ -193,6 +193,7 @@ def trim(
 def tally(
   stats: Stats, draft: Draft, emission: Emission, verdict: Verdict, chosen: int
 ) -> Stats:
+  """Adds a round at the static width number `chosen` to the counts."""
   num_positions = stats.accepted.shape[1]
   position = jnp.arange(num_positions)
   committed = verdict.num_committed
@@ -211,6 +212,7 @@ def tally(
 
   return stats.replace(
     rounds=stats.rounds + alive,
+    emitted=stats.emitted + committed,
     drafted=stats.drafted + counted(tried),
     accepted=stats.accepted + counted(accepted),
     nodes=stats.nodes + jnp.where(alive, draft.count - 1, 0),

@@ -100,6 +100,7 @@ def start(
     draft_state=None,
     stats=Stats(
       rounds=jnp.zeros((batch,), jnp.int32),
+      emitted=jnp.zeros((batch,), jnp.int32),
       drafted=jnp.zeros((batch, spec.max_depth), jnp.int32),
       accepted=jnp.zeros((batch, spec.max_depth), jnp.int32),
       nodes=jnp.zeros((batch,), jnp.int32),

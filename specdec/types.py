@@ -170,6 +170,7 @@ class Stats:
   """Counts of one generation, row by row; done rows count nothing."""
 
   rounds: Array  # [B] target passes
+  emitted: Array  # [B] committed new tokens
   drafted: Array  # [B, D] rounds that drafted a token at depth d + 1, those
   #                 that an EOS or the length limit cut off left out
   accepted: Array  # [B, D] rounds whose draft was accepted to depth d + 1

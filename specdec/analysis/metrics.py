@@ -22,8 +22,9 @@ def acceptance(stats: Sequence[Stats]) -> dict:
   drafted = sum(np.sum(s.drafted, axis=0) for s in stats)
   nodes = sum(int(np.sum(s.nodes)) for s in stats)
   total = int(np.sum(accepted))
+  emitted = sum(int(np.sum(s.emitted)) for s in stats)
   return {
-    "tokens_per_pass": (rounds + total) / rounds if rounds else None,
+    "tokens_per_pass": emitted / rounds if rounds else None,
     "acceptance_by_position": [
       float(a / d) if d else None for a, d in zip(accepted, drafted)
     ],
