@@ -9,6 +9,7 @@ setup(
   license="Apache-2.0",
   python_requires=">=3.11",
   packages=find_packages(include=["specdec", "specdec.*"]),
+  package_data={"specdec": ["page.html"]},
   install_requires=[
     "jax>=0.10",
     "flax",
@@ -22,6 +23,7 @@ setup(
     "gguf",
     "jinja2",
     "tqdm",
+    "tensorboardX",
     "matplotlib",
   ],
   extras_require={

@@ -5,6 +5,7 @@
   python scripts/generate.py --chat --temperature=1 --prompt='Why is it dark?'
   python scripts/generate.py --target=DIR --draft=DIR --acceptance=rejection
   python scripts/generate.py --prompt_file=prompts.jsonl --batch=4 --json=o.json
+  python scripts/generate.py --html=page.html     # each token's story, to keep
 
 Text is printed as it comes, tokens coloured by origin. Then the same prompts
 are decoded plainly, in the same run, and a table sets the two side by side.
@@ -26,11 +27,12 @@ from specdec import (
   display,
   drafters,
   memory,
+  page,
   prompts,
+  report,
   sampling,
   session,
 )
-from specdec.analysis import metrics
 from specdec.checkpoints.fetch import PACKAGES, fetch
 from specdec.models import transformer
 from specdec.types import Params
@@ -94,7 +96,14 @@ flags.DEFINE_integer("batch", 1, "Prompts decoded together.")
 flags.DEFINE_bool("chat", False, "Wrap prompts in the chat template.")
 flags.DEFINE_multi_string("stop", [], "Text that ends an answer; repeatable.")
 flags.DEFINE_enum("dtype", "float32", checkpoints.DTYPES, "Of the weights.")
-flags.DEFINE_string("json", None, "Write results here.")
+flags.DEFINE_string("json", None, "Write token ids, text and numbers here.")
+flags.DEFINE_string(
+  "html",
+  None,
+  "Write a page here, one file for any browser and no network: the text by "
+  "origin and round, each token's draft and target probability under the "
+  "pointer, and the table.",
+)
 flags.DEFINE_enum(
   "color", "auto", ("auto", "always", "never"), "Colour tokens by origin."
 )
@@ -137,6 +146,9 @@ def check_flags() -> None:
     raise ValueError("--drafter=lookup takes no --draft")
   if "" in FLAGS.stop:
     raise ValueError("--stop='' would end every answer; give some text")
+  for name in ("json", "html"):
+    if getattr(FLAGS, name):
+      report.check_writable(f"--{name}", getattr(FLAGS, name))
 
 
 def load_models():
@@ -234,7 +246,8 @@ def generate() -> None:
   run.warm_up(encoded[: run.batch])
   print(painter.legend() + "\n")
 
-  results, stats, seconds, differences = [], [], {False: 0.0, True: 0.0}, []
+  answers, stats, seconds, differences = [], [], {False: 0.0, True: 0.0}, []
+  counts = {False: 0, True: 0}  # new tokens
   quiet = len(encoded) == 1 or not sys.stderr.isatty()
   for first in tqdm(
     range(0, len(encoded), run.batch), unit="batch", disable=quiet
@@ -247,6 +260,7 @@ def generate() -> None:
         rows, first, plain, target.tokenizer, FLAGS.stop, show
       )
       seconds[plain] += decoded[plain].seconds
+      counts[plain] += sum(len(a.ids) for a in decoded[plain].answers)
     stats.append(decoded[False].stats)
     for i, prompt in enumerate(rows):
       ours, plain = (decoded[p].answers[i] for p in (False, True))
@@ -258,16 +272,20 @@ def generate() -> None:
         differences.append(
           run.first_difference(prompt, ours.ids, plain.ids, first + i)
         )
-      results.append(
-        {
-          "prompt_token_ids": prompt,
-          "token_ids": ours.ids,
-          "text": ours.text,
-          "plain_ids": plain.ids,
-        }
-      )
+    answers += decoded[False].answers
   print("\n")
-  report(run, results, stats, seconds, differences)
+  summary = report.report(
+    stats,
+    (counts[False], counts[True]),
+    (seconds[False], seconds[True]),
+    differences if comparable() else None,
+    run.compile_seconds,
+  )
+  print(display.table(summary.rows()))
+  if FLAGS.json:
+    write_json(summary, encoded, answers)
+  if FLAGS.html:
+    write_page(summary, encoded, answers, target.tokenizer)
 
 
 def comparable() -> bool:
@@ -275,46 +293,37 @@ def comparable() -> bool:
   return FLAGS.temperature == 0 or FLAGS.acceptance == "coupled"
 
 
-def report(run, results, stats, seconds, differences) -> None:
-  """Prints the table and writes the JSON."""
-  counts = metrics.acceptance(stats)
-  rate = sum(len(r["token_ids"]) for r in results) / seconds[False]
-  plain_rate = sum(len(r["plain_ids"]) for r in results) / seconds[True]
-  share = None
-  if comparable():
-    share = not differences
-  by_position = counts["acceptance_by_position"]
-  rows = [
-    ("tokens per target pass", f"{counts['tokens_per_pass']:.2f}"),
-    (
-      "acceptance by position",
-      " ".join("-" if a is None else f"{a:.2f}" for a in by_position) or "-",
-    ),
-    ("speculative", f"{rate:.1f} tokens/s"),
-    ("plain", f"{plain_rate:.1f} tokens/s"),
-    ("speedup", f"{rate / plain_rate:.2f} x"),
-    (
-      "same text as plain",
-      {None: "not comparable: other noise, same law", True: "yes"}.get(
-        share, "no: " + "; ".join(differences[:3])
-      ),
-    ),
-    ("compiled in", f"{run.compile_seconds:.1f} s"),
+def write_json(summary, encoded, answers) -> None:
+  """Writes --json."""
+  document = {
+    "prompts": [
+      {"prompt_token_ids": ids, "token_ids": answer.ids, "text": answer.text}
+      for ids, answer in zip(encoded, answers)
+    ],
+    **summary.document(),
+  }
+  pathlib.Path(FLAGS.json).write_text(json.dumps(document, indent=1) + "\n")
+
+
+def write_page(summary, encoded, answers, tokenizer) -> None:
+  """Writes --html."""
+  drafter = f"lookup, {FLAGS.min_ngram} to {FLAGS.ngram} tokens"
+  settings = [
+    ("target", FLAGS.target),
+    ("drafter", FLAGS.draft or drafter),
+    ("rule", FLAGS.acceptance),
   ]
-  print(display.table(rows))
-  if FLAGS.json:
-    document = {
-      "prompts": [
-        {name: r[name] for name in ("prompt_token_ids", "token_ids", "text")}
-        for r in results
-      ],
-      **counts,
-      "tokens_per_second": rate,
-      "plain_tokens_per_second": plain_rate,
-      "speedup": rate / plain_rate,
-      "identical_to_plain": share,
-    }
-    pathlib.Path(FLAGS.json).write_text(json.dumps(document, indent=1) + "\n")
+  for name in ("k", "temperature", "top_k", "top_p", "seed"):
+    if (value := getattr(FLAGS, name)) is not None:
+      settings.append((name, f"{value:.12g}"))
+  text = page.render(
+    settings,
+    summary.headline(),
+    [page.section(*pair, tokenizer) for pair in zip(encoded, answers)],
+    summary.rows(),
+  )
+  pathlib.Path(FLAGS.html).write_text(text, encoding="utf-8")
+  print(f"page: {FLAGS.html}", file=sys.stderr)
 
 
 def main(argv):

@@ -147,10 +147,18 @@ class Session:
       state = self.run(state, plain, every)
       seconds += time.perf_counter() - begin
       length = np.asarray(state.length)
-      tokens, origin = np.asarray(state.tokens), np.asarray(state.origin)
+      columns = [
+        np.asarray(column)
+        for column in (
+          state.tokens,
+          state.origin,
+          state.log_probs,
+          state.draft_log_probs,
+        )
+      ]
       for i, answer in enumerate(answers):
         new = slice(seen[i], length[i])
-        answer.push(tokens[i, new], origin[i, new])
+        answer.push(*(column[i, new] for column in columns))
         seen[i] = length[i]
       if painter:
         answers[0].show(painter, ended=False)

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import os
 import pathlib
 import re
 import subprocess
@@ -120,6 +121,34 @@ def test_draft_model_samples_a_file_of_prompts(run, target, tmp_path, rule):
   assert again["prompts"] == document["prompts"]  # whatever the batch is
 
 
+def test_html_holds_every_prompt_its_tokens_and_the_table(
+  run, target, tmp_path, capsys
+):
+  draft = write_model(tmp_path / "draft", seed=1, num_layers=1)
+  prompts, out = tmp_path / "p.jsonl", tmp_path / "o.json"
+  prompts.write_text('{"prompt": "hello"}\n{"prompt": "x"}\n')
+  html = tmp_path / "page.html"
+  run(
+    *(f"--prompt_file={prompts}", f"--html={html}", f"--json={out}"),
+    *(f"--draft={draft}", "--temperature=1", "--acceptance=rejection"),
+    *("--k=3", "--max_new_tokens=12"),
+  )
+  text = html.read_text()
+  assert text.count("<section>") == 2
+  assert len(re.findall(r'class="t [a-z]+" tabindex', text)) == 24
+  passes = json.loads(out.read_text())["target_passes"]
+  assert text.count('<span class="round">') == passes
+  shares = [float(s) for s in re.findall(r'"value">([-.\de]+)<', text)]
+  assert len(shares) > 24 and all(0 <= share <= 1 for share in shares)
+  printed = capsys.readouterr().out
+  rows = re.findall(r"^  (\w.*?)   +(.*)$", printed, re.MULTILINE)
+  assert len(rows) == 7
+  for name, value in rows:
+    assert f'<th scope="row">{name}</th><td>{value}</td>' in text
+  for value in (target, draft, "rejection", "3", "1", "0"):
+    assert f"<dd>{value}</dd>" in text
+
+
 def test_stop_string_cuts_both_ways_alike(run, tmp_path):
   out = tmp_path / "o.json"
   common = ["--prompt=abab", "--max_new_tokens=40", f"--json={out}"]
@@ -159,6 +188,9 @@ def test_config_file_sets_flags_but_not_those_given(run, tmp_path):
     (["--drafter=model"], "needs --draft"),
     (["--prompt="], "prompt 0 is empty"),
     (["--prompt_file=nowhere.jsonl"], "nowhere.jsonl does not exist"),
+    (["--json=nowhere/o.json"], "there is no folder nowhere; make it first"),
+    (["--html=nowhere/p.html"], "there is no folder nowhere; make it first"),
+    (["--html=."], "--html=. is a folder; give a file in it"),
     (["--chat", "--prompt=a"], "no chat template"),
     (["--target=nowhere"], "nowhere is neither a path nor a known model"),
     (["--batch=100000000", "--prompt=a"], "needs .* GiB .* are free"),
@@ -190,6 +222,18 @@ def test_broken_prompt_line_is_named(run, tmp_path):
   prompts.write_text('{"prompt": "a"}\n{"prompt": \n')
   with pytest.raises(SystemExit, match=r"line 2 of .* is not JSON"):
     run(f"--prompt_file={prompts}")
+
+
+@pytest.mark.parametrize("flag", ["json", "html"])
+def test_an_unwritable_file_is_refused_at_once(
+  run, tmp_path, monkeypatch, flag
+):
+  monkeypatch.setattr(os, "access", lambda *_: False)
+  monkeypatch.setattr(
+    checkpoints, "inspect", lambda *_: pytest.fail("read the model first")
+  )
+  with pytest.raises(SystemExit, match=f"--{flag}=.*out cannot be written"):
+    run("--prompt=a", f"--{flag}={tmp_path / 'out'}")
 
 
 def test_memory_is_checked_before_weights_are_read(run, monkeypatch):

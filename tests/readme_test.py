@@ -32,7 +32,7 @@ def test_the_python_example_and_the_new_drafter_run(capsys):
 
 def test_every_file_of_the_tree_exists_and_none_is_missing():
   tree = re.search(r"```\nspecdec/\n(.*?)```", TEXT, re.S)[1]
-  named = set(re.findall(r"^  (\w+\.py|\w+/)", tree, re.M))
+  named = set(re.findall(r"^  (\w+\.\w+|\w+/)", tree, re.M))
   real = {
     path.name + ("/" if path.is_dir() else "")
     for path in (ROOT / "specdec").iterdir()
