@@ -6,7 +6,7 @@ Invariant: only safetensors, JSON and chat templates are ever asked of a hub.
 import re
 from pathlib import Path
 
-from specdec.checkpoints import huggingface
+from specdec.checkpoints import huggingface, orbax_layout
 from specdec.checkpoints.names import listed
 
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
@@ -46,7 +46,7 @@ def resolve(source: str | Path, patterns: tuple[str, ...] = ALL_FILES) -> Path:
         "safetensors"
       )
     return path
-  if huggingface.has_weights(path):
+  if huggingface.has_weights(path) or orbax_layout.has_weights(path):
     return path
   files = sorted(path.glob("*.gguf"))
   if len(files) == 1:
@@ -63,8 +63,8 @@ def resolve(source: str | Path, patterns: tuple[str, ...] = ALL_FILES) -> Path:
       "run code when loaded; accepted: model.safetensors or one .gguf file"
     )
   raise FileNotFoundError(
-    f"{path} holds neither {huggingface.SINGLE}, {huggingface.INDEX} nor a "
-    ".gguf file"
+    f"{path} holds neither {huggingface.SINGLE}, {huggingface.INDEX}, "
+    f"{orbax_layout.FOLDER}/ nor a .gguf file"
   )
 
 

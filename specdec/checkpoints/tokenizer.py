@@ -109,6 +109,24 @@ class Tokenizer:
     except (jinja2.TemplateError, TypeError, KeyError) as error:
       raise ValueError(f"the chat template failed: {error}") from error
 
+  def save(self, directory: str | Path) -> None:
+    """Writes the files that `from_directory` and transformers read."""
+    directory = Path(directory)
+    directory.mkdir(parents=True, exist_ok=True)
+    self._inner.save(str(directory / "tokenizer.json"), pretty=False)
+    about = {"tokenizer_class": "PreTrainedTokenizerFast", **self.special}
+    about["clean_up_tokenization_spaces"] = False
+    files = {"tokenizer_config.json": about}
+    if self.eos_ids:
+      ids = list(self.eos_ids)
+      files["generation_config.json"] = {"eos_token_id": ids}
+    for name, content in files.items():
+      text = json.dumps(content, indent=2) + "\n"
+      (directory / name).write_text(text, encoding="utf-8")
+    if self.chat_template is not None:
+      path = directory / "chat_template.jinja"
+      path.write_text(self.chat_template, encoding="utf-8")
+
   @functools.cached_property
   def _template(self) -> jinja2.Template:
     # A template is a program from whoever wrote the checkpoint.

@@ -1,0 +1,67 @@
+"""A shipped draft, distilled from the shipped target.
+
+  python scripts/train.py --config=configs/train/draft.py:1m --folder=runs/1m
+
+The size after the colon is one of SIZES; corpus and tokenizer come as for
+configs/train/target.py. The target is the one in the package; another is given
+with --config.target=runs/target/best.
+"""
+
+from dataclasses import asdict
+
+from ml_collections import config_dict
+
+from specdec.models.config import TransformerConfig
+from specdec.training.options import Options
+
+# name: (layers, width, width of the MLP, query heads)
+SIZES = {
+  "0.3m": (1, 64, 192, 2),
+  "0.6m": (2, 96, 256, 3),
+  "1m": (2, 128, 384, 4),
+  "1.4m": (3, 160, 416, 5),
+}
+
+
+def get_config(size: str = "1m") -> config_dict.ConfigDict:
+  """Entries of scripts/train.py."""
+  if size not in SIZES:
+    raise ValueError(f"size {size!r} is unknown; known: {', '.join(SIZES)}")
+  layers, width, mlp_width, heads = SIZES[size]
+  model = TransformerConfig(
+    vocab_size=4096,
+    num_layers=layers,
+    width=width,
+    mlp_width=mlp_width,
+    num_heads=heads,
+    num_kv_heads=1,
+    head_dim=32,
+    tied=True,
+  )
+  options = Options(
+    steps=600,
+    batch=8,
+    sequence=256,
+    learning_rate=2e-3,
+    warmup=30,
+    final_fraction=0.02,
+    adam_b2=0.999,
+    eval_every=100,
+    save_every=50,
+    eval_sequences=32,
+  )
+  return config_dict.ConfigDict(
+    dict(
+      tokenizer="stdlib-11m",
+      data="corpus/train",
+      held_out="corpus/held_out",
+      target="stdlib-11m",
+      loss="forward_kl",
+      model=asdict(model),
+      options=asdict(options),
+      # How the draft is judged: prompts of `length` tokens are completed.
+      decoding=dict(k=4, prompts=16, length=64, new_tokens=64, temperature=0.0),
+      # Texts of the target to learn from; None: the corpus itself.
+      samples=None,
+    )
+  )

@@ -1,0 +1,82 @@
+"""Rewrites a checkpoint: Hugging Face, GGUF or Orbax in; two layouts out.
+
+  python scripts/convert.py --source=model.gguf --output=DIR
+  python scripts/convert.py --source=DIR --output=DIR2 --layout=orbax
+  python scripts/convert.py --source=DIR --output=DIR2 --dtype=float16
+
+safetensors: what transformers and this repository read. orbax: the same with
+the weights as one Orbax checkpoint, which is read and written shard by shard.
+Both carry config.json and the tokenizer; a quantised GGUF is dequantised.
+"""
+
+import logging
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+from absl import app, flags
+from absl import logging as absl_logging
+
+from specdec import checkpoints
+from specdec.checkpoints.fetch import fetch
+
+LAYOUTS = {
+  "safetensors": checkpoints.save_safetensors,
+  "orbax": checkpoints.save_orbax,
+}
+
+_SOURCE = flags.DEFINE_string(
+  "source", None, "What to read, named like --target.", required=True
+)
+_OUTPUT = flags.DEFINE_string(
+  "output", None, "Folder to write; must be new or empty.", required=True
+)
+_LAYOUT = flags.DEFINE_enum(
+  "layout", "safetensors", list(LAYOUTS), "See above."
+)
+_DTYPE = flags.DEFINE_enum(
+  "dtype",
+  "float32",
+  ("float32", "bfloat16", "float16"),
+  "Of the weights. Of the two of 16 bits float16 keeps three bits more and "
+  "overflows at 65504, which is refused.",
+)
+
+
+def convert() -> None:
+  """Reads, casts, writes; reads the result once more."""
+  output = Path(_OUTPUT.value).expanduser()
+  if output.exists() and any(output.iterdir()):
+    raise ValueError(f"{output} is not empty; name another folder")
+  model = checkpoints.load(fetch(_SOURCE.value))
+  dtype = jnp.dtype(_DTYPE.value)
+  params = jax.tree.map(lambda leaf: leaf.astype(dtype), model.params)
+  if not all(bool(jnp.all(jnp.isfinite(x))) for x in jax.tree.leaves(params)):
+    raise ValueError(f"some weights do not fit into {_DTYPE.value}")
+  LAYOUTS[_LAYOUT.value](output, params, model.config)
+  if model.tokenizer is not None:
+    model.tokenizer.save(output)
+  config = checkpoints.load(output).config
+  files = [file for file in output.rglob("*") if file.is_file()]
+  size = sum(file.stat().st_size for file in files)
+  print(
+    f"{output}: {config.num_parameters / 1e6:.2f} M parameters, "
+    f"{size / 1e6:.1f} MB in {len(files)} files"
+  )
+
+
+def main(argv):
+  if len(argv) > 1:
+    raise app.UsageError(f"unexpected argument {argv[1]!r}")
+  try:
+    convert()
+  except (ValueError, FileNotFoundError) as error:
+    sys.exit(f"convert: {error}")
+
+
+if __name__ == "__main__":
+  # Which backends are absent is no news to whoever runs this.
+  logging.getLogger("jax._src.xla_bridge").setLevel(logging.WARNING)
+  absl_logging.set_verbosity(absl_logging.WARNING)  # Orbax tells a lot
+  app.run(main)

@@ -1,0 +1,197 @@
+"""Trains a language model, or distils a draft from its target.
+
+  python scripts/train.py --config=configs/train/target.py --folder=runs/target
+  python scripts/train.py --config=configs/train/draft.py --folder=runs/draft
+  python scripts/train.py ... --config.options.steps=50   # any entry, by name
+
+The same command again goes on where the run was stopped or killed, to the same
+weights bit for bit. The folder gets best/ and last/ (checkpoints that every
+script here and transformers load), metrics.jsonl, TensorBoard's files under
+tensorboard/ and the resumable state under checkpoints/. A draft is judged, at
+every evaluation, by decoding with its target.
+"""
+
+import logging
+import shutil
+import sys
+from pathlib import Path
+
+import jax
+from absl import app, flags
+from absl import logging as absl_logging
+from ml_collections import config_flags
+
+from specdec import acceptance, checkpoints, drafters
+from specdec.checkpoints.fetch import fetch
+from specdec.models import transformer
+from specdec.models.config import TransformerConfig
+from specdec.training import data, evaluate, objective, samples, saving
+from specdec.training.options import Options
+from specdec.training.run import train
+
+config_flags.DEFINE_config_file(
+  "config", None, "File whose get_config() says what to train, on what, how."
+)
+flags.DEFINE_string("folder", None, "Folder of the run.", required=True)
+flags.mark_flag_as_required("config")
+FLAGS = flags.FLAGS
+KNOWN = (
+  "tokenizer",
+  "data",
+  "held_out",
+  "model",
+  "options",
+  "target",
+  "loss",
+  "samples",
+  "decoding",
+)
+
+
+def read_config():
+  """The config as plain dictionaries, its entries checked."""
+  config = FLAGS.config.to_dict()
+  unknown = sorted(set(config) - set(KNOWN))
+  if unknown:
+    raise ValueError(
+      f"--config sets {', '.join(unknown)}; accepted: {', '.join(KNOWN)}"
+    )
+  model = TransformerConfig(**config["model"])
+  return config, model, Options(**config["options"])
+
+
+def load_data(config, options: Options, tokenizer):
+  """Training and held-out sequences."""
+  packed = []
+  for name, seed in (("data", options.seed), ("held_out", 0)):
+    stream = data.tokenize(data.read(config[name]), tokenizer)
+    try:
+      packed.append(data.Packed(stream, options.sequence, seed))
+    except ValueError as error:
+      raise ValueError(f"{config[name]}: {error}") from None
+    print(
+      f"train: {name}: {len(stream):,} tokens of {config[name]}",
+      file=sys.stderr,
+    )
+  return packed
+
+
+def load_target(config, model: TransformerConfig, tokenizer):
+  """The checkpoint to distil from, or None; its vocabulary is compared."""
+  if not config.get("target"):
+    if config.get("loss", "cross_entropy") != "cross_entropy":
+      raise ValueError(f"loss = {config['loss']!r} needs a target")
+    return None
+  target = checkpoints.load(fetch(config["target"]))
+  if target.config.vocab_size != model.vocab_size:
+    raise ValueError(
+      f"the target has {target.config.vocab_size} token ids and the draft "
+      f"{model.vocab_size}; they must share one vocabulary"
+    )
+  if target.tokenizer is not None:
+    difference = checkpoints.same_vocabulary(target.tokenizer, tokenizer)
+    if difference:
+      raise ValueError(f"the tokenizer is not the target's: {difference}")
+  return target
+
+
+def sample(wanted, packed, target_model, frozen, options: Options):
+  """The data with every text's end written by the target instead."""
+  rows = packed.spread(wanted["count"])[:, : wanted["prompt"]]
+  texts = samples.sample(
+    target_model,
+    frozen,
+    rows,
+    options.sequence + 1,
+    Path(FLAGS.folder) / "samples",
+    temperature=wanted["temperature"],
+    seed=options.seed,
+  )
+  return data.Sequences(texts, options.seed)
+
+
+def run() -> None:
+  """Checks everything, then trains."""
+  config, shape, options = read_config()
+  folder = Path(FLAGS.folder)
+  tokenizer_source = fetch(config["tokenizer"])
+  tokenizer = checkpoints.load_tokenizer(tokenizer_source)
+  if tokenizer.vocab_size > shape.vocab_size:
+    raise ValueError(
+      f"the tokenizer has {tokenizer.vocab_size} tokens and the model "
+      f"{shape.vocab_size}; the model needs a row for each"
+    )
+  packed, held_out = load_data(config, options, tokenizer)
+  target = load_target(config, shape, tokenizer)
+  saving.claim(folder, config)
+
+  model = transformer.model(shape)
+  params = transformer.init_params(shape, jax.random.key(options.seed))
+  frozen, decode = None, None
+  aim = objective.language_model(model)
+  if target is not None:
+    frozen = target.params
+    target_model = transformer.model(target.config)
+    aim = objective.distillation(model, target_model, config["loss"])
+    if config.get("samples"):
+      packed = sample(config["samples"], packed, target_model, frozen, options)
+    decoding = config["decoding"]
+    prompts = held_out.spread(decoding["prompts"])[:, : decoding["length"]]
+    decode = evaluate.by_decoding(
+      target_model,
+      drafters.model(model, decoding["k"]),
+      acceptance.rejection(),
+      frozen,
+      prompts,
+      new_tokens=decoding["new_tokens"],
+      temperature=decoding["temperature"],
+    )
+
+  def export(weights, name: str) -> None:
+    # Written beside and renamed, so that a kill leaves the one before.
+    scratch = folder / f".{name}"
+    shutil.rmtree(scratch, ignore_errors=True)
+    checkpoints.save_safetensors(scratch, weights, shape)
+    tokenizer.save(scratch)
+    shutil.rmtree(folder / name, ignore_errors=True)
+    scratch.rename(folder / name)
+
+  size = f"{shape.num_parameters / 1e6:.2f} M parameters"
+  tokens = options.steps * options.batch * options.sequence
+  print(
+    f"train: {size}, {options.steps:,} steps of {options.batch} x "
+    f"{options.sequence} tokens, {tokens / 1e6:.2f} M in all, "
+    f"{tokens / packed.tokens:.2f} times over the data",
+    file=sys.stderr,
+  )
+  train(
+    params,
+    frozen,
+    aim,
+    packed,
+    held_out,
+    options,
+    folder,
+    export=export,
+    decode=decode,
+  )
+
+
+def main(argv):
+  if len(argv) > 1:
+    raise app.UsageError(f"unexpected argument {argv[1]!r}")
+  try:
+    run()
+  except (ValueError, FileNotFoundError, TypeError, KeyError) as error:
+    sys.exit(f"train: {error}")
+  except KeyboardInterrupt:
+    sys.exit(
+      "train: stopped; the same command goes on from the last checkpoint"
+    )
+
+
+if __name__ == "__main__":
+  # Which backends are absent is no news to whoever runs this.
+  logging.getLogger("jax._src.xla_bridge").setLevel(logging.WARNING)
+  absl_logging.set_verbosity(absl_logging.WARNING)  # Orbax tells a lot
+  app.run(main)

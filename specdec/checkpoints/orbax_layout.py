@@ -1,0 +1,72 @@
+"""A directory whose weights are one Orbax checkpoint, under our own names.
+
+config.json and the tokenizer stand beside it as in a Hugging Face directory.
+Orbax reads and writes arrays shard by shard, so this is the form for meshes.
+Invariant: a directory appears complete, by Orbax's one rename.
+"""
+
+import json
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import orbax.checkpoint as ocp
+
+from specdec.checkpoints import hf_config, names
+from specdec.models.config import TransformerConfig
+
+FOLDER = "orbax"
+
+
+def has_weights(directory: Path) -> bool:
+  """Whether there are Orbax weights to load."""
+  return (directory / FOLDER).is_dir()
+
+
+def save(
+  directory: str | Path, params: dict, config: TransformerConfig
+) -> None:
+  """Writes config.json and orbax/, readable by `load`; replaces both.
+
+  Raises:
+    ValueError: params do not fit config, or the config has no such form.
+  """
+  directory = Path(directory).absolute()
+  rendered = hf_config.render(config)
+  names.check(
+    {row.ours: row.shape for row in names.expected(config)},
+    {path: leaf.shape for path, leaf in names.flatten(params).items()},
+    "params",
+  )
+  directory.mkdir(parents=True, exist_ok=True)
+  with ocp.StandardCheckpointer() as checkpointer:
+    checkpointer.save(directory / FOLDER, params, force=True)
+  text = json.dumps(rendered, indent=2) + "\n"
+  (directory / "config.json").write_text(text, encoding="utf-8")
+
+
+def read(directory: Path, config: TransformerConfig, dtype: str) -> dict:
+  """The parameters, of `dtype`.
+
+  Raises:
+    ValueError: a tensor is missing, unknown or misshapen, or a file damaged.
+  """
+  path = directory.absolute() / FOLDER
+  wanted = {row.ours: row.shape for row in names.expected(config)}
+  with ocp.StandardCheckpointer() as checkpointer:
+    try:
+      found = names.flatten(checkpointer.metadata(path).item_metadata.tree)
+    except Exception as error:  # Orbax raises what its readers raise
+      raise ValueError(f"{path} is no complete checkpoint: {error}") from error
+    names.check(
+      wanted, {name: leaf.shape for name, leaf in found.items()}, str(path)
+    )
+    device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    shapes = {
+      name: jax.ShapeDtypeStruct(shape, jnp.dtype(dtype), sharding=device)
+      for name, shape in wanted.items()
+    }
+    try:
+      return checkpointer.restore(path, names.nest(shapes))
+    except Exception as error:
+      raise ValueError(f"{path} cannot be read: {error}") from error

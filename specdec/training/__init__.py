@@ -1,0 +1,1 @@
+"""Training: data, losses, the loop and its checkpoints."""

@@ -1,0 +1,53 @@
+"""The curves of a run: lines of JSON, and the same for TensorBoard.
+
+Invariant: after a resume the file holds every step once, as if the run had
+never stopped.
+"""
+
+import json
+import math
+from pathlib import Path
+
+from tensorboardX import SummaryWriter
+
+
+class Log:
+  """`metrics.jsonl` and `tensorboard` in a run's folder.
+
+  Attributes:
+    lowest: held-out loss so far.
+  """
+
+  def __init__(self, folder: Path, step: int):
+    """Opens the log of a run that stands at `step`; later entries are cut."""
+    path = folder / "metrics.jsonl"
+    kept = []
+    if path.is_file():
+      # A kill may have cut the last line short.
+      lines = [x for x in path.read_text().splitlines() if x.endswith("}")]
+      kept = [x for x in map(json.loads, lines) if x["step"] <= step]
+    path.write_text("".join(json.dumps(entry) + "\n" for entry in kept))
+    self.lowest = min(
+      (entry["loss"] for entry in kept if entry["kind"] == "held_out"),
+      default=math.inf,
+    )
+    self._file = path.open("a")
+    self._board = SummaryWriter(
+      str(folder / "tensorboard"), purge_step=step + 1
+    )
+
+  def write(self, step: int, kind: str, measures: dict[str, float]) -> None:
+    """One entry; `kind` is 'train', 'held_out' or 'decoding'."""
+    entry = {"step": step, "kind": kind, **measures}
+    self._file.write(json.dumps(entry) + "\n")
+    self._file.flush()
+    if kind == "held_out":
+      self.lowest = min(self.lowest, measures["loss"])
+    for name, value in measures.items():
+      if isinstance(value, int | float):
+        self._board.add_scalar(f"{kind}/{name}", value, step)
+
+  def close(self) -> None:
+    """Flushes both."""
+    self._file.close()
+    self._board.close()

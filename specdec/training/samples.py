@@ -1,0 +1,65 @@
+"""The target's own texts as training data, for a draft that must follow it.
+
+A draft is used after prefixes that the target wrote; DistillSpec
+(arXiv:2310.08461) finds that data of that kind distils best. Invariant: a
+piece on disk is whole, so sampling goes on where it was stopped.
+"""
+
+from pathlib import Path
+
+import jax
+import numpy as np
+from tqdm import tqdm
+
+from specdec import decode, sampling
+from specdec.types import Model, Params, PyTree
+
+PIECE = 16  # rows decoded together
+
+
+def sample(
+  target: Model,
+  params: PyTree,
+  prompts: np.ndarray,
+  length: int,
+  folder: Path,
+  *,
+  temperature: float = 1.0,
+  seed: int = 0,
+) -> np.ndarray:
+  """[n, length] ids: every prompt and what the target says next.
+
+  Args:
+    prompts: [n, P] ids with P < length; n is cut to a multiple of PIECE.
+    folder: keeps the pieces that are done. No token ends a text: a row goes on
+      with whatever follows an end in the target's data.
+
+  Raises:
+    ValueError: there are fewer than PIECE prompts.
+  """
+  if len(prompts) < PIECE:
+    raise ValueError(
+      f"{len(prompts)} prompts to sample after; at least {PIECE} are needed"
+    )
+  folder.mkdir(parents=True, exist_ok=True)
+  rows = []
+  starts = range(0, len(prompts) - PIECE + 1, PIECE)
+  for start in tqdm(starts, desc="sampling", unit=f" x {PIECE} rows"):
+    path = folder / f"{start:08d}.npy"
+    if not path.is_file():
+      state = decode.autoregress(
+        target,
+        Params(params),
+        prompts[start : start + PIECE],
+        np.full((PIECE,), prompts.shape[1]),
+        jax.random.key(seed),
+        max_length=length,
+        sampling=sampling.settings(PIECE, temperature),
+        index=start + np.arange(PIECE),
+      )
+      scratch = path.with_suffix(".part")
+      with scratch.open("wb") as file:
+        np.save(file, np.asarray(state.tokens))
+      scratch.rename(path)
+    rows.append(np.load(path))
+  return np.concatenate(rows)
