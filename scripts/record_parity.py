@@ -32,6 +32,20 @@ COMMON = {
   "initializer_range": 0.25,
   "tie_word_embeddings": False,
 }
+GEMMA = {
+  "num_key_value_heads": 2,
+  "head_dim": 12,
+  "query_pre_attn_scalar": 20,
+  "tie_word_embeddings": True,
+  "pad_token_id": None,
+}
+QWEN3_MOE = {
+  "moe_intermediate_size": 16,
+  "num_key_value_heads": 2,
+  "head_dim": 12,
+  "num_experts": 8,
+  "num_experts_per_tok": 2,
+}
 
 
 class Variant(NamedTuple):
@@ -81,6 +95,64 @@ VARIANTS = {
       "head_dim": 12,
       "sliding_window": 5,
     },
+  ),
+  # The second layer of two has the window.
+  "qwen2_window": Variant(
+    "qwen2",
+    {
+      "num_key_value_heads": 2,
+      "use_sliding_window": True,
+      "sliding_window": 5,
+      "max_window_layers": 1,
+    },
+  ),
+  "qwen3": Variant(
+    "qwen3",
+    {"num_key_value_heads": 2, "head_dim": 12, "tie_word_embeddings": True},
+  ),
+  # The caps of the released model, 50 and 30, would not show: these do.
+  "gemma2": Variant(
+    "gemma2",
+    GEMMA
+    | {
+      "sliding_window": 5,
+      "attn_logit_softcapping": 2.0,
+      "final_logit_softcapping": 3.0,
+    },
+  ),
+  # Layers 0 and 1 have the window, 2 sees all, 3 has it again.
+  "gemma3": Variant(
+    "gemma3_text",
+    GEMMA
+    | {
+      "num_hidden_layers": 4,
+      "sliding_window": 5,
+      "sliding_window_pattern": 3,
+      "rope_parameters": {
+        "full_attention": {
+          "rope_type": "linear",
+          "rope_theta": 500.0,
+          "factor": 3.0,
+        },
+        "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+      },
+    },
+  ),
+  "mixtral": Variant(
+    "mixtral",
+    {
+      "intermediate_size": 24,
+      "num_key_value_heads": 2,
+      "num_local_experts": 4,
+      "num_experts_per_tok": 2,
+      "sliding_window": 5,
+    },
+  ),
+  # A one-token pass of two rows reads four of eight experts.
+  "qwen3_moe": Variant("qwen3_moe", QWEN3_MOE),
+  "qwen3_moe_normalized": Variant(
+    "qwen3_moe",
+    QWEN3_MOE | {"norm_topk_prob": True, "num_experts_per_tok": 3},
   ),
 }
 

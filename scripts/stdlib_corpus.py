@@ -3,9 +3,10 @@
   python scripts/stdlib_corpus.py --output=corpus
 
 Writes corpus/train, corpus/held_out (modules that no model of this repository
-was trained on) and corpus/manifest.json: the interpreter's version and the
-SHA-256 of every file. Tests, generated tables and files that are no UTF-8 are
-left out. Takes seconds; the shipped models were trained on CPython 3.11.7.
+was trained on), corpus/prompts.jsonl (beginnings of held-out functions) and
+corpus/manifest.json: the interpreter's version and the SHA-256 of every file.
+Tests, generated tables and files that are no UTF-8 are left out. Takes seconds;
+the shipped models were trained on CPython 3.11.7.
 """
 
 import hashlib
@@ -56,6 +57,9 @@ HELD_OUT = (
   "textwrap.py",
 )
 
+PROMPTS = 2  # of a held-out file
+PROMPT_SIZE = 800  # characters
+
 _OUTPUT = flags.DEFINE_string("output", "corpus", "Folder to write; replaced.")
 
 
@@ -72,6 +76,15 @@ def wanted(path: Path) -> bool:
 def held_out(path: Path) -> bool:
   """Whether a module is kept from training."""
   return path.parts[0] in HELD_OUT
+
+
+def prompts(text: str) -> list[str]:
+  """Texts that end with the first line of a function."""
+  lines = text.splitlines(keepends=True)
+  ends = [i + 1 for i, line in enumerate(lines) if line.endswith("):\n")]
+  texts = ["".join(lines[:end]) for end in ends if "def " in lines[end - 1]]
+  long = [text[-PROMPT_SIZE:] for text in texts if len(text) >= PROMPT_SIZE]
+  return long[:: -(-len(long) // PROMPTS)] if long else []
 
 
 def main(argv):
@@ -104,10 +117,16 @@ def main(argv):
     "licence": "PSF-2.0",
     **files,
   }
+  held = [output / "held_out" / name for name in files["held_out"]]
+  begun = [text for file in held for text in prompts(file.read_text())]
+  (output / "prompts.jsonl").write_text(
+    "".join(json.dumps({"prompt": text}) + "\n" for text in begun)
+  )
   text = json.dumps(manifest, indent=1) + "\n"
   (output / "manifest.json").write_text(text)
   for part, size in sizes.items():
     print(f"{part}: {len(files[part])} files, {size / 1e6:.2f} MB")
+  print(f"prompts: {len(begun)}")
 
 
 if __name__ == "__main__":

@@ -11,28 +11,42 @@ tensorboard/ and the resumable state under checkpoints/. A draft is judged, at
 every evaluation, by decoding with its target.
 """
 
+import dataclasses
 import logging
+import os
 import shutil
 import sys
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 from absl import app, flags
 from absl import logging as absl_logging
 from ml_collections import config_flags
 
-from specdec import acceptance, checkpoints, drafters
+from specdec import acceptance, checkpoints, display, drafters
 from specdec.checkpoints.fetch import fetch
 from specdec.models import transformer
 from specdec.models.config import TransformerConfig
-from specdec.training import data, evaluate, objective, samples, saving
+from specdec.training import (
+  data,
+  evaluate,
+  loop,
+  objective,
+  samples,
+  saving,
+  speed,
+)
 from specdec.training.options import Options
 from specdec.training.run import train
 
 config_flags.DEFINE_config_file(
   "config", None, "File whose get_config() says what to train, on what, how."
 )
-flags.DEFINE_string("folder", None, "Folder of the run.", required=True)
+flags.DEFINE_string("folder", None, "Folder of the run.")
+flags.DEFINE_integer(
+  "time_steps", 0, "Time so many steps beside a matrix product, and stop there."
+)
 flags.mark_flag_as_required("config")
 FLAGS = flags.FLAGS
 KNOWN = (
@@ -40,6 +54,7 @@ KNOWN = (
   "data",
   "held_out",
   "model",
+  "start",
   "options",
   "target",
   "loss",
@@ -83,16 +98,23 @@ def load_target(config, model: TransformerConfig, tokenizer):
       raise ValueError(f"loss = {config['loss']!r} needs a target")
     return None
   target = checkpoints.load(fetch(config["target"]))
-  if target.config.vocab_size != model.vocab_size:
-    raise ValueError(
-      f"the target has {target.config.vocab_size} token ids and the draft "
-      f"{model.vocab_size}; they must share one vocabulary"
-    )
-  if target.tokenizer is not None:
-    difference = checkpoints.same_vocabulary(target.tokenizer, tokenizer)
-    if difference:
-      raise ValueError(f"the tokenizer is not the target's: {difference}")
+  checkpoints.check_vocabulary(
+    target.config.vocab_size, model.vocab_size, target.tokenizer, tokenizer
+  )
   return target
+
+
+def first_weights(config, shape: TransformerConfig, seed: int):
+  """Random weights, or those of the checkpoint that `start` names."""
+  if not config.get("start"):
+    return transformer.init_params(shape, jax.random.key(seed))
+  start = checkpoints.load(fetch(config["start"]))
+  if start.config != shape:
+    found = saving.differences(
+      dataclasses.asdict(start.config), dataclasses.asdict(shape)
+    )
+    raise ValueError(f"start is of another shape: {'; '.join(found)}")
+  return start.params
 
 
 def sample(wanted, packed, target_model, frozen, options: Options):
@@ -110,10 +132,35 @@ def sample(wanted, packed, target_model, frozen, options: Options):
   return data.Sequences(texts, options.seed)
 
 
+def time_steps(params, frozen, aim, packed, shape, options: Options) -> None:
+  """Prints how fast a step is."""
+  optimizer = loop.make_optimizer(options)
+  step = loop.make_step(aim, optimizer, options)
+  found = speed.measure(
+    step,
+    loop.init(params, optimizer),
+    frozen,
+    jnp.asarray(packed.batch(0, options.batch)),
+    shape,
+    FLAGS.time_steps,
+  )
+  rows = [
+    ("one step", f"{found.seconds * 1e3:.0f} ms"),
+    ("tokens", f"{found.tokens_per_second:,.0f} a second"),
+    ("arithmetic", f"{found.flops / 1e9:.1f} GFLOP/s"),
+    ("a float32 product", f"{found.gemm_flops / 1e9:.1f} GFLOP/s"),
+    ("share of it", f"{found.flops / found.gemm_flops:.0%}"),
+    ("load", " ".join(f"{load:.2f}" for load in os.getloadavg())),
+  ]
+  print(display.table(rows))
+
+
 def run() -> None:
   """Checks everything, then trains."""
   config, shape, options = read_config()
-  folder = Path(FLAGS.folder)
+  if not (FLAGS.folder or FLAGS.time_steps):
+    raise ValueError("give --folder, where the run is to live")
+  folder = Path(FLAGS.folder or ".")
   tokenizer_source = fetch(config["tokenizer"])
   tokenizer = checkpoints.load_tokenizer(tokenizer_source)
   if tokenizer.vocab_size > shape.vocab_size:
@@ -123,10 +170,11 @@ def run() -> None:
     )
   packed, held_out = load_data(config, options, tokenizer)
   target = load_target(config, shape, tokenizer)
-  saving.claim(folder, config)
+  if not FLAGS.time_steps:
+    saving.claim(folder, config)
 
   model = transformer.model(shape)
-  params = transformer.init_params(shape, jax.random.key(options.seed))
+  params = first_weights(config, shape, options.seed)
   frozen, decode = None, None
   aim = objective.language_model(model)
   if target is not None:
@@ -146,6 +194,9 @@ def run() -> None:
       new_tokens=decoding["new_tokens"],
       temperature=decoding["temperature"],
     )
+
+  if FLAGS.time_steps:
+    return time_steps(params, frozen, aim, packed, shape, options)
 
   def export(weights, name: str) -> None:
     # Written beside and renamed, so that a kill leaves the one before.

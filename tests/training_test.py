@@ -265,7 +265,7 @@ def train(folder, kill_at=None, aim=None, exported=None):
     aim or objective.language_model(transformer.model(CONFIG)),
     batches,
     packed(seed=1),
-    options,
+    OPTIONS,
     folder,
     export=lambda weights, name: exported.update(
       {name: jax.tree.map(np.array, weights)}

@@ -58,6 +58,7 @@ def get_config(size: str = "1m") -> config_dict.ConfigDict:
       target="stdlib-11m",
       loss="forward_kl",
       model=asdict(model),
+      start=None,  # or a checkpoint to go on from
       options=asdict(options),
       # How the draft is judged: prompts of `length` tokens are completed.
       decoding=dict(k=4, prompts=16, length=64, new_tokens=64, temperature=0.0),

@@ -1,0 +1,17 @@
+"""The small models inside the package: a target, and drafts for it.
+
+They are there so that everything can be tried without a download; each has a
+card beside it that says what it was trained on and how.
+"""
+
+from pathlib import Path
+
+FOLDER = Path(__file__).parent.parent / "shipped"
+TARGET, DRAFT = "stdlib-11m", "stdlib-1m"
+# Python that none of them was trained on: the beginning of a function.
+PROMPT = FOLDER / "prompt.txt"
+
+
+def names() -> list[str]:
+  """What `fetch` finds here."""
+  return sorted(path.parent.name for path in FOLDER.glob("*/config.json"))
