@@ -4,7 +4,8 @@
   python scripts/check_transformers.py --target=MODEL --json=out.json
 
 Needs torch and transformers, not JAX. MODEL is a Hugging Face directory or a
-.gguf file. Exit code 1 if any prompt differs.
+.gguf file, for which transformers wants the packages gguf and accelerate. Exit
+code 1 if any prompt differs.
 """
 
 import json

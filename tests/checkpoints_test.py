@@ -294,7 +294,7 @@ def test_save_checks_params_and_config(tmp_path):
   del params["layer_1"]["mlp"]["up"]
   with pytest.raises(ValueError, match="params lacks layer_1/mlp/up/weight"):
     checkpoints.save_safetensors(tmp_path, params, CONFIG)
-  with pytest.raises(ValueError, match="one for all layers"):
+  with pytest.raises(ValueError, match="differs in windows"):
     save(tmp_path, replaced(CONFIG, windows=(None, 4)))
 
 

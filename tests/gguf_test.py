@@ -9,77 +9,14 @@ import tokenizers
 from gguf import GGMLQuantizationType as Kind
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
+from gguf_files import CONFIG, permute, random_params, write
 from specdec import checkpoints
 from specdec.checkpoints import gguf as reading
 from specdec.checkpoints import gguf_tokenizer, names
 from specdec.models.config import RopeScaling, TransformerConfig
 
-CONFIG = TransformerConfig(
-  vocab_size=32,
-  num_layers=2,
-  width=64,
-  mlp_width=96,
-  num_heads=4,
-  num_kv_heads=2,
-  head_dim=16,
-)
 LINEAR = {"rope.scaling.type": "linear", "rope.scaling.factor": 4.0}
 TEMPLATE = "{% for m in messages %}<|im_start|>{{ m.content }}{% endfor %}"
-
-
-def random_params(config=CONFIG):
-  rng = np.random.default_rng(0)
-  return {
-    row.ours: rng.normal(size=row.shape).astype(np.float32)
-    for row in names.expected(config)
-  }
-
-
-def permute(weight, heads):
-  """Halves to neighbouring pairs, as llama.cpp's converter reorders rows."""
-  rows, columns = weight.shape
-  halves = weight.reshape(heads, 2, rows // heads // 2, columns)
-  return halves.swapaxes(1, 2).reshape(rows, columns)
-
-
-def write(path, params=None, config=CONFIG, kind=Kind.F32, change=None, **keys):
-  """A tiny llama GGUF; `change(writer)` adds to it, `keys` replace metadata."""
-  params = random_params(config) if params is None else params
-  writer = gguf.GGUFWriter(path, keys.pop("arch", "llama"))
-  metadata = {
-    "block_count": config.num_layers,
-    "embedding_length": config.width,
-    "feed_forward_length": config.mlp_width,
-    "attention.head_count": config.num_heads,
-    "attention.head_count_kv": config.num_kv_heads,
-    "rope.dimension_count": config.head_dim,
-  } | keys
-  for key, value in metadata.items():
-    if isinstance(value, str):
-      writer.add_string(f"llama.{key}", value)
-    elif isinstance(value, float):
-      writer.add_float32(f"llama.{key}", value)
-    elif value is not None:
-      writer.add_uint32(f"llama.{key}", value)
-  writer.add_layer_norm_rms_eps(config.norm_epsilon)
-  if change:
-    change(writer)
-  for row in names.expected(config):
-    array = params.get(row.ours)
-    if array is None:
-      continue
-    if row.permuted_heads:
-      array = permute(array, row.permuted_heads)
-    if array.ndim == 2 and kind != Kind.F32:
-      data = gguf.quants.quantize(array, kind)
-      writer.add_tensor(row.gguf, data, raw_dtype=kind)
-    else:
-      writer.add_tensor(row.gguf, np.ascontiguousarray(array))
-  writer.write_header_to_file()
-  writer.write_kv_data_to_file()
-  writer.write_tensors_to_file()
-  writer.close()
-  return path
 
 
 def quantised(array, kind):
@@ -140,7 +77,8 @@ def test_metadata(tmp_path, keys, field, value):
   [
     ({"arch": "falcon"}, "architecture 'falcon'; accepted: llama"),
     ({"rope.scaling.type": "yarn"}, "by 'yarn'; accepted: none, linear"),
-    ({"expert_count": 8}, "has 8 experts a layer; only dense"),
+    ({"expert_count": 8}, "expert_used_count = None; it must be a number"),
+    ({"expert_gating_func": 2}, "llama.expert_gating_func, not implemented"),
     ({"block_count": None}, "block_count = None; it must be a number"),
     ({"block_count": 3}, "lacks blk.2.attn_norm.weight"),
     ({"block_count": 1}, "holds blk.1.*which this architecture"),
@@ -174,9 +112,11 @@ def test_llama3_factors(tmp_path, factor):
 
 
 def test_damaged_files(tmp_path):
-  whole = write(tmp_path / "m.gguf").read_bytes()
+  whole = write(tmp_path / "m.gguf", change=sentence_piece()).read_bytes()
   path = tmp_path / "cut.gguf"
-  for keep in (0, 3, 20, 100, 700, len(whole) // 2, len(whole) - 40):
+  inside = [whole.index(word) for word in (b"<0x41>", b"scores", b"token_type")]
+  inside = [at + 60 for at in inside]  # in the midst of each long array
+  for keep in (0, 3, 20, 100, *inside, len(whole) // 2, len(whole) - 40):
     path.write_bytes(whole[:keep])
     with pytest.raises(ValueError, match=r"cut\.gguf is not a complete GGUF"):
       checkpoints.load(path)
@@ -282,7 +222,7 @@ def test_numbers_are_cut_as_each_kind_does(tmp_path):
       assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
-def sentence_piece(**flags):
+def sentence_piece(user_defined=(), **flags):
   words = ["▁", "t", "h", "e", "c", "a", "th", "▁t", "▁th", "the", "▁the", "ca"]
   tokens = ["<unk>", "<s>", "</s>"]
   tokens += [f"<0x{byte:02X}>" for byte in range(256)]
@@ -291,9 +231,10 @@ def sentence_piece(**flags):
 
   def change(writer):
     writer.add_tokenizer_model("llama")
-    writer.add_token_list(tokens + words)
-    writer.add_token_types(types)
-    writer.add_token_scores(scores)
+    spare = len(user_defined)
+    writer.add_token_list(tokens + words + list(user_defined))
+    writer.add_token_types(types + [4] * spare)
+    writer.add_token_scores(scores + [-1000.0] * spare)
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
     writer.add_unk_token_id(0)
@@ -320,6 +261,23 @@ def test_sentence_piece_from_scores(tmp_path):
   tokenizer = checkpoints.load_tokenizer(path)
   assert pieces("the") == ["the"]
   assert tokenizer.decode(tokenizer.encode(" the")) == " the"
+
+
+def test_user_defined_tokens_come_first_and_longest(tmp_path):
+  """As in Gemma: runs of spaces and line ends, and no space before a text."""
+  own = ("  ", "   ", "\n\n", "<b>")
+  change = sentence_piece(own, add_space_prefix=False)
+  path = write(tmp_path / "m.gguf", change=change)
+  tokenizer = checkpoints.load_tokenizer(path)
+
+  def pieces(text):
+    return [tokenizer.tokens[i] for i in tokenizer.encode(text)[1:]]
+
+  assert pieces("the  the") == ["the", "  ", "the"]  # not "▁", "▁the"
+  assert pieces("     a") == ["   ", "  ", "a"]
+  assert pieces("<b>the\n\n\n") == ["<b>", "the", "\n\n", "<0x0A>"]
+  for text in ("the  the", " <b>     a\n\n\n"):
+    assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
 def without(writer_change, *keys):

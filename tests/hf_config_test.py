@@ -1,7 +1,11 @@
 """What a config.json leaves out means what its architecture says it means."""
 
+import dataclasses
+
+import pytest
+
 from specdec.checkpoints import hf_config
-from specdec.models.config import TransformerConfig
+from specdec.models.config import RopeScaling, TransformerConfig
 
 BASE = {
   "vocab_size": 8,
@@ -30,3 +34,183 @@ def test_llama_has_neither():
   config = parse("LlamaForCausalLM")
   assert config.windows == ()
   assert config.num_kv_heads == 16
+
+
+EIGHT = {
+  "num_hidden_layers": 8,
+  "num_attention_heads": 32,
+  "hidden_size": 64,
+}
+
+
+@pytest.mark.parametrize(
+  "architecture, fields",
+  [
+    ("Qwen2", {"head_dim": 2, "num_kv_heads": 32, "qkv_bias": True}),
+    ("Qwen3", {"head_dim": 128, "num_kv_heads": 32, "qk_norm": True}),
+    (
+      "Gemma2",
+      {
+        "head_dim": 256,
+        "num_kv_heads": 4,
+        "windows": (4096, None) * 4,
+        "attention_softcap": 50.0,
+        "logit_softcap": 30.0,
+        "query_scalar": 256,
+        "tied": True,
+      },
+    ),
+    (
+      "Gemma3",
+      {
+        "head_dim": 256,
+        "num_kv_heads": 4,
+        "windows": (4096,) * 5 + (None,) + (4096,) * 2,
+        "rope_theta": 1e6,
+        "local_rope_theta": 1e4,
+        "query_scalar": 256,
+        "qk_norm": True,
+        "logit_softcap": None,
+        "tied": True,
+      },
+    ),
+    (
+      "Mixtral",
+      {
+        "num_kv_heads": 8,
+        "rope_theta": 1e6,
+        "norm_epsilon": 1e-5,
+        "windows": (),
+        "num_experts": 8,
+        "experts_per_token": 2,
+        "normalize_experts": True,
+      },
+    ),
+    (
+      "Qwen3Moe",
+      {
+        "num_kv_heads": 4,
+        "head_dim": 2,
+        "num_experts": 128,
+        "experts_per_token": 8,
+        "normalize_experts": False,
+        "mlp_width": 768,
+      },
+    ),
+  ],
+)
+def test_what_is_absent_means_what_transformers_takes_it_for(
+  architecture, fields
+):
+  config = parse(f"{architecture}ForCausalLM", **EIGHT)
+  defaults = {"rope_theta": 1e4, "norm_epsilon": 1e-6, "windows": ()}
+  for name, value in (defaults | {"tied": False} | fields).items():
+    assert getattr(config, name) == value, name
+
+
+@pytest.mark.parametrize(
+  "architecture, changes, fields",
+  [
+    (
+      "Qwen3",
+      {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 6},
+      {"windows": (None,) * 6 + (7, 7)},
+    ),
+    ("Qwen3", {"sliding_window": 7}, {"windows": ()}),
+    (
+      "Qwen3Moe",
+      {"use_sliding_window": True, "sliding_window": 7, "num_local_experts": 4,
+       "num_experts_per_tok": 2},
+      {"windows": (7,) * 8, "num_experts": 4},
+    ),
+    (
+      "Gemma2",
+      {"layer_types": ["full_attention"] * 7 + ["sliding_attention"]},
+      {"windows": (None,) * 7 + (4096,)},
+    ),
+    # As the hub's Gemma 3 has it, and as transformers 5 writes it.
+    (
+      "Gemma3",
+      {
+        "sliding_window_pattern": 4,
+        "rope_theta": 5e5,
+        "rope_local_base_freq": 5e3,
+        "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+      },
+      {
+        "windows": ((4096,) * 3 + (None,)) * 2,
+        "rope_theta": 5e5,
+        "local_rope_theta": 5e3,
+        "rope_scaling": RopeScaling("linear", 8.0),
+      },
+    ),
+    (
+      "Gemma3",
+      {
+        "rope_parameters": {
+          "full_attention": {"rope_type": "linear", "factor": 8.0},
+          "sliding_attention": {"rope_theta": 5e3},
+        },
+        "layer_types": ["full_attention"] * 8,
+      },
+      {
+        "windows": (),
+        "rope_theta": 1e6,
+        "local_rope_theta": None,
+        "rope_scaling": RopeScaling("linear", 8.0),
+      },
+    ),
+  ],
+)  # fmt: skip
+def test_options_are_carried(architecture, changes, fields):
+  config = parse(f"{architecture}ForCausalLM", **EIGHT, **changes)
+  for name, value in fields.items():
+    assert getattr(config, name) == value, name
+  assert hf_config.parse(hf_config.render(config), "", "float32") == config
+
+
+LOCAL = {"sliding_attention": {"rope_type": "linear", "factor": 2.0}}
+
+
+@pytest.mark.parametrize(
+  "architecture, changes, sentence",
+  [
+    ("Qwen3", {"attention_bias": True}, "attention_bias = True; accepted"),
+    ("Qwen3", {"layer_types": ["full_attention"]}, "and full_attention, one a"),
+    ("Qwen2", {"layer_types": ["chunked_attention"] * 8}, "layer_types = "),
+    ("Qwen2", {"layer_types": ["sliding_attention"] * 8}, "no sliding_window"),
+    ("Gemma2", {"sliding_window": None}, "and no sliding_window"),
+    ("Gemma2", {"hidden_activation": "silu"}, "hidden_activation = 'silu'"),
+    ("Gemma2", {"use_bidirectional_attention": True}, "use_bidirectional"),
+    ("Gemma3", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping = 50"),
+    ("Gemma3", {"rope_parameters": LOCAL}, "of sliding_attention; accepted"),
+    ("Gemma3", {"rope_parameters": {"rope_theta": 1}}, "rope_theta in rope_pa"),
+    ("Llama", {"rope_parameters": LOCAL}, "of their own for sliding_attention"),
+    ("Llama", {"rope_theta": None}, "rope_theta = None; it must be a number"),
+    (
+      "Llama",
+      {"rope_parameters": {"partial_rotary_factor": 0.5}},
+      "partial_rotary_factor = 0.5; accepted: 1.0",
+    ),
+    ("Qwen3Moe", {"mlp_only_layers": [1]}, r"mlp_only_layers = \[1\];"),
+    ("Qwen3Moe", {"decoder_sparse_step": 2}, "decoder_sparse_step = 2;"),
+    ("Mixtral", {"num_local_experts": 1}, "num_experts = 1; it must be"),
+    ("Gemma3", {"query_pre_attn_scalar": None}, "query_pre_attn_scalar = None"),
+  ],
+)  # fmt: skip
+def test_what_changes_the_law_is_refused(architecture, changes, sentence):
+  with pytest.raises(ValueError, match=sentence):
+    parse(f"{architecture}ForCausalLM", **EIGHT, **changes)
+
+
+def changed(**changes):
+  return dataclasses.replace(parse("LlamaForCausalLM"), **changes)
+
+
+def test_render_says_what_no_architecture_has():
+  with pytest.raises(ValueError, match=r"Llama.* and differs in windows"):
+    hf_config.render(changed(windows=(None, 4)))
+  with pytest.raises(ValueError, match=r"Qwen2.* differs in qk_norm"):
+    hf_config.render(changed(qkv_bias=True, qk_norm=True))
+  rendered = hf_config.render(changed(windows=(None, None)))
+  assert rendered["architectures"] == ["LlamaForCausalLM"]

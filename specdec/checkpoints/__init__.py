@@ -1,4 +1,4 @@
-"""Checkpoints: Hugging Face directories and GGUF files in, safetensors out."""
+"""Checkpoints: Hugging Face, GGUF and Orbax in; safetensors and Orbax out."""
 
 from specdec.checkpoints.huggingface import save_safetensors
 from specdec.checkpoints.loading import (
@@ -8,6 +8,8 @@ from specdec.checkpoints.loading import (
   load,
   load_tokenizer,
 )
+from specdec.checkpoints.orbax_layout import save as save_orbax
+from specdec.checkpoints.pair import check_vocabulary, load_pair
 from specdec.checkpoints.tokenizer import (
   TextStream,
   Tokenizer,
@@ -19,9 +21,12 @@ __all__ = [
   "Checkpoint",
   "TextStream",
   "Tokenizer",
+  "check_vocabulary",
   "inspect",
   "load",
+  "load_pair",
   "load_tokenizer",
   "same_vocabulary",
+  "save_orbax",
   "save_safetensors",
 ]

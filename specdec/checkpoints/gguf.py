@@ -6,15 +6,33 @@ order of query and key rows never leaves this module.
 """
 
 import functools
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gguf import GGUFReader, quants
+from gguf import GGUFReader, GGUFValueType, quants
 
+from specdec.checkpoints.names import Tensor
 from specdec.models.config import RopeScaling, TransformerConfig
 
-ARCHITECTURES = ("llama",)
+# How the law of each architecture differs from Llama's.
+_GEMMA = {
+  "post_norms": True,
+  "norm_offset": True,
+  "scale_embedding": True,
+  "activation": "gelu_tanh",
+}
+ARCHITECTURES = {
+  "llama": {},
+  "qwen2": {"qkv_bias": True},
+  "qwen3": {"qk_norm": True},
+  "qwen3moe": {"qk_norm": True},
+  "gemma2": _GEMMA,
+  "gemma3": _GEMMA | {"qk_norm": True},
+}
+_PATTERN = {"gemma2": 2, "gemma3": 6}  # the last of so many layers sees all
 
 # What the reader raises on a file that ends early or holds garbage, according
 # to which field the damage falls into.
@@ -26,6 +44,36 @@ _DAMAGE = (
   OverflowError,
   MemoryError,
 )
+
+
+class _Reader(GGUFReader):
+  """Reads arrays whole: item by item, a vocabulary of 262144 takes 20 s."""
+
+  def _get_field_parts(self, orig_offs, raw_type):
+    if raw_type != GGUFValueType.ARRAY or self.byte_order != "I":
+      return super()._get_field_parts(orig_offs, raw_type)
+    head = [
+      self._get(orig_offs, np.uint32),
+      self._get(orig_offs + 4, np.uint64),
+    ]
+    item, count = GGUFValueType(int(head[0][0])), int(head[1][0])
+    types, at = [GGUFValueType.ARRAY, item], orig_offs + 12
+    if item in self.gguf_scalar_to_np:
+      values = self._get(at, self.gguf_scalar_to_np[item], count)
+      if values.size < count:
+        raise ValueError("it ends inside an array")
+      return 12 + values.nbytes, [*head, values], [2], types
+    if item != GGUFValueType.STRING:
+      return super()._get_field_parts(orig_offs, raw_type)
+    file, strings = memoryview(self.data), []
+    for _ in range(count):
+      start = at + 8
+      at = start + int.from_bytes(file[at:start], sys.byteorder)
+      if at > len(file):
+        raise ValueError("it ends inside an array")
+      strings.append(file[start:at])
+    parts = [*head, *strings]
+    return at - orig_offs, parts, list(range(2, len(parts))), types
 
 
 class Weights:
@@ -41,7 +89,7 @@ class Weights:
     if not path.is_file():
       raise FileNotFoundError(f"{path} does not exist")
     try:
-      reader = GGUFReader(path)
+      reader = _Reader(path)
     except _DAMAGE as error:
       raise ValueError(
         f"{path} is not a complete GGUF file: {error}"
@@ -58,8 +106,8 @@ class Weights:
       for name, tensor in self._tensors.items()
     }
 
-  def read(self, name: str, permuted_heads: int = 0) -> np.ndarray:
-    """One tensor in float32, its rows in Hugging Face's order.
+  def read(self, name: str, row: Tensor | None = None) -> np.ndarray:
+    """One tensor in float32, as Hugging Face stores what `row` describes.
 
     Raises:
       ValueError: its quantisation has no decoder.
@@ -72,7 +120,11 @@ class Weights:
         f"{name} in {self.source} is stored as {tensor.tensor_type.name}, "
         "which the gguf package cannot dequantise"
       ) from error
-    return unpermute(array, permuted_heads) if permuted_heads else array
+    if row is None:
+      return array
+    if row.permuted_heads and self.get("general.architecture") == "llama":
+      array = unpermute(array, row.permuted_heads)
+    return array - np.float32(row.gguf_offset) if row.gguf_offset else array
 
   def get(self, key: str, default: Any = None) -> Any:
     """A metadata value, or `default`."""
@@ -126,10 +178,15 @@ def config(weights: Weights, dtype: str) -> TransformerConfig:
     return value
 
   experts = number("expert_count", 0)
-  if experts:
-    raise ValueError(
-      f"{source} has {experts} experts a layer; only dense models are accepted"
-    )
+  # What llama.cpp does where these are absent is what is implemented.
+  for key, accepted in (
+    ("attention.scale", 0.0),
+    ("expert_shared_count", 0),
+    ("expert_gating_func", 1),
+    ("expert_weights_norm", True),
+  ):
+    if weights.get(f"{architecture}.{key}", accepted) != accepted:
+      raise ValueError(f"{source} has {architecture}.{key}, not implemented")
   heads, width = number("attention.head_count"), number("embedding_length")
   head_dim = number("attention.key_length", width // max(heads, 1))
   for key in ("attention.value_length", "rope.dimension_count"):
@@ -139,7 +196,7 @@ def config(weights: Weights, dtype: str) -> TransformerConfig:
         f"head's own {head_dim}"
       )
   layers, theta = number("block_count"), number("rope.freq_base", 10_000.0)
-  window = number("attention.sliding_window", 0)
+  gemma = architecture in ("gemma2", "gemma3")
   shapes = weights.shapes
   if "token_embd.weight" not in shapes:
     raise ValueError(f"{source} lacks token_embd.weight")
@@ -147,7 +204,10 @@ def config(weights: Weights, dtype: str) -> TransformerConfig:
     vocab_size=shapes["token_embd.weight"][0],
     num_layers=layers,
     width=width,
-    mlp_width=number("feed_forward_length"),
+    mlp_width=number(
+      "expert_feed_forward_length" if experts else "feed_forward_length",
+      number("feed_forward_length", 0) or None,
+    ),
     num_heads=heads,
     num_kv_heads=number("attention.head_count_kv", heads),
     head_dim=head_dim,
@@ -155,9 +215,63 @@ def config(weights: Weights, dtype: str) -> TransformerConfig:
     rope_theta=_shortest(theta),
     rope_scaling=_rope_scaling(weights, architecture, theta, head_dim),
     tied="output.weight" not in shapes,
-    windows=(window,) * layers if window else (),
+    windows=_windows(weights, architecture, number),
+    num_experts=experts,
+    experts_per_token=number("expert_used_count") if experts else 0,
+    **ARCHITECTURES[architecture],
+    **(_gemma(architecture, number, head_dim) if gemma else {}),
     dtype=dtype,
   )
+
+
+def _windows(
+  weights: Weights, architecture: str, number: Callable
+) -> tuple[int | None, ...]:
+  window = number(
+    "attention.sliding_window", 4096 if architecture == "gemma2" else 0
+  )
+  layers = range(number("block_count"))
+  if not window:
+    return ()
+  if architecture == "llama":
+    return (window,) * len(layers)
+  if architecture not in _PATTERN:
+    raise ValueError(
+      f"{weights.source} has {architecture}.attention.sliding_window = "
+      f"{window} and does not say for which layers"
+    )
+  key = "attention.sliding_window_pattern"
+  sliding = weights.get(f"{architecture}.{key}")
+  if not isinstance(sliding, list):  # a flag a layer
+    every = number(key, _PATTERN[architecture])
+    sliding = [(layer + 1) % every > 0 for layer in layers]
+  if len(sliding) != len(layers):
+    raise ValueError(
+      f"{weights.source} has {architecture}.{key} for {len(sliding)} of "
+      f"{len(layers)} layers"
+    )
+  return tuple(window if sliding[layer] else None for layer in layers)
+
+
+def _gemma(
+  architecture: str, number: Callable, head_dim: int
+) -> dict[str, float | None]:
+  """What only Gemma's files say, and what llama.cpp knows without them."""
+  layers, theta = number("block_count"), number("rope.freq_base", 10_000.0)
+  large = layers == {"gemma2": 46, "gemma3": 62}[architecture]
+  scalar = number("embedding_length") // number("attention.head_count")
+  fields = {"query_scalar": scalar if large else head_dim}
+  if architecture == "gemma2":
+    if number("rope.freq_base_swa", theta) != theta:
+      raise ValueError("gemma2.rope.freq_base_swa is not implemented")
+    fields["attention_softcap"] = number("attn_logit_softcapping", 50.0)
+    fields["logit_softcap"] = number("final_logit_softcapping", 30.0)
+    return fields
+  fields["logit_softcap"] = number("final_logit_softcapping", 0.0) or None
+  if number("attention.sliding_window", 0):
+    theta = number("rope.freq_base_swa", 10_000.0)
+    fields["local_rope_theta"] = _shortest(theta)
+  return fields
 
 
 def _shortest(value: float) -> float:

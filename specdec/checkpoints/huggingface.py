@@ -100,13 +100,13 @@ class Weights:
       for name, file in self._files.items()
     }
 
-  def read(self, name: str, permuted_heads: int = 0) -> np.ndarray:
+  def read(self, name: str, row: names.Tensor) -> np.ndarray:
     """One tensor in the type it is stored in.
 
     Raises:
       ValueError: it is not stored as floating point of 16 bits or more.
     """
-    del permuted_heads  # rows already stand in this order
+    del row  # it already stands as we want it
     file = self._files[name]
     kind = file.get_slice(name).get_dtype()
     if kind not in _FLOATS:
@@ -158,7 +158,12 @@ def save_safetensors(
     "params",
   )
   directory.mkdir(parents=True, exist_ok=True)
-  arrays = {row.hugging_face: np.asarray(flat[row.ours]) for row in rows}
+  arrays = {}
+  for row in rows:
+    array = np.asarray(flat[row.ours])
+    arrays |= zip(
+      row.hugging_face, array if len(row.hugging_face) > 1 else [array]
+    )
   save_file(arrays, directory / SINGLE, metadata={"format": "pt"})
   text = json.dumps(rendered, indent=2) + "\n"
   (directory / "config.json").write_text(text, encoding="utf-8")

@@ -18,6 +18,7 @@ from specdec.checkpoints import (
   hub,
   huggingface,
   names,
+  orbax_layout,
   tokenizer,
 )
 from specdec.models.config import TransformerConfig
@@ -61,8 +62,8 @@ def load(source: str | Path, dtype: str = "float32") -> Checkpoint:
   """Loads a checkpoint onto JAX's default device.
 
   Args:
-    source: a directory with config.json and safetensors, a .gguf file, a
-      directory with one .gguf file, or a hub name like 'owner/name'.
+    source: a directory with config.json and safetensors or orbax/, a .gguf
+      file, a directory with one .gguf file, or a hub name like 'owner/name'.
     dtype: 'float32' or 'bfloat16', of the parameters.
 
   Raises:
@@ -75,13 +76,11 @@ def load(source: str | Path, dtype: str = "float32") -> Checkpoint:
   if path.is_file():
     weights = gguf.Weights(path)
     config = gguf.config(weights, dtype)
-    wanted = [(row.gguf, row) for row in names.expected(config)]
+    wanted = [((row.gguf,), row) for row in names.expected(config)]
     text = gguf_tokenizer.from_gguf(weights, limit=config.vocab_size)
     eos_ids = text.eos_ids if text else ()
   else:
     config = huggingface.config(path, dtype)
-    weights = huggingface.Weights(path)
-    wanted = [(row.hugging_face, row) for row in names.expected(config)]
     text = tokenizer.from_directory(path, limit=config.vocab_size)
     # Without a tokenizer an end token's string says nothing, but its id does.
     eos_ids = (
@@ -89,6 +88,11 @@ def load(source: str | Path, dtype: str = "float32") -> Checkpoint:
       if text
       else tuple(t for t in huggingface.eos_tokens(path) if isinstance(t, int))
     )
+    if orbax_layout.has_weights(path):
+      params = orbax_layout.read(path, config, dtype)
+      return Checkpoint(config, params, text, eos_ids, str(source))
+    weights = huggingface.Weights(path)
+    wanted = [(row.hugging_face, row) for row in names.expected(config)]
   params = _read(weights, wanted, dtype)
   return Checkpoint(config, params, text, eos_ids, str(source))
 
@@ -119,14 +123,31 @@ def _check_dtype(dtype: str) -> None:
 
 def _read(weights, wanted, dtype: str) -> dict[str, Any]:
   names.check(
-    {name: row.shape for name, row in wanted}, weights.shapes, weights.source
+    {
+      name: row.part_shape if len(parts) > 1 else row.shape
+      for parts, row in wanted
+      for name in parts
+    },
+    weights.shapes,
+    weights.source,
   )
   return names.nest(
     {
-      row.ours: _to_device(weights.read(name, row.permuted_heads), dtype)
-      for name, row in wanted
+      row.ours: _to_device(_whole(weights, parts, row, dtype), dtype)
+      for parts, row in wanted
     }
   )
+
+
+def _whole(
+  weights, parts: tuple[str, ...], row: names.Tensor, dtype: str
+) -> np.ndarray:
+  if len(parts) == 1:
+    return weights.read(parts[0], row)
+  stacked = np.empty(row.shape, jnp.dtype(dtype))
+  for i, part in enumerate(parts):
+    stacked[i] = weights.read(part, row)
+  return stacked
 
 
 def _to_device(array: np.ndarray, dtype: str) -> jax.Array:

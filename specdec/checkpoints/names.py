@@ -10,18 +10,31 @@ from typing import NamedTuple
 
 from specdec.models.config import TransformerConfig
 
-
-def _always(config: TransformerConfig) -> bool:
-  del config
-  return True
+Switch = Callable[[TransformerConfig], bool]
 
 
-def _untied(config: TransformerConfig) -> bool:
-  return not config.tied
+def _has(option: str) -> Switch:
+  return lambda config: bool(getattr(config, option))
+
+
+def _lacks(option: str) -> Switch:
+  return lambda config: not getattr(config, option)
+
+
+def _mixtral(config: TransformerConfig) -> bool:
+  return config.num_experts > 0 and not config.qk_norm
+
+
+def _qwen3_moe(config: TransformerConfig) -> bool:
+  return config.num_experts > 0 and config.qk_norm
 
 
 class Row(NamedTuple):
-  """One kind of tensor; '{}' in a name stands for the layer's index."""
+  """One kind of tensor; '{}' in a name stands for the layer's index.
+
+  Where a Hugging Face name has '{expert}', its tensors are one here and in GGUF
+  files, stacked along a first axis.
+  """
 
   ours: str  # path in the parameter tree, joined by '/'
   hugging_face: str
@@ -29,20 +42,46 @@ class Row(NamedTuple):
   shape: tuple[str, ...]  # names of sizes; `sizes` gives them numbers
   permuted_heads: str = ""  # config field counting the heads whose rows
   #                           llama.cpp interleaves, '' where it does not
-  present: Callable[[TransformerConfig], bool] = _always
+  present: Switch = lambda config: True
 
 
 class Tensor(NamedTuple):
   """One tensor that a checkpoint of a given config must hold."""
 
   ours: str
-  hugging_face: str
+  hugging_face: tuple[str, ...]  # one name, or one an expert
   gguf: str
   shape: tuple[int, ...]
   permuted_heads: int  # 0: rows stand as Hugging Face stores them
+  gguf_offset: float  # what GGUF files add: they hold 1 + scale, not scale
+
+  @property
+  def part_shape(self) -> tuple[int, ...]:
+    """Shape under each of the Hugging Face names."""
+    return self.shape[1:] if len(self.hugging_face) > 1 else self.shape
 
 
-_HF, _GGUF = "model.layers.{}.", "blk.{}."
+def _layer(ours: str, theirs: str, gguf: str, *shape: str, **options) -> Row:
+  """A row of every layer; matrices and norms go by their modules' names."""
+  if not ours.endswith("/bias"):
+    ours += "/weight" if len(shape) > 1 else "/scale"
+    theirs, gguf = theirs + ".weight", gguf + ".weight"
+  theirs, gguf = "model.layers.{}." + theirs, "blk.{}." + gguf
+  return Row("layer_{}/" + ours, theirs, gguf, shape, **options)
+
+
+def _experts(present: Switch, block: str, **names: str) -> list[Row]:
+  """Router and experts; `names` are those of an expert's matrices."""
+  shape = ("experts", "width")
+  router = f"{block}.gate"
+  rows = [_layer("mlp/router", router, "ffn_gate_inp", *shape, present=present)]
+  for ours, name in names.items():
+    theirs, gguf = f"{block}.experts.{{expert}}.{name}", f"ffn_{ours}_exps"
+    shape = ("width", "mlp") if ours == "down" else ("mlp", "width")
+    shape = ("experts", *shape)
+    rows.append(_layer(f"mlp/{ours}", theirs, gguf, *shape, present=present))
+  return rows
+
 
 TABLE = (
   Row(
@@ -51,74 +90,126 @@ TABLE = (
     "token_embd.weight",
     ("vocab", "width"),
   ),
-  Row(
-    "layer_{}/attention_norm/scale",
-    _HF + "input_layernorm.weight",
-    _GGUF + "attn_norm.weight",
-    ("width",),
-  ),
-  Row(
-    "layer_{}/attention/q/weight",
-    _HF + "self_attn.q_proj.weight",
-    _GGUF + "attn_q.weight",
-    ("query", "width"),
+  _layer("attention_norm", "input_layernorm", "attn_norm", "width"),
+  _layer(
+    "attention/q",
+    "self_attn.q_proj",
+    "attn_q",
+    "query",
+    "width",
     permuted_heads="num_heads",
   ),
-  Row(
-    "layer_{}/attention/k/weight",
-    _HF + "self_attn.k_proj.weight",
-    _GGUF + "attn_k.weight",
-    ("key", "width"),
+  _layer(
+    "attention/k",
+    "self_attn.k_proj",
+    "attn_k",
+    "key",
+    "width",
     permuted_heads="num_kv_heads",
   ),
-  Row(
-    "layer_{}/attention/v/weight",
-    _HF + "self_attn.v_proj.weight",
-    _GGUF + "attn_v.weight",
-    ("key", "width"),
+  _layer("attention/v", "self_attn.v_proj", "attn_v", "key", "width"),
+  _layer(
+    "attention/q/bias",
+    "self_attn.q_proj.bias",
+    "attn_q.bias",
+    "query",
+    present=_has("qkv_bias"),
+  ),
+  _layer(
+    "attention/k/bias",
+    "self_attn.k_proj.bias",
+    "attn_k.bias",
+    "key",
+    present=_has("qkv_bias"),
+  ),
+  _layer(
+    "attention/v/bias",
+    "self_attn.v_proj.bias",
+    "attn_v.bias",
+    "key",
+    present=_has("qkv_bias"),
+  ),
+  _layer(
+    "attention/q_norm",
+    "self_attn.q_norm",
+    "attn_q_norm",
+    "head",
+    present=_has("qk_norm"),
+  ),
+  _layer(
+    "attention/k_norm",
+    "self_attn.k_norm",
+    "attn_k_norm",
+    "head",
+    present=_has("qk_norm"),
+  ),
+  _layer("attention/o", "self_attn.o_proj", "attn_output", "width", "query"),
+  # Hugging Face names what lies between attention and MLP by their number.
+  _layer(
+    "attention_post_norm",
+    "post_attention_layernorm",
+    "post_attention_norm",
+    "width",
+    present=_has("post_norms"),
+  ),
+  _layer(
+    "mlp_norm",
+    "pre_feedforward_layernorm",
+    "ffn_norm",
+    "width",
+    present=_has("post_norms"),
+  ),
+  _layer(
+    "mlp_norm",
+    "post_attention_layernorm",
+    "ffn_norm",
+    "width",
+    present=_lacks("post_norms"),
+  ),
+  _layer(
+    "mlp_post_norm",
+    "post_feedforward_layernorm",
+    "post_ffw_norm",
+    "width",
+    present=_has("post_norms"),
+  ),
+  _layer(
+    "mlp/gate",
+    "mlp.gate_proj",
+    "ffn_gate",
+    "mlp",
+    "width",
+    present=_lacks("num_experts"),
+  ),
+  _layer(
+    "mlp/up",
+    "mlp.up_proj",
+    "ffn_up",
+    "mlp",
+    "width",
+    present=_lacks("num_experts"),
+  ),
+  _layer(
+    "mlp/down",
+    "mlp.down_proj",
+    "ffn_down",
+    "width",
+    "mlp",
+    present=_lacks("num_experts"),
+  ),
+  *_experts(_mixtral, "block_sparse_moe", gate="w1", up="w3", down="w2"),
+  *_experts(
+    _qwen3_moe, "mlp", gate="gate_proj", up="up_proj", down="down_proj"
   ),
   Row(
-    "layer_{}/attention/o/weight",
-    _HF + "self_attn.o_proj.weight",
-    _GGUF + "attn_output.weight",
-    ("width", "query"),
-  ),
-  Row(
-    "layer_{}/mlp_norm/scale",
-    _HF + "post_attention_layernorm.weight",
-    _GGUF + "ffn_norm.weight",
-    ("width",),
-  ),
-  Row(
-    "layer_{}/mlp/gate/weight",
-    _HF + "mlp.gate_proj.weight",
-    _GGUF + "ffn_gate.weight",
-    ("mlp", "width"),
-  ),
-  Row(
-    "layer_{}/mlp/up/weight",
-    _HF + "mlp.up_proj.weight",
-    _GGUF + "ffn_up.weight",
-    ("mlp", "width"),
-  ),
-  Row(
-    "layer_{}/mlp/down/weight",
-    _HF + "mlp.down_proj.weight",
-    _GGUF + "ffn_down.weight",
-    ("width", "mlp"),
-  ),
-  Row(
-    "final_norm/scale",
-    "model.norm.weight",
-    "output_norm.weight",
-    ("width",),
+    "final_norm/scale", "model.norm.weight", "output_norm.weight", ("width",)
   ),
   Row(
     "head/weight",
     "lm_head.weight",
     "output.weight",
     ("vocab", "width"),
-    present=_untied,
+    present=_lacks("tied"),
   ),
 )
 
@@ -137,6 +228,8 @@ def sizes(config: TransformerConfig) -> dict[str, int]:
     "mlp": config.mlp_width,
     "query": config.num_heads * config.head_dim,
     "key": config.num_kv_heads * config.head_dim,
+    "head": config.head_dim,
+    "experts": config.num_experts,
   }
 
 
@@ -146,12 +239,14 @@ def expected(config: TransformerConfig) -> list[Tensor]:
 
   def tensor(row: Row, layer: int) -> Tensor:
     heads = getattr(config, row.permuted_heads) if row.permuted_heads else 0
+    parts = config.num_experts if "{expert}" in row.hugging_face else 1
     return Tensor(
       row.ours.format(layer),
-      row.hugging_face.format(layer),
+      tuple(row.hugging_face.format(layer, expert=i) for i in range(parts)),
       row.gguf.format(layer),
       tuple(number[size] for size in row.shape),
       heads,
+      float(config.norm_offset and row.ours.endswith("/scale")),
     )
 
   rows = [row for row in TABLE if row.present(config)]

@@ -37,22 +37,42 @@ class RopeScaling:
 
 @dataclasses.dataclass(frozen=True)
 class TransformerConfig:
-  """One decoder-only transformer of the Llama family.
+  """One decoder-only transformer: Llama, and what its relatives add to it.
+
+  The defaults are Llama's. Qwen 2 sets `qkv_bias`, Qwen 3 `qk_norm`, Mixtral
+  and Qwen 3 MoE the experts; the options with "Gemma" below are Gemma 2's and
+  3's. They are independent of each other.
 
   Attributes:
     vocab_size: V, rows of the embedding.
     num_layers: L.
     width: M, the residual stream.
-    mlp_width: inner width of the gated MLP.
+    mlp_width: inner width of the gated MLP, or of each expert's.
     num_heads: query heads.
     num_kv_heads: key/value heads; divides num_heads.
     head_dim: width of one head.
     norm_epsilon: added to the mean square inside RMSNorm.
     rope_theta: base of the rotary frequencies.
     rope_scaling: None, or how the frequencies are stretched.
+    local_rope_theta: None, or another base, never stretched, for the layers
+      that have a window (Gemma 3).
     tied: the vocabulary projection is the embedding itself.
     windows: one entry a layer, None for full attention or the number of
       positions (itself included) that a token sees; () means all full.
+    qkv_bias: the query, key and value projections add a bias.
+    qk_norm: RMSNorm over each query and key head, before the rotation.
+    query_scalar: attention scores are divided by its square root; None is
+      head_dim. Checkpoints call it query_pre_attn_scalar (Gemma).
+    attention_softcap: None, or c: scores s become c tanh(s / c) (Gemma 2).
+    logit_softcap: None, or the same for the logits (Gemma 2).
+    post_norms: attention's and the MLP's outputs pass another RMSNorm before
+      they are added to the residual stream (Gemma).
+    norm_offset: RMSNorm multiplies by 1 + scale instead of scale (Gemma).
+    scale_embedding: embeddings are multiplied by sqrt(width) (Gemma).
+    activation: of the MLP's gate: 'silu' or 'gelu_tanh' (Gemma).
+    num_experts: MLPs a layer, of which a router chooses; 0: one, no router.
+    experts_per_token: how many are chosen for a token; 0 without experts.
+    normalize_experts: the chosen ones' probabilities are scaled to sum to one.
     dtype: of activations, K/V and (as loaded) weights: 'float32' or
       'bfloat16'. Norms, softmax and logits are float32 whatever it says.
   """
@@ -67,8 +87,21 @@ class TransformerConfig:
   norm_epsilon: float = 1e-5
   rope_theta: float = 10_000.0
   rope_scaling: RopeScaling | None = None
+  local_rope_theta: float | None = None
   tied: bool = False
   windows: tuple[int | None, ...] = ()
+  qkv_bias: bool = False
+  qk_norm: bool = False
+  query_scalar: float | None = None
+  attention_softcap: float | None = None
+  logit_softcap: float | None = None
+  post_norms: bool = False
+  norm_offset: bool = False
+  scale_embedding: bool = False
+  activation: str = "silu"
+  num_experts: int = 0
+  experts_per_token: int = 0
+  normalize_experts: bool = True
   dtype: str = "float32"
 
   def __post_init__(self):
@@ -94,6 +127,33 @@ class TransformerConfig:
       raise ValueError(
         f"windows has {len(self.windows)} entries for {self.num_layers} layers"
       )
+    if any(window is not None and window < 1 for window in self.windows):
+      raise ValueError(f"windows = {self.windows}; each must be None or >= 1")
+    for name in (
+      "local_rope_theta",
+      "query_scalar",
+      "attention_softcap",
+      "logit_softcap",
+    ):
+      value = getattr(self, name)
+      if value is not None and value <= 0:
+        raise ValueError(f"{name} = {value}; it must be None or > 0")
+    if self.local_rope_theta is not None and not any(self.windows):
+      raise ValueError(
+        f"local_rope_theta = {self.local_rope_theta} needs layers with windows"
+      )
+    if self.activation not in ("silu", "gelu_tanh"):
+      raise ValueError(
+        f"activation {self.activation!r} is unknown; known: silu, gelu_tanh"
+      )
+    if self.num_experts < 0 or self.num_experts == 1:
+      raise ValueError(f"num_experts = {self.num_experts}; it must be 0 or > 1")
+    least = 1 if self.num_experts else 0
+    if not least <= self.experts_per_token <= self.num_experts:
+      raise ValueError(
+        f"experts_per_token = {self.experts_per_token} with num_experts = "
+        f"{self.num_experts}; it must be in {least}..{self.num_experts}"
+      )
     if self.dtype not in ("float32", "bfloat16"):
       raise ValueError(
         f"dtype {self.dtype!r} is unknown; known: float32, bfloat16"
@@ -102,10 +162,15 @@ class TransformerConfig:
   @property
   def num_parameters(self) -> int:
     """Weights, the tied embedding counted once."""
-    attention = (
-      self.width * self.head_dim * 2 * (self.num_heads + self.num_kv_heads)
-    )
-    layer = attention + 3 * self.width * self.mlp_width + 2 * self.width
+    heads = self.num_heads + self.num_kv_heads
+    layer = self.width * self.head_dim * 2 * heads  # q, k, v and o
+    if self.qkv_bias:
+      layer += self.head_dim * (heads + self.num_kv_heads)
+    if self.qk_norm:
+      layer += 2 * self.head_dim
+    layer += (4 if self.post_norms else 2) * self.width
+    layer += max(self.num_experts, 1) * 3 * self.width * self.mlp_width
+    layer += self.num_experts * self.width  # the router
     embeddings = self.vocab_size * self.width * (1 if self.tied else 2)
     return self.num_layers * layer + embeddings + self.width
 

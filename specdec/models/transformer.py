@@ -1,9 +1,10 @@
-"""One Flax decoder for the Llama family, with an explicit cache.
+"""One Flax decoder for the Llama, Qwen and Gemma families, explicit cache.
 
-Weights are [out, in], as checkpoints store them, and products are
-`weight @ x.T`: tokens stand last, the layout where XLA's CPU backend takes
-least longer for eight tokens than for one; on a TPU it is free. Norms,
-rotary angles, softmax and logits are float32 whatever the dtype is.
+What sets the families apart are options of TransformerConfig. Weights are
+[out, in], as checkpoints store them, and products are `weight @ x.T`: tokens
+stand last, the layout where XLA's CPU backend takes least longer for eight
+tokens than for one; on a TPU it is free. Norms, rotary angles, softmax and
+logits are float32 whatever the dtype is.
 """
 
 import functools
@@ -15,13 +16,15 @@ from flax import linen as nn
 from specdec import cache as kv
 from specdec.models.attention import positions, visible
 from specdec.models.config import RopeScaling, TransformerConfig
+from specdec.models.experts import ACTIVATIONS, Experts
 from specdec.types import KVCache, Model, ModelOutput
 
 
 class Linear(nn.Module):
-  """y = W x without bias; W is [out, in]."""
+  """y = W x, plus a bias where asked for; W is [out, in]."""
 
   features: int
+  bias: bool = False
 
   @nn.compact
   def __call__(self, x: jax.Array) -> jax.Array:
@@ -31,7 +34,11 @@ class Linear(nn.Module):
       (self.features, x.shape[-1]),
       x.dtype,
     )
-    return project(weight, x)
+    y = project(weight, x)
+    if self.bias:
+      shape = (self.features,)
+      y += self.param("bias", nn.initializers.zeros, shape, x.dtype)[None, None]
+    return y
 
 
 def project(weight: jax.Array, x: jax.Array, dtype=None) -> jax.Array:
@@ -43,16 +50,26 @@ def project(weight: jax.Array, x: jax.Array, dtype=None) -> jax.Array:
 
 
 class RMSNorm(nn.Module):
-  """Root-mean-square norm (arXiv:1910.07467), computed in float32."""
+  """Root-mean-square norm (arXiv:1910.07467), computed in float32.
+
+  With `offset` it multiplies by 1 + scale. The tree keeps scale itself, as
+  Gemma's checkpoints do: 1 + scale has too many bits for bfloat16.
+  """
 
   epsilon: float
+  offset: bool = False
 
   @nn.compact
   def __call__(self, x: jax.Array) -> jax.Array:
-    scale = self.param("scale", nn.initializers.ones, (x.shape[-1],), x.dtype)
+    start = nn.initializers.zeros if self.offset else nn.initializers.ones
+    scale = self.param("scale", start, (x.shape[-1],), x.dtype)
+    scale = scale.astype(jnp.float32)
+    if self.offset:
+      scale = 1 + scale
     y = x.astype(jnp.float32)
     y *= jax.lax.rsqrt(jnp.mean(y * y, -1, keepdims=True) + self.epsilon)
-    return (y * scale.astype(jnp.float32)[None, None]).astype(x.dtype)
+    scale = jnp.expand_dims(scale, tuple(range(x.ndim - 1)))
+    return (y * scale).astype(x.dtype)
 
 
 def rope_frequencies(
@@ -70,6 +87,19 @@ def rope_frequencies(
   low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
   keep = jnp.clip((turns - low) / (high - low), 0.0, 1.0)
   return keep * frequency + (1 - keep) * frequency / scaling.factor
+
+
+def rope_angles(
+  config: TransformerConfig, where: jax.Array, window: int | None
+) -> tuple[jax.Array, jax.Array]:
+  """(cos, sin), [B, T, 1, head_dim / 2], in a layer with this window."""
+  theta, scaling = config.rope_theta, config.rope_scaling
+  if window is not None and config.local_rope_theta is not None:
+    theta, scaling = config.local_rope_theta, None
+  frequency = rope_frequencies(theta, config.head_dim, scaling)
+  angle = where[:, :, None, None].astype(jnp.float32)
+  angle *= frequency[None, None, None]
+  return jnp.cos(angle), jnp.sin(angle)
 
 
 def rotate(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
@@ -96,14 +126,19 @@ class Attention(nn.Module):
     groups = c.num_heads // c.num_kv_heads
 
     def heads(name, count):
-      y = Linear(count * c.head_dim, name=name)(x)
+      y = Linear(count * c.head_dim, c.qkv_bias, name=name)(x)
       return y.reshape(batch, num_tokens, count, c.head_dim)
 
-    query = rotate(heads("q", c.num_heads), *angles)
-    key = rotate(heads("k", c.num_kv_heads), *angles)
+    query, key = heads("q", c.num_heads), heads("k", c.num_kv_heads)
+    if c.qk_norm:
+      query = RMSNorm(c.norm_epsilon, c.norm_offset, name="q_norm")(query)
+      key = RMSNorm(c.norm_epsilon, c.norm_offset, name="k_norm")(key)
+    query, key = rotate(query, *angles), rotate(key, *angles)
     value = heads("v", c.num_kv_heads)
-    keys = kv.write(layer[0], key.swapaxes(1, 2), length)
-    values = kv.write(layer[1], value.swapaxes(1, 2), length)
+    keys, values = key.swapaxes(1, 2), value.swapaxes(1, 2)
+    if layer is not None:
+      keys = kv.write(layer[0], keys, length)
+      values = kv.write(layer[1], values, length)
 
     # Queries of one K/V head stand together: [B, heads, groups * T, dim].
     query = query.reshape(batch, num_tokens, c.num_kv_heads, groups, -1)
@@ -114,7 +149,9 @@ class Attention(nn.Module):
       "bhsd,bhqd->bhsq", keys, query, preferred_element_type=jnp.float32
     ).swapaxes(2, 3)
     scores = scores.reshape(*scores.shape[:2], groups, num_tokens, -1)
-    scores = jnp.where(mask[:, None, None], scores * c.head_dim**-0.5, -jnp.inf)
+    scores *= (c.query_scalar or c.head_dim) ** -0.5
+    scores = softcap(scores, c.attention_softcap)
+    scores = jnp.where(mask[:, None, None], scores, -jnp.inf)
     weights = jax.nn.softmax(scores, axis=-1).astype(x.dtype)
     weights = weights.reshape(batch, c.num_kv_heads, groups * num_tokens, -1)
     mixed = jnp.einsum("bhqs,bhsd->bhqd", weights, values)
@@ -123,8 +160,13 @@ class Attention(nn.Module):
     return Linear(c.width, name="o")(mixed), (keys, values)
 
 
+def softcap(x: jax.Array, cap: float | None) -> jax.Array:
+  """x pressed smoothly into (-cap, cap); None leaves it."""
+  return x if cap is None else cap * jnp.tanh(x / cap)
+
+
 class MLP(nn.Module):
-  """Gated SiLU feed-forward (arXiv:2002.05202)."""
+  """Gated feed-forward (arXiv:2002.05202)."""
 
   config: TransformerConfig
 
@@ -132,22 +174,25 @@ class MLP(nn.Module):
   def __call__(self, x: jax.Array) -> jax.Array:
     gate = Linear(self.config.mlp_width, name="gate")(x)
     up = Linear(self.config.mlp_width, name="up")(x)
-    return Linear(self.config.width, name="down")(jax.nn.silu(gate) * up)
+    inner = ACTIVATIONS[self.config.activation](gate) * up
+    return Linear(self.config.width, name="down")(inner)
 
 
 class Layer(nn.Module):
-  """One pre-norm decoder layer."""
+  """One pre-norm decoder layer; its parts' outputs too may pass a norm."""
 
   config: TransformerConfig
 
   @nn.compact
   def __call__(self, x, layer, length, angles, mask):
     c = self.config
-    y = RMSNorm(c.norm_epsilon, name="attention_norm")(x)
+    norm = functools.partial(RMSNorm, c.norm_epsilon, c.norm_offset)
+    y = norm(name="attention_norm")(x)
     y, layer = Attention(c, name="attention")(y, layer, length, angles, mask)
-    x = x + y
-    y = RMSNorm(c.norm_epsilon, name="mlp_norm")(x)
-    return x + MLP(c, name="mlp")(y), layer
+    x = x + (norm(name="attention_post_norm")(y) if c.post_norms else y)
+    y = norm(name="mlp_norm")(x)
+    y = (Experts if c.num_experts else MLP)(c, name="mlp")(y)
+    return x + (norm(name="mlp_post_norm")(y) if c.post_norms else y), layer
 
 
 class Embedding(nn.Module):
@@ -179,7 +224,7 @@ class Transformer(nn.Module):
   def __call__(
     self,
     tokens: jax.Array,
-    cache: KVCache,
+    cache: KVCache | None,
     *,
     parents: jax.Array | None = None,
     start: int = 0,
@@ -191,36 +236,40 @@ class Transformer(nn.Module):
     c = self.config
     stop = c.num_layers if stop is None else stop
     num_tokens = tokens.shape[1]
-    where = positions(cache.length, parents, num_tokens)  # [B, T]
-    frequency = rope_frequencies(c.rope_theta, c.head_dim, c.rope_scaling)
-    angle = where[:, :, None, None].astype(jnp.float32)
-    angle *= frequency[None, None, None]
-    angles = jnp.cos(angle), jnp.sin(angle)
+    if cache is None:  # training: the tokens see one another and no more
+      length, slots = jnp.zeros(tokens.shape[:1], jnp.int32), num_tokens
+      layers = [None] * c.num_layers
+    else:
+      length, slots, layers = cache.length, cache.num_slots, list(cache.layers)
+    where = positions(length, parents, num_tokens)  # [B, T]
     windows = c.windows or (None,) * c.num_layers
+    kinds = set(windows[start:stop])
     masks = {
-      window: visible(
-        cache.length, parents, num_tokens, cache.num_slots, window
-      )
-      for window in set(windows[start:stop])
+      window: visible(length, parents, num_tokens, slots, window)
+      for window in kinds
     }
+    angles = {window: rope_angles(c, where, window) for window in kinds}
 
     embed = Embedding(c, name="embed")
     x = embed(tokens) if start == 0 else hidden
-    layers, streams = list(cache.layers), {}
+    if start == 0 and c.scale_embedding:
+      x *= jnp.asarray(c.width**0.5, x.dtype)  # rounded first, as trained
+    streams = {}
     for i in range(start, stop):
       streams[i] = x
       x, layers[i] = Layer(c, name=f"layer_{i}")(
-        x, layers[i], cache.length, angles, masks[windows[i]]
+        x, layers[i], length, angles[windows[i]], masks[windows[i]]
       )
     streams[stop] = x
-    normed = RMSNorm(c.norm_epsilon, name="final_norm")(x)
+    normed = RMSNorm(c.norm_epsilon, c.norm_offset, name="final_norm")(x)
     logits = None
-    if head and c.tied:
-      logits = embed.logits(normed)
-    elif head:
-      logits = Embedding(c, name="head").logits(normed)
+    if head:
+      table = embed if c.tied else Embedding(c, name="head")
+      logits = softcap(table.logits(normed), c.logit_softcap)
     output = ModelOutput(logits, normed, tuple(streams[i] for i in features))
-    return output, cache.replace(layers=tuple(layers))
+    if cache is not None:
+      cache = cache.replace(layers=tuple(layers))
+    return output, cache
 
 
 @functools.cache  # equal configs give one, so jit traces once
@@ -245,7 +294,7 @@ def model(config: TransformerConfig) -> Model:
 
 
 def init_params(config: TransformerConfig, key: jax.Array):
-  """Random weights: N(0, 0.02^2), norms 1. A nested dict of arrays."""
+  """Random weights: N(0, 0.02^2), norms at one. A nested dict of arrays."""
   cache = model(config).init_cache(1, 2)
   tokens = jnp.zeros((1, 1), jnp.int32)
   return jax.jit(Transformer(config).init)(key, tokens, cache)["params"]

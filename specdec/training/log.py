@@ -36,16 +36,23 @@ class Log:
       str(folder / "tensorboard"), purge_step=step + 1
     )
 
-  def write(self, step: int, kind: str, measures: dict[str, float]) -> None:
-    """One entry; `kind` is 'train', 'held_out' or 'decoding'."""
+  def write(self, step: int, kind: str, measures: dict) -> None:
+    """One entry of numbers, or lists of them.
+
+    `kind` is 'train', 'held_out' or 'decoding'.
+    """
     entry = {"step": step, "kind": kind, **measures}
     self._file.write(json.dumps(entry) + "\n")
     self._file.flush()
     if kind == "held_out":
       self.lowest = min(self.lowest, measures["loss"])
     for name, value in measures.items():
-      if isinstance(value, int | float):
+      if not isinstance(value, list):
         self._board.add_scalar(f"{kind}/{name}", value, step)
+        continue
+      for i, part in enumerate(value, 1):
+        if part is not None:
+          self._board.add_scalar(f"{kind}/{name}/{i}", part, step)
 
   def close(self) -> None:
     """Flushes both."""

@@ -4,6 +4,8 @@ Invariant: everything the run computes follows from its options, data and first
 weights; where it was interrupted changes nothing.
 """
 
+import functools
+import math
 import sys
 import time
 from collections.abc import Callable
@@ -11,6 +13,7 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from tqdm import tqdm
 
 from specdec.training import loop
@@ -57,7 +60,14 @@ def train(
     ValueError: no checkpoint of the run can be read.
   """
   optimizer = loop.make_optimizer(options)
+  # Weights stand whole on every device, and each computes some of the rows.
+  mesh = jax.make_mesh(
+    (_num_shards(options),), ("data",), axis_types=(AxisType.Auto,)
+  )
+  whole = NamedSharding(mesh, PartitionSpec())
+  rows = NamedSharding(mesh, PartitionSpec("data"))
   state = loop.init(jax.tree.map(jnp.copy, params), optimizer)
+  state, frozen = jax.device_put((state, frozen), whole)
   checkpoints = Checkpoints(folder)
   restored, faults = checkpoints.restore(state)
   for fault in faults:
@@ -82,7 +92,7 @@ def train(
   began, since = time.perf_counter(), first
   try:
     for at in range(first, options.steps):
-      batch = jnp.asarray(data.batch(at, options.batch))
+      batch = jax.device_put(data.batch(at, options.batch), rows)
       state, measures = step(state, frozen, batch)
       bar.update()
       now = at + 1
@@ -99,18 +109,18 @@ def train(
         bar.set_postfix_str(f"loss {values['loss']:.3f}, {rate:,.0f} tokens/s")
       if due[1]:
         values = _evaluate(
-          evaluation,
-          state.params,
-          frozen,
+          functools.partial(evaluation, state.params, frozen),
           sequences,
           options.batch // options.accumulate,
+          rows,
         )
         if values["loss"] < log.lowest:
           export(state.params, "best")
         log.write(now, "held_out", values)
         bar.write(f"step {now}: held-out {_line(values)}", file=sys.stderr)
         if decode is not None:
-          values = decode(state.params)
+          one = jax.tree.map(lambda x: x.addressable_data(0), state.params)
+          values = decode(one)
           log.write(now, "decoding", values)
           bar.write(f"step {now}: decoding {_line(values)}", file=sys.stderr)
       if due[2]:
@@ -126,11 +136,13 @@ def train(
 
 
 def _line(values: dict) -> str:
-  return ", ".join(
-    f"{name} {value:.3f}"
-    for name, value in values.items()
-    if isinstance(value, float)
-  )
+  """'loss 1.234, acceptance_by_position 0.81 0.64': what is worth a line."""
+  parts = []
+  for name, value in values.items():
+    numbers = value if isinstance(value, list) else [value]
+    if all(isinstance(number, float) for number in numbers):
+      parts.append(" ".join([name, *(f"{number:.3f}" for number in numbers)]))
+  return ", ".join(parts)
 
 
 def _check(state: loop.TrainState, folder: Path) -> None:
@@ -142,11 +154,18 @@ def _check(state: loop.TrainState, folder: Path) -> None:
     )
 
 
-def _evaluate(evaluation, params, frozen, sequences, size) -> dict[str, float]:
+def _num_shards(options: Options) -> int:
+  """Devices that the rows of a piece can be spread over."""
+  return math.gcd(jax.device_count(), options.batch // options.accumulate)
+
+
+def _evaluate(measure, sequences, size: int, rows) -> dict[str, float]:
   """Means over the held-out sequences, `size` at a time."""
   totals: dict[str, float] = {}
   for first in range(0, len(sequences), size):
     piece = sequences[first : first + size]
-    for name, value in evaluation(params, frozen, jnp.asarray(piece)).items():
+    if len(piece) % rows.num_devices == 0:
+      piece = jax.device_put(piece, rows)
+    for name, value in measure(jnp.asarray(piece)).items():
       totals[name] = totals.get(name, 0.0) + float(value) * len(piece)
   return {name: total / len(sequences) for name, total in totals.items()}

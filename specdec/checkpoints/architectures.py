@@ -1,0 +1,176 @@
+"""What each Hugging Face architecture's name says beside its config.json.
+
+Supporting another is a row of ARCHITECTURES (and, where its law needs them,
+options of TransformerConfig and rows in names.py).
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+# TransformerConfig's field -> key.
+KEYS = {
+  "vocab_size": "vocab_size",
+  "num_layers": "num_hidden_layers",
+  "width": "hidden_size",
+  "mlp_width": "intermediate_size",
+  "num_heads": "num_attention_heads",
+  "num_kv_heads": "num_key_value_heads",
+  "head_dim": "head_dim",
+  "norm_epsilon": "rms_norm_eps",
+  "tied": "tie_word_embeddings",
+}
+# Option -> values that leave the law as implemented; absent is as good as the
+# first of them.
+ONLY = {
+  "attention_bias": (False, None),
+  "mlp_bias": (False, None),
+  "partial_rotary_factor": (1.0, 1, None),
+  "quantization_config": (None,),
+}
+_SILU = {"hidden_act": ("silu",)}
+_GELU = {
+  "hidden_activation": ("gelu_pytorch_tanh",),
+  "use_bidirectional_attention": (False, None),
+}
+
+
+# What a missing key means, where an architecture does not say otherwise.
+LLAMA_ABSENT = {
+  "rms_norm_eps": 1e-6,
+  "rope_theta": 10_000.0,
+  "sliding_window": None,
+}
+
+
+# Which layers have the window, where layer_types does not say it.
+def _none(config: Mapping[str, Any], layer: int) -> bool:
+  del config, layer
+  return False
+
+
+def _all(config: Mapping[str, Any], layer: int) -> bool:
+  del layer
+  return config["sliding_window"] is not None
+
+
+def _late(config: Mapping[str, Any], layer: int) -> bool:
+  return _all(config, layer) and layer >= config["max_window_layers"]
+
+
+def _all_but_every(config: Mapping[str, Any], layer: int) -> bool:
+  return (layer + 1) % config["sliding_window_pattern"] != 0
+
+
+class Architecture(NamedTuple):
+  """What the name of an architecture says beside its config.json."""
+
+  model_type: str
+  sliding: Callable[[Mapping[str, Any], int], bool]
+  implied: Mapping[str, Any] = {}  # fields of TransformerConfig
+  keys: Mapping[str, str] = {}  # more of KEYS
+  absent: Mapping[str, Any] = {}  # what a missing key means, if not Llama's
+  only: Mapping[str, tuple] = _SILU  # more of ONLY
+
+  @property
+  def layer_types(self) -> bool:
+    """Whether layer_types is in force."""
+    return self.sliding in (_late, _all_but_every)
+
+
+_QWEN = {
+  "num_key_value_heads": 32,
+  "sliding_window": 4096,
+  "use_sliding_window": False,
+  "max_window_layers": 28,
+}
+_GEMMA = {
+  "post_norms": True,
+  "norm_offset": True,
+  "scale_embedding": True,
+  "activation": "gelu_tanh",
+}
+_GEMMA_KEYS = {
+  "query_scalar": "query_pre_attn_scalar",
+  "logit_softcap": "final_logit_softcapping",
+}
+_GEMMA_ABSENT = {
+  "num_key_value_heads": 4,
+  "head_dim": 256,
+  "query_pre_attn_scalar": 256,
+  "tie_word_embeddings": True,
+  "sliding_window": 4096,
+}
+_EXPERTS = {"experts_per_token": "num_experts_per_tok"}
+
+ARCHITECTURES = {
+  "LlamaForCausalLM": Architecture("llama", _none),
+  "MistralForCausalLM": Architecture(
+    "mistral",
+    _all,
+    absent={"sliding_window": 4096, "num_key_value_heads": 8},
+  ),
+  "Qwen2ForCausalLM": Architecture(
+    "qwen2", _late, implied={"qkv_bias": True}, absent=_QWEN
+  ),
+  "Qwen3ForCausalLM": Architecture(
+    "qwen3", _late, implied={"qk_norm": True}, absent=_QWEN | {"head_dim": 128}
+  ),
+  "Gemma2ForCausalLM": Architecture(
+    "gemma2",
+    _all_but_every,
+    implied=_GEMMA,
+    keys=_GEMMA_KEYS | {"attention_softcap": "attn_logit_softcapping"},
+    absent=_GEMMA_ABSENT
+    | {
+      "attn_logit_softcapping": 50.0,
+      "final_logit_softcapping": 30.0,
+      "sliding_window_pattern": 2,
+    },
+    only=_GELU | {"sliding_window_pattern": (2,)},
+  ),
+  "Gemma3ForCausalLM": Architecture(
+    "gemma3_text",
+    _all_but_every,
+    implied=_GEMMA | {"qk_norm": True},
+    keys=_GEMMA_KEYS,
+    absent=_GEMMA_ABSENT
+    | {
+      "rope_theta": 1e6,
+      "rope_local_base_freq": 1e4,
+      "sliding_window_pattern": 6,
+    },
+    only=_GELU | {"attn_logit_softcapping": (None,)},
+  ),
+  "MixtralForCausalLM": Architecture(
+    "mixtral",
+    _all,
+    keys=_EXPERTS | {"num_experts": "num_local_experts"},
+    absent={
+      "num_key_value_heads": 8,
+      "rms_norm_eps": 1e-5,
+      "rope_theta": 1e6,
+      "num_local_experts": 8,
+      "num_experts_per_tok": 2,
+    },
+  ),
+  "Qwen3MoeForCausalLM": Architecture(
+    "qwen3_moe",
+    _all,
+    implied={"qk_norm": True},
+    keys=_EXPERTS
+    | {
+      "num_experts": "num_experts",
+      "normalize_experts": "norm_topk_prob",
+      "mlp_width": "moe_intermediate_size",
+    },
+    absent=_QWEN
+    | {
+      "num_key_value_heads": 4,
+      "num_experts": 128,
+      "num_experts_per_tok": 8,
+      "norm_topk_prob": False,
+      "moe_intermediate_size": 768,
+    },
+    only=_SILU | {"mlp_only_layers": ([], None), "decoder_sparse_step": (1,)},
+  ),
+}

@@ -1,0 +1,79 @@
+"""GGUF files as llama.cpp's converter writes them, for tests to read."""
+
+import gguf
+import numpy as np
+from gguf import GGMLQuantizationType as Kind
+
+from specdec.checkpoints import names
+from specdec.models.config import TransformerConfig
+
+CONFIG = TransformerConfig(
+  vocab_size=32,
+  num_layers=2,
+  width=64,
+  mlp_width=96,
+  num_heads=4,
+  num_kv_heads=2,
+  head_dim=16,
+)
+
+
+def random_params(config=CONFIG):
+  rng = np.random.default_rng(0)
+  return {
+    row.ours: rng.normal(size=row.shape).astype(np.float32)
+    for row in names.expected(config)
+  }
+
+
+def permute(weight, heads):
+  """Halves to neighbouring pairs, as llama.cpp's converter reorders rows."""
+  rows, columns = weight.shape
+  halves = weight.reshape(heads, 2, rows // heads // 2, columns)
+  return halves.swapaxes(1, 2).reshape(rows, columns)
+
+
+def write(path, params=None, config=CONFIG, kind=Kind.F32, change=None, **keys):
+  """A tiny GGUF as llama.cpp's converter writes them.
+
+  `arch` is of llama unless given, `keys` replace metadata (None: left out) and
+  `change(writer)` adds to it.
+  """
+  params = random_params(config) if params is None else params
+  arch = keys.pop("arch", "llama")
+  writer = gguf.GGUFWriter(path, arch)
+  metadata = {
+    "block_count": config.num_layers,
+    "embedding_length": config.width,
+    "feed_forward_length": config.mlp_width,
+    "attention.head_count": config.num_heads,
+    "attention.head_count_kv": config.num_kv_heads,
+    "rope.dimension_count": config.head_dim,
+  } | keys
+  for key, value in metadata.items():
+    if isinstance(value, str):
+      writer.add_string(f"{arch}.{key}", value)
+    elif isinstance(value, float):
+      writer.add_float32(f"{arch}.{key}", value)
+    elif value is not None:
+      writer.add_uint32(f"{arch}.{key}", value)
+  writer.add_layer_norm_rms_eps(config.norm_epsilon)
+  if change:
+    change(writer)
+  for row in names.expected(config):
+    array = params.get(row.ours)
+    if array is None:
+      continue
+    array = array + np.float32(row.gguf_offset)
+    if row.permuted_heads and arch == "llama":
+      array = permute(array, row.permuted_heads)
+    if array.ndim == 2 and kind != Kind.F32:
+      data = gguf.quants.quantize(array, kind)
+      writer.add_tensor(row.gguf, data, raw_dtype=kind)
+    else:
+      writer.add_tensor(row.gguf, np.ascontiguousarray(array))
+  writer.write_header_to_file()
+  writer.write_kv_data_to_file()
+  writer.write_tensors_to_file()
+  writer.close()
+  return path
