@@ -1,0 +1,77 @@
+"""Training data: read in order, served in an order that the step decides."""
+
+import numpy as np
+import pytest
+
+from specdec.training import data
+from tiny_training import OPTIONS, packed, stream
+
+
+class TestData:
+  def test_reads_a_folder_in_order(self, tmp_path):
+    (tmp_path / "b.txt").write_text("two")
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "x.py").write_text("one")
+    (tmp_path / ".hidden").write_text("no")
+    (tmp_path / "empty.txt").write_text("  \n")
+    (tmp_path / "c.bin").write_bytes(b"\xff\xfe\x00")
+    (tmp_path / "d.jsonl").write_text('{"text": "three"}\n\n{"text": "four"}\n')
+    found = [tuple(document) for document in data.read(tmp_path)]
+    assert found == [
+      ("a/x.py", "one"),
+      ("b.txt", "two"),
+      ("d.jsonl:1", "three"),
+      ("d.jsonl:3", "four"),
+    ]
+
+  @pytest.mark.parametrize(
+    "content, complaint",
+    [
+      ("[1]\n", "line 1 of .* has no `text`"),
+      ('{"text": 3}\n', "line 1 of .* has no `text`"),
+      ('{"text": "a"}\n{', "line 2 of .* is not JSON"),
+      ("\n", "holds no text"),
+    ],
+  )
+  def test_refuses(self, tmp_path, content, complaint):
+    path = tmp_path / "x.jsonl"
+    path.write_text(content)
+    with pytest.raises(ValueError, match=complaint):
+      data.read(path)
+
+  def test_empty_and_absent(self, tmp_path):
+    with pytest.raises(ValueError, match="holds no text"):
+      data.read(tmp_path)
+    with pytest.raises(FileNotFoundError, match="does not exist"):
+      data.read(tmp_path / "no")
+
+  def test_shorter_than_a_sequence(self):
+    with pytest.raises(ValueError, match="7 tokens; one sequence takes 8"):
+      data.Packed(np.arange(7), 7)
+    one = data.Packed(np.arange(8), 7)
+    np.testing.assert_array_equal(one.batch(3, 2), [np.arange(8)] * 2)
+
+  def test_an_epoch_serves_every_sequence_once(self):
+    tokens = np.arange(100)
+    cut = data.Packed(tokens, 7, seed=3)
+    for epoch in range(3):
+      rows = np.concatenate(
+        [cut.batch(epoch * cut.count + i, 1) for i in range(cut.count)]
+      )
+      starts = np.sort(rows[:, 0])
+      np.testing.assert_array_equal(np.diff(starts), 7)  # no overlap, no gap
+      np.testing.assert_array_equal(rows, rows[:, :1] + np.arange(8))
+
+  def test_order_depends_on_step_and_seed_alone(self):
+    one, other = packed(), packed()
+    late = other.batch(40, 4)  # without having asked for those before
+    for step in range(41):
+      batch = one.batch(step, 4)
+    np.testing.assert_array_equal(batch, late)
+    assert not np.array_equal(one.batch(0, 4), one.batch(1, 4))
+    reseeded = data.Packed(stream(), OPTIONS.sequence, seed=1)
+    assert not np.array_equal(one.batch(0, 4), reseeded.batch(0, 4))
+
+  def test_held_out_is_spread(self):
+    rows = data.Packed(np.arange(101), 10).spread(3)
+    np.testing.assert_array_equal(rows[:, 0], [0, 40, 90])
