@@ -176,7 +176,8 @@ def load_models():
   check_memory(configs, longest)
   print(f"loading {', '.join(map(str, paths))}", file=sys.stderr)
   draft = paths[1] if FLAGS.draft else None
-  return checkpoints.load_pair(paths[0], draft, FLAGS.dtype)
+  models = checkpoints.load_pair(paths[0], draft, FLAGS.dtype)
+  return [model and model.packed() for model in models]
 
 
 def check_memory(configs, max_length: int) -> None:

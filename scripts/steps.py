@@ -120,7 +120,7 @@ def acceptance_parts(vocab_size: int, whole: float, nodes: int = 8) -> None:
 
 def main(argv):
   del argv
-  loaded = checkpoints.load(fetch(_TARGET.value))
+  loaded = checkpoints.load(fetch(_TARGET.value)).packed()
   print(
     f"jax {jax.__version__}, {jax.devices()[0].device_kind}, load "
     f"{os.getloadavg()[0]:.2f}, {_SLOTS.value} slots, batch 1, float32"

@@ -21,6 +21,7 @@ from specdec.checkpoints import (
   orbax_layout,
   tokenizer,
 )
+from specdec.models import packing
 from specdec.models.config import TransformerConfig
 
 DTYPES = ("float32", "bfloat16")
@@ -44,6 +45,10 @@ class Checkpoint:
   tokenizer: tokenizer.Tokenizer | None
   eos_ids: tuple[int, ...]
   source: str
+
+  def packed(self) -> "Checkpoint":
+    """The same for decoding alone, its weights as this backend likes them."""
+    return dataclasses.replace(self, params=packing.pack(self.params))
 
 
 def inspect(source: str | Path, dtype: str = "float32") -> TransformerConfig:

@@ -1,10 +1,8 @@
 """One Flax decoder for the Llama, Qwen and Gemma families, explicit cache.
 
 What sets the families apart are options of TransformerConfig. Weights are
-[out, in], as checkpoints store them, and products are `weight @ x.T`: tokens
-stand last, the layout where XLA's CPU backend takes least longer for eight
-tokens than for one; on a TPU it is free. Norms, rotary angles, softmax and
-logits are float32 whatever the dtype is.
+[out, in], as checkpoints store them, or as models/packing.py packs them. Norms,
+rotary angles, softmax and logits are float32 whatever the dtype is.
 """
 
 import functools
@@ -17,36 +15,35 @@ from specdec import cache as kv
 from specdec.models.attention import positions, visible
 from specdec.models.config import RopeScaling, TransformerConfig
 from specdec.models.experts import ACTIVATIONS, Experts
+from specdec.models.packing import look_up, project
 from specdec.types import KVCache, Model, ModelOutput
 
 
 class Linear(nn.Module):
-  """y = W x, plus a bias where asked for; W is [out, in]."""
+  """y = W x, plus a bias where asked for; W is [out, in], or packed."""
 
   features: int
   bias: bool = False
 
   @nn.compact
   def __call__(self, x: jax.Array) -> jax.Array:
-    weight = self.param(
-      "weight",
-      nn.initializers.normal(0.02),
-      (self.features, x.shape[-1]),
-      x.dtype,
-    )
-    y = project(weight, x)
+    shape = (self.features, x.shape[-1])
+    y = project(weight(self, shape, x.dtype), x)
     if self.bias:
       shape = (self.features,)
       y += self.param("bias", nn.initializers.zeros, shape, x.dtype)[None, None]
     return y
 
 
-def project(weight: jax.Array, x: jax.Array, dtype=None) -> jax.Array:
-  """[B, T, in] through [out, in] to [B, T, out] of `dtype`."""
-  batch, num_tokens, width = x.shape
-  flat = x.reshape(batch * num_tokens, width)
-  y = jax.lax.dot(weight, flat.T, preferred_element_type=dtype or weight.dtype)
-  return y.T.reshape(batch, num_tokens, -1)
+def weight(module: nn.Module, shape: tuple[int, int], dtype) -> jax.Array:
+  """The parameter `weight` of a module."""
+
+  def init():
+    key = module.make_rng("params")
+    return nn.initializers.normal(0.02)(key, shape, jnp.dtype(dtype))
+
+  # Not module.param: it would insist on this shape, and a packed one differs.
+  return module.variable("params", "weight", init).value
 
 
 class RMSNorm(nn.Module):
@@ -201,15 +198,11 @@ class Embedding(nn.Module):
   config: TransformerConfig
 
   def setup(self):
-    self.weight = self.param(
-      "weight",
-      nn.initializers.normal(0.02),
-      (self.config.vocab_size, self.config.width),
-      jnp.dtype(self.config.dtype),
-    )
+    shape = (self.config.vocab_size, self.config.width)
+    self.weight = weight(self, shape, self.config.dtype)
 
   def __call__(self, tokens: jax.Array) -> jax.Array:
-    return self.weight[tokens]
+    return look_up(self.weight, tokens)
 
   def logits(self, x: jax.Array) -> jax.Array:
     return project(self.weight, x, jnp.float32)

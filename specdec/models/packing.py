@@ -1,0 +1,55 @@
+"""Weights in the form that a backend multiplies fastest, and their products.
+
+XLA's CPU backend transposes a [out, in] matrix anew at every product with two
+tokens or more, which takes longer than the product; an [in, out] one it reads
+in strides of a row, 64 bytes from each. In blocks [out / 16, in, 16] it reads
+straight through. A TPU or GPU lays out its operands itself: there, nothing is
+packed.
+"""
+
+import jax
+import jax.numpy as jnp
+
+_BLOCK = 16  # columns of XLA's float32 kernel on CPU
+_MANY = 32  # tokens from which on one transposition is the lesser cost
+_PACKED = frozenset(("q", "k", "v", "o", "gate", "up", "down", "embed", "head"))
+
+
+def pack(params: dict, backend: str | None = None) -> dict:
+  """A decoder's parameters for decoding on `backend`, default JAX's own.
+
+  On 'cpu' matrices become [out / 16, in, 16], where 16 divides `out`; such
+  parameters are for `apply` alone, not for training or saving.
+  """
+  if (backend or jax.default_backend()) != "cpu":
+    return params
+
+  def one(path, leaf):
+    if leaf.ndim != 2 or path[-2].key not in _PACKED or leaf.shape[0] % _BLOCK:
+      return leaf
+    return leaf.reshape(-1, _BLOCK, leaf.shape[1]).swapaxes(1, 2)
+
+  return jax.tree_util.tree_map_with_path(one, params)
+
+
+def project(weight: jax.Array, x: jax.Array, dtype=None) -> jax.Array:
+  """[B, T, in] through [out, in], or its packed form, to [B, T, out]."""
+  batch, num_tokens, width = x.shape
+  flat = x.reshape(batch * num_tokens, width)
+  dtype = dtype or weight.dtype
+  if weight.ndim == 3 and len(flat) >= _MANY:
+    weight = weight.swapaxes(1, 2).reshape(-1, width)
+  if weight.ndim == 2:
+    y = jax.lax.dot(weight, flat.T, preferred_element_type=dtype).T
+  else:
+    copies = jnp.broadcast_to(flat[None], (len(weight), *flat.shape))
+    y = jnp.einsum("gni,gio->gno", copies, weight, preferred_element_type=dtype)
+    y = y.swapaxes(0, 1)
+  return y.reshape(batch, num_tokens, -1)
+
+
+def look_up(weight: jax.Array, tokens: jax.Array) -> jax.Array:
+  """Rows [..., M] of [V, M], or of its packed form."""
+  if weight.ndim == 2:
+    return weight[tokens]
+  return weight[tokens // _BLOCK, :, tokens % _BLOCK]

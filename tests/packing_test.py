@@ -1,0 +1,59 @@
+"""Packed weights say what unpacked ones say."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specdec.models import packing, transformer
+from specdec.models.config import TransformerConfig
+
+CONFIG = TransformerConfig(
+  vocab_size=48,
+  num_layers=2,
+  width=32,
+  mlp_width=40,  # no multiple of 16: gate and up stay as they are
+  num_heads=4,
+  num_kv_heads=2,
+  head_dim=8,
+)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("batch, num_tokens", [(1, 1), (1, 5), (3, 2), (2, 40)])
+def test_same_logits(tied, batch, num_tokens):
+  config = TransformerConfig(**{**vars(CONFIG), "tied": tied, "qkv_bias": True})
+  params = jax.tree.map(
+    lambda x: 10 * x, transformer.init_params(config, jax.random.key(0))
+  )
+  packed = packing.pack(params, "cpu")
+  assert packed["embed"]["weight"].shape == (3, 32, 16)
+  assert packed["layer_1"]["attention"]["k"]["weight"].shape == (1, 32, 16)
+  assert packed["layer_1"]["mlp"]["up"]["weight"].shape == (40, 32)
+  assert packed["layer_1"]["attention"]["k"]["bias"].shape == (16,)
+  tokens = jax.random.randint(jax.random.key(1), (batch, num_tokens), 0, 48)
+  apply = transformer.model(config).apply
+  cache = transformer.model(config).init_cache(batch, 64)
+  expected, _ = apply(params, tokens, cache)
+  found, _ = apply(packed, tokens, cache)
+  assert jnp.std(expected.logits) > 1
+  np.testing.assert_allclose(found.logits, expected.logits, atol=1e-4)
+
+
+def test_experts_stay_as_they_are():
+  config = TransformerConfig(
+    **{**vars(CONFIG), "num_experts": 16, "experts_per_token": 2}
+  )
+  params = transformer.init_params(config, jax.random.key(0))
+  packed = packing.pack(params, "cpu")
+  jax.tree.map(
+    np.testing.assert_array_equal,
+    packed["layer_0"]["mlp"],
+    params["layer_0"]["mlp"],
+  )
+
+
+@pytest.mark.parametrize("backend", ["gpu", "tpu"])
+def test_other_backends_get_what_they_had(backend):
+  params = transformer.init_params(CONFIG, jax.random.key(0))
+  assert packing.pack(params, backend) is params
