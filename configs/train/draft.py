@@ -14,12 +14,12 @@ from ml_collections import config_dict
 from specdec.models.config import TransformerConfig
 from specdec.training.options import Options
 
-# name: (layers, width, width of the MLP, query heads)
+# name: (layers, width, width of the MLP, query heads, steps)
 SIZES = {
-  "0.3m": (1, 64, 192, 2),
-  "0.6m": (2, 96, 256, 3),
-  "1m": (2, 128, 384, 4),
-  "1.4m": (3, 160, 416, 5),
+  "0.3m": (1, 64, 192, 2, 500),
+  "0.6m": (2, 96, 256, 3, 500),
+  "1m": (2, 128, 384, 4, 1200),
+  "1.4m": (3, 160, 416, 5, 500),
 }
 
 
@@ -27,7 +27,7 @@ def get_config(size: str = "1m") -> config_dict.ConfigDict:
   """Entries of scripts/train.py."""
   if size not in SIZES:
     raise ValueError(f"size {size!r} is unknown; known: {', '.join(SIZES)}")
-  layers, width, mlp_width, heads = SIZES[size]
+  layers, width, mlp_width, heads, steps = SIZES[size]
   model = TransformerConfig(
     vocab_size=4096,
     num_layers=layers,
@@ -39,7 +39,7 @@ def get_config(size: str = "1m") -> config_dict.ConfigDict:
     tied=True,
   )
   options = Options(
-    steps=600,
+    steps=steps,
     batch=8,
     sequence=256,
     learning_rate=2e-3,

@@ -1,0 +1,82 @@
+"""The models in the package: there, small, of one vocabulary, and honest."""
+
+import jax
+import numpy as np
+import pytest
+
+from specdec import acceptance, checkpoints, drafters, generate, settings
+from specdec.checkpoints import shipped
+from specdec.checkpoints.fetch import fetch
+from specdec.decode import autoregress
+from specdec.models import transformer
+from specdec.types import Params
+
+MEGA = 10**6
+
+
+def size(folder):
+  return sum(
+    file.stat().st_size for file in folder.rglob("*") if file.is_file()
+  )
+
+
+def test_a_target_its_draft_and_three_more():
+  drafts = [name for name in shipped.names() if name != shipped.TARGET]
+  assert shipped.DRAFT in drafts and len(drafts) >= 4
+  folders = {name: fetch(name) for name in shipped.names()}
+  assert all(size(folders[name]) < 3 * MEGA for name in drafts)
+  around = [file for file in shipped.FOLDER.iterdir() if file.is_file()]
+  pair = size(folders[shipped.TARGET]) + size(folders[shipped.DRAFT])
+  assert pair + sum(file.stat().st_size for file in around) <= 26 * MEGA
+  target, draft = (
+    checkpoints.inspect(folders[name]).num_parameters
+    for name in (shipped.TARGET, shipped.DRAFT)
+  )
+  assert 5 * MEGA <= target <= 13 * MEGA and 10 * draft <= target
+
+
+def test_the_card_names_every_model():
+  card = (shipped.FOLDER / "README.md").read_text()
+  assert all(name in card for name in shipped.names())
+
+
+@pytest.mark.parametrize("name", shipped.names())
+def test_one_vocabulary(name):
+  target, other = (
+    checkpoints.load_tokenizer(fetch(x)) for x in (shipped.TARGET, name)
+  )
+  assert checkpoints.same_vocabulary(target, other) is None
+  assert other.eos_ids == (0,)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_speculation_says_what_the_target_says_and_pays(temperature):
+  target, draft = checkpoints.load_pair(
+    fetch(shipped.TARGET), fetch(shipped.DRAFT)
+  )
+  ids = target.tokenizer.encode(shipped.PROMPT.read_text())
+  prompt, length = np.array([ids]), np.array([len(ids)])
+  options = dict(
+    max_length=len(ids) + 48,
+    sampling=settings(1, temperature),
+    eos_ids=target.eos_ids,
+  )
+  params = Params(target.packed().params, draft.packed().params)
+  model = transformer.model(target.config)
+  ours = generate(
+    model,
+    drafters.model(transformer.model(draft.config), 4),
+    acceptance.coupled(),
+    params,
+    prompt,
+    length,
+    jax.random.key(0),
+    **options,
+  )
+  plain = autoregress(
+    model, params, prompt, length, jax.random.key(0), **options
+  )
+  np.testing.assert_array_equal(
+    ours.tokens[0, : ours.length[0]], plain.tokens[0, : plain.length[0]]
+  )
+  assert ours.stats.emitted[0] / ours.stats.rounds[0] > 1.3
