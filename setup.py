@@ -9,7 +9,7 @@ setup(
   license="Apache-2.0",
   python_requires=">=3.11",
   packages=find_packages(include=["specdec", "specdec.*"]),
-  package_data={"specdec": ["page.html"]},
+  package_data={"specdec": ["page.html", "shipped/*", "shipped/*/*"]},
   install_requires=[
     "jax>=0.10",
     "flax",

@@ -79,10 +79,15 @@ def held_out(path: Path) -> bool:
 
 
 def prompts(text: str) -> list[str]:
-  """Texts that end with the first line of a function."""
+  """Texts that end with the first line of a function.
+
+  Without its line's end, which in most vocabularies is one token with the
+  spaces that follow it.
+  """
   lines = text.splitlines(keepends=True)
   ends = [i + 1 for i, line in enumerate(lines) if line.endswith("):\n")]
   texts = ["".join(lines[:end]) for end in ends if "def " in lines[end - 1]]
+  texts = [text.rstrip("\n") for text in texts]
   long = [text[-PROMPT_SIZE:] for text in texts if len(text) >= PROMPT_SIZE]
   return long[:: -(-len(long) // PROMPTS)] if long else []
 
