@@ -100,6 +100,9 @@ def main(argv):
   if output.exists() and not (output / "manifest.json").is_file():
     sys.exit(f"stdlib_corpus: {output} exists and is no corpus; not replaced")
   shutil.rmtree(output, ignore_errors=True)
+  # First of all, so that a folder that was left half-made is known again.
+  output.mkdir(parents=True)
+  (output / "manifest.json").write_text("{}")
   files = {"train": {}, "held_out": {}}
   sizes = dict.fromkeys(files, 0)
   for path in sorted(library.rglob("*.py")):

@@ -27,7 +27,7 @@ from ml_collections import config_flags
 from specdec import acceptance, checkpoints, display, drafters
 from specdec.checkpoints.fetch import fetch
 from specdec.models import transformer
-from specdec.models.config import TransformerConfig
+from specdec.models.config import RopeScaling, TransformerConfig
 from specdec.training import (
   data,
   evaluate,
@@ -49,18 +49,24 @@ flags.DEFINE_integer(
 )
 flags.mark_flag_as_required("config")
 FLAGS = flags.FLAGS
-KNOWN = (
-  "tokenizer",
-  "data",
-  "held_out",
-  "model",
-  "start",
-  "options",
-  "target",
-  "loss",
-  "samples",
-  "decoding",
-)
+# Entries of a config, and whether it must have them.
+KNOWN = {
+  "tokenizer": True,
+  "data": True,
+  "held_out": True,
+  "model": True,
+  "options": True,
+  "start": False,
+  "target": False,
+  "loss": False,
+  "samples": False,
+  "decoding": False,
+}
+# Those of a draft, with the entries they must have.
+DISTILLATION = {
+  "decoding": {"k", "prompts", "length", "new_tokens", "temperature"},
+  "samples": {"count", "prompt", "temperature"},
+}
 
 
 def read_config():
@@ -71,8 +77,27 @@ def read_config():
     raise ValueError(
       f"--config sets {', '.join(unknown)}; accepted: {', '.join(KNOWN)}"
     )
-  model = TransformerConfig(**config["model"])
-  return config, model, Options(**config["options"])
+  wanted = {name for name, required in KNOWN.items() if required}
+  if config.get("target"):
+    wanted |= {"loss", "decoding"}
+  missing = sorted(name for name in wanted if config.get(name) is None)
+  for name, entries in DISTILLATION.items():
+    if config.get(name):
+      found = set(config[name])
+      missing += [f"{name}.{entry}" for entry in sorted(entries - found)]
+  if missing:
+    raise ValueError(f"--config lacks {', '.join(missing)}")
+  model = dict(config["model"])
+  if model.get("rope_scaling"):
+    model["rope_scaling"] = RopeScaling(**model["rope_scaling"])
+  model["windows"] = tuple(model.get("windows", ()))
+  shape = TransformerConfig(**model)
+  if shape.dtype != "float32":
+    raise ValueError(
+      f"model.dtype = {shape.dtype!r}; weights are trained in float32, and "
+      "options.dtype is that of the products"
+    )
+  return config, shape, Options(**config["options"])
 
 
 def load_data(config, options: Options, tokenizer):
@@ -155,14 +180,40 @@ def time_steps(params, frozen, aim, packed, shape, options: Options) -> None:
   print(display.table(rows))
 
 
+def judge(config, model, target_model, target, held_out):
+  """The draft's weights to its acceptance, by decoding held-out prompts."""
+  decoding = config["decoding"]
+  prompts = held_out.spread(decoding["prompts"])[:, : decoding["length"]]
+  return evaluate.by_decoding(
+    target_model,
+    drafters.model(model, decoding["k"]),
+    acceptance.rejection(),
+    target.params,
+    prompts,
+    new_tokens=decoding["new_tokens"],
+    temperature=decoding["temperature"],
+  )
+
+
+def export(folder: Path, name: str, weights, shape, tokenizer) -> None:
+  """Writes a checkpoint beside and renames it into its place."""
+  scratch, old = folder / f".{name}", folder / f".{name}.old"
+  for path in (scratch, old):
+    shutil.rmtree(path, ignore_errors=True)
+  checkpoints.save_safetensors(scratch, weights, shape)
+  tokenizer.save(scratch)
+  if (folder / name).exists():
+    (folder / name).rename(old)
+  scratch.rename(folder / name)
+  shutil.rmtree(old, ignore_errors=True)
+
+
 def run() -> None:
   """Checks everything, then trains."""
   config, shape, options = read_config()
   if not (FLAGS.folder or FLAGS.time_steps):
     raise ValueError("give --folder, where the run is to live")
-  folder = Path(FLAGS.folder or ".")
-  tokenizer_source = fetch(config["tokenizer"])
-  tokenizer = checkpoints.load_tokenizer(tokenizer_source)
+  tokenizer = checkpoints.load_tokenizer(fetch(config["tokenizer"]))
   if tokenizer.vocab_size > shape.vocab_size:
     raise ValueError(
       f"the tokenizer has {tokenizer.vocab_size} tokens and the model "
@@ -170,43 +221,31 @@ def run() -> None:
     )
   packed, held_out = load_data(config, options, tokenizer)
   target = load_target(config, shape, tokenizer)
-  if not FLAGS.time_steps:
-    saving.claim(folder, config)
-
   model = transformer.model(shape)
   params = first_weights(config, shape, options.seed)
-  frozen, decode = None, None
-  aim = objective.language_model(model)
+  aim, frozen, decode = objective.language_model(model), None, None
   if target is not None:
-    frozen = target.params
     target_model = transformer.model(target.config)
     aim = objective.distillation(model, target_model, config["loss"])
-    if config.get("samples"):
-      packed = sample(config["samples"], packed, target_model, frozen, options)
-    decoding = config["decoding"]
-    prompts = held_out.spread(decoding["prompts"])[:, : decoding["length"]]
-    decode = evaluate.by_decoding(
-      target_model,
-      drafters.model(model, decoding["k"]),
-      acceptance.rejection(),
-      frozen,
-      prompts,
-      new_tokens=decoding["new_tokens"],
-      temperature=decoding["temperature"],
-    )
-
+    frozen = target.params
+    decode = judge(config, model, target_model, target, held_out)
   if FLAGS.time_steps:
     return time_steps(params, frozen, aim, packed, shape, options)
 
-  def export(weights, name: str) -> None:
-    # Written beside and renamed, so that a kill leaves the one before.
-    scratch = folder / f".{name}"
-    shutil.rmtree(scratch, ignore_errors=True)
-    checkpoints.save_safetensors(scratch, weights, shape)
-    tokenizer.save(scratch)
-    shutil.rmtree(folder / name, ignore_errors=True)
-    scratch.rename(folder / name)
-
+  folder = Path(FLAGS.folder)
+  settings = config | dict(
+    model=dataclasses.asdict(shape),
+    options=dataclasses.asdict(options),
+    checksums=dict(
+      data=saving.checksum(packed.rows),
+      held_out=saving.checksum(held_out.rows),
+      target=saving.checksum(frozen),
+      first_weights=saving.checksum(params),
+    ),
+  )
+  saving.claim(folder, settings)
+  if target is not None and (config.get("samples") or {}).get("count"):
+    packed = sample(config["samples"], packed, target_model, frozen, options)
   size = f"{shape.num_parameters / 1e6:.2f} M parameters"
   tokens = options.steps * options.batch * options.sequence
   print(
@@ -223,7 +262,9 @@ def run() -> None:
     held_out,
     options,
     folder,
-    export=export,
+    export=lambda weights, name: export(
+      folder, name, weights, shape, tokenizer
+    ),
     decode=decode,
   )
 
@@ -233,7 +274,7 @@ def main(argv):
     raise app.UsageError(f"unexpected argument {argv[1]!r}")
   try:
     run()
-  except (ValueError, FileNotFoundError, TypeError, KeyError) as error:
+  except (ValueError, OSError, TypeError) as error:
     sys.exit(f"train: {error}")
   except KeyboardInterrupt:
     sys.exit(

@@ -40,7 +40,7 @@ def read(path: str | Path) -> list[Prompt]:
   else:
     prompts = [
       _parse(line, f"line {number} of {path}")
-      for number, line in enumerate(content.splitlines(), 1)
+      for number, line in enumerate(content.split("\n"), 1)
       if line.strip()
     ]
   if not prompts:

@@ -26,7 +26,7 @@ def test_same_logits(tied, batch, num_tokens):
   params = jax.tree.map(
     lambda x: 10 * x, transformer.init_params(config, jax.random.key(0))
   )
-  packed = packing.pack(params, "cpu")
+  packed = packing.pack(jax.tree.map(jnp.copy, params), "cpu")
   assert packed["embed"]["weight"].shape == (3, 32, 16)
   assert packed["layer_1"]["attention"]["k"]["weight"].shape == (1, 32, 16)
   assert packed["layer_1"]["mlp"]["up"]["weight"].shape == (40, 32)
@@ -45,7 +45,7 @@ def test_experts_stay_as_they_are():
     **{**vars(CONFIG), "num_experts": 16, "experts_per_token": 2}
   )
   params = transformer.init_params(config, jax.random.key(0))
-  packed = packing.pack(params, "cpu")
+  packed = packing.pack(jax.tree.map(jnp.copy, params), "cpu")
   jax.tree.map(
     np.testing.assert_array_equal,
     packed["layer_0"]["mlp"],

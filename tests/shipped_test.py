@@ -61,7 +61,7 @@ def test_speculation_says_what_the_target_says_and_pays(temperature):
     sampling=settings(1, temperature),
     eos_ids=target.eos_ids,
   )
-  params = Params(target.packed().params, draft.packed().params)
+  params = Params(*(model.packed().params for model in (target, draft)))
   model = transformer.model(target.config)
   ours = generate(
     model,

@@ -177,6 +177,12 @@ def test_converts_there_and_back(place, target):
     (dict(speed="high"), "--config sets speed; accepted: tokenizer, "),
     (dict(target="{place}/other"), "unlike vocabularies: token "),
     (dict(loss="total_variation"), "'total_variation' needs a target"),
+    (dict(target="{place}/target/best"), "lacks decoding, loss"),
+    (
+      dict(start="{place}/target/best", model=MODEL | dict(width=32)),
+      "width: 16",
+    ),
+    (dict(model=MODEL | dict(dtype="bfloat16")), "trained in float32"),
   ],
 )
 def test_refuses_before_it_begins(place, target, changes, complaint):
@@ -205,7 +211,7 @@ def test_another_config_in_the_same_folder(place, target):
   changed = entries(place, options=OPTIONS | dict(learning_rate=0.5))
   config = write_config(place / "changed.py", **changed)
   code, said = call("train.py", config, f"--folder={place / 'target'}")
-  assert code == 1 and "options.learning_rate: None -> 0.5" in said
+  assert code == 1 and "options.learning_rate: 0.001 -> 0.5" in said
 
 
 @pytest.mark.slow

@@ -39,6 +39,11 @@ class TestData:
     with pytest.raises(ValueError, match=complaint):
       data.read(path)
 
+  def test_a_line_ends_at_its_newline_alone(self, tmp_path):
+    path = tmp_path / "x.jsonl"
+    path.write_text('{"text": "a\u2028b"}\r\n{"text": "c"}')
+    assert [document.text for document in data.read(path)] == ["a\u2028b", "c"]
+
   def test_empty_and_absent(self, tmp_path):
     with pytest.raises(ValueError, match="holds no text"):
       data.read(tmp_path)

@@ -1,6 +1,7 @@
 """Training: steps that are right, runs that resume bit for bit."""
 
 import json
+import shutil
 
 import jax
 import jax.numpy as jnp
@@ -142,13 +143,18 @@ class TestRun:
     (file,) = (tmp_path / "tensorboard").iterdir()
     assert b"held_out/loss" in file.read_bytes()
 
-  @pytest.mark.parametrize("damage", ["cut", "empty", "gone"])
+  @pytest.mark.parametrize("damage", ["cut", "empty", "gone", "no folder"])
   def test_a_damaged_checkpoint_gives_way(
     self, tmp_path, whole, capsys, damage
   ):
     with pytest.raises(Killed):
       train(tmp_path, kill_at=10)
-    for file in (tmp_path / "checkpoints" / "9").rglob("*"):
+    damaged = tmp_path / "checkpoints" / "9"
+    if damage == "no folder":
+      shutil.rmtree(damaged / "default", ignore_errors=True)
+      for file in damaged.iterdir():
+        shutil.rmtree(file) if file.is_dir() else file.unlink()
+    for file in damaged.rglob("*"):
       if not file.is_file():
         continue
       if damage == "gone":
@@ -161,6 +167,7 @@ class TestRun:
     assert "checkpoint 9 is unusable" in said and "after step 6" in said
     assert_equal(weights, whole[0])
     assert curves(tmp_path) == whole[1]
+    assert (tmp_path / "unusable" / "9-0").is_dir()
 
   def test_nothing_left_to_go_on_from(self, tmp_path):
     with pytest.raises(Killed):
@@ -170,6 +177,29 @@ class TestRun:
         file.write_bytes(b"")
     with pytest.raises(ValueError, match="no checkpoint under"):
       train(tmp_path)
+
+  def test_a_value_changed_on_disk_is_noticed(self, tmp_path):
+    # Too large for the reader's own checks, which are of its index.
+    def state(step):
+      noise = jax.random.normal(jax.random.key(step), (512, 512))
+      params = {"w": noise}
+      optimizer = loop.make_optimizer(OPTIONS)
+      return loop.init(params, optimizer).replace(step=jnp.array(step))
+
+    store = saving.Checkpoints(tmp_path)
+    for step in (1, 2):
+      store.save(state(step))
+    store.close()
+    folder = tmp_path / "checkpoints" / "2"
+    files = [file for file in folder.rglob("*") if file.is_file()]
+    large = max(files, key=lambda file: file.stat().st_size)
+    content = bytearray(large.read_bytes())
+    middle = len(content) // 2
+    content[middle : middle + 512] = bytes(512)
+    large.write_bytes(content)
+    found, faults = saving.Checkpoints(tmp_path).restore(state(0))
+    assert int(found.step) == 1 and len(faults) == 1
+    assert_equal(found.params, state(1).params)
 
   def test_half_written_checkpoint_is_no_checkpoint(self, tmp_path, whole):
     with pytest.raises(Killed):
@@ -227,6 +257,9 @@ class TestClaim:
     ({"warmup": 12}, "warmup = 12"),
     ({"optimizer": "sgd"}, "known: adamw, muon"),
     ({"dtype": "float16"}, "known: float32, bfloat16"),
+    ({"learning_rate": 0.0}, "learning_rate = 0.0"),
+    ({"clip": -1.0}, "clip = -1.0"),
+    ({"adam_b2": 2.0}, r"adam_b2 = 2.0; it must be in 0\.\.1"),
   ],
 )
 def test_options_refuse(change, complaint):

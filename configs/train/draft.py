@@ -58,11 +58,12 @@ def get_config(size: str = "1m") -> config_dict.ConfigDict:
       target="stdlib-11m",
       loss="forward_kl",
       model=asdict(model),
-      start=None,  # or a checkpoint to go on from
+      start="",  # or a checkpoint to go on from
       options=asdict(options),
       # How the draft is judged: prompts of `length` tokens are completed.
       decoding=dict(k=4, prompts=16, length=64, new_tokens=64, temperature=0.0),
-      # Texts of the target to learn from; None: the corpus itself.
-      samples=None,
+      # How many texts of the target's own to learn from, 0 for the corpus
+      # itself, and how much of the corpus each begins with.
+      samples=dict(count=0, prompt=32, temperature=1.0),
     )
   )

@@ -43,7 +43,7 @@ def get_config() -> config_dict.ConfigDict:
       data="corpus/train",
       held_out="corpus/held_out",
       model=asdict(model),
-      start=None,  # or a checkpoint to go on from
+      start="",  # or a checkpoint to go on from
       options=asdict(options),
     )
   )

@@ -47,7 +47,10 @@ class Checkpoint:
   source: str
 
   def packed(self) -> "Checkpoint":
-    """The same for decoding alone, its weights as this backend likes them."""
+    """The same for decoding alone, its weights as this backend likes them.
+
+    Takes the weights out of this one.
+    """
     return dataclasses.replace(self, params=packing.pack(self.params))
 
 

@@ -10,8 +10,10 @@ packed.
 import jax
 import jax.numpy as jnp
 
-_BLOCK = 16  # columns of XLA's float32 kernel on CPU
-_MANY = 32  # tokens from which on one transposition is the lesser cost
+BLOCK = 16  # columns of XLA's float32 kernel on CPU
+# Tokens from which on the matrix is unpacked: the product takes a copy of the
+# tokens for every block, N / 16 of the matrix's own size.
+_MANY = 16
 _PACKED = frozenset(("q", "k", "v", "o", "gate", "up", "down", "embed", "head"))
 
 
@@ -19,17 +21,24 @@ def pack(params: dict, backend: str | None = None) -> dict:
   """A decoder's parameters for decoding on `backend`, default JAX's own.
 
   On 'cpu' matrices become [out / 16, in, 16], where 16 divides `out`; such
-  parameters are for `apply` alone, not for training or saving.
+  parameters are for `apply` alone, not for training or saving. Each matrix is
+  taken out of `params` as it is packed, so that at most one exists twice.
   """
   if (backend or jax.default_backend()) != "cpu":
     return params
+  return _pack(params, "")
 
-  def one(path, leaf):
-    if leaf.ndim != 2 or path[-2].key not in _PACKED or leaf.shape[0] % _BLOCK:
-      return leaf
-    return leaf.reshape(-1, _BLOCK, leaf.shape[1]).swapaxes(1, 2)
 
-  return jax.tree_util.tree_map_with_path(one, params)
+def _pack(tree, parent: str):
+  if isinstance(tree, dict):
+    names = list(tree)
+    return {
+      name: _pack(tree.pop(name), parent if name == "weight" else name)
+      for name in names
+    }
+  if tree.ndim != 2 or parent not in _PACKED or len(tree) % BLOCK:
+    return tree
+  return tree.reshape(-1, BLOCK, tree.shape[1]).swapaxes(1, 2)
 
 
 def project(weight: jax.Array, x: jax.Array, dtype=None) -> jax.Array:
@@ -52,4 +61,4 @@ def look_up(weight: jax.Array, tokens: jax.Array) -> jax.Array:
   """Rows [..., M] of [V, M], or of its packed form."""
   if weight.ndim == 2:
     return weight[tokens]
-  return weight[tokens // _BLOCK, :, tokens % _BLOCK]
+  return weight[tokens // BLOCK, :, tokens % BLOCK]

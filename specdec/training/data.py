@@ -63,7 +63,7 @@ def read(path: str | Path) -> list[Document]:
 
 def _lines(content: str, file: Path) -> list[Document]:
   documents = []
-  for number, line in enumerate(content.splitlines(), 1):
+  for number, line in enumerate(content.split("\n"), 1):
     if not line.strip():
       continue
     try:
@@ -97,12 +97,18 @@ def tokenize(documents: Sequence[Document], tokenizer: Tokenizer) -> np.ndarray:
 
 
 class Sequences:
-  """Rows [n, length + 1] served in another order every epoch."""
+  """Rows [n, length + 1] served in another order every epoch.
+
+  Attributes:
+    rows: all of them; their last column is only predicted.
+    length: tokens of a sequence.
+    count: sequences of an epoch.
+  """
 
   def __init__(self, rows: np.ndarray, seed: int = 0):
     self.length, self.seed = rows.shape[1] - 1, seed
     self.count = len(rows)  # of an epoch
-    self._rows = rows
+    self.rows = rows
     self._epoch, self._order = -1, np.zeros(0, int)
 
   @property
@@ -117,8 +123,8 @@ class Sequences:
 
   def spread(self, count: int) -> np.ndarray:
     """At most `count` rows, evenly spread over the data: for evaluation."""
-    chosen = np.linspace(0, len(self._rows) - 1, count).astype(int)
-    return self._rows[np.unique(chosen)]
+    chosen = np.linspace(0, len(self.rows) - 1, count).astype(int)
+    return self.rows[np.unique(chosen)]
 
   def _at(self, epoch: int, index: int) -> np.ndarray:
     if epoch != self._epoch:
@@ -130,7 +136,7 @@ class Sequences:
     return rng.permutation(self.count)
 
   def _row(self, place: int) -> np.ndarray:
-    return self._rows[place]
+    return self.rows[place]
 
 
 class Packed(Sequences):

@@ -10,6 +10,8 @@ from pathlib import Path
 
 from tensorboardX import SummaryWriter
 
+from specdec.training.saving import replace_text
+
 
 class Log:
   """`metrics.jsonl` and `tensorboard` in a run's folder.
@@ -26,7 +28,7 @@ class Log:
       # A kill may have cut the last line short.
       lines = [x for x in path.read_text().splitlines() if x.endswith("}")]
       kept = [x for x in map(json.loads, lines) if x["step"] <= step]
-    path.write_text("".join(json.dumps(entry) + "\n" for entry in kept))
+    replace_text(path, "".join(json.dumps(entry) + "\n" for entry in kept))
     self.lowest = min(
       (entry["loss"] for entry in kept if entry["kind"] == "held_out"),
       default=math.inf,

@@ -8,6 +8,7 @@ import dataclasses
 from typing import Any
 
 OPTIMIZERS = ("adamw", "muon")
+_POSITIVE = ("learning_rate", "clip")
 # What says how a run is watched, not what it computes.
 FREE = ("log_every", "eval_every", "save_every", "eval_sequences")
 
@@ -63,6 +64,16 @@ class Options:
       least = 0 if field.name in ("warmup", "seed") else 1
       if field.type is int and value < least:
         raise ValueError(f"{field.name} = {value}; it must be >= {least}")
+    for name, low, high in (
+      ("learning_rate", 0, float("inf")),
+      ("final_fraction", 0, 1),
+      ("adam_b2", 0, 1),
+      ("weight_decay", 0, float("inf")),
+      ("clip", 0, float("inf")),
+    ):
+      value = getattr(self, name)
+      if not low <= value <= high or (value == 0 and name in _POSITIVE):
+        raise ValueError(f"{name} = {value}; it must be in {low}..{high}")
     if self.batch % self.accumulate:
       raise ValueError(
         f"accumulate = {self.accumulate} does not divide batch = {self.batch}"

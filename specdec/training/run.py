@@ -101,7 +101,7 @@ def train(
         for every in (options.log_every, options.eval_every, options.save_every)
       ]
       if any(due):
-        _check(state, folder)
+        _check(state, checkpoints)
       if due[0]:
         values = {name: float(value) for name, value in measures.items()}
         rate = (now - since) * tokens / (time.perf_counter() - began)
@@ -145,13 +145,17 @@ def _line(values: dict) -> str:
   return ", ".join(parts)
 
 
-def _check(state: loop.TrainState, folder: Path) -> None:
+def _check(state: loop.TrainState, checkpoints: Checkpoints) -> None:
   failed = int(state.failed)
-  if failed >= 0:
-    raise NotFinite(
-      f"the loss or its gradient is not finite at step {failed}; the last good "
-      f"checkpoint stays in {folder / 'checkpoints'}"
-    )
+  if failed < 0:
+    return
+  newest = checkpoints.newest()
+  left = "no checkpoint was written before"
+  if newest is not None:
+    left = f"the last good checkpoint, of step {newest}, stays"
+  raise NotFinite(
+    f"the loss or its gradient is not finite at step {failed}; {left}"
+  )
 
 
 def _num_shards(options: Options) -> int:

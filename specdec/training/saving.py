@@ -1,19 +1,23 @@
 """Checkpoints of a run: written whole or not at all, the newest good one used.
 
 Invariant: a checkpoint appears under its name by one rename after it is
-complete (Orbax), so a kill at any moment leaves the ones before it.
+complete (Orbax), and carries a checksum of its values, so neither a kill nor a
+damaged disk is ever trained on.
 """
 
 import json
-import shutil
+import os
+import zlib
 from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 import orbax.checkpoint as ocp
 
 from specdec.training.loop import TrainState
 from specdec.training.options import differences
+from specdec.types import PyTree
 
 KEPT = 2  # newest checkpoints
 
@@ -28,14 +32,19 @@ class Checkpoints:
       options=ocp.CheckpointManagerOptions(
         max_to_keep=KEPT, cleanup_tmp_directories=True
       ),
+      # Named, so that it need not be guessed from folders that may be damaged.
+      item_handlers=ocp.StandardCheckpointHandler(),
     )
 
   def save(self, state: TrainState) -> None:
     """Begins to write; the state may be donated as soon as this returns."""
-    self._manager.save(int(state.step), args=ocp.args.StandardSave(state))
+    item = {"state": state, "checksum": np.array([checksum(state)], np.uint32)}
+    self._manager.save(int(state.step), args=ocp.args.StandardSave(item))
 
   def restore(self, like: TrainState) -> tuple[TrainState | None, list[str]]:
     """The newest checkpoint that can be read, and what is wrong with newer.
+
+    Those are moved into the folder `unusable` beside this one.
 
     Args:
       like: a state whose shapes, types and placement are wanted.
@@ -44,32 +53,63 @@ class Checkpoints:
       ValueError: there are checkpoints, and none can be read.
     """
     abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
+    wanted = {"state": abstract, "checksum": np.zeros(1, np.uint32)}
     steps = sorted(self._manager.all_steps(), reverse=True)
     faults = []
     for step in steps:
       try:
-        state = self._manager.restore(
-          step, args=ocp.args.StandardRestore(abstract)
+        item = self._manager.restore(
+          step, args=ocp.args.StandardRestore(wanted)
         )
+        if checksum(item["state"]) != int(item["checksum"][0]):
+          raise ValueError("its checksum is wrong")
       # Whatever a damaged file makes the reader raise, the one before may do.
       except Exception as error:
         line = (str(error).splitlines() or [""])[0][:120]
         faults.append(f"checkpoint {step} is unusable ({line})")
         continue
-      for bad in steps[: steps.index(step)]:
-        shutil.rmtree(self.folder / str(bad))
-      self._manager.reload()
-      return state, faults
+      self._put_aside(steps[: steps.index(step)])
+      return item["state"], faults
     if faults:
       raise ValueError(
         f"no checkpoint under {self.folder} can be read: {'; '.join(faults)}"
       )
     return None, []
 
+  def _put_aside(self, steps: list[int]) -> None:
+    aside = self.folder.with_name("unusable")
+    for step in steps:
+      aside.mkdir(exist_ok=True)
+      names = (aside / f"{step}-{i}" for i in range(1000))
+      free = next(name for name in names if not name.exists())
+      (self.folder / str(step)).rename(free)
+    if steps:
+      self._manager.reload()
+
+  def newest(self) -> int | None:
+    """Step of the newest checkpoint, waiting for one that is being written."""
+    self._manager.wait_until_finished()
+    return self._manager.latest_step()
+
   def close(self) -> None:
     """Waits until everything is written."""
     self._manager.wait_until_finished()
     self._manager.close()
+
+
+def checksum(tree: PyTree) -> int:
+  """CRC-32 of every value, in the order of the tree."""
+  total = 0
+  for leaf in jax.tree.leaves(tree):
+    total = zlib.crc32(np.ascontiguousarray(np.asarray(leaf)), total)
+  return total
+
+
+def replace_text(path: Path, text: str) -> None:
+  """Writes a file so that a kill leaves it as it was or as it should be."""
+  scratch = path.with_name(f".{path.name}")
+  scratch.write_text(text, encoding="utf-8")
+  os.replace(scratch, path)
 
 
 def claim(folder: Path, settings: dict[str, Any]) -> None:
@@ -88,4 +128,4 @@ def claim(folder: Path, settings: dict[str, Any]) -> None:
         f"{folder} holds a run with other settings ({'; '.join(found)}); take "
         "another folder, or the same settings to go on with it"
       )
-  path.write_text(json.dumps(settings, indent=1) + "\n")
+  replace_text(path, json.dumps(settings, indent=1) + "\n")
