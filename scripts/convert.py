@@ -9,7 +9,9 @@ the weights as one Orbax checkpoint, which is read and written shard by shard.
 Both carry config.json and the tokenizer; a quantised GGUF is dequantised.
 """
 
+import json
 import logging
+import shutil
 import sys
 from pathlib import Path
 
@@ -54,10 +56,18 @@ def convert() -> None:
   params = jax.tree.map(lambda leaf: leaf.astype(dtype), model.params)
   if not all(bool(jnp.all(jnp.isfinite(x))) for x in jax.tree.leaves(params)):
     raise ValueError(f"some weights do not fit into {_DTYPE.value}")
-  LAYOUTS[_LAYOUT.value](output, params, model.config)
+  scratch = output.with_name(f".{output.name}.part")
+  shutil.rmtree(scratch, ignore_errors=True)
+  LAYOUTS[_LAYOUT.value](scratch, params, model.config)
   if model.tokenizer is not None:
-    model.tokenizer.save(output)
-  config = checkpoints.load(output).config
+    model.tokenizer.save(scratch)
+  elif model.eos_ids:
+    text = json.dumps({"eos_token_id": list(model.eos_ids)}) + "\n"
+    (scratch / "generation_config.json").write_text(text)
+  config = checkpoints.load(scratch).config
+  if output.exists():
+    output.rmdir()
+  scratch.rename(output)
   files = [file for file in output.rglob("*") if file.is_file()]
   size = sum(file.stat().st_size for file in files)
   print(
@@ -71,7 +81,7 @@ def main(argv):
     raise app.UsageError(f"unexpected argument {argv[1]!r}")
   try:
     convert()
-  except (ValueError, FileNotFoundError) as error:
+  except (ValueError, OSError) as error:
     sys.exit(f"convert: {error}")
 
 

@@ -164,6 +164,7 @@ def save_safetensors(
     arrays |= zip(
       row.hugging_face, array if len(row.hugging_face) > 1 else [array]
     )
+  rendered["torch_dtype"] = str(next(iter(arrays.values())).dtype)
   save_file(arrays, directory / SINGLE, metadata={"format": "pt"})
   text = json.dumps(rendered, indent=2) + "\n"
   (directory / "config.json").write_text(text, encoding="utf-8")

@@ -2,7 +2,7 @@
 
 config.json and the tokenizer stand beside it as in a Hugging Face directory.
 Orbax reads and writes arrays shard by shard, so this is the form for meshes.
-Invariant: a directory appears complete, by Orbax's one rename.
+Invariant: orbax/ appears complete, by Orbax's one rename.
 """
 
 import json
@@ -41,6 +41,7 @@ def save(
   directory.mkdir(parents=True, exist_ok=True)
   with ocp.StandardCheckpointer() as checkpointer:
     checkpointer.save(directory / FOLDER, params, force=True)
+  rendered["torch_dtype"] = str(jax.tree.leaves(params)[0].dtype)
   text = json.dumps(rendered, indent=2) + "\n"
   (directory / "config.json").write_text(text, encoding="utf-8")
 
