@@ -46,7 +46,7 @@ RULES = {
 }
 DRAFTERS = ("lookup", "model")
 # Tokens of a round: each guess of a model costs a pass of it, a copy nothing.
-_DEFAULT_K = {"model": 4, "lookup": 5}
+_DEFAULT_K = {"model": 3, "lookup": 5}
 
 config_flags.DEFINE_config_file(
   "config", None, "File whose get_config() sets flags not given here."

@@ -8,7 +8,6 @@ import os
 
 import jax
 
-from specdec.models import packing
 from specdec.models.config import TransformerConfig
 
 _MARGIN = 1.1  # activations, programs and allocator rounding
@@ -66,11 +65,7 @@ def check(
   slots = max_length + num_nodes
   weights = sum(weight_bytes(m) for m in models)
   caches = sum(cache_bytes(m, batch, slots) for m in models)
-  tokens = batch * num_nodes
-  laws = 4 * 4 * tokens * target.vocab_size
-  if jax.default_backend() == "cpu":  # what packed products copy
-    share = min(tokens / packing.BLOCK, 1.0)
-    laws += int(share * 4 * target.vocab_size * target.width)
+  laws = 4 * 4 * batch * num_nodes * target.vocab_size
   needed = int(_MARGIN * (weights + caches + laws))
   if needed > free:
     gib = 2**30

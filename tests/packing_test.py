@@ -53,6 +53,12 @@ def test_experts_stay_as_they_are():
   )
 
 
+def test_large_models_stay_as_they_are(monkeypatch):
+  params = transformer.init_params(CONFIG, jax.random.key(0))
+  monkeypatch.setattr(packing, "_LARGEST", 1000)
+  assert packing.pack(params, "cpu") is params
+
+
 @pytest.mark.parametrize("backend", ["gpu", "tpu"])
 def test_other_backends_get_what_they_had(backend):
   params = transformer.init_params(CONFIG, jax.random.key(0))

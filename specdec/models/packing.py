@@ -3,28 +3,32 @@
 XLA's CPU backend transposes a [out, in] matrix anew at every product with two
 tokens or more, which takes longer than the product; an [in, out] one it reads
 in strides of a row, 64 bytes from each. In blocks [out / 16, in, 16] it reads
-straight through. A TPU or GPU lays out its operands itself: there, nothing is
-packed.
+straight through. That pays for small models; of large ones a product with one
+token gets slower (docs/results.md). A TPU or GPU lays out its operands itself:
+there, nothing is packed.
 """
 
 import jax
 import jax.numpy as jnp
 
-BLOCK = 16  # columns of XLA's float32 kernel on CPU
+_BLOCK = 16  # columns of XLA's float32 kernel on CPU
+_LARGEST = 64 * 10**6  # bytes of a model that is packed
 # Tokens from which on the matrix is unpacked: the product takes a copy of the
 # tokens for every block, N / 16 of the matrix's own size.
-_MANY = 16
+_MANY = 32
 _PACKED = frozenset(("q", "k", "v", "o", "gate", "up", "down", "embed", "head"))
 
 
 def pack(params: dict, backend: str | None = None) -> dict:
   """A decoder's parameters for decoding on `backend`, default JAX's own.
 
-  On 'cpu' matrices become [out / 16, in, 16], where 16 divides `out`; such
-  parameters are for `apply` alone, not for training or saving. Each matrix is
-  taken out of `params` as it is packed, so that at most one exists twice.
+  On 'cpu' the matrices of a small model become [out / 16, in, 16], where 16
+  divides `out`; such parameters are for `apply` alone, not for training or
+  saving. Each matrix is taken out of `params` as it is packed, so that at most
+  one exists twice.
   """
-  if (backend or jax.default_backend()) != "cpu":
+  size = sum(leaf.nbytes for leaf in jax.tree.leaves(params))
+  if (backend or jax.default_backend()) != "cpu" or size > _LARGEST:
     return params
   return _pack(params, "")
 
@@ -36,9 +40,9 @@ def _pack(tree, parent: str):
       name: _pack(tree.pop(name), parent if name == "weight" else name)
       for name in names
     }
-  if tree.ndim != 2 or parent not in _PACKED or len(tree) % BLOCK:
+  if tree.ndim != 2 or parent not in _PACKED or len(tree) % _BLOCK:
     return tree
-  return tree.reshape(-1, BLOCK, tree.shape[1]).swapaxes(1, 2)
+  return tree.reshape(-1, _BLOCK, tree.shape[1]).swapaxes(1, 2)
 
 
 def project(weight: jax.Array, x: jax.Array, dtype=None) -> jax.Array:
@@ -61,4 +65,4 @@ def look_up(weight: jax.Array, tokens: jax.Array) -> jax.Array:
   """Rows [..., M] of [V, M], or of its packed form."""
   if weight.ndim == 2:
     return weight[tokens]
-  return weight[tokens // BLOCK, :, tokens % BLOCK]
+  return weight[tokens // _BLOCK, :, tokens % _BLOCK]
