@@ -36,6 +36,8 @@ OPTIONS = dict(
   eval_sequences=4,
 )
 
+DECODING = dict(k=2, prompts=4, length=8, new_tokens=8, temperature=0.0)
+
 
 def start(script, *arguments, **options):
   command = [sys.executable, str(ROOT / "scripts" / script), *arguments]
@@ -116,7 +118,7 @@ def test_distils_a_draft_that_generate_can_use(place, target):
       target=str(target),
       loss="forward_kl",
       samples=dict(count=40, prompt=4, temperature=1.0),
-      decoding=dict(k=2, prompts=4, length=8, new_tokens=8, temperature=0.0),
+      decoding=DECODING,
     ),
   )
   said = must("train.py", config, f"--folder={place / 'draft'}")
@@ -175,7 +177,10 @@ def test_converts_there_and_back(place, target):
     (dict(data="{place}/absent"), "does not exist"),
     (dict(options=OPTIONS | dict(sequence=99999)), "one sequence takes 100000"),
     (dict(speed="high"), "--config sets speed; accepted: tokenizer, "),
-    (dict(target="{place}/other"), "unlike vocabularies: token "),
+    (
+      dict(target="{place}/other", loss="forward_kl", decoding=DECODING),
+      "unlike vocabularies: token ",
+    ),
     (dict(loss="total_variation"), "'total_variation' needs a target"),
     (dict(target="{place}/target/best"), "lacks decoding, loss"),
     (
