@@ -149,22 +149,32 @@ def save_safetensors(
     ValueError: params do not fit config, or the config has no such form.
   """
   directory = Path(directory)
-  rendered = hf_config.render(config)
-  flat = names.flatten(params)
-  rows = names.expected(config)
-  names.check(
-    {row.ours: row.shape for row in rows},
-    {path: leaf.shape for path, leaf in flat.items()},
-    "params",
-  )
-  directory.mkdir(parents=True, exist_ok=True)
-  arrays = {}
-  for row in rows:
+  write_config(directory, params, config)
+  flat, arrays = names.flatten(params), {}
+  for row in names.expected(config):
     array = np.asarray(flat[row.ours])
     arrays |= zip(
       row.hugging_face, array if len(row.hugging_face) > 1 else [array]
     )
-  rendered["torch_dtype"] = str(next(iter(arrays.values())).dtype)
   save_file(arrays, directory / SINGLE, metadata={"format": "pt"})
+
+
+def write_config(
+  directory: Path, params: dict, config: TransformerConfig
+) -> None:
+  """Writes config.json of a model whose weights are about to be written.
+
+  Raises:
+    ValueError: params do not fit config, or the config has no such form.
+  """
+  rendered = hf_config.render(config)
+  flat = names.flatten(params)
+  names.check(
+    {row.ours: row.shape for row in names.expected(config)},
+    {path: leaf.shape for path, leaf in flat.items()},
+    "params",
+  )
+  rendered["torch_dtype"] = str(next(iter(flat.values())).dtype)
+  directory.mkdir(parents=True, exist_ok=True)
   text = json.dumps(rendered, indent=2) + "\n"
   (directory / "config.json").write_text(text, encoding="utf-8")

@@ -5,14 +5,13 @@ Orbax reads and writes arrays shard by shard, so this is the form for meshes.
 Invariant: orbax/ appears complete, by Orbax's one rename.
 """
 
-import json
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import orbax.checkpoint as ocp
 
-from specdec.checkpoints import hf_config, names
+from specdec.checkpoints import huggingface, names
 from specdec.models.config import TransformerConfig
 
 FOLDER = "orbax"
@@ -32,18 +31,9 @@ def save(
     ValueError: params do not fit config, or the config has no such form.
   """
   directory = Path(directory).absolute()
-  rendered = hf_config.render(config)
-  names.check(
-    {row.ours: row.shape for row in names.expected(config)},
-    {path: leaf.shape for path, leaf in names.flatten(params).items()},
-    "params",
-  )
-  directory.mkdir(parents=True, exist_ok=True)
+  huggingface.write_config(directory, params, config)
   with ocp.StandardCheckpointer() as checkpointer:
     checkpointer.save(directory / FOLDER, params, force=True)
-  rendered["torch_dtype"] = str(jax.tree.leaves(params)[0].dtype)
-  text = json.dumps(rendered, indent=2) + "\n"
-  (directory / "config.json").write_text(text, encoding="utf-8")
 
 
 def read(directory: Path, config: TransformerConfig, dtype: str) -> dict:
