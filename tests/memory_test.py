@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from hlo import in_loops
 from specdec import acceptance, decode, drafters, sampling
 from specdec import cache as kv
 from specdec.models import transformer
@@ -47,13 +48,17 @@ DRAFT = TransformerConfig(
 COPYING = ("copy", "copy-start", "transpose", "concatenate", "pad", "reverse")
 
 
-def pairs(draft):
+def pairs(target, draft):
   """Name -> drafter and rule; widths (1,), (1, k + 1) and (k + 1,)."""
   small = transformer.model(draft)
   return {
     "plain": (decode.PLAIN_DRAFTER, decode.PLAIN_RULE),
     "lookup": (drafters.lookup(K), acceptance.rejection()),
     "model": (drafters.model(small, K), acceptance.rejection()),
+    "early exit": (
+      drafters.early_exit(transformer.model(target), 1, K),
+      acceptance.rejection(),
+    ),
   }
 
 
@@ -101,33 +106,6 @@ def cache_buffers(state):
   return jax.tree.leaves(state.target_cache.layers), own
 
 
-def computations(hlo):
-  """Name -> lines of every computation of an HLO text."""
-  found, lines = {}, []
-  for line in hlo.splitlines():
-    header = re.match(r"(?:ENTRY )?%?([\w.-]+) \(.*\{$", line)
-    if header:
-      lines = found[header[1]] = []
-    elif " = " in line:
-      lines.append(line.strip())
-  return found
-
-
-def in_loops(hlo):
-  """Lines of all loop bodies, and of what they call however indirectly."""
-  found = computations(hlo)
-  todo = re.findall(r"\bbody=%?([\w.-]+)", hlo)
-  seen = set()
-  while todo:
-    name = todo.pop()
-    if name not in seen:
-      seen.add(name)
-      for line in found[name]:
-        words = re.findall(r"[=,{ ]%?([\w.-]+)", line.split(" = ", 1)[1])
-        todo += [word for word in words if word in found]
-  return [line for name in sorted(seen) for line in found[name]]
-
-
 def copies(hlo, buffers):
   """Lines of loop bodies that make another buffer of a cache's size.
 
@@ -150,9 +128,9 @@ def nbytes(buffers):
 
 
 @pytest.mark.parametrize("batch", [1, 4])
-@pytest.mark.parametrize("name", ["plain", "lookup", "model"])
+@pytest.mark.parametrize("name", ["plain", "lookup", "model", "early exit"])
 def test_generation_never_copies_a_cache(name, batch):
-  lowered, (cache, own) = lower(pairs(DRAFT)[name], batch)
+  lowered, (cache, own) = lower(pairs(TARGET, DRAFT)[name], batch)
   assert len(cache) == 4 and len(own) == (2 if name == "model" else 0)
   compiled = lowered.compile()
   hlo = compiled.as_text()
@@ -167,7 +145,7 @@ def test_generation_never_copies_a_cache(name, batch):
 
 
 def test_stream_gives_its_buffers_on():
-  pair = pairs(DRAFT)["plain"]
+  pair = pairs(TARGET, DRAFT)["plain"]
   static, (params, *rest, settings) = arguments(pair, 4, TARGET, DRAFT)
   state = jax.eval_shape(
     lambda params, *rest: decode.start(
@@ -214,7 +192,7 @@ def test_the_search_finds_a_single_vector_write(monkeypatch):
 
   monkeypatch.setattr(kv, "write", write)
   jax.clear_caches()  # or the trace of the real `write` is found again
-  lowered, (cache, _) = lower(pairs(DRAFT)["plain"], 1)
+  lowered, (cache, _) = lower(pairs(TARGET, DRAFT)["plain"], 1)
   found = copies(lowered.compile().as_text(), cache)
   jax.clear_caches()
   assert found
@@ -236,14 +214,14 @@ def test_tpu_program_never_copies_a_cache():
   )
   assert result.returncode == 0, result.stderr[-2000:]
   findings = json.loads(result.stdout.splitlines()[-1])
-  assert len(findings) == 6
+  assert len(findings) == 8
   for name, finding in findings.items():
     assert finding["copies"] == [], name
     assert finding["temporary"] < finding["cache"] / 4, name
 
 
 def tpu_findings(topology="v5e:2x2"):
-  """What the six programs look like on one chip of a TPU."""
+  """What the eight programs look like on one chip of a TPU."""
   from jax.experimental import topologies
 
   chip = topologies.get_topology_desc(topology, platform="tpu").devices[:1]
@@ -256,7 +234,7 @@ def tpu_findings(topology="v5e:2x2"):
   target = TransformerConfig(**(vars(TARGET) | sizes))
   draft = TransformerConfig(**(vars(DRAFT) | sizes))
   findings = {}
-  for name, pair in pairs(draft).items():
+  for name, pair in pairs(target, draft).items():
     for batch in (1, 4):
       lowered, (cache, own) = lower(
         pair, batch, target, draft, sharding, max_length=2**18 + 58

@@ -1,0 +1,101 @@
+"""The target's own first layers as drafter: exit early, resume where it left.
+
+After layer E the residual stream goes through the target's final norm and head
+(LayerSkip, arXiv:2404.16710; Draft & Verify, arXiv:2309.08168, skips layers
+elsewhere). Invariant: the first E layers run once for every node, the last one
+included; their K/V lies in the target's cache and the streams that leave them
+are handed over, so that verification runs layers E to L - 1 alone.
+
+A round of k guesses costs (k + 1) E layers of one token each, k heads, and
+L - E layers of k + 1 tokens. Against an independent draft there is no second
+set of weights and no second cache. Layers that were never trained to predict by
+themselves guess badly: without such training this is usually slower than plain
+decoding (docs/results.md).
+"""
+
+import jax
+import jax.numpy as jnp
+
+from specdec import cache as kv
+from specdec import sampling, tree
+from specdec.types import Context, Draft, Drafter, DraftSpec, Model, Resume
+
+
+def early_exit(target: Model, exit_layer: int, k: int) -> Drafter:
+  """Drafts k >= 0 tokens with layers 0 .. exit_layer - 1 of the target itself.
+
+  Its guesses are drawn from the warped law that it hands over, under the
+  sampling settings of the row. It has no weights and no state of its own.
+
+  Args:
+    target: the very model that verifies.
+    exit_layer: E, in 1 .. L - 1: how many layers draft.
+    k: drafted tokens a round.
+
+  Raises:
+    ValueError: E or k is out of range.
+  """
+  num_layers = len(jax.eval_shape(lambda: target.init_cache(1, 1)).layers)
+  if not 1 <= exit_layer < num_layers:
+    raise ValueError(
+      f"exit_layer = {exit_layer}; this target has {num_layers} layers, so it "
+      f"must be in 1..{num_layers - 1}"
+    )
+  if k < 0:
+    raise ValueError(f"k = {k}; it must be >= 0")
+  spec = DraftSpec(max_nodes=k + 1, max_depth=k, widths=(k + 1,))
+
+  def init(params, context, prefill_output):
+    del params, context, prefill_output
+
+  def propose(params, draft_state, context: Context):
+    pending = jnp.take_along_axis(
+      context.tokens, context.length[:, None] - 1, axis=1
+    )
+    count = jnp.full_like(context.length, k + 1)
+    if k == 0:
+      return Draft(pending, tree.chain(1), None, count), draft_state
+    whole = context.target_cache
+    cache = whole.replace(layers=whole.layers[:exit_layer])
+
+    def run(token, cache, head):
+      """One token through the first layers; its slot is no longer scratch."""
+      output, cache = target.apply(
+        params.target,
+        token[:, None],
+        cache,
+        stop=exit_layer,
+        head=head,
+        features=(exit_layer,),
+      )
+      return output, kv.pin(cache.replace(length=cache.length + 1))
+
+    def guess(carry, depth):
+      token, cache = carry
+      output, cache = run(token, cache, head=True)
+      law = sampling.warp(output.logits[:, 0], context.sampling)
+      token = sampling.argmax(law + context.noise(depth, depth))
+      return (token, cache), (token, law, output.features[0][:, 0])
+
+    (last, cache), (drawn, laws, streams) = jax.lax.scan(
+      guess, (pending[:, 0], cache), jnp.arange(1, k + 1)
+    )
+    output, cache = run(last, cache, head=False)
+    root = jnp.zeros((1, *laws.shape[1:]))  # node 0 was not drawn
+    draft = Draft(
+      tokens=jnp.concatenate([pending, drawn.T], axis=1),
+      parents=tree.chain(k + 1),
+      log_probs=jnp.concatenate([root, laws]).swapaxes(0, 1),
+      count=count,
+      resume=Resume(
+        jnp.concatenate([streams.swapaxes(0, 1), output.features[0]], axis=1),
+        cache.layers,
+      ),
+    )
+    return draft, draft_state
+
+  def update(params, draft_state, context, draft, verdict, target_output):
+    del params, context, draft, verdict, target_output
+    return draft_state
+
+  return Drafter(spec, init, propose, update)

@@ -1,0 +1,216 @@
+"""Early exit: plain decoding's text at every E, and no layer run twice."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from hlo import products
+from specdec import acceptance, decode, drafters, prefill, rounds, sampling
+from specdec.models import transformer
+from specdec.models.config import TransformerConfig
+from specdec.types import ACCEPTED, CORRECTION, Params
+from texts import check_books, forward, texts
+
+L = 30
+LAYERS = 4
+LENGTHS = np.array([1, 2, 5, 9] * 2)
+TEMPERATURES = np.repeat([1.0, 0.0], 4)
+BATCH = len(LENGTHS)
+LLAMA = TransformerConfig(
+  vocab_size=17,
+  num_layers=LAYERS,
+  width=32,
+  mlp_width=48,
+  num_heads=4,
+  num_kv_heads=2,
+  head_dim=8,
+)
+GEMMA = dataclasses.replace(
+  LLAMA,
+  tied=True,
+  windows=(4, None, 4, None),
+  local_rope_theta=100.0,
+  qk_norm=True,
+  post_norms=True,
+  norm_offset=True,
+  scale_embedding=True,
+  logit_softcap=5.0,
+)
+CONFIGS = {"llama": LLAMA, "gemma": GEMMA}
+SLOW = pytest.mark.slow
+
+
+@pytest.fixture(autouse=True, scope="module")
+def small_chunks():
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(prefill, "CHUNK", 4)
+    yield
+
+
+@functools.cache
+def target(name):
+  config = CONFIGS[name]
+  params = transformer.init_params(config, jax.random.key(0))
+  return transformer.model(config), jax.tree.map(lambda x: 3 * x, params)
+
+
+def arguments(name, rows=slice(None)):
+  _, params = target(name)
+  prompt = np.random.default_rng(0).integers(0, 17, size=(BATCH, 9))
+  return (
+    Params(params),
+    prompt[rows],
+    LENGTHS[rows],
+    jax.random.key(0),
+  ), {
+    "max_length": L,
+    "sampling": sampling.settings(
+      len(LENGTHS[rows]), jnp.asarray(TEMPERATURES[rows])
+    ),
+    "index": jnp.arange(BATCH)[rows],
+  }
+
+
+def speculate(name, exit_layer, k, rule, rows=slice(None), **more):
+  model, _ = target(name)
+  positional, options = arguments(name, rows)
+  drafter = drafters.early_exit(model, exit_layer, k)
+  return decode.generate(model, drafter, rule, *positional, **(options | more))
+
+
+@functools.cache
+def plain(name, eos_ids=()):
+  positional, options = arguments(name)
+  return decode.autoregress(
+    target(name)[0], *positional, eos_ids=eos_ids, **options
+  )
+
+
+@pytest.mark.parametrize(
+  "name, exit_layer, k",
+  [
+    ("llama", 1, 3),
+    ("llama", 2, 3),
+    ("llama", 3, 3),
+    ("gemma", 2, 4),
+    ("llama", 2, 0),
+    pytest.param("llama", 2, 1, marks=SLOW),
+    pytest.param("llama", 3, 8, marks=SLOW),
+    pytest.param("gemma", 1, 1, marks=SLOW),
+    pytest.param("gemma", 3, 5, marks=SLOW),
+  ],
+)
+def test_coupled_text_is_plain_decodings(name, exit_layer, k):
+  state = speculate(name, exit_layer, k, acceptance.coupled())
+  assert texts(state) == texts(plain(name))
+  check_books(state, LENGTHS, k)
+  if k:
+    # Some drafts are kept, some refused, and rows advance at unlike rates.
+    assert 0 < state.stats.accepted.sum() < state.stats.drafted.sum()
+    assert len(set(np.asarray(state.stats.rounds).tolist())) > 1
+
+
+@pytest.mark.parametrize(
+  "rule", [acceptance.rejection, acceptance.greedy], ids=lambda r: r.__name__
+)
+def test_greedy_rows_are_plain_decodings(rule):
+  state = speculate("llama", 2, 3, rule())
+  ours, theirs = texts(state), texts(plain("llama"))
+  cold = np.flatnonzero(TEMPERATURES == 0)
+  assert [ours[b] for b in cold] == [theirs[b] for b in cold]
+
+
+def test_what_it_hands_over_is_what_it_drew_from():
+  """Layers 0 .. E - 1, run plainly, give the very laws that were noted."""
+  model, params = target("llama")
+  state = speculate("llama", 2, 3, acceptance.rejection())
+
+  def exit_early(params, tokens, cache, **options):
+    return model.apply(params, tokens, cache, stop=2, **options)
+
+  shallow = model._replace(apply=exit_early)
+  tokens, origin = np.asarray(state.tokens), np.asarray(state.origin)
+  settings = sampling.settings(BATCH, TEMPERATURES)
+  drawn = np.asarray(sampling.warp(forward(shallow, params, tokens), settings))
+  own = np.asarray(jax.nn.log_softmax(forward(model, params, tokens)))
+  for b in range(BATCH):
+    places = np.arange(LENGTHS[b], int(state.length[b]))
+    written = tokens[b, places]
+    compared = np.isin(origin[b, places], [ACCEPTED, CORRECTION])
+    said = np.asarray(state.draft_log_probs)[b, places]
+    np.testing.assert_allclose(
+      said[compared], drawn[b, places - 1, written][compared], atol=1e-4
+    )
+    np.testing.assert_allclose(
+      np.asarray(state.log_probs)[b, places],
+      own[b, places - 1, written],
+      atol=1e-4,
+    )
+
+
+def test_rows_do_not_feel_their_neighbours():
+  together = texts(speculate("llama", 2, 3, acceptance.rejection()))
+  alone = texts(
+    speculate("llama", 2, 3, acceptance.rejection(), rows=slice(2, 4))
+  )
+  assert alone == together[2:4]
+
+
+def test_it_stops_at_eos():
+  common = int(np.bincount(np.concatenate(texts(plain("llama")))).argmax())
+  expected = plain("llama", (common,))
+  state = speculate("llama", 2, 3, acceptance.coupled(), eos_ids=(common,))
+  assert texts(state) == texts(expected)
+  assert np.any(np.asarray(state.length) < L)
+
+
+def layer_passes(drafter):
+  """Counter[(layer, tokens a row)] of one round, read off its HLO."""
+  model, params = target("llama")
+  rule, batch = acceptance.rejection(), 2
+  positional, options = arguments("llama", slice(2, 4))
+  state = decode.start(model, drafter, rule, *positional, **options)
+  step = jax.jit(
+    lambda params, state: rounds.decode_step(
+      model, drafter, rule, params, state, jnp.zeros((0,), jnp.int32)
+    )
+  )
+  hlo = step.lower(Params(params), state).compile().as_text()
+  counts = products(hlo, r"layer_(\d+)/mlp/gate")
+  return {(int(layer), rows // batch): n for (layer, rows), n in counts.items()}
+
+
+@pytest.mark.parametrize("exit_layer", [1, 3])
+def test_a_round_runs_no_layer_twice(exit_layer):
+  k = 3
+  drafter = drafters.early_exit(target("llama")[0], exit_layer, k)
+  assert layer_passes(drafter) == {
+    **{(layer, 1): k + 1 for layer in range(exit_layer)},
+    **{(layer, k + 1): 1 for layer in range(exit_layer, LAYERS)},
+  }
+
+
+def test_the_count_sees_a_verification_that_starts_at_the_bottom():
+  drafter = drafters.early_exit(target("llama")[0], 2, 3)
+
+  def propose(*arguments):
+    draft, draft_state = drafter.propose(*arguments)
+    return draft._replace(resume=None), draft_state
+
+  counts = layer_passes(drafter._replace(propose=propose))
+  assert counts[0, 4] == counts[1, 4] == 1
+
+
+@pytest.mark.parametrize("exit_layer", [-1, 0, LAYERS, 9])
+def test_exits_outside_the_model_are_refused(exit_layer):
+  with pytest.raises(ValueError, match=f"has {LAYERS} layers.*1..3"):
+    drafters.early_exit(target("llama")[0], exit_layer, 3)
+
+
+def test_a_negative_k_is_refused():
+  with pytest.raises(ValueError, match="k = -1"):
+    drafters.early_exit(target("llama")[0], 1, -1)
