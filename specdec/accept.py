@@ -204,6 +204,9 @@ def tally(
   uncut = committed > emission.num_accepted
   tried = jnp.where(uncut, deepest, jnp.minimum(deepest, committed))
   accepted = jnp.minimum(emission.num_accepted, committed)
+  row = jnp.arange(committed.shape[0])
+  ending = emission.origin[row, emission.num_accepted]
+  refused = uncut & (ending == CORRECTION)
 
   def counted(limit):
     return (alive[:, None] & (position[None] < limit[:, None])).astype(
@@ -215,6 +218,7 @@ def tally(
     emitted=stats.emitted + committed,
     drafted=stats.drafted + counted(tried),
     accepted=stats.accepted + counted(accepted),
+    judged=stats.judged + counted(accepted + refused),
     nodes=stats.nodes + jnp.where(alive, draft.count - 1, 0),
     widths=stats.widths.at[chosen].add(1),
   )

@@ -103,6 +103,7 @@ def start(
       emitted=jnp.zeros((batch,), jnp.int32),
       drafted=jnp.zeros((batch, spec.max_depth), jnp.int32),
       accepted=jnp.zeros((batch, spec.max_depth), jnp.int32),
+      judged=jnp.zeros((batch, spec.max_depth), jnp.int32),
       nodes=jnp.zeros((batch,), jnp.int32),
       widths=jnp.zeros((len(spec.widths),), jnp.int32),
     ),

@@ -174,6 +174,8 @@ class Stats:
   drafted: Array  # [B, D] rounds that drafted a token at depth d + 1, those
   #                 that an EOS or the length limit cut off left out
   accepted: Array  # [B, D] rounds whose draft was accepted to depth d + 1
+  judged: Array  # [B, D] rounds that judged depth d + 1: a token was drafted
+  #                 there and all before it was accepted
   nodes: Array  # [B] drafted tokens that were verified
   widths: Array  # [W] rounds run at each static width, batch as a whole
 

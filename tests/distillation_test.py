@@ -118,7 +118,7 @@ class TestDistillation:
       temperature=temperature,
     )
     same = measure(params())
-    assert same["acceptance_by_position"] == [1.0, 1.0, 1.0]
+    assert same["survival"] == [1.0, 1.0, 1.0]
     assert same["tokens_per_pass"] == 4
     other = measure(jax.tree.map(lambda x: -60 * x, params()))
     assert other["tokens_per_pass"] < 4

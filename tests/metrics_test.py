@@ -1,11 +1,133 @@
-"""Tokens per pass count what was emitted, also where a round was cut."""
+"""Acceptance quantities, by hand and on simulated texts of a known law."""
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+import pytest
 
 import specdec
 from specdec.analysis import metrics
 from specdec.models import table
+from specdec.types import Stats
+
+
+def stats(rounds):
+  """Counts of texts; a text is a list of rounds (drafted, accepted, cut)."""
+  depth = max(d for text in rounds for d, _, _ in text)
+  columns = {name: [] for name in ("drafted", "accepted", "judged")}
+  for text in rounds:
+    for name in columns:
+      columns[name].append(np.zeros(depth, int))
+    for drafted, accepted, cut in text:
+      columns["accepted"][-1][:accepted] += 1
+      refused = accepted < drafted and not cut
+      columns["judged"][-1][: accepted + refused] += 1
+      columns["drafted"][-1][: accepted if cut else drafted] += 1
+  emitted = [sum(a + (not cut) for _, a, cut in text) for text in rounds]
+  return Stats(
+    rounds=np.array([len(text) for text in rounds]),
+    emitted=np.array(emitted),
+    nodes=np.array([sum(d for d, _, _ in text) for text in rounds]),
+    widths=np.array([0]),
+    **{name: np.array(rows) for name, rows in columns.items()},
+  )
+
+
+def test_every_quantity_by_hand():
+  # k = 3, one round without a draft, one cut by EOS after its second token.
+  text = [(3, 3, False), (3, 1, False), (0, 0, False), (3, 2, True)]
+  found = metrics.acceptance([stats([text])])
+  assert found.texts == 1
+  assert found.target_passes == 4
+  assert found.emitted == 4 + 2 + 1 + 2
+  assert (found.drafted, found.accepted, found.wasted) == (9, 6, 3)
+  assert found.tokens_per_pass == metrics.Estimate(9 / 4, None)
+  assert found.accepted_per_drafted.value == 6 / 9
+  # The cut round says nothing about position 3.
+  assert [s.value for s in found.survival] == [3 / 3, 2 / 3, 1 / 2]
+  assert [c.value for c in found.conditional] == [3 / 3, 2 / 3, 1 / 1]
+  assert found.alpha.value == 6 / 7
+  assert found.accepted_lengths == (1, 1, 1, 1)
+
+
+def test_nothing_drafted_is_undefined_not_zero():
+  found = metrics.acceptance([stats([[(1, 0, False)]])])
+  assert found.survival[0].value == 0
+  plain = Stats(*[np.array([3])] * 2, *[np.zeros((1, 0), int)] * 3, [0], [3])
+  found = metrics.acceptance([plain])
+  assert found.tokens_per_pass.value == 1
+  assert found.accepted_per_drafted.value is None
+  assert found.alpha.value is None
+  assert found.accepted_lengths == (3,)
+  assert str(found.alpha) == "-"
+
+
+def simulated(rng, alpha, k, texts, rounds):
+  def one():
+    accepted = min(int(rng.geometric(1 - alpha)) - 1, k)
+    return k, accepted, False
+
+  return stats([[one() for _ in range(rounds)] for _ in range(texts)])
+
+
+def test_independent_acceptance_gives_back_its_rate():
+  rng, alpha, k = np.random.default_rng(0), 0.8, 4
+  found = metrics.acceptance([simulated(rng, alpha, k, 400, 50)])
+  expected = sum(alpha**i for i in range(k + 1))  # 3.3616
+
+  def check(estimate, value):
+    assert abs(estimate.value - value) < 4 * estimate.error
+    assert estimate.error < 0.02
+
+  check(found.tokens_per_pass, expected)
+  check(found.alpha, alpha)
+  check(found.accepted_per_drafted, (expected - 1) / k)
+  for i, (survival, conditional) in enumerate(
+    zip(found.survival, found.conditional), 1
+  ):
+    check(survival, alpha**i)
+    check(conditional, alpha)
+  total = sum(found.accepted_lengths)
+  assert total == found.target_passes
+  spread = np.repeat(np.arange(k + 1), found.accepted_lengths)
+  assert np.std(spread) == pytest.approx(1.603, abs=0.02)
+
+
+def test_standard_errors_are_those_of_repeated_experiments():
+  """Texts differ in their rate, so rounds are not independent."""
+  rng, k = np.random.default_rng(0), 4
+
+  def experiment():
+    texts = [
+      simulated(rng, rng.uniform(0.3, 0.95), k, 1, 30) for _ in range(20)
+    ]
+    return metrics.acceptance(texts)
+
+  found = [experiment() for _ in range(300)]
+  for name in ("tokens_per_pass", "alpha", "accepted_per_drafted"):
+    values = np.array([getattr(f, name).value for f in found])
+    errors = np.array([getattr(f, name).error for f in found])
+    assert np.mean(errors) == pytest.approx(np.std(values), rel=0.12)
+
+
+def test_speedup_is_a_ratio_of_sums_with_the_spread_of_its_pieces():
+  found = metrics.speed([100, 300], [1.0, 3.0], [100, 300], [2.0, 6.0])
+  assert found.speedup.value == 2
+  assert found.speedup.error == pytest.approx(0, abs=1e-12)
+  assert (found.tokens_per_second, found.plain_tokens_per_second) == (100, 50)
+  one = metrics.speed([10], [1.0], [10], [1.5])
+  assert one.speedup == metrics.Estimate(1.5, None)
+  rng = np.random.default_rng(0)
+
+  def experiment():
+    seconds = rng.lognormal(0, 0.1, 12)
+    return metrics.speed(
+      [64] * 12, seconds, [64] * 12, 2 * rng.lognormal(0, 0.2, 12)
+    ).speedup
+
+  found = [experiment() for _ in range(400)]
+  spread = np.std([f.value for f in found])
+  assert np.mean([f.error for f in found]) == pytest.approx(spread, rel=0.15)
 
 
 def test_a_round_cut_at_the_limit_counts_its_own_tokens_only():
@@ -23,5 +145,7 @@ def test_a_round_cut_at_the_limit_counts_its_own_tokens_only():
     sampling=specdec.settings(1),
   )
   counts = metrics.acceptance([state.stats])
-  assert counts["target_passes"] == 2
-  assert counts["tokens_per_pass"] == 8 / 2
+  assert counts.target_passes == 2
+  assert counts.tokens_per_pass.value == 8 / 2
+  assert counts.accepted_lengths == (0, 0, 1, 0, 0, 1)
+  assert counts.alpha.value == 1

@@ -1,13 +1,13 @@
 """One definition of every acceptance quantity, from the counts of decoding.
 
-Definitions, over all rows given:
-  tokens_per_pass: emitted tokens / target passes; 1 for plain decoding.
-  acceptance_by_position[d]: of the rounds that drafted a token at position
-    d + 1, the share that accepted it (and so all before it). Positions behind
-    an EOS or the length limit are not counted.
-  accepted_per_drafted: accepted tokens / drafted tokens that were verified.
+All are sums over rounds divided by sums over rounds, never means of ratios, and
+every emitted token is counted after trimming: what a round drafted or accepted
+behind an EOS or the length limit is not, in plain decoding as in speculation.
+Standard errors are of a ratio whose sampling unit is one text (rounds of one
+text resemble each other), by linearisation; one text has none.
 """
 
+import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
@@ -15,19 +15,147 @@ import numpy as np
 from specdec.types import Stats
 
 
-def acceptance(stats: Sequence[Stats]) -> dict:
-  """The quantities above of one or several batches; None where undefined."""
-  rounds = sum(int(np.sum(s.rounds)) for s in stats)
-  accepted = sum(np.sum(s.accepted, axis=0) for s in stats)
-  drafted = sum(np.sum(s.drafted, axis=0) for s in stats)
-  nodes = sum(int(np.sum(s.nodes)) for s in stats)
-  total = int(np.sum(accepted))
-  emitted = sum(int(np.sum(s.emitted)) for s in stats)
-  return {
-    "tokens_per_pass": emitted / rounds if rounds else None,
-    "acceptance_by_position": [
-      float(a / d) if d else None for a, d in zip(accepted, drafted)
-    ],
-    "accepted_per_drafted": total / nodes if nodes else None,
-    "target_passes": rounds,
-  }
+@dataclasses.dataclass(frozen=True)
+class Estimate:
+  """A measured ratio; None where nothing was counted."""
+
+  value: float | None
+  error: float | None = None  # one standard error; None with a single text
+
+  def __str__(self) -> str:
+    if self.value is None:
+      return "-"
+    error = "" if self.error is None else f" ± {self.error:.2f}"
+    return f"{self.value:.2f}{error}"
+
+
+def _error(value: float, relative: np.ndarray) -> float | None:
+  """Of a product of sums, from each unit's relative share in its deviation."""
+  n = len(relative)
+  if n < 2:
+    return None
+  return float(abs(value) * np.sqrt(n / (n - 1) * np.sum(relative**2)))
+
+
+def ratio(over: Sequence[float], under: Sequence[float]) -> Estimate:
+  """sum(over) / sum(under), both of one number a text."""
+  over, under = np.asarray(over, float), np.asarray(under, float)
+  if not np.sum(under):
+    return Estimate(None)
+  value = float(np.sum(over) / np.sum(under))
+  deviation = (over - value * under) / np.sum(under)
+  return Estimate(value, _error(1.0, deviation))
+
+
+@dataclasses.dataclass(frozen=True)
+class Acceptance:
+  """What became of the drafts of some texts. Positions count from 1.
+
+  Attributes:
+    texts: rows counted.
+    target_passes: rounds, each one pass of the target, summed over texts.
+    emitted: committed new tokens.
+    drafted: drafted tokens that the target verified.
+    accepted: those of them that were committed.
+    wasted: drafted - accepted.
+    tokens_per_pass: emitted / target_passes; 1 for plain decoding.
+    accepted_per_drafted: accepted / drafted.
+    survival: per position i, of the rounds that drafted that far the share
+      that accepted positions 1 .. i.
+    conditional: per position i, the same of the rounds in which i was judged:
+      drafted, and everything before it accepted.
+    alpha: accepted / judged over all positions: the maximum-likelihood rate if
+      acceptance were independent and alike at every position.
+    accepted_lengths: entry n counts the rounds that accepted n tokens.
+  """
+
+  texts: int
+  target_passes: int
+  emitted: int
+  drafted: int
+  accepted: int
+  wasted: int
+  tokens_per_pass: Estimate
+  accepted_per_drafted: Estimate
+  survival: tuple[Estimate, ...]
+  conditional: tuple[Estimate, ...]
+  alpha: Estimate
+  accepted_lengths: tuple[int, ...]
+
+
+def acceptance(stats: Sequence[Stats]) -> Acceptance:
+  """The quantities above over all rows of one or several batches."""
+
+  def column(name: str) -> np.ndarray:
+    return np.concatenate([np.asarray(getattr(s, name)) for s in stats])
+
+  rounds, emitted, nodes = column("rounds"), column("emitted"), column("nodes")
+  drafted, accepted = column("drafted"), column("accepted")  # [R, D]
+  judged = column("judged")
+  per_row = np.sum(accepted, axis=1)
+  at_least = np.sum(accepted, axis=0)
+  lengths = -np.diff([np.sum(rounds), *at_least, 0])
+
+  def by_position(under: np.ndarray) -> tuple[Estimate, ...]:
+    return tuple(ratio(a, u) for a, u in zip(accepted.T, under.T))
+
+  return Acceptance(
+    texts=len(rounds),
+    target_passes=int(np.sum(rounds)),
+    emitted=int(np.sum(emitted)),
+    drafted=int(np.sum(nodes)),
+    accepted=int(np.sum(per_row)),
+    wasted=int(np.sum(nodes) - np.sum(per_row)),
+    tokens_per_pass=ratio(emitted, rounds),
+    accepted_per_drafted=ratio(per_row, nodes),
+    survival=by_position(drafted),
+    conditional=by_position(judged),
+    alpha=ratio(per_row, np.sum(judged, axis=1)),
+    accepted_lengths=tuple(int(n) for n in lengths),
+  )
+
+
+@dataclasses.dataclass(frozen=True)
+class Speed:
+  """Speculative and plain decoding of the same texts; prefill is outside.
+
+  Attributes:
+    tokens, plain_tokens: new tokens.
+    seconds, plain_seconds: what they took.
+    tokens_per_second, plain_tokens_per_second: their quotients.
+    speedup: the quotient of those two; its error from the spread between the
+      timed pieces (one batch, or one repetition).
+  """
+
+  tokens: int
+  plain_tokens: int
+  seconds: float
+  plain_seconds: float
+  tokens_per_second: float
+  plain_tokens_per_second: float
+  speedup: Estimate
+
+
+def speed(
+  tokens: Sequence[int],
+  seconds: Sequence[float],
+  plain_tokens: Sequence[int],
+  plain_seconds: Sequence[float],
+) -> Speed:
+  """Sums up pieces that were timed both ways; one entry a piece in each."""
+  columns = [
+    np.asarray(x, float) for x in (tokens, seconds, plain_tokens, plain_seconds)
+  ]
+  sums = [float(np.sum(x)) for x in columns]
+  a, b, c, d = (x / s for x, s in zip(columns, sums))
+  rate, plain_rate = sums[0] / sums[1], sums[2] / sums[3]
+  value = rate / plain_rate
+  return Speed(
+    tokens=int(sums[0]),
+    plain_tokens=int(sums[2]),
+    seconds=sums[1],
+    plain_seconds=sums[3],
+    tokens_per_second=rate,
+    plain_tokens_per_second=plain_rate,
+    speedup=Estimate(value, _error(value, a - b - c + d)),
+  )

@@ -1,8 +1,8 @@
 """The shapes of published decoders, by name, for whoever prices or builds one.
 
-Invariant: a preset has exactly the weights of the published checkpoint, but for
-Chinchilla, whose layers are not this decoder's. Only `config` is imported:
-`analysis` reads this file, and must not load a model's code.
+Invariant: a preset has as many weights as the published decoder, to the last
+one, but for Chinchilla, whose layers are of another kind. Only `config` is
+imported: `analysis` reads this file, and never a model's code.
 """
 
 import dataclasses
@@ -30,17 +30,17 @@ def _like(
   Args:
     shapes: name -> _NUMBERS.
     window: of every layer but each `full_every`-th.
-    full_every: 1 leaves all layers full.
+    full_every: read only with a window.
     **options: more of TransformerConfig's fields.
   """
   configs = {}
   for name, numbers in shapes.items():
-    if full_every > 1:
-      layers = range(1, numbers[0] + 1)
-      options["windows"] = tuple(
-        window if layer % full_every else None for layer in layers
-      )
-    configs[name] = TransformerConfig(**dict(zip(_NUMBERS, numbers)), **options)
+    layers = range(1, numbers[0] + 1) if window else ()
+    configs[name] = TransformerConfig(
+      **dict(zip(_NUMBERS, numbers)),
+      windows=tuple(window if i % full_every else None for i in layers),
+      **options,
+    )
   return configs
 
 
@@ -55,6 +55,8 @@ def _llama3(shapes, factor: float, **options):
 
 
 def _qwen(shapes, **options):
+  # Of 2.5, the epsilon of the instruction-tuned: from 14b on, the base models'
+  # config.json has 1e-5.
   return _like(shapes, norm_epsilon=1e-6, rope_theta=1e6, **options)
 
 
@@ -95,7 +97,7 @@ def _gemma3(shapes, query_scalar: float = 256, **options):
   )
 
 
-# The sizes that also see images: a longer context, and rows for image tokens.
+# The sizes that also see images: a longer context, and 64 tokens more.
 _GEMMA3_LARGE = {
   "window": 1024,
   "vocab_size": 262_208,
@@ -129,7 +131,7 @@ _PRESETS = (
     },
     factor=8.0,
   )
-  | _like(  # v0.3; the first had a window, and these rows fewer
+  | _like(  # v0.3: no window, and 768 tokens more than v0.1
     {"mistral-7b": (32, 4096, 14336, 32, 8, 128)},
     vocab_size=32_768,
     rope_theta=1e6,
@@ -235,7 +237,8 @@ _PRESETS = (
   )
   # arXiv:2302.01318's pair. Their MLP is a plain one of 4 x width; here it is
   # gated, with as many weights: 8 / 3 x width, to the nearest multiple of 16.
-  # Their relative positions' matrix, width^2 a layer, has no counterpart.
+  # The matrix of their relative positions, width^2 a layer (the rest of the 70
+  # billion), has no counterpart.
   | _like(
     {
       "chinchilla-4b": (8, 6144, 16384, 48, 48, 128),
@@ -259,7 +262,5 @@ def get(name: str, dtype: str = "float32") -> TransformerConfig:
     ValueError: there is no such preset.
   """
   if name not in _PRESETS:
-    raise ValueError(
-      f"preset {name!r} is unknown; known: {', '.join(names())}"
-    )
+    raise ValueError(f"preset {name!r} is unknown; known: {', '.join(names())}")
   return dataclasses.replace(_PRESETS[name], dtype=dtype)

@@ -25,7 +25,7 @@ def by_decoding(
   temperature: float = 0.0,
   seed: int = 0,
 ) -> Callable[[PyTree], dict]:
-  """A function from draft weights to `metrics.acceptance` of their decoding.
+  """A function from draft weights to what their decoding measures.
 
   Args:
     prompts: [B, P] ids, all of one length; decoded together.
@@ -45,6 +45,11 @@ def by_decoding(
       max_length=size + new_tokens,
       sampling=sampling.settings(batch, temperature),
     )
-    return metrics.acceptance([jax.tree.map(np.asarray, state.stats)])
+    found = metrics.acceptance([jax.tree.map(np.asarray, state.stats)])
+    return {
+      "tokens_per_pass": found.tokens_per_pass.value,
+      "accepted_per_drafted": found.accepted_per_drafted.value,
+      "survival": [position.value for position in found.survival],
+    }
 
   return measure

@@ -136,7 +136,7 @@ def train(
 
 
 def _line(values: dict) -> str:
-  """'loss 1.234, acceptance_by_position 0.81 0.64': what is worth a line."""
+  """'loss 1.234, survival 0.81 0.64': what is worth a line."""
   parts = []
   for name, value in values.items():
     numbers = value if isinstance(value, list) else [value]

@@ -1,0 +1,223 @@
+"""The machine at hand: measured soundly, kept once, read back as it was.
+
+Nothing here depends on how fast or how quiet the machine is.
+"""
+
+import json
+import math
+import time
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from specdec.analysis import hardware
+
+MEASURED = hardware.Hardware(
+  name="a machine",
+  memory=1 << 34,
+  bandwidth=((4 << 20, 9e10), (64 << 20, 2.5e10), (1 << 30, 1 / 3 * 1e11)),
+  copy_bandwidth=1.5e10,
+  flops={"float32": 1e11, "int8": 2e11},
+  date="2026-01-31",
+  jax_version="0.0.0",
+)
+
+
+@pytest.fixture
+def calls(monkeypatch):
+  """What was measured, in order; every measurement takes no time."""
+  made = []
+
+  def fake(kind, rate):
+    def measure(argument):
+      made.append((kind, argument))
+      return rate
+
+    monkeypatch.setattr(hardware, f"measure_{kind}", measure)
+
+  fake("bandwidth", 3e10)
+  fake("copy", 1e10)
+  fake("flops", 1e11)
+  return made
+
+
+@pytest.mark.parametrize(
+  "working_set, rate",
+  [
+    (1, 9e10),  # smaller than any: the smallest
+    (4 << 20, 9e10),
+    ((64 << 20) - 1, 9e10),
+    (64 << 20, 1 / 3 * 1e11),  # 1 GiB was read faster, so 64 MiB can be
+    (1 << 30, 1 / 3 * 1e11),
+    (1 << 40, 1 / 3 * 1e11),
+  ],
+)
+def test_read_bandwidth_is_an_upper_bound(working_set, rate):
+  assert MEASURED.read_bandwidth(working_set) == rate
+
+
+def test_read_bandwidth_of_one_size():
+  one = hardware.Hardware("x", None, ((1, 5.0),), 1.0, {}, "2026-01-31", "0")
+  assert one.read_bandwidth(0) == one.read_bandwidth(1 << 30) == 5.0
+
+
+def test_json_round_trip():
+  assert hardware.Hardware.from_json(MEASURED.to_json()) == MEASURED
+
+
+def damaged(**changes) -> str:
+  return json.dumps(json.loads(MEASURED.to_json()) | changes)
+
+
+DAMAGED = {
+  "empty": "",
+  "cut": MEASURED.to_json()[:-20],
+  "list": "[]",
+  "other": "{}",
+  "unknown": damaged(colour="red"),
+  "no_sizes": damaged(bandwidth=[]),
+  "not_pairs": damaged(bandwidth=[1, 2]),
+  "text_size": damaged(bandwidth=[["small", 1.0]]),
+  "descending": damaged(bandwidth=[[2, 1.0], [1, 1.0]]),
+  "no_flops": damaged(flops=None),
+  "zero": damaged(copy_bandwidth=0),
+  "nan": damaged(flops={"float32": math.nan}),
+  "text": damaged(copy_bandwidth="fast"),
+}
+
+
+@pytest.mark.parametrize("text", DAMAGED.values(), ids=DAMAGED)
+def test_damaged_text_is_refused(text):
+  with pytest.raises(ValueError):
+    hardware.Hardware.from_json(text)
+
+
+def test_a_machine_is_measured_once(calls, tmp_path):
+  folder = tmp_path / "new" / "folder"
+  said = []
+  first = hardware.local(folder=folder, progress=said.append)
+  count = len(calls)
+  assert {kind for kind, _ in calls} == {"bandwidth", "copy", "flops"}
+  assert said[0] == "reading 4 MiB" and "multiplying int8" in said
+  assert hardware.local(folder=folder, progress=said.append) == first
+  assert len(calls) == count == len(said)
+  assert hardware.local(refresh=True, folder=folder) == first
+  assert len(calls) == 2 * count
+  (file,) = folder.iterdir()  # no scratch is left
+  assert hardware.Hardware.from_json(file.read_text()) == first
+
+
+@pytest.mark.parametrize("content", [b"{", b"\xff\xfe", b"{}"])
+def test_a_damaged_file_is_measured_anew(calls, tmp_path, content):
+  first = hardware.local(folder=tmp_path)
+  (file,) = tmp_path.iterdir()
+  file.write_bytes(content)
+  count = len(calls)
+  assert hardware.local(folder=tmp_path) == first
+  assert len(calls) == 2 * count
+  assert hardware.local(folder=tmp_path) == first
+  assert len(calls) == 2 * count
+
+
+def test_a_folder_that_cannot_be_written_is_said(calls, tmp_path):
+  (tmp_path / "file").write_text("")
+  said = []
+  found = hardware.local(folder=tmp_path / "file", progress=said.append)
+  assert found.flops["float32"] == 1e11
+  assert said[-1].startswith("not kept")
+
+
+def test_another_machine_has_another_file(calls, monkeypatch, tmp_path):
+  hardware.local(folder=tmp_path)
+  count = len(calls)
+  for number, (name, value) in enumerate(
+    [
+      ("cpu_model", "another CPU"),
+      ("cpu_cores", 1000),
+      ("platform.node", "another host"),
+      ("jax.__version__", "another version"),
+      ("jax.device_count", 1000),
+    ]
+  ):
+    with monkeypatch.context() as patch:
+      changed = value if "__" in name else lambda *_, value=value: value
+      patch.setattr(f"specdec.analysis.hardware.{name}", changed)
+      hardware.local(folder=tmp_path)
+    assert len(calls) == (number + 2) * count
+    assert len(list(tmp_path.iterdir())) == number + 2
+  hardware.local(folder=tmp_path)
+  assert len(calls) == (number + 2) * count
+
+
+def test_what_the_backend_cannot_is_left_out(calls, monkeypatch, tmp_path):
+  monkeypatch.setattr(
+    hardware, "measure_flops", lambda d: None if d == "int8" else 1e11
+  )
+  assert set(hardware.local(folder=tmp_path).flops) == {"float32", "bfloat16"}
+
+
+def test_a_refused_product_has_no_rate(monkeypatch):
+  def refuse(matrix):
+    raise jax.errors.JaxRuntimeError("UNIMPLEMENTED")
+
+  monkeypatch.setattr(hardware, "_square", refuse)
+  assert hardware.measure_flops("int8") is None
+
+
+@pytest.mark.parametrize(
+  "free, sizes",
+  [
+    (None, [4, 16, 64, 1024]),
+    (4 << 30, [4, 16, 64, 1024]),
+    ((4 << 30) - 1, [4, 16, 64]),
+    (1 << 20, [4]),  # one size there must be
+  ],
+)
+def test_at_most_a_quarter_of_free_memory(
+  calls, monkeypatch, tmp_path, free, sizes
+):
+  monkeypatch.setattr(hardware, "_memory", lambda _: (None, free))
+  found = hardware.local(folder=tmp_path)
+  assert [size >> 20 for size, _ in found.bandwidth] == sizes
+  assert ("copy", sizes[-1] << 20) in calls
+
+
+def test_measured_rates_are_positive_and_finite():
+  rates = [
+    hardware.measure_bandwidth(1 << 16, repeats=1),
+    hardware.measure_copy(1 << 16, repeats=1),
+    hardware.measure_flops("float32", seconds=1e-4, repeats=1),
+    hardware.measure_flops("bfloat16", seconds=1e-4, repeats=1),
+    hardware.measure_flops("int8", seconds=1e-4, repeats=1),
+  ]
+  assert all(math.isfinite(rate) and rate > 0 for rate in rates)
+
+
+def test_every_pass_reads_the_whole_matrix():
+  # [2, 2048] of which one value is large: passes add up what it contributes.
+  matrix = jnp.zeros((2, 2048)).at[1, 7].set(1e30)
+  vector = jnp.ones((2048,))
+  assert hardware._reads(matrix, vector, 1)[7] == 2
+  assert hardware._reads(matrix, vector, 5)[7] == 32
+
+
+@pytest.mark.slow  # needs a machine that does not change by half in a second
+def test_time_grows_with_the_passes():
+  matrix, vector = jnp.ones((512, 2048)), jnp.ones((2048,))
+
+  def seconds(passes):
+    least = math.inf
+    for _ in range(10):
+      begin = time.perf_counter()
+      hardware._reads(matrix, vector, passes).block_until_ready()
+      least = min(least, time.perf_counter() - begin)
+    return least
+
+  seconds(100), seconds(800)  # compiles
+  assert 3 < seconds(800) / seconds(100) < 20
+
+
+def test_the_machine_has_a_name():
+  assert hardware.cpu_model().strip()
+  assert hardware.cpu_cores() >= 1
