@@ -15,10 +15,12 @@ _ACCEPTED = "prompt, text, turns (its first is used) or token_ids"
 
 
 class Prompt(NamedTuple):
-  """One prompt; exactly one of the two is not None."""
+  """One prompt; exactly one of the first two is not None."""
 
   text: str | None = None
   token_ids: tuple[int, ...] | None = None
+  category: str = ""  # what its line said, or the file's name
+  name: str = ""  # its line's question_id, id or task_id, or its line's number
 
 
 def read(path: str | Path) -> list[Prompt]:
@@ -28,6 +30,19 @@ def read(path: str | Path) -> list[Prompt]:
     FileNotFoundError: there is no such file.
     ValueError: it has no prompt, or a line that holds none.
   """
+  prompts, broken = scan(path)
+  if broken:
+    raise ValueError(broken[0])
+  return prompts
+
+
+def scan(path: str | Path) -> tuple[list[Prompt], list[str]]:
+  """As `read`, with a sentence for every line that holds no prompt.
+
+  Raises:
+    FileNotFoundError: there is no such file.
+    ValueError: no line holds a prompt, or it is not text.
+  """
   path = Path(path).expanduser()
   if not path.is_file():
     raise FileNotFoundError(f"prompt file {path} does not exist")
@@ -35,37 +50,45 @@ def read(path: str | Path) -> list[Prompt]:
     content = path.read_text(encoding="utf-8")
   except UnicodeDecodeError as error:
     raise ValueError(f"prompt file {path} is not UTF-8 text: {error}") from None
+  prompts, broken = [], []
   if path.suffix != ".jsonl":
-    prompts = [Prompt(text=content)] if content else []
+    prompts = [Prompt(content, None, path.stem, "0")] if content else []
   else:
-    prompts = [
-      _parse(line, f"line {number} of {path}")
-      for number, line in enumerate(content.split("\n"), 1)
-      if line.strip()
-    ]
+    for number, line in enumerate(content.split("\n"), 1):
+      if not line.strip():
+        continue
+      try:
+        prompts.append(_parse(line, path, number))
+      except ValueError as error:
+        broken.append(f"line {number} of {path}{error}")
   if not prompts:
-    raise ValueError(f"prompt file {path} holds no prompt")
-  return prompts
+    because = f": {broken[0]}" if broken else ""
+    raise ValueError(f"prompt file {path} holds no prompt{because}")
+  return prompts, broken
 
 
-def _parse(line: str, where: str) -> Prompt:
+def _parse(line: str, path: Path, number: int) -> Prompt:
+  """Raises ValueError with the end of a sentence that begins with the line."""
   try:
     entry = json.loads(line)
   except json.JSONDecodeError as error:
-    raise ValueError(f"{where} is not JSON ({error.msg})") from None
+    raise ValueError(f" is not JSON ({error.msg})") from None
   if not isinstance(entry, dict):
-    raise ValueError(f"{where} is not a JSON object; accepted: {_ACCEPTED}")
+    raise ValueError(f" is not a JSON object; accepted: {_ACCEPTED}")
+  category = str(entry.get("category") or path.stem)
+  names = (entry.get(key) for key in ("question_id", "id", "task_id"))
+  name = next((str(n) for n in names if n is not None), str(number))
   ids = entry.get("token_ids")
   if ids is not None:
     if not isinstance(ids, list) or not all(type(i) is int for i in ids):
-      raise ValueError(f"{where}: token_ids must be a list of integers")
-    return Prompt(token_ids=tuple(ids))
+      raise ValueError(": token_ids must be a list of integers")
+    return Prompt(None, tuple(ids), category, name)
   turns = entry.get("turns")
   first = turns[0] if isinstance(turns, list) and turns else None
   for text in (entry.get("prompt"), entry.get("text"), first):
     if isinstance(text, str):
-      return Prompt(text=text)
-  raise ValueError(f"{where} has none of {_ACCEPTED}")
+      return Prompt(text, None, category, name)
+  raise ValueError(f" has none of {_ACCEPTED}")
 
 
 def encode(

@@ -1,105 +1,96 @@
-"""What a run amounted to: the numbers of its table, its JSON and its page.
+"""What runs amounted to: the numbers of their tables, JSON and pages.
 
-Invariant: each number is worked out here once, so that all three agree.
+Invariant: each number is worked out here or in analysis/metrics.py once, so
+that all of them agree. docs/schema.json describes the JSON.
 """
 
 import dataclasses
-import os
+import json
 import pathlib
 from collections.abc import Sequence
 
-from specdec.analysis import metrics
-from specdec.types import Stats
+from specdec.analysis.metrics import Acceptance, Estimate, Speed
 
 
 @dataclasses.dataclass(frozen=True)
-class Report:
-  """Speculative and plain decoding of the same prompts, side by side."""
+class Identity:
+  """How many texts equal plain decoding's."""
 
-  counts: dict  # metrics.acceptance
-  rate: float  # tokens/s
-  plain_rate: float  # tokens/s
-  same: bool | None  # whether the texts are equal; None: not comparable
-  differences: Sequence[str]  # where they are not, a sentence a prompt
-  compile_seconds: float
+  texts: int
+  same: int
+  differences: tuple[str, ...] = ()  # a sentence for each of the others
 
   @property
-  def speedup(self) -> float:
-    """Speculative over plain tokens/s."""
-    return self.rate / self.plain_rate
+  def share(self) -> float:
+    return self.same / self.texts
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+  """One setting, decoded speculatively and plainly.
+
+  Attributes:
+    group: what was decoded: a category of prompts, or 'all'.
+    identity: None where the texts need not be equal (other noise, same law; or
+      a rule that is not lossless).
+  """
+
+  group: str
+  k: int
+  batch: int
+  acceptance: Acceptance
+  speed: Speed
+  identity: Identity | None
 
   def headline(self) -> list[tuple[str, str]]:
     """The two numbers that matter most."""
     return [
-      ("tokens per target pass", f"{self.counts['tokens_per_pass']:.2f}"),
-      ("speedup", f"{self.speedup:.2f} x"),
+      ("tokens per target pass", str(self.acceptance.tokens_per_pass)),
+      ("speedup", f"{self.speed.speedup} x"),
     ]
 
   def rows(self) -> list[tuple[str, str]]:
     """The summary table: name and value."""
+    found, speed = self.acceptance, self.speed
     tokens_per_pass, speedup = self.headline()
-    by_position = self.counts["acceptance_by_position"]
-    same = {None: "not comparable: other noise, same law", True: "yes"}.get(
-      self.same, "no: " + "; ".join(self.differences[:3])
-    )
     return [
       tokens_per_pass,
+      ("accepted up to position", positions(found.survival)),
+      ("accepted of those judged there", positions(found.conditional)),
       (
-        "acceptance by position",
-        " ".join("-" if a is None else f"{a:.2f}" for a in by_position) or "-",
+        "drafted, of them wasted",
+        f"{found.drafted}, {found.wasted}"
+        + (f" ({found.wasted / found.drafted:.0%})" if found.drafted else ""),
       ),
-      ("speculative", f"{self.rate:.1f} tokens/s"),
-      ("plain", f"{self.plain_rate:.1f} tokens/s"),
+      ("speculative", f"{speed.tokens_per_second:.1f} tokens/s"),
+      ("plain", f"{speed.plain_tokens_per_second:.1f} tokens/s"),
       speedup,
-      ("same text as plain", same),
-      ("compiled in", f"{self.compile_seconds:.1f} s"),
+      ("same text as plain", self.same()),
     ]
+
+  def same(self) -> str:
+    """Whether the texts are plain decoding's, in words."""
+    if self.identity is None:
+      return "not comparable"
+    if self.identity.same == self.identity.texts:
+      return "yes"
+    return "no: " + "; ".join(self.identity.differences[:3])
 
   def document(self) -> dict:
     """The numbers for JSON."""
-    return {
-      **self.counts,
-      "tokens_per_second": self.rate,
-      "plain_tokens_per_second": self.plain_rate,
-      "speedup": self.speedup,
-      "identical_to_plain": self.same,
-    }
+    document = dataclasses.asdict(self)
+    if self.identity is not None:
+      document["identity"]["share"] = self.identity.share
+    return document
 
 
-def report(
-  stats: Sequence[Stats],
-  tokens: tuple[int, int],
-  seconds: tuple[float, float],
-  differences: Sequence[str] | None,
-  compile_seconds: float,
-) -> Report:
-  """Sums up a run.
-
-  Args:
-    stats: of the speculative batches.
-    tokens: how many came out, speculatively and plainly.
-    seconds: how long that took, likewise.
-    differences: None where the two texts need not be equal.
-  """
-  rate, plain_rate = (n / s for n, s in zip(tokens, seconds))
-  return Report(
-    metrics.acceptance(stats),
-    rate,
-    plain_rate,
-    None if differences is None else not differences,
-    differences or (),
-    compile_seconds,
-  )
+def positions(estimates: Sequence[Estimate]) -> str:
+  """'0.81 0.64 0.50', or '-'."""
+  values = ["-" if e.value is None else f"{e.value:.2f}" for e in estimates]
+  return " ".join(values) or "-"
 
 
-def check_writable(name: str, path: str) -> None:
-  """Raises ValueError where `path`, given as `name`, could not be written."""
-  file = pathlib.Path(path)
-  if file.is_dir():
-    raise ValueError(f"{name}={path} is a folder; give a file in it")
-  if not file.parent.is_dir():
-    raise ValueError(
-      f"{name}={path}: there is no folder {file.parent}; make it first"
-    )
-  if not os.access(file if file.exists() else file.parent, os.W_OK):
-    raise ValueError(f"{name}={path} cannot be written; choose another place")
+def write_json(path: str, document: dict) -> None:
+  """Writes a document, or fails where it holds what JSON cannot say."""
+  text = json.dumps(document, indent=1, allow_nan=False)
+  pathlib.Path(path).write_text(text + "\n", encoding="utf-8")

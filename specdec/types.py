@@ -159,6 +159,7 @@ class AcceptanceRule(NamedTuple):
   walk: str  # 'first_child', or 'coupled': ignores keep and next_law
   siblings: frozenset[str]  # the kinds of siblings it is right for
   lossless: bool
+  caveat: str = ""  # what every print of its output must say; '': nothing
 
 
 # Where an emitted token came from: DecodeState.origin.

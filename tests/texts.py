@@ -37,7 +37,12 @@ def check_books(state, prompt_length, k=None) -> None:
     # A round emits what it accepts and one token more, unless a cut took it.
     cut = int(len(emitted) > 0 and emitted[-1] == ACCEPTED)
     assert stats.rounds[b] == len(emitted) - num_accepted + cut
-    assert np.all(stats.accepted[b] <= stats.drafted[b])
+    assert np.all(stats.accepted[b] <= stats.judged[b])
+    assert np.all(stats.judged[b] <= stats.drafted[b])
+    # A judged token that was not accepted is a correction.
+    assert np.sum(stats.judged[b] - stats.accepted[b]) == np.sum(
+      emitted == CORRECTION
+    )
     assert np.all(np.diff(stats.accepted[b]) <= 0)
     assert np.all(np.diff(stats.drafted[b]) <= 0)
     if k is not None:

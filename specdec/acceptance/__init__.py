@@ -2,5 +2,6 @@
 
 from specdec.acceptance.exact import coupled, greedy
 from specdec.acceptance.rejection import rejection
+from specdec.acceptance.synthetic import synthetic
 
-__all__ = ["coupled", "greedy", "rejection"]
+__all__ = ["coupled", "greedy", "rejection", "synthetic"]

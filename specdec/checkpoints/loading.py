@@ -21,7 +21,7 @@ from specdec.checkpoints import (
   orbax_layout,
   tokenizer,
 )
-from specdec.models import packing
+from specdec.models import packing, transformer
 from specdec.models.config import TransformerConfig
 
 DTYPES = ("float32", "bfloat16")
@@ -103,6 +103,14 @@ def load(source: str | Path, dtype: str = "float32") -> Checkpoint:
     wanted = [(row.hugging_face, row) for row in names.expected(config)]
   params = _read(weights, wanted, dtype)
   return Checkpoint(config, params, text, eos_ids, str(source))
+
+
+def random(
+  config: TransformerConfig, seed: int = 0, source: str = "random"
+) -> Checkpoint:
+  """A checkpoint of this shape with random weights and no tokenizer."""
+  params = transformer.init_params(config, jax.random.key(seed))
+  return Checkpoint(config, params, None, (), source)
 
 
 def load_tokenizer(source: str | Path) -> tokenizer.Tokenizer:

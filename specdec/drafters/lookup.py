@@ -25,7 +25,7 @@ def _propose_row(
     same = jnp.roll(tokens, back) == last  # tokens[j - back]
     unbroken &= same & (position >= back) & (back < length)
     matched += unbroken
-  matched = jnp.where(position < length - 1, matched, 0)
+  matched = jnp.where(position < length - 1, matched, -1)
   longest = jnp.max(matched)
   end = jnp.max(jnp.where(matched == longest, position, -1))  # latest of them
   # A copy that reaches the end of the text goes on from its own beginning, as
@@ -42,16 +42,16 @@ def lookup(k: int, *, ngram: int = 5, min_ngram: int = 3) -> Drafter:
     k: drafted tokens, >= 0.
     ngram: longest match looked for.
     min_ngram: shortest match worth a draft; below it nothing is drafted and the
-      round is a plain one.
+      round is a plain one. 0 drafts always, with anything.
   """
   if k < 0:
     raise ValueError(f"k = {k}; it must be >= 0")
-  if not 1 <= min_ngram <= ngram:
+  if not 0 <= min_ngram <= ngram or ngram < 1:
     raise ValueError(
       f"min_ngram = {min_ngram} and ngram = {ngram}; they must satisfy "
-      "1 <= min_ngram <= ngram"
+      "0 <= min_ngram <= ngram and 1 <= ngram"
     )
-  widths = (1,) if k == 0 else (1, k + 1)
+  widths = (1, k + 1) if k and min_ngram else (k + 1,)
   spec = DraftSpec(max_nodes=k + 1, max_depth=k, widths=widths)
 
   def init(params, context, prefill_output):

@@ -1,0 +1,50 @@
+"""Acceptance at a given rate, whatever was drafted: to study speed alone.
+
+The expected number of tokens a round is then known before it is measured, for
+any shape with random weights. Nothing is compared with the target: the text
+means nothing, and whoever prints it says so (AcceptanceRule.caveat).
+"""
+
+from collections.abc import Sequence
+
+import jax.numpy as jnp
+
+from specdec import tree
+from specdec.types import AcceptanceRule, Array, Draft
+
+
+def synthetic(rates: Sequence[float]) -> AcceptanceRule:
+  """Keeps a token at depth d with probability rates[d - 1].
+
+  Args:
+    rates: P(kept | its parent was kept and its earlier siblings refused), by
+      depth; the last one holds for all deeper ones.
+
+  Raises:
+    ValueError: there is no rate, or one outside [0, 1].
+  """
+  rates = tuple(float(rate) for rate in rates)
+  if not rates:
+    raise ValueError("rates is empty; give at least one, in [0, 1]")
+  for rate in rates:
+    if not 0 <= rate <= 1:
+      raise ValueError(f"rate {rate:g} is outside [0, 1]")
+
+  def keep(draft: Draft, target_log_probs: Array) -> Array:
+    del target_log_probs
+    depth = jnp.asarray(tree.depth(draft.parents))
+    place = jnp.clip(depth - 1, 0, len(rates) - 1)
+    return jnp.asarray(rates, jnp.float32)[place]
+
+  def next_law(draft: Draft, target_log_probs: Array, node: Array) -> Array:
+    del draft
+    return jnp.exp(target_log_probs[node])
+
+  return AcceptanceRule(
+    keep,
+    next_law,
+    "first_child",
+    frozenset({"none", "iid", "without_replacement", "point_mass"}),
+    lossless=False,
+    caveat="synthetic acceptance: the text is meaningless",
+  )
