@@ -16,6 +16,7 @@ import pathlib
 import sys
 
 import _decoding
+import _flags
 import _main
 from absl import flags
 from tqdm import tqdm
@@ -40,7 +41,7 @@ flags.DEFINE_enum(
 )
 FLAGS = flags.FLAGS
 _OWN = sorted(set(FLAGS) - _BEFORE)
-FLAG_NAMES = [*_decoding.SHARED, *_OWN]
+FLAG_NAMES = [*_flags.SHARED, *_OWN]
 
 
 def check_flags() -> None:
@@ -50,7 +51,7 @@ def check_flags() -> None:
   if "" in FLAGS.stop:
     raise ValueError("--stop='' would end every answer; give some text")
   if FLAGS.html:
-    _decoding.check_writable("--html", FLAGS.html)
+    _flags.check_writable("--html", FLAGS.html)
 
 
 def encode_prompts(target) -> list[list[int]]:
@@ -73,8 +74,8 @@ def encode_prompts(target) -> list[list[int]]:
 
 def generate() -> None:
   """The whole run: check, load, decode both ways, report."""
-  _decoding.settle(_OWN)
-  k, batch = _decoding.single("k"), _decoding.single("batch")
+  _flags.settle(_OWN)
+  k, batch = _flags.single("k"), _flags.single("batch")
   check_flags()
   models = _decoding.load(FLAGS.max_new_tokens + prompt_size([[0]]))
   target = models.target
@@ -89,7 +90,10 @@ def generate() -> None:
   painter = display.Painter(FLAGS.color, sys.stdout)
   print("compiling (kept for the next run) ...", file=sys.stderr, flush=True)
   run.warm_up(encoded[: run.batch])
-  print(painter.legend() + "\n")
+  print(painter.legend())
+  for caveat in _decoding.caveats():
+    print(f"beware: {caveat}")
+  print()
 
   answers, stats, differences = [], [], []
   seconds, counts = ({False: [], True: []} for _ in range(2))

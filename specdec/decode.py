@@ -28,7 +28,7 @@ from specdec.types import (
   Stats,
 )
 
-_MAX_ROUNDS = np.iinfo(np.int32).max
+MAX_ROUNDS = np.iinfo(np.int32).max
 _PARTS = ("target", "drafter", "rule")  # static arguments of every program
 
 
@@ -128,7 +128,7 @@ def run(
   params: Params,
   state: DecodeState,
   eos_ids: Array,
-  max_rounds: Array | int = _MAX_ROUNDS,
+  max_rounds: Array | int = MAX_ROUNDS,
 ) -> DecodeState:
   """Rounds until every row is done, or `max_rounds` of them, without the host.
 

@@ -57,6 +57,20 @@ class Painter:
     )
 
 
+def columns(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+  """A table: the first column to the left, numbers to the right."""
+  lines = [list(header), *(list(row) for row in rows)]
+  widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
+  return "\n".join(
+    "  "
+    + "  ".join(
+      f"{cell:<{width}}" if i == 0 else f"{cell:>{width}}"
+      for i, (cell, width) in enumerate(zip(line, widths))
+    ).rstrip()
+    for line in lines
+  )
+
+
 def table(rows: Sequence[tuple[str, str]]) -> str:
   """Two aligned columns."""
   width = max(len(name) for name, _ in rows)

@@ -136,6 +136,33 @@ class Speed:
   speedup: Estimate
 
 
+def median_speed(
+  tokens: int, seconds: Sequence[float], plain_seconds: Sequence[float]
+) -> Speed:
+  """The same tokens timed again and again, in pairs: by medians.
+
+  Args:
+    tokens: new tokens of one repetition, either way.
+    seconds, plain_seconds: one entry a repetition.
+  """
+  ours, plain = np.asarray(seconds), np.asarray(plain_seconds)
+  median, plain_median = float(np.median(ours)), float(np.median(plain))
+  value, error = plain_median / median, None
+  if len(ours) > 1:
+    spread = np.std(np.log(plain / ours), ddof=1)
+    # A median's error is that of a mean times sqrt(pi / 2), were all normal.
+    error = float(value * spread * np.sqrt(np.pi / 2 / len(ours)))
+  return Speed(
+    tokens=tokens,
+    plain_tokens=tokens,
+    seconds=median,
+    plain_seconds=plain_median,
+    tokens_per_second=tokens / median,
+    plain_tokens_per_second=tokens / plain_median,
+    speedup=Estimate(value, error),
+  )
+
+
 def speed(
   tokens: Sequence[int],
   seconds: Sequence[float],

@@ -1,0 +1,254 @@
+"""The flags that say what is decoded and how.
+
+Shared by the programs that decode, so that a command of one is a command of
+the others.
+"""
+
+import os
+import pathlib
+from collections.abc import Sequence
+
+import jax
+from absl import flags
+from ml_collections import config_flags
+
+from specdec import acceptance, checkpoints, sampling
+from specdec.checkpoints import shipped
+from specdec.checkpoints.fetch import PACKAGES
+from specdec.models import presets
+
+RULES = {
+  "coupled": acceptance.coupled,
+  "greedy": acceptance.greedy,
+  "rejection": acceptance.rejection,
+  "synthetic": lambda: acceptance.synthetic(FLAGS.rates),
+}
+DRAFTERS = ("lookup", "model", "early_exit")
+# Tokens of a round: each guess of a model costs a pass of it, a copy nothing.
+_DEFAULT_K = {"model": 3, "lookup": 5, "early_exit": 3}
+_DEFAULT_MIN_NGRAM = 3
+PRESET = "preset:"
+
+
+def parse_integers(text) -> tuple[int, ...]:
+  """'1,2,4-6' as (1, 2, 4, 5, 6); a number or a list is taken as it is."""
+  if isinstance(text, int):
+    return (text,)
+  if not isinstance(text, str):
+    return tuple(int(x) for x in text)
+  numbers = []
+  try:
+    for part in text.split(","):
+      low, *high = (
+        part.strip().rsplit("-", 1) if part.strip()[:1] != "-" else ([part])
+      )
+      numbers += range(int(low), int(high[0]) + 1) if high else [int(low)]
+  except ValueError:
+    numbers = []
+  if not numbers:
+    raise ValueError(f"{text!r} is no list of integers like 4 or 1,2,4-8")
+  return tuple(numbers)
+
+
+class _Integers(flags.ArgumentParser):
+  """--k=4, --k=1,2,4, --k=1-8."""
+
+  syntactic_help = "an integer, or several: 1,2,4-8"
+
+  def parse(self, argument):
+    return parse_integers(argument)
+
+  def flag_type(self):
+    return "integers"
+
+
+def define_integers(name: str, default: str | None, text: str) -> None:
+  """A flag that takes an integer or several."""
+  flags.DEFINE(
+    _Integers(),
+    name,
+    default,
+    text,
+    serializer=flags.CsvListSerializer(","),
+  )
+
+
+config_flags.DEFINE_config_file(
+  "config", None, "File whose get_config() sets flags not given here."
+)
+_BEFORE = set(flags.FLAGS)
+flags.DEFINE_string(
+  "target",
+  shipped.TARGET,
+  "Model whose text is wanted: a directory in Hugging Face's or Orbax's "
+  "layout, a .gguf file, a hub name, one of "
+  f"{', '.join([*shipped.names(), *PACKAGES])}, or, with --random_weights, "
+  "preset:NAME.",
+)
+flags.DEFINE_string(
+  "draft",
+  None,
+  f"Draft model, named like --target; {shipped.DRAFT} for {shipped.TARGET}.",
+)
+flags.DEFINE_bool(
+  "random_weights",
+  False,
+  "Take shapes only, and random weights: for speed, not for text. Presets: "
+  f"{', '.join(presets.names())}.",
+)
+flags.DEFINE_enum(
+  "drafter",
+  None,
+  DRAFTERS,
+  "Who drafts; default model with --draft, early_exit with --exit_layer, else "
+  "lookup: copying from prompt and output.",
+)
+define_integers(
+  "k",
+  None,
+  "Drafted tokens a round, 0 for none; default "
+  + ", ".join(f"{k} with {name}" for name, k in _DEFAULT_K.items())
+  + ".",
+)
+flags.DEFINE_integer("ngram", 5, "Lookup: longest match that is looked for.")
+flags.DEFINE_integer(
+  "min_ngram",
+  None,
+  "Lookup: shortest match worth a draft, 0 to draft always; default "
+  f"{_DEFAULT_MIN_NGRAM}, and 0 with synthetic acceptance.",
+)
+flags.DEFINE_integer(
+  "exit_layer", None, "Early exit: how many of the target's layers draft."
+)
+flags.DEFINE_enum(
+  "acceptance",
+  "coupled",
+  sorted(RULES),
+  "coupled: token for token the text of plain sampling with this seed. "
+  "rejection: the same law, other noise, accepts sampled drafts more often. "
+  "greedy: temperature 0 only. synthetic: accepts at --rates whatever was "
+  "drafted, to study speed; the text is meaningless.",
+)
+flags.DEFINE_multi_float(
+  "rates",
+  [],
+  "Synthetic: probability that a token is kept, in [0, 1]; repeat it for "
+  "position 1, 2 ... (the last one goes on).",
+)
+flags.DEFINE_float("temperature", 0.0, "0 is greedy.")
+flags.DEFINE_integer("top_k", None, "Sample among the k likeliest tokens.")
+flags.DEFINE_float("top_p", None, "Sample among the likeliest of this mass.")
+flags.DEFINE_integer("seed", 0, "Of all noise; a prompt's number is mixed in.")
+flags.DEFINE_multi_string(
+  "prompt_file",
+  [],
+  "Text file (one prompt), or JSONL with prompt, text, turns or token_ids; "
+  "repeatable.",
+)
+flags.DEFINE_integer("max_new_tokens", 128, "A row stops here at the latest.")
+define_integers("batch", "1", "Prompts decoded together.")
+flags.DEFINE_bool("chat", False, "Wrap prompts in the chat template.")
+flags.DEFINE_enum("dtype", "float32", checkpoints.DTYPES, "Of the weights.")
+flags.DEFINE_string(
+  "json", None, "Write the results here (docs/schema.json says what they are)."
+)
+flags.DEFINE_string(
+  "compilation_cache",
+  "~/.cache/specdec/xla",
+  "Folder that keeps compiled programs between runs; '' for none.",
+)
+FLAGS = flags.FLAGS
+SHARED = sorted(set(FLAGS) - _BEFORE)  # flags that --config may set
+
+
+def settle(own_flags: Sequence[str] = ()) -> None:
+  """Brings the flags to their final values and refuses what cannot work.
+
+  Args:
+    own_flags: names of the program's own flags, for --config.
+  """
+  _apply_config([*SHARED, *own_flags])
+  _fill_in()
+  _check()
+  if FLAGS.compilation_cache:
+    folder = pathlib.Path(FLAGS.compilation_cache).expanduser()
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+
+
+def single(name: str) -> int:
+  """The value of a flag of integers, where a program takes one only."""
+  values = getattr(FLAGS, name)
+  if len(values) > 1:
+    raise ValueError(
+      f"--{name}={','.join(map(str, values))}; this program takes one at a time"
+    )
+  return values[0]
+
+
+def _apply_config(accepted: list[str]) -> None:
+  """Sets flags from --config, except those given on the command line."""
+  for name, value in (FLAGS.config or {}).items():
+    if name not in accepted:
+      raise ValueError(
+        f"--config sets {name!r}; accepted: {', '.join(sorted(accepted))}"
+      )
+    if not FLAGS[name].present:
+      if name in ("k", "batch"):
+        value = parse_integers(value)
+      setattr(FLAGS, name, value)
+
+
+def _fill_in() -> None:
+  """Gives the flags that depend on others their defaults."""
+  if FLAGS.drafter is None and FLAGS.exit_layer is not None:
+    FLAGS.drafter = "early_exit"
+  if FLAGS.target == shipped.TARGET and FLAGS.drafter in (None, "model"):
+    FLAGS.draft = FLAGS.draft or shipped.DRAFT
+  if FLAGS.drafter is None:
+    FLAGS.drafter = "model" if FLAGS.draft else "lookup"
+  if FLAGS.k is None:
+    FLAGS.k = (_DEFAULT_K[FLAGS.drafter],)
+  if FLAGS.min_ngram is None:
+    synthetic = FLAGS.acceptance == "synthetic"
+    FLAGS.min_ngram = 0 if synthetic else _DEFAULT_MIN_NGRAM
+
+
+def _check() -> None:
+  for name, low in (("k", 0), ("max_new_tokens", 1), ("batch", 1)):
+    values = getattr(FLAGS, name)
+    least = min(values) if isinstance(values, tuple) else values
+    if least < low:
+      raise ValueError(f"--{name}={least}; it must be >= {low}")
+  sampling.settings(1, FLAGS.temperature, FLAGS.top_k, FLAGS.top_p)
+  if FLAGS.acceptance == "greedy" and FLAGS.temperature > 0:
+    raise ValueError(
+      f"--acceptance=greedy at --temperature={FLAGS.temperature} would not "
+      "sample; take coupled or rejection, or temperature 0"
+    )
+  if FLAGS.rates and FLAGS.acceptance != "synthetic":
+    raise ValueError("--rates is for --acceptance=synthetic")
+  RULES[FLAGS.acceptance]()  # are its rates right?
+  if FLAGS.drafter == "model" and not FLAGS.draft:
+    raise ValueError("--drafter=model needs --draft, the model that drafts")
+  if FLAGS.drafter != "model" and FLAGS.draft:
+    raise ValueError(f"--drafter={FLAGS.drafter} takes no --draft")
+  if (FLAGS.drafter == "early_exit") != (FLAGS.exit_layer is not None):
+    raise ValueError(
+      "--drafter=early_exit and --exit_layer, the number of layers that draft, "
+      "go together"
+    )
+  if FLAGS.json:
+    check_writable("--json", FLAGS.json)
+
+
+def check_writable(name: str, path: str) -> None:
+  """Raises ValueError where `path`, given as `name`, could not be written."""
+  file = pathlib.Path(path)
+  if file.is_dir():
+    raise ValueError(f"{name}={path} is a folder; give a file in it")
+  if not file.parent.is_dir():
+    raise ValueError(
+      f"{name}={path}: there is no folder {file.parent}; make it first"
+    )
+  if not os.access(file if file.exists() else file.parent, os.W_OK):
+    raise ValueError(f"{name}={path} cannot be written; choose another place")

@@ -1,0 +1,298 @@
+"""Times passes and decoding, and how near they come to this machine's roof.
+
+  python scripts/bench.py                            # the shipped pair, k = 3
+  python scripts/bench.py --k=1-8 --batch=1,4 --temperature=1 \\
+    --acceptance=rejection
+  python scripts/bench.py --target=smollm2-135m-instruct --exit_layer=20 --k=2
+  python scripts/bench.py --nodecode --passes=1-16 --batch=1,2,4   # T(n) alone
+  python scripts/bench.py --target=preset:llama3-1b --random_weights \\
+    --acceptance=synthetic --rates=0.8 --k=1-8      # speed, and no checkpoint
+
+A pass of n tokens is timed for each n of --passes: T(n). Then the same prompts
+are decoded plainly and speculatively in turns, each program compiled and run
+once before the clock starts; no token ends a text. Prompts are cut to --context
+tokens; without --prompt_file they are Python source of the standard library, or
+random tokens where the target has no tokenizer. This machine's bandwidth is
+measured before and after, by reading as many bytes as the weights have; a time
+that it forbids is an error. The last line is one JSON document.
+"""
+
+import bisect
+import contextlib
+import csv
+import dataclasses
+import heapq
+import json
+import pathlib
+import statistics
+import sys
+import textwrap
+
+import _decoding
+import _flags
+import _main
+import jax
+import numpy as np
+from absl import flags
+from tqdm import tqdm
+
+from specdec import display, measure, prompts, provenance, report
+from specdec.analysis import cost, hardware, metrics
+from specdec.models import transformer
+
+# Held out of the shipped models' training.
+_SOURCES = (textwrap, statistics, heapq, csv, bisect)
+
+_BEFORE = set(flags.FLAGS)
+flags.DEFINE_integer("context", 128, "Tokens of every prompt.")
+flags.DEFINE_integer("repeats", 9, "Timings of everything, after warming up.")
+_flags.define_integers(
+  "passes", "1,2,4,8,16", "Tokens of the passes timed alone: T(n)."
+)
+flags.DEFINE_bool("decode", True, "Decode, too; --nodecode for passes alone.")
+flags.DEFINE_string(
+  "profile",
+  None,
+  "Folder for a trace of one decoding each way, for XProf or TensorBoard: "
+  "pip install xprof, then tensorboard --logdir=FOLDER.",
+)
+FLAGS = flags.FLAGS
+_OWN = sorted(set(FLAGS) - _BEFORE)
+FLAG_NAMES = [*_flags.SHARED, *_OWN]
+
+
+def check_flags() -> None:
+  """Refuses what cannot work, before anything long begins."""
+  for name in ("context", "repeats", "passes"):
+    value = getattr(FLAGS, name)
+    least = min(value) if isinstance(value, tuple) else value
+    if least < 1:
+      raise ValueError(f"--{name}={least}; it must be >= 1")
+
+
+def make_rows(target, batch: int) -> list[list[int]]:
+  """Prompts of exactly --context tokens."""
+  size, vocab_size = FLAGS.context, target.config.vocab_size
+  if FLAGS.prompt_file:
+    wanted = [p for file in FLAGS.prompt_file for p in prompts.read(file)]
+    encoded = prompts.encode(wanted, target.tokenizer, FLAGS.chat, vocab_size)
+    rows = [ids[:size] for ids in encoded if len(ids) >= size]
+    if len(rows) < batch:
+      raise ValueError(
+        f"{len(rows)} prompts have --context={size} tokens or more and --batch "
+        f"is {batch}; give more of them, or a shorter context"
+      )
+    return rows[:batch]
+  if target.tokenizer is None:
+    rng = np.random.default_rng(FLAGS.seed)
+    return rng.integers(0, vocab_size, size=(batch, size)).tolist()
+  texts = [pathlib.Path(module.__file__).read_text() for module in _SOURCES]
+  ids = [i for text in texts for i in target.tokenizer.encode(text)]
+  if len(ids) < batch * size:
+    raise ValueError(
+      f"there are {len(ids)} tokens of sample text and {batch} x {size} are "
+      "wanted; give --prompt_file"
+    )
+  step = len(ids) // batch
+  return [ids[b * step : b * step + size] for b in range(batch)]
+
+
+def bandwidth_of(params) -> float:
+  """B/s at which as many bytes as the weights have can be read, now."""
+  size = sum(leaf.nbytes for leaf in jax.tree.leaves(params))
+  return hardware.measure_bandwidth(min(size, 1 << 30))
+
+
+def time_passes(models, batch: int, progress) -> list[dict]:
+  """T(n) for every n asked for."""
+  target = models.target
+  found = []
+  for n in FLAGS.passes:
+    progress.set_postfix_str(f"batch {batch}, a pass of {n}")
+    taken = measure.time_pass(
+      transformer.model(target.config),
+      target.params,
+      batch,
+      n,
+      FLAGS.context,
+      FLAGS.repeats,
+    )
+    size = cost.pass_bytes(target.config, batch, n, FLAGS.context)
+    found.append(
+      {
+        "batch": batch,
+        "tokens": n,
+        "context": FLAGS.context,
+        "seconds": dataclasses.asdict(taken),
+        "bytes": size,
+        "bytes_per_second": size / taken.median,
+      }
+    )
+    progress.update()
+  return found
+
+
+def decode(models, k: int, rows, progress) -> dict:
+  """One point: speculation with k against plain decoding."""
+  batch = len(rows)
+  progress.set_postfix_str(f"batch {batch}, k = {k}: compiling")
+  session = _decoding.make_session(models, k, batch, FLAGS.context, ())
+  with measure.compilations() as compiled:
+    session.warm_up(rows)
+    for _ in measure.both_ways(session, rows, 1):
+      pass  # discarded
+  progress.set_postfix_str(f"batch {batch}, k = {k}")
+  trace = contextlib.nullcontext()
+  if FLAGS.profile:
+    trace = jax.profiler.trace(FLAGS.profile)
+  with trace:
+    for _ in measure.both_ways(session, rows, 1 if FLAGS.profile else 0):
+      pass
+  done = []
+  with measure.compilations() as late:
+    for pair in measure.both_ways(session, rows, FLAGS.repeats):
+      done.append(pair)
+      progress.update()
+  if late.count:
+    raise FloatingPointError(f"{late.count} programs compiled while measuring")
+  ours, plain = ([pair[i].seconds for pair in done] for i in (0, 1))
+  speculative = done[0][0]
+  same = sum(a == b for a, b in zip(speculative.texts, done[0][1].texts))
+  run = report.Run(
+    "all",
+    k,
+    batch,
+    metrics.acceptance([speculative.stats]),
+    metrics.median_speed(sum(map(len, speculative.texts)), ours, plain),
+    report.Identity(batch, same) if _decoding.comparable() else None,
+  )
+  return {
+    **run.document(),
+    "context": FLAGS.context,
+    "rounds": int(np.sum(speculative.stats.widths)),
+    "seconds": dataclasses.asdict(measure.timing(ours)),
+    "plain_seconds": dataclasses.asdict(measure.timing(plain)),
+    "acceptance_seconds": dataclasses.asdict(
+      measure.time_acceptance(session, FLAGS.repeats)
+    ),
+    "compile": {
+      "seconds": session.compile_seconds,
+      "backend_seconds": compiled.seconds,
+      "programs": compiled.count,
+    },
+  }
+
+
+def check_times(document, config, bandwidth: float) -> None:
+  """Refuses times that this machine's bandwidth forbids."""
+  for entry in document["passes"]:
+    measure.check_possible(
+      f"a pass of {entry['batch']} x {entry['tokens']} tokens",
+      entry["seconds"]["least"],
+      entry["bytes"],
+      bandwidth,
+    )
+  for run in document["runs"]:
+    for name, key, passes, tokens in (
+      ("a speculative round", "seconds", run["rounds"], 1),
+      ("a plain one", "plain_seconds", FLAGS.max_new_tokens, 1),
+    ):
+      size = cost.pass_bytes(config, run["batch"], tokens, FLAGS.context)
+      measure.check_possible(name, run[key]["least"] / passes, size, bandwidth)
+
+
+def print_tables(document, bandwidth: float) -> None:
+  """What a person wants to read."""
+  if document["passes"]:
+    first = {
+      e["batch"]: e["seconds"]["median"] for e in document["passes"][::-1]
+    }
+    print("\na pass of n tokens a row")
+    print(
+      display.columns(
+        ["batch x n", "ms", "quartiles", "x first", "GB/s", "of the roof"],
+        [
+          [
+            f"{e['batch']} x {e['tokens']}",
+            f"{e['seconds']['median'] * 1e3:.2f}",
+            " ".join(f"{q * 1e3:.2f}" for q in e["seconds"]["quartiles"]),
+            f"{e['seconds']['median'] / first[e['batch']]:.2f}",
+            f"{e['bytes_per_second'] / 1e9:.1f}",
+            f"{e['bytes_per_second'] / bandwidth:.0%}",
+          ]
+          for e in document["passes"]
+        ],
+      )
+    )
+  if not document["runs"]:
+    return
+  print(f"\ndecoding, {_decoding.describe_drafter()}, {FLAGS.acceptance}")
+  for caveat in document["caveats"]:
+    print(f"  beware: {caveat}")
+
+  def cells(run):
+    speed, found = run["speed"], run["acceptance"]
+    identity = run["identity"]
+    return [
+      f"{run['batch']} x {run['k']}",
+      f"{found['tokens_per_pass']['value']:.2f}",
+      f"{speed['plain_tokens_per_second']:.1f}",
+      f"{speed['tokens_per_second']:.1f}",
+      str(metrics.Estimate(**speed["speedup"])),
+      "-" if identity is None else f"{identity['same']}/{identity['texts']}",
+      f"{run['acceptance_seconds']['median'] * 1e3:.2f}",
+      f"{run['compile']['seconds']:.1f}",
+    ]
+
+  header = ["batch x k", "tokens/pass", "plain tok/s", "tok/s", "speedup"]
+  header += ["same text", "accept ms", "compile s"]
+  print(display.columns(header, [cells(run) for run in document["runs"]]))
+
+
+def bench() -> None:
+  """The whole run."""
+  FLAGS.compilation_cache = ""  # compilation is timed
+  _flags.settle(_OWN)
+  check_flags()
+  jax.config.update("jax_enable_compilation_cache", False)
+  models = _decoding.load(FLAGS.context + FLAGS.max_new_tokens)
+  target = models.target
+  header = _decoding.header(_OWN)
+  rows = {batch: make_rows(target, batch) for batch in FLAGS.batch}
+  before = bandwidth_of(target.params)
+  passes, runs = [], []
+  total = len(FLAGS.batch) * len(FLAGS.passes)
+  if FLAGS.decode:
+    total += len(FLAGS.batch) * len(FLAGS.k) * FLAGS.repeats
+  with tqdm(total=total, disable=not sys.stderr.isatty()) as progress:
+    for batch in FLAGS.batch:
+      passes += time_passes(models, batch, progress)
+      for k in FLAGS.k if FLAGS.decode else ():
+        runs.append(decode(models, k, rows[batch], progress))
+  bandwidth = max(before, bandwidth_of(target.params))
+  document = header | {
+    "runs": runs,
+    "passes": passes,
+    "bandwidth": bandwidth,
+    "peak_memory": measure.peak_memory(),
+    "load_after": provenance.load(),
+  }
+  machine = document["machine"]
+  print(
+    f"{machine['device']}, {machine['cpu_cores']} cores, load "
+    f"{machine['load']:.2f} before and {document['load_after']:.2f} after; "
+    f"{FLAGS.target}, {FLAGS.dtype}, context {FLAGS.context}\n"
+    f"reads {bandwidth / 1e9:.1f} GB/s at the weights' size; peak memory "
+    f"{(document['peak_memory'] or 0) / 1e9:.2f} GB"
+  )
+  print_tables(document, bandwidth)
+  check_times(document, target.config, bandwidth)
+  if FLAGS.json:
+    report.write_json(FLAGS.json, document)
+  print(json.dumps(document, allow_nan=False))
+
+
+main = _main.main_of("bench", bench)
+
+if __name__ == "__main__":
+  _main.start(main)

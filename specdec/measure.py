@@ -1,0 +1,191 @@
+"""Timing passes and generations, and what they are to be believed by.
+
+Invariant: nothing that compiles is timed, everything timed is waited for with
+`block_until_ready`, and a time that its bytes forbid is an error.
+"""
+
+import contextlib
+import dataclasses
+import resource
+import sys
+import time
+from collections.abc import Iterator, Sequence
+
+import jax
+import jax.monitoring
+import jax.numpy as jnp
+import numpy as np
+
+from specdec import accept, sampling, tree
+from specdec import cache as kv
+from specdec.session import Completed, Session
+from specdec.types import Draft, Model, PyTree
+
+_COMPILED = "/jax/core/compile/backend_compile_duration"
+_TIMED = 0.1  # seconds that a timed program takes at least, roughly
+
+
+@dataclasses.dataclass(frozen=True)
+class Timing:
+  """Seconds of something done over and over."""
+
+  median: float
+  least: float
+  quartiles: tuple[float, float]
+  repeats: int
+
+
+def timing(seconds: Sequence[float]) -> Timing:
+  """Sums up."""
+  low, median, high = np.quantile(seconds, (0.25, 0.5, 0.75))
+  return Timing(
+    float(median), min(seconds), (float(low), float(high)), len(seconds)
+  )
+
+
+def time_pass(
+  model: Model,
+  params: PyTree,
+  batch: int,
+  tokens: int,
+  context: int,
+  repeats: int,
+) -> Timing:
+  """T(n): one pass of n tokens a row after `context` committed positions.
+
+  As in decoding, passes follow one another inside one program (so many that it
+  runs for some time) and each begins with the argmax of the logits of the one
+  before; a pass called from the host by itself costs up to twice as much.
+  """
+  cache = model.init_cache(batch, kv.num_slots(context + tokens))
+  cache = cache.replace(length=jnp.full((batch,), context))
+
+  def run(params, ids, cache, passes):
+    def step(_, carry):
+      output, cache = model.apply(params, *carry)
+      ids = jnp.argmax(output.logits, axis=-1).astype(jnp.int32)
+      return ids, kv.pin(cache)
+
+    return jax.lax.fori_loop(0, passes, step, (ids, cache))
+
+  run = jax.jit(run, donate_argnums=(1, 2))
+  carry = jnp.zeros((batch, tokens), jnp.int32), cache
+
+  def timed(passes: int) -> float:
+    nonlocal carry
+    begin = time.perf_counter()
+    carry = jax.block_until_ready(run(params, *carry, passes))
+    return (time.perf_counter() - begin) / passes
+
+  timed(1)
+  passes = max(1, round(_TIMED / min(timed(1), timed(1))))
+  timed(passes)
+  return timing([timed(passes) for _ in range(repeats)])
+
+
+@dataclasses.dataclass
+class Compilations:
+  """Programs compiled by XLA's backend, and how long that took."""
+
+  count: int = 0
+  seconds: float = 0.0
+
+
+@contextlib.contextmanager
+def compilations() -> Iterator[Compilations]:
+  """Counts what is compiled inside the block."""
+  found, open_ = Compilations(), True
+
+  def listen(event: str, seconds: float, **_) -> None:
+    if open_ and event == _COMPILED:
+      found.count += 1
+      found.seconds += seconds
+
+  jax.monitoring.register_event_duration_secs_listener(listen)
+  try:
+    yield found
+  finally:
+    open_ = False  # listeners cannot be taken back one by one
+
+
+def both_ways(
+  session: Session, rows: Sequence[Sequence[int]], repeats: int
+) -> Iterator[tuple[Completed, Completed]]:
+  """(speculative, plain) of the same rows, in turns, who is first too."""
+  for i in range(repeats):
+    order = (False, True) if i % 2 == 0 else (True, False)
+    done = {plain: session.complete(rows, 0, plain) for plain in order}
+    yield done[False], done[True]
+
+
+def peak_memory() -> int | None:
+  """Bytes that the device held at most so far; of the process, on a CPU."""
+  device = jax.devices()[0]
+  if device.platform != "cpu":
+    return (device.memory_stats() or {}).get("peak_bytes_in_use")
+  unit = 1 if sys.platform == "darwin" else 1024
+  return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def check_possible(what: str, seconds: float, size: int, bandwidth: float):
+  """Refuses a time in which its bytes could not have been moved.
+
+  Args:
+    size: bytes.
+    bandwidth: B/s, the best that was measured for a working set of that size.
+
+  Raises:
+    FloatingPointError: the measurement is wrong, and nothing can be read off.
+  """
+  if seconds < size / bandwidth:
+    raise FloatingPointError(
+      f"{what} took {seconds * 1e3:.3g} ms, and moving its {size / 1e6:.4g} "
+      f"MB takes {size / bandwidth * 1e3:.3g} ms at the "
+      f"{bandwidth / 1e9:.3g} GB/s measured here: one of the two was measured "
+      "wrongly"
+    )
+
+
+def time_acceptance(session: Session, repeats: int) -> Timing:
+  """Warp and acceptance of one round by this session's rule, apart from it.
+
+  Logits and draft laws are random and the guesses the target's likeliest
+  tokens, so that about every depth is walked.
+  """
+  spec, vocab_size = session.drafter.spec, session.target.vocab_size
+  batch, nodes = session.batch, spec.max_nodes
+  settings = session.settings(batch)
+  key = jax.random.key(0)
+  logits, drawn = 3 * jax.random.normal(key, (2, batch, nodes, vocab_size))
+  best = jnp.argmax(logits, -1).astype(jnp.int32)
+  draft = Draft(
+    jnp.roll(best, 1, axis=1),
+    tree.chain(nodes),
+    jax.nn.log_softmax(drawn),
+    jnp.full((batch,), nodes),
+  )
+
+  def accept_one(logits, tokens, drawn):
+    noise = sampling.Noise(
+      sampling.row_keys(key, jnp.arange(batch)),
+      jnp.full((batch,), 5),
+      vocab_size,
+      session.rule.walk == "coupled",
+      jnp.any(settings.temperature > 0),
+    )
+    return accept.accept_step(
+      session.rule,
+      draft._replace(tokens=tokens, log_probs=drawn),
+      logits,
+      sampling.warp(logits, settings),
+      noise,
+      spec.max_depth,
+    )
+
+  run = jax.jit(accept_one)
+  seconds = []
+  for _ in range(3 + repeats):
+    begin = time.perf_counter()
+    jax.block_until_ready(run(logits, draft.tokens, draft.log_probs))
+    seconds.append(time.perf_counter() - begin)
+  return timing(seconds[3:])
