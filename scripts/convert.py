@@ -10,15 +10,13 @@ Both carry config.json and the tokenizer; a quantised GGUF is dequantised.
 """
 
 import json
-import logging
 import shutil
-import sys
 from pathlib import Path
 
+import _main
 import jax
 import jax.numpy as jnp
-from absl import app, flags
-from absl import logging as absl_logging
+from absl import flags
 
 from specdec import checkpoints
 from specdec.checkpoints.fetch import fetch
@@ -76,17 +74,7 @@ def convert() -> None:
   )
 
 
-def main(argv):
-  if len(argv) > 1:
-    raise app.UsageError(f"unexpected argument {argv[1]!r}")
-  try:
-    convert()
-  except (ValueError, OSError) as error:
-    sys.exit(f"convert: {error}")
-
+main = _main.main_of("convert", convert)
 
 if __name__ == "__main__":
-  # Which backends are absent is no news to whoever runs this.
-  logging.getLogger("jax._src.xla_bridge").setLevel(logging.WARNING)
-  absl_logging.set_verbosity(absl_logging.WARNING)  # Orbax tells a lot
-  app.run(main)
+  _main.start(main)

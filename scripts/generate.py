@@ -106,7 +106,12 @@ def generate() -> None:
     for plain in (False, True):
       show = painter if not plain and first == 0 else None
       decoded[plain] = run.decode(
-        rows, first, plain, target.tokenizer, FLAGS.stop, show
+        rows,
+        range(first, first + len(rows)),
+        plain,
+        target.tokenizer,
+        FLAGS.stop,
+        show,
       )
       seconds[plain].append(decoded[plain].seconds)
       counts[plain].append(sum(len(a.ids) for a in decoded[plain].answers))

@@ -8,13 +8,12 @@ tokens; the 3-gram, counted on --data with the first model's tokens, sees all of
 it at once.
 """
 
-import logging
 import math
-import sys
 
+import _main
 import jax
 import jax.numpy as jnp
-from absl import app, flags
+from absl import flags
 
 from specdec import checkpoints, display
 from specdec.checkpoints.fetch import fetch
@@ -49,6 +48,8 @@ def model_loss(checkpoint, sequences) -> float:
 
 def run() -> None:
   """Prints a line a model, and one of the 3-gram."""
+  if not (_MODEL.value and _HELD_OUT.value):
+    raise ValueError("give --model and --held_out")
   documents = data.read(_HELD_OUT.value)
   size = sum(len(document.text.encode()) for document in documents)
   rows, tokenizer = [], None
@@ -76,18 +77,7 @@ def line(loss: float, tokens: int, size: int) -> str:
   return f"{loss:.3f} nats a token, {bits:.3f} bits a byte"
 
 
-def main(argv):
-  if len(argv) > 1:
-    raise app.UsageError(f"unexpected argument {argv[1]!r}")
-  if not (_MODEL.value and _HELD_OUT.value):
-    raise app.UsageError("give --model and --held_out")
-  try:
-    run()
-  except (ValueError, FileNotFoundError) as error:
-    sys.exit(f"held_out_loss: {error}")
-
+main = _main.main_of("held_out_loss", run)
 
 if __name__ == "__main__":
-  # Which backends are absent is no news to whoever runs this.
-  logging.getLogger("jax._src.xla_bridge").setLevel(logging.WARNING)
-  app.run(main)
+  _main.start(main)

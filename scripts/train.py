@@ -12,19 +12,24 @@ every evaluation, by decoding with its target.
 """
 
 import dataclasses
-import logging
 import os
 import shutil
 import sys
 from pathlib import Path
 
+import _main
 import jax
 import jax.numpy as jnp
-from absl import app, flags
-from absl import logging as absl_logging
+from absl import flags
 from ml_collections import config_flags
 
-from specdec import acceptance, checkpoints, display, drafters
+from specdec import (
+  acceptance,
+  checkpoints,
+  display,
+  drafters,
+  run_folder,
+)
 from specdec.checkpoints.fetch import fetch
 from specdec.models import transformer
 from specdec.models.config import RopeScaling, TransformerConfig
@@ -37,7 +42,7 @@ from specdec.training import (
   saving,
   speed,
 )
-from specdec.training.options import Options
+from specdec.training.options import FREE, Options
 from specdec.training.run import train
 
 config_flags.DEFINE_config_file(
@@ -135,7 +140,7 @@ def first_weights(config, shape: TransformerConfig, seed: int):
     return transformer.init_params(shape, jax.random.key(seed))
   start = checkpoints.load(fetch(config["start"]))
   if start.config != shape:
-    found = saving.differences(
+    found = run_folder.differences(
       dataclasses.asdict(start.config), dataclasses.asdict(shape)
     )
     raise ValueError(f"start is of another shape: {'; '.join(found)}")
@@ -243,7 +248,7 @@ def run() -> None:
       first_weights=saving.checksum(params),
     ),
   )
-  saving.claim(folder, settings)
+  run_folder.claim(folder, settings, FREE)
   if target is not None and (config.get("samples") or {}).get("count"):
     packed = sample(config["samples"], packed, target_model, frozen, options)
   size = f"{shape.num_parameters / 1e6:.2f} M parameters"
@@ -269,21 +274,11 @@ def run() -> None:
   )
 
 
-def main(argv):
-  if len(argv) > 1:
-    raise app.UsageError(f"unexpected argument {argv[1]!r}")
-  try:
-    run()
-  except (ValueError, OSError, TypeError) as error:
-    sys.exit(f"train: {error}")
-  except KeyboardInterrupt:
-    sys.exit(
-      "train: stopped; the same command goes on from the last checkpoint"
-    )
-
+main = _main.main_of(
+  "train",
+  run,
+  interrupted="stopped; the same command goes on from the last checkpoint",
+)
 
 if __name__ == "__main__":
-  # Which backends are absent is no news to whoever runs this.
-  logging.getLogger("jax._src.xla_bridge").setLevel(logging.WARNING)
-  absl_logging.set_verbosity(absl_logging.WARNING)  # Orbax tells a lot
-  app.run(main)
+  _main.start(main)

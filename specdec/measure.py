@@ -114,7 +114,9 @@ def both_ways(
   """(speculative, plain) of the same rows, in turns, who is first too."""
   for i in range(repeats):
     order = (False, True) if i % 2 == 0 else (True, False)
-    done = {plain: session.complete(rows, 0, plain) for plain in order}
+    done = {
+      plain: session.complete(rows, range(len(rows)), plain) for plain in order
+    }
     yield done[False], done[True]
 
 

@@ -93,15 +93,17 @@ class Session:
     return sampling.settings(batch, self.temperature, self.top_k, self.top_p)
 
   def start(
-    self, rows: Sequence[Sequence[int]], first: int, plain: bool
+    self, rows: Sequence[Sequence[int]], numbers: Sequence[int], plain: bool
   ) -> DecodeState:
-    """Prefill of rows that are prompts number first, first + 1 ...
+    """Prefill of rows, whose prompts' numbers name their noise.
 
     Places that the rows leave empty hold a row that is done.
     """
     prompt = np.zeros((self.batch, self.prompt_size), np.int32)
     length = np.ones((self.batch,), np.int32)
     limit = np.ones((self.batch,), np.int32)
+    index = np.zeros((self.batch,), np.int32)
+    index[: len(rows)] = list(numbers)
     for i, ids in enumerate(rows):
       prompt[i, : len(ids)] = ids
       length[i] = len(ids)
@@ -115,7 +117,7 @@ class Session:
       max_length=self.max_length,
       sampling=self.settings(self.batch),
       limit=jnp.asarray(limit),
-      index=jnp.arange(first, first + self.batch),
+      index=jnp.asarray(index),
     )
 
   def run(
@@ -135,17 +137,18 @@ class Session:
     """
     begin = time.perf_counter()
     for plain in (False, True):
-      self.run(self.start([], 0, plain), plain, 0)
+      self.run(self.start([], [], plain), plain, 0)
     self.compile_seconds = time.perf_counter() - begin
     for prompts in ([rows[0][:1] * self.prompt_size], rows):
       for plain in (False, True):
-        self.run(self.start(prompts, 0, plain), plain, 8)
+        state = self.start(prompts, range(len(prompts)), plain)
+        self.run(state, plain, 8)
 
   def complete(
-    self, rows: Sequence[Sequence[int]], first: int, plain: bool
+    self, rows: Sequence[Sequence[int]], numbers: Sequence[int], plain: bool
   ) -> Completed:
     """Decodes a batch in one program: what a speed should be taken from."""
-    state = jax.block_until_ready(self.start(rows, first, plain))
+    state = jax.block_until_ready(self.start(rows, numbers, plain))
     begin = time.perf_counter()
     state = self.run(state, plain, decode.MAX_ROUNDS)
     seconds = time.perf_counter() - begin
@@ -158,7 +161,7 @@ class Session:
   def decode(
     self,
     rows: Sequence[Sequence[int]],
-    first: int,
+    numbers: Sequence[int],
     plain: bool,
     tokenizer: Tokenizer | None,
     stops: Sequence[str] = (),
@@ -170,7 +173,7 @@ class Session:
     Args:
       every: rounds between looks at the text (for stop strings, printing).
     """
-    state = jax.block_until_ready(self.start(rows, first, plain))
+    state = jax.block_until_ready(self.start(rows, numbers, plain))
     answers = [Answer(tokenizer, stops) for _ in rows]
     seen, seconds = [len(ids) for ids in rows], 0.0
     while not np.all(state.done):

@@ -224,18 +224,7 @@ class TestRun:
     assert left == [3, 6]
 
 
-class TestClaim:
-  def test_lists_what_differs(self, tmp_path):
-    before = {"data": "a", "options": {"steps": 3, "log_every": 1}}
-    saving.claim(tmp_path / "run", before)
-    saving.claim(tmp_path / "run", before)
-    now = {"data": "a", "options": {"steps": 4, "log_every": 2}}
-    with pytest.raises(ValueError, match=r"\(options.steps: 3 -> 4\)"):
-      saving.claim(tmp_path / "run", now)
-    # How a run is watched may change.
-    now["options"]["steps"] = 3
-    saving.claim(tmp_path / "run", now)
-
+class TestLog:
   def test_log_drops_what_will_come_again(self, tmp_path):
     first = log.Log(tmp_path, 0)
     for step in (1, 2, 3):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tensorboardX import SummaryWriter
 
-from specdec.training.saving import replace_text
+from specdec.run_folder import replace_text
 
 
 class Log:

@@ -5,7 +5,6 @@ what may change in the middle of a run is listed in FREE.
 """
 
 import dataclasses
-from typing import Any
 
 OPTIMIZERS = ("adamw", "muon")
 _POSITIVE = ("learning_rate", "clip")
@@ -89,17 +88,3 @@ class Options:
       raise ValueError(
         f"dtype {self.dtype!r} is unknown; known: float32, bfloat16"
       )
-
-
-def differences(
-  before: dict[str, Any], now: dict[str, Any], prefix: str = ""
-) -> list[str]:
-  """'name: then -> now' for every entry that may not change in a run."""
-  found = []
-  for name in sorted(before.keys() | now.keys()):
-    then, value = before.get(name), now.get(name)
-    if isinstance(then, dict) and isinstance(value, dict):
-      found += differences(then, value, f"{prefix}{name}.")
-    elif then != value and name not in FREE:
-      found.append(f"{prefix}{name}: {then} -> {value}")
-  return found

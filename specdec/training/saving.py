@@ -5,18 +5,14 @@ complete (Orbax), and carries a checksum of its values, so neither a kill nor a
 damaged disk is ever trained on.
 """
 
-import json
-import os
 import zlib
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
 from specdec.training.loop import TrainState
-from specdec.training.options import differences
 from specdec.types import PyTree
 
 KEPT = 2  # newest checkpoints
@@ -103,29 +99,3 @@ def checksum(tree: PyTree) -> int:
   for leaf in jax.tree.leaves(tree):
     total = zlib.crc32(np.ascontiguousarray(np.asarray(leaf)), total)
   return total
-
-
-def replace_text(path: Path, text: str) -> None:
-  """Writes a file so that a kill leaves it as it was or as it should be."""
-  scratch = path.with_name(f".{path.name}")
-  scratch.write_text(text, encoding="utf-8")
-  os.replace(scratch, path)
-
-
-def claim(folder: Path, settings: dict[str, Any]) -> None:
-  """Makes `folder` the folder of the run that `settings` define.
-
-  Raises:
-    ValueError: it holds a run with other settings; they are listed.
-  """
-  folder.mkdir(parents=True, exist_ok=True)
-  path = folder / "run.json"
-  settings = json.loads(json.dumps(settings))  # tuples as they will be read
-  if path.is_file():
-    found = differences(json.loads(path.read_text()), settings)
-    if found:
-      raise ValueError(
-        f"{folder} holds a run with other settings ({'; '.join(found)}); take "
-        "another folder, or the same settings to go on with it"
-      )
-  replace_text(path, json.dumps(settings, indent=1) + "\n")

@@ -1,0 +1,254 @@
+"""Figures of what runs and passes measured, drawn without a display.
+
+Invariant: only what was measured is drawn, a null value as a gap and a null
+error without a bar, and nothing is told by colour alone or covers data.
+"""
+
+import os
+import textwrap
+from collections.abc import Sequence
+
+import numpy as np
+from matplotlib import ticker
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+ALL = "all"  # the group of everything, drawn last and emphasised
+
+_QUANTITIES = (
+  ("acceptance", "tokens_per_pass", "tokens per target pass"),
+  ("speed", "speedup", "speedup over plain decoding, times"),
+)
+# After Okabe and Ito, for the colour-blind; without yellow, too pale on white.
+_COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
+_LINES = ("-", "--", ":")
+_MARKERS = "os^DvP<X>*hpd"
+_RED = "#B22222"
+_GRAY = "#767676"
+_WIDTH = 8.3  # inches, 100 pixels of a README each: 10 points are 14 pixels
+
+
+def by_group(
+  runs: Sequence[dict],
+  path: str | os.PathLike,
+  title: str,
+  caveats: Sequence[str] = (),
+) -> None:
+  """Writes a figure of tokens per pass and of speedup, group by group.
+
+  Args:
+    runs: JSON documents of runs, at most one for a group, a k and a batch.
+    path: of a file; its suffix decides on the format.
+    title: what stands above.
+    caveats: what a reader must be told, in red beneath.
+
+  Returns:
+    Nothing. Bars where all runs have one k, else lines over k. Several batches
+    are told apart as if they were groups.
+
+  Raises:
+    ValueError: there are no runs, or two for one group, k and batch.
+  """
+  _by_group(runs, title, caveats).savefig(path)
+
+
+def speed_over_k(
+  curves: dict[str, Sequence[dict]],
+  path: str | os.PathLike,
+  title: str,
+  caveats: Sequence[str] = (),
+) -> None:
+  """Writes a figure of tokens per pass and of speedup over k.
+
+  Args:
+    curves: by label, runs as those of `by_group`, at most one for a k.
+    path, title, caveats: as in `by_group`.
+
+  Raises:
+    ValueError: there are no runs, or two with one k and label.
+  """
+  _over_k(curves, title, caveats).savefig(path)
+
+
+def passes(
+  entries: Sequence[dict],
+  bandwidth: float,
+  path: str | os.PathLike,
+  title: str,
+) -> None:
+  """Writes a figure of T(n), the time of a pass of n tokens, and of its roof.
+
+  Args:
+    entries: passes of a JSON document of scripts/bench.py, of one context.
+    bandwidth: B/s that nothing can beat.
+    path, title: as in `by_group`.
+
+  Raises:
+    ValueError: there are no entries, or two with one batch and n.
+  """
+  _passes(entries, bandwidth, title).savefig(path)
+
+
+def _by_group(runs, title, caveats) -> Figure:
+  several = len({run["batch"] for run in runs}) > 1
+  curves: dict[str, list[dict]] = {}
+  for run in runs:
+    label = run["group"]
+    if several:
+      label += f", batch {run['batch']}"
+    curves.setdefault(label, []).append(run)
+  curves = dict(sorted(curves.items(), key=lambda curve: curve[0] == ALL))
+  if len({run["k"] for run in runs}) > 1:
+    return _over_k(curves, title, caveats)
+  return _bars(curves, title, caveats)
+
+
+def _bars(curves, title, caveats) -> Figure:
+  curves = {label: _ascending(curves[label], "k", label) for label in curves}
+  labels = [_wrap(label) for label in curves]
+  places = np.arange(len(labels))
+  height = 1.1 + sum(0.12 + 0.17 * (1 + s.count("\n")) for s in labels)
+  figure, panels = _figure(height, title, caveats, 2)
+  for axes, quantity in zip(panels, _QUANTITIES):
+    values, errors = _columns([run for [run] in curves.values()], quantity)
+    axes.barh(
+      places,
+      values,
+      height=0.7,
+      xerr=errors,
+      color=["black" if label == ALL else _COLORS[0] for label in curves],
+      error_kw={"ecolor": _GRAY, "capsize": 2.5},
+    )
+    ends = values + np.nan_to_num(errors)
+    for place, value, end in zip(places, values, ends):
+      if np.isfinite(value):
+        axes.annotate(
+          f"{value:.2f}",
+          (end, place),
+          xytext=(4, 0),
+          textcoords="offset points",
+          va="center",
+          fontsize=9,
+        )
+    axes.axvline(1, color=_GRAY, linewidth=1, linestyle="--", zorder=0.5)
+    axes.set_xlim(0, 1.2 * np.max(np.nan_to_num(ends), initial=1))
+    axes.set_ylim(len(labels) - 0.5, -0.5)  # downwards
+    axes.set_xlabel(quantity[-1])
+    axes.set_yticks(places, labels if axes is panels[0] else [])
+    axes.tick_params(axis="y", length=0)
+  for label, text in zip(curves, panels[0].get_yticklabels()):
+    text.set_fontweight("bold" if label == ALL else "normal")
+  return figure
+
+
+def _over_k(curves, title, caveats) -> Figure:
+  curves = {label: _ascending(curves[label], "k", label) for label in curves}
+  figure, panels = _figure(3.8, title, caveats, 2)
+  for axes, quantity in zip(panels, _QUANTITIES):
+    axes.axhline(1, color=_GRAY, linewidth=1, linestyle="--", zorder=0.5)
+    for i, (label, runs) in enumerate(curves.items()):
+      values, errors = _columns(runs, quantity)
+      ks = [run["k"] for run in runs]
+      style = _style(i, label)
+      axes.errorbar(ks, values, errors, label=_wrap(label), **style)
+    axes.xaxis.set_major_locator(
+      ticker.MaxNLocator(10, integer=True, min_n_ticks=1)
+    )
+    axes.set_xlabel("k, drafted tokens")
+    axes.set_ylabel(quantity[-1])
+  _legend(figure, panels[-1])
+  return figure
+
+
+def _passes(entries, bandwidth, title) -> Figure:
+  curves: dict[str, list[dict]] = {}
+  for entry in entries:
+    curves.setdefault(f"batch {entry['batch']}", []).append(entry)
+  figure, [axes] = _figure(3.8, title, (), 1)
+  for i, (label, found) in enumerate(curves.items()):
+    found = _ascending(found, "tokens", label)
+    tokens = [entry["tokens"] for entry in found]
+    median = np.array([1e3 * entry["seconds"]["median"] for entry in found])
+    low, high = 1e3 * np.array([e["seconds"]["quartiles"] for e in found]).T
+    style = _style(i, label) | {"linestyle": "-"}  # dashes are the roof's
+    bars = (median - low, high - median)
+    axes.errorbar(tokens, median, bars, label=label, **style)
+    roof = [1e3 * entry["bytes"] / bandwidth for entry in found]
+    axes.plot(tokens, roof, linestyle="--", color=style["color"])
+  roof = f"roof: bytes over\n{bandwidth / 1e9:.3g} GB/s"
+  axes.plot([], [], linestyle="--", color=_GRAY, label=roof)
+  axes.set_xscale("log", base=2)
+  axes.set_yscale("log")
+  axes.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
+  for axis in (axes.xaxis, axes.yaxis):
+    axis.set_major_formatter(ticker.FormatStrFormatter("%g"))
+    axis.set_minor_formatter(ticker.NullFormatter())
+  axes.set_xlabel("n, tokens of each row in a pass")
+  axes.set_ylabel("time of a pass, milliseconds")
+  _legend(figure, axes)
+  return figure
+
+
+def _figure(height, title, caveats, columns) -> tuple[Figure, list[Axes]]:
+  """A figure and its empty panels; room for title and caveats comes on top."""
+  title = textwrap.fill(title, 85)
+  caveats = [textwrap.fill(f"beware: {caveat}", 110) for caveat in caveats]
+  height += 0.2 * sum(1 + text.count("\n") for text in (title, *caveats))
+  figure = Figure(figsize=(_WIDTH, height), dpi=150, layout="constrained")
+  figure.get_layout_engine().set(w_pad=0.08, h_pad=0.08)
+  figure.suptitle(title, fontsize=12)
+  figure.supxlabel("\n".join(caveats), fontsize=9, color=_RED)
+  panels = list(figure.subplots(1, columns, squeeze=False)[0])
+  for axes in panels:
+    axes.spines[["top", "right"]].set_visible(False)
+  return figure, panels
+
+
+def _legend(figure: Figure, axes: Axes) -> None:
+  """To the right of `axes`, in a figure that is made high enough for it."""
+  legend = axes.legend(
+    loc="upper left",
+    bbox_to_anchor=(1.02, 1),
+    borderaxespad=0,
+    frameon=False,
+    fontsize=9,
+    handlelength=3,
+  )
+  missing = legend.get_window_extent().height
+  figure.draw_without_rendering()
+  missing -= axes.get_window_extent().height
+  if missing > 0:
+    figure.set_figheight(figure.get_figheight() + missing / figure.dpi)
+
+
+def _style(i: int, label: str) -> dict:
+  style = {"capsize": 2, "elinewidth": 1, "markersize": 5, "linewidth": 1.4}
+  if label == ALL:
+    emphasis = {"color": "black", "marker": "o", "linewidth": 3, "zorder": 3}
+    return style | emphasis
+  return style | {
+    "color": _COLORS[i % len(_COLORS)],
+    "linestyle": _LINES[i // len(_COLORS) % len(_LINES)],
+    "marker": _MARKERS[i % len(_MARKERS)],
+  }
+
+
+def _wrap(label: str) -> str:
+  return textwrap.fill(label, 22)
+
+
+def _ascending(rows: Sequence[dict], name: str, label: str) -> list[dict]:
+  """Rows by `name`, which tells them apart."""
+  rows = sorted(rows, key=lambda row: row[name])
+  values = [row[name] for row in rows]
+  if len(set(values)) < len(values):
+    raise ValueError(f"{label!r} has several with one {name}, of {values}")
+  return rows
+
+
+def _columns(runs, quantity) -> tuple[np.ndarray, np.ndarray]:
+  """Values and errors of a quantity; what is null is nan."""
+  part, name, _ = quantity
+  found = [run[part][name] for run in runs]
+  values = np.array([estimate["value"] for estimate in found], float)
+  return values, np.array([estimate["error"] for estimate in found], float)

@@ -1,0 +1,95 @@
+"""The folder of a long run: whose it is, and its results line by line.
+
+Invariant: a kill at any moment leaves a folder with which the same command goes
+on and repeats nothing that is written down.
+"""
+
+import json
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+
+def replace_text(path: Path, text: str) -> None:
+  """Writes a file so that a kill leaves it as it was or as it should be."""
+  scratch = path.with_name(f".{path.name}")
+  scratch.write_text(text, encoding="utf-8")
+  os.replace(scratch, path)
+
+
+def differences(
+  before: dict[str, Any],
+  now: dict[str, Any],
+  free: Iterable[str] = (),
+  prefix: str = "",
+) -> list[str]:
+  """'name: then -> now' for every entry that may not change in a run.
+
+  Args:
+    free: names that may.
+  """
+  found = []
+  for name in sorted(before.keys() | now.keys()):
+    then, value = before.get(name), now.get(name)
+    if isinstance(then, dict) and isinstance(value, dict):
+      found += differences(then, value, free, f"{prefix}{name}.")
+    elif then != value and name not in free:
+      found.append(f"{prefix}{name}: {then} -> {value}")
+  return found
+
+
+def claim(
+  folder: Path, settings: dict[str, Any], free: Iterable[str] = ()
+) -> None:
+  """Makes `folder` the folder of the run that `settings` define.
+
+  Args:
+    free: names of settings that may change from one start to the next.
+
+  Raises:
+    ValueError: it holds a run with other settings; they are listed.
+  """
+  folder.mkdir(parents=True, exist_ok=True)
+  path = folder / "run.json"
+  settings = json.loads(json.dumps(settings))  # tuples as they will be read
+  if path.is_file():
+    found = differences(json.loads(path.read_text()), settings, free)
+    if found:
+      raise ValueError(
+        f"{folder} holds a run with other settings ({'; '.join(found)}); take "
+        "another folder, or the same settings to go on with it"
+      )
+  replace_text(path, json.dumps(settings, indent=1) + "\n")
+
+
+class Lines:
+  """A file of JSON objects, one a line, only ever appended to."""
+
+  def __init__(self, path: Path):
+    """Reads what is there; `broken` names the lines that are no object."""
+    self.entries: list[dict] = []
+    self.broken: list[str] = []
+    content = path.read_text(encoding="utf-8") if path.is_file() else ""
+    for number, line in enumerate(content.split("\n"), 1):
+      if not line.strip():
+        continue
+      try:
+        entry = json.loads(line)
+        if not isinstance(entry, dict):
+          raise ValueError
+        self.entries.append(entry)
+      except ValueError:
+        self.broken.append(f"line {number} of {path} is no JSON object")
+    self._file = path.open("a", encoding="utf-8")
+    if content and not content.endswith("\n"):  # a kill cut the last line
+      self._file.write("\n")
+
+  def append(self, entry: dict) -> None:
+    """Adds a line, and sees to it that it is in the file."""
+    self._file.write(json.dumps(entry, allow_nan=False) + "\n")
+    self._file.flush()
+    self.entries.append(entry)
+
+  def close(self) -> None:
+    self._file.close()

@@ -1,0 +1,121 @@
+"""What is measured is what is said, and impossible times are refused."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from specdec import acceptance, drafters, measure, session
+from specdec.analysis import cost
+from specdec.models import presets, transformer
+from specdec.models.config import TransformerConfig
+from specdec.types import Params
+
+SMALL = TransformerConfig(
+  vocab_size=50,
+  num_layers=3,
+  width=32,
+  mlp_width=48,
+  num_heads=4,
+  num_kv_heads=2,
+  head_dim=8,
+  tied=True,
+)
+WEIGHTS = 4 * SMALL.num_parameters
+POSITION = SMALL.cache_bytes_per_token
+
+
+class TestPassBytes:
+  def test_weights_once_and_kv_of_context_and_tokens(self):
+    assert cost.pass_bytes(SMALL, 1, 1, 0) == WEIGHTS + POSITION
+    assert cost.pass_bytes(SMALL, 4, 2, 100) == WEIGHTS + 4 * 102 * POSITION
+
+  def test_an_embedding_of_its_own_is_read_by_the_row(self):
+    config = dataclasses.replace(SMALL, tied=False)
+    assert cost.pass_bytes(config, 1, 1, 0) == WEIGHTS + POSITION + 4 * 32
+    many = cost.pass_bytes(config, 1000, 1, 0) - 1000 * POSITION
+    assert many == 4 * config.num_parameters
+
+  def test_windows_bound_what_is_seen(self):
+    config = dataclasses.replace(SMALL, windows=(10, None, 10))
+    seen = (9 + 100 + 9) * POSITION // 3
+    assert cost.pass_bytes(config, 1, 1, 100) == WEIGHTS + POSITION + seen
+
+  def test_idle_experts_are_not_read(self):
+    config = presets.get("mixtral-8x7b", "bfloat16")
+    billions = cost.pass_bytes(config, 1, 1, 0) / 2e9
+    # 12.9 B active parameters as published, less the embedding.
+    assert billions == pytest.approx(12.88 - 0.131, abs=0.02)
+
+  def test_sixteen_bits_are_half(self):
+    half = dataclasses.replace(SMALL, dtype="bfloat16")
+    assert 2 * cost.pass_bytes(half, 3, 2, 7) == cost.pass_bytes(SMALL, 3, 2, 7)
+
+
+@pytest.fixture(scope="module")
+def pair():
+  model = transformer.model(SMALL)
+  params = transformer.init_params(SMALL, jax.random.key(0))
+  return session.Session(
+    model,
+    drafters.lookup(3, min_ngram=0),
+    acceptance.coupled(),
+    Params(params),
+    jax.random.key(0),
+    batch=2,
+    prompt_size=6,
+    max_new_tokens=9,
+  )
+
+
+ROWS = [[1, 2, 3], [4, 5, 6, 7]]
+
+
+def test_both_ways_decode_the_same_texts_and_compile_nothing(pair):
+  with measure.compilations() as first:
+    pair.warm_up(ROWS)
+    list(measure.both_ways(pair, ROWS, 1))
+  assert first.count >= 4  # start and run, each way
+  assert first.seconds > 0
+  with measure.compilations() as late:
+    done = list(measure.both_ways(pair, ROWS, 2))
+  assert late.count == 0
+  assert first.count >= 4  # a closed count stays as it was
+  for ours, plain in done:
+    assert ours.texts == plain.texts
+    assert [len(text) for text in ours.texts] == [9, 9]
+    assert ours.seconds > 0 and plain.seconds > 0
+    assert ours.stats.rounds.shape == (2,)
+    assert plain.stats.rounds.tolist() == [9, 9]
+
+
+def test_a_compilation_is_seen(pair):
+  del pair
+  with measure.compilations() as found:
+    jax.jit(lambda x: x * 3 + 1)(jnp.ones((7, 3)))
+  assert found.count >= 1
+
+
+def test_longer_passes_and_timing():
+  model = transformer.model(SMALL)
+  params = transformer.init_params(SMALL, jax.random.key(0))
+  found = measure.time_pass(model, params, 2, 3, 10, repeats=4)
+  assert 0 < found.least <= found.quartiles[0] <= found.median
+  assert found.median <= found.quartiles[1]
+  assert found.repeats == 4
+
+
+def test_acceptance_is_timed(pair):
+  assert measure.time_acceptance(pair, 3).median > 0
+
+
+def test_a_time_that_its_bytes_forbid_is_an_error():
+  measure.check_possible("a pass", 0.011, 10**9, 1e11)
+  with pytest.raises(FloatingPointError, match=r"a pass took 9 ms.*10 ms"):
+    measure.check_possible("a pass", 0.009, 10**9, 1e11)
+
+
+def test_peak_memory_is_at_least_what_is_alive():
+  kept = jnp.ones((1 << 20,))
+  assert measure.peak_memory() > kept.nbytes
