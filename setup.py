@@ -30,6 +30,6 @@ setup(
     "tpu": ["jax[tpu]>=0.10"],
     "cuda13": ["jax[cuda13]>=0.10"],
     "hub": ["huggingface_hub"],
-    "dev": ["pytest", "pytest-xdist", "ruff"],
+    "dev": ["jsonschema", "pytest", "pytest-xdist", "ruff"],
   },
 )

@@ -138,7 +138,7 @@ def decode(models, k: int, rows, progress) -> dict:
   progress.set_postfix_str(f"batch {batch}, k = {k}: compiling")
   session = _decoding.make_session(models, k, batch, FLAGS.context, ())
   with measure.compilations() as compiled:
-    session.warm_up(rows)
+    session.warm_up()
     for _ in measure.both_ways(session, rows, 1):
       pass  # discarded
   progress.set_postfix_str(f"batch {batch}, k = {k}")

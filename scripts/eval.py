@@ -15,6 +15,7 @@ then results.json (docs/schema.json), table.txt and plot.png. The same command
 again goes on where it was stopped or killed.
 """
 
+import collections
 import sys
 import zlib
 from pathlib import Path
@@ -42,15 +43,16 @@ _MT_BENCH = frozenset(
     "humanities",
   )
 )
-_SMALLEST = 64  # tokens of the smallest prompt buffer; others double it
-  64  # tokens of the smallest prompt buffer; others are twice that ...
-)
+_SMALLEST = 256  # tokens of the smallest prompt buffer; others double it
 # What does not change the results: where they are kept, how they are written.
 _FREE = ("output", "json", "compilation_cache", "config")
 
 _BEFORE = set(flags.FLAGS)
 flags.DEFINE_string("output", None, "Folder of the results.")
 flags.DEFINE_integer("limit", 0, "Prompts of a category, 0 for all of them.")
+flags.DEFINE_integer(
+  "max_prompt_tokens", 0, "Leave out longer prompts, 0 for none of them."
+)
 FLAGS = flags.FLAGS
 _OWN = sorted(set(FLAGS) - _BEFORE)
 FLAG_NAMES = [*_flags.SHARED, *_OWN]
@@ -62,19 +64,33 @@ def group_of(prompt: prompts.Prompt) -> str:
 
 
 def read_prompts() -> tuple[list[prompts.Prompt], list[str]]:
-  """At most --limit prompts of every group, and the lines that hold none."""
-  found, broken, counts = [], [], {}
+  """All prompts, and a sentence for each line that holds none."""
+  found, broken = [], []
   for file in FLAGS.prompt_file:
     good, bad = prompts.scan(file)
+    found += good
     broken += bad
-    for prompt in good:
-      group = group_of(prompt)
-      counts[group] = counts.get(group, 0) + 1
-      if not FLAGS.limit or counts[group] <= FLAGS.limit:
-        found.append(prompt)
   for line in broken:
     print(f"skipped: {line}", file=sys.stderr)
   return found, broken
+
+
+def choose(encoded, groups) -> tuple[list[int], int]:
+  """The first --limit prompts of every group that are short enough, and how
+  many were too long."""
+  kept, counts, too_long = [], collections.Counter(), 0
+  for i, (ids, group) in enumerate(zip(encoded, groups)):
+    if FLAGS.max_prompt_tokens and len(ids) > FLAGS.max_prompt_tokens:
+      too_long += 1
+      continue
+    counts[group] += 1
+    if not FLAGS.limit or counts[group] <= FLAGS.limit:
+      kept.append(i)
+  if not kept:
+    raise ValueError(
+      f"no prompt has --max_prompt_tokens={FLAGS.max_prompt_tokens} or fewer"
+    )
+  return kept, too_long
 
 
 def buffer_size(length: int) -> int:
@@ -218,7 +234,7 @@ def decode(models, encoded, groups, lines) -> None:
           sessions[k] = _decoding.make_session(
             models, k, batch, size, models.target.eos_ids
           )
-          sessions[k].warm_up([encoded[i] for i in members])
+          sessions[k].warm_up()
       progress.set_postfix_str(groups[members[0]])
       for line in decode_batch(sessions, members, encoded, missing):
         lines.append(line)
@@ -231,21 +247,24 @@ def evaluate() -> None:
   _flags.single("batch")
   if not (FLAGS.prompt_file and FLAGS.output):
     raise ValueError("give --prompt_file and --output")
-  if FLAGS.limit < 0:
-    raise ValueError(f"--limit={FLAGS.limit}; it must be >= 0")
+  for name in ("limit", "max_prompt_tokens"):
+    if getattr(FLAGS, name) < 0:
+      raise ValueError(f"--{name}={getattr(FLAGS, name)}; it must be >= 0")
   folder = Path(FLAGS.output)
-  chosen, broken = read_prompts()
-  groups = [group_of(prompt) for prompt in chosen]
+  wanted, broken = read_prompts()
   header = _decoding.header(_OWN)
-  checksum = zlib.crc32(repr(chosen).encode())
+  checksum = zlib.crc32(repr(wanted).encode())
   run_folder.claim(folder, header["settings"] | {"prompts": checksum}, _FREE)
   models = _decoding.load(_SMALLEST + FLAGS.max_new_tokens)
   encoded = prompts.encode(
-    chosen,
+    wanted,
     models.target.tokenizer,
     FLAGS.chat,
     models.target.config.vocab_size,
   )
+  groups = [group_of(prompt) for prompt in wanted]
+  chosen, too_long = choose(encoded, groups)
+  encoded, groups = ([x[i] for i in chosen] for x in (encoded, groups))
   _decoding.check_memory(
     [model.config for model in models if model],
     buffer_size(max(map(len, encoded))) + FLAGS.max_new_tokens,
@@ -259,8 +278,14 @@ def evaluate() -> None:
   document = header | {
     "runs": [run.document() for run in runs],
     "broken_lines": broken,
+    "too_long": too_long,
   }
   text = table(runs)
+  if too_long:
+    text += (
+      f"\n  {too_long} prompts of more than {FLAGS.max_prompt_tokens} tokens "
+      "were left out"
+    )
   if broken:
     text += f"\n  {len(broken)} broken lines were skipped"
   for caveat in document["caveats"]:

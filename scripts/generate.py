@@ -89,7 +89,7 @@ def generate() -> None:
   )
   painter = display.Painter(FLAGS.color, sys.stdout)
   print("compiling (kept for the next run) ...", file=sys.stderr, flush=True)
-  run.warm_up(encoded[: run.batch])
+  run.warm_up()
   print(painter.legend())
   for caveat in _decoding.caveats():
     print(f"beware: {caveat}")

@@ -129,7 +129,7 @@ class Session:
       decode.run(*self._parts(plain), self.params, state, eos_ids, max_rounds)
     )
 
-  def warm_up(self, rows: Sequence[Sequence[int]]) -> None:
+  def warm_up(self) -> None:
     """Compiles every program, then runs a few rounds of each.
 
     The first pass of each width sets up kernels (0.6 s for SmolLM2 on a CPU),
@@ -139,10 +139,9 @@ class Session:
     for plain in (False, True):
       self.run(self.start([], [], plain), plain, 0)
     self.compile_seconds = time.perf_counter() - begin
-    for prompts in ([rows[0][:1] * self.prompt_size], rows):
-      for plain in (False, True):
-        state = self.start(prompts, range(len(prompts)), plain)
-        self.run(state, plain, 8)
+    inviting = [[1] * min(self.prompt_size, 16)]
+    for plain in (False, True):
+      self.run(self.start(inviting, [0], plain), plain, 8)
 
   def complete(
     self, rows: Sequence[Sequence[int]], numbers: Sequence[int], plain: bool

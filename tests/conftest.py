@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import sys
 import tempfile
 
 # Tests compile hundreds of tiny programs: quick code is not worth the wait.
@@ -9,6 +10,9 @@ os.environ.setdefault(
   "XLA_FLAGS",
   "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true",
 )
+
+# Scripts import their siblings; tests/programs.py imports scripts.
+sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "scripts"))
 
 import jax
 import pytest

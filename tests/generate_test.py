@@ -1,6 +1,5 @@
 """scripts/generate.py as its users meet it, on a tiny model made here."""
 
-import importlib.util
 import json
 import os
 import pathlib
@@ -8,43 +7,14 @@ import re
 import subprocess
 import sys
 
-import jax
+import programs
 import pytest
-import tokenizers
-from absl import flags
-from tokenizers import decoders, models, pre_tokenizers
+from programs import write_model
 
 from specdec import checkpoints, memory
-from specdec.models import transformer
-from specdec.models.config import TransformerConfig
 
 ROOT = pathlib.Path(__file__).parents[1]
 SCRIPT = ROOT / "scripts" / "generate.py"
-
-
-def write_model(folder, seed=0, letters=None, **changes):
-  """A random two-layer model whose tokens are single letters."""
-  letters = letters or [chr(i) for i in range(ord("a"), ord("z") + 1)] + [" "]
-  shape = dict(
-    vocab_size=len(letters),
-    num_layers=2,
-    width=16,
-    mlp_width=32,
-    num_heads=2,
-    num_kv_heads=1,
-    head_dim=8,
-  )
-  config = TransformerConfig(**{**shape, **changes})
-  params = transformer.init_params(config, jax.random.key(seed))
-  checkpoints.save_safetensors(folder, params, config)
-  tokenizer = tokenizers.Tokenizer(
-    models.WordLevel({c: i for i, c in enumerate(letters)}, unk_token="a")
-  )
-  tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
-  tokenizer.decoder = decoders.Fuse()
-  tokenizer.save(str(folder / "tokenizer.json"))
-  (folder / "tokenizer_config.json").write_text("{}")
-  return folder
 
 
 @pytest.fixture(scope="module")
@@ -52,25 +22,12 @@ def target(tmp_path_factory):
   return write_model(tmp_path_factory.mktemp("target"))
 
 
-@pytest.fixture(scope="module")
-def script():
-  spec = importlib.util.spec_from_file_location("generate_script", SCRIPT)
-  module = importlib.util.module_from_spec(spec)
-  spec.loader.exec_module(module)
-  return module
-
-
 @pytest.fixture
-def run(script, target):
+def run(target):
   """Runs the script's main in this process with these flags."""
 
   def call(*arguments):
-    flags.FLAGS.unparse_flags()
-    for name in script.FLAG_NAMES:
-      flags.FLAGS[name].unparse()
-    given = [f"--target={target}", "--compilation_cache=", *arguments]
-    flags.FLAGS(["generate.py", *given])
-    script.main(["generate.py"])
+    programs.run("generate", f"--target={target}", *arguments)
 
   return call
 

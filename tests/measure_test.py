@@ -74,7 +74,7 @@ ROWS = [[1, 2, 3], [4, 5, 6, 7]]
 
 def test_both_ways_decode_the_same_texts_and_compile_nothing(pair):
   with measure.compilations() as first:
-    pair.warm_up(ROWS)
+    pair.warm_up()
     list(measure.both_ways(pair, ROWS, 1))
   assert first.count >= 4  # start and run, each way
   assert first.seconds > 0

@@ -6,7 +6,7 @@ error without a bar, and nothing is told by colour alone or covers data.
 
 import os
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from matplotlib import ticker
@@ -23,6 +23,7 @@ _QUANTITIES = (
 _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
 _LINES = ("-", "--", ":")
 _MARKERS = "os^DvP<X>*hpd"
+_BARS = {"capsize": 2, "elinewidth": 1}
 _RED = "#B22222"
 _GRAY = "#767676"
 _WIDTH = 8.3  # inches, 100 pixels of a README each: 10 points are 14 pixels
@@ -104,11 +105,10 @@ def _by_group(runs, title, caveats) -> Figure:
 
 
 def _bars(curves, title, caveats) -> Figure:
-  curves = {label: _ascending(curves[label], "k", label) for label in curves}
+  curves = _ascending(curves, "k")
   labels = [_wrap(label) for label in curves]
   places = np.arange(len(labels))
-  height = 1.1 + sum(0.12 + 0.17 * (1 + s.count("\n")) for s in labels)
-  figure, panels = _figure(height, title, caveats, 2)
+  figure, panels = _figure(_height(curves), title, caveats, 2)
   for axes, quantity in zip(panels, _QUANTITIES):
     values, errors = _columns([run for [run] in curves.values()], quantity)
     axes.barh(
@@ -117,7 +117,7 @@ def _bars(curves, title, caveats) -> Figure:
       height=0.7,
       xerr=errors,
       color=["black" if label == ALL else _COLORS[0] for label in curves],
-      error_kw={"ecolor": _GRAY, "capsize": 2.5},
+      error_kw=_BARS | {"ecolor": _GRAY, "elinewidth": 1.5},
     )
     ends = values + np.nan_to_num(errors)
     for place, value, end in zip(places, values, ends):
@@ -129,10 +129,12 @@ def _bars(curves, title, caveats) -> Figure:
           textcoords="offset points",
           va="center",
           fontsize=9,
+          bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5},
         )
-    axes.axvline(1, color=_GRAY, linewidth=1, linestyle="--", zorder=0.5)
+    axes.axvline(1, color=_GRAY, linewidth=1, linestyle="--", zorder=1.5)
     axes.set_xlim(0, 1.2 * np.max(np.nan_to_num(ends), initial=1))
     axes.set_ylim(len(labels) - 0.5, -0.5)  # downwards
+    axes.xaxis.set_major_formatter(ticker.FormatStrFormatter("%g"))
     axes.set_xlabel(quantity[-1])
     axes.set_yticks(places, labels if axes is panels[0] else [])
     axes.tick_params(axis="y", length=0)
@@ -142,21 +144,23 @@ def _bars(curves, title, caveats) -> Figure:
 
 
 def _over_k(curves, title, caveats) -> Figure:
-  curves = {label: _ascending(curves[label], "k", label) for label in curves}
-  figure, panels = _figure(3.8, title, caveats, 2)
+  curves = _ascending(curves, "k")
+  height = max(3.8, _height(curves))
+  figure, panels = _figure(height, title, caveats, 2)
+  panels[1].sharex(panels[0])
   for axes, quantity in zip(panels, _QUANTITIES):
     axes.axhline(1, color=_GRAY, linewidth=1, linestyle="--", zorder=0.5)
     for i, (label, runs) in enumerate(curves.items()):
       values, errors = _columns(runs, quantity)
       ks = [run["k"] for run in runs]
       style = _style(i, label)
-      axes.errorbar(ks, values, errors, label=_wrap(label), **style)
+      axes.errorbar(ks, values, errors, label=_wrap(label), **style, **_BARS)
     axes.xaxis.set_major_locator(
       ticker.MaxNLocator(10, integer=True, min_n_ticks=1)
     )
-    axes.set_xlabel("k, drafted tokens")
+    axes.set_xlabel("k, drafted tokens a round")
     axes.set_ylabel(quantity[-1])
-  _legend(figure, panels[-1])
+  _legend(panels[-1])
   return figure
 
 
@@ -164,19 +168,20 @@ def _passes(entries, bandwidth, title) -> Figure:
   curves: dict[str, list[dict]] = {}
   for entry in entries:
     curves.setdefault(f"batch {entry['batch']}", []).append(entry)
+  curves = _ascending(curves, "tokens")
   figure, [axes] = _figure(3.8, title, (), 1)
   for i, (label, found) in enumerate(curves.items()):
-    found = _ascending(found, "tokens", label)
     tokens = [entry["tokens"] for entry in found]
     median = np.array([1e3 * entry["seconds"]["median"] for entry in found])
     low, high = 1e3 * np.array([e["seconds"]["quartiles"] for e in found]).T
     style = _style(i, label) | {"linestyle": "-"}  # dashes are the roof's
     bars = (median - low, high - median)
-    axes.errorbar(tokens, median, bars, label=label, **style)
+    axes.errorbar(tokens, median, bars, label=label, **style, **_BARS)
     roof = [1e3 * entry["bytes"] / bandwidth for entry in found]
-    axes.plot(tokens, roof, linestyle="--", color=style["color"])
+    axes.plot(tokens, roof, **style | {"linestyle": "--", "markersize": 3})
   roof = f"roof: bytes over\n{bandwidth / 1e9:.3g} GB/s"
-  axes.plot([], [], linestyle="--", color=_GRAY, label=roof)
+  # Another errorbar, for a legend lists those after all plain lines.
+  axes.errorbar([], [], linestyle="--", color=_GRAY, label=roof)
   axes.set_xscale("log", base=2)
   axes.set_yscale("log")
   axes.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
@@ -185,51 +190,50 @@ def _passes(entries, bandwidth, title) -> Figure:
     axis.set_minor_formatter(ticker.NullFormatter())
   axes.set_xlabel("n, tokens of each row in a pass")
   axes.set_ylabel("time of a pass, milliseconds")
-  _legend(figure, axes)
+  _legend(axes)
   return figure
 
 
 def _figure(height, title, caveats, columns) -> tuple[Figure, list[Axes]]:
   """A figure and its empty panels; room for title and caveats comes on top."""
-  title = textwrap.fill(title, 85)
-  caveats = [textwrap.fill(f"beware: {caveat}", 110) for caveat in caveats]
+  title = textwrap.fill(title, 180)
+  caveats = [textwrap.fill(f"beware: {caveat}", 105) for caveat in caveats]
   height += 0.2 * sum(1 + text.count("\n") for text in (title, *caveats))
   figure = Figure(figsize=(_WIDTH, height), dpi=150, layout="constrained")
-  figure.get_layout_engine().set(w_pad=0.08, h_pad=0.08)
-  figure.suptitle(title, fontsize=12)
-  figure.supxlabel("\n".join(caveats), fontsize=9, color=_RED)
+  figure.get_layout_engine().set(w_pad=0.08, h_pad=0.08, wspace=0.04)
+  figure.suptitle(title, fontsize=11.5)
+  if caveats:
+    figure.supxlabel("\n".join(caveats), fontsize=9, color=_RED)
   panels = list(figure.subplots(1, columns, squeeze=False)[0])
   for axes in panels:
     axes.spines[["top", "right"]].set_visible(False)
   return figure, panels
 
 
-def _legend(figure: Figure, axes: Axes) -> None:
-  """To the right of `axes`, in a figure that is made high enough for it."""
-  legend = axes.legend(
+def _height(labels: Iterable[str]) -> float:
+  """Inches of a panel that has room for one label below another."""
+  return 1.1 + sum(0.29 + 0.17 * _wrap(label).count("\n") for label in labels)
+
+
+def _legend(axes: Axes) -> None:
+  axes.legend(
     loc="upper left",
-    bbox_to_anchor=(1.02, 1),
+    bbox_to_anchor=(1.02, 1),  # outside
     borderaxespad=0,
     frameon=False,
     fontsize=9,
     handlelength=3,
   )
-  missing = legend.get_window_extent().height
-  figure.draw_without_rendering()
-  missing -= axes.get_window_extent().height
-  if missing > 0:
-    figure.set_figheight(figure.get_figheight() + missing / figure.dpi)
 
 
 def _style(i: int, label: str) -> dict:
-  style = {"capsize": 2, "elinewidth": 1, "markersize": 5, "linewidth": 1.4}
-  if label == ALL:
-    emphasis = {"color": "black", "marker": "o", "linewidth": 3, "zorder": 3}
-    return style | emphasis
-  return style | {
+  if label == ALL:  # beneath the thinner lines, so that it hides none
+    return {"color": "black", "marker": "o", "linewidth": 4, "zorder": 1.9}
+  return {
     "color": _COLORS[i % len(_COLORS)],
     "linestyle": _LINES[i // len(_COLORS) % len(_LINES)],
     "marker": _MARKERS[i % len(_MARKERS)],
+    "markersize": 5,
   }
 
 
@@ -237,13 +241,18 @@ def _wrap(label: str) -> str:
   return textwrap.fill(label, 22)
 
 
-def _ascending(rows: Sequence[dict], name: str, label: str) -> list[dict]:
-  """Rows by `name`, which tells them apart."""
-  rows = sorted(rows, key=lambda row: row[name])
-  values = [row[name] for row in rows]
-  if len(set(values)) < len(values):
-    raise ValueError(f"{label!r} has several with one {name}, of {values}")
-  return rows
+def _ascending(curves: dict[str, Sequence[dict]], name: str) -> dict:
+  """The curves with their points by `name`, which tells these apart."""
+  if not curves or not all(curves.values()):
+    raise ValueError(f"there is nothing to draw, of {list(curves)}")
+  for label, points in curves.items():
+    values = [point[name] for point in points]
+    if len(set(values)) < len(values):
+      raise ValueError(f"{label!r} has several with one {name}, of {values}")
+  return {
+    label: sorted(points, key=lambda point: point[name])
+    for label, points in curves.items()
+  }
 
 
 def _columns(runs, quantity) -> tuple[np.ndarray, np.ndarray]:

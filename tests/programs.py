@@ -1,0 +1,56 @@
+"""The scripts' mains run in this process, on tiny models written here.
+
+absl's flags are global: a script is imported once, under its own name, for
+scripts/ is on the path (conftest.py), and every run starts from the defaults.
+"""
+
+import importlib
+
+import jax
+import tokenizers
+from absl import flags
+from tokenizers import decoders, models, pre_tokenizers
+
+from specdec import checkpoints
+from specdec.models import transformer
+from specdec.models.config import TransformerConfig
+
+
+def run(name, *arguments):
+  """Runs the main of scripts/NAME.py with these flags."""
+  script = importlib.import_module(name)
+  flags.FLAGS.unparse_flags()
+  for flag in [*script.FLAG_NAMES, "config"]:
+    flags.FLAGS[flag].unparse()
+  # Compiled programs stay in the tests' own cache, which bench turns off.
+  flags.FLAGS([name, "--compilation_cache=", *arguments])
+  caching = jax.config.jax_enable_compilation_cache
+  try:
+    script.main([name])
+  finally:
+    jax.config.update("jax_enable_compilation_cache", caching)
+
+
+def write_model(folder, seed=0, letters=None, **changes):
+  """A random two-layer model whose tokens are single letters."""
+  letters = letters or [chr(i) for i in range(ord("a"), ord("z") + 1)] + [" "]
+  shape = dict(
+    vocab_size=len(letters),
+    num_layers=2,
+    width=16,
+    mlp_width=32,
+    num_heads=2,
+    num_kv_heads=1,
+    head_dim=8,
+  )
+  config = TransformerConfig(**{**shape, **changes})
+  params = transformer.init_params(config, jax.random.key(seed))
+  checkpoints.save_safetensors(folder, params, config)
+  tokenizer = tokenizers.Tokenizer(
+    models.WordLevel({c: i for i, c in enumerate(letters)}, unk_token="a")
+  )
+  tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+  tokenizer.decoder = decoders.Fuse()
+  tokenizer.save(str(folder / "tokenizer.json"))
+  (folder / "tokenizer_config.json").write_text("{}")
+  return folder
