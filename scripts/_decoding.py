@@ -79,9 +79,10 @@ def load(max_length: int) -> Models:
 def _shape(source):
   if not str(source).startswith(PRESET):
     return checkpoints.inspect(source, FLAGS.dtype)
+  shape = presets.get(source.removeprefix(PRESET), FLAGS.dtype)
   if not FLAGS.random_weights:
     raise ValueError(f"{source} is a shape alone; add --random_weights")
-  return presets.get(source.removeprefix(PRESET), FLAGS.dtype)
+  return shape
 
 
 def check_memory(shapes, max_length: int) -> None:

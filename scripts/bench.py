@@ -100,7 +100,7 @@ def make_rows(target, batch: int) -> list[list[int]]:
 def bandwidth_of(params) -> float:
   """B/s at which as many bytes as the weights have can be read, now."""
   size = sum(leaf.nbytes for leaf in jax.tree.leaves(params))
-  return hardware.measure_bandwidth(min(size, 1 << 30))
+  return hardware.measure_bandwidth(min(size, 1 << 30), repeats=15)
 
 
 def time_passes(models, batch: int, progress) -> list[dict]:

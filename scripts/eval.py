@@ -299,7 +299,8 @@ def evaluate() -> None:
     document["runs"],
     folder / "plot.png",
     f"{FLAGS.target}, {_decoding.describe_drafter()}, {FLAGS.acceptance}, "
-    f"temperature {FLAGS.temperature:g}",
+    f"temperature {FLAGS.temperature:g}"
+    + (f", k = {FLAGS.k[0]}" if len(FLAGS.k) == 1 else ""),
     document["caveats"],
   )
   print(f"results: {folder}/results.json, table.txt, plot.png", file=sys.stderr)

@@ -141,8 +141,8 @@ def check_possible(what: str, seconds: float, size: int, bandwidth: float):
   """
   if seconds < size / bandwidth:
     raise FloatingPointError(
-      f"{what} took {seconds * 1e3:.3g} ms, and moving its {size / 1e6:.4g} "
-      f"MB takes {size / bandwidth * 1e3:.3g} ms at the "
+      f"{what} took {seconds * 1e3:.4g} ms, and moving its {size / 1e6:.4g} "
+      f"MB takes {size / bandwidth * 1e3:.4g} ms at the "
       f"{bandwidth / 1e9:.3g} GB/s measured here: one of the two was measured "
       "wrongly"
     )

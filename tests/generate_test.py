@@ -7,10 +7,10 @@ import re
 import subprocess
 import sys
 
-import programs
 import pytest
-from programs import write_model
 
+import programs
+from programs import write_model
 from specdec import checkpoints, memory
 
 ROOT = pathlib.Path(__file__).parents[1]

@@ -37,15 +37,14 @@ def by_group(
 ) -> None:
   """Writes a figure of tokens per pass and of speedup, group by group.
 
+  Bars where all runs have one k, else lines over k. Several batches are told
+  apart as if they were groups.
+
   Args:
     runs: JSON documents of runs, at most one for a group, a k and a batch.
     path: of a file; its suffix decides on the format.
     title: what stands above.
     caveats: what a reader must be told, in red beneath.
-
-  Returns:
-    Nothing. Bars where all runs have one k, else lines over k. Several batches
-    are told apart as if they were groups.
 
   Raises:
     ValueError: there are no runs, or two for one group, k and batch.
@@ -196,7 +195,7 @@ def _passes(entries, bandwidth, title) -> Figure:
 
 def _figure(height, title, caveats, columns) -> tuple[Figure, list[Axes]]:
   """A figure and its empty panels; room for title and caveats comes on top."""
-  title = textwrap.fill(title, 180)
+  title = textwrap.fill(title, 80)
   caveats = [textwrap.fill(f"beware: {caveat}", 105) for caveat in caveats]
   height += 0.2 * sum(1 + text.count("\n") for text in (title, *caveats))
   figure = Figure(figsize=(_WIDTH, height), dpi=150, layout="constrained")

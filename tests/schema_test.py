@@ -1,0 +1,114 @@
+"""docs/schema.json describes what generate, bench and eval write, no less.
+
+Documents are from real runs on a tiny model.
+"""
+
+import contextlib
+import copy
+import io
+import json
+import pathlib
+
+import jsonschema
+import pytest
+
+import programs
+
+PATH = pathlib.Path(__file__).parents[1] / "docs" / "schema.json"
+SCHEMA = json.loads(PATH.read_text())
+VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)
+OPEN = ("settings", "versions")  # objects whose members go by many names
+LINES = [
+  {"prompt": "hello hello hello", "category": "greetings"},
+  {"prompt": "ababab"},
+]
+
+
+@pytest.fixture(scope="module")
+def documents(tmp_path_factory):
+  """A document of each kind, by name."""
+  folder = tmp_path_factory.mktemp("schema")
+  target = programs.write_model(folder, num_layers=1)
+  lines, out = folder / "lines.jsonl", folder / "out.json"
+  lines.write_text("".join(json.dumps(line) + "\n" for line in LINES))
+  common = [f"--target={target}", "--k=2", "--max_new_tokens=6"]
+  common.append(f"--json={out}")
+  found = {}
+
+  def run(kind, program, *arguments):
+    programs.run(program, *common, *arguments)
+    found[kind] = json.loads(out.read_text())
+
+  sampled = ["--temperature=1", "--acceptance=rejection"]
+  run("greedy", "generate", f"--prompt_file={lines}", "--min_ngram=0")
+  run("sampled", "generate", "--prompt=ab", *sampled)  # and drafts nothing
+  printed = io.StringIO()
+  with contextlib.redirect_stdout(printed):
+    run("bench", "bench", "--context=8", "--repeats=2", "--passes=2")
+  assert json.loads(printed.getvalue().splitlines()[-1]) == found["bench"]
+  with lines.open("a") as file:
+    file.write('{"prompt":\n')
+  run("eval", "eval", f"--prompt_file={lines}", f"--output={folder / 'eval'}")
+  results = json.loads((folder / "eval" / "results.json").read_text())
+  assert results == found["eval"]
+  return found
+
+
+def objects(schema):
+  """Every schema of an object in a schema."""
+  if isinstance(schema, list):
+    schema = dict(enumerate(schema))
+  if isinstance(schema, dict):
+    if "properties" in schema:
+      yield schema
+    for value in schema.values():
+      yield from objects(value)
+
+
+def members(document):
+  """Every (object, name of a member), without what is in the open ones."""
+  if isinstance(document, list):
+    document = dict(enumerate(document))
+  elif isinstance(document, dict):
+    yield from ((document, name) for name in document)
+  else:
+    return
+  for name, value in document.items():
+    if name not in OPEN:
+      yield from members(value)
+
+
+def test_is_a_schema_that_describes_every_property_and_allows_no_other():
+  VALIDATOR.check_schema(SCHEMA)
+  for schema in objects(SCHEMA):
+    assert schema["additionalProperties"] is False
+    for name, value in schema["properties"].items():
+      assert value.get("description", "").endswith("."), name
+
+
+def test_real_documents_are_of_this_form_and_show_all_of_it(documents):
+  for document in documents.values():
+    VALIDATOR.validate(document)
+  shown = {name for _, name in members(list(documents.values()))}
+  assert shown == {n for s in objects(SCHEMA) for n in s["properties"]}
+  runs = {kind: document["runs"] for kind, document in documents.items()}
+  assert runs["greedy"][0]["identity"]["share"] == 1
+  assert runs["sampled"][0]["identity"] is None
+  assert runs["sampled"][0]["acceptance"]["alpha"]["value"] is None
+  groups = [run["group"] for run in runs["eval"]]
+  assert groups == ["greetings", "lines", "all"]
+  assert len(documents["eval"]["broken_lines"]) == 1
+
+
+def test_no_member_may_be_missing_added_or_of_another_type(documents):
+  for document in copy.deepcopy(list(documents.values())):
+    for place, name in list(members(document)):
+      kept = dict(place)
+      place["unheard_of"] = 1
+      assert not VALIDATOR.is_valid(document)
+      del place["unheard_of"]
+      place[name] = 1 if isinstance(place[name], str) else "1"
+      assert not VALIDATOR.is_valid(document), name
+      del place[name]
+      assert not VALIDATOR.is_valid(document), name
+      place |= kept
