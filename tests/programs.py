@@ -5,6 +5,7 @@ scripts/ is on the path (conftest.py), and every run starts from the defaults.
 """
 
 import importlib
+import pathlib
 
 import jax
 import tokenizers
@@ -14,6 +15,8 @@ from tokenizers import decoders, models, pre_tokenizers
 from specdec import checkpoints
 from specdec.models import transformer
 from specdec.models.config import TransformerConfig
+
+SCRIPTS = pathlib.Path(__file__).parents[1] / "scripts"
 
 
 def run(name, *arguments):

@@ -1,0 +1,137 @@
+"""scripts/bench.py as its users meet it, on tiny models."""
+
+import contextlib
+import dataclasses
+import json
+import re
+
+import pytest
+
+import programs
+from specdec import measure
+from specdec.analysis import hardware
+from specdec.models import presets
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory):
+  return programs.write_model(tmp_path_factory.mktemp("target"), num_layers=3)
+
+
+@pytest.fixture
+def bench(target, capsys):
+  def call(*arguments):
+    capsys.readouterr()
+    given = [f"--target={target}", *arguments]
+    programs.run("bench", *given, "--repeats=2", "--context=8")
+    return capsys.readouterr().out.splitlines()
+
+  return call
+
+
+def test_tables_then_one_document_on_the_last_line(bench):
+  lines = bench(
+    "--passes=1,3",
+    "--batch=1,2",
+    "--k=0,2",
+    "--exit_layer=1",
+    "--max_new_tokens=12",
+  )
+  document = json.loads(lines[-1])
+  passes = [(e["batch"], e["tokens"]) for e in document["passes"]]
+  assert passes == [(1, 1), (1, 3), (2, 1), (2, 3)]
+  runs = [(run["batch"], run["k"]) for run in document["runs"]]
+  assert runs == [(1, 0), (1, 2), (2, 0), (2, 2)]
+  for run in document["runs"]:
+    assert run["acceptance"]["emitted"] == 12 * run["batch"]
+    assert run["identity"]["share"] == 1
+    assert run["compile"]["programs"] >= 2
+    speed = run["speed"]
+    assert speed["seconds"] == run["seconds"]["median"]
+    assert speed["plain_seconds"] == run["plain_seconds"]["median"]
+  assert document["runs"][0]["acceptance"]["target_passes"] == 12
+  assert document["bandwidth"] > 0
+  text = "\n".join(lines[:-1])
+  assert "early exit after layer 1" in text
+  assert "2 x 3" in text and "1 x 2" in text
+
+
+def test_random_presets_with_synthetic_acceptance_say_so(capsys, monkeypatch):
+  shape = presets.get("smollm2-135m")
+  small = dataclasses.replace(
+    shape, num_layers=1, width=16, mlp_width=16, vocab_size=300
+  )
+  monkeypatch.setattr(presets, "get", lambda name, dtype: small)
+  programs.run(
+    "bench",
+    "--target=preset:smollm2-135m",
+    "--random_weights",
+    "--acceptance=synthetic",
+    "--rates=1",
+    "--k=3",
+    "--passes=1",
+    "--repeats=2",
+    "--context=8",
+    "--max_new_tokens=8",
+  )
+  out = capsys.readouterr().out
+  document = json.loads(out.splitlines()[-1])
+  assert len(document["caveats"]) == 2
+  for caveat in document["caveats"]:
+    assert f"beware: {caveat}" in out
+  (run,) = document["runs"]
+  assert run["identity"] is None
+  assert run["acceptance"]["target_passes"] == 2  # 8 tokens, all accepted
+  assert document["settings"]["min_ngram"] == 0
+
+
+def test_a_time_under_its_roof_ends_the_run(bench, monkeypatch):
+  monkeypatch.setattr(hardware, "measure_bandwidth", lambda *_, **__: 1e3)
+  with pytest.raises(SystemExit, match="measured wrongly"):
+    bench("--passes=1", "--nodecode")
+
+
+def test_a_program_compiled_while_measuring_ends_the_run(bench, monkeypatch):
+  class Late(measure.Compilations):
+    count = 1
+
+  monkeypatch.setattr(
+    measure, "compilations", lambda: contextlib.nullcontext(Late(1, 0.0))
+  )
+  with pytest.raises(SystemExit, match="1 programs compiled while measuring"):
+    bench("--passes=1", "--k=1", "--max_new_tokens=4")
+
+
+def test_profile_writes_a_trace(bench, tmp_path):
+  bench("--passes=1", "--k=1", "--max_new_tokens=4", f"--profile={tmp_path}")
+  assert list(tmp_path.rglob("*.xplane.pb"))
+
+
+@pytest.mark.parametrize(
+  ("arguments", "sentence"),
+  [
+    (["--repeats=0"], "--repeats=0; it must be >= 1"),
+    (["--passes=0,1"], "--passes=0; it must be >= 1"),
+    (["--exit_layer=3"], "has 3 layers, so it must be in 1..2"),
+    (["--drafter=early_exit"], "--exit_layer.* go together"),
+    (["--rates=0.5"], "--rates is for --acceptance=synthetic"),
+    (["--acceptance=synthetic"], "give at least one, in"),
+    (["--acceptance=synthetic", "--rates=2"], r"2 is outside \[0, 1\]"),
+    (["--target=preset:nothing"], "unknown; known: llama2-7b"),
+    (["--target=preset:llama3-1b"], "add --random_weights"),
+    (
+      ["--target=preset:llama3-405b", "--random_weights"],
+      r"needs .* GiB \(weights 15.*are free",
+    ),
+    (["--batch=100000"], "give --prompt_file"),
+  ],
+)
+def test_bad_input_ends_with_one_sentence(target, capsys, arguments, sentence):
+  if not any("target" in argument for argument in arguments):
+    arguments = [f"--target={target}", *arguments]
+  with pytest.raises(SystemExit) as ended:
+    programs.run("bench", *arguments)
+  message = str(ended.value.code)
+  assert message.startswith("bench: ")
+  assert "\n" not in message
+  assert re.search(sentence, message), message

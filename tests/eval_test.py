@@ -1,0 +1,148 @@
+"""scripts/eval.py as its users meet it, on tiny models."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+import programs
+
+ENTRIES = [
+  {"question_id": 7, "category": "writing", "turns": ["hello there", "more"]},
+  {"question_id": 9, "category": "coding", "turns": ["abcabcabc"]},
+  {"category": "translation", "prompt": "ein zwei drei"},
+  {"category": "translation", "prompt": "vier"},
+  {"category": "translation", "prompt": "a far longer one " * 8},
+  {"token_ids": [1, 2, 3, 1, 2, 3]},
+]
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory):
+  return programs.write_model(tmp_path_factory.mktemp("target"))
+
+
+@pytest.fixture
+def file(tmp_path):
+  path = tmp_path / "mine.jsonl"
+  path.write_text("".join(json.dumps(entry) + "\n" for entry in ENTRIES))
+  return path
+
+
+@pytest.fixture
+def evaluate(target, file, tmp_path):
+  def call(*arguments):
+    programs.run(
+      "eval",
+      f"--target={target}",
+      f"--prompt_file={file}",
+      f"--output={tmp_path / 'out'}",
+      "--max_new_tokens=10",
+      "--min_ngram=1",
+      *arguments,
+    )
+    return json.loads((tmp_path / "out" / "results.json").read_text())
+
+  return call
+
+
+def test_groups_ks_and_files(evaluate, tmp_path, capsys):
+  document = evaluate("--k=1,3")
+  found = [(run["group"], run["k"]) for run in document["runs"]]
+  groups = ["mt_bench", "translation", "mine", "all"]
+  assert found == [(group, k) for group in groups for k in (1, 3)]
+  texts = {run["group"]: run["acceptance"]["texts"] for run in document["runs"]}
+  assert texts == {"mt_bench": 2, "translation": 3, "mine": 1, "all": 6}
+  for run in document["runs"]:
+    assert run["identity"]["share"] == 1
+    assert run["acceptance"]["emitted"] == 10 * run["identity"]["texts"]
+    assert run["speed"]["speedup"]["value"] > 0
+  # The sums of all are the groups' sums.
+  last = [run for run in document["runs"] if run["k"] == 3]
+  passes = [run["acceptance"]["target_passes"] for run in last]
+  assert sum(passes[:-1]) == passes[-1]
+  table = (tmp_path / "out" / "table.txt").read_text()
+  assert table.strip() in capsys.readouterr().out
+  assert (tmp_path / "out" / "plot.png").stat().st_size > 10_000
+
+
+def test_limit_and_length(evaluate, capsys):
+  document = evaluate("--limit=2", "--max_prompt_tokens=40")
+  texts = {run["group"]: run["acceptance"]["texts"] for run in document["runs"]}
+  assert texts == {"mt_bench": 2, "translation": 2, "mine": 1, "all": 5}
+  assert document["too_long"] == 1
+  assert "1 prompts of more than 40 tokens were left out" in (
+    capsys.readouterr().out
+  )
+
+
+def test_broken_lines_are_named_skipped_and_counted(evaluate, file, capsys):
+  with file.open("a") as lines:
+    lines.write('{"prompt": "cut\n{"nothing": 1}\n')
+  document = evaluate("--temperature=1", "--acceptance=rejection")
+  assert len(document["broken_lines"]) == 2
+  printed = capsys.readouterr()
+  assert "skipped: line 7 of" in printed.err
+  assert "skipped: line 8 of" in printed.err
+  assert "2 broken lines were skipped" in printed.out
+  assert all(run["identity"] is None for run in document["runs"])
+
+
+def test_whatever_a_kill_leaves_is_gone_on_with(evaluate, tmp_path):
+  whole = evaluate("--k=1,2", "--batch=2")
+  path = tmp_path / "out" / "lines.jsonl"
+  lines = path.read_text().splitlines(keepends=True)
+  assert len(lines) == 2 * 4  # translation has two batches
+  for cut in (0, 1, 3):
+    path.write_text("".join(lines[:cut]) + lines[cut][:20])
+    again = evaluate("--k=1,2", "--batch=2")
+    kept = path.read_text()
+    assert kept.startswith("".join(lines[:cut]))
+    assert len(kept.splitlines()) == len(lines) + 1  # and the cut one
+    for a, b in zip(whole["runs"], again["runs"]):
+      assert a["acceptance"] == b["acceptance"]
+  before = path.read_text()
+  evaluate("--k=1,2", "--batch=2")
+  assert path.read_text() == before  # nothing is decoded twice
+
+
+def test_another_run_in_the_folder_is_refused(evaluate):
+  evaluate("--k=1")
+  with pytest.raises(SystemExit, match=r"other settings \(k: \[1\] -> \[2\]"):
+    evaluate("--k=2")
+
+
+@pytest.mark.parametrize(
+  ("arguments", "sentence"),
+  [
+    (["--limit=-1"], "--limit=-1; it must be >= 0"),
+    (["--batch=1,2"], "takes one at a time"),
+    (["--max_prompt_tokens=2"], "no prompt has --max_prompt_tokens=2"),
+  ],
+)
+def test_bad_input_ends_with_one_sentence(evaluate, arguments, sentence):
+  with pytest.raises(SystemExit, match=sentence):
+    evaluate(*arguments)
+
+
+@pytest.mark.slow
+def test_a_killed_program_goes_on(target, file, tmp_path):
+  script = programs.SCRIPTS / "eval.py"
+  output = tmp_path / "out"
+  command = [sys.executable, str(script), f"--target={target}"]
+  command += [f"--prompt_file={file}", f"--output={output}", "--k=1-4"]
+  command += ["--max_new_tokens=30", f"--compilation_cache={tmp_path / 'xla'}"]
+  process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+  lines = output / "lines.jsonl"
+  while not (lines.is_file() and lines.read_text().count("\n") >= 3):
+    assert process.poll() is None
+    time.sleep(0.05)
+  process.send_signal(signal.SIGKILL)
+  process.wait()
+  done = lines.read_text()
+  subprocess.run(command, check=True, capture_output=True)
+  assert lines.read_text().startswith(done)
+  assert (output / "results.json").is_file()
