@@ -100,7 +100,9 @@ def make_rows(target, batch: int) -> list[list[int]]:
 def bandwidth_of(params) -> float:
   """B/s at which as many bytes as the weights have can be read, now."""
   size = sum(leaf.nbytes for leaf in jax.tree.leaves(params))
-  return hardware.measure_bandwidth(min(size, 1 << 30), repeats=15)
+  # Less than 4 MiB takes no time that could be told from the call's.
+  size = min(max(size, 4 << 20), 1 << 30)
+  return hardware.measure_bandwidth(size, repeats=15)
 
 
 def time_passes(models, batch: int, progress) -> list[dict]:
@@ -157,14 +159,20 @@ def decode(models, k: int, rows, progress) -> dict:
     raise FloatingPointError(f"{late.count} programs compiled while measuring")
   ours, plain = ([pair[i].seconds for pair in done] for i in (0, 1))
   speculative = done[0][0]
-  same = sum(a == b for a, b in zip(speculative.texts, done[0][1].texts))
+  unlike = [
+    session.first_difference(rows[i], a, b, i)
+    for i, (a, b) in enumerate(zip(speculative.texts, done[0][1].texts))
+    if _decoding.comparable() and a != b
+  ]
   run = report.Run(
     "all",
     k,
     batch,
     metrics.acceptance([speculative.stats]),
     metrics.median_speed(sum(map(len, speculative.texts)), ours, plain),
-    report.Identity(batch, same) if _decoding.comparable() else None,
+    report.Identity(batch, batch - len(unlike), tuple(unlike))
+    if _decoding.comparable()
+    else None,
   )
   return {
     **run.document(),
@@ -280,13 +288,13 @@ def bench() -> None:
   machine = document["machine"]
   print(
     f"{machine['device']}, {machine['cpu_cores']} cores, load "
-    f"{machine['load']:.2f} before and {document['load_after']:.2f} after; "
+    f"{machine['load']} before and {document['load_after']} after; "
     f"{FLAGS.target}, {FLAGS.dtype}, context {FLAGS.context}\n"
     f"reads {bandwidth / 1e9:.1f} GB/s at the weights' size; peak memory "
     f"{(document['peak_memory'] or 0) / 1e9:.2f} GB"
   )
-  print_tables(document, bandwidth)
   check_times(document, target.config, bandwidth)
+  print_tables(document, bandwidth)
   if FLAGS.json:
     report.write_json(FLAGS.json, document)
   print(json.dumps(document, allow_nan=False))

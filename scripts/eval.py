@@ -60,6 +60,8 @@ FLAG_NAMES = [*_flags.SHARED, *_OWN]
 
 def group_of(prompt: prompts.Prompt) -> str:
   """The category that a prompt is counted under."""
+  if prompt.category == "all":  # taken: the sum of all groups
+    return "all (category)"
   return "mt_bench" if prompt.category in _MT_BENCH else prompt.category
 
 

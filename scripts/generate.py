@@ -77,6 +77,7 @@ def generate() -> None:
   _flags.settle(_OWN)
   k, batch = _flags.single("k"), _flags.single("batch")
   check_flags()
+  header = _decoding.header(_OWN)
   models = _decoding.load(FLAGS.max_new_tokens + prompt_size([[0]]))
   target = models.target
   encoded = encode_prompts(target)
@@ -142,23 +143,17 @@ def generate() -> None:
   table += [("beware", caveat) for caveat in _decoding.caveats()]
   print(display.table(table))
   if FLAGS.json:
-    write_json(summary, encoded, answers, run.compile_seconds)
+    document = header | {
+      "runs": [summary.document()],
+      "compile_seconds": run.compile_seconds,
+      "prompts": [
+        {"prompt_token_ids": ids, "token_ids": answer.ids, "text": answer.text}
+        for ids, answer in zip(encoded, answers)
+      ],
+    }
+    report.write_json(FLAGS.json, document)
   if FLAGS.html:
     write_page(summary, table, encoded, answers, target.tokenizer)
-
-
-def write_json(summary, encoded, answers, compile_seconds) -> None:
-  """Writes --json."""
-  document = {
-    **_decoding.header(_OWN),
-    "runs": [summary.document()],
-    "compile_seconds": compile_seconds,
-    "prompts": [
-      {"prompt_token_ids": ids, "token_ids": answer.ids, "text": answer.text}
-      for ids, answer in zip(encoded, answers)
-    ],
-  }
-  report.write_json(FLAGS.json, document)
 
 
 def write_page(summary, table, encoded, answers, tokenizer) -> None:

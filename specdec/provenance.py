@@ -19,7 +19,7 @@ _PACKAGES = ("jax", "jaxlib", "flax", "numpy", "specdec")
 
 def load() -> float | None:
   """Runnable processes, mean of the last minute; None where nobody says."""
-  return os.getloadavg()[0] if hasattr(os, "getloadavg") else None
+  return round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None
 
 
 def header(settings: dict, caveats: list[str]) -> dict:

@@ -56,7 +56,7 @@ class Run:
     return [
       tokens_per_pass,
       ("accepted up to position", positions(found.survival)),
-      ("accepted of those judged there", positions(found.conditional)),
+      ("accepted at position", positions(found.conditional)),
       (
         "drafted, of them wasted",
         f"{found.drafted}, {found.wasted}"

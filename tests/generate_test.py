@@ -45,11 +45,18 @@ def test_command_line_ends_with_a_table_and_json(target, tmp_path):
   (prompt,) = document["prompts"]
   assert len(prompt["token_ids"]) == 20
   assert len(prompt["text"]) == 20
-  assert document["identical_to_plain"] is True
-  assert len(document["acceptance_by_position"]) == 5
-  for key in ("tokens_per_pass", "tokens_per_second", "speedup"):
-    assert document[key] > 0
-  assert document["plain_tokens_per_second"] > 0
+  (found,) = document["runs"]
+  assert found["identity"] == {
+    "texts": 1,
+    "same": 1,
+    "differences": [],
+    "share": 1.0,
+  }
+  assert found["acceptance"]["emitted"] == 20
+  assert len(found["acceptance"]["survival"]) == 5
+  assert found["acceptance"]["tokens_per_pass"]["value"] >= 1
+  for key in ("tokens_per_second", "plain_tokens_per_second"):
+    assert found["speed"][key] > 0
 
 
 @pytest.mark.parametrize("rule", ["coupled", "rejection"])
@@ -70,9 +77,9 @@ def test_draft_model_samples_a_file_of_prompts(run, target, tmp_path, rule):
   document = json.loads(out.read_text())
   assert [len(p["token_ids"]) for p in document["prompts"]] == [12] * 5
   if rule == "rejection":
-    assert document["identical_to_plain"] is None
+    assert document["runs"][0]["identity"] is None
     return
-  assert document["identical_to_plain"] is True
+  assert document["runs"][0]["identity"]["share"] == 1
   run(*common, "--batch=5", "--acceptance=coupled")
   again = json.loads(out.read_text())
   assert again["prompts"] == document["prompts"]  # whatever the batch is
@@ -93,13 +100,13 @@ def test_html_holds_every_prompt_its_tokens_and_the_table(
   text = html.read_text()
   assert text.count("<section>") == 2
   assert len(re.findall(r'class="t [a-z]+" tabindex', text)) == 24
-  passes = json.loads(out.read_text())["target_passes"]
+  passes = json.loads(out.read_text())["runs"][0]["acceptance"]["target_passes"]
   assert text.count('<span class="round">') == passes
   shares = [float(s) for s in re.findall(r'"value">([-.\de]+)<', text)]
   assert len(shares) > 24 and all(0 <= share <= 1 for share in shares)
   printed = capsys.readouterr().out
   rows = re.findall(r"^  (\w.*?)   +(.*)$", printed, re.MULTILINE)
-  assert len(rows) == 7
+  assert len(rows) == 9
   for name, value in rows:
     assert f'<th scope="row">{name}</th><td>{value}</td>' in text
   for value in (target, draft, "rejection", "3", "1", "0"):
@@ -115,7 +122,7 @@ def test_stop_string_cuts_both_ways_alike(run, tmp_path):
   run(*common, f"--stop={stop}", "--stop=never said")
   document = json.loads(out.read_text())
   assert document["prompts"][0]["text"] == whole[: whole.index(stop)]
-  assert document["identical_to_plain"] is True
+  assert document["runs"][0]["identity"]["share"] == 1
 
 
 def test_config_file_sets_flags_but_not_those_given(run, tmp_path):
@@ -128,7 +135,7 @@ def test_config_file_sets_flags_but_not_those_given(run, tmp_path):
   run("--prompt=ab", f"--config={config}", f"--json={out}", "--k=4")
   document = json.loads(out.read_text())
   assert len(document["prompts"][0]["token_ids"]) == 7
-  assert len(document["acceptance_by_position"]) == 4
+  assert len(document["runs"][0]["acceptance"]["survival"]) == 4
 
 
 @pytest.mark.parametrize(
