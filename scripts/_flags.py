@@ -4,10 +4,10 @@ Shared by the programs that decode, so that a command of one is a command of
 the others.
 """
 
-import os
 import pathlib
 from collections.abc import Sequence
 
+import _main
 import jax
 from absl import flags
 from ml_collections import config_flags
@@ -238,17 +238,4 @@ def _check() -> None:
       "go together"
     )
   if FLAGS.json:
-    check_writable("--json", FLAGS.json)
-
-
-def check_writable(name: str, path: str) -> None:
-  """Raises ValueError where `path`, given as `name`, could not be written."""
-  file = pathlib.Path(path)
-  if file.is_dir():
-    raise ValueError(f"{name}={path} is a folder; give a file in it")
-  if not file.parent.is_dir():
-    raise ValueError(
-      f"{name}={path}: there is no folder {file.parent}; make it first"
-    )
-  if not os.access(file if file.exists() else file.parent, os.W_OK):
-    raise ValueError(f"{name}={path} cannot be written; choose another place")
+    _main.check_writable("--json", FLAGS.json)

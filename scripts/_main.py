@@ -4,6 +4,8 @@ Errors that a user can mend end in one sentence, everything else in a traceback.
 """
 
 import logging
+import os
+import pathlib
 import sys
 from collections.abc import Callable
 
@@ -15,19 +17,24 @@ _MENDABLE = (ValueError, TypeError, OSError, MemoryError, FloatingPointError)
 
 
 def main_of(
-  name: str, work: Callable[[], None], interrupted: str = "stopped"
+  name: str,
+  work: Callable[..., None],
+  interrupted: str = "stopped",
+  takes_arguments: bool = False,
 ) -> Callable[[list[str]], None]:
-  """`main` for absl: runs `work`, which takes no argument.
+  """`main` for absl.
 
   Args:
+    work: the program, called without arguments, or with the list of those that
+      are no flags.
     interrupted: what is said after Ctrl-C.
   """
 
   def main(argv: list[str]) -> None:
-    if len(argv) > 1:
+    if len(argv) > 1 and not takes_arguments:
       raise app.UsageError(f"unexpected argument {argv[1]!r}")
     try:
-      work()
+      work(argv[1:]) if takes_arguments else work()
     except _MENDABLE as error:
       sys.exit(f"{name}: {error}")
     except KeyboardInterrupt:
@@ -42,3 +49,16 @@ def start(main: Callable[[list[str]], None]) -> None:
   logging.getLogger("jax._src.xla_bridge").setLevel(logging.WARNING)
   absl_logging.set_verbosity(absl_logging.WARNING)  # Orbax tells a lot
   app.run(main)
+
+
+def check_writable(name: str, path: str) -> None:
+  """Raises ValueError where `path`, given as `name`, could not be written."""
+  file = pathlib.Path(path)
+  if file.is_dir():
+    raise ValueError(f"{name}={path} is a folder; give a file in it")
+  if not file.parent.is_dir():
+    raise ValueError(
+      f"{name}={path}: there is no folder {file.parent}; make it first"
+    )
+  if not os.access(file if file.exists() else file.parent, os.W_OK):
+    raise ValueError(f"{name}={path} cannot be written; choose another place")

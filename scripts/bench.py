@@ -119,7 +119,8 @@ def time_passes(models, batch: int, progress) -> list[dict]:
       FLAGS.context,
       FLAGS.repeats,
     )
-    size = cost.pass_bytes(target.config, batch, n, FLAGS.context)
+    shape = target.config, batch, n, FLAGS.context
+    size, arithmetic = cost.pass_bytes(*shape), cost.pass_flops(*shape)
     found.append(
       {
         "batch": batch,
@@ -128,6 +129,7 @@ def time_passes(models, batch: int, progress) -> list[dict]:
         "seconds": dataclasses.asdict(taken),
         "bytes": size,
         "bytes_per_second": size / taken.median,
+        "flops_per_second": arithmetic / taken.median,
       }
     )
     progress.update()
@@ -218,7 +220,15 @@ def print_tables(document, bandwidth: float) -> None:
     print("\na pass of n tokens a row")
     print(
       display.columns(
-        ["batch x n", "ms", "quartiles", "x first", "GB/s", "of the roof"],
+        [
+          "batch x n",
+          "ms",
+          "quartiles",
+          "x first",
+          "GB/s",
+          "of the roof",
+          "GFLOP/s",
+        ],
         [
           [
             f"{e['batch']} x {e['tokens']}",
@@ -227,6 +237,7 @@ def print_tables(document, bandwidth: float) -> None:
             f"{e['seconds']['median'] / first[e['batch']]:.2f}",
             f"{e['bytes_per_second'] / 1e9:.1f}",
             f"{e['bytes_per_second'] / bandwidth:.0%}",
+            f"{e['flops_per_second'] / 1e9:.0f}",
           ]
           for e in document["passes"]
         ],
@@ -267,6 +278,7 @@ def bench() -> None:
   target = models.target
   header = _decoding.header(_OWN)
   rows = {batch: make_rows(target, batch) for batch in FLAGS.batch}
+  machine = hardware.local(progress=lambda what: print(what, file=sys.stderr))
   before = bandwidth_of(target.params)
   passes, runs = [], []
   total = len(FLAGS.batch) * len(FLAGS.passes)
@@ -282,15 +294,19 @@ def bench() -> None:
     "runs": runs,
     "passes": passes,
     "bandwidth": bandwidth,
+    "hardware": dataclasses.asdict(machine),
     "peak_memory": measure.peak_memory(),
     "load_after": provenance.load(),
   }
-  machine = document["machine"]
+  products = ", ".join(
+    f"{dtype} {rate / 1e9:.0f}" for dtype, rate in machine.flops.items()
+  )
   print(
-    f"{machine['device']}, {machine['cpu_cores']} cores, load "
-    f"{machine['load']} before and {document['load_after']} after; "
-    f"{FLAGS.target}, {FLAGS.dtype}, context {FLAGS.context}\n"
-    f"reads {bandwidth / 1e9:.1f} GB/s at the weights' size; peak memory "
+    f"{machine.name}, load {document['machine']['load']} before and "
+    f"{document['load_after']} after; {FLAGS.target}, {FLAGS.dtype}, context "
+    f"{FLAGS.context}\n"
+    f"reads {bandwidth / 1e9:.1f} GB/s at the weights' size, now; large "
+    f"products, G(FL)OP/s on {machine.date}: {products}; peak memory "
     f"{(document['peak_memory'] or 0) / 1e9:.2f} GB"
   )
   check_times(document, target.config, bandwidth)

@@ -51,7 +51,7 @@ def check_flags() -> None:
   if "" in FLAGS.stop:
     raise ValueError("--stop='' would end every answer; give some text")
   if FLAGS.html:
-    _flags.check_writable("--html", FLAGS.html)
+    _main.check_writable("--html", FLAGS.html)
 
 
 def encode_prompts(target) -> list[list[int]]:

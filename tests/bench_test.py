@@ -18,6 +18,12 @@ def target(tmp_path_factory):
   return programs.write_model(tmp_path_factory.mktemp("target"), num_layers=3)
 
 
+@pytest.fixture(autouse=True)
+def known_hardware(monkeypatch):
+  """Nothing is measured for ten seconds, nor kept in the user's cache."""
+  monkeypatch.setattr(hardware, "local", lambda **_: programs.HARDWARE)
+
+
 @pytest.fixture
 def bench(target, capsys):
   def call(*arguments):

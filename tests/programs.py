@@ -13,9 +13,19 @@ from absl import flags
 from tokenizers import decoders, models, pre_tokenizers
 
 from specdec import checkpoints
+from specdec.analysis import hardware
 from specdec.models import transformer
 from specdec.models.config import TransformerConfig
 
+HARDWARE = hardware.Hardware(
+  name="a machine of no speed",
+  memory=None,
+  bandwidth=((1 << 20, 1e9), (1 << 30, 5e8)),
+  copy_bandwidth=4e8,
+  flops={"float32": 1e9},
+  date="2026-01-01",
+  jax_version="0",
+)
 SCRIPTS = pathlib.Path(__file__).parents[1] / "scripts"
 
 

@@ -17,7 +17,11 @@ from specdec.analysis import hardware
 PATH = pathlib.Path(__file__).parents[1] / "docs" / "schema.json"
 SCHEMA = json.loads(PATH.read_text())
 VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)
-OPEN = ("settings", "versions")  # objects whose members go by many names
+OPEN = (
+  "settings",
+  "versions",
+  "flops",
+)  # their members go by many names
 LINES = [
   {"prompt": "hello hello hello", "category": "greetings"},
   {"prompt": "ababab"},
@@ -44,6 +48,7 @@ def write_documents(folder):
   with contextlib.redirect_stdout(printed), pytest.MonkeyPatch.context() as at:
     # So little is read slower by itself than in a pass, which bench refuses.
     at.setattr(hardware, "measure_bandwidth", lambda *_, **__: 1e15)
+    at.setattr(hardware, "local", lambda **_: programs.HARDWARE)
     run("bench", "bench", "--context=8", "--repeats=2", "--passes=2")
   assert json.loads(printed.getvalue().splitlines()[-1]) == found["bench"]
   with lines.open("a") as file:
