@@ -5,6 +5,7 @@ the others.
 """
 
 import pathlib
+import re
 from collections.abc import Sequence
 
 import _main
@@ -30,24 +31,25 @@ _DEFAULT_MIN_NGRAM = 3
 PRESET = "preset:"
 
 
-def parse_integers(text) -> tuple[int, ...]:
-  """'1,2,4-6' as (1, 2, 4, 5, 6); a number or a list is taken as it is."""
-  if isinstance(text, int):
-    return (text,)
-  if not isinstance(text, str):
-    return tuple(int(x) for x in text)
+def parse_integers(given) -> tuple[int, ...]:
+  """'1,2,4-6' as (1, 2, 4, 5, 6), each once; numbers are taken as they are.
+
+  Raises:
+    ValueError: it says no integers.
+  """
+  if isinstance(given, int):
+    return (given,)
+  if not isinstance(given, str):
+    return tuple(dict.fromkeys(int(x) for x in given))
   numbers = []
-  try:
-    for part in text.split(","):
-      low, *high = (
-        part.strip().rsplit("-", 1) if part.strip()[:1] != "-" else ([part])
-      )
-      numbers += range(int(low), int(high[0]) + 1) if high else [int(low)]
-  except ValueError:
-    numbers = []
-  if not numbers:
-    raise ValueError(f"{text!r} is no list of integers like 4 or 1,2,4-8")
-  return tuple(numbers)
+  for part in given.split(","):
+    match = re.fullmatch(r"(-?\d+)(?:-(\d+))?", part.strip())
+    low, high = match.groups() if match else (1, 0)
+    span = range(int(low), int(high or low) + 1)
+    if not span:
+      raise ValueError(f"{given!r} is no list of integers like 4 or 1,2,4-8")
+    numbers += span
+  return tuple(dict.fromkeys(numbers))
 
 
 class _Integers(flags.ArgumentParser):
@@ -193,9 +195,16 @@ def _apply_config(accepted: list[str]) -> None:
         f"--config sets {name!r}; accepted: {', '.join(sorted(accepted))}"
       )
     if not FLAGS[name].present:
-      if name in ("k", "batch"):
-        value = parse_integers(value)
-      setattr(FLAGS, name, value)
+      setattr(FLAGS, name, _parsed(FLAGS[name], value))
+
+
+def _parsed(flag: flags.Flag, value):
+  """A config's value as the command line would have given it."""
+  if isinstance(flag.parser, _Integers):
+    return parse_integers(value)
+  if isinstance(flag, flags.MultiFlag) and not isinstance(value, list | tuple):
+    return [value]
+  return value
 
 
 def _fill_in() -> None:

@@ -12,8 +12,7 @@ from collections.abc import Callable
 from absl import app
 from absl import logging as absl_logging
 
-# What a user can mend. FloatingPointError: a measurement that cannot be true.
-_MENDABLE = (ValueError, TypeError, OSError, MemoryError, FloatingPointError)
+_MENDABLE = (ValueError, OSError, MemoryError)
 
 
 def main_of(
@@ -21,6 +20,7 @@ def main_of(
   work: Callable[..., None],
   interrupted: str = "stopped",
   takes_arguments: bool = False,
+  also: tuple[type[Exception], ...] = (),
 ) -> Callable[[list[str]], None]:
   """`main` for absl.
 
@@ -28,6 +28,7 @@ def main_of(
     work: the program, called without arguments, or with the list of those that
       are no flags.
     interrupted: what is said after Ctrl-C.
+    also: more errors that a user can mend.
   """
 
   def main(argv: list[str]) -> None:
@@ -35,7 +36,7 @@ def main_of(
       raise app.UsageError(f"unexpected argument {argv[1]!r}")
     try:
       work(argv[1:]) if takes_arguments else work()
-    except _MENDABLE as error:
+    except (*_MENDABLE, *also) as error:
       sys.exit(f"{name}: {error}")
     except KeyboardInterrupt:
       sys.exit(f"{name}: {interrupted}")

@@ -117,6 +117,7 @@ def time_passes(models, batch: int, progress) -> list[dict]:
       batch,
       n,
       FLAGS.context,
+      FLAGS.context + FLAGS.max_new_tokens + n,  # as decoding has them
       FLAGS.repeats,
     )
     shape = target.config, batch, n, FLAGS.context
@@ -129,6 +130,7 @@ def time_passes(models, batch: int, progress) -> list[dict]:
         "seconds": dataclasses.asdict(taken),
         "bytes": size,
         "bytes_per_second": size / taken.median,
+        "flops": arithmetic,
         "flops_per_second": arithmetic / taken.median,
       }
     )
@@ -136,15 +138,23 @@ def time_passes(models, batch: int, progress) -> list[dict]:
   return found
 
 
-def decode(models, k: int, rows, progress) -> dict:
-  """One point: speculation with k against plain decoding."""
+def decode(models, k: int, rows, plain_session, progress):
+  """One point: speculation with k against plain decoding.
+
+  Returns:
+    Its document, and a session whose plain loop is compiled.
+  """
   batch = len(rows)
   progress.set_postfix_str(f"batch {batch}, k = {k}: compiling")
   session = _decoding.make_session(models, k, batch, FLAGS.context, ())
+  if plain_session:
+    session.share_plain(plain_session)
+  session.compile(plain=True)
   with measure.compilations() as compiled:
-    session.warm_up()
-    for _ in measure.both_ways(session, rows, 1):
-      pass  # discarded
+    compile_seconds = session.compile(plain=False)
+  session.warm_up(rows)
+  for _ in measure.both_ways(session, rows, 1):
+    pass  # discarded
   progress.set_postfix_str(f"batch {batch}, k = {k}")
   trace = contextlib.nullcontext()
   if FLAGS.profile:
@@ -158,8 +168,12 @@ def decode(models, k: int, rows, progress) -> dict:
       done.append(pair)
       progress.update()
   if late.count:
-    raise FloatingPointError(f"{late.count} programs compiled while measuring")
-  ours, plain = ([pair[i].seconds for pair in done] for i in (0, 1))
+    raise measure.Impossible(f"{late.count} programs compiled while measuring")
+  ours, plain, prefill, plain_prefill = (
+    [getattr(pair[i], name) for pair in done]
+    for name in ("seconds", "prefill_seconds")
+    for i in (0, 1)
+  )
   speculative = done[0][0]
   unlike = [
     session.first_difference(rows[i], a, b, i)
@@ -171,12 +185,14 @@ def decode(models, k: int, rows, progress) -> dict:
     k,
     batch,
     metrics.acceptance([speculative.stats]),
-    metrics.median_speed(sum(map(len, speculative.texts)), ours, plain),
+    metrics.median_speed(
+      sum(map(len, speculative.texts)), ours, plain, prefill, plain_prefill
+    ),
     report.Identity(batch, batch - len(unlike), tuple(unlike))
     if _decoding.comparable()
     else None,
   )
-  return {
+  document = {
     **run.document(),
     "context": FLAGS.context,
     "rounds": int(np.sum(speculative.stats.widths)),
@@ -186,32 +202,55 @@ def decode(models, k: int, rows, progress) -> dict:
       measure.time_acceptance(session, FLAGS.repeats)
     ),
     "compile": {
-      "seconds": session.compile_seconds,
+      "seconds": compile_seconds,
       "backend_seconds": compiled.seconds,
       "programs": compiled.count,
     },
+    "memory": measure.loop_memory(session, plain=False),
+    "plain_memory": measure.loop_memory(session, plain=True),
   }
+  return document, session
 
 
-def check_times(document, config, bandwidth: float) -> None:
-  """Refuses times that this machine's bandwidth forbids."""
+def impossible(document, target, bandwidth: float) -> list[str]:
+  """Times that this machine's bandwidth forbids, a sentence each."""
+  found = []
+
+  def check(what: str, seconds: float, batch: int, tokens: int) -> None:
+    size = cost.pass_bytes(target.config, batch, tokens, FLAGS.context)
+    try:
+      measure.check_possible(what, seconds, size, bandwidth)
+    except measure.Impossible as error:
+      found.append(str(error))
+
   for entry in document["passes"]:
-    measure.check_possible(
-      f"a pass of {entry['batch']} x {entry['tokens']} tokens",
-      entry["seconds"]["least"],
-      entry["bytes"],
-      bandwidth,
-    )
+    batch, tokens = entry["batch"], entry["tokens"]
+    what = f"a pass of {batch} x {tokens} tokens"
+    check(what, entry["seconds"]["least"], batch, tokens)
   for run in document["runs"]:
-    for name, key, passes, tokens in (
-      ("a speculative round", "seconds", run["rounds"], 1),
-      ("a plain one", "plain_seconds", FLAGS.max_new_tokens, 1),
-    ):
-      size = cost.pass_bytes(config, run["batch"], tokens, FLAGS.context)
-      measure.check_possible(name, run[key]["least"] / passes, size, bandwidth)
+    rounds = run["seconds"]["least"] / run["rounds"]
+    check("a round", rounds, run["batch"], run["k"] + 1)
+    rounds = run["plain_seconds"]["least"] / FLAGS.max_new_tokens
+    check("a plain round", rounds, run["batch"], 1)
+  return found
 
 
-def print_tables(document, bandwidth: float) -> None:
+def print_machine(document) -> None:
+  """Where this was measured, and what that machine can do."""
+  machine = document["hardware"]
+  products = ", ".join(
+    f"{dtype} {rate / 1e9:.0f}" for dtype, rate in machine["flops"].items()
+  )
+  print(
+    f"{machine['name']}, load {document['machine']['load']} before and "
+    f"{document['load_after']} after; {FLAGS.target}, {FLAGS.dtype}, context "
+    f"{FLAGS.context}\n"
+    f"reads {document['bandwidth'] / 1e9:.1f} GB/s at the weights' size, now; "
+    f"large products, 10^9 operations/s on {machine['date']}: {products}"
+  )
+
+
+def print_tables(document) -> None:
   """What a person wants to read."""
   if document["passes"]:
     first = {
@@ -236,7 +275,7 @@ def print_tables(document, bandwidth: float) -> None:
             " ".join(f"{q * 1e3:.2f}" for q in e["seconds"]["quartiles"]),
             f"{e['seconds']['median'] / first[e['batch']]:.2f}",
             f"{e['bytes_per_second'] / 1e9:.1f}",
-            f"{e['bytes_per_second'] / bandwidth:.0%}",
+            f"{e['roof_seconds'] / e['seconds']['median']:.0%}",
             f"{e['flops_per_second'] / 1e9:.0f}",
           ]
           for e in document["passes"]
@@ -261,10 +300,11 @@ def print_tables(document, bandwidth: float) -> None:
       "-" if identity is None else f"{identity['same']}/{identity['texts']}",
       f"{run['acceptance_seconds']['median'] * 1e3:.2f}",
       f"{run['compile']['seconds']:.1f}",
+      f"{run['memory'] / 1e6:,.0f}",
     ]
 
   header = ["batch x k", "tokens/pass", "plain tok/s", "tok/s", "speedup"]
-  header += ["same text", "accept ms", "compile s"]
+  header += ["same text", "accept ms", "compile s", "MB"]
   print(display.columns(header, [cells(run) for run in document["runs"]]))
 
 
@@ -274,11 +314,11 @@ def bench() -> None:
   _flags.settle(_OWN)
   check_flags()
   jax.config.update("jax_enable_compilation_cache", False)
+  header = _decoding.header(_OWN)
+  machine = hardware.local(progress=lambda what: print(what, file=sys.stderr))
   models = _decoding.load(FLAGS.context + FLAGS.max_new_tokens)
   target = models.target
-  header = _decoding.header(_OWN)
   rows = {batch: make_rows(target, batch) for batch in FLAGS.batch}
-  machine = hardware.local(progress=lambda what: print(what, file=sys.stderr))
   before = bandwidth_of(target.params)
   passes, runs = [], []
   total = len(FLAGS.batch) * len(FLAGS.passes)
@@ -287,9 +327,15 @@ def bench() -> None:
   with tqdm(total=total, disable=not sys.stderr.isatty()) as progress:
     for batch in FLAGS.batch:
       passes += time_passes(models, batch, progress)
+      session = None
       for k in FLAGS.k if FLAGS.decode else ():
-        runs.append(decode(models, k, rows[batch], progress))
+        run, session = decode(models, k, rows[batch], session, progress)
+        runs.append(run)
   bandwidth = max(before, bandwidth_of(target.params))
+  peak = machine.flops.get(FLAGS.dtype)
+  for entry in passes:
+    compute = entry["flops"] / peak if peak else 0.0
+    entry["roof_seconds"] = max(entry["bytes"] / bandwidth, compute)
   document = header | {
     "runs": runs,
     "passes": passes,
@@ -298,25 +344,21 @@ def bench() -> None:
     "peak_memory": measure.peak_memory(),
     "load_after": provenance.load(),
   }
-  products = ", ".join(
-    f"{dtype} {rate / 1e9:.0f}" for dtype, rate in machine.flops.items()
-  )
-  print(
-    f"{machine.name}, load {document['machine']['load']} before and "
-    f"{document['load_after']} after; {FLAGS.target}, {FLAGS.dtype}, context "
-    f"{FLAGS.context}\n"
-    f"reads {bandwidth / 1e9:.1f} GB/s at the weights' size, now; large "
-    f"products, G(FL)OP/s on {machine.date}: {products}; peak memory "
-    f"{(document['peak_memory'] or 0) / 1e9:.2f} GB"
-  )
-  check_times(document, target.config, bandwidth)
-  print_tables(document, bandwidth)
+  wrong = impossible(document, target, bandwidth)
+  if wrong:  # or was the machine busy both times that it was measured?
+    document["bandwidth"] = max(bandwidth, bandwidth_of(target.params))
+    wrong = impossible(document, target, document["bandwidth"])
+  document["impossible"] = wrong
+  print_machine(document)
+  print_tables(document)
   if FLAGS.json:
     report.write_json(FLAGS.json, document)
   print(json.dumps(document, allow_nan=False))
+  if wrong:
+    raise measure.Impossible(wrong[0])
 
 
-main = _main.main_of("bench", bench)
+main = _main.main_of("bench", bench, also=(measure.Impossible,))
 
 if __name__ == "__main__":
   _main.start(main)

@@ -9,8 +9,8 @@
 Lines of a JSONL file are Spec-Bench's (question_id, category, turns, of which
 the first is used) or plain ones (prompt, text or token_ids, and a category; the
 file's name stands in for one). Spec-Bench's eight MT-bench categories count as
-one, as in its paper (arXiv:2401.07851). Every prompt is decoded plainly and
-with each k, in one run. The output folder gets lines.jsonl as prompts finish,
+one, as in its paper (arXiv:2401.07851). Every prompt is decoded plainly, once,
+and with each k. The output folder gets lines.jsonl as prompts finish,
 then results.json (docs/schema.json), table.txt and plot.png. The same command
 again goes on where it was stopped or killed.
 """
@@ -27,25 +27,14 @@ import numpy as np
 from absl import flags
 from tqdm import tqdm
 
-from specdec import display, prompts, report, run_folder
+from specdec import display, prompts, provenance, report, run_folder
 from specdec.analysis import metrics, plots
+from specdec.training import saving
 from specdec.types import Stats
 
-_MT_BENCH = frozenset(
-  (
-    "writing",
-    "roleplay",
-    "reasoning",
-    "math",
-    "coding",
-    "extraction",
-    "stem",
-    "humanities",
-  )
-)
 _SMALLEST = 256  # tokens of the smallest prompt buffer; others double it
 # What does not change the results: where they are kept, how they are written.
-_FREE = ("output", "json", "compilation_cache", "config")
+_FREE = ("output", "json", "compilation_cache")
 
 _BEFORE = set(flags.FLAGS)
 flags.DEFINE_string("output", None, "Folder of the results.")
@@ -62,19 +51,28 @@ def group_of(prompt: prompts.Prompt) -> str:
   """The category that a prompt is counted under."""
   if prompt.category == "all":  # taken: the sum of all groups
     return "all (category)"
-  return "mt_bench" if prompt.category in _MT_BENCH else prompt.category
+  return prompt.category
 
 
-def read_prompts() -> tuple[list[prompts.Prompt], list[str]]:
-  """All prompts, and a sentence for each line that holds none."""
-  found, broken = [], []
+def read_prompts(target) -> tuple[list[list[int]], list[prompts.Prompt], list]:
+  """Token ids and prompts, and a sentence for each line that holds none."""
+  encoded, found, broken = [], [], []
   for file in FLAGS.prompt_file:
     good, bad = prompts.scan(file)
-    found += good
     broken += bad
+    for prompt in good:
+      try:
+        encoded += prompts.encode(
+          [prompt], target.tokenizer, FLAGS.chat, target.config.vocab_size
+        )
+        found.append(prompt)
+      except ValueError as error:
+        broken.append(f"{prompt.name}: {error}")
   for line in broken:
     print(f"skipped: {line}", file=sys.stderr)
-  return found, broken
+  if not found:
+    raise ValueError("no prompt is left")
+  return encoded, found, broken
 
 
 def choose(encoded, groups) -> tuple[list[int], int]:
@@ -119,58 +117,74 @@ def plan(encoded, groups, batch: int) -> list[tuple[int, list[int]]]:
   ]
 
 
-def decode_batch(sessions, members, encoded, missing) -> list[dict]:
-  """A line for every k that is missing for these prompts."""
+def decode_batch(sessions, members, encoded, turn: int) -> dict:
+  """The line of one batch: plain decoding once, and every k.
+
+  Args:
+    turn: says when it is plain decoding's turn, so that it is not always the
+      first or the last.
+  """
   rows = [encoded[i] for i in members]
-  lines, plain = [], None
-  for place, k in enumerate(missing):
-    session = sessions[k]
-    ours = session.complete(rows, members, plain=False)
-    if place == 0:  # once a batch, for all k
-      plain = session.complete(rows, members, plain=True)
+  ways = list(sessions)
+  ways.insert(turn % (len(ways) + 1), None)
+  any_session = next(iter(sessions.values()))
+  done = {
+    k: sessions.get(k, any_session).complete(rows, members, plain=k is None)
+    for k in ways
+  }
+  plain = done[None]
+
+  def counted(k: int) -> dict:
+    ours = done[k]
     differences = []
     if _decoding.comparable():
       differences = [
-        session.first_difference(encoded[i], a, b, i)
+        sessions[k].first_difference(encoded[i], a, b, i)
         for i, a, b in zip(members, ours.texts, plain.texts)
         if a != b
       ]
-    lines.append(
-      {
-        "prompts": members,
-        "k": k,
-        "seconds": ours.seconds,
-        "plain_seconds": plain.seconds,
-        "tokens": [len(text) for text in ours.texts],
-        "plain_tokens": [len(text) for text in plain.texts],
-        "stats": {
-          name: np.asarray(value).tolist()
-          for name, value in vars(ours.stats).items()
-        },
-        "differences": differences,
-      }
-    )
-  return lines
+    return {
+      "k": k,
+      "tokens": sum(map(len, ours.texts)),
+      "seconds": ours.seconds,
+      "prefill_seconds": ours.prefill_seconds,
+      "stats": {
+        name: np.asarray(value).tolist()
+        for name, value in vars(ours.stats).items()
+      },
+      "differences": differences,
+    }
+
+  return {
+    "prompts": members,
+    "plain_tokens": sum(map(len, plain.texts)),
+    "plain_seconds": plain.seconds,
+    "plain_prefill_seconds": plain.prefill_seconds,
+    "runs": [counted(k) for k in sessions],
+  }
 
 
-def summed_up(lines: list[dict], group: str, k: int) -> report.Run:
-  """One row of the table."""
+def summed_up(lines: list[dict], group: str, place: int) -> report.Run:
+  """One row of the table: these lines' runs number `place`."""
+  runs = [line["runs"][place] for line in lines]
   stats = [
-    Stats(**{name: np.array(x) for name, x in line["stats"].items()})
-    for line in lines
+    Stats(**{name: np.array(x) for name, x in run["stats"].items()})
+    for run in runs
   ]
   texts = sum(len(line["prompts"]) for line in lines)
-  differences = tuple(d for line in lines for d in line["differences"])
+  differences = tuple(d for run in runs for d in run["differences"])
   return report.Run(
     group,
-    k,
+    FLAGS.k[place],
     _flags.single("batch"),
     metrics.acceptance(stats),
     metrics.speed(
-      *(
-        [np.sum(line[name]) for line in lines]
-        for name in ("tokens", "seconds", "plain_tokens", "plain_seconds")
-      )
+      [run["tokens"] for run in runs],
+      [run["seconds"] for run in runs],
+      [line["plain_tokens"] for line in lines],
+      [line["plain_seconds"] for line in lines],
+      [run["prefill_seconds"] for run in runs],
+      [line["plain_prefill_seconds"] for line in lines],
     ),
     report.Identity(texts, texts - len(differences), differences)
     if _decoding.comparable()
@@ -180,16 +194,15 @@ def summed_up(lines: list[dict], group: str, k: int) -> report.Run:
 
 def runs_of(lines: list[dict], groups: list[str]) -> list[report.Run]:
   """Every group in the order of the files, then all, for every k."""
-  runs = []
-  for group in [*dict.fromkeys(groups), "all"]:
-    for k in FLAGS.k:
-      own = [
-        line
-        for line in lines
-        if line["k"] == k and group in ("all", groups[line["prompts"][0]])
-      ]
-      runs.append(summed_up(own, group, k))
-  return runs
+  return [
+    summed_up(
+      [x for x in lines if group in ("all", groups[x["prompts"][0]])],
+      group,
+      place,
+    )
+    for group in [*dict.fromkeys(groups), "all"]
+    for place in range(len(FLAGS.k))
+  ]
 
 
 def table(runs: list[report.Run]) -> str:
@@ -215,32 +228,47 @@ def table(runs: list[report.Run]) -> str:
   )
 
 
-def decode(models, encoded, groups, lines) -> None:
-  """Decodes whatever `lines` does not hold yet."""
+def decode(models, encoded, groups, lines) -> list[dict]:
+  """Decodes whatever `lines` does not hold yet; a line for every batch."""
   batch = _flags.single("batch")
-  done = {(i, line["k"]) for line in lines.entries for i in line["prompts"]}
+  batches = plan(encoded, groups, batch)
+  done = {tuple(line["prompts"]): line for line in lines.entries}
   sessions, size_of_sessions = {}, None
-  todo = [
-    (size, members, [k for k in FLAGS.k if (members[0], k) not in done])
-    for size, members in plan(encoded, groups, batch)
-  ]
   with tqdm(total=len(encoded) * len(FLAGS.k), unit="text") as progress:
-    progress.update(len(done))
-    for size, members, missing in todo:
-      if not missing:
-        continue
-      if size != size_of_sessions:
-        progress.set_postfix_str(f"compiling for prompts up to {size} tokens")
-        sessions, size_of_sessions = {}, size
-        for k in FLAGS.k:
-          sessions[k] = _decoding.make_session(
-            models, k, batch, size, models.target.eos_ids
-          )
-          sessions[k].warm_up()
-      progress.set_postfix_str(groups[members[0]])
-      for line in decode_batch(sessions, members, encoded, missing):
+    for turn, (size, members) in enumerate(batches):
+      if tuple(members) not in done:
+        if size != size_of_sessions:
+          progress.set_postfix_str(f"compiling for prompts up to {size} tokens")
+          sessions, size_of_sessions = {}, size
+          for k in FLAGS.k:
+            sessions[k] = _decoding.make_session(
+              models, k, batch, size, models.target.eos_ids
+            )
+            sessions[k].share_plain(sessions[FLAGS.k[0]])
+            sessions[k].warm_up([encoded[i] for i in members])
+        progress.set_postfix_str(groups[members[0]])
+        line = decode_batch(sessions, members, encoded, turn)
+        line |= {"date": provenance.now(), "load": provenance.load()}
         lines.append(line)
-        progress.update(len(members))
+        done[tuple(members)] = line
+      progress.update(len(members) * len(FLAGS.k))
+  return [done[tuple(members)] for _, members in batches]
+
+
+def claim(folder: Path, header: dict, models, encoded) -> None:
+  """The folder is of these settings, prompts, weights, versions and machine."""
+  machine = {k: v for k, v in header["machine"].items() if k != "load"}
+  run_folder.claim(
+    folder,
+    header["settings"]
+    | {
+      "prompt_checksum": zlib.crc32(repr(encoded).encode()),
+      "weight_checksum": saving.checksum(models.params),
+      "versions": header["versions"],
+      "machine": machine,
+    },
+    _FREE,
+  )
 
 
 def evaluate() -> None:
@@ -253,17 +281,11 @@ def evaluate() -> None:
     if getattr(FLAGS, name) < 0:
       raise ValueError(f"--{name}={getattr(FLAGS, name)}; it must be >= 0")
   folder = Path(FLAGS.output)
-  wanted, broken = read_prompts()
   header = _decoding.header(_OWN)
-  checksum = zlib.crc32(repr(wanted).encode())
-  run_folder.claim(folder, header["settings"] | {"prompts": checksum}, _FREE)
+  for file in FLAGS.prompt_file:
+    prompts.scan(file)  # is there any, before models are loaded?
   models = _decoding.load(_SMALLEST + FLAGS.max_new_tokens)
-  encoded = prompts.encode(
-    wanted,
-    models.target.tokenizer,
-    FLAGS.chat,
-    models.target.config.vocab_size,
-  )
+  encoded, wanted, broken = read_prompts(models.target)
   groups = [group_of(prompt) for prompt in wanted]
   chosen, too_long = choose(encoded, groups)
   encoded, groups = ([x[i] for i in chosen] for x in (encoded, groups))
@@ -271,14 +293,21 @@ def evaluate() -> None:
     [model.config for model in models if model],
     buffer_size(max(map(len, encoded))) + FLAGS.max_new_tokens,
   )
+  claim(folder, header, models, encoded)
   lines = run_folder.Lines(folder / "lines.jsonl")
   for line in lines.broken:
     print(f"skipped: {line}; its prompts are decoded again", file=sys.stderr)
-  decode(models, encoded, groups, lines)
+  measured = decode(models, encoded, groups, lines)
   lines.close()
-  runs = runs_of(lines.entries, groups)
+  runs = runs_of(measured, groups)
+  loads = [line["load"] for line in measured if line["load"] is not None]
   document = header | {
     "runs": [run.document() for run in runs],
+    "measured": {
+      "first": min(line["date"] for line in measured),
+      "last": max(line["date"] for line in measured),
+      "highest_load": max(loads, default=None),
+    },
     "broken_lines": broken,
     "too_long": too_long,
   }

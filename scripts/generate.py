@@ -90,14 +90,14 @@ def generate() -> None:
   )
   painter = display.Painter(FLAGS.color, sys.stdout)
   print("compiling (kept for the next run) ...", file=sys.stderr, flush=True)
-  run.warm_up()
+  compile_seconds = run.warm_up(encoded[: run.batch])
   print(painter.legend())
   for caveat in _decoding.caveats():
     print(f"beware: {caveat}")
   print()
 
   answers, stats, differences = [], [], []
-  seconds, counts = ({False: [], True: []} for _ in range(2))
+  seconds, prefill, counts = ({False: [], True: []} for _ in range(3))
   quiet = len(encoded) == 1 or not sys.stderr.isatty()
   for first in tqdm(
     range(0, len(encoded), run.batch), unit="batch", disable=quiet
@@ -115,6 +115,7 @@ def generate() -> None:
         show,
       )
       seconds[plain].append(decoded[plain].seconds)
+      prefill[plain].append(decoded[plain].prefill_seconds)
       counts[plain].append(sum(len(a.ids) for a in decoded[plain].answers))
     stats.append(decoded[False].stats)
     for i, prompt in enumerate(rows):
@@ -134,18 +135,21 @@ def generate() -> None:
     k,
     run.batch,
     metrics.acceptance(stats),
-    metrics.speed(counts[False], seconds[False], counts[True], seconds[True]),
+    metrics.speed(
+      *(counts[False], seconds[False], counts[True], seconds[True]),
+      *(prefill[False], prefill[True]),
+    ),
     report.Identity(len(encoded), same, tuple(differences))
     if _decoding.comparable()
     else None,
   )
-  table = [*summary.rows(), ("compiled in", f"{run.compile_seconds:.1f} s")]
+  table = [*summary.rows(), ("compiled in", f"{compile_seconds:.1f} s")]
   table += [("beware", caveat) for caveat in _decoding.caveats()]
   print(display.table(table))
   if FLAGS.json:
     document = header | {
       "runs": [summary.document()],
-      "compile_seconds": run.compile_seconds,
+      "compile_seconds": compile_seconds,
       "prompts": [
         {"prompt_token_ids": ids, "token_ids": answer.ids, "text": answer.text}
         for ids, answer in zip(encoded, answers)

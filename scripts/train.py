@@ -277,6 +277,7 @@ def run() -> None:
 main = _main.main_of(
   "train",
   run,
+  also=(TypeError,),  # an entry of Options that is none
   interrupted="stopped; the same command goes on from the last checkpoint",
 )
 

@@ -191,16 +191,28 @@ def trim(
 
 
 def tally(
-  stats: Stats, draft: Draft, emission: Emission, verdict: Verdict, chosen: int
+  stats: Stats,
+  draft: Draft,
+  emission: Emission,
+  verdict: Verdict,
+  room: Array,
+  chosen: int,
 ) -> Stats:
-  """Adds a round at the static width number `chosen` to the counts."""
+  """Adds a round to the counts.
+
+  Args:
+    room: [B] tokens that the length limit still let the row have.
+    chosen: number of the static width that it ran at.
+  """
   num_positions = stats.accepted.shape[1]
   position = jnp.arange(num_positions)
   committed = verdict.num_committed
   alive = committed > 0
   depth = jnp.atleast_2d(tree.depth(draft.parents))
   deepest = jnp.max(jnp.where(_drafted(draft), depth, 0), axis=-1)
-  # Behind a cut nothing was refused: those positions say nothing.
+  # Positions behind the limit say nothing, whether the round came so far or
+  # not; nor do those behind an EOS, where nothing was refused.
+  deepest = jnp.minimum(deepest, room)
   uncut = committed > emission.num_accepted
   tried = jnp.where(uncut, deepest, jnp.minimum(deepest, committed))
   accepted = jnp.minimum(emission.num_accepted, committed)

@@ -16,13 +16,17 @@ import jax.monitoring
 import jax.numpy as jnp
 import numpy as np
 
-from specdec import accept, sampling, tree
+from specdec import accept, rounds, sampling, tree
 from specdec import cache as kv
 from specdec.session import Completed, Session
 from specdec.types import Draft, Model, PyTree
 
 _COMPILED = "/jax/core/compile/backend_compile_duration"
 _TIMED = 0.1  # seconds that a timed program takes at least, roughly
+
+
+class Impossible(RuntimeError):
+  """A measurement that cannot be true."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,15 +53,17 @@ def time_pass(
   batch: int,
   tokens: int,
   context: int,
+  slots: int,
   repeats: int,
 ) -> Timing:
-  """T(n): one pass of n tokens a row after `context` committed positions.
+  """T(n): one pass of n tokens a row after `context` committed positions, in a
+  cache of so many slots.
 
   As in decoding, passes follow one another inside one program (so many that it
   runs for some time) and each begins with the argmax of the logits of the one
   before; a pass called from the host by itself costs up to twice as much.
   """
-  cache = model.init_cache(batch, kv.num_slots(context + tokens))
+  cache = model.init_cache(batch, kv.num_slots(slots))
   cache = cache.replace(length=jnp.full((batch,), context))
 
   def run(params, ids, cache, passes):
@@ -120,8 +126,23 @@ def both_ways(
     yield done[False], done[True]
 
 
+def loop_memory(session: Session, plain: bool) -> int:
+  """Bytes a device holds while this loop runs: weights, caches, temporaries."""
+  found = session.program(plain).memory_analysis()
+  return (
+    found.argument_size_in_bytes
+    + found.output_size_in_bytes
+    - found.alias_size_in_bytes
+    + found.temp_size_in_bytes
+  )
+
+
 def peak_memory() -> int | None:
-  """Bytes that the device held at most so far; of the process, on a CPU."""
+  """Bytes that the device held at most so far; of the process, on a CPU.
+
+  The largest is often what was done before decoding: loading, measuring this
+  machine.
+  """
   device = jax.devices()[0]
   if device.platform != "cpu":
     return (device.memory_stats() or {}).get("peak_bytes_in_use")
@@ -129,7 +150,9 @@ def peak_memory() -> int | None:
   return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
-def check_possible(what: str, seconds: float, size: int, bandwidth: float):
+def check_possible(
+  what: str, seconds: float, size: int, bandwidth: float
+) -> None:
   """Refuses a time in which its bytes could not have been moved.
 
   Args:
@@ -137,10 +160,10 @@ def check_possible(what: str, seconds: float, size: int, bandwidth: float):
     bandwidth: B/s, the best that was measured for a working set of that size.
 
   Raises:
-    FloatingPointError: the measurement is wrong, and nothing can be read off.
+    Impossible: the measurement is wrong, and nothing can be read off.
   """
   if seconds < size / bandwidth:
-    raise FloatingPointError(
+    raise Impossible(
       f"{what} took {seconds * 1e3:.4g} ms, and moving its {size / 1e6:.4g} "
       f"MB takes {size / bandwidth * 1e3:.4g} ms at the "
       f"{bandwidth / 1e9:.3g} GB/s measured here: one of the two was measured "
@@ -160,10 +183,19 @@ def time_acceptance(session: Session, repeats: int) -> Timing:
   key = jax.random.key(0)
   logits, drawn = 3 * jax.random.normal(key, (2, batch, nodes, vocab_size))
   best = jnp.argmax(logits, -1).astype(jnp.int32)
+  state = session.start([], [], False)
+  shape = jax.eval_shape(
+    lambda params, state: rounds.draft_step(
+      session.drafter, params, state, vocab_size, session.rule
+    )[0],
+    session.params,
+    state,
+  )
+  drawn = None if shape.log_probs is None else jax.nn.log_softmax(drawn)
   draft = Draft(
     jnp.roll(best, 1, axis=1),
     tree.chain(nodes),
-    jax.nn.log_softmax(drawn),
+    drawn,
     jnp.full((batch,), nodes),
   )
 

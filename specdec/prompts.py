@@ -11,6 +11,19 @@ from typing import NamedTuple
 
 from specdec.checkpoints import Tokenizer
 
+# Spec-Bench counts MT-bench's categories as one (arXiv:2401.07851).
+_MT_BENCH = frozenset(
+  (
+    "writing",
+    "roleplay",
+    "reasoning",
+    "math",
+    "coding",
+    "extraction",
+    "stem",
+    "humanities",
+  )
+)
 _ACCEPTED = "prompt, text, turns (its first is used) or token_ids"
 
 
@@ -20,7 +33,7 @@ class Prompt(NamedTuple):
   text: str | None = None
   token_ids: tuple[int, ...] | None = None
   category: str = ""  # what its line said, or the file's name
-  name: str = ""  # its line's question_id, id or task_id, or its line's number
+  name: str = ""  # where it stands: the file's name and its line's number
 
 
 def read(path: str | Path) -> list[Prompt]:
@@ -52,7 +65,7 @@ def scan(path: str | Path) -> tuple[list[Prompt], list[str]]:
     raise ValueError(f"prompt file {path} is not UTF-8 text: {error}") from None
   prompts, broken = [], []
   if path.suffix != ".jsonl":
-    prompts = [Prompt(content, None, path.stem, "0")] if content else []
+    prompts = [Prompt(content, None, path.stem, path.name)] if content else []
   else:
     for number, line in enumerate(content.split("\n"), 1):
       if not line.strip():
@@ -76,8 +89,9 @@ def _parse(line: str, path: Path, number: int) -> Prompt:
   if not isinstance(entry, dict):
     raise ValueError(f" is not a JSON object; accepted: {_ACCEPTED}")
   category = str(entry.get("category") or path.stem)
-  names = (entry.get(key) for key in ("question_id", "id", "task_id"))
-  name = next((str(n) for n in names if n is not None), str(number))
+  if category in _MT_BENCH and "question_id" in entry and "turns" in entry:
+    category = "mt_bench"
+  name = f"{path.name}:{number}"
   ids = entry.get("token_ids")
   if ids is not None:
     if not isinstance(ids, list) or not all(type(i) is int for i in ids):

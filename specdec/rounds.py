@@ -32,7 +32,7 @@ def draft_step(
   vocab_size: int,
   rule: AcceptanceRule,
 ) -> tuple[Draft, DecodeState]:
-  """Asks the drafter for its guesses. Takes nothing from the target's cache."""
+  """Asks the drafter for its guesses, and puts what it resumes in place."""
   context = context_of(state, vocab_size, rule)
   draft, draft_state = drafter.propose(params, state.draft_state, context)
   cache = state.target_cache
@@ -157,7 +157,14 @@ def decode_step(
         state.target_cache, verdict.path, count, spec.chain
       ),
       draft_state=draft_state,
-      stats=accept.tally(state.stats, part, emission, verdict, chosen),
+      stats=accept.tally(
+        state.stats,
+        part,
+        emission,
+        verdict,
+        state.limit - state.length,
+        chosen,
+      ),
       log_probs=put(state.log_probs, emission.log_probs),
       draft_log_probs=put(state.draft_log_probs, emission.draft_log_probs),
       origin=put(state.origin, emission.origin),

@@ -37,7 +37,7 @@ def prompt_size(prompts: Sequence[Sequence[int]]) -> int:
   return -(-longest // PROMPT_STEP) * PROMPT_STEP
 
 
-def _rows(stats: Stats, count: int) -> Stats:
+def _counts(stats: Stats, count: int) -> Stats:
   """The first rows' counts, on the host."""
   stats = jax.tree.map(np.asarray, stats)
   own = jax.tree.map(lambda x: x[:count], stats)
@@ -49,6 +49,7 @@ class Completed(NamedTuple):
 
   texts: list[list[int]]  # new token ids of each row
   seconds: float  # of decoding rounds alone
+  prefill_seconds: float
   stats: Stats  # NumPy, of the rows that were asked for
 
 
@@ -57,6 +58,7 @@ class Decoded(NamedTuple):
 
   answers: list[Answer]
   seconds: float  # of decoding rounds alone
+  prefill_seconds: float
   stats: Stats  # NumPy, of the rows that were asked for
 
 
@@ -76,7 +78,9 @@ class Session:
   temperature: float = 0.0
   top_k: int | None = None
   top_p: float | None = None
-  compile_seconds: float = 0.0
+  _programs: dict[bool, jax.stages.Compiled] = dataclasses.field(
+    default_factory=dict, repr=False
+  )
 
   @property
   def max_length(self) -> int:
@@ -124,38 +128,71 @@ class Session:
     self, state: DecodeState, plain: bool, max_rounds: int
   ) -> DecodeState:
     """At most so many rounds; waits for them."""
-    eos_ids = jnp.asarray(self.eos_ids, jnp.int32)
     return jax.block_until_ready(
-      decode.run(*self._parts(plain), self.params, state, eos_ids, max_rounds)
+      self.program(plain, state)(
+        self.params, state, self._eos_ids, jnp.int32(max_rounds)
+      )
     )
 
-  def warm_up(self) -> None:
+  @property
+  def _eos_ids(self) -> jax.Array:
+    return jnp.asarray(self.eos_ids, jnp.int32)
+
+  def program(
+    self, plain: bool, state: DecodeState | None = None
+  ) -> jax.stages.Compiled:
+    """The compiled loop, whose `memory_analysis` says what it needs."""
+    if plain not in self._programs:
+      state = self.start([], [], plain) if state is None else state
+      self._programs[plain] = decode.run.lower(
+        *self._parts(plain), self.params, state, self._eos_ids, jnp.int32(0)
+      ).compile()
+    return self._programs[plain]
+
+  def share_plain(self, other: "Session") -> None:
+    """Takes over another session's plain loop; same shapes, one target."""
+    self._programs[True] = other.program(True)
+
+  def compile(self, plain: bool) -> float:
+    """Compiles prefill and loop of one way; seconds that it took."""
+    begin = time.perf_counter()
+    self.program(plain)
+    return time.perf_counter() - begin
+
+  def warm_up(self, rows: Sequence[Sequence[int]]) -> float:
     """Compiles every program, then runs a few rounds of each.
 
     The first pass of each width sets up kernels (0.6 s for SmolLM2 on a CPU),
-    so a text of one token, which invites every drafter, is decoded as well.
+    so a text of one token over and over, which invites every drafter, is
+    decoded as well as the rows.
+
+    Returns:
+      Seconds that compiling took.
     """
-    begin = time.perf_counter()
-    for plain in (False, True):
-      self.run(self.start([], [], plain), plain, 0)
-    self.compile_seconds = time.perf_counter() - begin
+    seconds = self.compile(False) + self.compile(True)
     inviting = [[1] * min(self.prompt_size, 16)]
-    for plain in (False, True):
-      self.run(self.start(inviting, [0], plain), plain, 8)
+    for prompts in (inviting, rows):
+      for plain in (False, True):
+        state = self.start(prompts, range(len(prompts)), plain)
+        self.run(state, plain, 8)
+    return seconds
 
   def complete(
     self, rows: Sequence[Sequence[int]], numbers: Sequence[int], plain: bool
   ) -> Completed:
     """Decodes a batch in one program: what a speed should be taken from."""
-    state = jax.block_until_ready(self.start(rows, numbers, plain))
     begin = time.perf_counter()
+    state = jax.block_until_ready(self.start(rows, numbers, plain))
+    middle = time.perf_counter()
     state = self.run(state, plain, decode.MAX_ROUNDS)
-    seconds = time.perf_counter() - begin
+    seconds = time.perf_counter() - middle
     tokens, length = np.asarray(state.tokens), np.asarray(state.length)
     texts = [
       tokens[i, len(ids) : length[i]].tolist() for i, ids in enumerate(rows)
     ]
-    return Completed(texts, seconds, _rows(state.stats, len(rows)))
+    return Completed(
+      texts, seconds, middle - begin, _counts(state.stats, len(rows))
+    )
 
   def decode(
     self,
@@ -172,7 +209,9 @@ class Session:
     Args:
       every: rounds between looks at the text (for stop strings, printing).
     """
+    begin = time.perf_counter()
     state = jax.block_until_ready(self.start(rows, numbers, plain))
+    prefill = time.perf_counter() - begin
     answers = [Answer(tokenizer, stops) for _ in rows]
     seen, seconds = [len(ids) for ids in rows], 0.0
     while not np.all(state.done):
@@ -203,7 +242,7 @@ class Session:
       answer.finish()
     if painter:
       answers[0].show(painter)
-    return Decoded(answers, seconds, _rows(state.stats, len(rows)))
+    return Decoded(answers, seconds, prefill, _counts(state.stats, len(rows)))
 
   def first_difference(
     self,

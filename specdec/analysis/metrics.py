@@ -1,10 +1,12 @@
 """One definition of every acceptance quantity, from the counts of decoding.
 
-All are sums over rounds divided by sums over rounds, never means of ratios, and
-every emitted token is counted after trimming: what a round drafted or accepted
-behind an EOS or the length limit is not, in plain decoding as in speculation.
-Standard errors are of a ratio whose sampling unit is one text (rounds of one
-text resemble each other), by linearisation; one text has none.
+All are sums over rounds divided by sums over rounds, never means of ratios.
+What is emitted or accepted is counted after trimming at an EOS or the length
+limit, alike in plain decoding and in speculation. What was drafted behind it
+was verified, so it counts as drafted and wasted, but it says nothing about
+acceptance by position. Standard errors are of a ratio whose sampling unit is
+one text (rounds of one text resemble each other), by linearisation; one text
+has none.
 """
 
 import dataclasses
@@ -60,8 +62,8 @@ class Acceptance:
     wasted: drafted - accepted.
     tokens_per_pass: emitted / target_passes; 1 for plain decoding.
     accepted_per_drafted: accepted / drafted.
-    survival: per position i, of the rounds that drafted that far the share
-      that accepted positions 1 .. i.
+    survival: per position i, of the rounds that drafted that far (and had room
+      for it, and met no EOS before) the share that accepted positions 1 .. i.
     conditional: per position i, the same of the rounds in which i was judged:
       drafted, and everything before it accepted.
     alpha: accepted / judged over all positions: the maximum-likelihood rate if
@@ -117,11 +119,13 @@ def acceptance(stats: Sequence[Stats]) -> Acceptance:
 
 @dataclasses.dataclass(frozen=True)
 class Speed:
-  """Speculative and plain decoding of the same texts; prefill is outside.
+  """Speculative and plain decoding of the same texts.
 
   Attributes:
     tokens, plain_tokens: new tokens.
-    seconds, plain_seconds: what they took.
+    seconds, plain_seconds: what their rounds took, prefill left out.
+    prefill_seconds, plain_prefill_seconds: what the prefill took before them;
+      a draft model reads the prompt as well.
     tokens_per_second, plain_tokens_per_second: their quotients.
     speedup: the quotient of those two; its error from the spread between the
       timed pieces (one batch, or one repetition).
@@ -131,19 +135,25 @@ class Speed:
   plain_tokens: int
   seconds: float
   plain_seconds: float
+  prefill_seconds: float
+  plain_prefill_seconds: float
   tokens_per_second: float
   plain_tokens_per_second: float
   speedup: Estimate
 
 
 def median_speed(
-  tokens: int, seconds: Sequence[float], plain_seconds: Sequence[float]
+  tokens: int,
+  seconds: Sequence[float],
+  plain_seconds: Sequence[float],
+  prefill_seconds: Sequence[float],
+  plain_prefill_seconds: Sequence[float],
 ) -> Speed:
   """The same tokens timed again and again, in pairs: by medians.
 
   Args:
     tokens: new tokens of one repetition, either way.
-    seconds, plain_seconds: one entry a repetition.
+    seconds and the others: one entry a repetition.
   """
   ours, plain = np.asarray(seconds), np.asarray(plain_seconds)
   median, plain_median = float(np.median(ours)), float(np.median(plain))
@@ -157,6 +167,8 @@ def median_speed(
     plain_tokens=tokens,
     seconds=median,
     plain_seconds=plain_median,
+    prefill_seconds=float(np.median(prefill_seconds)),
+    plain_prefill_seconds=float(np.median(plain_prefill_seconds)),
     tokens_per_second=tokens / median,
     plain_tokens_per_second=tokens / plain_median,
     speedup=Estimate(value, error),
@@ -168,6 +180,8 @@ def speed(
   seconds: Sequence[float],
   plain_tokens: Sequence[int],
   plain_seconds: Sequence[float],
+  prefill_seconds: Sequence[float],
+  plain_prefill_seconds: Sequence[float],
 ) -> Speed:
   """Sums up pieces that were timed both ways; one entry a piece in each."""
   columns = [
@@ -182,6 +196,8 @@ def speed(
     plain_tokens=int(sums[2]),
     seconds=sums[1],
     plain_seconds=sums[3],
+    prefill_seconds=float(np.sum(prefill_seconds)),
+    plain_prefill_seconds=float(np.sum(plain_prefill_seconds)),
     tokens_per_second=rate,
     plain_tokens_per_second=plain_rate,
     speedup=Estimate(value, _error(value, a - b - c + d)),
