@@ -34,18 +34,23 @@ def read(path: str) -> dict:
     document = json.loads(Path(path).read_text(encoding="utf-8"))
   except json.JSONDecodeError as error:
     raise ValueError(f"{path} is not JSON ({error.msg})") from None
-  if not str(document.get("format", "")).startswith("specdec/"):
+  known = isinstance(document, dict) and str(document.get("format", ""))
+  if not (known and known.startswith("specdec/")):
     raise ValueError(f"{path} is none of this repository's results")
   return document
 
 
-def title_of(document: dict) -> str:
-  """Target, temperature and machine."""
-  settings = document["settings"]
-  return _TITLE.value or (
-    f"{settings['target']}, {settings['acceptance']} acceptance, temperature "
-    f"{settings['temperature']:g}, {document['machine']['device']}"
-  )
+def title_of(documents: list[dict]) -> str:
+  """Target, rule, temperature and machine; those that all have alike."""
+  if _TITLE.value:
+    return _TITLE.value
+  parts = [
+    {d["settings"]["target"] for d in documents},
+    {f"{d['settings']['acceptance']} acceptance" for d in documents},
+    {f"temperature {d['settings']['temperature']:g}" for d in documents},
+    {d["machine"]["device"] for d in documents},
+  ]
+  return ", ".join(part.pop() for part in parts if len(part) == 1)
 
 
 def draw(arguments: list[str]) -> None:
@@ -53,7 +58,10 @@ def draw(arguments: list[str]) -> None:
   if not (arguments and _OUTPUT.value):
     raise ValueError("give --output and one or more files of results")
   _main.check_writable("--output", _OUTPUT.value)
-  named = [argument.rpartition("=") for argument in arguments]
+  named = [
+    ("", "", argument) if Path(argument).exists() else argument.partition("=")
+    for argument in arguments
+  ]
   documents = [read(path) for _, _, path in named]
   first = documents[0]
   caveats = sorted({c for d in documents for c in d["caveats"]})
@@ -62,9 +70,9 @@ def draw(arguments: list[str]) -> None:
       f"{first['settings']['target']}, {first['settings']['dtype']}, context "
       f"{first['settings']['context']}, {first['machine']['device']}"
     )
-    plots.passes(first["passes"], first["bandwidth"], _OUTPUT.value, title)
+    plots.passes(first["passes"], _OUTPUT.value, title)
   elif len(documents) == 1 and not named[0][0]:
-    plots.by_group(first["runs"], _OUTPUT.value, title_of(first), caveats)
+    plots.by_group(first["runs"], _OUTPUT.value, title_of(documents), caveats)
   else:
     curves = {}
     for (label, _, path), document in zip(named, documents):
@@ -75,7 +83,7 @@ def draw(arguments: list[str]) -> None:
           f"{path} has no group {_GROUP.value!r}; it has: {known}"
         )
       curves[label or path] = runs
-    plots.speed_over_k(curves, _OUTPUT.value, title_of(first), caveats)
+    plots.speed_over_k(curves, _OUTPUT.value, title_of(documents), caveats)
   print(_OUTPUT.value)
 
 

@@ -111,23 +111,69 @@ def test_standard_errors_are_those_of_repeated_experiments():
 
 
 def test_speedup_is_a_ratio_of_sums_with_the_spread_of_its_pieces():
-  found = metrics.speed([100, 300], [1.0, 3.0], [100, 300], [2.0, 6.0])
+  found = metrics.speed(
+    [100, 300], [1.0, 3.0], [100, 300], [2.0, 6.0], [0.5, 0.5], [0.1, 0.3]
+  )
   assert found.speedup.value == 2
   assert found.speedup.error == pytest.approx(0, abs=1e-12)
   assert (found.tokens_per_second, found.plain_tokens_per_second) == (100, 50)
-  one = metrics.speed([10], [1.0], [10], [1.5])
+  one = metrics.speed([10], [1.0], [10], [1.5], [1.0], [1.0])
   assert one.speedup == metrics.Estimate(1.5, None)
   rng = np.random.default_rng(0)
 
   def experiment():
     seconds = rng.lognormal(0, 0.1, 12)
+    plain_seconds = 2 * rng.lognormal(0, 0.2, 12)
+    none = np.zeros(12)
     return metrics.speed(
-      [64] * 12, seconds, [64] * 12, 2 * rng.lognormal(0, 0.2, 12)
+      [64] * 12, seconds, [64] * 12, plain_seconds, none, none
     ).speedup
 
   found = [experiment() for _ in range(400)]
   spread = np.std([f.value for f in found])
   assert np.mean([f.error for f in found]) == pytest.approx(spread, rel=0.15)
+
+
+def test_the_median_of_pairs_forgets_outliers_and_knows_its_error():
+  ours, plain = [1.0, 1.1, 9.0], [2.0, 2.2, 2.1]
+  found = metrics.median_speed(50, ours, plain, [0.3, 0.2, 0.1], [0.1] * 3)
+  assert found.speedup.value == pytest.approx(2.1 / 1.1)
+  assert (found.seconds, found.plain_seconds) == (1.1, 2.1)
+  assert (found.prefill_seconds, found.plain_prefill_seconds) == (0.2, 0.1)
+  assert found.tokens_per_second == pytest.approx(50 / 1.1)
+  rng, none = np.random.default_rng(0), [0.0] * 15
+
+  def experiment():
+    ours, plain = rng.lognormal(0, 0.1, (2, 15))
+    return metrics.median_speed(50, ours, plain, none, none).speedup
+
+  found = [experiment() for _ in range(600)]
+  spread = np.std([f.value for f in found])
+  assert np.mean([f.error for f in found]) == pytest.approx(spread, rel=0.2)
+
+
+@pytest.mark.parametrize("room", [1, 2, 3, 7])
+def test_positions_behind_the_limit_are_counted_in_no_round(room):
+  """Neither where the round came so far nor where it was refused before."""
+  rows, k = 400, 4
+  model = table.model(5)
+  state = specdec.generate(
+    model,
+    specdec.drafters.lookup(k, min_ngram=0),
+    specdec.acceptance.synthetic([0.5]),
+    specdec.Params(table.init_params(jax.random.key(0), 5)),
+    jnp.broadcast_to(jnp.arange(4), (rows, 4)),
+    jnp.full((rows,), 4),
+    jax.random.key(0),
+    max_length=4 + room,
+    sampling=specdec.settings(rows),
+  )
+  found = metrics.acceptance([jax.tree.map(np.asarray, state.stats)])
+  for i, survival in enumerate(found.survival, 1):
+    if i > room:
+      assert survival.value is None
+    else:
+      assert abs(survival.value - 0.5**i) < 4 * survival.error
 
 
 def test_a_round_cut_at_the_limit_counts_its_own_tokens_only():

@@ -44,6 +44,7 @@ def entry(batch, tokens, median=4e-3):
     },
     "bytes": 40e6,
     "bytes_per_second": 1e10,
+    "roof_seconds": 2e-3,
   }
 
 
@@ -72,7 +73,7 @@ FIGURES = {
     "A title " * 20,
     (),
   ),
-  "passes": plots._passes(ENTRIES, 2e10, "A title"),
+  "passes": plots._passes(ENTRIES, "A title"),
 }
 
 
@@ -183,7 +184,7 @@ def test_what_cannot_be_drawn_is_refused():
     with pytest.raises(ValueError, match=r"nothing|several with one k"):
       plots._over_k(curves, "", ())
   with pytest.raises(ValueError, match="'batch 1' has several with one tokens"):
-    plots._passes([entry(1, 2), entry(1, 2)], 1e9, "")
+    plots._passes([entry(1, 2), entry(1, 2)], "")
 
 
 def test_passes_show_milliseconds_quartiles_and_the_roof():
@@ -194,7 +195,6 @@ def test_passes_show_milliseconds_quartiles_and_the_roof():
     "batch 4",
     "roof",
   ]
-  assert "20 GB/s" in list(found)[-1]
   line = found["batch 4"]
   np.testing.assert_allclose(line.get_ydata(), [16, 32, 64, 128])
   [bars] = axes.containers[1].lines[2]
@@ -215,7 +215,7 @@ def test_passes_show_milliseconds_quartiles_and_the_roof():
 def test_files_are_as_wide_as_a_page(tmp_path):
   plots.by_group([run(g) for g in GROUPS], tmp_path / "bars.png", "t", CAVEATS)
   plots.speed_over_k({"a": over_k(["all"])}, str(tmp_path / "k.png"), "t")
-  plots.passes(ENTRIES, 2e10, tmp_path / "passes.png", "t")
+  plots.passes(ENTRIES, tmp_path / "passes.png", "t")
   for name in ("bars", "k", "passes"):
     with Image.open(tmp_path / f"{name}.png") as image:
       assert image.width == 1245 and 300 < image.height < 1000

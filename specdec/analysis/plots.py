@@ -72,7 +72,6 @@ def speed_over_k(
 
 def passes(
   entries: Sequence[dict],
-  bandwidth: float,
   path: str | os.PathLike,
   title: str,
 ) -> None:
@@ -80,13 +79,12 @@ def passes(
 
   Args:
     entries: passes of a JSON document of scripts/bench.py, of one context.
-    bandwidth: B/s that nothing can beat.
     path, title: as in `by_group`.
 
   Raises:
     ValueError: there are no entries, or two with one batch and n.
   """
-  _passes(entries, bandwidth, title).savefig(path)
+  _passes(entries, title).savefig(path)
 
 
 def _by_group(runs, title, caveats) -> Figure:
@@ -163,7 +161,7 @@ def _over_k(curves, title, caveats) -> Figure:
   return figure
 
 
-def _passes(entries, bandwidth, title) -> Figure:
+def _passes(entries, title) -> Figure:
   curves: dict[str, list[dict]] = {}
   for entry in entries:
     curves.setdefault(f"batch {entry['batch']}", []).append(entry)
@@ -176,9 +174,9 @@ def _passes(entries, bandwidth, title) -> Figure:
     style = _style(i, label) | {"linestyle": "-"}  # dashes are the roof's
     bars = (median - low, high - median)
     axes.errorbar(tokens, median, bars, label=label, **style, **_BARS)
-    roof = [1e3 * entry["bytes"] / bandwidth for entry in found]
+    roof = [1e3 * entry["roof_seconds"] for entry in found]
     axes.plot(tokens, roof, **style | {"linestyle": "--", "markersize": 3})
-  roof = f"roof: bytes over\n{bandwidth / 1e9:.3g} GB/s"
+  roof = "roof: bytes over\nbandwidth or\nFLOPs over their\nrate, the longer"
   # Another errorbar, for a legend lists those after all plain lines.
   axes.errorbar([], [], linestyle="--", color=_GRAY, label=roof)
   axes.set_xscale("log", base=2)
