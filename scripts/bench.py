@@ -36,7 +36,7 @@ import numpy as np
 from absl import flags
 from tqdm import tqdm
 
-from specdec import display, measure, prompts, provenance, report
+from specdec import measure, prompts, provenance, report
 from specdec.analysis import cost, hardware, metrics
 from specdec.models import transformer
 
@@ -253,59 +253,13 @@ def print_machine(document) -> None:
 def print_tables(document) -> None:
   """What a person wants to read."""
   if document["passes"]:
-    first = {
-      e["batch"]: e["seconds"]["median"] for e in document["passes"][::-1]
-    }
     print("\na pass of n tokens a row")
-    print(
-      display.columns(
-        [
-          "batch x n",
-          "ms",
-          "quartiles",
-          "x first",
-          "GB/s",
-          "of the roof",
-          "GFLOP/s",
-        ],
-        [
-          [
-            f"{e['batch']} x {e['tokens']}",
-            f"{e['seconds']['median'] * 1e3:.2f}",
-            " ".join(f"{q * 1e3:.2f}" for q in e["seconds"]["quartiles"]),
-            f"{e['seconds']['median'] / first[e['batch']]:.2f}",
-            f"{e['bytes_per_second'] / 1e9:.1f}",
-            f"{e['roof_seconds'] / e['seconds']['median']:.0%}",
-            f"{e['flops_per_second'] / 1e9:.0f}",
-          ]
-          for e in document["passes"]
-        ],
-      )
-    )
-  if not document["runs"]:
-    return
-  print(f"\ndecoding, {_decoding.describe_drafter()}, {FLAGS.acceptance}")
-  for caveat in document["caveats"]:
-    print(f"  beware: {caveat}")
-
-  def cells(run):
-    speed, found = run["speed"], run["acceptance"]
-    identity = run["identity"]
-    return [
-      f"{run['batch']} x {run['k']}",
-      f"{found['tokens_per_pass']['value']:.2f}",
-      f"{speed['plain_tokens_per_second']:.1f}",
-      f"{speed['tokens_per_second']:.1f}",
-      str(metrics.Estimate(**speed["speedup"])),
-      "-" if identity is None else f"{identity['same']}/{identity['texts']}",
-      f"{run['acceptance_seconds']['median'] * 1e3:.2f}",
-      f"{run['compile']['seconds']:.1f}",
-      f"{run['memory'] / 1e6:,.0f}",
-    ]
-
-  header = ["batch x k", "tokens/pass", "plain tok/s", "tok/s", "speedup"]
-  header += ["same text", "accept ms", "compile s", "MB"]
-  print(display.columns(header, [cells(run) for run in document["runs"]]))
+    print(report.of_passes(document["passes"]))
+  if document["runs"]:
+    print(f"\ndecoding, {_decoding.describe_drafter()}, {FLAGS.acceptance}")
+    for caveat in document["caveats"]:
+      print(f"  beware: {caveat}")
+    print(report.of_bench(document["runs"]))
 
 
 def bench() -> None:

@@ -23,16 +23,13 @@ from pathlib import Path
 import _decoding
 import _flags
 import _main
-import numpy as np
 from absl import flags
 from tqdm import tqdm
 
-from specdec import display, prompts, provenance, report, run_folder
-from specdec.analysis import metrics, plots
+from specdec import evaluation, prompts, provenance, report, run_folder
+from specdec.analysis import plots
 from specdec.training import saving
-from specdec.types import Stats
 
-_SMALLEST = 256  # tokens of the smallest prompt buffer; others double it
 # What does not change the results: where they are kept, how they are written.
 _FREE = ("output", "json", "compilation_cache")
 
@@ -93,145 +90,10 @@ def choose(encoded, groups) -> tuple[list[int], int]:
   return kept, too_long
 
 
-def buffer_size(length: int) -> int:
-  """The smallest of few buffers that holds a prompt."""
-  size = _SMALLEST
-  while size < length:
-    size *= 2
-  return size
-
-
-def plan(encoded, groups, batch: int) -> list[tuple[int, list[int]]]:
-  """(prompt buffer, indices of its prompts) of every batch.
-
-  A batch is of one group and one buffer, so that its time belongs to the group
-  and few shapes are compiled.
-  """
-  kinds = {}
-  for i, (ids, group) in enumerate(zip(encoded, groups)):
-    kinds.setdefault((buffer_size(len(ids)), group), []).append(i)
-  return [
-    (size, members[first : first + batch])
-    for (size, _), members in sorted(kinds.items())
-    for first in range(0, len(members), batch)
-  ]
-
-
-def decode_batch(sessions, members, encoded, turn: int) -> dict:
-  """The line of one batch: plain decoding once, and every k.
-
-  Args:
-    turn: says when it is plain decoding's turn, so that it is not always the
-      first or the last.
-  """
-  rows = [encoded[i] for i in members]
-  ways = list(sessions)
-  ways.insert(turn % (len(ways) + 1), None)
-  any_session = next(iter(sessions.values()))
-  done = {
-    k: sessions.get(k, any_session).complete(rows, members, plain=k is None)
-    for k in ways
-  }
-  plain = done[None]
-
-  def counted(k: int) -> dict:
-    ours = done[k]
-    differences = []
-    if _decoding.comparable():
-      differences = [
-        sessions[k].first_difference(encoded[i], a, b, i)
-        for i, a, b in zip(members, ours.texts, plain.texts)
-        if a != b
-      ]
-    return {
-      "k": k,
-      "tokens": sum(map(len, ours.texts)),
-      "seconds": ours.seconds,
-      "prefill_seconds": ours.prefill_seconds,
-      "stats": {
-        name: np.asarray(value).tolist()
-        for name, value in vars(ours.stats).items()
-      },
-      "differences": differences,
-    }
-
-  return {
-    "prompts": members,
-    "plain_tokens": sum(map(len, plain.texts)),
-    "plain_seconds": plain.seconds,
-    "plain_prefill_seconds": plain.prefill_seconds,
-    "runs": [counted(k) for k in sessions],
-  }
-
-
-def summed_up(lines: list[dict], group: str, place: int) -> report.Run:
-  """One row of the table: these lines' runs number `place`."""
-  runs = [line["runs"][place] for line in lines]
-  stats = [
-    Stats(**{name: np.array(x) for name, x in run["stats"].items()})
-    for run in runs
-  ]
-  texts = sum(len(line["prompts"]) for line in lines)
-  differences = tuple(d for run in runs for d in run["differences"])
-  return report.Run(
-    group,
-    FLAGS.k[place],
-    _flags.single("batch"),
-    metrics.acceptance(stats),
-    metrics.speed(
-      [run["tokens"] for run in runs],
-      [run["seconds"] for run in runs],
-      [line["plain_tokens"] for line in lines],
-      [line["plain_seconds"] for line in lines],
-      [run["prefill_seconds"] for run in runs],
-      [line["plain_prefill_seconds"] for line in lines],
-    ),
-    report.Identity(texts, texts - len(differences), differences)
-    if _decoding.comparable()
-    else None,
-  )
-
-
-def runs_of(lines: list[dict], groups: list[str]) -> list[report.Run]:
-  """Every group in the order of the files, then all, for every k."""
-  return [
-    summed_up(
-      [x for x in lines if group in ("all", groups[x["prompts"][0]])],
-      group,
-      place,
-    )
-    for group in [*dict.fromkeys(groups), "all"]
-    for place in range(len(FLAGS.k))
-  ]
-
-
-def table(runs: list[report.Run]) -> str:
-  """The table of the results."""
-  header = ["group", "texts", "k", "tokens/pass", "accepted/drafted"]
-  header += ["plain tok/s", "tok/s", "speedup", "same text"]
-  return display.columns(
-    header,
-    [
-      [
-        run.group,
-        str(run.acceptance.texts),
-        str(run.k),
-        str(run.acceptance.tokens_per_pass),
-        str(run.acceptance.accepted_per_drafted),
-        f"{run.speed.plain_tokens_per_second:.1f}",
-        f"{run.speed.tokens_per_second:.1f}",
-        str(run.speed.speedup),
-        f"{run.identity.same}/{run.identity.texts}" if run.identity else "-",
-      ]
-      for run in runs
-    ],
-  )
-
-
 def decode(models, encoded, groups, lines) -> list[dict]:
   """Decodes whatever `lines` does not hold yet; a line for every batch."""
   batch = _flags.single("batch")
-  batches = plan(encoded, groups, batch)
+  batches = evaluation.plan(encoded, groups, batch)
   done = {tuple(line["prompts"]): line for line in lines.entries}
   sessions, size_of_sessions = {}, None
   with tqdm(total=len(encoded) * len(FLAGS.k), unit="text") as progress:
@@ -247,7 +109,13 @@ def decode(models, encoded, groups, lines) -> list[dict]:
             sessions[k].share_plain(sessions[FLAGS.k[0]])
             sessions[k].warm_up([encoded[i] for i in members])
         progress.set_postfix_str(groups[members[0]])
-        line = decode_batch(sessions, members, encoded, turn)
+        line = evaluation.decode_batch(
+          sessions,
+          [encoded[i] for i in members],
+          members,
+          turn,
+          _decoding.comparable(),
+        )
         line |= {"date": provenance.now(), "load": provenance.load()}
         lines.append(line)
         done[tuple(members)] = line
@@ -284,14 +152,14 @@ def evaluate() -> None:
   header = _decoding.header(_OWN)
   for file in FLAGS.prompt_file:
     prompts.scan(file)  # is there any, before models are loaded?
-  models = _decoding.load(_SMALLEST + FLAGS.max_new_tokens)
+  models = _decoding.load(evaluation.buffer_size() + FLAGS.max_new_tokens)
   encoded, wanted, broken = read_prompts(models.target)
   groups = [group_of(prompt) for prompt in wanted]
   chosen, too_long = choose(encoded, groups)
   encoded, groups = ([x[i] for i in chosen] for x in (encoded, groups))
   _decoding.check_memory(
     [model.config for model in models if model],
-    buffer_size(max(map(len, encoded))) + FLAGS.max_new_tokens,
+    evaluation.buffer_size(max(map(len, encoded))) + FLAGS.max_new_tokens,
   )
   claim(folder, header, models, encoded)
   lines = run_folder.Lines(folder / "lines.jsonl")
@@ -299,7 +167,9 @@ def evaluate() -> None:
     print(f"skipped: {line}; its prompts are decoded again", file=sys.stderr)
   measured = decode(models, encoded, groups, lines)
   lines.close()
-  runs = runs_of(measured, groups)
+  runs = evaluation.sum_up(
+    measured, groups, _flags.single("batch"), _decoding.comparable()
+  )
   loads = [line["load"] for line in measured if line["load"] is not None]
   document = header | {
     "runs": [run.document() for run in runs],
@@ -311,7 +181,7 @@ def evaluate() -> None:
     "broken_lines": broken,
     "too_long": too_long,
   }
-  text = table(runs)
+  text = report.by_group(runs)
   if too_long:
     text += (
       f"\n  {too_long} prompts of more than {FLAGS.max_prompt_tokens} tokens "

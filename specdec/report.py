@@ -10,6 +10,7 @@ import pathlib
 from collections.abc import Sequence
 
 from specdec.analysis.metrics import Acceptance, Estimate, Speed
+from specdec.display import columns
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,6 +89,73 @@ def positions(estimates: Sequence[Estimate]) -> str:
   """'0.81 0.64 0.50', or '-'."""
   values = ["-" if e.value is None else f"{e.value:.2f}" for e in estimates]
   return " ".join(values) or "-"
+
+
+def by_group(runs: Sequence[Run]) -> str:
+  """A table, a line for every group and k."""
+  header = ["group", "texts", "k", "tokens/pass", "accepted/drafted"]
+  header += ["plain tok/s", "tok/s", "speedup", "same text"]
+  return columns(
+    header,
+    [
+      [
+        run.group,
+        str(run.acceptance.texts),
+        str(run.k),
+        str(run.acceptance.tokens_per_pass),
+        str(run.acceptance.accepted_per_drafted),
+        f"{run.speed.plain_tokens_per_second:.1f}",
+        f"{run.speed.tokens_per_second:.1f}",
+        str(run.speed.speedup),
+        f"{run.identity.same}/{run.identity.texts}" if run.identity else "-",
+      ]
+      for run in runs
+    ],
+  )
+
+
+def of_passes(passes: Sequence[dict]) -> str:
+  """A table of T(n), from the document of scripts/bench.py."""
+  first = {e["batch"]: e["seconds"]["median"] for e in passes[::-1]}
+  header = ["batch x n", "ms", "quartiles", "x first", "GB/s", "GFLOP/s"]
+  return columns(
+    [*header, "of the roof"],
+    [
+      [
+        f"{e['batch']} x {e['tokens']}",
+        f"{e['seconds']['median'] * 1e3:.2f}",
+        " ".join(f"{q * 1e3:.2f}" for q in e["seconds"]["quartiles"]),
+        f"{e['seconds']['median'] / first[e['batch']]:.2f}",
+        f"{e['bytes_per_second'] / 1e9:.1f}",
+        f"{e['flops_per_second'] / 1e9:.0f}",
+        f"{e['roof_seconds'] / e['seconds']['median']:.0%}",
+      ]
+      for e in passes
+    ],
+  )
+
+
+def of_bench(runs: Sequence[dict]) -> str:
+  """A table of runs, from the document of scripts/bench.py."""
+
+  def cells(run: dict) -> list[str]:
+    speed, found = run["speed"], run["acceptance"]
+    identity = run["identity"]
+    return [
+      f"{run['batch']} x {run['k']}",
+      f"{found['tokens_per_pass']['value']:.2f}",
+      f"{speed['plain_tokens_per_second']:.1f}",
+      f"{speed['tokens_per_second']:.1f}",
+      str(Estimate(**speed["speedup"])),
+      "-" if identity is None else f"{identity['same']}/{identity['texts']}",
+      f"{run['acceptance_seconds']['median'] * 1e3:.2f}",
+      f"{run['compile']['seconds']:.1f}",
+      f"{run['memory'] / 1e6:,.0f}",
+    ]
+
+  header = ["batch x k", "tokens/pass", "plain tok/s", "tok/s", "speedup"]
+  header += ["same text", "accept ms", "compile s", "MB"]
+  return columns(header, [cells(run) for run in runs])
 
 
 def write_json(path: str, document: dict) -> None:

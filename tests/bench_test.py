@@ -22,6 +22,8 @@ def target(tmp_path_factory):
 def known_hardware(monkeypatch):
   """Nothing is measured for ten seconds, nor kept in the user's cache."""
   monkeypatch.setattr(hardware, "local", lambda **_: programs.HARDWARE)
+  # So little is read slower by itself than in a pass, which bench refuses.
+  monkeypatch.setattr(hardware, "measure_bandwidth", lambda *_, **__: 1e15)
 
 
 @pytest.fixture
@@ -48,7 +50,9 @@ def test_tables_then_one_document_on_the_last_line(bench):
   assert passes == [(1, 1), (1, 3), (2, 1), (2, 3)]
   runs = [(run["batch"], run["k"]) for run in document["runs"]]
   assert runs == [(1, 0), (1, 2), (2, 0), (2, 2)]
+  assert document["impossible"] == []
   for run in document["runs"]:
+    assert run["memory"] > 0 and run["plain_memory"] > 0
     assert run["acceptance"]["emitted"] == 12 * run["batch"]
     assert run["identity"]["share"] == 1
     assert run["compile"]["programs"] >= 2
@@ -91,10 +95,12 @@ def test_random_presets_with_synthetic_acceptance_say_so(capsys, monkeypatch):
   assert document["settings"]["min_ngram"] == 0
 
 
-def test_a_time_under_its_roof_ends_the_run(bench, monkeypatch):
+def test_a_time_under_its_roof_ends_the_run(bench, monkeypatch, tmp_path):
   monkeypatch.setattr(hardware, "measure_bandwidth", lambda *_, **__: 1e3)
+  out = tmp_path / "out.json"
   with pytest.raises(SystemExit, match="measured wrongly"):
-    bench("--passes=1", "--nodecode")
+    bench("--passes=1", "--nodecode", f"--json={out}")
+  assert len(json.loads(out.read_text())["impossible"]) == 1  # it is told
 
 
 def test_a_program_compiled_while_measuring_ends_the_run(bench, monkeypatch):

@@ -9,10 +9,26 @@ import numpy as np
 import pytest
 
 from hlo import products
-from specdec import acceptance, decode, drafters, prefill, rounds, sampling
+from specdec import (
+  acceptance,
+  checkpoints,
+  decode,
+  drafters,
+  prefill,
+  rounds,
+  sampling,
+)
+from specdec.checkpoints import shipped
 from specdec.models import transformer
 from specdec.models.config import TransformerConfig
-from specdec.types import ACCEPTED, CORRECTION, Params
+from specdec.types import (
+  ACCEPTED,
+  CORRECTION,
+  Draft,
+  DraftSpec,
+  Params,
+  Resume,
+)
 from texts import check_books, forward, texts
 
 L = 30
@@ -168,8 +184,81 @@ def test_it_stops_at_eos():
   assert np.any(np.asarray(state.length) < L)
 
 
-def layer_passes(drafter):
-  """Counter[(layer, tokens a row)] of one round, read off its HLO."""
+def seer(name, exit_layer, truth):
+  """Drafts a tree that holds the target's own text, and resumes from it.
+
+  Every node's first layers run in one pass with a tree mask; the right path is
+  0, 1, 4, so committing it moves K/V, of resumed layers as of the others. Every
+  other round a row has three nodes in use instead of six.
+  """
+  model, _ = target(name)
+  parents = np.array([-1, 0, 0, 1, 1, 2])
+  truth = jnp.asarray(truth)
+  spec = DraftSpec(6, 2, (3, 6), chain=False, siblings="point_mass")
+
+  def propose(params, draft_state, context):
+    at = context.length[:, None] + jnp.array([[-1, 0, 0, 1, 1, 1]])
+    right = jnp.take_along_axis(truth, jnp.minimum(at, L - 1), axis=1)
+    tokens = (right + jnp.array([[0, 0, 1, 1, 0, 1]])) % 17
+    output, cache = model.apply(
+      params.target,
+      tokens,
+      context.target_cache,
+      parents=parents,
+      stop=exit_layer,
+      head=False,
+      features=(exit_layer,),
+    )
+    resume = Resume(output.features[0], cache.layers[:exit_layer])
+    count = jnp.where(context.length % 2 == 0, 6, 3)
+    return Draft(tokens, parents, None, count, resume), draft_state
+
+  plain_drafter = drafters.early_exit(model, exit_layer, 0)
+  return plain_drafter._replace(spec=spec, propose=propose)
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma"])
+def test_a_tree_can_be_resumed_too(name):
+  expected = plain(name)
+  positional, options = arguments(name)
+  state = decode.generate(
+    target(name)[0],
+    seer(name, 2, expected.tokens),
+    acceptance.coupled(),
+    *positional,
+    **options,
+  )
+  assert texts(state) == texts(expected)
+  assert np.all(np.asarray(state.stats.widths) > 0)  # both were run
+  # Nothing that was drafted on the right path was refused.
+  assert np.all(np.asarray(state.stats.accepted)[:, 0] > 0)
+  np.testing.assert_array_equal(state.stats.judged, state.stats.accepted)
+
+
+def test_the_shipped_target_exits_early():
+  checkpoint = checkpoints.load(shipped.FOLDER / shipped.TARGET)
+  model = transformer.model(checkpoint.config)
+  ids = checkpoint.tokenizer.encode(shipped.PROMPT.read_text())
+  common = (
+    Params(checkpoint.params),
+    np.array([ids]),
+    np.array([len(ids)]),
+    jax.random.key(0),
+  )
+  options = dict(max_length=len(ids) + 24, sampling=sampling.settings(1))
+  state = decode.generate(
+    model,
+    drafters.early_exit(model, 3, 3),
+    acceptance.coupled(),
+    *common,
+    **options,
+  )
+  assert texts(state) == texts(decode.autoregress(model, *common, **options))
+  assert state.stats.accepted.sum() > 0
+
+
+def products_of_a_round(drafter):
+  """Counter[(layer or 'head', tokens a row)] of one round, by its HLO."""
   model, params = target("llama")
   rule, batch = acceptance.rejection(), 2
   positional, options = arguments("llama", slice(2, 4))
@@ -180,17 +269,22 @@ def layer_passes(drafter):
     )
   )
   hlo = step.lower(Params(params), state).compile().as_text()
-  counts = products(hlo, r"layer_(\d+)/mlp/gate")
-  return {(int(layer), rows // batch): n for (layer, rows), n in counts.items()}
+  counts = products(hlo, r"(layer_\d+/mlp/gate|head\.logits)")
+  return {
+    (name.split("/")[0], rows // batch): n for (name, rows), n in counts.items()
+  }
 
 
 @pytest.mark.parametrize("exit_layer", [1, 3])
 def test_a_round_runs_no_layer_twice(exit_layer):
   k = 3
   drafter = drafters.early_exit(target("llama")[0], exit_layer, k)
-  assert layer_passes(drafter) == {
-    **{(layer, 1): k + 1 for layer in range(exit_layer)},
-    **{(layer, k + 1): 1 for layer in range(exit_layer, LAYERS)},
+  below = [f"layer_{i}" for i in range(exit_layer)]
+  above = [f"layer_{i}" for i in range(exit_layer, LAYERS)]
+  assert products_of_a_round(drafter) == {
+    **{(layer, 1): k + 1 for layer in below},
+    ("head.logits", 1): k,
+    **{(layer, k + 1): 1 for layer in [*above, "head.logits"]},
   }
 
 
@@ -201,8 +295,8 @@ def test_the_count_sees_a_verification_that_starts_at_the_bottom():
     draft, draft_state = drafter.propose(*arguments)
     return draft._replace(resume=None), draft_state
 
-  counts = layer_passes(drafter._replace(propose=propose))
-  assert counts[0, 4] == counts[1, 4] == 1
+  counts = products_of_a_round(drafter._replace(propose=propose))
+  assert counts["layer_0", 4] == counts["layer_1", 4] == 1
 
 
 @pytest.mark.parametrize("exit_layer", [-1, 0, LAYERS, 9])

@@ -1,4 +1,4 @@
-"""scripts/plot.py draws what bench and eval wrote, and refuses anything else."""
+"""scripts/plot.py draws what bench and eval wrote, and refuses the rest."""
 
 import importlib
 import json

@@ -6,7 +6,8 @@ elsewhere). Invariant: the first E layers run once for every node, the last one
 included; their K/V lies in the target's cache and the streams that leave them
 are handed over, so that verification runs layers E to L - 1 alone.
 
-A round of k guesses costs (k + 1) E layers of one token each, k heads, and
+A tree of guesses is resumed likewise (tests/early_exit_test.py). A round of k
+chained guesses costs (k + 1) E layers of one token each, k heads, and
 L - E layers of k + 1 tokens. Against an independent draft there is no second
 set of weights and no second cache. Layers that were never trained to predict by
 themselves guess badly: without such training this is usually slower than plain

@@ -1,0 +1,149 @@
+"""Files of prompts decoded both ways, batch by batch, and summed by group.
+
+Invariant: a batch is of one group and one shape, so its time belongs to the
+group; what is kept of it is one line of JSON that says everything.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from specdec import report
+from specdec.analysis import metrics
+from specdec.session import Session
+from specdec.types import Stats
+
+_SMALLEST = 256  # tokens of the smallest prompt buffer; others double it
+
+
+def buffer_size(length: int = 0) -> int:
+  """P of the smallest of few prompt buffers that holds so many tokens."""
+  size = _SMALLEST
+  while size < length:
+    size *= 2
+  return size
+
+
+def plan(
+  encoded: Sequence[Sequence[int]], groups: Sequence[str], batch: int
+) -> list[tuple[int, list[int]]]:
+  """(P, indices of the prompts) of every batch, those of one P together.
+
+  Args:
+    encoded: token ids of each prompt.
+    groups: what each is counted under.
+  """
+  kinds = {}
+  for i, (ids, group) in enumerate(zip(encoded, groups)):
+    kinds.setdefault((buffer_size(len(ids)), group), []).append(i)
+  return [
+    (size, members[first : first + batch])
+    for (size, _), members in sorted(kinds.items())
+    for first in range(0, len(members), batch)
+  ]
+
+
+def decode_batch(
+  sessions: dict[int, Session],
+  rows: Sequence[Sequence[int]],
+  members: Sequence[int],
+  turn: int,
+  comparable: bool,
+) -> dict:
+  """Decodes plainly, once, and with every k; the line to keep.
+
+  Args:
+    sessions: by k, of one shape.
+    rows: token ids of the prompts.
+    members: their numbers, which name their noise.
+    turn: says when it is plain decoding's turn, so that it is not always the
+      first or the last.
+    comparable: whether texts should equal plain decoding's.
+  """
+  ways = list(sessions)
+  ways.insert(turn % (len(ways) + 1), None)
+  any_session = next(iter(sessions.values()))
+  done = {
+    k: sessions.get(k, any_session).complete(rows, members, plain=k is None)
+    for k in ways
+  }
+  plain = done[None]
+
+  def counted(k: int) -> dict:
+    ours = done[k]
+    differences = []
+    if comparable:
+      differences = [
+        sessions[k].first_difference(row, a, b, i)
+        for row, i, a, b in zip(rows, members, ours.texts, plain.texts)
+        if a != b
+      ]
+    return {
+      "k": k,
+      "tokens": sum(map(len, ours.texts)),
+      "seconds": ours.seconds,
+      "prefill_seconds": ours.prefill_seconds,
+      "stats": {
+        name: np.asarray(value).tolist()
+        for name, value in vars(ours.stats).items()
+      },
+      "differences": differences,
+    }
+
+  return {
+    "prompts": list(members),
+    "plain_tokens": sum(map(len, plain.texts)),
+    "plain_seconds": plain.seconds,
+    "plain_prefill_seconds": plain.prefill_seconds,
+    "runs": [counted(k) for k in sessions],
+  }
+
+
+def sum_up(
+  lines: Sequence[dict], groups: Sequence[str], batch: int, comparable: bool
+) -> list[report.Run]:
+  """A run for every group, in the order of the prompts, then for all; and k.
+
+  Args:
+    lines: of `decode_batch`, all with the same ks.
+    groups: by number of the prompt.
+  """
+  return [
+    _run(
+      [x for x in lines if group in ("all", groups[x["prompts"][0]])],
+      place,
+      group,
+      batch,
+      comparable,
+    )
+    for group in [*dict.fromkeys(groups), "all"]
+    for place in range(len(lines[0]["runs"]))
+  ]
+
+
+def _run(lines, place, group, batch, comparable) -> report.Run:
+  """These lines' runs number `place`."""
+  runs = [line["runs"][place] for line in lines]
+  stats = [
+    Stats(**{name: np.array(x) for name, x in run["stats"].items()})
+    for run in runs
+  ]
+  texts = sum(len(line["prompts"]) for line in lines)
+  differences = tuple(d for run in runs for d in run["differences"])
+  return report.Run(
+    group,
+    runs[0]["k"],
+    batch,
+    metrics.acceptance(stats),
+    metrics.speed(
+      [run["tokens"] for run in runs],
+      [run["seconds"] for run in runs],
+      [line["plain_tokens"] for line in lines],
+      [line["plain_seconds"] for line in lines],
+      [run["prefill_seconds"] for run in runs],
+      [line["plain_prefill_seconds"] for line in lines],
+    ),
+    report.Identity(texts, texts - len(differences), differences)
+    if comparable
+    else None,
+  )
