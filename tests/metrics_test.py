@@ -137,7 +137,7 @@ def test_speedup_is_a_ratio_of_sums_with_the_spread_of_its_pieces():
 def test_the_median_of_pairs_forgets_outliers_and_knows_its_error():
   ours, plain = [1.0, 1.1, 9.0], [2.0, 2.2, 2.1]
   found = metrics.median_speed(50, ours, plain, [0.3, 0.2, 0.1], [0.1] * 3)
-  assert found.speedup.value == pytest.approx(2.1 / 1.1)
+  assert found.speedup.value == pytest.approx(2.0)  # of 2.0, 2.0, 0.23
   assert (found.seconds, found.plain_seconds) == (1.1, 2.1)
   assert (found.prefill_seconds, found.plain_prefill_seconds) == (0.2, 0.1)
   assert found.tokens_per_second == pytest.approx(50 / 1.1)
@@ -146,6 +146,11 @@ def test_the_median_of_pairs_forgets_outliers_and_knows_its_error():
   def experiment():
     ours, plain = rng.lognormal(0, 0.1, (2, 15))
     return metrics.median_speed(50, ours, plain, none, none).speedup
+
+  drift = np.array([1.0, 1.0, 5.0, 5.0, 5.0])  # slow for a while, both ways
+  found = metrics.median_speed(50, drift, 1.5 * drift, [0] * 5, [0] * 5)
+  assert found.speedup.value == pytest.approx(1.5)
+  assert found.speedup.error == pytest.approx(0, abs=1e-9)
 
   found = [experiment() for _ in range(600)]
   spread = np.std([f.value for f in found])

@@ -127,8 +127,8 @@ class Speed:
     prefill_seconds, plain_prefill_seconds: what the prefill took before them;
       a draft model reads the prompt as well.
     tokens_per_second, plain_tokens_per_second: their quotients.
-    speedup: the quotient of those two; its error from the spread between the
-      timed pieces (one batch, or one repetition).
+    speedup: the quotient of those two, its error from the spread between the
+      timed batches; of `median_speed` the median quotient of the pairs.
   """
 
   tokens: int
@@ -151,15 +151,19 @@ def median_speed(
 ) -> Speed:
   """The same tokens timed again and again, in pairs: by medians.
 
+  What slows a machine for a while slows both of a pair, so their quotient says
+  more than the quotient of the medians.
+
   Args:
     tokens: new tokens of one repetition, either way.
     seconds and the others: one entry a repetition.
   """
   ours, plain = np.asarray(seconds), np.asarray(plain_seconds)
   median, plain_median = float(np.median(ours)), float(np.median(plain))
-  value, error = plain_median / median, None
+  quotients = plain / ours
+  value, error = float(np.median(quotients)), None
   if len(ours) > 1:
-    spread = np.std(np.log(plain / ours), ddof=1)
+    spread = np.std(np.log(quotients), ddof=1)
     # A median's error is that of a mean times sqrt(pi / 2), were all normal.
     error = float(value * spread * np.sqrt(np.pi / 2 / len(ours)))
   return Speed(
