@@ -65,7 +65,7 @@ def load(max_length: int) -> Models:
   if FLAGS.random_weights:
     print(f"random weights for {', '.join(map(str, sources))}", file=sys.stderr)
     models = [
-      checkpoints.random(shape, FLAGS.seed + i, str(source))
+      checkpoints.random_checkpoint(shape, FLAGS.seed + i, str(source))
       for i, (shape, source) in enumerate(zip(shapes, sources))
     ]
   else:
@@ -86,13 +86,17 @@ def _shape(source):
 
 
 def check_memory(shapes, max_length: int) -> None:
-  """Refuses what cannot fit, by the largest batch and k that are asked for."""
+  """Refuses what cannot fit, by the largest batch and k (and, in bench, pass)
+  that are asked for."""
+  widest = max(
+    max(FLAGS.k) + 1, *(FLAGS.passes if "passes" in FLAGS else ()), 1
+  )
   memory.check(
     shapes[0],
     shapes[1] if len(shapes) > 1 else None,
     batch=max(FLAGS.batch),
     max_length=max_length,
-    num_nodes=max(FLAGS.k) + 1,
+    num_nodes=widest,
   )
 
 

@@ -100,7 +100,7 @@ def make_rows(target, batch: int) -> list[list[int]]:
 def bandwidth_of(params) -> float:
   """B/s at which as many bytes as the weights have can be read, now."""
   size = sum(leaf.nbytes for leaf in jax.tree.leaves(params))
-  # Less than 4 MiB takes no time that could be told from the call's.
+  # Of less, it is mostly the products' beginning that would be timed.
   size = min(max(size, 4 << 20), 1 << 30)
   return hardware.measure_bandwidth(size, repeats=15)
 

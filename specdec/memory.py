@@ -4,10 +4,7 @@ Bytes are per device; the plan counts what scales with the request and leaves
 compiled programs and the runtime to a stated margin.
 """
 
-import os
-
-import jax
-
+from specdec.analysis import hardware
 from specdec.models.config import TransformerConfig
 
 _MARGIN = 1.1  # activations, programs and allocator rounding
@@ -24,21 +21,8 @@ def cache_bytes(config: TransformerConfig, batch: int, slots: int) -> int:
 
 
 def available() -> int | None:
-  """Free bytes of the first device, None where nobody says."""
-  device = jax.devices()[0]
-  if device.platform != "cpu":
-    stats = device.memory_stats() or {}
-    if "bytes_limit" not in stats:
-      return None
-    return stats["bytes_limit"] - stats.get("bytes_in_use", 0)
-  try:
-    with open("/proc/meminfo") as file:
-      fields = dict(line.split(":") for line in file)
-    return int(fields["MemAvailable"].split()[0]) * 1024
-  except (OSError, KeyError):
-    if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
-      return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return None
+  """Free bytes of the default device, None where nobody says."""
+  return hardware.device_memory()[1]
 
 
 def check(

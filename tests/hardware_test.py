@@ -36,7 +36,7 @@ def calls(monkeypatch):
 
     monkeypatch.setattr(hardware, f"measure_{kind}", measure)
 
-  monkeypatch.setattr(hardware, "_memory", lambda _: (1 << 34, 1 << 34))
+  monkeypatch.setattr(hardware, "device_memory", lambda: (1 << 34, 1 << 34))
   fake("bandwidth", 3e10)
   fake("copy", 1e10)
   fake("flops", 1e11)
@@ -178,7 +178,7 @@ def test_a_refused_product_has_no_rate(monkeypatch):
 def test_at_most_a_quarter_of_free_memory(
   calls, monkeypatch, tmp_path, free, sizes
 ):
-  monkeypatch.setattr(hardware, "_memory", lambda _: (None, free))
+  monkeypatch.setattr(hardware, "device_memory", lambda: (None, free))
   found = hardware.local(folder=tmp_path)
   assert [size >> 20 for size, _ in found.bandwidth] == sizes
   assert ("copy", sizes[-1] << 20) in calls

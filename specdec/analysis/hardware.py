@@ -277,7 +277,7 @@ def _measured(progress: Callable[[str], None]) -> Hardware:
   name = device.device_kind
   if device.platform == "cpu":
     name = f"{cpu_model()}, {cpu_cores()} cores"
-  memory, free = _memory(device)
+  memory, free = device_memory()
   bandwidth = []
   for size in _SIZES:
     if not bandwidth or free is None or size <= free // 4:
@@ -308,8 +308,9 @@ def _device() -> jax.Device:
   return next(iter(jnp.zeros(()).devices()))
 
 
-def _memory(device: jax.Device) -> tuple[int | None, int | None]:
-  """(bytes in all, free bytes) of a device, None where nobody says."""
+def device_memory() -> tuple[int | None, int | None]:
+  """(bytes in all, free bytes) of the default device, None where nobody says."""
+  device = _device()
   if device.platform != "cpu":
     stats = device.memory_stats() or {}
     limit = stats.get("bytes_limit")

@@ -7,7 +7,7 @@ from specdec.checkpoints.loading import (
   inspect,
   load,
   load_tokenizer,
-  random,
+  random_checkpoint,
 )
 from specdec.checkpoints.orbax_layout import save as save_orbax
 from specdec.checkpoints.pair import check_vocabulary, load_pair
@@ -27,7 +27,7 @@ __all__ = [
   "load",
   "load_pair",
   "load_tokenizer",
-  "random",
+  "random_checkpoint",
   "same_vocabulary",
   "save_orbax",
   "save_safetensors",

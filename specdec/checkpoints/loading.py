@@ -105,7 +105,7 @@ def load(source: str | Path, dtype: str = "float32") -> Checkpoint:
   return Checkpoint(config, params, text, eos_ids, str(source))
 
 
-def random(
+def random_checkpoint(
   config: TransformerConfig, seed: int = 0, source: str = "random"
 ) -> Checkpoint:
   """A checkpoint of this shape with random weights and no tokenizer."""
