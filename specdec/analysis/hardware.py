@@ -309,7 +309,7 @@ def _device() -> jax.Device:
 
 
 def device_memory() -> tuple[int | None, int | None]:
-  """(bytes in all, free bytes) of the default device, None where nobody says."""
+  """Bytes in all and free ones, default device; None where nobody says."""
   device = _device()
   if device.platform != "cpu":
     stats = device.memory_stats() or {}
