@@ -19,8 +19,10 @@ from specdec.checkpoints.fetch import PACKAGES
 from specdec.models import presets
 
 RULES = {
+  "block": acceptance.block,
   "coupled": acceptance.coupled,
   "greedy": acceptance.greedy,
+  "naive": acceptance.naive,
   "rejection": acceptance.rejection,
   "synthetic": lambda: acceptance.synthetic(FLAGS.rates),
 }
@@ -128,6 +130,8 @@ flags.DEFINE_enum(
   sorted(RULES),
   "coupled: token for token the text of plain sampling with this seed. "
   "rejection: the same law, other noise, accepts sampled drafts more often. "
+  "block: the same law, judges a chain as a whole and accepts most. naive: the "
+  "same law, accepts where a sample of the target is the drafted token. "
   "greedy: temperature 0 only. synthetic: accepts at --rates whatever was "
   "drafted, to study speed; the text is meaningless.",
 )

@@ -104,7 +104,7 @@ def _children(draft: Draft, nodes: Array) -> Array:
 
 
 def _walk(rule, draft, law, noise, depth):
-  """Keeps nodes with the rule's probabilities, first kept child first."""
+  """Keeps nodes with the rule's probabilities and walks as the rule says."""
   static = isinstance(draft.parents, np.ndarray)  # one tree, known now
 
   def row(tokens, parents, log_probs, count):
@@ -119,6 +119,17 @@ def _walk(rule, draft, law, noise, depth):
   )
   keep = jax.vmap(lambda r, p: rule.keep(row(*r), p))(rows, law)
   kept = (noise.accept(keep.shape[1]) < keep) & _drafted(draft)
+  walk = _WALKS[rule.walk]
+  path, num_accepted, last = walk(draft, kept, depth)
+  next_law = jax.vmap(lambda r, p, n: rule.next_law(row(*r), p, n))(
+    rows, law, last
+  )
+  next_token = sampling.argmax(jnp.log(next_law) + noise.next(last))
+  return path, num_accepted, next_token
+
+
+def _first_child(draft, kept, depth):
+  """From the root to the first kept child, and so on."""
 
   def descend(carry, _):
     node, num_accepted, alive = carry
@@ -132,11 +143,19 @@ def _walk(rule, draft, law, noise, depth):
     descend, (zero, zero, zero == 0), length=depth
   )
   path = jnp.concatenate([zero[:, None], path.T], axis=1)
-  next_law = jax.vmap(lambda r, p, n: rule.next_law(row(*r), p, n))(
-    rows, law, last
-  )
-  next_token = sampling.argmax(jnp.log(next_law) + noise.next(last))
-  return path, num_accepted, next_token
+  return path, num_accepted, last
+
+
+def _last_success(draft, kept, depth):
+  """Of a chain, everything up to the last kept node."""
+  del draft
+  node = jnp.arange(kept.shape[1])
+  last = jnp.max(jnp.where(kept, node[None], 0), axis=-1)
+  step = jnp.arange(depth + 1)
+  return jnp.minimum(step[None], last[:, None]), last, last
+
+
+_WALKS = {"first_child": _first_child, "last_success": _last_success}
 
 
 def _coupled_walk(draft, law, noise, depth):

@@ -39,6 +39,8 @@ def _check_pair(drafter: Drafter, rule: AcceptanceRule) -> None:
       f"the drafter's siblings are {spec.siblings!r}; this rule is right for "
       f"{', '.join(sorted(rule.siblings))}"
     )
+  if rule.walk == "last_success" and not spec.chain:
+    raise ValueError("this rule judges chains, and the drafter drafts trees")
   ascending = tuple(sorted(set(spec.widths)))
   if spec.widths != ascending or spec.widths[-1:] != (spec.max_nodes,):
     raise ValueError(

@@ -147,7 +147,8 @@ class AcceptanceRule(NamedTuple):
   """A law, not a sampler: unbatched, vmapped by decode, free of randomness.
 
   keep(draft, target_log_probs) -> [N]: probability that node n is kept, given
-    that its parent is and that its earlier siblings were refused.
+    that its parent is and that its earlier siblings were refused; with walk
+    'last_success' given nothing.
   next_law(draft, target_log_probs, node) -> [V]: law of the token that follows
     when `node` is the last one kept.
   In both, draft.tokens is [N], draft.log_probs [N, V] or None, draft.count [],
@@ -156,7 +157,8 @@ class AcceptanceRule(NamedTuple):
 
   keep: Callable[[Draft, Array], Array] | None
   next_law: Callable[[Draft, Array, Array], Array] | None
-  walk: str  # 'first_child', or 'coupled': ignores keep and next_law
+  walk: str  # 'first_child'; 'last_success': of a chain, up to its last kept
+  #            node; 'coupled': ignores keep and next_law
   siblings: frozenset[str]  # the kinds of siblings it is right for
   lossless: bool
   caveat: str = ""  # what every print of its output must say; '': nothing

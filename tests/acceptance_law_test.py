@@ -261,7 +261,7 @@ def test_b03_softmaxed_residual_is_caught(monkeypatch):
   def refuse(target, drawn):
     return jax.nn.softmax(jnp.maximum(target - drawn, 0.0), axis=-1)
 
-  monkeypatch.setattr(rejection_file, "_refuse", refuse)
+  monkeypatch.setattr(rejection_file, "remainder", refuse)
   rule = acceptance.rejection()
   rule = rule._replace(
     keep=lambda *args: rejection_file._keep(*args),

@@ -20,6 +20,7 @@ NEW = 4  # tokens a row
 ROWS = 4096  # a group
 TREE = np.array([-1, 0, 0, 1, 1, 2], np.int32)
 SMALLEST_P = 1e-4
+SLOW = pytest.mark.slow
 
 # (prompt, temperature, top_k, top_p); V and 1.0 filter nothing.
 GROUPS = [
@@ -171,6 +172,10 @@ def p_value(texts: np.ndarray, joint: np.ndarray) -> float:
   [
     ("model", acceptance.rejection),
     ("lookup", acceptance.rejection),
+    ("model", acceptance.block),
+    pytest.param("lookup", acceptance.block, marks=pytest.mark.slow),
+    pytest.param("model", acceptance.naive, marks=pytest.mark.slow),
+    pytest.param("without_replacement", acceptance.naive, marks=SLOW),
     pytest.param("iid", acceptance.rejection, marks=pytest.mark.slow),
     ("without_replacement", acceptance.rejection),
     ("point_mass", acceptance.rejection),
@@ -196,10 +201,10 @@ def test_plain_decoding_follows_the_law():
   assert min(p_value(*pair) for pair in zip(texts, EXACT)) > SMALLEST_P
 
 
-def planted(name: str, params=PARAMS) -> float:
+def planted(name: str, params=PARAMS, rule=None) -> float:
   """p of unfiltered texts, some rounds long; prints what it saw."""
   group = ((0,), 1.0)
-  rule = acceptance.rejection()
+  rule = rule or acceptance.rejection()
   [texts] = sample(DRAFTERS[name](), rule, 2, [group], params)
   p = p_value(texts, exact(group, params))
   print(f"{name}: p = {p:.2g}")
@@ -212,6 +217,19 @@ def test_b07_draft_noise_reused_for_the_next_token_is_caught(monkeypatch):
 
   monkeypatch.setattr(sampling.Noise, "next", next_noise)
   assert planted("model", SKEWED) < SMALLEST_P
+
+
+def test_positional_draft_noise_under_block_verification_is_caught(
+  monkeypatch,
+):
+  """Later guesses decide how much earlier text is kept, and come again."""
+
+  def draft_noise(self, depth, node):
+    del node
+    return self._gumbel(sampling.DRAFT, self.length - 1 + depth)
+
+  monkeypatch.setattr(sampling.Noise, "draft", draft_noise)
+  assert planted("model", rule=acceptance.block()) < SMALLEST_P
 
 
 @pytest.mark.slow

@@ -188,8 +188,8 @@ def emitted(
     traced: the tree is an argument, not a constant.
     rubbish: what stands in the laws of nodes that are not in use.
   """
-  if rule.walk != "first_child":
-    raise ValueError(f"walk = {rule.walk!r}; only first_child is enumerated")
+  if rule.walk not in ("first_child", "last_success"):
+    raise ValueError(f"walk = {rule.walk!r} is not enumerated")
   parents = tuple(int(p) for p in parents)
   count = len(parents) if count is None else count
   depth = depths(parents)
@@ -236,17 +236,12 @@ def emitted(
   assert np.all((keep >= 0) & (keep <= 1 + 1e-6)), "keep is no probability"
   assert np.all(next_law >= 0), "next_law is no law"
 
-  # Children in order; the first one kept is followed.
-  reach = np.zeros((num_drafts, count))
-  reach[:, 0] = 1.0
+  # ends[:, n]: probability that node n is the last one on the path.
+  ends = _ends(rule.walk, parents, keep)
   levels = [np.zeros((vocab_size,) * (d + 1)) for d in range(depth.max() + 1)]
   accepted = 0.0
   for node in range(count):
-    stay = reach[:, node].copy()
-    for child in range(node + 1, count):
-      if parents[child] == node:
-        reach[:, child] = stay * keep[:, child]
-        stay *= 1.0 - keep[:, child]
+    stay = ends[:, node]
     mass = (weight * stay)[:, None] * next_law[:, node]
     if node == 0:
       levels[0] += mass.sum(0)
@@ -259,10 +254,49 @@ def emitted(
   return Outcome(joint, accepted, num_drafts)
 
 
+def _ends(walk, parents, keep):
+  """[M, count] probability that the path ends at each node."""
+  num_drafts, count = keep.shape
+  ends = np.zeros((num_drafts, count))
+  if walk == "last_success":  # of a chain
+    later = np.ones(num_drafts)
+    for node in range(count - 1, 0, -1):
+      ends[:, node] = later * keep[:, node]
+      later = later * (1.0 - keep[:, node])
+    ends[:, 0] = later
+    return ends
+  # Children in order; the first one kept is followed.
+  reach = np.zeros((num_drafts, count))
+  reach[:, 0] = 1.0
+  for node in range(count):
+    ends[:, node] = reach[:, node]
+    for child in range(node + 1, count):
+      if parents[child] == node:
+        reach[:, child] = ends[:, node] * keep[:, child]
+        ends[:, node] *= 1.0 - keep[:, child]
+  return ends
+
+
 def error(outcome: Outcome, target_laws) -> float:
   """Largest difference of the emitted joint law from the target's."""
   exact = text_law(target_laws[: outcome.joint.ndim])
   return float(np.abs(outcome.joint - exact).max())
+
+
+def block_acceptance(draft_laws, target_laws) -> float:
+  """Expected accepted tokens of a chain under block verification.
+
+  The sum over prefixes of their draft probability times the running ratio of
+  the two laws, clipped at 1 after every token (arXiv:2403.10444).
+  """
+  draft, w, total = np.ones(()), np.ones(()), 0.0
+  for drawn, law in zip(draft_laws, target_laws):
+    draft = draft[..., None] * drawn
+    with np.errstate(divide="ignore", invalid="ignore"):
+      ratio = np.where(drawn > 0, w[..., None] * law / drawn, 0.0)
+    w = np.minimum(1.0, ratio)
+    total += float(np.sum(draft * w))
+  return total
 
 
 def chain_acceptance(draft_laws, target_laws) -> float:

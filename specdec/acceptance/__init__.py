@@ -1,7 +1,9 @@
 """Acceptance rules: functions that return a `types.AcceptanceRule`."""
 
+from specdec.acceptance.block import block
 from specdec.acceptance.exact import coupled, greedy
+from specdec.acceptance.naive import naive
 from specdec.acceptance.rejection import rejection
 from specdec.acceptance.synthetic import synthetic
 
-__all__ = ["coupled", "greedy", "rejection", "synthetic"]
+__all__ = ["block", "coupled", "greedy", "naive", "rejection", "synthetic"]

@@ -11,22 +11,8 @@ import jax
 import jax.numpy as jnp
 
 from specdec import tree
+from specdec.acceptance.laws import drawn_from, remainder
 from specdec.types import AcceptanceRule, Array, Draft
-
-
-def _drawn_from(draft: Draft, node: Array, vocab_size: int) -> Array:
-  """[..., V] the law that node [...] was drawn from."""
-  if draft.log_probs is None:
-    return jax.nn.one_hot(draft.tokens[node], vocab_size)
-  return jnp.exp(draft.log_probs[node])
-
-
-def _refuse(law: Array, drawn: Array) -> Array:
-  """What is left of the target's law once a draw from `drawn` was refused."""
-  rest = jnp.maximum(law - drawn, 0.0)
-  mass = jnp.sum(rest, axis=-1, keepdims=True)
-  # No mass is left only where the refusal had probability 0.
-  return jnp.where(mass > 0, rest / jnp.where(mass > 0, mass, 1.0), law)
 
 
 def _keep(draft: Draft, target_log_probs: Array) -> Array:
@@ -55,7 +41,7 @@ def _keep(draft: Draft, target_log_probs: Array) -> Array:
   )  # [N, V] what node n is held against
 
   def pass_on(r: Array, facing: Array) -> Array:
-    left = _refuse(facing[previous], _drawn_from(draft, previous, vocab_size))
+    left = remainder(facing[previous], drawn_from(draft, previous, vocab_size))
     return jnp.where((rank == r)[:, None], left, facing)
 
   facing = jax.lax.fori_loop(1, widest, pass_on, facing)
@@ -71,7 +57,7 @@ def _next_law(draft: Draft, target_log_probs: Array, node: Array) -> Array:
 
   def pass_on(r: Array, law: Array) -> Array:
     child = jnp.argmax(below & (rank == r))
-    left = _refuse(law, _drawn_from(draft, child, vocab_size))
+    left = remainder(law, drawn_from(draft, child, vocab_size))
     return jnp.where(jnp.any(below & (rank == r)), left, law)
 
   law = jnp.exp(target_log_probs[node])

@@ -1,0 +1,69 @@
+"""Block verification: a chain judged as a whole, optimal for a single path.
+
+Sun et al. (arXiv:2403.10444). Invariant: every prefix has its own independent
+coin and the longest prefix whose coin succeeds counts, whatever became of the
+shorter ones; w, the running ratio of the two laws clipped at 1, makes the coins
+and what is left of the target's law fit together.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from specdec.acceptance.laws import drawn_from, remainder
+from specdec.types import AcceptanceRule, Array, Draft
+
+
+def _running_ratio(draft: Draft, target_log_probs: Array) -> Array:
+  """[N] w of the prefix that ends with each node; 1 at the root."""
+  nodes = jnp.arange(1, len(target_log_probs))
+  token = draft.tokens[nodes]
+  target = jnp.exp(target_log_probs[nodes - 1, token])
+  if draft.log_probs is None:
+    drawn = jnp.ones_like(target)
+  else:
+    drawn = jnp.exp(draft.log_probs[nodes, token])
+  used = nodes < draft.count
+
+  def step(w, x):
+    target, drawn, used = x
+    # drawn = 0 was not drawn, and nodes not in use hold anything.
+    fair = used & (drawn > 0)
+    ratio = jnp.where(fair, w * target / jnp.where(fair, drawn, 1.0), 1.0)
+    w = jnp.minimum(1.0, ratio)
+    return w, w
+
+  _, rest = jax.lax.scan(step, jnp.float32(1.0), (target, drawn, used))
+  return jnp.concatenate([jnp.ones((1,)), rest])
+
+
+def _keep(draft: Draft, target_log_probs: Array) -> Array:
+  num_nodes, vocab_size = target_log_probs.shape
+  w = _running_ratio(draft, target_log_probs)
+  nodes = jnp.arange(num_nodes)
+  after = jnp.minimum(nodes + 1, num_nodes - 1)
+  drawn = drawn_from(draft, after, vocab_size)
+  law = w[:, None] * jnp.exp(target_log_probs)
+  left = jnp.sum(jnp.maximum(law - drawn, 0.0), axis=-1)
+  whole = left + 1.0 - w
+  inside = jnp.where(whole > 0, left / jnp.where(whole > 0, whole, 1.0), 1.0)
+  return jnp.where(nodes == draft.count - 1, w, inside)
+
+
+def _next_law(draft: Draft, target_log_probs: Array, node: Array) -> Array:
+  num_nodes, vocab_size = target_log_probs.shape
+  law = jnp.exp(target_log_probs[node])
+  w = _running_ratio(draft, target_log_probs)[node]
+  after = jnp.minimum(node + 1, num_nodes - 1)
+  left = remainder(w * law, drawn_from(draft, after, vocab_size))
+  return jnp.where(node + 1 < draft.count, left, law)
+
+
+def block() -> AcceptanceRule:
+  """The rule above, for chains. keep[n] is the coin of the prefix ending at n.
+
+  At temperature 0 it is token verification. Its noise must never be positional
+  (DESIGN rule 4): later guesses decide how much earlier text is kept.
+  """
+  return AcceptanceRule(
+    _keep, _next_law, "last_success", frozenset({"none"}), lossless=True
+  )

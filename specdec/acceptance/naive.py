@@ -1,0 +1,24 @@
+"""Naive match: sample the target's token, accept where it is the drafted one.
+
+The baseline of every comparison. It reads nothing of the draft's law, so it is
+right for any drafter, and keeps least. In this form (accept with the target's
+probability of the token, else draw from the others) it is recursive rejection
+of point masses.
+"""
+
+from specdec.acceptance.rejection import rejection
+from specdec.types import AcceptanceRule, Array, Draft
+
+
+def naive() -> AcceptanceRule:
+  """The rule above, for chains and trees."""
+  rule = rejection()
+
+  def keep(draft: Draft, target_log_probs: Array) -> Array:
+    return rule.keep(draft._replace(log_probs=None), target_log_probs)
+
+  def next_law(draft: Draft, target_log_probs: Array, node: Array) -> Array:
+    draft = draft._replace(log_probs=None)
+    return rule.next_law(draft, target_log_probs, node)
+
+  return rule._replace(keep=keep, next_law=next_law)
