@@ -155,7 +155,28 @@ def _last_success(draft, kept, depth):
   return jnp.minimum(step[None], last[:, None]), last, last
 
 
-_WALKS = {"first_child": _first_child, "last_success": _last_success}
+def _longest(draft, kept, depth):
+  """To the deepest node that is kept with all above it; the first of those."""
+  parents = jnp.broadcast_to(jnp.asarray(draft.parents), kept.shape)
+  above = tree.ancestors(parents)  # [B, N, N], the node itself included
+  root = jnp.arange(kept.shape[1]) == 0
+  alive = jnp.all(~above | kept[:, None, :] | root[None, None], axis=-1)
+  height = tree.depth(parents)
+  last = jnp.argmax(jnp.where(alive, height, -1), axis=-1)
+  row = jnp.arange(len(last))
+  num_accepted = height[row, last]
+  step = jnp.minimum(jnp.arange(depth + 1)[None], num_accepted[:, None])
+  on_path = above[row, last][:, None, :] & (
+    height[:, None, :] == step[..., None]
+  )
+  return jnp.argmax(on_path, axis=-1), num_accepted, last
+
+
+_WALKS = {
+  "first_child": _first_child,
+  "last_success": _last_success,
+  "longest": _longest,
+}
 
 
 def _coupled_walk(draft, law, noise, depth):

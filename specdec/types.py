@@ -158,7 +158,8 @@ class AcceptanceRule(NamedTuple):
   keep: Callable[[Draft, Array], Array] | None
   next_law: Callable[[Draft, Array, Array], Array] | None
   walk: str  # 'first_child'; 'last_success': of a chain, up to its last kept
-  #            node; 'coupled': ignores keep and next_law
+  #            node; 'longest': to the deepest node kept with all above it;
+  #            'coupled': ignores keep and next_law
   siblings: frozenset[str]  # the kinds of siblings it is right for
   lossless: bool
   caveat: str = ""  # what every print of its output must say; '': nothing

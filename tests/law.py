@@ -188,7 +188,7 @@ def emitted(
     traced: the tree is an argument, not a constant.
     rubbish: what stands in the laws of nodes that are not in use.
   """
-  if rule.walk not in ("first_child", "last_success"):
+  if rule.walk not in ("first_child", "last_success", "longest"):
     raise ValueError(f"walk = {rule.walk!r} is not enumerated")
   parents = tuple(int(p) for p in parents)
   count = len(parents) if count is None else count
@@ -264,6 +264,17 @@ def _ends(walk, parents, keep):
       ends[:, node] = later * keep[:, node]
       later = later * (1.0 - keep[:, node])
     ends[:, 0] = later
+    return ends
+  if walk == "longest":  # keep is 0 or 1
+    kept = keep > 0.5
+    kept[:, 0] = True
+    depth = depths(parents[:count])
+    alive = np.stack(
+      [np.all(kept[:, path_of(parents, n)], axis=1) for n in range(count)],
+      axis=1,
+    )
+    last = np.argmax(np.where(alive, depth, -1), axis=1)
+    ends[np.arange(num_drafts), last] = 1.0
     return ends
   # Children in order; the first one kept is followed.
   reach = np.zeros((num_drafts, count))

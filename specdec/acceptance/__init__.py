@@ -2,8 +2,19 @@
 
 from specdec.acceptance.block import block
 from specdec.acceptance.exact import coupled, greedy
+from specdec.acceptance.lossy import lenience, relaxed, typical
 from specdec.acceptance.naive import naive
 from specdec.acceptance.rejection import rejection
 from specdec.acceptance.synthetic import synthetic
 
-__all__ = ["block", "coupled", "greedy", "naive", "rejection", "synthetic"]
+__all__ = [
+  "block",
+  "coupled",
+  "greedy",
+  "lenience",
+  "naive",
+  "rejection",
+  "relaxed",
+  "synthetic",
+  "typical",
+]

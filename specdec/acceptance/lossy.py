@@ -1,0 +1,128 @@
+"""Rules that keep more than the target's law allows, and say so.
+
+What each of them changes can be stated: lenience bounds every token's
+probability, typical and relaxed acceptance keep what is likely enough under the
+target. All of them read warped laws: at temperature 0 they are greedy.
+"""
+
+import jax.numpy as jnp
+
+from specdec.acceptance.laws import drawn_from, remainder
+from specdec.types import AcceptanceRule, Array, Draft
+
+
+def lenience(share: float) -> AcceptanceRule:
+  """Keeps x with probability min(1, p(x) / (share q(x))): one path only.
+
+  Leviathan et al. (arXiv:2211.17192), section 5.1, l there. After the tokens
+  before it, no token comes with more than 1 / share times its probability.
+
+  Args:
+    share: l, in (0, 1]; 1 is rejection.
+  """
+  if not 0 < share <= 1:
+    raise ValueError(f"share = {share:g}; it must be in (0, 1]")
+
+  def keep(draft: Draft, target_log_probs: Array) -> Array:
+    num_nodes, _ = target_log_probs.shape
+    nodes = jnp.arange(num_nodes)
+    above = jnp.maximum(jnp.asarray(draft.parents), 0)
+    target = jnp.exp(target_log_probs[above, draft.tokens]) / share
+    if draft.log_probs is None:
+      return jnp.minimum(1.0, target)
+    drawn = jnp.exp(draft.log_probs[nodes, draft.tokens])
+    return jnp.where(
+      drawn > target, target / jnp.where(drawn > 0, drawn, 1.0), 1.0
+    )
+
+  def next_law(draft: Draft, target_log_probs: Array, node: Array) -> Array:
+    num_nodes, vocab_size = target_log_probs.shape
+    law = jnp.exp(target_log_probs[node])
+    after = jnp.minimum(node + 1, num_nodes - 1)
+    left = remainder(law, drawn_from(draft, after, vocab_size))
+    return jnp.where(node + 1 < draft.count, left, law)
+
+  return AcceptanceRule(
+    keep,
+    next_law,
+    "first_child",
+    frozenset({"none"}),
+    lossless=share == 1,
+    caveat=""
+    if share == 1
+    else f"lossy: a token may come up to {1 / share:g} times as often as the "
+    "target says",
+  )
+
+
+_ANY_SIBLINGS = frozenset({"none", "iid", "without_replacement", "point_mass"})
+
+
+def typical(epsilon: float = 0.09, delta: float = 0.3) -> AcceptanceRule:
+  """Keeps x where p(x) > min(epsilon, delta exp(-H(p))), the longest path.
+
+  Medusa (arXiv:2401.10774), section 2.3.1, whose code has the two numbers the
+  other way round; the paper takes delta = sqrt(epsilon). H is the entropy of
+  the target's law, in nats. What follows the path is drawn from the target.
+
+  Args:
+    epsilon: a token of more than this probability is always kept.
+    delta: the share of exp(-H) that is asked for where the law is flat.
+  """
+  for name, value in (("epsilon", epsilon), ("delta", delta)):
+    if not 0 <= value <= 1:
+      raise ValueError(f"{name} = {value:g}; it must be in [0, 1]")
+
+  def likely(law: Array, log_law: Array, token: Array) -> Array:
+    terms = jnp.where(law > 0, law * log_law, 0.0)
+    floor = jnp.minimum(epsilon, delta * jnp.exp(jnp.sum(terms, axis=-1)))
+    return jnp.take_along_axis(law, token[:, None], axis=-1)[:, 0] > floor
+
+  return _by_likelihood(
+    likely, f"lossy: typical acceptance, epsilon {epsilon:g}, delta {delta:g}"
+  )
+
+
+def relaxed(top: int, margin: float) -> AcceptanceRule:
+  """Keeps the target's `top` likeliest tokens within `margin` of the first.
+
+  As TensorRT-LLM's relaxed acceptance does for reasoning models. What follows
+  the path is drawn from the target.
+
+  Args:
+    top: how many tokens, >= 1; equally likely ones share a rank.
+    margin: p(x) >= max p - margin, in [0, 1].
+  """
+  if top < 1:
+    raise ValueError(f"top = {top}; it must be >= 1")
+  if not 0 <= margin <= 1:
+    raise ValueError(f"margin = {margin:g}; it must be in [0, 1]")
+
+  def likely(law: Array, log_law: Array, token: Array) -> Array:
+    del log_law
+    own = jnp.take_along_axis(law, token[:, None], axis=-1)
+    rank = jnp.sum(law > own, axis=-1)
+    near = own[:, 0] >= jnp.max(law, axis=-1) - margin
+    return (rank < top) & near & (own[:, 0] > 0)
+
+  return _by_likelihood(
+    likely, f"lossy: any of the {top} likeliest tokens within {margin:g}"
+  )
+
+
+def _by_likelihood(likely, caveat: str) -> AcceptanceRule:
+  """A rule of certainties: likely(law [N, V], its log, tokens [N]) -> [N]."""
+
+  def keep(draft: Draft, target_log_probs: Array) -> Array:
+    above = jnp.maximum(jnp.asarray(draft.parents), 0)
+    facing = target_log_probs[above]
+    found = likely(jnp.exp(facing), facing, draft.tokens)
+    return found.astype(jnp.float32)
+
+  def next_law(draft: Draft, target_log_probs: Array, node: Array) -> Array:
+    del draft
+    return jnp.exp(target_log_probs[node])
+
+  return AcceptanceRule(
+    keep, next_law, "longest", _ANY_SIBLINGS, lossless=False, caveat=caveat
+  )
