@@ -46,14 +46,17 @@ class ModelOutput(NamedTuple):
 class Model(NamedTuple):
   """A language model with an explicit cache: two pure functions and a size.
 
-  apply(params, tokens, cache, *, parents=None, start=0, stop=None, hidden=None,
-        head=True, features=()) -> (ModelOutput, KVCache)
+  apply(params, tokens, cache, *, parents=None, first=0, start=0, stop=None,
+        hidden=None, head=True, features=()) -> (ModelOutput, KVCache)
     Runs layers start..stop-1 on tokens [B, T], which stand after the committed
     positions of each row: node n at position cache.length + depth(n), its K/V
     in slot cache.length + n. `parents` ([T] or [B, T]; None is a chain) says
-    who sees whom. It writes K/V and never moves `length`. With start > 0,
-    `hidden` [B, T, M] is the residual stream entering that layer. `features`
-    are indices of layers (`stop` included) whose entering stream is wanted.
+    who sees whom. With first > 0 the tokens are nodes first .. first + T - 1 of
+    a draft whose earlier nodes were run before and lie in their slots; parents
+    then speaks about all of them. It writes K/V and never moves `length`. With
+    start > 0, `hidden` [B, T, M] is the residual stream entering that layer.
+    `features` are indices of layers (`stop` included) whose entering stream is
+    wanted.
   init_cache(batch, slots) -> KVCache, all empty.
   """
 

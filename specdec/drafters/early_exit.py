@@ -16,9 +16,10 @@ decoding (docs/results.md).
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from specdec import cache as kv
-from specdec import sampling, tree
+from specdec import expand, sampling, tree
 from specdec.types import Context, Draft, Drafter, DraftSpec, Model, Resume
 
 
@@ -100,3 +101,67 @@ def early_exit(target: Model, exit_layer: int, k: int) -> Drafter:
     return draft_state
 
   return Drafter(spec, init, propose, update)
+
+
+def early_exit_tree(
+  target: Model,
+  exit_layer: int,
+  parents: np.ndarray,
+  siblings: str = "without_replacement",
+) -> Drafter:
+  """Drafts a static tree with the target's first layers, a level in one call.
+
+  Args:
+    exit_layer: E, in 1 .. L - 1.
+    parents: [N] of the tree, as tree.from_paths or tree.parallel make them.
+    siblings: how the children of a node are drawn, one of expand.KINDS.
+
+  Raises:
+    ValueError: E is out of range, the tree is not in level order, or the kind
+      is unknown.
+  """
+  plain = early_exit(target, exit_layer, 0)  # is there such a layer?
+  parents = np.asarray(parents, np.int32)
+  depth = len(tree.levels(parents)) - 1
+  num_nodes = len(parents)
+  spec = DraftSpec(
+    num_nodes,
+    depth,
+    (num_nodes,),
+    chain=False,
+    siblings=expand.check_kind(parents, siblings),
+  )
+
+  def propose(params, draft_state, context: Context):
+    whole = context.target_cache
+    cache = whole.replace(layers=whole.layers[:exit_layer])
+    streams = []
+
+    def run(tokens, nodes, wanted):
+      nonlocal cache
+      output, cache = target.apply(
+        params.target,
+        tokens,
+        cache,
+        parents=parents[: nodes.stop],
+        first=nodes.start,
+        stop=exit_layer,
+        head=wanted,
+        features=(exit_layer,),
+      )
+      streams.append(output.features[0])
+      return output.logits
+
+    pending = jnp.take_along_axis(
+      context.tokens, context.length[:, None] - 1, axis=1
+    )
+    logits = run(pending, slice(0, 1), True)[:, 0]
+    grown = expand.grow(
+      parents, siblings, context, logits, run, whole_levels=True
+    )
+    resume = Resume(jnp.concatenate(streams, axis=1), kv.pin(cache).layers)
+    count = jnp.full_like(context.length, num_nodes)
+    draft = Draft(grown.tokens, parents, grown.log_probs, count, resume)
+    return draft, draft_state
+
+  return plain._replace(spec=spec, propose=propose)

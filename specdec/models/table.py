@@ -33,6 +33,7 @@ def model(vocab_size: int) -> Model:
     cache,
     *,
     parents=None,
+    first=0,
     start=0,
     stop=None,
     hidden=None,
@@ -43,15 +44,16 @@ def model(vocab_size: int) -> Model:
     if start or stop not in (None, 1) or features:
       raise ValueError("the table model has one layer and no inner features")
     num_tokens = tokens.shape[1]
-    where = positions(cache.length, parents, num_tokens)  # [B, T]
+    nodes, slot = first + num_tokens, cache.length + first
+    where = positions(cache.length, parents, nodes)[:, first:]  # [B, T]
     written = tokens[:, None, :, None].astype(jnp.float32)
-    keys = kv.write(cache.layers[0][0], written, cache.length)
+    keys = kv.write(cache.layers[0][0], written, slot)
     spots = kv.write(
       cache.layers[0][1],
       where[:, None, :, None].astype(jnp.float32),
-      cache.length,
+      slot,
     )
-    mask = visible(cache.length, parents, num_tokens, cache.num_slots)
+    mask = visible(cache.length, parents, nodes, cache.num_slots)[:, first:]
     before = mask & (
       spots[:, 0, :, 0][:, None, :] == where[:, :, None] - 1
     )  # [B, T, S]: the slot just above each node

@@ -117,7 +117,7 @@ class Attention(nn.Module):
   config: TransformerConfig
 
   @nn.compact
-  def __call__(self, x, layer, length, angles, mask):
+  def __call__(self, x, layer, slot, angles, mask):
     c = self.config
     batch, num_tokens, _ = x.shape
     groups = c.num_heads // c.num_kv_heads
@@ -134,8 +134,8 @@ class Attention(nn.Module):
     value = heads("v", c.num_kv_heads)
     keys, values = key.swapaxes(1, 2), value.swapaxes(1, 2)
     if layer is not None:
-      keys = kv.write(layer[0], keys, length)
-      values = kv.write(layer[1], values, length)
+      keys = kv.write(layer[0], keys, slot)
+      values = kv.write(layer[1], values, slot)
 
     # Queries of one K/V head stand together: [B, heads, groups * T, dim].
     query = query.reshape(batch, num_tokens, c.num_kv_heads, groups, -1)
@@ -181,11 +181,11 @@ class Layer(nn.Module):
   config: TransformerConfig
 
   @nn.compact
-  def __call__(self, x, layer, length, angles, mask):
+  def __call__(self, x, layer, slot, angles, mask):
     c = self.config
     norm = functools.partial(RMSNorm, c.norm_epsilon, c.norm_offset)
     y = norm(name="attention_norm")(x)
-    y, layer = Attention(c, name="attention")(y, layer, length, angles, mask)
+    y, layer = Attention(c, name="attention")(y, layer, slot, angles, mask)
     x = x + (norm(name="attention_post_norm")(y) if c.post_norms else y)
     y = norm(name="mlp_norm")(x)
     y = (Experts if c.num_experts else MLP)(c, name="mlp")(y)
@@ -220,6 +220,7 @@ class Transformer(nn.Module):
     cache: KVCache | None,
     *,
     parents: jax.Array | None = None,
+    first: int = 0,
     start: int = 0,
     stop: int | None = None,
     hidden: jax.Array | None = None,
@@ -234,11 +235,12 @@ class Transformer(nn.Module):
       layers = [None] * c.num_layers
     else:
       length, slots, layers = cache.length, cache.num_slots, list(cache.layers)
-    where = positions(length, parents, num_tokens)  # [B, T]
+    nodes = first + num_tokens
+    where = positions(length, parents, nodes)[:, first:]  # [B, T]
     windows = c.windows or (None,) * c.num_layers
     kinds = set(windows[start:stop])
     masks = {
-      window: visible(length, parents, num_tokens, slots, window)
+      window: visible(length, parents, nodes, slots, window)[:, first:]
       for window in kinds
     }
     angles = {window: rope_angles(c, where, window) for window in kinds}
@@ -251,7 +253,7 @@ class Transformer(nn.Module):
     for i in range(start, stop):
       streams[i] = x
       x, layers[i] = Layer(c, name=f"layer_{i}")(
-        x, layers[i], length, angles[windows[i]], masks[windows[i]]
+        x, layers[i], length + first, angles[windows[i]], masks[windows[i]]
       )
     streams[stop] = x
     normed = RMSNorm(c.norm_epsilon, c.norm_offset, name="final_norm")(x)

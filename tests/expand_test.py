@@ -1,0 +1,193 @@
+"""Trees drawn by real drafters: exact texts, honest laws, K/V in its place."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import early_exit_test
+from decode_law_test import EXACT, SMALLEST_P, V, p_value, sample
+from specdec import acceptance, decode, drafters, expand, sampling, tree
+from specdec.models import table
+from specdec.types import Params
+from texts import texts
+
+SLOW = pytest.mark.slow
+PATHS = [(0,), (1,), (2,), (0, 0), (0, 1), (2, 0), (0, 1, 0)]
+TREE = tree.from_paths(PATHS)
+PARALLEL = tree.parallel(3, 2)
+
+
+def test_trees_by_their_paths():
+  np.testing.assert_array_equal(TREE, [-1, 0, 0, 0, 1, 1, 3, 5])
+  np.testing.assert_array_equal(PARALLEL, [-1, 0, 0, 0, 1, 2, 3])
+  assert tree.levels(TREE) == [
+    slice(0, 1),
+    slice(1, 4),
+    slice(4, 7),
+    slice(7, 8),
+  ]
+
+
+@pytest.mark.parametrize(
+  ("paths", "sentence"),
+  [
+    ([(0,), (0,)], "is there twice"),
+    ([(0,), (2,)], "no sibling 1 before it"),
+    ([(0,), (1, 0)], "no parent"),
+    ([(0, 0), (0,)], "stands before its parent"),
+    ([()], "is no path"),
+    ([(-1,)], "is no path"),
+  ],
+)
+def test_paths_that_make_no_tree_are_refused(paths, sentence):
+  with pytest.raises(ValueError, match=sentence):
+    tree.from_paths(paths)
+
+
+def test_levels_out_of_order_and_unknown_kinds_are_refused():
+  with pytest.raises(ValueError, match="not in level order"):
+    tree.levels(np.array([-1, 0, 1, 0]))
+  with pytest.raises(ValueError, match="accepted: iid"):
+    drafters.model_tree(table.model(V), TREE, "twins")
+
+
+@functools.cache
+def drafter_of(name, kind, shape):
+  parents = {"tree": TREE, "parallel": PARALLEL, "chain": tree.chain(4)}[shape]
+  if name == "model":
+    return drafters.model_tree(
+      early_exit_test.target("llama")[0], parents, kind
+    )
+  model, _ = early_exit_test.target(name)
+  return drafters.early_exit_tree(model, 2, parents, kind)
+
+
+def other_params():
+  """A draft that often agrees with the target."""
+  _, target = early_exit_test.target("llama")
+  noise = early_exit_test.transformer.init_params(
+    early_exit_test.LLAMA, jax.random.key(5)
+  )
+  return Params(target, jax.tree.map(lambda t, o: t + 0.6 * o, target, noise))
+
+
+def generate(name, kind, shape, rule, params=None):
+  family = "gemma" if name == "gemma" else "llama"
+  (own, *positional), options = early_exit_test.arguments(family)
+  params = params or (other_params() if name == "model" else own)
+  return decode.generate(
+    early_exit_test.target(family)[0],
+    drafter_of(name, kind, shape),
+    rule,
+    params,
+    *positional,
+    **options,
+  )
+
+
+@pytest.mark.parametrize(
+  "name, kind, shape",
+  [
+    ("model", "without_replacement", "tree"),
+    ("model", "point_mass", "parallel"),
+    ("llama", "without_replacement", "tree"),
+    ("gemma", "point_mass", "tree"),
+    pytest.param("model", "iid", "chain", marks=SLOW),
+    pytest.param("model", "iid", "parallel", marks=SLOW),
+    pytest.param("gemma", "without_replacement", "parallel", marks=SLOW),
+  ],
+)
+def test_coupled_trees_give_plain_decodings_text(name, kind, shape):
+  family = "gemma" if name == "gemma" else "llama"
+  state = generate(name, kind, shape, acceptance.coupled())
+  assert texts(state) == texts(early_exit_test.plain(family))
+  assert state.stats.accepted.sum() > 0
+  assert state.stats.accepted[:, -1].sum() > 0 or shape != "chain"
+
+
+def test_a_chain_as_a_tree_is_the_chain():
+  """Same laws, same addresses of noise: the same drafts, token for token."""
+  model, _ = early_exit_test.target("llama")
+  (_, *positional), options = early_exit_test.arguments("llama")
+  states = [
+    decode.generate(
+      model,
+      drafter,
+      acceptance.rejection(),
+      other_params(),
+      *positional,
+      **options,
+    )
+    for drafter in (
+      drafters.model(model, 3),
+      drafters.model_tree(model, tree.chain(4), "iid"),
+    )
+  ]
+  assert texts(states[0]) == texts(states[1])
+  jax.tree.map(np.testing.assert_array_equal, states[0].stats, states[1].stats)
+
+
+@pytest.mark.parametrize("kind", expand.KINDS)
+def test_the_targets_own_tree_never_loses_its_first_child(kind):
+  """Every K/V of the draft's cache is right, whatever path was committed."""
+  _, params = early_exit_test.target("llama")
+  state = generate(
+    "model", kind, "tree", acceptance.greedy(), Params(params, params)
+  )
+  cold = early_exit_test.TEMPERATURES == 0
+  drafted = np.asarray(state.stats.drafted)[cold]
+  accepted = np.asarray(state.stats.accepted)[cold]
+  # Greedy rows: the likeliest child is the target's choice, to any depth that
+  # has first children all the way: two here.
+  np.testing.assert_array_equal(accepted[:, :2], drafted[:, :2])
+
+
+@pytest.mark.parametrize(
+  "kind",
+  [
+    "without_replacement",
+    pytest.param("iid", marks=SLOW),
+    pytest.param("point_mass", marks=SLOW),
+  ],
+)
+def test_texts_follow_the_targets_law(kind):
+  drafter = drafters.model_tree(table.model(V), TREE, kind)
+  found = sample(drafter, acceptance.rejection())
+  p = [p_value(*pair) for pair in zip(found, EXACT)]
+  assert min(p) > SMALLEST_P, p
+
+
+def test_laws_are_those_that_the_tokens_came_from():
+  """Siblings differ, and each stands in what its elders left."""
+  rng = np.random.default_rng(0)
+  rows, size = 64, 6
+  logits = jnp.asarray(rng.normal(size=(rows, size)), jnp.float32)
+  keys = sampling.row_keys(jax.random.key(0), jnp.arange(rows))
+  noise = sampling.Noise(keys, jnp.full((rows,), 3), size, coupled=False)
+  context = decode.rounds.Context(
+    jnp.zeros((rows, 4), jnp.int32),
+    jnp.full((rows,), 3),
+    sampling.settings(rows, 1.0, 3),
+    None,
+    noise.draft,
+  )
+  parents = np.array([-1, 0, 0, 0, 0], np.int32)
+  grown = expand.grow(
+    parents, "without_replacement", context, logits, lambda *_: None
+  )
+  law = np.exp(np.asarray(sampling.warp(logits, context.sampling)))
+  tokens = np.asarray(grown.tokens)
+  for row in range(rows):
+    left = law[row].copy()
+    for node in range(1, 5):
+      said = np.exp(np.asarray(grown.log_probs)[row, node])
+      if left.sum() == 0:  # top-k = 3 is used up: uniform over the unseen
+        left = np.ones(size)
+        left[tokens[row, 1:node]] = 0
+      np.testing.assert_allclose(said, left / left.sum(), atol=1e-5)
+      assert said[tokens[row, node]] > 0
+      left = law[row].copy()
+      left[tokens[row, 1 : node + 1]] = 0
