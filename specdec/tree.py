@@ -5,6 +5,7 @@ precedes its children, and the root's parent is -1. Every function takes NumPy
 or JAX arrays and answers in kind: a static tree stays static.
 """
 
+import heapq
 import itertools
 
 import jax
@@ -55,6 +56,54 @@ def from_paths(paths) -> np.ndarray:
   return np.array(
     [-1] + [number[path[:-1]] for path in list(number)[1:]], np.int32
   )
+
+
+def optimal(acceptance, num_nodes: int) -> list[tuple[int, ...]]:
+  """Paths of the static tree that is expected to keep most, by size.
+
+  If a node's r-th child is kept with probability acceptance[r], whatever stands
+  above it, a node is reached with the product along its path, and the sum of
+  these is what the tree keeps: so the largest products are taken (Sequoia,
+  arXiv:2402.12374; Medusa, arXiv:2401.10774, appendix).
+
+  Args:
+    acceptance: [R], by the child's rank; or [D, R], by its depth as well.
+    num_nodes: how many nodes below the root.
+
+  Returns:
+    Paths for `from_paths`; fewer than num_nodes where the rest is worth 0.
+
+  Raises:
+    ValueError: a probability outside [0, 1], or children of one node that
+      together are kept more than once.
+  """
+  acceptance = np.asarray(acceptance, float)
+  if np.any((acceptance < 0) | (acceptance > 1)):
+    raise ValueError("acceptance must be in [0, 1]")
+  if np.any(acceptance.sum(axis=-1) > 1 + 1e-9):
+    raise ValueError("acceptance of one node's children must sum to 1 at most")
+  by_depth = acceptance.ndim == 2
+
+  def value(depth: int, rank: int) -> float:
+    row = acceptance
+    if by_depth:
+      row = acceptance[depth] if depth < len(acceptance) else ()
+    return float(row[rank]) if rank < len(row) else 0.0
+
+  # (-product, path): the parent's product is kept beside it.
+  frontier = [(-value(0, 0), (0,), 1.0)]
+  chosen = []
+  while frontier and len(chosen) < num_nodes:
+    negative, path, above = heapq.heappop(frontier)
+    if negative == 0:
+      break
+    chosen.append(path)
+    depth, product = len(path), -negative
+    rank = path[-1] + 1
+    sibling = -above * value(depth - 1, rank)
+    heapq.heappush(frontier, (sibling, (*path[:-1], rank), above))
+    heapq.heappush(frontier, (-product * value(depth, 0), (*path, 0), product))
+  return sorted(chosen, key=lambda path: (len(path), path))
 
 
 def levels(parents: np.ndarray) -> list[slice]:

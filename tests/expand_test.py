@@ -1,6 +1,7 @@
 """Trees drawn by real drafters: exact texts, honest laws, K/V in its place."""
 
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -45,6 +46,54 @@ def test_trees_by_their_paths():
 def test_paths_that_make_no_tree_are_refused(paths, sentence):
   with pytest.raises(ValueError, match=sentence):
     tree.from_paths(paths)
+
+
+def expected_tokens(paths, acceptance):
+  return sum(np.prod([acceptance[r] for r in path]) for path in paths)
+
+
+@pytest.mark.parametrize("acceptance", [[0.6, 0.2, 0.1], [0.4, 0.35, 0.2]])
+@pytest.mark.parametrize("size", [1, 3, 5])
+def test_no_tree_of_that_size_is_expected_to_keep_more(acceptance, size):
+  found = tree.optimal(acceptance, size)
+  assert len(found) == size
+  tree.from_paths(found)
+  everything = [
+    path
+    for depth in range(1, size + 1)
+    for path in itertools.product(range(3), repeat=depth)
+  ]
+  best = 0.0
+  for paths in closed_sets(everything, size):
+    best = max(best, expected_tokens(paths, acceptance))
+  np.testing.assert_allclose(expected_tokens(found, acceptance), best)
+
+
+def closed_sets(everything, size):
+  """All trees of so many nodes, each once."""
+  seen, layer = set(), [frozenset()]
+  for _ in range(size):
+    grown = set()
+    for paths in layer:
+      for path in everything:
+        parent, sibling = path[:-1], (*path[:-1], path[-1] - 1)
+        if path not in paths and (not parent or parent in paths):
+          if path[-1] == 0 or sibling in paths:
+            grown.add(paths | {path})
+    layer = grown - seen
+    seen |= grown
+  return layer
+
+
+def test_optimal_trees_follow_their_acceptance():
+  assert tree.optimal([0.9], 4) == [(0,), (0, 0), (0, 0, 0), (0, 0, 0, 0)]
+  assert tree.optimal([0.34, 0.33, 0.33], 3) == [(0,), (1,), (2,)]
+  assert tree.optimal([[0.5, 0.5], [0.9, 0.1]], 4) == [
+    (0,), (1,), (0, 0), (1, 0),
+  ]  # fmt: skip
+  assert len(tree.optimal([[0.5, 0.0]], 9)) == 1  # the rest is worth nothing
+  with pytest.raises(ValueError, match="sum to 1 at most"):
+    tree.optimal([0.8, 0.8], 3)
 
 
 def test_levels_out_of_order_and_unknown_kinds_are_refused():
