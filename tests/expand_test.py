@@ -77,9 +77,10 @@ def closed_sets(everything, size):
     for paths in layer:
       for path in everything:
         parent, sibling = path[:-1], (*path[:-1], path[-1] - 1)
-        if path not in paths and (not parent or parent in paths):
-          if path[-1] == 0 or sibling in paths:
-            grown.add(paths | {path})
+        born = not parent or parent in paths
+        in_order = path[-1] == 0 or sibling in paths
+        if path not in paths and born and in_order:
+          grown.add(paths | {path})
     layer = grown - seen
     seen |= grown
   return layer
