@@ -44,7 +44,7 @@ def _keep(draft: Draft, target_log_probs: Array) -> Array:
   drawn = drawn_from(draft, after, vocab_size)
   law = w[:, None] * jnp.exp(target_log_probs)
   left = jnp.sum(jnp.maximum(law - drawn, 0.0), axis=-1)
-  whole = left + 1.0 - w
+  whole = left + (1.0 - w)  # in this order: left may be far below 1
   inside = jnp.where(whole > 0, left / jnp.where(whole > 0, whole, 1.0), 1.0)
   return jnp.where(nodes == draft.count - 1, w, inside)
 
