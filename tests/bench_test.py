@@ -110,7 +110,9 @@ def test_a_program_compiled_while_measuring_ends_the_run(bench, monkeypatch):
   monkeypatch.setattr(
     measure, "compilations", lambda: contextlib.nullcontext(Late(1, 0.0))
   )
-  with pytest.raises(SystemExit, match="1 programs compiled while measuring"):
+  with pytest.raises(
+    SystemExit, match="1 programs compiled while measuring, twice"
+  ):
     bench("--passes=1", "--k=1", "--max_new_tokens=4")
 
 
