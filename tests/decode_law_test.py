@@ -219,19 +219,6 @@ def test_b07_draft_noise_reused_for_the_next_token_is_caught(monkeypatch):
   assert planted("model", SKEWED) < SMALLEST_P
 
 
-def test_positional_draft_noise_under_block_verification_is_caught(
-  monkeypatch,
-):
-  """Later guesses decide how much earlier text is kept, and come again."""
-
-  def draft_noise(self, depth, node):
-    del node
-    return self._gumbel(sampling.DRAFT, self.length - 1 + depth)
-
-  monkeypatch.setattr(sampling.Noise, "draft", draft_noise)
-  assert planted("model", rule=acceptance.block()) < SMALLEST_P
-
-
 @pytest.mark.slow
 def test_honest_noise_passes_where_reused_noise_is_caught():
   assert planted("model", SKEWED) > SMALLEST_P
