@@ -57,6 +57,7 @@ flags.DEFINE_string(
   "pip install xprof, then tensorboard --logdir=FOLDER.",
 )
 FLAGS = flags.FLAGS
+flags.adopt_module_key_flags(_flags)  # or --help would leave them out
 _OWN = sorted(set(FLAGS) - _BEFORE)
 FLAG_NAMES = [*_flags.SHARED, *_OWN]
 

@@ -40,6 +40,7 @@ flags.DEFINE_integer(
   "max_prompt_tokens", 0, "Leave out longer prompts, 0 for none of them."
 )
 FLAGS = flags.FLAGS
+flags.adopt_module_key_flags(_flags)  # or --help would leave them out
 _OWN = sorted(set(FLAGS) - _BEFORE)
 FLAG_NAMES = [*_flags.SHARED, *_OWN]
 

@@ -40,6 +40,7 @@ flags.DEFINE_enum(
   "color", "auto", ("auto", "always", "never"), "Colour tokens by origin."
 )
 FLAGS = flags.FLAGS
+flags.adopt_module_key_flags(_flags)  # or --help would leave them out
 _OWN = sorted(set(FLAGS) - _BEFORE)
 FLAG_NAMES = [*_flags.SHARED, *_OWN]
 

@@ -1,8 +1,8 @@
 """Draws results of bench.py and eval.py, several in one picture.
 
-  python scripts/plot.py --output=drafters.png \\
+  python scripts/plot.py --picture=drafters.png \\
     'lookup=runs/lookup/results.json' 'draft=runs/draft/results.json'
-  python scripts/plot.py --output=passes.png bench.json
+  python scripts/plot.py --picture=passes.png bench.json
 
 LABEL=FILE, two or more: tokens per pass and speedup over k, a line each, of
 all prompts together (--group for one category). One file: T(n) where it holds
@@ -17,8 +17,8 @@ from absl import flags
 
 from specdec.analysis import plots
 
-_OUTPUT = flags.DEFINE_string(
-  "output", None, "Picture to write: .png, .svg or .pdf."
+_PICTURE = flags.DEFINE_string(
+  "picture", None, "Picture to write: .png, .svg or .pdf."
 )
 _GROUP = flags.DEFINE_string("group", "all", "Which group of the results.")
 _TITLE = flags.DEFINE_string("title", None, "Default: what the results say.")
@@ -55,9 +55,9 @@ def title_of(documents: list[dict]) -> str:
 
 def draw(arguments: list[str]) -> None:
   """The whole run."""
-  if not (arguments and _OUTPUT.value):
-    raise ValueError("give --output and one or more files of results")
-  _main.check_writable("--output", _OUTPUT.value)
+  if not (arguments and _PICTURE.value):
+    raise ValueError("give --picture and one or more files of results")
+  _main.check_writable("--picture", _PICTURE.value)
   named = [
     ("", "", argument) if Path(argument).exists() else argument.partition("=")
     for argument in arguments
@@ -70,9 +70,9 @@ def draw(arguments: list[str]) -> None:
       f"{first['settings']['target']}, {first['settings']['dtype']}, context "
       f"{first['settings']['context']}, {first['machine']['device']}"
     )
-    plots.passes(first["passes"], _OUTPUT.value, title)
+    plots.passes(first["passes"], _PICTURE.value, title)
   elif len(documents) == 1 and not named[0][0]:
-    plots.by_group(first["runs"], _OUTPUT.value, title_of(documents), caveats)
+    plots.by_group(first["runs"], _PICTURE.value, title_of(documents), caveats)
   else:
     curves = {}
     for (label, _, path), document in zip(named, documents):
@@ -83,8 +83,8 @@ def draw(arguments: list[str]) -> None:
           f"{path} has no group {_GROUP.value!r}; it has: {known}"
         )
       curves[label or path] = runs
-    plots.speed_over_k(curves, _OUTPUT.value, title_of(documents), caveats)
-  print(_OUTPUT.value)
+    plots.speed_over_k(curves, _PICTURE.value, title_of(documents), caveats)
+  print(_PICTURE.value)
 
 
 main = _main.main_of("plot", draw, takes_arguments=True)

@@ -4,6 +4,8 @@ import contextlib
 import dataclasses
 import json
 import re
+import subprocess
+import sys
 
 import pytest
 
@@ -149,3 +151,10 @@ def test_bad_input_ends_with_one_sentence(target, capsys, arguments, sentence):
   assert message.startswith("bench: ")
   assert "\n" not in message
   assert re.search(sentence, message), message
+
+
+def test_help_shows_the_shared_flags_too():
+  command = [sys.executable, programs.SCRIPTS / "bench.py", "--help"]
+  said = subprocess.run(command, capture_output=True, text=True).stdout
+  for name in ("--exit_layer", "--rates", "--passes", "smollm2-135m"):
+    assert name in said

@@ -38,10 +38,10 @@ def plot(tmp_path, monkeypatch):
   script = importlib.import_module("plot")
 
   def call(*arguments):
-    for name in ("output", "group", "title"):
+    for name in ("picture", "group", "title"):
       flags.FLAGS[name].unparse()
     monkeypatch.chdir(tmp_path)
-    flags.FLAGS(["plot", "--output=out.svg"])
+    flags.FLAGS(["plot", "--picture=out.svg"])
     script.main(["plot", *arguments])
     return (tmp_path / "out.svg").read_text()
 
