@@ -145,6 +145,6 @@ def describe_drafter() -> str:
 
 def header(own_flags: Sequence[str] = ()) -> dict:
   """The head of a JSON document."""
-  names = [n for n in [*SHARED, *own_flags] if n not in ("json", "config")]
+  names = [n for n in [*SHARED, *own_flags] if n != "json"]
   settings = {name: getattr(FLAGS, name) for name in names}
   return provenance.header(settings, caveats())

@@ -31,7 +31,7 @@ from specdec.analysis import plots
 from specdec.training import saving
 
 # What does not change the results: where they are kept, how they are written.
-_FREE = ("output", "json", "compilation_cache")
+_FREE = ("output", "compilation_cache")
 
 _BEFORE = set(flags.FLAGS)
 flags.DEFINE_string("output", None, "Folder of the results.")

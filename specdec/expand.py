@@ -37,6 +37,12 @@ def check_kind(parents: np.ndarray, kind: str) -> str:
   return kind
 
 
+def run_part(parents: np.ndarray, level: slice) -> slice:
+  """Of a level, the nodes up to the last one that has children."""
+  fruitful = [n for n in range(level.start, level.stop) if n in parents]
+  return slice(level.start, max(fruitful, default=level.start - 1) + 1)
+
+
 def grow(
   parents: np.ndarray,
   kind: str,
@@ -77,12 +83,12 @@ def grow(
       token, law = drawn[node]
       all_tokens.append(token)
       all_laws.append(law)
-    fruitful = [node for node in nodes if node in parents]
-    stop = level.stop if whole_levels else max([*fruitful, level.start - 1]) + 1
-    part = slice(level.start, stop)
-    if stop > level.start:
-      tokens = jnp.stack(all_tokens[part], axis=1)
-      after = run(tokens, part, bool(fruitful))
+    part = run_part(parents, level)
+    fruitful = part.stop > part.start
+    if whole_levels:
+      part = level
+    if part.stop > part.start:
+      after = run(jnp.stack(all_tokens[part], axis=1), part, fruitful)
     if fruitful:
       facing = {
         node: after[:, node - part.start]

@@ -13,6 +13,22 @@ def drawn_from(draft: Draft, node: Array, vocab_size: int) -> Array:
   return jnp.exp(draft.log_probs[node])
 
 
+def ratio(draft: Draft, law_of_token: Array) -> Array:
+  """[N] min(1, law / drawn) of every node's own token.
+
+  Args:
+    law_of_token: [N] what the law that a node faces says of its token.
+  """
+  if draft.log_probs is None:
+    return jnp.minimum(1.0, law_of_token)
+  nodes = jnp.arange(len(law_of_token))
+  drawn = jnp.exp(draft.log_probs[nodes, draft.tokens])
+  # Without a division by zero: drawn = 0 was not drawn.
+  return jnp.where(
+    drawn > law_of_token, law_of_token / jnp.where(drawn > 0, drawn, 1.0), 1.0
+  )
+
+
 def remainder(law: Array, drawn: Array) -> Array:
   """norm(relu(law - drawn)) over the last axis; `law` where nothing is left.
 

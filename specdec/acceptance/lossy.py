@@ -7,7 +7,8 @@ target. All of them read warped laws: at temperature 0 they are greedy.
 
 import jax.numpy as jnp
 
-from specdec.acceptance.laws import drawn_from, remainder
+from specdec.acceptance.laws import ratio
+from specdec.acceptance.rejection import rejection
 from specdec.types import AcceptanceRule, Array, Draft
 
 
@@ -24,33 +25,19 @@ def lenience(share: float) -> AcceptanceRule:
     raise ValueError(f"share = {share:g}; it must be in (0, 1]")
 
   def keep(draft: Draft, target_log_probs: Array) -> Array:
-    num_nodes, _ = target_log_probs.shape
-    nodes = jnp.arange(num_nodes)
     above = jnp.maximum(jnp.asarray(draft.parents), 0)
-    target = jnp.exp(target_log_probs[above, draft.tokens]) / share
-    if draft.log_probs is None:
-      return jnp.minimum(1.0, target)
-    drawn = jnp.exp(draft.log_probs[nodes, draft.tokens])
-    return jnp.where(
-      drawn > target, target / jnp.where(drawn > 0, drawn, 1.0), 1.0
-    )
+    target = jnp.exp(target_log_probs[above, draft.tokens])
+    return ratio(draft, target / share)
 
-  def next_law(draft: Draft, target_log_probs: Array, node: Array) -> Array:
-    num_nodes, vocab_size = target_log_probs.shape
-    law = jnp.exp(target_log_probs[node])
-    after = jnp.minimum(node + 1, num_nodes - 1)
-    left = remainder(law, drawn_from(draft, after, vocab_size))
-    return jnp.where(node + 1 < draft.count, left, law)
-
-  return AcceptanceRule(
-    keep,
-    next_law,
-    "first_child",
-    frozenset({"none"}),
-    lossless=share == 1,
-    caveat=""
-    if share == 1
-    else f"lossy: a token may come up to {1 / share:g} times as often as the "
+  # What follows a refusal is drawn as under rejection: norm(relu(p - q)).
+  strict = rejection()
+  if share == 1:
+    return strict._replace(siblings=frozenset({"none"}))
+  return strict._replace(
+    keep=keep,
+    siblings=frozenset({"none"}),
+    lossless=False,
+    caveat=f"lossy: a token may come up to {1 / share:g} times as often as the "
     "target says",
   )
 

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from specdec import tree
-from specdec.acceptance.laws import drawn_from, remainder
+from specdec.acceptance.laws import drawn_from, ratio, remainder
 from specdec.types import AcceptanceRule, Array, Draft
 
 
@@ -21,18 +21,9 @@ def _keep(draft: Draft, target_log_probs: Array) -> Array:
   nodes = jnp.arange(num_nodes)
   above = jnp.maximum(jnp.asarray(parents), 0)
 
-  def ratio(law_of_token: Array) -> Array:
-    if draft.log_probs is None:
-      return law_of_token
-    drawn = jnp.exp(draft.log_probs[nodes, draft.tokens])
-    # min(1, law / drawn) without a division by zero: drawn = 0 was not drawn.
-    return jnp.where(
-      drawn > law_of_token, law_of_token / jnp.where(drawn > 0, drawn, 1.0), 1.0
-    )
-
   widest = tree.max_siblings(parents)
   if isinstance(widest, int) and widest <= 1:  # a chain: no residual to carry
-    return ratio(jnp.exp(target_log_probs[above, draft.tokens]))
+    return ratio(draft, jnp.exp(target_log_probs[above, draft.tokens]))
 
   rank = jnp.asarray(tree.sibling_rank(parents))
   previous = jnp.maximum(jnp.asarray(tree.previous_sibling(parents)), 0)
@@ -45,7 +36,7 @@ def _keep(draft: Draft, target_log_probs: Array) -> Array:
     return jnp.where((rank == r)[:, None], left, facing)
 
   facing = jax.lax.fori_loop(1, widest, pass_on, facing)
-  return ratio(facing[nodes, draft.tokens])
+  return ratio(draft, facing[nodes, draft.tokens])
 
 
 def _next_law(draft: Draft, target_log_probs: Array, node: Array) -> Array:

@@ -163,11 +163,9 @@ def model_tree(
   kind = expand.check_kind(parents, siblings)
   num_nodes, depth = len(parents), len(levels) - 1
   spec = DraftSpec(num_nodes, depth, (num_nodes,), chain=False, siblings=kind)
-  # Of a level, the nodes up to the last one that has children are run.
-  written = np.zeros(num_nodes, bool)
+  written = np.zeros(num_nodes, bool)  # whose K/V drafting writes
   for level in levels:
-    fruitful = [n for n in range(level.start, level.stop) if n in parents]
-    written[level.start : max([*fruitful, -1]) + 1] = True
+    written[expand.run_part(parents, level)] = True
   written[0] = True
 
   def propose(params: Params, cache: KVCache, context: Context):
