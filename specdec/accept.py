@@ -24,6 +24,7 @@ from specdec.types import (
   Stats,
   Verdict,
 )
+from specdec.walk import WALKS, children, drafted
 
 
 class Emission(NamedTuple):
@@ -34,6 +35,7 @@ class Emission(NamedTuple):
   log_probs: Array  # [B, D+1]
   draft_log_probs: Array  # [B, D+1]
   num_accepted: Array  # [B] before trimming
+  survival: Array  # [B, D] P(so many are accepted), by the rule's law; or nan
 
 
 def accept_step(
@@ -56,13 +58,16 @@ def accept_step(
   """
   if rule.walk == "coupled":
     path, num_accepted, next_token = _coupled_walk(draft, law, noise, depth)
+    survival = jnp.full((len(path), depth), jnp.nan)
   else:
-    path, num_accepted, next_token = _walk(rule, draft, law, noise, depth)
+    path, num_accepted, next_token, survival = _walk(
+      rule, draft, law, noise, depth
+    )
   step = jnp.arange(depth + 1)
   kept = step[None] < num_accepted[:, None]  # [B, D+1]
   child = jnp.concatenate([path[:, 1:], path[:, -1:]], axis=1)
   # Where the path ends, the law that was refused is the first child's.
-  own = _children(draft, path) & _drafted(draft)[:, None, :]  # [B, D+1, N]
+  own = children(draft, path) & drafted(draft)[:, None, :]  # [B, D+1, N]
   child = jnp.where(kept, child, jnp.argmax(own, axis=-1))
   compared = kept | jnp.any(own, axis=-1)
   tokens = jnp.take_along_axis(draft.tokens, child, axis=1)
@@ -85,22 +90,9 @@ def accept_step(
     log_probs=logits[row, path, tokens] - normaliser[row, path],
     draft_log_probs=jnp.where(compared, drawn, jnp.nan),
     num_accepted=num_accepted,
+    survival=survival,
   )
   return path, emission
-
-
-def _drafted(draft: Draft) -> Array:
-  """[B, N] bool: the nodes in use."""
-  return jnp.arange(draft.tokens.shape[1])[None] < draft.count[:, None]
-
-
-def _children(draft: Draft, nodes: Array) -> Array:
-  """[B, ..., N] bool: the nodes right below nodes [B, ...]."""
-  parents = jnp.broadcast_to(jnp.asarray(draft.parents), draft.tokens.shape)
-  parents = parents.reshape(
-    parents.shape[0], *(1,) * (nodes.ndim - 1), parents.shape[1]
-  )
-  return parents == nodes[..., None]
 
 
 def _walk(rule, draft, law, noise, depth):
@@ -118,65 +110,14 @@ def _walk(rule, draft, law, noise, depth):
     draft.count,
   )
   keep = jax.vmap(lambda r, p: rule.keep(row(*r), p))(rows, law)
-  kept = (noise.accept(keep.shape[1]) < keep) & _drafted(draft)
-  walk = _WALKS[rule.walk]
-  path, num_accepted, last = walk(draft, kept, depth)
+  kept = (noise.accept(keep.shape[1]) < keep) & drafted(draft)
+  walk = WALKS[rule.walk]
+  path, num_accepted, last = walk.go(draft, kept, depth)
   next_law = jax.vmap(lambda r, p, n: rule.next_law(row(*r), p, n))(
     rows, law, last
   )
   next_token = sampling.argmax(jnp.log(next_law) + noise.next(last))
-  return path, num_accepted, next_token
-
-
-def _first_child(draft, kept, depth):
-  """From the root to the first kept child, and so on."""
-
-  def descend(carry, _):
-    node, num_accepted, alive = carry
-    candidates = _children(draft, node) & kept
-    alive &= jnp.any(candidates, axis=-1)
-    node = jnp.where(alive, jnp.argmax(candidates, axis=-1), node)
-    return (node, num_accepted + alive, alive), node
-
-  zero = jnp.zeros_like(draft.count)
-  (last, num_accepted, _), path = jax.lax.scan(
-    descend, (zero, zero, zero == 0), length=depth
-  )
-  path = jnp.concatenate([zero[:, None], path.T], axis=1)
-  return path, num_accepted, last
-
-
-def _last_success(draft, kept, depth):
-  """Of a chain, everything up to the last kept node."""
-  del draft
-  node = jnp.arange(kept.shape[1])
-  last = jnp.max(jnp.where(kept, node[None], 0), axis=-1)
-  step = jnp.arange(depth + 1)
-  return jnp.minimum(step[None], last[:, None]), last, last
-
-
-def _longest(draft, kept, depth):
-  """To the deepest node that is kept with all above it; the first of those."""
-  parents = jnp.broadcast_to(jnp.asarray(draft.parents), kept.shape)
-  above = tree.ancestors(parents)  # [B, N, N], the node itself included
-  root = jnp.arange(kept.shape[1]) == 0
-  alive = jnp.all(~above | kept[:, None, :] | root[None, None], axis=-1)
-  height = tree.depth(parents)
-  last = jnp.argmax(jnp.where(alive, height, -1), axis=-1)
-  row = jnp.arange(len(last))
-  num_accepted = height[row, last]
-  step = jnp.minimum(jnp.arange(depth + 1)[None], num_accepted[:, None])
-  on_path = above[row, last][:, None, :] & (
-    height[:, None, :] == step[..., None]
-  )
-  return jnp.argmax(on_path, axis=-1), num_accepted, last
-
-
-_WALKS = {
-  "first_child": _first_child,
-  "last_success": _last_success,
-  "longest": _longest,
-}
+  return path, num_accepted, next_token, walk.survival(draft, keep, depth)
 
 
 def _coupled_walk(draft, law, noise, depth):
@@ -190,7 +131,7 @@ def _coupled_walk(draft, law, noise, depth):
     )
     next_token = jnp.where(alive, token, next_token)
     same = draft.tokens == token[:, None]
-    candidates = _children(draft, node) & _drafted(draft) & same
+    candidates = children(draft, node) & drafted(draft) & same
     alive &= jnp.any(candidates, axis=-1)
     node = jnp.where(alive, jnp.argmax(candidates, axis=-1), node)
     path = jnp.where(jnp.arange(depth + 1)[None] > d, node[:, None], path)
@@ -249,7 +190,7 @@ def tally(
   committed = verdict.num_committed
   alive = committed > 0
   depth = jnp.atleast_2d(tree.depth(draft.parents))
-  deepest = jnp.max(jnp.where(_drafted(draft), depth, 0), axis=-1)
+  deepest = jnp.max(jnp.where(drafted(draft), depth, 0), axis=-1)
   # Positions behind the limit say nothing, whether the round came so far or
   # not; nor do those behind an EOS, where nothing was refused.
   deepest = jnp.minimum(deepest, room)
@@ -265,12 +206,19 @@ def tally(
       jnp.int32
     )
 
+  depth_run = emission.survival.shape[1]
+  expected = (
+    jnp.zeros_like(stats.expected)
+    .at[:, :depth_run]
+    .set(jnp.where(counted(deepest)[:, :depth_run] > 0, emission.survival, 0.0))
+  )
   return stats.replace(
     rounds=stats.rounds + alive,
     emitted=stats.emitted + committed,
     drafted=stats.drafted + counted(tried),
     accepted=stats.accepted + counted(accepted),
     judged=stats.judged + counted(accepted + refused),
+    expected=stats.expected + expected,
     nodes=stats.nodes + jnp.where(alive, draft.count - 1, 0),
     widths=stats.widths.at[chosen].add(1),
   )

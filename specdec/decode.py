@@ -35,11 +35,14 @@ _PARTS = ("target", "drafter", "rule")  # static arguments of every program
 def _check_pair(drafter: Drafter, rule: AcceptanceRule) -> None:
   spec = drafter.spec
   if spec.siblings not in rule.siblings:
+    why = ""
+    if spec.siblings == "point_mass":
+      why = ", as it reads the law that each guess was drawn from"
     raise ValueError(
       f"the drafter's siblings are {spec.siblings!r}; this rule is right for "
-      f"{', '.join(sorted(rule.siblings))}"
+      f"{', '.join(sorted(rule.siblings))}{why}"
     )
-  if rule.walk == "last_success" and not spec.chain:
+  if rule.chains_only and not spec.chain:
     raise ValueError("this rule judges chains, and the drafter drafts trees")
   ascending = tuple(sorted(set(spec.widths)))
   if spec.widths != ascending or spec.widths[-1:] != (spec.max_nodes,):
@@ -106,6 +109,7 @@ def start(
       drafted=jnp.zeros((batch, spec.max_depth), jnp.int32),
       accepted=jnp.zeros((batch, spec.max_depth), jnp.int32),
       judged=jnp.zeros((batch, spec.max_depth), jnp.int32),
+      expected=jnp.zeros((batch, spec.max_depth), jnp.float32),
       nodes=jnp.zeros((batch,), jnp.int32),
       widths=jnp.zeros((len(spec.widths),), jnp.int32),
     ),

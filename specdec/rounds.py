@@ -51,7 +51,7 @@ def verify_step(
 ) -> tuple[ModelOutput, DecodeState]:
   """One pass of the target over a draft: row n of its output is node n's."""
   start, hidden = 0, None
-  if draft.resume is not None:
+  if draft.resume is not None and draft.resume.hidden is not None:
     start, hidden = len(draft.resume.layers), draft.resume.hidden
   output, cache = target.apply(
     params,
@@ -100,7 +100,7 @@ def _trimmed_to(draft: Draft, width: int) -> Draft:
   if width == draft.tokens.shape[1]:
     return draft
   resume = draft.resume
-  if resume is not None:
+  if resume is not None and resume.hidden is not None:
     resume = resume._replace(hidden=resume.hidden[:, :width])
   return draft._replace(
     tokens=draft.tokens[:, :width],
@@ -127,6 +127,7 @@ def decode_step(
   spec = drafter.spec
   draft, state = draft_step(drafter, params, state, target.vocab_size, rule)
   _check_draft(draft, spec, target.vocab_size)
+  _check_room(state, spec)
   if spec.chain:
     draft = draft._replace(parents=tree.chain(spec.max_nodes))
 
@@ -188,8 +189,24 @@ def _check_draft(draft: Draft, spec: DraftSpec, vocab_size: int) -> None:
       f"the drafter gave {draft.tokens.shape[1]} nodes; its spec says "
       f"max_nodes = {spec.max_nodes}"
     )
+  silent = draft.log_probs is None
+  if silent != (spec.siblings == "point_mass") and spec.max_nodes > 1:
+    raise ValueError(
+      f"the drafter handed over {'no law' if silent else 'a law'} of its "
+      f"guesses, and its spec says siblings = {spec.siblings!r}"
+    )
   if draft.log_probs is not None and draft.log_probs.shape[-1] != vocab_size:
     raise ValueError(
       f"the drafter's law is over {draft.log_probs.shape[-1]} tokens and the "
       f"target's over {vocab_size}; they must share one vocabulary"
+    )
+
+
+def _check_room(state: DecodeState, spec: DraftSpec) -> None:
+  slots, size = state.target_cache.num_slots, state.tokens.shape[1]
+  if slots < size + spec.max_nodes:
+    raise ValueError(
+      f"the cache has {slots} slots; {size} tokens and a draft of "
+      f"{spec.max_nodes} nodes need {size + spec.max_nodes}: start with the "
+      "drafter that runs"
     )

@@ -9,6 +9,7 @@ import heapq
 import itertools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 
@@ -17,12 +18,28 @@ def chain(num_nodes: int) -> np.ndarray:
   return np.arange(num_nodes, dtype=np.int32) - 1
 
 
-def parallel(num_chains: int, length: int) -> np.ndarray:
-  """Parents of several chains below one root, level by level. [N] int32."""
-  nodes = np.arange(1, 1 + num_chains * length)
-  return np.concatenate([[-1], np.maximum(nodes - num_chains, 0)]).astype(
-    np.int32
-  )
+def parallel(num_chains: int, length: int, shared: int = 0) -> np.ndarray:
+  """Parents of several chains below one root, level by level. [N] int32.
+
+  Args:
+    num_chains: how many, >= 1.
+    length: tokens of each, what they share included.
+    shared: how many tokens they begin with in common, in 0..length.
+
+  Raises:
+    ValueError: an argument out of range.
+  """
+  if num_chains < 1 or length < 0 or not 0 <= shared <= length:
+    raise ValueError(
+      f"{num_chains} chains of {length} tokens that share {shared}: there must "
+      "be a chain, and they can share 0 tokens to all of them"
+    )
+  parents = [-1, *range(shared)]
+  for _ in range(length - shared):
+    level = len(parents)
+    last = range(level - num_chains, level) if len(parents) > shared + 1 else ()
+    parents += last or [shared] * num_chains
+  return np.array(parents, np.int32)
 
 
 def from_paths(paths) -> np.ndarray:
@@ -104,6 +121,40 @@ def optimal(acceptance, num_nodes: int) -> list[tuple[int, ...]]:
     heapq.heappush(frontier, (sibling, (*path[:-1], rank), above))
     heapq.heappush(frontier, (-product * value(depth, 0), (*path, 0), product))
   return sorted(chosen, key=lambda path: (len(path), path))
+
+
+def canonical(tokens, parents):
+  """Parents with equal prefixes joined at the first node that spells them.
+
+  Chains that were drawn apart may begin alike. What hangs below a later copy
+  of a node is hung below the first one, so that a walk which comes to this
+  text has all of its continuations; the copy stays, childless, as one more
+  draw among its siblings (without this k-SEQ keeps less: SpecTr,
+  arXiv:2310.15141). Level order stays level order.
+
+  Args:
+    tokens: [..., N].
+    parents: [N] or [..., N].
+
+  Returns:
+    [..., N] int32.
+  """
+  xp = jnp if isinstance(tokens, jax.Array) else np
+  num_nodes = tokens.shape[-1]
+  turns = num_nodes - 1
+  if isinstance(parents, np.ndarray):
+    turns = int(depth(parents).max())
+  parents = xp.broadcast_to(xp.asarray(parents), tokens.shape)
+  root = parents < 0
+  above = xp.where(root, 0, parents)
+  alike = tokens[..., :, None] == tokens[..., None, :]
+  alike &= root[..., :, None] == root[..., None, :]
+  joined = xp.where(root, -1, above)
+  for _ in range(turns):  # each is right one level deeper
+    same = alike & (joined[..., :, None] == joined[..., None, :])
+    first = xp.argmax(same, axis=-1)
+    joined = xp.where(root, -1, xp.take_along_axis(first, above, axis=-1))
+  return joined.astype(xp.int32)
 
 
 def levels(parents: np.ndarray) -> list[slice]:

@@ -84,7 +84,9 @@ class DraftSpec(NamedTuple):
   max_depth: int  # D, tokens that one round can accept
   widths: tuple[int, ...]  # ascending node counts decode compiles; last is N
   chain: bool = True  # parents = arange(N) - 1 always
-  siblings: str = "none"  # none | iid | without_replacement | point_mass
+  siblings: str = "none"  # how the children of a node are drawn. none: there
+  #                   is one; iid; without_replacement; point_mass: they are not
+  #                   drawn at all, be there one or several (log_probs is None)
   features: tuple[int, ...] | None = None  # None: wants nothing of the target;
   #                      else its hidden states, and the streams entering these
 
@@ -92,7 +94,9 @@ class DraftSpec(NamedTuple):
 class Resume(NamedTuple):
   """What an early-exit draft hands over, so that verification skips layers."""
 
-  hidden: Array  # [B, N, M] the residual stream entering layer len(layers)
+  hidden: Array | None  # [B, N, M] the residual stream entering layer
+  #                       len(layers); None: their scratch was only borrowed,
+  #                       and verification runs every layer
   layers: tuple[tuple[Array, Array], ...]  # the first cache layers, written
 
 
@@ -166,6 +170,7 @@ class AcceptanceRule(NamedTuple):
   siblings: frozenset[str]  # the kinds of siblings it is right for
   lossless: bool
   caveat: str = ""  # what every print of its output must say; '': nothing
+  chains_only: bool = False  # it judges one path
 
 
 # Where an emitted token came from: DecodeState.origin.
@@ -183,6 +188,9 @@ class Stats:
   accepted: Array  # [B, D] rounds whose draft was accepted to depth d + 1
   judged: Array  # [B, D] rounds that judged depth d + 1: a token was drafted
   #                 there and all before it was accepted
+  expected: Array  # [B, D] float32: what `accepted` is expected to be, by the
+  #                  rule's law of every draft; nan where the rule has no keep.
+  #                  It does not know that an EOS in a draft ends the text
   nodes: Array  # [B] drafted tokens that were verified
   widths: Array  # [W] rounds run at each static width, batch as a whole
 

@@ -101,18 +101,20 @@ def test_levels_out_of_order_and_unknown_kinds_are_refused():
   with pytest.raises(ValueError, match="not in level order"):
     tree.levels(np.array([-1, 0, 1, 0]))
   with pytest.raises(ValueError, match="accepted: iid"):
-    drafters.model_tree(table.model(V), TREE, "twins")
+    expand.static(TREE, "twins")
 
 
 @functools.cache
 def drafter_of(name, kind, shape):
-  parents = {"tree": TREE, "parallel": PARALLEL, "chain": tree.chain(4)}[shape]
+  if kind == "dynamic":
+    expansion = expand.dynamic(2, 3, 6)
+  else:
+    parents = {"tree": TREE, "parallel": PARALLEL, "chain": tree.chain(4)}
+    expansion = expand.static(parents[shape], kind)
   if name == "model":
-    return drafters.model_tree(
-      early_exit_test.target("llama")[0], parents, kind
-    )
+    return drafters.model_tree(early_exit_test.target("llama")[0], expansion)
   model, _ = early_exit_test.target(name)
-  return drafters.early_exit_tree(model, 2, parents, kind)
+  return drafters.early_exit_tree(model, 2, expansion)
 
 
 def other_params():
@@ -145,6 +147,8 @@ def generate(name, kind, shape, rule, params=None):
     ("model", "point_mass", "parallel"),
     ("llama", "without_replacement", "tree"),
     ("gemma", "point_mass", "tree"),
+    ("model", "dynamic", "of 6"),
+    ("gemma", "dynamic", "of 6"),
     pytest.param("model", "iid", "chain", marks=SLOW),
     pytest.param("model", "iid", "parallel", marks=SLOW),
     pytest.param("gemma", "without_replacement", "parallel", marks=SLOW),
@@ -173,14 +177,14 @@ def test_a_chain_as_a_tree_is_the_chain():
     )
     for drafter in (
       drafters.model(model, 3),
-      drafters.model_tree(model, tree.chain(4), "iid"),
+      drafters.model_tree(model, expand.static(tree.chain(4), "iid")),
     )
   ]
   assert texts(states[0]) == texts(states[1])
   jax.tree.map(np.testing.assert_array_equal, states[0].stats, states[1].stats)
 
 
-@pytest.mark.parametrize("kind", expand.KINDS)
+@pytest.mark.parametrize("kind", [*expand.KINDS, "dynamic"])
 def test_the_targets_own_tree_never_loses_its_first_child(kind):
   """Every K/V of the draft's cache is right, whatever path was committed."""
   _, params = early_exit_test.target("llama")
@@ -204,7 +208,7 @@ def test_the_targets_own_tree_never_loses_its_first_child(kind):
   ],
 )
 def test_texts_follow_the_targets_law(kind):
-  drafter = drafters.model_tree(table.model(V), TREE, kind)
+  drafter = drafters.model_tree(table.model(V), expand.static(TREE, kind))
   found = sample(drafter, acceptance.rejection())
   p = [p_value(*pair) for pair in zip(found, EXACT)]
   assert min(p) > SMALLEST_P, p
@@ -225,9 +229,8 @@ def test_laws_are_those_that_the_tokens_came_from():
     noise.draft,
   )
   parents = np.array([-1, 0, 0, 0, 0], np.int32)
-  grown = expand.grow(
-    parents, "without_replacement", context, logits, lambda *_: None
-  )
+  expansion = expand.static(parents, "without_replacement")
+  grown = expansion.grow(context, logits, lambda *_: None, False)
   law = np.exp(np.asarray(sampling.warp(logits, context.sampling)))
   tokens = np.asarray(grown.tokens)
   for row in range(rows):

@@ -21,10 +21,11 @@ ALLOWED = {
   "expand": ("types", "tree", "sampling", "cache"),
   "models": ("types", "tree", "cache", "sampling", "sharding", "models"),
   "acceptance": ("types", "tree", "sampling", "acceptance"),
-  "accept": ("types", "tree", "sampling"),
+  "walk": ("types", "tree"),
+  "accept": ("types", "tree", "sampling", "walk"),
   "rounds": ("types", "tree", "sampling", "cache", "accept"),
   "decode": ("types", "tree", "sampling", "cache", "prefill", "rounds"),
-  "analysis": ("types", "models.config", "models.presets", "analysis"),
+  "analysis": ("types", "tree", "models.config", "models.presets", "analysis"),
 }
 DRAFTER_BANS = ("decode", "acceptance", "beam", "training", "checkpoints")
 FOREIGN_BANS = ("ml_collections", "absl.flags", "pickle", "cloudpickle", "dill")

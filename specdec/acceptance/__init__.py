@@ -2,6 +2,7 @@
 
 from specdec.acceptance.block import block
 from specdec.acceptance.exact import coupled, greedy
+from specdec.acceptance.kseq import kseq
 from specdec.acceptance.lossy import lenience, relaxed, typical
 from specdec.acceptance.naive import naive
 from specdec.acceptance.rejection import rejection
@@ -11,6 +12,7 @@ __all__ = [
   "block",
   "coupled",
   "greedy",
+  "kseq",
   "lenience",
   "naive",
   "rejection",

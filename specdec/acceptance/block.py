@@ -65,5 +65,10 @@ def block() -> AcceptanceRule:
   (DESIGN rule 4): later guesses decide how much earlier text is kept.
   """
   return AcceptanceRule(
-    _keep, _next_law, "last_success", frozenset({"none"}), lossless=True
+    _keep,
+    _next_law,
+    "last_success",
+    frozenset({"none", "point_mass"}),
+    lossless=True,
+    chains_only=True,
   )

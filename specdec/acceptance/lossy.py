@@ -30,12 +30,13 @@ def lenience(share: float) -> AcceptanceRule:
     return ratio(draft, target / share)
 
   # What follows a refusal is drawn as under rejection: norm(relu(p - q)).
-  strict = rejection()
+  strict = rejection()._replace(
+    siblings=frozenset({"none", "point_mass"}), chains_only=True
+  )
   if share == 1:
-    return strict._replace(siblings=frozenset({"none"}))
+    return strict
   return strict._replace(
     keep=keep,
-    siblings=frozenset({"none"}),
     lossless=False,
     caveat=f"lossy: a token may come up to {1 / share:g} times as often as the "
     "target says",

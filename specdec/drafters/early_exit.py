@@ -16,7 +16,6 @@ decoding (docs/results.md).
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from specdec import cache as kv
 from specdec import expand, sampling, tree
@@ -104,47 +103,43 @@ def early_exit(target: Model, exit_layer: int, k: int) -> Drafter:
 
 
 def early_exit_tree(
-  target: Model,
-  exit_layer: int,
-  parents: np.ndarray,
-  siblings: str = "without_replacement",
+  target: Model, exit_layer: int, expansion: expand.Expansion
 ) -> Drafter:
-  """Drafts a static tree with the target's first layers, a level in one call.
+  """Drafts a tree with the target's first layers, a level in one call.
+
+  A static tree is resumed after layer E. A dynamic one is run again from the
+  first layer on: its nodes stand in another order than they were tried in, and
+  its leaves were never run.
 
   Args:
     exit_layer: E, in 1 .. L - 1.
-    parents: [N] of the tree, as tree.from_paths or tree.parallel make them.
-    siblings: how the children of a node are drawn, one of expand.KINDS.
+    expansion: the shape, expand.static or expand.dynamic.
 
   Raises:
-    ValueError: E is out of range, the tree is not in level order, or the kind
-      is unknown.
+    ValueError: E is out of range, or drafting would run more nodes than the
+      tree has: they share the target's scratch.
   """
   plain = early_exit(target, exit_layer, 0)  # is there such a layer?
-  parents = np.asarray(parents, np.int32)
-  depth = len(tree.levels(parents)) - 1
-  num_nodes = len(parents)
-  spec = DraftSpec(
-    num_nodes,
-    depth,
-    (num_nodes,),
-    chain=False,
-    siblings=expand.check_kind(parents, siblings),
-  )
+  num_nodes = expansion.spec.max_nodes
+  if expansion.num_run > num_nodes:
+    raise ValueError(
+      f"drafting runs {expansion.num_run} nodes and the tree has {num_nodes}; "
+      "the target's cache has room for the tree: keep more, or try fewer"
+    )
 
   def propose(params, draft_state, context: Context):
     whole = context.target_cache
     cache = whole.replace(layers=whole.layers[:exit_layer])
     streams = []
 
-    def run(tokens, nodes, wanted):
+    def run(tokens, parents, first, wanted):
       nonlocal cache
       output, cache = target.apply(
         params.target,
         tokens,
         cache,
-        parents=parents[: nodes.stop],
-        first=nodes.start,
+        parents=parents,
+        first=first,
         stop=exit_layer,
         head=wanted,
         features=(exit_layer,),
@@ -155,13 +150,20 @@ def early_exit_tree(
     pending = jnp.take_along_axis(
       context.tokens, context.length[:, None] - 1, axis=1
     )
-    logits = run(pending, slice(0, 1), True)[:, 0]
-    grown = expand.grow(
-      parents, siblings, context, logits, run, whole_levels=True
-    )
-    resume = Resume(jnp.concatenate(streams, axis=1), kv.pin(cache).layers)
+    logits = run(pending, tree.chain(1), 0, True)[:, 0]
+    grown = expansion.grow(context, logits, run, True)
+    layers = kv.pin(cache).layers
+    hidden = None
+    if expansion.in_place:
+      hidden = jnp.concatenate(streams, axis=1)
     count = jnp.full_like(context.length, num_nodes)
-    draft = Draft(grown.tokens, parents, grown.log_probs, count, resume)
+    draft = Draft(
+      grown.tokens,
+      grown.parents,
+      grown.log_probs,
+      count,
+      Resume(hidden, layers),
+    )
     return draft, draft_state
 
-  return plain._replace(spec=spec, propose=propose)
+  return plain._replace(spec=expansion.spec, propose=propose)

@@ -52,7 +52,9 @@ def lookup(k: int, *, ngram: int = 5, min_ngram: int = 3) -> Drafter:
       "0 <= min_ngram <= ngram and 1 <= ngram"
     )
   widths = (1, k + 1) if k and min_ngram else (k + 1,)
-  spec = DraftSpec(max_nodes=k + 1, max_depth=k, widths=widths)
+  spec = DraftSpec(
+    max_nodes=k + 1, max_depth=k, widths=widths, siblings="point_mass"
+  )
 
   def init(params, context, prefill_output):
     del params, context, prefill_output

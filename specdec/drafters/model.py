@@ -6,9 +6,10 @@ two where the last accepted guess was drawn but never fed, so every round starts
 with the last two tokens together.
 """
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from specdec import cache as kv
 from specdec import expand, prefill, sampling, tree
@@ -94,7 +95,6 @@ def model(draft_model: Model, k: int) -> Drafter:
   if k < 0:
     raise ValueError(f"k = {k}; it must be >= 0")
   spec = DraftSpec(max_nodes=k + 1, max_depth=k, widths=(k + 1,))
-
   init = _prefill(draft_model, k + 1)
 
   def propose(params: Params, cache: KVCache, context: Context):
@@ -146,55 +146,51 @@ def model(draft_model: Model, k: int) -> Drafter:
   return Drafter(spec, init, propose, update)
 
 
-def model_tree(
-  draft_model: Model, parents: np.ndarray, siblings: str = "without_replacement"
-) -> Drafter:
-  """Drafts a static tree: one call of `draft_model` a level, with a tree mask.
+class _TreeState(NamedTuple):
+  """What a drafter of trees carries from a draft to its verdict."""
+
+  cache: KVCache
+  slot: Array  # [B, N] where node n's K/V stands behind the committed ones; -1
+
+
+def model_tree(draft_model: Model, expansion: expand.Expansion) -> Drafter:
+  """Drafts a tree: one call of `draft_model` a level, with a tree mask.
 
   Args:
-    parents: [N] of the tree, as tree.from_paths or tree.parallel make them.
-    siblings: how the children of a node are drawn, one of expand.KINDS.
-
-  Raises:
-    ValueError: the tree is not in level order, or the kind is unknown.
+    expansion: the shape, expand.static or expand.dynamic.
   """
-  parents = np.asarray(parents, np.int32)
-  levels = tree.levels(parents)
-  kind = expand.check_kind(parents, siblings)
-  num_nodes, depth = len(parents), len(levels) - 1
-  spec = DraftSpec(num_nodes, depth, (num_nodes,), chain=False, siblings=kind)
-  written = np.zeros(num_nodes, bool)  # whose K/V drafting writes
-  for level in levels:
-    written[expand.run_part(parents, level)] = True
-  written[0] = True
+  num_nodes = expansion.spec.max_nodes
+  fill = _prefill(draft_model, max(expansion.num_run, num_nodes))
 
-  def propose(params: Params, cache: KVCache, context: Context):
-    logits, cache = _catch_up(draft_model, params, cache, context)
+  def init(params: Params, context: Context, prefill_output):
+    nowhere = jnp.full((context.length.shape[0], num_nodes), -1, jnp.int32)
+    return _TreeState(fill(params, context, prefill_output), nowhere)
 
-    def run(tokens, nodes, wanted):
+  def propose(params: Params, state: _TreeState, context: Context):
+    logits, cache = _catch_up(draft_model, params, state.cache, context)
+
+    def run(tokens, parents, first, wanted):
       nonlocal cache
       output, cache = draft_model.apply(
-        params.draft,
-        tokens,
-        cache,
-        parents=parents[: nodes.stop],
-        first=nodes.start,
-        head=wanted,
+        params.draft, tokens, cache, parents=parents, first=first, head=wanted
       )
       return output.logits
 
-    grown = expand.grow(parents, siblings, context, logits, run)
+    grown = expansion.grow(context, logits, run, False)
     count = jnp.full_like(context.length, num_nodes)
-    return Draft(grown.tokens, parents, grown.log_probs, count), kv.pin(cache)
+    slot = jnp.broadcast_to(jnp.asarray(grown.slot), grown.tokens.shape)
+    draft = Draft(grown.tokens, grown.parents, grown.log_probs, count)
+    return draft, _TreeState(kv.pin(cache), slot)
 
   def update(
-    params, cache: KVCache, context, draft, verdict: Verdict, target_output
+    params, state: _TreeState, context, draft, verdict: Verdict, target_output
   ):
     del params, draft, target_output
-    row = jnp.arange(verdict.num_accepted.shape[0])
-    last = verdict.path[row, verdict.num_accepted]
-    kept = verdict.num_accepted + jnp.asarray(written)[last]  # the root as well
-    cache = cache.replace(length=context.length - 1)
-    return kv.commit(cache, verdict.path, kept, chain=False)
+    slot = jnp.take_along_axis(state.slot, verdict.path, axis=1)  # [B, D+1]
+    last = jnp.take_along_axis(slot, verdict.num_accepted[:, None], axis=1)
+    kept = verdict.num_accepted + (last[:, 0] >= 0)  # the root as well
+    cache = state.cache.replace(length=context.length - 1)
+    cache = kv.commit(cache, jnp.maximum(slot, 0), kept, chain=False)
+    return state._replace(cache=cache)
 
-  return Drafter(spec, _prefill(draft_model, num_nodes), propose, update)
+  return Drafter(expansion.spec, init, propose, update)

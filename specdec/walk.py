@@ -1,0 +1,131 @@
+"""Three ways through a tree whose nodes are kept with given probabilities.
+
+Each has two sides that must agree: the walk itself, over coins that were
+thrown, and the probability that it comes so deep, over the coins' laws. Both
+see a draft's structure only. [B, N] arrays, nodes not in use never kept.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from specdec import tree
+from specdec.types import Array, Draft
+
+
+class Walk(NamedTuple):
+  """One way.
+
+  go(draft, kept [B, N] bool, depth) -> path [B, depth + 1], how many nodes of
+    it beside the root, and the last of them [B].
+  survival(draft, keep [B, N], depth) -> [B, depth]: P(it accepts d + 1 nodes).
+  """
+
+  go: Callable[[Draft, Array, int], tuple[Array, Array, Array]]
+  survival: Callable[[Draft, Array, int], Array]
+
+
+def drafted(draft: Draft) -> Array:
+  """[B, N] bool: the nodes in use."""
+  return jnp.arange(draft.tokens.shape[1])[None] < draft.count[:, None]
+
+
+def children(draft: Draft, nodes: Array) -> Array:
+  """[B, ..., N] bool: the nodes right below nodes [B, ...]."""
+  parents = jnp.broadcast_to(jnp.asarray(draft.parents), draft.tokens.shape)
+  parents = parents.reshape(
+    parents.shape[0], *(1,) * (nodes.ndim - 1), parents.shape[1]
+  )
+  return parents == nodes[..., None]
+
+
+def _first_child(draft: Draft, kept: Array, depth: int):
+  """From the root to the first kept child, and so on.
+
+  Of children with one token the first is gone on from, whichever was kept: it
+  is the one that tree.canonical hangs their common children below.
+  """
+
+  def descend(carry, _):
+    node, num_accepted, alive = carry
+    below = children(draft, node)
+    alive &= jnp.any(below & kept, axis=-1)
+    chosen = jnp.argmax(below & kept, axis=-1)
+    token = jnp.take_along_axis(draft.tokens, chosen[:, None], axis=1)
+    first = jnp.argmax(below & (draft.tokens == token), axis=-1)
+    node = jnp.where(alive, first, node)
+    return (node, num_accepted + alive, alive), node
+
+  zero = jnp.zeros_like(draft.count)
+  (last, num_accepted, _), path = jax.lax.scan(
+    descend, (zero, zero, zero == 0), length=depth
+  )
+  path = jnp.concatenate([zero[:, None], path.T], axis=1)
+  return path, num_accepted, last
+
+
+def _first_child_survival(draft: Draft, keep: Array, depth: int) -> Array:
+  def row(tokens, parents, keep):  # [N] each
+    index = jnp.arange(len(keep))
+    siblings = parents[:, None] == parents[None, :]
+    older = siblings & (index[None, :] < index[:, None])
+    refused = jnp.prod(jnp.where(older, 1.0 - keep[None, :], 1.0), axis=-1)
+    chosen = keep * refused
+    same = siblings & (tokens[:, None] == tokens[None, :])
+    first = jnp.argmax(same, axis=-1)
+    entered = jnp.zeros_like(keep).at[first].add(chosen).at[0].set(1.0)
+    above = tree.ancestors(parents)  # the node itself included
+    reached = jnp.prod(jnp.where(above, entered[None, :], 1.0), axis=-1)
+    return jnp.zeros((depth + 1,)).at[tree.depth(parents)].add(reached)[1:]
+
+  keep = jnp.where(drafted(draft), keep, 0.0)
+  parents = jnp.broadcast_to(jnp.asarray(draft.parents), keep.shape)
+  return jax.vmap(row)(draft.tokens, parents, keep)
+
+
+def _last_success(draft: Draft, kept: Array, depth: int):
+  """Of a chain, everything up to the last kept node."""
+  del draft
+  node = jnp.arange(kept.shape[1])
+  last = jnp.max(jnp.where(kept, node[None], 0), axis=-1)
+  step = jnp.arange(depth + 1)
+  return jnp.minimum(step[None], last[:, None]), last, last
+
+
+def _last_success_survival(draft: Draft, keep: Array, depth: int) -> Array:
+  keep = jnp.where(drafted(draft), keep, 0.0)
+  refused = jnp.cumprod(1.0 - keep[:, ::-1], axis=1)[:, ::-1]
+  return 1.0 - refused[:, 1 : depth + 1]
+
+
+def _longest(draft: Draft, kept: Array, depth: int):
+  """To the deepest node that is kept with all above it; the first of those."""
+  parents = jnp.broadcast_to(jnp.asarray(draft.parents), kept.shape)
+  above = tree.ancestors(parents)  # [B, N, N], the node itself included
+  root = jnp.arange(kept.shape[1]) == 0
+  alive = jnp.all(~above | kept[:, None, :] | root[None, None], axis=-1)
+  height = tree.depth(parents)
+  last = jnp.argmax(jnp.where(alive, height, -1), axis=-1)
+  row = jnp.arange(len(last))
+  num_accepted = height[row, last]
+  step = jnp.minimum(jnp.arange(depth + 1)[None], num_accepted[:, None])
+  on_path = above[row, last][:, None, :] & (
+    height[:, None, :] == step[..., None]
+  )
+  return jnp.argmax(on_path, axis=-1), num_accepted, last
+
+
+def _longest_survival(draft: Draft, keep: Array, depth: int) -> Array:
+  """For rules of certainties: keep is 0 or 1."""
+  _, num_accepted, _ = _longest(draft, (keep > 0.5) & drafted(draft), depth)
+  reached = jnp.arange(1, depth + 1)[None] <= num_accepted[:, None]
+  return reached.astype(jnp.float32)
+
+
+WALKS = {
+  "first_child": Walk(_first_child, _first_child_survival),
+  "last_success": Walk(_last_success, _last_success_survival),
+  "longest": Walk(_longest, _longest_survival),
+}
