@@ -185,9 +185,9 @@ def test_b08_keep_is_exactly_zero_and_one():
   for tokens, expected in zip(node, (0.0, 1.0)):
     keep = acceptance.rejection().keep(
       law.Draft(
-        tokens, np.array(CHAINS[1]), law._log(np.stack([draft[0]] * 2)), 2
+        tokens, np.array(CHAINS[1]), law.log(np.stack([draft[0]] * 2)), 2
       ),
-      law._log(np.stack([target[0]] * 2)),
+      law.log(np.stack([target[0]] * 2)),
     )
     assert float(keep[1]) == expected
 

@@ -198,7 +198,9 @@ def emitted(
     log_probs[:, count:] = rubbish
   same = np.all(parents == parents[0])
   static = tuple(parents[0].tolist()) if same and not traced else None
-  total = 1 if num_drafts == 1 else vocab_size ** (size - 1)
+  total = num_drafts
+  if num_drafts > 1:
+    total = max(total, vocab_size ** (size - 1))
   arrays = [_padded(x, total) for x in (tokens, log_probs, facing, parents)]
   keep, next_law = _evaluate(rule, static)(
     *arrays[:2], jnp.int32(count), *arrays[2:]
@@ -233,9 +235,7 @@ def _first_child_ends(tokens, parents, keep):
     ends[:, node] = reach[:, node]
     for child in range(node + 1, count):
       below = parents[:, child] == node
-      same = (parents == node) & (
-        tokens == tokens[:, child : child + 1]
-      )
+      same = (parents == node) & (tokens == tokens[:, child : child + 1])
       first = np.argmax(same, axis=1)
       reach[row, first] += np.where(below, ends[:, node] * keep[:, child], 0.0)
       ends[:, node] *= np.where(below, 1.0 - keep[:, child], 1.0)

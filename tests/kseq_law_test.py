@@ -1,0 +1,192 @@
+"""k-SEQ: exact, near the best that several draws allow, and easily broken."""
+
+import itertools
+import sys
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import optimize
+
+import law
+from acceptance_law_test import (
+  DEEP,
+  EXACT,
+  PAIR,
+  PLANTED,
+  TRIPLE,
+  WARPS,
+  check,
+  flat,
+  laws,
+  planted,
+)
+from specdec import acceptance, decode, drafters, tree
+
+kseq_file = sys.modules["specdec.acceptance.kseq"]
+
+RULE = acceptance.kseq()
+QUADRUPLE = [-1, 0, 0, 0, 0]
+THREE_CHAINS = tree.parallel(3, 2)
+SHARED = tree.parallel(2, 3, 1)
+SHAPES = {
+  "pair": PAIR,
+  "triple": TRIPLE,
+  "deep": DEEP,
+  "two chains": tree.parallel(2, 2),
+  "three chains": THREE_CHAINS,
+  "shared": SHARED,
+}
+
+
+@pytest.mark.parametrize("warp", WARPS)
+@pytest.mark.parametrize("name", SHAPES)
+def test_kseq_is_lossless(name, warp):
+  parents = SHAPES[name]
+  draft, target = laws(3, law.depths(parents).max(), warp)
+  check(RULE, parents, "iid", draft, target)
+
+
+def test_on_a_chain_it_is_rejection():
+  draft, target = laws(4, 2, "plain")
+  found = check(RULE, tree.chain(3), "none", draft, target)
+  expected = law.chain_acceptance(draft, target)
+  np.testing.assert_allclose(found.accepted, expected, atol=1e-6)
+
+
+def kept_at_best(drawn, target, num_draws) -> float:
+  """P(one of the draws is kept) at the root, by another solver."""
+
+  def kept(rho):
+    beta = np.minimum(target / rho, drawn).sum()
+    return 1 - (1 - beta) ** num_draws, rho * beta
+
+  def excess(rho):
+    found, bound = kept(rho)
+    return found - bound
+
+  if excess(1.0) <= 0:
+    return kept(1.0)[0]
+  return kept(optimize.brentq(excess, 1.0, num_draws, xtol=1e-14))[0]
+
+
+def best_coupling(drawn, target, num_draws) -> float:
+  """Largest P(the emitted token is among i.i.d. draws), a linear program."""
+  size = len(target)
+  draws = list(itertools.product(range(size), repeat=num_draws))
+  gain = [-float(y in x) for x in draws for y in range(size)]
+  rows = np.zeros((len(draws) + size, len(gain)))
+  for i in range(len(draws)):
+    rows[i, i * size : (i + 1) * size] = 1
+  for y in range(size):
+    rows[len(draws) + y, y::size] = 1
+  right = [np.prod(drawn[list(x)]) for x in draws]
+  found = optimize.linprog(gain, A_eq=rows, b_eq=np.array([*right, *target]))
+  assert found.status == 0
+  return -found.fun
+
+
+@pytest.mark.parametrize("parents", [PAIR, TRIPLE, QUADRUPLE])
+def test_siblings_are_kept_as_often_as_its_paper_says(parents):
+  num_draws = len(parents) - 1
+  for seed in range(3):
+    draft, target = laws(4, 1, "plain", seed)
+    found = check(RULE, parents, "iid", draft, target).accepted
+    expected = kept_at_best(draft[0], target[0], num_draws)
+    np.testing.assert_allclose(found, expected, atol=3e-6)
+    best = best_coupling(draft[0], target[0], num_draws)
+    assert (1 - 1 / np.e) * best <= found <= best + 1e-6
+
+
+@pytest.mark.parametrize("warp", WARPS)
+@pytest.mark.parametrize("name", ["triple", "three chains", "shared"])
+def test_the_targets_own_draft_is_accepted_whole(name, warp):
+  parents = SHAPES[name]
+  depth = law.depths(parents).max()
+  _, target = laws(3, depth, warp)
+  found = check(RULE, parents, "iid", target[:depth], target)
+  np.testing.assert_allclose(found.accepted, depth, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+  "draft, target",
+  [
+    ([0.5, 0.5, 0, 0], [0, 0, 0.3, 0.7]),
+    ([1, 0, 0, 0], [0, 0, 1, 0]),
+    ([0, 0, 1, 0], [0, 0, 1, 0]),
+    ([0.25, 0.25, 0.25, 0.25], [0, 1, 0, 0]),
+    ([0, 1, 0, 0], [0.1, 0.2, 0.3, 0.4]),
+    ([0.5, 0.5, 0, 0], [0.5, 0.5, 0, 0]),
+    ([1e-7, 1 - 1e-7, 0, 0], [0.5, 0, 0.5, 0]),
+  ],
+)
+@pytest.mark.parametrize("parents", [PAIR, TRIPLE, tree.parallel(2, 2)])
+def test_degenerate_laws(parents, draft, target):
+  depth = law.depths(parents).max()
+  target = flat(*[target] * (depth + 1))
+  check(RULE, parents, "iid", flat(*[draft] * depth), target)
+
+
+@pytest.mark.parametrize("rubbish", [0.5, -np.inf, np.nan])
+def test_nodes_past_count_never_matter(rubbish):
+  draft, target = laws(3, 2, "plain")
+  for count in range(1, 6):
+    check(
+      RULE,
+      DEEP,
+      "iid",
+      draft,
+      target,
+      count=count,
+      rubbish=rubbish,
+      traced=True,
+    )
+
+
+@pytest.mark.parametrize(
+  "rule", [acceptance.rejection(), RULE, acceptance.naive()]
+)
+def test_chains_that_begin_alike_are_worth_joining(rule):
+  gains = []
+  for seed in range(4):
+    draft, target = laws(3, 2, "plain", seed)
+    apart = check(rule, THREE_CHAINS, "iid", draft, target, joined=False)
+    joined = check(rule, THREE_CHAINS, "iid", draft, target)
+    gains.append(joined.accepted - apart.accepted)
+  print(gains)
+  assert min(gains) > 0.005
+
+
+# Planted bugs.
+
+
+def test_rho_of_one_is_caught(monkeypatch):
+  monkeypatch.setattr(kseq_file, "_rho", lambda *_: jnp.float32(1.0))
+  wrong = RULE._replace(
+    keep=lambda *args: kseq_file._keep(*args),
+    next_law=lambda *args: kseq_file._next_law(*args),
+  )
+  draft, target = laws(4, 1, "plain", seed=6)
+  for parents in (PAIR, TRIPLE):
+    assert planted(parents, "iid", draft, target) < EXACT
+    assert planted(parents, "iid", draft, target, wrong) > PLANTED
+
+
+def test_counting_the_wrong_number_of_draws_is_caught():
+  """All copies of a chain count, those that were joined as well."""
+
+  def of_first_chain(draft):
+    # As if the copies had not been joined: every node has its own child only.
+    return draft._replace(parents=jnp.asarray(THREE_CHAINS))
+
+  wrong = RULE._replace(
+    next_law=lambda draft, *args: RULE.next_law(of_first_chain(draft), *args)
+  )
+  draft, target = laws(3, 2, "plain", seed=0)
+  assert planted(THREE_CHAINS, "iid", draft, target, RULE) < EXACT
+  assert planted(THREE_CHAINS, "iid", draft, target, wrong) > PLANTED
+
+
+def test_tokens_without_their_law_are_refused():
+  with pytest.raises(ValueError, match="reads the law that each guess"):
+    decode._check_pair(drafters.lookup(3), RULE)
