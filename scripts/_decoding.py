@@ -5,11 +5,12 @@ import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import _flags
 import jax
 from _flags import PRESET, RULES, SHARED
 from absl import flags
 
-from specdec import checkpoints, drafters, memory, provenance, session
+from specdec import checkpoints, drafters, expand, memory, provenance, session
 from specdec.checkpoints.fetch import fetch
 from specdec.models import presets, transformer
 from specdec.types import AcceptanceRule, Drafter, Params
@@ -85,11 +86,13 @@ def _shape(source):
   return shape
 
 
-def check_memory(shapes, max_length: int) -> None:
+def check_memory(shapes, max_length: int, num_nodes: int = 1) -> None:
   """Refuses what cannot fit, by the largest batch and k (and, in bench, pass)
   that are asked for."""
   widest = max(
-    max(FLAGS.k) + 1, *(FLAGS.passes if "passes" in FLAGS else ()), 1
+    num_nodes,
+    *map(_flags.num_nodes, FLAGS.k),
+    *(FLAGS.passes if "passes" in FLAGS else ()),
   )
   memory.check(
     shapes[0],
@@ -101,11 +104,23 @@ def check_memory(shapes, max_length: int) -> None:
 
 
 def drafter(models: Models, k: int) -> Drafter:
-  """The drafter, for rounds of k tokens."""
+  """The drafter, for rounds of k levels."""
+  return make_drafter(models, k, _flags.expansion(k))
+
+
+def make_drafter(
+  models: Models, k: int, shape: expand.Expansion | None
+) -> Drafter:
+  """The same, for any shape; None for a chain."""
   if FLAGS.drafter == "model":
-    return drafters.model(transformer.model(models.draft.config), k)
+    draft = transformer.model(models.draft.config)
+    if shape is not None:
+      return drafters.model_tree(draft, shape)
+    return drafters.model(draft, k)
   if FLAGS.drafter == "early_exit":
     target = transformer.model(models.target.config)
+    if shape is not None:
+      return drafters.early_exit_tree(target, FLAGS.exit_layer, shape)
     return drafters.early_exit(target, FLAGS.exit_layer, k)
   return drafters.lookup(k, ngram=FLAGS.ngram, min_ngram=FLAGS.min_ngram)
 
@@ -118,10 +133,23 @@ def make_session(
   eos_ids: Sequence[int],
 ) -> session.Session:
   """One shape's session, not yet compiled."""
+  made = drafter(models, k)
+  return session_of(models, made, rule(), batch, prompt_size, eos_ids)
+
+
+def session_of(
+  models: Models,
+  drafter: Drafter,
+  rule: AcceptanceRule,
+  batch: int,
+  prompt_size: int,
+  eos_ids: Sequence[int],
+) -> session.Session:
+  """The same, for any drafter and rule."""
   return session.Session(
     transformer.model(models.target.config),
-    drafter(models, k),
-    rule(),
+    drafter,
+    rule,
     models.params,
     key=jax.random.key(FLAGS.seed),
     batch=batch,

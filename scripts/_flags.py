@@ -9,11 +9,12 @@ import re
 from collections.abc import Sequence
 
 import _main
+import _shapes
 import jax
 from absl import flags
 from ml_collections import config_flags
 
-from specdec import acceptance, checkpoints, sampling
+from specdec import acceptance, checkpoints, decode, drafters, expand, sampling
 from specdec.checkpoints import shipped
 from specdec.checkpoints.fetch import PACKAGES
 from specdec.models import presets
@@ -22,9 +23,13 @@ RULES = {
   "block": acceptance.block,
   "coupled": acceptance.coupled,
   "greedy": acceptance.greedy,
+  "kseq": acceptance.kseq,
+  "lenience": lambda: acceptance.lenience(FLAGS.share),
   "naive": acceptance.naive,
   "rejection": acceptance.rejection,
+  "relaxed": lambda: acceptance.relaxed(FLAGS.relaxed_top, FLAGS.margin),
   "synthetic": lambda: acceptance.synthetic(FLAGS.rates),
+  "typical": lambda: acceptance.typical(FLAGS.epsilon, FLAGS.delta),
 }
 DRAFTERS = ("lookup", "model", "early_exit")
 # Tokens of a round: each guess of a model costs a pass of it, a copy nothing.
@@ -114,6 +119,19 @@ define_integers(
   + ", ".join(f"{k} with {name}" for name, k in _DEFAULT_K.items())
   + ".",
 )
+flags.DEFINE_string("shape", "chain", "Of a draft. " + _shapes.HELP)
+flags.DEFINE_enum(
+  "siblings",
+  None,
+  expand.KINDS,
+  "How a tree's children are drawn; default iid with k-SEQ, point_mass in a "
+  "dynamic tree, else without_replacement.",
+)
+flags.DEFINE_list(
+  "rank_acceptance",
+  [],
+  "For --shape=optimal: how often a node's first, second ... child is kept.",
+)
 flags.DEFINE_integer("ngram", 5, "Lookup: longest match that is looked for.")
 flags.DEFINE_integer(
   "min_ngram",
@@ -130,10 +148,30 @@ flags.DEFINE_enum(
   sorted(RULES),
   "coupled: token for token the text of plain sampling with this seed. "
   "rejection: the same law, other noise, accepts sampled drafts more often. "
-  "block: the same law, judges a chain as a whole and accepts most. naive: the "
-  "same law, accepts where a sample of the target is the drafted token. "
-  "greedy: temperature 0 only. synthetic: accepts at --rates whatever was "
-  "drafted, to study speed; the text is meaningless.",
+  "block: the same law, judges a chain as a whole and accepts most. kseq: the "
+  "same law, for several chains drawn alike. naive: the same law, accepts "
+  "where a sample of the target is the drafted token. greedy: temperature 0 "
+  "only. Lossy, and said so: lenience (--share), typical (--epsilon, --delta), "
+  "relaxed (--relaxed_top, --margin). synthetic: accepts at --rates whatever "
+  "was drafted, to study speed; the text is meaningless.",
+)
+flags.DEFINE_float(
+  "share",
+  0.5,
+  "Lenience: a token x is kept with min(1, p(x) / (share q(x))), and comes at "
+  "most 1 / share times as often as the target says.",
+)
+flags.DEFINE_float(
+  "epsilon",
+  0.09,
+  "Typical: x is kept where p(x) > min(epsilon, delta exp(-entropy of p)).",
+)
+flags.DEFINE_float("delta", 0.3, "Typical: see --epsilon.")
+flags.DEFINE_integer(
+  "relaxed_top", 10, "Relaxed: any of so many likeliest tokens is kept ..."
+)
+flags.DEFINE_float(
+  "margin", 0.6, "Relaxed: ... if it is within this of the likeliest's."
 )
 flags.DEFINE_multi_float(
   "rates",
@@ -191,6 +229,19 @@ def single(name: str) -> int:
   return values[0]
 
 
+def expansion(k: int) -> expand.Expansion | None:
+  """The draft's shape for k levels; None for a chain."""
+  usual = "iid" if FLAGS.acceptance == "kseq" else "without_replacement"
+  ranks = [float(rate) for rate in FLAGS.rank_acceptance]
+  return _shapes.parse(FLAGS.shape, k, FLAGS.siblings, usual, ranks)
+
+
+def num_nodes(k: int) -> int:
+  """Tokens that the target verifies in a full round."""
+  shape = expansion(k)
+  return k + 1 if shape is None else shape.spec.max_nodes
+
+
 def _apply_config(accepted: list[str]) -> None:
   """Sets flags from --config, except those given on the command line."""
   for name, value in (FLAGS.config or {}).items():
@@ -240,7 +291,20 @@ def _check() -> None:
     )
   if FLAGS.rates and FLAGS.acceptance != "synthetic":
     raise ValueError("--rates is for --acceptance=synthetic")
-  RULES[FLAGS.acceptance]()  # are its rates right?
+  rule = RULES[FLAGS.acceptance]()  # are its numbers right?
+  for k in FLAGS.k:
+    shape = expansion(k)
+    if shape is not None and FLAGS.drafter == "lookup":
+      raise ValueError(
+        f"--shape={FLAGS.shape}: lookup drafts chains; take --draft or "
+        "--exit_layer"
+      )
+    if shape is not None:
+      decode.check_pair(shape.spec, rule)
+    elif FLAGS.drafter == "lookup":
+      decode.check_pair(drafters.lookup(k).spec, rule)
+  if FLAGS.shape == "chain" and FLAGS.siblings:
+    raise ValueError("--siblings is for trees: give --shape")
   if FLAGS.drafter == "model" and not FLAGS.draft:
     raise ValueError("--drafter=model needs --draft, the model that drafts")
   if FLAGS.drafter != "model" and FLAGS.draft:

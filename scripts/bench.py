@@ -191,6 +191,7 @@ def decode(models, k: int, rows, plain_session, progress):
   run = report.Run(
     "all",
     k,
+    session.drafter.spec.max_nodes,
     batch,
     metrics.acceptance([speculative.stats]),
     metrics.median_speed(
@@ -237,7 +238,7 @@ def impossible(document, target, bandwidth: float) -> list[str]:
     check(what, entry["seconds"]["least"], batch, tokens)
   for run in document["runs"]:
     rounds = run["seconds"]["least"] / run["rounds"]
-    check("a round", rounds, run["batch"], run["k"] + 1)
+    check("a round", rounds, run["batch"], run["nodes"])
     rounds = run["plain_seconds"]["least"] / FLAGS.max_new_tokens
     check("a plain round", rounds, run["batch"], 1)
   return found

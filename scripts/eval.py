@@ -15,80 +15,24 @@ then results.json (docs/schema.json), table.txt and plot.png. The same command
 again goes on where it was stopped or killed.
 """
 
-import collections
 import sys
-import zlib
 from pathlib import Path
 
 import _decoding
 import _flags
 import _main
+import _prompt_files
 from absl import flags
 from tqdm import tqdm
 
-from specdec import evaluation, prompts, provenance, report, run_folder
+from specdec import evaluation, provenance, report, run_folder
 from specdec.analysis import plots
-from specdec.training import saving
 
-# What does not change the results: where they are kept, how they are written.
-_FREE = ("output", "compilation_cache")
-
-_BEFORE = set(flags.FLAGS)
-flags.DEFINE_string("output", None, "Folder of the results.")
-flags.DEFINE_integer("limit", 0, "Prompts of a category, 0 for all of them.")
-flags.DEFINE_integer(
-  "max_prompt_tokens", 0, "Leave out longer prompts, 0 for none of them."
-)
 FLAGS = flags.FLAGS
-flags.adopt_module_key_flags(_flags)  # or --help would leave them out
-_OWN = sorted(set(FLAGS) - _BEFORE)
+for _module in (_flags, _prompt_files):  # or --help would leave them out
+  flags.adopt_module_key_flags(_module)
+_OWN = _prompt_files.OWN
 FLAG_NAMES = [*_flags.SHARED, *_OWN]
-
-
-def group_of(prompt: prompts.Prompt) -> str:
-  """The category that a prompt is counted under."""
-  if prompt.category == "all":  # taken: the sum of all groups
-    return "all (category)"
-  return prompt.category
-
-
-def read_prompts(target) -> tuple[list[list[int]], list[prompts.Prompt], list]:
-  """Token ids and prompts, and a sentence for each line that holds none."""
-  encoded, found, broken = [], [], []
-  for file in FLAGS.prompt_file:
-    good, bad = prompts.scan(file)
-    broken += bad
-    for prompt in good:
-      try:
-        encoded += prompts.encode(
-          [prompt], target.tokenizer, FLAGS.chat, target.config.vocab_size
-        )
-        found.append(prompt)
-      except ValueError as error:
-        broken.append(f"{prompt.name}: {error}")
-  for line in broken:
-    print(f"skipped: {line}", file=sys.stderr)
-  if not found:
-    raise ValueError("no prompt is left")
-  return encoded, found, broken
-
-
-def choose(encoded, groups) -> tuple[list[int], int]:
-  """The first --limit prompts of every group that are short enough, and how
-  many were too long."""
-  kept, counts, too_long = [], collections.Counter(), 0
-  for i, (ids, group) in enumerate(zip(encoded, groups)):
-    if FLAGS.max_prompt_tokens and len(ids) > FLAGS.max_prompt_tokens:
-      too_long += 1
-      continue
-    counts[group] += 1
-    if not FLAGS.limit or counts[group] <= FLAGS.limit:
-      kept.append(i)
-  if not kept:
-    raise ValueError(
-      f"no prompt has --max_prompt_tokens={FLAGS.max_prompt_tokens} or fewer"
-    )
-  return kept, too_long
 
 
 def decode(models, encoded, groups, lines) -> list[dict]:
@@ -124,45 +68,23 @@ def decode(models, encoded, groups, lines) -> list[dict]:
   return [done[tuple(members)] for _, members in batches]
 
 
-def claim(folder: Path, header: dict, models, encoded) -> None:
-  """The folder is of these settings, prompts, weights, versions and machine."""
-  machine = {k: v for k, v in header["machine"].items() if k != "load"}
-  run_folder.claim(
-    folder,
-    header["settings"]
-    | {
-      "prompt_checksum": zlib.crc32(repr(encoded).encode()),
-      "weight_checksum": saving.checksum(models.params),
-      "versions": header["versions"],
-      "machine": machine,
-    },
-    _FREE,
-  )
-
-
 def evaluate() -> None:
   """The whole run: check, load, decode, report."""
   _flags.settle(_OWN)
   _flags.single("batch")
-  if not (FLAGS.prompt_file and FLAGS.output):
-    raise ValueError("give --prompt_file and --output")
-  for name in ("limit", "max_prompt_tokens"):
-    if getattr(FLAGS, name) < 0:
-      raise ValueError(f"--{name}={getattr(FLAGS, name)}; it must be >= 0")
+  _prompt_files.check_flags()
   folder = Path(FLAGS.output)
   header = _decoding.header(_OWN)
-  for file in FLAGS.prompt_file:
-    prompts.scan(file)  # is there any, before models are loaded?
   models = _decoding.load(evaluation.buffer_size() + FLAGS.max_new_tokens)
-  encoded, wanted, broken = read_prompts(models.target)
-  groups = [group_of(prompt) for prompt in wanted]
-  chosen, too_long = choose(encoded, groups)
+  encoded, wanted, broken = _prompt_files.read_prompts(models.target)
+  groups = [_prompt_files.group_of(prompt) for prompt in wanted]
+  chosen, too_long = _prompt_files.choose(encoded, groups)
   encoded, groups = ([x[i] for i in chosen] for x in (encoded, groups))
   _decoding.check_memory(
     [model.config for model in models if model],
     evaluation.buffer_size(max(map(len, encoded))) + FLAGS.max_new_tokens,
   )
-  claim(folder, header, models, encoded)
+  _prompt_files.claim(folder, header, models, encoded)
   lines = run_folder.Lines(folder / "lines.jsonl")
   for line in lines.broken:
     print(f"skipped: {line}; its prompts are decoded again", file=sys.stderr)

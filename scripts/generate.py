@@ -134,6 +134,7 @@ def generate() -> None:
   summary = report.Run(
     "all",
     k,
+    run.drafter.spec.max_nodes,
     run.batch,
     metrics.acceptance(stats),
     metrics.speed(

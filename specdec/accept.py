@@ -35,7 +35,6 @@ class Emission(NamedTuple):
   log_probs: Array  # [B, D+1]
   draft_log_probs: Array  # [B, D+1]
   num_accepted: Array  # [B] before trimming
-  survival: Array  # [B, D] P(so many are accepted), by the rule's law; or nan
 
 
 def accept_step(
@@ -58,11 +57,8 @@ def accept_step(
   """
   if rule.walk == "coupled":
     path, num_accepted, next_token = _coupled_walk(draft, law, noise, depth)
-    survival = jnp.full((len(path), depth), jnp.nan)
   else:
-    path, num_accepted, next_token, survival = _walk(
-      rule, draft, law, noise, depth
-    )
+    path, num_accepted, next_token = _walk(rule, draft, law, noise, depth)
   step = jnp.arange(depth + 1)
   kept = step[None] < num_accepted[:, None]  # [B, D+1]
   child = jnp.concatenate([path[:, 1:], path[:, -1:]], axis=1)
@@ -90,7 +86,6 @@ def accept_step(
     log_probs=logits[row, path, tokens] - normaliser[row, path],
     draft_log_probs=jnp.where(compared, drawn, jnp.nan),
     num_accepted=num_accepted,
-    survival=survival,
   )
   return path, emission
 
@@ -111,13 +106,12 @@ def _walk(rule, draft, law, noise, depth):
   )
   keep = jax.vmap(lambda r, p: rule.keep(row(*r), p))(rows, law)
   kept = (noise.accept(keep.shape[1]) < keep) & drafted(draft)
-  walk = WALKS[rule.walk]
-  path, num_accepted, last = walk.go(draft, kept, depth)
+  path, num_accepted, last = WALKS[rule.walk].go(draft, kept, depth)
   next_law = jax.vmap(lambda r, p, n: rule.next_law(row(*r), p, n))(
     rows, law, last
   )
   next_token = sampling.argmax(jnp.log(next_law) + noise.next(last))
-  return path, num_accepted, next_token, walk.survival(draft, keep, depth)
+  return path, num_accepted, next_token
 
 
 def _coupled_walk(draft, law, noise, depth):
@@ -201,24 +195,21 @@ def tally(
   ending = emission.origin[row, emission.num_accepted]
   refused = uncut & (ending == CORRECTION)
 
+  whole = alive & (room >= num_positions)
+
   def counted(limit):
     return (alive[:, None] & (position[None] < limit[:, None])).astype(
       jnp.int32
     )
 
-  depth_run = emission.survival.shape[1]
-  expected = (
-    jnp.zeros_like(stats.expected)
-    .at[:, :depth_run]
-    .set(jnp.where(counted(deepest)[:, :depth_run] > 0, emission.survival, 0.0))
-  )
   return stats.replace(
     rounds=stats.rounds + alive,
     emitted=stats.emitted + committed,
     drafted=stats.drafted + counted(tried),
     accepted=stats.accepted + counted(accepted),
     judged=stats.judged + counted(accepted + refused),
-    expected=stats.expected + expected,
+    whole=stats.whole + whole,
+    kept=stats.kept + jnp.where(whole, accepted, 0),
     nodes=stats.nodes + jnp.where(alive, draft.count - 1, 0),
     widths=stats.widths.at[chosen].add(1),
   )

@@ -32,8 +32,14 @@ MAX_ROUNDS = np.iinfo(np.int32).max
 _PARTS = ("target", "drafter", "rule")  # static arguments of every program
 
 
-def _check_pair(drafter: Drafter, rule: AcceptanceRule) -> None:
-  spec = drafter.spec
+def check_pair(spec: DraftSpec, rule: AcceptanceRule) -> None:
+  """Refuses a drafter, by its spec, that a rule is not right for.
+
+  Raises:
+    ValueError: says why.
+  """
+  if rule.chains_only and not spec.chain:
+    raise ValueError("this rule judges chains, and the drafter drafts trees")
   if spec.siblings not in rule.siblings:
     why = ""
     if spec.siblings == "point_mass":
@@ -42,8 +48,6 @@ def _check_pair(drafter: Drafter, rule: AcceptanceRule) -> None:
       f"the drafter's siblings are {spec.siblings!r}; this rule is right for "
       f"{', '.join(sorted(rule.siblings))}{why}"
     )
-  if rule.chains_only and not spec.chain:
-    raise ValueError("this rule judges chains, and the drafter drafts trees")
   ascending = tuple(sorted(set(spec.widths)))
   if spec.widths != ascending or spec.widths[-1:] != (spec.max_nodes,):
     raise ValueError(
@@ -70,7 +74,7 @@ def start(
   index: Array | None = None,
 ) -> DecodeState:
   """Prefill: the state before the first round. Arguments as `generate`'s."""
-  _check_pair(drafter, rule)
+  check_pair(drafter.spec, rule)
   batch, size = prompt.shape
   if size > max_length:
     raise ValueError(
@@ -109,7 +113,8 @@ def start(
       drafted=jnp.zeros((batch, spec.max_depth), jnp.int32),
       accepted=jnp.zeros((batch, spec.max_depth), jnp.int32),
       judged=jnp.zeros((batch, spec.max_depth), jnp.int32),
-      expected=jnp.zeros((batch, spec.max_depth), jnp.float32),
+      whole=jnp.zeros((batch,), jnp.int32),
+      kept=jnp.zeros((batch,), jnp.int32),
       nodes=jnp.zeros((batch,), jnp.int32),
       widths=jnp.zeros((len(spec.widths),), jnp.int32),
     ),

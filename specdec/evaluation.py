@@ -80,6 +80,7 @@ def decode_batch(
       ]
     return {
       "k": k,
+      "nodes": sessions[k].drafter.spec.max_nodes,
       "tokens": sum(map(len, ours.texts)),
       "seconds": ours.seconds,
       "prefill_seconds": ours.prefill_seconds,
@@ -133,6 +134,7 @@ def _run(lines, place, group, batch, comparable) -> report.Run:
   return report.Run(
     group,
     runs[0]["k"],
+    runs[0]["nodes"],
     batch,
     metrics.acceptance(stats),
     metrics.speed(

@@ -19,7 +19,7 @@ import numpy as np
 from specdec import accept, rounds, sampling, tree
 from specdec import cache as kv
 from specdec.session import Completed, Session
-from specdec.types import Draft, Model, PyTree
+from specdec.types import Model, PyTree
 
 _COMPILED = "/jax/core/compile/backend_compile_duration"
 _TIMED = 0.1  # seconds that a timed program takes at least, roughly
@@ -174,42 +174,41 @@ def check_possible(
 def time_acceptance(session: Session, repeats: int) -> Timing:
   """Warp and acceptance of one round by this session's rule, apart from it.
 
-  Logits and draft laws are random and the guesses the target's likeliest
-  tokens, so that about every depth is walked.
+  The drafter drafts after a text of one token; the target's logits are random
+  but for the guesses, which they favour, so that about every depth is walked.
   """
   spec, vocab_size = session.drafter.spec, session.target.vocab_size
-  batch, nodes = session.batch, spec.max_nodes
-  settings = session.settings(batch)
-  key = jax.random.key(0)
-  logits, drawn = 3 * jax.random.normal(key, (2, batch, nodes, vocab_size))
-  best = jnp.argmax(logits, -1).astype(jnp.int32)
-  state = session.start([], [], False)
-  shape = jax.eval_shape(
-    lambda params, state: rounds.draft_step(
-      session.drafter, params, state, vocab_size, session.rule
-    )[0],
-    session.params,
-    state,
-  )
-  drawn = None if shape.log_probs is None else jax.nn.log_softmax(drawn)
-  draft = Draft(
-    jnp.roll(best, 1, axis=1),
-    tree.chain(nodes),
-    drawn,
-    jnp.full((batch,), nodes),
-  )
+  settings = session.settings(session.batch)
+  state = session.start([[1]] * session.batch, range(session.batch), False)
+  shapes = []
 
-  def accept_one(logits, tokens, drawn):
+  def drafted(params, state):
+    draft, _ = rounds.draft_step(
+      session.drafter, params, state, vocab_size, session.rule
+    )
+    shapes.append(tree.chain(spec.max_nodes) if spec.chain else draft.parents)
+    parents = jnp.broadcast_to(jnp.asarray(shapes[0]), draft.tokens.shape)
+    return draft._replace(parents=parents, resume=None)
+
+  draft = jax.jit(drafted)(session.params, state)
+  known = isinstance(shapes[0], np.ndarray)  # the tree, before it is drawn
+  batch, nodes = draft.tokens.shape
+  key = jax.random.key(0)
+  logits = 3 * jax.random.normal(key, (batch, nodes, vocab_size))
+  row = jnp.arange(batch)[:, None]
+  logits = logits.at[row, draft.parents[:, 1:], draft.tokens[:, 1:]].add(20.0)
+
+  def accept_one(logits, draft):
     noise = sampling.Noise(
       sampling.row_keys(key, jnp.arange(batch)),
-      jnp.full((batch,), 5),
+      state.length,
       vocab_size,
       session.rule.walk == "coupled",
       jnp.any(settings.temperature > 0),
     )
     return accept.accept_step(
       session.rule,
-      draft._replace(tokens=tokens, log_probs=drawn),
+      draft._replace(parents=shapes[0]) if known else draft,
       logits,
       sampling.warp(logits, settings),
       noise,
@@ -220,6 +219,6 @@ def time_acceptance(session: Session, repeats: int) -> Timing:
   seconds = []
   for _ in range(3 + repeats):
     begin = time.perf_counter()
-    jax.block_until_ready(run(logits, draft.tokens, draft.log_probs))
+    jax.block_until_ready(run(logits, draft))
     seconds.append(time.perf_counter() - begin)
   return timing(seconds[3:])

@@ -32,12 +32,16 @@ class Run:
 
   Attributes:
     group: what was decoded: a category of prompts, or 'all'.
+    k: levels of a draft; of a chain its tokens.
+    nodes: tokens that the target verifies in a full round, the pending one
+      included.
     identity: None where the texts need not be equal (other noise, same law; or
       a rule that is not lossless).
   """
 
   group: str
   k: int
+  nodes: int
   batch: int
   acceptance: Acceptance
   speed: Speed
@@ -156,6 +160,48 @@ def of_bench(runs: Sequence[dict]) -> str:
   header = ["batch x k", "tokens/pass", "plain tok/s", "tok/s", "speedup"]
   header += ["same text", "accept ms", "compile s", "MB"]
   return columns(header, [cells(run) for run in runs])
+
+
+# How a draft's guesses come about, in a word.
+CHILDREN = {
+  "none": "drawn",
+  "iid": "i.i.d.",
+  "without_replacement": "no repeats",
+  "point_mass": "likeliest",
+}
+
+
+def of_rules(runs: Sequence[dict]) -> str:
+  """A table of scripts/compare_rules.py's runs."""
+  header = ["guesses", "shape", "children", "rule", "expected", "measured"]
+  header += ["over rejection", "tok/s", "speedup", "law"]
+
+  def cells(run):
+    found = run["comparison"]
+    size = run["nodes"] - 1
+    law = "exact" if found["lossless"] else f"lossy, TV {found['distance']:.3f}"
+    return [
+      str(size),
+      found["shape"],
+      CHILDREN[found["siblings"]],
+      found["rule"],
+      str(Estimate(**found["expected"])),
+      str(Estimate(**run["acceptance"]["accepted_length"])),
+      _percent(Estimate(**found["gain"])),
+      f"{run['speed']['tokens_per_second']:.1f}",
+      str(Estimate(**run["speed"]["speedup"])),
+      law,
+    ]
+
+  return columns(header, [cells(run) for run in runs])
+
+
+def _percent(gain: Estimate) -> str:
+  """'+3.4 ± 0.2 %'."""
+  if gain.value is None:
+    return "-"
+  error = "" if gain.error is None else f" ± {100 * gain.error:.1f}"
+  return f"{100 * (gain.value - 1):+.1f}{error} %"
 
 
 def write_json(path: str, document: dict) -> None:

@@ -82,6 +82,9 @@ class Session:
     default_factory=dict, repr=False
   )
 
+  def __post_init__(self):
+    decode.check_pair(self.drafter.spec, self.rule)
+
   @property
   def max_length(self) -> int:
     """L, prompt and output together."""

@@ -166,7 +166,8 @@ class AcceptanceRule(NamedTuple):
   next_law: Callable[[Draft, Array, Array], Array] | None
   walk: str  # 'first_child'; 'last_success': of a chain, up to its last kept
   #            node; 'longest': to the deepest node kept with all above it;
-  #            'coupled': ignores keep and next_law
+  #            'coupled': decode ignores next_law, and keep but says what to
+  #            expect
   siblings: frozenset[str]  # the kinds of siblings it is right for
   lossless: bool
   caveat: str = ""  # what every print of its output must say; '': nothing
@@ -188,9 +189,8 @@ class Stats:
   accepted: Array  # [B, D] rounds whose draft was accepted to depth d + 1
   judged: Array  # [B, D] rounds that judged depth d + 1: a token was drafted
   #                 there and all before it was accepted
-  expected: Array  # [B, D] float32: what `accepted` is expected to be, by the
-  #                  rule's law of every draft; nan where the rule has no keep.
-  #                  It does not know that an EOS in a draft ends the text
+  whole: Array  # [B] rounds that had room for all of the draft's depth
+  kept: Array  # [B] tokens accepted in those rounds
   nodes: Array  # [B] drafted tokens that were verified
   widths: Array  # [W] rounds run at each static width, batch as a whole
 

@@ -23,7 +23,7 @@ class Walk(NamedTuple):
   survival(draft, keep [B, N], depth) -> [B, depth]: P(it accepts d + 1 nodes).
   """
 
-  go: Callable[[Draft, Array, int], tuple[Array, Array, Array]]
+  go: Callable[[Draft, Array, int], tuple[Array, Array, Array]] | None
   survival: Callable[[Draft, Array, int], Array]
 
 
@@ -125,6 +125,7 @@ def _longest_survival(draft: Draft, keep: Array, depth: int) -> Array:
 
 
 WALKS = {
+  "coupled": Walk(None, _first_child_survival),  # accept.py walks it by itself
   "first_child": Walk(_first_child, _first_child_survival),
   "last_success": Walk(_last_success, _last_success_survival),
   "longest": Walk(_longest, _longest_survival),

@@ -195,4 +195,4 @@ def test_block_refuses_trees():
   drafter = decode.PLAIN_DRAFTER
   tree = drafter._replace(spec=drafter.spec._replace(chain=False))
   with pytest.raises(ValueError, match="judges chains"):
-    decode._check_pair(tree, acceptance.block())
+    decode.check_pair(tree.spec, acceptance.block())

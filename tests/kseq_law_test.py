@@ -189,4 +189,4 @@ def test_counting_the_wrong_number_of_draws_is_caught():
 
 def test_tokens_without_their_law_are_refused():
   with pytest.raises(ValueError, match="reads the law that each guess"):
-    decode._check_pair(drafters.lookup(3), RULE)
+    decode.check_pair(drafters.lookup(3).spec, RULE)

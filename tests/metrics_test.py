@@ -27,6 +27,8 @@ def stats(rounds):
   return Stats(
     rounds=np.array([len(text) for text in rounds]),
     emitted=np.array(emitted),
+    whole=np.array([len(text) for text in rounds]),
+    kept=np.array([sum(a for _, a, _ in text) for text in rounds]),
     nodes=np.array([sum(d for d, _, _ in text) for text in rounds]),
     widths=np.array([0]),
     **{name: np.array(rows) for name, rows in columns.items()},
@@ -43,6 +45,7 @@ def test_every_quantity_by_hand():
   assert (found.drafted, found.accepted, found.wasted) == (9, 6, 3)
   assert found.tokens_per_pass == metrics.Estimate(9 / 4, None)
   assert found.accepted_per_drafted.value == 6 / 9
+  assert found.accepted_length.value == 6 / 4
   # The cut round says nothing about position 3.
   assert [s.value for s in found.survival] == [3 / 3, 2 / 3, 1 / 2]
   assert [c.value for c in found.conditional] == [3 / 3, 2 / 3, 1 / 1]
@@ -53,7 +56,8 @@ def test_every_quantity_by_hand():
 def test_nothing_drafted_is_undefined_not_zero():
   found = metrics.acceptance([stats([[(1, 0, False)]])])
   assert found.survival[0].value == 0
-  plain = Stats(*[np.array([3])] * 2, *[np.zeros((1, 0), int)] * 3, [0], [3])
+  nothing = [np.zeros((1, 0), int)] * 3
+  plain = Stats(*[np.array([3])] * 2, *nothing, [3], [0], [0], [3])
   found = metrics.acceptance([plain])
   assert found.tokens_per_pass.value == 1
   assert found.accepted_per_drafted.value is None
@@ -82,6 +86,7 @@ def test_independent_acceptance_gives_back_its_rate():
   check(found.tokens_per_pass, expected)
   check(found.alpha, alpha)
   check(found.accepted_per_drafted, (expected - 1) / k)
+  check(found.accepted_length, expected - 1)
   for i, (survival, conditional) in enumerate(
     zip(found.survival, found.conditional), 1
   ):

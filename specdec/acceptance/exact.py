@@ -41,7 +41,32 @@ def greedy() -> AcceptanceRule:
 def coupled() -> AcceptanceRule:
   """Keeps what plain sampling with the same seed would have drawn.
 
-  Kept with probability sum_x 1 / sum_y max(p_y / p_x, q_y / q_x) where the
-  drafter samples: a little less often than rejection keeps.
+  A guess x that was drawn with the target's own noise is the target's choice
+  with probability 1 / sum_y max(p_y q_x / p_x, q_y): over all x a little less
+  often than rejection keeps. `keep` says so, to compare rules by; it is nan for
+  siblings that were drawn, whose common noise has no such simple law.
   """
-  return AcceptanceRule(None, None, "coupled", _ANY_SIBLINGS, lossless=True)
+
+  def keep(draft: Draft, target_log_probs: Array) -> Array:
+    parents = jnp.asarray(draft.parents)
+    above = jnp.maximum(parents, 0)
+    facing = jnp.exp(target_log_probs[above])  # [N, V]
+    nodes = jnp.arange(len(parents))
+    own = facing[nodes, draft.tokens]
+    older = (parents[:, None] == parents[None, :]) & (
+      nodes[None, :] < nodes[:, None]
+    )
+    if draft.log_probs is None:
+      # The target's choice is x, and none of the elders, which differ.
+      left = 1.0 - jnp.sum(jnp.where(older, own[None, :], 0.0), axis=-1)
+      return jnp.where(
+        left > 0, jnp.minimum(own / jnp.where(left > 0, left, 1.0), 1.0), 0.0
+      )
+    drawn = jnp.exp(draft.log_probs)
+    share = drawn[nodes, draft.tokens] / jnp.where(own > 0, own, 1.0)
+    most = jnp.maximum(facing * share[:, None], drawn)
+    found = jnp.where(own > 0, 1.0 / jnp.sum(most, axis=-1), 0.0)
+    alone = jnp.sum(parents[:, None] == parents[None, :], axis=-1) == 1
+    return jnp.where(alone, found, jnp.nan)
+
+  return AcceptanceRule(keep, None, "coupled", _ANY_SIBLINGS, lossless=True)

@@ -62,6 +62,9 @@ class Acceptance:
     wasted: drafted - accepted.
     tokens_per_pass: emitted / target_passes; 1 for plain decoding.
     accepted_per_drafted: accepted / drafted.
+    accepted_length: accepted tokens a round, of the rounds that had room for
+      the whole draft: tokens_per_pass less 1, but for what the length limit
+      cuts.
     survival: per position i, of the rounds that drafted that far (and had room
       for it, and met no EOS before) the share that accepted positions 1 .. i.
     conditional: per position i, the same of the rounds in which i was judged:
@@ -79,6 +82,7 @@ class Acceptance:
   wasted: int
   tokens_per_pass: Estimate
   accepted_per_drafted: Estimate
+  accepted_length: Estimate
   survival: tuple[Estimate, ...]
   conditional: tuple[Estimate, ...]
   alpha: Estimate
@@ -110,6 +114,7 @@ def acceptance(stats: Sequence[Stats]) -> Acceptance:
     wasted=int(np.sum(nodes) - np.sum(per_row)),
     tokens_per_pass=ratio(emitted, rounds),
     accepted_per_drafted=ratio(per_row, nodes),
+    accepted_length=ratio(column("kept"), column("whole")),
     survival=by_position(drafted),
     conditional=by_position(judged),
     alpha=ratio(per_row, np.sum(judged, axis=1)),

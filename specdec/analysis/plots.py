@@ -19,6 +19,8 @@ _QUANTITIES = (
   ("acceptance", "tokens_per_pass", "tokens per target pass"),
   ("speed", "speedup", "speedup over plain decoding, times"),
 )
+_LENGTH = ("acceptance", "accepted_length", "accepted tokens a round")
+_PLACES = {"k": "k, drafted tokens a round", "nodes": "guesses of a round"}
 # After Okabe and Ito, for the colour-blind; without yellow, too pale on white.
 _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
 _LINES = ("-", "--", ":")
@@ -68,6 +70,31 @@ def speed_over_k(
     ValueError: there are no runs, or two with one k and label.
   """
   _over_k(curves, title, caveats).savefig(path)
+
+
+def over_sizes(
+  runs: Sequence[dict],
+  path: str | os.PathLike,
+  title: str,
+  caveats: Sequence[str] = (),
+) -> None:
+  """Writes a figure of accepted length and speedup over the guesses of a round.
+
+  Args:
+    runs: of scripts/compare_rules.py, at most one for a size, shape and rule.
+    path, title, caveats: as in `by_group`.
+
+  Raises:
+    ValueError: there are no runs, or two for one size, shape and rule.
+  """
+  curves: dict[str, list[dict]] = {}
+  for run in runs:
+    found = run["comparison"]
+    label = f"{found['shape']}, {found['siblings']}, {found['rule']}"
+    curves.setdefault(label.replace("_", " ").replace(", none", ""), []).append(
+      run
+    )
+  _over(curves, "nodes", title, caveats).savefig(path)
 
 
 def passes(
@@ -141,21 +168,29 @@ def _bars(curves, title, caveats) -> Figure:
 
 
 def _over_k(curves, title, caveats) -> Figure:
-  curves = _ascending(curves, "k")
+  return _over(curves, "k", title, caveats)
+
+
+def _over(curves, name, title, caveats) -> Figure:
+  """Lines over k, or over the nodes of a draft, which count the root."""
+  curves = _ascending(curves, name)
+  quantities = _QUANTITIES if name == "k" else (_LENGTH, _QUANTITIES[1])
   height = max(3.8, _height(curves))
   figure, panels = _figure(height, title, caveats, 2)
   panels[1].sharex(panels[0])
-  for axes, quantity in zip(panels, _QUANTITIES):
+  for axes, quantity in zip(panels, quantities):
     axes.axhline(1, color=_GRAY, linewidth=1, linestyle="--", zorder=0.5)
     for i, (label, runs) in enumerate(curves.items()):
       values, errors = _columns(runs, quantity)
-      ks = [run["k"] for run in runs]
+      places = [run[name] - (name == "nodes") for run in runs]
       style = _style(i, label)
-      axes.errorbar(ks, values, errors, label=_wrap(label), **style, **_BARS)
+      axes.errorbar(
+        places, values, errors, label=_wrap(label), **style, **_BARS
+      )
     axes.xaxis.set_major_locator(
       ticker.MaxNLocator(10, integer=True, min_n_ticks=1)
     )
-    axes.set_xlabel("k, drafted tokens a round")
+    axes.set_xlabel(_PLACES[name])
     axes.set_ylabel(quantity[-1])
   _legend(panels[-1])
   return figure

@@ -1,0 +1,87 @@
+"""--shape: how the guesses of a round hang together."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from specdec import expand, tree
+
+HELP = (
+  "chain: k tokens in a row. chains:C: C chains of k tokens; chains:C:S: they "
+  "share the first S. optimal:N: the static tree of N guesses, at most k deep, "
+  "that keeps most if a node's children are kept with --rank_acceptance. "
+  "dynamic:N or dynamic:N:TOP: EAGLE-2's tree, k deep; of the TOP (4) "
+  "likeliest continuations of the TOP likeliest prefixes of each level the N "
+  "likeliest. FILE.json: paths of a static tree, [[0], [1], [0, 0], ...], each "
+  "the child to take at every step, from 0. Lookup drafts chains only."
+)
+
+
+def parse(
+  text: str,
+  k: int,
+  siblings: str | None = None,
+  usual: str = "without_replacement",
+  rank_acceptance: Sequence[float] = (),
+) -> expand.Expansion | None:
+  """The shape; None for a chain, which drafters have built in.
+
+  Args:
+    text: as --help says.
+    k: levels.
+    siblings: one of expand.KINDS; None: point_mass where the tree is dynamic,
+      else `usual`.
+    rank_acceptance: by rank, for 'optimal'.
+
+  Raises:
+    ValueError: it says no shape.
+  """
+  name, *given = text.split(":")
+  if name == "chain" and not given:
+    return None
+  if Path(text).suffix == ".json":
+    return expand.static(tree.from_paths(_read(text)), siblings or usual)
+  try:
+    numbers = [int(number) for number in given]
+    least, most = {"chains": (1, 2), "optimal": (1, 1), "dynamic": (1, 2)}[name]
+    if not least <= len(numbers) <= most:
+      raise KeyError
+  except (ValueError, KeyError):
+    raise ValueError(
+      f"--shape={text}; accepted: chain, chains:C, chains:C:S, optimal:N, "
+      "dynamic:N, dynamic:N:TOP, or a file of paths that ends in .json"
+    ) from None
+  if k < 1:
+    raise ValueError(f"--shape={text} needs --k >= 1, the levels of the tree")
+  if name == "dynamic":
+    size, top = [*numbers, 4][:2]
+    return expand.dynamic(top, k, size, siblings or "point_mass")
+  if name == "chains":
+    chains, shared = [*numbers, 0][:2]
+    parents = tree.parallel(chains, k, shared)
+  else:
+    if not rank_acceptance:
+      raise ValueError(
+        "--shape=optimal needs --rank_acceptance: how often a node's first, "
+        "second ... child is kept (scripts/compare_rules.py measures it)"
+      )
+    by_depth = np.tile(np.asarray(rank_acceptance, float), (k, 1))
+    parents = tree.from_paths(tree.optimal(by_depth, *numbers))
+  return expand.static(parents, siblings or usual)
+
+
+def _read(path: str) -> list:
+  try:
+    found = json.loads(Path(path).read_text(encoding="utf-8"))
+  except json.JSONDecodeError as error:
+    raise ValueError(f"{path} is not JSON ({error.msg})") from None
+  if not (
+    isinstance(found, list)
+    and all(
+      isinstance(x, list) and all(isinstance(i, int) for i in x) for x in found
+    )
+  ):
+    raise ValueError(f"{path} must hold a list of paths: [[0], [1], [0, 0]]")
+  return found

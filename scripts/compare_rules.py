@@ -1,0 +1,175 @@
+"""Sets acceptance rules and draft shapes side by side, at equal target tokens.
+
+  python scripts/compare_rules.py --prompt_file=P.jsonl --output=runs/rules
+  python scripts/compare_rules.py --prompt_file=P.jsonl --output=runs/exit \\
+    --target=smollm2-135m-instruct --exit_layer=26 --chat --limit=8 --sizes=8
+
+Each draft has as many guesses as --sizes says: in one chain, in 2 or 4 chains,
+in the static tree that suits the acceptance by rank measured here first, and in
+EAGLE-2's dynamic tree. A line for each rule that is right for a shape:
+
+  expected  accepted tokens a round by the two laws alone. All rules of a shape
+            judge the very same drafts, of a text that the first of them writes.
+  measured  accepted tokens a round of that rule's own texts, with one standard
+            error. A lossy rule writes other texts than the others.
+  law       exact; or for a lossy rule the total variation between what it emits
+            and the target's law, on small random tables (V = 4, two levels).
+
+Decoding is timed in turns with plain decoding; no token ends a text. The output
+folder gets lines.jsonl as points finish, then results.json (docs/schema.json),
+table.txt and plot.png. The same command goes on where it was killed.
+"""
+
+import sys
+from pathlib import Path
+
+import _decoding
+import _flags
+import _main
+import _prompt_files
+from absl import flags
+from tqdm import tqdm
+
+from specdec import (
+  comparison,
+  evaluation,
+  provenance,
+  report,
+  run_folder,
+)
+from specdec.analysis import plots
+
+# What is tried here one after the other, or cannot be said here.
+_REFUSED = ("k", "acceptance", "shape", "siblings", "rates", "json")
+
+_BEFORE = set(flags.FLAGS) - set(_prompt_files.OWN)
+_flags.define_integers("sizes", "4,8,16", "Guesses of a round.")
+flags.DEFINE_list(
+  "only", [], f"Rules, of {', '.join(comparison.RULES)}; default all."
+)
+FLAGS = flags.FLAGS
+for _module in (_flags, _prompt_files):  # or --help would leave them out
+  flags.adopt_module_key_flags(_module)
+_OWN = sorted(set(FLAGS) - _BEFORE)
+FLAG_NAMES = [*_flags.SHARED, *_OWN]
+
+
+def check_flags() -> None:
+  """Refuses what cannot work, before anything long begins."""
+  for name in _REFUSED:
+    if FLAGS[name].present:
+      raise ValueError(
+        f"--{name} is not for compare_rules, which tries them all"
+      )
+  _prompt_files.check_flags()
+  if FLAGS.drafter == "lookup":
+    raise ValueError("lookup drafts chains only; give --draft or --exit_layer")
+  for name in FLAGS.only:
+    if name not in comparison.RULES:
+      raise ValueError(
+        f"--only={name}; accepted: {', '.join(comparison.RULES)}"
+      )
+  if min(FLAGS.sizes) < 1:
+    raise ValueError(f"--sizes={min(FLAGS.sizes)}; it must be >= 1")
+  if FLAGS.rank_acceptance:
+    raise ValueError("--rank_acceptance is measured here")
+
+
+def compare(bench: comparison.Bench, lines: run_folder.Lines) -> list[dict]:
+  """Every point; those that `lines` does not hold are measured."""
+  kinds = ("without_replacement", "point_mass")
+  known = next((x["ranks"] for x in lines.entries if "ranks" in x), None)
+  if known is None:
+    print("measuring acceptance by rank ...", file=sys.stderr)
+    known = {kind: bench.ranks(kind) for kind in kinds}
+    lines.append({"ranks": known})
+  done = {tuple(x["point"]): x["run"] for x in lines.entries if "point" in x}
+  shapes = [
+    s for size in FLAGS.sizes for s in comparison.shapes_of(size, known)
+  ]
+  shapes = [
+    s._replace(
+      rules=tuple(r for r in s.rules if r in (FLAGS.only or comparison.RULES))
+    )
+    for s in shapes
+  ]
+  total = sum(len(shape.rules) for shape in shapes)
+  with tqdm(total=total, unit="rule") as progress:
+    for shape in shapes:
+      points = {rule: (*shape[:3], rule) for rule in shape.rules}
+      expected = None
+      for rule, point in points.items():
+        progress.set_postfix_str(f"{shape.size}: {shape.name}, {rule}")
+        if point not in done:
+          expected = expected or bench.expected(shape, shape.rules)
+          run = bench.measured(shape, rule).document()
+          run["comparison"] = {
+            "rule": rule,
+            "shape": shape.name,
+            "siblings": shape.siblings,
+            "lossless": bench.rules[rule].lossless,
+            **expected[rule],
+            "distance": bench.loss(shape, rule, FLAGS.temperature),
+          }
+          lines.append({"point": point, "run": run, "load": provenance.load()})
+          done[point] = run
+        progress.update()
+  return [done[(*shape[:3], rule)] for shape in shapes for rule in shape.rules]
+
+
+def work() -> None:
+  """The whole run: check, load, compare, report."""
+  _flags.settle(_OWN)
+  check_flags()
+  header = _decoding.header(_OWN)
+  models = _decoding.load(evaluation.buffer_size() + FLAGS.max_new_tokens)
+  encoded, found, _ = _prompt_files.read_prompts(models.target)
+  groups = [_prompt_files.group_of(prompt) for prompt in found]
+  chosen, _ = _prompt_files.choose(encoded, groups)
+  encoded = [encoded[i] for i in chosen]
+  batch = min(_flags.single("batch"), len(encoded))
+  size = evaluation.buffer_size(max(map(len, encoded)))
+
+  def make(shape: comparison.Shape, rule):
+    drafter = _decoding.make_drafter(models, shape.levels, shape.expansion)
+    return _decoding.session_of(models, drafter, rule, batch, size, ())
+
+  rules = {name: _flags.RULES[name]() for name in comparison.RULES}
+  bench = comparison.Bench(encoded, batch, rules, make)
+  _decoding.check_memory(
+    [model.config for model in models if model],
+    size + FLAGS.max_new_tokens,
+    1 + max(FLAGS.sizes),
+  )
+  folder = Path(FLAGS.output)
+  _prompt_files.claim(folder, header, models, encoded)
+  lines = run_folder.Lines(folder / "lines.jsonl")
+  runs = compare(bench, lines)
+  lines.close()
+  lossy = {rules[run["comparison"]["rule"]].caveat for run in runs}
+  caveats = [*header["caveats"], *sorted(lossy - {""})]
+  text = report.of_rules(runs)
+  for caveat in caveats:
+    text += f"\n  beware: {caveat}"
+  print(text)
+  run_folder.replace_text(folder / "table.txt", text + "\n")
+  document = header | {"caveats": caveats, "runs": runs}
+  report.write_json(str(folder / "results.json"), document)
+  plots.over_sizes(
+    runs,
+    folder / "plot.png",
+    f"{FLAGS.target}, {_decoding.describe_drafter()}, temperature "
+    f"{FLAGS.temperature:g}",
+    caveats,
+  )
+  print(f"results: {folder}/results.json, table.txt, plot.png", file=sys.stderr)
+
+
+main = _main.main_of(
+  "compare_rules",
+  work,
+  interrupted="stopped; the same command goes on from here",
+)
+
+if __name__ == "__main__":
+  _main.start(main)
