@@ -17,9 +17,12 @@ EAGLE-2's dynamic tree. A line for each rule that is right for a shape:
 
 Decoding is timed in turns with plain decoding; no token ends a text. The output
 folder gets lines.jsonl as points finish, then results.json (docs/schema.json),
-table.txt and plot.png. The same command goes on where it was killed.
+table.txt, plot.png and tree.json: the static tree that pays most by the times
+measured, for --shape of the other programs. The same command goes on where it
+was killed.
 """
 
+import json
 import sys
 from pathlib import Path
 
@@ -27,17 +30,20 @@ import _decoding
 import _flags
 import _main
 import _prompt_files
+import numpy as np
 from absl import flags
 from tqdm import tqdm
 
 from specdec import (
   comparison,
   evaluation,
+  measure,
   provenance,
   report,
   run_folder,
 )
-from specdec.analysis import plots
+from specdec.analysis import plots, trees
+from specdec.models import transformer
 
 # What is tried here one after the other, or cannot be said here.
 _REFUSED = ("k", "acceptance", "shape", "siblings", "rates", "json")
@@ -75,14 +81,23 @@ def check_flags() -> None:
     raise ValueError("--rank_acceptance is measured here")
 
 
-def compare(bench: comparison.Bench, lines: run_folder.Lines) -> list[dict]:
+def measure_ranks(bench: comparison.Bench, lines: run_folder.Lines) -> dict:
+  """By kind of siblings, how often the r-th of them is kept."""
+  for line in lines.entries:
+    if "ranks" in line:
+      return line["ranks"]
+  print("measuring acceptance by rank ...", file=sys.stderr)
+  found = {
+    kind: bench.ranks(kind) for kind in ("without_replacement", "point_mass")
+  }
+  lines.append({"ranks": found})
+  return found
+
+
+def compare(
+  bench: comparison.Bench, lines: run_folder.Lines, known: dict
+) -> list[dict]:
   """Every point; those that `lines` does not hold are measured."""
-  kinds = ("without_replacement", "point_mass")
-  known = next((x["ranks"] for x in lines.entries if "ranks" in x), None)
-  if known is None:
-    print("measuring acceptance by rank ...", file=sys.stderr)
-    known = {kind: bench.ranks(kind) for kind in kinds}
-    lines.append({"ranks": known})
   done = {tuple(x["point"]): x["run"] for x in lines.entries if "point" in x}
   shapes = [
     s for size in FLAGS.sizes for s in comparison.shapes_of(size, known)
@@ -117,6 +132,53 @@ def compare(bench: comparison.Bench, lines: run_folder.Lines) -> list[dict]:
   return [done[(*shape[:3], rule)] for shape in shapes for rule in shape.rules]
 
 
+def best_tree(models, context: int, lines, ranks, runs) -> dict | None:
+  """The static tree that pays most by times measured here; None if no chain
+  was decoded, which says what a level of drafting takes."""
+  chains = [run for run in runs if run["comparison"]["shape"] == "chain"]
+  if not chains:
+    return None
+  chain, batch = chains[0], _flags.single("batch")
+  passes = [line["pass"] for line in lines.entries if "pass" in line]
+  most = max(FLAGS.sizes) + 1
+  for n in sorted({1, *(2**i for i in range(1, 20) if 2**i < most), most}):
+    if n not in [done for done, _ in passes]:
+      target = transformer.model(models.target.config)
+      slots = context + FLAGS.max_new_tokens + n
+      taken = measure.time_pass(
+        target, models.target.params, batch, n, context, slots, repeats=5
+      )
+      passes.append((n, taken.median))
+      lines.append({"pass": passes[-1]})
+  rounds = chain["acceptance"]["target_passes"] / batch
+  times = dict(passes)
+  levels = chain["k"]
+  of_pass = float(np.interp(chain["nodes"], *zip(*sorted(times.items()))))
+  of_level = max(0.0, (chain["speed"]["seconds"] / rounds - of_pass) / levels)
+  found = trees.best(ranks["without_replacement"], times, of_level)
+  return {
+    "acceptance_by_rank": ranks,
+    "pass_seconds": sorted(passes),
+    "level_seconds": of_level,
+    "paths": found.paths,
+    "tokens": found.tokens,
+    "seconds": found.seconds,
+  }
+
+
+def describe(chosen: dict) -> str:
+  """The chosen tree, in two lines."""
+  ranks = chosen["acceptance_by_rank"]["without_replacement"]
+  paths, plain = chosen["paths"], chosen["pass_seconds"][0][1]
+  best = f"{len(paths)} guesses in {len(paths[-1]) if paths else 0} levels"
+  return (
+    f"  kept by rank of a child: {' '.join(f'{x:.2f}' for x in ranks)}\n"
+    f"  best tree by the times of this run: {best if paths else 'none'}, "
+    f"{chosen['tokens']:.2f} tokens expected in {1e3 * chosen['seconds']:.1f} "
+    f"ms (plain decoding: 1 in {1e3 * plain:.1f} ms)"
+  )
+
+
 def work() -> None:
   """The whole run: check, load, compare, report."""
   _flags.settle(_OWN)
@@ -144,16 +206,25 @@ def work() -> None:
   folder = Path(FLAGS.output)
   _prompt_files.claim(folder, header, models, encoded)
   lines = run_folder.Lines(folder / "lines.jsonl")
-  runs = compare(bench, lines)
+  ranks = measure_ranks(bench, lines)
+  runs = compare(bench, lines, ranks)
+  context = max(map(len, encoded))
+  chosen = best_tree(models, context, lines, ranks, runs)
   lines.close()
   lossy = {rules[run["comparison"]["rule"]].caveat for run in runs}
   caveats = [*header["caveats"], *sorted(lossy - {""})]
   text = report.of_rules(runs)
   for caveat in caveats:
     text += f"\n  beware: {caveat}"
+  if chosen:
+    text += "\n" + describe(chosen)
+    paths = json.dumps(chosen["paths"])
+    run_folder.replace_text(folder / "tree.json", paths + "\n")
   print(text)
   run_folder.replace_text(folder / "table.txt", text + "\n")
   document = header | {"caveats": caveats, "runs": runs}
+  if chosen:
+    document["tree"] = chosen
   report.write_json(str(folder / "results.json"), document)
   plots.over_sizes(
     runs,

@@ -101,25 +101,14 @@ class Bench:
     session = self._session(
       Shape(_RANKS, "", siblings, 1, star, ()), "rejection"
     )
-    found = [
-      probe.acceptance_by_rank(session, self._rows(members), members)
-      for members in self._batches
-    ]
-    return [round(float(x), 4) for x in np.mean(found, axis=0)]
+    found = probe.acceptance_by_rank(session, self._encoded)
+    return [round(float(x), 4) for x in found]
 
   def expected(self, shape: Shape, rules: Sequence[str]) -> dict[str, dict]:
     """By rule: expected accepted tokens, and tokens a pass over the first's."""
     session = self._session(shape, rules[0])
     judges = [self.rules[rule] for rule in rules]
-    parts = [
-      probe.expected_lengths(session, self._rows(members), members, judges)
-      for members in self._batches
-    ]
-    rounds = np.concatenate([part.rounds for part in parts])
-    sums = [
-      np.concatenate([part.expected[i] for part in parts])
-      for i in range(len(rules))
-    ]
+    sums, rounds = probe.expected_lengths(session, self._encoded, judges)
 
     def estimate(over, under):
       known = np.all(np.isfinite(over)) and np.all(np.isfinite(under))

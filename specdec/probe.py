@@ -22,25 +22,27 @@ Probe = Callable[[Draft, Array], PyTree]
 
 
 def over_rounds(
-  session: Session,
-  rows: Sequence[Sequence[int]],
-  numbers: Sequence[int],
-  probe: Probe,
+  session: Session, rows: Sequence[Sequence[int]], probe: Probe
 ) -> tuple[PyTree, np.ndarray]:
-  """Sums of a probe over the rounds of a generation by the session's own rule.
+  """Sums of a probe over the rounds that write these texts, row by row.
 
-  A round counts while the row has room for the whole draft, so that the length
-  limit never cuts what is counted.
+  They are written by the session's own rule. A round counts while the row has
+  room for the whole draft, so that the length limit never cuts what is counted.
+
+  Args:
+    rows: token ids of prompts, as many as one likes.
 
   Returns:
     The sums, [rows, ...] each, and how many rounds were summed [rows].
   """
-  run = _compiled(session, probe)
-  state = session.start(rows, numbers, plain=False)
-  sums, counted = run(session.params, state)
-  return jax.tree.map(
-    lambda x: np.asarray(x, float)[: len(rows)], (sums, counted)
-  )
+  run, found = _compiled(session, probe), []
+  for first in range(0, len(rows), session.batch):
+    part = rows[first : first + session.batch]
+    numbers = range(first, first + len(part))
+    done = run(session.params, session.start(part, numbers, plain=False))
+    found.append([np.asarray(x)[: len(part)] for x in jax.tree.leaves(done)])
+  whole = [np.concatenate(parts) for parts in zip(*found)]
+  return jax.tree.unflatten(jax.tree.structure(done), whole)
 
 
 def _compiled(session: Session, probe: Probe):
@@ -97,7 +99,6 @@ class Lengths(NamedTuple):
 def expected_lengths(
   session: Session,
   rows: Sequence[Sequence[int]],
-  numbers: Sequence[int],
   rules: Sequence[AcceptanceRule],
 ) -> Lengths:
   """Expected accepted tokens a round, of one generation's drafts by each rule.
@@ -123,13 +124,11 @@ def expected_lengths(
       found.append(jnp.sum(survival, axis=-1))
     return found
 
-  return Lengths(*over_rounds(session, rows, numbers, probe))
+  return Lengths(*over_rounds(session, rows, probe))
 
 
 def acceptance_by_rank(
-  session: Session,
-  rows: Sequence[Sequence[int]],
-  numbers: Sequence[int],
+  session: Session, rows: Sequence[Sequence[int]]
 ) -> np.ndarray:
   """[R] how often a node's r-th child is the one that is kept.
 
@@ -148,5 +147,5 @@ def acceptance_by_rank(
     before = jnp.concatenate([jnp.ones_like(keep[:, :1]), refused[:, :-1]], 1)
     return keep * before
 
-  found, counted = over_rounds(session, rows, numbers, probe)
+  found, counted = over_rounds(session, rows, probe)
   return found.sum(0) / counted.sum()

@@ -81,7 +81,8 @@ def optimal(acceptance, num_nodes: int) -> list[tuple[int, ...]]:
   If a node's r-th child is kept with probability acceptance[r], whatever stands
   above it, a node is reached with the product along its path, and the sum of
   these is what the tree keeps: so the largest products are taken (Sequoia,
-  arXiv:2402.12374; Medusa, arXiv:2401.10774, appendix).
+  arXiv:2402.12374; Medusa, arXiv:2401.10774, appendix). No tree of that size
+  keeps more, as long as later children are not kept more often than earlier.
 
   Args:
     acceptance: [R], by the child's rank; or [D, R], by its depth as well.
@@ -161,8 +162,13 @@ def levels(parents: np.ndarray) -> list[slice]:
   """Nodes of every depth of a static tree, the root's first.
 
   Raises:
-    ValueError: the tree is not in level order.
+    ValueError: it is no tree, or not in level order.
   """
+  if len(parents) < 1 or parents[0] != -1:
+    raise ValueError("node 0 is the root, whose parent is -1")
+  for node, parent in enumerate(parents[1:].tolist(), 1):
+    if not 0 <= parent < node:
+      raise ValueError(f"node {node} stands before its parent {parent}")
   depths = depth(parents)
   if np.any(np.diff(depths) < 0):
     raise ValueError(f"parents = {parents.tolist()} are not in level order")

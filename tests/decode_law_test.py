@@ -11,7 +11,7 @@ import pytest
 from scipy import stats
 
 import law
-from specdec import acceptance, decode, drafters, sampling
+from specdec import acceptance, decode, drafters, expand, sampling, tree
 from specdec.models import table
 from specdec.types import Draft, Drafter, DraftSpec, Params
 
@@ -96,7 +96,15 @@ def tree_drafter(kind: str, stops: bool = False) -> Drafter:
   )
 
 
+def grown(expansion: expand.Expansion) -> Drafter:
+  """A tree of the draft's table, drawn by expand.py."""
+  return drafters.model_tree(table.model(V), expansion)
+
+
 DRAFTERS = {
+  "chains": lambda: grown(expand.static(tree.parallel(3, 2), "iid")),
+  "shared": lambda: grown(expand.static(tree.parallel(2, 3, 1), "iid")),
+  "dynamic": lambda: grown(expand.dynamic(2, 3, 5)),
   "model": lambda: drafters.model(table.model(V), 3),
   "lookup": lambda: drafters.lookup(3, ngram=2, min_ngram=1),
   "iid": lambda: tree_drafter("iid"),
@@ -179,6 +187,12 @@ def p_value(texts: np.ndarray, joint: np.ndarray) -> float:
     pytest.param("iid", acceptance.rejection, marks=pytest.mark.slow),
     ("without_replacement", acceptance.rejection),
     ("point_mass", acceptance.rejection),
+    ("chains", acceptance.kseq),
+    ("dynamic", acceptance.rejection),
+    pytest.param("chains", acceptance.rejection, marks=SLOW),
+    pytest.param("chains", acceptance.naive, marks=SLOW),
+    pytest.param("shared", acceptance.kseq, marks=SLOW),
+    pytest.param("dynamic", acceptance.coupled, marks=SLOW),
     pytest.param("model", acceptance.coupled, marks=pytest.mark.slow),
     ("without_replacement", acceptance.coupled),
     pytest.param("stopping", acceptance.rejection, marks=pytest.mark.slow),
@@ -193,6 +207,23 @@ def test_texts_follow_the_targets_law(name, rule):
   p = [p_value(*pair) for pair in zip(texts, EXACT)]
   assert min(p) > SMALLEST_P, p
   assert p[-1] == 1.0  # greedy rows: one text, every time
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [11, 12, 13])
+@pytest.mark.parametrize(
+  "name, rule",
+  [
+    ("model", acceptance.rejection),
+    ("model", acceptance.block),
+    ("without_replacement", acceptance.rejection),
+    ("chains", acceptance.kseq),
+    ("dynamic", acceptance.rejection),
+  ],
+)
+def test_whatever_the_seed(name, rule, seed):
+  texts = sample(DRAFTERS[name](), rule(), seed)
+  assert min(p_value(*pair) for pair in zip(texts, EXACT)) > SMALLEST_P
 
 
 @pytest.mark.slow  # the coupled rule gives these very texts
@@ -231,8 +262,7 @@ def test_b07_streams_that_collide_are_caught(monkeypatch):
   assert planted("model") < SMALLEST_P
 
 
-@pytest.mark.slow
-def test_b07_one_uniform_for_all_nodes_is_caught(monkeypatch):
+def test_one_uniform_for_all_siblings_is_caught(monkeypatch):
   honest = sampling.Noise.accept
 
   def accept(self, num_nodes):

@@ -48,6 +48,7 @@ def test_noise_of_its_own_round_passes_where_positional_noise_is_caught():
   assert planted("model", PARAMS, acceptance.block()) > SMALLEST_P
 
 
+@pytest.mark.slow
 def test_rejection_on_a_chain_does_not_mind_positional_draft_noise(by_position):
   """No bias, by enumeration to 1e-15; this sample has p = 0.61.
 

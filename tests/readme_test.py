@@ -15,7 +15,10 @@ def test_the_python_example_and_the_new_drafter_run(capsys):
   scope = {}
   for block in re.findall(r"```python\n(.*?)```", TEXT, re.S):
     exec(block, scope)
-  assert "target passes" in capsys.readouterr().out
+  printed = capsys.readouterr().out
+  assert "target passes" in printed
+  lost = re.findall(r"([\d.]+) from the target's law", printed)
+  assert len(lost) == 2 and float(lost[0]) < 1e-5 and float(lost[1]) > 0.01
   options = dict(max_length=64, sampling=scope["settings"](1, temperature=0.8))
   shared = (scope["params"], scope["prompt"], scope["length"])
   ours = scope["generate"](

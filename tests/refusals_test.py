@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from specdec import acceptance, decode, drafters, sampling
+from specdec import acceptance, decode, drafters, expand, sampling, tree
 from specdec.models import table
 from specdec.types import Params
 
@@ -58,3 +58,82 @@ def test_widths_that_make_no_sense_are_refused(widths):
     decode.generate(
       table.model(V), drafter, acceptance.coupled(), *positional, **options
     )
+
+
+TREE = expand.static(tree.parallel(2, 2), "iid")
+
+
+@pytest.mark.parametrize(
+  "make, rule, sentence",
+  [
+    (lambda: drafters.lookup(2), "kseq", "reads the law that each guess"),
+    (lambda: tree_of(expand.dynamic(2, 2, 4)), "kseq", "reads the law"),
+    (lambda: tree_of(TREE), "block", "drafts trees"),
+    (lambda: tree_of(TREE), "lenience", "drafts trees"),
+    (
+      lambda: tree_of(expand.static(tree.parallel(2, 2))),
+      "kseq",
+      "this rule is right for iid, none",
+    ),
+  ],
+)
+def test_rules_and_shapes_that_do_not_fit_are_refused(make, rule, sentence):
+  rules = {
+    "kseq": acceptance.kseq(),
+    "block": acceptance.block(),
+    "lenience": acceptance.lenience(0.5),
+  }
+  positional, options = arguments()
+  with pytest.raises(ValueError, match=sentence):
+    decode.generate(table.model(V), make(), rules[rule], *positional, **options)
+
+
+def tree_of(expansion):
+  return drafters.model_tree(table.model(V), expansion)
+
+
+@pytest.mark.parametrize("siblings", ["none", "point_mass"])
+def test_a_law_that_the_spec_does_not_promise_is_refused(siblings):
+  """B11: a drafter says in its spec whether its guesses have a law."""
+  positional, options = arguments()
+  honest = (
+    drafters.lookup(2)
+    if siblings == "none"
+    else drafters.model(table.model(V), 2)
+  )
+  liar = honest._replace(spec=honest.spec._replace(siblings=siblings))
+  with pytest.raises(ValueError, match="and its spec says siblings = "):
+    decode.generate(
+      table.model(V), liar, acceptance.rejection(), *positional, **options
+    )
+
+
+def test_a_draft_with_more_nodes_than_the_cache_has_room_for_is_refused():
+  positional, options = arguments()
+  params = positional[0]
+  small, large = (drafters.lookup(k) for k in (2, 40))
+  rule = acceptance.coupled()
+  state = decode.start(table.model(V), small, rule, *positional, **options)
+  with pytest.raises(ValueError, match="a draft of 41 nodes need 53"):
+    decode.run(
+      table.model(V), large, rule, params, state, np.zeros((0,), np.int32)
+    )
+
+
+@pytest.mark.parametrize(
+  "build, sentence",
+  [
+    (lambda: expand.dynamic(0, 2, 1), "top = 0"),
+    (lambda: expand.dynamic(2, 0, 1), "depth = 0"),
+    (lambda: expand.dynamic(2, 2, 7), "have 1 to 6 guesses"),
+    (lambda: expand.dynamic(2, 2, 0), "size = 0"),
+    (lambda: tree.parallel(0, 2), "there must be a chain"),
+    (lambda: tree.parallel(2, 2, 3), "share 3"),
+    (lambda: expand.static([-1, 0, 1, 0]), "not in level order"),
+    (lambda: expand.static([-1, 2, 0]), "stands before its parent"),
+    (lambda: expand.static([0, 0]), "the root"),
+  ],
+)
+def test_shapes_that_cannot_be_are_refused(build, sentence):
+  with pytest.raises(ValueError, match=sentence):
+    build()

@@ -56,6 +56,13 @@ def write_documents(folder):
   run("eval", "eval", f"--prompt_file={lines}", f"--output={folder / 'eval'}")
   results = json.loads((folder / "eval" / "results.json").read_text())
   assert results == found["eval"]
+  arguments = [f"--draft={target}", f"--prompt_file={lines}", "--limit=1"]
+  arguments += ["--only=block", "--sizes=1", "--max_new_tokens=6"]
+  folder = folder / "rules"
+  programs.run(
+    "compare_rules", f"--target={target}", f"--output={folder}", *arguments
+  )
+  found["rules"] = json.loads((folder / "results.json").read_text())
   return found
 
 

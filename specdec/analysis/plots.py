@@ -19,11 +19,19 @@ _QUANTITIES = (
   ("acceptance", "tokens_per_pass", "tokens per target pass"),
   ("speed", "speedup", "speedup over plain decoding, times"),
 )
-_LENGTH = ("acceptance", "accepted_length", "accepted tokens a round")
-_PLACES = {"k": "k, drafted tokens a round", "nodes": "guesses of a round"}
+_LENGTHS = (
+  ("acceptance", "accepted_length", "accepted tokens a round"),
+  _QUANTITIES[1],
+)
+_CHILDREN = {
+  "none": "",
+  "iid": "drawn apart",
+  "without_replacement": "without replacement",
+  "point_mass": "likeliest children",
+}
 # After Okabe and Ito, for the colour-blind; without yellow, too pale on white.
 _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
-_LINES = ("-", "--", ":")
+_LINES = ("-", "--", ":", "-.")
 _MARKERS = "os^DvP<X>*hpd"
 _BARS = {"capsize": 2, "elinewidth": 1}
 _RED = "#B22222"
@@ -87,14 +95,7 @@ def over_sizes(
   Raises:
     ValueError: there are no runs, or two for one size, shape and rule.
   """
-  curves: dict[str, list[dict]] = {}
-  for run in runs:
-    found = run["comparison"]
-    label = f"{found['shape']}, {found['siblings']}, {found['rule']}"
-    curves.setdefault(label.replace("_", " ").replace(", none", ""), []).append(
-      run
-    )
-  _over(curves, "nodes", title, caveats).savefig(path)
+  _over_sizes(runs, title, caveats).savefig(path)
 
 
 def passes(
@@ -168,31 +169,68 @@ def _bars(curves, title, caveats) -> Figure:
 
 
 def _over_k(curves, title, caveats) -> Figure:
-  return _over(curves, "k", title, caveats)
-
-
-def _over(curves, name, title, caveats) -> Figure:
-  """Lines over k, or over the nodes of a draft, which count the root."""
-  curves = _ascending(curves, name)
-  quantities = _QUANTITIES if name == "k" else (_LENGTH, _QUANTITIES[1])
+  curves = _ascending(curves, "k")
   height = max(3.8, _height(curves))
   figure, panels = _figure(height, title, caveats, 2)
   panels[1].sharex(panels[0])
-  for axes, quantity in zip(panels, quantities):
+  for axes, quantity in zip(panels, _QUANTITIES):
     axes.axhline(1, color=_GRAY, linewidth=1, linestyle="--", zorder=0.5)
     for i, (label, runs) in enumerate(curves.items()):
       values, errors = _columns(runs, quantity)
-      places = [run[name] - (name == "nodes") for run in runs]
+      ks = [run["k"] for run in runs]
       style = _style(i, label)
-      axes.errorbar(
-        places, values, errors, label=_wrap(label), **style, **_BARS
-      )
+      axes.errorbar(ks, values, errors, label=_wrap(label), **style, **_BARS)
     axes.xaxis.set_major_locator(
       ticker.MaxNLocator(10, integer=True, min_n_ticks=1)
     )
-    axes.set_xlabel(_PLACES[name])
+    axes.set_xlabel("k, drafted tokens a round")
     axes.set_ylabel(quantity[-1])
   _legend(panels[-1])
+  return figure
+
+
+def _over_sizes(runs, title, caveats) -> Figure:
+  """A row of panels for the lossless rules and one for the others.
+
+  Colours tell shapes apart, markers rules, dashes the kinds of children.
+  """
+  points = [(run, run["comparison"]) for run in runs]
+
+  def order(name):
+    return list(dict.fromkeys(found[name] for _, found in points))
+
+  shapes, rules, kinds = order("shape"), order("rule"), order("siblings")
+  rows = [row for row in (True, False) if row in order("lossless")]
+  figure, panels = _figure(4.6 * len(rows), title, caveats, 2, len(rows))
+  for lossless, pair in zip(rows, zip(panels[::2], panels[1::2])):
+    curves: dict[tuple, list[dict]] = {}
+    for run, found in points:
+      if found["lossless"] == lossless:
+        names = found["shape"], found["rule"], found["siblings"]
+        curves.setdefault(names, []).append(run)
+    for axes, quantity in zip(pair, _LENGTHS):
+      for names, found in _ascending(curves, "nodes").items():
+        shape, rule, siblings = names
+        values, errors = _columns(found, quantity)
+        axes.errorbar(
+          [run["nodes"] - 1 for run in found],
+          values,
+          errors,
+          label=f"{shape}, {rule}\n{_CHILDREN[siblings]}".strip(),
+          color=_COLORS[shapes.index(shape) % len(_COLORS)],
+          marker=_MARKERS[rules.index(rule) % len(_MARKERS)],
+          linestyle=_LINES[kinds.index(siblings) % len(_LINES)],
+          markersize=5,
+          **_BARS,
+        )
+      axes.set_xscale("log", base=2)
+      axes.xaxis.set_major_formatter(ticker.FormatStrFormatter("%g"))
+      axes.set_xlabel("guesses of a round")
+      axes.set_ylabel(quantity[-1])
+    pair[0].set_ylim(bottom=0)
+    pair[1].axhline(1, color=_GRAY, linewidth=1, linestyle="--", zorder=0.5)
+    pair[0].set_title("lossless" if lossless else "lossy", loc="left")
+    _legend(pair[1])
   return figure
 
 
@@ -226,7 +264,9 @@ def _passes(entries, title) -> Figure:
   return figure
 
 
-def _figure(height, title, caveats, columns) -> tuple[Figure, list[Axes]]:
+def _figure(
+  height, title, caveats, columns, rows=1
+) -> tuple[Figure, list[Axes]]:
   """A figure and its empty panels; room for title and caveats comes on top."""
   title = textwrap.fill(title, 80)
   caveats = [textwrap.fill(f"beware: {caveat}", 105) for caveat in caveats]
@@ -236,7 +276,7 @@ def _figure(height, title, caveats, columns) -> tuple[Figure, list[Axes]]:
   figure.suptitle(title, fontsize=11.5)
   if caveats:
     figure.supxlabel("\n".join(caveats), fontsize=9, color=_RED)
-  panels = list(figure.subplots(1, columns, squeeze=False)[0])
+  panels = list(figure.subplots(rows, columns, squeeze=False).ravel())
   for axes in panels:
     axes.spines[["top", "right"]].set_visible(False)
   return figure, panels

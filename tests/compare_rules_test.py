@@ -1,0 +1,151 @@
+"""scripts/compare_rules.py as its users meet it, on a tiny model."""
+
+import json
+
+import pytest
+
+import programs
+from specdec import acceptance, comparison
+from specdec.analysis import enumeration
+
+RANKS = {
+  "without_replacement": [0.6, 0.2, 0.1],
+  "point_mass": [0.3, 0.2, 0.1],
+}
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory):
+  return programs.write_model(tmp_path_factory.mktemp("target"), num_layers=1)
+
+
+@pytest.fixture
+def compare(target, tmp_path):
+  prompts = tmp_path / "prompts.jsonl"
+  prompts.write_text('{"prompt": "abcabc"}\n{"prompt": "hello there"}\n')
+
+  def call(*arguments):
+    programs.run(
+      "compare_rules",
+      f"--target={target}",
+      f"--draft={target}",
+      f"--prompt_file={prompts}",
+      f"--output={tmp_path / 'out'}",
+      "--max_new_tokens=8",
+      "--temperature=1",
+      *arguments,
+    )
+    return json.loads((tmp_path / "out" / "results.json").read_text())
+
+  return call
+
+
+def test_a_table_a_picture_and_a_tree_and_it_goes_on(compare, tmp_path, capsys):
+  arguments = ("--only=block,typical", "--sizes=2")
+  document = compare(*arguments)
+  out = tmp_path / "out"
+  rules = [run["comparison"]["rule"] for run in document["runs"]]
+  assert rules == ["block", "typical", "typical", "typical"]
+  [block, typical, *_] = document["runs"]
+  assert block["nodes"] == 3
+  # The draft is the target: everything is kept.
+  assert block["comparison"]["expected"]["value"] == pytest.approx(2, abs=1e-4)
+  assert block["acceptance"]["accepted_length"]["value"] == 2
+  assert block["comparison"]["distance"] == 0
+  assert typical["comparison"]["distance"] > 0.1
+  assert any("typical acceptance" in text for text in document["caveats"])
+  printed = capsys.readouterr().out
+  assert "lossy, TV 0." in printed
+  assert "beware: lossy: typical acceptance" in printed
+  assert (out / "table.txt").read_text().strip() in printed
+  assert (out / "plot.png").stat().st_size > 10_000
+  paths = json.loads((out / "tree.json").read_text())
+  assert paths == document["tree"]["paths"]
+
+  lines = (out / "lines.jsonl").read_text().splitlines()
+  kept = [line for line in lines if '"typical"' not in line]
+  (out / "lines.jsonl").write_text("\n".join(kept) + '\n{"point": ["cut')
+  again = compare(*arguments)
+  assert again["runs"][0] == document["runs"][0]
+  assert len(again["runs"]) == 4
+  assert (
+    again["runs"][1]["comparison"]["expected"]
+    == document["runs"][1]["comparison"]["expected"]
+  )
+
+
+@pytest.mark.parametrize(
+  "arguments, sentence",
+  [
+    (["--k=3"], "--k is not for compare_rules"),
+    (["--acceptance=block"], "tries them all"),
+    (["--only=blocks"], "accepted: rejection"),
+    (["--sizes=0"], "must be >= 1"),
+    (["--drafter=lookup", "--draft="], "lookup drafts chains only"),
+  ],
+)
+def test_what_cannot_be_compared_is_refused(compare, arguments, sentence):
+  with pytest.raises(SystemExit, match=sentence):
+    compare(*arguments)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 8, 16, 32])
+def test_all_shapes_of_a_size_have_that_many_guesses(size):
+  found = comparison.shapes_of(size, RANKS)
+  names = {shape.name for shape in found}
+  assert {"chain", "optimal tree", "dynamic tree"} <= names
+  for shape in found:
+    if shape.expansion is None:
+      assert shape.levels == size
+    else:
+      spec = shape.expansion.spec
+      assert spec.max_nodes == size + 1
+      assert spec.max_depth == shape.levels
+      assert shape.expansion.num_run <= spec.max_nodes  # for early exit
+
+
+def test_the_loss_on_tables_is_none_for_lossless_rules_and_at_temperature_0():
+  for kind in ("none", "without_replacement", "point_mass"):
+    loss = enumeration.tabular_loss(acceptance.rejection(), kind)
+    assert loss < 1e-6
+    assert enumeration.tabular_loss(acceptance.typical(), kind) > 0.05
+    assert enumeration.tabular_loss(acceptance.typical(), kind, 0.0) < 1e-6
+  half, whole = (
+    enumeration.tabular_loss(acceptance.lenience(share), "none")
+    for share in (0.5, 0.9)
+  )
+  assert half > whole > 0
+
+
+def test_shapes_of_flags(tmp_path):
+  import _shapes
+
+  path = tmp_path / "tree.json"
+  path.write_text("[[0], [1], [0, 0]]")
+  spec = _shapes.parse(str(path), 9).spec
+  assert (spec.max_nodes, spec.max_depth, spec.siblings) == (
+    4, 2, "without_replacement",
+  )  # fmt: skip
+  assert _shapes.parse("chain", 3) is None
+  assert _shapes.parse("chains:3", 2, usual="iid").spec.siblings == "iid"
+  assert _shapes.parse("chains:2:1", 3).spec.max_nodes == 6
+  optimal = _shapes.parse("optimal:6", 2, None, "iid", [0.5, 0.3])
+  assert (optimal.spec.max_nodes, optimal.spec.max_depth) == (7, 2)
+  assert _shapes.parse("dynamic:6:3", 2).spec.siblings == "point_mass"
+  for text, sentence in (
+    ("dynamic", "accepted: chain"),
+    ("chains:2:1:1", "accepted: chain"),
+    ("ring:4", "accepted: chain"),
+    ("optimal:4", "needs --rank_acceptance"),
+    ("chains:x", "accepted: chain"),
+  ):
+    with pytest.raises(ValueError, match=sentence):
+      _shapes.parse(text, 2)
+  with pytest.raises(ValueError, match="cannot be re-ranked"):
+    _shapes.parse("dynamic:4", 2, "iid")
+  path.write_text('{"paths": 1}')
+  with pytest.raises(ValueError, match="must hold a list of paths"):
+    _shapes.parse(str(path), 2)
+  path.write_text("[[0], [0]]")
+  with pytest.raises(ValueError, match="is there twice"):
+    _shapes.parse(str(path), 2)

@@ -1,0 +1,82 @@
+"""What the laws promise of a generation is what its rounds keep."""
+
+import jax
+import numpy as np
+import pytest
+
+from decode_law_test import PARAMS, V
+from specdec import acceptance, drafters, expand, probe, tree
+from specdec.analysis import metrics
+from specdec.models import table
+from specdec.session import Session
+
+ROWS = [[0]] * 300
+SHAPES = {
+  "chain": None,
+  "chains": expand.static(tree.parallel(3, 2), "iid"),
+  "tree": expand.static([-1, 0, 0, 1, 1]),
+  "dynamic": expand.dynamic(2, 3, 5),
+}
+
+
+def session_of(shape, rule, batch=300):
+  model = table.model(V)
+  drafter = drafters.model(model, 3)
+  if shape is not None:
+    drafter = drafters.model_tree(model, shape)
+  key = jax.random.key(0)
+  return Session(
+    model, drafter, rule, PARAMS, key, batch, 64, 64, temperature=1
+  )
+
+
+@pytest.mark.parametrize(
+  "name, rule, others",
+  [
+    ("chain", acceptance.rejection, [acceptance.block, acceptance.naive]),
+    ("chain", acceptance.coupled, [acceptance.rejection]),
+    ("chains", acceptance.kseq, [acceptance.rejection]),
+    ("dynamic", acceptance.coupled, [acceptance.rejection]),
+    pytest.param("chain", acceptance.block, [], marks=pytest.mark.slow),
+    pytest.param("tree", acceptance.rejection, [], marks=pytest.mark.slow),
+  ],
+)
+def test_rounds_keep_what_is_expected_of_them(name, rule, others):
+  session = session_of(SHAPES[name], rule())
+  rules = [rule(), *(other() for other in others)]
+  sums, rounds = probe.expected_lengths(session, ROWS, rules)
+  expected = metrics.ratio(sums[0], rounds)
+  found = metrics.acceptance([session.complete(ROWS, range(300), False).stats])
+  measured = found.accepted_length
+  np.testing.assert_array_equal(rounds.sum(), found_whole(session))
+  error = np.hypot(measured.error, expected.error)
+  assert abs(measured.value - expected.value) < 4 * error
+  assert error < 0.03
+  if others == [acceptance.block, acceptance.naive]:
+    assert np.all(sums[1].sum() > sums[0].sum())
+    assert np.all(sums[2] < sums[0])
+  if name == "chains":
+    assert sums[0].sum() > sums[1].sum()  # k-SEQ over rejection
+  if name == "dynamic":  # of point masses both keep the same
+    np.testing.assert_allclose(sums[0], sums[1], rtol=1e-4)
+
+
+def found_whole(session):
+  return session.complete(ROWS, range(300), False).stats.whole.sum()
+
+
+def test_a_law_that_a_rule_does_not_know_is_nan():
+  session = session_of(SHAPES["tree"], acceptance.rejection(), batch=4)
+  sums, _ = probe.expected_lengths(session, ROWS[:4], [acceptance.coupled()])
+  assert np.all(np.isnan(sums[0]))
+
+
+def test_ranks_add_up_to_what_siblings_keep():
+  star = expand.static(tree.parallel(3, 1))
+  session = session_of(star, acceptance.rejection(), batch=100)
+  ranks = probe.acceptance_by_rank(session, ROWS)  # in three batches
+  sums, rounds = probe.expected_lengths(session, ROWS, [session.rule])
+  np.testing.assert_allclose(
+    ranks.sum(), sums[0].sum() / rounds.sum(), rtol=1e-4
+  )
+  assert ranks[0] > max(ranks[1:])
