@@ -117,13 +117,12 @@ def compare(
         progress.set_postfix_str(f"{shape.size}: {shape.name}, {rule}")
         if point not in done:
           expected = expected or bench.expected(shape, shape.rules)
-          run = bench.measured(shape, rule).document()
+          run = bench.measured(shape, rule).document() | expected[rule]
           run["comparison"] = {
             "rule": rule,
             "shape": shape.name,
             "siblings": shape.siblings,
             "lossless": bench.rules[rule].lossless,
-            **expected[rule],
             "distance": bench.loss(shape, rule, FLAGS.temperature),
           }
           lines.append({"point": point, "run": run, "load": provenance.load()})
@@ -157,7 +156,6 @@ def best_tree(models, context: int, lines, ranks, runs) -> dict | None:
   of_level = max(0.0, (chain["speed"]["seconds"] / rounds - of_pass) / levels)
   found = trees.best(ranks["without_replacement"], times, of_level)
   return {
-    "acceptance_by_rank": ranks,
     "pass_seconds": sorted(passes),
     "level_seconds": of_level,
     "paths": found.paths,
@@ -166,13 +164,13 @@ def best_tree(models, context: int, lines, ranks, runs) -> dict | None:
   }
 
 
-def describe(chosen: dict) -> str:
+def describe(ranks: dict, chosen: dict) -> str:
   """The chosen tree, in two lines."""
-  ranks = chosen["acceptance_by_rank"]["without_replacement"]
+  rates = ranks["without_replacement"]
   paths, plain = chosen["paths"], chosen["pass_seconds"][0][1]
   best = f"{len(paths)} guesses in {len(paths[-1]) if paths else 0} levels"
   return (
-    f"  kept by rank of a child: {' '.join(f'{x:.2f}' for x in ranks)}\n"
+    f"  kept by rank of a child: {' '.join(f'{x:.2f}' for x in rates)}\n"
     f"  best tree by the times of this run: {best if paths else 'none'}, "
     f"{chosen['tokens']:.2f} tokens expected in {1e3 * chosen['seconds']:.1f} "
     f"ms (plain decoding: 1 in {1e3 * plain:.1f} ms)"
@@ -217,14 +215,17 @@ def work() -> None:
   for caveat in caveats:
     text += f"\n  beware: {caveat}"
   if chosen:
-    text += "\n" + describe(chosen)
+    text += "\n" + describe(ranks, chosen)
     paths = json.dumps(chosen["paths"])
     run_folder.replace_text(folder / "tree.json", paths + "\n")
   print(text)
   run_folder.replace_text(folder / "table.txt", text + "\n")
-  document = header | {"caveats": caveats, "runs": runs}
-  if chosen:
-    document["tree"] = chosen
+  document = header | {
+    "caveats": caveats,
+    "runs": runs,
+    "acceptance_by_rank": ranks,
+    "tree": chosen,
+  }
   report.write_json(str(folder / "results.json"), document)
   plots.over_sizes(
     runs,

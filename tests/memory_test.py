@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import pytest
 
 from hlo import in_loops
-from specdec import acceptance, decode, drafters, sampling
+from specdec import acceptance, decode, drafters, expand, sampling, tree
 from specdec import cache as kv
 from specdec.models import transformer
 from specdec.models.config import TransformerConfig
@@ -44,19 +44,35 @@ DRAFT = TransformerConfig(
   num_kv_heads=2,
   head_dim=16,
 )
+SHAPES = ("chains", "dynamic")
 # Operations that make a second buffer of what they are given.
 COPYING = ("copy", "copy-start", "transpose", "concatenate", "pad", "reverse")
 
 
 def pairs(target, draft):
   """Name -> drafter and rule; widths (1,), (1, k + 1) and (k + 1,)."""
-  small = transformer.model(draft)
+  small, large = transformer.model(draft), transformer.model(target)
+  chains = expand.static(tree.parallel(2, 3), "iid")
+  dynamic = expand.dynamic(2, 3, 6)
   return {
+    "model, chains": (drafters.model_tree(small, chains), acceptance.kseq()),
+    "model, dynamic": (
+      drafters.model_tree(small, dynamic),
+      acceptance.rejection(),
+    ),
+    "early exit, chains": (
+      drafters.early_exit_tree(large, 1, chains),
+      acceptance.kseq(),
+    ),
+    "early exit, dynamic": (
+      drafters.early_exit_tree(large, 1, dynamic),
+      acceptance.rejection(),
+    ),
     "plain": (decode.PLAIN_DRAFTER, decode.PLAIN_RULE),
     "lookup": (drafters.lookup(K), acceptance.rejection()),
     "model": (drafters.model(small, K), acceptance.rejection()),
     "early exit": (
-      drafters.early_exit(transformer.model(target), 1, K),
+      drafters.early_exit(large, 1, K),
       acceptance.rejection(),
     ),
   }
@@ -127,11 +143,23 @@ def nbytes(buffers):
   return sum(math.prod(b.shape) * b.dtype.itemsize for b in buffers)
 
 
-@pytest.mark.parametrize("batch", [1, 4])
-@pytest.mark.parametrize("name", ["plain", "lookup", "model", "early exit"])
+TREES = [f"{who}, {how}" for who in ("model", "early exit") for how in SHAPES]
+
+
+@pytest.mark.parametrize(
+  "name, batch",
+  [
+    (name, batch)
+    for name in ("plain", "lookup", "model", "early exit")
+    for batch in (1, 4)
+  ]
+  + [(name, 4) for name in TREES]
+  + [pytest.param(name, 1, marks=pytest.mark.slow) for name in TREES],
+)
 def test_generation_never_copies_a_cache(name, batch):
   lowered, (cache, own) = lower(pairs(TARGET, DRAFT)[name], batch)
-  assert len(cache) == 4 and len(own) == (2 if name == "model" else 0)
+  assert len(cache) == 4
+  assert len(own) == (2 if name.startswith("model") else 0)
   compiled = lowered.compile()
   hlo = compiled.as_text()
   # The search did see the loops: their bodies carry the cache.
