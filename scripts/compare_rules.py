@@ -9,7 +9,7 @@ in the static tree that suits the acceptance by rank measured here first, and in
 EAGLE-2's dynamic tree. A line for each rule that is right for a shape:
 
   expected  accepted tokens a round by the two laws alone. All rules of a shape
-            judge the very same drafts, of a text that the first of them writes.
+            judge the very same drafts, of a text that rejection writes.
   measured  accepted tokens a round of that rule's own texts, with one standard
             error. A lossy rule writes other texts than the others.
   law       exact; or for a lossy rule the total variation between what it emits
@@ -53,6 +53,9 @@ _flags.define_integers("sizes", "4,8,16", "Guesses of a round.")
 flags.DEFINE_list(
   "only", [], f"Rules, of {', '.join(comparison.RULES)}; default all."
 )
+flags.DEFINE_list(
+  "shapes", [], f"Shapes, of {', '.join(comparison.SHAPES)}; default all."
+)
 FLAGS = flags.FLAGS
 for _module in (_flags, _prompt_files):  # or --help would leave them out
   flags.adopt_module_key_flags(_module)
@@ -70,11 +73,13 @@ def check_flags() -> None:
   _prompt_files.check_flags()
   if FLAGS.drafter == "lookup":
     raise ValueError("lookup drafts chains only; give --draft or --exit_layer")
-  for name in FLAGS.only:
-    if name not in comparison.RULES:
-      raise ValueError(
-        f"--only={name}; accepted: {', '.join(comparison.RULES)}"
-      )
+  for flag, known in (
+    ("only", comparison.RULES),
+    ("shapes", comparison.SHAPES),
+  ):
+    for name in FLAGS[flag].value:
+      if name not in known:
+        raise ValueError(f"--{flag}={name}; accepted: {', '.join(known)}")
   if min(FLAGS.sizes) < 1:
     raise ValueError(f"--sizes={min(FLAGS.sizes)}; it must be >= 1")
   if FLAGS.rank_acceptance:
@@ -107,6 +112,7 @@ def compare(
       rules=tuple(r for r in s.rules if r in (FLAGS.only or comparison.RULES))
     )
     for s in shapes
+    if s.name in (FLAGS.shapes or comparison.SHAPES)
   ]
   total = sum(len(shape.rules) for shape in shapes)
   with tqdm(total=total, unit="rule") as progress:
@@ -116,7 +122,7 @@ def compare(
       for rule, point in points.items():
         progress.set_postfix_str(f"{shape.size}: {shape.name}, {rule}")
         if point not in done:
-          expected = expected or bench.expected(shape, shape.rules)
+          expected = expected or bench.expected(shape)
           run = bench.measured(shape, rule).document() | expected[rule]
           run["comparison"] = {
             "rule": rule,

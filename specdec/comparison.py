@@ -19,6 +19,7 @@ from specdec.types import AcceptanceRule
 EVERY = ("rejection", "naive", "coupled")
 LOSSY = ("typical", "relaxed")
 RULES = (*EVERY, "block", "kseq", "lenience", *LOSSY)
+SHAPES = ("chain", "2 chains", "4 chains", "optimal tree", "dynamic tree")
 _RANKS = 8  # siblings whose acceptance is measured
 
 
@@ -104,11 +105,15 @@ class Bench:
     found = probe.acceptance_by_rank(session, self._encoded)
     return [round(float(x), 4) for x in found]
 
-  def expected(self, shape: Shape, rules: Sequence[str]) -> dict[str, dict]:
-    """By rule: expected accepted tokens, and tokens a pass over the first's."""
-    session = self._session(shape, rules[0])
-    judges = [self.rules[rule] for rule in rules]
+  def expected(self, shape: Shape) -> dict[str, dict]:
+    """By rule: expected accepted tokens, and tokens a pass over rejection's.
+
+    Rejection writes the text, so a lossy rule is judged on the target's own.
+    """
+    session = self._session(shape, "rejection")
+    judges = [session.rule, *(self.rules[rule] for rule in shape.rules)]
     sums, rounds = probe.expected_lengths(session, self._encoded, judges)
+    token, *sums = sums
 
     def estimate(over, under):
       known = np.all(np.isfinite(over)) and np.all(np.isfinite(under))
@@ -118,9 +123,9 @@ class Bench:
     return {
       rule: {
         "expected": estimate(total, rounds),
-        "gain": estimate(total + rounds, sums[0] + rounds),
+        "gain": estimate(total + rounds, token + rounds),
       }
-      for rule, total in zip(rules, sums)
+      for rule, total in zip(shape.rules, sums)
     }
 
   def loss(self, shape: Shape, rule: str, temperature: float) -> float:

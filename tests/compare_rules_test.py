@@ -77,6 +77,7 @@ def test_a_table_a_picture_and_a_tree_and_it_goes_on(compare, tmp_path, capsys):
     (["--k=3"], "--k is not for compare_rules"),
     (["--acceptance=block"], "tries them all"),
     (["--only=blocks"], "accepted: rejection"),
+    (["--shapes=ring"], "accepted: chain"),
     (["--sizes=0"], "must be >= 1"),
     (["--drafter=lookup", "--draft="], "lookup drafts chains only"),
   ],
