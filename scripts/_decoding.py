@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 import _flags
 import jax
-from _flags import PRESET, RULES, SHARED
+from _flags import PRESET, SHARED
+from _rules import RULES
 from absl import flags
 
 from specdec import checkpoints, drafters, expand, memory, provenance, session
@@ -164,10 +165,11 @@ def session_of(
 
 def describe_drafter() -> str:
   """A few words for tables and pages."""
+  shape = "" if FLAGS.shape == "chain" else f", {FLAGS.shape}"
   if FLAGS.drafter == "model":
-    return FLAGS.draft
+    return FLAGS.draft + shape
   if FLAGS.drafter == "early_exit":
-    return f"early exit after layer {FLAGS.exit_layer}"
+    return f"early exit after layer {FLAGS.exit_layer}{shape}"
   return f"lookup, {FLAGS.min_ngram} to {FLAGS.ngram} tokens"
 
 

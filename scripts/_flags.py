@@ -9,28 +9,17 @@ import re
 from collections.abc import Sequence
 
 import _main
+import _rules
 import _shapes
 import jax
 from absl import flags
 from ml_collections import config_flags
 
-from specdec import acceptance, checkpoints, decode, drafters, expand, sampling
+from specdec import checkpoints, decode, drafters, expand, sampling
 from specdec.checkpoints import shipped
 from specdec.checkpoints.fetch import PACKAGES
 from specdec.models import presets
 
-RULES = {
-  "block": acceptance.block,
-  "coupled": acceptance.coupled,
-  "greedy": acceptance.greedy,
-  "kseq": acceptance.kseq,
-  "lenience": lambda: acceptance.lenience(FLAGS.share),
-  "naive": acceptance.naive,
-  "rejection": acceptance.rejection,
-  "relaxed": lambda: acceptance.relaxed(FLAGS.relaxed_top, FLAGS.margin),
-  "synthetic": lambda: acceptance.synthetic(FLAGS.rates),
-  "typical": lambda: acceptance.typical(FLAGS.epsilon, FLAGS.delta),
-}
 DRAFTERS = ("lookup", "model", "early_exit")
 # Tokens of a round: each guess of a model costs a pass of it, a copy nothing.
 _DEFAULT_K = {"model": 3, "lookup": 5, "early_exit": 3}
@@ -115,7 +104,7 @@ flags.DEFINE_enum(
 define_integers(
   "k",
   None,
-  "Drafted tokens a round, 0 for none; default "
+  "Drafted tokens a round, 0 for none; of a tree its levels; default "
   + ", ".join(f"{k} with {name}" for name, k in _DEFAULT_K.items())
   + ".",
 )
@@ -125,7 +114,7 @@ flags.DEFINE_enum(
   None,
   expand.KINDS,
   "How a tree's children are drawn; default iid with k-SEQ, point_mass in a "
-  "dynamic tree, else without_replacement.",
+  "dynamic tree and at temperature 0, else without_replacement.",
 )
 flags.DEFINE_list(
   "rank_acceptance",
@@ -141,43 +130,6 @@ flags.DEFINE_integer(
 )
 flags.DEFINE_integer(
   "exit_layer", None, "Early exit: how many of the target's layers draft."
-)
-flags.DEFINE_enum(
-  "acceptance",
-  "coupled",
-  sorted(RULES),
-  "coupled: token for token the text of plain sampling with this seed. "
-  "rejection: the same law, other noise, accepts sampled drafts more often. "
-  "block: the same law, judges a chain as a whole and accepts most. kseq: the "
-  "same law, for several chains drawn alike. naive: the same law, accepts "
-  "where a sample of the target is the drafted token. greedy: temperature 0 "
-  "only. Lossy, and said so: lenience (--share), typical (--epsilon, --delta), "
-  "relaxed (--relaxed_top, --margin). synthetic: accepts at --rates whatever "
-  "was drafted, to study speed; the text is meaningless.",
-)
-flags.DEFINE_float(
-  "share",
-  0.5,
-  "Lenience: a token x is kept with min(1, p(x) / (share q(x))), and comes at "
-  "most 1 / share times as often as the target says.",
-)
-flags.DEFINE_float(
-  "epsilon",
-  0.09,
-  "Typical: x is kept where p(x) > min(epsilon, delta exp(-entropy of p)).",
-)
-flags.DEFINE_float("delta", 0.3, "Typical: see --epsilon.")
-flags.DEFINE_integer(
-  "relaxed_top", 10, "Relaxed: any of so many likeliest tokens is kept ..."
-)
-flags.DEFINE_float(
-  "margin", 0.6, "Relaxed: ... if it is within this of the likeliest's."
-)
-flags.DEFINE_multi_float(
-  "rates",
-  [],
-  "Synthetic: probability that a token is kept, in [0, 1]; repeat it for "
-  "position 1, 2 ... (the last one goes on).",
 )
 flags.DEFINE_float("temperature", 0.0, "0 is greedy.")
 flags.DEFINE_integer("top_k", None, "Sample among the k likeliest tokens.")
@@ -202,18 +154,22 @@ flags.DEFINE_string(
   "Folder that keeps compiled programs between runs; '' for none.",
 )
 FLAGS = flags.FLAGS
-SHARED = sorted(set(FLAGS) - _BEFORE)  # flags that --config may set
+flags.adopt_module_key_flags(_rules)
+SHARED = sorted(
+  {*FLAGS, *_rules.OWN} - (_BEFORE - set(_rules.OWN))
+)  # flags that --config may set
 
 
-def settle(own_flags: Sequence[str] = ()) -> None:
+def settle(own_flags: Sequence[str] = (), any_rule: bool = False) -> None:
   """Brings the flags to their final values and refuses what cannot work.
 
   Args:
     own_flags: names of the program's own flags, for --config.
+    any_rule: the program tries all rules, not --acceptance.
   """
   _apply_config([*SHARED, *own_flags])
   _fill_in()
-  _check()
+  _check(any_rule)
   if FLAGS.compilation_cache:
     folder = pathlib.Path(FLAGS.compilation_cache).expanduser()
     jax.config.update("jax_compilation_cache_dir", str(folder))
@@ -231,8 +187,16 @@ def single(name: str) -> int:
 
 def expansion(k: int) -> expand.Expansion | None:
   """The draft's shape for k levels; None for a chain."""
-  usual = "iid" if FLAGS.acceptance == "kseq" else "without_replacement"
-  ranks = [float(rate) for rate in FLAGS.rank_acceptance]
+  if FLAGS.acceptance == "kseq":
+    usual = "iid"
+  elif FLAGS.temperature == 0:
+    usual = "point_mass"  # such a law has but one token to draw
+  else:
+    usual = "without_replacement"
+  try:
+    ranks = [float(rate) for rate in FLAGS.rank_acceptance]
+  except ValueError as error:
+    raise ValueError(f"--rank_acceptance: {error}") from None
   return _shapes.parse(FLAGS.shape, k, FLAGS.siblings, usual, ranks)
 
 
@@ -277,7 +241,7 @@ def _fill_in() -> None:
     FLAGS.min_ngram = 0 if synthetic else _DEFAULT_MIN_NGRAM
 
 
-def _check() -> None:
+def _check(any_rule: bool) -> None:
   for name, low in (("k", 0), ("max_new_tokens", 1), ("batch", 1)):
     values = getattr(FLAGS, name)
     least = min(values) if isinstance(values, tuple) else values
@@ -289,9 +253,7 @@ def _check() -> None:
       f"--acceptance=greedy at --temperature={FLAGS.temperature} would not "
       "sample; take coupled or rejection, or temperature 0"
     )
-  if FLAGS.rates and FLAGS.acceptance != "synthetic":
-    raise ValueError("--rates is for --acceptance=synthetic")
-  rule = RULES[FLAGS.acceptance]()  # are its numbers right?
+  rule = _rules.RULES[FLAGS.acceptance]()  # are its numbers right?
   for k in FLAGS.k:
     shape = expansion(k)
     if shape is not None and FLAGS.drafter == "lookup":
@@ -301,10 +263,22 @@ def _check() -> None:
       )
     if shape is not None:
       decode.check_pair(shape.spec, rule)
+      if FLAGS.drafter == "early_exit" and shape.num_run > shape.spec.max_nodes:
+        raise ValueError(
+          f"--shape={FLAGS.shape} tries {shape.num_run} nodes to keep "
+          f"{shape.spec.max_nodes}, and the target's cache has room for those: "
+          "with --exit_layer keep more, or give a smaller TOP or --k"
+        )
     elif FLAGS.drafter == "lookup":
       decode.check_pair(drafters.lookup(k).spec, rule)
   if FLAGS.shape == "chain" and FLAGS.siblings:
     raise ValueError("--siblings is for trees: give --shape")
+  if FLAGS.rank_acceptance and not FLAGS.shape.startswith("optimal"):
+    raise ValueError("--rank_acceptance is for --shape=optimal:N")
+  if FLAGS.shape.endswith(".json") and len(FLAGS.k) > 1:
+    raise ValueError(f"--shape={FLAGS.shape} is one tree, whatever --k says")
+  if not any_rule:
+    _rules.check_flags()
   if FLAGS.drafter == "model" and not FLAGS.draft:
     raise ValueError("--drafter=model needs --draft, the model that drafts")
   if FLAGS.drafter != "model" and FLAGS.draft:

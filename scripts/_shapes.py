@@ -42,7 +42,10 @@ def parse(
   if name == "chain" and not given:
     return None
   if Path(text).suffix == ".json":
-    return expand.static(tree.from_paths(_read(text)), siblings or usual)
+    paths = _read(text)
+    if not paths:
+      raise ValueError(f"{text} holds no path: plain decoding is --k=0")
+    return expand.static(tree.from_paths(paths), siblings or usual)
   try:
     numbers = [int(number) for number in given]
     least, most = {"chains": (1, 2), "optimal": (1, 1), "dynamic": (1, 2)}[name]

@@ -1,8 +1,10 @@
 """Sets acceptance rules and draft shapes side by side, at equal target tokens.
 
-  python scripts/compare_rules.py --prompt_file=P.jsonl --output=runs/rules
-  python scripts/compare_rules.py --prompt_file=P.jsonl --output=runs/exit \\
-    --target=smollm2-135m-instruct --exit_layer=26 --chat --limit=8 --sizes=8
+  python scripts/compare_rules.py --prompt_file=P.jsonl --temperature=1 \\
+    --output=runs/rules
+  python scripts/compare_rules.py --prompt_file=P.jsonl --temperature=1 \\
+    --target=smollm2-135m-instruct --exit_layer=26 --chat --limit=8 --sizes=8 \\
+    --only=rejection,block --output=runs/exit
 
 Each draft has as many guesses as --sizes says: in one chain, in 2 or 4 chains,
 in the static tree that suits the acceptance by rank measured here first, and in
@@ -13,7 +15,8 @@ EAGLE-2's dynamic tree. A line for each rule that is right for a shape:
   measured  accepted tokens a round of that rule's own texts, with one standard
             error. A lossy rule writes other texts than the others.
   law       exact; or for a lossy rule the total variation between what it emits
-            and the target's law, on small random tables (V = 4, two levels).
+            and the target's law, on small random tables (V = 4, two levels; at
+            this temperature, without top-k and top-p).
 
 Decoding is timed in turns with plain decoding; no token ends a text. The output
 folder gets lines.jsonl as points finish, then results.json (docs/schema.json),
@@ -30,6 +33,7 @@ import _decoding
 import _flags
 import _main
 import _prompt_files
+import _rules
 import numpy as np
 from absl import flags
 from tqdm import tqdm
@@ -45,8 +49,12 @@ from specdec import (
 from specdec.analysis import plots, trees
 from specdec.models import transformer
 
-# What is tried here one after the other, or cannot be said here.
-_REFUSED = ("k", "acceptance", "shape", "siblings", "rates", "json")
+# What is tried here one after the other, or measured.
+_REFUSED = ("k", "acceptance", "shape", "siblings", "rates", "rank_acceptance")
+# Any that fall: which shapes there are does not depend on them.
+_SOME_RANKS = {
+  kind: (0.5, 0.25, 0.1) for kind in ("without_replacement", "point_mass")
+}
 
 _BEFORE = set(flags.FLAGS) - set(_prompt_files.OWN)
 _flags.define_integers("sizes", "4,8,16", "Guesses of a round.")
@@ -66,9 +74,9 @@ FLAG_NAMES = [*_flags.SHARED, *_OWN]
 def check_flags() -> None:
   """Refuses what cannot work, before anything long begins."""
   for name in _REFUSED:
-    if FLAGS[name].present:
+    if FLAGS[name].present or name in (FLAGS.config or {}):
       raise ValueError(
-        f"--{name} is not for compare_rules, which tries them all"
+        f"--{name} is not for compare_rules, which tries or measures them all"
       )
   _prompt_files.check_flags()
   if FLAGS.drafter == "lookup":
@@ -82,8 +90,15 @@ def check_flags() -> None:
         raise ValueError(f"--{flag}={name}; accepted: {', '.join(known)}")
   if min(FLAGS.sizes) < 1:
     raise ValueError(f"--sizes={min(FLAGS.sizes)}; it must be >= 1")
-  if FLAGS.rank_acceptance:
-    raise ValueError("--rank_acceptance is measured here")
+  if max(FLAGS.sizes) > FLAGS.max_new_tokens:
+    raise ValueError(
+      f"a chain of --sizes={max(FLAGS.sizes)} never fits into "
+      f"--max_new_tokens={FLAGS.max_new_tokens}"
+    )
+  for name in comparison.RULES:
+    _rules.RULES[name]()  # are its numbers right?
+  if not any(shape.rules for shape in chosen_shapes(_SOME_RANKS)):
+    raise ValueError("none of --only is right for any of --shapes at --sizes")
 
 
 def measure_ranks(bench: comparison.Bench, lines: run_folder.Lines) -> dict:
@@ -92,11 +107,22 @@ def measure_ranks(bench: comparison.Bench, lines: run_folder.Lines) -> dict:
     if "ranks" in line:
       return line["ranks"]
   print("measuring acceptance by rank ...", file=sys.stderr)
-  found = {
-    kind: bench.ranks(kind) for kind in ("without_replacement", "point_mass")
-  }
+  found = {kind: bench.ranks(kind) for kind in _SOME_RANKS}
   lines.append({"ranks": found})
   return found
+
+
+def chosen_shapes(ranks: dict) -> list[comparison.Shape]:
+  """The shapes and rules that were asked for."""
+  rules = {
+    name: _rules.RULES[name]() for name in FLAGS.only or comparison.RULES
+  }
+  return [
+    shape
+    for size in FLAGS.sizes
+    for shape in comparison.shapes_of(size, ranks, rules)
+    if shape.name in (FLAGS.shapes or comparison.SHAPES)
+  ]
 
 
 def compare(
@@ -104,16 +130,7 @@ def compare(
 ) -> list[dict]:
   """Every point; those that `lines` does not hold are measured."""
   done = {tuple(x["point"]): x["run"] for x in lines.entries if "point" in x}
-  shapes = [
-    s for size in FLAGS.sizes for s in comparison.shapes_of(size, known)
-  ]
-  shapes = [
-    s._replace(
-      rules=tuple(r for r in s.rules if r in (FLAGS.only or comparison.RULES))
-    )
-    for s in shapes
-    if s.name in (FLAGS.shapes or comparison.SHAPES)
-  ]
+  shapes = chosen_shapes(known)
   total = sum(len(shape.rules) for shape in shapes)
   with tqdm(total=total, unit="rule") as progress:
     for shape in shapes:
@@ -123,7 +140,9 @@ def compare(
         progress.set_postfix_str(f"{shape.size}: {shape.name}, {rule}")
         if point not in done:
           expected = expected or bench.expected(shape)
-          run = bench.measured(shape, rule).document() | expected[rule]
+          measured, round_seconds = bench.measured(shape, rule)
+          run = measured.document() | expected[rule]
+          run["round_seconds"] = round_seconds
           run["comparison"] = {
             "rule": rule,
             "shape": shape.name,
@@ -144,7 +163,7 @@ def best_tree(models, context: int, lines, ranks, runs) -> dict | None:
   if not chains:
     return None
   chain, batch = chains[0], _flags.single("batch")
-  passes = [line["pass"] for line in lines.entries if "pass" in line]
+  passes = [tuple(line["pass"]) for line in lines.entries if "pass" in line]
   most = max(FLAGS.sizes) + 1
   for n in sorted({1, *(2**i for i in range(1, 20) if 2**i < most), most}):
     if n not in [done for done, _ in passes]:
@@ -155,13 +174,15 @@ def best_tree(models, context: int, lines, ranks, runs) -> dict | None:
       )
       passes.append((n, taken.median))
       lines.append({"pass": passes[-1]})
-  rounds = chain["acceptance"]["target_passes"] / batch
   times = dict(passes)
   levels = chain["k"]
   of_pass = float(np.interp(chain["nodes"], *zip(*sorted(times.items()))))
-  of_level = max(0.0, (chain["speed"]["seconds"] / rounds - of_pass) / levels)
-  found = trees.best(ranks["without_replacement"], times, of_level)
+  of_level = max(0.0, (chain["round_seconds"] - of_pass) / levels)
+  # A law without noise has but one token to draw: its siblings are no guesses.
+  kind = "without_replacement" if FLAGS.temperature else "point_mass"
+  found = trees.best(ranks[kind], times, of_level)
   return {
+    "siblings": kind,
     "pass_seconds": sorted(passes),
     "level_seconds": of_level,
     "paths": found.paths,
@@ -172,11 +193,12 @@ def best_tree(models, context: int, lines, ranks, runs) -> dict | None:
 
 def describe(ranks: dict, chosen: dict) -> str:
   """The chosen tree, in two lines."""
-  rates = ranks["without_replacement"]
+  kind = chosen["siblings"].replace("_", " ")
   paths, plain = chosen["paths"], chosen["pass_seconds"][0][1]
   best = f"{len(paths)} guesses in {len(paths[-1]) if paths else 0} levels"
   return (
-    f"  kept by rank of a child: {' '.join(f'{x:.2f}' for x in rates)}\n"
+    f"  kept by rank of a child, {kind}: "
+    f"{' '.join(f'{x:.2f}' for x in ranks[chosen['siblings']])}\n"
     f"  best tree by the times of this run: {best if paths else 'none'}, "
     f"{chosen['tokens']:.2f} tokens expected in {1e3 * chosen['seconds']:.1f} "
     f"ms (plain decoding: 1 in {1e3 * plain:.1f} ms)"
@@ -185,7 +207,7 @@ def describe(ranks: dict, chosen: dict) -> str:
 
 def work() -> None:
   """The whole run: check, load, compare, report."""
-  _flags.settle(_OWN)
+  _flags.settle(_OWN, any_rule=True)
   check_flags()
   header = _decoding.header(_OWN)
   models = _decoding.load(evaluation.buffer_size() + FLAGS.max_new_tokens)
@@ -200,7 +222,7 @@ def work() -> None:
     drafter = _decoding.make_drafter(models, shape.levels, shape.expansion)
     return _decoding.session_of(models, drafter, rule, batch, size, ())
 
-  rules = {name: _flags.RULES[name]() for name in comparison.RULES}
+  rules = {name: _rules.RULES[name]() for name in comparison.RULES}
   bench = comparison.Bench(encoded, batch, rules, make)
   _decoding.check_memory(
     [model.config for model in models if model],

@@ -11,14 +11,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from specdec import expand, probe, report, tree
+from specdec import decode, expand, probe, report, tree
 from specdec.analysis import enumeration, metrics
 from specdec.session import Session
-from specdec.types import AcceptanceRule
+from specdec.types import AcceptanceRule, DraftSpec
 
-EVERY = ("rejection", "naive", "coupled")
-LOSSY = ("typical", "relaxed")
-RULES = (*EVERY, "block", "kseq", "lenience", *LOSSY)
+RULES = (
+  "rejection", "block", "kseq", "coupled", "naive",
+  "lenience", "typical", "relaxed",
+)  # fmt: skip
 SHAPES = ("chain", "2 chains", "4 chains", "optimal tree", "dynamic tree")
 _RANKS = 8  # siblings whose acceptance is measured
 
@@ -34,42 +35,59 @@ class Shape(NamedTuple):
   rules: tuple[str, ...]  # by name
 
 
-def shapes_of(size: int, ranks: dict[str, Sequence[float]]) -> list[Shape]:
-  """All shapes of so many guesses that can be built.
+def shapes_of(
+  size: int,
+  ranks: dict[str, Sequence[float]],
+  rules: dict[str, AcceptanceRule],
+) -> list[Shape]:
+  """All shapes of so many guesses, with those of the rules that are right.
+
+  A tree that the ranks make smaller (deeper children are never kept) is left
+  out.
 
   Args:
     ranks: by kind of siblings, how often a node's r-th child is kept.
+    rules: by name.
   """
-  chain = (*EVERY, "block", "lenience", *LOSSY)
-  found = [Shape(size, "chain", "none", size, None, chain)]
+  found = []
 
-  def add(name, parents, siblings, rules):
-    levels = int(tree.depth(parents).max())
-    expansion = expand.static(parents, siblings)
-    found.append(Shape(size, name, siblings, levels, expansion, rules))
+  def add(name: str, siblings: str, levels: int, expansion) -> None:
+    spec = DraftSpec(size + 1, levels, (size + 1,))
+    if expansion is not None:
+      spec = expansion.spec
+    right = tuple(n for n, rule in rules.items() if _fits(spec, rule))
+    if spec.max_nodes == size + 1 and right:
+      found.append(Shape(size, name, siblings, levels, expansion, right))
 
+  add("chain", "none", size, None)
   for count in (2, 4):
     if size % count == 0:
       parents = tree.parallel(count, size // count)
-      add(f"{count} chains", parents, "iid", ("rejection", "kseq"))
-      add(f"{count} chains", parents, "without_replacement", ("rejection",))
+      for siblings in ("iid", "without_replacement"):
+        expansion = expand.static(parents, siblings)
+        add(f"{count} chains", siblings, size // count, expansion)
+  levels = 1
   for siblings, by_rank in ranks.items():
-    rules = (
-      EVERY if siblings == "without_replacement" else ("rejection", *LOSSY)
-    )
     parents = tree.from_paths(tree.optimal(by_rank, size))
-    add("optimal tree", parents, siblings, rules)
-  levels = found[-1].levels
+    expansion = expand.static(parents, siblings)
+    levels = max(levels, expansion.spec.max_depth)
+    add("optimal tree", siblings, expansion.spec.max_depth, expansion)
+  # As deep as those, so wide that there are enough guesses to choose from, and
+  # tried in no more nodes than are kept (early exit has room for those alone).
   top = min(4, size)
-  levels = max(1, min(levels, 1 + size // top))
-  expansion = expand.dynamic(
-    top, levels, min(size, top + (levels - 1) * top**2)
-  )
-  rules = ("rejection", *LOSSY)
-  found.append(
-    Shape(size, "dynamic tree", "point_mass", levels, expansion, rules)
-  )
+  levels = min(levels, 1 + size // top)
+  while top + (levels - 1) * top**2 < size:
+    levels += 1
+  add("dynamic tree", "point_mass", levels, expand.dynamic(top, levels, size))
   return found
+
+
+def _fits(spec: DraftSpec, rule: AcceptanceRule) -> bool:
+  try:
+    decode.check_pair(spec, rule)
+  except ValueError:
+    return False
+  return True
 
 
 class Bench:
@@ -103,7 +121,7 @@ class Bench:
       Shape(_RANKS, "", siblings, 1, star, ()), "rejection"
     )
     found = probe.acceptance_by_rank(session, self._encoded)
-    return [round(float(x), 4) for x in found]
+    return (found / max(1.0, found.sum())).tolist()  # float32 may say 1 + 1e-7
 
   def expected(self, shape: Shape) -> dict[str, dict]:
     """By rule: expected accepted tokens, and tokens a pass over rejection's.
@@ -135,8 +153,8 @@ class Bench:
       return 0.0
     return enumeration.tabular_loss(made, shape.siblings, temperature)
 
-  def measured(self, shape: Shape, rule: str) -> report.Run:
-    """Decodes every prompt both ways, in turns."""
+  def measured(self, shape: Shape, rule: str) -> tuple[report.Run, float]:
+    """Decodes every prompt both ways, in turns; and the seconds of a round."""
     session = self._session(shape, rule)
     session.warm_up(self._rows(self._batches[0]))
     self._plain = self._plain or session
@@ -162,7 +180,7 @@ class Bench:
     def prefill(one):
       return one.prefill_seconds
 
-    return report.Run(
+    run = report.Run(
       "all",
       shape.levels,
       session.drafter.spec.max_nodes,
@@ -178,3 +196,5 @@ class Bench:
       ),
       None,
     )
+    rounds = sum(int(pair[False].stats.widths.sum()) for pair in done)
+    return run, run.speed.seconds / rounds

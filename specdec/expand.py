@@ -37,7 +37,7 @@ class Expansion(NamedTuple):
 
   grow(context, logits, run, whole_levels) -> Grown. `logits` [B, V] follow the
     pending token, which is node 0 of what is run; `run` is called once a level.
-    With whole_levels leaves are run as well, so that node n is in slot n.
+    With whole_levels the leaves of an expansion in place are run as well.
   """
 
   spec: DraftSpec
@@ -84,8 +84,8 @@ def static(parents, siblings: str = "without_replacement") -> Expansion:
   def part_of(level: slice, whole_levels: bool) -> slice:
     """What of a level is run, and whether anything hangs below it."""
     fruitful = [n for n in range(level.start, level.stop) if n in parents]
-    if whole_levels or (joined and fruitful):
-      return level  # joined: what hangs below a copy may come to hang elsewhere
+    if whole_levels:
+      return level
     return slice(level.start, max(fruitful, default=level.start - 1) + 1)
 
   def grow(context, logits, run, whole_levels=False):

@@ -188,7 +188,8 @@ def time_acceptance(session: Session, repeats: int) -> Timing:
     )
     shapes.append(tree.chain(spec.max_nodes) if spec.chain else draft.parents)
     parents = jnp.broadcast_to(jnp.asarray(shapes[0]), draft.tokens.shape)
-    return draft._replace(parents=parents, resume=None)
+    count = jnp.full_like(draft.count, spec.max_nodes)  # found or not
+    return draft._replace(parents=parents, count=count, resume=None)
 
   draft = jax.jit(drafted)(session.params, state)
   known = isinstance(shapes[0], np.ndarray)  # the tree, before it is drawn

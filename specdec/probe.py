@@ -28,6 +28,7 @@ def over_rounds(
 
   They are written by the session's own rule. A round counts while the row has
   room for the whole draft, so that the length limit never cuts what is counted.
+  No token ends a text.
 
   Args:
     rows: token ids of prompts, as many as one likes.
@@ -59,7 +60,7 @@ def _compiled(session: Session, probe: Probe):
     return probe(draft, sampling.warp(output.logits, state.sampling))
 
   def step(carry):
-    state, sums, counted, params = carry
+    params, state, sums, counted = carry
     room = (state.limit - state.length >= spec.max_depth) & ~state.done
     seen = look(params, state)
     sums = jax.tree.map(
@@ -70,7 +71,7 @@ def _compiled(session: Session, probe: Probe):
     state = rounds.decode_step(
       target, session.drafter, rule, params, state, jnp.zeros((0,), jnp.int32)
     )
-    return state, sums, counted + room, params
+    return params, state, sums, counted + room
 
   @jax.jit
   def run(params, state):
@@ -78,9 +79,9 @@ def _compiled(session: Session, probe: Probe):
     sums = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
     zero = jnp.zeros_like(state.length)
     done = jax.lax.while_loop(
-      lambda carry: ~jnp.all(carry[0].done), step, (state, sums, zero, params)
+      lambda carry: ~jnp.all(carry[1].done), step, (params, state, sums, zero)
     )
-    return done[1], done[2]
+    return done[2], done[3]
 
   return run
 
@@ -133,8 +134,8 @@ def acceptance_by_rank(
   """[R] how often a node's r-th child is the one that is kept.
 
   Args:
-    session: its drafter drafts R siblings below the pending token, its rule
-      walks to the first that is kept.
+    session: its drafter drafts R siblings below the pending token that are
+      not i.i.d., its rule walks to the first that is kept.
   """
 
   def probe(draft: Draft, law: Array) -> Array:

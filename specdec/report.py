@@ -32,7 +32,7 @@ class Run:
 
   Attributes:
     group: what was decoded: a category of prompts, or 'all'.
-    k: levels of a draft; of a chain its tokens.
+    k: levels of a draft at most; of a chain its tokens.
     nodes: tokens that the target verifies in a full round, the pending one
       included.
     identity: None where the texts need not be equal (other noise, same law; or

@@ -203,17 +203,20 @@ def _top_k(logits: jax.Array, top_k: jax.Array) -> jax.Array:
 def _top_p(log_probs: jax.Array, top_p: jax.Array) -> jax.Array:
   """-inf outside the smallest set of likeliest tokens of mass >= top_p."""
   probs = jnp.exp(log_probs)
-  bits = _ordered_bits(probs)
+  # None is negative, so their bits have their order.
   # All tokens below (1 - top_p) / V together weigh less than 1 - top_p.
   low = _ordered_bits((1 - top_p) / (2 * probs.shape[-1]))
-  low = jnp.broadcast_to(low, bits.shape[:-1] + (1,))
-  high = jnp.max(bits, axis=-1, keepdims=True) + 1
+  low = jnp.broadcast_to(low, probs.shape[:-1] + (1,))
+  high = _ordered_bits(jnp.max(probs, axis=-1, keepdims=True)) + 1
 
-  def holds(threshold):
-    mass = jnp.sum(
-      jnp.where(bits >= threshold, probs, 0.0), axis=-1, keepdims=True
-    )
+  def reaches(bits):
+    return probs >= jax.lax.bitcast_convert_type(bits, jnp.float32)
+
+  def holds(bits):
+    mass = jnp.sum(jnp.where(reaches(bits), probs, 0.0), axis=-1, keepdims=True)
     # 1 keeps everything, also what rounding would call the last of the mass.
     return (mass >= top_p) & (top_p < 1)
 
-  return jnp.where(bits >= _largest_bits(holds, low, high), log_probs, -jnp.inf)
+  return jnp.where(
+    reaches(_largest_bits(holds, low, high)), log_probs, -jnp.inf
+  )

@@ -149,7 +149,6 @@ def canonical(tokens, parents):
   root = parents < 0
   above = xp.where(root, 0, parents)
   alike = tokens[..., :, None] == tokens[..., None, :]
-  alike &= root[..., :, None] == root[..., None, :]
   joined = xp.where(root, -1, above)
   for _ in range(turns):  # each is right one level deeper
     same = alike & (joined[..., :, None] == joined[..., None, :])

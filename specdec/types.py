@@ -77,6 +77,9 @@ class Sampling:
   top_p: Array | None = None  # [B]
 
 
+SIBLINGS = ("none", "iid", "without_replacement", "point_mass")
+
+
 class DraftSpec(NamedTuple):
   """Static facts of a drafter, known when it is constructed."""
 
@@ -84,7 +87,8 @@ class DraftSpec(NamedTuple):
   max_depth: int  # D, tokens that one round can accept
   widths: tuple[int, ...]  # ascending node counts decode compiles; last is N
   chain: bool = True  # parents = arange(N) - 1 always
-  siblings: str = "none"  # how the children of a node are drawn. none: there
+  siblings: str = "none"  # how the children of a node are drawn, one of
+  #                   SIBLINGS. none: there
   #                   is one; iid; without_replacement; point_mass: they are not
   #                   drawn at all, be there one or several (log_probs is None)
   features: tuple[int, ...] | None = None  # None: wants nothing of the target;
@@ -166,8 +170,8 @@ class AcceptanceRule(NamedTuple):
   next_law: Callable[[Draft, Array, Array], Array] | None
   walk: str  # 'first_child'; 'last_success': of a chain, up to its last kept
   #            node; 'longest': to the deepest node kept with all above it;
-  #            'coupled': decode ignores next_law, and keep but says what to
-  #            expect
+  #            'coupled': decode reads neither law (keep only tells what to
+  #            expect)
   siblings: frozenset[str]  # the kinds of siblings it is right for
   lossless: bool
   caveat: str = ""  # what every print of its output must say; '': nothing

@@ -1,4 +1,4 @@
-"""Three ways through a tree whose nodes are kept with given probabilities.
+"""Ways through a tree whose nodes are kept with given probabilities.
 
 Each has two sides that must agree: the walk itself, over coins that were
 thrown, and the probability that it comes so deep, over the coins' laws. Both

@@ -64,6 +64,8 @@ def test_a_table_a_picture_and_a_tree_and_it_goes_on(compare, tmp_path, capsys):
 
   lines = (out / "lines.jsonl").read_text().splitlines()
   kept = [line for line in lines if '"lenience"' not in line]
+  passes = [line for line in kept if '"pass"' in line]
+  kept.remove(passes[0])  # and was killed while passes were timed
   (out / "lines.jsonl").write_text("\n".join(kept) + '\n{"point": ["cut')
   again = compare(*arguments)
   assert again["runs"][0] == document["runs"][0]
@@ -79,6 +81,9 @@ def test_a_table_a_picture_and_a_tree_and_it_goes_on(compare, tmp_path, capsys):
     (["--only=blocks"], "accepted: rejection"),
     (["--shapes=ring"], "accepted: chain"),
     (["--sizes=0"], "must be >= 1"),
+    (["--sizes=16"], "never fits into"),
+    (["--only=kseq", "--shapes=dynamic tree"], "none of --only is right"),
+    (["--share=0"], "it must be in"),
     (["--drafter=lookup", "--draft="], "lookup drafts chains only"),
   ],
 )
@@ -87,19 +92,49 @@ def test_what_cannot_be_compared_is_refused(compare, arguments, sentence):
     compare(*arguments)
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 4, 8, 16, 32])
-def test_all_shapes_of_a_size_have_that_many_guesses(size):
-  found = comparison.shapes_of(size, RANKS)
+RULES = {
+  "rejection": acceptance.rejection(),
+  "block": acceptance.block(),
+  "kseq": acceptance.kseq(),
+  "coupled": acceptance.coupled(),
+  "typical": acceptance.typical(),
+}
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 8, 16, 32, 64])
+@pytest.mark.parametrize(
+  "rates",
+  [
+    [0.6, 0.2, 0.1],
+    [0.9],
+    [0.15, 0.12, 0.1, 0.1, 0.09, 0.08, 0.07, 0.06],
+    [0.3, 0.15, 0.1, 0.08, 0.06, 0.05, 0.04, 0.03],
+  ],
+)
+def test_all_shapes_of_a_size_have_that_many_guesses(size, rates):
+  ranks = {kind: rates for kind in RANKS}
+  found = comparison.shapes_of(size, ranks, RULES)
   names = {shape.name for shape in found}
   assert {"chain", "optimal tree", "dynamic tree"} <= names
   for shape in found:
     if shape.expansion is None:
       assert shape.levels == size
+      assert shape.rules == tuple(RULES)
     else:
       spec = shape.expansion.spec
       assert spec.max_nodes == size + 1
       assert spec.max_depth == shape.levels
       assert shape.expansion.num_run <= spec.max_nodes  # for early exit
+      assert ("kseq" in shape.rules) == (spec.siblings in ("none", "iid"))
+      assert "block" not in shape.rules
+      assert {"rejection", "coupled", "typical"} <= set(shape.rules)
+
+
+def test_a_tree_that_the_ranks_make_smaller_is_left_out():
+  found = comparison.shapes_of(4, {kind: [0.0] for kind in RANKS}, RULES)
+  assert {shape.name for shape in found} == {
+    "chain", "2 chains", "4 chains", "dynamic tree",
+  }  # fmt: skip
 
 
 def test_the_loss_on_tables_is_none_for_lossless_rules_and_at_temperature_0():

@@ -186,7 +186,7 @@ def test_whole_generations_follow_the_targets_law(rule, shape, kind):
   ],
 )
 def test_what_is_expected_of_a_draft_is_what_its_law_says(rule, shape, kind):
-  """Stats.expected, against the enumeration."""
+  """walk.py's survival, against the enumeration."""
   depth = depth_of(shape)
   draft, target = laws(V, depth, "plain")
   chosen = acceptance.relaxed(2, 0.5) if rule == "relaxed" else RULES[rule]
@@ -213,6 +213,33 @@ def test_what_is_expected_of_a_draft_is_what_its_law_says(rule, shape, kind):
   assert np.all(np.diff(survival, axis=1) <= 1e-6)
   expected = float(np.sum(found.weight[:, None] * survival))
   np.testing.assert_allclose(expected, outcome.accepted, rtol=1e-5)
+
+
+def test_what_coupled_keeps():
+  """In closed form for a drawn guess, and as it is for point masses."""
+  draft, target = laws(4, 1, "plain", seed=4)
+  q, p = draft[0], target[0]
+  closed = [
+    1 / sum(max(p[y] / p[x], q[y] / q[x]) for y in range(4)) for x in range(4)
+  ]
+  keep = acceptance.coupled().keep
+
+  def kept(tokens, parents, said):
+    size = len(parents)
+    facing = jnp.asarray(law.log(np.tile(p, (size, 1))))
+    said = said and jnp.asarray(law.log(np.tile(q, (size, 1))))
+    found = keep(
+      Draft(jnp.array(tokens), np.array(parents), said, jnp.array(size)), facing
+    )
+    return np.asarray(found)[1:]
+
+  found = [kept([0, x], [-1, 0], True)[0] for x in range(4)]
+  np.testing.assert_allclose(found * q, closed, rtol=1e-5)
+  assert np.all(np.isnan(kept([0, 1, 2], TRIPLE[:3], True)))
+  first, second, third = kept([0, 3, 1, 2], TRIPLE, None)
+  np.testing.assert_allclose(first, p[3], rtol=1e-5)
+  np.testing.assert_allclose(second, p[1] / (1 - p[3]), rtol=1e-5)
+  np.testing.assert_allclose(third, p[2] / (1 - p[3] - p[1]), rtol=1e-4)
 
 
 # Drafts that no rule can save: their tokens were not drawn from what is said.

@@ -147,6 +147,7 @@ def generate(name, kind, shape, rule, params=None):
     ("model", "point_mass", "parallel"),
     ("llama", "without_replacement", "tree"),
     ("gemma", "point_mass", "tree"),
+    ("gemma", "iid", "parallel"),  # joined chains, resumed
     ("model", "dynamic", "of 6"),
     ("gemma", "dynamic", "of 6"),
     pytest.param("model", "iid", "chain", marks=SLOW),
@@ -160,6 +161,17 @@ def test_coupled_trees_give_plain_decodings_text(name, kind, shape):
   assert texts(state) == texts(early_exit_test.plain(family))
   assert state.stats.accepted.sum() > 0
   assert state.stats.accepted[:, -1].sum() > 0 or shape != "chain"
+
+
+@pytest.mark.parametrize("name", ["model", "llama"])
+def test_cold_rows_of_kseq_give_plain_decodings_text(name):
+  """Chains drawn apart and joined, K/V and resumed streams in their places."""
+  state = generate(name, "iid", "parallel", acceptance.kseq())
+  cold = early_exit_test.TEMPERATURES == 0
+  assert cold.any()
+  found, plain = texts(state), texts(early_exit_test.plain("llama"))
+  for row in np.flatnonzero(cold):
+    assert found[row] == plain[row]
 
 
 def test_a_chain_as_a_tree_is_the_chain():

@@ -3,6 +3,7 @@
 import itertools
 import sys
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -21,7 +22,8 @@ from acceptance_law_test import (
   laws,
   planted,
 )
-from specdec import acceptance, decode, drafters, tree
+from specdec import accept, acceptance, decode, drafters, sampling, tree
+from specdec.types import Draft
 
 kseq_file = sys.modules["specdec.acceptance.kseq"]
 
@@ -161,14 +163,15 @@ def test_chains_that_begin_alike_are_worth_joining(rule):
 
 
 def test_rho_of_one_is_caught(monkeypatch):
+  draft, target = laws(4, 1, "plain", seed=6)
+  for parents in (PAIR, TRIPLE):
+    assert planted(parents, "iid", draft, target, RULE) < EXACT
   monkeypatch.setattr(kseq_file, "_rho", lambda *_: jnp.float32(1.0))
   wrong = RULE._replace(
     keep=lambda *args: kseq_file._keep(*args),
     next_law=lambda *args: kseq_file._next_law(*args),
   )
-  draft, target = laws(4, 1, "plain", seed=6)
   for parents in (PAIR, TRIPLE):
-    assert planted(parents, "iid", draft, target) < EXACT
     assert planted(parents, "iid", draft, target, wrong) > PLANTED
 
 
@@ -185,6 +188,35 @@ def test_counting_the_wrong_number_of_draws_is_caught():
   draft, target = laws(3, 2, "plain", seed=0)
   assert planted(THREE_CHAINS, "iid", draft, target, RULE) < EXACT
   assert planted(THREE_CHAINS, "iid", draft, target, wrong) > PLANTED
+
+
+@pytest.mark.parametrize(
+  "rule",
+  [RULE, acceptance.rejection(), acceptance.block(), acceptance.coupled()],
+)
+def test_no_rule_sorts_the_vocabulary(rule):
+  """DESIGN rule 11; sorting a few nodes is another matter."""
+  size, nodes = 4096, 5
+  parents = tree.chain(nodes) if rule.chains_only else tree.parallel(2, 2)
+
+  def accept_one(logits, drawn, tokens):
+    draft = Draft(tokens, parents, drawn, jnp.full((1,), nodes))
+    noise = sampling.Noise(
+      sampling.row_keys(jax.random.key(0), jnp.arange(1)),
+      jnp.array([7]),
+      size,
+      rule.walk == "coupled",
+    )
+    settings = sampling.settings(1, 1.0, 50, 0.9)
+    law = sampling.warp(logits, settings)
+    return accept.accept_step(rule, draft, logits, law, noise, nodes - 1)
+
+  laws = jnp.zeros((1, nodes, size))
+  tokens = jnp.zeros((1, nodes), jnp.int32)
+  text = jax.jit(accept_one).lower(laws, laws, tokens).compile().as_text()
+  assert str(size) in text
+  found = [line for line in text.splitlines() if " sort(" in line]
+  assert not [line for line in found if str(size) in line]
 
 
 def test_tokens_without_their_law_are_refused():

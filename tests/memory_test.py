@@ -238,18 +238,18 @@ def test_tpu_program_never_copies_a_cache():
     env=environment,
     capture_output=True,
     text=True,
-    timeout=540,
+    timeout=900,
   )
   assert result.returncode == 0, result.stderr[-2000:]
   findings = json.loads(result.stdout.splitlines()[-1])
-  assert len(findings) == 8
+  assert len(findings) == 2 * len(pairs(TARGET, DRAFT))
   for name, finding in findings.items():
     assert finding["copies"] == [], name
     assert finding["temporary"] < finding["cache"] / 4, name
 
 
 def tpu_findings(topology="v5e:2x2"):
-  """What the eight programs look like on one chip of a TPU."""
+  """What these programs look like on one chip of a TPU."""
   from jax.experimental import topologies
 
   chip = topologies.get_topology_desc(topology, platform="tpu").devices[:1]

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specdec import accept, acceptance, decode, drafters, sampling
+from specdec import accept, acceptance, decode, drafters, expand, sampling, tree
 from specdec.models import table
 from specdec.types import Draft, Params
 
@@ -59,11 +59,11 @@ def record(monkeypatch):
   return seen
 
 
-def recorded(record, rule):
+def recorded(record, rule, drafter=None):
   """One row at a time: a row that is done repeats its last round, unused."""
   parts = {
     "target": table.model(V),
-    "drafter": drafters.model(table.model(V), 3),
+    "drafter": drafter or drafters.model(table.model(V), 3),
   }
   for row in range(2):
     state = generate(
@@ -74,8 +74,22 @@ def recorded(record, rule):
   return collections.Counter(record)
 
 
-def test_b07_no_uncoupled_address_repeats(record):
-  counts = recorded(record, acceptance.rejection())
+CHAINS = expand.static(tree.parallel(2, 2), "iid")
+TREE = expand.static([-1, 0, 0, 1, 1])
+
+
+@pytest.mark.parametrize(
+  "rule, shape",
+  [
+    (acceptance.rejection, None),
+    (acceptance.block, None),
+    (acceptance.kseq, CHAINS),
+    (acceptance.rejection, TREE),
+  ],
+)
+def test_b07_no_uncoupled_address_repeats(record, rule, shape):
+  drafter = shape and drafters.model_tree(table.model(V), shape)
+  counts = recorded(record, rule(), drafter)
   assert max(counts.values()) == 1
   streams = collections.Counter(place[0] for _, place in counts)
   assert set(streams) == {sampling.DRAFT, sampling.ACCEPT, sampling.NEXT}

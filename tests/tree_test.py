@@ -118,3 +118,48 @@ def test_chain(num_nodes):
   np.testing.assert_array_equal(tree.ancestors(parents), triangle)
   np.testing.assert_array_equal(tree.sibling_rank(parents), 0 * parents)
   assert tree.max_siblings(parents) == min(num_nodes - 1, 1)
+
+
+def spelled(parents, tokens, node):
+  """The text that a node stands for, root left out."""
+  text = []
+  while node > 0:
+    text.insert(0, int(tokens[node]))
+    node = int(parents[node])
+  return tuple(text)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_canonical_hangs_every_text_below_its_first_node(seed):
+  rng = np.random.default_rng(seed)
+  parents = random_tree(rng, int(rng.integers(1, 14)))
+  tokens = rng.integers(0, 2, size=(2, len(parents)))
+  first = []
+  for row in tokens:
+    texts = [spelled(parents, row, n) for n in range(len(parents))]
+    first.append([-1] + [texts.index(texts[p]) for p in parents[1:].tolist()])
+  found = tree.canonical(tokens, parents)  # NumPy
+  np.testing.assert_array_equal(found, first)
+  traced = jax.jit(tree.canonical)(jnp.asarray(tokens), jnp.asarray(parents))
+  np.testing.assert_array_equal(traced, first)
+  known = jax.jit(lambda t: tree.canonical(t, parents))(jnp.asarray(tokens))
+  np.testing.assert_array_equal(known, first)
+  # The tree spells what it did, and joining it again changes nothing.
+  for row, joined in zip(tokens, found):
+    for node in range(len(parents)):
+      assert spelled(joined, row, node) == spelled(parents, row, node)
+  np.testing.assert_array_equal(tree.canonical(tokens[0], found[0]), found[0])
+
+
+@pytest.mark.parametrize(
+  "arguments, expected",
+  [
+    ((3, 2), [-1, 0, 0, 0, 1, 2, 3]),
+    ((2, 3, 1), [-1, 0, 1, 1, 2, 3]),
+    ((3, 2, 2), [-1, 0, 1]),
+    ((1, 3), [-1, 0, 1, 2]),
+    ((2, 0), [-1]),
+  ],
+)
+def test_parallel_chains_share_what_they_should(arguments, expected):
+  np.testing.assert_array_equal(tree.parallel(*arguments), expected)

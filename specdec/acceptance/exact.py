@@ -10,9 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from specdec import sampling
-from specdec.types import AcceptanceRule, Array, Draft
-
-_ANY_SIBLINGS = frozenset({"none", "iid", "without_replacement", "point_mass"})
+from specdec.types import SIBLINGS, AcceptanceRule, Array, Draft
 
 
 def greedy() -> AcceptanceRule:
@@ -34,7 +32,7 @@ def greedy() -> AcceptanceRule:
     return jax.nn.one_hot(best, target_log_probs.shape[-1])
 
   return AcceptanceRule(
-    keep, next_law, "first_child", _ANY_SIBLINGS, lossless=True
+    keep, next_law, "first_child", frozenset(SIBLINGS), lossless=True
   )
 
 
@@ -69,4 +67,6 @@ def coupled() -> AcceptanceRule:
     alone = jnp.sum(parents[:, None] == parents[None, :], axis=-1) == 1
     return jnp.where(alone, found, jnp.nan)
 
-  return AcceptanceRule(keep, None, "coupled", _ANY_SIBLINGS, lossless=True)
+  return AcceptanceRule(
+    keep, None, "coupled", frozenset(SIBLINGS), lossless=True
+  )

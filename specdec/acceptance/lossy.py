@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from specdec.acceptance.laws import ratio
 from specdec.acceptance.rejection import rejection
-from specdec.types import AcceptanceRule, Array, Draft
+from specdec.types import SIBLINGS, AcceptanceRule, Array, Draft
 
 
 def lenience(share: float) -> AcceptanceRule:
@@ -41,9 +41,6 @@ def lenience(share: float) -> AcceptanceRule:
     caveat=f"lossy: a token may come up to {1 / share:g} times as often as the "
     "target says",
   )
-
-
-_ANY_SIBLINGS = frozenset({"none", "iid", "without_replacement", "point_mass"})
 
 
 def typical(epsilon: float = 0.09, delta: float = 0.3) -> AcceptanceRule:
@@ -112,5 +109,10 @@ def _by_likelihood(likely, caveat: str) -> AcceptanceRule:
     return jnp.exp(target_log_probs[node])
 
   return AcceptanceRule(
-    keep, next_law, "longest", _ANY_SIBLINGS, lossless=False, caveat=caveat
+    keep,
+    next_law,
+    "longest",
+    frozenset(SIBLINGS),
+    lossless=False,
+    caveat=caveat,
   )

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from specdec import tree
 from specdec.acceptance.laws import drawn_from, ratio, remainder
-from specdec.types import AcceptanceRule, Array, Draft
+from specdec.types import SIBLINGS, AcceptanceRule, Array, Draft
 
 
 def _keep(draft: Draft, target_log_probs: Array) -> Array:
@@ -57,5 +57,6 @@ def _next_law(draft: Draft, target_log_probs: Array, node: Array) -> Array:
 
 def rejection() -> AcceptanceRule:
   """The rule above, for any siblings that say what they were drawn from."""
-  kinds = frozenset({"none", "iid", "without_replacement", "point_mass"})
-  return AcceptanceRule(_keep, _next_law, "first_child", kinds, lossless=True)
+  return AcceptanceRule(
+    _keep, _next_law, "first_child", frozenset(SIBLINGS), lossless=True
+  )

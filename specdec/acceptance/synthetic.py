@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import jax.numpy as jnp
 
 from specdec import tree
-from specdec.types import AcceptanceRule, Array, Draft
+from specdec.types import SIBLINGS, AcceptanceRule, Array, Draft
 
 
 def synthetic(rates: Sequence[float]) -> AcceptanceRule:
@@ -44,7 +44,7 @@ def synthetic(rates: Sequence[float]) -> AcceptanceRule:
     keep,
     next_law,
     "first_child",
-    frozenset({"none", "iid", "without_replacement", "point_mass"}),
+    frozenset(SIBLINGS),
     lossless=False,
     caveat="synthetic acceptance: the text is meaningless",
   )

@@ -307,10 +307,10 @@ def tabular_loss(
 ) -> float:
   """Total variation between what a rule emits and the target's law.
 
-  Of the first three tokens, on random tables of four tokens: draft and target
-  are unlike each other (normal logits of deviation 1.5). The draft is a chain
-  of two, or a tree of five guesses where there are siblings; the mean of five
-  pairs of tables is taken.
+  Of the first three tokens, without top-k and top-p, on random tables of four
+  tokens: draft and target are unlike each other (normal logits of deviation
+  1.5). The draft is a chain of two, or a tree of five guesses where there are
+  siblings; the mean of five pairs of tables is taken.
 
   Args:
     siblings: how guesses are drawn, a kind of DraftSpec.siblings.

@@ -194,6 +194,8 @@ def _over_sizes(runs, title, caveats) -> Figure:
 
   Colours tell shapes apart, markers rules, dashes the kinds of children.
   """
+  if not runs:
+    raise ValueError("there is nothing to draw")
   points = [(run, run["comparison"]) for run in runs]
 
   def order(name):
