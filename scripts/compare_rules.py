@@ -174,7 +174,11 @@ def best_tree(models, context: int, lines, ranks, runs) -> dict | None:
       )
       passes.append((n, taken.median))
       lines.append({"pass": passes[-1]})
-  times = dict(passes)
+  speed = chain["speed"]
+  # What a plain round takes beside its pass (drawing, say) others take as well.
+  plain = speed["plain_seconds"] * batch / speed["plain_tokens"]
+  beside = max(0.0, plain - dict(passes)[1])
+  times = {n: seconds + beside for n, seconds in passes}
   levels = chain["k"]
   of_pass = float(np.interp(chain["nodes"], *zip(*sorted(times.items()))))
   of_level = max(0.0, (chain["round_seconds"] - of_pass) / levels)
@@ -183,7 +187,7 @@ def best_tree(models, context: int, lines, ranks, runs) -> dict | None:
   found = trees.best(ranks[kind], times, of_level)
   return {
     "siblings": kind,
-    "pass_seconds": sorted(passes),
+    "pass_seconds": sorted(times.items()),
     "level_seconds": of_level,
     "paths": found.paths,
     "tokens": found.tokens,
