@@ -28,5 +28,16 @@ jax.config.update(
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
 
 
+@pytest.fixture(autouse=True, scope="module")
+def forget_programs():
+  """Compiled programs of a module are dropped behind it.
+
+  Each of them maps pieces of memory, and Linux allows a process 65,530: without
+  this a long run is aborted in the middle of a compilation.
+  """
+  yield
+  jax.clear_caches()
+
+
 def pytest_configure(config: pytest.Config) -> None:
   config.addinivalue_line("filterwarnings", "error:::specdec")
