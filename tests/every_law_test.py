@@ -99,6 +99,17 @@ def depth_of(shape: str) -> int:
   return 3 if parents is None else law.depths(parents).max()
 
 
+def one_round(rule, shape, kind, draft, target) -> enumeration.Outcome:
+  """What a rule makes of all drafts of a shape, under laws of any length."""
+  depth = depth_of(shape)
+  return enumeration.emitted(
+    RULES[rule],
+    drafts_of(shape, kind, draft[:depth]),
+    target[: depth + 1],
+    traced=kind == "dynamic",
+  )
+
+
 @pytest.mark.parametrize(
   "rule, shape, kind, case",
   [
@@ -109,13 +120,7 @@ def depth_of(shape: str) -> int:
 )
 def test_a_round_leaves_the_targets_law(rule, shape, kind, case):
   draft, target = CASES[case]
-  depth = depth_of(shape)
-  found = enumeration.emitted(
-    RULES[rule],
-    drafts_of(shape, kind, draft[:depth]),
-    target[: depth + 1],
-    traced=kind == "dynamic",
-  )
+  found = one_round(rule, shape, kind, draft, target)
   np.testing.assert_allclose(found.joint.sum(), 1.0, atol=EXACT)
   assert law.error(found, target) < EXACT
 
@@ -140,14 +145,8 @@ def keeps_all(rule, shape, kind, warp) -> bool:
 )
 def test_the_targets_own_guesses_are_all_kept(rule, shape, kind, warp):
   _, target = laws(V, 3, warp)
-  depth = depth_of(shape)
-  found = enumeration.emitted(
-    RULES[rule],
-    drafts_of(shape, kind, target[:depth]),
-    target[: depth + 1],
-    traced=kind == "dynamic",
-  )
-  np.testing.assert_allclose(found.accepted, depth, atol=1e-5)
+  found = one_round(rule, shape, kind, target, target)
+  np.testing.assert_allclose(found.accepted, depth_of(shape), atol=1e-5)
 
 
 LENGTH = 3  # tokens of a whole generation
@@ -158,18 +157,12 @@ def test_whole_generations_follow_the_targets_law(rule, shape, kind):
   """Rounds begin where the one before ended, whatever it kept."""
   warp = "greedy" if rule == "greedy" else "plain"
   draft, target = laws(V, LENGTH + 3, warp, seed=3)
-  depth = depth_of(shape)
 
-  def one_round(text):
+  def after(text):
     ours, theirs = (enumeration.after(x, text) for x in (draft, target))
-    return enumeration.emitted(
-      RULES[rule],
-      drafts_of(shape, kind, ours[:depth]),
-      theirs[: depth + 1],
-      traced=kind == "dynamic",
-    )
+    return one_round(rule, shape, kind, ours, theirs)
 
-  found = enumeration.generated(one_round, V, LENGTH)
+  found = enumeration.generated(after, V, LENGTH)
   exact = enumeration.text_law(target[:LENGTH])
   np.testing.assert_allclose(found, exact, atol=EXACT)
 
