@@ -37,7 +37,7 @@ from absl import flags
 from tqdm import tqdm
 
 from specdec import measure, prompts, provenance, report
-from specdec.analysis import cost, hardware, metrics
+from specdec.analysis import bounds, hardware, metrics
 from specdec.models import transformer
 
 # Held out of the shipped models' training.
@@ -122,7 +122,7 @@ def time_passes(models, batch: int, progress) -> list[dict]:
       FLAGS.repeats,
     )
     shape = target.config, batch, n, FLAGS.context
-    size, arithmetic = cost.pass_bytes(*shape), cost.pass_flops(*shape)
+    size, arithmetic = bounds.pass_bytes(*shape), bounds.pass_flops(*shape)
     found.append(
       {
         "batch": batch,
@@ -226,7 +226,7 @@ def impossible(document, target, bandwidth: float) -> list[str]:
   found = []
 
   def check(what: str, seconds: float, batch: int, tokens: int) -> None:
-    size = cost.pass_bytes(target.config, batch, tokens, FLAGS.context)
+    size = bounds.pass_bytes(target.config, batch, tokens, FLAGS.context)
     try:
       measure.check_possible(what, seconds, size, bandwidth)
     except measure.Impossible as error:

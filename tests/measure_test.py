@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 from specdec import acceptance, drafters, measure, session
-from specdec.analysis import cost
+from specdec.analysis import bounds
 from specdec.models import presets, transformer
 from specdec.models.config import TransformerConfig
 from specdec.types import Params
@@ -28,21 +28,21 @@ POSITION = SMALL.cache_bytes_per_token
 
 class TestPassBytes:
   def test_weights_once_and_kv_of_context_and_tokens(self):
-    assert cost.pass_bytes(SMALL, 1, 1, 0) == WEIGHTS + POSITION
-    assert cost.pass_bytes(SMALL, 4, 2, 100) == WEIGHTS + 4 * 102 * POSITION
+    assert bounds.pass_bytes(SMALL, 1, 1, 0) == WEIGHTS + POSITION
+    assert bounds.pass_bytes(SMALL, 4, 2, 100) == WEIGHTS + 4 * 102 * POSITION
 
   def test_an_embedding_of_its_own_is_read_by_the_row(self):
     config = dataclasses.replace(SMALL, tied=False)
-    assert cost.pass_bytes(config, 1, 1, 0) == WEIGHTS + POSITION + 4 * 32
+    assert bounds.pass_bytes(config, 1, 1, 0) == WEIGHTS + POSITION + 4 * 32
 
   def test_windows_bound_what_is_seen(self):
     config = dataclasses.replace(SMALL, windows=(10, None, 10))
     seen = (9 + 100 + 9) * POSITION // 3
-    assert cost.pass_bytes(config, 1, 1, 100) == WEIGHTS + POSITION + seen
+    assert bounds.pass_bytes(config, 1, 1, 100) == WEIGHTS + POSITION + seen
 
   def test_idle_experts_are_not_read(self):
     config = presets.get("mixtral-8x7b", "bfloat16")
-    billions = cost.pass_bytes(config, 1, 1, 0) / 2e9
+    billions = bounds.pass_bytes(config, 1, 1, 0) / 2e9
     # 12.9 B active parameters as published, less the embedding.
     assert billions == pytest.approx(12.88 - 0.131, abs=0.02)
 
@@ -53,12 +53,14 @@ class TestPassBytes:
     step = jax.jit(lambda p, t, c: model.apply(p, t, c)[0].logits)
     lowered = step.lower(params, jnp.zeros((2, 3), jnp.int32), cache)
     counted = lowered.compile().cost_analysis()["flops"]
-    expected = cost.pass_flops(SMALL, 2, 3, 32)
+    expected = bounds.pass_flops(SMALL, 2, 3, 32)
     assert expected < counted < 1.3 * expected  # and norms, softmax, rotations
 
   def test_sixteen_bits_are_half(self):
     half = dataclasses.replace(SMALL, dtype="bfloat16")
-    assert 2 * cost.pass_bytes(half, 3, 2, 7) == cost.pass_bytes(SMALL, 3, 2, 7)
+    assert 2 * bounds.pass_bytes(half, 3, 2, 7) == bounds.pass_bytes(
+      SMALL, 3, 2, 7
+    )
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,180 @@
+"""A target and its drafter on chips: what a round takes, what it gains.
+
+  round(k) = k draft passes + verification of k + 1 tokens + what is beside
+  speedup  = E[tokens of a round] * plain round / round(k)
+
+The first draft pass takes two tokens a row (DESIGN rule 1: the drafter catches
+up with its own last guess), every other one.
+"""
+
+import collections
+import dataclasses
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from specdec.analysis import speedup
+from specdec.analysis.cost import Cost, Placed, Term
+
+USABLE = 0.9  # of a chip's memory; the rest is for programs and temporaries
+
+
+@dataclasses.dataclass(frozen=True)
+class Beside:
+  """Seconds of a round that no pass explains: drawing, judging, committing.
+
+  Attributes:
+    fixed: of every round.
+    per_token: of each token that is verified, in each row.
+    per_level: of each draft pass.
+    per_guess: of each token that is drafted, in each row.
+  """
+
+  fixed: float = 0.0
+  per_token: float = 0.0
+  per_level: float = 0.0
+  per_guess: float = 0.0
+
+  def seconds(self, batch: float, nodes: int, levels: int) -> float:
+    return (
+      self.fixed
+      + self.per_token * batch * nodes
+      + self.per_level * levels
+      + self.per_guess * batch * (nodes - 1)
+    )
+
+
+NOTHING = Beside()
+
+
+def _tokens(n: int) -> str:
+  return "1 token" if n == 1 else f"{n} tokens"
+
+
+class Round(NamedTuple):
+  """The parts of one round and what each of them takes."""
+
+  parts: tuple[tuple[str, int, Cost], ...]  # (name, how often, cost)
+  beside: float
+
+  @property
+  def seconds(self) -> float:
+    return self.beside + sum(n * cost.seconds for _, n, cost in self.parts)
+
+
+@dataclasses.dataclass(frozen=True)
+class Pair:
+  """Who decodes.
+
+  Attributes:
+    target: verifies.
+    draft: passes that guess; None where guesses cost nothing (prompt lookup).
+    exit_layer: the draft is the target's own first layers: it takes no memory,
+      has no cache, and verification begins there.
+    beside, plain_beside: of a speculative round and of a plain one.
+  """
+
+  target: Placed
+  draft: Placed | None = None
+  exit_layer: int | None = None
+  beside: Beside = NOTHING
+  plain_beside: Beside = NOTHING
+
+  def __post_init__(self):
+    if (
+      self.draft and self.draft.shape.vocab_size != self.target.shape.vocab_size
+    ):
+      raise ValueError(
+        f"draft and target have vocabularies of {self.draft.shape.vocab_size} "
+        f"and {self.target.shape.vocab_size}; they must share one"
+      )
+
+  def plain(self, batch: float, context: float, source: float = 0) -> Round:
+    """A round of plain decoding."""
+    cost = self.target.cost(batch, 1, context, source)
+    beside = self.plain_beside.seconds(batch, 1, 0)
+    return Round((("target, 1 token", 1, cost),), beside)
+
+  def round(
+    self, batch: float, k: int, context: float, source: float = 0
+  ) -> Round:
+    """A round of k guesses in one chain; k = 0 is plain decoding."""
+    if k == 0:
+      return self.plain(batch, context, source)
+    return self._round(batch, (1,) * k, k + 1, context, source)
+
+  def tree_round(
+    self, batch: float, levels: Sequence[int], context: float
+  ) -> Round:
+    """A round whose draft is a tree with so many guesses on each level.
+
+    Every level but the last is a pass of the draft over it; the accepted path's
+    K/V is moved together.
+    """
+    if not levels:
+      return self.plain(batch, context)
+    frontiers = (1, *levels[:-1])
+    found = self._round(batch, frontiers, 1 + sum(levels), context, 0)
+    moved = 2 * self.target.cache_bytes(batch, len(levels))
+    seconds = moved / (self.target.efficiency.kv * self.target.chip.bandwidth)
+    commit = Cost((Term("K/V moved", moved, seconds=seconds),), seconds)
+    return found._replace(parts=(*found.parts, ("commit", 1, commit)))
+
+  def _round(self, batch, frontiers, nodes, context, source) -> Round:
+    """Draft passes over so many tokens each, then one over all nodes."""
+    target, parts = self.target, []
+    if self.draft is not None:
+      # An early exit's K/V is the target's own: nothing to catch up with.
+      late = 0 if self.exit_layer is not None else 1
+      passes = [frontiers[0] + late, *frontiers[1:]]
+      for tokens, times in sorted(collections.Counter(passes).items()):
+        cost = self.draft.cost(batch, tokens, context, source)
+        parts.append((f"draft, {_tokens(tokens)}", times, cost))
+    if self.exit_layer is not None:
+      # The last guesses have no K/V in the first layers yet.
+      last = dataclasses.replace(self.draft, head=False)
+      left = nodes - sum(frontiers)
+      cost = last.cost(batch, left, context, source)
+      parts.append((f"first layers, {_tokens(left)}", 1, cost))
+      target = dataclasses.replace(target, start=self.exit_layer)
+    cost = target.cost(batch, nodes, context, source)
+    parts.append((f"target, {_tokens(nodes)}", 1, cost))
+    return Round(
+      tuple(parts), self.beside.seconds(batch, nodes, len(frontiers))
+    )
+
+  def speedup(
+    self, batch: float, context: float, survival: Sequence[float]
+  ) -> float:
+    """Over plain decoding; k is the length of the curve."""
+    plain = self.plain(batch, context).seconds
+    ours = self.round(batch, len(survival), context).seconds
+    return speedup.expected_tokens(survival) * plain / ours
+
+  def memory(self, batch: float, slots: float) -> dict[str, float]:
+    """Bytes of one chip, by what they are for; logits for one token a row."""
+    found = {
+      "target weights": self.target.weight_bytes,
+      "target cache": self.target.cache_bytes(batch, slots),
+    }
+    if self.draft is not None and self.exit_layer is None:
+      found["draft weights"] = self.draft.weight_bytes
+      found["draft cache"] = self.draft.cache_bytes(batch, slots)
+    return found
+
+  def check_memory(self, batch: float, slots: float) -> None:
+    """Refuses what the chip cannot hold.
+
+    Raises:
+      ValueError: by how much, and of what there is most.
+    """
+    found, chip = self.memory(batch, slots), self.target.chip
+    total, room = sum(found.values()), USABLE * chip.memory
+    if total > room:
+      gib = 2**30
+      parts = ", ".join(f"{name} {x / gib:.2f}" for name, x in found.items())
+      worst = max(found, key=found.get)
+      raise ValueError(
+        f"batch {batch:g} at {slots:g} tokens needs {total / gib:.2f} GiB of "
+        f"a {chip.name}, {(total - room) / gib:.2f} more than the "
+        f"{room / gib:.2f} that can be used; {worst} take most ({parts})"
+      )

@@ -1,0 +1,231 @@
+"""Plans from costs: the k that pays, the batch that fits, an engine's schedule."""
+
+import dataclasses
+import math
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from specdec.analysis import speedup, trees
+from specdec.analysis.cost import Placed
+from specdec.analysis.pairs import USABLE, Pair
+from specdec.analysis.shapes import Shape
+
+
+class Best(NamedTuple):
+  """The k that pays most."""
+
+  k: int  # 0: plain decoding
+  speedup: float
+  tokens: float  # of a round
+
+
+def curve(alpha_or_survival, most: int) -> np.ndarray:
+  """[most] survival: of a rate, or a curve's first values."""
+  if np.ndim(alpha_or_survival) == 0:
+    return speedup.iid_survival(float(alpha_or_survival), most)
+  return speedup.check_survival(alpha_or_survival)[:most]
+
+
+def best_k(
+  pair: Pair, batch: float, context: float, survival, most: int = 16
+) -> Best:
+  """The k <= most that decodes fastest.
+
+  Args:
+    survival: one rate for all positions, or a curve, which also bounds k.
+  """
+  known = curve(survival, most)
+  found = Best(0, 1.0, 1.0)
+  for k in range(1, len(known) + 1):
+    gain = pair.speedup(batch, context, known[:k])
+    if gain > found.speedup:
+      found = Best(k, gain, speedup.expected_tokens(known[:k]))
+  return found
+
+
+class Sized(NamedTuple):
+  """A draft of some size, and what it gains."""
+
+  shape: Shape
+  alpha: float
+  best: Best
+
+
+def best_draft(
+  target: Placed,
+  drafts: Sequence[Shape],
+  law: speedup.PowerLaw,
+  batch: float,
+  context: float,
+  most: int = 16,
+) -> list[Sized]:
+  """What every size gains with its own best k, by a law of acceptance.
+
+  Raises:
+    ValueError: the vocabularies differ.
+  """
+  found = []
+  for shape in drafts:
+    draft = dataclasses.replace(target, shape=shape)
+    alpha = law.alpha(shape.num_parameters)
+    best = best_k(Pair(target, draft), batch, context, alpha, most)
+    found.append(Sized(shape, alpha, best))
+  return found
+
+
+def best_tree(
+  pair: Pair,
+  batch: float,
+  context: float,
+  acceptance: Sequence[float],
+  most: int = 64,
+) -> trees.Choice:
+  """The static tree with the most tokens a second (trees.best).
+
+  Args:
+    acceptance: how often a node's r-th child is the one that is kept.
+    most: nodes, the root included.
+  """
+  sizes = sorted({*range(1, min(16, most) + 1), *range(16, most + 1, 8)})
+  seconds = {
+    n: pair.target.cost(batch, n, context).seconds + pair.beside.fixed
+    for n in sizes
+  }
+  level = pair.beside.per_level
+  if pair.draft is not None:
+    level += pair.draft.cost(batch, 1, context).seconds
+  return trees.best(acceptance, seconds, level)
+
+
+def break_even_batch(
+  pair: Pair, context: float, survival, most: int = 16, largest: int = 2**20
+) -> int | None:
+  """The smallest batch at which no k pays; None where all up to `largest` do.
+
+  Sizes double until one does not pay, then the gap is halved: it is right for
+  a gain that falls with the batch, as a dense model's does.
+  """
+
+  def pays(batch: int) -> bool:
+    return best_k(pair, batch, context, survival, most).k > 0
+
+  return _first(lambda batch: not pays(batch), largest)
+
+
+def break_even_context(
+  pair: Pair, batch: int, survival, most: int = 16, largest: int = 2**24
+) -> int | None:
+  """The shortest context from which on some k pays again at this batch, as
+  K/V to read makes memory the limit; None where none up to `largest` does."""
+
+  def pays(context: int) -> bool:
+    return best_k(pair, batch, context, survival, most).k > 0
+
+  return 0 if pays(0) else _first(pays, largest)
+
+
+def _first(true, largest: int) -> int | None:
+  """The smallest number from 1 on for which `true`, which then stays so."""
+  high = 1
+  while not true(high):
+    if high >= largest:
+      return None
+    high *= 2
+  low = high // 2
+  while high - low > 1:
+    middle = (low + high) // 2
+    low, high = (low, middle) if true(middle) else (middle, high)
+  return high
+
+
+def largest_batch(pair: Pair, slots: float) -> int:
+  """Rows that fit with so many cached positions each; 0 where none does.
+
+  The draft's weights and cache count: at equal memory speculation decodes fewer
+  rows than plain decoding.
+  """
+  replicas = pair.target.replicas
+  empty, full = (sum(pair.memory(b, slots).values()) for b in (0, replicas))
+  room = USABLE * pair.target.chip.memory - empty
+  return max(0, math.floor(room / (full - empty))) * replicas
+
+
+class Throughput(NamedTuple):
+  """Decoding with as many rows as fit."""
+
+  batch: int
+  tokens_per_second: float
+  seconds_per_token: float  # of a row
+
+
+def at_equal_memory(
+  pair: Pair, slots: float, survival: Sequence[float]
+) -> tuple[Throughput, Throughput]:
+  """(speculative, plain), each with its own largest batch.
+
+  Raises:
+    ValueError: not even one row fits.
+  """
+  alone = dataclasses.replace(pair, draft=None, exit_layer=None)
+  found = []
+  for who, known in ((pair, survival), (alone, ())):
+    batch = largest_batch(who, slots)
+    if not batch:
+      who.check_memory(1, slots)
+    seconds = pair.round(batch, len(known), slots).seconds
+    tokens = speedup.expected_tokens(known)
+    found.append(Throughput(batch, batch * tokens / seconds, seconds / tokens))
+  return found[0], found[1]
+
+
+class Stretch(NamedTuple):
+  """Batches first .. last decode fastest with k guesses."""
+
+  first: int
+  last: int
+  k: int
+
+
+def schedule(
+  pair: Pair, context: float, survival, most: int = 16, largest: int = 256
+) -> list[Stretch]:
+  """The best k for every batch up to `largest`, equal ones together."""
+  found: list[Stretch] = []
+  for batch in _steps(largest):
+    k = best_k(pair, batch.stop - 1, context, survival, most).k
+    first, last = batch.start, batch.stop - 1
+    if found and found[-1].k == k:
+      first = found.pop().first
+    found.append(Stretch(first, last, k))
+  return found
+
+
+def _steps(largest: int) -> Iterator[range]:
+  """Batches one by one to 16, then in stretches a sixteenth of their size."""
+  first = 1
+  while first <= largest:
+    last = min(largest, first + max(1, first // 16) - 1)
+    yield range(first, last + 1)
+    first = last + 1
+
+
+def as_vllm(stretches: Sequence[Stretch]) -> dict:
+  """Of vLLM's `speculative_config` (pull request 32374): [first, last, k]."""
+  return {
+    "num_speculative_tokens": max(stretch.k for stretch in stretches),
+    "num_speculative_tokens_per_batch_size": [list(s) for s in stretches],
+  }
+
+
+def as_tensorrt_llm(stretches: Sequence[Stretch]) -> dict:
+  """Of TensorRT-LLM's speculative config (pull request 10860): last batch -> k.
+
+  Beyond the last entry it does not speculate.
+  """
+  known = {stretch.last: stretch.k for stretch in stretches}
+  if stretches[-1].k == 0:
+    del known[stretches[-1].last]
+  most = max(stretch.k for stretch in stretches)
+  return {"max_draft_len": most, "draft_len_schedule": known}

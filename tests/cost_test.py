@@ -1,0 +1,333 @@
+"""The cost model: shapes add up, terms equal hand counts, invariants hold."""
+
+import dataclasses
+import itertools
+
+import numpy as np
+import pytest
+
+from specdec.analysis import (
+  bounds,
+  chips,
+  links,
+  pairs,
+  planning,
+  shapes,
+  speedup,
+)
+from specdec.analysis.cost import IDEAL, TYPICAL, Efficiency, Placed
+from specdec.models import presets
+
+V5E, H100 = chips.get("v5e"), chips.get("h100")
+
+
+def test_chips_and_their_ridges():
+  assert V5E.ridge() == pytest.approx(240.5, abs=0.1)
+  assert H100.ridge() == pytest.approx(295.5, abs=0.1)
+  assert chips.get("v6e", bandwidth=1e12).bandwidth == 1e12
+  with pytest.raises(ValueError, match="known: v3, v4, v5e"):
+    chips.get("v9")
+  with pytest.raises(ValueError, match="has no width"):
+    chips.get("v4", width=3)
+  with pytest.raises(ValueError, match="bandwidth must be > 0"):
+    chips.get("v4", bandwidth=0)
+  with pytest.raises(ValueError, match="no products of float32; it has: bf"):
+    V5E.rate("float32")
+  for chip in chips.CHIPS.values():
+    assert 100 < chip.ridge() < 700
+    assert chip.source
+    assert all(rate >= chip.rate("bfloat16") for rate in chip.flops.values())
+
+
+@pytest.mark.parametrize(
+  "name, billions",
+  [
+    ("llama3-70b", 70.6),
+    ("mixtral-8x7b", 46.7),
+    ("qwen3-30b-a3b", 30.5),
+    ("deepseek-v3", 671.0),
+    ("t5-small", 0.077),
+    ("t5-base", 0.248),
+    ("t5-large", 0.783),
+    ("t5-xl", 2.85),
+    ("t5-xxl", 11.1),
+  ],
+)
+def test_shapes_have_as_many_weights_as_published(name, billions):
+  found = shapes.get(name).num_parameters / 1e9
+  assert found == pytest.approx(billions, rel=0.005)
+
+
+def test_shapes_of_every_preset_count_as_the_config_does():
+  for name in presets.names():
+    config, shape = presets.get(name, "bfloat16"), shapes.get(name)
+    lost = config.num_parameters - shape.num_parameters
+    assert lost == config.width  # the final norm
+    assert 2 * shape.cached == config.cache_bytes_per_token
+  with pytest.raises(ValueError, match="known: llama2-7b"):
+    shapes.get("gpt-5")
+
+
+def test_scaled_models_have_about_the_share_asked_for():
+  whole = shapes.get("llama3-70b")
+  layers = whole.num_parameters - 2 * whole.embedding
+  for share in (1, 0.3, 0.1, 0.01):
+    small = shapes.scaled(whole, share)
+    found = small.num_parameters - 2 * small.embedding
+    assert found == pytest.approx(share * layers, rel=0.02)
+  with pytest.raises(ValueError, match="outside"):
+    shapes.scaled(whole, 0)
+
+
+@pytest.mark.parametrize("name", ["llama3-8b", "gemma2-2b", "smollm2-135m"])
+def test_bytes_and_flops_are_those_of_the_bounds(name):
+  """Written apart, for a pass: specdec/analysis/bounds.py."""
+  config = presets.get(name, "bfloat16")
+  batch, tokens, context = 4, 3, 5000
+  cost = Placed(shapes.get(name), V5E).cost(batch, tokens, context)
+  least = bounds.pass_bytes(config, batch, tokens, context)
+  by_name = {term.name: term for term in cost.terms}
+  moved = cost.bytes - by_name["logits"].bytes
+  assert moved == pytest.approx(least, rel=1e-4)  # norms, a row of embedding
+  # The bound leaves out what tokens of a pass see of one another, and its
+  # rows are not filled up to 8 (here 12 to 16).
+  products = sum(by_name[part].flops for part in ("weights", "projection")) * (
+    12 / 16
+  )
+  inner = (
+    2
+    * batch
+    * tokens
+    * tokens
+    * sum(layer.score for layer in shapes.get(name).layers)
+  )
+  attention = by_name["K/V read"].flops - inner
+  counted = bounds.pass_flops(config, batch, tokens, context)
+  assert products + attention == pytest.approx(counted, rel=1e-4)
+
+
+def test_experts_touched():
+  """roofline.md: E = 512, k = 10, 4 tokens, independently: 38.85."""
+  layer = shapes.Layer(0, 1, 1, 1, expert=10**6, num_experts=512, per_token=10)
+  shape = shapes.Shape("", (layer,), 1, 1, 8, True)
+  placed = Placed(shape, V5E, correlation=1.0)
+  terms = {t.name: t for t in placed.cost(4, 1, 0).terms}
+  assert terms["experts"].bytes / 2e6 == pytest.approx(38.85, abs=0.01)
+  assert terms["experts"].flops == 2 * 8 * 10 * 1e6  # 4 rows filled up to 8
+  alike = dataclasses.replace(placed, correlation=0.6).cost(4, 1, 0)
+  assert alike.bytes < placed.cost(4, 1, 0).bytes
+  one = {t.name: t for t in placed.cost(1, 1, 0).terms}["experts"]
+  assert one.bytes == pytest.approx(2 * 10 * 1e6)
+
+
+def test_all_reduce_by_hand():
+  # 8 v5e are 4 x 2, lines both; of 1 MB each axis carries a share.
+  assert links.arranged(8, 2) == (4, 2)
+  assert links.arranged(16, 3) == (4, 2, 2)
+  assert links.arranged(1, 3) == ()
+  found = links.all_reduce(V5E, 8, 1e6)
+  rate = 4.5e10 * (4 / 3 + 2)
+  assert found.seconds == pytest.approx(2 * 1e6 / rate)
+  # Small ones wait for the hops: 3 + 1 of them, there and back.
+  assert links.all_reduce(V5E, 8, 16).seconds == pytest.approx(8e-6)
+  # A ring of 16: both ways at once, half its length of hops.
+  ring = links.all_reduce(dataclasses.replace(V5E, axes=1), 16, 1e8)
+  assert ring.seconds == pytest.approx(2 * 1e8 / 9e10)
+  switch = links.all_reduce(H100, 8, 1e8)
+  assert switch.seconds == pytest.approx(2e-6 + 2e8 * 7 / 8 / 4.5e11)
+  assert links.all_reduce(V5E, 1, 1e6) == (0.0, 0.0)
+
+
+def test_a_mesh_shares_weights_heads_and_rows():
+  shape = shapes.get("llama3-70b")
+  alone, shared = Placed(shape, V5E), Placed(shape, V5E, ways=16)
+  assert alone.weight_bytes == 16 * shared.weight_bytes
+  # 8 K/V heads: 16 chips keep each of them twice.
+  assert alone.cache_bytes(8, 100) == 8 * shared.cache_bytes(8, 100)
+  both = Placed(shape, V5E, ways=16, replicas=4)
+  assert both.cost(32, 1, 100) == shared.cost(8, 1, 100)
+  assert shared.cost(8, 1, 100).sent > 0 == alone.cost(8, 1, 100).sent
+  with pytest.raises(ValueError, match="do not divide 64 heads"):
+    Placed(shape, V5E, ways=3)
+  with pytest.raises(ValueError, match="no type 'int3'"):
+    Placed(shape, V5E, weights="int3")
+
+
+def test_quantised_weights_move_less_and_keep_their_math():
+  shape = shapes.get("llama3-8b")
+  wide, narrow = Placed(shape, V5E), Placed(shape, V5E, weights="int4")
+  assert narrow.weight_bytes == wide.weight_bytes / 4
+  assert narrow.dtype == "bfloat16"  # no product of that type
+  assert Placed(shape, V5E, weights="int8").dtype == "int8"
+  assert Placed(shape, V5E, weights="int8", compute="bfloat16").dtype != "int8"
+  assert narrow.cost(1, 1, 0).seconds < wide.cost(1, 1, 0).seconds / 3
+
+
+def test_efficiency_combines_from_the_larger_to_the_sum():
+  assert Efficiency().combined(3.0, 4.0) == 4
+  assert Efficiency(p=1).combined(3.0, 4.0) == 7
+  assert Efficiency(p=2).combined(3.0, 4.0) == pytest.approx(5)
+  curve = Efficiency(rows=((1, 1.0), (4, 2.0)))
+  assert [curve.factor(m) for m in (1, 2, 4, 99)] == [1, 1.5, 2, 2]
+  for wrong in ({"flops": 0}, {"p": 0.5}, {"overhead": -1}):
+    with pytest.raises(ValueError):
+      Efficiency(**wrong)
+
+
+def test_a_factor_slows_the_products_alone():
+  shape = shapes.get("llama3-8b")
+  slow = Efficiency(p=1, rows=((1, 2.0),))
+  fast = Placed(shape, V5E, efficiency=Efficiency(p=1)).cost(4, 2, 1000)
+  found = Placed(shape, V5E, efficiency=slow).cost(4, 2, 1000)
+  for a, b in zip(fast.terms, found.terms):
+    twice = 2 if a.name in ("weights", "projection") else 1
+    assert b.seconds == pytest.approx(twice * a.seconds)
+  sums = sum(term.seconds for term in found.terms)
+  assert found.seconds == pytest.approx(sums)
+
+
+def pair(
+  chip="v5e", efficiency=IDEAL, target="llama3-8b", share=0.03, **numbers
+):
+  shape = shapes.get(target)
+  made = {"chip": chips.get(chip, **numbers), "efficiency": efficiency}
+  draft = Placed(shapes.scaled(shape, share), **made)
+  return pairs.Pair(Placed(shape, **made), draft)
+
+
+@pytest.mark.parametrize("chip", ["v4", "v5e", "v5p", "v6e", "h100", "b200"])
+@pytest.mark.parametrize("efficiency", [IDEAL, TYPICAL])
+def test_invariants_over_a_grid(chip, efficiency):
+  """roofline.md, 2.10."""
+  found = pair(chip, efficiency)
+  batches, contexts = (1, 4, 16, 64, 256), (0, 2048, 32_768)
+  for batch, context in itertools.product(batches, contexts):
+    for k in (0, 1, 4, 8):
+      gains = []
+      for alpha in (0.0, 0.5, 0.8, 1.0):
+        survival = speedup.iid_survival(alpha, k)
+        gain = found.speedup(batch, context, survival)
+        if k == 0:
+          assert gain == 1
+        assert gain <= speedup.expected_tokens(survival) + 1e-12
+        gains.append(gain)
+      assert gains == sorted(gains)  # monotone in alpha
+    cost = found.draft.cost(batch, 1, context).seconds
+    cost /= found.plain(batch, context).seconds
+    assert planning.best_k(found, batch, context, 0.9 * min(1, cost)).k == 0
+  best = [planning.best_k(found, b, 0, 0.8).k for b in batches]
+  assert best == sorted(best, reverse=True)
+  gains = [planning.best_k(found, 256, s, 0.8).speedup for s in contexts]
+  assert gains == sorted(gains)
+
+
+def test_a_round_is_its_parts():
+  found = dataclasses.replace(
+    pair(), beside=pairs.Beside(1e-3, 1e-5, 1e-4, 1e-6)
+  )
+  of_round = found.round(4, 3, 100)
+  draft = [found.draft.cost(4, n, 100).seconds for n in (1, 2)]
+  target = found.target.cost(4, 4, 100).seconds
+  beside = 1e-3 + 16e-5 + 3e-4 + 12e-6
+  assert of_round.seconds == pytest.approx(
+    2 * draft[0] + draft[1] + target + beside
+  )
+  # A tree with one guess a level is the chain, but its path is moved.
+  chain = found.tree_round(4, (1, 1, 1), 100)
+  moved = 2 * found.target.cache_bytes(4, 3) / V5E.bandwidth
+  assert chain.seconds == pytest.approx(of_round.seconds + moved)
+  wide = found.tree_round(4, (4, 4, 4), 100)
+  assert wide.parts[-2][0] == "target, 13 tokens"
+
+
+def test_an_early_exit_runs_every_layer_once_for_every_token():
+  shape = shapes.get("llama3-8b")
+  whole = Placed(shape, V5E)
+  first = dataclasses.replace(whole, stop=8)
+  found = pairs.Pair(whole, first, exit_layer=8)
+  flops = sum(n * c.flops for _, n, c in found.round(8, 3, 100).parts)
+  once = whole.cost(8, 4, 100).flops
+  heads = 3 * 2 * 8 * shape.embedding  # a guess needs logits as well
+  scores = sum(layer.score for layer in shape.layers[:8])
+  # Drafted one by one, tokens do not see those of the same pass behind them.
+  alone = 2 * 8 * 8 * 4 * (4 - 1) / 8 * scores
+  assert flops == pytest.approx(once + heads - alone)
+  assert found.memory(1, 100).keys() == {"target weights", "target cache"}
+
+
+def test_break_even_and_schedules():
+  # Were rows filled up to 8, batch 2 would draft 3 and batch 3 would draft 4.
+  found = pair("v5e", TYPICAL, rows=1)
+  batch = planning.break_even_batch(found, 0, 0.7)
+  assert planning.best_k(found, batch - 1, 0, 0.7).k > 0
+  assert planning.best_k(found, batch, 0, 0.7).k == 0
+  context = planning.break_even_context(found, batch, 0.7)
+  assert planning.best_k(found, batch, context - 1, 0.7).k == 0
+  assert planning.best_k(found, batch, context, 0.7).k > 0
+  assert planning.break_even_batch(found, 0, 1.0, largest=8) is None
+  stretches = planning.schedule(found, 0, 0.7, largest=2 * batch)
+  assert stretches[0].first == 1 and stretches[-1].last == 2 * batch
+  for a, b in itertools.pairwise(stretches):
+    assert b.first == a.last + 1 and b.k < a.k
+  assert stretches[-1].k == 0
+  for_vllm = planning.as_vllm(stretches)
+  assert for_vllm["num_speculative_tokens"] == stretches[0].k
+  entries = for_vllm["num_speculative_tokens_per_batch_size"]
+  assert entries == [list(s) for s in stretches]
+  for_tensorrt = planning.as_tensorrt_llm(stretches)["draft_len_schedule"]
+  assert for_tensorrt == {s.last: s.k for s in stretches[:-1]}
+
+
+def test_equal_memory_gives_speculation_the_smaller_batch():
+  found = pair("v5p", TYPICAL, share=0.1)
+  ours, plain = planning.at_equal_memory(found, 8192, [0.8, 0.64])
+  assert 0 < ours.batch < plain.batch
+  found.check_memory(ours.batch, 8192)
+  with pytest.raises(ValueError, match=r"more than the .* that can be used"):
+    found.check_memory(ours.batch + 1, 8192)
+  with pytest.raises(ValueError, match="target weights take most"):
+    planning.at_equal_memory(pair(target="llama3-70b"), 100, [0.8])
+
+
+def test_the_best_draft_is_neither_the_largest_nor_the_smallest():
+  """With the acceptance of LaMDA 137B's drafts (Leviathan et al., table 3)."""
+  target = Placed(shapes.get("llama3-70b"), H100, ways=8, efficiency=TYPICAL)
+  law = speedup.fit_power_law([1e8, 2e9, 8e9], [0.61, 0.71, 0.75])
+  drafts = [shapes.scaled(target.shape, 10.0**-i) for i in range(4)]
+  found = planning.best_draft(target, drafts, law, 1, 2048)
+  assert [sized.alpha for sized in found] == sorted(
+    [sized.alpha for sized in found], reverse=True
+  )
+  gains = [sized.best.speedup for sized in found]
+  assert max(gains) > gains[0] == 1 and max(gains) >= gains[-1]
+
+
+def test_the_best_tree_beats_the_best_chain():
+  found = pair("v5e", TYPICAL)
+  chain = planning.best_k(found, 1, 2048, 0.6)
+  tree = planning.best_tree(found, 1, 2048, [0.6, 0.2, 0.1])
+  plain = found.plain(1, 2048).seconds
+  assert tree.tokens * plain / tree.seconds > chain.speedup
+  assert planning.best_tree(found, 4096, 0, [0.3]).paths == []
+
+
+def test_a_pair_shares_its_vocabulary():
+  one = Placed(shapes.get("llama3-8b"), V5E)
+  other = Placed(shapes.get("smollm2-135m"), V5E)
+  with pytest.raises(ValueError, match="49152 and 128256"):
+    pairs.Pair(one, other)
+
+
+def test_a_draft_replicated_or_shared():
+  """Latency of collectives is what a small shared draft waits for."""
+  target = Placed(shapes.get("llama3-70b"), V5E, ways=8)
+  small = shapes.get("llama3-1b")
+  alone, shared = Placed(small, V5E), Placed(small, V5E, ways=8)
+  seconds = [
+    pairs.Pair(target, draft).round(1, 4, 1000).seconds
+    for draft in (alone, shared)
+  ]
+  assert np.all(np.isfinite(seconds)) and seconds[0] != seconds[1]
+  waits = shared.cost(1, 1, 1000)
+  collectives = {t.name: t for t in waits.terms}["collectives"].seconds
+  assert collectives > 0.2 * waits.seconds

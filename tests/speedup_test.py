@@ -1,0 +1,124 @@
+"""What speculation gains, by formula: the papers' tables and exact laws."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from specdec.analysis import papers, speedup
+
+
+@pytest.mark.parametrize("row", papers.LEVIATHAN_1)
+def test_leviathans_first_table_exactly(row):
+  operations, speed = row.ours()
+  assert round(operations, 2) == row.operations
+  assert round(speed, 2) == row.speed
+
+
+@pytest.mark.parametrize("row", papers.LEVIATHAN_2)
+def test_leviathans_second_table_within_its_rounding(row):
+  """alpha and c are printed with two digits, the speedup with one."""
+  low, high = row.span()
+  assert low - 0.05 <= row.predicted <= high + 0.05
+
+
+def test_the_papers_own_band():
+  low, high = papers.worst()
+  assert (round(low, 2), round(high, 2)) == (0.68, 1.29)
+
+
+@pytest.mark.parametrize(
+  "row, alpha", list(zip(papers.CHEN, [0.711, 0.749, 0.851]))
+)
+def test_chens_speedups_and_the_rates_that_they_imply(row, alpha):
+  assert round(row.alpha(), 3) == alpha
+  # They print 14.1 / 7.52 = 1.875 as 1.92.
+  assert row.ours() == pytest.approx(row.plain / row.milliseconds, abs=2e-3)
+  assert row.ours() == pytest.approx(row.speedup, abs=0.046)
+
+
+@pytest.mark.parametrize("row", papers.SCALING_BOOK)
+def test_the_scaling_books_decoding_table(row):
+  assert round(row.ours(), 2) == pytest.approx(row.milliseconds, abs=0.011)
+  rate = 1e3 * row.batch / row.ours()
+  assert rate == pytest.approx(row.tokens_per_second, rel=4e-3)
+  assert row.ours(collectives=True) > row.ours()
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.3, 0.7, 0.95, 1.0])
+@pytest.mark.parametrize("cost", [0.0, 0.05, 0.3, 1.0])
+def test_shapes_that_must_hold(alpha, cost):
+  for k in range(9):
+    survival = speedup.iid_survival(alpha, k)
+    gain = speedup.speedup(survival, cost)
+    assert gain <= speedup.expected_tokens(survival) + 1e-12
+    assert speedup.expected_tokens(survival) <= k + 1
+    if k == 0:
+      assert gain == 1
+    better = speedup.iid_survival(min(alpha + 0.05, 1.0), k)
+    assert speedup.speedup(better, cost) >= gain
+  k, gain = speedup.best_k(alpha, cost)
+  assert gain >= 1
+  if alpha < cost:
+    assert k == 0
+  if alpha > cost:  # corollary 3.9
+    assert gain >= (1 + alpha) / (1 + cost) - 1e-12
+
+
+def test_a_mixture_beats_the_rate_at_its_mean():
+  """roofline.md: half the rounds at 0.5, half at 0.95, k = 7."""
+  curves = [speedup.iid_survival(alpha, 7) for alpha in (0.5, 0.95)]
+  mixed = speedup.expected_tokens(np.mean(curves, axis=0))
+  assert mixed == pytest.approx(4.36, abs=0.005)
+  at_mean = speedup.expected_tokens(speedup.iid_survival(0.725, 7))
+  assert at_mean == pytest.approx(3.36, abs=0.005)
+
+
+def test_what_no_survival_curve_can_be_is_refused():
+  for alpha in (-0.1, 1.1, float("nan")):
+    with pytest.raises(ValueError, match=r"outside \[0, 1\]"):
+      speedup.iid_survival(alpha, 2)
+    with pytest.raises(ValueError, match=r"outside \[0, 1\]"):
+      speedup.check_survival([0.9, alpha])
+  with pytest.raises(ValueError, match="ascends"):
+    speedup.check_survival([0.5, 0.6])
+  with pytest.raises(ValueError, match="must be >= 0"):
+    speedup.iid_survival(0.5, -1)
+
+
+def test_rounds_until_a_text_is_finished_by_enumeration():
+  survival, tokens = [0.7, 0.4], 5
+  law = speedup.round_law(survival)
+  np.testing.assert_allclose(law, [0.0, 0.3, 0.3, 0.4])
+  exact = np.zeros(tokens + 1)
+  for lengths in itertools.product((1, 2, 3), repeat=tokens):
+    rounds = int(np.argmax(np.cumsum(lengths) >= tokens)) + 1
+    exact[rounds] += np.prod(law[list(lengths)])
+  np.testing.assert_allclose(
+    speedup.finished(survival, tokens), np.cumsum(exact), atol=1e-12
+  )
+  # A batch waits for its last row.
+  one = speedup.rounds_of_batch([survival], tokens)
+  assert one == pytest.approx(np.sum(np.arange(tokens + 1) * exact))
+  both = 1 - np.cumsum(exact) ** 2
+  two = speedup.rounds_of_batch([survival] * 2, tokens)
+  assert two == pytest.approx(np.sum(both)) and two > one
+
+
+def test_latency_of_plain_decoding_is_its_round():
+  assert speedup.latency([], 0.1, 16) == pytest.approx((0.1, 0.1))
+  found = speedup.latency([0.5], 0.1, 64)
+  assert 0.1 / 1.5 < found.mean < 0.1 / 1.5 * 1.02  # the last round is cut
+  assert found.mean < found.p99 < 0.1
+
+
+def test_a_power_law_goes_through_its_points():
+  """LaMDA 137B's drafts, Leviathan et al., table 3."""
+  law = speedup.fit_power_law([1e8, 2e9, 8e9], [0.61, 0.71, 0.75])
+  assert law.exponent == pytest.approx(0.1, abs=0.01)
+  for size, alpha in ((1e8, 0.61), (2e9, 0.71), (8e9, 0.75)):
+    assert law.alpha(size) == pytest.approx(alpha, abs=0.005)
+  with pytest.raises(ValueError, match="two sizes"):
+    speedup.fit_power_law([1e8, 1e8], [0.5, 0.6])
+  with pytest.raises(ValueError, match=r"outside \(0, 1\)"):
+    speedup.fit_power_law([1e8, 2e8], [0.5, 1.0])
