@@ -17,31 +17,25 @@ measured before and after, by reading as many bytes as the weights have; a time
 that it forbids is an error. The last line is one JSON document.
 """
 
-import bisect
 import contextlib
-import csv
 import dataclasses
-import heapq
 import json
 import pathlib
-import statistics
 import sys
-import textwrap
 
+import _calibration
 import _decoding
 import _flags
 import _main
+import _rows
 import jax
 import numpy as np
 from absl import flags
 from tqdm import tqdm
 
-from specdec import measure, prompts, provenance, report
+from specdec import measure, provenance, report
 from specdec.analysis import bounds, hardware, metrics
 from specdec.models import transformer
-
-# Held out of the shipped models' training.
-_SOURCES = (textwrap, statistics, heapq, csv, bisect)
 
 _BEFORE = set(flags.FLAGS)
 flags.DEFINE_integer("context", 128, "Tokens of every prompt.")
@@ -56,6 +50,12 @@ flags.DEFINE_string(
   "Folder for a trace of one decoding each way, for XProf or TensorBoard: "
   "pip install xprof, then tensorboard --logdir=FOLDER.",
 )
+flags.DEFINE_string(
+  "calibrate",
+  None,
+  "Instead of all that: time passes and rounds of these models, fit the cost "
+  "model to them, and keep what was found in this file, beside what it holds.",
+)
 FLAGS = flags.FLAGS
 flags.adopt_module_key_flags(_flags)  # or --help would leave them out
 _OWN = sorted(set(FLAGS) - _BEFORE)
@@ -69,33 +69,8 @@ def check_flags() -> None:
     least = min(value) if isinstance(value, tuple) else value
     if least < 1:
       raise ValueError(f"--{name}={least}; it must be >= 1")
-
-
-def make_rows(target, batch: int) -> list[list[int]]:
-  """Prompts of exactly --context tokens."""
-  size, vocab_size = FLAGS.context, target.config.vocab_size
-  if FLAGS.prompt_file:
-    wanted = [p for file in FLAGS.prompt_file for p in prompts.read(file)]
-    encoded = prompts.encode(wanted, target.tokenizer, FLAGS.chat, vocab_size)
-    rows = [ids[:size] for ids in encoded if len(ids) >= size]
-    if len(rows) < batch:
-      raise ValueError(
-        f"{len(rows)} prompts have --context={size} tokens or more and --batch "
-        f"is {batch}; give more of them, or a shorter context"
-      )
-    return rows[:batch]
-  if target.tokenizer is None:
-    rng = np.random.default_rng(FLAGS.seed)
-    return rng.integers(0, vocab_size, size=(batch, size)).tolist()
-  texts = [pathlib.Path(module.__file__).read_text() for module in _SOURCES]
-  ids = [i for text in texts for i in target.tokenizer.encode(text)]
-  if len(ids) < batch * size:
-    raise ValueError(
-      f"there are {len(ids)} tokens of sample text and {batch} x {size} are "
-      "wanted; give --prompt_file"
-    )
-  step = len(ids) // batch
-  return [ids[b * step : b * step + size] for b in range(batch)]
+  if FLAGS.calibrate:
+    _main.check_writable("--calibrate", FLAGS.calibrate)
 
 
 def bandwidth_of(params) -> float:
@@ -271,6 +246,21 @@ def print_tables(document) -> None:
     print(report.of_bench(document["runs"]))
 
 
+def calibrate(models) -> None:
+  """Writes --calibrate, and says how well the cost model explains the times."""
+  path = pathlib.Path(FLAGS.calibrate)
+  base = _calibration.read(path) if path.exists() else None
+  batches = sorted({1, (max(FLAGS.batch) + 1) // 2, max(FLAGS.batch)})
+  ks = sorted({2, 5, max(*FLAGS.k, 1)})
+  rows = _rows.make_rows(models.target, max(batches), FLAGS.context)
+  context = FLAGS.context + FLAGS.max_new_tokens + max(ks)
+  found = _calibration.timed(
+    models, rows, batches, ks, context, base, FLAGS.repeats
+  )
+  _calibration.write(path, found)
+  print(_calibration.describe(found))
+
+
 def bench() -> None:
   """The whole run."""
   FLAGS.compilation_cache = ""  # compilation is timed
@@ -280,8 +270,13 @@ def bench() -> None:
   header = _decoding.header(_OWN)
   machine = hardware.local(progress=lambda what: print(what, file=sys.stderr))
   models = _decoding.load(FLAGS.context + FLAGS.max_new_tokens)
+  if FLAGS.calibrate:
+    return calibrate(models)
   target = models.target
-  rows = {batch: make_rows(target, batch) for batch in FLAGS.batch}
+  rows = {
+    batch: _rows.make_rows(target, batch, FLAGS.context)
+    for batch in FLAGS.batch
+  }
   before = bandwidth_of(target.params)
   passes, runs = [], []
   total = len(FLAGS.batch) * len(FLAGS.passes)

@@ -6,10 +6,11 @@ Invariant: nothing that compiles is timed, everything timed is waited for with
 
 import contextlib
 import dataclasses
+import functools
 import resource
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import jax
 import jax.monitoring
@@ -47,17 +48,16 @@ def timing(seconds: Sequence[float]) -> Timing:
   )
 
 
-def time_pass(
+def pass_timer(
   model: Model,
   params: PyTree,
   batch: int,
   tokens: int,
   context: int,
   slots: int,
-  repeats: int,
-) -> Timing:
-  """T(n): one pass of n tokens a row after `context` committed positions, in a
-  cache of so many slots.
+) -> Callable[[], float]:
+  """Seconds of one pass of n tokens a row after `context` committed positions,
+  in a cache of so many slots: each call times it once more.
 
   As in decoding, passes follow one another inside one program (so many that it
   runs for some time) and each begins with the argmax of the logits of the one
@@ -86,7 +86,44 @@ def time_pass(
   timed(1)
   passes = max(1, round(_TIMED / min(timed(1), timed(1))))
   timed(passes)
-  return timing([timed(passes) for _ in range(repeats)])
+  return functools.partial(timed, passes)
+
+
+def time_pass(
+  model: Model,
+  params: PyTree,
+  batch: int,
+  tokens: int,
+  context: int,
+  slots: int,
+  repeats: int,
+) -> Timing:
+  """T(n), as `pass_timer` takes it, over and over."""
+  timed = pass_timer(model, params, batch, tokens, context, slots)
+  return timing([timed() for _ in range(repeats)])
+
+
+def round_timer(
+  session: Session, rows: Sequence[Sequence[int]], plain: bool
+) -> Callable[[], float]:
+  """Seconds of one round with all rows at work: each call times some more."""
+  spec = session.drafter.spec
+  most = session.max_new_tokens // (1 if plain else spec.max_nodes)
+  if most < 1:
+    raise ValueError(
+      f"{session.max_new_tokens} new tokens have no room for a round of "
+      f"{spec.max_nodes}"
+    )
+
+  def timed() -> float:
+    state = session.start(rows, range(len(rows)), plain)
+    state = jax.block_until_ready(state)
+    begin = time.perf_counter()
+    session.run(state, plain, most)
+    return (time.perf_counter() - begin) / most
+
+  timed()
+  return timed
 
 
 @dataclasses.dataclass

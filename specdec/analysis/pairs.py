@@ -102,6 +102,12 @@ class Pair:
       return self.plain(batch, context, source)
     return self._round(batch, (1,) * k, k + 1, context, source)
 
+  def idle_round(self, batch: float, context: float) -> Round:
+    """A round of a drafter that costs nothing and found nothing to guess."""
+    cost = self.target.cost(batch, 1, context)
+    beside = self.beside.seconds(batch, 1, 0)
+    return Round((("target, 1 token", 1, cost),), beside)
+
   def tree_round(
     self, batch: float, levels: Sequence[int], context: float
   ) -> Round:

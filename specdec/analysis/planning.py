@@ -1,4 +1,4 @@
-"""Plans from costs: the k that pays, the batch that fits, an engine's schedule."""
+"""Plans from costs: the k that pays, the batch that fits, schedules."""
 
 import dataclasses
 import math

@@ -182,8 +182,9 @@ def get(name: str) -> Shape:
 def scaled(shape: Shape, share: float) -> Shape:
   """A decoder like `shape` whose layers have about `share` of its weights.
 
-  Depth and width shrink alike, by the cube root of `share`; the vocabulary is
-  the same. For sweeps over draft size, where no such model need exist.
+  Depth and width shrink alike, by the cube root of `share`; vocabulary and
+  number of heads are the same. For sweeps over draft size, where no such model
+  need exist.
 
   Raises:
     ValueError: share is not in (0, 1].
@@ -209,6 +210,6 @@ def scaled(shape: Shape, share: float) -> Shape:
     layers,
     max(1, round(shape.width * by)),
     shape.vocab_size,
-    max(1, round(shape.num_heads * by)),
+    shape.num_heads,
     shape.tied,
   )

@@ -1,0 +1,29 @@
+"""The shipped pair: k x batch x temperature.
+
+  python scripts/sweep.py --sweep=configs/sweeps/shipped.py --output=runs/shipped
+
+90 points, about an hour on two CPU cores. What comes out is in docs/results.md.
+"""
+
+import itertools
+
+from ml_collections import ConfigDict
+
+
+def get_config() -> ConfigDict:
+  config = ConfigDict()
+  config.common = {
+    "target": "stdlib-11m",
+    "draft": "stdlib-1m",
+    "max_new_tokens": 64,
+    "acceptance": "rejection",
+  }
+  config.points = [
+    {"temperature": temperature, "batch": batch, "k": k}
+    for temperature, batch, k in itertools.product(
+      (0.0, 1.0), (1, 2, 4, 8, 16), range(9)
+    )
+  ]
+  # Rounds that the cost model is fitted to; no point repeats them.
+  config.calibrate = {"batch": (3, 6, 12), "k": (2, 5, 10)}
+  return config

@@ -1,0 +1,202 @@
+"""A calibrated machine: made by timing, kept in a file, asked for costs."""
+
+import functools
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import _decoding
+from absl import flags
+
+from specdec import calibrate, drafters, run_folder
+from specdec.analysis import chips, hardware, shapes
+from specdec.analysis.calibration import (
+  Calibration,
+  Fit,
+  fit_beside,
+  fit_passes,
+)
+from specdec.analysis.cost import Placed
+from specdec.analysis.pairs import Pair
+from specdec.display import columns
+from specdec.models import transformer
+
+FLAGS = flags.FLAGS
+_REPEATS = 7
+
+
+def setting() -> str:
+  """What is beside the passes depends on it."""
+  filters = "".join(
+    f", {name}" for name in ("top_k", "top_p") if getattr(FLAGS, name)
+  )
+  law = "sampled" if FLAGS.temperature else "greedy"
+  drafter = FLAGS.drafter
+  if drafter == "model":
+    drafter = FLAGS.draft
+  elif drafter == "early_exit":
+    drafter = f"exit after {FLAGS.exit_layer}"
+  return f"{_names()[0]}, {drafter}, {FLAGS.acceptance}, {law}{filters}"
+
+
+def _names() -> tuple[str, str | None]:
+  """Under which target and draft are kept."""
+  kind = "" if FLAGS.dtype == "float32" else f", {FLAGS.dtype}"
+  draft = None
+  if FLAGS.drafter == "model":
+    draft = FLAGS.draft + kind
+  elif FLAGS.drafter == "early_exit":
+    draft = f"{FLAGS.target}{kind}, first {FLAGS.exit_layer} layers"
+  return FLAGS.target + kind, draft
+
+
+def _placed(models, chip) -> tuple[Placed, Placed | None]:
+  """Target and draft, no calibration in them yet."""
+  types = {"weights": FLAGS.dtype, "kv": FLAGS.dtype}
+  target = Placed(shapes.of_config(models.target.config), chip, **types)
+  if FLAGS.drafter == "model":
+    shape = shapes.of_config(models.draft.config)
+    return target, Placed(shape, chip, **types)
+  if FLAGS.drafter == "early_exit":
+    return target, Placed(target.shape, chip, stop=FLAGS.exit_layer, **types)
+  return target, None
+
+
+def pair_of(models, found: Calibration) -> Pair:
+  """Target and drafter on the calibrated machine.
+
+  Raises:
+    ValueError: the calibration is of other models or another setting.
+  """
+  chip = chips.of_hardware(found.hardware)
+  placed = _placed(models, chip)
+  target, draft = (
+    p and found.place(name, p) for name, p in zip(_names(), placed)
+  )
+  exit_layer = FLAGS.exit_layer if FLAGS.drafter == "early_exit" else None
+  if setting() not in found.beside:
+    raise ValueError(
+      f"this calibration knows {'; '.join(found.beside)}, and not {setting()}: "
+      "run bench.py --calibrate with these flags"
+    )
+  beside = found.beside[setting()]
+  return Pair(target, draft, exit_layer, beside.ours, beside.plain)
+
+
+def read(path: str | Path) -> Calibration:
+  """A file of `write`."""
+  return Calibration.from_json(Path(path).read_text(encoding="utf-8"))
+
+
+def write(path: str | Path, found: Calibration) -> None:
+  """Keeps it; a kill leaves what was there."""
+  run_folder.replace_text(Path(path), found.to_json())
+
+
+def knows(found: Calibration) -> bool:
+  """Whether it was made for these flags."""
+  names = [name for name in _names() if name]
+  return setting() in found.beside and all(n in found.fits for n in names)
+
+
+def timed(
+  models,
+  rows,
+  batches,
+  ks,
+  context: int,
+  base: Calibration | None = None,
+  repeats: int = _REPEATS,
+  most: tuple[int, int] | None = None,
+  say: Callable[[str], None] | None = None,
+) -> Calibration:
+  """Times passes and rounds and fits them.
+
+  Args:
+    rows: prompts, as many as the largest batch.
+    batches, ks: of the rounds that are timed.
+    context: positions of a usual cache.
+    base: of the same machine; what it knows is kept, and passes of models that
+      it knows are not timed again.
+    most: largest batch and tokens of a row in a pass that will be asked for;
+      default those of the rounds.
+  """
+  say = say or functools.partial(print, file=sys.stderr)
+  machine = base.hardware if base else hardware.local(progress=say)
+  fits = dict(base.fits) if base else {}
+  beside = dict(base.beside) if base else {}
+  chip = chips.of_hardware(machine)
+  target, draft = _placed(models, chip)
+  name, draft_name = _names()
+  model = transformer.model(models.target.config)
+  whole = model, models.target.params
+  most = most or (max(batches), max(ks) + 1)
+  if name not in fits:
+    fits[name] = _fit(target, whole, *most, context, repeats, say)
+  if draft_name and draft_name not in fits:
+    if FLAGS.drafter == "model":
+      own = transformer.model(models.draft.config), models.draft.params
+    else:
+      first = functools.partial(model.apply, stop=FLAGS.exit_layer)
+      own = model._replace(apply=first), models.target.params
+    fits[draft_name] = _fit(draft, own, most[0], 4, context, repeats, say)
+  known = Calibration(machine, fits)
+  bare = Pair(
+    known.place(name, target),
+    draft and known.place(draft_name, draft),
+    FLAGS.exit_layer if FLAGS.drafter == "early_exit" else None,
+  )
+
+  def make(batch: int, k: int):
+    made = _decoding.drafter(models, k)
+    if FLAGS.drafter == "lookup":  # a guess in every round
+      made = drafters.lookup(k, ngram=FLAGS.ngram, min_ngram=0)
+    size = len(rows[0])
+    return _decoding.session_of(models, made, _decoding.rule(), batch, size, ())
+
+  taken = calibrate.rounds(make, rows, batches, ks, repeats, say)
+  beside[setting()] = fit_beside(bare, taken)
+  return Calibration(machine, fits, beside)
+
+
+def _fit(placed, model, batch, tokens, context, repeats, say) -> Fit:
+  points, unseen = calibrate.plan(batch, tokens, context)
+  found = calibrate.passes(*model, [*points, *unseen], repeats, say)
+  return fit_passes(placed, found[: len(points)], found[len(points) :])
+
+
+def describe(found: Calibration) -> str:
+  """What was fitted, and how wrong it is."""
+  header = ["model", "one", "weights", "K/V", "FLOPs", "p", "ms a layer"]
+  header += ["points", "rms", "formula alone", "held out", "worst"]
+  lines = []
+  for name, fit in found.fits.items():
+    e = fit.efficiency
+    lines.append(
+      [
+        name,
+        *(f"{x:.0%}" for x in (e.one, e.weights, e.kv, e.flops)),
+        f"{e.p:.2f}",
+        f"{1e3 * e.layer_overhead:.3f}",
+        str(fit.in_sample.points),
+        f"{fit.in_sample.rms:.1%}",
+        f"{fit.formula.rms:.1%}",
+        f"{fit.held_out.rms:.1%} of {fit.held_out.points}",
+        f"{fit.held_out.worst:+.1%}",
+      ]
+    )
+  text = columns(header, lines) + "\n\n"
+  header = ["beside the passes, ms", "a round", "a token", "a level", "a guess"]
+  header += ["rounds", "rms", "worst"]
+  lines = []
+  for name, fit in found.beside.items():
+    for kind, one, wrong in (
+      ("", fit.ours, [f"{fit.errors.points}", f"{fit.errors.rms:.1%}"]),
+      ("  plain", fit.plain, ["", ""]),
+    ):
+      values = one.fixed, one.per_token, one.per_level, one.per_guess
+      last = f"{fit.errors.worst:+.1%}" if not kind else ""
+      lines.append(
+        [name + kind, *(f"{1e3 * x:.4f}" for x in values), *wrong, last]
+      )
+  return text + columns(header, lines)

@@ -1,0 +1,333 @@
+"""Runs a list of settings, each with its prediction beside its measurement.
+
+  python scripts/sweep.py --sweep=configs/sweeps/shipped.py --output=runs/sweep
+  python scripts/report.py runs/sweep             # the page
+
+A sweep file's get_config() has `points`, a list of settings (flags of
+generate.py: k, batch, temperature, drafter, draft, exit_layer, acceptance ...),
+`common`, settings of all of them, and `calibrate`, the batches and ks of the
+rounds that the cost model is fitted to, which no point should repeat.
+
+Every setting is calibrated once (runs/sweep/calibration.json): passes and
+rounds are timed and the cost model is fitted to them. Then for every point the
+texts are decoded without a clock, to see how guesses fare (above temperature 0
+with other noise); from that and the calibration comes the prediction. Then
+they are timed, plain and speculative in turns. A line of lines.jsonl is added
+as each point finishes. Killed, the same command goes on and repeats nothing; a
+point that fails is written down, and the others are measured
+(--retry tries it again).
+"""
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+
+import _calibration
+import _decoding
+import _flags
+import _main
+import _rows
+from absl import flags
+from absl.testing import flagsaver
+from ml_collections import config_flags
+from tqdm import tqdm
+
+from specdec import calibrate, measure, provenance, report, run_folder
+from specdec.analysis import metrics, prediction
+from specdec.display import columns
+
+_SWEEP = config_flags.DEFINE_config_file(
+  "sweep", None, "Python file whose get_config() lists the points."
+)
+_BEFORE = set(flags.FLAGS)
+flags.DEFINE_string(
+  "output", None, "Folder of the results; a killed sweep goes on from there."
+)
+flags.DEFINE_integer("context", 64, "Tokens of every prompt.")
+flags.DEFINE_integer("texts", 16, "Prompts, at least as many as a batch has.")
+flags.DEFINE_integer("turns", 3, "How often all texts are timed either way.")
+flags.DEFINE_integer("calibration_repeats", 7, "Timings of a calibration.")
+flags.DEFINE_bool("retry", False, "Try points again that failed before.")
+FLAGS = flags.FLAGS
+flags.adopt_module_key_flags(_flags)  # or --help would leave them out
+_OWN = sorted(set(FLAGS) - _BEFORE)
+# Settings of the whole sweep, which a point may not change.
+_WHOLE = ("output", "context", "texts", "turns", "retry", "config", "json")
+
+
+def settings_of(sweep) -> list[dict]:
+  """Every point, whole.
+
+  Raises:
+    ValueError: there is none, one sets what it may not, or two are the same.
+  """
+  common = dict(sweep.get("common", {}))
+  points = [common | dict(point) for point in sweep.get("points", ())]
+  if not points:
+    raise ValueError("the sweep's get_config() has no points")
+  for point in points:
+    for name in point:
+      if name in _WHOLE or name not in _flags.SHARED:
+        raise ValueError(f"a point of the sweep sets {name!r}; it cannot")
+  keys = [key_of(point) for point in points]
+  for key in keys:
+    if keys.count(key) > 1:
+      raise ValueError(f"the sweep has this point twice: {key}")
+  return points
+
+
+def key_of(point: dict) -> str:
+  return json.dumps(point, sort_keys=True)
+
+
+class Bench:
+  """What points share: models, prompts, plain loops, the calibration."""
+
+  def __init__(self, folder: Path, points: list[dict], rounds: dict):
+    self._path = folder / "calibration.json"
+    self._rounds = rounds
+    self._loaded: tuple | None = None
+    self._plain: dict = {}
+    self.calibration = None
+    if self._path.exists():
+      self.calibration = _calibration.read(self._path)
+    self._most = (
+      max(point.get("batch", 1) for point in points),
+      1 + max(point.get("k", 1) for point in points),
+    )
+
+  def models(self):
+    """Those that the flags name; one pair at a time."""
+    names = FLAGS.target, FLAGS.draft, FLAGS.dtype, FLAGS.random_weights
+    if not (self._loaded and self._loaded[0] == names):
+      self._loaded, self._plain = None, {}
+      models = _decoding.load(FLAGS.context + FLAGS.max_new_tokens)
+      count = max(FLAGS.texts, *self._rounds["batch"])
+      rows = _rows.make_rows(models.target, count, FLAGS.context)
+      self._loaded = names, models, rows
+    return self._loaded[1:]
+
+  def pair(self, say):
+    """The calibrated pair of these flags; timed now where it is not known."""
+    models, rows = self.models()
+    if not (self.calibration and _calibration.knows(self.calibration)):
+      ks = self._rounds["k"]
+      self.calibration = _calibration.timed(
+        models,
+        rows,
+        self._rounds["batch"],
+        ks,
+        FLAGS.context + FLAGS.max_new_tokens + max(ks) + 1,
+        self.calibration,
+        FLAGS.calibration_repeats,
+        self._most,
+        say,
+      )
+      _calibration.write(self._path, self.calibration)
+    return _calibration.pair_of(models, self.calibration)
+
+  def session(self, k: int, batch: int):
+    """Of these flags, with a plain loop that was compiled once."""
+    models, _ = self.models()
+    made = _decoding.make_session(models, k, batch, FLAGS.context, ())
+    place = batch, FLAGS.temperature, FLAGS.top_k, FLAGS.top_p
+    if place in self._plain:
+      made.share_plain(self._plain[place])
+    made.compile(plain=True)
+    self._plain[place] = made
+    return made
+
+
+def measured(bench: Bench, say) -> dict:
+  """A point's line: the flags say which."""
+  k, batch = _flags.single("k"), _flags.single("batch")
+  pair = bench.pair(say)
+  models, rows = bench.models()
+  rows = rows[: FLAGS.texts]
+  _decoding.check_memory(
+    [model.config for model in models if model],
+    FLAGS.context + FLAGS.max_new_tokens,
+  )
+  say("compiling")
+  session = bench.session(k, batch)
+  session.warm_up(rows[:batch])
+  batches = [range(i, i + batch) for i in range(0, len(rows), batch)]
+
+  def decode(members, turn: int, plain: bool):
+    some = [rows[i] for i in members]
+    numbers = [i + turn * len(rows) for i in members]
+    return session.complete(some, numbers, plain)
+
+  say("counting")
+  # What is timed below has the numbers from 0 on.
+  unseen = range(FLAGS.turns, 2 * FLAGS.turns) if FLAGS.temperature else (0,)
+  found = prediction.observed(
+    [[decode(some, turn, False).stats for some in batches] for turn in unseen]
+  )
+  slots = calibrate.slots_of(session, False)
+  predicted = prediction.predict(
+    pair, found, batch, slots, FLAGS.max_new_tokens
+  )
+  say("timing")
+  done = []
+  load = provenance.load()
+  for turn in range(FLAGS.turns):
+    for number, some in enumerate(batches):
+      order = (False, True) if (turn + number) % 2 == 0 else (True, False)
+      pieces = {plain: decode(some, turn, plain) for plain in order}
+      done.append((pieces[False], pieces[True]))
+
+  def column(who: int, what):
+    return [what(pieces[who]) for pieces in done]
+
+  def tokens(one):
+    return sum(map(len, one.texts))
+
+  run = report.Run(
+    "all",
+    k,
+    session.drafter.spec.max_nodes,
+    batch,
+    metrics.acceptance(column(0, lambda one: one.stats)),
+    metrics.speed(
+      column(0, tokens),
+      column(0, lambda one: one.seconds),
+      column(1, tokens),
+      column(1, lambda one: one.seconds),
+      column(0, lambda one: one.prefill_seconds),
+      column(1, lambda one: one.prefill_seconds),
+    ),
+    None,
+  )
+  check(pair, run, done, slots)
+  return {
+    "run": run.document(),
+    "drafter": _decoding.describe_drafter(),
+    "caveats": _decoding.caveats(),
+    "prediction": dataclasses.asdict(predicted),
+    "observed": {"survival": found.pooled, "wide": found.wide},
+    "context": slots,
+    "load": load,
+    "date": provenance.now(),
+  }
+
+
+def check(pair, run, done, slots: int) -> None:
+  """Refuses times that the machine's bandwidth forbids."""
+  for who, nodes in ((0, run.nodes), (1, 1)):
+    rounds = sum(int(pieces[who].stats.widths.sum()) for pieces in done)
+    seconds = sum(pieces[who].seconds for pieces in done) / rounds
+    weights = pair.target.cost(1, 1, 0)
+    size = sum(t.bytes for t in weights.terms if t.name != "logits")
+    chip = pair.target.chip
+    measure.check_possible(
+      f"a round of {run.batch} x {nodes} tokens",
+      seconds,
+      int(size),
+      1.5 * chip.read_bandwidth(size),
+    )
+
+
+def table(lines: list[dict]) -> str:
+  """A line for every point that was measured."""
+  header = ["drafter", "rule", "T", "batch", "k", "tokens/round", "predicted"]
+  header += ["measured", "measured/predicted"]
+  found = []
+  for line in lines:
+    point, run = line["point"], line["run"]
+    speed = metrics.Estimate(**run["speed"]["speedup"])
+    said = line["prediction"]["speedup"]
+    found.append(
+      [
+        line["drafter"],
+        point.get("acceptance", "coupled"),
+        f"{point.get('temperature', 0):g}",
+        str(run["batch"]),
+        str(run["k"]),
+        f"{run['acceptance']['tokens_per_pass']['value']:.2f}",
+        f"{said:.2f}",
+        str(speed),
+        f"{speed.value / said:.2f}",
+      ]
+    )
+  return columns(header, found)
+
+
+def sweep() -> None:
+  """Every point that is not yet in the folder."""
+  if not _SWEEP.value:
+    raise ValueError("give --sweep=configs/sweeps/NAME.py, the list of points")
+  if not FLAGS.output:
+    raise ValueError("give --output, a folder for the results")
+  points = settings_of(_SWEEP.value)
+  rounds = {
+    name: tuple(_SWEEP.value.get("calibrate", {}).get(name, usual))
+    for name, usual in (("batch", (1, 3)), ("k", (2, 5)))
+  }
+  for point in points:  # all of them, before anything long begins
+    with flagsaver.flagsaver(**flags_of(point)):
+      _flags.settle(_OWN)
+      if FLAGS.texts % _flags.single("batch"):
+        raise ValueError(
+          f"--texts={FLAGS.texts} is no multiple of the batch "
+          f"{_flags.single('batch')}"
+        )
+  folder = Path(FLAGS.output)
+  whole = {name: FLAGS[name].value for name in ("context", "texts", "turns")}
+  run_folder.claim(folder, whole | {"calibrate": rounds})
+  lines = run_folder.Lines(folder / "lines.jsonl")
+  for broken in lines.broken:
+    print(f"skipped: {broken}", file=sys.stderr)
+  done = {
+    key_of(line["point"])
+    for line in lines.entries
+    if "run" in line or ("error" in line and not FLAGS.retry)
+  }
+  left = [point for point in points if key_of(point) not in done]
+  bench = Bench(folder, points, rounds)
+  if not (folder / "header.json").exists():
+    header = _decoding.header(_OWN)
+    run_folder.replace_text(folder / "header.json", json.dumps(header) + "\n")
+  with tqdm(
+    total=len(points), initial=len(points) - len(left), unit="point"
+  ) as progress:
+    for point in left:
+      name = " ".join(f"{key}={value}" for key, value in point.items())
+      try:
+        with flagsaver.flagsaver(**flags_of(point)):
+          _flags.settle(_OWN)
+          found = measured(bench, progress.set_postfix_str)
+      except Exception as error:  # the others must not suffer
+        found = {"error": f"{type(error).__name__}: {error}"}
+        tqdm.write(f"failed: {name}: {error}", file=sys.stderr)
+      lines.append({"point": point, **found})
+      progress.update()
+  lines.close()
+  wanted = {key_of(point) for point in points}
+  measured_lines = {
+    key_of(line["point"]): line
+    for line in lines.entries
+    if "run" in line and key_of(line["point"]) in wanted
+  }
+  print(table(list(measured_lines.values())))
+  failed = len(points) - len(measured_lines)
+  if failed:
+    print(f"{failed} points failed; {folder}/lines.jsonl says why")
+
+
+def flags_of(point: dict) -> dict:
+  """A point's values as flags have them."""
+  values = dict(point)
+  for name in ("k", "batch"):
+    if name in values:
+      values[name] = _flags.parse_integers(values[name])
+  return values
+
+
+main = _main.main_of(
+  "sweep", sweep, interrupted="stopped; the same command goes on from here"
+)
+
+if __name__ == "__main__":
+  _main.start(main)

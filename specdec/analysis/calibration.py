@@ -1,0 +1,277 @@
+"""What a machine makes of the cost model, fitted to timed passes and rounds.
+
+A pass: efficiencies, an overhead, the norm that combines moving and computing,
+then a factor for how its kernels like a number of tokens. A round: what is
+beside its passes. Every fit says how wrong it is, on the points that it saw and
+on points that it did not.
+"""
+
+import dataclasses
+import json
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from scipy import optimize
+
+from specdec.analysis import chips
+from specdec.analysis.cost import Efficiency, Placed
+from specdec.analysis.hardware import Hardware
+from specdec.analysis.pairs import NOTHING, Beside, Pair
+
+_FORMAT = "specdec/calibration/1"
+_SHARES = ("one", "weights", "kv", "flops")
+
+
+class PassTime(NamedTuple):
+  """A pass that was timed."""
+
+  batch: int
+  tokens: int
+  context: int  # slots that attention reads
+  seconds: float
+
+
+class RoundTime(NamedTuple):
+  """A round of k guesses that was timed."""
+
+  batch: int
+  k: int
+  context: int
+  seconds: float
+
+
+class Errors(NamedTuple):
+  """Predicted over measured, less 1."""
+
+  rms: float
+  worst: float
+  points: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Fit:
+  """A model's passes on one machine."""
+
+  efficiency: Efficiency
+  in_sample: Errors
+  formula: Errors  # the same without the factors by tokens
+  held_out: Errors
+
+
+def errors(predicted: Sequence[float], measured: Sequence[float]) -> Errors:
+  """Of some predictions."""
+  if not len(measured):
+    return Errors(0.0, 0.0, 0)
+  off = np.asarray(predicted) / np.asarray(measured) - 1
+  worst = float(off[np.argmax(np.abs(off))])
+  return Errors(float(np.sqrt(np.mean(off**2))), worst, len(off))
+
+
+def predict(placed: Placed, point: PassTime) -> float:
+  """Seconds of that pass."""
+  return placed.cost(point.batch, point.tokens, point.context).seconds
+
+
+def fit_passes(
+  placed: Placed,
+  points: Sequence[PassTime],
+  held_out: Sequence[PassTime] = (),
+) -> Fit:
+  """The efficiency that explains some passes of a model best.
+
+  Args:
+    placed: the model on a chip; its efficiency is not read.
+    points: of one token in all, and of several, with two contexts or more.
+    held_out: more, by which the fit is judged and not made.
+
+  Raises:
+    ValueError: there are too few points, or one took no time.
+  """
+  if len(points) < 6:
+    raise ValueError(f"{len(points)} passes; a calibration needs 6 or more")
+  if min(p.seconds for p in (*points, *held_out)) <= 0:
+    raise ValueError("a pass took no time")
+  measured = np.array([p.seconds for p in points])
+  least = float(measured.min())
+
+  def made(x) -> Placed:
+    shares = dict(zip(_SHARES, map(float, np.exp(x[:4]))))
+    # On a CPU or GPU it is launching kernels, so layers share it.
+    overhead = least * float(x[4]) / (placed.end - placed.start)
+    chosen = Efficiency(**shares, p=1 + float(x[5]), layer_overhead=overhead)
+    return dataclasses.replace(placed, efficiency=chosen)
+
+  usual = np.array([-0.7, -1.0, -1.5, -0.7, 0.1, 0.5])
+
+  def residuals(x):
+    model = made(x)
+    off = np.log([predict(model, p) for p in points] / measured)
+    return np.concatenate([off, 0.02 * (x - usual)])  # where points say nothing
+
+  # Slightly more than the bandwidth is a cache that still holds some weights.
+  low = [math.log(0.005)] * 4 + [0.0, 0.0]
+  high = [math.log(1.5)] * 4 + [0.95, 8.0]
+  starts = [[*usual[:5], p] for p in (0.1, 1.5)]
+  found = min(
+    (
+      optimize.least_squares(
+        residuals, start, bounds=(low, high), loss="soft_l1", f_scale=0.1
+      )
+      for start in starts
+    ),
+    key=lambda result: result.cost,
+  )
+  formula = made(found.x)
+  rows = _factors(formula, points)
+  chosen = dataclasses.replace(formula.efficiency, rows=rows)
+  final = dataclasses.replace(placed, efficiency=chosen)
+
+  def wrong(model, some):
+    return errors([predict(model, p) for p in some], [p.seconds for p in some])
+
+  return Fit(
+    chosen,
+    wrong(final, points),
+    wrong(formula, points),
+    wrong(final, held_out),
+  )
+
+
+def _factors(
+  formula: Placed, points: Sequence[PassTime]
+) -> tuple[tuple[float, float], ...]:
+  """Upon the products' time for every number of tokens that was timed."""
+  doubled = dataclasses.replace(
+    formula,
+    efficiency=dataclasses.replace(formula.efficiency, rows=((1, 2.0),)),
+  )
+  by_tokens: dict[int, list[float]] = {}
+  for point in points:
+    once = predict(formula, point)
+    products = predict(doubled, point) - once
+    factor = (point.seconds - once + products) / products
+    by_tokens.setdefault(point.batch * point.tokens, []).append(factor)
+  return tuple(
+    (tokens, float(np.clip(np.median(found), 0.1, 10.0)))
+    for tokens, found in sorted(by_tokens.items())
+  )
+
+
+@dataclasses.dataclass(frozen=True)
+class RoundFit:
+  """What rounds of a setting take beside their passes.
+
+  Attributes:
+    ours, plain: of speculative and of plain ones.
+    errors: of all of them, whole rounds.
+  """
+
+  ours: Beside
+  plain: Beside
+  errors: Errors
+
+
+def fit_beside(pair: Pair, rounds: Sequence[RoundTime]) -> RoundFit:
+  """What its rounds take beside their passes, nothing of it negative.
+
+  Args:
+    rounds: of k = 0, plain decoding, and of others.
+  """
+  pair = dataclasses.replace(pair, beside=NOTHING, plain_beside=NOTHING)
+
+  def fit(some: list[RoundTime], columns) -> np.ndarray:
+    if not some:
+      return np.zeros(len(columns(1, 0)))
+    left = [
+      max(0.0, r.seconds - pair.round(r.batch, r.k, r.context).seconds)
+      for r in some
+    ]
+    weights = np.array([1 / r.seconds for r in some])  # relative errors count
+    matrix = np.array([columns(r.batch, r.k) for r in some], float)
+    scale = matrix.max(axis=0)
+    found, _ = optimize.nnls(
+      weights[:, None] * matrix / scale, weights * np.array(left)
+    )
+    return found / scale
+
+  plain = fit([r for r in rounds if not r.k], lambda b, k: (1, b))
+  ours = fit(
+    [r for r in rounds if r.k], lambda b, k: (1, b * (k + 1), k, b * k)
+  )
+  found = Beside(*map(float, ours)), Beside(*map(float, plain))
+  final = dataclasses.replace(pair, beside=found[0], plain_beside=found[1])
+  predicted = [final.round(r.batch, r.k, r.context).seconds for r in rounds]
+  return RoundFit(*found, errors(predicted, [r.seconds for r in rounds]))
+
+
+@dataclasses.dataclass(frozen=True)
+class Calibration:
+  """A machine, and what was fitted on it.
+
+  Attributes:
+    fits: by model.
+    beside: by setting (models, drafter, rule, whether it samples).
+  """
+
+  hardware: Hardware
+  fits: dict[str, Fit] = dataclasses.field(default_factory=dict)
+  beside: dict[str, RoundFit] = dataclasses.field(default_factory=dict)
+
+  def place(self, name: str, placed: Placed) -> Placed:
+    """A model on this machine, as efficient as it was found to be.
+
+    Raises:
+      ValueError: that model was never timed.
+    """
+    if name not in self.fits:
+      raise ValueError(
+        f"this calibration has no {name!r}; it has: {', '.join(self.fits)}"
+      )
+    chip = chips.of_hardware(self.hardware)
+    fit = self.fits[name]
+    return dataclasses.replace(placed, chip=chip, efficiency=fit.efficiency)
+
+  def to_json(self) -> str:
+    """The text that `from_json` reads."""
+    document = {"format": _FORMAT, **dataclasses.asdict(self)}
+    for fit in document["fits"].values():
+      if math.isinf(fit["efficiency"]["p"]):
+        fit["efficiency"]["p"] = None
+    return json.dumps(document, indent=1, allow_nan=False) + "\n"
+
+  @classmethod
+  def from_json(cls, text: str) -> "Calibration":
+    """An equal one.
+
+    Raises:
+      ValueError: the text is anything else.
+    """
+    try:
+      document = json.loads(text)
+      if document.pop("format") != _FORMAT:
+        raise ValueError("not the text of a calibration")
+      return cls(
+        Hardware.from_json(json.dumps(document["hardware"])),
+        {name: _fit(found) for name, found in document["fits"].items()},
+        {name: _beside(one) for name, one in document["beside"].items()},
+      )
+    except (AttributeError, KeyError, TypeError) as error:
+      raise ValueError(f"not the text of a calibration: {error}") from error
+
+
+def _fit(document: dict) -> Fit:
+  found = dict(document["efficiency"])
+  found["rows"] = tuple((m, factor) for m, factor in found["rows"])
+  found["p"] = math.inf if found["p"] is None else found["p"]
+  told = {
+    name: Errors(*document[name])
+    for name in ("in_sample", "formula", "held_out")
+  }
+  return Fit(Efficiency(**found), **told)
+
+
+def _beside(document: dict) -> RoundFit:
+  pair = (Beside(**document[name]) for name in ("ours", "plain"))
+  return RoundFit(*pair, Errors(*document["errors"]))

@@ -1,0 +1,138 @@
+"""What a run should measure: seconds of given texts, both ways.
+
+Inputs are a calibrated pair and what became of the guesses in another run.
+Invariant: no time of the run that is predicted enters.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from specdec.analysis import speedup
+from specdec.analysis.pairs import Pair, Round
+from specdec.types import Stats
+
+
+@dataclasses.dataclass(frozen=True)
+class Observed:
+  """How guesses fared, text by text.
+
+  Attributes:
+    survival: [texts][k] share of a text's rounds that kept guesses 1 .. i.
+    wide: share of a batch's rounds that verified guesses at all.
+  """
+
+  survival: tuple[tuple[float, ...], ...]
+  wide: float
+
+  @property
+  def pooled(self) -> tuple[float, ...]:
+    """[k] of all texts."""
+    return tuple(np.mean(self.survival, axis=0).tolist())
+
+
+def observed(runs: Sequence[Sequence[Stats]]) -> Observed:
+  """Of the same texts decoded once or several times.
+
+  Args:
+    runs: of each repetition its batches' counts, NumPy, in one order.
+  """
+
+  def column(name):
+    return sum(
+      np.concatenate([np.asarray(getattr(s, name), float) for s in batches])
+      for batches in runs
+    )
+
+  drafted, accepted = column("drafted"), column("accepted")  # [texts, k]
+  rounds = column("rounds")[:, None]
+  kept = accepted / np.maximum(drafted, 1)
+  # Positions without room, near the end of a text, were not drafted either:
+  # how often there was a guess at all is told by the first position.
+  if drafted.shape[1]:
+    kept = kept * (drafted[:, :1] / np.maximum(rounds, 1))
+  kept = np.minimum.accumulate(np.clip(kept, 0, 1), axis=1)
+  widths = sum(np.asarray(s.widths, float) for run in runs for s in run)
+  wide = 1.0 if len(widths) == 1 else float(1 - widths[0] / widths.sum())
+  return Observed(tuple(map(tuple, kept.tolist())), wide)
+
+
+@dataclasses.dataclass(frozen=True)
+class Prediction:
+  """Of a setting.
+
+  Attributes:
+    tokens: of a round, all texts together.
+    round_seconds, plain_round_seconds: one with guesses (of a batch's rounds
+      with and without, the mean), one of plain decoding.
+    seconds, plain_seconds: of the texts, each batch until its last row ends.
+    speedup: their quotient.
+  """
+
+  tokens: float
+  round_seconds: float
+  plain_round_seconds: float
+  seconds: float
+  plain_seconds: float
+  speedup: float
+
+
+def mean_round(pair: Pair, batch: int, k: int, context: int, wide: float):
+  """Seconds of a round of which a share `wide` has guesses."""
+  full = pair.round(batch, k, context).seconds
+  if wide == 1:
+    return full
+  return wide * full + (1 - wide) * pair.idle_round(batch, context).seconds
+
+
+def predict(
+  pair: Pair, found: Observed, batch: int, context: int, tokens: int
+) -> Prediction:
+  """Texts of so many new tokens, decoded `batch` at a time in their order."""
+  k = len(found.survival[0])
+  texts = [
+    found.survival[i : i + batch] for i in range(0, len(found.survival), batch)
+  ]
+  rounds = sum(speedup.rounds_of_batch(some, tokens) for some in texts)
+  of_round = mean_round(pair, batch, k, context, found.wide)
+  plain_round = pair.plain(batch, context).seconds
+  plain = len(texts) * tokens * plain_round
+  alone = sum(speedup.rounds_of_batch([one], tokens) for one in found.survival)
+  return Prediction(
+    len(found.survival) * tokens / alone,
+    of_round,
+    plain_round,
+    rounds * of_round,
+    plain,
+    plain / (rounds * of_round),
+  )
+
+
+def explain(found: Round) -> list[list[str]]:
+  """Lines of a table: part, times, term, MB, GFLOP, MB sent, ms."""
+  lines = []
+  for name, times, cost in found.parts:
+    lines.append(
+      _line(name, times, "", cost.bytes, cost.flops, cost.sent, cost.seconds)
+    )
+    for term in cost.terms:
+      if term.seconds or term.bytes:
+        lines.append(_line("", 0, term.name, *term[1:]))
+  lines.append(_line("beside the passes", 1, "", 0, 0, 0, found.beside))
+  return lines
+
+
+def _line(part, times, term, size, flops, sent, seconds) -> list[str]:
+  def number(value, unit):
+    return f"{value / unit:.3g}" if value else ""
+
+  return [
+    part,
+    str(times) if times else "",
+    term,
+    number(size, 1e6),
+    number(flops, 1e9),
+    number(sent, 1e6),
+    f"{1e3 * seconds:.4g}",
+  ]
