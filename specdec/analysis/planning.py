@@ -156,27 +156,32 @@ class Throughput(NamedTuple):
   """Decoding with as many rows as fit."""
 
   batch: int
+  k: int
   tokens_per_second: float
   seconds_per_token: float  # of a row
 
 
 def at_equal_memory(
-  pair: Pair, slots: float, survival: Sequence[float]
+  pair: Pair, slots: float, survival, most: int = 16
 ) -> tuple[Throughput, Throughput]:
-  """(speculative, plain), each with its own largest batch.
+  """(with the drafter in memory, without), each with its own largest batch and
+  the k that decodes fastest there.
 
   Raises:
     ValueError: not even one row fits.
   """
   alone = dataclasses.replace(pair, draft=None, exit_layer=None)
   found = []
-  for who, known in ((pair, survival), (alone, ())):
+  for who in (pair, alone):
     batch = largest_batch(who, slots)
     if not batch:
       who.check_memory(1, slots)
-    seconds = pair.round(batch, len(known), slots).seconds
-    tokens = speedup.expected_tokens(known)
-    found.append(Throughput(batch, batch * tokens / seconds, seconds / tokens))
+    best = Best(0, 1.0, 1.0)
+    if who is pair:
+      best = best_k(pair, batch, slots, survival, most)
+    seconds = who.round(batch, best.k, slots).seconds
+    rate = batch * best.tokens / seconds
+    found.append(Throughput(batch, best.k, rate, seconds / best.tokens))
   return found[0], found[1]
 
 

@@ -10,8 +10,9 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 from matplotlib import ticker
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+
+from specdec.analysis import canvas
 
 ALL = "all"  # the group of everything, drawn last and emphasised
 
@@ -29,14 +30,6 @@ _CHILDREN = {
   "without_replacement": "without replacement",
   "point_mass": "likeliest children",
 }
-# After Okabe and Ito, for the colour-blind; without yellow, too pale on white.
-_COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
-_LINES = ("-", "--", ":", "-.")
-_MARKERS = "os^DvP<X>*hpd"
-_BARS = {"capsize": 2, "elinewidth": 1}
-_RED = "#B22222"
-_GRAY = "#767676"
-_WIDTH = 8.3  # inches, 100 pixels of a README each: 10 points are 14 pixels
 
 
 def by_group(
@@ -133,7 +126,7 @@ def _bars(curves, title, caveats) -> Figure:
   curves = _ascending(curves, "k")
   labels = [_wrap(label) for label in curves]
   places = np.arange(len(labels))
-  figure, panels = _figure(_height(curves), title, caveats, 2)
+  figure, panels = canvas.figure(_height(curves), title, caveats, 2)
   for axes, quantity in zip(panels, _QUANTITIES):
     values, errors = _columns([run for [run] in curves.values()], quantity)
     axes.barh(
@@ -141,8 +134,8 @@ def _bars(curves, title, caveats) -> Figure:
       values,
       height=0.7,
       xerr=errors,
-      color=["black" if label == ALL else _COLORS[0] for label in curves],
-      error_kw=_BARS | {"ecolor": _GRAY, "elinewidth": 1.5},
+      color=["black" if label == ALL else canvas.COLORS[0] for label in curves],
+      error_kw=canvas.BARS | {"ecolor": canvas.GRAY, "elinewidth": 1.5},
     )
     ends = values + np.nan_to_num(errors)
     for place, value, end in zip(places, values, ends):
@@ -156,7 +149,7 @@ def _bars(curves, title, caveats) -> Figure:
           fontsize=9,
           bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5},
         )
-    axes.axvline(1, color=_GRAY, linewidth=1, linestyle="--", zorder=1.5)
+    axes.axvline(1, color=canvas.GRAY, linewidth=1, linestyle="--", zorder=1.5)
     axes.set_xlim(0, 1.2 * np.max(np.nan_to_num(ends), initial=1))
     axes.set_ylim(len(labels) - 0.5, -0.5)  # downwards
     axes.xaxis.set_major_formatter(ticker.FormatStrFormatter("%g"))
@@ -171,21 +164,23 @@ def _bars(curves, title, caveats) -> Figure:
 def _over_k(curves, title, caveats) -> Figure:
   curves = _ascending(curves, "k")
   height = max(3.8, _height(curves))
-  figure, panels = _figure(height, title, caveats, 2)
+  figure, panels = canvas.figure(height, title, caveats, 2)
   panels[1].sharex(panels[0])
   for axes, quantity in zip(panels, _QUANTITIES):
-    axes.axhline(1, color=_GRAY, linewidth=1, linestyle="--", zorder=0.5)
+    axes.axhline(1, color=canvas.GRAY, linewidth=1, linestyle="--", zorder=0.5)
     for i, (label, runs) in enumerate(curves.items()):
       values, errors = _columns(runs, quantity)
       ks = [run["k"] for run in runs]
       style = _style(i, label)
-      axes.errorbar(ks, values, errors, label=_wrap(label), **style, **_BARS)
+      axes.errorbar(
+        ks, values, errors, label=_wrap(label), **style, **canvas.BARS
+      )
     axes.xaxis.set_major_locator(
       ticker.MaxNLocator(10, integer=True, min_n_ticks=1)
     )
     axes.set_xlabel("k, drafted tokens a round")
     axes.set_ylabel(quantity[-1])
-  _legend(panels[-1])
+  canvas.legend(panels[-1])
   return figure
 
 
@@ -203,7 +198,7 @@ def _over_sizes(runs, title, caveats) -> Figure:
 
   shapes, rules, kinds = order("shape"), order("rule"), order("siblings")
   rows = [row for row in (True, False) if row in order("lossless")]
-  figure, panels = _figure(4.6 * len(rows), title, caveats, 2, len(rows))
+  figure, panels = canvas.figure(4.6 * len(rows), title, caveats, 2, len(rows))
   for lossless, pair in zip(rows, zip(panels[::2], panels[1::2])):
     curves: dict[tuple, list[dict]] = {}
     for run, found in points:
@@ -219,20 +214,22 @@ def _over_sizes(runs, title, caveats) -> Figure:
           values,
           errors,
           label=f"{shape}, {rule}\n{_CHILDREN[siblings]}".strip(),
-          color=_COLORS[shapes.index(shape) % len(_COLORS)],
-          marker=_MARKERS[rules.index(rule) % len(_MARKERS)],
-          linestyle=_LINES[kinds.index(siblings) % len(_LINES)],
+          color=canvas.COLORS[shapes.index(shape) % len(canvas.COLORS)],
+          marker=canvas.MARKERS[rules.index(rule) % len(canvas.MARKERS)],
+          linestyle=canvas.LINES[kinds.index(siblings) % len(canvas.LINES)],
           markersize=5,
-          **_BARS,
+          **canvas.BARS,
         )
       axes.set_xscale("log", base=2)
       axes.xaxis.set_major_formatter(ticker.FormatStrFormatter("%g"))
       axes.set_xlabel("guesses of a round")
       axes.set_ylabel(quantity[-1])
     pair[0].set_ylim(bottom=0)
-    pair[1].axhline(1, color=_GRAY, linewidth=1, linestyle="--", zorder=0.5)
+    pair[1].axhline(
+      1, color=canvas.GRAY, linewidth=1, linestyle="--", zorder=0.5
+    )
     pair[0].set_title("lossless" if lossless else "lossy", loc="left")
-    _legend(pair[1])
+    canvas.legend(pair[1])
   return figure
 
 
@@ -241,19 +238,19 @@ def _passes(entries, title) -> Figure:
   for entry in entries:
     curves.setdefault(f"batch {entry['batch']}", []).append(entry)
   curves = _ascending(curves, "tokens")
-  figure, [axes] = _figure(3.8, title, (), 1)
+  figure, [axes] = canvas.figure(3.8, title, (), 1)
   for i, (label, found) in enumerate(curves.items()):
     tokens = [entry["tokens"] for entry in found]
     median = np.array([1e3 * entry["seconds"]["median"] for entry in found])
     low, high = 1e3 * np.array([e["seconds"]["quartiles"] for e in found]).T
     style = _style(i, label) | {"linestyle": "-"}  # dashes are the roof's
     bars = (median - low, high - median)
-    axes.errorbar(tokens, median, bars, label=label, **style, **_BARS)
+    axes.errorbar(tokens, median, bars, label=label, **style, **canvas.BARS)
     roof = [1e3 * entry["roof_seconds"] for entry in found]
     axes.plot(tokens, roof, **style | {"linestyle": "--", "markersize": 3})
   roof = "roof: bytes over\nbandwidth or\nFLOPs over their\nrate, the longer"
   # Another errorbar, for a legend lists those after all plain lines.
-  axes.errorbar([], [], linestyle="--", color=_GRAY, label=roof)
+  axes.errorbar([], [], linestyle="--", color=canvas.GRAY, label=roof)
   axes.set_xscale("log", base=2)
   axes.set_yscale("log")
   axes.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
@@ -262,26 +259,8 @@ def _passes(entries, title) -> Figure:
     axis.set_minor_formatter(ticker.NullFormatter())
   axes.set_xlabel("n, tokens of each row in a pass")
   axes.set_ylabel("time of a pass, milliseconds")
-  _legend(axes)
+  canvas.legend(axes)
   return figure
-
-
-def _figure(
-  height, title, caveats, columns, rows=1
-) -> tuple[Figure, list[Axes]]:
-  """A figure and its empty panels; room for title and caveats comes on top."""
-  title = textwrap.fill(title, 80)
-  caveats = [textwrap.fill(f"beware: {caveat}", 105) for caveat in caveats]
-  height += 0.2 * sum(1 + text.count("\n") for text in (title, *caveats))
-  figure = Figure(figsize=(_WIDTH, height), dpi=150, layout="constrained")
-  figure.get_layout_engine().set(w_pad=0.08, h_pad=0.08, wspace=0.04)
-  figure.suptitle(title, fontsize=11.5)
-  if caveats:
-    figure.supxlabel("\n".join(caveats), fontsize=9, color=_RED)
-  panels = list(figure.subplots(rows, columns, squeeze=False).ravel())
-  for axes in panels:
-    axes.spines[["top", "right"]].set_visible(False)
-  return figure, panels
 
 
 def _height(labels: Iterable[str]) -> float:
@@ -289,24 +268,13 @@ def _height(labels: Iterable[str]) -> float:
   return 1.1 + sum(0.29 + 0.17 * _wrap(label).count("\n") for label in labels)
 
 
-def _legend(axes: Axes) -> None:
-  axes.legend(
-    loc="upper left",
-    bbox_to_anchor=(1.02, 1),  # outside
-    borderaxespad=0,
-    frameon=False,
-    fontsize=9,
-    handlelength=3,
-  )
-
-
 def _style(i: int, label: str) -> dict:
   if label == ALL:  # beneath the thinner lines, so that it hides none
     return {"color": "black", "marker": "o", "linewidth": 4, "zorder": 1.9}
   return {
-    "color": _COLORS[i % len(_COLORS)],
-    "linestyle": _LINES[i // len(_COLORS) % len(_LINES)],
-    "marker": _MARKERS[i % len(_MARKERS)],
+    "color": canvas.COLORS[i % len(canvas.COLORS)],
+    "linestyle": canvas.LINES[i // len(canvas.COLORS) % len(canvas.LINES)],
+    "marker": canvas.MARKERS[i % len(canvas.MARKERS)],
     "markersize": 5,
   }
 
