@@ -9,7 +9,9 @@ setup(
   license="Apache-2.0",
   python_requires=">=3.11",
   packages=find_packages(include=["specdec", "specdec.*"]),
-  package_data={"specdec": ["page.html", "shipped/*", "shipped/*/*"]},
+  package_data={
+    "specdec": ["page.html", "report_page.html", "shipped/*", "shipped/*/*"]
+  },
   install_requires=[
     "jax>=0.10",
     "flax",

@@ -1,5 +1,6 @@
 """A calibrated machine: made by timing, kept in a file, asked for costs."""
 
+import dataclasses
 import functools
 import sys
 from collections.abc import Callable
@@ -12,7 +13,9 @@ from specdec import calibrate, drafters, run_folder
 from specdec.analysis import chips, hardware, shapes
 from specdec.analysis.calibration import (
   Calibration,
-  Fit,
+  PassTime,
+  RoundTime,
+  drift,
   fit_beside,
   fit_passes,
 )
@@ -22,7 +25,7 @@ from specdec.display import columns
 from specdec.models import transformer
 
 FLAGS = flags.FLAGS
-_REPEATS = 7
+_REPEATS = 15
 
 
 def setting() -> str:
@@ -125,27 +128,26 @@ def timed(
   machine = base.hardware if base else hardware.local(progress=say)
   fits = dict(base.fits) if base else {}
   beside = dict(base.beside) if base else {}
-  chip = chips.of_hardware(machine)
-  target, draft = _placed(models, chip)
+  target, draft = _placed(models, chips.of_hardware(machine))
   name, draft_name = _names()
   model = transformer.model(models.target.config)
-  whole = model, models.target.params
   most = most or (max(batches), max(ks) + 1)
-  if name not in fits:
-    fits[name] = _fit(target, whole, *most, context, repeats, say)
-  if draft_name and draft_name not in fits:
+  plans = {name: (target, (model, models.target.params), most)}
+  if draft_name:
+    own = model._replace(
+      apply=functools.partial(model.apply, stop=FLAGS.exit_layer)
+    )
+    own = own, models.target.params
     if FLAGS.drafter == "model":
       own = transformer.model(models.draft.config), models.draft.params
-    else:
-      first = functools.partial(model.apply, stop=FLAGS.exit_layer)
-      own = model._replace(apply=first), models.target.params
-    fits[draft_name] = _fit(draft, own, most[0], 4, context, repeats, say)
-  known = Calibration(machine, fits)
-  bare = Pair(
-    known.place(name, target),
-    draft and known.place(draft_name, draft),
-    FLAGS.exit_layer if FLAGS.drafter == "early_exit" else None,
-  )
+    plans[draft_name] = draft, own, (most[0], 4)
+  groups, kept = [], {}
+  for who, (_, own, shape) in plans.items():
+    points, unseen = calibrate.plan(*shape, context)
+    if who in fits:  # a few, to see how fast the machine runs by now
+      points, unseen = points[::4], []
+    kept[who] = len(points)
+    groups.append(calibrate.passes(*own, [*points, *unseen], say))
 
   def make(batch: int, k: int):
     made = _decoding.drafter(models, k)
@@ -154,15 +156,26 @@ def timed(
     size = len(rows[0])
     return _decoding.session_of(models, made, _decoding.rule(), batch, size, ())
 
-  taken = calibrate.rounds(make, rows, batches, ks, repeats, say)
-  beside[setting()] = fit_beside(bare, taken)
+  groups.append(calibrate.rounds(make, rows, batches, ks, say))
+  say("timing passes and rounds in turns")
+  *passes, taken = calibrate.in_turns(groups, repeats)
+  slower, placed = 1.0, {}
+  for (who, (bare, _, _)), group, seconds in zip(plans.items(), groups, passes):
+    times = [PassTime(*p, float(t)) for p, t in zip(group.points, seconds)]
+    if who not in fits:
+      some, others = times[: kept[who]], times[kept[who] :]
+      fits[who] = fit_passes(bare, some, others)
+    elif who == name:
+      known = dataclasses.replace(bare, efficiency=fits[who].efficiency)
+      slower = drift(known, times)
+    placed[who] = dataclasses.replace(bare, efficiency=fits[who].efficiency)
+  exit_layer = FLAGS.exit_layer if FLAGS.drafter == "early_exit" else None
+  pair = Pair(placed[name], placed.get(draft_name), exit_layer)
+  rounds = [
+    RoundTime(*p, float(t) / slower) for p, t in zip(groups[-1].points, taken)
+  ]
+  beside[setting()] = fit_beside(pair, rounds)
   return Calibration(machine, fits, beside)
-
-
-def _fit(placed, model, batch, tokens, context, repeats, say) -> Fit:
-  points, unseen = calibrate.plan(batch, tokens, context)
-  found = calibrate.passes(*model, [*points, *unseen], repeats, say)
-  return fit_passes(placed, found[: len(points)], found[len(points) :])
 
 
 def describe(found: Calibration) -> str:

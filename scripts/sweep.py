@@ -47,7 +47,7 @@ flags.DEFINE_string(
 flags.DEFINE_integer("context", 64, "Tokens of every prompt.")
 flags.DEFINE_integer("texts", 16, "Prompts, at least as many as a batch has.")
 flags.DEFINE_integer("turns", 3, "How often all texts are timed either way.")
-flags.DEFINE_integer("calibration_repeats", 7, "Timings of a calibration.")
+flags.DEFINE_integer("calibration_repeats", 21, "Timings of a calibration.")
 flags.DEFINE_bool("retry", False, "Try points again that failed before.")
 FLAGS = flags.FLAGS
 flags.adopt_module_key_flags(_flags)  # or --help would leave them out

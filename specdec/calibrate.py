@@ -5,12 +5,12 @@ speed drifts drifts under all of them alike.
 """
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from specdec import cache as kv
 from specdec import measure
-from specdec.analysis.calibration import PassTime, RoundTime
 from specdec.session import Session
 from specdec.types import Model, PyTree
 
@@ -52,26 +52,26 @@ def plan(
   return points, unseen
 
 
+class Timers(NamedTuple):
+  """What is to be timed, compiled already."""
+
+  points: list[tuple[int, int, int]]  # batch; tokens or k; slots
+  timers: list[Callable[[], float]]
+
+
 def passes(
   model: Model,
   params: PyTree,
   points: Sequence[tuple[int, int, int]],
-  repeats: int,
   progress: Progress = lambda _: None,
-) -> list[PassTime]:
-  """Median seconds of every (batch, tokens, context)."""
+) -> Timers:
+  """Passes of every (batch, tokens, context)."""
   timers = []
   for batch, tokens, context in points:
     progress(f"compiling a pass of {batch} x {tokens}")
     shape = batch, tokens, context // 2, context
     timers.append(measure.pass_timer(model, params, *shape))
-  progress("timing passes")
-  found = [[timer() for timer in timers] for _ in range(repeats)]
-  medians = np.median(found, axis=0)
-  return [
-    PassTime(batch, tokens, kv.num_slots(context), float(seconds))
-    for (batch, tokens, context), seconds in zip(points, medians)
-  ]
+  return Timers([(b, n, kv.num_slots(s)) for b, n, s in points], timers)
 
 
 def rounds(
@@ -79,30 +79,38 @@ def rounds(
   rows: Sequence[Sequence[int]],
   batches: Sequence[int],
   ks: Sequence[int],
-  repeats: int,
   progress: Progress = lambda _: None,
-) -> list[RoundTime]:
-  """Median seconds of rounds: plain ones of each batch, and with each k.
+) -> Timers:
+  """Rounds: plain ones of each batch (k = 0), and with each k.
 
   Args:
     make: a session for a batch and a k.
   """
   points, timers = [], []
   for batch in batches:
-    plain: Session | None = None
     for k in ks:
       progress(f"compiling rounds, batch {batch}, k = {k}")
       session = make(batch, k)
-      if plain is None:
-        plain = session
-        timers.append(measure.round_timer(session, rows[:batch], True))
-        points.append((batch, 0, slots_of(session, True)))
-      timers.append(measure.round_timer(session, rows[:batch], False))
-      points.append((batch, k, slots_of(session, False)))
-  progress("timing rounds")
-  found = [[timer() for timer in timers] for _ in range(repeats)]
-  medians = np.median(found, axis=0)
-  return [RoundTime(*p, float(t)) for p, t in zip(points, medians)]
+      for plain in (True, False) if k == ks[0] else (False,):
+        timers.append(measure.round_timer(session, rows[:batch], plain))
+        points.append((batch, 0 if plain else k, slots_of(session, plain)))
+  return Timers(points, timers)
+
+
+def in_turns(groups: Sequence[Timers], repeats: int) -> list[np.ndarray]:
+  """Seconds of everything in every group, timed in turns.
+
+  A turn in which the machine was slow was slow for all: what its times have in
+  common is taken out before the median over turns.
+  """
+  timers = [timer for group in groups for timer in group.timers]
+  logs = np.log([[timer() for timer in timers] for _ in range(repeats)])
+  for _ in range(10):
+    middle = np.median(logs, axis=0)
+    logs -= np.median(logs - middle, axis=1, keepdims=True)
+  seconds = np.exp(np.median(logs, axis=0))
+  ends = np.cumsum([len(group.timers) for group in groups])
+  return np.split(seconds, ends[:-1])
 
 
 def slots_of(session: Session, plain: bool) -> int:

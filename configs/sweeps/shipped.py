@@ -1,6 +1,7 @@
 """The shipped pair: k x batch x temperature.
 
-  python scripts/sweep.py --sweep=configs/sweeps/shipped.py --output=runs/shipped
+  python scripts/sweep.py --sweep=configs/sweeps/shipped.py \\
+    --output=runs/shipped
 
 90 points, about an hour on two CPU cores. What comes out is in docs/results.md.
 """
@@ -25,5 +26,5 @@ def get_config() -> ConfigDict:
     )
   ]
   # Rounds that the cost model is fitted to; no point repeats them.
-  config.calibrate = {"batch": (3, 6, 12), "k": (2, 5, 10)}
+  config.calibrate = {"batch": (3, 6, 12), "k": (2, 5, 8)}
   return config

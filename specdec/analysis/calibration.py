@@ -58,6 +58,7 @@ class Fit:
   in_sample: Errors
   formula: Errors  # the same without the factors by tokens
   held_out: Errors
+  times: tuple[PassTime, ...] = ()  # what was timed, those held out last
 
 
 def errors(predicted: Sequence[float], measured: Sequence[float]) -> Errors:
@@ -72,6 +73,12 @@ def errors(predicted: Sequence[float], measured: Sequence[float]) -> Errors:
 def predict(placed: Placed, point: PassTime) -> float:
   """Seconds of that pass."""
   return placed.cost(point.batch, point.tokens, point.context).seconds
+
+
+def drift(placed: Placed, points: Sequence[PassTime]) -> float:
+  """How much slower than its fit a machine runs now, by passes timed now."""
+  off = [point.seconds / predict(placed, point) for point in points]
+  return float(np.median(off))
 
 
 def fit_passes(
@@ -136,13 +143,19 @@ def fit_passes(
     wrong(final, points),
     wrong(formula, points),
     wrong(final, held_out),
+    (*points, *held_out),
   )
 
 
 def _factors(
   formula: Placed, points: Sequence[PassTime]
 ) -> tuple[tuple[float, float], ...]:
-  """Upon the products' time for every number of tokens that was timed."""
+  """Upon the products' time for every number of tokens that was timed.
+
+  Where its buffers lie makes one program slower than its neighbours by a third
+  at times, as long as it lives: what stands out from both is brought down to
+  the nearer one.
+  """
   doubled = dataclasses.replace(
     formula,
     efficiency=dataclasses.replace(formula.efficiency, rows=((1, 2.0),)),
@@ -153,10 +166,10 @@ def _factors(
     products = predict(doubled, point) - once
     factor = (point.seconds - once + products) / products
     by_tokens.setdefault(point.batch * point.tokens, []).append(factor)
-  return tuple(
-    (tokens, float(np.clip(np.median(found), 0.1, 10.0)))
-    for tokens, found in sorted(by_tokens.items())
-  )
+  many = sorted(by_tokens)
+  found = [float(np.clip(np.median(by_tokens[m]), 0.1, 10.0)) for m in many]
+  inner = [sorted(found[i : i + 3])[1] for i in range(len(found) - 2)]
+  return tuple(zip(many, [found[0], *inner, found[-1]]))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -166,11 +179,13 @@ class RoundFit:
   Attributes:
     ours, plain: of speculative and of plain ones.
     errors: of all of them, whole rounds.
+    times: what was timed.
   """
 
   ours: Beside
   plain: Beside
   errors: Errors
+  times: tuple[RoundTime, ...] = ()
 
 
 def fit_beside(pair: Pair, rounds: Sequence[RoundTime]) -> RoundFit:
@@ -185,8 +200,7 @@ def fit_beside(pair: Pair, rounds: Sequence[RoundTime]) -> RoundFit:
     if not some:
       return np.zeros(len(columns(1, 0)))
     left = [
-      max(0.0, r.seconds - pair.round(r.batch, r.k, r.context).seconds)
-      for r in some
+      r.seconds - pair.round(r.batch, r.k, r.context).seconds for r in some
     ]
     weights = np.array([1 / r.seconds for r in some])  # relative errors count
     matrix = np.array([columns(r.batch, r.k) for r in some], float)
@@ -203,7 +217,8 @@ def fit_beside(pair: Pair, rounds: Sequence[RoundTime]) -> RoundFit:
   found = Beside(*map(float, ours)), Beside(*map(float, plain))
   final = dataclasses.replace(pair, beside=found[0], plain_beside=found[1])
   predicted = [final.round(r.batch, r.k, r.context).seconds for r in rounds]
-  return RoundFit(*found, errors(predicted, [r.seconds for r in rounds]))
+  wrong = errors(predicted, [r.seconds for r in rounds])
+  return RoundFit(*found, wrong, tuple(rounds))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -269,9 +284,11 @@ def _fit(document: dict) -> Fit:
     name: Errors(*document[name])
     for name in ("in_sample", "formula", "held_out")
   }
-  return Fit(Efficiency(**found), **told)
+  times = tuple(PassTime(*time) for time in document["times"])
+  return Fit(Efficiency(**found), **told, times=times)
 
 
 def _beside(document: dict) -> RoundFit:
   pair = (Beside(**document[name]) for name in ("ours", "plain"))
-  return RoundFit(*pair, Errors(*document["errors"]))
+  times = tuple(RoundTime(*time) for time in document["times"])
+  return RoundFit(*pair, Errors(*document["errors"]), times)

@@ -32,10 +32,12 @@ def speedups(
     labels: of the columns' axis and of the rows' axis.
     path: of a file; its suffix decides on the format.
   """
-  _speedups(panels, columns, rows, labels, title, caveats).savefig(path)
+  made = speedups_figure(panels, columns, rows, labels, title, caveats)
+  made.savefig(path)
 
 
-def _speedups(panels, columns, rows, labels, title, caveats) -> Figure:
+def speedups_figure(panels, columns, rows, labels, title, caveats=()) -> Figure:
+  """The figure of `speedups`."""
   height = (0.75 + 0.3 * len(rows)) * len(panels) + 0.3
   made, axes = canvas.figure(height, title, caveats, 1, len(panels))
   values = np.concatenate([np.ravel(v) for v in panels.values()])

@@ -1,0 +1,28 @@
+"""Llama 3.2 1B's shape, random weights, guesses kept at a given rate.
+
+  python scripts/sweep.py --sweep=configs/sweeps/one_billion.py \\
+    --output=runs/one_billion --texts=4 --turns=2
+
+9 points, half an hour on two CPU cores. The text is meaningless; what is
+judged is speed. What comes out is in docs/results.md.
+"""
+
+from ml_collections import ConfigDict
+
+
+def get_config() -> ConfigDict:
+  config = ConfigDict()
+  config.common = {
+    "target": "preset:llama3-1b",
+    "random_weights": True,
+    "drafter": "lookup",
+    "min_ngram": 0,
+    "acceptance": "synthetic",
+    "rates": ["0.8"],
+    "max_new_tokens": 32,
+    "batch": 1,
+  }
+  config.points = [{"k": k} for k in range(9)]
+  # Rounds that the cost model is fitted to; no point repeats them.
+  config.calibrate = {"batch": (2,), "k": (2, 5, 9)}
+  return config

@@ -1,0 +1,29 @@
+"""SmolLM2-135M-Instruct: prompt lookup and early exit, k = 0 to 8, greedy.
+
+  python scripts/sweep.py --sweep=configs/sweeps/smollm2.py \\
+    --output=runs/smollm2 --texts=4 --turns=2 --context=96
+
+18 points, an hour on two CPU cores. What comes out is in docs/results.md.
+"""
+
+from ml_collections import ConfigDict
+
+
+def get_config() -> ConfigDict:
+  config = ConfigDict()
+  config.common = {
+    "target": "smollm2-135m-instruct",
+    "max_new_tokens": 40,
+    "batch": 1,
+  }
+  config.points = [
+    {**drafter, "k": k}
+    for drafter in (
+      {"drafter": "lookup"},
+      {"drafter": "early_exit", "exit_layer": 26},
+    )
+    for k in range(9)
+  ]
+  # Rounds that the cost model is fitted to; no point repeats them.
+  config.calibrate = {"batch": (2,), "k": (2, 5, 9)}
+  return config

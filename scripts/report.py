@@ -1,0 +1,57 @@
+"""Makes one HTML page of one or several sweeps.
+
+  python scripts/report.py runs/sweep                  # runs/sweep/report.html
+  python scripts/report.py --page=all.html runs/a runs/b runs/c/lines.jsonl
+
+Curves and heatmaps of what was predicted and what was measured, acceptance by
+position, a table to sort, the band of measured over predicted, and the batch at
+which speculation stops paying. A line that is broken is named and left out;
+nothing is written but the page.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import _main
+from absl import flags
+
+from specdec import report_page
+from specdec.analysis import sweeps
+
+_PAGE = flags.DEFINE_string(
+  "page", None, "File to write; default report.html in the one folder given."
+)
+
+
+def report(arguments: list[str]) -> None:
+  """The whole run."""
+  if not arguments:
+    raise ValueError("give a folder of scripts/sweep.py, or several")
+  paths = [Path(argument) for argument in arguments]
+  page = _PAGE.value
+  if page is None:
+    if len(paths) > 1 or not paths[0].is_dir():
+      raise ValueError("give --page, the file to write")
+    page = str(paths[0] / "report.html")
+  _main.check_writable("--page", page)
+  found = sweeps.read(paths)
+  for text in found.broken:
+    print(f"skipped: {text}", file=sys.stderr)
+  header = paths[0] / "header.json"
+  known = json.loads(header.read_text()) if header.is_file() else None
+  text = report_page.render(found, known)
+  Path(page).write_text(text, encoding="utf-8")
+  for name, some in sweeps.by_setting(found.lines).items():
+    print(f"{name}: {sweeps.band(some)}")
+  print(f"all: {sweeps.band(found.lines)}")
+  judged = [line for line in found.lines if line["run"]["k"]]
+  if judged:
+    print(f"without k = 0: {sweeps.band(judged)}")
+  print(page)
+
+
+main = _main.main_of("report", report, takes_arguments=True)
+
+if __name__ == "__main__":
+  _main.start(main)

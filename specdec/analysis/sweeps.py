@@ -1,0 +1,138 @@
+"""What a sweep's lines say: settings, the band of measured over predicted.
+
+A line is a point that was measured, with its prediction (scripts/sweep.py).
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+
+class Read(NamedTuple):
+  """Files of lines."""
+
+  lines: list[dict]  # measured points, each once
+  failed: list[dict]  # points that only failed
+  broken: list[str]  # what was skipped, a sentence each
+
+
+def read(paths: Sequence[Path]) -> Read:
+  """Files, or folders with a lines.jsonl; of a point that stands twice, the
+  last that was measured. Nothing is written.
+
+  Raises:
+    ValueError: there is no measured point in any of them.
+  """
+  measured, failed, broken = {}, {}, []
+  for path in paths:
+    file = path / "lines.jsonl" if path.is_dir() else path
+    text = file.read_text(encoding="utf-8")
+    for number, row in enumerate(text.split("\n"), 1):
+      if not row.strip():
+        continue
+      try:
+        line = json.loads(row)
+        key = json.dumps(line["point"], sort_keys=True)
+        if "run" in line:
+          line["run"]["speed"]["speedup"]["value"]
+          line["prediction"]["speedup"]
+          measured[key] = line
+        else:
+          failed[key] = {"point": line["point"], "error": line["error"]}
+      except (ValueError, KeyError, TypeError):
+        broken.append(f"line {number} of {file} is no point of a sweep")
+  if not measured:
+    names = ", ".join(map(str, paths))
+    raise ValueError(f"no measured point in {names}; run scripts/sweep.py")
+  left = [line for key, line in failed.items() if key not in measured]
+  return Read(list(measured.values()), left, broken)
+
+
+def ratio(line: dict) -> float:
+  """Measured over predicted speedup."""
+  return (
+    line["run"]["speed"]["speedup"]["value"] / line["prediction"]["speedup"]
+  )
+
+
+class Band(NamedTuple):
+  """Of some cells, measured over predicted."""
+
+  cells: int
+  within: int  # of them between 0.90 and 1.10
+  least: float
+  median: float
+  largest: float
+
+  def __str__(self) -> str:
+    return (
+      f"{self.within} of {self.cells} cells within 0.90 to 1.10 "
+      f"({self.within / self.cells:.0%}); {self.least:.2f} to "
+      f"{self.largest:.2f}, median {self.median:.2f}"
+    )
+
+
+def band(lines: Sequence[dict]) -> Band:
+  """The band of those points."""
+  found = np.array([ratio(line) for line in lines])
+  # Printed with two digits, so judged with two.
+  rounded = np.round(found, 2)
+  within = int(np.sum((rounded >= 0.9) & (rounded <= 1.1)))
+  spread = np.min(found), np.median(found), np.max(found)
+  return Band(len(found), within, *map(float, spread))
+
+
+def setting(line: dict) -> str:
+  """What but k and batch tells points apart."""
+  point = line["point"]
+  rule = point.get("acceptance", "coupled")
+  temperature = point.get("temperature", 0)
+  target = point.get("target", "")
+  return f"{target}; {line['drafter']}; {rule}; T = {temperature:g}"
+
+
+def by_setting(lines: Sequence[dict]) -> dict[str, list[dict]]:
+  """Points grouped, by k and batch in each."""
+  groups: dict[str, list[dict]] = {}
+  for line in sorted(lines, key=lambda x: (x["run"]["batch"], x["run"]["k"])):
+    groups.setdefault(setting(line), []).append(line)
+  return groups
+
+
+def by_draft(lines: Sequence[dict]) -> dict[str, list[dict]]:
+  """Groups that differ in the draft model alone, two drafts or more."""
+  groups: dict[str, list[dict]] = {}
+  for line in lines:
+    point = line["point"]
+    if point.get("draft"):
+      same = (
+        f"{point.get('target', '')}; {point.get('acceptance', 'coupled')}; "
+        f"T = {point.get('temperature', 0):g}; batch {line['run']['batch']}"
+      )
+      groups.setdefault(same, []).append(line)
+  return {
+    name: found
+    for name, found in groups.items()
+    if len({line["point"]["draft"] for line in found}) > 1
+  }
+
+
+def crossover(lines: Sequence[dict]) -> tuple[int | None, int | None]:
+  """(predicted, measured): the smallest batch of one setting at which no k
+  gains; None where every batch gains."""
+  batches = sorted({line["run"]["batch"] for line in lines})
+
+  def first(gain):
+    for batch in batches:
+      some = [x for x in lines if x["run"]["batch"] == batch and x["run"]["k"]]
+      if some and max(map(gain, some)) <= 1:
+        return batch
+    return None
+
+  return (
+    first(lambda line: line["prediction"]["speedup"]),
+    first(lambda line: line["run"]["speed"]["speedup"]["value"]),
+  )

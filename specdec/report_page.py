@@ -1,0 +1,181 @@
+"""A sweep as one HTML page: curves, heatmaps, a table to sort, the band.
+
+Invariant: one file that asks nothing of the network, and whatever comes from a
+file passes `_escape`.
+"""
+
+import base64
+import hashlib
+import html
+import importlib.resources
+import io
+import string
+from collections.abc import Sequence
+
+from matplotlib.figure import Figure
+
+from specdec.analysis import metrics, sweep_plots, sweeps
+
+_escape = html.escape
+_SCRIPT = """
+for (const button of document.querySelectorAll("th button")) {
+  button.addEventListener("click", () => {
+    const head = button.closest("th"), table = head.closest("table");
+    const up = head.getAttribute("aria-sort") !== "ascending";
+    for (const other of table.querySelectorAll("th"))
+      other.removeAttribute("aria-sort");
+    head.setAttribute("aria-sort", up ? "ascending" : "descending");
+    const key = row => row.cells[head.cellIndex].dataset.value;
+    const rows = [...table.tBodies[0].rows];
+    rows.sort((a, b) => {
+      const x = key(a), y = key(b), order = x - y;
+      return (up ? 1 : -1) * (isNaN(order) ? x.localeCompare(y) : order);
+    });
+    table.tBodies[0].append(...rows);
+  });
+}
+"""
+_COLUMNS = (
+  "setting", "batch", "k", "tokens a round", "predicted", "measured", "error",
+  "measured / predicted", "round, ms", "predicted, ms", "tokens/s", "load",
+)  # fmt: skip
+
+
+def render(found: sweeps.Read, header: dict | None) -> str:
+  """The page.
+
+  Args:
+    header: of the sweep: its command, machine and versions.
+  """
+  lines = found.lines
+  judged = [line for line in lines if line["run"]["k"]]
+  parts = [_head(header), f"<p>{_escape(str(sweeps.band(lines)))}.</p>"]
+  if judged and len(judged) < len(lines):
+    text = f"Without k = 0, which predicts 1: {sweeps.band(judged)}."
+    parts.append(f"<p>{_escape(text)}</p>")
+  parts += [_caveats(lines), _crossovers(lines)]
+  parts.append("<h2>Measured against predicted</h2>")
+  parts.append(_image(sweep_plots.scatter(judged or lines, ""), "scatter"))
+  for name, some in sweeps.by_setting(lines).items():
+    parts.append(f"<h2>{_escape(name)}</h2>")
+    parts.append(f"<p>{_escape(str(sweeps.band(some)))}.</p>")
+    parts.append(_image(sweep_plots.over_k(some, ""), f"{name}: over k"))
+    if len({line["run"]["batch"] for line in some}) > 1:
+      figure = sweep_plots.heatmap(some, "batch", "", "batch, rows")
+      parts.append(_image(figure, f"{name}: over k and batch"))
+  for name, some in sweeps.by_draft(lines).items():
+    figure = sweep_plots.heatmap(some, "draft", "", "draft model")
+    parts.append(f"<h2>By draft: {_escape(name)}</h2>")
+    parts.append(_image(figure, f"{name}: over k and draft"))
+  parts.append("<h2>Acceptance by position</h2>")
+  parts.append(_image(sweep_plots.survival(judged or lines, ""), "survival"))
+  parts += ["<h2>Every point</h2>", _table(lines), _left_out(found)]
+  frame = importlib.resources.files("specdec") / "report_page.html"
+  digest = base64.b64encode(hashlib.sha256(_SCRIPT.encode()).digest()).decode()
+  return string.Template(frame.read_text(encoding="utf-8")).substitute(
+    title="Predicted and measured",
+    body="\n".join(part for part in parts if part),
+    script=_SCRIPT,
+    script_hash=f"sha256-{digest}",
+  )
+
+
+def _head(header: dict | None) -> str:
+  if not header:
+    return ""
+  machine, versions = header["machine"], header["versions"]
+  pairs = {
+    "machine": f"{machine['device']}, {machine['cpu_cores']} cores",
+    "date": header["date"],
+    "jax": versions["jax"],
+    "commit": versions["commit"] or "-",
+    "command": header["command"],
+  }
+  return "<dl>{}</dl>".format(
+    "".join(
+      f"<div><dt>{_escape(name)}</dt><dd>{_escape(str(value))}</dd></div>"
+      for name, value in pairs.items()
+    )
+  )
+
+
+def _caveats(lines: Sequence[dict]) -> str:
+  found = sorted({text for line in lines for text in line["caveats"]})
+  return "".join(f'<p class="off">beware: {_escape(x)}</p>' for x in found)
+
+
+def _crossovers(lines: Sequence[dict]) -> str:
+  found = []
+  for name, some in sweeps.by_setting(lines).items():
+    if len({line["run"]["batch"] for line in some}) > 1:
+      said, seen = sweeps.crossover(some)
+      text = (
+        f"{name}: speculation stops paying at batch "
+        f"{said or 'above all tried'} as predicted, "
+        f"{seen or 'above all tried'} as measured."
+      )
+      found.append(f"<p>{_escape(text)}</p>")
+  return "".join(found)
+
+
+def _image(figure: Figure, text: str) -> str:
+  buffer = io.BytesIO()
+  figure.savefig(buffer, format="svg")
+  data = base64.b64encode(buffer.getvalue()).decode()
+  return (
+    f'<figure><img alt="{_escape(text)}" '
+    f'src="data:image/svg+xml;base64,{data}"></figure>'
+  )
+
+
+def _table(lines: Sequence[dict]) -> str:
+  head = "".join(
+    f"<th><button>{_escape(name)}</button></th>" for name in _COLUMNS
+  )
+  rows = []
+  for name, some in sweeps.by_setting(lines).items():
+    for line in some:
+      rows.append(_row(name, line))
+  return (
+    f'<div class="wide"><table><thead><tr>{head}</tr></thead>'
+    f"<tbody>{''.join(rows)}</tbody></table></div>"
+  )
+
+
+def _row(name: str, line: dict) -> str:
+  run, said = line["run"], line["prediction"]
+  speed = run["speed"]
+  gain = metrics.Estimate(**speed["speedup"])
+  rounds = run["acceptance"]["target_passes"] / run["batch"]
+  ratio = sweeps.ratio(line)
+  values = [
+    (name, name),
+    (run["batch"], f"{run['batch']}"),
+    (run["k"], f"{run['k']}"),
+    _number(run["acceptance"]["tokens_per_pass"]["value"], ".2f"),
+    _number(said["speedup"], ".2f"),
+    _number(gain.value, ".2f"),
+    _number(gain.error or 0, ".2f"),
+    _number(ratio, ".2f"),
+    _number(1e3 * speed["seconds"] / rounds, ".2f"),
+    _number(1e3 * said["round_seconds"], ".2f"),
+    _number(speed["tokens_per_second"], ".1f"),
+    _number(line["load"] or 0, ".2f"),
+  ]
+  cells = []
+  for column, (key, text) in zip(_COLUMNS, values):
+    off = column.startswith("measured /") and not 0.9 <= round(ratio, 2) <= 1.1
+    kind = ' class="off"' if off else ""
+    key, text = _escape(str(key)), _escape(text)
+    cells.append(f'<td{kind} data-value="{key}">{text}</td>')
+  return f"<tr>{''.join(cells)}</tr>"
+
+
+def _number(value: float, form: str) -> tuple[float, str]:
+  return value, format(value, form)
+
+
+def _left_out(found: sweeps.Read) -> str:
+  texts = [f"skipped: {text}" for text in found.broken]
+  texts += [f"failed: {x['point']}: {x['error']}" for x in found.failed]
+  return "".join(f'<p class="note">{_escape(text)}</p>' for text in texts)

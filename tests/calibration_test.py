@@ -1,0 +1,177 @@
+"""Fits of the cost model recover what made the times, and say when not."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+
+from specdec import calibrate
+from specdec.analysis import calibration, chips, hardware, prediction, shapes
+from specdec.analysis.calibration import PassTime, RoundTime
+from specdec.analysis.cost import Efficiency, Placed
+from specdec.analysis.pairs import Beside, Pair
+from specdec.models import presets
+from specdec.types import Stats
+
+MACHINE = hardware.Hardware(
+  name="a machine",
+  memory=1 << 34,
+  bandwidth=((4 << 20, 9e10), (1 << 30, 4e10)),
+  copy_bandwidth=1.5e10,
+  flops={"float32": 1.5e11},
+  date="2026-01-01",
+  jax_version="0",
+)
+CHIP = chips.of_hardware(MACHINE)
+TRUE = Efficiency(
+  one=0.8, weights=0.4, kv=0.1, flops=0.3, p=1.2, layer_overhead=1e-4
+)
+
+
+def placed(name="smollm2-135m", efficiency=TRUE, **layers):
+  shape = shapes.of_config(presets.get(name), name)
+  types = {"weights": "float32", "kv": "float32"}
+  return Placed(shape, CHIP, efficiency=efficiency, **types, **layers)
+
+
+def timed(model, points):
+  return [PassTime(*p, model.cost(*p).seconds) for p in points]
+
+
+def test_this_machine_as_a_chip():
+  assert CHIP.read_bandwidth(1 << 20) == 9e10
+  assert CHIP.read_bandwidth(1 << 28) == CHIP.bandwidth == 4e10
+  assert CHIP.rate("float32") == 1.5e11
+
+
+def test_a_fit_recovers_what_made_the_times():
+  points, unseen = calibrate.plan(16, 9, 256)
+  assert {p[0] * p[1] for p in points} & {1} and len(unseen) >= 5
+  assert not set(points) & set(unseen)
+  model = placed()
+  fit = calibration.fit_passes(
+    model, timed(model, points), timed(model, unseen)
+  )
+  assert fit.in_sample.rms < 0.01
+  assert fit.formula.rms < 0.02
+  assert fit.held_out.rms < 0.02 and fit.held_out.points == len(unseen)
+  assert fit.efficiency.one == pytest.approx(TRUE.one, rel=0.3)
+
+
+def test_what_no_formula_knows_goes_into_the_factors():
+  """Kernels that take half as long again for 8 tokens and more."""
+  step = dataclasses.replace(TRUE, rows=((1, 1), (6, 1), (8, 1.5), (144, 1.5)))
+  points, unseen = calibrate.plan(16, 9, 256)
+  model = placed(efficiency=step)
+  fit = calibration.fit_passes(
+    model, timed(model, points), timed(model, unseen)
+  )
+  assert fit.formula.rms > 0.03 > fit.held_out.rms
+  assert fit.in_sample.rms < 0.03  # what stands out alone is not believed
+  assert [m for m, _ in fit.efficiency.rows] == sorted(
+    {p[0] * p[1] for p in points}
+  )
+
+
+def test_a_calibration_needs_points_that_took_time():
+  points, _ = calibrate.plan(4, 4, 256)
+  times = timed(placed(), points)
+  with pytest.raises(ValueError, match="needs 6"):
+    calibration.fit_passes(placed(), times[:5])
+  with pytest.raises(ValueError, match="took no time"):
+    calibration.fit_passes(placed(), [*times, PassTime(1, 1, 1, 0.0)])
+
+
+def test_what_is_beside_the_passes_is_recovered():
+  true = Beside(3e-4, 2e-5, 1e-4, 0.0), Beside(2e-4, 1e-5)
+  pair = Pair(placed(), placed("smollm2-135m", stop=2), 2, *true)
+  rounds = [
+    RoundTime(b, k, 256, pair.round(b, k, 256).seconds)
+    for b in (1, 3, 12)
+    for k in (0, 2, 5, 10)
+  ]
+  fit = calibration.fit_beside(pair, rounds)
+  assert fit.errors.rms < 1e-6 and fit.errors.points == len(rounds)
+  for found, wanted in ((fit.ours, true[0]), (fit.plain, true[1])):
+    np.testing.assert_allclose(
+      dataclasses.astuple(found), dataclasses.astuple(wanted), atol=1e-9
+    )
+
+
+def test_a_calibration_is_read_as_it_was_written():
+  points, unseen = calibrate.plan(2, 4, 256)
+  model = placed()
+  times = timed(model, points), timed(model, unseen)
+  fit = calibration.fit_passes(model, *times)
+  endless = dataclasses.replace(
+    fit, efficiency=dataclasses.replace(fit.efficiency, p=math.inf)
+  )
+  beside = calibration.fit_beside(Pair(model), [RoundTime(1, 0, 256, 1.0)])
+  found = calibration.Calibration(
+    MACHINE, {"a": fit, "b": endless}, {"a, lookup": beside}
+  )
+  assert calibration.Calibration.from_json(found.to_json()) == found
+  assert found.place("a", model).efficiency == fit.efficiency
+  with pytest.raises(ValueError, match="has no 'c'; it has: a, b"):
+    found.place("c", model)
+  for broken in ("{}", "[]", '{"format": "specdec/calibration/1"}', "no"):
+    with pytest.raises(ValueError):
+      calibration.Calibration.from_json(broken)
+
+
+def stats(rounds, drafted, accepted, widths):
+  zeros = np.zeros(len(rounds))
+  return Stats(
+    rounds=np.array(rounds),
+    emitted=zeros,
+    drafted=np.array(drafted),
+    accepted=np.array(accepted),
+    judged=np.array(drafted),
+    whole=zeros,
+    kept=zeros,
+    nodes=zeros,
+    widths=np.array(widths),
+  )
+
+
+def test_what_was_observed_of_guesses():
+  # Half of the rounds drafted; of those with room for both, 0.6 and 0.4.
+  one = stats([20], [[10, 5]], [[6, 2]], [5, 15])
+  found = prediction.observed([[one, one]])
+  np.testing.assert_allclose(found.survival, [[0.3, 0.2]] * 2)
+  assert found.wide == 0.75
+  twice = prediction.observed(
+    [[one], [stats([20], [[10, 5]], [[8, 2]], [5, 5])]]
+  )
+  np.testing.assert_allclose(twice.survival, [[0.35, 0.2]])
+  assert prediction.observed([[stats([9], [[]], [[]], [9])]]).survival == ((),)
+
+
+def test_a_prediction_is_rounds_times_seconds():
+  pair = Pair(placed(), None, None, Beside(1e-3), Beside(5e-4))
+  sure = prediction.Observed(((1.0, 1.0), (1.0, 1.0)), 1.0)
+  found = prediction.predict(pair, sure, 2, 256, 30)
+  assert found.seconds == pytest.approx(10 * pair.round(2, 2, 256).seconds)
+  assert found.plain_seconds == pytest.approx(30 * pair.plain(2, 256).seconds)
+  assert found.tokens == 3
+  assert found.speedup == found.plain_seconds / found.seconds
+  # Two batches of one row each, and half of the rounds idle.
+  half = dataclasses.replace(sure, wide=0.5)
+  apart = prediction.predict(pair, half, 1, 256, 30)
+  mean = pair.round(1, 2, 256).seconds + pair.idle_round(1, 256).seconds
+  assert apart.round_seconds == pytest.approx(mean / 2)
+  assert apart.seconds == pytest.approx(20 * apart.round_seconds)
+  plain = prediction.Observed(((), ()), 1.0)
+  assert prediction.predict(pair, plain, 2, 256, 30).speedup == 1
+
+
+def test_an_explanation_names_every_term():
+  pair = Pair(placed(), placed(stop=2), 2, Beside(1e-3))
+  lines = prediction.explain(pair.round(2, 3, 256))
+  named = {line[2] for line in lines}
+  assert {"weights", "projection", "K/V read", "logits", "overhead"} <= named
+  whole = [line for line in lines if line[0]]
+  assert [line[1] for line in whole] == ["3", "1", "1", "1"]
+  seconds = sum(int(line[1]) * float(line[6]) for line in whole) / 1e3
+  assert seconds == pytest.approx(pair.round(2, 3, 256).seconds, rel=1e-3)
