@@ -23,6 +23,7 @@ from specdec.analysis.cost import Placed
 from specdec.analysis.pairs import Pair
 from specdec.display import columns
 from specdec.models import transformer
+from specdec.session import prompt_size
 
 FLAGS = flags.FLAGS
 _REPEATS = 15
@@ -153,7 +154,7 @@ def timed(
     made = _decoding.drafter(models, k)
     if FLAGS.drafter == "lookup":  # a guess in every round
       made = drafters.lookup(k, ngram=FLAGS.ngram, min_ngram=0)
-    size = len(rows[0])
+    size = prompt_size(rows)
     return _decoding.session_of(models, made, _decoding.rule(), batch, size, ())
 
   groups.append(calibrate.rounds(make, rows, batches, ks, say))

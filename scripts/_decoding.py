@@ -93,6 +93,7 @@ def check_memory(shapes, max_length: int, num_nodes: int = 1) -> None:
   widest = max(
     num_nodes,
     *map(_flags.num_nodes, FLAGS.k),
+    *((FLAGS.most_k + 1,) if not FLAGS.k else ()),  # --k=auto
     *(FLAGS.passes if "passes" in FLAGS else ()),
   )
   memory.check(

@@ -40,7 +40,7 @@ def parse_integers(given) -> tuple[int, ...]:
   numbers = []
   for part in given.split(","):
     match = re.fullmatch(r"(-?\d+)(?:-(\d+))?", part.strip())
-    low, high = match.groups() if match else (1, 0)
+    low, high = match.groups() if match else ("1", "0")
     span = range(int(low), int(high or low) + 1)
     if not span:
       raise ValueError(f"{given!r} is no list of integers like 4 or 1,2,4-8")
@@ -60,10 +60,21 @@ class _Integers(flags.ArgumentParser):
     return "integers"
 
 
-def define_integers(name: str, default: str | None, text: str) -> None:
+class _K(_Integers):
+  """The same, or --k=auto."""
+
+  syntactic_help = "an integer, or several: 1,2,4-8; or auto"
+
+  def parse(self, argument):
+    return () if argument == "auto" else parse_integers(argument)
+
+
+def define_integers(
+  name: str, default: str | None, text: str, parser: _Integers | None = None
+) -> None:
   """A flag that takes an integer or several."""
   flags.DEFINE(
-    _Integers(),
+    parser or _Integers(),
     name,
     default,
     text,
@@ -106,7 +117,8 @@ define_integers(
   None,
   "Drafted tokens a round, 0 for none; of a tree its levels; default "
   + ", ".join(f"{k} with {name}" for name, k in _DEFAULT_K.items())
-  + ".",
+  + ". auto (generate, bench): what pays here.",
+  _K(),
 )
 flags.DEFINE_string("shape", "chain", "Of a draft. " + _shapes.HELP)
 flags.DEFINE_enum(
@@ -160,14 +172,19 @@ SHARED = sorted(
 )  # flags that --config may set
 
 
-def settle(own_flags: Sequence[str] = (), any_rule: bool = False) -> None:
+def settle(
+  own_flags: Sequence[str] = (), any_rule: bool = False, auto: bool = False
+) -> None:
   """Brings the flags to their final values and refuses what cannot work.
 
   Args:
     own_flags: names of the program's own flags, for --config.
     any_rule: the program tries all rules, not --acceptance.
+    auto: the program knows --k=auto; it finds () in FLAGS.k then.
   """
   _apply_config([*SHARED, *own_flags])
+  if FLAGS.k == () and not auto:
+    raise ValueError("--k=auto is for generate and bench; give a number")
   _fill_in()
   _check(any_rule)
   if FLAGS.compilation_cache:
@@ -220,7 +237,7 @@ def _apply_config(accepted: list[str]) -> None:
 def _parsed(flag: flags.Flag, value):
   """A config's value as the command line would have given it."""
   if isinstance(flag.parser, _Integers):
-    return parse_integers(value)
+    return flag.parser.parse(value)
   if isinstance(flag, flags.MultiFlag) and not isinstance(value, list | tuple):
     return [value]
   return value
@@ -244,7 +261,7 @@ def _fill_in() -> None:
 def _check(any_rule: bool) -> None:
   for name, low in (("k", 0), ("max_new_tokens", 1), ("batch", 1)):
     values = getattr(FLAGS, name)
-    least = min(values) if isinstance(values, tuple) else values
+    least = min(values, default=low) if isinstance(values, tuple) else values
     if least < low:
       raise ValueError(f"--{name}={least}; it must be >= {low}")
   sampling.settings(1, FLAGS.temperature, FLAGS.top_k, FLAGS.top_p)

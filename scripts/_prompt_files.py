@@ -8,6 +8,7 @@ import sys
 import zlib
 from pathlib import Path
 
+import _output
 from absl import flags
 
 from specdec import prompts, run_folder
@@ -17,13 +18,13 @@ from specdec.training import saving
 _FREE = ("output", "compilation_cache")
 
 _BEFORE = set(flags.FLAGS)
-flags.DEFINE_string("output", None, "Folder of the results.")
 flags.DEFINE_integer("limit", 0, "Prompts of a category, 0 for all of them.")
 flags.DEFINE_integer(
   "max_prompt_tokens", 0, "Leave out longer prompts, 0 for none of them."
 )
 FLAGS = flags.FLAGS
-OWN = sorted(set(FLAGS) - _BEFORE)
+flags.adopt_module_key_flags(_output)
+OWN = sorted({*FLAGS} - _BEFORE | {"output"})
 
 
 def check_flags() -> None:

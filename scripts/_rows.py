@@ -14,6 +14,7 @@ from specdec import prompts
 
 # Held out of the shipped models' training.
 _SOURCES = (textwrap, statistics, heapq, csv, bisect)
+flags.DEFINE_integer("context", 128, "Tokens of every prompt.")
 FLAGS = flags.FLAGS
 
 

@@ -23,6 +23,7 @@ import json
 import pathlib
 import sys
 
+import _auto
 import _calibration
 import _decoding
 import _flags
@@ -38,7 +39,6 @@ from specdec.analysis import bounds, hardware, metrics
 from specdec.models import transformer
 
 _BEFORE = set(flags.FLAGS)
-flags.DEFINE_integer("context", 128, "Tokens of every prompt.")
 flags.DEFINE_integer("repeats", 9, "Timings of everything, after warming up.")
 _flags.define_integers(
   "passes", "1,2,4,8,16", "Tokens of the passes timed alone: T(n)."
@@ -57,8 +57,9 @@ flags.DEFINE_string(
   "model to them, and keep what was found in this file, beside what it holds.",
 )
 FLAGS = flags.FLAGS
-flags.adopt_module_key_flags(_flags)  # or --help would leave them out
-_OWN = sorted(set(FLAGS) - _BEFORE)
+for _module in (_flags, _auto, _rows):  # or --help would leave them out
+  flags.adopt_module_key_flags(_module)
+_OWN = sorted({*FLAGS} - _BEFORE | {*_auto.OWN, "context"})
 FLAG_NAMES = [*_flags.SHARED, *_OWN]
 
 
@@ -71,14 +72,10 @@ def check_flags() -> None:
       raise ValueError(f"--{name}={least}; it must be >= 1")
   if FLAGS.calibrate:
     _main.check_writable("--calibrate", FLAGS.calibrate)
-
-
-def bandwidth_of(params) -> float:
-  """B/s at which as many bytes as the weights have can be read, now."""
-  size = sum(leaf.nbytes for leaf in jax.tree.leaves(params))
-  # Of less, it is mostly the products' beginning that would be timed.
-  size = min(max(size, 4 << 20), 1 << 30)
-  return hardware.measure_bandwidth(size, repeats=15)
+  if not FLAGS.k:
+    if FLAGS.calibrate:
+      raise ValueError("--calibrate needs numbers, not --k=auto")
+    _auto.check_flags()
 
 
 def time_passes(models, batch: int, progress) -> list[dict]:
@@ -264,7 +261,7 @@ def calibrate(models) -> None:
 def bench() -> None:
   """The whole run."""
   FLAGS.compilation_cache = ""  # compilation is timed
-  _flags.settle(_OWN)
+  _flags.settle(_OWN, auto=True)
   check_flags()
   jax.config.update("jax_enable_compilation_cache", False)
   header = _decoding.header(_OWN)
@@ -277,19 +274,24 @@ def bench() -> None:
     batch: _rows.make_rows(target, batch, FLAGS.context)
     for batch in FLAGS.batch
   }
-  before = bandwidth_of(target.params)
+  before = measure.bandwidth_of(target.params)
   passes, runs = [], []
   total = len(FLAGS.batch) * len(FLAGS.passes)
   if FLAGS.decode:
-    total += len(FLAGS.batch) * len(FLAGS.k) * FLAGS.repeats
+    total += len(FLAGS.batch) * max(1, len(FLAGS.k)) * FLAGS.repeats
   with tqdm(total=total, disable=not sys.stderr.isatty()) as progress:
     for batch in FLAGS.batch:
       passes += time_passes(models, batch, progress)
       session = None
-      for k in FLAGS.k if FLAGS.decode else ():
+      ks = FLAGS.k
+      if FLAGS.decode and not ks:
+        chosen = _auto.choose(models, rows[batch], batch)
+        progress.write(_auto.explain(chosen, batch))
+        ks = (chosen.k,)
+      for k in ks if FLAGS.decode else ():
         run, session = decode(models, k, rows[batch], session, progress)
         runs.append(run)
-  bandwidth = max(before, bandwidth_of(target.params))
+  bandwidth = max(before, measure.bandwidth_of(target.params))
   peak = machine.flops.get(FLAGS.dtype)
   for entry in passes:
     compute = entry["flops"] / peak if peak else 0.0
@@ -304,7 +306,7 @@ def bench() -> None:
   }
   wrong = impossible(document, target, bandwidth)
   if wrong:  # or was the machine busy both times that it was measured?
-    document["bandwidth"] = max(bandwidth, bandwidth_of(target.params))
+    document["bandwidth"] = max(bandwidth, measure.bandwidth_of(target.params))
     wrong = impossible(document, target, document["bandwidth"])
   document["impossible"] = wrong
   print_machine(document)

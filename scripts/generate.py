@@ -15,6 +15,7 @@ are decoded plainly, in the same run, and a table sets the two side by side.
 import pathlib
 import sys
 
+import _auto
 import _decoding
 import _flags
 import _main
@@ -40,8 +41,9 @@ flags.DEFINE_enum(
   "color", "auto", ("auto", "always", "never"), "Colour tokens by origin."
 )
 FLAGS = flags.FLAGS
-flags.adopt_module_key_flags(_flags)  # or --help would leave them out
-_OWN = sorted(set(FLAGS) - _BEFORE)
+for _module in (_flags, _auto):  # or --help would leave them out
+  flags.adopt_module_key_flags(_module)
+_OWN = sorted({*FLAGS} - _BEFORE | {*_auto.OWN})
 FLAG_NAMES = [*_flags.SHARED, *_OWN]
 
 
@@ -53,6 +55,8 @@ def check_flags() -> None:
     raise ValueError("--stop='' would end every answer; give some text")
   if FLAGS.html:
     _main.check_writable("--html", FLAGS.html)
+  if not FLAGS.k:
+    _auto.check_flags()
 
 
 def encode_prompts(target) -> list[list[int]]:
@@ -75,17 +79,21 @@ def encode_prompts(target) -> list[list[int]]:
 
 def generate() -> None:
   """The whole run: check, load, decode both ways, report."""
-  _flags.settle(_OWN)
-  k, batch = _flags.single("k"), _flags.single("batch")
+  _flags.settle(_OWN, auto=True)
+  batch = _flags.single("batch")
   check_flags()
   header = _decoding.header(_OWN)
   models = _decoding.load(FLAGS.max_new_tokens + prompt_size([[0]]))
   target = models.target
   encoded = encode_prompts(target)
   size = prompt_size(encoded)
-  run = _decoding.make_session(
-    models, k, min(batch, len(encoded)), size, target.eos_ids
-  )
+  batch, chosen = min(batch, len(encoded)), None
+  if not FLAGS.k:
+    chosen = _auto.choose(models, encoded[:batch], batch)
+    FLAGS.k = (chosen.k,)
+    print(_auto.explain(chosen, batch))
+  k = _flags.single("k")
+  run = _decoding.make_session(models, k, batch, size, target.eos_ids)
   _decoding.check_memory(
     [model.config for model in models if model], run.max_length
   )
@@ -145,7 +153,10 @@ def generate() -> None:
     if _decoding.comparable()
     else None,
   )
-  table = [*summary.rows(), ("compiled in", f"{compile_seconds:.1f} s")]
+  table = [*summary.rows()]
+  if chosen:
+    table.append(("speedup expected", f"{chosen.speedup:.2f} x, k = {k}"))
+  table += [("compiled in", f"{compile_seconds:.1f} s")]
   table += [("beware", caveat) for caveat in _decoding.caveats()]
   print(display.table(table))
   if FLAGS.json:

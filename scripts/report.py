@@ -22,6 +22,9 @@ from specdec.analysis import sweeps
 _PAGE = flags.DEFINE_string(
   "page", None, "File to write; default report.html in the one folder given."
 )
+_PICTURES = flags.DEFINE_string(
+  "pictures", None, "Folder for the page's pictures, as PNG as well."
+)
 
 
 def report(arguments: list[str]) -> None:
@@ -42,6 +45,11 @@ def report(arguments: list[str]) -> None:
   known = json.loads(header.read_text()) if header.is_file() else None
   text = report_page.render(found, known)
   Path(page).write_text(text, encoding="utf-8")
+  if _PICTURES.value:
+    folder = Path(_PICTURES.value)
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, figure in report_page.figures(found.lines).items():
+      figure.savefig(folder / f"{name}.png")
   for name, some in sweeps.by_setting(found.lines).items():
     print(f"{name}: {sweeps.band(some)}")
   print(f"all: {sweeps.band(found.lines)}")

@@ -23,6 +23,7 @@ import sys
 from pathlib import Path
 
 import _main
+import _output
 import _papers
 import numpy as np
 from absl import flags
@@ -116,15 +117,20 @@ flags.DEFINE_float("alpha", 0.75, "Share of guesses kept, at every position.")
 flags.DEFINE_list(
   "survival", [], "Instead: share of rounds that keep guesses 1, 1 to 2, ..."
 )
+flags.DEFINE_list(
+  "rank_acceptance",
+  [],
+  "How often a node's first, second ... child is kept: prints the best tree.",
+)
 flags.DEFINE_integer("context", 2048, "Cached positions of a row.")
 flags.DEFINE_list("contexts", ["512", "2048", "8192", "32768", "131072"], "")
 flags.DEFINE_list("batches", [str(2**i) for i in range(9)], "")
 flags.DEFINE_integer("most", 8, "Largest k.")
 flags.DEFINE_integer("source", 0, "Positions that cross-attention reads (T5).")
-flags.DEFINE_string("output", None, "Folder for pictures and cells.csv.")
+flags.adopt_module_key_flags(_output)
 flags.DEFINE_bool("papers", False, "Only print the papers' tables, recomputed.")
 FLAGS = flags.FLAGS
-_OWN = sorted(set(FLAGS) - _BEFORE)
+_OWN = sorted({*FLAGS} - _BEFORE | {"output"})
 
 
 def apply_config() -> None:
@@ -209,7 +215,15 @@ def pair_on(chip, known=None, draft: str | None = None) -> Pair:
   draft = draft or FLAGS.draft
   if draft == "none":
     return Pair(target)
-  return Pair(target, place(draft, chip, FLAGS.draft_ways, known))
+  made = Pair(target, place(draft, chip, FLAGS.draft_ways, known))
+  if known:
+    for setting, found in known.beside.items():
+      if setting.startswith(f"{FLAGS.target}, {draft}, "):
+        print(f"beside the passes: as of {setting}", file=sys.stderr)
+        return dataclasses.replace(
+          made, beside=found.ours, plain_beside=found.plain
+        )
+  return made
 
 
 def grid(rows, columns_, value) -> np.ndarray:
@@ -279,6 +293,19 @@ def print_plans(pair: Pair, survival, batches, contexts) -> None:
   stretches = planning.schedule(pair, FLAGS.context, survival, FLAGS.most)
   print(f"vLLM: {json.dumps(planning.as_vllm(stretches))}")
   print(f"TensorRT-LLM: {json.dumps(planning.as_tensorrt_llm(stretches))}")
+
+
+def print_tree(pair: Pair) -> None:
+  """The tree that pays most for --rank_acceptance."""
+  rates = numbers_of(FLAGS.rank_acceptance, "rank_acceptance")
+  found = planning.best_tree(pair, 1, FLAGS.context, rates)
+  plain = pair.plain(1, FLAGS.context).seconds
+  levels = len(found.paths[-1]) if found.paths else 0
+  print(
+    f"best tree at batch 1: {len(found.paths)} guesses in {levels} levels, "
+    f"{found.tokens:.2f} tokens in {1e3 * found.seconds:.2f} ms, "
+    f"{found.tokens * plain / found.seconds:.2f} times plain decoding"
+  )
 
 
 def write_cells(path: Path, pair: Pair, survival, batches, contexts) -> None:
@@ -481,6 +508,8 @@ def roofline() -> None:
   )
   print_round(pair, survival)
   print_plans(pair, survival, batches, contexts)
+  if FLAGS.rank_acceptance:
+    print_tree(pair)
   if FLAGS.output:
     folder = Path(FLAGS.output)
     folder.mkdir(parents=True, exist_ok=True)

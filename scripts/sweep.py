@@ -5,8 +5,9 @@
 
 A sweep file's get_config() has `points`, a list of settings (flags of
 generate.py: k, batch, temperature, drafter, draft, exit_layer, acceptance ...),
-`common`, settings of all of them, and `calibrate`, the batches and ks of the
-rounds that the cost model is fitted to, which no point should repeat.
+`common`, settings of all of them, `calibrate`, the batches and ks of the rounds
+that the cost model is fitted to, which no point should repeat, and `whole`,
+values for --context, --texts and --turns where these are not given.
 
 Every setting is calibrated once (runs/sweep/calibration.json): passes and
 rounds are timed and the cost model is fitted to them. Then for every point the
@@ -27,6 +28,7 @@ import _calibration
 import _decoding
 import _flags
 import _main
+import _output
 import _rows
 from absl import flags
 from absl.testing import flagsaver
@@ -34,26 +36,23 @@ from ml_collections import config_flags
 from tqdm import tqdm
 
 from specdec import calibrate, measure, provenance, report, run_folder
-from specdec.analysis import metrics, prediction
+from specdec.analysis import bounds, metrics, prediction
 from specdec.display import columns
 
 _SWEEP = config_flags.DEFINE_config_file(
   "sweep", None, "Python file whose get_config() lists the points."
 )
 _BEFORE = set(flags.FLAGS)
-flags.DEFINE_string(
-  "output", None, "Folder of the results; a killed sweep goes on from there."
-)
-flags.DEFINE_integer("context", 64, "Tokens of every prompt.")
 flags.DEFINE_integer("texts", 16, "Prompts, at least as many as a batch has.")
 flags.DEFINE_integer("turns", 3, "How often all texts are timed either way.")
 flags.DEFINE_integer("calibration_repeats", 21, "Timings of a calibration.")
 flags.DEFINE_bool("retry", False, "Try points again that failed before.")
 FLAGS = flags.FLAGS
-flags.adopt_module_key_flags(_flags)  # or --help would leave them out
-_OWN = sorted(set(FLAGS) - _BEFORE)
-# Settings of the whole sweep, which a point may not change.
-_WHOLE = ("output", "context", "texts", "turns", "retry", "config", "json")
+for _module in (_flags, _output, _rows):  # or --help would leave them out
+  flags.adopt_module_key_flags(_module)
+_OWN = sorted({*FLAGS} - _BEFORE | {"output", "context"})
+FLAG_NAMES = [*_flags.SHARED, *_OWN]
+_WHOLE = ("context", "texts", "turns")
 
 
 def settings_of(sweep) -> list[dict]:
@@ -68,7 +67,7 @@ def settings_of(sweep) -> list[dict]:
     raise ValueError("the sweep's get_config() has no points")
   for point in points:
     for name in point:
-      if name in _WHOLE or name not in _flags.SHARED:
+      if name in ("config", "json") or name not in _flags.SHARED:
         raise ValueError(f"a point of the sweep sets {name!r}; it cannot")
   keys = [key_of(point) for point in points]
   for key in keys:
@@ -90,6 +89,7 @@ class Bench:
     self._loaded: tuple | None = None
     self._plain: dict = {}
     self.calibration = None
+    self.bandwidth = 0.0  # B/s, at the size of the target's weights
     if self._path.exists():
       self.calibration = _calibration.read(self._path)
     self._most = (
@@ -106,6 +106,7 @@ class Bench:
       count = max(FLAGS.texts, *self._rounds["batch"])
       rows = _rows.make_rows(models.target, count, FLAGS.context)
       self._loaded = names, models, rows
+      self.bandwidth = measure.bandwidth_of(models.target.params)
     return self._loaded[1:]
 
   def pair(self, say):
@@ -200,7 +201,7 @@ def measured(bench: Bench, say) -> dict:
     ),
     None,
   )
-  check(pair, run, done, slots)
+  check(bench, run, done)
   return {
     "run": run.document(),
     "drafter": _decoding.describe_drafter(),
@@ -213,20 +214,20 @@ def measured(bench: Bench, say) -> dict:
   }
 
 
-def check(pair, run, done, slots: int) -> None:
-  """Refuses times that the machine's bandwidth forbids."""
-  for who, nodes in ((0, run.nodes), (1, 1)):
+def check(bench: Bench, run, done) -> None:
+  """Refuses times that this machine's bandwidth forbids."""
+  models, _ = bench.models()
+  for who, plain in ((0, False), (1, True)):
     rounds = sum(int(pieces[who].stats.widths.sum()) for pieces in done)
     seconds = sum(pieces[who].seconds for pieces in done) / rounds
-    weights = pair.target.cost(1, 1, 0)
-    size = sum(t.bytes for t in weights.terms if t.name != "logits")
-    chip = pair.target.chip
-    measure.check_possible(
-      f"a round of {run.batch} x {nodes} tokens",
-      seconds,
-      int(size),
-      1.5 * chip.read_bandwidth(size),
-    )
+    size = bounds.pass_bytes(models.target.config, run.batch, 1, FLAGS.context)
+    what = "a plain round" if plain else f"a round of k = {run.k}"
+    try:
+      measure.check_possible(what, seconds, size, bench.bandwidth)
+    except measure.Impossible:  # was the machine busy when it was measured?
+      again = measure.bandwidth_of(models.target.params)
+      bench.bandwidth = max(bench.bandwidth, again)
+      measure.check_possible(what, seconds, size, bench.bandwidth)
 
 
 def table(lines: list[dict]) -> str:
@@ -260,6 +261,11 @@ def sweep() -> None:
     raise ValueError("give --sweep=configs/sweeps/NAME.py, the list of points")
   if not FLAGS.output:
     raise ValueError("give --output, a folder for the results")
+  for name, value in _SWEEP.value.get("whole", {}).items():
+    if name not in _WHOLE:
+      raise ValueError(f"whole sets {name!r}; accepted: {', '.join(_WHOLE)}")
+    if not FLAGS[name].present:
+      setattr(FLAGS, name, value)
   points = settings_of(_SWEEP.value)
   rounds = {
     name: tuple(_SWEEP.value.get("calibrate", {}).get(name, usual))
@@ -274,7 +280,7 @@ def sweep() -> None:
           f"{_flags.single('batch')}"
         )
   folder = Path(FLAGS.output)
-  whole = {name: FLAGS[name].value for name in ("context", "texts", "turns")}
+  whole = {name: FLAGS[name].value for name in _WHOLE}
   run_folder.claim(folder, whole | {"calibrate": rounds})
   lines = run_folder.Lines(folder / "lines.jsonl")
   for broken in lines.broken:
@@ -321,7 +327,7 @@ def flags_of(point: dict) -> dict:
   values = dict(point)
   for name in ("k", "batch"):
     if name in values:
-      values[name] = _flags.parse_integers(values[name])
+      values[name] = FLAGS[name].parser.parse(values[name])
   return values
 
 

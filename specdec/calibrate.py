@@ -28,11 +28,12 @@ def plan(
   """(batch, tokens, context) to fit to, and others to judge the fit by.
 
   Args:
-    batch, tokens: largest ones of interest; a pass has up to their product.
+    batch, tokens: largest ones of interest; a pass has up to their product,
+      and 4 tokens at least.
     context: a usual one. Others are tried as well, to tell apart what reading
       K/V costs.
   """
-  points = []
+  points, tokens = [], max(tokens, 4)
   for many in _KNOTS:
     ways = [
       (b, many // b)

@@ -19,6 +19,7 @@ import numpy as np
 
 from specdec import accept, rounds, sampling, tree
 from specdec import cache as kv
+from specdec.analysis import hardware
 from specdec.session import Completed, Session
 from specdec.types import Model, PyTree
 
@@ -185,6 +186,14 @@ def peak_memory() -> int | None:
     return (device.memory_stats() or {}).get("peak_bytes_in_use")
   unit = 1 if sys.platform == "darwin" else 1024
   return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def bandwidth_of(params: PyTree) -> float:
+  """B/s at which as many bytes as these weights have can be read, now."""
+  size = sum(leaf.nbytes for leaf in jax.tree.leaves(params))
+  # Of less, it is mostly the products' beginning that would be timed.
+  size = min(max(size, 4 << 20), 1 << 30)
+  return hardware.measure_bandwidth(size, repeats=15)
 
 
 def check_possible(

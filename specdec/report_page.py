@@ -41,6 +41,22 @@ _COLUMNS = (
 )  # fmt: skip
 
 
+def figures(lines: Sequence[dict]) -> dict[str, Figure]:
+  """The page's pictures by name."""
+  judged = [line for line in lines if line["run"]["k"]] or list(lines)
+  found = {"scatter": sweep_plots.scatter(judged, "")}
+  for i, (name, some) in enumerate(sweeps.by_setting(lines).items()):
+    found[f"over_k_{i}"] = sweep_plots.over_k(some, name)
+    if len({line["run"]["batch"] for line in some}) > 1:
+      figure = sweep_plots.heatmap(some, "batch", name, "batch, rows")
+      found[f"heatmap_{i}"] = figure
+  for i, (name, some) in enumerate(sweeps.by_draft(lines).items()):
+    figure = sweep_plots.heatmap(some, "draft", name, "draft model")
+    found[f"drafts_{i}"] = figure
+  found["survival"] = sweep_plots.survival(judged, "")
+  return found
+
+
 def render(found: sweeps.Read, header: dict | None) -> str:
   """The page.
 
@@ -49,26 +65,21 @@ def render(found: sweeps.Read, header: dict | None) -> str:
   """
   lines = found.lines
   judged = [line for line in lines if line["run"]["k"]]
-  parts = [_head(header), f"<p>{_escape(str(sweeps.band(lines)))}.</p>"]
+  parts = [_head(header), _said(sweeps.band(lines))]
   if judged and len(judged) < len(lines):
-    text = f"Without k = 0, which predicts 1: {sweeps.band(judged)}."
-    parts.append(f"<p>{_escape(text)}</p>")
+    parts.append(
+      _said(f"Without k = 0, which predicts 1: {sweeps.band(judged)}")
+    )
   parts += [_caveats(lines), _crossovers(lines)]
+  drawn = figures(lines)
   parts.append("<h2>Measured against predicted</h2>")
-  parts.append(_image(sweep_plots.scatter(judged or lines, ""), "scatter"))
-  for name, some in sweeps.by_setting(lines).items():
-    parts.append(f"<h2>{_escape(name)}</h2>")
-    parts.append(f"<p>{_escape(str(sweeps.band(some)))}.</p>")
-    parts.append(_image(sweep_plots.over_k(some, ""), f"{name}: over k"))
-    if len({line["run"]["batch"] for line in some}) > 1:
-      figure = sweep_plots.heatmap(some, "batch", "", "batch, rows")
-      parts.append(_image(figure, f"{name}: over k and batch"))
-  for name, some in sweeps.by_draft(lines).items():
-    figure = sweep_plots.heatmap(some, "draft", "", "draft model")
-    parts.append(f"<h2>By draft: {_escape(name)}</h2>")
-    parts.append(_image(figure, f"{name}: over k and draft"))
+  parts.append(_image(drawn.pop("scatter"), "measured over predicted"))
   parts.append("<h2>Acceptance by position</h2>")
-  parts.append(_image(sweep_plots.survival(judged or lines, ""), "survival"))
+  parts.append(_image(drawn.pop("survival"), "share of guesses that survive"))
+  parts.append("<h2>Setting by setting</h2>")
+  for name, some in sweeps.by_setting(lines).items():
+    parts.append(_said(f"{name}: {sweeps.band(some)}"))
+  parts += [_image(figure, name) for name, figure in drawn.items()]
   parts += ["<h2>Every point</h2>", _table(lines), _left_out(found)]
   frame = importlib.resources.files("specdec") / "report_page.html"
   digest = base64.b64encode(hashlib.sha256(_SCRIPT.encode()).digest()).decode()
@@ -78,6 +89,10 @@ def render(found: sweeps.Read, header: dict | None) -> str:
     script=_SCRIPT,
     script_hash=f"sha256-{digest}",
   )
+
+
+def _said(text) -> str:
+  return f"<p>{_escape(str(text))}.</p>"
 
 
 def _head(header: dict | None) -> str:

@@ -180,6 +180,13 @@ class Session:
         self.run(state, plain, 8)
     return seconds
 
+  def first_rounds(
+    self, rows: Sequence[Sequence[int]], max_rounds: int
+  ) -> Stats:
+    """What became of the guesses of at most so many rounds."""
+    state = self.start(rows, range(len(rows)), False)
+    return _counts(self.run(state, False, max_rounds).stats, len(rows))
+
   def complete(
     self, rows: Sequence[Sequence[int]], numbers: Sequence[int], plain: bool
   ) -> Completed:

@@ -309,6 +309,22 @@ def test_the_best_tree_beats_the_best_chain():
   assert planning.best_tree(found, 4096, 0, [0.3]).paths == []
 
 
+def test_a_sparse_mixture_gains_least_at_batch_one():
+  """With independent routing (roofline.md, 2.8): opposite to a dense model."""
+  shape = shapes.get("qwen3-30b-a3b")
+  target = Placed(shape, H100, correlation=1.0)
+  draft = Placed(shapes.get("qwen3-0.6b"), H100)
+  found = pairs.Pair(target, draft)
+  one, many = (
+    planning.best_k(found, batch, 512, 0.8).speedup for batch in (1, 32)
+  )
+  assert many > one
+  alike = dataclasses.replace(
+    found, target=dataclasses.replace(target, correlation=0.57)
+  )
+  assert planning.best_k(alike, 1, 512, 0.8).speedup > one
+
+
 def test_a_pair_shares_its_vocabulary():
   one = Placed(shapes.get("llama3-8b"), V5E)
   other = Placed(shapes.get("smollm2-135m"), V5E)

@@ -1,7 +1,7 @@
 """Llama 3.2 1B's shape, random weights, guesses kept at a given rate.
 
   python scripts/sweep.py --sweep=configs/sweeps/one_billion.py \\
-    --output=runs/one_billion --texts=4 --turns=2
+    --output=runs/one_billion
 
 9 points, half an hour on two CPU cores. The text is meaningless; what is
 judged is speed. What comes out is in docs/results.md.
@@ -12,6 +12,7 @@ from ml_collections import ConfigDict
 
 def get_config() -> ConfigDict:
   config = ConfigDict()
+  config.whole = {"context": 64, "texts": 4, "turns": 2}
   config.common = {
     "target": "preset:llama3-1b",
     "random_weights": True,

@@ -1,7 +1,7 @@
 """SmolLM2-135M-Instruct: prompt lookup and early exit, k = 0 to 8, greedy.
 
   python scripts/sweep.py --sweep=configs/sweeps/smollm2.py \\
-    --output=runs/smollm2 --texts=4 --turns=2 --context=96
+    --output=runs/smollm2
 
 18 points, an hour on two CPU cores. What comes out is in docs/results.md.
 """
@@ -11,6 +11,7 @@ from ml_collections import ConfigDict
 
 def get_config() -> ConfigDict:
   config = ConfigDict()
+  config.whole = {"context": 96, "texts": 4, "turns": 2}
   config.common = {
     "target": "smollm2-135m-instruct",
     "max_new_tokens": 40,

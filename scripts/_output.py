@@ -1,0 +1,7 @@
+"""The folder that programs of long runs write to."""
+
+from absl import flags
+
+flags.DEFINE_string(
+  "output", None, "Folder of the results; a killed run goes on from there."
+)

@@ -1,0 +1,106 @@
+"""--k=auto: what pays by the costs and by the first guesses, 0 included."""
+
+import json
+
+import pytest
+from absl import flags
+
+import programs
+from specdec import measure
+from specdec.analysis import hardware
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory):
+  return programs.write_model(tmp_path_factory.mktemp("target"), num_layers=3)
+
+
+@pytest.fixture
+def costs(monkeypatch):
+  """Passes and rounds take what the test says, by number of tokens."""
+  found = {"slope": 0.0}
+
+  def seconds(batch, tokens):
+    return 1e-3 * (1 + found["slope"] * (batch * tokens - 1))
+
+  def pass_timer(model, params, batch, tokens, *_):
+    return lambda: seconds(batch, tokens)
+
+  def round_timer(session, rows, plain):
+    nodes = 1 if plain else session.drafter.spec.max_nodes
+    return lambda: seconds(session.batch, nodes)
+
+  monkeypatch.setattr(hardware, "local", lambda **_: programs.HARDWARE)
+  monkeypatch.setattr(measure, "pass_timer", pass_timer)
+  monkeypatch.setattr(measure, "round_timer", round_timer)
+  return found
+
+
+@pytest.fixture
+def generate(target, tmp_path, capsys):
+  def call(*arguments):
+    capsys.readouterr()
+    programs.run(
+      "generate",
+      f"--target={target}",
+      "--prompt=abababababababab",
+      "--k=auto",
+      "--min_ngram=1",
+      "--max_new_tokens=24",
+      "--color=never",
+      f"--calibration={tmp_path / 'calibration.json'}",
+      *arguments,
+    )
+    return capsys.readouterr().out
+
+  return call
+
+
+def test_free_guesses_are_taken_and_dear_ones_are_not(
+  generate, costs, tmp_path
+):
+  printed = generate("--acceptance=synthetic", "--rates=0.9", "--most_k=4")
+  assert "k = 4, " in printed and "times plain decoding expected" in printed
+  assert "speedup expected" in printed
+  kept = json.loads((tmp_path / "calibration.json").read_text())
+  assert len(kept["fits"]) == 1 and len(kept["beside"]) == 1
+
+  (tmp_path / "calibration.json").unlink()
+  costs["slope"] = 1.0  # every token costs a pass
+  printed = generate("--acceptance=synthetic", "--rates=0.2", "--most_k=4")
+  assert "k = 0: no guess pays here" in printed
+
+
+def test_explained_term_by_term(generate, costs):
+  printed = generate("--explain", "--most_k=2")
+  for words in ("tokens a round", "weights", "K/V read", "beside the passes"):
+    assert words in printed
+
+
+def test_a_calibration_is_made_once(generate, costs, monkeypatch):
+  generate("--most_k=2")
+
+  def never(*_):
+    raise AssertionError("timed again")
+
+  monkeypatch.setattr(measure, "pass_timer", never)
+  generate("--most_k=2")
+
+
+@pytest.mark.parametrize(
+  "arguments, sentence",
+  [
+    (["--most_k=0"], "--most_k=0"),
+    (["--exit_layer=1", "--shape=chains:2"], "is for chains"),
+    (["--calibration=/nowhere/at/all.json"], "there is no folder"),
+  ],
+)
+def test_bad_input(generate, costs, arguments, sentence):
+  with pytest.raises(SystemExit, match=sentence):
+    generate(*arguments)
+
+
+@pytest.mark.parametrize("text", ["abc", "4-2", "1,x", "", "Auto"])
+def test_what_is_no_list_of_integers(text):
+  with pytest.raises(flags.IllegalFlagValueError, match="no list of integers"):
+    flags.FLAGS(["generate", f"--k={text}"])

@@ -1,0 +1,72 @@
+"""scripts/roofline.py in a process of its own: its flags are named like those
+of programs that decode."""
+
+import csv
+import subprocess
+import sys
+
+import pytest
+
+import programs
+from specdec.analysis import papers
+
+
+def run(*arguments):
+  return subprocess.run(
+    [sys.executable, programs.SCRIPTS / "roofline.py", *arguments],
+    capture_output=True,
+    text=True,
+    check=False,
+  )
+
+
+def test_the_papers_tables():
+  done = run("--papers")
+  assert done.returncode == 0, done.stderr
+  for row in papers.LEVIATHAN_1:
+    cells = f"| {row.alpha} | {row.k} | {row.operations:.2f} |"
+    assert cells in done.stdout
+    assert f"| {row.speed:.2f} | {row.speed:.2f} |" in done.stdout
+
+
+def test_tables_pictures_and_cells(tmp_path):
+  done = run(
+    "--chip=h100", "--chips=v5e,a100", "--target=llama3-8b", "--ways=1",
+    "--draft=llama3-1b", "--drafts=llama3-1b,0.02", "--batches=1,8,64",
+    "--contexts=512,8192", "--most=4", f"--output={tmp_path}",
+  )  # fmt: skip
+  assert done.returncode == 0, done.stderr
+  for words in ("a round of k = 0", "best k", "vLLM:", "TensorRT-LLM:"):
+    assert words in done.stdout
+  pictures = {path.stem for path in tmp_path.glob("*.png")}
+  assert pictures == {
+    "k_batch", "k_context", "k_acceptance", "k_draft", "chips", "roofline",
+  }  # fmt: skip
+  with (tmp_path / "cells.csv").open() as file:
+    cells = list(csv.DictReader(file))
+  assert len(cells) == 3 * 2 * 5
+  assert all(c["speedup"] == "1" for c in cells if c["k"] == "0")
+
+
+@pytest.mark.parametrize(
+  "arguments, sentence",
+  [
+    (["--chip=v9"], "no chip 'v9'; known: v3, v4"),
+    (["--target=gpt-5"], "no model 'gpt-5'"),
+    (["--ways=3"], "3 chips do not divide 64 heads"),
+    (["--ways=1"], "more than the 85.50 that can be used; target weights"),
+    (["--alpha=1.2"], "acceptance 1.2 is outside [0, 1]"),
+    (["--survival=0.5,0.6"], "ascends"),
+    (["--numbers=width=3"], "a chip has no width"),
+    (["--numbers=bandwidth=fast"], "--numbers: could not convert"),
+    (["--draft=smollm2-135m"], "vocabularies of 49152 and 128256"),
+    (["--law=1e9:0.5"], "two sizes"),
+    (["--batches=a"], "--batches:"),
+    (["--most=0"], "--most=0"),
+  ],
+)
+def test_bad_input_is_one_sentence(tmp_path, arguments, sentence):
+  done = run(*arguments, f"--output={tmp_path}")
+  assert done.returncode == 1
+  assert sentence in done.stderr
+  assert "Traceback" not in done.stderr

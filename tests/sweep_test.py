@@ -1,0 +1,272 @@
+"""scripts/sweep.py and report.py as their users meet them, on tiny models."""
+
+import importlib
+import json
+import re
+
+import numpy as np
+import pytest
+from absl import flags
+
+import programs
+from specdec import calibrate, measure
+from specdec.analysis import hardware, sweeps
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory):
+  return programs.write_model(tmp_path_factory.mktemp("target"), num_layers=3)
+
+
+@pytest.fixture(autouse=True)
+def known_hardware(monkeypatch):
+  """No machine is measured, and passes need not be compiled to be timed."""
+  monkeypatch.setattr(hardware, "local", lambda **_: programs.HARDWARE)
+  monkeypatch.setattr(measure, "check_possible", lambda *_: None)
+
+  def timer(model, params, batch, tokens, *_):
+    return lambda: 1e-3 * (1 + 0.1 * batch * tokens)
+
+  monkeypatch.setattr(measure, "pass_timer", timer)
+
+
+def write_sweep(folder, target, points, calibrated=((1, 2), (2,))):
+  path = folder / "points.py"
+  path.write_text(
+    "from ml_collections import ConfigDict\n"
+    "def get_config():\n"
+    "  config = ConfigDict()\n"
+    "  config.whole = {'context': 8, 'texts': 2, 'turns': 1}\n"
+    f"  config.common = {{'target': {str(target)!r}, 'exit_layer': 1,"
+    " 'max_new_tokens': 8}\n"
+    f"  config.points = {points!r}\n"
+    f"  config.calibrate = {{'batch': {calibrated[0]}, 'k': {calibrated[1]}}}\n"
+    "  return config\n"
+  )
+  return path
+
+
+@pytest.fixture
+def sweep(tmp_path, target, capsys):
+  def call(points, *arguments, **options):
+    path = write_sweep(tmp_path, target, points, **options)
+    capsys.readouterr()
+    programs.run(
+      "sweep",
+      f"--sweep={path}",
+      f"--output={tmp_path / 'out'}",
+      "--calibration_repeats=2",
+      *arguments,
+    )
+    return capsys.readouterr().out
+
+  return call
+
+
+def lines_of(folder):
+  text = (folder / "out" / "lines.jsonl").read_text()
+  return [json.loads(line) for line in text.splitlines()]
+
+
+POINTS = [{"k": 1, "batch": 2}, {"k": 0, "batch": 1}]
+
+
+def test_points_and_their_predictions(sweep, tmp_path):
+  printed = sweep(POINTS)
+  lines = lines_of(tmp_path)
+  assert [line["run"]["k"] for line in lines] == [1, 0]
+  for line in lines:
+    run, said = line["run"], line["prediction"]
+    assert run["speed"]["tokens"] == 2 * 8
+    assert said["seconds"] > 0 and line["context"] >= 16
+    assert said["speedup"] == pytest.approx(
+      said["plain_seconds"] / said["seconds"]
+    )
+    assert f"{said['speedup']:.2f}" in printed
+  assert lines[1]["prediction"]["speedup"] == 1
+  # What was counted is what was decoded: these texts are greedy.
+  measured = lines[0]["run"]["acceptance"]["survival"][0]["value"]
+  assert lines[0]["observed"]["survival"][0] == pytest.approx(measured)
+  calibrated = json.loads((tmp_path / "out" / "calibration.json").read_text())
+  assert len(calibrated["fits"]) == 2 and len(calibrated["beside"]) == 1
+
+
+def test_a_killed_sweep_goes_on_and_repeats_nothing(
+  sweep, tmp_path, monkeypatch
+):
+  sweep(POINTS[:1])
+  before = (tmp_path / "out" / "lines.jsonl").read_text()
+  path = tmp_path / "out" / "lines.jsonl"
+  path.write_text(before + '{"point": {"k"')  # killed while writing
+  script = importlib.import_module("sweep")
+  done, measured = [], script.measured
+  monkeypatch.setattr(
+    script, "measured", lambda *args: done.append(1) or measured(*args)
+  )
+  sweep(POINTS)
+  assert len(done) == 1
+  text = path.read_text()
+  assert text.startswith(before + '{"point": {"k"\n')  # never rewritten
+  found = sweeps.read([tmp_path / "out"])
+  assert len(found.lines) == 2 and "line 2" in found.broken[0]
+
+
+def test_a_point_that_fails_is_written_down_and_the_others_go_on(
+  sweep, tmp_path, monkeypatch
+):
+  script = importlib.import_module("sweep")
+  measured = script.measured
+
+  def fails(bench, say):
+    if flags.FLAGS.k == (1,):
+      raise RuntimeError("no more memory")
+    return measured(bench, say)
+
+  monkeypatch.setattr(script, "measured", fails)
+  printed = sweep(POINTS)
+  assert "1 points failed" in printed
+  lines = lines_of(tmp_path)
+  assert lines[0]["error"] == "RuntimeError: no more memory"
+  assert "run" in lines[1]
+  monkeypatch.setattr(script, "measured", measured)
+  sweep(POINTS)
+  assert len(lines_of(tmp_path)) == 2  # not tried again
+  sweep(POINTS, "--retry")
+  assert "run" in lines_of(tmp_path)[2]
+  found = sweeps.read([tmp_path / "out"])
+  assert len(found.lines) == 2 and not found.failed
+
+
+@pytest.mark.parametrize(
+  "points, arguments, sentence",
+  [
+    ([], [], "has no points"),
+    ([{"k": 1}, {"k": 1}], [], "twice"),
+    ([{"k": 1, "json": "x"}], [], "sets 'json'"),
+    ([{"k": 1, "depth": 2}], [], "sets 'depth'"),
+    ([{"k": -1}], [], "--k=-1"),
+    ([{"k": 1, "batch": 2}], ["--texts=3"], "no multiple of the batch 2"),
+    ([{"k": "auto"}], [], "--k=auto is for generate and bench"),
+  ],
+)
+def test_bad_sweeps_are_refused_at_once(sweep, points, arguments, sentence):
+  with pytest.raises(SystemExit, match=re.escape(sentence)):
+    sweep(points, *arguments)
+
+
+def test_turns_that_were_slow_are_slow_for_all():
+  rng = np.random.default_rng(0)
+  true = np.array([1.0, 2.0, 5.0, 3.0])
+  slow = np.repeat(np.exp(rng.normal(0, 0.3, 9)), len(true))
+  clock = iter(np.tile(true, 9) * slow)
+  timers = [lambda: next(clock)] * len(true)
+  groups = [
+    calibrate.Timers([(1, 1, 1)] * 3, timers[:3]),
+    calibrate.Timers([(1, 1, 1)], timers[3:]),
+  ]
+  first, second = calibrate.in_turns(groups, 9)
+  np.testing.assert_allclose(first / first[0], true[:3])
+  np.testing.assert_allclose(second / first[0], true[3:])
+
+
+@pytest.fixture
+def report(capsys):
+  script = importlib.import_module("report")
+
+  def call(*arguments):
+    for name in ("page", "pictures"):
+      flags.FLAGS[name].unparse()
+    flags.FLAGS(["report", *[a for a in arguments if a.startswith("--")]])
+    capsys.readouterr()
+    script.main(["report", *[a for a in arguments if not a.startswith("--")]])
+    return capsys.readouterr()
+
+  return call
+
+
+def line(k, batch, measured, predicted, **point):
+  estimate = {"value": measured, "error": 0.1}
+  return {
+    "point": {"k": k, "batch": batch, "target": "t<b>", **point},
+    "drafter": point.get("draft", "a draft"),
+    "caveats": [],
+    "load": 1.0,
+    "context": 64,
+    "run": {
+      "k": k,
+      "batch": batch,
+      "acceptance": {
+        "tokens_per_pass": {"value": 1.5, "error": None},
+        "target_passes": 10,
+      },
+      "speed": {"speedup": estimate, "seconds": 1.0, "tokens_per_second": 9.0},
+    },
+    "prediction": {"speedup": predicted, "round_seconds": 0.1},
+    "observed": {"survival": [0.5] * k, "wide": 1.0},
+  }
+
+
+def write_lines(folder, lines):
+  folder.mkdir()
+  text = "".join(json.dumps(x) + "\n" for x in lines)
+  (folder / "lines.jsonl").write_text(text)
+  return folder
+
+
+def test_the_page_holds_all_of_it_and_asks_nothing_of_the_network(
+  report, tmp_path
+):
+  lines = [
+    line(k, batch, 1 + 0.1 * k / batch, 1 + 0.1 * k / batch * (1 + (k == 2)))
+    for k in range(3)
+    for batch in (1, 4)
+  ]
+  folder = write_lines(tmp_path / "a", lines)
+  pictures = tmp_path / "pictures"
+  said = report(str(folder), f"--pictures={pictures}")
+  assert {path.stem for path in pictures.iterdir()} == {
+    "scatter", "over_k_0", "heatmap_0", "survival",
+  }  # fmt: skip
+  assert "4 of 6 cells" not in said.out and "cells within 0.90" in said.out
+  page = (folder / "report.html").read_text()
+  assert "t&lt;b&gt;" in page and "t<b>" not in page
+  assert page.count("<tr>") == 1 + len(lines)
+  assert page.count("<img") == 4  # scatter, over k, heatmap, survival
+  assert not re.search(r"(src|href)=\"(?!data:)", page)
+
+
+def test_sweeps_are_merged_and_the_drafts_compared(report, tmp_path):
+  folders = [
+    write_lines(
+      tmp_path / draft, [line(k, 1, 1.2, 1.2, draft=draft) for k in (1, 2)]
+    )
+    for draft in ("small", "large")
+  ]
+  page = tmp_path / "all.html"
+  report(f"--page={page}", *map(str, folders))
+  text = page.read_text()
+  assert 'alt="drafts_0"' in text and text.count("<tr>") == 5
+
+
+def test_bands_and_crossovers():
+  lines = [
+    line(1, batch, gain, said)
+    for batch, gain, said in ((1, 1.3, 1.2), (2, 0.995, 1.1), (4, 0.8, 1.0))
+  ]
+  band = sweeps.band(lines)
+  assert (band.cells, band.within) == (3, 2)
+  assert band.least == pytest.approx(0.8)
+  assert sweeps.crossover(lines) == (4, 2)
+  assert sweeps.crossover(lines[:1]) == (None, None)
+
+
+def test_what_cannot_be_reported_is_said(report, tmp_path):
+  with pytest.raises(SystemExit, match="give a folder"):
+    report()
+  empty = write_lines(tmp_path / "empty", [])
+  with pytest.raises(SystemExit, match="no measured point"):
+    report(str(empty))
+  (empty / "lines.jsonl").write_text('{"point": {}}\n[1]\nhalf')
+  with pytest.raises(SystemExit, match="no measured point"):
+    report(str(empty))
+  assert not (empty / "report.html").exists()
