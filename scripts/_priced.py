@@ -1,0 +1,198 @@
+"""A target and a draft on chips, as roofline.py's flags name them."""
+
+import dataclasses
+import sys
+
+import _output
+from absl import flags
+from ml_collections import config_flags
+
+from specdec import checkpoints
+from specdec.analysis import chips, hardware, shapes, speedup
+from specdec.analysis.cost import BYTES, IDEAL, TYPICAL, Placed
+from specdec.analysis.pairs import Pair
+from specdec.checkpoints.fetch import fetch
+
+_EFFICIENCY = {"ideal": IDEAL, "typical": TYPICAL}
+# Of LaMDA 137B's drafts (arXiv:2211.17192, table 3).
+_LAW = ["1e8:0.61", "2e9:0.71", "8e9:0.75"]
+
+config_flags.DEFINE_config_file(
+  "config", None, "File whose get_config() sets flags not given here."
+)
+_BEFORE = set(flags.FLAGS)
+flags.DEFINE_string(
+  "chip", "v5p", f"One of {', '.join(chips.CHIPS)}, or local: this machine."
+)
+flags.DEFINE_list(
+  "numbers",
+  [],
+  "Instead of the datasheet's: bandwidth=1e12, memory=9e10, link_bandwidth, "
+  "axes, hop_seconds ...",
+)
+flags.DEFINE_list("chips", [], "More chips, to set beside it.")
+flags.DEFINE_string(
+  "calibration", None, "File of bench.py --calibrate, instead of a datasheet."
+)
+flags.DEFINE_enum(
+  "efficiency",
+  "typical",
+  _EFFICIENCY,
+  "ideal: all of the peaks, the larger of moving and computing. typical: what "
+  "vLLM reached with an 8B model on an H100, and the sum of the two.",
+)
+flags.DEFINE_string(
+  "target",
+  "llama3-70b",
+  f"A checkpoint, or a shape: {', '.join(shapes.names())}.",
+)
+flags.DEFINE_string(
+  "draft", "llama3-1b", "The same; none: guesses that cost nothing."
+)
+flags.DEFINE_integer(
+  "exit_layer", None, "The target's own first layers draft instead."
+)
+flags.DEFINE_list(
+  "drafts",
+  ["0.003", "0.01", "0.03", "0.1", "0.3"],
+  "Draft sizes to compare: shapes, or shares of the target.",
+)
+flags.DEFINE_list(
+  "law",
+  _LAW,
+  "Acceptance by draft size, PARAMETERS:RATE each; a power law goes through "
+  "them. Default: drafts of LaMDA 137B.",
+)
+flags.DEFINE_enum("weights", "bfloat16", list(BYTES), "Of both models.")
+flags.DEFINE_enum("kv", "bfloat16", list(BYTES), "Of both caches.")
+flags.DEFINE_enum(
+  "compute", None, list(BYTES), "Of products; default as the weights."
+)
+flags.DEFINE_integer("ways", 4, "Chips that share the target's weights.")
+flags.DEFINE_integer("replicas", 1, "Groups of such chips, sharing the batch.")
+flags.DEFINE_integer(
+  "draft_ways", 1, "Chips that share the draft's; 1: each has all of it."
+)
+flags.DEFINE_float(
+  "correlation", 0.75, "Of the experts that tokens choose; 1: independent."
+)
+flags.DEFINE_float("alpha", 0.75, "Share of guesses kept, at every position.")
+flags.DEFINE_list(
+  "survival", [], "Instead: share of rounds that keep guesses 1, 1 to 2, ..."
+)
+flags.DEFINE_list(
+  "rank_acceptance",
+  [],
+  "How often a node's first, second ... child is kept: prints the best tree.",
+)
+flags.DEFINE_integer("context", 2048, "Cached positions of a row.")
+flags.DEFINE_list("contexts", ["512", "2048", "8192", "32768", "131072"], "")
+flags.DEFINE_list("batches", [str(2**i) for i in range(9)], "")
+flags.DEFINE_integer("most", 8, "Largest k.")
+flags.DEFINE_integer("source", 0, "Positions that cross-attention reads (T5).")
+flags.adopt_module_key_flags(_output)
+flags.DEFINE_bool("papers", False, "Only print the papers' tables, recomputed.")
+FLAGS = flags.FLAGS
+OWN = sorted({*FLAGS} - _BEFORE | {"output"})
+
+
+def numbers_of(texts, what: str) -> list[float]:
+  """Refuses what is no number."""
+  try:
+    return [float(text) for text in texts]
+  except ValueError as error:
+    raise ValueError(f"--{what}: {error}") from None
+
+
+def integers_of(texts, what: str) -> list[int]:
+  found = numbers_of(texts, what)
+  if any(x != int(x) or x < 0 for x in found):
+    raise ValueError(f"--{what}: {found} are not whole numbers")
+  return [int(x) for x in found]
+
+
+def shape_of(name: str) -> shapes.Shape:
+  """A preset, a share of the target, or a checkpoint's config."""
+  if name in shapes.names():
+    return shapes.get(name)
+  try:
+    share = float(name)
+  except ValueError:
+    pass
+  else:
+    return shapes.scaled(shape_of(FLAGS.target), share)
+  try:
+    source = fetch(name)
+    return shapes.of_config(checkpoints.inspect(source, "float32"), name)
+  except (OSError, ValueError) as error:
+    raise ValueError(
+      f"no model {name!r} ({error}); shapes: {', '.join(shapes.names())}"
+    ) from None
+
+
+def chip_of(name: str) -> chips.Chip:
+  changes = {}
+  for text in FLAGS.numbers if name == FLAGS.chip else ():
+    key, _, value = text.partition("=")
+    [changes[key]] = numbers_of([value], "numbers")
+  if name != "local":
+    return chips.get(name, **changes)
+  found = chips.of_hardware(
+    hardware.local(progress=lambda what: print(what, file=sys.stderr))
+  )
+  return dataclasses.replace(found, **changes)
+
+
+def place(name: str, chip, ways: int, known, **layers) -> Placed:
+  """A model on chips; calibrated where `known` is a calibration."""
+  made = Placed(
+    shape_of(name),
+    chip,
+    FLAGS.weights,
+    FLAGS.kv,
+    FLAGS.compute,
+    ways,
+    FLAGS.replicas,
+    _EFFICIENCY[FLAGS.efficiency],
+    correlation=FLAGS.correlation,
+    **layers,
+  )
+  return known.place(name, made) if known else made
+
+
+def pair_on(chip, known=None, draft: str | None = None) -> Pair:
+  """Target and draft on a chip."""
+  target = place(FLAGS.target, chip, FLAGS.ways, known)
+  if FLAGS.exit_layer is not None:
+    first = dataclasses.replace(target, stop=FLAGS.exit_layer)
+    return Pair(target, first, FLAGS.exit_layer)
+  draft = draft or FLAGS.draft
+  if draft == "none":
+    return Pair(target)
+  made = Pair(target, place(draft, chip, FLAGS.draft_ways, known))
+  if known:
+    for setting, found in known.beside.items():
+      if setting.startswith(f"{FLAGS.target}, {draft}, "):
+        print(f"beside the passes: as of {setting}", file=sys.stderr)
+        return dataclasses.replace(
+          made, beside=found.ours, plain_beside=found.plain
+        )
+  return made
+
+
+def gain(pair: Pair, batch: int, context: int, survival) -> float:
+  """nan where it does not fit."""
+  try:
+    pair.check_memory(batch, context)
+  except ValueError:
+    return float("nan")
+  return pair.speedup(batch, context, survival)
+
+
+def law_of() -> speedup.PowerLaw:
+  """--law."""
+  pairs = [text.partition(":") for text in FLAGS.law]
+  sizes = numbers_of([size for size, _, _ in pairs], "law")
+  return speedup.fit_power_law(
+    sizes, numbers_of([rate for _, _, rate in pairs], "law")
+  )

@@ -1,0 +1,182 @@
+"""Pictures and cells of roofline.py."""
+
+import csv
+from pathlib import Path
+
+import _priced
+import numpy as np
+from _priced import gain
+from absl import flags
+
+from specdec.analysis import heatmaps, planning, speedup
+from specdec.analysis.pairs import Pair
+
+_CELL = (
+  "chip", "target", "draft", "batch", "context", "k", "fits",
+  "tokens_per_round", "round_ms", "plain_ms", "speedup", "tokens_per_second",
+  "ms_per_token", "p99_ms_per_token",
+)  # fmt: skip
+FLAGS = flags.FLAGS
+
+
+def grid(rows, columns_, value) -> np.ndarray:
+  return np.array([[value(row, column) for column in columns_] for row in rows])
+
+
+def write_cells(path: Path, pair: Pair, survival, batches, contexts) -> None:
+  """Every batch, context and k."""
+  curve = planning.curve(survival, FLAGS.most)
+  with path.open("w", newline="", encoding="utf-8") as file:
+    writer = csv.writer(file)
+    writer.writerow(_CELL)
+    for batch in batches:
+      for context in contexts:
+        plain = pair.plain(batch, context).seconds
+        fits = not np.isnan(gain(pair, batch, context, ()))
+        for k in range(len(curve) + 1):
+          tokens = speedup.expected_tokens(curve[:k])
+          seconds = pair.round(batch, k, context).seconds
+          one = speedup.latency(curve[:k], seconds)
+          writer.writerow(
+            [
+              pair.target.chip.name,
+              FLAGS.target,
+              FLAGS.draft if FLAGS.exit_layer is None else FLAGS.exit_layer,
+              batch,
+              context,
+              k,
+              fits,
+              *(
+                f"{x:.6g}"
+                for x in (
+                  tokens,
+                  1e3 * seconds,
+                  1e3 * plain,
+                  tokens * plain / seconds,
+                  batch * tokens / seconds,
+                  1e3 * one.mean,
+                  1e3 * one.p99,
+                )
+              ),
+            ]
+          )
+
+
+def draw(folder: Path, known, pair: Pair, survival, batches, contexts) -> None:
+  """The pictures."""
+  ks = list(range(FLAGS.most + 1))
+  curve = planning.curve(survival, FLAGS.most)
+  ks = ks[: len(curve) + 1]
+  who = f"{FLAGS.target} + {FLAGS.draft}"
+  if FLAGS.exit_layer is not None:
+    who = f"{FLAGS.target}, exit after layer {FLAGS.exit_layer}"
+  where = f"{FLAGS.ways * FLAGS.replicas} x {pair.target.chip.name}"
+  rate = "given survival" if FLAGS.survival else f"alpha {FLAGS.alpha:g}"
+  title = f"{who} on {where}, {FLAGS.weights}"
+
+  def over(name, values, columns_, label, shown):
+    if np.any(np.isnan(values)):
+      shown += "; -: does not fit"
+    heatmaps.speedups(
+      {shown: values},
+      columns_,
+      ks,
+      (label, "k"),
+      folder / f"{name}.png",
+      title,
+    )
+
+  by_batch = grid(
+    ks, batches, lambda k, b: gain(pair, b, FLAGS.context, curve[:k])
+  )
+  over("k_batch", by_batch, batches, "batch, rows", f"context {FLAGS.context}")
+  by_context = grid(ks, contexts, lambda k, s: gain(pair, 1, s, curve[:k]))
+  over(
+    "k_context", by_context, contexts, "context, positions", f"batch 1, {rate}"
+  )
+  rates = [0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95]
+  by_rate = grid(
+    ks,
+    rates,
+    lambda k, a: gain(pair, 1, FLAGS.context, speedup.iid_survival(a, k)),
+  )
+  over(
+    "k_acceptance",
+    by_rate,
+    rates,
+    "share of guesses kept",
+    f"batch 1, context {FLAGS.context}",
+  )
+  if FLAGS.exit_layer is None and FLAGS.draft != "none" and not known:
+    law = _priced.law_of()
+    made = {
+      name: _priced.pair_on(pair.target.chip, draft=name)
+      for name in FLAGS.drafts
+    }
+    sizes = {name: one.draft.shape.num_parameters for name, one in made.items()}
+    by_size = grid(
+      ks,
+      FLAGS.drafts,
+      lambda k, name: gain(
+        made[name],
+        1,
+        FLAGS.context,
+        speedup.iid_survival(law.alpha(sizes[name]), k),
+      ),
+    )
+    labels = [
+      f"{sizes[n] / 1e9:.3g} B\n{law.alpha(sizes[n]):.2f}" for n in sizes
+    ]
+    over(
+      "k_draft",
+      by_size,
+      labels,
+      "draft's parameters, and the share kept by the law of draft size",
+      f"batch 1, context {FLAGS.context}",
+    )
+  curves = {}
+  for name in dict.fromkeys([FLAGS.chip, *FLAGS.chips]):
+    one = pair if name == FLAGS.chip else _priced.pair_on(_priced.chip_of(name))
+    points = []
+    for batch in batches:
+      best = planning.best_k(one, batch, FLAGS.context, survival, FLAGS.most)
+      fits = not np.isnan(gain(one, batch, FLAGS.context, ()))
+      points.append((best.speedup, best.k) if fits else (np.nan, np.nan))
+    nowhere = np.all(np.isnan(points))
+    label = one.target.chip.name + (": does not fit" if nowhere else "")
+    curves[label] = points
+  heatmaps.over_batch(
+    curves,
+    batches,
+    folder / "chips.png",
+    f"{title}, context {FLAGS.context}, {rate}",
+  )
+  draw_roof(folder / "roofline.png", pair, batches, title)
+
+
+def draw_roof(path: Path, pair: Pair, batches, title: str) -> None:
+  """Passes of one chip beneath its roof."""
+  k = FLAGS.most
+  some = batches[0], batches[len(batches) // 2], batches[-1]
+  shown = f"batch {some[0]}, {some[1]}, {some[2]}"
+  kinds = {
+    f"plain decoding,\n{shown}": (pair.target, 1),
+    f"verification, k = {k},\n{shown}": (pair.target, k + 1),
+  }
+  if pair.draft is not None:
+    kinds[f"draft,\n{shown}"] = (pair.draft, 1)
+  points = {}
+  for name, (placed, tokens) in kinds.items():
+    points[name] = []
+    for batch in some:
+      cost = placed.cost(batch, tokens, FLAGS.context, FLAGS.source)
+      rate = cost.flops / cost.seconds
+      points[name].append((cost.flops / cost.bytes, rate, str(batch)))
+  chip = pair.target.chip
+  roofs = {chip.name: (chip.bandwidth, chip.rate(pair.target.dtype))}
+  for name in FLAGS.chips:
+    other = _priced.chip_of(name)
+    roofs[name] = (other.bandwidth, other.rate(pair.target.dtype))
+  heatmaps.roofline(
+    roofs, points, path, f"{title}, context {FLAGS.context}, one chip"
+  )
