@@ -7,7 +7,8 @@ A sweep file's get_config() has `points`, a list of settings (flags of
 generate.py: k, batch, temperature, drafter, draft, exit_layer, acceptance ...),
 `common`, settings of all of them, `calibrate`, the batches and ks of the rounds
 that the cost model is fitted to, which no point should repeat, and `whole`,
-values for --context, --texts and --turns where these are not given.
+values for --context, --texts, --turns and --calibration_repeats where these
+are not given.
 
 Every setting is calibrated once (runs/sweep/calibration.json): passes and
 rounds are timed and the cost model is fitted to them. Then for every point the
@@ -52,7 +53,7 @@ for _module in (_flags, _output, _rows):  # or --help would leave them out
   flags.adopt_module_key_flags(_module)
 _OWN = sorted({*FLAGS} - _BEFORE | {"output", "context"})
 FLAG_NAMES = [*_flags.SHARED, *_OWN]
-_WHOLE = ("context", "texts", "turns")
+_WHOLE = ("context", "texts", "turns", "calibration_repeats")
 
 
 def settings_of(sweep) -> list[dict]:

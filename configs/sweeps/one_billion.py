@@ -3,7 +3,7 @@
   python scripts/sweep.py --sweep=configs/sweeps/one_billion.py \\
     --output=runs/one_billion
 
-9 points, half an hour on two CPU cores. The text is meaningless; what is
+9 points, a quarter of an hour on two CPU cores. The text is meaningless; what is
 judged is speed. What comes out is in docs/results.md.
 """
 
@@ -12,7 +12,12 @@ from ml_collections import ConfigDict
 
 def get_config() -> ConfigDict:
   config = ConfigDict()
-  config.whole = {"context": 64, "texts": 4, "turns": 2}
+  config.whole = {
+    "context": 64,
+    "texts": 1,
+    "turns": 3,
+    "calibration_repeats": 7,
+  }
   config.common = {
     "target": "preset:llama3-1b",
     "random_weights": True,

@@ -3,7 +3,7 @@
   python scripts/sweep.py --sweep=configs/sweeps/smollm2.py \\
     --output=runs/smollm2
 
-18 points, an hour on two CPU cores. What comes out is in docs/results.md.
+18 points, half an hour on two CPU cores. What comes out is in docs/results.md.
 """
 
 from ml_collections import ConfigDict
@@ -11,10 +11,15 @@ from ml_collections import ConfigDict
 
 def get_config() -> ConfigDict:
   config = ConfigDict()
-  config.whole = {"context": 96, "texts": 4, "turns": 2}
+  config.whole = {
+    "context": 96,
+    "texts": 2,
+    "turns": 2,
+    "calibration_repeats": 9,
+  }
   config.common = {
     "target": "smollm2-135m-instruct",
-    "max_new_tokens": 40,
+    "max_new_tokens": 32,
     "batch": 1,
   }
   config.points = [
