@@ -94,8 +94,8 @@ class Bench:
     if self._path.exists():
       self.calibration = _calibration.read(self._path)
     self._most = (
-      max(point.get("batch", 1) for point in points),
-      1 + max(point.get("k", 1) for point in points),
+      max(*rounds["batch"], *(point.get("batch", 1) for point in points)),
+      1 + max(*rounds["k"], *(point.get("k", 1) for point in points)),
     )
 
   def models(self):

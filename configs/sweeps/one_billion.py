@@ -3,8 +3,8 @@
   python scripts/sweep.py --sweep=configs/sweeps/one_billion.py \\
     --output=runs/one_billion
 
-9 points, a quarter of an hour on two CPU cores. The text is meaningless; what is
-judged is speed. What comes out is in docs/results.md.
+9 points, a quarter of an hour on two CPU cores. The text is meaningless; what
+is judged is speed. What comes out is in docs/results.md.
 """
 
 from ml_collections import ConfigDict
