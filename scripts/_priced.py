@@ -71,7 +71,9 @@ flags.DEFINE_enum(
 flags.DEFINE_integer("ways", 4, "Chips that share the target's weights.")
 flags.DEFINE_integer("replicas", 1, "Groups of such chips, sharing the batch.")
 flags.DEFINE_integer(
-  "draft_ways", 1, "Chips that share the draft's; 1: each has all of it."
+  "draft_ways",
+  None,
+  "Chips that share the draft's; 1: each has all of it. Default: --ways.",
 )
 flags.DEFINE_float(
   "correlation", 0.75, "Of the experts that tokens choose; 1: independent."
@@ -169,7 +171,7 @@ def pair_on(chip, known=None, draft: str | None = None) -> Pair:
   draft = draft or FLAGS.draft
   if draft == "none":
     return Pair(target)
-  made = Pair(target, place(draft, chip, FLAGS.draft_ways, known))
+  made = Pair(target, place(draft, chip, FLAGS.draft_ways or FLAGS.ways, known))
   if known:
     for setting, found in known.beside.items():
       if setting.startswith(f"{FLAGS.target}, {draft}, "):

@@ -149,7 +149,8 @@ def draw(folder: Path, known, pair: Pair, survival, batches, contexts) -> None:
     curves,
     batches,
     folder / "chips.png",
-    f"{title}, context {FLAGS.context}, {rate}",
+    f"{who} on {FLAGS.ways * FLAGS.replicas} chips, {FLAGS.weights}, context "
+    f"{FLAGS.context}, {rate}",
   )
   draw_roof(folder / "roofline.png", pair, batches, title)
 

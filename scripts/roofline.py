@@ -86,7 +86,7 @@ def print_plans(pair: Pair, survival, batches, contexts) -> None:
   even = planning.break_even_batch(pair, FLAGS.context, survival, FLAGS.most)
   print(
     f"\nat context {FLAGS.context} speculation stops paying at batch "
-    f"{even or 'above any tried'}"
+    f"{even or 'above any tried'}, would that fit"
   )
   if even:
     back = planning.break_even_context(pair, even, survival, FLAGS.most)
@@ -101,7 +101,9 @@ def print_plans(pair: Pair, survival, batches, contexts) -> None:
       f"{one.tokens_per_second:,.0f} tokens/s, "
       f"{1e3 * one.seconds_per_token:.1f} ms a token"
     )
-  stretches = planning.schedule(pair, FLAGS.context, survival, FLAGS.most)
+  stretches = planning.schedule(
+    pair, FLAGS.context, survival, FLAGS.most, min(256, ours.batch)
+  )
   print(f"vLLM: {json.dumps(planning.as_vllm(stretches))}")
   print(f"TensorRT-LLM: {json.dumps(planning.as_tensorrt_llm(stretches))}")
 
@@ -126,7 +128,7 @@ def roofline() -> None:
     print(_papers.tables())
     return
   for name in ("ways", "replicas", "draft_ways", "most"):
-    if getattr(FLAGS, name) < 1:
+    if getattr(FLAGS, name) is not None and getattr(FLAGS, name) < 1:
       raise ValueError(f"--{name}={getattr(FLAGS, name)}; it must be >= 1")
   batches = _priced.integers_of(FLAGS.batches, "batches")
   contexts = _priced.integers_of(FLAGS.contexts, "contexts")
