@@ -89,7 +89,13 @@ def draw(folder: Path, known, pair: Pair, survival, batches, contexts) -> None:
   by_batch = grid(
     ks, batches, lambda k, b: gain(pair, b, FLAGS.context, curve[:k])
   )
-  over("k_batch", by_batch, batches, "batch, rows", f"context {FLAGS.context}")
+  over(
+    "k_batch",
+    by_batch,
+    batches,
+    "batch, rows",
+    f"context {FLAGS.context}, {rate}",
+  )
   by_context = grid(ks, contexts, lambda k, s: gain(pair, 1, s, curve[:k]))
   over(
     "k_context", by_context, contexts, "context, positions", f"batch 1, {rate}"

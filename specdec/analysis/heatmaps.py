@@ -141,7 +141,7 @@ def _roofline(roofs, points, title) -> Figure:
     axes.plot(
       span,
       np.minimum(span * rate, peak) / 1e12,
-      label=f"{name}: {rate / 1e9:,.0f} GB/s,\n{peak / 1e12:,.3g} TFLOP/s",
+      label=f"{name}: {rate / 1e9:,.0f} GB/s,\n{peak / 1e12:,.4g} TFLOP/s",
       color="black" if i == 0 else canvas.GRAY,
       linestyle=canvas.LINES[i % len(canvas.LINES)],
     )
