@@ -48,6 +48,12 @@ flags.DEFINE_integer("texts", 16, "Prompts, at least as many as a batch has.")
 flags.DEFINE_integer("turns", 3, "How often all texts are timed either way.")
 flags.DEFINE_integer("calibration_repeats", 21, "Timings of a calibration.")
 flags.DEFINE_bool("retry", False, "Try points again that failed before.")
+flags.DEFINE_bool(
+  "repredict",
+  False,
+  "Predict again what is measured already, by the calibration and the cost "
+  "model of today. Guesses are counted again, nothing is timed.",
+)
 FLAGS = flags.FLAGS
 for _module in (_flags, _output, _rows):  # or --help would leave them out
   flags.adopt_module_key_flags(_module)
@@ -141,8 +147,12 @@ class Bench:
     return made
 
 
-def measured(bench: Bench, say) -> dict:
-  """A point's line: the flags say which."""
+def measured(bench: Bench, say, known: dict | None = None) -> dict:
+  """A point's line: the flags say which.
+
+  Args:
+    known: a line whose times are kept.
+  """
   k, batch = _flags.single("k"), _flags.single("batch")
   pair = bench.pair(say)
   models, rows = bench.models()
@@ -168,9 +178,18 @@ def measured(bench: Bench, say) -> dict:
     [[decode(some, turn, False).stats for some in batches] for turn in unseen]
   )
   slots = calibrate.slots_of(session, False)
-  predicted = prediction.predict(
-    pair, found, batch, slots, FLAGS.max_new_tokens
-  )
+  said = prediction.predict(pair, found, batch, slots, FLAGS.max_new_tokens)
+  told = {
+    "prediction": dataclasses.asdict(said),
+    "observed": {
+      "survival": found.pooled,
+      "wide": found.wide,
+      "rounds": found.rounds,
+    },
+    "context": slots,
+  }
+  if known:
+    return {**known, **told}
   say("timing")
   done = []
   load = provenance.load()
@@ -207,11 +226,9 @@ def measured(bench: Bench, say) -> dict:
     "run": run.document(),
     "drafter": _decoding.describe_drafter(),
     "caveats": _decoding.caveats(),
-    "prediction": dataclasses.asdict(predicted),
-    "observed": {"survival": found.pooled, "wide": found.wide},
-    "context": slots,
     "load": load,
     "date": provenance.now(),
+    **told,
   }
 
 
@@ -286,12 +303,14 @@ def sweep() -> None:
   lines = run_folder.Lines(folder / "lines.jsonl")
   for broken in lines.broken:
     print(f"skipped: {broken}", file=sys.stderr)
-  done = {
-    key_of(line["point"])
-    for line in lines.entries
-    if "run" in line or ("error" in line and not FLAGS.retry)
-  }
-  left = [point for point in points if key_of(point) not in done]
+  known = {key_of(x["point"]): x for x in lines.entries if "run" in x}
+  done = set(known)
+  if not FLAGS.retry:
+    done |= {key_of(x["point"]) for x in lines.entries if "error" in x}
+  if FLAGS.repredict:
+    left = [point for point in points if key_of(point) in known]
+  else:
+    left = [point for point in points if key_of(point) not in done]
   bench = Bench(folder, points, rounds)
   if not (folder / "header.json").exists():
     header = _decoding.header(_OWN)
@@ -304,7 +323,9 @@ def sweep() -> None:
       try:
         with flagsaver.flagsaver(**flags_of(point)):
           _flags.settle(_OWN)
-          found = measured(bench, progress.set_postfix_str)
+          found = measured(
+            bench, progress.set_postfix_str, known.get(key_of(point))
+          )
       except Exception as error:  # the others must not suffer
         found = {"error": f"{type(error).__name__}: {error}"}
         tqdm.write(f"failed: {name}: {error}", file=sys.stderr)

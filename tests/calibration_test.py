@@ -140,7 +140,7 @@ def test_what_was_observed_of_guesses():
   one = stats([20], [[10, 5]], [[6, 2]], [5, 15])
   found = prediction.observed([[one, one]])
   np.testing.assert_allclose(found.survival, [[0.3, 0.2]] * 2)
-  assert found.wide == 0.75
+  assert found.wide == 0.75 and found.rounds == 40
   twice = prediction.observed(
     [[one], [stats([20], [[10, 5]], [[8, 2]], [5, 5])]]
   )
@@ -150,19 +150,20 @@ def test_what_was_observed_of_guesses():
 
 def test_a_prediction_is_rounds_times_seconds():
   pair = Pair(placed(), None, None, Beside(1e-3), Beside(5e-4))
-  sure = prediction.Observed(((1.0, 1.0), (1.0, 1.0)), 1.0)
+  sure = prediction.Observed(((1.0, 1.0), (1.0, 1.0)), 1.0, 10.0)
   found = prediction.predict(pair, sure, 2, 256, 30)
   assert found.seconds == pytest.approx(10 * pair.round(2, 2, 256).seconds)
   assert found.plain_seconds == pytest.approx(30 * pair.plain(2, 256).seconds)
   assert found.tokens == 3
   assert found.speedup == found.plain_seconds / found.seconds
+  assert found.steady_speedup == pytest.approx(found.speedup)
   # Two batches of one row each, and half of the rounds idle.
-  half = dataclasses.replace(sure, wide=0.5)
+  half = dataclasses.replace(sure, wide=0.5, rounds=20.0)
   apart = prediction.predict(pair, half, 1, 256, 30)
   mean = pair.round(1, 2, 256).seconds + pair.idle_round(1, 256).seconds
   assert apart.round_seconds == pytest.approx(mean / 2)
   assert apart.seconds == pytest.approx(20 * apart.round_seconds)
-  plain = prediction.Observed(((), ()), 1.0)
+  plain = prediction.Observed(((), ()), 1.0, 30.0)
   assert prediction.predict(pair, plain, 2, 256, 30).speedup == 1
 
 

@@ -97,12 +97,6 @@ def test_rounds_until_a_text_is_finished_by_enumeration():
   np.testing.assert_allclose(
     speedup.finished(survival, tokens), np.cumsum(exact), atol=1e-12
   )
-  # A batch waits for its last row.
-  one = speedup.rounds_of_batch([survival], tokens)
-  assert one == pytest.approx(np.sum(np.arange(tokens + 1) * exact))
-  both = 1 - np.cumsum(exact) ** 2
-  two = speedup.rounds_of_batch([survival] * 2, tokens)
-  assert two == pytest.approx(np.sum(both)) and two > one
 
 
 def test_latency_of_plain_decoding_is_its_round():

@@ -78,6 +78,7 @@ def test_points_and_their_predictions(sweep, tmp_path):
   for line in lines:
     run, said = line["run"], line["prediction"]
     assert run["speed"]["tokens"] == 2 * 8
+    assert line["observed"]["rounds"] >= 8 / (1 + run["k"])
     assert said["seconds"] > 0 and line["context"] >= 16
     assert said["speedup"] == pytest.approx(
       said["plain_seconds"] / said["seconds"]
@@ -117,10 +118,10 @@ def test_a_point_that_fails_is_written_down_and_the_others_go_on(
   script = importlib.import_module("sweep")
   measured = script.measured
 
-  def fails(bench, say):
+  def fails(bench, say, known):
     if flags.FLAGS.k == (1,):
       raise RuntimeError("no more memory")
-    return measured(bench, say)
+    return measured(bench, say, known)
 
   monkeypatch.setattr(script, "measured", fails)
   printed = sweep(POINTS)
@@ -135,6 +136,19 @@ def test_a_point_that_fails_is_written_down_and_the_others_go_on(
   assert "run" in lines_of(tmp_path)[2]
   found = sweeps.read([tmp_path / "out"])
   assert len(found.lines) == 2 and not found.failed
+
+
+def test_what_is_measured_is_predicted_again(sweep, tmp_path, monkeypatch):
+  sweep(POINTS)
+  before = lines_of(tmp_path)
+  monkeypatch.setattr(measure, "pass_timer", None)  # nothing is timed again
+  sweep(POINTS, "--repredict")
+  after = lines_of(tmp_path)
+  assert after[:2] == before
+  for old, new in zip(before, after[2:]):
+    assert new["run"] == old["run"] and new["date"] == old["date"]
+    assert new["prediction"] == old["prediction"]  # of the same calibration
+  assert len(sweeps.read([tmp_path / "out"]).lines) == 2
 
 
 @pytest.mark.parametrize(

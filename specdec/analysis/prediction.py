@@ -21,10 +21,14 @@ class Observed:
   Attributes:
     survival: [texts][k] share of a text's rounds that kept guesses 1 .. i.
     wide: share of a batch's rounds that verified guesses at all.
+    rounds: of all batches, each until its last row ended; the mean over runs.
+      Rows of a batch wait for one another, and how long no curve tells: texts
+      differ, and rounds of one text resemble each other.
   """
 
   survival: tuple[tuple[float, ...], ...]
   wide: float
+  rounds: float
 
   @property
   def pooled(self) -> tuple[float, ...]:
@@ -55,7 +59,8 @@ def observed(runs: Sequence[Sequence[Stats]]) -> Observed:
   kept = np.minimum.accumulate(np.clip(kept, 0, 1), axis=1)
   widths = sum(np.asarray(s.widths, float) for run in runs for s in run)
   wide = 1.0 if len(widths) == 1 else float(1 - widths[0] / widths.sum())
-  return Observed(tuple(map(tuple, kept.tolist())), wide)
+  rounds = float(widths.sum()) / len(runs)
+  return Observed(tuple(map(tuple, kept.tolist())), wide, rounds)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,19 +68,21 @@ class Prediction:
   """Of a setting.
 
   Attributes:
-    tokens: of a round, all texts together.
     round_seconds, plain_round_seconds: one with guesses (of a batch's rounds
       with and without, the mean), one of plain decoding.
     seconds, plain_seconds: of the texts, each batch until its last row ends.
     speedup: their quotient.
+    tokens: of a round of one row, by the survival curve of all texts.
+    steady_speedup: by that curve, were an ended row replaced at once.
   """
 
-  tokens: float
   round_seconds: float
   plain_round_seconds: float
   seconds: float
   plain_seconds: float
   speedup: float
+  tokens: float
+  steady_speedup: float
 
 
 def mean_round(pair: Pair, batch: int, k: int, context: int, wide: float):
@@ -89,23 +96,21 @@ def mean_round(pair: Pair, batch: int, k: int, context: int, wide: float):
 def predict(
   pair: Pair, found: Observed, batch: int, context: int, tokens: int
 ) -> Prediction:
-  """Texts of so many new tokens, decoded `batch` at a time in their order."""
-  k = len(found.survival[0])
-  texts = [
-    found.survival[i : i + batch] for i in range(0, len(found.survival), batch)
-  ]
-  rounds = sum(speedup.rounds_of_batch(some, tokens) for some in texts)
+  """Texts of so many new tokens, decoded `batch` at a time."""
+  texts, k = len(found.survival), len(found.survival[0])
   of_round = mean_round(pair, batch, k, context, found.wide)
   plain_round = pair.plain(batch, context).seconds
-  plain = len(texts) * tokens * plain_round
-  alone = sum(speedup.rounds_of_batch([one], tokens) for one in found.survival)
+  seconds = found.rounds * of_round
+  plain_seconds = -(-texts // batch) * tokens * plain_round
+  expected = speedup.expected_tokens(found.pooled)
   return Prediction(
-    len(found.survival) * tokens / alone,
     of_round,
     plain_round,
-    rounds * of_round,
-    plain,
-    plain / (rounds * of_round),
+    seconds,
+    plain_seconds,
+    plain_seconds / seconds,
+    expected,
+    expected * plain_round / of_round,
   )
 
 

@@ -93,16 +93,6 @@ def finished(survival: Sequence[float], tokens: int) -> np.ndarray:
   return np.minimum(done, 1.0)
 
 
-def rounds_of_batch(survivals: Sequence[Sequence[float]], tokens: int) -> float:
-  """Expected rounds until the last of some rows has so many tokens.
-
-  Args:
-    survivals: one curve for every row.
-  """
-  done = np.prod([finished(curve, tokens) for curve in survivals], axis=0)
-  return float(np.sum(1 - done))
-
-
 class Latency(NamedTuple):
   """Seconds a token, over texts of some length."""
 
