@@ -162,7 +162,9 @@ def timed(
   *passes, taken = calibrate.in_turns(groups, repeats)
   slower, placed = 1.0, {}
   for (who, (bare, _, _)), group, seconds in zip(plans.items(), groups, passes):
-    times = [PassTime(*p, float(t)) for p, t in zip(group.points, seconds)]
+    times = [
+      PassTime(*p, float(t) / slower) for p, t in zip(group.points, seconds)
+    ]
     if who not in fits:
       some, others = times[: kept[who]], times[kept[who] :]
       fits[who] = fit_passes(bare, some, others)

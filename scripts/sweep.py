@@ -59,6 +59,11 @@ for _module in (_flags, _output, _rows):  # or --help would leave them out
   flags.adopt_module_key_flags(_module)
 _OWN = sorted({*FLAGS} - _BEFORE | {"output", "context"})
 FLAG_NAMES = [*_flags.SHARED, *_OWN]
+# What decides on models and prompts, and on a batch's plain loop.
+_LOADED = (
+  "target", "draft", "dtype", "random_weights", "prompt_file", "chat", "seed",
+)  # fmt: skip
+_PLAIN = ("temperature", "top_k", "top_p", "max_new_tokens")
 _WHOLE = ("context", "texts", "turns", "calibration_repeats")
 
 
@@ -74,7 +79,7 @@ def settings_of(sweep) -> list[dict]:
     raise ValueError("the sweep's get_config() has no points")
   for point in points:
     for name in point:
-      if name in ("config", "json") or name not in _flags.SHARED:
+      if name in ("json", "shape") or name not in _flags.SHARED:
         raise ValueError(f"a point of the sweep sets {name!r}; it cannot")
   keys = [key_of(point) for point in points]
   for key in keys:
@@ -90,23 +95,19 @@ def key_of(point: dict) -> str:
 class Bench:
   """What points share: models, prompts, plain loops, the calibration."""
 
-  def __init__(self, folder: Path, points: list[dict], rounds: dict):
+  def __init__(self, folder: Path, rounds: dict, most: tuple[int, int]):
     self._path = folder / "calibration.json"
-    self._rounds = rounds
+    self._rounds, self._most = rounds, most
     self._loaded: tuple | None = None
     self._plain: dict = {}
     self.calibration = None
     self.bandwidth = 0.0  # B/s, at the size of the target's weights
     if self._path.exists():
       self.calibration = _calibration.read(self._path)
-    self._most = (
-      max(*rounds["batch"], *(point.get("batch", 1) for point in points)),
-      1 + max(*rounds["k"], *(point.get("k", 1) for point in points)),
-    )
 
   def models(self):
     """Those that the flags name; one pair at a time."""
-    names = FLAGS.target, FLAGS.draft, FLAGS.dtype, FLAGS.random_weights
+    names = [FLAGS[name].value for name in _LOADED]
     if not (self._loaded and self._loaded[0] == names):
       self._loaded, self._plain = None, {}
       models = _decoding.load(FLAGS.context + FLAGS.max_new_tokens)
@@ -139,7 +140,7 @@ class Bench:
     """Of these flags, with a plain loop that was compiled once."""
     models, _ = self.models()
     made = _decoding.make_session(models, k, batch, FLAGS.context, ())
-    place = batch, FLAGS.temperature, FLAGS.top_k, FLAGS.top_p
+    place = batch, *(FLAGS[name].value for name in _PLAIN)
     if place in self._plain:
       made.share_plain(self._plain[place])
     made.compile(plain=True)
@@ -173,6 +174,8 @@ def measured(bench: Bench, say, known: dict | None = None) -> dict:
 
   say("counting")
   # What is timed below has the numbers from 0 on.
+  # Greedy texts are what they are, and of synthetic acceptance only the time
+  # is in question: there the same numbers are run apart from the clock.
   unseen = range(FLAGS.turns, 2 * FLAGS.turns) if FLAGS.temperature else (0,)
   found = prediction.observed(
     [[decode(some, turn, False).stats for some in batches] for turn in unseen]
@@ -205,12 +208,14 @@ def measured(bench: Bench, say, known: dict | None = None) -> dict:
   def tokens(one):
     return sum(map(len, one.texts))
 
+  # Greedy turns decode the same texts again.
+  distinct = len(done) if FLAGS.temperature else len(batches)
   run = report.Run(
     "all",
     k,
     session.drafter.spec.max_nodes,
     batch,
-    metrics.acceptance(column(0, lambda one: one.stats)),
+    metrics.acceptance(column(0, lambda one: one.stats)[:distinct]),
     metrics.speed(
       column(0, tokens),
       column(0, lambda one: one.seconds),
@@ -226,6 +231,7 @@ def measured(bench: Bench, say, known: dict | None = None) -> dict:
     "run": run.document(),
     "drafter": _decoding.describe_drafter(),
     "caveats": _decoding.caveats(),
+    "rounds": sum(column(0, lambda one: int(one.stats.widths.sum()))),
     "load": load,
     "date": provenance.now(),
     **told,
@@ -273,25 +279,39 @@ def table(lines: list[dict]) -> str:
   return columns(header, found)
 
 
-def sweep() -> None:
-  """Every point that is not yet in the folder."""
+def check_flags() -> None:
+  """Refuses what cannot work, before anything long begins."""
   if not _SWEEP.value:
     raise ValueError("give --sweep=configs/sweeps/NAME.py, the list of points")
   if not FLAGS.output:
     raise ValueError("give --output, a folder for the results")
+  for name in (*_flags.SHARED, "config"):
+    if FLAGS[name].present and name != "compilation_cache":
+      raise ValueError(f"--{name}: write it into the sweep file's `common`")
   for name, value in _SWEEP.value.get("whole", {}).items():
     if name not in _WHOLE:
       raise ValueError(f"whole sets {name!r}; accepted: {', '.join(_WHOLE)}")
     if not FLAGS[name].present:
       setattr(FLAGS, name, value)
+  for name in _WHOLE:
+    if FLAGS[name].value < 1:
+      raise ValueError(f"--{name}={FLAGS[name].value}; it must be >= 1")
+
+
+def sweep() -> None:
+  """Every point that is not yet in the folder."""
+  check_flags()
   points = settings_of(_SWEEP.value)
   rounds = {
     name: tuple(_SWEEP.value.get("calibrate", {}).get(name, usual))
     for name, usual in (("batch", (1, 3)), ("k", (2, 5)))
   }
+  most = [max(rounds["batch"]), max(rounds["k"])]
   for point in points:  # all of them, before anything long begins
     with flagsaver.flagsaver(**flags_of(point)):
       _flags.settle(_OWN)
+      found = _flags.single("batch"), _flags.single("k")
+      most = list(map(max, most, found))
       if FLAGS.texts % _flags.single("batch"):
         raise ValueError(
           f"--texts={FLAGS.texts} is no multiple of the batch "
@@ -299,19 +319,21 @@ def sweep() -> None:
         )
   folder = Path(FLAGS.output)
   whole = {name: FLAGS[name].value for name in _WHOLE}
-  run_folder.claim(folder, whole | {"calibrate": rounds})
+  whole["calibrate"] = rounds
+  run_folder.claim(folder, whole, free=("calibration_repeats",))
   lines = run_folder.Lines(folder / "lines.jsonl")
   for broken in lines.broken:
     print(f"skipped: {broken}", file=sys.stderr)
-  known = {key_of(x["point"]): x for x in lines.entries if "run" in x}
+  entries = [x for x in lines.entries if "point" in x]
+  known = {key_of(x["point"]): x for x in entries if "run" in x}
   done = set(known)
   if not FLAGS.retry:
-    done |= {key_of(x["point"]) for x in lines.entries if "error" in x}
+    done |= {key_of(x["point"]) for x in entries if "error" in x}
   if FLAGS.repredict:
     left = [point for point in points if key_of(point) in known]
   else:
     left = [point for point in points if key_of(point) not in done]
-  bench = Bench(folder, points, rounds)
+  bench = Bench(folder, rounds, (most[0], most[1] + 1))
   if not (folder / "header.json").exists():
     header = _decoding.header(_OWN)
     run_folder.replace_text(folder / "header.json", json.dumps(header) + "\n")

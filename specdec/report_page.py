@@ -161,7 +161,6 @@ def _row(name: str, line: dict) -> str:
   run, said = line["run"], line["prediction"]
   speed = run["speed"]
   gain = metrics.Estimate(**speed["speedup"])
-  rounds = run["acceptance"]["target_passes"] / run["batch"]
   ratio = sweeps.ratio(line)
   values = [
     (name, name),
@@ -172,7 +171,7 @@ def _row(name: str, line: dict) -> str:
     _number(gain.value, ".2f"),
     _number(gain.error or 0, ".2f"),
     _number(ratio, ".2f"),
-    _number(1e3 * speed["seconds"] / rounds, ".2f"),
+    _number(1e3 * speed["seconds"] / line["rounds"], ".2f"),
     _number(1e3 * said["round_seconds"], ".2f"),
     _number(speed["tokens_per_second"], ".1f"),
     _number(line["load"] or 0, ".2f"),

@@ -145,12 +145,18 @@ def test_what_was_observed_of_guesses():
     [[one], [stats([20], [[10, 5]], [[8, 2]], [5, 5])]]
   )
   np.testing.assert_allclose(twice.survival, [[0.35, 0.2]])
+  # All texts together: sums over sums, not a mean of ratios.
+  both = prediction.observed(
+    [[stats([10, 30], [[10], [30]], [[9], [3]], [40])]]
+  )
+  np.testing.assert_allclose(both.survival, [[0.9], [0.1]])
+  np.testing.assert_allclose(both.pooled, [0.3])
   assert prediction.observed([[stats([9], [[]], [[]], [9])]]).survival == ((),)
 
 
 def test_a_prediction_is_rounds_times_seconds():
   pair = Pair(placed(), None, None, Beside(1e-3), Beside(5e-4))
-  sure = prediction.Observed(((1.0, 1.0), (1.0, 1.0)), 1.0, 10.0)
+  sure = prediction.Observed(((1.0, 1.0),) * 2, (1.0, 1.0), 1.0, 10.0)
   found = prediction.predict(pair, sure, 2, 256, 30)
   assert found.seconds == pytest.approx(10 * pair.round(2, 2, 256).seconds)
   assert found.plain_seconds == pytest.approx(30 * pair.plain(2, 256).seconds)
@@ -163,7 +169,7 @@ def test_a_prediction_is_rounds_times_seconds():
   mean = pair.round(1, 2, 256).seconds + pair.idle_round(1, 256).seconds
   assert apart.round_seconds == pytest.approx(mean / 2)
   assert apart.seconds == pytest.approx(20 * apart.round_seconds)
-  plain = prediction.Observed(((), ()), 1.0, 30.0)
+  plain = prediction.Observed(((), ()), (), 1.0, 30.0)
   assert prediction.predict(pair, plain, 2, 256, 30).speedup == 1
 
 

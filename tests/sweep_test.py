@@ -155,6 +155,10 @@ def test_what_is_measured_is_predicted_again(sweep, tmp_path, monkeypatch):
   "points, arguments, sentence",
   [
     ([], [], "has no points"),
+    ([{"k": 1}], ["--temperature=1"], "--temperature: write it into"),
+    ([{"k": 1}], ["--turns=0"], "--turns=0"),
+    ([{"k": 1, "shape": "chains:2"}], [], "sets 'shape'"),
+    ([{"k": (1, 2)}], [], "takes one at a time"),
     ([{"k": 1}, {"k": 1}], [], "twice"),
     ([{"k": 1, "json": "x"}], [], "sets 'json'"),
     ([{"k": 1, "depth": 2}], [], "sets 'depth'"),
@@ -206,6 +210,7 @@ def line(k, batch, measured, predicted, **point):
     "caveats": [],
     "load": 1.0,
     "context": 64,
+    "rounds": 5,
     "run": {
       "k": k,
       "batch": batch,
@@ -241,7 +246,7 @@ def test_the_page_holds_all_of_it_and_asks_nothing_of_the_network(
   assert {path.stem for path in pictures.iterdir()} == {
     "scatter", "over_k_0", "heatmap_0", "survival",
   }  # fmt: skip
-  assert "4 of 6 cells" not in said.out and "cells within 0.90" in said.out
+  assert "all: 5 of 6 cells within 0.90 to 1.10" in said.out
   page = (folder / "report.html").read_text()
   assert "t&lt;b&gt;" in page and "t<b>" not in page
   assert page.count("<tr>") == 1 + len(lines)

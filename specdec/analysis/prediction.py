@@ -20,6 +20,7 @@ class Observed:
 
   Attributes:
     survival: [texts][k] share of a text's rounds that kept guesses 1 .. i.
+    pooled: [k] the same of all texts.
     wide: share of a batch's rounds that verified guesses at all.
     rounds: of all batches, each until its last row ended; the mean over runs.
       Rows of a batch wait for one another, and how long no curve tells: texts
@@ -27,13 +28,9 @@ class Observed:
   """
 
   survival: tuple[tuple[float, ...], ...]
+  pooled: tuple[float, ...]
   wide: float
   rounds: float
-
-  @property
-  def pooled(self) -> tuple[float, ...]:
-    """[k] of all texts."""
-    return tuple(np.mean(self.survival, axis=0).tolist())
 
 
 def observed(runs: Sequence[Sequence[Stats]]) -> Observed:
@@ -49,18 +46,24 @@ def observed(runs: Sequence[Sequence[Stats]]) -> Observed:
       for batches in runs
     )
 
-  drafted, accepted = column("drafted"), column("accepted")  # [texts, k]
-  rounds = column("rounds")[:, None]
+  counts = column("drafted"), column("accepted"), column("rounds")[:, None]
+  sums = (np.sum(count, axis=0, keepdims=True) for count in counts)
+  widths = sum(np.asarray(s.widths, float) for run in runs for s in run)
+  wide = 1.0 if len(widths) == 1 else float(1 - widths[0] / widths.sum())
+  rounds = float(widths.sum()) / len(runs)
+  [pooled] = _survival(*sums)
+  return Observed(_survival(*counts), pooled, wide, rounds)
+
+
+def _survival(drafted, accepted, rounds) -> tuple[tuple[float, ...], ...]:
+  """[texts][k] from counts [texts, k] and [texts, 1]."""
   kept = accepted / np.maximum(drafted, 1)
   # Positions without room, near the end of a text, were not drafted either:
   # how often there was a guess at all is told by the first position.
   if drafted.shape[1]:
     kept = kept * (drafted[:, :1] / np.maximum(rounds, 1))
   kept = np.minimum.accumulate(np.clip(kept, 0, 1), axis=1)
-  widths = sum(np.asarray(s.widths, float) for run in runs for s in run)
-  wide = 1.0 if len(widths) == 1 else float(1 - widths[0] / widths.sum())
-  rounds = float(widths.sum()) / len(runs)
-  return Observed(tuple(map(tuple, kept.tolist())), wide, rounds)
+  return tuple(map(tuple, kept.tolist()))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,7 +88,9 @@ class Prediction:
   steady_speedup: float
 
 
-def mean_round(pair: Pair, batch: int, k: int, context: int, wide: float):
+def mean_round(
+  pair: Pair, batch: int, k: int, context: int, wide: float
+) -> float:
   """Seconds of a round of which a share `wide` has guesses."""
   full = pair.round(batch, k, context).seconds
   if wide == 1:
