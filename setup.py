@@ -27,6 +27,7 @@ setup(
     "tqdm",
     "tensorboardX",
     "matplotlib",
+    "scipy",
   ],
   extras_require={
     "tpu": ["jax[tpu]>=0.10"],

@@ -45,8 +45,11 @@ class Choice(NamedTuple):
 
 def check_flags() -> None:
   """Refuses what cannot work."""
-  if FLAGS.most_k < 1:
-    raise ValueError(f"--most_k={FLAGS.most_k}; it must be >= 1")
+  if not 1 <= FLAGS.most_k < FLAGS.max_new_tokens:
+    raise ValueError(
+      f"--most_k={FLAGS.most_k}; it must be >= 1 and leave room in "
+      f"--max_new_tokens={FLAGS.max_new_tokens}"
+    )
   if FLAGS.shape != "chain":
     raise ValueError(f"--k=auto is for chains, not --shape={FLAGS.shape}")
   if FLAGS.calibration:
@@ -89,7 +92,8 @@ def _calibrated(models, rows, batch):
   """A calibration that knows these models and this setting."""
   path = Path(FLAGS.calibration or _usual())
   base = _calibration.read(path) if path.exists() else None
-  if base and _calibration.knows(base):
+  most = batch, FLAGS.most_k
+  if base and _calibration.knows(base, *most):
     return base
   print(
     f"timing this machine for --k=auto (kept in {path}) ...", file=sys.stderr
@@ -119,6 +123,8 @@ def explain(choice: Choice, batch: int) -> str:
   shown = " ".join(f"{share:.2f}" for share in choice.survival) or "-"
   if choice.k:
     said = f"k = {choice.k}, {choice.speedup:.2f} times plain decoding expected"
+    if batch > 1:
+      said += " while all rows are at work"
   else:
     said = "k = 0: no guess pays here, so this decodes plainly"
   text = f"{said} (batch {batch}; first rounds kept {shown})"

@@ -9,8 +9,8 @@ from pathlib import Path
 import _decoding
 from absl import flags
 
-from specdec import calibrate, drafters, run_folder
-from specdec.analysis import chips, hardware, shapes
+from specdec import calibrate, drafters, measure, run_folder
+from specdec.analysis import bounds, chips, hardware, shapes
 from specdec.analysis.calibration import (
   Calibration,
   PassTime,
@@ -88,8 +88,15 @@ def pair_of(models, found: Calibration) -> Pair:
 
 
 def read(path: str | Path) -> Calibration:
-  """A file of `write`."""
-  return Calibration.from_json(Path(path).read_text(encoding="utf-8"))
+  """A file of `write`.
+
+  Raises:
+    ValueError: it is something else.
+  """
+  try:
+    return Calibration.from_json(Path(path).read_text(encoding="utf-8"))
+  except ValueError as error:
+    raise ValueError(f"{path}: {error}; delete it or name another") from error
 
 
 def write(path: str | Path, found: Calibration) -> None:
@@ -97,10 +104,25 @@ def write(path: str | Path, found: Calibration) -> None:
   run_folder.replace_text(Path(path), found.to_json())
 
 
-def knows(found: Calibration) -> bool:
-  """Whether it was made for these flags."""
-  names = [name for name in _names() if name]
-  return setting() in found.beside and all(n in found.fits for n in names)
+def knows(found: Calibration, batch: int, k: int) -> bool:
+  """Whether it was made for these flags, with such a batch and k."""
+  target, draft = _names()
+  if setting() not in found.beside or not _covers(found, target, batch, k + 1):
+    return False
+  rounds = found.beside[setting()].times
+  return (
+    max(r.batch for r in rounds) >= batch / 2
+    and max(r.k for r in rounds) >= k / 2
+    and (draft is None or _covers(found, draft, batch, 1))
+  )
+
+
+def _covers(found: Calibration, name: str, batch: int, tokens: int) -> bool:
+  """Whether passes of that model were timed up to about so many tokens."""
+  fit = found.fits.get(name)
+  if fit is None:
+    return False
+  return max(t.batch * t.tokens for t in fit.times) >= 0.9 * batch * tokens
 
 
 def timed(
@@ -141,7 +163,13 @@ def timed(
     own = own, models.target.params
     if FLAGS.drafter == "model":
       own = transformer.model(models.draft.config), models.draft.params
-    plans[draft_name] = draft, own, (most[0], 4)
+    plans[draft_name] = draft, own, (most[0], 2)
+  if base:  # what was timed with fewer tokens is timed anew
+    fits = {
+      n: f
+      for n, f in fits.items()
+      if n not in plans or _covers(base, n, *plans[n][2])
+    }
   groups, kept = [], {}
   for who, (_, own, shape) in plans.items():
     points, unseen = calibrate.plan(*shape, context)
@@ -160,6 +188,7 @@ def timed(
   groups.append(calibrate.rounds(make, rows, batches, ks, say))
   say("timing passes and rounds in turns")
   *passes, taken = calibrate.in_turns(groups, repeats)
+  _check(models, groups[0], passes[0])
   slower, placed = 1.0, {}
   for (who, (bare, _, _)), group, seconds in zip(plans.items(), groups, passes):
     times = [
@@ -179,6 +208,20 @@ def timed(
   ]
   beside[setting()] = fit_beside(pair, rounds)
   return Calibration(machine, fits, beside)
+
+
+def _check(models, group: calibrate.Timers, seconds) -> None:
+  """Refuses passes of the target that its bytes forbid."""
+  params, bandwidth = models.target.params, None
+  for (batch, tokens, slots), taken in zip(group.points, seconds):
+    size = bounds.pass_bytes(models.target.config, batch, tokens, slots // 2)
+    bandwidth = bandwidth or measure.bandwidth_of(params)
+    what = f"a pass of {batch} x {tokens} tokens"
+    try:
+      measure.check_possible(what, taken, size, bandwidth)
+    except measure.Impossible:  # was the machine busy when it was measured?
+      bandwidth = max(bandwidth, measure.bandwidth_of(params))
+      measure.check_possible(what, taken, size, bandwidth)
 
 
 def describe(found: Calibration) -> str:

@@ -3,5 +3,5 @@
 from absl import flags
 
 flags.DEFINE_string(
-  "output", None, "Folder of the results; a killed run goes on from there."
+  "output", None, "Folder of the results; long runs go on from what it holds."
 )

@@ -27,8 +27,8 @@ flags.DEFINE_string(
 flags.DEFINE_list(
   "numbers",
   [],
-  "Instead of the datasheet's: bandwidth=1e12, memory=9e10, link_bandwidth, "
-  "axes, hop_seconds ...",
+  "Instead of the datasheet's: bandwidth=1e12, memory=9e10, bfloat16=2e14 (its "
+  "rate), link_bandwidth, axes, hop_seconds ...",
 )
 flags.DEFINE_list("chips", [], "More chips, to set beside it.")
 flags.DEFINE_string(
@@ -107,9 +107,11 @@ def numbers_of(texts, what: str) -> list[float]:
 
 
 def integers_of(texts, what: str) -> list[int]:
+  """Refuses what is no whole number from 1 on."""
   found = numbers_of(texts, what)
-  if any(x != int(x) or x < 0 for x in found):
-    raise ValueError(f"--{what}: {found} are not whole numbers")
+  for number in found:
+    if number != int(number) or number < 1:
+      raise ValueError(f"--{what}: {number:g}; it must be whole and >= 1")
   return [int(x) for x in found]
 
 
@@ -139,13 +141,11 @@ def chip_of(name: str) -> chips.Chip:
     [changes[key]] = numbers_of([value], "numbers")
   if name != "local":
     return chips.get(name, **changes)
-  found = chips.of_hardware(
-    hardware.local(progress=lambda what: print(what, file=sys.stderr))
-  )
-  return dataclasses.replace(found, **changes)
+  found = hardware.local(progress=lambda what: print(what, file=sys.stderr))
+  return chips.changed(chips.of_hardware(found), **changes)
 
 
-def place(name: str, chip, ways: int, known, **layers) -> Placed:
+def place(name: str, chip, ways: int, known) -> Placed:
   """A model on chips; calibrated where `known` is a calibration."""
   made = Placed(
     shape_of(name),
@@ -156,8 +156,8 @@ def place(name: str, chip, ways: int, known, **layers) -> Placed:
     ways,
     FLAGS.replicas,
     _EFFICIENCY[FLAGS.efficiency],
+    source=FLAGS.source,
     correlation=FLAGS.correlation,
-    **layers,
   )
   return known.place(name, made) if known else made
 
@@ -165,21 +165,32 @@ def place(name: str, chip, ways: int, known, **layers) -> Placed:
 def pair_on(chip, known=None, draft: str | None = None) -> Pair:
   """Target and draft on a chip."""
   target = place(FLAGS.target, chip, FLAGS.ways, known)
+  draft = draft or FLAGS.draft
   if FLAGS.exit_layer is not None:
     first = dataclasses.replace(target, stop=FLAGS.exit_layer)
-    return Pair(target, first, FLAGS.exit_layer)
-  draft = draft or FLAGS.draft
-  if draft == "none":
-    return Pair(target)
-  made = Pair(target, place(draft, chip, FLAGS.draft_ways or FLAGS.ways, known))
-  if known:
-    for setting, found in known.beside.items():
-      if setting.startswith(f"{FLAGS.target}, {draft}, "):
-        print(f"beside the passes: as of {setting}", file=sys.stderr)
-        return dataclasses.replace(
-          made, beside=found.ours, plain_beside=found.plain
-        )
-  return made
+    if known:
+      first = known.place(
+        f"{FLAGS.target}, first {FLAGS.exit_layer} layers", first
+      )
+    made, who = (
+      Pair(target, first, FLAGS.exit_layer),
+      f"exit after {FLAGS.exit_layer}",
+    )
+  elif draft == "none":
+    made, who = Pair(target), "lookup"
+  else:
+    ways = FLAGS.draft_ways or FLAGS.ways
+    made, who = Pair(target, place(draft, chip, ways, known)), draft
+  settings = [
+    name
+    for name in (known.beside if known else ())
+    if name.startswith(f"{FLAGS.target}, {who}, ")
+  ]
+  if not settings:
+    return made
+  print(f"beside the passes: as of {settings[0]}", file=sys.stderr)
+  found = known.beside[settings[0]]
+  return dataclasses.replace(made, beside=found.ours, plain_beside=found.plain)
 
 
 def gain(pair: Pair, batch: int, context: int, survival) -> float:

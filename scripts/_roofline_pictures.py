@@ -1,6 +1,7 @@
 """Pictures and cells of roofline.py."""
 
 import csv
+import dataclasses
 from pathlib import Path
 
 import _priced
@@ -176,14 +177,15 @@ def draw_roof(path: Path, pair: Pair, batches, title: str) -> None:
   for name, (placed, tokens) in kinds.items():
     points[name] = []
     for batch in some:
-      cost = placed.cost(batch, tokens, FLAGS.context, FLAGS.source)
+      cost = placed.cost(batch, tokens, FLAGS.context)
       rate = cost.flops / cost.seconds
       points[name].append((cost.flops / cost.bytes, rate, str(batch)))
   chip = pair.target.chip
   roofs = {chip.name: (chip.bandwidth, chip.rate(pair.target.dtype))}
   for name in FLAGS.chips:
     other = _priced.chip_of(name)
-    roofs[name] = (other.bandwidth, other.rate(pair.target.dtype))
+    kind = dataclasses.replace(pair.target, chip=other).dtype
+    roofs[name] = (other.bandwidth, other.rate(kind))
   heatmaps.roofline(
     roofs, points, path, f"{title}, context {FLAGS.context}, one chip"
   )

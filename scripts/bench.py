@@ -72,6 +72,8 @@ def check_flags() -> None:
       raise ValueError(f"--{name}={least}; it must be >= 1")
   if FLAGS.calibrate:
     _main.check_writable("--calibrate", FLAGS.calibrate)
+    if FLAGS.shape != "chain":
+      raise ValueError(f"--calibrate is of chains, not --shape={FLAGS.shape}")
   if not FLAGS.k:
     if FLAGS.calibrate:
       raise ValueError("--calibrate needs numbers, not --k=auto")

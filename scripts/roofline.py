@@ -55,7 +55,7 @@ def print_round(pair: Pair, survival) -> None:
   best = planning.best_k(pair, 1, FLAGS.context, survival, FLAGS.most)
   header = ["part", "times", "term", "MB", "GFLOP", "MB sent", "ms"]
   for k in sorted({0, best.k or FLAGS.most}):
-    found = pair.round(1, k, FLAGS.context, FLAGS.source)
+    found = pair.round(1, k, FLAGS.context)
     print(f"\na round of k = {k}, batch 1, context {FLAGS.context}")
     print(columns(header, prediction.explain(found)))
     law = planning.curve(survival, FLAGS.most)[:k]
@@ -84,10 +84,10 @@ def print_plans(pair: Pair, survival, batches, contexts) -> None:
   header = ["batch \\ context", *map(str, contexts)]
   print(columns(header, lines))
   even = planning.break_even_batch(pair, FLAGS.context, survival, FLAGS.most)
-  print(
-    f"\nat context {FLAGS.context} speculation stops paying at batch "
-    f"{even or 'above any tried'}, would that fit"
-  )
+  if even is None:
+    print(f"\nat context {FLAGS.context} some k pays at batch 4096 still")
+  else:
+    print(f"\nat context {FLAGS.context} no k pays from batch {even} on")
   if even:
     back = planning.break_even_context(pair, even, survival, FLAGS.most)
     if back:
@@ -105,7 +105,25 @@ def print_plans(pair: Pair, survival, batches, contexts) -> None:
     pair, FLAGS.context, survival, FLAGS.most, min(256, ours.batch)
   )
   print(f"vLLM: {json.dumps(planning.as_vllm(stretches))}")
-  print(f"TensorRT-LLM: {json.dumps(planning.as_tensorrt_llm(stretches))}")
+  try:
+    said = json.dumps(planning.as_tensorrt_llm(stretches))
+  except ValueError as error:
+    said = str(error)
+  print(f"TensorRT-LLM: {said}")
+
+
+def print_drafts(pair: Pair) -> None:
+  """What drafts of --drafts' sizes gain with their own best k."""
+  drafts = [_priced.shape_of(name) for name in FLAGS.drafts]
+  found = planning.best_draft(
+    pair.target, drafts, _priced.law_of(), 1, FLAGS.context, FLAGS.most
+  )
+  best = max(found, key=lambda sized: sized.best.speedup)
+  print(
+    f"best draft size by --law, batch 1: {best.shape.num_parameters / 1e9:.3g} "
+    f"B parameters, {best.alpha:.2f} of its guesses kept, k = {best.best.k}, "
+    f"{best.best.speedup:.2f} times plain decoding"
+  )
 
 
 def print_tree(pair: Pair) -> None:
@@ -127,7 +145,9 @@ def roofline() -> None:
   if FLAGS.papers:
     print(_papers.tables())
     return
-  for name in ("ways", "replicas", "draft_ways", "most"):
+  if FLAGS.source < 0:
+    raise ValueError(f"--source={FLAGS.source}; it must be >= 0")
+  for name in ("ways", "replicas", "draft_ways", "most", "context"):
     if getattr(FLAGS, name) is not None and getattr(FLAGS, name) < 1:
       raise ValueError(f"--{name}={getattr(FLAGS, name)}; it must be >= 1")
   batches = _priced.integers_of(FLAGS.batches, "batches")
@@ -156,6 +176,8 @@ def roofline() -> None:
   )
   print_round(pair, survival)
   print_plans(pair, survival, batches, contexts)
+  if not known:
+    print_drafts(pair)
   if FLAGS.rank_acceptance:
     print_tree(pair)
   if FLAGS.output:

@@ -120,7 +120,10 @@ class Bench:
   def pair(self, say):
     """The calibrated pair of these flags; timed now where it is not known."""
     models, rows = self.models()
-    if not (self.calibration and _calibration.knows(self.calibration)):
+    ready = self.calibration and _calibration.knows(
+      self.calibration, self._most[0], self._most[1] - 1
+    )
+    if not ready:
       ks = self._rounds["k"]
       self.calibration = _calibration.timed(
         models,

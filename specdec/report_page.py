@@ -178,7 +178,7 @@ def _row(name: str, line: dict) -> str:
   ]
   cells = []
   for column, (key, text) in zip(_COLUMNS, values):
-    off = column.startswith("measured /") and not 0.9 <= round(ratio, 2) <= 1.1
+    off = column.startswith("measured /") and not 0.9 <= ratio <= 1.1
     kind = ' class="off"' if off else ""
     key, text = _escape(str(key)), _escape(text)
     cells.append(f'<td{kind} data-value="{key}">{text}</td>')

@@ -31,6 +31,7 @@ def costs(monkeypatch):
     return lambda: seconds(session.batch, nodes)
 
   monkeypatch.setattr(hardware, "local", lambda **_: programs.HARDWARE)
+  monkeypatch.setattr(hardware, "measure_bandwidth", lambda *_, **__: 1e15)
   monkeypatch.setattr(measure, "pass_timer", pass_timer)
   monkeypatch.setattr(measure, "round_timer", round_timer)
   return found
@@ -38,12 +39,12 @@ def costs(monkeypatch):
 
 @pytest.fixture
 def generate(target, tmp_path, capsys):
-  def call(*arguments):
+  def call(*arguments, prompt="abababababababab"):
     capsys.readouterr()
     programs.run(
       "generate",
       f"--target={target}",
-      "--prompt=abababababababab",
+      *([f"--prompt={prompt}"] if prompt else []),
       "--k=auto",
       "--min_ngram=1",
       "--max_new_tokens=24",
@@ -87,10 +88,58 @@ def test_a_calibration_is_made_once(generate, costs, monkeypatch):
   generate("--most_k=2")
 
 
+def test_a_larger_batch_is_timed_anew(generate, costs, tmp_path):
+  path = tmp_path / "calibration.json"
+  generate("--most_k=2")
+  first = json.loads(path.read_text())
+  prompts = tmp_path / "p.jsonl"
+  prompts.write_text('{"prompt": "abab"}\n' * 4)
+  many = f"--prompt_file={prompts}", "--batch=4"
+  generate(*many, "--most_k=2", prompt=None)
+  second = json.loads(path.read_text())
+  assert len(second["fits"]) == 1 and second["fits"] != first["fits"]
+  path.write_text("{")
+  with pytest.raises(SystemExit, match=r"calibration.json: .*delete it"):
+    generate("--most_k=2")
+
+
+def test_bench_chooses_for_every_batch(target, costs, tmp_path, capsys):
+  programs.run(
+    "bench",
+    f"--target={target}",
+    "--k=auto",
+    "--most_k=2",
+    "--batch=1,2",
+    "--context=8",
+    "--max_new_tokens=8",
+    "--repeats=2",
+    "--passes=1",
+    f"--calibration={tmp_path / 'c.json'}",
+  )
+  lines = capsys.readouterr().out.splitlines()
+  document = json.loads(lines[-1])
+  assert [run["batch"] for run in document["runs"]] == [1, 2]
+
+
+def test_bench_calibrates_and_says_how_well(target, costs, tmp_path, capsys):
+  given = [
+    f"--target={target}", "--exit_layer=1", "--k=2", "--batch=2",
+    "--context=8", "--max_new_tokens=8", "--repeats=2",
+  ]  # fmt: skip
+  path = tmp_path / "c.json"
+  programs.run("bench", *given, f"--calibrate={path}")
+  printed = capsys.readouterr().out
+  assert "held out" in printed and "beside the passes" in printed
+  assert len(json.loads(path.read_text())["fits"]) == 2
+  with pytest.raises(SystemExit, match="--calibrate is of chains"):
+    programs.run("bench", *given, f"--calibrate={path}", "--shape=chains:2")
+
+
 @pytest.mark.parametrize(
   "arguments, sentence",
   [
     (["--most_k=0"], "--most_k=0"),
+    (["--most_k=24"], "leave room in --max_new_tokens=24"),
     (["--exit_layer=1", "--shape=chains:2"], "is for chains"),
     (["--calibration=/nowhere/at/all.json"], "there is no folder"),
   ],

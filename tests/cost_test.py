@@ -3,7 +3,6 @@
 import dataclasses
 import itertools
 
-import numpy as np
 import pytest
 
 from specdec.analysis import (
@@ -27,8 +26,11 @@ def test_chips_and_their_ridges():
   assert chips.get("v6e", bandwidth=1e12).bandwidth == 1e12
   with pytest.raises(ValueError, match="known: v3, v4, v5e"):
     chips.get("v9")
-  with pytest.raises(ValueError, match="has no width"):
+  with pytest.raises(ValueError, match="has no number 'width'"):
     chips.get("v4", width=3)
+  assert chips.get("v4", int8=1e14).rate("int8") == 1e14
+  with pytest.raises(ValueError, match="must be whole"):
+    chips.get("v4", axes=1.5)
   with pytest.raises(ValueError, match="bandwidth must be > 0"):
     chips.get("v4", bandwidth=0)
   with pytest.raises(ValueError, match="no products of float32; it has: bf"):
@@ -146,6 +148,8 @@ def test_a_mesh_shares_weights_heads_and_rows():
   assert shared.cost(8, 1, 100).sent > 0 == alone.cost(8, 1, 100).sent
   with pytest.raises(ValueError, match="do not divide 64 heads"):
     Placed(shape, V5E, ways=3)
+  with pytest.raises(ValueError, match="neither divides the other"):
+    Placed(shapes.get("qwen2.5-7b"), V5E, ways=7)
   with pytest.raises(ValueError, match="no type 'int3'"):
     Placed(shape, V5E, weights="int3")
 
@@ -158,6 +162,26 @@ def test_quantised_weights_move_less_and_keep_their_math():
   assert Placed(shape, V5E, weights="int8").dtype == "int8"
   assert Placed(shape, V5E, weights="int8", compute="bfloat16").dtype != "int8"
   assert narrow.cost(1, 1, 0).seconds < wide.cost(1, 1, 0).seconds / 3
+  # Attention is of K/V's type: 256 tokens at a long context are arithmetic.
+  found = [
+    {t.name: t.seconds for t in Placed(shape, V5E, w).cost(1, 256, 4096).terms}
+    for w in ("bfloat16", "int8")
+  ]
+  assert found[0]["K/V read"] == found[1]["K/V read"]
+
+
+def test_a_decoder_with_a_source_reads_it_and_sums_once_more():
+  shape = shapes.get("t5-xxl")
+  alone, heard = (
+    Placed(shape, chips.get("v4"), ways=8, source=n) for n in (0, 512)
+  )
+  more = heard.cost(2, 1, 64).bytes - alone.cost(2, 1, 64).bytes
+  assert more == 2 * 512 * 24 * 2 * 4096 * 2 / 8
+  assert heard.cache_bytes(2, 64) - alone.cache_bytes(2, 64) == more
+  one = links.all_reduce(chips.get("v4"), 8, 2 * 4096 * 2)
+  few = links.all_reduce(chips.get("v4"), 8, 4 * 2)
+  sent = (3 * 24 + 1) * one.size + 2 * few.size
+  assert heard.cost(2, 1, 64).sent == pytest.approx(sent)
 
 
 def test_efficiency_combines_from_the_larger_to_the_sum():
@@ -212,7 +236,7 @@ def test_invariants_over_a_grid(chip, efficiency):
     cost = found.draft.cost(batch, 1, context).seconds
     cost /= found.plain(batch, context).seconds
     assert planning.best_k(found, batch, context, 0.9 * min(1, cost)).k == 0
-  best = [planning.best_k(found, b, 0, 0.8).k for b in batches]
+  best = [planning.best_k(found, b, 0, 0.8).k for b in (*range(1, 33), 64)]
   assert best == sorted(best, reverse=True)
   gains = [planning.best_k(found, 256, s, 0.8).speedup for s in contexts]
   assert gains == sorted(gains)
@@ -231,7 +255,8 @@ def test_a_round_is_its_parts():
   )
   # A tree with one guess a level is the chain, but its path is moved.
   chain = found.tree_round(4, (1, 1, 1), 100)
-  moved = 2 * found.target.cache_bytes(4, 3) / V5E.bandwidth
+  moved = sum(one.cache_bytes(4, 4) for one in (found.target, found.draft))
+  moved *= 2 / V5E.bandwidth
   assert chain.seconds == pytest.approx(of_round.seconds + moved)
   wide = found.tree_round(4, (4, 4, 4), 100)
   assert wide.parts[-2][0] == "target, 13 tokens"
@@ -253,8 +278,7 @@ def test_an_early_exit_runs_every_layer_once_for_every_token():
 
 
 def test_break_even_and_schedules():
-  # Were rows filled up to 8, batch 2 would draft 3 and batch 3 would draft 4.
-  found = pair("v5e", TYPICAL, rows=1)
+  found = pair("v5e", TYPICAL)
   batch = planning.break_even_batch(found, 0, 0.7)
   assert planning.best_k(found, batch - 1, 0, 0.7).k > 0
   assert planning.best_k(found, batch, 0, 0.7).k == 0
@@ -262,6 +286,14 @@ def test_break_even_and_schedules():
   assert planning.best_k(found, batch, context - 1, 0.7).k == 0
   assert planning.best_k(found, batch, context, 0.7).k > 0
   assert planning.break_even_batch(found, 0, 1.0, largest=8) is None
+  none = planning.schedule(found, 0, 0.0, largest=8)
+  assert none == [(1, 8, 0)]
+  with pytest.raises(ValueError, match="no batch pays"):
+    planning.as_tensorrt_llm(none)
+  with pytest.raises(ValueError, match="batch 1 wants k = 1"):
+    planning.as_tensorrt_llm(
+      [planning.Stretch(1, 1, 1), planning.Stretch(2, 8, 2)]
+    )
   stretches = planning.schedule(found, 0, 0.7, largest=2 * batch)
   assert stretches[0].first == 1 and stretches[-1].last == 2 * batch
   for a, b in itertools.pairwise(stretches):
@@ -278,7 +310,7 @@ def test_break_even_and_schedules():
 def test_equal_memory_gives_speculation_the_smaller_batch():
   found = pair("v5p", TYPICAL, share=0.1)
   ours, plain = planning.at_equal_memory(found, 8192, [0.8, 0.64])
-  assert plain.k == 0 and ours.k in (0, 1, 2)
+  assert plain.k == 0 and ours.k == 2
   assert 0 < ours.batch < plain.batch
   found.check_memory(ours.batch, 8192)
   with pytest.raises(ValueError, match=r"more than the .* that can be used"):
@@ -297,7 +329,7 @@ def test_the_best_draft_is_neither_the_largest_nor_the_smallest():
     [sized.alpha for sized in found], reverse=True
   )
   gains = [sized.best.speedup for sized in found]
-  assert max(gains) > gains[0] == 1 and max(gains) >= gains[-1]
+  assert max(gains) > gains[0] == 1 and max(gains) > gains[-1]
 
 
 def test_the_best_tree_beats_the_best_chain():
@@ -341,7 +373,7 @@ def test_a_draft_replicated_or_shared():
     pairs.Pair(target, draft).round(1, 4, 1000).seconds
     for draft in (alone, shared)
   ]
-  assert np.all(np.isfinite(seconds)) and seconds[0] != seconds[1]
+  assert seconds[0] > seconds[1]  # eight times the bytes outweigh the hops
   waits = shared.cost(1, 1, 1000)
   collectives = {t.name: t for t in waits.terms}["collectives"].seconds
   assert collectives > 0.2 * waits.seconds

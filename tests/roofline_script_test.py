@@ -34,9 +34,18 @@ def test_tables_pictures_and_cells(tmp_path):
     "--chip=h100", "--chips=v5e,a100", "--target=llama3-8b", "--ways=1",
     "--draft=llama3-1b", "--drafts=llama3-1b,0.02", "--batches=1,8,64",
     "--contexts=512,8192", "--most=4", f"--output={tmp_path}",
+    "--rank_acceptance=0.7,0.1", "--numbers=bfloat16=5e14,rows=1",
+    "--weights=int8", "--chips=v7",
   )  # fmt: skip
   assert done.returncode == 0, done.stderr
-  for words in ("a round of k = 0", "best k", "vLLM:", "TensorRT-LLM:"):
+  for words in (
+    "a round of k = 0",
+    "best k",
+    "vLLM:",
+    "TensorRT-LLM:",
+    "best tree",
+    "best draft size",
+  ):
     assert words in done.stdout
   pictures = {path.stem for path in tmp_path.glob("*.png")}
   assert pictures == {
@@ -57,11 +66,17 @@ def test_tables_pictures_and_cells(tmp_path):
     (["--ways=1"], "more than the 85.50 that can be used; target weights"),
     (["--alpha=1.2"], "acceptance 1.2 is outside [0, 1]"),
     (["--survival=0.5,0.6"], "ascends"),
-    (["--numbers=width=3"], "a chip has no width"),
+    (["--numbers=width=3"], "no number 'width'"),
     (["--numbers=bandwidth=fast"], "--numbers: could not convert"),
-    (["--draft=smollm2-135m"], "vocabularies of 49152 and 128256"),
+    (
+      ["--draft=smollm2-135m", "--draft_ways=1"],
+      "vocabularies of 49152 and 128256",
+    ),
     (["--law=1e9:0.5"], "two sizes"),
     (["--batches=a"], "--batches:"),
+    (["--batches=0"], "--batches: 0; it must be whole and >= 1"),
+    (["--context=0"], "--context=0"),
+    (["--numbers=axes=1.5"], "axes = 1.5; it must be whole"),
     (["--most=0"], "--most=0"),
   ],
 )

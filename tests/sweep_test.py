@@ -9,7 +9,7 @@ import pytest
 from absl import flags
 
 import programs
-from specdec import calibrate, measure
+from specdec import calibrate, measure, session
 from specdec.analysis import hardware, sweeps
 
 
@@ -22,7 +22,7 @@ def target(tmp_path_factory):
 def known_hardware(monkeypatch):
   """No machine is measured, and passes need not be compiled to be timed."""
   monkeypatch.setattr(hardware, "local", lambda **_: programs.HARDWARE)
-  monkeypatch.setattr(measure, "check_possible", lambda *_: None)
+  monkeypatch.setattr(hardware, "measure_bandwidth", lambda *_, **__: 1e15)
 
   def timer(model, params, batch, tokens, *_):
     return lambda: 1e-3 * (1 + 0.1 * batch * tokens)
@@ -69,6 +69,40 @@ def lines_of(folder):
 
 
 POINTS = [{"k": 1, "batch": 2}, {"k": 0, "batch": 1}]
+
+
+def test_other_settings_of_a_known_target_are_calibrated_beside_it(
+  sweep, tmp_path
+):
+  points = [
+    {"k": 1, "temperature": 1.0, "acceptance": "rejection"},
+    {"k": 1, "drafter": "lookup", "exit_layer": None, "min_ngram": 1},
+  ]
+  sweep(POINTS[:1])
+  first = json.loads((tmp_path / "out" / "calibration.json").read_text())
+  sweep(points)
+  lines = lines_of(tmp_path)
+  assert len(lines) == 3 and all("run" in line for line in lines)
+  second = json.loads((tmp_path / "out" / "calibration.json").read_text())
+  assert second["fits"] == first["fits"] and len(second["beside"]) == 3
+  assert 0 <= lines[2]["observed"]["wide"] <= 1
+
+
+def test_sampled_texts_are_counted_with_other_noise(
+  sweep, tmp_path, monkeypatch
+):
+  seen = []
+  complete = session.Session.complete
+
+  def spy(self, rows, numbers, plain):
+    seen.append((plain, tuple(numbers)))
+    return complete(self, rows, numbers, plain)
+
+  monkeypatch.setattr(session.Session, "complete", spy)
+  sweep([{"k": 1, "batch": 2, "temperature": 1.0, "acceptance": "rejection"}])
+  counted, *timed = seen
+  assert counted == (False, (2, 3))
+  assert sorted(timed) == [(False, (0, 1)), (True, (0, 1))]
 
 
 def test_points_and_their_predictions(sweep, tmp_path):
@@ -136,6 +170,15 @@ def test_a_point_that_fails_is_written_down_and_the_others_go_on(
   assert "run" in lines_of(tmp_path)[2]
   found = sweeps.read([tmp_path / "out"])
   assert len(found.lines) == 2 and not found.failed
+
+
+@pytest.mark.parametrize("which", ["calibration", "points"])
+def test_no_time_may_beat_its_bytes(sweep, tmp_path, monkeypatch, which):
+  if which == "points":
+    sweep(POINTS[:1])
+  monkeypatch.setattr(hardware, "measure_bandwidth", lambda *_, **__: 1.0)
+  sweep(POINTS)
+  assert "Impossible" in lines_of(tmp_path)[-1]["error"]
 
 
 def test_what_is_measured_is_predicted_again(sweep, tmp_path, monkeypatch):

@@ -38,6 +38,7 @@ def figure(
 
 
 def legend(axes: Axes) -> None:
+  """Puts the legend beside the panel."""
   axes.legend(
     loc="upper left",
     bbox_to_anchor=(1.02, 1),  # outside

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 
 from specdec.analysis.hardware import Hardware
 
+TYPES = ("float32", "bfloat16", "int8", "fp8")  # of products' factors
+
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
@@ -141,7 +143,7 @@ CHIPS = {chip.name: chip for chip in _CHIPS}
 
 
 def get(name: str, **changes) -> Chip:
-  """A chip by its name, with some of its numbers replaced.
+  """A chip by its name, with some of its numbers replaced (`changed`).
 
   Raises:
     ValueError: there is no such chip, or no such number.
@@ -150,10 +152,32 @@ def get(name: str, **changes) -> Chip:
     raise ValueError(
       f"no chip {name!r}; known: {', '.join(CHIPS)}; local is this machine"
     )
-  unknown = changes.keys() - {f.name for f in dataclasses.fields(Chip)}
-  if unknown:
-    raise ValueError(f"a chip has no {', '.join(sorted(unknown))}")
-  return dataclasses.replace(CHIPS[name], **changes)
+  return changed(CHIPS[name], **changes)
+
+
+def changed(chip: Chip, **numbers) -> Chip:
+  """The chip with other numbers; one that is named like a type, int8=2e14 say,
+  is its rate of products.
+
+  Raises:
+    ValueError: it has no such number, or one is impossible.
+  """
+  known = {f.name for f in dataclasses.fields(Chip)} - {"name", "source"}
+  known -= {"flops", "caches"}
+  flops = dict(chip.flops)
+  for name in list(numbers):
+    if name in TYPES:
+      flops[name] = numbers.pop(name)
+    elif name not in known:
+      raise ValueError(
+        f"a chip has no number {name!r}; it has: "
+        f"{', '.join(sorted(known))}; rates: {', '.join(TYPES)}"
+      )
+    elif name in ("axes", "wrap", "rows"):
+      if numbers[name] != int(numbers[name]):
+        raise ValueError(f"{name} = {numbers[name]}; it must be whole")
+      numbers[name] = int(numbers[name])
+  return dataclasses.replace(chip, flops=flops, **numbers)
 
 
 def of_hardware(found: Hardware) -> Chip:

@@ -124,6 +124,7 @@ class Placed:
     replicas: groups of such chips that share the batch (data parallel).
     start, stop: the layers; the vocabulary projection belongs to the last.
     head: the pass makes logits.
+    source: positions that cross-attention reads (T5), of every row.
     correlation: r in the experts that m tokens touch, E (1 - (1 - k/E)^(m^r)):
       1 were they chosen independently, less as tokens choose alike; routers
       were measured between 0.57 and 0.83.
@@ -143,6 +144,7 @@ class Placed:
   start: int = 0
   stop: int | None = None
   head: bool = True
+  source: int = 0
   correlation: float = 0.75
 
   def __post_init__(self):
@@ -160,6 +162,12 @@ class Placed:
         f"{self.ways} chips do not divide {self.shape.num_heads} heads of "
         f"{self.shape.name}"
       )
+    for layer in set(self.shape.layers):
+      if layer.kv_heads % self.ways and self.ways % layer.kv_heads:
+        raise ValueError(
+          f"{self.ways} chips and {layer.kv_heads} K/V heads of "
+          f"{self.shape.name}: neither divides the other"
+        )
     self.chip.rate(self.dtype)
 
   @property
@@ -183,33 +191,31 @@ class Placed:
     """Of one chip: the cache of all layers; a head's K/V is never split."""
     rows = math.ceil(batch / self.replicas)
     values = sum(
-      count * layer.kv / min(self.ways, layer.kv_heads)
+      count
+      * (context * layer.kv + self.source * layer.source_kv)
+      / min(self.ways, layer.kv_heads)
       for layer, count in self.shape.counted(0, len(self.shape.layers))
     )
-    return rows * context * values * BYTES[self.kv]
+    return rows * values * BYTES[self.kv]
 
-  def cost(
-    self, batch: float, tokens: float, context: float, source: float = 0
-  ) -> Cost:
+  def cost(self, batch: float, tokens: float, context: float) -> Cost:
     """One pass of the layers.
 
     Args:
       batch: rows over all replicas.
       tokens: n of each row; a draft's nodes, whatever its shape.
       context: cached positions that a row's attention reads.
-      source: positions that cross-attention reads.
     """
     rows = math.ceil(batch / self.replicas)
     parts = [
       *self._products(rows * tokens),
-      *self._attention(rows, tokens, context, source),
+      *self._attention(rows, tokens, context),
       self._logits(rows * tokens),
       self._collectives(rows * tokens),
     ]
-    chosen, e = self.efficiency, self.end - self.start
-    beside = Term(
-      "overhead", seconds=chosen.overhead + e * chosen.layer_overhead
-    )
+    chosen, depth = self.efficiency, self.end - self.start
+    seconds = chosen.overhead + depth * chosen.layer_overhead
+    beside = Term("overhead", seconds=seconds)
     return self._timed(rows * tokens, [*parts, beside])
 
   def _products(self, m: float) -> list[Term]:
@@ -233,17 +239,18 @@ class Placed:
       for name, read, used in terms
     ]
 
-  def _attention(self, rows, tokens, context, source) -> list[Term]:
+  def _attention(self, rows, tokens, context) -> list[Term]:
     size = BYTES[self.kv]
     read = written = flops = 0.0
     for layer, count in self.shape.counted(self.start, self.end):
       window = math.inf if layer.window is None else layer.window - 1
       seen, shards = min(context, window), min(self.ways, layer.kv_heads)
-      values = seen * layer.kv + source * layer.source_kv
+      values = seen * layer.kv + self.source * layer.source_kv
       read += count * rows * values / shards
       written += count * rows * tokens * layer.kv / shards
       # A token is scored with all of the pass, masked or not.
-      scores = (seen + tokens) * layer.score + source * layer.source_score
+      scores = (seen + tokens) * layer.score
+      scores += self.source * layer.source_score
       flops += 2 * count * rows * tokens * scores / self.ways
     return [
       Term("K/V read", bytes=size * read, flops=flops),
@@ -256,12 +263,16 @@ class Placed:
     return Term("logits", bytes=2 * 4 * values)
 
   def _collectives(self, m: float) -> Term:
-    """Activations summed twice a layer, and after the embedding; of the
-    logits a few numbers a token, for they stay where they are."""
+    """Activations summed after every sublayer and the embedding; of the logits
+    a few numbers a token, for they stay where they are."""
     if self.ways == 1:
       return Term("collectives")
     size = BYTES["bfloat16" if self.weights != "float32" else "float32"]
-    times = 2 * (self.end - self.start) + (self.start == 0)
+    times = sum(
+      count * (3 if layer.source_kv else 2)
+      for layer, count in self.shape.counted(self.start, self.end)
+    )
+    times += self.start == 0
     one = links.all_reduce(self.chip, self.ways, m * self.shape.width * size)
     sent, seconds = times * one.size, times * one.seconds
     if self.head:
@@ -271,13 +282,14 @@ class Placed:
 
   def _timed(self, m: float, parts: list[Term]) -> Cost:
     chosen = self.efficiency
-    peak = chosen.flops * self.chip.rate(self.dtype)
+    kinds = self.dtype, self.kv if self.kv in self.chip.flops else "bfloat16"
+    peak, kv_peak = (chosen.flops * self.chip.rate(kind) for kind in kinds)
     products = ("weights", "experts", "projection")
     read = sum(term.bytes for term in parts if term.name in products)
     fast = self.chip.read_bandwidth(read)
     share = chosen.one if m <= 1 else chosen.weights
     factor = chosen.factor(m)
-    filled = math.ceil(m / self.chip.rows) * self.chip.rows / m
+    filled = max(m, self.chip.rows) / m
     rates = {
       name: (share * fast / factor, factor * filled) for name in products
     }
@@ -292,7 +304,8 @@ class Placed:
         seconds += term.seconds
         continue
       rate, slower = rates[term.name]
-      moving, computing = term.bytes / rate, slower * term.flops / peak
+      fastest = peak if term.name in products else kv_peak
+      moving, computing = term.bytes / rate, slower * term.flops / fastest
       alone = chosen.combined(moving, computing)
       timed.append(term._replace(seconds=alone))
       if term.name == "logits":

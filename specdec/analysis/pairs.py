@@ -88,19 +88,17 @@ class Pair:
         f"and {self.target.shape.vocab_size}; they must share one"
       )
 
-  def plain(self, batch: float, context: float, source: float = 0) -> Round:
+  def plain(self, batch: float, context: float) -> Round:
     """A round of plain decoding."""
-    cost = self.target.cost(batch, 1, context, source)
+    cost = self.target.cost(batch, 1, context)
     beside = self.plain_beside.seconds(batch, 1, 0)
     return Round((("target, 1 token", 1, cost),), beside)
 
-  def round(
-    self, batch: float, k: int, context: float, source: float = 0
-  ) -> Round:
+  def round(self, batch: float, k: int, context: float) -> Round:
     """A round of k guesses in one chain; k = 0 is plain decoding."""
     if k == 0:
-      return self.plain(batch, context, source)
-    return self._round(batch, (1,) * k, k + 1, context, source)
+      return self.plain(batch, context)
+    return self._round(batch, (1,) * k, k + 1, context)
 
   def idle_round(self, batch: float, context: float) -> Round:
     """A round of a drafter that costs nothing and found nothing to guess."""
@@ -119,13 +117,16 @@ class Pair:
     if not levels:
       return self.plain(batch, context)
     frontiers = (1, *levels[:-1])
-    found = self._round(batch, frontiers, 1 + sum(levels), context, 0)
-    moved = 2 * self.target.cache_bytes(batch, len(levels))
+    found = self._round(batch, frontiers, 1 + sum(levels), context)
+    path = 1 + len(levels)
+    moved = 2 * self.target.cache_bytes(batch, path)
+    if self.draft is not None and self.exit_layer is None:
+      moved += 2 * self.draft.cache_bytes(batch, path)
     seconds = moved / (self.target.efficiency.kv * self.target.chip.bandwidth)
     commit = Cost((Term("K/V moved", moved, seconds=seconds),), seconds)
     return found._replace(parts=(*found.parts, ("commit", 1, commit)))
 
-  def _round(self, batch, frontiers, nodes, context, source) -> Round:
+  def _round(self, batch, frontiers, nodes, context) -> Round:
     """Draft passes over so many tokens each, then one over all nodes."""
     target, parts = self.target, []
     if self.draft is not None:
@@ -133,16 +134,16 @@ class Pair:
       late = 0 if self.exit_layer is not None else 1
       passes = [frontiers[0] + late, *frontiers[1:]]
       for tokens, times in sorted(collections.Counter(passes).items()):
-        cost = self.draft.cost(batch, tokens, context, source)
+        cost = self.draft.cost(batch, tokens, context)
         parts.append((f"draft, {_tokens(tokens)}", times, cost))
     if self.exit_layer is not None:
       # The last guesses have no K/V in the first layers yet.
       last = dataclasses.replace(self.draft, head=False)
       left = nodes - sum(frontiers)
-      cost = last.cost(batch, left, context, source)
+      cost = last.cost(batch, left, context)
       parts.append((f"first layers, {_tokens(left)}", 1, cost))
       target = dataclasses.replace(target, start=self.exit_layer)
-    cost = target.cost(batch, nodes, context, source)
+    cost = target.cost(batch, nodes, context)
     parts.append((f"target, {_tokens(nodes)}", 1, cost))
     return Round(
       tuple(parts), self.beside.seconds(batch, nodes, len(frontiers))

@@ -82,36 +82,48 @@ def best_tree(
   acceptance: Sequence[float],
   most: int = 64,
 ) -> trees.Choice:
-  """The static tree with the most tokens a second (trees.best).
+  """The static tree with the most tokens a second, priced as a whole round.
+
+  It is looked for with levels that cost alike (trees.best).
 
   Args:
     acceptance: how often a node's r-th child is the one that is kept.
     most: nodes, the root included.
   """
   sizes = sorted({*range(1, min(16, most) + 1), *range(16, most + 1, 8)})
-  seconds = {
-    n: pair.target.cost(batch, n, context).seconds + pair.beside.fixed
-    for n in sizes
-  }
-  level = pair.beside.per_level
-  if pair.draft is not None:
-    level += pair.draft.cost(batch, 1, context).seconds
-  return trees.best(acceptance, seconds, level)
+  chain = pair.round(batch, 1, context)
+  level = chain.parts[:-1]
+  level_seconds = sum(times * cost.seconds for _, times, cost in level)
+  target = pair.target
+  if pair.exit_layer is not None:
+    target = dataclasses.replace(target, start=pair.exit_layer)
+  fixed = chain.beside
+  seconds = {n: target.cost(batch, n, context).seconds + fixed for n in sizes}
+  plain = seconds[1] = pair.plain(batch, context).seconds
+  found = trees.best(acceptance, seconds, level_seconds)
+  if not found.paths:
+    return found
+  depths = [len(path) for path in found.paths]
+  levels = [depths.count(depth) for depth in range(1, max(depths) + 1)]
+  whole = pair.tree_round(batch, levels, context).seconds
+  if found.tokens / whole <= 1 / plain:
+    return trees.Choice([], 1.0, plain)
+  return found._replace(seconds=whole)
 
 
 def break_even_batch(
-  pair: Pair, context: float, survival, most: int = 16, largest: int = 2**20
+  pair: Pair, context: float, survival, most: int = 16, largest: int = 4096
 ) -> int | None:
-  """The smallest batch at which no k pays; None where all up to `largest` do.
-
-  Sizes double until one does not pay, then the gap is halved: it is right for
-  a gain that falls with the batch, as a dense model's does.
-  """
-
-  def pays(batch: int) -> bool:
-    return best_k(pair, batch, context, survival, most).k > 0
-
-  return _first(lambda batch: not pays(batch), largest)
+  """The smallest batch from which on no k pays; None where one still does at
+  `largest`. Below it, of a mixture of experts, may lie batches that do not pay
+  either: `schedule` tells."""
+  last = schedule(pair, context, survival, most, largest)[-1]
+  if last.k:
+    return None
+  batch = last.first  # a stretch is judged by its last batch
+  while best_k(pair, batch, context, survival, most).k:
+    batch += 1
+  return batch
 
 
 def break_even_context(
@@ -123,21 +135,16 @@ def break_even_context(
   def pays(context: int) -> bool:
     return best_k(pair, batch, context, survival, most).k > 0
 
-  return 0 if pays(0) else _first(pays, largest)
-
-
-def _first(true, largest: int) -> int | None:
-  """The smallest number from 1 on for which `true`, which then stays so."""
   high = 1
-  while not true(high):
+  while not pays(high):
     if high >= largest:
       return None
     high *= 2
   low = high // 2
   while high - low > 1:
     middle = (low + high) // 2
-    low, high = (low, middle) if true(middle) else (middle, high)
-  return high
+    low, high = (low, middle) if pays(middle) else (middle, high)
+  return 0 if pays(0) else high
 
 
 def largest_batch(pair: Pair, slots: float) -> int:
@@ -228,9 +235,20 @@ def as_tensorrt_llm(stretches: Sequence[Stretch]) -> dict:
   """Of TensorRT-LLM's speculative config (pull request 10860): last batch -> k.
 
   Beyond the last entry it does not speculate.
+
+  Raises:
+    ValueError: it cannot be said so: no batch pays, or the smallest ones do not
+      want the longest drafts.
   """
   known = {stretch.last: stretch.k for stretch in stretches}
   if stretches[-1].k == 0:
     del known[stretches[-1].last]
   most = max(stretch.k for stretch in stretches)
+  if not most:
+    raise ValueError("no batch pays: leave speculation out")
+  if stretches[0].k != most:
+    raise ValueError(
+      "its longest draft belongs to the smallest batch, and here batch 1 wants "
+      f"k = {stretches[0].k} and others up to {most}"
+    )
   return {"max_draft_len": most, "draft_len_schedule": known}

@@ -113,7 +113,7 @@ def heatmap(
   def place(line):
     return line["run"]["batch"] if column == "batch" else line["point"][column]
 
-  columns = sorted({place(line) for line in lines})
+  columns = list(dict.fromkeys(map(place, lines)))  # as the sweep has them
   ks = sorted({line["run"]["k"] for line in lines})
   tables = {
     name: np.full((len(ks), len(columns)), math.nan)

@@ -35,7 +35,8 @@ def read(paths: Sequence[Path]) -> Read:
         continue
       try:
         line = json.loads(row)
-        key = json.dumps(line["point"], sort_keys=True)
+        # Another length of prompts is another measurement.
+        key = json.dumps([line["point"], line.get("context")], sort_keys=True)
         if "run" in line:
           line["run"]["speed"]["speedup"]["value"]
           line["prediction"]["speedup"]
@@ -47,7 +48,8 @@ def read(paths: Sequence[Path]) -> Read:
   if not measured:
     names = ", ".join(map(str, paths))
     raise ValueError(f"no measured point in {names}; run scripts/sweep.py")
-  left = [line for key, line in failed.items() if key not in measured]
+  done = [line["point"] for line in measured.values()]
+  left = [line for line in failed.values() if line["point"] not in done]
   return Read(list(measured.values()), left, broken)
 
 
@@ -78,9 +80,7 @@ class Band(NamedTuple):
 def band(lines: Sequence[dict]) -> Band:
   """The band of those points."""
   found = np.array([ratio(line) for line in lines])
-  # Printed with two digits, so judged with two.
-  rounded = np.round(found, 2)
-  within = int(np.sum((rounded >= 0.9) & (rounded <= 1.1)))
+  within = int(np.sum((found >= 0.9) & (found <= 1.1)))
   spread = np.min(found), np.median(found), np.max(found)
   return Band(len(found), within, *map(float, spread))
 
