@@ -157,12 +157,11 @@ def timed(
   most = most or (max(batches), max(ks) + 1)
   plans = {name: (target, (model, models.target.params), most)}
   if draft_name:
-    own = model._replace(
-      apply=functools.partial(model.apply, stop=FLAGS.exit_layer)
-    )
-    own = own, models.target.params
     if FLAGS.drafter == "model":
       own = transformer.model(models.draft.config), models.draft.params
+    else:
+      first = functools.partial(model.apply, stop=FLAGS.exit_layer)
+      own = model._replace(apply=first), models.target.params
     plans[draft_name] = draft, own, (most[0], 2)
   if base:  # what was timed with fewer tokens is timed anew
     fits = {

@@ -65,82 +65,72 @@ def write_cells(path: Path, pair: Pair, survival, batches, contexts) -> None:
 
 def draw(folder: Path, known, pair: Pair, survival, batches, contexts) -> None:
   """The pictures."""
-  ks = list(range(FLAGS.most + 1))
-  curve = planning.curve(survival, FLAGS.most)
-  ks = ks[: len(curve) + 1]
+  where = f"{FLAGS.ways * FLAGS.replicas} x {pair.target.chip.name}"
+  where += f", {FLAGS.weights}"
   who = f"{FLAGS.target} + {FLAGS.draft}"
   if FLAGS.exit_layer is not None:
     who = f"{FLAGS.target}, exit after layer {FLAGS.exit_layer}"
-  where = f"{FLAGS.ways * FLAGS.replicas} x {pair.target.chip.name}"
+  title = f"{who} on {where}"
   rate = "given survival" if FLAGS.survival else f"alpha {FLAGS.alpha:g}"
-  title = f"{who} on {where}, {FLAGS.weights}"
+  draw_grids(folder, pair, title, rate, survival, batches, contexts)
+  if FLAGS.exit_layer is None and FLAGS.draft != "none" and not known:
+    draw_drafts(folder, pair, f"{FLAGS.target} and a draft on {where}")
+  draw_chips(folder, pair, f"{who}, {rate}", survival, batches)
+  draw_roof(folder / "roofline.png", pair, batches, title)
 
-  def over(name, values, columns_, label, shown):
-    if np.any(np.isnan(values)):
-      shown += "; -: does not fit"
-    heatmaps.speedups(
-      {shown: values},
-      columns_,
-      ks,
-      (label, "k"),
-      folder / f"{name}.png",
-      title,
-    )
 
-  by_batch = grid(
-    ks, batches, lambda k, b: gain(pair, b, FLAGS.context, curve[:k])
-  )
-  over(
-    "k_batch",
-    by_batch,
-    batches,
-    "batch, rows",
-    f"context {FLAGS.context}, {rate}",
-  )
-  by_context = grid(ks, contexts, lambda k, s: gain(pair, 1, s, curve[:k]))
-  over(
-    "k_context", by_context, contexts, "context, positions", f"batch 1, {rate}"
-  )
+def heatmap(path: Path, values, columns_, label: str, shown: str, title: str):
+  """k by something."""
+  if np.any(np.isnan(values)):
+    shown += "; -: does not fit"
+  ks = range(len(values))
+  heatmaps.speedups({shown: values}, columns_, ks, (label, "k"), path, title)
+
+
+def draw_grids(folder, pair, title, rate, survival, batches, contexts) -> None:
+  """k by batch, by context, by acceptance."""
+  curve = planning.curve(survival, FLAGS.most)
+  ks, context = range(len(curve) + 1), FLAGS.context
   rates = [0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95]
+  by_batch = grid(ks, batches, lambda k, b: gain(pair, b, context, curve[:k]))
+  by_context = grid(ks, contexts, lambda k, s: gain(pair, 1, s, curve[:k]))
   by_rate = grid(
     ks,
     rates,
-    lambda k, a: gain(pair, 1, FLAGS.context, speedup.iid_survival(a, k)),
+    lambda k, a: gain(pair, 1, context, speedup.iid_survival(a, k)),
   )
-  over(
-    "k_acceptance",
-    by_rate,
-    rates,
-    "share of guesses kept",
-    f"batch 1, context {FLAGS.context}",
+  for name, values, columns_, label, shown in (
+    ("k_batch", by_batch, batches, "batch, rows", f"context {context}, {rate}"),
+    ("k_context", by_context, contexts, "context, positions", f"batch 1, {rate}"),
+    ("k_acceptance", by_rate, rates, "share of guesses kept",
+     f"batch 1, context {context}"),
+  ):  # fmt: skip
+    heatmap(folder / f"{name}.png", values, columns_, label, shown, title)
+
+
+def draw_drafts(folder: Path, pair: Pair, title: str) -> None:
+  """k by draft size, by the law of acceptance."""
+  law = _priced.law_of()
+  made = [
+    _priced.pair_on(pair.target.chip, draft=name) for name in FLAGS.drafts
+  ]
+  sizes = [one.draft.shape.num_parameters for one in made]
+  rates = [law.alpha(size) for size in sizes]
+  values = grid(
+    range(FLAGS.most + 1),
+    range(len(made)),
+    lambda k, i: gain(
+      made[i], 1, FLAGS.context, speedup.iid_survival(rates[i], k)
+    ),
   )
-  if FLAGS.exit_layer is None and FLAGS.draft != "none" and not known:
-    law = _priced.law_of()
-    made = {
-      name: _priced.pair_on(pair.target.chip, draft=name)
-      for name in FLAGS.drafts
-    }
-    sizes = {name: one.draft.shape.num_parameters for name, one in made.items()}
-    by_size = grid(
-      ks,
-      FLAGS.drafts,
-      lambda k, name: gain(
-        made[name],
-        1,
-        FLAGS.context,
-        speedup.iid_survival(law.alpha(sizes[name]), k),
-      ),
-    )
-    labels = [
-      f"{sizes[n] / 1e9:.3g} B\n{law.alpha(sizes[n]):.2f}" for n in sizes
-    ]
-    over(
-      "k_draft",
-      by_size,
-      labels,
-      "draft's parameters, and the share kept by the law of draft size",
-      f"batch 1, context {FLAGS.context}",
-    )
+  labels = [f"{s / 1e9:.3g} B\n{rate:.2f}" for s, rate in zip(sizes, rates)]
+  label = "draft's parameters, and the share kept by the law of draft size"
+  shown = f"batch 1, context {FLAGS.context}"
+  heatmap(folder / "k_draft.png", values, labels, label, shown, title)
+
+
+def draw_chips(folder: Path, pair: Pair, who: str, survival, batches) -> None:
+  """Chips side by side."""
   curves = {}
   for name in dict.fromkeys([FLAGS.chip, *FLAGS.chips]):
     one = pair if name == FLAGS.chip else _priced.pair_on(_priced.chip_of(name))
@@ -156,10 +146,9 @@ def draw(folder: Path, known, pair: Pair, survival, batches, contexts) -> None:
     curves,
     batches,
     folder / "chips.png",
-    f"{who} on {FLAGS.ways * FLAGS.replicas} chips, {FLAGS.weights}, context "
-    f"{FLAGS.context}, {rate}",
+    f"{who}; {FLAGS.ways * FLAGS.replicas} chips, {FLAGS.weights}, context "
+    f"{FLAGS.context}",
   )
-  draw_roof(folder / "roofline.png", pair, batches, title)
 
 
 def draw_roof(path: Path, pair: Pair, batches, title: str) -> None:

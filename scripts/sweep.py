@@ -315,6 +315,11 @@ def sweep() -> None:
       _flags.settle(_OWN)
       found = _flags.single("batch"), _flags.single("k")
       most = list(map(max, most, found))
+      if found[0] in rounds["batch"] and found[1] in rounds["k"]:
+        raise ValueError(
+          f"batch {found[0]} with k = {found[1]} is judged and is among the "
+          "rounds to calibrate with; take others for these"
+        )
       if FLAGS.texts % _flags.single("batch"):
         raise ValueError(
           f"--texts={FLAGS.texts} is no multiple of the batch "

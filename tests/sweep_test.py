@@ -200,6 +200,7 @@ def test_what_is_measured_is_predicted_again(sweep, tmp_path, monkeypatch):
     ([], [], "has no points"),
     ([{"k": 1}], ["--temperature=1"], "--temperature: write it into"),
     ([{"k": 1}], ["--turns=0"], "--turns=0"),
+    ([{"k": 2, "batch": 2}], [], "batch 2 with k = 2 is judged and is among"),
     ([{"k": 1, "shape": "chains:2"}], [], "sets 'shape'"),
     ([{"k": (1, 2)}], [], "takes one at a time"),
     ([{"k": 1}, {"k": 1}], [], "twice"),
