@@ -100,8 +100,10 @@ def draw_grids(folder, pair, title, rate, survival, batches, contexts) -> None:
     lambda k, a: gain(pair, 1, context, speedup.iid_survival(a, k)),
   )
   for name, values, columns_, label, shown in (
-    ("k_batch", by_batch, batches, "batch, rows", f"context {context}, {rate}"),
-    ("k_context", by_context, contexts, "context, positions", f"batch 1, {rate}"),
+    ("k_batch", by_batch, batches, "batch, rows",
+     f"context {context}, {rate}"),
+    ("k_context", by_context, contexts, "context, positions",
+     f"batch 1, {rate}"),
     ("k_acceptance", by_rate, rates, "share of guesses kept",
      f"batch 1, context {context}"),
   ):  # fmt: skip
