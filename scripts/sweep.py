@@ -7,7 +7,7 @@ A sweep file's get_config() has `points`, a list of settings (flags of
 generate.py: k, batch, temperature, drafter, draft, exit_layer, acceptance ...),
 `common`, settings of all of them, `calibrate`, the batches and ks of the rounds
 that the cost model is fitted to, which no point should repeat, and `whole`,
-values for --context, --texts, --turns and --calibration_repeats where these
+values for --context, --texts, --pairs and --calibration_repeats where these
 are not given.
 
 Every setting is calibrated once (runs/sweep/calibration.json): passes and
@@ -45,7 +45,12 @@ _SWEEP = config_flags.DEFINE_config_file(
 )
 _BEFORE = set(flags.FLAGS)
 flags.DEFINE_integer("texts", 16, "Prompts, at least as many as a batch has.")
-flags.DEFINE_integer("turns", 3, "How often all texts are timed either way.")
+flags.DEFINE_integer(
+  "pairs",
+  12,
+  "Batches that are timed both ways, at least: the texts are decoded again, "
+  "above temperature 0 with other noise, until there are as many.",
+)
 flags.DEFINE_integer("calibration_repeats", 21, "Timings of a calibration.")
 flags.DEFINE_bool("retry", False, "Try points again that failed before.")
 flags.DEFINE_bool(
@@ -64,7 +69,8 @@ _LOADED = (
   "target", "draft", "dtype", "random_weights", "prompt_file", "chat", "seed",
 )  # fmt: skip
 _PLAIN = ("temperature", "top_k", "top_p", "max_new_tokens")
-_WHOLE = ("context", "texts", "turns", "calibration_repeats")
+_WHOLE = ("context", "texts", "pairs", "calibration_repeats")
+_COUNTED = 3  # how often sampled texts are decoded to see how guesses fare
 
 
 def settings_of(sweep) -> list[dict]:
@@ -179,7 +185,8 @@ def measured(bench: Bench, say, known: dict | None = None) -> dict:
   # What is timed below has the numbers from 0 on.
   # Greedy texts are what they are, and of synthetic acceptance only the time
   # is in question: there the same numbers are run apart from the clock.
-  unseen = range(FLAGS.turns, 2 * FLAGS.turns) if FLAGS.temperature else (0,)
+  turns = -(-FLAGS.pairs // len(batches))
+  unseen = range(turns, turns + _COUNTED) if FLAGS.temperature else (0,)
   found = prediction.observed(
     [[decode(some, turn, False).stats for some in batches] for turn in unseen]
   )
@@ -199,7 +206,7 @@ def measured(bench: Bench, say, known: dict | None = None) -> dict:
   say("timing")
   done = []
   load = provenance.load()
-  for turn in range(FLAGS.turns):
+  for turn in range(turns):
     for number, some in enumerate(batches):
       order = (False, True) if (turn + number) % 2 == 0 else (True, False)
       pieces = {plain: decode(some, turn, plain) for plain in order}

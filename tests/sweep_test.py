@@ -36,7 +36,7 @@ def write_sweep(folder, target, points, calibrated=((1, 2), (2,))):
     "from ml_collections import ConfigDict\n"
     "def get_config():\n"
     "  config = ConfigDict()\n"
-    "  config.whole = {'context': 8, 'texts': 2, 'turns': 1}\n"
+    "  config.whole = {'context': 8, 'texts': 2, 'pairs': 2}\n"
     f"  config.common = {{'target': {str(target)!r}, 'exit_layer': 1,"
     " 'max_new_tokens': 8}\n"
     f"  config.points = {points!r}\n"
@@ -100,9 +100,10 @@ def test_sampled_texts_are_counted_with_other_noise(
 
   monkeypatch.setattr(session.Session, "complete", spy)
   sweep([{"k": 1, "batch": 2, "temperature": 1.0, "acceptance": "rejection"}])
-  counted, *timed = seen
-  assert counted == (False, (2, 3))
-  assert sorted(timed) == [(False, (0, 1)), (True, (0, 1))]
+  # Two turns are timed: numbers 0 to 3. Three others are counted.
+  timed = [(0, 1), (2, 3)]
+  assert seen[:3] == [(False, (4, 5)), (False, (6, 7)), (False, (8, 9))]
+  assert sorted(seen[3:]) == [(p, n) for p in (False, True) for n in timed]
 
 
 def test_points_and_their_predictions(sweep, tmp_path):
@@ -111,7 +112,7 @@ def test_points_and_their_predictions(sweep, tmp_path):
   assert [line["run"]["k"] for line in lines] == [1, 0]
   for line in lines:
     run, said = line["run"], line["prediction"]
-    assert run["speed"]["tokens"] == 2 * 8
+    assert run["speed"]["tokens"] == 2 * 8 * (2 if run["batch"] == 2 else 1)
     assert line["observed"]["rounds"] >= 8 / (1 + run["k"])
     assert said["seconds"] > 0 and line["context"] >= 16
     assert said["speedup"] == pytest.approx(
@@ -199,7 +200,7 @@ def test_what_is_measured_is_predicted_again(sweep, tmp_path, monkeypatch):
   [
     ([], [], "has no points"),
     ([{"k": 1}], ["--temperature=1"], "--temperature: write it into"),
-    ([{"k": 1}], ["--turns=0"], "--turns=0"),
+    ([{"k": 1}], ["--pairs=0"], "--pairs=0"),
     ([{"k": 2, "batch": 2}], [], "batch 2 with k = 2 is judged and is among"),
     ([{"k": 1, "shape": "chains:2"}], [], "sets 'shape'"),
     ([{"k": (1, 2)}], [], "takes one at a time"),

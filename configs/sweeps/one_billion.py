@@ -15,7 +15,7 @@ def get_config() -> ConfigDict:
   config.whole = {
     "context": 64,
     "texts": 1,
-    "turns": 3,
+    "pairs": 4,
     "calibration_repeats": 7,
   }
   config.common = {

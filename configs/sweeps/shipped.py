@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 
 def get_config() -> ConfigDict:
   config = ConfigDict()
-  config.whole = {"context": 64, "texts": 16, "turns": 2}
+  config.whole = {"context": 64, "texts": 16, "pairs": 12}
   config.common = {
     "target": "stdlib-11m",
     "draft": "stdlib-1m",

@@ -14,7 +14,7 @@ def get_config() -> ConfigDict:
   config.whole = {
     "context": 96,
     "texts": 2,
-    "turns": 2,
+    "pairs": 6,
     "calibration_repeats": 9,
   }
   config.common = {
