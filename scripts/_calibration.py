@@ -9,13 +9,16 @@ from pathlib import Path
 import _decoding
 from absl import flags
 
+from specdec import cache as kv
 from specdec import calibrate, drafters, measure, run_folder
 from specdec.analysis import bounds, chips, hardware, shapes
 from specdec.analysis.calibration import (
   Calibration,
+  Drift,
   PassTime,
   RoundTime,
   drift,
+  drifted,
   fit_beside,
   fit_passes,
 )
@@ -66,8 +69,28 @@ def _placed(models, chip) -> tuple[Placed, Placed | None]:
   return target, None
 
 
-def pair_of(models, found: Calibration) -> Pair:
-  """Target and drafter on the calibrated machine.
+def references(
+  context: int, most: tuple[int, int]
+) -> list[tuple[int, int, int]]:
+  """Passes by which to see how the machine runs now: (batch, tokens, context)
+  that no fit has seen, and one token."""
+  _, unseen = calibrate.plan(*most, context)
+  return [(1, 1, 2 * context), *unseen]
+
+
+def drift_now(models, found: Calibration, points, seconds) -> Drift:
+  """Of the target's passes, from the seconds that they took."""
+  chip = chips.of_hardware(found.hardware)
+  known = found.place(_names()[0], _placed(models, chip)[0])
+  times = [
+    PassTime(batch, tokens, kv.num_slots(context), float(t))
+    for (batch, tokens, context), t in zip(points, seconds)
+  ]
+  return drift(known, times)
+
+
+def pair_of(models, found: Calibration, now: Drift | None = None) -> Pair:
+  """Target and drafter on the calibrated machine, as it runs `now`.
 
   Raises:
     ValueError: the calibration is of other models or another setting.
@@ -75,7 +98,8 @@ def pair_of(models, found: Calibration) -> Pair:
   chip = chips.of_hardware(found.hardware)
   placed = _placed(models, chip)
   target, draft = (
-    p and found.place(name, p) for name, p in zip(_names(), placed)
+    p and drifted(found.place(name, p), now or Drift())
+    for name, p in zip(_names(), placed)
   )
   exit_layer = FLAGS.exit_layer if FLAGS.drafter == "early_exit" else None
   if setting() not in found.beside:
@@ -173,7 +197,7 @@ def timed(
   for who, (_, own, shape) in plans.items():
     points, unseen = calibrate.plan(*shape, context)
     if who in fits:  # a few, to see how fast the machine runs by now
-      points, unseen = points[::4], []
+      points, unseen = [*points[::6], *unseen], []
     kept[who] = len(points)
     groups.append(calibrate.passes(*own, [*points, *unseen], say))
 
@@ -188,23 +212,23 @@ def timed(
   say("timing passes and rounds in turns")
   *passes, taken = calibrate.in_turns(groups, repeats)
   _check(models, groups[0], passes[0])
-  slower, placed = 1.0, {}
+  now, placed = Drift(), {}
   for (who, (bare, _, _)), group, seconds in zip(plans.items(), groups, passes):
+    # The target comes first; what is new is kept as if timed when it was.
     times = [
-      PassTime(*p, float(t) / slower) for p, t in zip(group.points, seconds)
+      PassTime(b, n, slots, float(t) / now.factor(b * n))
+      for (b, n, slots), t in zip(group.points, seconds)
     ]
     if who not in fits:
       some, others = times[: kept[who]], times[kept[who] :]
       fits[who] = fit_passes(bare, some, others)
-    elif who == name:
-      known = dataclasses.replace(bare, efficiency=fits[who].efficiency)
-      slower = drift(known, times)
     placed[who] = dataclasses.replace(bare, efficiency=fits[who].efficiency)
+    if who == name and base and name in base.fits:
+      now = drift(placed[who], times)
+    placed[who] = drifted(placed[who], now)
   exit_layer = FLAGS.exit_layer if FLAGS.drafter == "early_exit" else None
   pair = Pair(placed[name], placed.get(draft_name), exit_layer)
-  rounds = [
-    RoundTime(*p, float(t) / slower) for p, t in zip(groups[-1].points, taken)
-  ]
+  rounds = [RoundTime(*p, float(t)) for p, t in zip(groups[-1].points, taken)]
   beside[setting()] = fit_beside(pair, rounds)
   return Calibration(machine, fits, beside)
 

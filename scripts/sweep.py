@@ -13,11 +13,12 @@ are not given.
 Every setting is calibrated once (runs/sweep/calibration.json): passes and
 rounds are timed and the cost model is fitted to them. Then for every point the
 texts are decoded without a clock, to see how guesses fare (above temperature 0
-with other noise); from that and the calibration comes the prediction. Then
-they are timed, plain and speculative in turns. A line of lines.jsonl is added
-as each point finishes. Killed, the same command goes on and repeats nothing; a
-point that fails is written down, and the others are measured
-(--retry tries it again).
+with other noise), and timed, plain and speculative in turns; before and after,
+a few passes that are judged nowhere tell how fast the machine runs by now. From
+the calibration, those passes and the first count comes the prediction. A line
+of lines.jsonl is added as each point finishes. Killed, the same command goes on
+and repeats nothing; a point that fails is written down, and the others are
+measured (--retry tries it again).
 """
 
 import dataclasses
@@ -31,6 +32,7 @@ import _flags
 import _main
 import _output
 import _rows
+import numpy as np
 from absl import flags
 from absl.testing import flagsaver
 from ml_collections import config_flags
@@ -39,6 +41,7 @@ from tqdm import tqdm
 from specdec import calibrate, measure, provenance, report, run_folder
 from specdec.analysis import bounds, metrics, prediction
 from specdec.display import columns
+from specdec.models import transformer
 
 _SWEEP = config_flags.DEFINE_config_file(
   "sweep", None, "Python file whose get_config() lists the points."
@@ -106,6 +109,7 @@ class Bench:
     self._rounds, self._most = rounds, most
     self._loaded: tuple | None = None
     self._plain: dict = {}
+    self._references: calibrate.Timers | None = None
     self.calibration = None
     self.bandwidth = 0.0  # B/s, at the size of the target's weights
     if self._path.exists():
@@ -115,7 +119,7 @@ class Bench:
     """Those that the flags name; one pair at a time."""
     names = [FLAGS[name].value for name in _LOADED]
     if not (self._loaded and self._loaded[0] == names):
-      self._loaded, self._plain = None, {}
+      self._loaded, self._plain, self._references = None, {}, None
       models = _decoding.load(FLAGS.context + FLAGS.max_new_tokens)
       count = max(FLAGS.texts, *self._rounds["batch"])
       rows = _rows.make_rows(models.target, count, FLAGS.context)
@@ -123,8 +127,8 @@ class Bench:
       self.bandwidth = measure.bandwidth_of(models.target.params)
     return self._loaded[1:]
 
-  def pair(self, say):
-    """The calibrated pair of these flags; timed now where it is not known."""
+  def calibrate(self, say) -> None:
+    """Times passes and rounds of these flags where they are not known."""
     models, rows = self.models()
     ready = self.calibration and _calibration.knows(
       self.calibration, self._most[0], self._most[1] - 1
@@ -143,7 +147,29 @@ class Bench:
         say,
       )
       _calibration.write(self._path, self.calibration)
-    return _calibration.pair_of(models, self.calibration)
+
+  def references(self) -> list[tuple[int, int, int]]:
+    """Passes that are timed around every point."""
+    context = FLAGS.context + FLAGS.max_new_tokens
+    return _calibration.references(context, self._most)
+
+  def reference_seconds(self) -> np.ndarray:
+    """[passes] how long those take now, each timed thrice."""
+    target = self.models()[0].target
+    if self._references is None:
+      self._references = calibrate.passes(
+        transformer.model(target.config), target.params, self.references()
+      )
+    [seconds] = calibrate.in_turns([self._references], 3)
+    return seconds
+
+  def pair_now(self, seconds: np.ndarray):
+    """The pair, its passes moved with the references', and how far."""
+    models, _ = self.models()
+    now = _calibration.drift_now(
+      models, self.calibration, self.references(), seconds
+    )
+    return _calibration.pair_of(models, self.calibration, now), now
 
   def session(self, k: int, batch: int):
     """Of these flags, with a plain loop that was compiled once."""
@@ -164,7 +190,7 @@ def measured(bench: Bench, say, known: dict | None = None) -> dict:
     known: a line whose times are kept.
   """
   k, batch = _flags.single("k"), _flags.single("batch")
-  pair = bench.pair(say)
+  bench.calibrate(say)
   models, rows = bench.models()
   rows = rows[: FLAGS.texts]
   _decoding.check_memory(
@@ -191,6 +217,20 @@ def measured(bench: Bench, say, known: dict | None = None) -> dict:
     [[decode(some, turn, False).stats for some in batches] for turn in unseen]
   )
   slots = calibrate.slots_of(session, False)
+  done, load = [], provenance.load()
+  if known:
+    seconds = np.array(known["references"])
+  else:
+    say("timing")
+    before = bench.reference_seconds()
+    for turn in range(turns):
+      for number, some in enumerate(batches):
+        order = (False, True) if (turn + number) % 2 == 0 else (True, False)
+        pieces = {plain: decode(some, turn, plain) for plain in order}
+        done.append((pieces[False], pieces[True]))
+    # How fast the machine ran meanwhile is told by passes that are not judged.
+    seconds = np.sqrt(before * bench.reference_seconds())
+  pair, now = bench.pair_now(seconds)
   said = prediction.predict(pair, found, batch, slots, FLAGS.max_new_tokens)
   told = {
     "prediction": dataclasses.asdict(said),
@@ -199,18 +239,12 @@ def measured(bench: Bench, say, known: dict | None = None) -> dict:
       "wide": found.wide,
       "rounds": found.rounds,
     },
+    "references": seconds.tolist(),
+    "drift": now._asdict(),
     "context": slots,
   }
   if known:
     return {**known, **told}
-  say("timing")
-  done = []
-  load = provenance.load()
-  for turn in range(turns):
-    for number, some in enumerate(batches):
-      order = (False, True) if (turn + number) % 2 == 0 else (True, False)
-      pieces = {plain: decode(some, turn, plain) for plain in order}
-      done.append((pieces[False], pieces[True]))
 
   def column(who: int, what):
     return [what(pieces[who]) for pieces in done]

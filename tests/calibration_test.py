@@ -74,6 +74,30 @@ def test_what_no_formula_knows_goes_into_the_factors():
   )
 
 
+def test_a_machine_that_drifts_is_followed():
+  """Memory a fifth slower, arithmetic a half: 0.2 and 0.5 at 1 and 144."""
+  _, unseen = calibrate.plan(16, 9, 256)
+  model = placed(efficiency=dataclasses.replace(TRUE, rows=((1, 1), (144, 1))))
+  by = calibration.Drift(math.log(1.2), math.log(1.5 / 1.2) / math.log(144))
+  assert by.factor(1) == pytest.approx(1.2)
+  assert by.factor(144) == pytest.approx(1.5)
+  slow = calibration.drifted(model, by)
+  now = [
+    PassTime(b, n, s, model.cost(b, n, s).seconds * by.factor(b * n))
+    for b, n, s in unseen
+  ]
+  now[0] = now[0]._replace(seconds=2 * now[0].seconds)  # out of luck
+  found = calibration.drift(model, now)
+  assert found.level == pytest.approx(by.level, abs=0.06)
+  assert found.slope == pytest.approx(by.slope, abs=0.02)
+  for point in timed(slow, [(1, 1, 16), (4, 2, 16), (16, 9, 16)]):
+    once = model.cost(*point[:3]).seconds
+    many = by.factor(point.batch * point.tokens)
+    assert point.seconds == pytest.approx(many * once, rel=0.03)
+  alike = calibration.drift(model, [PassTime(1, 1, 16, 1.0)])
+  assert alike.slope == 0
+
+
 def test_a_calibration_needs_points_that_took_time():
   points, _ = calibrate.plan(4, 4, 256)
   times = timed(placed(), points)

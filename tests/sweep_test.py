@@ -115,6 +115,7 @@ def test_points_and_their_predictions(sweep, tmp_path):
     assert run["speed"]["tokens"] == 2 * 8 * (2 if run["batch"] == 2 else 1)
     assert line["observed"]["rounds"] >= 8 / (1 + run["k"])
     assert said["seconds"] > 0 and line["context"] >= 16
+    assert abs(line["drift"]["level"]) < 0.2  # the clock here never drifts
     assert said["speedup"] == pytest.approx(
       said["plain_seconds"] / said["seconds"]
     )

@@ -75,10 +75,45 @@ def predict(placed: Placed, point: PassTime) -> float:
   return placed.cost(point.batch, point.tokens, point.context).seconds
 
 
-def drift(placed: Placed, points: Sequence[PassTime]) -> float:
-  """How much slower than its fit a machine runs now, by passes timed now."""
-  off = [point.seconds / predict(placed, point) for point in points]
-  return float(np.median(off))
+class Drift(NamedTuple):
+  """How a machine's passes moved since it was calibrated.
+
+  A pass of m tokens in all takes exp(level + slope log m) times as long: what
+  waits for memory and what waits for arithmetic are not slowed alike by a
+  machine's neighbours, or by its heat.
+  """
+
+  level: float = 0.0
+  slope: float = 0.0
+
+  def factor(self, tokens: float) -> float:
+    return math.exp(self.level + self.slope * math.log(tokens))
+
+
+def drift(placed: Placed, points: Sequence[PassTime]) -> Drift:
+  """By passes that were timed now; with a single number of tokens, no slope."""
+  off = np.log([point.seconds / predict(placed, point) for point in points])
+  many = np.log([point.batch * point.tokens for point in points])
+  if np.ptp(many) == 0:
+    return Drift(float(np.median(off)))
+
+  def residuals(x):
+    return x[0] + x[1] * many - off
+
+  # One program that is slow by itself shall not tilt the line.
+  found = optimize.least_squares(
+    residuals, [np.median(off), 0.0], loss="cauchy", f_scale=0.05
+  )
+  return Drift(*map(float, found.x))
+
+
+def drifted(placed: Placed, by: Drift) -> Placed:
+  """The model on the machine as it runs now."""
+  known = placed.efficiency
+  tokens = [m for m, _ in known.rows] or [1.0, 1024.0]
+  rows = tuple((m, known.factor(m) * by.factor(m)) for m in tokens)
+  chosen = dataclasses.replace(known, rows=rows)
+  return dataclasses.replace(placed, efficiency=chosen)
 
 
 def fit_passes(
