@@ -19,29 +19,31 @@ the calibration, those passes and the first count comes the prediction. A line
 of lines.jsonl is added as each point finishes. Killed, the same command goes on
 and repeats nothing; a point that fails is written down, and the others are
 measured (--retry tries it again).
+
+A line: point (its settings), run (as docs/schema.json says), rounds (of all that
+was timed), prediction, observed (what was counted without a clock), references
+and drift (the passes around it), context (slots of cache), load, date; or point
+and error.
 """
 
-import dataclasses
 import json
 import sys
 from pathlib import Path
 
-import _calibration
 import _decoding
 import _flags
 import _main
 import _output
 import _rows
-import numpy as np
+from _sweep_bench import Bench, measured
 from absl import flags
 from absl.testing import flagsaver
 from ml_collections import config_flags
 from tqdm import tqdm
 
-from specdec import calibrate, measure, provenance, report, run_folder
-from specdec.analysis import bounds, metrics, prediction
+from specdec import run_folder
+from specdec.analysis import metrics
 from specdec.display import columns
-from specdec.models import transformer
 
 _SWEEP = config_flags.DEFINE_config_file(
   "sweep", None, "Python file whose get_config() lists the points."
@@ -67,13 +69,7 @@ for _module in (_flags, _output, _rows):  # or --help would leave them out
   flags.adopt_module_key_flags(_module)
 _OWN = sorted({*FLAGS} - _BEFORE | {"output", "context"})
 FLAG_NAMES = [*_flags.SHARED, *_OWN]
-# What decides on models and prompts, and on a batch's plain loop.
-_LOADED = (
-  "target", "draft", "dtype", "random_weights", "prompt_file", "chat", "seed",
-)  # fmt: skip
-_PLAIN = ("temperature", "top_k", "top_p", "max_new_tokens")
 _WHOLE = ("context", "texts", "pairs", "calibration_repeats")
-_COUNTED = 3  # how often sampled texts are decoded to see how guesses fare
 
 
 def settings_of(sweep) -> list[dict]:
@@ -99,203 +95,6 @@ def settings_of(sweep) -> list[dict]:
 
 def key_of(point: dict) -> str:
   return json.dumps(point, sort_keys=True)
-
-
-class Bench:
-  """What points share: models, prompts, plain loops, the calibration."""
-
-  def __init__(self, folder: Path, rounds: dict, most: tuple[int, int]):
-    self._path = folder / "calibration.json"
-    self._rounds, self._most = rounds, most
-    self._loaded: tuple | None = None
-    self._plain: dict = {}
-    self._references: calibrate.Timers | None = None
-    self.calibration = None
-    self.bandwidth = 0.0  # B/s, at the size of the target's weights
-    if self._path.exists():
-      self.calibration = _calibration.read(self._path)
-
-  def models(self):
-    """Those that the flags name; one pair at a time."""
-    names = [FLAGS[name].value for name in _LOADED]
-    if not (self._loaded and self._loaded[0] == names):
-      self._loaded, self._plain, self._references = None, {}, None
-      models = _decoding.load(FLAGS.context + FLAGS.max_new_tokens)
-      count = max(FLAGS.texts, *self._rounds["batch"])
-      rows = _rows.make_rows(models.target, count, FLAGS.context)
-      self._loaded = names, models, rows
-      self.bandwidth = measure.bandwidth_of(models.target.params)
-    return self._loaded[1:]
-
-  def calibrate(self, say) -> None:
-    """Times passes and rounds of these flags where they are not known."""
-    models, rows = self.models()
-    ready = self.calibration and _calibration.knows(
-      self.calibration, self._most[0], self._most[1] - 1
-    )
-    if not ready:
-      ks = self._rounds["k"]
-      self.calibration = _calibration.timed(
-        models,
-        rows,
-        self._rounds["batch"],
-        ks,
-        FLAGS.context + FLAGS.max_new_tokens + max(ks) + 1,
-        self.calibration,
-        FLAGS.calibration_repeats,
-        self._most,
-        say,
-      )
-      _calibration.write(self._path, self.calibration)
-
-  def references(self) -> list[tuple[int, int, int]]:
-    """Passes that are timed around every point."""
-    context = FLAGS.context + FLAGS.max_new_tokens
-    return _calibration.references(context, self._most)
-
-  def reference_seconds(self) -> np.ndarray:
-    """[passes] how long those take now, each timed thrice."""
-    target = self.models()[0].target
-    if self._references is None:
-      self._references = calibrate.passes(
-        transformer.model(target.config), target.params, self.references()
-      )
-    [seconds] = calibrate.in_turns([self._references], 3)
-    return seconds
-
-  def pair_now(self, seconds: np.ndarray):
-    """The pair, its passes moved with the references', and how far."""
-    models, _ = self.models()
-    now = _calibration.drift_now(
-      models, self.calibration, self.references(), seconds
-    )
-    return _calibration.pair_of(models, self.calibration, now), now
-
-  def session(self, k: int, batch: int):
-    """Of these flags, with a plain loop that was compiled once."""
-    models, _ = self.models()
-    made = _decoding.make_session(models, k, batch, FLAGS.context, ())
-    place = batch, *(FLAGS[name].value for name in _PLAIN)
-    if place in self._plain:
-      made.share_plain(self._plain[place])
-    made.compile(plain=True)
-    self._plain[place] = made
-    return made
-
-
-def measured(bench: Bench, say, known: dict | None = None) -> dict:
-  """A point's line: the flags say which.
-
-  Args:
-    known: a line whose times are kept.
-  """
-  k, batch = _flags.single("k"), _flags.single("batch")
-  bench.calibrate(say)
-  models, rows = bench.models()
-  rows = rows[: FLAGS.texts]
-  _decoding.check_memory(
-    [model.config for model in models if model],
-    FLAGS.context + FLAGS.max_new_tokens,
-  )
-  say("compiling")
-  session = bench.session(k, batch)
-  session.warm_up(rows[:batch])
-  batches = [range(i, i + batch) for i in range(0, len(rows), batch)]
-
-  def decode(members, turn: int, plain: bool):
-    some = [rows[i] for i in members]
-    numbers = [i + turn * len(rows) for i in members]
-    return session.complete(some, numbers, plain)
-
-  say("counting")
-  # What is timed below has the numbers from 0 on.
-  # Greedy texts are what they are, and of synthetic acceptance only the time
-  # is in question: there the same numbers are run apart from the clock.
-  turns = -(-FLAGS.pairs // len(batches))
-  unseen = range(turns, turns + _COUNTED) if FLAGS.temperature else (0,)
-  found = prediction.observed(
-    [[decode(some, turn, False).stats for some in batches] for turn in unseen]
-  )
-  slots = calibrate.slots_of(session, False)
-  done, load = [], provenance.load()
-  if known:
-    seconds = np.array(known["references"])
-  else:
-    say("timing")
-    before = bench.reference_seconds()
-    for turn in range(turns):
-      for number, some in enumerate(batches):
-        order = (False, True) if (turn + number) % 2 == 0 else (True, False)
-        pieces = {plain: decode(some, turn, plain) for plain in order}
-        done.append((pieces[False], pieces[True]))
-    # How fast the machine ran meanwhile is told by passes that are not judged.
-    seconds = np.sqrt(before * bench.reference_seconds())
-  pair, now = bench.pair_now(seconds)
-  said = prediction.predict(pair, found, batch, slots, FLAGS.max_new_tokens)
-  told = {
-    "prediction": dataclasses.asdict(said),
-    "observed": {
-      "survival": found.pooled,
-      "wide": found.wide,
-      "rounds": found.rounds,
-    },
-    "references": seconds.tolist(),
-    "drift": now._asdict(),
-    "context": slots,
-  }
-  if known:
-    return {**known, **told}
-
-  def column(who: int, what):
-    return [what(pieces[who]) for pieces in done]
-
-  def tokens(one):
-    return sum(map(len, one.texts))
-
-  # Greedy turns decode the same texts again.
-  distinct = len(done) if FLAGS.temperature else len(batches)
-  run = report.Run(
-    "all",
-    k,
-    session.drafter.spec.max_nodes,
-    batch,
-    metrics.acceptance(column(0, lambda one: one.stats)[:distinct]),
-    metrics.speed(
-      column(0, tokens),
-      column(0, lambda one: one.seconds),
-      column(1, tokens),
-      column(1, lambda one: one.seconds),
-      column(0, lambda one: one.prefill_seconds),
-      column(1, lambda one: one.prefill_seconds),
-    ),
-    None,
-  )
-  check(bench, run, done)
-  return {
-    "run": run.document(),
-    "drafter": _decoding.describe_drafter(),
-    "caveats": _decoding.caveats(),
-    "rounds": sum(column(0, lambda one: int(one.stats.widths.sum()))),
-    "load": load,
-    "date": provenance.now(),
-    **told,
-  }
-
-
-def check(bench: Bench, run, done) -> None:
-  """Refuses times that this machine's bandwidth forbids."""
-  models, _ = bench.models()
-  for who, plain in ((0, False), (1, True)):
-    rounds = sum(int(pieces[who].stats.widths.sum()) for pieces in done)
-    seconds = sum(pieces[who].seconds for pieces in done) / rounds
-    size = bounds.pass_bytes(models.target.config, run.batch, 1, FLAGS.context)
-    what = "a plain round" if plain else f"a round of k = {run.k}"
-    try:
-      measure.check_possible(what, seconds, size, bench.bandwidth)
-    except measure.Impossible:  # was the machine busy when it was measured?
-      again = measure.bandwidth_of(models.target.params)
-      bench.bandwidth = max(bench.bandwidth, again)
-      measure.check_possible(what, seconds, size, bench.bandwidth)
 
 
 def table(lines: list[dict]) -> str:

@@ -1,0 +1,242 @@
+"""One point of a sweep: calibrated, counted, predicted and timed."""
+
+import dataclasses
+from pathlib import Path
+
+import _calibration
+import _decoding
+import _flags
+import _rows
+import numpy as np
+from absl import flags
+
+from specdec import calibrate, measure, provenance, report
+from specdec.analysis import bounds, metrics, prediction
+from specdec.models import transformer
+from specdec.session import Completed
+
+# What decides on models and prompts, and on a batch's plain loop.
+_LOADED = (
+  "target", "draft", "dtype", "random_weights", "prompt_file", "chat", "seed",
+)  # fmt: skip
+_PLAIN = ("temperature", "top_k", "top_p", "max_new_tokens")
+_COUNTED = 3  # how often sampled texts are decoded to see how guesses fare
+FLAGS = flags.FLAGS
+
+
+class Bench:
+  """What points share: models, prompts, plain loops, the calibration."""
+
+  def __init__(self, folder: Path, rounds: dict, most: tuple[int, int]):
+    self._path = folder / "calibration.json"
+    self._rounds, self._most = rounds, most
+    self._loaded: tuple | None = None
+    self._plain: dict = {}
+    self._references: calibrate.Timers | None = None
+    self.calibration = None
+    self.bandwidth = 0.0  # B/s, at the size of the target's weights
+    if self._path.exists():
+      self.calibration = _calibration.read(self._path)
+
+  def models(self):
+    """Those that the flags name; one pair at a time."""
+    names = [FLAGS[name].value for name in _LOADED]
+    if not (self._loaded and self._loaded[0] == names):
+      self._loaded, self._plain, self._references = None, {}, None
+      models = _decoding.load(FLAGS.context + FLAGS.max_new_tokens)
+      count = max(FLAGS.texts, *self._rounds["batch"])
+      rows = _rows.make_rows(models.target, count, FLAGS.context)
+      self._loaded = names, models, rows
+      self.bandwidth = measure.bandwidth_of(models.target.params)
+    return self._loaded[1:]
+
+  def calibrate(self, say) -> None:
+    """Times passes and rounds of these flags where they are not known."""
+    models, rows = self.models()
+    ready = self.calibration and _calibration.knows(
+      self.calibration, self._most[0], self._most[1] - 1
+    )
+    if not ready:
+      ks = self._rounds["k"]
+      self.calibration = _calibration.timed(
+        models,
+        rows,
+        self._rounds["batch"],
+        ks,
+        FLAGS.context + FLAGS.max_new_tokens + max(ks) + 1,
+        self.calibration,
+        FLAGS.calibration_repeats,
+        self._most,
+        say,
+      )
+      _calibration.write(self._path, self.calibration)
+
+  def references(self) -> list[tuple[int, int, int]]:
+    """Passes that are timed around every point."""
+    context = FLAGS.context + FLAGS.max_new_tokens
+    return _calibration.references(context, self._most)
+
+  def reference_seconds(self) -> np.ndarray:
+    """[passes] how long those take now, each timed thrice."""
+    target = self.models()[0].target
+    if self._references is None:
+      self._references = calibrate.passes(
+        transformer.model(target.config), target.params, self.references()
+      )
+    [seconds] = calibrate.in_turns([self._references], 3)
+    return seconds
+
+  def pair_now(self, seconds: np.ndarray):
+    """The pair, its passes moved with the references', and how far."""
+    models, _ = self.models()
+    now = _calibration.drift_now(
+      models, self.calibration, self.references(), seconds
+    )
+    return _calibration.pair_of(models, self.calibration, now), now
+
+  def session(self, k: int, batch: int):
+    """Of these flags, with a plain loop that was compiled once."""
+    models, _ = self.models()
+    made = _decoding.make_session(models, k, batch, FLAGS.context, ())
+    place = batch, *(FLAGS[name].value for name in _PLAIN)
+    if place in self._plain:
+      made.share_plain(self._plain[place])
+    made.compile(plain=True)
+    self._plain[place] = made
+    return made
+
+
+class Point:
+  """One point's session and texts: the flags say which."""
+
+  def __init__(self, bench: Bench):
+    self.k, self.batch = _flags.single("k"), _flags.single("batch")
+    models, rows = bench.models()
+    self._rows = rows[: FLAGS.texts]
+    _decoding.check_memory(
+      [model.config for model in models if model],
+      FLAGS.context + FLAGS.max_new_tokens,
+    )
+    self._session = bench.session(self.k, self.batch)
+    self._session.warm_up(self._rows[: self.batch])
+    self.slots = calibrate.slots_of(self._session, False)
+    starts = range(0, len(self._rows), self.batch)
+    self._batches = [range(i, i + self.batch) for i in starts]
+    self._turns = -(-FLAGS.pairs // len(self._batches))
+
+  def _decode(self, members, turn: int, plain: bool) -> Completed:
+    some = [self._rows[i] for i in members]
+    numbers = [i + turn * len(self._rows) for i in members]
+    return self._session.complete(some, numbers, plain)
+
+  def count(self) -> prediction.Observed:
+    """How guesses fare, seen in other runs than those that are timed."""
+    # What is timed has the numbers from 0 on. Greedy texts are what they are,
+    # and of synthetic acceptance only the time is in question: there the same
+    # numbers are run apart from the clock.
+    turns = range(self._turns, self._turns + _COUNTED)
+    return prediction.observed(
+      [
+        [self._decode(some, turn, False).stats for some in self._batches]
+        for turn in (turns if FLAGS.temperature else (0,))
+      ]
+    )
+
+  def time(self) -> list[tuple[Completed, Completed]]:
+    """(speculative, plain), who is first in turns too."""
+    done = []
+    for turn in range(self._turns):
+      for number, some in enumerate(self._batches):
+        order = (False, True) if (turn + number) % 2 == 0 else (True, False)
+        pieces = {plain: self._decode(some, turn, plain) for plain in order}
+        done.append((pieces[False], pieces[True]))
+    return done
+
+  def run(self, done: list[tuple[Completed, Completed]]) -> report.Run:
+    """What it amounted to."""
+    # Greedy turns decode the same texts again.
+    distinct = len(done) if FLAGS.temperature else len(self._batches)
+    ours, plain = zip(*done)
+
+    def tokens(some):
+      return [sum(map(len, one.texts)) for one in some]
+
+    def seconds(some):
+      return [one.seconds for one in some]
+
+    def prefill(some):
+      return [one.prefill_seconds for one in some]
+
+    return report.Run(
+      "all",
+      self.k,
+      self._session.drafter.spec.max_nodes,
+      self.batch,
+      metrics.acceptance([one.stats for one in ours[:distinct]]),
+      metrics.speed(
+        *(tokens(ours), seconds(ours), tokens(plain), seconds(plain)),
+        *(prefill(ours), prefill(plain)),
+      ),
+      None,
+    )
+
+
+def measured(bench: Bench, say, known: dict | None = None) -> dict:
+  """A point's line.
+
+  Args:
+    known: a line whose times are kept.
+  """
+  bench.calibrate(say)
+  say("compiling")
+  point = Point(bench)
+  say("counting")
+  found = point.count()
+  line = dict(known or {})
+  if not known:
+    say("timing")
+    line["load"] = provenance.load()
+    before = bench.reference_seconds()
+    done = point.time()
+    run = point.run(done)
+    check(bench, run, done)
+    # How fast the machine ran meanwhile is told by passes that nobody judges.
+    references = np.sqrt(before * bench.reference_seconds())
+    line |= {
+      "run": run.document(),
+      "rounds": sum(int(ours.stats.widths.sum()) for ours, _ in done),
+      "references": references.tolist(),
+      "drafter": _decoding.describe_drafter(),
+      "caveats": _decoding.caveats(),
+      "context": point.slots,
+      "date": provenance.now(),
+    }
+  pair, now = bench.pair_now(np.array(line["references"]))
+  said = prediction.predict(
+    pair, found, point.batch, point.slots, FLAGS.max_new_tokens
+  )
+  return line | {
+    "prediction": dataclasses.asdict(said),
+    "drift": now._asdict(),
+    "observed": {
+      "survival": found.pooled,
+      "wide": found.wide,
+      "rounds": found.rounds,
+    },
+  }
+
+
+def check(bench: Bench, run, done) -> None:
+  """Refuses times that this machine's bandwidth forbids."""
+  models, _ = bench.models()
+  for who, plain in ((0, False), (1, True)):
+    rounds = sum(int(pieces[who].stats.widths.sum()) for pieces in done)
+    seconds = sum(pieces[who].seconds for pieces in done) / rounds
+    size = bounds.pass_bytes(models.target.config, run.batch, 1, FLAGS.context)
+    what = "a plain round" if plain else f"a round of k = {run.k}"
+    try:
+      measure.check_possible(what, seconds, size, bench.bandwidth)
+    except measure.Impossible:  # was the machine busy when it was measured?
+      again = measure.bandwidth_of(models.target.params)
+      bench.bandwidth = max(bench.bandwidth, again)
+      measure.check_possible(what, seconds, size, bench.bandwidth)
