@@ -20,10 +20,10 @@ of lines.jsonl is added as each point finishes. Killed, the same command goes on
 and repeats nothing; a point that fails is written down, and the others are
 measured (--retry tries it again).
 
-A line: point (its settings), run (as docs/schema.json says), rounds (of all that
-was timed), prediction, observed (what was counted without a clock), references
-and drift (the passes around it), context (slots of cache), load, date; or point
-and error.
+A line: point (its settings), run (as docs/schema.json says), rounds (of all
+that was timed), prediction, observed (what was counted without a clock),
+references and drift (the passes around it), context (slots of cache), load,
+date; or point and error.
 """
 
 import json

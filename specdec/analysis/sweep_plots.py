@@ -95,10 +95,9 @@ def scatter(lines: Sequence[dict], title: str) -> Figure:
   axes.set_xscale("log")
   axes.set_yscale("log")
   for axis in (axes.xaxis, axes.yaxis):
-    axis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
+    axis.set_major_locator(ticker.LogLocator(subs=(1, 1.5, 2, 3, 5, 7)))
     axis.set_major_formatter(ticker.FormatStrFormatter("%g"))
     axis.set_minor_formatter(ticker.NullFormatter())
-  axes.set_aspect("equal")
   axes.set_xlabel("predicted speedup, times")
   axes.set_ylabel("measured speedup, times")
   canvas.legend(axes)
