@@ -235,16 +235,10 @@ def timed(
 
 def _check(models, group: calibrate.Timers, seconds) -> None:
   """Refuses passes of the target that its bytes forbid."""
-  params, bandwidth = models.target.params, None
+  limit = measure.Limit(models.target.params)
   for (batch, tokens, slots), taken in zip(group.points, seconds):
     size = bounds.pass_bytes(models.target.config, batch, tokens, slots // 2)
-    bandwidth = bandwidth or measure.bandwidth_of(params)
-    what = f"a pass of {batch} x {tokens} tokens"
-    try:
-      measure.check_possible(what, taken, size, bandwidth)
-    except measure.Impossible:  # was the machine busy when it was measured?
-      bandwidth = max(bandwidth, measure.bandwidth_of(params))
-      measure.check_possible(what, taken, size, bandwidth)
+    limit.check(f"a pass of {batch} x {tokens} tokens", taken, size)
 
 
 def describe(found: Calibration) -> str:

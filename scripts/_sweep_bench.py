@@ -34,7 +34,7 @@ class Bench:
     self._plain: dict = {}
     self._references: calibrate.Timers | None = None
     self.calibration = None
-    self.bandwidth = 0.0  # B/s, at the size of the target's weights
+    self.limit: measure.Limit | None = None  # of the loaded target
     if self._path.exists():
       self.calibration = _calibration.read(self._path)
 
@@ -47,7 +47,7 @@ class Bench:
       count = max(FLAGS.texts, *self._rounds["batch"])
       rows = _rows.make_rows(models.target, count, FLAGS.context)
       self._loaded = names, models, rows
-      self.bandwidth = measure.bandwidth_of(models.target.params)
+      self.limit = measure.Limit(models.target.params)
     return self._loaded[1:]
 
   def calibrate(self, say) -> None:
@@ -200,7 +200,7 @@ def measured(bench: Bench, say, known: dict | None = None) -> dict:
     done = point.time()
     run = point.run(done)
     check(bench, run, done)
-    # How fast the machine ran meanwhile is told by passes that nobody judges.
+    # How fast the machine ran meanwhile is told by passes timed around it.
     references = np.sqrt(before * bench.reference_seconds())
     line |= {
       "run": run.document(),
@@ -234,9 +234,4 @@ def check(bench: Bench, run, done) -> None:
     seconds = sum(pieces[who].seconds for pieces in done) / rounds
     size = bounds.pass_bytes(models.target.config, run.batch, 1, FLAGS.context)
     what = "a plain round" if plain else f"a round of k = {run.k}"
-    try:
-      measure.check_possible(what, seconds, size, bench.bandwidth)
-    except measure.Impossible:  # was the machine busy when it was measured?
-      again = measure.bandwidth_of(models.target.params)
-      bench.bandwidth = max(bench.bandwidth, again)
-      measure.check_possible(what, seconds, size, bench.bandwidth)
+    bench.limit.check(what, seconds, size)

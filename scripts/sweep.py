@@ -14,8 +14,8 @@ Every setting is calibrated once (runs/sweep/calibration.json): passes and
 rounds are timed and the cost model is fitted to them. Then for every point the
 texts are decoded without a clock, to see how guesses fare (above temperature 0
 with other noise), and timed, plain and speculative in turns; before and after,
-a few passes that are judged nowhere tell how fast the machine runs by now. From
-the calibration, those passes and the first count comes the prediction. A line
+a few reference passes tell how fast the machine runs by now. From the
+calibration, those passes and the first count comes the prediction. A line
 of lines.jsonl is added as each point finishes. Killed, the same command goes on
 and repeats nothing; a point that fails is written down, and the others are
 measured (--retry tries it again).

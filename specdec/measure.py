@@ -217,6 +217,26 @@ def check_possible(
     )
 
 
+class Limit:
+  """The bandwidth that times of a model's passes must not beat.
+
+  It is measured at the weights' size, and once more before a time is refused:
+  the machine may have been busy the first time.
+  """
+
+  def __init__(self, params: PyTree):
+    self._params = params
+    self.bandwidth = bandwidth_of(params)  # B/s
+
+  def check(self, what: str, seconds: float, size: int) -> None:
+    """Refuses as `check_possible` does."""
+    try:
+      check_possible(what, seconds, size, self.bandwidth)
+    except Impossible:
+      self.bandwidth = max(self.bandwidth, bandwidth_of(self._params))
+      check_possible(what, seconds, size, self.bandwidth)
+
+
 def time_acceptance(session: Session, repeats: int) -> Timing:
   """Warp and acceptance of one round by this session's rule, apart from it.
 
