@@ -25,7 +25,6 @@ from specdec.analysis.calibration import (
 from specdec.analysis.cost import Placed
 from specdec.analysis.pairs import Pair
 from specdec.display import columns
-from specdec.models import transformer
 from specdec.session import prompt_size
 
 FLAGS = flags.FLAGS
@@ -177,12 +176,12 @@ def timed(
   beside = dict(base.beside) if base else {}
   target, draft = _placed(models, chips.of_hardware(machine))
   name, draft_name = _names()
-  model = transformer.model(models.target.config)
+  model = models.target_model
   most = most or (max(batches), max(ks) + 1)
   plans = {name: (target, (model, models.target.params), most)}
   if draft_name:
     if FLAGS.drafter == "model":
-      own = transformer.model(models.draft.config), models.draft.params
+      own = models.draft_model, models.draft.params
     else:
       first = functools.partial(model.apply, stop=FLAGS.exit_layer)
       own = model._replace(apply=first), models.target.params

@@ -12,7 +12,6 @@ from absl import flags
 
 from specdec import calibrate, measure, provenance, report
 from specdec.analysis import bounds, metrics, prediction
-from specdec.models import transformer
 from specdec.session import Completed
 
 # What decides on models and prompts, and on a batch's plain loop.
@@ -78,10 +77,10 @@ class Bench:
 
   def reference_seconds(self) -> np.ndarray:
     """[passes] how long those take now, each timed thrice."""
-    target = self.models()[0].target
+    models, _ = self.models()
     if self._references is None:
       self._references = calibrate.passes(
-        transformer.model(target.config), target.params, self.references()
+        models.target_model, models.target.params, self.references()
       )
     [seconds] = calibrate.in_turns([self._references], 3)
     return seconds
@@ -114,8 +113,9 @@ class Point:
     models, rows = bench.models()
     self._rows = rows[: FLAGS.texts]
     _decoding.check_memory(
-      [model.config for model in models if model],
+      models.configs,
       FLAGS.context + FLAGS.max_new_tokens,
+      places=models.places,
     )
     self._session = bench.session(self.k, self.batch)
     self._session.warm_up(self._rows[: self.batch])

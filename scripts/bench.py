@@ -87,8 +87,8 @@ def time_passes(models, batch: int, progress) -> list[dict]:
   for n in FLAGS.passes:
     progress.set_postfix_str(f"batch {batch}, a pass of {n}")
     taken = measure.time_pass(
-      transformer.model(target.config),
-      target.params,
+      models.target_model,
+      models.target.params,
       batch,
       n,
       FLAGS.context,

@@ -17,7 +17,7 @@ import jax.monitoring
 import jax.numpy as jnp
 import numpy as np
 
-from specdec import accept, rounds, sampling, tree
+from specdec import accept, hosts, rounds, sampling, tree
 from specdec import cache as kv
 from specdec.analysis import hardware
 from specdec.session import Completed, Session
@@ -86,6 +86,7 @@ def pass_timer(
 
   timed(1)
   passes = max(1, round(_TIMED / min(timed(1), timed(1))))
+  passes = int(hosts.agree(passes))
   timed(passes)
   return functools.partial(timed, passes)
 
@@ -226,14 +227,17 @@ class Limit:
 
   def __init__(self, params: PyTree):
     self._params = params
-    self.bandwidth = bandwidth_of(params)  # B/s
+    leaf = jax.tree.leaves(params)[0]
+    self._devices = len(leaf.sharding.device_set)
+    self.bandwidth = self._devices * bandwidth_of(params)  # B/s, all of them
 
   def check(self, what: str, seconds: float, size: int) -> None:
     """Refuses as `check_possible` does."""
     try:
       check_possible(what, seconds, size, self.bandwidth)
     except Impossible:
-      self.bandwidth = max(self.bandwidth, bandwidth_of(self._params))
+      again = self._devices * bandwidth_of(self._params)
+      self.bandwidth = max(self.bandwidth, again)
       check_possible(what, seconds, size, self.bandwidth)
 
 

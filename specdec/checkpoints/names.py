@@ -51,6 +51,7 @@ class Tensor(NamedTuple):
   ours: str
   hugging_face: tuple[str, ...]  # one name, or one an expert
   gguf: str
+  axes: tuple[str, ...]
   shape: tuple[int, ...]
   permuted_heads: int  # 0: rows stand as Hugging Face stores them
   gguf_offset: float  # what GGUF files add: they hold 1 + scale, not scale
@@ -233,6 +234,12 @@ def sizes(config: TransformerConfig) -> dict[str, int]:
   }
 
 
+def axes(config: TransformerConfig) -> dict[str, tuple[str, ...]]:
+  """Logical names of every tensor's dimensions, by our path; `sharding.Rules`
+  says what becomes of them."""
+  return {row.ours: row.axes for row in expected(config)}
+
+
 def expected(config: TransformerConfig) -> list[Tensor]:
   """Every tensor of a checkpoint of this config, layer by layer."""
   number = sizes(config)
@@ -244,6 +251,7 @@ def expected(config: TransformerConfig) -> list[Tensor]:
       row.ours.format(layer),
       tuple(row.hugging_face.format(layer, expert=i) for i in range(parts)),
       row.gguf.format(layer),
+      row.shape,
       tuple(number[size] for size in row.shape),
       heads,
       float(config.norm_offset and row.ours.endswith("/scale")),

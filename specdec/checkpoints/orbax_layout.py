@@ -5,6 +5,7 @@ Orbax reads and writes arrays shard by shard, so this is the form for meshes.
 Invariant: orbax/ appears complete, by Orbax's one rename.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import jax
@@ -36,8 +37,13 @@ def save(
     checkpointer.save(directory / FOLDER, params, force=True)
 
 
-def read(directory: Path, config: TransformerConfig, dtype: str) -> dict:
-  """The parameters, of `dtype`.
+def read(
+  directory: Path,
+  config: TransformerConfig,
+  dtype: str,
+  shardings: Mapping[str, jax.sharding.Sharding] | None = None,
+) -> dict:
+  """The parameters, of `dtype`, and where `shardings` (by path) say.
 
   Raises:
     ValueError: a tensor is missing, unknown or misshapen, or a file damaged.
@@ -54,7 +60,11 @@ def read(directory: Path, config: TransformerConfig, dtype: str) -> dict:
     )
     device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     shapes = {
-      name: jax.ShapeDtypeStruct(shape, jnp.dtype(dtype), sharding=device)
+      name: jax.ShapeDtypeStruct(
+        shape,
+        jnp.dtype(dtype),
+        sharding=shardings[name] if shardings else device,
+      )
       for name, shape in wanted.items()
     }
     try:

@@ -1,0 +1,105 @@
+"""Over which devices a program runs: --mesh, --distributed."""
+
+import os
+import sys
+
+import jax
+from absl import flags
+
+from specdec import hosts, sharding
+from specdec.models.config import TransformerConfig
+from specdec.programs import Places
+
+_BEFORE = set(flags.FLAGS)
+flags.DEFINE_string(
+  "mesh",
+  None,
+  "data:N,model:M: N groups of M devices; each group has all weights, and "
+  "shares out heads, inner columns and vocabulary among its M. Default: one "
+  "device.",
+)
+flags.DEFINE_integer(
+  "draft_ways",
+  None,
+  "Of the M, how many share the draft's weights; 1: each has all of them. "
+  "Default: M.",
+)
+flags.DEFINE_bool(
+  "distributed",
+  False,
+  "This process is one of several, each with devices of its own. On TPU slices "
+  "and under SLURM it finds the others by itself.",
+)
+flags.DEFINE_string(
+  "coordinator", None, "With --distributed: address:port of process 0."
+)
+flags.DEFINE_integer("processes", None, "With --coordinator: how many.")
+flags.DEFINE_integer("process", None, "With --coordinator: which, from 0 on.")
+flags.DEFINE_integer(
+  "patience", 60, "With --distributed: seconds to wait for the others."
+)
+FLAGS = flags.FLAGS
+OWN = sorted(set(FLAGS) - _BEFORE)
+# What says how processes meet, and nothing about the work.
+PROCESSES = sorted({*OWN} - {"mesh", "draft_ways"})
+
+
+def join() -> None:
+  """Meets the other processes, if there are any; all but process 0 fall
+  silent. Before JAX is used.
+
+  Raises:
+    ValueError: half of an address was given.
+    ConnectionError: they cannot be reached.
+  """
+  given = [FLAGS[n].value is not None for n in ("processes", "process")]
+  if given != [FLAGS.coordinator is not None] * 2:
+    raise ValueError("--coordinator, --processes and --process go together")
+  if FLAGS.coordinator and not FLAGS.distributed:
+    raise ValueError("--coordinator is for --distributed")
+  if not FLAGS.distributed or jax.distributed.is_initialized():
+    return
+  try:
+    jax.distributed.initialize(
+      FLAGS.coordinator,
+      FLAGS.processes,
+      FLAGS.process,
+      initialization_timeout=FLAGS.patience,
+    )
+  except (RuntimeError, ValueError) as error:
+    where = FLAGS.coordinator or "a coordinator (give --coordinator)"
+    reason = str(error).splitlines()[0]
+    raise ConnectionError(
+      f"--distributed: {where} was not reached in {FLAGS.patience} s: {reason}"
+    ) from error
+  if not hosts.is_first():
+    sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+
+
+def places(
+  target: TransformerConfig, draft: TransformerConfig | None, devices=None
+) -> Places | None:
+  """Where the two go; None without --mesh.
+
+  Args:
+    devices: default all that JAX has.
+
+  Raises:
+    ValueError: there are fewer devices, or they do not divide the models.
+  """
+  if FLAGS.mesh is None:
+    if FLAGS.draft_ways is not None:
+      raise ValueError("--draft_ways is for --mesh")
+    return None
+  size = sharding.parse(FLAGS.mesh)
+  ways = size["model"]
+  models = [("the target", target, ways)]
+  if draft is not None:
+    models.append(("the draft", draft, FLAGS.draft_ways or ways))
+  parts = [w for _, _, w in models]
+  parts += [sharding.shards(w, config.num_kv_heads) for _, config, w in models]
+  mesh = sharding.make_mesh(**size, parts=parts, devices=devices)
+  found = [
+    sharding.place(mesh, config.counts, w, who) for who, config, w in models
+  ]
+  return Places(*found)

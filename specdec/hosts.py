@@ -1,0 +1,31 @@
+"""Several processes as one: who writes, what all must agree on.
+
+Invariant: with one process everything here is the identity.
+"""
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+
+def is_first() -> bool:
+  """Whether this process is the one that prints and writes."""
+  return jax.process_index() == 0
+
+
+def agree(values) -> np.ndarray:
+  """The first process's numbers, on every process.
+
+  What a host decides by its clock or its files, and all programs depend on,
+  must pass through here, or processes wait for each other for ever.
+  """
+  if jax.process_count() == 1:
+    return np.asarray(values)
+  return np.asarray(multihost_utils.broadcast_one_to_all(np.asarray(values)))
+
+
+def whole(x: jax.Array) -> np.ndarray:
+  """All of an array, also where other processes hold parts of it."""
+  if x.is_fully_addressable or x.is_fully_replicated:
+    return np.asarray(x)
+  return multihost_utils.process_allgather(x, tiled=True)

@@ -1,0 +1,154 @@
+"""The real steps of a generation, lowered from shapes alone.
+
+For looking at what a compiler makes of them, on chips that need not be there.
+Invariant: nothing is allocated, and every leaf has the sharding that it would
+have in a run.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specdec import programs, rounds, sampling, sharding, tree
+from specdec.checkpoints import names
+from specdec.models import transformer
+from specdec.models.config import TransformerConfig
+from specdec.types import AcceptanceRule, Drafter, Model, Params
+
+STEPS = ("prefill", "draft", "verify", "accept", "loop")
+
+
+def weights(config: TransformerConfig, place: sharding.Placement):
+  """A model's parameters as shapes, each where it would lie."""
+  shapes = jax.eval_shape(
+    lambda key: transformer.init_params(config, key), jax.random.key(0)
+  )
+  where = names.nest(
+    {
+      path: place.sharding(axes, path)
+      for path, axes in names.axes(config).items()
+    }
+  )
+  return _placed(shapes, where)
+
+
+def _placed(shapes, where):
+  return jax.tree.map(
+    lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
+    shapes,
+    where,
+  )
+
+
+def inputs(
+  batch: int,
+  prompt: int,
+  settings: sampling.Sampling,
+  places: programs.Places,
+) -> programs.Inputs:
+  """What a generation begins with, as shapes.
+
+  Args:
+    prompt: P, of the prompt's buffer.
+    settings: of `batch` rows.
+  """
+  row = jax.ShapeDtypeStruct((batch,), jnp.int32)
+  found = programs.Inputs(
+    jax.ShapeDtypeStruct((batch, prompt), jnp.int32),
+    row,
+    jax.eval_shape(lambda: jax.random.key(0)),
+    jax.eval_shape(lambda: settings),
+    row,
+    row,
+  )
+  return _placed(found, programs.of_inputs(found, places))
+
+
+def steps(
+  target: Model,
+  drafter: Drafter,
+  rule: AcceptanceRule,
+  params: Params,
+  given: programs.Inputs,
+  max_length: int,
+  places: programs.Places,
+) -> dict[str, Callable[[], jax.stages.Lowered]]:
+  """Name of STEPS -> what lowers it. Arguments as of `programs.on_mesh`."""
+  made = programs.on_mesh(
+    target, drafter, rule, params, given, max_length, places
+  )
+  spec, state = drafter.spec, made.shapes
+  rows, whole = (places.target.sharding(n) for n in (("rows",), ()))
+  law = places.target.sharding(("rows", None, "vocab"))
+  batch = state.length.shape[0]
+
+  def shaped(x, sharding):
+    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
+
+  def drafting(params, state):
+    draft, state = rounds.draft_step(
+      drafter, params, state, target.vocab_size, rule
+    )
+    return draft._replace(resume=None), draft.resume, state
+
+  known = []  # the tree, where it is one before it is drawn
+
+  def traced(params, state):
+    draft, resume, _ = drafting(params, state)
+    if spec.chain:
+      draft = draft._replace(parents=tree.chain(spec.max_nodes))
+    if isinstance(draft.parents, np.ndarray):
+      known.append(draft.parents)
+      draft = draft._replace(parents=None)
+    return draft, resume
+
+  draft, resume = jax.eval_shape(traced, params, state)
+  draft = draft._replace(
+    tokens=shaped(draft.tokens, rows),
+    parents=draft.parents and shaped(draft.parents, rows),
+    log_probs=draft.log_probs and shaped(draft.log_probs, law),
+    count=shaped(draft.count, rows),
+  )
+  hidden = None
+  if resume is not None and resume.hidden is not None:
+    hidden = shaped(resume.hidden, rows)
+
+  def given_back(draft, hidden, state):
+    if known:
+      draft = draft._replace(parents=known[0])
+    if resume is None:
+      return draft
+    layers = state.target_cache.layers[: len(resume.layers)]
+    return draft._replace(resume=resume._replace(hidden=hidden, layers=layers))
+
+  def verifying(params, state, draft, hidden):
+    return rounds.verify_step(
+      target, params, state, given_back(draft, hidden, state), spec
+    )
+
+  def accepting(logits, draft, state, eos_ids):
+    draft = given_back(draft, None, state)
+    return rounds.judge_step(
+      rule, draft, logits, state, spec.max_depth, eos_ids
+    )
+
+  logits = jax.ShapeDtypeStruct(
+    (batch, spec.max_nodes, target.vocab_size), jnp.float32, sharding=law
+  )
+  ends = jax.ShapeDtypeStruct((1,), jnp.int32, sharding=whole)
+  most = jax.ShapeDtypeStruct((), jnp.int32, sharding=whole)
+
+  def jitted(step, *args, donate=()):
+    return lambda: jax.jit(step, donate_argnums=donate).lower(*args)
+
+  return {
+    "prefill": lambda: made.start.lower(params, given),
+    "draft": jitted(drafting, params, state, donate=1),
+    "verify": jitted(
+      verifying, params.target, state, draft, hidden, donate=1
+    ),
+    "accept": jitted(accepting, logits, draft, state, ends, donate=2),
+    "loop": lambda: made.run.lower(params, state, ends, most),
+  }
