@@ -237,6 +237,14 @@ def fingerprint() -> str:
   return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
 
+def device_name() -> str:
+  """The default device's, e.g. "TPU v5 lite" or "AMD EPYC, 2 cores"."""
+  device = _device()
+  if device.platform == "cpu":
+    return f"{cpu_model()}, {cpu_cores()} cores"
+  return device.device_kind
+
+
 def local(
   refresh: bool = False,
   folder: str | Path = "~/.cache/specdec/hardware",
@@ -273,10 +281,6 @@ def local(
 
 def _measured(progress: Callable[[str], None]) -> Hardware:
   """The rates of the default device, timed now."""
-  device = _device()
-  name = device.device_kind
-  if device.platform == "cpu":
-    name = f"{cpu_model()}, {cpu_cores()} cores"
   memory, free = device_memory()
   bandwidth = []
   for size in _SIZES:
@@ -293,7 +297,7 @@ def _measured(progress: Callable[[str], None]) -> Hardware:
     if rate is not None:
       flops[dtype] = rate
   return Hardware(
-    name=name,
+    name=device_name(),
     memory=memory,
     bandwidth=tuple(bandwidth),
     copy_bandwidth=copy_bandwidth,
