@@ -72,7 +72,7 @@ def choose(models, rows: Sequence[Sequence[int]], batch: int) -> Choice:
   plain = pair.plain(batch, slots).seconds
   best, gain, lines = 0, 1.0, []
   for k in range(FLAGS.most_k + 1):
-    survival = seen.pooled[:k]
+    survival = seen.survival[:k]
     tokens = speedup.expected_tokens(survival)
     seconds = plain
     if k:
@@ -85,7 +85,7 @@ def choose(models, rows: Sequence[Sequence[int]], batch: int) -> Choice:
       [str(k), f"{tokens:.2f}", f"{1e3 * seconds:.2f}", f"{rate:.1f}"]
       + [f"{faster:.2f}"]
     )
-  return Choice(best, gain, lines, seen.pooled, pair, slots)
+  return Choice(best, gain, lines, seen.survival, pair, slots)
 
 
 def _calibrated(models, rows, batch):

@@ -7,20 +7,18 @@ from collections.abc import Callable
 from pathlib import Path
 
 import _decoding
+import jax
 from absl import flags
 
-from specdec import cache as kv
 from specdec import calibrate, drafters, measure, run_folder
 from specdec.analysis import bounds, chips, hardware, shapes
 from specdec.analysis.calibration import (
   Calibration,
-  Drift,
   PassTime,
   RoundTime,
-  drift,
-  drifted,
   fit_beside,
   fit_passes,
+  pace,
 )
 from specdec.analysis.cost import Placed
 from specdec.analysis.pairs import Pair
@@ -68,28 +66,8 @@ def _placed(models, chip) -> tuple[Placed, Placed | None]:
   return target, None
 
 
-def references(
-  context: int, most: tuple[int, int]
-) -> list[tuple[int, int, int]]:
-  """Passes by which to see how the machine runs now: (batch, tokens, context)
-  that no fit has seen, and one token."""
-  _, unseen = calibrate.plan(*most, context)
-  return [(1, 1, 2 * context), *unseen]
-
-
-def drift_now(models, found: Calibration, points, seconds) -> Drift:
-  """Of the target's passes, from the seconds that they took."""
-  chip = chips.of_hardware(found.hardware)
-  known = found.place(_names()[0], _placed(models, chip)[0])
-  times = [
-    PassTime(batch, tokens, kv.num_slots(context), float(t))
-    for (batch, tokens, context), t in zip(points, seconds)
-  ]
-  return drift(known, times)
-
-
-def pair_of(models, found: Calibration, now: Drift | None = None) -> Pair:
-  """Target and drafter on the calibrated machine, as it runs `now`.
+def pair_of(models, found: Calibration) -> Pair:
+  """Target and drafter on the calibrated machine.
 
   Raises:
     ValueError: the calibration is of other models or another setting.
@@ -97,8 +75,7 @@ def pair_of(models, found: Calibration, now: Drift | None = None) -> Pair:
   chip = chips.of_hardware(found.hardware)
   placed = _placed(models, chip)
   target, draft = (
-    p and drifted(found.place(name, p), now or Drift())
-    for name, p in zip(_names(), placed)
+    p and found.place(name, p) for name, p in zip(_names(), placed)
   )
   exit_layer = FLAGS.exit_layer if FLAGS.drafter == "early_exit" else None
   if setting() not in found.beside:
@@ -111,15 +88,20 @@ def pair_of(models, found: Calibration, now: Drift | None = None) -> Pair:
 
 
 def read(path: str | Path) -> Calibration:
-  """A file of `write`.
+  """A file of `write`, made on such a machine and with this JAX.
 
   Raises:
     ValueError: it is something else.
   """
   try:
-    return Calibration.from_json(Path(path).read_text(encoding="utf-8"))
+    found = Calibration.from_json(Path(path).read_text(encoding="utf-8"))
+    made = f"{found.hardware.name} with JAX {found.hardware.jax_version}"
+    here = f"{hardware.device_name()} with JAX {jax.__version__}"
+    if made != here:
+      raise ValueError(f"made on {made}, and this is {here}")
   except ValueError as error:
     raise ValueError(f"{path}: {error}; delete it or name another") from error
+  return found
 
 
 def write(path: str | Path, found: Calibration) -> None:
@@ -211,23 +193,25 @@ def timed(
   say("timing passes and rounds in turns")
   *passes, taken = calibrate.in_turns(groups, repeats)
   _check(models, groups[0], passes[0])
-  now, placed = Drift(), {}
+  # What is timed later is kept as if timed with the rest.
+  slower = 1.0
+  if base and name in base.fits:
+    now = [PassTime(*p, float(t)) for p, t in zip(groups[0].points, passes[0])]
+    slower = pace(base.fits[name].times, now)
+  placed = {}
   for (who, (bare, _, _)), group, seconds in zip(plans.items(), groups, passes):
-    # The target comes first; what is new is kept as if timed when it was.
-    times = [
-      PassTime(b, n, slots, float(t) / now.factor(b * n))
-      for (b, n, slots), t in zip(group.points, seconds)
-    ]
     if who not in fits:
+      times = [
+        PassTime(*p, float(t) / slower) for p, t in zip(group.points, seconds)
+      ]
       some, others = times[: kept[who]], times[kept[who] :]
       fits[who] = fit_passes(bare, some, others)
     placed[who] = dataclasses.replace(bare, efficiency=fits[who].efficiency)
-    if who == name and base and name in base.fits:
-      now = drift(placed[who], times)
-    placed[who] = drifted(placed[who], now)
   exit_layer = FLAGS.exit_layer if FLAGS.drafter == "early_exit" else None
   pair = Pair(placed[name], placed.get(draft_name), exit_layer)
-  rounds = [RoundTime(*p, float(t)) for p, t in zip(groups[-1].points, taken)]
+  rounds = [
+    RoundTime(*p, float(t) / slower) for p, t in zip(groups[-1].points, taken)
+  ]
   beside[setting()] = fit_beside(pair, rounds)
   return Calibration(machine, fits, beside)
 
@@ -261,17 +245,15 @@ def describe(found: Calibration) -> str:
       ]
     )
   text = columns(header, lines) + "\n\n"
-  header = ["beside the passes, ms", "a round", "a token", "a level", "a guess"]
+  header = ["beside the passes", "batch", "ms a round", "ms a draft pass"]
   header += ["rounds", "rms", "worst"]
   lines = []
   for name, fit in found.beside.items():
-    for kind, one, wrong in (
-      ("", fit.ours, [f"{fit.errors.points}", f"{fit.errors.rms:.1%}"]),
-      ("  plain", fit.plain, ["", ""]),
-    ):
-      values = one.fixed, one.per_token, one.per_level, one.per_guess
-      last = f"{fit.errors.worst:+.1%}" if not kind else ""
-      lines.append(
-        [name + kind, *(f"{1e3 * x:.4f}" for x in values), *wrong, last]
-      )
+    wrong = [str(fit.errors.points), f"{fit.errors.rms:.1%}"]
+    wrong.append(f"{fit.errors.worst:+.1%}")
+    for kind, one in ((name, fit.ours), ("  plain", fit.plain)):
+      for batch, fixed, of_level in one.rows:
+        values = f"{1e3 * fixed:.3f}", f"{1e3 * of_level:.3f}"
+        lines.append([kind, f"{batch:g}", *values, *wrong])
+        kind, wrong = "", ["", "", ""]
   return text + columns(header, lines)

@@ -7,7 +7,6 @@ import _calibration
 import _decoding
 import _flags
 import _rows
-import numpy as np
 from absl import flags
 
 from specdec import calibrate, measure, provenance, report
@@ -31,7 +30,6 @@ class Bench:
     self._rounds, self._most = rounds, most
     self._loaded: tuple | None = None
     self._plain: dict = {}
-    self._references: calibrate.Timers | None = None
     self.calibration = None
     self.limit: measure.Limit | None = None  # of the loaded target
     if self._path.exists():
@@ -41,22 +39,22 @@ class Bench:
     """Those that the flags name; one pair at a time."""
     names = [FLAGS[name].value for name in _LOADED]
     if not (self._loaded and self._loaded[0] == names):
-      self._loaded, self._plain, self._references = None, {}, None
+      self._loaded, self._plain = None, {}
       models = _decoding.load(FLAGS.context + FLAGS.max_new_tokens)
-      count = max(FLAGS.texts, *self._rounds["batch"])
-      rows = _rows.make_rows(models.target, count, FLAGS.context)
+      rows = _rows.make_rows(models.target, FLAGS.texts, FLAGS.context)
       self._loaded = names, models, rows
       self.limit = measure.Limit(models.target.params)
     return self._loaded[1:]
 
   def calibrate(self, say) -> None:
     """Times passes and rounds of these flags where they are not known."""
-    models, rows = self.models()
+    models, _ = self.models()
     ready = self.calibration and _calibration.knows(
       self.calibration, self._most[0], self._most[1] - 1
     )
     if not ready:
-      ks = self._rounds["k"]
+      ks, size = self._rounds["k"], self._rounds["context"]
+      rows = _rows.make_rows(models.target, max(self._rounds["batch"]), size)
       self.calibration = _calibration.timed(
         models,
         rows,
@@ -69,29 +67,6 @@ class Bench:
         say,
       )
       _calibration.write(self._path, self.calibration)
-
-  def references(self) -> list[tuple[int, int, int]]:
-    """Passes that are timed around every point."""
-    context = FLAGS.context + FLAGS.max_new_tokens
-    return _calibration.references(context, self._most)
-
-  def reference_seconds(self) -> np.ndarray:
-    """[passes] how long those take now, each timed thrice."""
-    models, _ = self.models()
-    if self._references is None:
-      self._references = calibrate.passes(
-        models.target_model, models.target.params, self.references()
-      )
-    [seconds] = calibrate.in_turns([self._references], 3)
-    return seconds
-
-  def pair_now(self, seconds: np.ndarray):
-    """The pair, its passes moved with the references', and how far."""
-    models, _ = self.models()
-    now = _calibration.drift_now(
-      models, self.calibration, self.references(), seconds
-    )
-    return _calibration.pair_of(models, self.calibration, now), now
 
   def session(self, k: int, batch: int):
     """Of these flags, with a plain loop that was compiled once."""
@@ -188,42 +163,35 @@ def measured(bench: Bench, say, known: dict | None = None) -> dict:
     known: a line whose times are kept.
   """
   bench.calibrate(say)
-  say("compiling")
-  point = Point(bench)
-  say("counting")
-  found = point.count()
   line = dict(known or {})
   if not known:
+    say("compiling")
+    point = Point(bench)
+    say("counting")
+    found = point.count()
     say("timing")
     line["load"] = provenance.load()
-    before = bench.reference_seconds()
     done = point.time()
     run = point.run(done)
     check(bench, run, done)
-    # How fast the machine ran meanwhile is told by passes timed around it.
-    references = np.sqrt(before * bench.reference_seconds())
     line |= {
       "run": run.document(),
       "rounds": sum(int(ours.stats.widths.sum()) for ours, _ in done),
-      "references": references.tolist(),
+      "observed": dataclasses.asdict(found),
       "drafter": _decoding.describe_drafter(),
       "caveats": _decoding.caveats(),
       "context": point.slots,
       "date": provenance.now(),
     }
-  pair, now = bench.pair_now(np.array(line["references"]))
   said = prediction.predict(
-    pair, found, point.batch, point.slots, FLAGS.max_new_tokens
+    _calibration.pair_of(bench.models()[0], bench.calibration),
+    prediction.Observed(**line["observed"]),
+    FLAGS.texts,
+    _flags.single("batch"),
+    line["context"],
+    FLAGS.max_new_tokens,
   )
-  return line | {
-    "prediction": dataclasses.asdict(said),
-    "drift": now._asdict(),
-    "observed": {
-      "survival": found.pooled,
-      "wide": found.wide,
-      "rounds": found.rounds,
-    },
-  }
+  return line | {"prediction": dataclasses.asdict(said)}
 
 
 def check(bench: Bench, run, done) -> None:

@@ -6,24 +6,23 @@
 A sweep file's get_config() has `points`, a list of settings (flags of
 generate.py: k, batch, temperature, drafter, draft, exit_layer, acceptance ...),
 `common`, settings of all of them, `calibrate`, the batches and ks of the rounds
-that the cost model is fitted to, which no point should repeat, and `whole`,
+that the cost model is fitted to and the context of their prompts, which no
+point should repeat, and `whole`,
 values for --context, --texts, --pairs and --calibration_repeats where these
 are not given.
 
 Every setting is calibrated once (runs/sweep/calibration.json): passes and
 rounds are timed and the cost model is fitted to them. Then for every point the
 texts are decoded without a clock, to see how guesses fare (above temperature 0
-with other noise), and timed, plain and speculative in turns; before and after,
-a few reference passes tell how fast the machine runs by now. From the
-calibration, those passes and the first count comes the prediction. A line
-of lines.jsonl is added as each point finishes. Killed, the same command goes on
+with other noise), and timed, plain and speculative in turns. From the
+calibration and the first count comes the prediction. A line of lines.jsonl is
+added as each point finishes. Killed, the same command goes on
 and repeats nothing; a point that fails is written down, and the others are
 measured (--retry tries it again).
 
 A line: point (its settings), run (as docs/schema.json says), rounds (of all
 that was timed), prediction, observed (what was counted without a clock),
-references and drift (the passes around it), context (slots of cache), load,
-date; or point and error.
+context (slots of cache), load, date; or point and error.
 """
 
 import json
@@ -62,8 +61,8 @@ flags.DEFINE_bool("retry", False, "Try points again that failed before.")
 flags.DEFINE_bool(
   "repredict",
   False,
-  "Predict again what is measured already, by the calibration and the cost "
-  "model of today. Guesses are counted again, nothing is timed.",
+  "Predict again what is measured already, by the cost model of today; without "
+  "a calibration.json in the folder it is calibrated anew.",
 )
 flags.DEFINE_string(
   "shard",
@@ -174,16 +173,19 @@ def sweep() -> None:
     name: tuple(_SWEEP.value.get("calibrate", {}).get(name, usual))
     for name, usual in (("batch", (1, 3)), ("k", (2, 5)))
   }
+  context = _SWEEP.value.get("calibrate", {}).get("context", 2 * FLAGS.context)
+  rounds["context"] = int(context)
   most = [max(rounds["batch"]), max(rounds["k"])]
   for point in points:  # all of them, before anything long begins
     with flagsaver.flagsaver(**flags_of(point)):
       _flags.settle(_OWN)
       found = _flags.single("batch"), _flags.single("k")
       most = list(map(max, most, found))
-      if found[0] in rounds["batch"] and found[1] in rounds["k"]:
+      again = found[0] in rounds["batch"] and found[1] in rounds["k"]
+      if again and context == FLAGS.context:
         raise ValueError(
           f"batch {found[0]} with k = {found[1]} is judged and is among the "
-          "rounds to calibrate with; take others for these"
+          "rounds to calibrate with; take others, or another context"
         )
       if FLAGS.texts % _flags.single("batch"):
         raise ValueError(

@@ -125,7 +125,7 @@ def _crossovers(lines: Sequence[dict]) -> str:
     if len({line["run"]["batch"] for line in some}) > 1:
       said, seen = sweeps.crossover(some)
       text = (
-        f"{name}: speculation stops paying at batch "
+        f"{name}: the batch from which on no k gains is "
         f"{said or 'above all tried'} as predicted, "
         f"{seen or 'above all tried'} as measured."
       )

@@ -30,8 +30,7 @@ def costs(monkeypatch):
     nodes = 1 if plain else session.drafter.spec.max_nodes
     return lambda: seconds(session.batch, nodes)
 
-  monkeypatch.setattr(hardware, "local", lambda **_: programs.HARDWARE)
-  monkeypatch.setattr(hardware, "measure_bandwidth", lambda *_, **__: 1e15)
+  programs.fake_machine(monkeypatch)
   monkeypatch.setattr(measure, "pass_timer", pass_timer)
   monkeypatch.setattr(measure, "round_timer", round_timer)
   return found
@@ -100,6 +99,15 @@ def test_a_larger_batch_is_timed_anew(generate, costs, tmp_path):
   assert len(second["fits"]) == 1 and second["fits"] != first["fits"]
   path.write_text("{")
   with pytest.raises(SystemExit, match=r"calibration.json: .*delete it"):
+    generate("--most_k=2")
+
+
+def test_a_calibration_of_another_machine_is_refused(
+  generate, costs, monkeypatch
+):
+  generate("--most_k=2")
+  monkeypatch.setattr(hardware, "device_name", lambda: "another chip")
+  with pytest.raises(SystemExit, match=r"no speed .* and this is another chip"):
     generate("--most_k=2")
 
 

@@ -22,10 +22,7 @@ def target(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def known_hardware(monkeypatch):
-  """Nothing is measured for ten seconds, nor kept in the user's cache."""
-  monkeypatch.setattr(hardware, "local", lambda **_: programs.HARDWARE)
-  # So little is read slower by itself than in a pass, which bench refuses.
-  monkeypatch.setattr(hardware, "measure_bandwidth", lambda *_, **__: 1e15)
+  programs.fake_machine(monkeypatch)
 
 
 @pytest.fixture

@@ -74,28 +74,13 @@ def test_what_no_formula_knows_goes_into_the_factors():
   )
 
 
-def test_a_machine_that_drifts_is_followed():
-  """Memory a fifth slower, arithmetic a half: 0.2 and 0.5 at 1 and 144."""
-  _, unseen = calibrate.plan(16, 9, 256)
-  model = placed(efficiency=dataclasses.replace(TRUE, rows=((1, 1), (144, 1))))
-  by = calibration.Drift(math.log(1.2), math.log(1.5 / 1.2) / math.log(144))
-  assert by.factor(1) == pytest.approx(1.2)
-  assert by.factor(144) == pytest.approx(1.5)
-  slow = calibration.drifted(model, by)
-  now = [
-    PassTime(b, n, s, model.cost(b, n, s).seconds * by.factor(b * n))
-    for b, n, s in unseen
-  ]
-  now[0] = now[0]._replace(seconds=2 * now[0].seconds)  # out of luck
-  found = calibration.drift(model, now)
-  assert found.level == pytest.approx(by.level, abs=0.06)
-  assert found.slope == pytest.approx(by.slope, abs=0.02)
-  for point in timed(slow, [(1, 1, 16), (4, 2, 16), (16, 9, 16)]):
-    once = model.cost(*point[:3]).seconds
-    many = by.factor(point.batch * point.tokens)
-    assert point.seconds == pytest.approx(many * once, rel=0.03)
-  alike = calibration.drift(model, [PassTime(1, 1, 16, 1.0)])
-  assert alike.slope == 0
+def test_how_a_machine_runs_now_is_told_by_points_timed_twice():
+  then = [PassTime(1, n, 16, 1.0 + n) for n in range(5)]
+  now = [p._replace(seconds=1.2 * p.seconds) for p in then]
+  now[3] = now[3]._replace(seconds=9.0)  # out of luck
+  now.append(PassTime(7, 7, 16, 1e3))  # not timed then
+  assert calibration.pace(then, now) == pytest.approx(1.2)
+  assert calibration.pace(then, now[5:]) == 1.0
 
 
 def test_a_calibration_needs_points_that_took_time():
@@ -108,19 +93,26 @@ def test_a_calibration_needs_points_that_took_time():
 
 
 def test_what_is_beside_the_passes_is_recovered():
-  true = Beside(3e-4, 2e-5, 1e-4, 0.0), Beside(2e-4, 1e-5)
+  true = (
+    Beside(((1, 2e-4, 1e-4), (4, -3e-4, 2e-4), (16, 8e-4, 0.0))),
+    Beside(((1, 1e-4, 0.0), (4, -2e-4, 0.0), (16, 0.0, 0.0))),
+  )
   pair = Pair(placed(), placed("smollm2-135m", stop=2), 2, *true)
   rounds = [
     RoundTime(b, k, 256, pair.round(b, k, 256).seconds)
-    for b in (1, 3, 12)
+    for b in (16, 1, 4)
     for k in (0, 2, 5, 10)
   ]
   fit = calibration.fit_beside(pair, rounds)
   assert fit.errors.rms < 1e-6 and fit.errors.points == len(rounds)
   for found, wanted in ((fit.ours, true[0]), (fit.plain, true[1])):
-    np.testing.assert_allclose(
-      dataclasses.astuple(found), dataclasses.astuple(wanted), atol=1e-9
-    )
+    np.testing.assert_allclose(found.rows, wanted.rows, atol=1e-9)
+  # Between batches: halfway in their logarithm; outside, the outer one.
+  assert fit.ours.seconds(2, 3) == pytest.approx((5e-4 + 3e-4) / 2)
+  assert fit.ours.seconds(64, 3) == pytest.approx(8e-4)
+  # One depth says nothing of a draft pass.
+  [row] = calibration.fit_beside(pair, rounds[1:2]).ours.rows
+  assert row == (16, pytest.approx(8e-4), 0.0)
 
 
 def test_a_calibration_is_read_as_it_was_written():
@@ -163,25 +155,26 @@ def test_what_was_observed_of_guesses():
   # Half of the rounds drafted; of those with room for both, 0.6 and 0.4.
   one = stats([20], [[10, 5]], [[6, 2]], [5, 15])
   found = prediction.observed([[one, one]])
-  np.testing.assert_allclose(found.survival, [[0.3, 0.2]] * 2)
+  np.testing.assert_allclose(found.survival, [0.3, 0.2])
   assert found.wide == 0.75 and found.rounds == 40
   twice = prediction.observed(
     [[one], [stats([20], [[10, 5]], [[8, 2]], [5, 5])]]
   )
-  np.testing.assert_allclose(twice.survival, [[0.35, 0.2]])
+  np.testing.assert_allclose(twice.survival, [0.35, 0.2])
   # All texts together: sums over sums, not a mean of ratios.
   both = prediction.observed(
     [[stats([10, 30], [[10], [30]], [[9], [3]], [40])]]
   )
-  np.testing.assert_allclose(both.survival, [[0.9], [0.1]])
-  np.testing.assert_allclose(both.pooled, [0.3])
-  assert prediction.observed([[stats([9], [[]], [[]], [9])]]).survival == ((),)
+  np.testing.assert_allclose(both.survival, [0.3])
+  assert prediction.observed([[stats([9], [[]], [[]], [9])]]).survival == ()
 
 
 def test_a_prediction_is_rounds_times_seconds():
-  pair = Pair(placed(), None, None, Beside(1e-3), Beside(5e-4))
-  sure = prediction.Observed(((1.0, 1.0),) * 2, (1.0, 1.0), 1.0, 10.0)
-  found = prediction.predict(pair, sure, 2, 256, 30)
+  pair = Pair(
+    placed(), None, None, Beside(((1, 1e-3, 0.0),)), Beside(((1, 5e-4, 0.0),))
+  )
+  sure = prediction.Observed((1.0, 1.0), 1.0, 10.0)
+  found = prediction.predict(pair, sure, 2, 2, 256, 30)
   assert found.seconds == pytest.approx(10 * pair.round(2, 2, 256).seconds)
   assert found.plain_seconds == pytest.approx(30 * pair.plain(2, 256).seconds)
   assert found.tokens == 3
@@ -189,16 +182,16 @@ def test_a_prediction_is_rounds_times_seconds():
   assert found.steady_speedup == pytest.approx(found.speedup)
   # Two batches of one row each, and half of the rounds idle.
   half = dataclasses.replace(sure, wide=0.5, rounds=20.0)
-  apart = prediction.predict(pair, half, 1, 256, 30)
+  apart = prediction.predict(pair, half, 2, 1, 256, 30)
   mean = pair.round(1, 2, 256).seconds + pair.idle_round(1, 256).seconds
   assert apart.round_seconds == pytest.approx(mean / 2)
   assert apart.seconds == pytest.approx(20 * apart.round_seconds)
-  plain = prediction.Observed(((), ()), (), 1.0, 30.0)
-  assert prediction.predict(pair, plain, 2, 256, 30).speedup == 1
+  plain = prediction.Observed((), 1.0, 30.0)
+  assert prediction.predict(pair, plain, 2, 2, 256, 30).speedup == 1
 
 
 def test_an_explanation_names_every_term():
-  pair = Pair(placed(), placed(stop=2), 2, Beside(1e-3))
+  pair = Pair(placed(), placed(stop=2), 2, Beside(((1, 1e-3, 0.0),)))
   lines = prediction.explain(pair.round(2, 3, 256))
   named = {line[2] for line in lines}
   assert {"weights", "projection", "K/V read", "logits", "overhead"} <= named

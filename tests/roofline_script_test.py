@@ -2,13 +2,17 @@
 of programs that decode."""
 
 import csv
+import dataclasses
 import subprocess
 import sys
 
 import pytest
 
 import programs
-from specdec.analysis import papers
+from specdec.analysis import chips, papers, shapes
+from specdec.analysis.calibration import Calibration, Errors, Fit, RoundFit
+from specdec.analysis.cost import Efficiency, Placed
+from specdec.analysis.pairs import Beside, Pair
 
 
 def run(*arguments):
@@ -55,6 +59,52 @@ def test_tables_pictures_and_cells(tmp_path):
     cells = list(csv.DictReader(file))
   assert len(cells) == 3 * 2 * 5
   assert all(c["speedup"] == "1" for c in cells if c["k"] == "0")
+
+
+def test_a_calibrated_machine_and_its_early_exit(tmp_path):
+  fit = Fit(Efficiency(one=0.5), *[Errors(0.0, 0.0, 0)] * 3)
+  name = "smollm2-135m"
+  beside = RoundFit(
+    Beside(((1, 2e-3, 0.0),)), Beside(((1, 1e-3, 0.0),)), Errors(0.0, 0.0, 0)
+  )
+  known = Calibration(
+    programs.HARDWARE,
+    {name: fit, f"{name}, first 10 layers": fit},
+    {f"{name}, exit after 10, coupled, greedy": beside},
+  )
+  path = tmp_path / "calibration.json"
+  path.write_text(known.to_json())
+  done = run(
+    f"--calibration={path}", f"--target={name}", "--exit_layer=10",
+    "--context=64", "--most=1", "--alpha=1",
+  )  # fmt: skip
+  assert done.returncode == 0, done.stderr
+  assert f"beside the passes: as of {name}, exit after 10" in done.stderr
+  chip = chips.of_hardware(programs.HARDWARE)
+  types = {"weights": "float32", "kv": "float32"}
+  target = known.place(name, Placed(shapes.get(name), chip, **types))
+  pair = Pair(
+    target, dataclasses.replace(target, stop=10), 10, beside.ours, beside.plain
+  )
+  for k in (0, 1):
+    seconds = pair.round(1, k, 64).seconds
+    assert f"{k + 1}.00 tokens in {1e3 * seconds:.3f} ms" in done.stdout
+
+
+def test_positions_that_cross_attention_reads():
+  with_source, without = (
+    run("--target=t5-xxl", "--draft=none", "--ways=1", "--chip=v6e", source)
+    for source in ("--source=4096", "--source=0")
+  )
+  assert with_source.returncode == 0, with_source.stderr
+
+  def read(done):
+    lines = [x for x in done.stdout.splitlines() if "K/V read" in x]
+    return float(lines[0].split()[2])
+
+  # 24 layers, 64 heads of 64, keys and values of two bytes.
+  extra = 4096 * 24 * 64 * 64 * 2 * 2 / 1e6
+  assert read(with_source) - read(without) == pytest.approx(extra, rel=0.01)
 
 
 @pytest.mark.parametrize(

@@ -26,5 +26,5 @@ def get_config() -> ConfigDict:
     for k in (1, 2, 4, 6)
   ]
   # Rounds that the cost model is fitted to; no point repeats them.
-  config.calibrate = {"batch": (2, 3), "k": (2, 5, 8)}
+  config.calibrate = {"batch": (1,), "k": (3, 8)}
   return config

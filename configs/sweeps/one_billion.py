@@ -30,5 +30,5 @@ def get_config() -> ConfigDict:
   }
   config.points = [{"k": k} for k in range(9)]
   # Rounds that the cost model is fitted to; no point repeats them.
-  config.calibrate = {"batch": (2, 3), "k": (2, 6)}
+  config.calibrate = {"batch": (1,), "k": (10,)}
   return config

@@ -26,6 +26,11 @@ def get_config() -> ConfigDict:
       (0.0, 1.0), (1, 2, 4, 8, 16), range(9)
     )
   ]
-  # Rounds that the cost model is fitted to; no point repeats them.
-  config.calibrate = {"batch": (3, 6, 12), "k": (2, 5, 8)}
+  # Rounds that the cost model is fitted to. Batch 1 has programs of its own and
+  # must be among them; another context makes them other points all the same.
+  config.calibrate = {
+    "batch": (1, 3, 6, 12, 20),
+    "k": (2, 5, 8),
+    "context": 192,
+  }
   return config

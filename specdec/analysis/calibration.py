@@ -75,45 +75,14 @@ def predict(placed: Placed, point: PassTime) -> float:
   return placed.cost(point.batch, point.tokens, point.context).seconds
 
 
-class Drift(NamedTuple):
-  """How a machine's passes moved since it was calibrated.
+def pace(then: Sequence[PassTime], now: Sequence[PassTime]) -> float:
+  """How many times as long passes take now as they took then.
 
-  A pass of m tokens in all takes exp(level + slope log m) times as long: what
-  waits for memory and what waits for arithmetic are not slowed alike by a
-  machine's neighbours, or by its heat.
+  The median over the points that stand in both; 1.0 where none does.
   """
-
-  level: float = 0.0
-  slope: float = 0.0
-
-  def factor(self, tokens: float) -> float:
-    return math.exp(self.level + self.slope * math.log(tokens))
-
-
-def drift(placed: Placed, points: Sequence[PassTime]) -> Drift:
-  """By passes that were timed now; with a single number of tokens, no slope."""
-  off = np.log([point.seconds / predict(placed, point) for point in points])
-  many = np.log([point.batch * point.tokens for point in points])
-  if np.ptp(many) == 0:
-    return Drift(float(np.median(off)))
-
-  def residuals(x):
-    return x[0] + x[1] * many - off
-
-  # One program that is slow by itself shall not tilt the line.
-  found = optimize.least_squares(
-    residuals, [np.median(off), 0.0], loss="cauchy", f_scale=0.05
-  )
-  return Drift(*map(float, found.x))
-
-
-def drifted(placed: Placed, by: Drift) -> Placed:
-  """The model on the machine as it runs now."""
-  known = placed.efficiency
-  tokens = [m for m, _ in known.rows] or [1.0, 1024.0]
-  rows = tuple((m, known.factor(m) * by.factor(m)) for m in tokens)
-  chosen = dataclasses.replace(known, rows=rows)
-  return dataclasses.replace(placed, efficiency=chosen)
+  before = {point[:3]: point.seconds for point in then}
+  found = [p.seconds / before[p[:3]] for p in now if p[:3] in before]
+  return float(np.median(found)) if found else 1.0
 
 
 def fit_passes(
@@ -224,36 +193,33 @@ class RoundFit:
 
 
 def fit_beside(pair: Pair, rounds: Sequence[RoundTime]) -> RoundFit:
-  """What its rounds take beside their passes, nothing of it negative.
+  """What its rounds take beside their passes, batch by batch.
 
   Args:
-    rounds: of k = 0, plain decoding, and of others.
+    rounds: of k = 0, plain decoding, and of others, two or more of a batch to
+      tell what a draft pass adds.
   """
   pair = dataclasses.replace(pair, beside=NOTHING, plain_beside=NOTHING)
 
-  def fit(some: list[RoundTime], columns) -> np.ndarray:
-    if not some:
-      return np.zeros(len(columns(1, 0)))
-    left = [
-      r.seconds - pair.round(r.batch, r.k, r.context).seconds for r in some
-    ]
-    weights = np.array([1 / r.seconds for r in some])  # relative errors count
-    matrix = np.array([columns(r.batch, r.k) for r in some], float)
-    scale = matrix.max(axis=0)
-    found, _ = optimize.nnls(
-      weights[:, None] * matrix / scale, weights * np.array(left)
-    )
-    return found / scale
+  def fit(some: list[RoundTime]) -> Beside:
+    by_batch: dict[int, list[tuple[int, float, float]]] = {}
+    for r in some:
+      left = r.seconds - pair.round(r.batch, r.k, r.context).seconds
+      by_batch.setdefault(r.batch, []).append((r.k, left, 1 / r.seconds))
+    rows = []
+    for batch, found in sorted(by_batch.items()):
+      k, left, weight = np.array(found).T  # relative errors count
+      line = np.stack([np.ones_like(k), k], axis=1)[:, : len(set(k))]
+      (*solved,) = np.linalg.lstsq(line * weight[:, None], left * weight)[0]
+      rows.append((batch, *map(float, [*solved, 0.0][:2])))
+    return Beside(tuple(rows))
 
-  plain = fit([r for r in rounds if not r.k], lambda b, k: (1, b))
-  ours = fit(
-    [r for r in rounds if r.k], lambda b, k: (1, b * (k + 1), k, b * k)
-  )
-  found = Beside(*map(float, ours)), Beside(*map(float, plain))
-  final = dataclasses.replace(pair, beside=found[0], plain_beside=found[1])
+  plain = fit([r for r in rounds if not r.k])
+  ours = fit([r for r in rounds if r.k])
+  final = dataclasses.replace(pair, beside=ours, plain_beside=plain)
   predicted = [final.round(r.batch, r.k, r.context).seconds for r in rounds]
   wrong = errors(predicted, [r.seconds for r in rounds])
-  return RoundFit(*found, wrong, tuple(rounds))
+  return RoundFit(ours, plain, wrong, tuple(rounds))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -324,6 +290,9 @@ def _fit(document: dict) -> Fit:
 
 
 def _beside(document: dict) -> RoundFit:
-  pair = (Beside(**document[name]) for name in ("ours", "plain"))
+  pair = (
+    Beside(tuple(map(tuple, document[name]["rows"])))
+    for name in ("ours", "plain")
+  )
   times = tuple(RoundTime(*time) for time in document["times"])
   return RoundFit(*pair, Errors(*document["errors"]), times)

@@ -9,8 +9,11 @@ up with its own last guess), every other one.
 
 import collections
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
+
+import numpy as np
 
 from specdec.analysis import speedup
 from specdec.analysis.cost import Cost, Placed, Term
@@ -20,27 +23,25 @@ USABLE = 0.9  # of a chip's memory; the rest is for programs and temporaries
 
 @dataclasses.dataclass(frozen=True)
 class Beside:
-  """Seconds of a round that no pass explains: drawing, judging, committing.
+  """Seconds of a round that its passes, timed alone, do not explain.
+
+  Drawing, judging and committing; and what a pass takes more, or less, among
+  the others of a round.
 
   Attributes:
-    fixed: of every round.
-    per_token: of each token that is verified, in each row.
-    per_level: of each draft pass.
-    per_guess: of each token that is drafted, in each row.
+    rows: (batch, seconds of every round, of each draft pass), ascending;
+      between them it is interpolated over the logarithm of the batch, outside
+      them the last one holds.
   """
 
-  fixed: float = 0.0
-  per_token: float = 0.0
-  per_level: float = 0.0
-  per_guess: float = 0.0
+  rows: tuple[tuple[float, float, float], ...] = ()
 
-  def seconds(self, batch: float, nodes: int, levels: int) -> float:
-    return (
-      self.fixed
-      + self.per_token * batch * nodes
-      + self.per_level * levels
-      + self.per_guess * batch * (nodes - 1)
-    )
+  def seconds(self, batch: float, levels: int) -> float:
+    if not self.rows:
+      return 0.0
+    batches, fixed, of_level = zip(*self.rows)
+    known = [f + x * levels for f, x in zip(fixed, of_level)]
+    return float(np.interp(math.log(batch), np.log(batches), known))
 
 
 NOTHING = Beside()
@@ -91,7 +92,7 @@ class Pair:
   def plain(self, batch: float, context: float) -> Round:
     """A round of plain decoding."""
     cost = self.target.cost(batch, 1, context)
-    beside = self.plain_beside.seconds(batch, 1, 0)
+    beside = self.plain_beside.seconds(batch, 0)
     return Round((("target, 1 token", 1, cost),), beside)
 
   def round(self, batch: float, k: int, context: float) -> Round:
@@ -103,7 +104,7 @@ class Pair:
   def idle_round(self, batch: float, context: float) -> Round:
     """A round of a drafter that costs nothing and found nothing to guess."""
     cost = self.target.cost(batch, 1, context)
-    beside = self.beside.seconds(batch, 1, 0)
+    beside = self.beside.seconds(batch, 0)
     return Round((("target, 1 token", 1, cost),), beside)
 
   def tree_round(
@@ -145,9 +146,7 @@ class Pair:
       target = dataclasses.replace(target, start=self.exit_layer)
     cost = target.cost(batch, nodes, context)
     parts.append((f"target, {_tokens(nodes)}", 1, cost))
-    return Round(
-      tuple(parts), self.beside.seconds(batch, nodes, len(frontiers))
-    )
+    return Round(tuple(parts), self.beside.seconds(batch, len(frontiers)))
 
   def speedup(
     self, batch: float, context: float, survival: Sequence[float]

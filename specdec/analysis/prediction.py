@@ -16,19 +16,17 @@ from specdec.types import Stats
 
 @dataclasses.dataclass(frozen=True)
 class Observed:
-  """How guesses fared, text by text.
+  """How guesses fared in some texts.
 
   Attributes:
-    survival: [texts][k] share of a text's rounds that kept guesses 1 .. i.
-    pooled: [k] the same of all texts.
+    survival: [k] share of the rounds that kept guesses 1 .. i.
     wide: share of a batch's rounds that verified guesses at all.
     rounds: of all batches, each until its last row ended; the mean over runs.
       Rows of a batch wait for one another, and how long no curve tells: texts
       differ, and rounds of one text resemble each other.
   """
 
-  survival: tuple[tuple[float, ...], ...]
-  pooled: tuple[float, ...]
+  survival: tuple[float, ...]
   wide: float
   rounds: float
 
@@ -46,24 +44,21 @@ def observed(runs: Sequence[Sequence[Stats]]) -> Observed:
       for batches in runs
     )
 
-  counts = column("drafted"), column("accepted"), column("rounds")[:, None]
-  sums = (np.sum(count, axis=0, keepdims=True) for count in counts)
+  counts = (column(name) for name in ("drafted", "accepted", "rounds"))
   widths = sum(np.asarray(s.widths, float) for run in runs for s in run)
   wide = 1.0 if len(widths) == 1 else float(1 - widths[0] / widths.sum())
   rounds = float(widths.sum()) / len(runs)
-  [pooled] = _survival(*sums)
-  return Observed(_survival(*counts), pooled, wide, rounds)
+  return Observed(_survival(*(np.sum(x, axis=0) for x in counts)), wide, rounds)
 
 
-def _survival(drafted, accepted, rounds) -> tuple[tuple[float, ...], ...]:
-  """[texts][k] from counts [texts, k] and [texts, 1]."""
+def _survival(drafted, accepted, rounds) -> tuple[float, ...]:
+  """[k] from counts [k] and a number of rounds."""
   kept = accepted / np.maximum(drafted, 1)
   # Positions without room, near the end of a text, were not drafted either:
   # how often there was a guess at all is told by the first position.
-  if drafted.shape[1]:
-    kept = kept * (drafted[:, :1] / np.maximum(rounds, 1))
-  kept = np.minimum.accumulate(np.clip(kept, 0, 1), axis=1)
-  return tuple(map(tuple, kept.tolist()))
+  if len(drafted):
+    kept = kept * (drafted[0] / np.maximum(rounds, 1))
+  return tuple(np.minimum.accumulate(np.clip(kept, 0, 1)).tolist())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,7 +70,7 @@ class Prediction:
       with and without, the mean), one of plain decoding.
     seconds, plain_seconds: of the texts, each batch until its last row ends.
     speedup: their quotient.
-    tokens: of a round of one row, by the survival curve of all texts.
+    tokens: of a round of one row, by the survival curve.
     steady_speedup: by that curve, were an ended row replaced at once.
   """
 
@@ -99,15 +94,15 @@ def mean_round(
 
 
 def predict(
-  pair: Pair, found: Observed, batch: int, context: int, tokens: int
+  pair: Pair, found: Observed, texts: int, batch: int, context: int, tokens: int
 ) -> Prediction:
-  """Texts of so many new tokens, decoded `batch` at a time."""
-  texts, k = len(found.survival), len(found.survival[0])
+  """Texts of so many new tokens each, decoded `batch` at a time."""
+  k = len(found.survival)
   of_round = mean_round(pair, batch, k, context, found.wide)
   plain_round = pair.plain(batch, context).seconds
   seconds = found.rounds * of_round
   plain_seconds = -(-texts // batch) * tokens * plain_round
-  expected = speedup.expected_tokens(found.pooled)
+  expected = speedup.expected_tokens(found.survival)
   return Prediction(
     of_round,
     plain_round,

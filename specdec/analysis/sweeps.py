@@ -121,18 +121,20 @@ def by_draft(lines: Sequence[dict]) -> dict[str, list[dict]]:
 
 
 def crossover(lines: Sequence[dict]) -> tuple[int | None, int | None]:
-  """(predicted, measured): the smallest batch of one setting at which no k
-  gains; None where every batch gains."""
-  batches = sorted({line["run"]["batch"] for line in lines})
+  """(predicted, measured): the batch of one setting from which on no k gains;
+  None where the largest batch gains."""
+  batches = sorted({line["run"]["batch"] for line in lines if line["run"]["k"]})
 
-  def first(gain):
-    for batch in batches:
+  def start(gain):
+    found = None
+    for batch in reversed(batches):  # a batch between may lose by chance
       some = [x for x in lines if x["run"]["batch"] == batch and x["run"]["k"]]
-      if some and max(map(gain, some)) <= 1:
-        return batch
-    return None
+      if max(map(gain, some)) > 1:
+        break
+      found = batch
+    return found
 
   return (
-    first(lambda line: line["prediction"]["speedup"]),
-    first(lambda line: line["run"]["speed"]["speedup"]["value"]),
+    start(lambda line: line["prediction"]["speedup"]),
+    start(lambda line: line["run"]["speed"]["speedup"]["value"]),
   )
