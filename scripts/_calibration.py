@@ -10,7 +10,7 @@ import _decoding
 import jax
 from absl import flags
 
-from specdec import calibrate, drafters, measure, run_folder
+from specdec import calibrate, drafters, hosts, measure, run_folder
 from specdec.analysis import bounds, chips, hardware, shapes
 from specdec.analysis.calibration import (
   Calibration,
@@ -46,6 +46,8 @@ def setting() -> str:
 def _names() -> tuple[str, str | None]:
   """Under which target and draft are kept."""
   kind = "" if FLAGS.dtype == "float32" else f", {FLAGS.dtype}"
+  if FLAGS.mesh:
+    kind += f", {FLAGS.mesh}"
   draft = None
   if FLAGS.drafter == "model":
     draft = FLAGS.draft + kind
@@ -57,12 +59,19 @@ def _names() -> tuple[str, str | None]:
 def _placed(models, chip) -> tuple[Placed, Placed | None]:
   """Target and draft, no calibration in them yet."""
   types = {"weights": FLAGS.dtype, "kv": FLAGS.dtype}
-  target = Placed(shapes.of_config(models.target.config), chip, **types)
+
+  def placed(config, place) -> Placed:
+    mesh = {}
+    if place:
+      mesh = {"ways": place.ways("query"), "replicas": place.ways("rows")}
+    return Placed(shapes.of_config(config), chip, **types, **mesh)
+
+  where = models.places or (None, None)
+  target = placed(models.target.config, where[0])
   if FLAGS.drafter == "model":
-    shape = shapes.of_config(models.draft.config)
-    return target, Placed(shape, chip, **types)
+    return target, placed(models.draft.config, where[1])
   if FLAGS.drafter == "early_exit":
-    return target, Placed(target.shape, chip, stop=FLAGS.exit_layer, **types)
+    return target, dataclasses.replace(target, stop=FLAGS.exit_layer)
   return target, None
 
 
@@ -87,14 +96,20 @@ def pair_of(models, found: Calibration) -> Pair:
   return Pair(target, draft, exit_layer, beside.ours, beside.plain)
 
 
-def read(path: str | Path) -> Calibration:
-  """A file of `write`, made on such a machine and with this JAX.
+def read(path: str | Path) -> Calibration | None:
+  """A file of `write`, made on such a machine and with this JAX; None where
+  there is none. Of several processes the first one's counts.
 
   Raises:
     ValueError: it is something else.
   """
+  path = Path(path)
+  text = path.read_text(encoding="utf-8") if path.exists() else None
+  text = hosts.agree_text(text)
+  if text is None:
+    return None
   try:
-    found = Calibration.from_json(Path(path).read_text(encoding="utf-8"))
+    found = Calibration.from_json(text)
     made = f"{found.hardware.name} with JAX {found.hardware.jax_version}"
     here = f"{hardware.device_name()} with JAX {jax.__version__}"
     if made != here:

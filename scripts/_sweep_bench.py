@@ -30,10 +30,8 @@ class Bench:
     self._rounds, self._most = rounds, most
     self._loaded: tuple | None = None
     self._plain: dict = {}
-    self.calibration = None
     self.limit: measure.Limit | None = None  # of the loaded target
-    if self._path.exists():
-      self.calibration = _calibration.read(self._path)
+    self.calibration = _calibration.read(self._path)
 
   def models(self):
     """Those that the flags name; one pair at a time."""

@@ -248,7 +248,7 @@ def print_tables(document) -> None:
 def calibrate(models) -> None:
   """Writes --calibrate, and says how well the cost model explains the times."""
   path = pathlib.Path(FLAGS.calibrate)
-  base = _calibration.read(path) if path.exists() else None
+  base = _calibration.read(path)
   batches = sorted({1, (max(FLAGS.batch) + 1) // 2, max(FLAGS.batch)})
   ks = sorted({2, 5, max(*FLAGS.k, 1)})
   rows = _rows.make_rows(models.target, max(batches), FLAGS.context)

@@ -24,8 +24,23 @@ def agree(values) -> np.ndarray:
   return np.asarray(multihost_utils.broadcast_one_to_all(np.asarray(values)))
 
 
-def whole(x: jax.Array) -> np.ndarray:
+def agree_text(text: str | None) -> str | None:
+  """The first process's text, or None, on every process."""
+  if jax.process_count() == 1:
+    return text
+  size = int(agree(-1 if text is None else len(text.encode())))
+  if size < 0:
+    return None
+  content = np.zeros((size,), np.uint8)
+  if is_first():
+    content[:] = np.frombuffer(text.encode(), np.uint8)
+  return agree(content).tobytes().decode()
+
+
+def whole(x: jax.Array | np.ndarray) -> np.ndarray:
   """All of an array, also where other processes hold parts of it."""
+  if not isinstance(x, jax.Array):
+    return np.asarray(x)
   if x.is_fully_addressable or x.is_fully_replicated:
     return np.asarray(x)
   return multihost_utils.process_allgather(x, tiled=True)

@@ -11,8 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specdec import programs, rounds, sampling, sharding, tree
-from specdec.checkpoints import names
+from specdec import checkpoints, programs, rounds, sampling, sharding, tree
 from specdec.models import transformer
 from specdec.models.config import TransformerConfig
 from specdec.types import AcceptanceRule, Drafter, Model, Params
@@ -25,13 +24,7 @@ def weights(config: TransformerConfig, place: sharding.Placement):
   shapes = jax.eval_shape(
     lambda key: transformer.init_params(config, key), jax.random.key(0)
   )
-  where = names.nest(
-    {
-      path: place.sharding(axes, path)
-      for path, axes in names.axes(config).items()
-    }
-  )
-  return _placed(shapes, where)
+  return _placed(shapes, checkpoints.shardings(config, place))
 
 
 def _placed(shapes, where):
@@ -146,9 +139,7 @@ def steps(
   return {
     "prefill": lambda: made.start.lower(params, given),
     "draft": jitted(drafting, params, state, donate=1),
-    "verify": jitted(
-      verifying, params.target, state, draft, hidden, donate=1
-    ),
+    "verify": jitted(verifying, params.target, state, draft, hidden, donate=1),
     "accept": jitted(accepting, logits, draft, state, ends, donate=2),
     "loop": lambda: made.run.lower(params, state, ends, most),
   }

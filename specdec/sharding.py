@@ -92,14 +92,6 @@ class Placement:
     """Over how many chips an axis of that name is split."""
     return math.prod(self.mesh.shape[a] for a in getattr(self.rules, name))
 
-  def of_params(self, names: Mapping) -> dict:
-    """The tree of `names`, nested dicts of Names, as shardings."""
-    return jax.tree.map_with_path(
-      lambda path, leaf: self.sharding(leaf, jax.tree_util.keystr(path)),
-      names,
-      is_leaf=lambda x: isinstance(x, tuple),
-    )
-
 
 def anywhere(x: jax.Array, *names: str | None) -> jax.Array:
   """What a model without a placement calls in its stead."""
@@ -181,7 +173,9 @@ def place(
     ValueError: the chips do not divide what they are to share.
   """
   model = [axis for axis in mesh.axis_names if axis != "data"]
-  sizes = list(itertools.accumulate((mesh.shape[a] for a in model), int.__mul__))
+  sizes = list(
+    itertools.accumulate((mesh.shape[a] for a in model), int.__mul__)
+  )
   ways = sizes[-1] if ways is None else ways
 
   def first(number: int) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ import pytest
 
 from specdec import (
   acceptance,
+  checkpoints,
   decode,
   drafters,
   expand,
@@ -24,7 +25,6 @@ from specdec import (
   tree,
 )
 from specdec.analysis import hlo
-from specdec.checkpoints import loading, names
 from specdec.models import transformer
 from specdec.models.config import TransformerConfig
 from specdec.types import Params
@@ -45,13 +45,17 @@ PARALLEL = tree.parallel(2, K)
 
 
 def drafter_of(name, target, draft):
-  static = functools.partial(expand.static, tree.from_paths([(0,), (0, 0), (1,)]))
+  static = functools.partial(
+    expand.static, tree.from_paths([(0,), (0, 0), (1,)])
+  )
   return {
     "plain": lambda: decode.PLAIN_DRAFTER,
     "lookup": lambda: drafters.lookup(K, min_ngram=1),
     "model": lambda: drafters.model(draft, K),
     "early_exit": lambda: drafters.early_exit(target, 1, K),
-    "chains": lambda: drafters.model_tree(draft, expand.static(PARALLEL, "iid")),
+    "chains": lambda: drafters.model_tree(
+      draft, expand.static(PARALLEL, "iid")
+    ),
     "tree": lambda: drafters.model_tree(draft, static()),
     "points": lambda: drafters.model_tree(draft, static("point_mass")),
     "dynamic": lambda: drafters.model_tree(draft, expand.dynamic(2, 2, 4)),
@@ -179,8 +183,7 @@ def places(data, model, draft_ways):
 
 
 def put(params, config, place):
-  where = names.nest(loading.shardings_of(config, place))
-  return jax.device_put(params, where)
+  return jax.device_put(params, checkpoints.shardings(config, place))
 
 
 def on_mesh(drafter, rule, temperature, where):
@@ -254,9 +257,7 @@ def test_acceptance_gathers_no_law(rule, drafter):
   where = places(1, 8, 4)
   wide = dataclasses.replace(TARGET, vocab_size=4096)
   draft = dataclasses.replace(DRAFT, vocab_size=4096)
-  models = [
-    transformer.model(c, p) for c, p in zip((wide, draft), where)
-  ]
+  models = [transformer.model(c, p) for c, p in zip((wide, draft), where)]
   params = Params(
     *[lowered.weights(c, p) for c, p in zip((wide, draft), where)]
   )

@@ -137,13 +137,19 @@ class Program:
         found.append((one, around, times))
         if one.op == "while":
           known = re.search(r'"known_trip_count":\{"n":"(\d+)"', one.line)
-          visit(one.attribute("body") or "", times * int(known[1] if known else 1))
+          visit(
+            one.attribute("body") or "", times * int(known[1] if known else 1)
+          )
         elif one.op == "conditional":
           branches = re.search(r"branch_computations=\{([^}]*)\}", one.line)
-          names = re.findall(r"%?([\w.-]+)", branches[1]) if branches else [
-            one.attribute("true_computation") or "",
-            one.attribute("false_computation") or "",
-          ]
+          names = (
+            re.findall(r"%?([\w.-]+)", branches[1])
+            if branches
+            else [
+              one.attribute("true_computation") or "",
+              one.attribute("false_computation") or "",
+            ]
+          )
           for branch in names:
             visit(branch, times)
         elif one.op == "call":
@@ -217,9 +223,7 @@ def traffic(program: Program) -> list[Touched]:
       continue
     read, written = _traffic(program, one, around)
     if read or written:
-      found.append(
-        Touched(one.name, one.op, read, written, times, one.source)
-      )
+      found.append(Touched(one.name, one.op, read, written, times, one.source))
   return found
 
 
@@ -255,7 +259,9 @@ def _fusion(program: Program, one: Instruction, operands):
   parameters = {}
   for inner in inside.values():
     if inner.op == "parameter":
-      parameters[inner.name] = int(re.search(r"parameter\((\d+)\)", inner.line)[1])
+      parameters[inner.name] = int(
+        re.search(r"parameter\((\d+)\)", inner.line)[1]
+      )
   users = collections.defaultdict(list)
   for inner in inside.values():
     for name in inner.operands:
@@ -272,9 +278,11 @@ def _fusion(program: Program, one: Instruction, operands):
   read, in_place = 0.0, 0.0
   kept = []
   for name, number in parameters.items():
-    buffers = [b for b in operands[number] if not b.on_chip] if number < len(
-      operands
-    ) else []
+    buffers = (
+      [b for b in operands[number] if not b.on_chip]
+      if number < len(operands)
+      else []
+    )
     if not buffers:
       continue
     size = sum(b.bytes for b in buffers)

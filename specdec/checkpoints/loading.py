@@ -106,7 +106,7 @@ def load(
     )
     if orbax_layout.has_weights(path):
       params = orbax_layout.read(
-        path, config, dtype, place and shardings_of(config, place)
+        path, config, dtype, place and shardings(config, place)
       )
       return Checkpoint(config, params, text, eos_ids, str(source))
     weights = huggingface.Weights(path)
@@ -115,14 +115,14 @@ def load(
   return Checkpoint(config, params, text, eos_ids, str(source))
 
 
-def shardings_of(
-  config: TransformerConfig, place: sharding.Placement
-) -> dict[str, jax.sharding.NamedSharding]:
-  """Where every parameter lies, by its path."""
-  return {
-    path: place.sharding(axes, path)
-    for path, axes in names.axes(config).items()
-  }
+def shardings(config: TransformerConfig, place: sharding.Placement) -> dict:
+  """Where every parameter lies: a tree like the parameters'."""
+  return names.nest(
+    {
+      path: place.sharding(axes, path)
+      for path, axes in names.axes(config).items()
+    }
+  )
 
 
 def random_checkpoint(
@@ -137,8 +137,7 @@ def random_checkpoint(
     params = transformer.init_params(config, key)
   else:
     init = functools.partial(transformer.init_params, config)
-    where = names.nest(shardings_of(config, place))
-    params = jax.jit(init, out_shardings=where)(key)
+    params = jax.jit(init, out_shardings=shardings(config, place))(key)
   return Checkpoint(config, params, None, (), source)
 
 
@@ -176,6 +175,7 @@ def _read(weights, wanted, dtype: str, place) -> dict[str, Any]:
     weights.shapes,
     weights.source,
   )
+
   def placed(parts, row: names.Tensor) -> jax.Array:
     if place is None:
       whole = (slice(None),) * len(row.shape)

@@ -5,7 +5,6 @@ Orbax reads and writes arrays shard by shard, so this is the form for meshes.
 Invariant: orbax/ appears complete, by Orbax's one rename.
 """
 
-from collections.abc import Mapping
 from pathlib import Path
 
 import jax
@@ -41,9 +40,9 @@ def read(
   directory: Path,
   config: TransformerConfig,
   dtype: str,
-  shardings: Mapping[str, jax.sharding.Sharding] | None = None,
+  shardings: dict | None = None,
 ) -> dict:
-  """The parameters, of `dtype`, and where `shardings` (by path) say.
+  """The parameters, of `dtype`, and where `shardings`, a tree like them, say.
 
   Raises:
     ValueError: a tensor is missing, unknown or misshapen, or a file damaged.
@@ -58,12 +57,13 @@ def read(
     names.check(
       wanted, {name: leaf.shape for name, leaf in found.items()}, str(path)
     )
+    where = names.flatten(shardings or {})
     device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     shapes = {
       name: jax.ShapeDtypeStruct(
         shape,
         jnp.dtype(dtype),
-        sharding=shardings[name] if shardings else device,
+        sharding=where.get(name, device),
       )
       for name, shape in wanted.items()
     }

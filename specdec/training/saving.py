@@ -12,6 +12,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
+from specdec import hosts
 from specdec.training.loop import TrainState
 from specdec.types import PyTree
 
@@ -97,5 +98,5 @@ def checksum(tree: PyTree) -> int:
   """CRC-32 of every value, in the order of the tree."""
   total = 0
   for leaf in jax.tree.leaves(tree):
-    total = zlib.crc32(np.ascontiguousarray(np.asarray(leaf)), total)
+    total = zlib.crc32(np.ascontiguousarray(hosts.whole(leaf)), total)
   return total
