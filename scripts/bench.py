@@ -36,7 +36,6 @@ from tqdm import tqdm
 
 from specdec import measure, provenance, report
 from specdec.analysis import bounds, hardware, metrics
-from specdec.models import transformer
 
 _BEFORE = set(flags.FLAGS)
 flags.DEFINE_integer("repeats", 9, "Timings of everything, after warming up.")

@@ -47,7 +47,6 @@ from specdec import (
   run_folder,
 )
 from specdec.analysis import plots, trees
-from specdec.models import transformer
 
 # What is tried here one after the other, or measured.
 _REFUSED = ("k", "acceptance", "shape", "siblings", "rates", "rank_acceptance")

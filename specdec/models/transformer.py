@@ -22,7 +22,6 @@ from specdec.models.experts import ACTIVATIONS, Experts
 from specdec.models.packing import look_up, project
 from specdec.types import KVCache, Model, ModelOutput
 
-
 Place = Callable[..., jax.Array]  # (x, *names of its axes) -> x
 
 
