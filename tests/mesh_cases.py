@@ -40,21 +40,18 @@ TARGET = TransformerConfig(
 )
 DRAFT = dataclasses.replace(TARGET, num_layers=1, width=16, num_kv_heads=4)
 MESHES = ((8, 1), (4, 2), (2, 4), (1, 8))
-PARALLEL = tree.parallel(2, K)
 
 
 def drafter_of(name, target, draft):
-  static = functools.partial(
-    expand.static, tree.from_paths([(0,), (0, 0), (1,)])
-  )
+  paths = [(0,), (1,), (0, 0)]
+  static = functools.partial(expand.static, tree.from_paths(paths))
+  chains = expand.static(tree.parallel(2, K), "iid")
   return {
     "plain": lambda: decode.PLAIN_DRAFTER,
     "lookup": lambda: drafters.lookup(K, min_ngram=1),
     "model": lambda: drafters.model(draft, K),
     "early_exit": lambda: drafters.early_exit(target, 1, K),
-    "chains": lambda: drafters.model_tree(
-      draft, expand.static(PARALLEL, "iid")
-    ),
+    "chains": lambda: drafters.model_tree(draft, chains),
     "tree": lambda: drafters.model_tree(draft, static()),
     "points": lambda: drafters.model_tree(draft, static("point_mass")),
     "dynamic": lambda: drafters.model_tree(draft, expand.dynamic(2, 2, 4)),

@@ -270,7 +270,7 @@ def _fusion(program: Program, one: Instruction, operands):
   def uses(name):
     """What touches a value, bitcasts looked through."""
     for user in users[name]:
-      if user.op in ("bitcast", "copy", "reshape") and user.op == "bitcast":
+      if user.op == "bitcast":
         yield from uses(user.name)
       else:
         yield name, user
