@@ -12,7 +12,7 @@
 set -euo pipefail
 
 usage() {
-  sed -n '2,12p' "$0" | cut -c3-
+  sed -n '2,11p' "$0" | cut -c3-
   exit 2
 }
 
