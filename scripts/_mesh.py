@@ -1,7 +1,9 @@
 """Over which devices a program runs: --mesh, --distributed."""
 
 import os
+import socket
 import sys
+import time
 
 import jax
 from absl import flags
@@ -59,6 +61,8 @@ def join() -> None:
     raise ValueError("--coordinator is for --distributed")
   if not FLAGS.distributed or jax.distributed.is_initialized():
     return
+  if FLAGS.process:
+    _knock()  # JAX would end the process without a word for its user
   try:
     jax.distributed.initialize(
       FLAGS.coordinator,
@@ -74,6 +78,30 @@ def join() -> None:
     ) from error
   if not hosts.is_first():
     sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+
+
+def _knock() -> None:
+  """Waits until the coordinator's port is open.
+
+  Raises:
+    ValueError: the address is none.
+    ConnectionError: it stays closed.
+  """
+  host, _, port = FLAGS.coordinator.rpartition(":")
+  if not (host and port.isdecimal()):
+    raise ValueError(f"--coordinator={FLAGS.coordinator}; give address:port")
+  end = time.monotonic() + FLAGS.patience
+  while True:
+    try:
+      socket.create_connection((host, int(port)), timeout=1.0).close()
+      return
+    except OSError as error:
+      if time.monotonic() > end:
+        raise ConnectionError(
+          f"--coordinator={FLAGS.coordinator} was not reached in "
+          f"{FLAGS.patience} s: {error}"
+        ) from error
+      time.sleep(0.2)
 
 
 def places(

@@ -1,0 +1,108 @@
+"""Two processes on one machine write what one writes."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+
+import pytest
+
+import programs
+
+
+def generate(*arguments, devices=2):
+  flags = f"--xla_force_host_platform_device_count={devices}"
+  return subprocess.Popen(
+    [sys.executable, programs.SCRIPTS / "generate.py", *arguments],
+    env=os.environ
+    | {
+      "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {flags}",
+      "JAX_PLATFORMS": "cpu",
+    },
+    stdout=subprocess.PIPE,
+    stderr=subprocess.PIPE,
+    text=True,
+  )
+
+
+def free_port():
+  with socket.socket() as found:
+    found.bind(("127.0.0.1", 0))
+    return found.getsockname()[1]
+
+
+@pytest.fixture(scope="module")
+def common(tmp_path_factory):
+  target = programs.write_model(
+    tmp_path_factory.mktemp("target"), num_heads=2, vocab_size=27
+  )
+  draft = programs.write_model(tmp_path_factory.mktemp("draft"), seed=1)
+  prompts = tmp_path_factory.mktemp("prompts") / "p.jsonl"
+  prompts.write_text('{"prompt": "ab"}\n{"prompt": "cabcab"}\n' * 2)
+  return [
+    f"--target={target}", f"--draft={draft}", f"--prompt_file={prompts}",
+    "--batch=4", "--k=2", "--max_new_tokens=12", "--compilation_cache=",
+    "--acceptance=rejection", "--temperature=1", "--color=never",
+  ]  # fmt: skip
+
+
+def test_two_processes_equal_one(common, tmp_path):
+  port = free_port()
+  many = [
+    generate(
+      *common,
+      "--distributed",
+      f"--coordinator=127.0.0.1:{port}",
+      "--processes=2",
+      f"--process={i}",
+      "--mesh=data:4",
+      f"--json={tmp_path / f'{i}.json'}",
+    )
+    for i in range(2)
+  ]
+  alone = generate(*common, f"--json={tmp_path / 'alone.json'}")
+  outputs = [one.communicate(timeout=300) for one in (*many, alone)]
+  for one, (_, errors) in zip((*many, alone), outputs):
+    assert one.returncode == 0, errors[-2000:]
+  assert "speedup" in outputs[0][0]
+  assert outputs[1] == ("", "")  # the second is silent, and writes nothing
+  assert not (tmp_path / "1.json").exists()
+  texts = [
+    [
+      p["token_ids"]
+      for p in json.loads((tmp_path / name).read_text())["prompts"]
+    ]
+    for name in ("0.json", "alone.json")
+  ]
+  assert texts[0] == texts[1]
+
+
+def test_who_is_not_there_is_named(common):
+  port = free_port()
+  done = generate(
+    *common, "--distributed", f"--coordinator=127.0.0.1:{port}",
+    "--processes=2", "--process=1", "--patience=1", "--mesh=data:2",
+  )  # fmt: skip
+  _, errors = done.communicate(timeout=120)
+  assert done.returncode == 1
+  assert f"127.0.0.1:{port} was not reached in 1 s" in errors
+
+
+@pytest.mark.parametrize(
+  "arguments, sentence",
+  [
+    (["--mesh=data:2,model:2"], "needs 4 devices; there are 2"),
+    (["--mesh=rows:2"], "'rows:2' is no axis"),
+    (["--mesh=model:2"], "2 chips do not divide the 27 tokens of the voc"),
+    (["--mesh=data:2", "--batch=1"], "a batch of 1 rows over data:2"),
+    (["--draft_ways=1"], "--draft_ways is for --mesh"),
+    (["--processes=2"], "go together"),
+  ],
+)
+def test_meshes_that_cannot_be_are_refused(common, arguments, sentence):
+  done = generate(*common, *arguments)
+  _, errors = done.communicate(timeout=120)
+  assert done.returncode == 1
+  assert sentence in errors
+  assert "Traceback" not in errors
