@@ -205,8 +205,7 @@ def timed(
     return _decoding.session_of(models, made, _decoding.rule(), batch, size, ())
 
   groups.append(calibrate.rounds(make, rows, batches, ks, say))
-  say("timing passes and rounds in turns")
-  *passes, taken = calibrate.in_turns(groups, repeats)
+  *passes, taken = calibrate.in_turns(groups, repeats, say)
   _check(models, groups[0], passes[0])
   # What is timed later is kept as if timed with the rest.
   slower = 1.0

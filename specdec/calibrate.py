@@ -98,14 +98,21 @@ def rounds(
   return Timers(points, timers)
 
 
-def in_turns(groups: Sequence[Timers], repeats: int) -> list[np.ndarray]:
+def in_turns(
+  groups: Sequence[Timers],
+  repeats: int,
+  progress: Progress = lambda _: None,
+) -> list[np.ndarray]:
   """Seconds of everything in every group, timed in turns.
 
   A turn in which the machine was slow was slow for all: what its times have in
   common is taken out before the median over turns.
   """
   timers = [timer for group in groups for timer in group.timers]
-  logs = np.log([[timer() for timer in timers] for _ in range(repeats)])
+  logs = np.zeros((repeats, len(timers)))
+  for turn in range(repeats):
+    progress(f"timing passes and rounds, turn {turn + 1} of {repeats}")
+    logs[turn] = np.log([timer() for timer in timers])
   for _ in range(10):
     middle = np.median(logs, axis=0)
     logs -= np.median(logs - middle, axis=1, keepdims=True)

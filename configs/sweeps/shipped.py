@@ -13,7 +13,12 @@ from ml_collections import ConfigDict
 
 def get_config() -> ConfigDict:
   config = ConfigDict()
-  config.whole = {"context": 64, "texts": 16, "pairs": 12}
+  config.whole = {
+    "context": 64,
+    "texts": 16,
+    "pairs": 12,
+    "calibration_repeats": 15,
+  }
   config.common = {
     "target": "stdlib-11m",
     "draft": "stdlib-1m",
@@ -31,6 +36,6 @@ def get_config() -> ConfigDict:
   config.calibrate = {
     "batch": (1, 3, 6, 12, 20),
     "k": (2, 5, 8),
-    "context": 192,
+    "context": 128,
   }
   return config
