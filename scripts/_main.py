@@ -37,9 +37,13 @@ def main_of(
     try:
       work(argv[1:]) if takes_arguments else work()
     except (*_MENDABLE, *also) as error:
+      _unhush()
       sys.exit(f"{name}: {error}")
     except KeyboardInterrupt:
       sys.exit(f"{name}: {interrupted}")
+    except Exception:
+      _unhush()
+      raise
 
   return main
 
@@ -50,6 +54,16 @@ def start(main: Callable[[list[str]], None]) -> None:
   logging.getLogger("jax._src.xla_bridge").setLevel(logging.WARNING)
   absl_logging.set_verbosity(absl_logging.WARNING)  # Orbax tells a lot
   app.run(main)
+
+
+def hush() -> None:
+  """Prints nothing from now on, but for the error that ends the program."""
+  sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+
+
+def _unhush() -> None:
+  if getattr(sys.stderr, "name", None) == os.devnull:
+    sys.stderr = sys.__stderr__
 
 
 def check_writable(name: str, path: str) -> None:

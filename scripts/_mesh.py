@@ -1,10 +1,9 @@
 """Over which devices a program runs: --mesh, --distributed."""
 
-import os
 import socket
-import sys
 import time
 
+import _main
 import jax
 from absl import flags
 
@@ -72,12 +71,12 @@ def join() -> None:
     )
   except (RuntimeError, ValueError) as error:
     where = FLAGS.coordinator or "a coordinator (give --coordinator)"
-    reason = str(error).splitlines()[0]
+    reason = (str(error).splitlines() or [type(error).__name__])[0]
     raise ConnectionError(
       f"--distributed: {where} was not reached in {FLAGS.patience} s: {reason}"
     ) from error
   if not hosts.is_first():
-    sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+    _main.hush()
 
 
 def _knock() -> None:
@@ -121,6 +120,11 @@ def places(
     return None
   size = sharding.parse(FLAGS.mesh)
   ways = size["model"]
+  if not 1 <= (FLAGS.draft_ways or 1) <= ways:
+    raise ValueError(
+      f"--draft_ways={FLAGS.draft_ways}; it must be in 1..{ways}, the mesh's "
+      "model axis"
+    )
   models = [("the target", target, ways)]
   if draft is not None:
     models.append(("the draft", draft, FLAGS.draft_ways or ways))

@@ -30,6 +30,8 @@ OWN = sorted({*FLAGS} - _BEFORE | {"output"})
 
 def check_flags() -> None:
   """Refuses what cannot work, before models are loaded."""
+  if FLAGS.distributed:
+    raise ValueError("--distributed is for generate, bench, sweep and train")
   if not (FLAGS.prompt_file and FLAGS.output):
     raise ValueError("give --prompt_file and --output")
   for name in ("limit", "max_prompt_tokens"):

@@ -294,6 +294,9 @@ def bench() -> None:
         runs.append(run)
   bandwidth = max(before, measure.bandwidth_of(target.params))
   peak = machine.flops.get(FLAGS.dtype)
+  if models.places:  # of all devices together
+    devices = models.places.target.mesh.size
+    bandwidth, peak = bandwidth * devices, peak and peak * devices
   for entry in passes:
     compute = entry["flops"] / peak if peak else 0.0
     entry["roof_seconds"] = max(entry["bytes"] / bandwidth, compute)

@@ -4,7 +4,7 @@
   python scripts/compile_tpu.py --topology=v6e:2x4 --mesh=model:8 \\
     --target=preset:llama3-70b --draft=preset:llama3-1b --batch=8 --k=4
   python scripts/compile_tpu.py --topology=v5e:2x2 --mesh=model:4 \\
-    --target=preset:smollm2-135m --drafter=lookup
+    --target=preset:llama3-1b --drafter=lookup
 
 Prefill, draft, verify, accept and the whole decoding loop are lowered from
 shapes alone and compiled by TPU's own compiler. Of each it prints, per chip,
@@ -23,6 +23,7 @@ from pathlib import Path
 
 os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")  # no metadata server is asked
 os.environ.setdefault("JAX_PLATFORMS", "cpu")  # no chip is opened
+os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
 
 import _decoding
 import _flags
@@ -65,7 +66,7 @@ def devices() -> list:
       topology_name=FLAGS.topology, platform="tpu"
     ).devices
   except Exception as error:  # what libtpu raises has no type of its own
-    reason = str(error).splitlines()[0]
+    reason = (str(error).splitlines() or [type(error).__name__])[0]
     raise ValueError(
       f"--topology={FLAGS.topology}: {reason}. It needs libtpu (pip install "
       f"libtpu); known to work: {', '.join(_KNOWN)}"
@@ -224,6 +225,7 @@ def table(steps: list[dict], said: dict[str, float], memory: float) -> str:
 def compile_tpu() -> None:
   """The whole run."""
   FLAGS.random_weights = True
+  FLAGS.compilation_cache = ""  # compilation is timed
   if not FLAGS["dtype"].present:
     FLAGS.dtype = "bfloat16"
   _flags.settle(_OWN)

@@ -88,6 +88,9 @@ def generate() -> None:
   encoded = encode_prompts(target)
   size = prompt_size(encoded)
   batch, chosen = min(batch, len(encoded)), None
+  if models.places:  # a batch that divides; what is too many stands empty
+    groups = models.places.target.ways("rows")
+    batch = -(-batch // groups) * groups
   if not FLAGS.k:
     chosen = _auto.choose(models, encoded[:batch], batch)
     FLAGS.k = (chosen.k,)

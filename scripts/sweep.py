@@ -41,7 +41,7 @@ from absl.testing import flagsaver
 from ml_collections import config_flags
 from tqdm import tqdm
 
-from specdec import hosts, run_folder
+from specdec import run_folder
 from specdec.analysis import metrics
 from specdec.display import columns
 
@@ -208,8 +208,6 @@ def sweep() -> None:
     left = [point for point in points if key_of(point) in known]
   else:
     left = [point for point in points if key_of(point) not in done]
-  wanted = hosts.agree([point in left for point in points])
-  left = [point for point, due in zip(points, wanted) if due]
   bench = Bench(folder, rounds, (most[0], most[1] + 1))
   if not (folder / "header.json").exists():
     header = _decoding.header(_OWN)

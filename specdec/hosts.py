@@ -13,6 +13,14 @@ def is_first() -> bool:
   return jax.process_index() == 0
 
 
+def put(x, where: jax.sharding.Sharding) -> jax.Array:
+  """An array that every process has, onto their devices."""
+  if where.is_fully_addressable:
+    return jax.device_put(x, where)
+  x = np.asarray(x)  # device_put would compare it among all of them
+  return jax.make_array_from_callback(x.shape, where, lambda index: x[index])
+
+
 def agree(values) -> np.ndarray:
   """The first process's numbers, on every process.
 

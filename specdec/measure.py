@@ -186,7 +186,7 @@ def peak_memory() -> int | None:
   The largest is often what was done before decoding: loading, measuring this
   machine.
   """
-  device = jax.devices()[0]
+  device = jax.local_devices()[0]
   if device.platform != "cpu":
     return (device.memory_stats() or {}).get("peak_bytes_in_use")
   unit = 1 if sys.platform == "darwin" else 1024
@@ -273,10 +273,10 @@ def time_acceptance(session: Session, repeats: int) -> Timing:
   row = jnp.arange(batch)[:, None]
   logits = logits.at[row, draft.parents[:, 1:], draft.tokens[:, 1:]].add(20.0)
 
-  def accept_one(logits, draft):
+  def accept_one(logits, draft, length):
     noise = sampling.Noise(
       sampling.row_keys(key, jnp.arange(batch)),
-      state.length,
+      length,
       vocab_size,
       session.rule.walk == "coupled",
       jnp.any(settings.temperature > 0),
@@ -294,6 +294,6 @@ def time_acceptance(session: Session, repeats: int) -> Timing:
   seconds = []
   for _ in range(3 + repeats):
     begin = time.perf_counter()
-    jax.block_until_ready(run(logits, draft))
+    jax.block_until_ready(run(logits, draft, state.length))
     seconds.append(time.perf_counter() - begin)
   return timing(seconds[3:])

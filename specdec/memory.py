@@ -122,6 +122,6 @@ def check(found: Plan) -> None:
   free = available()
   if free is not None and found.needed > free:
     raise MemoryError(
-      f"each device would need {found} and has {free / _GIB:.2f} GiB free; "
-      "take a smaller batch, fewer tokens, bfloat16 or a larger --mesh"
+      f"each device needs {found}, and {free / _GIB:.2f} GiB are free; take a "
+      "smaller batch, fewer tokens, bfloat16 or a larger --mesh"
     )

@@ -77,10 +77,8 @@ class Lines:
     """Reads what is there; `broken` names the lines that are no object."""
     self.entries: list[dict] = []
     self.broken: list[str] = []
-    self._file = None
-    if not hosts.is_first():
-      return
     content = path.read_text(encoding="utf-8") if path.is_file() else ""
+    content = hosts.agree_text(content)
     for number, line in enumerate(content.split("\n"), 1):
       if not line.strip():
         continue
@@ -91,6 +89,9 @@ class Lines:
         self.entries.append(entry)
       except ValueError:
         self.broken.append(f"line {number} of {path} is no JSON object")
+    self._file = None
+    if not hosts.is_first():
+      return
     self._file = path.open("a", encoding="utf-8")
     if content and not content.endswith("\n"):  # a kill cut the last line
       self._file.write("\n")

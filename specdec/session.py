@@ -127,7 +127,9 @@ class Session:
     )
     if self.places:
       made = self._placed(plain, inputs)
-      return made.start(self.params, jax.device_put(inputs, made.inputs))
+      where = made.inputs._replace(key=None)
+      given = jax.tree.map(hosts.put, inputs._replace(key=None), where)
+      return made.start(self.params, given._replace(key=self.key))
     inputs = jax.tree.map(jnp.asarray, inputs)
     return decode.start(
       *self._parts(plain),
@@ -168,7 +170,7 @@ class Session:
     """On every device."""
     if self.places is None:
       return jnp.asarray(x)
-    return jax.device_put(x, self.places.target.sharding(()))
+    return hosts.put(x, self.places.target.sharding(()))
 
   def program(
     self, plain: bool, state: DecodeState | None = None
@@ -279,10 +281,8 @@ class Session:
       stopped = np.zeros((self.batch,), bool)
       stopped[: len(rows)] = [answer.stopped for answer in answers]
       if stopped.any():
-        done = jax.device_put(
-          hosts.whole(state.done) | stopped, state.done.sharding
-        )
-        state = state.replace(done=done)
+        done = hosts.whole(state.done) | stopped
+        state = state.replace(done=hosts.put(done, state.done.sharding))
     for answer in answers:
       answer.finish()
     if painter:

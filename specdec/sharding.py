@@ -15,6 +15,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 import jax
+from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from specdec.types import DecodeState, KVCache, PyTree
@@ -75,8 +76,22 @@ class Placement:
   mesh: Mesh
   rules: Rules
 
-  def sharding(self, names: Names, leaf: str = "a leaf") -> NamedSharding:
-    """Of a leaf whose dimensions are called so."""
+  def sharding(
+    self,
+    names: Names,
+    leaf: str = "a leaf",
+    shape: tuple[int, ...] | None = None,
+  ) -> NamedSharding:
+    """Of a leaf whose dimensions are called so.
+
+    Raises:
+      ValueError: two dimensions fall on one axis, or one does not divide.
+    """
+    for name, size in zip(names, shape or ()):
+      if name and size % self.ways(name):
+        raise ValueError(
+          f"{leaf}: {size} along {name!r} do not divide by {self.ways(name)}"
+        )
     return NamedSharding(self.mesh, self.rules.spec(names, leaf))
 
   def __call__(self, x: jax.Array, *names: str | None) -> jax.Array:
@@ -90,7 +105,8 @@ class Placement:
 
   def ways(self, name: str) -> int:
     """Over how many chips an axis of that name is split."""
-    return math.prod(self.mesh.shape[a] for a in getattr(self.rules, name))
+    axes = getattr(self.rules, name, ())
+    return math.prod(self.mesh.shape[axis] for axis in axes)
 
 
 def anywhere(x: jax.Array, *names: str | None) -> jax.Array:
@@ -143,12 +159,11 @@ def make_mesh(
   sizes = [large // small for small, large in itertools.pairwise(chain)] or [1]
   names = ["model", *(f"model_{i}" for i in range(2, len(sizes) + 1))]
   axes = ("data", *names)
-  return jax.make_mesh(
-    (data, *sizes),
-    axes,
-    axis_types=(AxisType.Auto,) * len(axes),
-    devices=devices[: data * model],
+  # Near neighbours along every axis; a torus' own axes may be cut for it.
+  grid = mesh_utils.create_device_mesh(
+    (data, *sizes), devices[: data * model], allow_split_physical_axes=True
   )
+  return Mesh(grid, axes, axis_types=(AxisType.Auto,) * len(axes))
 
 
 def shards(model: int, kv_heads: int) -> int:

@@ -119,8 +119,8 @@ def shardings(config: TransformerConfig, place: sharding.Placement) -> dict:
   """Where every parameter lies: a tree like the parameters'."""
   return names.nest(
     {
-      path: place.sharding(axes, path)
-      for path, axes in names.axes(config).items()
+      row.ours: place.sharding(row.axes, row.ours, row.shape)
+      for row in names.expected(config)
     }
   )
 
@@ -180,13 +180,17 @@ def _read(weights, wanted, dtype: str, place) -> dict[str, Any]:
     if place is None:
       whole = (slice(None),) * len(row.shape)
       return _to_device(_slice(weights, parts, row, whole, dtype), dtype)
-    return jax.make_array_from_callback(
-      row.shape,
-      place.sharding(row.axes, row.ours),
-      lambda index: np.array(
-        _slice(weights, parts, row, index, dtype), jnp.dtype(dtype)
-      ),
-    )
+    read = {}  # devices that hold the same part share what was read
+
+    def part(index: tuple[slice, ...]) -> np.ndarray:
+      key = str(index)
+      if key not in read:
+        found = _slice(weights, parts, row, index, dtype)
+        read[key] = np.array(found, jnp.dtype(dtype))
+      return read[key]
+
+    where = place.sharding(row.axes, row.ours, row.shape)
+    return jax.make_array_from_callback(row.shape, where, part)
 
   return names.nest({row.ours: placed(parts, row) for parts, row in wanted})
 

@@ -51,7 +51,7 @@ class Tensor(NamedTuple):
   ours: str
   hugging_face: tuple[str, ...]  # one name, or one an expert
   gguf: str
-  axes: tuple[str, ...]
+  axes: tuple[str, ...]  # of its dimensions, as sharding.Rules knows them
   shape: tuple[int, ...]
   permuted_heads: int  # 0: rows stand as Hugging Face stores them
   gguf_offset: float  # what GGUF files add: they hold 1 + scale, not scale
@@ -232,12 +232,6 @@ def sizes(config: TransformerConfig) -> dict[str, int]:
     "head": config.head_dim,
     "experts": config.num_experts,
   }
-
-
-def axes(config: TransformerConfig) -> dict[str, tuple[str, ...]]:
-  """Logical names of every tensor's dimensions, by our path; `sharding.Rules`
-  says what becomes of them."""
-  return {row.ours: row.axes for row in expected(config)}
 
 
 def expected(config: TransformerConfig) -> list[Tensor]:

@@ -58,7 +58,7 @@ def read(
       wanted, {name: leaf.shape for name, leaf in found.items()}, str(path)
     )
     where = names.flatten(shardings or {})
-    device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     shapes = {
       name: jax.ShapeDtypeStruct(
         shape,

@@ -6,13 +6,11 @@ result does not depend on its neighbours: speculation stays lossless.
 """
 
 import functools
-from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from specdec import sharding
 from specdec.models.config import TransformerConfig
 
 ACTIVATIONS = {
@@ -39,7 +37,6 @@ class Experts(nn.Module):
   """
 
   config: TransformerConfig
-  place: Callable[..., jax.Array] = sharding.anywhere
 
   @nn.compact
   def __call__(self, x: jax.Array) -> jax.Array:

@@ -205,7 +205,10 @@ class Layer(nn.Module):
     y = self.place(y, "rows", None, None)  # summed over the heads' chips
     x = x + (norm(name="attention_post_norm")(y) if c.post_norms else y)
     y = norm(name="mlp_norm")(x)
-    y = (Experts if c.num_experts else MLP)(c, self.place, name="mlp")(y)
+    if c.num_experts:
+      y = Experts(c, name="mlp")(y)
+    else:
+      y = MLP(c, self.place, name="mlp")(y)
     y = self.place(y, "rows", None, None)
     return x + (norm(name="mlp_post_norm")(y) if c.post_norms else y), layer
 

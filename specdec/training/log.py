@@ -30,10 +30,11 @@ class Log:
       lines = [x for x in path.read_text().splitlines() if x.endswith("}")]
       kept = [x for x in map(json.loads, lines) if x["step"] <= step]
     replace_text(path, "".join(json.dumps(entry) + "\n" for entry in kept))
-    self.lowest = min(
+    lowest = min(
       (entry["loss"] for entry in kept if entry["kind"] == "held_out"),
       default=math.inf,
     )
+    self.lowest = float(hosts.agree(lowest))
     self._file = self._board = None
     if hosts.is_first():
       self._file = path.open("a")

@@ -97,10 +97,11 @@ def shardings(
     params=where,
     opt_state=optax.tree.map_params(
       optimizer,
-      lambda _, sharding: sharding,
+      lambda leaf, own: leaf if isinstance(leaf, optax.MaskedNode) else own,
       state.opt_state,
       where,
       transform_non_params=lambda _: whole,
+      is_leaf=lambda leaf: isinstance(leaf, optax.MaskedNode),
     ),
     failed=whole,
   )

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from tqdm import tqdm
 
+from specdec import hosts
 from specdec.training import loop
 from specdec.training.data import Sequences
 from specdec.training.log import Log
@@ -103,7 +104,7 @@ def train(
   began, since = time.perf_counter(), first
   try:
     for at in range(first, options.steps):
-      batch = jax.device_put(data.batch(at, options.batch), rows)
+      batch = hosts.put(data.batch(at, options.batch), rows)
       state, measures = step(state, frozen, batch)
       bar.update()
       now = at + 1
@@ -182,7 +183,7 @@ def _evaluate(measure, sequences, size: int, rows) -> dict[str, float]:
   for first in range(0, len(sequences), size):
     piece = sequences[first : first + size]
     if len(piece) % rows.mesh.shape["data"] == 0:
-      piece = jax.device_put(piece, rows)
+      piece = hosts.put(piece, rows)
     for name, value in measure(piece).items():
       totals[name] = totals.get(name, 0.0) + float(value) * len(piece)
   return {name: total / len(sequences) for name, total in totals.items()}

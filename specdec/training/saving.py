@@ -75,12 +75,13 @@ class Checkpoints:
 
   def _put_aside(self, steps: list[int]) -> None:
     aside = self.folder.with_name("unusable")
-    for step in steps:
+    for step in steps if hosts.is_first() else ():
       aside.mkdir(exist_ok=True)
       names = (aside / f"{step}-{i}" for i in range(1000))
       free = next(name for name in names if not name.exists())
       (self.folder / str(step)).rename(free)
     if steps:
+      hosts.agree(0)  # all wait for the first
       self._manager.reload()
 
   def newest(self) -> int | None:
