@@ -138,8 +138,10 @@ def steps(
 
   return {
     "prefill": lambda: made.start.lower(params, given),
-    "draft": jitted(drafting, params, state, donate=1),
-    "verify": jitted(verifying, params.target, state, draft, hidden, donate=1),
-    "accept": jitted(accepting, logits, draft, state, ends, donate=2),
+    "draft": jitted(drafting, params, state, out=(None, None)),
+    "verify": jitted(
+      verifying, params.target, state, draft, hidden, out=(None,)
+    ),
+    "accept": jitted(accepting, logits, draft, state, ends),
     "loop": lambda: made.run.lower(params, state, ends, most),
   }

@@ -18,6 +18,7 @@ from specdec import (
   decode,
   drafters,
   expand,
+  lowered,
   programs,
   sampling,
   sharding,
@@ -248,8 +249,6 @@ def test_every_leaf_lies_where_it_should():
 )
 def test_acceptance_gathers_no_law(rule, drafter):
   """What eight shards of the vocabulary tell each other is O(B N) numbers."""
-  from specdec import lowered
-
   where = places(1, 8, 4)
   wide = dataclasses.replace(TARGET, vocab_size=4096)
   draft = dataclasses.replace(DRAFT, vocab_size=4096)
