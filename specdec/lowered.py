@@ -133,15 +133,22 @@ def steps(
   ends = jax.ShapeDtypeStruct((1,), jnp.int32, sharding=whole)
   most = jax.ShapeDtypeStruct((), jnp.int32, sharding=whole)
 
-  def jitted(step, *args, donate=()):
-    return lambda: jax.jit(step, donate_argnums=donate).lower(*args)
+  def jitted(step, *args, before=None):
+    """`before`: how much stands before the state that a step gives on."""
+
+    def lower():
+      if before is None:
+        return jax.jit(step).lower(*args)
+      where = (*(None,) * before, made.state)  # it stays where it lay
+      jit = jax.jit(step, donate_argnums=1, out_shardings=where)
+      return jit.lower(*args)
+
+    return lower
 
   return {
     "prefill": lambda: made.start.lower(params, given),
-    "draft": jitted(drafting, params, state, out=(None, None)),
-    "verify": jitted(
-      verifying, params.target, state, draft, hidden, out=(None,)
-    ),
+    "draft": jitted(drafting, params, state, before=2),
+    "verify": jitted(verifying, params.target, state, draft, hidden, before=1),
     "accept": jitted(accepting, logits, draft, state, ends),
     "loop": lambda: made.run.lower(params, state, ends, most),
   }

@@ -58,14 +58,15 @@ ENTRY %main (a: bf16[2,128], b: bf16[2,128], c: f32[64,8], d: s32[]) -> f32[64,8
 
 def test_main_memory_is_counted_and_nothing_else():
   touched = {t.name: t for t in hlo.traffic(hlo.Program(TEXT))}
-  weight = 2 * 128 * 2
+  weight = 8 * 128 * 2  # padded to a tile
+  tile = 8 * 128 * 4
   assert touched["copy-start"].read == weight  # it lands on-chip
   assert touched["copy-start"].written == 0
   # One weight, and the four rows of the cache that are looked at.
-  assert touched["read"].read == weight + 4 * 8 * 4
+  assert touched["read"].read == weight + tile
   assert touched["read"].written == 0
   write = touched["written"]
-  assert (write.read, write.written, write.times) == (4, 8 * 4, 3)  # its index
+  assert (write.read, write.written, write.times) == (4, tile, 3)  # its index
   assert write.source == "jit(step)/write"
   assert set(touched) == {"copy-start", "read", "written"}
 
@@ -73,12 +74,12 @@ def test_main_memory_is_counted_and_nothing_else():
 def test_collectives_by_kind():
   found = hlo.exchanges(hlo.Program(TEXT))
   assert [(x.kind, x.shape, x.bytes) for x in found] == [
-    ("all-reduce", ((4, 8),), 128.0),
+    ("all-reduce", ((4, 8),), 4096.0),
     ("all-gather", ((8, 8),), 256.0),
   ]
   assert hlo.by_kind(found) == {
+    "all-reduce": (1.0, 4096.0),
     "all-gather": (1.0, 256.0),
-    "all-reduce": (1.0, 128.0),
   }
   assert found[0].source == "jit(step)/sum"
 

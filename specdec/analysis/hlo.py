@@ -27,6 +27,11 @@ _FREE = frozenset((
   "after-all", "partition-id", "replica-id", "opt-barrier", "copy-done",
   "add-dependency", "while", "conditional", "call", "custom-call-done",
 ))  # fmt: skip
+# Custom calls that move nothing.
+_FREE_CALLS = frozenset(
+  ("AllocateBuffer", "ConcatBitcast", "AssumeGatherIndicesInBound")
+)
+_SLICES = ("dynamic-slice", "slice", "gather")
 _SHAPE = re.compile(r"(\w+)\[([\d,]*)\](?:\{([^}]*)\})?")
 
 
@@ -39,7 +44,15 @@ class Buffer(NamedTuple):
 
   @property
   def bytes(self) -> float:
-    return _BYTES.get(self.dtype, 0) * math.prod(self.shape)
+    """In memory: a TPU pads the two minor dimensions to whole tiles."""
+    shape = list(self.shape)
+    tile = re.search(r"T\((\d+),(\d+)\)", self.layout)
+    order = re.match(r"[\d,]+", self.layout)
+    if tile and order and len(shape) > 1:
+      minor, second = map(int, order[0].split(",")[:2])
+      for place, unit in ((second, int(tile[1])), (minor, int(tile[2]))):
+        shape[place] = -(-shape[place] // unit) * unit
+    return _BYTES.get(self.dtype, 0) * math.prod(shape)
 
   @property
   def on_chip(self) -> bool:
@@ -126,39 +139,44 @@ class Program:
       elif found := _instruction(line):
         current[found.name] = found
 
+  def called(self, one: Instruction, attribute: str = "calls"):
+    """The computation that an instruction names, {} where none."""
+    return self.computations.get(one.attribute(attribute) or "", {})
+
   def runs(self) -> list[tuple[Instruction, dict[str, Instruction], float]]:
     """Every instruction that the program runs by itself (not inside a fusion),
     what stands around it, and how often."""
     found = []
 
-    def visit(name: str, times: float) -> None:
-      around = self.computations.get(name, {})
+    def visit(around: dict[str, Instruction], times: float) -> None:
       for one in around.values():
         found.append((one, around, times))
         if one.op == "while":
           known = re.search(r'"known_trip_count":\{"n":"(\d+)"', one.line)
-          visit(
-            one.attribute("body") or "", times * int(known[1] if known else 1)
-          )
+          turns = times * int(known[1] if known else 1)
+          visit(self.called(one, "body"), turns)
+          visit(self.called(one, "condition"), turns)
         elif one.op == "conditional":
-          branches = re.search(r"branch_computations=\{([^}]*)\}", one.line)
-          names = (
-            re.findall(r"%?([\w.-]+)", branches[1])
-            if branches
-            else [
-              one.attribute("true_computation") or "",
-              one.attribute("false_computation") or "",
-            ]
-          )
-          for branch in names:
-            visit(branch, times)
+          several = re.search(r"branch_computations=\{([^}]*)\}", one.line)
+          names = re.findall(r"[\w.-]+", several[1]) if several else ()
+          for name in names:
+            visit(self.computations.get(name, {}), times)
+          for name in ("true_computation", "false_computation"):
+            visit(self.called(one, name), times)
         elif one.op == "call":
-          visit(one.attribute("to_apply") or "", times)
-        elif one.op.endswith("-start") and one.attribute("calls"):
-          visit(one.attribute("calls") or "", times)
+          visit(self.called(one, "to_apply"), times)
+        elif one.op.endswith("-start"):
+          visit(self.called(one), times)
 
-    visit(self.entry, 1.0)
+    visit(self.computations.get(self.entry, {}), 1.0)
     return found
+
+  def inside(self, one: Instruction):
+    """What a fusion consists of, fusions in it opened as well."""
+    if one.op == "fusion":
+      for inner in self.called(one).values():
+        yield inner
+        yield from self.inside(inner)
 
 
 class Exchange(NamedTuple):
@@ -171,26 +189,27 @@ class Exchange(NamedTuple):
   source: str
 
 
+def _results(one: Instruction) -> tuple[Buffer, ...]:
+  """What an instruction leaves; a `-start` names what goes in before it."""
+  buffers = one.buffers
+  if len(buffers) > 1:  # contexts are scalars
+    buffers = tuple(b for b in buffers if b.shape) or buffers
+  if one.op.endswith("-start") and one.op != "all-reduce-start":
+    buffers = buffers[len(buffers) // 2 :]
+  return buffers
+
+
 def exchanges(program: Program) -> list[Exchange]:
   """Every collective that runs."""
   found = []
-  for one, _, times in program.runs():
-    kind = one.op.removesuffix("-start")
-    if kind not in COLLECTIVES:
-      continue
-    buffers = one.buffers
-    if one.op.endswith("-start") and kind != "all-reduce":
-      buffers = buffers[len(buffers) // 2 :]  # what went in stands before
-    buffers = tuple(b for b in buffers if b.dtype != "token")
-    found.append(
-      Exchange(
-        kind,
-        tuple(b.shape for b in buffers),
-        sum(b.bytes for b in buffers),
-        times,
-        one.source,
-      )
-    )
+  for outer, _, times in program.runs():
+    for one in (outer, *program.inside(outer)):
+      kind = one.op.removesuffix("-start")
+      if kind in COLLECTIVES:
+        buffers = _results(one)
+        shapes = tuple(b.shape for b in buffers)
+        size = sum(b.bytes for b in buffers)
+        found.append(Exchange(kind, shapes, size, times, one.source))
   return found
 
 
@@ -221,94 +240,87 @@ def traffic(program: Program) -> list[Touched]:
   for one, around, times in program.runs():
     if one.op in _FREE or one.op.endswith("-done"):
       continue
+    target = re.search(r'custom_call_target="(\w+)"', one.line)
+    if target and target[1] in _FREE_CALLS:
+      continue
     read, written = _traffic(program, one, around)
     if read or written:
       found.append(Touched(one.name, one.op, read, written, times, one.source))
   return found
 
 
-def _result(around: dict[str, Instruction], name: str) -> tuple[Buffer, ...]:
-  return around[name].buffers if name in around else ()
+def _outside(buffers) -> float:
+  return sum(b.bytes for b in buffers if not b.on_chip)
 
 
 def _traffic(program: Program, one: Instruction, around):
   """(read, written) of one instruction."""
-
-  def outside(buffers) -> float:
-    return sum(b.bytes for b in buffers if not b.on_chip)
-
-  operands = [_result(around, name) for name in one.operands]
+  operands = [
+    around[name].buffers if name in around else () for name in one.operands
+  ]
   if one.op == "copy-start":  # (destination, source, context)
-    return outside(operands[0]), outside(one.buffers[:1])
+    return _outside(operands[0]), _outside(one.buffers[:1])
   if one.op == "dynamic-update-slice":
-    return outside(operands[1]), outside(operands[1])
-  if one.op in ("dynamic-slice", "slice", "gather"):
-    size = sum(b.bytes for b in one.buffers)
-    return (size if outside(operands[0]) else 0.0), outside(one.buffers)
+    return _outside(operands[1]), _outside(operands[1])
+  if one.op.removesuffix("-start") in _SLICES:
+    size = sum(b.bytes for b in _results(one))
+    return (size if _outside(operands[0]) else 0.0), _outside(_results(one))
   if one.op == "fusion":
     return _fusion(program, one, operands)
-  if one.op.endswith("-start"):  # its computation is visited by itself
-    if one.attribute("calls"):
-      return 0.0, 0.0
-    return sum(map(outside, operands)), 0.0
-  return sum(map(outside, operands)), outside(one.buffers)
+  if one.op.endswith("-start") and program.called(one):
+    return 0.0, 0.0  # its computation is visited by itself
+  return sum(map(_outside, operands)), _outside(_results(one))
+
+
+def _uses(program: Program, inside: dict[str, Instruction], name: str):
+  """(what touches a value, under which name, where), bitcasts and fusions
+  looked through."""
+  for user in inside.values():
+    if name not in user.operands:
+      continue
+    if user.op == "bitcast":
+      yield from _uses(program, inside, user.name)
+    elif user.op == "fusion":
+      called = program.called(user)
+      for parameter, number in _parameters(called).items():
+        if user.operands[number] == name:
+          yield from _uses(program, called, parameter)
+    else:
+      yield user, name, inside
+
+
+def _parameters(inside: dict[str, Instruction]) -> dict[str, int]:
+  """Name -> number."""
+  return {
+    one.name: int(re.search(r"parameter\((\d+)\)", one.line)[1])
+    for one in inside.values()
+    if one.op == "parameter"
+  }
 
 
 def _fusion(program: Program, one: Instruction, operands):
-  inside = program.computations.get(one.attribute("calls") or "", {})
-  parameters = {}
-  for inner in inside.values():
-    if inner.op == "parameter":
-      parameters[inner.name] = int(
-        re.search(r"parameter\((\d+)\)", inner.line)[1]
-      )
-  users = collections.defaultdict(list)
-  for inner in inside.values():
-    for name in inner.operands:
-      users[name].append(inner)
-
-  def uses(name):
-    """What touches a value, bitcasts looked through."""
-    for user in users[name]:
-      if user.op == "bitcast":
-        yield from uses(user.name)
-      else:
-        yield name, user
-
-  read, in_place = 0.0, 0.0
-  kept = []
-  for name, number in parameters.items():
-    buffers = (
-      [b for b in operands[number] if not b.on_chip]
-      if number < len(operands)
-      else []
-    )
-    if not buffers:
+  inside = program.called(one)
+  read, written, kept = 0.0, 0.0, []
+  for name, number in _parameters(inside).items():
+    size = _outside(operands[number])
+    if not size:
       continue
-    size = sum(b.bytes for b in buffers)
     partial = 0.0
-    for via, user in uses(name):
-      first = user.operands and user.operands[0] == via
-      if user.op in ("dynamic-slice", "slice", "gather") and first:
+    for user, via, around in _uses(program, inside, name):
+      first = user.operands[0] == via
+      if user.op in _SLICES and first:
         partial += sum(b.bytes for b in user.buffers)
-      elif user.op == "dynamic-update-slice" and first:
-        update = inside[user.operands[1]].buffers
-        in_place += sum(b.bytes for b in update)
-        kept.append(buffers[0].shape)
-      elif user.op == "scatter" and first:
-        update = inside[user.operands[-1]].buffers
-        in_place += sum(b.bytes for b in update)
-        kept.append(buffers[0].shape)
+      elif user.op in ("dynamic-update-slice", "scatter") and first:
+        new = user.operands[1 if user.op != "scatter" else -1]
+        written += sum(b.bytes for b in around[new].buffers)
+        kept.append(operands[number][0].shape)
       else:
         partial = size
         break
     read += min(partial, size)
-  written = 0.0
   for buffer in one.buffers:
-    if buffer.on_chip:
-      continue
     if buffer.shape in kept:  # written in place: only what is new
       kept.remove(buffer.shape)
-    else:
+    elif not buffer.on_chip:
       written += buffer.bytes
-  return read, written + in_place
+  return read, written
