@@ -8,6 +8,7 @@ import _decoding
 import _flags
 import _rows
 from absl import flags
+from absl.testing import flagsaver
 
 from specdec import calibrate, measure, provenance, report
 from specdec.analysis import bounds, metrics, prediction
@@ -39,31 +40,34 @@ class Bench:
     if not (self._loaded and self._loaded[0] == names):
       self._loaded, self._plain = None, {}
       models = _decoding.load(FLAGS.context + FLAGS.max_new_tokens)
-      rows = _rows.make_rows(models.target, FLAGS.texts, FLAGS.context)
+      count = max(FLAGS.texts, *self._rounds["batch"])
+      rows = _rows.make_rows(models.target, count, FLAGS.context)
       self._loaded = names, models, rows
       self.limit = measure.Limit(models.target.params)
     return self._loaded[1:]
 
   def calibrate(self, say) -> None:
     """Times passes and rounds of these flags where they are not known."""
-    models, _ = self.models()
+    models, rows = self.models()
     ready = self.calibration and _calibration.knows(
       self.calibration, self._most[0], self._most[1] - 1
     )
     if not ready:
-      ks, size = self._rounds["k"], self._rounds["context"]
-      rows = _rows.make_rows(models.target, max(self._rounds["batch"]), size)
-      self.calibration = _calibration.timed(
-        models,
-        rows,
-        self._rounds["batch"],
-        ks,
-        FLAGS.context + FLAGS.max_new_tokens + max(ks) + 1,
-        self.calibration,
-        FLAGS.calibration_repeats,
-        self._most,
-        say,
-      )
+      batches, ks = self._rounds["batch"], self._rounds["k"]
+      length = self._rounds["max_new_tokens"] or FLAGS.max_new_tokens // 2
+      context = FLAGS.context + FLAGS.max_new_tokens + max(ks) + 1
+      with flagsaver.flagsaver(max_new_tokens=length):
+        self.calibration = _calibration.timed(
+          models,
+          rows,
+          batches,
+          ks,
+          context,
+          self.calibration,
+          FLAGS.calibration_repeats,
+          self._most,
+          say,
+        )
       _calibration.write(self._path, self.calibration)
 
   def session(self, k: int, batch: int):

@@ -6,8 +6,8 @@
 A sweep file's get_config() has `points`, a list of settings (flags of
 generate.py: k, batch, temperature, drafter, draft, exit_layer, acceptance ...),
 `common`, settings of all of them, `calibrate`, the batches and ks of the rounds
-that the cost model is fitted to and the context of their prompts, which no
-point should repeat, and `whole`,
+that the cost model is fitted to and the length of their texts (max_new_tokens,
+default half the points'), which no point should repeat, and `whole`,
 values for --context, --texts, --pairs and --calibration_repeats where these
 are not given.
 
@@ -173,8 +173,9 @@ def sweep() -> None:
     name: tuple(_SWEEP.value.get("calibrate", {}).get(name, usual))
     for name, usual in (("batch", (1, 3)), ("k", (2, 5)))
   }
-  context = _SWEEP.value.get("calibrate", {}).get("context", 2 * FLAGS.context)
-  rounds["context"] = int(context)
+  rounds["max_new_tokens"] = _SWEEP.value.get("calibrate", {}).get(
+    "max_new_tokens"
+  )
   most = [max(rounds["batch"]), max(rounds["k"])]
   for point in points:  # all of them, before anything long begins
     with flagsaver.flagsaver(**flags_of(point)):
@@ -182,10 +183,10 @@ def sweep() -> None:
       found = _flags.single("batch"), _flags.single("k")
       most = list(map(max, most, found))
       again = found[0] in rounds["batch"] and found[1] in rounds["k"]
-      if again and context == FLAGS.context:
+      if again and rounds["max_new_tokens"] == FLAGS.max_new_tokens:
         raise ValueError(
           f"batch {found[0]} with k = {found[1]} is judged and is among the "
-          "rounds to calibrate with; take others, or another context"
+          "rounds to calibrate with; take others, or texts of another length"
         )
       if FLAGS.texts % _flags.single("batch"):
         raise ValueError(

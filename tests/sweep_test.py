@@ -40,7 +40,7 @@ def write_sweep(folder, target, points, calibrated=((1, 2), (2,))):
     " 'max_new_tokens': 8}\n"
     f"  config.points = {points!r}\n"
     f"  config.calibrate = {{'batch': {calibrated[0]}, 'k': {calibrated[1]},"
-    " 'context': 8}\n"
+    " 'max_new_tokens': 8}\n"
     "  return config\n"
   )
   return path
