@@ -49,7 +49,9 @@ case "$what" in
     tpu scp "$archive" "$name:specdec.tar.gz" --zone="$zone" --worker=all
     tpu ssh "$name" --zone="$zone" --worker=all --command='
       mkdir -p specdec && tar xzf specdec.tar.gz -C specdec &&
-      python3 -m venv venv && venv/bin/pip install -q -e "specdec[tpu,hub]"'
+      pip3 install -q --user uv && uv=$HOME/.local/bin/uv &&
+      $uv venv -q --python 3.11 venv &&  # the image has an older one
+      $uv pip install -q --python venv/bin/python -e "specdec[tpu,hub]"'
     ;;
   run)
     [[ $# -ge 1 ]] || usage
