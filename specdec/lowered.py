@@ -133,22 +133,29 @@ def steps(
   ends = jax.ShapeDtypeStruct((1,), jnp.int32, sharding=whole)
   most = jax.ShapeDtypeStruct((), jnp.int32, sharding=whole)
 
-  def jitted(step, *args, before=None):
-    """`before`: how much stands before the state that a step gives on."""
+  def lies(x) -> jax.sharding.NamedSharding:
+    """Where what a step gives beside the state lies."""
+    return law if x.shape[-1:] == (target.vocab_size,) else rows
+
+  def giving_state(step, *args):
+    """A step whose last result is the state, which stays where it lay."""
+
+    def barred(*args):
+      # A pinned cache that is a result by itself would leave its layout open.
+      return jax.lax.optimization_barrier(step(*args))
 
     def lower():
-      if before is None:
-        return jax.jit(step).lower(*args)
-      where = (*(None,) * before, made.state)  # it stays where it lay
-      jit = jax.jit(step, donate_argnums=1, out_shardings=where)
+      *others, _ = jax.eval_shape(step, *args)
+      where = (*jax.tree.map(lies, others), made.state)
+      jit = jax.jit(barred, donate_argnums=1, out_shardings=where)
       return jit.lower(*args)
 
     return lower
 
   return {
     "prefill": lambda: made.start.lower(params, given),
-    "draft": jitted(drafting, params, state, before=2),
-    "verify": jitted(verifying, params.target, state, draft, hidden, before=1),
-    "accept": jitted(accepting, logits, draft, state, ends),
+    "draft": giving_state(drafting, params, state),
+    "verify": giving_state(verifying, params.target, state, draft, hidden),
+    "accept": lambda: jax.jit(accepting).lower(logits, draft, state, ends),
     "loop": lambda: made.run.lower(params, state, ends, most),
   }

@@ -285,8 +285,21 @@ def _uses(program: Program, inside: dict[str, Instruction], name: str):
       for parameter, number in _parameters(called).items():
         if user.operands[number] == name:
           yield from _uses(program, called, parameter)
+          if _passed_on(called, parameter):
+            yield from _uses(program, inside, user.name)
     else:
       yield user, name, inside
+
+
+def _passed_on(inside: dict[str, Instruction], name: str) -> bool:
+  """Whether a value is, bitcasts apart, what a computation results in."""
+  if inside[name].line.lstrip().startswith("ROOT"):
+    return True
+  return any(
+    _passed_on(inside, user.name)
+    for user in inside.values()
+    if user.op == "bitcast" and name in user.operands
+  )
 
 
 def _parameters(inside: dict[str, Instruction]) -> dict[str, int]:
