@@ -11,7 +11,9 @@ from jax.experimental.layout import Layout, with_layout_constraint
 
 from specdec.types import KVCache
 
-_LAYOUT = Layout(major_to_minor=(0, 1, 2, 3))
+_LANES = 128  # of a TPU's tile
+_ROWS = Layout(major_to_minor=(0, 1, 2, 3))
+_COLUMNS = Layout(major_to_minor=(0, 1, 3, 2))
 _TILE = 16  # slots; other counts get another layout at a TPU program's entry
 
 
@@ -51,12 +53,22 @@ def pin(cache: KVCache) -> KVCache:
   """The cache in its one layout, for use inside a loop.
 
   Where passes of unlike width choose their own layouts, a TPU copies the cache
-  from one to the other every round.
+  from one to the other every round. Heads narrower than its tile would be
+  padded to it: there slots are innermost.
   """
-  return cache.replace(
-    layers=jax.tree.map(
-      lambda buffer: with_layout_constraint(buffer, _LAYOUT), cache.layers
-    )
+  return cache.replace(layers=jax.tree.map(_pinned, cache.layers))
+
+
+def _pinned(buffer: jax.Array) -> jax.Array:
+  def in_rows(buffer):
+    return with_layout_constraint(buffer, _ROWS)
+
+  if buffer.shape[-1] % _LANES == 0:
+    return in_rows(buffer)
+  return jax.lax.platform_dependent(
+    buffer,
+    tpu=lambda buffer: with_layout_constraint(buffer, _COLUMNS),
+    default=in_rows,
   )
 
 
