@@ -30,6 +30,7 @@ from specdec import (
   display,
   drafters,
   hosts,
+  memory,
   run_folder,
 )
 from specdec.checkpoints.fetch import fetch
@@ -139,6 +140,13 @@ def find_places(config, model: TransformerConfig, options: Options):
       f"--mesh={FLAGS.mesh} does not divide the {piece} sequences that are "
       "computed at once (options.batch / options.accumulate)"
     )
+  plan = memory.training(
+    model, target if config.get("target") else None, *found
+  )
+  print(
+    f"train: memory on each device: {plan} and activations", file=sys.stderr
+  )
+  memory.check(plan)
   return found
 
 

@@ -1,11 +1,12 @@
 """What a generation needs in memory, said before anything is loaded.
 
 Bytes are per device; the plan counts what scales with the request and leaves
-compiled programs and the runtime to a stated margin.
+compiled programs, the runtime and padding (a TPU fills tiles of 8 x 128) to a
+stated margin.
 """
 
+import dataclasses
 import math
-from typing import NamedTuple
 
 import jax
 
@@ -19,27 +20,19 @@ _MARGIN = 1.1  # activations, programs and allocator rounding
 _GIB = 2**30
 
 
-class Plan(NamedTuple):
-  """Bytes on each device."""
+@dataclasses.dataclass(frozen=True)
+class Plan:
+  """Bytes on each device, by what they are for."""
 
-  target: float
-  draft: float
-  caches: float
-  laws: float  # logits and laws of a draft
+  parts: dict[str, float]
 
   @property
   def needed(self) -> int:
     """With a margin for programs."""
-    return int(_MARGIN * sum(self))
+    return int(_MARGIN * sum(self.parts.values()))
 
   def __str__(self) -> str:
-    parts = {
-      "target": self.target,
-      "draft": self.draft,
-      "K/V caches": self.caches,
-      "logits": self.laws,
-    }
-    said = (f"{name} {x / _GIB:.2f}" for name, x in parts.items() if x)
+    said = (f"{name} {x / _GIB:.2f}" for name, x in self.parts.items())
     return f"{self.needed / _GIB:.2f} GiB ({', '.join(said)}; a tenth more)"
 
 
@@ -99,18 +92,37 @@ def plan(
     num_nodes: of a draft; logits and laws are [batch, num_nodes, V].
   """
   places = places or (None, None)
-  models = [
-    (m, place) for m, place in zip((target, draft), places) if m is not None
-  ]
+  models = {
+    name: found
+    for name, *found in zip(("target", "draft"), (target, draft), places)
+    if found[0] is not None
+  }
   slots = max_length + num_nodes
-  weights = [weight_bytes(m, place) for m, place in models]
-  laws = 4 * 4 * batch * num_nodes * target.vocab_size
-  return Plan(
-    weights[0],
-    sum(weights[1:]),
-    sum(cache_bytes(m, batch, slots, place) for m, place in models),
-    laws / _share(("rows", None, "vocab"), places[0]),
+  parts = {name: weight_bytes(*found) for name, found in models.items()}
+  parts["K/V caches"] = sum(
+    cache_bytes(m, batch, slots, place) for m, place in models.values()
   )
+  laws = 4 * 4 * batch * num_nodes * target.vocab_size
+  parts["logits"] = laws / _share(("rows", None, "vocab"), places[0])
+  return Plan(parts)
+
+
+def training(
+  model: TransformerConfig,
+  target: TransformerConfig | None = None,
+  place: Placement | None = None,
+  target_place: Placement | None = None,
+) -> Plan:
+  """What each device must hold to train a model, activations left out.
+
+  Args:
+    target: a frozen one that it is distilled from.
+  """
+  own = weight_bytes(model, place)  # float32, as training's weights are
+  parts = {"weights": own, "gradients": own, "the optimizer's moments": 2 * own}
+  if target is not None:
+    parts["target"] = weight_bytes(target, target_place)
+  return Plan(parts)
 
 
 def check(found: Plan) -> None:
@@ -122,6 +134,6 @@ def check(found: Plan) -> None:
   free = available()
   if free is not None and found.needed > free:
     raise MemoryError(
-      f"each device needs {found}, and {free / _GIB:.2f} GiB are free; take a "
-      "smaller batch, fewer tokens, bfloat16 or a larger --mesh"
+      f"each device needs {found}, and {free / _GIB:.2f} GiB are free; take "
+      "less of what needs most, bfloat16 or a larger --mesh"
     )

@@ -102,12 +102,14 @@ def test_every_parameter_has_a_place():
 def test_memory_of_each_device():
   config = presets.get("llama3-8b", "bfloat16")
   shape = {"batch": 4, "max_length": 1000, "num_nodes": 5}
-  alone = memory.plan(config, None, **shape)
-  assert alone.target == pytest.approx(2 * config.num_parameters)
+  alone = memory.plan(config, None, **shape).parts
+  assert alone["target"] == pytest.approx(2 * config.num_parameters)
   place = sharding.place(mesh(2, 4), config.counts)
   split = memory.plan(config, None, **shape, places=Places(place))
-  assert split.caches == pytest.approx(alone.caches / 8)
-  assert split.laws == pytest.approx(alone.laws / 8)
+  for name in ("K/V caches", "logits"):
+    assert split.parts[name] == pytest.approx(alone[name] / 8)
   # All but the norms are shared by four.
-  assert split.target == pytest.approx(alone.target / 4, rel=0.01)
+  assert split.parts["target"] == pytest.approx(alone["target"] / 4, rel=0.01)
   assert "target 3." in str(split) and "draft" not in str(split)
+  train = memory.training(config, config, place, place)
+  assert train.needed == pytest.approx(1.1 * 5 * split.parts["target"])
