@@ -183,7 +183,7 @@ def test_a_prediction_is_rounds_times_seconds():
   # Two batches of one row each, and half of the rounds idle.
   half = dataclasses.replace(sure, wide=0.5, rounds=20.0)
   apart = prediction.predict(pair, half, 2, 1, 256, 30)
-  mean = pair.round(1, 2, 256).seconds + pair.idle_round(1, 256).seconds
+  mean = pair.round(1, 2, 256).seconds + pair.plain(1, 256).seconds
   assert apart.round_seconds == pytest.approx(mean / 2)
   assert apart.seconds == pytest.approx(20 * apart.round_seconds)
   plain = prediction.Observed((), 1.0, 30.0)

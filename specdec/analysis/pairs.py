@@ -101,12 +101,6 @@ class Pair:
       return self.plain(batch, context)
     return self._round(batch, (1,) * k, k + 1, context)
 
-  def idle_round(self, batch: float, context: float) -> Round:
-    """A round of a drafter that costs nothing and found nothing to guess."""
-    cost = self.target.cost(batch, 1, context)
-    beside = self.beside.seconds(batch, 0)
-    return Round((("target, 1 token", 1, cost),), beside)
-
   def tree_round(
     self, batch: float, levels: Sequence[int], context: float
   ) -> Round:
