@@ -106,6 +106,8 @@ class Pair:
   ) -> Round:
     """A round whose draft is a tree with so many guesses on each level.
 
+    What is beside the passes is that of a chain as deep.
+
     Every level but the last is a pass of the draft over it; the accepted path's
     K/V is moved together.
     """
