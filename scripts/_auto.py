@@ -103,6 +103,7 @@ def _calibrated(models, rows, batch):
   found = _calibration.timed(
     models,
     many[:batch],
+    prompt_size(rows),
     (batch,),
     sorted({1, FLAGS.most_k}),
     prompt_size(rows) + FLAGS.max_new_tokens,

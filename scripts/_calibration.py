@@ -23,7 +23,11 @@ from specdec.analysis.calibration import (
 from specdec.analysis.cost import Placed
 from specdec.analysis.pairs import Pair
 from specdec.display import columns
+<<<<<<< HEAD
 from specdec.session import prompt_size
+=======
+from specdec.models import transformer
+>>>>>>> main
 
 FLAGS = flags.FLAGS
 _REPEATS = 15
@@ -148,6 +152,7 @@ def _covers(found: Calibration, name: str, batch: int, tokens: int) -> bool:
 def timed(
   models,
   rows,
+  size: int,
   batches,
   ks,
   context: int,
@@ -160,6 +165,7 @@ def timed(
 
   Args:
     rows: prompts, as many as the largest batch.
+    size: of the prompts' buffer.
     batches, ks: of the rounds that are timed.
     context: positions of a usual cache.
     base: of the same machine; what it knows is kept, and passes of models that
@@ -201,7 +207,6 @@ def timed(
     made = _decoding.drafter(models, k)
     if FLAGS.drafter == "lookup":  # a guess in every round
       made = drafters.lookup(k, ngram=FLAGS.ngram, min_ngram=0)
-    size = prompt_size(rows)
     return _decoding.session_of(models, made, _decoding.rule(), batch, size, ())
 
   groups.append(calibrate.rounds(make, rows, batches, ks, say))
@@ -211,7 +216,8 @@ def timed(
   slower = 1.0
   if base and name in base.fits:
     now = [PassTime(*p, float(t)) for p, t in zip(groups[0].points, passes[0])]
-    slower = pace(base.fits[name].times, now)
+    known = dataclasses.replace(target, efficiency=base.fits[name].efficiency)
+    slower = pace(known, base.fits[name].times, now)
   placed = {}
   for (who, (bare, _, _)), group, seconds in zip(plans.items(), groups, passes):
     if who not in fits:
@@ -259,12 +265,14 @@ def describe(found: Calibration) -> str:
       ]
     )
   text = columns(header, lines) + "\n\n"
-  header = ["beside the passes", "batch", "ms a round", "ms a draft pass"]
+  header = ["beside the passes", "batch", "ms a round", "ms a level"]
   header += ["rounds", "rms", "worst"]
   lines = []
   for name, fit in found.beside.items():
-    wrong = [str(fit.errors.points), f"{fit.errors.rms:.1%}"]
-    wrong.append(f"{fit.errors.worst:+.1%}")
+    wrong = ["", "", ""]
+    if fit.errors.points:  # more rounds than numbers that were fitted to them
+      wrong = [str(fit.errors.points), f"{fit.errors.rms:.1%}"]
+      wrong.append(f"{fit.errors.worst:+.1%}")
     for kind, one in ((name, fit.ours), ("  plain", fit.plain)):
       for batch, fixed, of_level in one.rows:
         values = f"{1e3 * fixed:.3f}", f"{1e3 * of_level:.3f}"

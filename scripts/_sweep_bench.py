@@ -19,6 +19,10 @@ _LOADED = (
   "target", "draft", "dtype", "random_weights", "prompt_file", "chat", "seed",
 )  # fmt: skip
 _PLAIN = ("temperature", "top_k", "top_p", "max_new_tokens")
+# Of a line, what a new prediction leaves as it is.
+_MEASURED = (
+  "load", "run", "rounds", "observed", "drafter", "caveats", "context", "date",
+)  # fmt: skip
 _COUNTED = 3  # how often sampled texts are decoded to see how guesses fare
 FLAGS = flags.FLAGS
 
@@ -60,6 +64,7 @@ class Bench:
         self.calibration = _calibration.timed(
           models,
           rows,
+          FLAGS.context,
           batches,
           ks,
           context,
@@ -165,18 +170,20 @@ def measured(bench: Bench, say, known: dict | None = None) -> dict:
     known: a line whose times are kept.
   """
   bench.calibrate(say)
-  line = dict(known or {})
-  if not known:
+  if known:
+    line = {name: known[name] for name in _MEASURED}
+  else:
     say("compiling")
     point = Point(bench)
     say("counting")
     found = point.count()
     say("timing")
-    line["load"] = provenance.load()
+    load = provenance.load()
     done = point.time()
     run = point.run(done)
     check(bench, run, done)
-    line |= {
+    line = {
+      "load": load,
       "run": run.document(),
       "rounds": sum(int(ours.stats.widths.sum()) for ours, _ in done),
       "observed": dataclasses.asdict(found),

@@ -253,7 +253,7 @@ def calibrate(models) -> None:
   rows = _rows.make_rows(models.target, max(batches), FLAGS.context)
   context = FLAGS.context + FLAGS.max_new_tokens + max(ks)
   found = _calibration.timed(
-    models, rows, batches, ks, context, base, FLAGS.repeats
+    models, rows, FLAGS.context, batches, ks, context, base, FLAGS.repeats
   )
   _calibration.write(path, found)
   print(_calibration.describe(found))

@@ -61,8 +61,8 @@ flags.DEFINE_bool("retry", False, "Try points again that failed before.")
 flags.DEFINE_bool(
   "repredict",
   False,
-  "Predict again what is measured already, by the cost model of today; without "
-  "a calibration.json in the folder it is calibrated anew.",
+  "Predict again what is measured already, by the fits in calibration.json; "
+  "without that file the machine is calibrated anew.",
 )
 flags.DEFINE_string(
   "shard",
@@ -182,8 +182,14 @@ def sweep() -> None:
       _flags.settle(_OWN)
       found = _flags.single("batch"), _flags.single("k")
       most = list(map(max, most, found))
+      length = rounds["max_new_tokens"] or FLAGS.max_new_tokens // 2
+      if length <= max(rounds["k"]):
+        raise ValueError(
+          f"calibrated texts of {length} new tokens have no room for a round "
+          f"of k = {max(rounds['k'])}"
+        )
       again = found[0] in rounds["batch"] and found[1] in rounds["k"]
-      if again and rounds["max_new_tokens"] == FLAGS.max_new_tokens:
+      if again and length == FLAGS.max_new_tokens:
         raise ValueError(
           f"batch {found[0]} with k = {found[1]} is judged and is among the "
           "rounds to calibrate with; take others, or texts of another length"

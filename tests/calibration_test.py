@@ -75,12 +75,15 @@ def test_what_no_formula_knows_goes_into_the_factors():
 
 
 def test_how_a_machine_runs_now_is_told_by_points_timed_twice():
-  then = [PassTime(1, n, 16, 1.0 + n) for n in range(5)]
+  model = placed()
+  then = [PassTime(1, n, 16, 1.0 + n) for n in range(1, 6)]
   now = [p._replace(seconds=1.2 * p.seconds) for p in then]
   now[3] = now[3]._replace(seconds=9.0)  # out of luck
-  now.append(PassTime(7, 7, 16, 1e3))  # not timed then
-  assert calibration.pace(then, now) == pytest.approx(1.2)
-  assert calibration.pace(then, now[5:]) == 1.0
+  assert calibration.pace(model, then, now) == pytest.approx(1.2)
+  # Of what was not timed then, the model says how long it took.
+  [new] = timed(model, [(2, 3, 16)])
+  slow = new._replace(seconds=1.5 * new.seconds)
+  assert calibration.pace(model, then, [slow]) == pytest.approx(1.5)
 
 
 def test_a_calibration_needs_points_that_took_time():
@@ -113,6 +116,7 @@ def test_what_is_beside_the_passes_is_recovered():
   # One depth says nothing of a draft pass.
   [row] = calibration.fit_beside(pair, rounds[1:2]).ours.rows
   assert row == (16, pytest.approx(8e-4), 0.0)
+  assert calibration.fit_beside(pair, rounds[1:3]).errors.points == 0
 
 
 def test_a_calibration_is_read_as_it_was_written():
@@ -131,7 +135,7 @@ def test_a_calibration_is_read_as_it_was_written():
   assert found.place("a", model).efficiency == fit.efficiency
   with pytest.raises(ValueError, match="has no 'c'; it has: a, b"):
     found.place("c", model)
-  for broken in ("{}", "[]", '{"format": "specdec/calibration/1"}', "no"):
+  for broken in ("{}", "[]", '{"format": "specdec/calibration/2"}', "no"):
     with pytest.raises(ValueError):
       calibration.Calibration.from_json(broken)
 
@@ -183,7 +187,7 @@ def test_a_prediction_is_rounds_times_seconds():
   # Two batches of one row each, and half of the rounds idle.
   half = dataclasses.replace(sure, wide=0.5, rounds=20.0)
   apart = prediction.predict(pair, half, 2, 1, 256, 30)
-  mean = pair.round(1, 2, 256).seconds + pair.idle_round(1, 256).seconds
+  mean = pair.round(1, 2, 256).seconds + pair.plain(1, 256).seconds
   assert apart.round_seconds == pytest.approx(mean / 2)
   assert apart.seconds == pytest.approx(20 * apart.round_seconds)
   plain = prediction.Observed((), 1.0, 30.0)

@@ -29,7 +29,7 @@ def known_hardware(monkeypatch):
   monkeypatch.setattr(measure, "pass_timer", timer)
 
 
-def write_sweep(folder, target, points, calibrated=((1, 2), (2,))):
+def write_sweep(folder, target, points, calibrated=((1, 2), (2,), 4)):
   path = folder / "points.py"
   path.write_text(
     "from ml_collections import ConfigDict\n"
@@ -40,7 +40,7 @@ def write_sweep(folder, target, points, calibrated=((1, 2), (2,))):
     " 'max_new_tokens': 8}\n"
     f"  config.points = {points!r}\n"
     f"  config.calibrate = {{'batch': {calibrated[0]}, 'k': {calibrated[1]},"
-    " 'max_new_tokens': 8}\n"
+    f" 'max_new_tokens': {calibrated[2]}}}\n"
     "  return config\n"
   )
   return path
@@ -124,7 +124,14 @@ def test_points_and_their_predictions(sweep, tmp_path):
   measured = lines[0]["run"]["acceptance"]["survival"][0]["value"]
   assert lines[0]["observed"]["survival"][0] == pytest.approx(measured)
   calibrated = json.loads((tmp_path / "out" / "calibration.json").read_text())
-  assert len(calibrated["fits"]) == 2 and len(calibrated["beside"]) == 1
+  assert len(calibrated["fits"]) == 2
+  [beside] = calibrated["beside"].values()
+  assert {(b, k) for b, k, *_ in beside["times"]} == {
+    (b, k) for b in (1, 2) for k in (0, 2)
+  }
+  # Rounds of texts half as long, in smaller caches.
+  assert {slots for _, _, slots, _ in beside["times"]} == {16}
+  assert {line["context"] for line in lines} == {32}
 
 
 def test_a_killed_sweep_goes_on_and_repeats_nothing(
@@ -185,7 +192,12 @@ def test_no_time_may_beat_its_bytes(sweep, tmp_path, monkeypatch, which):
 def test_what_is_measured_is_predicted_again(sweep, tmp_path, monkeypatch):
   sweep(POINTS)
   before = lines_of(tmp_path)
-  monkeypatch.setattr(measure, "pass_timer", None)  # nothing is timed again
+  for place, name in (
+    (measure, "pass_timer"),
+    (measure, "round_timer"),
+    (session.Session, "complete"),
+  ):
+    monkeypatch.setattr(place, name, None)  # nothing is timed or decoded again
   sweep(POINTS, "--repredict")
   after = lines_of(tmp_path)
   assert after[:2] == before
@@ -195,13 +207,22 @@ def test_what_is_measured_is_predicted_again(sweep, tmp_path, monkeypatch):
   assert len(sweeps.read([tmp_path / "out"]).lines) == 2
 
 
+def test_calibrated_texts_need_room_for_a_round(sweep):
+  with pytest.raises(SystemExit, match="no room for a round of k = 5"):
+    sweep(POINTS, calibrated=((1,), (5,), 4))
+
+
 @pytest.mark.parametrize(
   "points, arguments, sentence",
   [
     ([], [], "has no points"),
     ([{"k": 1}], ["--temperature=1"], "--temperature: write it into"),
     ([{"k": 1}], ["--pairs=0"], "--pairs=0"),
-    ([{"k": 2, "batch": 2}], [], "batch 2 with k = 2 is judged and is among"),
+    (
+      [{"k": 2, "batch": 2, "max_new_tokens": 4}],
+      [],
+      "batch 2 with k = 2 is judged and is among",
+    ),
     ([{"k": 1, "shape": "chains:2"}], [], "sets 'shape'"),
     ([{"k": (1, 2)}], [], "takes one at a time"),
     ([{"k": 1}, {"k": 1}], [], "twice"),
@@ -322,9 +343,10 @@ def test_bands_and_crossovers():
   assert band.least == pytest.approx(0.8)
   assert sweeps.crossover(lines) == (4, 2)
   assert sweeps.crossover(lines[:1]) == (None, None)
-  # Measured, batch 4 gains again: then 2 is no crossover.
-  lines += [line(2, 4, 1.1, 0.9), line(0, 8, 1.0, 1.0)]
-  assert sweeps.crossover(lines) == (4, None)
+  # A gain within its error is none; a sure one at 4, and 2 is no crossover.
+  lines += [line(2, 4, 1.01, 0.9), line(0, 8, 1.0, 1.0)]
+  assert sweeps.crossover(lines) == (4, 2)
+  assert sweeps.crossover([*lines, line(3, 4, 1.3, 0.9)]) == (4, None)
 
 
 def test_what_cannot_be_reported_is_said(report, tmp_path):

@@ -20,7 +20,7 @@ from specdec.analysis.cost import Efficiency, Placed
 from specdec.analysis.hardware import Hardware
 from specdec.analysis.pairs import NOTHING, Beside, Pair
 
-_FORMAT = "specdec/calibration/1"
+_FORMAT = "specdec/calibration/2"
 _SHARES = ("one", "weights", "kv", "flops")
 
 
@@ -75,14 +75,17 @@ def predict(placed: Placed, point: PassTime) -> float:
   return placed.cost(point.batch, point.tokens, point.context).seconds
 
 
-def pace(then: Sequence[PassTime], now: Sequence[PassTime]) -> float:
-  """How many times as long passes take now as they took then.
+def pace(
+  placed: Placed, then: Sequence[PassTime], now: Sequence[PassTime]
+) -> float:
+  """How many times as long passes take now as they took then, the median.
 
-  The median over the points that stand in both; 1.0 where none does.
+  Args:
+    placed: as it was fitted then, for points that were not timed.
   """
   before = {point[:3]: point.seconds for point in then}
-  found = [p.seconds / before[p[:3]] for p in now if p[:3] in before]
-  return float(np.median(found)) if found else 1.0
+  known = [before.get(p[:3]) or predict(placed, p) for p in now]
+  return float(np.median([p.seconds / x for p, x in zip(now, known)]))
 
 
 def fit_passes(
@@ -182,7 +185,8 @@ class RoundFit:
 
   Attributes:
     ours, plain: of speculative and of plain ones.
-    errors: of all of them, whole rounds.
+    errors: of all of them, whole rounds; of 0 points where there are no more
+      rounds than fitted numbers.
     times: what was timed.
   """
 
@@ -217,8 +221,12 @@ def fit_beside(pair: Pair, rounds: Sequence[RoundTime]) -> RoundFit:
   plain = fit([r for r in rounds if not r.k])
   ours = fit([r for r in rounds if r.k])
   final = dataclasses.replace(pair, beside=ours, plain_beside=plain)
-  predicted = [final.round(r.batch, r.k, r.context).seconds for r in rounds]
-  wrong = errors(predicted, [r.seconds for r in rounds])
+  spare = len(rounds) - len(plain.rows)
+  for batch, *_ in ours.rows:  # a line of two numbers, or one
+    spare -= min(2, len({r.k for r in rounds if r.k and r.batch == batch}))
+  judged = rounds if spare > 0 else ()  # else it says nothing
+  predicted = [final.round(r.batch, r.k, r.context).seconds for r in judged]
+  wrong = errors(predicted, [r.seconds for r in judged])
   return RoundFit(ours, plain, wrong, tuple(rounds))
 
 

@@ -101,16 +101,12 @@ class Pair:
       return self.plain(batch, context)
     return self._round(batch, (1,) * k, k + 1, context)
 
-  def idle_round(self, batch: float, context: float) -> Round:
-    """A round of a drafter that costs nothing and found nothing to guess."""
-    cost = self.target.cost(batch, 1, context)
-    beside = self.beside.seconds(batch, 0)
-    return Round((("target, 1 token", 1, cost),), beside)
-
   def tree_round(
     self, batch: float, levels: Sequence[int], context: float
   ) -> Round:
     """A round whose draft is a tree with so many guesses on each level.
+
+    What is beside the passes is that of a chain as deep.
 
     Every level but the last is a pass of the draft over it; the accepted path's
     K/V is moved together.

@@ -86,11 +86,12 @@ class Prediction:
 def mean_round(
   pair: Pair, batch: int, k: int, context: int, wide: float
 ) -> float:
-  """Seconds of a round of which a share `wide` has guesses."""
+  """Seconds of a round of which a share `wide` has guesses.
+
+  The others run one token, as plain decoding does.
+  """
   full = pair.round(batch, k, context).seconds
-  if wide == 1:
-    return full
-  return wide * full + (1 - wide) * pair.idle_round(batch, context).seconds
+  return wide * full + (1 - wide) * pair.plain(batch, context).seconds
 
 
 def predict(

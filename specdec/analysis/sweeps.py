@@ -121,8 +121,8 @@ def by_draft(lines: Sequence[dict]) -> dict[str, list[dict]]:
 
 
 def crossover(lines: Sequence[dict]) -> tuple[int | None, int | None]:
-  """(predicted, measured): the batch of one setting from which on no k gains;
-  None where the largest batch gains."""
+  """(predicted, measured): the batch of one setting from which on no k gains
+  (measured: by more than its standard error); None where the largest does."""
   batches = sorted({line["run"]["batch"] for line in lines if line["run"]["k"]})
 
   def start(gain):
@@ -134,7 +134,8 @@ def crossover(lines: Sequence[dict]) -> tuple[int | None, int | None]:
       found = batch
     return found
 
-  return (
-    start(lambda line: line["prediction"]["speedup"]),
-    start(lambda line: line["run"]["speed"]["speedup"]["value"]),
-  )
+  def sure(line):
+    speed = line["run"]["speed"]["speedup"]
+    return speed["value"] - (speed["error"] or 0)
+
+  return start(lambda line: line["prediction"]["speedup"]), start(sure)
