@@ -23,11 +23,6 @@ from specdec.analysis.calibration import (
 from specdec.analysis.cost import Placed
 from specdec.analysis.pairs import Pair
 from specdec.display import columns
-<<<<<<< HEAD
-from specdec.session import prompt_size
-=======
-from specdec.models import transformer
->>>>>>> main
 
 FLAGS = flags.FLAGS
 _REPEATS = 15
