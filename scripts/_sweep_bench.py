@@ -114,13 +114,18 @@ class Point:
   def count(self) -> prediction.Observed:
     """How guesses fare, seen in other runs than those that are timed."""
     # What is timed has the numbers from 0 on. Greedy texts are what they are,
-    # and of synthetic acceptance only the time is in question: there the same
-    # numbers are run apart from the clock.
-    turns = range(self._turns, self._turns + _COUNTED)
+    # and of synthetic acceptance only the time is in question: there the very
+    # numbers that are timed are run apart from the clock.
+    if FLAGS.acceptance == "synthetic":
+      turns = range(self._turns)
+    elif FLAGS.temperature:
+      turns = range(self._turns, self._turns + _COUNTED)
+    else:
+      turns = range(1)
     return prediction.observed(
       [
         [self._decode(some, turn, False).stats for some in self._batches]
-        for turn in (turns if FLAGS.temperature else (0,))
+        for turn in turns
       ]
     )
 

@@ -106,6 +106,15 @@ def test_sampled_texts_are_counted_with_other_noise(
   assert sorted(seen[3:]) == [(p, n) for p in (False, True) for n in timed]
 
 
+def test_synthetic_texts_are_counted_as_they_are_timed(sweep, tmp_path):
+  """Their rounds follow from their numbers, at temperature 0 as well."""
+  rates = {"acceptance": "synthetic", "rates": ["0.5"]}
+  sweep([{"k": 1, "batch": 1, **rates}], "--pairs=6")
+  [line] = lines_of(tmp_path)
+  turns = 3  # of two texts one by one
+  assert line["observed"]["rounds"] == line["rounds"] / turns
+
+
 def test_points_and_their_predictions(sweep, tmp_path):
   printed = sweep(POINTS)
   lines = lines_of(tmp_path)
