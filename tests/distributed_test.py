@@ -66,7 +66,7 @@ def test_two_processes_equal_one(common, tmp_path):
   for one, (_, errors) in zip((*many, alone), outputs):
     assert one.returncode == 0, errors[-2000:]
   assert "speedup" in outputs[0][0]
-  # The second is silent, but for its library's own greeting, and writes nothing.
+  # The second is silent, but for a library's own greeting, and writes nothing.
   said = [x for x in outputs[1][0].splitlines() if not x.startswith("[Gloo]")]
   assert (said, outputs[1][1]) == ([], "")
   assert not (tmp_path / "1.json").exists()
@@ -97,7 +97,7 @@ def test_who_is_not_there_is_named(common):
     (["--mesh=data:2,model:2"], "needs 4 devices; there are 2"),
     (["--mesh=rows:2"], "'rows:2' is no axis"),
     (["--mesh=model:2"], "2 chips do not divide the 27 tokens of the voc"),
-    (["--mesh=data:2", "--batch=1"], "a batch of 1 rows over data:2"),
+    (["--mesh=data:2", "--draft_ways=3"], "--draft_ways=3; it must be in 1..1"),
     (["--draft_ways=1"], "--draft_ways is for --mesh"),
     (["--processes=2"], "go together"),
   ],
