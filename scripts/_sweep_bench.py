@@ -27,6 +27,11 @@ _COUNTED = 3  # how often sampled texts are decoded to see how guesses fare
 FLAGS = flags.FLAGS
 
 
+def calibrated_tokens(rounds: dict) -> int:
+  """New tokens of a calibrated text, by a sweep's `calibrate` and the flags."""
+  return rounds["max_new_tokens"] or FLAGS.max_new_tokens // 2
+
+
 class Bench:
   """What points share: models, prompts, plain loops, the calibration."""
 
@@ -58,7 +63,7 @@ class Bench:
     )
     if not ready:
       batches, ks = self._rounds["batch"], self._rounds["k"]
-      length = self._rounds["max_new_tokens"] or FLAGS.max_new_tokens // 2
+      length = calibrated_tokens(self._rounds)
       context = FLAGS.context + FLAGS.max_new_tokens + max(ks) + 1
       with flagsaver.flagsaver(max_new_tokens=length):
         self.calibration = _calibration.timed(

@@ -35,7 +35,7 @@ import _main
 import _mesh
 import _output
 import _rows
-from _sweep_bench import Bench, measured
+from _sweep_bench import Bench, calibrated_tokens, measured
 from absl import flags
 from absl.testing import flagsaver
 from ml_collections import config_flags
@@ -182,7 +182,7 @@ def sweep() -> None:
       _flags.settle(_OWN)
       found = _flags.single("batch"), _flags.single("k")
       most = list(map(max, most, found))
-      length = rounds["max_new_tokens"] or FLAGS.max_new_tokens // 2
+      length = calibrated_tokens(rounds)
       if length <= max(rounds["k"]):
         raise ValueError(
           f"calibrated texts of {length} new tokens have no room for a round "

@@ -2,8 +2,8 @@
 
 A pass: efficiencies, an overhead, the norm that combines moving and computing,
 then a factor for how its kernels like a number of tokens. A round: what is
-beside its passes. Every fit says how wrong it is, on the points that it saw and
-on points that it did not.
+beside its passes. A fit of passes says how wrong it is on the points that it
+saw and on others; one of rounds, where it has more rounds than numbers.
 """
 
 import dataclasses
