@@ -32,7 +32,7 @@ import _mesh
 from absl import flags
 from jax.experimental import topologies
 
-from specdec import checkpoints, lowered, report, sampling
+from specdec import checkpoints, lowered, memory, report, sampling
 from specdec.analysis import chips, hlo, shapes
 from specdec.analysis.cost import Placed
 from specdec.display import columns
@@ -162,10 +162,25 @@ def apart(name: str) -> dict:
     return json.loads(path.read_text())["steps"][0]
 
 
+def chip():
+  """Of the topology."""
+  kind = FLAGS.topology.partition(":")[0]
+  return chips.get(_CHIPS.get(kind, kind))
+
+
+def planned(models, spec) -> dict[str, float]:
+  """Bytes on each chip of weights, caches and logits."""
+  return memory.plan(
+    *[*models.configs, None][:2],
+    batch=_flags.single("batch"),
+    max_length=FLAGS.context,
+    num_nodes=spec.max_nodes,
+    places=models.places,
+  ).parts
+
+
 def priced(models, spec) -> dict[str, float]:
   """Bytes of each step by the cost model, on each chip."""
-  kind = FLAGS.topology.partition(":")[0]
-  chip = chips.get(_CHIPS.get(kind, kind))
   found = {}
   types = {"weights": FLAGS.dtype, "kv": FLAGS.dtype}
   places, batch = models.places, _flags.single("batch")
@@ -173,7 +188,7 @@ def priced(models, spec) -> dict[str, float]:
   def cost(config, place, tokens):
     placed = Placed(
       shapes.of_config(config),
-      chip,
+      chip(),
       ways=place.ways("query"),
       replicas=place.ways("rows"),
       **types,
@@ -243,13 +258,13 @@ def compile_tpu() -> None:
     for name in FLAGS.steps:
       print(f"compiling {name} ...", file=sys.stderr, flush=True)
       found.append(apart(name))
-  said = priced(models, spec)
-  kind = FLAGS.topology.partition(":")[0]
-  memory = chips.get(_CHIPS.get(kind, kind)).memory
-  print(table(found, said, memory))
+  said, plan, size = priced(models, spec), planned(models, spec), chip().memory
+  parts = ", ".join(f"{n} {x / 2**30:.3f} GiB" for n, x in plan.items())
+  print(f"on each chip, of its {size / 2**30:.0f} GiB: {parts}")
+  print(table(found, said, size))
   if FLAGS.json:
-    document = header | {"steps": found, "cost_model": said, "memory": memory}
-    report.write_json(FLAGS.json, document)
+    document = header | {"steps": found, "cost_model": said, "memory": size}
+    report.write_json(FLAGS.json, document | {"plan": plan})
 
 
 main = _main.main_of("compile_tpu", compile_tpu)

@@ -251,6 +251,8 @@ def run() -> None:
   _mesh.join()
   if not (FLAGS.folder or FLAGS.time_steps):
     raise ValueError("give --folder, where the run is to live")
+  if FLAGS.time_steps and FLAGS.mesh:
+    raise ValueError("--time_steps times one device; leave --mesh out")
   tokenizer = checkpoints.load_tokenizer(fetch(config["tokenizer"]))
   if tokenizer.vocab_size > shape.vocab_size:
     raise ValueError(
