@@ -79,6 +79,7 @@ class Bench:
           say,
         )
       _calibration.write(self._path, self.calibration)
+      measure.forget_programs()
 
   def session(self, k: int, batch: int):
     """Of these flags, with a plain loop that was compiled once."""
@@ -189,9 +190,11 @@ def measured(bench: Bench, say, known: dict | None = None) -> dict:
     found = point.count()
     say("timing")
     load = provenance.load()
-    done = point.time()
+    done, slots = point.time(), point.slots
     run = point.run(done)
     check(bench, run, done)
+    del point
+    measure.forget_programs()
     line = {
       "load": load,
       "run": run.document(),
@@ -199,7 +202,7 @@ def measured(bench: Bench, say, known: dict | None = None) -> dict:
       "observed": dataclasses.asdict(found),
       "drafter": _decoding.describe_drafter(),
       "caveats": _decoding.caveats(),
-      "context": point.slots,
+      "context": slots,
       "date": provenance.now(),
     }
   said = prediction.predict(

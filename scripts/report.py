@@ -5,8 +5,9 @@
 
 Curves and heatmaps of what was predicted and what was measured, acceptance by
 position, a table to sort, the band of measured over predicted, and the batch at
-which speculation stops paying. A line that is broken is named and left out;
-nothing is written but the page.
+which speculation stops paying. A point that several sweeps measured is pooled:
+a machine whose speed comes and goes is judged better by more than one visit. A
+line that is broken is named and left out; nothing is written but the page.
 """
 
 import json

@@ -1,6 +1,7 @@
 """What is measured is what is said, and impossible times are refused."""
 
 import dataclasses
+import pathlib
 
 import jax
 import jax.numpy as jnp
@@ -135,3 +136,22 @@ def test_the_loop_holds_weights_caches_and_little_else(pair):
   assert least < found < least + 20 * 2 * 4 * 4 * SMALL.vocab_size + 10_000
   assert measure.loop_memory(pair, plain=True) < found
   assert measure.peak_memory() > found
+
+
+def test_forgotten_programs_leave_no_maps():
+  maps = pathlib.Path("/proc/self/maps")
+  if not maps.exists():
+    pytest.skip("this system does not say which memory is mapped")
+
+  def count():
+    return len(maps.read_text().splitlines())
+
+  kept = [jax.jit(lambda x, i=i: jnp.sin(x) @ x + i) for i in range(20)]
+  measure.forget_programs()
+  before = count()
+  for program in kept:
+    program(jnp.ones((8, 8)))
+  full = count()
+  measure.forget_programs()
+  assert full > before + 20
+  assert count() < before + (full - before) / 2

@@ -342,6 +342,32 @@ def test_sweeps_are_merged_and_the_drafts_compared(report, tmp_path):
   assert 'alt="drafts_0"' in text and text.count("<tr>") == 5
 
 
+def test_a_point_of_several_sweeps_is_pooled(tmp_path):
+  folders = []
+  for i, (seconds, plain, ours, theirs) in enumerate(
+    [(2.0, 3.0, 1.0, 2.0), (4.0, 3.0, 3.0, 3.0)]
+  ):
+    one = line(1, 1, plain / seconds, theirs / ours)
+    one["run"]["speed"] |= {
+      "tokens": 60,
+      "plain_tokens": 60,
+      "seconds": seconds,
+      "plain_seconds": plain,
+      "prefill_seconds": 0.5,
+      "plain_prefill_seconds": 0.5,
+    }
+    one["prediction"] |= {"seconds": ours, "plain_seconds": theirs}
+    one["load"] = 1.0 + i
+    folders.append(write_lines(tmp_path / str(i), [one, one]))
+  (found,) = sweeps.read(folders).lines
+  assert found["run"]["speed"]["speedup"]["value"] == pytest.approx(6 / 6)
+  assert found["run"]["speed"]["speedup"]["error"] > 0.2
+  assert found["prediction"]["speedup"] == pytest.approx(5 / 4)
+  assert (found["rounds"], found["load"], found["sweeps"]) == (10, 2.0, 2)
+  (alone,) = sweeps.read(folders[:1]).lines
+  assert alone["run"]["speed"]["speedup"]["value"] == 1.5
+
+
 def test_bands_and_crossovers():
   lines = [
     line(1, batch, gain, said)

@@ -3,12 +3,15 @@
 A line is a point that was measured, with its prediction (scripts/sweep.py).
 """
 
+import dataclasses
 import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+
+from specdec.analysis import metrics
 
 
 class Read(NamedTuple):
@@ -20,14 +23,17 @@ class Read(NamedTuple):
 
 
 def read(paths: Sequence[Path]) -> Read:
-  """Files, or folders with a lines.jsonl; of a point that stands twice, the
-  last that was measured. Nothing is written.
+  """Files, or folders with a lines.jsonl. Of a point that stands twice in one,
+  the last that was measured counts; those of several are `pooled`. Nothing is
+  written.
 
   Raises:
     ValueError: there is no measured point in any of them.
   """
-  measured, failed, broken = {}, {}, []
+  found: dict[str, list[dict]] = {}
+  failed, broken = {}, []
   for path in paths:
+    measured = {}
     file = path / "lines.jsonl" if path.is_dir() else path
     text = file.read_text(encoding="utf-8")
     for number, row in enumerate(text.split("\n"), 1):
@@ -45,12 +51,51 @@ def read(paths: Sequence[Path]) -> Read:
           failed[key] = {"point": line["point"], "error": line["error"]}
       except (ValueError, KeyError, TypeError):
         broken.append(f"line {number} of {file} is no point of a sweep")
-  if not measured:
+    for key, line in measured.items():
+      found.setdefault(key, []).append(line)
+  if not found:
     names = ", ".join(map(str, paths))
     raise ValueError(f"no measured point in {names}; run scripts/sweep.py")
-  done = [line["point"] for line in measured.values()]
+  lines = [pooled(some) for some in found.values()]
+  done = [line["point"] for line in lines]
   left = [line for line in failed.values() if line["point"] not in done]
-  return Read(list(measured.values()), left, broken)
+  return Read(lines, left, broken)
+
+
+def pooled(lines: Sequence[dict]) -> dict:
+  """A point's lines of several sweeps as one.
+
+  What was timed is summed up, and so is what each sweep predicted by its own
+  calibration; the error is the spread between the sweeps. What else a line
+  says is the last one's.
+  """
+  last = lines[-1]
+  if len(lines) == 1:
+    return last
+  speeds, said = (
+    {name: [part[name] for part in parts] for name in parts[0]}
+    for parts in (
+      [line["run"]["speed"] for line in lines],
+      [line["prediction"] for line in lines],
+    )
+  )
+  speed = metrics.speed(
+    speeds["tokens"],
+    speeds["seconds"],
+    speeds["plain_tokens"],
+    speeds["plain_seconds"],
+    speeds["prefill_seconds"],
+    speeds["plain_prefill_seconds"],
+  )
+  prediction = {name: float(np.mean(values)) for name, values in said.items()}
+  prediction["speedup"] = prediction["plain_seconds"] / prediction["seconds"]
+  return last | {
+    "run": last["run"] | {"speed": dataclasses.asdict(speed)},
+    "prediction": prediction,
+    "rounds": sum(line["rounds"] for line in lines),
+    "load": max(line["load"] for line in lines),
+    "sweeps": len(lines),
+  }
 
 
 def ratio(line: dict) -> float:
