@@ -49,7 +49,8 @@ def _names() -> tuple[str, str | None]:
     kind += f", {FLAGS.mesh}"
   draft = None
   if FLAGS.drafter == "model":
-    draft = FLAGS.draft + kind
+    ways = f", {FLAGS.draft_ways} ways" if FLAGS.draft_ways else ""
+    draft = FLAGS.draft + kind + ways
   elif FLAGS.drafter == "early_exit":
     draft = f"{FLAGS.target}{kind}, first {FLAGS.exit_layer} layers"
   return FLAGS.target + kind, draft

@@ -82,7 +82,7 @@ def load(max_length: int) -> Models:
   if FLAGS.drafter == "early_exit":  # is there such a layer?
     drafters.early_exit(transformer.model(shapes[0]), FLAGS.exit_layer, 0)
   places = _mesh.places(*[*shapes, None][:2])
-  check_memory(shapes, max_length, places=places, say=True)
+  check_memory(shapes, max_length, places=places, loaded=False)
   where = places or (None, None)
   if FLAGS.random_weights:
     print(f"random weights for {', '.join(map(str, sources))}", file=sys.stderr)
@@ -115,10 +115,10 @@ def check_memory(
   max_length: int,
   num_nodes: int = 1,
   places: Places | None = None,
-  say: bool = False,
+  loaded: bool = True,
 ) -> None:
   """Refuses what cannot fit, by the largest batch and k (and, in bench, pass)
-  that are asked for; with `say` it tells what is needed."""
+  that are asked for; before the models are loaded it tells what is needed."""
   widest = max(
     num_nodes,
     *map(_flags.num_nodes, FLAGS.k),
@@ -133,9 +133,9 @@ def check_memory(
     num_nodes=widest,
     places=places,
   )
-  if say:
+  if not loaded:
     print(f"memory on each device: {found}", file=sys.stderr)
-  memory.check(found)
+  memory.check(found.besides_weights if loaded else found, places and places[0])
 
 
 def drafter(models: Models, k: int) -> Drafter:

@@ -1,5 +1,6 @@
 """Over which devices a program runs: --mesh, --distributed."""
 
+import math
 import socket
 import time
 
@@ -17,7 +18,7 @@ flags.DEFINE_string(
   None,
   "data:N,model:M: N groups of M devices; each group has all weights, and "
   "shares out heads, inner columns and vocabulary among its M. Default: one "
-  "device.",
+  "device; to train, rows over all there are.",
 )
 flags.DEFINE_integer(
   "draft_ways",
@@ -56,6 +57,10 @@ def join() -> None:
   given = [FLAGS[n].value is not None for n in ("processes", "process")]
   if given != [FLAGS.coordinator is not None] * 2:
     raise ValueError("--coordinator, --processes and --process go together")
+  if all(given) and not 0 <= FLAGS.process < FLAGS.processes:
+    raise ValueError(
+      f"--process={FLAGS.process}; it must be in 0..{FLAGS.processes - 1}"
+    )
   if FLAGS.coordinator and not FLAGS.distributed:
     raise ValueError("--coordinator is for --distributed")
   if not FLAGS.distributed or jax.distributed.is_initialized():
@@ -115,11 +120,18 @@ def places(
     ValueError: there are fewer devices, or they do not divide the models.
   """
   if FLAGS.mesh is None:
+    if FLAGS.distributed:
+      raise ValueError("--distributed needs --mesh: over what to work together")
     if FLAGS.draft_ways is not None:
       raise ValueError("--draft_ways is for --mesh")
     return None
   size = sharding.parse(FLAGS.mesh)
   ways = size["model"]
+  if FLAGS.distributed and math.prod(size.values()) != jax.device_count():
+    raise ValueError(
+      f"--mesh={FLAGS.mesh} and the processes together have "
+      f"{jax.device_count()} devices; --distributed takes all of them"
+    )
   if not 1 <= (FLAGS.draft_ways or 1) <= ways:
     raise ValueError(
       f"--draft_ways={FLAGS.draft_ways}; it must be in 1..{ways}, the mesh's "

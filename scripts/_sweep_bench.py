@@ -16,12 +16,14 @@ from specdec.session import Completed
 
 # What decides on models and prompts, and on a batch's plain loop.
 _LOADED = (
-  "target", "draft", "dtype", "random_weights", "prompt_file", "chat", "seed",
+  "target", "draft", "draft_ways", "dtype", "random_weights", "prompt_file",
+  "chat", "seed",
 )  # fmt: skip
 _PLAIN = ("temperature", "top_k", "top_p", "max_new_tokens")
 # Of a line, what a new prediction leaves as it is.
 _MEASURED = (
   "load", "run", "rounds", "observed", "drafter", "caveats", "context", "date",
+  "mesh",
 )  # fmt: skip
 _COUNTED = 3  # how often sampled texts are decoded to see how guesses fare
 FLAGS = flags.FLAGS
@@ -204,6 +206,7 @@ def measured(bench: Bench, say, known: dict | None = None) -> dict:
       "caveats": _decoding.caveats(),
       "context": slots,
       "date": provenance.now(),
+      "mesh": FLAGS.mesh,
     }
   said = prediction.predict(
     _calibration.pair_of(bench.models()[0], bench.calibration),

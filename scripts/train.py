@@ -146,7 +146,7 @@ def find_places(config, model: TransformerConfig, options: Options):
   print(
     f"train: memory on each device: {plan} and activations", file=sys.stderr
   )
-  memory.check(plan)
+  memory.check(plan, found[0])
   return found
 
 

@@ -34,8 +34,14 @@ def init(
   return KVCache(layers=layers, length=jnp.zeros((batch,), jnp.int32))
 
 
-def write(buffer: jax.Array, new: jax.Array, slot: jax.Array) -> jax.Array:
-  """Writes new [B, heads, T, dim] into slots slot[b] .. slot[b] + T - 1."""
+def write(
+  buffer: jax.Array, new: jax.Array, slot: jax.Array, rows_split: bool = True
+) -> jax.Array:
+  """Writes new [B, heads, T, dim] into slots slot[b] .. slot[b] + T - 1.
+
+  Args:
+    rows_split: rows may lie on several devices.
+  """
   new = new.astype(buffer.dtype)
   if new.shape[0] == new.shape[2] == 1:
     # A single K/V vector is fused into two slice updates by XLA's CPU backend,
@@ -44,9 +50,27 @@ def write(buffer: jax.Array, new: jax.Array, slot: jax.Array) -> jax.Array:
     new = jnp.concatenate([new, new], axis=2)
   if buffer.shape[0] == 1:  # a plain slice update, where XLA sees one
     return jax.lax.dynamic_update_slice(buffer, new, (0, 0, slot[0], 0))
+  if rows_split:  # row after row would be gathered
+    return _write_all_rows(buffer, new, slot)
+  return jax.lax.platform_dependent(
+    buffer, new, slot, tpu=_write_by_rows, default=_write_all_rows
+  )
+
+
+def _write_all_rows(buffer, new, slot):
   return jax.vmap(
     lambda b, n, s: jax.lax.dynamic_update_slice(b, n, (0, s, 0))
   )(buffer, new, slot)
+
+
+def _write_by_rows(buffer, new, slot):
+  """On a TPU the scatter that vmap makes of it becomes a loop that carries the
+  buffer into on-chip memory and back: all of it is written, every pass."""
+  for row in range(buffer.shape[0]):
+    buffer = jax.lax.dynamic_update_slice(
+      buffer, new[row : row + 1], (row, 0, slot[row], 0)
+    )
+  return buffer
 
 
 def pin(cache: KVCache) -> KVCache:

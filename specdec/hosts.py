@@ -10,7 +10,7 @@ from jax.experimental import multihost_utils
 
 def is_first() -> bool:
   """Whether this process is the one that prints and writes."""
-  return jax.process_index() == 0
+  return not jax.distributed.is_initialized() or jax.process_index() == 0
 
 
 def put(x, where: jax.sharding.Sharding) -> jax.Array:

@@ -14,7 +14,7 @@ import numpy as np
 from specdec import checkpoints, programs, rounds, sampling, sharding, tree
 from specdec.models import transformer
 from specdec.models.config import TransformerConfig
-from specdec.types import AcceptanceRule, Drafter, Model, Params
+from specdec.types import AcceptanceRule, Drafter, Model, Params, Resume
 
 STEPS = ("prefill", "draft", "verify", "accept", "loop")
 
@@ -84,37 +84,45 @@ def steps(
     draft, state = rounds.draft_step(
       drafter, params, state, target.vocab_size, rule
     )
-    return draft._replace(resume=None), draft.resume, state
+    hidden = draft.resume and draft.resume.hidden  # K/V is in the state's cache
+    return draft._replace(resume=None), hidden, state
 
   known = []  # the tree, where it is one before it is drawn
+  resumed = []  # layers that a draft resumes
 
   def traced(params, state):
-    draft, resume, _ = drafting(params, state)
+    draft, _ = drafter.propose(
+      params,
+      state.draft_state,
+      rounds.context_of(state, target.vocab_size, rule),
+    )
+    if draft.resume is not None:
+      resumed.append(len(draft.resume.layers))
+    hidden = draft.resume and draft.resume.hidden
+    draft = draft._replace(resume=None)
     if spec.chain:
       draft = draft._replace(parents=tree.chain(spec.max_nodes))
     if isinstance(draft.parents, np.ndarray):
       known.append(draft.parents)
       draft = draft._replace(parents=None)
-    return draft, resume
+    return draft, hidden
 
-  draft, resume = jax.eval_shape(traced, params, state)
+  draft, hidden = jax.eval_shape(traced, params, state)
   draft = draft._replace(
     tokens=shaped(draft.tokens, rows),
     parents=draft.parents and shaped(draft.parents, rows),
     log_probs=draft.log_probs and shaped(draft.log_probs, law),
     count=shaped(draft.count, rows),
   )
-  hidden = None
-  if resume is not None and resume.hidden is not None:
-    hidden = shaped(resume.hidden, rows)
+  hidden = hidden and shaped(hidden, rows)
 
   def given_back(draft, hidden, state):
     if known:
       draft = draft._replace(parents=known[0])
-    if resume is None:
+    if not resumed:
       return draft
-    layers = state.target_cache.layers[: len(resume.layers)]
-    return draft._replace(resume=resume._replace(hidden=hidden, layers=layers))
+    layers = state.target_cache.layers[: resumed[0]]
+    return draft._replace(resume=Resume(hidden, layers))
 
   def verifying(params, state, draft, hidden):
     return rounds.verify_step(

@@ -18,7 +18,7 @@ import jax.monitoring
 import jax.numpy as jnp
 import numpy as np
 
-from specdec import accept, hosts, rounds, sampling, tree
+from specdec import accept, hosts, rounds, sampling, sharding, tree
 from specdec import cache as kv
 from specdec.analysis import hardware
 from specdec.session import Completed, Session
@@ -65,7 +65,9 @@ def pass_timer(
   runs for some time) and each begins with the argmax of the logits of the one
   before; a pass called from the host by itself costs up to twice as much.
   """
-  cache = model.init_cache(batch, kv.num_slots(slots))
+  # Inside jit, a mesh gets its parts and no device all of it.
+  make = jax.jit(model.init_cache, static_argnums=(0, 1))
+  cache = make(batch, kv.num_slots(slots))
   cache = cache.replace(length=jnp.full((batch,), context))
 
   def run(params, ids, cache, passes):
@@ -247,15 +249,18 @@ class Limit:
     self._params = params
     leaf = jax.tree.leaves(params)[0]
     self._devices = len(leaf.sharding.device_set)
-    self.bandwidth = self._devices * bandwidth_of(params)  # B/s, all of them
+    self.bandwidth = self._measured()  # B/s, all of them
+
+  def _measured(self) -> float:
+    return float(hosts.agree(self._devices * bandwidth_of(self._params)))
 
   def check(self, what: str, seconds: float, size: int) -> None:
-    """Refuses as `check_possible` does."""
+    """Refuses as `check_possible` does, on all processes or on none."""
+    seconds = float(hosts.agree(seconds))
     try:
       check_possible(what, seconds, size, self.bandwidth)
     except Impossible:
-      again = self._devices * bandwidth_of(self._params)
-      self.bandwidth = max(self.bandwidth, again)
+      self.bandwidth = max(self.bandwidth, self._measured())
       check_possible(what, seconds, size, self.bandwidth)
 
 
@@ -283,9 +288,16 @@ def time_acceptance(session: Session, repeats: int) -> Timing:
   known = isinstance(shapes[0], np.ndarray)  # the tree, before it is drawn
   batch, nodes = draft.tokens.shape
   key = jax.random.key(0)
-  logits = 3 * jax.random.normal(key, (batch, nodes, vocab_size))
-  row = jnp.arange(batch)[:, None]
-  logits = logits.at[row, draft.parents[:, 1:], draft.tokens[:, 1:]].add(20.0)
+  place = session.places.target if session.places else sharding.anywhere
+
+  @jax.jit
+  def invented(draft):
+    logits = 3 * jax.random.normal(key, (batch, nodes, vocab_size))
+    row = jnp.arange(batch)[:, None]
+    favoured = row, draft.parents[:, 1:], draft.tokens[:, 1:]
+    return place(logits.at[favoured].add(20.0), "rows", None, "vocab")
+
+  logits = invented(draft)
 
   def accept_one(logits, draft, length):
     noise = sampling.Noise(

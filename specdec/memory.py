@@ -18,6 +18,7 @@ from specdec.sharding import CACHE, Placement
 
 _MARGIN = 1.1  # activations, programs and allocator rounding
 _GIB = 2**30
+_MODELS = ("target", "draft")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,6 +31,12 @@ class Plan:
   def needed(self) -> int:
     """With a margin for programs."""
     return int(_MARGIN * sum(self.parts.values()))
+
+  @property
+  def besides_weights(self) -> "Plan":
+    """What is still to come once the models are loaded."""
+    parts = {n: x for n, x in self.parts.items() if n not in _MODELS}
+    return Plan(parts)
 
   def __str__(self) -> str:
     said = (f"{name} {x / _GIB:.2f}" for name, x in self.parts.items())
@@ -64,16 +71,25 @@ def cache_bytes(
   place: Placement | None = None,
 ) -> float:
   """Bytes of a K/V cache on each device."""
-  whole = config.cache_bytes_per_token * batch * slots
+  whole = config.cache_bytes_per_token * _padded(batch, place) * slots
   return whole / _share(CACHE, place)
 
 
-def available() -> int | None:
-  """Free bytes of each device, None where nobody says."""
+def _padded(batch: int, place: Placement | None) -> int:
+  """Rows, those that stand empty so that the mesh divides them included."""
+  ways = _share(("rows",), place)
+  return -(-batch // ways) * ways
+
+
+def available(place: Placement | None = None) -> int | None:
+  """Free bytes of each device, of the mesh if one is given; None where nobody
+  says.
+  """
   free = hardware.device_memory()[1]
   if free is None or jax.default_backend() != "cpu":
     return free
-  return free // jax.local_device_count()  # they share the machine's
+  # Devices of one machine share its memory.
+  return free // (len(place.mesh.local_devices) if place else 1)
 
 
 def plan(
@@ -94,7 +110,7 @@ def plan(
   places = places or (None, None)
   models = {
     name: found
-    for name, *found in zip(("target", "draft"), (target, draft), places)
+    for name, *found in zip(_MODELS, (target, draft), places)
     if found[0] is not None
   }
   slots = max_length + num_nodes
@@ -102,7 +118,8 @@ def plan(
   parts["K/V caches"] = sum(
     cache_bytes(m, batch, slots, place) for m, place in models.values()
   )
-  laws = 4 * 4 * batch * num_nodes * target.vocab_size
+  rows = _padded(batch, places[0])
+  laws = 4 * 4 * rows * num_nodes * target.vocab_size
   parts["logits"] = laws / _share(("rows", None, "vocab"), places[0])
   return Plan(parts)
 
@@ -125,13 +142,13 @@ def training(
   return Plan(parts)
 
 
-def check(found: Plan) -> None:
-  """Refuses a generation that cannot fit.
+def check(found: Plan, place: Placement | None = None) -> None:
+  """Refuses a generation that cannot fit. Arguments as of `available`.
 
   Raises:
     MemoryError: what is needed, what there is, and what to make smaller.
   """
-  free = available()
+  free = available(place)
   if free is not None and found.needed > free:
     raise MemoryError(
       f"each device needs {found}, and {free / _GIB:.2f} GiB are free; take "

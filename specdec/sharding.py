@@ -103,16 +103,29 @@ class Placement:
       names = (None, *names[1:])
     return jax.lax.with_sharding_constraint(x, self.sharding(names))
 
+  @property
+  def splits_rows(self) -> bool:
+    """Whether rows of a batch lie on several devices."""
+    return self.ways("rows") > 1
+
   def ways(self, name: str) -> int:
     """Over how many chips an axis of that name is split."""
     axes = getattr(self.rules, name, ())
     return math.prod(self.mesh.shape[axis] for axis in axes)
 
 
-def anywhere(x: jax.Array, *names: str | None) -> jax.Array:
-  """What a model without a placement calls in its stead."""
-  del names
-  return x
+@dataclasses.dataclass(frozen=True)
+class Anywhere:
+  """What a model has in a placement's stead: one device, nothing to say."""
+
+  splits_rows: bool = False
+
+  def __call__(self, x: jax.Array, *names: str | None) -> jax.Array:
+    del names
+    return x
+
+
+anywhere = Anywhere()
 
 
 def parse(text: str) -> dict[str, int]:
@@ -160,9 +173,15 @@ def make_mesh(
   names = ["model", *(f"model_{i}" for i in range(2, len(sizes) + 1))]
   axes = ("data", *names)
   # Near neighbours along every axis; a torus' own axes may be cut for it.
-  grid = mesh_utils.create_device_mesh(
-    (data, *sizes), devices[: data * model], allow_split_physical_axes=True
-  )
+  try:
+    grid = mesh_utils.create_device_mesh(
+      (data, *sizes), devices[: data * model], allow_split_physical_axes=True
+    )
+  except AssertionError as error:  # of the chips of a torus
+    raise ValueError(
+      f"a mesh of data:{data},model:{model} is no part of these "
+      f"{len(devices)} chips' torus: {error}; take all of them"
+    ) from error
   return Mesh(grid, axes, axis_types=(AxisType.Auto,) * len(axes))
 
 
@@ -245,16 +264,22 @@ def of_state(
     raise ValueError(f"a batch of {batch} rows over data:{ways}; take another")
   rows, whole = target.sharding(("rows",)), target.sharding(())
 
-  def cache(own: Placement):
-    def shardings(found: KVCache) -> KVCache:
-      layers = jax.tree.map(lambda _: own.sharding(CACHE), found.layers)
-      return KVCache(layers=layers, length=rows)
-
-    return shardings
+  def cache(own: Placement, who: str, found: KVCache) -> KVCache:
+    layers = jax.tree_util.tree_map_with_path(
+      lambda path, x: own.sharding(
+        CACHE, f"{who}{jax.tree_util.keystr(path)}", x.shape
+      ),
+      found.layers,
+    )
+    return KVCache(layers=layers, length=rows)
 
   def of_draft(tree: PyTree) -> PyTree:
     return jax.tree.map(
-      lambda x: cache(draft or target)(x) if isinstance(x, KVCache) else rows,
+      lambda x: (
+        cache(draft or target, "draft_state", x)
+        if isinstance(x, KVCache)
+        else rows
+      ),
       tree,
       is_leaf=lambda x: isinstance(x, KVCache),
     )
@@ -263,7 +288,7 @@ def of_state(
     lambda _: rows, state.replace(target_cache=None, draft_state=None)
   )
   return common.replace(
-    target_cache=cache(target)(state.target_cache),
+    target_cache=cache(target, "target_cache", state.target_cache),
     draft_state=of_draft(state.draft_state),
     stats=common.stats.replace(widths=whole),
   )

@@ -71,15 +71,23 @@ def test_main_memory_is_counted_and_nothing_else():
   assert set(touched) == {"copy-start", "read", "written"}
 
 
+def test_loops_of_unknown_length_count_as_told():
+  text = TEXT.replace(', backend_config={"known_trip_count":{"n":"3"}}', "")
+  for unknown in (0, 1, 5):
+    touched = hlo.traffic(hlo.Program(text), unknown)
+    found = {t.name: t.times for t in touched}
+    assert found.get("written", 0) == unknown
+
+
 def test_collectives_by_kind():
   found = hlo.exchanges(hlo.Program(TEXT))
   assert [(x.kind, x.shape, x.bytes) for x in found] == [
-    ("all-reduce", ((4, 8),), 4096.0),
+    ("all-reduce", ((4, 8),), 128.0),
     ("all-gather", ((8, 8),), 256.0),
   ]
   assert hlo.by_kind(found) == {
-    "all-reduce": (1.0, 4096.0),
     "all-gather": (1.0, 256.0),
+    "all-reduce": (1.0, 128.0),
   }
   assert found[0].source == "jit(step)/sum"
 

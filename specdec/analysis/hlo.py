@@ -1,7 +1,8 @@
 """What a compiled program moves, read off its optimised HLO.
 
 Bytes between chips by kind of collective, and bytes of main memory. Invariant:
-loops of a known length count that often, others once; what lies in on-chip
+loops of a known length count that often, others as often as the caller says
+(once); what lies in on-chip
 memory (S(1) in a layout) is no traffic of the main one; a slice that is read
 from a buffer, or written into it in place, counts by the slice's size.
 """
@@ -55,6 +56,11 @@ class Buffer(NamedTuple):
     return _BYTES.get(self.dtype, 0) * math.prod(shape)
 
   @property
+  def payload(self) -> float:
+    """Of its numbers alone."""
+    return _BYTES.get(self.dtype, 0) * math.prod(self.shape)
+
+  @property
   def on_chip(self) -> bool:
     return "S(" in self.layout
 
@@ -68,6 +74,11 @@ class Instruction:
   buffers: tuple[Buffer, ...]  # of the result
   operands: tuple[str, ...]  # names
   line: str
+
+  @property
+  def root(self) -> bool:
+    """Whether its computation results in it."""
+    return self.line.lstrip().startswith("ROOT")
 
   @property
   def source(self) -> str:
@@ -143,17 +154,23 @@ class Program:
     """The computation that an instruction names, {} where none."""
     return self.computations.get(one.attribute(attribute) or "", {})
 
-  def runs(self) -> list[tuple[Instruction, dict[str, Instruction], float]]:
+  def runs(
+    self, unknown: float = 1.0
+  ) -> list[tuple[Instruction, dict[str, Instruction], float]]:
     """Every instruction that the program runs by itself (not inside a fusion),
-    what stands around it, and how often."""
+    what stands around it, and how often.
+
+    Args:
+      unknown: turns of a loop whose length is not known.
+    """
     found = []
 
     def visit(around: dict[str, Instruction], times: float) -> None:
       for one in around.values():
         found.append((one, around, times))
         if one.op == "while":
-          known = re.search(r'"known_trip_count":\{"n":"(\d+)"', one.line)
-          turns = times * int(known[1] if known else 1)
+          known = self._turns(one, around)
+          turns = times * (unknown if known is None else known)
           visit(self.called(one, "body"), turns)
           visit(self.called(one, "condition"), turns)
         elif one.op == "conditional":
@@ -171,12 +188,40 @@ class Program:
     visit(self.computations.get(self.entry, {}), 1.0)
     return found
 
+  def _turns(self, loop: Instruction, around) -> int | None:
+    """How often a loop runs, where its text says so: by the compiler's own
+    count, or by a condition `i < constant` whose i begins with a constant."""
+    said = re.search(r'"known_trip_count":\{"n":"(\d+)"', loop.line)
+    if said:
+      return int(said[1])
+    condition = self.called(loop, "condition")
+    test = next((x for x in condition.values() if x.root), None)
+    if test is None or "direction=LT" not in test.line:
+      return None
+    index, bound = (condition.get(name) for name in test.operands)
+    end = bound and _constant(bound)
+    place = index and re.search(r"index=(\d+)", index.line)
+    begin = around.get(loop.operands[0])
+    if end is None or not place or not begin or begin.op != "tuple":
+      return None
+    first = around.get(begin.operands[int(place[1])])
+    while first and first.op == "copy":
+      first = around.get(first.operands[0])
+    start = first and _constant(first)
+    return None if start is None else max(0, end - start)
+
   def inside(self, one: Instruction):
     """What a fusion consists of, fusions in it opened as well."""
     if one.op == "fusion":
       for inner in self.called(one).values():
         yield inner
         yield from self.inside(inner)
+
+
+def _constant(one: Instruction) -> int | None:
+  """The value of an integer constant; None: it is none."""
+  found = re.search(r" constant\((-?\d+)\)", one.line)
+  return int(found[1]) if found else None
 
 
 class Exchange(NamedTuple):
@@ -199,16 +244,18 @@ def _results(one: Instruction) -> tuple[Buffer, ...]:
   return buffers
 
 
-def exchanges(program: Program) -> list[Exchange]:
-  """Every collective that runs."""
+def exchanges(program: Program, unknown: float = 1.0) -> list[Exchange]:
+  """Every collective that runs; `unknown` as of Program.runs."""
   found = []
-  for outer, _, times in program.runs():
+  for outer, _, times in program.runs(unknown):
+    if not times:
+      continue
     for one in (outer, *program.inside(outer)):
       kind = one.op.removesuffix("-start")
       if kind in COLLECTIVES:
         buffers = _results(one)
         shapes = tuple(b.shape for b in buffers)
-        size = sum(b.bytes for b in buffers)
+        size = sum(b.payload for b in buffers)
         found.append(Exchange(kind, shapes, size, times, one.source))
   return found
 
@@ -234,17 +281,18 @@ class Touched(NamedTuple):
   source: str
 
 
-def traffic(program: Program) -> list[Touched]:
-  """What every instruction reads and writes of the main memory, in bytes."""
+def traffic(program: Program, unknown: float = 1.0) -> list[Touched]:
+  """What every instruction reads and writes of the main memory, in bytes;
+  `unknown` as of Program.runs."""
   found = []
-  for one, around, times in program.runs():
+  for one, around, times in program.runs(unknown):
     if one.op in _FREE or one.op.endswith("-done"):
       continue
     target = re.search(r'custom_call_target="(\w+)"', one.line)
     if target and target[1] in _FREE_CALLS:
       continue
     read, written = _traffic(program, one, around)
-    if read or written:
+    if times and (read or written):
       found.append(Touched(one.name, one.op, read, written, times, one.source))
   return found
 
@@ -293,7 +341,7 @@ def _uses(program: Program, inside: dict[str, Instruction], name: str):
 
 def _passed_on(inside: dict[str, Instruction], name: str) -> bool:
   """Whether a value is, bitcasts apart, what a computation results in."""
-  if inside[name].line.lstrip().startswith("ROOT"):
+  if inside[name].root:
     return True
   return any(
     _passed_on(inside, user.name)

@@ -143,8 +143,9 @@ class Attention(nn.Module):
     value = heads("v", c.num_kv_heads, "key")
     keys, values = key.swapaxes(1, 2), value.swapaxes(1, 2)
     if layer is not None:
-      keys = kv.write(layer[0], keys, slot)
-      values = kv.write(layer[1], values, slot)
+      split = self.place.splits_rows
+      keys = kv.write(layer[0], keys, slot, split)
+      values = kv.write(layer[1], values, slot, split)
       keys, values = (self.place(x, *sharding.CACHE) for x in (keys, values))
 
     # Queries of one K/V head stand together: [B, heads, groups * T, dim].
@@ -304,7 +305,7 @@ def model(config: TransformerConfig, place: Place | None = None) -> Model:
     return module.apply({"params": params}, tokens, cache, **options)
 
   def init_cache(batch: int, slots: int) -> KVCache:
-    return kv.init(
+    cache = kv.init(
       batch,
       slots,
       config.num_layers,
@@ -312,6 +313,10 @@ def model(config: TransformerConfig, place: Place | None = None) -> Model:
       config.head_dim,
       jnp.dtype(config.dtype),
     )
+    if place is None:
+      return cache
+    layers = jax.tree.map(lambda x: place(x, *sharding.CACHE), cache.layers)
+    return cache.replace(layers=layers)
 
   return Model(apply, init_cache, config.vocab_size)
 
