@@ -63,6 +63,8 @@ def join() -> None:
     )
   if FLAGS.coordinator and not FLAGS.distributed:
     raise ValueError("--coordinator is for --distributed")
+  if FLAGS.distributed and FLAGS.mesh is None:
+    raise ValueError("--distributed needs --mesh: over what to work together")
   if not FLAGS.distributed or jax.distributed.is_initialized():
     return
   if FLAGS.process:
@@ -120,8 +122,6 @@ def places(
     ValueError: there are fewer devices, or they do not divide the models.
   """
   if FLAGS.mesh is None:
-    if FLAGS.distributed:
-      raise ValueError("--distributed needs --mesh: over what to work together")
     if FLAGS.draft_ways is not None:
       raise ValueError("--draft_ways is for --mesh")
     return None

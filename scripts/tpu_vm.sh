@@ -3,6 +3,7 @@
 #
 #   scripts/tpu_vm.sh create NAME ZONE v6e-8     # or v5litepod-16, v5p-8, v4-8
 #   scripts/tpu_vm.sh setup  NAME ZONE           # copies this commit, installs
+#   scripts/tpu_vm.sh put    NAME ZONE P.jsonl        # a file, to all workers
 #   scripts/tpu_vm.sh run    NAME ZONE scripts/generate.py --mesh=model:8 ...
 #   scripts/tpu_vm.sh fetch  NAME ZONE runs/sweep     # a folder of worker 0
 #   scripts/tpu_vm.sh delete NAME ZONE
@@ -12,7 +13,7 @@
 set -euo pipefail
 
 usage() {
-  sed -n '2,11p' "$0" | cut -c3-
+  sed -n '2,12p' "$0" | cut -c3-
   exit 2
 }
 
@@ -52,6 +53,10 @@ case "$what" in
       pip3 install -q --user uv && uv=$HOME/.local/bin/uv &&
       $uv venv -q --python 3.11 venv &&  # the image has an older one
       $uv pip install -q --python venv/bin/python -e "specdec[tpu,hub]"'
+    ;;
+  put)
+    [[ $# -eq 1 ]] || usage
+    tpu scp "$1" "$name:specdec/" --zone="$zone" --worker=all
     ;;
   run)
     [[ $# -ge 1 ]] || usage

@@ -163,11 +163,11 @@ def load_target(config, model: TransformerConfig, tokenizer, place):
   return target
 
 
-def first_weights(config, shape: TransformerConfig, seed: int):
+def first_weights(config, shape: TransformerConfig, seed: int, place):
   """Random weights, or those of the checkpoint that `start` names."""
   if not config.get("start"):
-    return transformer.init_params(shape, jax.random.key(seed))
-  start = checkpoints.load(fetch(config["start"]))
+    return checkpoints.random_checkpoint(shape, seed, place=place).params
+  start = checkpoints.load(fetch(config["start"]), place=place)
   if start.config != shape:
     found = run_folder.differences(
       dataclasses.asdict(start.config), dataclasses.asdict(shape)
@@ -263,7 +263,7 @@ def run() -> None:
   place, target_place = find_places(config, shape, options)
   target = load_target(config, shape, tokenizer, target_place)
   model = transformer.model(shape, place)
-  params = first_weights(config, shape, options.seed)
+  params = first_weights(config, shape, options.seed, place)
   aim, frozen, decode = objective.language_model(model), None, None
   if target is not None:
     target_model = transformer.model(target.config, target_place)

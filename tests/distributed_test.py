@@ -35,9 +35,11 @@ def free_port():
 @pytest.fixture(scope="module")
 def common(tmp_path_factory):
   target = programs.write_model(
-    tmp_path_factory.mktemp("target"), num_heads=2, vocab_size=27
+    tmp_path_factory.mktemp("target"), num_heads=2, vocab_size=28
   )
-  draft = programs.write_model(tmp_path_factory.mktemp("draft"), seed=1)
+  draft = programs.write_model(
+    tmp_path_factory.mktemp("draft"), seed=1, vocab_size=28
+  )
   prompts = tmp_path_factory.mktemp("prompts") / "p.jsonl"
   prompts.write_text('{"prompt": "ab"}\n{"prompt": "cabcab"}\n' * 2)
   return [
@@ -47,7 +49,9 @@ def common(tmp_path_factory):
   ]  # fmt: skip
 
 
-def test_two_processes_equal_one(common, tmp_path):
+@pytest.mark.parametrize("mesh, devices", [("data:4", 2), ("model:2", 1)])
+def test_two_processes_equal_one(common, tmp_path, mesh, devices):
+  """Rows go to each, or every matrix product crosses from one to the other."""
   port = free_port()
   many = [
     generate(
@@ -56,8 +60,9 @@ def test_two_processes_equal_one(common, tmp_path):
       f"--coordinator=127.0.0.1:{port}",
       "--processes=2",
       f"--process={i}",
-      "--mesh=data:4",
+      f"--mesh={mesh}",
       f"--json={tmp_path / f'{i}.json'}",
+      devices=devices,
     )
     for i in range(2)
   ]
@@ -96,13 +101,29 @@ def test_who_is_not_there_is_named(common):
   [
     (["--mesh=data:2,model:2"], "needs 4 devices; there are 2"),
     (["--mesh=rows:2"], "'rows:2' is no axis"),
-    (["--mesh=model:2"], "2 chips do not divide the 27 tokens of the voc"),
     (["--mesh=data:2", "--draft_ways=3"], "--draft_ways=3; it must be in 1..1"),
     (["--draft_ways=1"], "--draft_ways is for --mesh"),
+    (["--mesh=model:2", "--target=ODD"], "divide the 27 tokens of the voc"),
     (["--processes=2"], "go together"),
+    (["--distributed"], "--distributed needs --mesh"),
+    (
+      [
+        "--distributed",
+        "--coordinator=127.0.0.1:1",
+        "--processes=2",
+        "--process=2",
+        "--mesh=data:2",
+      ],
+      "--process=2; it must be in 0..1",
+    ),
   ],
 )
-def test_meshes_that_cannot_be_are_refused(common, arguments, sentence):
+def test_meshes_that_cannot_be_are_refused(
+  common, tmp_path, arguments, sentence
+):
+  if "--target=ODD" in arguments:  # 27 tokens, and so many of the draft's
+    odd = programs.write_model(tmp_path, num_heads=2)
+    arguments = ["--mesh=model:2", f"--target={odd}", f"--draft={odd}"]
   done = generate(*common, *arguments)
   _, errors = done.communicate(timeout=120)
   assert done.returncode == 1

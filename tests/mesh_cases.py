@@ -25,6 +25,7 @@ from specdec import (
   tree,
 )
 from specdec.analysis import hlo
+from specdec.checkpoints import huggingface
 from specdec.models import transformer
 from specdec.models.config import TransformerConfig
 from specdec.types import Params
@@ -66,6 +67,7 @@ def drafter_of(name, target, draft):
 RULES = {
   "plain": lambda: decode.PLAIN_RULE,
   "coupled": acceptance.coupled,
+  "naive": acceptance.naive,
   "greedy": acceptance.greedy,
   "rejection": acceptance.rejection,
   "block": acceptance.block,
@@ -108,6 +110,7 @@ COVER = (
   ("points", "typical"),
   ("early_exit", "lenience"),
   ("exit_dynamic", "relaxed"),
+  ("model", "naive"),
 )
 
 
@@ -221,7 +224,9 @@ def on_mesh(drafter, rule, where):
 @pytest.mark.parametrize("drafter, rule, mesh", matrix())
 def test_eight_devices_write_what_one_writes(drafter, rule, mesh):
   data, model = mesh
-  draft_ways = {1: 1, 2: 1, 4: 2, 8: 4}[model]
+  # Like the target, or on fewer shards of the model axis.
+  fewer = list(RULES).index(rule) % 2
+  draft_ways = {1: 1, 2: 1, 4: 2, 8: 4}[model] if fewer else model
   ours = on_mesh(drafter, rule, places(data, model, draft_ways))
   alone = one_device(drafter, rule)
   assert ours.length.tolist() == alone.length.tolist()
@@ -229,6 +234,30 @@ def test_eight_devices_write_what_one_writes(drafter, rule, mesh):
   for i, n in enumerate(lengths):
     assert ours.tokens[i, :n].tolist() == alone.tokens[i, :n].tolist()
   np.testing.assert_array_equal(ours.stats.rounds, alone.stats.rounds)
+
+
+def test_each_device_reads_its_own_part(tmp_path, monkeypatch):
+  """Of safetensors: what is asked for is what a device holds, and no more."""
+  params = transformer.init_params(TARGET, jax.random.key(0))
+  checkpoints.save_safetensors(tmp_path, params, TARGET)
+  (tmp_path / "tokenizer_config.json").write_text("{}")
+  place = places(2, 4, 2).target
+  asked, read = [], huggingface.Weights.read
+
+  def noted(self, name, *rest):
+    found = read(self, name, *rest)
+    asked.append((name, found.size))
+    return found
+
+  monkeypatch.setattr(huggingface.Weights, "read", noted)
+  loaded = checkpoints.load(tmp_path, place=place).params
+  jax.tree.map(np.testing.assert_array_equal, loaded, params)
+  whole = checkpoints.shardings(TARGET, place)
+  assert jax.tree.map(lambda x: x.sharding, loaded) == whole
+  sizes = {name: size for name, size in asked}
+  gate = sizes["model.layers.0.mlp.gate_proj.weight"]
+  assert gate == TARGET.mlp_width * TARGET.width // 4
+  assert sizes["model.embed_tokens.weight"] == 64 * TARGET.width // 4
 
 
 def test_every_leaf_lies_where_it_should():
@@ -242,20 +271,22 @@ def test_every_leaf_lies_where_it_should():
 
 
 @pytest.mark.parametrize(
-  "rule, drafter",
+  "rule, drafter, draft_ways",
   [
-    ("coupled", "model"),
-    ("rejection", "model"),
-    ("rejection", "tree"),
-    ("block", "model"),
-    ("kseq", "chains"),
-    ("typical", "tree"),
-    ("greedy", "lookup"),
+    ("coupled", "model", 4),
+    ("rejection", "model", 1),
+    ("rejection", "model", 4),
+    ("rejection", "model", 8),
+    ("rejection", "tree", 8),
+    ("block", "model", 4),
+    ("kseq", "chains", 4),
+    ("typical", "tree", 4),
+    ("greedy", "lookup", 4),
   ],
 )
-def test_acceptance_gathers_no_law(rule, drafter):
+def test_acceptance_gathers_no_law(rule, drafter, draft_ways):
   """What eight shards of the vocabulary tell each other is O(B N) numbers."""
-  where = places(1, 8, 4)
+  where = places(1, 8, draft_ways)
   wide = dataclasses.replace(TARGET, vocab_size=4096)
   draft = dataclasses.replace(DRAFT, vocab_size=4096)
   models = [transformer.model(c, p) for c, p in zip((wide, draft), where)]
@@ -281,3 +312,9 @@ def test_acceptance_gathers_no_law(rule, drafter):
     for shape in one.shape:
       # One number a shard of every node is what an argmax gathers.
       assert np.prod(shape, initial=1) <= 16 * BATCH * nodes, one
+  # Of a whole round nothing that travels is as long as a shard's laws.
+  loop = hlo.exchanges(hlo.Program(steps["loop"]().compile().as_text()))
+  assert any("Transformer" in one.source for one in loop)
+  for one in loop:
+    for shape in one.shape:
+      assert np.prod(shape, initial=1) < 4096 * BATCH * nodes / 8, one

@@ -64,8 +64,8 @@ def train(
     ValueError: no checkpoint of the run can be read.
   """
   optimizer = loop.make_optimizer(options)
-  state = loop.init(jax.tree.map(jnp.copy, params), optimizer)
   if where is None:
+    state = loop.init(jax.tree.map(jnp.copy, params), optimizer)
     # Weights stand whole on every device, and each computes some of the rows.
     mesh = jax.make_mesh(
       (_num_shards(options),), ("data",), axis_types=(AxisType.Auto,)
@@ -77,8 +77,11 @@ def train(
   else:
     mesh = jax.tree.leaves(where)[0].mesh
     whole = NamedSharding(mesh, PartitionSpec())
-    places = loop.shardings(state, optimizer, where, whole)
-    state = jax.device_put(state, places)
+    make = functools.partial(loop.init, optimizer=optimizer)
+    shapes = jax.eval_shape(make, params)
+    places = loop.shardings(shapes, optimizer, where, whole)
+    # Nowhere does a device get more than its parts.
+    state = jax.jit(make, out_shardings=places)(jax.device_put(params, where))
   rows = NamedSharding(mesh, PartitionSpec("data"))
   checkpoints = Checkpoints(folder)
   restored, faults = checkpoints.restore(state)
