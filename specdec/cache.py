@@ -34,13 +34,11 @@ def init(
   return KVCache(layers=layers, length=jnp.zeros((batch,), jnp.int32))
 
 
-def write(
-  buffer: jax.Array, new: jax.Array, slot: jax.Array, rows_split: bool = True
-) -> jax.Array:
+def write(buffer: jax.Array, new: jax.Array, slot: jax.Array) -> jax.Array:
   """Writes new [B, heads, T, dim] into slots slot[b] .. slot[b] + T - 1.
 
-  Args:
-    rows_split: rows may lie on several devices.
+  The result has the cache's one layout. On a mesh every device calls it for its
+  own part (sharding.Placement.on_each): a partitioner would gather.
   """
   new = new.astype(buffer.dtype)
   if new.shape[0] == new.shape[2] == 1:
@@ -49,12 +47,12 @@ def write(
     # are not.
     new = jnp.concatenate([new, new], axis=2)
   if buffer.shape[0] == 1:  # a plain slice update, where XLA sees one
-    return jax.lax.dynamic_update_slice(buffer, new, (0, 0, slot[0], 0))
-  if rows_split:  # row after row would be gathered
-    return _write_all_rows(buffer, new, slot)
-  return jax.lax.platform_dependent(
-    buffer, new, slot, tpu=_write_by_rows, default=_write_all_rows
-  )
+    written = jax.lax.dynamic_update_slice(buffer, new, (0, 0, slot[0], 0))
+  else:
+    written = jax.lax.platform_dependent(
+      buffer, new, slot, tpu=_write_by_rows, default=_write_all_rows
+    )
+  return _pinned(written)
 
 
 def _write_all_rows(buffer, new, slot):
@@ -73,17 +71,14 @@ def _write_by_rows(buffer, new, slot):
   return buffer
 
 
-def pin(cache: KVCache) -> KVCache:
-  """The cache in its one layout, for use inside a loop.
-
-  Where passes of unlike width choose their own layouts, a TPU copies the cache
-  from one to the other every round. Heads narrower than its tile would be
-  padded to it: there slots are innermost.
-  """
-  return cache.replace(layers=jax.tree.map(_pinned, cache.layers))
-
-
 def _pinned(buffer: jax.Array) -> jax.Array:
+  """K or V in its one layout.
+
+  Where passes of unlike width choose their own, a TPU copies the cache from one
+  to the other every round. Heads narrower than its tile would be padded to it:
+  there slots are innermost.
+  """
+
   def in_rows(buffer):
     return with_layout_constraint(buffer, _ROWS)
 

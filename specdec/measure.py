@@ -74,7 +74,7 @@ def pass_timer(
     def step(_, carry):
       output, cache = model.apply(params, *carry)
       ids = jnp.argmax(output.logits, axis=-1).astype(jnp.int32)
-      return ids, kv.pin(cache)
+      return ids, cache
 
     return jax.lax.fori_loop(0, passes, step, (ids, cache))
 

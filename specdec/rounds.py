@@ -63,7 +63,7 @@ def verify_step(
     hidden=hidden,
     features=spec.features or (),
   )
-  return output, state.replace(target_cache=kv.pin(cache))
+  return output, state.replace(target_cache=cache)
 
 
 def judge_step(

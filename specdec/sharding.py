@@ -12,7 +12,7 @@ every number of shards that is needed is a product of the first few of them.
 import dataclasses
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import jax
 from jax.experimental import mesh_utils
@@ -99,14 +99,38 @@ class Placement:
 
     Rows that do not divide, as of a single pass that is timed, are not split.
     """
-    if names[0] == "rows" and x.shape[0] % self.ways("rows"):
-      names = (None, *names[1:])
+    names = self._dividing(names, x.shape[0])
     return jax.lax.with_sharding_constraint(x, self.sharding(names))
 
-  @property
-  def splits_rows(self) -> bool:
-    """Whether rows of a batch lie on several devices."""
-    return self.ways("rows") > 1
+  def on_each(
+    self, f: Callable[..., jax.Array], given: Sequence[Names], made: Names
+  ) -> Callable[..., jax.Array]:
+    """f, run by every device on its own parts of the arguments.
+
+    Args:
+      given, made: names of the arguments' axes, and of the result's.
+    """
+
+    def run(*args: jax.Array) -> jax.Array:
+      specs = [
+        self.rules.spec(self._dividing(names, args[0].shape[0]))
+        for names in (*given, made)
+      ]
+      return jax.shard_map(
+        f,
+        mesh=self.mesh,
+        in_specs=tuple(specs[:-1]),
+        out_specs=specs[-1],
+        check_vma=False,
+      )(*args)
+
+    return run
+
+  def _dividing(self, names: Names, rows: int) -> Names:
+    """The names, but rows that do not divide are not split."""
+    if names[0] == "rows" and rows % self.ways("rows"):
+      return (None, *names[1:])
+    return names
 
   def ways(self, name: str) -> int:
     """Over how many chips an axis of that name is split."""
@@ -118,11 +142,13 @@ class Placement:
 class Anywhere:
   """What a model has in a placement's stead: one device, nothing to say."""
 
-  splits_rows: bool = False
-
   def __call__(self, x: jax.Array, *names: str | None) -> jax.Array:
     del names
     return x
+
+  def on_each(self, f, given, made):
+    del given, made
+    return f
 
 
 anywhere = Anywhere()

@@ -214,8 +214,7 @@ def test_the_search_finds_a_buffer_that_is_kept_beside_its_successor():
 def test_the_search_finds_a_single_vector_write(monkeypatch):
   """Without the second scratch vector of `cache.write`, XLA copies on CPU."""
 
-  def write(buffer, new, slot, rows_split=True):
-    del rows_split
+  def write(buffer, new, slot):
     new = new.astype(buffer.dtype)
     return jax.lax.dynamic_update_slice(buffer, new, (0, 0, slot[0], 0))
 

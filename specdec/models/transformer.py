@@ -143,10 +143,10 @@ class Attention(nn.Module):
     value = heads("v", c.num_kv_heads, "key")
     keys, values = key.swapaxes(1, 2), value.swapaxes(1, 2)
     if layer is not None:
-      split = self.place.splits_rows
-      keys = kv.write(layer[0], keys, slot, split)
-      values = kv.write(layer[1], values, slot, split)
-      keys, values = (self.place(x, *sharding.CACHE) for x in (keys, values))
+      parts = sharding.CACHE, sharding.CACHE, ("rows",)
+      write = self.place.on_each(kv.write, parts, sharding.CACHE)
+      keys = write(layer[0], keys, slot)
+      values = write(layer[1], values, slot)
 
     # Queries of one K/V head stand together: [B, heads, groups * T, dim].
     query = query.reshape(batch, num_tokens, c.num_kv_heads, groups, -1)
