@@ -2,7 +2,7 @@
 file a process with eight virtual devices.
 
 Every drafter that a rule is right for, on every mesh: the whole matrix is slow,
-a cover of it (each drafter with each mesh, each rule with each mesh) is not.
+a cover of it (each drafter, each rule, each mesh) is not.
 """
 
 import dataclasses
@@ -91,26 +91,20 @@ def fits(drafter, rule):
   return True
 
 
-# What runs by default; each rule, and coupled with every kind of drafter. The
-# meshes come in turns.
+# What runs by default: each drafter and each rule. The meshes come in turns.
 COVER = (
   ("plain", "plain"),
-  ("lookup", "coupled"),
-  ("model", "coupled"),
-  ("early_exit", "coupled"),
-  ("chains", "coupled"),
-  ("tree", "coupled"),
-  ("dynamic", "coupled"),
-  ("exit_tree", "coupled"),
   ("lookup", "greedy"),
-  ("model", "rejection"),
-  ("model", "block"),
+  ("model", "naive"),
+  ("early_exit", "block"),
   ("chains", "kseq"),
   ("tree", "rejection"),
   ("points", "typical"),
-  ("early_exit", "lenience"),
+  ("dynamic", "coupled"),
+  ("exit_tree", "coupled"),
   ("exit_dynamic", "relaxed"),
-  ("model", "naive"),
+  ("model", "lenience"),
+  ("model", "coupled"),
 )
 
 
@@ -312,6 +306,8 @@ def test_acceptance_gathers_no_law(rule, drafter, draft_ways):
     for shape in one.shape:
       # One number a shard of every node is what an argmax gathers.
       assert np.prod(shape, initial=1) <= 16 * BATCH * nodes, one
+  if rule != "rejection":
+    return
   # Of a whole round nothing that travels is as long as a shard's laws.
   loop = hlo.exchanges(hlo.Program(steps["loop"]().compile().as_text()))
   assert any("Transformer" in one.source for one in loop)
