@@ -217,8 +217,8 @@ def test_weights_that_are_loaded_are_not_asked_for_again(run, monkeypatch):
   )
   run("--prompt=a", "--max_new_tokens=4")
   before, after = plans
-  assert set(before.parts) - set(after.parts) == {"target", "draft"}
+  assert set(before.parts) - set(after.parts) == {"target"}
   # What was free, less the weights, holds the rest.
-  left = before.needed - 1.1 * (before.parts["target"] + before.parts["draft"])
+  left = before.needed - 1.1 * before.parts["target"]
   monkeypatch.setattr(memory, "available", lambda *_: int(left) + 1)
   check(after)

@@ -50,7 +50,7 @@ def read(paths: Sequence[Path]) -> Read:
           measured[key] = line
         else:
           failed[key] = {"point": line["point"], "error": line["error"]}
-      except (ValueError, KeyError, TypeError):
+      except (ValueError, KeyError, TypeError, AttributeError):
         broken.append(f"line {number} of {file} is no point of a sweep")
     for key, line in measured.items():
       found.setdefault(key, []).append(line)
