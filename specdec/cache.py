@@ -111,8 +111,31 @@ def commit(
     source = cache.length[:, None] + path  # [B, D+1]
 
     def move(buffer):
-      kept = jnp.take_along_axis(buffer, source[:, None, :, None], axis=2)
+      kept = jax.lax.platform_dependent(
+        buffer, source, tpu=_read_one_by_one, default=_read_all
+      )
       return write(buffer, kept, cache.length)
 
     layers = jax.tree.map(move, layers)
   return cache.replace(layers=layers, length=cache.length + num_committed)
+
+
+def _read_all(buffer, source):
+  return jnp.take_along_axis(buffer, source[:, None, :, None], axis=2)
+
+
+def _read_one_by_one(buffer, source):
+  """On a TPU a gather over slots wants them outermost, and copies the cache."""
+  size = (1, buffer.shape[1], 1, buffer.shape[3])
+  return jnp.concatenate(
+    [
+      jnp.concatenate(
+        [
+          jax.lax.dynamic_slice(buffer, (row, 0, source[row, i], 0), size)
+          for i in range(source.shape[1])
+        ],
+        axis=2,
+      )
+      for row in range(buffer.shape[0])
+    ]
+  )
