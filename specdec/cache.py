@@ -15,6 +15,7 @@ _LANES = 128  # of a TPU's tile
 _ROWS = Layout(major_to_minor=(0, 1, 2, 3))
 _COLUMNS = Layout(major_to_minor=(0, 1, 3, 2))
 _TILE = 16  # slots; other counts get another layout at a TPU program's entry
+_MANY = 64  # rows; from then on a program with an operation for each is too long
 
 
 def num_slots(positions: int) -> int:
@@ -48,6 +49,8 @@ def write(buffer: jax.Array, new: jax.Array, slot: jax.Array) -> jax.Array:
     new = jnp.concatenate([new, new], axis=2)
   if buffer.shape[0] == 1:  # a plain slice update, where XLA sees one
     written = jax.lax.dynamic_update_slice(buffer, new, (0, 0, slot[0], 0))
+  elif buffer.shape[0] > _MANY:
+    written = _write_all_rows(buffer, new, slot)
   else:
     written = jax.lax.platform_dependent(
       buffer, new, slot, tpu=_write_by_rows, default=_write_all_rows
@@ -61,6 +64,7 @@ def _write_all_rows(buffer, new, slot):
   )(buffer, new, slot)
 
 
+@jax.jit  # traced once for all layers
 def _write_by_rows(buffer, new, slot):
   """On a TPU the scatter that vmap makes of it becomes a loop that carries the
   buffer into on-chip memory and back: all of it is written, every pass."""
@@ -111,9 +115,12 @@ def commit(
     source = cache.length[:, None] + path  # [B, D+1]
 
     def move(buffer):
-      kept = jax.lax.platform_dependent(
-        buffer, source, tpu=_read_one_by_one, default=_read_all
-      )
+      if buffer.shape[0] > _MANY:
+        kept = _read_all(buffer, source)
+      else:
+        kept = jax.lax.platform_dependent(
+          buffer, source, tpu=_read_one_by_one, default=_read_all
+        )
       return write(buffer, kept, cache.length)
 
     layers = jax.tree.map(move, layers)
@@ -124,6 +131,7 @@ def _read_all(buffer, source):
   return jnp.take_along_axis(buffer, source[:, None, :, None], axis=2)
 
 
+@jax.jit
 def _read_one_by_one(buffer, source):
   """On a TPU a gather over slots wants them outermost, and copies the cache."""
   size = (1, buffer.shape[1], 1, buffer.shape[3])
