@@ -15,7 +15,7 @@ _LANES = 128  # of a TPU's tile
 _ROWS = Layout(major_to_minor=(0, 1, 2, 3))
 _COLUMNS = Layout(major_to_minor=(0, 1, 3, 2))
 _TILE = 16  # slots; other counts get another layout at a TPU program's entry
-_MANY = 64  # rows; from then on a program with an operation for each is too long
+_MANY = 64  # rows; of more, an operation for each makes too long a program
 
 
 def num_slots(positions: int) -> int:
