@@ -10,7 +10,7 @@ import _decoding
 import _main
 from absl import flags
 
-from specdec import calibrate
+from specdec import calibrate, hosts
 from specdec.analysis import hardware, prediction, speedup
 from specdec.analysis.pairs import Pair
 from specdec.display import columns
@@ -85,13 +85,14 @@ def choose(models, rows: Sequence[Sequence[int]], batch: int) -> Choice:
       [str(k), f"{tokens:.2f}", f"{1e3 * seconds:.2f}", f"{rate:.1f}"]
       + [f"{faster:.2f}"]
     )
-  return Choice(best, gain, lines, seen.survival, pair, slots)
+  best, gain = map(float, hosts.agree([best, gain]))
+  return Choice(int(best), gain, lines, seen.survival, pair, slots)
 
 
 def _calibrated(models, rows, batch):
   """A calibration that knows these models and this setting."""
   path = Path(FLAGS.calibration or _usual())
-  base = _calibration.read(path) if path.exists() else None
+  base = _calibration.read(path)
   most = batch, FLAGS.most_k
   if base and _calibration.knows(base, *most):
     return base

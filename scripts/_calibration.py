@@ -10,7 +10,7 @@ import _decoding
 import jax
 from absl import flags
 
-from specdec import calibrate, drafters, measure, run_folder
+from specdec import calibrate, drafters, hosts, measure, run_folder
 from specdec.analysis import bounds, chips, hardware, shapes
 from specdec.analysis.calibration import (
   Calibration,
@@ -23,7 +23,6 @@ from specdec.analysis.calibration import (
 from specdec.analysis.cost import Placed
 from specdec.analysis.pairs import Pair
 from specdec.display import columns
-from specdec.models import transformer
 
 FLAGS = flags.FLAGS
 _REPEATS = 15
@@ -46,9 +45,12 @@ def setting() -> str:
 def _names() -> tuple[str, str | None]:
   """Under which target and draft are kept."""
   kind = "" if FLAGS.dtype == "float32" else f", {FLAGS.dtype}"
+  if FLAGS.mesh:
+    kind += f", {FLAGS.mesh}"
   draft = None
   if FLAGS.drafter == "model":
-    draft = FLAGS.draft + kind
+    ways = f", {FLAGS.draft_ways} ways" if FLAGS.draft_ways else ""
+    draft = FLAGS.draft + kind + ways
   elif FLAGS.drafter == "early_exit":
     draft = f"{FLAGS.target}{kind}, first {FLAGS.exit_layer} layers"
   return FLAGS.target + kind, draft
@@ -57,12 +59,19 @@ def _names() -> tuple[str, str | None]:
 def _placed(models, chip) -> tuple[Placed, Placed | None]:
   """Target and draft, no calibration in them yet."""
   types = {"weights": FLAGS.dtype, "kv": FLAGS.dtype}
-  target = Placed(shapes.of_config(models.target.config), chip, **types)
+
+  def placed(config, place) -> Placed:
+    mesh = {}
+    if place:
+      mesh = {"ways": place.ways("query"), "replicas": place.ways("rows")}
+    return Placed(shapes.of_config(config), chip, **types, **mesh)
+
+  where = models.places or (None, None)
+  target = placed(models.target.config, where[0])
   if FLAGS.drafter == "model":
-    shape = shapes.of_config(models.draft.config)
-    return target, Placed(shape, chip, **types)
+    return target, placed(models.draft.config, where[1])
   if FLAGS.drafter == "early_exit":
-    return target, Placed(target.shape, chip, stop=FLAGS.exit_layer, **types)
+    return target, dataclasses.replace(target, stop=FLAGS.exit_layer)
   return target, None
 
 
@@ -87,14 +96,20 @@ def pair_of(models, found: Calibration) -> Pair:
   return Pair(target, draft, exit_layer, beside.ours, beside.plain)
 
 
-def read(path: str | Path) -> Calibration:
-  """A file of `write`, made on such a machine and with this JAX.
+def read(path: str | Path) -> Calibration | None:
+  """A file of `write`, made on such a machine and with this JAX; None where
+  there is none. Of several processes the first one's counts.
 
   Raises:
     ValueError: it is something else.
   """
+  path = Path(path)
+  text = path.read_text(encoding="utf-8") if path.exists() else None
+  text = hosts.agree_text(text)
+  if text is None:
+    return None
   try:
-    found = Calibration.from_json(Path(path).read_text(encoding="utf-8"))
+    found = Calibration.from_json(text)
     made = f"{found.hardware.name} with JAX {found.hardware.jax_version}"
     here = f"{hardware.device_name()} with JAX {jax.__version__}"
     if made != here:
@@ -160,12 +175,12 @@ def timed(
   beside = dict(base.beside) if base else {}
   target, draft = _placed(models, chips.of_hardware(machine))
   name, draft_name = _names()
-  model = transformer.model(models.target.config)
+  model = models.target_model
   most = most or (max(batches), max(ks) + 1)
   plans = {name: (target, (model, models.target.params), most)}
   if draft_name:
     if FLAGS.drafter == "model":
-      own = transformer.model(models.draft.config), models.draft.params
+      own = models.draft_model, models.draft.params
     else:
       first = functools.partial(model.apply, stop=FLAGS.exit_layer)
       own = model._replace(apply=first), models.target.params

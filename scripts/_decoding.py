@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import _flags
+import _mesh
 import jax
 from _flags import PRESET, SHARED
 from _rules import RULES
@@ -14,16 +15,33 @@ from absl import flags
 from specdec import checkpoints, drafters, expand, memory, provenance, session
 from specdec.checkpoints.fetch import fetch
 from specdec.models import presets, transformer
-from specdec.types import AcceptanceRule, Drafter, Params
+from specdec.models.config import TransformerConfig
+from specdec.programs import Places
+from specdec.types import AcceptanceRule, Drafter, Model, Params
 
 FLAGS = flags.FLAGS
 
 
 class Models(NamedTuple):
-  """What was loaded."""
+  """What was loaded, and where on a mesh it lies."""
 
   target: checkpoints.Checkpoint
   draft: checkpoints.Checkpoint | None
+  places: Places | None = None
+
+  @property
+  def target_model(self) -> Model:
+    place = self.places and self.places.target
+    return transformer.model(self.target.config, place)
+
+  @property
+  def draft_model(self) -> Model:
+    place = self.places and self.places.draft
+    return transformer.model(self.draft.config, place)
+
+  @property
+  def configs(self) -> list[TransformerConfig]:
+    return [m.config for m in (self.target, self.draft) if m]
 
   @property
   def params(self) -> Params:
@@ -58,27 +76,32 @@ def load(max_length: int) -> Models:
   """
   names = [name for name in (FLAGS.target, FLAGS.draft) if name]
   sources = [n if n.startswith(PRESET) else fetch(n) for n in names]
-  shapes = [_shape(source) for source in sources]
+  shapes = [shape_of(source) for source in sources]
   if FLAGS.random_weights and len(shapes) > 1:
     shapes[1] = dataclasses.replace(shapes[1], vocab_size=shapes[0].vocab_size)
   if FLAGS.drafter == "early_exit":  # is there such a layer?
     drafters.early_exit(transformer.model(shapes[0]), FLAGS.exit_layer, 0)
-  check_memory(shapes, max_length)
+  places = _mesh.places(*[*shapes, None][:2])
+  check_memory(shapes, max_length, places=places, loaded=False)
+  where = places or (None, None)
   if FLAGS.random_weights:
     print(f"random weights for {', '.join(map(str, sources))}", file=sys.stderr)
     models = [
-      checkpoints.random_checkpoint(shape, FLAGS.seed + i, str(source))
-      for i, (shape, source) in enumerate(zip(shapes, sources))
+      checkpoints.random_checkpoint(shape, FLAGS.seed + i, str(source), place)
+      for i, (shape, source, place) in enumerate(zip(shapes, sources, where))
     ]
   else:
     print(f"loading {', '.join(map(str, sources))}", file=sys.stderr)
     draft = sources[1] if FLAGS.draft else None
-    models = checkpoints.load_pair(sources[0], draft, FLAGS.dtype)
+    models = checkpoints.load_pair(sources[0], draft, FLAGS.dtype, where)
   target, draft = [*models, None][:2]
+  if places:
+    return Models(target, draft, places)
   return Models(target.packed(), draft and draft.packed())
 
 
-def _shape(source):
+def shape_of(source):
+  """A preset's config, or a checkpoint's; no weight is read."""
   if not str(source).startswith(PRESET):
     return checkpoints.inspect(source, FLAGS.dtype)
   shape = presets.get(source.removeprefix(PRESET), FLAGS.dtype)
@@ -87,22 +110,32 @@ def _shape(source):
   return shape
 
 
-def check_memory(shapes, max_length: int, num_nodes: int = 1) -> None:
+def check_memory(
+  shapes,
+  max_length: int,
+  num_nodes: int = 1,
+  places: Places | None = None,
+  loaded: bool = True,
+) -> None:
   """Refuses what cannot fit, by the largest batch and k (and, in bench, pass)
-  that are asked for."""
+  that are asked for; before the models are loaded it tells what is needed."""
   widest = max(
     num_nodes,
     *map(_flags.num_nodes, FLAGS.k),
     *((FLAGS.most_k + 1,) if not FLAGS.k else ()),  # --k=auto
     *(FLAGS.passes if "passes" in FLAGS else ()),
   )
-  memory.check(
+  found = memory.plan(
     shapes[0],
     shapes[1] if len(shapes) > 1 else None,
     batch=max(FLAGS.batch),
     max_length=max_length,
     num_nodes=widest,
+    places=places,
   )
+  if not loaded:
+    print(f"memory on each device: {found}", file=sys.stderr)
+  memory.check(found.besides_weights if loaded else found, places and places[0])
 
 
 def drafter(models: Models, k: int) -> Drafter:
@@ -115,12 +148,12 @@ def make_drafter(
 ) -> Drafter:
   """The same, for any shape; None for a chain."""
   if FLAGS.drafter == "model":
-    draft = transformer.model(models.draft.config)
+    draft = models.draft_model
     if shape is not None:
       return drafters.model_tree(draft, shape)
     return drafters.model(draft, k)
   if FLAGS.drafter == "early_exit":
-    target = transformer.model(models.target.config)
+    target = models.target_model
     if shape is not None:
       return drafters.early_exit_tree(target, FLAGS.exit_layer, shape)
     return drafters.early_exit(target, FLAGS.exit_layer, k)
@@ -149,7 +182,7 @@ def session_of(
 ) -> session.Session:
   """The same, for any drafter and rule."""
   return session.Session(
-    transformer.model(models.target.config),
+    models.target_model,
     drafter,
     rule,
     models.params,
@@ -161,6 +194,7 @@ def session_of(
     temperature=FLAGS.temperature,
     top_k=FLAGS.top_k,
     top_p=FLAGS.top_p,
+    places=models.places,
   )
 
 

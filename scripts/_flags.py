@@ -9,6 +9,7 @@ import re
 from collections.abc import Sequence
 
 import _main
+import _mesh
 import _rules
 import _shapes
 import jax
@@ -166,9 +167,11 @@ flags.DEFINE_string(
   "Folder that keeps compiled programs between runs; '' for none.",
 )
 FLAGS = flags.FLAGS
-flags.adopt_module_key_flags(_rules)
+for _module in (_rules, _mesh):
+  flags.adopt_module_key_flags(_module)
+_PARTS = {*_rules.OWN, *_mesh.OWN}
 SHARED = sorted(
-  {*FLAGS, *_rules.OWN} - (_BEFORE - set(_rules.OWN))
+  {*FLAGS, *_PARTS} - (_BEFORE - _PARTS)
 )  # flags that --config may set
 
 
@@ -183,6 +186,7 @@ def settle(
     auto: the program knows --k=auto; it finds () in FLAGS.k then.
   """
   _apply_config([*SHARED, *own_flags])
+  _mesh.join()  # before anything wakes JAX
   if FLAGS.k == () and not auto:
     raise ValueError("--k=auto is for generate and bench; give a number")
   _fill_in()

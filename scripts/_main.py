@@ -7,10 +7,14 @@ import logging
 import os
 import pathlib
 import sys
+import traceback
 from collections.abc import Callable
 
+import jax
 from absl import app
 from absl import logging as absl_logging
+
+from specdec import hosts
 
 _MENDABLE = (ValueError, OSError, MemoryError)
 
@@ -37,11 +41,29 @@ def main_of(
     try:
       work(argv[1:]) if takes_arguments else work()
     except (*_MENDABLE, *also) as error:
-      sys.exit(f"{name}: {error}")
+      _unhush()
+      _end(f"{name}: {error}")
     except KeyboardInterrupt:
-      sys.exit(f"{name}: {interrupted}")
+      _end(f"{name}: {interrupted}")
+    except Exception:
+      _unhush()
+      if jax.distributed.is_initialized():
+        _end(traceback.format_exc())
+      raise
 
   return main
+
+
+def _end(text: str) -> None:
+  """Ends with an error.
+
+  One of several processes goes at once: an orderly end would wait for the
+  others, who wait for it; JAX then ends them, as it misses one.
+  """
+  if not jax.distributed.is_initialized():
+    sys.exit(text)
+  print(text, file=sys.stderr, flush=True)
+  os._exit(1)
 
 
 def start(main: Callable[[list[str]], None]) -> None:
@@ -52,8 +74,21 @@ def start(main: Callable[[list[str]], None]) -> None:
   app.run(main)
 
 
+def hush() -> None:
+  """Prints nothing from now on, but for the error that ends the program."""
+  sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+
+
+def _unhush() -> None:
+  if getattr(sys.stderr, "name", None) == os.devnull:
+    sys.stderr = sys.__stderr__
+
+
 def check_writable(name: str, path: str) -> None:
-  """Raises ValueError where `path`, given as `name`, could not be written."""
+  """Raises ValueError where `path`, given as `name`, could not be written by
+  the process that writes."""
+  if not hosts.is_first():
+    return
   file = pathlib.Path(path)
   if file.is_dir():
     raise ValueError(f"{name}={path} is a folder; give a file in it")

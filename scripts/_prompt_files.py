@@ -8,6 +8,7 @@ import sys
 import zlib
 from pathlib import Path
 
+import _mesh
 import _output
 from absl import flags
 
@@ -15,7 +16,7 @@ from specdec import prompts, run_folder
 from specdec.training import saving
 
 # What does not change the results: where they are kept, how they are written.
-_FREE = ("output", "compilation_cache")
+_FREE = ("output", "compilation_cache", *_mesh.PROCESSES)
 
 _BEFORE = set(flags.FLAGS)
 flags.DEFINE_integer("limit", 0, "Prompts of a category, 0 for all of them.")
@@ -29,6 +30,8 @@ OWN = sorted({*FLAGS} - _BEFORE | {"output"})
 
 def check_flags() -> None:
   """Refuses what cannot work, before models are loaded."""
+  if FLAGS.distributed:
+    raise ValueError("--distributed is for generate, bench, sweep and train")
   if not (FLAGS.prompt_file and FLAGS.output):
     raise ValueError("give --prompt_file and --output")
   for name in ("limit", "max_prompt_tokens"):

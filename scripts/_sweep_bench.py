@@ -16,12 +16,14 @@ from specdec.session import Completed
 
 # What decides on models and prompts, and on a batch's plain loop.
 _LOADED = (
-  "target", "draft", "dtype", "random_weights", "prompt_file", "chat", "seed",
+  "target", "draft", "draft_ways", "dtype", "random_weights", "prompt_file",
+  "chat", "seed",
 )  # fmt: skip
 _PLAIN = ("temperature", "top_k", "top_p", "max_new_tokens")
 # Of a line, what a new prediction leaves as it is.
 _MEASURED = (
   "load", "run", "rounds", "observed", "drafter", "caveats", "context", "date",
+  "mesh",
 )  # fmt: skip
 _COUNTED = 3  # how often sampled texts are decoded to see how guesses fare
 FLAGS = flags.FLAGS
@@ -40,10 +42,8 @@ class Bench:
     self._rounds, self._most = rounds, most
     self._loaded: tuple | None = None
     self._plain: dict = {}
-    self.calibration = None
     self.limit: measure.Limit | None = None  # of the loaded target
-    if self._path.exists():
-      self.calibration = _calibration.read(self._path)
+    self.calibration = _calibration.read(self._path)
 
   def models(self):
     """Those that the flags name; one pair at a time."""
@@ -103,8 +103,9 @@ class Point:
     models, rows = bench.models()
     self._rows = rows[: FLAGS.texts]
     _decoding.check_memory(
-      [model.config for model in models if model],
+      models.configs,
       FLAGS.context + FLAGS.max_new_tokens,
+      places=models.places,
     )
     self._session = bench.session(self.k, self.batch)
     self._session.warm_up(self._rows[: self.batch])
@@ -205,6 +206,7 @@ def measured(bench: Bench, say, known: dict | None = None) -> dict:
       "caveats": _decoding.caveats(),
       "context": slots,
       "date": provenance.now(),
+      "mesh": FLAGS.mesh,
     }
   said = prediction.predict(
     _calibration.pair_of(bench.models()[0], bench.calibration),

@@ -34,9 +34,8 @@ import numpy as np
 from absl import flags
 from tqdm import tqdm
 
-from specdec import measure, provenance, report
+from specdec import hosts, measure, provenance, report
 from specdec.analysis import bounds, hardware, metrics
-from specdec.models import transformer
 
 _BEFORE = set(flags.FLAGS)
 flags.DEFINE_integer("repeats", 9, "Timings of everything, after warming up.")
@@ -87,8 +86,8 @@ def time_passes(models, batch: int, progress) -> list[dict]:
   for n in FLAGS.passes:
     progress.set_postfix_str(f"batch {batch}, a pass of {n}")
     taken = measure.time_pass(
-      transformer.model(target.config),
-      target.params,
+      models.target_model,
+      models.target.params,
       batch,
       n,
       FLAGS.context,
@@ -144,7 +143,7 @@ def decode(models, k: int, rows, plain_session, progress):
     with measure.compilations() as late:
       for pair in measure.both_ways(session, rows, FLAGS.repeats):
         done.append(pair)
-    if not late.count:
+    if not hosts.agree(late.count):
       break
   else:
     raise measure.Impossible(
@@ -248,7 +247,7 @@ def print_tables(document) -> None:
 def calibrate(models) -> None:
   """Writes --calibrate, and says how well the cost model explains the times."""
   path = pathlib.Path(FLAGS.calibrate)
-  base = _calibration.read(path) if path.exists() else None
+  base = _calibration.read(path)
   batches = sorted({1, (max(FLAGS.batch) + 1) // 2, max(FLAGS.batch)})
   ks = sorted({2, 5, max(*FLAGS.k, 1)})
   rows = _rows.make_rows(models.target, max(batches), FLAGS.context)
@@ -295,6 +294,9 @@ def bench() -> None:
         runs.append(run)
   bandwidth = max(before, measure.bandwidth_of(target.params))
   peak = machine.flops.get(FLAGS.dtype)
+  if models.places:  # of all devices together
+    devices = models.places.target.mesh.size
+    bandwidth, peak = bandwidth * devices, peak and peak * devices
   for entry in passes:
     compute = entry["flops"] / peak if peak else 0.0
     entry["roof_seconds"] = max(entry["bytes"] / bandwidth, compute)

@@ -47,7 +47,6 @@ from specdec import (
   run_folder,
 )
 from specdec.analysis import plots, trees
-from specdec.models import transformer
 
 # What is tried here one after the other, or measured.
 _REFUSED = ("k", "acceptance", "shape", "siblings", "rates", "rank_acceptance")
@@ -167,10 +166,15 @@ def best_tree(models, context: int, lines, ranks, runs) -> dict | None:
   most = max(FLAGS.sizes) + 1
   for n in sorted({1, *(2**i for i in range(1, 20) if 2**i < most), most}):
     if n not in [done for done, _ in passes]:
-      target = transformer.model(models.target.config)
       slots = context + FLAGS.max_new_tokens + n
       taken = measure.time_pass(
-        target, models.target.params, batch, n, context, slots, repeats=5
+        models.target_model,
+        models.target.params,
+        batch,
+        n,
+        context,
+        slots,
+        repeats=5,
       )
       passes.append((n, taken.median))
       lines.append({"pass": passes[-1]})
@@ -229,9 +233,10 @@ def work() -> None:
   rules = {name: _rules.RULES[name]() for name in comparison.RULES}
   bench = comparison.Bench(encoded, batch, rules, make)
   _decoding.check_memory(
-    [model.config for model in models if model],
+    models.configs,
     size + FLAGS.max_new_tokens,
     1 + max(FLAGS.sizes),
+    models.places,
   )
   folder = Path(FLAGS.output)
   _prompt_files.claim(folder, header, models, encoded)

@@ -81,8 +81,9 @@ def evaluate() -> None:
   chosen, too_long = _prompt_files.choose(encoded, groups)
   encoded, groups = ([x[i] for i in chosen] for x in (encoded, groups))
   _decoding.check_memory(
-    [model.config for model in models if model],
+    models.configs,
     evaluation.buffer_size(max(map(len, encoded))) + FLAGS.max_new_tokens,
+    places=models.places,
   )
   _prompt_files.claim(folder, header, models, encoded)
   lines = run_folder.Lines(folder / "lines.jsonl")

@@ -22,7 +22,7 @@ import _main
 from absl import flags
 from tqdm import tqdm
 
-from specdec import display, page, prompts, report
+from specdec import display, hosts, page, prompts, report
 from specdec.analysis import metrics
 from specdec.checkpoints import shipped
 from specdec.session import prompt_size
@@ -88,15 +88,16 @@ def generate() -> None:
   encoded = encode_prompts(target)
   size = prompt_size(encoded)
   batch, chosen = min(batch, len(encoded)), None
+  if models.places:  # a batch that divides; what is too many stands empty
+    groups = models.places.target.ways("rows")
+    batch = -(-batch // groups) * groups
   if not FLAGS.k:
     chosen = _auto.choose(models, encoded[:batch], batch)
     FLAGS.k = (chosen.k,)
     print(_auto.explain(chosen, batch))
   k = _flags.single("k")
   run = _decoding.make_session(models, k, batch, size, target.eos_ids)
-  _decoding.check_memory(
-    [model.config for model in models if model], run.max_length
-  )
+  _decoding.check_memory(models.configs, run.max_length, places=models.places)
   painter = display.Painter(FLAGS.color, sys.stdout)
   print("compiling (kept for the next run) ...", file=sys.stderr, flush=True)
   compile_seconds = run.warm_up(encoded[: run.batch])
@@ -190,7 +191,8 @@ def write_page(summary, table, encoded, answers, tokenizer) -> None:
     [page.section(*pair, tokenizer) for pair in zip(encoded, answers)],
     table,
   )
-  pathlib.Path(FLAGS.html).write_text(text, encoding="utf-8")
+  if hosts.is_first():
+    pathlib.Path(FLAGS.html).write_text(text, encoding="utf-8")
   print(f"page: {FLAGS.html}", file=sys.stderr)
 
 

@@ -32,6 +32,7 @@ from pathlib import Path
 import _decoding
 import _flags
 import _main
+import _mesh
 import _output
 import _rows
 from _sweep_bench import Bench, calibrated_tokens, measured
@@ -63,11 +64,19 @@ flags.DEFINE_bool(
   "Predict again what is measured already, by the fits in calibration.json; "
   "without that file the machine is calibrated anew.",
 )
+flags.DEFINE_string(
+  "shard",
+  None,
+  "I/N: every N-th point from the I-th on, so that N machines share a sweep, "
+  "each with an --output of its own; report.py takes all of them.",
+)
 FLAGS = flags.FLAGS
 for _module in (_flags, _output, _rows):  # or --help would leave them out
   flags.adopt_module_key_flags(_module)
 _OWN = sorted({*FLAGS} - _BEFORE | {"output", "context"})
 FLAG_NAMES = [*_flags.SHARED, *_OWN]
+# Of the machine and not of a point: they come from the command line.
+_PLACE = ("compilation_cache", "mesh", *_mesh.PROCESSES)
 _WHOLE = ("context", "texts", "pairs", "calibration_repeats")
 
 
@@ -83,7 +92,7 @@ def settings_of(sweep) -> list[dict]:
     raise ValueError("the sweep's get_config() has no points")
   for point in points:
     for name in point:
-      if name in ("json", "shape") or name not in _flags.SHARED:
+      if name in ("json", "shape", *_PLACE) or name not in _flags.SHARED:
         raise ValueError(f"a point of the sweep sets {name!r}; it cannot")
   keys = [key_of(point) for point in points]
   for key in keys:
@@ -121,6 +130,21 @@ def table(lines: list[dict]) -> str:
   return columns(header, found)
 
 
+def own_points(points: list[dict]) -> list[dict]:
+  """Those of --shard.
+
+  Raises:
+    ValueError: it is not I/N with 0 <= I < N.
+  """
+  if FLAGS.shard is None:
+    return points
+  part, _, parts = FLAGS.shard.partition("/")
+  numbers = part.isdecimal() and parts.isdecimal()
+  if not numbers or not int(part) < int(parts):
+    raise ValueError(f"--shard={FLAGS.shard}; it must be I/N with 0 <= I < N")
+  return points[int(part) :: int(parts)]
+
+
 def check_flags() -> None:
   """Refuses what cannot work, before anything long begins."""
   if not _SWEEP.value:
@@ -128,7 +152,7 @@ def check_flags() -> None:
   if not FLAGS.output:
     raise ValueError("give --output, a folder for the results")
   for name in (*_flags.SHARED, "config"):
-    if FLAGS[name].present and name != "compilation_cache":
+    if FLAGS[name].present and name not in _PLACE:
       raise ValueError(f"--{name}: write it into the sweep file's `common`")
   for name, value in _SWEEP.value.get("whole", {}).items():
     if name not in _WHOLE:
@@ -143,7 +167,8 @@ def check_flags() -> None:
 def sweep() -> None:
   """Every point that is not yet in the folder."""
   check_flags()
-  points = settings_of(_SWEEP.value)
+  points = own_points(settings_of(_SWEEP.value))
+  _mesh.join()
   rounds = {
     name: tuple(_SWEEP.value.get("calibrate", {}).get(name, usual))
     for name, usual in (("batch", (1, 3)), ("k", (2, 5)))
@@ -176,7 +201,7 @@ def sweep() -> None:
         )
   folder = Path(FLAGS.output)
   whole = {name: FLAGS[name].value for name in _WHOLE}
-  whole["calibrate"] = rounds
+  whole |= {"calibrate": rounds, "shard": FLAGS.shard, "mesh": FLAGS.mesh}
   run_folder.claim(folder, whole, free=("calibration_repeats",))
   lines = run_folder.Lines(folder / "lines.jsonl")
   for broken in lines.broken:
@@ -211,11 +236,11 @@ def sweep() -> None:
       lines.append({"point": point, **found})
       progress.update()
   lines.close()
-  wanted = {key_of(point) for point in points}
+  own = {key_of(point) for point in points}
   measured_lines = {
     key_of(line["point"]): line
     for line in lines.entries
-    if "run" in line and key_of(line["point"]) in wanted
+    if "run" in line and key_of(line["point"]) in own
   }
   print(table(list(measured_lines.values())))
   failed = len(points) - len(measured_lines)

@@ -18,6 +18,7 @@ import sys
 from pathlib import Path
 
 import _main
+import _mesh
 import jax
 import jax.numpy as jnp
 from absl import flags
@@ -28,6 +29,8 @@ from specdec import (
   checkpoints,
   display,
   drafters,
+  hosts,
+  memory,
   run_folder,
 )
 from specdec.checkpoints.fetch import fetch
@@ -53,6 +56,7 @@ flags.DEFINE_integer(
   "time_steps", 0, "Time so many steps beside a matrix product, and stop there."
 )
 flags.mark_flag_as_required("config")
+flags.adopt_module_key_flags(_mesh)
 FLAGS = flags.FLAGS
 # Entries of a config, and whether it must have them.
 KNOWN = {
@@ -121,24 +125,49 @@ def load_data(config, options: Options, tokenizer):
   return packed
 
 
-def load_target(config, model: TransformerConfig, tokenizer):
+def find_places(config, model: TransformerConfig, options: Options):
+  """Where (the model, the target it is distilled from) lie, or None, None."""
+  if not config.get("target"):
+    places = _mesh.places(model, None)
+    found = (places and places.target), None
+  else:
+    target = checkpoints.inspect(fetch(config["target"]))
+    places = _mesh.places(target, model)
+    found = (places[1], places[0]) if places else (None, None)
+  piece = options.batch // options.accumulate
+  if places and piece % places.target.ways("rows"):
+    raise ValueError(
+      f"--mesh={FLAGS.mesh} does not divide the {piece} sequences that are "
+      "computed at once (options.batch / options.accumulate)"
+    )
+  plan = memory.training(
+    model, target if config.get("target") else None, *found
+  )
+  print(
+    f"train: memory on each device: {plan} and activations", file=sys.stderr
+  )
+  memory.check(plan, found[0])
+  return found
+
+
+def load_target(config, model: TransformerConfig, tokenizer, place):
   """The checkpoint to distil from, or None; its vocabulary is compared."""
   if not config.get("target"):
     if config.get("loss", "cross_entropy") != "cross_entropy":
       raise ValueError(f"loss = {config['loss']!r} needs a target")
     return None
-  target = checkpoints.load(fetch(config["target"]))
+  target = checkpoints.load(fetch(config["target"]), place=place)
   checkpoints.check_vocabulary(
     target.config.vocab_size, model.vocab_size, target.tokenizer, tokenizer
   )
   return target
 
 
-def first_weights(config, shape: TransformerConfig, seed: int):
+def first_weights(config, shape: TransformerConfig, seed: int, place):
   """Random weights, or those of the checkpoint that `start` names."""
   if not config.get("start"):
-    return transformer.init_params(shape, jax.random.key(seed))
-  start = checkpoints.load(fetch(config["start"]))
+    return checkpoints.random_checkpoint(shape, seed, place=place).params
+  start = checkpoints.load(fetch(config["start"]), place=place)
   if start.config != shape:
     found = run_folder.differences(
       dataclasses.asdict(start.config), dataclasses.asdict(shape)
@@ -202,6 +231,9 @@ def judge(config, model, target_model, target, held_out):
 
 def export(folder: Path, name: str, weights, shape, tokenizer) -> None:
   """Writes a checkpoint beside and renames it into its place."""
+  weights = jax.tree.map(hosts.whole, weights)
+  if not hosts.is_first():
+    return
   scratch, old = folder / f".{name}", folder / f".{name}.old"
   for path in (scratch, old):
     shutil.rmtree(path, ignore_errors=True)
@@ -216,8 +248,11 @@ def export(folder: Path, name: str, weights, shape, tokenizer) -> None:
 def run() -> None:
   """Checks everything, then trains."""
   config, shape, options = read_config()
+  _mesh.join()
   if not (FLAGS.folder or FLAGS.time_steps):
     raise ValueError("give --folder, where the run is to live")
+  if FLAGS.time_steps and FLAGS.mesh:
+    raise ValueError("--time_steps times one device; leave --mesh out")
   tokenizer = checkpoints.load_tokenizer(fetch(config["tokenizer"]))
   if tokenizer.vocab_size > shape.vocab_size:
     raise ValueError(
@@ -225,12 +260,13 @@ def run() -> None:
       f"{shape.vocab_size}; the model needs a row for each"
     )
   packed, held_out = load_data(config, options, tokenizer)
-  target = load_target(config, shape, tokenizer)
-  model = transformer.model(shape)
-  params = first_weights(config, shape, options.seed)
+  place, target_place = find_places(config, shape, options)
+  target = load_target(config, shape, tokenizer, target_place)
+  model = transformer.model(shape, place)
+  params = first_weights(config, shape, options.seed, place)
   aim, frozen, decode = objective.language_model(model), None, None
   if target is not None:
-    target_model = transformer.model(target.config)
+    target_model = transformer.model(target.config, target_place)
     aim = objective.distillation(model, target_model, config["loss"])
     frozen = target.params
     decode = judge(config, model, target_model, target, held_out)
@@ -271,6 +307,7 @@ def run() -> None:
       folder, name, weights, shape, tokenizer
     ),
     decode=decode,
+    where=place and checkpoints.shardings(shape, place),
   )
 
 

@@ -11,8 +11,11 @@ from jax.experimental.layout import Layout, with_layout_constraint
 
 from specdec.types import KVCache
 
-_LAYOUT = Layout(major_to_minor=(0, 1, 2, 3))
+_LANES = 128  # of a TPU's tile
+_ROWS = Layout(major_to_minor=(0, 1, 2, 3))
+_COLUMNS = Layout(major_to_minor=(0, 1, 3, 2))
 _TILE = 16  # slots; other counts get another layout at a TPU program's entry
+_MANY = 64  # rows; of more, an operation for each makes too long a program
 
 
 def num_slots(positions: int) -> int:
@@ -33,7 +36,11 @@ def init(
 
 
 def write(buffer: jax.Array, new: jax.Array, slot: jax.Array) -> jax.Array:
-  """Writes new [B, heads, T, dim] into slots slot[b] .. slot[b] + T - 1."""
+  """Writes new [B, heads, T, dim] into slots slot[b] .. slot[b] + T - 1.
+
+  The result has the cache's one layout. On a mesh every device calls it for its
+  own part (sharding.Placement.on_each): a partitioner would gather.
+  """
   new = new.astype(buffer.dtype)
   if new.shape[0] == new.shape[2] == 1:
     # A single K/V vector is fused into two slice updates by XLA's CPU backend,
@@ -41,22 +48,50 @@ def write(buffer: jax.Array, new: jax.Array, slot: jax.Array) -> jax.Array:
     # are not.
     new = jnp.concatenate([new, new], axis=2)
   if buffer.shape[0] == 1:  # a plain slice update, where XLA sees one
-    return jax.lax.dynamic_update_slice(buffer, new, (0, 0, slot[0], 0))
+    written = jax.lax.dynamic_update_slice(buffer, new, (0, 0, slot[0], 0))
+  elif buffer.shape[0] > _MANY:
+    written = _write_all_rows(buffer, new, slot)
+  else:
+    written = jax.lax.platform_dependent(
+      buffer, new, slot, tpu=_write_by_rows, default=_write_all_rows
+    )
+  return _pinned(written)
+
+
+def _write_all_rows(buffer, new, slot):
   return jax.vmap(
     lambda b, n, s: jax.lax.dynamic_update_slice(b, n, (0, s, 0))
   )(buffer, new, slot)
 
 
-def pin(cache: KVCache) -> KVCache:
-  """The cache in its one layout, for use inside a loop.
-
-  Where passes of unlike width choose their own layouts, a TPU copies the cache
-  from one to the other every round.
-  """
-  return cache.replace(
-    layers=jax.tree.map(
-      lambda buffer: with_layout_constraint(buffer, _LAYOUT), cache.layers
+@jax.jit  # traced once for all layers
+def _write_by_rows(buffer, new, slot):
+  """On a TPU the scatter that vmap makes of it becomes a loop that carries the
+  buffer into on-chip memory and back: all of it is written, every pass."""
+  for row in range(buffer.shape[0]):
+    buffer = jax.lax.dynamic_update_slice(
+      buffer, new[row : row + 1], (row, 0, slot[row], 0)
     )
+  return buffer
+
+
+def _pinned(buffer: jax.Array) -> jax.Array:
+  """K or V in its one layout.
+
+  Where passes of unlike width choose their own, a TPU copies the cache from one
+  to the other every round. Heads narrower than its tile would be padded to it:
+  there slots are innermost.
+  """
+
+  def in_rows(buffer):
+    return with_layout_constraint(buffer, _ROWS)
+
+  if buffer.shape[-1] % _LANES == 0:
+    return in_rows(buffer)
+  return jax.lax.platform_dependent(
+    buffer,
+    tpu=lambda buffer: with_layout_constraint(buffer, _COLUMNS),
+    default=in_rows,
   )
 
 
@@ -80,8 +115,35 @@ def commit(
     source = cache.length[:, None] + path  # [B, D+1]
 
     def move(buffer):
-      kept = jnp.take_along_axis(buffer, source[:, None, :, None], axis=2)
+      if buffer.shape[0] > _MANY:
+        kept = _read_all(buffer, source)
+      else:
+        kept = jax.lax.platform_dependent(
+          buffer, source, tpu=_read_one_by_one, default=_read_all
+        )
       return write(buffer, kept, cache.length)
 
     layers = jax.tree.map(move, layers)
   return cache.replace(layers=layers, length=cache.length + num_committed)
+
+
+def _read_all(buffer, source):
+  return jnp.take_along_axis(buffer, source[:, None, :, None], axis=2)
+
+
+@jax.jit
+def _read_one_by_one(buffer, source):
+  """On a TPU a gather over slots wants them outermost, and copies the cache."""
+  size = (1, buffer.shape[1], 1, buffer.shape[3])
+  return jnp.concatenate(
+    [
+      jnp.concatenate(
+        [
+          jax.lax.dynamic_slice(buffer, (row, 0, source[row, i], 0), size)
+          for i in range(source.shape[1])
+        ],
+        axis=2,
+      )
+      for row in range(buffer.shape[0])
+    ]
+  )

@@ -18,7 +18,7 @@ import jax.monitoring
 import jax.numpy as jnp
 import numpy as np
 
-from specdec import accept, rounds, sampling, tree
+from specdec import accept, hosts, rounds, sampling, sharding, tree
 from specdec import cache as kv
 from specdec.analysis import hardware
 from specdec.session import Completed, Session
@@ -65,14 +65,16 @@ def pass_timer(
   runs for some time) and each begins with the argmax of the logits of the one
   before; a pass called from the host by itself costs up to twice as much.
   """
-  cache = model.init_cache(batch, kv.num_slots(slots))
+  # Inside jit, a mesh gets its parts and no device all of it.
+  make = jax.jit(model.init_cache, static_argnums=(0, 1))
+  cache = make(batch, kv.num_slots(slots))
   cache = cache.replace(length=jnp.full((batch,), context))
 
   def run(params, ids, cache, passes):
     def step(_, carry):
       output, cache = model.apply(params, *carry)
       ids = jnp.argmax(output.logits, axis=-1).astype(jnp.int32)
-      return ids, kv.pin(cache)
+      return ids, cache
 
     return jax.lax.fori_loop(0, passes, step, (ids, cache))
 
@@ -87,6 +89,7 @@ def pass_timer(
 
   timed(1)
   passes = max(1, round(_TIMED / min(timed(1), timed(1))))
+  passes = int(hosts.agree(passes))
   timed(passes)
   return functools.partial(timed, passes)
 
@@ -199,7 +202,7 @@ def peak_memory() -> int | None:
   The largest is often what was done before decoding: loading, measuring this
   machine.
   """
-  device = jax.devices()[0]
+  device = jax.local_devices()[0]
   if device.platform != "cpu":
     return (device.memory_stats() or {}).get("peak_bytes_in_use")
   unit = 1 if sys.platform == "darwin" else 1024
@@ -244,14 +247,20 @@ class Limit:
 
   def __init__(self, params: PyTree):
     self._params = params
-    self.bandwidth = bandwidth_of(params)  # B/s
+    leaf = jax.tree.leaves(params)[0]
+    self._devices = len(leaf.sharding.device_set)
+    self.bandwidth = self._measured()  # B/s, all of them
+
+  def _measured(self) -> float:
+    return float(hosts.agree(self._devices * bandwidth_of(self._params)))
 
   def check(self, what: str, seconds: float, size: int) -> None:
-    """Refuses as `check_possible` does."""
+    """Refuses as `check_possible` does, on all processes or on none."""
+    seconds = float(hosts.agree(seconds))
     try:
       check_possible(what, seconds, size, self.bandwidth)
     except Impossible:
-      self.bandwidth = max(self.bandwidth, bandwidth_of(self._params))
+      self.bandwidth = max(self.bandwidth, self._measured())
       check_possible(what, seconds, size, self.bandwidth)
 
 
@@ -279,14 +288,21 @@ def time_acceptance(session: Session, repeats: int) -> Timing:
   known = isinstance(shapes[0], np.ndarray)  # the tree, before it is drawn
   batch, nodes = draft.tokens.shape
   key = jax.random.key(0)
-  logits = 3 * jax.random.normal(key, (batch, nodes, vocab_size))
-  row = jnp.arange(batch)[:, None]
-  logits = logits.at[row, draft.parents[:, 1:], draft.tokens[:, 1:]].add(20.0)
+  place = session.places.target if session.places else sharding.anywhere
 
-  def accept_one(logits, draft):
+  @jax.jit
+  def invented(draft):
+    logits = 3 * jax.random.normal(key, (batch, nodes, vocab_size))
+    row = jnp.arange(batch)[:, None]
+    favoured = row, draft.parents[:, 1:], draft.tokens[:, 1:]
+    return place(logits.at[favoured].add(20.0), "rows", None, "vocab")
+
+  logits = invented(draft)
+
+  def accept_one(logits, draft, length):
     noise = sampling.Noise(
       sampling.row_keys(key, jnp.arange(batch)),
-      state.length,
+      length,
       vocab_size,
       session.rule.walk == "coupled",
       jnp.any(settings.temperature > 0),
@@ -304,6 +320,6 @@ def time_acceptance(session: Session, repeats: int) -> Timing:
   seconds = []
   for _ in range(3 + repeats):
     begin = time.perf_counter()
-    jax.block_until_ready(run(logits, draft))
+    jax.block_until_ready(run(logits, draft, state.length))
     seconds.append(time.perf_counter() - begin)
   return timing(seconds[3:])

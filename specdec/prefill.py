@@ -8,7 +8,6 @@ that reach past a row's goal leave scratch only.
 import jax
 import jax.numpy as jnp
 
-from specdec import cache as kv
 from specdec.types import KVCache, Model, ModelOutput, PyTree
 
 CHUNK = 128  # tokens of one pass over a prompt
@@ -68,6 +67,6 @@ def advance(
         output,
       )
     length = jnp.maximum(cache.length, jnp.minimum(cache.length + chunk, goal))
-    return kv.pin(cache.replace(length=length)), outputs
+    return cache.replace(length=length), outputs
 
   return jax.lax.while_loop(unfinished, step, (cache, outputs))

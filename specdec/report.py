@@ -9,6 +9,7 @@ import json
 import pathlib
 from collections.abc import Sequence
 
+from specdec import hosts
 from specdec.analysis.metrics import Acceptance, Estimate, Speed
 from specdec.display import columns
 
@@ -207,4 +208,5 @@ def _percent(gain: Estimate) -> str:
 def write_json(path: str, document: dict) -> None:
   """Writes a document, or fails where it holds what JSON cannot say."""
   text = json.dumps(document, indent=1, allow_nan=False)
-  pathlib.Path(path).write_text(text + "\n", encoding="utf-8")
+  if hosts.is_first():
+    pathlib.Path(path).write_text(text + "\n", encoding="utf-8")

@@ -22,6 +22,7 @@ from specdec.types import (
   ModelOutput,
   Params,
   PyTree,
+  Verdict,
 )
 
 
@@ -62,7 +63,31 @@ def verify_step(
     hidden=hidden,
     features=spec.features or (),
   )
-  return output, state.replace(target_cache=kv.pin(cache))
+  return output, state.replace(target_cache=cache)
+
+
+def judge_step(
+  rule: AcceptanceRule,
+  draft: Draft,
+  logits: Array,
+  state: DecodeState,
+  depth: int,
+  eos_ids: Array,
+) -> tuple[Verdict, Array, accept.Emission]:
+  """Warps the target's logits, walks the draft, draws, and trims.
+
+  Args:
+    logits: [B, N, V] of the target.
+    state: before the round.
+    depth: D, most tokens this draft can have accepted.
+
+  Returns:
+    The verdict, done [B] after it, and what was drawn.
+  """
+  law = sampling.warp(logits, state.sampling)
+  noise = _noise(state, logits.shape[-1], rule)
+  path, emission = accept.accept_step(rule, draft, logits, law, noise, depth)
+  return *accept.trim(path, emission, state, eos_ids), emission
 
 
 def _put(buffer: Array, new: Array, start: Array, count: Array) -> Array:
@@ -135,13 +160,11 @@ def decode_step(
     width = spec.widths[chosen]
     part = _trimmed_to(draft, width)
     context = context_of(state, target.vocab_size, rule)
-    noise = _noise(state, target.vocab_size, rule)
     output, state = verify_step(target, params.target, state, part, spec)
-    law = sampling.warp(output.logits, state.sampling)
-    path, emission = accept.accept_step(
-      rule, part, output.logits, law, noise, min(spec.max_depth, width - 1)
+    depth = min(spec.max_depth, width - 1)
+    verdict, done, emission = judge_step(
+      rule, part, output.logits, state, depth, eos_ids
     )
-    verdict, done = accept.trim(path, emission, state, eos_ids)
     count = verdict.num_committed
     draft_state = drafter.update(
       params, state.draft_state, context, part, verdict, output

@@ -1,7 +1,8 @@
 """The folder of a long run: whose it is, and its results line by line.
 
 Invariant: a kill at any moment leaves a folder with which the same command goes
-on and repeats nothing that is written down.
+on and repeats nothing that is written down. Of several processes the first
+writes; the others' folder is their memory.
 """
 
 import json
@@ -10,9 +11,13 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from specdec import hosts
+
 
 def replace_text(path: Path, text: str) -> None:
   """Writes a file so that a kill leaves it as it was or as it should be."""
+  if not hosts.is_first():
+    return
   scratch = path.with_name(f".{path.name}")
   scratch.write_text(text, encoding="utf-8")
   os.replace(scratch, path)
@@ -50,6 +55,8 @@ def claim(
   Raises:
     ValueError: it holds a run with other settings; they are listed.
   """
+  if not hosts.is_first():
+    return
   folder.mkdir(parents=True, exist_ok=True)
   path = folder / "run.json"
   settings = json.loads(json.dumps(settings))  # tuples as they will be read
@@ -71,6 +78,7 @@ class Lines:
     self.entries: list[dict] = []
     self.broken: list[str] = []
     content = path.read_text(encoding="utf-8") if path.is_file() else ""
+    content = hosts.agree_text(content)
     for number, line in enumerate(content.split("\n"), 1):
       if not line.strip():
         continue
@@ -81,15 +89,20 @@ class Lines:
         self.entries.append(entry)
       except ValueError:
         self.broken.append(f"line {number} of {path} is no JSON object")
+    self._file = None
+    if not hosts.is_first():
+      return
     self._file = path.open("a", encoding="utf-8")
     if content and not content.endswith("\n"):  # a kill cut the last line
       self._file.write("\n")
 
   def append(self, entry: dict) -> None:
     """Adds a line, and sees to it that it is in the file."""
-    self._file.write(json.dumps(entry, allow_nan=False) + "\n")
-    self._file.flush()
+    if self._file:
+      self._file.write(json.dumps(entry, allow_nan=False) + "\n")
+      self._file.flush()
     self.entries.append(entry)
 
   def close(self) -> None:
-    self._file.close()
+    if self._file:
+      self._file.close()

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specdec import decode, sampling
+from specdec import decode, hosts, programs, sampling
 from specdec.answer import Answer
 from specdec.checkpoints import Tokenizer
 from specdec.display import Painter
@@ -39,7 +39,7 @@ def prompt_size(prompts: Sequence[Sequence[int]]) -> int:
 
 def _counts(stats: Stats, count: int) -> Stats:
   """The first rows' counts, on the host."""
-  stats = jax.tree.map(np.asarray, stats)
+  stats = jax.tree.map(hosts.whole, stats)
   own = jax.tree.map(lambda x: x[:count], stats)
   return own.replace(widths=stats.widths)
 
@@ -64,7 +64,10 @@ class Decoded(NamedTuple):
 
 @dataclasses.dataclass
 class Session:
-  """Models, drafter and rule of one run, and the shape it compiles."""
+  """Models, drafter and rule of one run, and the shape it compiles.
+
+  With `places` it runs on a mesh; target and drafter were made for them.
+  """
 
   target: Model
   drafter: Drafter
@@ -78,7 +81,11 @@ class Session:
   temperature: float = 0.0
   top_k: int | None = None
   top_p: float | None = None
+  places: programs.Places | None = None
   _programs: dict[bool, jax.stages.Compiled] = dataclasses.field(
+    default_factory=dict, repr=False
+  )
+  _on_mesh: dict[bool, programs.Programs] = dataclasses.field(
     default_factory=dict, repr=False
   )
 
@@ -115,17 +122,35 @@ class Session:
       prompt[i, : len(ids)] = ids
       length[i] = len(ids)
       limit[i] = len(ids) + self.max_new_tokens
+    inputs = programs.Inputs(
+      prompt, length, self.key, self.settings(self.batch), limit, index
+    )
+    if self.places:
+      made = self._placed(plain, inputs)
+      where = made.inputs._replace(key=None)
+      given = jax.tree.map(hosts.put, inputs._replace(key=None), where)
+      return made.start(self.params, given._replace(key=self.key))
+    inputs = jax.tree.map(jnp.asarray, inputs)
     return decode.start(
       *self._parts(plain),
       self.params,
-      jnp.asarray(prompt),
-      jnp.asarray(length),
-      self.key,
+      inputs.prompt,
+      inputs.prompt_length,
+      inputs.key,
       max_length=self.max_length,
-      sampling=self.settings(self.batch),
-      limit=jnp.asarray(limit),
-      index=jnp.asarray(index),
+      sampling=inputs.sampling,
+      limit=inputs.limit,
+      index=inputs.index,
     )
+
+  def _placed(
+    self, plain: bool, inputs: programs.Inputs | None = None
+  ) -> programs.Programs:
+    if plain not in self._on_mesh:
+      self._on_mesh[plain] = programs.on_mesh(
+        *self._parts(plain), self.params, inputs, self.max_length, self.places
+      )
+    return self._on_mesh[plain]
 
   def run(
     self, state: DecodeState, plain: bool, max_rounds: int
@@ -133,13 +158,19 @@ class Session:
     """At most so many rounds; waits for them."""
     return jax.block_until_ready(
       self.program(plain, state)(
-        self.params, state, self._eos_ids, jnp.int32(max_rounds)
+        self.params, state, self._eos_ids, self._whole(np.int32(max_rounds))
       )
     )
 
   @property
   def _eos_ids(self) -> jax.Array:
-    return jnp.asarray(self.eos_ids, jnp.int32)
+    return self._whole(np.asarray(self.eos_ids, np.int32))
+
+  def _whole(self, x: np.ndarray) -> jax.Array:
+    """On every device."""
+    if self.places is None:
+      return jnp.asarray(x)
+    return hosts.put(x, self.places.target.sharding(()))
 
   def program(
     self, plain: bool, state: DecodeState | None = None
@@ -147,9 +178,12 @@ class Session:
     """The compiled loop, whose `memory_analysis` says what it needs."""
     if plain not in self._programs:
       state = self.start([], [], plain) if state is None else state
-      self._programs[plain] = decode.run.lower(
-        *self._parts(plain), self.params, state, self._eos_ids, jnp.int32(0)
-      ).compile()
+      given = self.params, state, self._eos_ids, self._whole(np.int32(0))
+      if self.places:
+        lowered = self._placed(plain).run.lower(*given)
+      else:
+        lowered = decode.run.lower(*self._parts(plain), *given)
+      self._programs[plain] = lowered.compile()
     return self._programs[plain]
 
   def share_plain(self, other: "Session") -> None:
@@ -196,7 +230,7 @@ class Session:
     middle = time.perf_counter()
     state = self.run(state, plain, decode.MAX_ROUNDS)
     seconds = time.perf_counter() - middle
-    tokens, length = np.asarray(state.tokens), np.asarray(state.length)
+    tokens, length = hosts.whole(state.tokens), hosts.whole(state.length)
     texts = [
       tokens[i, len(ids) : length[i]].tolist() for i, ids in enumerate(rows)
     ]
@@ -224,13 +258,13 @@ class Session:
     prefill = time.perf_counter() - begin
     answers = [Answer(tokenizer, stops) for _ in rows]
     seen, seconds = [len(ids) for ids in rows], 0.0
-    while not np.all(state.done):
+    while not np.all(hosts.whole(state.done)):
       begin = time.perf_counter()
       state = self.run(state, plain, every)
       seconds += time.perf_counter() - begin
-      length = np.asarray(state.length)
+      length = hosts.whole(state.length)
       columns = [
-        np.asarray(column)
+        hosts.whole(column)
         for column in (
           state.tokens,
           state.origin,
@@ -247,7 +281,8 @@ class Session:
       stopped = np.zeros((self.batch,), bool)
       stopped[: len(rows)] = [answer.stopped for answer in answers]
       if stopped.any():
-        state = state.replace(done=state.done | jnp.asarray(stopped))
+        done = hosts.whole(state.done) | stopped
+        state = state.replace(done=hosts.put(done, state.done.sharding))
     for answer in answers:
       answer.finish()
     if painter:
@@ -264,11 +299,16 @@ class Session:
     """Where a text leaves plain decoding's, and how near to a tie that was."""
     both = list(zip(ours, plain))
     at = next((i for i, (a, b) in enumerate(both) if a != b), len(both))
-    ids = jnp.asarray([[*prompt, *plain[:at]]])
+    # As many equal rows as a mesh must have.
+    rows = self.places.target.ways("rows") if self.places else 1
+    ids = np.asarray([[*prompt, *plain[:at]]] * rows)
     position = jnp.asarray([ids.shape[1]])
-    cache = self.target.init_cache(1, ids.shape[1] + 1)
-    output, _ = jax.jit(self.target.apply)(self.params.target, ids, cache)
-    score = output.logits[:, -1]
+
+    def last(params, ids):
+      cache = self.target.init_cache(rows, ids.shape[1] + 1)
+      return self.target.apply(params, ids, cache)[0].logits[:1, -1]
+
+    score = jnp.asarray(hosts.whole(jax.jit(last)(self.params.target, ids)))
     if self.temperature > 0:
       noise = sampling.Noise(
         sampling.row_keys(self.key, jnp.asarray([index])),

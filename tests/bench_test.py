@@ -134,7 +134,7 @@ def test_profile_writes_a_trace(bench, tmp_path):
     (["--target=preset:llama3-1b"], "add --random_weights"),
     (
       ["--target=preset:llama3-405b", "--random_weights"],
-      r"needs .* GiB \(weights 15.*are free",
+      r"needs .* GiB \(target 15.*are free",
     ),
     (["--batch=100000"], "give --prompt_file"),
   ],

@@ -201,9 +201,24 @@ def test_an_unwritable_file_is_refused_at_once(
 
 
 def test_memory_is_checked_before_weights_are_read(run, monkeypatch):
-  monkeypatch.setattr(memory, "available", lambda: 10_000)
+  monkeypatch.setattr(memory, "available", lambda *_: 10_000)
   monkeypatch.setattr(
-    checkpoints, "load", lambda *_: pytest.fail("loaded all the same")
+    checkpoints, "load_pair", lambda *_: pytest.fail("loaded all the same")
   )
   with pytest.raises(SystemExit, match="GiB are free"):
     run("--prompt=a")
+
+
+def test_weights_that_are_loaded_are_not_asked_for_again(run, monkeypatch):
+  plans = []
+  check = memory.check
+  monkeypatch.setattr(
+    memory, "check", lambda plan, *_: plans.append(plan) or check(plan)
+  )
+  run("--prompt=a", "--max_new_tokens=4")
+  before, after = plans
+  assert set(before.parts) - set(after.parts) == {"target"}
+  # What was free, less the weights, holds the rest.
+  left = before.needed - 1.1 * before.parts["target"]
+  monkeypatch.setattr(memory, "available", lambda *_: int(left) + 1)
+  check(after)

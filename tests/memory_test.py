@@ -226,6 +226,7 @@ def test_the_search_finds_a_single_vector_write(monkeypatch):
   assert found
 
 
+@pytest.mark.slow  # minutes of the TPU's compiler
 def test_tpu_program_never_copies_a_cache():
   pytest.importorskip("libtpu")
   environment = os.environ | {

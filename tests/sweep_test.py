@@ -342,6 +342,30 @@ def test_sweeps_are_merged_and_the_drafts_compared(report, tmp_path):
   assert 'alt="drafts_0"' in text and text.count("<tr>") == 5
 
 
+def test_machines_share_a_sweep(sweep, tmp_path):
+  points = [{"k": 0}, {"k": 1}, {"k": 3}]
+  folders = [tmp_path / "first", tmp_path / "second"]
+  for i, folder in enumerate(folders):
+    sweep(points, f"--shard={i}/2", f"--output={folder}")
+  ks = [
+    [line["point"]["k"] for line in sweeps.read(some).lines]
+    for some in ([folders[0]], [folders[1]], folders)
+  ]
+  assert ks == [[0, 3], [1], [0, 3, 1]]
+  for shard in ("2/2", "-1/2", "1", "a/b", "0/0"):
+    with pytest.raises(SystemExit, match="must be I/N with 0 <= I < N"):
+      sweep(points, f"--shard={shard}", f"--output={tmp_path / 'third'}")
+
+
+def test_meshes_are_told_apart(sweep, tmp_path):
+  sweep([{"k": 0}])
+  [line] = lines_of(tmp_path)
+  assert line["mesh"] is None
+  other = tmp_path / "other.jsonl"
+  other.write_text(json.dumps(line | {"mesh": "model:8"}) + "\n")
+  assert len(sweeps.read([tmp_path / "out", other]).lines) == 2
+
+
 def test_a_point_of_several_sweeps_is_pooled(tmp_path):
   folders = []
   for i, (seconds, plain, ours, theirs) in enumerate(

@@ -41,15 +41,16 @@ def read(paths: Sequence[Path]) -> Read:
         continue
       try:
         line = json.loads(row)
-        # Another length of prompts is another measurement.
-        key = json.dumps([line["point"], line.get("context")], sort_keys=True)
+        # Another length of prompts, or mesh, is another measurement.
+        place = line.get("context"), line.get("mesh")
+        key = json.dumps([line["point"], *place], sort_keys=True)
         if "run" in line:
           line["run"]["speed"]["speedup"]["value"]
           line["prediction"]["speedup"]
           measured[key] = line
         else:
           failed[key] = {"point": line["point"], "error": line["error"]}
-      except (ValueError, KeyError, TypeError):
+      except (ValueError, KeyError, TypeError, AttributeError):
         broken.append(f"line {number} of {file} is no point of a sweep")
     for key, line in measured.items():
       found.setdefault(key, []).append(line)
@@ -136,7 +137,8 @@ def setting(line: dict) -> str:
   rule = point.get("acceptance", "coupled")
   temperature = point.get("temperature", 0)
   target = point.get("target", "")
-  return f"{target}; {line['drafter']}; {rule}; T = {temperature:g}"
+  mesh = f"; {line['mesh']}" if line.get("mesh") else ""
+  return f"{target}; {line['drafter']}; {rule}; T = {temperature:g}{mesh}"
 
 
 def by_setting(lines: Sequence[dict]) -> dict[str, list[dict]]:

@@ -97,6 +97,7 @@ class Weights:
     self.source = str(path)
     self._fields = reader.fields
     self._tensors = {tensor.name: tensor for tensor in reader.tensors}
+    self._last: tuple = (None, None)  # (name, row), what `read` made of it
 
   @property
   def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -106,12 +107,23 @@ class Weights:
       for name, tensor in self._tensors.items()
     }
 
-  def read(self, name: str, row: Tensor | None = None) -> np.ndarray:
-    """One tensor in float32, as Hugging Face stores what `row` describes.
+  def read(
+    self,
+    name: str,
+    row: Tensor | None = None,
+    index: tuple[slice, ...] = (),
+  ) -> np.ndarray:
+    """One tensor, or a slice of it, in float32, as Hugging Face stores what
+    `row` describes. The last tensor is kept: its slices are asked for in turn.
 
     Raises:
       ValueError: its quantisation has no decoder.
     """
+    if self._last[0] != (name, row):
+      self._last = (name, row), self._read(name, row)
+    return self._last[1][index]
+
+  def _read(self, name: str, row: Tensor | None) -> np.ndarray:
     tensor = self._tensors[name]
     try:
       array = quants.dequantize(tensor.data, tensor.tensor_type)

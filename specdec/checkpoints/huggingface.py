@@ -100,21 +100,24 @@ class Weights:
       for name, file in self._files.items()
     }
 
-  def read(self, name: str, row: names.Tensor) -> np.ndarray:
-    """One tensor in the type it is stored in.
+  def read(
+    self, name: str, row: names.Tensor, index: tuple[slice, ...] = ()
+  ) -> np.ndarray:
+    """One tensor, or a slice of it, in the type it is stored in; what is
+    outside the slice is not read.
 
     Raises:
       ValueError: it is not stored as floating point of 16 bits or more.
     """
     del row  # it already stands as we want it
-    file = self._files[name]
-    kind = file.get_slice(name).get_dtype()
+    part = self._files[name].get_slice(name)
+    kind = part.get_dtype()
     if kind not in _FLOATS:
       raise ValueError(
         f"{name} in {self.source} is stored as {kind}; accepted: "
         f"{', '.join(_FLOATS)}"
       )
-    return file.get_tensor(name)
+    return part[index or (slice(None),) * len(part.get_shape())]
 
 
 def _shards(directory: Path) -> list[Path]:

@@ -5,6 +5,7 @@ any time at most one tensor exists twice.
 """
 
 import dataclasses
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from specdec import sharding
 from specdec.checkpoints import (
   gguf,
   gguf_tokenizer,
@@ -66,13 +68,19 @@ def inspect(source: str | Path, dtype: str = "float32") -> TransformerConfig:
   return huggingface.config(path, dtype)
 
 
-def load(source: str | Path, dtype: str = "float32") -> Checkpoint:
-  """Loads a checkpoint onto JAX's default device.
+def load(
+  source: str | Path,
+  dtype: str = "float32",
+  place: sharding.Placement | None = None,
+) -> Checkpoint:
+  """Loads a checkpoint onto JAX's default device, or a mesh.
 
   Args:
     source: a directory with config.json and safetensors or orbax/, a .gguf
       file, a directory with one .gguf file, or a hub name like 'owner/name'.
     dtype: 'float32' or 'bfloat16', of the parameters.
+    place: where its parts go. Every host reads its own parts of safetensors
+      and of Orbax; of GGUF it reads all, tensor by tensor.
 
   Raises:
     FileNotFoundError: the source, or a file it should have, is absent.
@@ -97,19 +105,39 @@ def load(source: str | Path, dtype: str = "float32") -> Checkpoint:
       else tuple(t for t in huggingface.eos_tokens(path) if isinstance(t, int))
     )
     if orbax_layout.has_weights(path):
-      params = orbax_layout.read(path, config, dtype)
+      params = orbax_layout.read(
+        path, config, dtype, place and shardings(config, place)
+      )
       return Checkpoint(config, params, text, eos_ids, str(source))
     weights = huggingface.Weights(path)
     wanted = [(row.hugging_face, row) for row in names.expected(config)]
-  params = _read(weights, wanted, dtype)
+  params = _read(weights, wanted, dtype, place)
   return Checkpoint(config, params, text, eos_ids, str(source))
 
 
+def shardings(config: TransformerConfig, place: sharding.Placement) -> dict:
+  """Where every parameter lies: a tree like the parameters'."""
+  return names.nest(
+    {
+      row.ours: place.sharding(row.axes, row.ours, row.shape)
+      for row in names.expected(config)
+    }
+  )
+
+
 def random_checkpoint(
-  config: TransformerConfig, seed: int = 0, source: str = "random"
+  config: TransformerConfig,
+  seed: int = 0,
+  source: str = "random",
+  place: sharding.Placement | None = None,
 ) -> Checkpoint:
   """A checkpoint of this shape with random weights and no tokenizer."""
-  params = transformer.init_params(config, jax.random.key(seed))
+  key = jax.random.key(seed)
+  if place is None:
+    params = transformer.init_params(config, key)
+  else:
+    init = functools.partial(transformer.init_params, config)
+    params = jax.jit(init, out_shardings=shardings(config, place))(key)
   return Checkpoint(config, params, None, (), source)
 
 
@@ -137,7 +165,7 @@ def _check_dtype(dtype: str) -> None:
     raise ValueError(f"dtype {dtype!r} is unknown; known: {', '.join(DTYPES)}")
 
 
-def _read(weights, wanted, dtype: str) -> dict[str, Any]:
+def _read(weights, wanted, dtype: str, place) -> dict[str, Any]:
   names.check(
     {
       name: row.part_shape if len(parts) > 1 else row.shape
@@ -147,23 +175,39 @@ def _read(weights, wanted, dtype: str) -> dict[str, Any]:
     weights.shapes,
     weights.source,
   )
-  return names.nest(
-    {
-      row.ours: _to_device(_whole(weights, parts, row, dtype), dtype)
-      for parts, row in wanted
-    }
-  )
+
+  def placed(parts, row: names.Tensor) -> jax.Array:
+    if place is None:
+      whole = (slice(None),) * len(row.shape)
+      return _to_device(_slice(weights, parts, row, whole, dtype), dtype)
+    read = {}  # devices that hold the same part share what was read
+
+    def part(index: tuple[slice, ...]) -> np.ndarray:
+      key = str(index)
+      if key not in read:
+        found = _slice(weights, parts, row, index, dtype)
+        read[key] = np.array(found, jnp.dtype(dtype))
+      return read[key]
+
+    where = place.sharding(row.axes, row.ours, row.shape)
+    return jax.make_array_from_callback(row.shape, where, part)
+
+  return names.nest({row.ours: placed(parts, row) for parts, row in wanted})
 
 
-def _whole(
-  weights, parts: tuple[str, ...], row: names.Tensor, dtype: str
+def _slice(
+  weights,
+  parts: tuple[str, ...],
+  row: names.Tensor,
+  index: tuple[slice, ...],
+  dtype: str,
 ) -> np.ndarray:
+  """A slice of a tensor that a file holds whole, or expert by expert."""
   if len(parts) == 1:
-    return weights.read(parts[0], row)
-  stacked = np.empty(row.shape, jnp.dtype(dtype))
-  for i, part in enumerate(parts):
-    stacked[i] = weights.read(part, row)
-  return stacked
+    return weights.read(parts[0], row, index)
+  first, *rest = index
+  some = [weights.read(part, row, tuple(rest)) for part in parts[first]]
+  return np.stack(some).astype(jnp.dtype(dtype), copy=False)
 
 
 def _to_device(array: np.ndarray, dtype: str) -> jax.Array:

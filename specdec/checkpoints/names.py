@@ -51,6 +51,7 @@ class Tensor(NamedTuple):
   ours: str
   hugging_face: tuple[str, ...]  # one name, or one an expert
   gguf: str
+  axes: tuple[str, ...]  # of its dimensions, as sharding.Rules knows them
   shape: tuple[int, ...]
   permuted_heads: int  # 0: rows stand as Hugging Face stores them
   gguf_offset: float  # what GGUF files add: they hold 1 + scale, not scale
@@ -244,6 +245,7 @@ def expected(config: TransformerConfig) -> list[Tensor]:
       row.ours.format(layer),
       tuple(row.hugging_face.format(layer, expert=i) for i in range(parts)),
       row.gguf.format(layer),
+      row.shape,
       tuple(number[size] for size in row.shape),
       heads,
       float(config.norm_offset and row.ours.endswith("/scale")),

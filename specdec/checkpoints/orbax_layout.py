@@ -36,8 +36,13 @@ def save(
     checkpointer.save(directory / FOLDER, params, force=True)
 
 
-def read(directory: Path, config: TransformerConfig, dtype: str) -> dict:
-  """The parameters, of `dtype`.
+def read(
+  directory: Path,
+  config: TransformerConfig,
+  dtype: str,
+  shardings: dict | None = None,
+) -> dict:
+  """The parameters, of `dtype`, and where `shardings`, a tree like them, say.
 
   Raises:
     ValueError: a tensor is missing, unknown or misshapen, or a file damaged.
@@ -52,9 +57,14 @@ def read(directory: Path, config: TransformerConfig, dtype: str) -> dict:
     names.check(
       wanted, {name: leaf.shape for name, leaf in found.items()}, str(path)
     )
-    device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    where = names.flatten(shardings or {})
+    device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     shapes = {
-      name: jax.ShapeDtypeStruct(shape, jnp.dtype(dtype), sharding=device)
+      name: jax.ShapeDtypeStruct(
+        shape,
+        jnp.dtype(dtype),
+        sharding=where.get(name, device),
+      )
       for name, shape in wanted.items()
     }
     try:

@@ -17,7 +17,6 @@ decoding (docs/results.md).
 import jax
 import jax.numpy as jnp
 
-from specdec import cache as kv
 from specdec import expand, sampling, tree
 from specdec.types import Context, Draft, Drafter, DraftSpec, Model, Resume
 
@@ -69,7 +68,7 @@ def early_exit(target: Model, exit_layer: int, k: int) -> Drafter:
         head=head,
         features=(exit_layer,),
       )
-      return output, kv.pin(cache.replace(length=cache.length + 1))
+      return output, cache.replace(length=cache.length + 1)
 
     def guess(carry, depth):
       token, cache = carry
@@ -152,7 +151,7 @@ def early_exit_tree(
     )
     logits = run(pending, tree.chain(1), 0, True)[:, 0]
     grown = expansion.grow(context, logits, run, True)
-    layers = kv.pin(cache).layers
+    layers = cache.layers
     hidden = None
     if expansion.in_place:
       hidden = jnp.concatenate(streams, axis=1)

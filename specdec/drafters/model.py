@@ -110,7 +110,7 @@ def model(draft_model: Model, k: int) -> Drafter:
       return sampling.argmax(law + context.noise(depth, depth)), law
 
     token, law = draw(logits, 1)
-    cache = kv.pin(cache.replace(length=length))
+    cache = cache.replace(length=length)
     drawn = jnp.zeros((k, *token.shape), token.dtype).at[0].set(token)
     laws = jnp.zeros((k, *law.shape)).at[0].set(law)
 
@@ -120,7 +120,7 @@ def model(draft_model: Model, k: int) -> Drafter:
         params.draft, drawn[i - 1][:, None], cache
       )
       token, law = draw(output.logits[:, 0], i + 1)
-      cache = kv.pin(cache.replace(length=cache.length + 1))
+      cache = cache.replace(length=cache.length + 1)
       return drawn.at[i].set(token), laws.at[i].set(law), cache
 
     drawn, laws, cache = jax.lax.fori_loop(1, k, extend, (drawn, laws, cache))
@@ -180,7 +180,7 @@ def model_tree(draft_model: Model, expansion: expand.Expansion) -> Drafter:
     count = jnp.full_like(context.length, num_nodes)
     slot = jnp.broadcast_to(jnp.asarray(grown.slot), grown.tokens.shape)
     draft = Draft(grown.tokens, grown.parents, grown.log_probs, count)
-    return draft, _TreeState(kv.pin(cache), slot)
+    return draft, _TreeState(cache, slot)
 
   def update(
     params, state: _TreeState, context, draft, verdict: Verdict, target_output

@@ -104,6 +104,16 @@ class TransformerConfig:
   normalize_experts: bool = True
   dtype: str = "float32"
 
+  @property
+  def counts(self) -> dict[str, int]:
+    """What a mesh shares out, by the names in sharding.Rules."""
+    return {
+      "vocab": self.vocab_size,
+      "query": self.num_heads,
+      "key": self.num_kv_heads,
+      "mlp": self.mlp_width,
+    }
+
   def __post_init__(self):
     for name in (
       "vocab_size",

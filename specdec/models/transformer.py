@@ -2,21 +2,27 @@
 
 What sets the families apart are options of TransformerConfig. Weights are
 [out, in], as checkpoints store them, or as models/packing.py packs them. Norms,
-rotary angles, softmax and logits are float32 whatever the dtype is.
+rotary angles, softmax and logits are float32 whatever the dtype is. `place`
+says where an activation lies on a mesh (sharding.py): heads, inner columns and
+vocabulary are split, and what two layers exchange is whole again.
 """
 
 import functools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
 from specdec import cache as kv
+from specdec import sharding
 from specdec.models.attention import positions, visible
 from specdec.models.config import RopeScaling, TransformerConfig
 from specdec.models.experts import ACTIVATIONS, Experts
 from specdec.models.packing import look_up, project
 from specdec.types import KVCache, Model, ModelOutput
+
+Place = Callable[..., jax.Array]  # (x, *names of its axes) -> x
 
 
 class Linear(nn.Module):
@@ -115,6 +121,7 @@ class Attention(nn.Module):
   """Grouped-query attention over cache slots; writes its own K/V first."""
 
   config: TransformerConfig
+  place: Place = sharding.anywhere
 
   @nn.compact
   def __call__(self, x, layer, slot, angles, mask):
@@ -122,26 +129,31 @@ class Attention(nn.Module):
     batch, num_tokens, _ = x.shape
     groups = c.num_heads // c.num_kv_heads
 
-    def heads(name, count):
+    def heads(name, count, axis):
       y = Linear(count * c.head_dim, c.qkv_bias, name=name)(x)
-      return y.reshape(batch, num_tokens, count, c.head_dim)
+      y = y.reshape(batch, num_tokens, count, c.head_dim)
+      return self.place(y, "rows", None, axis, None)
 
-    query, key = heads("q", c.num_heads), heads("k", c.num_kv_heads)
+    query = heads("q", c.num_heads, "query")
+    key = heads("k", c.num_kv_heads, "key")
     if c.qk_norm:
       query = RMSNorm(c.norm_epsilon, c.norm_offset, name="q_norm")(query)
       key = RMSNorm(c.norm_epsilon, c.norm_offset, name="k_norm")(key)
     query, key = rotate(query, *angles), rotate(key, *angles)
-    value = heads("v", c.num_kv_heads)
+    value = heads("v", c.num_kv_heads, "key")
     keys, values = key.swapaxes(1, 2), value.swapaxes(1, 2)
     if layer is not None:
-      keys = kv.write(layer[0], keys, slot)
-      values = kv.write(layer[1], values, slot)
+      parts = sharding.CACHE, sharding.CACHE, ("rows",)
+      write = self.place.on_each(kv.write, parts, sharding.CACHE)
+      keys = write(layer[0], keys, slot)
+      values = write(layer[1], values, slot)
 
     # Queries of one K/V head stand together: [B, heads, groups * T, dim].
     query = query.reshape(batch, num_tokens, c.num_kv_heads, groups, -1)
     query = query.transpose(0, 2, 3, 1, 4).reshape(
       batch, c.num_kv_heads, groups * num_tokens, c.head_dim
     )
+    query = self.place(query, "rows", "key", "group", None)
     scores = jnp.einsum(
       "bhsd,bhqd->bhsq", keys, query, preferred_element_type=jnp.float32
     ).swapaxes(2, 3)
@@ -154,6 +166,7 @@ class Attention(nn.Module):
     mixed = jnp.einsum("bhqs,bhsd->bhqd", weights, values)
     mixed = mixed.reshape(batch, c.num_heads, num_tokens, c.head_dim)
     mixed = mixed.swapaxes(1, 2).reshape(batch, num_tokens, -1)
+    mixed = self.place(mixed, "rows", None, "query")
     return Linear(c.width, name="o")(mixed), (keys, values)
 
 
@@ -166,12 +179,14 @@ class MLP(nn.Module):
   """Gated feed-forward (arXiv:2002.05202)."""
 
   config: TransformerConfig
+  place: Place = sharding.anywhere
 
   @nn.compact
   def __call__(self, x: jax.Array) -> jax.Array:
     gate = Linear(self.config.mlp_width, name="gate")(x)
     up = Linear(self.config.mlp_width, name="up")(x)
     inner = ACTIVATIONS[self.config.activation](gate) * up
+    inner = self.place(inner, "rows", None, "mlp")
     return Linear(self.config.width, name="down")(inner)
 
 
@@ -179,16 +194,23 @@ class Layer(nn.Module):
   """One pre-norm decoder layer; its parts' outputs too may pass a norm."""
 
   config: TransformerConfig
+  place: Place = sharding.anywhere
 
   @nn.compact
   def __call__(self, x, layer, slot, angles, mask):
     c = self.config
     norm = functools.partial(RMSNorm, c.norm_epsilon, c.norm_offset)
     y = norm(name="attention_norm")(x)
-    y, layer = Attention(c, name="attention")(y, layer, slot, angles, mask)
+    attention = Attention(c, self.place, name="attention")
+    y, layer = attention(y, layer, slot, angles, mask)
+    y = self.place(y, "rows", None, None)  # summed over the heads' chips
     x = x + (norm(name="attention_post_norm")(y) if c.post_norms else y)
     y = norm(name="mlp_norm")(x)
-    y = (Experts if c.num_experts else MLP)(c, name="mlp")(y)
+    if c.num_experts:
+      y = Experts(c, name="mlp")(y)
+    else:
+      y = MLP(c, self.place, name="mlp")(y)
+    y = self.place(y, "rows", None, None)
     return x + (norm(name="mlp_post_norm")(y) if c.post_norms else y), layer
 
 
@@ -212,6 +234,7 @@ class Transformer(nn.Module):
   """The whole decoder; `types.Model.apply` says what a call does."""
 
   config: TransformerConfig
+  place: Place = sharding.anywhere
 
   @nn.compact
   def __call__(
@@ -247,12 +270,13 @@ class Transformer(nn.Module):
 
     embed = Embedding(c, name="embed")
     x = embed(tokens) if start == 0 else hidden
+    x = self.place(x, "rows", None, None)
     if start == 0 and c.scale_embedding:
       x *= jnp.asarray(c.width**0.5, x.dtype)  # rounded first, as trained
     streams = {}
     for i in range(start, stop):
       streams[i] = x
-      x, layers[i] = Layer(c, name=f"layer_{i}")(
+      x, layers[i] = Layer(c, self.place, name=f"layer_{i}")(
         x, layers[i], length + first, angles[windows[i]], masks[windows[i]]
       )
     streams[stop] = x
@@ -261,6 +285,7 @@ class Transformer(nn.Module):
     if head:
       table = embed if c.tied else Embedding(c, name="head")
       logits = softcap(table.logits(normed), c.logit_softcap)
+      logits = self.place(logits, "rows", None, "vocab")
     output = ModelOutput(logits, normed, tuple(streams[i] for i in features))
     if cache is not None:
       cache = cache.replace(layers=tuple(layers))
@@ -268,15 +293,19 @@ class Transformer(nn.Module):
 
 
 @functools.cache  # equal configs give one, so jit traces once
-def model(config: TransformerConfig) -> Model:
-  """The decoder of this shape as pure functions."""
-  module = Transformer(config)
+def model(config: TransformerConfig, place: Place | None = None) -> Model:
+  """The decoder of this shape as pure functions.
+
+  Args:
+    place: a sharding.Placement; None: one device.
+  """
+  module = Transformer(config, place or sharding.anywhere)
 
   def apply(params, tokens, cache, **options):
     return module.apply({"params": params}, tokens, cache, **options)
 
   def init_cache(batch: int, slots: int) -> KVCache:
-    return kv.init(
+    cache = kv.init(
       batch,
       slots,
       config.num_layers,
@@ -284,6 +313,10 @@ def model(config: TransformerConfig) -> Model:
       config.head_dim,
       jnp.dtype(config.dtype),
     )
+    if place is None:
+      return cache
+    layers = jax.tree.map(lambda x: place(x, *sharding.CACHE), cache.layers)
+    return cache.replace(layers=layers)
 
   return Model(apply, init_cache, config.vocab_size)
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import jax
 import numpy as np
 
-from specdec import decode, sampling
+from specdec import decode, hosts, sampling
 from specdec.analysis import metrics
 from specdec.types import AcceptanceRule, Drafter, Model, Params, PyTree
 
@@ -45,7 +45,7 @@ def by_decoding(
       max_length=size + new_tokens,
       sampling=sampling.settings(batch, temperature),
     )
-    found = metrics.acceptance([jax.tree.map(np.asarray, state.stats)])
+    found = metrics.acceptance([jax.tree.map(hosts.whole, state.stats)])
     return {
       "tokens_per_pass": found.tokens_per_pass.value,
       "accepted_per_drafted": found.accepted_per_drafted.value,

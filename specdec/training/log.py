@@ -1,7 +1,7 @@
 """The curves of a run: lines of JSON, and the same for TensorBoard.
 
 Invariant: after a resume the file holds every step once, as if the run had
-never stopped.
+never stopped. Of several processes the first writes.
 """
 
 import json
@@ -10,6 +10,7 @@ from pathlib import Path
 
 from tensorboardX import SummaryWriter
 
+from specdec import hosts
 from specdec.run_folder import replace_text
 
 
@@ -29,25 +30,30 @@ class Log:
       lines = [x for x in path.read_text().splitlines() if x.endswith("}")]
       kept = [x for x in map(json.loads, lines) if x["step"] <= step]
     replace_text(path, "".join(json.dumps(entry) + "\n" for entry in kept))
-    self.lowest = min(
+    lowest = min(
       (entry["loss"] for entry in kept if entry["kind"] == "held_out"),
       default=math.inf,
     )
-    self._file = path.open("a")
-    self._board = SummaryWriter(
-      str(folder / "tensorboard"), purge_step=step + 1
-    )
+    self.lowest = float(hosts.agree(lowest))
+    self._file = self._board = None
+    if hosts.is_first():
+      self._file = path.open("a")
+      self._board = SummaryWriter(
+        str(folder / "tensorboard"), purge_step=step + 1
+      )
 
   def write(self, step: int, kind: str, measures: dict) -> None:
     """One entry of numbers, or lists of them.
 
     `kind` is 'train', 'held_out' or 'decoding'.
     """
+    if kind == "held_out":
+      self.lowest = min(self.lowest, measures["loss"])
+    if self._file is None:
+      return
     entry = {"step": step, "kind": kind, **measures}
     self._file.write(json.dumps(entry) + "\n")
     self._file.flush()
-    if kind == "held_out":
-      self.lowest = min(self.lowest, measures["loss"])
     for name, value in measures.items():
       if not isinstance(value, list):
         self._board.add_scalar(f"{kind}/{name}", value, step)
@@ -58,5 +64,6 @@ class Log:
 
   def close(self) -> None:
     """Flushes both."""
-    self._file.close()
-    self._board.close()
+    if self._file:
+      self._file.close()
+      self._board.close()

@@ -80,14 +80,45 @@ def init(params: PyTree, optimizer: optax.GradientTransformation) -> TrainState:
   )
 
 
+def shardings(
+  state: TrainState,
+  optimizer: optax.GradientTransformation,
+  where: PyTree,
+  whole: jax.sharding.Sharding,
+) -> TrainState:
+  """Where a state lies: what the optimizer keeps of a weight beside it.
+
+  Args:
+    where: of the weights.
+    whole: of everything else.
+  """
+  return TrainState(
+    step=whole,
+    params=where,
+    opt_state=optax.tree.map_params(
+      optimizer,
+      lambda leaf, own: leaf if isinstance(leaf, optax.MaskedNode) else own,
+      state.opt_state,
+      where,
+      transform_non_params=lambda _: whole,
+      is_leaf=lambda leaf: isinstance(leaf, optax.MaskedNode),
+    ),
+    failed=whole,
+  )
+
+
 def make_step(
   objective: Objective,
   optimizer: optax.GradientTransformation,
   options: Options,
+  where: TrainState | None = None,
 ):
   """step(state, frozen, tokens [batch, T+1]) -> (state, measures), donating.
 
   Measures are those of the objective, the loss and the gradient's norm.
+
+  Args:
+    where: shardings of the state, None to leave them to what is given.
   """
   dtype = jnp.dtype(options.dtype)
 
@@ -135,7 +166,9 @@ def make_step(
     )
     return state, {**measures, "gradient_norm": norm}
 
-  return jax.jit(step, donate_argnums=0)
+  if where is None:
+    return jax.jit(step, donate_argnums=0)
+  return jax.jit(step, donate_argnums=0, out_shardings=(where, None))
 
 
 def make_evaluation(objective: Objective, options: Options):

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from tqdm import tqdm
 
+from specdec import hosts
 from specdec.training import loop
 from specdec.training.data import Sequences
 from specdec.training.log import Log
@@ -40,6 +41,7 @@ def train(
   *,
   export: Callable[[PyTree, str], None],
   decode: Callable[[PyTree], dict] | None = None,
+  where: PyTree | None = None,
 ) -> PyTree:
   """Trains `params`, going on where the run in `folder` stopped.
 
@@ -51,6 +53,8 @@ def train(
     export: called with weights and 'best' (lowest held-out loss so far) or
       'last' (when the run is over).
     decode: measures of weights by decoding, taken at every evaluation.
+    where: NamedShardings of the weights, on a mesh with an axis `data`, where
+      `frozen` lies already; None: whole on every device.
 
   Returns:
     The last weights.
@@ -60,14 +64,25 @@ def train(
     ValueError: no checkpoint of the run can be read.
   """
   optimizer = loop.make_optimizer(options)
-  # Weights stand whole on every device, and each computes some of the rows.
-  mesh = jax.make_mesh(
-    (_num_shards(options),), ("data",), axis_types=(AxisType.Auto,)
-  )
-  whole = NamedSharding(mesh, PartitionSpec())
+  if where is None:
+    state = loop.init(jax.tree.map(jnp.copy, params), optimizer)
+    # Weights stand whole on every device, and each computes some of the rows.
+    mesh = jax.make_mesh(
+      (_num_shards(options),), ("data",), axis_types=(AxisType.Auto,)
+    )
+    whole = NamedSharding(mesh, PartitionSpec())
+    frozen = jax.device_put(frozen, whole)
+    places = None
+    state = jax.device_put(state, whole)
+  else:
+    mesh = jax.tree.leaves(where)[0].mesh
+    whole = NamedSharding(mesh, PartitionSpec())
+    make = functools.partial(loop.init, optimizer=optimizer)
+    shapes = jax.eval_shape(make, params)
+    places = loop.shardings(shapes, optimizer, where, whole)
+    # Nowhere does a device get more than its parts.
+    state = jax.jit(make, out_shardings=places)(jax.device_put(params, where))
   rows = NamedSharding(mesh, PartitionSpec("data"))
-  state = loop.init(jax.tree.map(jnp.copy, params), optimizer)
-  state, frozen = jax.device_put((state, frozen), whole)
   checkpoints = Checkpoints(folder)
   restored, faults = checkpoints.restore(state)
   for fault in faults:
@@ -76,7 +91,7 @@ def train(
     state = restored
     print(f"train: going on after step {int(state.step)}", file=sys.stderr)
   log = Log(folder, int(state.step))
-  step = loop.make_step(objective, optimizer, options)
+  step = loop.make_step(objective, optimizer, options, places)
   evaluation = loop.make_evaluation(objective, options)
   sequences = held_out.spread(options.eval_sequences)
   tokens = options.batch * options.sequence
@@ -92,7 +107,7 @@ def train(
   began, since = time.perf_counter(), first
   try:
     for at in range(first, options.steps):
-      batch = jax.device_put(data.batch(at, options.batch), rows)
+      batch = hosts.put(data.batch(at, options.batch), rows)
       state, measures = step(state, frozen, batch)
       bar.update()
       now = at + 1
@@ -119,8 +134,10 @@ def train(
         log.write(now, "held_out", values)
         bar.write(f"step {now}: held-out {_line(values)}", file=sys.stderr)
         if decode is not None:
-          one = jax.tree.map(lambda x: x.addressable_data(0), state.params)
-          values = decode(one)
+          weights = state.params
+          if where is None:  # one device is enough
+            weights = jax.tree.map(lambda x: x.addressable_data(0), weights)
+          values = decode(weights)
           log.write(now, "decoding", values)
           bar.write(f"step {now}: decoding {_line(values)}", file=sys.stderr)
       if due[2]:
@@ -168,8 +185,8 @@ def _evaluate(measure, sequences, size: int, rows) -> dict[str, float]:
   totals: dict[str, float] = {}
   for first in range(0, len(sequences), size):
     piece = sequences[first : first + size]
-    if len(piece) % rows.num_devices == 0:
-      piece = jax.device_put(piece, rows)
-    for name, value in measure(jnp.asarray(piece)).items():
+    if len(piece) % rows.mesh.shape["data"] == 0:
+      piece = hosts.put(piece, rows)
+    for name, value in measure(piece).items():
       totals[name] = totals.get(name, 0.0) + float(value) * len(piece)
   return {name: total / len(sequences) for name, total in totals.items()}

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from tqdm import tqdm
 
-from specdec import decode, sampling
+from specdec import decode, hosts, sampling
 from specdec.types import Model, Params, PyTree
 
 PIECE = 16  # rows decoded together
@@ -46,7 +46,11 @@ def sample(
   starts = range(0, len(prompts) - PIECE + 1, PIECE)
   for start in tqdm(starts, desc="sampling", unit=f" x {PIECE} rows"):
     path = folder / f"{start:08d}.npy"
-    if not path.is_file():
+    if hosts.agree(path.is_file()):
+      # Of several processes the first has it.
+      blank = np.zeros((PIECE, length), np.int32)
+      tokens = hosts.agree(np.load(path) if hosts.is_first() else blank)
+    else:
       state = decode.autoregress(
         target,
         Params(params),
@@ -57,9 +61,11 @@ def sample(
         sampling=sampling.settings(PIECE, temperature),
         index=start + np.arange(PIECE),
       )
-      scratch = path.with_suffix(".part")
-      with scratch.open("wb") as file:
-        np.save(file, np.asarray(state.tokens))
-      scratch.rename(path)
-    rows.append(np.load(path))
+      tokens = hosts.whole(state.tokens)
+      if hosts.is_first():
+        scratch = path.with_suffix(".part")
+        with scratch.open("wb") as file:
+          np.save(file, tokens)
+        scratch.rename(path)
+    rows.append(tokens)
   return np.concatenate(rows)

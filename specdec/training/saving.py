@@ -12,6 +12,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
+from specdec import hosts
 from specdec.training.loop import TrainState
 from specdec.types import PyTree
 
@@ -74,12 +75,13 @@ class Checkpoints:
 
   def _put_aside(self, steps: list[int]) -> None:
     aside = self.folder.with_name("unusable")
-    for step in steps:
+    for step in steps if hosts.is_first() else ():
       aside.mkdir(exist_ok=True)
       names = (aside / f"{step}-{i}" for i in range(1000))
       free = next(name for name in names if not name.exists())
       (self.folder / str(step)).rename(free)
     if steps:
+      hosts.agree(0)  # all wait for the first
       self._manager.reload()
 
   def newest(self) -> int | None:
@@ -97,5 +99,5 @@ def checksum(tree: PyTree) -> int:
   """CRC-32 of every value, in the order of the tree."""
   total = 0
   for leaf in jax.tree.leaves(tree):
-    total = zlib.crc32(np.ascontiguousarray(np.asarray(leaf)), total)
+    total = zlib.crc32(np.ascontiguousarray(hosts.whole(leaf)), total)
   return total

@@ -1,0 +1,320 @@
+"""Which chip holds what: names of axes, rules, meshes, placements.
+
+Every dimension of a parameter, a cache and the decode state has a logical name
+or none; `Rules` say over which axes of a mesh a name is split, and whatever has
+no rule lies whole on every chip. A mesh has the axis `data`, over which rows of
+a batch are split, and `model`, over which heads, inner MLP columns and the
+vocabulary are (Megatron, arXiv:1909.08053). Invariant: where `model` has more
+chips than something divides by, it is cut into `model`, `model_2`, ..., so that
+every number of shards that is needed is a product of the first few of them.
+"""
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+import jax
+from jax.experimental import mesh_utils
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from specdec.types import DecodeState, KVCache, PyTree
+
+Names = tuple[str | None, ...]  # of a leaf's dimensions
+CACHE: Names = ("rows", "key", None, None)
+
+
+@dataclasses.dataclass(frozen=True)
+class Rules:
+  """Logical axis -> the mesh axes that it is split over, () for none.
+
+  Attributes:
+    rows: of a batch.
+    vocab: embedding, vocabulary projection, logits, laws.
+    query: query heads, and the columns of what projects to and from them.
+    key: K/V heads; fewer axes than `query` where there are fewer heads than
+      chips: then several chips hold one head, and share its queries.
+    mlp: inner columns of the MLP or of every expert.
+  """
+
+  rows: tuple[str, ...] = ()
+  vocab: tuple[str, ...] = ()
+  query: tuple[str, ...] = ()
+  key: tuple[str, ...] = ()
+  mlp: tuple[str, ...] = ()
+
+  def __post_init__(self):
+    if self.query[: len(self.key)] != self.key:
+      raise ValueError(
+        f"K/V heads over {self.key} and query heads over {self.query}: a query "
+        "would be far from its keys"
+      )
+
+  @property
+  def group(self) -> tuple[str, ...]:
+    """Of the queries that share a K/V head."""
+    return self.query[len(self.key) :]
+
+  def spec(self, names: Names, leaf: str = "a leaf") -> PartitionSpec:
+    """Of a leaf whose dimensions are called so.
+
+    Raises:
+      ValueError: two dimensions would be split over one mesh axis.
+    """
+    axes = [getattr(self, name, ()) if name else () for name in names]
+    used = list(itertools.chain(*axes))
+    for axis in used:
+      if used.count(axis) > 1:
+        raise ValueError(f"{leaf} {names}: two dimensions over axis {axis!r}")
+    return PartitionSpec(*(axis or None for axis in axes))
+
+
+@dataclasses.dataclass(frozen=True)
+class Placement:
+  """A model's rules on a mesh. Hashable: programs are compiled for it."""
+
+  mesh: Mesh
+  rules: Rules
+
+  def sharding(
+    self,
+    names: Names,
+    leaf: str = "a leaf",
+    shape: tuple[int, ...] | None = None,
+  ) -> NamedSharding:
+    """Of a leaf whose dimensions are called so.
+
+    Raises:
+      ValueError: two dimensions fall on one axis, or one does not divide.
+    """
+    for name, size in zip(names, shape or ()):
+      if name and size % self.ways(name):
+        raise ValueError(
+          f"{leaf}: {size} along {name!r} do not divide by {self.ways(name)}"
+        )
+    return NamedSharding(self.mesh, self.rules.spec(names, leaf))
+
+  def __call__(self, x: jax.Array, *names: str | None) -> jax.Array:
+    """x, told where it lies; inside jit.
+
+    Rows that do not divide, as of a single pass that is timed, are not split.
+    """
+    names = self._dividing(names, x.shape[0])
+    return jax.lax.with_sharding_constraint(x, self.sharding(names))
+
+  def on_each(
+    self, f: Callable[..., jax.Array], given: Sequence[Names], made: Names
+  ) -> Callable[..., jax.Array]:
+    """f, run by every device on its own parts of the arguments.
+
+    Args:
+      given, made: names of the arguments' axes, and of the result's.
+    """
+
+    def run(*args: jax.Array) -> jax.Array:
+      specs = [
+        self.rules.spec(self._dividing(names, args[0].shape[0]))
+        for names in (*given, made)
+      ]
+      return jax.shard_map(
+        f,
+        mesh=self.mesh,
+        in_specs=tuple(specs[:-1]),
+        out_specs=specs[-1],
+        check_vma=False,
+      )(*args)
+
+    return run
+
+  def _dividing(self, names: Names, rows: int) -> Names:
+    """The names, but rows that do not divide are not split."""
+    if names[0] == "rows" and rows % self.ways("rows"):
+      return (None, *names[1:])
+    return names
+
+  def ways(self, name: str) -> int:
+    """Over how many chips an axis of that name is split."""
+    axes = getattr(self.rules, name, ())
+    return math.prod(self.mesh.shape[axis] for axis in axes)
+
+
+@dataclasses.dataclass(frozen=True)
+class Anywhere:
+  """What a model has in a placement's stead: one device, nothing to say."""
+
+  def __call__(self, x: jax.Array, *names: str | None) -> jax.Array:
+    del names
+    return x
+
+  def on_each(self, f, given, made):
+    del given, made
+    return f
+
+
+anywhere = Anywhere()
+
+
+def parse(text: str) -> dict[str, int]:
+  """'data:2,model:4' as {'data': 2, 'model': 4}; what is left out is 1.
+
+  Raises:
+    ValueError: another axis, or a size below 1.
+  """
+  found = {"data": 1, "model": 1}
+  for part in filter(None, text.split(",")):
+    name, _, size = part.partition(":")
+    if name not in found or not size.isdecimal() or int(size) < 1:
+      raise ValueError(
+        f"mesh {text!r}: {part!r} is no axis; give data:N,model:M, each >= 1"
+      )
+    found[name] = int(size)
+  return found
+
+
+def make_mesh(
+  data: int, model: int, parts: Sequence[int] = (), devices=None
+) -> Mesh:
+  """A mesh of data x model chips.
+
+  Args:
+    parts: further numbers of shards that models are to be split into.
+    devices: default all of JAX's.
+
+  Raises:
+    ValueError: there are fewer devices, or the parts do not divide each other.
+  """
+  devices = jax.devices() if devices is None else devices
+  if data * model > len(devices):
+    raise ValueError(
+      f"a mesh of data:{data},model:{model} needs {data * model} devices; "
+      f"there are {len(devices)}"
+    )
+  chain = sorted({1, model, *parts})
+  for small, large in itertools.pairwise(chain):
+    if large % small:
+      raise ValueError(
+        f"{small} and {large} shards do not nest: neither divides the other"
+      )
+  sizes = [large // small for small, large in itertools.pairwise(chain)] or [1]
+  names = ["model", *(f"model_{i}" for i in range(2, len(sizes) + 1))]
+  axes = ("data", *names)
+  # Near neighbours along every axis; a torus' own axes may be cut for it.
+  try:
+    grid = mesh_utils.create_device_mesh(
+      (data, *sizes), devices[: data * model], allow_split_physical_axes=True
+    )
+  except AssertionError as error:  # of the chips of a torus
+    raise ValueError(
+      f"a mesh of data:{data},model:{model} is no part of these "
+      f"{len(devices)} chips' torus: {error}; take all of them"
+    ) from error
+  return Mesh(grid, axes, axis_types=(AxisType.Auto,) * len(axes))
+
+
+def shards(model: int, kv_heads: int) -> int:
+  """Over how many of `model` chips K/V heads are split."""
+  return math.gcd(model, kv_heads)
+
+
+def place(
+  mesh: Mesh,
+  counts: Mapping[str, int],
+  ways: int | None = None,
+  who: str = "the model",
+) -> Placement:
+  """Where a model goes: split `ways` ways, and over rows.
+
+  Args:
+    counts: of 'vocab', 'query' and 'key' heads, and 'mlp' columns.
+    ways: chips that share its weights, default all of `model`; 1: every chip
+      has all of them.
+
+  Raises:
+    ValueError: the chips do not divide what they are to share.
+  """
+  model = [axis for axis in mesh.axis_names if axis != "data"]
+  sizes = list(
+    itertools.accumulate((mesh.shape[a] for a in model), int.__mul__)
+  )
+  ways = sizes[-1] if ways is None else ways
+
+  def first(number: int) -> tuple[str, ...]:
+    if number == 1:
+      return ()
+    if number not in sizes:
+      raise ValueError(
+        f"{who} over {number} chips: this mesh has groups of {sizes}"
+      )
+    return tuple(model[: sizes.index(number) + 1])
+
+  what = {
+    "vocab": "tokens of the vocabulary",
+    "query": "query heads",
+    "mlp": "inner columns of the MLP",
+  }
+  for name, words in what.items():
+    if counts[name] % ways:
+      padded = -(-counts[name] // ways) * ways
+      raise ValueError(
+        f"{ways} chips do not divide the {counts[name]} {words} of {who}; "
+        f"{padded} would do"
+      )
+  if counts["key"] % ways and ways % counts["key"]:
+    raise ValueError(
+      f"{ways} chips and {counts['key']} K/V heads of {who}: neither divides "
+      "the other"
+    )
+  axes = first(ways)
+  rules = Rules(
+    rows=("data",),
+    vocab=axes,
+    query=axes,
+    key=first(shards(ways, counts["key"])),
+    mlp=axes,
+  )
+  return Placement(mesh, rules)
+
+
+def of_state(
+  state: DecodeState, target: Placement, draft: Placement | None = None
+) -> DecodeState:
+  """The shardings of a decode state, by its shapes.
+
+  What a drafter carries has its rows first; caches in it lie as the draft's.
+
+  Raises:
+    ValueError: the rows do not divide.
+  """
+  batch, ways = state.length.shape[0], target.ways("rows")
+  if batch % ways:
+    raise ValueError(f"a batch of {batch} rows over data:{ways}; take another")
+  rows, whole = target.sharding(("rows",)), target.sharding(())
+
+  def cache(own: Placement, who: str, found: KVCache) -> KVCache:
+    layers = jax.tree_util.tree_map_with_path(
+      lambda path, x: own.sharding(
+        CACHE, f"{who}{jax.tree_util.keystr(path)}", x.shape
+      ),
+      found.layers,
+    )
+    return KVCache(layers=layers, length=rows)
+
+  def of_draft(tree: PyTree) -> PyTree:
+    return jax.tree.map(
+      lambda x: (
+        cache(draft or target, "draft_state", x)
+        if isinstance(x, KVCache)
+        else rows
+      ),
+      tree,
+      is_leaf=lambda x: isinstance(x, KVCache),
+    )
+
+  common = jax.tree.map(
+    lambda _: rows, state.replace(target_cache=None, draft_state=None)
+  )
+  return common.replace(
+    target_cache=cache(target, "target_cache", state.target_cache),
+    draft_state=of_draft(state.draft_state),
+    stats=common.stats.replace(widths=whole),
+  )

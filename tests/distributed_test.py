@@ -1,0 +1,131 @@
+"""Two processes on one machine write what one writes."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+
+import pytest
+
+import programs
+
+
+def generate(*arguments, devices=2):
+  flags = f"--xla_force_host_platform_device_count={devices}"
+  return subprocess.Popen(
+    [sys.executable, programs.SCRIPTS / "generate.py", *arguments],
+    env=os.environ
+    | {
+      "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {flags}",
+      "JAX_PLATFORMS": "cpu",
+    },
+    stdout=subprocess.PIPE,
+    stderr=subprocess.PIPE,
+    text=True,
+  )
+
+
+def free_port():
+  with socket.socket() as found:
+    found.bind(("127.0.0.1", 0))
+    return found.getsockname()[1]
+
+
+@pytest.fixture(scope="module")
+def common(tmp_path_factory):
+  target = programs.write_model(
+    tmp_path_factory.mktemp("target"), num_heads=2, vocab_size=28
+  )
+  draft = programs.write_model(
+    tmp_path_factory.mktemp("draft"), seed=1, vocab_size=28
+  )
+  prompts = tmp_path_factory.mktemp("prompts") / "p.jsonl"
+  prompts.write_text('{"prompt": "ab"}\n{"prompt": "cabcab"}\n' * 2)
+  return [
+    f"--target={target}", f"--draft={draft}", f"--prompt_file={prompts}",
+    "--batch=4", "--k=2", "--max_new_tokens=12", "--compilation_cache=",
+    "--acceptance=rejection", "--temperature=1", "--color=never",
+  ]  # fmt: skip
+
+
+@pytest.mark.parametrize("mesh, devices", [("data:4", 2), ("model:2", 1)])
+def test_two_processes_equal_one(common, tmp_path, mesh, devices):
+  """Rows go to each, or every matrix product crosses from one to the other."""
+  port = free_port()
+  many = [
+    generate(
+      *common,
+      "--distributed",
+      f"--coordinator=127.0.0.1:{port}",
+      "--processes=2",
+      f"--process={i}",
+      f"--mesh={mesh}",
+      f"--json={tmp_path / f'{i}.json'}",
+      devices=devices,
+    )
+    for i in range(2)
+  ]
+  alone = generate(*common, f"--json={tmp_path / 'alone.json'}")
+  outputs = [one.communicate(timeout=300) for one in (*many, alone)]
+  for one, (_, errors) in zip((*many, alone), outputs):
+    assert one.returncode == 0, errors[-2000:]
+  assert "speedup" in outputs[0][0]
+  # The second is silent, but for a library's own greeting, and writes nothing.
+  said = [x for x in outputs[1][0].splitlines() if not x.startswith("[Gloo]")]
+  assert (said, outputs[1][1]) == ([], "")
+  assert not (tmp_path / "1.json").exists()
+  texts = [
+    [
+      p["token_ids"]
+      for p in json.loads((tmp_path / name).read_text())["prompts"]
+    ]
+    for name in ("0.json", "alone.json")
+  ]
+  assert texts[0] == texts[1]
+
+
+def test_who_is_not_there_is_named(common):
+  port = free_port()
+  done = generate(
+    *common, "--distributed", f"--coordinator=127.0.0.1:{port}",
+    "--processes=2", "--process=1", "--patience=1", "--mesh=data:2",
+  )  # fmt: skip
+  _, errors = done.communicate(timeout=120)
+  assert done.returncode == 1
+  assert f"127.0.0.1:{port} was not reached in 1 s" in errors
+
+
+@pytest.mark.parametrize(
+  "arguments, sentence",
+  [
+    (["--mesh=data:2,model:2"], "needs 4 devices; there are 2"),
+    (["--mesh=rows:2"], "'rows:2' is no axis"),
+    (["--mesh=data:2", "--draft_ways=3"], "--draft_ways=3; it must be in 1..1"),
+    (["--draft_ways=1"], "--draft_ways is for --mesh"),
+    (["--mesh=model:2", "--target=ODD"], "divide the 27 tokens of the voc"),
+    (["--processes=2"], "go together"),
+    (["--distributed"], "--distributed needs --mesh"),
+    (
+      [
+        "--distributed",
+        "--coordinator=127.0.0.1:1",
+        "--processes=2",
+        "--process=2",
+        "--mesh=data:2",
+      ],
+      "--process=2; it must be in 0..1",
+    ),
+  ],
+)
+def test_meshes_that_cannot_be_are_refused(
+  common, tmp_path, arguments, sentence
+):
+  if "--target=ODD" in arguments:  # 27 tokens, and so many of the draft's
+    odd = programs.write_model(tmp_path, num_heads=2)
+    arguments = ["--mesh=model:2", f"--target={odd}", f"--draft={odd}"]
+  done = generate(*common, *arguments)
+  _, errors = done.communicate(timeout=120)
+  assert done.returncode == 1
+  assert sentence in errors
+  assert "Traceback" not in errors

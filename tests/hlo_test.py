@@ -1,0 +1,96 @@
+"""Traffic and collectives read off a program whose numbers are known."""
+
+from specdec.analysis import hlo
+
+# A weight of 2 x 128 bf16 from main memory, one brought on-chip beforehand; a
+# cache of 64 x 8 f32 written in place, three times; both kinds of collectives.
+TEXT = """\
+HloModule jit_step, is_scheduled=true
+
+%fused_update (param_0: f32[64,8], param_1: f32[1,8], param_2: s32[]) -> f32[64,8] {
+  %param_0 = f32[64,8]{1,0:T(8,128)} parameter(0)
+  %param_1 = f32[1,8]{1,0:T(8,128)} parameter(1)
+  %param_2 = s32[]{:T(128)} parameter(2)
+  %bitcast.1 = f32[64,8]{1,0:T(8,128)} bitcast(%param_0)
+  %zero = s32[] constant(0)
+  ROOT %update = f32[64,8]{1,0:T(8,128)} dynamic-update-slice(%bitcast.1, %param_1, %param_2, %zero)
+}
+
+%fused_read (p.0: bf16[2,128], p.1: bf16[2,128], p.2: f32[64,8]) -> f32[4,8] {
+  %p.0 = bf16[2,128]{1,0:T(8,128)(2,1)} parameter(0)
+  %p.1 = bf16[2,128]{1,0:T(8,128)(2,1)S(1)} parameter(1)
+  %p.2 = f32[64,8]{1,0:T(8,128)} parameter(2)
+  %sum = bf16[2,128]{1,0} add(%p.0, %p.1)
+  ROOT %part = f32[4,8]{1,0:T(8,128)} slice(%p.2), slice={[0:4], [0:8]}
+}
+
+%body (arg: (f32[64,8], s32[])) -> (f32[64,8], s32[]) {
+  %arg = (f32[64,8]{1,0:T(8,128)}, s32[]{:T(128)}) parameter(0)
+  %cache = f32[64,8]{1,0:T(8,128)} get-tuple-element(%arg), index=0
+  %i = s32[]{:T(128)} get-tuple-element(%arg), index=1
+  %new = f32[1,8]{1,0:T(8,128)S(1)} constant({...})
+  %written = f32[64,8]{1,0:T(8,128)} fusion(%cache, %new, %i), kind=kLoop, calls=%fused_update, metadata={op_name="jit(step)/write"}
+  ROOT %out = (f32[64,8]{1,0:T(8,128)}, s32[]{:T(128)}) tuple(%written, %i)
+}
+
+%cond (arg.1: (f32[64,8], s32[])) -> pred[] {
+  %arg.1 = (f32[64,8]{1,0:T(8,128)}, s32[]{:T(128)}) parameter(0)
+  ROOT %go = pred[]{:T(512)} constant(true)
+}
+
+ENTRY %main (a: bf16[2,128], b: bf16[2,128], c: f32[64,8], d: s32[]) -> f32[64,8] {
+  %a = bf16[2,128]{1,0:T(8,128)(2,1)} parameter(0)
+  %b = bf16[2,128]{1,0:T(8,128)(2,1)} parameter(1)
+  %c = f32[64,8]{1,0:T(8,128)} parameter(2)
+  %d = s32[]{:T(128)} parameter(3)
+  %copy-start = (bf16[2,128]{1,0:T(8,128)(2,1)S(1)}, bf16[2,128]{1,0:T(8,128)(2,1)}, u32[]{:S(2)}) copy-start(%b)
+  %copy-done = bf16[2,128]{1,0:T(8,128)(2,1)S(1)} copy-done(%copy-start)
+  %read = f32[4,8]{1,0:T(8,128)S(1)} fusion(%a, %copy-done, %c), kind=kOutput, calls=%fused_read
+  %all-reduce.1 = f32[4,8]{1,0:T(8,128)S(1)} all-reduce(%read), channel_id=1, replica_groups={{0,1}}, to_apply=%cond, metadata={op_name="jit(step)/sum"}
+  %all-gather-start = (f32[4,8]{1,0:S(1)}, f32[8,8]{1,0:S(1)}) all-gather-start(%all-reduce.1), channel_id=2, dimensions={0}
+  %all-gather-done = f32[8,8]{1,0:S(1)} all-gather-done(%all-gather-start)
+  %start = (f32[64,8]{1,0:T(8,128)}, s32[]{:T(128)}) tuple(%c, %d)
+  %loop = (f32[64,8]{1,0:T(8,128)}, s32[]{:T(128)}) while(%start), condition=%cond, body=%body, backend_config={"known_trip_count":{"n":"3"}}
+  ROOT %result = f32[64,8]{1,0:T(8,128)} get-tuple-element(%loop), index=0
+}
+"""  # noqa: E501
+
+
+def test_main_memory_is_counted_and_nothing_else():
+  touched = {t.name: t for t in hlo.traffic(hlo.Program(TEXT))}
+  weight = 8 * 128 * 2  # padded to a tile
+  tile = 8 * 128 * 4
+  assert touched["copy-start"].read == weight  # it lands on-chip
+  assert touched["copy-start"].written == 0
+  # One weight, and the four rows of the cache that are looked at.
+  assert touched["read"].read == weight + tile
+  assert touched["read"].written == 0
+  write = touched["written"]
+  assert (write.read, write.written, write.times) == (4, tile, 3)  # its index
+  assert write.source == "jit(step)/write"
+  assert set(touched) == {"copy-start", "read", "written"}
+
+
+def test_loops_of_unknown_length_count_as_told():
+  text = TEXT.replace(', backend_config={"known_trip_count":{"n":"3"}}', "")
+  for unknown in (0, 1, 5):
+    touched = hlo.traffic(hlo.Program(text), unknown)
+    found = {t.name: t.times for t in touched}
+    assert found.get("written", 0) == unknown
+
+
+def test_collectives_by_kind():
+  found = hlo.exchanges(hlo.Program(TEXT))
+  assert [(x.kind, x.shape, x.bytes) for x in found] == [
+    ("all-reduce", ((4, 8),), 128.0),
+    ("all-gather", ((8, 8),), 256.0),
+  ]
+  assert hlo.by_kind(found) == {
+    "all-gather": (1.0, 256.0),
+    "all-reduce": (1.0, 128.0),
+  }
+  assert found[0].source == "jit(step)/sum"
+
+
+def test_a_program_without_any():
+  assert hlo.exchanges(hlo.Program("HloModule nothing")) == []

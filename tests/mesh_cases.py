@@ -1,0 +1,316 @@
+"""Eight devices write what one writes; run by mesh_test.py, which gives this
+file a process with eight virtual devices.
+
+Every drafter that a rule is right for, on every mesh: the whole matrix is slow,
+a cover of it (each drafter, each rule, each mesh) is not.
+"""
+
+import dataclasses
+import functools
+
+import jax
+import numpy as np
+import pytest
+
+from specdec import (
+  acceptance,
+  checkpoints,
+  decode,
+  drafters,
+  expand,
+  lowered,
+  programs,
+  sampling,
+  sharding,
+  tree,
+)
+from specdec.analysis import hlo
+from specdec.checkpoints import huggingface
+from specdec.models import transformer
+from specdec.models.config import TransformerConfig
+from specdec.types import Params
+
+BATCH, PROMPT, LENGTH, K = 8, 6, 18, 3
+TARGET = TransformerConfig(
+  vocab_size=64,
+  num_layers=2,
+  width=32,
+  mlp_width=64,
+  num_heads=8,
+  num_kv_heads=2,  # fewer than eight chips: some of them share one
+  head_dim=8,
+)
+DRAFT = dataclasses.replace(TARGET, num_layers=1, width=16, num_kv_heads=4)
+MESHES = ((8, 1), (4, 2), (2, 4), (1, 8))
+
+
+def drafter_of(name, target, draft):
+  paths = [(0,), (1,), (0, 0)]
+  static = functools.partial(expand.static, tree.from_paths(paths))
+  chains = expand.static(tree.parallel(2, K), "iid")
+  return {
+    "plain": lambda: decode.PLAIN_DRAFTER,
+    "lookup": lambda: drafters.lookup(K, min_ngram=1),
+    "model": lambda: drafters.model(draft, K),
+    "early_exit": lambda: drafters.early_exit(target, 1, K),
+    "chains": lambda: drafters.model_tree(draft, chains),
+    "tree": lambda: drafters.model_tree(draft, static()),
+    "points": lambda: drafters.model_tree(draft, static("point_mass")),
+    "dynamic": lambda: drafters.model_tree(draft, expand.dynamic(2, 2, 4)),
+    "exit_tree": lambda: drafters.early_exit_tree(target, 1, static()),
+    "exit_dynamic": lambda: drafters.early_exit_tree(
+      target, 1, expand.dynamic(2, 2, 4)
+    ),
+  }[name]()
+
+
+RULES = {
+  "plain": lambda: decode.PLAIN_RULE,
+  "coupled": acceptance.coupled,
+  "naive": acceptance.naive,
+  "greedy": acceptance.greedy,
+  "rejection": acceptance.rejection,
+  "block": acceptance.block,
+  "kseq": acceptance.kseq,
+  "typical": acceptance.typical,
+  "lenience": lambda: acceptance.lenience(0.5),
+  "relaxed": lambda: acceptance.relaxed(3, 0.2),
+}
+DRAFTERS = (
+  "lookup", "model", "early_exit", "chains", "tree", "points", "dynamic",
+  "exit_tree", "exit_dynamic",
+)  # fmt: skip
+
+
+def fits(drafter, rule):
+  model = transformer.model(TARGET), transformer.model(DRAFT)
+  try:
+    decode.check_pair(drafter_of(drafter, *model).spec, RULES[rule]())
+  except ValueError:
+    return False
+  return True
+
+
+# What runs by default: each drafter and each rule. The meshes come in turns.
+COVER = (
+  ("plain", "plain"),
+  ("lookup", "greedy"),
+  ("model", "naive"),
+  ("early_exit", "block"),
+  ("chains", "kseq"),
+  ("tree", "rejection"),
+  ("points", "typical"),
+  ("dynamic", "coupled"),
+  ("exit_tree", "coupled"),
+  ("exit_dynamic", "relaxed"),
+  ("model", "lenience"),
+  ("model", "coupled"),
+)
+
+
+def matrix():
+  """(drafter, rule, mesh), those in the cover not slow."""
+  pairs = [("plain", "plain")]
+  pairs += [(d, r) for d in DRAFTERS for r in list(RULES)[1:] if fits(d, r)]
+  found = []
+  for drafter, rule in pairs:
+    for turn, mesh in enumerate(MESHES):
+      due = (drafter, rule) in COVER
+      due = due and COVER.index((drafter, rule)) % len(MESHES) == turn
+      marks = () if due else (pytest.mark.slow,)
+      found.append(pytest.param(drafter, rule, mesh, marks=marks))
+  return found
+
+
+@functools.cache
+def weights():
+  return [
+    transformer.init_params(config, jax.random.key(i))
+    for i, config in enumerate((TARGET, DRAFT))
+  ]
+
+
+def sharpened(params):
+  """Weights whose laws are far from flat, so that texts have few near-ties."""
+  return jax.tree.map(lambda x: 6 * x if x.ndim == 2 else x, params)
+
+
+def inputs(greedy):
+  """Eight prompts, every other row sampled unless all are greedy."""
+  rng = np.random.default_rng(0)
+  temperature = np.zeros(BATCH) if greedy else np.arange(BATCH) % 2
+  return programs.Inputs(
+    rng.integers(0, 64, (BATCH, PROMPT), dtype=np.int32),
+    rng.integers(1, PROMPT + 1, BATCH, dtype=np.int32),
+    jax.random.key(7),
+    sampling.settings(BATCH, temperature),
+    np.full((BATCH,), LENGTH, np.int32),
+    np.arange(BATCH, dtype=np.int32),
+  )
+
+
+@functools.cache
+def one_device(drafter, rule):
+  models = transformer.model(TARGET), transformer.model(DRAFT)
+  given = inputs(rule == "greedy")
+  return decode.generate(
+    models[0],
+    drafter_of(drafter, *models),
+    RULES[rule](),
+    Params(*map(sharpened, weights())),
+    given.prompt,
+    given.prompt_length,
+    given.key,
+    max_length=LENGTH,
+    sampling=given.sampling,
+    eos_ids=(3,),
+    limit=given.limit,
+    index=given.index,
+  )
+
+
+def places(data, model, draft_ways):
+  parts = [draft_ways]
+  parts += [
+    sharding.shards(w, c.num_kv_heads)
+    for c, w in ((TARGET, model), (DRAFT, draft_ways))
+  ]
+  mesh = sharding.make_mesh(data, model, parts)
+  return programs.Places(
+    sharding.place(mesh, TARGET.counts, model, "the target"),
+    sharding.place(mesh, DRAFT.counts, draft_ways, "the draft"),
+  )
+
+
+def put(params, config, place):
+  return jax.device_put(params, checkpoints.shardings(config, place))
+
+
+def on_mesh(drafter, rule, where):
+  models = [
+    transformer.model(config, place)
+    for config, place in zip((TARGET, DRAFT), where)
+  ]
+  params = Params(
+    *[
+      put(sharpened(p), config, place)
+      for p, config, place in zip(weights(), (TARGET, DRAFT), where)
+    ]
+  )
+  given = inputs(rule == "greedy")
+  made = programs.on_mesh(
+    models[0],
+    drafter_of(drafter, *models),
+    RULES[rule](),
+    params,
+    given,
+    LENGTH,
+    where,
+  )
+  state = made.start(params, jax.device_put(given, made.inputs))
+  whole = where.target.sharding(())
+  ends, most = jax.device_put(
+    (np.array([3], np.int32), np.int32(decode.MAX_ROUNDS)), whole
+  )
+  return made.run(params, state, ends, most)
+
+
+@pytest.mark.parametrize("drafter, rule, mesh", matrix())
+def test_eight_devices_write_what_one_writes(drafter, rule, mesh):
+  data, model = mesh
+  # Like the target, or on fewer shards of the model axis.
+  fewer = list(RULES).index(rule) % 2
+  draft_ways = {1: 1, 2: 1, 4: 2, 8: 4}[model] if fewer else model
+  ours = on_mesh(drafter, rule, places(data, model, draft_ways))
+  alone = one_device(drafter, rule)
+  assert ours.length.tolist() == alone.length.tolist()
+  lengths = alone.length.tolist()
+  for i, n in enumerate(lengths):
+    assert ours.tokens[i, :n].tolist() == alone.tokens[i, :n].tolist()
+  np.testing.assert_array_equal(ours.stats.rounds, alone.stats.rounds)
+
+
+def test_each_device_reads_its_own_part(tmp_path, monkeypatch):
+  """Of safetensors: what is asked for is what a device holds, and no more."""
+  params = transformer.init_params(TARGET, jax.random.key(0))
+  checkpoints.save_safetensors(tmp_path, params, TARGET)
+  (tmp_path / "tokenizer_config.json").write_text("{}")
+  place = places(2, 4, 2).target
+  asked, read = [], huggingface.Weights.read
+
+  def noted(self, name, *rest):
+    found = read(self, name, *rest)
+    asked.append((name, found.size))
+    return found
+
+  monkeypatch.setattr(huggingface.Weights, "read", noted)
+  loaded = checkpoints.load(tmp_path, place=place).params
+  jax.tree.map(np.testing.assert_array_equal, loaded, params)
+  whole = checkpoints.shardings(TARGET, place)
+  assert jax.tree.map(lambda x: x.sharding, loaded) == whole
+  sizes = {name: size for name, size in asked}
+  gate = sizes["model.layers.0.mlp.gate_proj.weight"]
+  assert gate == TARGET.mlp_width * TARGET.width // 4
+  assert sizes["model.embed_tokens.weight"] == 64 * TARGET.width // 4
+
+
+def test_every_leaf_lies_where_it_should():
+  where = places(2, 4, 2)
+  state = on_mesh("model", "rejection", where)
+  key, _ = state.target_cache.layers[0]
+  assert key.sharding.shard_shape(key.shape)[:2] == (BATCH // 2, 1)
+  own, _ = state.draft_state.layers[0]
+  assert own.sharding.shard_shape(own.shape)[:2] == (BATCH // 2, 2)
+  assert state.tokens.sharding.shard_shape(state.tokens.shape)[0] == BATCH // 2
+
+
+@pytest.mark.parametrize(
+  "rule, drafter, draft_ways",
+  [
+    ("coupled", "model", 4),
+    ("rejection", "model", 1),
+    ("rejection", "model", 4),
+    ("rejection", "model", 8),
+    ("rejection", "tree", 8),
+    ("block", "model", 4),
+    ("kseq", "chains", 4),
+    ("typical", "tree", 4),
+    ("greedy", "lookup", 4),
+  ],
+)
+def test_acceptance_gathers_no_law(rule, drafter, draft_ways):
+  """What eight shards of the vocabulary tell each other is O(B N) numbers."""
+  where = places(1, 8, draft_ways)
+  wide = dataclasses.replace(TARGET, vocab_size=4096)
+  draft = dataclasses.replace(DRAFT, vocab_size=4096)
+  models = [transformer.model(c, p) for c, p in zip((wide, draft), where)]
+  params = Params(
+    *[lowered.weights(c, p) for c, p in zip((wide, draft), where)]
+  )
+  temperature = 0.0 if rule == "greedy" else 1.0
+  settings = sampling.settings(BATCH, temperature, top_p=0.9, top_k=50)
+  made = drafter_of(drafter, *models)
+  steps = lowered.steps(
+    models[0],
+    made,
+    RULES[rule](),
+    params,
+    lowered.inputs(BATCH, PROMPT, settings, where),
+    LENGTH,
+    where,
+  )
+  found = hlo.exchanges(hlo.Program(steps["accept"]().compile().as_text()))
+  assert found, "eight shards must tell each other something"
+  nodes = made.spec.max_nodes
+  for one in found:
+    for shape in one.shape:
+      # One number a shard of every node is what an argmax gathers.
+      assert np.prod(shape, initial=1) <= 16 * BATCH * nodes, one
+  if rule != "rejection":
+    return
+  # Of a whole round nothing that travels is as long as a shard's laws.
+  loop = hlo.exchanges(hlo.Program(steps["loop"]().compile().as_text()))
+  assert any("Transformer" in one.source for one in loop)
+  for one in loop:
+    for shape in one.shape:
+      assert np.prod(shape, initial=1) < 4096 * BATCH * nodes / 8, one
