@@ -33,6 +33,7 @@ setup(
     "tpu": ["jax[tpu]>=0.10"],
     "cuda13": ["jax[cuda13]>=0.10"],
     "hub": ["huggingface_hub"],
-    "dev": ["jsonschema", "pytest", "pytest-xdist", "ruff"],
+    "search": ["optuna"],
+    "dev": ["jsonschema", "optuna", "pytest", "pytest-xdist", "ruff"],
   },
 )

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import _decoding
+import _skips
 import jax
 from absl import flags
 
@@ -39,6 +40,10 @@ def setting() -> str:
     drafter = FLAGS.draft
   elif drafter == "early_exit":
     drafter = f"exit after {FLAGS.exit_layer}"
+  elif drafter == "learned":
+    drafter = FLAGS.learned
+  elif drafter == "layer_skip":
+    drafter = _skips.describe()
   return f"{_names()[0]}, {drafter}, {FLAGS.acceptance}, {law}{filters}"
 
 
@@ -53,6 +58,12 @@ def _names() -> tuple[str, str | None]:
     draft = FLAGS.draft + kind + ways
   elif FLAGS.drafter == "early_exit":
     draft = f"{FLAGS.target}{kind}, first {FLAGS.exit_layer} layers"
+  elif FLAGS.drafter == "layer_skip":
+    if FLAGS.exit_threshold is not None:
+      raise ValueError(
+        "the cost model prices rounds of one length: no --exit_threshold here"
+      )
+    draft = f"{FLAGS.target}{kind}, {_skips.describe()}"
   return FLAGS.target + kind, draft
 
 
@@ -72,7 +83,18 @@ def _placed(models, chip) -> tuple[Placed, Placed | None]:
     return target, placed(models.draft.config, where[1])
   if FLAGS.drafter == "early_exit":
     return target, dataclasses.replace(target, stop=FLAGS.exit_layer)
+  if FLAGS.drafter == "layer_skip":
+    config = models.target.config
+    less = shapes.of_config(config, skip=_skips.skip())
+    return target, dataclasses.replace(target, shape=less)
   return target, None
+
+
+def _paired(target, draft, *beside) -> Pair:
+  """The two, as the flags say they share weights and caches."""
+  exit_layer = FLAGS.exit_layer if FLAGS.drafter == "early_exit" else None
+  skips = FLAGS.drafter == "layer_skip"
+  return Pair(target, draft, exit_layer, *beside, skips=skips)
 
 
 def pair_of(models, found: Calibration) -> Pair:
@@ -86,14 +108,13 @@ def pair_of(models, found: Calibration) -> Pair:
   target, draft = (
     p and found.place(name, p) for name, p in zip(_names(), placed)
   )
-  exit_layer = FLAGS.exit_layer if FLAGS.drafter == "early_exit" else None
   if setting() not in found.beside:
     raise ValueError(
       f"this calibration knows {'; '.join(found.beside)}, and not {setting()}: "
       "run bench.py --calibrate with these flags"
     )
   beside = found.beside[setting()]
-  return Pair(target, draft, exit_layer, beside.ours, beside.plain)
+  return _paired(target, draft, beside.ours, beside.plain)
 
 
 def read(path: str | Path) -> Calibration | None:
@@ -182,7 +203,10 @@ def timed(
     if FLAGS.drafter == "model":
       own = models.draft_model, models.draft.params
     else:
-      first = functools.partial(model.apply, stop=FLAGS.exit_layer)
+      part = {"stop": FLAGS.exit_layer}
+      if FLAGS.drafter == "layer_skip":
+        part = {"skip": _skips.skip()}
+      first = functools.partial(model.apply, **part)
       own = model._replace(apply=first), models.target.params
     plans[draft_name] = draft, own, (most[0], 2)
   if base:  # what was timed with fewer tokens is timed anew
@@ -223,8 +247,7 @@ def timed(
       some, others = times[: kept[who]], times[kept[who] :]
       fits[who] = fit_passes(bare, some, others)
     placed[who] = dataclasses.replace(bare, efficiency=fits[who].efficiency)
-  exit_layer = FLAGS.exit_layer if FLAGS.drafter == "early_exit" else None
-  pair = Pair(placed[name], placed.get(draft_name), exit_layer)
+  pair = _paired(placed[name], placed.get(draft_name))
   rounds = [
     RoundTime(*p, float(t) / slower) for p, t in zip(groups[-1].points, taken)
   ]

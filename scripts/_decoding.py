@@ -1,20 +1,28 @@
 """The parts that the shared flags choose: models, drafter, rule, session."""
 
 import dataclasses
+import pathlib
 import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import _flags
 import _mesh
+import _skips
 import jax
 from _flags import PRESET, SHARED
 from _rules import RULES
 from absl import flags
 
 from specdec import checkpoints, drafters, expand, memory, provenance, session
+from specdec.checkpoints import learned as saved
+from specdec.checkpoints import shipped
 from specdec.checkpoints.fetch import fetch
-from specdec.models import presets, transformer
+from specdec.checkpoints.learned import Learned
+from specdec.learned import cell as cells
+from specdec.learned import serve
+from specdec.learned.recipe import Recipe
+from specdec.models import packing, presets, transformer
 from specdec.models.config import TransformerConfig
 from specdec.programs import Places
 from specdec.types import AcceptanceRule, Drafter, Model, Params
@@ -28,6 +36,7 @@ class Models(NamedTuple):
   target: checkpoints.Checkpoint
   draft: checkpoints.Checkpoint | None
   places: Places | None = None
+  learned: Learned | None = None  # its weights ready to run
 
   @property
   def target_model(self) -> Model:
@@ -45,6 +54,8 @@ class Models(NamedTuple):
 
   @property
   def params(self) -> Params:
+    if self.learned:
+      return Params(self.target.params, self.learned.net)
     return Params(self.target.params, self.draft and self.draft.params)
 
 
@@ -81,7 +92,11 @@ def load(max_length: int) -> Models:
     shapes[1] = dataclasses.replace(shapes[1], vocab_size=shapes[0].vocab_size)
   if FLAGS.drafter == "early_exit":  # is there such a layer?
     drafters.early_exit(transformer.model(shapes[0]), FLAGS.exit_layer, 0)
-  places = _mesh.places(*[*shapes, None][:2])
+  if FLAGS.learned:
+    _check_learned(saved.inspect(_learned_file()), shapes[0])
+  if FLAGS.drafter == "layer_skip":
+    drafters.layer_skip(transformer.model(shapes[0]), _skips.skip(), 0)
+  places = _mesh.places(*[*shapes, None][:2], whole=bool(FLAGS.learned))
   check_memory(shapes, max_length, places=places, loaded=False)
   where = places or (None, None)
   if FLAGS.random_weights:
@@ -95,9 +110,49 @@ def load(max_length: int) -> Models:
     draft = sources[1] if FLAGS.draft else None
     models = checkpoints.load_pair(sources[0], draft, FLAGS.dtype, where)
   target, draft = [*models, None][:2]
+  learned = _load_learned(target, places) if FLAGS.learned else None
   if places:
-    return Models(target, draft, places)
-  return Models(target.packed(), draft and draft.packed())
+    return Models(target, draft, places, learned)
+  return Models(target.packed(), draft and draft.packed(), learned=learned)
+
+
+def load_target(max_length: int) -> Models:
+  """The target alone, not packed, for a program that loads drafters itself."""
+  source = fetch(FLAGS.target)
+  check_memory([shape_of(source)], max_length, loaded=False)
+  return Models(checkpoints.load(source, FLAGS.dtype), None)
+
+
+def _check_learned(recipe: Recipe, target: TransformerConfig) -> None:
+  """Refuses ks that a drafter has no heads for, and other targets' shapes."""
+  recipe.check(target)
+  most = recipe.most_levels
+  if most is None:
+    return
+  if max(FLAGS.k, default=0) > most:
+    raise ValueError(
+      f"--k={max(FLAGS.k)}; {FLAGS.learned} has {most} heads, one a guess"
+    )
+  if "most_k" in FLAGS:  # --k=auto
+    FLAGS.most_k = min(FLAGS.most_k, most)
+
+
+def _learned_file() -> pathlib.Path:
+  return shipped.drafter(FLAGS.learned)
+
+
+def _load_learned(target, places: Places | None) -> Learned:
+  """The drafter of --learned, its weights as Params.draft wants them."""
+  path = _learned_file()
+  # Random weights have no drafter of their own: any of that shape will do.
+  found = saved.load(path, target, trained=not FLAGS.random_weights)
+  weights = cells.weights_of(
+    found.cell(target.config), found.net, target.params
+  )
+  if places is None:
+    return found._replace(net=packing.pack(weights))
+  whole = places.target.sharding(())
+  return found._replace(net=jax.device_put(weights, whole))
 
 
 def shape_of(source):
@@ -132,6 +187,8 @@ def check_memory(
     max_length=max_length,
     num_nodes=widest,
     places=places,
+    # Stored as bfloat16, run as float32.
+    learned=2 * _learned_file().stat().st_size if FLAGS.learned else 0,
   )
   if not loaded:
     print(f"memory on each device: {found}", file=sys.stderr)
@@ -157,6 +214,17 @@ def make_drafter(
     if shape is not None:
       return drafters.early_exit_tree(target, FLAGS.exit_layer, shape)
     return drafters.early_exit(target, FLAGS.exit_layer, k)
+  if FLAGS.drafter == "learned":
+    places = models.places or Places(None, None)
+    cell = models.learned.cell(models.target.config, places.draft)
+    return serve.drafter(
+      cell, models.target_model, shape or expand.chain(k), places.target
+    )
+  if FLAGS.drafter == "layer_skip":
+    target, skip = models.target_model, _skips.skip()
+    if shape is not None:
+      return drafters.layer_skip_tree(target, skip, shape)
+    return drafters.layer_skip(target, skip, k, _skips.threshold())
   return drafters.lookup(k, ngram=FLAGS.ngram, min_ngram=FLAGS.min_ngram)
 
 
@@ -203,8 +271,12 @@ def describe_drafter() -> str:
   shape = "" if FLAGS.shape == "chain" else f", {FLAGS.shape}"
   if FLAGS.drafter == "model":
     return FLAGS.draft + shape
+  if FLAGS.drafter == "learned":
+    return f"{FLAGS.learned}{shape}"
   if FLAGS.drafter == "early_exit":
     return f"early exit after layer {FLAGS.exit_layer}{shape}"
+  if FLAGS.drafter == "layer_skip":
+    return _skips.describe() + shape
   return f"lookup, {FLAGS.min_ngram} to {FLAGS.ngram} tokens"
 
 

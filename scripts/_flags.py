@@ -5,14 +5,15 @@ the others.
 """
 
 import pathlib
-import re
 from collections.abc import Sequence
 
 import _main
 import _mesh
 import _rules
 import _shapes
+import _skips
 import jax
+from _integers import Integers, IntegersOrAuto, define_integers
 from absl import flags
 from ml_collections import config_flags
 
@@ -21,66 +22,17 @@ from specdec.checkpoints import shipped
 from specdec.checkpoints.fetch import PACKAGES
 from specdec.models import presets
 
-DRAFTERS = ("lookup", "model", "early_exit")
 # Tokens of a round: each guess of a model costs a pass of it, a copy nothing.
-_DEFAULT_K = {"model": 3, "lookup": 5, "early_exit": 3}
+_DEFAULT_K = {
+  "lookup": 5,
+  "model": 3,
+  "early_exit": 3,
+  "layer_skip": 3,
+  "learned": 4,
+}
+DRAFTERS = tuple(_DEFAULT_K)
 _DEFAULT_MIN_NGRAM = 3
 PRESET = "preset:"
-
-
-def parse_integers(given) -> tuple[int, ...]:
-  """'1,2,4-6' as (1, 2, 4, 5, 6), each once; numbers are taken as they are.
-
-  Raises:
-    ValueError: it says no integers.
-  """
-  if isinstance(given, int):
-    return (given,)
-  if not isinstance(given, str):
-    return tuple(dict.fromkeys(int(x) for x in given))
-  numbers = []
-  for part in given.split(","):
-    match = re.fullmatch(r"(-?\d+)(?:-(\d+))?", part.strip())
-    low, high = match.groups() if match else ("1", "0")
-    span = range(int(low), int(high or low) + 1)
-    if not span:
-      raise ValueError(f"{given!r} is no list of integers like 4 or 1,2,4-8")
-    numbers += span
-  return tuple(dict.fromkeys(numbers))
-
-
-class _Integers(flags.ArgumentParser):
-  """--k=4, --k=1,2,4, --k=1-8."""
-
-  syntactic_help = "an integer, or several: 1,2,4-8"
-
-  def parse(self, argument):
-    return parse_integers(argument)
-
-  def flag_type(self):
-    return "integers"
-
-
-class _K(_Integers):
-  """The same, or --k=auto."""
-
-  syntactic_help = "an integer, or several: 1,2,4-8; or auto"
-
-  def parse(self, argument):
-    return () if argument == "auto" else parse_integers(argument)
-
-
-def define_integers(
-  name: str, default: str | None, text: str, parser: _Integers | None = None
-) -> None:
-  """A flag that takes an integer or several."""
-  flags.DEFINE(
-    parser or _Integers(),
-    name,
-    default,
-    text,
-    serializer=flags.CsvListSerializer(","),
-  )
 
 
 config_flags.DEFINE_config_file(
@@ -110,7 +62,8 @@ flags.DEFINE_enum(
   "drafter",
   None,
   DRAFTERS,
-  "Who drafts; default model with --draft, early_exit with --exit_layer, else "
+  "Who drafts; default model with --draft, early_exit with --exit_layer, "
+  "layer_skip with --skip or one of --skip_*, learned with --learned, else "
   "lookup: copying from prompt and output.",
 )
 define_integers(
@@ -119,7 +72,7 @@ define_integers(
   "Drafted tokens a round, 0 for none; of a tree its levels; default "
   + ", ".join(f"{k} with {name}" for name, k in _DEFAULT_K.items())
   + ". auto (generate, bench): what pays here.",
-  _K(),
+  IntegersOrAuto(),
 )
 flags.DEFINE_string("shape", "chain", "Of a draft. " + _shapes.HELP)
 flags.DEFINE_enum(
@@ -144,6 +97,12 @@ flags.DEFINE_integer(
 flags.DEFINE_integer(
   "exit_layer", None, "Early exit: how many of the target's layers draft."
 )
+flags.DEFINE_string(
+  "learned",
+  None,
+  "Drafter on the target's hidden states: a file of train_drafter.py, or, for "
+  f"{shipped.TARGET}, one of {', '.join(shipped.drafters()) or 'none'}.",
+)
 flags.DEFINE_float("temperature", 0.0, "0 is greedy.")
 flags.DEFINE_integer("top_k", None, "Sample among the k likeliest tokens.")
 flags.DEFINE_float("top_p", None, "Sample among the likeliest of this mass.")
@@ -167,9 +126,9 @@ flags.DEFINE_string(
   "Folder that keeps compiled programs between runs; '' for none.",
 )
 FLAGS = flags.FLAGS
-for _module in (_rules, _mesh):
+for _module in (_rules, _mesh, _skips):
   flags.adopt_module_key_flags(_module)
-_PARTS = {*_rules.OWN, *_mesh.OWN}
+_PARTS = {*_rules.OWN, *_mesh.OWN, *_skips.OWN}
 SHARED = sorted(
   {*FLAGS, *_PARTS} - (_BEFORE - _PARTS)
 )  # flags that --config may set
@@ -240,7 +199,7 @@ def _apply_config(accepted: list[str]) -> None:
 
 def _parsed(flag: flags.Flag, value):
   """A config's value as the command line would have given it."""
-  if isinstance(flag.parser, _Integers):
+  if isinstance(flag.parser, Integers):
     return flag.parser.parse(value)
   if isinstance(flag, flags.MultiFlag) and not isinstance(value, list | tuple):
     return [value]
@@ -249,8 +208,13 @@ def _parsed(flag: flags.Flag, value):
 
 def _fill_in() -> None:
   """Gives the flags that depend on others their defaults."""
+  _skips.fill_in()
   if FLAGS.drafter is None and FLAGS.exit_layer is not None:
     FLAGS.drafter = "early_exit"
+  if FLAGS.drafter is None and FLAGS.learned is not None:
+    FLAGS.drafter = "learned"
+  if FLAGS.drafter is None and _skips.skip() is not None:
+    FLAGS.drafter = "layer_skip"
   if FLAGS.target == shipped.TARGET and FLAGS.drafter in (None, "model"):
     FLAGS.draft = FLAGS.draft or shipped.DRAFT
   if FLAGS.drafter is None:
@@ -279,16 +243,17 @@ def _check(any_rule: bool) -> None:
     shape = expansion(k)
     if shape is not None and FLAGS.drafter == "lookup":
       raise ValueError(
-        f"--shape={FLAGS.shape}: lookup drafts chains; take --draft or "
-        "--exit_layer"
+        f"--shape={FLAGS.shape}: lookup drafts chains; take --draft, "
+        "--exit_layer or --learned"
       )
     if shape is not None:
       decode.check_pair(shape.spec, rule)
-      if FLAGS.drafter == "early_exit" and shape.num_run > shape.spec.max_nodes:
+      borrows = FLAGS.drafter in ("early_exit", "layer_skip")
+      if borrows and shape.num_run > shape.spec.max_nodes:
         raise ValueError(
           f"--shape={FLAGS.shape} tries {shape.num_run} nodes to keep "
           f"{shape.spec.max_nodes}, and the target's cache has room for those: "
-          "with --exit_layer keep more, or give a smaller TOP or --k"
+          f"with {FLAGS.drafter} keep more, or give a smaller TOP or --k"
         )
     elif FLAGS.drafter == "lookup":
       decode.check_pair(drafters.lookup(k).spec, rule)
@@ -309,5 +274,10 @@ def _check(any_rule: bool) -> None:
       "--drafter=early_exit and --exit_layer, the number of layers that draft, "
       "go together"
     )
+  if (FLAGS.drafter == "learned") != (FLAGS.learned is not None):
+    raise ValueError(
+      "--drafter=learned and --learned, the file of the drafter, go together"
+    )
+  _skips.check_flags()
   if FLAGS.json:
     _main.check_writable("--json", FLAGS.json)

@@ -111,12 +111,16 @@ def _knock() -> None:
 
 
 def places(
-  target: TransformerConfig, draft: TransformerConfig | None, devices=None
+  target: TransformerConfig,
+  draft: TransformerConfig | None,
+  devices=None,
+  whole: bool = False,
 ) -> Places | None:
   """Where the two go; None without --mesh.
 
   Args:
     devices: default all that JAX has.
+    whole: of the drafter every chip has all (a learned one, which is small).
 
   Raises:
     ValueError: there are fewer devices, or they do not divide the models.
@@ -146,4 +150,6 @@ def places(
   found = [
     sharding.place(mesh, config.counts, w, who) for who, config, w in models
   ]
+  if whole:
+    found.append(sharding.place(mesh, target.counts, 1))
   return Places(*found)

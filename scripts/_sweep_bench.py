@@ -16,8 +16,8 @@ from specdec.session import Completed
 
 # What decides on models and prompts, and on a batch's plain loop.
 _LOADED = (
-  "target", "draft", "draft_ways", "dtype", "random_weights", "prompt_file",
-  "chat", "seed",
+  "target", "draft", "learned", "draft_ways", "dtype", "random_weights",
+  "prompt_file", "chat", "seed",
 )  # fmt: skip
 _PLAIN = ("temperature", "top_k", "top_p", "max_new_tokens")
 # Of a line, what a new prediction leaves as it is.

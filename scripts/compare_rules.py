@@ -79,7 +79,10 @@ def check_flags() -> None:
       )
   _prompt_files.check_flags()
   if FLAGS.drafter == "lookup":
-    raise ValueError("lookup drafts chains only; give --draft or --exit_layer")
+    raise ValueError(
+      "lookup drafts chains only; give --draft, --exit_layer, --skip or "
+      "--learned"
+    )
   for flag, known in (
     ("only", comparison.RULES),
     ("shapes", comparison.SHAPES),

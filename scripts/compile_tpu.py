@@ -33,7 +33,7 @@ from absl import flags
 from jax.experimental import topologies
 
 from specdec import checkpoints, lowered, memory, report, sampling
-from specdec.analysis import chips, hlo, shapes
+from specdec.analysis import chips, hlo, shapes, traffic
 from specdec.analysis.cost import Placed
 from specdec.display import columns
 
@@ -124,8 +124,8 @@ def compile_step(name: str, steps) -> dict:
   memory = made.memory_analysis()
   # Rows that are behind are rare: a draft model's loop for them is not run.
   unknown = 0.0 if name == "draft" and FLAGS.drafter == "model" else 1.0
-  touched = hlo.traffic(program, unknown)
-  found = hlo.exchanges(program, unknown)
+  touched = traffic.touches(program, unknown)
+  found = traffic.exchanges(program, unknown)
   return {
     "step": name,
     "seconds": seconds,
@@ -135,7 +135,7 @@ def compile_step(name: str, steps) -> dict:
     "flops": (made.cost_analysis() or {}).get("flops", 0.0),
     "read": sum(t.times * t.read for t in touched),
     "written": sum(t.times * t.written for t in touched),
-    "collectives": hlo.by_kind(found),
+    "collectives": traffic.by_kind(found),
     "exchanges": [one._asdict() for one in found],
   }
 

@@ -13,40 +13,35 @@ every evaluation, by decoding with its target.
 
 import dataclasses
 import os
-import shutil
 import sys
 from pathlib import Path
 
 import _main
 import _mesh
-import jax
+import _training
 import jax.numpy as jnp
 from absl import flags
 from ml_collections import config_flags
 
 from specdec import (
-  acceptance,
   checkpoints,
   display,
   drafters,
-  hosts,
   memory,
   run_folder,
 )
 from specdec.checkpoints.fetch import fetch
 from specdec.models import transformer
-from specdec.models.config import RopeScaling, TransformerConfig
+from specdec.models.config import TransformerConfig
 from specdec.training import (
-  data,
-  evaluate,
   loop,
   objective,
-  samples,
   saving,
   speed,
 )
 from specdec.training.options import FREE, Options
 from specdec.training.run import train
+from specdec.types import Params
 
 config_flags.DEFINE_config_file(
   "config", None, "File whose get_config() says what to train, on what, how."
@@ -58,71 +53,27 @@ flags.DEFINE_integer(
 flags.mark_flag_as_required("config")
 flags.adopt_module_key_flags(_mesh)
 FLAGS = flags.FLAGS
-# Entries of a config, and whether it must have them.
-KNOWN = {
-  "tokenizer": True,
-  "data": True,
-  "held_out": True,
-  "model": True,
-  "options": True,
-  "start": False,
-  "target": False,
-  "loss": False,
-  "samples": False,
-  "decoding": False,
-}
-# Those of a draft, with the entries they must have.
-DISTILLATION = {
-  "decoding": {"k", "prompts", "length", "new_tokens", "temperature"},
-  "samples": {"count", "prompt", "temperature"},
+# Entries of a config, and what each of them must hold.
+REQUIRED = dict.fromkeys(
+  ("tokenizer", "data", "held_out", "model", "options"), ()
+)
+OPTIONAL = {
+  "start": (),
+  "target": (),
+  "loss": (),
+  "samples": _training.SAMPLES,
+  "decoding": _training.DECODING,
 }
 
 
 def read_config():
   """The config as plain dictionaries, its entries checked."""
   config = FLAGS.config.to_dict()
-  unknown = sorted(set(config) - set(KNOWN))
-  if unknown:
-    raise ValueError(
-      f"--config sets {', '.join(unknown)}; accepted: {', '.join(KNOWN)}"
-    )
-  wanted = {name for name, required in KNOWN.items() if required}
+  required = dict(REQUIRED)
   if config.get("target"):
-    wanted |= {"loss", "decoding"}
-  missing = sorted(name for name in wanted if config.get(name) is None)
-  for name, entries in DISTILLATION.items():
-    if config.get(name):
-      found = set(config[name])
-      missing += [f"{name}.{entry}" for entry in sorted(entries - found)]
-  if missing:
-    raise ValueError(f"--config lacks {', '.join(missing)}")
-  model = dict(config["model"])
-  if model.get("rope_scaling"):
-    model["rope_scaling"] = RopeScaling(**model["rope_scaling"])
-  model["windows"] = tuple(model.get("windows", ()))
-  shape = TransformerConfig(**model)
-  if shape.dtype != "float32":
-    raise ValueError(
-      f"model.dtype = {shape.dtype!r}; weights are trained in float32, and "
-      "options.dtype is that of the products"
-    )
-  return config, shape, Options(**config["options"])
-
-
-def load_data(config, options: Options, tokenizer):
-  """Training and held-out sequences."""
-  packed = []
-  for name, seed in (("data", options.seed), ("held_out", 0)):
-    stream = data.tokenize(data.read(config[name]), tokenizer)
-    try:
-      packed.append(data.Packed(stream, options.sequence, seed))
-    except ValueError as error:
-      raise ValueError(f"{config[name]}: {error}") from None
-    print(
-      f"train: {name}: {len(stream):,} tokens of {config[name]}",
-      file=sys.stderr,
-    )
-  return packed
+    required |= {name: OPTIONAL[name] for name in ("loss", "decoding")}
+  _training.check_entries(config, required, OPTIONAL)
+  return config, _training.shape_of(config), Options(**config["options"])
 
 
 def find_places(config, model: TransformerConfig, options: Options):
@@ -176,21 +127,6 @@ def first_weights(config, shape: TransformerConfig, seed: int, place):
   return start.params
 
 
-def sample(wanted, packed, target_model, frozen, options: Options):
-  """The data with every text's end written by the target instead."""
-  rows = packed.spread(wanted["count"])[:, : wanted["prompt"]]
-  texts = samples.sample(
-    target_model,
-    frozen,
-    rows,
-    options.sequence + 1,
-    Path(FLAGS.folder) / "samples",
-    temperature=wanted["temperature"],
-    seed=options.seed,
-  )
-  return data.Sequences(texts, options.seed)
-
-
 def time_steps(params, frozen, aim, packed, shape, options: Options) -> None:
   """Prints how fast a step is."""
   optimizer = loop.make_optimizer(options)
@@ -214,37 +150,6 @@ def time_steps(params, frozen, aim, packed, shape, options: Options) -> None:
   print(display.table(rows))
 
 
-def judge(config, model, target_model, target, held_out):
-  """The draft's weights to its acceptance, by decoding held-out prompts."""
-  decoding = config["decoding"]
-  prompts = held_out.spread(decoding["prompts"])[:, : decoding["length"]]
-  return evaluate.by_decoding(
-    target_model,
-    drafters.model(model, decoding["k"]),
-    acceptance.rejection(),
-    target.params,
-    prompts,
-    new_tokens=decoding["new_tokens"],
-    temperature=decoding["temperature"],
-  )
-
-
-def export(folder: Path, name: str, weights, shape, tokenizer) -> None:
-  """Writes a checkpoint beside and renames it into its place."""
-  weights = jax.tree.map(hosts.whole, weights)
-  if not hosts.is_first():
-    return
-  scratch, old = folder / f".{name}", folder / f".{name}.old"
-  for path in (scratch, old):
-    shutil.rmtree(path, ignore_errors=True)
-  checkpoints.save_safetensors(scratch, weights, shape)
-  tokenizer.save(scratch)
-  if (folder / name).exists():
-    (folder / name).rename(old)
-  scratch.rename(folder / name)
-  shutil.rmtree(old, ignore_errors=True)
-
-
 def run() -> None:
   """Checks everything, then trains."""
   config, shape, options = read_config()
@@ -254,12 +159,8 @@ def run() -> None:
   if FLAGS.time_steps and FLAGS.mesh:
     raise ValueError("--time_steps times one device; leave --mesh out")
   tokenizer = checkpoints.load_tokenizer(fetch(config["tokenizer"]))
-  if tokenizer.vocab_size > shape.vocab_size:
-    raise ValueError(
-      f"the tokenizer has {tokenizer.vocab_size} tokens and the model "
-      f"{shape.vocab_size}; the model needs a row for each"
-    )
-  packed, held_out = load_data(config, options, tokenizer)
+  _training.check_rows(tokenizer, shape)
+  packed, held_out = _training.load_data(config, options, tokenizer)
   place, target_place = find_places(config, shape, options)
   target = load_target(config, shape, tokenizer, target_place)
   model = transformer.model(shape, place)
@@ -269,7 +170,12 @@ def run() -> None:
     target_model = transformer.model(target.config, target_place)
     aim = objective.distillation(model, target_model, config["loss"])
     frozen = target.params
-    decode = judge(config, model, target_model, target, held_out)
+    draft = drafters.model(model, config["decoding"]["k"])
+    judge = _training.judge(config["decoding"], held_out, target_model, draft)
+
+    def decode(weights):
+      return judge(Params(target.params, weights))
+
   if FLAGS.time_steps:
     return time_steps(params, frozen, aim, packed, shape, options)
 
@@ -286,15 +192,11 @@ def run() -> None:
   )
   run_folder.claim(folder, settings, FREE)
   if target is not None and (config.get("samples") or {}).get("count"):
-    packed = sample(config["samples"], packed, target_model, frozen, options)
+    packed = _training.sample(
+      config["samples"], packed, target_model, frozen, options, folder
+    )
   size = f"{shape.num_parameters / 1e6:.2f} M parameters"
-  tokens = options.steps * options.batch * options.sequence
-  print(
-    f"train: {size}, {options.steps:,} steps of {options.batch} x "
-    f"{options.sequence} tokens, {tokens / 1e6:.2f} M in all, "
-    f"{tokens / packed.tokens:.2f} times over the data",
-    file=sys.stderr,
-  )
+  _training.say_size("train", size, options, packed)
   train(
     params,
     frozen,
@@ -303,7 +205,7 @@ def run() -> None:
     held_out,
     options,
     folder,
-    export=lambda weights, name: export(
+    export=lambda weights, name: _training.export(
       folder, name, weights, shape, tokenizer
     ),
     decode=decode,

@@ -121,6 +121,28 @@ def static(parents, siblings: str = "without_replacement") -> Expansion:
   return Expansion(spec, num_nodes, True, grow)
 
 
+def check_scratch(expansion: Expansion) -> None:
+  """For a drafter that drafts in the target's own cache: is there room?
+
+  Raises:
+    ValueError: drafting would run more nodes than the tree has.
+  """
+  num_run, num_nodes = expansion.num_run, expansion.spec.max_nodes
+  if num_run > num_nodes:
+    raise ValueError(
+      f"drafting runs {num_run} nodes and the tree has {num_nodes}; the "
+      "target's cache has room for the tree: keep more, or try fewer"
+    )
+
+
+def chain(k: int) -> Expansion:
+  """k >= 0 guesses in a row, each drawn from its law."""
+  if k < 0:
+    raise ValueError(f"k = {k}; it must be >= 0")
+  spec = DraftSpec(max_nodes=k + 1, max_depth=k, widths=(k + 1,))
+  return static(tree.chain(k + 1), "iid")._replace(spec=spec)
+
+
 def _families(parents, levels) -> list[list[tuple[int, list[int]]]]:
   """Of every level its (parent, children)."""
   found = []

@@ -19,6 +19,7 @@ from specdec.sharding import CACHE, Placement
 _MARGIN = 1.1  # activations, programs and allocator rounding
 _GIB = 2**30
 _MODELS = ("target", "draft")
+_LOADED = (*_MODELS, "drafter")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +36,7 @@ class Plan:
   @property
   def besides_weights(self) -> "Plan":
     """What is still to come once the models are loaded."""
-    parts = {n: x for n, x in self.parts.items() if n not in _MODELS}
+    parts = {n: x for n, x in self.parts.items() if n not in _LOADED}
     return Plan(parts)
 
   def __str__(self) -> str:
@@ -100,12 +101,14 @@ def plan(
   max_length: int,
   num_nodes: int,
   places: Places | None = None,
+  learned: int = 0,
 ) -> Plan:
   """What each device must hold.
 
   Args:
     max_length: prompt and output of a row.
     num_nodes: of a draft; logits and laws are [batch, num_nodes, V].
+    learned: bytes of a drafter that every device has whole.
   """
   places = places or (None, None)
   models = {
@@ -115,6 +118,8 @@ def plan(
   }
   slots = max_length + num_nodes
   parts = {name: weight_bytes(*found) for name, found in models.items()}
+  if learned:
+    parts["drafter"] = learned
   parts["K/V caches"] = sum(
     cache_bytes(m, batch, slots, place) for m, place in models.values()
   )

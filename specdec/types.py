@@ -43,11 +43,19 @@ class ModelOutput(NamedTuple):
   #                                   entering a layer that was asked for
 
 
+class Skip(NamedTuple):
+  """Sublayers that a pass leaves out: indices of layers."""
+
+  attention: tuple[int, ...] = ()
+  mlp: tuple[int, ...] = ()
+
+
 class Model(NamedTuple):
   """A language model with an explicit cache: two pure functions and a size.
 
   apply(params, tokens, cache, *, parents=None, first=0, start=0, stop=None,
-        hidden=None, head=True, features=()) -> (ModelOutput, KVCache)
+        hidden=None, head=True, features=(), skip=None)
+    -> (ModelOutput, KVCache)
     Runs layers start..stop-1 on tokens [B, T], which stand after the committed
     positions of each row: node n at position cache.length + depth(n), its K/V
     in slot cache.length + n. `parents` ([T] or [B, T]; None is a chain) says
@@ -56,7 +64,9 @@ class Model(NamedTuple):
     then speaks about all of them. It writes K/V and never moves `length`. With
     start > 0, `hidden` [B, T, M] is the residual stream entering that layer.
     `features` are indices of layers (`stop` included) whose entering stream is
-    wanted.
+    wanted. What `skip` names does not run at all: no weight of it is read, a
+    skipped attention writes no K/V, and the stream passes by. Only a drafter
+    of this model asks for it; a model may lack it.
   init_cache(batch, slots) -> KVCache, all empty.
   """
 

@@ -12,7 +12,7 @@ from specdec.analysis import hardware
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory):
-  return programs.write_model(tmp_path_factory.mktemp("target"), num_layers=3)
+  return programs.write_model(tmp_path_factory.mktemp("target"))
 
 
 @pytest.fixture

@@ -28,7 +28,7 @@ jax.config.update(
     str(pathlib.Path(tempfile.gettempdir()) / "specdec-test-compilations"),
   ),
 )
-jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
 
 
 @pytest.fixture(autouse=True, scope="module")

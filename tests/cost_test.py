@@ -16,6 +16,7 @@ from specdec.analysis import (
 )
 from specdec.analysis.cost import IDEAL, TYPICAL, Efficiency, Placed
 from specdec.models import presets
+from specdec.types import Skip
 
 V5E, H100 = chips.get("v5e"), chips.get("h100")
 
@@ -273,6 +274,34 @@ def test_an_early_exit_runs_every_layer_once_for_every_token():
   alone = 2 * 8 * 8 * 4 * (4 - 1) / 8 * scores
   assert flops == pytest.approx(once + heads - alone)
   assert found.memory(1, 100).keys() == {"target weights", "target cache"}
+
+
+def test_a_layer_skip_reads_what_it_keeps_and_takes_no_memory():
+  config = presets.get("llama3-8b")
+  half = Skip(tuple(range(16)), tuple(range(8, 24)))
+  shape, less = (shapes.of_config(config, skip=s) for s in (None, half))
+  assert len(less.layers) == 24  # 8 to 15 are not there at all
+  mlp = 3 * config.width * config.mlp_width
+  one = shape.layers[0].weights
+  assert sum(layer.weights for layer in less.layers) == 16 * one
+  assert {layer.weights for layer in less.layers} == {mlp, one - mlp, one}
+  assert less.cached == shape.cached / 2
+  whole = Placed(shape, V5E)
+  draft = dataclasses.replace(whole, shape=less)
+  found = pairs.Pair(whole, draft, skips=True)
+  assert found.memory(1, 100).keys() == {"target weights", "target cache"}
+  parts = [(name, times) for name, times, _ in found.round(8, 3, 100).parts]
+  assert parts == [("draft, 1 token", 3), ("target, 4 tokens", 1)]
+  moe = dataclasses.replace(config, num_experts=4, experts_per_token=2)
+  experts = [
+    shapes.of_config(moe, skip=s).layers
+    for s in (Skip(), Skip(mlp=range(32)), Skip(attention=range(32)))
+  ]
+  assert [layers[0].num_experts for layers in experts] == [4, 0, 4]
+  router = 4 * moe.width
+  assert experts[2][0].weights == router
+  assert experts[1][0].weights == experts[0][0].weights - router
+  assert not shapes.of_config(config, skip=Skip(range(32), range(32))).layers
 
 
 def test_break_even_and_schedules():

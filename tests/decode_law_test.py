@@ -131,7 +131,7 @@ def exact(group, params=PARAMS) -> np.ndarray:
 EXACT = [exact(group) for group in GROUPS]
 
 
-def sample(drafter, rule, seed=2, groups=GROUPS, params=PARAMS):
+def sample(drafter, rule, seed=2, groups=GROUPS, params=PARAMS, target=None):
   """[ROWS, NEW] emitted tokens of every group, from one call."""
   longest = max(len(group[0]) for group in groups)
   prompt = np.zeros((len(groups), longest), np.int32)
@@ -143,7 +143,7 @@ def sample(drafter, rule, seed=2, groups=GROUPS, params=PARAMS):
     return np.concatenate([np.asarray(x)] * ROWS)
 
   state = decode.generate(
-    table.model(V),
+    target or table.model(V),
     drafter,
     rule,
     params,

@@ -25,6 +25,17 @@ ALLOWED = {
   "accept": ("types", "tree", "sampling", "walk"),
   "rounds": ("types", "tree", "sampling", "cache", "accept"),
   "decode": ("types", "tree", "sampling", "cache", "prefill", "rounds"),
+  "learned": (
+    "types",
+    "tree",
+    "cache",
+    "sampling",
+    "sharding",
+    "expand",
+    "prefill",
+    "models",
+    "learned",
+  ),
   "analysis": ("types", "tree", "models.config", "models.presets", "analysis"),
 }
 DRAFTER_BANS = ("decode", "acceptance", "beam", "training", "checkpoints")
@@ -107,6 +118,8 @@ def test_the_core_is_there_to_be_checked():
       "def f():\n  from specdec.models.table import model",
       "specdec.models.table.model",
     ),
+    ("learned.x", "from specdec import drafters", "specdec.drafters"),
+    ("learned.x", "from specdec import decode", "specdec.decode"),
     ("drafters.x", "from specdec.drafters import model", None),
     ("drafters.x", "from .model import model", "specdec.drafters.model.model"),
     ("drafters.x", "from specdec.decode import run", "specdec.decode.run"),
@@ -129,6 +142,7 @@ def test_the_check_can_fail(module, source, fault):
     ("decode", "from specdec import cache as kv\nfrom specdec import prefill"),
     ("drafters.x", "from specdec import prefill, sampling, tree, types"),
     ("drafters", "from specdec.drafters.lookup import lookup"),
+    ("learned.x", "from specdec import expand, prefill, sharding"),
     ("analysis.x", "from specdec.models.config import TransformerConfig"),
   ],
 )

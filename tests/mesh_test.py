@@ -24,8 +24,10 @@ def run(*arguments):
   )
 
 
-def test_eight_devices_equal_one():
-  done = run("-m", "not slow")
+# Two processes, one after the other or side by side.
+@pytest.mark.parametrize("half", ["8x1 or 4x2", "not (8x1 or 4x2)"])
+def test_eight_devices_equal_one(half):
+  done = run("-m", "not slow", "-k", half)
   assert done.returncode == 0, done.stdout[-4000:]
 
 

@@ -63,6 +63,17 @@ def write_documents(folder):
     "compare_rules", f"--target={target}", f"--output={folder}", *arguments
   )
   found["rules"] = json.loads((folder / "results.json").read_text())
+  folder = folder.with_name("drafters")
+  arguments = [f"--prompt_file={lines}", "--limit=1", "--drafters=early_exit:1"]
+  programs.write_model(folder.with_name("two"), num_layers=2)
+  programs.run(
+    "compare_drafters",
+    f"--target={folder.with_name('two')}",
+    f"--output={folder}",
+    *arguments,
+    *("--k=1", "--tree_size=0", "--max_new_tokens=6"),
+  )
+  found["drafters"] = json.loads((folder / "results.json").read_text())
   return found
 
 

@@ -4,10 +4,19 @@ import jax
 import numpy as np
 import pytest
 
-from specdec import acceptance, checkpoints, drafters, generate, settings
-from specdec.checkpoints import shipped
+from specdec import (
+  acceptance,
+  checkpoints,
+  drafters,
+  expand,
+  generate,
+  settings,
+)
+from specdec.checkpoints import learned, shipped
 from specdec.checkpoints.fetch import fetch
 from specdec.decode import autoregress
+from specdec.learned import cell as cells
+from specdec.learned import serve
 from specdec.models import transformer
 from specdec.types import Params
 
@@ -38,6 +47,35 @@ def test_a_target_its_draft_and_three_more():
 def test_the_card_names_every_model():
   card = (shipped.FOLDER / "README.md").read_text()
   assert all(name in card for name in shipped.names())
+  assert all(f"| {name} |" in card for name in shipped.drafters())
+
+
+@pytest.fixture(scope="module")
+def target():
+  return checkpoints.load(fetch(shipped.TARGET))
+
+
+@pytest.mark.parametrize("name", shipped.drafters())
+def test_drafters_are_small_and_of_the_target(name, target):
+  path = shipped.drafter(name)
+  assert path.stat().st_size < MEGA
+  assert learned.load(path, target).recipe.vocabulary > 0
+
+
+def test_a_drafter_says_what_the_target_says(target):
+  found = learned.load(shipped.drafter("prophet"), target)
+  model, cell = transformer.model(target.config), found.cell(target.config)
+  params = Params(
+    target.params, cells.weights_of(cell, found.net, target.params)
+  )
+  ids = target.tokenizer.encode(shipped.PROMPT.read_text())
+  common = params, np.array([ids]), np.array([len(ids)]), jax.random.key(0)
+  options = dict(max_length=len(ids) + 48, sampling=settings(1))
+  drafter = serve.drafter(cell, model, expand.chain(4))
+  ours = generate(model, drafter, acceptance.coupled(), *common, **options)
+  plain = autoregress(model, *common, **options)
+  np.testing.assert_array_equal(ours.tokens, plain.tokens)
+  assert ours.stats.emitted[0] / ours.stats.rounds[0] > 1.5
 
 
 @pytest.mark.parametrize("name", shipped.names())

@@ -15,7 +15,7 @@ from specdec.analysis import hardware, sweeps
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory):
-  return programs.write_model(tmp_path_factory.mktemp("target"), num_layers=3)
+  return programs.write_model(tmp_path_factory.mktemp("target"))
 
 
 @pytest.fixture(autouse=True)
@@ -78,9 +78,10 @@ def test_other_settings_of_a_known_target_are_calibrated_beside_it(
     {"k": 1, "temperature": 1.0, "acceptance": "rejection"},
     {"k": 1, "drafter": "lookup", "exit_layer": None, "min_ngram": 1},
   ]
-  sweep(POINTS[:1])
+  short = {"calibrated": ((1,), (2,), 4)}
+  sweep(POINTS[:1], **short)
   first = json.loads((tmp_path / "out" / "calibration.json").read_text())
-  sweep(points)
+  sweep(points, **short)
   lines = lines_of(tmp_path)
   assert len(lines) == 3 and all("run" in line for line in lines)
   second = json.loads((tmp_path / "out" / "calibration.json").read_text())

@@ -39,6 +39,19 @@ class TestData:
     with pytest.raises(ValueError, match=complaint):
       data.read(path)
 
+  def test_token_ids_are_taken_as_they_are(self, tmp_path):
+    path = tmp_path / "x.jsonl"
+    path.write_text('{"token_ids": [5, 1]}\n{"token_ids": [3]}\n')
+
+    class Words:
+      eos_ids, vocab_size = (1,), 6
+
+    found = data.tokenize(data.read(path), Words())
+    assert found.tolist() == [5, 1, 3, 1]  # no second end
+    Words.vocab_size = 5
+    with pytest.raises(ValueError, match="token 5; the tokenizer has 5"):
+      data.tokenize(data.read(path), Words())
+
   def test_a_line_ends_at_its_newline_alone(self, tmp_path):
     path = tmp_path / "x.jsonl"
     path.write_text('{"text": "a\u2028b"}\r\n{"text": "c"}')
@@ -80,3 +93,12 @@ class TestData:
   def test_held_out_is_spread(self):
     rows = data.Packed(np.arange(101), 10).spread(3)
     np.testing.assert_array_equal(rows[:, 0], [0, 40, 90])
+
+  def test_numbered_batches_say_where_they_stand(self):
+    plain, numbered = packed(), data.Numbered(packed())
+    assert numbered.tokens == plain.tokens
+    for step in (0, 30):
+      batch = numbered.batch(step, 3)
+      np.testing.assert_array_equal(batch["tokens"], plain.batch(step, 3))
+      np.testing.assert_array_equal(batch["step"], step)
+      np.testing.assert_array_equal(batch["row"], np.arange(3))

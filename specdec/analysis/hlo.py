@@ -1,13 +1,9 @@
-"""What a compiled program moves, read off its optimised HLO.
+"""The text of a compiled program (optimised HLO), read.
 
-Bytes between chips by kind of collective, and bytes of main memory. Invariant:
-loops of a known length count that often, others as often as the caller says
-(once); what lies in on-chip
-memory (S(1) in a layout) is no traffic of the main one; a slice that is read
-from a buffer, or written into it in place, counts by the slice's size.
+Invariant: a loop whose length is known counts that often, any other as often as
+the caller says (once).
 """
 
-import collections
 import dataclasses
 import math
 import re
@@ -18,21 +14,6 @@ _BYTES = {
   "s32": 4, "u32": 4, "s64": 8, "u64": 8, "bf16": 2, "f16": 2, "f32": 4,
   "f64": 8, "f8e4m3fn": 1, "f8e5m2": 1, "c64": 8,
 }  # fmt: skip
-COLLECTIVES = (
-  "all-reduce", "all-gather", "reduce-scatter", "all-to-all",
-  "collective-permute", "collective-broadcast", "ragged-all-to-all",
-)  # fmt: skip
-# They name or pass on buffers and touch none.
-_FREE = frozenset((
-  "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "iota",
-  "after-all", "partition-id", "replica-id", "opt-barrier", "copy-done",
-  "add-dependency", "while", "conditional", "call", "custom-call-done",
-))  # fmt: skip
-# Custom calls that move nothing.
-_FREE_CALLS = frozenset(
-  ("AllocateBuffer", "ConcatBitcast", "AssumeGatherIndicesInBound")
-)
-_SLICES = ("dynamic-slice", "slice", "gather")
 _SHAPE = re.compile(r"(\w+)\[([\d,]*)\](?:\{([^}]*)\})?")
 
 
@@ -71,7 +52,7 @@ class Instruction:
 
   name: str
   op: str
-  buffers: tuple[Buffer, ...]  # of the result
+  buffers: tuple[Buffer, ...]  # of its type
   operands: tuple[str, ...]  # names
   line: str
 
@@ -85,6 +66,16 @@ class Instruction:
     """The name that JAX gave the operation, '' where none."""
     found = re.search(r'op_name="([^"]*)"', self.line)
     return found[1] if found else ""
+
+  @property
+  def results(self) -> tuple[Buffer, ...]:
+    """What it leaves; a `-start` names what goes in before that."""
+    buffers = self.buffers
+    if len(buffers) > 1:  # contexts are scalars
+      buffers = tuple(b for b in buffers if b.shape) or buffers
+    if self.op.endswith("-start") and self.op != "all-reduce-start":
+      buffers = buffers[len(buffers) // 2 :]
+    return buffers
 
   def attribute(self, name: str) -> str | None:
     """The computation that an attribute names, e.g. calls or body."""
@@ -222,166 +213,3 @@ def _constant(one: Instruction) -> int | None:
   """The value of an integer constant; None: it is none."""
   found = re.search(r" constant\((-?\d+)\)", one.line)
   return int(found[1]) if found else None
-
-
-class Exchange(NamedTuple):
-  """A collective."""
-
-  kind: str
-  shape: tuple[tuple[int, ...], ...]  # of what each chip has afterwards
-  bytes: float  # of that, each time
-  times: float
-  source: str
-
-
-def _results(one: Instruction) -> tuple[Buffer, ...]:
-  """What an instruction leaves; a `-start` names what goes in before it."""
-  buffers = one.buffers
-  if len(buffers) > 1:  # contexts are scalars
-    buffers = tuple(b for b in buffers if b.shape) or buffers
-  if one.op.endswith("-start") and one.op != "all-reduce-start":
-    buffers = buffers[len(buffers) // 2 :]
-  return buffers
-
-
-def exchanges(program: Program, unknown: float = 1.0) -> list[Exchange]:
-  """Every collective that runs; `unknown` as of Program.runs."""
-  found = []
-  for outer, _, times in program.runs(unknown):
-    if not times:
-      continue
-    for one in (outer, *program.inside(outer)):
-      kind = one.op.removesuffix("-start")
-      if kind in COLLECTIVES:
-        buffers = _results(one)
-        shapes = tuple(b.shape for b in buffers)
-        size = sum(b.payload for b in buffers)
-        found.append(Exchange(kind, shapes, size, times, one.source))
-  return found
-
-
-def by_kind(found: list[Exchange]) -> dict[str, tuple[float, float]]:
-  """Kind -> (how many, bytes), in the order of their bytes."""
-  sums: dict[str, list[float]] = collections.defaultdict(lambda: [0.0, 0.0])
-  for one in found:
-    sums[one.kind][0] += one.times
-    sums[one.kind][1] += one.times * one.bytes
-  ordered = sorted(sums.items(), key=lambda item: -item[1][1])
-  return {kind: (count, size) for kind, (count, size) in ordered}
-
-
-class Touched(NamedTuple):
-  """An instruction's traffic of the main memory."""
-
-  name: str
-  op: str
-  read: float
-  written: float
-  times: float
-  source: str
-
-
-def traffic(program: Program, unknown: float = 1.0) -> list[Touched]:
-  """What every instruction reads and writes of the main memory, in bytes;
-  `unknown` as of Program.runs."""
-  found = []
-  for one, around, times in program.runs(unknown):
-    if one.op in _FREE or one.op.endswith("-done"):
-      continue
-    target = re.search(r'custom_call_target="(\w+)"', one.line)
-    if target and target[1] in _FREE_CALLS:
-      continue
-    read, written = _traffic(program, one, around)
-    if times and (read or written):
-      found.append(Touched(one.name, one.op, read, written, times, one.source))
-  return found
-
-
-def _outside(buffers) -> float:
-  return sum(b.bytes for b in buffers if not b.on_chip)
-
-
-def _traffic(program: Program, one: Instruction, around):
-  """(read, written) of one instruction."""
-  operands = [
-    around[name].buffers if name in around else () for name in one.operands
-  ]
-  if one.op == "copy-start":  # (destination, source, context)
-    return _outside(operands[0]), _outside(one.buffers[:1])
-  if one.op == "dynamic-update-slice":
-    return _outside(operands[1]), _outside(operands[1])
-  if one.op.removesuffix("-start") in _SLICES:
-    size = sum(b.bytes for b in _results(one))
-    return (size if _outside(operands[0]) else 0.0), _outside(_results(one))
-  if one.op == "fusion":
-    return _fusion(program, one, operands)
-  if one.op.endswith("-start") and program.called(one):
-    return 0.0, 0.0  # its computation is visited by itself
-  return sum(map(_outside, operands)), _outside(_results(one))
-
-
-def _uses(program: Program, inside: dict[str, Instruction], name: str):
-  """(what touches a value, under which name, where), bitcasts and fusions
-  looked through."""
-  for user in inside.values():
-    if name not in user.operands:
-      continue
-    if user.op == "bitcast":
-      yield from _uses(program, inside, user.name)
-    elif user.op == "fusion":
-      called = program.called(user)
-      for parameter, number in _parameters(called).items():
-        if user.operands[number] == name:
-          yield from _uses(program, called, parameter)
-          if _passed_on(called, parameter):
-            yield from _uses(program, inside, user.name)
-    else:
-      yield user, name, inside
-
-
-def _passed_on(inside: dict[str, Instruction], name: str) -> bool:
-  """Whether a value is, bitcasts apart, what a computation results in."""
-  if inside[name].root:
-    return True
-  return any(
-    _passed_on(inside, user.name)
-    for user in inside.values()
-    if user.op == "bitcast" and name in user.operands
-  )
-
-
-def _parameters(inside: dict[str, Instruction]) -> dict[str, int]:
-  """Name -> number."""
-  return {
-    one.name: int(re.search(r"parameter\((\d+)\)", one.line)[1])
-    for one in inside.values()
-    if one.op == "parameter"
-  }
-
-
-def _fusion(program: Program, one: Instruction, operands):
-  inside = program.called(one)
-  read, written, kept = 0.0, 0.0, []
-  for name, number in _parameters(inside).items():
-    size = _outside(operands[number])
-    if not size:
-      continue
-    partial = 0.0
-    for user, via, around in _uses(program, inside, name):
-      first = user.operands[0] == via
-      if user.op in _SLICES and first:
-        partial += sum(b.bytes for b in user.buffers)
-      elif user.op in ("dynamic-update-slice", "scatter") and first:
-        new = user.operands[1 if user.op != "scatter" else -1]
-        written += sum(b.bytes for b in around[new].buffers)
-        kept.append(operands[number][0].shape)
-      else:
-        partial = size
-        break
-    read += min(partial, size)
-  for buffer in one.buffers:
-    if buffer.shape in kept:  # written in place: only what is new
-      kept.remove(buffer.shape)
-    elif not buffer.on_chip:
-      written += buffer.bytes
-  return read, written

@@ -72,6 +72,8 @@ class Pair:
     exit_layer: the draft is the target's own first layers: it takes no memory,
       has no cache, and verification begins there.
     beside, plain_beside: of a speculative round and of a plain one.
+    skips: the draft is the target less some sublayers: it takes no memory and
+      has no cache either, and verification runs all there is.
   """
 
   target: Placed
@@ -79,6 +81,13 @@ class Pair:
   exit_layer: int | None = None
   beside: Beside = NOTHING
   plain_beside: Beside = NOTHING
+  skips: bool = False
+
+  @property
+  def _apart(self) -> bool:
+    """The draft has weights and a cache of its own."""
+    own = self.skips or self.exit_layer is not None
+    return self.draft is not None and not own
 
   def __post_init__(self):
     if (
@@ -117,7 +126,7 @@ class Pair:
     found = self._round(batch, frontiers, 1 + sum(levels), context)
     path = 1 + len(levels)
     moved = 2 * self.target.cache_bytes(batch, path)
-    if self.draft is not None and self.exit_layer is None:
+    if self._apart:
       moved += 2 * self.draft.cache_bytes(batch, path)
     seconds = moved / (self.target.efficiency.kv * self.target.chip.bandwidth)
     commit = Cost((Term("K/V moved", moved, seconds=seconds),), seconds)
@@ -127,8 +136,8 @@ class Pair:
     """Draft passes over so many tokens each, then one over all nodes."""
     target, parts = self.target, []
     if self.draft is not None:
-      # An early exit's K/V is the target's own: nothing to catch up with.
-      late = 0 if self.exit_layer is not None else 1
+      # What drafts on the target's own K/V has nothing to catch up with.
+      late = int(self._apart)
       passes = [frontiers[0] + late, *frontiers[1:]]
       for tokens, times in sorted(collections.Counter(passes).items()):
         cost = self.draft.cost(batch, tokens, context)
@@ -158,7 +167,7 @@ class Pair:
       "target weights": self.target.weight_bytes,
       "target cache": self.target.cache_bytes(batch, slots),
     }
-    if self.draft is not None and self.exit_layer is None:
+    if self._apart:
       found["draft weights"] = self.draft.weight_bytes
       found["draft cache"] = self.draft.cache_bytes(batch, slots)
     return found

@@ -177,7 +177,7 @@ def at_equal_memory(
   Raises:
     ValueError: not even one row fits.
   """
-  alone = dataclasses.replace(pair, draft=None, exit_layer=None)
+  alone = dataclasses.replace(pair, draft=None, exit_layer=None, skips=False)
   found = []
   for who in (pair, alone):
     batch = largest_batch(who, slots)

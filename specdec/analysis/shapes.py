@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from specdec.models import presets
 from specdec.models.config import TransformerConfig
+from specdec.types import Skip
 
 
 class Layer(NamedTuple):
@@ -78,8 +79,14 @@ class Shape:
     yield from collections.Counter(self.layers[start:stop]).items()
 
 
-def of_config(config: TransformerConfig, name: str = "") -> Shape:
-  """The shape of a decoder of this repository; its final norm is forgotten."""
+def of_config(
+  config: TransformerConfig, name: str = "", skip: Skip | None = None
+) -> Shape:
+  """The shape of a decoder of this repository; its final norm is forgotten.
+
+  Args:
+    skip: sublayers that are left out; a layer without any is none.
+  """
   c = config
   expert = 3 * c.width * c.mlp_width
   embeddings = c.vocab_size * c.width * (1 if c.tied else 2)
@@ -97,6 +104,8 @@ def of_config(config: TransformerConfig, name: str = "") -> Shape:
     )
     for window in c.windows or (None,) * c.num_layers
   ]
+  if skip is not None:
+    layers = _less(layers, skip, c.num_experts * c.width or expert)
   return Shape(
     name or f"{c.num_parameters / 1e6:.3g} M",
     tuple(layers),
@@ -105,6 +114,24 @@ def of_config(config: TransformerConfig, name: str = "") -> Shape:
     c.num_heads,
     c.tied,
   )
+
+
+def _less(layers: list[Layer], skip: Skip, mlp: int) -> list[Layer]:
+  """What is left of them.
+
+  Args:
+    mlp: of a layer's weights, those of its MLP or router.
+  """
+  found = []
+  for i, layer in enumerate(layers):
+    if i in skip.attention:
+      layer = layer._replace(weights=mlp, kv=0, score=0, window=None)
+    if i in skip.mlp:
+      left = layer.weights - mlp
+      layer = layer._replace(weights=left, expert=0, num_experts=0, per_token=0)
+    if layer.weights:
+      found.append(layer)
+  return found
 
 
 def _t5(name, num_layers, width, mlp_width, heads):

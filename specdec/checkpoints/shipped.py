@@ -12,6 +12,18 @@ TARGET, DRAFT = "stdlib-11m", "stdlib-1m"
 PROMPT = FOLDER / "prompt.txt"
 
 
+def drafters() -> list[str]:
+  """Learned drafters for TARGET: `drafter` gives their files."""
+  return sorted(path.stem for path in FOLDER.glob("drafters/*.safetensors"))
+
+
+def drafter(name: str) -> Path:
+  """The file of a learned drafter: of one that is shipped, else `name`."""
+  if name in drafters():
+    return FOLDER / "drafters" / f"{name}.safetensors"
+  return Path(name).expanduser()
+
+
 def names() -> list[str]:
   """What `fetch` finds here."""
   return sorted(path.parent.name for path in FOLDER.glob("*/config.json"))

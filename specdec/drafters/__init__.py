@@ -1,7 +1,51 @@
-"""Drafters: functions that return a `types.Drafter`, one file per idea."""
+"""Drafters: functions that return a `types.Drafter`, one file per idea.
 
+Those in `LEARNED` return a `learned.cell.Cell` instead, which is trained as
+well; `learned.serve.drafter` makes a Drafter of it.
+"""
+
+from specdec.drafters.eagle import eagle
+from specdec.drafters.eagle3 import eagle3
 from specdec.drafters.early_exit import early_exit, early_exit_tree
+from specdec.drafters.hydra import hydra
+from specdec.drafters.layer_skip import (
+  Threshold,
+  layer_skip,
+  layer_skip_tree,
+)
 from specdec.drafters.lookup import lookup
+from specdec.drafters.medusa import medusa
 from specdec.drafters.model import model, model_tree
+from specdec.drafters.mtp import mtp
+from specdec.drafters.prophet import prophet
+from specdec.drafters.trained_exit import trained_exit
 
-__all__ = ["early_exit", "early_exit_tree", "lookup", "model", "model_tree"]
+# Recipe.kind -> (recipe, target's config, ids, place) -> Cell
+LEARNED = {
+  "eagle": eagle,
+  "eagle3": eagle3,
+  "exit": trained_exit,
+  "hydra": hydra,
+  "medusa": medusa,
+  "mtp": mtp,
+  "prophet": prophet,
+}
+
+__all__ = [
+  "LEARNED",
+  "Threshold",
+  "eagle",
+  "eagle3",
+  "early_exit",
+  "early_exit_tree",
+  "hydra",
+  "layer_skip",
+  "layer_skip_tree",
+  "lookup",
+  "medusa",
+  "model",
+  "model_tree",
+  "mtp",
+  "prophet",
+  "trained_exit",
+]

@@ -120,11 +120,7 @@ def early_exit_tree(
   """
   plain = early_exit(target, exit_layer, 0)  # is there such a layer?
   num_nodes = expansion.spec.max_nodes
-  if expansion.num_run > num_nodes:
-    raise ValueError(
-      f"drafting runs {expansion.num_run} nodes and the tree has {num_nodes}; "
-      "the target's cache has room for the tree: keep more, or try fewer"
-    )
+  expand.check_scratch(expansion)
 
   def propose(params, draft_state, context: Context):
     whole = context.target_cache

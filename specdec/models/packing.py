@@ -16,7 +16,10 @@ _LARGEST = 64 * 10**6  # bytes of a model that is packed
 # Tokens from which on the matrix is unpacked: the product takes a copy of the
 # tokens for every block, N / 16 of the matrix's own size.
 _MANY = 32
-_PACKED = frozenset(("q", "k", "v", "o", "gate", "up", "down", "embed", "head"))
+_PACKED = frozenset(
+  ("q", "k", "v", "o", "gate", "up", "down", "embed", "head")  # decoders
+  + ("fuse", "gather", "start", "token", "recycled", "residual")  # drafters
+)
 
 
 def pack(params: dict, backend: str | None = None) -> dict:
@@ -40,7 +43,8 @@ def _pack(tree, parent: str):
       name: _pack(tree.pop(name), parent if name == "weight" else name)
       for name in names
     }
-  if tree.ndim != 2 or parent not in _PACKED or len(tree) % _BLOCK:
+  kind = parent.partition("_")[0]  # of several alike: residual_0, residual_1
+  if tree.ndim != 2 or kind not in _PACKED or len(tree) % _BLOCK:
     return tree
   return tree.reshape(-1, _BLOCK, tree.shape[1]).swapaxes(1, 2)
 

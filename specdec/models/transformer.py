@@ -20,7 +20,7 @@ from specdec.models.attention import positions, visible
 from specdec.models.config import RopeScaling, TransformerConfig
 from specdec.models.experts import ACTIVATIONS, Experts
 from specdec.models.packing import look_up, project
-from specdec.types import KVCache, Model, ModelOutput
+from specdec.types import KVCache, Model, ModelOutput, Skip
 
 Place = Callable[..., jax.Array]  # (x, *names of its axes) -> x
 
@@ -191,27 +191,35 @@ class MLP(nn.Module):
 
 
 class Layer(nn.Module):
-  """One pre-norm decoder layer; its parts' outputs too may pass a norm."""
+  """One pre-norm decoder layer; its parts' outputs too may pass a norm.
+
+  A part that is left out is not there: the stream passes it by.
+  """
 
   config: TransformerConfig
   place: Place = sharding.anywhere
+  attends: bool = True
+  feeds: bool = True
 
   @nn.compact
   def __call__(self, x, layer, slot, angles, mask):
     c = self.config
     norm = functools.partial(RMSNorm, c.norm_epsilon, c.norm_offset)
-    y = norm(name="attention_norm")(x)
-    attention = Attention(c, self.place, name="attention")
-    y, layer = attention(y, layer, slot, angles, mask)
-    y = self.place(y, "rows", None, None)  # summed over the heads' chips
-    x = x + (norm(name="attention_post_norm")(y) if c.post_norms else y)
-    y = norm(name="mlp_norm")(x)
-    if c.num_experts:
-      y = Experts(c, name="mlp")(y)
-    else:
-      y = MLP(c, self.place, name="mlp")(y)
-    y = self.place(y, "rows", None, None)
-    return x + (norm(name="mlp_post_norm")(y) if c.post_norms else y), layer
+    if self.attends:
+      y = norm(name="attention_norm")(x)
+      attention = Attention(c, self.place, name="attention")
+      y, layer = attention(y, layer, slot, angles, mask)
+      y = self.place(y, "rows", None, None)  # summed over the heads' chips
+      x = x + (norm(name="attention_post_norm")(y) if c.post_norms else y)
+    if self.feeds:
+      y = norm(name="mlp_norm")(x)
+      if c.num_experts:
+        y = Experts(c, name="mlp")(y)
+      else:
+        y = MLP(c, self.place, name="mlp")(y)
+      y = self.place(y, "rows", None, None)
+      x = x + (norm(name="mlp_post_norm")(y) if c.post_norms else y)
+    return x, layer
 
 
 class Embedding(nn.Module):
@@ -249,6 +257,7 @@ class Transformer(nn.Module):
     hidden: jax.Array | None = None,
     head: bool = True,
     features: tuple[int, ...] = (),
+    skip: Skip | None = None,
   ) -> tuple[ModelOutput, KVCache]:
     c = self.config
     stop = c.num_layers if stop is None else stop
@@ -276,7 +285,8 @@ class Transformer(nn.Module):
     streams = {}
     for i in range(start, stop):
       streams[i] = x
-      x, layers[i] = Layer(c, self.place, name=f"layer_{i}")(
+      kept = (True, True) if skip is None else tuple(i not in s for s in skip)
+      x, layers[i] = Layer(c, self.place, *kept, name=f"layer_{i}")(
         x, layers[i], length + first, angles[windows[i]], masks[windows[i]]
       )
     streams[stop] = x

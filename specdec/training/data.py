@@ -18,7 +18,7 @@ class Document(NamedTuple):
   """One text, and where it stood."""
 
   name: str
-  text: str
+  text: str | tuple[int, ...]  # or the token ids that it was written in
 
 
 def read(path: str | Path) -> list[Document]:
@@ -26,8 +26,8 @@ def read(path: str | Path) -> list[Document]:
 
   Args:
     path: a folder, whose files are read at any depth; a .jsonl file of objects
-      with a `text`; or any other text file. Files that are no UTF-8 text and
-      hidden files are left out.
+      with a `text`, or `token_ids`; or any other text file. Files that are no
+      UTF-8 text and hidden files are left out.
 
   Raises:
     FileNotFoundError: there is no such path.
@@ -72,8 +72,12 @@ def _lines(content: str, file: Path) -> list[Document]:
       raise ValueError(
         f"line {number} of {file} is not JSON ({error.msg})"
       ) from None
-    text = entry.get("text") if isinstance(entry, dict) else None
-    if not isinstance(text, str):
+    entry = entry if isinstance(entry, dict) else {}
+    text = entry.get("text")
+    ids = entry.get("token_ids")
+    if isinstance(ids, list) and all(isinstance(i, int) for i in ids):
+      text = tuple(ids)
+    elif not isinstance(text, str):
       raise ValueError(f"line {number} of {file} has no `text`")
     if text:
       documents.append(Document(f"{file.name}:{number}", text))
@@ -84,15 +88,24 @@ def tokenize(documents: Sequence[Document], tokenizer: Tokenizer) -> np.ndarray:
   """One stream of ids [n] int32, an end token behind every document.
 
   Raises:
-    ValueError: the tokenizer has no end token.
+    ValueError: the tokenizer has no end token, or not the ids of a document.
   """
   if not tokenizer.eos_ids:
     raise ValueError("the tokenizer names no token that ends a text")
   end = tokenizer.eos_ids[0]
   stream: list[int] = []
-  for document in documents:
-    stream += tokenizer.encode(document.text, add_special=False)
-    stream.append(end)
+  for name, text in documents:
+    if isinstance(text, str):
+      stream += tokenizer.encode(text, add_special=False)
+    elif not 0 <= min(text) <= max(text) < tokenizer.vocab_size:
+      raise ValueError(
+        f"{name} has token {max(text)}; the tokenizer has "
+        f"{tokenizer.vocab_size}: it was written by another model"
+      )
+    else:
+      stream += text
+    if stream[-1:] != [end]:  # an answer brings its own
+      stream.append(end)
   return np.asarray(stream, np.int32)
 
 
@@ -168,3 +181,23 @@ class Packed(Sequences):
 
   def _row(self, place: int) -> np.ndarray:
     return self._windows[place]
+
+
+class Numbered(Sequences):
+  """Batches {tokens [b, T+1], step [b], row [b]}: for objectives that draw.
+
+  Whatever is drawn has an address then, the step and the row of its batch, and
+  a run that goes on draws what it would have drawn.
+  """
+
+  def __init__(self, data: Sequences):
+    super().__init__(data.rows, data.seed)
+    self.count, self._data = data.count, data
+
+  def batch(self, step: int, size: int) -> dict[str, np.ndarray]:
+    """The sequences of a step, numbered."""
+    return {
+      "tokens": self._data.batch(step, size),
+      "step": np.full(size, step, np.int32),
+      "row": np.arange(size, dtype=np.int32),
+    }

@@ -41,7 +41,8 @@ def make_optimizer(options: Options) -> optax.GradientTransformation:
 
   def is_matrix(path, leaf):
     # The embedding is a table of rows, not a map between two spaces.
-    return leaf.ndim == 2 and path[0].key not in ("embed", "head")
+    tables = any(part.key in ("embed", "head") for part in path)
+    return leaf.ndim == 2 and not tables
 
   if options.optimizer == "muon":
     update = optax.contrib.muon(
@@ -115,6 +116,9 @@ def make_step(
 ):
   """step(state, frozen, tokens [batch, T+1]) -> (state, measures), donating.
 
+  Where the objective knows more than tokens (training/hidden.py), `tokens` is a
+  tree whose leaves have the batch first.
+
   Measures are those of the objective, the loss and the gradient's norm.
 
   Args:
@@ -132,14 +136,17 @@ def make_step(
   def accumulated(params, frozen, tokens):
     if options.accumulate == 1:
       return value_and_grad(params, frozen, tokens)
-    pieces = tokens.reshape(options.accumulate, -1, tokens.shape[-1])
+    pieces = jax.tree.map(
+      lambda x: x.reshape(options.accumulate, -1, *x.shape[1:]), tokens
+    )
 
     def add(total, piece):
       return jax.tree.map(
         jnp.add, total, value_and_grad(params, frozen, piece)
       ), None
 
-    shapes = jax.eval_shape(value_and_grad, params, frozen, pieces[0])
+    first = jax.tree.map(lambda x: x[0], pieces)
+    shapes = jax.eval_shape(value_and_grad, params, frozen, first)
     zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
     total, _ = jax.lax.scan(add, zeros, pieces)
     return jax.tree.map(lambda x: x / options.accumulate, total)

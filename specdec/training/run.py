@@ -42,6 +42,7 @@ def train(
   export: Callable[[PyTree, str], None],
   decode: Callable[[PyTree], dict] | None = None,
   where: PyTree | None = None,
+  judged: Objective | None = None,
 ) -> PyTree:
   """Trains `params`, going on where the run in `folder` stopped.
 
@@ -55,6 +56,7 @@ def train(
     decode: measures of weights by decoding, taken at every evaluation.
     where: NamedShardings of the weights, on a mesh with an axis `data`, where
       `frozen` lies already; None: whole on every device.
+    judged: the objective for held-out sequences, where it measures more.
 
   Returns:
     The last weights.
@@ -92,7 +94,7 @@ def train(
     print(f"train: going on after step {int(state.step)}", file=sys.stderr)
   log = Log(folder, int(state.step))
   step = loop.make_step(objective, optimizer, options, places)
-  evaluation = loop.make_evaluation(objective, options)
+  evaluation = loop.make_evaluation(judged or objective, options)
   sequences = held_out.spread(options.eval_sequences)
   tokens = options.batch * options.sequence
 
@@ -107,7 +109,9 @@ def train(
   began, since = time.perf_counter(), first
   try:
     for at in range(first, options.steps):
-      batch = hosts.put(data.batch(at, options.batch), rows)
+      batch = jax.tree.map(
+        lambda x: hosts.put(x, rows), data.batch(at, options.batch)
+      )
       state, measures = step(state, frozen, batch)
       bar.update()
       now = at + 1

@@ -1,6 +1,6 @@
 """Traffic and collectives read off a program whose numbers are known."""
 
-from specdec.analysis import hlo
+from specdec.analysis import hlo, traffic
 
 # A weight of 2 x 128 bf16 from main memory, one brought on-chip beforehand; a
 # cache of 64 x 8 f32 written in place, three times; both kinds of collectives.
@@ -57,7 +57,7 @@ ENTRY %main (a: bf16[2,128], b: bf16[2,128], c: f32[64,8], d: s32[]) -> f32[64,8
 
 
 def test_main_memory_is_counted_and_nothing_else():
-  touched = {t.name: t for t in hlo.traffic(hlo.Program(TEXT))}
+  touched = {t.name: t for t in traffic.touches(hlo.Program(TEXT))}
   weight = 8 * 128 * 2  # padded to a tile
   tile = 8 * 128 * 4
   assert touched["copy-start"].read == weight  # it lands on-chip
@@ -74,18 +74,18 @@ def test_main_memory_is_counted_and_nothing_else():
 def test_loops_of_unknown_length_count_as_told():
   text = TEXT.replace(', backend_config={"known_trip_count":{"n":"3"}}', "")
   for unknown in (0, 1, 5):
-    touched = hlo.traffic(hlo.Program(text), unknown)
+    touched = traffic.touches(hlo.Program(text), unknown)
     found = {t.name: t.times for t in touched}
     assert found.get("written", 0) == unknown
 
 
 def test_collectives_by_kind():
-  found = hlo.exchanges(hlo.Program(TEXT))
+  found = traffic.exchanges(hlo.Program(TEXT))
   assert [(x.kind, x.shape, x.bytes) for x in found] == [
     ("all-reduce", ((4, 8),), 128.0),
     ("all-gather", ((8, 8),), 256.0),
   ]
-  assert hlo.by_kind(found) == {
+  assert traffic.by_kind(found) == {
     "all-gather": (1.0, 256.0),
     "all-reduce": (1.0, 128.0),
   }
@@ -93,4 +93,4 @@ def test_collectives_by_kind():
 
 
 def test_a_program_without_any():
-  assert hlo.exchanges(hlo.Program("HloModule nothing")) == []
+  assert traffic.exchanges(hlo.Program("HloModule nothing")) == []

@@ -1,0 +1,71 @@
+"""Drafters on the shipped target's hidden states, with equal data and steps.
+
+  python scripts/train_drafter.py --config=configs/train/drafter.py:prophet \
+    --folder=runs/prophet
+
+The word after the colon is one of KINDS; the corpus comes as for
+configs/train/target.py. Each has 0.3 to 0.6 M weights of its own and guesses
+among the 1536 most frequent of the 4096 tokens, 88.5 % of the text. On two
+cores 600 steps took 7 to 19 minutes beside other work (docs/results.md).
+"""
+
+from dataclasses import asdict
+
+from ml_collections import config_dict
+
+from specdec.learned.recipe import Recipe
+from specdec.training.drafting import Loss
+from specdec.training.options import Options
+
+_FEW = 1536
+_WIDE = dict(vocabulary=_FEW)
+KINDS = {
+  "eagle": (
+    Recipe("eagle", head="shared", **_WIDE),
+    Loss(law_weight=0.1, feature_weight=1.0),
+  ),
+  "eagle3": (Recipe("eagle3", features=(1, 3, 5), **_WIDE), Loss()),
+  "mtp": (Recipe("mtp", head="shared", **_WIDE), Loss()),
+  "prophet": (Recipe("prophet", **_WIDE), Loss()),
+  "medusa": (Recipe("medusa", num_layers=0, levels=5, **_WIDE), Loss()),
+  "hydra": (Recipe("hydra", num_layers=0, levels=5, **_WIDE), Loss()),
+  "exit": (Recipe("exit", exit_layer=1, **_WIDE), Loss()),
+  "recycle": (Recipe("exit", exit_layer=1, recycle=True, **_WIDE), Loss()),
+}
+
+
+def get_config(kind: str = "prophet") -> config_dict.ConfigDict:
+  """Entries of scripts/train_drafter.py."""
+  if kind not in KINDS:
+    raise ValueError(f"kind {kind!r} is unknown; known: {', '.join(KINDS)}")
+  recipe, loss = KINDS[kind]
+  options = Options(
+    steps=600,
+    batch=8,
+    sequence=256,
+    learning_rate=2e-3,
+    warmup=30,
+    final_fraction=0.02,
+    adam_b2=0.999,
+    eval_every=100,
+    save_every=50,
+    eval_sequences=32,
+  )
+  return config_dict.ConfigDict(
+    dict(
+      target="stdlib-11m",
+      data="corpus/train",
+      held_out="corpus/held_out",
+      recipe=asdict(recipe),
+      loss=asdict(loss),
+      options=asdict(options),
+      start="",  # or a drafter to go on from
+      # Folder that keeps the target's hidden states; '': made on the fly.
+      cache="",
+      # How the drafter is judged: prompts of `length` tokens are completed.
+      decoding=dict(k=4, prompts=16, length=64, new_tokens=64, temperature=0.0),
+      # How many texts of the target's own to learn from, 0 for the corpus
+      # itself, and how much of the corpus each begins with.
+      samples=dict(count=0, prompt=32, temperature=1.0),
+    )
+  )

@@ -1,0 +1,72 @@
+"""Flags that take an integer or several: 4, or 1,2,4-8."""
+
+import re
+from collections.abc import Sequence
+
+from absl import flags
+
+
+def parse_integers(given) -> tuple[int, ...]:
+  """'1,2,4-6' as (1, 2, 4, 5, 6), each once; numbers are taken as they are.
+
+  Raises:
+    ValueError: it says no integers.
+  """
+  if isinstance(given, int):
+    return (given,)
+  if not isinstance(given, str):
+    return tuple(dict.fromkeys(int(x) for x in given))
+  numbers = []
+  for part in given.split(","):
+    match = re.fullmatch(r"(-?\d+)(?:-(\d+))?", part.strip())
+    low, high = match.groups() if match else ("1", "0")
+    span = range(int(low), int(high or low) + 1)
+    if not span:
+      raise ValueError(f"{given!r} is no list of integers like 4 or 1,2,4-8")
+    numbers += span
+  return tuple(dict.fromkeys(numbers))
+
+
+class Integers(flags.ArgumentParser):
+  """--k=4, --k=1,2,4, --k=1-8."""
+
+  syntactic_help = "an integer, or several: 1,2,4-8"
+
+  def parse(self, argument):
+    return parse_integers(argument)
+
+  def flag_type(self):
+    return "integers"
+
+
+class IntegersOrAuto(Integers):
+  """The same, or --k=auto."""
+
+  syntactic_help = "an integer, or several: 1,2,4-8; or auto"
+
+  def parse(self, argument):
+    return () if argument == "auto" else parse_integers(argument)
+
+
+def define_integers(
+  name: str, default: str | None, text: str, parser: Integers | None = None
+) -> None:
+  """A flag that takes an integer or several."""
+  flags.DEFINE(
+    parser or Integers(),
+    name,
+    default,
+    text,
+    serializer=flags.CsvListSerializer(","),
+  )
+
+
+def spans(numbers: Sequence[int]) -> str:
+  """(1, 4, 5, 6) as '1,4-6', which `parse_integers` reads."""
+  found: list[list[int]] = []
+  for number in sorted(set(numbers)):
+    if found and number == found[-1][-1] + 1:
+      found[-1][1:] = [number]
+    else:
+      found.append([number])
+  return ",".join("-".join(map(str, span)) for span in found)

@@ -1,0 +1,342 @@
+"""Sets drafters of one target side by side: what each is worth, and why.
+
+  python scripts/compare_drafters.py --prompt_file=corpus/prompts.jsonl \\
+    --output=runs/drafters
+  python scripts/compare_drafters.py --prompt_file=corpus/prompts.jsonl \\
+    --drafters=model:stdlib-1m,runs/prophet/best.safetensors \\
+    --output=runs/drafters
+
+Every drafter decodes the same prompts with the same rule (--acceptance,
+rejection if not given), greedily and at temperature 1, in chains of every --k
+and in one tree of --tree_size guesses that is the same for all, each in turns
+with plain decoding; no token ends a text. A line for each:
+
+  weights        of its own
+  MB a guess     that a guess but the first of a round reads
+  at position    how often the first, second ... guess of a round is kept, given
+                 that those before it were; measured with the longest chain
+  tokens a pass  with each k measured
+  speedup        over plain decoding: measured, and predicted by bytes alone: a
+                 guess takes what it reads at the rate at which a one-token pass
+                 of the target was seen to read, a verification what a pass of
+                 so many tokens was seen to take; drafters with K/V of the text
+                 read their layers once more a round. What is missing is what
+                 small operations cost beside their bytes.
+
+The output folder gets lines.jsonl as points finish, then results.json,
+table.txt and plot.png. The same command goes on where it was killed.
+"""
+
+import dataclasses
+import sys
+from pathlib import Path
+
+import _decoding
+import _entrants
+import _flags
+import _main
+import _prompt_files
+import numpy as np
+from absl import flags
+from tqdm import tqdm
+
+from specdec import (
+  comparison,
+  evaluation,
+  expand,
+  measure,
+  provenance,
+  report,
+  run_folder,
+  tree,
+)
+from specdec.analysis import bounds, drafter_plots
+from specdec.checkpoints import shipped
+from specdec.display import columns
+from specdec.models import transformer
+
+_REFUSED = (
+  "temperature", "drafter", "draft", "exit_layer", "learned", "skip",
+  "skip_attention", "skip_mlp", "exit_threshold", "shape", "siblings", "mesh",
+  "draft_ways", "random_weights",
+)  # fmt: skip
+TEMPERATURES = (0.0, 1.0)
+_BEFORE = set(flags.FLAGS) - set(_prompt_files.OWN)
+flags.DEFINE_list("drafters", [], f"Who competes: {_entrants.HELP}.")
+flags.DEFINE_integer("tree_size", 8, "Guesses of the tree, 0 for none.")
+FLAGS = flags.FLAGS
+for _module in (_flags, _prompt_files):  # or --help would leave them out
+  flags.adopt_module_key_flags(_module)
+_OWN = sorted(set(FLAGS) - _BEFORE)
+FLAG_NAMES = [*_flags.SHARED, *_OWN]
+# How often a node's first, second ... child is kept: shapes the tree.
+_RANKS = (0.6, 0.14, 0.07)
+_K = (1, 2, 3, 4, 5, 6, 7, 8)
+_DEEPEST = 8  # levels of the tree
+
+
+def check_flags() -> None:
+  """Refuses what cannot work, before anything long begins."""
+  for name in _REFUSED:
+    if FLAGS[name].present or name in (FLAGS.config or {}):
+      raise ValueError(f"--{name} is not for compare_drafters: see --help")
+  _prompt_files.check_flags()
+  if FLAGS.tree_size < 0 or min(FLAGS.k) < 1:
+    raise ValueError("--tree_size must be >= 0 and every --k >= 1")
+
+
+def points(
+  entrant: _entrants.Entrant, temperature: float, depth: int
+) -> list[comparison.Shape]:
+  """The drafts that it is measured with; no k that it has no heads for.
+
+  Args:
+    depth: levels of the tree at most, the same for all drafters.
+  """
+  most = entrant.most_levels or max(FLAGS.k)
+  rules = (FLAGS.acceptance,)
+  found = [
+    comparison.Shape(k, "chain", "none", k, None, rules)
+    for k in FLAGS.k
+    if k <= most
+  ]
+  if FLAGS.tree_size and not entrant.chains_only:
+    ranks = FLAGS.rank_acceptance or _RANKS
+    by_depth = np.tile(np.array(ranks, float), (depth, 1))
+    paths = tree.optimal(by_depth, FLAGS.tree_size)
+    # A greedy law has but one token to draw: its siblings would be no guesses.
+    kind = "without_replacement" if temperature else "point_mass"
+    made = expand.static(tree.from_paths(paths), kind)
+    levels = made.spec.max_depth
+    found.append(
+      comparison.Shape(FLAGS.tree_size, "tree", kind, levels, made, rules)
+    )
+  return found
+
+
+def check_entrants(entrants: list[_entrants.Entrant]) -> None:
+  """Refuses ks for which one of them has no heads at all."""
+  for entrant in entrants:
+    if entrant.most_levels is not None and entrant.most_levels < min(FLAGS.k):
+      raise ValueError(
+        f"{entrant.name} has {entrant.most_levels} heads, one a guess; give a "
+        "--k as small as that"
+      )
+
+
+def measure_all(entrants, lines, bench_of) -> list[dict]:
+  """Every point; those that `lines` does not hold are measured."""
+  done = {tuple(x["point"]): x for x in lines.entries if "point" in x}
+  depth = min([max(FLAGS.k), *(e.most_levels or _DEEPEST for e in entrants)])
+  wanted = [
+    (entrant, temperature, shape)
+    for temperature in TEMPERATURES
+    for entrant in entrants
+    for shape in points(entrant, temperature, depth)
+  ]
+  for entrant, temperature, shape in tqdm(wanted, unit="point"):
+    point = point_of(entrant, temperature, shape)
+    if point in done:
+      continue
+    bench = bench_of(entrant, temperature)
+    run, seconds = bench.measured(shape, FLAGS.acceptance)
+    entry = {
+      "point": point,
+      "levels": shape.levels,
+      "run": run.document(),
+      "round_seconds": seconds,
+      "load": provenance.load(),
+    }
+    lines.append(entry)
+    done[point] = entry
+  return [done[point_of(*one)] for one in wanted]
+
+
+def point_of(entrant, temperature: float, shape: comparison.Shape) -> tuple:
+  """What a line is known by: a drafter trained anew is another one."""
+  return (
+    entrant.name, temperature, shape.name, shape.size, entrant.checksum
+  )  # fmt: skip
+
+
+def time_passes(target, lines, nodes, context: int) -> dict[int, float]:
+  """Seconds of a pass of so many tokens, by their number."""
+  batch = _flags.single("batch")
+  passes = dict(tuple(x["pass"]) for x in lines.entries if "pass" in x)
+  model = transformer.model(target.config)
+  for n in sorted({1, *nodes} - set(passes)):
+    slots = context + FLAGS.max_new_tokens + n
+    taken = measure.time_pass(
+      model, target.params, batch, n, context, slots, repeats=7
+    )
+    passes[n] = taken.median
+    lines.append({"pass": (n, taken.median)})
+  return passes
+
+
+def predict(entrant, entry, passes, read_rate: float) -> float:
+  """Speedup by bytes, for the tokens a pass that were measured."""
+  run, speed = entry["run"], entry["run"]["speed"]
+  batch = _flags.single("batch")
+  plain = speed["plain_seconds"] * batch / speed["plain_tokens"]
+  beside = max(0.0, plain - passes[1])
+  read = entry["levels"] * entrant.step_bytes + entrant.update_bytes
+  round_seconds = passes[run["nodes"]] + beside + read / read_rate
+  tokens = run["acceptance"]["tokens_per_pass"]["value"]
+  return tokens * plain / round_seconds
+
+
+def documents(entrants, entries, passes, read_rate) -> list[dict]:
+  """Every point as results.json has it."""
+  by_name = {entrant.name: entrant for entrant in entrants}
+  found = []
+  for entry in entries:
+    name, temperature, shape, *_ = entry["point"]
+    entrant = by_name[name]
+    found.append(
+      entry["run"]
+      | {
+        "drafter": {
+          "name": name,
+          "kind": entrant.kind,
+          "temperature": temperature,
+          "weights": entrant.weights,
+          "step_bytes": entrant.step_bytes,
+          "shape": shape,
+          "seconds": entry["round_seconds"],
+          "load": entry["load"],
+        },
+        "predicted": predict(entrant, entry, passes, read_rate),
+      }
+    )
+  return found
+
+
+def table(runs: list[dict]) -> str:
+  """One line a drafter, a part for each temperature."""
+  text = []
+  for temperature in TEMPERATURES:
+    header = ["drafter", "weights", "MB a guess", "at position 1 2 3 4"]
+    header += [f"k={k}" for k in FLAGS.k]
+    header += ["tree", "best k", "speedup", "by bytes", "tree", "by bytes"]
+    own = [r for r in runs if r["drafter"]["temperature"] == temperature]
+    names = dict.fromkeys(r["drafter"]["name"] for r in own)
+    lines = [
+      line_of([r for r in own if r["drafter"]["name"] == name])
+      for name in names
+    ]
+    law = "greedy" if temperature == 0 else f"temperature {temperature:g}"
+    text.append(f"{law}; tokens a pass by k\n\n{columns(header, lines)}")
+  return "\n\n".join(text)
+
+
+def line_of(runs: list[dict]) -> list[str]:
+  """A drafter at one temperature."""
+  chains = [r for r in runs if r["drafter"]["shape"] == "chain"]
+  trees = [r for r in runs if r["drafter"]["shape"] == "tree"]
+  best = max(chains, key=lambda r: r["speed"]["speedup"]["value"])
+  kept = max(chains, key=lambda r: r["k"])["acceptance"]["conditional"][:4]
+  by_k = {r["k"]: tokens_of(r) for r in chains}
+  about = best["drafter"]
+  return [
+    about["name"],
+    f"{about['weights'] / 1e6:.2f} M" if about["weights"] else "-",
+    f"{about['step_bytes'] / 1e6:.2f}" if about["step_bytes"] else "-",
+    " ".join("-" if x["value"] is None else f"{x['value']:.2f}" for x in kept),
+    *(by_k.get(k, "") for k in FLAGS.k),
+    tokens_of(trees[0]) if trees else "",
+    str(best["k"]),
+    *speeds_of(best),
+    *(speeds_of(trees[0]) if trees else ("", "")),
+  ]
+
+
+def tokens_of(run: dict) -> str:
+  return f"{run['acceptance']['tokens_per_pass']['value']:.2f}"
+
+
+def speeds_of(run: dict) -> tuple[str, str]:
+  found = run["speed"]["speedup"]
+  error = f" ± {found['error']:.2f}" if found["error"] is not None else ""
+  return f"{found['value']:.2f}{error}", f"{run['predicted']:.2f}"
+
+
+def work() -> None:
+  """The whole run: check, load, measure, report."""
+  given = FLAGS["acceptance"].present
+  if not given:
+    FLAGS.acceptance = "rejection"
+  if not FLAGS["k"].present:
+    FLAGS.k = _K
+  _flags.settle(_OWN)
+  FLAGS.draft, FLAGS.drafter = None, None
+  check_flags()
+  if not FLAGS.drafters:
+    if FLAGS.target != shipped.TARGET:
+      raise ValueError(f"--target={FLAGS.target}: name its --drafters")
+    FLAGS.drafters = [
+      "lookup", "model:stdlib-1m", "early_exit:1", *shipped.drafters()
+    ]  # fmt: skip
+  header = _decoding.header(_OWN)
+  models = _decoding.load_target(
+    evaluation.buffer_size() + FLAGS.max_new_tokens
+  )
+  target, entrants = _entrants.load(FLAGS.drafters, models.target)
+  models = models._replace(target=target)
+  check_entrants(entrants)
+  encoded, prompts, _ = _prompt_files.read_prompts(target)
+  groups = [_prompt_files.group_of(prompt) for prompt in prompts]
+  chosen, _ = _prompt_files.choose(encoded, groups)
+  encoded = [encoded[i] for i in chosen]
+  batch = min(_flags.single("batch"), len(encoded))
+  size = evaluation.buffer_size(max(map(len, encoded)))
+  rule = _decoding.rule()
+
+  def bench_of(entrant, temperature) -> comparison.Bench:
+    def make(shape, rule):
+      drafter = entrant.make(shape.expansion, shape.levels)
+      made = _decoding.session_of(models, drafter, rule, batch, size, ())
+      return dataclasses.replace(
+        made, params=entrant.params, temperature=temperature
+      )
+
+    return comparison.Bench(encoded, batch, {FLAGS.acceptance: rule}, make)
+
+  folder = Path(FLAGS.output)
+  settings = header["settings"]
+  kept = {n: x for n, x in settings.items() if n != "drafters"}
+  _prompt_files.claim(folder, header | {"settings": kept}, models, encoded)
+  lines = run_folder.Lines(folder / "lines.jsonl")
+  entries = measure_all(entrants, lines, bench_of)
+  context = int(np.mean([len(ids) for ids in encoded]))
+  nodes = {e["run"]["nodes"] for e in entries}
+  passes = time_passes(target, lines, nodes, context)
+  lines.close()
+  read_rate = bounds.pass_bytes(target.config, batch, 1, context) / passes[1]
+  runs = documents(entrants, entries, passes, read_rate)
+  text = table(runs)
+  text += f"\n\n  a one-token pass reads {read_rate / 1e9:.1f} GB/s"
+  for caveat in header["caveats"]:
+    text += f"\n  beware: {caveat}"
+  print(text)
+  run_folder.replace_text(folder / "table.txt", text + "\n")
+  document = header | {
+    "runs": runs,
+    "pass_seconds": sorted(passes.items()),
+    "read_rate": read_rate,
+  }
+  report.write_json(str(folder / "results.json"), document)
+  drafter_plots.over_k(
+    runs, folder / "plot.png", f"Drafters of {FLAGS.target}", header["caveats"]
+  )
+  print(f"results: {folder}/results.json, table.txt, plot.png", file=sys.stderr)
+
+
+main = _main.main_of(
+  "compare_drafters",
+  work,
+  interrupted="stopped; the same command goes on from here",
+)
+
+if __name__ == "__main__":
+  _main.start(main)

@@ -1,0 +1,192 @@
+"""Trains a drafter that reads the target's hidden states; the target is frozen.
+
+  python scripts/train_drafter.py --config=configs/train/drafter.py:prophet \
+    --folder=runs/prophet
+  python scripts/train_drafter.py ... --config.options.steps=50  # any entry
+  python scripts/generate.py --learned=runs/prophet/best.safetensors
+
+The same command again goes on where the run was stopped or killed, to the same
+weights bit for bit. The folder gets best.safetensors and last.safetensors (the
+drafter: recipe, vocabulary, weights), metrics.jsonl, TensorBoard's files under
+tensorboard/ and the resumable state under checkpoints/. At every evaluation the
+drafter decodes held-out prompts with the real loop and rule: that is what it is
+worth; acceptance_j and agreement_j beside it are after the text's own words.
+"""
+
+import dataclasses
+import sys
+from pathlib import Path
+
+import _main
+import _training
+import jax
+from absl import flags
+from ml_collections import config_flags
+
+from specdec import checkpoints, drafters, expand, run_folder
+from specdec.checkpoints import learned as saved
+from specdec.checkpoints.fetch import fetch
+from specdec.learned import cell as cells
+from specdec.learned import serve, vocabulary
+from specdec.learned.recipe import Recipe
+from specdec.learned.unroll import growing
+from specdec.models import transformer
+from specdec.training import drafting, hidden, saving
+from specdec.training.options import FREE, Options
+from specdec.training.run import train
+from specdec.types import Params
+
+config_flags.DEFINE_config_file(
+  "config", None, "File whose get_config() says what to train, on what, how."
+)
+flags.DEFINE_string("folder", None, "Folder of the run.")
+flags.mark_flag_as_required("config")
+flags.mark_flag_as_required("folder")
+FLAGS = flags.FLAGS
+# Entries of a config, and what each of them must hold.
+REQUIRED = {
+  "target": (),
+  "data": (),
+  "held_out": (),
+  "recipe": ("kind",),
+  "loss": (),
+  "options": (),
+  "decoding": _training.DECODING,
+}
+OPTIONAL = {
+  "samples": _training.SAMPLES,
+  "start": (),
+  "cache": (),
+}
+
+
+def read_config() -> tuple[dict, Recipe, drafting.Loss, Options]:
+  """The config as plain dictionaries, its entries checked."""
+  config = FLAGS.config.to_dict()
+  _training.check_entries(config, REQUIRED, OPTIONAL)
+  recipe = dict(config["recipe"])
+  recipe["features"] = tuple(recipe.get("features", ()))
+  return (
+    config,
+    Recipe(**recipe),
+    drafting.Loss(**config["loss"]),
+    Options(**config["options"]),
+  )
+
+
+def choose_vocabulary(recipe: Recipe, rows, target):
+  """What the drafter may guess, by the texts that it is trained on."""
+  size = target.config.vocab_size
+  ids, part = vocabulary.most_frequent(rows, recipe.vocabulary, size)
+  if ids is not None:
+    print(
+      f"vocabulary: {len(ids):,} of {size:,} tokens, {part:.1%} of the text",
+      file=sys.stderr,
+    )
+  return ids
+
+
+def first_weights(config, cell: cells.Cell, target, seed: int):
+  """Random weights, or those of the drafter that `start` names."""
+  if not config.get("start"):
+    return cell.init(jax.random.key(seed))
+  start = saved.load(config["start"], target)
+  if start.recipe != cell.recipe:
+    found = run_folder.differences(
+      dataclasses.asdict(start.recipe), dataclasses.asdict(cell.recipe)
+    )
+    raise ValueError(f"start is of another recipe: {'; '.join(found)}")
+  ours, theirs = (
+    None if ids is None else ids.tolist() for ids in (cell.ids, start.ids)
+  )
+  if ours != theirs:
+    raise ValueError(
+      f"start {config['start']} guesses among other tokens than the most "
+      "frequent ones of this data: give it that vocabulary, or start anew"
+    )
+  return start.net
+
+
+def run() -> None:
+  """Checks everything, then trains."""
+  config, recipe, loss, options = read_config()
+  source = fetch(config["target"])
+  recipe.check(checkpoints.inspect(source))
+  target = checkpoints.load(source)
+  if target.tokenizer is None:
+    raise ValueError(f"target {config['target']} brings no tokenizer")
+  packed, held_out = _training.load_data(config, options, target.tokenizer)
+  model, folder = transformer.model(target.config), Path(FLAGS.folder)
+  fingerprint = saved.fingerprint(target)
+  settings = config | dict(
+    recipe=dataclasses.asdict(recipe),
+    loss=dataclasses.asdict(loss),
+    options=dataclasses.asdict(options),
+    fingerprint=fingerprint,
+    checksums=dict(
+      data=saving.checksum(packed.rows),
+      held_out=saving.checksum(held_out.rows),
+    ),
+  )
+  if (config.get("samples") or {}).get("count"):
+    run_folder.claim(folder, settings, FREE)
+    packed = _training.sample(
+      config["samples"], packed, model, target.params, options, folder
+    )
+  ids = choose_vocabulary(recipe, packed.rows, target)
+  make = drafters.LEARNED[recipe.kind]
+  serving, growing_cell = (
+    make(recipe, target.config, ids, place) for place in (None, growing)
+  )
+  params = first_weights(config, serving, target, options.seed)
+  aim, judged = (
+    drafting.objective(growing_cell, model, loss, measure)
+    for measure in (False, True)
+  )
+  decoding = config["decoding"]
+  drafter = serve.drafter(serving, model, expand.chain(decoding["k"]))
+  judge = _training.judge(decoding, held_out, model, drafter)
+
+  def decode(net):
+    net = jax.tree.map(saved.rounded, net)  # what is judged is what is kept
+    draft = cells.weights_of(serving, net, target.params)
+    return judge(Params(target.params, draft))
+
+  run_folder.claim(folder, settings, FREE)  # nothing is refused behind it
+  size = sum(x.size for x in jax.tree.leaves(params))
+  size = f"{recipe.kind}, {size / 1e6:.2f} M parameters"
+  _training.say_size("train_drafter", size, options, packed)
+  if config.get("cache"):
+    packed = hidden.Cached(
+      packed,
+      model,
+      target.params,
+      serving.features,
+      Path(config["cache"]),
+      fingerprint,
+    )
+  train(
+    params,
+    target.params,
+    aim,
+    packed,
+    held_out,
+    options,
+    folder,
+    export=lambda net, name: saved.save(
+      folder / f"{name}{saved.SUFFIX}", recipe, ids, net, fingerprint
+    ),
+    decode=decode,
+    judged=judged,
+  )
+
+
+main = _main.main_of(
+  "train_drafter",
+  run,
+  also=(TypeError,),  # an entry of Recipe, Loss or Options that is none
+  interrupted="stopped; the same command goes on from the last checkpoint",
+)
+
+if __name__ == "__main__":
+  _main.start(main)

@@ -1,0 +1,103 @@
+"""Lets a target answer prompts: text of its own for a drafter to learn from.
+
+  python scripts/write_answers.py --target=smollm2-135m-instruct --chat \\
+    --prompt_file=prompts.jsonl --batch=16 --max_new_tokens=128 \\
+    --output=runs/answers
+  python scripts/train_drafter.py --config=... --folder=runs/drafter \\
+    --config.data=runs/answers/answers.jsonl
+
+A draft is used behind what its target wrote, so that is what it learns best
+from (DistillSpec, arXiv:2310.08461). Plain decoding, at --temperature; an end
+token ends an answer. The output folder gets answers.jsonl: token_ids of prompt
+and answer, how many of them are the prompt's, and the prompt's number. The same
+command goes on where it was killed. Prompts that a drafter is to be measured on
+must not be among them.
+"""
+
+import sys
+from pathlib import Path
+
+import _decoding
+import _flags
+import _main
+import _prompt_files
+from absl import flags
+from tqdm import tqdm
+
+from specdec import decode, evaluation, run_folder
+
+FLAGS = flags.FLAGS
+for _module in (_flags, _prompt_files):  # or --help would leave them out
+  flags.adopt_module_key_flags(_module)
+_OWN = _prompt_files.OWN
+FLAG_NAMES = [*_flags.SHARED, *_OWN]
+
+
+def answer(models, encoded, lines) -> None:
+  """Answers whatever `lines` does not hold yet."""
+  batch = _flags.single("batch")
+  done = {line["prompt"] for line in lines.entries}
+  left = [i for i in range(len(encoded)) if i not in done]
+  plan = evaluation.plan([encoded[i] for i in left], ["all"] * len(left), batch)
+  session, size_of_session = None, None
+  with tqdm(total=len(encoded), initial=len(done), unit="answer") as progress:
+    for size, places in plan:
+      members = [left[place] for place in places]
+      if size != size_of_session:
+        session = _decoding.session_of(
+          models,
+          decode.PLAIN_DRAFTER,
+          decode.PLAIN_RULE,
+          batch,
+          size,
+          models.target.eos_ids,
+        )
+        session.compile(True)
+        size_of_session = size
+      rows = [encoded[i] for i in members]
+      found = session.complete(rows, members, plain=True)
+      for i, prompt, text in zip(members, rows, found.texts):
+        lines.append(
+          {
+            "prompt": i,
+            "prompt_tokens": len(prompt),
+            "token_ids": [*prompt, *text],
+          }
+        )
+      progress.update(len(members))
+
+
+def work() -> None:
+  """The whole run: check, load, answer."""
+  for name in ("draft", "learned", "shape", "acceptance", "mesh"):
+    if FLAGS[name].present:
+      raise ValueError(f"--{name} is not for write_answers: nobody drafts")
+  _flags.settle(_OWN)
+  _prompt_files.check_flags()
+  header = _decoding.header(_OWN)
+  longest = evaluation.buffer_size() + FLAGS.max_new_tokens
+  models = _decoding.load_target(longest)
+  models = models._replace(target=models.target.packed())
+  encoded, wanted, _ = _prompt_files.read_prompts(models.target)
+  groups = [_prompt_files.group_of(prompt) for prompt in wanted]
+  chosen, _ = _prompt_files.choose(encoded, groups)
+  encoded = [encoded[i] for i in chosen]
+  folder = Path(FLAGS.output)
+  _prompt_files.claim(folder, header, models, encoded)
+  lines = run_folder.Lines(folder / "answers.jsonl")
+  for line in lines.broken:
+    print(f"skipped: {line}; it is answered again", file=sys.stderr)
+  answer(models, encoded, lines)
+  tokens = sum(
+    len(line["token_ids"]) - line["prompt_tokens"] for line in lines.entries
+  )
+  lines.close()
+  print(f"{len(lines.entries)} answers of {tokens:,} tokens: {folder}")
+
+
+main = _main.main_of(
+  "write_answers", work, interrupted="stopped; the same command goes on"
+)
+
+if __name__ == "__main__":
+  _main.start(main)

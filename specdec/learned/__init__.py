@@ -1,0 +1,1 @@
+"""Drafters that are trained: what all of them share."""

@@ -1,0 +1,142 @@
+"""What defines a learned drafter, as plain data: kind, shape and vocabulary.
+
+The target's hidden states go in, guesses come out; how they are worked is the
+kind's own file in drafters/.
+"""
+
+import dataclasses
+
+from specdec.models.config import TransformerConfig
+
+KINDS = ("eagle", "eagle3", "exit", "hydra", "medusa", "mtp", "prophet")
+HEADS = ("own", "shared")
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+  """One learned drafter.
+
+  Attributes:
+    kind: one of KINDS.
+    width: W, of its own residual stream.
+    mlp_width, num_heads, num_kv_heads, head_dim: of its decoder layers.
+    num_layers: decoder layers of its own; Medusa and Hydra have none.
+    levels: guesses in a row that it is trained for. Medusa and Hydra have a
+      head for each and can draft no more; the others may go on.
+    head: 'own', a vocabulary projection [n, W] of its own, or 'shared', the
+      target's rows behind a map from W to the target's width.
+    vocabulary: n, how many tokens it can guess, the most frequent ones; 0: all.
+    features: EAGLE-3: layers of the target whose entering streams it reads.
+    exit_layer: exit: E, how many of the target's layers draft.
+    recycle: exit: the last hidden state that the target ended with is fed in.
+    norm_epsilon, rope_theta: as in TransformerConfig.
+  """
+
+  kind: str
+  width: int = 128
+  mlp_width: int = 384
+  num_heads: int = 4
+  num_kv_heads: int = 1
+  head_dim: int = 32
+  num_layers: int = 1
+  levels: int = 4
+  head: str = "own"
+  vocabulary: int = 0
+  features: tuple[int, ...] = ()
+  exit_layer: int = 0
+  recycle: bool = False
+  norm_epsilon: float = 1e-5
+  rope_theta: float = 10_000.0
+
+  def __post_init__(self):
+    if self.kind not in KINDS:
+      raise ValueError(f"kind {self.kind!r} is unknown; known: {_said(KINDS)}")
+    if self.head not in HEADS:
+      raise ValueError(f"head {self.head!r} is unknown; known: {_said(HEADS)}")
+    if self.levels < 1:
+      raise ValueError(f"levels = {self.levels}; it must be >= 1")
+    if self.vocabulary < 0:
+      raise ValueError(f"vocabulary = {self.vocabulary}; it must be >= 0")
+    if self.kind in ("medusa", "hydra"):
+      if self.num_layers:
+        raise ValueError(f"{self.kind} has no layers; num_layers must be 0")
+    elif self.num_layers < (0 if self.exits else 1):
+      raise ValueError(f"num_layers = {self.num_layers} of {self.kind}")
+    if (self.kind == "eagle3") != bool(self.features):
+      raise ValueError(
+        f"features = {self.features}: eagle3 reads some layers, {self.kind} "
+        "is of another kind"
+        if self.features
+        else "eagle3 needs features, the layers that it reads"
+      )
+    if self.exits != bool(self.exit_layer):
+      raise ValueError(
+        f"exit_layer = {self.exit_layer} of {self.kind}: an exit needs a layer "
+        "above 0, and nothing else has one"
+      )
+    if self.recycle and not self.exits:
+      raise ValueError(f"recycle belongs to an exit, not to {self.kind}")
+    if self.kind == "eagle" and self.head != "shared":
+      raise ValueError(
+        "eagle predicts the target's hidden state: its head must be 'shared'"
+      )
+    self.layers  # noqa: B018  (checks the shape)
+
+  @property
+  def exits(self) -> bool:
+    """It runs the target's first layers itself."""
+    return self.kind == "exit"
+
+  @property
+  def restarts(self) -> bool:
+    """Its K/V begins anew in every round, with a start before the text."""
+    return self.kind == "prophet"
+
+  @property
+  def most_levels(self) -> int | None:
+    """Deepest guess it can make; None: any."""
+    return self.levels if self.kind in ("medusa", "hydra") else None
+
+  @property
+  def layers(self) -> TransformerConfig:
+    """Its decoder layers, as a decoder's config; it has no such vocabulary."""
+    return TransformerConfig(
+      vocab_size=1,
+      num_layers=max(self.num_layers, 1),
+      width=self.width,
+      mlp_width=self.mlp_width,
+      num_heads=self.num_heads,
+      num_kv_heads=self.num_kv_heads,
+      head_dim=self.head_dim,
+      norm_epsilon=self.norm_epsilon,
+      rope_theta=self.rope_theta,
+    )
+
+  def check(self, target: TransformerConfig) -> None:
+    """Refuses a target that it cannot draft for.
+
+    Raises:
+      ValueError: it reads layers that the target has not, or guesses among
+        more tokens.
+    """
+    count = target.num_layers
+    absent = [i for i in self.features if not 0 <= i <= count]
+    if absent:
+      raise ValueError(
+        f"features asks for layers {_said(map(str, absent))}; this target has "
+        f"{count}, so entering streams 0..{count}"
+      )
+    if self.exits and not 1 <= self.exit_layer < count:
+      raise ValueError(
+        f"exit_layer = {self.exit_layer}; this target has {count} layers, so "
+        f"it must be in 1..{count - 1}"
+      )
+    if self.vocabulary > target.vocab_size:
+      raise ValueError(
+        f"vocabulary = {self.vocabulary}; the target has {target.vocab_size} "
+        "tokens"
+      )
+
+
+def _said(names) -> str:
+  return ", ".join(names)

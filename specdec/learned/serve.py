@@ -1,0 +1,256 @@
+"""A learned drafter at work: a cell behind the three functions of a Drafter.
+
+Invariant: after `init` and every `update` the drafter's own cache holds every
+committed token but the pending one, each made from what the target itself said
+before it, and `seed` is what the target said last. So rounds of any length,
+undrafted ones too, leave nothing to catch up with. Guesses fill scratch slots
+past `length`; the accepted ones are run again on the target's own streams.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from specdec import cache as kv
+from specdec import expand, prefill, sharding, tree
+from specdec.learned import cell as cells
+from specdec.learned.cell import Cell, view_of
+from specdec.types import (
+  Array,
+  Context,
+  Draft,
+  Drafter,
+  KVCache,
+  Model,
+  ModelOutput,
+  Params,
+  Resume,
+  Verdict,
+)
+
+
+class State(NamedTuple):
+  """What a learned drafter carries from round to round."""
+
+  seed: Array  # [B, W'] `read` of the token before the pending one; 0: none
+  cache: KVCache  # length [B]: committed tokens but the pending one
+
+
+def drafter(
+  cell: Cell,
+  target: Model,
+  expansion: expand.Expansion,
+  place: sharding.Placement | None = None,
+) -> Drafter:
+  """Drafts the expansion's shape, a chain or a tree, a level in one call.
+
+  Weights: params.draft as `cell.weights_of` makes it.
+
+  Args:
+    target: the very model that verifies.
+    place: the target's, on a mesh: laws are split as its own are.
+
+  Raises:
+    ValueError: the shape is deeper than the drafter's heads, or an exit's tree
+      runs more nodes than it keeps: they share the target's scratch.
+  """
+  recipe, spec = cell.recipe, expansion.spec
+  depth, num_nodes = spec.max_depth, spec.max_nodes
+  if recipe.most_levels is not None and depth > recipe.most_levels:
+    raise ValueError(
+      f"{depth} levels of guesses; this {recipe.kind} has "
+      f"{recipe.most_levels} heads, one a level"
+    )
+  exits = recipe.exits
+  if exits:
+    expand.check_scratch(expansion)
+  place = place or sharding.anywhere
+
+  def init(params: Params, context: Context, output: ModelOutput | None):
+    batch, size = context.tokens.shape
+    net = params.draft["net"]
+    read = cell.read(net, output)  # [B, P, W'] after tokens 0 .. P - 1
+    last = context.length - 2
+    seed = _row(read, jnp.maximum(last, 0))
+    seed = jnp.where(last[:, None] >= 0, seed, 0)
+    if not cell.remembers:
+      return State(seed, KVCache((), context.length - 1))
+    prompt = read.shape[1]
+    chunk = min(prefill.CHUNK, prompt)
+    scratch = max(expansion.num_run, depth + 1)
+    cache = cell.init_cache(batch, kv.num_slots(size + scratch))
+    before = jnp.pad(read, ((0, 0), (1, 0), (0, 0)))[:, :prompt]
+    pieces = -(-prompt // chunk)
+    lent = cells.lend(params)
+
+    def fill(i, layers):
+      # The last piece may begin before the one ahead of it has ended.
+      first = jnp.minimum(i * chunk, prompt - chunk)
+
+      def part(x):
+        return jax.lax.dynamic_slice_in_dim(x, first, chunk, axis=1)
+
+      start = jnp.full((batch,), first, jnp.int32)
+      view = view_of(start, None, 0, chunk, cache.num_slots)
+      own = part(output.features[0]) if exits else None
+      return cell.step(
+        net,
+        lent,
+        part(context.tokens[:, :prompt]),
+        part(before),
+        layers,
+        view,
+        0,
+        own,
+      )[1]
+
+    layers = jax.lax.fori_loop(0, pieces, fill, cache.layers)
+    return State(seed, KVCache(layers, context.length - 1))
+
+  def propose(params: Params, state: State, context: Context):
+    net, lent = params.draft["net"], cells.lend(params)
+    batch = context.length.shape[0]
+    pending = jnp.take_along_axis(
+      context.tokens, context.length[:, None] - 1, axis=1
+    )
+    base, layers = state.cache.length, state.cache.layers
+    slots = state.cache.num_slots if cell.remembers else 0
+    below = context.target_cache
+    if exits:
+      below = below.replace(layers=below.layers[: recipe.exit_layer])
+    own_streams, streams = [], []
+
+    def exit_streams(tokens, parents, first):
+      """What the target's first layers make of these nodes."""
+      nonlocal below
+      if not exits:
+        return None
+      output, below = target.apply(
+        params.target,
+        tokens,
+        below,
+        parents=parents,
+        first=first,
+        stop=recipe.exit_layer,
+        head=False,
+        features=(recipe.exit_layer,),
+      )
+      own_streams.append(output.features[0])
+      return output.features[0]
+
+    def logits_of(level):
+      full = cells.spread(cell, cell.score(net, lent, streams[-1], level))
+      return place(full, "rows", None, "vocab")
+
+    def begin():
+      """The pending token, node 0."""
+      nonlocal layers, base, slots
+      view = None
+      if recipe.restarts:  # a start and the pending token, in an empty cache
+        slots = kv.num_slots(expansion.num_run + 1)
+        layers = cell.init_cache(batch, slots).layers
+        view = view_of(jnp.zeros_like(base), None, 0, 2, slots)
+        base = jnp.ones_like(base)
+      elif cell.remembers:
+        view = view_of(base, None, 0, 1, slots)
+      own = exit_streams(pending, tree.chain(1), 0)
+      seed = state.seed[:, None]
+      made, layers = cell.step(net, lent, pending, seed, layers, view, 0, own)
+      streams.append(made)
+
+    level = 0
+
+    def run(tokens, parents, first, wanted):
+      """One level: each node goes on from its parent's stream."""
+      nonlocal layers, level
+      level += 1
+      own = exit_streams(tokens, parents, first)
+      if not wanted:
+        return None
+      known = jnp.concatenate(streams, axis=1)
+      if known.shape[1] < first:  # childless nodes of the last level: not run
+        gap = ((0, 0), (0, first - known.shape[1]), (0, 0))
+        known = jnp.pad(known, gap)
+        streams[:] = [known]
+      above = parents[..., first:]
+      if above.ndim == 1:
+        given = known[:, above]
+      else:
+        given = jnp.take_along_axis(known, above[:, :, None], axis=1)
+      view = None
+      if recipe.num_layers:
+        view = view_of(base, parents, first, tokens.shape[1], slots)
+      made, layers = cell.step(
+        net, lent, tokens, given, layers, view, level, own
+      )
+      streams.append(made)
+      return logits_of(level)
+
+    begin()
+    grown = expansion.grow(context, logits_of(0)[:, 0], run, exits)
+    resume = None
+    if exits:
+      hidden = None
+      if expansion.in_place:
+        hidden = jnp.concatenate(own_streams, axis=1)
+      resume = Resume(hidden, below.layers)
+    count = jnp.full_like(context.length, num_nodes)
+    draft = Draft(grown.tokens, grown.parents, grown.log_probs, count, resume)
+    if cell.remembers:
+      state = state._replace(cache=state.cache.replace(layers=layers))
+    return draft, state
+
+  def update(
+    params: Params,
+    state: State,
+    context: Context,
+    draft: Draft,
+    verdict: Verdict,
+    output: ModelOutput,
+  ):
+    del context
+    net = params.draft["net"]
+    kept = verdict.num_committed
+
+    def along(x):  # [B, N, ...] to [B, D + 1, ...], the accepted path first
+      return jnp.take_along_axis(x, verdict.path[:, :, None], axis=1)
+
+    read = cell.read(
+      net,
+      output._replace(
+        logits=None,
+        hidden=along(output.hidden),
+        features=tuple(along(x) for x in output.features),
+      ),
+    )
+    seed = _row(read, verdict.num_accepted)
+    seed = jnp.where(kept[:, None] > 0, seed, state.seed)
+    cache = state.cache
+    if cell.remembers and verdict.path.shape[1] > 1:
+      # What was accepted, run again on what the target said before it; slot
+      # `length` holds the pending token, which was run so already.
+      tokens = jnp.take_along_axis(draft.tokens, verdict.path, axis=1)[:, 1:]
+      view = view_of(
+        cache.length + 1, None, 0, tokens.shape[1], cache.num_slots
+      )
+      own = along(output.features[0])[:, 1:] if exits else None
+      _, layers = cell.step(
+        net,
+        cells.lend(params),
+        tokens,
+        read[:, :-1],
+        cache.layers,
+        view,
+        0,
+        own,
+      )
+      cache = cache.replace(layers=layers)
+    return State(seed, cache.replace(length=cache.length + kept))
+
+  return Drafter(spec._replace(features=cell.features), init, propose, update)
+
+
+def _row(x: Array, index: Array) -> Array:
+  """x[b, index[b]], [B, W]."""
+  return jnp.take_along_axis(x, index[:, None, None], axis=1)[:, 0]

@@ -1,0 +1,161 @@
+"""scripts/compare_drafters.py as its users meet it, on a tiny model."""
+
+import json
+
+import _entrants
+import compare_drafters
+import jax
+import pytest
+
+import programs
+from specdec import checkpoints
+from specdec.checkpoints import learned
+from specdec.learned import size
+from specdec.learned.recipe import Recipe
+from specdec.models.config import TransformerConfig
+
+CONFIG = TransformerConfig(
+  vocab_size=27,
+  num_layers=2,
+  width=16,
+  mlp_width=32,
+  num_heads=2,
+  num_kv_heads=1,
+  head_dim=8,
+)
+SHAPE = dict(width=8, mlp_width=12, num_heads=2, head_dim=4)
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory):
+  return programs.write_model(tmp_path_factory.mktemp("target"))
+
+
+def save_drafter(target, path, recipe):
+  checkpoint = checkpoints.load(target)
+  made = learned.Learned(recipe, None, None, "")
+  net = made.cell(checkpoint.config).init(jax.random.key(0))
+  mark = learned.fingerprint(checkpoint)
+  learned.save(path, recipe, None, net, mark)
+  return net
+
+
+@pytest.fixture
+def compare(target, tmp_path):
+  prompts = tmp_path / "prompts.jsonl"
+  prompts.write_text('{"prompt": "abcabc"}\n{"prompt": "hello there"}\n')
+
+  def call(*arguments):
+    programs.run(
+      "compare_drafters",
+      f"--target={target}",
+      f"--prompt_file={prompts}",
+      f"--output={tmp_path / 'out'}",
+      "--max_new_tokens=8",
+      "--k=1,2",
+      "--tree_size=3",
+      *arguments,
+    )
+    return json.loads((tmp_path / "out" / "results.json").read_text())
+
+  return call
+
+
+def test_a_table_and_a_picture_and_it_goes_on(
+  compare, target, tmp_path, capsys
+):
+  path = tmp_path / "own.safetensors"
+  net = save_drafter(target, path, Recipe("prophet", **SHAPE))
+  names = f"--drafters=model:{target},{path}"
+  document = compare(names)
+  points = [
+    tuple(r["drafter"][x] for x in ("name", "temperature", "shape"))
+    for r in document["runs"]
+  ]
+  shapes = ("chain", "chain", "tree")
+  assert points == [
+    (name, temperature, shape)
+    for temperature in (0.0, 1.0)
+    for name in (f"model:{target}", str(path))
+    for shape in shapes
+  ]
+  twin, *_, own = document["runs"]
+  # The draft is the target: everything is kept.
+  assert twin["acceptance"]["accepted_length"]["value"] == 1
+  assert own["drafter"]["weights"] == size.num_weights(net)
+  rate, passes = document["read_rate"], dict(document["pass_seconds"])
+  assert set(passes) == {1, 2, 3, 4}
+  # By hand: rounds of one guess.
+  speed = twin["speed"]
+  plain = speed["plain_seconds"] / speed["plain_tokens"]
+  seconds = passes[2] + max(0, plain - passes[1])
+  seconds += twin["drafter"]["step_bytes"] / rate
+  expected = twin["acceptance"]["tokens_per_pass"]["value"] * plain / seconds
+  assert twin["predicted"] == pytest.approx(expected)
+  printed = capsys.readouterr().out
+  out = tmp_path / "out"
+  assert (out / "table.txt").read_text().strip() in printed
+  assert (out / "plot.png").stat().st_size > 10_000
+
+  lines = (out / "lines.jsonl").read_text().splitlines()
+  (out / "lines.jsonl").write_text("\n".join(lines[:-3]) + '\n{"point": ["cut')
+  again = compare(names)
+  kept, anew = (
+    [run | {"predicted": 0} for run in d["runs"]] for d in (document, again)
+  )
+  assert kept == anew
+
+
+def test_a_greedy_tree_guesses_the_likeliest_tokens(monkeypatch):
+  monkeypatch.setattr(compare_drafters, "FLAGS", Flags())
+  entrant = _entrants.Entrant("x", "x", None, None, 0, 0.0, most_levels=2)
+  kinds = {}
+  for temperature in (0.0, 1.0):
+    *chains, tree = compare_drafters.points(entrant, temperature, 2)
+    assert [chain.size for chain in chains] == [1, 2]  # it has no third head
+    kinds[temperature] = tree.expansion.spec.siblings
+    assert tree.levels == 2
+  # Without noise every later child would be "what is left", token 0, 1, ...
+  assert kinds == {0.0: "point_mass", 1.0: "without_replacement"}
+
+
+class Flags:
+  k, tree_size, acceptance, rank_acceptance = (1, 2, 3), 3, "rejection", ()
+
+
+def test_heads_for_none_of_the_ks(monkeypatch):
+  monkeypatch.setattr(compare_drafters, "FLAGS", Flags())
+  entrant = _entrants.Entrant("five", "x", None, None, 0, 0.0, most_levels=5)
+  compare_drafters.check_entrants([entrant])
+  monkeypatch.setattr(Flags, "k", (6, 8))
+  with pytest.raises(ValueError, match="five has 5 heads"):
+    compare_drafters.check_entrants([entrant])
+
+
+def test_weights_that_a_guess_reads():
+  target = CONFIG
+  recipe = Recipe("medusa", num_layers=0, levels=3, **SHAPE)
+  cell = learned.Learned(recipe, None, None, "").cell(target)
+  width, tokens = recipe.width, target.vocab_size
+  # One head's block, the norm before the vocabulary, and the vocabulary.
+  assert size.step_weights(cell, target) == width**2 + width + tokens * width
+  shared = Recipe("eagle", head="shared", **SHAPE)
+  cell = learned.Learned(shared, None, None, "").cell(target)
+  net = jax.eval_shape(cell.init, jax.random.key(0))
+  every = size.num_weights(net) + target.vocab_size * target.width
+  assert size.step_weights(cell, target) == every
+
+
+@pytest.mark.parametrize(
+  "arguments, sentence",
+  [
+    (["--temperature=1"], "--temperature is not for compare_drafters"),
+    (["--k=0"], "--k"),
+    (["--drafters=early_exit:9"], "exit_layer = 9"),
+    (["--drafters=early_exit:one"], "early_exit:E"),
+    (["--drafters=nowhere.safetensors"], "no such drafter"),
+  ],
+)
+def test_what_cannot_be_compared_is_refused(compare, arguments, sentence):
+  with pytest.raises(SystemExit, match=sentence):
+    compare(*arguments)

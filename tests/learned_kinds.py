@@ -1,0 +1,72 @@
+"""What the tests of learned drafters share: one of every kind, never trained.
+
+Random weights, sharpened so that laws are far from flat and guesses are kept
+now and then.
+"""
+
+import functools
+
+import jax
+import numpy as np
+
+from specdec import drafters
+from specdec.learned import cell as cells
+from specdec.learned.recipe import Recipe
+from specdec.models import transformer
+from specdec.models.config import TransformerConfig
+
+V = 17
+IDS = np.array([0, 2, 3, 4, 6, 7, 9, 10, 12, 15, 16])
+TARGET = TransformerConfig(
+  vocab_size=V,
+  num_layers=3,
+  width=32,
+  mlp_width=48,
+  num_heads=4,
+  num_kv_heads=2,
+  head_dim=8,
+)
+_SMALL = dict(width=16, mlp_width=24, num_heads=2, num_kv_heads=1, head_dim=8)
+_EVERY = {
+  "eagle": dict(head="shared"),
+  "eagle3": dict(features=(1, 2, 3)),
+  "mtp": dict(head="shared"),
+  "prophet": dict(num_layers=2),
+  "medusa": dict(num_layers=0),
+  "hydra": dict(num_layers=0),
+  "recycle": dict(kind="exit", exit_layer=2, recycle=True),
+  "head": dict(kind="exit", exit_layer=1, num_layers=0, head="shared"),
+}
+KINDS = tuple(_EVERY)
+
+
+def recipe(name: str, vocabulary: int = len(IDS), **changes) -> Recipe:
+  """Of a name in KINDS; `recycle` and `head` are exits."""
+  entries = dict(kind=name, vocabulary=vocabulary, **_SMALL)
+  return Recipe(**entries | _EVERY[name] | changes)
+
+
+def sharpened(weights, by):
+  return jax.tree.map(lambda x: by * x if x.ndim == 2 else x, weights)
+
+
+@functools.cache
+def target():
+  """(model, its weights)."""
+  params = transformer.init_params(TARGET, jax.random.key(0))
+  return transformer.model(TARGET), jax.tree.map(lambda x: 3 * x, params)
+
+
+def cell(kind: str, full: bool = False, place=None) -> cells.Cell:
+  """full: it can guess every token; else those of IDS."""
+  made = recipe(kind, 0 if full else len(IDS))
+  ids = None if full else IDS
+  return drafters.LEARNED[made.kind](made, TARGET, ids, place)
+
+
+@functools.cache
+def weights(kind: str, full: bool = False):
+  """Params.draft."""
+  own = cell(kind, full)
+  net = sharpened(own.init(jax.random.key(1)), 6)
+  return cells.weights_of(own, net, target()[1])

@@ -1,0 +1,116 @@
+"""No learned drafter's rounds copy a cache, the target's or its own.
+
+As memory_test.py, whose search this is (DESIGN rule 9).
+"""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from hlo import in_loops
+from learned_kinds import KINDS, recipe
+from memory_test import (
+  MAX_LENGTH,
+  TARGET,
+  arguments,
+  cache_buffers,
+  copies,
+  nbytes,
+)
+from specdec import acceptance, decode, drafters, expand, tree
+from specdec.learned import cell as cells
+from specdec.learned import serve
+from specdec.models import transformer
+from specdec.types import Params
+
+BATCH = 4
+SLOW = pytest.mark.slow
+IDS = range(11)
+REMEMBERING = ("eagle", "eagle3", "mtp", "recycle")
+SHAPES = {
+  "chain": lambda: expand.chain(4),
+  "tree": lambda: expand.static(tree.from_paths([(0,), (1,), (0, 0)])),
+  "dynamic": lambda: expand.dynamic(2, 3, 6),
+}
+DUE = {
+  ("eagle", "chain"),
+  ("eagle3", "chain"),
+  ("mtp", "tree"),
+  ("prophet", "tree"),
+  ("medusa", "chain"),
+  ("hydra", "tree"),
+  ("recycle", "dynamic"),
+  ("head", "chain"),
+}
+
+
+def lower(kind, shape):
+  """`generate`, lowered, and the shapes of its caches' buffers."""
+  features = {"features": (1, 2)} if kind == "eagle3" else {}
+  exits = {"exit_layer": 1} if kind in ("recycle", "head") else {}
+  made = recipe(kind, **features, **exits)
+  cell = drafters.LEARNED[made.kind](made, TARGET, jnp.asarray(IDS))
+  model = transformer.model(TARGET)
+  pair = serve.drafter(cell, model, SHAPES[shape]()), acceptance.rejection()
+  static, (params, *rest, settings) = arguments(pair, BATCH, TARGET, TARGET)
+  draft = jax.eval_shape(
+    lambda target: cells.weights_of(cell, cell.init(jax.random.key(0)), target),
+    params.target,
+  )
+
+  def generate(params, *rest):
+    *rest, settings = rest
+    return decode.generate(
+      *static, params, *rest, max_length=MAX_LENGTH, sampling=settings
+    )
+
+  lowered = jax.jit(generate).lower(
+    Params(params.target, draft), *rest, settings
+  )
+  return lowered, cache_buffers(lowered.out_info)
+
+
+@pytest.mark.parametrize(
+  "kind, shape",
+  [
+    pytest.param(kind, shape, marks=() if (kind, shape) in DUE else SLOW)
+    for kind in KINDS
+    for shape in SHAPES
+  ],
+)
+def test_generation_never_copies_a_cache(kind, shape):
+  lowered, (cache, own) = lower(kind, shape)
+  assert len(own) == (2 if kind in REMEMBERING else 0)
+  compiled = lowered.compile()
+  hlo = compiled.as_text()
+  for buffer in {buffer.shape for buffer in (*cache, *own)}:
+    shape = ",".join(map(str, buffer))
+    assert any(f"[{shape}]" in line for line in in_loops(hlo)), shape
+  assert copies(hlo, cache + own) == []
+  temporary = compiled.memory_analysis().temp_size_in_bytes
+  assert temporary < nbytes(cache) / 4, temporary / nbytes(cache)
+
+
+@SLOW
+def test_the_search_finds_a_cache_that_is_kept(monkeypatch):
+  """As a drafter would that goes back to what was before its guesses."""
+  honest = serve.drafter
+
+  def keeping(*args):
+    drafter = honest(*args)
+
+    def propose(params, state, context):
+      draft, after = drafter.propose(params, state, context)
+      return draft, (state, after)
+
+    def update(params, state, *rest):
+      before, after = state
+      after = drafter.update(params, after, *rest)
+      old = [k[:, :, :1].sum() for k, _ in before.cache.layers]
+      return after._replace(seed=after.seed + 0 * sum(old))
+
+    return drafter._replace(propose=propose, update=update)
+
+  monkeypatch.setattr(serve, "drafter", keeping)
+  lowered, (cache, own) = lower("eagle", "chain")
+  assert copies(lowered.compile().as_text(), cache + own)

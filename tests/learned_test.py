@@ -1,0 +1,541 @@
+"""Learned drafters, all kinds, from random weights: text, laws, rows, refusals.
+
+That they are right is that serve.py drafts by the very laws that unroll.py is
+trained on (trap B21), whatever was accepted, and that no text depends on them.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from learned_kinds import IDS, KINDS, TARGET, V, cell, recipe, target, weights
+from specdec import (
+  acceptance,
+  decode,
+  drafters,
+  expand,
+  prefill,
+  rounds,
+  sampling,
+)
+from specdec import tree as trees
+from specdec.learned import cell as cells
+from specdec.learned import serve
+from specdec.learned.recipe import Recipe
+from specdec.learned.unroll import growing, unroll
+from specdec.learned.vocabulary import most_frequent
+from specdec.types import ACCEPTED, CORRECTION, PLAIN, Params
+from texts import check_books, texts
+
+L, K = 30, 3
+LENGTHS = np.array([1, 2, 5, 9] * 2)
+BATCH = len(LENGTHS)
+TEMPERATURES = np.repeat([1.0, 0.0], 4)
+NEVER = -1  # no token is this one
+PATHS = [(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0)]
+SHAPES = {
+  "tree": expand.static(trees.from_paths(PATHS)),
+  "dynamic": expand.dynamic(2, 3, 6),
+}
+SLOW = pytest.mark.slow
+
+
+@pytest.fixture(autouse=True, scope="module")
+def small_chunks():
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(prefill, "CHUNK", 4)
+    yield
+
+
+# A module's fixture: pytest puts the tests of one kind side by side, and they
+# share their programs.
+@pytest.fixture(scope="module", params=KINDS)
+def kind(request):
+  return request.param
+
+
+NARROW = {("eagle", K), ("recycle", K), ("recycle", "tree")}
+TRACES = []  # a drafter for every time that it was traced
+
+
+def stumbling(drafter, narrow=False):
+  """The same, with rounds that are not drafted.
+
+  Of four rounds the second is undrafted in every row, the fourth in the rows
+  whose length is even.
+
+  Args:
+    narrow: the target then runs the pending token alone; else the guesses
+      stand beside it, out of use.
+  """
+  size = drafter.spec.max_nodes
+  widths = tuple(sorted({1, size})) if narrow else (size,)
+
+  def init(params, context, output):
+    return drafter.init(params, context, output), jnp.zeros_like(context.length)
+
+  def propose(params, state, context):
+    TRACES.append(drafter)
+    own, turn = state
+    draft, own = drafter.propose(params, own, context)
+    stumbles = turn % 4 == 1
+    stumbles |= (turn % 4 == 3) & (context.length % 2 == 0)
+    return draft._replace(count=jnp.where(stumbles, 1, size)), (own, turn)
+
+  def update(params, state, *rest):
+    return drafter.update(params, state[0], *rest), state[1] + 1
+
+  spec = drafter.spec._replace(widths=widths)
+  return drafter._replace(spec=spec, init=init, propose=propose, update=update)
+
+
+@functools.cache
+def drafter_of(kind, shape, full=False):
+  """shape: k of a chain, or a name in SHAPES."""
+  grown = SHAPES[shape] if shape in SHAPES else expand.chain(shape)
+  drafter = serve.drafter(cell(kind, full), target()[0], grown)
+  # A second width is half a program more: for some of them.
+  return stumbling(drafter, narrow=(kind, shape) in NARROW)
+
+
+def prompts(seed=0):
+  return np.random.default_rng(seed).integers(0, V, size=(BATCH, 9))
+
+
+def speculate(
+  drafter,
+  rule,
+  draft,
+  temperature=TEMPERATURES,
+  prompt=None,
+  length=LENGTHS,
+  end=NEVER,
+  most=decode.MAX_ROUNDS,
+):
+  """One program for whatever is not the first two."""
+  model, params = target()
+  params = Params(params, draft)
+  state = decode.start(
+    model,
+    drafter,
+    rule,
+    params,
+    jnp.asarray(prompts() if prompt is None else prompt),
+    jnp.asarray(length),
+    jax.random.key(0),
+    max_length=L,
+    sampling=sampling.settings(BATCH, jnp.asarray(temperature)),
+  )
+  ends = jnp.array([end], jnp.int32)
+  return decode.run(model, drafter, rule, params, state, ends, jnp.int32(most))
+
+
+COUPLED, REJECTION = acceptance.coupled(), acceptance.rejection()
+
+
+@functools.cache
+def plain(end=NEVER):
+  return texts(
+    speculate(decode.PLAIN_DRAFTER, decode.PLAIN_RULE, None, end=end)
+  )
+
+
+def check_coupled(kind, shape, full):
+  drafter = drafter_of(kind, shape, full)
+  state = speculate(drafter, COUPLED, weights(kind, full))
+  assert texts(state) == plain()
+  check_books(state, LENGTHS)
+  if not shape:
+    assert np.asarray(state.stats.nodes).sum() == 0
+    return
+  # Some guesses are kept, some refused, and rows go on at unlike rates.
+  assert 0 < state.stats.accepted.sum() < state.stats.judged.sum()
+  assert len(set(np.asarray(state.stats.rounds).tolist())) > 1
+  assert np.all(np.asarray(state.stats.widths) > 0)  # undrafted rounds too
+  assert np.any(np.asarray(state.origin) == PLAIN)
+
+
+# Compiling is what costs: these run by default, and the rest is slow. Every
+# kind drafts a chain under rejection, and something under the coupled rule.
+DUE = {
+  "tree": ("eagle", "mtp", "prophet", "hydra", "recycle"),
+  "all tokens": ("eagle3", "medusa", "head"),
+  "tree's laws": ("eagle", "prophet", "recycle"),
+  "dynamic": ("recycle",),  # borrows the target's scratch, in another order
+  "nothing": ("recycle",),
+}
+
+
+def kinds_for(what):
+  """All of them, slow but for those that are due."""
+  due = DUE[what]
+  marked = [k if k in due else pytest.param(k, marks=SLOW) for k in KINDS]
+  return pytest.mark.parametrize("kind", marked, scope="module")
+
+
+class TestText:
+  """The coupled rule's is plain decoding's, token for token."""
+
+  @kinds_for("tree")
+  def test_a_tree(self, kind):
+    check_coupled(kind, "tree", full=False)
+
+  @kinds_for("dynamic")
+  def test_a_dynamic_tree(self, kind):
+    check_coupled(kind, "dynamic", full=False)
+
+  @kinds_for("all tokens")
+  def test_a_chain_of_all_tokens(self, kind):
+    check_coupled(kind, K, full=True)
+
+  @kinds_for("nothing")
+  def test_no_guess_at_all(self, kind):
+    check_coupled(kind, 0, full=False)
+
+  @SLOW
+  @pytest.mark.parametrize(
+    "shape, full",
+    [(K, False), (1, False), (4, True), ("tree", True), ("dynamic", True)],
+  )
+  def test_other_shapes(self, kind, shape, full):
+    check_coupled(kind, shape, full)
+
+  @kinds_for("tree")
+  def test_it_stops_at_eos(self, kind):
+    common = int(np.bincount(np.concatenate(plain())).argmax())
+    drafter = drafter_of(kind, "tree")
+    state = speculate(drafter, COUPLED, weights(kind), end=common)
+    assert texts(state) == plain(common)
+    assert np.any(np.asarray(state.length) < L)
+
+  def test_greedy_rows_under_rejection(self, kind):
+    state = speculate(drafter_of(kind, K), REJECTION, weights(kind))
+    cold = np.flatnonzero(TEMPERATURES == 0)
+    ours = texts(state)
+    assert [ours[b] for b in cold] == [plain()[b] for b in cold]
+    check_books(state, LENGTHS)
+
+
+def test_rows_do_not_feel_their_neighbours_and_are_traced_once(kind):
+  """Odd rows stay as they are, everything else becomes another."""
+  drafter, draft = drafter_of(kind, K), weights(kind)
+  before = speculate(drafter, REJECTION, draft)
+  traced = len(TRACES)
+  odd = np.arange(BATCH) % 2 == 1
+  after = speculate(
+    drafter,
+    REJECTION,
+    draft,
+    np.where(odd, TEMPERATURES, 0.7),
+    np.where(odd[:, None], prompts(), prompts(1)),
+    np.where(odd, LENGTHS, 10 - LENGTHS),
+  )
+  assert len(TRACES) == traced, "it was traced again for other prompts"
+  ours, theirs = texts(before), texts(after)
+  assert [ours[b] for b in range(1, BATCH, 2)] == theirs[1::2]
+  assert ours[::2] != theirs[::2]
+  said = (np.asarray(x.draft_log_probs)[odd] for x in (before, after))
+  np.testing.assert_array_equal(*said)
+
+
+# B21: the teacher-forced form and the one that decodes.
+
+
+@functools.cache
+def teacher(kind):
+  """(tokens [B, T], draft's weights) -> laws [levels, B, T, V]: level j is of
+  what follows each token when the round began j tokens before."""
+  model, params = target()
+  own = cell(kind, place=growing)
+
+  @jax.jit
+  def laws(tokens, draft):
+    output, _ = model.apply(params, tokens, None, features=own.features)
+    lent = cells.lend(Params(params, draft))
+    logits, _ = unroll(own, draft["net"], lent, tokens, output, K)
+    return jax.nn.log_softmax(cells.spread(own, jnp.stack(logits)))
+
+  return laws
+
+
+def levels_of(origin, start, stop):
+  """(place, level) of every token that was held against a guess."""
+  run, found = 0, []
+  for p in range(start, stop):
+    if origin[p] in (ACCEPTED, CORRECTION):
+      found.append((p, run))
+    run = run + 1 if origin[p] == ACCEPTED else 0
+  return found
+
+
+def differences(state, laws, length=LENGTHS):
+  """{level: [|what was handed over - what is taught|]} of a chain's text."""
+  tokens, origin, said = (
+    np.asarray(x) for x in (state.tokens, state.origin, state.draft_log_probs)
+  )
+  laws, found = np.asarray(laws), {}
+  for b, (start, stop) in enumerate(zip(length, np.asarray(state.length))):
+    for p, level in levels_of(origin[b], start, stop):
+      ours, theirs = said[b, p], laws[level, b, p - 1, tokens[b, p]]
+      off = 0.0 if ours == theirs else abs(ours - theirs)  # both may be -inf
+      found.setdefault(level, []).append(off)
+  return found
+
+
+def forms_apart(kind, drafter):
+  """How far the two forms are apart, level by level."""
+  state = speculate(drafter, REJECTION, weights(kind), np.ones(BATCH))
+  return differences(state, teacher(kind)(state.tokens, weights(kind)))
+
+
+def test_b21_a_chain_is_drafted_by_the_laws_it_is_trained_on(kind):
+  found = forms_apart(kind, drafter_of(kind, K))
+  assert set(found) == set(range(K))  # guesses of every level were judged
+  assert len(found[0]) > 50 and len(found[1]) > 5
+  for level, off in found.items():
+    assert max(off) < 1e-4, level
+
+
+@functools.cache
+def proposing(kind, shape):
+  drafter = drafter_of(kind, shape)
+
+  @jax.jit
+  def propose(draft, state):
+    params = Params(target()[1], draft)
+    context = rounds.context_of(state, V, COUPLED)
+    return drafter.propose(params, state.draft_state, context)[0]
+
+  return propose
+
+
+def paths_of(parents):
+  """Every node's path from the root, the root left out."""
+  found = [()]
+  for node, parent in enumerate(parents[1:], 1):
+    found.append((*found[parent], node))
+  return found
+
+
+@kinds_for("tree's laws")
+def test_b21_so_is_a_tree_in_the_middle_of_a_text(kind):
+  check_tree(kind, "tree")
+
+
+@kinds_for("dynamic")
+def test_b21_so_is_a_dynamic_tree(kind):
+  check_tree(kind, "dynamic")
+
+
+def check_tree(kind, shape):
+  drafter, draft = drafter_of(kind, shape), weights(kind)
+  state = speculate(drafter, COUPLED, draft, np.ones(BATCH), most=5)
+  made = proposing(kind, shape)(draft, state)
+  tokens = np.asarray(made.tokens)
+  parents = np.broadcast_to(np.asarray(made.parents), tokens.shape)
+  # Every node's path as the end of a text of its own.
+  size = L + K
+  lines = np.zeros((BATCH, tokens.shape[1], size), np.int32)
+  ends = np.zeros(tokens.shape, int)
+  for b, n in np.ndindex(*tokens.shape):
+    path = tokens[b, list(paths_of(parents[b])[n])]
+    length = int(state.length[b])
+    lines[b, n, :length] = state.tokens[b, :length]
+    lines[b, n, length : length + len(path)] = path
+    ends[b, n] = length + len(path)
+  laws = teacher(kind)(lines.reshape(-1, size), draft)
+  laws = np.asarray(laws).reshape(K, *lines.shape, V)
+  checked = 0
+  for b, n in np.ndindex(*tokens.shape):
+    level = len(paths_of(parents[b])[n])
+    children = [c for c in range(tokens.shape[1]) if parents[b, c] == n]
+    if not children:
+      continue
+    law = np.array(laws[level, b, n, ends[b, n] - 1])
+    if made.log_probs is None:  # the likeliest are tried
+      np.testing.assert_array_equal(
+        tokens[b, children], np.argsort(-law)[: len(children)]
+      )
+      checked += len(children)
+      continue
+    for child in children:  # drawn one after another
+      left = law - np.logaddexp.reduce(law)
+      # Tokens that it cannot guess have no probability in either.
+      np.testing.assert_allclose(made.log_probs[b, child], left, atol=1e-4)
+      assert set(np.flatnonzero(np.isfinite(left))) <= set(IDS)
+      law[tokens[b, child]] = -np.inf
+      checked += 1
+  assert checked == BATCH * len(PATHS)
+
+
+# Mistakes that B21 must see.
+
+
+def nothing_run_again(drafter, patch):
+  """What was drafted stays as it was drafted."""
+
+  def update(params, state, *rest):
+    after = drafter.update(params, state, *rest)
+    layers = state.cache.layers
+    return after._replace(cache=after.cache.replace(layers=layers))
+
+  return drafter._replace(update=update)
+
+
+def seed_too_early(drafter, patch):
+  """The seed is what the target said one accepted token before."""
+
+  def update(params, state, context, draft, verdict, output):
+    after = drafter.update(params, state, context, draft, verdict, output)
+    early = verdict._replace(
+      num_accepted=jnp.maximum(verdict.num_accepted - 1, 0)
+    )
+    wrong = drafter.update(params, state, context, draft, early, output)
+    return after._replace(seed=wrong.seed)
+
+  return drafter._replace(update=update)
+
+
+def prompt_shifted(drafter, patch):
+  """A prompt's token is run with what the target said after it."""
+
+  def init(params, context, output):
+    shifted = jax.tree.map(lambda x: jnp.roll(x, -1, axis=1), output)
+    right = drafter.init(params, context, output)
+    return drafter.init(params, context, shifted)._replace(seed=right.seed)
+
+  return drafter._replace(init=init)
+
+
+def view_changed(name, change):
+  """Guesses stand a position too `far`, or write `over` the token before."""
+
+  def plant(drafter, patch):
+    honest = serve.view_of
+
+    def view_of(length, parents, first, *rest):
+      view = honest(length, parents, first, *rest)
+      return change(view) if first else view
+
+    patch.setattr(serve, "view_of", view_of)
+    return drafter
+
+  plant.__name__ = name
+  return plant
+
+
+far = view_changed("far", lambda view: view._replace(where=view.where + 1))
+over = view_changed("over", lambda view: view._replace(slot=view.slot - 1))
+
+
+PLANTED = [
+  ("eagle", nothing_run_again),
+  pytest.param("medusa", seed_too_early, marks=SLOW),
+  pytest.param("recycle", nothing_run_again, marks=SLOW),
+  pytest.param("eagle3", prompt_shifted, marks=SLOW),
+  pytest.param("mtp", far, marks=SLOW),
+  pytest.param("prophet", over, marks=SLOW),
+  pytest.param("eagle3", nothing_run_again, marks=SLOW),
+  pytest.param("mtp", nothing_run_again, marks=SLOW),
+  pytest.param("hydra", seed_too_early, marks=SLOW),
+  ("prophet", seed_too_early),
+  pytest.param("eagle", seed_too_early, marks=SLOW),
+  pytest.param("recycle", seed_too_early, marks=SLOW),
+  pytest.param("eagle", prompt_shifted, marks=SLOW),
+  pytest.param("recycle", prompt_shifted, marks=SLOW),
+  pytest.param("prophet", far, marks=SLOW),
+  pytest.param("eagle", far, marks=SLOW),
+  pytest.param("recycle", over, marks=SLOW),
+]
+
+
+@pytest.mark.parametrize("kind, plant", PLANTED)
+def test_b21_sees(kind, plant, monkeypatch):
+  honest = serve.drafter(cell(kind), target()[0], expand.chain(K))
+  planted = stumbling(plant(honest, monkeypatch))
+  found = forms_apart(kind, planted)
+  worst = max(max(off) for off in found.values())
+  print(f"{kind}, {plant.__name__}: {worst:.3g}")
+  assert worst > 1e-3  # ten times what is let pass
+
+
+class TestVocabulary:
+  def test_spread_puts_every_logit_in_its_place(self):
+    logits = jnp.arange(2.0 * len(IDS)).reshape(2, -1)
+    found = np.asarray(cells.spread(cell("medusa"), logits))
+    np.testing.assert_array_equal(found[:, IDS], logits)
+    assert np.sum(np.isfinite(found)) == logits.size
+
+  def test_the_most_frequent(self):
+    text = np.array([[5, 1, 5], [2, 1, 3]])
+    ids, part = most_frequent(text, 3, 8)
+    assert ids.tolist() == [1, 2, 5] and part == 5 / 6  # of 2 and 3 the lower
+    assert ids.dtype == np.int32
+    ids, part = most_frequent(text, 6, 8)
+    assert ids.tolist() == [0, 1, 2, 3, 4, 5] and part == 1.0
+    assert most_frequent(text, 0, 8) == (None, 1.0)
+    ids, part = most_frequent(np.zeros((0, 3), int), 2, 8)
+    assert ids.tolist() == [0, 1] and part == 0.0
+
+  @pytest.mark.parametrize("ids", [None, IDS[:-1]])
+  def test_another_one_than_the_recipes(self, ids):
+    given = "none" if ids is None else "10"
+    with pytest.raises(ValueError, match=f"vocabulary = 11, and {given} are"):
+      drafters.eagle(recipe("eagle"), TARGET, ids)
+
+
+@pytest.mark.parametrize(
+  "kind, changes, complaint",
+  [
+    ("eagle", dict(kind="beagle"), "kind 'beagle' is unknown; known: eagle, "),
+    ("eagle", dict(head="our"), "head 'our' is unknown; known: own, shared"),
+    ("eagle", dict(head="own"), "its head must be 'shared'"),
+    ("mtp", dict(levels=0), "levels = 0; it must be >= 1"),
+    ("mtp", dict(vocabulary=-1), "vocabulary = -1"),
+    ("mtp", dict(num_layers=0), "num_layers = 0 of mtp"),
+    ("head", dict(num_layers=-1), "num_layers = -1 of exit"),
+    ("medusa", dict(num_layers=1), "medusa has no layers"),
+    ("eagle3", dict(features=()), "eagle3 needs features"),
+    ("mtp", dict(features=(1,)), "eagle3 reads some layers, mtp is"),
+    ("head", dict(exit_layer=0), "an exit needs a layer above 0"),
+    ("mtp", dict(exit_layer=1), "exit_layer = 1 of mtp"),
+    ("mtp", dict(recycle=True), "recycle belongs to an exit, not to mtp"),
+    ("mtp", dict(num_heads=3, num_kv_heads=2), "num_heads"),
+  ],
+)
+def test_recipes_refuse(kind, changes, complaint):
+  with pytest.raises(ValueError, match=complaint):
+    recipe(kind, **changes)
+
+
+@pytest.mark.parametrize(
+  "kind, changes, complaint",
+  [
+    ("eagle3", dict(features=(1, 4)), "layers 4; this target has 3, so .*0..3"),
+    ("eagle3", dict(features=(-1, 2)), "layers -1; this target has 3"),
+    ("head", dict(exit_layer=3), "exit_layer = 3; .*must be in 1..2"),
+    ("mtp", dict(vocabulary=18), "vocabulary = 18; the target has 17 tokens"),
+  ],
+)
+def test_a_target_that_does_not_fit(kind, changes, complaint):
+  with pytest.raises(ValueError, match=complaint):
+    recipe(kind, **changes).check(TARGET)
+
+
+@pytest.mark.parametrize("kind", ["medusa", "hydra"])
+def test_heads_do_not_guess_deeper_than_they_are(kind):
+  with pytest.raises(ValueError, match=f"5 levels of guesses.* {kind} has 4"):
+    drafter_of(kind, 5)
+
+
+def test_an_exits_tree_keeps_what_it_runs():
+  made = cell("recycle")
+  with pytest.raises(ValueError, match="runs 7 nodes and the tree has 3"):
+    serve.drafter(made, target()[0], expand.dynamic(3, 3, 2))
+
+
+def test_a_recipe_is_plain_data():
+  assert Recipe("mtp") == Recipe("mtp") and hash(Recipe("mtp"))
