@@ -42,7 +42,7 @@ REQUESTS = (
   "Write three questions about the following text and answer them:\n\n{}",
   "Translate the following text into German:\n\n{}",
 )
-_SHORT, _LONG = 300, 1500  # characters of a passage
+_SHORT, _LONG = 300, 1500  # characters of a passage; of a function's head
 _BODY = 3  # lines that a function must have behind its first
 
 
@@ -78,8 +78,9 @@ def functions(path: str) -> Iterator[str]:
       if not isinstance(node, ast.FunctionDef) or not ast.get_docstring(node):
         continue
       if len(node.body) > 1 and node.end_lineno - node.lineno > _BODY:
-        head = lines[node.lineno - 1 : node.body[1].lineno - 1]
-        yield "Complete this Python function:\n\n" + "\n".join(head)
+        head = "\n".join(lines[node.lineno - 1 : node.body[1].lineno - 1])
+        if len(head) <= _LONG:
+          yield f"Complete this Python function:\n\n{head}"
 
 
 def spread(found: Sequence[str], count: int) -> list[str]:

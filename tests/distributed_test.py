@@ -1,7 +1,6 @@
 """Two processes on one machine write what one writes."""
 
 import json
-import os
 import socket
 import subprocess
 import sys
@@ -9,17 +8,13 @@ import sys
 import pytest
 
 import programs
+import virtual
 
 
 def generate(*arguments, devices=2):
-  flags = f"--xla_force_host_platform_device_count={devices}"
   return subprocess.Popen(
     [sys.executable, programs.SCRIPTS / "generate.py", *arguments],
-    env=os.environ
-    | {
-      "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {flags}",
-      "JAX_PLATFORMS": "cpu",
-    },
+    env=virtual.environment(devices),
     stdout=subprocess.PIPE,
     stderr=subprocess.PIPE,
     text=True,

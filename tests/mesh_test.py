@@ -1,23 +1,23 @@
 """Meshes of eight virtual devices, in a process that has them."""
 
-import os
 import pathlib
 import subprocess
 import sys
 
 import pytest
 
+import virtual
+
 CASES = pathlib.Path(__file__).with_name("mesh_cases.py")
 
 
 def run(*arguments):
   """pytest over mesh_cases.py, with eight devices."""
-  flags = f"{os.environ.get('XLA_FLAGS', '')} "
-  flags += "--xla_force_host_platform_device_count=8"
   return subprocess.run(
     [sys.executable, "-m", "pytest", "-q", "-x", "-n", "0", *arguments, CASES],
-    env=os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"},
-    capture_output=True,
+    env=virtual.environment(8),
+    stdout=subprocess.PIPE,
+    stderr=subprocess.STDOUT,
     text=True,
     check=False,
     cwd=CASES.parents[1],

@@ -24,7 +24,7 @@ KINDS = {
     Recipe("eagle", head="shared", **_WIDE),
     Loss(law_weight=0.1, feature_weight=1.0),
   ),
-  "eagle3": (Recipe("eagle3", features=(1, 3, 5), **_WIDE), Loss()),
+  "eagle3": (Recipe("eagle3", features=(2, 4, 6), **_WIDE), Loss()),
   "mtp": (Recipe("mtp", head="shared", **_WIDE), Loss()),
   "prophet": (Recipe("prophet", **_WIDE), Loss()),
   "medusa": (Recipe("medusa", num_layers=0, levels=5, **_WIDE), Loss()),

@@ -1,0 +1,35 @@
+"""A picture of what tokens trained on bought, run by run."""
+
+import os
+from collections.abc import Sequence
+
+from matplotlib import ticker
+
+from specdec.analysis import canvas
+from specdec.training.curves import Curve
+
+
+def curves(runs: Sequence[Curve], path: str | os.PathLike, title: str) -> None:
+  """Writes it; tokens on a scale on which each doubling is as wide."""
+  made, panels = canvas.figure(4.0, title, (), 2)
+  for axes, name, label in (
+    (panels[0], "acceptance", "chance that a guess is kept (text)"),
+    (panels[1], "tokens_per_pass", "tokens a pass (decoding)"),
+  ):
+    for i, run in enumerate(runs):
+      axes.plot(
+        run.tokens,
+        getattr(run, name),
+        color=canvas.COLORS[i % len(canvas.COLORS)],
+        marker=canvas.MARKERS[i % len(canvas.MARKERS)],
+        linestyle=canvas.LINES[i // len(canvas.COLORS) % len(canvas.LINES)],
+        markersize=5,
+        label=run.name,
+      )
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter(ticker.EngFormatter(sep=""))
+    axes.set_xlabel("tokens trained on")
+    axes.set_ylabel(label)
+  if len(runs) > 1:
+    canvas.legend(panels[1])
+  made.savefig(path)
