@@ -249,7 +249,9 @@ def calibrate(models) -> None:
   path = pathlib.Path(FLAGS.calibrate)
   base = _calibration.read(path)
   batches = sorted({1, (max(FLAGS.batch) + 1) // 2, max(FLAGS.batch)})
-  ks = sorted({2, 5, max(*FLAGS.k, 1)})
+  ks = {2, 5, max(*FLAGS.k, 1)}
+  most = models.learned and models.learned.recipe.most_levels
+  ks = sorted({min(k, most or k) for k in ks})
   rows = _rows.make_rows(models.target, max(batches), FLAGS.context)
   context = FLAGS.context + FLAGS.max_new_tokens + max(ks)
   found = _calibration.timed(

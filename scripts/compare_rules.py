@@ -127,6 +127,18 @@ def chosen_shapes(ranks: dict) -> list[comparison.Shape]:
   ]
 
 
+def check_depth(models) -> None:
+  """Refuses shapes deeper than a learned drafter has heads."""
+  most = models.learned and models.learned.recipe.most_levels
+  for shape in chosen_shapes(_SOME_RANKS):
+    if most and shape.levels > most:
+      raise ValueError(
+        f"the {shape.name} of --sizes={shape.size} has {shape.levels} levels; "
+        f"{FLAGS.learned} has {most} heads, one a level: give smaller --sizes, "
+        "or other --shapes"
+      )
+
+
 def compare(
   bench: comparison.Bench, lines: run_folder.Lines, known: dict
 ) -> list[dict]:
@@ -222,6 +234,7 @@ def work() -> None:
   check_flags()
   header = _decoding.header(_OWN)
   models = _decoding.load(evaluation.buffer_size() + FLAGS.max_new_tokens)
+  check_depth(models)
   encoded, found, _ = _prompt_files.read_prompts(models.target)
   groups = [_prompt_files.group_of(prompt) for prompt in found]
   chosen, _ = _prompt_files.choose(encoded, groups)

@@ -8,6 +8,7 @@ from absl import flags
 import programs
 from specdec import measure
 from specdec.analysis import hardware
+from specdec.learned.recipe import Recipe
 
 
 @pytest.fixture(scope="module")
@@ -141,6 +142,18 @@ def test_bench_calibrates_and_says_how_well(target, costs, tmp_path, capsys):
   assert len(json.loads(path.read_text())["fits"]) == 2
   with pytest.raises(SystemExit, match="--calibrate is of chains"):
     programs.run("bench", *given, f"--calibrate={path}", "--shape=chains:2")
+
+
+def test_bench_calibrates_what_has_few_heads(target, costs, tmp_path, capsys):
+  drafter, path = tmp_path / "three.safetensors", tmp_path / "c.json"
+  recipe = Recipe("medusa", num_layers=0, levels=3, width=8)
+  programs.save_drafter(target, drafter, recipe)
+  programs.run(
+    "bench", f"--target={target}", f"--learned={drafter}", "--k=1",
+    "--context=8", "--max_new_tokens=8", "--repeats=2", f"--calibrate={path}",
+  )  # fmt: skip
+  [rounds] = json.loads(path.read_text())["beside"].values()
+  assert {k for _, k, *_ in rounds["times"]} == {0, 1, 2, 3}
 
 
 @pytest.mark.parametrize(

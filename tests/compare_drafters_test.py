@@ -8,7 +8,6 @@ import jax
 import pytest
 
 import programs
-from specdec import checkpoints
 from specdec.checkpoints import learned
 from specdec.learned import size
 from specdec.learned.recipe import Recipe
@@ -29,15 +28,6 @@ SHAPE = dict(width=8, mlp_width=12, num_heads=2, head_dim=4)
 @pytest.fixture(scope="module")
 def target(tmp_path_factory):
   return programs.write_model(tmp_path_factory.mktemp("target"))
-
-
-def save_drafter(target, path, recipe):
-  checkpoint = checkpoints.load(target)
-  made = learned.Learned(recipe, None, None, "")
-  net = made.cell(checkpoint.config).init(jax.random.key(0))
-  mark = learned.fingerprint(checkpoint)
-  learned.save(path, recipe, None, net, mark)
-  return net
 
 
 @pytest.fixture
@@ -65,7 +55,7 @@ def test_a_table_and_a_picture_and_it_goes_on(
   compare, target, tmp_path, capsys
 ):
   path = tmp_path / "own.safetensors"
-  net = save_drafter(target, path, Recipe("prophet", **SHAPE))
+  net = programs.save_drafter(target, path, Recipe("prophet", **SHAPE))
   names = f"--drafters=model:{target},{path}"
   document = compare(names)
   points = [

@@ -7,6 +7,7 @@ import pytest
 import programs
 from specdec import acceptance, comparison
 from specdec.analysis import enumeration
+from specdec.learned.recipe import Recipe
 
 RANKS = {
   "without_replacement": [0.6, 0.2, 0.1],
@@ -183,3 +184,12 @@ def test_shapes_of_flags(tmp_path):
   path.write_text("[[0], [0]]")
   with pytest.raises(ValueError, match="is there twice"):
     _shapes.parse(str(path), 2)
+
+
+def test_a_drafter_with_few_heads_is_refused(compare, target, tmp_path):
+  recipe = Recipe("medusa", num_layers=0, levels=4, width=8)
+  path = tmp_path / "four.safetensors"
+  programs.save_drafter(target, path, recipe)
+  sentence = r"chain of --sizes=5 has 5 levels; .* has 4 heads"
+  with pytest.raises(SystemExit, match=sentence):
+    compare("--draft=", f"--learned={path}", "--sizes=2,5")

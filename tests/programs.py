@@ -14,6 +14,7 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from specdec import checkpoints
 from specdec.analysis import hardware
+from specdec.checkpoints import learned
 from specdec.models import transformer
 from specdec.models.config import TransformerConfig
 
@@ -50,6 +51,16 @@ def run(name, *arguments):
     script.main([name])
   finally:
     jax.config.update("jax_enable_compilation_cache", caching)
+
+
+def save_drafter(target, path, recipe):
+  """A random drafter for a target of `write_model`; its weights."""
+  checkpoint = checkpoints.load(target)
+  made = learned.Learned(recipe, None, None, "")
+  net = made.cell(checkpoint.config).init(jax.random.key(0))
+  mark = learned.fingerprint(checkpoint)
+  learned.save(path, recipe, None, net, mark)
+  return net
 
 
 def write_model(folder, seed=0, letters=None, **changes):
