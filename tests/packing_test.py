@@ -28,6 +28,7 @@ def test_same_logits(tied, batch, num_tokens):
   )
   packed = packing.pack(jax.tree.map(jnp.copy, params), "cpu")
   assert packed["embed"]["weight"].shape == (3, 32, 16)
+  assert packed["layer_1"]["attention"]["o"]["weight"].shape == (1, 32, 32)
   assert packed["layer_1"]["attention"]["k"]["weight"].shape == (1, 32, 16)
   assert packed["layer_1"]["mlp"]["up"]["weight"].shape == (40, 32)
   assert packed["layer_1"]["attention"]["k"]["bias"].shape == (16,)
@@ -53,10 +54,15 @@ def test_experts_stay_as_they_are():
   )
 
 
-def test_large_models_stay_as_they_are(monkeypatch):
-  params = transformer.init_params(CONFIG, jax.random.key(0))
-  monkeypatch.setattr(packing, "_LARGEST", 1000)
-  assert packing.pack(params, "cpu") is params
+@pytest.mark.parametrize(
+  "outputs, block", [(192, 64), (96, 32), (48, 16), (40, None)]
+)
+def test_the_largest_block_that_fits(outputs, block):
+  matrix = jnp.arange(outputs * 4.0).reshape(outputs, 4)
+  packed = packing.pack({"q": {"weight": matrix}}, "cpu")["q"]["weight"]
+  assert packed.shape == ((outputs // block, 4, block) if block else (40, 4))
+  tokens = jnp.array([[0, outputs - 1, 17]])
+  np.testing.assert_array_equal(packing.look_up(packed, tokens), matrix[tokens])
 
 
 @pytest.mark.parametrize("backend", ["gpu", "tpu"])

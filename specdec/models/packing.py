@@ -1,18 +1,16 @@
 """Weights in the form that a backend multiplies fastest, and their products.
 
 XLA's CPU backend transposes a [out, in] matrix anew at every product with two
-tokens or more, which takes longer than the product; an [in, out] one it reads
-in strides of a row, 64 bytes from each. In blocks [out / 16, in, 16] it reads
-straight through. That pays for small models; of large ones a product with one
-token gets slower (docs/results.md). A TPU or GPU lays out its operands itself:
-there, nothing is packed.
+tokens or more, which takes longer than the product. In blocks [out / 64, in,
+64] each block is multiplied where it lies, and four tokens take hardly longer
+than one (docs/results.md): what a verification lives on. A TPU or GPU lays out
+its operands itself: there, nothing is packed.
 """
 
 import jax
 import jax.numpy as jnp
 
-_BLOCK = 16  # columns of XLA's float32 kernel on CPU
-_LARGEST = 64 * 10**6  # bytes of a model that is packed
+_BLOCKS = 64, 32, 16  # outputs of a block: the first that divides them
 # Tokens from which on the matrix is unpacked: the product takes a copy of the
 # tokens for every block, N / 16 of the matrix's own size.
 _MANY = 32
@@ -25,13 +23,12 @@ _PACKED = frozenset(
 def pack(params: dict, backend: str | None = None) -> dict:
   """A decoder's parameters for decoding on `backend`, default JAX's own.
 
-  On 'cpu' the matrices of a small model become [out / 16, in, 16], where 16
-  divides `out`; such parameters are for `apply` alone, not for training or
+  On 'cpu' matrices become [out / block, in, block], block the first of _BLOCKS
+  that divides `out`; such parameters are for `apply` alone, not for training or
   saving. Each matrix is taken out of `params` as it is packed, so that at most
   one exists twice.
   """
-  size = sum(leaf.nbytes for leaf in jax.tree.leaves(params))
-  if (backend or jax.default_backend()) != "cpu" or size > _LARGEST:
+  if (backend or jax.default_backend()) != "cpu":
     return params
   return _pack(params, "")
 
@@ -44,9 +41,12 @@ def _pack(tree, parent: str):
       for name in names
     }
   kind = parent.partition("_")[0]  # of several alike: residual_0, residual_1
-  if tree.ndim != 2 or kind not in _PACKED or len(tree) % _BLOCK:
+  if tree.ndim != 2 or kind not in _PACKED:
     return tree
-  return tree.reshape(-1, _BLOCK, tree.shape[1]).swapaxes(1, 2)
+  block = next((b for b in _BLOCKS if len(tree) % b == 0), None)
+  if block is None:
+    return tree
+  return tree.reshape(-1, block, tree.shape[1]).swapaxes(1, 2)
 
 
 def project(weight: jax.Array, x: jax.Array, dtype=None) -> jax.Array:
@@ -69,4 +69,5 @@ def look_up(weight: jax.Array, tokens: jax.Array) -> jax.Array:
   """Rows [..., M] of [V, M], or of its packed form."""
   if weight.ndim == 2:
     return weight[tokens]
-  return weight[tokens // _BLOCK, :, tokens % _BLOCK]
+  block = weight.shape[2]
+  return weight[tokens // block, :, tokens % block]
