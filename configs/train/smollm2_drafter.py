@@ -1,16 +1,20 @@
 """A first drafter for SmolLM2-135M-Instruct, on its own answers.
 
   python scripts/training_prompts.py --questions=gsm8k_train.jsonl \
-    --passages=wikitext2_valid.txt --code=corpus/train --output=runs/prompts
+    --passages=wikitext2_valid.txt --code=corpus/train --count=360 \
+    --output=runs/prompts
   python scripts/write_answers.py --target=smollm2-135m-instruct --chat \
-    --prompt_file=runs/prompts/prompts.jsonl --batch=16 --output=runs/answers
+    --prompt_file=runs/prompts/prompts.jsonl --batch=64 --max_new_tokens=160 \
+    --output=runs/answers
   python scripts/write_answers.py --target=smollm2-135m-instruct --chat \
-    --prompt_file=runs/prompts/held_out.jsonl --batch=16 --output=runs/held_out
+    --prompt_file=runs/prompts/held_out.jsonl --batch=64 --max_new_tokens=160 \
+    --output=runs/held_out
   python scripts/train_drafter.py --config=configs/train/smollm2_drafter.py \
     --folder=runs/smollm2_drafter
 
 EAGLE-3 over three of the 30 layers, guessing among the 8192 most frequent of
-49152 tokens.
+49152 tokens with the target's own rows for them: a head of its own would have to
+be learned from so little text.
 """
 
 from dataclasses import asdict
@@ -31,6 +35,7 @@ def get_config() -> config_dict.ConfigDict:
     num_heads=4,
     num_kv_heads=1,
     head_dim=64,
+    head="shared",
     features=(2, 15, 27),
     vocabulary=8192,
   )
