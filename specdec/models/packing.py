@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 
 _BLOCKS = 64, 32, 16  # outputs of a block: the first that divides them
-# Tokens from which on the matrix is unpacked: the product takes a copy of the
-# tokens for every block, N / 16 of the matrix's own size.
-_MANY = 32
+# Tokens from which on the blocks are joined anew at every product: until then
+# each has a copy of the tokens, N / 64 of the matrix's own size together.
+_MANY = 128
 _PACKED = frozenset(
   ("q", "k", "v", "o", "gate", "up", "down", "embed", "head")  # decoders
   + ("fuse", "gather", "start", "token", "recycled", "residual")  # drafters
@@ -54,14 +54,15 @@ def project(weight: jax.Array, x: jax.Array, dtype=None) -> jax.Array:
   batch, num_tokens, width = x.shape
   flat = x.reshape(batch * num_tokens, width)
   dtype = dtype or weight.dtype
-  if weight.ndim == 3 and len(flat) >= _MANY:
-    weight = weight.swapaxes(1, 2).reshape(-1, width)
   if weight.ndim == 2:
     y = jax.lax.dot(weight, flat.T, preferred_element_type=dtype).T
-  else:
+  elif len(flat) < _MANY:
     copies = jnp.broadcast_to(flat[None], (len(weight), *flat.shape))
     y = jnp.einsum("gni,gio->gno", copies, weight, preferred_element_type=dtype)
     y = y.swapaxes(0, 1)
+  else:
+    joined = weight.swapaxes(0, 1).reshape(width, -1)
+    y = jax.lax.dot(flat, joined, preferred_element_type=dtype)
   return y.reshape(batch, num_tokens, -1)
 
 
