@@ -38,7 +38,7 @@ def test_same_logits(tied, batch, num_tokens):
   expected, _ = apply(params, tokens, cache)
   found, _ = apply(packed, tokens, cache)
   assert jnp.std(expected.logits) > 1
-  np.testing.assert_allclose(found.logits, expected.logits, atol=1e-4)
+  np.testing.assert_allclose(found.logits, expected.logits, atol=1e-3)
 
 
 def test_experts_stay_as_they_are():

@@ -13,8 +13,8 @@
     --folder=runs/smollm2_drafter
 
 EAGLE-3 over three of the 30 layers, guessing among the 8192 most frequent of
-49152 tokens with the target's own rows for them: a head of its own would have to
-be learned from so little text.
+49152 tokens with the target's own rows for them: a head of its own would have
+to be learned from so little text.
 """
 
 from dataclasses import asdict
