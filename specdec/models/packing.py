@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 
 _BLOCKS = 64, 32, 16  # outputs of a block: the first that divides them
-# Tokens from which on the blocks are joined anew at every product: until then
-# each has a copy of the tokens, N / 64 of the matrix's own size together.
-_MANY = 128
+# Tokens up to which each block is multiplied with a copy of them, which together
+# are N / 64 of the matrix's own size. For more the blocks are joined anew.
+_FEW = 128
 _PACKED = frozenset(
   ("q", "k", "v", "o", "gate", "up", "down", "embed", "head")  # decoders
   + ("fuse", "gather", "start", "token", "recycled", "residual")  # drafters
@@ -56,7 +56,7 @@ def project(weight: jax.Array, x: jax.Array, dtype=None) -> jax.Array:
   dtype = dtype or weight.dtype
   if weight.ndim == 2:
     y = jax.lax.dot(weight, flat.T, preferred_element_type=dtype).T
-  elif len(flat) < _MANY:
+  elif len(flat) <= _FEW:
     copies = jnp.broadcast_to(flat[None], (len(weight), *flat.shape))
     y = jnp.einsum("gni,gio->gno", copies, weight, preferred_element_type=dtype)
     y = y.swapaxes(0, 1)
