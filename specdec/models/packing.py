@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 
 _BLOCKS = 64, 32, 16  # outputs of a block: the first that divides them
-# Tokens up to which each block is multiplied with a copy of them, which together
-# are N / 64 of the matrix's own size. For more the blocks are joined anew.
+# Tokens up to which each block is multiplied with a copy of them, all together
+# N / 64 of the matrix's own size. For more the blocks are joined anew.
 _FEW = 128
 _PACKED = frozenset(
   ("q", "k", "v", "o", "gate", "up", "down", "embed", "head")  # decoders
