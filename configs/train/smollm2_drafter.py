@@ -40,14 +40,14 @@ def get_config() -> config_dict.ConfigDict:
     vocabulary=8192,
   )
   options = Options(
-    steps=900,
+    steps=600,
     batch=4,
     sequence=256,
     learning_rate=1e-3,
     warmup=30,
     final_fraction=0.02,
     adam_b2=0.999,
-    eval_every=100,
+    eval_every=75,
     save_every=50,
     eval_sequences=16,
   )
