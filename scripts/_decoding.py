@@ -20,7 +20,7 @@ from specdec.checkpoints import shipped
 from specdec.checkpoints.fetch import fetch
 from specdec.checkpoints.learned import Learned
 from specdec.learned import cell as cells
-from specdec.learned import serve
+from specdec.learned import serve, size
 from specdec.learned.recipe import Recipe
 from specdec.models import packing, presets, transformer
 from specdec.models.config import TransformerConfig
@@ -180,6 +180,14 @@ def check_memory(
     *((FLAGS.most_k + 1,) if not FLAGS.k else ()),  # --k=auto
     *(FLAGS.passes if "passes" in FLAGS else ()),
   )
+  stored = serving = 0
+  if FLAGS.learned:
+    path = _learned_file()
+    stored = path.stat().st_size
+    recipe = saved.inspect(path)
+    serving = size.serving_bytes(
+      recipe, shapes[0], max(FLAGS.batch), max_length
+    )
   found = memory.plan(
     shapes[0],
     shapes[1] if len(shapes) > 1 else None,
@@ -187,8 +195,8 @@ def check_memory(
     max_length=max_length,
     num_nodes=widest,
     places=places,
-    # Stored as bfloat16, run as float32.
-    learned=2 * _learned_file().stat().st_size if FLAGS.learned else 0,
+    learned=2 * stored,  # stored as bfloat16, run as float32
+    serving=serving,
   )
   if not loaded:
     print(f"memory on each device: {found}", file=sys.stderr)

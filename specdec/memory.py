@@ -102,13 +102,15 @@ def plan(
   num_nodes: int,
   places: Places | None = None,
   learned: int = 0,
+  serving: int = 0,
 ) -> Plan:
   """What each device must hold.
 
   Args:
     max_length: prompt and output of a row.
     num_nodes: of a draft; logits and laws are [batch, num_nodes, V].
-    learned: bytes of a drafter that every device has whole.
+    learned: bytes of a drafter's weights, which every device has whole.
+    serving: of its caches and of what it reads (learned/size.py).
   """
   places = places or (None, None)
   models = {
@@ -123,6 +125,8 @@ def plan(
   parts["K/V caches"] = sum(
     cache_bytes(m, batch, slots, place) for m, place in models.values()
   )
+  if serving:
+    parts["drafter's streams"] = serving / _share(("rows",), places[0])
   rows = _padded(batch, places[0])
   laws = 4 * 4 * rows * num_nodes * target.vocab_size
   parts["logits"] = laws / _share(("rows", None, "vocab"), places[0])

@@ -4,24 +4,12 @@ import json
 
 import _entrants
 import compare_drafters
-import jax
 import pytest
 
 import programs
-from specdec.checkpoints import learned
 from specdec.learned import size
 from specdec.learned.recipe import Recipe
-from specdec.models.config import TransformerConfig
 
-CONFIG = TransformerConfig(
-  vocab_size=27,
-  num_layers=2,
-  width=16,
-  mlp_width=32,
-  num_heads=2,
-  num_kv_heads=1,
-  head_dim=8,
-)
 SHAPE = dict(width=8, mlp_width=12, num_heads=2, head_dim=4)
 
 
@@ -120,20 +108,6 @@ def test_heads_for_none_of_the_ks(monkeypatch):
   monkeypatch.setattr(Flags, "k", (6, 8))
   with pytest.raises(ValueError, match="five has 5 heads"):
     compare_drafters.check_entrants([entrant])
-
-
-def test_weights_that_a_guess_reads():
-  target = CONFIG
-  recipe = Recipe("medusa", num_layers=0, levels=3, **SHAPE)
-  cell = learned.Learned(recipe, None, None, "").cell(target)
-  width, tokens = recipe.width, target.vocab_size
-  # One head's block, the norm before the vocabulary, and the vocabulary.
-  assert size.step_weights(cell, target) == width**2 + width + tokens * width
-  shared = Recipe("eagle", head="shared", **SHAPE)
-  cell = learned.Learned(shared, None, None, "").cell(target)
-  net = jax.eval_shape(cell.init, jax.random.key(0))
-  every = size.num_weights(net) + target.vocab_size * target.width
-  assert size.step_weights(cell, target) == every
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jax.extend import core
 
 from specdec.learned.cell import Cell, Lent, view_of
+from specdec.learned.recipe import Recipe
 from specdec.models.config import TransformerConfig
 from specdec.types import ModelOutput, PyTree
 
@@ -14,6 +15,21 @@ from specdec.types import ModelOutput, PyTree
 def num_weights(net: PyTree) -> int:
   """Of its own; what it borrows of the target left out."""
   return sum(leaf.size for leaf in jax.tree.leaves(net))
+
+
+def serving_bytes(
+  recipe: Recipe, target: TransformerConfig, batch: int, length: int
+) -> int:
+  """Beside the weights: K/V of so many positions of its own, and the target's
+  streams of a whole prompt, which it reads once.
+
+  Args:
+    length: of a row, prompt and output.
+  """
+  own = 0 if recipe.restarts else 2 * recipe.num_layers * recipe.num_kv_heads
+  streams = 1 + len(recipe.features) + recipe.exits
+  width = own * recipe.head_dim + streams * target.width
+  return 4 * batch * length * width
 
 
 def step_weights(cell: Cell, target: TransformerConfig) -> int:
