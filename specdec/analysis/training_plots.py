@@ -10,7 +10,7 @@ from specdec.training.curves import Curve
 
 
 def curves(runs: Sequence[Curve], path: str | os.PathLike, title: str) -> None:
-  """Writes it; tokens on a scale on which each doubling is as wide."""
+  """Writes it; tokens on a logarithm's scale."""
   made, panels = canvas.figure(4.0, title, (), 2)
   for axes, name, label in (
     (panels[0], "acceptance", "chance that a guess is kept (text)"),
@@ -26,8 +26,10 @@ def curves(runs: Sequence[Curve], path: str | os.PathLike, title: str) -> None:
         markersize=5,
         label=run.name,
       )
-    axes.set_xscale("log", base=2)
+    axes.set_xscale("log")
+    axes.xaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
     axes.xaxis.set_major_formatter(ticker.EngFormatter(sep=""))
+    axes.xaxis.set_minor_locator(ticker.NullLocator())
     axes.set_xlabel("tokens trained on")
     axes.set_ylabel(label)
   if len(runs) > 1:
