@@ -68,7 +68,8 @@ def work(arguments: list[str]) -> None:
   print(table(runs))
   if _PICTURE.value:
     title = _TITLE.value or f"Held-out acceptance of {len(runs)} drafters"
-    training_plots.curves(runs, _PICTURE.value, title)
+    shown = [(x.name, x.tokens, x.acceptance, x.tokens_per_pass) for x in runs]
+    training_plots.curves(shown, _PICTURE.value, title)
 
 
 main = _main.main_of("training_curves", work, takes_arguments=True)

@@ -6,25 +6,27 @@ from collections.abc import Sequence
 from matplotlib import ticker
 
 from specdec.analysis import canvas
-from specdec.training.curves import Curve
+
+# name, tokens trained on, chance that a guess is kept, tokens a pass
+Curve = tuple[str, Sequence[int], Sequence[float], Sequence[float]]
 
 
 def curves(runs: Sequence[Curve], path: str | os.PathLike, title: str) -> None:
   """Writes it; tokens on a logarithm's scale."""
   made, panels = canvas.figure(4.0, title, (), 2)
-  for axes, name, label in (
-    (panels[0], "acceptance", "chance that a guess is kept (text)"),
-    (panels[1], "tokens_per_pass", "tokens a pass (decoding)"),
+  for axes, place, label in (
+    (panels[0], 2, "chance that a guess is kept (text)"),
+    (panels[1], 3, "tokens a pass (decoding)"),
   ):
     for i, run in enumerate(runs):
       axes.plot(
-        run.tokens,
-        getattr(run, name),
+        run[1],
+        run[place],
         color=canvas.COLORS[i % len(canvas.COLORS)],
         marker=canvas.MARKERS[i % len(canvas.MARKERS)],
         linestyle=canvas.LINES[i // len(canvas.COLORS) % len(canvas.LINES)],
         markersize=5,
-        label=run.name,
+        label=run[0],
       )
     axes.set_xscale("log")
     axes.xaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
