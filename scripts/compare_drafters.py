@@ -149,6 +149,7 @@ def measure_all(entrants, lines, bench_of) -> list[dict]:
     }
     lines.append(entry)
     done[point] = entry
+    measure.forget_programs()
   return [done[point_of(*one)] for one in wanted]
 
 
