@@ -167,6 +167,7 @@ def compare(
           lines.append({"point": point, "run": run, "load": provenance.load()})
           done[point] = run
         progress.update()
+      measure.forget_programs()
   return [done[(*shape[:3], rule)] for shape in shapes for rule in shape.rules]
 
 
