@@ -14,6 +14,8 @@ _BLOCKS = 64, 32, 16  # outputs of a block: the first that divides them
 # Tokens up to which each block is multiplied with a copy of them, all together
 # N / 64 of the matrix's own size. For more the blocks are joined anew.
 _FEW = 128
+# Of so few weights a product with one token takes longer than with two.
+_SMALL = 600_000
 _PACKED = frozenset(
   ("q", "k", "v", "o", "gate", "up", "down", "embed", "head")  # decoders
   + ("fuse", "gather", "start", "token", "recycled", "residual")  # drafters
@@ -57,9 +59,14 @@ def project(weight: jax.Array, x: jax.Array, dtype=None) -> jax.Array:
   if weight.ndim == 2:
     y = jax.lax.dot(weight, flat.T, preferred_element_type=dtype).T
   elif len(flat) <= _FEW:
+    lone = len(flat) == 1 and weight.size <= _SMALL
+    if lone:
+      flat = jnp.concatenate([flat, flat])
     copies = jnp.broadcast_to(flat[None], (len(weight), *flat.shape))
     y = jnp.einsum("gni,gio->gno", copies, weight, preferred_element_type=dtype)
     y = y.swapaxes(0, 1)
+    if lone:
+      y = y[:1]
   else:
     joined = weight.swapaxes(0, 1).reshape(width, -1)
     y = jax.lax.dot(flat, joined, preferred_element_type=dtype)
