@@ -23,9 +23,7 @@ Runs that saw unlike data or tokens, or were judged by other text, are refused;
 so are those that have not ended.
 """
 
-import glob
-from pathlib import Path
-
+import _folders
 import _main
 from absl import flags
 
@@ -37,17 +35,6 @@ _JSON = flags.DEFINE_string("json", None, "File that gets all of it as JSON.")
 _PICTURE = flags.DEFINE_string(
   "picture", None, "Picture to write: .png, .svg or .pdf."
 )
-
-
-def folders(patterns: list[str]) -> list[Path]:
-  """The folders that are meant, each once."""
-  found: dict[Path, None] = {}
-  for pattern in patterns:
-    named = [Path(x) for x in sorted(glob.glob(pattern)) if Path(x).is_dir()]
-    if not named:
-      raise ValueError(f"{pattern} names no folder")
-    found |= dict.fromkeys(named)
-  return list(found)
 
 
 def said(estimate, digits: int) -> str:
@@ -130,7 +117,7 @@ def work(arguments: list[str]) -> None:
   for name, path in (("--json", _JSON.value), ("--picture", _PICTURE.value)):
     if path:
       _main.check_writable(name, path)
-  runs = [joint_runs.read(folder) for folder in folders(arguments)]
+  runs = [joint_runs.read(folder) for folder in _folders.named(arguments)]
   kinds = joint_runs.compare(runs)
   print(f"  {runs[0].tokens:,} tokens each")
   print(table(kinds))

@@ -3,7 +3,8 @@
   python scripts/training_curves.py 'runs/drafters/*' --picture=curves.png
 
 Folders of train.py or train_drafter.py, or patterns of them; runs that still go
-on may be among them. A line for each: after the last evaluation,
+on may be among them. Tokens are counted from a run's own beginning, also where
+it went on from another's weights. A line for each: after the last evaluation,
 
   kept           the chance that a guess drawn at temperature 1 is kept after
                  held-out text's own words, its mean over levels
@@ -15,9 +16,7 @@ on may be among them. A line for each: after the last evaluation,
                  end, which is part of it.
 """
 
-import glob
-from pathlib import Path
-
+import _folders
 import _main
 from absl import flags
 
@@ -29,7 +28,6 @@ _PICTURE = flags.DEFINE_string(
   "picture", None, "Picture to write: .png, .svg or .pdf."
 )
 _TITLE = flags.DEFINE_string("title", "", "What stands above it.")
-FLAG_NAMES = ["picture", "title"]
 
 
 def table(runs: list[curves.Curve]) -> str:
@@ -58,13 +56,7 @@ def work(arguments: list[str]) -> None:
     raise ValueError("give folders of train_drafter.py, or patterns of them")
   if _PICTURE.value:
     _main.check_writable("--picture", _PICTURE.value)
-  folders = []
-  for pattern in arguments:
-    found = [Path(x) for x in sorted(glob.glob(pattern)) if Path(x).is_dir()]
-    if not found:
-      raise ValueError(f"{pattern} names no folder")
-    folders += found
-  runs = [curves.read(folder) for folder in dict.fromkeys(folders)]
+  runs = [curves.read(folder) for folder in _folders.named(arguments)]
   print(table(runs))
   if _PICTURE.value:
     title = _TITLE.value or f"Held-out acceptance of {len(runs)} drafters"
