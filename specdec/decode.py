@@ -242,9 +242,7 @@ def _pending_only() -> Drafter:
 
   def propose(params, draft_state, context):
     del params
-    pending = jnp.take_along_axis(
-      context.tokens, context.length[:, None] - 1, axis=1
-    )
+    pending = context.pending
     count = jnp.ones_like(context.length)
     return Draft(pending, tree.chain(1), None, count), draft_state
 

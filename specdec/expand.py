@@ -46,12 +46,6 @@ class Expansion(NamedTuple):
   grow: Callable[[Context, Array, Run, bool], Grown]
 
 
-def _pending(context: Context) -> Array:
-  """[B] the pending token."""
-  last = context.length[:, None] - 1
-  return jnp.take_along_axis(context.tokens, last, axis=1)[:, 0]
-
-
 def static(parents, siblings: str = "without_replacement") -> Expansion:
   """A tree whose shape is known beforehand.
 
@@ -89,7 +83,7 @@ def static(parents, siblings: str = "without_replacement") -> Expansion:
     return slice(level.start, max(fruitful, default=level.start - 1) + 1)
 
   def grow(context, logits, run, whole_levels=False):
-    tokens = [_pending(context)]
+    tokens = [context.pending[:, 0]]
     laws = [jnp.zeros_like(sampling.warp(logits, context.sampling))]
     slot = np.full(num_nodes, -1, np.int32)
     slot[0] = 0
@@ -238,7 +232,7 @@ def dynamic(
   def grow(context, logits, run, whole_levels=False):
     del whole_levels
     batch = logits.shape[0]
-    pending = _pending(context)
+    pending = context.pending[:, 0]
 
     put = jax.vmap(lambda row, at, new: row.at[at].set(new), (0, 0, None))
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 from flax import struct
 
 Array = jax.Array
@@ -144,6 +145,12 @@ class Context(NamedTuple):
   noise: Callable[[Any, Any], Array]  # (depth, node) -> Gumbel [B, V] for
   #   drawing node `node` at depth `depth` >= 1; with node [F] it is [B, F, V].
   #   Children drawn together (top-k) share the noise of the first of them.
+
+  @property
+  def pending(self) -> Array:
+    """[B, 1] the last committed token, which has no K/V yet."""
+    last = self.length[:, None] - 1
+    return jnp.take_along_axis(self.tokens, last, axis=1)
 
 
 class Drafter(NamedTuple):

@@ -49,9 +49,7 @@ def early_exit(target: Model, exit_layer: int, k: int) -> Drafter:
     del params, context, prefill_output
 
   def propose(params, draft_state, context: Context):
-    pending = jnp.take_along_axis(
-      context.tokens, context.length[:, None] - 1, axis=1
-    )
+    pending = context.pending
     count = jnp.full_like(context.length, k + 1)
     if k == 0:
       return Draft(pending, tree.chain(1), None, count), draft_state
@@ -142,9 +140,7 @@ def early_exit_tree(
       streams.append(output.features[0])
       return output.logits
 
-    pending = jnp.take_along_axis(
-      context.tokens, context.length[:, None] - 1, axis=1
-    )
+    pending = context.pending
     logits = run(pending, tree.chain(1), 0, True)[:, 0]
     grown = expansion.grow(context, logits, run, True)
     layers = cache.layers

@@ -60,13 +60,6 @@ class _State(NamedTuple):
   over: Array  # [B] bool: the row committed nothing, it is done
 
 
-def _pending(context: Context) -> Array:
-  """[B, 1] the pending token."""
-  return jnp.take_along_axis(
-    context.tokens, context.length[:, None] - 1, axis=1
-  )
-
-
 def _check(target: Model, skip: Skip, k: int) -> None:
   num_layers = len(jax.eval_shape(lambda: target.init_cache(1, 1)).layers)
   for name, layers in skip._asdict().items():
@@ -130,7 +123,7 @@ def layer_skip(
     return _State(zero + threshold.start, zero, zero > 0)
 
   def propose(params, state: _State | None, context: Context):
-    pending, cache = _pending(context), context.target_cache
+    pending, cache = context.pending, context.target_cache
     count = jnp.ones_like(context.length)
     if k == 0:
       return Draft(pending, tree.chain(1), None, count), state
@@ -234,7 +227,7 @@ def layer_skip_tree(
       )
       return output.logits
 
-    logits = run(_pending(context), tree.chain(1), 0, True)[:, 0]
+    logits = run(context.pending, tree.chain(1), 0, True)[:, 0]
     grown = expansion.grow(context, logits, run, False)
     draft = Draft(
       grown.tokens,

@@ -98,8 +98,7 @@ def model(draft_model: Model, k: int) -> Drafter:
   init = _prefill(draft_model, k + 1)
 
   def propose(params: Params, cache: KVCache, context: Context):
-    tokens, length = context.tokens, context.length
-    pending = jnp.take_along_axis(tokens, length[:, None] - 1, axis=1)
+    length, pending = context.length, context.pending
     count = jnp.full_like(length, k + 1)
     if k == 0:
       return Draft(pending, tree.chain(1), None, count), cache

@@ -111,9 +111,7 @@ def drafter(
   def propose(params: Params, state: State, context: Context):
     net, lent = params.draft["net"], cells.lend(params)
     batch = context.length.shape[0]
-    pending = jnp.take_along_axis(
-      context.tokens, context.length[:, None] - 1, axis=1
-    )
+    pending = context.pending
     base, layers = state.cache.length, state.cache.layers
     slots = state.cache.num_slots if cell.remembers else 0
     below = context.target_cache
