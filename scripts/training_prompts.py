@@ -6,9 +6,9 @@
 
 Takes --count prompts of each source that is given, evenly spread over it: the
 `question` of a JSONL file's lines; paragraphs of a text, with a request to sum
-them up, to explain, to ask and answer or to translate; beginnings of Python
-functions, to be completed. The folder gets prompts.jsonl and held_out.jsonl:
-prompt and category, a line each.
+them up, to explain, to ask and answer, to translate or to list; beginnings of
+Python functions, every other one with a request to complete it. The folder gets
+prompts.jsonl and held_out.jsonl: prompt and category, a line each.
 """
 
 import ast
@@ -18,9 +18,9 @@ from pathlib import Path
 
 import _main
 import _output
+import _prompt_parts
 from absl import flags
 
-from specdec import run_folder
 from specdec.training import data
 
 flags.DEFINE_string(
@@ -29,11 +29,9 @@ flags.DEFINE_string(
 flags.DEFINE_string("passages", None, "Text with a paragraph a line.")
 flags.DEFINE_string("code", None, "Folder of Python files.")
 flags.DEFINE_integer("count", 600, "Prompts of each source.")
-flags.DEFINE_integer(
-  "every", 20, "Every so manyth goes to held_out.jsonl instead; 0: none."
-)
 FLAGS = flags.FLAGS
-flags.adopt_module_key_flags(_output)
+for _module in (_output, _prompt_parts):
+  flags.adopt_module_key_flags(_module)
 FLAG_NAMES = ["questions", "passages", "code", "count", "every", "output"]
 
 REQUESTS = (
@@ -41,6 +39,8 @@ REQUESTS = (
   "{}\n\nWhat is this text about? Explain it in your own words.",
   "Write three questions about the following text and answer them:\n\n{}",
   "Translate the following text into German:\n\n{}",
+  "{}\n\nAnswer by this text alone: who or what is it about, and when?",
+  "Give the following text a title, and name what it says in a list:\n\n{}",
 )
 _SHORT, _LONG = 300, 1500  # characters of a passage; of a function's head
 _BODY = 3  # lines that a function must have behind its first
@@ -66,8 +66,15 @@ def passages(path: str) -> list[str]:
   return [REQUESTS[i % len(REQUESTS)].format(x) for i, x in enumerate(found)]
 
 
-def functions(path: str) -> Iterator[str]:
-  """Heads of functions, docstring and all, of a folder's Python files."""
+def functions(path: str) -> list[str]:
+  """Heads of functions, with a request and without, one after the other."""
+  asked = "Complete this Python function:\n\n{}"
+  heads = enumerate(heads_of_functions(path))
+  return [head if i % 2 else asked.format(head) for i, head in heads]
+
+
+def heads_of_functions(path: str) -> Iterator[str]:
+  """Up to the docstring's end, of all Python files of a folder."""
   for document in data.read(path):
     try:
       module = ast.parse(document.text)
@@ -80,7 +87,7 @@ def functions(path: str) -> Iterator[str]:
       if len(node.body) > 1 and node.end_lineno - node.lineno > _BODY:
         head = "\n".join(lines[node.lineno - 1 : node.body[1].lineno - 1])
         if len(head) <= _LONG:
-          yield f"Complete this Python function:\n\n{head}"
+          yield head
 
 
 def spread(found: Sequence[str], count: int) -> list[str]:
@@ -93,9 +100,9 @@ def run() -> None:
   """Reads every source that is given and writes the file."""
   if not FLAGS.output:
     raise ValueError("give --output, a folder")
-  for name, least in (("count", 1), ("every", 0)):
-    if FLAGS[name].value < least:
-      raise ValueError(f"--{name}={FLAGS[name].value}; it must be >= {least}")
+  if FLAGS.count < 1:
+    raise ValueError(f"--count={FLAGS.count}; it must be >= 1")
+  _prompt_parts.check_flags()
   sources = {
     "questions": (FLAGS.questions, questions),
     "passages": (FLAGS.passages, passages),
@@ -104,7 +111,7 @@ def run() -> None:
   lines = []
   for name, (path, read) in sources.items():
     if path:
-      found = list(read(path))
+      found = read(path)
       if not found:
         raise ValueError(f"--{name}={path} has nothing to ask")
       lines += [
@@ -113,16 +120,7 @@ def run() -> None:
       ]
   if not lines:
     raise ValueError("give --questions, --passages or --code")
-  folder = Path(FLAGS.output)
-  folder.mkdir(parents=True, exist_ok=True)
-  parts = {"prompts": [], "held_out": []}
-  for i, line in enumerate(lines, 1):
-    kept = FLAGS.every and i % FLAGS.every == 0
-    parts["held_out" if kept else "prompts"].append(json.dumps(line) + "\n")
-  for name, part in parts.items():
-    path = folder / f"{name}.jsonl"
-    run_folder.replace_text(path, "".join(part))
-    print(f"{len(part)} prompts: {path}")
+  _prompt_parts.write(Path(FLAGS.output), lines)
 
 
 main = _main.main_of("training_prompts", run)

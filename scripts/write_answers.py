@@ -14,6 +14,7 @@ command goes on where it was killed. Prompts that a drafter is to be measured on
 must not be among them.
 """
 
+import random
 import sys
 from pathlib import Path
 
@@ -24,12 +25,13 @@ import _prompt_files
 from absl import flags
 from tqdm import tqdm
 
-from specdec import decode, evaluation, run_folder
+from specdec import decode, evaluation, run_folder, session
 
 FLAGS = flags.FLAGS
 for _module in (_flags, _prompt_files):  # or --help would leave them out
   flags.adopt_module_key_flags(_module)
 _OWN = _prompt_files.OWN
+_MANY = 32  # rows that weights are read for better as they are than packed
 FLAG_NAMES = [*_flags.SHARED, *_OWN]
 
 
@@ -38,13 +40,18 @@ def answer(models, encoded, lines) -> None:
   batch = _flags.single("batch")
   done = {line["prompt"] for line in lines.entries}
   left = [i for i in range(len(encoded)) if i not in done]
-  plan = evaluation.plan([encoded[i] for i in left], ["all"] * len(left), batch)
-  session, size_of_session = None, None
+  left.sort(key=lambda i: len(encoded[i]))  # batches of like lengths
+  batches = [
+    left[first : first + batch] for first in range(0, len(left), batch)
+  ]
+  # What a run that is stopped has answered is of all lengths.
+  random.Random(FLAGS.seed).shuffle(batches)
+  sessions = {}
   with tqdm(total=len(encoded), initial=len(done), unit="answer") as progress:
-    for size, places in plan:
-      members = [left[place] for place in places]
-      if size != size_of_session:
-        session = _decoding.session_of(
+    for members in batches:
+      size = session.prompt_size([encoded[i] for i in members])
+      if size not in sessions:
+        sessions[size] = _decoding.session_of(
           models,
           decode.PLAIN_DRAFTER,
           decode.PLAIN_RULE,
@@ -52,10 +59,8 @@ def answer(models, encoded, lines) -> None:
           size,
           models.target.eos_ids,
         )
-        session.compile(True)
-        size_of_session = size
       rows = [encoded[i] for i in members]
-      found = session.complete(rows, members, plain=True)
+      found = sessions[size].complete(rows, members, plain=True)
       for i, prompt, text in zip(members, rows, found.texts):
         lines.append(
           {
@@ -77,7 +82,8 @@ def work() -> None:
   header = _decoding.header(_OWN)
   longest = evaluation.buffer_size() + FLAGS.max_new_tokens
   models = _decoding.load_target(longest)
-  models = models._replace(target=models.target.packed())
+  if _flags.single("batch") < _MANY:
+    models = models._replace(target=models.target.packed())
   encoded, wanted, _ = _prompt_files.read_prompts(models.target)
   groups = [_prompt_files.group_of(prompt) for prompt in wanted]
   chosen, _ = _prompt_files.choose(encoded, groups)

@@ -29,7 +29,9 @@ def test_of_every_source_some(tmp_path):
   code = tmp_path / "code"
   code.mkdir()
   body = '  """Says."""\n  a = x\n  b = a\n  c = b\n  return c\n'
-  (code / "m.py").write_text(f"def f(x):\n{body}\ndef g():\n  pass\n")
+  (code / "m.py").write_text(
+    f"def f(x):\n{body}\ndef g():\n  pass\n\ndef h(x):\n{body}"
+  )
   (code / "broken.py").write_text("def (")
   out = tmp_path / "out"
   done = run(
@@ -50,11 +52,14 @@ def test_of_every_source_some(tmp_path):
     return by
 
   by = read("prompts")
+  [bare] = by.pop("code")
+  assert bare == 'def h(x):\n  """Says."""'
   assert set(by) == {"questions", "passages"}
   assert by["questions"] == ["0?", "2?", "4?", "6?", "8?"]
   assert len(by["passages"]) == 5 and "Summarize" in by["passages"][0]
   [head] = read("held_out")["code"]  # the eleventh
-  assert head.endswith('def f(x):\n  """Says."""')
+  assert head.startswith("Complete")
+  assert head.endswith('\n\ndef f(x):\n  """Says."""')
 
 
 @pytest.mark.parametrize(

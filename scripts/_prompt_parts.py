@@ -1,0 +1,33 @@
+"""Prompts to train on, and those kept back, as the files of one folder."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from absl import flags
+
+from specdec import run_folder
+
+flags.DEFINE_integer(
+  "every", 20, "Every so manyth goes to held_out.jsonl instead; 0: none."
+)
+FLAGS = flags.FLAGS
+
+
+def check_flags() -> None:
+  """Refuses what cannot work, before anything is read."""
+  if FLAGS.every < 0:
+    raise ValueError(f"--every={FLAGS.every}; it must be >= 0")
+
+
+def write(folder: Path, lines: Sequence[dict]) -> None:
+  """Writes prompts.jsonl and held_out.jsonl and says how many each has."""
+  folder.mkdir(parents=True, exist_ok=True)
+  parts = {"prompts": [], "held_out": []}
+  for i, line in enumerate(lines, 1):
+    kept = FLAGS.every and i % FLAGS.every == 0
+    parts["held_out" if kept else "prompts"].append(json.dumps(line) + "\n")
+  for name, part in parts.items():
+    path = folder / f"{name}.jsonl"
+    run_folder.replace_text(path, "".join(part))
+    print(f"{len(part)} prompts: {path}")
