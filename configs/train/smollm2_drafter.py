@@ -46,7 +46,7 @@ def get_config() -> config_dict.ConfigDict:
     vocabulary=8192,
   )
   options = Options(
-    steps=700,
+    steps=900,
     batch=2,
     sequence=512,
     learning_rate=1e-3,
