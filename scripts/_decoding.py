@@ -28,6 +28,7 @@ from specdec.programs import Places
 from specdec.types import AcceptanceRule, Drafter, Model, Params
 
 FLAGS = flags.FLAGS
+_MANY = 32  # rows that weights are read for better as they are than packed
 
 
 class Models(NamedTuple):
@@ -121,6 +122,14 @@ def load_target(max_length: int) -> Models:
   source = fetch(FLAGS.target)
   check_memory([shape_of(source)], max_length, loaded=False)
   return Models(checkpoints.load(source, FLAGS.dtype), None)
+
+
+def load_plain(max_length: int) -> Models:
+  """The target alone for plain decoding, packed where that is faster."""
+  models = load_target(max_length)
+  if _flags.single("batch") >= _MANY:
+    return models
+  return models._replace(target=models.target.packed())
 
 
 def _check_learned(recipe: Recipe, target: TransformerConfig) -> None:

@@ -85,7 +85,7 @@ def run() -> None:
       "--temperature=0 would draw one message again and again; give 1"
     )
   _prompt_parts.check_flags()
-  models = _decoding.load_target(session.PROMPT_STEP + FLAGS.max_new_tokens)
+  models = _decoding.load_plain(session.PROMPT_STEP + FLAGS.max_new_tokens)
   prefix = head_of_message(models.target.tokenizer)
   drawn = dict.fromkeys(invent(models, prefix))  # each once, in order
   kept = [text for text in drawn if len(text) >= FLAGS.shortest]

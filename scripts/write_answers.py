@@ -31,7 +31,6 @@ FLAGS = flags.FLAGS
 for _module in (_flags, _prompt_files):  # or --help would leave them out
   flags.adopt_module_key_flags(_module)
 _OWN = _prompt_files.OWN
-_MANY = 32  # rows that weights are read for better as they are than packed
 FLAG_NAMES = [*_flags.SHARED, *_OWN]
 
 
@@ -81,9 +80,7 @@ def work() -> None:
   _prompt_files.check_flags()
   header = _decoding.header(_OWN)
   longest = evaluation.buffer_size() + FLAGS.max_new_tokens
-  models = _decoding.load_target(longest)
-  if _flags.single("batch") < _MANY:
-    models = models._replace(target=models.target.packed())
+  models = _decoding.load_plain(longest)
   encoded, wanted, _ = _prompt_files.read_prompts(models.target)
   groups = [_prompt_files.group_of(prompt) for prompt in wanted]
   chosen, _ = _prompt_files.choose(encoded, groups)

@@ -61,9 +61,7 @@ def lookup(k: int, *, ngram: int = 5, min_ngram: int = 3) -> Drafter:
 
   def propose(params, draft_state, context: Context):
     del params
-    pending = jnp.take_along_axis(
-      context.tokens, context.length[:, None] - 1, axis=1
-    )
+    pending = context.pending
     if k == 0:
       found = jnp.zeros_like(context.length, dtype=bool)
       tokens = pending
