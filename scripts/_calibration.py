@@ -41,6 +41,10 @@ def setting() -> str:
   elif drafter == "early_exit":
     drafter = f"exit after {FLAGS.exit_layer}"
   elif drafter == "learned":
+    if FLAGS.copy_first:
+      raise ValueError(
+        "the cost model prices rounds of one drafter: no --copy_first here"
+      )
     drafter = FLAGS.learned
   elif drafter == "layer_skip":
     drafter = _skips.describe()

@@ -135,6 +135,11 @@ def load_plain(max_length: int) -> Models:
 def _check_learned(recipe: Recipe, target: TransformerConfig) -> None:
   """Refuses ks that a drafter has no heads for, and other targets' shapes."""
   recipe.check(target)
+  if recipe.exits and FLAGS.copy_first:
+    raise ValueError(
+      f"--copy_first: {FLAGS.learned} is an early exit, whose verification "
+      "goes on from its own guesses"
+    )
   most = recipe.most_levels
   if most is None:
     return
@@ -234,14 +239,25 @@ def make_drafter(
   if FLAGS.drafter == "learned":
     places = models.places or Places(None, None)
     cell = models.learned.cell(models.target.config, places.draft)
-    return serve.drafter(
-      cell, models.target_model, shape or expand.chain(k), places.target
+    learned = serve.drafter(
+      cell,
+      models.target_model,
+      shape or expand.chain(k),
+      places.target,
+      FLAGS.copy_first,
     )
+    if not FLAGS.copy_first:
+      return learned
+    return drafters.fallback(_lookup(FLAGS.copy_first), learned)
   if FLAGS.drafter == "layer_skip":
     target, skip = models.target_model, _skips.skip()
     if shape is not None:
       return drafters.layer_skip_tree(target, skip, shape)
     return drafters.layer_skip(target, skip, k, _skips.threshold())
+  return _lookup(k)
+
+
+def _lookup(k: int) -> Drafter:
   return drafters.lookup(k, ngram=FLAGS.ngram, min_ngram=FLAGS.min_ngram)
 
 
@@ -289,6 +305,8 @@ def describe_drafter() -> str:
   if FLAGS.drafter == "model":
     return FLAGS.draft + shape
   if FLAGS.drafter == "learned":
+    if FLAGS.copy_first:
+      shape += f", behind copies of {FLAGS.copy_first}"
     return f"{FLAGS.learned}{shape}"
   if FLAGS.drafter == "early_exit":
     return f"early exit after layer {FLAGS.exit_layer}{shape}"

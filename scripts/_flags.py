@@ -32,6 +32,9 @@ _DEFAULT_K = {
 }
 DRAFTERS = tuple(_DEFAULT_K)
 _DEFAULT_MIN_NGRAM = 3
+_DEFAULT_COPY_MIN_NGRAM = (
+  2  # ahead of a drafter, a copy has to beat its guesses
+)
 PRESET = "preset:"
 
 
@@ -92,7 +95,14 @@ flags.DEFINE_integer(
   "min_ngram",
   None,
   "Lookup: shortest match worth a draft, 0 to draft always; default "
-  f"{_DEFAULT_MIN_NGRAM}, and 0 with synthetic acceptance.",
+  f"{_DEFAULT_MIN_NGRAM}, {_DEFAULT_COPY_MIN_NGRAM} with --copy_first, 0 with "
+  "synthetic acceptance.",
+)
+flags.DEFINE_integer(
+  "copy_first",
+  0,
+  "Learned: where lookup finds a match, copy so many tokens instead of k "
+  "guesses; 0: never.",
 )
 flags.DEFINE_integer(
   "exit_layer", None, "Early exit: how many of the target's layers draft."
@@ -183,7 +193,9 @@ def expansion(k: int) -> expand.Expansion | None:
 def num_nodes(k: int) -> int:
   """Tokens that the target verifies in a full round."""
   shape = expansion(k)
-  return k + 1 if shape is None else shape.spec.max_nodes
+  if shape is None:
+    return max(k, FLAGS.copy_first) + 1
+  return shape.spec.max_nodes
 
 
 def _apply_config(accepted: list[str]) -> None:
@@ -223,11 +235,13 @@ def _fill_in() -> None:
     FLAGS.k = (_DEFAULT_K[FLAGS.drafter],)
   if FLAGS.min_ngram is None:
     synthetic = FLAGS.acceptance == "synthetic"
-    FLAGS.min_ngram = 0 if synthetic else _DEFAULT_MIN_NGRAM
+    usual = _DEFAULT_COPY_MIN_NGRAM if FLAGS.copy_first else _DEFAULT_MIN_NGRAM
+    FLAGS.min_ngram = 0 if synthetic else usual
 
 
 def _check(any_rule: bool) -> None:
-  for name, low in (("k", 0), ("max_new_tokens", 1), ("batch", 1)):
+  numbers = {"k": 0, "max_new_tokens": 1, "batch": 1, "copy_first": 0}
+  for name, low in numbers.items():
     values = getattr(FLAGS, name)
     least = min(values, default=low) if isinstance(values, tuple) else values
     if least < low:
@@ -277,6 +291,16 @@ def _check(any_rule: bool) -> None:
   if (FLAGS.drafter == "learned") != (FLAGS.learned is not None):
     raise ValueError(
       "--drafter=learned and --learned, the file of the drafter, go together"
+    )
+  if FLAGS.copy_first and (
+    FLAGS.drafter != "learned" or FLAGS.shape != "chain"
+  ):
+    raise ValueError("--copy_first is for chains of --learned")
+  if FLAGS.copy_first and not FLAGS.k:
+    raise ValueError("--copy_first: give a number for --k, not auto")
+  if FLAGS.copy_first:
+    drafters.lookup(
+      FLAGS.copy_first, ngram=FLAGS.ngram, min_ngram=FLAGS.min_ngram
     )
   _skips.check_flags()
   if FLAGS.json:

@@ -104,6 +104,9 @@ class DraftSpec(NamedTuple):
   #                   drawn at all, be there one or several (log_probs is None)
   features: tuple[int, ...] | None = None  # None: wants nothing of the target;
   #                      else its hidden states, and the streams entering these
+  guests: int = 0  # it may stand behind another drafter: propose need not be
+  #                  called in every round, and update takes chains of so many
+  #                  guesses that it did not make
 
 
 class Resume(NamedTuple):

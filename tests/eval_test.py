@@ -9,6 +9,7 @@ import time
 import pytest
 
 import programs
+from specdec.learned.recipe import Recipe
 
 ENTRIES = [
   {"question_id": 7, "category": "writing", "turns": ["hello there", "more"]},
@@ -77,6 +78,51 @@ def test_limit_and_length(evaluate, capsys):
   assert "1 prompts of more than 40 tokens were left out" in (
     capsys.readouterr().out
   )
+
+
+@pytest.fixture
+def learned(target, tmp_path):
+  """Files of a drafter and of an early exit."""
+  small = dict(width=8, mlp_width=8, num_heads=1, num_kv_heads=1, head_dim=8)
+  kinds = {
+    "drafter": Recipe("mtp", **small),
+    "exit": Recipe("exit", exit_layer=1, **small),
+  }
+  for name, recipe in kinds.items():
+    path = tmp_path / f"{name}.safetensors"
+    programs.save_drafter(target, path, recipe)
+    kinds[name] = f"--learned={path}"
+  return kinds
+
+
+def test_a_learned_drafter_behind_copies(evaluate, learned, tmp_path):
+  document = evaluate(learned["drafter"], "--copy_first=4", "--k=1,2")
+  for run in document["runs"]:
+    assert run["identity"]["share"] == 1
+    assert run["nodes"] == 5
+  whole = document["runs"][-1]["acceptance"]
+  assert whole["accepted_lengths"][4] > 0  # a copy, kept whole
+  assert whole["accepted"] < whole["drafted"]
+  log = (tmp_path / "out" / "run.json").read_text()
+  assert '"copy_first": 4' in log
+
+
+@pytest.mark.parametrize(
+  "which, arguments, sentence",
+  [
+    ("exit", ["--copy_first=2"], "is an early exit, whose verification"),
+    ("drafter", ["--copy_first=-1"], "--copy_first=-1; it must be >= 0"),
+    ("drafter", ["--copy_first=2", "--shape=chains:2"], "is for chains of"),
+    ("drafter", ["--copy_first=2", "--min_ngram=9"], "min_ngram = 9"),
+    (None, ["--copy_first=2"], "--copy_first is for chains of --learned"),
+  ],
+)
+def test_what_cannot_stand_behind_copies(
+  evaluate, learned, which, arguments, sentence
+):
+  given = [learned[which]] if which else []
+  with pytest.raises(SystemExit, match=sentence):
+    evaluate(*given, *arguments)
 
 
 def test_broken_lines_are_named_skipped_and_counted(evaluate, file, capsys):

@@ -245,11 +245,11 @@ def test_rows_do_not_feel_their_neighbours_and_are_traced_once(kind):
 
 
 @functools.cache
-def teacher(kind):
+def teacher(kind, full=False):
   """(tokens [B, T], draft's weights) -> laws [levels, B, T, V]: level j is of
   what follows each token when the round began j tokens before."""
   model, params = target()
-  own = cell(kind, place=growing)
+  own = cell(kind, full, place=growing)
 
   @jax.jit
   def laws(tokens, draft):

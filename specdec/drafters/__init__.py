@@ -7,6 +7,7 @@ well; `learned.serve.drafter` makes a Drafter of it.
 from specdec.drafters.eagle import eagle
 from specdec.drafters.eagle3 import eagle3
 from specdec.drafters.early_exit import early_exit, early_exit_tree
+from specdec.drafters.fallback import fallback
 from specdec.drafters.hydra import hydra
 from specdec.drafters.layer_skip import (
   Threshold,
@@ -38,6 +39,7 @@ __all__ = [
   "eagle3",
   "early_exit",
   "early_exit_tree",
+  "fallback",
   "hydra",
   "layer_skip",
   "layer_skip_tree",

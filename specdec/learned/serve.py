@@ -42,6 +42,7 @@ def drafter(
   target: Model,
   expansion: expand.Expansion,
   place: sharding.Placement | None = None,
+  guests: int = 0,
 ) -> Drafter:
   """Drafts the expansion's shape, a chain or a tree, a level in one call.
 
@@ -50,10 +51,12 @@ def drafter(
   Args:
     target: the very model that verifies.
     place: the target's, on a mesh: laws are split as its own are.
+    guests: of DraftSpec; to stand behind drafters.fallback.
 
   Raises:
-    ValueError: the shape is deeper than the drafter's heads, or an exit's tree
-      runs more nodes than it keeps: they share the target's scratch.
+    ValueError: the shape is deeper than the drafter's heads, an exit's tree
+      runs more nodes than it keeps (they share the target's scratch), or an
+      exit is to have guests: verification goes on from its own guesses.
   """
   recipe, spec = cell.recipe, expansion.spec
   depth, num_nodes = spec.max_depth, spec.max_nodes
@@ -65,6 +68,11 @@ def drafter(
   exits = recipe.exits
   if exits:
     expand.check_scratch(expansion)
+    if guests:
+      raise ValueError(
+        "an early exit cannot stand behind another drafter: verification goes "
+        "on from what it made of its own guesses"
+      )
   place = place or sharding.anywhere
 
   def init(params: Params, context: Context, output: ModelOutput | None):
@@ -78,7 +86,7 @@ def drafter(
       return State(seed, KVCache((), context.length - 1))
     prompt = read.shape[1]
     chunk = min(prefill.CHUNK, prompt)
-    scratch = max(expansion.num_run, depth + 1)
+    scratch = max(expansion.num_run, max(depth, guests) + 1)
     cache = cell.init_cache(batch, kv.num_slots(size + scratch))
     before = jnp.pad(read, ((0, 0), (1, 0), (0, 0)))[:, :prompt]
     pieces = -(-prompt // chunk)
@@ -225,19 +233,21 @@ def drafter(
     seed = _row(read, verdict.num_accepted)
     seed = jnp.where(kept[:, None] > 0, seed, state.seed)
     cache = state.cache
-    if cell.remembers and verdict.path.shape[1] > 1:
-      # What was accepted, run again on what the target said before it; slot
-      # `length` holds the pending token, which was run so already.
-      tokens = jnp.take_along_axis(draft.tokens, verdict.path, axis=1)[:, 1:]
+    # What was accepted, run again on what the target said before it. Slot
+    # `length` is the pending token's, which `propose` ran so, if it was called.
+    done = 0 if guests else 1
+    if cell.remembers and verdict.path.shape[1] > done:
+      tokens = jnp.take_along_axis(draft.tokens, verdict.path, axis=1)[:, done:]
+      before = jnp.concatenate([state.seed[:, None], read[:, :-1]], axis=1)
       view = view_of(
-        cache.length + 1, None, 0, tokens.shape[1], cache.num_slots
+        cache.length + done, None, 0, tokens.shape[1], cache.num_slots
       )
-      own = along(output.features[0])[:, 1:] if exits else None
+      own = along(output.features[0])[:, done:] if exits else None
       _, layers = cell.step(
         net,
         cells.lend(params),
         tokens,
-        read[:, :-1],
+        before[:, done:],
         cache.layers,
         view,
         0,
@@ -246,7 +256,8 @@ def drafter(
       cache = cache.replace(layers=layers)
     return State(seed, cache.replace(length=cache.length + kept))
 
-  return Drafter(spec._replace(features=cell.features), init, propose, update)
+  spec = spec._replace(features=cell.features, guests=guests)
+  return Drafter(spec, init, propose, update)
 
 
 def _row(x: Array, index: Array) -> Array:

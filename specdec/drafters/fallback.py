@@ -1,0 +1,105 @@
+"""One drafter where it has a guess, another where it has none.
+
+As prompt lookup ahead of a learned drafter: a copy costs nothing and goes on
+for long where text repeats itself, and the other drafts the rest. Invariant:
+who drafts a row is told by committed text alone, so whatever a row does not
+take was never part of its draft, and its law is exact (DESIGN rule 7).
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from specdec import tree
+from specdec.types import Array, Context, Draft, Drafter, DraftSpec, PyTree
+
+
+class _State(NamedTuple):
+  first: PyTree
+  other: PyTree
+
+
+def fallback(first: Drafter, other: Drafter) -> Drafter:
+  """Chains of `first`, of `other` in rows where `first` drafts nothing.
+
+  A round in which every row has a draft of `first` does not run `other` at all.
+
+  Args:
+    first: a deterministic chain, which asks for no states of the target:
+      drafters.lookup.
+    other: a chain, whose spec.guests are at least as many as `first` drafts.
+
+  Raises:
+    ValueError: one of them is something else.
+  """
+  ours, theirs = first.spec, other.spec
+  if not (ours.chain and theirs.chain):
+    raise ValueError("fallback takes chains, and one of the two drafts trees")
+  if ours.siblings != "point_mass" or ours.features is not None:
+    raise ValueError(
+      "the first drafter must be deterministic and ask for no states of the "
+      f"target; its siblings are {ours.siblings!r} and its features "
+      f"{ours.features}"
+    )
+  if theirs.guests < ours.max_depth:
+    raise ValueError(
+      f"the other drafter goes on after {theirs.guests} guesses that it did "
+      f"not make, and the first drafts {ours.max_depth}"
+    )
+  size = max(ours.max_nodes, theirs.max_nodes)
+  drafting = (width for width in ours.widths if width > 1)
+  spec = DraftSpec(
+    size,
+    size - 1,
+    tuple(sorted({*drafting, *theirs.widths})),
+    siblings=theirs.siblings,
+    features=theirs.features,
+  )
+
+  def init(params, context: Context, prefill_output):
+    return _State(
+      first.init(params, context, None),
+      other.init(params, context, prefill_output),
+    )
+
+  def propose(params, state: _State, context: Context):
+    own, before = first.propose(params, state.first, context)
+    found = own.count > 1
+
+    def ask(_, carry):
+      draft, after = other.propose(params, carry[1], context)
+      laws = draft.log_probs
+      if laws is not None:
+        laws = _to(size, laws)
+      return (_to(size, draft.tokens), laws, draft.count), after
+
+    # At most one turn, not a branch: that would copy the cache (DESIGN rule 9).
+    shapes = jax.eval_shape(lambda: ask(0, (None, state.other))[0])
+    nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+    turns = jnp.any(~found).astype(jnp.int32)
+    (tokens, laws, count), after = jax.lax.fori_loop(
+      0, turns, ask, (nothing, state.other)
+    )
+    tokens = jnp.where(found[:, None], _to(size, own.tokens), tokens)
+    if laws is not None:  # a copy is certain of every token
+      column = jax.lax.broadcasted_iota(jnp.int32, laws.shape, 2)
+      certain = jnp.where(column == tokens[:, :, None], 0.0, -jnp.inf)
+      laws = jnp.where(found[:, None, None], certain, laws)
+    count = jnp.where(found, own.count, count)
+    draft = Draft(tokens, tree.chain(size), laws, count)
+    return draft, _State(before, after)
+
+  def update(params, state: _State, *rest):
+    return _State(
+      first.update(params, state.first, *rest),
+      other.update(params, state.other, *rest),
+    )
+
+  return Drafter(spec, init, propose, update)
+
+
+def _to(size: int, x: Array) -> Array:
+  """[B, N, ...] with nodes out of use behind, up to `size`."""
+  gap = ((0, 0), (0, size - x.shape[1]), *((0, 0),) * (x.ndim - 2))
+  return jnp.pad(x, gap)
