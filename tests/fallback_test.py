@@ -13,15 +13,14 @@ import pytest
 
 import decode_law_test as table_law
 import learned_law_test as learned_law
-from learned_kinds import KINDS, TARGET, V, cell, recipe, target, weights
+from learned_kinds import KINDS, V, cell, recipe, target, weights
 from learned_test import (
   BATCH,
   COUPLED,
-  K,
-  L,
   LENGTHS,
   REJECTION,
   TEMPERATURES,
+  K,
   differences,
   plain,
   prompts,
@@ -32,7 +31,7 @@ from learned_test import (
 from specdec import acceptance, drafters, expand, tree
 from specdec.learned import serve
 from specdec.models import table
-from specdec.types import Draft, Params
+from specdec.types import Draft
 from texts import check_books, texts
 
 COPIED = 5  # guesses of a copy, more than K
