@@ -210,9 +210,7 @@ def test_a_copy_with_the_others_law_is_caught():
   assert table_law.p_value(texts, table_law.EXACT[0]) < table_law.SMALLEST_P
 
 
-@pytest.mark.parametrize(
-  "rule", [acceptance.rejection(), acceptance.block(), acceptance.kseq()]
-)
+@pytest.mark.parametrize("rule", [acceptance.rejection(), acceptance.block()])
 def test_a_law_of_one_token_is_no_law(rule):
   """Rules make the same of certainty that is said and of certainty unsaid."""
   logits = jax.random.normal(jax.random.key(0), (4, V))
