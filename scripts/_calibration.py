@@ -41,10 +41,6 @@ def setting() -> str:
   elif drafter == "early_exit":
     drafter = f"exit after {FLAGS.exit_layer}"
   elif drafter == "learned":
-    if FLAGS.copy_first:
-      raise ValueError(
-        "the cost model prices rounds of one drafter: no --copy_first here"
-      )
     drafter = FLAGS.learned
   elif drafter == "layer_skip":
     drafter = _skips.describe()
@@ -57,6 +53,10 @@ def _names() -> tuple[str, str | None]:
   if FLAGS.mesh:
     kind += f", {FLAGS.mesh}"
   draft = None
+  if FLAGS.copy_first:
+    raise ValueError(
+      "the cost model prices rounds of one drafter: no --copy_first here"
+    )
   if FLAGS.drafter == "model":
     ways = f", {FLAGS.draft_ways} ways" if FLAGS.draft_ways else ""
     draft = FLAGS.draft + kind + ways

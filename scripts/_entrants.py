@@ -24,8 +24,8 @@ FLAGS = flags.FLAGS
 HELP = (
   "lookup; model:NAME, an independent draft; early_exit:E, the target's own "
   "first E layers, untrained; skip:FILE, the target without the sublayers that "
-  "choose_layers.py wrote there; a file of train_drafter.py or the name of a "
-  "shipped drafter"
+  "choose_layers.py wrote there, or skip, the shipped ones; a file of "
+  "train_drafter.py or the name of a shipped drafter"
 )
 
 
@@ -84,7 +84,7 @@ def _read(name: str, target):
       raise ValueError(f"{name!r}: give early_exit:E")
     return int(rest), None
   if kind == "skip":
-    return _skip_of(pathlib.Path(rest)), None
+    return _skip_of(pathlib.Path(rest) if rest else shipped.SKIP), None
   found = saved.load(shipped.drafter(name), target)
   cell = found.cell(target.config)
   weights = cells.weights_of(cell, found.net, target.params)

@@ -32,9 +32,7 @@ _DEFAULT_K = {
 }
 DRAFTERS = tuple(_DEFAULT_K)
 _DEFAULT_MIN_NGRAM = 3
-_DEFAULT_COPY_MIN_NGRAM = (
-  2  # ahead of a drafter, a copy has to beat its guesses
-)
+_DEFAULT_COPY_MIN_NGRAM = 2  # found on held-out answers: docs/results.md
 PRESET = "preset:"
 
 
@@ -235,8 +233,8 @@ def _fill_in() -> None:
     FLAGS.k = (_DEFAULT_K[FLAGS.drafter],)
   if FLAGS.min_ngram is None:
     synthetic = FLAGS.acceptance == "synthetic"
-    usual = _DEFAULT_COPY_MIN_NGRAM if FLAGS.copy_first else _DEFAULT_MIN_NGRAM
-    FLAGS.min_ngram = 0 if synthetic else usual
+    usual = 0 if synthetic else _DEFAULT_MIN_NGRAM
+    FLAGS.min_ngram = _DEFAULT_COPY_MIN_NGRAM if FLAGS.copy_first else usual
 
 
 def _check(any_rule: bool) -> None:
@@ -302,6 +300,11 @@ def _check(any_rule: bool) -> None:
     drafters.lookup(
       FLAGS.copy_first, ngram=FLAGS.ngram, min_ngram=FLAGS.min_ngram
     )
+    if not FLAGS.min_ngram:
+      raise ValueError(
+        "--copy_first with --min_ngram=0 would copy always, and --learned "
+        "would never be asked"
+      )
   _skips.check_flags()
   if FLAGS.json:
     _main.check_writable("--json", FLAGS.json)

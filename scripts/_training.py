@@ -104,8 +104,25 @@ def sample(wanted, packed, target_model, frozen, options: Options, folder):
 def judge(
   decoding: dict, held_out, target: Model, drafter: Drafter
 ) -> Callable[[Params], dict]:
-  """Weights of both to their acceptance, by decoding held-out prompts."""
-  prompts = held_out.spread(decoding["prompts"])[:, : decoding["length"]]
+  """Weights of both to their acceptance, by decoding held-out prompts.
+
+  Raises:
+    ValueError: a number of `decoding` is out of range.
+  """
+  for name in ("prompts", "length", "new_tokens"):
+    if decoding[name] < 1:
+      raise ValueError(f"decoding.{name} = {decoding[name]}; it must be >= 1")
+  if decoding["temperature"] < 0:
+    raise ValueError(
+      f"decoding.temperature = {decoding['temperature']}; it must be >= 0"
+    )
+  rows = held_out.spread(decoding["prompts"])
+  if decoding["length"] > rows.shape[1]:
+    raise ValueError(
+      f"decoding.length = {decoding['length']}; a sequence has {rows.shape[1]} "
+      "tokens"
+    )
+  prompts = rows[:, : decoding["length"]]
 
   def measure(params: Params) -> dict:
     return evaluate.by_decoding(

@@ -15,13 +15,15 @@ with plain decoding; no token ends a text. A line for each:
   MB a guess     that a guess but the first of a round reads
   at position    how often the first, second ... guess of a round is kept, given
                  that those before it were; measured with the longest chain
-  tokens a pass  with each k measured
-  speedup        over plain decoding: measured, and predicted by bytes alone: a
+  tokens a pass  with each k measured, and in the tree
+  speedup        over plain decoding: measured / predicted by bytes alone: a
                  guess takes what it reads at the rate at which a one-token pass
                  of the target was seen to read, a verification what a pass of
                  so many tokens was seen to take; drafters with K/V of the text
                  read their layers once more a round. What is missing is what
-                 small operations cost beside their bytes.
+                 small operations cost beside their bytes
+  best           the fastest chain, with one standard error, its tokens per
+                 second, and plain decoding's beside it
 
 The output folder gets lines.jsonl as points finish, then results.json,
 table.txt and plot.png. The same command goes on where it was killed.
@@ -217,49 +219,76 @@ def table(runs: list[dict]) -> str:
   """One line a drafter, a part for each temperature."""
   text = []
   for temperature in TEMPERATURES:
-    header = ["drafter", "weights", "MB a guess", "at position 1 2 3 4"]
-    header += [f"k={k}" for k in FLAGS.k]
-    header += ["tree", "best k", "speedup", "by bytes", "tree", "by bytes"]
     own = [r for r in runs if r["drafter"]["temperature"] == temperature]
     names = dict.fromkeys(r["drafter"]["name"] for r in own)
-    lines = [
-      line_of([r for r in own if r["drafter"]["name"] == name])
-      for name in names
-    ]
+    groups = [[r for r in own if r["drafter"]["name"] == n] for n in names]
+    shapes = [*(f"k={k}" for k in FLAGS.k), "tree"]
     law = "greedy" if temperature == 0 else f"temperature {temperature:g}"
-    text.append(f"{law}; tokens a pass by k\n\n{columns(header, lines)}")
+    header = [
+      "drafter",
+      "weights",
+      "MB a guess",
+      "at position 1 2 3 4",
+      *shapes,
+    ]
+    lines = [[*about(g), *by_shape(g, tokens_of)] for g in groups]
+    text.append(f"{law}; tokens a pass\n\n{columns(header, lines)}")
+    header = ["drafter", *shapes, "best", "tokens/s", "plain"]
+    lines = [[name_of(g), *by_shape(g, speed_of), *best_of(g)] for g in groups]
+    text.append(
+      f"{law}; speedup, measured / by bytes\n\n{columns(header, lines)}"
+    )
   return "\n\n".join(text)
 
 
-def line_of(runs: list[dict]) -> list[str]:
-  """A drafter at one temperature."""
-  chains = [r for r in runs if r["drafter"]["shape"] == "chain"]
-  trees = [r for r in runs if r["drafter"]["shape"] == "tree"]
-  best = max(chains, key=lambda r: r["speed"]["speedup"]["value"])
-  kept = max(chains, key=lambda r: r["k"])["acceptance"]["conditional"][:4]
-  by_k = {r["k"]: tokens_of(r) for r in chains}
-  about = best["drafter"]
+def chains_of(runs: list[dict]) -> list[dict]:
+  return [r for r in runs if r["drafter"]["shape"] == "chain"]
+
+
+def name_of(runs: list[dict]) -> str:
+  return runs[0]["drafter"]["name"]
+
+
+def about(runs: list[dict]) -> list[str]:
+  """A drafter at one temperature, but for its tokens a pass."""
+  longest = max(chains_of(runs), key=lambda r: r["k"])
+  kept = longest["acceptance"]["conditional"][:4]
+  drafter = longest["drafter"]
   return [
-    about["name"],
-    f"{about['weights'] / 1e6:.2f} M" if about["weights"] else "-",
-    f"{about['step_bytes'] / 1e6:.2f}" if about["step_bytes"] else "-",
+    drafter["name"],
+    f"{drafter['weights'] / 1e6:.2f} M" if drafter["weights"] else "-",
+    f"{drafter['step_bytes'] / 1e6:.2f}" if drafter["step_bytes"] else "-",
     " ".join("-" if x["value"] is None else f"{x['value']:.2f}" for x in kept),
-    *(by_k.get(k, "") for k in FLAGS.k),
-    tokens_of(trees[0]) if trees else "",
-    str(best["k"]),
-    *speeds_of(best),
-    *(speeds_of(trees[0]) if trees else ("", "")),
   ]
+
+
+def by_shape(runs: list[dict], say) -> list[str]:
+  """`say` of the chain of every k, then of the tree; empty: not measured."""
+  trees = [r for r in runs if r["drafter"]["shape"] == "tree"]
+  found = {r["k"]: say(r) for r in chains_of(runs)}
+  said = [found.get(k, "") for k in FLAGS.k]
+  return [*said, say(trees[0]) if trees else ""]
 
 
 def tokens_of(run: dict) -> str:
   return f"{run['acceptance']['tokens_per_pass']['value']:.2f}"
 
 
-def speeds_of(run: dict) -> tuple[str, str]:
-  found = run["speed"]["speedup"]
+def speed_of(run: dict) -> str:
+  return f"{run['speed']['speedup']['value']:.2f} / {run['predicted']:.2f}"
+
+
+def best_of(runs: list[dict]) -> list[str]:
+  """The fastest chain: its speedup, and tokens per second of both."""
+  best = max(chains_of(runs), key=lambda r: r["speed"]["speedup"]["value"])
+  speed = best["speed"]
+  found = speed["speedup"]
   error = f" ± {found['error']:.2f}" if found["error"] is not None else ""
-  return f"{found['value']:.2f}{error}", f"{run['predicted']:.2f}"
+  return [
+    f"k={best['k']}: {found['value']:.2f}{error}",
+    f"{speed['tokens_per_second']:.0f}",
+    f"{speed['plain_tokens_per_second']:.0f}",
+  ]
 
 
 def work() -> None:
@@ -276,7 +305,7 @@ def work() -> None:
     if FLAGS.target != shipped.TARGET:
       raise ValueError(f"--target={FLAGS.target}: name its --drafters")
     FLAGS.drafters = [
-      "lookup", "model:stdlib-1m", "early_exit:1", *shipped.drafters()
+      "lookup", "model:stdlib-1m", "early_exit:1", "skip", *shipped.drafters()
     ]  # fmt: skip
   header = _decoding.header(_OWN)
   models = _decoding.load_target(

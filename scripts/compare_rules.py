@@ -48,8 +48,11 @@ from specdec import (
 )
 from specdec.analysis import plots, trees
 
-# What is tried here one after the other, or measured.
-_REFUSED = ("k", "acceptance", "shape", "siblings", "rates", "rank_acceptance")
+# What is tried here one after the other, or measured, or drafts chains only.
+_REFUSED = (
+  "k", "acceptance", "shape", "siblings", "rates", "rank_acceptance",
+  "copy_first",
+)  # fmt: skip
 # Any that fall: which shapes there are does not depend on them.
 _SOME_RANKS = {
   kind: (0.5, 0.25, 0.1) for kind in ("without_replacement", "point_mass")
@@ -75,7 +78,8 @@ def check_flags() -> None:
   for name in _REFUSED:
     if FLAGS[name].present or name in (FLAGS.config or {}):
       raise ValueError(
-        f"--{name} is not for compare_rules, which tries or measures them all"
+        f"--{name} is not for compare_rules, which tries and measures what it "
+        "compares"
       )
   _prompt_files.check_flags()
   if FLAGS.drafter == "lookup":

@@ -20,6 +20,7 @@ from pathlib import Path
 import _main
 import _training
 import jax
+import numpy as np
 from absl import flags
 from ml_collections import config_flags
 
@@ -74,37 +75,34 @@ def read_config() -> tuple[dict, Recipe, drafting.Loss, Options]:
   )
 
 
-def choose_vocabulary(recipe: Recipe, rows, target):
-  """What the drafter may guess, by the texts that it is trained on."""
+def read_start(config, recipe: Recipe, target) -> saved.Learned | None:
+  """The drafter that `start` names: its weights and what it may guess."""
+  if not config.get("start"):
+    return None
+  start = saved.load(config["start"], target)
+  if start.recipe != recipe:
+    found = run_folder.differences(
+      dataclasses.asdict(start.recipe), dataclasses.asdict(recipe)
+    )
+    raise ValueError(f"start is of another recipe: {'; '.join(found)}")
+  return start
+
+
+def choose_vocabulary(recipe: Recipe, rows, target, start):
+  """What the drafter may guess: what it could before, or the tokens that are
+  most frequent in the texts that it is trained on."""
   size = target.config.vocab_size
-  ids, part = vocabulary.most_frequent(rows, recipe.vocabulary, size)
+  if start:
+    ids = start.ids
+    part = 1.0 if ids is None else float(np.isin(rows, ids).mean())
+  else:
+    ids, part = vocabulary.most_frequent(rows, recipe.vocabulary, size)
   if ids is not None:
     print(
       f"vocabulary: {len(ids):,} of {size:,} tokens, {part:.1%} of the text",
       file=sys.stderr,
     )
   return ids
-
-
-def first_weights(config, cell: cells.Cell, target, seed: int):
-  """Random weights, or those of the drafter that `start` names."""
-  if not config.get("start"):
-    return cell.init(jax.random.key(seed))
-  start = saved.load(config["start"], target)
-  if start.recipe != cell.recipe:
-    found = run_folder.differences(
-      dataclasses.asdict(start.recipe), dataclasses.asdict(cell.recipe)
-    )
-    raise ValueError(f"start is of another recipe: {'; '.join(found)}")
-  ours, theirs = (
-    None if ids is None else ids.tolist() for ids in (cell.ids, start.ids)
-  )
-  if ours != theirs:
-    raise ValueError(
-      f"start {config['start']} guesses among other tokens than the most "
-      "frequent ones of this data: give it that vocabulary, or start anew"
-    )
-  return start.net
 
 
 def run() -> None:
@@ -133,12 +131,13 @@ def run() -> None:
     packed = _training.sample(
       config["samples"], packed, model, target.params, options, folder
     )
-  ids = choose_vocabulary(recipe, packed.rows, target)
+  start = read_start(config, recipe, target)
+  ids = choose_vocabulary(recipe, packed.rows, target, start)
   make = drafters.LEARNED[recipe.kind]
   serving, growing_cell = (
     make(recipe, target.config, ids, place) for place in (None, growing)
   )
-  params = first_weights(config, serving, target, options.seed)
+  params = start.net if start else serving.init(jax.random.key(options.seed))
   aim, judged = (
     drafting.objective(growing_cell, model, loss, measure)
     for measure in (False, True)

@@ -79,7 +79,8 @@ def test_a_table_a_picture_and_a_tree_and_it_goes_on(compare, tmp_path, capsys):
   "arguments, sentence",
   [
     (["--k=3"], "--k is not for compare_rules"),
-    (["--acceptance=block"], "tries or measures them all"),
+    (["--acceptance=block"], "tries and measures what it compares"),
+    (["--copy_first=2"], "--copy_first is not for compare_rules"),
     (["--only=blocks"], "accepted: rejection"),
     (["--shapes=ring"], "accepted: chain"),
     (["--sizes=0"], "must be >= 1"),

@@ -114,6 +114,7 @@ def test_a_learned_drafter_behind_copies(evaluate, learned, tmp_path):
     ("drafter", ["--copy_first=-1"], "--copy_first=-1; it must be >= 0"),
     ("drafter", ["--copy_first=2", "--shape=chains:2"], "is for chains of"),
     ("drafter", ["--copy_first=2", "--min_ngram=9"], "min_ngram = 9"),
+    ("drafter", ["--copy_first=2", "--min_ngram=0"], "would never be asked"),
     (None, ["--copy_first=2"], "--copy_first is for chains of --learned"),
   ],
 )

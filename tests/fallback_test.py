@@ -4,6 +4,7 @@ Prompts, target and drafters are learned_test's. Who drafts is scripted, so that
 rounds are all copied, all drafted, and mixed.
 """
 
+import collections
 import functools
 
 import jax
@@ -13,6 +14,7 @@ import pytest
 
 import decode_law_test as table_law
 import learned_law_test as learned_law
+import noise_test as noise
 from learned_kinds import KINDS, V, cell, recipe, target, weights
 from learned_test import (
   BATCH,
@@ -21,6 +23,7 @@ from learned_test import (
   REJECTION,
   TEMPERATURES,
   K,
+  L,
   differences,
   plain,
   prompts,
@@ -28,7 +31,8 @@ from learned_test import (
   speculate,
   teacher,
 )
-from specdec import acceptance, drafters, expand, tree
+from noise_test import record  # noqa: F401, a fixture
+from specdec import acceptance, drafters, expand, sampling, tree
 from specdec.learned import serve
 from specdec.models import table
 from specdec.types import Draft
@@ -76,6 +80,7 @@ def counted(learned):
   return learned._replace(propose=propose)
 
 
+@functools.cache
 def copies(k=COPIED):
   return scripted(drafters.lookup(k, ngram=2, min_ngram=0))
 
@@ -97,6 +102,21 @@ def test_the_coupled_rules_text_is_plain_decodings(kind):
   check_books(state, LENGTHS)
   assert np.all(np.asarray(state.stats.widths) > 0)  # K + 1, COPIED + 1
   assert np.asarray(state.stats.accepted)[:, K].sum() > 0  # of a copy alone
+
+
+@pytest.mark.parametrize(
+  "k, copied", [(K, 1), (0, 2), pytest.param(K, K, marks=SLOW)]
+)
+def test_whatever_the_lengths_and_where_it_ends(k, copied):
+  drafter = drafters.fallback(copies(copied), learned_of("eagle", k, copied))
+  widths = {k + 1, copied + 1}
+  assert drafter.spec.widths == tuple(sorted(widths))
+  draft = weights("eagle", True)
+  assert texts(speculate(drafter, COUPLED, draft)) == plain()
+  common = int(np.bincount(np.concatenate(plain())).argmax())
+  state = speculate(drafter, COUPLED, draft, end=common)
+  assert texts(state) == plain(common)
+  assert np.any(np.asarray(state.length) < L)
 
 
 def test_it_is_drafted_by_the_laws_it_is_trained_on(kind):
@@ -225,6 +245,25 @@ def test_a_law_of_one_token_is_no_law(rule):
     np.testing.assert_array_equal(
       rule.next_law(said, law, node), rule.next_law(unsaid, law, node)
     )
+
+
+def test_no_address_of_noise_repeats(record):
+  drafter, params = law_drafter("mtp", ())
+  for row in range(2):
+    noise.generate(
+      acceptance.rejection(),
+      drafter,
+      rows=slice(row, row + 1),
+      index=jnp.array([row]),
+      target=table.model(table_law.V),
+      params=params,
+      prompt=noise.PROMPT % table_law.V,
+    )
+  jax.effects_barrier()
+  counts = collections.Counter(record)
+  assert max(counts.values()) == 1
+  streams = {place[0] for _, place in counts}
+  assert streams == {sampling.DRAFT, sampling.ACCEPT, sampling.NEXT}
 
 
 class TestRefusals:

@@ -185,6 +185,7 @@ def test_eight_devices_write_what_one_writes(kind, shape, rule, mesh):
   "kind, shape",
   [
     ("eagle", "chain"),
+    pytest.param("eagle", "behind copies", marks=pytest.mark.slow),
     pytest.param("recycle", "tree", marks=pytest.mark.slow),
     pytest.param("prophet", "tree", marks=pytest.mark.slow),
     pytest.param("hydra", "chain", marks=pytest.mark.slow),

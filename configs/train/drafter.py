@@ -30,6 +30,13 @@ KINDS = {
   "medusa": (Recipe("medusa", num_layers=0, levels=5, **_WIDE), Loss()),
   "hydra": (Recipe("hydra", num_layers=0, levels=5, **_WIDE), Loss()),
   "exit": (Recipe("exit", exit_layer=1, **_WIDE), Loss()),
+  "head": (Recipe("exit", exit_layer=1, num_layers=0, **_WIDE), Loss()),
+  "shared": (
+    Recipe(
+      "exit", exit_layer=1, num_layers=0, head="shared", width=384, **_WIDE
+    ),
+    Loss(),
+  ),
   "recycle": (Recipe("exit", exit_layer=1, recycle=True, **_WIDE), Loss()),
 }
 

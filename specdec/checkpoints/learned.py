@@ -52,7 +52,8 @@ def fingerprint(target: Checkpoint) -> dict[str, str]:
   """What a drafter was trained for: config, tokenizer and weights, hashed.
 
   Of every tensor some values are looked at, rounded to bfloat16, so that the
-  type in which a target is loaded makes no difference.
+  type in which a target is loaded makes no difference; of the tokenizer what
+  its ids stand for, not how it cuts text.
   """
   config = dataclasses.asdict(target.config)
   del config["dtype"]

@@ -11,6 +11,9 @@ TARGET, DRAFT = "stdlib-11m", "stdlib-1m"
 # Python that none of them was trained on: the beginning of a function.
 PROMPT = FOLDER / "prompt.txt"
 
+# What choose_layers.py found best to leave out of TARGET.
+SKIP = FOLDER / "drafters" / "skip.json"
+
 
 def drafters() -> list[str]:
   """Learned drafters for TARGET: `drafter` gives their files."""

@@ -1,9 +1,9 @@
 """One drafter where it has a guess, another where it has none.
 
-As prompt lookup ahead of a learned drafter: a copy costs nothing and goes on
-for long where text repeats itself, and the other drafts the rest. Invariant:
-who drafts a row is told by committed text alone, so whatever a row does not
-take was never part of its draft, and its law is exact (DESIGN rule 7).
+As prompt lookup ahead of a learned drafter: copies are drafted without a pass
+and go on for long where text repeats itself, and the other drafts the rest.
+Invariant: who drafts a row is told by committed text alone, so what a row does
+not take was never part of its draft, and its law is exact (DESIGN rule 7).
 """
 
 from typing import NamedTuple
@@ -23,11 +23,12 @@ class _State(NamedTuple):
 def fallback(first: Drafter, other: Drafter) -> Drafter:
   """Chains of `first`, of `other` in rows where `first` drafts nothing.
 
-  A round in which every row has a draft of `first` does not run `other` at all.
+  A round in which every row has a draft of `first` does not run `other` at all;
+  rows that are done count among them, so a large batch seldom has such rounds.
 
   Args:
-    first: a deterministic chain, which asks for no states of the target:
-      drafters.lookup.
+    first: a deterministic chain, which asks for no states of the target and
+      whose `update` goes by the verdict, whoever drafted: drafters.lookup.
     other: a chain, whose spec.guests are at least as many as `first` drafts.
 
   Raises:
@@ -42,7 +43,7 @@ def fallback(first: Drafter, other: Drafter) -> Drafter:
       f"target; its siblings are {ours.siblings!r} and its features "
       f"{ours.features}"
     )
-  if theirs.guests < ours.max_depth:
+  if theirs.guests < max(1, ours.max_depth):
     raise ValueError(
       f"the other drafter goes on after {theirs.guests} guesses that it did "
       f"not make, and the first drafts {ours.max_depth}"
