@@ -157,24 +157,27 @@ def test_bench_calibrates_what_has_few_heads(target, costs, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-  "name, option, sentence",
+  "name, options, sentence",
   [
-    ("bench", "--calibrate=", "prices rounds of one drafter"),
-    ("generate", "--k=auto", "give a number for --k, not auto"),
+    (
+      "bench",
+      ["--k=1", "--calibrate={folder}/c.json"],
+      "prices rounds of one drafter",
+    ),
+    ("generate", ["--k=auto"], "give a number for --k, not auto"),
   ],
 )
 def test_copies_ahead_of_a_drafter_are_not_priced(
-  target, costs, tmp_path, name, option, sentence
+  target, costs, tmp_path, name, options, sentence
 ):
+  options = [option.format(folder=tmp_path) for option in options]
   drafter = tmp_path / "three.safetensors"
   recipe = Recipe("medusa", num_layers=0, levels=3, width=8)
   programs.save_drafter(target, drafter, recipe)
-  if option.endswith("="):
-    option += str(tmp_path / "c.json")
   with pytest.raises(SystemExit, match=sentence):
     programs.run(
       name, f"--target={target}", f"--learned={drafter}", "--copy_first=2",
-      "--max_new_tokens=8", option,
+      "--max_new_tokens=8", *options,
     )  # fmt: skip
 
 

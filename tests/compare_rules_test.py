@@ -80,7 +80,6 @@ def test_a_table_a_picture_and_a_tree_and_it_goes_on(compare, tmp_path, capsys):
   [
     (["--k=3"], "--k is not for compare_rules"),
     (["--acceptance=block"], "tries and measures what it compares"),
-    (["--copy_first=2"], "--copy_first is not for compare_rules"),
     (["--only=blocks"], "accepted: rejection"),
     (["--shapes=ring"], "accepted: chain"),
     (["--sizes=0"], "must be >= 1"),
@@ -194,3 +193,5 @@ def test_a_drafter_with_few_heads_is_refused(compare, target, tmp_path):
   sentence = r"chain of --sizes=5 has 5 levels; .* has 4 heads"
   with pytest.raises(SystemExit, match=sentence):
     compare("--draft=", f"--learned={path}", "--sizes=2,5")
+  with pytest.raises(SystemExit, match="--copy_first is not for compare_rules"):
+    compare("--draft=", f"--learned={path}", "--sizes=2", "--copy_first=2")

@@ -247,7 +247,7 @@ def test_a_law_of_one_token_is_no_law(rule):
     )
 
 
-def test_no_address_of_noise_repeats(record):
+def test_no_address_of_noise_repeats(record):  # noqa: F811
   drafter, params = law_drafter("mtp", ())
   for row in range(2):
     noise.generate(

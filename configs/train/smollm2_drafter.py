@@ -20,6 +20,9 @@
 EAGLE-3 over three of the 30 layers, its one layer of the target's own shape,
 guessing among the 8192 most frequent of 49152 tokens with the target's own rows
 for them: a head of its own would have to be learned from so little text.
+
+On two cores the answers took 26 minutes beside other work and the 900 steps 31
+minutes alone: 1.63 tokens a pass on held-out answers (docs/results.md).
 """
 
 from dataclasses import asdict
