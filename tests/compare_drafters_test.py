@@ -97,6 +97,11 @@ def test_a_greedy_tree_guesses_the_likeliest_tokens(monkeypatch):
   assert kinds == {0.0: "point_mass", 1.0: "without_replacement"}
 
 
+def test_layer_skip_ships():
+  skip, _ = _entrants._read("skip", None)
+  assert skip.attention == (1, 3, 4, 5) and skip.mlp == (1, 3)
+
+
 class Flags:
   k, tree_size, acceptance, rank_acceptance = (1, 2, 3), 3, "rejection", ()
 
