@@ -8,7 +8,7 @@ configs/train/target.py. Each has 0.3 to 0.6 M weights of its own and guesses
 among the 1536 most frequent of the 4096 tokens, 88.5 % of the text. On two
 cores 600 steps took 7 to 22 minutes beside other work and came to 1.5 (medusa)
 to 3.3 (recycle) tokens a pass in chains of four (docs/results.md). `head` and
-`shared`, an exit's head alone, its own or the target's, were not trained yet.
+`shared` are an exit's head alone, its own or the target's.
 """
 
 from dataclasses import asdict
