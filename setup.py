@@ -1,10 +1,19 @@
 """Installs specdec: speculative decoding research on JAX."""
 
+import pathlib
+import re
+
 from setuptools import find_packages, setup
 
+# 0.11.0, and 0.11.1 with flax up to 0.12.8, do not run together.
+JAX = "jax>=0.10,!=0.11.0,!=0.11.1"
+
+INIT = pathlib.Path(__file__).with_name("specdec") / "__init__.py"
+VERSION = re.search(r'__version__ = "(.*)"', INIT.read_text())[1]
+
 setup(
-  name="specdec",
-  version="0.1.0",
+  name="specdec-jax",  # "specdec" on the package index is another project
+  version=VERSION,
   description="Speculative decoding of language models on JAX, losslessly",
   license="Apache-2.0",
   python_requires=">=3.11",
@@ -13,7 +22,7 @@ setup(
     "specdec": ["page.html", "report_page.html", "shipped/*", "shipped/*/*"]
   },
   install_requires=[
-    "jax>=0.10",
+    JAX,
     "flax",
     "optax",
     "orbax-checkpoint",
@@ -30,8 +39,8 @@ setup(
     "scipy",
   ],
   extras_require={
-    "tpu": ["jax[tpu]>=0.10"],
-    "cuda13": ["jax[cuda13]>=0.10"],
+    "tpu": [JAX.replace("jax", "jax[tpu]")],
+    "cuda13": [JAX.replace("jax", "jax[cuda13]")],
     "hub": ["huggingface_hub"],
     "search": ["optuna"],
     "dev": ["jsonschema", "optuna", "pytest", "pytest-xdist", "ruff"],

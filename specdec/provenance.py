@@ -14,9 +14,10 @@ import sys
 
 import jax
 
+import specdec
 from specdec.analysis import hardware
 
-_PACKAGES = ("jax", "jaxlib", "flax", "numpy", "specdec")
+_PACKAGES = ("jax", "jaxlib", "flax", "numpy")
 
 
 def load() -> float | None:
@@ -67,6 +68,7 @@ def header(settings: dict, caveats: list[str]) -> dict:
     "versions": {
       "python": platform.python_version(),
       **versions,
+      "specdec": specdec.__version__,
       "commit": commit(),
     },
     "machine": {

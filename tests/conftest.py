@@ -5,14 +5,21 @@ import pathlib
 import sys
 import tempfile
 
+import virtual
+
 # Tests compile hundreds of tiny programs: quick code is not worth the wait. The
-# last two take two fifths off compilation.
-os.environ.setdefault(
-  "XLA_FLAGS",
-  "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true "
-  "--xla_cpu_use_fusion_emitters=false "
-  "--xla_cpu_parallel_codegen_split_count=1",
-)
+# last two take two fifths off compilation where XLA has them.
+if "XLA_FLAGS" not in os.environ:
+  os.environ["XLA_FLAGS"] = " ".join(
+    virtual.known_flags(
+      [
+        "--xla_backend_optimization_level=0",
+        "--xla_llvm_disable_expensive_passes=true",
+        "--xla_cpu_use_fusion_emitters=false",
+        "--xla_cpu_parallel_codegen_split_count=1",
+      ]
+    )
+  )
 
 # Scripts import their siblings; tests/programs.py imports scripts.
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "scripts"))
