@@ -66,7 +66,9 @@ def choose(models, rows: Sequence[Sequence[int]], batch: int) -> Choice:
   pair = _calibration.pair_of(models, found)
   size = prompt_size(rows)
   print(f"trying k = {FLAGS.most_k} for {_ROUNDS} rounds ...", file=sys.stderr)
-  session = _decoding.make_session(models, FLAGS.most_k, batch, size, ())
+  session = _decoding.make_session(
+    models, FLAGS.most_k, batch, size, (), pilot=True
+  )
   slots = calibrate.slots_of(session, False)
   seen = prediction.observed([[session.first_rounds(rows, _ROUNDS)]])
   plain = pair.plain(batch, slots).seconds

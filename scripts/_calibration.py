@@ -231,7 +231,8 @@ def timed(
     made = _decoding.drafter(models, k)
     if FLAGS.drafter == "lookup":  # a guess in every round
       made = drafters.lookup(k, ngram=FLAGS.ngram, min_ngram=0)
-    return _decoding.session_of(models, made, _decoding.rule(), batch, size, ())
+    rule = _decoding.rule()
+    return _decoding.session_of(models, made, rule, batch, size, (), pilot=True)
 
   groups.append(calibrate.rounds(make, rows, batches, ks, say))
   *passes, taken = calibrate.in_turns(groups, repeats, say)

@@ -14,7 +14,15 @@ from _flags import PRESET, SHARED
 from _rules import RULES
 from absl import flags
 
-from specdec import checkpoints, drafters, expand, memory, provenance, session
+from specdec import (
+  checkpoints,
+  drafters,
+  expand,
+  memory,
+  provenance,
+  sampling,
+  session,
+)
 from specdec.checkpoints import learned as saved
 from specdec.checkpoints import shipped
 from specdec.checkpoints.fetch import fetch
@@ -267,10 +275,11 @@ def make_session(
   batch: int,
   prompt_size: int,
   eos_ids: Sequence[int],
+  pilot: bool = False,
 ) -> session.Session:
   """One shape's session, not yet compiled."""
   made = drafter(models, k)
-  return session_of(models, made, rule(), batch, prompt_size, eos_ids)
+  return session_of(models, made, rule(), batch, prompt_size, eos_ids, pilot)
 
 
 def session_of(
@@ -280,14 +289,20 @@ def session_of(
   batch: int,
   prompt_size: int,
   eos_ids: Sequence[int],
+  pilot: bool = False,
 ) -> session.Session:
-  """The same, for any drafter and rule."""
+  """The same, for any drafter and rule.
+
+  Args:
+    pilot: it decides how another session decodes: it has noise of its own.
+  """
+  key = jax.random.key(FLAGS.seed)
   return session.Session(
     models.target_model,
     drafter,
     rule,
     models.params,
-    key=jax.random.key(FLAGS.seed),
+    key=sampling.pilot_key(key) if pilot else key,
     batch=batch,
     prompt_size=prompt_size,
     max_new_tokens=FLAGS.max_new_tokens,

@@ -60,14 +60,34 @@ def argmax(x: jax.Array) -> jax.Array:
   return jnp.min(jnp.where(x == best, index, x.shape[-1] - 1), axis=-1)
 
 
-def row_keys(key: jax.Array, index: jax.Array) -> jax.Array:
-  """[B] keys, from the prompts' indices [B] and not their slots in a batch.
+def _threefry(key: jax.Array) -> jax.Array:
+  """Derives a threefry key from a key of any implementation.
 
-  Takes typed keys (`jax.random.key`) and old ones (`jax.random.PRNGKey`).
+  Takes typed keys (`jax.random.key`) and old ones (`jax.random.PRNGKey`). Other
+  implementations draw a whole vmapped batch from its first key ('rbg'), so that
+  a row's noise would depend on its neighbours.
   """
-  if not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
-    key = jax.random.wrap_key_data(key)
+  if jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
+    key = jax.random.key_data(key)
+  derived = jax.random.wrap_key_data(key[:2], impl="threefry2x32")
+  for word in key[2:]:
+    derived = jax.random.fold_in(derived, word)
+  return derived
+
+
+def row_keys(key: jax.Array, index: jax.Array) -> jax.Array:
+  """[B] keys, from the prompts' indices [B] and not their slots in a batch."""
+  key = _threefry(key)
   return jax.vmap(lambda i: jax.random.fold_in(key, i))(index)
+
+
+def pilot_key(key: jax.Array) -> jax.Array:
+  """Derives the key of runs that decide how others decode (`--k=auto`).
+
+  A decision that had seen the noise that then writes the text would bias it
+  (DESIGN rule 7). No row has this index: indices are non-negative int32.
+  """
+  return jax.random.fold_in(_threefry(key), jnp.uint32(2**32 - 1))
 
 
 def fold(keys: jax.Array, *address: jax.Array | int) -> jax.Array:

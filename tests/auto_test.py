@@ -2,11 +2,13 @@
 
 import json
 
+import jax
+import jax.numpy as jnp
 import pytest
 from absl import flags
 
 import programs
-from specdec import measure
+from specdec import measure, sampling, session
 from specdec.analysis import hardware
 from specdec.learned.recipe import Recipe
 
@@ -70,6 +72,32 @@ def test_free_guesses_are_taken_and_dear_ones_are_not(
   costs["slope"] = 1.0  # every token costs a pass
   printed = generate("--acceptance=synthetic", "--rates=0.2", "--most_k=4")
   assert "k = 0: no guess pays here" in printed
+
+
+def row_keys(key, rows=64):
+  keys = sampling.row_keys(key, jnp.arange(rows))
+  return set(map(tuple, jax.random.key_data(keys).tolist()))
+
+
+def test_what_decides_k_has_not_seen_the_noise_that_writes(
+  generate, costs, monkeypatch
+):
+  """Else rules with a distribution of their own are not lossless: decode_law's
+  test of a k chosen by a pilot run shows by how much."""
+  keys = {"first_rounds": [], "decode": []}
+  for name, used in keys.items():
+    honest = getattr(session.Session, name)
+
+    def spy(self, *args, honest=honest, used=used, **options):
+      used.append(self.key)
+      return honest(self, *args, **options)
+
+    monkeypatch.setattr(session.Session, name, spy)
+  generate("--acceptance=rejection", "--temperature=1", "--most_k=2")
+  [pilot], writing = keys["first_rounds"], keys["decode"]
+  assert writing
+  for key in writing:
+    assert not row_keys(pilot) & row_keys(key)
 
 
 def test_explained_term_by_term(generate, costs):

@@ -232,6 +232,37 @@ def test_plain_decoding_follows_the_law():
   assert min(p_value(*pair) for pair in zip(texts, EXACT)) > SMALLEST_P
 
 
+@pytest.mark.parametrize("honest", [True, False])
+def test_a_k_chosen_by_a_pilot_run_is_lossless_only_with_a_key_of_its_own(
+  honest,
+):
+  """--k=auto, a row at a time: as many tokens as a first round accepted."""
+  group, rows = ((0,), 1.0, V, 1.0), 5 * ROWS
+  prompt = jnp.zeros((rows, 1), jnp.int32)
+  key = jax.random.key(21)
+
+  def decoded(key, k, **options):
+    return decode.generate(
+      table.model(V),
+      drafters.model(table.model(V), k),
+      acceptance.block(),
+      SKEWED,
+      prompt,
+      jnp.ones((rows,), jnp.int32),
+      key,
+      max_length=1 + NEW,
+      sampling=sampling.settings(rows, 1.0),
+      **options,
+    )
+
+  pilot = decoded(sampling.pilot_key(key) if honest else key, 3)
+  accepted = pilot.stats.accepted[:, 1]  # rounds that accepted two tokens
+  short, long = (decoded(key, k).tokens[:, 1:] for k in (1, 3))
+  texts = np.asarray(jnp.where(accepted[:, None] > 0, long, short))
+  p = p_value(texts, exact(group, SKEWED))
+  assert p > SMALLEST_P if honest else p < SMALLEST_P
+
+
 def planted(name: str, params=PARAMS, rule=None) -> float:
   """p of unfiltered texts, some rounds long; prints what it saw."""
   group = ((0,), 1.0)

@@ -266,3 +266,20 @@ def test_b08_the_edges_of_the_uniforms():
   for u in (0.0, float(np.nextafter(np.float32(1), np.float32(0)))):
     assert accepted(0, u) == 0
     assert accepted(1, u) == 1
+
+
+@pytest.mark.parametrize("name", ["rbg", "unsafe_rbg", "threefry2x32"])
+@pytest.mark.parametrize("typed", [True, False])
+def test_any_keys_implementation_gives_rows_noise_of_their_own(name, typed):
+  """rbg's vmapped draws fill a whole batch from the first row's key."""
+  with jax.default_prng_impl(name):
+    key = jax.random.key(5) if typed else jax.random.PRNGKey(5)
+    together = generate(acceptance.rejection(), key=key)
+    for row in range(4):
+      alone = generate(
+        acceptance.rejection(),
+        rows=slice(row, row + 1),
+        index=jnp.array([row]),
+        key=key,
+      )
+      np.testing.assert_array_equal(alone.tokens[0], together.tokens[row])
