@@ -71,6 +71,7 @@ def start(main: Callable[[list[str]], None]) -> None:
   # Which backends are absent is no news to whoever runs this.
   logging.getLogger("jax._src.xla_bridge").setLevel(logging.WARNING)
   absl_logging.set_verbosity(absl_logging.WARNING)  # Orbax tells a lot
+  jax.config.update("jax_enable_x64", False)  # whatever the environment says
   app.run(main)
 
 

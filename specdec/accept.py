@@ -16,7 +16,11 @@ from specdec.types import (
   ACCEPTED,
   BONUS,
   CORRECTION,
+  DRAFT_FAULT,
+  NO_DRAFT,
+  NO_FAULT,
   PLAIN,
+  TARGET_FAULT,
   AcceptanceRule,
   Array,
   DecodeState,
@@ -35,6 +39,8 @@ class Emission(NamedTuple):
   log_probs: Array  # [B, D+1]
   draft_log_probs: Array  # [B, D+1]
   num_accepted: Array  # [B] before trimming
+  sound: Array  # [B, D+1] bool: the target's distribution there is finite
+  draft_sound: Array  # [B] bool: every distribution of the draft is finite
 
 
 def accept_step(
@@ -78,14 +84,19 @@ def accept_step(
   if draft.log_probs is None:
     same = tokens == jnp.take_along_axis(draft.tokens, child, axis=1)
     drawn = jnp.where(same, 0.0, -jnp.inf)
+    draft_sound = jnp.ones_like(draft.count, bool)
   else:
     drawn = draft.log_probs[row, child, tokens]
+    largest = jnp.max(draft.log_probs, axis=-1)  # nan where any is
+    draft_sound = ~jnp.any(jnp.isnan(largest) & drafted(draft), axis=-1)
   emission = Emission(
     tokens=tokens,
     origin=jnp.where(kept, ACCEPTED, ending).astype(jnp.int8),
     log_probs=logits[row, path, tokens] - normaliser[row, path],
-    draft_log_probs=jnp.where(compared, drawn, jnp.nan),
+    draft_log_probs=jnp.where(compared, drawn, NO_DRAFT),
     num_accepted=num_accepted,
+    sound=jnp.isfinite(normaliser[row, path]),
+    draft_sound=draft_sound,
   )
   return path, emission
 
@@ -143,13 +154,15 @@ def _coupled_walk(draft, law, noise, depth):
 
 def trim(
   path: Array, emission: Emission, state: DecodeState, eos_ids: Array
-) -> tuple[Verdict, Array]:
+) -> tuple[Verdict, Array, Array]:
   """Cuts a round at its first EOS and at the limit; nothing of a done row.
 
-  A cut token becomes the pending one, as any last token does.
+  A cut token becomes the pending one, as any last token does. A row is stopped
+  before the first token whose distribution is not finite, and with all of a
+  draft that was sampled from one.
 
   Returns:
-    The verdict, and done [B] after it.
+    The verdict, done [B] and fault [B] after it.
   """
   step = jnp.arange(path.shape[1])
   ends = jnp.any(emission.tokens[..., None] == eos_ids[None, None], axis=-1)
@@ -158,11 +171,17 @@ def trim(
   count = jnp.minimum(emission.num_accepted, before_end) + 1
   count = jnp.minimum(count, state.limit - state.length)
   count = jnp.where(state.done, 0, count)
+  unsound = jnp.min(jnp.where(emission.sound, path.shape[1], step), axis=-1)
+  fault = jnp.where(unsound < count, TARGET_FAULT, NO_FAULT)
+  fault = jnp.where(emission.draft_sound | (count == 0), fault, DRAFT_FAULT)
+  count = jnp.minimum(count, unsound)
+  count = jnp.where(fault == DRAFT_FAULT, 0, count)
   last = jnp.maximum(count - 1, 0)
   next_token = jnp.take_along_axis(emission.tokens, last[:, None], axis=1)
   done = state.done | (before_end < count)
-  done |= state.length + count >= state.limit
-  return Verdict(path, last, next_token[:, 0], count), done
+  done |= (state.length + count >= state.limit) | (fault != NO_FAULT)
+  fault = jnp.where(state.done, state.fault, fault).astype(jnp.int8)
+  return Verdict(path, last, next_token[:, 0], count), done, fault
 
 
 def tally(

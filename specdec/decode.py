@@ -1,8 +1,9 @@
 """Prompt in, text out: prefill and all rounds as one device program.
 
 It compiles once for a batch shape. Plain decoding is the draft of one node
-through the very same loop. Invariant: model, drafter and rule are handed in;
-this module imports none of them.
+through the very same loop. Invariants: model, drafter and rule are handed in;
+this module imports none of them. Whatever jax_enable_x64 says, numbers have 32
+bits: caches, noise and texts do not depend on it.
 """
 
 import functools
@@ -15,6 +16,8 @@ import numpy as np
 from specdec import cache as kv
 from specdec import prefill, rounds, sampling, tree
 from specdec.types import (
+  NO_DRAFT,
+  NO_FAULT,
   PROMPT,
   AcceptanceRule,
   Array,
@@ -58,7 +61,19 @@ def check_pair(spec: DraftSpec, rule: AcceptanceRule) -> None:
     raise ValueError(f"widths = {spec.widths}; each must be at least 1")
 
 
+def _in_32_bits(function):
+  """Traces a program with 32-bit numbers, whatever jax_enable_x64 says."""
+
+  @functools.wraps(function)
+  def traced(*args, **options):
+    with jax.enable_x64(False):
+      return function(*args, **options)
+
+  return traced
+
+
 @functools.partial(jax.jit, static_argnames=(*_PARTS, "max_length"))
+@_in_32_bits
 def start(
   target: Model,
   drafter: Drafter,
@@ -75,6 +90,13 @@ def start(
 ) -> DecodeState:
   """Prefill: the state before the first round. Arguments as `generate`'s."""
   check_pair(drafter.spec, rule)
+  _check_shapes(prompt, prompt_length, sampling, limit, index)
+  for path, leaf in jax.tree.leaves_with_path(params):
+    if leaf.dtype.itemsize > 4:
+      raise ValueError(
+        f"params{jax.tree_util.keystr(path)} is {leaf.dtype}; weights must "
+        "have 32 bits or fewer: cast them"
+      )
   batch, size = prompt.shape
   if size > max_length:
     raise ValueError(
@@ -85,10 +107,11 @@ def start(
   chunk = min(prefill.CHUNK, size)
   slots = kv.num_slots(max(max_length + spec.max_nodes, size + chunk))
   length = prompt_length.astype(jnp.int32)
-  limit = jnp.full((batch,), max_length) if limit is None else limit
-  limit = jnp.minimum(limit, max_length).astype(jnp.int32)
-  index = jnp.arange(batch) if index is None else index
-  tokens = jnp.zeros((batch, max_length), jnp.int32).at[:, :size].set(prompt)
+  limit = max_length if limit is None else limit.astype(jnp.int32)
+  limit = jnp.minimum(jnp.full((batch,), max_length), limit)
+  index = jnp.arange(batch) if index is None else index.astype(jnp.int32)
+  tokens = jnp.zeros((batch, max_length), jnp.int32)
+  tokens = tokens.at[:, :size].set(prompt.astype(jnp.int32))
   cache, prefill_output = prefill.advance(
     target,
     params.target,
@@ -104,6 +127,7 @@ def start(
     length=length,
     limit=limit,
     done=length >= limit,
+    fault=jnp.full((batch,), NO_FAULT, jnp.int8),
     sampling=sampling,
     target_cache=cache,
     draft_state=None,
@@ -119,7 +143,7 @@ def start(
       widths=jnp.zeros((len(spec.widths),), jnp.int32),
     ),
     log_probs=jnp.zeros((batch, max_length), jnp.float32),
-    draft_log_probs=jnp.full((batch, max_length), jnp.nan, jnp.float32),
+    draft_log_probs=jnp.full((batch, max_length), NO_DRAFT, jnp.float32),
     origin=jnp.full((batch, max_length), PROMPT, jnp.int8),
   )
   context = rounds.context_of(state, target.vocab_size, rule)
@@ -132,6 +156,7 @@ _row_keys = sampling.row_keys  # `start` has an argument of the module's name
 
 
 @functools.partial(jax.jit, static_argnames=_PARTS, donate_argnames=("state",))
+@_in_32_bits
 def run(
   target: Model,
   drafter: Drafter,
@@ -145,6 +170,7 @@ def run(
 
   The state's buffers are given to the result (donated): use only that.
   """
+  max_rounds = jnp.asarray(max_rounds, jnp.int32)
 
   def unfinished(carry):
     state, n = carry
@@ -158,14 +184,47 @@ def run(
   return jax.lax.while_loop(unfinished, step, (state, jnp.int32(0)))[0]
 
 
-def _check_lengths(prompt: Array, prompt_length: Array) -> None:
-  if isinstance(prompt_length, jax.core.Tracer):
+def _check_shapes(
+  prompt, prompt_length, sampling, limit=None, index=None
+) -> None:
+  """Refuses arguments of `start` whose shapes or types do not fit."""
+  if np.ndim(prompt) != 2 or 0 in np.shape(prompt):
+    raise ValueError(
+      f"prompt has shape {np.shape(prompt)}; it must be [B, P], B rows of P "
+      "token ids"
+    )
+  batch = np.shape(prompt)[0]
+  rows = {"prompt_length": prompt_length, "limit": limit, "index": index}
+  for name, value in {"prompt": prompt, **rows}.items():
+    if value is None:
+      continue
+    dtype = value.dtype if hasattr(value, "dtype") else np.asarray(value).dtype
+    if not jnp.issubdtype(dtype, jnp.integer):
+      raise ValueError(f"{name} is {dtype}; it must be integers")
+  rows |= {f"sampling.{name}": x for name, x in vars(sampling).items()}
+  for name, value in rows.items():
+    if value is not None and np.shape(value) != (batch,):
+      raise ValueError(
+        f"{name} has shape {np.shape(value)}; it must be ({batch},), an entry "
+        "for each row of the prompt"
+      )
+
+
+def _check_values(prompt: Array, prompt_length: Array, vocab_size: int) -> None:
+  """Refuses lengths and token ids that are out of range."""
+  if any(isinstance(x, jax.core.Tracer) for x in (prompt, prompt_length)):
     return  # inside somebody's jit: values are not known
-  size = np.shape(prompt)[1]
-  lengths = np.asarray(prompt_length)
+  prompt, lengths = np.asarray(prompt), np.asarray(prompt_length)
+  size = prompt.shape[1]
   bad = lengths[(lengths < 1) | (lengths > size)]
   if bad.size:
     raise ValueError(f"prompt_length = {bad[0]}; it must be in 1..{size}")
+  inside = np.arange(size) < lengths[:, None]
+  bad = prompt[inside & ((prompt < 0) | (prompt >= vocab_size))]
+  if bad.size:
+    raise ValueError(
+      f"the prompt has token id {bad[0]}; the target's are 0..{vocab_size - 1}"
+    )
 
 
 @functools.partial(jax.jit, static_argnames=(*_PARTS, "max_length"))
@@ -211,13 +270,16 @@ def generate(
       depends on its index and not on its place or its neighbours.
 
   Returns:
-    The last DecodeState: row b's text is tokens[b, :length[b]].
+    The last DecodeState: row b's text is tokens[b, :length[b]]. A row whose
+    next distribution is not finite stops before it, and its `fault` is set.
 
   Raises:
-    ValueError: prompt_length out of 1..P; P > max_length; a drafter whose
+    ValueError: prompt_length out of 1..P; token ids that the target does not
+      have; arrays of another batch size; P > max_length; a drafter whose
       siblings the rule is not right for; laws over different vocabularies.
   """
-  _check_lengths(prompt, prompt_length)
+  _check_shapes(prompt, prompt_length, sampling, limit, index)
+  _check_values(prompt, prompt_length, target.vocab_size)
   return _generate(
     target,
     drafter,
@@ -273,7 +335,10 @@ def stream(
   drafter: Drafter,
   rule: AcceptanceRule,
   params: Params,
-  *args,
+  prompt: Array,
+  prompt_length: Array,
+  key: Array,
+  *,
   every: int = 4,
   eos_ids: Sequence[int] = (),
   **options,
@@ -283,7 +348,17 @@ def stream(
   Each state gives its buffers to the next (they are donated): copy what you
   want to keep before asking for more. Arguments as `generate`'s.
   """
-  state = start(target, drafter, rule, params, *args, **options)
+  _check_values(prompt, prompt_length, target.vocab_size)
+  state = start(
+    target,
+    drafter,
+    rule,
+    params,
+    jnp.asarray(prompt),
+    jnp.asarray(prompt_length),
+    key,
+    **options,
+  )
   eos_ids = jnp.asarray(eos_ids, jnp.int32)
   yield state
   while not bool(jnp.all(state.done)):

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from specdec.answer import Answer, Token
 from specdec.checkpoints import Tokenizer
 from specdec.display import NAMES
-from specdec.types import ACCEPTED, BONUS, CORRECTION, PLAIN
+from specdec.types import ACCEPTED, BONUS, CORRECTION, NO_DRAFT, PLAIN
 
 _CLASSES = {
   ACCEPTED: "accepted",
@@ -172,9 +172,9 @@ def _token(
 
 
 def _bar(name: str, log_prob: float) -> str:
-  """A probability as a number and a bar; nan is no draft at this place."""
+  """A probability as a number and a bar; NO_DRAFT is none at this place."""
   value, width = "not drafted", 0.0
-  if not math.isnan(log_prob):
+  if log_prob != NO_DRAFT:
     share = min(math.exp(log_prob), 1.0)  # rounding can lift it above
     small = 0 < share < 0.001
     value, width = f"{share:.1e}" if small else f"{share:.3f}", 100 * share

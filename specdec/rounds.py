@@ -73,7 +73,7 @@ def judge_step(
   state: DecodeState,
   depth: int,
   eos_ids: Array,
-) -> tuple[Verdict, Array, accept.Emission]:
+) -> tuple[Verdict, Array, Array, accept.Emission]:
   """Warps the target's logits, walks the draft, draws, and trims.
 
   Args:
@@ -82,7 +82,7 @@ def judge_step(
     depth: D, most tokens this draft can have accepted.
 
   Returns:
-    The verdict, done [B] after it, and what was drawn.
+    The verdict, done and fault [B] after it, and what was drawn.
   """
   law = sampling.warp(logits, state.sampling)
   noise = _noise(state, logits.shape[-1], rule)
@@ -162,7 +162,7 @@ def decode_step(
     context = context_of(state, target.vocab_size, rule)
     output, state = verify_step(target, params.target, state, part, spec)
     depth = min(spec.max_depth, width - 1)
-    verdict, done, emission = judge_step(
+    verdict, done, fault, emission = judge_step(
       rule, part, output.logits, state, depth, eos_ids
     )
     count = verdict.num_committed
@@ -177,6 +177,7 @@ def decode_step(
       tokens=put(state.tokens, emission.tokens),
       length=state.length + count,
       done=done,
+      fault=fault,
       target_cache=kv.commit(
         state.target_cache, verdict.path, count, spec.chain
       ),

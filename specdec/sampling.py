@@ -19,6 +19,8 @@ from specdec.types import Sampling
 # the text (vLLM #47386).
 COUPLED, DRAFT, ACCEPT, NEXT = range(4)
 
+_COLDEST = np.finfo(np.float32).tiny  # less is greedy
+_HOTTEST = 1e37  # the reciprocal of more is flushed to 0
 _INT_MIN = jnp.iinfo(jnp.int32).min
 
 
@@ -31,22 +33,38 @@ def settings(
   """Sampling for `batch` rows, each argument one value or one a row.
 
   Raises:
-    ValueError: temperature < 0, top_k < 1, or top_p outside (0, 1].
+    ValueError: a temperature outside [0, 1e37], top_k not an integer >= 1, or
+      top_p outside (0, 1]; values for another number of rows.
   """
 
   def rows(name, value, valid, accepted, dtype):
     if value is None:
       return None
-    value = np.broadcast_to(np.asarray(value, dtype), (batch,))
-    if not np.all(valid(value)):
-      bad = value[~valid(value)][0]
-      raise ValueError(f"{name} = {bad}; it must be {accepted}")
-    return jnp.asarray(value)
+    value = np.asarray(value, np.float64)
+    if value.shape not in ((), (batch,)):
+      raise ValueError(
+        f"{name} has shape {value.shape}; it must be one value or {batch}, one "
+        "a row"
+      )
+    bad = value[~valid(value)]
+    if bad.size:
+      raise ValueError(f"{name} = {bad[0]:g}; it must be {accepted}")
+    return jnp.full((batch,), value.astype(dtype))
 
+  def is_temperature(x):
+    return (x >= 0) & (x <= _HOTTEST)
+
+  def is_count(x):
+    return (x >= 1) & (x == np.floor(x)) & (x <= np.iinfo(np.int32).max)
+
+  def is_mass(x):
+    return (np.float32(x) > 0) & (x <= 1)
+
+  accepted = f"in [0, {_HOTTEST:g}]"
   return Sampling(
-    rows("temperature", temperature, lambda x: x >= 0, ">= 0", np.float32),
-    rows("top_k", top_k, lambda x: x >= 1, ">= 1", np.int32),
-    rows("top_p", top_p, lambda x: (x > 0) & (x <= 1), "in (0, 1]", np.float32),
+    rows("temperature", temperature, is_temperature, accepted, np.float32),
+    rows("top_k", top_k, is_count, "an integer >= 1", np.int32),
+    rows("top_p", top_p, is_mass, "in (0, 1]", np.float32),
   )
 
 
@@ -165,8 +183,10 @@ def warp(logits: jax.Array, sampling: Sampling) -> jax.Array:
     return x.reshape(x.shape + (1,) * (logits.ndim - 1))
 
   temperature = per_row(sampling.temperature)
-  greedy = temperature == 0
-  scaled = logits / jnp.where(greedy, 1.0, temperature)
+  greedy = temperature < _COLDEST
+  # The likeliest at 0, so that small temperatures cannot overflow.
+  scaled = logits - jnp.max(logits, axis=-1, keepdims=True)
+  scaled /= jnp.where(greedy, 1.0, temperature)
   if sampling.top_k is not None:
     scaled = _top_k(scaled, per_row(sampling.top_k))
   if sampling.top_p is not None:

@@ -19,6 +19,7 @@ from specdec.answer import Answer
 from specdec.checkpoints import Tokenizer
 from specdec.display import Painter
 from specdec.types import (
+  TARGET_FAULT,
   AcceptanceRule,
   DecodeState,
   Drafter,
@@ -42,6 +43,22 @@ def _counts(stats: Stats, count: int) -> Stats:
   stats = jax.tree.map(hosts.whole, stats)
   own = jax.tree.map(lambda x: x[:count], stats)
   return own.replace(widths=stats.widths)
+
+
+def _check_finite(state: DecodeState, numbers: Sequence[int]) -> None:
+  """Refuses texts that end where a distribution was not finite.
+
+  Raises:
+    ValueError: which prompt, and whose distribution.
+  """
+  fault = hosts.whole(state.fault)[: len(numbers)]
+  for i in np.flatnonzero(fault):
+    who = "target" if fault[i] == TARGET_FAULT else "draft"
+    raise ValueError(
+      f"prompt {numbers[i]}: the {who}'s probabilities are not finite at token "
+      f"{hosts.whole(state.length)[i]} of prompt and output: its weights hold "
+      "or make NaN or infinity (in bfloat16 try --dtype=float32)"
+    )
 
 
 class Completed(NamedTuple):
@@ -230,6 +247,7 @@ class Session:
     middle = time.perf_counter()
     state = self.run(state, plain, decode.MAX_ROUNDS)
     seconds = time.perf_counter() - middle
+    _check_finite(state, numbers)
     tokens, length = hosts.whole(state.tokens), hosts.whole(state.length)
     texts = [
       tokens[i, len(ids) : length[i]].tolist() for i, ids in enumerate(rows)
@@ -283,6 +301,7 @@ class Session:
       if stopped.any():
         done = hosts.whole(state.done) | stopped
         state = state.replace(done=hosts.put(done, state.done.sharding))
+    _check_finite(state, numbers)
     for answer in answers:
       answer.finish()
     if painter:

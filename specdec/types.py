@@ -201,6 +201,11 @@ class AcceptanceRule(NamedTuple):
 # Where an emitted token came from: DecodeState.origin.
 PROMPT, ACCEPTED, CORRECTION, BONUS, PLAIN = range(5)
 
+# Whose distribution stopped a row, as it was not finite: DecodeState.fault.
+NO_FAULT, TARGET_FAULT, DRAFT_FAULT = range(3)
+
+NO_DRAFT = float("inf")  # is no log-probability; nan would stop debug_nans
+
 
 @struct.dataclass
 class Stats:
@@ -228,10 +233,11 @@ class DecodeState:
   length: Array  # [B] committed tokens, the pending one included
   limit: Array  # [B] length at which a row stops
   done: Array  # [B] bool
+  fault: Array  # [B] int8: NO_FAULT, or why the row was stopped
   sampling: Sampling
   target_cache: KVCache  # length = DecodeState.length - 1
   draft_state: PyTree
   stats: Stats
   log_probs: Array  # [B, L] of the target's own law (temperature 1, no filter)
-  draft_log_probs: Array  # [B, L] of the law the draft drew from; nan: none
+  draft_log_probs: Array  # [B, L] of the law the draft drew from; or NO_DRAFT
   origin: Array  # [B, L] int8, one of PROMPT .. PLAIN

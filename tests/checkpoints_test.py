@@ -106,6 +106,21 @@ def test_dtypes(tmp_path, stored, dtype):
   )
 
 
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_weights_that_are_not_finite_are_refused_by_name(
+  tmp_path, value, dtype
+):
+  save(tmp_path)
+  arrays = tensors(tmp_path)
+  name = "model.layers.1.mlp.up_proj.weight"
+  arrays[name] = arrays[name].copy()
+  arrays[name][2, 3] = value
+  save_file(arrays, tmp_path / "model.safetensors")
+  with pytest.raises(ValueError, match=r"layer_1\.mlp\.up.* NaN or infinite"):
+    checkpoints.load(tmp_path, dtype)
+
+
 def shard(directory):
   arrays, files = tensors(directory), {}
   (directory / "model.safetensors").unlink()

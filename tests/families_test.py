@@ -5,6 +5,7 @@ transformers' own is in transformer_test.py.
 """
 
 import json
+import math
 from pathlib import Path
 
 import jax
@@ -16,7 +17,7 @@ from safetensors.numpy import load_file
 from specdec import checkpoints
 from specdec.checkpoints import hf_config
 from specdec.models import experts, transformer
-from specdec.models.config import TransformerConfig
+from specdec.models.config import RopeScaling, TransformerConfig
 
 PARITY = Path(__file__).parent / "fixtures" / "parity"
 RECORDED = sorted(folder.name for folder in PARITY.iterdir())
@@ -158,10 +159,22 @@ def test_norm_offset_is_exact_in_bfloat16():
   "changes, sentence",
   [
     ({"windows": (0, 3)}, "each must be None or >= 1"),
-    ({"query_scalar": 0}, "query_scalar = 0; it must be None or > 0"),
+    (
+      {"query_scalar": 0},
+      "query_scalar = 0; it must be None or finite",
+    ),
     ({"attention_softcap": 0.0}, "attention_softcap = 0.0; it must be"),
     ({"logit_softcap": -1.0}, "logit_softcap = -1.0; it must be"),
     ({"local_rope_theta": 1e4}, "local_rope_theta = 10000.0 needs layers with"),
+    ({"rope_theta": 0.0}, "rope_theta = 0.0; it must be finite and > 0"),
+    ({"rope_theta": math.nan}, "rope_theta = nan"),
+    ({"rope_theta": -1}, "rope_theta = -1"),
+    ({"rope_theta": "1e4"}, "rope_theta = '1e4'"),
+    ({"norm_epsilon": 0}, "norm_epsilon = 0"),
+    ({"norm_epsilon": math.inf}, "norm_epsilon = inf"),
+    ({"logit_softcap": math.nan}, "logit_softcap = nan"),
+    ({"num_layers": 2.0}, "num_layers = 2.0; it must be an integer >= 1"),
+    ({"width": True}, "width = True"),
     ({"activation": "relu"}, "'relu' is unknown; known: silu, gelu_tanh"),
     ({"num_experts": 1}, "num_experts = 1; it must be 0 or > 1"),
     ({"num_experts": 4}, r"experts_per_token = 0 .* in 1\.\.4"),
@@ -171,3 +184,21 @@ def test_norm_offset_is_exact_in_bfloat16():
 def test_config_refusals(changes, sentence):
   with pytest.raises(ValueError, match=sentence):
     changed(CONFIG, **changes)
+
+
+@pytest.mark.parametrize(
+  "arguments, sentence",
+  [
+    (("linear", 0), "factor = 0; it must be finite and > 0"),
+    (("linear", math.nan), "factor = nan"),
+    (("llama3", -1.0), "factor = -1.0"),
+    (("llama3", 8.0, 0.0), "low_frequency_factor = 0.0"),
+    (("llama3", 8.0, 1.0, math.inf), "high_frequency_factor = inf"),
+    (("llama3", 8.0, 4.0, 4.0), "low_frequency_factor = 4.0 must be <"),
+    (("llama3", 8.0, 1.0, 4.0, 0), "original_length = 0; it must be an integ"),
+    (("yarn", 8.0), "'yarn' is unknown; known: linear, llama3"),
+  ],
+)
+def test_rope_scalings_that_are_refused(arguments, sentence):
+  with pytest.raises(ValueError, match=sentence):
+    RopeScaling(*arguments)

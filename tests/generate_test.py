@@ -4,6 +4,7 @@ import json
 import os
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 
@@ -57,6 +58,20 @@ def test_command_line_ends_with_a_table_and_json(target, tmp_path):
   assert found["acceptance"]["tokens_per_pass"]["value"] >= 1
   for key in ("tokens_per_second", "plain_tokens_per_second"):
     assert found["speed"][key] > 0
+
+
+def test_activations_that_overflow_end_in_a_sentence(target, tmp_path):
+  """Every weight is finite, and no distribution is."""
+  checkpoint = checkpoints.load(target)
+  params = checkpoint.params
+  huge = {"scale": params["final_norm"]["scale"] * 3e38}
+  folder = tmp_path / "huge"
+  shutil.copytree(target, folder)
+  checkpoints.save_safetensors(
+    folder, params | {"final_norm": huge}, checkpoint.config
+  )
+  with pytest.raises(SystemExit, match="the target's .* are not finite"):
+    programs.run("generate", f"--target={folder}", "--prompt=abc")
 
 
 @pytest.mark.parametrize("rule", ["coupled", "rejection"])
@@ -142,10 +157,13 @@ def test_config_file_sets_flags_but_not_those_given(run, tmp_path):
   ("arguments", "sentence"),
   [
     (["--k=-1"], "--k=-1; it must be >= 0"),
-    (["--temperature=-0.5"], "temperature = -0.5; it must be >= 0"),
-    (["--top_p=0"], r"top_p = 0.0; it must be in \(0, 1\]"),
+    (
+      ["--temperature=-0.5"],
+      "temperature = -0.5; it must be in",
+    ),
+    (["--top_p=0"], r"top_p = 0; it must be in \(0, 1\]"),
     (["--top_p=1.5"], r"top_p = 1.5; it must be in \(0, 1\]"),
-    (["--top_k=0"], "top_k = 0; it must be >= 1"),
+    (["--top_k=0"], "top_k = 0; it must be an integer >= 1"),
     (["--batch=0"], "--batch=0; it must be >= 1"),
     (["--max_new_tokens=0"], "--max_new_tokens=0; it must be >= 1"),
     (["--acceptance=greedy", "--temperature=1"], "would not sample"),

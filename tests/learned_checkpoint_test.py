@@ -206,6 +206,14 @@ def test_weights_that_do_not_fit(whom, file, tmp_path, arrays, said):
     saved.load(path, whom)
 
 
+def test_weights_that_are_not_finite(whom, file, tmp_path):
+  fuse = saved.load(file, whom).net["fuse"]["weight"]
+  arrays = {"fuse/weight": fuse.at[0, 0].set(jnp.nan)}
+  path = rewritten(tmp_path / "a.safetensors", file, arrays)
+  with pytest.raises(ValueError, match=r"fuse\.weight hold NaN or infinite"):
+    saved.load(path, whom)
+
+
 @pytest.mark.parametrize("where", ["write_bytes", "replace"])
 def test_a_kill_in_the_middle_of_a_write(whom, tmp_path, monkeypatch, where):
   path = tmp_path / "best.safetensors"

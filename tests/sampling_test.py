@@ -94,12 +94,29 @@ def test_b09_temperatures_near_zero_stay_laws():
   np.testing.assert_allclose(jnp.exp(law).sum(-1), 1.0, atol=1e-6)
 
 
+@pytest.mark.parametrize("temperature", [1.2e-38, 1e-37, 1e-20, 1e37])
+@pytest.mark.parametrize("filters", [{}, {"top_k": 2}, {"top_p": 0.9}])
+def test_no_temperature_overflows(temperature, filters):
+  logits = jnp.array([[-90.0, 20.0, 20.0, 19.0, -jnp.inf]])
+  settings = sampling.settings(1, temperature, **filters)
+  [law] = jnp.exp(sampling.warp(logits, settings))
+  two = temperature < 1 or "top_k" in filters
+  wanted = [0, 0.5, 0.5, 0, 0] if two else [0.25] * 4 + [0]
+  np.testing.assert_allclose(law, wanted, atol=1e-6)
+
+
 @pytest.mark.parametrize(
   "options, sentence",
   [
-    ({"temperature": -1.0}, r"temperature = -1\.0; it must be >= 0"),
-    ({"top_k": 0}, "top_k = 0; it must be >= 1"),
-    ({"top_p": 0.0}, r"top_p = 0\.0; it must be in \(0, 1\]"),
+    ({"temperature": -1.0}, r"temperature = -1; it must be in \[0, 1e\+37\]"),
+    ({"temperature": np.inf}, "temperature = inf"),
+    ({"temperature": 1e39}, r"temperature = 1e\+39"),
+    ({"temperature": [1.0, 1.0, 1.0]}, "one value or 2, one a row"),
+    ({"top_k": 0}, "top_k = 0; it must be an integer >= 1"),
+    ({"top_k": 2.5}, "top_k = 2.5"),
+    ({"top_k": 2**31}, "top_k = 2.14748e"),
+    ({"top_p": 0.0}, r"top_p = 0; it must be in \(0, 1\]"),
+    ({"top_p": 1e-60}, "top_p = 1e-60"),
     ({"top_p": np.array([0.5, 1.5])}, r"top_p = 1\.5"),
     ({"temperature": np.nan}, "temperature = nan"),
   ],

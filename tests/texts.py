@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specdec.types import ACCEPTED, BONUS, CORRECTION, PLAIN, PROMPT
+from specdec.types import ACCEPTED, BONUS, CORRECTION, NO_DRAFT, PLAIN, PROMPT
 
 
 def texts(state) -> list[tuple[int, ...]]:
@@ -59,7 +59,7 @@ def check_books(state, prompt_length, k=None) -> None:
       run = 0
     compared = np.isin(emitted, [ACCEPTED, CORRECTION])
     said = draft_log_probs[b, start : length[b]]
-    np.testing.assert_array_equal(np.isnan(said), ~compared)
+    np.testing.assert_array_equal(said == NO_DRAFT, ~compared)
 
 
 def forward(model, params, tokens) -> np.ndarray:

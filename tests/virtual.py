@@ -1,4 +1,4 @@
-"""Environments of test processes: XLA flags, and CPUs that are several devices."""
+"""Environments of test processes: XLA flags, CPUs that are several devices."""
 
 import os
 import subprocess

@@ -52,6 +52,8 @@ def _below(draft: Draft, node: Array) -> Array:
 
 
 def _keep(draft: Draft, target_log_probs: Array) -> Array:
+  if draft.log_probs is None:  # the root alone
+    return jnp.ones(len(target_log_probs))
   nodes = jnp.arange(len(target_log_probs))
   below = jax.vmap(lambda node: _below(draft, node))(nodes)  # [N, N]
   num_draws = jnp.sum(below, axis=-1)
@@ -78,6 +80,8 @@ def _keep(draft: Draft, target_log_probs: Array) -> Array:
 
 def _next_law(draft: Draft, target_log_probs: Array, node: Array) -> Array:
   law = jnp.exp(target_log_probs[node])
+  if draft.log_probs is None:
+    return law
   below = _below(draft, node)
   num_draws = jnp.sum(below)
   drawn = jnp.exp(draft.log_probs[jnp.argmax(below)])

@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.flax import save as save_bytes
 
 from specdec import drafters, hosts
-from specdec.checkpoints.loading import Checkpoint
+from specdec.checkpoints.loading import Checkpoint, check_finite
 from specdec.learned.cell import Cell
 from specdec.learned.recipe import Recipe
 from specdec.models.config import TransformerConfig
@@ -162,6 +162,7 @@ def load(
   learned = Learned(recipe, ids, net, "")
   if target is not None:
     _check_shapes(path, learned, target.config)
+  check_finite(net, path)
   return learned._replace(source=str(path))
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import traverse_util
 
 from specdec import sharding
 from specdec.checkpoints import (
@@ -85,7 +86,8 @@ def load(
   Raises:
     FileNotFoundError: the source, or a file it should have, is absent.
     ValueError: the architecture or an option is not implemented, a tensor is
-      missing, unknown or misshapen, a file is damaged, or weights are pickled.
+      missing, unknown, misshapen or not finite, a file is damaged, or weights
+      are pickled.
   """
   _check_dtype(dtype)
   path = hub.resolve(source)
@@ -108,11 +110,34 @@ def load(
       params = orbax_layout.read(
         path, config, dtype, place and shardings(config, place)
       )
+      check_finite(params, source)
       return Checkpoint(config, params, text, eos_ids, str(source))
     weights = huggingface.Weights(path)
     wanted = [(row.hugging_face, row) for row in names.expected(config)]
   params = _read(weights, wanted, dtype, place)
+  check_finite(params, source)
   return Checkpoint(config, params, text, eos_ids, str(source))
+
+
+@jax.jit
+def _is_finite(x: jax.Array) -> jax.Array:
+  return jnp.all(jnp.isfinite(x))
+
+
+def check_finite(params: dict[str, Any], source: str | Path) -> None:
+  """Refuses weights that are NaN or infinite, by name.
+
+  Raises:
+    ValueError: names the first of them.
+  """
+  flat = traverse_util.flatten_dict(params, sep=".")
+  sound = {name: _is_finite(x) for name, x in flat.items()}
+  broken = [name for name, finite in sound.items() if not finite]
+  if broken:
+    more = f" and {len(broken) - 1} more tensors" if broken[1:] else ""
+    raise ValueError(
+      f"{source}: {broken[0]}{more} hold NaN or infinite weights"
+    )
 
 
 def shardings(config: TransformerConfig, place: sharding.Placement) -> dict:

@@ -5,6 +5,32 @@ importing it (DESIGN: analysis imports model configs, never a model's code).
 """
 
 import dataclasses
+import math
+import numbers
+
+
+def _check_counts(config, *names: str) -> None:
+  for name in names:
+    value = getattr(config, name)
+    count = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    if not count or value < 1:
+      raise ValueError(f"{name} = {value!r}; it must be an integer >= 1")
+
+
+def _check_positive(config, *names: str, optional: bool = False) -> None:
+  for name in names:
+    value = getattr(config, name)
+    if value is None and optional:
+      continue
+    if (
+      not isinstance(value, numbers.Real)
+      or not math.isfinite(value)
+      or value <= 0
+    ):
+      accepted = "None or " if optional else ""
+      raise ValueError(
+        f"{name} = {value!r}; it must be {accepted}finite and > 0"
+      )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +58,15 @@ class RopeScaling:
     if self.kind not in ("linear", "llama3"):
       raise ValueError(
         f"rope scaling kind {self.kind!r} is unknown; known: linear, llama3"
+      )
+    _check_positive(
+      self, "factor", "low_frequency_factor", "high_frequency_factor"
+    )
+    _check_counts(self, "original_length")
+    low, high = self.low_frequency_factor, self.high_frequency_factor
+    if self.kind == "llama3" and low >= high:
+      raise ValueError(
+        f"low_frequency_factor = {low} must be < high_frequency_factor = {high}"
       )
 
 
@@ -115,7 +150,8 @@ class TransformerConfig:
     }
 
   def __post_init__(self):
-    for name in (
+    _check_counts(
+      self,
       "vocab_size",
       "num_layers",
       "width",
@@ -123,9 +159,16 @@ class TransformerConfig:
       "num_heads",
       "num_kv_heads",
       "head_dim",
-    ):
-      if getattr(self, name) < 1:
-        raise ValueError(f"{name} = {getattr(self, name)}; it must be >= 1")
+    )
+    _check_positive(self, "norm_epsilon", "rope_theta")
+    _check_positive(
+      self,
+      "local_rope_theta",
+      "query_scalar",
+      "attention_softcap",
+      "logit_softcap",
+      optional=True,
+    )
     if self.num_heads % self.num_kv_heads:
       raise ValueError(
         f"num_heads = {self.num_heads} is not a multiple of num_kv_heads = "
@@ -139,15 +182,6 @@ class TransformerConfig:
       )
     if any(window is not None and window < 1 for window in self.windows):
       raise ValueError(f"windows = {self.windows}; each must be None or >= 1")
-    for name in (
-      "local_rope_theta",
-      "query_scalar",
-      "attention_softcap",
-      "logit_softcap",
-    ):
-      value = getattr(self, name)
-      if value is not None and value <= 0:
-        raise ValueError(f"{name} = {value}; it must be None or > 0")
     if self.local_rope_theta is not None and not any(self.windows):
       raise ValueError(
         f"local_rope_theta = {self.local_rope_theta} needs layers with windows"

@@ -18,7 +18,7 @@ def init_params(
 ) -> dict[str, jax.Array]:
   """Random logits [V + 1, V, V]: index V of the first axis is "no token"."""
   shape = (vocab_size + 1, vocab_size, vocab_size)
-  return {"table": scale * jax.random.normal(key, shape)}
+  return {"table": scale * jax.random.normal(key, shape, jnp.float32)}
 
 
 def model(vocab_size: int) -> Model:

@@ -1,0 +1,147 @@
+"""JAX's own switches, a broken model and bad arguments of `generate`."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specdec import acceptance, decode, drafters, expand, sampling, tree
+from specdec.models import table
+from specdec.types import (
+  DRAFT_FAULT,
+  NO_FAULT,
+  TARGET_FAULT,
+  Params,
+)
+
+V = 4
+PARAMS = Params(
+  table.init_params(jax.random.key(0), V),
+  table.init_params(jax.random.key(1), V),
+)
+PROMPT = np.array([[0, 1, 2], [3, 0, 0], [1, 1, 0], [2, 3, 2]])
+LENGTH = np.array([3, 1, 2, 3])
+TEMPERATURE = np.array([1.0, 0.7, 0.0, 1.0])
+
+
+def shaped(expansion):
+  return lambda: drafters.model_tree(table.model(V), expansion)
+
+
+WAYS = {
+  "plain": (lambda: decode.PLAIN_DRAFTER, lambda: decode.PLAIN_RULE),
+  "lookup": (lambda: drafters.lookup(3, min_ngram=1), acceptance.coupled),
+  "rejection": (
+    lambda: drafters.model(table.model(V), 3),
+    acceptance.rejection,
+  ),
+  "block": (lambda: drafters.model(table.model(V), 3), acceptance.block),
+  "k = 0": (lambda: drafters.model(table.model(V), 0), acceptance.kseq),
+  "kseq": (shaped(expand.static(tree.parallel(2, 2), "iid")), acceptance.kseq),
+  "tree": (shaped(expand.static([-1, 0, 0, 1, 1])), acceptance.rejection),
+  "dynamic": (shaped(expand.dynamic(2, 2, 4)), acceptance.naive),
+  "typical": (lambda: drafters.model(table.model(V), 3), acceptance.typical),
+}
+
+
+def generate(way, params=PARAMS, **options):
+  make_drafter, make_rule = WAYS[way]
+  arguments = {
+    "prompt": jnp.asarray(PROMPT),
+    "prompt_length": jnp.asarray(LENGTH),
+    "key": jax.random.key(5),
+    "max_length": 12,
+    "sampling": sampling.settings(4, TEMPERATURE),
+  }
+  return decode.generate(
+    table.model(V), make_drafter(), make_rule(), params, **arguments | options
+  )
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_64_bits_change_nothing(way):
+  expected = generate(way)
+  with jax.enable_x64(True):
+    state = generate(way)
+  for name in ("tokens", "length", "origin", "log_probs"):
+    one, other = getattr(state, name), getattr(expected, name)
+    assert one.dtype == other.dtype
+    np.testing.assert_array_equal(one, other, name)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_debug_nans_has_nothing_to_stop(way):
+  with jax.debug_nans(True):
+    state = generate(way)
+  np.testing.assert_array_equal(state.tokens, generate(way).tokens)
+
+
+def broken(params, value, past=None):
+  """Weights with `value` in every distribution after token 2, or after all."""
+  entry = params["table"].at[:, 2 if past is None else past, 1].set(value)
+  return {"table": entry}
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize("way", [way for way in WAYS if way != "typical"])
+def test_a_row_stops_before_a_distribution_that_is_not_finite(way, value):
+  """And only that row: its text so far is what a sound model writes."""
+  state = generate(way, PARAMS._replace(target=broken(PARAMS.target, value)))
+  sound = generate(way)
+  assert bool(jnp.all(state.done))
+  for row in range(4):
+    text, length = np.asarray(state.tokens[row]), int(state.length[row])
+    start = LENGTH[row] - 1  # the pending token has no distribution yet
+    assert 2 not in text[start : length - 1]
+    if text[length - 1] == 2:
+      assert length == 12 or state.fault[row] == TARGET_FAULT
+    else:
+      assert state.fault[row] == NO_FAULT and length == 12
+    if way in ("plain", "lookup"):
+      np.testing.assert_array_equal(text[:length], sound.tokens[row, :length])
+  assert state.fault[0] == TARGET_FAULT and int(state.length[0]) == 3
+  assert int(state.stats.emitted[0]) == 0
+
+
+@pytest.mark.parametrize("way", ["rejection", "block", "kseq", "tree"])
+def test_a_draft_that_is_not_finite_stops_the_row(way):
+  params = PARAMS._replace(draft=broken(PARAMS.draft, np.nan))
+  state = generate(way, params)
+  assert state.fault[0] == DRAFT_FAULT and int(state.length[0]) == 3
+  assert bool(jnp.all(state.done))
+
+
+@pytest.mark.parametrize(
+  "options, sentence",
+  [
+    (
+      {"prompt": PROMPT.astype(float)},
+      "prompt is float64; it must be integers",
+    ),
+    ({"prompt": PROMPT > 0}, "prompt is bool"),
+    ({"prompt": PROMPT[0]}, r"prompt has shape \(3,\); it must be \[B, P\]"),
+    ({"prompt": PROMPT[:, :0]}, r"prompt has shape \(4, 0\)"),
+    ({"prompt": PROMPT + 2}, r"token id 4; the target's are 0\.\.3"),
+    ({"prompt": PROMPT - 1}, "token id -1"),
+    ({"prompt_length": LENGTH[:2]}, r"prompt_length has shape \(2,\)"),
+    ({"prompt_length": LENGTH * 1.0}, "prompt_length is float64"),
+    ({"prompt_length": LENGTH - 1}, r"prompt_length = 0; it must be in 1\.\.3"),
+    ({"limit": jnp.array([9])}, r"limit has shape \(1,\); it must be \(4,\)"),
+    ({"index": jnp.arange(3)}, r"index has shape \(3,\)"),
+    (
+      {"sampling": sampling.settings(3, 1.0)},
+      r"sampling\.temperature has shape \(3,\); it must be \(4,\)",
+    ),
+    ({"max_length": 2}, "max_length is 2"),
+  ],
+)
+def test_arguments_that_are_refused(options, sentence):
+  with pytest.raises(ValueError, match=sentence):
+    generate("lookup", **options)
+
+
+def test_weights_of_64_bits_are_refused():
+  with jax.enable_x64(True):
+    wide = jax.tree.map(lambda x: x.astype(jnp.float64), PARAMS)
+    with pytest.raises(ValueError, match=r"target\['table'\] is float64"):
+      generate("rejection", wide)
