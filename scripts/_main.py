@@ -14,7 +14,7 @@ import jax
 from absl import app
 from absl import logging as absl_logging
 
-from specdec import hosts
+from specdec import files, hosts
 
 _MENDABLE = (ValueError, OSError, MemoryError)
 
@@ -97,5 +97,8 @@ def check_writable(name: str, path: str) -> None:
     raise ValueError(
       f"{name}={path}: there is no folder {file.parent}; make it first"
     )
-  if not os.access(file if file.exists() else file.parent, os.W_OK):
+  places = [file] if file.exists() else []
+  if not files.is_stream(file):  # a new file takes its place
+    places.append(file.parent)
+  if not all(os.access(place, os.W_OK) for place in places):
     raise ValueError(f"{name}={path} cannot be written; choose another place")

@@ -2,6 +2,7 @@
 
 import csv
 import dataclasses
+import io
 from pathlib import Path
 
 import _priced
@@ -9,6 +10,7 @@ import numpy as np
 from _priced import gain
 from absl import flags
 
+from specdec import files
 from specdec.analysis import heatmaps, planning, speedup
 from specdec.analysis.pairs import Pair
 
@@ -27,40 +29,41 @@ def grid(rows, columns_, value) -> np.ndarray:
 def write_cells(path: Path, pair: Pair, survival, batches, contexts) -> None:
   """Every batch, context and k."""
   curve = planning.curve(survival, FLAGS.most)
-  with path.open("w", newline="", encoding="utf-8") as file:
-    writer = csv.writer(file)
-    writer.writerow(_CELL)
-    for batch in batches:
-      for context in contexts:
-        plain = pair.plain(batch, context).seconds
-        fits = not np.isnan(gain(pair, batch, context, ()))
-        for k in range(len(curve) + 1):
-          tokens = speedup.expected_tokens(curve[:k])
-          seconds = pair.round(batch, k, context).seconds
-          one = speedup.latency(curve[:k], seconds)
-          writer.writerow(
-            [
-              pair.target.chip.name,
-              FLAGS.target,
-              FLAGS.draft if FLAGS.exit_layer is None else FLAGS.exit_layer,
-              batch,
-              context,
-              k,
-              fits,
-              *(
-                f"{x:.6g}"
-                for x in (
-                  tokens,
-                  1e3 * seconds,
-                  1e3 * plain,
-                  tokens * plain / seconds,
-                  batch * tokens / seconds,
-                  1e3 * one.mean,
-                  1e3 * one.p99,
-                )
-              ),
-            ]
-          )
+  file = io.StringIO()
+  writer = csv.writer(file)
+  writer.writerow(_CELL)
+  for batch in batches:
+    for context in contexts:
+      plain = pair.plain(batch, context).seconds
+      fits = not np.isnan(gain(pair, batch, context, ()))
+      for k in range(len(curve) + 1):
+        tokens = speedup.expected_tokens(curve[:k])
+        seconds = pair.round(batch, k, context).seconds
+        one = speedup.latency(curve[:k], seconds)
+        writer.writerow(
+          [
+            pair.target.chip.name,
+            FLAGS.target,
+            FLAGS.draft if FLAGS.exit_layer is None else FLAGS.exit_layer,
+            batch,
+            context,
+            k,
+            fits,
+            *(
+              f"{x:.6g}"
+              for x in (
+                tokens,
+                1e3 * seconds,
+                1e3 * plain,
+                tokens * plain / seconds,
+                batch * tokens / seconds,
+                1e3 * one.mean,
+                1e3 * one.p99,
+              )
+            ),
+          ]
+        )
+  files.replace(path, file.getvalue())
 
 
 def draw(folder: Path, known, pair: Pair, survival, batches, contexts) -> None:

@@ -1,13 +1,12 @@
 """What the programs that train share: configs, texts, judging, checkpoints."""
 
-import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import jax
 
-from specdec import acceptance, checkpoints, hosts
+from specdec import acceptance, checkpoints, files, hosts
 from specdec.models.config import RopeScaling, TransformerConfig
 from specdec.training import data, evaluate, samples
 from specdec.training.options import Options
@@ -157,7 +156,7 @@ def export(
   tokenizer,
   also: Callable[[Path], None] | None = None,
 ) -> None:
-  """Writes a checkpoint beside and renames it into its place.
+  """Writes a checkpoint, whole or not at all.
 
   Args:
     also: writes what belongs to it into the folder that it is given, where the
@@ -166,14 +165,11 @@ def export(
   weights = jax.tree.map(hosts.whole, weights)
   if not hosts.is_first():
     return
-  scratch, old = folder / f".{name}", folder / f".{name}.old"
-  for path in (scratch, old):
-    shutil.rmtree(path, ignore_errors=True)
-  checkpoints.save_safetensors(scratch, weights, shape)
-  tokenizer.save(scratch)
-  if also is not None:
-    also(scratch)
-  if (folder / name).exists():
-    (folder / name).rename(old)
-  scratch.rename(folder / name)
-  shutil.rmtree(old, ignore_errors=True)
+
+  def write(scratch):
+    checkpoints.save_safetensors(scratch, weights, shape)
+    tokenizer.save(scratch)
+    if also is not None:
+      also(scratch)
+
+  files.replace_folder(folder / name, write)

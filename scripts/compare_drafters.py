@@ -341,7 +341,6 @@ def work() -> None:
   context = int(np.mean([len(ids) for ids in encoded]))
   nodes = {e["run"]["nodes"] for e in entries}
   passes = time_passes(target, lines, nodes, context)
-  lines.close()
   read_rate = bounds.pass_bytes(target.config, batch, 1, context) / passes[1]
   runs = documents(entrants, entries, passes, read_rate)
   text = table(runs)

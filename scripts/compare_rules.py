@@ -266,7 +266,6 @@ def work() -> None:
   runs = compare(bench, lines, ranks)
   context = max(map(len, encoded))
   chosen = best_tree(models, context, lines, ranks, runs)
-  lines.close()
   lossy = {rules[run["comparison"]["rule"]].caveat for run in runs}
   caveats = [*header["caveats"], *sorted(lossy - {""})]
   text = report.of_rules(runs)

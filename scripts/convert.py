@@ -10,7 +10,6 @@ Both carry config.json and the tokenizer; a quantised GGUF is dequantised.
 """
 
 import json
-import shutil
 from pathlib import Path
 
 import _main
@@ -18,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from absl import flags
 
-from specdec import checkpoints
+from specdec import checkpoints, files
 from specdec.checkpoints.fetch import fetch
 
 LAYOUTS = {
@@ -54,23 +53,21 @@ def convert() -> None:
   params = jax.tree.map(lambda leaf: leaf.astype(dtype), model.params)
   if not all(bool(jnp.all(jnp.isfinite(x))) for x in jax.tree.leaves(params)):
     raise ValueError(f"some weights do not fit into {_DTYPE.value}")
-  scratch = output.with_name(f".{output.name}.part")
-  shutil.rmtree(scratch, ignore_errors=True)
-  LAYOUTS[_LAYOUT.value](scratch, params, model.config)
-  if model.tokenizer is not None:
-    model.tokenizer.save(scratch)
-  elif model.eos_ids:
-    text = json.dumps({"eos_token_id": list(model.eos_ids)}) + "\n"
-    (scratch / "generation_config.json").write_text(text)
-  config = checkpoints.load(scratch).config
-  if output.exists():
-    output.rmdir()
-  scratch.rename(output)
-  files = [file for file in output.rglob("*") if file.is_file()]
-  size = sum(file.stat().st_size for file in files)
+
+  def write(folder):
+    LAYOUTS[_LAYOUT.value](folder, params, model.config)
+    if model.tokenizer is not None:
+      model.tokenizer.save(folder)
+    elif model.eos_ids:
+      text = json.dumps({"eos_token_id": list(model.eos_ids)}) + "\n"
+      files.replace(folder / "generation_config.json", text)
+    checkpoints.load(folder)
+
+  files.replace_folder(output, write)
+  sizes = [x.stat().st_size for x in output.rglob("*") if x.is_file()]
   print(
-    f"{output}: {config.num_parameters / 1e6:.2f} M parameters, "
-    f"{size / 1e6:.1f} MB in {len(files)} files"
+    f"{output}: {model.config.num_parameters / 1e6:.2f} M parameters, "
+    f"{sum(sizes) / 1e6:.1f} MB in {len(sizes)} files"
   )
 
 

@@ -90,7 +90,6 @@ def evaluate() -> None:
   for line in lines.broken:
     print(f"skipped: {line}; its prompts are decoded again", file=sys.stderr)
   measured = decode(models, encoded, groups, lines)
-  lines.close()
   runs = evaluation.sum_up(
     measured, groups, _flags.single("batch"), _decoding.comparable()
   )
@@ -116,7 +115,7 @@ def evaluate() -> None:
   for caveat in document["caveats"]:
     text += f"\n  beware: {caveat}"
   print(text)
-  (folder / "table.txt").write_text(text + "\n", encoding="utf-8")
+  run_folder.replace_text(folder / "table.txt", text + "\n")
   report.write_json(str(folder / "results.json"), document)
   if FLAGS.json:
     report.write_json(FLAGS.json, document)

@@ -12,7 +12,6 @@ Text is printed as it comes, tokens coloured by origin. Then the same prompts
 are decoded plainly, in the same run, and a table sets the two side by side.
 """
 
-import pathlib
 import sys
 
 import _auto
@@ -22,7 +21,7 @@ import _main
 from absl import flags
 from tqdm import tqdm
 
-from specdec import display, hosts, page, prompts, report
+from specdec import display, page, prompts, report, run_folder
 from specdec.analysis import metrics
 from specdec.checkpoints import shipped
 from specdec.session import prompt_size
@@ -191,8 +190,7 @@ def write_page(summary, table, encoded, answers, tokenizer) -> None:
     [page.section(*pair, tokenizer) for pair in zip(encoded, answers)],
     table,
   )
-  if hosts.is_first():
-    pathlib.Path(FLAGS.html).write_text(text, encoding="utf-8")
+  run_folder.replace_text(FLAGS.html, text)
   print(f"page: {FLAGS.html}", file=sys.stderr)
 
 

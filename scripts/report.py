@@ -17,8 +17,8 @@ from pathlib import Path
 import _main
 from absl import flags
 
-from specdec import report_page
-from specdec.analysis import sweeps
+from specdec import files, report_page
+from specdec.analysis import canvas, sweeps
 
 _PAGE = flags.DEFINE_string(
   "page", None, "File to write; default report.html in the one folder given."
@@ -45,12 +45,12 @@ def report(arguments: list[str]) -> None:
   header = paths[0] / "header.json"
   known = json.loads(header.read_text()) if header.is_file() else None
   text = report_page.render(found, known)
-  Path(page).write_text(text, encoding="utf-8")
+  files.replace(page, text)
   if _PICTURES.value:
     folder = Path(_PICTURES.value)
     folder.mkdir(parents=True, exist_ok=True)
     for name, figure in report_page.figures(found.lines).items():
-      figure.savefig(folder / f"{name}.png")
+      canvas.save(figure, folder / f"{name}.png")
   for name, some in sweeps.by_setting(found.lines).items():
     print(f"{name}: {sweeps.band(some)}")
   print(f"all: {sweeps.band(found.lines)}")

@@ -13,11 +13,13 @@ import hashlib
 import json
 import platform
 import shutil
-import sys
 import sysconfig
 from pathlib import Path
 
-from absl import app, flags
+import _main
+from absl import flags
+
+from specdec import files
 
 # Folders of tests, of tables and of other people's packages.
 SKIPPED_FOLDERS = {
@@ -92,19 +94,18 @@ def prompts(text: str) -> list[str]:
   return long[:: -(-len(long) // PROMPTS)] if long else []
 
 
-def main(argv):
-  if len(argv) > 1:
-    raise app.UsageError(f"unexpected argument {argv[1]!r}")
+def write_corpus() -> None:
+  """Writes the whole corpus."""
   library = Path(sysconfig.get_paths()["stdlib"])
   output = Path(_OUTPUT.value)
   if output.exists() and not (output / "manifest.json").is_file():
-    sys.exit(f"stdlib_corpus: {output} exists and is no corpus; not replaced")
+    raise ValueError(f"{output} exists and is no corpus; not replaced")
   shutil.rmtree(output, ignore_errors=True)
   # First of all, so that a folder that was left half-made is known again.
   output.mkdir(parents=True)
   (output / "manifest.json").write_text("{}")
-  files = {"train": {}, "held_out": {}}
-  sizes = dict.fromkeys(files, 0)
+  digests = {"train": {}, "held_out": {}}
+  sizes = dict.fromkeys(digests, 0)
   for path in sorted(library.rglob("*.py")):
     name = path.relative_to(library)
     content = path.read_bytes()
@@ -115,27 +116,28 @@ def main(argv):
     except UnicodeDecodeError:
       continue
     part = "held_out" if held_out(name) else "train"
-    copy = output / part / name
-    copy.parent.mkdir(parents=True, exist_ok=True)
-    copy.write_bytes(content)
-    files[part][name.as_posix()] = hashlib.sha256(content).hexdigest()
+    with files.errors_name(output / part / name):
+      (output / part / name).parent.mkdir(parents=True, exist_ok=True)
+      (output / part / name).write_bytes(content)
+    digests[part][name.as_posix()] = hashlib.sha256(content).hexdigest()
     sizes[part] += len(content)
   manifest = {
     "source": f"standard library of CPython {platform.python_version()}",
     "licence": "PSF-2.0",
-    **files,
+    **digests,
   }
-  held = [output / "held_out" / name for name in files["held_out"]]
+  held = [output / "held_out" / name for name in digests["held_out"]]
   begun = [text for file in held for text in prompts(file.read_text())]
-  (output / "prompts.jsonl").write_text(
-    "".join(json.dumps({"prompt": text}) + "\n" for text in begun)
-  )
+  lines = "".join(json.dumps({"prompt": text}) + "\n" for text in begun)
+  files.replace(output / "prompts.jsonl", lines)
   text = json.dumps(manifest, indent=1) + "\n"
-  (output / "manifest.json").write_text(text)
+  files.replace(output / "manifest.json", text)
   for part, size in sizes.items():
-    print(f"{part}: {len(files[part])} files, {size / 1e6:.2f} MB")
+    print(f"{part}: {len(digests[part])} files, {size / 1e6:.2f} MB")
   print(f"prompts: {len(begun)}")
 
 
+main = _main.main_of("stdlib_corpus", write_corpus)
+
 if __name__ == "__main__":
-  app.run(main)
+  _main.start(main)

@@ -235,7 +235,6 @@ def sweep() -> None:
         tqdm.write(f"failed: {name}: {error}", file=sys.stderr)
       lines.append({"point": point, **found})
       progress.update()
-  lines.close()
   own = {key_of(point) for point in points}
   measured_lines = {
     key_of(line["point"]): line

@@ -8,13 +8,14 @@ token that ends a document.
 """
 
 import json
-import sys
 from pathlib import Path
 
+import _main
 import tokenizers
-from absl import app, flags
+from absl import flags
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
+from specdec import files
 from specdec.training import data
 
 END = "<|endoftext|>"
@@ -24,15 +25,11 @@ _SIZE = flags.DEFINE_integer("vocab_size", 4096, "Tokens, bytes included.")
 _OUTPUT = flags.DEFINE_string("output", "tokenizer", "Folder to write.")
 
 
-def main(argv):
-  if len(argv) > 1:
-    raise app.UsageError(f"unexpected argument {argv[1]!r}")
+def train() -> None:
+  """Reads, trains, writes."""
   if _SIZE.value < 257:
-    sys.exit(f"train_tokenizer: --vocab_size={_SIZE.value}; it must be >= 257")
-  try:
-    texts = [document.text for document in data.read(_DATA.value)]
-  except (ValueError, FileNotFoundError) as error:
-    sys.exit(f"train_tokenizer: {error}")
+    raise ValueError(f"--vocab_size={_SIZE.value}; it must be >= 257")
+  texts = [document.text for document in data.read(_DATA.value)]
   tokenizer = tokenizers.Tokenizer(models.BPE())
   tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
   tokenizer.decoder = decoders.ByteLevel()
@@ -47,14 +44,14 @@ def main(argv):
   )
   output = Path(_OUTPUT.value)
   output.mkdir(parents=True, exist_ok=True)
-  tokenizer.save(str(output / "tokenizer.json"))
+  files.replace(output / "tokenizer.json", tokenizer.to_str(pretty=True))
   options = {
     "tokenizer_class": "PreTrainedTokenizerFast",
     "eos_token": END,
     "clean_up_tokenization_spaces": False,
   }
   text = json.dumps(options, indent=2) + "\n"
-  (output / "tokenizer_config.json").write_text(text)
+  files.replace(output / "tokenizer_config.json", text)
   sample = texts[: 1 + len(texts) // 20]
   ids = sum(len(tokenizer.encode(text).ids) for text in sample)
   size = sum(len(text.encode()) for text in sample)
@@ -64,5 +61,7 @@ def main(argv):
   )
 
 
+main = _main.main_of("train_tokenizer", train)
+
 if __name__ == "__main__":
-  app.run(main)
+  _main.start(main)

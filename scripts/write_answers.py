@@ -94,7 +94,6 @@ def work() -> None:
   tokens = sum(
     len(line["token_ids"]) - line["prompt_tokens"] for line in lines.entries
   )
-  lines.close()
   print(f"{len(lines.entries)} answers of {tokens:,} tokens: {folder}")
 
 

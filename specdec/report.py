@@ -6,12 +6,11 @@ that all of them agree. docs/schema.json describes the JSON.
 
 import dataclasses
 import json
-import pathlib
 from collections.abc import Sequence
 
-from specdec import hosts
 from specdec.analysis.metrics import Acceptance, Estimate, Speed
 from specdec.display import columns
+from specdec.run_folder import replace_text
 
 
 @dataclasses.dataclass(frozen=True)
@@ -208,5 +207,4 @@ def _percent(gain: Estimate) -> str:
 def write_json(path: str, document: dict) -> None:
   """Writes a document, or fails where it holds what JSON cannot say."""
   text = json.dumps(document, indent=1, allow_nan=False)
-  if hosts.is_first():
-    pathlib.Path(path).write_text(text + "\n", encoding="utf-8")
+  replace_text(path, text + "\n")

@@ -11,16 +11,13 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from specdec import hosts
+from specdec import files, hosts
 
 
 def replace_text(path: Path, text: str) -> None:
   """Writes a file so that a kill leaves it as it was or as it should be."""
-  if not hosts.is_first():
-    return
-  scratch = path.with_name(f".{path.name}")
-  scratch.write_text(text, encoding="utf-8")
-  os.replace(scratch, path)
+  if hosts.is_first():
+    files.replace(path, text)
 
 
 def differences(
@@ -70,6 +67,26 @@ def claim(
   replace_text(path, json.dumps(settings, indent=1) + "\n")
 
 
+def append(path: Path, line: str) -> None:
+  """Adds a line to a file, or leaves the file as it was.
+
+  Raises:
+    files.NotWritten: the disk is full, say.
+  """
+  if not hosts.is_first():
+    return
+  with files.errors_name(path), path.open("ab", buffering=0) as file:
+    size = file.tell()
+    rest = line.encode()
+    try:
+      while rest:
+        rest = rest[file.write(rest) :]
+      os.fsync(file.fileno())
+    except BaseException:
+      file.truncate(size)
+      raise
+
+
 class Lines:
   """A file of JSON objects, one a line, only ever appended to."""
 
@@ -89,20 +106,11 @@ class Lines:
         self.entries.append(entry)
       except ValueError:
         self.broken.append(f"line {number} of {path} is no JSON object")
-    self._file = None
-    if not hosts.is_first():
-      return
-    self._file = path.open("a", encoding="utf-8")
+    self._path = path
     if content and not content.endswith("\n"):  # a kill cut the last line
-      self._file.write("\n")
+      append(path, "\n")
 
   def append(self, entry: dict) -> None:
     """Adds a line, and sees to it that it is in the file."""
-    if self._file:
-      self._file.write(json.dumps(entry, allow_nan=False) + "\n")
-      self._file.flush()
+    append(self._path, json.dumps(entry, allow_nan=False) + "\n")
     self.entries.append(entry)
-
-  def close(self) -> None:
-    if self._file:
-      self._file.close()

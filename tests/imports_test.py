@@ -36,7 +36,15 @@ ALLOWED = {
     "models",
     "learned",
   ),
-  "analysis": ("types", "tree", "models.config", "models.presets", "analysis"),
+  "analysis": (
+    "types",
+    "tree",
+    "models.config",
+    "models.presets",
+    "analysis",
+    "files",
+    "display",
+  ),
 }
 DRAFTER_BANS = ("decode", "acceptance", "beam", "training", "checkpoints")
 FOREIGN_BANS = ("ml_collections", "absl.flags", "pickle", "cloudpickle", "dill")

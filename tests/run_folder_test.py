@@ -22,7 +22,6 @@ def test_lines_survive_a_kill_in_the_middle_of_one(tmp_path):
   lines = run_folder.Lines(path)
   lines.append({"a": 1})
   lines.append({"a": 2})
-  lines.close()
   whole = path.read_text()
   for cut in range(len(whole) + 1):
     path.write_text(whole[:cut])
@@ -31,9 +30,7 @@ def test_lines_survive_a_kill_in_the_middle_of_one(tmp_path):
     assert lines.entries == complete
     assert len(lines.broken) == (cut not in (0, 8, 9, 17, 18))
     lines.append({"a": 3})
-    lines.close()
     again = run_folder.Lines(path)
-    again.close()
     assert again.entries == [*complete, {"a": 3}]
     assert path.read_text().startswith(whole[:cut])  # nothing was rewritten
 
@@ -42,7 +39,6 @@ def test_lines_that_are_no_object_are_named(tmp_path):
   path = tmp_path / "lines.jsonl"
   path.write_text('{"a": 1}\n[2]\n\n{"a":\n{"a": 4}\n')
   lines = run_folder.Lines(path)
-  lines.close()
   assert lines.entries == [{"a": 1}, {"a": 4}]
   assert [line.split(" of ")[0] for line in lines.broken] == [
     "line 2",

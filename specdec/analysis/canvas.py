@@ -4,10 +4,13 @@ Invariant: readable at a README's width, nothing told by colour alone, no legend
 over data.
 """
 
+import os
 import textwrap
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+
+from specdec import files
 
 # After Okabe and Ito, for the colour-blind; without yellow, too pale on white.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
@@ -35,6 +38,12 @@ def figure(
   for axes in panels:
     axes.spines[["top", "right"]].set_visible(False)
   return made, panels
+
+
+def save(made: Figure, path: str | os.PathLike) -> None:
+  """Writes a picture; the file's suffix decides on the format."""
+  form = os.path.splitext(path)[1][1:] or None
+  files.replace(path, lambda file: made.savefig(file, format=form))
 
 
 def legend(axes: Axes) -> None:

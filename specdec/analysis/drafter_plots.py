@@ -55,7 +55,7 @@ def over_k(
       axes.set_title(law, loc="left", fontsize=10)
     speed.axhline(1, color=canvas.GRAY, linewidth=1, linestyle="--")
     canvas.legend(speed)
-  figure.savefig(path)
+  canvas.save(figure, path)
 
 
 def _label(name: str) -> str:

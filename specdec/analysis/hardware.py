@@ -12,7 +12,6 @@ import json
 import math
 import os
 import platform
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +20,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
+
+from specdec import files
 
 _SIZES = (4 << 20, 16 << 20, 64 << 20, 1 << 30)  # bytes, caches to memory
 _DTYPES = ("float32", "bfloat16", "int8")
@@ -269,11 +270,7 @@ def local(
   hardware = _measured(progress)
   try:
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(
-      "w", encoding="utf-8", dir=path.parent, suffix=".part", delete=False
-    ) as file:
-      file.write(hardware.to_json())
-    os.replace(file.name, path)
+    files.replace(path, hardware.to_json())
   except OSError as error:
     progress(f"not kept: {error}")
   return hardware

@@ -33,7 +33,7 @@ def speedups(
     path: of a file; its suffix decides on the format.
   """
   made = speedups_figure(panels, columns, rows, labels, title, caveats)
-  made.savefig(path)
+  canvas.save(made, path)
 
 
 def speedups_figure(panels, columns, rows, labels, title, caveats=()) -> Figure:
@@ -91,7 +91,7 @@ def over_batch(
   Args:
     curves: by name (of a chip, say), (speedup, k) for every batch.
   """
-  _over_batch(curves, batches, title, caveats).savefig(path)
+  canvas.save(_over_batch(curves, batches, title, caveats), path)
 
 
 def _over_batch(curves, batches, title, caveats) -> Figure:
@@ -129,7 +129,7 @@ def roofline(
     roofs: by name, (bytes/s, FLOP/s).
     points: by kind of pass, (FLOP/byte, FLOP/s, a short word for it).
   """
-  _roofline(roofs, points, title).savefig(path)
+  canvas.save(_roofline(roofs, points, title), path)
 
 
 def _roofline(roofs, points, title) -> Figure:

@@ -43,4 +43,4 @@ def losses(
     axes.set_xticks(range(len(columns)), [name for name, *_ in columns])
     axes.set_xlim(-0.5, max(len(columns), 1) - 0.5)
     axes.set_ylabel(label)
-  made.savefig(path)
+  canvas.save(made, path)

@@ -52,7 +52,7 @@ def by_group(
   Raises:
     ValueError: there are no runs, or two for one group, k and batch.
   """
-  _by_group(runs, title, caveats).savefig(path)
+  canvas.save(_by_group(runs, title, caveats), path)
 
 
 def speed_over_k(
@@ -70,7 +70,7 @@ def speed_over_k(
   Raises:
     ValueError: there are no runs, or two with one k and label.
   """
-  _over_k(curves, title, caveats).savefig(path)
+  canvas.save(_over_k(curves, title, caveats), path)
 
 
 def over_sizes(
@@ -88,7 +88,7 @@ def over_sizes(
   Raises:
     ValueError: there are no runs, or two for one size, shape and rule.
   """
-  _over_sizes(runs, title, caveats).savefig(path)
+  canvas.save(_over_sizes(runs, title, caveats), path)
 
 
 def passes(
@@ -105,7 +105,7 @@ def passes(
   Raises:
     ValueError: there are no entries, or two with one batch and n.
   """
-  _passes(entries, title).savefig(path)
+  canvas.save(_passes(entries, title), path)
 
 
 def _by_group(runs, title, caveats) -> Figure:

@@ -36,4 +36,4 @@ def curves(runs: Sequence[Curve], path: str | os.PathLike, title: str) -> None:
     axes.set_ylabel(label)
   if len(runs) > 1:
     canvas.legend(panels[1])
-  made.savefig(path)
+  canvas.save(made, path)

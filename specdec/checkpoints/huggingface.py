@@ -12,6 +12,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
+from specdec import files
 from specdec.checkpoints import hf_config, names
 from specdec.models.config import TransformerConfig
 
@@ -159,7 +160,11 @@ def save_safetensors(
     arrays |= zip(
       row.hugging_face, array if len(row.hugging_face) > 1 else [array]
     )
-  save_file(arrays, directory / SINGLE, metadata={"format": "pt"})
+  with files.errors_name(directory / SINGLE):
+    try:
+      save_file(arrays, directory / SINGLE, metadata={"format": "pt"})
+    except SafetensorError as error:
+      raise OSError(str(error)) from error
 
 
 def write_config(
@@ -180,4 +185,4 @@ def write_config(
   rendered["torch_dtype"] = str(next(iter(flat.values())).dtype)
   directory.mkdir(parents=True, exist_ok=True)
   text = json.dumps(rendered, indent=2) + "\n"
-  (directory / "config.json").write_text(text, encoding="utf-8")
+  files.replace(directory / "config.json", text)

@@ -8,7 +8,6 @@ one rename, whole; a kill in the middle of a write leaves the one before.
 import dataclasses
 import hashlib
 import json
-import os
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,7 +17,7 @@ from flax import traverse_util
 from safetensors import SafetensorError, safe_open
 from safetensors.flax import save as save_bytes
 
-from specdec import drafters, hosts
+from specdec import drafters, files, hosts
 from specdec.checkpoints.loading import Checkpoint, check_finite
 from specdec.learned.cell import Cell
 from specdec.learned.recipe import Recipe
@@ -107,9 +106,7 @@ def save(
   about = {"recipe": dataclasses.asdict(recipe), "target": target}
   path = Path(path)
   path.parent.mkdir(parents=True, exist_ok=True)
-  scratch = path.with_name(f".{path.name}.part")
-  scratch.write_bytes(save_bytes(arrays, {"specdec": json.dumps(about)}))
-  os.replace(scratch, path)
+  files.replace(path, save_bytes(arrays, {"specdec": json.dumps(about)}))
 
 
 def inspect(path: str | Path) -> Recipe:

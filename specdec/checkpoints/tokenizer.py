@@ -14,6 +14,7 @@ import jinja2
 import tokenizers
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from specdec import files
 from specdec.checkpoints import huggingface
 
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token")
@@ -113,19 +114,18 @@ class Tokenizer:
     """Writes the files that `from_directory` and transformers read."""
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
-    self._inner.save(str(directory / "tokenizer.json"), pretty=False)
+    files.replace(directory / "tokenizer.json", self._inner.to_str())
     about = {"tokenizer_class": "PreTrainedTokenizerFast", **self.special}
     about["clean_up_tokenization_spaces"] = False
-    files = {"tokenizer_config.json": about}
+    options = {"tokenizer_config.json": about}
     if self.eos_ids:
       ids = list(self.eos_ids)
-      files["generation_config.json"] = {"eos_token_id": ids}
-    for name, content in files.items():
+      options["generation_config.json"] = {"eos_token_id": ids}
+    for name, content in options.items():
       text = json.dumps(content, indent=2) + "\n"
-      (directory / name).write_text(text, encoding="utf-8")
+      files.replace(directory / name, text)
     if self.chat_template is not None:
-      path = directory / "chat_template.jinja"
-      path.write_text(self.chat_template, encoding="utf-8")
+      files.replace(directory / "chat_template.jinja", self.chat_template)
 
   @functools.cached_property
   def _template(self) -> jinja2.Template:

@@ -7,7 +7,6 @@ its name whole, and the folder says of which target, data and layers it is.
 """
 
 import functools
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specdec import run_folder
+from specdec import files, run_folder
 from specdec.training.data import Sequences
 from specdec.training.saving import checksum
 from specdec.types import Model, PyTree
@@ -91,8 +90,5 @@ class Cached(Sequences):
     return np.load(self._path(row))
 
   def _write(self, row: int, states: np.ndarray) -> None:
-    path = self._path(row)
-    scratch = path.with_suffix(".part")
-    with scratch.open("wb") as file:
-      np.save(file, states.view(np.uint16))
-    os.replace(scratch, path)
+    values = states.view(np.uint16)
+    files.replace(self._path(row), lambda file: np.save(file, values))

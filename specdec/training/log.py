@@ -11,7 +11,7 @@ from pathlib import Path
 from tensorboardX import SummaryWriter
 
 from specdec import hosts
-from specdec.run_folder import replace_text
+from specdec.run_folder import append, replace_text
 
 
 class Log:
@@ -23,7 +23,7 @@ class Log:
 
   def __init__(self, folder: Path, step: int):
     """Opens the log of a run that stands at `step`; later entries are cut."""
-    path = folder / "metrics.jsonl"
+    self._path = path = folder / "metrics.jsonl"
     kept = []
     if path.is_file():
       # A kill may have cut the last line short.
@@ -35,9 +35,8 @@ class Log:
       default=math.inf,
     )
     self.lowest = float(hosts.agree(lowest))
-    self._file = self._board = None
+    self._board = None
     if hosts.is_first():
-      self._file = path.open("a")
       self._board = SummaryWriter(
         str(folder / "tensorboard"), purge_step=step + 1
       )
@@ -49,11 +48,10 @@ class Log:
     """
     if kind == "held_out":
       self.lowest = min(self.lowest, measures["loss"])
-    if self._file is None:
+    if self._board is None:
       return
     entry = {"step": step, "kind": kind, **measures}
-    self._file.write(json.dumps(entry) + "\n")
-    self._file.flush()
+    append(self._path, json.dumps(entry) + "\n")
     for name, value in measures.items():
       if not isinstance(value, list):
         self._board.add_scalar(f"{kind}/{name}", value, step)
@@ -64,6 +62,5 @@ class Log:
 
   def close(self) -> None:
     """Flushes both."""
-    if self._file:
-      self._file.close()
+    if self._board:
       self._board.close()

@@ -5,13 +5,14 @@ A draft is used after prefixes that the target wrote; DistillSpec
 piece on disk is whole, so sampling goes on where it was stopped.
 """
 
+import functools
 from pathlib import Path
 
 import jax
 import numpy as np
 from tqdm import tqdm
 
-from specdec import decode, hosts, sampling
+from specdec import decode, files, hosts, sampling
 from specdec.types import Model, Params, PyTree
 
 PIECE = 16  # rows decoded together
@@ -63,9 +64,6 @@ def sample(
       )
       tokens = hosts.whole(state.tokens)
       if hosts.is_first():
-        scratch = path.with_suffix(".part")
-        with scratch.open("wb") as file:
-          np.save(file, tokens)
-        scratch.rename(path)
+        files.replace(path, functools.partial(np.save, arr=tokens))
     rows.append(tokens)
   return np.concatenate(rows)

@@ -1,0 +1,155 @@
+"""Files are written whole or not at all, also where the disk is full."""
+
+import contextlib
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tokenizers
+
+import tiny_training
+from specdec import checkpoints, files, report, run_folder
+from specdec.analysis import canvas
+from specdec.training.log import Log
+
+BYTES = 4096
+
+
+@contextlib.contextmanager
+def full_disk(size=BYTES):
+  """No file may grow beyond `size`, as on a disk that is full."""
+  before = resource.getrlimit(resource.RLIMIT_FSIZE)
+  handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+  resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+  try:
+    yield
+  finally:
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    signal.signal(signal.SIGXFSZ, handler)
+
+
+def big_figure():
+  made, [axes] = canvas.figure(3, "a title", (), 1)
+  axes.plot(np.arange(100), np.random.default_rng(0).random(100))
+  return made
+
+
+WRITERS = {
+  "text": lambda path: files.replace(path, "x" * 2 * BYTES),
+  "json": lambda path: report.write_json(str(path), {"x": "y" * 2 * BYTES}),
+  "picture": lambda path: canvas.save(big_figure(), path),
+  "array": lambda path: files.replace(
+    path, lambda file: np.save(file, np.zeros(BYTES))
+  ),
+}
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+@pytest.mark.parametrize("present", [True, False])
+def test_a_full_disk_names_the_file_and_leaves_the_old_one(
+  tmp_path, kind, present
+):
+  path = tmp_path / "results.png"
+  if present:
+    path.write_text("old")
+  with full_disk(), pytest.raises(OSError, match="could not be") as raised:
+    WRITERS[kind](path)
+  assert str(raised.value).startswith(f"{path} could not be written: ")
+  assert os.listdir(tmp_path) == (["results.png"] if present else [])
+  if present:
+    assert path.read_text() == "old"
+  WRITERS[kind](path)
+  assert path.stat().st_size > BYTES
+
+
+def test_the_mode_is_the_umask_s_and_a_link_stays_one(tmp_path):
+  (tmp_path / "link").symlink_to("file")
+  files.replace(tmp_path / "link", b"one")
+  assert (tmp_path / "link").is_symlink()
+  assert (tmp_path / "file").read_bytes() == b"one"
+  mask = os.umask(0)
+  os.umask(mask)
+  assert (tmp_path / "file").stat().st_mode & 0o777 == 0o666 & ~mask
+
+
+def test_a_pipe_is_written_to_and_not_replaced(tmp_path):
+  pipe = tmp_path / "pipe"
+  os.mkfifo(pipe)
+  reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+  files.replace(pipe, "text")
+  assert os.read(reader, 10) == b"text"
+  os.close(reader)
+  assert pipe.is_fifo()
+
+
+def test_a_folder_is_replaced_whole_or_not_at_all(tmp_path):
+  def write(folder, size=1):
+    folder.mkdir()
+    (folder / "weights").write_bytes(b"x" * size)
+
+  target = tmp_path / "best"
+  files.replace_folder(target, write)
+  with full_disk(), pytest.raises(OSError, match=f"^{target} could not be"):
+    files.replace_folder(target, lambda folder: write(folder, 2 * BYTES))
+  assert os.listdir(tmp_path) == ["best"]
+  assert (target / "weights").stat().st_size == 1
+  files.replace_folder(target, lambda folder: write(folder, 2))
+  assert os.listdir(tmp_path) == ["best"]
+  assert (target / "weights").stat().st_size == 2
+
+
+def test_a_line_that_does_not_fit_is_not_begun(tmp_path):
+  path = tmp_path / "lines.jsonl"
+  lines = run_folder.Lines(path)
+  lines.append({"a": 1})
+  with full_disk(), pytest.raises(OSError, match=f"^{path} could not be"):
+    lines.append({"a": "x" * 2 * BYTES})
+  assert lines.entries == [{"a": 1}]
+  assert path.read_text() == '{"a": 1}\n'
+  lines.append({"a": 2})
+  again = run_folder.Lines(path)
+  assert (again.entries, again.broken) == ([{"a": 1}, {"a": 2}], [])
+
+
+def test_a_log_line_that_does_not_fit_is_not_begun(tmp_path):
+  log = Log(tmp_path, 0)
+  log.write(1, "train", {"loss": 1.0})
+  path = tmp_path / "metrics.jsonl"
+  with full_disk(), pytest.raises(OSError, match=f"^{path} could not be"):
+    log.write(2, "train", {"loss": [0.5] * BYTES})
+  assert [json.loads(x)["step"] for x in path.read_text().splitlines()] == [1]
+  log.close()
+
+
+def test_a_checkpoint_on_a_full_disk_names_its_file(tmp_path):
+  config = tiny_training.CONFIG
+  weights = tiny_training.params()
+  with full_disk(1024), pytest.raises(OSError, match="safetensors could not"):
+    checkpoints.save_safetensors(tmp_path, weights, config)
+
+
+def test_a_tokenizer_on_a_full_disk_names_its_file(tmp_path):
+  words = tokenizers.models.WordLevel({"a": 0, "b": 1}, unk_token="a")
+  tokenizer = tokenizers.Tokenizer(words)
+  with (
+    full_disk(64),
+    pytest.raises(OSError, match=r"tokenizer\.json could not"),
+  ):
+    checkpoints.Tokenizer(tokenizer).save(tmp_path)
+  assert os.listdir(tmp_path) == []
+
+
+def test_standard_output_is_written_to_and_not_replaced(tmp_path):
+  code = "from specdec import files; files.replace('/dev/stdout', 'text')"
+  with (tmp_path / "out").open("w") as out:
+    subprocess.run(
+      [sys.executable, "-c", f"print('a', flush=True); {code}; print('b')"],
+      stdout=out,
+      check=True,
+    )
+  assert "b" in (tmp_path / "out").read_text()
