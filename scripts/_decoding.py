@@ -27,6 +27,7 @@ from specdec.checkpoints import learned as saved
 from specdec.checkpoints import shipped
 from specdec.checkpoints.fetch import fetch
 from specdec.checkpoints.learned import Learned
+from specdec.display import escape
 from specdec.learned import cell as cells
 from specdec.learned import serve, size
 from specdec.learned.recipe import Recipe
@@ -109,13 +110,15 @@ def load(max_length: int) -> Models:
   check_memory(shapes, max_length, places=places, loaded=False)
   where = places or (None, None)
   if FLAGS.random_weights:
-    print(f"random weights for {', '.join(map(str, sources))}", file=sys.stderr)
+    text = f"random weights for {', '.join(map(str, sources))}"
+    print(escape(text), file=sys.stderr)
     models = [
       checkpoints.random_checkpoint(shape, FLAGS.seed + i, str(source), place)
       for i, (shape, source, place) in enumerate(zip(shapes, sources, where))
     ]
   else:
-    print(f"loading {', '.join(map(str, sources))}", file=sys.stderr)
+    text = f"loading {', '.join(map(str, sources))}"
+    print(escape(text), file=sys.stderr)
     draft = sources[1] if FLAGS.draft else None
     models = checkpoints.load_pair(sources[0], draft, FLAGS.dtype, where)
   target, draft = [*models, None][:2]

@@ -14,7 +14,7 @@ import jax
 from absl import app
 from absl import logging as absl_logging
 
-from specdec import files, hosts
+from specdec import display, files, hosts
 
 _MENDABLE = (ValueError, OSError, MemoryError)
 
@@ -60,6 +60,7 @@ def _end(text: str) -> None:
   One of several processes goes at once: an orderly end would wait for the
   others, who wait for it; JAX then ends them, as it misses one.
   """
+  text = display.escape(text)
   if not jax.distributed.is_initialized():
     sys.exit(text)
   print(text, file=sys.stderr, flush=True)

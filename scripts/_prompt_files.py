@@ -12,7 +12,7 @@ import _mesh
 import _output
 from absl import flags
 
-from specdec import prompts, run_folder
+from specdec import display, prompts, run_folder
 from specdec.training import saving
 
 # What does not change the results: where they are kept, how they are written.
@@ -63,7 +63,7 @@ def read_prompts(target) -> tuple[list[list[int]], list[prompts.Prompt], list]:
       except ValueError as error:
         broken.append(f"{prompt.name}: {error}")
   for line in broken:
-    print(f"skipped: {line}", file=sys.stderr)
+    print(display.escape(f"skipped: {line}"), file=sys.stderr)
   if not found:
     raise ValueError("no prompt is left")
   return encoded, found, broken

@@ -25,7 +25,7 @@ import _prompt_files
 from absl import flags
 from tqdm import tqdm
 
-from specdec import evaluation, provenance, report, run_folder
+from specdec import display, evaluation, provenance, report, run_folder
 from specdec.analysis import plots
 
 FLAGS = flags.FLAGS
@@ -53,7 +53,7 @@ def decode(models, encoded, groups, lines) -> list[dict]:
             )
             sessions[k].share_plain(sessions[FLAGS.k[0]])
             sessions[k].warm_up([encoded[i] for i in members])
-        progress.set_postfix_str(groups[members[0]])
+        progress.set_postfix_str(display.escape(groups[members[0]], ""))
         line = evaluation.decode_batch(
           sessions,
           [encoded[i] for i in members],

@@ -17,7 +17,7 @@ from pathlib import Path
 import _main
 from absl import flags
 
-from specdec import files, report_page
+from specdec import display, files, report_page
 from specdec.analysis import canvas, sweeps
 
 _PAGE = flags.DEFINE_string(
@@ -41,7 +41,7 @@ def report(arguments: list[str]) -> None:
   _main.check_writable("--page", page)
   found = sweeps.read(paths)
   for text in found.broken:
-    print(f"skipped: {text}", file=sys.stderr)
+    print(display.escape(f"skipped: {text}"), file=sys.stderr)
   header = paths[0] / "header.json"
   known = json.loads(header.read_text()) if header.is_file() else None
   text = report_page.render(found, known)
@@ -52,7 +52,7 @@ def report(arguments: list[str]) -> None:
     for name, figure in report_page.figures(found.lines).items():
       canvas.save(figure, folder / f"{name}.png")
   for name, some in sweeps.by_setting(found.lines).items():
-    print(f"{name}: {sweeps.band(some)}")
+    print(display.escape(f"{name}: {sweeps.band(some)}"))
   print(f"all: {sweeps.band(found.lines)}")
   judged = [line for line in found.lines if line["run"]["k"]]
   if judged:

@@ -43,7 +43,7 @@ from tqdm import tqdm
 
 from specdec import run_folder
 from specdec.analysis import metrics
-from specdec.display import columns
+from specdec.display import columns, escape
 
 _SWEEP = config_flags.DEFINE_config_file(
   "sweep", None, "Python file whose get_config() lists the points."
@@ -232,7 +232,8 @@ def sweep() -> None:
           )
       except Exception as error:  # the others must not suffer
         found = {"error": f"{type(error).__name__}: {error}"}
-        tqdm.write(f"failed: {name}: {error}", file=sys.stderr)
+        text = escape(f"failed: {name}: {error}")
+        tqdm.write(text, file=sys.stderr)
       lines.append({"point": point, **found})
       progress.update()
   own = {key_of(point) for point in points}

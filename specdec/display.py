@@ -2,10 +2,12 @@
 
 Colours are chosen to survive colour blindness (blue, orange, purple; after
 Okabe and Ito), and each kind is also underlined or bold so that none rests on
-colour alone.
+colour alone. Invariant: what a model, a file or a user wrote reaches the
+terminal through `escape`, so that none of it is obeyed there.
 """
 
 import os
+import re
 from collections.abc import Sequence
 from typing import TextIO
 
@@ -25,8 +27,27 @@ _STYLES = {
 }
 
 
+# Control characters; turns of direction, which reorder the words around them;
+# halves of surrogate pairs, which no terminal's encoding has.
+_UNSAFE = re.compile(
+  "[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+
+
+def escape(text: str, keep: str = "\n\t") -> str:
+  """Spells out characters that a terminal would obey, `keep` excepted."""
+  return _UNSAFE.sub(
+    lambda match: (
+      match[0]
+      if match[0] in keep
+      else match[0].encode("unicode_escape").decode()
+    ),
+    text,
+  )
+
+
 class Painter:
-  """Wraps text in the style of its origin; does nothing without colour."""
+  """Escapes text, and where there is colour gives it its origin's style."""
 
   def __init__(self, mode: str, out: TextIO):
     if mode not in ("auto", "always", "never"):
@@ -48,6 +69,7 @@ class Painter:
     return self.dim("tokens: ") + self.dim(" · ").join(names)
 
   def _wrap(self, text: str, style: str) -> str:
+    text = escape(text)
     if not (self.colored and style and text):
       return text
     # A style must not run across line ends: pagers and terminals reset there.
@@ -59,7 +81,7 @@ class Painter:
 
 def columns(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
   """A table: the first column to the left, numbers to the right."""
-  lines = [list(header), *(list(row) for row in rows)]
+  lines = [[escape(cell, "") for cell in row] for row in (header, *rows)]
   widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
   return "\n".join(
     "  "
@@ -73,5 +95,6 @@ def columns(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def table(rows: Sequence[tuple[str, str]]) -> str:
   """Two aligned columns."""
+  rows = [(escape(name, ""), escape(value)) for name, value in rows]
   width = max(len(name) for name, _ in rows)
   return "\n".join(f"  {name:<{width}}   {value}" for name, value in rows)

@@ -1,6 +1,6 @@
 """A generation as one HTML page: each token's origin, round and probabilities.
 
-Invariant: whatever comes from a model or a user passes `_escape`, and the page
+Invariant: whatever comes from a model or a user passes `escape`, and the page
 asks nothing of the network (its own security policy forbids it).
 """
 
@@ -97,7 +97,7 @@ def render(
   target = dict(settings).get("target", "a model")
   return string.Template(source).substitute(
     script_hash=f"sha256-{digest}",
-    title=_escape(f"{target} · where each token came from"),
+    title=escape(f"{target} · where each token came from"),
     headline=_pairs(headline),
     settings=_pairs(settings),
     legend="".join(
@@ -109,7 +109,7 @@ def render(
       for number, section in enumerate(sections)
     ),
     summary="\n".join(
-      f'<tr><th scope="row">{_escape(name)}</th><td>{_escape(value)}</td></tr>'
+      f'<tr><th scope="row">{escape(name)}</th><td>{escape(value)}</td></tr>'
       for name, value in summary
     ),
   )
@@ -117,7 +117,7 @@ def render(
 
 def _pairs(pairs: Sequence[tuple[str, str]]) -> str:
   return "".join(
-    f"<div><dt>{_escape(name)}</dt><dd>{_escape(value)}</dd></div>"
+    f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>"
     for name, value in pairs
   )
 
@@ -133,7 +133,7 @@ def _section(number: int, section: Section, several: bool) -> str:
       spans.append(_token(token, label, where, section.names))
       count += 1
     blocks.append(f'<span class="round">{"".join(spans)}</span>')
-  prompt = _escape(section.prompt, keep="\n\t")
+  prompt = escape(section.prompt, keep="\n\t")
   shown = " open" if len(section.prompt) < _LONG_PROMPT else ""
   answer = "".join(blocks) or '<span class="mark">no token</span>'
   return (
@@ -155,7 +155,7 @@ def _token(
 ) -> str:
   """A token and, inside it, what is shown of it when it is pointed at."""
   name = names[token.id] if token.id < len(names) else None
-  said = f"“{_escape(token.text)}”" if token.text else _escape(name or "")
+  said = f"“{escape(token.text)}”" if token.text else escape(name or "")
   silent = "" if token.text else " · no text of its own"
   kind = _CLASSES[token.origin]
   none = "" if _has_width(token.text) else " none"
@@ -187,14 +187,14 @@ def _bar(name: str, log_prob: float) -> str:
 
 def _text(text: str) -> str:
   """Escaped text in which line ends and tabs are seen as well as done."""
-  escaped = _escape(text, keep="\n\t")
+  escaped = escape(text, keep="\n\t")
   for character, sign in (("\n", "↵"), ("\t", "⇥")):
     sign = f'<span class="mark" aria-hidden="true">{sign}</span>'
     escaped = escaped.replace(character, sign + character)
   return escaped
 
 
-def _escape(text: str, keep: str = "") -> str:
+def escape(text: str, keep: str = "") -> str:
   """Text for HTML and for quoted attributes.
 
   What is invisible there or would disturb the page (control characters, turns

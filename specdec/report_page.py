@@ -1,12 +1,11 @@
 """A sweep as one HTML page: curves, heatmaps, a table to sort, the band.
 
 Invariant: one file that asks nothing of the network, and whatever comes from a
-file passes `_escape`.
+file passes `escape`.
 """
 
 import base64
 import hashlib
-import html
 import importlib.resources
 import io
 import string
@@ -15,8 +14,8 @@ from collections.abc import Sequence
 from matplotlib.figure import Figure
 
 from specdec.analysis import metrics, sweep_plots, sweeps
+from specdec.page import escape
 
-_escape = html.escape
 _SCRIPT = """
 for (const button of document.querySelectorAll("th button")) {
   button.addEventListener("click", () => {
@@ -92,7 +91,7 @@ def render(found: sweeps.Read, header: dict | None) -> str:
 
 
 def _said(text) -> str:
-  return f"<p>{_escape(str(text))}.</p>"
+  return f"<p>{escape(str(text))}.</p>"
 
 
 def _head(header: dict | None) -> str:
@@ -108,7 +107,7 @@ def _head(header: dict | None) -> str:
   }
   return "<dl>{}</dl>".format(
     "".join(
-      f"<div><dt>{_escape(name)}</dt><dd>{_escape(str(value))}</dd></div>"
+      f"<div><dt>{escape(name)}</dt><dd>{escape(str(value))}</dd></div>"
       for name, value in pairs.items()
     )
   )
@@ -116,7 +115,7 @@ def _head(header: dict | None) -> str:
 
 def _caveats(lines: Sequence[dict]) -> str:
   found = sorted({text for line in lines for text in line["caveats"]})
-  return "".join(f'<p class="off">beware: {_escape(x)}</p>' for x in found)
+  return "".join(f'<p class="off">beware: {escape(x)}</p>' for x in found)
 
 
 def _crossovers(lines: Sequence[dict]) -> str:
@@ -129,7 +128,7 @@ def _crossovers(lines: Sequence[dict]) -> str:
         f"{said or 'above all tried'} as predicted, "
         f"{seen or 'above all tried'} as measured."
       )
-      found.append(f"<p>{_escape(text)}</p>")
+      found.append(f"<p>{escape(text)}</p>")
   return "".join(found)
 
 
@@ -138,14 +137,14 @@ def _image(figure: Figure, text: str) -> str:
   figure.savefig(buffer, format="svg")
   data = base64.b64encode(buffer.getvalue()).decode()
   return (
-    f'<figure><img alt="{_escape(text)}" '
+    f'<figure><img alt="{escape(text)}" '
     f'src="data:image/svg+xml;base64,{data}"></figure>'
   )
 
 
 def _table(lines: Sequence[dict]) -> str:
   head = "".join(
-    f"<th><button>{_escape(name)}</button></th>" for name in _COLUMNS
+    f"<th><button>{escape(name)}</button></th>" for name in _COLUMNS
   )
   rows = []
   for name, some in sweeps.by_setting(lines).items():
@@ -180,7 +179,7 @@ def _row(name: str, line: dict) -> str:
   for column, (key, text) in zip(_COLUMNS, values):
     off = column.startswith("measured /") and not 0.9 <= ratio <= 1.1
     kind = ' class="off"' if off else ""
-    key, text = _escape(str(key)), _escape(text)
+    key, text = escape(str(key)), escape(text)
     cells.append(f'<td{kind} data-value="{key}">{text}</td>')
   return f"<tr>{''.join(cells)}</tr>"
 
@@ -192,4 +191,4 @@ def _number(value: float, form: str) -> tuple[float, str]:
 def _left_out(found: sweeps.Read) -> str:
   texts = [f"skipped: {text}" for text in found.broken]
   texts += [f"failed: {x['point']}: {x['error']}" for x in found.failed]
-  return "".join(f'<p class="note">{_escape(text)}</p>' for text in texts)
+  return "".join(f'<p class="note">{escape(text)}</p>' for text in texts)

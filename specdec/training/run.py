@@ -17,6 +17,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from tqdm import tqdm
 
 from specdec import hosts
+from specdec.display import escape
 from specdec.training import loop
 from specdec.training.data import Sequences
 from specdec.training.log import Log
@@ -88,7 +89,8 @@ def train(
   checkpoints = Checkpoints(folder)
   restored, faults = checkpoints.restore(state)
   for fault in faults:
-    print(f"train: {fault}; the one before is used", file=sys.stderr)
+    text = escape(f"train: {fault}; the one before is used")
+    print(text, file=sys.stderr)
   if restored is not None:
     state = restored
     print(f"train: going on after step {int(state.step)}", file=sys.stderr)

@@ -1,0 +1,88 @@
+"""What a model, a file or a user wrote is not obeyed by the terminal."""
+
+import io
+import json
+
+import _main
+import pytest
+
+import programs
+from specdec import display
+from specdec.types import ACCEPTED
+
+# It writes to the clipboard (OSC 52), clears the screen, turns the line around.
+NASTY = "\x1b]52;c;aGk=\x07\x9b2J\r\x00\x7f\u202e"
+SHOWN = r"\x1b]52;c;aGk=\x07\x9b2J\r\x00\x7f\u202e"
+
+
+def assert_harmless(text):
+  left = set(text) & set(NASTY) - set(SHOWN)
+  assert not left, ascii(text)
+
+
+def test_every_control_but_line_ends_and_tabs_is_spelled_out():
+  for code in [*range(0x100), *range(0x2020, 0x2070), 0xD800, 0xDFFF]:
+    control = code < 0x20 or 0x7F <= code < 0xA0 or 0xD800 <= code <= 0xDFFF
+    bidi = 0x202A <= code <= 0x202E or 0x2066 <= code <= 0x2069
+    same = display.escape(chr(code)) == chr(code)
+    assert same == (chr(code) in "\n\t" or not (control or bidi)), hex(code)
+  assert display.escape(f"a\n{NASTY}\tb") == f"a\n{SHOWN}\tb"
+  display.escape("\ud800").encode()  # any terminal can write it
+
+
+@pytest.mark.parametrize("mode", ["always", "never"])
+def test_a_token_is_escaped_within_its_colour(mode):
+  painter = display.Painter(mode, io.StringIO())
+  painted = painter.paint(NASTY, ACCEPTED)
+  assert SHOWN in painted
+  assert_harmless(painted.replace("\x1b[38;5;33m", "").replace("\x1b[0m", ""))
+  assert SHOWN in painter.dim(NASTY)
+
+
+def test_tables_stay_tables():
+  text = display.columns(["group", "k"], [[NASTY, "1"], ["a\nb", "22"]])
+  assert_harmless(text)
+  assert len(text.split("\n")) == 3
+  assert len({len(line) for line in text.split("\n")}) == 1
+  assert_harmless(display.table([(NASTY, NASTY)]))
+
+
+def test_an_error_s_sentence_is_escaped():
+  def work():
+    raise ValueError(f"no model {NASTY}")
+
+  with pytest.raises(SystemExit) as raised:
+    _main.main_of("program", work)(["program"])
+  assert raised.value.code == f"program: no model {SHOWN}"
+
+
+def test_tokens_reach_standard_output_escaped(tmp_path, capsys):
+  target = programs.write_model(tmp_path, letters=["a", NASTY, "\x1b[5m"])
+  prompts = tmp_path / "prompts.jsonl"
+  prompts.write_text(json.dumps({"prompt": "aaa"}) + "\n")
+  programs.run(
+    "generate", f"--target={target}", f"--prompt_file={prompts}",
+    "--max_new_tokens=24", "--color=never", "--temperature=2",
+    f"--html={tmp_path / 'page.html'}",
+  )  # fmt: skip
+  said = capsys.readouterr()
+  assert r"\x1b[5m" in said.out and SHOWN in said.out
+  assert_harmless(said.out + said.err.replace("\r", ""))
+  assert_harmless((tmp_path / "page.html").read_text().replace("\r", ""))
+
+
+def test_categories_and_names_of_prompts_are_escaped(tmp_path, capsys):
+  target = programs.write_model(tmp_path / "target")
+  prompts = tmp_path / f"{NASTY[:-2].replace(chr(0), '')}.jsonl"
+  lines = [{"prompt": "aaa", "category": NASTY}, {"prompt": ""}]
+  prompts.write_text("\n".join(map(json.dumps, lines)))
+  programs.run(
+    "eval", f"--target={target}", f"--prompt_file={prompts}", "--k=1",
+    "--max_new_tokens=8", f"--output={tmp_path / 'run'}",
+  )  # fmt: skip
+  said = capsys.readouterr()
+  assert SHOWN in said.out and "skipped" in said.err
+  assert_harmless(said.out)
+  skipped = said.err[said.err.index("skipped") :].split("\n")[0]
+  assert_harmless(skipped)
+  assert_harmless((tmp_path / "run" / "table.txt").read_text())
