@@ -1,7 +1,7 @@
 """The canvas of every picture here: width, colours, titles, legends.
 
 Invariant: readable at a README's width, nothing told by colour alone, no legend
-over data.
+over data, and names that a user or a file gave pass `label`.
 """
 
 import os
@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from specdec import files
+from specdec.display import escape
 
 # After Okabe and Ito, for the colour-blind; without yellow, too pale on white.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
@@ -26,8 +27,8 @@ def figure(
   height, title, caveats, columns, rows=1
 ) -> tuple[Figure, list[Axes]]:
   """A figure and its empty panels; room for title and caveats comes on top."""
-  title = textwrap.fill(title, 80)
-  caveats = [textwrap.fill(f"beware: {caveat}", 105) for caveat in caveats]
+  title = label(title, 80, 1000) if title else ""
+  caveats = [label(f"beware: {caveat}", 105, 1000) for caveat in caveats]
   height += 0.2 * sum(1 + text.count("\n") for text in (title, *caveats))
   made = Figure(figsize=(WIDTH, height), dpi=150, layout="constrained")
   made.get_layout_engine().set(w_pad=0.08, h_pad=0.08, wspace=0.04)
@@ -38,6 +39,20 @@ def figure(
   for axes in panels:
     axes.spines[["top", "right"]].set_visible(False)
   return made, panels
+
+
+def label(text: str, width: int = 40, longest: int = 200) -> str:
+  """Any text as matplotlib shows it letter by letter.
+
+  Neither formulas nor control characters are obeyed, lines are wrapped, and
+  what is too long is cut. A legend leaves out what is empty or begins with _.
+  """
+  text = escape(text)
+  if len(text) > longest:
+    text = text[: longest - 1] + "…"
+  lines = [textwrap.fill(line, width) for line in text.split("\n")]
+  text = "\n".join(lines).replace("$", r"\$")
+  return (f" {text}" if text.startswith("_") else text) or "(no name)"
 
 
 def save(made: Figure, path: str | os.PathLike) -> None:

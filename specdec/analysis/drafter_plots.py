@@ -29,7 +29,7 @@ def over_k(
         "marker": canvas.MARKERS[i % len(canvas.MARKERS)],
         "linestyle": canvas.LINES[i // len(canvas.COLORS) % len(canvas.LINES)],
         "markersize": 5,
-        "label": _label(name),
+        "label": canvas.label(_label(name)),
       }
       for shape in ("chain", "tree"):
         wanted = {"name": name, "temperature": temperature, "shape": shape}

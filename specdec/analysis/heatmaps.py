@@ -38,7 +38,11 @@ def speedups(
 
 def speedups_figure(panels, columns, rows, labels, title, caveats=()) -> Figure:
   """The figure of `speedups`."""
-  height = (0.75 + 0.3 * len(rows)) * len(panels) + 0.3
+  marks = [_short(column) for column in columns]
+  panels = {canvas.label(name, 80): table for name, table in panels.items()}
+  extra = max(mark.count("\n") for mark in marks)
+  extra += max(name.count("\n") for name in panels)
+  height = (0.75 + 0.17 * extra + 0.3 * len(rows)) * len(panels) + 0.3
   made, axes = canvas.figure(height, title, caveats, 1, len(panels))
   values = np.concatenate([np.ravel(v) for v in panels.values()])
   most = max(1.5, float(np.nanmax(values, initial=1.0)))
@@ -46,7 +50,7 @@ def speedups_figure(panels, columns, rows, labels, title, caveats=()) -> Figure:
   norm = colors.TwoSlopeNorm(1.0, least, most)
   for one, (name, table) in zip(axes, panels.items()):
     one.imshow(table, cmap="PuOr", norm=norm, aspect="auto", origin="lower")
-    one.set_xticks(range(len(columns)), [_short(c) for c in columns])
+    one.set_xticks(range(len(columns)), marks)
     one.set_yticks(range(len(rows)), [_short(r) for r in rows])
     one.tick_params(length=0)
     one.set_xlabel(labels[0])
@@ -76,7 +80,7 @@ def _short(value) -> str:
   """4096 as 4k."""
   if isinstance(value, int) and value >= 1024 and value % 1024 == 0:
     return f"{value // 1024}k"
-  return str(value) if isinstance(value, str) else f"{value:g}"
+  return canvas.label(value, 22) if isinstance(value, str) else f"{value:g}"
 
 
 def over_batch(
@@ -104,7 +108,7 @@ def _over_batch(curves, batches, title, caveats) -> Figure:
       "markersize": 4,
     }
     for one, values in zip(axes, zip(*points)):
-      one.plot(batches, values, label=name, **style)
+      one.plot(batches, values, label=canvas.label(name), **style)
   for one in axes:
     one.set_xscale("log", base=2)
     one.xaxis.set_major_formatter(ticker.FormatStrFormatter("%g"))
@@ -141,7 +145,9 @@ def _roofline(roofs, points, title) -> Figure:
     axes.plot(
       span,
       np.minimum(span * rate, peak) / 1e12,
-      label=f"{name}: {rate / 1e9:,.0f} GB/s,\n{peak / 1e12:,.4g} TFLOP/s",
+      label=canvas.label(
+        f"{name}: {rate / 1e9:,.0f} GB/s,\n{peak / 1e12:,.4g} TFLOP/s"
+      ),
       color="black" if i == 0 else canvas.GRAY,
       linestyle=canvas.LINES[i % len(canvas.LINES)],
     )
@@ -154,7 +160,7 @@ def _roofline(roofs, points, title) -> Figure:
       marker=canvas.MARKERS[i % len(canvas.MARKERS)],
       linewidth=0.8,
       markersize=5,
-      label=name,
+      label=canvas.label(name),
     )
     for place, word in zip(zip(x, np.array(y) / 1e12), words):
       axes.annotate(

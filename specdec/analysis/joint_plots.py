@@ -40,7 +40,8 @@ def losses(
       )
       beside = [i + 0.18] * len(values)
       axes.plot(beside, values, "o", color=color, fillstyle="none", ms=4)
-    axes.set_xticks(range(len(columns)), [name for name, *_ in columns])
+    names = [canvas.label(name, 16) for name, *_ in columns]
+    axes.set_xticks(range(len(columns)), names)
     axes.set_xlim(-0.5, max(len(columns), 1) - 0.5)
     axes.set_ylabel(label)
   canvas.save(made, path)

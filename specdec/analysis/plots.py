@@ -5,7 +5,6 @@ error without a bar, and nothing is told by colour alone or covers data.
 """
 
 import os
-import textwrap
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -213,7 +212,7 @@ def _over_sizes(runs, title, caveats) -> Figure:
           [run["nodes"] - 1 for run in found],
           values,
           errors,
-          label=f"{shape}, {rule}\n{_CHILDREN[siblings]}".strip(),
+          label=canvas.label(f"{shape}, {rule}\n{_CHILDREN[siblings]}".strip()),
           color=canvas.COLORS[shapes.index(shape) % len(canvas.COLORS)],
           marker=canvas.MARKERS[rules.index(rule) % len(canvas.MARKERS)],
           linestyle=canvas.LINES[kinds.index(siblings) % len(canvas.LINES)],
@@ -280,7 +279,7 @@ def _style(i: int, label: str) -> dict:
 
 
 def _wrap(label: str) -> str:
-  return textwrap.fill(label, 22)
+  return canvas.label(label, 22)
 
 
 def _ascending(curves: dict[str, Sequence[dict]], name: str) -> dict:

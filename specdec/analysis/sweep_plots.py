@@ -60,7 +60,7 @@ def survival(lines: Sequence[dict], title: str) -> Figure:
       marker=canvas.MARKERS[i % len(canvas.MARKERS)],
       linestyle=canvas.LINES[i // len(canvas.COLORS) % len(canvas.LINES)],
       markersize=4,
-      label=name.replace("; ", "\n", 1),
+      label=canvas.label(name.replace("; ", "\n", 1)),
     )
   axes.set_ylim(0, 1)
   _finish(axes, "i, position in the draft", "rounds that keep guesses 1 to i")
@@ -89,7 +89,7 @@ def scatter(lines: Sequence[dict], title: str) -> Figure:
       color=canvas.COLORS[i % len(canvas.COLORS)],
       marker=canvas.MARKERS[i % len(canvas.MARKERS)],
       markersize=4,
-      label=name.replace("; ", "\n", 1),
+      label=canvas.label(name.replace("; ", "\n", 1)),
       **canvas.BARS,
     )
   axes.set_xscale("log")

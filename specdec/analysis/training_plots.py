@@ -26,7 +26,7 @@ def curves(runs: Sequence[Curve], path: str | os.PathLike, title: str) -> None:
         marker=canvas.MARKERS[i % len(canvas.MARKERS)],
         linestyle=canvas.LINES[i // len(canvas.COLORS) % len(canvas.LINES)],
         markersize=5,
-        label=run[0],
+        label=canvas.label(run[0]),
       )
     axes.set_xscale("log")
     axes.xaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))

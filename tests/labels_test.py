@@ -1,0 +1,135 @@
+"""Names that users and files give are drawn letter by letter."""
+
+import xml.etree.ElementTree
+
+import numpy as np
+import pytest
+from matplotlib.text import Text
+
+from specdec import report_page
+from specdec.analysis import (
+  canvas,
+  drafter_plots,
+  heatmaps,
+  joint_plots,
+  metrics,
+  plots,
+  sweeps,
+  training_plots,
+)
+
+NAMES = {
+  "mathtext": r"$\frac$ a",
+  "two dollars": "$1 or $2",
+  "three dollars": r"\$x$ $",
+  "controls": "\x1b]0;x\x07\x00\x9b\u202e",
+  "lines": "one\ntwo\r\n\nthree",
+  "empty": "",
+  "blank": " \n ",
+  "underscore": "_nolegend_",
+  "long": 30_000 * "longest",
+  "many words": 9_000 * "long word ",
+  "percent": "50% {x} %s \\",
+}
+
+
+def run(name, k=2):
+  one = {"value": 1.5, "error": 0.1}
+  return {
+    "group": name,
+    "k": k,
+    "batch": 1,
+    "nodes": k + 1,
+    "acceptance": {"tokens_per_pass": one, "accepted_length": one},
+    "speed": {"speedup": one, "seconds": 1.0, "tokens_per_second": 9.0},
+    "identity": None,
+    "comparison": {
+      "shape": name,
+      "rule": name,
+      "siblings": "none",
+      "lossless": True,
+    },
+    "drafter": {"name": name, "temperature": 0.0, "shape": "chain"},
+  }
+
+
+def sweep_line(name, draft, batch, k):
+  return {
+    "run": run("all", k) | {"batch": batch},
+    "point": {"target": name, "draft": draft, "batch": batch, "k": k},
+    "prediction": {"speedup": 1.4, "round_seconds": 0.1},
+    "observed": {"survival": [0.5] * k},
+    "drafter": name,
+    "rounds": 3,
+    "load": None,
+    "caveats": [name],
+  }
+
+
+def sweep(name):
+  lines = [
+    sweep_line(name, draft, batch, k)
+    for draft in (name, "other")
+    for batch in (1, 2)
+    for k in (1, 2)
+  ]
+  return sweeps.Read(lines, [], [name])
+
+
+ONE = metrics.Estimate(1.0, 0.1)
+PLOTS = {
+  "groups": lambda n, p: plots.by_group([run(n), run("all")], p, n, [n]),
+  "groups over k": lambda n, p: plots.by_group([run(n), run(n, 3)], p, n, [n]),
+  "speed over k": lambda n, p: plots.speed_over_k({n: [run(n)]}, p, n, [n]),
+  "sizes": lambda n, p: plots.over_sizes([run(n)], p, n, [n]),
+  "drafters": lambda n, p: drafter_plots.over_k([run(n)], p, n, [n]),
+  "training": lambda n, p: training_plots.curves(
+    [(n, [10, 20], [0.5, 0.6], [1.5, 1.6]), ("b", [10], [0.5], [1.5])], p, n
+  ),
+  "joint": lambda n, p: joint_plots.losses(
+    [(n, ONE, [1.0])], [(n, ONE, [1.0])], p, n
+  ),
+  "heatmap": lambda n, p: heatmaps.speedups(
+    {n: np.ones((2, 2))}, [n, "b"], [1, 2], ("draft", "k"), p, n
+  ),
+  "chips": lambda n, p: heatmaps.over_batch({n: [(1.5, 2)]}, [1], p, n),
+  "roofline": lambda n, p: heatmaps.roofline(
+    {n: (1e9, 1e12)}, {n: [(1.0, 1e9, "1")]}, p, n
+  ),
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("plot", PLOTS)
+def test_any_name_can_be_drawn(plot, name, tmp_path):
+  path = tmp_path / "plot.svg"
+  PLOTS[plot](NAMES[name], path)
+  xml.etree.ElementTree.parse(path)  # a browser refuses what is no XML
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_any_name_can_be_on_a_sweep_s_page(name, tmp_path):
+  page = report_page.render(sweep(NAMES[name]), None)
+  assert not set(page) & set("\x00\x07\x1b\x9b\u202e")
+  for i, figure in enumerate(report_page.figures(sweep(NAMES[name]).lines)):
+    canvas.save(
+      report_page.figures(sweep(NAMES[name]).lines)[figure],
+      tmp_path / f"{i}.svg",
+    )
+    xml.etree.ElementTree.parse(tmp_path / f"{i}.svg")
+
+
+@pytest.mark.parametrize("name", ["mathtext", "two dollars", "percent"])
+def test_a_name_is_drawn_letter_by_letter(name):
+  text = Text(text=canvas.label(NAMES[name]))
+  shown, is_formula = text._preprocess_math(text.get_text())
+  assert (shown, is_formula) == (NAMES[name], False)
+
+
+def test_every_name_is_in_the_legend():
+  for name in NAMES.values():
+    figure, [axes] = canvas.figure(3, "", (), 1)
+    axes.plot([1, 2], label=canvas.label(name))
+    canvas.legend(axes)
+    figure.draw_without_rendering()
+    assert len(axes.get_legend().get_texts()) == 1
