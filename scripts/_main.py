@@ -8,6 +8,7 @@ import os
 import pathlib
 import sys
 import traceback
+import warnings
 from collections.abc import Callable
 
 import jax
@@ -73,7 +74,21 @@ def start(main: Callable[[list[str]], None]) -> None:
   logging.getLogger("jax._src.xla_bridge").setLevel(logging.WARNING)
   absl_logging.set_verbosity(absl_logging.WARNING)  # Orbax tells a lot
   jax.config.update("jax_enable_x64", False)  # whatever the environment says
+  # What fails in its threads it raises in ours as well.
+  logging.getLogger("asyncio").setLevel(logging.CRITICAL)
+  absl_logging.get_absl_logger().addFilter(
+    lambda record: not (record.exc_info and "orbax" in record.pathname)
+  )
+  warnings.filterwarnings("ignore", "coroutine .* was never awaited")
+  sys.unraisablehook = _unraisablehook
   app.run(main)
+
+
+def _unraisablehook(unraisable) -> None:
+  """Prints an error that nobody catches, but for TensorStore's that comes when
+  Orbax has failed already."""
+  if str(unraisable.exc_value) != "Event loop is closed":
+    sys.__unraisablehook__(unraisable)
 
 
 def hush() -> None:

@@ -4,13 +4,16 @@ Invariant: after a resume the file holds every step once, as if the run had
 never stopped. Of several processes the first writes.
 """
 
+import contextlib
 import json
 import math
+import time
 from pathlib import Path
 
-from tensorboardX import SummaryWriter
+from tensorboardX import event_file_writer, summary
+from tensorboardX.proto import event_pb2
 
-from specdec import hosts
+from specdec import files, hosts
 from specdec.run_folder import append, replace_text
 
 
@@ -37,9 +40,16 @@ class Log:
     self.lowest = float(hosts.agree(lowest))
     self._board = None
     if hosts.is_first():
-      self._board = SummaryWriter(
-        str(folder / "tensorboard"), purge_step=step + 1
-      )
+      # Its SummaryWriter writes in a thread, which a full disk ends.
+      self._events = folder / "tensorboard"
+      self._events.mkdir(exist_ok=True)
+      with files.errors_name(self._events):
+        self._board = event_file_writer.EventsWriter(
+          str(self._events / "events")
+        )
+        start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
+        self._add(step + 1, session_log=start)  # later ones are void
+        self._board.flush()
 
   def write(self, step: int, kind: str, measures: dict) -> None:
     """One entry of numbers, or lists of them.
@@ -52,15 +62,23 @@ class Log:
       return
     entry = {"step": step, "kind": kind, **measures}
     append(self._path, json.dumps(entry) + "\n")
-    for name, value in measures.items():
-      if not isinstance(value, list):
-        self._board.add_scalar(f"{kind}/{name}", value, step)
-        continue
-      for i, part in enumerate(value, 1):
-        if part is not None:
-          self._board.add_scalar(f"{kind}/{name}/{i}", part, step)
+    with files.errors_name(self._events):
+      for name, value in measures.items():
+        if not isinstance(value, list):
+          self._add(step, summary=summary.scalar(f"{kind}/{name}", value))
+          continue
+        for i, part in enumerate(value, 1):
+          if part is not None:
+            self._add(step, summary=summary.scalar(f"{kind}/{name}/{i}", part))
+      self._board.flush()
 
   def close(self) -> None:
-    """Flushes both."""
+    """Closes the file of events; all of it is written already."""
     if self._board:
-      self._board.close()
+      with contextlib.suppress(OSError):
+        self._board.close()
+
+  def _add(self, step: int, **content) -> None:
+    self._board.write_event(
+      event_pb2.Event(wall_time=time.time(), step=step, **content)
+    )

@@ -153,8 +153,8 @@ def train(
     export(state.params, "last")
   finally:
     bar.close()
-    checkpoints.close()
     log.close()
+    checkpoints.close()
   return state.params
 
 

@@ -5,14 +5,19 @@ complete (Orbax), and carries a checksum of its values, so neither a kill nor a
 damaged disk is ever trained on.
 """
 
+import contextlib
+import os
+import re
+import shutil
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from specdec import hosts
+from specdec import files, hosts
 from specdec.training.loop import TrainState
 from specdec.types import PyTree
 
@@ -34,9 +39,22 @@ class Checkpoints:
     )
 
   def save(self, state: TrainState) -> None:
-    """Begins to write; the state may be donated as soon as this returns."""
+    """Begins to write; the state may be donated as soon as this returns.
+
+    Raises:
+      NotWritten: the disk has no room, or the one before could not be written.
+    """
+    # Asked first: Orbax fails in the background, after half a checkpoint.
+    size = sum(x.nbytes for x in jax.tree.leaves(state))
+    free = shutil.disk_usage(self.folder).free
+    if size > free:
+      raise files.NotWritten(
+        f"{self.folder} could not be written: a checkpoint takes "
+        f"{size / 1e6:.1f} MB, and {free / 1e6:.1f} MB are free"
+      )
     item = {"state": state, "checksum": np.array([checksum(state)], np.uint32)}
-    self._manager.save(int(state.step), args=ocp.args.StandardSave(item))
+    with self._errors_named():
+      self._manager.save(int(state.step), args=ocp.args.StandardSave(item))
 
   def restore(self, like: TrainState) -> tuple[TrainState | None, list[str]]:
     """The newest checkpoint that can be read, and what is wrong with newer.
@@ -86,13 +104,30 @@ class Checkpoints:
 
   def newest(self) -> int | None:
     """Step of the newest checkpoint, waiting for one that is being written."""
-    self._manager.wait_until_finished()
+    with self._errors_named():
+      self._manager.wait_until_finished()
     return self._manager.latest_step()
 
   def close(self) -> None:
     """Waits until everything is written."""
-    self._manager.wait_until_finished()
-    self._manager.close()
+    with self._errors_named():
+      try:
+        self._manager.wait_until_finished()
+      finally:
+        self._manager.close()
+
+  @contextlib.contextmanager
+  def _errors_named(self) -> Iterator[None]:
+    """Raises NotWritten for whatever Orbax's writers raise."""
+    try:
+      yield
+    except Exception as error:
+      code = re.search(r"os_error_code='(\d+)'", str(error))  # TensorStore's
+      line = (str(error).splitlines() or [type(error).__name__])[0][:300]
+      reason = os.strerror(int(code[1])) if code else line
+      raise files.NotWritten(
+        f"{self.folder} could not be written: {reason}"
+      ) from error
 
 
 def checksum(tree: PyTree) -> int:

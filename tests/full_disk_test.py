@@ -1,0 +1,79 @@
+"""A training run on a full disk ends in one sentence that names the folder."""
+
+import json
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import tiny_training
+from specdec import files
+from specdec.training import loop, saving
+
+TESTS = pathlib.Path(__file__).parent
+TRAIN = """
+import pathlib, resource, sys
+limit, folder = int(sys.argv.pop()), pathlib.Path(sys.argv.pop())
+sys.path += {paths!r}
+import _main, tiny_training
+from specdec.models import transformer
+from specdec.training import objective
+from specdec.training.run import train
+
+def work():
+  resource.setrlimit(resource.RLIMIT_FSIZE, (limit, -1))
+  folder.mkdir()
+  model = transformer.model(tiny_training.CONFIG)
+  train(
+    tiny_training.params(), None, objective.language_model(model),
+    tiny_training.packed(), tiny_training.packed(1), tiny_training.OPTIONS,
+    folder, export=lambda *_: None,
+  )
+
+_main.start(_main.main_of("train", work))
+"""
+
+
+@pytest.mark.parametrize("limit", [3000, 6000])
+def test_a_checkpoint_that_does_not_fit_ends_a_run_in_a_sentence(
+  tmp_path, limit
+):
+  code = TRAIN.format(paths=[str(TESTS), str(TESTS.parent / "scripts")])
+  folder = tmp_path / "run"
+  found = subprocess.run(
+    [sys.executable, "-c", code, folder, str(limit)],
+    capture_output=True,
+    text=True,
+    timeout=300,
+    cwd=TESTS.parent,
+  )
+  assert found.returncode == 1
+  progress, said = found.stderr.rstrip("\n").rsplit("\n", 1)
+  assert said == (
+    f"train: {folder}/checkpoints could not be written: File too large"
+  )
+  for word in ("Traceback", "rror", "arning", "xception"):
+    assert word not in progress
+  lines = (folder / "metrics.jsonl").read_text().splitlines()
+  assert [json.loads(line)["step"] for line in lines][:3] == [1, 2, 3]
+
+
+def test_a_checkpoint_that_will_not_fit_is_not_begun(tmp_path, monkeypatch):
+  checkpoints = saving.Checkpoints(tmp_path)
+  optimizer = loop.make_optimizer(tiny_training.OPTIONS)
+  state = loop.init(tiny_training.params(), optimizer)
+  usage = saving.shutil.disk_usage(tmp_path)
+  with monkeypatch.context() as patch:
+    full = usage._replace(free=100)
+    patch.setattr(saving.shutil, "disk_usage", lambda _: full)
+    with pytest.raises(files.NotWritten) as raised:
+      checkpoints.save(state)
+  assert str(raised.value).startswith(
+    f"{tmp_path}/checkpoints could not be written: a checkpoint takes "
+  )
+  assert checkpoints.newest() is None
+  checkpoints.save(state)
+  assert checkpoints.newest() == int(np.asarray(state.step))
+  checkpoints.close()
