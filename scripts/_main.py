@@ -15,7 +15,7 @@ import jax
 from absl import app
 from absl import logging as absl_logging
 
-from specdec import display, files, hosts
+from specdec import display, files, hosts, run_folder
 
 _MENDABLE = (ValueError, OSError, MemoryError)
 
@@ -51,6 +51,8 @@ def main_of(
       if jax.distributed.is_initialized():
         _end(traceback.format_exc())
       raise
+    finally:
+      run_folder.release()
 
   return main
 

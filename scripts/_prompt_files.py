@@ -39,6 +39,7 @@ def check_flags() -> None:
       raise ValueError(f"--{name}={getattr(FLAGS, name)}; it must be >= 0")
   for file in FLAGS.prompt_file:
     prompts.scan(file)  # is there any?
+  run_folder.lock(Path(FLAGS.output))
 
 
 def group_of(prompt: prompts.Prompt) -> str:

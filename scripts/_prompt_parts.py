@@ -15,14 +15,16 @@ FLAGS = flags.FLAGS
 
 
 def check_flags() -> None:
-  """Refuses what cannot work, before anything is read."""
+  """Refuses what cannot work, before anything is read; takes the folder."""
   if FLAGS.every < 0:
     raise ValueError(f"--every={FLAGS.every}; it must be >= 0")
+  folder = Path(FLAGS.output)
+  folder.mkdir(parents=True, exist_ok=True)
+  run_folder.lock(folder)
 
 
 def write(folder: Path, lines: Sequence[dict]) -> None:
   """Writes prompts.jsonl and held_out.jsonl and says how many each has."""
-  folder.mkdir(parents=True, exist_ok=True)
   parts = {"prompts": [], "held_out": []}
   for i, line in enumerate(lines, 1):
     kept = FLAGS.every and i % FLAGS.every == 0

@@ -29,6 +29,7 @@ import numpy as np
 from _priced import gain
 from absl import flags
 
+from specdec import run_folder
 from specdec.analysis import chips, planning, prediction, speedup
 from specdec.analysis.calibration import Calibration
 from specdec.analysis.pairs import Pair
@@ -184,6 +185,7 @@ def roofline() -> None:
   if FLAGS.output:
     folder = Path(FLAGS.output)
     folder.mkdir(parents=True, exist_ok=True)
+    run_folder.lock(folder)
     shown = pair, survival, batches, contexts
     _roofline_pictures.write_cells(folder / "cells.csv", *shown)
     _roofline_pictures.draw(folder, known, *shown)

@@ -169,6 +169,7 @@ def sweep() -> None:
   check_flags()
   points = own_points(settings_of(_SWEEP.value))
   _mesh.join()
+  run_folder.lock(Path(FLAGS.output))
   rounds = {
     name: tuple(_SWEEP.value.get("calibrate", {}).get(name, usual))
     for name, usual in (("batch", (1, 3)), ("k", (2, 5)))

@@ -108,6 +108,7 @@ def choose_vocabulary(recipe: Recipe, rows, target, start):
 def run() -> None:
   """Checks everything, then trains."""
   config, recipe, loss, options = read_config()
+  run_folder.lock(Path(FLAGS.folder))
   source = fetch(config["target"])
   recipe.check(checkpoints.inspect(source))
   target = checkpoints.load(source)

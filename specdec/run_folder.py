@@ -5,13 +5,67 @@ on and repeats nothing that is written down. Of several processes the first
 writes; the others' folder is their memory.
 """
 
+import datetime
+import fcntl
 import json
 import os
+import shlex
+import socket
+import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from specdec import files, hosts
+
+_locks: dict[Path, TextIO] = {}  # by folder, open as long as it is held
+
+
+def lock(folder: Path) -> None:
+  """Keeps other processes out of a folder, if it exists, until `release`.
+
+  A process that ends or is killed loses its locks: the kernel keeps them. Of
+  several processes of one run the first has the lock.
+
+  Raises:
+    BlockingIOError: another process has it; the sentence names that process.
+  """
+  folder = folder.resolve()
+  if folder in _locks or not folder.is_dir() or not hosts.is_first():
+    return
+  with files.errors_name(folder / ".lock"):
+    file = (folder / ".lock").open("a+", encoding="utf-8")
+  try:
+    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+  except (BlockingIOError, PermissionError):
+    file.seek(0)
+    holder = file.read().strip() or "another process"
+    file.close()
+    raise BlockingIOError(
+      f"{folder} is in use by {holder}; wait until it ends, or take another "
+      "folder"
+    ) from None
+  except OSError as error:  # a network file system without locks
+    print(
+      f"warning: {folder} cannot be locked ({error.strerror}); see to it that "
+      "no other process writes there",
+      file=sys.stderr,
+    )
+  with files.errors_name(folder / ".lock"):
+    file.truncate(0)
+    now = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
+    file.write(
+      f"process {os.getpid()} on {socket.gethostname()} since {now} "
+      f"({shlex.join(sys.argv)})"
+    )
+    file.flush()
+  _locks[folder] = file
+
+
+def release() -> None:
+  """Gives up every lock of this process."""
+  while _locks:
+    _locks.popitem()[1].close()
 
 
 def replace_text(path: Path, text: str) -> None:
@@ -42,19 +96,26 @@ def differences(
 
 
 def claim(
-  folder: Path, settings: dict[str, Any], free: Iterable[str] = ()
+  folder: Path,
+  settings: dict[str, Any],
+  free: Iterable[str] = (),
+  shared: bool = False,
 ) -> None:
   """Makes `folder` the folder of the run that `settings` define.
 
   Args:
     free: names of settings that may change from one start to the next.
+    shared: other processes may write to it as well.
 
   Raises:
+    BlockingIOError: another process has it.
     ValueError: it holds a run with other settings; they are listed.
   """
   if not hosts.is_first():
     return
   folder.mkdir(parents=True, exist_ok=True)
+  if not shared:
+    lock(folder)
   path = folder / "run.json"
   settings = json.loads(json.dumps(settings))  # tuples as they will be read
   if path.is_file():

@@ -1,5 +1,13 @@
 """A run's folder: claimed by its settings, its lines never rewritten."""
 
+import errno
+import fcntl
+import os
+import signal
+import socket
+import subprocess
+import sys
+
 import pytest
 
 from specdec import run_folder
@@ -44,3 +52,74 @@ def test_lines_that_are_no_object_are_named(tmp_path):
     "line 2",
     "line 4",
   ]
+
+
+HOLD = """
+import pathlib, sys, time
+from specdec import run_folder
+run_folder.claim(pathlib.Path(sys.argv[1]), {"a": 1})
+print("held", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def holder(tmp_path):
+  """Another process that holds tmp_path."""
+  process = subprocess.Popen(
+    [sys.executable, "-c", HOLD, str(tmp_path)],
+    stdout=subprocess.PIPE,
+    text=True,
+  )
+  assert process.stdout.readline() == "held\n"
+  yield process
+  process.kill()
+  process.communicate()
+  run_folder.release()
+
+
+def test_a_folder_in_use_is_refused_by_its_holder_s_name(tmp_path, holder):
+  for attempt in (
+    lambda: run_folder.lock(tmp_path),
+    lambda: run_folder.claim(tmp_path, {"a": 1}),
+  ):
+    with pytest.raises(OSError, match="is in use by process") as raised:
+      attempt()
+    assert f" {holder.pid} on {socket.gethostname()} " in str(raised.value)
+    assert "\n" not in str(raised.value)
+  # What several may share can be claimed all the same.
+  run_folder.claim(tmp_path, {"a": 1}, shared=True)
+
+
+def test_a_killed_holder_leaves_no_lock(tmp_path, holder):
+  holder.send_signal(signal.SIGKILL)
+  holder.wait()
+  run_folder.claim(tmp_path, {"a": 1})
+  run_folder.claim(tmp_path, {"a": 1})  # its own folder once more
+  assert f"process {os.getpid()} on" in (tmp_path / ".lock").read_text()
+
+
+def test_a_released_folder_can_be_taken_by_others(tmp_path):
+  run_folder.claim(tmp_path, {"a": 1})
+  command = [sys.executable, "-c", HOLD.replace("time.sleep(600)", "")]
+  found = subprocess.run([*command, tmp_path], stderr=subprocess.PIPE)
+  assert found.returncode and b"is in use by process" in found.stderr
+  run_folder.release()
+  subprocess.run([*command, tmp_path], check=True)
+
+
+def test_a_file_system_without_locks_is_warned_of(
+  tmp_path, monkeypatch, capsys
+):
+  def flock(*_):
+    raise OSError(errno.ENOLCK, "No locks available")
+
+  monkeypatch.setattr(fcntl, "flock", flock)
+  run_folder.claim(tmp_path, {"a": 1})
+  run_folder.release()
+  assert "cannot be locked (No locks available)" in capsys.readouterr().err
+
+
+def test_one_of_several_hosts_locks(tmp_path, holder, monkeypatch):
+  monkeypatch.setattr(run_folder.hosts, "is_first", lambda: False)
+  run_folder.lock(tmp_path)  # the first has it, perhaps on another machine

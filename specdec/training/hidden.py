@@ -50,6 +50,7 @@ class Cached(Sequences):
         "data": checksum(self.rows),
         "features": list(features),
       },
+      shared=True,
     )
 
     num_layers = len(jax.eval_shape(lambda: target.init_cache(1, 1)).layers)
