@@ -42,3 +42,10 @@ def test_every_file_of_the_tree_exists_and_none_is_missing():
     if not path.name.startswith("_")
   }
   assert named == real
+
+
+def test_what_its_commands_write_is_ignored_by_git():
+  folders = set(re.findall(r"--(?:output|folder)=(\w+)", TEXT))
+  assert {"corpus", "tokenizer", "runs"} <= folders
+  ignored = (ROOT / ".gitignore").read_text().splitlines()
+  assert {f"/{folder}/" for folder in folders} <= set(ignored)
