@@ -3,6 +3,7 @@
 Errors that a user can mend end in one sentence, everything else in a traceback.
 """
 
+import glob
 import logging
 import os
 import pathlib
@@ -74,6 +75,7 @@ def start(main: Callable[[list[str]], None]) -> None:
   """Runs a program, without the chatter of libraries."""
   # Which backends are absent is no news to whoever runs this.
   logging.getLogger("jax._src.xla_bridge").setLevel(logging.WARNING)
+  _quiet_libtpu()
   absl_logging.set_verbosity(absl_logging.WARNING)  # Orbax tells a lot
   jax.config.update("jax_enable_x64", False)  # whatever the environment says
   # What fails in its threads it raises in ours as well.
@@ -84,6 +86,19 @@ def start(main: Callable[[list[str]], None]) -> None:
   warnings.filterwarnings("ignore", "coroutine .* was never awaited")
   sys.unraisablehook = _unraisablehook
   app.run(main)
+
+
+def _quiet_libtpu() -> None:
+  """Names a TPU's kind and hosts where there is none, before JAX looks for one.
+
+  Where libtpu is installed it is opened all the same, and misses both in five
+  lines.
+  """
+  chips = glob.glob("/dev/accel*") + glob.glob("/dev/vfio/[0-9]*")
+  # JAX sets it where it sees no chip.
+  if os.environ.get("TPU_SKIP_MDS_QUERY") == "1" and not chips:
+    os.environ.setdefault("TPU_ACCELERATOR_TYPE", "v5litepod-1")
+    os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
 
 
 def _unraisablehook(unraisable) -> None:
