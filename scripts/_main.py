@@ -16,7 +16,7 @@ import jax
 from absl import app
 from absl import logging as absl_logging
 
-from specdec import display, files, hosts, run_folder
+from specdec import display, hosts, run_folder
 
 _MENDABLE = (ValueError, OSError, MemoryError)
 
@@ -131,7 +131,7 @@ def check_writable(name: str, path: str) -> None:
       f"{name}={path}: there is no folder {file.parent}; make it first"
     )
   places = [file] if file.exists() else []
-  if not files.is_stream(file):  # a new file takes its place
+  if not run_folder.is_stream(file):  # a new file takes its place
     places.append(file.parent)
   if not all(os.access(place, os.W_OK) for place in places):
     raise ValueError(f"{name}={path} cannot be written; choose another place")

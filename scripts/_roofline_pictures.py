@@ -10,7 +10,7 @@ import numpy as np
 from _priced import gain
 from absl import flags
 
-from specdec import files
+from specdec import run_folder
 from specdec.analysis import heatmaps, planning, speedup
 from specdec.analysis.pairs import Pair
 
@@ -63,7 +63,7 @@ def write_cells(path: Path, pair: Pair, survival, batches, contexts) -> None:
             ),
           ]
         )
-  files.replace(path, file.getvalue())
+  run_folder.replace_file(path, file.getvalue())
 
 
 def draw(folder: Path, known, pair: Pair, survival, batches, contexts) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import jax
 
-from specdec import acceptance, checkpoints, files, hosts
+from specdec import acceptance, checkpoints, hosts, run_folder
 from specdec.models.config import RopeScaling, TransformerConfig
 from specdec.training import data, evaluate, samples
 from specdec.training.options import Options
@@ -172,4 +172,4 @@ def export(
     if also is not None:
       also(scratch)
 
-  files.replace_folder(folder / name, write)
+  run_folder.replace_folder(folder / name, write)

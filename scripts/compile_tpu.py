@@ -32,7 +32,7 @@ import _mesh
 from absl import flags
 from jax.experimental import topologies
 
-from specdec import checkpoints, files, lowered, memory, report, sampling
+from specdec import checkpoints, lowered, memory, report, run_folder, sampling
 from specdec.analysis import chips, hlo, shapes, traffic
 from specdec.analysis.cost import Placed
 from specdec.display import columns
@@ -119,7 +119,7 @@ def compile_step(name: str, steps) -> dict:
   text = made.as_text()
   if FLAGS.hlo:
     Path(FLAGS.hlo).mkdir(parents=True, exist_ok=True)
-    files.replace(Path(FLAGS.hlo) / f"{name}.txt", text)
+    run_folder.replace_file(Path(FLAGS.hlo) / f"{name}.txt", text)
   program = hlo.Program(text)
   memory = made.memory_analysis()
   # Rows that are behind are rare: a draft model's loop for them is not run.

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from absl import flags
 
-from specdec import checkpoints, files
+from specdec import checkpoints, run_folder
 from specdec.checkpoints.fetch import fetch
 
 LAYOUTS = {
@@ -60,10 +60,10 @@ def convert() -> None:
       model.tokenizer.save(folder)
     elif model.eos_ids:
       text = json.dumps({"eos_token_id": list(model.eos_ids)}) + "\n"
-      files.replace(folder / "generation_config.json", text)
+      run_folder.replace_file(folder / "generation_config.json", text)
     checkpoints.load(folder)
 
-  files.replace_folder(output, write)
+  run_folder.replace_folder(output, write)
   sizes = [x.stat().st_size for x in output.rglob("*") if x.is_file()]
   print(
     f"{output}: {model.config.num_parameters / 1e6:.2f} M parameters, "

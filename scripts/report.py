@@ -17,7 +17,7 @@ from pathlib import Path
 import _main
 from absl import flags
 
-from specdec import display, files, report_page
+from specdec import display, report_page, run_folder
 from specdec.analysis import canvas, sweeps
 
 _PAGE = flags.DEFINE_string(
@@ -45,7 +45,7 @@ def report(arguments: list[str]) -> None:
   header = paths[0] / "header.json"
   known = json.loads(header.read_text()) if header.is_file() else None
   text = report_page.render(found, known)
-  files.replace(page, text)
+  run_folder.replace_file(page, text)
   if _PICTURES.value:
     folder = Path(_PICTURES.value)
     folder.mkdir(parents=True, exist_ok=True)

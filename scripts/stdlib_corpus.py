@@ -19,7 +19,7 @@ from pathlib import Path
 import _main
 from absl import flags
 
-from specdec import files
+from specdec import run_folder
 
 # Folders of tests, of tables and of other people's packages.
 SKIPPED_FOLDERS = {
@@ -116,7 +116,7 @@ def write_corpus() -> None:
     except UnicodeDecodeError:
       continue
     part = "held_out" if held_out(name) else "train"
-    with files.errors_name(output / part / name):
+    with run_folder.errors_name(output / part / name):
       (output / part / name).parent.mkdir(parents=True, exist_ok=True)
       (output / part / name).write_bytes(content)
     digests[part][name.as_posix()] = hashlib.sha256(content).hexdigest()
@@ -129,9 +129,9 @@ def write_corpus() -> None:
   held = [output / "held_out" / name for name in digests["held_out"]]
   begun = [text for file in held for text in prompts(file.read_text())]
   lines = "".join(json.dumps({"prompt": text}) + "\n" for text in begun)
-  files.replace(output / "prompts.jsonl", lines)
+  run_folder.replace_file(output / "prompts.jsonl", lines)
   text = json.dumps(manifest, indent=1) + "\n"
-  files.replace(output / "manifest.json", text)
+  run_folder.replace_file(output / "manifest.json", text)
   for part, size in sizes.items():
     print(f"{part}: {len(digests[part])} files, {size / 1e6:.2f} MB")
   print(f"prompts: {len(begun)}")

@@ -15,7 +15,7 @@ import tokenizers
 from absl import flags
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from specdec import files
+from specdec import run_folder
 from specdec.training import data
 
 END = "<|endoftext|>"
@@ -44,14 +44,16 @@ def train() -> None:
   )
   output = Path(_OUTPUT.value)
   output.mkdir(parents=True, exist_ok=True)
-  files.replace(output / "tokenizer.json", tokenizer.to_str(pretty=True))
+  run_folder.replace_file(
+    output / "tokenizer.json", tokenizer.to_str(pretty=True)
+  )
   options = {
     "tokenizer_class": "PreTrainedTokenizerFast",
     "eos_token": END,
     "clean_up_tokenization_spaces": False,
   }
   text = json.dumps(options, indent=2) + "\n"
-  files.replace(output / "tokenizer_config.json", text)
+  run_folder.replace_file(output / "tokenizer_config.json", text)
   sample = texts[: 1 + len(texts) // 20]
   ids = sum(len(tokenizer.encode(text).ids) for text in sample)
   size = sum(len(text.encode()) for text in sample)

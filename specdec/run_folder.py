@@ -1,22 +1,25 @@
-"""The folder of a long run: whose it is, and its results line by line.
+"""The folder of a long run: whose it is, and how its files are written.
 
-Invariant: a kill at any moment leaves a folder with which the same command goes
-on and repeats nothing that is written down. Of several processes the first
-writes; the others' folder is their memory.
+Invariant: a kill at any moment, or a full disk, leaves a folder with which the
+same command goes on and repeats nothing that is written down. One program
+writes at a time; of its processes the first, and the others' folder is their
+memory.
 """
 
+import contextlib
 import datetime
 import fcntl
 import json
 import os
 import shlex
+import shutil
 import socket
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, BinaryIO, TextIO
 
-from specdec import files, hosts
+from specdec import hosts
 
 _locks: dict[Path, TextIO] = {}  # by folder, open as long as it is held
 
@@ -33,13 +36,13 @@ def lock(folder: Path) -> None:
   folder = folder.resolve()
   if folder in _locks or not folder.is_dir() or not hosts.is_first():
     return
-  with files.errors_name(folder / ".lock"):
+  with errors_name(folder / ".lock"):
     file = (folder / ".lock").open("a+", encoding="utf-8")
   try:
     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
   except (BlockingIOError, PermissionError):
     file.seek(0)
-    holder = file.read().strip() or "another process"
+    holder = " ".join(file.read().split()) or "another process"
     file.close()
     raise BlockingIOError(
       f"{folder} is in use by {holder}; wait until it ends, or take another "
@@ -51,7 +54,7 @@ def lock(folder: Path) -> None:
       "no other process writes there",
       file=sys.stderr,
     )
-  with files.errors_name(folder / ".lock"):
+  with errors_name(folder / ".lock"):
     file.truncate(0)
     now = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
     file.write(
@@ -68,10 +71,91 @@ def release() -> None:
     _locks.popitem()[1].close()
 
 
+class NotWritten(OSError):
+  """A sentence that names a file and why it could not be written."""
+
+
+def replace_file(
+  path: str | os.PathLike, content: str | bytes | Callable[[BinaryIO], object]
+) -> None:
+  """Writes a file so that a kill or a full disk leaves what was there.
+
+  Args:
+    content: the file's, or a function that writes it to an open binary file.
+
+  Raises:
+    NotWritten: the disk is full, say.
+  """
+  if isinstance(content, str):
+    content = content.encode()
+  with errors_name(path):
+    target = Path(path).resolve()  # a link stays one
+    if is_stream(path):
+      with open(path, "wb") as file:
+        return _write(file, content)
+    # Of its own process: others may be writing the same file.
+    scratch = target.with_name(f".{target.name[:200]}.{os.getpid()}.part")
+    try:
+      with scratch.open("wb") as file:
+        _write(file, content)
+        file.flush()
+        os.fsync(file.fileno())
+      os.replace(scratch, target)
+    except BaseException:
+      scratch.unlink(missing_ok=True)
+      raise
+
+
+def replace_folder(
+  path: str | os.PathLike, write: Callable[[Path], object]
+) -> None:
+  """Writes a folder of files; whoever reads it finds the old or the new ones.
+
+  Args:
+    write: fills the folder that it is given, which does not exist yet.
+  """
+  target = Path(path)
+  scratch, old = (target.with_name(f".{target.name}{x}") for x in ("", ".old"))
+  for folder in (scratch, old):
+    shutil.rmtree(folder, ignore_errors=True)
+  with errors_name(path):
+    try:
+      write(scratch)
+    except BaseException:
+      shutil.rmtree(scratch, ignore_errors=True)
+      raise
+    if target.exists():
+      target.rename(old)
+    scratch.rename(target)
+  shutil.rmtree(old, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def errors_name(path: str | os.PathLike) -> Iterator[None]:
+  """Raises NotWritten instead of any other OSError."""
+  try:
+    yield
+  except NotWritten:  # names it already
+    raise
+  except OSError as error:
+    reason = error.strerror or error
+    raise NotWritten(f"{path} could not be written: {reason}") from error
+
+
+def is_stream(path: str | os.PathLike) -> bool:
+  """Whether it is written as it is: a pipe, a terminal, /dev/stdout."""
+  special = Path(path).exists() and not Path(path).is_file()
+  return special or os.fspath(path).startswith(("/dev/std", "/dev/fd/"))
+
+
+def _write(file: BinaryIO, content) -> None:
+  content(file) if callable(content) else file.write(content)
+
+
 def replace_text(path: Path, text: str) -> None:
   """Writes a file so that a kill leaves it as it was or as it should be."""
   if hosts.is_first():
-    files.replace(path, text)
+    replace_file(path, text)
 
 
 def differences(
@@ -132,11 +216,11 @@ def append(path: Path, line: str) -> None:
   """Adds a line to a file, or leaves the file as it was.
 
   Raises:
-    files.NotWritten: the disk is full, say.
+    NotWritten: the disk is full, say.
   """
   if not hosts.is_first():
     return
-  with files.errors_name(path), path.open("ab", buffering=0) as file:
+  with errors_name(path), path.open("ab", buffering=0) as file:
     size = file.tell()
     rest = line.encode()
     try:

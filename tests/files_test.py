@@ -13,7 +13,7 @@ import pytest
 import tokenizers
 
 import tiny_training
-from specdec import checkpoints, files, report, run_folder
+from specdec import checkpoints, report, run_folder
 from specdec.analysis import canvas
 from specdec.training.log import Log
 
@@ -40,10 +40,10 @@ def big_figure():
 
 
 WRITERS = {
-  "text": lambda path: files.replace(path, "x" * 2 * BYTES),
+  "text": lambda path: run_folder.replace_file(path, "x" * 2 * BYTES),
   "json": lambda path: report.write_json(str(path), {"x": "y" * 2 * BYTES}),
   "picture": lambda path: canvas.save(big_figure(), path),
-  "array": lambda path: files.replace(
+  "array": lambda path: run_folder.replace_file(
     path, lambda file: np.save(file, np.zeros(BYTES))
   ),
 }
@@ -69,7 +69,7 @@ def test_a_full_disk_names_the_file_and_leaves_the_old_one(
 
 def test_the_mode_is_the_umask_s_and_a_link_stays_one(tmp_path):
   (tmp_path / "link").symlink_to("file")
-  files.replace(tmp_path / "link", b"one")
+  run_folder.replace_file(tmp_path / "link", b"one")
   assert (tmp_path / "link").is_symlink()
   assert (tmp_path / "file").read_bytes() == b"one"
   mask = os.umask(0)
@@ -81,7 +81,7 @@ def test_a_pipe_is_written_to_and_not_replaced(tmp_path):
   pipe = tmp_path / "pipe"
   os.mkfifo(pipe)
   reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
-  files.replace(pipe, "text")
+  run_folder.replace_file(pipe, "text")
   assert os.read(reader, 10) == b"text"
   os.close(reader)
   assert pipe.is_fifo()
@@ -93,12 +93,12 @@ def test_a_folder_is_replaced_whole_or_not_at_all(tmp_path):
     (folder / "weights").write_bytes(b"x" * size)
 
   target = tmp_path / "best"
-  files.replace_folder(target, write)
+  run_folder.replace_folder(target, write)
   with full_disk(), pytest.raises(OSError, match=f"^{target} could not be"):
-    files.replace_folder(target, lambda folder: write(folder, 2 * BYTES))
+    run_folder.replace_folder(target, lambda folder: write(folder, 2 * BYTES))
   assert os.listdir(tmp_path) == ["best"]
   assert (target / "weights").stat().st_size == 1
-  files.replace_folder(target, lambda folder: write(folder, 2))
+  run_folder.replace_folder(target, lambda folder: write(folder, 2))
   assert os.listdir(tmp_path) == ["best"]
   assert (target / "weights").stat().st_size == 2
 
@@ -145,7 +145,9 @@ def test_a_tokenizer_on_a_full_disk_names_its_file(tmp_path):
 
 
 def test_standard_output_is_written_to_and_not_replaced(tmp_path):
-  code = "from specdec import files; files.replace('/dev/stdout', 'text')"
+  code = (
+    "from specdec.run_folder import replace_file as f; f('/dev/stdout', '')"
+  )
   with (tmp_path / "out").open("w") as out:
     subprocess.run(
       [sys.executable, "-c", f"print('a', flush=True); {code}; print('b')"],

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import tiny_training
-from specdec import files
+from specdec import run_folder
 from specdec.training import loop, saving
 
 TESTS = pathlib.Path(__file__).parent
@@ -68,7 +68,7 @@ def test_a_checkpoint_that_will_not_fit_is_not_begun(tmp_path, monkeypatch):
   with monkeypatch.context() as patch:
     full = usage._replace(free=100)
     patch.setattr(saving.shutil, "disk_usage", lambda _: full)
-    with pytest.raises(files.NotWritten) as raised:
+    with pytest.raises(run_folder.NotWritten) as raised:
       checkpoints.save(state)
   assert str(raised.value).startswith(
     f"{tmp_path}/checkpoints could not be written: a checkpoint takes "

@@ -42,7 +42,7 @@ ALLOWED = {
     "models.config",
     "models.presets",
     "analysis",
-    "files",
+    "run_folder",
     "display",
   ),
 }

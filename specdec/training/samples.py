@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from tqdm import tqdm
 
-from specdec import decode, files, hosts, sampling
+from specdec import decode, hosts, run_folder, sampling
 from specdec.types import Model, Params, PyTree
 
 PIECE = 16  # rows decoded together
@@ -64,6 +64,6 @@ def sample(
       )
       tokens = hosts.whole(state.tokens)
       if hosts.is_first():
-        files.replace(path, functools.partial(np.save, arr=tokens))
+        run_folder.replace_file(path, functools.partial(np.save, arr=tokens))
     rows.append(tokens)
   return np.concatenate(rows)

@@ -17,7 +17,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from specdec import files, hosts
+from specdec import hosts, run_folder
 from specdec.training.loop import TrainState
 from specdec.types import PyTree
 
@@ -48,7 +48,7 @@ class Checkpoints:
     size = sum(x.nbytes for x in jax.tree.leaves(state))
     free = shutil.disk_usage(self.folder).free
     if size > free:
-      raise files.NotWritten(
+      raise run_folder.NotWritten(
         f"{self.folder} could not be written: a checkpoint takes "
         f"{size / 1e6:.1f} MB, and {free / 1e6:.1f} MB are free"
       )
@@ -125,7 +125,7 @@ class Checkpoints:
       code = re.search(r"os_error_code='(\d+)'", str(error))  # TensorStore's
       line = (str(error).splitlines() or [type(error).__name__])[0][:300]
       reason = os.strerror(int(code[1])) if code else line
-      raise files.NotWritten(
+      raise run_folder.NotWritten(
         f"{self.folder} could not be written: {reason}"
       ) from error
 
