@@ -70,6 +70,15 @@ def test_groups_ks_and_files(evaluate, tmp_path, capsys):
   assert (tmp_path / "out" / "plot.png").stat().st_size > 10_000
 
 
+def test_a_category_that_is_no_formula_is_drawn(evaluate, file, tmp_path):
+  lines = [{"category": x, "prompt": "abc"} for x in (r"$\frac$ a", "_", "$$")]
+  file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+  document = evaluate("--k=1")
+  assert document["runs"][0]["group"] == r"$\frac$ a"
+  assert (tmp_path / "out" / "plot.png").stat().st_size > 10_000
+  evaluate("--k=1")  # and again, from what is written down
+
+
 def test_limit_and_length(evaluate, capsys):
   document = evaluate("--limit=2", "--max_prompt_tokens=40")
   texts = {run["group"]: run["acceptance"]["texts"] for run in document["runs"]}

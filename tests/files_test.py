@@ -145,12 +145,11 @@ def test_a_tokenizer_on_a_full_disk_names_its_file(tmp_path):
 
 
 def test_standard_output_is_written_to_and_not_replaced(tmp_path):
-  code = (
-    "from specdec.run_folder import replace_file as f; f('/dev/stdout', '')"
-  )
+  write = "run_folder.replace_file('/dev/stdout', '')"
+  code = f"from specdec import run_folder; print('a'); {write}; print('b')"
   with (tmp_path / "out").open("w") as out:
     subprocess.run(
-      [sys.executable, "-c", f"print('a', flush=True); {code}; print('b')"],
+      [sys.executable, "-u", "-c", code],
       stdout=out,
       check=True,
     )

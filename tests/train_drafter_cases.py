@@ -12,7 +12,7 @@ from absl import flags
 
 from learned_kinds import recipe
 from programs import write_model
-from specdec import checkpoints
+from specdec import checkpoints, run_folder
 from specdec.checkpoints import learned as saved
 from specdec.training import data, hidden
 
@@ -292,7 +292,7 @@ class TestCache:
       raise KeyboardInterrupt
 
     folder = tmp_path / "states"
-    monkeypatch.setattr(hidden.os, "replace", replace)
+    monkeypatch.setattr(run_folder.os, "replace", replace)
     cached = object.__new__(hidden.Cached)
     cached._folder = folder
     folder.mkdir()
