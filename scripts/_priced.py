@@ -110,7 +110,7 @@ def integers_of(texts, what: str) -> list[int]:
   """Refuses what is no whole number from 1 on."""
   found = numbers_of(texts, what)
   for number in found:
-    if number != int(number) or number < 1:
+    if not 1 <= number < float("inf") or number != int(number):
       raise ValueError(f"--{what}: {number:g}; it must be whole and >= 1")
   return [int(x) for x in found]
 

@@ -96,7 +96,7 @@ def optimal(acceptance, num_nodes: int) -> list[tuple[int, ...]]:
       together are kept more than once.
   """
   acceptance = np.asarray(acceptance, float)
-  if np.any((acceptance < 0) | (acceptance > 1)):
+  if not np.all((acceptance >= 0) & (acceptance <= 1)):  # nor nan
     raise ValueError("acceptance must be in [0, 1]")
   if np.any(acceptance.sum(axis=-1) > 1 + 1e-9):
     raise ValueError("acceptance of one node's children must sum to 1 at most")

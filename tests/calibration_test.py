@@ -91,8 +91,10 @@ def test_a_calibration_needs_points_that_took_time():
   times = timed(placed(), points)
   with pytest.raises(ValueError, match="needs 6"):
     calibration.fit_passes(placed(), times[:5])
-  with pytest.raises(ValueError, match="took no time"):
+  with pytest.raises(ValueError, match="1 x 1 took 0 s; it must be"):
     calibration.fit_passes(placed(), [*times, PassTime(1, 1, 1, 0.0)])
+  with pytest.raises(ValueError, match="took nan s"):
+    calibration.fit_passes(placed(), [*times, PassTime(1, 1, 1, math.nan)])
 
 
 def test_what_is_beside_the_passes_is_recovered():
@@ -117,6 +119,55 @@ def test_what_is_beside_the_passes_is_recovered():
   [row] = calibration.fit_beside(pair, rounds[1:2]).ours.rows
   assert row == (16, pytest.approx(8e-4), 0.0)
   assert calibration.fit_beside(pair, rounds[1:3]).errors.points == 0
+
+
+def test_no_round_is_predicted_faster_than_its_bytes_allow():
+  """Rounds of k = 5 timed shorter than of 2: a line that goes below 0."""
+  pair = Pair(placed(), placed(stop=2), 2)
+  passes = {k: pair.round(1, k, 256).seconds for k in (0, 2, 5)}
+  rounds = [
+    RoundTime(1, 0, 256, passes[0]),
+    RoundTime(1, 2, 256, 2 * passes[5]),
+    RoundTime(1, 5, 256, passes[5]),
+  ]
+  fit = calibration.fit_beside(pair, rounds)
+  final = dataclasses.replace(pair, beside=fit.ours, plain_beside=fit.plain)
+  seconds = [final.round(1, k, 256).seconds for k in range(1, 17)]
+  assert seconds[4] >= seconds[1] - 1e-9  # k = 5 takes no less than k = 2
+  assert min(seconds[4:]) == seconds[4]
+  observed = prediction.Observed((0.5,) * 16, 1.0, 10.0)
+  found = prediction.predict(final, observed, 1, 1, 256, 30)
+  assert 0 < found.speedup < 17
+
+
+def test_a_negative_overhead_leaves_the_time_of_the_bytes():
+  below = Beside(((1, -1.0, -1.0),))
+  pair = Pair(placed(), placed(stop=2), 2, below, below)
+  for found in (pair.plain(1, 16), pair.round(1, 8, 16)):
+    moved = sum(times * cost.bytes for _, times, cost in found.parts)
+    least = moved / CHIP.bandwidth
+    assert found.seconds == pytest.approx(least)
+    assert found.seconds == pytest.approx(
+      found.beside + sum(n * cost.seconds for _, n, cost in found.parts)
+    )
+  assert 0 < pair.speedup(1, 16, [0.5]) < 2
+
+
+def test_rounds_and_observations_that_cannot_be_are_refused():
+  for seconds in (0.0, -1.0, math.nan, math.inf):
+    with pytest.raises(ValueError, match="batch 1, k = 0 took"):
+      calibration.fit_beside(Pair(placed()), [RoundTime(1, 0, 256, seconds)])
+  good = {"survival": (0.5, 0.4), "wide": 0.5, "rounds": 3.0}
+  for name, value, sentence in (
+    ("survival", (0.5, 0.6), "ascends"),
+    ("survival", (math.nan,), r"outside \[0, 1\]"),
+    ("wide", -0.1, r"wide = -0.1; it must be in \[0, 1\]"),
+    ("wide", math.nan, "wide = nan"),
+    ("rounds", 0.0, "rounds = 0.0; it must be finite and > 0"),
+    ("rounds", math.inf, "rounds = inf"),
+  ):
+    with pytest.raises(ValueError, match=sentence):
+      prediction.Observed(**good | {name: value})
 
 
 def test_a_calibration_is_read_as_it_was_written():

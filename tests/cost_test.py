@@ -120,6 +120,22 @@ def test_experts_touched():
   assert one.bytes == pytest.approx(2 * 10 * 1e6)
 
 
+@pytest.mark.parametrize("value", [-1.0, -0.01, 1.01, float("nan")])
+def test_a_correlation_is_a_share(value):
+  shape = shapes.get("mixtral-8x7b")
+  with pytest.raises(ValueError, match=r"correlation = .*; it must be in \[0"):
+    Placed(shape, V5E, correlation=value)
+
+
+def test_efficiencies_and_chips_are_finite():
+  nan = float("nan")
+  for changes in ({"overhead": nan}, {"layer_overhead": -1.0}, {"kv": nan}):
+    with pytest.raises(ValueError, match="it must be finite and >"):
+      Efficiency(**changes)
+  with pytest.raises(ValueError, match="axes and hop_seconds must be >= 0"):
+    chips.get("v4", hop_seconds=nan)
+
+
 def test_all_reduce_by_hand():
   # 8 v5e are 4 x 2, lines both; of 1 MB each axis carries a share.
   assert links.arranged(8, 2) == (4, 2)

@@ -86,6 +86,20 @@ def test_what_no_survival_curve_can_be_is_refused():
     speedup.iid_survival(0.5, -1)
 
 
+@pytest.mark.parametrize("wrong", [[-0.5], [1.5], [float("nan")], [0.5, 0.6]])
+def test_no_speedup_of_what_is_no_curve(wrong):
+  for function in (speedup.speedup, speedup.operations):
+    with pytest.raises(ValueError, match=r"outside \[0, 1\]|ascends"):
+      function(wrong, 0.1)
+
+
+@pytest.mark.parametrize("cost", [-0.5, float("nan"), float("inf")])
+def test_a_draft_step_costs_a_finite_share(cost):
+  for function in (speedup.speedup, speedup.operations):
+    with pytest.raises(ValueError, match=f"cost = {cost:g}; it must be"):
+      function([0.5, 0.4, 0.3], cost)
+
+
 def test_rounds_until_a_text_is_finished_by_enumeration():
   survival, tokens = [0.7, 0.4], 5
   law = speedup.round_law(survival)
@@ -116,3 +130,6 @@ def test_a_power_law_goes_through_its_points():
     speedup.fit_power_law([1e8, 1e8], [0.5, 0.6])
   with pytest.raises(ValueError, match=r"outside \(0, 1\)"):
     speedup.fit_power_law([1e8, 2e8], [0.5, 1.0])
+  for size in (0.0, -1e8, float("nan"), float("inf")):
+    with pytest.raises(ValueError, match="parameters; it must be finite"):
+      speedup.fit_power_law([1e8, size], [0.5, 0.6])

@@ -393,6 +393,14 @@ def test_a_point_of_several_sweeps_is_pooled(tmp_path):
   assert alone["run"]["speed"]["speedup"]["value"] == 1.5
 
 
+def test_a_predicted_speedup_below_zero_is_not_reported(tmp_path):
+  lines = [line(1, 1, 1.2, 1.1), line(2, 1, 1.2, -0.68)]
+  found = sweeps.read([write_lines(tmp_path / "a", lines)])
+  assert [x["run"]["k"] for x in found.lines] == [1]
+  assert "line 2" in found.broken[0] and "-0.68" in found.broken[0]
+  assert "--repredict" in found.broken[0]
+
+
 def test_bands_and_crossovers():
   lines = [
     line(1, batch, gain, said)

@@ -88,6 +88,11 @@ def pace(
   return float(np.median([p.seconds / x for p, x in zip(now, known)]))
 
 
+def _check_seconds(what: str, seconds: float) -> None:
+  if not 0 < seconds < math.inf:
+    raise ValueError(f"{what} took {seconds:g} s; it must be finite and > 0")
+
+
 def fit_passes(
   placed: Placed,
   points: Sequence[PassTime],
@@ -101,12 +106,13 @@ def fit_passes(
     held_out: more, by which the fit is judged and not made.
 
   Raises:
-    ValueError: there are too few points, or one took no time.
+    ValueError: there are too few points, or the time of one is not finite and
+      > 0.
   """
   if len(points) < 6:
     raise ValueError(f"{len(points)} passes; a calibration needs 6 or more")
-  if min(p.seconds for p in (*points, *held_out)) <= 0:
-    raise ValueError("a pass took no time")
+  for p in (*points, *held_out):
+    _check_seconds(f"a pass of {p.batch} x {p.tokens}", p.seconds)
   measured = np.array([p.seconds for p in points])
   least = float(measured.min())
 
@@ -202,20 +208,30 @@ def fit_beside(pair: Pair, rounds: Sequence[RoundTime]) -> RoundFit:
   Args:
     rounds: of k = 0, plain decoding, and of others, two or more of a batch to
       tell what a draft pass adds.
+
+  Raises:
+    ValueError: the time of a round is not finite and > 0.
   """
+  for r in rounds:
+    _check_seconds(f"a round of batch {r.batch}, k = {r.k}", r.seconds)
   pair = dataclasses.replace(pair, beside=NOTHING, plain_beside=NOTHING)
 
   def fit(some: list[RoundTime]) -> Beside:
     by_batch: dict[int, list[tuple[int, float, float]]] = {}
     for r in some:
-      left = r.seconds - pair.round(r.batch, r.k, r.context).seconds
-      by_batch.setdefault(r.batch, []).append((r.k, left, 1 / r.seconds))
+      passes = pair.round(r.batch, r.k, r.context).seconds
+      by_batch.setdefault(r.batch, []).append((r.k, passes, r.seconds))
     rows = []
     for batch, found in sorted(by_batch.items()):
-      k, left, weight = np.array(found).T  # relative errors count
-      line = np.stack([np.ones_like(k), k], axis=1)[:, : len(set(k))]
-      (*solved,) = np.linalg.lstsq(line * weight[:, None], left * weight)[0]
-      rows.append((batch, *map(float, [*solved, 0.0][:2])))
+      k, passes, seconds = np.array(sorted(found)).T
+      left, weight = seconds - passes, 1 / seconds  # relative errors count
+      slope = 0.0
+      if k[0] < k[-1]:
+        slope, _ = np.polyfit(k, left, 1, w=weight)
+        # Of all these rounds the longest draft does not take the least time.
+        slope = max(slope, (passes[0] - passes[-1]) / (k[-1] - k[0]))
+      fixed = np.average(left - slope * k, weights=weight**2)
+      rows.append((batch, float(fixed), float(slope)))
     return Beside(tuple(rows))
 
   plain = fit([r for r in rounds if not r.k])

@@ -51,7 +51,7 @@ class Chip:
         raise ValueError(f"chip {self.name}: {name} must be > 0")
     if not self.flops or not all(rate > 0 for rate in self.flops.values()):
       raise ValueError(f"chip {self.name}: flops must be rates by type, > 0")
-    if self.axes < 0 or self.hop_seconds < 0:
+    if not (self.axes >= 0 and self.hop_seconds >= 0):
       raise ValueError(f"chip {self.name}: axes and hop_seconds must be >= 0")
 
   def rate(self, dtype: str) -> float:

@@ -53,12 +53,18 @@ class Efficiency:
 
   def __post_init__(self):
     for name in ("one", "weights", "kv", "flops"):
-      if not getattr(self, name) > 0:
-        raise ValueError(f"efficiency {name} = {getattr(self, name)}; not > 0")
+      if not 0 < getattr(self, name) < math.inf:
+        raise ValueError(
+          f"efficiency {name} = {getattr(self, name):g}; it must be finite "
+          "and > 0"
+        )
     if not self.p >= 1:
       raise ValueError(f"p = {self.p}; it must be >= 1")
-    if self.overhead < 0 or self.layer_overhead < 0:
-      raise ValueError("an overhead is negative")
+    for name in ("overhead", "layer_overhead"):
+      if not 0 <= getattr(self, name) < math.inf:
+        raise ValueError(
+          f"{name} = {getattr(self, name):g}; it must be finite and >= 0"
+        )
 
   def combined(self, *seconds: float) -> float:
     """The p-norm of times that overlap more or less."""
@@ -98,6 +104,7 @@ class Cost(NamedTuple):
 
   terms: tuple[Term, ...]
   seconds: float  # of the whole; not the terms' sum where p > 1
+  least: float = 0.0  # seconds that moving its bytes takes at full bandwidth
 
   @property
   def bytes(self) -> float:
@@ -130,7 +137,8 @@ class Placed:
       were measured between 0.57 and 0.83.
 
   Raises:
-    ValueError: the mesh does not divide the model, or a type is unknown.
+    ValueError: the mesh does not divide the model, a type is unknown, or the
+      correlation is outside [0, 1].
   """
 
   shape: Shape
@@ -151,6 +159,10 @@ class Placed:
     for dtype in (self.weights, self.kv):
       if dtype not in BYTES:
         raise ValueError(f"no type {dtype!r}; known: {', '.join(BYTES)}")
+    if not 0 <= self.correlation <= 1:
+      raise ValueError(
+        f"correlation = {self.correlation:g}; it must be in [0, 1]"
+      )
     if self.ways < 1 or self.replicas < 1:
       raise ValueError("a mesh has at least one chip along each axis")
     if not 0 <= self.start <= self.end <= len(self.shape.layers):
@@ -315,4 +327,6 @@ class Placed:
       groups[group][0] += moving
       groups[group][1] += computing
     seconds += sum(chosen.combined(*pair) for pair in groups.values())
-    return Cost(tuple(timed), seconds)
+    # An efficiency above 1 (a cache holds some weights) may beat that.
+    least = min(seconds, sum(term.bytes for term in parts) / fast)
+    return Cost(tuple(timed), seconds, least)

@@ -57,6 +57,16 @@ class Round(NamedTuple):
   parts: tuple[tuple[str, int, Cost], ...]  # (name, how often, cost)
   beside: float
 
+  @classmethod
+  def make(cls, parts, overhead: float) -> "Round":
+    """Returns a round that takes no less time than moving its bytes.
+
+    A fitted overhead may be negative, and far from the rounds that it was
+    fitted to exceed the passes' own time.
+    """
+    spare = sum(n * (cost.seconds - cost.least) for _, n, cost in parts)
+    return cls(parts, max(overhead, -spare))
+
   @property
   def seconds(self) -> float:
     return self.beside + sum(n * cost.seconds for _, n, cost in self.parts)
@@ -102,7 +112,7 @@ class Pair:
     """A round of plain decoding."""
     cost = self.target.cost(batch, 1, context)
     beside = self.plain_beside.seconds(batch, 0)
-    return Round((("target, 1 token", 1, cost),), beside)
+    return Round.make((("target, 1 token", 1, cost),), beside)
 
   def round(self, batch: float, k: int, context: float) -> Round:
     """A round of k guesses in one chain; k = 0 is plain decoding."""
@@ -151,7 +161,7 @@ class Pair:
       target = dataclasses.replace(target, start=self.exit_layer)
     cost = target.cost(batch, nodes, context)
     parts.append((f"target, {_tokens(nodes)}", 1, cost))
-    return Round(tuple(parts), self.beside.seconds(batch, len(frontiers)))
+    return Round.make(tuple(parts), self.beside.seconds(batch, len(frontiers)))
 
   def speedup(
     self, batch: float, context: float, survival: Sequence[float]

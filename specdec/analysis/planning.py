@@ -98,7 +98,8 @@ def best_tree(
   if pair.exit_layer is not None:
     target = dataclasses.replace(target, start=pair.exit_layer)
   fixed = chain.beside
-  seconds = {n: target.cost(batch, n, context).seconds + fixed for n in sizes}
+  costs = {n: target.cost(batch, n, context) for n in sizes}
+  seconds = {n: max(c.seconds + fixed, c.least) for n, c in costs.items()}
   plain = seconds[1] = pair.plain(batch, context).seconds
   found = trees.best(acceptance, seconds, level_seconds)
   if not found.paths:

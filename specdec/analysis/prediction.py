@@ -30,6 +30,13 @@ class Observed:
   wide: float
   rounds: float
 
+  def __post_init__(self):
+    speedup.check_survival(self.survival)
+    if not 0 <= self.wide <= 1:
+      raise ValueError(f"wide = {self.wide}; it must be in [0, 1]")
+    if not 0 < self.rounds < np.inf:
+      raise ValueError(f"rounds = {self.rounds}; it must be finite and > 0")
+
 
 def observed(runs: Sequence[Sequence[Stats]]) -> Observed:
   """Of the same texts decoded once or several times.

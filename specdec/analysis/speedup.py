@@ -44,12 +44,26 @@ def check_survival(survival: Sequence[float]) -> np.ndarray:
 
 
 def expected_tokens(survival: Sequence[float]) -> float:
-  """Tokens of a round: the target's own and every guess that survives."""
-  return 1.0 + float(np.sum(survival))
+  """Tokens of a round: the target's own and every guess that survives.
+
+  Raises:
+    ValueError: as `check_survival` does.
+  """
+  return 1.0 + float(np.sum(check_survival(survival)))
+
+
+def _check_cost(cost: float) -> None:
+  if not 0 <= cost < np.inf:
+    raise ValueError(f"cost = {cost:g}; it must be finite and >= 0")
 
 
 def speedup(survival: Sequence[float], cost: float) -> float:
-  """Over plain decoding, were a pass of k + 1 tokens one of 1 (theorem 3.8)."""
+  """Over plain decoding, were a pass of k + 1 tokens one of 1 (theorem 3.8).
+
+  Raises:
+    ValueError: the cost is negative or not finite, or as `check_survival`.
+  """
+  _check_cost(cost)
   return expected_tokens(survival) / (len(survival) * cost + 1.0)
 
 
@@ -58,7 +72,11 @@ def operations(survival: Sequence[float], cost: float) -> float:
 
   Args:
     cost: operations of a draft step over those of a target step.
+
+  Raises:
+    ValueError: the cost is negative or not finite, or as `check_survival`.
   """
+  _check_cost(cost)
   k = len(survival)
   return (k * cost + k + 1) / expected_tokens(survival)
 
@@ -126,8 +144,12 @@ def fit_power_law(
   """Through measured points, least squares of the logarithms.
 
   Raises:
-    ValueError: fewer than two sizes, or an alpha outside (0, 1).
+    ValueError: fewer than two sizes, one that is not finite and > 0, or an
+      alpha outside (0, 1).
   """
+  for size in parameters:
+    if not 0 < size < np.inf:
+      raise ValueError(f"{size:g} parameters; it must be finite and > 0")
   if len(set(parameters)) < 2:
     raise ValueError("a law of draft size needs two sizes")
   for alpha in alphas:

@@ -46,7 +46,13 @@ def read(paths: Sequence[Path]) -> Read:
         key = json.dumps([line["point"], *place], sort_keys=True)
         if "run" in line:
           line["run"]["speed"]["speedup"]["value"]
-          line["prediction"]["speedup"]
+          if not 0 < line["prediction"]["speedup"] < np.inf:
+            broken.append(
+              f"line {number} of {file} predicts a speedup of "
+              f"{line['prediction']['speedup']:g}; sweep.py --repredict "
+              "predicts it again"
+            )
+            continue
           measured[key] = line
         else:
           failed[key] = {"point": line["point"], "error": line["error"]}
