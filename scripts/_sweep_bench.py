@@ -194,7 +194,7 @@ def measured(bench: Bench, say, known: dict | None = None) -> dict:
     load = provenance.load()
     done, slots = point.time(), point.slots
     run = point.run(done)
-    check(bench, run, done)
+    warnings = check(bench, run, done)
     del point
     measure.forget_programs()
     line = {
@@ -203,7 +203,7 @@ def measured(bench: Bench, say, known: dict | None = None) -> dict:
       "rounds": sum(int(ours.stats.widths.sum()) for ours, _ in done),
       "observed": dataclasses.asdict(found),
       "drafter": _decoding.describe_drafter(),
-      "caveats": _decoding.caveats(),
+      "caveats": [*_decoding.caveats(), *warnings],
       "context": slots,
       "date": provenance.now(),
       "mesh": FLAGS.mesh,
@@ -219,12 +219,14 @@ def measured(bench: Bench, say, known: dict | None = None) -> dict:
   return line | {"prediction": dataclasses.asdict(said)}
 
 
-def check(bench: Bench, run, done) -> None:
-  """Refuses times that this machine's bandwidth forbids."""
+def check(bench: Bench, run, done) -> list[str]:
+  """Returns a sentence for every time that this machine's bandwidth forbids."""
   models, _ = bench.models()
+  found = []
   for who, plain in ((0, False), (1, True)):
     rounds = sum(int(pieces[who].stats.widths.sum()) for pieces in done)
     seconds = sum(pieces[who].seconds for pieces in done) / rounds
     size = bounds.pass_bytes(models.target.config, run.batch, 1, FLAGS.context)
     what = "a plain round" if plain else f"a round of k = {run.k}"
-    bench.limit.check(what, seconds, size)
+    found.append(bench.limit.check(what, seconds, size))
+  return [sentence for sentence in found if sentence]

@@ -14,7 +14,7 @@ once before the clock starts; no token ends a text. Prompts are cut to --context
 tokens; without --prompt_file they are Python source of the standard library, or
 random tokens where the target has no tokenizer. This machine's bandwidth is
 measured before and after, by reading as many bytes as the weights have; a time
-that it forbids is an error. The last line is one JSON document.
+that it forbids is marked in the table. The last line is one JSON document.
 """
 
 import contextlib
@@ -106,6 +106,7 @@ def time_passes(models, batch: int, progress) -> list[dict]:
         "bytes_per_second": size / taken.median,
         "flops": arithmetic,
         "flops_per_second": arithmetic / taken.median,
+        "warnings": [],
       }
     )
     progress.update()
@@ -143,12 +144,8 @@ def decode(models, k: int, rows, plain_session, progress):
     with measure.compilations() as late:
       for pair in measure.both_ways(session, rows, FLAGS.repeats):
         done.append(pair)
-    if not hosts.agree(late.count):
+    if not (count := int(hosts.agree(late.count))):
       break
-  else:
-    raise measure.Impossible(
-      f"{late.count} programs compiled while measuring, twice"
-    )
   progress.update(FLAGS.repeats)
   ours, plain, prefill, plain_prefill = (
     [getattr(pair[i], name) for pair in done]
@@ -190,30 +187,44 @@ def decode(models, k: int, rows, plain_session, progress):
     },
     "memory": measure.loop_memory(session, plain=False),
     "plain_memory": measure.loop_memory(session, plain=True),
+    "warnings": [],
   }
+  if count:
+    document["warnings"].append(
+      f"{count} programs compiled while batch {batch} x {k} was timed"
+    )
   return document, session
 
 
-def impossible(document, target, bandwidth: float) -> list[str]:
-  """Times that this machine's bandwidth forbids, a sentence each."""
+def impossible(
+  document, target, bandwidth: float
+) -> list[tuple[dict, str, bool]]:
+  """Times that this machine's bandwidth forbids.
+
+  Returns:
+    For each the entry that it belongs to, a sentence, and whether it is grossly
+    wrong.
+  """
   found = []
 
-  def check(what: str, seconds: float, batch: int, tokens: int) -> None:
+  def check(entry, what: str, seconds: float, batch: int, tokens: int) -> None:
     size = bounds.pass_bytes(target.config, batch, tokens, FLAGS.context)
     try:
-      measure.check_possible(what, seconds, size, bandwidth)
+      if said := measure.check_possible(what, seconds, size, bandwidth):
+        found.append((entry, said, False))
     except measure.Impossible as error:
-      found.append(str(error))
+      found.append((entry, str(error), True))
 
   for entry in document["passes"]:
     batch, tokens = entry["batch"], entry["tokens"]
     what = f"a pass of {batch} x {tokens} tokens"
-    check(what, entry["seconds"]["least"], batch, tokens)
+    check(entry, what, entry["seconds"]["least"], batch, tokens)
   for run in document["runs"]:
     rounds = run["seconds"]["least"] / run["rounds"]
-    check("a round", rounds, run["batch"], run["nodes"])
+    where = f"of batch {run['batch']}, k = {run['k']}"
+    check(run, f"a round {where}", rounds, run["batch"], run["nodes"])
     rounds = run["plain_seconds"]["least"] / FLAGS.max_new_tokens
-    check("a plain round", rounds, run["batch"], 1)
+    check(run, f"a plain round {where}", rounds, run["batch"], 1)
   return found
 
 
@@ -314,14 +325,17 @@ def bench() -> None:
   if wrong:  # or was the machine busy both times that it was measured?
     document["bandwidth"] = max(bandwidth, measure.bandwidth_of(target.params))
     wrong = impossible(document, target, document["bandwidth"])
-  document["impossible"] = wrong
+  document["impossible"] = [sentence for _, sentence, _ in wrong]
+  for entry, sentence, _ in wrong:
+    entry["warnings"].append(sentence)
   print_machine(document)
   print_tables(document)
   if FLAGS.json:
     report.write_json(FLAGS.json, document)
   print(json.dumps(document, allow_nan=False))
-  if wrong:
-    raise measure.Impossible(wrong[0])
+  for _, sentence, gross in wrong:
+    if gross:
+      raise measure.Impossible(sentence)
 
 
 main = _main.main_of("bench", bench, also=(measure.Impossible,))

@@ -121,12 +121,13 @@ def by_group(runs: Sequence[Run]) -> str:
 def of_passes(passes: Sequence[dict]) -> str:
   """A table of T(n), from the document of scripts/bench.py."""
   first = {e["batch"]: e["seconds"]["median"] for e in passes[::-1]}
+  marks, notes = _warnings(passes)
   header = ["batch x n", "ms", "quartiles", "x first", "GB/s", "GFLOP/s"]
-  return columns(
+  table = columns(
     [*header, "of the roof"],
     [
       [
-        f"{e['batch']} x {e['tokens']}",
+        f"{e['batch']} x {e['tokens']}{mark}",
         f"{e['seconds']['median'] * 1e3:.2f}",
         " ".join(f"{q * 1e3:.2f}" for q in e["seconds"]["quartiles"]),
         f"{e['seconds']['median'] / first[e['batch']]:.2f}",
@@ -134,19 +135,29 @@ def of_passes(passes: Sequence[dict]) -> str:
         f"{e['flops_per_second'] / 1e9:.0f}",
         f"{e['roof_seconds'] / e['seconds']['median']:.0%}",
       ]
-      for e in passes
+      for e, mark in zip(passes, marks)
     ],
+  )
+  return table + notes
+
+
+def _warnings(entries: Sequence[dict]) -> tuple[list[str], str]:
+  """Returns each row's mark, and the footnotes that say what it is for."""
+  notes = [x for entry in entries for x in entry["warnings"]]
+  return (
+    [" *" if entry["warnings"] else "" for entry in entries],
+    "".join(f"\n  * warning: {note}" for note in notes),
   )
 
 
 def of_bench(runs: Sequence[dict]) -> str:
   """A table of runs, from the document of scripts/bench.py."""
 
-  def cells(run: dict) -> list[str]:
+  def cells(run: dict, mark: str) -> list[str]:
     speed, found = run["speed"], run["acceptance"]
     identity = run["identity"]
     return [
-      f"{run['batch']} x {run['k']}",
+      f"{run['batch']} x {run['k']}{mark}",
       f"{found['tokens_per_pass']['value']:.2f}",
       f"{speed['plain_tokens_per_second']:.1f}",
       f"{speed['tokens_per_second']:.1f}",
@@ -159,7 +170,8 @@ def of_bench(runs: Sequence[dict]) -> str:
 
   header = ["batch x k", "tokens/pass", "plain tok/s", "tok/s", "speedup"]
   header += ["same text", "accept ms", "compile s", "MB"]
-  return columns(header, [cells(run) for run in runs])
+  marks, notes = _warnings(runs)
+  return columns(header, list(map(cells, runs, marks))) + notes
 
 
 # How a draft's guesses come about, in a word.

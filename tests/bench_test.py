@@ -10,8 +10,8 @@ import sys
 import pytest
 
 import programs
-from specdec import measure
-from specdec.analysis import hardware
+from specdec import checkpoints, measure
+from specdec.analysis import bounds
 from specdec.models import presets
 
 
@@ -94,25 +94,59 @@ def test_random_presets_with_synthetic_acceptance_say_so(capsys, monkeypatch):
   assert document["settings"]["min_ngram"] == 0
 
 
-def test_a_time_under_its_roof_ends_the_run(bench, monkeypatch, tmp_path):
-  monkeypatch.setattr(hardware, "measure_bandwidth", lambda *_, **__: 1e3)
+@pytest.fixture
+def under_its_bytes(monkeypatch, target):
+  """Makes every pass take this share of the time that its bytes take."""
+  config = checkpoints.inspect(target, "float32")
+
+  def call(share):
+    def time_pass(model, params, batch, tokens, context, *_):
+      size = bounds.pass_bytes(config, batch, tokens, context)
+      return measure.timing([share * size / 1e15])
+
+    monkeypatch.setattr(measure, "time_pass", time_pass)
+
+  return call
+
+
+@pytest.mark.parametrize("share, marked", [(0.986, False), (0.8, True)])
+def test_a_time_slightly_under_its_bytes(bench, under_its_bytes, share, marked):
+  under_its_bytes(share)
+  lines = bench("--passes=1,3", "--nodecode")  # exits with 0
+  document = json.loads(lines[-1])
+  found = [entry["warnings"] for entry in document["passes"]]
+  assert [len(warnings) for warnings in found] == [marked, marked]
+  assert document["impossible"] == [x for warnings in found for x in warnings]
+  text = "\n".join(lines[:-1])
+  assert ("1 x 3 *" in text) == marked
+  assert ("* warning: a pass of 1 x 3 tokens took" in text) == marked
+
+
+def test_half_the_time_of_its_bytes_ends_the_run_with_all_of_it_written(
+  bench, under_its_bytes, tmp_path, capsys
+):
+  under_its_bytes(0.4)
   out = tmp_path / "out.json"
   with pytest.raises(SystemExit, match="measured wrongly"):
     bench("--passes=1", "--nodecode", f"--json={out}")
-  assert len(json.loads(out.read_text())["impossible"]) == 1  # it is told
+  document = json.loads(out.read_text())
+  assert len(document["impossible"]) == 1
+  printed = capsys.readouterr().out.splitlines()
+  assert json.loads(printed[-1]) == document
+  assert any("1 x 1 *" in line for line in printed)
 
 
-def test_a_program_compiled_while_measuring_ends_the_run(bench, monkeypatch):
+def test_a_run_that_compiles_while_it_is_timed_is_marked(bench, monkeypatch):
   class Late(measure.Compilations):
     count = 1
 
   monkeypatch.setattr(
     measure, "compilations", lambda: contextlib.nullcontext(Late(1, 0.0))
   )
-  with pytest.raises(
-    SystemExit, match="1 programs compiled while measuring, twice"
-  ):
-    bench("--passes=1", "--k=1", "--max_new_tokens=4")
+  lines = bench("--passes=1", "--k=1", "--max_new_tokens=4")
+  [run] = json.loads(lines[-1])["runs"]
+  assert run["warnings"] == ["1 programs compiled while batch 1 x 1 was timed"]
+  assert f"  * warning: {run['warnings'][0]}" in lines
 
 
 def test_profile_writes_a_trace(bench, tmp_path):

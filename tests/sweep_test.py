@@ -199,6 +199,21 @@ def test_no_time_may_beat_its_bytes(sweep, tmp_path, monkeypatch, which):
   assert "Impossible" in lines_of(tmp_path)[-1]["error"]
 
 
+def test_a_time_slightly_under_its_bytes_is_kept_with_a_caveat(
+  sweep, tmp_path, monkeypatch
+):
+  monkeypatch.setattr(
+    measure.Limit, "check", lambda self, what, *_: f"{what} was too fast"
+  )
+  sweep(POINTS[:1])
+  [line] = lines_of(tmp_path)
+  assert line["run"]["k"] == 1
+  assert line["caveats"] == [
+    "a round of k = 1 was too fast",
+    "a plain round was too fast",
+  ]
+
+
 def test_what_is_measured_is_predicted_again(sweep, tmp_path, monkeypatch):
   sweep(POINTS)
   before = lines_of(tmp_path)
