@@ -8,6 +8,7 @@ import sys
 import zlib
 from pathlib import Path
 
+import _limit
 import _mesh
 import _output
 from absl import flags
@@ -19,13 +20,13 @@ from specdec.training import saving
 _FREE = ("output", "compilation_cache", *_mesh.PROCESSES)
 
 _BEFORE = set(flags.FLAGS)
-flags.DEFINE_integer("limit", 0, "Prompts of a category, 0 for all of them.")
 flags.DEFINE_integer(
   "max_prompt_tokens", 0, "Leave out longer prompts, 0 for none of them."
 )
 FLAGS = flags.FLAGS
-flags.adopt_module_key_flags(_output)
-OWN = sorted({*FLAGS} - _BEFORE | {"output"})
+for _module in (_limit, _output):
+  flags.adopt_module_key_flags(_module)
+OWN = sorted({*FLAGS} - _BEFORE | {"limit", "output"})
 
 
 def check_flags() -> None:
@@ -34,9 +35,11 @@ def check_flags() -> None:
     raise ValueError("--distributed is for generate, bench, sweep and train")
   if not (FLAGS.prompt_file and FLAGS.output):
     raise ValueError("give --prompt_file and --output")
-  for name in ("limit", "max_prompt_tokens"):
-    if getattr(FLAGS, name) < 0:
-      raise ValueError(f"--{name}={getattr(FLAGS, name)}; it must be >= 0")
+  _limit.check_flags()
+  if FLAGS.max_prompt_tokens < 0:
+    raise ValueError(
+      f"--max_prompt_tokens={FLAGS.max_prompt_tokens}; it must be >= 0"
+    )
   for file in FLAGS.prompt_file:
     prompts.scan(file)  # is there any?
   run_folder.lock(Path(FLAGS.output))

@@ -11,8 +11,9 @@
 A pass of n tokens is timed for each n of --passes: T(n). Then the same prompts
 are decoded plainly and speculatively in turns, each program compiled and run
 once before the clock starts; no token ends a text. Prompts are cut to --context
-tokens; without --prompt_file they are Python source of the standard library, or
-random tokens where the target has no tokenizer. This machine's bandwidth is
+tokens; without --prompt_file they are the 32 held-out Python functions that
+come with the package, or random tokens where the target has no tokenizer;
+--limit=4 takes fewer of them. This machine's bandwidth is
 measured before and after, by reading as many bytes as the weights have; a time
 that it forbids is marked in the table. The last line is one JSON document.
 """
@@ -27,10 +28,11 @@ import _auto
 import _calibration
 import _decoding
 import _flags
+import _limit
 import _main
+import _repeats
 import _rows
 import jax
-import numpy as np
 from absl import flags
 from tqdm import tqdm
 
@@ -38,7 +40,6 @@ from specdec import hosts, measure, provenance, report
 from specdec.analysis import bounds, hardware, metrics
 
 _BEFORE = set(flags.FLAGS)
-flags.DEFINE_integer("repeats", 9, "Timings of everything, after warming up.")
 _flags.define_integers(
   "passes", "1,2,4,8,16", "Tokens of the passes timed alone: T(n)."
 )
@@ -56,15 +57,18 @@ flags.DEFINE_string(
   "model to them, and keep what was found in this file, beside what it holds.",
 )
 FLAGS = flags.FLAGS
-for _module in (_flags, _auto, _rows):  # or --help would leave them out
+# Or --help would leave them out.
+for _module in (_flags, _auto, _limit, _repeats, _rows):
   flags.adopt_module_key_flags(_module)
-_OWN = sorted({*FLAGS} - _BEFORE | {*_auto.OWN, "context"})
+_OWN = sorted({*FLAGS} - _BEFORE | {*_auto.OWN, "context", "limit", "repeats"})
 FLAG_NAMES = [*_flags.SHARED, *_OWN]
 
 
 def check_flags() -> None:
   """Refuses what cannot work, before anything long begins."""
-  for name in ("context", "repeats", "passes"):
+  _repeats.settle(9)
+  _limit.check_flags()
+  for name in ("context", "passes"):
     value = getattr(FLAGS, name)
     least = min(value) if isinstance(value, tuple) else value
     if least < 1:
@@ -113,13 +117,18 @@ def time_passes(models, batch: int, progress) -> list[dict]:
   return found
 
 
-def decode(models, k: int, rows, plain_session, progress):
+def decode(models, k: int, found: _rows.Batches, plain_session, progress):
   """One point: speculation with k against plain decoding.
 
   Returns:
     Its document, and a session whose plain loop is compiled.
   """
-  batch = len(rows)
+  rows, batch = found.rows, len(found.rows[0])
+
+  def decoded(number: int, plain: bool):
+    first = number * batch
+    return session.complete(rows[number], range(first, first + batch), plain)
+
   progress.set_postfix_str(f"batch {batch}, k = {k}: compiling")
   session = _decoding.make_session(models, k, batch, FLAGS.context, ())
   if plain_session:
@@ -127,54 +136,67 @@ def decode(models, k: int, rows, plain_session, progress):
   session.compile(plain=True)
   with measure.compilations() as compiled:
     compile_seconds = session.compile(plain=False)
-  session.warm_up(rows)
-  for _ in measure.both_ways(session, rows, 1):
+  session.warm_up(rows[0])
+  for _ in measure.both_ways(decoded, 1):
     pass  # discarded
   progress.set_postfix_str(f"batch {batch}, k = {k}")
   trace = contextlib.nullcontext()
   if FLAGS.profile:
     trace = jax.profiler.trace(FLAGS.profile)
   with trace:
-    for _ in measure.both_ways(session, rows, 1 if FLAGS.profile else 0):
+    for _ in measure.both_ways(decoded, 1 if FLAGS.profile else 0):
       pass
   # What compiles now and then (a collected program, another thread's) may
   # spoil one series of timings, not two.
   for _ in range(2):
     done = []
     with measure.compilations() as late:
-      for pair in measure.both_ways(session, rows, FLAGS.repeats):
+      for pair in measure.both_ways(
+        decoded, len(rows), _repeats.turns(len(rows))
+      ):
         done.append(pair)
+        progress.update()
     if not (count := int(hosts.agree(late.count))):
       break
-  progress.update(FLAGS.repeats)
   ours, plain, prefill, plain_prefill = (
     [getattr(pair[i], name) for pair in done]
     for name in ("seconds", "prefill_seconds")
     for i in (0, 1)
   )
-  speculative = done[0][0]
+  once = done[: len(rows)]
+  texts, plain_texts = (
+    [t for x in some for t in x.texts] for some in zip(*once)
+  )
+  prompts = [row for some in rows for row in some]
   unlike = [
-    session.first_difference(rows[i], a, b, i)
-    for i, (a, b) in enumerate(zip(speculative.texts, done[0][1].texts))
+    session.first_difference(prompts[i], a, b, i)
+    for i, (a, b) in enumerate(zip(texts, plain_texts))
     if _decoding.comparable() and a != b
   ]
+  tokens = [sum(map(len, pair[0].texts)) for pair in done]
+  if len(rows) == 1:
+    times = ours, plain, prefill, plain_prefill
+    speed = metrics.median_speed(tokens[0], *times)
+  else:
+    speed = metrics.speed(tokens, ours, tokens, plain, prefill, plain_prefill)
   run = report.Run(
     "all",
     k,
     session.drafter.spec.max_nodes,
     batch,
-    metrics.acceptance([speculative.stats]),
-    metrics.median_speed(
-      sum(map(len, speculative.texts)), ours, plain, prefill, plain_prefill
-    ),
-    report.Identity(batch, batch - len(unlike), tuple(unlike))
+    metrics.acceptance([one.stats for one, _ in once]),
+    speed,
+    report.Identity(len(texts), len(texts) - len(unlike), tuple(unlike))
     if _decoding.comparable()
     else None,
   )
   document = {
     **run.document(),
-    "context": FLAGS.context,
-    "rounds": int(np.sum(speculative.stats.widths)),
+    "context": found.shortest,
+    "prompts": found.source,
+    "rounds": sum(int(one.stats.widths.sum()) for one, _ in once),
+    "least_round_seconds": _least_round(done, 0),
+    "least_plain_round_seconds": _least_round(done, 1),
     "seconds": dataclasses.asdict(measure.timing(ours)),
     "plain_seconds": dataclasses.asdict(measure.timing(plain)),
     "acceptance_seconds": dataclasses.asdict(
@@ -196,6 +218,13 @@ def decode(models, k: int, rows, plain_session, progress):
   return document, session
 
 
+def _least_round(done, who: int) -> float:
+  """Seconds of a round, of the batch whose rounds took least."""
+  return min(
+    pair[who].seconds / int(pair[who].stats.widths.sum()) for pair in done
+  )
+
+
 def impossible(
   document, target, bandwidth: float
 ) -> list[tuple[dict, str, bool]]:
@@ -208,7 +237,7 @@ def impossible(
   found = []
 
   def check(entry, what: str, seconds: float, batch: int, tokens: int) -> None:
-    size = bounds.pass_bytes(target.config, batch, tokens, FLAGS.context)
+    size = bounds.pass_bytes(target.config, batch, tokens, entry["context"])
     try:
       if said := measure.check_possible(what, seconds, size, bandwidth):
         found.append((entry, said, False))
@@ -220,10 +249,10 @@ def impossible(
     what = f"a pass of {batch} x {tokens} tokens"
     check(entry, what, entry["seconds"]["least"], batch, tokens)
   for run in document["runs"]:
-    rounds = run["seconds"]["least"] / run["rounds"]
+    rounds = run["least_round_seconds"]
     where = f"of batch {run['batch']}, k = {run['k']}"
     check(run, f"a round {where}", rounds, run["batch"], run["nodes"])
-    rounds = run["plain_seconds"]["least"] / FLAGS.max_new_tokens
+    rounds = run["least_plain_round_seconds"]
     check(run, f"a plain round {where}", rounds, run["batch"], 1)
   return found
 
@@ -250,6 +279,8 @@ def print_tables(document) -> None:
     print(report.of_passes(document["passes"]))
   if document["runs"]:
     print(f"\ndecoding, {_decoding.describe_drafter()}, {FLAGS.acceptance}")
+    for source in dict.fromkeys(run["prompts"] for run in document["runs"]):
+      print(f"  {source}")
     for caveat in document["caveats"]:
       print(f"  beware: {caveat}")
     print(report.of_bench(document["runs"]))
@@ -285,21 +316,22 @@ def bench() -> None:
     return calibrate(models)
   target = models.target
   rows = {
-    batch: _rows.make_rows(target, batch, FLAGS.context)
+    batch: _rows.make_batches(target, batch, FLAGS.context, FLAGS.limit)
     for batch in FLAGS.batch
   }
   before = measure.bandwidth_of(target.params)
   passes, runs = [], []
   total = len(FLAGS.batch) * len(FLAGS.passes)
   if FLAGS.decode:
-    total += len(FLAGS.batch) * max(1, len(FLAGS.k)) * FLAGS.repeats
+    pairs = (len(r.rows) * _repeats.turns(len(r.rows)) for r in rows.values())
+    total += max(1, len(FLAGS.k)) * sum(pairs)
   with tqdm(total=total, disable=not sys.stderr.isatty()) as progress:
     for batch in FLAGS.batch:
       passes += time_passes(models, batch, progress)
       session = None
       ks = FLAGS.k
       if FLAGS.decode and not ks:
-        chosen = _auto.choose(models, rows[batch], batch)
+        chosen = _auto.choose(models, rows[batch].rows[0], batch)
         progress.write(_auto.explain(chosen, batch))
         ks = (chosen.k,)
       for k in ks if FLAGS.decode else ():

@@ -12,6 +12,7 @@ import resource
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
 
 import jax
 import jax.monitoring
@@ -21,9 +22,10 @@ import numpy as np
 from specdec import accept, hosts, rounds, sampling, sharding, tree
 from specdec import cache as kv
 from specdec.analysis import hardware
-from specdec.session import Completed, Session
+from specdec.session import Completed, Decoded, Session
 from specdec.types import Model, PyTree
 
+Timed = TypeVar("Timed", Completed, Decoded)
 _COMPILED = "/jax/core/compile/backend_compile_duration"
 TOLERANCE = 0.05  # bandwidth itself moves by some percent from run to run
 _GROSS = 0.5  # share of its bytes' time below which a time is simply wrong
@@ -176,14 +178,17 @@ def compilations() -> Iterator[Compilations]:
 
 
 def both_ways(
-  session: Session, rows: Sequence[Sequence[int]], repeats: int
-) -> Iterator[tuple[Completed, Completed]]:
-  """(speculative, plain) of the same rows, in turns, who is first too."""
-  for i in range(repeats):
-    order = (False, True) if i % 2 == 0 else (True, False)
-    done = {
-      plain: session.complete(rows, range(len(rows)), plain) for plain in order
-    }
+  decode: Callable[[int, bool], Timed], batches: int, turns: int = 1
+) -> Iterator[tuple[Timed, Timed]]:
+  """Yields (speculative, plain) of each batch in every turn, interleaved.
+
+  Args:
+    decode: decodes a batch, by its number, plainly or not.
+  """
+  for i in range(turns * batches):
+    # Who is first changes from batch to batch, and from turn to turn.
+    order = (False, True) if sum(divmod(i, batches)) % 2 == 0 else (True, False)
+    done = {plain: decode(i % batches, plain) for plain in order}
     yield done[False], done[True]
 
 

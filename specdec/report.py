@@ -158,7 +158,7 @@ def of_bench(runs: Sequence[dict]) -> str:
     identity = run["identity"]
     return [
       f"{run['batch']} x {run['k']}{mark}",
-      f"{found['tokens_per_pass']['value']:.2f}",
+      str(Estimate(**found["tokens_per_pass"])),
       f"{speed['plain_tokens_per_second']:.1f}",
       f"{speed['tokens_per_second']:.1f}",
       str(Estimate(**speed["speedup"])),

@@ -151,6 +151,7 @@ def test_bench_chooses_for_every_batch(target, costs, tmp_path, capsys):
     "--max_new_tokens=8",
     "--repeats=2",
     "--passes=1",
+    "--limit=2",
     f"--calibration={tmp_path / 'c.json'}",
   )
   lines = capsys.readouterr().out.splitlines()

@@ -2,16 +2,21 @@
 
 import contextlib
 import dataclasses
+import importlib
 import json
 import re
 import subprocess
 import sys
+import types
 
 import pytest
+from absl import flags
 
 import programs
 from specdec import checkpoints, measure
 from specdec.analysis import bounds
+from specdec.checkpoints import shipped
+from specdec.checkpoints.fetch import fetch
 from specdec.models import presets
 
 
@@ -43,6 +48,7 @@ def test_tables_then_one_document_on_the_last_line(bench):
     "--k=0,2",
     "--exit_layer=1",
     "--max_new_tokens=12",
+    "--limit=4",
   )
   document = json.loads(lines[-1])
   passes = [(e["batch"], e["tokens"]) for e in document["passes"]]
@@ -52,17 +58,68 @@ def test_tables_then_one_document_on_the_last_line(bench):
   assert document["impossible"] == []
   for run in document["runs"]:
     assert run["memory"] > 0 and run["plain_memory"] > 0
-    assert run["acceptance"]["emitted"] == 12 * run["batch"]
+    assert run["acceptance"]["emitted"] == 12 * run["acceptance"]["texts"]
+    assert run["acceptance"]["texts"] == 4
+    assert run["prompts"].startswith("4 functions of the Python standard")
+    assert run["least_plain_round_seconds"] > 0
     assert run["identity"]["share"] == 1
     assert run["compile"]["programs"] >= 2
     speed = run["speed"]
-    assert speed["seconds"] == run["seconds"]["median"]
-    assert speed["plain_seconds"] == run["plain_seconds"]["median"]
-  assert document["runs"][0]["acceptance"]["target_passes"] == 12
+    assert speed["tokens"] == 4 * 12  # every batch once: two pairs or more
+    assert speed["tokens"] / speed["seconds"] == speed["tokens_per_second"]
+    assert speed["speedup"]["error"] > 0
+  assert document["runs"][0]["acceptance"]["target_passes"] == 4 * 12
   assert document["bandwidth"] > 0
   text = "\n".join(lines[:-1])
   assert "early exit after layer 1" in text
   assert "2 x 3" in text and "1 x 2" in text
+  assert "functions of the Python standard library" in text
+
+
+def test_one_batch_is_timed_by_medians(bench, tmp_path):
+  prompts = tmp_path / "two.jsonl"
+  prompts.write_text(2 * '{"prompt": "hello hello"}\n')
+  lines = bench(
+    f"--prompt_file={prompts}",
+    "--passes=1",
+    "--batch=2",
+    "--k=1",
+    "--max_new_tokens=6",
+  )
+  [run] = json.loads(lines[-1])["runs"]
+  assert run["speed"]["seconds"] == run["seconds"]["median"]
+  assert run["speed"]["plain_seconds"] == run["plain_seconds"]["median"]
+  assert run["seconds"]["repeats"] == 2
+  assert (
+    run["prompts"].startswith("2 prompts of")
+    and str(prompts) in (run["prompts"])
+  )
+
+
+def test_the_shipped_target_is_benched_on_all_shipped_prompts():
+  rows = importlib.import_module("_rows")
+  target = types.SimpleNamespace(
+    tokenizer=checkpoints.load_tokenizer(fetch(shipped.TARGET)),
+    config=checkpoints.inspect(fetch(shipped.TARGET), "float32"),
+  )
+  flags.FLAGS.unparse_flags()
+  flags.FLAGS(["bench"])
+  one = rows.make_batches(target, 1, 128, 0)
+  texts = [json.loads(x)["prompt"] for x in shipped.PROMPTS.open()]
+  assert len(texts) == len(one.rows) == 32
+  for [ids], text in zip(one.rows, texts):
+    assert text.endswith(target.tokenizer.decode(ids))
+    assert text.endswith("):") and 80 < len(ids) <= 128
+  assert one.shortest < 128
+  assert one.source.startswith("32 held-out functions of the Python standard")
+  sixes = rows.make_batches(target, 6, 128, 0)
+  assert [len(some) for some in sixes.rows] == [6] * 5
+  assert sixes.source.startswith("30 held-out functions")
+  assert len(rows.make_batches(target, 4, 128, limit=3).rows) == 1
+  for batch, size in ((1, 200), (40, 128)):  # longer, or more than there are
+    found = rows.make_batches(target, batch, size, 0)
+    assert {len(x) for some in found.rows for x in some} == {size}
+    assert found.source.startswith(f"{max(batch, 32)} slices of the Python")
 
 
 def test_random_presets_with_synthetic_acceptance_say_so(capsys, monkeypatch):
@@ -143,14 +200,20 @@ def test_a_run_that_compiles_while_it_is_timed_is_marked(bench, monkeypatch):
   monkeypatch.setattr(
     measure, "compilations", lambda: contextlib.nullcontext(Late(1, 0.0))
   )
-  lines = bench("--passes=1", "--k=1", "--max_new_tokens=4")
+  lines = bench("--passes=1", "--k=1", "--max_new_tokens=4", "--limit=1")
   [run] = json.loads(lines[-1])["runs"]
   assert run["warnings"] == ["1 programs compiled while batch 1 x 1 was timed"]
   assert f"  * warning: {run['warnings'][0]}" in lines
 
 
 def test_profile_writes_a_trace(bench, tmp_path):
-  bench("--passes=1", "--k=1", "--max_new_tokens=4", f"--profile={tmp_path}")
+  bench(
+    "--passes=1",
+    "--k=1",
+    "--max_new_tokens=4",
+    "--limit=1",
+    f"--profile={tmp_path}",
+  )
   assert list(tmp_path.rglob("*.xplane.pb"))
 
 
@@ -171,6 +234,7 @@ def test_profile_writes_a_trace(bench, tmp_path):
       r"needs .* GiB \(target 15.*are free",
     ),
     (["--batch=100000"], "give --prompt_file"),
+    (["--limit=-1"], "--limit=-1; it must be >= 0"),
   ],
 )
 def test_bad_input_ends_with_one_sentence(target, capsys, arguments, sentence):

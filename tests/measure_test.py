@@ -84,13 +84,17 @@ ROWS = [[1, 2, 3], [4, 5, 6, 7]]
 
 
 def test_both_ways_decode_the_same_texts_and_compile_nothing(pair):
+  def decode(batch, plain):
+    assert batch == 0
+    return pair.complete(ROWS, range(2), plain)
+
   with measure.compilations() as first:
     pair.warm_up(ROWS)
-    list(measure.both_ways(pair, ROWS, 1))
+    list(measure.both_ways(decode, 1))
   assert first.count >= 4  # start and run, each way
   assert first.seconds > 0
   with measure.compilations() as late:
-    done = list(measure.both_ways(pair, ROWS, 2))
+    done = list(measure.both_ways(decode, 1, turns=2))
   assert late.count == 0
   assert first.count >= 4  # a closed count stays as it was
   for ours, plain in done:
@@ -99,6 +103,25 @@ def test_both_ways_decode_the_same_texts_and_compile_nothing(pair):
     assert ours.seconds > 0 and plain.seconds > 0
     assert ours.stats.rounds.shape == (2,)
     assert plain.stats.rounds.tolist() == [9, 9]
+
+
+def test_both_ways_are_first_in_turns():
+  """Of every batch from turn to turn, and of every turn from batch to batch."""
+  calls = []
+
+  def decode(batch, plain):
+    calls.append((batch, plain))
+    return batch, plain
+
+  for batches in (2, 3):
+    calls.clear()
+    done = list(measure.both_ways(decode, batches, turns=2))
+    assert done == [((b, False), (b, True)) for b in [*range(batches)] * 2]
+    first = calls[::2]
+    assert [b for b, _ in first] == [*range(batches)] * 2
+    assert all(a[1] != b[1] for a, b in zip(first, first[batches:]))
+    alternating = [batch % 2 == 1 for batch in range(batches)]
+    assert [plain for _, plain in first[:batches]] == alternating
 
 
 def test_a_compilation_is_seen(pair):

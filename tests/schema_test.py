@@ -49,7 +49,9 @@ def write_documents(folder):
     # So little is read slower by itself than in a pass, which bench refuses.
     at.setattr(hardware, "measure_bandwidth", lambda *_, **__: 1e15)
     at.setattr(hardware, "local", lambda **_: programs.HARDWARE)
-    run("bench", "bench", "--context=8", "--repeats=2", "--passes=2")
+    run(
+      "bench", "bench", "--context=8", "--repeats=2", "--passes=2", "--limit=2"
+    )
   assert json.loads(printed.getvalue().splitlines()[-1]) == found["bench"]
   with lines.open("a") as file:
     file.write('{"prompt":\n')

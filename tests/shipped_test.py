@@ -1,5 +1,10 @@
 """The models in the package: there, small, of one vocabulary, and honest."""
 
+import json
+import pathlib
+import platform
+import sysconfig
+
 import jax
 import numpy as np
 import pytest
@@ -48,6 +53,24 @@ def test_the_card_names_every_model():
   card = (shipped.FOLDER / "README.md").read_text()
   assert all(name in card for name in shipped.names())
   assert all(f"| {name} |" in card for name in shipped.drafters())
+
+
+def test_prompts_end_in_functions_of_held_out_files():
+  manifest = json.loads((shipped.FOLDER / "manifest.json").read_text())
+  lines = shipped.PROMPTS.read_text().splitlines()
+  texts = [json.loads(line)["prompt"] for line in lines]
+  assert len(set(texts)) == 32
+  assert all("def " in text.splitlines()[-1] for text in texts)
+  if manifest["source"] != (
+    f"standard library of CPython {platform.python_version()}"
+  ):
+    pytest.skip(f"another library than the {manifest['source']}")
+  library = pathlib.Path(sysconfig.get_paths()["stdlib"])
+  held_out = [(library / name).read_text() for name in manifest["held_out"]]
+  train = [(library / name).read_text() for name in manifest["train"]]
+  for text in texts:
+    assert any(text in source for source in held_out)
+    assert not any(text in source for source in train)
 
 
 @pytest.fixture(scope="module")

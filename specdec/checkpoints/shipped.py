@@ -10,6 +10,8 @@ FOLDER = Path(__file__).parent.parent / "shipped"
 TARGET, DRAFT = "stdlib-11m", "stdlib-1m"
 # Python that none of them was trained on: the beginning of a function.
 PROMPT = FOLDER / "prompt.txt"
+# 32 of the same kind, a JSON object a line.
+PROMPTS = FOLDER / "prompts.jsonl"
 
 # What choose_layers.py found best to leave out of TARGET.
 SKIP = FOLDER / "drafters" / "skip.json"
