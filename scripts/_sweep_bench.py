@@ -151,27 +151,13 @@ class Point:
     """What it amounted to."""
     # Greedy turns decode the same texts again.
     distinct = len(done) if FLAGS.temperature else len(self._batches)
-    ours, plain = zip(*done)
-
-    def tokens(some):
-      return [sum(map(len, one.texts)) for one in some]
-
-    def seconds(some):
-      return [one.seconds for one in some]
-
-    def prefill(some):
-      return [one.prefill_seconds for one in some]
-
     return report.Run(
       "all",
       self.k,
       self._session.drafter.spec.max_nodes,
       self.batch,
-      metrics.acceptance([one.stats for one in ours[:distinct]]),
-      metrics.speed(
-        *(tokens(ours), seconds(ours), tokens(plain), seconds(plain)),
-        *(prefill(ours), prefill(plain)),
-      ),
+      metrics.acceptance([one.stats for one, _ in done[:distinct]]),
+      measure.speed(done),
       None,
     )
 

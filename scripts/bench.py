@@ -173,12 +173,11 @@ def decode(models, k: int, found: _rows.Batches, plain_session, progress):
     for i, (a, b) in enumerate(zip(texts, plain_texts))
     if _decoding.comparable() and a != b
   ]
-  tokens = [sum(map(len, pair[0].texts)) for pair in done]
   if len(rows) == 1:
     times = ours, plain, prefill, plain_prefill
-    speed = metrics.median_speed(tokens[0], *times)
+    speed = metrics.median_speed(sum(map(len, texts)), *times)
   else:
-    speed = metrics.speed(tokens, ours, tokens, plain, prefill, plain_prefill)
+    speed = measure.speed(done)
   run = report.Run(
     "all",
     k,

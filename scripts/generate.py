@@ -9,7 +9,9 @@
   python scripts/generate.py --html=page.html     # each token's story, to keep
 
 Text is printed as it comes, tokens coloured by origin. Then the same prompts
-are decoded plainly, in the same run, and a table sets the two side by side.
+are decoded plainly and speculatively in turns, without printing, and a table
+sets the two side by side: --repeats=3 pairs are timed at least, each batch
+being one, and their spread gives the speedup's standard error.
 """
 
 import sys
@@ -18,10 +20,11 @@ import _auto
 import _decoding
 import _flags
 import _main
+import _repeats
 from absl import flags
 from tqdm import tqdm
 
-from specdec import display, page, prompts, report, run_folder
+from specdec import display, measure, page, prompts, report, run_folder
 from specdec.analysis import metrics
 from specdec.checkpoints import shipped
 from specdec.session import prompt_size
@@ -40,14 +43,15 @@ flags.DEFINE_enum(
   "color", "auto", ("auto", "always", "never"), "Colour tokens by origin."
 )
 FLAGS = flags.FLAGS
-for _module in (_flags, _auto):  # or --help would leave them out
+for _module in (_flags, _auto, _repeats):  # or --help would leave them out
   flags.adopt_module_key_flags(_module)
-_OWN = sorted({*FLAGS} - _BEFORE | {*_auto.OWN})
+_OWN = sorted({*FLAGS} - _BEFORE | {*_auto.OWN, "repeats"})
 FLAG_NAMES = [*_flags.SHARED, *_OWN]
 
 
 def check_flags() -> None:
   """Refuses what cannot work, before anything long begins."""
+  _repeats.settle(3)
   if FLAGS.prompt is not None and FLAGS.prompt_file:
     raise ValueError("give --prompt or --prompt_file, not both")
   if "" in FLAGS.stop:
@@ -105,38 +109,41 @@ def generate() -> None:
     print(f"beware: {caveat}")
   print()
 
-  answers, stats, differences = [], [], []
-  seconds, prefill, counts = ({False: [], True: []} for _ in range(3))
+  firsts = range(0, len(encoded), run.batch)
   quiet = len(encoded) == 1 or not sys.stderr.isatty()
-  for first in tqdm(
-    range(0, len(encoded), run.batch), unit="batch", disable=quiet
-  ):
+
+  def decoded(batch: int, plain: bool, show: bool = False):
+    """Decodes by one program, or in pieces to look for stop strings."""
+    first = firsts[batch]
     rows = encoded[first : first + run.batch]
-    decoded = {}
-    for plain in (False, True):
-      show = painter if not plain and first == 0 else None
-      decoded[plain] = run.decode(
-        rows,
-        range(first, first + len(rows)),
-        plain,
-        target.tokenizer,
-        FLAGS.stop,
-        show,
-      )
-      seconds[plain].append(decoded[plain].seconds)
-      prefill[plain].append(decoded[plain].prefill_seconds)
-      counts[plain].append(sum(len(a.ids) for a in decoded[plain].answers))
-    stats.append(decoded[False].stats)
-    for i, prompt in enumerate(rows):
-      ours, plain = (decoded[p].answers[i] for p in (False, True))
-      if i or first:
-        print(painter.dim(f"\n--- prompt {first + i}"))
-        ours.show(painter)
-      if _decoding.comparable() and ours.ids != plain.ids:
-        differences.append(
-          run.first_difference(prompt, ours.ids, plain.ids, first + i)
-        )
-    answers += decoded[False].answers
+    numbers = range(first, first + len(rows))
+    if not (show or FLAGS.stop):
+      return run.complete(rows, numbers, plain)
+    return run.decode(
+      *(rows, numbers, plain, target.tokenizer, FLAGS.stop),
+      painter if show and first == 0 else None,
+    )
+
+  answers, stats, differences = [], [], []
+  for batch in tqdm(range(len(firsts)), unit="batch", disable=quiet):
+    shown = decoded(batch, plain=False, show=True)
+    stats.append(shown.stats)
+    for answer in shown.answers:
+      if answers:
+        print(painter.dim(f"\n--- prompt {len(answers)}"))
+        answer.show(painter)
+      answers.append(answer)
+  pairs = measure.both_ways(decoded, len(firsts), _repeats.turns(len(firsts)))
+  total = len(firsts) * _repeats.turns(len(firsts))
+  timed = [*tqdm(pairs, "timing", total, unit="pair", disable=quiet)]
+  if _decoding.comparable():
+    once = timed[: len(firsts)]
+    plain_texts = [ids for _, plain in once for ids in plain.texts]
+    differences = [
+      run.first_difference(encoded[i], answer.ids, ids, i)
+      for i, (answer, ids) in enumerate(zip(answers, plain_texts))
+      if answer.ids != ids
+    ]
   print("\n")
   same = len(encoded) - len(differences)
   summary = report.Run(
@@ -145,10 +152,7 @@ def generate() -> None:
     run.drafter.spec.max_nodes,
     run.batch,
     metrics.acceptance(stats),
-    metrics.speed(
-      *(counts[False], seconds[False], counts[True], seconds[True]),
-      *(prefill[False], prefill[True]),
-    ),
+    measure.speed(timed),
     report.Identity(len(encoded), same, tuple(differences))
     if _decoding.comparable()
     else None,

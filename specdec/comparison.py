@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from specdec import decode, expand, probe, report, tree
+from specdec import decode, expand, measure, probe, report, tree
 from specdec.analysis import enumeration, metrics
 from specdec.session import Session
 from specdec.types import AcceptanceRule, DraftSpec
@@ -158,43 +158,20 @@ class Bench:
     session = self._session(shape, rule)
     session.warm_up(self._rows(self._batches[0]))
     self._plain = self._plain or session
-    done = []
-    for turn, members in enumerate(self._batches):
-      order = (False, True) if turn % 2 == 0 else (True, False)
-      done.append(
-        {
-          plain: session.complete(self._rows(members), members, plain)
-          for plain in order
-        }
-      )
 
-    def column(plain, what):
-      return [what(pair[plain]) for pair in done]
+    def decoded(batch: int, plain: bool):
+      members = self._batches[batch]
+      return session.complete(self._rows(members), members, plain)
 
-    def tokens(one):
-      return sum(map(len, one.texts))
-
-    def seconds(one):
-      return one.seconds
-
-    def prefill(one):
-      return one.prefill_seconds
-
+    done = [*measure.both_ways(decoded, len(self._batches))]
     run = report.Run(
       "all",
       shape.levels,
       session.drafter.spec.max_nodes,
       session.batch,
-      metrics.acceptance(column(False, lambda one: one.stats)),
-      metrics.speed(
-        column(False, tokens),
-        column(False, seconds),
-        column(True, tokens),
-        column(True, seconds),
-        column(False, prefill),
-        column(True, prefill),
-      ),
+      metrics.acceptance([one.stats for one, _ in done]),
+      measure.speed(done),
       None,
     )
-    rounds = sum(int(pair[False].stats.widths.sum()) for pair in done)
+    rounds = sum(int(one.stats.widths.sum()) for one, _ in done)
     return run, run.speed.seconds / rounds

@@ -21,7 +21,7 @@ import numpy as np
 
 from specdec import accept, hosts, rounds, sampling, sharding, tree
 from specdec import cache as kv
-from specdec.analysis import hardware
+from specdec.analysis import hardware, metrics
 from specdec.session import Completed, Decoded, Session
 from specdec.types import Model, PyTree
 
@@ -190,6 +190,17 @@ def both_ways(
     order = (False, True) if sum(divmod(i, batches)) % 2 == 0 else (True, False)
     done = {plain: decode(i % batches, plain) for plain in order}
     yield done[False], done[True]
+
+
+def speed(pairs: Sequence[tuple[Timed, Timed]]) -> metrics.Speed:
+  """Sums up what `both_ways` yielded."""
+
+  def columns(one: Timed) -> tuple[int, float, float]:
+    return sum(map(len, one.texts)), one.seconds, one.prefill_seconds
+
+  tokens, seconds, prefill = zip(*(columns(ours) for ours, _ in pairs))
+  plain = [*zip(*(columns(plain) for _, plain in pairs))]
+  return metrics.speed(tokens, seconds, *plain[:2], prefill, plain[2])
 
 
 def loop_memory(session: Session, plain: bool) -> int:

@@ -78,6 +78,11 @@ class Decoded(NamedTuple):
   prefill_seconds: float
   stats: Stats  # NumPy, of the rows that were asked for
 
+  @property
+  def texts(self) -> list[list[int]]:
+    """New token ids of each row."""
+    return [answer.ids for answer in self.answers]
+
 
 @dataclasses.dataclass
 class Session:

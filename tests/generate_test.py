@@ -12,7 +12,7 @@ import pytest
 
 import programs
 from programs import write_model
-from specdec import checkpoints, memory
+from specdec import checkpoints, memory, session
 
 ROOT = pathlib.Path(__file__).parents[1]
 SCRIPT = ROOT / "scripts" / "generate.py"
@@ -126,6 +126,45 @@ def test_html_holds_every_prompt_its_tokens_and_the_table(
     assert f'<th scope="row">{name}</th><td>{value}</td>' in text
   for value in (target, draft, "rejection", "3", "1", "0"):
     assert f"<dd>{value}</dd>" in text
+
+
+def test_pairs_are_timed_in_turns_and_give_a_standard_error(
+  run, tmp_path, monkeypatch, capsys
+):
+  calls, complete = [], session.Session.complete
+
+  def timed(self, rows, numbers, plain):
+    calls.append((list(numbers), plain))
+    seconds = [0.5, 0.5, 1.0, 0.25][len(calls) // 2 % 4] * (3 if plain else 1)
+    return complete(self, rows, numbers, plain)._replace(seconds=seconds)
+
+  monkeypatch.setattr(session.Session, "complete", timed)
+  out = tmp_path / "out.json"
+  run("--prompt=abc", "--max_new_tokens=8", f"--json={out}")
+  assert calls == [
+    ([0], plain) for plain in (False, True, True, False, False, True)
+  ]
+  [found] = json.loads(out.read_text())["runs"]
+  speed = found["speed"]
+  assert speed["tokens"] == speed["plain_tokens"] == 3 * 8
+  assert speed["speedup"]["error"] > 0
+  table = capsys.readouterr().out
+  assert re.search(r"speedup +\d+\.\d\d ± \d+\.\d\d x", table)
+  # Several batches are one pair each, as long as there are enough.
+  prompts = tmp_path / "p.jsonl"
+  prompts.write_text('{"prompt": "hello"}\n' * 4)
+  calls.clear()
+  common = [f"--prompt_file={prompts}", "--max_new_tokens=8", f"--json={out}"]
+  run(*common, "--batch=1")
+  assert len(calls) == 2 * 4
+  calls.clear()
+  run(*common, "--batch=2", "--repeats=1")
+  assert calls == [
+    ([0, 1], False), ([0, 1], True), ([2, 3], True), ([2, 3], False),
+  ]  # fmt: skip
+  document = json.loads(out.read_text())
+  assert document["settings"]["repeats"] == 1
+  assert document["runs"][0]["acceptance"]["emitted"] == 4 * 8
 
 
 def test_stop_string_cuts_both_ways_alike(run, tmp_path):
