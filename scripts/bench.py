@@ -36,7 +36,7 @@ import jax
 from absl import flags
 from tqdm import tqdm
 
-from specdec import hosts, measure, provenance, report
+from specdec import display, hosts, measure, provenance, report
 from specdec.analysis import bounds, hardware, metrics
 
 _BEFORE = set(flags.FLAGS)
@@ -89,15 +89,16 @@ def time_passes(models, batch: int, progress) -> list[dict]:
   found = []
   for n in FLAGS.passes:
     progress.set_postfix_str(f"batch {batch}, a pass of {n}")
-    taken = measure.time_pass(
-      models.target_model,
-      models.target.params,
-      batch,
-      n,
-      FLAGS.context,
-      FLAGS.context + FLAGS.max_new_tokens + n,  # as decoding has them
-      FLAGS.repeats,
-    )
+    with display.progress(f"compiling and timing a pass of {batch} x {n}"):
+      taken = measure.time_pass(
+        models.target_model,
+        models.target.params,
+        batch,
+        n,
+        FLAGS.context,
+        FLAGS.context + FLAGS.max_new_tokens + n,  # as decoding has them
+        FLAGS.repeats,
+      )
     shape = target.config, batch, n, FLAGS.context
     size, arithmetic = bounds.pass_bytes(*shape), bounds.pass_flops(*shape)
     found.append(
@@ -129,14 +130,14 @@ def decode(models, k: int, found: _rows.Batches, plain_session, progress):
     first = number * batch
     return session.complete(rows[number], range(first, first + batch), plain)
 
-  progress.set_postfix_str(f"batch {batch}, k = {k}: compiling")
   session = _decoding.make_session(models, k, batch, FLAGS.context, ())
   if plain_session:
     session.share_plain(plain_session)
-  session.compile(plain=True)
-  with measure.compilations() as compiled:
-    compile_seconds = session.compile(plain=False)
-  session.warm_up(rows[0])
+  with display.progress(f"compiling batch {batch}, k = {k}"):
+    session.compile(plain=True)
+    with measure.compilations() as compiled:
+      compile_seconds = session.compile(plain=False)
+    session.warm_up(rows[0])
   for _ in measure.both_ways(decoded, 1):
     pass  # discarded
   progress.set_postfix_str(f"batch {batch}, k = {k}")

@@ -32,7 +32,15 @@ import _mesh
 from absl import flags
 from jax.experimental import topologies
 
-from specdec import checkpoints, lowered, memory, report, run_folder, sampling
+from specdec import (
+  checkpoints,
+  display,
+  lowered,
+  memory,
+  report,
+  run_folder,
+  sampling,
+)
 from specdec.analysis import chips, hlo, shapes, traffic
 from specdec.analysis.cost import Placed
 from specdec.display import columns
@@ -275,13 +283,10 @@ def compile_tpu() -> None:
   header = _decoding.header(_OWN)
   models, spec, steps = prepared()
   memory_of = chip().memory  # is the chip known?
-  if FLAGS.here:
-    found = [compile_step(name, steps) for name in FLAGS.steps]
-  else:
-    found = []
-    for name in FLAGS.steps:
-      print(f"compiling {name} ...", file=sys.stderr, flush=True)
-      found.append(apart(name))
+  found = []
+  for name in FLAGS.steps:
+    with display.progress(f"compiling {name}"):
+      found.append(compile_step(name, steps) if FLAGS.here else apart(name))
   said, plan, size = priced(models, spec), planned(models, spec), memory_of
   parts = ", ".join(f"{n} {x / 2**30:.3f} GiB" for n, x in plan.items())
   print(f"on each chip, of its {size / 2**30:.0f} GiB: {parts}")

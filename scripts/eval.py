@@ -45,14 +45,15 @@ def decode(models, encoded, groups, lines) -> list[dict]:
     for turn, (size, members) in enumerate(batches):
       if tuple(members) not in done:
         if size != size_of_sessions:
-          progress.set_postfix_str(f"compiling for prompts up to {size} tokens")
           sessions, size_of_sessions = {}, size
           for k in FLAGS.k:
-            sessions[k] = _decoding.make_session(
-              models, k, batch, size, models.target.eos_ids
-            )
-            sessions[k].share_plain(sessions[FLAGS.k[0]])
-            sessions[k].warm_up([encoded[i] for i in members])
+            what = f"compiling k = {k} for prompts up to {size} tokens"
+            with display.progress(what):
+              sessions[k] = _decoding.make_session(
+                models, k, batch, size, models.target.eos_ids
+              )
+              sessions[k].share_plain(sessions[FLAGS.k[0]])
+              sessions[k].warm_up([encoded[i] for i in members])
         progress.set_postfix_str(display.escape(groups[members[0]], ""))
         line = evaluation.decode_batch(
           sessions,

@@ -102,8 +102,8 @@ def generate() -> None:
   run = _decoding.make_session(models, k, batch, size, target.eos_ids)
   _decoding.check_memory(models.configs, run.max_length, places=models.places)
   painter = display.Painter(FLAGS.color, sys.stdout)
-  print("compiling (kept for the next run) ...", file=sys.stderr, flush=True)
-  compile_seconds = run.warm_up(encoded[: run.batch])
+  with display.progress("compiling (kept for the next run)"):
+    compile_seconds = run.warm_up(encoded[: run.batch])
   print(painter.legend())
   for caveat in _decoding.caveats():
     print(f"beware: {caveat}")

@@ -6,10 +6,16 @@ colour alone. Invariant: what a model, a file or a user wrote reaches the
 terminal through `escape`, so that none of it is obeyed there.
 """
 
+import contextlib
 import os
 import re
-from collections.abc import Sequence
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
 from typing import TextIO
+
+from tqdm import tqdm
 
 from specdec.types import ACCEPTED, BONUS, CORRECTION, PLAIN
 
@@ -98,3 +104,34 @@ def table(rows: Sequence[tuple[str, str]]) -> str:
   rows = [(escape(name, ""), escape(value)) for name, value in rows]
   width = max(len(name) for name, _ in rows)
   return "\n".join(f"  {name:<{width}}   {value}" for name, value in rows)
+
+
+@contextlib.contextmanager
+def progress(what: str, every: float = 15.0) -> Iterator[None]:
+  """Prints what begins, its seconds every so often, and those that it took.
+
+  The lines go to stderr, above a progress bar where there is one.
+  """
+  begin, ended = time.perf_counter(), threading.Event()
+
+  def say(end: str) -> None:
+    tqdm.write(f"{what} ...{end}", file=sys.stderr)
+    sys.stderr.flush()
+
+  def elapsed() -> str:
+    return f" {time.perf_counter() - begin:.1f} s"
+
+  def tick() -> None:
+    while not ended.wait(every):
+      say(f"{elapsed()} so far")
+
+  say("")
+  ticking = threading.Thread(target=tick, daemon=True)
+  ticking.start()
+  try:
+    yield
+    ended.set()
+    say(elapsed())
+  finally:
+    ended.set()
+    ticking.join()

@@ -7,12 +7,13 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 
 import pytest
 
 import programs
 from programs import write_model
-from specdec import checkpoints, memory, session
+from specdec import checkpoints, display, memory, session
 
 ROOT = pathlib.Path(__file__).parents[1]
 SCRIPT = ROOT / "scripts" / "generate.py"
@@ -165,6 +166,24 @@ def test_pairs_are_timed_in_turns_and_give_a_standard_error(
   document = json.loads(out.read_text())
   assert document["settings"]["repeats"] == 1
   assert document["runs"][0]["acceptance"]["emitted"] == 4 * 8
+
+
+def test_compiling_shows_its_time(run, capsys):
+  run("--prompt=abc", "--max_new_tokens=4")
+  said = capsys.readouterr().err
+  assert re.search(r"^compiling \(kept .*\) \.\.\. \d+\.\d s$", said, re.M)
+
+
+def test_progress_shows_seconds_meanwhile_and_at_the_end(capsys):
+  with display.progress("compiling x", every=0.01):
+    time.sleep(0.3)
+  first, *middle, last = capsys.readouterr().err.splitlines()
+  assert first == "compiling x ..."
+  assert middle and all(line.endswith(" s so far") for line in middle)
+  assert re.fullmatch(r"compiling x \.\.\. 0\.\d s", last)
+  with pytest.raises(ValueError), display.progress("compiling y"):
+    raise ValueError
+  assert capsys.readouterr().err == "compiling y ...\n"  # and no time of it
 
 
 def test_stop_string_cuts_both_ways_alike(run, tmp_path):
