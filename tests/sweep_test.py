@@ -1,5 +1,6 @@
 """scripts/sweep.py and report.py as their users meet them, on tiny models."""
 
+import base64
 import importlib
 import json
 import re
@@ -343,6 +344,24 @@ def test_the_page_holds_all_of_it_and_asks_nothing_of_the_network(
   assert page.count("<tr>") == 1 + len(lines)
   assert page.count("<img") == 4  # scatter, over k, heatmap, survival
   assert not re.search(r"(src|href)=\"(?!data:)", page)
+
+
+def test_the_page_is_for_phones_and_for_the_dark(report, tmp_path):
+  lines = [line(k, batch, 1.1, 1.2) for k in range(3) for batch in (1, 4)]
+  report(str(write_lines(tmp_path / "a", lines)))
+  page = (tmp_path / "a" / "report.html").read_text()
+  assert '<meta name="viewport" content="width=device-width' in page
+  assert "@media (prefers-color-scheme: dark)" in page
+  found = re.findall(r"data:image/svg\+xml;base64,([\w+/=]+)", page)
+  assert len(found) == 4
+  for data in found:
+    svg = base64.b64decode(data).decode()
+    # Text of 8.5 points or more is 9 pixels or more on a screen of 390.
+    width = float(re.search(r'<svg[^>]* width="([\d.]+)pt"', svg)[1])
+    assert 8.5 * (390 - 2 * 16) / width >= 9
+    # Neither the figure nor its panels have a ground.
+    ground = re.search(r'<g id="patch_1">\s*<path[^>]*>', svg)[0]
+    assert "fill: none" in ground or "opacity: 0" in ground
 
 
 def test_sweeps_are_merged_and_the_drafts_compared(report, tmp_path):
