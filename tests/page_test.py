@@ -8,20 +8,19 @@ import pytest
 
 from specdec import page
 from specdec.answer import Answer, Token
-from specdec.types import ACCEPTED, BONUS, CORRECTION, PLAIN
+from specdec.types import ACCEPTED, BONUS, CORRECTION, NO_DRAFT, PLAIN
 
-NAN = math.nan
 VOID = {"meta", "br", "link", "img", "input"}
 NASTY = (
   "<script>alert('1')</script> & \"q\" <!-- </style> $title \x00\x1b\u202e"
 )
 TOKENS = [
-  Token(0, "The", PLAIN, math.log(0.5), NAN),
+  Token(0, "The", PLAIN, math.log(0.5), NO_DRAFT),
   Token(1, "\n  old", ACCEPTED, math.log(0.25), math.log(0.75)),
   Token(2, "", ACCEPTED, math.log(0.9), 0.0),
   Token(3, NASTY, CORRECTION, math.log(2e-5), -math.inf),
   Token(4, " \ud83d", ACCEPTED, 1e-7, 0.0),
-  Token(5, " end", BONUS, 0.0, NAN),
+  Token(5, " end", BONUS, 0.0, NO_DRAFT),
   Token(6, "\u200d", ACCEPTED, 0.0, 0.0),
 ]
 
@@ -168,7 +167,9 @@ class Bytes:
 def answered(data, stops=(), tokenizer=True):
   answer = Answer(Bytes() if tokenizer else None, stops)
   n = len(data)
-  answer.push(data, [ACCEPTED] * n, [-float(i) for i in range(n)], [NAN] * n)
+  answer.push(
+    data, [ACCEPTED] * n, [-float(i) for i in range(n)], [NO_DRAFT] * n
+  )
   answer.finish()
   return answer
 
