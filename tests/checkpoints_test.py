@@ -193,7 +193,7 @@ def test_missing_unknown_and_misshapen_tensors(tmp_path):
     ({"rope_scaling": {"type": "yarn"}}, "'yarn'; accepted: default, linear"),
     ({"rope_scaling": {"rope_type": "llama3", "factor": 8}}, "lacks low_freq"),
     ({"quantization_config": {"bits": 4}}, "quantization_config = "),
-    ({"hidden_size": None}, "hidden_size = None; it must be a number"),
+    ({"hidden_size": None}, "hidden_size = None; it must be an integer"),
     ({"num_key_value_heads": 3}, "num_heads = 4 is not a multiple"),
   ],
 )
@@ -234,7 +234,12 @@ def test_truncated_safetensors(tmp_path, keep):
 def test_damaged_json(tmp_path):
   save(tmp_path)
   path = tmp_path / "config.json"
-  for text, sentence in (("{", "is not valid JSON"), ("[]", "holds no JSON")):
+  deep = '{"x": ' + "[" * 10**5
+  for text, sentence in (
+    ("{", "is not valid JSON"),
+    (deep, "is not valid JSON"),
+    ("[]", "holds no JSON"),
+  ):
     path.write_text(text)
     with pytest.raises(ValueError, match=rf"config\.json {sentence}"):
       checkpoints.load(tmp_path)

@@ -81,6 +81,13 @@ def test_metadata(tmp_path, keys, field, value):
     ({"expert_gating_func": 2}, "llama.expert_gating_func, not implemented"),
     ({"block_count": None}, "block_count = None; it must be a number"),
     ({"block_count": 3}, "lacks blk.2.attn_norm.weight"),
+    ({"block_count": 10**9}, "f: num_layers = 1,000,000,000; at m"),
+    ({"block_count": 2.0}, "block_count = 2.0; it must be an integer"),
+    (
+      {"expert_count": 10**9, "expert_used_count": 2},
+      "at most 131,072 experts",
+    ),
+    ({"rope.freq_base": float("nan")}, "freq_base = nan; it must be a number"),
     ({"block_count": 1}, "holds blk.1.*which this architecture"),
     ({"feed_forward_length": 95}, r"ffn_gate.* shape \(96, 64\).*\(95, 64\)"),
     ({"rope.dimension_count": 8}, "rope.dimension_count = 8; accepted: the"),
@@ -119,6 +126,16 @@ def test_damaged_files(tmp_path):
   for keep in (0, 3, 20, 100, *inside, len(whole) // 2, len(whole) - 40):
     path.write_bytes(whole[:keep])
     with pytest.raises(ValueError, match=r"cut\.gguf is not a complete GGUF"):
+      checkpoints.load(path)
+  for kind in (0, 9):  # an absurd count of tensors, an array of arrays
+    count = (10**9).to_bytes(8, "little")
+    at = whole.index(b"scores") + 10
+    array = bytes([kind, 0, 0, 0]) + count
+    tail = whole[at + 12 :] if kind else whole[at:]
+    path.write_bytes(
+      whole[:at] + array + tail if kind else whole[:8] + count + whole[16:]
+    )
+    with pytest.raises(ValueError, match=r"1,000,000,000 (tensors|of ARRAY)"):
       checkpoints.load(path)
   path.write_bytes(b"PK" + whole[2:])
   with pytest.raises(ValueError, match=r"not a complete GGUF file"):
@@ -289,6 +306,16 @@ def without(writer_change, *keys):
   return change
 
 
+def typed(key, values):
+  """SentencePiece's metadata with one array replaced."""
+
+  def change(writer):
+    without(sentence_piece(), key)(writer)
+    writer.add_array(f"tokenizer.ggml.{key}", values)
+
+  return change
+
+
 @pytest.mark.parametrize(
   "change, sentence",
   [
@@ -299,6 +326,9 @@ def without(writer_change, *keys):
     (lambda: without(metadata_of(smollm()), "tokens"), "without tokens"),
     (lambda: without(sentence_piece(), "scores"), "without scores"),
     (lambda: metadata_of(smollm(), eos=999), "eos_token_id = 999; it must be"),
+    (lambda: without(sentence_piece(), "token_type", "tokens"), "without tok"),
+    (lambda: typed("tokens", [1, 2]), "tokens that is no list of str"),
+    (lambda: typed("token_type", [1]), "tokens and 1 token types"),
   ],
 )
 def test_tokenizers_that_are_refused(tmp_path, change, sentence):

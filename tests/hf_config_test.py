@@ -196,11 +196,24 @@ LOCAL = {"sliding_attention": {"rope_type": "linear", "factor": 2.0}}
     ("Qwen3Moe", {"decoder_sparse_step": 2}, "decoder_sparse_step = 2;"),
     ("Mixtral", {"num_local_experts": 1}, "num_experts = 1; it must be"),
     ("Gemma3", {"query_pre_attn_scalar": None}, "query_pre_attn_scalar = None"),
+    ("Llama", {"num_hidden_layers": 10**9}, "num_layers = 1,000,000,000; at"),
+    ("Mixtral", {"num_local_experts": 10**9}, "at most 131,072 experts in all"),
+    ("Llama", {"num_hidden_layers": "8"}, "layers = '8'; it must be an int"),
+    ("Llama", {"num_attention_heads": 32.0}, "heads = 32.0; it must be an int"),
+    ("Llama", {"hidden_size": 10**400}, "hidden_size = 10+; it must be"),
+    ("Llama", {"rms_norm_eps": float("nan")}, "rms_norm_eps = nan; it must be"),
+    ("Llama", {"rope_scaling": [1]}, r"rope_scaling = \[1\]; it must be an o"),
+    ("Llama", {"rope_scaling": {"type": ["x"]}}, r"frequencies by \['x'\]"),
+    ("Llama", {"tie_word_embeddings": "no"}, "'no'; it must be true or false"),
+    ("Llama", {"architectures": {"x": 1}}, "is of architecture"),
+    ("Qwen2", {"layer_types": [[]] * 8}, "layer_types = "),
+    ("Gemma3", {"sliding_window_pattern": 0}, "pattern = 0; it must be >= 1"),
+    ("Llama", {"head_dim": 0}, "n: head_dim = 0; it must be >= 1"),
   ],
 )  # fmt: skip
 def test_what_changes_the_law_is_refused(architecture, changes, sentence):
   with pytest.raises(ValueError, match=sentence):
-    parse(f"{architecture}ForCausalLM", **EIGHT, **changes)
+    parse(**{"architecture": f"{architecture}ForCausalLM"} | EIGHT | changes)
 
 
 def changed(**changes):

@@ -2,6 +2,7 @@
 
 import json
 import random
+import sys
 
 import pytest
 import tokenizers
@@ -128,13 +129,58 @@ def test_chat_template_file_goes_first(directory):
     ("{{ messages[0].content.nope() }}", "the chat template failed"),
     ("{{ ''.__class__.__mro__ }}", "the chat template failed: access to"),
     ("{{ messages.append(1) }}", "the chat template failed: access to"),
+    ("{{ 1 // 0 }}", "the chat template failed: .*by zero"),
+    ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "failed: .*recursion"),
+    ("{{ 10 ** 10000000000 }}", r"failed: \*\* gives too large a value"),
+    ("{{ 'x' * 10 ** 9 }}", r"failed: \* gives too large a value"),
+    ("{{ [0].x.y }}", "the chat template failed: "),
+    (7, "chat_template = 7; it must be a text"),
   ],
 )
 def test_bad_chat_templates(directory, template, sentence):
   write(directory / "tokenizer_config.json", chat_template=template)
-  tokenizer = checkpoints.load_tokenizer(directory)
   with pytest.raises(ValueError, match=sentence):
+    tokenizer = checkpoints.load_tokenizer(directory)
     tokenizer.chat([{"role": "user", "content": "hi"}])
+
+
+def test_an_endless_chat_template_is_stopped(directory, monkeypatch):
+  monkeypatch.setattr(wrapper, "_TEMPLATE_SECONDS", 0.2)
+  numbers = "{% for _ in range(99999) %}"
+  template = 3 * numbers + 3 * "{% endfor %}"
+  write(directory / "tokenizer_config.json", chat_template=template)
+  tokenizer = checkpoints.load_tokenizer(directory)
+  with pytest.raises(ValueError, match=r"failed: it ran for more than 0\.2 s"):
+    tokenizer.chat([{"role": "user", "content": "hi"}])
+  assert sys.gettrace() is None
+
+
+@pytest.mark.parametrize(
+  "name, entries, sentence",
+  [
+    (
+      "tokenizer_config.json",
+      {"bos_token": [1]},
+      r"bos_token = \[1\]; it must",
+    ),
+    ("generation_config.json", {"eos_token_id": "x"}, "eos_token_id = 'x'; it"),
+    (
+      "generation_config.json",
+      {"eos_token_id": [2**31]},
+      "eos_token_id = 2147",
+    ),
+  ],
+)
+def test_entries_of_other_types_are_refused(directory, name, entries, sentence):
+  write(directory / name, **entries)
+  with pytest.raises(ValueError, match=rf"{name} has {sentence}"):
+    checkpoints.load_tokenizer(directory)
+
+
+def test_half_a_surrogate_pair_is_refused(directory):
+  tokenizer = checkpoints.load_tokenizer(directory)
+  with pytest.raises(ValueError, match="half of a surrogate pair, at char"):
+    tokenizer.encode("a\ud800")
 
 
 def test_named_chat_templates(directory):

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from gguf import GGUFReader, GGUFValueType, quants
 
-from specdec.checkpoints.names import Tensor
+from specdec.checkpoints.names import Tensor, check_counts
 from specdec.models.config import RopeScaling, TransformerConfig
 
 # How the law of each architecture differs from Llama's.
@@ -32,22 +32,29 @@ ARCHITECTURES = {
   "gemma2": _GEMMA,
   "gemma3": _GEMMA | {"qk_norm": True},
 }
+_COUNTS = frozenset(
+  (
+    *("block_count", "embedding_length", "feed_forward_length"),
+    *("attention.head_count", "attention.head_count_kv"),
+    *("attention.key_length", "attention.value_length"),
+    *("attention.sliding_window", "attention.sliding_window_pattern"),
+    *("expert_count", "expert_used_count", "expert_feed_forward_length"),
+    "rope.dimension_count",
+  )
+)
 _PATTERN = {"gemma2": 2, "gemma3": 6}  # the last of so many layers sees all
 
-# What the reader raises on a file that ends early or holds garbage, according
-# to which field the damage falls into.
-_DAMAGE = (
-  ValueError,
-  IndexError,
-  KeyError,
-  TypeError,
-  OverflowError,
-  MemoryError,
-)
+# Tensors, or texts of an array: beyond any file, and few enough to loop over.
+_MOST_TENSORS, _MOST_TEXTS = 2**17, 2**24
 
 
 class _Reader(GGUFReader):
   """Reads arrays whole: item by item, a vocabulary of 262144 takes 20 s."""
+
+  def _build_tensor_info(self, offs, count):
+    if count > _MOST_TENSORS:
+      raise ValueError(f"it says that it holds {count:,} tensors")
+    return super()._build_tensor_info(offs, count)
 
   def _get_field_parts(self, orig_offs, raw_type):
     if raw_type != GGUFValueType.ARRAY or self.byte_order != "I":
@@ -63,8 +70,8 @@ class _Reader(GGUFReader):
       if values.size < count:
         raise ValueError("it ends inside an array")
       return 12 + values.nbytes, [*head, values], [2], types
-    if item != GGUFValueType.STRING:
-      return super()._get_field_parts(orig_offs, raw_type)
+    if item != GGUFValueType.STRING or count > _MOST_TEXTS:
+      raise ValueError(f"it holds an array of {count:,} of {item.name}")
     file, strings = memoryview(self.data), []
     for _ in range(count):
       start = at + 8
@@ -90,9 +97,11 @@ class Weights:
       raise FileNotFoundError(f"{path} does not exist")
     try:
       reader = _Reader(path)
-    except _DAMAGE as error:
+    # It raises whatever a damaged field leads it to.
+    except Exception as error:
       raise ValueError(
-        f"{path} is not a complete GGUF file: {error}"
+        f"{path} is not a complete GGUF file: "
+        f"{str(error) or type(error).__name__}"
       ) from error
     self.source = str(path)
     self._fields = reader.fields
@@ -141,7 +150,10 @@ class Weights:
   def get(self, key: str, default: Any = None) -> Any:
     """A metadata value, or `default`."""
     field = self._fields.get(key)
-    return default if field is None else field.contents()
+    try:
+      return default if field is None else field.contents()
+    except UnicodeDecodeError as error:
+      raise ValueError(f"{self.source} has a damaged {key}: {error}") from error
 
   def has(self, key: str) -> bool:
     """Whether the metadata hold this key (`get` decodes long arrays)."""
@@ -183,9 +195,15 @@ def config(weights: Weights, dtype: str) -> TransformerConfig:
 
   def number(key: str, default: Any = None) -> Any:
     value = weights.get(f"{architecture}.{key}", default)
-    if not isinstance(value, int | float) or isinstance(value, bool):
+    # NaN is above no number.
+    if type(value) not in (int, float) or not abs(value) < 1e38:
       raise ValueError(
-        f"{source} has {architecture}.{key} = {value!r}; it must be a number"
+        f"{source} has {architecture}.{key} = {value!r:.60}; it must be a "
+        "number below 1e38"
+      )
+    if key in _COUNTS and type(value) is not int:
+      raise ValueError(
+        f"{source} has {architecture}.{key} = {value!r}; it must be an integer"
       )
     return value
 
@@ -210,30 +228,36 @@ def config(weights: Weights, dtype: str) -> TransformerConfig:
   layers, theta = number("block_count"), number("rope.freq_base", 10_000.0)
   gemma = architecture in ("gemma2", "gemma3")
   shapes = weights.shapes
-  if "token_embd.weight" not in shapes:
-    raise ValueError(f"{source} lacks token_embd.weight")
-  return TransformerConfig(
-    vocab_size=shapes["token_embd.weight"][0],
-    num_layers=layers,
-    width=width,
-    mlp_width=number(
-      "expert_feed_forward_length" if experts else "feed_forward_length",
-      number("feed_forward_length", 0) or None,
-    ),
-    num_heads=heads,
-    num_kv_heads=number("attention.head_count_kv", heads),
-    head_dim=head_dim,
-    norm_epsilon=_shortest(number("attention.layer_norm_rms_epsilon")),
-    rope_theta=_shortest(theta),
-    rope_scaling=_rope_scaling(weights, architecture, theta, head_dim),
-    tied="output.weight" not in shapes,
-    windows=_windows(weights, architecture, number),
-    num_experts=experts,
-    experts_per_token=number("expert_used_count") if experts else 0,
-    **ARCHITECTURES[architecture],
-    **(_gemma(architecture, number, head_dim) if gemma else {}),
-    dtype=dtype,
-  )
+  if len(shapes.get("token_embd.weight", ())) != 2:
+    raise ValueError(f"{source} lacks token_embd.weight, a matrix")
+  try:
+    check_counts(layers, experts)
+    return TransformerConfig(
+      vocab_size=shapes["token_embd.weight"][0],
+      num_layers=layers,
+      width=width,
+      mlp_width=number(
+        "expert_feed_forward_length" if experts else "feed_forward_length",
+        number("feed_forward_length", 0) or None,
+      ),
+      num_heads=heads,
+      num_kv_heads=number("attention.head_count_kv", heads),
+      head_dim=head_dim,
+      norm_epsilon=_shortest(number("attention.layer_norm_rms_epsilon")),
+      rope_theta=_shortest(theta),
+      rope_scaling=_rope_scaling(weights, number, theta, head_dim),
+      tied="output.weight" not in shapes,
+      windows=_windows(weights, architecture, number),
+      num_experts=experts,
+      experts_per_token=number("expert_used_count") if experts else 0,
+      **ARCHITECTURES[architecture],
+      **(_gemma(architecture, number, head_dim) if gemma else {}),
+      dtype=dtype,
+    )
+  except ValueError as error:
+    if str(error).startswith(source):
+      raise
+    raise ValueError(f"{source}: {error}") from error
 
 
 def _windows(
@@ -255,7 +279,7 @@ def _windows(
   key = "attention.sliding_window_pattern"
   sliding = weights.get(f"{architecture}.{key}")
   if not isinstance(sliding, list):  # a flag a layer
-    every = number(key, _PATTERN[architecture])
+    every = max(number(key, _PATTERN[architecture]), 1)
     sliding = [(layer + 1) % every > 0 for layer in layers]
   if len(sliding) != len(layers):
     raise ValueError(
@@ -292,13 +316,14 @@ def _shortest(value: float) -> float:
 
 
 def _rope_scaling(
-  weights: Weights, architecture: str, theta: float, head_dim: int
+  weights: Weights, number: Callable, theta: float, head_dim: int
 ) -> RopeScaling | None:
-  prefix = f"{architecture}.rope."
+  prefix = f"{weights.get('general.architecture')}.rope."
   kind = weights.get(prefix + "scaling.type", "none")
-  factor = weights.get(prefix + "scaling.factor")
-  if factor is None:  # files written before scaling had a type
-    factor = weights.get(prefix + "scale_linear", 1.0)
+  if weights.has(prefix + "scaling.factor"):
+    factor = number("rope.scaling.factor")
+  else:  # files written before scaling had a type
+    factor = number("rope.scale_linear", 1.0)
     kind = "linear" if factor != 1.0 and kind == "none" else kind
   if kind not in ("none", "linear"):
     raise ValueError(

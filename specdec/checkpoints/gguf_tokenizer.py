@@ -75,13 +75,17 @@ def from_gguf(weights: Weights, limit: int | None = None) -> Tokenizer | None:
   if kind is None:
     return None
   builders = {"gpt2": _byte_level, "llama": _sentence_piece}
-  if kind not in builders:
+  if kind not in tuple(builders):  # it may be anything
     raise ValueError(
       f"{weights.source} has a tokenizer of model {kind!r}; accepted: "
       f"{', '.join(builders)}"
     )
-  tokens = weights.get(_KEY + "tokens") or []
-  kinds = weights.get(_KEY + "token_type") or [_NORMAL] * len(tokens)
+  tokens = _list(weights, "tokens", str) or []
+  kinds = _list(weights, "token_type", int) or [_NORMAL] * len(tokens)
+  if tokens and len(kinds) != len(tokens):
+    raise ValueError(
+      f"{weights.source} has {len(tokens)} tokens and {len(kinds)} token types"
+    )
   # Converters fill the embedding's spare rows with tokens that mean nothing.
   size = len(tokens)
   while size and kinds[size - 1] == _UNUSED and tokens[size - 1][:4] == "[PAD":
@@ -114,11 +118,16 @@ def from_gguf(weights: Weights, limit: int | None = None) -> Tokenizer | None:
   )
   ends = ("eos_token_id", "eot_token_id", "eom_token_id")
   eos_ids = [_index(weights, key, size) for key in ends]
+  template = weights.get("tokenizer.chat_template")
+  if not isinstance(template, str | None):
+    raise ValueError(
+      f"{weights.source} has a tokenizer.chat_template that is no text"
+    )
   return Tokenizer(
     inner,
     special=special,
     eos_ids=tuple(dict.fromkeys(i for i in eos_ids if i is not None)),
-    chat_template=weights.get("tokenizer.chat_template"),
+    chat_template=template,
     limit=limit,
   )
 
@@ -127,11 +136,24 @@ def _flag(weights: Weights, name: str, default: bool) -> bool:
   return bool(weights.get(f"{_KEY}add_{name}_token", default))
 
 
+def _list(weights: Weights, key: str, kind: type) -> list | None:
+  """An array of the metadata, None where it is absent."""
+  values = weights.get(_KEY + key)
+  if values is not None and not (
+    isinstance(values, list) and all(isinstance(x, kind) for x in values)
+  ):
+    raise ValueError(
+      f"{weights.source} has a {_KEY}{key} that is no list of {kind.__name__}"
+    )
+  return values
+
+
 def _index(weights: Weights, key: str, size: int) -> int | None:
   index = weights.get(_KEY + key)
-  if index is not None and not 0 <= index < size:
+  if index is not None and (type(index) is not int or not 0 <= index < size):
     raise ValueError(
-      f"{weights.source} has {_KEY}{key} = {index}; it must be below {size}"
+      f"{weights.source} has {_KEY}{key} = {index!r:.60}; it must be an "
+      f"integer below {size}"
     )
   return index
 
@@ -161,12 +183,12 @@ def _byte_level(
   """Byte-level BPE with the file's own merges."""
   del kinds
   pre = weights.get(_KEY + "pre", "default")
-  if pre not in PRE_TOKENIZERS:
+  if pre not in tuple(PRE_TOKENIZERS):
     raise ValueError(
       f"{weights.source} cuts text by tokenizer.ggml.pre = {pre!r}; accepted: "
       f"{', '.join(PRE_TOKENIZERS)}"
     )
-  merges = weights.get(_KEY + "merges")
+  merges = _list(weights, "merges", str)
   if merges is None:
     raise ValueError(f"{weights.source} has a gpt2 tokenizer without merges")
   options = PRE_TOKENIZERS[pre]
@@ -189,7 +211,7 @@ def _sentence_piece(
   weights: Weights, tokens: Sequence[str], kinds: Sequence[int]
 ) -> tuple[tokenizers.Tokenizer, bool]:
   """BPE of the SentencePiece kind: merges follow from the tokens' scores."""
-  scores = weights.get(_KEY + "scores")
+  scores = _list(weights, "scores", float)
   if scores is None:
     raise ValueError(f"{weights.source} has a llama tokenizer without scores")
   score = {

@@ -16,12 +16,22 @@ from specdec.checkpoints.architectures import (
   ONLY,
   Architecture,
 )
-from specdec.checkpoints.names import listed
+from specdec.checkpoints.names import check_counts, listed
 from specdec.models.config import RopeScaling, TransformerConfig
 
 _SLIDING, _FULL = "sliding_attention", "full_attention"
+# The kinds of what is read; whatever stands nowhere here is an integer.
+_FLOATS = (
+  *("rms_norm_eps", "rope_theta", "rope_local_base_freq", "factor"),
+  *("low_freq_factor", "high_freq_factor", "query_pre_attn_scalar"),
+  *("attn_logit_softcapping", "final_logit_softcapping"),
+)
 _BOOLEANS = ("tie_word_embeddings", "norm_topk_prob")
-_MAY_BE_NONE = ("attn_logit_softcapping", "final_logit_softcapping")
+_OBJECTS = ("rope_scaling", "rope_parameters", _SLIDING, _FULL)
+_MAY_BE_NONE = (
+  *("attn_logit_softcapping", "final_logit_softcapping", "sliding_window"),
+  *("layer_types", *_BOOLEANS, *_OBJECTS),
+)
 
 # Rope kind -> field of RopeScaling for each of the numbers it must bring.
 _ROPE_FIELDS = {
@@ -50,6 +60,7 @@ def parse(
       missing.
   """
   names = config.get("architectures") or []
+  names = list(map(str, names if isinstance(names, list) else [names]))
   name = names[0] if len(names) == 1 else None
   if name not in ARCHITECTURES:
     raise ValueError(
@@ -66,24 +77,46 @@ def parse(
   config = _completed(config, architecture)
   fields = {}
   for ours, theirs in (KEYS | architecture.keys).items():
-    value = config.get(theirs)
-    if theirs in _BOOLEANS:
-      value = bool(value)
-    elif value is None and theirs in _MAY_BE_NONE:
-      pass
-    elif not isinstance(value, int | float) or isinstance(value, bool):
-      raise ValueError(
-        f"{source} has {theirs} = {value!r}; it must be a number"
-      )
-    fields[ours] = value
-  windows = _windows(config, architecture, source)
-  return TransformerConfig(
-    **fields,
-    **architecture.implied,
-    **_rope(config, source, local=any(windows)),
-    windows=windows,
-    dtype=dtype,
-  )
+    value = _typed(config, theirs, source)
+    fields[ours] = bool(value) if theirs in _BOOLEANS else value
+  try:
+    check_counts(fields["num_layers"], fields.get("num_experts", 0))
+    windows = _windows(config, architecture, source)
+    return TransformerConfig(
+      **fields,
+      **architecture.implied,
+      **_rope(config, source, local=any(windows)),
+      windows=windows,
+      dtype=dtype,
+    )
+  except ValueError as error:
+    if str(error).startswith(source):
+      raise
+    raise ValueError(f"{source}: {error}") from error
+
+
+def _typed(config: Mapping[str, Any], key: str, source: str) -> Any:
+  """The value of `key`, refused where it is not of the kind that it holds."""
+  value = config.get(key)
+  if value is None and key in _MAY_BE_NONE:
+    return None
+  if key in _FLOATS:
+    right = type(value) in (int, float) and abs(value) < 1e38  # nor NaN
+    words = "a number below 1e38"
+    if right and abs(value) >= 2**31:  # as an integer, too much for JAX
+      value = float(value)
+  elif key in _BOOLEANS:
+    right, words = isinstance(value, bool), "true or false"
+  elif key in _OBJECTS:
+    right, words = isinstance(value, dict), "an object"
+  elif key == "layer_types":
+    right, words = isinstance(value, list), "a list"
+  else:
+    right = type(value) is int and abs(value) < 2**31
+    words = "an integer below 2**31"
+  if not right:
+    raise ValueError(f"{source} has {key} = {value!r:.60}; it must be {words}")
+  return value
 
 
 def _completed(
@@ -102,8 +135,8 @@ def _completed(
   heads, width = config.get("num_attention_heads"), config.get("hidden_size")
   if config.get("num_key_value_heads") is None:
     config["num_key_value_heads"] = heads
-  if config.get("head_dim") is None and isinstance(width, int) and heads:
-    config["head_dim"] = width // heads
+  if config.get("head_dim") is None and {type(width), type(heads)} == {int}:
+    config["head_dim"] = width // max(heads, 1)
   if not config.get("use_sliding_window", True):
     config["sliding_window"] = None
   return config
@@ -112,16 +145,24 @@ def _completed(
 def _windows(
   config: Mapping[str, Any], architecture: Architecture, source: str
 ) -> tuple[int | None, ...]:
-  layers, window = config["num_hidden_layers"], config["sliding_window"]
-  kinds = config.get("layer_types") if architecture.layer_types else None
+  layers = config["num_hidden_layers"]
+  window = _typed(config, "sliding_window", source)
+  kinds = None
+  if architecture.layer_types:
+    kinds = _typed(config, "layer_types", source)
   if kinds is None:
+    for key in ("max_window_layers", "sliding_window_pattern"):
+      if key in architecture.absent and window is not None:
+        _typed(config, key, source)
+    if config.get("sliding_window_pattern") == 0:
+      raise ValueError("sliding_window_pattern = 0; it must be >= 1")
     sliding = [architecture.sliding(config, layer) for layer in range(layers)]
-  elif len(kinds) == layers and set(kinds) <= {_SLIDING, _FULL}:
+  elif len(kinds) == layers and all(k in (_SLIDING, _FULL) for k in kinds):
     sliding = [kind == _SLIDING for kind in kinds]
   else:
     raise ValueError(
-      f"{source} has layer_types = {kinds}; accepted: {_SLIDING} and {_FULL}, "
-      "one a layer"
+      f"{source} has layer_types = {kinds!r:.200}; accepted: {_SLIDING} and "
+      f"{_FULL}, one a layer"
     )
   if not any(sliding):
     return ()
@@ -136,8 +177,8 @@ def _rope(
   """The rotary fields; `local`: whether any layer has a window."""
   # Transformers 5 gathers base and scaling in rope_parameters; before, the base
   # stood on its own and rope_scaling held the rest.
-  rope = config.get("rope_parameters") or {}
-  old = config.get("rope_scaling") or {}
+  rope = _typed(config, "rope_parameters", source) or {}
+  old = _typed(config, "rope_scaling", source) or {}
   theta = config["rope_theta"]
   if "rope_local_base_freq" not in config:
     theta, scaling = _rope_kind(old or rope, theta, source)
@@ -148,9 +189,10 @@ def _rope(
       f"{source} has {listed(unknown)} in rope_parameters; accepted: {_FULL} "
       f"and {_SLIDING}, each with its own"
     )
-  theta, scaling = _rope_kind((rope.get(_FULL) or {}) | old, theta, source)
+  full, sliding = (_typed(rope, key, source) or {} for key in (_FULL, _SLIDING))
+  theta, scaling = _rope_kind(full | old, theta, source)
   local_theta, stretched = _rope_kind(
-    rope.get(_SLIDING) or {}, config["rope_local_base_freq"], source
+    sliding, config["rope_local_base_freq"], source
   )
   if stretched:
     raise ValueError(
@@ -166,11 +208,7 @@ def _rope(
 def _rope_kind(
   rope: Mapping[str, Any], theta: float, source: str
 ) -> tuple[float, RopeScaling | None]:
-  theta = rope.get("rope_theta", theta)
-  if not isinstance(theta, int | float):
-    raise ValueError(
-      f"{source} has rope_theta = {theta!r}; it must be a number"
-    )
+  theta = _typed({"rope_theta": theta} | rope, "rope_theta", source)
   kind = rope.get("rope_type", rope.get("type", "default"))
   nested = [key for key in rope if isinstance(rope[key], Mapping)]
   if nested:
@@ -184,16 +222,16 @@ def _rope_kind(
     )
   if kind == "default":
     return float(theta), None
-  if kind not in _ROPE_FIELDS:
+  if kind not in tuple(_ROPE_FIELDS):  # it may be anything
     raise ValueError(
-      f"{source} scales its rotary frequencies by {kind!r}; accepted: default, "
-      f"{', '.join(_ROPE_FIELDS)}"
+      f"{source} scales its rotary frequencies by {kind!r:.60}; accepted: "
+      f"default, {', '.join(_ROPE_FIELDS)}"
     )
   fields = _ROPE_FIELDS[kind]
   missing = [key for key in fields if key not in rope]
   if missing:
     raise ValueError(f"{source} lacks {listed(missing)} of rope {kind!r}")
-  numbers = {ours: rope[theirs] for theirs, ours in fields.items()}
+  numbers = {ours: _typed(rope, key, source) for key, ours in fields.items()}
   return float(theta), RopeScaling(kind, **numbers)
 
 

@@ -18,6 +18,7 @@ from specdec.models.config import TransformerConfig
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 _FLOATS = ("F64", "F32", "F16", "BF16")
+_SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 
 def read_json(path: Path, required: bool = False) -> dict[str, Any]:
@@ -33,7 +34,7 @@ def read_json(path: Path, required: bool = False) -> dict[str, Any]:
     return {}
   try:
     content = json.loads(path.read_text(encoding="utf-8"))
-  except ValueError as error:
+  except (ValueError, RecursionError) as error:
     raise ValueError(f"{path} is not valid JSON: {error}") from error
   if not isinstance(content, dict):
     raise ValueError(f"{path} holds no JSON object")
@@ -60,16 +61,35 @@ def eos_tokens(directory: Path) -> tuple[int | str, ...]:
   for name in ("generation_config.json", "config.json"):
     ids = read_json(directory / name).get("eos_token_id")
     if ids is not None:
-      return tuple(ids) if isinstance(ids, list) else (ids,)
-  token = token_string(
-    read_json(directory / "tokenizer_config.json").get("eos_token")
-  )
+      ids = ids if isinstance(ids, list) else [ids]
+      bad = [i for i in ids if type(i) is not int or not 0 <= i < 2**31]
+      if bad:
+        raise ValueError(
+          f"{directory / name} has eos_token_id = {bad[0]!r:.60}; it must be a "
+          "token's number, or a list of them"
+        )
+      return tuple(ids)
+  token = special_tokens(directory).get("eos_token")
   return () if token is None else (token,)
 
 
-def token_string(value: Any) -> str | None:
-  """The text of a special token, plain or with its options around it."""
-  return value.get("content") if isinstance(value, dict) else value
+def special_tokens(directory: Path) -> dict[str, str]:
+  """Texts of the special tokens that tokenizer_config.json names.
+
+  Raises:
+    ValueError: one is no text.
+  """
+  path = directory / "tokenizer_config.json"
+  found = {}
+  for name, value in read_json(path).items():
+    if name not in _SPECIAL or value is None:
+      continue
+    # Plain, or with its options around it.
+    text = value.get("content") if isinstance(value, dict) else value
+    if not isinstance(text, str):
+      raise ValueError(f"{path} has {name} = {value!r:.60}; it must be a text")
+    found[name] = text
+  return found
 
 
 class Weights:
@@ -128,15 +148,14 @@ def _shards(directory: Path) -> list[Path]:
   files = read_json(index).get("weight_map")
   if not isinstance(files, dict) or not files:
     raise ValueError(f"{index} has no weight_map")
-  shards = sorted(set(files.values()))
-  for shard in shards:
-    if Path(shard).name != shard:
+  for shard in files.values():
+    if not isinstance(shard, str) or Path(shard).name != shard or not shard:
       raise ValueError(
-        f"{index} names {shard!r}; a shard must lie in the same directory"
+        f"{index} names {shard!r:.60}; a shard must lie in the same directory"
       )
     if not (directory / shard).is_file():
       raise FileNotFoundError(f"{directory} lacks {shard}, named in {INDEX}")
-  return [directory / shard for shard in shards]
+  return [directory / shard for shard in sorted(set(files.values()))]
 
 
 def save_safetensors(

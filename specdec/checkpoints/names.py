@@ -262,6 +262,30 @@ def expected(config: TransformerConfig) -> list[Tensor]:
   return once + each
 
 
+# Beyond any model; what they bound sizes loops and tuples.
+_MOST_LAYERS, _MOST_EXPERTS = 4096, 2**17
+
+
+def check_counts(layers: int, experts: int) -> None:
+  """Refuses what no file holds, before anything is made a layer or an expert.
+
+  Args:
+    experts: of a layer.
+
+  Raises:
+    ValueError: there are absurdly many of either.
+  """
+  if layers > _MOST_LAYERS:
+    raise ValueError(
+      f"num_layers = {layers:,}; at most {_MOST_LAYERS:,} are accepted"
+    )
+  if experts * layers > _MOST_EXPERTS:
+    raise ValueError(
+      f"num_experts = {experts:,} in each of {layers:,} layers; at most "
+      f"{_MOST_EXPERTS:,} experts in all are accepted"
+    )
+
+
 def check(
   wanted: Mapping[str, tuple[int, ...]],
   found: Mapping[str, tuple[int, ...]],

@@ -4,10 +4,12 @@ Invariant: streamed pieces put together are the text that `decode` gives for
 all ids at once, where that text is valid UTF-8.
 """
 
+import contextlib
 import functools
 import json
+import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Sized
 from pathlib import Path
 
 import jinja2
@@ -17,7 +19,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from specdec import run_folder
 from specdec.checkpoints import huggingface
 
-_SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token")
+_TEMPLATE_SECONDS = 5.0
+_MOST_SIZE = 10**7  # letters or bits that a template's product may have
 
 
 class Tokenizer:
@@ -72,8 +75,16 @@ class Tokenizer:
     """Ids of a text; with `add_special` those that the model wants around it.
 
     Raises:
-      ValueError: the text holds a token that the model has no embedding for.
+      ValueError: the text holds a token that the model has no embedding for,
+        or half of a surrogate pair.
     """
+    try:
+      text.encode("utf-8")
+    except UnicodeEncodeError as error:
+      raise ValueError(
+        f"the text holds {text[error.start]!a}, half of a surrogate pair, at "
+        f"character {error.start}"
+      ) from None
     ids = self._inner.encode(text, add_special_tokens=add_special).ids
     if self.limit is not None and max(ids, default=-1) >= self.limit:
       raise ValueError(
@@ -94,7 +105,8 @@ class Tokenizer:
       messages: each {'role': ..., 'content': ...}.
 
     Raises:
-      ValueError: there is no chat template, or it refuses these messages.
+      ValueError: there is no chat template, it refuses these messages, or it
+        fails or takes too long.
     """
     # The template writes special tokens itself: none are added around it.
     return self.encode(self.chat_text(messages), add_special=False)
@@ -104,11 +116,13 @@ class Tokenizer:
     if self.chat_template is None:
       raise ValueError("this tokenizer has no chat template; use encode")
     try:
-      return self._template.render(
-        messages=list(messages), add_generation_prompt=True, **self.special
-      )
-    except (jinja2.TemplateError, TypeError, KeyError) as error:
-      raise ValueError(f"the chat template failed: {error}") from error
+      with _deadline(_TEMPLATE_SECONDS):
+        return self._template.render(
+          messages=list(messages), add_generation_prompt=True, **self.special
+        )
+    except Exception as error:  # a template raises what any program does
+      reason = str(error) or type(error).__name__
+      raise ValueError(f"the chat template failed: {reason}") from error
 
   def save(self, directory: str | Path) -> None:
     """Writes the files that `from_directory` and transformers read."""
@@ -132,7 +146,7 @@ class Tokenizer:
   @functools.cached_property
   def _template(self) -> jinja2.Template:
     # A template is a program from whoever wrote the checkpoint.
-    environment = ImmutableSandboxedEnvironment(
+    environment = _Sandbox(
       trim_blocks=True,
       lstrip_blocks=True,
       extensions=["jinja2.ext.loopcontrols"],
@@ -141,6 +155,45 @@ class Tokenizer:
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = time.strftime
     return environment.from_string(self.chat_template)
+
+
+@contextlib.contextmanager
+def _deadline(seconds: float):
+  """Raises TimeoutError in Python code that runs for longer in this thread.
+
+  A trace function looks at the clock before every line and call, so it works
+  off the main thread too; one long operation in C is not interrupted.
+  """
+  end = time.monotonic() + seconds
+
+  def look(*_):
+    if time.monotonic() > end:
+      raise TimeoutError(f"it ran for more than {seconds:g} s")
+    return look
+
+  before = sys.gettrace()
+  sys.settrace(look)
+  try:
+    yield
+  finally:
+    sys.settrace(before)
+
+
+class _Sandbox(ImmutableSandboxedEnvironment):
+  """Refuses products and powers whose single step could take for ever."""
+
+  intercepted_binops = frozenset(("*", "**"))
+
+  def call_binop(self, context, operator, left, right):
+    if isinstance(left, int) and isinstance(right, Sized):
+      left, right = right, left
+    if isinstance(right, int) and isinstance(left, int | Sized):
+      integer = isinstance(left, int)
+      size = left.bit_length() if integer else len(left)
+      repeats = operator == "**" or not integer
+      if size * (abs(right) if repeats else right.bit_length()) > _MOST_SIZE:
+        raise jinja2.TemplateError(f"{operator} gives too large a value")
+    return super().call_binop(context, operator, left, right)
 
 
 def _raise_exception(message: str) -> None:
@@ -236,11 +289,7 @@ def from_directory(
   inner.no_truncation()
   inner.no_padding()
   about = huggingface.read_json(directory / "tokenizer_config.json")
-  special = {
-    name: huggingface.token_string(about[name])
-    for name in _SPECIAL
-    if about.get(name) is not None
-  }
+  special = huggingface.special_tokens(directory)
   eos_ids = []
   for token in huggingface.eos_tokens(directory):
     index = inner.token_to_id(token) if isinstance(token, str) else token
@@ -261,9 +310,19 @@ def from_directory(
 def _chat_template(directory: Path, about: Mapping) -> str | None:
   path = directory / "chat_template.jinja"
   if path.is_file():
-    return path.read_text(encoding="utf-8")
+    try:
+      return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+      raise ValueError(f"{path} is not UTF-8 text: {error}") from error
   template = about.get("chat_template")
   if isinstance(template, list):  # several, by name
-    named = {entry["name"]: entry["template"] for entry in template}
-    return named.get("default")
+    named = [entry for entry in template if isinstance(entry, dict)]
+    template = next(
+      (e.get("template") for e in named if e.get("name") == "default"), None
+    )
+  if template is not None and not isinstance(template, str):
+    raise ValueError(
+      f"{directory / 'tokenizer_config.json'} has chat_template = "
+      f"{template!r:.60}; it must be a text"
+    )
   return template
