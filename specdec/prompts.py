@@ -5,6 +5,7 @@ and a line that is none of them is named, not guessed.
 """
 
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -37,20 +38,17 @@ class Prompt(NamedTuple):
 
 
 def read(path: str | Path) -> list[Prompt]:
-  """All prompts of a file: a .jsonl file line by line, any other file whole.
-
-  Raises:
-    FileNotFoundError: there is no such file.
-    ValueError: it has no prompt, or a line that holds none.
-  """
+  """As `scan`; lines that hold no prompt are named on standard error."""
   prompts, broken = scan(path)
-  if broken:
-    raise ValueError(broken[0])
+  for line in broken:
+    print(f"skipped: {line}", file=sys.stderr)
   return prompts
 
 
 def scan(path: str | Path) -> tuple[list[Prompt], list[str]]:
-  """As `read`, with a sentence for every line that holds no prompt.
+  """All prompts of a file, and a sentence for every line that holds none.
+
+  A .jsonl file is read line by line, any other file whole.
 
   Raises:
     FileNotFoundError: there is no such file.
@@ -59,15 +57,17 @@ def scan(path: str | Path) -> tuple[list[Prompt], list[str]]:
   path = Path(path).expanduser()
   if not path.is_file():
     raise FileNotFoundError(f"prompt file {path} does not exist")
-  try:
-    content = path.read_text(encoding="utf-8")
-  except UnicodeDecodeError as error:
-    raise ValueError(f"prompt file {path} is not UTF-8 text: {error}") from None
   prompts, broken = [], []
   if path.suffix != ".jsonl":
+    try:
+      content = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+      raise ValueError(
+        f"prompt file {path} is not UTF-8 text: {error}"
+      ) from None
     prompts = [Prompt(content, None, path.stem, path.name)] if content else []
   else:
-    for number, line in enumerate(content.split("\n"), 1):
+    for number, line in enumerate(path.read_bytes().split(b"\n"), 1):
       if not line.strip():
         continue
       try:
@@ -80,12 +80,16 @@ def scan(path: str | Path) -> tuple[list[Prompt], list[str]]:
   return prompts, broken
 
 
-def _parse(line: str, path: Path, number: int) -> Prompt:
+def _parse(line: bytes, path: Path, number: int) -> Prompt:
   """Raises ValueError with the end of a sentence that begins with the line."""
   try:
-    entry = json.loads(line)
+    entry = json.loads(line.decode("utf-8"))
+  except UnicodeDecodeError as error:
+    raise ValueError(f" is not UTF-8 text ({error.reason})") from None
   except json.JSONDecodeError as error:
     raise ValueError(f" is not JSON ({error.msg})") from None
+  except (ValueError, RecursionError) as error:  # too long a number, too deep
+    raise ValueError(f" is no JSON that can be read ({error})") from None
   if not isinstance(entry, dict):
     raise ValueError(f" is not a JSON object; accepted: {_ACCEPTED}")
   category = str(entry.get("category") or path.stem)
@@ -101,6 +105,8 @@ def _parse(line: str, path: Path, number: int) -> Prompt:
   first = turns[0] if isinstance(turns, list) and turns else None
   for text in (entry.get("prompt"), entry.get("text"), first):
     if isinstance(text, str):
+      if any("\ud800" <= letter <= "\udfff" for letter in text):
+        raise ValueError(" holds half of a surrogate pair")
       return Prompt(text, None, category, name)
   raise ValueError(f" has none of {_ACCEPTED}")
 

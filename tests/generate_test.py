@@ -257,10 +257,14 @@ def test_vocabularies_of_unlike_size_are_refused(run, tmp_path):
     run(f"--draft={draft}", "--prompt=ab")
 
 
-def test_broken_prompt_line_is_named(run, tmp_path):
-  prompts = tmp_path / "p.jsonl"
-  prompts.write_text('{"prompt": "a"}\n{"prompt": \n')
-  with pytest.raises(SystemExit, match=r"line 2 of .* is not JSON"):
+def test_broken_prompt_line_is_named_and_skipped(run, tmp_path, capsys):
+  prompts, out = tmp_path / "p.jsonl", tmp_path / "o.json"
+  prompts.write_text('{"prompt": \n{"prompt": "a"}\n')
+  run(f"--prompt_file={prompts}", f"--json={out}")
+  assert f"skipped: line 1 of {prompts} is not JSON" in capsys.readouterr().err
+  assert len(json.loads(out.read_text())["prompts"]) == 1
+  prompts.write_text('{"prompt": \n')
+  with pytest.raises(SystemExit, match=r"no prompt: line 1 of .* not J"):
     run(f"--prompt_file={prompts}")
 
 

@@ -1,0 +1,29 @@
+"""Prompt files: a line that holds no prompt is named, and the rest is read."""
+
+import pytest
+
+from specdec import prompts
+
+
+@pytest.mark.parametrize(
+  "line, sentence",
+  [
+    (b"{", " is not JSON"),
+    (b'{"prompt": "\xff"}', " is not UTF-8 text"),
+    (b'{"prompt": "\\ud800"}', " holds half of a surrogate pair"),
+    (b'{"prompt": ' + b"[" * 10**5, " is no JSON that can be read"),
+    (b"1" * 5000, " is no JSON that can be read"),
+    (b"NaN", " is not a JSON object"),
+    (b'{"token_ids": [1.5]}', ": token_ids must be a list of integers"),
+    (b'{"prompt": 3}', " has none of prompt"),
+  ],
+)
+def test_a_broken_line_is_skipped(tmp_path, line, sentence):
+  path = tmp_path / "p.jsonl"
+  path.write_bytes(b'{"prompt": "a"}\n' + line + b'\n{"token_ids": [1]}\n')
+  found, broken = prompts.scan(path)
+  assert [(p.text, p.token_ids) for p in found] == [("a", None), (None, (1,))]
+  assert broken[0].startswith(f"line 2 of {path}{sentence}")
+  path.write_bytes(line)
+  with pytest.raises(ValueError, match=f"holds no prompt: line 1 of {path}"):
+    prompts.scan(path)
