@@ -161,6 +161,12 @@ def test_any_other_safetensors_file_is_no_drafter(tmp_path):
     {"width": -4},
     {"colour": "red"},
     {"features": None},
+    {"norm_epsilon": None},
+    {"rope_theta": 10**19},
+    {"levels": 10**9},
+    {"num_layers": 10**9},
+    {"exit_layer": "x"},
+    {"recycle": 1},
   ],
   ids=str,
 )

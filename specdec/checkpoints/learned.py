@@ -140,7 +140,10 @@ def load(
         f"{', '.join(unlike)}"
       )
   if target is not None:
-    recipe.check(target.config)
+    try:
+      recipe.check(target.config)
+    except ValueError as error:
+      raise ValueError(f"{path}: {error}") from error
   try:
     arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
   except SafetensorError as error:

@@ -10,6 +10,7 @@ from specdec.models.config import TransformerConfig
 
 KINDS = ("eagle", "eagle3", "exit", "hydra", "medusa", "mtp", "prophet")
 HEADS = ("own", "shared")
+_MOST = 1024  # layers, or levels: what a loop is made over
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,6 +50,11 @@ class Recipe:
   rope_theta: float = 10_000.0
 
   def __post_init__(self):
+    for field in dataclasses.fields(self):
+      _check_type(field, getattr(self, field.name))
+    for name in ("num_layers", "levels"):
+      if getattr(self, name) > _MOST:
+        raise ValueError(f"{name} = {getattr(self, name)}; at most {_MOST}")
     if self.kind not in KINDS:
       raise ValueError(f"kind {self.kind!r} is unknown; known: {_said(KINDS)}")
     if self.head not in HEADS:
@@ -136,6 +142,24 @@ class Recipe:
         f"vocabulary = {self.vocabulary}; the target has {target.vocab_size} "
         "tokens"
       )
+
+
+def _check_type(field: dataclasses.Field, value) -> None:
+  """Refuses what may have been read from a damaged file."""
+  kind = field.type
+  whole = lambda x: type(x) is int and abs(x) < 2**31  # noqa: E731
+  if kind is int:
+    right, words = whole(value), "an integer below 2**31"
+  elif kind is float:
+    right = whole(value) or (type(value) is float and abs(value) < 1e38)
+    words = "a number below 1e38"
+  elif kind in (str, bool):
+    right, words = isinstance(value, kind), f"a {kind.__name__}"
+  else:
+    right = isinstance(value, tuple) and all(map(whole, value))
+    words = "integers"
+  if not right:
+    raise ValueError(f"{field.name} = {value!r:.60}; it must be {words}")
 
 
 def _said(names) -> str:
