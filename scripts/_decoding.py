@@ -89,14 +89,24 @@ def caveats() -> list[str]:
   return found
 
 
+def source_of(flag: str):
+  """What --target or --draft names: a path, or a preset as it stands."""
+  name = getattr(FLAGS, flag)
+  try:
+    return name if name.startswith(PRESET) else fetch(name)
+  except FileNotFoundError as error:
+    raise FileNotFoundError(f"--{flag}: {error}") from error
+
+
 def load(max_length: int) -> Models:
   """Target and draft, what they need of memory checked first.
 
   Args:
     max_length: prompt and output of a row, as far as they are known.
   """
-  names = [name for name in (FLAGS.target, FLAGS.draft) if name]
-  sources = [n if n.startswith(PRESET) else fetch(n) for n in names]
+  sources = [
+    source_of(name) for name in ("target", "draft") if FLAGS[name].value
+  ]
   shapes = [shape_of(source) for source in sources]
   if FLAGS.random_weights and len(shapes) > 1:
     shapes[1] = dataclasses.replace(shapes[1], vocab_size=shapes[0].vocab_size)
@@ -122,6 +132,7 @@ def load(max_length: int) -> Models:
     draft = sources[1] if FLAGS.draft else None
     models = checkpoints.load_pair(sources[0], draft, FLAGS.dtype, where)
   target, draft = [*models, None][:2]
+  check_chat(target)
   learned = _load_learned(target, places) if FLAGS.learned else None
   if places:
     return Models(target, draft, places, learned)
@@ -130,9 +141,21 @@ def load(max_length: int) -> Models:
 
 def load_target(max_length: int) -> Models:
   """The target alone, not packed, for a program that loads drafters itself."""
-  source = fetch(FLAGS.target)
+  source = source_of("target")
   check_memory([shape_of(source)], max_length, loaded=False)
-  return Models(checkpoints.load(source, FLAGS.dtype), None)
+  target = checkpoints.load(source, FLAGS.dtype)
+  check_chat(target)
+  return Models(target, None)
+
+
+def check_chat(target: checkpoints.Checkpoint) -> None:
+  """Raises ValueError where --chat asks for a template that is not there."""
+  text = target.tokenizer
+  if FLAGS.chat and (text is None or text.chat_template is None):
+    raise ValueError(
+      f"--chat: {FLAGS.target} has no chat template; leave --chat out, or take "
+      "a model that was trained to chat"
+    )
 
 
 def load_plain(max_length: int) -> Models:
@@ -145,7 +168,12 @@ def load_plain(max_length: int) -> Models:
 
 def _check_learned(recipe: Recipe, target: TransformerConfig) -> None:
   """Refuses ks that a drafter has no heads for, and other targets' shapes."""
-  recipe.check(target)
+  try:
+    recipe.check(target)
+  except ValueError as error:
+    raise ValueError(
+      f"--learned={FLAGS.learned} does not fit --target={FLAGS.target}: {error}"
+    ) from error
   if recipe.exits and FLAGS.copy_first:
     raise ValueError(
       f"--copy_first: {FLAGS.learned} is an early exit, whose verification "
@@ -163,7 +191,10 @@ def _check_learned(recipe: Recipe, target: TransformerConfig) -> None:
 
 
 def _learned_file() -> pathlib.Path:
-  return shipped.drafter(FLAGS.learned)
+  try:
+    return shipped.drafter(FLAGS.learned)
+  except FileNotFoundError as error:
+    raise FileNotFoundError(f"--learned: {error}") from error
 
 
 def _load_learned(target, places: Places | None) -> Learned:

@@ -7,15 +7,15 @@ the others.
 import pathlib
 from collections.abc import Sequence
 
+import _config
 import _main
 import _mesh
 import _rules
 import _shapes
 import _skips
 import jax
-from _integers import Integers, IntegersOrAuto, define_integers
+from _integers import IntegersOrAuto, define_integers
 from absl import flags
-from ml_collections import config_flags
 
 from specdec import checkpoints, decode, drafters, expand, sampling
 from specdec.checkpoints import shipped
@@ -36,9 +36,7 @@ _DEFAULT_COPY_MIN_NGRAM = 2  # found on held-out answers: docs/results.md
 PRESET = "preset:"
 
 
-config_flags.DEFINE_config_file(
-  "config", None, "File whose get_config() sets flags not given here."
-)
+_config.define("config", "File whose get_config() sets flags not given here.")
 _BEFORE = set(flags.FLAGS)
 flags.DEFINE_string(
   "target",
@@ -114,7 +112,13 @@ flags.DEFINE_string(
 flags.DEFINE_float("temperature", 0.0, "0 is greedy.")
 flags.DEFINE_integer("top_k", None, "Sample among the k likeliest tokens.")
 flags.DEFINE_float("top_p", None, "Sample among the likeliest of this mass.")
-flags.DEFINE_integer("seed", 0, "Of all noise; a prompt's number is mixed in.")
+flags.DEFINE_integer(
+  "seed",
+  0,
+  "Of all noise; a prompt's number is mixed in.",
+  lower_bound=-(2**31),
+  upper_bound=2**32 - 1,  # beyond, JAX takes the lowest bits
+)
 flags.DEFINE_multi_string(
   "prompt_file",
   [],
@@ -204,16 +208,8 @@ def _apply_config(accepted: list[str]) -> None:
         f"--config sets {name!r}; accepted: {', '.join(sorted(accepted))}"
       )
     if not FLAGS[name].present:
-      setattr(FLAGS, name, _parsed(FLAGS[name], value))
-
-
-def _parsed(flag: flags.Flag, value):
-  """A config's value as the command line would have given it."""
-  if isinstance(flag.parser, Integers):
-    return flag.parser.parse(value)
-  if isinstance(flag, flags.MultiFlag) and not isinstance(value, list | tuple):
-    return [value]
-  return value
+      setattr(FLAGS, name, _config.parsed(FLAGS[name], value))
+  _main.check_integers()
 
 
 def _fill_in() -> None:
@@ -238,6 +234,12 @@ def _fill_in() -> None:
 
 
 def _check(any_rule: bool) -> None:
+  for name in ("target", "draft", "learned", "skip", "mesh"):
+    if getattr(FLAGS, name) == "":
+      raise ValueError(f"--{name} is empty; give a name or leave it out")
+  most = max(*FLAGS.k, FLAGS.copy_first, 0)
+  if most > _shapes.MOST:
+    raise ValueError(f"{most:,} tokens a draft; at most {_shapes.MOST:,}")
   numbers = {"k": 0, "max_new_tokens": 1, "batch": 1, "copy_first": 0}
   for name, low in numbers.items():
     values = getattr(FLAGS, name)

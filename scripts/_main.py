@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Callable
 
 import jax
-from absl import app
+from absl import app, flags
 from absl import logging as absl_logging
 
 from specdec import display, hosts, run_folder
@@ -41,14 +41,17 @@ def main_of(
     if len(argv) > 1 and not takes_arguments:
       raise app.UsageError(f"unexpected argument {argv[1]!r}")
     try:
+      check_integers()
       work(argv[1:]) if takes_arguments else work()
     except (*_MENDABLE, *also) as error:
       _unhush()
-      _end(f"{name}: {error}")
+      _end(f"{name}: {str(error) or _no_memory(error)}")
     except KeyboardInterrupt:
       _end(f"{name}: {interrupted}")
-    except Exception:
+    except Exception as error:
       _unhush()
+      if "RESOURCE_EXHAUSTED" in str(error):  # of XLA's allocator
+        _end(f"{name}: {_no_memory(error)}")
       if jax.distributed.is_initialized():
         _end(traceback.format_exc())
       raise
@@ -56,6 +59,25 @@ def main_of(
       run_folder.release()
 
   return main
+
+
+def _no_memory(error: Exception) -> str:
+  """What to do where an allocator gave up."""
+  if not isinstance(error, MemoryError | RuntimeError):
+    return type(error).__name__
+  what = (str(error).splitlines() or ["no more could be allocated"])[0]
+  return (
+    f"out of memory ({what}); take a smaller --batch, --max_new_tokens, prompt "
+    "or model, or --dtype=bfloat16"
+  )
+
+
+def check_integers() -> None:
+  """Raises ValueError where an integer flag holds more than arrays can."""
+  for name in flags.FLAGS:
+    value = flags.FLAGS[name].value
+    if type(value) is int and abs(value) >= 2**31 and name != "seed":
+      raise ValueError(f"--{name}={value}; it must be between -2**31 and 2**31")
 
 
 def _end(text: str) -> None:

@@ -3,23 +3,22 @@
 import dataclasses
 import sys
 
+import _config
 import _output
 from absl import flags
-from ml_collections import config_flags
 
 from specdec import checkpoints
 from specdec.analysis import chips, hardware, shapes, speedup
 from specdec.analysis.cost import BYTES, IDEAL, TYPICAL, Placed
 from specdec.analysis.pairs import Pair
 from specdec.checkpoints.fetch import fetch
+from specdec.spelling import choices
 
 _EFFICIENCY = {"ideal": IDEAL, "typical": TYPICAL}
 # Of LaMDA 137B's drafts (arXiv:2211.17192, table 3).
 _LAW = ["1e8:0.61", "2e9:0.71", "8e9:0.75"]
 
-config_flags.DEFINE_config_file(
-  "config", None, "File whose get_config() sets flags not given here."
-)
+_config.define("config", "File whose get_config() sets flags not given here.")
 _BEFORE = set(flags.FLAGS)
 flags.DEFINE_string(
   "chip", "v5p", f"One of {', '.join(chips.CHIPS)}, or local: this machine."
@@ -90,7 +89,7 @@ flags.DEFINE_list(
 flags.DEFINE_integer("context", 2048, "Cached positions of a row.")
 flags.DEFINE_list("contexts", ["512", "2048", "8192", "32768", "131072"], "")
 flags.DEFINE_list("batches", [str(2**i) for i in range(9)], "")
-flags.DEFINE_integer("most", 8, "Largest k.")
+flags.DEFINE_integer("most", 8, "Largest k.", upper_bound=64)
 flags.DEFINE_integer("source", 0, "Positions that cross-attention reads (T5).")
 flags.adopt_module_key_flags(_output)
 flags.DEFINE_bool("papers", False, "Only print the papers' tables, recomputed.")
@@ -110,8 +109,10 @@ def integers_of(texts, what: str) -> list[int]:
   """Refuses what is no whole number from 1 on."""
   found = numbers_of(texts, what)
   for number in found:
-    if not 1 <= number < float("inf") or number != int(number):
-      raise ValueError(f"--{what}: {number:g}; it must be whole and >= 1")
+    if not (1 <= number < 2**31 and number == int(number)):  # nor is NaN
+      raise ValueError(
+        f"--{what}: {number:g}; it must be whole and in 1..2**31 - 1"
+      )
   return [int(x) for x in found]
 
 
@@ -124,13 +125,18 @@ def shape_of(name: str) -> shapes.Shape:
   except ValueError:
     pass
   else:
+    if name == FLAGS.target:
+      raise ValueError(
+        f"--target={name} is a share of itself; give a checkpoint or one of "
+        f"{', '.join(shapes.names())}"
+      )
     return shapes.scaled(shape_of(FLAGS.target), share)
   try:
     source = fetch(name)
     return shapes.of_config(checkpoints.inspect(source, "float32"), name)
   except (OSError, ValueError) as error:
     raise ValueError(
-      f"no model {name!r} ({error}); shapes: {', '.join(shapes.names())}"
+      f"no model {name!r} ({error}); shapes: {choices(name, shapes.names())}"
     ) from None
 
 

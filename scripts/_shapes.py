@@ -8,6 +8,7 @@ import numpy as np
 
 from specdec import expand, tree
 
+MOST = 4096  # tokens of a draft: what sees what is a table of their square
 HELP = (
   "chain: k tokens in a row. chains:C: C chains of k tokens; chains:C:S: they "
   "share the first S. optimal:N: the static tree of N guesses, at most k deep, "
@@ -43,6 +44,8 @@ def parse(
     return None
   if Path(text).suffix == ".json":
     paths = _read(text)
+    if len(paths) > MOST or max(map(len, paths), default=0) > MOST:
+      raise ValueError(f"{text} holds more than {MOST:,} paths or levels")
     if not paths:
       raise ValueError(f"{text} holds no path: plain decoding is --k=0")
     return expand.static(tree.from_paths(paths), siblings or usual)
@@ -51,10 +54,13 @@ def parse(
     least, most = {"chains": (1, 2), "optimal": (1, 1), "dynamic": (1, 2)}[name]
     if not least <= len(numbers) <= most:
       raise KeyError
+    if max(numbers) * (k if name == "chains" else 1) > MOST:
+      raise ValueError
   except (ValueError, KeyError):
     raise ValueError(
       f"--shape={text}; accepted: chain, chains:C, chains:C:S, optimal:N, "
-      "dynamic:N, dynamic:N:TOP, or a file of paths that ends in .json"
+      "dynamic:N, dynamic:N:TOP, or a file of paths that ends in .json, of at "
+      f"most {MOST:,} tokens"
     ) from None
   if k < 1:
     raise ValueError(f"--shape={text} needs --k >= 1, the levels of the tree")
@@ -78,8 +84,8 @@ def parse(
 def _read(path: str) -> list:
   try:
     found = json.loads(Path(path).read_text(encoding="utf-8"))
-  except json.JSONDecodeError as error:
-    raise ValueError(f"{path} is not JSON ({error.msg})") from None
+  except (RecursionError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    raise ValueError(f"{path} is not JSON ({error})") from None
   if not (
     isinstance(found, list)
     and all(

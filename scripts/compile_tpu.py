@@ -85,7 +85,9 @@ def prepared():
   """Models of shapes, where they lie, and what lowers each step."""
   chips_there = devices()
   configs = [
-    _decoding.shape_of(name) for name in (FLAGS.target, FLAGS.draft) if name
+    _decoding.shape_of(_decoding.source_of(name))
+    for name in ("target", "draft")
+    if FLAGS[name].value
   ]
   places = _mesh.places(*[*configs, None][:2], chips_there)
   if places is None:

@@ -20,6 +20,7 @@ import json
 import sys
 from pathlib import Path
 
+import _config
 import _main
 import _output
 import _papers
@@ -48,7 +49,7 @@ def apply_config() -> None:
         f"--config sets {name!r}; accepted: {', '.join(_priced.OWN)}"
       )
     if not FLAGS[name].present:
-      setattr(FLAGS, name, value)
+      setattr(FLAGS, name, _config.parsed(FLAGS[name], value))
 
 
 def print_round(pair: Pair, survival) -> None:

@@ -29,6 +29,7 @@ import json
 import sys
 from pathlib import Path
 
+import _config
 import _decoding
 import _flags
 import _main
@@ -38,15 +39,14 @@ import _rows
 from _sweep_bench import Bench, calibrated_tokens, measured
 from absl import flags
 from absl.testing import flagsaver
-from ml_collections import config_flags
 from tqdm import tqdm
 
 from specdec import run_folder
 from specdec.analysis import metrics
 from specdec.display import columns, escape
 
-_SWEEP = config_flags.DEFINE_config_file(
-  "sweep", None, "Python file whose get_config() lists the points."
+_SWEEP = _config.define(
+  "sweep", "Python file whose get_config() lists the points."
 )
 _BEFORE = set(flags.FLAGS)
 flags.DEFINE_integer("texts", 16, "Prompts, at least as many as a batch has.")

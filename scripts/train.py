@@ -16,12 +16,12 @@ import os
 import sys
 from pathlib import Path
 
+import _config
 import _main
 import _mesh
 import _training
 import jax.numpy as jnp
 from absl import flags
-from ml_collections import config_flags
 
 from specdec import (
   checkpoints,
@@ -43,8 +43,8 @@ from specdec.training.options import FREE, Options
 from specdec.training.run import train
 from specdec.types import Params
 
-config_flags.DEFINE_config_file(
-  "config", None, "File whose get_config() says what to train, on what, how."
+_config.define(
+  "config", "File whose get_config() says what to train, on what, how."
 )
 flags.DEFINE_string("folder", None, "Folder of the run.")
 flags.DEFINE_integer(

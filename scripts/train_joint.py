@@ -22,11 +22,11 @@ under checkpoints/.
 import dataclasses
 from pathlib import Path
 
+import _config
 import _main
 import _training
 import jax
 from absl import flags
-from ml_collections import config_flags
 
 from specdec import checkpoints, drafters, expand, run_folder
 from specdec.checkpoints import learned as saved
@@ -41,8 +41,8 @@ from specdec.training.options import FREE, Options
 from specdec.training.run import train
 from specdec.types import Params
 
-config_flags.DEFINE_config_file(
-  "config", None, "File whose get_config() says what to train, on what, how."
+_config.define(
+  "config", "File whose get_config() says what to train, on what, how."
 )
 flags.DEFINE_string("folder", None, "Folder of the run.")
 flags.mark_flag_as_required("config")

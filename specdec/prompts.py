@@ -128,7 +128,9 @@ def encode(
     if prompt.token_ids is not None:
       ids = list(prompt.token_ids)
     elif tokenizer is None:
-      raise ValueError("this model has no tokenizer; give token_ids instead")
+      raise ValueError(
+        "this model has no tokenizer; give a prompt file with token_ids"
+      )
     elif not prompt.text:
       raise ValueError(f"prompt {number} is empty; give at least one character")
     elif chat:

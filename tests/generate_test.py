@@ -9,7 +9,9 @@ import subprocess
 import sys
 import time
 
+import jax
 import pytest
+from absl import flags
 
 import programs
 from programs import write_model
@@ -231,8 +233,21 @@ def test_config_file_sets_flags_but_not_those_given(run, tmp_path):
     (["--json=nowhere/o.json"], "there is no folder nowhere; make it first"),
     (["--html=nowhere/p.html"], "there is no folder nowhere; make it first"),
     (["--html=."], "--html=. is a folder; give a file in it"),
-    (["--chat", "--prompt=a"], "no chat template"),
-    (["--target=nowhere"], "nowhere is neither a path nor a known model"),
+    (["--chat", "--prompt=a"], "--chat: .* no chat template; leave --chat out"),
+    (["--target=nowhere"], "--target: nowhere is neither a path nor a known m"),
+    (
+      ["--target=stdlib-1n"],
+      r"did you mean .*stdlib-1m.*\? known: stdlib-0.3m",
+    ),
+    (["--target="], "--target is empty"),
+    (["--draft="], "--draft is empty"),
+    (
+      ["--learned=nowhere"],
+      "--learned: no such drafter as 'nowhere'; k",
+    ),
+    (["--k=5000"], "5,000 tokens a draft; at most 4,096"),
+    (["--shape=chains:1000000"], "of at most 4,096 tokens"),
+    (["--max_new_tokens=99999999999"], r"--max_new_tokens=9+; it must be betw"),
     (["--batch=100000000", "--prompt=a"], "needs .* GiB .* are free"),
   ],
 )
@@ -302,3 +317,81 @@ def test_weights_that_are_loaded_are_not_asked_for_again(run, monkeypatch):
   left = before.needed - 1.1 * before.parts["target"]
   monkeypatch.setattr(memory, "available", lambda *_: int(left) + 1)
   check(after)
+
+
+@pytest.mark.parametrize(
+  "flag, sentence",
+  [
+    ("k=1-300000000", "'1-300000000' gives more than 10,000 integers"),
+    ("k=99999999999999", "is no list of integers"),
+    (f"seed={10**30}", "not an integer in the range"),
+    (f"seed={2**32}", "not an integer in the range"),  # it would be 0
+    ("config=nowhere.py", r"no such file; .*known: .*lookup\.py"),
+  ],
+)
+def test_flags_are_bounded_where_they_are_parsed(run, flag, sentence):
+  with pytest.raises(flags.Error, match=sentence):
+    run(f"--{flag}")
+
+
+@pytest.mark.parametrize(
+  "body, sentence",
+  [
+    ("get_config = 1", "TypeError: 'int' object is not callable"),
+    ("nonsense", "NameError: name 'nonsense' is not defined"),
+    ("def get_config(): return None", "gives a NoneType; it must be a"),
+    ("def get_config(): return 1 / 0", "ZeroDivisionError: division by zero"),
+  ],
+)
+def test_config_files_that_cannot_be_used(run, tmp_path, body, sentence):
+  path = tmp_path / "config.py"
+  path.write_text(body)
+  with pytest.raises(flags.Error, match=sentence) as ended:
+    run(f"--config={path}")
+  assert "\n" not in str(ended.value)
+
+
+@pytest.mark.parametrize(
+  "name, value, sentence",
+  [
+    ("acceptance", "nonsense", "acceptance = 'nonsense': value should be one"),
+    ("k", 2.5, "k = 2.5: 2.5 is no integer and no list"),
+    ("draft", 3, "draft = 3: it must be a text"),
+    ("max_new_tokens", "x", "max_new_tokens = 'x': invalid literal"),
+    ("max_new_tokens", 10**30, "--max_new_tokens=10+; it must be between"),
+    ("temperature", [1], r"temperature = \[1\]: "),
+  ],
+)
+def test_values_of_a_config_are_checked(run, tmp_path, name, value, sentence):
+  path = tmp_path / "config.py"
+  path.write_text(
+    "from ml_collections import ConfigDict\n"
+    f"def get_config():\n  return ConfigDict({{{name!r}: {value!r}}})\n"
+  )
+  with pytest.raises(SystemExit, match=sentence):
+    run(f"--config={path}", "--prompt=a")
+
+
+@pytest.mark.parametrize(
+  "error, sentence",
+  [
+    (
+      jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: no 9 GiB\nmore"),
+      "no 9 G",
+    ),
+    (MemoryError(), "no more could be allocated"),
+  ],
+)
+def test_an_allocator_that_gives_up_is_one_sentence(
+  run, monkeypatch, error, sentence
+):
+  def fail(*_):
+    raise error
+
+  monkeypatch.setattr("_decoding.load", fail)
+  with pytest.raises(SystemExit) as ended:
+    run("--prompt=a")
+  assert re.search(
+    rf"out of memory \(.*{sentence}.*\); take a", ended.value.code
+  )
+  assert "\n" not in ended.value.code

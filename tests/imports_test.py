@@ -19,7 +19,10 @@ ALLOWED = {
   "sharding": ("types",),
   "prefill": ("types", "cache"),
   "expand": ("types", "tree", "sampling", "cache"),
-  "models": ("types", "tree", "cache", "sampling", "sharding", "models"),
+  "spelling": (),
+  "models": (
+    *("types", "tree", "cache", "sampling", "sharding", "models", "spelling"),
+  ),
   "acceptance": ("types", "tree", "sampling", "acceptance"),
   "walk": ("types", "tree"),
   "accept": ("types", "tree", "sampling", "walk"),
@@ -44,6 +47,7 @@ ALLOWED = {
     "analysis",
     "run_folder",
     "display",
+    "spelling",
   ),
 }
 DRAFTER_BANS = ("decode", "acceptance", "beam", "training", "checkpoints")

@@ -112,6 +112,9 @@ def test_positions_that_cross_attention_reads():
   [
     (["--chip=v9"], "no chip 'v9'; known: v3, v4"),
     (["--target=gpt-5"], "no model 'gpt-5'"),
+    (["--target=0.5"], "--target=0.5 is a share of itself; give"),
+    (["--contexts=inf"], "--contexts: inf; it must be whole"),
+    (["--most=1000000"], "--most=1000000: 1000000 is not integer <= 64"),
     (["--ways=3"], "3 chips do not divide 64 heads"),
     (["--ways=1"], "more than the 85.50 that can be used; target weights"),
     (["--alpha=1.2"], "acceptance 1.2 is outside [0, 1]"),
@@ -133,7 +136,7 @@ def test_positions_that_cross_attention_reads():
     ),
     (["--law=1e9:0.5"], "two sizes"),
     (["--batches=a"], "--batches:"),
-    (["--batches=0"], "--batches: 0; it must be whole and >= 1"),
+    (["--batches=0"], "--batches: 0; it must be whole and in 1..2**31"),
     (["--context=0"], "--context=0"),
     (["--numbers=axes=1.5"], "axes = 1.5; it must be whole"),
     (["--most=0"], "--most=0"),

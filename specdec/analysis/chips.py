@@ -9,6 +9,7 @@ import dataclasses
 from collections.abc import Mapping
 
 from specdec.analysis.hardware import Hardware
+from specdec.spelling import choices
 
 TYPES = ("float32", "bfloat16", "int8", "fp8")  # of products' factors
 
@@ -150,7 +151,7 @@ def get(name: str, **changes) -> Chip:
   """
   if name not in CHIPS:
     raise ValueError(
-      f"no chip {name!r}; known: {', '.join(CHIPS)}; local is this machine"
+      f"no chip {name!r}; {choices(name, CHIPS)}; local is this machine"
     )
   return changed(CHIPS[name], **changes)
 

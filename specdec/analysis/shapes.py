@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from specdec.models import presets
 from specdec.models.config import TransformerConfig
+from specdec.spelling import choices
 from specdec.types import Skip
 
 
@@ -202,7 +203,7 @@ def get(name: str) -> Shape:
   if name in _OTHERS:
     return _OTHERS[name]
   if name not in presets.names():
-    raise ValueError(f"no model {name!r}; known: {', '.join(names())}")
+    raise ValueError(f"no model {name!r}; {choices(name, names())}")
   return of_config(presets.get(name), name)
 
 

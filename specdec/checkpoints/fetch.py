@@ -17,6 +17,7 @@ from typing import BinaryIO, NamedTuple
 from specdec import run_folder
 from specdec.checkpoints import hub, shipped
 from specdec.checkpoints.names import listed
+from specdec.spelling import choices
 
 
 class Package(NamedTuple):
@@ -65,17 +66,17 @@ def fetch(
     FileNotFoundError: the name is unknown, or the download failed.
     ValueError: what was downloaded is not the model.
   """
-  if Path(name).expanduser().exists():
+  if name and Path(name).expanduser().exists():
     return Path(name).expanduser()
   if name in shipped.names():
     return shipped.FOLDER / name
   if name not in PACKAGES:
     if hub.is_hub_name(name):
       return hub.snapshot(name)
+    known = choices(name, [*shipped.names(), *PACKAGES])
     raise FileNotFoundError(
-      f"{name} is neither a path nor a known model; known: "
-      f"{', '.join([*shipped.names(), *PACKAGES])}, or a hub name like "
-      "owner/name"
+      f"{name} is neither a path nor a known model; {known}, or a hub name "
+      "like owner/name"
     )
   package = PACKAGES[name]
   folder = Path(

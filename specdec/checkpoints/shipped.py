@@ -6,6 +6,8 @@ card beside it that says what it was trained on and how.
 
 from pathlib import Path
 
+from specdec.spelling import choices
+
 FOLDER = Path(__file__).parent.parent / "shipped"
 TARGET, DRAFT = "stdlib-11m", "stdlib-1m"
 # Python that none of them was trained on: the beginning of a function.
@@ -23,10 +25,20 @@ def drafters() -> list[str]:
 
 
 def drafter(name: str) -> Path:
-  """The file of a learned drafter: of one that is shipped, else `name`."""
+  """The file of a learned drafter: of one that is shipped, else `name`.
+
+  Raises:
+    FileNotFoundError: there is neither.
+  """
   if name in drafters():
     return FOLDER / "drafters" / f"{name}.safetensors"
-  return Path(name).expanduser()
+  path = Path(name).expanduser()
+  if not path.is_file():
+    raise FileNotFoundError(
+      f"no such drafter as {name!r}; {choices(name, drafters())}, or a file of "
+      "train_drafter.py"
+    )
+  return path
 
 
 def names() -> list[str]:

@@ -8,6 +8,7 @@ imported: `analysis` reads this file, and never a model's code.
 import dataclasses
 
 from specdec.models.config import RopeScaling, TransformerConfig
+from specdec.spelling import choices
 
 _NUMBERS = (
   "num_layers",
@@ -262,5 +263,5 @@ def get(name: str, dtype: str = "float32") -> TransformerConfig:
     ValueError: there is no such preset.
   """
   if name not in _PRESETS:
-    raise ValueError(f"preset {name!r} is unknown; known: {', '.join(names())}")
+    raise ValueError(f"preset {name!r} is unknown; {choices(name, names())}")
   return dataclasses.replace(_PRESETS[name], dtype=dtype)

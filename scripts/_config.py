@@ -1,0 +1,59 @@
+"""Flags that name a Python file whose get_config() gives a ConfigDict."""
+
+import pathlib
+
+from absl import flags
+from ml_collections import ConfigDict, config_flags
+
+from specdec.spelling import choices
+
+_SHIPPED = pathlib.Path(__file__).parents[1] / "configs"
+
+
+def define(name: str, text: str) -> flags.FlagHolder:
+  """Defines such a flag; whatever is wrong with the file is one sentence."""
+  holder = config_flags.DEFINE_config_file(name, None, text)
+  parser = flags.FLAGS[name].parser
+  load = type(parser).parse
+
+  def parse(path: str) -> ConfigDict:
+    file = pathlib.Path(path.partition(":")[0])
+    if not file.is_file():
+      known = sorted(map(str, _SHIPPED.rglob("*.py")))
+      raise ValueError(f"there is no such file; {choices(path, known)}")
+    try:
+      config = load(parser, path)
+    except Exception as error:  # a config raises what any program does
+      lines = str(error).strip().splitlines() or [""]
+      raise ValueError(
+        f"its get_config() cannot be used: {type(error).__name__}: {lines[-1]}"
+      ) from error
+    if not isinstance(config, ConfigDict):
+      raise ValueError(
+        f"its get_config() gives a {type(config).__name__}; it must be a "
+        "ConfigDict"
+      )
+    return config
+
+  parser.parse = parse
+  return holder
+
+
+def parsed(flag: flags.Flag, value):
+  """A config's value as the command line would have given it.
+
+  Raises:
+    ValueError: the flag takes no such value.
+  """
+  several = isinstance(flag, flags.MultiFlag)
+  values = value if several and isinstance(value, list | tuple) else [value]
+  try:
+    text = flag.flag_type() in ("string", "multi string")
+    if text and not all(isinstance(x, str | None) for x in values):
+      raise ValueError("it must be a text")
+    done = [x if x is None else flag.parser.parse(x) for x in values]
+  except (TypeError, ValueError, OverflowError) as error:
+    raise ValueError(
+      f"--config sets {flag.name} = {value!r:.60}: {error}"
+    ) from None
+  return done if several else done[0]
