@@ -279,7 +279,9 @@ def test_hub(tmp_path, monkeypatch):
     def snapshot_download(name, allow_patterns, ignore_patterns):
       asked["patterns"] = allow_patterns
       if name == "nobody/nothing":
-        raise RuntimeError("no route to host\nmore")
+        raise RuntimeError("no route to host")
+      if name == "somebody/gated":
+        raise RuntimeError("401 Client Error.\n\nAccess is restricted.")
       return str(tmp_path)
 
   monkeypatch.setitem(sys.modules, "huggingface_hub", Hub)
@@ -290,6 +292,9 @@ def test_hub(tmp_path, monkeypatch):
   assert asked["patterns"] == ["*.json"]
   with pytest.raises(FileNotFoundError, match=r"hub: no route to host$"):
     checkpoints.load("nobody/nothing")
+  gated = r"401 Client Error. Access is restricted.*hf auth login"
+  with pytest.raises(FileNotFoundError, match=gated):
+    checkpoints.load("somebody/gated")
   monkeypatch.setitem(sys.modules, "huggingface_hub", None)
   with pytest.raises(FileNotFoundError, match="huggingface_hub is not inst"):
     checkpoints.load("someone/something")

@@ -90,8 +90,14 @@ def snapshot(name: str, patterns: tuple[str, ...] = ALL_FILES) -> Path:
     )
   # The client raises half a dozen unrelated types, its transport more.
   except Exception as error:
-    reason = str(error).strip().splitlines() or [type(error).__name__]
+    # The first line may say no more than "401"; what to do comes later.
+    reason = " ".join(str(error).split()) or type(error).__name__
+    if re.search(r"\b40[13]\b|gated", reason, re.IGNORECASE):
+      reason += (
+        f" (ask for access on https://huggingface.co/{name}, then log in with "
+        "`hf auth login` or set HF_TOKEN)"
+      )
     raise FileNotFoundError(
       f"{name} is no path here and could not be had from the Hugging Face hub: "
-      f"{reason[0]}"
+      f"{reason}"
     ) from error
