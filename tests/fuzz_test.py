@@ -1,0 +1,332 @@
+"""Feeds damaged files, prompts and flags to every reader: each case ends in one
+sentence that names what was wrong, or works.
+
+2,000 cases, the same ones every time. SPECDEC_FUZZ=10 runs ten times as many.
+"""
+
+import copy
+import importlib
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import struct
+import traceback
+
+import numpy as np
+import pytest
+from absl import flags
+
+import gguf_files
+import programs
+from specdec import checkpoints, prompts
+from specdec.checkpoints import learned, shipped
+from specdec.learned.recipe import Recipe
+
+pytestmark = pytest.mark.slow
+TIMES = int(os.environ.get("SPECDEC_FUZZ", "1"))
+SECONDS = 60  # that a case may take
+PARITY = programs.SCRIPTS.parent / "tests" / "fixtures" / "parity"
+FAMILIES = sorted(path.name for path in PARITY.iterdir())
+NESTED = json.loads("[" * 60 + "]" * 60)
+VALUES = (
+  *(None, True, False, -1, 0, 1, 2, 3, 0.5, 1e-30, 10**9, 10**19, 10**400),
+  *(float("inf"), float("nan"), "", "x", "\ud800", "x" * 20_000),
+  *([], [1], ["x"], [None], {}, {"x": {}}, NESTED),
+)
+CHAT = re.compile("the chat template failed: .|the text holds .*surrogate")
+TEXTS = ("", "0", "-1", "x", "nan", "inf", "1e400", "1e9", "1" * 30, "1-9", ",")
+TEXTS += ("1-300000000", "1000000", ":", "x:y", "1:2:3", "\udcff", "None", "[]")
+
+
+class Slow(BaseException):
+  """A case took too long."""
+
+
+class Enough(BaseException):
+  """A program got as far as decoding."""
+
+
+def ends_well(action, named: str) -> str | None:
+  """None where `action` works or raises a sentence with `named` in it, else
+  what went wrong."""
+
+  def late(*_):
+    raise Slow(f"over {SECONDS} s")
+
+  signal.signal(signal.SIGALRM, late)
+  signal.alarm(SECONDS)
+  try:
+    action()
+  except (Enough, flags.Error):
+    pass
+  except BaseException as error:
+    if isinstance(error, KeyboardInterrupt):
+      raise
+    if isinstance(error, SystemExit):
+      named, error = "", error.__context__  # main has written it down
+    plain = type(error) in (ValueError, MemoryError)
+    plain |= isinstance(error, OSError)
+    named = named if not CHAT.match(str(error)) else ""
+    if not plain or named not in str(error) or not str(error):
+      where = traceback.extract_tb(error.__traceback__)[-1]
+      text = f"{type(error).__name__}: {str(error)[:150]!r}"
+      return f"{text} at {os.path.basename(where.filename)}:{where.lineno}"
+  finally:
+    signal.alarm(0)
+  return None
+
+
+def check(cases: int, one) -> None:
+  """Runs `one(rng)` -> (description, action, name) so many times."""
+  faults = []
+  for case in range(cases * TIMES):
+    described, action, named = one(random.Random(case))
+    fault = ends_well(action, named)
+    if fault:
+      faults.append(f"case {case}, {str(described)[:150]}: {fault}")
+  shown = "\n".join(faults[:40])
+  assert not faults, f"{len(faults)} of {cases * TIMES}:\n{shown}"
+
+
+def places(node, path=()):
+  """Paths into a JSON document; of long lists and dicts some entries."""
+  if path:
+    yield path
+  if isinstance(node, dict | list):
+    keys = list(node) if isinstance(node, dict) else list(range(len(node)))
+    for key in keys[:40]:
+      yield from places(node[key], (*path, key))
+
+
+def mutated(document, rng):
+  """(what was done, the document with one entry gone or replaced)."""
+  document = copy.deepcopy(document)
+  *path, last = rng.choice(list(places(document)))
+  node = document
+  for key in path:
+    node = node[key]
+  if rng.random() < 0.15:
+    del node[last]
+    return f"without {[*path, last]}", document
+  node[last] = rng.choice(VALUES)
+  return f"{[*path, last]} = {node[last]!r:.50}", document
+
+
+def damaged(data: bytes, rng, header: int) -> bytes:
+  """The bytes with a piece cut, replaced or inserted, mostly in the header."""
+  at = rng.randrange(header if rng.random() < 0.9 else len(data))
+  words = (0, 2**64 - 1, 10**9, 2**63, 2**31, 1, rng.randrange(2**64))
+  word = struct.pack("<Q", rng.choice(words))[: rng.choice((1, 4, 8))]
+  kind = rng.randrange(4)
+  if kind == 0:
+    return data[:at]
+  if kind == 1:
+    return data[:at] + word + data[at:]
+  return data[:at] + word + data[at + (len(word) if kind > 1 else 0) :]
+
+
+def use(path) -> None:
+  """Loads a model and asks for what programs ask of it."""
+  checkpoints.inspect(path)
+  found = checkpoints.load(path)
+  assert found.config.num_parameters < 10**7
+  assert all(0 <= index < 2**31 for index in found.eos_ids)
+  if found.tokenizer:
+    ids = found.tokenizer.encode("def f(x):")
+    assert isinstance(found.tokenizer.decode(ids), str)
+    if found.tokenizer.chat_template is not None:
+      found.tokenizer.chat([{"role": "user", "content": "a"}])
+
+
+@pytest.fixture
+def model(tmp_path):
+  """A small model of every file that directories have."""
+  folder = tmp_path / "model"
+  shutil.copytree(shipped.FOLDER / "stdlib-0.3m", folder)
+  path = folder / "tokenizer_config.json"
+  about = json.loads(path.read_text())
+  about["chat_template"] = "{% for m in messages %}{{ m.content }}{% endfor %}"
+  path.write_text(json.dumps(about))
+  index = {"metadata": {}, "weight_map": {"x": "model.safetensors"}}
+  (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+  return folder
+
+
+def test_configs(tmp_path):
+  def one(rng):
+    name = rng.choice(FAMILIES)
+    if not (tmp_path / name).exists():
+      shutil.copytree(PARITY / name, tmp_path / name)
+    document = json.loads((PARITY / name / "config.json").read_text())
+    said, document = mutated(document, rng)
+    text = json.dumps(document)
+    (tmp_path / name / "config.json").write_text(text)
+    return f"{name}: {said}", lambda: use(tmp_path / name), str(tmp_path)
+
+  check(700, one)
+
+
+def test_other_json(model):
+  files = sorted(path for path in model.glob("*.json"))
+  whole = {path: path.read_text() for path in files}
+
+  def one(rng):
+    for path in files:
+      path.write_text(whole[path])
+    path = rng.choice(files)
+    if rng.random() < 0.1:
+      data = damaged(whole[path].encode(), rng, len(whole[path]))
+      path.write_bytes(data)
+      said = "damaged"
+    else:
+      said, document = mutated(json.loads(whole[path]), rng)
+      path.write_text(json.dumps(document))
+    return f"{path.name}: {said}", lambda: use(model), str(model)
+
+  check(300, one)
+
+
+def split(data: bytes):
+  """(header, rest) of a safetensors file."""
+  size = int.from_bytes(data[:8], "little")
+  return json.loads(data[8 : 8 + size]), data[8 + size :]
+
+
+def join(header, rest: bytes) -> bytes:
+  text = json.dumps(header).encode()
+  return struct.pack("<Q", len(text)) + text + rest
+
+
+def test_safetensors_and_drafters(tmp_path):
+  target = programs.write_model(tmp_path)
+  weights, drafter = tmp_path / "model.safetensors", tmp_path / "d.safetensors"
+  recipes = [
+    Recipe("eagle3", features=(1,), levels=2),
+    Recipe("medusa", num_layers=0, levels=2),
+    Recipe("exit", exit_layer=1, recycle=True),
+  ]
+  files = []
+  for recipe in recipes:
+    small = dict(width=16, mlp_width=16, num_heads=2, head_dim=8)
+    recipe = Recipe(**(vars(recipe) | small))
+    programs.save_drafter(target, drafter, recipe)
+    files.append(drafter.read_bytes())
+  whole, checkpoint = weights.read_bytes(), checkpoints.load(target)
+
+  def one(rng):
+    kind = rng.randrange(4)
+    data = whole if kind == 0 else rng.choice(files)
+    header, rest = split(data)
+    if kind < 2:
+      said, data = "damaged", damaged(data, rng, len(data) - len(rest))
+    elif kind == 2:
+      said, header = mutated(header, rng)
+      data = join(header, rest)
+    else:
+      about = json.loads(header["__metadata__"]["specdec"])
+      said, about = mutated(about, rng)
+      header["__metadata__"]["specdec"] = json.dumps(about)
+      data = join(header, rest)
+    weights.write_bytes(data if kind == 0 else whole)
+    if kind == 0:
+      return said, lambda: use(tmp_path), str(tmp_path)
+    drafter.write_bytes(data)
+
+    def draft():
+      learned.inspect(drafter)
+      learned.load(drafter, checkpoint)
+
+    return said, draft, str(drafter)
+
+  check(300, one)
+
+
+def tokenized(writer) -> None:
+  """A byte-level tokenizer's metadata."""
+  letters = [chr(i) for i in range(ord("a"), ord("a") + 26)]
+  writer.add_tokenizer_model("gpt2")
+  writer.add_tokenizer_pre("smollm")
+  writer.add_token_list([*letters, "ab", "cd", "<s>", "(", ")", ":"])
+  writer.add_token_types([1] * 28 + [3] + [1] * 3)
+  writer.add_token_merges(["a b", "c d"])
+  writer.add_eos_token_id(28)
+  writer.add_chat_template("{% for m in messages %}{{ m.content }}{% endfor %}")
+
+
+def test_gguf(tmp_path):
+  path = tmp_path / "m.gguf"
+  plain = gguf_files.write(path, change=tokenized).read_bytes()
+  header = plain.index(b"output_norm.weight") + 200
+  keys = ["block_count", "embedding_length", "feed_forward_length"]
+  keys += ["attention.head_count", "attention.head_count_kv", "expert_count"]
+  keys += ["rope.dimension_count", "rope.freq_base", "attention.key_length"]
+  keys += ["attention.sliding_window", "rope.scaling.factor"]
+  values = (None, "x", 0, 1, 10**9, 2**32 - 1, 0.5, float("nan"), float("inf"))
+
+  def one(rng):
+    if rng.random() < 0.7:
+      path.write_bytes(damaged(plain, rng, header))
+      return "damaged", lambda: use(path), str(path)
+    changes = {rng.choice(keys): rng.choice(values) for _ in range(2)}
+    gguf_files.write(path, change=tokenized, **changes)
+    return changes, lambda: use(path), str(path)
+
+  with np.errstate(all="ignore"):
+    check(300, one)
+
+
+def test_prompts(tmp_path):
+  path = tmp_path / "p.jsonl"
+  text = checkpoints.load_tokenizer(shipped.FOLDER / "stdlib-0.3m")
+  good = {"prompt": "def f", "turns": ["a"], "category": "c"}
+
+  def one(rng):
+    entry = rng.choice((good, {"token_ids": [1, 2], "question_id": 1}))
+    said, document = mutated(entry, rng)
+    line = json.dumps(document).encode()
+    if rng.random() < 0.3:
+      said, line = "damaged", damaged(line, rng, len(line))
+    if rng.random() < 0.1:
+      said, line = "deep", b'{"prompt": ' + b"[" * 10**5
+    path.write_bytes(json.dumps(good).encode() + b"\n" + line)
+
+    def read():
+      found, _ = prompts.scan(path)
+      assert found[0].text == "def f"
+      for prompt in found:
+        prompts.encode([prompt], text, False, 4096)
+
+    return said, read, "prompt 0"
+
+  check(200, one)
+
+
+def test_flags(tmp_path, monkeypatch):
+  def enough(*_, **__):
+    raise Enough
+
+  programs.fake_machine(monkeypatch)
+  monkeypatch.setattr("_decoding.make_session", enough)
+  monkeypatch.chdir(tmp_path)  # some flags name what is written
+  folder = programs.write_model(tmp_path / "model")
+  names = importlib.import_module("generate").FLAG_NAMES
+  names = sorted({*names} - {"config", "distributed", "coordinator"})
+  names += 4 * ["k", "shape", "mesh", "rates", "batch", "skip_mlp", "learned"]
+
+  def one(rng):
+    given = {"target": folder}
+    for name in (rng.choice(names), rng.choice(names)):
+      value = rng.choice(TEXTS)
+      if flags.FLAGS[name].flag_type() == "bool":
+        value = rng.choice(("true", "false"))
+      if name == "shape":
+        kind = rng.choice(("chains:", "optimal:", "dynamic:", "chain:"))
+        value = kind + value
+      given[name] = value
+    given = [f"--{name}={value}" for name, value in given.items()]
+    return given, lambda: programs.run("generate", *given), ""
+
+  check(200, one)
