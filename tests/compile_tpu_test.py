@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 
+import jax
 import pytest
 
 import programs
@@ -68,3 +69,12 @@ def test_what_cannot_be_compiled_is_said(arguments, sentence):
   assert done.returncode == 1
   assert sentence in done.stderr, done.stderr[-500:]
   assert "Traceback" not in done.stderr
+
+
+def test_the_default_target_is_found(monkeypatch):
+  monkeypatch.setattr("compile_tpu.devices", jax.devices)
+  monkeypatch.setattr(
+    "compile_tpu.apart", lambda name: {"step": name, "error": "no compiler"}
+  )
+  with pytest.raises(SystemExit, match=r"accept.*: not compiled"):
+    programs.run("compile_tpu", "--mesh=model:1", "--k=2")
