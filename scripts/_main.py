@@ -106,7 +106,7 @@ def start(main: Callable[[list[str]], None]) -> None:
     lambda record: not (record.exc_info and "orbax" in record.pathname)
   )
   warnings.filterwarnings("ignore", "coroutine .* was never awaited")
-  sys.unraisablehook = _unraisablehook
+  sys.excepthook, sys.unraisablehook = _excepthook, _unraisablehook
   app.run(main)
 
 
@@ -121,6 +121,12 @@ def _quiet_libtpu() -> None:
   if os.environ.get("TPU_SKIP_MDS_QUERY") == "1" and not chips:
     os.environ.setdefault("TPU_ACCELERATOR_TYPE", "v5litepod-1")
     os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
+
+
+def _excepthook(*error) -> None:
+  """Prints a traceback, its sentence escaped as every other."""
+  lines = traceback.format_exception(*error)
+  print(display.escape("".join(lines)), end="", file=sys.stderr)
 
 
 def _unraisablehook(unraisable) -> None:

@@ -56,6 +56,12 @@ def test_an_error_s_sentence_is_escaped():
   assert raised.value.code == f"program: no model {SHOWN}"
 
 
+def test_a_traceback_is_escaped(capsys):
+  error = RuntimeError(NASTY)
+  _main._excepthook(type(error), error, None)
+  assert capsys.readouterr().err == f"RuntimeError: {SHOWN}\n"
+
+
 def test_tokens_reach_standard_output_escaped(tmp_path, capsys):
   target = programs.write_model(tmp_path, letters=["a", NASTY, "\x1b[5m"])
   prompts = tmp_path / "prompts.jsonl"
