@@ -19,6 +19,10 @@ ACTIVATIONS = {
 }
 
 
+# One program a shape, even where the caller is not compiled.
+normal = jax.jit(nn.initializers.normal(0.02), static_argnums=(1, 2))
+
+
 class Weight(nn.Module):
   """A weight of its own name; the path of a checkpoint's tensor."""
 
@@ -26,7 +30,7 @@ class Weight(nn.Module):
 
   @nn.compact
   def __call__(self, dtype) -> jax.Array:
-    return self.param("weight", nn.initializers.normal(0.02), self.shape, dtype)
+    return self.param("weight", normal, self.shape, jnp.dtype(dtype))
 
 
 class Experts(nn.Module):

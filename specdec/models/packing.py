@@ -7,13 +7,15 @@ times one (docs/results.md): what a verification lives on. A TPU or GPU lays out
 its operands itself: there, nothing is packed.
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
 
 _BLOCKS = 64, 32, 16  # outputs of a block: the first that divides them
 # Tokens up to which each block is multiplied with a copy of them, all together
 # N / 64 of the matrix's own size. For more the blocks are joined anew.
-_FEW = 128
+FEW = 128
 # Of so few weights a product with one token takes longer than with two.
 _SMALL = 600_000
 _PACKED = frozenset(
@@ -48,7 +50,14 @@ def _pack(tree, parent: str):
   block = next((b for b in _BLOCKS if len(tree) % b == 0), None)
   if block is None:
     return tree
-  return tree.reshape(-1, block, tree.shape[1]).swapaxes(1, 2)
+  # Waited for: what is still queued would hold all matrices twice.
+  return jax.block_until_ready(_in_blocks(tree, block))
+
+
+@functools.partial(jax.jit, static_argnums=1)  # op by op, it would copy twice
+def _in_blocks(weight: jax.Array, block: int) -> jax.Array:
+  """[out, in] as [out / block, in, block]."""
+  return weight.reshape(-1, block, weight.shape[1]).swapaxes(1, 2)
 
 
 def project(weight: jax.Array, x: jax.Array, dtype=None) -> jax.Array:
@@ -58,7 +67,7 @@ def project(weight: jax.Array, x: jax.Array, dtype=None) -> jax.Array:
   dtype = dtype or weight.dtype
   if weight.ndim == 2:
     y = jax.lax.dot(weight, flat.T, preferred_element_type=dtype).T
-  elif len(flat) <= _FEW:
+  elif len(flat) <= FEW:
     if len(flat) == 1 and weight.size <= _SMALL:
       flat = jnp.concatenate([flat, flat])
     copies = jnp.broadcast_to(flat[None], (len(weight), *flat.shape))

@@ -18,7 +18,7 @@ from specdec import cache as kv
 from specdec import sharding
 from specdec.models.attention import positions, visible
 from specdec.models.config import RopeScaling, TransformerConfig
-from specdec.models.experts import ACTIVATIONS, Experts
+from specdec.models.experts import ACTIVATIONS, Experts, normal
 from specdec.models.packing import look_up, project
 from specdec.types import KVCache, Model, ModelOutput, Skip
 
@@ -45,8 +45,7 @@ def weight(module: nn.Module, shape: tuple[int, int], dtype) -> jax.Array:
   """The parameter `weight` of a module."""
 
   def init():
-    key = module.make_rng("params")
-    return nn.initializers.normal(0.02)(key, shape, jnp.dtype(dtype))
+    return normal(module.make_rng("params"), shape, jnp.dtype(dtype))
 
   # Not module.param: it would insist on this shape, and a packed one differs.
   return module.variable("params", "weight", init).value
@@ -332,7 +331,11 @@ def model(config: TransformerConfig, place: Place | None = None) -> Model:
 
 
 def init_params(config: TransformerConfig, key: jax.Array):
-  """Random weights: N(0, 0.02^2), norms at one. A nested dict of arrays."""
-  cache = model(config).init_cache(1, 2)
-  tokens = jnp.zeros((1, 1), jnp.int32)
-  return jax.jit(Transformer(config).init)(key, tokens, cache)["params"]
+  """Random weights: N(0, 0.02^2), norms at one. A nested dict of arrays.
+
+  They are drawn one after the other, as the random bits of all at once would
+  take several times their memory.
+  """
+  cache = jax.eval_shape(lambda: model(config).init_cache(1, 2))
+  tokens = jax.ShapeDtypeStruct((1, 1), jnp.int32)
+  return Transformer(config).lazy_init(key, tokens, cache)["params"]
