@@ -184,6 +184,66 @@ def test_at_most_a_quarter_of_free_memory(
   assert ("copy", sizes[-1] << 20) in calls
 
 
+GROUPS = {  # line of /proc/self/cgroup, folder, names of the files
+  "v2": (
+    "0::/pod/job",
+    "sys/fs/cgroup",
+    ("memory.max", "memory.current", "inactive_file"),
+  ),
+  "v1": (
+    "4:cpu,memory:/pod/job",
+    "sys/fs/cgroup/memory",
+    ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+  ),
+}
+
+
+@pytest.fixture
+def machine(tmp_path, request):
+  """Root of a machine of 64 GiB, 48 of them free, and a writer of cgroups."""
+  line, base, names = GROUPS[request.param]
+  proc = tmp_path / "proc"
+  (proc / "self").mkdir(parents=True)
+  kib = 1 << 20
+  (proc / "meminfo").write_text(
+    f"MemTotal: {64 * kib} kB\nMemFree: 1 kB\nMemAvailable: {48 * kib} kB\n"
+  )
+  (proc / "self/cgroup").write_text(f"9:name=systemd:/\n{line}\n")
+
+  def limit(group, allowed, used, cached=0):
+    folder = tmp_path / base / group
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / names[0]).write_text(f"{allowed}\n")
+    (folder / names[1]).write_text(f"{used}\n")
+    (folder / "memory.stat").write_text(f"anon 1\n{names[2]} {cached}\n")
+
+  return tmp_path, limit
+
+
+@pytest.mark.parametrize("machine", GROUPS, indirect=True)
+def test_a_cgroup_limits_memory(machine):
+  root, limit = machine
+  gib = 1 << 30
+  assert hardware.device_memory(root) == (64 * gib, 48 * gib)
+  limit("pod/job", 32 * gib, 8 * gib)
+  assert hardware.device_memory(root) == (32 * gib, 24 * gib)
+  # An ancestor may leave less; cached files make room.
+  limit("pod", 40 * gib, 39 * gib, cached=2 * gib)
+  assert hardware.device_memory(root) == (32 * gib, 3 * gib)
+  # So does the container's own group, which it sees as the root.
+  limit(".", 5 * gib, 6 * gib)
+  assert hardware.device_memory(root) == (5 * gib, 0)
+
+
+@pytest.mark.parametrize("machine", GROUPS, indirect=True)
+def test_a_cgroup_without_a_limit_leaves_the_machine_s_memory(machine):
+  root, limit = machine
+  limit("pod/job", "max", 8 << 30)
+  limit("pod", (1 << 63) - 4096, 8 << 30)  # how v1 says so
+  limit("other", 1 << 30, 0)  # not an ancestor
+  assert hardware.device_memory(root) == (64 << 30, 48 << 30)
+
+
 def test_measured_rates_are_positive_and_finite():
   rates = [
     hardware.measure_bandwidth(1 << 16, repeats=1),

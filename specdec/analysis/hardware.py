@@ -13,7 +13,7 @@ import math
 import os
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -309,22 +309,70 @@ def _device() -> jax.Device:
   return next(iter(jnp.zeros(()).devices()))
 
 
-def device_memory() -> tuple[int | None, int | None]:
-  """Bytes in all and free ones, default device; None where nobody says."""
+def device_memory(root: Path = Path("/")) -> tuple[int | None, int | None]:
+  """Bytes in all and free ones, default device; None where nobody says.
+
+  Of a CPU: of the machine, or of the cgroup that leaves this process least.
+
+  Args:
+    root: below it lie /proc and /sys.
+  """
   device = _device()
   if device.platform != "cpu":
     stats = device.memory_stats() or {}
     limit = stats.get("bytes_limit")
     return limit, limit and limit - stats.get("bytes_in_use", 0)
   try:
-    with open("/proc/meminfo") as file:
-      fields = dict(line.split(":") for line in file)
+    lines = (root / "proc/meminfo").read_text().splitlines()
+    fields = dict(line.split(":") for line in lines)
     total, free = (
       int(fields[key].split()[0]) * 1024 for key in ("MemTotal", "MemAvailable")
     )
-    return total, free
   except (OSError, KeyError):
-    if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
-      total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-      return total, total
-    return None, None
+    if not (hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names):
+      return None, None
+    total = free = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+  for limit, left in _cgroup_memory(root):
+    total, free = min(total, limit), min(free, left)
+  return total, free
+
+
+# Where a cgroup's folder lies, and the names of its limit, of what it uses,
+# and, in memory.stat, of cached files that would make room. In bytes.
+_CGROUP_2 = (
+  "sys/fs/cgroup",
+  "memory.max",
+  "memory.current",
+  "inactive_file",
+)
+_CGROUP_1 = (
+  "sys/fs/cgroup/memory",
+  "memory.limit_in_bytes",
+  "memory.usage_in_bytes",
+  "total_inactive_file",
+)
+
+
+def _cgroup_memory(root: Path) -> Iterator[tuple[int, int]]:
+  """Bytes (allowed, free) of each limited cgroup that holds this process."""
+  try:
+    lines = (root / "proc/self/cgroup").read_text().splitlines()
+  except OSError:
+    return  # not Linux
+  for line in lines:
+    _, controllers, path = line.split(":", 2)
+    if controllers and "memory" not in controllers.split(","):
+      continue
+    base, limit, usage, cached = _CGROUP_1 if controllers else _CGROUP_2
+    group = root / base / path.strip("/")
+    for folder in (group, *group.parents):
+      if not folder.is_relative_to(root / base):
+        break
+      try:
+        allowed = int((folder / limit).read_text())  # or "max"
+        used = int((folder / usage).read_text())
+        stat = (folder / "memory.stat").read_text().split()
+        used -= int(dict(zip(stat[::2], stat[1::2])).get(cached, 0))
+      except (OSError, ValueError):
+        continue  # unlimited, or another container's view
+      yield allowed, max(0, allowed - used)
