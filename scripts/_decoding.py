@@ -227,9 +227,15 @@ def check_memory(
   num_nodes: int = 1,
   places: Places | None = None,
   loaded: bool = True,
+  show: bool = False,
 ) -> None:
   """Refuses what cannot fit, by the largest batch and k (and, in bench, pass)
-  that are asked for; before the models are loaded it tells what is needed."""
+  that are asked for.
+
+  Args:
+    loaded: the weights are there already.
+    show: print the plan; it is printed in any case before anything is loaded.
+  """
   widest = max(
     num_nodes,
     *map(_flags.num_nodes, FLAGS.k),
@@ -253,8 +259,11 @@ def check_memory(
     places=places,
     learned=2 * stored,  # stored as bfloat16, run as float32
     serving=serving,
+    prompt_size=max_length - FLAGS.max_new_tokens,
+    random_weights=FLAGS.random_weights and not loaded,
+    cpu=jax.default_backend() == "cpu",
   )
-  if not loaded:
+  if show or not loaded:
     print(f"memory on each device: {found}", file=sys.stderr)
   memory.check(found.besides_weights if loaded else found, places and places[0])
 

@@ -100,7 +100,12 @@ def generate() -> None:
     print(_auto.explain(chosen, batch))
   k = _flags.single("k")
   run = _decoding.make_session(models, k, batch, size, target.eos_ids)
-  _decoding.check_memory(models.configs, run.max_length, places=models.places)
+  _decoding.check_memory(
+    models.configs,
+    run.max_length,
+    places=models.places,
+    show=size > prompt_size([[0]]),  # more than was planned for
+  )
   painter = display.Painter(FLAGS.color, sys.stdout)
   with display.progress("compiling (kept for the next run)"):
     compile_seconds = run.warm_up(encoded[: run.batch])

@@ -1,14 +1,19 @@
-"""The memory of a generation against the peak of its process.
+"""The planned memory of a generation against the peak of its process.
 
 Peaks are of the resident set, in bytes, where Linux tells them.
 """
 
+import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 
 import pytest
+
+from specdec import memory
+from specdec.models import presets
 
 ROOT = pathlib.Path(__file__).parents[1]
 STATUS = pathlib.Path("/proc/self/status")
@@ -21,6 +26,12 @@ PEAK = f"""
 def peak():
   lines = open("{STATUS}").read().splitlines()
   return 1024 * int(next(x for x in lines if x[:5] == "VmHWM").split()[1])
+"""
+GENERATE = f"""{PEAK}
+import atexit, runpy, sys
+atexit.register(lambda: print(f"peak {{peak()}}", file=sys.stderr))
+sys.argv[0] = "{ROOT / "scripts" / "generate.py"}"
+runpy.run_path(sys.argv[0], run_name="__main__")
 """
 INITIALISE = f"""{PEAK}
 import jax
@@ -37,6 +48,28 @@ params = packing.pack(transformer.init_params(config, jax.random.key(0)))
 jax.block_until_ready(params)
 print(sum(x.nbytes for x in jax.tree.leaves(params)), peak() - before)
 """
+SHIPPED = "--target=stdlib-11m", "--draft=stdlib-1m"
+TREE = "--shape=optimal:12", "--k=4", "--rank_acceptance=0.7,0.2,0.1"
+# Name -> (prompts, tokens of each, flags): every kind of drafter, both dtypes,
+# few and many rows, weights that are read and drawn.
+SETTINGS = {
+  "shipped pair": (1, 60, SHIPPED),
+  "shipped pair, 64 rows": (64, 100, SHIPPED),
+  "learned drafter, 16 rows": (16, 100, ("--learned=eagle",)),
+  "early exit, trees, long prompts": (8, 2000, ("--exit_layer=2", *TREE)),
+  "135 M, drawn": (
+    *(4, 500),
+    ("--target=preset:smollm2-135m", "--random_weights"),
+  ),
+  "270 M, large vocabulary, bfloat16": (
+    *(4, 500),
+    ("--target=preset:gemma3-270m", "--random_weights", "--dtype=bfloat16"),
+  ),
+  "1 B, bfloat16": (
+    *(1, 60),
+    ("--target=preset:llama3-1b", "--random_weights", "--dtype=bfloat16"),
+  ),
+}
 
 
 def start(*arguments):
@@ -52,7 +85,74 @@ def start(*arguments):
   )
 
 
+@pytest.mark.parametrize(
+  "name",
+  [
+    pytest.param(name, marks=[pytest.mark.slow] if i else [])
+    for i, name in enumerate(SETTINGS)
+  ],
+)
+def test_the_plan_is_near_the_peak(name, tmp_path):
+  count, length, flags = SETTINGS[name]
+  file = tmp_path / "prompts.jsonl"
+  ids = [[1 + (7 * i + j) % 4000 for j in range(length)] for i in range(count)]
+  file.write_text("".join(json.dumps({"token_ids": x}) + "\n" for x in ids))
+  result = start(
+    *("-c", GENERATE, *flags),
+    f"--prompt_file={file}",
+    f"--batch={count}",
+    "--max_new_tokens=32",
+    "--compilation_cache=",
+  )
+  # The last plan knows the prompts.
+  plans = re.findall(r"memory on each device: ([\d.]+) GiB", result.stderr)
+  peak = int(re.findall(r"peak (\d+)", result.stderr)[-1])
+  assert float(plans[-1]) * 2**30 == pytest.approx(peak, rel=0.25)
+
+
 def test_random_weights_are_drawn_and_packed_one_by_one():
   weights, used = map(int, start("-c", INITIALISE).stdout.split())
   assert weights > 400e6
   assert used < 2.5 * weights, used / weights  # 3.5 all at once
+
+
+def plan(name, dtype, **options):
+  config = presets.get(name, dtype)
+  shape = {"batch": 1, "max_length": 96, "num_nodes": 6, "prompt_size": 64}
+  return memory.plan(config, None, **(shape | options))
+
+
+def test_a_cpu_multiplies_bfloat16_in_float32():
+  wide = plan("llama3-1b", "float32", cpu=True)
+  narrow = plan("llama3-1b", "bfloat16", cpu=True)
+  copies = narrow.parts["copies of weights"]
+  assert copies == pytest.approx(wide.parts["target"])
+  assert narrow.needed > wide.needed
+  assert "copies of weights" not in plan("llama3-1b", "bfloat16").parts
+
+
+def test_many_tokens_are_multiplied_by_unpacked_matrices():
+  few = plan("smollm2-135m", "float32", cpu=True)
+  many = plan("smollm2-135m", "float32", cpu=True, batch=4)
+  assert few.parts["copies of weights"] == 0
+  assert 0 < many.parts["copies of weights"] < many.parts["target"]
+  # A round of so many nodes computes logits as well.
+  rounds = plan("smollm2-135m", "float32", cpu=True, batch=22)
+  assert rounds.parts["copies of weights"] == rounds.parts["target"]
+
+
+def test_drawing_weights_counts_where_it_is_the_peak():
+  drawn = plan("gemma3-270m", "float32", cpu=True, random_weights=True)
+  bits = drawn.parts["random bits of weights"]
+  embedding = 262_144 * 640
+  assert bits == pytest.approx(12 * embedding, rel=0.3)
+  read = plan("gemma3-270m", "float32", cpu=True)
+  assert read.needed < drawn.needed
+
+
+def test_a_prefill_s_last_chunk_may_reach_past_the_longest_row():
+  short, exact = (
+    plan("smollm2-135m", "float32", prompt_size=size).parts["K/V caches"]
+    for size in (0, 64)
+  )
+  assert exact / short == pytest.approx(128 / 102)
