@@ -4,23 +4,16 @@ Invariant: streamed pieces put together are the text that `decode` gives for
 all ids at once, where that text is valid UTF-8.
 """
 
-import contextlib
 import functools
 import json
-import sys
-import time
-from collections.abc import Iterable, Mapping, Sequence, Sized
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-import jinja2
 import tokenizers
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from specdec import run_folder
 from specdec.checkpoints import huggingface
-
-_TEMPLATE_SECONDS = 5.0
-_MOST_SIZE = 10**7  # letters or bits that a template's product may have
+from specdec.checkpoints.chat_template import ChatTemplate
 
 
 class Tokenizer:
@@ -46,6 +39,7 @@ class Tokenizer:
     self.special = dict(special or {})
     self.eos_ids = tuple(eos_ids)
     self.chat_template = chat_template
+    self._template: ChatTemplate | None = None
     self.limit = limit
 
   @functools.cached_property
@@ -115,14 +109,9 @@ class Tokenizer:
     """What `chat` encodes."""
     if self.chat_template is None:
       raise ValueError("this tokenizer has no chat template; use encode")
-    try:
-      with _deadline(_TEMPLATE_SECONDS):
-        return self._template.render(
-          messages=list(messages), add_generation_prompt=True, **self.special
-        )
-    except Exception as error:  # a template raises what any program does
-      reason = str(error) or type(error).__name__
-      raise ValueError(f"the chat template failed: {reason}") from error
+    if self._template is None or self._template.source != self.chat_template:
+      self._template = ChatTemplate(self.chat_template)
+    return self._template.render(messages, self.special)
 
   def save(self, directory: str | Path) -> None:
     """Writes the files that `from_directory` and transformers read."""
@@ -142,67 +131,6 @@ class Tokenizer:
       run_folder.replace_file(
         directory / "chat_template.jinja", self.chat_template
       )
-
-  @functools.cached_property
-  def _template(self) -> jinja2.Template:
-    # A template is a program from whoever wrote the checkpoint.
-    environment = _Sandbox(
-      trim_blocks=True,
-      lstrip_blocks=True,
-      extensions=["jinja2.ext.loopcontrols"],
-    )
-    environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = time.strftime
-    return environment.from_string(self.chat_template)
-
-
-@contextlib.contextmanager
-def _deadline(seconds: float):
-  """Raises TimeoutError in Python code that runs for longer in this thread.
-
-  A trace function looks at the clock before every line and call, so it works
-  off the main thread too; one long operation in C is not interrupted.
-  """
-  end = time.monotonic() + seconds
-
-  def look(*_):
-    if time.monotonic() > end:
-      raise TimeoutError(f"it ran for more than {seconds:g} s")
-    return look
-
-  before = sys.gettrace()
-  sys.settrace(look)
-  try:
-    yield
-  finally:
-    sys.settrace(before)
-
-
-class _Sandbox(ImmutableSandboxedEnvironment):
-  """Refuses products and powers whose single step could take for ever."""
-
-  intercepted_binops = frozenset(("*", "**"))
-
-  def call_binop(self, context, operator, left, right):
-    if isinstance(left, int) and isinstance(right, Sized):
-      left, right = right, left
-    if isinstance(right, int) and isinstance(left, int | Sized):
-      integer = isinstance(left, int)
-      size = left.bit_length() if integer else len(left)
-      repeats = operator == "**" or not integer
-      if size * (abs(right) if repeats else right.bit_length()) > _MOST_SIZE:
-        raise jinja2.TemplateError(f"{operator} gives too large a value")
-    return super().call_binop(context, operator, left, right)
-
-
-def _raise_exception(message: str) -> None:
-  raise jinja2.TemplateError(message)
-
-
-def _to_json(value: object, indent: int | None = None) -> str:
-  # Jinja's own filter writes for HTML pages: it escapes <, > and &.
-  return json.dumps(value, ensure_ascii=False, indent=indent)
 
 
 class TextStream:

@@ -1,0 +1,119 @@
+"""Renders chat templates in a process of their own, with limits.
+
+A template is a program from whoever wrote the checkpoint: Jinja's sandbox keeps
+it from files and attributes, and only another process from all memory and time.
+That process is this file, run as a script: it imports no more than Jinja, reads
+a line of JSON for each conversation and answers with one.
+"""
+
+import atexit
+import functools
+import json
+import select
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+
+_SECONDS = 5.0  # of one conversation
+_MEMORY = 512 << 20  # bytes of address space, Python's own among them
+
+
+class ChatTemplate:
+  """A template's source and the process that renders it, begun at first use."""
+
+  def __init__(self, source: str):
+    self.source = source
+    self._process: subprocess.Popen | None = None
+
+  def render(
+    self, messages: Sequence[Mapping[str, str]], special: Mapping[str, str]
+  ) -> str:
+    """Returns the text of a conversation.
+
+    Args:
+      messages: each {'role': ..., 'content': ...}.
+      special: texts of tokens, by the names that templates use.
+
+    Raises:
+      ValueError: the template is wrong, refuses the messages, or takes more
+        than five seconds or 512 MiB.
+    """
+    values = dict(special, messages=list(messages), add_generation_prompt=True)
+    if self._process is None:
+      self._process = subprocess.Popen(
+        [sys.executable, "-P", __file__],  # without this folder's modules
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        encoding="utf-8",
+      )
+      atexit.register(self._stop)
+    process = self._process
+    try:
+      process.stdin.write(json.dumps([self.source, values]) + "\n")
+      process.stdin.flush()
+      done, _, _ = select.select([process.stdout], [], [], _SECONDS)
+      answer = process.stdout.readline() if done else None
+    except BrokenPipeError:
+      answer = ""
+    if not (answer and answer.endswith("\n")):
+      self._stop()
+      reason = "it ended its process"
+      if answer is None:
+        reason = f"it ran for more than {_SECONDS:g} s"
+      raise ValueError(f"the chat template failed: {reason}")
+    answer = json.loads(answer)
+    if "error" in answer:
+      raise ValueError(f"the chat template failed: {answer['error']}")
+    return answer["text"]
+
+  def _stop(self) -> None:
+    if self._process is not None:
+      atexit.unregister(self._stop)
+      self._process.kill()
+      self._process.communicate()
+      self._process = None
+
+
+def _environment():
+  import time
+
+  import jinja2
+  from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+  def to_json(value: object, indent: int | None = None) -> str:
+    # Jinja's own filter writes for HTML pages: it escapes <, > and &.
+    return json.dumps(value, ensure_ascii=False, indent=indent)
+
+  def raise_exception(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+  environment = ImmutableSandboxedEnvironment(
+    trim_blocks=True,
+    lstrip_blocks=True,
+    extensions=["jinja2.ext.loopcontrols"],
+  )
+  environment.filters["tojson"] = to_json
+  environment.globals["raise_exception"] = raise_exception
+  environment.globals["strftime_now"] = time.strftime
+  return environment
+
+
+def _serve() -> None:
+  """Answers every line of standard input."""
+  import resource
+
+  compiled = functools.cache(_environment().from_string)
+  resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
+  for line in sys.stdin:
+    source, values = json.loads(line)
+    try:
+      answer = {"text": compiled(source).render(**values)}
+    except Exception as error:  # a template raises what any program does
+      answer = {"error": str(error) or type(error).__name__}
+    print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+  _serve()
