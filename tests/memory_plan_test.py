@@ -88,7 +88,7 @@ def start(*arguments):
 @pytest.mark.parametrize(
   "name",
   [
-    pytest.param(name, marks=[pytest.mark.slow] if i else [])
+    pytest.param(name, marks=[pytest.mark.slow] if i > 1 else [])
     for i, name in enumerate(SETTINGS)
   ],
 )
