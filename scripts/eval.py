@@ -95,7 +95,9 @@ def evaluate() -> None:
     measured, groups, _flags.single("batch"), _decoding.comparable()
   )
   loads = [line["load"] for line in measured if line["load"] is not None]
+  faults = [fault for line in measured for fault in line.get("faults", ())]
   document = header | {
+    "caveats": [*header["caveats"], *faults],
     "runs": [run.document() for run in runs],
     "measured": {
       "first": min(line["date"] for line in measured),

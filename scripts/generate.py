@@ -123,21 +123,24 @@ def generate() -> None:
     rows = encoded[first : first + run.batch]
     numbers = range(first, first + len(rows))
     if not (show or FLAGS.stop):
-      return run.complete(rows, numbers, plain)
+      return run.complete(rows, numbers, plain, strict=False)
     return run.decode(
       *(rows, numbers, plain, target.tokenizer, FLAGS.stop),
       painter if show and first == 0 else None,
     )
 
-  answers, stats, differences = [], [], []
+  answers, stats, differences, faults = [], [], [], []
   for batch in tqdm(range(len(firsts)), unit="batch", disable=quiet):
     shown = decoded(batch, plain=False, show=True)
     stats.append(shown.stats)
+    faults += shown.faults
     for answer in shown.answers:
       if answers:
         print(painter.dim(f"\n--- prompt {len(answers)}"))
         answer.show(painter)
       answers.append(answer)
+  if faults and not any(answer.ids for answer in answers):
+    raise ValueError(faults[0])
   pairs = measure.both_ways(decoded, len(firsts), _repeats.turns(len(firsts)))
   total = len(firsts) * _repeats.turns(len(firsts))
   timed = [*tqdm(pairs, "timing", total, unit="pair", disable=quiet)]
@@ -166,10 +169,12 @@ def generate() -> None:
   if chosen:
     table.append(("speedup expected", f"{chosen.speedup:.2f} x, k = {k}"))
   table += [("compiled in", f"{compile_seconds:.1f} s")]
-  table += [("beware", caveat) for caveat in _decoding.caveats()]
+  caveats = [*header["caveats"], *faults]
+  table += [("warning", caveat) for caveat in caveats]
   print(display.table(table))
   if FLAGS.json:
     document = header | {
+      "caveats": caveats,
       "runs": [summary.document()],
       "compile_seconds": compile_seconds,
       "prompts": [

@@ -61,6 +61,14 @@ def accept_step(
   Returns:
     path [B, D+1] and the emission, nothing trimmed yet.
   """
+  normaliser = jax.nn.logsumexp(logits, axis=-1)  # [B, N]
+  sound = jnp.isfinite(normaliser)
+  if rule.walk == "last_success":
+    # It weighs a chain as a whole, and nothing can follow a node that is not
+    # sound: the chain ends there.
+    node = jnp.arange(sound.shape[1])
+    first = jnp.min(jnp.where(sound, len(node), node[None]), axis=-1)
+    draft = draft._replace(count=jnp.minimum(draft.count, first + 1))
   if rule.walk == "coupled":
     path, num_accepted, next_token = _coupled_walk(draft, law, noise, depth)
   else:
@@ -80,22 +88,23 @@ def accept_step(
     jnp.where(draft.count[:, None] > 1, BONUS, PLAIN),
   )
   row = jnp.arange(tokens.shape[0])[:, None]
-  normaliser = jax.nn.logsumexp(logits, axis=-1)  # [B, N]
   if draft.log_probs is None:
     same = tokens == jnp.take_along_axis(draft.tokens, child, axis=1)
     drawn = jnp.where(same, 0.0, -jnp.inf)
     draft_sound = jnp.ones_like(draft.count, bool)
   else:
     drawn = draft.log_probs[row, child, tokens]
-    largest = jnp.max(draft.log_probs, axis=-1)  # nan where any is
-    draft_sound = ~jnp.any(jnp.isnan(largest) & drafted(draft), axis=-1)
+    # A distribution that is not finite is nan at its own draw, too.
+    chosen = draft.tokens[..., None]
+    chosen = jnp.take_along_axis(draft.log_probs, chosen, axis=-1)[..., 0]
+    draft_sound = ~jnp.any(jnp.isnan(chosen) & drafted(draft), axis=-1)
   emission = Emission(
     tokens=tokens,
     origin=jnp.where(kept, ACCEPTED, ending).astype(jnp.int8),
     log_probs=logits[row, path, tokens] - normaliser[row, path],
     draft_log_probs=jnp.where(compared, drawn, NO_DRAFT),
     num_accepted=num_accepted,
-    sound=jnp.isfinite(normaliser[row, path]),
+    sound=sound[row, path],
     draft_sound=draft_sound,
   )
   return path, emission

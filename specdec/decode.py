@@ -210,10 +210,15 @@ def _check_shapes(
       )
 
 
-def _check_values(prompt: Array, prompt_length: Array, vocab_size: int) -> None:
-  """Refuses lengths and token ids that are out of range."""
-  if any(isinstance(x, jax.core.Tracer) for x in (prompt, prompt_length)):
+def _check_values(prompt, prompt_length, vocab_size: int, index=None) -> None:
+  """Refuses lengths, token ids and row indices that are out of range."""
+  if any(
+    isinstance(x, jax.core.Tracer) for x in (prompt, prompt_length, index)
+  ):
     return  # inside somebody's jit: values are not known
+  index = np.zeros(1) if index is None else np.asarray(index)
+  if np.any(index < 0):
+    raise ValueError(f"index = {index[index < 0][0]}; it must be >= 0")
   prompt, lengths = np.asarray(prompt), np.asarray(prompt_length)
   size = prompt.shape[1]
   bad = lengths[(lengths < 1) | (lengths > size)]
@@ -279,7 +284,8 @@ def generate(
       siblings the rule is not right for; laws over different vocabularies.
   """
   _check_shapes(prompt, prompt_length, sampling, limit, index)
-  _check_values(prompt, prompt_length, target.vocab_size)
+  _check_values(prompt, prompt_length, target.vocab_size, index)
+  limit, index = (x if x is None else jnp.asarray(x) for x in (limit, index))
   return _generate(
     target,
     drafter,
@@ -339,16 +345,20 @@ def stream(
   prompt_length: Array,
   key: Array,
   *,
+  max_length: int,
+  sampling: Sampling,
   every: int = 4,
   eos_ids: Sequence[int] = (),
-  **options,
+  limit: Array | None = None,
+  index: Array | None = None,
 ) -> Iterator[DecodeState]:
   """`generate` in pieces: the state after prefill and after every few rounds.
 
   Each state gives its buffers to the next (they are donated): copy what you
   want to keep before asking for more. Arguments as `generate`'s.
   """
-  _check_values(prompt, prompt_length, target.vocab_size)
+  _check_shapes(prompt, prompt_length, sampling, limit, index)
+  _check_values(prompt, prompt_length, target.vocab_size, index)
   state = start(
     target,
     drafter,
@@ -357,7 +367,10 @@ def stream(
     jnp.asarray(prompt),
     jnp.asarray(prompt_length),
     key,
-    **options,
+    max_length=max_length,
+    sampling=sampling,
+    limit=None if limit is None else jnp.asarray(limit),
+    index=None if index is None else jnp.asarray(index),
   )
   eos_ids = jnp.asarray(eos_ids, jnp.int32)
   yield state

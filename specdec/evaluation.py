@@ -64,7 +64,9 @@ def decode_batch(
   ways.insert(turn % (len(ways) + 1), None)
   any_session = next(iter(sessions.values()))
   done = {
-    k: sessions.get(k, any_session).complete(rows, members, plain=k is None)
+    k: sessions.get(k, any_session).complete(
+      rows, members, plain=k is None, strict=False
+    )
     for k in ways
   }
   plain = done[None]
@@ -91,8 +93,10 @@ def decode_batch(
       "differences": differences,
     }
 
+  faults = [fault for found in done.values() for fault in found.faults]
   return {
     "prompts": list(members),
+    "faults": list(dict.fromkeys(faults)),
     "plain_tokens": sum(map(len, plain.texts)),
     "plain_seconds": plain.seconds,
     "plain_prefill_seconds": plain.prefill_seconds,
@@ -105,10 +109,24 @@ def sum_up(
 ) -> list[report.Run]:
   """A run for every group, in the order of the prompts, then for all; and k.
 
+  Groups of which no token was decoded are left out.
+
   Args:
     lines: of `decode_batch`, all with the same ks.
     groups: by number of the prompt.
+
+  Raises:
+    ValueError: not one token was decoded.
   """
+  faults = [fault for line in lines for fault in line.get("faults", ())]
+  lines = [
+    line
+    for line in lines
+    if line["plain_tokens"] and all(run["tokens"] for run in line["runs"])
+  ]
+  if not lines:
+    raise ValueError(faults[0])
+  kept = {groups[line["prompts"][0]] for line in lines}
   return [
     _run(
       [x for x in lines if group in ("all", groups[x["prompts"][0]])],
@@ -117,7 +135,7 @@ def sum_up(
       batch,
       comparable,
     )
-    for group in [*dict.fromkeys(groups), "all"]
+    for group in [*(g for g in dict.fromkeys(groups) if g in kept), "all"]
     for place in range(len(lines[0]["runs"]))
   ]
 

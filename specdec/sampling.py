@@ -175,7 +175,8 @@ def warp(logits: jax.Array, sampling: Sampling) -> jax.Array:
 
   Returns:
     [B, ..., V] float32 log-probabilities, -inf where a filter cut. Temperature
-    0 is a point mass on the first maximum.
+    0 is a point mass on the first maximum. Of logits that are not finite every
+    token of positive probability is nan.
   """
   logits = logits.astype(jnp.float32)
 
@@ -184,17 +185,19 @@ def warp(logits: jax.Array, sampling: Sampling) -> jax.Array:
 
   temperature = per_row(sampling.temperature)
   greedy = temperature < _COLDEST
-  # The likeliest at 0, so that small temperatures cannot overflow.
-  scaled = logits - jnp.max(logits, axis=-1, keepdims=True)
+  largest = jnp.max(logits, axis=-1, keepdims=True)
+  scaled = logits - largest  # so that small temperatures cannot overflow
   scaled /= jnp.where(greedy, 1.0, temperature)
   if sampling.top_k is not None:
     scaled = _top_k(scaled, per_row(sampling.top_k))
   if sampling.top_p is not None:
     scaled = _top_p(jax.nn.log_softmax(scaled), per_row(sampling.top_p))
-  law = jax.nn.log_softmax(scaled)
+  log_mass = jnp.log(jnp.sum(jnp.exp(scaled), axis=-1, keepdims=True))
   index = jax.lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1)
-  point = jnp.where(index == argmax(logits)[..., None], 0.0, -jnp.inf)
-  return jnp.where(greedy, point, law)
+  # 0, or nan where a logit is not finite; a maximum may pass over nan.
+  zero = 0.0 * log_mass
+  point = jnp.where(index == argmax(logits)[..., None], zero, -jnp.inf)
+  return jnp.where(greedy, point, scaled - log_mass)
 
 
 def _ordered_bits(x: jax.Array) -> jax.Array:

@@ -19,6 +19,7 @@ from specdec.answer import Answer
 from specdec.checkpoints import Tokenizer
 from specdec.display import Painter
 from specdec.types import (
+  NO_FAULT,
   TARGET_FAULT,
   AcceptanceRule,
   DecodeState,
@@ -45,20 +46,33 @@ def _counts(stats: Stats, count: int) -> Stats:
   return own.replace(widths=stats.widths)
 
 
-def _check_finite(state: DecodeState, numbers: Sequence[int]) -> None:
-  """Refuses texts that end where a distribution was not finite.
+def check_finite(state: DecodeState, numbers: Sequence[int]) -> None:
+  """Refuses rows that end where a distribution is not finite.
 
   Raises:
-    ValueError: which prompt, and whose distribution.
+    ValueError: names the first of them.
   """
-  fault = hosts.whole(state.fault)[: len(numbers)]
-  for i in np.flatnonzero(fault):
-    who = "target" if fault[i] == TARGET_FAULT else "draft"
-    raise ValueError(
-      f"prompt {numbers[i]}: the {who}'s probabilities are not finite at token "
-      f"{hosts.whole(state.length)[i]} of prompt and output: its weights hold "
-      "or make NaN or infinity (in bfloat16 try --dtype=float32)"
-    )
+  faults = faults_of(state, numbers)
+  if faults:
+    raise ValueError(faults[0])
+
+
+def faults_of(state: DecodeState, numbers: Sequence[int]) -> list[str]:
+  """Returns a sentence for each row that ends where a distribution is not
+  finite.
+
+  Args:
+    numbers: the prompts' of the first rows; the others are not looked at.
+  """
+  fault, length = hosts.whole(state.fault), hosts.whole(state.length)
+  return [
+    f"prompt {number} ends at token {length[i]} of prompt and output, where "
+    f"the {'target' if fault[i] == TARGET_FAULT else 'draft'}'s probabilities "
+    "are not finite: its weights hold or make NaN or infinity (in bfloat16 try "
+    "--dtype=float32)"
+    for i, number in enumerate(numbers)
+    if fault[i] != NO_FAULT
+  ]
 
 
 class Completed(NamedTuple):
@@ -68,6 +82,7 @@ class Completed(NamedTuple):
   seconds: float  # of decoding rounds alone
   prefill_seconds: float
   stats: Stats  # NumPy, of the rows that were asked for
+  faults: list[str]  # which texts ended where a distribution was not finite
 
 
 class Decoded(NamedTuple):
@@ -77,6 +92,7 @@ class Decoded(NamedTuple):
   seconds: float  # of decoding rounds alone
   prefill_seconds: float
   stats: Stats  # NumPy, of the rows that were asked for
+  faults: list[str]  # which texts ended where a distribution was not finite
 
   @property
   def texts(self) -> list[list[int]]:
@@ -241,25 +257,39 @@ class Session:
   ) -> Stats:
     """What became of the guesses of at most so many rounds."""
     state = self.start(rows, range(len(rows)), False)
-    return _counts(self.run(state, False, max_rounds).stats, len(rows))
+    state = self.run(state, False, max_rounds)
+    check_finite(state, range(len(rows)))
+    return _counts(state.stats, len(rows))
 
   def complete(
-    self, rows: Sequence[Sequence[int]], numbers: Sequence[int], plain: bool
+    self,
+    rows: Sequence[Sequence[int]],
+    numbers: Sequence[int],
+    plain: bool,
+    strict: bool = True,
   ) -> Completed:
-    """Decodes a batch in one program: what a speed should be taken from."""
+    """Decodes a batch in one program: what a speed should be taken from.
+
+    Args:
+      strict: refuses texts that end where a distribution is not finite.
+
+    Raises:
+      ValueError: names the first of them.
+    """
     begin = time.perf_counter()
     state = jax.block_until_ready(self.start(rows, numbers, plain))
     middle = time.perf_counter()
     state = self.run(state, plain, decode.MAX_ROUNDS)
     seconds = time.perf_counter() - middle
-    _check_finite(state, numbers)
+    if strict:
+      check_finite(state, numbers)
+    faults = faults_of(state, numbers)
     tokens, length = hosts.whole(state.tokens), hosts.whole(state.length)
     texts = [
       tokens[i, len(ids) : length[i]].tolist() for i, ids in enumerate(rows)
     ]
-    return Completed(
-      texts, seconds, middle - begin, _counts(state.stats, len(rows))
-    )
+    stats = _counts(state.stats, len(rows))
+    return Completed(texts, seconds, middle - begin, stats, faults)
 
   def decode(
     self,
@@ -306,12 +336,12 @@ class Session:
       if stopped.any():
         done = hosts.whole(state.done) | stopped
         state = state.replace(done=hosts.put(done, state.done.sharding))
-    _check_finite(state, numbers)
     for answer in answers:
       answer.finish()
     if painter:
       answers[0].show(painter)
-    return Decoded(answers, seconds, prefill, _counts(state.stats, len(rows)))
+    stats = _counts(state.stats, len(rows))
+    return Decoded(answers, seconds, prefill, stats, faults_of(state, numbers))
 
   def first_difference(
     self,

@@ -44,7 +44,7 @@ WAYS = {
 }
 
 
-def generate(way, params=PARAMS, **options):
+def generate(way, params=PARAMS, decoded=decode.generate, **options):
   make_drafter, make_rule = WAYS[way]
   arguments = {
     "prompt": jnp.asarray(PROMPT),
@@ -53,7 +53,7 @@ def generate(way, params=PARAMS, **options):
     "max_length": 12,
     "sampling": sampling.settings(4, TEMPERATURE),
   }
-  return decode.generate(
+  return decoded(
     table.model(V), make_drafter(), make_rule(), params, **arguments | options
   )
 
@@ -103,10 +103,12 @@ def test_a_row_stops_before_a_distribution_that_is_not_finite(way, value):
   assert int(state.stats.emitted[0]) == 0
 
 
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("way", ["rejection", "block", "kseq", "tree"])
-def test_a_draft_that_is_not_finite_stops_the_row(way):
-  params = PARAMS._replace(draft=broken(PARAMS.draft, np.nan))
-  state = generate(way, params)
+def test_a_draft_that_is_not_finite_stops_the_row(way, temperature, value):
+  params = PARAMS._replace(draft=broken(PARAMS.draft, value))
+  state = generate(way, params, sampling=sampling.settings(4, temperature))
   assert state.fault[0] == DRAFT_FAULT and int(state.length[0]) == 3
   assert bool(jnp.all(state.done))
 
@@ -132,12 +134,23 @@ def test_a_draft_that_is_not_finite_stops_the_row(way):
       {"sampling": sampling.settings(3, 1.0)},
       r"sampling\.temperature has shape \(3,\); it must be \(4,\)",
     ),
+    ({"index": np.arange(4) - 1}, "index = -1; it must be >= 0"),
     ({"max_length": 2}, "max_length is 2"),
   ],
 )
 def test_arguments_that_are_refused(options, sentence):
-  with pytest.raises(ValueError, match=sentence):
-    generate("lookup", **options)
+  def streamed(*args, **options):
+    return [*decode.stream(*args, **options)]
+
+  for decoded in (decode.generate, streamed):
+    with pytest.raises(ValueError, match=sentence):
+      generate("lookup", decoded=decoded, **options)
+
+
+def test_lists_will_do():
+  lists = {"prompt": PROMPT.tolist(), "prompt_length": LENGTH.tolist()}
+  state = generate("lookup", index=[0, 1, 2, 3], **lists)
+  np.testing.assert_array_equal(state.tokens, generate("lookup").tokens)
 
 
 def test_weights_of_64_bits_are_refused():

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import jax
 import numpy as np
 
-from specdec import decode, hosts, sampling
+from specdec import decode, hosts, sampling, session
 from specdec.analysis import metrics
 from specdec.types import AcceptanceRule, Drafter, Model, Params, PyTree
 
@@ -45,6 +45,7 @@ def by_decoding(
       max_length=size + new_tokens,
       sampling=sampling.settings(batch, temperature),
     )
+    session.check_finite(state, range(batch))
     found = metrics.acceptance([jax.tree.map(hosts.whole, state.stats)])
     return {
       "tokens_per_pass": found.tokens_per_pass.value,

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from tqdm import tqdm
 
-from specdec import decode, hosts, run_folder, sampling
+from specdec import decode, hosts, run_folder, sampling, session
 from specdec.types import Model, Params, PyTree
 
 PIECE = 16  # rows decoded together
@@ -36,7 +36,8 @@ def sample(
       with whatever follows an end in the target's data.
 
   Raises:
-    ValueError: there are fewer than PIECE prompts.
+    ValueError: there are fewer than PIECE prompts, or a distribution is not
+      finite.
   """
   if len(prompts) < PIECE:
     raise ValueError(
@@ -62,6 +63,7 @@ def sample(
         sampling=sampling.settings(PIECE, temperature),
         index=start + np.arange(PIECE),
       )
+      session.check_finite(state, start + np.arange(PIECE))
       tokens = hosts.whole(state.tokens)
       if hosts.is_first():
         run_folder.replace_file(path, functools.partial(np.save, arr=tokens))
