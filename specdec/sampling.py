@@ -175,8 +175,8 @@ def warp(logits: jax.Array, sampling: Sampling) -> jax.Array:
 
   Returns:
     [B, ..., V] float32 log-probabilities, -inf where a filter cut. Temperature
-    0 is a point mass on the first maximum. Of logits that are not finite every
-    token of positive probability is nan.
+    0 is a point mass on the first maximum. All nan where a logit is nan or
+    infinite, or all are -inf.
   """
   logits = logits.astype(jnp.float32)
 
@@ -194,9 +194,8 @@ def warp(logits: jax.Array, sampling: Sampling) -> jax.Array:
     scaled = _top_p(jax.nn.log_softmax(scaled), per_row(sampling.top_p))
   log_mass = jnp.log(jnp.sum(jnp.exp(scaled), axis=-1, keepdims=True))
   index = jax.lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1)
-  # 0, or nan where a logit is not finite; a maximum may pass over nan.
-  zero = 0.0 * log_mass
-  point = jnp.where(index == argmax(logits)[..., None], zero, -jnp.inf)
+  point = jnp.where(index == argmax(logits)[..., None], 0.0, -jnp.inf)
+  point += 0.0 * log_mass  # nan where a logit is; a maximum may pass over one
   return jnp.where(greedy, point, scaled - log_mass)
 
 
