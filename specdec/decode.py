@@ -152,7 +152,8 @@ def start(
   )
 
 
-_row_keys = sampling.row_keys  # `start` has an argument of the module's name
+# Functions here have an argument of the module's name.
+_row_keys, _settings = sampling.row_keys, sampling.settings
 
 
 @functools.partial(jax.jit, static_argnames=_PARTS, donate_argnames=("state",))
@@ -210,26 +211,45 @@ def _check_shapes(
       )
 
 
-def _check_values(prompt, prompt_length, vocab_size: int, index=None) -> None:
-  """Refuses lengths, token ids and row indices that are out of range."""
-  if any(
-    isinstance(x, jax.core.Tracer) for x in (prompt, prompt_length, index)
-  ):
-    return  # inside somebody's jit: values are not known
-  index = np.zeros(1) if index is None else np.asarray(index)
-  if np.any(index < 0):
-    raise ValueError(f"index = {index[index < 0][0]}; it must be >= 0")
-  prompt, lengths = np.asarray(prompt), np.asarray(prompt_length)
-  size = prompt.shape[1]
-  bad = lengths[(lengths < 1) | (lengths > size)]
+_INT32 = np.iinfo(np.int32)
+
+
+def _within(name: str, value, low: int, high: int = _INT32.max) -> None:
+  value = np.asarray(value)
+  bad = value[(value < low) | (value > high)]
   if bad.size:
-    raise ValueError(f"prompt_length = {bad[0]}; it must be in 1..{size}")
-  inside = np.arange(size) < lengths[:, None]
-  bad = prompt[inside & ((prompt < 0) | (prompt >= vocab_size))]
-  if bad.size:
-    raise ValueError(
-      f"the prompt has token id {bad[0]}; the target's are 0..{vocab_size - 1}"
-    )
+    raise ValueError(f"{name} = {bad.flat[0]}; it must be in {low}..{high}")
+
+
+def _checked(
+  target, prompt, prompt_length, eos_ids, max_length, sampling, limit, index
+) -> tuple[Array | None, ...]:
+  """Checks what a caller gives; returns the integers of it as int32 arrays.
+
+  Returns:
+    (prompt, prompt_length, eos_ids, limit, index).
+  """
+  _check_shapes(prompt, prompt_length, sampling, limit, index)
+  eos_ids = np.asarray(eos_ids) if np.size(eos_ids) else np.zeros(0, np.int32)
+  if not np.issubdtype(eos_ids.dtype, np.integer):
+    raise ValueError(f"eos_ids is {eos_ids.dtype}; it must be integers")
+  _within("eos_ids", eos_ids, _INT32.min)
+  _within("max_length", max_length, 1)
+  given = prompt, prompt_length, limit, index
+  leaves = jax.tree.leaves((given, sampling))
+  # Inside somebody's jit values are not known.
+  if not any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+    size = np.shape(prompt)[1]
+    _within("prompt_length", prompt_length, 1, size)
+    inside = np.arange(size) < np.asarray(prompt_length)[:, None]
+    _within("token id", np.asarray(prompt)[inside], 0, target.vocab_size - 1)
+    for name, value in {"limit": limit, "index": index}.items():
+      _within(name, 0 if value is None else value, 0)
+    _settings(len(inside), **vars(sampling))  # refuses what is out of range
+  return tuple(
+    x if x is None else jnp.asarray(x, jnp.int32)
+    for x in (prompt, prompt_length, eos_ids, limit, index)
+  )
 
 
 @functools.partial(jax.jit, static_argnames=(*_PARTS, "max_length"))
@@ -283,18 +303,18 @@ def generate(
       have; arrays of another batch size; P > max_length; a drafter whose
       siblings the rule is not right for; laws over different vocabularies.
   """
-  _check_shapes(prompt, prompt_length, sampling, limit, index)
-  _check_values(prompt, prompt_length, target.vocab_size, index)
-  limit, index = (x if x is None else jnp.asarray(x) for x in (limit, index))
+  prompt, prompt_length, eos_ids, limit, index = _checked(
+    target, prompt, prompt_length, eos_ids, max_length, sampling, limit, index
+  )
   return _generate(
     target,
     drafter,
     rule,
     params,
-    jnp.asarray(prompt, jnp.int32),
-    jnp.asarray(prompt_length, jnp.int32),
+    prompt,
+    prompt_length,
     key,
-    jnp.asarray(eos_ids, jnp.int32),
+    eos_ids,
     max_length=max_length,
     sampling=sampling,
     limit=limit,
@@ -357,22 +377,24 @@ def stream(
   Each state gives its buffers to the next (they are donated): copy what you
   want to keep before asking for more. Arguments as `generate`'s.
   """
-  _check_shapes(prompt, prompt_length, sampling, limit, index)
-  _check_values(prompt, prompt_length, target.vocab_size, index)
+  if every < 1:
+    raise ValueError(f"every = {every}; it must be >= 1")
+  prompt, prompt_length, eos_ids, limit, index = _checked(
+    target, prompt, prompt_length, eos_ids, max_length, sampling, limit, index
+  )
   state = start(
     target,
     drafter,
     rule,
     params,
-    jnp.asarray(prompt),
-    jnp.asarray(prompt_length),
+    prompt,
+    prompt_length,
     key,
     max_length=max_length,
     sampling=sampling,
-    limit=None if limit is None else jnp.asarray(limit),
-    index=None if index is None else jnp.asarray(index),
+    limit=limit,
+    index=index,
   )
-  eos_ids = jnp.asarray(eos_ids, jnp.int32)
   yield state
   while not bool(jnp.all(state.done)):
     state = run(target, drafter, rule, params, state, eos_ids, every)

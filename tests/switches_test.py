@@ -15,6 +15,7 @@ from specdec.types import (
   Model,
   ModelOutput,
   Params,
+  Sampling,
 )
 
 V = 4
@@ -197,8 +198,8 @@ def test_a_draft_that_is_not_finite_stops_the_row(way, temperature, value):
     ({"prompt": PROMPT > 0}, "prompt is bool"),
     ({"prompt": PROMPT[0]}, r"prompt has shape \(3,\); it must be \[B, P\]"),
     ({"prompt": PROMPT[:, :0]}, r"prompt has shape \(4, 0\)"),
-    ({"prompt": PROMPT + 2}, r"token id 4; the target's are 0\.\.3"),
-    ({"prompt": PROMPT - 1}, "token id -1"),
+    ({"prompt": PROMPT + 2}, r"token id = 4; it must be in 0\.\.3"),
+    ({"prompt": PROMPT - 1}, "token id = -1"),
     ({"prompt_length": LENGTH[:2]}, r"prompt_length has shape \(2,\)"),
     ({"prompt_length": LENGTH * 1.0}, "prompt_length is float64"),
     ({"prompt_length": LENGTH - 1}, r"prompt_length = 0; it must be in 1\.\.3"),
@@ -208,8 +209,22 @@ def test_a_draft_that_is_not_finite_stops_the_row(way, temperature, value):
       {"sampling": sampling.settings(3, 1.0)},
       r"sampling\.temperature has shape \(3,\); it must be \(4,\)",
     ),
-    ({"index": np.arange(4) - 1}, "index = -1; it must be >= 0"),
+    ({"index": np.arange(4) - 1}, "index = -1; it must be in 0"),
+    ({"index": np.full(4, 2**32 + 1)}, r"index = 4294967297"),
+    ({"limit": np.full(4, 2**40)}, r"limit = 1099511627776; it must be in 0"),
+    ({"eos_ids": [1.5]}, "eos_ids is float64; it must be integers"),
+    ({"eos_ids": [2**32 + 1]}, "eos_ids = 4294967297"),
+    ({"max_length": 10**12}, "max_length = 1000000000000"),
     ({"max_length": 2}, "max_length is 2"),
+    ({"sampling": Sampling(jnp.full(4, jnp.nan))}, "temperature = nan"),
+    ({"sampling": Sampling(jnp.full(4, -1.0))}, "temperature = -1"),
+    (
+      {"sampling": Sampling(jnp.ones(4), top_p=jnp.full(4, jnp.nan))},
+      "top_p = nan",
+    ),
+    ({"key": 7}, "key is not one JAX random key"),
+    ({"key": jnp.float32(1)}, "key is not one JAX random key"),
+    ({"key": jax.random.split(jax.random.key(0))}, "key is not one JAX random"),
   ],
 )
 def test_arguments_that_are_refused(options, sentence):
@@ -219,6 +234,14 @@ def test_arguments_that_are_refused(options, sentence):
   for decoded in (decode.generate, streamed):
     with pytest.raises(ValueError, match=sentence):
       generate("lookup", decoded=decoded, **options)
+
+
+def test_a_stream_of_no_rounds_is_refused():
+  def streamed(*args, **options):
+    return [*decode.stream(*args, every=0, **options)]
+
+  with pytest.raises(ValueError, match="every = 0; it must be >= 1"):
+    generate("lookup", decoded=streamed)
 
 
 def test_lists_will_do():
