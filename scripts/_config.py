@@ -39,8 +39,11 @@ def define(name: str, text: str) -> flags.FlagHolder:
   return holder
 
 
-def parsed(flag: flags.Flag, value):
-  """A config's value as the command line would have given it.
+def parsed(flag: flags.Flag, value, source: str = "--config"):
+  """Parses a config's value as the command line would have given it.
+
+  Args:
+    source: names the config, or the part of it, in errors.
 
   Raises:
     ValueError: the flag takes no such value.
@@ -48,12 +51,14 @@ def parsed(flag: flags.Flag, value):
   several = isinstance(flag, flags.MultiFlag)
   values = value if several and isinstance(value, list | tuple) else [value]
   try:
+    if value is None and flag.default is not None:
+      raise ValueError("leave it out for its default")
     text = flag.flag_type() in ("string", "multi string")
     if text and not all(isinstance(x, str | None) for x in values):
       raise ValueError("it must be a text")
     done = [x if x is None else flag.parser.parse(x) for x in values]
   except (TypeError, ValueError, OverflowError) as error:
     raise ValueError(
-      f"--config sets {flag.name} = {value!r:.60}: {error}"
+      f"{source} sets {flag.name} = {value!r:.60}: {error}"
     ) from None
   return done if several else done[0]

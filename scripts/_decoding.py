@@ -34,6 +34,7 @@ from specdec.learned.recipe import Recipe
 from specdec.models import packing, presets, transformer
 from specdec.models.config import TransformerConfig
 from specdec.programs import Places
+from specdec.spelling import choices
 from specdec.types import AcceptanceRule, Drafter, Model, Params
 
 FLAGS = flags.FLAGS
@@ -305,7 +306,15 @@ def make_drafter(
     if shape is not None:
       return drafters.layer_skip_tree(target, skip, shape)
     return drafters.layer_skip(target, skip, k, _skips.threshold())
-  return _lookup(k)
+  if FLAGS.drafter == "lookup":
+    return _lookup(k)
+  raise _unknown_drafter()
+
+
+def _unknown_drafter() -> ValueError:
+  """Returns the error that lists the drafters."""
+  known = choices(FLAGS.drafter, _flags.DRAFTERS)
+  return ValueError(f"--drafter={FLAGS.drafter}; {known}")
 
 
 def _lookup(k: int) -> Drafter:
@@ -370,7 +379,9 @@ def describe_drafter() -> str:
     return f"early exit after layer {FLAGS.exit_layer}{shape}"
   if FLAGS.drafter == "layer_skip":
     return _skips.describe() + shape
-  return f"lookup, {FLAGS.min_ngram} to {FLAGS.ngram} tokens"
+  if FLAGS.drafter == "lookup":
+    return f"lookup, {FLAGS.min_ngram} to {FLAGS.ngram} tokens"
+  raise _unknown_drafter()
 
 
 def header(own_flags: Sequence[str] = ()) -> dict:

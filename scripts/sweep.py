@@ -27,6 +27,7 @@ context (slots of cache), load, date; or point and error.
 
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import _config
@@ -39,11 +40,13 @@ import _rows
 from _sweep_bench import Bench, calibrated_tokens, measured
 from absl import flags
 from absl.testing import flagsaver
+from ml_collections import ConfigDict
 from tqdm import tqdm
 
 from specdec import run_folder
 from specdec.analysis import metrics
 from specdec.display import columns, escape
+from specdec.spelling import choices
 
 _SWEEP = _config.define(
   "sweep", "Python file whose get_config() lists the points."
@@ -77,28 +80,72 @@ _OWN = sorted({*FLAGS} - _BEFORE | {"output", "context"})
 FLAG_NAMES = [*_flags.SHARED, *_OWN]
 # Of the machine and not of a point: they come from the command line.
 _PLACE = ("compilation_cache", "mesh", *_mesh.PROCESSES)
+_NOT_OF_POINTS = ("json", "shape", *_PLACE)
+_PARTS = ("points", "common", "calibrate", "whole")
 _WHOLE = ("context", "texts", "pairs", "calibration_repeats")
 
 
+def _settings(values, source: str, accepted) -> dict:
+  """Parses one dict of the sweep file as the command line would.
+
+  Raises:
+    ValueError: it is no dict, or a name or a value is not valid.
+  """
+  if not isinstance(values, Mapping | ConfigDict):
+    raise ValueError(f"{source} is {values!r:.60}; it must be a dict of flags")
+  settings = {}
+  for name, value in values.items():
+    if name not in accepted:
+      raise ValueError(f"{source} sets {name!r}; {choices(name, accepted)}")
+    settings[name] = _config.parsed(FLAGS[name], value, source)
+  return settings
+
+
+def _part(sweep, name: str, accepted) -> dict:
+  return _settings(sweep.get(name, {}), f"the sweep's {name}", accepted)
+
+
 def settings_of(sweep) -> list[dict]:
-  """Every point, whole.
+  """Returns every point, whole.
 
   Raises:
     ValueError: there is none, one sets what it may not, or two are the same.
   """
-  common = dict(sweep.get("common", {}))
-  points = [common | dict(point) for point in sweep.get("points", ())]
-  if not points:
-    raise ValueError("the sweep's get_config() has no points")
-  for point in points:
-    for name in point:
-      if name in ("json", "shape", *_PLACE) or name not in _flags.SHARED:
-        raise ValueError(f"a point of the sweep sets {name!r}; it cannot")
+  for name in sweep:
+    if name not in _PARTS:
+      raise ValueError(f"the sweep sets {name!r}; {choices(name, _PARTS)}")
+  accepted = [x for x in _flags.SHARED if x not in _NOT_OF_POINTS]
+  common = _part(sweep, "common", accepted)
+  points = sweep.get("points", ())
+  if not isinstance(points, list | tuple) or not points:
+    raise ValueError("the sweep's get_config() has no points, a list of dicts")
+  points = [
+    common | _settings(point, f"the sweep's points[{i}]", accepted)
+    for i, point in enumerate(points)
+  ]
+  for point in points:  # 4 as such, for the key
+    for name in ("k", "batch"):
+      if len(point.get(name) or ()) == 1:
+        [point[name]] = point[name]
   keys = [key_of(point) for point in points]
   for key in keys:
     if keys.count(key) > 1:
       raise ValueError(f"the sweep has this point twice: {key}")
   return points
+
+
+def calibration_of(sweep) -> dict:
+  """Returns `calibrate`, each entry that is missing with its default."""
+  names = ("batch", "k", "max_new_tokens")
+  usual = {"batch": (1, 3), "k": (2, 5), "max_new_tokens": None}
+  rounds = usual | _part(sweep, "calibrate", names)
+  for name in ("batch", "k"):
+    if min(rounds[name] or (0,)) < 1:
+      raise ValueError(
+        f"the sweep's calibrate sets {name} = {rounds[name]}; it must be "
+        "integers >= 1"
+      )
+  return rounds
 
 
 def key_of(point: dict) -> str:
@@ -154,9 +201,7 @@ def check_flags() -> None:
   for name in (*_flags.SHARED, "config"):
     if FLAGS[name].present and name not in _PLACE:
       raise ValueError(f"--{name}: write it into the sweep file's `common`")
-  for name, value in _SWEEP.value.get("whole", {}).items():
-    if name not in _WHOLE:
-      raise ValueError(f"whole sets {name!r}; accepted: {', '.join(_WHOLE)}")
+  for name, value in _part(_SWEEP.value, "whole", _WHOLE).items():
     if not FLAGS[name].present:
       setattr(FLAGS, name, value)
   for name in _WHOLE:
@@ -168,15 +213,9 @@ def sweep() -> None:
   """Every point that is not yet in the folder."""
   check_flags()
   points = own_points(settings_of(_SWEEP.value))
+  rounds = calibration_of(_SWEEP.value)
   _mesh.join()
   run_folder.lock(Path(FLAGS.output))
-  rounds = {
-    name: tuple(_SWEEP.value.get("calibrate", {}).get(name, usual))
-    for name, usual in (("batch", (1, 3)), ("k", (2, 5)))
-  }
-  rounds["max_new_tokens"] = _SWEEP.value.get("calibrate", {}).get(
-    "max_new_tokens"
-  )
   most = [max(rounds["batch"]), max(rounds["k"])]
   for point in points:  # all of them, before anything long begins
     with flagsaver.flagsaver(**flags_of(point)):

@@ -8,6 +8,7 @@ import re
 import numpy as np
 import pytest
 from absl import flags
+from absl.testing import flagsaver
 
 import programs
 from specdec import calibrate, measure, session
@@ -262,6 +263,66 @@ def test_calibrated_texts_need_room_for_a_round(sweep):
 def test_bad_sweeps_are_refused_at_once(sweep, points, arguments, sentence):
   with pytest.raises(SystemExit, match=re.escape(sentence)):
     sweep(points, *arguments)
+
+
+@pytest.mark.parametrize(
+  "part, value, sentence",
+  [
+    ("points", [{"drafter": "lokup"}], "points[0] sets drafter = 'lokup': "),
+    (
+      "points",
+      [{"k": 1}, {"acceptance": "rejecton"}],
+      "points[1] sets acceptance = 'rejecton': value should be one of <",
+    ),
+    ("points", [{"temperature": "hot"}], "points[0] sets temperature = 'hot'"),
+    ("points", [{"temperature": None}], "points[0] sets temperature = None"),
+    ("points", [{"kk": 0}], "points[0] sets 'kk'; did you mean k"),
+    ("points", [3], "points[0] is 3; it must be a dict"),
+    ("points", 3, "has no points, a list of dicts"),
+    ("common", {"dtype": "float16"}, "common sets dtype = 'float16': value"),
+    ("common", [1], "common is [1]; it must be a dict"),
+    ("whole", {"texts": "many"}, "whole sets texts = 'many'"),
+    ("whole", {"text": 2}, "whole sets 'text'; did you mean texts"),
+    ("calibrate", {"batch": "one"}, "calibrate sets batch = 'one'"),
+    ("calibrate", {"batch": []}, "calibrate sets batch = ()"),
+    ("calibrate", {"k": "auto"}, "calibrate sets k = ()"),
+    ("calibrate", {"batches": 1}, "calibrate sets 'batches'; did you mean"),
+    ("comon", {"k": 1}, "the sweep sets 'comon'; did you mean common"),
+  ],
+)
+def test_a_sweep_file_is_parsed_as_flags_before_models_are_loaded(
+  tmp_path, monkeypatch, part, value, sentence
+):
+  monkeypatch.setattr(importlib.import_module("_decoding"), "load", None)
+  path = tmp_path / "points.py"
+  parts = {"points": [{"k": 1}], part: value}
+  path.write_text(
+    "from ml_collections import ConfigDict\n"
+    f"def get_config():\n  return ConfigDict({parts!r})\n"
+  )
+  with pytest.raises(SystemExit, match=re.escape(sentence)):
+    programs.run("sweep", f"--sweep={path}", f"--output={tmp_path / 'out'}")
+
+
+def test_one_integer_is_a_list_of_one(sweep, tmp_path):
+  sweep([{"k": "0", "batch": [1]}], calibrated=(1, "'2'", 4))
+  [line] = lines_of(tmp_path)
+  assert line["point"]["k"] == 0 and line["point"]["batch"] == 1
+  assert "run" in line
+
+
+def test_an_unknown_drafter_is_no_lookup():
+  decoding = importlib.import_module("_decoding")
+  with flagsaver.flagsaver(drafter="learned"):
+    flags.FLAGS["drafter"].value = "lokup"
+    for make in (
+      decoding.describe_drafter,
+      lambda: decoding.make_drafter(None, 1, None),
+    ):
+      with pytest.raises(
+        ValueError, match="drafter=lokup; did you mean lookup"
+      ):
+        make()
 
 
 def test_turns_that_were_slow_are_slow_for_all():
