@@ -1,9 +1,12 @@
 """Flags that name a Python file whose get_config() gives a ConfigDict."""
 
 import pathlib
+import re
+import sys
 
 from absl import flags
 from ml_collections import ConfigDict, config_flags
+from ml_collections.config_flags import config_path
 
 from specdec.spelling import choices
 
@@ -24,6 +27,8 @@ def define(name: str, text: str) -> flags.FlagHolder:
     try:
       config = load(parser, path)
     except Exception as error:  # a config raises what any program does
+      if str(error).startswith("Error whilst parsing"):  # with a traceback
+        error = error.__context__
       lines = str(error).strip().splitlines() or [""]
       raise ValueError(
         f"its get_config() cannot be used: {type(error).__name__}: {lines[-1]}"
@@ -33,10 +38,29 @@ def define(name: str, text: str) -> flags.FlagHolder:
         f"its get_config() gives a {type(config).__name__}; it must be a "
         "ConfigDict"
       )
+    _check_overrides(name, config)
     return config
 
   parser.parse = parse
   return holder
+
+
+def _check_overrides(name: str, config: ConfigDict) -> None:
+  """Raises IllegalFlagValueError where --NAME.PATH names no entry."""
+  for argument in flags.FLAGS.read_flags_from_files(sys.argv, force_gnu=False):
+    match = re.match(rf"--?(?:no)?{name}\.([^=]+)", argument)
+    holder = config
+    for field in config_path.split(match[1]) if match else ():
+      try:
+        if not isinstance(holder, ConfigDict | list | tuple):
+          raise TypeError
+        holder = holder[field]
+      except (IndexError, KeyError, TypeError):
+        nested = isinstance(holder, ConfigDict)
+        known = choices(field, holder) if nested else f"no entry {field!r}"
+        raise flags.IllegalFlagValueError(
+          f"--{name}.{match[1]}: {known}"
+        ) from None
 
 
 def parsed(flag: flags.Flag, value, source: str = "--config"):

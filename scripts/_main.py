@@ -39,7 +39,7 @@ def main_of(
 
   def main(argv: list[str]) -> None:
     if len(argv) > 1 and not takes_arguments:
-      raise app.UsageError(f"unexpected argument {argv[1]!r}")
+      _end(f"{name}: unexpected argument {argv[1]!r}; flags begin with --")
     try:
       check_integers()
       work(argv[1:]) if takes_arguments else work()
@@ -107,7 +107,15 @@ def start(main: Callable[[list[str]], None]) -> None:
   )
   warnings.filterwarnings("ignore", "coroutine .* was never awaited")
   sys.excepthook, sys.unraisablehook = _excepthook, _unraisablehook
-  app.run(main)
+  app.run(main, flags_parser=_parse_flags)
+
+
+def _parse_flags(argv: list[str]) -> list[str]:
+  """Parses the flags; an error ends the program in one sentence."""
+  try:
+    return flags.FLAGS(argv)
+  except flags.Error as error:
+    _end(f"{pathlib.Path(argv[0]).stem}: {error}")
 
 
 def _quiet_libtpu() -> None:

@@ -1,9 +1,13 @@
 """What every program does around its own work."""
 
 import os
+import subprocess
+import sys
 
 import _main
 import pytest
+
+import programs
 
 NAMES = ("TPU_ACCELERATOR_TYPE", "TPU_WORKER_HOSTNAMES")
 
@@ -35,3 +39,47 @@ def test_libtpu_is_quiet_only_where_there_is_no_tpu(
     own or ("v5litepod-1" if quiet else None)
   )
   assert environment.get(NAMES[1]) == ("localhost" if quiet else None)
+
+
+@pytest.mark.parametrize(
+  "program, arguments, sentence",
+  [
+    (
+      program,
+      [f"--config=configs/train/{config}.py", "--config.options.stpes=3"],
+      "--config.options.stpes: did you mean steps",
+    )
+    for program, config in (
+      ("train", "target"),
+      ("train_drafter", "drafter"),
+      ("train_joint", "joint"),
+    )
+  ]
+  + [
+    (
+      "train",
+      ["--config=configs/train/target.py", "--config.options.steps.a=3"],
+      "--config.options.steps.a: no entry 'a'\n",
+    ),
+    (
+      "train",
+      ["--config=configs/train/draft.py:9m"],
+      "flag --config=configs/train/draft.py:9m: its get_config() cannot be "
+      "used: ValueError: size '9m' is unknown; known: 0.3m",
+    ),
+    ("train", ["--fodler=a"], "Unknown command line flag 'fodler'. Did you"),
+    ("generate", ["stray", "arguments"], "unexpected argument 'stray';"),
+  ],
+)
+def test_a_wrong_command_ends_in_one_sentence(program, arguments, sentence):
+  root = programs.SCRIPTS.parent
+  ended = subprocess.run(
+    [sys.executable, f"scripts/{program}.py", *arguments],
+    cwd=root,
+    env={**os.environ, "PYTHONPATH": str(root)},
+    capture_output=True,
+    text=True,
+  )
+  assert ended.returncode == 1 and not ended.stdout
+  assert ended.stderr.startswith(f"{program}: {sentence}"), ended.stderr
+  assert ended.stderr.count("\n") == 1
