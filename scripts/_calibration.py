@@ -282,7 +282,7 @@ def describe(found: Calibration) -> str:
         name,
         *(f"{x:.0%}" for x in (e.one, e.weights, e.kv, e.flops)),
         f"{e.p:.2f}",
-        f"{1e3 * e.layer_overhead:.3f}",
+        f"{1e3 * e.layer_overhead:z.3f}",
         str(fit.in_sample.points),
         f"{fit.in_sample.rms:.1%}",
         f"{fit.formula.rms:.1%}",
@@ -301,7 +301,7 @@ def describe(found: Calibration) -> str:
       wrong.append(f"{fit.errors.worst:+.1%}")
     for kind, one in ((name, fit.ours), ("  plain", fit.plain)):
       for batch, fixed, of_level in one.rows:
-        values = f"{1e3 * fixed:.3f}", f"{1e3 * of_level:.3f}"
+        values = f"{1e3 * fixed:z.3f}", f"{1e3 * of_level:z.3f}"
         lines.append([kind, f"{batch:g}", *values, *wrong])
         kind, wrong = "", ["", "", ""]
   return text + columns(header, lines)

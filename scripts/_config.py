@@ -13,8 +13,12 @@ from specdec.spelling import choices
 _SHIPPED = pathlib.Path(__file__).parents[1] / "configs"
 
 
-def define(name: str, text: str) -> flags.FlagHolder:
-  """Defines such a flag; whatever is wrong with the file is one sentence."""
+def define(name: str, text: str, shipped: str = "*.py") -> flags.FlagHolder:
+  """Defines such a flag; whatever is wrong with the file is one sentence.
+
+  Args:
+    shipped: matches the files in configs/ that it takes.
+  """
   holder = config_flags.DEFINE_config_file(name, None, text)
   parser = flags.FLAGS[name].parser
   load = type(parser).parse
@@ -22,7 +26,7 @@ def define(name: str, text: str) -> flags.FlagHolder:
   def parse(path: str) -> ConfigDict:
     file = pathlib.Path(path.partition(":")[0])
     if not file.is_file():
-      known = sorted(map(str, _SHIPPED.rglob("*.py")))
+      known = sorted(map(str, _SHIPPED.glob(shipped)))
       raise ValueError(f"there is no such file; {choices(path, known)}")
     try:
       config = load(parser, path)

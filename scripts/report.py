@@ -33,6 +33,11 @@ def report(arguments: list[str]) -> None:
   if not arguments:
     raise ValueError("give a folder of scripts/sweep.py, or several")
   paths = [Path(argument) for argument in arguments]
+  for path in paths:
+    if not path.exists():
+      raise ValueError(
+        f"{path} does not exist; give a folder of scripts/sweep.py"
+      )
   page = _PAGE.value
   if page is None:
     if len(paths) > 1 or not paths[0].is_dir():

@@ -49,7 +49,7 @@ from specdec.display import columns, escape
 from specdec.spelling import choices
 
 _SWEEP = _config.define(
-  "sweep", "Python file whose get_config() lists the points."
+  "sweep", "Python file whose get_config() lists the points.", "sweeps/*.py"
 )
 _BEFORE = set(flags.FLAGS)
 flags.DEFINE_integer("texts", 16, "Prompts, at least as many as a batch has.")

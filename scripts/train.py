@@ -44,7 +44,9 @@ from specdec.training.run import train
 from specdec.types import Params
 
 _config.define(
-  "config", "File whose get_config() says what to train, on what, how."
+  "config",
+  "File whose get_config() says what to train, on what, how.",
+  "train/*.py",
 )
 flags.DEFINE_string("folder", None, "Folder of the run.")
 flags.DEFINE_integer(

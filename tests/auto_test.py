@@ -9,7 +9,9 @@ from absl import flags
 
 import programs
 from specdec import measure, sampling, session
-from specdec.analysis import hardware
+from specdec.analysis import hardware, prediction
+from specdec.analysis.cost import Cost, Term
+from specdec.analysis.pairs import Round
 from specdec.learned.recipe import Recipe
 
 
@@ -104,6 +106,13 @@ def test_explained_term_by_term(generate, costs):
   printed = generate("--explain", "--most_k=2")
   for words in ("tokens a round", "weights", "K/V read", "beside the passes"):
     assert words in printed
+
+
+@pytest.mark.parametrize("seconds", [0.0, -0.0, 1.861e-15, -1e-12])
+def test_what_rounds_to_nothing_is_explained_as_0(seconds):
+  cost = Cost((Term("overhead", seconds=seconds or 1e-300),), seconds)
+  lines = prediction.explain(Round((("target", 1, cost),), seconds))
+  assert [line[-1] for line in lines] == ["0", "0", "0"]
 
 
 def test_a_calibration_is_made_once(generate, costs, monkeypatch):

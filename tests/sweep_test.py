@@ -304,6 +304,18 @@ def test_a_sweep_file_is_parsed_as_flags_before_models_are_loaded(
     programs.run("sweep", f"--sweep={path}", f"--output={tmp_path / 'out'}")
 
 
+@pytest.mark.parametrize(
+  "program, flag, folder",
+  [("sweep", "sweep", "sweeps"), ("generate", "config", ".")],
+)
+def test_only_files_that_a_flag_takes_are_listed(program, flag, folder):
+  with pytest.raises(flags.IllegalFlagValueError) as error:
+    programs.run(program, f"--{flag}=absent.py")
+  listed = str(error.value).partition("known: ")[2].split(", ")
+  configs = programs.SCRIPTS.parent / "configs"
+  assert sorted(listed) == sorted(map(str, (configs / folder).glob("*.py")))
+
+
 def test_one_integer_is_a_list_of_one(sweep, tmp_path):
   sweep([{"k": "0", "batch": [1]}], calibrated=(1, "'2'", 4))
   [line] = lines_of(tmp_path)
@@ -515,6 +527,8 @@ def test_bands_and_crossovers():
 def test_what_cannot_be_reported_is_said(report, tmp_path):
   with pytest.raises(SystemExit, match="give a folder"):
     report()
+  with pytest.raises(SystemExit, match="absent does not exist"):
+    report(str(tmp_path / "absent"))
   empty = write_lines(tmp_path / "empty", [])
   with pytest.raises(SystemExit, match="no measured point"):
     report(str(empty))

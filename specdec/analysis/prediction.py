@@ -147,5 +147,5 @@ def _line(part, times, term, size, flops, sent, seconds) -> list[str]:
     number(size, 1e6),
     number(flops, 1e9),
     number(sent, 1e6),
-    f"{1e3 * seconds:.4g}",
+    f"{round(1e3 * seconds, 6):z.4g}",  # 0 for what a fit leaves of nothing
   ]
