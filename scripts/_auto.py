@@ -1,6 +1,5 @@
 """--k=auto: the k that pays, from costs and from how the first guesses fare."""
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -10,7 +9,7 @@ import _decoding
 import _main
 from absl import flags
 
-from specdec import calibrate, hosts
+from specdec import calibrate, display, hosts
 from specdec.analysis import hardware, prediction, speedup
 from specdec.analysis.pairs import Pair
 from specdec.display import columns
@@ -65,12 +64,13 @@ def choose(models, rows: Sequence[Sequence[int]], batch: int) -> Choice:
   found = _calibrated(models, rows, batch)
   pair = _calibration.pair_of(models, found)
   size = prompt_size(rows)
-  print(f"trying k = {FLAGS.most_k} for {_ROUNDS} rounds ...", file=sys.stderr)
   session = _decoding.make_session(
     models, FLAGS.most_k, batch, size, (), pilot=True
   )
   slots = calibrate.slots_of(session, False)
-  seen = prediction.observed([[session.first_rounds(rows, _ROUNDS)]])
+  what = f"compiling k = {FLAGS.most_k} and trying it for {_ROUNDS} rounds"
+  with display.progress(what):
+    seen = prediction.observed([[session.first_rounds(rows, _ROUNDS)]])
   plain = pair.plain(batch, slots).seconds
   best, gain, lines = 0, 1.0, []
   for k in range(FLAGS.most_k + 1):
@@ -98,20 +98,18 @@ def _calibrated(models, rows, batch):
   most = batch, FLAGS.most_k
   if base and _calibration.knows(base, *most):
     return base
-  print(
-    f"timing this machine for --k=auto (kept in {path}) ...", file=sys.stderr
-  )
   many = list(rows) * batch
-  found = _calibration.timed(
-    models,
-    many[:batch],
-    prompt_size(rows),
-    (batch,),
-    sorted({1, FLAGS.most_k}),
-    prompt_size(rows) + FLAGS.max_new_tokens,
-    base,
-    say=lambda _: None,
-  )
+  with display.progress(f"timing this machine for --k=auto (kept in {path})"):
+    found = _calibration.timed(
+      models,
+      many[:batch],
+      prompt_size(rows),
+      (batch,),
+      sorted({1, FLAGS.most_k}),
+      prompt_size(rows) + FLAGS.max_new_tokens,
+      base,
+      say=lambda _: None,
+    )
   path.parent.mkdir(parents=True, exist_ok=True)
   _calibration.write(path, found)
   return found

@@ -10,7 +10,7 @@ import _rows
 from absl import flags
 from absl.testing import flagsaver
 
-from specdec import calibrate, measure, provenance, report
+from specdec import calibrate, display, measure, provenance, report
 from specdec.analysis import bounds, metrics, prediction
 from specdec.session import Completed
 
@@ -107,8 +107,9 @@ class Point:
       FLAGS.context + FLAGS.max_new_tokens,
       places=models.places,
     )
-    self._session = bench.session(self.k, self.batch)
-    self._session.warm_up(self._rows[: self.batch])
+    with display.progress(f"compiling batch {self.batch}, k = {self.k}"):
+      self._session = bench.session(self.k, self.batch)
+      self._session.warm_up(self._rows[: self.batch])
     self.slots = calibrate.slots_of(self._session, False)
     starts = range(0, len(self._rows), self.batch)
     self._batches = [range(i, i + self.batch) for i in starts]

@@ -49,7 +49,7 @@ from _integers import spans
 from absl import flags
 from tqdm import tqdm
 
-from specdec import drafters, measure, report, run_folder
+from specdec import display, drafters, measure, report, run_folder
 from specdec.analysis import chips, hardware, shapes
 from specdec.analysis.cost import TYPICAL, Placed
 from specdec.display import columns
@@ -128,7 +128,10 @@ class Bench:
     made = _decoding.session_of(
       self.models, drafter, _decoding.rule(), self.batch, FLAGS.context, ()
     )
-    self.decode(made)
+    layers = len(skip.attention), len(skip.mlp)
+    what = "without {} attention and {} MLP layers".format(*layers)
+    with display.progress(f"compiling k = {k} {what}"):
+      self.decode(made)
     return made
 
   def decode(self, session, plain: bool = False):

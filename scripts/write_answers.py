@@ -25,7 +25,7 @@ import _prompt_files
 from absl import flags
 from tqdm import tqdm
 
-from specdec import decode, evaluation, run_folder, session
+from specdec import decode, display, evaluation, run_folder, session
 
 FLAGS = flags.FLAGS
 for _module in (_flags, _prompt_files):  # or --help would leave them out
@@ -58,6 +58,8 @@ def answer(models, encoded, lines) -> None:
           size,
           models.target.eos_ids,
         )
+        with display.progress(f"compiling prompts of at most {size} tokens"):
+          sessions[size].compile(plain=True)
       rows = [encoded[i] for i in members]
       found = sessions[size].complete(rows, members, plain=True)
       for i, prompt, text in zip(members, rows, found.texts):

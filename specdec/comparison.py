@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from specdec import decode, expand, measure, probe, report, tree
+from specdec import decode, display, expand, measure, probe, report, tree
 from specdec.analysis import enumeration, metrics
 from specdec.session import Session
 from specdec.types import AcceptanceRule, DraftSpec
@@ -120,7 +120,8 @@ class Bench:
     session = self._session(
       Shape(_RANKS, "", siblings, 1, star, ()), "rejection"
     )
-    found = probe.acceptance_by_rank(session, self._encoded)
+    with display.progress(f"counting acceptance by rank, {siblings}"):
+      found = probe.acceptance_by_rank(session, self._encoded)
     return (found / max(1.0, found.sum())).tolist()  # float32 may say 1 + 1e-7
 
   def expected(self, shape: Shape) -> dict[str, dict]:
@@ -130,7 +131,9 @@ class Bench:
     """
     session = self._session(shape, "rejection")
     judges = [session.rule, *(self.rules[rule] for rule in shape.rules)]
-    sums, rounds = probe.expected_lengths(session, self._encoded, judges)
+    what = f"counting expected tokens, {shape.name} of {shape.size}"
+    with display.progress(what):
+      sums, rounds = probe.expected_lengths(session, self._encoded, judges)
     token, *sums = sums
 
     def estimate(over, under):
@@ -156,7 +159,9 @@ class Bench:
   def measured(self, shape: Shape, rule: str) -> tuple[report.Run, float]:
     """Decodes every prompt both ways, in turns; and the seconds of a round."""
     session = self._session(shape, rule)
-    session.warm_up(self._rows(self._batches[0]))
+    what = f"compiling {shape.name} of {shape.size}, {rule}"
+    with display.progress(what):
+      session.warm_up(self._rows(self._batches[0]))
     self._plain = self._plain or session
 
     def decoded(batch: int, plain: bool):

@@ -81,6 +81,14 @@ def row_keys(key, rows=64):
   return set(map(tuple, jax.random.key_data(keys).tolist()))
 
 
+def test_it_says_what_it_waits_for(generate, costs):
+  with programs.waits() as waits:
+    generate("--most_k=2")
+  timing, probe = waits[:2]
+  assert timing.startswith("timing this machine for --k=auto (kept in ")
+  assert probe == "compiling k = 2 and trying it for 16 rounds"
+
+
 def test_what_decides_k_has_not_seen_the_noise_that_writes(
   generate, costs, monkeypatch
 ):

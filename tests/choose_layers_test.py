@@ -61,7 +61,9 @@ of_parts.fails_at = None
 def test_the_real_loop_decides_and_generate_takes_the_answer(
   choose, target, tmp_path, capsys
 ):
-  found = choose("--trials=2")
+  with programs.waits() as waits:
+    found = choose("--trials=2")
+  assert "compiling k = 3 without 0 attention and 0 MLP layers" in waits
   assert [t["skip_mlp"] for t in found["trials"]] == [[], [1]]
   nothing, other = found["trials"]
   assert nothing["tokens_per_round"] == 4.0  # all guesses are its own

@@ -45,7 +45,9 @@ def test_a_table_and_a_picture_and_it_goes_on(
   path = tmp_path / "own.safetensors"
   net = programs.save_drafter(target, path, Recipe("prophet", **SHAPE))
   names = f"--drafters=model:{target},{path}"
-  document = compare(names)
+  with programs.waits() as waits:
+    document = compare(names)
+  assert waits.count("compiling chain of 2, rejection") == 4
   points = [
     tuple(r["drafter"][x] for x in ("name", "temperature", "shape"))
     for r in document["runs"]

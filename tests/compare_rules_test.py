@@ -44,7 +44,10 @@ def compare(target, tmp_path):
 
 def test_a_table_a_picture_and_a_tree_and_it_goes_on(compare, tmp_path, capsys):
   arguments = ("--only=block,lenience",)
-  document = compare(*arguments)
+  with programs.waits() as waits:
+    document = compare(*arguments)
+  assert "counting expected tokens, chain of 2" in waits
+  assert "compiling chain of 2, block" in waits
   out = tmp_path / "out"
   rules = [run["comparison"]["rule"] for run in document["runs"]]
   assert rules == ["block", "lenience"]

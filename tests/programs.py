@@ -4,13 +4,17 @@ absl's flags are global: a script is imported once, under its own name, for
 scripts/ is on the path (conftest.py), and every run starts from the defaults.
 """
 
+import contextlib
 import importlib
 import pathlib
+import re
+from unittest import mock
 
 import jax
 import tokenizers
 from absl import flags
 from tokenizers import decoders, models, pre_tokenizers
+from tqdm import tqdm
 
 from specdec import checkpoints
 from specdec.analysis import hardware
@@ -51,6 +55,20 @@ def run(name, *arguments):
     script.main([name])
   finally:
     jax.config.update("jax_enable_compilation_cache", caching)
+
+
+@contextlib.contextmanager
+def waits():
+  """Yields a list of what `display.progress` waited for, as each ends."""
+  ended, write = [], tqdm.write
+
+  def spy(text, **options):
+    match = re.fullmatch(r"(.*) \.\.\. \d+\.\d s", text)
+    ended.extend(match.groups() if match else ())
+    write(text, **options)
+
+  with mock.patch.object(tqdm, "write", spy):
+    yield ended
 
 
 def save_drafter(target, path, recipe):

@@ -119,7 +119,9 @@ def test_synthetic_texts_are_counted_as_they_are_timed(sweep, tmp_path):
 
 
 def test_points_and_their_predictions(sweep, tmp_path):
-  printed = sweep(POINTS)
+  with programs.waits() as waits:
+    printed = sweep(POINTS)
+  assert waits == ["compiling batch 2, k = 1", "compiling batch 1, k = 0"]
   lines = lines_of(tmp_path)
   assert [line["run"]["k"] for line in lines] == [1, 0]
   for line in lines:

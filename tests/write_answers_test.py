@@ -32,7 +32,9 @@ def test_answers_are_plain_decodings_and_it_goes_on(tmp_path, capsys):
     assert len(found) == len(words)  # each once
     return {line["prompt"]: line for line in found}
 
-  answers = write()
+  with programs.waits() as waits:
+    answers = write()
+  assert waits == ["compiling prompts of at most 64 tokens"]
   assert sorted(answers) == [0, 1, 2, 3]
   checkpoint = checkpoints.load(target)
   ids = checkpoint.tokenizer.encode("hello there")
