@@ -1,0 +1,97 @@
+"""Numbers of the cost model that no refactor may change, to twelve digits.
+
+(Python 3.12 sums floats more exactly than 3.11.)
+
+Rounds of pairs on chips, what planning makes of them, and the papers' tables.
+They stand in fixtures/golden/costs.json, written on version 0.1.0.
+
+  python tests/golden_costs.py            # compares; says what differs
+  python tests/golden_costs.py --write    # after a change that is meant
+"""
+
+import dataclasses
+import json
+import pathlib
+import sys
+
+from specdec.analysis import chips, papers, planning, shapes
+from specdec.analysis.cost import Placed
+from specdec.analysis.pairs import Beside, Pair
+
+FILE = pathlib.Path(__file__).parent / "fixtures" / "golden" / "costs.json"
+SURVIVAL = (0.8, 0.66, 0.55, 0.47, 0.4, 0.34)
+
+
+def pairs() -> dict[str, Pair]:
+  """Deployments of every kind of draft, of dense models and experts."""
+
+  def placed(name, chip, **options):
+    return Placed(shapes.get(name), chips.get(chip), **options)
+
+  large = placed("llama3-70b", "v6e", ways=8)
+  exits = placed("llama3-8b", "h100")
+  early = dataclasses.replace(exits, stop=8)
+  small = shapes.scaled(large.shape, 0.1)
+  experts = placed("mixtral-8x7b", "v5p", ways=4, replicas=2)
+  quantised = placed("llama3-8b", "v5e", ways=2, weights="int8", kv="int8")
+  late = Beside(((1, 1e-4, 2e-5), (64, 3e-4, 5e-5)))
+  return {
+    "70B with 1B": Pair(large, placed("llama3-1b", "v6e", ways=8)),
+    "70B with a tenth": Pair(large, dataclasses.replace(large, shape=small)),
+    "8B, exit after 8": Pair(exits, early, exit_layer=8),
+    "8B, copies": Pair(exits),
+    "experts": Pair(experts),
+    "int8, with overhead": Pair(quantised, beside=late, plain_beside=late),
+  }
+
+
+def numbers() -> dict[str, object]:
+  """Every number, by a name."""
+  values = {}
+  for name, pair in pairs().items():
+    for batch in (1, 8, 64):
+      for context in (128, 8192):
+        where = f"{name}; batch {batch}; context {context}"
+        for k in (0, 1, 4, 8):
+          found = pair.round(batch, k, context)
+          values[f"{where}; k = {k}"] = [found.seconds, found.beside]
+        tree = pair.tree_round(batch, (3, 4, 4), context)
+        values[f"{where}; tree"] = tree.seconds
+        values[f"{where}; best k"] = planning.best_k(
+          pair, batch, context, SURVIVAL
+        )
+        memory = pair.memory(batch, context)
+        values[f"{where}; memory"] = list(memory.values())
+    values[f"{name}; break-even batch"] = planning.break_even_batch(
+      pair, 1024, 0.7
+    )
+    values[f"{name}; largest batch"] = planning.largest_batch(pair, 4096)
+    values[f"{name}; equal memory"] = planning.at_equal_memory(pair, 512, 0.8)
+    values[f"{name}; schedule"] = planning.schedule(pair, 1024, SURVIVAL)
+    values[f"{name}; tree"] = planning.best_tree(
+      pair, 1, 1024, (0.7, 0.1, 0.05), 16
+    )
+  for name in ("LEVIATHAN_1", "LEVIATHAN_2", "CHEN", "SCALING_BOOK"):
+    rows = getattr(papers, name)
+    values[f"papers; {name}"] = [row.ours() for row in rows]
+  return json.loads(
+    json.dumps(values), parse_float=lambda text: float(f"{float(text):.12g}")
+  )
+
+
+def main() -> None:
+  values = numbers()
+  print(f"{len(values)} entries")
+  if "--write" in sys.argv:
+    FILE.parent.mkdir(parents=True, exist_ok=True)
+    lines = [f"{json.dumps(k)}: {json.dumps(v)}" for k, v in values.items()]
+    FILE.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+    return
+  golden = json.loads(FILE.read_text())
+  for key in sorted(golden.keys() | values.keys()):
+    if golden.get(key) != values.get(key):
+      print("differs:", key, golden.get(key), values.get(key))
+
+
+if __name__ == "__main__":
+  main()
