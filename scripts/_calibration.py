@@ -11,7 +11,7 @@ import _skips
 import jax
 from absl import flags
 
-from specdec import calibrate, drafters, hosts, measure, run_folder
+from specdec import calibrate, display, drafters, hosts, measure, run_folder
 from specdec.analysis import bounds, chips, hardware, shapes
 from specdec.analysis.calibration import (
   Calibration,
@@ -194,7 +194,7 @@ def timed(
     most: largest batch and tokens of a row in a pass that will be asked for;
       default those of the rounds.
   """
-  say = say or functools.partial(print, file=sys.stderr)
+  say = say or functools.partial(display.report, file=sys.stderr)
   machine = base.hardware if base else hardware.local(progress=say)
   fits = dict(base.fits) if base else {}
   beside = dict(base.beside) if base else {}
@@ -267,7 +267,7 @@ def _check(models, group: calibrate.Timers, seconds) -> None:
     size = bounds.pass_bytes(models.target.config, batch, tokens, slots // 2)
     what = f"a pass of {batch} x {tokens} tokens"
     if warning := limit.check(what, taken, size):
-      print(f"warning: {warning}", file=sys.stderr)
+      display.report(f"warning: {warning}", file=sys.stderr)
 
 
 def describe(found: Calibration) -> str:

@@ -16,6 +16,7 @@ from absl import flags
 
 from specdec import (
   checkpoints,
+  display,
   drafters,
   expand,
   memory,
@@ -27,7 +28,6 @@ from specdec.checkpoints import learned as saved
 from specdec.checkpoints import shipped
 from specdec.checkpoints.fetch import fetch
 from specdec.checkpoints.learned import Learned
-from specdec.display import escape
 from specdec.learned import cell as cells
 from specdec.learned import serve, size
 from specdec.learned.recipe import Recipe
@@ -122,14 +122,14 @@ def load(max_length: int) -> Models:
   where = places or (None, None)
   if FLAGS.random_weights:
     text = f"random weights for {', '.join(map(str, sources))}"
-    print(escape(text), file=sys.stderr)
+    display.report(text, file=sys.stderr)
     models = [
       checkpoints.random_checkpoint(shape, FLAGS.seed + i, str(source), place)
       for i, (shape, source, place) in enumerate(zip(shapes, sources, where))
     ]
   else:
     text = f"loading {', '.join(map(str, sources))}"
-    print(escape(text), file=sys.stderr)
+    display.report(text, file=sys.stderr)
     draft = sources[1] if FLAGS.draft else None
     models = checkpoints.load_pair(sources[0], draft, FLAGS.dtype, where)
   target, draft = [*models, None][:2]
@@ -265,7 +265,7 @@ def check_memory(
     cpu=jax.default_backend() == "cpu",
   )
   if show or not loaded:
-    print(f"memory on each device: {found}", file=sys.stderr)
+    display.report(f"memory on each device: {found}", file=sys.stderr)
   memory.check(found.besides_weights if loaded else found, places and places[0])
 
 

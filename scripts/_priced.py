@@ -7,7 +7,7 @@ import _config
 import _output
 from absl import flags
 
-from specdec import checkpoints
+from specdec import checkpoints, display
 from specdec.analysis import chips, hardware, shapes, speedup
 from specdec.analysis.cost import BYTES, IDEAL, TYPICAL, Placed
 from specdec.analysis.pairs import Pair
@@ -147,7 +147,9 @@ def chip_of(name: str) -> chips.Chip:
     [changes[key]] = numbers_of([value], "numbers")
   if name != "local":
     return chips.get(name, **changes)
-  found = hardware.local(progress=lambda what: print(what, file=sys.stderr))
+  found = hardware.local(
+    progress=lambda what: display.report(what, file=sys.stderr)
+  )
   return chips.changed(chips.of_hardware(found), **changes)
 
 
@@ -194,7 +196,7 @@ def pair_on(chip, known=None, draft: str | None = None) -> Pair:
   ]
   if not settings:
     return made
-  print(f"beside the passes: as of {settings[0]}", file=sys.stderr)
+  display.report(f"beside the passes: as of {settings[0]}", file=sys.stderr)
   found = known.beside[settings[0]]
   return dataclasses.replace(made, beside=found.ours, plain_beside=found.plain)
 

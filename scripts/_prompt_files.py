@@ -67,7 +67,7 @@ def read_prompts(target) -> tuple[list[list[int]], list[prompts.Prompt], list]:
       except ValueError as error:
         broken.append(f"{prompt.name}: {error}")
   for line in broken:
-    print(display.escape(f"skipped: {line}"), file=sys.stderr)
+    display.report(f"skipped: {line}", file=sys.stderr)
   if not found:
     raise ValueError("no prompt is left")
   return encoded, found, broken

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from absl import flags
 
-from specdec import run_folder
+from specdec import display, run_folder
 
 flags.DEFINE_integer(
   "every", 20, "Every so manyth goes to held_out.jsonl instead; 0: none."
@@ -32,4 +32,4 @@ def write(folder: Path, lines: Sequence[dict]) -> None:
   for name, part in parts.items():
     path = folder / f"{name}.jsonl"
     run_folder.replace_text(path, "".join(part))
-    print(f"{len(part)} prompts: {path}")
+    display.report(f"{len(part)} prompts: {path}")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import jax
 
-from specdec import acceptance, checkpoints, hosts, run_folder
+from specdec import acceptance, checkpoints, display, hosts, run_folder
 from specdec.checkpoints import names
 from specdec.models.config import RopeScaling, TransformerConfig
 from specdec.training import data, evaluate, samples
@@ -80,7 +80,7 @@ def load_data(config, options: Options, tokenizer):
       packed.append(data.Packed(stream, options.sequence, seed))
     except ValueError as error:
       raise ValueError(f"{config[name]}: {error}") from None
-    print(
+    display.report(
       f"{name}: {len(stream):,} tokens of {config[name]}",
       file=sys.stderr,
     )
@@ -142,7 +142,7 @@ def judge(
 def say_size(name: str, size: str, options: Options, packed) -> None:
   """One line: what is trained, and on how much."""
   tokens = options.steps * options.batch * options.sequence
-  print(
+  display.report(
     f"{name}: {size}, {options.steps:,} steps of {options.batch} x "
     f"{options.sequence} tokens, {tokens / 1e6:.2f} M in all, "
     f"{tokens / packed.tokens:.2f} times over the data",

@@ -263,7 +263,7 @@ def print_machine(document) -> None:
   products = ", ".join(
     f"{dtype} {rate / 1e9:.0f}" for dtype, rate in machine["flops"].items()
   )
-  print(
+  display.report(
     f"{machine['name']}, load {document['machine']['load']} before and "
     f"{document['load_after']} after; {FLAGS.target}, {FLAGS.dtype}, context "
     f"{FLAGS.context}\n"
@@ -275,15 +275,17 @@ def print_machine(document) -> None:
 def print_tables(document) -> None:
   """What a person wants to read."""
   if document["passes"]:
-    print("\na pass of n tokens a row")
-    print(report.of_passes(document["passes"]))
+    display.report("\na pass of n tokens a row")
+    display.report(report.of_passes(document["passes"]))
   if document["runs"]:
-    print(f"\ndecoding, {_decoding.describe_drafter()}, {FLAGS.acceptance}")
+    display.report(
+      f"\ndecoding, {_decoding.describe_drafter()}, {FLAGS.acceptance}"
+    )
     for source in dict.fromkeys(run["prompts"] for run in document["runs"]):
-      print(f"  {source}")
+      display.report(f"  {source}")
     for caveat in document["caveats"]:
-      print(f"  beware: {caveat}")
-    print(report.of_bench(document["runs"]))
+      display.report(f"  beware: {caveat}")
+    display.report(report.of_bench(document["runs"]))
 
 
 def calibrate(models) -> None:
@@ -300,7 +302,7 @@ def calibrate(models) -> None:
     models, rows, FLAGS.context, batches, ks, context, base, FLAGS.repeats
   )
   _calibration.write(path, found)
-  print(_calibration.describe(found))
+  display.report(_calibration.describe(found))
 
 
 def bench() -> None:
@@ -310,7 +312,9 @@ def bench() -> None:
   check_flags()
   jax.config.update("jax_enable_compilation_cache", False)
   header = _decoding.header(_OWN)
-  machine = hardware.local(progress=lambda what: print(what, file=sys.stderr))
+  machine = hardware.local(
+    progress=lambda what: display.report(what, file=sys.stderr)
+  )
   models = _decoding.load(FLAGS.context + FLAGS.max_new_tokens)
   if FLAGS.calibrate:
     return calibrate(models)
@@ -364,7 +368,7 @@ def bench() -> None:
   print_tables(document)
   if FLAGS.json:
     report.write_json(FLAGS.json, document)
-  print(json.dumps(document, allow_nan=False))
+  display.report(json.dumps(document, allow_nan=False))
   for _, sentence, gross in wrong:
     if gross:
       raise measure.Impossible(sentence)

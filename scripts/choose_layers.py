@@ -116,7 +116,9 @@ class Bench:
     ]
     if FLAGS.objective == "predicted":
       if FLAGS.for_chip == "local":
-        machine = hardware.local(progress=lambda s: print(s, file=sys.stderr))
+        machine = hardware.local(
+          progress=lambda s: display.report(s, file=sys.stderr)
+        )
         self._chip = chips.of_hardware(machine)
       else:
         self._chip = chips.get(FLAGS.for_chip)
@@ -285,8 +287,8 @@ def choose_layers() -> None:
   search(study, bench, num_layers)
   lines = as_lines(_subsets.finished(study), num_layers)
   best = max(lines, key=lambda line: line["tokens_per_second"])
-  print(table(lines))
-  print("\ntiming the best once more ...", file=sys.stderr)
+  display.report(table(lines))
+  display.report("\ntiming the best once more ...", file=sys.stderr)
   skip = _subsets.subset(study.best_params, num_layers)
   ours, plain = bench.against_plain(skip, best["k"])
   document = (
@@ -305,12 +307,12 @@ def choose_layers() -> None:
   run_folder.replace_text(folder / "skip.json", text)
   if FLAGS.json:
     report.write_json(FLAGS.json, document)
-  print(
+  display.report(
     f"\nin turns: {ours:.1f} tokens/s, plain {plain:.1f}: {ours / plain:.2f} x"
     f"\nuse it: --skip={folder / 'skip.json'}"
   )
   for caveat in document["caveats"]:
-    print(f"beware: {caveat}")
+    display.report(f"beware: {caveat}")
 
 
 main = _main.main_of(

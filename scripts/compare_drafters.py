@@ -44,6 +44,7 @@ from tqdm import tqdm
 
 from specdec import (
   comparison,
+  display,
   evaluation,
   expand,
   measure,
@@ -347,7 +348,7 @@ def work() -> None:
   text += f"\n\n  a one-token pass reads {read_rate / 1e9:.1f} GB/s"
   for caveat in header["caveats"]:
     text += f"\n  beware: {caveat}"
-  print(text)
+  display.report(text)
   run_folder.replace_text(folder / "table.txt", text + "\n")
   document = header | {
     "runs": runs,
@@ -358,7 +359,9 @@ def work() -> None:
   drafter_plots.over_k(
     runs, folder / "plot.png", f"Drafters of {FLAGS.target}", header["caveats"]
   )
-  print(f"results: {folder}/results.json, table.txt, plot.png", file=sys.stderr)
+  display.report(
+    f"results: {folder}/results.json, table.txt, plot.png", file=sys.stderr
+  )
 
 
 main = _main.main_of(

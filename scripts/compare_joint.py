@@ -119,8 +119,8 @@ def work(arguments: list[str]) -> None:
       _main.check_writable(name, path)
   runs = [joint_runs.read(folder) for folder in _folders.named(arguments)]
   kinds = joint_runs.compare(runs)
-  print(f"  {runs[0].tokens:,} tokens each")
-  print(table(kinds))
+  display.report(f"  {runs[0].tokens:,} tokens each")
+  display.report(table(kinds))
   if _JSON.value:
     settings = {"folders": [run.folder for run in runs]}
     header = provenance.header(settings, [])

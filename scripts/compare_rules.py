@@ -40,6 +40,7 @@ from tqdm import tqdm
 
 from specdec import (
   comparison,
+  display,
   evaluation,
   measure,
   provenance,
@@ -112,7 +113,7 @@ def measure_ranks(bench: comparison.Bench, lines: run_folder.Lines) -> dict:
   for line in lines.entries:
     if "ranks" in line:
       return line["ranks"]
-  print("measuring acceptance by rank ...", file=sys.stderr)
+  display.report("measuring acceptance by rank ...", file=sys.stderr)
   found = {kind: bench.ranks(kind) for kind in _SOME_RANKS}
   lines.append({"ranks": found})
   return found
@@ -275,7 +276,7 @@ def work() -> None:
     text += "\n" + describe(ranks, chosen)
     paths = json.dumps(chosen["paths"])
     run_folder.replace_text(folder / "tree.json", paths + "\n")
-  print(text)
+  display.report(text)
   run_folder.replace_text(folder / "table.txt", text + "\n")
   document = header | {
     "caveats": caveats,
@@ -291,7 +292,9 @@ def work() -> None:
     f"{FLAGS.temperature:g}",
     caveats,
   )
-  print(f"results: {folder}/results.json, table.txt, plot.png", file=sys.stderr)
+  display.report(
+    f"results: {folder}/results.json, table.txt, plot.png", file=sys.stderr
+  )
 
 
 main = _main.main_of(

@@ -291,8 +291,8 @@ def compile_tpu() -> None:
       found.append(compile_step(name, steps) if FLAGS.here else apart(name))
   said, plan, size = priced(models, spec), planned(models, spec), memory_of
   parts = ", ".join(f"{n} {x / 2**30:.3f} GiB" for n, x in plan.items())
-  print(f"on each chip, of its {size / 2**30:.0f} GiB: {parts}")
-  print(table(found, said, size))
+  display.report(f"on each chip, of its {size / 2**30:.0f} GiB: {parts}")
+  display.report(table(found, said, size))
   for one in found:
     if "error" not in one:
       one["fits"] = held(one) <= size

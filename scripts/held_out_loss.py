@@ -68,7 +68,7 @@ def run() -> None:
     counts = ngram.Trigram(counted, tokenizer.vocab_size)
     found = -counts.log_probs(judged).mean()
     rows.append(("3-gram", line(found, len(judged), size)))
-  print(display.table(rows))
+  display.report(display.table(rows))
 
 
 def line(loss: float, tokens: int, size: int) -> str:

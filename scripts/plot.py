@@ -15,6 +15,7 @@ from pathlib import Path
 import _main
 from absl import flags
 
+from specdec import display
 from specdec.analysis import plots
 
 _PICTURE = flags.DEFINE_string(
@@ -84,7 +85,7 @@ def draw(arguments: list[str]) -> None:
         )
       curves[label or path] = runs
     plots.speed_over_k(curves, _PICTURE.value, title_of(documents), caveats)
-  print(_PICTURE.value)
+  display.report(_PICTURE.value)
 
 
 main = _main.main_of("plot", draw, takes_arguments=True)

@@ -46,7 +46,7 @@ def report(arguments: list[str]) -> None:
   _main.check_writable("--page", page)
   found = sweeps.read(paths)
   for text in found.broken:
-    print(display.escape(f"skipped: {text}"), file=sys.stderr)
+    display.report(f"skipped: {text}", file=sys.stderr)
   header = paths[0] / "header.json"
   known = json.loads(header.read_text()) if header.is_file() else None
   text = report_page.render(found, known)
@@ -57,12 +57,12 @@ def report(arguments: list[str]) -> None:
     for name, figure in report_page.figures(found.lines).items():
       canvas.save(figure, folder / f"{name}.png")
   for name, some in sweeps.by_setting(found.lines).items():
-    print(display.escape(f"{name}: {sweeps.band(some)}"))
-  print(f"all: {sweeps.band(found.lines)}")
+    display.report(f"{name}: {sweeps.band(some)}")
+  display.report(f"all: {sweeps.band(found.lines)}")
   judged = [line for line in found.lines if line["run"]["k"]]
   if judged:
-    print(f"without k = 0: {sweeps.band(judged)}")
-  print(page)
+    display.report(f"without k = 0: {sweeps.band(judged)}")
+  display.report(page)
 
 
 main = _main.main_of("report", report, takes_arguments=True)

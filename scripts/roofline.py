@@ -30,7 +30,7 @@ import numpy as np
 from _priced import gain
 from absl import flags
 
-from specdec import run_folder
+from specdec import display, run_folder
 from specdec.analysis import chips, planning, prediction, speedup
 from specdec.analysis.calibration import Calibration
 from specdec.analysis.pairs import Pair
@@ -58,11 +58,11 @@ def print_round(pair: Pair, survival) -> None:
   header = ["part", "times", "term", "MB", "GFLOP", "MB sent", "ms"]
   for k in sorted({0, best.k or FLAGS.most}):
     found = pair.round(1, k, FLAGS.context)
-    print(f"\na round of k = {k}, batch 1, context {FLAGS.context}")
-    print(columns(header, prediction.explain(found)))
+    display.report(f"\na round of k = {k}, batch 1, context {FLAGS.context}")
+    display.report(columns(header, prediction.explain(found)))
     law = planning.curve(survival, FLAGS.most)[:k]
     one = speedup.latency(law, found.seconds)
-    print(
+    display.report(
       f"  {speedup.expected_tokens(law):.2f} tokens in "
       f"{1e3 * found.seconds:.3f} ms; a token of a text of 128 takes "
       f"{1e3 * one.mean:.3f} ms in the mean, {1e3 * one.p99:.3f} ms in one "
@@ -82,37 +82,41 @@ def print_plans(pair: Pair, survival, batches, contexts) -> None:
       best = planning.best_k(pair, batch, context, survival, FLAGS.most)
       cells.append(f"{best.k}: {best.speedup:.2f}")
     lines.append(cells)
-  print("\nbest k and its speedup; -: does not fit")
+  display.report("\nbest k and its speedup; -: does not fit")
   header = ["batch \\ context", *map(str, contexts)]
-  print(columns(header, lines))
+  display.report(columns(header, lines))
   even = planning.break_even_batch(pair, FLAGS.context, survival, FLAGS.most)
   if even is None:
-    print(f"\nat context {FLAGS.context} some k pays at batch 4096 still")
+    display.report(
+      f"\nat context {FLAGS.context} some k pays at batch 4096 still"
+    )
   else:
-    print(f"\nat context {FLAGS.context} no k pays from batch {even} on")
+    display.report(
+      f"\nat context {FLAGS.context} no k pays from batch {even} on"
+    )
   if even:
     back = planning.break_even_context(pair, even, survival, FLAGS.most)
     if back:
-      print(f"at batch {even} it pays from context {back} on")
+      display.report(f"at batch {even} it pays from context {back} on")
   most = 256
   if np.isfinite(pair.target.chip.memory):  # of some machines nobody says
     ours, plain = planning.at_equal_memory(
       pair, FLAGS.context, survival, FLAGS.most
     )
     for name, one in (("with the drafter", ours), ("without it", plain)):
-      print(
+      display.report(
         f"as many rows as fit {name}: {one.batch}, with k = {one.k} "
         f"{one.tokens_per_second:,.0f} tokens/s, "
         f"{1e3 * one.seconds_per_token:.1f} ms a token"
       )
     most = min(most, ours.batch)
   stretches = planning.schedule(pair, FLAGS.context, survival, FLAGS.most, most)
-  print(f"vLLM: {json.dumps(planning.as_vllm(stretches))}")
+  display.report(f"vLLM: {json.dumps(planning.as_vllm(stretches))}")
   try:
     said = json.dumps(planning.as_tensorrt_llm(stretches))
   except ValueError as error:
     said = str(error)
-  print(f"TensorRT-LLM: {said}")
+  display.report(f"TensorRT-LLM: {said}")
 
 
 def print_drafts(pair: Pair) -> None:
@@ -122,7 +126,7 @@ def print_drafts(pair: Pair) -> None:
     pair.target, drafts, _priced.law_of(), 1, FLAGS.context, FLAGS.most
   )
   best = max(found, key=lambda sized: sized.best.speedup)
-  print(
+  display.report(
     f"best draft size by --law, batch 1: {best.shape.num_parameters / 1e9:.3g} "
     f"B parameters, {best.alpha:.2f} of its guesses kept, k = {best.best.k}, "
     f"{best.best.speedup:.2f} times plain decoding"
@@ -135,7 +139,7 @@ def print_tree(pair: Pair) -> None:
   found = planning.best_tree(pair, 1, FLAGS.context, rates)
   plain = pair.plain(1, FLAGS.context).seconds
   levels = len(found.paths[-1]) if found.paths else 0
-  print(
+  display.report(
     f"best tree at batch 1: {len(found.paths)} guesses in {levels} levels, "
     f"{found.tokens:.2f} tokens in {1e3 * found.seconds:.2f} ms, "
     f"{found.tokens * plain / found.seconds:.2f} times plain decoding"
@@ -146,7 +150,7 @@ def roofline() -> None:
   """The whole run."""
   apply_config()
   if FLAGS.papers:
-    print(_papers.tables())
+    display.report(_papers.tables())
     return
   if FLAGS.source < 0:
     raise ValueError(f"--source={FLAGS.source}; it must be >= 0")
@@ -172,7 +176,7 @@ def roofline() -> None:
   pair.check_memory(1, FLAGS.context)
   gib = 2**30
   parts = pair.memory(1, FLAGS.context).items()
-  print(
+  display.report(
     f"{FLAGS.ways * FLAGS.replicas} x {chip.name} ({chip.source}); of each "
     f"chip's {chip.memory / gib:.1f} GiB: "
     + ", ".join(f"{name} {size / gib:.2f}" for name, size in parts)
@@ -190,7 +194,7 @@ def roofline() -> None:
     shown = pair, survival, batches, contexts
     _roofline_pictures.write_cells(folder / "cells.csv", *shown)
     _roofline_pictures.draw(folder, known, *shown)
-    print(f"pictures and cells.csv: {folder}", file=sys.stderr)
+    display.report(f"pictures and cells.csv: {folder}", file=sys.stderr)
 
 
 main = _main.main_of("roofline", roofline)

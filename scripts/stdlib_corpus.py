@@ -19,7 +19,7 @@ from pathlib import Path
 import _main
 from absl import flags
 
-from specdec import run_folder
+from specdec import display, run_folder
 
 # Folders of tests, of tables and of other people's packages.
 SKIPPED_FOLDERS = {
@@ -133,8 +133,8 @@ def write_corpus() -> None:
   text = json.dumps(manifest, indent=1) + "\n"
   run_folder.replace_file(output / "manifest.json", text)
   for part, size in sizes.items():
-    print(f"{part}: {len(digests[part])} files, {size / 1e6:.2f} MB")
-  print(f"prompts: {len(begun)}")
+    display.report(f"{part}: {len(digests[part])} files, {size / 1e6:.2f} MB")
+  display.report(f"prompts: {len(begun)}")
 
 
 main = _main.main_of("stdlib_corpus", write_corpus)

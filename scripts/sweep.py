@@ -43,7 +43,7 @@ from absl.testing import flagsaver
 from ml_collections import ConfigDict
 from tqdm import tqdm
 
-from specdec import run_folder
+from specdec import display, run_folder
 from specdec.analysis import metrics
 from specdec.display import columns, escape
 from specdec.spelling import choices
@@ -245,7 +245,7 @@ def sweep() -> None:
   run_folder.claim(folder, whole, free=("calibration_repeats",))
   lines = run_folder.Lines(folder / "lines.jsonl")
   for broken in lines.broken:
-    print(f"skipped: {broken}", file=sys.stderr)
+    display.report(f"skipped: {broken}", file=sys.stderr)
   entries = [x for x in lines.entries if "point" in x]
   known = {key_of(x["point"]): x for x in entries if "run" in x}
   done = set(known)
@@ -282,10 +282,10 @@ def sweep() -> None:
     for line in lines.entries
     if "run" in line and key_of(line["point"]) in own
   }
-  print(table(list(measured_lines.values())))
+  display.report(table(list(measured_lines.values())))
   failed = len(points) - len(measured_lines)
   if failed:
-    print(f"{failed} points failed; {folder}/lines.jsonl says why")
+    display.report(f"{failed} points failed; {folder}/lines.jsonl says why")
 
 
 def flags_of(point: dict) -> dict:

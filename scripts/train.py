@@ -96,7 +96,7 @@ def find_places(config, model: TransformerConfig, options: Options):
   plan = memory.training(
     model, target if config.get("target") else None, *found
   )
-  print(
+  display.report(
     f"train: memory on each device: {plan} and activations", file=sys.stderr
   )
   memory.check(plan, found[0])
@@ -149,7 +149,7 @@ def time_steps(params, frozen, aim, packed, shape, options: Options) -> None:
     ("share of it", f"{found.flops / found.gemm_flops:.0%}"),
     ("load", " ".join(f"{load:.2f}" for load in os.getloadavg())),
   ]
-  print(display.table(rows))
+  display.report(display.table(rows))
 
 
 def run() -> None:

@@ -24,7 +24,7 @@ import jax
 import numpy as np
 from absl import flags
 
-from specdec import checkpoints, drafters, expand, run_folder
+from specdec import checkpoints, display, drafters, expand, run_folder
 from specdec.checkpoints import learned as saved
 from specdec.checkpoints.fetch import fetch
 from specdec.learned import cell as cells
@@ -100,7 +100,7 @@ def choose_vocabulary(recipe: Recipe, rows, target, start):
   else:
     ids, part = vocabulary.most_frequent(rows, recipe.vocabulary, size)
   if ids is not None:
-    print(
+    display.report(
       f"vocabulary: {len(ids):,} of {size:,} tokens, {part:.1%} of the text",
       file=sys.stderr,
     )

@@ -15,7 +15,7 @@ import tokenizers
 from absl import flags
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from specdec import run_folder
+from specdec import display, run_folder
 from specdec.training import data
 
 END = "<|endoftext|>"
@@ -57,7 +57,7 @@ def train() -> None:
   sample = texts[: 1 + len(texts) // 20]
   ids = sum(len(tokenizer.encode(text).ids) for text in sample)
   size = sum(len(text.encode()) for text in sample)
-  print(
+  display.report(
     f"{tokenizer.get_vocab_size()} tokens; {size / ids:.2f} bytes a token on "
     f"{len(sample)} of its documents"
   )

@@ -57,7 +57,7 @@ def work(arguments: list[str]) -> None:
   if _PICTURE.value:
     _main.check_writable("--picture", _PICTURE.value)
   runs = [curves.read(folder) for folder in _folders.named(arguments)]
-  print(table(runs))
+  display.report(table(runs))
   if _PICTURE.value:
     title = _TITLE.value or f"Held-out acceptance of {len(runs)} drafters"
     shown = [(x.name, x.tokens, x.acceptance, x.tokens_per_pass) for x in runs]

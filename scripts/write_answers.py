@@ -91,12 +91,12 @@ def work() -> None:
   _prompt_files.claim(folder, header, models, encoded)
   lines = run_folder.Lines(folder / "answers.jsonl")
   for line in lines.broken:
-    print(f"skipped: {line}; it is answered again", file=sys.stderr)
+    display.report(f"skipped: {line}; it is answered again", file=sys.stderr)
   answer(models, encoded, lines)
   tokens = sum(
     len(line["token_ids"]) - line["prompt_tokens"] for line in lines.entries
   )
-  print(f"{len(lines.entries)} answers of {tokens:,} tokens: {folder}")
+  display.report(f"{len(lines.entries)} answers of {tokens:,} tokens: {folder}")
 
 
 main = _main.main_of(

@@ -8,10 +8,10 @@ terminal through `escape`, so that none of it is obeyed there.
 
 import contextlib
 import os
-import re
 import sys
 import threading
 import time
+import unicodedata
 from collections.abc import Iterator, Sequence
 from typing import TextIO
 
@@ -33,23 +33,32 @@ _STYLES = {
 }
 
 
-# Control characters; turns of direction, which reorder the words around them;
-# halves of surrogate pairs, which no terminal's encoding has.
-_UNSAFE = re.compile(
-  "[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
-)
+# Controls, marks of format (turns of direction among them), line and paragraph
+# separators, private use, surrogates.
+_UNSAFE = frozenset(("Cc", "Cf", "Zl", "Zp", "Co", "Cs"))
+_JOINERS = "\u200c\u200d"  # emoji and several scripts need them
+
+
+def is_unsafe(character: str) -> bool:
+  """Whether a reader would not see it, or a terminal would obey it."""
+  return (
+    unicodedata.category(character) in _UNSAFE and character not in _JOINERS
+  )
 
 
 def escape(text: str, keep: str = "\n\t") -> str:
-  """Spells out characters that a terminal would obey, `keep` excepted."""
-  return _UNSAFE.sub(
-    lambda match: (
-      match[0]
-      if match[0] in keep
-      else match[0].encode("unicode_escape").decode()
-    ),
-    text,
+  """Spells out the characters that are unsafe, `keep` excepted."""
+  return "".join(
+    character.encode("unicode_escape").decode()
+    if is_unsafe(character) and character not in keep
+    else character
+    for character in text
   )
+
+
+def report(text: object, file: TextIO | None = None) -> None:
+  """Prints escaped text, to standard output unless a file is given."""
+  print(escape(str(text)), file=file)
 
 
 class Painter:
@@ -115,7 +124,7 @@ def progress(what: str, every: float = 15.0) -> Iterator[None]:
   begin, ended = time.perf_counter(), threading.Event()
 
   def say(end: str) -> None:
-    tqdm.write(f"{what} ...{end}", file=sys.stderr)
+    tqdm.write(escape(f"{what} ...{end}"), file=sys.stderr)
     sys.stderr.flush()
 
   def elapsed() -> str:

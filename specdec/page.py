@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from specdec.answer import Answer, Token
 from specdec.checkpoints import Tokenizer
-from specdec.display import NAMES
+from specdec.display import NAMES, is_unsafe
 from specdec.types import ACCEPTED, BONUS, CORRECTION, NO_DRAFT, PLAIN
 
 _CLASSES = {
@@ -34,11 +34,6 @@ _MEANINGS = {
 _LONG_PROMPT = 1500  # characters; from here on it is folded away
 _ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;"}
 _ENTITIES["'"] = "&#x27;"
-# They would turn around the order of what follows them, the page's own words
-# included.
-_BIDI = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e") | {
-  chr(code) for code in range(0x2066, 0x206A)
-}
 
 
 class Section(NamedTuple):
@@ -214,13 +209,12 @@ def _spelled(character: str) -> str:
     return "↵"
   if code < 0x20 or code == 0x7F:
     return chr(0x2421 if code == 0x7F else 0x2400 + code)
-  odd = unicodedata.category(character) in ("Cc", "Cs", "Zl", "Zp")
-  return f"[U+{code:04X}]" if odd or character in _BIDI else character
+  return f"[U+{code:04X}]" if is_unsafe(character) else character
 
 
 def _has_width(text: str) -> bool:
   """Whether there is anything to point at."""
   return any(
-    unicodedata.category(character) not in ("Cf", "Mn") or character in _BIDI
+    is_unsafe(character) or unicodedata.category(character) not in ("Cf", "Mn")
     for character in text
   )

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from specdec import display
 from specdec.checkpoints import Tokenizer
 
 # Spec-Bench counts MT-bench's categories as one (arXiv:2401.07851).
@@ -41,7 +42,7 @@ def read(path: str | Path) -> list[Prompt]:
   """As `scan`; lines that hold no prompt are named on standard error."""
   prompts, broken = scan(path)
   for line in broken:
-    print(f"skipped: {line}", file=sys.stderr)
+    display.report(f"skipped: {line}", file=sys.stderr)
   return prompts
 
 

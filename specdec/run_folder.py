@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
-from specdec import hosts
+from specdec import display, hosts
 
 _locks: dict[Path, TextIO] = {}  # by folder, open as long as it is held
 
@@ -49,7 +49,7 @@ def lock(folder: Path) -> None:
       "folder"
     ) from None
   except OSError as error:  # a network file system without locks
-    print(
+    display.report(
       f"warning: {folder} cannot be locked ({error.strerror}); see to it that "
       "no other process writes there",
       file=sys.stderr,

@@ -1,5 +1,6 @@
 """What a model, a file or a user wrote is not obeyed by the terminal."""
 
+import ast
 import io
 import json
 
@@ -7,7 +8,7 @@ import _main
 import pytest
 
 import programs
-from specdec import display
+from specdec import display, page
 from specdec.types import ACCEPTED
 
 # It writes to the clipboard (OSC 52), clears the screen, turns the line around.
@@ -20,12 +21,18 @@ def assert_harmless(text):
   assert not left, ascii(text)
 
 
-def test_every_control_but_line_ends_and_tabs_is_spelled_out():
-  for code in [*range(0x100), *range(0x2020, 0x2070), 0xD800, 0xDFFF]:
+def test_what_is_obeyed_or_not_seen_is_spelled_out():
+  for code in [*range(0x100), *range(0x2010, 0x2070), 0xD800, 0xDFFF]:
     control = code < 0x20 or 0x7F <= code < 0xA0 or 0xD800 <= code <= 0xDFFF
-    bidi = 0x202A <= code <= 0x202E or 0x2066 <= code <= 0x2069
+    unseen = code in (0xAD, 0x200E, 0x200F) or 0x2028 <= code <= 0x202E
+    unseen |= 0x2060 <= code <= 0x2064 or 0x2066 <= code <= 0x206F
     same = display.escape(chr(code)) == chr(code)
-    assert same == (chr(code) in "\n\t" or not (control or bidi)), hex(code)
+    assert same == (chr(code) in "\n\t" or not (control or unseen)), hex(code)
+  for code in (0x61C, 0x200B, 0xFEFF, 0xE000, *range(0xE0020, 0xE0080)):
+    assert display.escape(chr(code)).isascii(), hex(code)
+    assert page.escape(chr(code)) == f"[U+{code:04X}]"
+  for text in ("\U0001f468\u200d\U0001f469", "\u0645\u06cc\u200c\u062e"):
+    assert display.escape(text) == text == page.escape(text)
   assert display.escape(f"a\n{NASTY}\tb") == f"a\n{SHOWN}\tb"
   display.escape("\ud800").encode()  # any terminal can write it
 
@@ -75,6 +82,39 @@ def test_tokens_reach_standard_output_escaped(tmp_path, capsys):
   assert r"\x1b[5m" in said.out and SHOWN in said.out
   assert_harmless(said.out + said.err.replace("\r", ""))
   assert_harmless((tmp_path / "page.html").read_text().replace("\r", ""))
+
+
+def test_programs_print_by_report_or_a_painter():
+  root = programs.SCRIPTS.parent
+  files = [*programs.SCRIPTS.glob("*.py"), *(root / "specdec").rglob("*.py")]
+  alone = {"record_parity.py", "check_transformers.py"}  # import no specdec
+  own = {"display.py", "_main.py", "chat_template.py"}  # of escaped text, JSON
+  raw = [
+    f"{file.name}: {ast.unparse(call)}"
+    for file in files
+    if file.name not in alone | own
+    for call in ast.walk(ast.parse(file.read_text()))
+    if isinstance(call, ast.Call) and ast.unparse(call.func) == "print"
+    if call.args and not ast.unparse(call.args[0]).startswith("painter.")
+  ]
+  assert raw == []
+
+
+@pytest.mark.parametrize("name", ["bench", "generate"])
+def test_names_of_prompt_files_are_escaped(tmp_path, capsys, monkeypatch, name):
+  programs.fake_machine(monkeypatch)
+  target = programs.write_model(tmp_path / "target")
+  prompts = tmp_path / "a\x1b]0;pwn\x07.jsonl"
+  prompts.write_text('{"prompt": "aaaaaaaaa"}\n{}\n')
+  page = tmp_path / "b\x1b]0;pwn\x07.html"
+  flags = {"bench": ["--context=8"], "generate": [f"--html={page}"]}
+  programs.run(
+    name, f"--target={target}", f"--prompt_file={prompts}", "--k=1",
+    "--max_new_tokens=8", "--repeats=1", *flags[name],
+  )  # fmt: skip
+  said = capsys.readouterr()
+  assert r"a\x1b]0;pwn\x07.jsonl has none of" in said.err
+  assert not {"\x1b", "\x07"} & set(said.out + said.err)
 
 
 def test_categories_and_names_of_prompts_are_escaped(tmp_path, capsys):

@@ -16,8 +16,7 @@ import jax.numpy as jnp
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from tqdm import tqdm
 
-from specdec import hosts
-from specdec.display import escape
+from specdec import display, hosts
 from specdec.training import loop
 from specdec.training.data import Sequences
 from specdec.training.log import Log
@@ -89,11 +88,13 @@ def train(
   checkpoints = Checkpoints(folder)
   restored, faults = checkpoints.restore(state)
   for fault in faults:
-    text = escape(f"train: {fault}; the one before is used")
-    print(text, file=sys.stderr)
+    text = f"train: {fault}; the one before is used"
+    display.report(text, file=sys.stderr)
   if restored is not None:
     state = restored
-    print(f"train: going on after step {int(state.step)}", file=sys.stderr)
+    display.report(
+      f"train: going on after step {int(state.step)}", file=sys.stderr
+    )
   log = Log(folder, int(state.step))
   step = loop.make_step(objective, optimizer, options, places)
   evaluation = loop.make_evaluation(judged or objective, options)
