@@ -114,11 +114,11 @@ def replace_folder(
   Args:
     write: fills the folder that it is given, which does not exist yet.
   """
-  target = Path(path)
+  target = Path(path).resolve()  # a link stays one
   scratch, old = (target.with_name(f".{target.name}{x}") for x in ("", ".old"))
-  for folder in (scratch, old):
-    shutil.rmtree(folder, ignore_errors=True)
   with errors_name(path):
+    restore(target)
+    shutil.rmtree(scratch, ignore_errors=True)
     try:
       write(scratch)
     except BaseException:
@@ -128,6 +128,19 @@ def replace_folder(
       target.rename(old)
     scratch.rename(target)
   shutil.rmtree(old, ignore_errors=True)
+
+
+def restore(target: Path) -> None:
+  """Completes what a kill within `replace_folder` left undone.
+
+  Puts the old folder back where the new one does not stand yet, and deletes it
+  where it does.
+  """
+  old = target.with_name(f".{target.name}.old")
+  if target.exists():
+    shutil.rmtree(old, ignore_errors=True)
+  elif old.is_dir():
+    old.rename(target)
 
 
 @contextlib.contextmanager

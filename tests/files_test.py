@@ -1,8 +1,10 @@
 """Files are written whole or not at all, also where the disk is full."""
 
 import contextlib
+import errno
 import json
 import os
+import pathlib
 import resource
 import signal
 import subprocess
@@ -101,6 +103,61 @@ def test_a_folder_is_replaced_whole_or_not_at_all(tmp_path):
   run_folder.replace_folder(target, lambda folder: write(folder, 2))
   assert os.listdir(tmp_path) == ["best"]
   assert (target / "weights").stat().st_size == 2
+
+
+class Killed(BaseException):
+  pass
+
+
+@pytest.mark.parametrize("link", [False, True])
+@pytest.mark.parametrize("step", ["first rename", "second rename", "delete"])
+def test_a_kill_while_folders_change_places_loses_neither(
+  tmp_path, monkeypatch, step, link
+):
+  def writer(text):
+    def write(folder):
+      folder.mkdir()
+      (folder / "weights").write_text(text)
+
+    return write
+
+  def kill(*_, **__):
+    raise Killed
+
+  def full(folder):
+    folder.mkdir()
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+  target = tmp_path / "best"
+  run_folder.replace_folder(target, writer("old"))
+  given, names = target, ["best"]
+  if link:
+    given, names = tmp_path / "link", ["best", "link"]
+    given.symlink_to(target)
+  rename, old = pathlib.Path.rename, tmp_path / ".best.old"
+  with monkeypatch.context() as patch, pytest.raises(Killed):
+    if step == "delete":
+      patch.setattr(
+        run_folder.shutil,
+        "rmtree",
+        lambda path, **_: kill() if path == old and old.exists() else None,
+      )
+    else:
+      killed = "best" if step == "first rename" else ".best"
+      patch.setattr(
+        pathlib.Path,
+        "rename",
+        lambda self, new: kill() if self.name == killed else rename(self, new),
+      )
+    run_folder.replace_folder(given, writer("new"))
+  with pytest.raises(OSError, match="No space left"):
+    run_folder.replace_folder(given, full)
+  kept = "new" if step == "delete" else "old"
+  assert (given / "weights").read_text() == kept
+  assert sorted(os.listdir(tmp_path)) == names
+  run_folder.replace_folder(given, writer("newer"))
+  assert (given / "weights").read_text() == "newer"
+  assert sorted(os.listdir(tmp_path)) == names and given.is_symlink() == link
 
 
 def test_a_line_that_does_not_fit_is_not_begun(tmp_path):
