@@ -154,6 +154,31 @@ def _unhush() -> None:
     sys.stderr = sys.__stderr__
 
 
+def take_folder(name: str, path: str) -> None:
+  """Locks the folder `path`, given as `name`.
+
+  Raises:
+    BlockingIOError: another process has it.
+    ValueError: it could not be written by the process that writes.
+  """
+  check_folder(name, path)
+  run_folder.lock(pathlib.Path(path))
+
+
+def check_folder(name: str, path: str) -> None:
+  """Raises ValueError where the folder `path`, given as `name`, could not be
+  written, or created, by the process that writes."""
+  if not hosts.is_first():
+    return
+  folder = pathlib.Path(path).absolute()
+  present = next(x for x in (folder, *folder.parents) if os.path.lexists(x))
+  if not present.is_dir():
+    whole = "" if present == folder else f": {present}"
+    raise ValueError(f"{name}={path}{whole} is not a folder; name a folder")
+  if not os.access(present, os.W_OK | os.X_OK):
+    raise ValueError(f"{name}={path} cannot be written; choose another place")
+
+
 def check_writable(name: str, path: str) -> None:
   """Raises ValueError where `path`, given as `name`, could not be written by
   the process that writes."""

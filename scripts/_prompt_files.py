@@ -9,6 +9,7 @@ import zlib
 from pathlib import Path
 
 import _limit
+import _main
 import _mesh
 import _output
 from absl import flags
@@ -42,7 +43,7 @@ def check_flags() -> None:
     )
   for file in FLAGS.prompt_file:
     prompts.scan(file)  # is there any?
-  run_folder.lock(Path(FLAGS.output))
+  _main.take_folder("--output", FLAGS.output)
 
 
 def group_of(prompt: prompts.Prompt) -> str:

@@ -4,6 +4,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+import _main
 from absl import flags
 
 from specdec import display, run_folder
@@ -18,9 +19,7 @@ def check_flags() -> None:
   """Refuses what cannot work, before anything is read; takes the folder."""
   if FLAGS.every < 0:
     raise ValueError(f"--every={FLAGS.every}; it must be >= 0")
-  folder = Path(FLAGS.output)
-  folder.mkdir(parents=True, exist_ok=True)
-  run_folder.lock(folder)
+  _main.take_folder("--output", FLAGS.output)
 
 
 def write(folder: Path, lines: Sequence[dict]) -> None:

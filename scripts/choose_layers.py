@@ -102,7 +102,7 @@ def check_flags() -> None:
     chips.get(FLAGS.for_chip)  # is it known?
     if FLAGS.objective == "measured":
       raise ValueError("--for_chip is for --objective=predicted")
-  run_folder.lock(Path(FLAGS.output))
+  _main.take_folder("--output", FLAGS.output)
 
 
 class Bench:

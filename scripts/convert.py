@@ -46,6 +46,7 @@ _DTYPE = flags.DEFINE_enum(
 def convert() -> None:
   """Reads, casts, writes; reads the result once more."""
   output = Path(_OUTPUT.value).expanduser()
+  _main.check_folder("--output", str(output))
   if output.exists() and any(output.iterdir()):
     raise ValueError(f"{output} is not empty; name another folder")
   model = checkpoints.load(fetch(_SOURCE.value))

@@ -44,6 +44,8 @@ def report(arguments: list[str]) -> None:
       raise ValueError("give --page, the file to write")
     page = str(paths[0] / "report.html")
   _main.check_writable("--page", page)
+  if _PICTURES.value:
+    _main.check_folder("--pictures", _PICTURES.value)
   found = sweeps.read(paths)
   for text in found.broken:
     display.report(f"skipped: {text}", file=sys.stderr)

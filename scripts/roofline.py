@@ -30,7 +30,7 @@ import numpy as np
 from _priced import gain
 from absl import flags
 
-from specdec import display, run_folder
+from specdec import display
 from specdec.analysis import chips, planning, prediction, speedup
 from specdec.analysis.calibration import Calibration
 from specdec.analysis.pairs import Pair
@@ -163,6 +163,8 @@ def roofline() -> None:
   if FLAGS.survival:
     survival = _priced.numbers_of(FLAGS.survival, "survival")
   planning.curve(survival, FLAGS.most)  # is it one?
+  if FLAGS.output:
+    _main.take_folder("--output", FLAGS.output)
   known = None
   if FLAGS.calibration:
     text = Path(FLAGS.calibration).read_text(encoding="utf-8")
@@ -189,8 +191,6 @@ def roofline() -> None:
     print_tree(pair)
   if FLAGS.output:
     folder = Path(FLAGS.output)
-    folder.mkdir(parents=True, exist_ok=True)
-    run_folder.lock(folder)
     shown = pair, survival, batches, contexts
     _roofline_pictures.write_cells(folder / "cells.csv", *shown)
     _roofline_pictures.draw(folder, known, *shown)

@@ -215,7 +215,7 @@ def sweep() -> None:
   points = own_points(settings_of(_SWEEP.value))
   rounds = calibration_of(_SWEEP.value)
   _mesh.join()
-  run_folder.lock(Path(FLAGS.output))
+  _main.take_folder("--output", FLAGS.output)
   most = [max(rounds["batch"]), max(rounds["k"])]
   for point in points:  # all of them, before anything long begins
     with flagsaver.flagsaver(**flags_of(point)):

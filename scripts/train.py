@@ -161,7 +161,7 @@ def run() -> None:
   if FLAGS.time_steps and FLAGS.mesh:
     raise ValueError("--time_steps times one device; leave --mesh out")
   if not FLAGS.time_steps:
-    run_folder.lock(Path(FLAGS.folder))
+    _main.take_folder("--folder", FLAGS.folder)
   tokenizer = checkpoints.load_tokenizer(fetch(config["tokenizer"]))
   _training.check_rows(tokenizer, shape)
   packed, held_out = _training.load_data(config, options, tokenizer)

@@ -110,7 +110,7 @@ def choose_vocabulary(recipe: Recipe, rows, target, start):
 def run() -> None:
   """Checks everything, then trains."""
   config, recipe, loss, options = read_config()
-  run_folder.lock(Path(FLAGS.folder))
+  _main.take_folder("--folder", FLAGS.folder)
   source = fetch(config["target"])
   recipe.check(checkpoints.inspect(source))
   target = checkpoints.load(source)

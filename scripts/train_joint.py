@@ -133,7 +133,7 @@ def with_exits(config, shape, options, skip, held_out):
 def run() -> None:
   """Checks everything, then trains."""
   config, shape, options, recipe, loss, skip = read_config()
-  run_folder.lock(Path(FLAGS.folder))
+  _main.take_folder("--folder", FLAGS.folder)
   tokenizer = checkpoints.load_tokenizer(fetch(config["tokenizer"]))
   _training.check_rows(tokenizer, shape)
   packed, held_out = _training.load_data(config, options, tokenizer)

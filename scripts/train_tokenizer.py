@@ -29,6 +29,7 @@ def train() -> None:
   """Reads, trains, writes."""
   if _SIZE.value < 257:
     raise ValueError(f"--vocab_size={_SIZE.value}; it must be >= 257")
+  _main.check_folder("--output", _OUTPUT.value)
   texts = [document.text for document in data.read(_DATA.value)]
   tokenizer = tokenizers.Tokenizer(models.BPE())
   tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

@@ -22,21 +22,26 @@ from typing import Any, BinaryIO, TextIO
 from specdec import display, hosts
 
 _locks: dict[Path, TextIO] = {}  # by folder, open as long as it is held
+_created: set[Path] = set()  # those of them that were not there before
 
 
 def lock(folder: Path) -> None:
-  """Keeps other processes out of a folder, if it exists, until `release`.
+  """Keeps other processes out of a folder, which it creates, until `release`.
 
   A process that ends or is killed loses its locks: the kernel keeps them. Of
-  several processes of one run the first has the lock.
+  several processes of one run the first has the lock. What a kill within
+  `replace_folder` left undone in the folder is completed.
 
   Raises:
     BlockingIOError: another process has it; the sentence names that process.
   """
   folder = folder.resolve()
-  if folder in _locks or not folder.is_dir() or not hosts.is_first():
+  if folder in _locks or not hosts.is_first():
     return
   with errors_name(folder / ".lock"):
+    if not folder.is_dir():
+      folder.mkdir(parents=True, exist_ok=True)
+      _created.add(folder)
     file = (folder / ".lock").open("a+", encoding="utf-8")
   try:
     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -63,12 +68,22 @@ def lock(folder: Path) -> None:
     )
     file.flush()
   _locks[folder] = file
+  for old in folder.glob(".*.old"):
+    restore(folder / old.name[1 : -len(".old")])
 
 
 def release() -> None:
-  """Gives up every lock of this process."""
+  """Gives up every lock of this process.
+
+  Folders that `lock` created and that nothing was written to are removed.
+  """
   while _locks:
-    _locks.popitem()[1].close()
+    folder, file = _locks.popitem()
+    if folder in _created and os.listdir(folder) == [".lock"]:
+      (folder / ".lock").unlink()
+      folder.rmdir()
+    _created.discard(folder)
+    file.close()
 
 
 class NotWritten(OSError):
@@ -210,8 +225,9 @@ def claim(
   """
   if not hosts.is_first():
     return
-  folder.mkdir(parents=True, exist_ok=True)
-  if not shared:
+  if shared:
+    folder.mkdir(parents=True, exist_ok=True)
+  else:
     lock(folder)
   path = folder / "run.json"
   settings = json.loads(json.dumps(settings))  # tuples as they will be read

@@ -101,6 +101,43 @@ def test_a_killed_holder_leaves_no_lock(tmp_path, holder):
   assert f"process {os.getpid()} on" in (tmp_path / ".lock").read_text()
 
 
+def test_of_two_first_starts_the_second_is_refused(tmp_path):
+  folder = tmp_path / "new" / "run"
+  run_folder.lock(folder)
+  command = [sys.executable, "-c", HOLD.replace("time.sleep(600)", "")]
+  found = subprocess.run([*command, folder], stderr=subprocess.PIPE)
+  assert b"is in use by process" in found.stderr
+  run_folder.release()
+  assert not folder.exists()  # nothing was written to it
+  run_folder.claim(folder, {"a": 1})
+  run_folder.release()
+  assert sorted(os.listdir(folder)) == [".lock", "run.json"]
+
+
+def test_a_lock_completes_what_a_kill_left_undone(tmp_path):
+  for name in (".best.old", ".last.old", "last"):
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "weights").write_text(name)
+  run_folder.lock(tmp_path)
+  run_folder.release()
+  assert sorted(os.listdir(tmp_path)) == [".lock", "best", "last"]
+  assert (tmp_path / "best" / "weights").read_text() == ".best.old"
+  assert (tmp_path / "last" / "weights").read_text() == "last"
+
+
+@pytest.mark.parametrize("name", ["eval", "compare_drafters", "sweep"])
+def test_a_file_in_place_of_the_folder_is_refused_at_the_door(tmp_path, name):
+  prompts = tmp_path / "prompts.jsonl"
+  prompts.write_text('{"prompt": "a"}')
+  given = [f"--prompt_file={prompts}", "--target=not/there"]
+  if name == "sweep":
+    given = [f"--sweep={programs.SCRIPTS.parent}/configs/sweeps/shipped.py"]
+  for path, at in ((prompts, ""), (prompts / "run", f": {prompts}")):
+    said = re.escape(f"{name}: --output={path}{at} is not a folder; ")
+    with pytest.raises(SystemExit, match=f"^{said}"):
+      programs.run(name, f"--output={path}", *given)
+
+
 def test_a_released_folder_can_be_taken_by_others(tmp_path):
   run_folder.claim(tmp_path, {"a": 1})
   command = [sys.executable, "-c", HOLD.replace("time.sleep(600)", "")]
