@@ -9,6 +9,8 @@ memory.
 import contextlib
 import datetime
 import fcntl
+import functools
+import glob
 import json
 import os
 import shlex
@@ -21,6 +23,7 @@ from typing import Any, BinaryIO, TextIO
 
 from specdec import display, hosts
 
+_HOST = socket.gethostname()[:40]
 _locks: dict[Path, TextIO] = {}  # by folder, open as long as it is held
 _created: set[Path] = set()  # those of them that were not there before
 
@@ -79,9 +82,10 @@ def release() -> None:
   """
   while _locks:
     folder, file = _locks.popitem()
-    if folder in _created and os.listdir(folder) == [".lock"]:
-      (folder / ".lock").unlink()
-      folder.rmdir()
+    with contextlib.suppress(OSError):  # it may be gone
+      if folder in _created and os.listdir(folder) == [".lock"]:
+        (folder / ".lock").unlink()
+        folder.rmdir()
     _created.discard(folder)
     file.close()
 
@@ -108,8 +112,10 @@ def replace_file(
     if is_stream(path):
       with open(path, "wb") as file:
         return _write(file, content)
+    _remove_scratch(target.parent)
     # Of its own process: others may be writing the same file.
-    scratch = target.with_name(f".{target.name[:200]}.{os.getpid()}.part")
+    name = os.fsdecode(os.fsencode(target.name)[:150])
+    scratch = target.with_name(f".{name}.{_HOST}.{os.getpid()}.part")
     try:
       with scratch.open("wb") as file:
         _write(file, content)
@@ -119,6 +125,18 @@ def replace_file(
     except BaseException:
       scratch.unlink(missing_ok=True)
       raise
+
+
+@functools.cache  # once in a process: folders can be long
+def _remove_scratch(folder: Path) -> None:
+  """Removes what processes of this host that were killed had half written."""
+  for file in folder.glob(f".*.{glob.escape(_HOST)}.*.part"):
+    # What is left has a living process, or one of another user.
+    with contextlib.suppress(OSError, ValueError, OverflowError):
+      try:
+        os.kill(int(file.name.split(".")[-2]), 0)
+      except ProcessLookupError:
+        file.unlink()
 
 
 def replace_folder(
