@@ -10,9 +10,9 @@ the shipped models were trained on CPython 3.11.7.
 """
 
 import hashlib
+import io
 import json
 import platform
-import shutil
 import sysconfig
 from pathlib import Path
 
@@ -98,14 +98,13 @@ def write_corpus() -> None:
   """Writes the whole corpus."""
   library = Path(sysconfig.get_paths()["stdlib"])
   output = Path(_OUTPUT.value)
-  if output.exists() and not (output / "manifest.json").is_file():
+  _main.check_folder("--output", _OUTPUT.value)
+  run_folder.restore(output)
+  present = {x.name for x in output.glob("*")} - {".lock"}
+  if present and "manifest.json" not in present:
     raise ValueError(f"{output} exists and is no corpus; not replaced")
-  shutil.rmtree(output, ignore_errors=True)
-  # First of all, so that a folder that was left half-made is known again.
-  output.mkdir(parents=True)
-  (output / "manifest.json").write_text("{}")
-  digests = {"train": {}, "held_out": {}}
-  sizes = dict.fromkeys(digests, 0)
+  run_folder.lock(output)
+  contents = {"train": {}, "held_out": {}}
   for path in sorted(library.rglob("*.py")):
     name = path.relative_to(library)
     content = path.read_bytes()
@@ -116,24 +115,36 @@ def write_corpus() -> None:
     except UnicodeDecodeError:
       continue
     part = "held_out" if held_out(name) else "train"
-    with run_folder.errors_name(output / part / name):
-      (output / part / name).parent.mkdir(parents=True, exist_ok=True)
-      (output / part / name).write_bytes(content)
-    digests[part][name.as_posix()] = hashlib.sha256(content).hexdigest()
-    sizes[part] += len(content)
+    contents[part][name.as_posix()] = content
+  digests = {
+    part: {name: hashlib.sha256(x).hexdigest() for name, x in files.items()}
+    for part, files in contents.items()
+  }
   manifest = {
     "source": f"standard library of CPython {platform.python_version()}",
     "licence": "PSF-2.0",
     **digests,
   }
-  held = [output / "held_out" / name for name in digests["held_out"]]
-  begun = [text for file in held for text in prompts(file.read_text())]
-  lines = "".join(json.dumps({"prompt": text}) + "\n" for text in begun)
-  run_folder.replace_file(output / "prompts.jsonl", lines)
-  text = json.dumps(manifest, indent=1) + "\n"
-  run_folder.replace_file(output / "manifest.json", text)
-  for part, size in sizes.items():
-    display.report(f"{part}: {len(digests[part])} files, {size / 1e6:.2f} MB")
+  held = (
+    io.TextIOWrapper(io.BytesIO(x), "utf-8").read()
+    for x in contents["held_out"].values()
+  )
+  begun = [text for file in held for text in prompts(file)]
+
+  def write(folder: Path) -> None:
+    for part, files in contents.items():
+      for name, content in files.items():
+        (folder / part / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / part / name).write_bytes(content)
+    lines = "".join(json.dumps({"prompt": text}) + "\n" for text in begun)
+    (folder / "prompts.jsonl").write_text(lines)
+    text = json.dumps(manifest, indent=1) + "\n"
+    (folder / "manifest.json").write_text(text)
+
+  run_folder.replace_folder(output, write)
+  for part, files in contents.items():
+    size = sum(map(len, files.values()))
+    display.report(f"{part}: {len(files)} files, {size / 1e6:.2f} MB")
   display.report(f"prompts: {len(begun)}")
 
 

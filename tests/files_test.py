@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import tokenizers
 
+import programs
 import tiny_training
 from specdec import checkpoints, report, run_folder
 from specdec.analysis import canvas
@@ -103,6 +104,77 @@ def test_a_folder_is_replaced_whole_or_not_at_all(tmp_path):
   run_folder.replace_folder(target, lambda folder: write(folder, 2))
   assert os.listdir(tmp_path) == ["best"]
   assert (target / "weights").stat().st_size == 2
+
+
+KILLED = """
+import os, signal, sys
+from specdec import run_folder
+die = lambda file: os.kill(os.getpid(), signal.SIGKILL)
+run_folder.replace_file(sys.argv[1], die)
+"""
+
+
+def test_what_a_killed_process_half_wrote_is_removed(tmp_path):
+  path = tmp_path / "results.json"
+  command = [sys.executable, "-c", KILLED, path]
+  assert subprocess.run(command).returncode == -signal.SIGKILL
+  [left] = os.listdir(tmp_path)
+  parts = left.split(".")
+  alive = ".".join([*parts[:-2], str(os.getppid()), parts[-1]])
+  elsewhere = left.replace(run_folder._HOST, "another-host")
+  for name in (alive, elsewhere):
+    (tmp_path / name).touch()
+  run_folder.replace_file(path, "new")
+  kept = [alive, elsewhere, "results.json"]
+  assert sorted(os.listdir(tmp_path)) == sorted(kept)
+  run_folder.replace_file(tmp_path / ("é" * 120), "a long name")
+
+
+CORPUS = """
+import os, pathlib, signal, sys
+sys.path.insert(0, sys.argv.pop())
+import _main, stdlib_corpus
+left, write = int(sys.argv.pop()), pathlib.Path.write_bytes
+
+def write_bytes(self, content):
+  global left
+  left -= 1
+  left or os.kill(os.getpid(), signal.SIGKILL)
+  return write(self, content)
+
+pathlib.Path.write_bytes = write_bytes
+_main.start(stdlib_corpus.main)
+"""
+
+
+def test_a_corpus_is_replaced_whole_and_by_one_process(tmp_path):
+  corpus = tmp_path / "corpus"
+
+  def write(kill=0):
+    return subprocess.run(
+      [sys.executable, "-c", CORPUS, f"--output={corpus}", str(kill),
+       str(programs.SCRIPTS)],
+      capture_output=True, text=True,
+    )  # fmt: skip
+
+  def files():
+    found = [x for x in corpus.rglob("*") if x.is_file() and x.name != ".lock"]
+    return {str(x): x.read_bytes() for x in found}
+
+  assert write(kill=10).returncode == -signal.SIGKILL
+  done = write()
+  assert done.returncode == 0, done.stderr
+  before = files()
+  assert len(before) > 100 and os.listdir(tmp_path) == ["corpus"]
+  assert write(kill=10).returncode == -signal.SIGKILL
+  assert files() == before
+  run_folder.lock(corpus)
+  assert " is in use by process " in write().stderr
+  run_folder.release()
+  assert write().returncode == 0
+  assert files() == before and os.listdir(tmp_path) == ["corpus"]
+  (corpus / "manifest.json").unlink()
+  assert "is no corpus; not replaced" in write().stderr
 
 
 class Killed(BaseException):
