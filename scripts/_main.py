@@ -66,10 +66,10 @@ def _no_memory(error: Exception) -> str:
   if not isinstance(error, MemoryError | RuntimeError):
     return type(error).__name__
   what = (str(error).splitlines() or ["no more could be allocated"])[0]
-  return (
-    f"out of memory ({what}); take a smaller --batch, --max_new_tokens, prompt "
-    "or model, or --dtype=bfloat16"
-  )
+  smaller = "take a smaller --batch, --max_new_tokens, prompt or model"
+  if jax.default_backend() != "cpu":  # which multiplies in float32
+    smaller += ", or --dtype=bfloat16"
+  return f"out of memory ({what}); {smaller}"
 
 
 def check_integers() -> None:

@@ -383,15 +383,18 @@ def test_values_of_a_config_are_checked(run, tmp_path, name, value, sentence):
     (MemoryError(), "no more could be allocated"),
   ],
 )
+@pytest.mark.parametrize("backend", ["cpu", "gpu"])
 def test_an_allocator_that_gives_up_is_one_sentence(
-  run, monkeypatch, error, sentence
+  run, monkeypatch, error, sentence, backend
 ):
   def fail(*_):
     raise error
 
   monkeypatch.setattr("_decoding.load", fail)
+  monkeypatch.setattr(jax, "default_backend", lambda: backend)
   with pytest.raises(SystemExit) as ended:
     run("--prompt=a")
+  assert ("bfloat16" in ended.value.code) == (backend == "gpu")
   assert re.search(
     rf"out of memory \(.*{sentence}.*\); take a", ended.value.code
   )
