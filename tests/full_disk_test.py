@@ -60,6 +60,35 @@ def test_a_checkpoint_that_does_not_fit_ends_a_run_in_a_sentence(
   assert [json.loads(line)["step"] for line in lines][:3] == [1, 2, 3]
 
 
+@pytest.mark.parametrize(
+  "error, written",
+  [
+    (OSError(5, "Input/output error"), "Input/output error"),
+    (ValueError("RESOURCE_EXHAUSTED: [os_error_code='28']"), "No space left"),
+    (RuntimeError("a write failed: Disk quota exceeded"), "a write failed"),
+    (ValueError("mismatched trees"), None),
+    (AttributeError("no attribute 'x'"), None),
+  ],
+)
+def test_errors_that_are_not_the_disk_s_stay_what_they_are(
+  tmp_path, monkeypatch, error, written
+):
+  def fail(*_, **__):
+    raise error
+
+  checkpoints = saving.Checkpoints(tmp_path)
+  monkeypatch.setattr(checkpoints._manager, "wait_until_finished", fail)
+  with (
+    pytest.raises(type(error))
+    if not written
+    else pytest.raises(
+      run_folder.NotWritten, match=f"checkpoints could not be .*{written}"
+    ) as raised
+  ):
+    checkpoints.newest()
+  assert written or raised.value is error
+
+
 def test_a_checkpoint_that_will_not_fit_is_not_begun(tmp_path, monkeypatch):
   checkpoints = saving.Checkpoints(tmp_path)
   optimizer = loop.make_optimizer(tiny_training.OPTIONS)

@@ -22,6 +22,12 @@ from specdec.training.loop import TrainState
 from specdec.types import PyTree
 
 KEPT = 2  # newest checkpoints
+# What errors of TensorStore say that are no OSError.
+_SYSTEM = re.compile(
+  "no space left|RESOURCE_EXHAUSTED|disk quota|permission|file too large|"
+  "read-only file system|input/output error",
+  re.IGNORECASE,
+)
 
 
 class Checkpoints:
@@ -118,11 +124,13 @@ class Checkpoints:
 
   @contextlib.contextmanager
   def _errors_named(self) -> Iterator[None]:
-    """Raises NotWritten for whatever Orbax's writers raise."""
+    """Raises NotWritten where Orbax's writers met an error of the system."""
     try:
       yield
     except Exception as error:
       code = re.search(r"os_error_code='(\d+)'", str(error))  # TensorStore's
+      if not (isinstance(error, OSError) or code or _SYSTEM.search(str(error))):
+        raise
       line = (str(error).splitlines() or [type(error).__name__])[0][:300]
       reason = os.strerror(int(code[1])) if code else line
       raise run_folder.NotWritten(
