@@ -3,6 +3,8 @@
 import ast
 import io
 import json
+import subprocess
+import sys
 
 import _main
 import pytest
@@ -61,6 +63,16 @@ def test_an_error_s_sentence_is_escaped():
   with pytest.raises(SystemExit) as raised:
     _main.main_of("program", work)(["program"])
   assert raised.value.code == f"program: no model {SHOWN}"
+
+
+def test_a_flag_that_is_none_is_escaped():
+  found = subprocess.run(
+    [sys.executable, programs.SCRIPTS / "report.py", "--a\x1b]0;pwn\x07"],
+    capture_output=True,
+    text=True,
+  )
+  assert found.returncode == 1
+  assert r"Unknown command line flag 'a\x1b]0;pwn\x07'" in found.stderr
 
 
 def test_a_traceback_is_escaped(capsys):
