@@ -234,7 +234,7 @@ def _fill_in() -> None:
 
 
 def _check(any_rule: bool) -> None:
-  for name in ("target", "draft", "learned", "skip", "mesh"):
+  for name in ("target", "learned", "skip", "mesh"):  # --draft= is none
     if getattr(FLAGS, name) == "":
       raise ValueError(f"--{name} is empty; give a name or leave it out")
   most = max(*FLAGS.k, FLAGS.copy_first, 0)

@@ -240,7 +240,6 @@ def test_config_file_sets_flags_but_not_those_given(run, tmp_path):
       r"did you mean .*stdlib-1m.*\? known: stdlib-0.3m",
     ),
     (["--target="], "--target is empty"),
-    (["--draft="], "--draft is empty"),
     (
       ["--learned=nowhere"],
       "--learned: no such drafter as 'nowhere'; k",
