@@ -1,14 +1,18 @@
 """scripts/eval.py as its users meet it, on tiny models."""
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
 import time
 
+import jax.numpy as jnp
 import pytest
+from flax import traverse_util
 
 import programs
+from specdec import checkpoints
 from specdec.learned.recipe import Recipe
 
 ENTRIES = [
@@ -68,6 +72,33 @@ def test_groups_ks_and_files(evaluate, tmp_path, capsys):
   table = (tmp_path / "out" / "table.txt").read_text()
   assert table.strip() in capsys.readouterr().out
   assert (tmp_path / "out" / "plot.png").stat().st_size > 10_000
+
+
+def test_a_text_that_is_not_finite_is_named_and_the_others_count(
+  evaluate, target, file, tmp_path
+):
+  """Every weight is finite; letter z, alone on its axis, makes infinity."""
+  checkpoint = checkpoints.load(target)
+  flat = traverse_util.flatten_dict(checkpoint.params, sep=".")
+  axis = jnp.zeros(16).at[0].set(1e3)  # 4 after the norm
+  up = flat["layer_0.mlp.up.weight"].at[:, 0].set(0.9e38)
+  flat |= {
+    "embed.weight": flat["embed.weight"].at[25].set(axis),
+    "layer_0.mlp.up.weight": up,
+  }
+  params = traverse_util.unflatten_dict(flat, sep=".")
+  broken = tmp_path / "broken"
+  shutil.copytree(target, broken)
+  checkpoints.save_safetensors(broken, params, checkpoint.config)
+  file.write_text('{"prompt": "azc"}\n{"prompt": "abc"}\n')
+  document = evaluate(f"--target={broken}", "--k=2", "--batch=2")
+  [fault] = document["caveats"]
+  assert fault.startswith("prompt 0 ends at token 3 of prompt and output, wh")
+  *_, run = document["runs"]
+  assert run["acceptance"]["emitted"] == 10
+  file.write_text('{"prompt": "azc"}\n{"prompt": "zbc"}\n')
+  with pytest.raises(SystemExit, match="prompt 0 ends at token 3"):
+    evaluate(f"--target={broken}", f"--output={tmp_path / 'none'}")
 
 
 def test_a_category_that_is_no_formula_is_drawn(evaluate, file, tmp_path):
