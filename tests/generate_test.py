@@ -139,7 +139,9 @@ def test_pairs_are_timed_in_turns_and_give_a_standard_error(
   def timed(self, rows, numbers, plain, strict):
     calls.append((list(numbers), plain))
     seconds = [0.5, 0.5, 1.0, 0.25][len(calls) // 2 % 4] * (3 if plain else 1)
-    return complete(self, rows, numbers, plain, strict)._replace(seconds=seconds)
+    return complete(self, rows, numbers, plain, strict)._replace(
+      seconds=seconds
+    )
 
   monkeypatch.setattr(session.Session, "complete", timed)
   out = tmp_path / "out.json"
