@@ -145,8 +145,11 @@ def _narrow(figure: Figure) -> None:
       legend.set_bbox_to_anchor((0, -0.2), axes.transAxes)
       lines = "\n".join(text.get_text() for text in legend.get_texts())
       height += 0.18 * (1 + lines.count("\n"))
+  before = figure.get_suptitle()
+  title = textwrap.fill(before, 42)
+  height += 0.2 * (title.count("\n") - before.count("\n"))
   figure.set_size_inches(_WIDTH, height)
-  figure.suptitle(textwrap.fill(figure.get_suptitle(), 42), fontsize=11)
+  figure.suptitle(title, fontsize=11)
 
 
 def _image(figure: Figure, text: str) -> str:

@@ -208,7 +208,7 @@ LOCAL = {"sliding_attention": {"rope_type": "linear", "factor": 2.0}}
     ("Llama", {"architectures": {"x": 1}}, "is of architecture"),
     ("Qwen2", {"layer_types": [[]] * 8}, "layer_types = "),
     ("Gemma3", {"sliding_window_pattern": 0}, "pattern = 0; it must be >= 1"),
-    ("Llama", {"head_dim": 0}, "n: head_dim = 0; it must be >= 1"),
+    ("Llama", {"head_dim": 0}, "n: head_dim = 0; it must be an int"),
   ],
 )  # fmt: skip
 def test_what_changes_the_law_is_refused(architecture, changes, sentence):

@@ -135,7 +135,7 @@ def test_chat_template_file_goes_first(directory):
     ("{{ 'x' * 10 ** 9 }}", "failed: MemoryError"),
     (
       "{% set a = 7**3000000 %}{{ (a // 7**1500000) % 10 }}",
-      "failed: it ran for more than",
+      "failed: (it ran for more than|Exceeds the limit)",
     ),
     ("{{ '{:>1500000000}'.format(1) }}", "failed: MemoryError"),
     ("{{ '%1500000000d' % 1 }}", "failed: MemoryError"),
