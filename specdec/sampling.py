@@ -85,12 +85,11 @@ def _threefry(key: jax.Array) -> jax.Array:
   implementations draw a whole vmapped batch from its first key ('rbg'), so that
   a row's noise would depend on its neighbours.
   """
-  one = jnp.ndim(key) == 0
-  if jnp.issubdtype(jnp.result_type(key), jax.dtypes.prng_key):
+  typed = jnp.issubdtype(jnp.result_type(key), jax.dtypes.prng_key)
+  if typed and jnp.ndim(key) == 0:
     key = jax.random.key_data(key)
-  one &= jnp.ndim(key) == 1
-  old = jnp.ndim(key) == 1 and jnp.result_type(key) == jnp.uint32
-  if not (one or old) or jnp.size(key) < 2:
+  words = jnp.ndim(key) == 1 and jnp.result_type(key) == jnp.uint32
+  if not words or jnp.size(key) < 2:
     raise ValueError("key is not one JAX random key; take jax.random.key(seed)")
   derived = jax.random.wrap_key_data(key[:2], impl="threefry2x32")
   for word in key[2:]:

@@ -281,9 +281,9 @@ class Session:
     middle = time.perf_counter()
     state = self.run(state, plain, decode.MAX_ROUNDS)
     seconds = time.perf_counter() - middle
-    if strict:
-      check_finite(state, numbers)
     faults = faults_of(state, numbers)
+    if faults and strict:
+      raise ValueError(faults[0])
     tokens, length = hosts.whole(state.tokens), hosts.whole(state.length)
     texts = [
       tokens[i, len(ids) : length[i]].tolist() for i, ids in enumerate(rows)

@@ -11,10 +11,7 @@ token of them.
 """
 
 import functools
-import hashlib
-import json
 import pathlib
-import sys
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -22,6 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+import golden_costs
 import learned_kinds
 from specdec import (
   acceptance,
@@ -248,24 +246,7 @@ def decoded(name: str) -> dict[str, dict]:
   return cells
 
 
-def digest(cells: dict) -> str:
-  text = json.dumps(cells, sort_keys=True)
-  return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def main() -> None:
-  cells = {key: cell for way in WAYS for key, cell in decoded(way).items()}
-  print(f"{len(cells)} cells, {digest(cells)}")
-  if "--write" in sys.argv:
-    FILE.parent.mkdir(parents=True, exist_ok=True)
-    lines = [f"{json.dumps(k)}: {json.dumps(v)}" for k, v in cells.items()]
-    FILE.write_text("{\n" + ",\n".join(lines) + "\n}\n")
-    return
-  golden = json.loads(FILE.read_text())
-  for key in sorted(golden.keys() | cells.keys()):
-    if golden.get(key) != cells.get(key):
-      print("differs:", key)
-
-
 if __name__ == "__main__":
-  main()
+  golden_costs.compare(
+    FILE, {key: cell for way in WAYS for key, cell in decoded(way).items()}
+  )

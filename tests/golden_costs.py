@@ -79,19 +79,19 @@ def numbers() -> dict[str, object]:
   )
 
 
-def main() -> None:
-  values = numbers()
+def compare(file: pathlib.Path, values: dict) -> None:
+  """Prints what differs from a golden file; writes it with --write."""
   print(f"{len(values)} entries")
   if "--write" in sys.argv:
-    FILE.parent.mkdir(parents=True, exist_ok=True)
+    file.parent.mkdir(parents=True, exist_ok=True)
     lines = [f"{json.dumps(k)}: {json.dumps(v)}" for k, v in values.items()]
-    FILE.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+    file.write_text("{\n" + ",\n".join(lines) + "\n}\n")
     return
-  golden = json.loads(FILE.read_text())
+  golden = json.loads(file.read_text())
   for key in sorted(golden.keys() | values.keys()):
     if golden.get(key) != values.get(key):
       print("differs:", key, golden.get(key), values.get(key))
 
 
 if __name__ == "__main__":
-  main()
+  compare(FILE, numbers())
