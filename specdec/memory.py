@@ -31,7 +31,8 @@ _RUNTIME = 0.25 * _GIB  # bytes of Python and JAX
 _COMPILER = 0.25 * _GIB  # of XLA once it has compiled,
 _PROGRAMS = 6 * 2**20  # and of its programs, each layer of a model
 _MAPPED = 32 * 2**20  # larger buffers glibc gives back whole; freed smaller
-_HOLES = 0.5  # ones leave holes of so many times the size of those in use
+_HOLES = 0.5  # ones leave holes of so many times the size of those in use,
+_REUSED = 1.5  # those that each pass takes anew of more
 _DRAWING = {"float32": 12, "bfloat16": 16}  # bytes of random bits, each weight
 
 
@@ -211,7 +212,7 @@ def _pass_bytes(
   inner = config.mlp_width * max(1, config.num_experts)
   inner /= _share(("mlp",), place)
   values = max(2 * scores, 3 * inner) + 3 * config.width
-  return copies, (1 + _HOLES) * 4 * rows * tokens * values
+  return copies, (1 + _REUSED) * 4 * rows * tokens * values
 
 
 def _tensor_bytes(config: TransformerConfig) -> list[int]:
