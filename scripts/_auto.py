@@ -1,4 +1,6 @@
-"""--k=auto: the k that pays, from costs and from how the first guesses fare."""
+"""--k=auto: the k that pays, from costs and from how the first draft tokens
+fare.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +13,7 @@ from absl import flags
 
 from specdec import calibrate, display, hosts
 from specdec.analysis import hardware, prediction, speedup
-from specdec.analysis.pairs import Pair
+from specdec.analysis.pairs import TargetDraftPair
 from specdec.display import columns
 from specdec.session import prompt_size
 
@@ -37,8 +39,8 @@ class Choice(NamedTuple):
   k: int
   speedup: float
   lines: list[list[str]]  # k, tokens a round, ms a round, tokens/s, speedup
-  survival: tuple[float, ...]
-  pair: Pair
+  prefix_acceptance: tuple[float, ...]
+  pair: TargetDraftPair
   context: int
 
 
@@ -71,15 +73,15 @@ def choose(models, rows: Sequence[Sequence[int]], batch: int) -> Choice:
   what = f"compiling k = {FLAGS.most_k} and trying it for {_ROUNDS} rounds"
   with display.progress(what):
     seen = prediction.observed([[session.first_rounds(rows, _ROUNDS)]])
-  plain = pair.plain(batch, slots).seconds
+  baseline = pair.baseline(batch, slots).seconds
   best, gain, lines = 0, 1.0, []
   for k in range(FLAGS.most_k + 1):
-    survival = seen.survival[:k]
-    tokens = speedup.expected_tokens(survival)
-    seconds = plain
+    prefix_acceptance = seen.prefix_acceptance[:k]
+    tokens = speedup.expected_tokens(prefix_acceptance)
+    seconds = baseline
     if k:
       seconds = prediction.mean_round(pair, batch, k, slots, seen.wide)
-    faster = tokens * plain / seconds
+    faster = tokens * baseline / seconds
     if faster > gain:
       best, gain = k, faster
     rate = batch * tokens / seconds
@@ -88,7 +90,7 @@ def choose(models, rows: Sequence[Sequence[int]], batch: int) -> Choice:
       + [f"{faster:.2f}"]
     )
   best, gain = map(float, hosts.agree([best, gain]))
-  return Choice(int(best), gain, lines, seen.survival, pair, slots)
+  return Choice(int(best), gain, lines, seen.prefix_acceptance, pair, slots)
 
 
 def _calibrated(models, rows, batch):
@@ -122,13 +124,16 @@ def _usual() -> Path:
 
 def explain(choice: Choice, batch: int) -> str:
   """The reasoning: a line, and with --explain the tables behind it."""
-  shown = " ".join(f"{share:.2f}" for share in choice.survival) or "-"
+  shown = " ".join(f"{share:.2f}" for share in choice.prefix_acceptance) or "-"
   if choice.k:
-    said = f"k = {choice.k}, {choice.speedup:.2f} times plain decoding expected"
+    said = (
+      f"k = {choice.k}, {choice.speedup:.2f} times autoregressive decoding "
+      "expected"
+    )
     if batch > 1:
       said += " while all rows are at work"
   else:
-    said = "k = 0: no guess pays here, so this decodes plainly"
+    said = "k = 0: no draft token pays here, so this decodes autoregressively"
   text = f"{said} (batch {batch}; first rounds kept {shown})"
   if not FLAGS.explain:
     return text

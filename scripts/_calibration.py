@@ -17,12 +17,12 @@ from specdec.analysis.calibration import (
   Calibration,
   PassTime,
   RoundTime,
-  fit_beside,
+  drift,
+  fit_overhead,
   fit_passes,
-  pace,
 )
-from specdec.analysis.cost import Placed
-from specdec.analysis.pairs import Pair
+from specdec.analysis.cost import Deployment
+from specdec.analysis.pairs import TargetDraftPair
 from specdec.display import columns
 
 FLAGS = flags.FLAGS
@@ -34,7 +34,7 @@ def setting() -> str:
   filters = "".join(
     f", {name}" for name in ("top_k", "top_p") if getattr(FLAGS, name)
   )
-  law = "sampled" if FLAGS.temperature else "greedy"
+  distribution = "sampled" if FLAGS.temperature else "greedy"
   drafter = FLAGS.drafter
   if drafter == "model":
     drafter = FLAGS.draft
@@ -44,7 +44,9 @@ def setting() -> str:
     drafter = FLAGS.learned
   elif drafter == "layer_skip":
     drafter = _skips.describe()
-  return f"{_names()[0]}, {drafter}, {FLAGS.acceptance}, {law}{filters}"
+  return (
+    f"{_names()[0]}, {drafter}, {FLAGS.acceptance}, {distribution}{filters}"
+  )
 
 
 def _names() -> tuple[str, str | None]:
@@ -71,20 +73,20 @@ def _names() -> tuple[str, str | None]:
   return FLAGS.target + kind, draft
 
 
-def _placed(models, chip) -> tuple[Placed, Placed | None]:
+def _deployment(models, chip) -> tuple[Deployment, Deployment | None]:
   """Target and draft, no calibration in them yet."""
   types = {"weights": FLAGS.dtype, "kv": FLAGS.dtype}
 
-  def placed(config, place) -> Placed:
+  def deployment(config, place) -> Deployment:
     mesh = {}
     if place:
       mesh = {"ways": place.ways("query"), "replicas": place.ways("rows")}
-    return Placed(shapes.of_config(config), chip, **types, **mesh)
+    return Deployment(shapes.of_config(config), chip, **types, **mesh)
 
   where = models.places or (None, None)
-  target = placed(models.target.config, where[0])
+  target = deployment(models.target.config, where[0])
   if FLAGS.drafter == "model":
-    return target, placed(models.draft.config, where[1])
+    return target, deployment(models.draft.config, where[1])
   if FLAGS.drafter == "early_exit":
     return target, dataclasses.replace(target, stop=FLAGS.exit_layer)
   if FLAGS.drafter == "layer_skip":
@@ -94,31 +96,32 @@ def _placed(models, chip) -> tuple[Placed, Placed | None]:
   return target, None
 
 
-def _paired(target, draft, *beside) -> Pair:
+def _paired(target, draft, *overhead) -> TargetDraftPair:
   """The two, as the flags say they share weights and caches."""
   exit_layer = FLAGS.exit_layer if FLAGS.drafter == "early_exit" else None
   skips = FLAGS.drafter == "layer_skip"
-  return Pair(target, draft, exit_layer, *beside, skips=skips)
+  return TargetDraftPair(target, draft, exit_layer, *overhead, skips=skips)
 
 
-def pair_of(models, found: Calibration) -> Pair:
+def pair_of(models, found: Calibration) -> TargetDraftPair:
   """Target and drafter on the calibrated machine.
 
   Raises:
     ValueError: the calibration is of other models or another setting.
   """
   chip = chips.of_hardware(found.hardware)
-  placed = _placed(models, chip)
+  deployment = _deployment(models, chip)
   target, draft = (
-    p and found.place(name, p) for name, p in zip(_names(), placed)
+    p and found.place(name, p) for name, p in zip(_names(), deployment)
   )
-  if setting() not in found.beside:
+  if setting() not in found.overhead:
     raise ValueError(
-      f"this calibration knows {'; '.join(found.beside)}, and not {setting()}: "
+      f"this calibration knows {'; '.join(found.overhead)}, and not "
+      f"{setting()}: "
       "run bench.py --calibrate with these flags"
     )
-  beside = found.beside[setting()]
-  return _paired(target, draft, beside.ours, beside.plain)
+  overhead = found.overhead[setting()]
+  return _paired(target, draft, overhead.ours, overhead.baseline)
 
 
 def read(path: str | Path) -> Calibration | None:
@@ -152,9 +155,11 @@ def write(path: str | Path, found: Calibration) -> None:
 def knows(found: Calibration, batch: int, k: int) -> bool:
   """Whether it was made for these flags, with such a batch and k."""
   target, draft = _names()
-  if setting() not in found.beside or not _covers(found, target, batch, k + 1):
+  if setting() not in found.overhead or not _covers(
+    found, target, batch, k + 1
+  ):
     return False
-  rounds = found.beside[setting()].times
+  rounds = found.overhead[setting()].times
   return (
     max(r.batch for r in rounds) >= batch / 2
     and max(r.k for r in rounds) >= k / 2
@@ -197,8 +202,8 @@ def timed(
   say = say or functools.partial(display.report, file=sys.stderr)
   machine = base.hardware if base else hardware.local(progress=say)
   fits = dict(base.fits) if base else {}
-  beside = dict(base.beside) if base else {}
-  target, draft = _placed(models, chips.of_hardware(machine))
+  overhead = dict(base.overhead) if base else {}
+  target, draft = _deployment(models, chips.of_hardware(machine))
   name, draft_name = _names()
   model = models.target_model
   most = most or (max(batches), max(ks) + 1)
@@ -229,7 +234,7 @@ def timed(
 
   def make(batch: int, k: int):
     made = _decoding.drafter(models, k)
-    if FLAGS.drafter == "lookup":  # a guess in every round
+    if FLAGS.drafter == "lookup":  # a draft token in every round
       made = drafters.lookup(k, ngram=FLAGS.ngram, min_ngram=0)
     rule = _decoding.rule()
     return _decoding.session_of(models, made, rule, batch, size, (), pilot=True)
@@ -242,8 +247,8 @@ def timed(
   if base and name in base.fits:
     now = [PassTime(*p, float(t)) for p, t in zip(groups[0].points, passes[0])]
     known = dataclasses.replace(target, efficiency=base.fits[name].efficiency)
-    slower = pace(known, base.fits[name].times, now)
-  placed = {}
+    slower = drift(known, base.fits[name].times, now)
+  deployment = {}
   for (who, (bare, _, _)), group, seconds in zip(plans.items(), groups, passes):
     if who not in fits:
       times = [
@@ -251,13 +256,13 @@ def timed(
       ]
       some, others = times[: kept[who]], times[kept[who] :]
       fits[who] = fit_passes(bare, some, others)
-    placed[who] = dataclasses.replace(bare, efficiency=fits[who].efficiency)
-  pair = _paired(placed[name], placed.get(draft_name))
+    deployment[who] = dataclasses.replace(bare, efficiency=fits[who].efficiency)
+  pair = _paired(deployment[name], deployment.get(draft_name))
   rounds = [
     RoundTime(*p, float(t) / slower) for p, t in zip(groups[-1].points, taken)
   ]
-  beside[setting()] = fit_beside(pair, rounds)
-  return Calibration(machine, fits, beside)
+  overhead[setting()] = fit_overhead(pair, rounds)
+  return Calibration(machine, fits, overhead)
 
 
 def _check(models, group: calibrate.Timers, seconds) -> None:
@@ -272,7 +277,7 @@ def _check(models, group: calibrate.Timers, seconds) -> None:
 
 def describe(found: Calibration) -> str:
   """What was fitted, and how wrong it is."""
-  header = ["model", "one", "weights", "K/V", "FLOPs", "p", "ms a layer"]
+  header = ["model", "one", "weights", "KV", "FLOPs", "p", "ms a layer"]
   header += ["points", "rms", "formula alone", "held out", "worst"]
   lines = []
   for name, fit in found.fits.items():
@@ -294,12 +299,12 @@ def describe(found: Calibration) -> str:
   header = ["beside the passes", "batch", "ms a round", "ms a level"]
   header += ["rounds", "rms", "worst"]
   lines = []
-  for name, fit in found.beside.items():
+  for name, fit in found.overhead.items():
     wrong = ["", "", ""]
     if fit.errors.points:  # more rounds than numbers that were fitted to them
       wrong = [str(fit.errors.points), f"{fit.errors.rms:.1%}"]
       wrong.append(f"{fit.errors.worst:+.1%}")
-    for kind, one in ((name, fit.ours), ("  plain", fit.plain)):
+    for kind, one in ((name, fit.ours), ("  plain", fit.baseline)):
       for batch, fixed, of_level in one.rows:
         values = f"{1e3 * fixed:z.3f}", f"{1e3 * of_level:z.3f}"
         lines.append([kind, f"{batch:g}", *values, *wrong])

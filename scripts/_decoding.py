@@ -28,9 +28,9 @@ from specdec.checkpoints import learned as saved
 from specdec.checkpoints import shipped
 from specdec.checkpoints.fetch import fetch
 from specdec.checkpoints.learned import Learned
-from specdec.learned import cell as cells
+from specdec.learned import draft_head as draft_heads
 from specdec.learned import serve, size
-from specdec.learned.recipe import Recipe
+from specdec.learned.head_config import HeadConfig
 from specdec.models import packing, presets, transformer
 from specdec.models.config import TransformerConfig
 from specdec.programs import Places
@@ -76,7 +76,7 @@ def rule() -> AcceptanceRule:
 
 
 def comparable() -> bool:
-  """Whether the text should equal plain decoding's, token for token."""
+  """Whether the text should equal the autoregressive one, token for token."""
   if not rule().lossless:
     return False
   return FLAGS.temperature == 0 or FLAGS.acceptance == "coupled"
@@ -159,33 +159,33 @@ def check_chat(target: checkpoints.Checkpoint) -> None:
     )
 
 
-def load_plain(max_length: int) -> Models:
-  """The target alone for plain decoding, packed where that is faster."""
+def load_baseline(max_length: int) -> Models:
+  """Loads the target alone, packed where that is faster."""
   models = load_target(max_length)
   if _flags.single("batch") >= _MANY:
     return models
   return models._replace(target=models.target.packed())
 
 
-def _check_learned(recipe: Recipe, target: TransformerConfig) -> None:
+def _check_learned(head_config: HeadConfig, target: TransformerConfig) -> None:
   """Refuses ks that a drafter has no heads for, and other targets' shapes."""
   try:
-    recipe.check(target)
+    head_config.check(target)
   except ValueError as error:
     raise ValueError(
       f"--learned={FLAGS.learned} does not fit --target={FLAGS.target}: {error}"
     ) from error
-  if recipe.exits and FLAGS.copy_first:
+  if head_config.exits and FLAGS.copy_first:
     raise ValueError(
       f"--copy_first: {FLAGS.learned} is an early exit, whose verification "
-      "goes on from its own guesses"
+      "goes on from its own draft tokens"
     )
-  most = recipe.most_levels
+  most = head_config.most_levels
   if most is None:
     return
   if max(FLAGS.k, default=0) > most:
     raise ValueError(
-      f"--k={max(FLAGS.k)}; {FLAGS.learned} has {most} heads, one a guess"
+      f"--k={max(FLAGS.k)}; {FLAGS.learned} has {most} heads, one a draft token"
     )
   if "most_k" in FLAGS:  # --k=auto
     FLAGS.most_k = min(FLAGS.most_k, most)
@@ -203,8 +203,8 @@ def _load_learned(target, places: Places | None) -> Learned:
   path = _learned_file()
   # Random weights have no drafter of their own: any of that shape will do.
   found = saved.load(path, target, trained=not FLAGS.random_weights)
-  weights = cells.weights_of(
-    found.cell(target.config), found.net, target.params
+  weights = draft_heads.weights_of(
+    found.draft_head(target.config), found.net, target.params
   )
   if places is None:
     return found._replace(net=packing.pack(weights))
@@ -247,9 +247,9 @@ def check_memory(
   if FLAGS.learned:
     path = _learned_file()
     stored = path.stat().st_size
-    recipe = saved.inspect(path)
+    head_config = saved.inspect(path)
     serving = size.serving_bytes(
-      recipe, shapes[0], max(FLAGS.batch), max_length
+      head_config, shapes[0], max(FLAGS.batch), max_length
     )
   found = memory.plan(
     shapes[0],
@@ -266,7 +266,9 @@ def check_memory(
   )
   if show or not loaded:
     display.report(f"memory on each device: {found}", file=sys.stderr)
-  memory.check(found.besides_weights if loaded else found, places and places[0])
+  memory.check(
+    found.excluding_weights if loaded else found, places and places[0]
+  )
 
 
 def drafter(models: Models, k: int) -> Drafter:
@@ -275,7 +277,7 @@ def drafter(models: Models, k: int) -> Drafter:
 
 
 def make_drafter(
-  models: Models, k: int, shape: expand.Expansion | None
+  models: Models, k: int, shape: expand.DraftShape | None
 ) -> Drafter:
   """The same, for any shape; None for a chain."""
   if FLAGS.drafter == "model":
@@ -290,9 +292,9 @@ def make_drafter(
     return drafters.early_exit(target, FLAGS.exit_layer, k)
   if FLAGS.drafter == "learned":
     places = models.places or Places(None, None)
-    cell = models.learned.cell(models.target.config, places.draft)
+    draft_head = models.learned.draft_head(models.target.config, places.draft)
     learned = serve.drafter(
-      cell,
+      draft_head,
       models.target_model,
       shape or expand.chain(k),
       places.target,

@@ -14,7 +14,7 @@ from specdec.analysis import bounds
 from specdec.checkpoints import learned as saved
 from specdec.checkpoints import shipped
 from specdec.checkpoints.fetch import fetch
-from specdec.learned import cell as cells
+from specdec.learned import draft_head as draft_heads
 from specdec.learned import serve, size
 from specdec.models import packing, transformer
 from specdec.training import saving
@@ -29,16 +29,18 @@ HELP = (
 )
 
 
-class Entrant(NamedTuple):
+class Candidate(NamedTuple):
   """One drafter, ready to be measured."""
 
   name: str
   kind: str
-  make: Callable[[expand.Expansion | None, int], Drafter]  # (shape, k)
+  make: Callable[[expand.DraftShape | None, int], Drafter]  # (shape, k)
   params: Params
   weights: int  # of its own
-  step_bytes: float  # weights that a guess but the first of a round reads
-  update_bytes: float = 0.0  # weights read once a round, behind the verdict
+  step_bytes: float  # weights that a draft token but the first of a round reads
+  update_bytes: float = (
+    0.0  # weights read once a round, behind the accept_result
+  )
   most_levels: int | None = None  # None: any
   chains_only: bool = False
 
@@ -50,7 +52,7 @@ class Entrant(NamedTuple):
 
 def load(
   names: list[str], target: checkpoints.Checkpoint
-) -> tuple[checkpoints.Checkpoint, list[Entrant]]:
+) -> tuple[checkpoints.Checkpoint, list[Candidate]]:
   """The target as it decodes, and the drafters.
 
   Raises:
@@ -61,7 +63,7 @@ def load(
   packed = target.packed()
   model = transformer.model(packed.config)
   return packed, [
-    _entrant(name, what, packed, model, net) for name, (what, net) in found
+    _candidate(name, what, packed, model, net) for name, (what, net) in found
   ]
 
 
@@ -86,8 +88,8 @@ def _read(name: str, target):
   if kind == "skip":
     return _skip_of(pathlib.Path(rest) if rest else shipped.SKIP), None
   found = saved.load(shipped.drafter(name), target)
-  cell = found.cell(target.config)
-  weights = cells.weights_of(cell, found.net, target.params)
+  draft_head = found.draft_head(target.config)
+  weights = draft_heads.weights_of(draft_head, found.net, target.params)
   return found, packing.pack(jax.tree.map(lambda x: x, weights))
 
 
@@ -100,7 +102,7 @@ def _skip_of(path: pathlib.Path) -> Skip:
     raise ValueError(f"{path} is no file of choose_layers: {error}") from error
 
 
-def _entrant(name, what, target, model, net) -> Entrant:
+def _candidate(name, what, target, model, net) -> Candidate:
   params, config = Params(target.params, net), target.config
   size_of = 4 if config.dtype == "float32" else 2
 
@@ -116,7 +118,7 @@ def _entrant(name, what, target, model, net) -> Entrant:
     def look_up(shape, k):
       return drafters.lookup(k, ngram=FLAGS.ngram, min_ngram=FLAGS.min_ngram)
 
-    return Entrant(name, name, look_up, params, 0, 0.0, chains_only=True)
+    return Candidate(name, name, look_up, params, 0, 0.0, chains_only=True)
   if isinstance(what, int):
 
     def exit_early(shape, k):
@@ -125,7 +127,7 @@ def _entrant(name, what, target, model, net) -> Entrant:
       return drafters.early_exit(model, what, k)
 
     read = first_layers(what) + head
-    return Entrant(name, "early_exit", exit_early, params, 0, read)
+    return Candidate(name, "early_exit", exit_early, params, 0, read)
   if isinstance(what, Skip):
 
     def skipping(shape, k):
@@ -137,7 +139,7 @@ def _entrant(name, what, target, model, net) -> Entrant:
     attention = first_layers(1) - size_of * 3 * config.width * config.mlp_width
     read = first_layers(config.num_layers) + head
     read -= mlp + attention * len(what.attention)
-    return Entrant(name, "layer_skip", skipping, params, 0, read)
+    return Candidate(name, "layer_skip", skipping, params, 0, read)
   if not isinstance(what, saved.Learned):
     draft = transformer.model(what)
 
@@ -147,24 +149,26 @@ def _entrant(name, what, target, model, net) -> Entrant:
       return drafters.model(draft, k)
 
     read = bounds.pass_bytes(what, 1, 1, 0)
-    return Entrant(
+    return Candidate(
       name, "model", independent, params, what.num_parameters, read
     )
-  cell = what.cell(config)
+  draft_head = what.draft_head(config)
 
   def learned(shape, k):
-    return serve.drafter(cell, model, shape or expand.chain(k))
+    return serve.drafter(draft_head, model, shape or expand.chain(k))
 
-  read = 4 * size.step_weights(cell, config)
-  if what.recipe.exit_layer:
-    read += first_layers(what.recipe.exit_layer)
-  return Entrant(
+  read = 4 * size.step_weights(draft_head, config)
+  if what.head_config.exit_layer:
+    read += first_layers(what.head_config.exit_layer)
+  return Candidate(
     name,
-    what.recipe.kind,
+    what.head_config.kind,
     learned,
     params,
     size.num_weights(what.net),
     read,
-    4 * what.recipe.layers.num_parameters if cell.remembers else 0.0,
-    what.recipe.most_levels,
+    4 * what.head_config.layers.num_parameters
+    if draft_head.has_kv_cache
+    else 0.0,
+    what.head_config.most_levels,
   )

@@ -22,7 +22,8 @@ from specdec.checkpoints import shipped
 from specdec.checkpoints.fetch import PACKAGES
 from specdec.models import presets
 
-# Tokens of a round: each guess of a model costs a pass of it, a copy nothing.
+# Tokens of a round: each draft token of a model costs a pass of it, a copy
+# nothing.
 _DEFAULT_K = {
   "lookup": 5,
   "model": 3,
@@ -78,7 +79,7 @@ flags.DEFINE_enum(
   "siblings",
   None,
   expand.KINDS,
-  "How a tree's children are drawn; default iid with k-SEQ, point_mass in a "
+  "How a tree's children are drawn; default iid with k-SEQ, deterministic in a "
   "dynamic tree and at temperature 0, else without_replacement.",
 )
 flags.DEFINE_list(
@@ -98,7 +99,7 @@ flags.DEFINE_integer(
   "copy_first",
   0,
   "Learned: where lookup finds a match, copy so many tokens instead of k "
-  "guesses; 0: never.",
+  "draft tokens; 0: never.",
 )
 flags.DEFINE_integer(
   "exit_layer", None, "Early exit: how many of the target's layers draft."
@@ -177,12 +178,12 @@ def single(name: str) -> int:
   return values[0]
 
 
-def expansion(k: int) -> expand.Expansion | None:
+def expansion(k: int) -> expand.DraftShape | None:
   """The draft's shape for k levels; None for a chain."""
   if FLAGS.acceptance == "kseq":
     usual = "iid"
   elif FLAGS.temperature == 0:
-    usual = "point_mass"  # such a law has but one token to draw
+    usual = "deterministic"  # such a distribution has but one token to draw
   else:
     usual = "without_replacement"
   try:

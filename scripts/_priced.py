@@ -9,14 +9,14 @@ from absl import flags
 
 from specdec import checkpoints, display
 from specdec.analysis import chips, hardware, shapes, speedup
-from specdec.analysis.cost import BYTES, IDEAL, TYPICAL, Placed
-from specdec.analysis.pairs import Pair
+from specdec.analysis.cost import BYTES, IDEAL, TYPICAL, Deployment
+from specdec.analysis.pairs import TargetDraftPair
 from specdec.checkpoints.fetch import fetch
 from specdec.spelling import choices
 
 _EFFICIENCY = {"ideal": IDEAL, "typical": TYPICAL}
 # Of LaMDA 137B's drafts (arXiv:2211.17192, table 3).
-_LAW = ["1e8:0.61", "2e9:0.71", "8e9:0.75"]
+_DISTRIBUTION = ["1e8:0.61", "2e9:0.71", "8e9:0.75"]
 
 _config.define("config", "File whose get_config() sets flags not given here.")
 _BEFORE = set(flags.FLAGS)
@@ -46,7 +46,7 @@ flags.DEFINE_string(
   f"A checkpoint, or a shape: {', '.join(shapes.names())}.",
 )
 flags.DEFINE_string(
-  "draft", "llama3-1b", "The same; none: guesses that cost nothing."
+  "draft", "llama3-1b", "The same; none: draft tokens that cost nothing."
 )
 flags.DEFINE_integer(
   "exit_layer", None, "The target's own first layers draft instead."
@@ -58,7 +58,7 @@ flags.DEFINE_list(
 )
 flags.DEFINE_list(
   "law",
-  _LAW,
+  _DISTRIBUTION,
   "Acceptance by draft size, PARAMETERS:RATE each; a power law goes through "
   "them. Default: drafts of LaMDA 137B.",
 )
@@ -77,9 +77,13 @@ flags.DEFINE_integer(
 flags.DEFINE_float(
   "correlation", 0.75, "Of the experts that tokens choose; 1: independent."
 )
-flags.DEFINE_float("alpha", 0.75, "Share of guesses kept, at every position.")
+flags.DEFINE_float(
+  "alpha", 0.75, "Share of draft tokens kept, at every position."
+)
 flags.DEFINE_list(
-  "survival", [], "Instead: share of rounds that keep guesses 1, 1 to 2, ..."
+  "prefix_acceptance",
+  [],
+  "Instead: share of rounds that keep draft tokens 1, 1 to 2, ...",
 )
 flags.DEFINE_list(
   "rank_acceptance",
@@ -153,9 +157,9 @@ def chip_of(name: str) -> chips.Chip:
   return chips.changed(chips.of_hardware(found), **changes)
 
 
-def place(name: str, chip, ways: int, known) -> Placed:
+def place(name: str, chip, ways: int, known) -> Deployment:
   """A model on chips; calibrated where `known` is a calibration."""
-  made = Placed(
+  made = Deployment(
     shape_of(name),
     chip,
     FLAGS.weights,
@@ -170,7 +174,7 @@ def place(name: str, chip, ways: int, known) -> Placed:
   return known.place(name, made) if known else made
 
 
-def pair_on(chip, known=None, draft: str | None = None) -> Pair:
+def pair_on(chip, known=None, draft: str | None = None) -> TargetDraftPair:
   """Target and draft on a chip."""
   target = place(FLAGS.target, chip, FLAGS.ways, known)
   draft = draft or FLAGS.draft
@@ -181,36 +185,40 @@ def pair_on(chip, known=None, draft: str | None = None) -> Pair:
         f"{FLAGS.target}, first {FLAGS.exit_layer} layers", first
       )
     made, who = (
-      Pair(target, first, FLAGS.exit_layer),
+      TargetDraftPair(target, first, FLAGS.exit_layer),
       f"exit after {FLAGS.exit_layer}",
     )
   elif draft == "none":
-    made, who = Pair(target), "lookup"
+    made, who = TargetDraftPair(target), "lookup"
   else:
     ways = FLAGS.draft_ways or FLAGS.ways
-    made, who = Pair(target, place(draft, chip, ways, known)), draft
+    made, who = TargetDraftPair(target, place(draft, chip, ways, known)), draft
   settings = [
     name
-    for name in (known.beside if known else ())
+    for name in (known.overhead if known else ())
     if name.startswith(f"{FLAGS.target}, {who}, ")
   ]
   if not settings:
     return made
   display.report(f"beside the passes: as of {settings[0]}", file=sys.stderr)
-  found = known.beside[settings[0]]
-  return dataclasses.replace(made, beside=found.ours, plain_beside=found.plain)
+  found = known.overhead[settings[0]]
+  return dataclasses.replace(
+    made, overhead=found.ours, baseline_overhead=found.baseline
+  )
 
 
-def gain(pair: Pair, batch: int, context: int, survival) -> float:
+def gain(
+  pair: TargetDraftPair, batch: int, context: int, prefix_acceptance
+) -> float:
   """nan where it does not fit."""
   try:
     pair.check_memory(batch, context)
   except ValueError:
     return float("nan")
-  return pair.speedup(batch, context, survival)
+  return pair.speedup(batch, context, prefix_acceptance)
 
 
-def law_of() -> speedup.PowerLaw:
+def distribution_of() -> speedup.PowerLaw:
   """--law."""
   pairs = [text.partition(":") for text in FLAGS.law]
   sizes = numbers_of([size for size, _, _ in pairs], "law")

@@ -33,9 +33,12 @@ flags.DEFINE_enum(
   "coupled",
   sorted(RULES),
   "coupled: token for token the text of plain sampling with this seed. "
-  "rejection: the same law, other noise, accepts sampled drafts more often. "
-  "block: the same law, judges a chain as a whole and accepts most. kseq: the "
-  "same law, for several chains drawn alike. naive: the same law, accepts "
+  "rejection: the same distribution, other noise, accepts sampled drafts more "
+  "often. "
+  "block: the same distribution, evaluates a chain as a whole and accepts "
+  "most. kseq: the "
+  "same distribution, for several chains drawn alike. naive: the same "
+  "distribution, accepts "
   "where a sample of the target is the drafted token. greedy: temperature 0 "
   "only. Lossy, and said so: lenience (--share), typical (--epsilon, --delta), "
   "relaxed (--relaxed_top, --margin). synthetic: accepts at --rates whatever "

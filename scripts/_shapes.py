@@ -1,4 +1,4 @@
-"""--shape: how the guesses of a round hang together."""
+"""--shape: how the draft tokens of a round hang together."""
 
 import json
 from collections.abc import Sequence
@@ -11,7 +11,8 @@ from specdec import expand, tree
 MOST = 4096  # tokens of a draft: what sees what is a table of their square
 HELP = (
   "chain: k tokens in a row. chains:C: C chains of k tokens; chains:C:S: they "
-  "share the first S. optimal:N: the static tree of N guesses, at most k deep, "
+  "share the first S. optimal:N: the static tree of N draft tokens, at most k "
+  "deep, "
   "that keeps most if a node's children are kept with --rank_acceptance. "
   "dynamic:N or dynamic:N:TOP: EAGLE-2's tree, k deep; of the TOP (4) "
   "likeliest continuations of the TOP likeliest prefixes of each level the N "
@@ -26,14 +27,14 @@ def parse(
   siblings: str | None = None,
   usual: str = "without_replacement",
   rank_acceptance: Sequence[float] = (),
-) -> expand.Expansion | None:
+) -> expand.DraftShape | None:
   """The shape; None for a chain, which drafters have built in.
 
   Args:
     text: as --help says.
     k: levels.
-    siblings: one of expand.KINDS; None: point_mass where the tree is dynamic,
-      else `usual`.
+    siblings: one of expand.KINDS; None: deterministic where the tree is
+      dynamic, else `usual`.
     rank_acceptance: by rank, for 'optimal'.
 
   Raises:
@@ -47,7 +48,9 @@ def parse(
     if len(paths) > MOST or max(map(len, paths), default=0) > MOST:
       raise ValueError(f"{text} holds more than {MOST:,} paths or levels")
     if not paths:
-      raise ValueError(f"{text} holds no path: plain decoding is --k=0")
+      raise ValueError(
+        f"{text} holds no path: autoregressive decoding is --k=0"
+      )
     return expand.static(tree.from_paths(paths), siblings or usual)
   try:
     numbers = [int(number) for number in given]
@@ -66,7 +69,7 @@ def parse(
     raise ValueError(f"--shape={text} needs --k >= 1, the levels of the tree")
   if name == "dynamic":
     size, top = [*numbers, 4][:2]
-    return expand.dynamic(top, k, size, siblings or "point_mass")
+    return expand.dynamic(top, k, size, siblings or "deterministic")
   if name == "chains":
     chains, shared = [*numbers, 0][:2]
     parents = tree.parallel(chains, k, shared)

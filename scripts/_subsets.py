@@ -47,7 +47,7 @@ def subset(params: dict, num_layers: int) -> Skip:
   return Skip(**{part: tuple(layers) for part, layers in found.items()})
 
 
-def plain_ones(num_layers: int) -> list[Skip]:
+def baseline_ones(num_layers: int) -> list[Skip]:
   """What is tried first."""
   every, other = tuple(range(num_layers)), tuple(range(1, num_layers, 2))
   found = [
@@ -83,7 +83,7 @@ def open_study(folder: Path, num_layers: int):
     trial.system_attrs["fixed_params"]
     for trial in study.get_trials(states=[waiting])
   ]
-  for skip in plain_ones(num_layers):
+  for skip in baseline_ones(num_layers):
     for k in FLAGS.k:
       questions = answers(skip, num_layers) | {"k": k}
       if questions not in asked:  # one that a kill cut short is asked again

@@ -19,13 +19,13 @@ _LOADED = (
   "target", "draft", "learned", "draft_ways", "dtype", "random_weights",
   "prompt_file", "chat", "seed",
 )  # fmt: skip
-_PLAIN = ("temperature", "top_k", "top_p", "max_new_tokens")
+_BASELINE = ("temperature", "top_k", "top_p", "max_new_tokens")
 # Of a line, what a new prediction leaves as it is.
 _MEASURED = (
   "load", "run", "rounds", "observed", "drafter", "caveats", "context", "date",
   "mesh",
 )  # fmt: skip
-_COUNTED = 3  # how often sampled texts are decoded to see how guesses fare
+_COUNTED = 3  # how often sampled texts are decoded to see how draft tokens fare
 FLAGS = flags.FLAGS
 
 
@@ -41,7 +41,7 @@ class Bench:
     self._path = folder / "calibration.json"
     self._rounds, self._most = rounds, most
     self._loaded: tuple | None = None
-    self._plain: dict = {}
+    self._baseline: dict = {}
     self.limit: measure.Limit | None = None  # of the loaded target
     self.calibration = _calibration.read(self._path)
 
@@ -49,7 +49,7 @@ class Bench:
     """Those that the flags name; one pair at a time."""
     names = [FLAGS[name].value for name in _LOADED]
     if not (self._loaded and self._loaded[0] == names):
-      self._loaded, self._plain = None, {}
+      self._loaded, self._baseline = None, {}
       models = _decoding.load(FLAGS.context + FLAGS.max_new_tokens)
       count = max(FLAGS.texts, *self._rounds["batch"])
       rows = _rows.make_rows(models.target, count, FLAGS.context)
@@ -87,11 +87,11 @@ class Bench:
     """Of these flags, with a plain loop that was compiled once."""
     models, _ = self.models()
     made = _decoding.make_session(models, k, batch, FLAGS.context, ())
-    place = batch, *(FLAGS[name].value for name in _PLAIN)
-    if place in self._plain:
-      made.share_plain(self._plain[place])
-    made.compile(plain=True)
-    self._plain[place] = made
+    place = batch, *(FLAGS[name].value for name in _BASELINE)
+    if place in self._baseline:
+      made.share_baseline(self._baseline[place])
+    made.compile(baseline=True)
+    self._baseline[place] = made
     return made
 
 
@@ -115,13 +115,13 @@ class Point:
     self._batches = [range(i, i + self.batch) for i in starts]
     self._turns = -(-FLAGS.pairs // len(self._batches))
 
-  def _decode(self, members, turn: int, plain: bool) -> Completed:
+  def _decode(self, members, turn: int, baseline: bool) -> Completed:
     some = [self._rows[i] for i in members]
     numbers = [i + turn * len(self._rows) for i in members]
-    return self._session.complete(some, numbers, plain)
+    return self._session.complete(some, numbers, baseline)
 
   def count(self) -> prediction.Observed:
-    """How guesses fare, seen in other runs than those that are timed."""
+    """How draft tokens fare, seen in other runs than those that are timed."""
     # What is timed has the numbers from 0 on. Greedy texts are what they are,
     # and of synthetic acceptance only the time is in question: there the very
     # numbers that are timed are run apart from the clock.
@@ -144,7 +144,9 @@ class Point:
     for turn in range(self._turns):
       for number, some in enumerate(self._batches):
         order = (False, True) if (turn + number) % 2 == 0 else (True, False)
-        pieces = {plain: self._decode(some, turn, plain) for plain in order}
+        pieces = {
+          baseline: self._decode(some, turn, baseline) for baseline in order
+        }
         done.append((pieces[False], pieces[True]))
     return done
 
@@ -210,10 +212,10 @@ def check(bench: Bench, run, done) -> list[str]:
   """Returns a sentence for every time that this machine's bandwidth forbids."""
   models, _ = bench.models()
   found = []
-  for who, plain in ((0, False), (1, True)):
+  for who, baseline in ((0, False), (1, True)):
     rounds = sum(int(pieces[who].stats.widths.sum()) for pieces in done)
     seconds = sum(pieces[who].seconds for pieces in done) / rounds
     size = bounds.pass_bytes(models.target.config, run.batch, 1, FLAGS.context)
-    what = "a plain round" if plain else f"a round of k = {run.k}"
+    what = "a plain round" if baseline else f"a round of k = {run.k}"
     found.append(bench.limit.check(what, seconds, size))
   return [sentence for sentence in found if sentence]

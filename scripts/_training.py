@@ -1,4 +1,4 @@
-"""What the programs that train share: configs, texts, judging, checkpoints."""
+"""Configs, texts, evaluation and checkpoints of the programs that train."""
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +13,7 @@ from specdec.training import data, evaluate, samples
 from specdec.training.options import Options
 from specdec.types import Drafter, Model, Params
 
-# What a config says of how drafts are judged, and of texts to be sampled.
+# What a config says of how drafts are evaluated, and of texts to be sampled.
 DECODING = ("k", "prompts", "length", "new_tokens", "temperature")
 SAMPLES = ("count", "prompt", "temperature")
 

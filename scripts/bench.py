@@ -9,13 +9,13 @@
     --acceptance=synthetic --rates=0.8 --k=1-8      # speed, and no checkpoint
 
 A pass of n tokens is timed for each n of --passes: T(n). Then the same prompts
-are decoded plainly and speculatively in turns, each program compiled and run
-once before the clock starts; no token ends a text. Prompts are cut to --context
-tokens; without --prompt_file they are the 32 held-out Python functions that
-come with the package, or random tokens where the target has no tokenizer;
---limit=4 takes fewer of them. This machine's bandwidth is
-measured before and after, by reading as many bytes as the weights have; a time
-that it forbids is marked in the table. The last line is one JSON document.
+are decoded autoregressively and speculatively in turns, each program compiled
+and run once before the clock starts; no token ends a text. Prompts are cut to
+--context tokens; without --prompt_file they are the 32 held-out Python
+functions that come with the package, or random tokens where the target has no
+tokenizer; --limit=4 takes fewer of them. This machine's bandwidth is measured
+before and after, by reading as many bytes as the weights have; a time that it
+forbids is marked in the table. The last line is one JSON document.
 """
 
 import contextlib
@@ -118,64 +118,64 @@ def time_passes(models, batch: int, progress) -> list[dict]:
   return found
 
 
-def decode(models, k: int, found: _rows.Batches, plain_session, progress):
-  """One point: speculation with k against plain decoding.
+def decode(models, k: int, found: _rows.Batches, baseline_session, progress):
+  """One point: speculation with k against autoregressive decoding.
 
   Returns:
     Its document, and a session whose plain loop is compiled.
   """
   rows, batch = found.rows, len(found.rows[0])
 
-  def decoded(number: int, plain: bool):
+  def decoded(number: int, baseline: bool):
     first = number * batch
-    return session.complete(rows[number], range(first, first + batch), plain)
+    return session.complete(rows[number], range(first, first + batch), baseline)
 
   session = _decoding.make_session(models, k, batch, FLAGS.context, ())
-  if plain_session:
-    session.share_plain(plain_session)
+  if baseline_session:
+    session.share_baseline(baseline_session)
   with display.progress(f"compiling batch {batch}, k = {k}"):
-    session.compile(plain=True)
+    session.compile(baseline=True)
     with measure.compilations() as compiled:
-      compile_seconds = session.compile(plain=False)
+      compile_seconds = session.compile(baseline=False)
     session.warm_up(rows[0])
-  for _ in measure.both_ways(decoded, 1):
+  for _ in measure.interleaved(decoded, 1):
     pass  # discarded
   progress.set_postfix_str(f"batch {batch}, k = {k}")
   trace = contextlib.nullcontext()
   if FLAGS.profile:
     trace = jax.profiler.trace(FLAGS.profile)
   with trace:
-    for _ in measure.both_ways(decoded, 1 if FLAGS.profile else 0):
+    for _ in measure.interleaved(decoded, 1 if FLAGS.profile else 0):
       pass
   # What compiles now and then (a collected program, another thread's) may
   # spoil one series of timings, not two.
   for _ in range(2):
     done = []
     with measure.compilations() as late:
-      for pair in measure.both_ways(
+      for pair in measure.interleaved(
         decoded, len(rows), _repeats.turns(len(rows))
       ):
         done.append(pair)
         progress.update()
     if not (count := int(hosts.agree(late.count))):
       break
-  ours, plain, prefill, plain_prefill = (
+  ours, baseline, prefill, baseline_prefill = (
     [getattr(pair[i], name) for pair in done]
     for name in ("seconds", "prefill_seconds")
     for i in (0, 1)
   )
   once = done[: len(rows)]
-  texts, plain_texts = (
+  texts, baseline_texts = (
     [t for x in some for t in x.texts] for some in zip(*once)
   )
   prompts = [row for some in rows for row in some]
   unlike = [
     session.first_difference(prompts[i], a, b, i)
-    for i, (a, b) in enumerate(zip(texts, plain_texts))
+    for i, (a, b) in enumerate(zip(texts, baseline_texts))
     if _decoding.comparable() and a != b
   ]
   if len(rows) == 1:
-    times = ours, plain, prefill, plain_prefill
+    times = ours, baseline, prefill, baseline_prefill
     speed = metrics.median_speed(sum(map(len, texts)), *times)
   else:
     speed = measure.speed(done)
@@ -198,7 +198,7 @@ def decode(models, k: int, found: _rows.Batches, plain_session, progress):
     "least_round_seconds": _least_round(done, 0),
     "least_plain_round_seconds": _least_round(done, 1),
     "seconds": dataclasses.asdict(measure.timing(ours)),
-    "plain_seconds": dataclasses.asdict(measure.timing(plain)),
+    "plain_seconds": dataclasses.asdict(measure.timing(baseline)),
     "acceptance_seconds": dataclasses.asdict(
       measure.time_acceptance(session, FLAGS.repeats)
     ),
@@ -207,8 +207,8 @@ def decode(models, k: int, found: _rows.Batches, plain_session, progress):
       "backend_seconds": compiled.seconds,
       "programs": compiled.count,
     },
-    "memory": measure.loop_memory(session, plain=False),
-    "plain_memory": measure.loop_memory(session, plain=True),
+    "memory": measure.loop_memory(session, baseline=False),
+    "plain_memory": measure.loop_memory(session, baseline=True),
     "warnings": [],
   }
   if count:
@@ -284,7 +284,7 @@ def print_tables(document) -> None:
     for source in dict.fromkeys(run["prompts"] for run in document["runs"]):
       display.report(f"  {source}")
     for caveat in document["caveats"]:
-      display.report(f"  beware: {caveat}")
+      display.report(f"  warning: {caveat}")
     display.report(report.of_bench(document["runs"]))
 
 
@@ -294,7 +294,7 @@ def calibrate(models) -> None:
   base = _calibration.read(path)
   batches = sorted({1, (max(FLAGS.batch) + 1) // 2, max(FLAGS.batch)})
   ks = {2, 5, max(*FLAGS.k, 1)}
-  most = models.learned and models.learned.recipe.most_levels
+  most = models.learned and models.learned.head_config.most_levels
   ks = sorted({min(k, most or k) for k in ks})
   rows = _rows.make_rows(models.target, max(batches), FLAGS.context)
   context = FLAGS.context + FLAGS.max_new_tokens + max(ks)

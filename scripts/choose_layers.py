@@ -17,7 +17,8 @@ unlikely tokens and --k is the most.
   measured   (default) tokens of the texts / seconds of the decoding rounds, the
              median of --timings: the real loop on this machine. Each subset is
              a program of its own, which takes seconds to compile.
-  predicted  the guesses are counted in the real loop, a round's time comes from
+  predicted  the draft tokens are counted in the real loop, a round's time comes
+  from
              the cost model: for a chip that is not here, and without noise.
 
 Optuna's tree-structured Parzen estimator chooses: 2 L categories suit it, and
@@ -26,8 +27,9 @@ prompts of --context tokens, --batch at a time; what the search never saw
 decides what it is worth, so measure the answer on other prompts (eval.py).
 
 The output folder gets trials.journal as trials finish, then skip.json: the best
-subset, timed once more in turns with plain decoding, and all trials. The same
-command goes on where it was stopped or killed; more --trials add to it.
+subset, timed once more in turns with autoregressive decoding, and all trials.
+The same command goes on where it was stopped or killed; more --trials add to
+it.
 """
 
 import json
@@ -51,7 +53,7 @@ from tqdm import tqdm
 
 from specdec import display, drafters, measure, report, run_folder
 from specdec.analysis import chips, hardware, shapes
-from specdec.analysis.cost import TYPICAL, Placed
+from specdec.analysis.cost import TYPICAL, Deployment
 from specdec.display import columns
 from specdec.types import Skip
 
@@ -136,12 +138,12 @@ class Bench:
       self.decode(made)
     return made
 
-  def decode(self, session, plain: bool = False):
+  def decode(self, session, baseline: bool = False):
     """All texts: tokens, seconds and the counts of each batch."""
     done, first = [], 0
     for rows in self._batches:
       numbers = range(first, first + len(rows))
-      done.append(session.complete(rows, numbers, plain))
+      done.append(session.complete(rows, numbers, baseline))
       first += len(rows)
     tokens = sum(len(text) for one in done for text in one.texts)
     return tokens, sum(one.seconds for one in done), [d.stats for d in done]
@@ -167,29 +169,31 @@ class Bench:
     context = FLAGS.context + FLAGS.max_new_tokens
 
     def seconds(skip, tokens):
-      placed = Placed(
+      deployment = Deployment(
         shapes.of_config(self.models.target.config, skip=skip),
         self._chip,
         weights=FLAGS.dtype,
         kv=FLAGS.dtype,
         efficiency=TYPICAL,
       )
-      return placed.cost(self.batch, tokens, context).seconds
+      return deployment.cost(self.batch, tokens, context).seconds
 
     taken = drafted * seconds(skip, 1) + seconds(None, 1 + drafted)
     return self.batch * tokens / taken
 
-  def against_plain(self, skip: Skip, k: int) -> tuple[float, float]:
+  def against_baseline(self, skip: Skip, k: int) -> tuple[float, float]:
     """(ours, plain) tokens per second, timed in turns: the best of many
     timings was lucky, too."""
     session = self.session(skip, k)
-    self.decode(session, plain=True)
+    self.decode(session, baseline=True)
     rates = {False: [], True: []}
     for turn in range(2 * FLAGS.timings):
-      for plain in (False, True) if turn % 2 else (True, False):
-        tokens, seconds, _ = self.decode(session, plain)
-        rates[plain].append(tokens / seconds)
-    return tuple(statistics.median(rates[plain]) for plain in (False, True))
+      for baseline in (False, True) if turn % 2 else (True, False):
+        tokens, seconds, _ = self.decode(session, baseline)
+        rates[baseline].append(tokens / seconds)
+    return tuple(
+      statistics.median(rates[baseline]) for baseline in (False, True)
+    )
 
 
 def search(study, bench: Bench, num_layers: int) -> None:
@@ -290,7 +294,7 @@ def choose_layers() -> None:
   display.report(table(lines))
   display.report("\ntiming the best once more ...", file=sys.stderr)
   skip = _subsets.subset(study.best_params, num_layers)
-  ours, plain = bench.against_plain(skip, best["k"])
+  ours, baseline = bench.against_baseline(skip, best["k"])
   document = (
     header
     | best
@@ -298,8 +302,8 @@ def choose_layers() -> None:
       "exit_threshold": FLAGS.exit_threshold,
       "objective": FLAGS.objective,
       "measured_tokens_per_second": ours,
-      "plain_tokens_per_second": plain,
-      "speedup": ours / plain,
+      "plain_tokens_per_second": baseline,
+      "speedup": ours / baseline,
       "trials": lines,
     }
   )
@@ -308,11 +312,12 @@ def choose_layers() -> None:
   if FLAGS.json:
     report.write_json(FLAGS.json, document)
   display.report(
-    f"\nin turns: {ours:.1f} tokens/s, plain {plain:.1f}: {ours / plain:.2f} x"
+    f"\nin turns: {ours:.1f} tokens/s, baseline {baseline:.1f}: "
+    f"{ours / baseline:.2f} x"
     f"\nuse it: --skip={folder / 'skip.json'}"
   )
   for caveat in document["caveats"]:
-    display.report(f"beware: {caveat}")
+    display.report(f"warning: {caveat}")
 
 
 main = _main.main_of(

@@ -8,22 +8,24 @@
 
 Every drafter decodes the same prompts with the same rule (--acceptance,
 rejection if not given), greedily and at temperature 1, in chains of every --k
-and in one tree of --tree_size guesses that is the same for all, each in turns
-with plain decoding; no token ends a text. A line for each:
+and in one tree of --tree_size draft tokens that is the same for all, each in
+turns with autoregressive decoding; no token ends a text. A line for each:
 
   weights        of its own
-  MB a guess     that a guess but the first of a round reads
-  at position    how often the first, second ... guess of a round is kept, given
+  MB a draft token     that a draft token but the first of a round reads
+  at position    how often the first, second ... draft token of a round is kept,
+  given
                  that those before it were; measured with the longest chain
   tokens a pass  with each k measured, and in the tree
-  speedup        over plain decoding: measured / predicted by bytes alone: a
-                 guess takes what it reads at the rate at which a one-token pass
-                 of the target was seen to read, a verification what a pass of
-                 so many tokens was seen to take; drafters with K/V of the text
-                 read their layers once more a round. What is missing is what
-                 small operations cost beside their bytes
+  speedup        over autoregressive decoding: measured / predicted by bytes
+    alone: a
+                 draft token takes what it reads at the rate at which a
+                 one-token pass of the target was seen to read, a verification
+                 what a pass of so many tokens was seen to take; drafters with
+                 KV of the text read their layers once more a round. What is
+                 missing is what small operations cost beside their bytes
   best           the fastest chain, with one standard error, its tokens per
-                 second, and plain decoding's beside it
+                 second, and autoregressive decoding's beside it
 
 The output folder gets lines.jsonl as points finish, then results.json,
 table.txt and plot.png. The same command goes on where it was killed.
@@ -66,7 +68,7 @@ _REFUSED = (
 TEMPERATURES = (0.0, 1.0)
 _BEFORE = set(flags.FLAGS) - set(_prompt_files.OWN)
 flags.DEFINE_list("drafters", [], f"Who competes: {_entrants.HELP}.")
-flags.DEFINE_integer("tree_size", 8, "Guesses of the tree, 0 for none.")
+flags.DEFINE_integer("tree_size", 8, "Draft tokens of the tree, 0 for none.")
 FLAGS = flags.FLAGS
 for _module in (_flags, _prompt_files):  # or --help would leave them out
   flags.adopt_module_key_flags(_module)
@@ -89,26 +91,27 @@ def check_flags() -> None:
 
 
 def points(
-  entrant: _entrants.Entrant, temperature: float, depth: int
+  candidate: _entrants.Candidate, temperature: float, depth: int
 ) -> list[comparison.Shape]:
   """The drafts that it is measured with; no k that it has no heads for.
 
   Args:
     depth: levels of the tree at most, the same for all drafters.
   """
-  most = entrant.most_levels or max(FLAGS.k)
+  most = candidate.most_levels or max(FLAGS.k)
   rules = (FLAGS.acceptance,)
   found = [
     comparison.Shape(k, "chain", "none", k, None, rules)
     for k in FLAGS.k
     if k <= most
   ]
-  if FLAGS.tree_size and not entrant.chains_only:
+  if FLAGS.tree_size and not candidate.chains_only:
     ranks = FLAGS.rank_acceptance or _RANKS
     by_depth = np.tile(np.array(ranks, float), (depth, 1))
     paths = tree.optimal(by_depth, FLAGS.tree_size)
-    # A greedy law has but one token to draw: its siblings would be no guesses.
-    kind = "without_replacement" if temperature else "point_mass"
+    # A greedy distribution has but one token to draw: its siblings would be no
+    # draft tokens.
+    kind = "without_replacement" if temperature else "deterministic"
     made = expand.static(tree.from_paths(paths), kind)
     levels = made.spec.max_depth
     found.append(
@@ -117,31 +120,34 @@ def points(
   return found
 
 
-def check_entrants(entrants: list[_entrants.Entrant]) -> None:
+def check_candidates(candidates: list[_entrants.Candidate]) -> None:
   """Refuses ks for which one of them has no heads at all."""
-  for entrant in entrants:
-    if entrant.most_levels is not None and entrant.most_levels < min(FLAGS.k):
+  for candidate in candidates:
+    if candidate.most_levels is not None and candidate.most_levels < min(
+      FLAGS.k
+    ):
       raise ValueError(
-        f"{entrant.name} has {entrant.most_levels} heads, one a guess; give a "
+        f"{candidate.name} has {candidate.most_levels} heads, one a draft "
+        "token; give a "
         "--k as small as that"
       )
 
 
-def measure_all(entrants, lines, bench_of) -> list[dict]:
+def measure_all(candidates, lines, bench_of) -> list[dict]:
   """Every point; those that `lines` does not hold are measured."""
   done = {tuple(x["point"]): x for x in lines.entries if "point" in x}
-  depth = min([max(FLAGS.k), *(e.most_levels or _DEEPEST for e in entrants)])
+  depth = min([max(FLAGS.k), *(e.most_levels or _DEEPEST for e in candidates)])
   wanted = [
-    (entrant, temperature, shape)
+    (candidate, temperature, shape)
     for temperature in TEMPERATURES
-    for entrant in entrants
-    for shape in points(entrant, temperature, depth)
+    for candidate in candidates
+    for shape in points(candidate, temperature, depth)
   ]
-  for entrant, temperature, shape in tqdm(wanted, unit="point"):
-    point = point_of(entrant, temperature, shape)
+  for candidate, temperature, shape in tqdm(wanted, unit="point"):
+    point = point_of(candidate, temperature, shape)
     if point in done:
       continue
-    bench = bench_of(entrant, temperature)
+    bench = bench_of(candidate, temperature)
     run, seconds = bench.measured(shape, FLAGS.acceptance)
     entry = {
       "point": point,
@@ -156,10 +162,10 @@ def measure_all(entrants, lines, bench_of) -> list[dict]:
   return [done[point_of(*one)] for one in wanted]
 
 
-def point_of(entrant, temperature: float, shape: comparison.Shape) -> tuple:
+def point_of(candidate, temperature: float, shape: comparison.Shape) -> tuple:
   """What a line is known by: a drafter trained anew is another one."""
   return (
-    entrant.name, temperature, shape.name, shape.size, entrant.checksum
+    candidate.name, temperature, shape.name, shape.size, candidate.checksum
   )  # fmt: skip
 
 
@@ -178,39 +184,39 @@ def time_passes(target, lines, nodes, context: int) -> dict[int, float]:
   return passes
 
 
-def predict(entrant, entry, passes, read_rate: float) -> float:
+def predict(candidate, entry, passes, read_rate: float) -> float:
   """Speedup by bytes, for the tokens a pass that were measured."""
   run, speed = entry["run"], entry["run"]["speed"]
   batch = _flags.single("batch")
-  plain = speed["plain_seconds"] * batch / speed["plain_tokens"]
-  beside = max(0.0, plain - passes[1])
-  read = entry["levels"] * entrant.step_bytes + entrant.update_bytes
-  round_seconds = passes[run["nodes"]] + beside + read / read_rate
+  baseline = speed["plain_seconds"] * batch / speed["plain_tokens"]
+  overhead = max(0.0, baseline - passes[1])
+  read = entry["levels"] * candidate.step_bytes + candidate.update_bytes
+  round_seconds = passes[run["nodes"]] + overhead + read / read_rate
   tokens = run["acceptance"]["tokens_per_pass"]["value"]
-  return tokens * plain / round_seconds
+  return tokens * baseline / round_seconds
 
 
-def documents(entrants, entries, passes, read_rate) -> list[dict]:
+def documents(candidates, entries, passes, read_rate) -> list[dict]:
   """Every point as results.json has it."""
-  by_name = {entrant.name: entrant for entrant in entrants}
+  by_name = {candidate.name: candidate for candidate in candidates}
   found = []
   for entry in entries:
     name, temperature, shape, *_ = entry["point"]
-    entrant = by_name[name]
+    candidate = by_name[name]
     found.append(
       entry["run"]
       | {
         "drafter": {
           "name": name,
-          "kind": entrant.kind,
+          "kind": candidate.kind,
           "temperature": temperature,
-          "weights": entrant.weights,
-          "step_bytes": entrant.step_bytes,
+          "weights": candidate.weights,
+          "step_bytes": candidate.step_bytes,
           "shape": shape,
           "seconds": entry["round_seconds"],
           "load": entry["load"],
         },
-        "predicted": predict(entrant, entry, passes, read_rate),
+        "predicted": predict(candidate, entry, passes, read_rate),
       }
     )
   return found
@@ -224,20 +230,23 @@ def table(runs: list[dict]) -> str:
     names = dict.fromkeys(r["drafter"]["name"] for r in own)
     groups = [[r for r in own if r["drafter"]["name"] == n] for n in names]
     shapes = [*(f"k={k}" for k in FLAGS.k), "tree"]
-    law = "greedy" if temperature == 0 else f"temperature {temperature:g}"
+    distribution = (
+      "greedy" if temperature == 0 else f"temperature {temperature:g}"
+    )
     header = [
       "drafter",
       "weights",
-      "MB a guess",
+      "MB a draft token",
       "at position 1 2 3 4",
       *shapes,
     ]
     lines = [[*about(g), *by_shape(g, tokens_of)] for g in groups]
-    text.append(f"{law}; tokens a pass\n\n{columns(header, lines)}")
-    header = ["drafter", *shapes, "best", "tokens/s", "plain"]
+    text.append(f"{distribution}; tokens a pass\n\n{columns(header, lines)}")
+    header = ["drafter", *shapes, "best", "tokens/s", "baseline"]
     lines = [[name_of(g), *by_shape(g, speed_of), *best_of(g)] for g in groups]
     text.append(
-      f"{law}; speedup, measured / by bytes\n\n{columns(header, lines)}"
+      f"{distribution}; speedup, measured / by "
+      f"bytes\n\n{columns(header, lines)}"
     )
   return "\n\n".join(text)
 
@@ -312,9 +321,9 @@ def work() -> None:
   models = _decoding.load_target(
     evaluation.buffer_size() + FLAGS.max_new_tokens
   )
-  target, entrants = _entrants.load(FLAGS.drafters, models.target)
+  target, candidates = _entrants.load(FLAGS.drafters, models.target)
   models = models._replace(target=target)
-  check_entrants(entrants)
+  check_candidates(candidates)
   encoded, prompts, _ = _prompt_files.read_prompts(target)
   groups = [_prompt_files.group_of(prompt) for prompt in prompts]
   chosen, _ = _prompt_files.choose(encoded, groups)
@@ -323,12 +332,12 @@ def work() -> None:
   size = evaluation.buffer_size(max(map(len, encoded)))
   rule = _decoding.rule()
 
-  def bench_of(entrant, temperature) -> comparison.Bench:
+  def bench_of(candidate, temperature) -> comparison.Bench:
     def make(shape, rule):
-      drafter = entrant.make(shape.expansion, shape.levels)
+      drafter = candidate.make(shape.expansion, shape.levels)
       made = _decoding.session_of(models, drafter, rule, batch, size, ())
       return dataclasses.replace(
-        made, params=entrant.params, temperature=temperature
+        made, params=candidate.params, temperature=temperature
       )
 
     return comparison.Bench(encoded, batch, {FLAGS.acceptance: rule}, make)
@@ -338,16 +347,16 @@ def work() -> None:
   kept = {n: x for n, x in settings.items() if n != "drafters"}
   _prompt_files.claim(folder, header | {"settings": kept}, models, encoded)
   lines = run_folder.Lines(folder / "lines.jsonl")
-  entries = measure_all(entrants, lines, bench_of)
+  entries = measure_all(candidates, lines, bench_of)
   context = int(np.mean([len(ids) for ids in encoded]))
   nodes = {e["run"]["nodes"] for e in entries}
   passes = time_passes(target, lines, nodes, context)
   read_rate = bounds.pass_bytes(target.config, batch, 1, context) / passes[1]
-  runs = documents(entrants, entries, passes, read_rate)
+  runs = documents(candidates, entries, passes, read_rate)
   text = table(runs)
   text += f"\n\n  a one-token pass reads {read_rate / 1e9:.1f} GB/s"
   for caveat in header["caveats"]:
-    text += f"\n  beware: {caveat}"
+    text += f"\n  warning: {caveat}"
   display.report(text)
   run_folder.replace_text(folder / "table.txt", text + "\n")
   document = header | {

@@ -19,8 +19,8 @@ Folders, or patterns of them. A line for each kind:
 
 Errors are standard errors over seeds. Three seeds have two degrees of freedom:
 a difference is no chance at the 5 % level from 4.3 standard errors on, not 2.
-Runs that saw unlike data or tokens, or were judged by other text, are refused;
-so are those that have not ended.
+Runs that saw unlike data or tokens, or were evaluated by other text, are
+refused; so are those that have not ended.
 """
 
 import _folders

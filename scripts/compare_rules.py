@@ -6,23 +6,26 @@
     --target=smollm2-135m-instruct --exit_layer=26 --chat --limit=8 --sizes=8 \\
     --only=rejection,block --output=runs/exit
 
-Each draft has as many guesses as --sizes says: in one chain, in 2 or 4 chains,
-in the static tree that suits the acceptance by rank measured here first, and in
-EAGLE-2's dynamic tree. A line for each rule that is right for a shape:
+Each draft has as many draft tokens as --sizes says: in one chain, in 2 or 4
+chains, in the static tree that suits the acceptance by rank measured here
+first, and in EAGLE-2's dynamic tree. A line for each rule that is right for a
+shape:
 
-  expected  accepted tokens a round by the two laws alone. All rules of a shape
-            judge the very same drafts, of a text that rejection writes.
+  expected  accepted tokens a round by the two distributions alone. All rules of
+  a shape
+            evaluate the very same drafts, of a text that rejection writes.
   measured  accepted tokens a round of that rule's own texts, with one standard
             error. A lossy rule writes other texts than the others.
-  law       exact; or for a lossy rule the total variation between what it emits
-            and the target's law, on small random tables (V = 4, two levels; at
-            this temperature, without top-k and top-p).
+  distribution       exact; or for a lossy rule the total variation between what
+  it emits
+            and the target's distribution, on small random tables (V = 4, two
+            levels; at this temperature, without top-k and top-p).
 
-Decoding is timed in turns with plain decoding; no token ends a text. The output
-folder gets lines.jsonl as points finish, then results.json (docs/schema.json),
-table.txt, plot.png and tree.json: the static tree that pays most by the times
-measured, for --shape of the other programs. The same command goes on where it
-was killed.
+Decoding is timed in turns with autoregressive decoding; no token ends a text.
+The output folder gets lines.jsonl as points finish, then results.json
+(docs/schema.json), table.txt, plot.png and tree.json: the static tree that pays
+most by the times measured, for --shape of the other programs. The same command
+goes on where it was killed.
 """
 
 import json
@@ -56,11 +59,11 @@ _REFUSED = (
 )  # fmt: skip
 # Any that fall: which shapes there are does not depend on them.
 _SOME_RANKS = {
-  kind: (0.5, 0.25, 0.1) for kind in ("without_replacement", "point_mass")
+  kind: (0.5, 0.25, 0.1) for kind in ("without_replacement", "deterministic")
 }
 
 _BEFORE = set(flags.FLAGS) - set(_prompt_files.OWN)
-_flags.define_integers("sizes", "4,8,16", "Guesses of a round.")
+_flags.define_integers("sizes", "4,8,16", "Draft tokens of a round.")
 flags.DEFINE_list(
   "only", [], f"Rules, of {', '.join(comparison.RULES)}; default all."
 )
@@ -134,7 +137,7 @@ def chosen_shapes(ranks: dict) -> list[comparison.Shape]:
 
 def check_depth(models) -> None:
   """Refuses shapes deeper than a learned drafter has heads."""
-  most = models.learned and models.learned.recipe.most_levels
+  most = models.learned and models.learned.head_config.most_levels
   for shape in chosen_shapes(_SOME_RANKS):
     if most and shape.levels > most:
       raise ValueError(
@@ -201,14 +204,15 @@ def best_tree(models, context: int, lines, ranks, runs) -> dict | None:
       lines.append({"pass": passes[-1]})
   speed = chain["speed"]
   # What a plain round takes beside its pass (drawing, say) others take as well.
-  plain = speed["plain_seconds"] * batch / speed["plain_tokens"]
-  beside = max(0.0, plain - dict(passes)[1])
-  times = {n: seconds + beside for n, seconds in passes}
+  baseline = speed["plain_seconds"] * batch / speed["plain_tokens"]
+  overhead = max(0.0, baseline - dict(passes)[1])
+  times = {n: seconds + overhead for n, seconds in passes}
   levels = chain["k"]
   of_pass = float(np.interp(chain["nodes"], *zip(*sorted(times.items()))))
   of_level = max(0.0, (chain["round_seconds"] - of_pass) / levels)
-  # A law without noise has but one token to draw: its siblings are no guesses.
-  kind = "without_replacement" if FLAGS.temperature else "point_mass"
+  # A distribution without noise has but one token to draw: its siblings are no
+  # draft tokens.
+  kind = "without_replacement" if FLAGS.temperature else "deterministic"
   found = trees.best(ranks[kind], times, of_level)
   return {
     "siblings": kind,
@@ -223,14 +227,14 @@ def best_tree(models, context: int, lines, ranks, runs) -> dict | None:
 def describe(ranks: dict, chosen: dict) -> str:
   """The chosen tree, in two lines."""
   kind = chosen["siblings"].replace("_", " ")
-  paths, plain = chosen["paths"], chosen["pass_seconds"][0][1]
-  best = f"{len(paths)} guesses in {len(paths[-1]) if paths else 0} levels"
+  paths, baseline = chosen["paths"], chosen["pass_seconds"][0][1]
+  best = f"{len(paths)} draft tokens in {len(paths[-1]) if paths else 0} levels"
   return (
     f"  kept by rank of a child, {kind}: "
     f"{' '.join(f'{x:.2f}' for x in ranks[chosen['siblings']])}\n"
     f"  best tree by the times of this run: {best if paths else 'none'}, "
     f"{chosen['tokens']:.2f} tokens expected in {1e3 * chosen['seconds']:.1f} "
-    f"ms (plain decoding: 1 in {1e3 * plain:.1f} ms)"
+    f"ms (autoregressive decoding: 1 in {1e3 * baseline:.1f} ms)"
   )
 
 
@@ -271,7 +275,7 @@ def work() -> None:
   caveats = [*header["caveats"], *sorted(lossy - {""})]
   text = report.of_rules(runs)
   for caveat in caveats:
-    text += f"\n  beware: {caveat}"
+    text += f"\n  warning: {caveat}"
   if chosen:
     text += "\n" + describe(ranks, chosen)
     paths = json.dumps(chosen["paths"])

@@ -42,7 +42,7 @@ from specdec import (
   sampling,
 )
 from specdec.analysis import chips, hlo, shapes, traffic
-from specdec.analysis.cost import Placed
+from specdec.analysis.cost import Deployment
 from specdec.display import columns
 
 _BEFORE = set(flags.FLAGS)
@@ -191,7 +191,7 @@ def planned(models, spec) -> dict[str, float]:
   ).parts
 
 
-def priced(models, spec) -> dict[str, dict[str, float]]:
+def estimated(models, spec) -> dict[str, dict[str, float]]:
   """Bytes of memory, FLOPs and bytes sent of each step by the cost model, on
   each chip."""
   found = {}
@@ -199,7 +199,7 @@ def priced(models, spec) -> dict[str, dict[str, float]]:
   places, batch = models.places, _flags.single("batch")
 
   def cost(config, place, tokens, **options):
-    placed = Placed(
+    deployment = Deployment(
       shapes.of_config(config),
       chip(),
       ways=place.ways("query"),
@@ -207,7 +207,7 @@ def priced(models, spec) -> dict[str, dict[str, float]]:
       **types,
       **options,
     )
-    return placed.cost(batch, tokens, FLAGS.context)
+    return deployment.cost(batch, tokens, FLAGS.context)
 
   start = FLAGS.exit_layer or 0  # verification goes on where an exit draft ends
   target = models.target.config
@@ -241,13 +241,12 @@ def table(steps: list[dict], said: dict[str, dict], memory: float) -> str:
       continue
     needed = held(one)
     moved = one["read"] + one["written"]
-    priced = said.get(one["step"])
+    estimated = said.get(one["step"])
     model = ""
-    if priced:
-      model = (
-        f"{priced['bytes'] / 1e6:.1f} MB ({moved / priced['bytes']:.2f}), "
-      )
-      model += f"{priced['flops'] / 1e9:.1f} GFLOP"
+    if estimated:
+      size = estimated["bytes"]
+      model = f"{size / 1e6:.1f} MB ({moved / size:.2f}), "
+      model += f"{estimated['flops'] / 1e9:.1f} GFLOP"
     lines.append(
       [
         one["step"],
@@ -289,7 +288,7 @@ def compile_tpu() -> None:
   for name in FLAGS.steps:
     with display.progress(f"compiling {name}"):
       found.append(compile_step(name, steps) if FLAGS.here else apart(name))
-  said, plan, size = priced(models, spec), planned(models, spec), memory_of
+  said, plan, size = estimated(models, spec), planned(models, spec), memory_of
   parts = ", ".join(f"{n} {x / 2**30:.3f} GiB" for n, x in plan.items())
   display.report(f"on each chip, of its {size / 2**30:.0f} GiB: {parts}")
   display.report(table(found, said, size))

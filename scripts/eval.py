@@ -9,10 +9,10 @@
 Lines of a JSONL file are Spec-Bench's (question_id, category, turns, of which
 the first is used) or plain ones (prompt, text or token_ids, and a category; the
 file's name stands in for one). Spec-Bench's eight MT-bench categories count as
-one, as in its paper (arXiv:2401.07851). Every prompt is decoded plainly, once,
-and with each k. The output folder gets lines.jsonl as prompts finish,
-then results.json (docs/schema.json), table.txt and plot.png. The same command
-again goes on where it was stopped or killed.
+one, as in its paper (arXiv:2401.07851). Every prompt is decoded
+autoregressively, once, and with each k. The output folder gets lines.jsonl as
+prompts finish, then results.json (docs/schema.json), table.txt and plot.png.
+The same command again goes on where it was stopped or killed.
 """
 
 import sys
@@ -52,7 +52,7 @@ def decode(models, encoded, groups, lines) -> list[dict]:
               sessions[k] = _decoding.make_session(
                 models, k, batch, size, models.target.eos_ids
               )
-              sessions[k].share_plain(sessions[FLAGS.k[0]])
+              sessions[k].share_baseline(sessions[FLAGS.k[0]])
               sessions[k].warm_up([encoded[i] for i in members])
         progress.set_postfix_str(display.escape(groups[members[0]], ""))
         line = evaluation.decode_batch(
@@ -118,7 +118,7 @@ def evaluate() -> None:
   if broken:
     text += f"\n  {len(broken)} broken lines were skipped"
   for caveat in document["caveats"]:
-    text += f"\n  beware: {caveat}"
+    text += f"\n  warning: {caveat}"
   display.report(text)
   run_folder.replace_text(folder / "table.txt", text + "\n")
   report.write_json(str(folder / "results.json"), document)

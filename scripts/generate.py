@@ -9,9 +9,9 @@
   python scripts/generate.py --html=page.html     # each token's story, to keep
 
 Text is printed as it comes, tokens coloured by origin. Then the same prompts
-are decoded plainly and speculatively in turns, without printing, and a table
-sets the two side by side: --repeats=3 pairs are timed at least, each batch
-being one, and their spread gives the speedup's standard error.
+are decoded autoregressively and speculatively in turns, without printing, and a
+table sets the two side by side: --repeats=3 pairs are timed at least, each
+batch being one, and their spread gives the speedup's standard error.
 """
 
 import sys
@@ -113,27 +113,27 @@ def generate() -> None:
     compile_seconds = run.warm_up(encoded[: run.batch])
   print(painter.legend())
   for caveat in _decoding.caveats():
-    display.report(f"beware: {caveat}")
+    display.report(f"warning: {caveat}")
   print()
 
   firsts = range(0, len(encoded), run.batch)
   quiet = len(encoded) == 1 or not sys.stderr.isatty()
 
-  def decoded(batch: int, plain: bool, show: bool = False):
+  def decoded(batch: int, baseline: bool, show: bool = False):
     """Decodes by one program, or in pieces to look for stop strings."""
     first = firsts[batch]
     rows = encoded[first : first + run.batch]
     numbers = range(first, first + len(rows))
     if not (show or FLAGS.stop):
-      return run.complete(rows, numbers, plain, strict=False)
+      return run.complete(rows, numbers, baseline, strict=False)
     return run.decode(
-      *(rows, numbers, plain, target.tokenizer, FLAGS.stop),
+      *(rows, numbers, baseline, target.tokenizer, FLAGS.stop),
       painter if show and first == 0 else None,
     )
 
   answers, stats, differences, faults = [], [], [], []
   for batch in tqdm(range(len(firsts)), unit="batch", disable=quiet):
-    shown = decoded(batch, plain=False, show=True)
+    shown = decoded(batch, baseline=False, show=True)
     stats.append(shown.stats)
     faults += shown.faults
     for answer in shown.answers:
@@ -143,15 +143,15 @@ def generate() -> None:
       answers.append(answer)
   if faults and not any(answer.ids for answer in answers):
     raise ValueError(faults[0])
-  pairs = measure.both_ways(decoded, len(firsts), _repeats.turns(len(firsts)))
+  pairs = measure.interleaved(decoded, len(firsts), _repeats.turns(len(firsts)))
   total = len(firsts) * _repeats.turns(len(firsts))
   timed = [*tqdm(pairs, "timing", total, unit="pair", disable=quiet)]
   if _decoding.comparable():
     once = timed[: len(firsts)]
-    plain_texts = [ids for _, plain in once for ids in plain.texts]
+    baseline_texts = [ids for _, baseline in once for ids in baseline.texts]
     differences = [
       run.first_difference(encoded[i], answer.ids, ids, i)
-      for i, (answer, ids) in enumerate(zip(answers, plain_texts))
+      for i, (answer, ids) in enumerate(zip(answers, baseline_texts))
       if answer.ids != ids
     ]
   display.report("\n")

@@ -24,7 +24,7 @@ _MODEL = flags.DEFINE_multi_string(
   "model", [], "Named like --target of generate.py; repeatable."
 )
 _DATA = flags.DEFINE_string("data", None, "Text that the 3-gram counts.")
-_HELD_OUT = flags.DEFINE_string("held_out", None, "Text to be judged by.")
+_HELD_OUT = flags.DEFINE_string("held_out", None, "Text to be evaluated by.")
 _SEQUENCE = flags.DEFINE_integer("sequence", 256, "Tokens that a model sees.")
 _ROWS = 8  # sequences of one pass
 
@@ -36,8 +36,8 @@ def model_loss(checkpoint, sequences) -> float:
   @jax.jit
   def loss(params, tokens):
     logits = apply(params, tokens[:, :-1], None)[0].logits
-    law = jax.nn.log_softmax(logits)
-    return jnp.mean(losses.cross_entropy(law, tokens[:, 1:]))
+    distribution = jax.nn.log_softmax(logits)
+    return jnp.mean(losses.cross_entropy(distribution, tokens[:, 1:]))
 
   total = 0.0
   for first in range(0, len(sequences), _ROWS):
@@ -55,19 +55,19 @@ def run() -> None:
   rows, tokenizer = [], None
   for name in _MODEL.value:
     model = checkpoints.load(fetch(name))
-    judged = data.tokenize(documents, model.tokenizer)
+    evaluated = data.tokenize(documents, model.tokenizer)
     tokenizer = tokenizer or model.tokenizer
-    packed = data.Packed(judged, _SEQUENCE.value)
+    packed = data.Packed(evaluated, _SEQUENCE.value)
     found = model_loss(model, packed.spread(packed.count))
-    rows.append((name, line(found, len(judged), size)))
+    rows.append((name, line(found, len(evaluated), size)))
   if _DATA.value:
-    counted, judged = (
+    counted, evaluated = (
       data.tokenize(texts, tokenizer)
       for texts in (data.read(_DATA.value), documents)
     )
     counts = ngram.Trigram(counted, tokenizer.vocab_size)
-    found = -counts.log_probs(judged).mean()
-    rows.append(("3-gram", line(found, len(judged), size)))
+    found = -counts.log_probs(evaluated).mean()
+    rows.append(("3-gram", line(found, len(evaluated), size)))
   display.report(display.table(rows))
 
 

@@ -56,8 +56,8 @@ def invent(models, prefix: list[int]):
   batch = _flags.single("batch")
   made = _decoding.session_of(
     models,
-    decode.PLAIN_DRAFTER,
-    decode.PLAIN_RULE,
+    decode.NO_DRAFTER,
+    decode.NO_DRAFT_RULE,
     batch,
     session.prompt_size([prefix]),
     models.target.eos_ids,
@@ -65,7 +65,7 @@ def invent(models, prefix: list[int]):
   with tqdm(total=FLAGS.count, unit="message") as progress:
     for first in range(0, FLAGS.count, batch):
       numbers = range(first, min(first + batch, FLAGS.count))
-      found = made.complete([prefix] * len(numbers), numbers, plain=True)
+      found = made.complete([prefix] * len(numbers), numbers, baseline=True)
       for ids in found.texts:
         if ids and ids[-1] in models.target.eos_ids:
           yield models.target.tokenizer.decode(ids[:-1]).strip()
@@ -85,7 +85,7 @@ def run() -> None:
       "--temperature=0 would draw one message again and again; give 1"
     )
   _prompt_parts.check_flags()
-  models = _decoding.load_plain(session.PROMPT_STEP + FLAGS.max_new_tokens)
+  models = _decoding.load_baseline(session.PROMPT_STEP + FLAGS.max_new_tokens)
   prefix = head_of_message(models.target.tokenizer)
   drawn = dict.fromkeys(invent(models, prefix))  # each once, in order
   kept = [text for text in drawn if len(text) >= FLAGS.shortest]

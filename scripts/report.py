@@ -6,8 +6,8 @@
 Curves and heatmaps of what was predicted and what was measured, acceptance by
 position, a table to sort, the band of measured over predicted, and the batch at
 which speculation stops paying. A point that several sweeps measured is pooled:
-a machine whose speed comes and goes is judged better by more than one visit. A
-line that is broken is named and left out; nothing is written but the page.
+a machine whose speed comes and goes is evaluated better by more than one visit.
+A line that is broken is named and left out; nothing is written but the page.
 """
 
 import json
@@ -61,9 +61,9 @@ def report(arguments: list[str]) -> None:
   for name, some in sweeps.by_setting(found.lines).items():
     display.report(f"{name}: {sweeps.band(some)}")
   display.report(f"all: {sweeps.band(found.lines)}")
-  judged = [line for line in found.lines if line["run"]["k"]]
-  if judged:
-    display.report(f"without k = 0: {sweeps.band(judged)}")
+  evaluated = [line for line in found.lines if line["run"]["k"]]
+  if evaluated:
+    display.report(f"without k = 0: {sweeps.band(evaluated)}")
   display.report(page)
 
 

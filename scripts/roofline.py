@@ -4,7 +4,7 @@
   python scripts/roofline.py --chip=h100 --target=llama3-8b --draft=llama3-1b \\
     --alpha=0.8 --output=runs/roofline
   python scripts/roofline.py --chip=v6e --ways=8 --target=llama3-70b \\
-    --weights=int8 --context=32768 --survival=0.8,0.66,0.55,0.47
+    --weights=int8 --context=32768 --prefix_acceptance=0.8,0.66,0.55,0.47
   python scripts/roofline.py --calibration=calibration.json \\
     --target=stdlib-11m --draft=stdlib-1m --alpha=0.85
   python scripts/roofline.py --papers         # the founding papers' tables
@@ -33,7 +33,7 @@ from absl import flags
 from specdec import display
 from specdec.analysis import chips, planning, prediction, speedup
 from specdec.analysis.calibration import Calibration
-from specdec.analysis.pairs import Pair
+from specdec.analysis.pairs import TargetDraftPair
 from specdec.display import columns
 
 FLAGS = flags.FLAGS
@@ -52,25 +52,27 @@ def apply_config() -> None:
       setattr(FLAGS, name, _config.parsed(FLAGS[name], value))
 
 
-def print_round(pair: Pair, survival) -> None:
+def print_round(pair: TargetDraftPair, prefix_acceptance) -> None:
   """Where the time of a round goes."""
-  best = planning.best_k(pair, 1, FLAGS.context, survival, FLAGS.most)
+  best = planning.best_k(pair, 1, FLAGS.context, prefix_acceptance, FLAGS.most)
   header = ["part", "times", "term", "MB", "GFLOP", "MB sent", "ms"]
   for k in sorted({0, best.k or FLAGS.most}):
     found = pair.round(1, k, FLAGS.context)
     display.report(f"\na round of k = {k}, batch 1, context {FLAGS.context}")
     display.report(columns(header, prediction.explain(found)))
-    law = planning.curve(survival, FLAGS.most)[:k]
-    one = speedup.latency(law, found.seconds)
+    distribution = planning.curve(prefix_acceptance, FLAGS.most)[:k]
+    one = speedup.latency(distribution, found.seconds)
     display.report(
-      f"  {speedup.expected_tokens(law):.2f} tokens in "
+      f"  {speedup.expected_tokens(distribution):.2f} tokens in "
       f"{1e3 * found.seconds:.3f} ms; a token of a text of 128 takes "
       f"{1e3 * one.mean:.3f} ms in the mean, {1e3 * one.p99:.3f} ms in one "
       "text of a hundred"
     )
 
 
-def print_plans(pair: Pair, survival, batches, contexts) -> None:
+def print_plans(
+  pair: TargetDraftPair, prefix_acceptance, batches, contexts
+) -> None:
   """Best k by batch and context, break-even, equal memory, schedules."""
   lines = []
   for batch in batches:
@@ -79,13 +81,17 @@ def print_plans(pair: Pair, survival, batches, contexts) -> None:
       if np.isnan(gain(pair, batch, context, ())):
         cells.append("-")
         continue
-      best = planning.best_k(pair, batch, context, survival, FLAGS.most)
+      best = planning.best_k(
+        pair, batch, context, prefix_acceptance, FLAGS.most
+      )
       cells.append(f"{best.k}: {best.speedup:.2f}")
     lines.append(cells)
   display.report("\nbest k and its speedup; -: does not fit")
   header = ["batch \\ context", *map(str, contexts)]
   display.report(columns(header, lines))
-  even = planning.break_even_batch(pair, FLAGS.context, survival, FLAGS.most)
+  even = planning.break_even_batch(
+    pair, FLAGS.context, prefix_acceptance, FLAGS.most
+  )
   if even is None:
     display.report(
       f"\nat context {FLAGS.context} some k pays at batch 4096 still"
@@ -95,54 +101,62 @@ def print_plans(pair: Pair, survival, batches, contexts) -> None:
       f"\nat context {FLAGS.context} no k pays from batch {even} on"
     )
   if even:
-    back = planning.break_even_context(pair, even, survival, FLAGS.most)
+    back = planning.break_even_context(
+      pair, even, prefix_acceptance, FLAGS.most
+    )
     if back:
       display.report(f"at batch {even} it pays from context {back} on")
   most = 256
   if np.isfinite(pair.target.chip.memory):  # of some machines nobody says
-    ours, plain = planning.at_equal_memory(
-      pair, FLAGS.context, survival, FLAGS.most
+    ours, baseline = planning.at_equal_memory(
+      pair, FLAGS.context, prefix_acceptance, FLAGS.most
     )
-    for name, one in (("with the drafter", ours), ("without it", plain)):
+    for name, one in (("with the drafter", ours), ("without it", baseline)):
       display.report(
         f"as many rows as fit {name}: {one.batch}, with k = {one.k} "
         f"{one.tokens_per_second:,.0f} tokens/s, "
         f"{1e3 * one.seconds_per_token:.1f} ms a token"
       )
     most = min(most, ours.batch)
-  stretches = planning.schedule(pair, FLAGS.context, survival, FLAGS.most, most)
-  display.report(f"vLLM: {json.dumps(planning.as_vllm(stretches))}")
+  batch_ranges = planning.schedule(
+    pair, FLAGS.context, prefix_acceptance, FLAGS.most, most
+  )
+  display.report(f"vLLM: {json.dumps(planning.as_vllm(batch_ranges))}")
   try:
-    said = json.dumps(planning.as_tensorrt_llm(stretches))
+    said = json.dumps(planning.as_tensorrt_llm(batch_ranges))
   except ValueError as error:
     said = str(error)
   display.report(f"TensorRT-LLM: {said}")
 
 
-def print_drafts(pair: Pair) -> None:
+def print_drafts(pair: TargetDraftPair) -> None:
   """What drafts of --drafts' sizes gain with their own best k."""
   drafts = [_priced.shape_of(name) for name in FLAGS.drafts]
   found = planning.best_draft(
-    pair.target, drafts, _priced.law_of(), 1, FLAGS.context, FLAGS.most
+    pair.target, drafts, _priced.distribution_of(), 1, FLAGS.context, FLAGS.most
   )
   best = max(found, key=lambda sized: sized.best.speedup)
   display.report(
-    f"best draft size by --law, batch 1: {best.shape.num_parameters / 1e9:.3g} "
-    f"B parameters, {best.alpha:.2f} of its guesses kept, k = {best.best.k}, "
-    f"{best.best.speedup:.2f} times plain decoding"
+    "best draft size by --law, batch 1: "
+    f"{best.shape.num_parameters / 1e9:.3g} "
+    f"B parameters, {best.alpha:.2f} of its draft tokens kept, k = "
+    f"{best.best.k}, "
+    f"{best.best.speedup:.2f} times autoregressive decoding"
   )
 
 
-def print_tree(pair: Pair) -> None:
+def print_tree(pair: TargetDraftPair) -> None:
   """The tree that pays most for --rank_acceptance."""
   rates = _priced.numbers_of(FLAGS.rank_acceptance, "rank_acceptance")
   found = planning.best_tree(pair, 1, FLAGS.context, rates)
-  plain = pair.plain(1, FLAGS.context).seconds
+  baseline = pair.baseline(1, FLAGS.context).seconds
   levels = len(found.paths[-1]) if found.paths else 0
   display.report(
-    f"best tree at batch 1: {len(found.paths)} guesses in {levels} levels, "
+    f"best tree at batch 1: {len(found.paths)} draft tokens in {levels} "
+    "levels, "
     f"{found.tokens:.2f} tokens in {1e3 * found.seconds:.2f} ms, "
-    f"{found.tokens * plain / found.seconds:.2f} times plain decoding"
+    f"{found.tokens * baseline / found.seconds:.2f} times autoregressive "
+    "decoding"
   )
 
 
@@ -159,10 +173,12 @@ def roofline() -> None:
       raise ValueError(f"--{name}={getattr(FLAGS, name)}; it must be >= 1")
   batches = _priced.integers_of(FLAGS.batches, "batches")
   contexts = _priced.integers_of(FLAGS.contexts, "contexts")
-  survival = FLAGS.alpha
-  if FLAGS.survival:
-    survival = _priced.numbers_of(FLAGS.survival, "survival")
-  planning.curve(survival, FLAGS.most)  # is it one?
+  prefix_acceptance = FLAGS.alpha
+  if FLAGS.prefix_acceptance:
+    prefix_acceptance = _priced.numbers_of(
+      FLAGS.prefix_acceptance, "prefix_acceptance"
+    )
+  planning.curve(prefix_acceptance, FLAGS.most)  # is it one?
   if FLAGS.output:
     _main.take_folder("--output", FLAGS.output)
   known = None
@@ -183,15 +199,15 @@ def roofline() -> None:
     f"chip's {chip.memory / gib:.1f} GiB: "
     + ", ".join(f"{name} {size / gib:.2f}" for name, size in parts)
   )
-  print_round(pair, survival)
-  print_plans(pair, survival, batches, contexts)
+  print_round(pair, prefix_acceptance)
+  print_plans(pair, prefix_acceptance, batches, contexts)
   if not known:
     print_drafts(pair)
   if FLAGS.rank_acceptance:
     print_tree(pair)
   if FLAGS.output:
     folder = Path(FLAGS.output)
-    shown = pair, survival, batches, contexts
+    shown = pair, prefix_acceptance, batches, contexts
     _roofline_pictures.write_cells(folder / "cells.csv", *shown)
     _roofline_pictures.draw(folder, known, *shown)
     display.report(f"pictures and cells.csv: {folder}", file=sys.stderr)

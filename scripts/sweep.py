@@ -13,12 +13,12 @@ are not given.
 
 Every setting is calibrated once (runs/sweep/calibration.json): passes and
 rounds are timed and the cost model is fitted to them. Then for every point the
-texts are decoded without a clock, to see how guesses fare (above temperature 0
-with other noise), and timed, plain and speculative in turns. From the
-calibration and the first count comes the prediction. A line of lines.jsonl is
-added as each point finishes. Killed, the same command goes on
-and repeats nothing; a point that fails is written down, and the others are
-measured (--retry tries it again).
+texts are decoded without a clock, to see how draft tokens fare (above
+temperature 0 with other noise), and timed, plain and speculative in turns. From
+the calibration and the first count comes the prediction. A line of lines.jsonl
+is added as each point finishes. Killed, the same command goes on and repeats
+nothing; a point that fails is written down, and the others are measured
+(--retry tries it again).
 
 A line: point (its settings), run (as docs/schema.json says), rounds (of all
 that was timed), prediction, observed (what was counted without a clock),
@@ -231,7 +231,7 @@ def sweep() -> None:
       again = found[0] in rounds["batch"] and found[1] in rounds["k"]
       if again and length == FLAGS.max_new_tokens:
         raise ValueError(
-          f"batch {found[0]} with k = {found[1]} is judged and is among the "
+          f"batch {found[0]} with k = {found[1]} is evaluated and is among the "
           "rounds to calibrate with; take others, or texts of another length"
         )
       if FLAGS.texts % _flags.single("batch"):

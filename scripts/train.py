@@ -7,8 +7,8 @@
 The same command again goes on where the run was stopped or killed, to the same
 weights bit for bit. The folder gets best/ and last/ (checkpoints that every
 script here and transformers load), metrics.jsonl, TensorBoard's files under
-tensorboard/ and the resumable state under checkpoints/. A draft is judged, at
-every evaluation, by decoding with its target.
+tensorboard/ and the resumable state under checkpoints/. A draft is evaluated,
+at every evaluation, by decoding with its target.
 """
 
 import dataclasses

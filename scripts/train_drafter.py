@@ -7,10 +7,11 @@
 
 The same command again goes on where the run was stopped or killed, to the same
 weights bit for bit. The folder gets best.safetensors and last.safetensors (the
-drafter: recipe, vocabulary, weights), metrics.jsonl, TensorBoard's files under
-tensorboard/ and the resumable state under checkpoints/. At every evaluation the
-drafter decodes held-out prompts with the real loop and rule: that is what it is
-worth; acceptance_j and agreement_j beside it are after the text's own words.
+drafter: head config, vocabulary, weights), metrics.jsonl, TensorBoard's files
+under tensorboard/ and the resumable state under checkpoints/. At every
+evaluation the drafter decodes held-out prompts with the real loop and rule:
+that is what it is worth; acceptance_j and agreement_j beside it are after the
+text's own words.
 """
 
 import dataclasses
@@ -27,9 +28,9 @@ from absl import flags
 from specdec import checkpoints, display, drafters, expand, run_folder
 from specdec.checkpoints import learned as saved
 from specdec.checkpoints.fetch import fetch
-from specdec.learned import cell as cells
+from specdec.learned import draft_head as draft_heads
 from specdec.learned import serve, vocabulary
-from specdec.learned.recipe import Recipe
+from specdec.learned.head_config import HeadConfig
 from specdec.learned.unroll import growing
 from specdec.models import transformer
 from specdec.training import drafting, hidden, saving
@@ -51,7 +52,7 @@ REQUIRED = {
   "target": (),
   "data": (),
   "held_out": (),
-  "recipe": ("kind",),
+  "head_config": ("kind",),
   "loss": (),
   "options": (),
   "decoding": _training.DECODING,
@@ -63,42 +64,43 @@ OPTIONAL = {
 }
 
 
-def read_config() -> tuple[dict, Recipe, drafting.Loss, Options]:
+def read_config() -> tuple[dict, HeadConfig, drafting.Loss, Options]:
   """The config as plain dictionaries, its entries checked."""
   config = FLAGS.config.to_dict()
   _training.check_entries(config, REQUIRED, OPTIONAL)
-  recipe = dict(config["recipe"])
-  recipe["features"] = tuple(recipe.get("features", ()))
+  head_config = dict(config["head_config"])
+  head_config["features"] = tuple(head_config.get("features", ()))
   return (
     config,
-    Recipe(**recipe),
+    HeadConfig(**head_config),
     drafting.Loss(**config["loss"]),
     Options(**config["options"]),
   )
 
 
-def read_start(config, recipe: Recipe, target) -> saved.Learned | None:
-  """The drafter that `start` names: its weights and what it may guess."""
+def read_start(config, head_config: HeadConfig, target) -> saved.Learned | None:
+  """The drafter that `start` names: its weights and what it may draft."""
   if not config.get("start"):
     return None
   start = saved.load(config["start"], target)
-  if start.recipe != recipe:
+  if start.head_config != head_config:
     found = run_folder.differences(
-      dataclasses.asdict(start.recipe), dataclasses.asdict(recipe)
+      dataclasses.asdict(start.head_config), dataclasses.asdict(head_config)
     )
-    raise ValueError(f"start is of another recipe: {'; '.join(found)}")
+    raise ValueError(f"start is of another head config: {'; '.join(found)}")
   return start
 
 
-def choose_vocabulary(recipe: Recipe, rows, target, start):
-  """What the drafter may guess: what it could before, or the tokens that are
+def choose_vocabulary(head_config: HeadConfig, rows, target, start):
+  """What the drafter may draft: what it could before, or the tokens that
+  are
   most frequent in the texts that it is trained on."""
   size = target.config.vocab_size
   if start:
     ids = start.ids
     part = 1.0 if ids is None else float(np.isin(rows, ids).mean())
   else:
-    ids, part = vocabulary.most_frequent(rows, recipe.vocabulary, size)
+    ids, part = vocabulary.most_frequent(rows, head_config.vocabulary, size)
   if ids is not None:
     display.report(
       f"vocabulary: {len(ids):,} of {size:,} tokens, {part:.1%} of the text",
@@ -109,10 +111,10 @@ def choose_vocabulary(recipe: Recipe, rows, target, start):
 
 def run() -> None:
   """Checks everything, then trains."""
-  config, recipe, loss, options = read_config()
+  config, head_config, loss, options = read_config()
   _main.take_folder("--folder", FLAGS.folder)
   source = fetch(config["target"])
-  recipe.check(checkpoints.inspect(source))
+  head_config.check(checkpoints.inspect(source))
   target = checkpoints.load(source)
   if target.tokenizer is None:
     raise ValueError(f"target {config['target']} brings no tokenizer")
@@ -120,7 +122,7 @@ def run() -> None:
   model, folder = transformer.model(target.config), Path(FLAGS.folder)
   fingerprint = saved.fingerprint(target)
   settings = config | dict(
-    recipe=dataclasses.asdict(recipe),
+    head_config=dataclasses.asdict(head_config),
     loss=dataclasses.asdict(loss),
     options=dataclasses.asdict(options),
     fingerprint=fingerprint,
@@ -134,15 +136,15 @@ def run() -> None:
     packed = _training.sample(
       config["samples"], packed, model, target.params, options, folder
     )
-  start = read_start(config, recipe, target)
-  ids = choose_vocabulary(recipe, packed.rows, target, start)
-  make = drafters.LEARNED[recipe.kind]
-  serving, growing_cell = (
-    make(recipe, target.config, ids, place) for place in (None, growing)
+  start = read_start(config, head_config, target)
+  ids = choose_vocabulary(head_config, packed.rows, target, start)
+  make = drafters.LEARNED[head_config.kind]
+  serving, growing_head = (
+    make(head_config, target.config, ids, place) for place in (None, growing)
   )
   params = start.net if start else serving.init(jax.random.key(options.seed))
-  aim, judged = (
-    drafting.objective(growing_cell, model, loss, measure)
+  aim, evaluated = (
+    drafting.objective(growing_head, model, loss, measure)
     for measure in (False, True)
   )
   decoding = config["decoding"]
@@ -150,13 +152,13 @@ def run() -> None:
   judge = _training.judge(decoding, held_out, model, drafter)
 
   def decode(net):
-    net = jax.tree.map(saved.rounded, net)  # what is judged is what is kept
-    draft = cells.weights_of(serving, net, target.params)
+    net = jax.tree.map(saved.rounded, net)  # what is evaluated is what is kept
+    draft = draft_heads.weights_of(serving, net, target.params)
     return judge(Params(target.params, draft))
 
   run_folder.claim(folder, settings, FREE)  # nothing is refused behind it
   size = sum(x.size for x in jax.tree.leaves(params))
-  size = f"{recipe.kind}, {size / 1e6:.2f} M parameters"
+  size = f"{head_config.kind}, {size / 1e6:.2f} M parameters"
   _training.say_size("train_drafter", size, options, packed)
   if config.get("cache"):
     packed = hidden.Cached(
@@ -176,17 +178,17 @@ def run() -> None:
     options,
     folder,
     export=lambda net, name: saved.save(
-      folder / f"{name}{saved.SUFFIX}", recipe, ids, net, fingerprint
+      folder / f"{name}{saved.SUFFIX}", head_config, ids, net, fingerprint
     ),
     decode=decode,
-    judged=judged,
+    evaluated=evaluated,
   )
 
 
 main = _main.main_of(
   "train_drafter",
   run,
-  also=(TypeError,),  # an entry of Recipe, Loss or Options that is none
+  also=(TypeError,),  # an entry of HeadConfig, Loss or Options that is none
   interrupted="stopped; the same command goes on from the last checkpoint",
 )
 

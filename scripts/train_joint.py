@@ -6,8 +6,8 @@
     --config.options.seed=1 --folder=runs/joint/none-1   # any entry, by name
   python scripts/compare_joint.py 'runs/joint/*'
 
-The second loss is a drafter's (`recipe` and `loss` in the config: prophet, MTP,
-Medusa and every other that train_drafter.py knows), or LayerSkip's
+The second loss is a drafter's (`head config` and `loss` in the config: prophet,
+MTP, Medusa and every other that train_drafter.py knows), or LayerSkip's
 (`layer_skip`: layers left out at random, losses at early exits), or there is
 none. Its gradient reaches the target. Held-out losses are the target's own,
 nothing left out; tokens per pass are those of the drafter that came of it.
@@ -31,9 +31,9 @@ from absl import flags
 from specdec import checkpoints, drafters, expand, run_folder
 from specdec.checkpoints import learned as saved
 from specdec.checkpoints.fetch import fetch
-from specdec.learned import cell as cells
+from specdec.learned import draft_head as draft_heads
 from specdec.learned import serve, vocabulary
-from specdec.learned.recipe import Recipe
+from specdec.learned.head_config import HeadConfig
 from specdec.learned.unroll import growing
 from specdec.models import transformer
 from specdec.training import data, drafting, joint, saving
@@ -59,7 +59,7 @@ REQUIRED = {
   "options": (),
 }
 OPTIONAL = {
-  "recipe": ("kind",),
+  "head_config": ("kind",),
   "loss": (),
   "layer_skip": (),
   "decoding": _training.DECODING,
@@ -71,53 +71,62 @@ def read_config():
   """The config, its parts as what they describe; None where there is none."""
   config = FLAGS.config.to_dict()
   required, optional = dict(REQUIRED), dict(OPTIONAL)
-  if config.get("recipe"):
+  if config.get("head_config"):
     required |= {name: OPTIONAL[name] for name in ("loss", "decoding")}
   elif config.get("layer_skip"):
     required["decoding"] = (*_training.DECODING, "exit_layer")
     optional.pop("decoding")
   _training.check_entries(config, required, optional)
-  if config.get("recipe") and config.get("layer_skip"):
-    raise ValueError("--config sets recipe and layer_skip; take one of them")
-  if config.get("loss") and not config.get("recipe"):
-    raise ValueError("--config sets loss, and no recipe that it could be of")
+  if config.get("head_config") and config.get("layer_skip"):
+    raise ValueError(
+      "--config sets head config and layer_skip; take one of them"
+    )
+  if config.get("loss") and not config.get("head_config"):
+    raise ValueError(
+      "--config sets loss, and no head config that it could be of"
+    )
   shape, options = _training.shape_of(config), Options(**config["options"])
-  recipe = loss = skip = None
-  if config.get("recipe"):
-    features = tuple(config["recipe"].get("features", ()))
-    recipe = Recipe(**config["recipe"] | {"features": features})
-    recipe.check(shape)
+  head_config = loss = skip = None
+  if config.get("head_config"):
+    features = tuple(config["head_config"].get("features", ()))
+    head_config = HeadConfig(**config["head_config"] | {"features": features})
+    head_config.check(shape)
     loss = drafting.Loss(**config["loss"])
   if config.get("layer_skip"):
     skip = joint.LayerSkip(**config["layer_skip"])
-  return config, shape, options, recipe, loss, skip
+  return config, shape, options, head_config, loss, skip
 
 
-def with_drafter(config, shape, options, recipe, loss, packed, held_out):
-  """(the net's first weights, objective, judged, decode, ids) of a recipe."""
+def with_drafter(config, shape, options, head_config, loss, packed, held_out):
+  """(the net's first weights, objective, evaluated, decode, ids) of a head
+  config.
+  """
   model = transformer.model(shape)
   ids, _ = vocabulary.most_frequent(
-    packed.rows, recipe.vocabulary, shape.vocab_size
+    packed.rows, head_config.vocabulary, shape.vocab_size
   )
-  make = drafters.LEARNED[recipe.kind]
-  serving, cell = (make(recipe, shape, ids, p) for p in (None, growing))
+  make = drafters.LEARNED[head_config.kind]
+  serving, draft_head = (
+    make(head_config, shape, ids, p) for p in (None, growing)
+  )
   decoding = config["decoding"]
   drafter = serve.drafter(serving, model, expand.chain(decoding["k"]))
   judge = _training.judge(decoding, held_out, model, drafter)
 
   def decode(weights):
     target, net = weights["target"], weights["drafter"]
-    return judge(Params(target, cells.weights_of(serving, net, target)))
+    return judge(Params(target, draft_heads.weights_of(serving, net, target)))
 
-  aim, judged = (
-    joint.with_drafter(model, cell, loss, measure) for measure in (False, True)
+  aim, evaluated = (
+    joint.with_drafter(model, draft_head, loss, measure)
+    for measure in (False, True)
   )
   net = serving.init(jax.random.key(options.seed))
-  return net, aim, judged, decode, ids
+  return net, aim, evaluated, decode, ids
 
 
 def with_exits(config, shape, options, skip, held_out):
-  """(objective, judged, decode) of LayerSkip."""
+  """(objective, evaluated, decode) of LayerSkip."""
   model, decoding = transformer.model(shape), config["decoding"]
   count = shape.num_layers
   aim = joint.layer_skip(model, count, skip, options.steps, options.seed)
@@ -132,7 +141,7 @@ def with_exits(config, shape, options, skip, held_out):
 
 def run() -> None:
   """Checks everything, then trains."""
-  config, shape, options, recipe, loss, skip = read_config()
+  config, shape, options, head_config, loss, skip = read_config()
   _main.take_folder("--folder", FLAGS.folder)
   tokenizer = checkpoints.load_tokenizer(fetch(config["tokenizer"]))
   _training.check_rows(tokenizer, shape)
@@ -143,23 +152,23 @@ def run() -> None:
   # Of every kind the same, so that they differ by the second loss alone.
   target = checkpoints.random_checkpoint(shape, options.seed).params
   params, ids, decode = {"target": target}, None, None
-  if recipe:
-    params["drafter"], aim, judged, decode, ids = with_drafter(
-      config, shape, options, recipe, loss, packed, held_out
+  if head_config:
+    params["drafter"], aim, evaluated, decode, ids = with_drafter(
+      config, shape, options, head_config, loss, packed, held_out
     )
   elif skip:
-    aim, judged, decode = with_exits(config, shape, options, skip, held_out)
+    aim, evaluated, decode = with_exits(config, shape, options, skip, held_out)
     packed = data.Numbered(packed)
   else:
-    aim = judged = joint.alone(transformer.model(shape))
-  kind = recipe.kind if recipe else "layerskip" if skip else "none"
+    aim = evaluated = joint.alone(transformer.model(shape))
+  kind = head_config.kind if head_config else "layerskip" if skip else "none"
 
   folder = Path(FLAGS.folder)
   settings = config | dict(
     kind=kind,
     model=dataclasses.asdict(shape),
     options=dataclasses.asdict(options),
-    recipe=recipe and dataclasses.asdict(recipe),
+    head_config=head_config and dataclasses.asdict(head_config),
     loss=loss and dataclasses.asdict(loss),
     layer_skip=skip and dataclasses.asdict(skip),
     checksums=checksums | {"first_weights": saving.checksum(target)},
@@ -167,16 +176,18 @@ def run() -> None:
   run_folder.claim(folder, settings, FREE)
 
   def export(weights, name):
-    def beside(scratch):  # made for these very weights, and no others
+    def overhead(scratch):  # made for these very weights, and no others
       fingerprint = saved.fingerprint(checkpoints.load(scratch))
       net = weights["drafter"]
-      saved.save(scratch / DRAFTER, recipe, ids, net, fingerprint, "float32")
+      saved.save(
+        scratch / DRAFTER, head_config, ids, net, fingerprint, "float32"
+      )
 
-    also = beside if recipe else None
+    also = overhead if head_config else None
     _training.export(folder, name, weights["target"], shape, tokenizer, also)
 
   size = f"{kind}, {shape.num_parameters / 1e6:.2f} M parameters"
-  if recipe:
+  if head_config:
     own = sum(x.size for x in jax.tree.leaves(params["drafter"]))
     size += f" and {own / 1e6:.2f} M of the drafter"
   _training.say_size("train_joint", size, options, packed)
@@ -190,14 +201,16 @@ def run() -> None:
     folder,
     export=export,
     decode=decode,
-    judged=joint.judged(judged),
+    evaluated=joint.evaluated(evaluated),
   )
 
 
 main = _main.main_of(
   "train_joint",
   run,
-  also=(TypeError,),  # an entry of Recipe, Loss, LayerSkip, Options: there none
+  also=(
+    TypeError,
+  ),  # an entry of HeadConfig, Loss, LayerSkip, Options: there none
   interrupted="stopped; the same command goes on from the last checkpoint",
 )
 

@@ -6,9 +6,10 @@ Folders of train.py or train_drafter.py, or patterns of them; runs that still go
 on may be among them. Tokens are counted from a run's own beginning, also where
 it went on from another's weights. A line for each: after the last evaluation,
 
-  kept           the chance that a guess drawn at temperature 1 is kept after
+  kept           the chance that a draft token drawn at temperature 1 is kept
+  after
                  held-out text's own words, its mean over levels
-  first          how often the first guess of a round was kept in decoding
+  first          how often the first draft token of a round was kept in decoding
   tokens a pass  of the target, in decoding
   last doubling  what twice the tokens brought of that, between half of the run
                  and its end: what training on might bring once more, at most,

@@ -7,11 +7,11 @@
     --config.data=runs/answers/answers.jsonl
 
 A draft is used behind what its target wrote, so that is what it learns best
-from (DistillSpec, arXiv:2310.08461). Plain decoding, at --temperature; an end
-token ends an answer. The output folder gets answers.jsonl: token_ids of prompt
-and answer, how many of them are the prompt's, and the prompt's number. The same
-command goes on where it was killed. Prompts that a drafter is to be measured on
-must not be among them.
+from (DistillSpec, arXiv:2310.08461). Autoregressive decoding, at --temperature;
+an end token ends an answer. The output folder gets answers.jsonl: token_ids of
+prompt and answer, how many of them are the prompt's, and the prompt's number.
+The same command goes on where it was killed. Prompts that a drafter is to be
+measured on must not be among them.
 """
 
 import random
@@ -52,16 +52,16 @@ def answer(models, encoded, lines) -> None:
       if size not in sessions:
         sessions[size] = _decoding.session_of(
           models,
-          decode.PLAIN_DRAFTER,
-          decode.PLAIN_RULE,
+          decode.NO_DRAFTER,
+          decode.NO_DRAFT_RULE,
           batch,
           size,
           models.target.eos_ids,
         )
         with display.progress(f"compiling prompts of at most {size} tokens"):
-          sessions[size].compile(plain=True)
+          sessions[size].compile(baseline=True)
       rows = [encoded[i] for i in members]
-      found = sessions[size].complete(rows, members, plain=True)
+      found = sessions[size].complete(rows, members, baseline=True)
       for i, prompt, text in zip(members, rows, found.texts):
         lines.append(
           {
@@ -82,7 +82,7 @@ def work() -> None:
   _prompt_files.check_flags()
   header = _decoding.header(_OWN)
   longest = evaluation.buffer_size() + FLAGS.max_new_tokens
-  models = _decoding.load_plain(longest)
+  models = _decoding.load_baseline(longest)
   encoded, wanted, _ = _prompt_files.read_prompts(models.target)
   groups = [_prompt_files.group_of(prompt) for prompt in wanted]
   chosen, _ = _prompt_files.choose(encoded, groups)

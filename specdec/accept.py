@@ -1,6 +1,7 @@
-"""The dice: walking a draft by a rule's law, drawing, trimming, counting.
+"""Acceptance: walking a draft by a rule's distribution, drawing, trimming,
+counting.
 
-Rules say laws and draw nothing (DESIGN rule 8); all of acceptance's noise is
+Rules say distributions and draw nothing (rule 8); all of acceptance's noise is
 drawn here. Invariant: a round is first walked to its end and then trimmed, so
 an EOS or a limit never changes what was drawn.
 """
@@ -12,26 +13,26 @@ import jax.numpy as jnp
 import numpy as np
 
 from specdec import sampling, tree
+from specdec.traversal import TRAVERSALS, children, drafted
 from specdec.types import (
   ACCEPTED,
+  BASELINE,
   BONUS,
   CORRECTION,
   DRAFT_FAULT,
   NO_DRAFT,
   NO_FAULT,
-  PLAIN,
   TARGET_FAULT,
   AcceptanceRule,
+  AcceptResult,
   Array,
   DecodeState,
   Draft,
   Stats,
-  Verdict,
 )
-from specdec.walk import WALKS, children, drafted
 
 
-class Emission(NamedTuple):
+class RoundOutput(NamedTuple):
   """What a round would write, before trimming: entry i follows path[i]."""
 
   tokens: Array  # [B, D+1] accepted tokens, then the next one
@@ -43,19 +44,20 @@ class Emission(NamedTuple):
   draft_sound: Array  # [B] bool: every distribution of the draft is finite
 
 
-def accept_step(
+def traverse_draft(
   rule: AcceptanceRule,
   draft: Draft,
   logits: Array,
-  law: Array,
+  target_log_probs: Array,
   noise: sampling.Noise,
   depth: int,
-) -> tuple[Array, Emission]:
-  """Walks the draft by the rule's law and draws the token that follows.
+) -> tuple[Array, RoundOutput]:
+  """Walks the draft by the rule's distribution and draws the token that
+  follows.
 
   Args:
     logits: [B, N, V] of the target.
-    law: [B, N, V] the same, warped to log-probabilities.
+    distribution: [B, N, V] the same, warped to log-probabilities.
     depth: D, most tokens this draft can have accepted.
 
   Returns:
@@ -63,20 +65,24 @@ def accept_step(
   """
   normaliser = jax.nn.logsumexp(logits, axis=-1)  # [B, N]
   sound = jnp.isfinite(normaliser)
-  if rule.walk == "last_success":
+  if rule.traversal == "last_success":
     # It weighs a chain as a whole, and nothing can follow a node that is not
     # sound: the chain ends there.
     node = jnp.arange(sound.shape[1])
     first = jnp.min(jnp.where(sound, len(node), node[None]), axis=-1)
     draft = draft._replace(count=jnp.minimum(draft.count, first + 1))
-  if rule.walk == "coupled":
-    path, num_accepted, next_token = _coupled_walk(draft, law, noise, depth)
+  if rule.traversal == "coupled":
+    path, num_accepted, next_token = _traverse_coupled(
+      draft, target_log_probs, noise, depth
+    )
   else:
-    path, num_accepted, next_token = _walk(rule, draft, law, noise, depth)
+    path, num_accepted, next_token = _traverse(
+      rule, draft, target_log_probs, noise, depth
+    )
   step = jnp.arange(depth + 1)
   kept = step[None] < num_accepted[:, None]  # [B, D+1]
   child = jnp.concatenate([path[:, 1:], path[:, -1:]], axis=1)
-  # Where the path ends, the law that was refused is the first child's.
+  # Where the path ends, the distribution that was refused is the first child's.
   own = children(draft, path) & drafted(draft)[:, None, :]  # [B, D+1, N]
   child = jnp.where(kept, child, jnp.argmax(own, axis=-1))
   compared = kept | jnp.any(own, axis=-1)
@@ -85,7 +91,7 @@ def accept_step(
   ending = jnp.where(
     jnp.any(own, axis=-1),
     CORRECTION,
-    jnp.where(draft.count[:, None] > 1, BONUS, PLAIN),
+    jnp.where(draft.count[:, None] > 1, BONUS, BASELINE),
   )
   row = jnp.arange(tokens.shape[0])[:, None]
   if draft.log_probs is None:
@@ -98,7 +104,7 @@ def accept_step(
     chosen = draft.tokens[..., None]
     chosen = jnp.take_along_axis(draft.log_probs, chosen, axis=-1)[..., 0]
     draft_sound = ~jnp.any(jnp.isnan(chosen) & drafted(draft), axis=-1)
-  emission = Emission(
+  round_output = RoundOutput(
     tokens=tokens,
     origin=jnp.where(kept, ACCEPTED, ending).astype(jnp.int8),
     log_probs=logits[row, path, tokens] - normaliser[row, path],
@@ -107,10 +113,10 @@ def accept_step(
     sound=sound[row, path],
     draft_sound=draft_sound,
   )
-  return path, emission
+  return path, round_output
 
 
-def _walk(rule, draft, law, noise, depth):
+def _traverse(rule, draft, target_log_probs, noise, depth):
   """Keeps nodes with the rule's probabilities and walks as the rule says."""
   static = isinstance(draft.parents, np.ndarray)  # one tree, known now
 
@@ -124,24 +130,26 @@ def _walk(rule, draft, law, noise, depth):
     draft.log_probs,
     draft.count,
   )
-  keep = jax.vmap(lambda r, p: rule.keep(row(*r), p))(rows, law)
-  kept = (noise.accept(keep.shape[1]) < keep) & drafted(draft)
-  path, num_accepted, last = WALKS[rule.walk].go(draft, kept, depth)
-  next_law = jax.vmap(lambda r, p, n: rule.next_law(row(*r), p, n))(
-    rows, law, last
+  accept_prob = jax.vmap(lambda r, p: rule.accept_prob(row(*r), p))(
+    rows, target_log_probs
   )
-  next_token = sampling.argmax(jnp.log(next_law) + noise.next(last))
+  kept = (noise.accept(accept_prob.shape[1]) < accept_prob) & drafted(draft)
+  path, num_accepted, last = TRAVERSALS[rule.traversal].go(draft, kept, depth)
+  residual = jax.vmap(lambda r, p, n: rule.residual(row(*r), p, n))(
+    rows, target_log_probs, last
+  )
+  next_token = sampling.argmax(jnp.log(residual) + noise.next(last))
   return path, num_accepted, next_token
 
 
-def _coupled_walk(draft, law, noise, depth):
+def _traverse_coupled(draft, target_log_probs, noise, depth):
   """Draws the target's token at every node it comes to and follows it."""
   rows = jnp.arange(draft.count.shape[0])
 
   def step(carry):
     node, path, num_accepted, next_token, alive, d = carry
     token = sampling.argmax(
-      law[rows, node] + noise.at_position(noise.length + d)
+      target_log_probs[rows, node] + noise.at_position(noise.length + d)
     )
     next_token = jnp.where(alive, token, next_token)
     same = draft.tokens == token[:, None]
@@ -161,9 +169,9 @@ def _coupled_walk(draft, law, noise, depth):
   return carry[1], carry[2], carry[3]
 
 
-def trim(
-  path: Array, emission: Emission, state: DecodeState, eos_ids: Array
-) -> tuple[Verdict, Array, Array]:
+def truncate(
+  path: Array, round_output: RoundOutput, state: DecodeState, eos_ids: Array
+) -> tuple[AcceptResult, Array, Array]:
   """Cuts a round at its first EOS and at the limit; nothing of a done row.
 
   A cut token becomes the pending one, as any last token does. A row is stopped
@@ -171,33 +179,33 @@ def trim(
   draft that was sampled from one.
 
   Returns:
-    The verdict, done [B] and fault [B] after it.
+    The accept_result, done [B] and fault [B] after it.
   """
   step = jnp.arange(path.shape[1])
-  ends = jnp.any(emission.tokens[..., None] == eos_ids[None, None], axis=-1)
-  ends &= step[None] <= emission.num_accepted[:, None]
+  ends = jnp.any(round_output.tokens[..., None] == eos_ids[None, None], axis=-1)
+  ends &= step[None] <= round_output.num_accepted[:, None]
   before_end = jnp.min(jnp.where(ends, step[None], path.shape[1]), axis=-1)
-  count = jnp.minimum(emission.num_accepted, before_end) + 1
+  count = jnp.minimum(round_output.num_accepted, before_end) + 1
   count = jnp.minimum(count, state.limit - state.length)
   count = jnp.where(state.done, 0, count)
-  unsound = jnp.min(jnp.where(emission.sound, path.shape[1], step), axis=-1)
+  unsound = jnp.min(jnp.where(round_output.sound, path.shape[1], step), axis=-1)
   fault = jnp.where(unsound < count, TARGET_FAULT, NO_FAULT)
-  fault = jnp.where(emission.draft_sound | (count == 0), fault, DRAFT_FAULT)
+  fault = jnp.where(round_output.draft_sound | (count == 0), fault, DRAFT_FAULT)
   count = jnp.minimum(count, unsound)
   count = jnp.where(fault == DRAFT_FAULT, 0, count)
   last = jnp.maximum(count - 1, 0)
-  next_token = jnp.take_along_axis(emission.tokens, last[:, None], axis=1)
+  next_token = jnp.take_along_axis(round_output.tokens, last[:, None], axis=1)
   done = state.done | (before_end < count)
   done |= (state.length + count >= state.limit) | (fault != NO_FAULT)
   fault = jnp.where(state.done, state.fault, fault).astype(jnp.int8)
-  return Verdict(path, last, next_token[:, 0], count), done, fault
+  return AcceptResult(path, last, next_token[:, 0], count), done, fault
 
 
 def tally(
   stats: Stats,
   draft: Draft,
-  emission: Emission,
-  verdict: Verdict,
+  round_output: RoundOutput,
+  accept_result: AcceptResult,
   room: Array,
   chosen: int,
 ) -> Stats:
@@ -209,18 +217,18 @@ def tally(
   """
   num_positions = stats.accepted.shape[1]
   position = jnp.arange(num_positions)
-  committed = verdict.num_committed
+  committed = accept_result.num_committed
   alive = committed > 0
   depth = jnp.atleast_2d(tree.depth(draft.parents))
   deepest = jnp.max(jnp.where(drafted(draft), depth, 0), axis=-1)
   # Positions behind the limit say nothing, whether the round came so far or
   # not; nor do those behind an EOS, where nothing was refused.
   deepest = jnp.minimum(deepest, room)
-  uncut = committed > emission.num_accepted
+  uncut = committed > round_output.num_accepted
   tried = jnp.where(uncut, deepest, jnp.minimum(deepest, committed))
-  accepted = jnp.minimum(emission.num_accepted, committed)
+  accepted = jnp.minimum(round_output.num_accepted, committed)
   row = jnp.arange(committed.shape[0])
-  ending = emission.origin[row, emission.num_accepted]
+  ending = round_output.origin[row, round_output.num_accepted]
   refused = uncut & (ending == CORRECTION)
 
   whole = alive & (room >= num_positions)
@@ -235,7 +243,7 @@ def tally(
     emitted=stats.emitted + committed,
     drafted=stats.drafted + counted(tried),
     accepted=stats.accepted + counted(accepted),
-    judged=stats.judged + counted(accepted + refused),
+    evaluated=stats.evaluated + counted(accepted + refused),
     whole=stats.whole + whole,
     kept=stats.kept + jnp.where(whole, accepted, 0),
     nodes=stats.nodes + jnp.where(alive, draft.count - 1, 0),

@@ -1,8 +1,8 @@
-"""The K/V cache: write past the end, commit by moving the length.
+"""The KV cache: write past the end, commit by moving the length.
 
 There is no rollback: refused tokens lie in slots at or past `length` and are
 overwritten. Invariant: S >= committed length + tokens of one call (at least
-2), or a write would clamp onto committed K/V.
+2), or a write would clamp onto committed KV.
 """
 
 import jax
@@ -43,7 +43,7 @@ def write(buffer: jax.Array, new: jax.Array, slot: jax.Array) -> jax.Array:
   """
   new = new.astype(buffer.dtype)
   if new.shape[0] == new.shape[2] == 1:
-    # A single K/V vector is fused into two slice updates by XLA's CPU backend,
+    # A single KV vector is fused into two slice updates by XLA's CPU backend,
     # one of them on a copy of the cache; two vectors (the second is scratch)
     # are not.
     new = jnp.concatenate([new, new], axis=2)

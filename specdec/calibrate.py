@@ -25,13 +25,13 @@ _UNSEEN = ((3, 1), (1, 5), (2, 5), (1, 7), (5, 4), (3, 7), (7, 8), (11, 5))
 def plan(
   batch: int, tokens: int, context: int
 ) -> tuple[list[tuple[int, int, int]], list[tuple[int, int, int]]]:
-  """(batch, tokens, context) to fit to, and others to judge the fit by.
+  """(batch, tokens, context) to fit to, and others to evaluate the fit by.
 
   Args:
     batch, tokens: largest ones of interest; a pass has up to their product,
       and 4 tokens at least.
     context: a usual one. Others are tried as well, to tell apart what reading
-      K/V costs.
+      KV costs.
   """
   points, tokens = [], max(tokens, 4)
   for many in _KNOTS:
@@ -92,9 +92,11 @@ def rounds(
     for k in ks:
       progress(f"compiling rounds, batch {batch}, k = {k}")
       session = make(batch, k)
-      for plain in (True, False) if k == ks[0] else (False,):
-        timers.append(measure.round_timer(session, rows[:batch], plain))
-        points.append((batch, 0 if plain else k, slots_of(session, plain)))
+      for baseline in (True, False) if k == ks[0] else (False,):
+        timers.append(measure.round_timer(session, rows[:batch], baseline))
+        points.append(
+          (batch, 0 if baseline else k, slots_of(session, baseline))
+        )
   return Timers(points, timers)
 
 
@@ -121,6 +123,6 @@ def in_turns(
   return np.split(seconds, ends[:-1])
 
 
-def slots_of(session: Session, plain: bool) -> int:
+def slots_of(session: Session, baseline: bool) -> int:
   """Positions of the target's cache, all of which attention reads."""
-  return session.start([[1]], [0], plain).target_cache.num_slots
+  return session.start([[1]], [0], baseline).target_cache.num_slots

@@ -31,7 +31,7 @@ class Shape(NamedTuple):
   name: str
   siblings: str
   levels: int
-  expansion: expand.Expansion | None  # None: a chain
+  expansion: expand.DraftShape | None  # None: a chain
   rules: tuple[str, ...]  # by name
 
 
@@ -40,7 +40,7 @@ def shapes_of(
   ranks: dict[str, Sequence[float]],
   rules: dict[str, AcceptanceRule],
 ) -> list[Shape]:
-  """All shapes of so many guesses, with those of the rules that are right.
+  """All shapes of so many draft tokens, with those of the rules that are right.
 
   A tree that the ranks make smaller (deeper children are never kept) is left
   out.
@@ -72,13 +72,16 @@ def shapes_of(
     expansion = expand.static(parents, siblings)
     levels = max(levels, expansion.spec.max_depth)
     add("optimal tree", siblings, expansion.spec.max_depth, expansion)
-  # As deep as those, so wide that there are enough guesses to choose from, and
-  # tried in no more nodes than are kept (early exit has room for those alone).
+  # As deep as those, so wide that there are enough draft tokens to choose from,
+  # and tried in no more nodes than are kept (early exit has room for those
+  # alone).
   top = min(4, size)
   levels = min(levels, 1 + size // top)
   while top + (levels - 1) * top**2 < size:
     levels += 1
-  add("dynamic tree", "point_mass", levels, expand.dynamic(top, levels, size))
+  add(
+    "dynamic tree", "deterministic", levels, expand.dynamic(top, levels, size)
+  )
   return found
 
 
@@ -101,14 +104,14 @@ class Bench:
     make: Callable[[Shape, AcceptanceRule], Session],
   ):
     self._encoded, self._make, self.rules = encoded, make, rules
-    self._plain: Session | None = None
+    self._baseline: Session | None = None
     every = list(range(len(encoded)))
     self._batches = [every[i : i + batch] for i in range(0, len(every), batch)]
 
   def _session(self, shape: Shape, rule: str) -> Session:
     made = self._make(shape, self.rules[rule])
-    if self._plain:
-      made.share_plain(self._plain)
+    if self._baseline:
+      made.share_baseline(self._baseline)
     return made
 
   def _rows(self, members) -> list[Sequence[int]]:
@@ -127,7 +130,7 @@ class Bench:
   def expected(self, shape: Shape) -> dict[str, dict]:
     """By rule: expected accepted tokens, and tokens a pass over rejection's.
 
-    Rejection writes the text, so a lossy rule is judged on the target's own.
+    Rejection writes the text, so a lossy rule is evaluated on the target's own.
     """
     session = self._session(shape, "rejection")
     judges = [session.rule, *(self.rules[rule] for rule in shape.rules)]
@@ -162,13 +165,13 @@ class Bench:
     what = f"compiling {shape.name} of {shape.size}, {rule}"
     with display.progress(what):
       session.warm_up(self._rows(self._batches[0]))
-    self._plain = self._plain or session
+    self._baseline = self._baseline or session
 
-    def decoded(batch: int, plain: bool):
+    def decoded(batch: int, baseline: bool):
       members = self._batches[batch]
-      return session.complete(self._rows(members), members, plain)
+      return session.complete(self._rows(members), members, baseline)
 
-    done = [*measure.both_ways(decoded, len(self._batches))]
+    done = [*measure.interleaved(decoded, len(self._batches))]
     run = report.Run(
       "all",
       shape.levels,

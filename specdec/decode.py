@@ -1,9 +1,9 @@
 """Prompt in, text out: prefill and all rounds as one device program.
 
-It compiles once for a batch shape. Plain decoding is the draft of one node
-through the very same loop. Invariants: model, drafter and rule are handed in;
-this module imports none of them. Whatever jax_enable_x64 says, numbers have 32
-bits: caches, noise and texts do not depend on it.
+It compiles once for a batch shape. Autoregressive decoding is the draft of one
+node through the very same loop. Invariants: model, drafter and rule are handed
+in; this module imports none of them. Whatever jax_enable_x64 says, numbers have
+32 bits: caches, noise and texts do not depend on it.
 """
 
 import functools
@@ -42,11 +42,13 @@ def check_pair(spec: DraftSpec, rule: AcceptanceRule) -> None:
     ValueError: says why.
   """
   if rule.chains_only and not spec.chain:
-    raise ValueError("this rule judges chains, and the drafter drafts trees")
+    raise ValueError("this rule evaluates chains, and the drafter drafts trees")
   if spec.siblings not in rule.siblings:
     why = ""
-    if spec.siblings == "point_mass":
-      why = ", as it reads the law that each guess was drawn from"
+    if spec.siblings == "deterministic":
+      why = (
+        ", as it reads the distribution that each draft token was drawn from"
+      )
     raise ValueError(
       f"the drafter's siblings are {spec.siblings!r}; this rule is right for "
       f"{', '.join(sorted(rule.siblings))}{why}"
@@ -136,7 +138,7 @@ def start(
       emitted=jnp.zeros((batch,), jnp.int32),
       drafted=jnp.zeros((batch, spec.max_depth), jnp.int32),
       accepted=jnp.zeros((batch, spec.max_depth), jnp.int32),
-      judged=jnp.zeros((batch, spec.max_depth), jnp.int32),
+      evaluated=jnp.zeros((batch, spec.max_depth), jnp.int32),
       whole=jnp.zeros((batch,), jnp.int32),
       kept=jnp.zeros((batch,), jnp.int32),
       nodes=jnp.zeros((batch,), jnp.int32),
@@ -301,7 +303,8 @@ def generate(
   Raises:
     ValueError: prompt_length out of 1..P; token ids that the target does not
       have; arrays of another batch size; P > max_length; a drafter whose
-      siblings the rule is not right for; laws over different vocabularies.
+      siblings the rule is not right for; distributions over different
+      vocabularies.
   """
   prompt, prompt_length, eos_ids, limit, index = _checked(
     target, prompt, prompt_length, eos_ids, max_length, sampling, limit, index
@@ -323,7 +326,7 @@ def generate(
 
 
 def _pending_only() -> Drafter:
-  """Drafts nothing: plain decoding."""
+  """Drafts nothing: autoregressive decoding."""
 
   def init(params, context, prefill_output):
     del params, context, prefill_output
@@ -334,26 +337,27 @@ def _pending_only() -> Drafter:
     count = jnp.ones_like(context.length)
     return Draft(pending, tree.chain(1), None, count), draft_state
 
-  def update(params, draft_state, context, draft, verdict, target_output):
-    del params, context, draft, verdict, target_output
+  def update(params, draft_state, context, draft, accept_result, target_output):
+    del params, context, draft, accept_result, target_output
     return draft_state
 
   return Drafter(DraftSpec(1, 0, (1,)), init, propose, update)
 
 
-PLAIN_DRAFTER = _pending_only()
-PLAIN_RULE = AcceptanceRule(
+NO_DRAFTER = _pending_only()
+NO_DRAFT_RULE = AcceptanceRule(
   None, None, "coupled", frozenset({"none"}), lossless=True
 )
 
 
 def autoregress(target: Model, params: Params, *args, **options) -> DecodeState:
-  """Plain decoding: `generate` with N = 1. Arguments as there, less the two.
+  """Autoregressive decoding: `generate` with N = 1. Arguments as there, less
+  the two.
 
   Its noise is addressed by position, so coupled speculation with the same key
   gives the same text.
   """
-  return generate(target, PLAIN_DRAFTER, PLAIN_RULE, params, *args, **options)
+  return generate(target, NO_DRAFTER, NO_DRAFT_RULE, params, *args, **options)
 
 
 def stream(

@@ -17,19 +17,19 @@ from typing import TextIO
 
 from tqdm import tqdm
 
-from specdec.types import ACCEPTED, BONUS, CORRECTION, PLAIN
+from specdec.types import ACCEPTED, BASELINE, BONUS, CORRECTION
 
 NAMES = {
   ACCEPTED: "accepted draft",
   CORRECTION: "correction",
   BONUS: "bonus",
-  PLAIN: "no draft",
+  BASELINE: "no draft",
 }
 _STYLES = {
   ACCEPTED: "38;5;33",  # blue
   CORRECTION: "4;38;5;208",  # orange, underlined
   BONUS: "1;38;5;170",  # purple, bold
-  PLAIN: "",
+  BASELINE: "",
 }
 
 

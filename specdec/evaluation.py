@@ -50,26 +50,26 @@ def decode_batch(
   turn: int,
   comparable: bool,
 ) -> dict:
-  """Decodes plainly, once, and with every k; the line to keep.
+  """Decodes autoregressively, once, and with every k; the line to keep.
 
   Args:
     sessions: by k, of one shape.
     rows: token ids of the prompts.
     members: their numbers, which name their noise.
-    turn: says when it is plain decoding's turn, so that it is not always the
-      first or the last.
-    comparable: whether texts should equal plain decoding's.
+    turn: says when it is autoregressive decoding's turn, so that it is not
+      always the first or the last.
+    comparable: whether texts should equal autoregressive decoding's.
   """
   ways = list(sessions)
   ways.insert(turn % (len(ways) + 1), None)
   any_session = next(iter(sessions.values()))
   done = {
     k: sessions.get(k, any_session).complete(
-      rows, members, plain=k is None, strict=False
+      rows, members, baseline=k is None, strict=False
     )
     for k in ways
   }
-  plain = done[None]
+  baseline = done[None]
 
   def counted(k: int) -> dict:
     ours = done[k]
@@ -77,7 +77,7 @@ def decode_batch(
     if comparable:
       differences = [
         sessions[k].first_difference(row, a, b, i)
-        for row, i, a, b in zip(rows, members, ours.texts, plain.texts)
+        for row, i, a, b in zip(rows, members, ours.texts, baseline.texts)
         if a != b
       ]
     return {
@@ -97,9 +97,9 @@ def decode_batch(
   return {
     "prompts": list(members),
     "faults": list(dict.fromkeys(faults)),
-    "plain_tokens": sum(map(len, plain.texts)),
-    "plain_seconds": plain.seconds,
-    "plain_prefill_seconds": plain.prefill_seconds,
+    "plain_tokens": sum(map(len, baseline.texts)),
+    "plain_seconds": baseline.seconds,
+    "plain_prefill_seconds": baseline.prefill_seconds,
     "runs": [counted(k) for k in sessions],
   }
 

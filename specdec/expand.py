@@ -1,8 +1,9 @@
-"""Drawing a tree of guesses, level by level, for whoever has a model to ask.
+"""Drawing a tree of draft tokens, level by level, for whoever has a model to
+ask.
 
-Invariant (DESIGN rules 6 and 7): the law that is handed over for a node is the
-one its token came from, given its earlier siblings; no token that was drawn is
-re-ranked or dropped. What is re-ranked (`dynamic`) was not drawn.
+Invariant (rules 6 and 7): the distribution that is handed over for a node is
+the one its token came from, given its earlier siblings; no token that was drawn
+is re-ranked or dropped. What is re-ranked (`dynamic`) was not drawn.
 """
 
 from collections.abc import Callable
@@ -15,7 +16,7 @@ import numpy as np
 from specdec import sampling, tree
 from specdec.types import Array, Context, DraftSpec
 
-KINDS = ("iid", "without_replacement", "point_mass")
+KINDS = ("iid", "without_replacement", "deterministic")
 
 # run(tokens [B, T], parents, first, wanted) -> logits [B, T, V], or None where
 # they are not wanted. The tokens are nodes first .. first + T - 1 of what was
@@ -23,38 +24,41 @@ KINDS = ("iid", "without_replacement", "point_mass")
 Run = Callable[[Array, Array, int, bool], Array | None]
 
 
-class Grown(NamedTuple):
-  """A tree of guesses."""
+class SampledTree(NamedTuple):
+  """A tree of draft tokens."""
 
   tokens: Array  # [B, N]
   parents: Array  # [N] where it is known beforehand, else [B, N]
-  log_probs: Array | None  # [B, N, V] the law of each; None: point masses
+  log_probs: (
+    Array | None
+  )  # [B, N, V] the distribution of each; None: point masses
   slot: Array  # [N] or [B, N]: which of the nodes run it is; -1: it was not run
 
 
-class Expansion(NamedTuple):
+class DraftShape(NamedTuple):
   """A shape of drafts, for any drafter that can run a tree.
 
   grow(context, logits, run, whole_levels) -> Grown. `logits` [B, V] follow the
     pending token, which is node 0 of what is run; `run` is called once a level.
-    With whole_levels the leaves of an expansion in place are run as well.
+    With whole_levels the leaves of an draft shape in place are run as well.
   """
 
   spec: DraftSpec
   num_run: int  # nodes run at most, the pending token included
   in_place: bool  # node n is in slot n, where it was run
-  grow: Callable[[Context, Array, Run, bool], Grown]
+  sample_tree: Callable[[Context, Array, Run, bool], SampledTree]
 
 
-def static(parents, siblings: str = "without_replacement") -> Expansion:
+def static(parents, siblings: str = "without_replacement") -> DraftShape:
   """A tree whose shape is known beforehand.
 
   Args:
     parents: [N] in level order, as tree.from_paths, tree.parallel make them.
     siblings: how the children of a node are drawn. 'iid': apart; where several
       spell one text it is joined (tree.canonical). 'without_replacement': the
-      top of law + Gumbel noise (arXiv:1903.06059), which under a coupled rule
-      are that noise's top-k. 'point_mass': the likeliest tokens.
+      top of distribution + Gumbel noise (arXiv:1903.06059), which under a
+      coupled rule are that noise's top-k. 'deterministic': the likeliest
+      tokens.
 
   Raises:
     ValueError: the tree is not in level order, or the kind is unknown.
@@ -71,7 +75,7 @@ def static(parents, siblings: str = "without_replacement") -> Expansion:
     len(levels) - 1,
     (num_nodes,),
     chain=False,
-    siblings="none" if single and siblings != "point_mass" else siblings,
+    siblings="none" if single and siblings != "deterministic" else siblings,
   )
   families = _families(parents, levels)
 
@@ -82,9 +86,9 @@ def static(parents, siblings: str = "without_replacement") -> Expansion:
       return level
     return slice(level.start, max(fruitful, default=level.start - 1) + 1)
 
-  def grow(context, logits, run, whole_levels=False):
+  def sample_tree(context, logits, run, whole_levels=False):
     tokens = [context.pending[:, 0]]
-    laws = [jnp.zeros_like(sampling.warp(logits, context.sampling))]
+    all_log_probs = [jnp.zeros_like(sampling.warp(logits, context.sampling))]
     slot = np.full(num_nodes, -1, np.int32)
     slot[0] = 0
     after, first = logits[:, None], 0  # logits after nodes first, first + 1, ..
@@ -94,9 +98,9 @@ def static(parents, siblings: str = "without_replacement") -> Expansion:
         facing = after[:, parent - first]
         drawn |= _siblings(siblings, context, facing, depth, children)
       for node in range(level.start, level.stop):
-        token, law = drawn[node]
+        token, log_probs = drawn[node]
         tokens.append(token)
-        laws.append(law)
+        all_log_probs.append(log_probs)
       part = part_of(level, whole_levels)
       if part.stop > part.start:
         slot[part] = np.arange(part.start, part.stop)
@@ -108,14 +112,16 @@ def static(parents, siblings: str = "without_replacement") -> Expansion:
         )
         first = part.start
     tokens = jnp.stack(tokens, axis=1)
-    said = None if siblings == "point_mass" else jnp.stack(laws, axis=1)
+    said = (
+      None if siblings == "deterministic" else jnp.stack(all_log_probs, axis=1)
+    )
     shape = tree.canonical(tokens, parents) if joined else parents
-    return Grown(tokens, shape, said, slot)
+    return SampledTree(tokens, shape, said, slot)
 
-  return Expansion(spec, num_nodes, True, grow)
+  return DraftShape(spec, num_nodes, True, sample_tree)
 
 
-def check_scratch(expansion: Expansion) -> None:
+def check_scratch(expansion: DraftShape) -> None:
   """For a drafter that drafts in the target's own cache: is there room?
 
   Raises:
@@ -129,8 +135,8 @@ def check_scratch(expansion: Expansion) -> None:
     )
 
 
-def chain(k: int) -> Expansion:
-  """k >= 0 guesses in a row, each drawn from its law."""
+def chain(k: int) -> DraftShape:
+  """k >= 0 draft tokens in a row, each drawn from its distribution."""
   if k < 0:
     raise ValueError(f"k = {k}; it must be >= 0")
   spec = DraftSpec(max_nodes=k + 1, max_depth=k, widths=(k + 1,))
@@ -149,22 +155,22 @@ def _families(parents, levels) -> list[list[tuple[int, list[int]]]]:
 
 
 def _siblings(kind, context, logits, depth, children) -> dict:
-  """node -> (token [B], law [B, V]) of the children of one node."""
-  law = sampling.warp(logits, context.sampling)
+  """node -> (token [B], distribution [B, V]) of the children of one node."""
+  log_probs = sampling.warp(logits, context.sampling)
   if kind == "iid":
     return {
-      node: (sampling.argmax(law + context.noise(depth, node)), law)
+      node: (sampling.argmax(log_probs + context.noise(depth, node)), log_probs)
       for node in children
     }
-  if kind == "point_mass":
+  if kind == "deterministic":
     best, _ = _top(logits, len(children))
-    return {node: (best[:, i], law) for i, node in enumerate(children)}
+    return {node: (best[:, i], log_probs) for i, node in enumerate(children)}
   noise = context.noise(depth, children[0])
-  column = jax.lax.broadcasted_iota(jnp.int32, law.shape, 1)
-  taken = jnp.zeros(law.shape, bool)
+  column = jax.lax.broadcasted_iota(jnp.int32, log_probs.shape, 1)
+  taken = jnp.zeros(log_probs.shape, bool)
   found = {}
   for node in children:
-    left = jnp.where(taken, -jnp.inf, law)
+    left = jnp.where(taken, -jnp.inf, log_probs)
     # Once the support is used up: uniform over the tokens not taken.
     used_up = jnp.all(jnp.isinf(left), axis=-1, keepdims=True)
     left = jnp.where(used_up & ~taken, 0.0, left)
@@ -190,28 +196,30 @@ def _top(logits: Array, count: int) -> tuple[Array, Array]:
 
 
 def dynamic(
-  top: int, depth: int, size: int, siblings: str = "point_mass"
-) -> Expansion:
+  top: int, depth: int, size: int, siblings: str = "deterministic"
+) -> DraftShape:
   """EAGLE-2's tree (arXiv:2406.16858): its shape follows the draft's certainty.
 
   Of every level the `top` likeliest prefixes are extended by their `top`
-  likeliest tokens each; of all these guesses the `size` likeliest make the
-  tree. Likeliest by the draft's own law, no temperature. Its children are point
-  masses: re-ranking tokens that were drawn would change the law of the text.
+  likeliest tokens each; of all these draft tokens the `size` likeliest make the
+  tree. Likeliest by the draft's own distribution, no temperature. Its children
+  are point
+  masses: re-ranking tokens that were drawn would change the distribution of the
+    text.
 
   Args:
     top: prefixes extended and tokens tried after each, >= 1.
     depth: levels, >= 1.
-    size: guesses kept, in 1 .. top + (depth - 1) top^2.
-    siblings: 'point_mass'; anything else is refused.
+    size: draft tokens kept, in 1 .. top + (depth - 1) top^2.
+    siblings: 'deterministic'; anything else is refused.
 
   Raises:
     ValueError: an argument out of range.
   """
-  if siblings != "point_mass":
+  if siblings != "deterministic":
     raise ValueError(
       f"siblings = {siblings!r} cannot be re-ranked: what was drawn must be "
-      "kept; a dynamic tree needs point_mass"
+      "kept; a dynamic tree needs deterministic"
     )
   if top < 1 or depth < 1:
     raise ValueError(f"top = {top} and depth = {depth}; both must be >= 1")
@@ -219,17 +227,17 @@ def dynamic(
   if not 1 <= size <= most:
     raise ValueError(
       f"size = {size}; {depth} levels of the {top} likeliest have 1 to {most} "
-      "guesses"
+      "draft tokens"
     )
   spec = DraftSpec(
     size + 1,
     depth,
     (size + 1,),
     chain=False,
-    siblings="point_mass",
+    siblings="deterministic",
   )
 
-  def grow(context, logits, run, whole_levels=False):
+  def sample_tree(context, logits, run, whole_levels=False):
     del whole_levels
     batch = logits.shape[0]
     pending = context.pending[:, 0]
@@ -278,7 +286,7 @@ def dynamic(
       return jnp.concatenate([root[:, None], rest], axis=1)
 
     zero = jnp.zeros((batch,), jnp.int32)
-    return Grown(
+    return SampledTree(
       with_root(pending, jnp.take_along_axis(tokens, kept, axis=1)),
       with_root(zero - 1, jnp.where(above < 0, 0, below_root)),
       None,
@@ -286,4 +294,4 @@ def dynamic(
     )
 
   num_run = 1 + top * (depth - 1)
-  return Expansion(spec, num_run, False, grow)
+  return DraftShape(spec, num_run, False, sample_tree)

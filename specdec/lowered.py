@@ -24,10 +24,10 @@ def weights(config: TransformerConfig, place: sharding.Placement):
   shapes = jax.eval_shape(
     lambda key: transformer.init_params(config, key), jax.random.key(0)
   )
-  return _placed(shapes, checkpoints.shardings(config, place))
+  return _deployment(shapes, checkpoints.shardings(config, place))
 
 
-def _placed(shapes, where):
+def _deployment(shapes, where):
   return jax.tree.map(
     lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
     shapes,
@@ -56,7 +56,7 @@ def inputs(
     row,
     row,
   )
-  return _placed(found, programs.of_inputs(found, places))
+  return _deployment(found, programs.of_inputs(found, places))
 
 
 def steps(
@@ -74,7 +74,7 @@ def steps(
   )
   spec, state = drafter.spec, made.shapes
   rows, whole = (places.target.sharding(n) for n in (("rows",), ()))
-  law = places.target.sharding(("rows", None, "vocab"))
+  distribution = places.target.sharding(("rows", None, "vocab"))
   batch = state.length.shape[0]
 
   def shaped(x, sharding):
@@ -84,7 +84,7 @@ def steps(
     draft, state = rounds.draft_step(
       drafter, params, state, target.vocab_size, rule
     )
-    hidden = draft.resume and draft.resume.hidden  # K/V is in the state's cache
+    hidden = draft.resume and draft.resume.hidden  # KV is in the state's cache
     return draft._replace(resume=None), hidden, state
 
   known = []  # the tree, where it is one before it is drawn
@@ -111,7 +111,7 @@ def steps(
   draft = draft._replace(
     tokens=shaped(draft.tokens, rows),
     parents=draft.parents and shaped(draft.parents, rows),
-    log_probs=draft.log_probs and shaped(draft.log_probs, law),
+    log_probs=draft.log_probs and shaped(draft.log_probs, distribution),
     count=shaped(draft.count, rows),
   )
   hidden = hidden and shaped(hidden, rows)
@@ -131,12 +131,14 @@ def steps(
 
   def accepting(logits, draft, state, eos_ids):
     draft = given_back(draft, None, state)
-    return rounds.judge_step(
+    return rounds.accept_step(
       rule, draft, logits, state, spec.max_depth, eos_ids
     )
 
   logits = jax.ShapeDtypeStruct(
-    (batch, spec.max_nodes, target.vocab_size), jnp.float32, sharding=law
+    (batch, spec.max_nodes, target.vocab_size),
+    jnp.float32,
+    sharding=distribution,
   )
   ends = jax.ShapeDtypeStruct((1,), jnp.int32, sharding=whole)
   most = jax.ShapeDtypeStruct((), jnp.int32, sharding=whole)
@@ -145,7 +147,7 @@ def steps(
     """Where what a step gives beside the state lies."""
     if x.shape[:1] != (batch,):  # of all rows alike
       return whole
-    return law if x.shape[-1:] == (target.vocab_size,) else rows
+    return distribution if x.shape[-1:] == (target.vocab_size,) else rows
 
   def giving_state(step, *args):
     """A step whose last result is the state, which stays where it lay."""

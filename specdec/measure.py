@@ -113,28 +113,28 @@ def time_pass(
 
 
 def round_timer(
-  session: Session, rows: Sequence[Sequence[int]], plain: bool
+  session: Session, rows: Sequence[Sequence[int]], baseline: bool
 ) -> Callable[[], float]:
   """Seconds of one round with all rows at work: each call times some more.
 
   It keeps a prefilled state, and times on copies of it.
   """
   spec = session.drafter.spec
-  most = session.max_new_tokens // (1 if plain else spec.max_nodes)
+  most = session.max_new_tokens // (1 if baseline else spec.max_nodes)
   if most < 1:
     raise ValueError(
       f"{session.max_new_tokens} new tokens have no room for a round of "
       f"{spec.max_nodes}"
     )
 
-  first = session.start(rows, range(len(rows)), plain)
+  first = session.start(rows, range(len(rows)), baseline)
 
   def timed() -> float:
     state = jax.block_until_ready(jax.tree.map(jnp.copy, first))
     begin = time.perf_counter()
-    state = session.run(state, plain, 0)  # what a call costs by itself
+    state = session.run(state, baseline, 0)  # what a call costs by itself
     middle = time.perf_counter()
-    session.run(state, plain, most)
+    session.run(state, baseline, most)
     end = time.perf_counter()
     return max(end - middle - (middle - begin), 0.5 * (end - middle)) / most
 
@@ -177,18 +177,18 @@ def compilations() -> Iterator[Compilations]:
     open_ = False  # listeners cannot be taken back one by one
 
 
-def both_ways(
+def interleaved(
   decode: Callable[[int, bool], Timed], batches: int, turns: int = 1
 ) -> Iterator[tuple[Timed, Timed]]:
   """Yields (speculative, plain) of each batch in every turn, interleaved.
 
   Args:
-    decode: decodes a batch, by its number, plainly or not.
+    decode: decodes a batch, by its number, autoregressively or not.
   """
   for i in range(turns * batches):
     # Who is first changes from batch to batch, and from turn to turn.
     order = (False, True) if sum(divmod(i, batches)) % 2 == 0 else (True, False)
-    done = {plain: decode(i % batches, plain) for plain in order}
+    done = {baseline: decode(i % batches, baseline) for baseline in order}
     yield done[False], done[True]
 
 
@@ -199,13 +199,13 @@ def speed(pairs: Sequence[tuple[Timed, Timed]]) -> metrics.Speed:
     return sum(map(len, one.texts)), one.seconds, one.prefill_seconds
 
   tokens, seconds, prefill = zip(*(columns(ours) for ours, _ in pairs))
-  plain = [*zip(*(columns(plain) for _, plain in pairs))]
-  return metrics.speed(tokens, seconds, *plain[:2], prefill, plain[2])
+  baseline = [*zip(*(columns(baseline) for _, baseline in pairs))]
+  return metrics.speed(tokens, seconds, *baseline[:2], prefill, baseline[2])
 
 
-def loop_memory(session: Session, plain: bool) -> int:
+def loop_memory(session: Session, baseline: bool) -> int:
   """Bytes a device holds while this loop runs: weights, caches, temporaries."""
-  found = session.program(plain).memory_analysis()
+  found = session.program(baseline).memory_analysis()
   return (
     found.argument_size_in_bytes
     + found.output_size_in_bytes
@@ -293,7 +293,8 @@ def time_acceptance(session: Session, repeats: int) -> Timing:
   """Warp and acceptance of one round by this session's rule, apart from it.
 
   The drafter drafts after a text of one token; the target's logits are random
-  but for the guesses, which they favour, so that about every depth is walked.
+  but for the draft tokens, which they favour, so that about every depth is
+  walked.
   """
   spec, vocab_size = session.drafter.spec, session.target.vocab_size
   settings = session.settings(session.batch)
@@ -329,7 +330,7 @@ def time_acceptance(session: Session, repeats: int) -> Timing:
       sampling.row_keys(key, jnp.arange(batch)),
       length,
       vocab_size,
-      session.rule.walk == "coupled",
+      session.rule.traversal == "coupled",
       jnp.any(settings.temperature > 0),
     )
     return accept.accept_step(

@@ -48,7 +48,7 @@ class Plan:
     return int(_MARGIN * sum(self.parts.values()))
 
   @property
-  def besides_weights(self) -> "Plan":
+  def excluding_weights(self) -> "Plan":
     """What is still to come once the models are loaded."""
     parts = {n: x for n, x in self.parts.items() if n not in _LOADED}
     return Plan(parts)
@@ -86,7 +86,7 @@ def cache_bytes(
   slots: int,
   place: Placement | None = None,
 ) -> float:
-  """Bytes of a K/V cache on each device."""
+  """Bytes of a KV cache on each device."""
   whole = config.cache_bytes_per_token * _padded(batch, place) * slots
   return whole / _share(CACHE, place)
 
@@ -126,7 +126,7 @@ def plan(
 
   Args:
     max_length: prompt and output of a row.
-    num_nodes: of a draft; logits and laws are [batch, num_nodes, V].
+    num_nodes: of a draft; logits and distributions are [batch, num_nodes, V].
     learned: bytes of a drafter's weights, which every device has whole.
     serving: of its caches and of what it reads (learned/size.py).
     prompt_size: P, tokens of the prompt buffer; 0: unknown.
@@ -147,15 +147,17 @@ def plan(
   if learned:
     weights["drafter"] = learned
   decoding = {
-    "K/V caches": sum(
+    "KV caches": sum(
       cache_bytes(m, batch, slots, place) for m, place in models.values()
     )
   }
   if serving:
     decoding["drafter's streams"] = serving / _share(("rows",), places[0])
   rows = _padded(batch, places[0])
-  laws = 4 * 4 * rows * num_nodes * target.vocab_size
-  decoding["logits"] = laws / _share(("rows", None, "vocab"), places[0])
+  distributions = 4 * 4 * rows * num_nodes * target.vocab_size
+  decoding["logits"] = distributions / _share(
+    ("rows", None, "vocab"), places[0]
+  )
   if not cpu:
     return Plan(weights | decoding)
 

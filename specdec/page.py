@@ -17,19 +17,19 @@ from typing import NamedTuple
 from specdec.answer import Answer, Token
 from specdec.checkpoints import Tokenizer
 from specdec.display import NAMES, is_unsafe
-from specdec.types import ACCEPTED, BONUS, CORRECTION, NO_DRAFT, PLAIN
+from specdec.types import ACCEPTED, BASELINE, BONUS, CORRECTION, NO_DRAFT
 
 _CLASSES = {
   ACCEPTED: "accepted",
   CORRECTION: "correction",
   BONUS: "bonus",
-  PLAIN: "plain",
+  BASELINE: "baseline",
 }
 _MEANINGS = {
-  ACCEPTED: "a guess that the target kept",
-  CORRECTION: "the target's own: a guess was refused",
-  BONUS: "the target's own: all guesses were kept",
-  PLAIN: "the target's own: nothing was guessed",
+  ACCEPTED: "a draft token that the target kept",
+  CORRECTION: "the target's own: a draft token was refused",
+  BONUS: "the target's own: all draft tokens were kept",
+  BASELINE: "the target's own: nothing was guessed",
 }
 _LONG_PROMPT = 1500  # characters; from here on it is folded away
 _ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;"}

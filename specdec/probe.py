@@ -1,8 +1,8 @@
-"""What the rounds of a generation are worth by the laws alone.
+"""What the rounds of a generation are worth by the distributions alone.
 
-In every round of a generation its draft is judged by other rules as well, none
-of whose coins are thrown: what a rule would keep of the very same draft is
-arithmetic, so rules are compared with little noise between them.
+In every round of a generation its draft is evaluated by other rules as well,
+none of whose uniform draws are thrown: what a rule would keep of the very same
+draft is arithmetic, so rules are compared with little noise between them.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,15 +14,15 @@ import numpy as np
 
 from specdec import rounds, sampling, tree
 from specdec.session import Session
+from specdec.traversal import TRAVERSALS
 from specdec.types import AcceptanceRule, Array, Draft, PyTree
-from specdec.walk import WALKS
 
-# (draft, target's law [B, N, V]) -> a pytree of [B, ...] numbers.
-Probe = Callable[[Draft, Array], PyTree]
+# (draft, target's distribution [B, N, V]) -> a pytree of [B, ...] numbers.
+Statistic = Callable[[Draft, Array], PyTree]
 
 
 def over_rounds(
-  session: Session, rows: Sequence[Sequence[int]], probe: Probe
+  session: Session, rows: Sequence[Sequence[int]], statistic: Statistic
 ) -> tuple[PyTree, np.ndarray]:
   """Sums of a probe over the rounds that write these texts, row by row.
 
@@ -36,17 +36,17 @@ def over_rounds(
   Returns:
     The sums, [rows, ...] each, and how many rounds were summed [rows].
   """
-  run, found = _compiled(session, probe), []
+  run, found = _compiled(session, statistic), []
   for first in range(0, len(rows), session.batch):
     part = rows[first : first + session.batch]
     numbers = range(first, first + len(part))
-    done = run(session.params, session.start(part, numbers, plain=False))
+    done = run(session.params, session.start(part, numbers, baseline=False))
     found.append([np.asarray(x)[: len(part)] for x in jax.tree.leaves(done)])
   whole = [np.concatenate(parts) for parts in zip(*found)]
   return jax.tree.unflatten(jax.tree.structure(done), whole)
 
 
-def _compiled(session: Session, probe: Probe):
+def _compiled(session: Session, statistic: Statistic):
   """The loop, compiled once for a session and a probe."""
   spec, target, rule = session.drafter.spec, session.target, session.rule
 
@@ -57,7 +57,7 @@ def _compiled(session: Session, probe: Probe):
     if spec.chain:
       draft = draft._replace(parents=tree.chain(spec.max_nodes))
     output, _ = rounds.verify_step(target, params.target, state, draft, spec)
-    return probe(draft, sampling.warp(output.logits, state.sampling))
+    return statistic(draft, sampling.warp(output.logits, state.sampling))
 
   def step(carry):
     params, state, sums, counted = carry
@@ -108,24 +108,28 @@ def expected_lengths(
   """
   depth = session.drafter.spec.max_depth
 
-  def probe(draft: Draft, law: Array) -> list[Array]:
+  def statistic(draft: Draft, target_log_probs: Array) -> list[Array]:
     known = isinstance(draft.parents, np.ndarray)
 
-    def keep(rule, tokens, parents, log_probs, count, law):
+    def accept_prob(rule, tokens, parents, log_probs, count, target_log_probs):
       shape = draft.parents if known else parents
-      return rule.keep(Draft(tokens, shape, log_probs, count), law)
+      return rule.accept_prob(
+        Draft(tokens, shape, log_probs, count), target_log_probs
+      )
 
     parents = jnp.broadcast_to(jnp.asarray(draft.parents), draft.tokens.shape)
     found = []
     for rule in rules:
-      kept = jax.vmap(lambda *row, rule=rule: keep(rule, *row))(
-        draft.tokens, parents, draft.log_probs, draft.count, law
+      kept = jax.vmap(lambda *row, rule=rule: accept_prob(rule, *row))(
+        draft.tokens, parents, draft.log_probs, draft.count, target_log_probs
       )
-      survival = WALKS[rule.walk].survival(draft, kept, depth)
-      found.append(jnp.sum(survival, axis=-1))
+      prefix_acceptance = TRAVERSALS[rule.traversal].prefix_acceptance(
+        draft, kept, depth
+      )
+      found.append(jnp.sum(prefix_acceptance, axis=-1))
     return found
 
-  return Lengths(*over_rounds(session, rows, probe))
+  return Lengths(*over_rounds(session, rows, statistic))
 
 
 def acceptance_by_rank(
@@ -138,15 +142,19 @@ def acceptance_by_rank(
       not i.i.d., its rule walks to the first that is kept.
   """
 
-  def probe(draft: Draft, law: Array) -> Array:
-    keep = jax.vmap(
-      lambda tokens, log_probs, count, law: session.rule.keep(
-        Draft(tokens, draft.parents, log_probs, count), law
+  def statistic(draft: Draft, target_log_probs: Array) -> Array:
+    accept_prob = jax.vmap(
+      lambda tokens, log_probs, count, target_log_probs: (
+        session.rule.accept_prob(
+          Draft(tokens, draft.parents, log_probs, count), target_log_probs
+        )
       )
-    )(draft.tokens, draft.log_probs, draft.count, law)[:, 1:]
-    refused = jnp.cumprod(1.0 - keep, axis=1)
-    before = jnp.concatenate([jnp.ones_like(keep[:, :1]), refused[:, :-1]], 1)
-    return keep * before
+    )(draft.tokens, draft.log_probs, draft.count, target_log_probs)[:, 1:]
+    refused = jnp.cumprod(1.0 - accept_prob, axis=1)
+    before = jnp.concatenate(
+      [jnp.ones_like(accept_prob[:, :1]), refused[:, :-1]], 1
+    )
+    return accept_prob * before
 
-  found, counted = over_rounds(session, rows, probe)
+  found, counted = over_rounds(session, rows, statistic)
   return found.sum(0) / counted.sum()

@@ -15,7 +15,7 @@ from specdec.run_folder import replace_text
 
 @dataclasses.dataclass(frozen=True)
 class Identity:
-  """How many texts equal plain decoding's."""
+  """How many texts equal autoregressive decoding's."""
 
   texts: int
   same: int
@@ -28,15 +28,15 @@ class Identity:
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-  """One setting, decoded speculatively and plainly.
+  """One setting, decoded speculatively and autoregressively.
 
   Attributes:
     group: what was decoded: a category of prompts, or 'all'.
     k: levels of a draft at most; of a chain its tokens.
     nodes: tokens that the target verifies in a full round, the pending one
       included.
-    identity: None where the texts need not be equal (other noise, same law; or
-      a rule that is not lossless).
+    identity: None where the texts need not be equal (other noise, same
+      distribution; or a rule that is not lossless).
   """
 
   group: str
@@ -60,7 +60,7 @@ class Run:
     tokens_per_pass, speedup = self.headline()
     return [
       tokens_per_pass,
-      ("accepted up to position", positions(found.survival)),
+      ("accepted up to position", positions(found.prefix_acceptance)),
       ("accepted at position", positions(found.conditional)),
       (
         "drafted, of them wasted",
@@ -68,13 +68,13 @@ class Run:
         + (f" ({found.wasted / found.drafted:.0%})" if found.drafted else ""),
       ),
       ("speculative", f"{speed.tokens_per_second:.1f} tokens/s"),
-      ("plain", f"{speed.plain_tokens_per_second:.1f} tokens/s"),
+      ("baseline", f"{speed.baseline_tokens_per_second:.1f} tokens/s"),
       speedup,
       ("same text as plain", self.same()),
     ]
 
   def same(self) -> str:
-    """Whether the texts are plain decoding's, in words."""
+    """Whether the texts are autoregressive decoding's, in words."""
     if self.identity is None:
       return "not comparable"
     if self.identity.same == self.identity.texts:
@@ -108,7 +108,7 @@ def by_group(runs: Sequence[Run]) -> str:
         str(run.k),
         str(run.acceptance.tokens_per_pass),
         str(run.acceptance.accepted_per_drafted),
-        f"{run.speed.plain_tokens_per_second:.1f}",
+        f"{run.speed.baseline_tokens_per_second:.1f}",
         f"{run.speed.tokens_per_second:.1f}",
         str(run.speed.speedup),
         f"{run.identity.same}/{run.identity.texts}" if run.identity else "-",
@@ -174,24 +174,26 @@ def of_bench(runs: Sequence[dict]) -> str:
   return columns(header, list(map(cells, runs, marks))) + notes
 
 
-# How a draft's guesses come about, in a word.
+# How a draft's draft tokens come about, in a word.
 CHILDREN = {
   "none": "drawn",
   "iid": "i.i.d.",
   "without_replacement": "no repeats",
-  "point_mass": "likeliest",
+  "deterministic": "likeliest",
 }
 
 
 def of_rules(runs: Sequence[dict]) -> str:
   """A table of scripts/compare_rules.py's runs."""
-  header = ["guesses", "shape", "children", "rule", "expected", "measured"]
+  header = ["draft tokens", "shape", "children", "rule", "expected", "measured"]
   header += ["over rejection", "tok/s", "speedup", "law"]
 
   def cells(run):
     found = run["comparison"]
     size = run["nodes"] - 1
-    law = "exact" if found["lossless"] else f"lossy, TV {found['distance']:.3f}"
+    distribution = (
+      "exact" if found["lossless"] else f"lossy, TV {found['distance']:.3f}"
+    )
     return [
       str(size),
       found["shape"],
@@ -202,7 +204,7 @@ def of_rules(runs: Sequence[dict]) -> str:
       _percent(Estimate(**run["gain"])),
       f"{run['speed']['tokens_per_second']:.1f}",
       str(Estimate(**run["speed"]["speedup"])),
-      law,
+      distribution,
     ]
 
   return columns(header, [cells(run) for run in runs])

@@ -46,8 +46,8 @@ _COLUMNS = (
 
 def figures(lines: Sequence[dict]) -> dict[str, Figure]:
   """The page's pictures by name."""
-  judged = [line for line in lines if line["run"]["k"]] or list(lines)
-  found = {"scatter": sweep_plots.scatter(judged, "")}
+  evaluated = [line for line in lines if line["run"]["k"]] or list(lines)
+  found = {"scatter": sweep_plots.scatter(evaluated, "")}
   for i, (name, some) in enumerate(sweeps.by_setting(lines).items()):
     found[f"over_k_{i}"] = sweep_plots.over_k(some, name)
     if len({line["run"]["batch"] for line in some}) > 1:
@@ -56,7 +56,7 @@ def figures(lines: Sequence[dict]) -> dict[str, Figure]:
   for i, (name, some) in enumerate(sweeps.by_draft(lines).items()):
     figure = sweep_plots.heatmap(some, "draft", name, "draft model")
     found[f"drafts_{i}"] = figure
-  found["survival"] = sweep_plots.survival(judged, "")
+  found["prefix_acceptance"] = sweep_plots.prefix_acceptance(evaluated, "")
   return found
 
 
@@ -67,18 +67,20 @@ def render(found: sweeps.Read, header: dict | None) -> str:
     header: of the sweep: its command, machine and versions.
   """
   lines = found.lines
-  judged = [line for line in lines if line["run"]["k"]]
+  evaluated = [line for line in lines if line["run"]["k"]]
   parts = [_head(header), _said(sweeps.band(lines))]
-  if judged and len(judged) < len(lines):
+  if evaluated and len(evaluated) < len(lines):
     parts.append(
-      _said(f"Without k = 0, which predicts 1: {sweeps.band(judged)}")
+      _said(f"Without k = 0, which predicts 1: {sweeps.band(evaluated)}")
     )
   parts += [_caveats(lines), _crossovers(lines)]
   drawn = figures(lines)
   parts.append("<h2>Measured against predicted</h2>")
   parts.append(_image(drawn.pop("scatter"), "measured over predicted"))
   parts.append("<h2>Acceptance by position</h2>")
-  parts.append(_image(drawn.pop("survival"), "share of guesses that survive"))
+  parts.append(
+    _image(drawn.pop("prefix_acceptance"), "share of draft tokens that survive")
+  )
   parts.append("<h2>Setting by setting</h2>")
   for name, some in sweeps.by_setting(lines).items():
     parts.append(_said(f"{name}: {sweeps.band(some)}"))
@@ -119,7 +121,7 @@ def _head(header: dict | None) -> str:
 
 def _caveats(lines: Sequence[dict]) -> str:
   found = sorted({text for line in lines for text in line["caveats"]})
-  return "".join(f'<p class="off">beware: {escape(x)}</p>' for x in found)
+  return "".join(f'<p class="off">warning: {escape(x)}</p>' for x in found)
 
 
 def _crossovers(lines: Sequence[dict]) -> str:

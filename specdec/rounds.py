@@ -1,7 +1,7 @@
 """One round: draft, verify, accept, commit.
 
 Invariants (DESIGN section 3): tokens[b, length[b] - 1] is committed and has no
-K/V yet; every row that is not done grows by at least one token; no cache goes
+KV yet; every row that is not done grows by at least one token; no cache goes
 through a branch.
 """
 
@@ -12,6 +12,7 @@ from specdec import accept, sampling, tree
 from specdec import cache as kv
 from specdec.types import (
   AcceptanceRule,
+  AcceptResult,
   Array,
   Context,
   DecodeState,
@@ -22,7 +23,6 @@ from specdec.types import (
   ModelOutput,
   Params,
   PyTree,
-  Verdict,
 )
 
 
@@ -33,7 +33,7 @@ def draft_step(
   vocab_size: int,
   rule: AcceptanceRule,
 ) -> tuple[Draft, DecodeState]:
-  """Asks the drafter for its guesses, and puts what it resumes in place."""
+  """Runs the drafter, and puts the cache layers that it wrote in place."""
   context = context_of(state, vocab_size, rule)
   draft, draft_state = drafter.propose(params, state.draft_state, context)
   cache = state.target_cache
@@ -66,14 +66,14 @@ def verify_step(
   return output, state.replace(target_cache=cache)
 
 
-def judge_step(
+def accept_step(
   rule: AcceptanceRule,
   draft: Draft,
   logits: Array,
   state: DecodeState,
   depth: int,
   eos_ids: Array,
-) -> tuple[Verdict, Array, Array, accept.Emission]:
+) -> tuple[AcceptResult, Array, Array, accept.RoundOutput]:
   """Warps the target's logits, walks the draft, draws, and trims.
 
   Args:
@@ -82,12 +82,14 @@ def judge_step(
     depth: D, most tokens this draft can have accepted.
 
   Returns:
-    The verdict, done and fault [B] after it, and what was drawn.
+    The accept_result, done and fault [B] after it, and what was drawn.
   """
-  law = sampling.warp(logits, state.sampling)
+  target_log_probs = sampling.warp(logits, state.sampling)
   noise = _noise(state, logits.shape[-1], rule)
-  path, emission = accept.accept_step(rule, draft, logits, law, noise, depth)
-  return *accept.trim(path, emission, state, eos_ids), emission
+  path, round_output = accept.traverse_draft(
+    rule, draft, logits, target_log_probs, noise, depth
+  )
+  return *accept.truncate(path, round_output, state, eos_ids), round_output
 
 
 def _put(buffer: Array, new: Array, start: Array, count: Array) -> Array:
@@ -115,12 +117,12 @@ def _noise(state, vocab_size, rule) -> sampling.Noise:
     keys=state.keys,
     length=state.length,
     vocab_size=vocab_size,
-    coupled=rule.walk == "coupled",
+    coupled=rule.traversal == "coupled",
     wanted=jnp.any(state.sampling.temperature > 0),
   )
 
 
-def _trimmed_to(draft: Draft, width: int) -> Draft:
+def _first_nodes(draft: Draft, width: int) -> Draft:
   """The first `width` nodes."""
   if width == draft.tokens.shape[1]:
     return draft
@@ -147,7 +149,7 @@ def decode_step(
 
   The draft runs at the smallest static width that holds it, each width inside
   a loop of at most one turn: a cache carried through `lax.cond` or
-  `lax.switch` would be copied every round (DESIGN rule 9).
+  `lax.switch` would be copied every round (rule 9).
   """
   spec = drafter.spec
   draft, state = draft_step(drafter, params, state, target.vocab_size, rule)
@@ -158,41 +160,41 @@ def decode_step(
 
   def finish(chosen: int, state: DecodeState) -> DecodeState:
     width = spec.widths[chosen]
-    part = _trimmed_to(draft, width)
+    part = _first_nodes(draft, width)
     context = context_of(state, target.vocab_size, rule)
     output, state = verify_step(target, params.target, state, part, spec)
     depth = min(spec.max_depth, width - 1)
-    verdict, done, fault, emission = judge_step(
+    accept_result, done, fault, round_output = accept_step(
       rule, part, output.logits, state, depth, eos_ids
     )
-    count = verdict.num_committed
+    count = accept_result.num_committed
     draft_state = drafter.update(
-      params, state.draft_state, context, part, verdict, output
+      params, state.draft_state, context, part, accept_result, output
     )
 
     def put(buffer, new):
       return _put(buffer, new, state.length, count)
 
     return state.replace(
-      tokens=put(state.tokens, emission.tokens),
+      tokens=put(state.tokens, round_output.tokens),
       length=state.length + count,
       done=done,
       fault=fault,
       target_cache=kv.commit(
-        state.target_cache, verdict.path, count, spec.chain
+        state.target_cache, accept_result.path, count, spec.chain
       ),
       draft_state=draft_state,
       stats=accept.tally(
         state.stats,
         part,
-        emission,
-        verdict,
+        round_output,
+        accept_result,
         state.limit - state.length,
         chosen,
       ),
-      log_probs=put(state.log_probs, emission.log_probs),
-      draft_log_probs=put(state.draft_log_probs, emission.draft_log_probs),
-      origin=put(state.origin, emission.origin),
+      log_probs=put(state.log_probs, round_output.log_probs),
+      draft_log_probs=put(state.draft_log_probs, round_output.draft_log_probs),
+      origin=put(state.origin, round_output.origin),
     )
 
   if len(spec.widths) == 1:
@@ -214,14 +216,16 @@ def _check_draft(draft: Draft, spec: DraftSpec, vocab_size: int) -> None:
       f"max_nodes = {spec.max_nodes}"
     )
   silent = draft.log_probs is None
-  if silent != (spec.siblings == "point_mass") and spec.max_nodes > 1:
+  if silent != (spec.siblings == "deterministic") and spec.max_nodes > 1:
     raise ValueError(
-      f"the drafter handed over {'no law' if silent else 'a law'} of its "
-      f"guesses, and its spec says siblings = {spec.siblings!r}"
+      "the drafter handed over "
+      f"{'no distribution' if silent else 'a distribution'} of its "
+      f"draft tokens, and its spec says siblings = {spec.siblings!r}"
     )
   if draft.log_probs is not None and draft.log_probs.shape[-1] != vocab_size:
     raise ValueError(
-      f"the drafter's law is over {draft.log_probs.shape[-1]} tokens and the "
+      f"the drafter's distribution is over {draft.log_probs.shape[-1]} tokens "
+      "and the "
       f"target's over {vocab_size}; they must share one vocabulary"
     )
 

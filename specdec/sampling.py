@@ -1,7 +1,8 @@
-"""From logits to laws and draws: one warp, and noise that has an address.
+"""From logits to distributions and draws: one warp, and noise that has an
+address.
 
 Every key is folded from (row key, address), never from the order of calls
-(DESIGN rule 4): coupled noise from (row, absolute position), all other noise
+(rule 4): coupled noise from (row, absolute position), all other noise
 from (row, committed length at the start of the round, stream, node), so that no
 two uncoupled draws of a generation ever share noise. Nothing here sorts the
 vocabulary.
@@ -107,7 +108,7 @@ def pilot_key(key: jax.Array) -> jax.Array:
   """Derives the key of runs that decide how others decode (`--k=auto`).
 
   A decision that had seen the noise that then writes the text would bias it
-  (DESIGN rule 7). No row has this index: indices are non-negative int32.
+  (rule 7). No row has this index: indices are non-negative int32.
   """
   return jax.random.fold_in(_threefry(key), jnp.uint32(2**32 - 1))
 
@@ -168,10 +169,12 @@ class Noise:
 
 
 def warp(logits: jax.Array, sampling: Sampling) -> jax.Array:
-  """The law that sampling asks for: temperature, then top-k, then top-p.
+  """The distribution that sampling asks for: temperature, then top-k, then
+  top-p.
 
   The only place where the three meet logits, for target and drafter alike. Ties
-  at a threshold are all kept, so the law does not depend on token order.
+  at a threshold are all kept, so the distribution does not depend on token
+  order.
 
   Args:
     logits: [B, ..., V].

@@ -1,4 +1,5 @@
-"""Batches of one shape, decoded plainly or speculatively and timed alike.
+"""Batches of one shape, decoded autoregressively or speculatively and timed
+alike.
 
 Invariant: both ways run the same loop in the same pieces, so that what is
 timed differs in the drafting alone; prefill, compilation and printing are
@@ -135,9 +136,9 @@ class Session:
     """L, prompt and output together."""
     return self.prompt_size + self.max_new_tokens
 
-  def _parts(self, plain: bool):
-    if plain:
-      return self.target, decode.PLAIN_DRAFTER, decode.PLAIN_RULE
+  def _parts(self, baseline: bool):
+    if baseline:
+      return self.target, decode.NO_DRAFTER, decode.NO_DRAFT_RULE
     return self.target, self.drafter, self.rule
 
   def settings(self, batch: int) -> Sampling:
@@ -145,7 +146,7 @@ class Session:
     return sampling.settings(batch, self.temperature, self.top_k, self.top_p)
 
   def start(
-    self, rows: Sequence[Sequence[int]], numbers: Sequence[int], plain: bool
+    self, rows: Sequence[Sequence[int]], numbers: Sequence[int], baseline: bool
   ) -> DecodeState:
     """Prefill of rows, whose prompts' numbers name their noise.
 
@@ -164,13 +165,13 @@ class Session:
       prompt, length, self.key, self.settings(self.batch), limit, index
     )
     if self.places:
-      made = self._placed(plain, inputs)
+      made = self._deployment(baseline, inputs)
       where = made.inputs._replace(key=None)
       given = jax.tree.map(hosts.put, inputs._replace(key=None), where)
       return made.start(self.params, given._replace(key=self.key))
     inputs = jax.tree.map(jnp.asarray, inputs)
     return decode.start(
-      *self._parts(plain),
+      *self._parts(baseline),
       self.params,
       inputs.prompt,
       inputs.prompt_length,
@@ -181,21 +182,25 @@ class Session:
       index=inputs.index,
     )
 
-  def _placed(
-    self, plain: bool, inputs: programs.Inputs | None = None
+  def _deployment(
+    self, baseline: bool, inputs: programs.Inputs | None = None
   ) -> programs.Programs:
-    if plain not in self._on_mesh:
-      self._on_mesh[plain] = programs.on_mesh(
-        *self._parts(plain), self.params, inputs, self.max_length, self.places
+    if baseline not in self._on_mesh:
+      self._on_mesh[baseline] = programs.on_mesh(
+        *self._parts(baseline),
+        self.params,
+        inputs,
+        self.max_length,
+        self.places,
       )
-    return self._on_mesh[plain]
+    return self._on_mesh[baseline]
 
   def run(
-    self, state: DecodeState, plain: bool, max_rounds: int
+    self, state: DecodeState, baseline: bool, max_rounds: int
   ) -> DecodeState:
     """At most so many rounds; waits for them."""
     return jax.block_until_ready(
-      self.program(plain, state)(
+      self.program(baseline, state)(
         self.params, state, self._eos_ids, self._whole(np.int32(max_rounds))
       )
     )
@@ -211,27 +216,27 @@ class Session:
     return hosts.put(x, self.places.target.sharding(()))
 
   def program(
-    self, plain: bool, state: DecodeState | None = None
+    self, baseline: bool, state: DecodeState | None = None
   ) -> jax.stages.Compiled:
     """The compiled loop, whose `memory_analysis` says what it needs."""
-    if plain not in self._programs:
-      state = self.start([], [], plain) if state is None else state
+    if baseline not in self._programs:
+      state = self.start([], [], baseline) if state is None else state
       given = self.params, state, self._eos_ids, self._whole(np.int32(0))
       if self.places:
-        lowered = self._placed(plain).run.lower(*given)
+        lowered = self._deployment(baseline).run.lower(*given)
       else:
-        lowered = decode.run.lower(*self._parts(plain), *given)
-      self._programs[plain] = lowered.compile()
-    return self._programs[plain]
+        lowered = decode.run.lower(*self._parts(baseline), *given)
+      self._programs[baseline] = lowered.compile()
+    return self._programs[baseline]
 
-  def share_plain(self, other: "Session") -> None:
+  def share_baseline(self, other: "Session") -> None:
     """Takes over another session's plain loop; same shapes, one target."""
     self._programs[True] = other.program(True)
 
-  def compile(self, plain: bool) -> float:
+  def compile(self, baseline: bool) -> float:
     """Compiles prefill and loop of one way; seconds that it took."""
     begin = time.perf_counter()
-    self.program(plain)
+    self.program(baseline)
     return time.perf_counter() - begin
 
   def warm_up(self, rows: Sequence[Sequence[int]]) -> float:
@@ -247,15 +252,15 @@ class Session:
     seconds = self.compile(False) + self.compile(True)
     inviting = [[1] * min(self.prompt_size, 16)]
     for prompts in (inviting, rows):
-      for plain in (False, True):
-        state = self.start(prompts, range(len(prompts)), plain)
-        self.run(state, plain, 8)
+      for baseline in (False, True):
+        state = self.start(prompts, range(len(prompts)), baseline)
+        self.run(state, baseline, 8)
     return seconds
 
   def first_rounds(
     self, rows: Sequence[Sequence[int]], max_rounds: int
   ) -> Stats:
-    """What became of the guesses of at most so many rounds."""
+    """What became of the draft tokens of at most so many rounds."""
     state = self.start(rows, range(len(rows)), False)
     state = self.run(state, False, max_rounds)
     check_finite(state, range(len(rows)))
@@ -265,7 +270,7 @@ class Session:
     self,
     rows: Sequence[Sequence[int]],
     numbers: Sequence[int],
-    plain: bool,
+    baseline: bool,
     strict: bool = True,
   ) -> Completed:
     """Decodes a batch in one program: what a speed should be taken from.
@@ -277,9 +282,9 @@ class Session:
       ValueError: names the first of them.
     """
     begin = time.perf_counter()
-    state = jax.block_until_ready(self.start(rows, numbers, plain))
+    state = jax.block_until_ready(self.start(rows, numbers, baseline))
     middle = time.perf_counter()
-    state = self.run(state, plain, decode.MAX_ROUNDS)
+    state = self.run(state, baseline, decode.MAX_ROUNDS)
     seconds = time.perf_counter() - middle
     faults = faults_of(state, numbers)
     if faults and strict:
@@ -295,7 +300,7 @@ class Session:
     self,
     rows: Sequence[Sequence[int]],
     numbers: Sequence[int],
-    plain: bool,
+    baseline: bool,
     tokenizer: Tokenizer | None,
     stops: Sequence[str] = (),
     painter: Painter | None = None,
@@ -307,13 +312,13 @@ class Session:
       every: rounds between looks at the text (for stop strings, printing).
     """
     begin = time.perf_counter()
-    state = jax.block_until_ready(self.start(rows, numbers, plain))
+    state = jax.block_until_ready(self.start(rows, numbers, baseline))
     prefill = time.perf_counter() - begin
     answers = [Answer(tokenizer, stops) for _ in rows]
     seen, seconds = [len(ids) for ids in rows], 0.0
     while not np.all(hosts.whole(state.done)):
       begin = time.perf_counter()
-      state = self.run(state, plain, every)
+      state = self.run(state, baseline, every)
       seconds += time.perf_counter() - begin
       length = hosts.whole(state.length)
       columns = [
@@ -347,15 +352,17 @@ class Session:
     self,
     prompt: Sequence[int],
     ours: Sequence[int],
-    plain: Sequence[int],
+    baseline: Sequence[int],
     index: int,
   ) -> str:
-    """Where a text leaves plain decoding's, and how near to a tie that was."""
-    both = list(zip(ours, plain))
+    """Where a text leaves autoregressive decoding's, and how near to a tie that
+    was.
+    """
+    both = list(zip(ours, baseline))
     at = next((i for i, (a, b) in enumerate(both) if a != b), len(both))
     # As many equal rows as a mesh must have.
     rows = self.places.target.ways("rows") if self.places else 1
-    ids = np.asarray([[*prompt, *plain[:at]]] * rows)
+    ids = np.asarray([[*prompt, *baseline[:at]]] * rows)
     position = jnp.asarray([ids.shape[1]])
 
     def last(params, ids):

@@ -30,9 +30,9 @@ class Rules:
 
   Attributes:
     rows: of a batch.
-    vocab: embedding, vocabulary projection, logits, laws.
+    vocab: embedding, vocabulary projection, logits, distributions.
     query: query heads, and the columns of what projects to and from them.
-    key: K/V heads; fewer axes than `query` where there are fewer heads than
+    key: KV heads; fewer axes than `query` where there are fewer heads than
       chips: then several chips hold one head, and share its queries.
     mlp: inner columns of the MLP or of every expert.
   """
@@ -46,13 +46,13 @@ class Rules:
   def __post_init__(self):
     if self.query[: len(self.key)] != self.key:
       raise ValueError(
-        f"K/V heads over {self.key} and query heads over {self.query}: a query "
+        f"KV heads over {self.key} and query heads over {self.query}: a query "
         "would be far from its keys"
       )
 
   @property
   def group(self) -> tuple[str, ...]:
-    """Of the queries that share a K/V head."""
+    """Of the queries that share a KV head."""
     return self.query[len(self.key) :]
 
   def spec(self, names: Names, leaf: str = "a leaf") -> PartitionSpec:
@@ -212,7 +212,7 @@ def make_mesh(
 
 
 def shards(model: int, kv_heads: int) -> int:
-  """Over how many of `model` chips K/V heads are split."""
+  """Over how many of `model` chips KV heads are split."""
   return math.gcd(model, kv_heads)
 
 
@@ -261,7 +261,7 @@ def place(
       )
   if counts["key"] % ways and ways % counts["key"]:
     raise ValueError(
-      f"{ways} chips and {counts['key']} K/V heads of {who}: neither divides "
+      f"{ways} chips and {counts['key']} KV heads of {who}: neither divides "
       "the other"
     )
   axes = first(ways)

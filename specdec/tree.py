@@ -129,7 +129,7 @@ def canonical(tokens, parents):
 
   Chains that were drawn apart may begin alike. What hangs below a later copy
   of a node is hung below the first one, so that a walk which comes to this
-  text has all of its continuations; the copy stays, childless, as one more
+  text has all of its continuations; the copy stays, a leaf, as one more
   draw among its siblings (without this k-SEQ keeps less: SpecTr,
   arXiv:2310.15141). Level order stays level order.
 
@@ -217,7 +217,7 @@ def previous_sibling(parents):
 
 
 def max_siblings(parents):
-  """Children of the most fruitful node: an int where the tree is static."""
+  """Most children that a node has: an int where the tree is static."""
   rank = sibling_rank(parents)[1:]
   if rank.shape[0] == 0:
     return 0

@@ -58,15 +58,15 @@ class Model(NamedTuple):
         hidden=None, head=True, features=(), skip=None)
     -> (ModelOutput, KVCache)
     Runs layers start..stop-1 on tokens [B, T], which stand after the committed
-    positions of each row: node n at position cache.length + depth(n), its K/V
+    positions of each row: node n at position cache.length + depth(n), its KV
     in slot cache.length + n. `parents` ([T] or [B, T]; None is a chain) says
     who sees whom. With first > 0 the tokens are nodes first .. first + T - 1 of
     a draft whose earlier nodes were run before and lie in their slots; parents
-    then speaks about all of them. It writes K/V and never moves `length`. With
+    then speaks about all of them. It writes KV and never moves `length`. With
     start > 0, `hidden` [B, T, M] is the residual stream entering that layer.
     `features` are indices of layers (`stop` included) whose entering stream is
     wanted. What `skip` names does not run at all: no weight of it is read, a
-    skipped attention writes no K/V, and the stream passes by. Only a drafter
+    skipped attention writes no KV, and the stream passes by. Only a drafter
     of this model asks for it; a model may lack it.
   init_cache(batch, slots) -> KVCache, all empty.
   """
@@ -78,7 +78,8 @@ class Model(NamedTuple):
 
 @struct.dataclass
 class Sampling:
-  """How logits become a law, row by row; None leaves a filter out, statically.
+  """How logits become a distribution, row by row; None leaves a filter out,
+  statically.
 
   temperature >= 0 (0 is greedy), top_k >= 1, 0 < top_p <= 1.
   """
@@ -88,7 +89,7 @@ class Sampling:
   top_p: Array | None = None  # [B]
 
 
-SIBLINGS = ("none", "iid", "without_replacement", "point_mass")
+SIBLINGS = ("none", "iid", "without_replacement", "deterministic")
 
 
 class DraftSpec(NamedTuple):
@@ -100,13 +101,16 @@ class DraftSpec(NamedTuple):
   chain: bool = True  # parents = arange(N) - 1 always
   siblings: str = "none"  # how the children of a node are drawn, one of
   #                   SIBLINGS. none: there
-  #                   is one; iid; without_replacement; point_mass: they are not
+  #                   is one; iid; without_replacement; deterministic: they are
+  # not
   #                   drawn at all, be there one or several (log_probs is None)
   features: tuple[int, ...] | None = None  # None: wants nothing of the target;
   #                      else its hidden states, and the streams entering these
-  guests: int = 0  # it may stand behind another drafter: propose need not be
+  max_external_drafts: int = (
+    0  # it may stand behind another drafter: propose need not be
+  )
   #                  called in every round, and update takes chains of so many
-  #                  guesses that it did not make
+  #                  draft tokens that it did not make
 
 
 class Resume(NamedTuple):
@@ -119,17 +123,19 @@ class Resume(NamedTuple):
 
 
 class Draft(NamedTuple):
-  """A tree of N guesses in level order; node 0 is the pending token."""
+  """A tree of N draft tokens in level order; node 0 is the pending token."""
 
   tokens: Array  # [B, N]
   parents: Array  # [B, N], or [N] where every row has the same tree; root -1
-  log_probs: Array | None  # [B, N, V] the law token n was drawn from, given its
+  log_probs: (
+    Array | None
+  )  # [B, N, V] the distribution token n was drawn from, given its
   #                          earlier siblings; None: deterministic
   count: Array  # [B] nodes in use, the root included
   resume: Resume | None = None
 
 
-class Verdict(NamedTuple):
+class AcceptResult(NamedTuple):
   """What became of a draft, trimmed for EOS, the length limit and done rows."""
 
   path: Array  # [B, D+1] accepted nodes in order, path[0] == 0
@@ -151,7 +157,7 @@ class Context(NamedTuple):
 
   @property
   def pending(self) -> Array:
-    """[B, 1] the last committed token, which has no K/V yet."""
+    """[B, 1] the last committed token, which has no KV yet."""
     last = self.length[:, None] - 1
     return jnp.take_along_axis(self.tokens, last, axis=1)
 
@@ -163,7 +169,7 @@ class Drafter(NamedTuple):
     ModelOutput of the prompt without its last token (logits None), or None
     where spec.features is None.
   propose(params, draft_state, context) -> (Draft, draft_state)
-  update(params, draft_state, context, draft, verdict, target_output)
+  update(params, draft_state, context, draft, accept_result, target_output)
     -> draft_state. The context is the one before the commit; draft and
     target_output hold the nodes that were verified, which may be fewer than N.
   """
@@ -175,31 +181,37 @@ class Drafter(NamedTuple):
 
 
 class AcceptanceRule(NamedTuple):
-  """A law, not a sampler: unbatched, vmapped by decode, free of randomness.
+  """A distribution, not a sampler: unbatched, vmapped by decode, free of
+  randomness.
 
-  keep(draft, target_log_probs) -> [N]: probability that node n is kept, given
+  accept_prob(draft, target_log_probs) -> [N]: probability that node n is kept,
+  given
     that its parent is and that its earlier siblings were refused; with walk
     'last_success' given nothing.
-  next_law(draft, target_log_probs, node) -> [V]: law of the token that follows
+  residual(draft, target_log_probs, node) -> [V]: distribution of the token that
+  follows
     when `node` is the last one kept.
   In both, draft.tokens is [N], draft.log_probs [N, V] or None, draft.count [],
   target_log_probs [N, V] warped, float32. Nodes >= count were never drafted.
   """
 
-  keep: Callable[[Draft, Array], Array] | None
-  next_law: Callable[[Draft, Array, Array], Array] | None
-  walk: str  # 'first_child'; 'last_success': of a chain, up to its last kept
+  accept_prob: Callable[[Draft, Array], Array] | None
+  residual: Callable[[Draft, Array, Array], Array] | None
+  traversal: (
+    str  # 'first_child'; 'last_success': of a chain, up to its last kept
+  )
   #            node; 'longest': to the deepest node kept with all above it;
-  #            'coupled': decode reads neither law (keep only tells what to
+  #            'coupled': decode reads neither distribution (keep only tells
+  # what to
   #            expect)
   siblings: frozenset[str]  # the kinds of siblings it is right for
   lossless: bool
   caveat: str = ""  # what every print of its output must say; '': nothing
-  chains_only: bool = False  # it judges one path
+  chains_only: bool = False  # it evaluates one path
 
 
 # Where an emitted token came from: DecodeState.origin.
-PROMPT, ACCEPTED, CORRECTION, BONUS, PLAIN = range(5)
+PROMPT, ACCEPTED, CORRECTION, BONUS, BASELINE = range(5)
 
 # Whose distribution stopped a row, as it was not finite: DecodeState.fault.
 NO_FAULT, TARGET_FAULT, DRAFT_FAULT = range(3)
@@ -216,7 +228,9 @@ class Stats:
   drafted: Array  # [B, D] rounds that drafted a token at depth d + 1; depths
   #                 behind the length limit or an emitted EOS left out
   accepted: Array  # [B, D] rounds whose draft was accepted to depth d + 1
-  judged: Array  # [B, D] rounds that judged depth d + 1: a token was drafted
+  evaluated: (
+    Array  # [B, D] rounds that evaluated depth d + 1: a token was drafted
+  )
   #                 there and all before it was accepted
   whole: Array  # [B] rounds that had room for all of the draft's depth
   kept: Array  # [B] tokens accepted in those rounds
@@ -238,6 +252,10 @@ class DecodeState:
   target_cache: KVCache  # length = DecodeState.length - 1
   draft_state: PyTree
   stats: Stats
-  log_probs: Array  # [B, L] of the target's own law (temperature 1, no filter)
-  draft_log_probs: Array  # [B, L] of the law the draft drew from; or NO_DRAFT
+  log_probs: (
+    Array  # [B, L] of the target's own distribution (temperature 1, no filter)
+  )
+  draft_log_probs: (
+    Array  # [B, L] of the distribution the draft drew from; or NO_DRAFT
+  )
   origin: Array  # [B, L] int8, one of PROMPT .. PLAIN

@@ -1,4 +1,4 @@
-"""--k=auto: what pays by the costs and by the first guesses, 0 included."""
+"""--k=auto: what pays by the costs and the first rounds, 0 included."""
 
 import json
 
@@ -12,7 +12,7 @@ from specdec import measure, sampling, session
 from specdec.analysis import hardware, prediction
 from specdec.analysis.cost import Cost, Term
 from specdec.analysis.pairs import Round
-from specdec.learned.recipe import Recipe
+from specdec.learned.head_config import HeadConfig
 
 
 @pytest.fixture(scope="module")
@@ -31,8 +31,8 @@ def costs(monkeypatch):
   def pass_timer(model, params, batch, tokens, *_):
     return lambda: seconds(batch, tokens)
 
-  def round_timer(session, rows, plain):
-    nodes = 1 if plain else session.drafter.spec.max_nodes
+  def round_timer(session, rows, baseline):
+    nodes = 1 if baseline else session.drafter.spec.max_nodes
     return lambda: seconds(session.batch, nodes)
 
   programs.fake_machine(monkeypatch)
@@ -61,19 +61,21 @@ def generate(target, tmp_path, capsys):
   return call
 
 
-def test_free_guesses_are_taken_and_dear_ones_are_not(
+def test_free_draft_tokens_are_taken_and_dear_ones_are_not(
   generate, costs, tmp_path
 ):
   printed = generate("--acceptance=synthetic", "--rates=0.9", "--most_k=4")
-  assert "k = 4, " in printed and "times plain decoding expected" in printed
+  assert (
+    "k = 4, " in printed and "times autoregressive decoding expected" in printed
+  )
   assert "speedup expected" in printed
   kept = json.loads((tmp_path / "calibration.json").read_text())
-  assert len(kept["fits"]) == 1 and len(kept["beside"]) == 1
+  assert len(kept["fits"]) == 1 and len(kept["overhead"]) == 1
 
   (tmp_path / "calibration.json").unlink()
   costs["slope"] = 1.0  # every token costs a pass
   printed = generate("--acceptance=synthetic", "--rates=0.2", "--most_k=4")
-  assert "k = 0: no guess pays here" in printed
+  assert "k = 0: no draft token pays here" in printed
 
 
 def row_keys(key, rows=64):
@@ -112,7 +114,7 @@ def test_what_decides_k_has_not_seen_the_noise_that_writes(
 
 def test_explained_term_by_term(generate, costs):
   printed = generate("--explain", "--most_k=2")
-  for words in ("tokens a round", "weights", "K/V read", "beside the passes"):
+  for words in ("tokens a round", "weights", "KV read", "beside the passes"):
     assert words in printed
 
 
@@ -192,13 +194,13 @@ def test_bench_calibrates_and_says_how_well(target, costs, tmp_path, capsys):
 
 def test_bench_calibrates_what_has_few_heads(target, costs, tmp_path, capsys):
   drafter, path = tmp_path / "three.safetensors", tmp_path / "c.json"
-  recipe = Recipe("medusa", num_layers=0, levels=3, width=8)
-  programs.save_drafter(target, drafter, recipe)
+  head_config = HeadConfig("medusa", num_layers=0, levels=3, width=8)
+  programs.save_drafter(target, drafter, head_config)
   programs.run(
     "bench", f"--target={target}", f"--learned={drafter}", "--k=1",
     "--context=8", "--max_new_tokens=8", "--repeats=2", f"--calibrate={path}",
   )  # fmt: skip
-  [rounds] = json.loads(path.read_text())["beside"].values()
+  [rounds] = json.loads(path.read_text())["overhead"].values()
   assert {k for _, k, *_ in rounds["times"]} == {0, 1, 2, 3}
 
 
@@ -218,8 +220,8 @@ def test_copies_ahead_of_a_drafter_are_not_priced(
 ):
   options = [option.format(folder=tmp_path) for option in options]
   drafter = tmp_path / "three.safetensors"
-  recipe = Recipe("medusa", num_layers=0, levels=3, width=8)
-  programs.save_drafter(target, drafter, recipe)
+  head_config = HeadConfig("medusa", num_layers=0, levels=3, width=8)
+  programs.save_drafter(target, drafter, head_config)
   with pytest.raises(SystemExit, match=sentence):
     programs.run(
       name, f"--target={target}", f"--learned={drafter}", "--copy_first=2",

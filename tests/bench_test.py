@@ -144,7 +144,7 @@ def test_random_presets_with_synthetic_acceptance_say_so(capsys, monkeypatch):
   document = json.loads(out.splitlines()[-1])
   assert len(document["caveats"]) == 2
   for caveat in document["caveats"]:
-    assert f"beware: {caveat}" in out
+    assert f"warning: {caveat}" in out
   (run,) = document["runs"]
   assert run["identity"] is None
   assert run["acceptance"]["target_passes"] == 2  # 8 tokens, all accepted

@@ -9,8 +9,8 @@ import pytest
 from specdec import calibrate
 from specdec.analysis import calibration, chips, hardware, prediction, shapes
 from specdec.analysis.calibration import PassTime, RoundTime
-from specdec.analysis.cost import Efficiency, Placed
-from specdec.analysis.pairs import Beside, Pair
+from specdec.analysis.cost import Deployment, Efficiency
+from specdec.analysis.pairs import Overhead, TargetDraftPair
 from specdec.models import presets
 from specdec.types import Stats
 
@@ -29,10 +29,10 @@ TRUE = Efficiency(
 )
 
 
-def placed(name="smollm2-135m", efficiency=TRUE, **layers):
+def deployment(name="smollm2-135m", efficiency=TRUE, **layers):
   shape = shapes.of_config(presets.get(name), name)
   types = {"weights": "float32", "kv": "float32"}
-  return Placed(shape, CHIP, efficiency=efficiency, **types, **layers)
+  return Deployment(shape, CHIP, efficiency=efficiency, **types, **layers)
 
 
 def timed(model, points):
@@ -49,7 +49,7 @@ def test_a_fit_recovers_what_made_the_times():
   points, unseen = calibrate.plan(16, 9, 256)
   assert {p[0] * p[1] for p in points} & {1} and len(unseen) >= 5
   assert not set(points) & set(unseen)
-  model = placed()
+  model = deployment()
   fit = calibration.fit_passes(
     model, timed(model, points), timed(model, unseen)
   )
@@ -63,7 +63,7 @@ def test_what_no_formula_knows_goes_into_the_factors():
   """Kernels that take half as long again for 8 tokens and more."""
   step = dataclasses.replace(TRUE, rows=((1, 1), (6, 1), (8, 1.5), (144, 1.5)))
   points, unseen = calibrate.plan(16, 9, 256)
-  model = placed(efficiency=step)
+  model = deployment(efficiency=step)
   fit = calibration.fit_passes(
     model, timed(model, points), timed(model, unseen)
   )
@@ -75,63 +75,67 @@ def test_what_no_formula_knows_goes_into_the_factors():
 
 
 def test_how_a_machine_runs_now_is_told_by_points_timed_twice():
-  model = placed()
+  model = deployment()
   then = [PassTime(1, n, 16, 1.0 + n) for n in range(1, 6)]
   now = [p._replace(seconds=1.2 * p.seconds) for p in then]
   now[3] = now[3]._replace(seconds=9.0)  # out of luck
-  assert calibration.pace(model, then, now) == pytest.approx(1.2)
+  assert calibration.drift(model, then, now) == pytest.approx(1.2)
   # Of what was not timed then, the model says how long it took.
   [new] = timed(model, [(2, 3, 16)])
   slow = new._replace(seconds=1.5 * new.seconds)
-  assert calibration.pace(model, then, [slow]) == pytest.approx(1.5)
+  assert calibration.drift(model, then, [slow]) == pytest.approx(1.5)
 
 
 def test_a_calibration_needs_points_that_took_time():
   points, _ = calibrate.plan(4, 4, 256)
-  times = timed(placed(), points)
+  times = timed(deployment(), points)
   with pytest.raises(ValueError, match="needs 6"):
-    calibration.fit_passes(placed(), times[:5])
+    calibration.fit_passes(deployment(), times[:5])
   with pytest.raises(ValueError, match="1 x 1 took 0 s; it must be"):
-    calibration.fit_passes(placed(), [*times, PassTime(1, 1, 1, 0.0)])
+    calibration.fit_passes(deployment(), [*times, PassTime(1, 1, 1, 0.0)])
   with pytest.raises(ValueError, match="took nan s"):
-    calibration.fit_passes(placed(), [*times, PassTime(1, 1, 1, math.nan)])
+    calibration.fit_passes(deployment(), [*times, PassTime(1, 1, 1, math.nan)])
 
 
 def test_what_is_beside_the_passes_is_recovered():
   true = (
-    Beside(((1, 2e-4, 1e-4), (4, -3e-4, 2e-4), (16, 8e-4, 0.0))),
-    Beside(((1, 1e-4, 0.0), (4, -2e-4, 0.0), (16, 0.0, 0.0))),
+    Overhead(((1, 2e-4, 1e-4), (4, -3e-4, 2e-4), (16, 8e-4, 0.0))),
+    Overhead(((1, 1e-4, 0.0), (4, -2e-4, 0.0), (16, 0.0, 0.0))),
   )
-  pair = Pair(placed(), placed("smollm2-135m", stop=2), 2, *true)
+  pair = TargetDraftPair(
+    deployment(), deployment("smollm2-135m", stop=2), 2, *true
+  )
   rounds = [
     RoundTime(b, k, 256, pair.round(b, k, 256).seconds)
     for b in (16, 1, 4)
     for k in (0, 2, 5, 10)
   ]
-  fit = calibration.fit_beside(pair, rounds)
+  fit = calibration.fit_overhead(pair, rounds)
   assert fit.errors.rms < 1e-6 and fit.errors.points == len(rounds)
-  for found, wanted in ((fit.ours, true[0]), (fit.plain, true[1])):
+  for found, wanted in ((fit.ours, true[0]), (fit.baseline, true[1])):
     np.testing.assert_allclose(found.rows, wanted.rows, atol=1e-9)
   # Between batches: halfway in their logarithm; outside, the outer one.
   assert fit.ours.seconds(2, 3) == pytest.approx((5e-4 + 3e-4) / 2)
   assert fit.ours.seconds(64, 3) == pytest.approx(8e-4)
   # One depth says nothing of a draft pass.
-  [row] = calibration.fit_beside(pair, rounds[1:2]).ours.rows
+  [row] = calibration.fit_overhead(pair, rounds[1:2]).ours.rows
   assert row == (16, pytest.approx(8e-4), 0.0)
-  assert calibration.fit_beside(pair, rounds[1:3]).errors.points == 0
+  assert calibration.fit_overhead(pair, rounds[1:3]).errors.points == 0
 
 
 def test_no_round_is_predicted_faster_than_its_bytes_allow():
   """Rounds of k = 5 timed shorter than of 2: a line that goes below 0."""
-  pair = Pair(placed(), placed(stop=2), 2)
+  pair = TargetDraftPair(deployment(), deployment(stop=2), 2)
   passes = {k: pair.round(1, k, 256).seconds for k in (0, 2, 5)}
   rounds = [
     RoundTime(1, 0, 256, passes[0]),
     RoundTime(1, 2, 256, 2 * passes[5]),
     RoundTime(1, 5, 256, passes[5]),
   ]
-  fit = calibration.fit_beside(pair, rounds)
-  final = dataclasses.replace(pair, beside=fit.ours, plain_beside=fit.plain)
+  fit = calibration.fit_overhead(pair, rounds)
+  final = dataclasses.replace(
+    pair, overhead=fit.ours, baseline_overhead=fit.baseline
+  )
   seconds = [final.round(1, k, 256).seconds for k in range(1, 17)]
   assert seconds[4] >= seconds[1] - 1e-9  # k = 5 takes no less than k = 2
   assert min(seconds[4:]) == seconds[4]
@@ -141,14 +145,14 @@ def test_no_round_is_predicted_faster_than_its_bytes_allow():
 
 
 def test_a_negative_overhead_leaves_the_time_of_the_bytes():
-  below = Beside(((1, -1.0, -1.0),))
-  pair = Pair(placed(), placed(stop=2), 2, below, below)
-  for found in (pair.plain(1, 16), pair.round(1, 8, 16)):
+  below = Overhead(((1, -1.0, -1.0),))
+  pair = TargetDraftPair(deployment(), deployment(stop=2), 2, below, below)
+  for found in (pair.baseline(1, 16), pair.round(1, 8, 16)):
     moved = sum(times * cost.bytes for _, times, cost in found.parts)
     least = moved / CHIP.bandwidth
     assert found.seconds == pytest.approx(least)
     assert found.seconds == pytest.approx(
-      found.beside + sum(n * cost.seconds for _, n, cost in found.parts)
+      found.overhead + sum(n * cost.seconds for _, n, cost in found.parts)
     )
   assert 0 < pair.speedup(1, 16, [0.5]) < 2
 
@@ -156,11 +160,13 @@ def test_a_negative_overhead_leaves_the_time_of_the_bytes():
 def test_rounds_and_observations_that_cannot_be_are_refused():
   for seconds in (0.0, -1.0, math.nan, math.inf):
     with pytest.raises(ValueError, match="batch 1, k = 0 took"):
-      calibration.fit_beside(Pair(placed()), [RoundTime(1, 0, 256, seconds)])
-  good = {"survival": (0.5, 0.4), "wide": 0.5, "rounds": 3.0}
+      calibration.fit_overhead(
+        TargetDraftPair(deployment()), [RoundTime(1, 0, 256, seconds)]
+      )
+  good = {"prefix_acceptance": (0.5, 0.4), "wide": 0.5, "rounds": 3.0}
   for name, value, sentence in (
-    ("survival", (0.5, 0.6), "ascends"),
-    ("survival", (math.nan,), r"outside \[0, 1\]"),
+    ("prefix_acceptance", (0.5, 0.6), "ascends"),
+    ("prefix_acceptance", (math.nan,), r"outside \[0, 1\]"),
     ("wide", -0.1, r"wide = -0.1; it must be in \[0, 1\]"),
     ("wide", math.nan, "wide = nan"),
     ("rounds", 0.0, "rounds = 0.0; it must be finite and > 0"),
@@ -172,15 +178,17 @@ def test_rounds_and_observations_that_cannot_be_are_refused():
 
 def test_a_calibration_is_read_as_it_was_written():
   points, unseen = calibrate.plan(2, 4, 256)
-  model = placed()
+  model = deployment()
   times = timed(model, points), timed(model, unseen)
   fit = calibration.fit_passes(model, *times)
   endless = dataclasses.replace(
     fit, efficiency=dataclasses.replace(fit.efficiency, p=math.inf)
   )
-  beside = calibration.fit_beside(Pair(model), [RoundTime(1, 0, 256, 1.0)])
+  overhead = calibration.fit_overhead(
+    TargetDraftPair(model), [RoundTime(1, 0, 256, 1.0)]
+  )
   found = calibration.Calibration(
-    MACHINE, {"a": fit, "b": endless}, {"a, lookup": beside}
+    MACHINE, {"a": fit, "b": endless}, {"a, lookup": overhead}
   )
   assert calibration.Calibration.from_json(found.to_json()) == found
   assert found.place("a", model).efficiency == fit.efficiency
@@ -198,7 +206,7 @@ def stats(rounds, drafted, accepted, widths):
     emitted=zeros,
     drafted=np.array(drafted),
     accepted=np.array(accepted),
-    judged=np.array(drafted),
+    evaluated=np.array(drafted),
     whole=zeros,
     kept=zeros,
     nodes=zeros,
@@ -206,50 +214,60 @@ def stats(rounds, drafted, accepted, widths):
   )
 
 
-def test_what_was_observed_of_guesses():
+def test_what_was_observed_of_draft_tokens():
   # Half of the rounds drafted; of those with room for both, 0.6 and 0.4.
   one = stats([20], [[10, 5]], [[6, 2]], [5, 15])
   found = prediction.observed([[one, one]])
-  np.testing.assert_allclose(found.survival, [0.3, 0.2])
+  np.testing.assert_allclose(found.prefix_acceptance, [0.3, 0.2])
   assert found.wide == 0.75 and found.rounds == 40
   twice = prediction.observed(
     [[one], [stats([20], [[10, 5]], [[8, 2]], [5, 5])]]
   )
-  np.testing.assert_allclose(twice.survival, [0.35, 0.2])
+  np.testing.assert_allclose(twice.prefix_acceptance, [0.35, 0.2])
   # All texts together: sums over sums, not a mean of ratios.
   both = prediction.observed(
     [[stats([10, 30], [[10], [30]], [[9], [3]], [40])]]
   )
-  np.testing.assert_allclose(both.survival, [0.3])
-  assert prediction.observed([[stats([9], [[]], [[]], [9])]]).survival == ()
+  np.testing.assert_allclose(both.prefix_acceptance, [0.3])
+  assert (
+    prediction.observed([[stats([9], [[]], [[]], [9])]]).prefix_acceptance == ()
+  )
 
 
 def test_a_prediction_is_rounds_times_seconds():
-  pair = Pair(
-    placed(), None, None, Beside(((1, 1e-3, 0.0),)), Beside(((1, 5e-4, 0.0),))
+  pair = TargetDraftPair(
+    deployment(),
+    None,
+    None,
+    Overhead(((1, 1e-3, 0.0),)),
+    Overhead(((1, 5e-4, 0.0),)),
   )
   sure = prediction.Observed((1.0, 1.0), 1.0, 10.0)
   found = prediction.predict(pair, sure, 2, 2, 256, 30)
   assert found.seconds == pytest.approx(10 * pair.round(2, 2, 256).seconds)
-  assert found.plain_seconds == pytest.approx(30 * pair.plain(2, 256).seconds)
+  assert found.baseline_seconds == pytest.approx(
+    30 * pair.baseline(2, 256).seconds
+  )
   assert found.tokens == 3
-  assert found.speedup == found.plain_seconds / found.seconds
+  assert found.speedup == found.baseline_seconds / found.seconds
   assert found.steady_speedup == pytest.approx(found.speedup)
   # Two batches of one row each, and half of the rounds idle.
   half = dataclasses.replace(sure, wide=0.5, rounds=20.0)
   apart = prediction.predict(pair, half, 2, 1, 256, 30)
-  mean = pair.round(1, 2, 256).seconds + pair.plain(1, 256).seconds
+  mean = pair.round(1, 2, 256).seconds + pair.baseline(1, 256).seconds
   assert apart.round_seconds == pytest.approx(mean / 2)
   assert apart.seconds == pytest.approx(20 * apart.round_seconds)
-  plain = prediction.Observed((), 1.0, 30.0)
-  assert prediction.predict(pair, plain, 2, 2, 256, 30).speedup == 1
+  baseline = prediction.Observed((), 1.0, 30.0)
+  assert prediction.predict(pair, baseline, 2, 2, 256, 30).speedup == 1
 
 
 def test_an_explanation_names_every_term():
-  pair = Pair(placed(), placed(stop=2), 2, Beside(((1, 1e-3, 0.0),)))
+  pair = TargetDraftPair(
+    deployment(), deployment(stop=2), 2, Overhead(((1, 1e-3, 0.0),))
+  )
   lines = prediction.explain(pair.round(2, 3, 256))
   named = {line[2] for line in lines}
-  assert {"weights", "projection", "K/V read", "logits", "overhead"} <= named
+  assert {"weights", "projection", "KV read", "logits", "overhead"} <= named
   whole = [line for line in lines if line[0]]
   assert [line[1] for line in whole] == ["3", "1", "1", "1"]
   seconds = sum(int(line[1]) * float(line[6]) for line in whole) / 1e3

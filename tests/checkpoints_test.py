@@ -197,7 +197,9 @@ def test_missing_unknown_and_misshapen_tensors(tmp_path):
     ({"num_key_value_heads": 3}, "num_heads = 4 is not a multiple"),
   ],
 )
-def test_config_that_changes_the_law_is_refused(tmp_path, changes, sentence):
+def test_config_that_changes_the_distribution_is_refused(
+  tmp_path, changes, sentence
+):
   save(tmp_path)
   edit(tmp_path, **changes)
   for read in (checkpoints.inspect, checkpoints.load):

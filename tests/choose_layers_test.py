@@ -66,7 +66,7 @@ def test_the_real_loop_decides_and_generate_takes_the_answer(
   assert "compiling k = 3 without 0 attention and 0 MLP layers" in waits
   assert [t["skip_mlp"] for t in found["trials"]] == [[], [1]]
   nothing, other = found["trials"]
-  assert nothing["tokens_per_round"] == 4.0  # all guesses are its own
+  assert nothing["tokens_per_round"] == 4.0  # all draft tokens are its own
   assert nothing["drafted_per_round"] == other["drafted_per_round"] == 3.0
   best = max(found["trials"], key=lambda t: t["tokens_per_second"])
   assert {name: found[name] for name in best} == best

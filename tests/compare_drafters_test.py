@@ -8,7 +8,7 @@ import pytest
 
 import programs
 from specdec.learned import size
-from specdec.learned.recipe import Recipe
+from specdec.learned.head_config import HeadConfig
 
 SHAPE = dict(width=8, mlp_width=12, num_heads=2, head_dim=4)
 
@@ -43,7 +43,7 @@ def test_a_table_and_a_picture_and_it_goes_on(
   compare, target, tmp_path, capsys
 ):
   path = tmp_path / "own.safetensors"
-  net = programs.save_drafter(target, path, Recipe("prophet", **SHAPE))
+  net = programs.save_drafter(target, path, HeadConfig("prophet", **SHAPE))
   names = f"--drafters=model:{target},{path}"
   with programs.waits() as waits:
     document = compare(names)
@@ -65,12 +65,12 @@ def test_a_table_and_a_picture_and_it_goes_on(
   assert own["drafter"]["weights"] == size.num_weights(net)
   rate, passes = document["read_rate"], dict(document["pass_seconds"])
   assert set(passes) == {1, 2, 3, 4}
-  # By hand: rounds of one guess.
+  # By hand: rounds of one draft token.
   speed = twin["speed"]
-  plain = speed["plain_seconds"] / speed["plain_tokens"]
-  seconds = passes[2] + max(0, plain - passes[1])
+  baseline = speed["plain_seconds"] / speed["plain_tokens"]
+  seconds = passes[2] + max(0, baseline - passes[1])
   seconds += twin["drafter"]["step_bytes"] / rate
-  expected = twin["acceptance"]["tokens_per_pass"]["value"] * plain / seconds
+  expected = twin["acceptance"]["tokens_per_pass"]["value"] * baseline / seconds
   assert twin["predicted"] == pytest.approx(expected)
   printed = capsys.readouterr().out
   out = tmp_path / "out"
@@ -86,17 +86,17 @@ def test_a_table_and_a_picture_and_it_goes_on(
   assert kept == anew
 
 
-def test_a_greedy_tree_guesses_the_likeliest_tokens(monkeypatch):
+def test_a_greedy_tree_draft_tokens_the_likeliest_tokens(monkeypatch):
   monkeypatch.setattr(compare_drafters, "FLAGS", Flags())
-  entrant = _entrants.Entrant("x", "x", None, None, 0, 0.0, most_levels=2)
+  candidate = _entrants.Candidate("x", "x", None, None, 0, 0.0, most_levels=2)
   kinds = {}
   for temperature in (0.0, 1.0):
-    *chains, tree = compare_drafters.points(entrant, temperature, 2)
+    *chains, tree = compare_drafters.points(candidate, temperature, 2)
     assert [chain.size for chain in chains] == [1, 2]  # it has no third head
     kinds[temperature] = tree.expansion.spec.siblings
     assert tree.levels == 2
   # Without noise every later child would be "what is left", token 0, 1, ...
-  assert kinds == {0.0: "point_mass", 1.0: "without_replacement"}
+  assert kinds == {0.0: "deterministic", 1.0: "without_replacement"}
 
 
 def test_layer_skip_ships():
@@ -110,11 +110,13 @@ class Flags:
 
 def test_heads_for_none_of_the_ks(monkeypatch):
   monkeypatch.setattr(compare_drafters, "FLAGS", Flags())
-  entrant = _entrants.Entrant("five", "x", None, None, 0, 0.0, most_levels=5)
-  compare_drafters.check_entrants([entrant])
+  candidate = _entrants.Candidate(
+    "five", "x", None, None, 0, 0.0, most_levels=5
+  )
+  compare_drafters.check_candidates([candidate])
   monkeypatch.setattr(Flags, "k", (6, 8))
   with pytest.raises(ValueError, match="five has 5 heads"):
-    compare_drafters.check_entrants([entrant])
+    compare_drafters.check_candidates([candidate])
 
 
 @pytest.mark.parametrize(

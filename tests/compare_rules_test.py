@@ -7,11 +7,11 @@ import pytest
 import programs
 from specdec import acceptance, comparison
 from specdec.analysis import enumeration
-from specdec.learned.recipe import Recipe
+from specdec.learned.head_config import HeadConfig
 
 RANKS = {
   "without_replacement": [0.6, 0.2, 0.1],
-  "point_mass": [0.3, 0.2, 0.1],
+  "deterministic": [0.3, 0.2, 0.1],
 }
 
 
@@ -61,7 +61,7 @@ def test_a_table_a_picture_and_a_tree_and_it_goes_on(compare, tmp_path, capsys):
   assert any("2 times as often" in text for text in document["caveats"])
   printed = capsys.readouterr().out
   assert "lossy, TV 0." in printed
-  assert "beware: lossy: a token may come up to 2 times" in printed
+  assert "warning: lossy: a token may come up to 2 times" in printed
   assert (out / "table.txt").read_text().strip() in printed
   assert (out / "plot.png").stat().st_size > 10_000
   paths = json.loads((out / "tree.json").read_text())
@@ -116,7 +116,7 @@ RULES = {
     [0.3, 0.15, 0.1, 0.08, 0.06, 0.05, 0.04, 0.03],
   ],
 )
-def test_all_shapes_of_a_size_have_that_many_guesses(size, rates):
+def test_all_shapes_of_a_size_have_that_many_draft_tokens(size, rates):
   ranks = {kind: rates for kind in RANKS}
   found = comparison.shapes_of(size, ranks, RULES)
   names = {shape.name for shape in found}
@@ -143,7 +143,7 @@ def test_a_tree_that_the_ranks_make_smaller_is_left_out():
 
 
 def test_the_loss_on_tables_is_none_for_lossless_rules_and_at_temperature_0():
-  for kind in ("none", "without_replacement", "point_mass"):
+  for kind in ("none", "without_replacement", "deterministic"):
     loss = enumeration.tabular_loss(acceptance.rejection(), kind)
     assert loss < 1e-6
     assert enumeration.tabular_loss(acceptance.typical(), kind) > 0.05
@@ -169,7 +169,7 @@ def test_shapes_of_flags(tmp_path):
   assert _shapes.parse("chains:2:1", 3).spec.max_nodes == 6
   optimal = _shapes.parse("optimal:6", 2, None, "iid", [0.5, 0.3])
   assert (optimal.spec.max_nodes, optimal.spec.max_depth) == (7, 2)
-  assert _shapes.parse("dynamic:6:3", 2).spec.siblings == "point_mass"
+  assert _shapes.parse("dynamic:6:3", 2).spec.siblings == "deterministic"
   for text, sentence in (
     ("dynamic", "accepted: chain"),
     ("chains:2:1:1", "accepted: chain"),
@@ -190,9 +190,9 @@ def test_shapes_of_flags(tmp_path):
 
 
 def test_a_drafter_with_few_heads_is_refused(compare, target, tmp_path):
-  recipe = Recipe("medusa", num_layers=0, levels=4, width=8)
+  head_config = HeadConfig("medusa", num_layers=0, levels=4, width=8)
   path = tmp_path / "four.safetensors"
-  programs.save_drafter(target, path, recipe)
+  programs.save_drafter(target, path, head_config)
   sentence = r"chain of --sizes=5 has 5 levels; .* has 4 heads"
   with pytest.raises(SystemExit, match=sentence):
     compare("--draft=", f"--learned={path}", "--sizes=2,5")

@@ -45,8 +45,8 @@ def test_a_small_preset_on_four_chips(tmp_path):
   for one in (*verify["exchanges"], *accept["exchanges"]):
     for shape in one["shape"]:
       assert vocabulary not in shape and vocabulary // 4 not in shape, one
-    # No weights, no K/V and no law travel: what does is one step's streams,
-    # or a few numbers of every guess.
+    # No weights, no KV and no distribution travel: what does is one step's
+    # streams, or a few numbers of every draft token.
     assert one["kind"] == "all-reduce" or one["bytes"] < 4096, one
   for step in (draft, verify):
     moved = step["read"] + step["written"]

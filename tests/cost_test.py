@@ -14,7 +14,7 @@ from specdec.analysis import (
   shapes,
   speedup,
 )
-from specdec.analysis.cost import IDEAL, TYPICAL, Efficiency, Placed
+from specdec.analysis.cost import IDEAL, TYPICAL, Deployment, Efficiency
 from specdec.models import presets
 from specdec.types import Skip
 
@@ -87,7 +87,7 @@ def test_bytes_and_flops_are_those_of_the_bounds(name):
   """Written apart, for a pass: specdec/analysis/bounds.py."""
   config = presets.get(name, "bfloat16")
   batch, tokens, context = 4, 3, 5000
-  cost = Placed(shapes.get(name), V5E).cost(batch, tokens, context)
+  cost = Deployment(shapes.get(name), V5E).cost(batch, tokens, context)
   least = bounds.pass_bytes(config, batch, tokens, context)
   by_name = {term.name: term for term in cost.terms}
   moved = cost.bytes - by_name["logits"].bytes
@@ -101,7 +101,7 @@ def test_bytes_and_flops_are_those_of_the_bounds(name):
     * tokens
     * sum(layer.score for layer in shapes.get(name).layers)
   )
-  attention = by_name["K/V read"].flops - inner
+  attention = by_name["KV read"].flops - inner
   counted = bounds.pass_flops(config, batch, tokens, context)
   assert products + attention == pytest.approx(counted, rel=1e-4)
 
@@ -110,13 +110,13 @@ def test_experts_touched():
   """roofline.md: E = 512, k = 10, 4 tokens, independently: 38.85."""
   layer = shapes.Layer(0, 1, 1, 1, expert=10**6, num_experts=512, per_token=10)
   shape = shapes.Shape("", (layer,), 1, 1, 8, True)
-  placed = Placed(shape, V5E, correlation=1.0)
-  terms = {t.name: t for t in placed.cost(4, 1, 0).terms}
+  deployment = Deployment(shape, V5E, correlation=1.0)
+  terms = {t.name: t for t in deployment.cost(4, 1, 0).terms}
   assert terms["experts"].bytes / 2e6 == pytest.approx(38.85, abs=0.01)
   assert terms["experts"].flops == 2 * 4 * 10 * 1e6
-  alike = dataclasses.replace(placed, correlation=0.6).cost(4, 1, 0)
-  assert alike.bytes < placed.cost(4, 1, 0).bytes
-  one = {t.name: t for t in placed.cost(1, 1, 0).terms}["experts"]
+  alike = dataclasses.replace(deployment, correlation=0.6).cost(4, 1, 0)
+  assert alike.bytes < deployment.cost(4, 1, 0).bytes
+  one = {t.name: t for t in deployment.cost(1, 1, 0).terms}["experts"]
   assert one.bytes == pytest.approx(2 * 10 * 1e6)
 
 
@@ -124,7 +124,7 @@ def test_experts_touched():
 def test_a_correlation_is_a_share(value):
   shape = shapes.get("mixtral-8x7b")
   with pytest.raises(ValueError, match=r"correlation = .*; it must be in \[0"):
-    Placed(shape, V5E, correlation=value)
+    Deployment(shape, V5E, correlation=value)
 
 
 def test_efficiencies_and_chips_are_finite():
@@ -156,41 +156,46 @@ def test_all_reduce_by_hand():
 
 def test_a_mesh_shares_weights_heads_and_rows():
   shape = shapes.get("llama3-70b")
-  alone, shared = Placed(shape, V5E), Placed(shape, V5E, ways=16)
+  alone, shared = Deployment(shape, V5E), Deployment(shape, V5E, ways=16)
   assert alone.weight_bytes == 16 * shared.weight_bytes
-  # 8 K/V heads: 16 chips keep each of them twice.
+  # 8 KV heads: 16 chips keep each of them twice.
   assert alone.cache_bytes(8, 100) == 8 * shared.cache_bytes(8, 100)
-  both = Placed(shape, V5E, ways=16, replicas=4)
+  both = Deployment(shape, V5E, ways=16, replicas=4)
   assert both.cost(32, 1, 100) == shared.cost(8, 1, 100)
   assert shared.cost(8, 1, 100).sent > 0 == alone.cost(8, 1, 100).sent
   with pytest.raises(ValueError, match="do not divide 64 heads"):
-    Placed(shape, V5E, ways=3)
+    Deployment(shape, V5E, ways=3)
   with pytest.raises(ValueError, match="neither divides the other"):
-    Placed(shapes.get("qwen2.5-7b"), V5E, ways=7)
+    Deployment(shapes.get("qwen2.5-7b"), V5E, ways=7)
   with pytest.raises(ValueError, match="no type 'int3'"):
-    Placed(shape, V5E, weights="int3")
+    Deployment(shape, V5E, weights="int3")
 
 
 def test_quantised_weights_move_less_and_keep_their_math():
   shape = shapes.get("llama3-8b")
-  wide, narrow = Placed(shape, V5E), Placed(shape, V5E, weights="int4")
+  wide, narrow = Deployment(shape, V5E), Deployment(shape, V5E, weights="int4")
   assert narrow.weight_bytes == wide.weight_bytes / 4
   assert narrow.dtype == "bfloat16"  # no product of that type
-  assert Placed(shape, V5E, weights="int8").dtype == "int8"
-  assert Placed(shape, V5E, weights="int8", compute="bfloat16").dtype != "int8"
+  assert Deployment(shape, V5E, weights="int8").dtype == "int8"
+  assert (
+    Deployment(shape, V5E, weights="int8", compute="bfloat16").dtype != "int8"
+  )
   assert narrow.cost(1, 1, 0).seconds < wide.cost(1, 1, 0).seconds / 3
-  # Attention is of K/V's type: 256 tokens at a long context are arithmetic.
+  # Attention is of KV's type: 256 tokens at a long context are arithmetic.
   found = [
-    {t.name: t.seconds for t in Placed(shape, V5E, w).cost(1, 256, 4096).terms}
+    {
+      t.name: t.seconds
+      for t in Deployment(shape, V5E, w).cost(1, 256, 4096).terms
+    }
     for w in ("bfloat16", "int8")
   ]
-  assert found[0]["K/V read"] == found[1]["K/V read"]
+  assert found[0]["KV read"] == found[1]["KV read"]
 
 
 def test_a_decoder_with_a_source_reads_it_and_sums_once_more():
   shape = shapes.get("t5-xxl")
   alone, heard = (
-    Placed(shape, chips.get("v4"), ways=8, source=n) for n in (0, 512)
+    Deployment(shape, chips.get("v4"), ways=8, source=n) for n in (0, 512)
   )
   more = heard.cost(2, 1, 64).bytes - alone.cost(2, 1, 64).bytes
   assert more == 2 * 512 * 24 * 2 * 4096 * 2 / 8
@@ -215,8 +220,8 @@ def test_efficiency_combines_from_the_larger_to_the_sum():
 def test_a_factor_slows_the_products_alone():
   shape = shapes.get("llama3-8b")
   slow = Efficiency(p=1, rows=((1, 2.0),))
-  fast = Placed(shape, V5E, efficiency=Efficiency(p=1)).cost(4, 2, 1000)
-  found = Placed(shape, V5E, efficiency=slow).cost(4, 2, 1000)
+  fast = Deployment(shape, V5E, efficiency=Efficiency(p=1)).cost(4, 2, 1000)
+  found = Deployment(shape, V5E, efficiency=slow).cost(4, 2, 1000)
   for a, b in zip(fast.terms, found.terms):
     twice = 2 if a.name in ("weights", "projection") else 1
     assert b.seconds == pytest.approx(twice * a.seconds)
@@ -229,8 +234,8 @@ def pair(
 ):
   shape = shapes.get(target)
   made = {"chip": chips.get(chip, **numbers), "efficiency": efficiency}
-  draft = Placed(shapes.scaled(shape, share), **made)
-  return pairs.Pair(Placed(shape, **made), draft)
+  draft = Deployment(shapes.scaled(shape, share), **made)
+  return pairs.TargetDraftPair(Deployment(shape, **made), draft)
 
 
 @pytest.mark.parametrize("chip", ["v4", "v5e", "v5p", "v6e", "h100", "b200"])
@@ -243,15 +248,15 @@ def test_invariants_over_a_grid(chip, efficiency):
     for k in (0, 1, 4, 8):
       gains = []
       for alpha in (0.0, 0.5, 0.8, 1.0):
-        survival = speedup.iid_survival(alpha, k)
-        gain = found.speedup(batch, context, survival)
+        prefix_acceptance = speedup.iid_prefix_acceptance(alpha, k)
+        gain = found.speedup(batch, context, prefix_acceptance)
         if k == 0:
           assert gain == 1
-        assert gain <= speedup.expected_tokens(survival) + 1e-12
+        assert gain <= speedup.expected_tokens(prefix_acceptance) + 1e-12
         gains.append(gain)
       assert gains == sorted(gains)  # monotone in alpha
     cost = found.draft.cost(batch, 1, context).seconds
-    cost /= found.plain(batch, context).seconds
+    cost /= found.baseline(batch, context).seconds
     assert planning.best_k(found, batch, context, 0.9 * min(1, cost)).k == 0
   best = [planning.best_k(found, b, 0, 0.8).k for b in (*range(1, 33), 64)]
   assert best == sorted(best, reverse=True)
@@ -260,15 +265,17 @@ def test_invariants_over_a_grid(chip, efficiency):
 
 
 def test_a_round_is_its_parts():
-  found = dataclasses.replace(pair(), beside=pairs.Beside(((4, 1e-3, 1e-4),)))
+  found = dataclasses.replace(
+    pair(), overhead=pairs.Overhead(((4, 1e-3, 1e-4),))
+  )
   of_round = found.round(4, 3, 100)
   draft = [found.draft.cost(4, n, 100).seconds for n in (1, 2)]
   target = found.target.cost(4, 4, 100).seconds
-  beside = 1e-3 + 3e-4
+  overhead = 1e-3 + 3e-4
   assert of_round.seconds == pytest.approx(
-    2 * draft[0] + draft[1] + target + beside
+    2 * draft[0] + draft[1] + target + overhead
   )
-  # A tree with one guess a level is the chain, but its path is moved.
+  # A tree with one draft token a level is the chain, but its path is moved.
   chain = found.tree_round(4, (1, 1, 1), 100)
   moved = sum(one.cache_bytes(4, 4) for one in (found.target, found.draft))
   moved *= 2 / V5E.bandwidth
@@ -279,12 +286,12 @@ def test_a_round_is_its_parts():
 
 def test_an_early_exit_runs_every_layer_once_for_every_token():
   shape = shapes.get("llama3-8b")
-  whole = Placed(shape, V5E)
+  whole = Deployment(shape, V5E)
   first = dataclasses.replace(whole, stop=8)
-  found = pairs.Pair(whole, first, exit_layer=8)
+  found = pairs.TargetDraftPair(whole, first, exit_layer=8)
   flops = sum(n * c.flops for _, n, c in found.round(8, 3, 100).parts)
   once = whole.cost(8, 4, 100).flops
-  heads = 3 * 2 * 8 * shape.embedding  # a guess needs logits as well
+  heads = 3 * 2 * 8 * shape.embedding  # a draft token needs logits as well
   scores = sum(layer.score for layer in shape.layers[:8])
   # Drafted one by one, tokens do not see those of the same pass behind them.
   alone = 2 * 8 * 8 * 4 * (4 - 1) / 8 * scores
@@ -302,9 +309,9 @@ def test_a_layer_skip_reads_what_it_keeps_and_takes_no_memory():
   assert sum(layer.weights for layer in less.layers) == 16 * one
   assert {layer.weights for layer in less.layers} == {mlp, one - mlp, one}
   assert less.cached == shape.cached / 2
-  whole = Placed(shape, V5E)
+  whole = Deployment(shape, V5E)
   draft = dataclasses.replace(whole, shape=less)
-  found = pairs.Pair(whole, draft, skips=True)
+  found = pairs.TargetDraftPair(whole, draft, skips=True)
   assert found.memory(1, 100).keys() == {"target weights", "target cache"}
   parts = [(name, times) for name, times, _ in found.round(8, 3, 100).parts]
   assert parts == [("draft, 1 token", 3), ("target, 4 tokens", 1)]
@@ -335,26 +342,26 @@ def test_break_even_and_schedules():
     planning.as_tensorrt_llm(none)
   with pytest.raises(ValueError, match="batch 1 wants k = 1"):
     planning.as_tensorrt_llm(
-      [planning.Stretch(1, 1, 1), planning.Stretch(2, 8, 2)]
+      [planning.BatchRange(1, 1, 1), planning.BatchRange(2, 8, 2)]
     )
-  stretches = planning.schedule(found, 0, 0.7, largest=2 * batch)
-  assert stretches[0].first == 1 and stretches[-1].last == 2 * batch
-  for a, b in itertools.pairwise(stretches):
+  batch_ranges = planning.schedule(found, 0, 0.7, largest=2 * batch)
+  assert batch_ranges[0].first == 1 and batch_ranges[-1].last == 2 * batch
+  for a, b in itertools.pairwise(batch_ranges):
     assert b.first == a.last + 1 and b.k < a.k
-  assert stretches[-1].k == 0
-  for_vllm = planning.as_vllm(stretches)
-  assert for_vllm["num_speculative_tokens"] == stretches[0].k
+  assert batch_ranges[-1].k == 0
+  for_vllm = planning.as_vllm(batch_ranges)
+  assert for_vllm["num_speculative_tokens"] == batch_ranges[0].k
   entries = for_vllm["num_speculative_tokens_per_batch_size"]
-  assert entries == [list(s) for s in stretches]
-  for_tensorrt = planning.as_tensorrt_llm(stretches)["draft_len_schedule"]
-  assert for_tensorrt == {s.last: s.k for s in stretches[:-1]}
+  assert entries == [list(s) for s in batch_ranges]
+  for_tensorrt = planning.as_tensorrt_llm(batch_ranges)["draft_len_schedule"]
+  assert for_tensorrt == {s.last: s.k for s in batch_ranges[:-1]}
 
 
 def test_equal_memory_gives_speculation_the_smaller_batch():
   found = pair("v5p", TYPICAL, share=0.1)
-  ours, plain = planning.at_equal_memory(found, 8192, [0.8, 0.64])
-  assert plain.k == 0 and ours.k == 2
-  assert 0 < ours.batch < plain.batch
+  ours, baseline = planning.at_equal_memory(found, 8192, [0.8, 0.64])
+  assert baseline.k == 0 and ours.k == 2
+  assert 0 < ours.batch < baseline.batch
   found.check_memory(ours.batch, 8192)
   with pytest.raises(ValueError, match=r"more than the .* that can be used"):
     found.check_memory(ours.batch + 1, 8192)
@@ -364,10 +371,12 @@ def test_equal_memory_gives_speculation_the_smaller_batch():
 
 def test_the_best_draft_is_neither_the_largest_nor_the_smallest():
   """With the acceptance of LaMDA 137B's drafts (Leviathan et al., table 3)."""
-  target = Placed(shapes.get("llama3-70b"), H100, ways=8, efficiency=TYPICAL)
-  law = speedup.fit_power_law([1e8, 2e9, 8e9], [0.61, 0.71, 0.75])
+  target = Deployment(
+    shapes.get("llama3-70b"), H100, ways=8, efficiency=TYPICAL
+  )
+  distribution = speedup.fit_power_law([1e8, 2e9, 8e9], [0.61, 0.71, 0.75])
   drafts = [shapes.scaled(target.shape, 10.0**-i) for i in range(4)]
-  found = planning.best_draft(target, drafts, law, 1, 2048)
+  found = planning.best_draft(target, drafts, distribution, 1, 2048)
   assert [sized.alpha for sized in found] == sorted(
     [sized.alpha for sized in found], reverse=True
   )
@@ -379,17 +388,17 @@ def test_the_best_tree_beats_the_best_chain():
   found = pair("v5e", TYPICAL)
   chain = planning.best_k(found, 1, 2048, 0.6)
   tree = planning.best_tree(found, 1, 2048, [0.6, 0.2, 0.1])
-  plain = found.plain(1, 2048).seconds
-  assert tree.tokens * plain / tree.seconds > chain.speedup
+  baseline = found.baseline(1, 2048).seconds
+  assert tree.tokens * baseline / tree.seconds > chain.speedup
   assert planning.best_tree(found, 4096, 0, [0.3]).paths == []
 
 
 def test_a_sparse_mixture_gains_least_at_batch_one():
   """With independent routing (roofline.md, 2.8): opposite to a dense model."""
   shape = shapes.get("qwen3-30b-a3b")
-  target = Placed(shape, H100, correlation=1.0)
-  draft = Placed(shapes.get("qwen3-0.6b"), H100)
-  found = pairs.Pair(target, draft)
+  target = Deployment(shape, H100, correlation=1.0)
+  draft = Deployment(shapes.get("qwen3-0.6b"), H100)
+  found = pairs.TargetDraftPair(target, draft)
   one, many = (
     planning.best_k(found, batch, 512, 0.8).speedup for batch in (1, 32)
   )
@@ -401,19 +410,19 @@ def test_a_sparse_mixture_gains_least_at_batch_one():
 
 
 def test_a_pair_shares_its_vocabulary():
-  one = Placed(shapes.get("llama3-8b"), V5E)
-  other = Placed(shapes.get("smollm2-135m"), V5E)
+  one = Deployment(shapes.get("llama3-8b"), V5E)
+  other = Deployment(shapes.get("smollm2-135m"), V5E)
   with pytest.raises(ValueError, match="49152 and 128256"):
-    pairs.Pair(one, other)
+    pairs.TargetDraftPair(one, other)
 
 
 def test_a_draft_replicated_or_shared():
   """Latency of collectives is what a small shared draft waits for."""
-  target = Placed(shapes.get("llama3-70b"), V5E, ways=8)
+  target = Deployment(shapes.get("llama3-70b"), V5E, ways=8)
   small = shapes.get("llama3-1b")
-  alone, shared = Placed(small, V5E), Placed(small, V5E, ways=8)
+  alone, shared = Deployment(small, V5E), Deployment(small, V5E, ways=8)
   seconds = [
-    pairs.Pair(target, draft).round(1, 4, 1000).seconds
+    pairs.TargetDraftPair(target, draft).round(1, 4, 1000).seconds
     for draft in (alone, shared)
   ]
   assert seconds[0] > seconds[1]  # eight times the bytes outweigh the hops

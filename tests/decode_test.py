@@ -1,4 +1,6 @@
-"""The loop: speculation gives plain decoding's text, and tells the truth."""
+"""The loop: speculation gives autoregressive decoding's text, and tells the
+truth.
+"""
 
 import functools
 
@@ -80,7 +82,7 @@ def arguments(name, seed=0, temperature=TEMPERATURES):
 
 
 @functools.cache
-def plain(name, seed=0):
+def baseline(name, seed=0):
   positional, options = arguments(name, seed)
   return decode.autoregress(family(name)[0], *positional, **options)
 
@@ -117,13 +119,13 @@ CASES = [
 
 
 @pytest.mark.parametrize("name, kind, k", CASES)
-def test_b05_b22_b24_coupled_is_plain_decoding(name, kind, k):
+def test_b05_b22_b24_coupled_is_autoregressive_decoding(name, kind, k):
   state = speculative(name, kind, k, "coupled")
-  assert texts(state) == texts(plain(name))
+  assert texts(state) == texts(baseline(name))
   check_books(state, LENGTHS, k if kind == "model" else None)
   if k:
     assert state.stats.accepted.sum() > 0
-    assert state.stats.rounds.sum() < plain(name).stats.rounds.sum()
+    assert state.stats.rounds.sum() < baseline(name).stats.rounds.sum()
   check_log_probs(name, kind, state)
 
 
@@ -142,7 +144,7 @@ def test_b05_b22_b24_coupled_is_plain_decoding(name, kind, k):
 def test_b09_greedy_rows_are_greedy_beside_sampled_ones(name, kind, k, rule):
   state = speculative(name, kind, k, rule)
   cold = TEMPERATURES == 0
-  ours, theirs = texts(state), texts(plain(name))
+  ours, theirs = texts(state), texts(baseline(name))
   for b in np.flatnonzero(cold):
     assert ours[b] == theirs[b]
   check_books(state, LENGTHS, k if kind == "model" else None)
@@ -183,10 +185,10 @@ def check_log_probs(name, kind, state):
   assert not np.any(np.isnan(np.asarray(state.log_probs)))
 
 
-def test_b24_plain_decoding_books():
+def test_b24_autoregressive_decoding_books():
   for name in ("table", "transformer"):
-    check_books(plain(name), LENGTHS, 0)
-    check_log_probs(name, "none", plain(name))
+    check_books(baseline(name), LENGTHS, 0)
+    check_log_probs(name, "none", baseline(name))
 
 
 @pytest.mark.parametrize(
@@ -201,14 +203,16 @@ def test_b24_plain_decoding_books():
   ],
 )
 def test_b11_b12_the_targets_own_draft_is_always_accepted(rule, k):
-  """And the laws that it hands over are laws that its tokens can come from."""
+  """And the distributions that it hands over are distributions that its tokens
+  can come from.
+  """
   model, params = family("table")
-  drafter, laws = drafters.model(model, k), []
+  drafter, distributions = drafters.model(model, k), []
 
   def propose(*args):
     draft, draft_state = drafter.propose(*args)
     jax.debug.callback(
-      lambda *pair: laws.append(pair), draft.tokens, draft.log_probs
+      lambda *pair: distributions.append(pair), draft.tokens, draft.log_probs
     )
     return draft, draft_state
 
@@ -229,8 +233,8 @@ def test_b11_b12_the_targets_own_draft_is_always_accepted(rule, k):
   check_books(state, LENGTHS, k)
 
   jax.effects_barrier()
-  assert len(laws) == int(state.stats.rounds.max())
-  for tokens, log_probs in laws:
+  assert len(distributions) == int(state.stats.rounds.max())
+  for tokens, log_probs in distributions:
     drawn = np.exp(log_probs[:, 1:])
     np.testing.assert_allclose(drawn.sum(-1), 1.0, atol=1e-5)
     assert np.all((drawn > 0).sum(-1) <= 3)
@@ -272,7 +276,7 @@ def test_b15_sampling_samples_and_one_compilation_serves_all():
   assert [len(s) for s in seen] == [calls // 2] * 7 + [1] * 7
 
 
-def test_b26_one_hot_laws_give_no_nan():
+def test_b26_one_hot_distributions_give_no_nan():
   model = table.model(V)
   step = jnp.where(jnp.eye(V, k=1) + jnp.eye(V, k=1 - V) > 0, 0.0, -jnp.inf)
   logits = jnp.broadcast_to(step[None], (V + 1, V, V))

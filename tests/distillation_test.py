@@ -1,4 +1,4 @@
-"""Losses by hand, distillation, and the two ways to judge a draft."""
+"""Losses by hand, distillation, and the two ways to evaluate a draft."""
 
 import jax
 import jax.numpy as jnp
@@ -43,16 +43,20 @@ class TestLosses:
     assert losses.reverse_kl(jnp.log(self.Q), jnp.log(self.P)) == jnp.inf
 
   def test_cross_entropy(self):
-    law = jnp.log(jnp.array([self.P, self.Q]))
-    found = losses.cross_entropy(law, jnp.array([1, 0]))
+    distribution = jnp.log(jnp.array([self.P, self.Q]))
+    found = losses.cross_entropy(distribution, jnp.array([1, 0]))
     np.testing.assert_allclose(found, [np.log(4), np.log(4)], rtol=1e-6)
 
   @pytest.mark.parametrize("name", sorted(losses.DISTANCES))
-  def test_equal_laws_are_at_no_distance(self, name):
-    law = jax.nn.log_softmax(jax.random.normal(jax.random.key(0), (5, 7)))
+  def test_equal_distributions_are_at_no_distance(self, name):
+    distribution = jax.nn.log_softmax(
+      jax.random.normal(jax.random.key(0), (5, 7))
+    )
     value, slope = jax.value_and_grad(
-      lambda x: losses.DISTANCES[name](jax.nn.log_softmax(x), law).sum()
-    )(law)
+      lambda x: losses.DISTANCES[name](
+        jax.nn.log_softmax(x), distribution
+      ).sum()
+    )(distribution)
     np.testing.assert_allclose(value, 0, atol=1e-6)
     if name != "total_variation":  # |x| has a slope on either side of 0
       np.testing.assert_allclose(slope, 0, atol=1e-6)
@@ -79,7 +83,7 @@ class TestDistillation:
 
   @pytest.mark.parametrize("loss", ["cross_entropy", *sorted(losses.DISTANCES)])
   def test_comes_nearer_to_the_target(self, loss):
-    target = jax.tree.map(lambda x: 8 * x, params(1))  # sharp laws
+    target = jax.tree.map(lambda x: 8 * x, params(1))  # sharp distributions
     options = Options(
       steps=150, batch=8, sequence=6, warmup=5, learning_rate=0.05
     )
@@ -106,7 +110,7 @@ class TestDistillation:
       objective.distillation(model, model, "hinge")
 
   @pytest.mark.parametrize("temperature", [0.0, 1.0])
-  def test_judged_by_decoding(self, temperature):
+  def test_evaluated_by_decoding(self, temperature):
     model = transformer.model(CONFIG)
     measure = evaluate.by_decoding(
       model,
@@ -118,7 +122,7 @@ class TestDistillation:
       temperature=temperature,
     )
     same = measure(params())
-    assert same["survival"] == [1.0, 1.0, 1.0]
+    assert same["prefix_acceptance"] == [1.0, 1.0, 1.0]
     assert same["tokens_per_pass"] == 4
     other = measure(jax.tree.map(lambda x: -60 * x, params()))
     assert other["tokens_per_pass"] < 4

@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from learned_kinds import IDS, TARGET, V, recipe, sharpened, target
+from learned_kinds import IDS, TARGET, V, head_config, sharpened, target
 from specdec import drafters
-from specdec.learned import cell as cells
+from specdec.learned import draft_head as draft_heads
 from specdec.learned.unroll import growing, unroll
 from specdec.training import drafting
 from specdec.types import Params
@@ -22,55 +22,58 @@ assert not np.isin([1, 5], IDS).any()
 
 @functools.cache
 def drafter(kind):
-  """(cell, net)."""
-  made = recipe(kind, levels=LEVELS)
-  cell = drafters.LEARNED[made.kind](made, TARGET, IDS, growing)
-  return cell, sharpened(cell.init(jax.random.key(1)), 4)
+  """(draft_head, net)."""
+  made = head_config(kind, levels=LEVELS)
+  draft_head = drafters.LEARNED[made.kind](made, TARGET, IDS, growing)
+  return draft_head, sharpened(draft_head.init(jax.random.key(1)), 4)
 
 
 @functools.cache
 def losses(kind, feature_weight=0.0):
-  """{law: (loss, measures)}, of one program."""
+  """{distribution: (loss, measures)}, of one program."""
   model, params = target()
-  cell, net = drafter(kind)
+  draft_head, net = drafter(kind)
   found = {
-    law: drafting.objective(
-      cell,
+    divergence: drafting.objective(
+      draft_head,
       model,
-      drafting.Loss(law, feature_weight=feature_weight, decay=DECAY),
+      drafting.Loss(divergence, feature_weight=feature_weight, decay=DECAY),
     )
-    for law in drafting.LOSSES
+    for divergence in drafting.LOSSES
   }
   return jax.jit(
-    lambda net: {law: aim(net, params, TOKENS) for law, aim in found.items()}
+    lambda net: {
+      divergence: aim(net, params, TOKENS) for divergence, aim in found.items()
+    }
   )(net)
 
 
 @functools.cache
 def by_hand(kind):
-  """The target's law [B, T, V], the drafter's [levels, B, T, n], and streams
+  """The target's distribution [B, T, V], the drafter's [levels, B, T, n], and
+  streams
   and hidden states; float64."""
   model, params = target()
-  cell, net = drafter(kind)
-  draft = cells.weights_of(cell, net, params)
-  lent = cells.lend(Params(params, draft))
+  draft_head, net = drafter(kind)
+  draft = draft_heads.weights_of(draft_head, net, params)
+  target_weights = draft_heads.target_weights_of(Params(params, draft))
 
   @jax.jit
   def run():
     text = TOKENS[:, :-1]
-    output, _ = model.apply(params, text, None, features=cell.features)
-    made = unroll(cell, net, lent, text, output, LEVELS)
+    output, _ = model.apply(params, text, None, features=draft_head.features)
+    made = unroll(draft_head, net, target_weights, text, output, LEVELS)
     return output.logits, jnp.stack(made[0]), made[1], output.hidden
 
   goal, logits, streams, hidden = jax.tree.map(
     lambda x: np.asarray(x, np.float64), run()
   )
 
-  def law(x):
+  def divergence(x):
     x = np.exp(x - x.max(-1, keepdims=True))
     return x / x.sum(-1, keepdims=True)
 
-  return law(goal), law(logits), streams, hidden
+  return divergence(goal), divergence(logits), streams, hidden
 
 
 def mean_of_levels(values):
@@ -81,24 +84,24 @@ def mean_of_levels(values):
 
 def of_every_level(f, kind="mtp"):
   goal, ours, *_ = by_hand(kind)
-  return [f(goal, law) for law in ours]
+  return [f(goal, divergence) for divergence in ours]
 
 
 FORMULAS = {
   "forward_kl": lambda p, q: (p[..., IDS] * np.log(p[..., IDS] / q)).sum(-1),
   "reverse_kl": lambda p, q: (q * np.log(q / p[..., IDS])).sum(-1),
-  # Half of what is over, and what it can never guess is over whole.
+  # Half of what is over, and what it can never draft is over whole.
   "total_variation": lambda p, q: 1 - np.minimum(p[..., IDS], q).sum(-1),
 }
 
 
-@pytest.mark.parametrize("law", FORMULAS)
-def test_distances_of_laws(law):
-  expected = mean_of_levels(of_every_level(FORMULAS[law]))
-  np.testing.assert_allclose(losses("mtp")[law][0], expected, rtol=1e-5)
+@pytest.mark.parametrize("divergence", FORMULAS)
+def test_distances_of_distributions(divergence):
+  expected = mean_of_levels(of_every_level(FORMULAS[divergence]))
+  np.testing.assert_allclose(losses("mtp")[divergence][0], expected, rtol=1e-5)
 
 
-def test_cross_entropy_is_of_the_tokens_that_it_can_guess():
+def test_cross_entropy_is_of_the_tokens_that_it_can_draft():
   after = TOKENS[:, 1:]
   known = np.isin(after, IDS)
   place = np.minimum(np.searchsorted(IDS, after), len(IDS) - 1)
@@ -114,8 +117,8 @@ def test_cross_entropy_is_of_the_tokens_that_it_can_guess():
 
 
 def test_measures_are_of_their_level():
-  for law in drafting.LOSSES:  # whatever is trained on
-    _, measures = losses("mtp")[law]
+  for divergence in drafting.LOSSES:  # whatever is trained on
+    _, measures = losses("mtp")[divergence]
     assert len(measures) == 2 * LEVELS
     kept = of_every_level(lambda p, q: np.minimum(p[..., IDS], q).sum(-1))
     same = of_every_level(lambda p, q: p.argmax(-1) == IDS[q.argmax(-1)])
@@ -135,22 +138,24 @@ def test_eagle_is_told_the_hidden_states():
   expected = 2.0 * mean_of_levels(smooth)
   assert any((x < 1).any() and (x > 1).any() for x in off)
   with_it, without = losses("eagle", 2.0), losses("eagle")
-  for law in ("forward_kl", "cross_entropy"):
+  for divergence in ("forward_kl", "cross_entropy"):
     np.testing.assert_allclose(
-      with_it[law][0] - without[law][0], expected, rtol=1e-4
+      with_it[divergence][0] - without[divergence][0], expected, rtol=1e-4
     )
 
 
 def test_only_eagle_has_streams_that_are_hidden_states():
-  cell, _ = drafter("mtp")
+  draft_head, _ = drafter("mtp")
   with pytest.raises(ValueError, match="streams of mtp are no hidden states"):
-    drafting.objective(cell, target()[0], drafting.Loss(feature_weight=1.0))
+    drafting.objective(
+      draft_head, target()[0], drafting.Loss(feature_weight=1.0)
+    )
 
 
 def test_no_measures_where_none_are_wanted():
   model, params = target()
-  cell, net = drafter("mtp")
-  aim = drafting.objective(cell, model, drafting.Loss(decay=DECAY), False)
+  draft_head, net = drafter("mtp")
+  aim = drafting.objective(draft_head, model, drafting.Loss(decay=DECAY), False)
   loss, measures = jax.jit(aim)(net, params, TOKENS)
   assert measures == {}
   np.testing.assert_allclose(loss, losses("mtp")["forward_kl"][0], rtol=1e-4)
@@ -159,9 +164,12 @@ def test_no_measures_where_none_are_wanted():
 @pytest.mark.parametrize(
   "entries, complaint",
   [
-    (dict(law="hinge"), "law 'hinge' is unknown; known: cross_entropy, "),
+    (
+      dict(divergence="hinge"),
+      "distribution 'hinge' is unknown; known: cross_entropy, ",
+    ),
     (dict(decay=-0.1), "decay = -0.1; it must be >= 0"),
-    (dict(law_weight=-1.0), "law_weight = -1.0"),
+    (dict(token_weight=-1.0), "law_weight = -1.0"),
     (dict(feature_weight=-1.0), "feature_weight = -1.0"),
   ],
 )

@@ -1,4 +1,6 @@
-"""Early exit: plain decoding's text at every E, and no layer run twice."""
+"""Early exit: autoregressive decoding's text at every E, and no layer run
+twice.
+"""
 
 import dataclasses
 import functools
@@ -99,7 +101,7 @@ def speculate(name, exit_layer, k, rule, rows=slice(None), **more):
 
 
 @functools.cache
-def plain(name, eos_ids=()):
+def baseline(name, eos_ids=()):
   positional, options = arguments(name)
   return decode.autoregress(
     target(name)[0], *positional, eos_ids=eos_ids, **options
@@ -120,9 +122,9 @@ def plain(name, eos_ids=()):
     pytest.param("gemma", 3, 5, marks=SLOW),
   ],
 )
-def test_coupled_text_is_plain_decodings(name, exit_layer, k):
+def test_coupled_text_is_autoregressive_texts(name, exit_layer, k):
   state = speculate(name, exit_layer, k, acceptance.coupled())
-  assert texts(state) == texts(plain(name))
+  assert texts(state) == texts(baseline(name))
   check_books(state, LENGTHS, k)
   if k:
     # Some drafts are kept, some refused, and rows advance at unlike rates.
@@ -133,15 +135,17 @@ def test_coupled_text_is_plain_decodings(name, exit_layer, k):
 @pytest.mark.parametrize(
   "rule", [acceptance.rejection, acceptance.greedy], ids=lambda r: r.__name__
 )
-def test_greedy_rows_are_plain_decodings(rule):
+def test_greedy_rows_are_autoregressive_texts(rule):
   state = speculate("llama", 2, 3, rule())
-  ours, theirs = texts(state), texts(plain("llama"))
+  ours, theirs = texts(state), texts(baseline("llama"))
   cold = np.flatnonzero(TEMPERATURES == 0)
   assert [ours[b] for b in cold] == [theirs[b] for b in cold]
 
 
 def test_what_it_hands_over_is_what_it_drew_from():
-  """Layers 0 .. E - 1, run plainly, give the very laws that were noted."""
+  """Layers 0 .. E - 1, run autoregressively, give the very distributions that
+  were noted.
+  """
   model, params = target("llama")
   state = speculate("llama", 2, 3, acceptance.rejection())
 
@@ -177,8 +181,8 @@ def test_rows_do_not_feel_their_neighbours():
 
 
 def test_it_stops_at_eos():
-  common = int(np.bincount(np.concatenate(texts(plain("llama")))).argmax())
-  expected = plain("llama", (common,))
+  common = int(np.bincount(np.concatenate(texts(baseline("llama")))).argmax())
+  expected = baseline("llama", (common,))
   state = speculate("llama", 2, 3, acceptance.coupled(), eos_ids=(common,))
   assert texts(state) == texts(expected)
   assert np.any(np.asarray(state.length) < L)
@@ -188,13 +192,13 @@ def seer(name, exit_layer, truth):
   """Drafts a tree that holds the target's own text, and resumes from it.
 
   Every node's first layers run in one pass with a tree mask; the right path is
-  0, 1, 4, so committing it moves K/V, of resumed layers as of the others. Every
+  0, 1, 4, so committing it moves KV, of resumed layers as of the others. Every
   other round a row has three nodes in use instead of six.
   """
   model, _ = target(name)
   parents = np.array([-1, 0, 0, 1, 1, 2])
   truth = jnp.asarray(truth)
-  spec = DraftSpec(6, 2, (3, 6), chain=False, siblings="point_mass")
+  spec = DraftSpec(6, 2, (3, 6), chain=False, siblings="deterministic")
 
   def propose(params, draft_state, context):
     at = context.length[:, None] + jnp.array([[-1, 0, 0, 1, 1, 1]])
@@ -213,13 +217,13 @@ def seer(name, exit_layer, truth):
     count = jnp.where(context.length % 2 == 0, 6, 3)
     return Draft(tokens, parents, None, count, resume), draft_state
 
-  plain_drafter = drafters.early_exit(model, exit_layer, 0)
-  return plain_drafter._replace(spec=spec, propose=propose)
+  baseline_drafter = drafters.early_exit(model, exit_layer, 0)
+  return baseline_drafter._replace(spec=spec, propose=propose)
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma"])
 def test_a_tree_can_be_resumed_too(name):
-  expected = plain(name)
+  expected = baseline(name)
   positional, options = arguments(name)
   state = decode.generate(
     target(name)[0],
@@ -232,7 +236,7 @@ def test_a_tree_can_be_resumed_too(name):
   assert np.all(np.asarray(state.stats.widths) > 0)  # both were run
   # Nothing that was drafted on the right path was refused.
   assert np.all(np.asarray(state.stats.accepted)[:, 0] > 0)
-  np.testing.assert_array_equal(state.stats.judged, state.stats.accepted)
+  np.testing.assert_array_equal(state.stats.evaluated, state.stats.accepted)
 
 
 def test_the_shipped_target_exits_early():

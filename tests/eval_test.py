@@ -13,7 +13,7 @@ from flax import traverse_util
 
 import programs
 from specdec import checkpoints
-from specdec.learned.recipe import Recipe
+from specdec.learned.head_config import HeadConfig
 
 ENTRIES = [
   {"question_id": 7, "category": "writing", "turns": ["hello there", "more"]},
@@ -125,12 +125,12 @@ def learned(target, tmp_path):
   """Files of a drafter and of an early exit."""
   small = dict(width=8, mlp_width=8, num_heads=1, num_kv_heads=1, head_dim=8)
   kinds = {
-    "drafter": Recipe("mtp", **small),
-    "exit": Recipe("exit", exit_layer=1, **small),
+    "drafter": HeadConfig("mtp", **small),
+    "exit": HeadConfig("exit", exit_layer=1, **small),
   }
-  for name, recipe in kinds.items():
+  for name, head_config in kinds.items():
     path = tmp_path / f"{name}.safetensors"
-    programs.save_drafter(target, path, recipe)
+    programs.save_drafter(target, path, head_config)
     kinds[name] = f"--learned={path}"
   return kinds
 

@@ -1,4 +1,6 @@
-"""Trees drawn by real drafters: exact texts, honest laws, K/V in its place."""
+"""Trees drawn by real drafters: exact texts, honest distributions, KV in its
+place.
+"""
 
 import functools
 import itertools
@@ -9,7 +11,7 @@ import numpy as np
 import pytest
 
 import early_exit_test
-from decode_law_test import EXACT, SMALLEST_P, V, p_value, sample
+from decode_distribution_test import EXACT, SMALLEST_P, V, p_value, sample
 from specdec import acceptance, decode, drafters, expand, sampling, tree
 from specdec.models import table
 from specdec.types import Params
@@ -144,9 +146,9 @@ def generate(name, kind, shape, rule, params=None):
   "name, kind, shape",
   [
     ("model", "without_replacement", "tree"),
-    ("model", "point_mass", "parallel"),
+    ("model", "deterministic", "parallel"),
     ("llama", "without_replacement", "tree"),
-    ("gemma", "point_mass", "tree"),
+    ("gemma", "deterministic", "tree"),
     ("gemma", "iid", "parallel"),  # joined chains, resumed
     ("model", "dynamic", "of 6"),
     ("gemma", "dynamic", "of 6"),
@@ -155,27 +157,29 @@ def generate(name, kind, shape, rule, params=None):
     pytest.param("gemma", "without_replacement", "parallel", marks=SLOW),
   ],
 )
-def test_coupled_trees_give_plain_decodings_text(name, kind, shape):
+def test_coupled_trees_give_autoregressive_text(name, kind, shape):
   family = "gemma" if name == "gemma" else "llama"
   state = generate(name, kind, shape, acceptance.coupled())
-  assert texts(state) == texts(early_exit_test.plain(family))
+  assert texts(state) == texts(early_exit_test.baseline(family))
   assert state.stats.accepted.sum() > 0
   assert state.stats.accepted[:, -1].sum() > 0 or shape != "chain"
 
 
 @pytest.mark.parametrize("name", ["model", "llama"])
-def test_cold_rows_of_kseq_give_plain_decodings_text(name):
-  """Chains drawn apart and joined, K/V and resumed streams in their places."""
+def test_cold_rows_of_kseq_give_autoregressive_text(name):
+  """Chains drawn apart and joined, KV and resumed streams in their places."""
   state = generate(name, "iid", "parallel", acceptance.kseq())
   cold = early_exit_test.TEMPERATURES == 0
   assert cold.any()
-  found, plain = texts(state), texts(early_exit_test.plain("llama"))
+  found, baseline = texts(state), texts(early_exit_test.baseline("llama"))
   for row in np.flatnonzero(cold):
-    assert found[row] == plain[row]
+    assert found[row] == baseline[row]
 
 
 def test_a_chain_as_a_tree_is_the_chain():
-  """Same laws, same addresses of noise: the same drafts, token for token."""
+  """Same distributions, same addresses of noise: the same drafts, token for
+  token.
+  """
   model, _ = early_exit_test.target("llama")
   (_, *positional), options = early_exit_test.arguments("llama")
   states = [
@@ -198,7 +202,7 @@ def test_a_chain_as_a_tree_is_the_chain():
 
 @pytest.mark.parametrize("kind", [*expand.KINDS, "dynamic"])
 def test_the_targets_own_tree_never_loses_its_first_child(kind):
-  """Every K/V of the draft's cache is right, whatever path was committed."""
+  """Every KV of the draft's cache is right, whatever path was committed."""
   _, params = early_exit_test.target("llama")
   state = generate(
     "model", kind, "tree", acceptance.greedy(), Params(params, params)
@@ -216,18 +220,18 @@ def test_the_targets_own_tree_never_loses_its_first_child(kind):
   [
     "without_replacement",
     pytest.param("iid", marks=SLOW),
-    pytest.param("point_mass", marks=SLOW),
+    pytest.param("deterministic", marks=SLOW),
   ],
 )
-def test_texts_follow_the_targets_law(kind):
+def test_texts_follow_the_targets_distribution(kind):
   drafter = drafters.model_tree(table.model(V), expand.static(TREE, kind))
   found = sample(drafter, acceptance.rejection())
   p = [p_value(*pair) for pair in zip(found, EXACT)]
   assert min(p) > SMALLEST_P, p
 
 
-def test_laws_are_those_that_the_tokens_came_from():
-  """Siblings differ, and each stands in what its elders left."""
+def test_distributions_are_those_that_the_tokens_came_from():
+  """Siblings differ, and each stands in what its earlier siblings left."""
   rng = np.random.default_rng(0)
   rows, size = 64, 6
   logits = jnp.asarray(rng.normal(size=(rows, size)), jnp.float32)
@@ -242,11 +246,11 @@ def test_laws_are_those_that_the_tokens_came_from():
   )
   parents = np.array([-1, 0, 0, 0, 0], np.int32)
   expansion = expand.static(parents, "without_replacement")
-  grown = expansion.grow(context, logits, lambda *_: None, False)
-  law = np.exp(np.asarray(sampling.warp(logits, context.sampling)))
+  grown = expansion.sample_tree(context, logits, lambda *_: None, False)
+  distribution = np.exp(np.asarray(sampling.warp(logits, context.sampling)))
   tokens = np.asarray(grown.tokens)
   for row in range(rows):
-    left = law[row].copy()
+    left = distribution[row].copy()
     for node in range(1, 5):
       said = np.exp(np.asarray(grown.log_probs)[row, node])
       if left.sum() == 0:  # top-k = 3 is used up: uniform over the unseen
@@ -254,5 +258,5 @@ def test_laws_are_those_that_the_tokens_came_from():
         left[tokens[row, 1:node]] = 0
       np.testing.assert_allclose(said, left / left.sum(), atol=1e-5)
       assert said[tokens[row, node]] > 0
-      left = law[row].copy()
+      left = distribution[row].copy()
       left[tokens[row, 1 : node + 1]] = 0

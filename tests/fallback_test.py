@@ -12,10 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import decode_law_test as table_law
-import learned_law_test as learned_law
+import decode_distribution_test as table_distribution
+import learned_distribution_test as learned_distribution
 import noise_test as noise
-from learned_kinds import KINDS, V, cell, recipe, target, weights
+from learned_kinds import KINDS, V, draft_head, head_config, target, weights
 from learned_test import (
   BATCH,
   COUPLED,
@@ -24,8 +24,8 @@ from learned_test import (
   TEMPERATURES,
   K,
   L,
+  baseline,
   differences,
-  plain,
   prompts,
   small_chunks,  # noqa: F401, a fixture
   speculate,
@@ -38,9 +38,9 @@ from specdec.models import table
 from specdec.types import Draft
 from texts import check_books, texts
 
-COPIED = 5  # guesses of a copy, more than K
+COPIED = 5  # draft tokens of a copy, more than K
 SLOW = pytest.mark.slow
-BEHIND = [kind for kind in KINDS if not recipe(kind).exits]
+BEHIND = [kind for kind in KINDS if not head_config(kind).exits]
 TRACES, CALLS = [], []
 
 
@@ -85,9 +85,12 @@ def copies(k=COPIED):
   return scripted(drafters.lookup(k, ngram=2, min_ngram=0))
 
 
-def learned_of(kind, k=K, guests=COPIED):
+def learned_of(kind, k=K, max_external_drafts=COPIED):
   return serve.drafter(
-    cell(kind, full=True), target()[0], expand.chain(k), guests=guests
+    draft_head(kind, full=True),
+    target()[0],
+    expand.chain(k),
+    max_external_drafts=max_external_drafts,
   )
 
 
@@ -96,9 +99,9 @@ def drafter_of(kind):
   return drafters.fallback(copies(), learned_of(kind))
 
 
-def test_the_coupled_rules_text_is_plain_decodings(kind):
+def test_the_coupled_rules_text_is_autoregressive_texts(kind):
   state = speculate(drafter_of(kind), COUPLED, weights(kind, True))
-  assert texts(state) == plain()
+  assert texts(state) == baseline()
   check_books(state, LENGTHS)
   assert np.all(np.asarray(state.stats.widths) > 0)  # K + 1, COPIED + 1
   assert np.asarray(state.stats.accepted)[:, K].sum() > 0  # of a copy alone
@@ -112,15 +115,15 @@ def test_whatever_the_lengths_and_where_it_ends(k, copied):
   widths = {k + 1, copied + 1}
   assert drafter.spec.widths == tuple(sorted(widths))
   draft = weights("eagle", True)
-  assert texts(speculate(drafter, COUPLED, draft)) == plain()
-  common = int(np.bincount(np.concatenate(plain())).argmax())
+  assert texts(speculate(drafter, COUPLED, draft)) == baseline()
+  common = int(np.bincount(np.concatenate(baseline())).argmax())
   state = speculate(drafter, COUPLED, draft, end=common)
-  assert texts(state) == plain(common)
+  assert texts(state) == baseline(common)
   assert np.any(np.asarray(state.length) < L)
 
 
-def test_it_is_drafted_by_the_laws_it_is_trained_on(kind):
-  """B21, whoever made the guesses of the rounds before."""
+def test_it_is_drafted_by_the_distributions_it_is_trained_on(kind):
+  """B21, whoever made the draft tokens of the rounds before."""
   found = forms_apart(kind, drafter_of(kind))
   assert len(found[0]) > 20 and len(found) == K
   for level, off in found.items():
@@ -144,8 +147,10 @@ def forms_apart(kind, drafter):
 )
 def test_a_pending_token_that_was_never_run_is_seen(kind):
   """As where a round that does not ask the drafter leaves its cache a hole."""
-  careless = learned_of(kind, guests=0)
-  careless = careless._replace(spec=careless.spec._replace(guests=K))
+  careless = learned_of(kind, max_external_drafts=0)
+  careless = careless._replace(
+    spec=careless.spec._replace(max_external_drafts=K)
+  )
   found = forms_apart(kind, drafters.fallback(copies(K), careless))
   assert max(max(off) for off in found.values()) > 1e-3
 
@@ -157,7 +162,7 @@ def test_rounds_of_copies_alone_do_not_run_the_other():
   state = speculate(drafter, COUPLED, weights("eagle", True), most=6)
   jax.effects_barrier()
   assert texts(state) == [
-    text[: len(ours)] for text, ours in zip(plain(), texts(state))
+    text[: len(ours)] for text, ours in zip(baseline(), texts(state))
   ]
   assert len(CALLS) == 3  # rounds 1, 4 and 5
 
@@ -180,16 +185,19 @@ def test_rows_do_not_feel_their_neighbours_and_are_traced_once(kind):
   assert texts(before)[::2] != texts(after)[::2]
 
 
-def law_drafter(kind, ids):
+def distribution_drafter(kind, ids):
   """On the table of decode_law_test; copies where one token stood before."""
-  _, params = learned_law.drafter_of(kind, ids, "chain")
+  _, params = learned_distribution.drafter_of(kind, ids, "chain")
   own = drafters.LEARNED[kind](
-    recipe(kind, len(ids)),
-    learned_law.TARGET,
+    head_config(kind, len(ids)),
+    learned_distribution.TARGET,
     np.array(ids) if ids else None,
   )
   learned = serve.drafter(
-    own, table.model(table_law.V), expand.chain(2), guests=3
+    own,
+    table.model(table_distribution.V),
+    expand.chain(2),
+    max_external_drafts=3,
   )
   first = drafters.lookup(3, ngram=2, min_ngram=2)
   return drafters.fallback(first, learned), params
@@ -204,60 +212,73 @@ def law_drafter(kind, ids):
     pytest.param("prophet", (), acceptance.rejection, marks=SLOW),
   ],
 )
-def test_texts_follow_the_targets_law(kind, ids, rule):
-  drafter, params = law_drafter(kind, ids)
-  found = table_law.sample(drafter, rule(), params=params)
-  p = [table_law.p_value(*pair) for pair in zip(found, table_law.EXACT)]
-  assert min(p) > table_law.SMALLEST_P, p
+def test_texts_follow_the_targets_distribution(kind, ids, rule):
+  drafter, params = distribution_drafter(kind, ids)
+  found = table_distribution.sample(drafter, rule(), params=params)
+  p = [
+    table_distribution.p_value(*pair)
+    for pair in zip(found, table_distribution.EXACT)
+  ]
+  assert min(p) > table_distribution.SMALLEST_P, p
   assert p[-1] == 1.0  # greedy rows: one text, every time
 
 
-def test_a_copy_with_the_others_law_is_caught():
-  honest, params = law_drafter("mtp", ())
+def test_a_copy_with_the_others_distribution_is_caught():
+  honest, params = distribution_drafter("mtp", ())
 
   def propose(params, state, context):
     draft, state = honest.propose(params, state, context)
-    flat = jnp.full_like(draft.log_probs, -jnp.log(table_law.V))
+    flat = jnp.full_like(draft.log_probs, -jnp.log(table_distribution.V))
     sure = jnp.any(jnp.isneginf(draft.log_probs), axis=-1, keepdims=True)
     return draft._replace(
       log_probs=jnp.where(sure, flat, draft.log_probs)
     ), state
 
   liar = honest._replace(propose=propose)
-  [texts] = table_law.sample(
-    liar, acceptance.rejection(), groups=table_law.GROUPS[:1], params=params
+  [texts] = table_distribution.sample(
+    liar,
+    acceptance.rejection(),
+    groups=table_distribution.GROUPS[:1],
+    params=params,
   )
-  assert table_law.p_value(texts, table_law.EXACT[0]) < table_law.SMALLEST_P
+  assert (
+    table_distribution.p_value(texts, table_distribution.EXACT[0])
+    < table_distribution.SMALLEST_P
+  )
 
 
 @pytest.mark.parametrize("rule", [acceptance.rejection(), acceptance.block()])
-def test_a_law_of_one_token_is_no_law(rule):
+def test_a_distribution_of_one_token_is_no_distribution(rule):
   """Rules make the same of certainty that is said and of certainty unsaid."""
   logits = jax.random.normal(jax.random.key(0), (4, V))
-  law = jax.nn.log_softmax(logits)
+  distribution = jax.nn.log_softmax(logits)
   tokens = jnp.array([3, 5, 5, 1])
   certain = jnp.log(jax.nn.one_hot(tokens, V))
   said, unsaid = (
-    Draft(tokens, tree.chain(4), laws, jnp.int32(4)) for laws in (certain, None)
+    Draft(tokens, tree.chain(4), distributions, jnp.int32(4))
+    for distributions in (certain, None)
   )
-  np.testing.assert_array_equal(rule.keep(said, law), rule.keep(unsaid, law))
+  np.testing.assert_array_equal(
+    rule.accept_prob(said, distribution), rule.accept_prob(unsaid, distribution)
+  )
   for node in range(4):
     np.testing.assert_array_equal(
-      rule.next_law(said, law, node), rule.next_law(unsaid, law, node)
+      rule.residual(said, distribution, node),
+      rule.residual(unsaid, distribution, node),
     )
 
 
 def test_no_address_of_noise_repeats(record):  # noqa: F811
-  drafter, params = law_drafter("mtp", ())
+  drafter, params = distribution_drafter("mtp", ())
   for row in range(2):
     noise.generate(
       acceptance.rejection(),
       drafter,
       rows=slice(row, row + 1),
       index=jnp.array([row]),
-      target=table.model(table_law.V),
+      target=table.model(table_distribution.V),
       params=params,
-      prompt=noise.PROMPT % table_law.V,
+      prompt=noise.PROMPT % table_distribution.V,
     )
   jax.effects_barrier()
   counts = collections.Counter(record)
@@ -268,7 +289,9 @@ def test_no_address_of_noise_repeats(record):  # noqa: F811
 
 class TestRefusals:
   def test_more_copies_than_the_other_takes(self):
-    with pytest.raises(ValueError, match=r"after 5 guesses .* first drafts 6"):
+    with pytest.raises(
+      ValueError, match=r"after 5 draft tokens .* first drafts 6"
+    ):
       drafters.fallback(drafters.lookup(6), learned_of("eagle"))
 
   def test_a_drafter_that_draws_first(self):
@@ -277,7 +300,9 @@ class TestRefusals:
 
   def test_trees(self):
     shape = expand.static(tree.from_paths([(0,), (1,)]))
-    forest = serve.drafter(cell("eagle"), target()[0], shape, guests=5)
+    forest = serve.drafter(
+      draft_head("eagle"), target()[0], shape, max_external_drafts=5
+    )
     with pytest.raises(ValueError, match="takes chains"):
       drafters.fallback(drafters.lookup(2), forest)
 

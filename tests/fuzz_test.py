@@ -23,7 +23,7 @@ import gguf_files
 import programs
 from specdec import checkpoints, prompts
 from specdec.checkpoints import learned, shipped
-from specdec.learned.recipe import Recipe
+from specdec.learned.head_config import HeadConfig
 
 pytestmark = pytest.mark.slow
 TIMES = int(os.environ.get("SPECDEC_FUZZ", "1"))
@@ -67,10 +67,10 @@ def ends_well(action, named: str) -> str | None:
       raise
     if isinstance(error, SystemExit):
       named, error = "", error.__context__  # main has written it down
-    plain = type(error) in (ValueError, MemoryError)
-    plain |= isinstance(error, OSError)
+    baseline = type(error) in (ValueError, MemoryError)
+    baseline |= isinstance(error, OSError)
     named = named if not CHAT.match(str(error)) else ""
-    if not plain or named not in str(error) or not str(error):
+    if not baseline or named not in str(error) or not str(error):
       where = traceback.extract_tb(error.__traceback__)[-1]
       text = f"{type(error).__name__}: {str(error)[:150]!r}"
       return f"{text} at {os.path.basename(where.filename)}:{where.lineno}"
@@ -203,16 +203,16 @@ def join(header, rest: bytes) -> bytes:
 def test_safetensors_and_drafters(tmp_path):
   target = programs.write_model(tmp_path)
   weights, drafter = tmp_path / "model.safetensors", tmp_path / "d.safetensors"
-  recipes = [
-    Recipe("eagle3", features=(1,), levels=2),
-    Recipe("medusa", num_layers=0, levels=2),
-    Recipe("exit", exit_layer=1, recycle=True),
+  head_configs = [
+    HeadConfig("eagle3", features=(1,), levels=2),
+    HeadConfig("medusa", num_layers=0, levels=2),
+    HeadConfig("exit", exit_layer=1, feeds_back_hidden=True),
   ]
   files = []
-  for recipe in recipes:
+  for head_config in head_configs:
     small = dict(width=16, mlp_width=16, num_heads=2, head_dim=8)
-    recipe = Recipe(**(vars(recipe) | small))
-    programs.save_drafter(target, drafter, recipe)
+    head_config = HeadConfig(**(vars(head_config) | small))
+    programs.save_drafter(target, drafter, head_config)
     files.append(drafter.read_bytes())
   whole, checkpoint = weights.read_bytes(), checkpoints.load(target)
 
@@ -258,8 +258,8 @@ def tokenized(writer) -> None:
 
 def test_gguf(tmp_path):
   path = tmp_path / "m.gguf"
-  plain = gguf_files.write(path, change=tokenized).read_bytes()
-  header = plain.index(b"output_norm.weight") + 200
+  baseline = gguf_files.write(path, change=tokenized).read_bytes()
+  header = baseline.index(b"output_norm.weight") + 200
   keys = ["block_count", "embedding_length", "feed_forward_length"]
   keys += ["attention.head_count", "attention.head_count_kv", "expert_count"]
   keys += ["rope.dimension_count", "rope.freq_base", "attention.key_length"]
@@ -268,7 +268,7 @@ def test_gguf(tmp_path):
 
   def one(rng):
     if rng.random() < 0.7:
-      path.write_bytes(damaged(plain, rng, header))
+      path.write_bytes(damaged(baseline, rng, header))
       return "damaged", lambda: use(path), str(path)
     changes = {rng.choice(keys): rng.choice(values) for _ in range(2)}
     gguf_files.write(path, change=tokenized, **changes)

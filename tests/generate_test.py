@@ -57,7 +57,7 @@ def test_command_line_ends_with_a_table_and_json(target, tmp_path):
     "share": 1.0,
   }
   assert found["acceptance"]["emitted"] == 20
-  assert len(found["acceptance"]["survival"]) == 5
+  assert len(found["acceptance"]["prefix_acceptance"]) == 5
   assert found["acceptance"]["tokens_per_pass"]["value"] >= 1
   for key in ("tokens_per_second", "plain_tokens_per_second"):
     assert found["speed"][key] > 0
@@ -136,10 +136,12 @@ def test_pairs_are_timed_in_turns_and_give_a_standard_error(
 ):
   calls, complete = [], session.Session.complete
 
-  def timed(self, rows, numbers, plain, strict):
-    calls.append((list(numbers), plain))
-    seconds = [0.5, 0.5, 1.0, 0.25][len(calls) // 2 % 4] * (3 if plain else 1)
-    return complete(self, rows, numbers, plain, strict)._replace(
+  def timed(self, rows, numbers, baseline, strict):
+    calls.append((list(numbers), baseline))
+    seconds = [0.5, 0.5, 1.0, 0.25][len(calls) // 2 % 4] * (
+      3 if baseline else 1
+    )
+    return complete(self, rows, numbers, baseline, strict)._replace(
       seconds=seconds
     )
 
@@ -147,7 +149,7 @@ def test_pairs_are_timed_in_turns_and_give_a_standard_error(
   out = tmp_path / "out.json"
   run("--prompt=abc", "--max_new_tokens=8", f"--json={out}")
   assert calls == [
-    ([0], plain) for plain in (False, True, True, False, False, True)
+    ([0], baseline) for baseline in (False, True, True, False, False, True)
   ]
   [found] = json.loads(out.read_text())["runs"]
   speed = found["speed"]
@@ -212,7 +214,7 @@ def test_config_file_sets_flags_but_not_those_given(run, tmp_path):
   run("--prompt=ab", f"--config={config}", f"--json={out}", "--k=4")
   document = json.loads(out.read_text())
   assert len(document["prompts"][0]["token_ids"]) == 7
-  assert len(document["runs"][0]["acceptance"]["survival"]) == 4
+  assert len(document["runs"][0]["acceptance"]["prefix_acceptance"]) == 4
 
 
 @pytest.mark.parametrize(

@@ -219,9 +219,9 @@ def test_bos_and_eos_are_added_as_the_file_says(tmp_path):
   flags = {"add_bos_token": True, "add_eos_token": True}
   path = write(tmp_path / "m.gguf", change=metadata_of(inner, **flags))
   tokenizer = checkpoints.load_tokenizer(path)
-  plain = inner.encode("cat").ids
-  assert tokenizer.encode("cat") == [1, *plain, 2]
-  assert tokenizer.encode("cat", add_special=False) == plain
+  baseline = inner.encode("cat").ids
+  assert tokenizer.encode("cat") == [1, *baseline, 2]
+  assert tokenizer.encode("cat", add_special=False) == baseline
   path = write(tmp_path / "l.gguf", change=metadata_of(inner, pre="llama-bpe"))
   assert checkpoints.load_tokenizer(path).encode("")[0] == 1
 

@@ -32,7 +32,7 @@ from specdec import (
 )
 from specdec.checkpoints import learned as saved
 from specdec.checkpoints import shipped
-from specdec.learned import cell as cells
+from specdec.learned import draft_head as draft_heads
 from specdec.learned import serve
 from specdec.models import table, transformer
 from specdec.types import Params, Skip
@@ -70,10 +70,10 @@ def lookup(k=4):
 def learned(kind, expansion, copies=0):
   def make():
     return serve.drafter(
-      learned_kinds.cell(kind),
+      learned_kinds.draft_head(kind),
       learned_kinds.target()[0],
       expansion,
-      guests=copies,
+      max_external_drafts=copies,
     )
 
   if not copies:
@@ -93,7 +93,9 @@ def of_shipped(name, k=3):
     target = shipped_target()
     own = saved.load(shipped.drafter(name), target)
     return serve.drafter(
-      own.cell(target.config), transformer.model(target.config), expand.chain(k)
+      own.draft_head(target.config),
+      transformer.model(target.config),
+      expand.chain(k),
     )
 
   return make
@@ -101,14 +103,14 @@ def of_shipped(name, k=3):
 
 CHAINS = expand.static(tree.parallel(2, 3, 1), "iid")
 TREE = expand.static([-1, 0, 0, 0, 1, 1, 2, 4])
-LIKELIEST = expand.static([-1, 0, 0, 0, 1, 1, 2, 4], "point_mass")
+LIKELIEST = expand.static([-1, 0, 0, 0, 1, 1, 2, 4], "deterministic")
 DYNAMIC = expand.dynamic(3, 3, 7)
 SOME = Skip((1,), (0, 2))
 rejection, coupled = acceptance.rejection, acceptance.coupled
 
 WAYS = {
-  "plain": Way(
-    "table", lambda: decode.PLAIN_DRAFTER, lambda: decode.PLAIN_RULE
+  "baseline": Way(
+    "table", lambda: decode.NO_DRAFTER, lambda: decode.NO_DRAFT_RULE
   ),
   "model, rejection": on_table(chain(), rejection),
   "model, rejection, one row": on_table(chain(), rejection, 1),
@@ -194,8 +196,8 @@ def models(name):
   if name == "shipped":
     return model, Params(target.params, shipped_draft().params)
   own = saved.load(shipped.drafter(name.split()[1]), target)
-  cell = own.cell(target.config)
-  weights = cells.weights_of(cell, own.net, target.params)
+  cell = own.draft_head(target.config)
+  weights = draft_heads.weights_of(cell, own.net, target.params)
   return model, Params(target.params, weights)
 
 

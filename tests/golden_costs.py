@@ -15,33 +15,39 @@ import pathlib
 import sys
 
 from specdec.analysis import chips, papers, planning, shapes
-from specdec.analysis.cost import Placed
-from specdec.analysis.pairs import Beside, Pair
+from specdec.analysis.cost import Deployment
+from specdec.analysis.pairs import Overhead, TargetDraftPair
 
 FILE = pathlib.Path(__file__).parent / "fixtures" / "golden" / "costs.json"
-SURVIVAL = (0.8, 0.66, 0.55, 0.47, 0.4, 0.34)
+PREFIX_ACCEPTANCE = (0.8, 0.66, 0.55, 0.47, 0.4, 0.34)
 
 
-def pairs() -> dict[str, Pair]:
+def pairs() -> dict[str, TargetDraftPair]:
   """Deployments of every kind of draft, of dense models and experts."""
 
-  def placed(name, chip, **options):
-    return Placed(shapes.get(name), chips.get(chip), **options)
+  def deployment(name, chip, **options):
+    return Deployment(shapes.get(name), chips.get(chip), **options)
 
-  large = placed("llama3-70b", "v6e", ways=8)
-  exits = placed("llama3-8b", "h100")
+  large = deployment("llama3-70b", "v6e", ways=8)
+  exits = deployment("llama3-8b", "h100")
   early = dataclasses.replace(exits, stop=8)
   small = shapes.scaled(large.shape, 0.1)
-  experts = placed("mixtral-8x7b", "v5p", ways=4, replicas=2)
-  quantised = placed("llama3-8b", "v5e", ways=2, weights="int8", kv="int8")
-  late = Beside(((1, 1e-4, 2e-5), (64, 3e-4, 5e-5)))
+  experts = deployment("mixtral-8x7b", "v5p", ways=4, replicas=2)
+  quantised = deployment("llama3-8b", "v5e", ways=2, weights="int8", kv="int8")
+  late = Overhead(((1, 1e-4, 2e-5), (64, 3e-4, 5e-5)))
   return {
-    "70B with 1B": Pair(large, placed("llama3-1b", "v6e", ways=8)),
-    "70B with a tenth": Pair(large, dataclasses.replace(large, shape=small)),
-    "8B, exit after 8": Pair(exits, early, exit_layer=8),
-    "8B, copies": Pair(exits),
-    "experts": Pair(experts),
-    "int8, with overhead": Pair(quantised, beside=late, plain_beside=late),
+    "70B with 1B": TargetDraftPair(
+      large, deployment("llama3-1b", "v6e", ways=8)
+    ),
+    "70B with a tenth": TargetDraftPair(
+      large, dataclasses.replace(large, shape=small)
+    ),
+    "8B, exit after 8": TargetDraftPair(exits, early, exit_layer=8),
+    "8B, copies": TargetDraftPair(exits),
+    "experts": TargetDraftPair(experts),
+    "int8, with overhead": TargetDraftPair(
+      quantised, overhead=late, baseline_overhead=late
+    ),
   }
 
 
@@ -54,11 +60,11 @@ def numbers() -> dict[str, object]:
         where = f"{name}; batch {batch}; context {context}"
         for k in (0, 1, 4, 8):
           found = pair.round(batch, k, context)
-          values[f"{where}; k = {k}"] = [found.seconds, found.beside]
+          values[f"{where}; k = {k}"] = [found.seconds, found.overhead]
         tree = pair.tree_round(batch, (3, 4, 4), context)
         values[f"{where}; tree"] = tree.seconds
         values[f"{where}; best k"] = planning.best_k(
-          pair, batch, context, SURVIVAL
+          pair, batch, context, PREFIX_ACCEPTANCE
         )
         memory = pair.memory(batch, context)
         values[f"{where}; memory"] = list(memory.values())
@@ -67,7 +73,9 @@ def numbers() -> dict[str, object]:
     )
     values[f"{name}; largest batch"] = planning.largest_batch(pair, 4096)
     values[f"{name}; equal memory"] = planning.at_equal_memory(pair, 512, 0.8)
-    values[f"{name}; schedule"] = planning.schedule(pair, 1024, SURVIVAL)
+    values[f"{name}; schedule"] = planning.schedule(
+      pair, 1024, PREFIX_ACCEPTANCE
+    )
     values[f"{name}; tree"] = planning.best_tree(
       pair, 1, 1024, (0.7, 0.1, 0.05), 16
     )

@@ -17,7 +17,7 @@ def test_texts_are_those_of_0_1_0(way):
   assert golden.decoded(way) == expected
 
 
-def test_every_cell_is_decoded():
+def test_every_head_is_decoded():
   assert {key.split(";")[0] for key in CELLS} == set(golden.WAYS)
 
 

@@ -211,7 +211,9 @@ LOCAL = {"sliding_attention": {"rope_type": "linear", "factor": 2.0}}
     ("Llama", {"head_dim": 0}, "n: head_dim = 0; it must be an int"),
   ],
 )  # fmt: skip
-def test_what_changes_the_law_is_refused(architecture, changes, sentence):
+def test_what_changes_the_distribution_is_refused(
+  architecture, changes, sentence
+):
   with pytest.raises(ValueError, match=sentence):
     parse(**{"architecture": f"{architecture}ForCausalLM"} | EIGHT | changes)
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from specdec import drafters
-from specdec.learned import cell as cells
-from specdec.learned.recipe import Recipe
+from specdec.learned import draft_head as draft_heads
+from specdec.learned.head_config import HeadConfig
 from specdec.learned.unroll import growing
 from specdec.models import transformer
 from specdec.training import data, joint, loop, objective, run
@@ -35,10 +35,10 @@ def tokens():
   return jnp.asarray(packed().batch(0, 4))
 
 
-def cell_of(kind, **changes):
+def head_from_module(kind, **changes):
   layers = 0 if kind == "medusa" else 1
-  recipe = Recipe(kind, num_layers=layers, **(TINY | changes))
-  return drafters.LEARNED[kind](recipe, SHAPE, None, growing)
+  head_config = HeadConfig(kind, num_layers=layers, **(TINY | changes))
+  return drafters.LEARNED[kind](head_config, SHAPE, None, growing)
 
 
 def numbered(step, rows=slice(None)):
@@ -58,25 +58,27 @@ def largest(tree):
 class TestDrafter:
   @pytest.mark.parametrize("kind", ["prophet", "mtp", "medusa"])
   def test_its_gradient_reaches_the_target_as_its_weight_says(self, kind):
-    cell = cell_of(kind, levels=1 if kind == "mtp" else 2)
-    params = {"target": target(), "drafter": cell.init(jax.random.key(1))}
+    draft_head = head_from_module(kind, levels=1 if kind == "mtp" else 2)
+    params = {"target": target(), "drafter": draft_head.init(jax.random.key(1))}
     batch = tokens()
 
     @jax.jit
     def gradients(params):
       def of(weight):
-        aim = joint.with_drafter(MODEL, cell, Loss("cross_entropy", weight))
+        aim = joint.with_drafter(
+          MODEL, draft_head, Loss("cross_entropy", weight)
+        )
         return jax.value_and_grad(lambda x: aim(x, None, batch), has_aux=True)
 
       return of(0.0)(params), of(0.5)(params)
 
     ((loss, _), none), ((both, measures), half) = gradients(params)
-    plain = jax.jit(
+    baseline = jax.jit(
       jax.value_and_grad(
         lambda x: objective.language_model(MODEL)(x, None, batch)[0]
       )
     )
-    alone, gradient = plain(params["target"])
+    alone, gradient = baseline(params["target"])
     # Weight 0: the language model's own training, and nothing else.
     np.testing.assert_allclose(loss, alone, rtol=1e-6)
     jax.tree.map(
@@ -89,10 +91,10 @@ class TestDrafter:
     wanted = loss + 0.5 * measures["auxiliary"]
     np.testing.assert_allclose(both, wanted, rtol=1e-6)
     # What is beside it moves the drafter, and every part of the target.
-    beside = jax.tree.map(jnp.subtract, half, none)
-    for name, part in beside["target"].items():
+    overhead = jax.tree.map(jnp.subtract, half, none)
+    for name, part in overhead["target"].items():
       assert largest(part) > 1e-5, name
-    assert largest(beside["drafter"]) > 1e-5
+    assert largest(overhead["drafter"]) > 1e-5
 
   def test_medusa_weighs_its_heads_as_the_paper_does(self):
     path = pathlib.Path(__file__).parents[1] / "configs" / "train" / "joint.py"
@@ -100,32 +102,37 @@ class TestDrafter:
     config = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(config)
     entry = config.KINDS["medusa"]
-    levels = entry["recipe"].levels
+    levels = entry["head_config"].levels
     assert levels == 5
-    cell = cell_of("medusa", levels=levels)
-    params = {"target": target(), "drafter": cell.init(jax.random.key(1))}
+    draft_head = head_from_module("medusa", levels=levels)
+    params = {"target": target(), "drafter": draft_head.init(jax.random.key(1))}
     batch = tokens()
-    aim = jax.jit(joint.with_drafter(MODEL, cell, entry["loss"]))
+    aim = jax.jit(joint.with_drafter(MODEL, draft_head, entry["loss"]))
     loss, measures = aim(params, None, batch)
     text, after = batch[:, :-1], batch[:, 1:]
     output, _ = MODEL.apply(params["target"], text, None)
     net = params["drafter"]
-    lent = cells.lend(
-      Params(params["target"], cells.weights_of(cell, net, params["target"]))
+    target_weights = draft_heads.target_weights_of(
+      Params(
+        params["target"],
+        draft_heads.weights_of(draft_head, net, params["target"]),
+      )
     )
-    read = cell.read(net, output)
+    read = draft_head.read(net, output)
     size, total = text.shape[1], measures["cross_entropy"]
     for j in range(levels):
       # Head j reads what is j + 1 tokens before: nothing, at the beginning.
       stream = jnp.pad(read, ((0, 0), (j + 1, 0), (0, 0)))[:, :size]
-      law = jax.nn.log_softmax(cell.score(net, lent, stream, j))
-      there = jnp.take_along_axis(law, after[..., None], -1)[:, j:]
+      divergence = jax.nn.log_softmax(
+        draft_head.score(net, target_weights, stream, j)
+      )
+      there = jnp.take_along_axis(divergence, after[..., None], -1)[:, j:]
       total += 0.2 * 0.8**j * -jnp.mean(there)
     np.testing.assert_allclose(loss, total, rtol=1e-5)
 
   def test_refuses_a_goal_that_moves(self):
     with pytest.raises(ValueError, match="is on the text itself"):
-      joint.with_drafter(MODEL, cell_of("mtp"), Loss("forward_kl"))
+      joint.with_drafter(MODEL, head_from_module("mtp"), Loss("forward_kl"))
 
 
 class TestLayerSkip:
@@ -171,15 +178,15 @@ class TestLayerSkip:
     wanted = sum(w * v for w, v in zip(weights, values))
     np.testing.assert_allclose(loss, wanted, rtol=1e-6)
 
-  def test_what_is_judged_leaves_nothing_out(self):
+  def test_what_is_evaluated_leaves_nothing_out(self):
     params = {"target": target()}
-    judged = joint.judged(joint.exits(MODEL, LAYERS))
-    loss, measures = judged(params, None, tokens())
-    plain, _ = objective.language_model(MODEL)(target(), None, tokens())
-    np.testing.assert_allclose(loss, plain, rtol=1e-6)
+    evaluated = joint.evaluated(joint.exits(MODEL, LAYERS))
+    loss, measures = evaluated(params, None, tokens())
+    baseline, _ = objective.language_model(MODEL)(target(), None, tokens())
+    np.testing.assert_allclose(loss, baseline, rtol=1e-6)
     assert loss == measures["cross_entropy"]
-    alone, _ = joint.judged(joint.alone(MODEL))(params, None, tokens())
-    np.testing.assert_allclose(alone, plain, rtol=1e-6)
+    alone, _ = joint.evaluated(joint.alone(MODEL))(params, None, tokens())
+    np.testing.assert_allclose(alone, baseline, rtol=1e-6)
 
   def test_a_layer_left_out_learns_nothing(self):
     # At the last step p = 1: every row leaves the last layer out.
@@ -271,7 +278,7 @@ def test_resumes_bit_for_bit_with_what_is_left_out(tmp_path):
       OPTIONS,
       folder,
       export=lambda weights, name: None,
-      judged=joint.judged(joint.exits(MODEL, LAYERS)),
+      evaluated=joint.evaluated(joint.exits(MODEL, LAYERS)),
     )
 
   whole = train(tmp_path / "whole")

@@ -58,7 +58,7 @@ def sweep_line(name, draft, batch, k):
     "run": run("all", k) | {"batch": batch},
     "point": {"target": name, "draft": draft, "batch": batch, "k": k},
     "prediction": {"speedup": 1.4, "round_seconds": 0.1},
-    "observed": {"survival": [0.5] * k},
+    "observed": {"prefix_acceptance": [0.5] * k},
     "drafter": name,
     "rounds": 3,
     "load": None,

@@ -1,4 +1,6 @@
-"""Layer skip: plain decoding's text for any subset; the skipped never runs."""
+"""Layer skip: autoregressive decoding's text for any subset; the skipped never
+runs.
+"""
 
 import itertools
 import re
@@ -8,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import decode_law_test as laws
-from early_exit_test import LAYERS, LENGTHS, arguments, plain, target
+import decode_distribution_test as distributions
+from early_exit_test import LAYERS, LENGTHS, arguments, baseline, target
 from hlo import products
 from specdec import (
   acceptance,
@@ -23,7 +25,7 @@ from specdec import (
 )
 from specdec.drafters import Threshold
 from specdec.models import table
-from specdec.types import ACCEPTED, CORRECTION, Params, Skip, Verdict
+from specdec.types import ACCEPTED, CORRECTION, AcceptResult, Params, Skip
 from texts import check_books, texts
 
 SLOW = pytest.mark.slow
@@ -64,10 +66,10 @@ def skipper(name="llama", skip=SOME, k=3, threshold=None):
     pytest.param("llama", ALL, 8, UNSURE, marks=SLOW),
   ],
 )
-def test_coupled_text_is_plain_decodings(name, skip, k, threshold):
+def test_coupled_text_is_autoregressive_texts(name, skip, k, threshold):
   drafter = skipper(name, skip, k, threshold)
   state = speculate(name, drafter, acceptance.coupled())
-  assert texts(state) == texts(plain(name))
+  assert texts(state) == texts(baseline(name))
   check_books(state, LENGTHS, None if threshold else k)
   if k:
     assert 0 < state.stats.accepted.sum() < state.stats.drafted.sum()
@@ -77,10 +79,12 @@ def test_coupled_text_is_plain_decodings(name, skip, k, threshold):
 
 
 def test_a_draft_that_skips_nothing_is_all_kept():
-  """Its scratch, taken for the target's K/V, gives the target's very laws."""
+  """Its scratch, taken for the target's KV, gives the target's very
+  distributions.
+  """
   drafter = skipper(skip=NOTHING, threshold=Threshold(0.0, step=0.0))
   state = speculate("llama", drafter, acceptance.coupled())
-  np.testing.assert_array_equal(state.stats.judged, state.stats.accepted)
+  np.testing.assert_array_equal(state.stats.evaluated, state.stats.accepted)
   np.testing.assert_array_equal(state.draft_state.threshold, 0.0)
   longest = np.max(state.stats.rounds)
   np.testing.assert_array_equal(state.stats.widths, [0, 0, longest])
@@ -90,9 +94,9 @@ def test_a_draft_that_skips_nothing_is_all_kept():
   "rule",
   [acceptance.rejection, pytest.param(acceptance.greedy, marks=SLOW)],
 )
-def test_greedy_rows_are_plain_decodings(rule):
+def test_greedy_rows_are_autoregressive_texts(rule):
   state = speculate("llama", skipper(threshold=UNSURE), rule())
-  ours, theirs = texts(state), texts(plain("llama"))
+  ours, theirs = texts(state), texts(baseline("llama"))
   _, options = arguments("llama")
   cold = np.flatnonzero(np.asarray(options["sampling"].temperature) == 0)
   assert [ours[b] for b in cold] == [theirs[b] for b in cold]
@@ -107,15 +111,15 @@ def test_greedy_rows_are_plain_decodings(rule):
   ],
   ids=["static", "dynamic", "chains"],
 )
-def test_trees_give_plain_decodings_text(expansion):
+def test_trees_give_autoregressive_text(expansion):
   drafter = drafters.layer_skip_tree(target("llama")[0], SOME, expansion)
   state = speculate("llama", drafter, acceptance.coupled())
-  assert texts(state) == texts(plain("llama"))
+  assert texts(state) == texts(baseline("llama"))
   assert state.stats.accepted.sum() > 0
 
 
 def test_what_it_hands_over_is_what_it_drew_from():
-  """The kept sublayers, run plainly after the whole target's K/V."""
+  """The kept sublayers, run autoregressively after the whole target's KV."""
   model, params = target("llama")
   k = 3
   state = speculate("llama", skipper(k=k), acceptance.rejection())
@@ -139,7 +143,8 @@ def test_what_it_hands_over_is_what_it_drew_from():
   logits = once(params, model.init_cache(len(length), slots), draft.tokens)
   wanted = sampling.warp(logits, started.sampling)[:, :-1]
   np.testing.assert_allclose(draft.log_probs[:, 1:], wanted, atol=1e-4)
-  # And what decoding notes of the first round's tokens is said by these laws.
+  # And what decoding notes of the first round's tokens is said by these
+  # distributions.
   at = np.arange(len(length)), LENGTHS
   noted = np.isin(np.asarray(state.origin)[at], [ACCEPTED, CORRECTION])
   assert noted.any()
@@ -166,14 +171,14 @@ def test_rows_do_not_feel_their_neighbours():
 
 
 def test_it_stops_at_eos():
-  common = int(np.bincount(np.concatenate(texts(plain("llama")))).argmax())
+  common = int(np.bincount(np.concatenate(texts(baseline("llama")))).argmax())
   state = speculate(
     "llama",
     skipper(threshold=UNSURE),
     acceptance.coupled(),
     eos_ids=(common,),
   )
-  assert texts(state) == texts(plain("llama", (common,)))
+  assert texts(state) == texts(baseline("llama", (common,)))
   assert np.any(np.asarray(state.length) < 30)
 
 
@@ -262,21 +267,23 @@ def test_one_trace():
 
 
 def split_table():
-  """A target whose draft is another table, for laws that are known."""
-  inner = table.model(laws.V)
+  """A target whose draft is another table, for distributions that are known."""
+  inner = table.model(distributions.V)
 
   def apply(params, tokens, cache, skip=None, **options):
     return inner.apply(
       params["whole" if skip is None else "kept"], tokens, cache, **options
     )
 
-  whole, kept = laws.PARAMS
+  whole, kept = distributions.PARAMS
   return inner._replace(apply=apply), Params({"whole": whole, "kept": kept})
 
 
 def sampled(drafter, rule, model, params):
   """Texts of three tokens after one prompt, from the real loop."""
-  return laws.sample(drafter, rule, 2, laws.GROUPS, params, model)
+  return distributions.sample(
+    drafter, rule, 2, distributions.GROUPS, params, model
+  )
 
 
 def drops_the_trigger(drafter):
@@ -305,23 +312,23 @@ def drops_the_trigger(drafter):
     pytest.param(acceptance.coupled, False, marks=SLOW),
   ],
 )
-def test_texts_follow_the_targets_law(rule, dropped):
+def test_texts_follow_the_targets_distribution(rule, dropped):
   """And do not once the token that stopped a draft is dropped."""
   model, params = split_table()
   drafter = drafters.layer_skip(model, NOTHING, 3, Threshold(0.5))
   if dropped:
     drafter = drops_the_trigger(drafter)
   found = sampled(drafter, rule(), model, params)
-  p = [laws.p_value(*pair) for pair in zip(found, laws.EXACT)]
+  p = [distributions.p_value(*pair) for pair in zip(found, distributions.EXACT)]
   print(p)
   if dropped:
-    assert p[0] < laws.SMALLEST_P, p
+    assert p[0] < distributions.SMALLEST_P, p
   else:
-    assert min(p) > laws.SMALLEST_P, p
+    assert min(p) > distributions.SMALLEST_P, p
 
 
 def test_a_row_stops_at_its_first_unlikely_token_and_keeps_it():
-  """Whatever the temperature, by the draft's law before any warp."""
+  """Whatever the temperature, by the draft's distribution before any warp."""
   model, params = target("llama")
   rule, k = acceptance.coupled(), 4
   drafter = skipper(k=k, threshold=UNSURE)
@@ -356,10 +363,10 @@ def test_the_threshold_moves_as_the_paper_says():
   draft, own = drafter.propose(positional[0], state.draft_state, context)
   draft = draft._replace(count=jnp.array([5, 3, 4, 3]))
   own = own._replace(matchness=jnp.array([1.0, 1.0, 1.0, 0.7]))
-  verdict = Verdict(
+  accept_result = AcceptResult(
     None, jnp.array([4, 2, 0, 0]), None, jnp.array([5, 3, 1, 0])
   )
-  found = drafter.update(None, own, context, draft, verdict, None)
+  found = drafter.update(None, own, context, draft, accept_result, None)
   np.testing.assert_allclose(
     found.threshold, [0.5, 0.499, 0.501, 0.5], rtol=1e-5
   )
@@ -367,7 +374,7 @@ def test_the_threshold_moves_as_the_paper_says():
   np.testing.assert_array_equal(found.over, [False, False, False, True])
   # It stays a probability, and a row that is done is not drafted for.
   own = found._replace(threshold=jnp.array([0.0, 0.0, 1.0, 1.0]))
-  again = drafter.update(None, own, context, draft, verdict, None)
+  again = drafter.update(None, own, context, draft, accept_result, None)
   np.testing.assert_array_equal(again.threshold, [0.0, 0.0, 1.0, 1.0])
   draft, _ = drafter.propose(positional[0], again, context)
   np.testing.assert_array_equal(draft.count, [5, 5, 2, 1])

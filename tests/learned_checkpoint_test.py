@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from safetensors.flax import save_file
 
-from learned_kinds import IDS, KINDS, TARGET, recipe
+from learned_kinds import IDS, KINDS, TARGET, head_config
 from programs import write_model
 from specdec import checkpoints, drafters, expand, run_folder
 from specdec.checkpoints import learned as saved
@@ -32,8 +32,8 @@ def whom(folder):
 
 
 def drafter_for(config, kind="mtp", ids=IDS, **changes):
-  """(recipe, ids, net) that fit a target's config."""
-  made = recipe(kind, 0 if ids is None else len(ids), **changes)
+  """(head config, ids, net) that fit a target's config."""
+  made = head_config(kind, 0 if ids is None else len(ids), **changes)
   own = drafters.LEARNED[made.kind](made, config, ids)
   rng = np.random.default_rng(0)
   net = jax.tree.map(
@@ -56,7 +56,7 @@ def test_there_and_back(kind, tmp_path):
   made, _, net = drafter_for(TARGET, kind)
   saved.save(path, made, IDS, net, {"config": "1"})
   found = saved.load(path)
-  assert found.recipe == made == saved.inspect(path)
+  assert found.head_config == made == saved.inspect(path)
   assert found.source == str(path)
   np.testing.assert_array_equal(found.ids, IDS)
   halved = jax.tree.map(
@@ -72,13 +72,15 @@ def test_all_tokens_need_no_vocabulary(whom, tmp_path):
   found = saved.load(path, whom)
   assert found.ids is None
   jax.tree.map(np.testing.assert_array_equal, found.net, drafter[2])
-  assert found.cell(whom.config).recipe == drafter[0]
+  assert found.draft_head(whom.config).head_config == drafter[0]
 
 
 def test_the_type_of_the_weights_makes_no_other_target(folder, whom, file):
   halved = checkpoints.load(folder, dtype="bfloat16")
   assert saved.fingerprint(halved) == saved.fingerprint(whom)
-  assert saved.load(file, halved).recipe == saved.load(file, whom).recipe
+  assert (
+    saved.load(file, halved).head_config == saved.load(file, whom).head_config
+  )
 
 
 def changed(whom, tmp_path, what):
@@ -102,7 +104,9 @@ def test_another_target_is_refused_by_what_is_unlike(
     ValueError, match=f"another target than .*: unlike {what}$"
   ):
     saved.load(file, other)
-  assert saved.load(file).recipe.kind == "mtp"  # it is no one's: nothing asked
+  assert (
+    saved.load(file).head_config.kind == "mtp"
+  )  # it is no one's: nothing asked
 
 
 def test_one_changed_weight_is_enough(whom):
@@ -170,9 +174,9 @@ def test_any_other_safetensors_file_is_no_drafter(tmp_path):
   ],
   ids=str,
 )
-def test_a_recipe_that_is_none(file, tmp_path, entries):
+def test_a_head_config_that_is_none(file, tmp_path, entries):
   own = dataclasses.asdict(saved.inspect(file)) | entries
-  path = rewritten(tmp_path / "a.safetensors", file, recipe=own)
+  path = rewritten(tmp_path / "a.safetensors", file, head_config=own)
   with pytest.raises(ValueError, match=re.escape(str(path))):
     saved.load(path)
 
@@ -184,7 +188,7 @@ def test_a_vocabulary_of_another_length(whom, file, tmp_path, ids, found):
   ids = None if ids is None else jnp.asarray(ids, jnp.int32)
   path = rewritten(tmp_path / "a.safetensors", file, {"vocabulary": ids})
   with pytest.raises(
-    ValueError, match=f"a vocabulary of {found} tokens; its recipe says 11"
+    ValueError, match=f"a vocabulary of {found} tokens; its head config says 11"
   ):
     saved.load(path, whom)
 
@@ -207,7 +211,7 @@ def test_a_vocabulary_of_no_tokens_of_the_target(whom, file, tmp_path, ids):
 )
 def test_weights_that_do_not_fit(whom, file, tmp_path, arrays, said):
   path = rewritten(tmp_path / "a.safetensors", file, arrays)
-  with pytest.raises(ValueError, match=f"does not fit its recipe: {said}"):
+  with pytest.raises(ValueError, match=f"does not fit its head config: {said}"):
     saved.load(path, whom)
 
 
@@ -244,17 +248,17 @@ def test_a_kill_in_the_middle_of_a_write(whom, tmp_path, monkeypatch, where):
     with pytest.raises(Killed):
       saved.save(path, made, ids, other, whose)
   assert path.read_bytes() == before
-  assert saved.load(path, whom).recipe == made
+  assert saved.load(path, whom).head_config == made
   saved.save(path, made, ids, other, whose)  # what was left is in no one's way
   assert path.read_bytes() != before
   assert list(tmp_path.iterdir()) == [path]
 
 
-def with_recipe(whom, path, **changes):
-  """A file whose recipe asks for what the target has not."""
-  own = dataclasses.asdict(recipe("mtp")) | changes
-  saved.save(path, recipe("mtp"), IDS, {"x": jnp.zeros(1)}, {})
-  return rewritten(path, path, recipe=own, target=saved.fingerprint(whom))
+def with_head_config(whom, path, **changes):
+  """A file whose head config asks for what the target has not."""
+  own = dataclasses.asdict(head_config("mtp")) | changes
+  saved.save(path, head_config("mtp"), IDS, {"x": jnp.zeros(1)}, {})
+  return rewritten(path, path, head_config=own, target=saved.fingerprint(whom))
 
 
 @pytest.mark.parametrize(
@@ -268,7 +272,7 @@ def with_recipe(whom, path, **changes):
   ],
 )
 def test_layers_that_the_target_has_not(whom, tmp_path, changes, said):
-  path = with_recipe(whom, tmp_path / "a.safetensors", **changes)
+  path = with_head_config(whom, tmp_path / "a.safetensors", **changes)
   with pytest.raises(ValueError, match=said):
     saved.load(path, whom)
 
@@ -277,6 +281,6 @@ def test_medusa_is_asked_for_more_than_its_heads(whom, tmp_path):
   path = tmp_path / "a.safetensors"
   drafter = drafter_for(whom.config, "medusa", levels=2)
   saved.save(path, *drafter, saved.fingerprint(whom))
-  own = saved.load(path, whom).cell(whom.config)
+  own = saved.load(path, whom).draft_head(whom.config)
   with pytest.raises(ValueError, match=r"3 levels.* medusa has 2 heads"):
     serve.drafter(own, None, expand.chain(3))

@@ -1,7 +1,7 @@
 """What the tests of learned drafters share: one of every kind, never trained.
 
-Random weights, sharpened so that laws are far from flat and guesses are kept
-now and then.
+Random weights, sharpened so that distributions are far from flat and draft
+tokens are kept now and then.
 """
 
 import functools
@@ -10,8 +10,8 @@ import jax
 import numpy as np
 
 from specdec import drafters
-from specdec.learned import cell as cells
-from specdec.learned.recipe import Recipe
+from specdec.learned import draft_head as draft_heads
+from specdec.learned.head_config import HeadConfig
 from specdec.models import transformer
 from specdec.models.config import TransformerConfig
 
@@ -34,16 +34,16 @@ _EVERY = {
   "prophet": dict(num_layers=2),
   "medusa": dict(num_layers=0),
   "hydra": dict(num_layers=0),
-  "recycle": dict(kind="exit", exit_layer=2, recycle=True),
+  "recycle": dict(kind="exit", exit_layer=2, feeds_back_hidden=True),
   "head": dict(kind="exit", exit_layer=1, num_layers=0, head="shared"),
 }
 KINDS = tuple(_EVERY)
 
 
-def recipe(name: str, vocabulary: int = len(IDS), **changes) -> Recipe:
+def head_config(name: str, vocabulary: int = len(IDS), **changes) -> HeadConfig:
   """Of a name in KINDS; `recycle` and `head` are exits."""
   entries = dict(kind=name, vocabulary=vocabulary, **_SMALL)
-  return Recipe(**entries | _EVERY[name] | changes)
+  return HeadConfig(**entries | _EVERY[name] | changes)
 
 
 def sharpened(weights, by):
@@ -57,9 +57,11 @@ def target():
   return transformer.model(TARGET), jax.tree.map(lambda x: 3 * x, params)
 
 
-def cell(kind: str, full: bool = False, place=None) -> cells.Cell:
-  """full: it can guess every token; else those of IDS."""
-  made = recipe(kind, 0 if full else len(IDS))
+def draft_head(
+  kind: str, full: bool = False, place=None
+) -> draft_heads.DraftHead:
+  """full: it can draft every token; else those of IDS."""
+  made = head_config(kind, 0 if full else len(IDS))
   ids = None if full else IDS
   return drafters.LEARNED[made.kind](made, TARGET, ids, place)
 
@@ -67,6 +69,6 @@ def cell(kind: str, full: bool = False, place=None) -> cells.Cell:
 @functools.cache
 def weights(kind: str, full: bool = False):
   """Params.draft."""
-  own = cell(kind, full)
+  own = draft_head(kind, full)
   net = sharpened(own.init(jax.random.key(1)), 6)
-  return cells.weights_of(own, net, target()[1])
+  return draft_heads.weights_of(own, net, target()[1])

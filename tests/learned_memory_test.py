@@ -1,6 +1,6 @@
 """No learned drafter's rounds copy a cache, the target's or its own.
 
-As memory_test.py, whose search this is (DESIGN rule 9).
+As memory_test.py, whose search this is (rule 9).
 """
 
 import jax
@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 from hlo import in_loops
-from learned_kinds import KINDS, recipe
+from learned_kinds import KINDS, head_config
 from memory_test import (
   MAX_LENGTH,
   TARGET,
@@ -18,7 +18,7 @@ from memory_test import (
   nbytes,
 )
 from specdec import acceptance, decode, drafters, expand, tree
-from specdec.learned import cell as cells
+from specdec.learned import draft_head as draft_heads
 from specdec.learned import serve
 from specdec.models import transformer
 from specdec.types import Params
@@ -51,17 +51,21 @@ def lower(kind, shape):
   """`generate`, lowered, and the shapes of its caches' buffers."""
   features = {"features": (1, 2)} if kind == "eagle3" else {}
   exits = {"exit_layer": 1} if kind in ("recycle", "head") else {}
-  made = recipe(kind, **features, **exits)
-  cell = drafters.LEARNED[made.kind](made, TARGET, jnp.asarray(IDS))
+  made = head_config(kind, **features, **exits)
+  draft_head = drafters.LEARNED[made.kind](made, TARGET, jnp.asarray(IDS))
   model = transformer.model(TARGET)
-  guests = COPIED if shape == "behind copies" else 0
-  drafter = serve.drafter(cell, model, SHAPES[shape](), guests=guests)
-  if guests:
-    drafter = drafters.fallback(drafters.lookup(guests), drafter)
+  max_external_drafts = COPIED if shape == "behind copies" else 0
+  drafter = serve.drafter(
+    draft_head, model, SHAPES[shape](), max_external_drafts=max_external_drafts
+  )
+  if max_external_drafts:
+    drafter = drafters.fallback(drafters.lookup(max_external_drafts), drafter)
   pair = drafter, acceptance.rejection()
   static, (params, *rest, settings) = arguments(pair, BATCH, TARGET, TARGET)
   draft = jax.eval_shape(
-    lambda target: cells.weights_of(cell, cell.init(jax.random.key(0)), target),
+    lambda target: draft_heads.weights_of(
+      draft_head, draft_head.init(jax.random.key(0)), target
+    ),
     params.target,
   )
 
@@ -83,7 +87,7 @@ def lower(kind, shape):
     pytest.param(kind, shape, marks=() if (kind, shape) in DUE else SLOW)
     for kind in KINDS
     for shape in SHAPES
-    if not (shape == "behind copies" and recipe(kind).exits)
+    if not (shape == "behind copies" and head_config(kind).exits)
   ],
 )
 def test_generation_never_copies_a_cache(kind, shape):
@@ -101,7 +105,7 @@ def test_generation_never_copies_a_cache(kind, shape):
 
 @SLOW
 def test_the_search_finds_a_cache_that_is_kept(monkeypatch):
-  """As a drafter would that goes back to what was before its guesses."""
+  """As a drafter would that goes back to what was before its draft tokens."""
   honest = serve.drafter
 
   def keeping(*args, **options):

@@ -1,7 +1,9 @@
-"""Learned drafters, all kinds, from random weights: text, laws, rows, refusals.
+"""Learned drafters, all kinds, from random weights: text, distributions, rows,
+refusals.
 
-That they are right is that serve.py drafts by the very laws that unroll.py is
-trained on (trap B21), whatever was accepted, and that no text depends on them.
+That they are right is that serve.py drafts by the very distributions that
+unroll.py is trained on (trap B21), whatever was accepted, and that no text
+depends on them.
 """
 
 import functools
@@ -11,7 +13,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from learned_kinds import IDS, KINDS, TARGET, V, cell, recipe, target, weights
+from learned_kinds import (
+  IDS,
+  KINDS,
+  TARGET,
+  V,
+  draft_head,
+  head_config,
+  target,
+  weights,
+)
 from specdec import (
   acceptance,
   decode,
@@ -22,12 +33,12 @@ from specdec import (
   sampling,
 )
 from specdec import tree as trees
-from specdec.learned import cell as cells
+from specdec.learned import draft_head as draft_heads
 from specdec.learned import serve
-from specdec.learned.recipe import Recipe
+from specdec.learned.head_config import HeadConfig
 from specdec.learned.unroll import growing, unroll
 from specdec.learned.vocabulary import most_frequent
-from specdec.types import ACCEPTED, CORRECTION, PLAIN, Params
+from specdec.types import ACCEPTED, BASELINE, CORRECTION, Params
 from texts import check_books, texts
 
 L, K = 30, 3
@@ -68,7 +79,7 @@ def stumbling(drafter, narrow=False):
   whose length is even.
 
   Args:
-    narrow: the target then runs the pending token alone; else the guesses
+    narrow: the target then runs the pending token alone; else the draft tokens
       stand beside it, out of use.
   """
   size = drafter.spec.max_nodes
@@ -96,7 +107,7 @@ def stumbling(drafter, narrow=False):
 def drafter_of(kind, shape, full=False):
   """shape: k of a chain, or a name in SHAPES."""
   grown = SHAPES[shape] if shape in SHAPES else expand.chain(shape)
-  drafter = serve.drafter(cell(kind, full), target()[0], grown)
+  drafter = serve.drafter(draft_head(kind, full), target()[0], grown)
   # A second width is half a program more: for some of them.
   return stumbling(drafter, narrow=(kind, shape) in NARROW)
 
@@ -137,25 +148,25 @@ COUPLED, REJECTION = acceptance.coupled(), acceptance.rejection()
 
 
 @functools.cache
-def plain(end=NEVER):
+def baseline(end=NEVER):
   return texts(
-    speculate(decode.PLAIN_DRAFTER, decode.PLAIN_RULE, None, end=end)
+    speculate(decode.NO_DRAFTER, decode.NO_DRAFT_RULE, None, end=end)
   )
 
 
 def check_coupled(kind, shape, full):
   drafter = drafter_of(kind, shape, full)
   state = speculate(drafter, COUPLED, weights(kind, full))
-  assert texts(state) == plain()
+  assert texts(state) == baseline()
   check_books(state, LENGTHS)
   if not shape:
     assert np.asarray(state.stats.nodes).sum() == 0
     return
-  # Some guesses are kept, some refused, and rows go on at unlike rates.
-  assert 0 < state.stats.accepted.sum() < state.stats.judged.sum()
+  # Some draft tokens are kept, some refused, and rows go on at unlike rates.
+  assert 0 < state.stats.accepted.sum() < state.stats.evaluated.sum()
   assert len(set(np.asarray(state.stats.rounds).tolist())) > 1
   assert np.all(np.asarray(state.stats.widths) > 0)  # undrafted rounds too
-  assert np.any(np.asarray(state.origin) == PLAIN)
+  assert np.any(np.asarray(state.origin) == BASELINE)
 
 
 # Compiling is what costs: these run by default, and the rest is slow. Every
@@ -163,7 +174,7 @@ def check_coupled(kind, shape, full):
 DUE = {
   "tree": ("eagle", "mtp", "prophet", "hydra", "recycle"),
   "all tokens": ("eagle3", "medusa", "head"),
-  "tree's laws": ("eagle", "prophet", "recycle"),
+  "tree's distributions": ("eagle", "prophet", "recycle"),
   "dynamic": ("recycle",),  # borrows the target's scratch, in another order
   "nothing": ("recycle",),
 }
@@ -177,7 +188,7 @@ def kinds_for(what):
 
 
 class TestText:
-  """The coupled rule's is plain decoding's, token for token."""
+  """The coupled rule's is autoregressive decoding's, token for token."""
 
   @kinds_for("tree")
   def test_a_tree(self, kind):
@@ -192,7 +203,7 @@ class TestText:
     check_coupled(kind, K, full=True)
 
   @kinds_for("nothing")
-  def test_no_guess_at_all(self, kind):
+  def test_no_draft_token_at_all(self, kind):
     check_coupled(kind, 0, full=False)
 
   @SLOW
@@ -205,17 +216,17 @@ class TestText:
 
   @kinds_for("tree")
   def test_it_stops_at_eos(self, kind):
-    common = int(np.bincount(np.concatenate(plain())).argmax())
+    common = int(np.bincount(np.concatenate(baseline())).argmax())
     drafter = drafter_of(kind, "tree")
     state = speculate(drafter, COUPLED, weights(kind), end=common)
-    assert texts(state) == plain(common)
+    assert texts(state) == baseline(common)
     assert np.any(np.asarray(state.length) < L)
 
   def test_greedy_rows_under_rejection(self, kind):
     state = speculate(drafter_of(kind, K), REJECTION, weights(kind))
     cold = np.flatnonzero(TEMPERATURES == 0)
     ours = texts(state)
-    assert [ours[b] for b in cold] == [plain()[b] for b in cold]
+    assert [ours[b] for b in cold] == [baseline()[b] for b in cold]
     check_books(state, LENGTHS)
 
 
@@ -246,23 +257,24 @@ def test_rows_do_not_feel_their_neighbours_and_are_traced_once(kind):
 
 @functools.cache
 def teacher(kind, full=False):
-  """(tokens [B, T], draft's weights) -> laws [levels, B, T, V]: level j is of
+  """(tokens [B, T], draft's weights) -> distributions [levels, B, T, V]: level
+  j is of
   what follows each token when the round began j tokens before."""
   model, params = target()
-  own = cell(kind, full, place=growing)
+  own = draft_head(kind, full, place=growing)
 
   @jax.jit
-  def laws(tokens, draft):
+  def distributions(tokens, draft):
     output, _ = model.apply(params, tokens, None, features=own.features)
-    lent = cells.lend(Params(params, draft))
-    logits, _ = unroll(own, draft["net"], lent, tokens, output, K)
-    return jax.nn.log_softmax(cells.spread(own, jnp.stack(logits)))
+    target_weights = draft_heads.target_weights_of(Params(params, draft))
+    logits, _ = unroll(own, draft["net"], target_weights, tokens, output, K)
+    return jax.nn.log_softmax(draft_heads.spread(own, jnp.stack(logits)))
 
-  return laws
+  return distributions
 
 
 def levels_of(origin, start, stop):
-  """(place, level) of every token that was held against a guess."""
+  """(place, level) of every token that was held against a draft token."""
   run, found = 0, []
   for p in range(start, stop):
     if origin[p] in (ACCEPTED, CORRECTION):
@@ -271,15 +283,15 @@ def levels_of(origin, start, stop):
   return found
 
 
-def differences(state, laws, length=LENGTHS):
+def differences(state, distributions, length=LENGTHS):
   """{level: [|what was handed over - what is taught|]} of a chain's text."""
   tokens, origin, said = (
     np.asarray(x) for x in (state.tokens, state.origin, state.draft_log_probs)
   )
-  laws, found = np.asarray(laws), {}
+  distributions, found = np.asarray(distributions), {}
   for b, (start, stop) in enumerate(zip(length, np.asarray(state.length))):
     for p, level in levels_of(origin[b], start, stop):
-      ours, theirs = said[b, p], laws[level, b, p - 1, tokens[b, p]]
+      ours, theirs = said[b, p], distributions[level, b, p - 1, tokens[b, p]]
       off = 0.0 if ours == theirs else abs(ours - theirs)  # both may be -inf
       found.setdefault(level, []).append(off)
   return found
@@ -291,9 +303,11 @@ def forms_apart(kind, drafter):
   return differences(state, teacher(kind)(state.tokens, weights(kind)))
 
 
-def test_b21_a_chain_is_drafted_by_the_laws_it_is_trained_on(kind):
+def test_b21_a_chain_is_drafted_by_the_distributions_it_is_trained_on(kind):
   found = forms_apart(kind, drafter_of(kind, K))
-  assert set(found) == set(range(K))  # guesses of every level were judged
+  assert set(found) == set(
+    range(K)
+  )  # draft tokens of every level were evaluated
   assert len(found[0]) > 50 and len(found[1]) > 5
   for level, off in found.items():
     assert max(off) < 1e-4, level
@@ -320,7 +334,7 @@ def paths_of(parents):
   return found
 
 
-@kinds_for("tree's laws")
+@kinds_for("tree's distributions")
 def test_b21_so_is_a_tree_in_the_middle_of_a_text(kind):
   check_tree(kind, "tree")
 
@@ -346,27 +360,27 @@ def check_tree(kind, shape):
     lines[b, n, :length] = state.tokens[b, :length]
     lines[b, n, length : length + len(path)] = path
     ends[b, n] = length + len(path)
-  laws = teacher(kind)(lines.reshape(-1, size), draft)
-  laws = np.asarray(laws).reshape(K, *lines.shape, V)
+  distributions = teacher(kind)(lines.reshape(-1, size), draft)
+  distributions = np.asarray(distributions).reshape(K, *lines.shape, V)
   checked = 0
   for b, n in np.ndindex(*tokens.shape):
     level = len(paths_of(parents[b])[n])
     children = [c for c in range(tokens.shape[1]) if parents[b, c] == n]
     if not children:
       continue
-    law = np.array(laws[level, b, n, ends[b, n] - 1])
+    distribution = np.array(distributions[level, b, n, ends[b, n] - 1])
     if made.log_probs is None:  # the likeliest are tried
       np.testing.assert_array_equal(
-        tokens[b, children], np.argsort(-law)[: len(children)]
+        tokens[b, children], np.argsort(-distribution)[: len(children)]
       )
       checked += len(children)
       continue
     for child in children:  # drawn one after another
-      left = law - np.logaddexp.reduce(law)
-      # Tokens that it cannot guess have no probability in either.
+      left = distribution - np.logaddexp.reduce(distribution)
+      # Tokens that it cannot draft token have no probability in either.
       np.testing.assert_allclose(made.log_probs[b, child], left, atol=1e-4)
       assert set(np.flatnonzero(np.isfinite(left))) <= set(IDS)
-      law[tokens[b, child]] = -np.inf
+      distribution[tokens[b, child]] = -np.inf
       checked += 1
   assert checked == BATCH * len(PATHS)
 
@@ -388,10 +402,10 @@ def nothing_run_again(drafter, patch):
 def seed_too_early(drafter, patch):
   """The seed is what the target said one accepted token before."""
 
-  def update(params, state, context, draft, verdict, output):
-    after = drafter.update(params, state, context, draft, verdict, output)
-    early = verdict._replace(
-      num_accepted=jnp.maximum(verdict.num_accepted - 1, 0)
+  def update(params, state, context, draft, accept_result, output):
+    after = drafter.update(params, state, context, draft, accept_result, output)
+    early = accept_result._replace(
+      num_accepted=jnp.maximum(accept_result.num_accepted - 1, 0)
     )
     wrong = drafter.update(params, state, context, draft, early, output)
     return after._replace(seed=wrong.seed)
@@ -411,7 +425,7 @@ def prompt_shifted(drafter, patch):
 
 
 def view_changed(name, change):
-  """Guesses stand a position too `far`, or write `over` the token before."""
+  """Draft tokens are a position too `far`, or write `over` the one before."""
 
   def plant(drafter, patch):
     honest = serve.view_of
@@ -454,7 +468,7 @@ PLANTED = [
 
 @pytest.mark.parametrize("kind, plant", PLANTED)
 def test_b21_sees(kind, plant, monkeypatch):
-  honest = serve.drafter(cell(kind), target()[0], expand.chain(K))
+  honest = serve.drafter(draft_head(kind), target()[0], expand.chain(K))
   planted = stumbling(plant(honest, monkeypatch))
   found = forms_apart(kind, planted)
   worst = max(max(off) for off in found.values())
@@ -465,7 +479,7 @@ def test_b21_sees(kind, plant, monkeypatch):
 class TestVocabulary:
   def test_spread_puts_every_logit_in_its_place(self):
     logits = jnp.arange(2.0 * len(IDS)).reshape(2, -1)
-    found = np.asarray(cells.spread(cell("medusa"), logits))
+    found = np.asarray(draft_heads.spread(draft_head("medusa"), logits))
     np.testing.assert_array_equal(found[:, IDS], logits)
     assert np.sum(np.isfinite(found)) == logits.size
 
@@ -481,10 +495,10 @@ class TestVocabulary:
     assert ids.tolist() == [0, 1] and part == 0.0
 
   @pytest.mark.parametrize("ids", [None, IDS[:-1]])
-  def test_another_one_than_the_recipes(self, ids):
+  def test_another_one_than_the_head_configs(self, ids):
     given = "none" if ids is None else "10"
     with pytest.raises(ValueError, match=f"vocabulary = 11, and {given} are"):
-      drafters.eagle(recipe("eagle"), TARGET, ids)
+      drafters.eagle(head_config("eagle"), TARGET, ids)
 
 
 @pytest.mark.parametrize(
@@ -502,13 +516,17 @@ class TestVocabulary:
     ("mtp", dict(features=(1,)), "eagle3 reads some layers, mtp is"),
     ("head", dict(exit_layer=0), "an exit needs a layer above 0"),
     ("mtp", dict(exit_layer=1), "exit_layer = 1 of mtp"),
-    ("mtp", dict(recycle=True), "recycle belongs to an exit, not to mtp"),
+    (
+      "mtp",
+      dict(feeds_back_hidden=True),
+      "recycle belongs to an exit, not to mtp",
+    ),
     ("mtp", dict(num_heads=3, num_kv_heads=2), "num_heads"),
   ],
 )
-def test_recipes_refuse(kind, changes, complaint):
+def test_head_configs_refuse(kind, changes, complaint):
   with pytest.raises(ValueError, match=complaint):
-    recipe(kind, **changes)
+    head_config(kind, **changes)
 
 
 @pytest.mark.parametrize(
@@ -522,20 +540,22 @@ def test_recipes_refuse(kind, changes, complaint):
 )
 def test_a_target_that_does_not_fit(kind, changes, complaint):
   with pytest.raises(ValueError, match=complaint):
-    recipe(kind, **changes).check(TARGET)
+    head_config(kind, **changes).check(TARGET)
 
 
 @pytest.mark.parametrize("kind", ["medusa", "hydra"])
-def test_heads_do_not_guess_deeper_than_they_are(kind):
-  with pytest.raises(ValueError, match=f"5 levels of guesses.* {kind} has 4"):
+def test_heads_do_not_draft_token_deeper_than_they_are(kind):
+  with pytest.raises(
+    ValueError, match=f"5 levels of draft tokens.* {kind} has 4"
+  ):
     drafter_of(kind, 5)
 
 
 def test_an_exits_tree_keeps_what_it_runs():
-  made = cell("recycle")
+  made = draft_head("recycle")
   with pytest.raises(ValueError, match="runs 7 nodes and the tree has 3"):
     serve.drafter(made, target()[0], expand.dynamic(3, 3, 2))
 
 
-def test_a_recipe_is_plain_data():
-  assert Recipe("mtp") == Recipe("mtp") and hash(Recipe("mtp"))
+def test_a_head_config_is_plain_data():
+  assert HeadConfig("mtp") == HeadConfig("mtp") and hash(HeadConfig("mtp"))

@@ -84,44 +84,44 @@ ROWS = [[1, 2, 3], [4, 5, 6, 7]]
 
 
 def test_both_ways_decode_the_same_texts_and_compile_nothing(pair):
-  def decode(batch, plain):
+  def decode(batch, baseline):
     assert batch == 0
-    return pair.complete(ROWS, range(2), plain)
+    return pair.complete(ROWS, range(2), baseline)
 
   with measure.compilations() as first:
     pair.warm_up(ROWS)
-    list(measure.both_ways(decode, 1))
+    list(measure.interleaved(decode, 1))
   assert first.count >= 4  # start and run, each way
   assert first.seconds > 0
   with measure.compilations() as late:
-    done = list(measure.both_ways(decode, 1, turns=2))
+    done = list(measure.interleaved(decode, 1, turns=2))
   assert late.count == 0
   assert first.count >= 4  # a closed count stays as it was
-  for ours, plain in done:
-    assert ours.texts == plain.texts
+  for ours, baseline in done:
+    assert ours.texts == baseline.texts
     assert [len(text) for text in ours.texts] == [9, 9]
-    assert ours.seconds > 0 and plain.seconds > 0
+    assert ours.seconds > 0 and baseline.seconds > 0
     assert ours.stats.rounds.shape == (2,)
-    assert plain.stats.rounds.tolist() == [9, 9]
+    assert baseline.stats.rounds.tolist() == [9, 9]
 
 
 def test_both_ways_are_first_in_turns():
   """Of every batch from turn to turn, and of every turn from batch to batch."""
   calls = []
 
-  def decode(batch, plain):
-    calls.append((batch, plain))
-    return batch, plain
+  def decode(batch, baseline):
+    calls.append((batch, baseline))
+    return batch, baseline
 
   for batches in (2, 3):
     calls.clear()
-    done = list(measure.both_ways(decode, batches, turns=2))
+    done = list(measure.interleaved(decode, batches, turns=2))
     assert done == [((b, False), (b, True)) for b in [*range(batches)] * 2]
     first = calls[::2]
     assert [b for b, _ in first] == [*range(batches)] * 2
     assert all(a[1] != b[1] for a, b in zip(first, first[batches:]))
     alternating = [batch % 2 == 1 for batch in range(batches)]
-    assert [plain for _, plain in first[:batches]] == alternating
+    assert [baseline for _, baseline in first[:batches]] == alternating
 
 
 def test_a_compilation_is_seen(pair):
@@ -170,10 +170,11 @@ def test_the_loop_holds_weights_caches_and_little_else(pair):
   pair.warm_up(ROWS)
   slots = 16 * -(-(6 + 9 + 4) // 16)
   least = WEIGHTS + 2 * slots * POSITION
-  found = measure.loop_memory(pair, plain=False)
-  # Beside them: laws of 2 x 4 nodes, several times, and the token buffers.
+  found = measure.loop_memory(pair, baseline=False)
+  # Beside them: distributions of 2 x 4 nodes, several times, and the token
+  # buffers.
   assert least < found < least + 20 * 2 * 4 * 4 * SMALL.vocab_size + 10_000
-  assert measure.loop_memory(pair, plain=True) < found
+  assert measure.loop_memory(pair, baseline=True) < found
   assert measure.peak_memory() > found
 
 

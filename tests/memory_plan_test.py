@@ -152,7 +152,7 @@ def test_drawing_weights_counts_where_it_is_the_peak():
 
 def test_a_prefill_s_last_chunk_may_reach_past_the_longest_row():
   short, exact = (
-    plan("smollm2-135m", "float32", prompt_size=size).parts["K/V caches"]
+    plan("smollm2-135m", "float32", prompt_size=size).parts["KV caches"]
     for size in (0, 64)
   )
   assert exact / short == pytest.approx(128 / 102)

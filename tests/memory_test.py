@@ -1,4 +1,4 @@
-"""No cache is copied inside a loop (DESIGN rule 9), read off the programs.
+"""No cache is copied inside a loop (rule 9), read off the programs.
 
 The real generation is compiled for a cache that dwarfs everything else, and
 the optimised HLO is searched. Run as a program, this file does the same for a
@@ -81,7 +81,7 @@ def pairs(target, draft):
       drafters.layer_skip_tree(large, SKIP, chains),
       acceptance.kseq(),
     ),
-    "plain": (decode.PLAIN_DRAFTER, decode.PLAIN_RULE),
+    "baseline": (decode.NO_DRAFTER, decode.NO_DRAFT_RULE),
     "lookup": (drafters.lookup(K), acceptance.rejection()),
     "model": (drafters.model(small, K), acceptance.rejection()),
     "early exit": (
@@ -163,7 +163,7 @@ TREES = [f"{who}, {how}" for who in ("model", "early exit") for how in SHAPES]
   "name, batch",
   [
     (name, batch)
-    for name in ("plain", "lookup", "model", "early exit")
+    for name in ("baseline", "lookup", "model", "early exit")
     for batch in (1, 4)
   ]
   + [("layer skip, threshold", 4)]
@@ -193,7 +193,7 @@ def test_generation_never_copies_a_cache(name, batch):
 
 
 def test_stream_gives_its_buffers_on():
-  pair = pairs(TARGET, DRAFT)["plain"]
+  pair = pairs(TARGET, DRAFT)["baseline"]
   static, (params, *rest, settings) = arguments(pair, 4, TARGET, DRAFT)
   state = jax.eval_shape(
     lambda params, *rest: decode.start(
@@ -216,19 +216,19 @@ def test_the_search_finds_a_buffer_that_is_kept_beside_its_successor():
   # 0.11; an old buffer that lives on while the new one is written always is.
   shape = jax.ShapeDtypeStruct((1, 2, 512, 32), jnp.float32)
 
-  def grow(i, buffer):
+  def sample_tree(i, buffer):
     new = jnp.full((1, 2, 1, 32), i, buffer.dtype)
     return jax.lax.dynamic_update_slice(buffer, new, (0, 0, i, 0))
 
   def keep_both(i, pair):
-    return grow(i, pair[0]), pair[0]
+    return sample_tree(i, pair[0]), pair[0]
 
   def found(step, start):
     loop = jax.jit(lambda buffer: jax.lax.fori_loop(0, 9, step, start(buffer)))
     return copies(loop.lower(shape).compile().as_text(), [shape])
 
   assert found(keep_both, lambda buffer: (buffer, buffer))
-  assert not found(grow, lambda buffer: buffer)
+  assert not found(sample_tree, lambda buffer: buffer)
 
 
 def test_the_search_finds_a_single_vector_write(monkeypatch):
@@ -240,7 +240,7 @@ def test_the_search_finds_a_single_vector_write(monkeypatch):
 
   monkeypatch.setattr(kv, "write", write)
   jax.clear_caches()  # or the trace of the real `write` is found again
-  lowered, (cache, _) = lower(pairs(TARGET, DRAFT)["plain"], 1)
+  lowered, (cache, _) = lower(pairs(TARGET, DRAFT)["baseline"], 1)
   found = copies(lowered.compile().as_text(), cache)
   jax.clear_caches()
   assert found

@@ -54,7 +54,7 @@ def drafter_of(name, target, draft):
   static = functools.partial(expand.static, tree.from_paths(paths))
   chains = expand.static(tree.parallel(2, K), "iid")
   return {
-    "plain": lambda: decode.PLAIN_DRAFTER,
+    "baseline": lambda: decode.NO_DRAFTER,
     "lookup": lambda: drafters.lookup(K, min_ngram=1),
     "model": lambda: drafters.model(draft, K),
     "early_exit": lambda: drafters.early_exit(target, 1, K),
@@ -63,7 +63,7 @@ def drafter_of(name, target, draft):
     ),
     "chains": lambda: drafters.model_tree(draft, chains),
     "tree": lambda: drafters.model_tree(draft, static()),
-    "points": lambda: drafters.model_tree(draft, static("point_mass")),
+    "points": lambda: drafters.model_tree(draft, static("deterministic")),
     "dynamic": lambda: drafters.model_tree(draft, expand.dynamic(2, 2, 4)),
     "exit_tree": lambda: drafters.early_exit_tree(target, 1, static()),
     "exit_dynamic": lambda: drafters.early_exit_tree(
@@ -73,7 +73,7 @@ def drafter_of(name, target, draft):
 
 
 RULES = {
-  "plain": lambda: decode.PLAIN_RULE,
+  "baseline": lambda: decode.NO_DRAFT_RULE,
   "coupled": acceptance.coupled,
   "naive": acceptance.naive,
   "greedy": acceptance.greedy,
@@ -100,7 +100,7 @@ def fits(drafter, rule):
 
 
 PAIRS = (
-  ("plain", "plain"),
+  ("baseline", "baseline"),
   *((d, r) for d in DRAFTERS for r in list(RULES)[1:] if fits(d, r)),
 )
 MATRIX = tuple((*pair, mesh) for pair in PAIRS for mesh in MESHES)
@@ -113,7 +113,7 @@ def together(case):
 
 def fewer(case):
   """Whether the draft lies on fewer chips than the target: every other time."""
-  choices = ((*DRAFTERS, "plain"), tuple(RULES), MESHES)
+  choices = ((*DRAFTERS, "baseline"), tuple(RULES), MESHES)
   return case[2][1] > 1 and sum(map(tuple.index, choices, case)) % 2 == 1
 
 
@@ -147,7 +147,9 @@ def weights():
 
 
 def sharpened(params):
-  """Weights whose laws are far from flat, so that texts have few near-ties."""
+  """Weights whose distributions are far from flat, so that texts have few
+  near-ties.
+  """
   return jax.tree.map(lambda x: 6 * x if x.ndim == 2 else x, params)
 
 
@@ -310,7 +312,7 @@ def test_every_leaf_lies_where_it_should():
     ("greedy", "lookup", 4),
   ],
 )
-def test_acceptance_gathers_no_law(rule, drafter, draft_ways):
+def test_acceptance_gathers_no_distribution(rule, drafter, draft_ways):
   """What eight shards of the vocabulary tell each other is O(B N) numbers."""
   where = places(1, 8, draft_ways)
   wide = dataclasses.replace(TARGET, vocab_size=4096)
@@ -338,7 +340,7 @@ def test_acceptance_gathers_no_law(rule, drafter, draft_ways):
     for shape in one.shape:
       # One number a shard of every node is what an argmax gathers.
       assert np.prod(shape, initial=1) <= 16 * BATCH * nodes, one
-  # Of a whole round nothing that travels is as long as a shard's laws.
+  # Of a whole round nothing that travels is as long as a shard's distributions.
   loop = traffic.exchanges(hlo.Program(steps["loop"]().compile().as_text()))
   assert any("Transformer" in one.source for one in loop)
   for one in loop:

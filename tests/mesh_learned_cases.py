@@ -1,8 +1,8 @@
 """Learned drafters on eight devices write what they write on one; run by
 mesh_learned_test.py, which gives this file a process with eight devices.
 
-The target is split, and its laws; the drafter's weights and cache lie whole on
-every chip, but for the rows of a batch.
+The target is split, and its distributions; the drafter's weights and cache lie
+whole on every chip, but for the rows of a batch.
 """
 
 import dataclasses
@@ -13,7 +13,7 @@ import jax
 import numpy as np
 import pytest
 
-from learned_kinds import KINDS, recipe, sharpened
+from learned_kinds import KINDS, head_config, sharpened
 from specdec import (
   acceptance,
   checkpoints,
@@ -27,7 +27,7 @@ from specdec import (
   tree,
 )
 from specdec.analysis import hlo, traffic
-from specdec.learned import cell as cells
+from specdec.learned import draft_head as draft_heads
 from specdec.learned import serve
 from specdec.models import transformer
 from specdec.models.config import TransformerConfig
@@ -74,32 +74,37 @@ def places(mesh):
   made = sharding.make_mesh(data, model, [1, heads])
   return programs.Places(
     sharding.place(made, TARGET.counts, model, "the target"),
-    sharding.place(made, recipe("mtp").layers.counts, 1, "the drafter"),
+    sharding.place(made, head_config("mtp").layers.counts, 1, "the drafter"),
   )
 
 
 def drafter_of(kind, shape, config=TARGET, where=None):
-  """(cell, model, drafter), one device's or a mesh's. Kinds with a head of
+  """(draft_head, model, drafter), one device's or a mesh's. Kinds with a head
+  of
   their own guess among some tokens, the others among all."""
   target, draft = where or (None, None)
-  few = recipe(kind).head == "own"
-  made = recipe(kind, len(IDS) if few else 0)
+  few = head_config(kind).head == "own"
+  made = head_config(kind, len(IDS) if few else 0)
   ids = IDS if few else None
-  cell = drafters.LEARNED[made.kind](made, config, ids, draft)
+  draft_head = drafters.LEARNED[made.kind](made, config, ids, draft)
   model = transformer.model(config, target)
-  guests = COPIED if shape == "behind copies" else 0
-  drafter = serve.drafter(cell, model, SHAPES[shape](), target, guests)
-  if guests:
-    drafter = drafters.fallback(drafters.lookup(guests, min_ngram=1), drafter)
-  return cell, model, drafter
+  max_external_drafts = COPIED if shape == "behind copies" else 0
+  drafter = serve.drafter(
+    draft_head, model, SHAPES[shape](), target, max_external_drafts
+  )
+  if max_external_drafts:
+    drafter = drafters.fallback(
+      drafters.lookup(max_external_drafts, min_ngram=1), drafter
+    )
+  return draft_head, model, drafter
 
 
 @functools.cache
 def weights(kind):
-  cell, *_ = drafter_of(kind, "chain")
+  draft_head, *_ = drafter_of(kind, "chain")
   target = sharpened(transformer.init_params(TARGET, jax.random.key(0)), 6)
-  net = sharpened(cell.init(jax.random.key(1)), 6)
-  return Params(target, cells.weights_of(cell, net, target))
+  net = sharpened(draft_head.init(jax.random.key(1)), 6)
+  return Params(target, draft_heads.weights_of(draft_head, net, target))
 
 
 def inputs():
@@ -159,7 +164,7 @@ def matrix():
   return [
     pytest.param(*case, marks=() if case in DUE else pytest.mark.slow)
     for case in itertools.product(KINDS, SHAPES, RULES, MESHES)
-    if not (case[1] == "behind copies" and recipe(case[0]).exits)
+    if not (case[1] == "behind copies" and head_config(case[0]).exits)
   ]
 
 
@@ -191,16 +196,19 @@ def test_eight_devices_write_what_one_writes(kind, shape, rule, mesh):
     pytest.param("hydra", "chain", marks=pytest.mark.slow),
   ],
 )
-def test_no_law_travels(kind, shape):
+def test_no_distribution_travels(kind, shape):
   """What eight shards of the vocabulary tell each other in a round is never as
-  long as a shard's laws."""
+  long as a shard's distributions."""
   where = places((1, 8))
   wide = dataclasses.replace(TARGET, vocab_size=4096)
-  cell, model, drafter = drafter_of(kind, shape, wide, where)
+  draft_head, model, drafter = drafter_of(kind, shape, wide, where)
   whole = where.target.sharding(())
   target = lowered.weights(wide, where.target)
   draft = jax.eval_shape(
-    lambda t: cells.weights_of(cell, cell.init(jax.random.key(0)), t), target
+    lambda t: draft_heads.weights_of(
+      draft_head, draft_head.init(jax.random.key(0)), t
+    ),
+    target,
   )
   draft = jax.tree.map(
     lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=whole), draft

@@ -1,4 +1,6 @@
-"""Acceptance quantities, by hand and on simulated texts of a known law."""
+"""Acceptance quantities, by hand and on simulated texts of a known
+distribution.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -14,14 +16,14 @@ from specdec.types import Stats
 def stats(rounds):
   """Counts of texts; a text is a list of rounds (drafted, accepted, cut)."""
   depth = max(d for text in rounds for d, _, _ in text)
-  columns = {name: [] for name in ("drafted", "accepted", "judged")}
+  columns = {name: [] for name in ("drafted", "accepted", "evaluated")}
   for text in rounds:
     for name in columns:
       columns[name].append(np.zeros(depth, int))
     for drafted, accepted, cut in text:
       columns["accepted"][-1][:accepted] += 1
       refused = accepted < drafted and not cut
-      columns["judged"][-1][: accepted + refused] += 1
+      columns["evaluated"][-1][: accepted + refused] += 1
       columns["drafted"][-1][: accepted if cut else drafted] += 1
   emitted = [sum(a + (not cut) for _, a, cut in text) for text in rounds]
   return Stats(
@@ -47,7 +49,7 @@ def test_every_quantity_by_hand():
   assert found.accepted_per_drafted.value == 6 / 9
   assert found.accepted_length.value == 6 / 4
   # The cut round says nothing about position 3.
-  assert [s.value for s in found.survival] == [3 / 3, 2 / 3, 1 / 2]
+  assert [s.value for s in found.prefix_acceptance] == [3 / 3, 2 / 3, 1 / 2]
   assert [c.value for c in found.conditional] == [3 / 3, 2 / 3, 1 / 1]
   assert found.alpha.value == 6 / 7
   assert found.accepted_lengths == (1, 1, 1, 1)
@@ -55,10 +57,10 @@ def test_every_quantity_by_hand():
 
 def test_nothing_drafted_is_undefined_not_zero():
   found = metrics.acceptance([stats([[(1, 0, False)]])])
-  assert found.survival[0].value == 0
+  assert found.prefix_acceptance[0].value == 0
   nothing = [np.zeros((1, 0), int)] * 3
-  plain = Stats(*[np.array([3])] * 2, *nothing, [3], [0], [0], [3])
-  found = metrics.acceptance([plain])
+  baseline = Stats(*[np.array([3])] * 2, *nothing, [3], [0], [0], [3])
+  found = metrics.acceptance([baseline])
   assert found.tokens_per_pass.value == 1
   assert found.accepted_per_drafted.value is None
   assert found.alpha.value is None
@@ -87,10 +89,10 @@ def test_independent_acceptance_gives_back_its_rate():
   check(found.alpha, alpha)
   check(found.accepted_per_drafted, (expected - 1) / k)
   check(found.accepted_length, expected - 1)
-  for i, (survival, conditional) in enumerate(
-    zip(found.survival, found.conditional), 1
+  for i, (prefix_acceptance, conditional) in enumerate(
+    zip(found.prefix_acceptance, found.conditional), 1
   ):
-    check(survival, alpha**i)
+    check(prefix_acceptance, alpha**i)
     check(conditional, alpha)
   total = sum(found.accepted_lengths)
   assert total == found.target_passes
@@ -121,17 +123,20 @@ def test_speedup_is_a_ratio_of_sums_with_the_spread_of_its_pieces():
   )
   assert found.speedup.value == 2
   assert found.speedup.error == pytest.approx(0, abs=1e-12)
-  assert (found.tokens_per_second, found.plain_tokens_per_second) == (100, 50)
+  assert (found.tokens_per_second, found.baseline_tokens_per_second) == (
+    100,
+    50,
+  )
   one = metrics.speed([10], [1.0], [10], [1.5], [1.0], [1.0])
   assert one.speedup == metrics.Estimate(1.5, None)
   rng = np.random.default_rng(0)
 
   def experiment():
     seconds = rng.lognormal(0, 0.1, 12)
-    plain_seconds = 2 * rng.lognormal(0, 0.2, 12)
+    baseline_seconds = 2 * rng.lognormal(0, 0.2, 12)
     none = np.zeros(12)
     return metrics.speed(
-      [64] * 12, seconds, [64] * 12, plain_seconds, none, none
+      [64] * 12, seconds, [64] * 12, baseline_seconds, none, none
     ).speedup
 
   found = [experiment() for _ in range(400)]
@@ -140,17 +145,17 @@ def test_speedup_is_a_ratio_of_sums_with_the_spread_of_its_pieces():
 
 
 def test_the_median_of_pairs_forgets_outliers_and_knows_its_error():
-  ours, plain = [1.0, 1.1, 9.0], [2.0, 2.2, 2.1]
-  found = metrics.median_speed(50, ours, plain, [0.3, 0.2, 0.1], [0.1] * 3)
+  ours, baseline = [1.0, 1.1, 9.0], [2.0, 2.2, 2.1]
+  found = metrics.median_speed(50, ours, baseline, [0.3, 0.2, 0.1], [0.1] * 3)
   assert found.speedup.value == pytest.approx(2.0)  # of 2.0, 2.0, 0.23
-  assert (found.seconds, found.plain_seconds) == (1.1, 2.1)
-  assert (found.prefill_seconds, found.plain_prefill_seconds) == (0.2, 0.1)
+  assert (found.seconds, found.baseline_seconds) == (1.1, 2.1)
+  assert (found.prefill_seconds, found.baseline_prefill_seconds) == (0.2, 0.1)
   assert found.tokens_per_second == pytest.approx(50 / 1.1)
   rng, none = np.random.default_rng(0), [0.0] * 15
 
   def experiment():
-    ours, plain = rng.lognormal(0, 0.1, (2, 15))
-    return metrics.median_speed(50, ours, plain, none, none).speedup
+    ours, baseline = rng.lognormal(0, 0.1, (2, 15))
+    return metrics.median_speed(50, ours, baseline, none, none).speedup
 
   drift = np.array([1.0, 1.0, 5.0, 5.0, 5.0])  # slow for a while, both ways
   found = metrics.median_speed(50, drift, 1.5 * drift, [0] * 5, [0] * 5)
@@ -179,11 +184,11 @@ def test_positions_behind_the_limit_are_counted_in_no_round(room):
     sampling=specdec.settings(rows),
   )
   found = metrics.acceptance([jax.tree.map(np.asarray, state.stats)])
-  for i, survival in enumerate(found.survival, 1):
+  for i, prefix_acceptance in enumerate(found.prefix_acceptance, 1):
     if i > room:
-      assert survival.value is None
+      assert prefix_acceptance.value is None
     else:
-      assert abs(survival.value - 0.5**i) < 4 * survival.error
+      assert abs(prefix_acceptance.value - 0.5**i) < 4 * prefix_acceptance.error
 
 
 def test_a_round_cut_at_the_limit_counts_its_own_tokens_only():

@@ -8,14 +8,14 @@ import pytest
 
 from specdec import page
 from specdec.answer import Answer, Token
-from specdec.types import ACCEPTED, BONUS, CORRECTION, NO_DRAFT, PLAIN
+from specdec.types import ACCEPTED, BASELINE, BONUS, CORRECTION, NO_DRAFT
 
 VOID = {"meta", "br", "link", "img", "input"}
 NASTY = (
   "<script>alert('1')</script> & \"q\" <!-- </style> $title \x00\x1b\u202e"
 )
 TOKENS = [
-  Token(0, "The", PLAIN, math.log(0.5), NO_DRAFT),
+  Token(0, "The", BASELINE, math.log(0.5), NO_DRAFT),
   Token(1, "\n  old", ACCEPTED, math.log(0.25), math.log(0.75)),
   Token(2, "", ACCEPTED, math.log(0.9), 0.0),
   Token(3, NASTY, CORRECTION, math.log(2e-5), -math.inf),
@@ -89,7 +89,7 @@ def test_every_token_is_there_once_with_its_text_as_it_was():
   assert len(set(identities)) == len(TOKENS)
   assert [a["aria-describedby"] for a in spans] == identities
   kinds = [a["class"].split()[1] for a in spans]
-  assert kinds[:4] == ["plain", "accepted", "accepted", "correction"]
+  assert kinds[:4] == ["baseline", "accepted", "accepted", "correction"]
   assert [i for i, a in enumerate(spans) if "none" in a["class"]] == [2, 6]
   assert len(reader.of_class("round")) == 4
 
@@ -117,10 +117,10 @@ def test_nothing_from_outside_becomes_markup():
     settings=[("target", NASTY), (NASTY, NASTY)],
     summary=[(NASTY, NASTY)],
   )
-  plain = render(section([t._replace(text="x") for t in TOKENS]))
+  baseline = render(section([t._replace(text="x") for t in TOKENS]))
   reader = Reader(text)
   assert sum(tag == "script" for tag, _ in reader.elements) == 1
-  known = {tag for tag, _ in Reader(plain).elements}
+  known = {tag for tag, _ in Reader(baseline).elements}
   assert {tag for tag, _ in reader.elements} <= known | {"tr", "th", "td"}
   assert "alert('1')" not in text and "$title " in text
   assert not set(text) & {"\x00", "\x1b", "\u202e"}

@@ -102,7 +102,7 @@ def test_everything_is_in_the_figure_and_no_legend_on_data(name):
 @pytest.mark.parametrize("name", ("bars", "over k"))
 def test_caveats_are_printed_whole(name):
   for caveat in CAVEATS:
-    assert f"beware: {caveat.strip()}" in words(FIGURES[name])
+    assert f"warning: {caveat.strip()}" in words(FIGURES[name])
 
 
 def test_bars_say_their_values_from_zero_with_all_at_the_bottom():
@@ -120,7 +120,7 @@ def test_bars_say_their_values_from_zero_with_all_at_the_bottom():
     for text in axes.texts:
       assert text.get_window_extent().x1 < axes.get_window_extent().x1
   assert "per target pass" in left.get_xlabel()
-  assert "plain decoding, times" in right.get_xlabel()
+  assert "autoregressive decoding, times" in right.get_xlabel()
 
 
 def test_lines_are_told_apart_and_all_is_last_black_and_thick():

@@ -75,8 +75,8 @@ def test_only_chinchilla_has_no_published_count():
 def test_chinchilla_has_the_weights_of_a_plain_mlp(name):
   config = presets.get(name)
   square = config.width**2
-  plain = config.num_layers * (4 + 8) * square + 32_000 * config.width
-  assert config.num_parameters == pytest.approx(plain, rel=1e-3)
+  baseline = config.num_layers * (4 + 8) * square + 32_000 * config.width
+  assert config.num_parameters == pytest.approx(baseline, rel=1e-3)
   assert config.mlp_width % 16 == 0
   assert config.num_heads * config.head_dim == config.width
 

@@ -1,10 +1,10 @@
-"""What the laws promise of a generation is what its rounds keep."""
+"""What the distributions promise of a generation is what its rounds keep."""
 
 import jax
 import numpy as np
 import pytest
 
-from decode_law_test import PARAMS, V
+from decode_distribution_test import PARAMS, V
 from specdec import acceptance, drafters, expand, probe, tree
 from specdec.analysis import metrics
 from specdec.models import table
@@ -65,7 +65,7 @@ def found_whole(session):
   return session.complete(ROWS, range(300), False).stats.whole.sum()
 
 
-def test_a_law_that_a_rule_does_not_know_is_nan():
+def test_a_distribution_that_a_rule_does_not_know_is_nan():
   session = session_of(SHAPES["tree"], acceptance.rejection(), batch=4)
   sums, _ = probe.expected_lengths(session, ROWS[:4], [acceptance.coupled()])
   assert np.all(np.isnan(sums[0]))

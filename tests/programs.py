@@ -71,13 +71,13 @@ def waits():
     yield ended
 
 
-def save_drafter(target, path, recipe):
+def save_drafter(target, path, head_config):
   """A random drafter for a target of `write_model`; its weights."""
   checkpoint = checkpoints.load(target)
-  made = learned.Learned(recipe, None, None, "")
-  net = made.cell(checkpoint.config).init(jax.random.key(0))
+  made = learned.Learned(head_config, None, None, "")
+  net = made.draft_head(checkpoint.config).init(jax.random.key(0))
   mark = learned.fingerprint(checkpoint)
-  learned.save(path, recipe, None, net, mark)
+  learned.save(path, head_config, None, net, mark)
   return net
 
 

@@ -17,7 +17,7 @@ def test_the_python_example_and_the_new_drafter_run(capsys):
     exec(block, scope)
   printed = capsys.readouterr().out
   assert "target passes" in printed
-  lost = re.findall(r"([\d.]+) from the target's law", printed)
+  lost = re.findall(r"([\d.]+) from the target's distribution", printed)
   assert len(lost) == 2 and float(lost[0]) < 1e-5 and float(lost[1]) > 0.01
   options = dict(max_length=64, sampling=scope["settings"](1, temperature=0.8))
   shared = (scope["params"], scope["prompt"], scope["length"])

@@ -66,8 +66,16 @@ TREE = expand.static(tree.parallel(2, 2), "iid")
 @pytest.mark.parametrize(
   "make, rule, sentence",
   [
-    (lambda: drafters.lookup(2), "kseq", "reads the law that each guess"),
-    (lambda: tree_of(expand.dynamic(2, 2, 4)), "kseq", "reads the law"),
+    (
+      lambda: drafters.lookup(2),
+      "kseq",
+      "reads the distribution that each draft token",
+    ),
+    (
+      lambda: tree_of(expand.dynamic(2, 2, 4)),
+      "kseq",
+      "reads the distribution",
+    ),
     (lambda: tree_of(TREE), "block", "drafts trees"),
     (lambda: tree_of(TREE), "lenience", "drafts trees"),
     (
@@ -92,9 +100,11 @@ def tree_of(expansion):
   return drafters.model_tree(table.model(V), expansion)
 
 
-@pytest.mark.parametrize("siblings", ["none", "point_mass"])
-def test_a_law_that_the_spec_does_not_promise_is_refused(siblings):
-  """B11: a drafter says in its spec whether its guesses have a law."""
+@pytest.mark.parametrize("siblings", ["none", "deterministic"])
+def test_a_distribution_that_the_spec_does_not_promise_is_refused(siblings):
+  """B11: a drafter says in its spec whether its draft tokens have a
+  distribution.
+  """
   positional, options = arguments()
   honest = (
     drafters.lookup(2)
@@ -125,7 +135,7 @@ def test_a_draft_with_more_nodes_than_the_cache_has_room_for_is_refused():
   [
     (lambda: expand.dynamic(0, 2, 1), "top = 0"),
     (lambda: expand.dynamic(2, 0, 1), "depth = 0"),
-    (lambda: expand.dynamic(2, 2, 7), "have 1 to 6 guesses"),
+    (lambda: expand.dynamic(2, 2, 7), "have 1 to 6 draft tokens"),
     (lambda: expand.dynamic(2, 2, 0), "size = 0"),
     (lambda: tree.parallel(0, 2), "there must be a chain"),
     (lambda: tree.parallel(2, 2, 3), "share 3"),

@@ -11,8 +11,8 @@ import pytest
 import programs
 from specdec.analysis import chips, papers, shapes
 from specdec.analysis.calibration import Calibration, Errors, Fit, RoundFit
-from specdec.analysis.cost import Efficiency, Placed
-from specdec.analysis.pairs import Beside, Pair
+from specdec.analysis.cost import Deployment, Efficiency
+from specdec.analysis.pairs import Overhead, TargetDraftPair
 
 
 def run(*arguments):
@@ -64,13 +64,15 @@ def test_tables_pictures_and_cells(tmp_path):
 def test_a_calibrated_machine_and_its_early_exit(tmp_path):
   fit = Fit(Efficiency(one=0.5), *[Errors(0.0, 0.0, 0)] * 3)
   name = "smollm2-135m"
-  beside = RoundFit(
-    Beside(((1, 2e-3, 0.0),)), Beside(((1, 1e-3, 0.0),)), Errors(0.0, 0.0, 0)
+  overhead = RoundFit(
+    Overhead(((1, 2e-3, 0.0),)),
+    Overhead(((1, 1e-3, 0.0),)),
+    Errors(0.0, 0.0, 0),
   )
   known = Calibration(
     programs.HARDWARE,
     {name: fit, f"{name}, first 10 layers": fit},
-    {f"{name}, exit after 10, coupled, greedy": beside},
+    {f"{name}, exit after 10, coupled, greedy": overhead},
   )
   path = tmp_path / "calibration.json"
   path.write_text(known.to_json())
@@ -82,9 +84,13 @@ def test_a_calibrated_machine_and_its_early_exit(tmp_path):
   assert f"beside the passes: as of {name}, exit after 10" in done.stderr
   chip = chips.of_hardware(programs.HARDWARE)
   types = {"weights": "float32", "kv": "float32"}
-  target = known.place(name, Placed(shapes.get(name), chip, **types))
-  pair = Pair(
-    target, dataclasses.replace(target, stop=10), 10, beside.ours, beside.plain
+  target = known.place(name, Deployment(shapes.get(name), chip, **types))
+  pair = TargetDraftPair(
+    target,
+    dataclasses.replace(target, stop=10),
+    10,
+    overhead.ours,
+    overhead.baseline,
   )
   for k in (0, 1):
     seconds = pair.round(1, k, 64).seconds
@@ -99,7 +105,7 @@ def test_positions_that_cross_attention_reads():
   assert with_source.returncode == 0, with_source.stderr
 
   def read(done):
-    lines = [x for x in done.stdout.splitlines() if "K/V read" in x]
+    lines = [x for x in done.stdout.splitlines() if "KV read" in x]
     return float(lines[0].split()[2])
 
   # 24 layers, 64 heads of 64, keys and values of two bytes.
@@ -119,8 +125,8 @@ def test_positions_that_cross_attention_reads():
     (["--ways=1"], "more than the 85.50 that can be used; target weights"),
     (["--alpha=1.2"], "acceptance 1.2 is outside [0, 1]"),
     (["--alpha=nan"], "acceptance nan is outside [0, 1]"),
-    (["--survival=0.5,0.6"], "ascends"),
-    (["--survival=nan"], "acceptance nan is outside [0, 1]"),
+    (["--prefix_acceptance=0.5,0.6"], "ascends"),
+    (["--prefix_acceptance=nan"], "acceptance nan is outside [0, 1]"),
     (["--correlation=-1"], "correlation = -1; it must be in [0, 1]"),
     (["--correlation=nan"], "correlation = nan; it must be in [0, 1]"),
     (["--rank_acceptance=nan"], "acceptance must be in [0, 1]"),

@@ -1,4 +1,4 @@
-"""The one warp against a plain sort, and draws against laws."""
+"""The one warp against a plain sort, and draws against distributions."""
 
 import jax
 import jax.numpy as jnp
@@ -57,8 +57,10 @@ def test_b10_warp_is_temperature_then_top_k_then_top_p(top_k, top_p):
   settings = sampling.settings(len(logits), **pick)
   # A node axis, as decoding has it: [B, 2, V].
   double = jnp.stack([jnp.asarray(logits), jnp.asarray(logits[:, ::-1])], 1)
-  law = np.exp(np.asarray(jax.jit(sampling.warp)(double, settings), float))
-  for row, got in enumerate(law):
+  distribution = np.exp(
+    np.asarray(jax.jit(sampling.warp)(double, settings), float)
+  )
+  for row, got in enumerate(distribution):
     options = [x if x is None else x[row] for x in pick.values()]
     for node in range(2):
       expected = reference(np.asarray(double[row, node]), *options)
@@ -68,30 +70,32 @@ def test_b10_warp_is_temperature_then_top_k_then_top_p(top_k, top_p):
 def test_b10_the_order_of_the_filters_matters():
   """Top-p after temperature: the reversed order would keep other tokens."""
   logits = jnp.log(jnp.array([[0.5, 0.3, 0.15, 0.05]]))
-  law = sampling.warp(logits, sampling.settings(1, 3.0, None, 0.7))
-  assert int(jnp.sum(law > -jnp.inf)) == 3  # 2 if top-p came first
+  distribution = sampling.warp(logits, sampling.settings(1, 3.0, None, 0.7))
+  assert int(jnp.sum(distribution > -jnp.inf)) == 3  # 2 if top-p came first
 
 
 def test_ties_of_signed_zeros_are_all_kept():
   logits = jnp.array([[0.0, -0.0, 0.0, -1.0, -0.0]])
-  law = jnp.exp(sampling.warp(logits, sampling.settings(1, 1.0, 2)))
-  np.testing.assert_allclose(law, [[0.25, 0.25, 0.25, 0, 0.25]], atol=1e-6)
+  distribution = jnp.exp(sampling.warp(logits, sampling.settings(1, 1.0, 2)))
+  np.testing.assert_allclose(
+    distribution, [[0.25, 0.25, 0.25, 0, 0.25]], atol=1e-6
+  )
 
 
-def test_warp_of_a_one_hot_law():
+def test_warp_of_a_one_hot_distribution():
   logits = jnp.array([[-jnp.inf, 0.0, -jnp.inf]] * 3)
   for options in ({}, {"top_k": 2}, {"top_p": 0.5}, {"top_k": 3, "top_p": 1.0}):
     settings = sampling.settings(3, np.array([0.0, 1.0, 0.3]), **options)
-    law = sampling.warp(logits, settings)
-    np.testing.assert_array_equal(jnp.exp(law), [[0, 1, 0]] * 3)
+    distribution = sampling.warp(logits, settings)
+    np.testing.assert_array_equal(jnp.exp(distribution), [[0, 1, 0]] * 3)
 
 
-def test_b09_temperatures_near_zero_stay_laws():
+def test_b09_temperatures_near_zero_stay_distributions():
   logits = jnp.array([[1.0, 2.0, 1.5], [1.0, 2.0, 1.5], [1.0, 2.0, 1.5]])
   settings = sampling.settings(3, np.array([0.0, 1e-6, 1e-38]))
-  law = sampling.warp(logits, settings)
-  np.testing.assert_array_equal(jnp.argmax(law, -1), [1, 1, 1])
-  np.testing.assert_allclose(jnp.exp(law).sum(-1), 1.0, atol=1e-6)
+  distribution = sampling.warp(logits, settings)
+  np.testing.assert_array_equal(jnp.argmax(distribution, -1), [1, 1, 1])
+  np.testing.assert_allclose(jnp.exp(distribution).sum(-1), 1.0, atol=1e-6)
 
 
 @pytest.mark.parametrize("temperature", [1.2e-38, 1e-37, 1e-20, 1e37])
@@ -99,10 +103,10 @@ def test_b09_temperatures_near_zero_stay_laws():
 def test_no_temperature_overflows(temperature, filters):
   logits = jnp.array([[-90.0, 20.0, 20.0, 19.0, -jnp.inf]])
   settings = sampling.settings(1, temperature, **filters)
-  [law] = jnp.exp(sampling.warp(logits, settings))
+  [distribution] = jnp.exp(sampling.warp(logits, settings))
   two = temperature < 1 or "top_k" in filters
   wanted = [0, 0.5, 0.5, 0, 0] if two else [0.25] * 4 + [0]
-  np.testing.assert_allclose(law, wanted, atol=1e-6)
+  np.testing.assert_allclose(distribution, wanted, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -131,13 +135,15 @@ def test_argmax_is_the_first_of_the_largest():
   np.testing.assert_array_equal(sampling.argmax(jnp.asarray(x)), x.argmax(-1))
 
 
-def test_b04_gumbel_draws_follow_each_rows_own_law():
+def test_b04_gumbel_draws_follow_each_rows_own_distribution():
   size, half = 20_000, 10_000
-  laws = np.array([[0.7, 0.2, 0.1], [0.1, 0.1, 0.8]], np.float32)
+  distributions = np.array([[0.7, 0.2, 0.1], [0.1, 0.1, 0.8]], np.float32)
   keys = sampling.row_keys(jax.random.key(3), jnp.arange(size))
   noise = sampling.Noise(keys, jnp.full((size,), 4), 3, False)
-  law = jnp.log(jnp.asarray(laws.repeat(half, 0)))
-  tokens = np.asarray(sampling.argmax(law + noise.next(jnp.zeros((size,)))))
-  for part, expected in zip(tokens.reshape(2, half), laws):
+  distribution = jnp.log(jnp.asarray(distributions.repeat(half, 0)))
+  tokens = np.asarray(
+    sampling.argmax(distribution + noise.next(jnp.zeros((size,))))
+  )
+  for part, expected in zip(tokens.reshape(2, half), distributions):
     seen = np.bincount(part, minlength=3) / half
     np.testing.assert_allclose(seen, expected, atol=0.02)

@@ -61,7 +61,7 @@ def test_a_draft_may_have_fewer_shards():
     ({"query": 12}, "8 chips do not divide the 12 query heads"),
     ({"vocab": 65}, "65 tokens of the vocabulary of the target; 72 would do"),
     ({"mlp": 97}, "97 inner columns of the MLP of the target; 104 would do"),
-    ({"key": 6}, "8 chips and 6 K/V heads of the target: neither divides"),
+    ({"key": 6}, "8 chips and 6 KV heads of the target: neither divides"),
   ],
 )
 def test_what_does_not_divide_is_said(changes, sentence):
@@ -106,7 +106,7 @@ def test_memory_of_each_device():
   assert alone["target"] == pytest.approx(2 * config.num_parameters)
   place = sharding.place(mesh(2, 4), config.counts)
   split = memory.plan(config, None, **shape, places=Places(place))
-  for name in ("K/V caches", "logits"):
+  for name in ("KV caches", "logits"):
     assert split.parts[name] == pytest.approx(alone[name] / 8)
   # All but the norms are shared by four.
   assert split.parts["target"] == pytest.approx(alone["target"] / 4, rel=0.01)

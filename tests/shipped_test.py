@@ -20,7 +20,7 @@ from specdec import (
 from specdec.checkpoints import learned, shipped
 from specdec.checkpoints.fetch import fetch
 from specdec.decode import autoregress
-from specdec.learned import cell as cells
+from specdec.learned import draft_head as draft_heads
 from specdec.learned import serve
 from specdec.models import transformer
 from specdec.types import Params
@@ -82,22 +82,25 @@ def target():
 def test_drafters_are_small_and_of_the_target(name, target):
   path = shipped.drafter(name)
   assert path.stat().st_size < MEGA
-  assert learned.load(path, target).recipe.vocabulary > 0
+  assert learned.load(path, target).head_config.vocabulary > 0
 
 
 def test_a_drafter_says_what_the_target_says(target):
   found = learned.load(shipped.drafter("prophet"), target)
-  model, cell = transformer.model(target.config), found.cell(target.config)
+  model, draft_head = (
+    transformer.model(target.config),
+    found.draft_head(target.config),
+  )
   params = Params(
-    target.params, cells.weights_of(cell, found.net, target.params)
+    target.params, draft_heads.weights_of(draft_head, found.net, target.params)
   )
   ids = target.tokenizer.encode(shipped.PROMPT.read_text())
   common = params, np.array([ids]), np.array([len(ids)]), jax.random.key(0)
   options = dict(max_length=len(ids) + 48, sampling=settings(1))
-  drafter = serve.drafter(cell, model, expand.chain(4))
+  drafter = serve.drafter(draft_head, model, expand.chain(4))
   ours = generate(model, drafter, acceptance.coupled(), *common, **options)
-  plain = autoregress(model, *common, **options)
-  np.testing.assert_array_equal(ours.tokens, plain.tokens)
+  baseline = autoregress(model, *common, **options)
+  np.testing.assert_array_equal(ours.tokens, baseline.tokens)
   assert ours.stats.emitted[0] / ours.stats.rounds[0] > 1.5
 
 
@@ -134,10 +137,10 @@ def test_speculation_says_what_the_target_says_and_pays(temperature):
     jax.random.key(0),
     **options,
   )
-  plain = autoregress(
+  baseline = autoregress(
     model, params, prompt, length, jax.random.key(0), **options
   )
   np.testing.assert_array_equal(
-    ours.tokens[0, : ours.length[0]], plain.tokens[0, : plain.length[0]]
+    ours.tokens[0, : ours.length[0]], baseline.tokens[0, : baseline.length[0]]
   )
   assert ours.stats.emitted[0] / ours.stats.rounds[0] > 1.3

@@ -87,7 +87,7 @@ def test_other_settings_of_a_known_target_are_calibrated_beside_it(
   lines = lines_of(tmp_path)
   assert len(lines) == 3 and all("run" in line for line in lines)
   second = json.loads((tmp_path / "out" / "calibration.json").read_text())
-  assert second["fits"] == first["fits"] and len(second["beside"]) == 3
+  assert second["fits"] == first["fits"] and len(second["overhead"]) == 3
   assert 0 <= lines[2]["observed"]["wide"] <= 1
 
 
@@ -97,9 +97,9 @@ def test_sampled_texts_are_counted_with_other_noise(
   seen = []
   complete = session.Session.complete
 
-  def spy(self, rows, numbers, plain):
-    seen.append((plain, tuple(numbers)))
-    return complete(self, rows, numbers, plain)
+  def spy(self, rows, numbers, baseline):
+    seen.append((baseline, tuple(numbers)))
+    return complete(self, rows, numbers, baseline)
 
   monkeypatch.setattr(session.Session, "complete", spy)
   sweep([{"k": 1, "batch": 2, "temperature": 1.0, "acceptance": "rejection"}])
@@ -135,16 +135,16 @@ def test_points_and_their_predictions(sweep, tmp_path):
     assert f"{said['speedup']:.2f}" in printed
   assert lines[1]["prediction"]["speedup"] == 1
   # What was counted is what was decoded: these texts are greedy.
-  measured = lines[0]["run"]["acceptance"]["survival"][0]["value"]
-  assert lines[0]["observed"]["survival"][0] == pytest.approx(measured)
+  measured = lines[0]["run"]["acceptance"]["prefix_acceptance"][0]["value"]
+  assert lines[0]["observed"]["prefix_acceptance"][0] == pytest.approx(measured)
   calibrated = json.loads((tmp_path / "out" / "calibration.json").read_text())
   assert len(calibrated["fits"]) == 2
-  [beside] = calibrated["beside"].values()
-  assert {(b, k) for b, k, *_ in beside["times"]} == {
+  [overhead] = calibrated["overhead"].values()
+  assert {(b, k) for b, k, *_ in overhead["times"]} == {
     (b, k) for b in (1, 2) for k in (0, 2)
   }
   # Rounds of texts half as long, in smaller caches.
-  assert {slots for _, _, slots, _ in beside["times"]} == {16}
+  assert {slots for _, _, slots, _ in overhead["times"]} == {16}
   assert {line["context"] for line in lines} == {32}
 
 
@@ -250,7 +250,7 @@ def test_calibrated_texts_need_room_for_a_round(sweep):
     (
       [{"k": 2, "batch": 2, "max_new_tokens": 4}],
       [],
-      "batch 2 with k = 2 is judged and is among",
+      "batch 2 with k = 2 is evaluated and is among",
     ),
     ([{"k": 1, "shape": "chains:2"}], [], "sets 'shape'"),
     ([{"k": (1, 2)}], [], "takes one at a time"),
@@ -388,7 +388,7 @@ def line(k, batch, measured, predicted, **point):
       "speed": {"speedup": estimate, "seconds": 1.0, "tokens_per_second": 9.0},
     },
     "prediction": {"speedup": predicted, "round_seconds": 0.1},
-    "observed": {"survival": [0.5] * k, "wide": 1.0},
+    "observed": {"prefix_acceptance": [0.5] * k, "wide": 1.0},
   }
 
 
@@ -411,13 +411,13 @@ def test_the_page_holds_all_of_it_and_asks_nothing_of_the_network(
   pictures = tmp_path / "pictures"
   said = report(str(folder), f"--pictures={pictures}")
   assert {path.stem for path in pictures.iterdir()} == {
-    "scatter", "over_k_0", "heatmap_0", "survival",
+    "scatter", "over_k_0", "heatmap_0", "prefix_acceptance",
   }  # fmt: skip
   assert "all: 5 of 6 cells within 0.90 to 1.10" in said.out
   page = (folder / "report.html").read_text()
   assert "t&lt;b&gt;" in page and "t<b>" not in page
   assert page.count("<tr>") == 1 + len(lines)
-  assert page.count("<img") == 4  # scatter, over k, heatmap, survival
+  assert page.count("<img") == 4  # scatter, over k, heatmap, prefix_acceptance
   assert not re.search(r"(src|href)=\"(?!data:)", page)
 
 
@@ -478,15 +478,15 @@ def test_meshes_are_told_apart(sweep, tmp_path):
 
 def test_a_point_of_several_sweeps_is_pooled(tmp_path):
   folders = []
-  for i, (seconds, plain, ours, theirs) in enumerate(
+  for i, (seconds, baseline, ours, theirs) in enumerate(
     [(2.0, 3.0, 1.0, 2.0), (4.0, 3.0, 3.0, 3.0)]
   ):
-    one = line(1, 1, plain / seconds, theirs / ours)
+    one = line(1, 1, baseline / seconds, theirs / ours)
     one["run"]["speed"] |= {
       "tokens": 60,
       "plain_tokens": 60,
       "seconds": seconds,
-      "plain_seconds": plain,
+      "plain_seconds": baseline,
       "prefill_seconds": 0.5,
       "plain_prefill_seconds": 0.5,
     }

@@ -33,7 +33,7 @@ def shaped(expansion):
 
 
 WAYS = {
-  "plain": (lambda: decode.PLAIN_DRAFTER, lambda: decode.PLAIN_RULE),
+  "baseline": (lambda: decode.NO_DRAFTER, lambda: decode.NO_DRAFT_RULE),
   "lookup": (lambda: drafters.lookup(3, min_ngram=1), acceptance.coupled),
   "rejection": (
     lambda: drafters.model(table.model(V), 3),
@@ -101,7 +101,7 @@ def test_a_row_stops_before_a_distribution_that_is_not_finite(way, value):
       assert length == 12 or state.fault[row] == TARGET_FAULT
     else:
       assert state.fault[row] == NO_FAULT and length == 12
-    if way in ("plain", "lookup"):
+    if way in ("baseline", "lookup"):
       np.testing.assert_array_equal(text[:length], sound.tokens[row, :length])
   assert state.fault[0] == TARGET_FAULT and int(state.length[0]) == 3
   assert int(state.stats.emitted[0]) == 0
@@ -118,8 +118,8 @@ def test_one_broken_logit_breaks_its_distribution(
   logits = jax.random.normal(jax.random.key(0), (3, size))
   logits = logits.at[1, size // 2].set(value)
   settings = sampling.settings(3, temperature, **filters)
-  law = jax.jit(sampling.warp)(logits, settings)
-  broken = np.isnan(law)
+  distribution = jax.jit(sampling.warp)(logits, settings)
+  broken = np.isnan(distribution)
   assert broken[1].all() and not broken[[0, 2]].any()
 
 

@@ -16,13 +16,17 @@ V = 5
 def test_keep_is_the_rate_of_a_nodes_depth():
   parents = np.array([-1, 0, 0, 1, 3, 4])
   draft = Draft(jnp.zeros(6, jnp.int32), parents, None, jnp.array(6))
-  law = jax.nn.log_softmax(jax.random.normal(jax.random.key(0), (6, V)))
+  distribution = jax.nn.log_softmax(
+    jax.random.normal(jax.random.key(0), (6, V))
+  )
   rule = acceptance.synthetic([0.9, 0.5, 0.25])
   # The root's own entry means nothing.
   expected = [0.9, 0.9, 0.5, 0.25, 0.25]
-  np.testing.assert_allclose(rule.keep(draft, law)[1:], expected)
   np.testing.assert_allclose(
-    rule.next_law(draft, law, 3), np.exp(law[3]), rtol=1e-6
+    rule.accept_prob(draft, distribution)[1:], expected
+  )
+  np.testing.assert_allclose(
+    rule.residual(draft, distribution, 3), np.exp(distribution[3]), rtol=1e-6
   )
   assert not rule.lossless
   assert "meaningless" in rule.caveat
@@ -48,16 +52,18 @@ def test_what_is_measured_is_what_was_asked_for(rates, temperature):
   found = metrics.acceptance([jax.tree.map(np.asarray, state.stats)])
   assert found.drafted == k * found.target_passes  # a draft in every round
   survived = 1.0
-  for i, (judged, survival) in enumerate(
-    zip(found.conditional, found.survival)
+  for i, (evaluated, prefix_acceptance) in enumerate(
+    zip(found.conditional, found.prefix_acceptance)
   ):
     rate = rates[min(i, len(rates) - 1)]
     survived *= rate
     if survived in (0.0, 1.0):
-      assert survival.value == survived
+      assert prefix_acceptance.value == survived
     else:
-      assert abs(survival.value - survived) < 4 * survival.error
-      assert abs(judged.value - rate) < 4 * judged.error
+      assert (
+        abs(prefix_acceptance.value - survived) < 4 * prefix_acceptance.error
+      )
+      assert abs(evaluated.value - rate) < 4 * evaluated.error
 
 
 @pytest.mark.parametrize("rate", [-0.1, 1.1, float("nan")])

@@ -4,7 +4,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specdec.types import ACCEPTED, BONUS, CORRECTION, NO_DRAFT, PLAIN, PROMPT
+from specdec.types import (
+  ACCEPTED,
+  BASELINE,
+  BONUS,
+  CORRECTION,
+  NO_DRAFT,
+  PROMPT,
+)
 
 
 def texts(state) -> list[tuple[int, ...]]:
@@ -37,10 +44,10 @@ def check_books(state, prompt_length, k=None) -> None:
     # A round emits what it accepts and one token more, unless a cut took it.
     cut = int(len(emitted) > 0 and emitted[-1] == ACCEPTED)
     assert stats.rounds[b] == len(emitted) - num_accepted + cut
-    assert np.all(stats.accepted[b] <= stats.judged[b])
-    assert np.all(stats.judged[b] <= stats.drafted[b])
-    # A judged token that was not accepted is a correction.
-    assert np.sum(stats.judged[b] - stats.accepted[b]) == np.sum(
+    assert np.all(stats.accepted[b] <= stats.evaluated[b])
+    assert np.all(stats.evaluated[b] <= stats.drafted[b])
+    # A evaluated token that was not accepted is a correction.
+    assert np.sum(stats.evaluated[b] - stats.accepted[b]) == np.sum(
       emitted == CORRECTION
     )
     assert np.all(np.diff(stats.accepted[b]) <= 0)
@@ -54,7 +61,7 @@ def check_books(state, prompt_length, k=None) -> None:
         assert k is None or run <= k
         continue
       if k is not None:
-        expected = PLAIN if k == 0 else BONUS if run == k else CORRECTION
+        expected = BASELINE if k == 0 else BONUS if run == k else CORRECTION
         assert code == expected
       run = 0
     compared = np.isin(emitted, [ACCEPTED, CORRECTION])

@@ -10,7 +10,7 @@ import pytest
 import train_drafter
 from absl import flags
 
-from learned_kinds import recipe
+from learned_kinds import head_config
 from programs import write_model
 from specdec import checkpoints, run_folder
 from specdec.checkpoints import learned as saved
@@ -20,7 +20,7 @@ from specdec.training import data, hidden
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 
 TEXT = "the cat sat on the mat and the dog sat on the log while it was hot "
-RECIPE = dict(
+HEAD_CONFIG = dict(
   kind="mtp",
   width=16,
   mlp_width=24,
@@ -70,8 +70,8 @@ def entries(place, **changes):
       target=str(place / "target"),
       data=str(place / "text"),
       held_out=str(place / "more"),
-      recipe=RECIPE,
-      loss=dict(law="forward_kl"),
+      head_config=HEAD_CONFIG,
+      loss=dict(divergence="forward_kl"),
       options=OPTIONS,
       decoding=DECODING,
     )
@@ -169,7 +169,7 @@ class TestRun:
       saved.load(whole / f"{name}.safetensors", target)
       for name in ("best", "last")
     )
-    assert best.recipe == last.recipe == recipe("mtp", levels=2)
+    assert best.head_config == last.head_config == head_config("mtp", levels=2)
     assert best.ids.tolist() == last.ids.tolist() and len(best.ids) == 11
     common = checkpoints.load(place / "target").tokenizer.encode("tea")
     assert set(common) <= set(best.ids.tolist())
@@ -187,7 +187,7 @@ class TestRun:
     same(run(place, "killed"), whole)
 
   def test_it_goes_on_from_another_drafter(self, place, whole):
-    """On other text: what it may guess stays."""
+    """On other text: what it may draft stays."""
     start = whole / "last.safetensors"
     folder = run(
       place,
@@ -209,7 +209,9 @@ class TestRun:
     assert "not finite at step" in said
 
 
-CACHED = dict(recipe=RECIPE | dict(kind="eagle3", features=(0, 2), head="own"))
+CACHED = dict(
+  head_config=HEAD_CONFIG | dict(kind="eagle3", features=(0, 2), head="own")
+)
 
 
 @pytest.fixture(scope="module")
@@ -242,7 +244,7 @@ class TestCache:
       saved.fingerprint(loaded),
     )
     batch = states.batch(0, 4)
-    made = recipe("eagle3", 0, features=(0, 2), levels=2)
+    made = head_config("eagle3", 0, features=(0, 2), levels=2)
     cell = train_drafter.drafters.LEARNED["eagle3"](
       made, loaded.config, None, train_drafter.growing
     )
@@ -274,7 +276,10 @@ class TestCache:
     [
       (dict(target="{place}/other"), "target.weights: "),
       (dict(data="{place}/more"), "data: "),
-      (dict(recipe=CACHED["recipe"] | dict(features=(1, 2))), "features: "),
+      (
+        dict(head_config=CACHED["head_config"] | dict(features=(1, 2))),
+        "features: ",
+      ),
     ],
     ids=["target", "data", "features"],
   )
@@ -315,26 +320,32 @@ REFUSALS = {
     "lacks decoding.length, decoding.new_tokens",
   ),
   "none": (dict(loss=None), "lacks loss"),
-  "recipe_entry": (dict(recipe=RECIPE | dict(colour=1)), "'colour'"),
+  "recipe_entry": (dict(head_config=HEAD_CONFIG | dict(colour=1)), "'colour'"),
   "loss_entry": (dict(loss=dict(colour=1)), "'colour'"),
   "options_entry": (dict(options=OPTIONS | dict(colour=1)), "'colour'"),
-  "kind": (dict(recipe=RECIPE | dict(kind="beagle")), "kind 'beagle' is"),
-  "law": (dict(loss=dict(law="hinge")), "law 'hinge' is unknown; known: "),
+  "kind": (
+    dict(head_config=HEAD_CONFIG | dict(kind="beagle")),
+    "kind 'beagle' is",
+  ),
+  "law": (
+    dict(loss=dict(divergence="hinge")),
+    "distribution 'hinge' is unknown; known: ",
+  ),
   "decay": (dict(loss=dict(decay=-1.0)), "decay = -1.0; it must be >= 0"),
   "feature_loss": (
     dict(loss=dict(feature_weight=1.0)),
     "feature_weight: streams of mtp are no hidden states",
   ),
   "layers": (
-    dict(recipe=RECIPE | dict(kind="eagle3", features=(1, 3))),
+    dict(head_config=HEAD_CONFIG | dict(kind="eagle3", features=(1, 3))),
     "features asks for layers 3; this target has 2",
   ),
   "exit": (
-    dict(recipe=RECIPE | dict(kind="exit", exit_layer=2)),
+    dict(head_config=HEAD_CONFIG | dict(kind="exit", exit_layer=2)),
     "exit_layer = 2; this target has 2 layers",
   ),
   "wide": (
-    dict(recipe=RECIPE | dict(vocabulary=28)),
+    dict(head_config=HEAD_CONFIG | dict(vocabulary=28)),
     "vocabulary = 28; the target has 27 tokens",
   ),
   "prompts": (dict(decoding=DECODING | dict(prompts=0)), "prompts = 0; it "),
@@ -348,10 +359,10 @@ REFUSALS = {
   ),
   "heads": (
     dict(
-      recipe=RECIPE | dict(kind="medusa", num_layers=0),
+      head_config=HEAD_CONFIG | dict(kind="medusa", num_layers=0),
       decoding=DECODING | dict(k=3),
     ),
-    "3 levels of guesses; this medusa has 2 heads",
+    "3 levels of draft tokens; this medusa has 2 heads",
   ),
 }
 
@@ -369,7 +380,11 @@ def test_it_refuses_before_it_begins(place, name):
 def test_a_start_that_does_not_fit(place, whole):
   start = str(whole / "last.safetensors")
   for name, changes, complaint in (
-    ("start_1", dict(recipe=RECIPE | dict(levels=3)), "levels: 2 -> 3"),
+    (
+      "start_1",
+      dict(head_config=HEAD_CONFIG | dict(levels=3)),
+      "levels: 2 -> 3",
+    ),
     ("start_3", dict(target=str(place / "other")), "unlike weights"),
     ("start_4", dict(start=str(place / "none")), "no such drafter"),
   ):
@@ -381,8 +396,8 @@ def test_a_start_that_does_not_fit(place, whole):
 def test_another_config_in_the_same_folder(place, whole):
   said = refused(place, "whole", options=OPTIONS | dict(learning_rate=0.5))
   assert "options.learning_rate: 0.02 -> 0.5" in said
-  assert "recipe.levels: 2 -> 3" in refused(
-    place, "whole", recipe=RECIPE | dict(levels=3)
+  assert "head config.levels: 2 -> 3" in refused(
+    place, "whole", head_config=HEAD_CONFIG | dict(levels=3)
   )
 
 

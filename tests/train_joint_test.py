@@ -11,7 +11,7 @@ import pytest
 import programs
 from specdec import acceptance, checkpoints, decode, expand, sampling
 from specdec.checkpoints import learned as saved
-from specdec.learned import cell as cells
+from specdec.learned import draft_head as draft_heads
 from specdec.learned import serve
 from specdec.models import transformer
 from specdec.training import joint_runs
@@ -43,8 +43,8 @@ NET = dict(
   num_layers=1, width=16, mlp_width=24, num_heads=2, head_dim=8, head="shared"
 )
 PROPHET = dict(
-  recipe=dict(kind="prophet", levels=2, **NET),
-  loss=dict(law="cross_entropy", law_weight=1.0, decay=1.0),
+  head_config=dict(kind="prophet", levels=2, **NET),
+  loss=dict(divergence="cross_entropy", token_weight=1.0, decay=1.0),
 )
 SKIP = dict(
   layer_skip=dict(dropout=0.5, exit_scale=0.2, rotation=2),
@@ -93,14 +93,14 @@ def log(folder, kind):
 
 
 def test_what_it_leaves_behind_decodes_together(prophet):
-  train, judged = log(prophet, "train"), log(prophet, "held_out")
+  train, evaluated = log(prophet, "train"), log(prophet, "held_out")
   for entry in train:
     loss = entry["cross_entropy"] + entry["auxiliary"]
     assert entry["loss"] == pytest.approx(loss, rel=1e-5)
-  assert [x["step"] for x in judged] == [6, 12]
-  assert all(x["loss"] == x["cross_entropy"] for x in judged)
-  assert judged[-1]["loss"] < train[0]["cross_entropy"]
-  assert 0 <= judged[-1]["acceptance_2"] <= 1
+  assert [x["step"] for x in evaluated] == [6, 12]
+  assert all(x["loss"] == x["cross_entropy"] for x in evaluated)
+  assert evaluated[-1]["loss"] < train[0]["cross_entropy"]
+  assert 0 <= evaluated[-1]["acceptance_2"] <= 1
   decoded = log(prophet, "decoding")[-1]
   assert 1 <= decoded["tokens_per_pass"] <= DECODING["k"] + 1
   weights = []
@@ -110,13 +110,16 @@ def test_what_it_leaves_behind_decodes_together(prophet):
     weights.append((target.params, learned.net))
   jax.tree.map(np.testing.assert_array_equal, *weights)  # the end was the best
   model = transformer.model(target.config)
-  cell = learned.cell(target.config)
+  draft_head = learned.draft_head(target.config)
   prompt = np.full((2, 3), 5)
   state = decode.generate(
     model,
-    serve.drafter(cell, model, expand.chain(2)),
+    serve.drafter(draft_head, model, expand.chain(2)),
     acceptance.coupled(),
-    Params(target.params, cells.weights_of(cell, learned.net, target.params)),
+    Params(
+      target.params,
+      draft_heads.weights_of(draft_head, learned.net, target.params),
+    ),
     prompt,
     np.full(2, 3),
     jax.random.key(0),
@@ -125,8 +128,8 @@ def test_what_it_leaves_behind_decodes_together(prophet):
   )
   text = np.asarray(state.tokens)
   logits, _ = model.apply(target.params, text, None)
-  plain = np.argmax(np.asarray(logits.logits), axis=-1)
-  np.testing.assert_array_equal(text[:, 3:], plain[:, 2:-1])
+  baseline = np.argmax(np.asarray(logits.logits), axis=-1)
+  np.testing.assert_array_equal(text[:, 3:], baseline[:, 2:-1])
 
 
 def test_another_target_is_not_its_own(prophet, place):
@@ -139,8 +142,8 @@ def test_layer_skip_drafts_with_its_first_layers(place):
   config = write_config(place / "skip.py", **entries(place, **SKIP))
   folder = place / "layerskip-0"
   must("train_joint.py", config, f"--folder={folder}")
-  judged, decoded = (log(folder, x)[-1] for x in ("held_out", "decoding"))
-  assert judged["exit_1"] > 0 and "exit_3" not in judged
+  evaluated, decoded = (log(folder, x)[-1] for x in ("held_out", "decoding"))
+  assert evaluated["exit_1"] > 0 and "exit_3" not in evaluated
   assert decoded["tokens_per_pass"] >= 1
   assert not list(folder.rglob("drafter.safetensors"))
 
@@ -149,13 +152,13 @@ def test_layer_skip_drafts_with_its_first_layers(place):
 @pytest.mark.parametrize(
   "changes, complaint",
   [
-    (PROPHET | SKIP, "sets recipe and layer_skip"),
-    (dict(loss=PROPHET["loss"]), "and no recipe"),
-    (dict(recipe=PROPHET["recipe"]), "--config lacks loss"),
+    (PROPHET | SKIP, "sets head config and layer_skip"),
+    (dict(loss=PROPHET["loss"]), "and no head config"),
+    (dict(head_config=PROPHET["head_config"]), "--config lacks loss"),
     (SKIP | dict(decoding=DECODING), "--config lacks decoding.exit_layer"),
     (dict(speed="high"), "--config sets speed; accepted: tokenizer, "),
     (
-      PROPHET | dict(loss=dict(law="forward_kl")),
+      PROPHET | dict(loss=dict(divergence="forward_kl")),
       "joint training is on the text itself",
     ),
     (
@@ -205,7 +208,7 @@ def write_run(folder, kind, seed, loss, passes=None, **options):
   settings = dict(
     kind=kind,
     options=dict(steps=10, batch=2, sequence=8, eval_sequences=4, seed=seed),
-    recipe={"kind": kind} if passes else None,
+    head_config={"kind": kind} if passes else None,
     layer_skip=None,
     checksums=dict(data=1, held_out=2, first_weights=100 + seed),
   )
@@ -272,11 +275,11 @@ class TestCompare:
     path = runs / "prophet-again" / "run.json"
     settings = json.loads(path.read_text())
     settings["options"]["seed"] = 5
-    settings["recipe"]["levels"] = 9
+    settings["head_config"]["levels"] = 9
     path.write_text(json.dumps(settings))
-    with pytest.raises(ValueError, match=r"recipe\.levels: None -> 9"):
+    with pytest.raises(ValueError, match=r"head config\.levels: None -> 9"):
       joint_runs.compare(read(runs))
-    settings["recipe"].pop("levels")
+    settings["head_config"].pop("levels")
     settings["options"]["seed"], settings["kind"] = 1, "mtp"
     path.write_text(json.dumps(settings))
     with pytest.raises(ValueError, match="first_weights: 101 -> 100"):

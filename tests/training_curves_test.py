@@ -28,7 +28,7 @@ def write_run(folder, steps=(10, 20, 40), gain=0.5):
         "step": step,
         "kind": "decoding",
         "tokens_per_pass": 1 + gain * i,
-        "survival": [0.5 + 0.1 * i, 0.2],
+        "prefix_acceptance": [0.5 + 0.1 * i, 0.2],
       },
     ]
   text = "".join(json.dumps(line) + "\n" for line in lines)

@@ -95,10 +95,10 @@ class TestData:
     np.testing.assert_array_equal(rows[:, 0], [0, 40, 90])
 
   def test_numbered_batches_say_where_they_stand(self):
-    plain, numbered = packed(), data.Numbered(packed())
-    assert numbered.tokens == plain.tokens
+    baseline, numbered = packed(), data.Numbered(packed())
+    assert numbered.tokens == baseline.tokens
     for step in (0, 30):
       batch = numbered.batch(step, 3)
-      np.testing.assert_array_equal(batch["tokens"], plain.batch(step, 3))
+      np.testing.assert_array_equal(batch["tokens"], baseline.batch(step, 3))
       np.testing.assert_array_equal(batch["step"], step)
       np.testing.assert_array_equal(batch["row"], np.arange(3))

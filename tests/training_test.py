@@ -210,11 +210,11 @@ class TestRun:
     assert_equal(train(tmp_path), whole[0])
 
   def test_nan_stops_and_names_the_step(self, tmp_path):
-    plain = objective.language_model(transformer.model(CONFIG))
+    baseline = objective.language_model(transformer.model(CONFIG))
     bad = packed().batch(7, 4)
 
     def aim(weights, frozen, tokens):
-      loss, measures = plain(weights, frozen, tokens)
+      loss, measures = baseline(weights, frozen, tokens)
       hit = jnp.all(tokens == jnp.asarray(bad))
       return jnp.where(hit, jnp.nan, loss), measures
 

@@ -122,14 +122,14 @@ def test_recorded_logits_in_uneven_chunks(name):
 def test_recorded_logits_with_ragged_rows(name):
   """Each row keeps its own number of every eight; the rest is scratch."""
   model, tokens, wanted = recorded(name)
-  size, chunk, pace = tokens.shape[1], 8, np.array([3, 7])
+  size, chunk, drift = tokens.shape[1], 8, np.array([3, 7])
   cache = empty(model.config, len(tokens))
   got, start = np.full_like(wanted, np.nan), np.array([0, 0])
   while start.min() < size:
     columns = start[:, None] + np.arange(chunk)
     piece = np.take_along_axis(tokens, np.minimum(columns, size - 1), axis=1)
     output, cache = run(model.config, model.params, piece, cache)
-    kept = np.minimum(pace, size - start)
+    kept = np.minimum(drift, size - start)
     for row, (first, count) in enumerate(zip(start, kept)):
       got[row, first : first + count] = output.logits[row, :count]
     start = start + kept
@@ -297,9 +297,9 @@ def test_features_are_the_streams_that_enter():
   config, params, tokens, start = text_for_parts()
   asked = (2, 0, 3, 1)
   output, _ = run(config, params, tokens, start, features=asked)
-  plain, _ = run(config, params, tokens, start)
-  assert plain.features == ()
-  close(output.logits, plain.logits)
+  baseline, _ = run(config, params, tokens, start)
+  assert baseline.features == ()
+  close(output.logits, baseline.logits)
   streams = dict(zip(asked, output.features))
   np.testing.assert_array_equal(streams[0], params["embed"]["weight"][tokens])
   for layer, stream in streams.items():

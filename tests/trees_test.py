@@ -48,6 +48,6 @@ def test_times_between_the_measured_ones_are_interpolated():
   assert trees.best([0.9], {1: 1.0, 3: 1.2, 5: 9.0}, 0.0).seconds == 1.2
 
 
-def test_without_plain_decodings_time_nothing_can_be_chosen():
+def test_without_autoregressive_texts_time_nothing_can_be_chosen():
   with pytest.raises(ValueError, match="lacks 1"):
     trees.best(RATES, {2: 1.0}, 0.0)

@@ -85,7 +85,7 @@ def arguments(name):
 
 
 @functools.cache
-def plain(name):
+def baseline(name):
   positional, options = arguments(name)
   return decode.autoregress(family(name)[0], *positional, **options)
 
@@ -98,7 +98,7 @@ def comb(text):
   """
   parents = np.array([-1, 0, 0, 2, 2, 4, 4, 6, 6], np.int32)
   depth = (np.arange(9) + 1) // 2
-  spec = DraftSpec(9, 4, (9,), chain=False, siblings="point_mass")
+  spec = DraftSpec(9, 4, (9,), chain=False, siblings="deterministic")
 
   def propose(params, draft_state, context):
     place = context.length[:, None] - 1 + depth[None]  # [B, N]
@@ -119,7 +119,7 @@ def comb(text):
 
 def drafter_of(name, kind, k):
   if kind == "comb":
-    return comb(plain(name).tokens)
+    return comb(baseline(name).tokens)
   if kind == "lookup":
     return drafters.lookup(k, ngram=2, min_ngram=1)
   return drafters.model(family(name)[0], k)
@@ -138,7 +138,7 @@ def cases():
 
 
 @pytest.mark.parametrize("name, kind, k", cases())
-def test_b06_coupled_is_plain_decoding(name, kind, k):
+def test_b06_coupled_is_autoregressive_decoding(name, kind, k):
   positional, options = arguments(name)
   state = decode.generate(
     family(name)[0],
@@ -147,16 +147,18 @@ def test_b06_coupled_is_plain_decoding(name, kind, k):
     *positional,
     **options,
   )
-  assert texts(state) == texts(plain(name))
+  assert texts(state) == texts(baseline(name))
   check_books(state, LENGTHS, k if kind == "model" else None)
   assert state.stats.accepted[:, -1 if kind == "comb" else 0].sum() > 0
-  np.testing.assert_allclose(state.log_probs, plain(name).log_probs, atol=1e-4)
+  np.testing.assert_allclose(
+    state.log_probs, baseline(name).log_probs, atol=1e-4
+  )
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_b06_plain_decoding_is_one_pass(name):
+def test_b06_autoregressive_decoding_is_one_pass(name):
   model, params = family(name)
-  state = plain(name)
+  state = baseline(name)
   assert np.all(state.length == L)
   own = jax.nn.log_softmax(forward(model, params.target, state.tokens))
   said = np.take_along_axis(own[:, :-1], state.tokens[:, 1:, None], axis=2)
@@ -173,7 +175,7 @@ def test_the_window_matters_here(name):
   wide = config.TransformerConfig(
     **(vars(LLAMA) | CONFIGS[name] | {"windows": (L, L)})
   )
-  tokens = plain(name).tokens
+  tokens = baseline(name).tokens
   logits = forward(model, params.target, tokens)
   other = forward(transformer.model(wide), params.target, tokens)
   sampled = TEMPERATURES > 0  # greedy text may repeat one token

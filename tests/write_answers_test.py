@@ -11,7 +11,7 @@ from specdec.models import transformer
 from specdec.types import Params
 
 
-def test_answers_are_plain_decodings_and_it_goes_on(tmp_path, capsys):
+def test_answers_are_autoregressive_texts_and_it_goes_on(tmp_path, capsys):
   target = programs.write_model(tmp_path / "target", num_layers=1)
   prompts, out = tmp_path / "prompts.jsonl", tmp_path / "out"
   words = ["abc", "hello there", "xyz", "a"]

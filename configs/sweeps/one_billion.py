@@ -1,10 +1,10 @@
-"""Llama 3.2 1B's shape, random weights, guesses kept at a given rate.
+"""Llama 3.2 1B's shape, random weights, draft tokens kept at a given rate.
 
   python scripts/sweep.py --sweep=configs/sweeps/one_billion.py \\
     --output=runs/one_billion
 
 9 points, a quarter of an hour on two CPU cores. The text is meaningless; what
-is judged is speed. What comes out is in docs/results.md.
+is evaluated is speed. What comes out is in docs/results.md.
 """
 
 from ml_collections import ConfigDict

@@ -60,7 +60,7 @@ def get_config(size: str = "1m") -> config_dict.ConfigDict:
       model=asdict(model),
       start="",  # or a checkpoint to go on from
       options=asdict(options),
-      # How the draft is judged: prompts of `length` tokens are completed.
+      # How the draft is evaluated: prompts of `length` tokens are completed.
       decoding=dict(k=4, prompts=16, length=64, new_tokens=64, temperature=0.0),
       # How many texts of the target's own to learn from, 0 for the corpus
       # itself, and how much of the corpus each begins with.

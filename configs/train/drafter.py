@@ -4,18 +4,18 @@
     --folder=runs/prophet
 
 The word after the colon is one of KINDS; the corpus comes as for
-configs/train/target.py. Each has 0.3 to 0.6 M weights of its own and guesses
-among the 1536 most frequent of the 4096 tokens, 88.5 % of the text. On two
-cores 600 steps took 7 to 22 minutes beside other work and came to 1.5 (medusa)
-to 3.3 (recycle) tokens a pass in chains of four (docs/results.md). `head` and
-`shared` are an exit's head alone, its own or the target's.
+configs/train/target.py. Each has 0.3 to 0.6 M weights of its own and draft
+tokens among the 1536 most frequent of the 4096 tokens, 88.5 % of the text. On
+two cores 600 steps took 7 to 22 minutes beside other work and came to 1.5
+(medusa) to 3.3 (recycle) tokens a pass in chains of four (docs/results.md).
+`head` and `shared` are an exit's head alone, its own or the target's.
 """
 
 from dataclasses import asdict
 
 from ml_collections import config_dict
 
-from specdec.learned.recipe import Recipe
+from specdec.learned.head_config import HeadConfig
 from specdec.training.drafting import Loss
 from specdec.training.options import Options
 
@@ -23,23 +23,26 @@ _FEW = 1536
 _WIDE = dict(vocabulary=_FEW)
 KINDS = {
   "eagle": (
-    Recipe("eagle", head="shared", **_WIDE),
-    Loss(law_weight=0.1, feature_weight=1.0),
+    HeadConfig("eagle", head="shared", **_WIDE),
+    Loss(token_weight=0.1, feature_weight=1.0),
   ),
-  "eagle3": (Recipe("eagle3", features=(2, 4, 6), **_WIDE), Loss()),
-  "mtp": (Recipe("mtp", head="shared", **_WIDE), Loss()),
-  "prophet": (Recipe("prophet", **_WIDE), Loss()),
-  "medusa": (Recipe("medusa", num_layers=0, levels=5, **_WIDE), Loss()),
-  "hydra": (Recipe("hydra", num_layers=0, levels=5, **_WIDE), Loss()),
-  "exit": (Recipe("exit", exit_layer=1, **_WIDE), Loss()),
-  "head": (Recipe("exit", exit_layer=1, num_layers=0, **_WIDE), Loss()),
+  "eagle3": (HeadConfig("eagle3", features=(2, 4, 6), **_WIDE), Loss()),
+  "mtp": (HeadConfig("mtp", head="shared", **_WIDE), Loss()),
+  "prophet": (HeadConfig("prophet", **_WIDE), Loss()),
+  "medusa": (HeadConfig("medusa", num_layers=0, levels=5, **_WIDE), Loss()),
+  "hydra": (HeadConfig("hydra", num_layers=0, levels=5, **_WIDE), Loss()),
+  "exit": (HeadConfig("exit", exit_layer=1, **_WIDE), Loss()),
+  "head": (HeadConfig("exit", exit_layer=1, num_layers=0, **_WIDE), Loss()),
   "shared": (
-    Recipe(
+    HeadConfig(
       "exit", exit_layer=1, num_layers=0, head="shared", width=384, **_WIDE
     ),
     Loss(),
   ),
-  "recycle": (Recipe("exit", exit_layer=1, recycle=True, **_WIDE), Loss()),
+  "recycle": (
+    HeadConfig("exit", exit_layer=1, feeds_back_hidden=True, **_WIDE),
+    Loss(),
+  ),
 }
 
 
@@ -47,7 +50,7 @@ def get_config(kind: str = "prophet") -> config_dict.ConfigDict:
   """Entries of scripts/train_drafter.py."""
   if kind not in KINDS:
     raise ValueError(f"kind {kind!r} is unknown; known: {', '.join(KINDS)}")
-  recipe, loss = KINDS[kind]
+  head_config, loss = KINDS[kind]
   options = Options(
     steps=600,
     batch=8,
@@ -65,13 +68,13 @@ def get_config(kind: str = "prophet") -> config_dict.ConfigDict:
       target="stdlib-11m",
       data="corpus/train",
       held_out="corpus/held_out",
-      recipe=asdict(recipe),
+      head_config=asdict(head_config),
       loss=asdict(loss),
       options=asdict(options),
       start="",  # or a drafter to go on from
       # Folder that keeps the target's hidden states; '': made on the fly.
       cache="",
-      # How the drafter is judged: prompts of `length` tokens are completed.
+      # How the drafter is evaluated: prompts of `length` tokens are completed.
       decoding=dict(k=4, prompts=16, length=64, new_tokens=64, temperature=0.0),
       # How many texts of the target's own to learn from, 0 for the corpus
       # itself, and how much of the corpus each begins with.

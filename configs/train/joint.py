@@ -6,8 +6,8 @@
 
 The word after the colon is one of KINDS; the corpus comes as for
 configs/train/target.py. All kinds see the same tokens in the same order, and
-begin with the same weights where the seed is the same. Guesses are among all
-tokens, by the target's own head.
+begin with the same weights where the seed is the same. Draft tokens are among
+all tokens, by the target's own head.
 
 Seconds of one of the 400 steps, measured: none 0.22, layerskip 0.29, mtp 0.33,
 medusa 0.59, prophet 0.63, and no more than one core is busy. So a run takes 2
@@ -18,7 +18,7 @@ from dataclasses import asdict
 
 from ml_collections import config_dict
 
-from specdec.learned.recipe import Recipe
+from specdec.learned.head_config import HeadConfig
 from specdec.models.config import TransformerConfig
 from specdec.training.drafting import Loss
 from specdec.training.joint import LayerSkip
@@ -30,18 +30,22 @@ _SHARED = dict(width=128, head="shared")
 
 
 def _loss(weight: float, decay: float = 1.0) -> Loss:
-  return Loss("cross_entropy", law_weight=weight, decay=decay)
+  return Loss("cross_entropy", token_weight=weight, decay=decay)
 
 
 KINDS = {
   "none": {},
   # The library that trains it so adds the two losses as they are.
-  "prophet": dict(recipe=Recipe("prophet", levels=4, **_SHARED), loss=_loss(1)),
+  "prophet": dict(
+    head_config=HeadConfig("prophet", levels=4, **_SHARED), loss=_loss(1)
+  ),
   # The report's one module, and its first weight; .1 in the last third there.
-  "mtp": dict(recipe=Recipe("mtp", levels=1, **_SHARED), loss=_loss(0.3)),
+  "mtp": dict(
+    head_config=HeadConfig("mtp", levels=1, **_SHARED), loss=_loss(0.3)
+  ),
   # .2 times the sum over heads of .8^j; here it is a mean that is weighed.
   "medusa": dict(
-    recipe=Recipe("medusa", num_layers=0, levels=_HEADS, **_SHARED),
+    head_config=HeadConfig("medusa", num_layers=0, levels=_HEADS, **_SHARED),
     loss=_loss(0.2 * sum(0.8**j for j in range(_HEADS)), decay=0.8),
   ),
   # As the paper's 1.5B from scratch: each step one exit below the last layer.
@@ -84,9 +88,9 @@ def get_config(kind: str = "prophet") -> config_dict.ConfigDict:
       held_out="corpus/held_out",
       model=asdict(model),
       options=asdict(options),
-      # How the drafter is judged: prompts of `length` tokens are completed. At
-      # temperature 0 so small a target repeats itself, which any drafter can.
-      # LayerSkip drafts with its first exit_layer layers.
+      # How the drafter is evaluated: prompts of `length` tokens are completed.
+      # At temperature 0 so small a target repeats itself, which any drafter
+      # can. LayerSkip drafts with its first exit_layer layers.
       decoding=dict(
         k=4,
         prompts=32,

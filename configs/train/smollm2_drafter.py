@@ -29,14 +29,14 @@ from dataclasses import asdict
 
 from ml_collections import config_dict
 
-from specdec.learned.recipe import Recipe
+from specdec.learned.head_config import HeadConfig
 from specdec.training.drafting import Loss
 from specdec.training.options import Options
 
 
 def get_config() -> config_dict.ConfigDict:
   """Entries of scripts/train_drafter.py."""
-  recipe = Recipe(
+  head_config = HeadConfig(
     "eagle3",
     width=576,
     mlp_width=1536,
@@ -65,7 +65,7 @@ def get_config() -> config_dict.ConfigDict:
       target="smollm2-135m-instruct",
       data="runs/answers/answers.jsonl",
       held_out="runs/held_out/answers.jsonl",
-      recipe=asdict(recipe),
+      head_config=asdict(head_config),
       loss=asdict(Loss()),
       options=asdict(options),
       start="",

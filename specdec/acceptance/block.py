@@ -1,15 +1,15 @@
-"""Block verification: a chain judged as a whole, optimal for a single path.
+"""Block verification: a chain evaluated as a whole, optimal for a single path.
 
 Sun et al. (arXiv:2403.10444). Invariant: every prefix has its own independent
 coin and the longest prefix whose coin succeeds counts, whatever became of the
-shorter ones; w, the running ratio of the two laws clipped at 1, makes the coins
-and what is left of the target's law fit together.
+shorter ones; w, the running ratio of the two distributions clipped at 1, makes
+the uniform draws and what is left of the target's distribution fit together.
 """
 
 import jax
 import jax.numpy as jnp
 
-from specdec.acceptance.laws import drawn_from, remainder
+from specdec.acceptance.distributions import drawn_from, remainder
 from specdec.types import AcceptanceRule, Array, Draft
 
 
@@ -36,39 +36,39 @@ def _running_ratio(draft: Draft, target_log_probs: Array) -> Array:
   return jnp.concatenate([jnp.ones((1,)), rest])
 
 
-def _keep(draft: Draft, target_log_probs: Array) -> Array:
+def _accept_prob(draft: Draft, target_log_probs: Array) -> Array:
   num_nodes, vocab_size = target_log_probs.shape
   w = _running_ratio(draft, target_log_probs)
   nodes = jnp.arange(num_nodes)
   after = jnp.minimum(nodes + 1, num_nodes - 1)
   drawn = drawn_from(draft, after, vocab_size)
-  law = w[:, None] * jnp.exp(target_log_probs)
-  left = jnp.sum(jnp.maximum(law - drawn, 0.0), axis=-1)
+  distribution = w[:, None] * jnp.exp(target_log_probs)
+  left = jnp.sum(jnp.maximum(distribution - drawn, 0.0), axis=-1)
   whole = left + (1.0 - w)  # in this order: left may be far below 1
   inside = jnp.where(whole > 0, left / jnp.where(whole > 0, whole, 1.0), 1.0)
   return jnp.where(nodes == draft.count - 1, w, inside)
 
 
-def _next_law(draft: Draft, target_log_probs: Array, node: Array) -> Array:
+def _residual(draft: Draft, target_log_probs: Array, node: Array) -> Array:
   num_nodes, vocab_size = target_log_probs.shape
-  law = jnp.exp(target_log_probs[node])
+  distribution = jnp.exp(target_log_probs[node])
   w = _running_ratio(draft, target_log_probs)[node]
   after = jnp.minimum(node + 1, num_nodes - 1)
-  left = remainder(w * law, drawn_from(draft, after, vocab_size))
-  return jnp.where(node + 1 < draft.count, left, law)
+  left = remainder(w * distribution, drawn_from(draft, after, vocab_size))
+  return jnp.where(node + 1 < draft.count, left, distribution)
 
 
 def block() -> AcceptanceRule:
   """The rule above, for chains. keep[n] is the coin of the prefix ending at n.
 
   At temperature 0 it is token verification. Its noise must never be positional
-  (DESIGN rule 4): later guesses decide how much earlier text is kept.
+  (rule 4): later draft tokens decide how much earlier text is kept.
   """
   return AcceptanceRule(
-    _keep,
-    _next_law,
+    _accept_prob,
+    _residual,
     "last_success",
-    frozenset({"none", "point_mass"}),
+    frozenset({"none", "deterministic"}),
     lossless=True,
     chains_only=True,
   )

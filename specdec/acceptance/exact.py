@@ -1,8 +1,8 @@
 """Exact match: greedy, and coupled to the noise of plain sampling.
 
 Both keep a drafted token only where the target would emit that very token, so
-the text is plain decoding's, token for token. Coupled: drafter and target
-decide a position by the same Gumbel vector (DESIGN rule 4); the output then
+the text is autoregressive decoding's, token for token. Coupled: drafter and
+target decide a position by the same Gumbel vector (rule 4); the output then
 depends on the seed alone, not on drafter, k or batch.
 """
 
@@ -16,36 +16,38 @@ from specdec.types import SIBLINGS, AcceptanceRule, Array, Draft
 def greedy() -> AcceptanceRule:
   """Keeps the target's likeliest token (blockwise decoding, arXiv:1811.03115).
 
-  A law for temperature 0 only: at any other it emits the mode, not a sample, so
+  A distribution for temperature 0 only: at any other it emits the mode, not a
+    sample, so
   callers must refuse it there (`scripts/generate.py` does).
   """
 
-  def keep(draft: Draft, target_log_probs: Array) -> Array:
+  def accept_prob(draft: Draft, target_log_probs: Array) -> Array:
     best = sampling.argmax(target_log_probs)  # [N]
     return (draft.tokens == best[jnp.asarray(draft.parents)]).astype(
       jnp.float32
     )
 
-  def next_law(draft: Draft, target_log_probs: Array, node: Array) -> Array:
+  def residual(draft: Draft, target_log_probs: Array, node: Array) -> Array:
     del draft
     best = sampling.argmax(target_log_probs[node])
     return jax.nn.one_hot(best, target_log_probs.shape[-1])
 
   return AcceptanceRule(
-    keep, next_law, "first_child", frozenset(SIBLINGS), lossless=True
+    accept_prob, residual, "first_child", frozenset(SIBLINGS), lossless=True
   )
 
 
 def coupled() -> AcceptanceRule:
   """Keeps what plain sampling with the same seed would have drawn.
 
-  A guess x that was drawn with the target's own noise is the target's choice
-  with probability 1 / sum_y max(p_y q_x / p_x, q_y): over all x a little less
-  often than rejection keeps. `keep` says so, to compare rules by; it is nan for
-  siblings that were drawn, whose common noise has no such simple law.
+  A draft token x that was drawn with the target's own noise is the target's
+  choice with probability 1 / sum_y max(p_y q_x / p_x, q_y): over all x a little
+  less often than rejection keeps. `keep` says so, to compare rules by; it is
+  nan for siblings that were drawn, whose common noise has no such simple
+  distribution.
   """
 
-  def keep(draft: Draft, target_log_probs: Array) -> Array:
+  def accept_prob(draft: Draft, target_log_probs: Array) -> Array:
     parents = jnp.asarray(draft.parents)
     above = jnp.maximum(parents, 0)
     facing = jnp.exp(target_log_probs[above])  # [N, V]
@@ -55,7 +57,8 @@ def coupled() -> AcceptanceRule:
       nodes[None, :] < nodes[:, None]
     )
     if draft.log_probs is None:
-      # The target's choice is x, and none of the elders, which differ.
+      # The target's choice is x, and none of the earlier siblings, which
+      # differ.
       left = 1.0 - jnp.sum(jnp.where(older, own[None, :], 0.0), axis=-1)
       return jnp.where(
         left > 0, jnp.minimum(own / jnp.where(left > 0, left, 1.0), 1.0), 0.0
@@ -68,5 +71,5 @@ def coupled() -> AcceptanceRule:
     return jnp.where(alone, found, jnp.nan)
 
   return AcceptanceRule(
-    keep, None, "coupled", frozenset(SIBLINGS), lossless=True
+    accept_prob, None, "coupled", frozenset(SIBLINGS), lossless=True
   )

@@ -1,12 +1,12 @@
-"""SpecTr's k-SEQ: several i.i.d. drafts of one token, each judged alike.
+"""SpecTr's k-SEQ: several i.i.d. drafts of one token, each evaluated alike.
 
 Sun et al. (arXiv:2310.15141), algorithm 3 and theorem 2; k there is m here, the
 number of children of a node. Every child x, drawn from q, is kept with
-probability min(1, p(x) / (rho q(x))), whatever became of its elders. Invariant:
-rho is at least the root rho* of 1 - (1 - beta)^m = rho beta, with beta(rho) =
-sum_x min(p(x) / rho, q(x)): then what is left of the target's law is nowhere
-negative. It keeps at least 1 - 1/e of what the best coupling of p with m draws
-could keep.
+probability min(1, p(x) / (rho q(x))), whatever became of its earlier siblings.
+Invariant: rho is at least the root rho* of 1 - (1 - beta)^m = rho beta, with
+beta(rho) = sum_x min(p(x) / rho, q(x)): then what is left of the target's
+distribution is nowhere negative. It keeps at least 1 - 1/e of what the best
+coupling of p with m draws could keep.
 """
 
 import jax
@@ -19,9 +19,9 @@ from specdec.types import AcceptanceRule, Array, Draft
 _HALVINGS = 20
 
 
-def _beta(law: Array, drawn: Array, rho: Array) -> Array:
-  """P(one draw is kept) for laws [V]."""
-  return jnp.sum(jnp.minimum(law / rho, drawn))
+def _beta(distribution: Array, drawn: Array, rho: Array) -> Array:
+  """P(one draw is kept) for distributions [V]."""
+  return jnp.sum(jnp.minimum(distribution / rho, drawn))
 
 
 def _any_kept(beta: Array, num_draws: Array) -> Array:
@@ -30,18 +30,18 @@ def _any_kept(beta: Array, num_draws: Array) -> Array:
   return -jnp.expm1(num_draws * jnp.log1p(-beta))
 
 
-def _rho(law: Array, drawn: Array, num_draws: Array) -> Array:
-  """The smallest valid rho of laws [V], by bisection from above."""
+def _rho(distribution: Array, drawn: Array, num_draws: Array) -> Array:
+  """The smallest valid rho of distributions [V], by bisection from above."""
 
   def halve(_, bounds):
     low, high = bounds
     middle = (low + high) / 2
-    beta = _beta(law, drawn, middle)
+    beta = _beta(distribution, drawn, middle)
     too_small = _any_kept(beta, num_draws) > middle * beta
     return jnp.where(too_small, middle, low), jnp.where(too_small, high, middle)
 
-  one = jnp.ones((), law.dtype)
-  most = jnp.maximum(num_draws, 1).astype(law.dtype)
+  one = jnp.ones((), distribution.dtype)
+  most = jnp.maximum(num_draws, 1).astype(distribution.dtype)
   return jax.lax.fori_loop(0, _HALVINGS, halve, (one, most))[1]
 
 
@@ -51,7 +51,7 @@ def _below(draft: Draft, node: Array) -> Array:
   return (parents == node) & (jnp.arange(len(parents)) < draft.count)
 
 
-def _keep(draft: Draft, target_log_probs: Array) -> Array:
+def _accept_prob(draft: Draft, target_log_probs: Array) -> Array:
   if draft.log_probs is None:  # the root alone
     return jnp.ones(len(target_log_probs))
   nodes = jnp.arange(len(target_log_probs))
@@ -62,9 +62,9 @@ def _keep(draft: Draft, target_log_probs: Array) -> Array:
 
   def solve(i: Array, rho: Array) -> Array:
     node = order[i]
-    law = jnp.exp(target_log_probs[node])
+    distribution = jnp.exp(target_log_probs[node])
     drawn = jnp.exp(draft.log_probs[jnp.argmax(below[node])])
-    return rho.at[node].set(_rho(law, drawn, num_draws[node]))
+    return rho.at[node].set(_rho(distribution, drawn, num_draws[node]))
 
   rho = jax.lax.fori_loop(
     0, jnp.sum(num_draws >= 2), solve, jnp.ones(nodes.shape)
@@ -78,21 +78,25 @@ def _keep(draft: Draft, target_log_probs: Array) -> Array:
   )
 
 
-def _next_law(draft: Draft, target_log_probs: Array, node: Array) -> Array:
-  law = jnp.exp(target_log_probs[node])
+def _residual(draft: Draft, target_log_probs: Array, node: Array) -> Array:
+  distribution = jnp.exp(target_log_probs[node])
   if draft.log_probs is None:
-    return law
+    return distribution
   below = _below(draft, node)
   num_draws = jnp.sum(below)
   drawn = jnp.exp(draft.log_probs[jnp.argmax(below)])
-  rho = _rho(law, drawn, num_draws)
-  beta = _beta(law, drawn, rho)
-  # Where beta is 0 no token has both laws, and nothing is taken off.
+  rho = _rho(distribution, drawn, num_draws)
+  beta = _beta(distribution, drawn, rho)
+  # Where beta is 0 no token has both distributions, and nothing is taken off.
   share = _any_kept(beta, num_draws) / jnp.where(beta > 0, beta, 1.0)
-  rest = jnp.maximum(law - jnp.minimum(law / rho, drawn) * share, 0.0)
+  rest = jnp.maximum(
+    distribution - jnp.minimum(distribution / rho, drawn) * share, 0.0
+  )
   mass = jnp.sum(rest)
-  left = jnp.where(mass > 0, rest / jnp.where(mass > 0, mass, 1.0), law)
-  return jnp.where(num_draws > 0, left, law)
+  left = jnp.where(
+    mass > 0, rest / jnp.where(mass > 0, mass, 1.0), distribution
+  )
+  return jnp.where(num_draws > 0, left, distribution)
 
 
 def kseq() -> AcceptanceRule:
@@ -102,4 +106,6 @@ def kseq() -> AcceptanceRule:
   expand.py does): a node that three chains share has three draws below it.
   """
   kinds = frozenset({"none", "iid"})
-  return AcceptanceRule(_keep, _next_law, "first_child", kinds, lossless=True)
+  return AcceptanceRule(
+    _accept_prob, _residual, "first_child", kinds, lossless=True
+  )

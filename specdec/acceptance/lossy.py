@@ -1,13 +1,13 @@
-"""Rules that keep more than the target's law allows, and say so.
+"""Rules that keep more than the target's distribution allows, and say so.
 
 What each of them changes can be stated: lenience bounds every token's
 probability, typical and relaxed acceptance keep what is likely enough under the
-target. All of them read warped laws: at temperature 0 they are greedy.
+target. All of them read warped distributions: at temperature 0 they are greedy.
 """
 
 import jax.numpy as jnp
 
-from specdec.acceptance.laws import ratio
+from specdec.acceptance.distributions import ratio
 from specdec.acceptance.rejection import rejection
 from specdec.types import SIBLINGS, AcceptanceRule, Array, Draft
 
@@ -24,19 +24,19 @@ def lenience(share: float) -> AcceptanceRule:
   if not 0 < share <= 1:
     raise ValueError(f"share = {share:g}; it must be in (0, 1]")
 
-  def keep(draft: Draft, target_log_probs: Array) -> Array:
+  def accept_prob(draft: Draft, target_log_probs: Array) -> Array:
     above = jnp.maximum(jnp.asarray(draft.parents), 0)
     target = jnp.exp(target_log_probs[above, draft.tokens])
     return ratio(draft, target / share)
 
   # What follows a refusal is drawn as under rejection: norm(relu(p - q)).
   strict = rejection()._replace(
-    siblings=frozenset({"none", "point_mass"}), chains_only=True
+    siblings=frozenset({"none", "deterministic"}), chains_only=True
   )
   if share == 1:
     return strict
   return strict._replace(
-    keep=keep,
+    accept_prob=accept_prob,
     lossless=False,
     caveat=f"lossy: a token may come up to {1 / share:g} times as often as the "
     "target says",
@@ -48,20 +48,26 @@ def typical(epsilon: float = 0.09, delta: float = 0.3) -> AcceptanceRule:
 
   Medusa (arXiv:2401.10774), section 2.3.1, whose code has the two numbers the
   other way round; the paper takes delta = sqrt(epsilon). H is the entropy of
-  the target's law, in nats. What follows the path is drawn from the target.
+  the target's distribution, in nats. What follows the path is drawn from the
+  target.
 
   Args:
     epsilon: a token of more than this probability is always kept.
-    delta: the share of exp(-H) that is asked for where the law is flat.
+    delta: the share of exp(-H) that is asked for where the distribution is
+      flat.
   """
   for name, value in (("epsilon", epsilon), ("delta", delta)):
     if not 0 <= value <= 1:
       raise ValueError(f"{name} = {value:g}; it must be in [0, 1]")
 
-  def likely(law: Array, log_law: Array, token: Array) -> Array:
-    terms = jnp.where(law > 0, law * log_law, 0.0)
+  def likely(
+    distribution: Array, log_distribution: Array, token: Array
+  ) -> Array:
+    terms = jnp.where(distribution > 0, distribution * log_distribution, 0.0)
     floor = jnp.minimum(epsilon, delta * jnp.exp(jnp.sum(terms, axis=-1)))
-    return jnp.take_along_axis(law, token[:, None], axis=-1)[:, 0] > floor
+    return (
+      jnp.take_along_axis(distribution, token[:, None], axis=-1)[:, 0] > floor
+    )
 
   return _by_likelihood(
     likely, f"lossy: typical acceptance, epsilon {epsilon:g}, delta {delta:g}"
@@ -83,11 +89,13 @@ def relaxed(top: int, margin: float) -> AcceptanceRule:
   if not 0 <= margin <= 1:
     raise ValueError(f"margin = {margin:g}; it must be in [0, 1]")
 
-  def likely(law: Array, log_law: Array, token: Array) -> Array:
-    del log_law
-    own = jnp.take_along_axis(law, token[:, None], axis=-1)
-    rank = jnp.sum(law > own, axis=-1)
-    near = own[:, 0] >= jnp.max(law, axis=-1) - margin
+  def likely(
+    distribution: Array, log_distribution: Array, token: Array
+  ) -> Array:
+    del log_distribution
+    own = jnp.take_along_axis(distribution, token[:, None], axis=-1)
+    rank = jnp.sum(distribution > own, axis=-1)
+    near = own[:, 0] >= jnp.max(distribution, axis=-1) - margin
     return (rank < top) & near & (own[:, 0] > 0)
 
   return _by_likelihood(
@@ -96,21 +104,23 @@ def relaxed(top: int, margin: float) -> AcceptanceRule:
 
 
 def _by_likelihood(likely, caveat: str) -> AcceptanceRule:
-  """A rule of certainties: likely(law [N, V], its log, tokens [N]) -> [N]."""
+  """A rule of certainties: likely(distribution [N, V], its log, tokens [N]) ->
+  [N].
+  """
 
-  def keep(draft: Draft, target_log_probs: Array) -> Array:
+  def accept_prob(draft: Draft, target_log_probs: Array) -> Array:
     above = jnp.maximum(jnp.asarray(draft.parents), 0)
     facing = target_log_probs[above]
     found = likely(jnp.exp(facing), facing, draft.tokens)
     return found.astype(jnp.float32)
 
-  def next_law(draft: Draft, target_log_probs: Array, node: Array) -> Array:
+  def residual(draft: Draft, target_log_probs: Array, node: Array) -> Array:
     del draft
     return jnp.exp(target_log_probs[node])
 
   return AcceptanceRule(
-    keep,
-    next_law,
+    accept_prob,
+    residual,
     "longest",
     frozenset(SIBLINGS),
     lossless=False,

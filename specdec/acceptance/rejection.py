@@ -4,18 +4,19 @@ On a chain it is Leviathan et al. (arXiv:2211.17192) and Chen et al.
 (arXiv:2302.01318); on a tree SpecInfer's multi-round rule (arXiv:2305.09781),
 and with siblings drawn without replacement Sequoia's (arXiv:2402.12374).
 Invariant: a child x drawn from D is kept with probability min(1, R(x) / D(x)),
-and a refusal turns what is left of the target's law, R, into norm(relu(R - D)).
+and a refusal turns what is left of the target's distribution, R, into
+norm(relu(R - D)).
 """
 
 import jax
 import jax.numpy as jnp
 
 from specdec import tree
-from specdec.acceptance.laws import drawn_from, ratio, remainder
+from specdec.acceptance.distributions import drawn_from, ratio, remainder
 from specdec.types import SIBLINGS, AcceptanceRule, Array, Draft
 
 
-def _keep(draft: Draft, target_log_probs: Array) -> Array:
+def _accept_prob(draft: Draft, target_log_probs: Array) -> Array:
   num_nodes, vocab_size = target_log_probs.shape
   parents = draft.parents
   nodes = jnp.arange(num_nodes)
@@ -39,24 +40,24 @@ def _keep(draft: Draft, target_log_probs: Array) -> Array:
   return ratio(draft, facing[nodes, draft.tokens])
 
 
-def _next_law(draft: Draft, target_log_probs: Array, node: Array) -> Array:
+def _residual(draft: Draft, target_log_probs: Array, node: Array) -> Array:
   num_nodes, vocab_size = target_log_probs.shape
   parents = draft.parents
   nodes = jnp.arange(num_nodes)
   rank = jnp.asarray(tree.sibling_rank(parents))
   below = (jnp.asarray(parents) == node) & (nodes < draft.count)
 
-  def pass_on(r: Array, law: Array) -> Array:
+  def pass_on(r: Array, distribution: Array) -> Array:
     child = jnp.argmax(below & (rank == r))
-    left = remainder(law, drawn_from(draft, child, vocab_size))
-    return jnp.where(jnp.any(below & (rank == r)), left, law)
+    left = remainder(distribution, drawn_from(draft, child, vocab_size))
+    return jnp.where(jnp.any(below & (rank == r)), left, distribution)
 
-  law = jnp.exp(target_log_probs[node])
-  return jax.lax.fori_loop(0, tree.max_siblings(parents), pass_on, law)
+  distribution = jnp.exp(target_log_probs[node])
+  return jax.lax.fori_loop(0, tree.max_siblings(parents), pass_on, distribution)
 
 
 def rejection() -> AcceptanceRule:
   """The rule above, for any siblings that say what they were drawn from."""
   return AcceptanceRule(
-    _keep, _next_law, "first_child", frozenset(SIBLINGS), lossless=True
+    _accept_prob, _residual, "first_child", frozenset(SIBLINGS), lossless=True
   )

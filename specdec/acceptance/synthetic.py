@@ -30,19 +30,19 @@ def synthetic(rates: Sequence[float]) -> AcceptanceRule:
     if not 0 <= rate <= 1:
       raise ValueError(f"rate {rate:g} is outside [0, 1]")
 
-  def keep(draft: Draft, target_log_probs: Array) -> Array:
+  def accept_prob(draft: Draft, target_log_probs: Array) -> Array:
     del target_log_probs
     depth = jnp.asarray(tree.depth(draft.parents))
     place = jnp.clip(depth - 1, 0, len(rates) - 1)
     return jnp.asarray(rates, jnp.float32)[place]
 
-  def next_law(draft: Draft, target_log_probs: Array, node: Array) -> Array:
+  def residual(draft: Draft, target_log_probs: Array, node: Array) -> Array:
     del draft
     return jnp.exp(target_log_probs[node])
 
   return AcceptanceRule(
-    keep,
-    next_law,
+    accept_prob,
+    residual,
     "first_child",
     frozenset(SIBLINGS),
     lossless=False,

@@ -40,8 +40,8 @@ def pass_bytes(
 
   Returns:
     Weights once (of a mixture's experts as many as one token needs, of an
-    embedding that is not also the projection only the rows looked up), K/V of
-    the context as far as windows reach, K/V of the tokens.
+    embedding that is not also the projection only the rows looked up), KV of
+    the context as far as windows reach, KV of the tokens.
   """
   size = 4 if config.dtype == "float32" else 2
   weights = _active(config)

@@ -16,9 +16,9 @@ import numpy as np
 from scipy import optimize
 
 from specdec.analysis import chips
-from specdec.analysis.cost import Efficiency, Placed
+from specdec.analysis.cost import Deployment, Efficiency
 from specdec.analysis.hardware import Hardware
-from specdec.analysis.pairs import NOTHING, Beside, Pair
+from specdec.analysis.pairs import NOTHING, Overhead, TargetDraftPair
 
 _FORMAT = "specdec/calibration/2"
 _SHARES = ("one", "weights", "kv", "flops")
@@ -34,7 +34,7 @@ class PassTime(NamedTuple):
 
 
 class RoundTime(NamedTuple):
-  """A round of k guesses that was timed."""
+  """A round of k draft tokens that was timed."""
 
   batch: int
   k: int
@@ -70,13 +70,13 @@ def errors(predicted: Sequence[float], measured: Sequence[float]) -> Errors:
   return Errors(float(np.sqrt(np.mean(off**2))), worst, len(off))
 
 
-def predict(placed: Placed, point: PassTime) -> float:
+def predict(deployment: Deployment, point: PassTime) -> float:
   """Seconds of that pass."""
-  return placed.cost(point.batch, point.tokens, point.context).seconds
+  return deployment.cost(point.batch, point.tokens, point.context).seconds
 
 
-def pace(
-  placed: Placed, then: Sequence[PassTime], now: Sequence[PassTime]
+def drift(
+  deployment: Deployment, then: Sequence[PassTime], now: Sequence[PassTime]
 ) -> float:
   """How many times as long passes take now as they took then, the median.
 
@@ -84,7 +84,7 @@ def pace(
     placed: as it was fitted then, for points that were not timed.
   """
   before = {point[:3]: point.seconds for point in then}
-  known = [before.get(p[:3]) or predict(placed, p) for p in now]
+  known = [before.get(p[:3]) or predict(deployment, p) for p in now]
   return float(np.median([p.seconds / x for p, x in zip(now, known)]))
 
 
@@ -94,7 +94,7 @@ def _check_seconds(what: str, seconds: float) -> None:
 
 
 def fit_passes(
-  placed: Placed,
+  deployment: Deployment,
   points: Sequence[PassTime],
   held_out: Sequence[PassTime] = (),
 ) -> Fit:
@@ -103,7 +103,7 @@ def fit_passes(
   Args:
     placed: the model on a chip; its efficiency is not read.
     points: of one token in all, and of several, with two contexts or more.
-    held_out: more, by which the fit is judged and not made.
+    held_out: more, by which the fit is evaluated and not made.
 
   Raises:
     ValueError: there are too few points, or the time of one is not finite and
@@ -116,12 +116,12 @@ def fit_passes(
   measured = np.array([p.seconds for p in points])
   least = float(measured.min())
 
-  def made(x) -> Placed:
+  def made(x) -> Deployment:
     shares = dict(zip(_SHARES, map(float, np.exp(x[:4]))))
     # On a CPU or GPU it is launching kernels, so layers share it.
-    overhead = least * float(x[4]) / (placed.end - placed.start)
+    overhead = least * float(x[4]) / (deployment.end - deployment.start)
     chosen = Efficiency(**shares, p=1 + float(x[5]), layer_overhead=overhead)
-    return dataclasses.replace(placed, efficiency=chosen)
+    return dataclasses.replace(deployment, efficiency=chosen)
 
   usual = np.array([-0.7, -1.0, -1.5, -0.7, 0.1, 0.5])
 
@@ -146,7 +146,7 @@ def fit_passes(
   formula = made(found.x)
   rows = _factors(formula, points)
   chosen = dataclasses.replace(formula.efficiency, rows=rows)
-  final = dataclasses.replace(placed, efficiency=chosen)
+  final = dataclasses.replace(deployment, efficiency=chosen)
 
   def wrong(model, some):
     return errors([predict(model, p) for p in some], [p.seconds for p in some])
@@ -161,7 +161,7 @@ def fit_passes(
 
 
 def _factors(
-  formula: Placed, points: Sequence[PassTime]
+  formula: Deployment, points: Sequence[PassTime]
 ) -> tuple[tuple[float, float], ...]:
   """Upon the products' time for every number of tokens that was timed.
 
@@ -196,27 +196,29 @@ class RoundFit:
     times: what was timed.
   """
 
-  ours: Beside
-  plain: Beside
+  ours: Overhead
+  baseline: Overhead
   errors: Errors
   times: tuple[RoundTime, ...] = ()
 
 
-def fit_beside(pair: Pair, rounds: Sequence[RoundTime]) -> RoundFit:
+def fit_overhead(
+  pair: TargetDraftPair, rounds: Sequence[RoundTime]
+) -> RoundFit:
   """What its rounds take beside their passes, batch by batch.
 
   Args:
-    rounds: of k = 0, plain decoding, and of others, two or more of a batch to
-      tell what a draft pass adds.
+    rounds: of k = 0, autoregressive decoding, and of others, two or more of a
+      batch to tell what a draft pass adds.
 
   Raises:
     ValueError: the time of a round is not finite and > 0.
   """
   for r in rounds:
     _check_seconds(f"a round of batch {r.batch}, k = {r.k}", r.seconds)
-  pair = dataclasses.replace(pair, beside=NOTHING, plain_beside=NOTHING)
+  pair = dataclasses.replace(pair, overhead=NOTHING, baseline_overhead=NOTHING)
 
-  def fit(some: list[RoundTime]) -> Beside:
+  def fit(some: list[RoundTime]) -> Overhead:
     by_batch: dict[int, list[tuple[int, float, float]]] = {}
     for r in some:
       passes = pair.round(r.batch, r.k, r.context).seconds
@@ -232,18 +234,18 @@ def fit_beside(pair: Pair, rounds: Sequence[RoundTime]) -> RoundFit:
         slope = max(slope, (passes[0] - passes[-1]) / (k[-1] - k[0]))
       fixed = np.average(left - slope * k, weights=weight**2)
       rows.append((batch, float(fixed), float(slope)))
-    return Beside(tuple(rows))
+    return Overhead(tuple(rows))
 
-  plain = fit([r for r in rounds if not r.k])
+  baseline = fit([r for r in rounds if not r.k])
   ours = fit([r for r in rounds if r.k])
-  final = dataclasses.replace(pair, beside=ours, plain_beside=plain)
-  spare = len(rounds) - len(plain.rows)
+  final = dataclasses.replace(pair, overhead=ours, baseline_overhead=baseline)
+  spare = len(rounds) - len(baseline.rows)
   for batch, *_ in ours.rows:  # a line of two numbers, or one
     spare -= min(2, len({r.k for r in rounds if r.k and r.batch == batch}))
-  judged = rounds if spare > 0 else ()  # else it says nothing
-  predicted = [final.round(r.batch, r.k, r.context).seconds for r in judged]
-  wrong = errors(predicted, [r.seconds for r in judged])
-  return RoundFit(ours, plain, wrong, tuple(rounds))
+  evaluated = rounds if spare > 0 else ()  # else it says nothing
+  predicted = [final.round(r.batch, r.k, r.context).seconds for r in evaluated]
+  wrong = errors(predicted, [r.seconds for r in evaluated])
+  return RoundFit(ours, baseline, wrong, tuple(rounds))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -257,9 +259,9 @@ class Calibration:
 
   hardware: Hardware
   fits: dict[str, Fit] = dataclasses.field(default_factory=dict)
-  beside: dict[str, RoundFit] = dataclasses.field(default_factory=dict)
+  overhead: dict[str, RoundFit] = dataclasses.field(default_factory=dict)
 
-  def place(self, name: str, placed: Placed) -> Placed:
+  def place(self, name: str, deployment: Deployment) -> Deployment:
     """A model on this machine, as efficient as it was found to be.
 
     Raises:
@@ -271,7 +273,7 @@ class Calibration:
       )
     chip = chips.of_hardware(self.hardware)
     fit = self.fits[name]
-    return dataclasses.replace(placed, chip=chip, efficiency=fit.efficiency)
+    return dataclasses.replace(deployment, chip=chip, efficiency=fit.efficiency)
 
   def to_json(self) -> str:
     """The text that `from_json` reads."""
@@ -295,7 +297,7 @@ class Calibration:
       return cls(
         Hardware.from_json(json.dumps(document["hardware"])),
         {name: _fit(found) for name, found in document["fits"].items()},
-        {name: _beside(one) for name, one in document["beside"].items()},
+        {name: _overhead(one) for name, one in document["overhead"].items()},
       )
     except (AttributeError, KeyError, TypeError) as error:
       raise ValueError(f"not the text of a calibration: {error}") from error
@@ -313,10 +315,10 @@ def _fit(document: dict) -> Fit:
   return Fit(Efficiency(**found), **told, times=times)
 
 
-def _beside(document: dict) -> RoundFit:
+def _overhead(document: dict) -> RoundFit:
   pair = (
-    Beside(tuple(map(tuple, document[name]["rows"])))
-    for name in ("ours", "plain")
+    Overhead(tuple(map(tuple, document[name]["rows"])))
+    for name in ("ours", "baseline")
   )
   times = tuple(RoundTime(*time) for time in document["times"])
   return RoundFit(*pair, Errors(*document["errors"]), times)

@@ -28,7 +28,7 @@ def figure(
 ) -> tuple[Figure, list[Axes]]:
   """A figure and its empty panels; room for title and caveats comes on top."""
   title = label(title, 80, 1000) if title else ""
-  caveats = [label(f"beware: {caveat}", 105, 1000) for caveat in caveats]
+  caveats = [label(f"warning: {caveat}", 105, 1000) for caveat in caveats]
   height += 0.2 * sum(1 + text.count("\n") for text in (title, *caveats))
   made = Figure(figsize=(WIDTH, height), dpi=150, layout="constrained")
   made.get_layout_engine().set(w_pad=0.08, h_pad=0.08, wspace=0.04)

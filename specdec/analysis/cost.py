@@ -1,7 +1,7 @@
 """What a forward pass costs on given chips, term by term.
 
   T = overhead + attention + products + logits + collectives
-  attention = p-norm(K/V bytes / (e_kv BW), its operations / (e_f peak))
+  attention = p-norm(KV bytes / (e_kv BW), its operations / (e_f peak))
   products  = p-norm(weight bytes / (e_w BW), operations / (e_f peak))
 
 p = inf is the classic roofline (Williams et al., 2009), p = 1 says that nothing
@@ -32,7 +32,7 @@ class Efficiency:
     one: share of the bandwidth at which weights are read for a single token
       (a matrix-vector product has kernels of its own).
     weights: the same for several tokens.
-    kv: share of the bandwidth at which K/V is read and written.
+    kv: share of the bandwidth at which KV is read and written.
     flops: share of the peak.
     p: of the norm that combines moving and computing; inf is the larger one.
     overhead: seconds of a pass, whatever it does.
@@ -120,7 +120,7 @@ class Cost(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Placed:
+class Deployment:
   """A model, or some of its layers, on chips.
 
   Attributes:
@@ -177,7 +177,7 @@ class Placed:
     for layer in set(self.shape.layers):
       if layer.kv_heads % self.ways and self.ways % layer.kv_heads:
         raise ValueError(
-          f"{self.ways} chips and {layer.kv_heads} K/V heads of "
+          f"{self.ways} chips and {layer.kv_heads} KV heads of "
           f"{self.shape.name}: neither divides the other"
         )
     self.chip.rate(self.dtype)
@@ -200,7 +200,7 @@ class Placed:
     return self.shape.num_parameters * BYTES[self.weights] / self.ways
 
   def cache_bytes(self, batch: float, context: float) -> float:
-    """Of one chip: the cache of all layers; a head's K/V is never split."""
+    """Of one chip: the cache of all layers; a head's KV is never split."""
     rows = math.ceil(batch / self.replicas)
     values = sum(
       count
@@ -227,8 +227,8 @@ class Placed:
     ]
     chosen, depth = self.efficiency, self.end - self.start
     seconds = chosen.overhead + depth * chosen.layer_overhead
-    beside = Term("overhead", seconds=seconds)
-    return self._timed(rows * tokens, [*parts, beside])
+    overhead = Term("overhead", seconds=seconds)
+    return self._timed(rows * tokens, [*parts, overhead])
 
   def _products(self, m: float) -> list[Term]:
     """Weights read once, each multiplied with every token."""
@@ -265,12 +265,12 @@ class Placed:
       scores += self.source * layer.source_score
       flops += 2 * count * rows * tokens * scores / self.ways
     return [
-      Term("K/V read", bytes=size * read, flops=flops),
-      Term("K/V written", bytes=size * written),
+      Term("KV read", bytes=size * read, flops=flops),
+      Term("KV written", bytes=size * written),
     ]
 
   def _logits(self, m: float) -> Term:
-    """float32, written and read again by whoever judges or draws."""
+    """float32, written and read again by whoever evaluates or draws."""
     values = m * self.shape.vocab_size / self.ways if self.head else 0
     return Term("logits", bytes=2 * 4 * values)
 
@@ -306,7 +306,7 @@ class Placed:
       name: (share * fast / factor, factor * filled) for name in products
     }
     kv = (chosen.kv * self.chip.bandwidth, 1.0)
-    rates |= {"K/V read": kv, "K/V written": kv}
+    rates |= {"KV read": kv, "KV written": kv}
     rates["logits"] = (self.chip.bandwidth, 1.0)
     timed, groups = [], {"products": [0.0, 0.0], "attention": [0.0, 0.0]}
     seconds = 0.0

@@ -1,4 +1,4 @@
-"""A picture of drafters side by side, over the guesses of a round."""
+"""A picture of drafters side by side, over the draft tokens of a round."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -43,16 +43,18 @@ def over_k(
           y = [r[part][quantity]["value"] for r in own]
           if own:
             axes.plot([r["nodes"] - 1 for r in own], y, **style)
-    law = "greedy" if temperature == 0 else f"temperature {temperature:g}"
+    distribution = (
+      "greedy" if temperature == 0 else f"temperature {temperature:g}"
+    )
     for axes, what in (
       (tokens, "tokens a pass of the target"),
-      (speed, "speedup over plain decoding"),
+      (speed, "speedup over autoregressive decoding"),
     ):
       axes.set_xscale("log", base=2)
       axes.xaxis.set_major_formatter(ticker.FormatStrFormatter("%g"))
-      axes.set_xlabel("guesses a round (hollow: a tree)")
+      axes.set_xlabel("draft tokens a round (hollow: a tree)")
       axes.set_ylabel(what)
-      axes.set_title(law, loc="left", fontsize=10)
+      axes.set_title(distribution, loc="left", fontsize=10)
     speed.axhline(1, color=canvas.GRAY, linewidth=1, linestyle="--")
     canvas.legend(speed)
   canvas.save(figure, path)

@@ -27,8 +27,8 @@ def speedups(
   """Writes heatmaps, one below the other, the best of each column framed.
 
   Args:
-    panels: by name, [rows, columns] times as fast as plain decoding; nan for
-      what does not fit.
+    panels: by name, [rows, columns] times as fast as autoregressive decoding;
+      nan for what does not fit.
     labels: of the columns' axis and of the rows' axis.
     path: of a file; its suffix decides on the format.
   """
@@ -114,8 +114,8 @@ def _over_batch(curves, batches, title, caveats) -> Figure:
     one.xaxis.set_major_formatter(ticker.FormatStrFormatter("%g"))
     one.set_xlabel("batch, rows")
   axes[0].axhline(1, color=canvas.GRAY, linewidth=1, linestyle="--", zorder=0.5)
-  axes[0].set_ylabel("best speedup over plain decoding, times")
-  axes[1].set_ylabel("k that gives it; 0: plain decoding")
+  axes[0].set_ylabel("best speedup over autoregressive decoding, times")
+  axes[1].set_ylabel("k that gives it; 0: autoregressive decoding")
   axes[1].yaxis.set_major_locator(ticker.MaxNLocator(integer=True))
   canvas.legend(axes[1])
   return made

@@ -38,8 +38,8 @@ def losses(
       axes.errorbar(
         i, mean.value, mean.error, fmt="_", color=color, ms=18, **canvas.BARS
       )
-      beside = [i + 0.18] * len(values)
-      axes.plot(beside, values, "o", color=color, fillstyle="none", ms=4)
+      overhead = [i + 0.18] * len(values)
+      axes.plot(overhead, values, "o", color=color, fillstyle="none", ms=4)
     names = [canvas.label(name, 16) for name, *_ in columns]
     axes.set_xticks(range(len(columns)), names)
     axes.set_xlim(-0.5, max(len(columns), 1) - 0.5)

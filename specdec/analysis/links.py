@@ -48,7 +48,7 @@ def all_reduce(chip: Chip, ways: int, size: float) -> Traffic:
   rate, hops = 0.0, 0.0
   for length in arranged(ways, chip.axes):
     ring = length % chip.wrap == 0
-    both_ways = 2.0 if ring else length / (length - 1)
-    rate += both_ways * chip.link_bandwidth
+    interleaved = 2.0 if ring else length / (length - 1)
+    rate += interleaved * chip.link_bandwidth
     hops += length / 2 if ring else length - 1
   return Traffic(sent, 2 * max(hops * chip.hop_seconds, size / rate))

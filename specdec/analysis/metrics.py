@@ -2,10 +2,10 @@
 
 All are sums over rounds divided by sums over rounds, never means of ratios.
 What is emitted or accepted is counted after trimming at an EOS or the length
-limit, alike in plain decoding and in speculation. What was drafted behind it
-was verified, so it counts as drafted and wasted, but it says nothing about
-acceptance by position. Standard errors are of a ratio whose sampling unit is
-one text (rounds of one text resemble each other), by linearisation; one text
+limit, alike in autoregressive decoding and in speculation. What was drafted
+behind it was verified, so it counts as drafted and wasted, but it says nothing
+about acceptance by position. Standard errors are of a ratio whose sampling unit
+is one text (rounds of one text resemble each other), by linearisation; one text
 has none.
 """
 
@@ -60,17 +60,18 @@ class Acceptance:
     drafted: drafted tokens that the target verified.
     accepted: those of them that were committed.
     wasted: drafted - accepted.
-    tokens_per_pass: emitted / target_passes; 1 for plain decoding.
+    tokens_per_pass: emitted / target_passes; 1 for autoregressive decoding.
     accepted_per_drafted: accepted / drafted.
     accepted_length: accepted tokens a round, of the rounds that had room for
       the whole draft: tokens_per_pass less 1, but for what the length limit
       cuts.
-    survival: per position i, of the rounds that drafted that far (and had room
-      for it, and met no EOS before) the share that accepted positions 1 .. i.
-    conditional: per position i, the same of the rounds in which i was judged:
-      drafted, and everything before it accepted.
-    alpha: accepted / judged over all positions: the maximum-likelihood rate if
-      acceptance were independent and alike at every position.
+    prefix_acceptance: per position i, of the rounds that drafted that far (and
+      had room for it, and met no EOS before) the share that accepted positions
+      1 .. i.
+    conditional: per position i, the same of the rounds in which i was
+      evaluated: drafted, and everything before it accepted.
+    alpha: accepted / evaluated over all positions: the maximum-likelihood rate
+      if acceptance were independent and alike at every position.
     accepted_lengths: entry n counts the rounds that accepted n tokens.
   """
 
@@ -83,7 +84,7 @@ class Acceptance:
   tokens_per_pass: Estimate
   accepted_per_drafted: Estimate
   accepted_length: Estimate
-  survival: tuple[Estimate, ...]
+  prefix_acceptance: tuple[Estimate, ...]
   conditional: tuple[Estimate, ...]
   alpha: Estimate
   accepted_lengths: tuple[int, ...]
@@ -97,7 +98,7 @@ def acceptance(stats: Sequence[Stats]) -> Acceptance:
 
   rounds, emitted, nodes = column("rounds"), column("emitted"), column("nodes")
   drafted, accepted = column("drafted"), column("accepted")  # [R, D]
-  judged = column("judged")
+  evaluated = column("evaluated")
   per_row = np.sum(accepted, axis=1)
   at_least = np.sum(accepted, axis=0)
   lengths = -np.diff([np.sum(rounds), *at_least, 0])
@@ -115,16 +116,16 @@ def acceptance(stats: Sequence[Stats]) -> Acceptance:
     tokens_per_pass=ratio(emitted, rounds),
     accepted_per_drafted=ratio(per_row, nodes),
     accepted_length=ratio(column("kept"), column("whole")),
-    survival=by_position(drafted),
-    conditional=by_position(judged),
-    alpha=ratio(per_row, np.sum(judged, axis=1)),
+    prefix_acceptance=by_position(drafted),
+    conditional=by_position(evaluated),
+    alpha=ratio(per_row, np.sum(evaluated, axis=1)),
     accepted_lengths=tuple(int(n) for n in lengths),
   )
 
 
 @dataclasses.dataclass(frozen=True)
 class Speed:
-  """Speculative and plain decoding of the same texts.
+  """Speculative and autoregressive decoding of the same texts.
 
   Attributes:
     tokens, plain_tokens: new tokens.
@@ -137,22 +138,22 @@ class Speed:
   """
 
   tokens: int
-  plain_tokens: int
+  baseline_tokens: int
   seconds: float
-  plain_seconds: float
+  baseline_seconds: float
   prefill_seconds: float
-  plain_prefill_seconds: float
+  baseline_prefill_seconds: float
   tokens_per_second: float
-  plain_tokens_per_second: float
+  baseline_tokens_per_second: float
   speedup: Estimate
 
 
 def median_speed(
   tokens: int,
   seconds: Sequence[float],
-  plain_seconds: Sequence[float],
+  baseline_seconds: Sequence[float],
   prefill_seconds: Sequence[float],
-  plain_prefill_seconds: Sequence[float],
+  baseline_prefill_seconds: Sequence[float],
 ) -> Speed:
   """The same tokens timed again and again, in pairs: by medians.
 
@@ -163,9 +164,9 @@ def median_speed(
     tokens: new tokens of one repetition, either way.
     seconds and the others: one entry a repetition.
   """
-  ours, plain = np.asarray(seconds), np.asarray(plain_seconds)
-  median, plain_median = float(np.median(ours)), float(np.median(plain))
-  quotients = plain / ours
+  ours, baseline = np.asarray(seconds), np.asarray(baseline_seconds)
+  median, baseline_median = float(np.median(ours)), float(np.median(baseline))
+  quotients = baseline / ours
   value, error = float(np.median(quotients)), None
   if len(ours) > 1:
     spread = np.std(np.log(quotients), ddof=1)
@@ -173,13 +174,13 @@ def median_speed(
     error = float(value * spread * np.sqrt(np.pi / 2 / len(ours)))
   return Speed(
     tokens=tokens,
-    plain_tokens=tokens,
+    baseline_tokens=tokens,
     seconds=median,
-    plain_seconds=plain_median,
+    baseline_seconds=baseline_median,
     prefill_seconds=float(np.median(prefill_seconds)),
-    plain_prefill_seconds=float(np.median(plain_prefill_seconds)),
+    baseline_prefill_seconds=float(np.median(baseline_prefill_seconds)),
     tokens_per_second=tokens / median,
-    plain_tokens_per_second=tokens / plain_median,
+    baseline_tokens_per_second=tokens / baseline_median,
     speedup=Estimate(value, error),
   )
 
@@ -187,27 +188,28 @@ def median_speed(
 def speed(
   tokens: Sequence[int],
   seconds: Sequence[float],
-  plain_tokens: Sequence[int],
-  plain_seconds: Sequence[float],
+  baseline_tokens: Sequence[int],
+  baseline_seconds: Sequence[float],
   prefill_seconds: Sequence[float],
-  plain_prefill_seconds: Sequence[float],
+  baseline_prefill_seconds: Sequence[float],
 ) -> Speed:
   """Sums up pieces that were timed both ways; one entry a piece in each."""
   columns = [
-    np.asarray(x, float) for x in (tokens, seconds, plain_tokens, plain_seconds)
+    np.asarray(x, float)
+    for x in (tokens, seconds, baseline_tokens, baseline_seconds)
   ]
   sums = [float(np.sum(x)) for x in columns]
   a, b, c, d = (x / s for x, s in zip(columns, sums))
-  rate, plain_rate = sums[0] / sums[1], sums[2] / sums[3]
-  value = rate / plain_rate
+  rate, baseline_rate = sums[0] / sums[1], sums[2] / sums[3]
+  value = rate / baseline_rate
   return Speed(
     tokens=int(sums[0]),
-    plain_tokens=int(sums[2]),
+    baseline_tokens=int(sums[2]),
     seconds=sums[1],
-    plain_seconds=sums[3],
+    baseline_seconds=sums[3],
     prefill_seconds=float(np.sum(prefill_seconds)),
-    plain_prefill_seconds=float(np.sum(plain_prefill_seconds)),
+    baseline_prefill_seconds=float(np.sum(baseline_prefill_seconds)),
     tokens_per_second=rate,
-    plain_tokens_per_second=plain_rate,
+    baseline_tokens_per_second=baseline_rate,
     speedup=Estimate(value, _error(value, a - b - c + d)),
   )

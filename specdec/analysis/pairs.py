@@ -3,8 +3,8 @@
   round(k) = k draft passes + verification of k + 1 tokens + what is beside
   speedup  = E[tokens of a round] * plain round / round(k)
 
-The first draft pass takes two tokens a row (DESIGN rule 1: the drafter catches
-up with its own last guess), every other one.
+The first draft pass takes two tokens a row (rule 1: the drafter catches
+up with its own last draft token), every other one.
 """
 
 import collections
@@ -16,16 +16,16 @@ from typing import NamedTuple
 import numpy as np
 
 from specdec.analysis import speedup
-from specdec.analysis.cost import Cost, Placed, Term
+from specdec.analysis.cost import Cost, Deployment, Term
 
 USABLE = 0.9  # of a chip's memory; the rest is for programs and temporaries
 
 
 @dataclasses.dataclass(frozen=True)
-class Beside:
+class Overhead:
   """Seconds of a round that its passes, timed alone, do not explain.
 
-  Drawing, judging and committing; and what a pass takes more, or less, among
+  Drawing, evaluating and committing; and what a pass takes more, or less, among
   the others of a round.
 
   Attributes:
@@ -44,7 +44,7 @@ class Beside:
     return float(np.interp(math.log(batch), np.log(batches), known))
 
 
-NOTHING = Beside()
+NOTHING = Overhead()
 
 
 def _tokens(n: int) -> str:
@@ -55,7 +55,7 @@ class Round(NamedTuple):
   """The parts of one round and what each of them takes."""
 
   parts: tuple[tuple[str, int, Cost], ...]  # (name, how often, cost)
-  beside: float
+  overhead: float
 
   @classmethod
   def make(cls, parts, overhead: float) -> "Round":
@@ -69,16 +69,17 @@ class Round(NamedTuple):
 
   @property
   def seconds(self) -> float:
-    return self.beside + sum(n * cost.seconds for _, n, cost in self.parts)
+    return self.overhead + sum(n * cost.seconds for _, n, cost in self.parts)
 
 
 @dataclasses.dataclass(frozen=True)
-class Pair:
+class TargetDraftPair:
   """Who decodes.
 
   Attributes:
     target: verifies.
-    draft: passes that guess; None where guesses cost nothing (prompt lookup).
+    draft: passes that draft token; None where draft tokens cost nothing (prompt
+      lookup).
     exit_layer: the draft is the target's own first layers: it takes no memory,
       has no cache, and verification begins there.
     beside, plain_beside: of a speculative round and of a plain one.
@@ -86,11 +87,11 @@ class Pair:
       has no cache either, and verification runs all there is.
   """
 
-  target: Placed
-  draft: Placed | None = None
+  target: Deployment
+  draft: Deployment | None = None
   exit_layer: int | None = None
-  beside: Beside = NOTHING
-  plain_beside: Beside = NOTHING
+  overhead: Overhead = NOTHING
+  baseline_overhead: Overhead = NOTHING
   skips: bool = False
 
   @property
@@ -108,30 +109,30 @@ class Pair:
         f"and {self.target.shape.vocab_size}; they must share one"
       )
 
-  def plain(self, batch: float, context: float) -> Round:
-    """A round of plain decoding."""
+  def baseline(self, batch: float, context: float) -> Round:
+    """A round of autoregressive decoding."""
     cost = self.target.cost(batch, 1, context)
-    beside = self.plain_beside.seconds(batch, 0)
-    return Round.make((("target, 1 token", 1, cost),), beside)
+    overhead = self.baseline_overhead.seconds(batch, 0)
+    return Round.make((("target, 1 token", 1, cost),), overhead)
 
   def round(self, batch: float, k: int, context: float) -> Round:
-    """A round of k guesses in one chain; k = 0 is plain decoding."""
+    """A round of a chain of k draft tokens; k = 0 is autoregressive."""
     if k == 0:
-      return self.plain(batch, context)
+      return self.baseline(batch, context)
     return self._round(batch, (1,) * k, k + 1, context)
 
   def tree_round(
     self, batch: float, levels: Sequence[int], context: float
   ) -> Round:
-    """A round whose draft is a tree with so many guesses on each level.
+    """A round whose draft is a tree with so many draft tokens on each level.
 
     What is beside the passes is that of a chain as deep.
 
     Every level but the last is a pass of the draft over it; the accepted path's
-    K/V is moved together.
+    KV is moved together.
     """
     if not levels:
-      return self.plain(batch, context)
+      return self.baseline(batch, context)
     frontiers = (1, *levels[:-1])
     found = self._round(batch, frontiers, 1 + sum(levels), context)
     path = 1 + len(levels)
@@ -139,21 +140,21 @@ class Pair:
     if self._apart:
       moved += 2 * self.draft.cache_bytes(batch, path)
     seconds = moved / (self.target.efficiency.kv * self.target.chip.bandwidth)
-    commit = Cost((Term("K/V moved", moved, seconds=seconds),), seconds)
+    commit = Cost((Term("KV moved", moved, seconds=seconds),), seconds)
     return found._replace(parts=(*found.parts, ("commit", 1, commit)))
 
   def _round(self, batch, frontiers, nodes, context) -> Round:
     """Draft passes over so many tokens each, then one over all nodes."""
     target, parts = self.target, []
     if self.draft is not None:
-      # What drafts on the target's own K/V has nothing to catch up with.
+      # What drafts on the target's own KV has nothing to catch up with.
       late = int(self._apart)
       passes = [frontiers[0] + late, *frontiers[1:]]
       for tokens, times in sorted(collections.Counter(passes).items()):
         cost = self.draft.cost(batch, tokens, context)
         parts.append((f"draft, {_tokens(tokens)}", times, cost))
     if self.exit_layer is not None:
-      # The last guesses have no K/V in the first layers yet.
+      # The last draft tokens have no KV in the first layers yet.
       last = dataclasses.replace(self.draft, head=False)
       left = nodes - sum(frontiers)
       cost = last.cost(batch, left, context)
@@ -161,15 +162,17 @@ class Pair:
       target = dataclasses.replace(target, start=self.exit_layer)
     cost = target.cost(batch, nodes, context)
     parts.append((f"target, {_tokens(nodes)}", 1, cost))
-    return Round.make(tuple(parts), self.beside.seconds(batch, len(frontiers)))
+    return Round.make(
+      tuple(parts), self.overhead.seconds(batch, len(frontiers))
+    )
 
   def speedup(
-    self, batch: float, context: float, survival: Sequence[float]
+    self, batch: float, context: float, prefix_acceptance: Sequence[float]
   ) -> float:
-    """Over plain decoding; k is the length of the curve."""
-    plain = self.plain(batch, context).seconds
-    ours = self.round(batch, len(survival), context).seconds
-    return speedup.expected_tokens(survival) * plain / ours
+    """Over autoregressive decoding; k is the length of the curve."""
+    baseline = self.baseline(batch, context).seconds
+    ours = self.round(batch, len(prefix_acceptance), context).seconds
+    return speedup.expected_tokens(prefix_acceptance) * baseline / ours
 
   def memory(self, batch: float, slots: float) -> dict[str, float]:
     """Bytes of one chip, by what they are for; logits for one token a row."""

@@ -8,7 +8,7 @@ numbers stand beside ours, so that whoever doubts either can compare.
 from typing import NamedTuple
 
 from specdec.analysis import chips, speedup
-from specdec.analysis.cost import Placed
+from specdec.analysis.cost import Deployment
 from specdec.analysis.shapes import Layer, Shape
 
 
@@ -22,8 +22,10 @@ class Free(NamedTuple):
 
   def ours(self) -> tuple[float, float]:
     """(operations, speed)."""
-    survival = speedup.iid_survival(self.alpha, self.k)
-    return speedup.operations(survival, 0.0), speedup.speedup(survival, 0.0)
+    prefix_acceptance = speedup.iid_prefix_acceptance(self.alpha, self.k)
+    return speedup.operations(prefix_acceptance, 0.0), speedup.speedup(
+      prefix_acceptance, 0.0
+    )
 
 
 LEVIATHAN_1 = (
@@ -49,7 +51,9 @@ class Decoded(NamedTuple):
   measured: float
 
   def ours(self) -> float:
-    return speedup.speedup(speedup.iid_survival(self.alpha, self.k), self.cost)
+    return speedup.speedup(
+      speedup.iid_prefix_acceptance(self.alpha, self.k), self.cost
+    )
 
   def span(self) -> tuple[float, float]:
     """Least and largest that round to the alpha and the cost as printed."""
@@ -83,28 +87,30 @@ class Sampled(NamedTuple):
   benchmark: str
   milliseconds: float  # a token
   speedup: float
-  plain: float = 14.1  # milliseconds a token
-  draft: float = 1.8  # milliseconds a guess
+  baseline: float = 14.1  # milliseconds a token
+  draft: float = 1.8  # milliseconds a draft token
   k: int = 4
 
   def tokens(self) -> float:
     """Of a round, as its time implies."""
-    return (self.plain + self.k * self.draft) / self.milliseconds
+    return (self.baseline + self.k * self.draft) / self.milliseconds
 
   def alpha(self) -> float:
     """The rate that would give as many, were it the same everywhere."""
     low, high = 0.0, 1.0
     for _ in range(60):
       middle = (low + high) / 2
-      survival = speedup.iid_survival(middle, self.k)
-      short = speedup.expected_tokens(survival) < self.tokens()
+      prefix_acceptance = speedup.iid_prefix_acceptance(middle, self.k)
+      short = speedup.expected_tokens(prefix_acceptance) < self.tokens()
       low, high = (middle, high) if short else (low, middle)
     return high
 
   def ours(self) -> float:
     """Theorem 3.8 at that rate, rounded as one could print it."""
-    survival = speedup.iid_survival(round(self.alpha(), 3), self.k)
-    return speedup.speedup(survival, self.draft / self.plain)
+    prefix_acceptance = speedup.iid_prefix_acceptance(
+      round(self.alpha(), 3), self.k
+    )
+    return speedup.speedup(prefix_acceptance, self.draft / self.baseline)
 
 
 CHEN = (
@@ -132,7 +138,7 @@ class Step(NamedTuple):
     )
     shape = Shape("13 B", (layer,) * 40, 5120, 1, 40, True)
     chip = chips.get("v5e", bandwidth=8.2e11)
-    cost = Placed(shape, chip, ways=8).cost(self.batch, 1, 8192)
+    cost = Deployment(shape, chip, ways=8).cost(self.batch, 1, 8192)
     left_out = sum(t.seconds for t in cost.terms if t.name == "collectives")
     return 1e3 * (cost.seconds - (0.0 if collectives else left_out))
 

@@ -8,35 +8,42 @@ from typing import NamedTuple
 import numpy as np
 
 from specdec.analysis import speedup, trees
-from specdec.analysis.cost import Placed
-from specdec.analysis.pairs import USABLE, Pair
+from specdec.analysis.cost import Deployment
+from specdec.analysis.pairs import USABLE, TargetDraftPair
 from specdec.analysis.shapes import Shape
 
 
 class Best(NamedTuple):
   """The k that pays most."""
 
-  k: int  # 0: plain decoding
+  k: int  # 0: autoregressive decoding
   speedup: float
   tokens: float  # of a round
 
 
-def curve(alpha_or_survival, most: int) -> np.ndarray:
-  """[most] survival: of a rate, or a curve's first values."""
-  if np.ndim(alpha_or_survival) == 0:
-    return speedup.iid_survival(float(alpha_or_survival), most)
-  return speedup.check_survival(alpha_or_survival)[:most]
+def curve(alpha_or_prefix_acceptance, most: int) -> np.ndarray:
+  """[most] prefix_acceptance: of a rate, or a curve's first values."""
+  if np.ndim(alpha_or_prefix_acceptance) == 0:
+    return speedup.iid_prefix_acceptance(
+      float(alpha_or_prefix_acceptance), most
+    )
+  return speedup.check_prefix_acceptance(alpha_or_prefix_acceptance)[:most]
 
 
 def best_k(
-  pair: Pair, batch: float, context: float, survival, most: int = 16
+  pair: TargetDraftPair,
+  batch: float,
+  context: float,
+  prefix_acceptance,
+  most: int = 16,
 ) -> Best:
   """The k <= most that decodes fastest.
 
   Args:
-    survival: one rate for all positions, or a curve, which also bounds k.
+    prefix_acceptance: one rate for all positions, or a curve, which also bounds
+      k.
   """
-  known = curve(survival, most)
+  known = curve(prefix_acceptance, most)
   found = Best(0, 1.0, 1.0)
   for k in range(1, len(known) + 1):
     gain = pair.speedup(batch, context, known[:k])
@@ -54,14 +61,14 @@ class Sized(NamedTuple):
 
 
 def best_draft(
-  target: Placed,
+  target: Deployment,
   drafts: Sequence[Shape],
-  law: speedup.PowerLaw,
+  distribution: speedup.PowerLaw,
   batch: float,
   context: float,
   most: int = 16,
 ) -> list[Sized]:
-  """What every size gains with its own best k, by a law of acceptance.
+  """What every size gains with its own best k, by a distribution of acceptance.
 
   Raises:
     ValueError: the vocabularies differ.
@@ -69,14 +76,14 @@ def best_draft(
   found = []
   for shape in drafts:
     draft = dataclasses.replace(target, shape=shape)
-    alpha = law.alpha(shape.num_parameters)
-    best = best_k(Pair(target, draft), batch, context, alpha, most)
+    alpha = distribution.alpha(shape.num_parameters)
+    best = best_k(TargetDraftPair(target, draft), batch, context, alpha, most)
     found.append(Sized(shape, alpha, best))
   return found
 
 
 def best_tree(
-  pair: Pair,
+  pair: TargetDraftPair,
   batch: float,
   context: float,
   acceptance: Sequence[float],
@@ -97,44 +104,52 @@ def best_tree(
   target = pair.target
   if pair.exit_layer is not None:
     target = dataclasses.replace(target, start=pair.exit_layer)
-  fixed = chain.beside
+  fixed = chain.overhead
   costs = {n: target.cost(batch, n, context) for n in sizes}
   seconds = {n: max(c.seconds + fixed, c.least) for n, c in costs.items()}
-  plain = seconds[1] = pair.plain(batch, context).seconds
+  baseline = seconds[1] = pair.baseline(batch, context).seconds
   found = trees.best(acceptance, seconds, level_seconds)
   if not found.paths:
     return found
   depths = [len(path) for path in found.paths]
   levels = [depths.count(depth) for depth in range(1, max(depths) + 1)]
   whole = pair.tree_round(batch, levels, context).seconds
-  if found.tokens / whole <= 1 / plain:
-    return trees.Choice([], 1.0, plain)
+  if found.tokens / whole <= 1 / baseline:
+    return trees.Choice([], 1.0, baseline)
   return found._replace(seconds=whole)
 
 
 def break_even_batch(
-  pair: Pair, context: float, survival, most: int = 16, largest: int = 4096
+  pair: TargetDraftPair,
+  context: float,
+  prefix_acceptance,
+  most: int = 16,
+  largest: int = 4096,
 ) -> int | None:
   """The smallest batch from which on no k pays; None where one still does at
   `largest`. Below it, of a mixture of experts, may lie batches that do not pay
   either: `schedule` tells."""
-  last = schedule(pair, context, survival, most, largest)[-1]
+  last = schedule(pair, context, prefix_acceptance, most, largest)[-1]
   if last.k:
     return None
-  batch = last.first  # a stretch is judged by its last batch
-  while best_k(pair, batch, context, survival, most).k:
+  batch = last.first  # a stretch is evaluated by its last batch
+  while best_k(pair, batch, context, prefix_acceptance, most).k:
     batch += 1
   return batch
 
 
 def break_even_context(
-  pair: Pair, batch: int, survival, most: int = 16, largest: int = 2**24
+  pair: TargetDraftPair,
+  batch: int,
+  prefix_acceptance,
+  most: int = 16,
+  largest: int = 2**24,
 ) -> int | None:
   """The shortest context from which on some k pays again at this batch, as
-  K/V to read makes memory the limit; None where none up to `largest` does."""
+  KV to read makes memory the limit; None where none up to `largest` does."""
 
   def pays(context: int) -> bool:
-    return best_k(pair, batch, context, survival, most).k > 0
+    return best_k(pair, batch, context, prefix_acceptance, most).k > 0
 
   high = 1
   while not pays(high):
@@ -148,11 +163,11 @@ def break_even_context(
   return 0 if pays(0) else high
 
 
-def largest_batch(pair: Pair, slots: float) -> int:
+def largest_batch(pair: TargetDraftPair, slots: float) -> int:
   """Rows that fit with so many cached positions each; 0 where none does.
 
   The draft's weights and cache count: at equal memory speculation decodes fewer
-  rows than plain decoding.
+  rows than autoregressive decoding.
   """
   replicas = pair.target.replicas
   empty, full = (sum(pair.memory(b, slots).values()) for b in (0, replicas))
@@ -170,7 +185,7 @@ class Throughput(NamedTuple):
 
 
 def at_equal_memory(
-  pair: Pair, slots: float, survival, most: int = 16
+  pair: TargetDraftPair, slots: float, prefix_acceptance, most: int = 16
 ) -> tuple[Throughput, Throughput]:
   """(with the drafter in memory, without), each with its own largest batch and
   the k that decodes fastest there.
@@ -186,15 +201,15 @@ def at_equal_memory(
       who.check_memory(1, slots)
     best = Best(0, 1.0, 1.0)
     if who is pair:
-      best = best_k(pair, batch, slots, survival, most)
+      best = best_k(pair, batch, slots, prefix_acceptance, most)
     seconds = who.round(batch, best.k, slots).seconds
     rate = batch * best.tokens / seconds
     found.append(Throughput(batch, best.k, rate, seconds / best.tokens))
   return found[0], found[1]
 
 
-class Stretch(NamedTuple):
-  """Batches first .. last decode fastest with k guesses."""
+class BatchRange(NamedTuple):
+  """Batches first .. last decode fastest with k draft tokens."""
 
   first: int
   last: int
@@ -202,16 +217,20 @@ class Stretch(NamedTuple):
 
 
 def schedule(
-  pair: Pair, context: float, survival, most: int = 16, largest: int = 256
-) -> list[Stretch]:
+  pair: TargetDraftPair,
+  context: float,
+  prefix_acceptance,
+  most: int = 16,
+  largest: int = 256,
+) -> list[BatchRange]:
   """The best k for every batch up to `largest`, equal ones together."""
-  found: list[Stretch] = []
+  found: list[BatchRange] = []
   for batch in _steps(largest):
-    k = best_k(pair, batch.stop - 1, context, survival, most).k
+    k = best_k(pair, batch.stop - 1, context, prefix_acceptance, most).k
     first, last = batch.start, batch.stop - 1
     if found and found[-1].k == k:
       first = found.pop().first
-    found.append(Stretch(first, last, k))
+    found.append(BatchRange(first, last, k))
   return found
 
 
@@ -224,15 +243,17 @@ def _steps(largest: int) -> Iterator[range]:
     first = last + 1
 
 
-def as_vllm(stretches: Sequence[Stretch]) -> dict:
+def as_vllm(batch_ranges: Sequence[BatchRange]) -> dict:
   """Of vLLM's `speculative_config` (pull request 32374): [first, last, k]."""
   return {
-    "num_speculative_tokens": max(stretch.k for stretch in stretches),
-    "num_speculative_tokens_per_batch_size": [list(s) for s in stretches],
+    "num_speculative_tokens": max(
+      batch_range.k for batch_range in batch_ranges
+    ),
+    "num_speculative_tokens_per_batch_size": [list(s) for s in batch_ranges],
   }
 
 
-def as_tensorrt_llm(stretches: Sequence[Stretch]) -> dict:
+def as_tensorrt_llm(batch_ranges: Sequence[BatchRange]) -> dict:
   """Of TensorRT-LLM's speculative config (pull request 10860): last batch -> k.
 
   Beyond the last entry it does not speculate.
@@ -241,15 +262,15 @@ def as_tensorrt_llm(stretches: Sequence[Stretch]) -> dict:
     ValueError: it cannot be said so: no batch pays, or the smallest ones do not
       want the longest drafts.
   """
-  known = {stretch.last: stretch.k for stretch in stretches}
-  if stretches[-1].k == 0:
-    del known[stretches[-1].last]
-  most = max(stretch.k for stretch in stretches)
+  known = {batch_range.last: batch_range.k for batch_range in batch_ranges}
+  if batch_ranges[-1].k == 0:
+    del known[batch_ranges[-1].last]
+  most = max(batch_range.k for batch_range in batch_ranges)
   if not most:
     raise ValueError("no batch pays: leave speculation out")
-  if stretches[0].k != most:
+  if batch_ranges[0].k != most:
     raise ValueError(
       "its longest draft belongs to the smallest batch, and here batch 1 wants "
-      f"k = {stretches[0].k} and others up to {most}"
+      f"k = {batch_ranges[0].k} and others up to {most}"
     )
   return {"max_draft_len": most, "draft_len_schedule": known}

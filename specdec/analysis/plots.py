@@ -17,7 +17,7 @@ ALL = "all"  # the group of everything, drawn last and emphasised
 
 _QUANTITIES = (
   ("acceptance", "tokens_per_pass", "tokens per target pass"),
-  ("speed", "speedup", "speedup over plain decoding, times"),
+  ("speed", "speedup", "speedup over autoregressive decoding, times"),
 )
 _LENGTHS = (
   ("acceptance", "accepted_length", "accepted tokens a round"),
@@ -27,7 +27,7 @@ _CHILDREN = {
   "none": "",
   "iid": "drawn apart",
   "without_replacement": "without replacement",
-  "point_mass": "likeliest children",
+  "deterministic": "likeliest children",
 }
 
 
@@ -78,7 +78,8 @@ def over_sizes(
   title: str,
   caveats: Sequence[str] = (),
 ) -> None:
-  """Writes a figure of accepted length and speedup over the guesses of a round.
+  """Writes a figure of accepted length and speedup over the draft tokens of a
+  round.
 
   Args:
     runs: of scripts/compare_rules.py, at most one for a size, shape and rule.
@@ -221,7 +222,7 @@ def _over_sizes(runs, title, caveats) -> Figure:
         )
       axes.set_xscale("log", base=2)
       axes.xaxis.set_major_formatter(ticker.FormatStrFormatter("%g"))
-      axes.set_xlabel("guesses of a round")
+      axes.set_xlabel("draft tokens of a round")
       axes.set_ylabel(quantity[-1])
     pair[0].set_ylim(bottom=0)
     pair[1].axhline(

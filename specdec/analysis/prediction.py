@@ -1,6 +1,6 @@
 """What a run should measure: seconds of given texts, both ways.
 
-Inputs are a calibrated pair and what became of the guesses in another run.
+Inputs are a calibrated pair and what became of the draft tokens in another run.
 Invariant: no time of the run that is predicted enters.
 """
 
@@ -10,28 +10,28 @@ from collections.abc import Sequence
 import numpy as np
 
 from specdec.analysis import speedup
-from specdec.analysis.pairs import Pair, Round
+from specdec.analysis.pairs import Round, TargetDraftPair
 from specdec.types import Stats
 
 
 @dataclasses.dataclass(frozen=True)
 class Observed:
-  """How guesses fared in some texts.
+  """How draft tokens fared in some texts.
 
   Attributes:
-    survival: [k] share of the rounds that kept guesses 1 .. i.
-    wide: share of a batch's rounds that verified guesses at all.
+    prefix_acceptance: [k] share of the rounds that kept draft tokens 1 .. i.
+    wide: share of a batch's rounds that verified draft tokens at all.
     rounds: of all batches, each until its last row ended; the mean over runs.
       Rows of a batch wait for one another, and how long no curve tells: texts
       differ, and rounds of one text resemble each other.
   """
 
-  survival: tuple[float, ...]
+  prefix_acceptance: tuple[float, ...]
   wide: float
   rounds: float
 
   def __post_init__(self):
-    speedup.check_survival(self.survival)
+    speedup.check_prefix_acceptance(self.prefix_acceptance)
     if not 0 <= self.wide <= 1:
       raise ValueError(f"wide = {self.wide}; it must be in [0, 1]")
     if not 0 < self.rounds < np.inf:
@@ -55,14 +55,16 @@ def observed(runs: Sequence[Sequence[Stats]]) -> Observed:
   widths = sum(np.asarray(s.widths, float) for run in runs for s in run)
   wide = 1.0 if len(widths) == 1 else float(1 - widths[0] / widths.sum())
   rounds = float(widths.sum()) / len(runs)
-  return Observed(_survival(*(np.sum(x, axis=0) for x in counts)), wide, rounds)
+  return Observed(
+    _prefix_acceptance(*(np.sum(x, axis=0) for x in counts)), wide, rounds
+  )
 
 
-def _survival(drafted, accepted, rounds) -> tuple[float, ...]:
+def _prefix_acceptance(drafted, accepted, rounds) -> tuple[float, ...]:
   """[k] from counts [k] and a number of rounds."""
   kept = accepted / np.maximum(drafted, 1)
   # Positions without room, near the end of a text, were not drafted either:
-  # how often there was a guess at all is told by the first position.
+  # how often there was a draft token at all is told by the first position.
   if len(drafted):
     kept = kept * (drafted[0] / np.maximum(rounds, 1))
   return tuple(np.minimum.accumulate(np.clip(kept, 0, 1)).tolist())
@@ -73,52 +75,57 @@ class Prediction:
   """Of a setting.
 
   Attributes:
-    round_seconds, plain_round_seconds: one with guesses (of a batch's rounds
-      with and without, the mean), one of plain decoding.
+    round_seconds, plain_round_seconds: one with draft tokens (of a batch's
+      rounds with and without, the mean), one of autoregressive decoding.
     seconds, plain_seconds: of the texts, each batch until its last row ends.
     speedup: their quotient.
-    tokens: of a round of one row, by the survival curve.
+    tokens: of a round of one row, by the prefix_acceptance curve.
     steady_speedup: by that curve, were an ended row replaced at once.
   """
 
   round_seconds: float
-  plain_round_seconds: float
+  baseline_round_seconds: float
   seconds: float
-  plain_seconds: float
+  baseline_seconds: float
   speedup: float
   tokens: float
   steady_speedup: float
 
 
 def mean_round(
-  pair: Pair, batch: int, k: int, context: int, wide: float
+  pair: TargetDraftPair, batch: int, k: int, context: int, wide: float
 ) -> float:
-  """Seconds of a round of which a share `wide` has guesses.
+  """Seconds of a round of which a share `wide` has draft tokens.
 
-  The others run one token, as plain decoding does.
+  The others run one token, as autoregressive decoding does.
   """
   full = pair.round(batch, k, context).seconds
-  return wide * full + (1 - wide) * pair.plain(batch, context).seconds
+  return wide * full + (1 - wide) * pair.baseline(batch, context).seconds
 
 
 def predict(
-  pair: Pair, found: Observed, texts: int, batch: int, context: int, tokens: int
+  pair: TargetDraftPair,
+  found: Observed,
+  texts: int,
+  batch: int,
+  context: int,
+  tokens: int,
 ) -> Prediction:
   """Texts of so many new tokens each, decoded `batch` at a time."""
-  k = len(found.survival)
+  k = len(found.prefix_acceptance)
   of_round = mean_round(pair, batch, k, context, found.wide)
-  plain_round = pair.plain(batch, context).seconds
+  baseline_round = pair.baseline(batch, context).seconds
   seconds = found.rounds * of_round
-  plain_seconds = -(-texts // batch) * tokens * plain_round
-  expected = speedup.expected_tokens(found.survival)
+  baseline_seconds = -(-texts // batch) * tokens * baseline_round
+  expected = speedup.expected_tokens(found.prefix_acceptance)
   return Prediction(
     of_round,
-    plain_round,
+    baseline_round,
     seconds,
-    plain_seconds,
-    plain_seconds / seconds,
+    baseline_seconds,
+    baseline_seconds / seconds,
     expected,
-    expected * plain_round / of_round,
+    expected * baseline_round / of_round,
   )
 
 
@@ -132,7 +139,7 @@ def explain(found: Round) -> list[list[str]]:
     for term in cost.terms:
       if term.seconds or term.bytes:
         lines.append(_line("", 0, term.name, *term[1:]))
-  lines.append(_line("beside the passes", 1, "", 0, 0, 0, found.beside))
+  lines.append(_line("beside the passes", 1, "", 0, 0, 0, found.overhead))
   return lines
 
 

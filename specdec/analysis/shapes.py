@@ -72,7 +72,7 @@ class Shape:
 
   @property
   def cached(self) -> int:
-    """Values of K/V that a position takes."""
+    """Values of KV that a position takes."""
     return sum(layer.kv for layer in self.layers)
 
   def counted(self, start: int, stop: int) -> Iterator[tuple[Layer, int]]:

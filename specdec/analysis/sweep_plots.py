@@ -47,12 +47,12 @@ def over_k(lines: Sequence[dict], title: str) -> Figure:
   return made
 
 
-def survival(lines: Sequence[dict], title: str) -> Figure:
-  """Share of rounds that keep guesses 1 .. i, of each setting's largest k."""
+def prefix_acceptance(lines: Sequence[dict], title: str) -> Figure:
+  """Plots the prefix acceptance of each setting's largest k."""
   made, [axes] = canvas.figure(3.6, title, (), 1)
   for i, (name, some) in enumerate(sweeps.by_setting(lines).items()):
     line = max(some, key=lambda x: x["run"]["k"])
-    curve = line["observed"]["survival"]
+    curve = line["observed"]["prefix_acceptance"]
     axes.plot(
       range(1, len(curve) + 1),
       curve,
@@ -63,7 +63,9 @@ def survival(lines: Sequence[dict], title: str) -> Figure:
       label=canvas.label(name.replace("; ", "\n", 1)),
     )
   axes.set_ylim(0, 1)
-  _finish(axes, "i, position in the draft", "rounds that keep guesses 1 to i")
+  _finish(
+    axes, "i, position in the draft", "rounds that keep draft tokens 1 to i"
+  )
   return made
 
 

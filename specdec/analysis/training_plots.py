@@ -7,7 +7,7 @@ from matplotlib import ticker
 
 from specdec.analysis import canvas
 
-# name, tokens trained on, chance that a guess is kept, tokens a pass
+# name, tokens trained on, chance that a draft token is kept, tokens a pass
 Curve = tuple[str, Sequence[int], Sequence[float], Sequence[float]]
 
 
@@ -15,7 +15,7 @@ def curves(runs: Sequence[Curve], path: str | os.PathLike, title: str) -> None:
   """Writes it; tokens on a logarithm's scale."""
   made, panels = canvas.figure(4.0, title, (), 2)
   for axes, place, label in (
-    (panels[0], 2, "chance that a guess is kept (text)"),
+    (panels[0], 2, "chance that a draft token is kept (text)"),
     (panels[1], 3, "tokens a pass (decoding)"),
   ):
     for i, run in enumerate(runs):

@@ -17,7 +17,7 @@ Path = tuple[int, ...]
 class Choice(NamedTuple):
   """A static tree and what is expected of it."""
 
-  paths: list[Path]  # for tree.from_paths; none: plain decoding
+  paths: list[Path]  # for tree.from_paths; none: autoregressive decoding
   tokens: float  # a round, the target's own token included
   seconds: float  # a round
 
@@ -52,7 +52,9 @@ def best(
     ValueError: the time of one node is not given.
   """
   if 1 not in pass_seconds:
-    raise ValueError("pass_seconds lacks 1, the time of plain decoding")
+    raise ValueError(
+      "pass_seconds lacks 1, the time of autoregressive decoding"
+    )
   known = sorted(pass_seconds)
   times = [pass_seconds[n] for n in known]
   found = Choice([], 1.0, pass_seconds[1])

@@ -1,7 +1,7 @@
 """What each Hugging Face architecture's name says beside its config.json.
 
-Supporting another is a row of ARCHITECTURES (and, where its law needs them,
-options of TransformerConfig and rows in names.py).
+Supporting another is a row of ARCHITECTURES (and, where its distribution needs
+them, options of TransformerConfig and rows in names.py).
 """
 
 from collections.abc import Callable, Mapping
@@ -19,8 +19,8 @@ KEYS = {
   "norm_epsilon": "rms_norm_eps",
   "tied": "tie_word_embeddings",
 }
-# Option -> values that leave the law as implemented; absent is as good as the
-# first of them.
+# Option -> values that leave the distribution as implemented; absent is as good
+# as the first of them.
 ONLY = {
   "attention_bias": (False, None),
   "mlp_bias": (False, None),

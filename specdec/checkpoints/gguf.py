@@ -17,7 +17,7 @@ from gguf import GGUFReader, GGUFValueType, quants
 from specdec.checkpoints.names import Tensor, check_counts
 from specdec.models.config import RopeScaling, TransformerConfig
 
-# How the law of each architecture differs from Llama's.
+# How the distribution of each architecture differs from Llama's.
 _GEMMA = {
   "post_norms": True,
   "norm_offset": True,

@@ -1,7 +1,7 @@
 """config.json of Hugging Face to TransformerConfig and back.
 
-Invariant: every option that changes a model's law is either carried over or
-refused by name; nothing is dropped in silence. A missing key means what
+Invariant: every option that changes a model's distribution is either carried
+over or refused by name; nothing is dropped in silence. A missing key means what
 transformers takes it to mean for that architecture.
 """
 

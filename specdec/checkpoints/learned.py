@@ -1,6 +1,6 @@
 """Learned drafters on disk: one safetensors file that says what it is.
 
-Recipe, vocabulary and the target's fingerprint stand in the file itself, so
+HeadConfig, vocabulary and the target's fingerprint stand in the file itself, so
 they cannot part from the weights. Invariant: a file appears under its name by
 one rename, whole; a kill in the middle of a write leaves the one before.
 """
@@ -19,8 +19,8 @@ from safetensors.flax import save as save_bytes
 
 from specdec import drafters, hosts, run_folder
 from specdec.checkpoints.loading import Checkpoint, check_finite
-from specdec.learned.cell import Cell
-from specdec.learned.recipe import Recipe
+from specdec.learned.draft_head import DraftHead
+from specdec.learned.head_config import HeadConfig
 from specdec.models.config import TransformerConfig
 from specdec.sharding import Placement
 from specdec.types import PyTree
@@ -34,17 +34,17 @@ _SAMPLE = 256  # values of each tensor that a fingerprint looks at
 class Learned(NamedTuple):
   """A drafter as it was saved."""
 
-  recipe: Recipe
-  ids: np.ndarray | None  # [n] tokens that it can guess; None: all
+  head_config: HeadConfig
+  ids: np.ndarray | None  # [n] tokens that it can draft; None: all
   net: PyTree
   source: str
 
-  def cell(
+  def draft_head(
     self, target: TransformerConfig, place: Placement | None = None
-  ) -> Cell:
+  ) -> DraftHead:
     """What drafts, for that target."""
-    made = drafters.LEARNED[self.recipe.kind]
-    return made(self.recipe, target, self.ids, place)
+    made = drafters.LEARNED[self.head_config.kind]
+    return made(self.head_config, target, self.ids, place)
 
 
 def fingerprint(target: Checkpoint) -> dict[str, str]:
@@ -84,7 +84,7 @@ def rounded(x: jax.Array) -> jax.Array:
 
 def save(
   path: str | Path,
-  recipe: Recipe,
+  head_config: HeadConfig,
   ids: np.ndarray | None,
   net: PyTree,
   target: dict[str, str],
@@ -103,15 +103,15 @@ def save(
   arrays = {name: jax.numpy.asarray(x, dtype) for name, x in flat.items()}
   if ids is not None:
     arrays[_IDS] = jax.numpy.asarray(ids, "int32")
-  about = {"recipe": dataclasses.asdict(recipe), "target": target}
+  about = {"head_config": dataclasses.asdict(head_config), "target": target}
   path = Path(path)
   path.parent.mkdir(parents=True, exist_ok=True)
   content = save_bytes(arrays, {"specdec": json.dumps(about)})
   run_folder.replace_file(path, content)
 
 
-def inspect(path: str | Path) -> Recipe:
-  """The recipe alone; errors as `load`."""
+def inspect(path: str | Path) -> HeadConfig:
+  """The head config alone; errors as `load`."""
   return _open(path)[1]
 
 
@@ -129,7 +129,7 @@ def load(
     FileNotFoundError: there is no such file.
     ValueError: it is no drafter, damaged, or was trained for another target.
   """
-  file, recipe, about = _open(path)
+  file, head_config, about = _open(path)
   if target is not None and trained:
     found = fingerprint(target)
     said = about["target"]
@@ -141,7 +141,7 @@ def load(
       )
   if target is not None:
     try:
-      recipe.check(target.config)
+      head_config.check(target.config)
     except ValueError as error:
       raise ValueError(f"{path}: {error}") from error
   try:
@@ -149,10 +149,10 @@ def load(
   except SafetensorError as error:
     raise ValueError(f"{path} is damaged: {error}") from error
   ids = arrays.pop(_IDS, None)
-  if (0 if ids is None else len(ids)) != recipe.vocabulary:
+  if (0 if ids is None else len(ids)) != head_config.vocabulary:
     raise ValueError(
       f"{path} holds a vocabulary of {0 if ids is None else len(ids)} tokens; "
-      f"its recipe says {recipe.vocabulary}"
+      f"its head config says {head_config.vocabulary}"
     )
   ids = None if ids is None else np.asarray(ids)
   if target is not None and ids is not None:
@@ -160,7 +160,7 @@ def load(
   net = traverse_util.unflatten_dict(
     {name: x.astype(jax.numpy.float32) for name, x in arrays.items()}, sep="/"
   )
-  learned = Learned(recipe, ids, net, "")
+  learned = Learned(head_config, ids, net, "")
   if target is not None:
     _check_shapes(path, learned, target.config)
   check_finite(net, path)
@@ -179,14 +179,18 @@ def _open(path):
     ) from error
   try:
     about = json.loads((file.metadata() or {})["specdec"])
-    recipe = about["recipe"] | {"features": tuple(about["recipe"]["features"])}
+    # Version 0.1.0 wrote other names.
+    head_config = dict(about.get("head_config") or about["recipe"])
+    head_config["features"] = tuple(head_config["features"])
+    if "recycle" in head_config:
+      head_config["feeds_back_hidden"] = head_config.pop("recycle")
     about["target"] = dict(about["target"])
   except (KeyError, TypeError, ValueError):
     raise ValueError(
       f"{path} is no drafter: it does not say how it is made"
     ) from None
   try:
-    return file, Recipe(**recipe), about
+    return file, HeadConfig(**head_config), about
   except (TypeError, ValueError) as error:  # of another version, perhaps
     raise ValueError(f"{path}: {error}") from error
 
@@ -201,7 +205,7 @@ def _check_tokens(path, ids: np.ndarray, vocab_size: int) -> None:
 
 
 def _check_shapes(path, learned: Learned, target: TransformerConfig) -> None:
-  wanted = jax.eval_shape(learned.cell(target).init, jax.random.key(0))
+  wanted = jax.eval_shape(learned.draft_head(target).init, jax.random.key(0))
   wanted, found = (
     {n: x.shape for n, x in traverse_util.flatten_dict(net, sep="/").items()}
     for net in (wanted, learned.net)
@@ -210,6 +214,7 @@ def _check_shapes(path, learned: Learned, target: TransformerConfig) -> None:
   if unlike:
     name = unlike[0]
     raise ValueError(
-      f"{path} does not fit its recipe: {name} is {found.get(name)} and should "
+      f"{path} does not fit its head config: {name} is {found.get(name)} and "
+      "should "
       f"be {wanted.get(name)}"
     )

@@ -201,7 +201,7 @@ def _read(weights, wanted, dtype: str, place) -> dict[str, Any]:
     weights.source,
   )
 
-  def placed(parts, row: names.Tensor) -> jax.Array:
+  def deployment(parts, row: names.Tensor) -> jax.Array:
     if place is None:
       whole = (slice(None),) * len(row.shape)
       return _to_device(_slice(weights, parts, row, whole, dtype), dtype)
@@ -217,7 +217,7 @@ def _read(weights, wanted, dtype: str, place) -> dict[str, Any]:
     where = place.sharding(row.axes, row.ours, row.shape)
     return jax.make_array_from_callback(row.shape, where, part)
 
-  return names.nest({row.ours: placed(parts, row) for parts, row in wanted})
+  return names.nest({row.ours: deployment(parts, row) for parts, row in wanted})
 
 
 def _slice(

@@ -1,7 +1,7 @@
 """Drafters: functions that return a `types.Drafter`, one file per idea.
 
-Those in `LEARNED` return a `learned.cell.Cell` instead, which is trained as
-well; `learned.serve.drafter` makes a Drafter of it.
+Those in `LEARNED` return a `learned.cell.DraftHead` instead, which is trained
+as well; `learned.serve.drafter` makes a Drafter of it.
 """
 
 from specdec.drafters.eagle import eagle
@@ -21,7 +21,7 @@ from specdec.drafters.mtp import mtp
 from specdec.drafters.prophet import prophet
 from specdec.drafters.trained_exit import trained_exit
 
-# Recipe.kind -> (recipe, target's config, ids, place) -> Cell
+# HeadConfig.kind -> (head config, target's config, ids, place) -> DraftHead
 LEARNED = {
   "eagle": eagle,
   "eagle3": eagle3,

@@ -3,15 +3,15 @@
 After layer E the residual stream goes through the target's final norm and head
 (LayerSkip, arXiv:2404.16710; Draft & Verify, arXiv:2309.08168, skips layers
 elsewhere). Invariant: the first E layers run once for every node, the last one
-included; their K/V lies in the target's cache and the streams that leave them
+included; their KV lies in the target's cache and the streams that leave them
 are handed over, so that verification runs layers E to L - 1 alone.
 
-A tree of guesses is resumed likewise (tests/early_exit_test.py). A round of k
-chained guesses costs (k + 1) E layers of one token each, k heads, and
+A tree of draft tokens is resumed likewise (tests/early_exit_test.py). A round
+of k chained draft tokens costs (k + 1) E layers of one token each, k heads, and
 L - E layers of k + 1 tokens. Against an independent draft there is no second
 set of weights and no second cache. Layers that were never trained to predict by
-themselves guess badly: without such training this is usually slower than plain
-decoding (docs/results.md).
+themselves draft token badly: without such training this is usually slower than
+plain decoding (docs/results.md).
 """
 
 import jax
@@ -24,8 +24,9 @@ from specdec.types import Context, Draft, Drafter, DraftSpec, Model, Resume
 def early_exit(target: Model, exit_layer: int, k: int) -> Drafter:
   """Drafts k >= 0 tokens with layers 0 .. exit_layer - 1 of the target itself.
 
-  Its guesses are drawn from the warped law that it hands over, under the
-  sampling settings of the row. It has no weights and no state of its own.
+  Its draft tokens are drawn from the warped distribution that it hands over,
+  under the sampling settings of the row. It has no weights and no state of its
+  own.
 
   Args:
     target: the very model that verifies.
@@ -68,22 +69,22 @@ def early_exit(target: Model, exit_layer: int, k: int) -> Drafter:
       )
       return output, cache.replace(length=cache.length + 1)
 
-    def guess(carry, depth):
+    def draft_token(carry, depth):
       token, cache = carry
       output, cache = run(token, cache, head=True)
-      law = sampling.warp(output.logits[:, 0], context.sampling)
-      token = sampling.argmax(law + context.noise(depth, depth))
-      return (token, cache), (token, law, output.features[0][:, 0])
+      log_probs = sampling.warp(output.logits[:, 0], context.sampling)
+      token = sampling.argmax(log_probs + context.noise(depth, depth))
+      return (token, cache), (token, log_probs, output.features[0][:, 0])
 
-    (last, cache), (drawn, laws, streams) = jax.lax.scan(
-      guess, (pending[:, 0], cache), jnp.arange(1, k + 1)
+    (last, cache), (drawn, all_log_probs, streams) = jax.lax.scan(
+      draft_token, (pending[:, 0], cache), jnp.arange(1, k + 1)
     )
     output, cache = run(last, cache, head=False)
-    root = jnp.zeros((1, *laws.shape[1:]))  # node 0 was not drawn
+    root = jnp.zeros((1, *all_log_probs.shape[1:]))  # node 0 was not drawn
     draft = Draft(
       tokens=jnp.concatenate([pending, drawn.T], axis=1),
       parents=tree.chain(k + 1),
-      log_probs=jnp.concatenate([root, laws]).swapaxes(0, 1),
+      log_probs=jnp.concatenate([root, all_log_probs]).swapaxes(0, 1),
       count=count,
       resume=Resume(
         jnp.concatenate([streams.swapaxes(0, 1), output.features[0]], axis=1),
@@ -92,15 +93,15 @@ def early_exit(target: Model, exit_layer: int, k: int) -> Drafter:
     )
     return draft, draft_state
 
-  def update(params, draft_state, context, draft, verdict, target_output):
-    del params, context, draft, verdict, target_output
+  def update(params, draft_state, context, draft, accept_result, target_output):
+    del params, context, draft, accept_result, target_output
     return draft_state
 
   return Drafter(spec, init, propose, update)
 
 
 def early_exit_tree(
-  target: Model, exit_layer: int, expansion: expand.Expansion
+  target: Model, exit_layer: int, expansion: expand.DraftShape
 ) -> Drafter:
   """Drafts a tree with the target's first layers, a level in one call.
 
@@ -110,13 +111,13 @@ def early_exit_tree(
 
   Args:
     exit_layer: E, in 1 .. L - 1.
-    expansion: the shape, expand.static or expand.dynamic.
+    draft shape: the shape, expand.static or expand.dynamic.
 
   Raises:
     ValueError: E is out of range, or drafting would run more nodes than the
       tree has: they share the target's scratch.
   """
-  plain = early_exit(target, exit_layer, 0)  # is there such a layer?
+  baseline = early_exit(target, exit_layer, 0)  # is there such a layer?
   num_nodes = expansion.spec.max_nodes
   expand.check_scratch(expansion)
 
@@ -142,7 +143,7 @@ def early_exit_tree(
 
     pending = context.pending
     logits = run(pending, tree.chain(1), 0, True)[:, 0]
-    grown = expansion.grow(context, logits, run, True)
+    grown = expansion.sample_tree(context, logits, run, True)
     layers = cache.layers
     hidden = None
     if expansion.in_place:
@@ -157,4 +158,4 @@ def early_exit_tree(
     )
     return draft, draft_state
 
-  return plain._replace(spec=expansion.spec, propose=propose)
+  return baseline._replace(spec=expansion.spec, propose=propose)

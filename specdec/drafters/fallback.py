@@ -1,9 +1,9 @@
-"""One drafter where it has a guess, another where it has none.
+"""One drafter where it has a draft token, another where it has none.
 
 As prompt lookup ahead of a learned drafter: copies are drafted without a pass
 and go on for long where text repeats itself, and the other drafts the rest.
 Invariant: who drafts a row is told by committed text alone, so what a row does
-not take was never part of its draft, and its law is exact (DESIGN rule 7).
+not take was never part of its draft, and its distribution is exact (rule 7).
 """
 
 from typing import NamedTuple
@@ -28,8 +28,10 @@ def fallback(first: Drafter, other: Drafter) -> Drafter:
 
   Args:
     first: a deterministic chain, which asks for no states of the target and
-      whose `update` goes by the verdict, whoever drafted: drafters.lookup.
-    other: a chain, whose spec.guests are at least as many as `first` drafts.
+      whose `update` goes by the accept_result, whoever drafted:
+      drafters.lookup.
+    other: a chain, whose spec.max_external_drafts are at least as many as
+      `first` drafts.
 
   Raises:
     ValueError: one of them is something else.
@@ -37,15 +39,16 @@ def fallback(first: Drafter, other: Drafter) -> Drafter:
   ours, theirs = first.spec, other.spec
   if not (ours.chain and theirs.chain):
     raise ValueError("fallback takes chains, and one of the two drafts trees")
-  if ours.siblings != "point_mass" or ours.features is not None:
+  if ours.siblings != "deterministic" or ours.features is not None:
     raise ValueError(
       "the first drafter must be deterministic and ask for no states of the "
       f"target; its siblings are {ours.siblings!r} and its features "
       f"{ours.features}"
     )
-  if theirs.guests < max(1, ours.max_depth):
+  if theirs.max_external_drafts < max(1, ours.max_depth):
     raise ValueError(
-      f"the other drafter goes on after {theirs.guests} guesses that it did "
+      f"the other drafter goes on after {theirs.max_external_drafts} draft "
+      "tokens that it did "
       f"not make, and the first drafts {ours.max_depth}"
     )
   size = max(ours.max_nodes, theirs.max_nodes)
@@ -70,25 +73,25 @@ def fallback(first: Drafter, other: Drafter) -> Drafter:
 
     def ask(_, carry):
       draft, after = other.propose(params, carry[1], context)
-      laws = draft.log_probs
-      if laws is not None:
-        laws = _to(size, laws)
-      return (_to(size, draft.tokens), laws, draft.count), after
+      all_log_probs = draft.log_probs
+      if all_log_probs is not None:
+        all_log_probs = _to(size, all_log_probs)
+      return (_to(size, draft.tokens), all_log_probs, draft.count), after
 
-    # At most one turn, not a branch: that would copy the cache (DESIGN rule 9).
+    # At most one turn, not a branch: that would copy the cache (rule 9).
     shapes = jax.eval_shape(lambda: ask(0, (None, state.other))[0])
     nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
     turns = jnp.any(~found).astype(jnp.int32)
-    (tokens, laws, count), after = jax.lax.fori_loop(
+    (tokens, all_log_probs, count), after = jax.lax.fori_loop(
       0, turns, ask, (nothing, state.other)
     )
     tokens = jnp.where(found[:, None], _to(size, own.tokens), tokens)
-    if laws is not None:  # a copy is certain of every token
-      column = jax.lax.broadcasted_iota(jnp.int32, laws.shape, 2)
+    if all_log_probs is not None:  # a copy is certain of every token
+      column = jax.lax.broadcasted_iota(jnp.int32, all_log_probs.shape, 2)
       certain = jnp.where(column == tokens[:, :, None], 0.0, -jnp.inf)
-      laws = jnp.where(found[:, None, None], certain, laws)
+      all_log_probs = jnp.where(found[:, None, None], certain, all_log_probs)
     count = jnp.where(found, own.count, count)
-    draft = Draft(tokens, tree.chain(size), laws, count)
+    draft = Draft(tokens, tree.chain(size), all_log_probs, count)
     return draft, _State(before, after)
 
   def update(params, state: _State, *rest):

@@ -1,7 +1,7 @@
 """Hydra: Medusa's heads, each told what those before it chose.
 
 Ankner et al., arXiv:2402.05109. Head j reads the hidden state before the
-pending token, that token's embedding and the embeddings of the j guesses
+pending token, that token's embedding and the embeddings of the j draft tokens
 behind it. One vocabulary projection is shared by all heads.
 """
 
@@ -10,45 +10,55 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from specdec import sharding
-from specdec.learned.cell import Cell, Head, cell_of, embedded
-from specdec.learned.recipe import Recipe
+from specdec.learned.draft_head import (
+  DraftHead,
+  Head,
+  embedded,
+  head_from_module,
+)
+from specdec.learned.head_config import HeadConfig
 from specdec.models.config import TransformerConfig
 from specdec.models.transformer import Linear, Place, RMSNorm
 
 
 class Hydra(nn.Module):
-  """`Cell`'s functions; a stream is [B, T, (1 + levels) W]: the hidden state's
+  """`DraftHead`'s functions; a stream is [B, T, (1 + levels) W]: the hidden
+  state's
   part, then one for each token of the path, zero where there is none yet."""
 
-  recipe: Recipe
+  head_config: HeadConfig
   target: TransformerConfig
   num_tokens: int
   place: Place = sharding.anywhere
 
   def setup(self):
-    r = self.recipe
+    r = self.head_config
     self.norm = RMSNorm(r.norm_epsilon)
     self.down = Linear(r.width)
     self.token = Linear(r.width)
     self.residual = [Linear(r.width) for _ in range(r.levels)]
     self.head = Head(r, self.target, self.num_tokens)
 
-  def read(self, output):
+  def encode(self, output):
     x = self.down(self.norm(output.hidden))
-    return jnp.pad(x, ((0, 0), (0, 0), (0, self.recipe.levels * x.shape[-1])))
+    return jnp.pad(
+      x, ((0, 0), (0, 0), (0, self.head_config.levels * x.shape[-1]))
+    )
 
-  def step(self, lent, tokens, streams, layers, view, depth, own):
-    first = (1 + depth) * self.recipe.width
-    x = self.token(embedded(lent, tokens))
-    return jax.lax.dynamic_update_slice_in_dim(streams, x, first, 2), layers
+  def step(
+    self, target_weights, tokens, hidden, layers, view, depth, exit_hidden
+  ):
+    first = (1 + depth) * self.head_config.width
+    x = self.token(embedded(target_weights, tokens))
+    return jax.lax.dynamic_update_slice_in_dim(hidden, x, first, 2), layers
 
-  def score(self, lent, streams, depth):
-    width = self.recipe.width
-    seen = streams[..., : (2 + depth) * width]
-    x = streams[..., :width] + jax.nn.silu(self.residual[depth](seen))
-    return self.head(lent, x)
+  def logits(self, target_weights, hidden, depth):
+    width = self.head_config.width
+    seen = hidden[..., : (2 + depth) * width]
+    x = hidden[..., :width] + jax.nn.silu(self.residual[depth](seen))
+    return self.head(target_weights, x)
 
 
-def hydra(recipe, target, ids=None, place=None) -> Cell:
+def hydra(head_config, target, ids=None, place=None) -> DraftHead:
   """Arguments as of `cell_of`."""
-  return cell_of(Hydra, recipe, target, ids, place)
+  return head_from_module(Hydra, head_config, target, ids, place)

@@ -2,7 +2,7 @@
 
 Draft & Verify (arXiv:2309.08168). Any attention or MLP may be skipped: it does
 not run, and none of its weights is read. Invariant: the layers that are kept
-draft with the K/V that the whole target committed and write their own into its
+draft with the KV that the whole target committed and write their own into its
 scratch, where verification, which runs every layer, overwrites it. So there is
 no second set of weights and no second cache.
 
@@ -18,6 +18,7 @@ import jax.numpy as jnp
 
 from specdec import expand, sampling, tree
 from specdec.types import (
+  AcceptResult,
   Array,
   Context,
   Draft,
@@ -26,7 +27,6 @@ from specdec.types import (
   Model,
   Resume,
   Skip,
-  Verdict,
 )
 
 
@@ -85,15 +85,15 @@ def layer_skip(
 ) -> Drafter:
   """Drafts a chain of k >= 0 tokens with the target, less what `skip` names.
 
-  Its guesses are drawn from the warped law that it hands over, under the
-  sampling settings of the row. Without a threshold it has no state.
+  Its draft tokens are drawn from the warped distribution that it hands over,
+  under the sampling settings of the row. Without a threshold it has no state.
 
   With one a row drafts until a token is less likely than its threshold, that
-  token included, and at least one. Likely by the draft's own law before any
-  warp, at every temperature: after it a greedy row's tokens all have
+  token included, and at least one. Likely by the draft's own distribution
+  before any warp, at every temperature: after it a greedy row's tokens all have
   probability 1. Whether a node is drafted thus depends on its ancestors alone
-  and the token that ends the draft is verified, so the law of the text stays
-  the target's (DESIGN rule 7).
+  and the token that ends the draft is verified, so the distribution of the text
+  stays the target's (rule 7).
 
   Args:
     target: the very model that verifies; its `apply` must know `skip`.
@@ -129,7 +129,9 @@ def layer_skip(
       return Draft(pending, tree.chain(1), None, count), state
     batch, vocab_size = len(count), target.vocab_size
     tokens = jnp.zeros((k + 1, batch), pending.dtype).at[0].set(pending[:, 0])
-    laws = jnp.zeros((k + 1, batch, vocab_size))  # node 0 was not drawn
+    all_log_probs = jnp.zeros(
+      (k + 1, batch, vocab_size)
+    )  # node 0 was not drawn
     going = jnp.ones((batch,), bool) if state is None else ~state.over
 
     def unfinished(carry):
@@ -138,13 +140,13 @@ def layer_skip(
       return depth <= k if state is None else (depth <= k) & jnp.any(going)
 
     def extend(carry):
-      depth, going, count, tokens, laws, cache = carry
+      depth, going, count, tokens, all_log_probs, cache = carry
       output, cache = target.apply(
         params.target, tokens[depth - 1][:, None], cache, skip=skip
       )
       logits = output.logits[:, 0]
-      law = sampling.warp(logits, context.sampling)
-      token = sampling.argmax(law + context.noise(depth, depth))
+      log_probs = sampling.warp(logits, context.sampling)
+      token = sampling.argmax(log_probs + context.noise(depth, depth))
       count += going  # the token that stops a row is in its draft
       if state is not None:
         own = jnp.take_along_axis(
@@ -156,31 +158,36 @@ def layer_skip(
         going,
         count,
         tokens.at[depth].set(token),
-        laws.at[depth].set(law),
+        all_log_probs.at[depth].set(log_probs),
         cache.replace(length=cache.length + 1),  # no longer scratch
       )
 
-    _, _, count, tokens, laws, cache = jax.lax.while_loop(
-      unfinished, extend, (1, going, count, tokens, laws, cache)
+    _, _, count, tokens, all_log_probs, cache = jax.lax.while_loop(
+      unfinished, extend, (1, going, count, tokens, all_log_probs, cache)
     )
     draft = Draft(
       tokens.T,
       tree.chain(k + 1),
-      laws.swapaxes(0, 1),
+      all_log_probs.swapaxes(0, 1),
       count,
       Resume(None, cache.layers),
     )
     return draft, state
 
   def update(
-    params, state, context, draft: Draft, verdict: Verdict, target_output
+    params,
+    state,
+    context,
+    draft: Draft,
+    accept_result: AcceptResult,
+    target_output,
   ):
     del params, context, target_output
     if threshold is None:
       return None
     t, drafted = threshold, draft.count - 1
-    over = verdict.num_committed == 0
-    share = verdict.num_accepted / jnp.maximum(drafted, 1)
+    over = accept_result.num_committed == 0
+    share = accept_result.num_accepted / jnp.maximum(drafted, 1)
     matchness = t.memory * state.matchness + (1 - t.memory) * share
     step = jnp.where(drafted == k, 0.0, -t.step)
     step = jnp.where(matchness < t.target, t.step, step)
@@ -195,19 +202,19 @@ def layer_skip(
 
 
 def layer_skip_tree(
-  target: Model, skip: Skip, expansion: expand.Expansion
+  target: Model, skip: Skip, expansion: expand.DraftShape
 ) -> Drafter:
   """Drafts a tree with the target, less what `skip` names, a level in one call.
 
   Args:
     skip: as of `layer_skip`.
-    expansion: the shape, expand.static or expand.dynamic.
+    draft shape: the shape, expand.static or expand.dynamic.
 
   Raises:
     ValueError: a layer that the target does not have, or drafting would run
       more nodes than the tree has: they share the target's scratch.
   """
-  plain = layer_skip(target, skip, 0)  # are there such layers?
+  baseline = layer_skip(target, skip, 0)  # are there such layers?
   num_nodes = expansion.spec.max_nodes
   expand.check_scratch(expansion)
 
@@ -228,7 +235,7 @@ def layer_skip_tree(
       return output.logits
 
     logits = run(context.pending, tree.chain(1), 0, True)[:, 0]
-    grown = expansion.grow(context, logits, run, False)
+    grown = expansion.sample_tree(context, logits, run, False)
     draft = Draft(
       grown.tokens,
       grown.parents,
@@ -238,4 +245,4 @@ def layer_skip_tree(
     )
     return draft, draft_state
 
-  return plain._replace(spec=expansion.spec, propose=propose)
+  return baseline._replace(spec=expansion.spec, propose=propose)

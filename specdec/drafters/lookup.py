@@ -1,8 +1,9 @@
-"""Prompt lookup: guess that what followed these words before follows again.
+"""Prompt lookup: draft token that what followed these words before follows
+again.
 
 Saxena's prompt lookup decoding (2023). It copies from prompt and output alike,
 has no weights and no state. Invariant: a draft is a function of committed text
-only, so it is deterministic (`log_probs` None) and any rule may judge it.
+only, so it is deterministic (`log_probs` None) and any rule may evaluate it.
 """
 
 import jax
@@ -15,7 +16,7 @@ from specdec.types import Array, Context, Draft, Drafter, DraftSpec
 def _propose_row(
   tokens: Array, length: Array, max_ngram: int, min_ngram: int, k: int
 ) -> tuple[Array, Array]:
-  """Guesses [k] after tokens[:length], and whether there are any."""
+  """Draft tokens [k] after tokens[:length], and whether there are any."""
   position = jnp.arange(tokens.shape[0])
   # matched[j]: how many tokens ending at j equal those ending at length - 1.
   matched = jnp.zeros_like(position)
@@ -31,8 +32,8 @@ def _propose_row(
   # A copy that reaches the end of the text goes on from its own beginning, as
   # in LZ77: "ababab" drafts "ababab".
   period = jnp.maximum(length - 1 - end, 1)
-  guesses = tokens[end + 1 + jnp.arange(k) % period]
-  return guesses, longest >= min_ngram
+  draft_tokens = tokens[end + 1 + jnp.arange(k) % period]
+  return draft_tokens, longest >= min_ngram
 
 
 def lookup(k: int, *, ngram: int = 5, min_ngram: int = 3) -> Drafter:
@@ -53,7 +54,7 @@ def lookup(k: int, *, ngram: int = 5, min_ngram: int = 3) -> Drafter:
     )
   widths = (1, k + 1) if k and min_ngram else (k + 1,)
   spec = DraftSpec(
-    max_nodes=k + 1, max_depth=k, widths=widths, siblings="point_mass"
+    max_nodes=k + 1, max_depth=k, widths=widths, siblings="deterministic"
   )
 
   def init(params, context, prefill_output):
@@ -66,15 +67,15 @@ def lookup(k: int, *, ngram: int = 5, min_ngram: int = 3) -> Drafter:
       found = jnp.zeros_like(context.length, dtype=bool)
       tokens = pending
     else:
-      guesses, found = jax.vmap(
+      draft_tokens, found = jax.vmap(
         lambda t, n: _propose_row(t, n, ngram, min_ngram, k)
       )(context.tokens, context.length)
-      tokens = jnp.concatenate([pending, guesses], axis=1)
+      tokens = jnp.concatenate([pending, draft_tokens], axis=1)
     count = jnp.where(found, k + 1, 1)
     return Draft(tokens, tree.chain(k + 1), None, count), draft_state
 
-  def update(params, draft_state, context, draft, verdict, target_output):
-    del params, context, draft, verdict, target_output
+  def update(params, draft_state, context, draft, accept_result, target_output):
+    del params, context, draft, accept_result, target_output
     return draft_state
 
   return Drafter(spec, init, propose, update)

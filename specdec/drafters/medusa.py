@@ -1,47 +1,50 @@
 """Medusa: a head for each token ahead, all reading one hidden state.
 
 Cai et al., arXiv:2401.10774. Head j sees what the target said before the
-pending token and guesses the token j + 1 behind that one; no head knows what
-the others chose. Heads are residual blocks before one vocabulary projection
-that they share (in the paper each has its own, a copy of the target's).
+pending token and draft tokens the token j + 1 behind that one; no head knows
+what the others chose. Heads are residual blocks before one vocabulary
+projection that they share (in the paper each has its own, a copy of the
+target's).
 """
 
 import jax
 from flax import linen as nn
 
 from specdec import sharding
-from specdec.learned.cell import Cell, Head, cell_of
-from specdec.learned.recipe import Recipe
+from specdec.learned.draft_head import DraftHead, Head, head_from_module
+from specdec.learned.head_config import HeadConfig
 from specdec.models.config import TransformerConfig
 from specdec.models.transformer import Linear, Place, RMSNorm
 
 
 class Medusa(nn.Module):
-  """`Cell`'s functions; a stream is [B, T, W], the same all down a draft."""
+  """`DraftHead`'s functions; hidden [B, T, W] is shared by all levels."""
 
-  recipe: Recipe
+  head_config: HeadConfig
   target: TransformerConfig
   num_tokens: int
   place: Place = sharding.anywhere
 
   def setup(self):
-    r = self.recipe
+    r = self.head_config
     self.norm = RMSNorm(r.norm_epsilon)
     self.down = Linear(r.width)
     self.residual = [Linear(r.width) for _ in range(r.levels)]
     self.head = Head(r, self.target, self.num_tokens)
 
-  def read(self, output):
+  def encode(self, output):
     return self.down(self.norm(output.hidden))
 
-  def step(self, lent, tokens, streams, layers, view, depth, own):
-    return streams, layers
+  def step(
+    self, target_weights, tokens, hidden, layers, view, depth, exit_hidden
+  ):
+    return hidden, layers
 
-  def score(self, lent, streams, depth):
-    x = streams + jax.nn.silu(self.residual[depth](streams))
-    return self.head(lent, x)
+  def logits(self, target_weights, hidden, depth):
+    x = hidden + jax.nn.silu(self.residual[depth](hidden))
+    return self.head(target_weights, x)
 
 
-def medusa(recipe, target, ids=None, place=None) -> Cell:
+def medusa(head_config, target, ids=None, place=None) -> DraftHead:
   """Arguments as of `cell_of`."""
-  return cell_of(Medusa, recipe, target, ids, place)
+  return head_from_module(Medusa, head_config, target, ids, place)

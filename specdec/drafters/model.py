@@ -2,8 +2,8 @@
 
 Leviathan et al. (arXiv:2211.17192); SpecInfer (arXiv:2305.09781) for trees.
 Invariant: the drafter's cache trails the committed text by one token, or by
-two where the last accepted guess was drawn but never fed, so every round starts
-with the last two tokens together.
+two where the last accepted draft token was drawn but never fed, so every round
+starts with the last two tokens together.
 """
 
 from typing import NamedTuple
@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from specdec import cache as kv
 from specdec import expand, prefill, sampling, tree
 from specdec.types import (
+  AcceptResult,
   Array,
   Context,
   Draft,
@@ -22,7 +23,6 @@ from specdec.types import (
   KVCache,
   Model,
   Params,
-  Verdict,
 )
 
 _CATCH_UP = 8  # tokens of one pass after rounds without a draft
@@ -80,7 +80,8 @@ def _catch_up(
   wanted = jax.eval_shape(lambda: context.noise(1, 1)).shape[-1]
   if logits.shape[-1] != wanted:
     raise ValueError(
-      f"the draft's law is over {logits.shape[-1]} tokens and the target's "
+      f"the draft's distribution is over {logits.shape[-1]} tokens and the "
+      "target's "
       f"over {wanted}; they must share one vocabulary"
     )
   return logits, cache.replace(length=length - 1)
@@ -89,8 +90,8 @@ def _catch_up(
 def model(draft_model: Model, k: int) -> Drafter:
   """Drafts a chain of k >= 0 tokens with `draft_model`, weights params.draft.
 
-  Its guesses are drawn from the warped law that it hands over (DESIGN rules 5
-  and 6), under the sampling settings of the row.
+  Its draft tokens are drawn from the warped distribution that it hands over
+  (rules 5 and 6), under the sampling settings of the row.
   """
   if k < 0:
     raise ValueError(f"k = {k}; it must be >= 0")
@@ -105,58 +106,66 @@ def model(draft_model: Model, k: int) -> Drafter:
     logits, cache = _catch_up(draft_model, params, cache, context)
 
     def draw(logits, depth):
-      law = sampling.warp(logits, context.sampling)
-      return sampling.argmax(law + context.noise(depth, depth)), law
+      log_probs = sampling.warp(logits, context.sampling)
+      return sampling.argmax(log_probs + context.noise(depth, depth)), log_probs
 
-    token, law = draw(logits, 1)
+    token, log_probs = draw(logits, 1)
     cache = cache.replace(length=length)
     drawn = jnp.zeros((k, *token.shape), token.dtype).at[0].set(token)
-    laws = jnp.zeros((k, *law.shape)).at[0].set(law)
+    all_log_probs = jnp.zeros((k, *log_probs.shape)).at[0].set(log_probs)
 
     def extend(i, carry):
-      drawn, laws, cache = carry
+      drawn, all_log_probs, cache = carry
       output, cache = draft_model.apply(
         params.draft, drawn[i - 1][:, None], cache
       )
-      token, law = draw(output.logits[:, 0], i + 1)
+      token, log_probs = draw(output.logits[:, 0], i + 1)
       cache = cache.replace(length=cache.length + 1)
-      return drawn.at[i].set(token), laws.at[i].set(law), cache
+      return drawn.at[i].set(token), all_log_probs.at[i].set(log_probs), cache
 
-    drawn, laws, cache = jax.lax.fori_loop(1, k, extend, (drawn, laws, cache))
-    root = jnp.zeros((1, *law.shape))  # node 0 was not drawn
+    drawn, all_log_probs, cache = jax.lax.fori_loop(
+      1, k, extend, (drawn, all_log_probs, cache)
+    )
+    root = jnp.zeros((1, *log_probs.shape))  # node 0 was not drawn
     draft = Draft(
       tokens=jnp.concatenate([pending, drawn.T], axis=1),
       parents=tree.chain(k + 1),
-      log_probs=jnp.concatenate([root, laws]).swapaxes(0, 1),
+      log_probs=jnp.concatenate([root, all_log_probs]).swapaxes(0, 1),
       count=count,
     )
     return draft, cache
 
   def update(
-    params, cache: KVCache, context, draft, verdict: Verdict, target_output
+    params,
+    cache: KVCache,
+    context,
+    draft,
+    accept_result: AcceptResult,
+    target_output,
   ):
     del params, draft, target_output
     if k == 0:
       return cache
-    # K/V of the pending token and of every guess but the last were written.
-    kept = jnp.minimum(verdict.num_accepted, k - 1)
+    # KV of the pending token and of every draft token but the last were
+    # written.
+    kept = jnp.minimum(accept_result.num_accepted, k - 1)
     return cache.replace(length=context.length + kept)
 
   return Drafter(spec, init, propose, update)
 
 
 class _TreeState(NamedTuple):
-  """What a drafter of trees carries from a draft to its verdict."""
+  """What a drafter of trees carries from a draft to its accept_result."""
 
   cache: KVCache
-  slot: Array  # [B, N] where node n's K/V stands behind the committed ones; -1
+  slot: Array  # [B, N] where node n's KV stands behind the committed ones; -1
 
 
-def model_tree(draft_model: Model, expansion: expand.Expansion) -> Drafter:
+def model_tree(draft_model: Model, expansion: expand.DraftShape) -> Drafter:
   """Drafts a tree: one call of `draft_model` a level, with a tree mask.
 
   Args:
-    expansion: the shape, expand.static or expand.dynamic.
+    draft shape: the shape, expand.static or expand.dynamic.
   """
   num_nodes = expansion.spec.max_nodes
   fill = _prefill(draft_model, max(expansion.num_run, num_nodes))
@@ -175,19 +184,28 @@ def model_tree(draft_model: Model, expansion: expand.Expansion) -> Drafter:
       )
       return output.logits
 
-    grown = expansion.grow(context, logits, run, False)
+    grown = expansion.sample_tree(context, logits, run, False)
     count = jnp.full_like(context.length, num_nodes)
     slot = jnp.broadcast_to(jnp.asarray(grown.slot), grown.tokens.shape)
     draft = Draft(grown.tokens, grown.parents, grown.log_probs, count)
     return draft, _TreeState(cache, slot)
 
   def update(
-    params, state: _TreeState, context, draft, verdict: Verdict, target_output
+    params,
+    state: _TreeState,
+    context,
+    draft,
+    accept_result: AcceptResult,
+    target_output,
   ):
     del params, draft, target_output
-    slot = jnp.take_along_axis(state.slot, verdict.path, axis=1)  # [B, D+1]
-    last = jnp.take_along_axis(slot, verdict.num_accepted[:, None], axis=1)
-    kept = verdict.num_accepted + (last[:, 0] >= 0)  # the root as well
+    slot = jnp.take_along_axis(
+      state.slot, accept_result.path, axis=1
+    )  # [B, D+1]
+    last = jnp.take_along_axis(
+      slot, accept_result.num_accepted[:, None], axis=1
+    )
+    kept = accept_result.num_accepted + (last[:, 0] >= 0)  # the root as well
     cache = state.cache.replace(length=context.length - 1)
     cache = kv.commit(cache, jnp.maximum(slot, 0), kept, chain=False)
     return state._replace(cache=cache)

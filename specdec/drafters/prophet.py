@@ -2,49 +2,57 @@
 
 ProphetNet's future n-gram (arXiv:2001.04063) as a drafter: its text begins with
 a start made of what the target said last, then come the pending token and the
-guesses. Its cache begins anew every round: it remembers nothing of the text but
-what that hidden state holds, and its K/V are O(k).
+draft tokens. Its cache begins anew every round: it remembers nothing of the
+text but what that hidden state holds, and its KV are O(k).
 """
 
 import jax.numpy as jnp
 from flax import linen as nn
 
 from specdec import sharding
-from specdec.learned.cell import Blocks, Cell, Head, cell_of, embedded
-from specdec.learned.recipe import Recipe
+from specdec.learned.draft_head import (
+  Blocks,
+  DraftHead,
+  Head,
+  embedded,
+  head_from_module,
+)
+from specdec.learned.head_config import HeadConfig
 from specdec.models.config import TransformerConfig
 from specdec.models.transformer import Linear, Place
 
 
 class Prophet(nn.Module):
-  """`Cell`'s functions; what is read is [B, T, M], a stream [B, T, W]."""
+  """`DraftHead`'s functions; what is read is [B, T, M], a stream [B, T, W]."""
 
-  recipe: Recipe
+  head_config: HeadConfig
   target: TransformerConfig
   num_tokens: int
   place: Place = sharding.anywhere
 
   def setup(self):
-    r = self.recipe
+    r = self.head_config
     self.start = Linear(r.width)
     self.down = Linear(r.width)
     self.blocks = Blocks(r, self.place)
     self.head = Head(r, self.target, self.num_tokens)
 
-  def read(self, output):
+  def encode(self, output):
     return output.hidden
 
-  def step(self, lent, tokens, streams, layers, view, depth, own):
-    x = self.down(embedded(lent, tokens))
+  def step(
+    self, target_weights, tokens, hidden, layers, view, depth, exit_hidden
+  ):
+    x = self.down(embedded(target_weights, tokens))
     if depth == 0:
-      x = jnp.concatenate([self.start(streams), x], axis=1)
+      x = jnp.concatenate([self.start(hidden), x], axis=1)
     x, layers = self.blocks(x, layers, view)
     return x[:, -tokens.shape[1] :], layers
 
-  def score(self, lent, streams, depth):
-    return self.head(lent, streams)
+  def logits(self, target_weights, hidden, depth):
+    return self.head(target_weights, hidden)
 
 
-def prophet(recipe, target, ids=None, place=None) -> Cell:
+def prophet(head_config, target, ids=None, place=None) -> DraftHead:
   """Arguments as of `cell_of`."""
-  return cell_of(Prophet, recipe, target, ids, place)
+  return head_from_module(Prophet, head_config, target, ids, place)

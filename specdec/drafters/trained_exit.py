@@ -12,47 +12,56 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from specdec import sharding
-from specdec.learned.cell import Blocks, Cell, Head, cell_of
-from specdec.learned.recipe import Recipe
+from specdec.learned.draft_head import Blocks, DraftHead, Head, head_from_module
+from specdec.learned.head_config import HeadConfig
 from specdec.models.config import TransformerConfig
 from specdec.models.transformer import Linear, Place, RMSNorm
 
 
 class Exit(nn.Module):
-  """`Cell`'s functions; a stream is [B, T, 2 W]: its own part, which the head
+  """`DraftHead`'s functions; a stream is [B, T, 2 W]: its own part, which the
+  head
   reads, and what was recycled, which children inherit."""
 
-  recipe: Recipe
+  head_config: HeadConfig
   target: TransformerConfig
   num_tokens: int
   place: Place = sharding.anywhere
 
   def setup(self):
-    r = self.recipe
+    r = self.head_config
     self.norm = RMSNorm(r.norm_epsilon)
     self.down = Linear(r.width)
-    if r.recycle:
+    if r.feeds_back_hidden:
       self.recycled = Linear(r.width)
     self.blocks = Blocks(r, self.place)
     self.head = Head(r, self.target, self.num_tokens)
 
-  def read(self, output):
-    shape = (*output.hidden.shape[:2], self.recipe.width)
+  def encode(self, output):
+    shape = (*output.hidden.shape[:2], self.head_config.width)
     none = jnp.zeros(shape, output.hidden.dtype)
-    last = self.recycled(output.hidden) if self.recipe.recycle else none
+    last = (
+      self.recycled(output.hidden)
+      if self.head_config.feeds_back_hidden
+      else none
+    )
     return jnp.concatenate([none, last], axis=-1)
 
-  def step(self, lent, tokens, streams, layers, view, depth, own):
-    last = streams[..., self.recipe.width :]
-    x = self.down(self.norm(own)) + last
-    if self.recipe.num_layers:
+  def step(
+    self, target_weights, tokens, hidden, layers, view, depth, exit_hidden
+  ):
+    last = hidden[..., self.head_config.width :]
+    x = self.down(self.norm(exit_hidden)) + last
+    if self.head_config.num_layers:
       x, layers = self.blocks(x, layers, view)
     return jnp.concatenate([x, last], axis=-1), layers
 
-  def score(self, lent, streams, depth):
-    return self.head(lent, streams[..., : self.recipe.width])
+  def logits(self, target_weights, hidden, depth):
+    return self.head(target_weights, hidden[..., : self.head_config.width])
 
 
-def trained_exit(recipe, target, ids=None, place=None) -> Cell:
+def trained_exit(head_config, target, ids=None, place=None) -> DraftHead:
   """Arguments as of `cell_of`."""
-  return cell_of(Exit, recipe, target, ids, place, (recipe.exit_layer,))
+  return head_from_module(
+    Exit, head_config, target, ids, place, (head_config.exit_layer,)
+  )

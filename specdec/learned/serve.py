@@ -3,8 +3,9 @@
 Invariant: after `init` and every `update` the drafter's own cache holds every
 committed token but the pending one, each made from what the target itself said
 before it, and `seed` is what the target said last. So rounds of any length,
-undrafted ones too, leave nothing to catch up with. Guesses fill scratch slots
-past `length`; the accepted ones are run again on the target's own streams.
+undrafted ones too, leave nothing to catch up with. Draft tokens fill scratch
+slots past `length`; the accepted ones are run again on the target's own
+streams.
 """
 
 from typing import NamedTuple
@@ -14,9 +15,10 @@ import jax.numpy as jnp
 
 from specdec import cache as kv
 from specdec import expand, prefill, sharding, tree
-from specdec.learned import cell as cells
-from specdec.learned.cell import Cell, view_of
+from specdec.learned import draft_head as draft_heads
+from specdec.learned.draft_head import DraftHead, view_of
 from specdec.types import (
+  AcceptResult,
   Array,
   Context,
   Draft,
@@ -26,7 +28,6 @@ from specdec.types import (
   ModelOutput,
   Params,
   Resume,
-  Verdict,
 )
 
 
@@ -38,59 +39,62 @@ class State(NamedTuple):
 
 
 def drafter(
-  cell: Cell,
+  draft_head: DraftHead,
   target: Model,
-  expansion: expand.Expansion,
+  expansion: expand.DraftShape,
   place: sharding.Placement | None = None,
-  guests: int = 0,
+  max_external_drafts: int = 0,
 ) -> Drafter:
-  """Drafts the expansion's shape, a chain or a tree, a level in one call.
+  """Drafts the draft shape's shape, a chain or a tree, a level in one call.
 
   Weights: params.draft as `cell.weights_of` makes it.
 
   Args:
     target: the very model that verifies.
-    place: the target's, on a mesh: laws are split as its own are.
-    guests: of DraftSpec; to stand behind drafters.fallback.
+    place: the target's, on a mesh: distributions are split as its own are.
+    max_external_drafts: of DraftSpec; to stand behind drafters.fallback.
 
   Raises:
     ValueError: the shape is deeper than the drafter's heads, an exit's tree
       runs more nodes than it keeps (they share the target's scratch), or an
-      exit is to have guests: verification goes on from its own guesses.
+      exit is to have max_external_drafts: verification goes on from its own
+        draft tokens.
   """
-  recipe, spec = cell.recipe, expansion.spec
+  head_config, spec = draft_head.head_config, expansion.spec
   depth, num_nodes = spec.max_depth, spec.max_nodes
-  if recipe.most_levels is not None and depth > recipe.most_levels:
+  if head_config.most_levels is not None and depth > head_config.most_levels:
     raise ValueError(
-      f"{depth} levels of guesses; this {recipe.kind} has "
-      f"{recipe.most_levels} heads, one a level"
+      f"{depth} levels of draft tokens; this {head_config.kind} has "
+      f"{head_config.most_levels} heads, one a level"
     )
-  exits = recipe.exits
+  exits = head_config.exits
   if exits:
     expand.check_scratch(expansion)
-    if guests:
+    if max_external_drafts:
       raise ValueError(
         "an early exit cannot stand behind another drafter: verification goes "
-        "on from what it made of its own guesses"
+        "on from what it made of its own draft tokens"
       )
   place = place or sharding.anywhere
 
   def init(params: Params, context: Context, output: ModelOutput | None):
     batch, size = context.tokens.shape
     net = params.draft["net"]
-    read = cell.read(net, output)  # [B, P, W'] after tokens 0 .. P - 1
+    encoded = draft_head.encode(
+      net, output
+    )  # [B, P, W'] after tokens 0 .. P - 1
     last = context.length - 2
-    seed = _row(read, jnp.maximum(last, 0))
+    seed = _row(encoded, jnp.maximum(last, 0))
     seed = jnp.where(last[:, None] >= 0, seed, 0)
-    if not cell.remembers:
+    if not draft_head.has_kv_cache:
       return State(seed, KVCache((), context.length - 1))
-    prompt = read.shape[1]
+    prompt = encoded.shape[1]
     chunk = min(prefill.CHUNK, prompt)
-    scratch = max(expansion.num_run, max(depth, guests) + 1)
-    cache = cell.init_cache(batch, kv.num_slots(size + scratch))
-    before = jnp.pad(read, ((0, 0), (1, 0), (0, 0)))[:, :prompt]
+    scratch = max(expansion.num_run, max(depth, max_external_drafts) + 1)
+    cache = draft_head.init_cache(batch, kv.num_slots(size + scratch))
+    before = jnp.pad(encoded, ((0, 0), (1, 0), (0, 0)))[:, :prompt]
     pieces = -(-prompt // chunk)
-    lent = cells.lend(params)
+    target_weights = draft_heads.target_weights_of(params)
 
     def fill(i, layers):
       # The last piece may begin before the one ahead of it has ended.
@@ -101,33 +105,36 @@ def drafter(
 
       start = jnp.full((batch,), first, jnp.int32)
       view = view_of(start, None, 0, chunk, cache.num_slots)
-      own = part(output.features[0]) if exits else None
-      return cell.step(
+      exit_hidden = part(output.features[0]) if exits else None
+      return draft_head.step(
         net,
-        lent,
+        target_weights,
         part(context.tokens[:, :prompt]),
         part(before),
         layers,
         view,
         0,
-        own,
+        exit_hidden,
       )[1]
 
     layers = jax.lax.fori_loop(0, pieces, fill, cache.layers)
     return State(seed, KVCache(layers, context.length - 1))
 
   def propose(params: Params, state: State, context: Context):
-    net, lent = params.draft["net"], cells.lend(params)
+    net, target_weights = (
+      params.draft["net"],
+      draft_heads.target_weights_of(params),
+    )
     batch = context.length.shape[0]
     pending = context.pending
     base, layers = state.cache.length, state.cache.layers
-    slots = state.cache.num_slots if cell.remembers else 0
+    slots = state.cache.num_slots if draft_head.has_kv_cache else 0
     below = context.target_cache
     if exits:
-      below = below.replace(layers=below.layers[: recipe.exit_layer])
-    own_streams, streams = [], []
+      below = below.replace(layers=below.layers[: head_config.exit_layer])
+    exit_hiddens, hiddens = [], []
 
-    def exit_streams(tokens, parents, first):
+    def run_exit(tokens, parents, first):
       """What the target's first layers make of these nodes."""
       nonlocal below
       if not exits:
@@ -138,32 +145,38 @@ def drafter(
         below,
         parents=parents,
         first=first,
-        stop=recipe.exit_layer,
+        stop=head_config.exit_layer,
         head=False,
-        features=(recipe.exit_layer,),
+        features=(head_config.exit_layer,),
       )
-      own_streams.append(output.features[0])
+      exit_hiddens.append(output.features[0])
       return output.features[0]
 
     def logits_of(level):
-      full = cells.spread(cell, cell.score(net, lent, streams[-1], level))
+      full = draft_heads.spread(
+        draft_head, draft_head.logits(net, target_weights, hiddens[-1], level)
+      )
       return place(full, "rows", None, "vocab")
 
     def begin():
       """The pending token, node 0."""
       nonlocal layers, base, slots
       view = None
-      if recipe.restarts:  # a start and the pending token, in an empty cache
+      if (
+        head_config.resets_each_round
+      ):  # a start and the pending token, in an empty cache
         slots = kv.num_slots(expansion.num_run + 1)
-        layers = cell.init_cache(batch, slots).layers
+        layers = draft_head.init_cache(batch, slots).layers
         view = view_of(jnp.zeros_like(base), None, 0, 2, slots)
         base = jnp.ones_like(base)
-      elif cell.remembers:
+      elif draft_head.has_kv_cache:
         view = view_of(base, None, 0, 1, slots)
-      own = exit_streams(pending, tree.chain(1), 0)
+      exit_hidden = run_exit(pending, tree.chain(1), 0)
       seed = state.seed[:, None]
-      made, layers = cell.step(net, lent, pending, seed, layers, view, 0, own)
-      streams.append(made)
+      made, layers = draft_head.step(
+        net, target_weights, pending, seed, layers, view, 0, exit_hidden
+      )
+      hiddens.append(made)
 
     level = 0
 
@@ -171,39 +184,39 @@ def drafter(
       """One level: each node goes on from its parent's stream."""
       nonlocal layers, level
       level += 1
-      own = exit_streams(tokens, parents, first)
+      exit_hidden = run_exit(tokens, parents, first)
       if not wanted:
         return None
-      known = jnp.concatenate(streams, axis=1)
-      if known.shape[1] < first:  # childless nodes of the last level: not run
+      known = jnp.concatenate(hiddens, axis=1)
+      if known.shape[1] < first:  # leaves of the last level: not run
         gap = ((0, 0), (0, first - known.shape[1]), (0, 0))
         known = jnp.pad(known, gap)
-        streams[:] = [known]
+        hiddens[:] = [known]
       above = parents[..., first:]
       if above.ndim == 1:
         given = known[:, above]
       else:
         given = jnp.take_along_axis(known, above[:, :, None], axis=1)
       view = None
-      if recipe.num_layers:
+      if head_config.num_layers:
         view = view_of(base, parents, first, tokens.shape[1], slots)
-      made, layers = cell.step(
-        net, lent, tokens, given, layers, view, level, own
+      made, layers = draft_head.step(
+        net, target_weights, tokens, given, layers, view, level, exit_hidden
       )
-      streams.append(made)
+      hiddens.append(made)
       return logits_of(level)
 
     begin()
-    grown = expansion.grow(context, logits_of(0)[:, 0], run, exits)
+    grown = expansion.sample_tree(context, logits_of(0)[:, 0], run, exits)
     resume = None
     if exits:
       hidden = None
       if expansion.in_place:
-        hidden = jnp.concatenate(own_streams, axis=1)
+        hidden = jnp.concatenate(exit_hiddens, axis=1)
       resume = Resume(hidden, below.layers)
     count = jnp.full_like(context.length, num_nodes)
     draft = Draft(grown.tokens, grown.parents, grown.log_probs, count, resume)
-    if cell.remembers:
+    if draft_head.has_kv_cache:
       state = state._replace(cache=state.cache.replace(layers=layers))
     return draft, state
 
@@ -212,17 +225,17 @@ def drafter(
     state: State,
     context: Context,
     draft: Draft,
-    verdict: Verdict,
+    accept_result: AcceptResult,
     output: ModelOutput,
   ):
     del context
     net = params.draft["net"]
-    kept = verdict.num_committed
+    kept = accept_result.num_committed
 
     def along(x):  # [B, N, ...] to [B, D + 1, ...], the accepted path first
-      return jnp.take_along_axis(x, verdict.path[:, :, None], axis=1)
+      return jnp.take_along_axis(x, accept_result.path[:, :, None], axis=1)
 
-    read = cell.read(
+    encoded = draft_head.encode(
       net,
       output._replace(
         logits=None,
@@ -230,33 +243,37 @@ def drafter(
         features=tuple(along(x) for x in output.features),
       ),
     )
-    seed = _row(read, verdict.num_accepted)
+    seed = _row(encoded, accept_result.num_accepted)
     seed = jnp.where(kept[:, None] > 0, seed, state.seed)
     cache = state.cache
     # What was accepted, run again on what the target said before it. Slot
     # `length` is the pending token's, which `propose` ran so, if it was called.
-    done = 0 if guests else 1
-    if cell.remembers and verdict.path.shape[1] > done:
-      tokens = jnp.take_along_axis(draft.tokens, verdict.path, axis=1)[:, done:]
-      before = jnp.concatenate([state.seed[:, None], read[:, :-1]], axis=1)
+    done = 0 if max_external_drafts else 1
+    if draft_head.has_kv_cache and accept_result.path.shape[1] > done:
+      tokens = jnp.take_along_axis(draft.tokens, accept_result.path, axis=1)[
+        :, done:
+      ]
+      before = jnp.concatenate([state.seed[:, None], encoded[:, :-1]], axis=1)
       view = view_of(
         cache.length + done, None, 0, tokens.shape[1], cache.num_slots
       )
-      own = along(output.features[0])[:, done:] if exits else None
-      _, layers = cell.step(
+      exit_hidden = along(output.features[0])[:, done:] if exits else None
+      _, layers = draft_head.step(
         net,
-        cells.lend(params),
+        draft_heads.target_weights_of(params),
         tokens,
         before[:, done:],
         cache.layers,
         view,
         0,
-        own,
+        exit_hidden,
       )
       cache = cache.replace(layers=layers)
     return State(seed, cache.replace(length=cache.length + kept))
 
-  spec = spec._replace(features=cell.features, guests=guests)
+  spec = spec._replace(
+    features=draft_head.features, max_external_drafts=max_external_drafts
+  )
   return Drafter(spec, init, propose, update)
 
 

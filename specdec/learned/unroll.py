@@ -2,21 +2,21 @@
 
 Training-time test (EAGLE-3, arXiv:2503.01840): level 0 reads the target's own
 streams; level j reads what level j - 1 made, one position to the left, so that
-the drafter is trained on its own guesses' streams as decoding feeds them. The
-tokens are the text's. What level j sees at position i is what decoding would:
-committed positions up to the root, i - j, and its own path behind it.
+the drafter is trained on its own draft tokens' streams as decoding feeds them.
+The tokens are the text's. What level j sees at position i is what decoding
+would: committed positions up to the root, i - j, and its own path behind it.
 """
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specdec.learned.cell import Cell, Lent, View, view_of
+from specdec.learned.draft_head import DraftHead, TargetWeights, View, view_of
 from specdec.types import Array, ModelOutput, PyTree
 
 
 class Growing:
-  """What a cell has in a placement's stead: K/V grow by concatenation.
+  """What a cell has in a placement's stead: KV grow by concatenation.
 
   A cache written in place would be copied by every gradient.
   """
@@ -34,9 +34,9 @@ growing = Growing()
 
 
 def unroll(
-  cell: Cell,
+  draft_head: DraftHead,
   weights: PyTree,
-  lent: Lent,
+  target_weights: TargetWeights,
   tokens: Array,
   output: ModelOutput,
   levels: int,
@@ -50,40 +50,51 @@ def unroll(
     levels: how many, the first one included.
 
   Returns:
-    levels logits [B, T, n] and streams [B, T, W]: what level j guesses to
+    levels logits [B, T, n] and streams [B, T, W]: what level j draft tokens to
     follow tokens[:, i] when the round began j tokens before. Where i < j there
     was no such round, and they mean nothing.
   """
   batch, size = tokens.shape
-  given = _shifted(cell.read(weights, output))
-  own = output.features[0] if cell.recipe.exits else None
-  layers, logits, streams = (), [], []
+  given = _shifted(draft_head.encode(weights, output))
+  exit_hidden = output.features[0] if draft_head.head_config.exits else None
+  layers, logits, hidden = (), [], []
 
   def rows(x):
     """A cell that restarts has a row of its own for every position."""
-    return x.reshape(batch * size, 1, -1) if cell.recipe.restarts else x
+    return (
+      x.reshape(batch * size, 1, -1)
+      if draft_head.head_config.resets_each_round
+      else x
+    )
 
   def back(x):
     return x.reshape(batch, size, -1)
 
   for level in range(levels):
-    if cell.recipe.restarts:
+    if draft_head.head_config.resets_each_round:
       view = _fresh(batch * size, level)
-      # A path's K/V come along to where its next token stands.
+      # A path's KV come along to where its next token stands.
       layers = jax.tree.map(
         lambda x: _shifted(back(x)).reshape(x.shape), layers
       )
       line = tokens.reshape(batch * size, 1)
     else:
       view, line = _view(batch, size, level), tokens
-    made, layers = cell.step(
-      weights, lent, line, rows(given), layers, view, level, own
+    made, layers = draft_head.step(
+      weights,
+      target_weights,
+      line,
+      rows(given),
+      layers,
+      view,
+      level,
+      exit_hidden,
     )
     made = back(made)
-    logits.append(cell.score(weights, lent, made, level))
-    streams.append(made)
+    logits.append(draft_head.logits(weights, target_weights, made, level))
+    hidden.append(made)
     given = _shifted(made)
-  return logits, streams
+  return logits, hidden
 
 
 def _shifted(x: Array) -> Array:
@@ -92,7 +103,7 @@ def _shifted(x: Array) -> Array:
 
 
 def _view(batch: int, size: int, level: int) -> View:
-  """Of level `level`, its K/V behind those of the levels before."""
+  """Of level `level`, its KV behind those of the levels before."""
   at = np.arange(size)
   parts = [at[None, :] <= at[:, None] - level]  # committed, up to the root
   for m in range(1, level + 1):  # the path: level m stood level - m before

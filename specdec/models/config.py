@@ -108,7 +108,7 @@ class TransformerConfig:
     num_experts: MLPs a layer, of which a router chooses; 0: one, no router.
     experts_per_token: how many are chosen for a token; 0 without experts.
     normalize_experts: the chosen ones' probabilities are scaled to sum to one.
-    dtype: of activations, K/V and (as loaded) weights: 'float32' or
+    dtype: of activations, KV and (as loaded) weights: 'float32' or
       'bfloat16'. Norms, softmax and logits are float32 whatever it says.
   """
 

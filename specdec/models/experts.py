@@ -53,10 +53,10 @@ class Experts(nn.Module):
     activate = ACTIVATIONS[c.activation]
 
     flat = x.reshape(-1, c.width)  # [N, M]
-    law = jax.nn.softmax(
+    distribution = jax.nn.softmax(
       jnp.einsum("em,nm->ne", router, flat).astype(jnp.float32)
     )
-    share, chosen = jax.lax.top_k(law, c.experts_per_token)  # [N, k]
+    share, chosen = jax.lax.top_k(distribution, c.experts_per_token)  # [N, k]
     if c.normalize_experts:
       share /= jnp.sum(share, -1, keepdims=True)
     share = share.astype(x.dtype)

@@ -1,8 +1,9 @@
-"""A language model that is a table: exact laws for exact tests.
+"""A language model that is a table: exact distributions for exact tests.
 
-The law of a token depends on the two before it. The model reads the older ones
-from its cache, through the very mask that a transformer uses, so a wrong
-commit, position or mask changes its law as it would change a transformer's.
+The distribution of a token depends on the two before it. The model reads the
+older ones from its cache, through the very mask that a transformer uses, so a
+wrong commit, position or mask changes its distribution as it would change a
+transformer's.
 """
 
 import jax

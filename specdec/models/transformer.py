@@ -117,7 +117,7 @@ def rotate(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
 
 
 class Attention(nn.Module):
-  """Grouped-query attention over cache slots; writes its own K/V first."""
+  """Grouped-query attention over cache slots; writes its own KV first."""
 
   config: TransformerConfig
   place: Place = sharding.anywhere
@@ -147,7 +147,7 @@ class Attention(nn.Module):
       keys = write(layer[0], keys, slot)
       values = write(layer[1], values, slot)
 
-    # Queries of one K/V head stand together: [B, heads, groups * T, dim].
+    # Queries of one KV head stand together: [B, heads, groups * T, dim].
     query = query.reshape(batch, num_tokens, c.num_kv_heads, groups, -1)
     query = query.transpose(0, 2, 3, 1, 4).reshape(
       batch, c.num_kv_heads, groups * num_tokens, c.head_dim

@@ -17,10 +17,10 @@ class Curve:
     name: of the run's folder.
     tokens: of text trained on.
     tokens_per_pass: of the target, in decoding.
-    first: how often a round's first guess was kept there.
-    acceptance: the chance that a guess drawn at temperature 1 is kept after the
-      text's own words, its mean over levels.
-    k: guesses a round.
+    first: how often a round's first draft token was kept there.
+    acceptance: the chance that a draft token drawn at temperature 1 is kept
+      after the text's own words, its mean over levels.
+    k: draft tokens a round.
   """
 
   name: str
@@ -73,7 +73,7 @@ def read(folder: Path) -> Curve:
     folder.name,
     tuple(step * each for step in steps),
     tuple(decoded[step]["tokens_per_pass"] for step in steps),
-    tuple(decoded[step]["survival"][0] for step in steps),
+    tuple(decoded[step]["prefix_acceptance"][0] for step in steps),
     tuple(mean_level(held_out[step]) for step in steps),
     decoding["k"],
   )

@@ -1,9 +1,10 @@
-"""What a learned drafter is trained on: its guesses after the text's own words.
+"""What a learned drafter is trained on: its draft tokens after the text's own
+words.
 
 The target is frozen. Every position of a text is the root of a draft
-(learned/unroll.py); level j counts decay^j. A law over fewer tokens than the
-target's is held against what the target gives these tokens, the rest being
-what it can never get right.
+(learned/unroll.py); level j counts decay^j. A distribution over fewer tokens
+than the target's is held against what the target gives these tokens, the rest
+being what it can never get right.
 """
 
 import dataclasses
@@ -11,8 +12,8 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from specdec.learned import cell as cells
-from specdec.learned.cell import Cell
+from specdec.learned import draft_head as draft_heads
+from specdec.learned.draft_head import DraftHead
 from specdec.learned.unroll import unroll, valid
 from specdec.training import losses
 from specdec.training.objective import Objective
@@ -23,47 +24,49 @@ LOSSES = ("cross_entropy", "forward_kl", "reverse_kl", "total_variation")
 
 @dataclasses.dataclass(frozen=True)
 class Loss:
-  """How guesses are judged.
+  """How draft tokens are evaluated.
 
   Attributes:
-    law: one of LOSSES; cross_entropy is that of the text's next token, the
-      others are distances from the target's law.
+    distribution: one of LOSSES; cross_entropy is that of the text's next token,
+      the others are distances from the target's distribution.
     law_weight: of that.
     feature_weight: of the smooth L1 distance between streams and the target's
       hidden states (EAGLE alone).
     decay: weight of a level against the one before it.
   """
 
-  law: str = "forward_kl"
-  law_weight: float = 1.0
+  divergence: str = "forward_kl"
+  token_weight: float = 1.0
   feature_weight: float = 0.0
   decay: float = 0.8
 
   def __post_init__(self):
-    if self.law not in LOSSES:
+    if self.divergence not in LOSSES:
       raise ValueError(
-        f"law {self.law!r} is unknown; known: {', '.join(LOSSES)}"
+        f"divergence {self.divergence!r} is unknown; known: {', '.join(LOSSES)}"
       )
-    for name in ("law_weight", "feature_weight", "decay"):
+    for name in ("token_weight", "feature_weight", "decay"):
       if getattr(self, name) < 0:
         raise ValueError(f"{name} = {getattr(self, name)}; it must be >= 0")
 
 
 def objective(
-  cell: Cell, target: Model, loss: Loss, measure: bool = True
+  draft_head: DraftHead, target: Model, loss: Loss, measure: bool = True
 ) -> Objective:
   """(net, target's weights, tokens [B, T+1]) -> (loss, measures).
 
   In the tokens' place it takes what training/hidden.py keeps of them as well.
 
-  Measures, level by level from 1: acceptance_j, the probability that a guess
+  Measures, level by level from 1: acceptance_j, the probability that a draft
+    token
   drawn at temperature 1 is kept, and agreement_j, the same at temperature 0,
-  after the text's own words. Decoding is after its own guesses, and is
+  after the text's own words. Decoding is after its own draft tokens, and is
   measured by decoding. Without `measure` there are none, and a step is quicker.
   """
-  if loss.feature_weight and cell.recipe.kind != "eagle":
+  if loss.feature_weight and draft_head.head_config.kind != "eagle":
     raise ValueError(
-      f"feature_weight: streams of {cell.recipe.kind} are no hidden states"
+      f"feature_weight: streams of {draft_head.head_config.kind} are no hidden "
+      "states"
     )
 
   num_layers = len(jax.eval_shape(lambda: target.init_cache(1, 1)).layers)
@@ -77,16 +80,16 @@ def objective(
       output = output._replace(features=states["features"])
     else:
       output, _ = target.apply(
-        frozen, tokens[:, :-1], None, features=cell.features
+        frozen, tokens[:, :-1], None, features=draft_head.features
       )
     output = jax.lax.stop_gradient(output)
-    return of_output(cell, loss, net, frozen, tokens, output, measure)
+    return of_output(draft_head, loss, net, frozen, tokens, output, measure)
 
   return aim
 
 
 def of_output(
-  cell: Cell,
+  draft_head: DraftHead,
   loss: Loss,
   net: PyTree,
   target: PyTree,
@@ -100,22 +103,26 @@ def of_output(
     output: of tokens[:, :-1], logits and all.
   """
   text, after = tokens[:, :-1], tokens[:, 1:]
-  size, levels = text.shape[1], cell.recipe.levels
-  lent = cells.lend(Params(target, cells.weights_of(cell, net, target)))
+  size, levels = text.shape[1], draft_head.head_config.levels
+  target_weights = draft_heads.target_weights_of(
+    Params(target, draft_heads.weights_of(draft_head, net, target))
+  )
   goal = jax.nn.log_softmax(output.logits)
   best = jnp.argmax(goal, axis=-1)
-  place = jnp.arange(cell.vocab_size)
-  if cell.ids is not None:
-    goal = goal[..., cell.ids]
+  place = jnp.arange(draft_head.vocab_size)
+  if draft_head.ids is not None:
+    goal = goal[..., draft_head.ids]
     place = (
-      jnp.full((cell.vocab_size,), -1)
-      .at[cell.ids]
-      .set(jnp.arange(len(cell.ids)))
+      jnp.full((draft_head.vocab_size,), -1)
+      .at[draft_head.ids]
+      .set(jnp.arange(len(draft_head.ids)))
     )
   given = jnp.exp(goal)
-  never = 1 - jnp.sum(given, axis=-1)  # the rest: what it cannot guess
+  never = 1 - jnp.sum(given, axis=-1)  # the rest: what it cannot draft token
   spent = jnp.sum(given * goal, axis=-1)
-  logits, streams = unroll(cell, net, lent, text, output, levels)
+  logits, streams = unroll(
+    draft_head, net, target_weights, text, output, levels
+  )
   total, measures = 0.0, {}
   for level in range(levels):
     there = valid(size, level)[None].astype(jnp.float32)
@@ -124,27 +131,27 @@ def of_output(
     def mean(x, there=there, count=count):
       return jnp.sum(x * there) / count
 
-    law = jax.nn.log_softmax(logits[level])
-    if measure or loss.law == "total_variation":
-      refused = losses.total_variation(law, goal) + never / 2
-    if loss.law == "cross_entropy":
+    divergence = jax.nn.log_softmax(logits[level])
+    if measure or loss.divergence == "total_variation":
+      refused = losses.total_variation(divergence, goal) + never / 2
+    if loss.divergence == "cross_entropy":
       known = place[after] >= 0
-      value = losses.cross_entropy(law, jnp.maximum(place[after], 0))
+      value = losses.cross_entropy(divergence, jnp.maximum(place[after], 0))
       value = jnp.where(known, value, 0.0)
-    elif loss.law == "total_variation":
+    elif loss.divergence == "total_variation":
       value = refused
-    elif loss.law == "reverse_kl":
-      value = losses.reverse_kl(law, goal)
+    elif loss.divergence == "reverse_kl":
+      value = losses.reverse_kl(divergence, goal)
     else:  # forward KL, its one half known before
-      value = spent - jnp.sum(given * law, axis=-1)
-    here = loss.law_weight * mean(value)
+      value = spent - jnp.sum(given * divergence, axis=-1)
+    here = loss.token_weight * mean(value)
     if loss.feature_weight:
       off = streams[level] - output.hidden
       smooth = jnp.where(jnp.abs(off) < 1, 0.5 * off**2, jnp.abs(off) - 0.5)
       here += loss.feature_weight * mean(jnp.mean(smooth, axis=-1))
     total += loss.decay**level * here
     if measure:
-      agree = jnp.argmax(law, axis=-1) == place[best]
+      agree = jnp.argmax(divergence, axis=-1) == place[best]
       measures[f"acceptance_{level + 1}"] = 1 - mean(refused)
       measures[f"agreement_{level + 1}"] = mean(agree.astype(jnp.float32))
   weight = sum(loss.decay**level for level in range(levels))

@@ -1,4 +1,5 @@
-"""A draft judged as it will be used: by decoding, with the real loop and rule.
+"""A draft evaluated as it will be used: by decoding, with the real loop and
+rule.
 
 Teacher-forced acceptance looks at the text's own prefixes; decoding looks at
 the target's, and at what is left after the first refusal.
@@ -50,7 +51,9 @@ def by_decoding(
     return {
       "tokens_per_pass": found.tokens_per_pass.value,
       "accepted_per_drafted": found.accepted_per_drafted.value,
-      "survival": [position.value for position in found.survival],
+      "prefix_acceptance": [
+        position.value for position in found.prefix_acceptance
+      ],
     }
 
   return measure

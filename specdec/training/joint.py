@@ -1,11 +1,11 @@
 """Training a target from scratch with a second loss beside its own.
 
-Params are {'target': weights, 'drafter': a cell's net, where there is one}, and
-every measure 'cross_entropy' is that of the target itself, in nats a token: so
-runs of unlike kinds compare. Nothing is held back: the second loss reaches the
-target through its hidden states, and, as in the papers, through embedding and
-head wherever they are shared (DeepSeek-V3 MTP, arXiv:2412.19437; Medusa-2,
-arXiv:2401.10774; LayerSkip, arXiv:2404.16710).
+Params are {'target': weights, 'drafter': a draft_head's net, where there is
+one}, and every measure 'cross_entropy' is that of the target itself, in nats a
+token: so runs of unlike kinds compare. Nothing is held back: the second loss
+reaches the target through its hidden states, and, as in the papers, through
+embedding and head wherever they are shared (DeepSeek-V3 MTP, arXiv:2412.19437;
+Medusa-2, arXiv:2401.10774; LayerSkip, arXiv:2404.16710).
 """
 
 import dataclasses
@@ -13,7 +13,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from specdec.learned.cell import Cell
+from specdec.learned.draft_head import DraftHead
 from specdec.training import drafting, losses
 from specdec.training.objective import Objective, language_model
 from specdec.types import Array, Model, PyTree
@@ -45,45 +45,53 @@ class LayerSkip:
 
 def alone(model: Model) -> Objective:
   """The language model's own loss, with nothing beside it."""
-  plain = language_model(model)
-  return lambda params, frozen, tokens: plain(params["target"], frozen, tokens)
+  baseline = language_model(model)
+  return lambda params, frozen, tokens: baseline(
+    params["target"], frozen, tokens
+  )
 
 
 def with_drafter(
-  model: Model, cell: Cell, loss: drafting.Loss, measure: bool = False
+  model: Model,
+  draft_head: DraftHead,
+  loss: drafting.Loss,
+  measure: bool = False,
 ) -> Objective:
-  """Cross-entropy, and loss.law_weight times that of the drafter's guesses.
+  """Cross-entropy, and loss.law_weight times that of the drafter's draft
+  tokens.
 
-  The guesses are those of drafting.of_output, a mean over levels in which level
-  j counts decay^j. 'auxiliary' is that mean, unweighted.
+  The draft tokens are those of drafting.of_output, a mean over levels in which
+  level j counts decay^j. 'auxiliary' is that mean, unweighted.
 
   Args:
-    cell: made with learned.unroll.growing for a placement.
+    draft_head: made with learned.unroll.growing for a placement.
     measure: acceptance and agreement, level by level, as well.
 
   Raises:
     ValueError: the loss asks for something else than the text: a target that
       moves is no goal.
   """
-  if loss.law != "cross_entropy" or loss.feature_weight:
+  if loss.divergence != "cross_entropy" or loss.feature_weight:
     raise ValueError(
-      f"law = {loss.law!r}, feature_weight = {loss.feature_weight}: joint "
-      "training is on the text itself, law = 'cross_entropy' and no features"
+      f"divergence = {loss.divergence!r}, feature_weight = "
+      f"{loss.feature_weight}: joint "
+      "training is on the text itself, divergence = 'cross_entropy' and no "
+      "features"
     )
-  each = dataclasses.replace(loss, law_weight=1.0)
+  each = dataclasses.replace(loss, token_weight=1.0)
 
   def aim(params, frozen, tokens):
     del frozen
     target = params["target"]
     output, _ = model.apply(
-      target, tokens[:, :-1], None, features=cell.features
+      target, tokens[:, :-1], None, features=draft_head.features
     )
     text = _on_text(output.logits, tokens)
-    beside, measures = drafting.of_output(
-      cell, each, params["drafter"], target, tokens, output, measure
+    overhead, measures = drafting.of_output(
+      draft_head, each, params["drafter"], target, tokens, output, measure
     )
-    measures = {"cross_entropy": text, "auxiliary": beside, **measures}
-    return text + loss.law_weight * beside, measures
+    measures = {"cross_entropy": text, "auxiliary": overhead, **measures}
+    return text + loss.token_weight * overhead, measures
 
   return aim
 
@@ -118,16 +126,16 @@ def layer_skip(
     on = jnp.zeros((num_layers,)).at[at].set(1.0).at[-1].set(1.0)
     weights = exit_weights(num_layers, settings.exit_scale, on)
     below = jnp.stack(streams[:-1])
-    beside = 0.0
+    overhead = 0.0
     for i in range(count):  # so many heads and no more, whatever the step
       # Past the end the last of those below stands in, and weighs nothing.
       stream = below[jnp.minimum(at[i], num_layers - 2)]
       value = _at_exit(model, target, tokens, stream, num_layers)
-      beside += jnp.where(there[i], weights[at[i]], 0.0) * value
+      overhead += jnp.where(there[i], weights[at[i]], 0.0) * value
     text = _at_exit(model, target, tokens, streams[-1], num_layers)
-    return weights[-1] * text + beside, {
+    return weights[-1] * text + overhead, {
       "cross_entropy": text,
-      "auxiliary": beside,
+      "auxiliary": overhead,
     }
 
   return aim
@@ -153,7 +161,7 @@ def exits(model: Model, num_layers: int) -> Objective:
   return aim
 
 
-def judged(aim: Objective) -> Objective:
+def evaluated(aim: Objective) -> Objective:
   """The same measures, the target's own loss for the loss.
 
   So 'best' is the best target, and held-out losses of all kinds mean the same.
@@ -241,5 +249,5 @@ def _at_exit(
 
 
 def _on_text(logits: Array, tokens: Array) -> Array:
-  law = jax.nn.log_softmax(logits)
-  return jnp.mean(losses.cross_entropy(law, tokens[:, 1:]))
+  divergence = jax.nn.log_softmax(logits)
+  return jnp.mean(losses.cross_entropy(divergence, tokens[:, 1:]))

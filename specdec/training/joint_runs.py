@@ -1,8 +1,8 @@
 """Finished runs of joint training, side by side: does the second loss help?
 
 Invariant: numbers are set against each other only if the runs saw as many
-tokens of the same data under the same options and were judged by the same text;
-differences are of runs that began with the same weights, seed by seed.
+tokens of the same data under the same options and were evaluated by the same
+text; differences are of runs that began with the same weights, seed by seed.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ from specdec.analysis.metrics import Estimate
 BASELINE = "none"
 # What may differ: how a run was watched, what tells the kinds apart, and the
 # seed with what follows from it.
-_OWN = ("recipe", "loss", "layer_skip")
+_OWN = ("head_config", "loss", "layer_skip")
 _WATCHED = ("seed", "log_every", "eval_every", "save_every")
 
 

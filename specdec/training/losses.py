@@ -1,9 +1,9 @@
 """What a model is trained on, one position at a time.
 
-Every loss takes logits or log-laws of float32 and returns one number a
-position. Distances between laws are what decides acceptance: a draft token is
-kept with probability 1 - total_variation (Leviathan et al., arXiv:2211.17192).
-DistillSpec (arXiv:2310.08461) compares the four.
+Every loss takes logits or log-distributions of float32 and returns one number a
+position. Distances between distributions are what decides acceptance: a draft
+token is kept with probability 1 - total_variation (Leviathan et al.,
+arXiv:2211.17192). DistillSpec (arXiv:2310.08461) compares the four.
 """
 
 import chex
@@ -14,7 +14,7 @@ Array = jax.Array
 
 
 def cross_entropy(log_probs: Array, tokens: Array) -> Array:
-  """-log of the law [..., V] at tokens [...]."""
+  """-log of the distribution [..., V] at tokens [...]."""
   chex.assert_equal_shape([log_probs[..., 0], tokens])
   return -jnp.take_along_axis(log_probs, tokens[..., None], -1)[..., 0]
 

@@ -1,14 +1,16 @@
 """A 3-gram model by counting: what a learned model must beat.
 
 Kneser-Ney smoothing, interpolated (Chen and Goodman, 1998). Invariant: every
-law it gives sums to one and gives every token something.
+distribution it gives sums to one and gives every token something.
 """
 
 import numpy as np
 
 
 class Trigram:
-  """Counts of a token stream, ready to say the law after any two tokens."""
+  """Counts of a token stream, ready to say the distribution after any two
+  tokens.
+  """
 
   def __init__(self, stream: np.ndarray, vocab_size: int):
     """`stream` [n >= 3] ids below `vocab_size`."""
@@ -32,10 +34,10 @@ class Trigram:
     last = t[2:]
     keys = [last, t[1:-1] * size + last]
     keys.append((t[:-2] * size + t[1:-1]) * size + last)
-    law = np.full(len(last), 1 / size)
+    distribution = np.full(len(last), 1 / size)
     for order, key in zip(self._orders, keys):
-      law = order.mix(key, law)
-    return np.log(law)
+      distribution = order.mix(key, distribution)
+    return np.log(distribution)
 
 
 class _Counts:

@@ -20,8 +20,8 @@ def language_model(model: Model) -> Objective:
 
   def objective(params, frozen, tokens):
     del frozen
-    law = _log_probs(model, params, tokens)
-    loss = jnp.mean(losses.cross_entropy(law, tokens[:, 1:]))
+    distribution = _log_probs(model, params, tokens)
+    loss = jnp.mean(losses.cross_entropy(distribution, tokens[:, 1:]))
     return loss, {"cross_entropy": loss}
 
   return objective
@@ -35,23 +35,23 @@ def distillation(draft: Model, target: Model, loss: str) -> Objective:
 
   Measures: cross_entropy on the text; acceptance, the probability that a token
   drawn from the draft is kept at temperature 1; agreement, the same at
-  temperature 0. All of the two laws after the text's own prefix, which is what
-  decoding sees at a round's first position.
+  temperature 0. All of the two distributions after the text's own prefix, which
+  is what decoding sees at a round's first position.
   """
   known = ("cross_entropy", *losses.DISTANCES)
   if loss not in known:
     raise ValueError(f"loss {loss!r} is unknown; known: {', '.join(known)}")
 
   def objective(params, frozen, tokens):
-    law = _log_probs(draft, params, tokens)
+    distribution = _log_probs(draft, params, tokens)
     goal = jax.lax.stop_gradient(_log_probs(target, frozen, tokens))
-    refused = losses.total_variation(law, goal)
-    text = jnp.mean(losses.cross_entropy(law, tokens[:, 1:]))
+    refused = losses.total_variation(distribution, goal)
+    text = jnp.mean(losses.cross_entropy(distribution, tokens[:, 1:]))
     if loss == "cross_entropy":
       value = text
     else:
-      value = jnp.mean(losses.DISTANCES[loss](law, goal))
-    agree = jnp.argmax(law, -1) == jnp.argmax(goal, -1)
+      value = jnp.mean(losses.DISTANCES[loss](distribution, goal))
+    agree = jnp.argmax(distribution, -1) == jnp.argmax(goal, -1)
     return value, {
       "cross_entropy": text,
       "acceptance": 1 - jnp.mean(refused),

@@ -42,21 +42,21 @@ def train(
   export: Callable[[PyTree, str], None],
   decode: Callable[[PyTree], dict] | None = None,
   where: PyTree | None = None,
-  judged: Objective | None = None,
+  evaluated: Objective | None = None,
 ) -> PyTree:
   """Trains `params`, going on where the run in `folder` stopped.
 
   Args:
     params: float32 weights to begin with.
     frozen: weights that the objective uses and leaves alone.
-    data, held_out: sequences to learn from and to be judged by.
+    data, held_out: sequences to learn from and to be evaluated by.
     folder: gets checkpoints, metrics.jsonl and TensorBoard's files.
     export: called with weights and 'best' (lowest held-out loss so far) or
       'last' (when the run is over).
     decode: measures of weights by decoding, taken at every evaluation.
     where: NamedShardings of the weights, on a mesh with an axis `data`, where
       `frozen` lies already; None: whole on every device.
-    judged: the objective for held-out sequences, where it measures more.
+    evaluated: the objective for held-out sequences, where it measures more.
 
   Returns:
     The last weights.
@@ -97,7 +97,7 @@ def train(
     )
   log = Log(folder, int(state.step))
   step = loop.make_step(objective, optimizer, options, places)
-  evaluation = loop.make_evaluation(judged or objective, options)
+  evaluation = loop.make_evaluation(evaluated or objective, options)
   sequences = held_out.spread(options.eval_sequences)
   tokens = options.batch * options.sequence
 
@@ -160,7 +160,7 @@ def train(
 
 
 def _line(values: dict) -> str:
-  """'loss 1.234, survival 0.81 0.64': what is worth a line."""
+  """'loss 1.234, prefix_acceptance 0.81 0.64': what is worth a line."""
   parts = []
   for name, value in values.items():
     numbers = value if isinstance(value, list) else [value]

@@ -16,7 +16,7 @@ from flax import linen as nn
 
 from specdec import cache as kv
 from specdec import sharding
-from specdec.learned.recipe import Recipe
+from specdec.learned.head_config import HeadConfig
 from specdec.models.attention import positions, visible
 from specdec.models.config import TransformerConfig
 from specdec.models.packing import look_up, project
@@ -32,15 +32,15 @@ from specdec.models.transformer import (
 from specdec.types import Array, KVCache, ModelOutput, Params, PyTree
 
 
-class Lent(NamedTuple):
+class TargetWeights(NamedTuple):
   """What a drafter uses of the target's weights."""
 
   embed: Array  # [V, M], or as models/packing.py packs it
-  head: Array  # [n, M], the rows that it may guess
+  head: Array  # [n, M], the rows that it may draft
 
 
 class View(NamedTuple):
-  """What the tokens of one call see, and where their K/V goes."""
+  """What the tokens of one call see, and where their KV goes."""
 
   slot: Array  # [B] of the first of them
   where: Array  # [B, T] positions
@@ -63,10 +63,10 @@ def view_of(
   )
 
 
-class Cell(NamedTuple):
+class DraftHead(NamedTuple):
   """A kind of drafter as pure functions of its weights.
 
-  B rows, T tokens, W and W' widths of streams, n tokens it can guess.
+  B rows, T tokens, W and W' widths of streams, n tokens it can draft.
 
   init(key) -> weights
   init_cache(batch, slots) -> KVCache, without layers where it has none
@@ -79,34 +79,36 @@ class Cell(NamedTuple):
   score(weights, lent, streams, depth) -> logits [B, T, n] of what follows
   """
 
-  recipe: Recipe
+  head_config: HeadConfig
   features: tuple[int, ...]  # DraftSpec.features
-  ids: np.ndarray | None  # [n] tokens that it can guess; None: all
+  ids: np.ndarray | None  # [n] tokens that it can draft; None: all
   vocab_size: int  # V
   init: Callable[[Array], PyTree]
   init_cache: Callable[[int, int], KVCache]
-  read: Callable[[PyTree, ModelOutput], Array]
+  encode: Callable[[PyTree, ModelOutput], Array]
   step: Callable[..., tuple[Array, tuple]]
-  score: Callable[[PyTree, Lent, Array, int], Array]
+  logits: Callable[[PyTree, TargetWeights, Array, int], Array]
 
   @property
-  def remembers(self) -> bool:
-    """It has K/V of the committed text."""
-    return self.recipe.num_layers > 0 and not self.recipe.restarts
+  def has_kv_cache(self) -> bool:
+    """It has KV of the committed text."""
+    return (
+      self.head_config.num_layers > 0 and not self.head_config.resets_each_round
+    )
 
 
 class Blocks(nn.Module):
   """The drafter's own decoder layers."""
 
-  recipe: Recipe
+  head_config: HeadConfig
   place: Place = sharding.anywhere
 
   @nn.compact
   def __call__(self, x: Array, layers: tuple, view: View):
-    config = self.recipe.layers
+    config = self.head_config.layers
     angles = rope_angles(config, view.where, None)
     made = []
-    for i in range(self.recipe.num_layers):
+    for i in range(self.head_config.num_layers):
       layer = layers[i] if layers else None
       x, layer = Layer(config, self.place, name=f"layer_{i}")(
         x, layer, view.slot, angles, view.mask
@@ -118,58 +120,63 @@ class Blocks(nn.Module):
 class Head(nn.Module):
   """A norm, then logits: rows of its own, or the target's."""
 
-  recipe: Recipe
+  head_config: HeadConfig
   target: TransformerConfig
   num_tokens: int
 
   @nn.compact
-  def __call__(self, lent: Lent, x: Array) -> Array:
-    x = RMSNorm(self.recipe.norm_epsilon, name="norm")(x)
-    if self.recipe.head == "own":
+  def __call__(self, target_weights: TargetWeights, x: Array) -> Array:
+    x = RMSNorm(self.head_config.norm_epsilon, name="norm")(x)
+    if self.head_config.head == "own":
       shape = (self.num_tokens, x.shape[-1])
       return project(weight(self, shape, x.dtype), x, jnp.float32)
     if x.shape[-1] != self.target.width:
       x = Linear(self.target.width, name="up")(x)
-    return shared_score(lent, self.target, x)
+    return shared_score(target_weights, self.target, x)
 
 
-def shared_score(lent: Lent, target: TransformerConfig, x: Array) -> Array:
+def shared_score(
+  target_weights: TargetWeights, target: TransformerConfig, x: Array
+) -> Array:
   """Logits of the target's own head on what stands for its hidden states."""
-  return softcap(project(lent.head, x, jnp.float32), target.logit_softcap)
+  return softcap(
+    project(target_weights.head, x, jnp.float32), target.logit_softcap
+  )
 
 
-def embedded(lent: Lent, tokens: Array) -> Array:
+def embedded(target_weights: TargetWeights, tokens: Array) -> Array:
   """[B, T, M] the target's embeddings, its weights left as they are."""
-  return look_up(lent.embed, tokens)
+  return look_up(target_weights.embed, tokens)
 
 
-def cell_of(
+def head_from_module(
   module: type[nn.Module],
-  recipe: Recipe,
+  head_config: HeadConfig,
   target: TransformerConfig,
   ids: np.ndarray | None = None,
   place: sharding.Placement | None = None,
   features: tuple[int, ...] = (),
-) -> Cell:
+) -> DraftHead:
   """A cell from a Flax module with methods read, step and score.
 
   Args:
-    module: made as module(recipe, target, num_tokens, place).
-    ids: [n] tokens that it can guess; None: all.
+    module: made as module(head config, target, num_tokens, place).
+    ids: [n] tokens that it can draft; None: all.
     place: on a mesh; its weights lie whole on every chip.
     features: layers of the target whose entering streams `read` is given.
 
   Raises:
-    ValueError: the recipe does not fit the target, or the ids the recipe.
+    ValueError: the head config does not fit the target, or the ids the head
+      config.
   """
-  recipe.check(target)
-  if (0 if ids is None else len(ids)) != recipe.vocabulary:
+  head_config.check(target)
+  if (0 if ids is None else len(ids)) != head_config.vocabulary:
     raise ValueError(
-      f"the recipe says vocabulary = {recipe.vocabulary}, and "
+      f"the head config says vocabulary = {head_config.vocabulary}, and "
       f"{'none' if ids is None else len(ids)} are given"
     )
-  num_tokens = recipe.vocabulary or target.vocab_size
-  made = module(recipe, target, num_tokens, place or sharding.anywhere)
+  num_tokens = head_config.vocabulary or target.vocab_size
+  made = module(head_config, target, num_tokens, place or sharding.anywhere)
 
   def call(method):
     def run(weights, *args):
@@ -179,31 +186,33 @@ def cell_of(
 
   def once(mdl):
     """Every weight there is."""
-    streams = jnp.zeros((1, 1, target.width))
-    lent = Lent(
+    hidden = jnp.zeros((1, 1, target.width))
+    target_weights = TargetWeights(
       jnp.zeros((1, target.width)), jnp.zeros((num_tokens, target.width))
     )
-    output = ModelOutput(None, streams, (streams,) * len(features))
-    given = mdl.read(output)
-    own = streams if recipe.exits else None
+    output = ModelOutput(None, hidden, (hidden,) * len(features))
+    given = mdl.encode(output)
+    exit_hidden = hidden if head_config.exits else None
     tokens = jnp.zeros((1, 1), jnp.int32)
     zero = jnp.zeros((1,), jnp.int32)
-    count = 2 if recipe.restarts else 1
+    count = 2 if head_config.resets_each_round else 1
     view = view_of(zero, None, 0, count, count)
-    for depth in range(recipe.levels):
-      given, _ = mdl.step(lent, tokens, given, (), view, depth, own)
-      mdl.score(lent, given, depth)
+    for depth in range(head_config.levels):
+      given, _ = mdl.step(
+        target_weights, tokens, given, (), view, depth, exit_hidden
+      )
+      mdl.logits(target_weights, given, depth)
       view = view_of(zero, None, 0, 1, 1)
 
   def init(key):
     return jax.jit(lambda key: made.init(key, method=once))(key)["params"]
 
   def init_cache(batch, slots):
-    config = recipe.layers
+    config = head_config.layers
     cache = kv.init(
       batch,
       slots,
-      recipe.num_layers,
+      head_config.num_layers,
       config.num_kv_heads,
       config.head_dim,
       jnp.float32,
@@ -213,43 +222,46 @@ def cell_of(
     layers = jax.tree.map(lambda x: place(x, *sharding.CACHE), cache.layers)
     return cache.replace(layers=layers)
 
-  return Cell(
-    recipe,
+  return DraftHead(
+    head_config,
     features,
     ids,
     target.vocab_size,
     init,
     init_cache,
-    *(call(method) for method in (module.read, module.step, module.score)),
+    *(call(method) for method in (module.encode, module.step, module.logits)),
   )
 
 
-def lend(params: Params) -> Lent:
+def target_weights_of(params: Params) -> TargetWeights:
   """What the drafter uses of the target's weights, out of both."""
   target, draft = params
   table = target["head"] if "head" in target else target["embed"]
   head = draft["head"] if "head" in draft else table["weight"]
-  return Lent(target["embed"]["weight"], head)
+  return TargetWeights(target["embed"]["weight"], head)
 
 
-def spread(cell: Cell, logits: Array) -> Array:
-  """[..., n] over the tokens it can guess to [..., V]; -inf elsewhere."""
-  if cell.ids is None:
+def spread(draft_head: DraftHead, logits: Array) -> Array:
+  """[..., n] over the tokens it can draft to [..., V]; -inf elsewhere."""
+  if draft_head.ids is None:
     return logits
-  place = np.full((cell.vocab_size,), len(cell.ids), np.int32)
-  place[cell.ids] = np.arange(len(cell.ids))
+  place = np.full((draft_head.vocab_size,), len(draft_head.ids), np.int32)
+  place[draft_head.ids] = np.arange(len(draft_head.ids))
   none = jnp.full((*logits.shape[:-1], 1), -jnp.inf, logits.dtype)
   return jnp.concatenate([logits, none], axis=-1)[..., place]
 
 
-def weights_of(cell: Cell, net: PyTree, target: PyTree) -> dict[str, Any]:
-  """Params.draft of a drafter: its net, and the target's rows it may guess.
+def weights_of(
+  draft_head: DraftHead, net: PyTree, target: PyTree
+) -> dict[str, Any]:
+  """Params.draft of a drafter: its net, and the target's rows it may draft
+  token.
 
   Args:
     target: the target's parameters, packed or not.
   """
   draft = {"net": net}
-  if cell.recipe.head == "shared" and cell.ids is not None:
+  if draft_head.head_config.head == "shared" and draft_head.ids is not None:
     table = target["head"] if "head" in target else target["embed"]
-    draft["head"] = look_up(table["weight"], jnp.asarray(cell.ids))
+    draft["head"] = look_up(table["weight"], jnp.asarray(draft_head.ids))
   return draft

@@ -1,4 +1,4 @@
-"""Statistics of the real loop: whole texts against their exact law.
+"""Statistics of the real loop: whole texts against their exact distribution.
 
 Rows of four settings share one batch. Thresholds are fixed, and so are seeds:
 an honest rule fails with probability 1e-4 a group, a planted bug must fail.
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-import law
+import distribution
 from specdec import acceptance, decode, drafters, expand, sampling, tree
 from specdec.models import table
 from specdec.types import Draft, Drafter, DraftSpec, Params
@@ -36,9 +36,13 @@ PARAMS = Params(
 )
 
 
-def whatever_the_past(law) -> dict:
+def whatever_the_past(distribution) -> dict:
   shape = (V + 1, V, V)
-  return {"table": jnp.broadcast_to(jnp.log(jnp.array(law)[None, None]), shape)}
+  return {
+    "table": jnp.broadcast_to(
+      jnp.log(jnp.array(distribution)[None, None]), shape
+    )
+  }
 
 
 # A refusal says much about the noise of the two tokens that remain.
@@ -52,7 +56,7 @@ def tree_drafter(kind: str, stops: bool = False) -> Drafter:
 
   stops: how many nodes are drafted depends on the pending token.
   """
-  depth = law.depths(TREE)
+  depth = distribution.depths(TREE)
 
   def propose(params, draft_state, context):
     rows = jnp.arange(context.tokens.shape[0])
@@ -69,7 +73,7 @@ def tree_drafter(kind: str, stops: bool = False) -> Drafter:
       taken = jnp.zeros(ours.shape, bool)
       for n in older:
         taken |= jnp.arange(V)[None] == tokens[n][:, None]
-      if kind == "point_mass":
+      if kind == "deterministic":
         tokens.append(sampling.argmax(jnp.where(taken, -jnp.inf, logits)))
         continue
       if kind == "without_replacement":
@@ -82,7 +86,7 @@ def tree_drafter(kind: str, stops: bool = False) -> Drafter:
         noise = context.noise(depth[node], node)
       tokens.append(sampling.argmax(ours + noise))
       drawn.append(ours)
-    said = None if kind == "point_mass" else jnp.stack(drawn, axis=1)
+    said = None if kind == "deterministic" else jnp.stack(drawn, axis=1)
     count = jnp.full_like(context.length, len(TREE))
     if stops:
       count = jnp.array([1, 4, 6])[tokens[0]]
@@ -96,7 +100,7 @@ def tree_drafter(kind: str, stops: bool = False) -> Drafter:
   )
 
 
-def grown(expansion: expand.Expansion) -> Drafter:
+def grown(expansion: expand.DraftShape) -> Drafter:
   """A tree of the draft's table, drawn by expand.py."""
   return drafters.model_tree(table.model(V), expansion)
 
@@ -109,13 +113,13 @@ DRAFTERS = {
   "lookup": lambda: drafters.lookup(3, ngram=2, min_ngram=1),
   "iid": lambda: tree_drafter("iid"),
   "without_replacement": lambda: tree_drafter("without_replacement"),
-  "point_mass": lambda: tree_drafter("point_mass"),
+  "deterministic": lambda: tree_drafter("deterministic"),
   "stopping": lambda: tree_drafter("without_replacement", stops=True),
 }
 
 
 def exact(group, params=PARAMS) -> np.ndarray:
-  """Joint law of the NEW tokens of a group, from the target's table."""
+  """Joint distribution of the NEW tokens of a group, by the table."""
   prompt, *options = group
   logits = np.asarray(params.target["table"])
   levels = []
@@ -125,7 +129,7 @@ def exact(group, params=PARAMS) -> np.ndarray:
       past = (V, *prompt, *text)
       level[text] = logits[past[-2], past[-1]]
     levels.append(level)
-  return law.text_law(law.warp(levels, *options))
+  return distribution.text_distribution(distribution.warp(levels, *options))
 
 
 EXACT = [exact(group) for group in GROUPS]
@@ -186,7 +190,7 @@ def p_value(texts: np.ndarray, joint: np.ndarray) -> float:
     pytest.param("without_replacement", acceptance.naive, marks=SLOW),
     pytest.param("iid", acceptance.rejection, marks=pytest.mark.slow),
     ("without_replacement", acceptance.rejection),
-    ("point_mass", acceptance.rejection),
+    ("deterministic", acceptance.rejection),
     ("chains", acceptance.kseq),
     ("dynamic", acceptance.rejection),
     pytest.param("chains", acceptance.rejection, marks=SLOW),
@@ -199,10 +203,10 @@ def p_value(texts: np.ndarray, joint: np.ndarray) -> float:
     pytest.param("stopping", acceptance.coupled, marks=pytest.mark.slow),
     pytest.param("lookup", acceptance.coupled, marks=pytest.mark.slow),
     pytest.param("iid", acceptance.coupled, marks=pytest.mark.slow),
-    pytest.param("point_mass", acceptance.coupled, marks=pytest.mark.slow),
+    pytest.param("deterministic", acceptance.coupled, marks=pytest.mark.slow),
   ],
 )
-def test_texts_follow_the_targets_law(name, rule):
+def test_texts_follow_the_targets_distribution(name, rule):
   texts = sample(DRAFTERS[name](), rule())
   p = [p_value(*pair) for pair in zip(texts, EXACT)]
   assert min(p) > SMALLEST_P, p
@@ -227,8 +231,8 @@ def test_whatever_the_seed(name, rule, seed):
 
 
 @pytest.mark.slow  # the coupled rule gives these very texts
-def test_plain_decoding_follows_the_law():
-  texts = sample(decode.PLAIN_DRAFTER, decode.PLAIN_RULE, seed=3)
+def test_autoregressive_decoding_follows_the_distribution():
+  texts = sample(decode.NO_DRAFTER, decode.NO_DRAFT_RULE, seed=3)
   assert min(p_value(*pair) for pair in zip(texts, EXACT)) > SMALLEST_P
 
 
@@ -314,7 +318,7 @@ def test_noise_that_forgets_the_round_is_caught(monkeypatch):
 
 
 @pytest.mark.slow  # enumerated in acceptance_law_test
-def test_b02_raw_law_said_for_a_filtered_draw_is_caught():
+def test_b02_raw_distribution_said_for_a_filtered_draw_is_caught():
   honest = DRAFTERS["model"]()
 
   def propose(params, draft_state, context):

@@ -6,9 +6,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy import optimize
+from specdec.acceptance.distributions import remainder
 
-import law
-from acceptance_law_test import (
+import distribution
+from acceptance_distribution_test import (
   CHAINS,
   DEEP,
   EXACT,
@@ -16,42 +17,44 @@ from acceptance_law_test import (
   SIBLINGS,
   WARPS,
   check,
+  distributions,
   flat,
-  laws,
   planted,
 )
 from specdec import acceptance, decode
-from specdec.acceptance.laws import remainder
 
 
 @pytest.mark.parametrize("warp", WARPS)
 @pytest.mark.parametrize("k", CHAINS)
 def test_block_is_lossless_and_keeps_what_the_paper_says(k, warp):
   for seed in (k, k + 20):
-    draft, target = laws(4, k, warp, seed)
+    draft, target = distributions(4, k, warp, seed)
     found = check(acceptance.block(), CHAINS[k], "none", draft, target)
-    expected = law.block_acceptance(draft, target)
+    expected = distribution.block_acceptance(draft, target)
     np.testing.assert_allclose(found.accepted, expected, atol=1e-6)
-    token = law.chain_acceptance(draft, target)
+    token = distribution.chain_acceptance(draft, target)
     assert found.accepted >= token - 1e-6
     if k == 1 or warp == "greedy":
       np.testing.assert_allclose(found.accepted, token, atol=1e-6)
 
 
-def test_block_is_better_where_tokens_are_judged_one_by_one():
-  draft, target = laws(4, 3, "plain", seed=3)
+def test_block_is_better_where_tokens_are_evaluated_one_by_one():
+  draft, target = distributions(4, 3, "baseline", seed=3)
   found = check(acceptance.block(), CHAINS[3], "none", draft, target)
-  assert found.accepted > law.chain_acceptance(draft, target) + 0.02
+  assert found.accepted > distribution.chain_acceptance(draft, target) + 0.02
 
 
-def best_single_path(draft_laws, target_laws) -> float:
+def best_single_path(draft_distributions, target_distributions) -> float:
   """Expected accepted tokens of the best of all lossless verifiers of a chain.
 
   A linear program over a[x, l], the probability that x was drawn and l of its
   tokens are kept, and r[l][z], that z[:l] is kept and z[l] emitted after it.
   """
-  k, size = len(draft_laws), draft_laws[0].shape[0]
-  drawn, wanted = law.text_law(draft_laws), law.text_law(target_laws)
+  k, size = len(draft_distributions), draft_distributions[0].shape[0]
+  drawn, wanted = (
+    distribution.text_distribution(draft_distributions),
+    distribution.text_distribution(target_distributions),
+  )
   paths = list(itertools.product(range(size), repeat=k))
   index, count = {}, 0
   for x in paths:
@@ -81,7 +84,9 @@ def best_single_path(draft_laws, target_laws) -> float:
   for z in itertools.product(range(size), repeat=k + 1):
     entries = []
     for kept in range(k + 1):
-      rest = [target_laws[d][z[: d + 1]] for d in range(kept + 1, k + 1)]
+      rest = [
+        target_distributions[d][z[: d + 1]] for d in range(kept + 1, k + 1)
+      ]
       entries.append((("r", z[: kept + 1]), float(np.prod(rest))))
     equation(entries, wanted[z])
   gain = np.zeros(count)
@@ -96,17 +101,17 @@ def best_single_path(draft_laws, target_laws) -> float:
 @pytest.mark.parametrize("size, k", [(3, 1), (3, 2), (2, 3), (4, 2)])
 def test_no_verifier_of_a_single_path_keeps_more(size, k):
   for seed in range(3):
-    draft, target = laws(size, k, "plain", seed)
+    draft, target = distributions(size, k, "baseline", seed)
     found = check(acceptance.block(), CHAINS[k], "none", draft, target)
     best = best_single_path(draft, target)
     np.testing.assert_allclose(found.accepted, best, atol=2e-6)
-    token = law.chain_acceptance(draft, target)
+    token = distribution.chain_acceptance(draft, target)
     assert token <= best + 1e-9
 
 
 @pytest.mark.parametrize("rubbish", [0.5, -np.inf, np.nan])
 def test_nodes_past_count_never_matter(rubbish):
-  draft, target = laws(3, 3, "plain")
+  draft, target = distributions(3, 3, "baseline")
   for count in range(1, 4):
     found = check(
       acceptance.block(),
@@ -118,14 +123,16 @@ def test_nodes_past_count_never_matter(rubbish):
       rubbish=rubbish,
     )
     if count > 1:
-      expected = law.block_acceptance(draft[: count - 1], target)
+      expected = distribution.block_acceptance(draft[: count - 1], target)
       np.testing.assert_allclose(found.accepted, expected, atol=1e-6)
 
 
 @pytest.mark.parametrize("warp", WARPS)
-@pytest.mark.parametrize("kind", ["none", "point_mass"])
-def test_block_of_the_targets_own_draft_and_of_point_masses(kind, warp):
-  _, target = laws(3, 3, warp)
+@pytest.mark.parametrize("kind", ["none", "deterministic"])
+def test_block_of_the_targets_own_draft_and_of_deterministic_children(
+  kind, warp
+):
+  _, target = distributions(3, 3, warp)
   found = check(acceptance.block(), CHAINS[3], kind, target[:3], target)
   if kind == "none":
     np.testing.assert_allclose(found.accepted, 3, atol=1e-6)
@@ -143,13 +150,13 @@ def test_block_of_the_targets_own_draft_and_of_point_masses(kind, warp):
   ],
 )
 @pytest.mark.parametrize("k", CHAINS)
-def test_block_of_degenerate_laws(k, draft, target):
+def test_block_of_degenerate_distributions(k, draft, target):
   target = flat(*[target] * (k + 1))
   check(acceptance.block(), CHAINS[k], "none", flat(*[draft] * k), target)
 
 
 def test_b13_the_tokenwise_residual_inside_block_is_caught():
-  def next_law(draft, target_log_probs, node):
+  def residual(draft, target_log_probs, node):
     after = jnp.minimum(node + 1, len(target_log_probs) - 1)
     left = remainder(
       jnp.exp(target_log_probs[node]), jnp.exp(draft.log_probs[after])
@@ -157,21 +164,23 @@ def test_b13_the_tokenwise_residual_inside_block_is_caught():
     own = jnp.exp(target_log_probs[node])
     return jnp.where(node + 1 < draft.count, left, own)
 
-  draft, target = laws(4, 2, "plain", seed=6)
-  wrong = acceptance.block()._replace(next_law=next_law)
+  draft, target = distributions(4, 2, "baseline", seed=6)
+  wrong = acceptance.block()._replace(residual=residual)
   assert planted(CHAINS[2], "none", draft, target, wrong) > PLANTED
   assert planted(CHAINS[2], "none", draft, target, acceptance.block()) < EXACT
 
 
-def test_tokenwise_coins_under_the_walk_of_block_are_caught():
-  rule = acceptance.block()._replace(keep=acceptance.rejection().keep)
-  draft, target = laws(4, 2, "plain", seed=6)
+def test_tokenwise_coins_under_the_traversal_of_block_are_caught():
+  rule = acceptance.block()._replace(
+    accept_prob=acceptance.rejection().accept_prob
+  )
+  draft, target = distributions(4, 2, "baseline", seed=6)
   assert planted(CHAINS[2], "none", draft, target, rule) > PLANTED
 
 
 def test_stopping_block_at_its_first_failure_is_caught():
-  rule = acceptance.block()._replace(walk="first_child")
-  draft, target = laws(4, 2, "plain", seed=6)
+  rule = acceptance.block()._replace(traversal="first_child")
+  draft, target = distributions(4, 2, "baseline", seed=6)
   assert planted(CHAINS[2], "none", draft, target, rule) > PLANTED
 
 
@@ -181,8 +190,8 @@ def test_stopping_block_at_its_first_failure_is_caught():
   [(CHAINS[1], "none"), (CHAINS[3], "none")] + [(DEEP, k) for k in SIBLINGS],
 )
 def test_naive_match_is_lossless_and_never_better(parents, kind, warp):
-  depth = law.depths(parents).max()
-  draft, target = laws(3, depth, warp)
+  depth = distribution.depths(parents).max()
+  draft, target = distributions(3, depth, warp)
   found = check(acceptance.naive(), parents, kind, draft, target)
   other = check(acceptance.rejection(), parents, kind, draft, target)
   assert found.accepted <= other.accepted + 1e-6
@@ -192,7 +201,7 @@ def test_naive_match_is_lossless_and_never_better(parents, kind, warp):
 
 
 def test_block_refuses_trees():
-  drafter = decode.PLAIN_DRAFTER
+  drafter = decode.NO_DRAFTER
   tree = drafter._replace(spec=drafter.spec._replace(chain=False))
-  with pytest.raises(ValueError, match="judges chains"):
+  with pytest.raises(ValueError, match="evaluates chains"):
     decode.check_pair(tree.spec, acceptance.block())

@@ -1,8 +1,9 @@
 """Ways through a tree whose nodes are kept with given probabilities.
 
-Each has two sides that must agree: the walk itself, over coins that were
-thrown, and the probability that it comes so deep, over the coins' laws. Both
-see a draft's structure only. [B, N] arrays, nodes not in use never kept.
+Each has two sides that must agree: the walk itself, over uniform draws that
+were thrown, and the probability that it comes so deep, over the uniform draws'
+distributions. Both see a draft's structure only. [B, N] arrays, nodes not in
+use never kept.
 """
 
 from collections.abc import Callable
@@ -15,16 +16,17 @@ from specdec import tree
 from specdec.types import Array, Draft
 
 
-class Walk(NamedTuple):
+class Traversal(NamedTuple):
   """One way.
 
   go(draft, kept [B, N] bool, depth) -> path [B, depth + 1], how many nodes of
     it beside the root, and the last of them [B].
-  survival(draft, keep [B, N], depth) -> [B, depth]: P(it accepts d + 1 nodes).
+  prefix_acceptance(draft, keep [B, N], depth) -> [B, depth]: P(it accepts d + 1
+  nodes).
   """
 
-  go: Callable[[Draft, Array, int], tuple[Array, Array, Array]] | None
-  survival: Callable[[Draft, Array, int], Array]
+  traverse: Callable[[Draft, Array, int], tuple[Array, Array, Array]] | None
+  prefix_acceptance: Callable[[Draft, Array, int], Array]
 
 
 def drafted(draft: Draft) -> Array:
@@ -66,23 +68,27 @@ def _first_child(draft: Draft, kept: Array, depth: int):
   return path, num_accepted, last
 
 
-def _first_child_survival(draft: Draft, keep: Array, depth: int) -> Array:
-  def row(tokens, parents, keep):  # [N] each
-    index = jnp.arange(len(keep))
+def _first_child_prefix_acceptance(
+  draft: Draft, accept_prob: Array, depth: int
+) -> Array:
+  def row(tokens, parents, accept_prob):  # [N] each
+    index = jnp.arange(len(accept_prob))
     siblings = parents[:, None] == parents[None, :]
     older = siblings & (index[None, :] < index[:, None])
-    refused = jnp.prod(jnp.where(older, 1.0 - keep[None, :], 1.0), axis=-1)
-    chosen = keep * refused
+    refused = jnp.prod(
+      jnp.where(older, 1.0 - accept_prob[None, :], 1.0), axis=-1
+    )
+    chosen = accept_prob * refused
     same = siblings & (tokens[:, None] == tokens[None, :])
     first = jnp.argmax(same, axis=-1)
-    entered = jnp.zeros_like(keep).at[first].add(chosen).at[0].set(1.0)
+    entered = jnp.zeros_like(accept_prob).at[first].add(chosen).at[0].set(1.0)
     above = tree.ancestors(parents)  # the node itself included
     reached = jnp.prod(jnp.where(above, entered[None, :], 1.0), axis=-1)
     return jnp.zeros((depth + 1,)).at[tree.depth(parents)].add(reached)[1:]
 
-  keep = jnp.where(drafted(draft), keep, 0.0)
-  parents = jnp.broadcast_to(jnp.asarray(draft.parents), keep.shape)
-  return jax.vmap(row)(draft.tokens, parents, keep)
+  accept_prob = jnp.where(drafted(draft), accept_prob, 0.0)
+  parents = jnp.broadcast_to(jnp.asarray(draft.parents), accept_prob.shape)
+  return jax.vmap(row)(draft.tokens, parents, accept_prob)
 
 
 def _last_success(draft: Draft, kept: Array, depth: int):
@@ -94,9 +100,11 @@ def _last_success(draft: Draft, kept: Array, depth: int):
   return jnp.minimum(step[None], last[:, None]), last, last
 
 
-def _last_success_survival(draft: Draft, keep: Array, depth: int) -> Array:
-  keep = jnp.where(drafted(draft), keep, 0.0)
-  refused = jnp.cumprod(1.0 - keep[:, ::-1], axis=1)[:, ::-1]
+def _last_success_prefix_acceptance(
+  draft: Draft, accept_prob: Array, depth: int
+) -> Array:
+  accept_prob = jnp.where(drafted(draft), accept_prob, 0.0)
+  refused = jnp.cumprod(1.0 - accept_prob[:, ::-1], axis=1)[:, ::-1]
   return 1.0 - refused[:, 1 : depth + 1]
 
 
@@ -117,16 +125,22 @@ def _longest(draft: Draft, kept: Array, depth: int):
   return jnp.argmax(on_path, axis=-1), num_accepted, last
 
 
-def _longest_survival(draft: Draft, keep: Array, depth: int) -> Array:
+def _longest_prefix_acceptance(
+  draft: Draft, accept_prob: Array, depth: int
+) -> Array:
   """For rules of certainties: keep is 0 or 1."""
-  _, num_accepted, _ = _longest(draft, (keep > 0.5) & drafted(draft), depth)
+  _, num_accepted, _ = _longest(
+    draft, (accept_prob > 0.5) & drafted(draft), depth
+  )
   reached = jnp.arange(1, depth + 1)[None] <= num_accepted[:, None]
   return reached.astype(jnp.float32)
 
 
-WALKS = {
-  "coupled": Walk(None, _first_child_survival),  # accept.py walks it by itself
-  "first_child": Walk(_first_child, _first_child_survival),
-  "last_success": Walk(_last_success, _last_success_survival),
-  "longest": Walk(_longest, _longest_survival),
+TRAVERSALS = {
+  "coupled": Traversal(
+    None, _first_child_prefix_acceptance
+  ),  # accept.py walks it by itself
+  "first_child": Traversal(_first_child, _first_child_prefix_acceptance),
+  "last_success": Traversal(_last_success, _last_success_prefix_acceptance),
+  "longest": Traversal(_longest, _longest_prefix_acceptance),
 }

@@ -1,7 +1,7 @@
 """What defines a learned drafter, as plain data: kind, shape and vocabulary.
 
-The target's hidden states go in, guesses come out; how they are worked is the
-kind's own file in drafters/.
+The target's hidden states go in, draft tokens come out; how they are worked is
+the kind's own file in drafters/.
 """
 
 import dataclasses
@@ -14,7 +14,7 @@ _MOST = 1024  # layers, or levels: what a loop is made over
 
 
 @dataclasses.dataclass(frozen=True)
-class Recipe:
+class HeadConfig:
   """One learned drafter.
 
   Attributes:
@@ -22,11 +22,12 @@ class Recipe:
     width: W, of its own residual stream.
     mlp_width, num_heads, num_kv_heads, head_dim: of its decoder layers.
     num_layers: decoder layers of its own; Medusa and Hydra have none.
-    levels: guesses in a row that it is trained for. Medusa and Hydra have a
-      head for each and can draft no more; the others may go on.
+    levels: draft tokens in a row that it is trained for. Medusa and Hydra have
+      a head for each and can draft no more; the others may go on.
     head: 'own', a vocabulary projection [n, W] of its own, or 'shared', the
       target's rows behind a map from W to the target's width.
-    vocabulary: n, how many tokens it can guess, the most frequent ones; 0: all.
+    vocabulary: n, how many tokens it can draft, the most frequent ones;
+      0: all.
     features: EAGLE-3: layers of the target whose entering streams it reads.
     exit_layer: exit: E, how many of the target's layers draft.
     recycle: exit: the last hidden state that the target ended with is fed in.
@@ -45,7 +46,7 @@ class Recipe:
   vocabulary: int = 0
   features: tuple[int, ...] = ()
   exit_layer: int = 0
-  recycle: bool = False
+  feeds_back_hidden: bool = False
   norm_epsilon: float = 1e-5
   rope_theta: float = 10_000.0
 
@@ -80,7 +81,7 @@ class Recipe:
         f"exit_layer = {self.exit_layer} of {self.kind}: an exit needs a layer "
         "above 0, and nothing else has one"
       )
-    if self.recycle and not self.exits:
+    if self.feeds_back_hidden and not self.exits:
       raise ValueError(f"recycle belongs to an exit, not to {self.kind}")
     if self.kind == "eagle" and self.head != "shared":
       raise ValueError(
@@ -94,13 +95,13 @@ class Recipe:
     return self.kind == "exit"
 
   @property
-  def restarts(self) -> bool:
-    """Its K/V begins anew in every round, with a start before the text."""
+  def resets_each_round(self) -> bool:
+    """Its KV begins anew in every round, with a start before the text."""
     return self.kind == "prophet"
 
   @property
   def most_levels(self) -> int | None:
-    """Deepest guess it can make; None: any."""
+    """Deepest draft token it can make; None: any."""
     return self.levels if self.kind in ("medusa", "hydra") else None
 
   @property
@@ -122,7 +123,7 @@ class Recipe:
     """Refuses a target that it cannot draft for.
 
     Raises:
-      ValueError: it reads layers that the target has not, or guesses among
+      ValueError: it reads layers that the target has not, or draft tokens among
         more tokens.
     """
     count = target.num_layers

@@ -1,7 +1,8 @@
-"""Every rule with every shape of draft: exact laws, round after round.
+"""Every rule with every shape of draft: exact distributions, round after round.
 
-Single rounds under laws that break things; then whole generations, whose rounds
-begin wherever the one before ended; then drafts that no rule can save.
+Single rounds under distributions that break things; then whole generations,
+whose rounds begin wherever the one before ended; then drafts that no rule can
+save.
 """
 
 import itertools
@@ -11,12 +12,20 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import law
-from acceptance_law_test import CHAINS, DEEP, EXACT, PLANTED, TRIPLE, flat, laws
+import distribution
+from acceptance_distribution_test import (
+  CHAINS,
+  DEEP,
+  EXACT,
+  PLANTED,
+  TRIPLE,
+  distributions,
+  flat,
+)
 from specdec import acceptance, expand, sampling, tree
 from specdec.analysis import enumeration
+from specdec.traversal import TRAVERSALS
 from specdec.types import Context, Draft
-from specdec.walk import WALKS
 
 V = 3
 RULES = {
@@ -26,8 +35,8 @@ RULES = {
   "naive": acceptance.naive(),
   "greedy": acceptance.greedy(),
 }
-CHAIN_KINDS = ("none", "point_mass")
-TREE_KINDS = ("iid", "without_replacement", "point_mass")
+CHAIN_KINDS = ("none", "deterministic")
+TREE_KINDS = ("iid", "without_replacement", "deterministic")
 SHAPES = {
   "chain": (CHAINS[3], CHAIN_KINDS),
   "siblings": (TRIPLE, TREE_KINDS),
@@ -39,17 +48,17 @@ SHAPES = {
 ONE_HOT = flat(*[[0, 1, 0]] * 4)
 APART = flat(*[[0.3, 0.7, 0]] * 4), flat(*[[0, 0, 1]] * 4)
 CASES = {
-  "plain": laws(V, 3, "plain"),
-  "greedy": laws(V, 3, "greedy"),
-  "top_p": laws(V, 3, "top_p"),
-  "one-hot draft": (ONE_HOT[:3], laws(V, 3, "plain")[1]),
-  "one-hot target": (laws(V, 3, "plain")[0], ONE_HOT),
+  "baseline": distributions(V, 3, "baseline"),
+  "greedy": distributions(V, 3, "greedy"),
+  "top_p": distributions(V, 3, "top_p"),
+  "one-hot draft": (ONE_HOT[:3], distributions(V, 3, "baseline")[1]),
+  "one-hot target": (distributions(V, 3, "baseline")[0], ONE_HOT),
   "apart": APART,
 }
 
 
 def fits(rule, shape: str, kind: str) -> bool:
-  siblings = "point_mass" if kind == "dynamic" else kind
+  siblings = "deterministic" if kind == "dynamic" else kind
   chain = shape == "chain"
   return siblings in rule.siblings and (chain or not rule.chains_only)
 
@@ -62,16 +71,18 @@ PAIRS = [
 ]
 
 
-def drafts_of(shape, kind, draft_laws, depth=3) -> enumeration.Drafts:
+def drafts_of(shape, kind, draft_distributions, depth=3) -> enumeration.Drafts:
   """All drafts; the dynamic tree by its own code, one for each text."""
   if kind != "dynamic":
     parents, _ = SHAPES[shape]
-    return enumeration.drafts(kind, parents, draft_laws)
-  return dynamic_drafts(expand.dynamic(2, min(depth, 3), 4), draft_laws)
+    return enumeration.drafts(kind, parents, draft_distributions)
+  return dynamic_drafts(
+    expand.dynamic(2, min(depth, 3), 4), draft_distributions
+  )
 
 
-def dynamic_drafts(expansion, draft_laws) -> enumeration.Drafts:
-  """What an expansion of point masses makes of these laws."""
+def dynamic_drafts(expansion, draft_distributions) -> enumeration.Drafts:
+  """What an draft shape of point masses makes of these distributions."""
   pending = jnp.zeros((1, 1), jnp.int32)
   seen = [0]
 
@@ -82,25 +93,27 @@ def dynamic_drafts(expansion, draft_laws) -> enumeration.Drafts:
     rows = []
     for node in range(first, len(seen)):
       text = tuple(seen[n] for n in enumeration.path_of(shape, node))
-      rows.append(draft_laws[len(text)][text])
-    return jnp.asarray(law.log(rows))[None]
+      rows.append(draft_distributions[len(text)][text])
+    return jnp.asarray(distribution.log(rows))[None]
 
   context = Context(
     pending, jnp.ones((1,), jnp.int32), sampling.settings(1, 1.0), None, None
   )
-  root = jnp.asarray(law.log(draft_laws[0]))[None]
-  grown = expansion.grow(context, root, run, False)
+  root = jnp.asarray(distribution.log(draft_distributions[0]))[None]
+  grown = expansion.sample_tree(context, root, run, False)
   tokens, parents = np.asarray(grown.tokens), np.asarray(grown.parents)
   return enumeration.Drafts(np.ones(1), tokens, parents, None)
 
 
 def depth_of(shape: str) -> int:
   parents = SHAPES[shape][0]
-  return 3 if parents is None else law.depths(parents).max()
+  return 3 if parents is None else distribution.depths(parents).max()
 
 
 def one_round(rule, shape, kind, draft, target) -> enumeration.Outcome:
-  """What a rule makes of all drafts of a shape, under laws of any length."""
+  """What a rule makes of all drafts of a shape, under distributions of any
+  length.
+  """
   depth = depth_of(shape)
   return enumeration.emitted(
     RULES[rule],
@@ -118,19 +131,21 @@ def one_round(rule, shape, kind, draft, target) -> enumeration.Outcome:
     for case in (["greedy"] if pair[0] == "greedy" else CASES)
   ],
 )
-def test_a_round_leaves_the_targets_law(rule, shape, kind, case):
+def test_a_round_leaves_the_targets_distribution(rule, shape, kind, case):
   draft, target = CASES[case]
   found = one_round(rule, shape, kind, draft, target)
   np.testing.assert_allclose(found.joint.sum(), 1.0, atol=EXACT)
-  assert law.error(found, target) < EXACT
+  assert distribution.error(found, target) < EXACT
 
 
 def keeps_all(rule, shape, kind, warp) -> bool:
-  """Of a target's own guesses; point masses are its law at temperature 0 only,
-  and a second child that has one guess below it may be the one that is kept."""
+  """Of a target's own draft tokens; point masses are its distribution at
+  temperature 0 only, and a second child that has one draft token below it may
+  be the one that is kept.
+  """
   if rule not in ("rejection", "kseq", "block"):
     return False
-  sampled = kind not in ("point_mass", "dynamic")
+  sampled = kind not in ("deterministic", "dynamic")
   return warp == "greedy" or (sampled and (shape, kind) != ("tree", "iid"))
 
 
@@ -139,12 +154,12 @@ def keeps_all(rule, shape, kind, warp) -> bool:
   [
     (*pair, warp)
     for pair in PAIRS
-    for warp in ("plain", "greedy", "top_p")
+    for warp in ("baseline", "greedy", "top_p")
     if keeps_all(*pair, warp)
   ],
 )
-def test_the_targets_own_guesses_are_all_kept(rule, shape, kind, warp):
-  _, target = laws(V, 3, warp)
+def test_the_targets_own_draft_tokens_are_all_kept(rule, shape, kind, warp):
+  _, target = distributions(V, 3, warp)
   found = one_round(rule, shape, kind, target, target)
   np.testing.assert_allclose(found.accepted, depth_of(shape), atol=1e-5)
 
@@ -153,17 +168,17 @@ LENGTH = 3  # tokens of a whole generation
 
 
 @pytest.mark.parametrize("rule, shape, kind", PAIRS)
-def test_whole_generations_follow_the_targets_law(rule, shape, kind):
+def test_whole_generations_follow_the_targets_distribution(rule, shape, kind):
   """Rounds begin where the one before ended, whatever it kept."""
-  warp = "greedy" if rule == "greedy" else "plain"
-  draft, target = laws(V, LENGTH + 3, warp, seed=3)
+  warp = "greedy" if rule == "greedy" else "baseline"
+  draft, target = distributions(V, LENGTH + 3, warp, seed=3)
 
   def after(text):
     ours, theirs = (enumeration.after(x, text) for x in (draft, target))
     return one_round(rule, shape, kind, ours, theirs)
 
   found = enumeration.generated(after, V, LENGTH)
-  exact = enumeration.text_law(target[:LENGTH])
+  exact = enumeration.text_distribution(target[:LENGTH])
   np.testing.assert_allclose(found, exact, atol=EXACT)
 
 
@@ -175,13 +190,15 @@ def test_whole_generations_follow_the_targets_law(rule, shape, kind):
     ("rejection", "tree", "without_replacement"),
     ("rejection", "chains", "iid"),
     ("kseq", "chains", "iid"),
-    ("relaxed", "tree", "point_mass"),
+    ("relaxed", "tree", "deterministic"),
   ],
 )
-def test_what_is_expected_of_a_draft_is_what_its_law_says(rule, shape, kind):
-  """walk.py's survival, against the enumeration."""
+def test_what_is_expected_of_a_draft_is_what_its_distribution_says(
+  rule, shape, kind
+):
+  """walk.py's prefix_acceptance, against the enumeration."""
   depth = depth_of(shape)
-  draft, target = laws(V, depth, "plain")
+  draft, target = distributions(V, depth, "baseline")
   chosen = acceptance.relaxed(2, 0.5) if rule == "relaxed" else RULES[rule]
   found = drafts_of(shape, kind, draft)
   outcome = enumeration.emitted(chosen, found, target)
@@ -189,39 +206,41 @@ def test_what_is_expected_of_a_draft_is_what_its_law_says(rule, shape, kind):
     [tuple(row[enumeration.path_of(p, n)]) for n in range(len(p))]
     for row, p in zip(found.tokens, found.parents)
   ]
-  facing = law.log([[target[len(t)][t] for t in row] for row in texts])
-  said = None if found.drawn is None else law.log(found.drawn)
+  facing = distribution.log([[target[len(t)][t] for t in row] for row in texts])
+  said = None if found.drawn is None else distribution.log(found.drawn)
   count = jnp.int32(found.tokens.shape[1])
-  keep = jax.vmap(
-    lambda t, p, s, f: chosen.keep(Draft(t, p, s, count), f),
+  accept_prob = jax.vmap(
+    lambda t, p, s, f: chosen.accept_prob(Draft(t, p, s, count), f),
     (0, 0, None if said is None else 0, 0),
   )(found.tokens, found.parents, said, facing)
   whole = Draft(
     jnp.asarray(found.tokens),
     jnp.asarray(found.parents),
     None,
-    jnp.full((len(keep),), count),
+    jnp.full((len(accept_prob),), count),
   )
-  survival = np.asarray(WALKS[chosen.walk].survival(whole, keep, depth))
-  assert np.all(np.diff(survival, axis=1) <= 1e-6)
-  expected = float(np.sum(found.weight[:, None] * survival))
+  prefix_acceptance = np.asarray(
+    TRAVERSALS[chosen.traversal].prefix_acceptance(whole, accept_prob, depth)
+  )
+  assert np.all(np.diff(prefix_acceptance, axis=1) <= 1e-6)
+  expected = float(np.sum(found.weight[:, None] * prefix_acceptance))
   np.testing.assert_allclose(expected, outcome.accepted, rtol=1e-5)
 
 
 def test_what_coupled_keeps():
-  """In closed form for a drawn guess, and as it is for point masses."""
-  draft, target = laws(4, 1, "plain", seed=4)
+  """In closed form for a drawn draft token, and as it is for point masses."""
+  draft, target = distributions(4, 1, "baseline", seed=4)
   q, p = draft[0], target[0]
   closed = [
     1 / sum(max(p[y] / p[x], q[y] / q[x]) for y in range(4)) for x in range(4)
   ]
-  keep = acceptance.coupled().keep
+  accept_prob = acceptance.coupled().accept_prob
 
   def kept(tokens, parents, said):
     size = len(parents)
-    facing = jnp.asarray(law.log(np.tile(p, (size, 1))))
-    said = said and jnp.asarray(law.log(np.tile(q, (size, 1))))
-    found = keep(
+    facing = jnp.asarray(distribution.log(np.tile(p, (size, 1))))
+    said = said and jnp.asarray(distribution.log(np.tile(q, (size, 1))))
+    found = accept_prob(
       Draft(jnp.array(tokens), np.array(parents), said, jnp.array(size)), facing
     )
     return np.asarray(found)[1:]
@@ -239,7 +258,7 @@ def test_what_coupled_keeps():
 
 
 def summed(parts, target):
-  """Joint law of outcomes that together are all drafts."""
+  """Joint distribution of outcomes that together are all drafts."""
   depth = max(len(part.emitted) for part in parts)
   joint = 0.0
   for d in range(depth):
@@ -252,7 +271,7 @@ def summed(parts, target):
 @pytest.mark.parametrize("dropped", [False, True])
 def test_a_low_confidence_token_that_is_dropped_is_caught(rule, dropped):
   """Drafting stops at an unlikely token; it must still be verified."""
-  draft, target = laws(4, 3, "plain", seed=6)
+  draft, target = distributions(4, 3, "baseline", seed=6)
   found = enumeration.drafts("none", CHAINS[3], draft)
   own = np.take_along_axis(found.drawn, found.tokens[..., None], -1)[..., 0]
   unlikely = own[:, 1:] < 0.3
@@ -263,7 +282,9 @@ def test_a_low_confidence_token_that_is_dropped_is_caught(rule, dropped):
     parts.append(
       enumeration.emitted(RULES[rule], group, target, count=int(count) + 1)
     )
-  wrong = np.abs(summed(parts, target) - law.text_law(target)).max()
+  wrong = np.abs(
+    summed(parts, target) - distribution.text_distribution(target)
+  ).max()
   print(f"error {wrong:.4f}")
   assert wrong > PLANTED if dropped else wrong < EXACT
 
@@ -272,7 +293,7 @@ def test_a_low_confidence_token_that_is_dropped_is_caught(rule, dropped):
 @pytest.mark.parametrize("ranked", [False, True])
 def test_samples_that_are_ranked_again_are_caught(kind, ranked):
   """Of three draws the two likeliest are kept, in that order."""
-  draft, target = laws(4, 1, "plain", seed=6)
+  draft, target = distributions(4, 1, "baseline", seed=6)
   found = enumeration.drafts(kind, TRIPLE, draft, joined=False)
   own = draft[0][found.tokens[:, 1:]]
   order = (
@@ -286,7 +307,7 @@ def test_samples_that_are_ranked_again_are_caught(kind, ranked):
   drawn = np.array(
     [
       [
-        enumeration.law_of_node(kind, parents[0], node, row, draft)
+        enumeration.distribution_of_node(kind, parents[0], node, row, draft)
         if node
         else np.full(4, 0.25)
         for node in range(3)
@@ -299,12 +320,12 @@ def test_samples_that_are_ranked_again_are_caught(kind, ranked):
     enumeration.Drafts(found.weight, tokens, parents, drawn),
     target,
   )
-  wrong = law.error(outcome, target)
+  wrong = distribution.error(outcome, target)
   print(f"error {wrong:.4f}")
   assert wrong > PLANTED if ranked else wrong < EXACT
 
 
-def test_only_point_masses_may_be_ranked():
+def test_only_deterministic_children_may_be_ranked():
   for kind in ("iid", "without_replacement"):
     with pytest.raises(ValueError, match="cannot be re-ranked"):
       expand.dynamic(2, 2, 4, kind)

@@ -1,4 +1,4 @@
-"""Whole texts with learned drafters against the target's exact law.
+"""Whole texts with learned drafters against the target's exact distribution.
 
 The target is the table of decode_law_test.py, whose chi-square this is; hidden
 states are its logits, and a random embedding is lent.
@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from decode_law_test import (
+from decode_distribution_test import (
   EXACT,
   GROUPS,
   PARAMS,
@@ -20,9 +20,9 @@ from decode_law_test import (
   p_value,
   sample,
 )
-from learned_kinds import recipe, sharpened
+from learned_kinds import head_config, sharpened
 from specdec import acceptance, drafters, expand, tree
-from specdec.learned import cell as cells
+from specdec.learned import draft_head as draft_heads
 from specdec.learned import serve
 from specdec.models import table
 from specdec.models.config import TransformerConfig
@@ -41,7 +41,8 @@ TARGET = TransformerConfig(
 TWO = np.array([0, 2])
 SHAPES = {
   "chain": lambda: expand.chain(3),
-  # More siblings than tokens that it can guess: the last is any other token.
+  # More siblings than tokens that it can draft: the last is any other
+  # token.
   "tree": lambda: expand.static(
     tree.from_paths([(0,), (1,), (2,), (0, 0), (0, 1), (1, 0)])
   ),
@@ -53,15 +54,15 @@ SHAPES = {
 @functools.cache
 def drafter_of(kind, ids, shape):
   """(drafter, Params)."""
-  made = recipe(kind, len(ids))
-  cell = drafters.LEARNED[made.kind](
+  made = head_config(kind, len(ids))
+  draft_head = drafters.LEARNED[made.kind](
     made, TARGET, np.array(ids) if ids else None
   )
   embed = jax.random.normal(jax.random.key(3), (V, V))
   target = PARAMS.target | {"embed": {"weight": embed}}
-  net = sharpened(cell.init(jax.random.key(4)), 3)
-  draft = cells.weights_of(cell, net, target)
-  drafter = serve.drafter(cell, table.model(V), SHAPES[shape]())
+  net = sharpened(draft_head.init(jax.random.key(4)), 3)
+  draft = draft_heads.weights_of(draft_head, net, target)
+  drafter = serve.drafter(draft_head, table.model(V), SHAPES[shape]())
   return drafter, Params(target, draft)
 
 
@@ -78,7 +79,7 @@ def drafter_of(kind, ids, shape):
     pytest.param("hydra", (2,), "tree", marks=SLOW),
   ],
 )
-def test_texts_follow_the_targets_law(kind, ids, shape):
+def test_texts_follow_the_targets_distribution(kind, ids, shape):
   drafter, params = drafter_of(kind, ids, shape)
   found = sample(drafter, acceptance.rejection(), params=params)
   p = [p_value(*pair) for pair in zip(found, EXACT)]
@@ -86,7 +87,7 @@ def test_texts_follow_the_targets_law(kind, ids, shape):
   assert p[-1] == 1.0  # greedy rows: one text, every time
 
 
-def test_a_law_over_all_tokens_that_was_drawn_from_few_is_caught():
+def test_a_distribution_over_all_tokens_that_was_drawn_from_few_is_caught():
   """What the reduced vocabulary leaves out must be said to be impossible."""
   honest, params = drafter_of("mtp", (0, 2), "chain")
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from scipy import optimize
 
-import law
-from acceptance_law_test import (
+import distribution
+from acceptance_distribution_test import (
   DEEP,
   EXACT,
   PAIR,
@@ -18,8 +18,8 @@ from acceptance_law_test import (
   TRIPLE,
   WARPS,
   check,
+  distributions,
   flat,
-  laws,
   planted,
 )
 from specdec import accept, acceptance, decode, drafters, sampling, tree
@@ -45,14 +45,14 @@ SHAPES = {
 @pytest.mark.parametrize("name", SHAPES)
 def test_kseq_is_lossless(name, warp):
   parents = SHAPES[name]
-  draft, target = laws(3, law.depths(parents).max(), warp)
+  draft, target = distributions(3, distribution.depths(parents).max(), warp)
   check(RULE, parents, "iid", draft, target)
 
 
 def test_on_a_chain_it_is_rejection():
-  draft, target = laws(4, 2, "plain")
+  draft, target = distributions(4, 2, "baseline")
   found = check(RULE, tree.chain(3), "none", draft, target)
-  expected = law.chain_acceptance(draft, target)
+  expected = distribution.chain_acceptance(draft, target)
   np.testing.assert_allclose(found.accepted, expected, atol=1e-6)
 
 
@@ -92,7 +92,7 @@ def best_coupling(drawn, target, num_draws) -> float:
 def test_siblings_are_kept_as_often_as_its_paper_says(parents):
   num_draws = len(parents) - 1
   for seed in range(3):
-    draft, target = laws(4, 1, "plain", seed)
+    draft, target = distributions(4, 1, "baseline", seed)
     found = check(RULE, parents, "iid", draft, target).accepted
     expected = kept_at_best(draft[0], target[0], num_draws)
     np.testing.assert_allclose(found, expected, atol=3e-6)
@@ -104,8 +104,8 @@ def test_siblings_are_kept_as_often_as_its_paper_says(parents):
 @pytest.mark.parametrize("name", ["triple", "three chains", "shared"])
 def test_the_targets_own_draft_is_accepted_whole(name, warp):
   parents = SHAPES[name]
-  depth = law.depths(parents).max()
-  _, target = laws(3, depth, warp)
+  depth = distribution.depths(parents).max()
+  _, target = distributions(3, depth, warp)
   found = check(RULE, parents, "iid", target[:depth], target)
   np.testing.assert_allclose(found.accepted, depth, atol=1e-5)
 
@@ -123,15 +123,15 @@ def test_the_targets_own_draft_is_accepted_whole(name, warp):
   ],
 )
 @pytest.mark.parametrize("parents", [PAIR, TRIPLE, tree.parallel(2, 2)])
-def test_degenerate_laws(parents, draft, target):
-  depth = law.depths(parents).max()
+def test_degenerate_distributions(parents, draft, target):
+  depth = distribution.depths(parents).max()
   target = flat(*[target] * (depth + 1))
   check(RULE, parents, "iid", flat(*[draft] * depth), target)
 
 
 @pytest.mark.parametrize("rubbish", [0.5, -np.inf, np.nan])
 def test_nodes_past_count_never_matter(rubbish):
-  draft, target = laws(3, 2, "plain")
+  draft, target = distributions(3, 2, "baseline")
   for count in range(1, 6):
     check(
       RULE,
@@ -151,7 +151,7 @@ def test_nodes_past_count_never_matter(rubbish):
 def test_chains_that_begin_alike_are_worth_joining(rule):
   gains = []
   for seed in range(4):
-    draft, target = laws(3, 2, "plain", seed)
+    draft, target = distributions(3, 2, "baseline", seed)
     apart = check(rule, THREE_CHAINS, "iid", draft, target, joined=False)
     joined = check(rule, THREE_CHAINS, "iid", draft, target)
     gains.append(joined.accepted - apart.accepted)
@@ -163,13 +163,13 @@ def test_chains_that_begin_alike_are_worth_joining(rule):
 
 
 def test_rho_of_one_is_caught(monkeypatch):
-  draft, target = laws(4, 1, "plain", seed=6)
+  draft, target = distributions(4, 1, "baseline", seed=6)
   for parents in (PAIR, TRIPLE):
     assert planted(parents, "iid", draft, target, RULE) < EXACT
   monkeypatch.setattr(kseq_file, "_rho", lambda *_: jnp.float32(1.0))
   wrong = RULE._replace(
-    keep=lambda *args: kseq_file._keep(*args),
-    next_law=lambda *args: kseq_file._next_law(*args),
+    accept_prob=lambda *args: kseq_file._accept_prob(*args),
+    residual=lambda *args: kseq_file._residual(*args),
   )
   for parents in (PAIR, TRIPLE):
     assert planted(parents, "iid", draft, target, wrong) > PLANTED
@@ -183,9 +183,9 @@ def test_counting_the_wrong_number_of_draws_is_caught():
     return draft._replace(parents=jnp.asarray(THREE_CHAINS))
 
   wrong = RULE._replace(
-    next_law=lambda draft, *args: RULE.next_law(of_first_chain(draft), *args)
+    residual=lambda draft, *args: RULE.residual(of_first_chain(draft), *args)
   )
-  draft, target = laws(3, 2, "plain", seed=0)
+  draft, target = distributions(3, 2, "baseline", seed=0)
   assert planted(THREE_CHAINS, "iid", draft, target, RULE) < EXACT
   assert planted(THREE_CHAINS, "iid", draft, target, wrong) > PLANTED
 
@@ -195,7 +195,7 @@ def test_counting_the_wrong_number_of_draws_is_caught():
   [RULE, acceptance.rejection(), acceptance.block(), acceptance.coupled()],
 )
 def test_no_rule_sorts_the_vocabulary(rule):
-  """DESIGN rule 11; sorting a few nodes is another matter."""
+  """rule 11; sorting a few nodes is another matter."""
   size, nodes = 4096, 5
   parents = tree.chain(nodes) if rule.chains_only else tree.parallel(2, 2)
 
@@ -205,20 +205,29 @@ def test_no_rule_sorts_the_vocabulary(rule):
       sampling.row_keys(jax.random.key(0), jnp.arange(1)),
       jnp.array([7]),
       size,
-      rule.walk == "coupled",
+      rule.traversal == "coupled",
     )
     settings = sampling.settings(1, 1.0, 50, 0.9)
-    law = sampling.warp(logits, settings)
-    return accept.accept_step(rule, draft, logits, law, noise, nodes - 1)
+    distribution = sampling.warp(logits, settings)
+    return accept.accept_step(
+      rule, draft, logits, distribution, noise, nodes - 1
+    )
 
-  laws = jnp.zeros((1, nodes, size))
+  distributions = jnp.zeros((1, nodes, size))
   tokens = jnp.zeros((1, nodes), jnp.int32)
-  text = jax.jit(accept_one).lower(laws, laws, tokens).compile().as_text()
+  text = (
+    jax.jit(accept_one)
+    .lower(distributions, distributions, tokens)
+    .compile()
+    .as_text()
+  )
   assert str(size) in text
   found = [line for line in text.splitlines() if " sort(" in line]
   assert not [line for line in found if str(size) in line]
 
 
-def test_tokens_without_their_law_are_refused():
-  with pytest.raises(ValueError, match="reads the law that each guess"):
+def test_tokens_without_their_distribution_are_refused():
+  with pytest.raises(
+    ValueError, match="reads the distribution that each draft token"
+  ):
     decode.check_pair(drafters.lookup(3).spec, RULE)

@@ -5,58 +5,68 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import law
-from acceptance_law_test import CHAINS, DEEP, EXACT, PAIR, WARPS, laws
+import distribution
+from acceptance_distribution_test import (
+  CHAINS,
+  DEEP,
+  EXACT,
+  PAIR,
+  WARPS,
+  distributions,
+)
 from specdec import acceptance, decode, sampling
 from specdec.models import table
 from specdec.types import Draft, Params
 
 
 def first_token(outcome) -> np.ndarray:
-  """[V] law of the first emitted token."""
+  """[V] distribution of the first emitted token."""
   joint = outcome.joint
   return joint.sum(axis=tuple(range(1, joint.ndim)))
 
 
 @pytest.mark.parametrize("warp", WARPS)
 @pytest.mark.parametrize("share", [0.1, 0.5, 1.0])
-@pytest.mark.parametrize("kind", ["none", "point_mass"])
+@pytest.mark.parametrize("kind", ["none", "deterministic"])
 def test_lenience_keeps_its_bound(kind, share, warp):
   rule = acceptance.lenience(share)
   assert rule.lossless == (share == 1)
   for seed in range(4):
-    draft, target = laws(4, 2, warp, seed)
-    found = law.emitted(rule, CHAINS[2], kind, draft, target)
+    draft, target = distributions(4, 2, warp, seed)
+    found = distribution.emitted(rule, CHAINS[2], kind, draft, target)
     np.testing.assert_allclose(found.joint.sum(), 1.0, atol=EXACT)
     assert np.all(first_token(found) <= target[0] / share + EXACT)
-    strict = law.emitted(acceptance.rejection(), CHAINS[2], kind, draft, target)
+    strict = distribution.emitted(
+      acceptance.rejection(), CHAINS[2], kind, draft, target
+    )
     assert found.accepted >= strict.accepted - 1e-6
     if share == 1:
-      assert law.error(found, target) < EXACT
+      assert distribution.error(found, target) < EXACT
       np.testing.assert_allclose(found.accepted, strict.accepted, atol=1e-6)
 
 
 def test_lenience_is_lossy_and_says_by_how_much():
-  draft, target = laws(4, 1, "plain", seed=6)
+  draft, target = distributions(4, 1, "baseline", seed=6)
   rule = acceptance.lenience(0.3)
-  found = law.emitted(rule, CHAINS[1], "none", draft, target)
-  assert law.error(found, target) > 0.01
+  found = distribution.emitted(rule, CHAINS[1], "none", draft, target)
+  assert distribution.error(found, target) > 0.01
   assert "3.33" in rule.caveat
   # In closed form: sum min(p / l, q).
   expected = np.minimum(target[0] / 0.3, draft[0]).sum()
   np.testing.assert_allclose(found.accepted, expected, atol=1e-6)
 
 
-LAW = np.array([0.5, 0.3, 0.15, 0.05])
+DISTRIBUTION = np.array([0.5, 0.3, 0.15, 0.05])
 
 
 def kept(rule, facing) -> list[float]:
   """Whether each token is kept as the only child of a root facing `facing`."""
-  log_law = jnp.log(jnp.asarray(np.stack([facing] * 2), jnp.float32))
+  log_distribution = jnp.log(jnp.asarray(np.stack([facing] * 2), jnp.float32))
   return [
     float(
-      rule.keep(
-        Draft(jnp.array([0, token]), np.array([-1, 0]), None, 2), log_law
+      rule.accept_prob(
+        Draft(jnp.array([0, token]), np.array([-1, 0]), None, 2),
+        log_distribution,
       )[1]
     )
     for token in range(len(facing))
@@ -65,22 +75,37 @@ def kept(rule, facing) -> list[float]:
 
 def test_typical_by_hand():
   # H = 1.142 nats, exp(-H) = 0.319.
-  assert kept(acceptance.typical(0.09, 0.3), LAW) == [1, 1, 1, 0]  # 0.09
-  assert kept(acceptance.typical(0.2, 0.9), LAW) == [1, 1, 0, 0]  # 0.2
-  assert kept(acceptance.typical(0.9, 0.5), LAW) == [1, 1, 0, 0]  # 0.16
-  assert kept(acceptance.typical(1.0, 1.0), LAW) == [1, 0, 0, 0]  # 0.319
-  # A flat law asks for less, so that something can be kept.
+  assert kept(acceptance.typical(0.09, 0.3), DISTRIBUTION) == [
+    1,
+    1,
+    1,
+    0,
+  ]  # 0.09
+  assert kept(acceptance.typical(0.2, 0.9), DISTRIBUTION) == [1, 1, 0, 0]  # 0.2
+  assert kept(acceptance.typical(0.9, 0.5), DISTRIBUTION) == [
+    1,
+    1,
+    0,
+    0,
+  ]  # 0.16
+  assert kept(acceptance.typical(1.0, 1.0), DISTRIBUTION) == [
+    1,
+    0,
+    0,
+    0,
+  ]  # 0.319
+  # A flat distribution asks for less, so that something can be kept.
   flat = np.full(20, 0.05)
   assert kept(acceptance.typical(0.09, 0.3), flat) == [1.0] * 20
   # The two numbers are not interchangeable, as in Medusa's code.
-  assert kept(acceptance.typical(0.3, 0.09), LAW) == [1, 1, 1, 1]
+  assert kept(acceptance.typical(0.3, 0.09), DISTRIBUTION) == [1, 1, 1, 1]
 
 
 def test_relaxed_by_hand():
-  assert kept(acceptance.relaxed(1, 1.0), LAW) == [1, 0, 0, 0]
-  assert kept(acceptance.relaxed(3, 1.0), LAW) == [1, 1, 1, 0]
-  assert kept(acceptance.relaxed(3, 0.2), LAW) == [1, 1, 0, 0]
-  assert kept(acceptance.relaxed(4, 0.0), LAW) == [1, 0, 0, 0]
+  assert kept(acceptance.relaxed(1, 1.0), DISTRIBUTION) == [1, 0, 0, 0]
+  assert kept(acceptance.relaxed(3, 1.0), DISTRIBUTION) == [1, 1, 1, 0]
+  assert kept(acceptance.relaxed(3, 0.2), DISTRIBUTION) == [1, 1, 0, 0]
+  assert kept(acceptance.relaxed(4, 0.0), DISTRIBUTION) == [1, 0, 0, 0]
 
 
 @pytest.mark.parametrize(
@@ -88,42 +113,42 @@ def test_relaxed_by_hand():
 )
 @pytest.mark.parametrize("parents", [CHAINS[2], PAIR, DEEP])
 def test_greedy_at_temperature_zero_and_lossy_above(rule, parents):
-  depth = law.depths(parents).max()
+  depth = distribution.depths(parents).max()
   kind = "none" if parents == CHAINS[2] else "iid"
-  draft, target = laws(3, depth, "greedy", seed=1)
-  found = law.emitted(rule, parents, kind, draft, target)
-  assert law.error(found, target) < EXACT
-  draft, target = laws(3, depth, "plain", seed=1)
-  found = law.emitted(rule, parents, kind, draft, target)
+  draft, target = distributions(3, depth, "greedy", seed=1)
+  found = distribution.emitted(rule, parents, kind, draft, target)
+  assert distribution.error(found, target) < EXACT
+  draft, target = distributions(3, depth, "baseline", seed=1)
+  found = distribution.emitted(rule, parents, kind, draft, target)
   np.testing.assert_allclose(found.joint.sum(), 1.0, atol=EXACT)
-  assert law.error(found, target) > 1e-3
+  assert distribution.error(found, target) > 1e-3
   assert not rule.lossless and rule.caveat.startswith("lossy")
 
 
-def test_the_loop_walks_to_the_longest_path():
+def test_the_loop_traversal_to_the_longest_path():
   """Nodes 1 and 2 are kept, and only below 2 goes it on: 0, 2, 5."""
   parents = np.array([-1, 0, 0, 1, 1, 2], np.int32)
   good = jnp.array([False, True, True, False, False, True])
   rule = acceptance.relaxed(1, 0.0)._replace(
-    keep=lambda draft, log_law: good.astype(jnp.float32)
+    accept_prob=lambda draft, log_distribution: good.astype(jnp.float32)
   )
   size = 7
 
   def propose(params, draft_state, context):
     pending = context.pending
-    guesses = jnp.broadcast_to(jnp.arange(1, 6)[None], (len(pending), 5))
-    tokens = jnp.concatenate([pending, guesses], axis=1)
+    draft_tokens = jnp.broadcast_to(jnp.arange(1, 6)[None], (len(pending), 5))
+    tokens = jnp.concatenate([pending, draft_tokens], axis=1)
     count = jnp.full_like(context.length, 6)
     return Draft(tokens, parents, None, count), draft_state
 
-  plain = decode.PLAIN_DRAFTER
-  spec = plain.spec._replace(
-    max_nodes=6, max_depth=2, widths=(6,), chain=False, siblings="point_mass"
+  baseline = decode.NO_DRAFTER
+  spec = baseline.spec._replace(
+    max_nodes=6, max_depth=2, widths=(6,), chain=False, siblings="deterministic"
   )
   params = Params(table.init_params(jax.random.key(0), size))
   state = decode.generate(
     table.model(size),
-    plain._replace(spec=spec, propose=propose),
+    baseline._replace(spec=spec, propose=propose),
     rule,
     params,
     jnp.array([[3], [4]]),
