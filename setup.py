@@ -19,7 +19,8 @@ setup(
   python_requires=">=3.11",
   packages=find_packages(include=["specdec", "specdec.*"]),
   package_data={
-    "specdec": ["page.html", "report_page.html", "shipped/*", "shipped/*/*"]
+    "specdec": ["shipped/*", "shipped/*/*"],
+    "specdec.report": ["*.html"],
   },
   install_requires=[
     JAX,

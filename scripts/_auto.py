@@ -11,11 +11,13 @@ import _decoding
 import _main
 from absl import flags
 
-from specdec import calibrate, display, hosts
-from specdec.analysis import hardware, prediction, speedup
-from specdec.analysis.pairs import TargetDraftPair
-from specdec.display import columns
-from specdec.session import prompt_size
+from specdec import multihost
+from specdec.benchmark import calibrate
+from specdec.benchmark.session import prompt_size
+from specdec.roofline import hardware, prediction, theory
+from specdec.roofline.pairs import TargetDraftPair
+from specdec.utils import terminal
+from specdec.utils.terminal import columns
 
 _BEFORE = set(flags.FLAGS)
 flags.DEFINE_integer("most_k", 8, "With --k=auto: the largest that is tried.")
@@ -71,13 +73,13 @@ def choose(models, rows: Sequence[Sequence[int]], batch: int) -> Choice:
   )
   slots = calibrate.slots_of(session, False)
   what = f"compiling k = {FLAGS.most_k} and trying it for {_ROUNDS} rounds"
-  with display.progress(what):
+  with terminal.progress(what):
     seen = prediction.observed([[session.first_rounds(rows, _ROUNDS)]])
   baseline = pair.baseline(batch, slots).seconds
   best, gain, lines = 0, 1.0, []
   for k in range(FLAGS.most_k + 1):
     prefix_acceptance = seen.prefix_acceptance[:k]
-    tokens = speedup.expected_tokens(prefix_acceptance)
+    tokens = theory.expected_tokens(prefix_acceptance)
     seconds = baseline
     if k:
       seconds = prediction.mean_round(pair, batch, k, slots, seen.wide)
@@ -89,7 +91,7 @@ def choose(models, rows: Sequence[Sequence[int]], batch: int) -> Choice:
       [str(k), f"{tokens:.2f}", f"{1e3 * seconds:.2f}", f"{rate:.1f}"]
       + [f"{faster:.2f}"]
     )
-  best, gain = map(float, hosts.agree([best, gain]))
+  best, gain = map(float, multihost.agree([best, gain]))
   return Choice(int(best), gain, lines, seen.prefix_acceptance, pair, slots)
 
 
@@ -101,7 +103,7 @@ def _calibrated(models, rows, batch):
   if base and _calibration.knows(base, *most):
     return base
   many = list(rows) * batch
-  with display.progress(f"timing this machine for --k=auto (kept in {path})"):
+  with terminal.progress(f"timing this machine for --k=auto (kept in {path})"):
     found = _calibration.timed(
       models,
       many[:batch],

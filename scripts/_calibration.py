@@ -11,9 +11,10 @@ import _skips
 import jax
 from absl import flags
 
-from specdec import calibrate, display, drafters, hosts, measure, run_folder
-from specdec.analysis import bounds, chips, hardware, shapes
-from specdec.analysis.calibration import (
+from specdec import drafters, multihost
+from specdec.benchmark import calibrate, timing
+from specdec.roofline import bounds, chips, hardware, shapes
+from specdec.roofline.calibration import (
   Calibration,
   PassTime,
   RoundTime,
@@ -21,9 +22,10 @@ from specdec.analysis.calibration import (
   fit_overhead,
   fit_passes,
 )
-from specdec.analysis.cost import Deployment
-from specdec.analysis.pairs import TargetDraftPair
-from specdec.display import columns
+from specdec.roofline.cost import Deployment
+from specdec.roofline.pairs import TargetDraftPair
+from specdec.utils import files, terminal
+from specdec.utils.terminal import columns
 
 FLAGS = flags.FLAGS
 _REPEATS = 15
@@ -133,7 +135,7 @@ def read(path: str | Path) -> Calibration | None:
   """
   path = Path(path)
   text = path.read_text(encoding="utf-8") if path.exists() else None
-  text = hosts.agree_text(text)
+  text = multihost.agree_text(text)
   if text is None:
     return None
   try:
@@ -149,7 +151,7 @@ def read(path: str | Path) -> Calibration | None:
 
 def write(path: str | Path, found: Calibration) -> None:
   """Keeps it; a kill leaves what was there."""
-  run_folder.replace_text(Path(path), found.to_json())
+  files.replace_text(Path(path), found.to_json())
 
 
 def knows(found: Calibration, batch: int, k: int) -> bool:
@@ -199,7 +201,7 @@ def timed(
     most: largest batch and tokens of a row in a pass that will be asked for;
       default those of the rounds.
   """
-  say = say or functools.partial(display.report, file=sys.stderr)
+  say = say or functools.partial(terminal.report, file=sys.stderr)
   machine = base.hardware if base else hardware.local(progress=say)
   fits = dict(base.fits) if base else {}
   overhead = dict(base.overhead) if base else {}
@@ -267,12 +269,12 @@ def timed(
 
 def _check(models, group: calibrate.Timers, seconds) -> None:
   """Warns of passes of the target that its bytes forbid."""
-  limit = measure.Limit(models.target.params)
+  limit = timing.Limit(models.target.params)
   for (batch, tokens, slots), taken in zip(group.points, seconds):
     size = bounds.pass_bytes(models.target.config, batch, tokens, slots // 2)
     what = f"a pass of {batch} x {tokens} tokens"
     if warning := limit.check(what, taken, size):
-      display.report(f"warning: {warning}", file=sys.stderr)
+      terminal.report(f"warning: {warning}", file=sys.stderr)
 
 
 def describe(found: Calibration) -> str:

@@ -8,7 +8,7 @@ from absl import flags
 from ml_collections import ConfigDict, config_flags
 from ml_collections.config_flags import config_path
 
-from specdec.spelling import choices
+from specdec.utils.spelling import choices
 
 _SHIPPED = pathlib.Path(__file__).parents[1] / "configs"
 

@@ -14,28 +14,23 @@ from _flags import PRESET, SHARED
 from _rules import RULES
 from absl import flags
 
-from specdec import (
-  checkpoints,
-  display,
-  drafters,
-  expand,
-  memory,
-  provenance,
-  sampling,
-  session,
-)
+from specdec import checkpoints, draft_shape, drafters
+from specdec.benchmark import provenance, session
 from specdec.checkpoints import learned as saved
 from specdec.checkpoints import shipped
 from specdec.checkpoints.fetch import fetch
 from specdec.checkpoints.learned import Learned
-from specdec.learned import draft_head as draft_heads
-from specdec.learned import serve, size
-from specdec.learned.head_config import HeadConfig
-from specdec.models import packing, presets, transformer
+from specdec.compiled import memory_plan
+from specdec.drafters.heads import draft_head as draft_heads
+from specdec.drafters.heads import serve, size
+from specdec.drafters.heads.head_config import HeadConfig
+from specdec.models import layouts, presets, transformer
 from specdec.models.config import TransformerConfig
+from specdec.noise import pilot_key
 from specdec.programs import Places
-from specdec.spelling import choices
 from specdec.types import AcceptanceRule, Drafter, Model, Params
+from specdec.utils import terminal
+from specdec.utils.spelling import choices
 
 FLAGS = flags.FLAGS
 _MANY = 32  # rows that weights are read for better as they are than packed
@@ -122,14 +117,14 @@ def load(max_length: int) -> Models:
   where = places or (None, None)
   if FLAGS.random_weights:
     text = f"random weights for {', '.join(map(str, sources))}"
-    display.report(text, file=sys.stderr)
+    terminal.report(text, file=sys.stderr)
     models = [
       checkpoints.random_checkpoint(shape, FLAGS.seed + i, str(source), place)
       for i, (shape, source, place) in enumerate(zip(shapes, sources, where))
     ]
   else:
     text = f"loading {', '.join(map(str, sources))}"
-    display.report(text, file=sys.stderr)
+    terminal.report(text, file=sys.stderr)
     draft = sources[1] if FLAGS.draft else None
     models = checkpoints.load_pair(sources[0], draft, FLAGS.dtype, where)
   target, draft = [*models, None][:2]
@@ -207,7 +202,7 @@ def _load_learned(target, places: Places | None) -> Learned:
     found.draft_head(target.config), found.net, target.params
   )
   if places is None:
-    return found._replace(net=packing.pack(weights))
+    return found._replace(net=layouts.pack(weights))
   whole = places.target.sharding(())
   return found._replace(net=jax.device_put(weights, whole))
 
@@ -251,7 +246,7 @@ def check_memory(
     serving = size.serving_bytes(
       head_config, shapes[0], max(FLAGS.batch), max_length
     )
-  found = memory.plan(
+  found = memory_plan.plan(
     shapes[0],
     shapes[1] if len(shapes) > 1 else None,
     batch=max(FLAGS.batch),
@@ -265,8 +260,8 @@ def check_memory(
     cpu=jax.default_backend() == "cpu",
   )
   if show or not loaded:
-    display.report(f"memory on each device: {found}", file=sys.stderr)
-  memory.check(
+    terminal.report(f"memory on each device: {found}", file=sys.stderr)
+  memory_plan.check(
     found.excluding_weights if loaded else found, places and places[0]
   )
 
@@ -277,7 +272,7 @@ def drafter(models: Models, k: int) -> Drafter:
 
 
 def make_drafter(
-  models: Models, k: int, shape: expand.DraftShape | None
+  models: Models, k: int, shape: draft_shape.DraftShape | None
 ) -> Drafter:
   """The same, for any shape; None for a chain."""
   if FLAGS.drafter == "model":
@@ -296,7 +291,7 @@ def make_drafter(
     learned = serve.drafter(
       draft_head,
       models.target_model,
-      shape or expand.chain(k),
+      shape or draft_shape.chain(k),
       places.target,
       FLAGS.copy_first,
     )
@@ -356,7 +351,7 @@ def session_of(
     drafter,
     rule,
     models.params,
-    key=sampling.pilot_key(key) if pilot else key,
+    key=pilot_key(key) if pilot else key,
     batch=batch,
     prompt_size=prompt_size,
     max_new_tokens=FLAGS.max_new_tokens,

@@ -9,14 +9,14 @@ from typing import NamedTuple
 import jax
 from absl import flags
 
-from specdec import checkpoints, drafters, expand
-from specdec.analysis import bounds
+from specdec import checkpoints, draft_shape, drafters
 from specdec.checkpoints import learned as saved
 from specdec.checkpoints import shipped
 from specdec.checkpoints.fetch import fetch
-from specdec.learned import draft_head as draft_heads
-from specdec.learned import serve, size
-from specdec.models import packing, transformer
+from specdec.drafters.heads import draft_head as draft_heads
+from specdec.drafters.heads import serve, size
+from specdec.models import layouts, transformer
+from specdec.roofline import bounds
 from specdec.training import saving
 from specdec.types import Drafter, Params, Skip
 
@@ -34,7 +34,7 @@ class Candidate(NamedTuple):
 
   name: str
   kind: str
-  make: Callable[[expand.DraftShape | None, int], Drafter]  # (shape, k)
+  make: Callable[[draft_shape.DraftShape | None, int], Drafter]  # (shape, k)
   params: Params
   weights: int  # of its own
   step_bytes: float  # weights that a draft token but the first of a round reads
@@ -90,7 +90,7 @@ def _read(name: str, target):
   found = saved.load(shipped.drafter(name), target)
   draft_head = found.draft_head(target.config)
   weights = draft_heads.weights_of(draft_head, found.net, target.params)
-  return found, packing.pack(jax.tree.map(lambda x: x, weights))
+  return found, layouts.pack(jax.tree.map(lambda x: x, weights))
 
 
 def _skip_of(path: pathlib.Path) -> Skip:
@@ -155,7 +155,7 @@ def _candidate(name, what, target, model, net) -> Candidate:
   draft_head = what.draft_head(config)
 
   def learned(shape, k):
-    return serve.drafter(draft_head, model, shape or expand.chain(k))
+    return serve.drafter(draft_head, model, shape or draft_shape.chain(k))
 
   read = 4 * size.step_weights(draft_head, config)
   if what.head_config.exit_layer:

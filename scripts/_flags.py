@@ -17,7 +17,7 @@ import jax
 from _integers import IntegersOrAuto, define_integers
 from absl import flags
 
-from specdec import checkpoints, decode, drafters, expand, sampling
+from specdec import checkpoints, decode, draft_shape, drafters, sampling
 from specdec.checkpoints import shipped
 from specdec.checkpoints.fetch import PACKAGES
 from specdec.models import presets
@@ -78,7 +78,7 @@ flags.DEFINE_string("shape", "chain", "Of a draft. " + _shapes.HELP)
 flags.DEFINE_enum(
   "siblings",
   None,
-  expand.KINDS,
+  draft_shape.KINDS,
   "How a tree's children are drawn; default iid with k-SEQ, deterministic in a "
   "dynamic tree and at temperature 0, else without_replacement.",
 )
@@ -178,7 +178,7 @@ def single(name: str) -> int:
   return values[0]
 
 
-def expansion(k: int) -> expand.DraftShape | None:
+def expansion(k: int) -> draft_shape.DraftShape | None:
   """The draft's shape for k levels; None for a chain."""
   if FLAGS.acceptance == "kseq":
     usual = "iid"

@@ -16,7 +16,8 @@ import jax
 from absl import app, flags
 from absl import logging as absl_logging
 
-from specdec import display, hosts, run_folder
+from specdec import multihost
+from specdec.utils import files, terminal
 
 _MENDABLE = (ValueError, OSError, MemoryError)
 
@@ -56,7 +57,7 @@ def main_of(
         _end(traceback.format_exc())
       raise
     finally:
-      run_folder.release()
+      files.release()
 
   return main
 
@@ -86,7 +87,7 @@ def _end(text: str) -> None:
   One of several processes goes at once: an orderly end would wait for the
   others, who wait for it; JAX then ends them, as it misses one.
   """
-  text = display.escape(text)
+  text = terminal.escape(text)
   if not jax.distributed.is_initialized():
     sys.exit(text)
   print(text, file=sys.stderr, flush=True)
@@ -134,7 +135,7 @@ def _quiet_libtpu() -> None:
 def _excepthook(*error) -> None:
   """Prints a traceback, its sentence escaped as every other."""
   lines = traceback.format_exception(*error)
-  print(display.escape("".join(lines)), end="", file=sys.stderr)
+  print(terminal.escape("".join(lines)), end="", file=sys.stderr)
 
 
 def _unraisablehook(unraisable) -> None:
@@ -162,13 +163,13 @@ def take_folder(name: str, path: str) -> None:
     ValueError: it could not be written by the process that writes.
   """
   check_folder(name, path)
-  run_folder.lock(pathlib.Path(path))
+  files.lock(pathlib.Path(path))
 
 
 def check_folder(name: str, path: str) -> None:
   """Raises ValueError where the folder `path`, given as `name`, could not be
   written, or created, by the process that writes."""
-  if not hosts.is_first():
+  if not multihost.is_first():
     return
   folder = pathlib.Path(path).absolute()
   present = next(x for x in (folder, *folder.parents) if os.path.lexists(x))
@@ -182,7 +183,7 @@ def check_folder(name: str, path: str) -> None:
 def check_writable(name: str, path: str) -> None:
   """Raises ValueError where `path`, given as `name`, could not be written by
   the process that writes."""
-  if not hosts.is_first():
+  if not multihost.is_first():
     return
   file = pathlib.Path(path)
   if file.is_dir():
@@ -192,7 +193,7 @@ def check_writable(name: str, path: str) -> None:
       f"{name}={path}: there is no folder {file.parent}; make it first"
     )
   places = [file] if file.exists() else []
-  if not run_folder.is_stream(file):  # a new file takes its place
+  if not files.is_stream(file):  # a new file takes its place
     places.append(file.parent)
   if not all(os.access(place, os.W_OK) for place in places):
     raise ValueError(f"{name}={path} cannot be written; choose another place")

@@ -8,7 +8,7 @@ import _main
 import jax
 from absl import flags
 
-from specdec import hosts, sharding
+from specdec import multihost, sharding
 from specdec.models.config import TransformerConfig
 from specdec.programs import Places
 
@@ -82,7 +82,7 @@ def join() -> None:
     raise ConnectionError(
       f"--distributed: {where} was not reached in {FLAGS.patience} s: {reason}"
     ) from error
-  if not hosts.is_first():
+  if not multihost.is_first():
     _main.hush()
 
 

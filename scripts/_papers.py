@@ -1,6 +1,6 @@
 """The founding papers' tables in Markdown: printed numbers beside ours."""
 
-from specdec.analysis import papers
+from specdec.roofline import papers
 
 
 def _table(header: list[str], lines) -> str:

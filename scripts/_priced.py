@@ -7,12 +7,13 @@ import _config
 import _output
 from absl import flags
 
-from specdec import checkpoints, display
-from specdec.analysis import chips, hardware, shapes, speedup
-from specdec.analysis.cost import BYTES, IDEAL, TYPICAL, Deployment
-from specdec.analysis.pairs import TargetDraftPair
+from specdec import checkpoints
 from specdec.checkpoints.fetch import fetch
-from specdec.spelling import choices
+from specdec.roofline import chips, hardware, shapes, theory
+from specdec.roofline.cost import BYTES, IDEAL, TYPICAL, Deployment
+from specdec.roofline.pairs import TargetDraftPair
+from specdec.utils import terminal
+from specdec.utils.spelling import choices
 
 _EFFICIENCY = {"ideal": IDEAL, "typical": TYPICAL}
 # Of LaMDA 137B's drafts (arXiv:2211.17192, table 3).
@@ -152,7 +153,7 @@ def chip_of(name: str) -> chips.Chip:
   if name != "local":
     return chips.get(name, **changes)
   found = hardware.local(
-    progress=lambda what: display.report(what, file=sys.stderr)
+    progress=lambda what: terminal.report(what, file=sys.stderr)
   )
   return chips.changed(chips.of_hardware(found), **changes)
 
@@ -200,7 +201,7 @@ def pair_on(chip, known=None, draft: str | None = None) -> TargetDraftPair:
   ]
   if not settings:
     return made
-  display.report(f"beside the passes: as of {settings[0]}", file=sys.stderr)
+  terminal.report(f"beside the passes: as of {settings[0]}", file=sys.stderr)
   found = known.overhead[settings[0]]
   return dataclasses.replace(
     made, overhead=found.ours, baseline_overhead=found.baseline
@@ -218,10 +219,10 @@ def gain(
   return pair.speedup(batch, context, prefix_acceptance)
 
 
-def distribution_of() -> speedup.PowerLaw:
+def distribution_of() -> theory.PowerLaw:
   """--law."""
   pairs = [text.partition(":") for text in FLAGS.law]
   sizes = numbers_of([size for size, _, _ in pairs], "law")
-  return speedup.fit_power_law(
+  return theory.fit_power_law(
     sizes, numbers_of([rate for _, _, rate in pairs], "law")
   )

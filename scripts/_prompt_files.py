@@ -14,8 +14,9 @@ import _mesh
 import _output
 from absl import flags
 
-from specdec import display, prompts, run_folder
+from specdec.benchmark import prompts
 from specdec.training import saving
+from specdec.utils import files, terminal
 
 # What does not change the results: where they are kept, how they are written.
 _FREE = ("output", "compilation_cache", *_mesh.PROCESSES)
@@ -68,7 +69,7 @@ def read_prompts(target) -> tuple[list[list[int]], list[prompts.Prompt], list]:
       except ValueError as error:
         broken.append(f"{prompt.name}: {error}")
   for line in broken:
-    display.report(f"skipped: {line}", file=sys.stderr)
+    terminal.report(f"skipped: {line}", file=sys.stderr)
   if not found:
     raise ValueError("no prompt is left")
   return encoded, found, broken
@@ -95,7 +96,7 @@ def choose(encoded, groups) -> tuple[list[int], int]:
 def claim(folder: Path, header: dict, models, encoded) -> None:
   """The folder is of these settings, prompts, weights, versions and machine."""
   machine = {k: v for k, v in header["machine"].items() if k != "load"}
-  run_folder.claim(
+  files.claim(
     folder,
     header["settings"]
     | {

@@ -7,7 +7,7 @@ from pathlib import Path
 import _main
 from absl import flags
 
-from specdec import display, run_folder
+from specdec.utils import files, terminal
 
 flags.DEFINE_integer(
   "every", 20, "Every so manyth goes to held_out.jsonl instead; 0: none."
@@ -30,5 +30,5 @@ def write(folder: Path, lines: Sequence[dict]) -> None:
     parts["held_out" if kept else "prompts"].append(json.dumps(line) + "\n")
   for name, part in parts.items():
     path = folder / f"{name}.jsonl"
-    run_folder.replace_text(path, "".join(part))
-    display.report(f"{len(part)} prompts: {path}")
+    files.replace_text(path, "".join(part))
+    terminal.report(f"{len(part)} prompts: {path}")

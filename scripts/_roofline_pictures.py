@@ -10,13 +10,14 @@ import numpy as np
 from _priced import gain
 from absl import flags
 
-from specdec import run_folder
-from specdec.analysis import heatmaps, planning, speedup
-from specdec.analysis.pairs import TargetDraftPair
+from specdec.report import heatmaps
+from specdec.roofline import planning, theory
+from specdec.roofline.pairs import TargetDraftPair
+from specdec.utils import files
 
 _CELL = (
   "chip", "target", "draft", "batch", "context", "k", "fits",
-  "tokens_per_round", "round_ms", "plain_ms", "speedup", "tokens_per_second",
+  "tokens_per_round", "round_ms", "baseline_ms", "speedup", "tokens_per_second",
   "ms_per_token", "p99_ms_per_token",
 )  # fmt: skip
 FLAGS = flags.FLAGS
@@ -39,9 +40,9 @@ def write_cells(
       baseline = pair.baseline(batch, context).seconds
       fits = not np.isnan(gain(pair, batch, context, ()))
       for k in range(len(curve) + 1):
-        tokens = speedup.expected_tokens(curve[:k])
+        tokens = theory.expected_tokens(curve[:k])
         seconds = pair.round(batch, k, context).seconds
-        one = speedup.latency(curve[:k], seconds)
+        one = theory.latency(curve[:k], seconds)
         writer.writerow(
           [
             pair.target.chip.name,
@@ -65,7 +66,7 @@ def write_cells(
             ),
           ]
         )
-  run_folder.replace_file(path, file.getvalue())
+  files.replace_file(path, file.getvalue())
 
 
 def draw(
@@ -115,7 +116,7 @@ def draw_grids(
   by_rate = grid(
     ks,
     rates,
-    lambda k, a: gain(pair, 1, context, speedup.iid_prefix_acceptance(a, k)),
+    lambda k, a: gain(pair, 1, context, theory.iid_prefix_acceptance(a, k)),
   )
   for name, values, columns_, label, shown in (
     ("k_batch", by_batch, batches, "batch, rows",
@@ -140,7 +141,7 @@ def draw_drafts(folder: Path, pair: TargetDraftPair, title: str) -> None:
     range(FLAGS.most + 1),
     range(len(made)),
     lambda k, i: gain(
-      made[i], 1, FLAGS.context, speedup.iid_prefix_acceptance(rates[i], k)
+      made[i], 1, FLAGS.context, theory.iid_prefix_acceptance(rates[i], k)
     ),
   )
   labels = [f"{s / 1e9:.3g} B\n{rate:.2f}" for s, rate in zip(sizes, rates)]

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from absl import flags
 
-from specdec import prompts
+from specdec.benchmark import prompts
 from specdec.checkpoints import shipped
 
 # Held out of the shipped models' training.

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from specdec import expand, tree
+from specdec import draft_shape, draft_tree
 
 MOST = 4096  # tokens of a draft: what sees what is a table of their square
 HELP = (
@@ -27,7 +27,7 @@ def parse(
   siblings: str | None = None,
   usual: str = "without_replacement",
   rank_acceptance: Sequence[float] = (),
-) -> expand.DraftShape | None:
+) -> draft_shape.DraftShape | None:
   """The shape; None for a chain, which drafters have built in.
 
   Args:
@@ -51,7 +51,7 @@ def parse(
       raise ValueError(
         f"{text} holds no path: autoregressive decoding is --k=0"
       )
-    return expand.static(tree.from_paths(paths), siblings or usual)
+    return draft_shape.static(draft_tree.from_paths(paths), siblings or usual)
   try:
     numbers = [int(number) for number in given]
     least, most = {"chains": (1, 2), "optimal": (1, 1), "dynamic": (1, 2)}[name]
@@ -69,10 +69,10 @@ def parse(
     raise ValueError(f"--shape={text} needs --k >= 1, the levels of the tree")
   if name == "dynamic":
     size, top = [*numbers, 4][:2]
-    return expand.dynamic(top, k, size, siblings or "deterministic")
+    return draft_shape.dynamic(top, k, size, siblings or "deterministic")
   if name == "chains":
     chains, shared = [*numbers, 0][:2]
-    parents = tree.parallel(chains, k, shared)
+    parents = draft_tree.parallel(chains, k, shared)
   else:
     if not rank_acceptance:
       raise ValueError(
@@ -80,8 +80,8 @@ def parse(
         "second ... child is kept (scripts/compare_rules.py measures it)"
       )
     by_depth = np.tile(np.asarray(rank_acceptance, float), (k, 1))
-    parents = tree.from_paths(tree.optimal(by_depth, *numbers))
-  return expand.static(parents, siblings or usual)
+    parents = draft_tree.from_paths(draft_tree.optimal(by_depth, *numbers))
+  return draft_shape.static(parents, siblings or usual)
 
 
 def _read(path: str) -> list:

@@ -10,9 +10,10 @@ import _rows
 from absl import flags
 from absl.testing import flagsaver
 
-from specdec import calibrate, display, measure, provenance, report
-from specdec.analysis import bounds, metrics, prediction
-from specdec.session import Completed
+from specdec.benchmark import calibrate, metrics, provenance, results, timing
+from specdec.benchmark.session import Completed
+from specdec.roofline import bounds, prediction
+from specdec.utils import terminal
 
 # What decides on models and prompts, and on a batch's plain loop.
 _LOADED = (
@@ -42,7 +43,7 @@ class Bench:
     self._rounds, self._most = rounds, most
     self._loaded: tuple | None = None
     self._baseline: dict = {}
-    self.limit: measure.Limit | None = None  # of the loaded target
+    self.limit: timing.Limit | None = None  # of the loaded target
     self.calibration = _calibration.read(self._path)
 
   def models(self):
@@ -54,7 +55,7 @@ class Bench:
       count = max(FLAGS.texts, *self._rounds["batch"])
       rows = _rows.make_rows(models.target, count, FLAGS.context)
       self._loaded = names, models, rows
-      self.limit = measure.Limit(models.target.params)
+      self.limit = timing.Limit(models.target.params)
     return self._loaded[1:]
 
   def calibrate(self, say) -> None:
@@ -81,7 +82,7 @@ class Bench:
           say,
         )
       _calibration.write(self._path, self.calibration)
-      measure.forget_programs()
+      timing.forget_programs()
 
   def session(self, k: int, batch: int):
     """Of these flags, with a plain loop that was compiled once."""
@@ -107,7 +108,7 @@ class Point:
       FLAGS.context + FLAGS.max_new_tokens,
       places=models.places,
     )
-    with display.progress(f"compiling batch {self.batch}, k = {self.k}"):
+    with terminal.progress(f"compiling batch {self.batch}, k = {self.k}"):
       self._session = bench.session(self.k, self.batch)
       self._session.warm_up(self._rows[: self.batch])
     self.slots = calibrate.slots_of(self._session, False)
@@ -150,17 +151,17 @@ class Point:
         done.append((pieces[False], pieces[True]))
     return done
 
-  def run(self, done: list[tuple[Completed, Completed]]) -> report.Run:
+  def run(self, done: list[tuple[Completed, Completed]]) -> results.Run:
     """What it amounted to."""
     # Greedy turns decode the same texts again.
     distinct = len(done) if FLAGS.temperature else len(self._batches)
-    return report.Run(
+    return results.Run(
       "all",
       self.k,
       self._session.drafter.spec.max_nodes,
       self.batch,
       metrics.acceptance([one.stats for one, _ in done[:distinct]]),
-      measure.speed(done),
+      timing.speed(done),
       None,
     )
 
@@ -185,7 +186,7 @@ def measured(bench: Bench, say, known: dict | None = None) -> dict:
     run = point.run(done)
     warnings = check(bench, run, done)
     del point
-    measure.forget_programs()
+    timing.forget_programs()
     line = {
       "load": load,
       "run": run.document(),

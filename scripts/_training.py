@@ -6,12 +6,13 @@ from pathlib import Path
 
 import jax
 
-from specdec import acceptance, checkpoints, display, hosts, run_folder
+from specdec import acceptance, checkpoints, multihost
 from specdec.checkpoints import names
 from specdec.models.config import RopeScaling, TransformerConfig
 from specdec.training import data, evaluate, samples
 from specdec.training.options import Options
 from specdec.types import Drafter, Model, Params
+from specdec.utils import files, terminal
 
 # What a config says of how drafts are evaluated, and of texts to be sampled.
 DECODING = ("k", "prompts", "length", "new_tokens", "temperature")
@@ -80,7 +81,7 @@ def load_data(config, options: Options, tokenizer):
       packed.append(data.Packed(stream, options.sequence, seed))
     except ValueError as error:
       raise ValueError(f"{config[name]}: {error}") from None
-    display.report(
+    terminal.report(
       f"{name}: {len(stream):,} tokens of {config[name]}",
       file=sys.stderr,
     )
@@ -142,7 +143,7 @@ def judge(
 def say_size(name: str, size: str, options: Options, packed) -> None:
   """One line: what is trained, and on how much."""
   tokens = options.steps * options.batch * options.sequence
-  display.report(
+  terminal.report(
     f"{name}: {size}, {options.steps:,} steps of {options.batch} x "
     f"{options.sequence} tokens, {tokens / 1e6:.2f} M in all, "
     f"{tokens / packed.tokens:.2f} times over the data",
@@ -164,8 +165,8 @@ def export(
     also: writes what belongs to it into the folder that it is given, where the
       checkpoint lies already.
   """
-  weights = jax.tree.map(hosts.whole, weights)
-  if not hosts.is_first():
+  weights = jax.tree.map(multihost.whole, weights)
+  if not multihost.is_first():
     return
 
   def write(scratch):
@@ -174,4 +175,4 @@ def export(
     if also is not None:
       also(scratch)
 
-  run_folder.replace_folder(folder / name, write)
+  files.replace_folder(folder / name, write)

@@ -36,8 +36,10 @@ import jax
 from absl import flags
 from tqdm import tqdm
 
-from specdec import display, hosts, measure, provenance, report
-from specdec.analysis import bounds, hardware, metrics
+from specdec import multihost
+from specdec.benchmark import metrics, provenance, results, timing
+from specdec.roofline import bounds, hardware
+from specdec.utils import terminal
 
 _BEFORE = set(flags.FLAGS)
 _flags.define_integers(
@@ -89,8 +91,8 @@ def time_passes(models, batch: int, progress) -> list[dict]:
   found = []
   for n in FLAGS.passes:
     progress.set_postfix_str(f"batch {batch}, a pass of {n}")
-    with display.progress(f"compiling and timing a pass of {batch} x {n}"):
-      taken = measure.time_pass(
+    with terminal.progress(f"compiling and timing a pass of {batch} x {n}"):
+      taken = timing.time_pass(
         models.target_model,
         models.target.params,
         batch,
@@ -133,31 +135,31 @@ def decode(models, k: int, found: _rows.Batches, baseline_session, progress):
   session = _decoding.make_session(models, k, batch, FLAGS.context, ())
   if baseline_session:
     session.share_baseline(baseline_session)
-  with display.progress(f"compiling batch {batch}, k = {k}"):
+  with terminal.progress(f"compiling batch {batch}, k = {k}"):
     session.compile(baseline=True)
-    with measure.compilations() as compiled:
+    with timing.compilations() as compiled:
       compile_seconds = session.compile(baseline=False)
     session.warm_up(rows[0])
-  for _ in measure.interleaved(decoded, 1):
+  for _ in timing.interleaved(decoded, 1):
     pass  # discarded
   progress.set_postfix_str(f"batch {batch}, k = {k}")
   trace = contextlib.nullcontext()
   if FLAGS.profile:
     trace = jax.profiler.trace(FLAGS.profile)
   with trace:
-    for _ in measure.interleaved(decoded, 1 if FLAGS.profile else 0):
+    for _ in timing.interleaved(decoded, 1 if FLAGS.profile else 0):
       pass
   # What compiles now and then (a collected program, another thread's) may
   # spoil one series of timings, not two.
   for _ in range(2):
     done = []
-    with measure.compilations() as late:
-      for pair in measure.interleaved(
+    with timing.compilations() as late:
+      for pair in timing.interleaved(
         decoded, len(rows), _repeats.turns(len(rows))
       ):
         done.append(pair)
         progress.update()
-    if not (count := int(hosts.agree(late.count))):
+    if not (count := int(multihost.agree(late.count))):
       break
   ours, baseline, prefill, baseline_prefill = (
     [getattr(pair[i], name) for pair in done]
@@ -178,15 +180,15 @@ def decode(models, k: int, found: _rows.Batches, baseline_session, progress):
     times = ours, baseline, prefill, baseline_prefill
     speed = metrics.median_speed(sum(map(len, texts)), *times)
   else:
-    speed = measure.speed(done)
-  run = report.Run(
+    speed = timing.speed(done)
+  run = results.Run(
     "all",
     k,
     session.drafter.spec.max_nodes,
     batch,
     metrics.acceptance([one.stats for one, _ in once]),
     speed,
-    report.Identity(len(texts), len(texts) - len(unlike), tuple(unlike))
+    results.Identity(len(texts), len(texts) - len(unlike), tuple(unlike))
     if _decoding.comparable()
     else None,
   )
@@ -196,19 +198,19 @@ def decode(models, k: int, found: _rows.Batches, baseline_session, progress):
     "prompts": found.source,
     "rounds": sum(int(one.stats.widths.sum()) for one, _ in once),
     "least_round_seconds": _least_round(done, 0),
-    "least_plain_round_seconds": _least_round(done, 1),
-    "seconds": dataclasses.asdict(measure.timing(ours)),
-    "plain_seconds": dataclasses.asdict(measure.timing(baseline)),
+    "least_baseline_round_seconds": _least_round(done, 1),
+    "seconds": dataclasses.asdict(timing.timing(ours)),
+    "baseline_seconds": dataclasses.asdict(timing.timing(baseline)),
     "acceptance_seconds": dataclasses.asdict(
-      measure.time_acceptance(session, FLAGS.repeats)
+      timing.time_acceptance(session, FLAGS.repeats)
     ),
     "compile": {
       "seconds": compile_seconds,
       "backend_seconds": compiled.seconds,
       "programs": compiled.count,
     },
-    "memory": measure.loop_memory(session, baseline=False),
-    "plain_memory": measure.loop_memory(session, baseline=True),
+    "memory": timing.loop_memory(session, baseline=False),
+    "baseline_memory": timing.loop_memory(session, baseline=True),
     "warnings": [],
   }
   if count:
@@ -239,9 +241,9 @@ def impossible(
   def check(entry, what: str, seconds: float, batch: int, tokens: int) -> None:
     size = bounds.pass_bytes(target.config, batch, tokens, entry["context"])
     try:
-      if said := measure.check_possible(what, seconds, size, bandwidth):
+      if said := timing.check_possible(what, seconds, size, bandwidth):
         found.append((entry, said, False))
-    except measure.Impossible as error:
+    except timing.Impossible as error:
       found.append((entry, str(error), True))
 
   for entry in document["passes"]:
@@ -252,7 +254,7 @@ def impossible(
     rounds = run["least_round_seconds"]
     where = f"of batch {run['batch']}, k = {run['k']}"
     check(run, f"a round {where}", rounds, run["batch"], run["nodes"])
-    rounds = run["least_plain_round_seconds"]
+    rounds = run["least_baseline_round_seconds"]
     check(run, f"a plain round {where}", rounds, run["batch"], 1)
   return found
 
@@ -263,7 +265,7 @@ def print_machine(document) -> None:
   products = ", ".join(
     f"{dtype} {rate / 1e9:.0f}" for dtype, rate in machine["flops"].items()
   )
-  display.report(
+  terminal.report(
     f"{machine['name']}, load {document['machine']['load']} before and "
     f"{document['load_after']} after; {FLAGS.target}, {FLAGS.dtype}, context "
     f"{FLAGS.context}\n"
@@ -275,17 +277,17 @@ def print_machine(document) -> None:
 def print_tables(document) -> None:
   """What a person wants to read."""
   if document["passes"]:
-    display.report("\na pass of n tokens a row")
-    display.report(report.of_passes(document["passes"]))
+    terminal.report("\na pass of n tokens a row")
+    terminal.report(results.of_passes(document["passes"]))
   if document["runs"]:
-    display.report(
+    terminal.report(
       f"\ndecoding, {_decoding.describe_drafter()}, {FLAGS.acceptance}"
     )
     for source in dict.fromkeys(run["prompts"] for run in document["runs"]):
-      display.report(f"  {source}")
+      terminal.report(f"  {source}")
     for caveat in document["caveats"]:
-      display.report(f"  warning: {caveat}")
-    display.report(report.of_bench(document["runs"]))
+      terminal.report(f"  warning: {caveat}")
+    terminal.report(results.of_bench(document["runs"]))
 
 
 def calibrate(models) -> None:
@@ -302,7 +304,7 @@ def calibrate(models) -> None:
     models, rows, FLAGS.context, batches, ks, context, base, FLAGS.repeats
   )
   _calibration.write(path, found)
-  display.report(_calibration.describe(found))
+  terminal.report(_calibration.describe(found))
 
 
 def bench() -> None:
@@ -313,7 +315,7 @@ def bench() -> None:
   jax.config.update("jax_enable_compilation_cache", False)
   header = _decoding.header(_OWN)
   machine = hardware.local(
-    progress=lambda what: display.report(what, file=sys.stderr)
+    progress=lambda what: terminal.report(what, file=sys.stderr)
   )
   models = _decoding.load(FLAGS.context + FLAGS.max_new_tokens)
   if FLAGS.calibrate:
@@ -323,7 +325,7 @@ def bench() -> None:
     batch: _rows.make_batches(target, batch, FLAGS.context, FLAGS.limit)
     for batch in FLAGS.batch
   }
-  before = measure.bandwidth_of(target.params)
+  before = timing.bandwidth_of(target.params)
   passes, runs = [], []
   total = len(FLAGS.batch) * len(FLAGS.passes)
   if FLAGS.decode:
@@ -341,7 +343,7 @@ def bench() -> None:
       for k in ks if FLAGS.decode else ():
         run, session = decode(models, k, rows[batch], session, progress)
         runs.append(run)
-  bandwidth = max(before, measure.bandwidth_of(target.params))
+  bandwidth = max(before, timing.bandwidth_of(target.params))
   peak = machine.flops.get(FLAGS.dtype)
   if models.places:  # of all devices together
     devices = models.places.target.mesh.size
@@ -354,12 +356,12 @@ def bench() -> None:
     "passes": passes,
     "bandwidth": bandwidth,
     "hardware": dataclasses.asdict(machine),
-    "peak_memory": measure.peak_memory(),
+    "peak_memory": timing.peak_memory(),
     "load_after": provenance.load(),
   }
   wrong = impossible(document, target, bandwidth)
   if wrong:  # or was the machine busy both times that it was measured?
-    document["bandwidth"] = max(bandwidth, measure.bandwidth_of(target.params))
+    document["bandwidth"] = max(bandwidth, timing.bandwidth_of(target.params))
     wrong = impossible(document, target, document["bandwidth"])
   document["impossible"] = [sentence for _, sentence, _ in wrong]
   for entry, sentence, _ in wrong:
@@ -367,14 +369,14 @@ def bench() -> None:
   print_machine(document)
   print_tables(document)
   if FLAGS.json:
-    report.write_json(FLAGS.json, document)
-  display.report(json.dumps(document, allow_nan=False))
+    results.write_json(FLAGS.json, document)
+  terminal.report(json.dumps(document, allow_nan=False))
   for _, sentence, gross in wrong:
     if gross:
-      raise measure.Impossible(sentence)
+      raise timing.Impossible(sentence)
 
 
-main = _main.main_of("bench", bench, also=(measure.Impossible,))
+main = _main.main_of("bench", bench, also=(timing.Impossible,))
 
 if __name__ == "__main__":
   _main.start(main)

@@ -51,11 +51,13 @@ from _integers import spans
 from absl import flags
 from tqdm import tqdm
 
-from specdec import display, drafters, measure, report, run_folder
-from specdec.analysis import chips, hardware, shapes
-from specdec.analysis.cost import TYPICAL, Deployment
-from specdec.display import columns
+from specdec import drafters
+from specdec.benchmark import results, timing
+from specdec.roofline import chips, hardware, shapes
+from specdec.roofline.cost import TYPICAL, Deployment
 from specdec.types import Skip
+from specdec.utils import files, terminal
+from specdec.utils.terminal import columns
 
 _BEFORE = set(flags.FLAGS) - {"output", "context"}
 flags.DEFINE_integer("trials", 60, "Subsets tried, those of earlier runs, too.")
@@ -119,7 +121,7 @@ class Bench:
     if FLAGS.objective == "predicted":
       if FLAGS.for_chip == "local":
         machine = hardware.local(
-          progress=lambda s: display.report(s, file=sys.stderr)
+          progress=lambda s: terminal.report(s, file=sys.stderr)
         )
         self._chip = chips.of_hardware(machine)
       else:
@@ -134,7 +136,7 @@ class Bench:
     )
     layers = len(skip.attention), len(skip.mlp)
     what = "without {} attention and {} MLP layers".format(*layers)
-    with display.progress(f"compiling k = {k} {what}"):
+    with terminal.progress(f"compiling k = {k} {what}"):
       self.decode(made)
     return made
 
@@ -209,7 +211,7 @@ def search(study, bench: Bench, num_layers: int) -> None:
         break
     else:
       found = bench.value(_subsets.subset(trial.params, num_layers), k)
-      measure.forget_programs()
+      timing.forget_programs()
     for name in Found._fields[1:]:
       trial.set_user_attr(name, getattr(found, name))
     return found.rate
@@ -282,7 +284,7 @@ def choose_layers() -> None:
   header = _decoding.header(_OWN)
   models = _decoding.load(FLAGS.context + FLAGS.max_new_tokens)
   num_layers = models.target.config.num_layers
-  run_folder.claim(
+  files.claim(
     folder,
     header["settings"] | {"versions": header["versions"]},
     _FREE,
@@ -291,8 +293,8 @@ def choose_layers() -> None:
   search(study, bench, num_layers)
   lines = as_lines(_subsets.finished(study), num_layers)
   best = max(lines, key=lambda line: line["tokens_per_second"])
-  display.report(table(lines))
-  display.report("\ntiming the best once more ...", file=sys.stderr)
+  terminal.report(table(lines))
+  terminal.report("\ntiming the best once more ...", file=sys.stderr)
   skip = _subsets.subset(study.best_params, num_layers)
   ours, baseline = bench.against_baseline(skip, best["k"])
   document = (
@@ -302,22 +304,22 @@ def choose_layers() -> None:
       "exit_threshold": FLAGS.exit_threshold,
       "objective": FLAGS.objective,
       "measured_tokens_per_second": ours,
-      "plain_tokens_per_second": baseline,
+      "baseline_tokens_per_second": baseline,
       "speedup": ours / baseline,
       "trials": lines,
     }
   )
   text = json.dumps(document, indent=1, allow_nan=False) + "\n"
-  run_folder.replace_text(folder / "skip.json", text)
+  files.replace_text(folder / "skip.json", text)
   if FLAGS.json:
-    report.write_json(FLAGS.json, document)
-  display.report(
+    results.write_json(FLAGS.json, document)
+  terminal.report(
     f"\nin turns: {ours:.1f} tokens/s, baseline {baseline:.1f}: "
     f"{ours / baseline:.2f} x"
     f"\nuse it: --skip={folder / 'skip.json'}"
   )
   for caveat in document["caveats"]:
-    display.report(f"warning: {caveat}")
+    terminal.report(f"warning: {caveat}")
 
 
 main = _main.main_of(

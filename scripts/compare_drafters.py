@@ -44,21 +44,20 @@ import numpy as np
 from absl import flags
 from tqdm import tqdm
 
-from specdec import (
+from specdec import draft_shape, draft_tree
+from specdec.benchmark import (
   comparison,
-  display,
   evaluation,
-  expand,
-  measure,
   provenance,
-  report,
-  run_folder,
-  tree,
+  results,
+  timing,
 )
-from specdec.analysis import bounds, drafter_plots
 from specdec.checkpoints import shipped
-from specdec.display import columns
 from specdec.models import transformer
+from specdec.report import drafter_plots
+from specdec.roofline import bounds
+from specdec.utils import files, terminal
+from specdec.utils.terminal import columns
 
 _REFUSED = (
   "temperature", "drafter", "draft", "exit_layer", "learned", "skip",
@@ -108,11 +107,11 @@ def points(
   if FLAGS.tree_size and not candidate.chains_only:
     ranks = FLAGS.rank_acceptance or _RANKS
     by_depth = np.tile(np.array(ranks, float), (depth, 1))
-    paths = tree.optimal(by_depth, FLAGS.tree_size)
+    paths = draft_tree.optimal(by_depth, FLAGS.tree_size)
     # A greedy distribution has but one token to draw: its siblings would be no
     # draft tokens.
     kind = "without_replacement" if temperature else "deterministic"
-    made = expand.static(tree.from_paths(paths), kind)
+    made = draft_shape.static(draft_tree.from_paths(paths), kind)
     levels = made.spec.max_depth
     found.append(
       comparison.Shape(FLAGS.tree_size, "tree", kind, levels, made, rules)
@@ -158,7 +157,7 @@ def measure_all(candidates, lines, bench_of) -> list[dict]:
     }
     lines.append(entry)
     done[point] = entry
-    measure.forget_programs()
+    timing.forget_programs()
   return [done[point_of(*one)] for one in wanted]
 
 
@@ -176,7 +175,7 @@ def time_passes(target, lines, nodes, context: int) -> dict[int, float]:
   model = transformer.model(target.config)
   for n in sorted({1, *nodes} - set(passes)):
     slots = context + FLAGS.max_new_tokens + n
-    taken = measure.time_pass(
+    taken = timing.time_pass(
       model, target.params, batch, n, context, slots, repeats=7
     )
     passes[n] = taken.median
@@ -188,7 +187,7 @@ def predict(candidate, entry, passes, read_rate: float) -> float:
   """Speedup by bytes, for the tokens a pass that were measured."""
   run, speed = entry["run"], entry["run"]["speed"]
   batch = _flags.single("batch")
-  baseline = speed["plain_seconds"] * batch / speed["plain_tokens"]
+  baseline = speed["baseline_seconds"] * batch / speed["baseline_tokens"]
   overhead = max(0.0, baseline - passes[1])
   read = entry["levels"] * candidate.step_bytes + candidate.update_bytes
   round_seconds = passes[run["nodes"]] + overhead + read / read_rate
@@ -297,7 +296,7 @@ def best_of(runs: list[dict]) -> list[str]:
   return [
     f"k={best['k']}: {found['value']:.2f}{error}",
     f"{speed['tokens_per_second']:.0f}",
-    f"{speed['plain_tokens_per_second']:.0f}",
+    f"{speed['baseline_tokens_per_second']:.0f}",
   ]
 
 
@@ -346,7 +345,7 @@ def work() -> None:
   settings = header["settings"]
   kept = {n: x for n, x in settings.items() if n != "drafters"}
   _prompt_files.claim(folder, header | {"settings": kept}, models, encoded)
-  lines = run_folder.Lines(folder / "lines.jsonl")
+  lines = files.Lines(folder / "lines.jsonl")
   entries = measure_all(candidates, lines, bench_of)
   context = int(np.mean([len(ids) for ids in encoded]))
   nodes = {e["run"]["nodes"] for e in entries}
@@ -357,18 +356,18 @@ def work() -> None:
   text += f"\n\n  a one-token pass reads {read_rate / 1e9:.1f} GB/s"
   for caveat in header["caveats"]:
     text += f"\n  warning: {caveat}"
-  display.report(text)
-  run_folder.replace_text(folder / "table.txt", text + "\n")
+  terminal.report(text)
+  files.replace_text(folder / "table.txt", text + "\n")
   document = header | {
     "runs": runs,
     "pass_seconds": sorted(passes.items()),
     "read_rate": read_rate,
   }
-  report.write_json(str(folder / "results.json"), document)
+  results.write_json(str(folder / "results.json"), document)
   drafter_plots.over_k(
     runs, folder / "plot.png", f"Drafters of {FLAGS.target}", header["caveats"]
   )
-  display.report(
+  terminal.report(
     f"results: {folder}/results.json, table.txt, plot.png", file=sys.stderr
   )
 

@@ -27,9 +27,10 @@ import _folders
 import _main
 from absl import flags
 
-from specdec import display, provenance, report
-from specdec.analysis import joint_plots
+from specdec.benchmark import provenance, results
+from specdec.report import joint_plots
 from specdec.training import joint_runs
+from specdec.utils import terminal
 
 _JSON = flags.DEFINE_string("json", None, "File that gets all of it as JSON.")
 _PICTURE = flags.DEFINE_string(
@@ -59,7 +60,7 @@ def table(kinds: list[joint_runs.Kind]) -> str:
     )
     for kind in kinds
   ]
-  return display.columns(header, rows)
+  return terminal.columns(header, rows)
 
 
 def document(kinds: list[joint_runs.Kind]) -> dict:
@@ -119,13 +120,13 @@ def work(arguments: list[str]) -> None:
       _main.check_writable(name, path)
   runs = [joint_runs.read(folder) for folder in _folders.named(arguments)]
   kinds = joint_runs.compare(runs)
-  display.report(f"  {runs[0].tokens:,} tokens each")
-  display.report(table(kinds))
+  terminal.report(f"  {runs[0].tokens:,} tokens each")
+  terminal.report(table(kinds))
   if _JSON.value:
     settings = {"folders": [run.folder for run in runs]}
     header = provenance.header(settings, [])
     header["format"] = "specdec-joint/1"
-    report.write_json(_JSON.value, header | document(kinds))
+    results.write_json(_JSON.value, header | document(kinds))
   if _PICTURE.value:
     draw(kinds, _PICTURE.value)
 

@@ -41,16 +41,16 @@ import numpy as np
 from absl import flags
 from tqdm import tqdm
 
-from specdec import (
+from specdec.benchmark import (
   comparison,
-  display,
   evaluation,
-  measure,
   provenance,
-  report,
-  run_folder,
+  results,
+  timing,
 )
-from specdec.analysis import plots, trees
+from specdec.report import plots
+from specdec.roofline import trees
+from specdec.utils import files, terminal
 
 # What is tried here one after the other, or measured, or drafts chains only.
 _REFUSED = (
@@ -111,12 +111,12 @@ def check_flags() -> None:
     raise ValueError("none of --only is right for any of --shapes at --sizes")
 
 
-def measure_ranks(bench: comparison.Bench, lines: run_folder.Lines) -> dict:
+def measure_ranks(bench: comparison.Bench, lines: files.Lines) -> dict:
   """By kind of siblings, how often the r-th of them is kept."""
   for line in lines.entries:
     if "ranks" in line:
       return line["ranks"]
-  display.report("measuring acceptance by rank ...", file=sys.stderr)
+  terminal.report("measuring acceptance by rank ...", file=sys.stderr)
   found = {kind: bench.ranks(kind) for kind in _SOME_RANKS}
   lines.append({"ranks": found})
   return found
@@ -148,7 +148,7 @@ def check_depth(models) -> None:
 
 
 def compare(
-  bench: comparison.Bench, lines: run_folder.Lines, known: dict
+  bench: comparison.Bench, lines: files.Lines, known: dict
 ) -> list[dict]:
   """Every point; those that `lines` does not hold are measured."""
   done = {tuple(x["point"]): x["run"] for x in lines.entries if "point" in x}
@@ -175,7 +175,7 @@ def compare(
           lines.append({"point": point, "run": run, "load": provenance.load()})
           done[point] = run
         progress.update()
-      measure.forget_programs()
+      timing.forget_programs()
   return [done[(*shape[:3], rule)] for shape in shapes for rule in shape.rules]
 
 
@@ -191,7 +191,7 @@ def best_tree(models, context: int, lines, ranks, runs) -> dict | None:
   for n in sorted({1, *(2**i for i in range(1, 20) if 2**i < most), most}):
     if n not in [done for done, _ in passes]:
       slots = context + FLAGS.max_new_tokens + n
-      taken = measure.time_pass(
+      taken = timing.time_pass(
         models.target_model,
         models.target.params,
         batch,
@@ -204,7 +204,7 @@ def best_tree(models, context: int, lines, ranks, runs) -> dict | None:
       lines.append({"pass": passes[-1]})
   speed = chain["speed"]
   # What a plain round takes beside its pass (drawing, say) others take as well.
-  baseline = speed["plain_seconds"] * batch / speed["plain_tokens"]
+  baseline = speed["baseline_seconds"] * batch / speed["baseline_tokens"]
   overhead = max(0.0, baseline - dict(passes)[1])
   times = {n: seconds + overhead for n, seconds in passes}
   levels = chain["k"]
@@ -266,29 +266,29 @@ def work() -> None:
   )
   folder = Path(FLAGS.output)
   _prompt_files.claim(folder, header, models, encoded)
-  lines = run_folder.Lines(folder / "lines.jsonl")
+  lines = files.Lines(folder / "lines.jsonl")
   ranks = measure_ranks(bench, lines)
   runs = compare(bench, lines, ranks)
   context = max(map(len, encoded))
   chosen = best_tree(models, context, lines, ranks, runs)
   lossy = {rules[run["comparison"]["rule"]].caveat for run in runs}
   caveats = [*header["caveats"], *sorted(lossy - {""})]
-  text = report.of_rules(runs)
+  text = results.of_rules(runs)
   for caveat in caveats:
     text += f"\n  warning: {caveat}"
   if chosen:
     text += "\n" + describe(ranks, chosen)
     paths = json.dumps(chosen["paths"])
-    run_folder.replace_text(folder / "tree.json", paths + "\n")
-  display.report(text)
-  run_folder.replace_text(folder / "table.txt", text + "\n")
+    files.replace_text(folder / "tree.json", paths + "\n")
+  terminal.report(text)
+  files.replace_text(folder / "table.txt", text + "\n")
   document = header | {
     "caveats": caveats,
     "runs": runs,
     "acceptance_by_rank": ranks,
     "tree": chosen,
   }
-  report.write_json(str(folder / "results.json"), document)
+  results.write_json(str(folder / "results.json"), document)
   plots.over_sizes(
     runs,
     folder / "plot.png",
@@ -296,7 +296,7 @@ def work() -> None:
     f"{FLAGS.temperature:g}",
     caveats,
   )
-  display.report(
+  terminal.report(
     f"results: {folder}/results.json, table.txt, plot.png", file=sys.stderr
   )
 

@@ -32,23 +32,18 @@ import _mesh
 from absl import flags
 from jax.experimental import topologies
 
-from specdec import (
-  checkpoints,
-  display,
-  lowered,
-  memory,
-  report,
-  run_folder,
-  sampling,
-)
-from specdec.analysis import chips, hlo, shapes, traffic
-from specdec.analysis.cost import Deployment
-from specdec.display import columns
+from specdec import checkpoints, sampling
+from specdec.benchmark import results
+from specdec.compiled import hlo, lowering, memory_plan, traffic
+from specdec.roofline import chips, shapes
+from specdec.roofline.cost import Deployment
+from specdec.utils import files, terminal
+from specdec.utils.terminal import columns
 
 _BEFORE = set(flags.FLAGS)
 flags.DEFINE_string("topology", "v5e:2x4", "Kind and shape of the TPU slice.")
 flags.DEFINE_integer("context", 4096, "Tokens of a row, prompt and text.")
-flags.DEFINE_list("steps", list(lowered.STEPS), "Which of them.")
+flags.DEFINE_list("steps", list(lowering.STEPS), "Which of them.")
 flags.DEFINE_integer("patience_seconds", 600, "For compiling one step.")
 flags.DEFINE_string("hlo", None, "Folder for the optimised programs.")
 flags.DEFINE_bool("here", False, "Compile in this process; no time limit.")
@@ -95,7 +90,7 @@ def prepared():
   models = _decoding.Models(
     *[
       checkpoints.Checkpoint(
-        config, lowered.weights(config, place), None, (), ""
+        config, lowering.weights(config, place), None, (), ""
       )
       for config, place in zip(configs, places)
     ],
@@ -107,9 +102,9 @@ def prepared():
     batch, FLAGS.temperature, FLAGS.top_k, FLAGS.top_p
   )
   prompt = min(FLAGS.context - 1, 1024)
-  given = lowered.inputs(batch, prompt, settings, places)
+  given = lowering.inputs(batch, prompt, settings, places)
   drafter = _decoding.drafter(models, k)
-  steps = lowered.steps(
+  steps = lowering.steps(
     models.target_model,
     drafter,
     _decoding.rule(),
@@ -129,7 +124,7 @@ def compile_step(name: str, steps) -> dict:
   text = made.as_text()
   if FLAGS.hlo:
     Path(FLAGS.hlo).mkdir(parents=True, exist_ok=True)
-    run_folder.replace_file(Path(FLAGS.hlo) / f"{name}.txt", text)
+    files.replace_file(Path(FLAGS.hlo) / f"{name}.txt", text)
   program = hlo.Program(text)
   memory = made.memory_analysis()
   # Rows that are behind are rare: a draft model's loop for them is not run.
@@ -182,7 +177,7 @@ def chip():
 
 def planned(models, spec) -> dict[str, float]:
   """Bytes on each chip of weights, caches and logits."""
-  return memory.plan(
+  return memory_plan.plan(
     *[*models.configs, None][:2],
     batch=_flags.single("batch"),
     max_length=FLAGS.context,
@@ -274,10 +269,10 @@ def compile_tpu() -> None:
   if not FLAGS["dtype"].present:
     FLAGS.dtype = "bfloat16"
   _flags.settle(_OWN)
-  unknown = set(FLAGS.steps) - set(lowered.STEPS)
+  unknown = set(FLAGS.steps) - set(lowering.STEPS)
   if unknown:
     raise ValueError(
-      f"--steps={','.join(unknown)}; known: {', '.join(lowered.STEPS)}"
+      f"--steps={','.join(unknown)}; known: {', '.join(lowering.STEPS)}"
     )
   if FLAGS.context < 2:
     raise ValueError(f"--context={FLAGS.context}; it must be >= 2")
@@ -286,18 +281,18 @@ def compile_tpu() -> None:
   memory_of = chip().memory  # is the chip known?
   found = []
   for name in FLAGS.steps:
-    with display.progress(f"compiling {name}"):
+    with terminal.progress(f"compiling {name}"):
       found.append(compile_step(name, steps) if FLAGS.here else apart(name))
   said, plan, size = estimated(models, spec), planned(models, spec), memory_of
   parts = ", ".join(f"{n} {x / 2**30:.3f} GiB" for n, x in plan.items())
-  display.report(f"on each chip, of its {size / 2**30:.0f} GiB: {parts}")
-  display.report(table(found, said, size))
+  terminal.report(f"on each chip, of its {size / 2**30:.0f} GiB: {parts}")
+  terminal.report(table(found, said, size))
   for one in found:
     if "error" not in one:
       one["fits"] = held(one) <= size
   if FLAGS.json:
     document = header | {"steps": found, "cost_model": said, "memory": size}
-    report.write_json(FLAGS.json, document | {"plan": plan})
+    results.write_json(FLAGS.json, document | {"plan": plan})
   bad = [one["step"] for one in found if not one.get("fits")]
   if bad and not FLAGS.here:
     raise ValueError(f"{', '.join(bad)}: not compiled, or too much for a chip")

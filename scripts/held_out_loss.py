@@ -15,10 +15,11 @@ import jax
 import jax.numpy as jnp
 from absl import flags
 
-from specdec import checkpoints, display
+from specdec import checkpoints
 from specdec.checkpoints.fetch import fetch
 from specdec.models import transformer
 from specdec.training import data, losses, ngram
+from specdec.utils import terminal
 
 _MODEL = flags.DEFINE_multi_string(
   "model", [], "Named like --target of generate.py; repeatable."
@@ -68,7 +69,7 @@ def run() -> None:
     counts = ngram.Trigram(counted, tokenizer.vocab_size)
     found = -counts.log_probs(evaluated).mean()
     rows.append(("3-gram", line(found, len(evaluated), size)))
-  display.report(display.table(rows))
+  terminal.report(terminal.table(rows))
 
 
 def line(loss: float, tokens: int, size: int) -> str:

@@ -24,7 +24,8 @@ import _prompt_parts
 from absl import flags
 from tqdm import tqdm
 
-from specdec import decode, session
+from specdec import decode
+from specdec.benchmark import session
 
 FLAGS = flags.FLAGS
 flags.DEFINE_integer("count", 1000, "Messages to draw; fewer are kept.")

@@ -15,8 +15,8 @@ from pathlib import Path
 import _main
 from absl import flags
 
-from specdec import display
-from specdec.analysis import plots
+from specdec.report import plots
+from specdec.utils import terminal
 
 _PICTURE = flags.DEFINE_string(
   "picture", None, "Picture to write: .png, .svg or .pdf."
@@ -85,7 +85,7 @@ def draw(arguments: list[str]) -> None:
         )
       curves[label or path] = runs
     plots.speed_over_k(curves, _PICTURE.value, title_of(documents), caveats)
-  display.report(_PICTURE.value)
+  terminal.report(_PICTURE.value)
 
 
 main = _main.main_of("plot", draw, takes_arguments=True)

@@ -17,8 +17,9 @@ from pathlib import Path
 import _main
 from absl import flags
 
-from specdec import display, report_page, run_folder
-from specdec.analysis import canvas, sweeps
+from specdec.benchmark import sweeps
+from specdec.report import canvas, sweep_page
+from specdec.utils import files, terminal
 
 _PAGE = flags.DEFINE_string(
   "page", None, "File to write; default report.html in the one folder given."
@@ -48,23 +49,23 @@ def report(arguments: list[str]) -> None:
     _main.check_folder("--pictures", _PICTURES.value)
   found = sweeps.read(paths)
   for text in found.broken:
-    display.report(f"skipped: {text}", file=sys.stderr)
+    terminal.report(f"skipped: {text}", file=sys.stderr)
   header = paths[0] / "header.json"
   known = json.loads(header.read_text()) if header.is_file() else None
-  text = report_page.render(found, known)
-  run_folder.replace_file(page, text)
+  text = sweep_page.render(found, known)
+  files.replace_file(page, text)
   if _PICTURES.value:
     folder = Path(_PICTURES.value)
     folder.mkdir(parents=True, exist_ok=True)
-    for name, figure in report_page.figures(found.lines).items():
+    for name, figure in sweep_page.figures(found.lines).items():
       canvas.save(figure, folder / f"{name}.png")
   for name, some in sweeps.by_setting(found.lines).items():
-    display.report(f"{name}: {sweeps.band(some)}")
-  display.report(f"all: {sweeps.band(found.lines)}")
+    terminal.report(f"{name}: {sweeps.band(some)}")
+  terminal.report(f"all: {sweeps.band(found.lines)}")
   evaluated = [line for line in found.lines if line["run"]["k"]]
   if evaluated:
-    display.report(f"without k = 0: {sweeps.band(evaluated)}")
-  display.report(page)
+    terminal.report(f"without k = 0: {sweeps.band(evaluated)}")
+  terminal.report(page)
 
 
 main = _main.main_of("report", report, takes_arguments=True)

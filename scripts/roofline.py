@@ -30,11 +30,11 @@ import numpy as np
 from _priced import gain
 from absl import flags
 
-from specdec import display
-from specdec.analysis import chips, planning, prediction, speedup
-from specdec.analysis.calibration import Calibration
-from specdec.analysis.pairs import TargetDraftPair
-from specdec.display import columns
+from specdec.roofline import chips, planning, prediction, theory
+from specdec.roofline.calibration import Calibration
+from specdec.roofline.pairs import TargetDraftPair
+from specdec.utils import terminal
+from specdec.utils.terminal import columns
 
 FLAGS = flags.FLAGS
 for _module in (_priced, _output):  # or --help would leave them out
@@ -58,12 +58,12 @@ def print_round(pair: TargetDraftPair, prefix_acceptance) -> None:
   header = ["part", "times", "term", "MB", "GFLOP", "MB sent", "ms"]
   for k in sorted({0, best.k or FLAGS.most}):
     found = pair.round(1, k, FLAGS.context)
-    display.report(f"\na round of k = {k}, batch 1, context {FLAGS.context}")
-    display.report(columns(header, prediction.explain(found)))
+    terminal.report(f"\na round of k = {k}, batch 1, context {FLAGS.context}")
+    terminal.report(columns(header, prediction.explain(found)))
     distribution = planning.curve(prefix_acceptance, FLAGS.most)[:k]
-    one = speedup.latency(distribution, found.seconds)
-    display.report(
-      f"  {speedup.expected_tokens(distribution):.2f} tokens in "
+    one = theory.latency(distribution, found.seconds)
+    terminal.report(
+      f"  {theory.expected_tokens(distribution):.2f} tokens in "
       f"{1e3 * found.seconds:.3f} ms; a token of a text of 128 takes "
       f"{1e3 * one.mean:.3f} ms in the mean, {1e3 * one.p99:.3f} ms in one "
       "text of a hundred"
@@ -86,18 +86,18 @@ def print_plans(
       )
       cells.append(f"{best.k}: {best.speedup:.2f}")
     lines.append(cells)
-  display.report("\nbest k and its speedup; -: does not fit")
+  terminal.report("\nbest k and its speedup; -: does not fit")
   header = ["batch \\ context", *map(str, contexts)]
-  display.report(columns(header, lines))
+  terminal.report(columns(header, lines))
   even = planning.break_even_batch(
     pair, FLAGS.context, prefix_acceptance, FLAGS.most
   )
   if even is None:
-    display.report(
+    terminal.report(
       f"\nat context {FLAGS.context} some k pays at batch 4096 still"
     )
   else:
-    display.report(
+    terminal.report(
       f"\nat context {FLAGS.context} no k pays from batch {even} on"
     )
   if even:
@@ -105,14 +105,14 @@ def print_plans(
       pair, even, prefix_acceptance, FLAGS.most
     )
     if back:
-      display.report(f"at batch {even} it pays from context {back} on")
+      terminal.report(f"at batch {even} it pays from context {back} on")
   most = 256
   if np.isfinite(pair.target.chip.memory):  # of some machines nobody says
     ours, baseline = planning.at_equal_memory(
       pair, FLAGS.context, prefix_acceptance, FLAGS.most
     )
     for name, one in (("with the drafter", ours), ("without it", baseline)):
-      display.report(
+      terminal.report(
         f"as many rows as fit {name}: {one.batch}, with k = {one.k} "
         f"{one.tokens_per_second:,.0f} tokens/s, "
         f"{1e3 * one.seconds_per_token:.1f} ms a token"
@@ -121,12 +121,12 @@ def print_plans(
   batch_ranges = planning.schedule(
     pair, FLAGS.context, prefix_acceptance, FLAGS.most, most
   )
-  display.report(f"vLLM: {json.dumps(planning.as_vllm(batch_ranges))}")
+  terminal.report(f"vLLM: {json.dumps(planning.as_vllm(batch_ranges))}")
   try:
     said = json.dumps(planning.as_tensorrt_llm(batch_ranges))
   except ValueError as error:
     said = str(error)
-  display.report(f"TensorRT-LLM: {said}")
+  terminal.report(f"TensorRT-LLM: {said}")
 
 
 def print_drafts(pair: TargetDraftPair) -> None:
@@ -136,7 +136,7 @@ def print_drafts(pair: TargetDraftPair) -> None:
     pair.target, drafts, _priced.distribution_of(), 1, FLAGS.context, FLAGS.most
   )
   best = max(found, key=lambda sized: sized.best.speedup)
-  display.report(
+  terminal.report(
     "best draft size by --law, batch 1: "
     f"{best.shape.num_parameters / 1e9:.3g} "
     f"B parameters, {best.alpha:.2f} of its draft tokens kept, k = "
@@ -151,7 +151,7 @@ def print_tree(pair: TargetDraftPair) -> None:
   found = planning.best_tree(pair, 1, FLAGS.context, rates)
   baseline = pair.baseline(1, FLAGS.context).seconds
   levels = len(found.paths[-1]) if found.paths else 0
-  display.report(
+  terminal.report(
     f"best tree at batch 1: {len(found.paths)} draft tokens in {levels} "
     "levels, "
     f"{found.tokens:.2f} tokens in {1e3 * found.seconds:.2f} ms, "
@@ -164,7 +164,7 @@ def roofline() -> None:
   """The whole run."""
   apply_config()
   if FLAGS.papers:
-    display.report(_papers.tables())
+    terminal.report(_papers.tables())
     return
   if FLAGS.source < 0:
     raise ValueError(f"--source={FLAGS.source}; it must be >= 0")
@@ -194,7 +194,7 @@ def roofline() -> None:
   pair.check_memory(1, FLAGS.context)
   gib = 2**30
   parts = pair.memory(1, FLAGS.context).items()
-  display.report(
+  terminal.report(
     f"{FLAGS.ways * FLAGS.replicas} x {chip.name} ({chip.source}); of each "
     f"chip's {chip.memory / gib:.1f} GiB: "
     + ", ".join(f"{name} {size / gib:.2f}" for name, size in parts)
@@ -210,7 +210,7 @@ def roofline() -> None:
     shown = pair, prefix_acceptance, batches, contexts
     _roofline_pictures.write_cells(folder / "cells.csv", *shown)
     _roofline_pictures.draw(folder, known, *shown)
-    display.report(f"pictures and cells.csv: {folder}", file=sys.stderr)
+    terminal.report(f"pictures and cells.csv: {folder}", file=sys.stderr)
 
 
 main = _main.main_of("roofline", roofline)

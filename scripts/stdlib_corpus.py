@@ -19,7 +19,7 @@ from pathlib import Path
 import _main
 from absl import flags
 
-from specdec import display, run_folder
+from specdec.utils import files, terminal
 
 # Folders of tests, of tables and of other people's packages.
 SKIPPED_FOLDERS = {
@@ -99,11 +99,11 @@ def write_corpus() -> None:
   library = Path(sysconfig.get_paths()["stdlib"])
   output = Path(_OUTPUT.value)
   _main.check_folder("--output", _OUTPUT.value)
-  run_folder.restore(output)
+  files.restore(output)
   present = {x.name for x in output.glob("*")} - {".lock"}
   if present and "manifest.json" not in present:
     raise ValueError(f"{output} exists and is no corpus; not replaced")
-  run_folder.lock(output)
+  files.lock(output)
   contents = {"train": {}, "held_out": {}}
   for path in sorted(library.rglob("*.py")):
     name = path.relative_to(library)
@@ -117,8 +117,8 @@ def write_corpus() -> None:
     part = "held_out" if held_out(name) else "train"
     contents[part][name.as_posix()] = content
   digests = {
-    part: {name: hashlib.sha256(x).hexdigest() for name, x in files.items()}
-    for part, files in contents.items()
+    part: {name: hashlib.sha256(x).hexdigest() for name, x in texts.items()}
+    for part, texts in contents.items()
   }
   manifest = {
     "source": f"standard library of CPython {platform.python_version()}",
@@ -132,8 +132,8 @@ def write_corpus() -> None:
   begun = [text for file in held for text in prompts(file)]
 
   def write(folder: Path) -> None:
-    for part, files in contents.items():
-      for name, content in files.items():
+    for part, texts in contents.items():
+      for name, content in texts.items():
         (folder / part / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / part / name).write_bytes(content)
     lines = "".join(json.dumps({"prompt": text}) + "\n" for text in begun)
@@ -141,11 +141,11 @@ def write_corpus() -> None:
     text = json.dumps(manifest, indent=1) + "\n"
     (folder / "manifest.json").write_text(text)
 
-  run_folder.replace_folder(output, write)
-  for part, files in contents.items():
-    size = sum(map(len, files.values()))
-    display.report(f"{part}: {len(files)} files, {size / 1e6:.2f} MB")
-  display.report(f"prompts: {len(begun)}")
+  files.replace_folder(output, write)
+  for part, texts in contents.items():
+    size = sum(map(len, texts.values()))
+    terminal.report(f"{part}: {len(texts)} files, {size / 1e6:.2f} MB")
+  terminal.report(f"prompts: {len(begun)}")
 
 
 main = _main.main_of("stdlib_corpus", write_corpus)

@@ -43,10 +43,10 @@ from absl.testing import flagsaver
 from ml_collections import ConfigDict
 from tqdm import tqdm
 
-from specdec import display, run_folder
-from specdec.analysis import metrics
-from specdec.display import columns, escape
-from specdec.spelling import choices
+from specdec.benchmark import metrics
+from specdec.utils import files, terminal
+from specdec.utils.spelling import choices
+from specdec.utils.terminal import columns, escape
 
 _SWEEP = _config.define(
   "sweep", "Python file whose get_config() lists the points.", "sweeps/*.py"
@@ -242,10 +242,10 @@ def sweep() -> None:
   folder = Path(FLAGS.output)
   whole = {name: FLAGS[name].value for name in _WHOLE}
   whole |= {"calibrate": rounds, "shard": FLAGS.shard, "mesh": FLAGS.mesh}
-  run_folder.claim(folder, whole, free=("calibration_repeats",))
-  lines = run_folder.Lines(folder / "lines.jsonl")
+  files.claim(folder, whole, free=("calibration_repeats",))
+  lines = files.Lines(folder / "lines.jsonl")
   for broken in lines.broken:
-    display.report(f"skipped: {broken}", file=sys.stderr)
+    terminal.report(f"skipped: {broken}", file=sys.stderr)
   entries = [x for x in lines.entries if "point" in x]
   known = {key_of(x["point"]): x for x in entries if "run" in x}
   done = set(known)
@@ -258,7 +258,7 @@ def sweep() -> None:
   bench = Bench(folder, rounds, (most[0], most[1] + 1))
   if not (folder / "header.json").exists():
     header = _decoding.header(_OWN)
-    run_folder.replace_text(folder / "header.json", json.dumps(header) + "\n")
+    files.replace_text(folder / "header.json", json.dumps(header) + "\n")
   with tqdm(
     total=len(points), initial=len(points) - len(left), unit="point"
   ) as progress:
@@ -282,10 +282,10 @@ def sweep() -> None:
     for line in lines.entries
     if "run" in line and key_of(line["point"]) in own
   }
-  display.report(table(list(measured_lines.values())))
+  terminal.report(table(list(measured_lines.values())))
   failed = len(points) - len(measured_lines)
   if failed:
-    display.report(f"{failed} points failed; {folder}/lines.jsonl says why")
+    terminal.report(f"{failed} points failed; {folder}/lines.jsonl says why")
 
 
 def flags_of(point: dict) -> dict:

@@ -23,25 +23,16 @@ import _training
 import jax.numpy as jnp
 from absl import flags
 
-from specdec import (
-  checkpoints,
-  display,
-  drafters,
-  memory,
-  run_folder,
-)
+from specdec import checkpoints, drafters
 from specdec.checkpoints.fetch import fetch
+from specdec.compiled import memory_plan
 from specdec.models import transformer
 from specdec.models.config import TransformerConfig
-from specdec.training import (
-  loop,
-  objective,
-  saving,
-  speed,
-)
+from specdec.training import loop, objective, saving, speed
 from specdec.training.options import FREE, Options
 from specdec.training.run import train
 from specdec.types import Params
+from specdec.utils import files, terminal
 
 _config.define(
   "config",
@@ -93,13 +84,13 @@ def find_places(config, model: TransformerConfig, options: Options):
       f"--mesh={FLAGS.mesh} does not divide the {piece} sequences that are "
       "computed at once (options.batch / options.accumulate)"
     )
-  plan = memory.training(
+  plan = memory_plan.training(
     model, target if config.get("target") else None, *found
   )
-  display.report(
+  terminal.report(
     f"train: memory on each device: {plan} and activations", file=sys.stderr
   )
-  memory.check(plan, found[0])
+  memory_plan.check(plan, found[0])
   return found
 
 
@@ -122,7 +113,7 @@ def first_weights(config, shape: TransformerConfig, seed: int, place):
     return checkpoints.random_checkpoint(shape, seed, place=place).params
   start = checkpoints.load(fetch(config["start"]), place=place)
   if start.config != shape:
-    found = run_folder.differences(
+    found = files.differences(
       dataclasses.asdict(start.config), dataclasses.asdict(shape)
     )
     raise ValueError(f"start is of another shape: {'; '.join(found)}")
@@ -149,7 +140,7 @@ def time_steps(params, frozen, aim, packed, shape, options: Options) -> None:
     ("share of it", f"{found.flops / found.gemm_flops:.0%}"),
     ("load", " ".join(f"{load:.2f}" for load in os.getloadavg())),
   ]
-  display.report(display.table(rows))
+  terminal.report(terminal.table(rows))
 
 
 def run() -> None:
@@ -194,7 +185,7 @@ def run() -> None:
       first_weights=saving.checksum(params),
     ),
   )
-  run_folder.claim(folder, settings, FREE)
+  files.claim(folder, settings, FREE)
   if target is not None and (config.get("samples") or {}).get("count"):
     packed = _training.sample(
       config["samples"], packed, target_model, frozen, options, folder

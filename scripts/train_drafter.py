@@ -25,18 +25,19 @@ import jax
 import numpy as np
 from absl import flags
 
-from specdec import checkpoints, display, drafters, expand, run_folder
+from specdec import checkpoints, draft_shape, drafters
 from specdec.checkpoints import learned as saved
 from specdec.checkpoints.fetch import fetch
-from specdec.learned import draft_head as draft_heads
-from specdec.learned import serve, vocabulary
-from specdec.learned.head_config import HeadConfig
-from specdec.learned.unroll import growing
+from specdec.drafters.heads import draft_head as draft_heads
+from specdec.drafters.heads import serve, vocabulary
+from specdec.drafters.heads.head_config import HeadConfig
+from specdec.drafters.heads.unroll import growing
 from specdec.models import transformer
 from specdec.training import drafting, hidden, saving
 from specdec.training.options import FREE, Options
 from specdec.training.run import train
 from specdec.types import Params
+from specdec.utils import files, terminal
 
 _config.define(
   "config",
@@ -84,7 +85,7 @@ def read_start(config, head_config: HeadConfig, target) -> saved.Learned | None:
     return None
   start = saved.load(config["start"], target)
   if start.head_config != head_config:
-    found = run_folder.differences(
+    found = files.differences(
       dataclasses.asdict(start.head_config), dataclasses.asdict(head_config)
     )
     raise ValueError(f"start is of another head config: {'; '.join(found)}")
@@ -102,7 +103,7 @@ def choose_vocabulary(head_config: HeadConfig, rows, target, start):
   else:
     ids, part = vocabulary.most_frequent(rows, head_config.vocabulary, size)
   if ids is not None:
-    display.report(
+    terminal.report(
       f"vocabulary: {len(ids):,} of {size:,} tokens, {part:.1%} of the text",
       file=sys.stderr,
     )
@@ -132,7 +133,7 @@ def run() -> None:
     ),
   )
   if (config.get("samples") or {}).get("count"):
-    run_folder.claim(folder, settings, FREE)
+    files.claim(folder, settings, FREE)
     packed = _training.sample(
       config["samples"], packed, model, target.params, options, folder
     )
@@ -148,7 +149,7 @@ def run() -> None:
     for measure in (False, True)
   )
   decoding = config["decoding"]
-  drafter = serve.drafter(serving, model, expand.chain(decoding["k"]))
+  drafter = serve.drafter(serving, model, draft_shape.chain(decoding["k"]))
   judge = _training.judge(decoding, held_out, model, drafter)
 
   def decode(net):
@@ -156,7 +157,7 @@ def run() -> None:
     draft = draft_heads.weights_of(serving, net, target.params)
     return judge(Params(target.params, draft))
 
-  run_folder.claim(folder, settings, FREE)  # nothing is refused behind it
+  files.claim(folder, settings, FREE)  # nothing is refused behind it
   size = sum(x.size for x in jax.tree.leaves(params))
   size = f"{head_config.kind}, {size / 1e6:.2f} M parameters"
   _training.say_size("train_drafter", size, options, packed)

@@ -28,18 +28,19 @@ import _training
 import jax
 from absl import flags
 
-from specdec import checkpoints, drafters, expand, run_folder
+from specdec import checkpoints, draft_shape, drafters
 from specdec.checkpoints import learned as saved
 from specdec.checkpoints.fetch import fetch
-from specdec.learned import draft_head as draft_heads
-from specdec.learned import serve, vocabulary
-from specdec.learned.head_config import HeadConfig
-from specdec.learned.unroll import growing
+from specdec.drafters.heads import draft_head as draft_heads
+from specdec.drafters.heads import serve, vocabulary
+from specdec.drafters.heads.head_config import HeadConfig
+from specdec.drafters.heads.unroll import growing
 from specdec.models import transformer
 from specdec.training import data, drafting, joint, saving
 from specdec.training.options import FREE, Options
 from specdec.training.run import train
 from specdec.types import Params
+from specdec.utils import files
 
 _config.define(
   "config",
@@ -110,7 +111,7 @@ def with_drafter(config, shape, options, head_config, loss, packed, held_out):
     make(head_config, shape, ids, p) for p in (None, growing)
   )
   decoding = config["decoding"]
-  drafter = serve.drafter(serving, model, expand.chain(decoding["k"]))
+  drafter = serve.drafter(serving, model, draft_shape.chain(decoding["k"]))
   judge = _training.judge(decoding, held_out, model, drafter)
 
   def decode(weights):
@@ -173,7 +174,7 @@ def run() -> None:
     layer_skip=skip and dataclasses.asdict(skip),
     checksums=checksums | {"first_weights": saving.checksum(target)},
   )
-  run_folder.claim(folder, settings, FREE)
+  files.claim(folder, settings, FREE)
 
   def export(weights, name):
     def overhead(scratch):  # made for these very weights, and no others

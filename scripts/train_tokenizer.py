@@ -15,8 +15,8 @@ import tokenizers
 from absl import flags
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from specdec import display, run_folder
 from specdec.training import data
+from specdec.utils import files, terminal
 
 END = "<|endoftext|>"
 
@@ -45,20 +45,18 @@ def train() -> None:
   )
   output = Path(_OUTPUT.value)
   output.mkdir(parents=True, exist_ok=True)
-  run_folder.replace_file(
-    output / "tokenizer.json", tokenizer.to_str(pretty=True)
-  )
+  files.replace_file(output / "tokenizer.json", tokenizer.to_str(pretty=True))
   options = {
     "tokenizer_class": "PreTrainedTokenizerFast",
     "eos_token": END,
     "clean_up_tokenization_spaces": False,
   }
   text = json.dumps(options, indent=2) + "\n"
-  run_folder.replace_file(output / "tokenizer_config.json", text)
+  files.replace_file(output / "tokenizer_config.json", text)
   sample = texts[: 1 + len(texts) // 20]
   ids = sum(len(tokenizer.encode(text).ids) for text in sample)
   size = sum(len(text.encode()) for text in sample)
-  display.report(
+  terminal.report(
     f"{tokenizer.get_vocab_size()} tokens; {size / ids:.2f} bytes a token on "
     f"{len(sample)} of its documents"
   )

@@ -21,9 +21,9 @@ import _folders
 import _main
 from absl import flags
 
-from specdec import display
-from specdec.analysis import training_plots
+from specdec.report import training_plots
 from specdec.training import curves
+from specdec.utils import terminal
 
 _PICTURE = flags.DEFINE_string(
   "picture", None, "Picture to write: .png, .svg or .pdf."
@@ -48,7 +48,7 @@ def table(runs: list[curves.Curve]) -> str:
     )
     for run in runs
   ]
-  return display.columns(header, rows)
+  return terminal.columns(header, rows)
 
 
 def work(arguments: list[str]) -> None:
@@ -58,7 +58,7 @@ def work(arguments: list[str]) -> None:
   if _PICTURE.value:
     _main.check_writable("--picture", _PICTURE.value)
   runs = [curves.read(folder) for folder in _folders.named(arguments)]
-  display.report(table(runs))
+  terminal.report(table(runs))
   if _PICTURE.value:
     title = _TITLE.value or f"Held-out acceptance of {len(runs)} drafters"
     shown = [(x.name, x.tokens, x.acceptance, x.tokens_per_pass) for x in runs]

@@ -25,7 +25,9 @@ import _prompt_files
 from absl import flags
 from tqdm import tqdm
 
-from specdec import decode, display, evaluation, run_folder, session
+from specdec import decode
+from specdec.benchmark import evaluation, session
+from specdec.utils import files, terminal
 
 FLAGS = flags.FLAGS
 for _module in (_flags, _prompt_files):  # or --help would leave them out
@@ -58,7 +60,7 @@ def answer(models, encoded, lines) -> None:
           size,
           models.target.eos_ids,
         )
-        with display.progress(f"compiling prompts of at most {size} tokens"):
+        with terminal.progress(f"compiling prompts of at most {size} tokens"):
           sessions[size].compile(baseline=True)
       rows = [encoded[i] for i in members]
       found = sessions[size].complete(rows, members, baseline=True)
@@ -89,14 +91,16 @@ def work() -> None:
   encoded = [encoded[i] for i in chosen]
   folder = Path(FLAGS.output)
   _prompt_files.claim(folder, header, models, encoded)
-  lines = run_folder.Lines(folder / "answers.jsonl")
+  lines = files.Lines(folder / "answers.jsonl")
   for line in lines.broken:
-    display.report(f"skipped: {line}; it is answered again", file=sys.stderr)
+    terminal.report(f"skipped: {line}; it is answered again", file=sys.stderr)
   answer(models, encoded, lines)
   tokens = sum(
     len(line["token_ids"]) - line["prompt_tokens"] for line in lines.entries
   )
-  display.report(f"{len(lines.entries)} answers of {tokens:,} tokens: {folder}")
+  terminal.report(
+    f"{len(lines.entries)} answers of {tokens:,} tokens: {folder}"
+  )
 
 
 main = _main.main_of(

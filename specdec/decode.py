@@ -14,7 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from specdec import cache as kv
-from specdec import prefill, rounds, sampling, tree
+from specdec import draft_tree, sampling, step
+from specdec.noise import row_keys
 from specdec.types import (
   NO_DRAFT,
   NO_FAULT,
@@ -106,7 +107,7 @@ def start(
       "max_length must be at least as long"
     )
   spec = drafter.spec
-  chunk = min(prefill.CHUNK, size)
+  chunk = min(kv.CHUNK, size)
   slots = kv.num_slots(max(max_length + spec.max_nodes, size + chunk))
   length = prompt_length.astype(jnp.int32)
   limit = max_length if limit is None else limit.astype(jnp.int32)
@@ -114,7 +115,7 @@ def start(
   index = jnp.arange(batch) if index is None else index.astype(jnp.int32)
   tokens = jnp.zeros((batch, max_length), jnp.int32)
   tokens = tokens.at[:, :size].set(prompt.astype(jnp.int32))
-  cache, prefill_output = prefill.advance(
+  cache, prefill_output = kv.prefill(
     target,
     params.target,
     tokens[:, :size],
@@ -148,14 +149,14 @@ def start(
     draft_log_probs=jnp.full((batch, max_length), NO_DRAFT, jnp.float32),
     origin=jnp.full((batch, max_length), PROMPT, jnp.int8),
   )
-  context = rounds.context_of(state, target.vocab_size, rule)
+  context = step.context_of(state, target.vocab_size, rule)
   return state.replace(
     draft_state=drafter.init(params, context, prefill_output)
   )
 
 
 # Functions here have an argument of the module's name.
-_row_keys, _settings = sampling.row_keys, sampling.settings
+_row_keys, _settings = row_keys, sampling.settings
 
 
 @functools.partial(jax.jit, static_argnames=_PARTS, donate_argnames=("state",))
@@ -179,12 +180,12 @@ def run(
     state, n = carry
     return ~jnp.all(state.done) & (n < max_rounds)
 
-  def step(carry):
+  def body(carry):
     state, n = carry
-    state = rounds.decode_step(target, drafter, rule, params, state, eos_ids)
+    state = step.decode_step(target, drafter, rule, params, state, eos_ids)
     return state, n + 1
 
-  return jax.lax.while_loop(unfinished, step, (state, jnp.int32(0)))[0]
+  return jax.lax.while_loop(unfinished, body, (state, jnp.int32(0)))[0]
 
 
 def _check_shapes(
@@ -335,7 +336,7 @@ def _pending_only() -> Drafter:
     del params
     pending = context.pending
     count = jnp.ones_like(context.length)
-    return Draft(pending, tree.chain(1), None, count), draft_state
+    return Draft(pending, draft_tree.chain(1), None, count), draft_state
 
   def update(params, draft_state, context, draft, accept_result, target_output):
     del params, context, draft, accept_result, target_output

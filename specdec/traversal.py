@@ -12,7 +12,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from specdec import tree
+from specdec import draft_tree
 from specdec.types import Array, Draft
 
 
@@ -82,9 +82,11 @@ def _first_child_prefix_acceptance(
     same = siblings & (tokens[:, None] == tokens[None, :])
     first = jnp.argmax(same, axis=-1)
     entered = jnp.zeros_like(accept_prob).at[first].add(chosen).at[0].set(1.0)
-    above = tree.ancestors(parents)  # the node itself included
+    above = draft_tree.ancestors(parents)  # the node itself included
     reached = jnp.prod(jnp.where(above, entered[None, :], 1.0), axis=-1)
-    return jnp.zeros((depth + 1,)).at[tree.depth(parents)].add(reached)[1:]
+    return (
+      jnp.zeros((depth + 1,)).at[draft_tree.depth(parents)].add(reached)[1:]
+    )
 
   accept_prob = jnp.where(drafted(draft), accept_prob, 0.0)
   parents = jnp.broadcast_to(jnp.asarray(draft.parents), accept_prob.shape)
@@ -111,10 +113,10 @@ def _last_success_prefix_acceptance(
 def _longest(draft: Draft, kept: Array, depth: int):
   """To the deepest node that is kept with all above it; the first of those."""
   parents = jnp.broadcast_to(jnp.asarray(draft.parents), kept.shape)
-  above = tree.ancestors(parents)  # [B, N, N], the node itself included
+  above = draft_tree.ancestors(parents)  # [B, N, N], the node itself included
   root = jnp.arange(kept.shape[1]) == 0
   alive = jnp.all(~above | kept[:, None, :] | root[None, None], axis=-1)
-  height = tree.depth(parents)
+  height = draft_tree.depth(parents)
   last = jnp.argmax(jnp.where(alive, height, -1), axis=-1)
   row = jnp.arange(len(last))
   num_accepted = height[row, last]
@@ -139,7 +141,7 @@ def _longest_prefix_acceptance(
 TRAVERSALS = {
   "coupled": Traversal(
     None, _first_child_prefix_acceptance
-  ),  # accept.py walks it by itself
+  ),  # step.py follows it
   "first_child": Traversal(_first_child, _first_child_prefix_acceptance),
   "last_success": Traversal(_last_success, _last_success_prefix_acceptance),
   "longest": Traversal(_longest, _longest_prefix_acceptance),

@@ -135,6 +135,18 @@ class Draft(NamedTuple):
   resume: Resume | None = None
 
 
+class RoundOutput(NamedTuple):
+  """What a round would write, before trimming: entry i follows path[i]."""
+
+  tokens: Array  # [B, D+1] accepted tokens, then the next one
+  origin: Array  # [B, D+1] int8
+  log_probs: Array  # [B, D+1]
+  draft_log_probs: Array  # [B, D+1]
+  num_accepted: Array  # [B] before trimming
+  sound: Array  # [B, D+1] bool: the target's distribution there is finite
+  draft_sound: Array  # [B] bool: every distribution of the draft is finite
+
+
 class AcceptResult(NamedTuple):
   """What became of a draft, trimmed for EOS, the length limit and done rows."""
 

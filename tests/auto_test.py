@@ -8,11 +8,12 @@ import pytest
 from absl import flags
 
 import programs
-from specdec import measure, sampling, session
-from specdec.analysis import hardware, prediction
-from specdec.analysis.cost import Cost, Term
-from specdec.analysis.pairs import Round
-from specdec.learned.head_config import HeadConfig
+from specdec.benchmark import session, timing
+from specdec.drafters.heads.head_config import HeadConfig
+from specdec.noise import row_keys
+from specdec.roofline import hardware, prediction
+from specdec.roofline.cost import Cost, Term
+from specdec.roofline.pairs import Round
 
 
 @pytest.fixture(scope="module")
@@ -36,8 +37,8 @@ def costs(monkeypatch):
     return lambda: seconds(session.batch, nodes)
 
   programs.fake_machine(monkeypatch)
-  monkeypatch.setattr(measure, "pass_timer", pass_timer)
-  monkeypatch.setattr(measure, "round_timer", round_timer)
+  monkeypatch.setattr(timing, "pass_timer", pass_timer)
+  monkeypatch.setattr(timing, "round_timer", round_timer)
   return found
 
 
@@ -78,8 +79,8 @@ def test_free_draft_tokens_are_taken_and_dear_ones_are_not(
   assert "k = 0: no draft token pays here" in printed
 
 
-def row_keys(key, rows=64):
-  keys = sampling.row_keys(key, jnp.arange(rows))
+def keys_of(key, rows=64):
+  keys = row_keys(key, jnp.arange(rows))
   return set(map(tuple, jax.random.key_data(keys).tolist()))
 
 
@@ -109,7 +110,7 @@ def test_what_decides_k_has_not_seen_the_noise_that_writes(
   [pilot], writing = keys["first_rounds"], keys["decode"]
   assert writing
   for key in writing:
-    assert not row_keys(pilot) & row_keys(key)
+    assert not keys_of(pilot) & keys_of(key)
 
 
 def test_explained_term_by_term(generate, costs):
@@ -131,7 +132,7 @@ def test_a_calibration_is_made_once(generate, costs, monkeypatch):
   def never(*_):
     raise AssertionError("timed again")
 
-  monkeypatch.setattr(measure, "pass_timer", never)
+  monkeypatch.setattr(timing, "pass_timer", never)
   generate("--most_k=2")
 
 

@@ -13,11 +13,12 @@ import pytest
 from absl import flags
 
 import programs
-from specdec import checkpoints, measure
-from specdec.analysis import bounds
+from specdec import checkpoints
+from specdec.benchmark import timing
 from specdec.checkpoints import shipped
 from specdec.checkpoints.fetch import fetch
 from specdec.models import presets
+from specdec.roofline import bounds
 
 
 @pytest.fixture(scope="module")
@@ -57,11 +58,11 @@ def test_tables_then_one_document_on_the_last_line(bench):
   assert runs == [(1, 0), (1, 2), (2, 0), (2, 2)]
   assert document["impossible"] == []
   for run in document["runs"]:
-    assert run["memory"] > 0 and run["plain_memory"] > 0
+    assert run["memory"] > 0 and run["baseline_memory"] > 0
     assert run["acceptance"]["emitted"] == 12 * run["acceptance"]["texts"]
     assert run["acceptance"]["texts"] == 4
     assert run["prompts"].startswith("4 functions of the Python standard")
-    assert run["least_plain_round_seconds"] > 0
+    assert run["least_baseline_round_seconds"] > 0
     assert run["identity"]["share"] == 1
     assert run["compile"]["programs"] >= 2
     speed = run["speed"]
@@ -88,7 +89,7 @@ def test_one_batch_is_timed_by_medians(bench, tmp_path):
   )
   [run] = json.loads(lines[-1])["runs"]
   assert run["speed"]["seconds"] == run["seconds"]["median"]
-  assert run["speed"]["plain_seconds"] == run["plain_seconds"]["median"]
+  assert run["speed"]["baseline_seconds"] == run["baseline_seconds"]["median"]
   assert run["seconds"]["repeats"] == 2
   assert (
     run["prompts"].startswith("2 prompts of")
@@ -159,9 +160,9 @@ def under_its_bytes(monkeypatch, target):
   def call(share):
     def time_pass(model, params, batch, tokens, context, *_):
       size = bounds.pass_bytes(config, batch, tokens, context)
-      return measure.timing([share * size / 1e15])
+      return timing.timing([share * size / 1e15])
 
-    monkeypatch.setattr(measure, "time_pass", time_pass)
+    monkeypatch.setattr(timing, "time_pass", time_pass)
 
   return call
 
@@ -194,11 +195,11 @@ def test_half_the_time_of_its_bytes_ends_the_run_with_all_of_it_written(
 
 
 def test_a_run_that_compiles_while_it_is_timed_is_marked(bench, monkeypatch):
-  class Late(measure.Compilations):
+  class Late(timing.Compilations):
     count = 1
 
   monkeypatch.setattr(
-    measure, "compilations", lambda: contextlib.nullcontext(Late(1, 0.0))
+    timing, "compilations", lambda: contextlib.nullcontext(Late(1, 0.0))
   )
   lines = bench("--passes=1", "--k=1", "--max_new_tokens=4", "--limit=1")
   [run] = json.loads(lines[-1])["runs"]

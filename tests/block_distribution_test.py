@@ -6,7 +6,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy import optimize
-from specdec.acceptance.distributions import remainder
 
 import distribution
 from acceptance_distribution_test import (
@@ -22,6 +21,7 @@ from acceptance_distribution_test import (
   planted,
 )
 from specdec import acceptance, decode
+from specdec.acceptance.distributions import remainder
 
 
 @pytest.mark.parametrize("warp", WARPS)

@@ -6,12 +6,12 @@ import math
 import numpy as np
 import pytest
 
-from specdec import calibrate
-from specdec.analysis import calibration, chips, hardware, prediction, shapes
-from specdec.analysis.calibration import PassTime, RoundTime
-from specdec.analysis.cost import Deployment, Efficiency
-from specdec.analysis.pairs import Overhead, TargetDraftPair
+from specdec.benchmark import calibrate
 from specdec.models import presets
+from specdec.roofline import calibration, chips, hardware, prediction, shapes
+from specdec.roofline.calibration import PassTime, RoundTime
+from specdec.roofline.cost import Deployment, Efficiency
+from specdec.roofline.pairs import Overhead, TargetDraftPair
 from specdec.types import Stats
 
 MACHINE = hardware.Hardware(

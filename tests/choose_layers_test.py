@@ -51,7 +51,7 @@ def of_parts(script, monkeypatch):
     return script.Found(1.0 + len(skip.attention) - len(skip.mlp), 2.0, 3.0)
 
   monkeypatch.setattr(script.Bench, "value", value)
-  monkeypatch.setattr(script.Bench, "against_plain", lambda *_: (3.0, 2.0))
+  monkeypatch.setattr(script.Bench, "against_baseline", lambda *_: (3.0, 2.0))
   return asked
 
 

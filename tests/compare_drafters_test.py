@@ -7,8 +7,8 @@ import compare_drafters
 import pytest
 
 import programs
-from specdec.learned import size
-from specdec.learned.head_config import HeadConfig
+from specdec.drafters.heads import size
+from specdec.drafters.heads.head_config import HeadConfig
 
 SHAPE = dict(width=8, mlp_width=12, num_heads=2, head_dim=4)
 
@@ -67,7 +67,7 @@ def test_a_table_and_a_picture_and_it_goes_on(
   assert set(passes) == {1, 2, 3, 4}
   # By hand: rounds of one draft token.
   speed = twin["speed"]
-  baseline = speed["plain_seconds"] / speed["plain_tokens"]
+  baseline = speed["baseline_seconds"] / speed["baseline_tokens"]
   seconds = passes[2] + max(0, baseline - passes[1])
   seconds += twin["drafter"]["step_bytes"] / rate
   expected = twin["acceptance"]["tokens_per_pass"]["value"] * baseline / seconds

@@ -5,9 +5,10 @@ import json
 import pytest
 
 import programs
-from specdec import acceptance, comparison
-from specdec.analysis import enumeration
-from specdec.learned.head_config import HeadConfig
+from specdec import acceptance
+from specdec.benchmark import comparison
+from specdec.drafters.heads.head_config import HeadConfig
+from specdec.testing import enumeration
 
 RANKS = {
   "without_replacement": [0.6, 0.2, 0.1],

@@ -5,17 +5,17 @@ import itertools
 
 import pytest
 
-from specdec.analysis import (
+from specdec.models import presets
+from specdec.roofline import (
   bounds,
   chips,
   links,
   pairs,
   planning,
   shapes,
-  speedup,
+  theory,
 )
-from specdec.analysis.cost import IDEAL, TYPICAL, Deployment, Efficiency
-from specdec.models import presets
+from specdec.roofline.cost import IDEAL, TYPICAL, Deployment, Efficiency
 from specdec.types import Skip
 
 V5E, H100 = chips.get("v5e"), chips.get("h100")
@@ -84,7 +84,7 @@ def test_scaled_models_have_about_the_share_asked_for():
 
 @pytest.mark.parametrize("name", ["llama3-8b", "gemma2-2b", "smollm2-135m"])
 def test_bytes_and_flops_are_those_of_the_bounds(name):
-  """Written apart, for a pass: specdec/analysis/bounds.py."""
+  """Written apart, for a pass: specdec/roofline/bounds.py."""
   config = presets.get(name, "bfloat16")
   batch, tokens, context = 4, 3, 5000
   cost = Deployment(shapes.get(name), V5E).cost(batch, tokens, context)
@@ -248,11 +248,11 @@ def test_invariants_over_a_grid(chip, efficiency):
     for k in (0, 1, 4, 8):
       gains = []
       for alpha in (0.0, 0.5, 0.8, 1.0):
-        prefix_acceptance = speedup.iid_prefix_acceptance(alpha, k)
+        prefix_acceptance = theory.iid_prefix_acceptance(alpha, k)
         gain = found.speedup(batch, context, prefix_acceptance)
         if k == 0:
           assert gain == 1
-        assert gain <= speedup.expected_tokens(prefix_acceptance) + 1e-12
+        assert gain <= theory.expected_tokens(prefix_acceptance) + 1e-12
         gains.append(gain)
       assert gains == sorted(gains)  # monotone in alpha
     cost = found.draft.cost(batch, 1, context).seconds
@@ -374,7 +374,7 @@ def test_the_best_draft_is_neither_the_largest_nor_the_smallest():
   target = Deployment(
     shapes.get("llama3-70b"), H100, ways=8, efficiency=TYPICAL
   )
-  distribution = speedup.fit_power_law([1e8, 2e9, 8e9], [0.61, 0.71, 0.75])
+  distribution = theory.fit_power_law([1e8, 2e9, 8e9], [0.61, 0.71, 0.75])
   drafts = [shapes.scaled(target.shape, 10.0**-i) for i in range(4)]
   found = planning.best_draft(target, drafts, distribution, 1, 2048)
   assert [sized.alpha for sized in found] == sorted(

@@ -11,8 +11,17 @@ import pytest
 from scipy import stats
 
 import distribution
-from specdec import acceptance, decode, drafters, expand, sampling, tree
-from specdec.models import table
+from specdec import (
+  acceptance,
+  decode,
+  draft_shape,
+  draft_tree,
+  drafters,
+  sampling,
+)
+from specdec import noise as addresses
+from specdec.noise import DRAFT, NEXT, Noise, pilot_key
+from specdec.testing import table_model
 from specdec.types import Draft, Drafter, DraftSpec, Params
 
 V = 3
@@ -31,8 +40,8 @@ GROUPS = [
 ]
 
 PARAMS = Params(
-  table.init_params(jax.random.key(0), V, 1.2),
-  table.init_params(jax.random.key(1), V, 1.2),
+  table_model.init_params(jax.random.key(0), V, 1.2),
+  table_model.init_params(jax.random.key(1), V, 1.2),
 )
 
 
@@ -100,16 +109,18 @@ def tree_drafter(kind: str, stops: bool = False) -> Drafter:
   )
 
 
-def grown(expansion: expand.DraftShape) -> Drafter:
+def grown(expansion: draft_shape.DraftShape) -> Drafter:
   """A tree of the draft's table, drawn by expand.py."""
-  return drafters.model_tree(table.model(V), expansion)
+  return drafters.model_tree(table_model.model(V), expansion)
 
 
 DRAFTERS = {
-  "chains": lambda: grown(expand.static(tree.parallel(3, 2), "iid")),
-  "shared": lambda: grown(expand.static(tree.parallel(2, 3, 1), "iid")),
-  "dynamic": lambda: grown(expand.dynamic(2, 3, 5)),
-  "model": lambda: drafters.model(table.model(V), 3),
+  "chains": lambda: grown(draft_shape.static(draft_tree.parallel(3, 2), "iid")),
+  "shared": lambda: grown(
+    draft_shape.static(draft_tree.parallel(2, 3, 1), "iid")
+  ),
+  "dynamic": lambda: grown(draft_shape.dynamic(2, 3, 5)),
+  "model": lambda: drafters.model(table_model.model(V), 3),
   "lookup": lambda: drafters.lookup(3, ngram=2, min_ngram=1),
   "iid": lambda: tree_drafter("iid"),
   "without_replacement": lambda: tree_drafter("without_replacement"),
@@ -147,7 +158,7 @@ def sample(drafter, rule, seed=2, groups=GROUPS, params=PARAMS, target=None):
     return np.concatenate([np.asarray(x)] * ROWS)
 
   state = decode.generate(
-    target or table.model(V),
+    target or table_model.model(V),
     drafter,
     rule,
     params,
@@ -247,8 +258,8 @@ def test_a_k_chosen_by_a_pilot_run_is_lossless_only_with_a_key_of_its_own(
 
   def decoded(key, k, **options):
     return decode.generate(
-      table.model(V),
-      drafters.model(table.model(V), k),
+      table_model.model(V),
+      drafters.model(table_model.model(V), k),
       acceptance.block(),
       SKEWED,
       prompt,
@@ -259,7 +270,7 @@ def test_a_k_chosen_by_a_pilot_run_is_lossless_only_with_a_key_of_its_own(
       **options,
     )
 
-  pilot = decoded(sampling.pilot_key(key) if honest else key, 3)
+  pilot = decoded(pilot_key(key) if honest else key, 3)
   accepted = pilot.stats.accepted[:, 1]  # rounds that accepted two tokens
   short, long = (decoded(key, k).tokens[:, 1:] for k in (1, 3))
   texts = np.asarray(jnp.where(accepted[:, None] > 0, long, short))
@@ -279,9 +290,9 @@ def planted(name: str, params=PARAMS, rule=None) -> float:
 
 def test_b07_draft_noise_reused_for_the_next_token_is_caught(monkeypatch):
   def next_noise(self, node):  # the very noise the refused node was drawn by
-    return self._gumbel(sampling.DRAFT, self.length, node + 1)
+    return self._gumbel(DRAFT, self.length, node + 1)
 
-  monkeypatch.setattr(sampling.Noise, "next", next_noise)
+  monkeypatch.setattr(Noise, "next", next_noise)
   assert planted("model", SKEWED) < SMALLEST_P
 
 
@@ -293,27 +304,27 @@ def test_honest_noise_passes_where_reused_noise_is_caught():
 @pytest.mark.slow
 def test_b07_streams_that_collide_are_caught(monkeypatch):
   # node n's own noise decides what follows node n
-  monkeypatch.setattr(sampling, "NEXT", sampling.DRAFT)
+  monkeypatch.setattr(addresses, "NEXT", DRAFT)
   assert planted("model") < SMALLEST_P
 
 
 def test_one_uniform_for_all_siblings_is_caught(monkeypatch):
-  honest = sampling.Noise.accept
+  honest = Noise.accept
 
   def accept(self, num_nodes):
     first = honest(self, 1)
     return jnp.broadcast_to(first, (first.shape[0], num_nodes))
 
-  monkeypatch.setattr(sampling.Noise, "accept", accept)
+  monkeypatch.setattr(Noise, "accept", accept)
   assert planted("without_replacement") < SMALLEST_P
 
 
 @pytest.mark.slow
 def test_noise_that_forgets_the_round_is_caught(monkeypatch):
   def next_noise(self, node):
-    return self._gumbel(sampling.NEXT, 0 * self.length, node)
+    return self._gumbel(NEXT, 0 * self.length, node)
 
-  monkeypatch.setattr(sampling.Noise, "next", next_noise)
+  monkeypatch.setattr(Noise, "next", next_noise)
   assert planted("lookup") < SMALLEST_P
 
 

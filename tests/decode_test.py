@@ -9,8 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specdec import acceptance, decode, drafters, prefill, sampling
-from specdec.models import config, table, transformer
+from specdec import acceptance, decode, drafters, sampling
+from specdec import cache as kv
+from specdec.models import config, transformer
+from specdec.testing import table_model
 from specdec.types import ACCEPTED, CORRECTION, Params
 from texts import check_books, forward, frozen, texts
 
@@ -35,7 +37,7 @@ SMALL = config.TransformerConfig(
 @pytest.fixture(autouse=True, scope="module")
 def small_chunks():
   with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(prefill, "CHUNK", 4)
+    patch.setattr(kv, "CHUNK", 4)
     yield
 
 
@@ -43,9 +45,9 @@ def small_chunks():
 def family(name):
   """(model, params) of a target and a draft that often agree."""
   if name == "table":
-    model = table.model(V)
-    target = table.init_params(jax.random.key(0), V, 1.5)
-    other = table.init_params(jax.random.key(1), V, 0.7)
+    model = table_model.model(V)
+    target = table_model.init_params(jax.random.key(0), V, 1.5)
+    other = table_model.init_params(jax.random.key(1), V, 0.7)
   else:
     model = transformer.model(SMALL)
     target, other = (
@@ -277,7 +279,7 @@ def test_b15_sampling_samples_and_one_compilation_serves_all():
 
 
 def test_b26_one_hot_distributions_give_no_nan():
-  model = table.model(V)
+  model = table_model.model(V)
   step = jnp.where(jnp.eye(V, k=1) + jnp.eye(V, k=1 - V) > 0, 0.0, -jnp.inf)
   logits = jnp.broadcast_to(step[None], (V + 1, V, V))
   start = np.arange(V)[:, None]

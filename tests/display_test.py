@@ -10,8 +10,9 @@ import _main
 import pytest
 
 import programs
-from specdec import display, page
+from specdec.report import page
 from specdec.types import ACCEPTED
+from specdec.utils import terminal
 
 # It writes to the clipboard (OSC 52), clears the screen, turns the line around.
 NASTY = "\x1b]52;c;aGk=\x07\x9b2J\r\x00\x7f\u202e"
@@ -28,20 +29,20 @@ def test_what_is_obeyed_or_not_seen_is_spelled_out():
     control = code < 0x20 or 0x7F <= code < 0xA0 or 0xD800 <= code <= 0xDFFF
     unseen = code in (0xAD, 0x200E, 0x200F) or 0x2028 <= code <= 0x202E
     unseen |= 0x2060 <= code <= 0x2064 or 0x2066 <= code <= 0x206F
-    same = display.escape(chr(code)) == chr(code)
+    same = terminal.escape(chr(code)) == chr(code)
     assert same == (chr(code) in "\n\t" or not (control or unseen)), hex(code)
   for code in (0x61C, 0x200B, 0xFEFF, 0xE000, *range(0xE0020, 0xE0080)):
-    assert display.escape(chr(code)).isascii(), hex(code)
+    assert terminal.escape(chr(code)).isascii(), hex(code)
     assert page.escape(chr(code)) == f"[U+{code:04X}]"
   for text in ("\U0001f468\u200d\U0001f469", "\u0645\u06cc\u200c\u062e"):
-    assert display.escape(text) == text == page.escape(text)
-  assert display.escape(f"a\n{NASTY}\tb") == f"a\n{SHOWN}\tb"
-  display.escape("\ud800").encode()  # any terminal can write it
+    assert terminal.escape(text) == text == page.escape(text)
+  assert terminal.escape(f"a\n{NASTY}\tb") == f"a\n{SHOWN}\tb"
+  terminal.escape("\ud800").encode()  # any terminal can write it
 
 
 @pytest.mark.parametrize("mode", ["always", "never"])
 def test_a_token_is_escaped_within_its_colour(mode):
-  painter = display.Painter(mode, io.StringIO())
+  painter = terminal.Painter(mode, io.StringIO())
   painted = painter.paint(NASTY, ACCEPTED)
   assert SHOWN in painted
   assert_harmless(painted.replace("\x1b[38;5;33m", "").replace("\x1b[0m", ""))
@@ -49,11 +50,11 @@ def test_a_token_is_escaped_within_its_colour(mode):
 
 
 def test_tables_stay_tables():
-  text = display.columns(["group", "k"], [[NASTY, "1"], ["a\nb", "22"]])
+  text = terminal.columns(["group", "k"], [[NASTY, "1"], ["a\nb", "22"]])
   assert_harmless(text)
   assert len(text.split("\n")) == 3
   assert len({len(line) for line in text.split("\n")}) == 1
-  assert_harmless(display.table([(NASTY, NASTY)]))
+  assert_harmless(terminal.table([(NASTY, NASTY)]))
 
 
 def test_an_error_s_sentence_is_escaped():
@@ -100,7 +101,7 @@ def test_programs_print_by_report_or_a_painter():
   root = programs.SCRIPTS.parent
   files = [*programs.SCRIPTS.glob("*.py"), *(root / "specdec").rglob("*.py")]
   alone = {"record_parity.py", "check_transformers.py"}  # import no specdec
-  own = {"display.py", "_main.py", "chat_template.py"}  # of escaped text, JSON
+  own = {"terminal.py", "_main.py", "chat_template.py"}  # of escaped text, JSON
   raw = [
     f"{file.name}: {ast.unparse(call)}"
     for file in files

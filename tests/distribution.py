@@ -1,6 +1,6 @@
 """Distributions for tests: random ones, and what a rule makes of them.
 
-specdec/analysis/enumeration.py enumerates; here are the distributions that are
+specdec/testing/enumeration.py enumerates; here are the distributions that are
 tried, the lies that a drafter may tell, and expected lengths in closed form.
 """
 
@@ -9,13 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from specdec import sampling
-from specdec.analysis import enumeration
-from specdec.analysis.enumeration import (
-  Outcome,
-  log,
-  text_distribution,
-  without,
-)
+from specdec.testing import enumeration
+from specdec.testing.enumeration import Outcome, log, text_distribution, without
 from specdec.types import AcceptanceRule, Draft
 
 __all__ = ["Draft", "Outcome", "log", "text_distribution", "without"]

@@ -9,8 +9,8 @@ import pytest
 
 from learned_kinds import IDS, TARGET, V, head_config, sharpened, target
 from specdec import drafters
-from specdec.learned import draft_head as draft_heads
-from specdec.learned.unroll import growing, unroll
+from specdec.drafters.heads import draft_head as draft_heads
+from specdec.drafters.heads.unroll import growing, unroll
 from specdec.training import drafting
 from specdec.types import Params
 
@@ -166,10 +166,10 @@ def test_no_measures_where_none_are_wanted():
   [
     (
       dict(divergence="hinge"),
-      "distribution 'hinge' is unknown; known: cross_entropy, ",
+      "divergence 'hinge' is unknown; known: cross_entropy, ",
     ),
     (dict(decay=-0.1), "decay = -0.1; it must be >= 0"),
-    (dict(token_weight=-1.0), "law_weight = -1.0"),
+    (dict(token_weight=-1.0), "token_weight = -1.0"),
     (dict(feature_weight=-1.0), "feature_weight = -1.0"),
   ],
 )

@@ -16,21 +16,16 @@ from specdec import (
   checkpoints,
   decode,
   drafters,
-  prefill,
-  rounds,
   sampling,
+  step,
+)
+from specdec import (
+  cache as kv,
 )
 from specdec.checkpoints import shipped
 from specdec.models import transformer
 from specdec.models.config import TransformerConfig
-from specdec.types import (
-  ACCEPTED,
-  CORRECTION,
-  Draft,
-  DraftSpec,
-  Params,
-  Resume,
-)
+from specdec.types import ACCEPTED, CORRECTION, Draft, DraftSpec, Params, Resume
 from texts import check_books, forward, texts
 
 L = 30
@@ -65,7 +60,7 @@ SLOW = pytest.mark.slow
 @pytest.fixture(autouse=True, scope="module")
 def small_chunks():
   with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(prefill, "CHUNK", 4)
+    patch.setattr(kv, "CHUNK", 4)
     yield
 
 
@@ -267,12 +262,12 @@ def products_of_a_round(drafter):
   rule, batch = acceptance.rejection(), 2
   positional, options = arguments("llama", slice(2, 4))
   state = decode.start(model, drafter, rule, *positional, **options)
-  step = jax.jit(
-    lambda params, state: rounds.decode_step(
+  program = jax.jit(
+    lambda params, state: step.decode_step(
       model, drafter, rule, params, state, jnp.zeros((0,), jnp.int32)
     )
   )
-  hlo = step.lower(Params(params), state).compile().as_text()
+  hlo = program.lower(Params(params), state).compile().as_text()
   counts = products(hlo, r"(layer_\d+/mlp/gate|head\.logits)")
   return {
     (name.split("/")[0], rows // batch): n for (name, rows), n in counts.items()

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from specdec import acceptance, decode, drafters, sampling
-from specdec.models import table
+from specdec.testing import table_model
 from specdec.types import Params
 from texts import check_books, frozen, texts
 
@@ -37,8 +37,8 @@ def expected(start, limit, eos_ids) -> tuple[int, ...]:
   return tuple(text)
 
 
-TARGET = table.model(V)
-DRAFTER = drafters.model(table.model(V), K)
+TARGET = table_model.model(V)
+DRAFTER = drafters.model(table_model.model(V), K)
 DRAFTS = {"perfect": counting(), "errs": counting(wrong_after=(1, 4))}
 
 

@@ -13,7 +13,7 @@ from flax import traverse_util
 
 import programs
 from specdec import checkpoints
-from specdec.learned.head_config import HeadConfig
+from specdec.drafters.heads.head_config import HeadConfig
 
 ENTRIES = [
   {"question_id": 7, "category": "writing", "turns": ["hello there", "more"]},

@@ -22,8 +22,8 @@ from acceptance_distribution_test import (
   distributions,
   flat,
 )
-from specdec import acceptance, expand, sampling, tree
-from specdec.analysis import enumeration
+from specdec import acceptance, draft_shape, draft_tree, sampling
+from specdec.testing import enumeration
 from specdec.traversal import TRAVERSALS
 from specdec.types import Context, Draft
 
@@ -41,8 +41,8 @@ SHAPES = {
   "chain": (CHAINS[3], CHAIN_KINDS),
   "siblings": (TRIPLE, TREE_KINDS),
   "tree": (DEEP, TREE_KINDS),
-  "chains": (tree.parallel(2, 2), TREE_KINDS),
-  "shared": (tree.parallel(2, 3, 1), TREE_KINDS),
+  "chains": (draft_tree.parallel(2, 2), TREE_KINDS),
+  "shared": (draft_tree.parallel(2, 3, 1), TREE_KINDS),
   "dynamic": (None, ("dynamic",)),
 }
 ONE_HOT = flat(*[[0, 1, 0]] * 4)
@@ -77,7 +77,7 @@ def drafts_of(shape, kind, draft_distributions, depth=3) -> enumeration.Drafts:
     parents, _ = SHAPES[shape]
     return enumeration.drafts(kind, parents, draft_distributions)
   return dynamic_drafts(
-    expand.dynamic(2, min(depth, 3), 4), draft_distributions
+    draft_shape.dynamic(2, min(depth, 3), 4), draft_distributions
   )
 
 
@@ -328,4 +328,4 @@ def test_samples_that_are_ranked_again_are_caught(kind, ranked):
 def test_only_deterministic_children_may_be_ranked():
   for kind in ("iid", "without_replacement"):
     with pytest.raises(ValueError, match="cannot be re-ranked"):
-      expand.dynamic(2, 2, 4, kind)
+      draft_shape.dynamic(2, 2, 4, kind)

@@ -12,21 +12,29 @@ import pytest
 
 import early_exit_test
 from decode_distribution_test import EXACT, SMALLEST_P, V, p_value, sample
-from specdec import acceptance, decode, drafters, expand, sampling, tree
-from specdec.models import table
-from specdec.types import Params
+from specdec import (
+  acceptance,
+  decode,
+  draft_shape,
+  draft_tree,
+  drafters,
+  sampling,
+)
+from specdec.noise import Noise, row_keys
+from specdec.testing import table_model
+from specdec.types import Context, Params
 from texts import texts
 
 SLOW = pytest.mark.slow
 PATHS = [(0,), (1,), (2,), (0, 0), (0, 1), (2, 0), (0, 1, 0)]
-TREE = tree.from_paths(PATHS)
-PARALLEL = tree.parallel(3, 2)
+TREE = draft_tree.from_paths(PATHS)
+PARALLEL = draft_tree.parallel(3, 2)
 
 
 def test_trees_by_their_paths():
   np.testing.assert_array_equal(TREE, [-1, 0, 0, 0, 1, 1, 3, 5])
   np.testing.assert_array_equal(PARALLEL, [-1, 0, 0, 0, 1, 2, 3])
-  assert tree.levels(TREE) == [
+  assert draft_tree.levels(TREE) == [
     slice(0, 1),
     slice(1, 4),
     slice(4, 7),
@@ -47,7 +55,7 @@ def test_trees_by_their_paths():
 )
 def test_paths_that_make_no_tree_are_refused(paths, sentence):
   with pytest.raises(ValueError, match=sentence):
-    tree.from_paths(paths)
+    draft_tree.from_paths(paths)
 
 
 def expected_tokens(paths, acceptance):
@@ -57,9 +65,9 @@ def expected_tokens(paths, acceptance):
 @pytest.mark.parametrize("acceptance", [[0.6, 0.2, 0.1], [0.4, 0.35, 0.2]])
 @pytest.mark.parametrize("size", [1, 3, 5])
 def test_no_tree_of_that_size_is_expected_to_keep_more(acceptance, size):
-  found = tree.optimal(acceptance, size)
+  found = draft_tree.optimal(acceptance, size)
   assert len(found) == size
-  tree.from_paths(found)
+  draft_tree.from_paths(found)
   everything = [
     path
     for depth in range(1, size + 1)
@@ -89,30 +97,32 @@ def closed_sets(everything, size):
 
 
 def test_optimal_trees_follow_their_acceptance():
-  assert tree.optimal([0.9], 4) == [(0,), (0, 0), (0, 0, 0), (0, 0, 0, 0)]
-  assert tree.optimal([0.34, 0.33, 0.33], 3) == [(0,), (1,), (2,)]
-  assert tree.optimal([[0.5, 0.5], [0.9, 0.1]], 4) == [
+  assert draft_tree.optimal([0.9], 4) == [(0,), (0, 0), (0, 0, 0), (0, 0, 0, 0)]
+  assert draft_tree.optimal([0.34, 0.33, 0.33], 3) == [(0,), (1,), (2,)]
+  assert draft_tree.optimal([[0.5, 0.5], [0.9, 0.1]], 4) == [
     (0,), (1,), (0, 0), (1, 0),
   ]  # fmt: skip
-  assert len(tree.optimal([[0.5, 0.0]], 9)) == 1  # the rest is worth nothing
+  assert (
+    len(draft_tree.optimal([[0.5, 0.0]], 9)) == 1
+  )  # the rest is worth nothing
   with pytest.raises(ValueError, match="sum to 1 at most"):
-    tree.optimal([0.8, 0.8], 3)
+    draft_tree.optimal([0.8, 0.8], 3)
 
 
 def test_levels_out_of_order_and_unknown_kinds_are_refused():
   with pytest.raises(ValueError, match="not in level order"):
-    tree.levels(np.array([-1, 0, 1, 0]))
+    draft_tree.levels(np.array([-1, 0, 1, 0]))
   with pytest.raises(ValueError, match="accepted: iid"):
-    expand.static(TREE, "twins")
+    draft_shape.static(TREE, "twins")
 
 
 @functools.cache
 def drafter_of(name, kind, shape):
   if kind == "dynamic":
-    expansion = expand.dynamic(2, 3, 6)
+    expansion = draft_shape.dynamic(2, 3, 6)
   else:
-    parents = {"tree": TREE, "parallel": PARALLEL, "chain": tree.chain(4)}
-    expansion = expand.static(parents[shape], kind)
+    parents = {"tree": TREE, "parallel": PARALLEL, "chain": draft_tree.chain(4)}
+    expansion = draft_shape.static(parents[shape], kind)
   if name == "model":
     return drafters.model_tree(early_exit_test.target("llama")[0], expansion)
   model, _ = early_exit_test.target(name)
@@ -193,14 +203,16 @@ def test_a_chain_as_a_tree_is_the_chain():
     )
     for drafter in (
       drafters.model(model, 3),
-      drafters.model_tree(model, expand.static(tree.chain(4), "iid")),
+      drafters.model_tree(
+        model, draft_shape.static(draft_tree.chain(4), "iid")
+      ),
     )
   ]
   assert texts(states[0]) == texts(states[1])
   jax.tree.map(np.testing.assert_array_equal, states[0].stats, states[1].stats)
 
 
-@pytest.mark.parametrize("kind", [*expand.KINDS, "dynamic"])
+@pytest.mark.parametrize("kind", [*draft_shape.KINDS, "dynamic"])
 def test_the_targets_own_tree_never_loses_its_first_child(kind):
   """Every KV of the draft's cache is right, whatever path was committed."""
   _, params = early_exit_test.target("llama")
@@ -224,7 +236,9 @@ def test_the_targets_own_tree_never_loses_its_first_child(kind):
   ],
 )
 def test_texts_follow_the_targets_distribution(kind):
-  drafter = drafters.model_tree(table.model(V), expand.static(TREE, kind))
+  drafter = drafters.model_tree(
+    table_model.model(V), draft_shape.static(TREE, kind)
+  )
   found = sample(drafter, acceptance.rejection())
   p = [p_value(*pair) for pair in zip(found, EXACT)]
   assert min(p) > SMALLEST_P, p
@@ -235,9 +249,9 @@ def test_distributions_are_those_that_the_tokens_came_from():
   rng = np.random.default_rng(0)
   rows, size = 64, 6
   logits = jnp.asarray(rng.normal(size=(rows, size)), jnp.float32)
-  keys = sampling.row_keys(jax.random.key(0), jnp.arange(rows))
-  noise = sampling.Noise(keys, jnp.full((rows,), 3), size, coupled=False)
-  context = decode.rounds.Context(
+  keys = row_keys(jax.random.key(0), jnp.arange(rows))
+  noise = Noise(keys, jnp.full((rows,), 3), size, coupled=False)
+  context = Context(
     jnp.zeros((rows, 4), jnp.int32),
     jnp.full((rows,), 3),
     sampling.settings(rows, 1.0, 3),
@@ -245,7 +259,7 @@ def test_distributions_are_those_that_the_tokens_came_from():
     noise.draft,
   )
   parents = np.array([-1, 0, 0, 0, 0], np.int32)
-  expansion = expand.static(parents, "without_replacement")
+  expansion = draft_shape.static(parents, "without_replacement")
   grown = expansion.sample_tree(context, logits, lambda *_: None, False)
   distribution = np.exp(np.asarray(sampling.warp(logits, context.sampling)))
   tokens = np.asarray(grown.tokens)

@@ -32,9 +32,9 @@ from learned_test import (
   teacher,
 )
 from noise_test import record  # noqa: F401, a fixture
-from specdec import acceptance, drafters, expand, sampling, tree
-from specdec.learned import serve
-from specdec.models import table
+from specdec import acceptance, draft_shape, draft_tree, drafters
+from specdec.drafters.heads import serve
+from specdec.testing import table_model
 from specdec.types import Draft
 from texts import check_books, texts
 
@@ -89,7 +89,7 @@ def learned_of(kind, k=K, max_external_drafts=COPIED):
   return serve.drafter(
     draft_head(kind, full=True),
     target()[0],
-    expand.chain(k),
+    draft_shape.chain(k),
     max_external_drafts=max_external_drafts,
   )
 
@@ -195,8 +195,8 @@ def distribution_drafter(kind, ids):
   )
   learned = serve.drafter(
     own,
-    table.model(table_distribution.V),
-    expand.chain(2),
+    table_model.model(table_distribution.V),
+    draft_shape.chain(2),
     max_external_drafts=3,
   )
   first = drafters.lookup(3, ngram=2, min_ngram=2)
@@ -255,7 +255,7 @@ def test_a_distribution_of_one_token_is_no_distribution(rule):
   tokens = jnp.array([3, 5, 5, 1])
   certain = jnp.log(jax.nn.one_hot(tokens, V))
   said, unsaid = (
-    Draft(tokens, tree.chain(4), distributions, jnp.int32(4))
+    Draft(tokens, draft_tree.chain(4), distributions, jnp.int32(4))
     for distributions in (certain, None)
   )
   np.testing.assert_array_equal(
@@ -276,7 +276,7 @@ def test_no_address_of_noise_repeats(record):  # noqa: F811
       drafter,
       rows=slice(row, row + 1),
       index=jnp.array([row]),
-      target=table.model(table_distribution.V),
+      target=table_model.model(table_distribution.V),
       params=params,
       prompt=noise.PROMPT % table_distribution.V,
     )
@@ -284,7 +284,7 @@ def test_no_address_of_noise_repeats(record):  # noqa: F811
   counts = collections.Counter(record)
   assert max(counts.values()) == 1
   streams = {place[0] for _, place in counts}
-  assert streams == {sampling.DRAFT, sampling.ACCEPT, sampling.NEXT}
+  assert streams == {noise.DRAFT, noise.ACCEPT, noise.NEXT}
 
 
 class TestRefusals:
@@ -299,7 +299,7 @@ class TestRefusals:
       drafters.fallback(learned_of("eagle"), learned_of("eagle"))
 
   def test_trees(self):
-    shape = expand.static(tree.from_paths([(0,), (1,)]))
+    shape = draft_shape.static(draft_tree.from_paths([(0,), (1,)]))
     forest = serve.drafter(
       draft_head("eagle"), target()[0], shape, max_external_drafts=5
     )

@@ -16,9 +16,11 @@ import tokenizers
 
 import programs
 import tiny_training
-from specdec import checkpoints, report, run_folder
-from specdec.analysis import canvas
+from specdec import checkpoints
+from specdec.benchmark import results
+from specdec.report import canvas
 from specdec.training.log import Log
+from specdec.utils import files
 
 BYTES = 4096
 
@@ -43,10 +45,10 @@ def big_figure():
 
 
 WRITERS = {
-  "text": lambda path: run_folder.replace_file(path, "x" * 2 * BYTES),
-  "json": lambda path: report.write_json(str(path), {"x": "y" * 2 * BYTES}),
+  "text": lambda path: files.replace_file(path, "x" * 2 * BYTES),
+  "json": lambda path: results.write_json(str(path), {"x": "y" * 2 * BYTES}),
   "picture": lambda path: canvas.save(big_figure(), path),
-  "array": lambda path: run_folder.replace_file(
+  "array": lambda path: files.replace_file(
     path, lambda file: np.save(file, np.zeros(BYTES))
   ),
 }
@@ -72,7 +74,7 @@ def test_a_full_disk_names_the_file_and_leaves_the_old_one(
 
 def test_the_mode_is_the_umask_s_and_a_link_stays_one(tmp_path):
   (tmp_path / "link").symlink_to("file")
-  run_folder.replace_file(tmp_path / "link", b"one")
+  files.replace_file(tmp_path / "link", b"one")
   assert (tmp_path / "link").is_symlink()
   assert (tmp_path / "file").read_bytes() == b"one"
   mask = os.umask(0)
@@ -84,7 +86,7 @@ def test_a_pipe_is_written_to_and_not_replaced(tmp_path):
   pipe = tmp_path / "pipe"
   os.mkfifo(pipe)
   reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
-  run_folder.replace_file(pipe, "text")
+  files.replace_file(pipe, "text")
   assert os.read(reader, 10) == b"text"
   os.close(reader)
   assert pipe.is_fifo()
@@ -96,12 +98,12 @@ def test_a_folder_is_replaced_whole_or_not_at_all(tmp_path):
     (folder / "weights").write_bytes(b"x" * size)
 
   target = tmp_path / "best"
-  run_folder.replace_folder(target, write)
+  files.replace_folder(target, write)
   with full_disk(), pytest.raises(OSError, match=f"^{target} could not be"):
-    run_folder.replace_folder(target, lambda folder: write(folder, 2 * BYTES))
+    files.replace_folder(target, lambda folder: write(folder, 2 * BYTES))
   assert os.listdir(tmp_path) == ["best"]
   assert (target / "weights").stat().st_size == 1
-  run_folder.replace_folder(target, lambda folder: write(folder, 2))
+  files.replace_folder(target, lambda folder: write(folder, 2))
   assert os.listdir(tmp_path) == ["best"]
   assert (target / "weights").stat().st_size == 2
 
@@ -121,13 +123,13 @@ def test_what_a_killed_process_half_wrote_is_removed(tmp_path):
   [left] = os.listdir(tmp_path)
   parts = left.split(".")
   alive = ".".join([*parts[:-2], str(os.getppid()), parts[-1]])
-  elsewhere = left.replace(run_folder._HOST, "another-host")
+  elsewhere = left.replace(files._HOST, "another-host")
   for name in (alive, elsewhere):
     (tmp_path / name).touch()
-  run_folder.replace_file(path, "new")
+  files.replace_file(path, "new")
   kept = [alive, elsewhere, "results.json"]
   assert sorted(os.listdir(tmp_path)) == sorted(kept)
-  run_folder.replace_file(tmp_path / ("é" * 120), "a long name")
+  files.replace_file(tmp_path / ("é" * 120), "a long name")
 
 
 CORPUS = """
@@ -157,22 +159,22 @@ def test_a_corpus_is_replaced_whole_and_by_one_process(tmp_path):
       capture_output=True, text=True,
     )  # fmt: skip
 
-  def files():
+  def names():
     found = [x for x in corpus.rglob("*") if x.is_file() and x.name != ".lock"]
     return {str(x): x.read_bytes() for x in found}
 
   assert write(kill=10).returncode == -signal.SIGKILL
   done = write()
   assert done.returncode == 0, done.stderr
-  before = files()
+  before = names()
   assert len(before) > 100 and os.listdir(tmp_path) == ["corpus"]
   assert write(kill=10).returncode == -signal.SIGKILL
-  assert files() == before
-  run_folder.lock(corpus)
+  assert names() == before
+  files.lock(corpus)
   assert " is in use by process " in write().stderr
-  run_folder.release()
+  files.release()
   assert write().returncode == 0
-  assert files() == before and os.listdir(tmp_path) == ["corpus"]
+  assert names() == before and os.listdir(tmp_path) == ["corpus"]
   (corpus / "manifest.json").unlink()
   assert "is no corpus; not replaced" in write().stderr
 
@@ -201,7 +203,7 @@ def test_a_kill_while_folders_change_places_loses_neither(
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
   target = tmp_path / "best"
-  run_folder.replace_folder(target, writer("old"))
+  files.replace_folder(target, writer("old"))
   given, names = target, ["best"]
   if link:
     given, names = tmp_path / "link", ["best", "link"]
@@ -210,7 +212,7 @@ def test_a_kill_while_folders_change_places_loses_neither(
   with monkeypatch.context() as patch, pytest.raises(Killed):
     if step == "delete":
       patch.setattr(
-        run_folder.shutil,
+        files.shutil,
         "rmtree",
         lambda path, **_: kill() if path == old and old.exists() else None,
       )
@@ -221,27 +223,27 @@ def test_a_kill_while_folders_change_places_loses_neither(
         "rename",
         lambda self, new: kill() if self.name == killed else rename(self, new),
       )
-    run_folder.replace_folder(given, writer("new"))
+    files.replace_folder(given, writer("new"))
   with pytest.raises(OSError, match="No space left"):
-    run_folder.replace_folder(given, full)
+    files.replace_folder(given, full)
   kept = "new" if step == "delete" else "old"
   assert (given / "weights").read_text() == kept
   assert sorted(os.listdir(tmp_path)) == names
-  run_folder.replace_folder(given, writer("newer"))
+  files.replace_folder(given, writer("newer"))
   assert (given / "weights").read_text() == "newer"
   assert sorted(os.listdir(tmp_path)) == names and given.is_symlink() == link
 
 
 def test_a_line_that_does_not_fit_is_not_begun(tmp_path):
   path = tmp_path / "lines.jsonl"
-  lines = run_folder.Lines(path)
+  lines = files.Lines(path)
   lines.append({"a": 1})
   with full_disk(), pytest.raises(OSError, match=f"^{path} could not be"):
     lines.append({"a": "x" * 2 * BYTES})
   assert lines.entries == [{"a": 1}]
   assert path.read_text() == '{"a": 1}\n'
   lines.append({"a": 2})
-  again = run_folder.Lines(path)
+  again = files.Lines(path)
   assert (again.entries, again.broken) == ([{"a": 1}, {"a": 2}], [])
 
 

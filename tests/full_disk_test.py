@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import tiny_training
-from specdec import run_folder
 from specdec.training import loop, saving
+from specdec.utils import files
 
 TESTS = pathlib.Path(__file__).parent
 TRAIN = """
@@ -82,7 +82,7 @@ def test_errors_that_are_not_the_disk_s_stay_what_they_are(
     pytest.raises(type(error))
     if not written
     else pytest.raises(
-      run_folder.NotWritten, match=f"checkpoints could not be .*{written}"
+      files.NotWritten, match=f"checkpoints could not be .*{written}"
     ) as raised
   ):
     checkpoints.newest()
@@ -97,7 +97,7 @@ def test_a_checkpoint_that_will_not_fit_is_not_begun(tmp_path, monkeypatch):
   with monkeypatch.context() as patch:
     full = usage._replace(free=100)
     patch.setattr(saving.shutil, "disk_usage", lambda _: full)
-    with pytest.raises(run_folder.NotWritten) as raised:
+    with pytest.raises(files.NotWritten) as raised:
       checkpoints.save(state)
   assert str(raised.value).startswith(
     f"{tmp_path}/checkpoints could not be written: a checkpoint takes "

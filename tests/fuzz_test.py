@@ -21,9 +21,10 @@ from absl import flags
 
 import gguf_files
 import programs
-from specdec import checkpoints, prompts
+from specdec import checkpoints
+from specdec.benchmark import prompts
 from specdec.checkpoints import learned, shipped
-from specdec.learned.head_config import HeadConfig
+from specdec.drafters.heads.head_config import HeadConfig
 
 pytestmark = pytest.mark.slow
 TIMES = int(os.environ.get("SPECDEC_FUZZ", "1"))

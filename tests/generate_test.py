@@ -15,7 +15,10 @@ from absl import flags
 
 import programs
 from programs import write_model
-from specdec import checkpoints, display, memory, session
+from specdec import checkpoints
+from specdec.benchmark import session
+from specdec.compiled import memory_plan
+from specdec.utils import terminal
 
 ROOT = pathlib.Path(__file__).parents[1]
 SCRIPT = ROOT / "scripts" / "generate.py"
@@ -59,7 +62,7 @@ def test_command_line_ends_with_a_table_and_json(target, tmp_path):
   assert found["acceptance"]["emitted"] == 20
   assert len(found["acceptance"]["prefix_acceptance"]) == 5
   assert found["acceptance"]["tokens_per_pass"]["value"] >= 1
-  for key in ("tokens_per_second", "plain_tokens_per_second"):
+  for key in ("tokens_per_second", "baseline_tokens_per_second"):
     assert found["speed"][key] > 0
 
 
@@ -153,7 +156,7 @@ def test_pairs_are_timed_in_turns_and_give_a_standard_error(
   ]
   [found] = json.loads(out.read_text())["runs"]
   speed = found["speed"]
-  assert speed["tokens"] == speed["plain_tokens"] == 3 * 8
+  assert speed["tokens"] == speed["baseline_tokens"] == 3 * 8
   assert speed["speedup"]["error"] > 0
   table = capsys.readouterr().out
   assert re.search(r"speedup +\d+\.\d\d ± \d+\.\d\d x", table)
@@ -181,13 +184,13 @@ def test_compiling_shows_its_time(run, capsys):
 
 
 def test_progress_shows_seconds_meanwhile_and_at_the_end(capsys):
-  with display.progress("compiling x", every=0.01):
+  with terminal.progress("compiling x", every=0.01):
     time.sleep(0.3)
   first, *middle, last = capsys.readouterr().err.splitlines()
   assert first == "compiling x ..."
   assert middle and all(line.endswith(" s so far") for line in middle)
   assert re.fullmatch(r"compiling x \.\.\. 0\.\d s", last)
-  with pytest.raises(ValueError), display.progress("compiling y"):
+  with pytest.raises(ValueError), terminal.progress("compiling y"):
     raise ValueError
   assert capsys.readouterr().err == "compiling y ...\n"  # and no time of it
 
@@ -299,7 +302,7 @@ def test_an_unwritable_file_is_refused_at_once(
 
 
 def test_memory_is_checked_before_weights_are_read(run, monkeypatch):
-  monkeypatch.setattr(memory, "available", lambda *_: 10_000)
+  monkeypatch.setattr(memory_plan, "available", lambda *_: 10_000)
   monkeypatch.setattr(
     checkpoints, "load_pair", lambda *_: pytest.fail("loaded all the same")
   )
@@ -309,9 +312,9 @@ def test_memory_is_checked_before_weights_are_read(run, monkeypatch):
 
 def test_weights_that_are_loaded_are_not_asked_for_again(run, monkeypatch):
   plans = []
-  check = memory.check
+  check = memory_plan.check
   monkeypatch.setattr(
-    memory, "check", lambda plan, *_: plans.append(plan) or check(plan)
+    memory_plan, "check", lambda plan, *_: plans.append(plan) or check(plan)
   )
   run("--prompt=a", "--max_new_tokens=4")
   before, after = plans
@@ -319,7 +322,7 @@ def test_weights_that_are_loaded_are_not_asked_for_again(run, monkeypatch):
   assert set(before.parts) - set(after.parts) == loaded
   # What was free, less the weights, holds the rest.
   left = before.needed - 1.1 * sum(before.parts[name] for name in loaded)
-  monkeypatch.setattr(memory, "available", lambda *_: int(left) + 1)
+  monkeypatch.setattr(memory_plan, "available", lambda *_: int(left) + 1)
   check(after)
 
 

@@ -25,16 +25,17 @@ from specdec import (
   acceptance,
   checkpoints,
   decode,
+  draft_shape,
+  draft_tree,
   drafters,
-  expand,
   sampling,
-  tree,
 )
 from specdec.checkpoints import learned as saved
 from specdec.checkpoints import shipped
-from specdec.learned import draft_head as draft_heads
-from specdec.learned import serve
-from specdec.models import table, transformer
+from specdec.drafters.heads import draft_head as draft_heads
+from specdec.drafters.heads import serve
+from specdec.models import transformer
+from specdec.testing import table_model
 from specdec.types import Params, Skip
 
 FILE = pathlib.Path(__file__).parent / "fixtures" / "golden" / "texts.json"
@@ -52,7 +53,7 @@ class Way(NamedTuple):
 
 
 def on_table(drafter, rule, batch=3):
-  return Way("table", lambda: drafter(table.model(V)), rule, batch)
+  return Way("table", lambda: drafter(table_model.model(V)), rule, batch)
 
 
 def tree_of(expansion):
@@ -95,16 +96,16 @@ def of_shipped(name, k=3):
     return serve.drafter(
       own.draft_head(target.config),
       transformer.model(target.config),
-      expand.chain(k),
+      draft_shape.chain(k),
     )
 
   return make
 
 
-CHAINS = expand.static(tree.parallel(2, 3, 1), "iid")
-TREE = expand.static([-1, 0, 0, 0, 1, 1, 2, 4])
-LIKELIEST = expand.static([-1, 0, 0, 0, 1, 1, 2, 4], "deterministic")
-DYNAMIC = expand.dynamic(3, 3, 7)
+CHAINS = draft_shape.static(draft_tree.parallel(2, 3, 1), "iid")
+TREE = draft_shape.static([-1, 0, 0, 0, 1, 1, 2, 4])
+LIKELIEST = draft_shape.static([-1, 0, 0, 0, 1, 1, 2, 4], "deterministic")
+DYNAMIC = draft_shape.dynamic(3, 3, 7)
 SOME = Skip((1,), (0, 2))
 rejection, coupled = acceptance.rejection, acceptance.coupled
 
@@ -149,7 +150,7 @@ WAYS = {
     "llama", on_llama(drafters.layer_skip_tree, SOME, TREE), rejection
   ),
   **{
-    kind: Way(kind, learned(kind, expand.chain(3)), rule)
+    kind: Way(kind, learned(kind, draft_shape.chain(3)), rule)
     for kind, rule in zip(
       learned_kinds.KINDS, (rejection, acceptance.block, coupled) * 3
     )
@@ -157,7 +158,7 @@ WAYS = {
   "mtp, tree": Way("mtp", learned("mtp", TREE), rejection),
   "eagle3, dynamic": Way("eagle3", learned("eagle3", DYNAMIC), rejection),
   "copies, eagle": Way(
-    "eagle", learned("eagle", expand.chain(3), 5), rejection
+    "eagle", learned("eagle", draft_shape.chain(3), 5), rejection
   ),
   "shipped": Way("shipped", of_shipped("model"), rejection, 1),
   "shipped, block": Way("shipped", of_shipped("model", 4), acceptance.block, 2),
@@ -181,10 +182,10 @@ def shipped_draft():
 def models(name):
   """The target, and the weights of target and draft."""
   if name == "table":
-    target = table.init_params(jax.random.key(0), V, 1.5)
-    other = table.init_params(jax.random.key(1), V, 0.7)
+    target = table_model.init_params(jax.random.key(0), V, 1.5)
+    other = table_model.init_params(jax.random.key(1), V, 0.7)
     draft = jax.tree.map(lambda t, o: t + 0.5 * o, target, other)
-    return table.model(V), Params(target, draft)
+    return table_model.model(V), Params(target, draft)
   if name == "llama":
     model, weights = learned_kinds.target()
     return model, Params(weights)

@@ -14,9 +14,9 @@ import json
 import pathlib
 import sys
 
-from specdec.analysis import chips, papers, planning, shapes
-from specdec.analysis.cost import Deployment
-from specdec.analysis.pairs import Overhead, TargetDraftPair
+from specdec.roofline import chips, papers, planning, shapes
+from specdec.roofline.cost import Deployment
+from specdec.roofline.pairs import Overhead, TargetDraftPair
 
 FILE = pathlib.Path(__file__).parent / "fixtures" / "golden" / "costs.json"
 PREFIX_ACCEPTANCE = (0.8, 0.66, 0.55, 0.47, 0.4, 0.34)

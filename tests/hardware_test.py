@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from specdec.analysis import hardware
+from specdec.roofline import hardware
 
 MEASURED = hardware.Hardware(
   name="a machine",
@@ -143,7 +143,7 @@ def test_another_machine_has_another_file(calls, monkeypatch, tmp_path):
   ):
     with monkeypatch.context() as patch:
       changed = value if "__" in name else lambda *_, value=value: value
-      patch.setattr(f"specdec.analysis.hardware.{name}", changed)
+      patch.setattr(f"specdec.roofline.hardware.{name}", changed)
       hardware.local(folder=tmp_path)
     assert len(calls) == (number + 2) * count
     assert len(list(tmp_path.iterdir())) == number + 2

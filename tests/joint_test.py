@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from specdec import drafters
-from specdec.learned import draft_head as draft_heads
-from specdec.learned.head_config import HeadConfig
-from specdec.learned.unroll import growing
+from specdec.drafters.heads import draft_head as draft_heads
+from specdec.drafters.heads.head_config import HeadConfig
+from specdec.drafters.heads.unroll import growing
 from specdec.models import transformer
 from specdec.training import data, joint, loop, objective, run
 from specdec.training.drafting import Loss
@@ -118,13 +118,13 @@ class TestDrafter:
         draft_heads.weights_of(draft_head, net, params["target"]),
       )
     )
-    read = draft_head.read(net, output)
+    read = draft_head.encode(net, output)
     size, total = text.shape[1], measures["cross_entropy"]
     for j in range(levels):
       # Head j reads what is j + 1 tokens before: nothing, at the beginning.
       stream = jnp.pad(read, ((0, 0), (j + 1, 0), (0, 0)))[:, :size]
       divergence = jax.nn.log_softmax(
-        draft_head.score(net, target_weights, stream, j)
+        draft_head.logits(net, target_weights, stream, j)
       )
       there = jnp.take_along_axis(divergence, after[..., None], -1)[:, j:]
       total += 0.2 * 0.8**j * -jnp.mean(there)

@@ -22,20 +22,22 @@ from acceptance_distribution_test import (
   flat,
   planted,
 )
-from specdec import accept, acceptance, decode, drafters, sampling, tree
+from specdec import acceptance, decode, draft_tree, drafters, sampling
+from specdec.noise import Noise, row_keys
+from specdec.step import traverse_draft
 from specdec.types import Draft
 
 kseq_file = sys.modules["specdec.acceptance.kseq"]
 
 RULE = acceptance.kseq()
 QUADRUPLE = [-1, 0, 0, 0, 0]
-THREE_CHAINS = tree.parallel(3, 2)
-SHARED = tree.parallel(2, 3, 1)
+THREE_CHAINS = draft_tree.parallel(3, 2)
+SHARED = draft_tree.parallel(2, 3, 1)
 SHAPES = {
   "pair": PAIR,
   "triple": TRIPLE,
   "deep": DEEP,
-  "two chains": tree.parallel(2, 2),
+  "two chains": draft_tree.parallel(2, 2),
   "three chains": THREE_CHAINS,
   "shared": SHARED,
 }
@@ -51,7 +53,7 @@ def test_kseq_is_lossless(name, warp):
 
 def test_on_a_chain_it_is_rejection():
   draft, target = distributions(4, 2, "baseline")
-  found = check(RULE, tree.chain(3), "none", draft, target)
+  found = check(RULE, draft_tree.chain(3), "none", draft, target)
   expected = distribution.chain_acceptance(draft, target)
   np.testing.assert_allclose(found.accepted, expected, atol=1e-6)
 
@@ -122,7 +124,7 @@ def test_the_targets_own_draft_is_accepted_whole(name, warp):
     ([1e-7, 1 - 1e-7, 0, 0], [0.5, 0, 0.5, 0]),
   ],
 )
-@pytest.mark.parametrize("parents", [PAIR, TRIPLE, tree.parallel(2, 2)])
+@pytest.mark.parametrize("parents", [PAIR, TRIPLE, draft_tree.parallel(2, 2)])
 def test_degenerate_distributions(parents, draft, target):
   depth = distribution.depths(parents).max()
   target = flat(*[target] * (depth + 1))
@@ -197,21 +199,21 @@ def test_counting_the_wrong_number_of_draws_is_caught():
 def test_no_rule_sorts_the_vocabulary(rule):
   """rule 11; sorting a few nodes is another matter."""
   size, nodes = 4096, 5
-  parents = tree.chain(nodes) if rule.chains_only else tree.parallel(2, 2)
+  parents = (
+    draft_tree.chain(nodes) if rule.chains_only else draft_tree.parallel(2, 2)
+  )
 
   def accept_one(logits, drawn, tokens):
     draft = Draft(tokens, parents, drawn, jnp.full((1,), nodes))
-    noise = sampling.Noise(
-      sampling.row_keys(jax.random.key(0), jnp.arange(1)),
+    noise = Noise(
+      row_keys(jax.random.key(0), jnp.arange(1)),
       jnp.array([7]),
       size,
       rule.traversal == "coupled",
     )
     settings = sampling.settings(1, 1.0, 50, 0.9)
     distribution = sampling.warp(logits, settings)
-    return accept.accept_step(
-      rule, draft, logits, distribution, noise, nodes - 1
-    )
+    return traverse_draft(rule, draft, logits, distribution, noise, nodes - 1)
 
   distributions = jnp.zeros((1, nodes, size))
   tokens = jnp.zeros((1, nodes), jnp.int32)

@@ -6,15 +6,14 @@ import numpy as np
 import pytest
 from matplotlib.text import Text
 
-from specdec import report_page
-from specdec.analysis import (
+from specdec.benchmark import metrics, sweeps
+from specdec.report import (
   canvas,
   drafter_plots,
   heatmaps,
   joint_plots,
-  metrics,
   plots,
-  sweeps,
+  sweep_page,
   training_plots,
 )
 
@@ -109,11 +108,11 @@ def test_any_name_can_be_drawn(plot, name, tmp_path):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_any_name_can_be_on_a_sweep_s_page(name, tmp_path):
-  page = report_page.render(sweep(NAMES[name]), None)
+  page = sweep_page.render(sweep(NAMES[name]), None)
   assert not set(page) & set("\x00\x07\x1b\x9b\u202e")
-  for i, figure in enumerate(report_page.figures(sweep(NAMES[name]).lines)):
+  for i, figure in enumerate(sweep_page.figures(sweep(NAMES[name]).lines)):
     canvas.save(
-      report_page.figures(sweep(NAMES[name]).lines)[figure],
+      sweep_page.figures(sweep(NAMES[name]).lines)[figure],
       tmp_path / f"{i}.svg",
     )
     xml.etree.ElementTree.parse(tmp_path / f"{i}.svg")

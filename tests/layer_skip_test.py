@@ -16,15 +16,17 @@ from hlo import products
 from specdec import (
   acceptance,
   decode,
+  draft_shape,
+  draft_tree,
   drafters,
-  expand,
-  prefill,
-  rounds,
   sampling,
-  tree,
+  step,
+)
+from specdec import (
+  cache as kv,
 )
 from specdec.drafters import Threshold
-from specdec.models import table
+from specdec.testing import table_model
 from specdec.types import ACCEPTED, CORRECTION, AcceptResult, Params, Skip
 from texts import check_books, texts
 
@@ -37,7 +39,7 @@ UNSURE = Threshold(0.3)
 @pytest.fixture(autouse=True, scope="module")
 def small_chunks():
   with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(prefill, "CHUNK", 4)
+    patch.setattr(kv, "CHUNK", 4)
     yield
 
 
@@ -105,9 +107,11 @@ def test_greedy_rows_are_autoregressive_texts(rule):
 @pytest.mark.parametrize(
   "expansion",
   [
-    expand.static([-1, 0, 0, 1, 1, 2]),
-    pytest.param(expand.dynamic(2, 2, 4), marks=SLOW),
-    pytest.param(expand.static(tree.parallel(2, 3), "iid"), marks=SLOW),
+    draft_shape.static([-1, 0, 0, 1, 1, 2]),
+    pytest.param(draft_shape.dynamic(2, 2, 4), marks=SLOW),
+    pytest.param(
+      draft_shape.static(draft_tree.parallel(2, 3), "iid"), marks=SLOW
+    ),
   ],
   ids=["static", "dynamic", "chains"],
 )
@@ -129,12 +133,12 @@ def test_what_it_hands_over_is_what_it_drew_from():
   rule = acceptance.rejection()
   started = decode.start(model, drafter, rule, *positional, **options)
   draft, after = jax.jit(
-    lambda p, s: rounds.draft_step(drafter, p, s, model.vocab_size, rule)
+    lambda p, s: step.draft_step(drafter, p, s, model.vocab_size, rule)
   )(Params(params), started)
 
   @jax.jit
   def once(params, cache, tokens):  # the same in one pass, cache made anew
-    filled, _ = prefill.advance(
+    filled, _ = kv.prefill(
       model, params, started.tokens, cache, length - 1, chunk=4
     )
     return model.apply(params, tokens, filled, skip=SOME)[0].logits
@@ -191,12 +195,12 @@ def products_of_a_draft(drafter):
   rule, batch = acceptance.rejection(), 2
   positional, options = arguments("llama", slice(2, 4))
   state = decode.start(model, drafter, rule, *positional, **options)
-  step = jax.jit(
-    lambda params, state: rounds.draft_step(
+  program = jax.jit(
+    lambda params, state: step.draft_step(
       drafter, params, state, model.vocab_size, rule
     )
   )
-  hlo = step.lower(Params(params), state).compile().as_text()
+  hlo = program.lower(Params(params), state).compile().as_text()
   counts = products(hlo, r"(layer_\d+/(?:mlp/gate|attention/q)|head\.logits)")
   return {(name, rows // batch): n for (name, rows), n in counts.items()}
 
@@ -268,7 +272,7 @@ def test_one_trace():
 
 def split_table():
   """A target whose draft is another table, for distributions that are known."""
-  inner = table.model(distributions.V)
+  inner = table_model.model(distributions.V)
 
   def apply(params, tokens, cache, skip=None, **options):
     return inner.apply(
@@ -335,7 +339,7 @@ def test_a_row_stops_at_its_first_unlikely_token_and_keeps_it():
   positional, options = arguments("llama")
   state = decode.start(model, drafter, rule, *positional, **options)
   draft, _ = jax.jit(
-    lambda p, s: rounds.draft_step(drafter, p, s, model.vocab_size, rule)
+    lambda p, s: step.draft_step(drafter, p, s, model.vocab_size, rule)
   )(Params(params), state)
   logits = jax.jit(lambda p, t, c: model.apply(p, t, c, skip=SOME)[0].logits)(
     params, draft.tokens, state.target_cache
@@ -359,7 +363,7 @@ def test_the_threshold_moves_as_the_paper_says():
   state = decode.start(
     target("llama")[0], drafter, acceptance.coupled(), *positional, **options
   )
-  context = rounds.context_of(state, 17, acceptance.coupled())
+  context = step.context_of(state, 17, acceptance.coupled())
   draft, own = drafter.propose(positional[0], state.draft_state, context)
   draft = draft._replace(count=jnp.array([5, 3, 4, 3]))
   own = own._replace(matchness=jnp.array([1.0, 1.0, 1.0, 0.7]))
@@ -407,4 +411,6 @@ def test_what_cannot_be_is_refused(skip, k, threshold, sentence):
 
 def test_a_tree_that_tries_more_than_it_keeps_is_refused():
   with pytest.raises(ValueError, match=re.escape("keep more, or try fewer")):
-    drafters.layer_skip_tree(target("llama")[0], SOME, expand.dynamic(3, 3, 2))
+    drafters.layer_skip_tree(
+      target("llama")[0], SOME, draft_shape.dynamic(3, 3, 2)
+    )

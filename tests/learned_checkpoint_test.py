@@ -12,9 +12,10 @@ from safetensors.flax import save_file
 
 from learned_kinds import IDS, KINDS, TARGET, head_config
 from programs import write_model
-from specdec import checkpoints, drafters, expand, run_folder
+from specdec import checkpoints, draft_shape, drafters
 from specdec.checkpoints import learned as saved
-from specdec.learned import serve
+from specdec.drafters.heads import serve
+from specdec.utils import files
 from training_test import Killed
 
 LETTERS = [chr(i) for i in range(ord("a"), ord("z") + 1)] + [" "]
@@ -237,14 +238,14 @@ def test_a_kill_in_the_middle_of_a_write(whom, tmp_path, monkeypatch, where):
       def replace(*_):
         raise Killed
 
-      patch.setattr(run_folder.os, "replace", replace)
+      patch.setattr(files.os, "replace", replace)
     else:
 
       def write(file, content):
         file.write(content[: len(content) // 2])
         raise Killed
 
-      patch.setattr(run_folder, "_write", write)
+      patch.setattr(files, "_write", write)
     with pytest.raises(Killed):
       saved.save(path, made, ids, other, whose)
   assert path.read_bytes() == before
@@ -283,4 +284,4 @@ def test_medusa_is_asked_for_more_than_its_heads(whom, tmp_path):
   saved.save(path, *drafter, saved.fingerprint(whom))
   own = saved.load(path, whom).draft_head(whom.config)
   with pytest.raises(ValueError, match=r"3 levels.* medusa has 2 heads"):
-    serve.drafter(own, None, expand.chain(3))
+    serve.drafter(own, None, draft_shape.chain(3))

@@ -21,11 +21,11 @@ from decode_distribution_test import (
   sample,
 )
 from learned_kinds import head_config, sharpened
-from specdec import acceptance, drafters, expand, tree
-from specdec.learned import draft_head as draft_heads
-from specdec.learned import serve
-from specdec.models import table
+from specdec import acceptance, draft_shape, draft_tree, drafters
+from specdec.drafters.heads import draft_head as draft_heads
+from specdec.drafters.heads import serve
 from specdec.models.config import TransformerConfig
+from specdec.testing import table_model
 from specdec.types import Params
 
 SLOW = pytest.mark.slow
@@ -40,14 +40,14 @@ TARGET = TransformerConfig(
 )
 TWO = np.array([0, 2])
 SHAPES = {
-  "chain": lambda: expand.chain(3),
+  "chain": lambda: draft_shape.chain(3),
   # More siblings than tokens that it can draft: the last is any other
   # token.
-  "tree": lambda: expand.static(
-    tree.from_paths([(0,), (1,), (2,), (0, 0), (0, 1), (1, 0)])
+  "tree": lambda: draft_shape.static(
+    draft_tree.from_paths([(0,), (1,), (2,), (0, 0), (0, 1), (1, 0)])
   ),
-  "iid": lambda: expand.static(tree.parallel(2, 2), "iid"),
-  "dynamic": lambda: expand.dynamic(2, 2, 4),
+  "iid": lambda: draft_shape.static(draft_tree.parallel(2, 2), "iid"),
+  "dynamic": lambda: draft_shape.dynamic(2, 2, 4),
 }
 
 
@@ -62,7 +62,7 @@ def drafter_of(kind, ids, shape):
   target = PARAMS.target | {"embed": {"weight": embed}}
   net = sharpened(draft_head.init(jax.random.key(4)), 3)
   draft = draft_heads.weights_of(draft_head, net, target)
-  drafter = serve.drafter(draft_head, table.model(V), SHAPES[shape]())
+  drafter = serve.drafter(draft_head, table_model.model(V), SHAPES[shape]())
   return drafter, Params(target, draft)
 
 

@@ -10,8 +10,8 @@ import jax
 import numpy as np
 
 from specdec import drafters
-from specdec.learned import draft_head as draft_heads
-from specdec.learned.head_config import HeadConfig
+from specdec.drafters.heads import draft_head as draft_heads
+from specdec.drafters.heads.head_config import HeadConfig
 from specdec.models import transformer
 from specdec.models.config import TransformerConfig
 

@@ -17,9 +17,9 @@ from memory_test import (
   copies,
   nbytes,
 )
-from specdec import acceptance, decode, drafters, expand, tree
-from specdec.learned import draft_head as draft_heads
-from specdec.learned import serve
+from specdec import acceptance, decode, draft_shape, draft_tree, drafters
+from specdec.drafters.heads import draft_head as draft_heads
+from specdec.drafters.heads import serve
 from specdec.models import transformer
 from specdec.types import Params
 
@@ -28,10 +28,12 @@ SLOW = pytest.mark.slow
 IDS = range(11)
 REMEMBERING = ("eagle", "eagle3", "mtp", "recycle")
 SHAPES = {
-  "chain": lambda: expand.chain(4),
-  "tree": lambda: expand.static(tree.from_paths([(0,), (1,), (0, 0)])),
-  "dynamic": lambda: expand.dynamic(2, 3, 6),
-  "behind copies": lambda: expand.chain(2),
+  "chain": lambda: draft_shape.chain(4),
+  "tree": lambda: draft_shape.static(
+    draft_tree.from_paths([(0,), (1,), (0, 0)])
+  ),
+  "dynamic": lambda: draft_shape.dynamic(2, 3, 6),
+  "behind copies": lambda: draft_shape.chain(2),
 }
 COPIED = 5  # more than it drafts
 DUE = {

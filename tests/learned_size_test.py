@@ -5,8 +5,8 @@ import pytest
 
 from learned_kinds import KINDS, TARGET, draft_head, head_config
 from specdec.checkpoints import learned as saved
-from specdec.learned import size
-from specdec.learned.head_config import HeadConfig
+from specdec.drafters.heads import size
+from specdec.drafters.heads.head_config import HeadConfig
 
 SHAPE = dict(width=8, mlp_width=12, num_heads=2, head_dim=4)
 

@@ -26,18 +26,20 @@ from learned_kinds import (
 from specdec import (
   acceptance,
   decode,
+  draft_shape,
   drafters,
-  expand,
-  prefill,
-  rounds,
   sampling,
+  step,
 )
-from specdec import tree as trees
-from specdec.learned import draft_head as draft_heads
-from specdec.learned import serve
-from specdec.learned.head_config import HeadConfig
-from specdec.learned.unroll import growing, unroll
-from specdec.learned.vocabulary import most_frequent
+from specdec import (
+  cache as kv,
+)
+from specdec import draft_tree as trees
+from specdec.drafters.heads import draft_head as draft_heads
+from specdec.drafters.heads import serve
+from specdec.drafters.heads.head_config import HeadConfig
+from specdec.drafters.heads.unroll import growing, unroll
+from specdec.drafters.heads.vocabulary import most_frequent
 from specdec.types import ACCEPTED, BASELINE, CORRECTION, Params
 from texts import check_books, texts
 
@@ -48,8 +50,8 @@ TEMPERATURES = np.repeat([1.0, 0.0], 4)
 NEVER = -1  # no token is this one
 PATHS = [(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0)]
 SHAPES = {
-  "tree": expand.static(trees.from_paths(PATHS)),
-  "dynamic": expand.dynamic(2, 3, 6),
+  "tree": draft_shape.static(trees.from_paths(PATHS)),
+  "dynamic": draft_shape.dynamic(2, 3, 6),
 }
 SLOW = pytest.mark.slow
 
@@ -57,7 +59,7 @@ SLOW = pytest.mark.slow
 @pytest.fixture(autouse=True, scope="module")
 def small_chunks():
   with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(prefill, "CHUNK", 4)
+    patch.setattr(kv, "CHUNK", 4)
     yield
 
 
@@ -106,7 +108,7 @@ def stumbling(drafter, narrow=False):
 @functools.cache
 def drafter_of(kind, shape, full=False):
   """shape: k of a chain, or a name in SHAPES."""
-  grown = SHAPES[shape] if shape in SHAPES else expand.chain(shape)
+  grown = SHAPES[shape] if shape in SHAPES else draft_shape.chain(shape)
   drafter = serve.drafter(draft_head(kind, full), target()[0], grown)
   # A second width is half a program more: for some of them.
   return stumbling(drafter, narrow=(kind, shape) in NARROW)
@@ -320,7 +322,7 @@ def proposing(kind, shape):
   @jax.jit
   def propose(draft, state):
     params = Params(target()[1], draft)
-    context = rounds.context_of(state, V, COUPLED)
+    context = step.context_of(state, V, COUPLED)
     return drafter.propose(params, state.draft_state, context)[0]
 
   return propose
@@ -468,7 +470,7 @@ PLANTED = [
 
 @pytest.mark.parametrize("kind, plant", PLANTED)
 def test_b21_sees(kind, plant, monkeypatch):
-  honest = serve.drafter(draft_head(kind), target()[0], expand.chain(K))
+  honest = serve.drafter(draft_head(kind), target()[0], draft_shape.chain(K))
   planted = stumbling(plant(honest, monkeypatch))
   found = forms_apart(kind, planted)
   worst = max(max(off) for off in found.values())
@@ -554,7 +556,7 @@ def test_heads_do_not_draft_token_deeper_than_they_are(kind):
 def test_an_exits_tree_keeps_what_it_runs():
   made = draft_head("recycle")
   with pytest.raises(ValueError, match="runs 7 nodes and the tree has 3"):
-    serve.drafter(made, target()[0], expand.dynamic(3, 3, 2))
+    serve.drafter(made, target()[0], draft_shape.dynamic(3, 3, 2))
 
 
 def test_a_head_config_is_plain_data():

@@ -15,7 +15,7 @@ from acceptance_distribution_test import (
   distributions,
 )
 from specdec import acceptance, decode, sampling
-from specdec.models import table
+from specdec.testing import table_model
 from specdec.types import Draft, Params
 
 
@@ -145,9 +145,9 @@ def test_the_loop_traversal_to_the_longest_path():
   spec = baseline.spec._replace(
     max_nodes=6, max_depth=2, widths=(6,), chain=False, siblings="deterministic"
   )
-  params = Params(table.init_params(jax.random.key(0), size))
+  params = Params(table_model.init_params(jax.random.key(0), size))
   state = decode.generate(
-    table.model(size),
+    table_model.model(size),
     baseline._replace(spec=spec, propose=propose),
     rule,
     params,

@@ -7,10 +7,11 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from specdec import acceptance, drafters, measure, session
-from specdec.analysis import bounds
+from specdec import acceptance, drafters
+from specdec.benchmark import session, timing
 from specdec.models import presets, transformer
 from specdec.models.config import TransformerConfig
+from specdec.roofline import bounds
 from specdec.types import Params
 
 SMALL = TransformerConfig(
@@ -88,13 +89,13 @@ def test_both_ways_decode_the_same_texts_and_compile_nothing(pair):
     assert batch == 0
     return pair.complete(ROWS, range(2), baseline)
 
-  with measure.compilations() as first:
+  with timing.compilations() as first:
     pair.warm_up(ROWS)
-    list(measure.interleaved(decode, 1))
+    list(timing.interleaved(decode, 1))
   assert first.count >= 4  # start and run, each way
   assert first.seconds > 0
-  with measure.compilations() as late:
-    done = list(measure.interleaved(decode, 1, turns=2))
+  with timing.compilations() as late:
+    done = list(timing.interleaved(decode, 1, turns=2))
   assert late.count == 0
   assert first.count >= 4  # a closed count stays as it was
   for ours, baseline in done:
@@ -115,7 +116,7 @@ def test_both_ways_are_first_in_turns():
 
   for batches in (2, 3):
     calls.clear()
-    done = list(measure.interleaved(decode, batches, turns=2))
+    done = list(timing.interleaved(decode, batches, turns=2))
     assert done == [((b, False), (b, True)) for b in [*range(batches)] * 2]
     first = calls[::2]
     assert [b for b, _ in first] == [*range(batches)] * 2
@@ -126,7 +127,7 @@ def test_both_ways_are_first_in_turns():
 
 def test_a_compilation_is_seen(pair):
   del pair
-  with measure.compilations() as found:
+  with timing.compilations() as found:
     jax.jit(lambda x: x * 3 + 1)(jnp.ones((7, 3)))
   assert found.count >= 1
 
@@ -134,35 +135,35 @@ def test_a_compilation_is_seen(pair):
 def test_longer_passes_and_timing():
   model = transformer.model(SMALL)
   params = transformer.init_params(SMALL, jax.random.key(0))
-  found = measure.time_pass(model, params, 2, 3, 10, 32, repeats=4)
+  found = timing.time_pass(model, params, 2, 3, 10, 32, repeats=4)
   assert 0 < found.least <= found.quartiles[0] <= found.median
   assert found.median <= found.quartiles[1]
   assert found.repeats == 4
 
 
 def test_acceptance_is_timed(pair):
-  assert measure.time_acceptance(pair, 3).median > 0
+  assert timing.time_acceptance(pair, 3).median > 0
 
 
 def test_a_time_is_held_against_its_bytes():
   for seconds in (0.011, 0.01, 0.01 * (1 - 0.014)):  # bandwidth itself moves
-    assert measure.check_possible("a pass", seconds, 10**9, 1e11) is None
-  warning = measure.check_possible("a pass", 0.009, 10**9, 1e11)
+    assert timing.check_possible("a pass", seconds, 10**9, 1e11) is None
+  warning = timing.check_possible("a pass", 0.009, 10**9, 1e11)
   assert "a pass took 9 ms" in warning and "takes 10 ms" in warning
-  with pytest.raises(measure.Impossible, match=r"a pass took 4.9 ms.*10 ms"):
-    measure.check_possible("a pass", 0.0049, 10**9, 1e11)
+  with pytest.raises(timing.Impossible, match=r"a pass took 4.9 ms.*10 ms"):
+    timing.check_possible("a pass", 0.0049, 10**9, 1e11)
 
 
 def test_a_limit_is_measured_again_before_it_warns(monkeypatch):
   params = {"w": jnp.ones((4, 4))}
   rates = iter([1e11, 0.5e11, 1e11, 2e11])
-  monkeypatch.setattr(measure, "bandwidth_of", lambda _: next(rates))
-  limit = measure.Limit(params)
+  monkeypatch.setattr(timing, "bandwidth_of", lambda _: next(rates))
+  limit = timing.Limit(params)
   assert limit.check("a pass", 0.01, 10**9) is None
   assert "a pass took 9 ms" in limit.check("a pass", 0.009, 10**9)
   assert limit.check("a pass", 0.012, 10**9) is None
   assert limit.bandwidth == 1e11
-  with pytest.raises(measure.Impossible):
+  with pytest.raises(timing.Impossible):
     limit.check("a pass", 0.0049, 10**9)
 
 
@@ -170,12 +171,12 @@ def test_the_loop_holds_weights_caches_and_little_else(pair):
   pair.warm_up(ROWS)
   slots = 16 * -(-(6 + 9 + 4) // 16)
   least = WEIGHTS + 2 * slots * POSITION
-  found = measure.loop_memory(pair, baseline=False)
+  found = timing.loop_memory(pair, baseline=False)
   # Beside them: distributions of 2 x 4 nodes, several times, and the token
   # buffers.
   assert least < found < least + 20 * 2 * 4 * 4 * SMALL.vocab_size + 10_000
-  assert measure.loop_memory(pair, baseline=True) < found
-  assert measure.peak_memory() > found
+  assert timing.loop_memory(pair, baseline=True) < found
+  assert timing.peak_memory() > found
 
 
 def test_forgotten_programs_leave_no_maps():
@@ -187,11 +188,11 @@ def test_forgotten_programs_leave_no_maps():
     return len(maps.read_text().splitlines())
 
   kept = [jax.jit(lambda x, i=i: jnp.sin(x) @ x + i) for i in range(20)]
-  measure.forget_programs()
+  timing.forget_programs()
   before = count()
   for program in kept:
     program(jnp.ones((8, 8)))
   full = count()
-  measure.forget_programs()
+  timing.forget_programs()
   assert full > before + 20
   assert count() < before + (full - before) / 2

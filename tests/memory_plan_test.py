@@ -12,7 +12,7 @@ import sys
 
 import pytest
 
-from specdec import memory
+from specdec.compiled import memory_plan
 from specdec.models import presets
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -119,7 +119,7 @@ def test_random_weights_are_drawn_and_packed_one_by_one():
 def plan(name, dtype, **options):
   config = presets.get(name, dtype)
   shape = {"batch": 1, "max_length": 96, "num_nodes": 6, "prompt_size": 64}
-  return memory.plan(config, None, **(shape | options))
+  return memory_plan.plan(config, None, **(shape | options))
 
 
 def test_a_cpu_multiplies_bfloat16_in_float32():

@@ -17,7 +17,14 @@ import jax.numpy as jnp
 import pytest
 
 from hlo import in_loops
-from specdec import acceptance, decode, drafters, expand, sampling, tree
+from specdec import (
+  acceptance,
+  decode,
+  draft_shape,
+  draft_tree,
+  drafters,
+  sampling,
+)
 from specdec import cache as kv
 from specdec.models import transformer
 from specdec.models.config import TransformerConfig
@@ -53,8 +60,8 @@ COPYING = ("copy", "copy-start", "transpose", "concatenate", "pad", "reverse")
 def pairs(target, draft):
   """Name -> drafter and rule; widths (1,), (1, k + 1), (k + 1,) and more."""
   small, large = transformer.model(draft), transformer.model(target)
-  chains = expand.static(tree.parallel(2, 3), "iid")
-  dynamic = expand.dynamic(2, 3, 6)
+  chains = draft_shape.static(draft_tree.parallel(2, 3), "iid")
+  dynamic = draft_shape.dynamic(2, 3, 6)
   return {
     "model, chains": (drafters.model_tree(small, chains), acceptance.kseq()),
     "model, dynamic": (

@@ -21,16 +21,15 @@ from specdec import (
   acceptance,
   checkpoints,
   decode,
+  draft_shape,
+  draft_tree,
   drafters,
-  expand,
-  lowered,
   programs,
   sampling,
   sharding,
-  tree,
 )
-from specdec.analysis import hlo, traffic
 from specdec.checkpoints import huggingface
+from specdec.compiled import hlo, lowering, traffic
 from specdec.models import transformer
 from specdec.models.config import TransformerConfig
 from specdec.types import Params, Skip
@@ -51,8 +50,8 @@ MESHES = ((8, 1), (4, 2), (2, 4), (1, 8))
 
 def drafter_of(name, target, draft):
   paths = [(0,), (1,), (0, 0)]
-  static = functools.partial(expand.static, tree.from_paths(paths))
-  chains = expand.static(tree.parallel(2, K), "iid")
+  static = functools.partial(draft_shape.static, draft_tree.from_paths(paths))
+  chains = draft_shape.static(draft_tree.parallel(2, K), "iid")
   return {
     "baseline": lambda: decode.NO_DRAFTER,
     "lookup": lambda: drafters.lookup(K, min_ngram=1),
@@ -64,10 +63,10 @@ def drafter_of(name, target, draft):
     "chains": lambda: drafters.model_tree(draft, chains),
     "tree": lambda: drafters.model_tree(draft, static()),
     "points": lambda: drafters.model_tree(draft, static("deterministic")),
-    "dynamic": lambda: drafters.model_tree(draft, expand.dynamic(2, 2, 4)),
+    "dynamic": lambda: drafters.model_tree(draft, draft_shape.dynamic(2, 2, 4)),
     "exit_tree": lambda: drafters.early_exit_tree(target, 1, static()),
     "exit_dynamic": lambda: drafters.early_exit_tree(
-      target, 1, expand.dynamic(2, 2, 4)
+      target, 1, draft_shape.dynamic(2, 2, 4)
     ),
   }[name]()
 
@@ -319,17 +318,17 @@ def test_acceptance_gathers_no_distribution(rule, drafter, draft_ways):
   draft = dataclasses.replace(DRAFT, vocab_size=4096)
   models = [transformer.model(c, p) for c, p in zip((wide, draft), where)]
   params = Params(
-    *[lowered.weights(c, p) for c, p in zip((wide, draft), where)]
+    *[lowering.weights(c, p) for c, p in zip((wide, draft), where)]
   )
   temperature = 0.0 if rule == "greedy" else 1.0
   settings = sampling.settings(BATCH, temperature, top_p=0.9, top_k=50)
   made = drafter_of(drafter, *models)
-  steps = lowered.steps(
+  steps = lowering.steps(
     models[0],
     made,
     RULES[rule](),
     params,
-    lowered.inputs(BATCH, PROMPT, settings, where),
+    lowering.inputs(BATCH, PROMPT, settings, where),
     LENGTH,
     where,
   )

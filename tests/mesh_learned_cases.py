@@ -18,17 +18,16 @@ from specdec import (
   acceptance,
   checkpoints,
   decode,
+  draft_shape,
+  draft_tree,
   drafters,
-  expand,
-  lowered,
   programs,
   sampling,
   sharding,
-  tree,
 )
-from specdec.analysis import hlo, traffic
-from specdec.learned import draft_head as draft_heads
-from specdec.learned import serve
+from specdec.compiled import hlo, lowering, traffic
+from specdec.drafters.heads import draft_head as draft_heads
+from specdec.drafters.heads import serve
 from specdec.models import transformer
 from specdec.models.config import TransformerConfig
 from specdec.types import Params
@@ -46,10 +45,12 @@ TARGET = TransformerConfig(
 IDS = np.arange(0, 64, 2)
 MESHES = ((8, 1), (4, 2), (2, 4), (1, 8))
 SHAPES = {
-  "chain": lambda: expand.chain(3),
-  "tree": lambda: expand.static(tree.from_paths([(0,), (1,), (0, 0)])),
-  "dynamic": lambda: expand.dynamic(2, 2, 4),
-  "behind copies": lambda: expand.chain(2),
+  "chain": lambda: draft_shape.chain(3),
+  "tree": lambda: draft_shape.static(
+    draft_tree.from_paths([(0,), (1,), (0, 0)])
+  ),
+  "dynamic": lambda: draft_shape.dynamic(2, 2, 4),
+  "behind copies": lambda: draft_shape.chain(2),
 }
 COPIED = 4  # more than it drafts
 RULES = {"coupled": acceptance.coupled, "rejection": acceptance.rejection}
@@ -203,7 +204,7 @@ def test_no_distribution_travels(kind, shape):
   wide = dataclasses.replace(TARGET, vocab_size=4096)
   draft_head, model, drafter = drafter_of(kind, shape, wide, where)
   whole = where.target.sharding(())
-  target = lowered.weights(wide, where.target)
+  target = lowering.weights(wide, where.target)
   draft = jax.eval_shape(
     lambda t: draft_heads.weights_of(
       draft_head, draft_head.init(jax.random.key(0)), t
@@ -214,12 +215,12 @@ def test_no_distribution_travels(kind, shape):
     lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=whole), draft
   )
   settings = sampling.settings(BATCH, 1.0)
-  steps = lowered.steps(
+  steps = lowering.steps(
     model,
     drafter,
     acceptance.rejection(),
     Params(target, draft),
-    lowered.inputs(BATCH, PROMPT, settings, where),
+    lowering.inputs(BATCH, PROMPT, settings, where),
     LENGTH,
     where,
   )

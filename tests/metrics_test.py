@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import specdec
-from specdec.analysis import metrics
-from specdec.models import table
+from specdec.benchmark import metrics
+from specdec.testing import table_model
 from specdec.types import Stats
 
 
@@ -171,12 +171,12 @@ def test_the_median_of_pairs_forgets_outliers_and_knows_its_error():
 def test_positions_behind_the_limit_are_counted_in_no_round(room):
   """Neither where the round came so far nor where it was refused before."""
   rows, k = 400, 4
-  model = table.model(5)
+  model = table_model.model(5)
   state = specdec.generate(
     model,
     specdec.drafters.lookup(k, min_ngram=0),
     specdec.acceptance.synthetic([0.5]),
-    specdec.Params(table.init_params(jax.random.key(0), 5)),
+    specdec.Params(table_model.init_params(jax.random.key(0), 5)),
     jnp.broadcast_to(jnp.arange(4), (rows, 4)),
     jnp.full((rows,), 4),
     jax.random.key(0),
@@ -192,8 +192,8 @@ def test_positions_behind_the_limit_are_counted_in_no_round(room):
 
 
 def test_a_round_cut_at_the_limit_counts_its_own_tokens_only():
-  target = table.model(5)
-  weights = table.init_params(jax.random.key(0), 5)
+  target = table_model.model(5)
+  weights = table_model.init_params(jax.random.key(0), 5)
   state = specdec.generate(
     target,
     specdec.drafters.model(target, 5),

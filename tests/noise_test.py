@@ -8,26 +8,35 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specdec import accept, acceptance, decode, drafters, expand, sampling, tree
-from specdec.models import table
+from specdec import (
+  acceptance,
+  decode,
+  draft_shape,
+  draft_tree,
+  drafters,
+  noise,
+  sampling,
+)
+from specdec.step import traverse_draft
+from specdec.testing import table_model
 from specdec.types import Draft, Params
 
 V = 4
 PARAMS = Params(
-  table.init_params(jax.random.key(0), V),
-  table.init_params(jax.random.key(1), V),
+  table_model.init_params(jax.random.key(0), V),
+  table_model.init_params(jax.random.key(1), V),
 )
 PROMPT = np.array([[0, 1, 2], [3, 0, 0], [1, 1, 0], [2, 3, 2]])
 LENGTH = np.array([3, 1, 2, 3])
 
 
 def generate(rule, drafter=None, *, rows=slice(None), max_length=12, **options):
-  drafter = drafter or drafters.model(table.model(V), 3)
+  drafter = drafter or drafters.model(table_model.model(V), 3)
   prompt = options.pop("prompt", PROMPT)[rows]
   length = options.pop("length", LENGTH)[rows]
   temperature = options.pop("temperature", 1.0)
   return decode.generate(
-    options.pop("target", None) or table.model(V),
+    options.pop("target", None) or table_model.model(V),
     drafter,
     rule,
     options.pop("params", PARAMS),
@@ -44,7 +53,7 @@ def generate(rule, drafter=None, *, rows=slice(None), max_length=12, **options):
 def record(monkeypatch):
   """Every (row key, address) that is folded while a program runs."""
   seen = []
-  honest = sampling.fold
+  honest = noise.fold
 
   def note(keys, *address):
     for row, key in enumerate(keys):
@@ -55,15 +64,15 @@ def record(monkeypatch):
     jax.debug.callback(note, jax.random.key_data(keys), *address)
     return honest(keys, *address)
 
-  monkeypatch.setattr(sampling, "fold", fold)
+  monkeypatch.setattr(noise, "fold", fold)
   return seen
 
 
 def recorded(record, rule, drafter=None):
   """One row at a time: a row that is done repeats its last round, unused."""
   parts = {
-    "target": table.model(V),
-    "drafter": drafter or drafters.model(table.model(V), 3),
+    "target": table_model.model(V),
+    "drafter": drafter or drafters.model(table_model.model(V), 3),
   }
   for row in range(2):
     state = generate(
@@ -74,8 +83,8 @@ def recorded(record, rule, drafter=None):
   return collections.Counter(record)
 
 
-CHAINS = expand.static(tree.parallel(2, 2), "iid")
-TREE = expand.static([-1, 0, 0, 1, 1])
+CHAINS = draft_shape.static(draft_tree.parallel(2, 2), "iid")
+TREE = draft_shape.static([-1, 0, 0, 1, 1])
 
 
 @pytest.mark.parametrize(
@@ -88,17 +97,17 @@ TREE = expand.static([-1, 0, 0, 1, 1])
   ],
 )
 def test_b07_no_uncoupled_address_repeats(record, rule, shape):
-  drafter = shape and drafters.model_tree(table.model(V), shape)
+  drafter = shape and drafters.model_tree(table_model.model(V), shape)
   counts = recorded(record, rule(), drafter)
   assert max(counts.values()) == 1
   streams = collections.Counter(place[0] for _, place in counts)
-  assert set(streams) == {sampling.DRAFT, sampling.ACCEPT, sampling.NEXT}
+  assert set(streams) == {noise.DRAFT, noise.ACCEPT, noise.NEXT}
   assert len({key for key, _ in counts}) == 2
 
 
 def test_coupled_noise_is_named_by_position_alone(record):
   counts = recorded(record, acceptance.coupled())
-  assert {place[0] for _, place in counts} == {sampling.COUPLED}
+  assert {place[0] for _, place in counts} == {noise.COUPLED}
   assert {len(place) for _, place in counts} == {2}
   # The position of every token that was drafted or drawn, no prompt among them.
   key = next(iter(counts))[0]
@@ -109,14 +118,14 @@ def test_coupled_noise_is_named_by_position_alone(record):
 
 @pytest.mark.slow
 def test_the_check_can_fail(record, monkeypatch):
-  monkeypatch.setattr(sampling, "NEXT", sampling.DRAFT)
+  monkeypatch.setattr(noise, "NEXT", noise.DRAFT)
   counts = recorded(record, acceptance.rejection())
   assert max(counts.values()) > 1
 
 
-def noise(rows=64, wanted=True, coupled=False, length=7):
-  keys = sampling.row_keys(jax.random.key(0), jnp.arange(rows))
-  return sampling.Noise(
+def noise_of(rows=64, wanted=True, coupled=False, length=7):
+  keys = noise.row_keys(jax.random.key(0), jnp.arange(rows))
+  return noise.Noise(
     keys, jnp.full((rows,), length), V, coupled, jnp.array(wanted)
   )
 
@@ -124,7 +133,7 @@ def noise(rows=64, wanted=True, coupled=False, length=7):
 def test_rows_nodes_streams_and_rounds_differ():
   @jax.jit
   def draw(length):
-    n = noise(length=length)
+    n = noise_of(length=length)
     gumbels = [n.draft(d, d) for d in (1, 2)]
     gumbels += [n.next(jnp.full((64,), d)) for d in (0, 1)]
     return jnp.stack([*gumbels, n.at_position(n.length)]), n.accept(5)
@@ -142,7 +151,7 @@ def test_rows_nodes_streams_and_rounds_differ():
 def test_a_frontier_is_its_nodes_one_by_one(coupled):
   @jax.jit
   def draw():
-    n = noise(3, coupled=coupled)
+    n = noise_of(3, coupled=coupled)
     return n.draft(2, np.array([3, 4])), [n.draft(2, i) for i in (3, 4)]
 
   together, alone = draw()
@@ -153,13 +162,13 @@ def test_a_frontier_is_its_nodes_one_by_one(coupled):
 
 
 def test_greedy_batches_draw_nothing():
-  assert not np.any(noise(wanted=False).draft(1, 1))
+  assert not np.any(noise_of(wanted=False).draft(1, 1))
 
 
 def test_keys_come_from_the_index():
   key = jax.random.key(0)
-  rows = sampling.row_keys(key, jnp.array([5, 2]))
-  other = sampling.row_keys(key, jnp.array([2, 9]))
+  rows = noise.row_keys(key, jnp.array([5, 2]))
+  other = noise.row_keys(key, jnp.array([2, 9]))
   assert rows[1] == other[0]
   assert rows[0] != rows[1]
 
@@ -167,7 +176,7 @@ def test_keys_come_from_the_index():
 @pytest.fixture(scope="module")
 def parts():
   """One target and one drafter, so that each batch size compiles once."""
-  return table.model(V), drafters.model(table.model(V), 3)
+  return table_model.model(V), drafters.model(table_model.model(V), 3)
 
 
 RULES = {"rejection": acceptance.rejection(), "coupled": acceptance.coupled()}
@@ -260,7 +269,7 @@ def test_b08_the_edges_of_the_uniforms():
       jnp.array([2]),
     )
     rule = acceptance.rejection()
-    step = accept.accept_step(rule, draft, target, target, Dice(u), 1)
+    step = traverse_draft(rule, draft, target, target, Dice(u), 1)
     return step[1].num_accepted[0]
 
   for u in (0.0, float(np.nextafter(np.float32(1), np.float32(0)))):

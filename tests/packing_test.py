@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specdec.models import packing, transformer
+from specdec.models import layouts, transformer
 from specdec.models.config import TransformerConfig
 
 CONFIG = TransformerConfig(
@@ -26,7 +26,7 @@ def test_same_logits(tied, batch, num_tokens):
   params = jax.tree.map(
     lambda x: 10 * x, transformer.init_params(config, jax.random.key(0))
   )
-  packed = packing.pack(jax.tree.map(jnp.copy, params), "cpu")
+  packed = layouts.pack(jax.tree.map(jnp.copy, params), "cpu")
   assert packed["embed"]["weight"].shape == (3, 32, 16)
   assert packed["layer_1"]["attention"]["o"]["weight"].shape == (1, 32, 32)
   assert packed["layer_1"]["attention"]["k"]["weight"].shape == (1, 32, 16)
@@ -46,7 +46,7 @@ def test_experts_stay_as_they_are():
     **{**vars(CONFIG), "num_experts": 16, "experts_per_token": 2}
   )
   params = transformer.init_params(config, jax.random.key(0))
-  packed = packing.pack(jax.tree.map(jnp.copy, params), "cpu")
+  packed = layouts.pack(jax.tree.map(jnp.copy, params), "cpu")
   jax.tree.map(
     np.testing.assert_array_equal,
     packed["layer_0"]["mlp"],
@@ -59,13 +59,13 @@ def test_experts_stay_as_they_are():
 )
 def test_the_largest_block_that_fits(outputs, block):
   matrix = jnp.arange(outputs * 4.0).reshape(outputs, 4)
-  packed = packing.pack({"q": {"weight": matrix}}, "cpu")["q"]["weight"]
+  packed = layouts.pack({"q": {"weight": matrix}}, "cpu")["q"]["weight"]
   assert packed.shape == ((outputs // block, 4, block) if block else (40, 4))
   tokens = jnp.array([[0, outputs - 1, 17]])
-  np.testing.assert_array_equal(packing.look_up(packed, tokens), matrix[tokens])
+  np.testing.assert_array_equal(layouts.look_up(packed, tokens), matrix[tokens])
 
 
 @pytest.mark.parametrize("backend", ["gpu", "tpu"])
 def test_other_backends_get_what_they_had(backend):
   params = transformer.init_params(CONFIG, jax.random.key(0))
-  assert packing.pack(params, backend) is params
+  assert layouts.pack(params, backend) is params

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from specdec.analysis import plots
+from specdec.report import plots
 
 GROUPS = ("all", "coding", "translation", "retrieval-augmented generation")
 CAVEATS = ("the text is meaningless", "the machine was busy " + 20 * "very ")

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 from decode_distribution_test import SMALLEST_P, V, planted, whatever_the_past
-from specdec import acceptance, sampling
+from specdec import acceptance, noise
 from specdec.types import Params
 
 CAUGHT_P = 1e-60  # exact enumeration of the bug expects about 1e-120
@@ -32,9 +32,9 @@ def by_position(monkeypatch):
 
   def draft(self, depth, node):
     del node
-    return self._gumbel(sampling.DRAFT, self.length - 1 + depth, 0)
+    return self._gumbel(noise.DRAFT, self.length - 1 + depth, 0)
 
-  monkeypatch.setattr(sampling.Noise, "draft", draft)
+  monkeypatch.setattr(noise.Noise, "draft", draft)
 
 
 def test_positional_draft_noise_under_block_is_caught(by_position):

@@ -5,22 +5,22 @@ import numpy as np
 import pytest
 
 from decode_distribution_test import PARAMS, V
-from specdec import acceptance, drafters, expand, probe, tree
-from specdec.analysis import metrics
-from specdec.models import table
-from specdec.session import Session
+from specdec import acceptance, draft_shape, draft_tree, drafters
+from specdec.benchmark import expected_acceptance, metrics
+from specdec.benchmark.session import Session
+from specdec.testing import table_model
 
 ROWS = [[0]] * 300
 SHAPES = {
   "chain": None,
-  "chains": expand.static(tree.parallel(3, 2), "iid"),
-  "tree": expand.static([-1, 0, 0, 1, 1]),
-  "dynamic": expand.dynamic(2, 3, 5),
+  "chains": draft_shape.static(draft_tree.parallel(3, 2), "iid"),
+  "tree": draft_shape.static([-1, 0, 0, 1, 1]),
+  "dynamic": draft_shape.dynamic(2, 3, 5),
 }
 
 
 def session_of(shape, rule, batch=300):
-  model = table.model(V)
+  model = table_model.model(V)
   drafter = drafters.model(model, 3)
   if shape is not None:
     drafter = drafters.model_tree(model, shape)
@@ -44,7 +44,7 @@ def session_of(shape, rule, batch=300):
 def test_rounds_keep_what_is_expected_of_them(name, rule, others):
   session = session_of(SHAPES[name], rule())
   rules = [rule(), *(other() for other in others)]
-  sums, rounds = probe.expected_lengths(session, ROWS, rules)
+  sums, rounds = expected_acceptance.expected_lengths(session, ROWS, rules)
   expected = metrics.ratio(sums[0], rounds)
   found = metrics.acceptance([session.complete(ROWS, range(300), False).stats])
   measured = found.accepted_length
@@ -67,15 +67,21 @@ def found_whole(session):
 
 def test_a_distribution_that_a_rule_does_not_know_is_nan():
   session = session_of(SHAPES["tree"], acceptance.rejection(), batch=4)
-  sums, _ = probe.expected_lengths(session, ROWS[:4], [acceptance.coupled()])
+  sums, _ = expected_acceptance.expected_lengths(
+    session, ROWS[:4], [acceptance.coupled()]
+  )
   assert np.all(np.isnan(sums[0]))
 
 
 def test_ranks_add_up_to_what_siblings_keep():
-  star = expand.static(tree.parallel(3, 1))
+  star = draft_shape.static(draft_tree.parallel(3, 1))
   session = session_of(star, acceptance.rejection(), batch=100)
-  ranks = probe.acceptance_by_rank(session, ROWS)  # in three batches
-  sums, rounds = probe.expected_lengths(session, ROWS, [session.rule])
+  ranks = expected_acceptance.acceptance_by_rank(
+    session, ROWS
+  )  # in three batches
+  sums, rounds = expected_acceptance.expected_lengths(
+    session, ROWS, [session.rule]
+  )
   np.testing.assert_allclose(
     ranks.sum(), sums[0].sum() / rounds.sum(), rtol=1e-4
   )

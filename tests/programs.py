@@ -17,10 +17,10 @@ from tokenizers import decoders, models, pre_tokenizers
 from tqdm import tqdm
 
 from specdec import checkpoints
-from specdec.analysis import hardware
 from specdec.checkpoints import learned
 from specdec.models import transformer
 from specdec.models.config import TransformerConfig
+from specdec.roofline import hardware
 
 HARDWARE = hardware.Hardware(
   name="a machine of no speed",

@@ -2,7 +2,7 @@
 
 import pytest
 
-from specdec import prompts
+from specdec.benchmark import prompts
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,10 @@ import sys
 import pytest
 
 import programs
-from specdec.analysis import chips, papers, shapes
-from specdec.analysis.calibration import Calibration, Errors, Fit, RoundFit
-from specdec.analysis.cost import Deployment, Efficiency
-from specdec.analysis.pairs import Overhead, TargetDraftPair
+from specdec.roofline import chips, papers, shapes
+from specdec.roofline.calibration import Calibration, Errors, Fit, RoundFit
+from specdec.roofline.cost import Deployment, Efficiency
+from specdec.roofline.pairs import Overhead, TargetDraftPair
 
 
 def run(*arguments):

@@ -12,35 +12,35 @@ import sys
 import pytest
 
 import programs
-from specdec import run_folder
+from specdec.utils import files
 
 
 def test_claim_lists_what_differs(tmp_path):
   before = {"data": "a", "options": {"steps": 3, "log_every": 1}}
-  run_folder.claim(tmp_path / "run", before, ("log_every",))
-  run_folder.claim(tmp_path / "run", before, ("log_every",))
+  files.claim(tmp_path / "run", before, ("log_every",))
+  files.claim(tmp_path / "run", before, ("log_every",))
   now = {"data": "a", "options": {"steps": 4, "log_every": 2}}
   with pytest.raises(ValueError, match=r"\(options.steps: 3 -> 4\)"):
-    run_folder.claim(tmp_path / "run", now, ("log_every",))
+    files.claim(tmp_path / "run", now, ("log_every",))
   # How a run is watched may change.
   now["options"]["steps"] = 3
-  run_folder.claim(tmp_path / "run", now, ("log_every",))
+  files.claim(tmp_path / "run", now, ("log_every",))
 
 
 def test_lines_survive_a_kill_in_the_middle_of_one(tmp_path):
   path = tmp_path / "lines.jsonl"
-  lines = run_folder.Lines(path)
+  lines = files.Lines(path)
   lines.append({"a": 1})
   lines.append({"a": 2})
   whole = path.read_text()
   for cut in range(len(whole) + 1):
     path.write_text(whole[:cut])
-    lines = run_folder.Lines(path)
+    lines = files.Lines(path)
     complete = [{"a": 1}, {"a": 2}][: len(lines.entries)]
     assert lines.entries == complete
     assert len(lines.broken) == (cut not in (0, 8, 9, 17, 18))
     lines.append({"a": 3})
-    again = run_folder.Lines(path)
+    again = files.Lines(path)
     assert again.entries == [*complete, {"a": 3}]
     assert path.read_text().startswith(whole[:cut])  # nothing was rewritten
 
@@ -48,7 +48,7 @@ def test_lines_survive_a_kill_in_the_middle_of_one(tmp_path):
 def test_lines_that_are_no_object_are_named(tmp_path):
   path = tmp_path / "lines.jsonl"
   path.write_text('{"a": 1}\n[2]\n\n{"a":\n{"a": 4}\n')
-  lines = run_folder.Lines(path)
+  lines = files.Lines(path)
   assert lines.entries == [{"a": 1}, {"a": 4}]
   assert [line.split(" of ")[0] for line in lines.broken] == [
     "line 2",
@@ -77,40 +77,40 @@ def holder(tmp_path):
   yield process
   process.kill()
   process.communicate()
-  run_folder.release()
+  files.release()
 
 
 def test_a_folder_in_use_is_refused_by_its_holder_s_name(tmp_path, holder):
   for attempt in (
-    lambda: run_folder.lock(tmp_path),
-    lambda: run_folder.claim(tmp_path, {"a": 1}),
+    lambda: files.lock(tmp_path),
+    lambda: files.claim(tmp_path, {"a": 1}),
   ):
     with pytest.raises(OSError, match="is in use by process") as raised:
       attempt()
     assert f" {holder.pid} on {socket.gethostname()} " in str(raised.value)
     assert "\n" not in str(raised.value)
   # What several may share can be claimed all the same.
-  run_folder.claim(tmp_path, {"a": 1}, shared=True)
+  files.claim(tmp_path, {"a": 1}, shared=True)
 
 
 def test_a_killed_holder_leaves_no_lock(tmp_path, holder):
   holder.send_signal(signal.SIGKILL)
   holder.wait()
-  run_folder.claim(tmp_path, {"a": 1})
-  run_folder.claim(tmp_path, {"a": 1})  # its own folder once more
+  files.claim(tmp_path, {"a": 1})
+  files.claim(tmp_path, {"a": 1})  # its own folder once more
   assert f"process {os.getpid()} on" in (tmp_path / ".lock").read_text()
 
 
 def test_of_two_first_starts_the_second_is_refused(tmp_path):
   folder = tmp_path / "new" / "run"
-  run_folder.lock(folder)
+  files.lock(folder)
   command = [sys.executable, "-c", HOLD.replace("time.sleep(600)", "")]
   found = subprocess.run([*command, folder], stderr=subprocess.PIPE)
   assert b"is in use by process" in found.stderr
-  run_folder.release()
+  files.release()
   assert not folder.exists()  # nothing was written to it
-  run_folder.claim(folder, {"a": 1})
-  run_folder.release()
+  files.claim(folder, {"a": 1})
+  files.release()
   assert sorted(os.listdir(folder)) == [".lock", "run.json"]
 
 
@@ -118,8 +118,8 @@ def test_a_lock_completes_what_a_kill_left_undone(tmp_path):
   for name in (".best.old", ".last.old", "last"):
     (tmp_path / name).mkdir()
     (tmp_path / name / "weights").write_text(name)
-  run_folder.lock(tmp_path)
-  run_folder.release()
+  files.lock(tmp_path)
+  files.release()
   assert sorted(os.listdir(tmp_path)) == [".lock", "best", "last"]
   assert (tmp_path / "best" / "weights").read_text() == ".best.old"
   assert (tmp_path / "last" / "weights").read_text() == "last"
@@ -139,11 +139,11 @@ def test_a_file_in_place_of_the_folder_is_refused_at_the_door(tmp_path, name):
 
 
 def test_a_released_folder_can_be_taken_by_others(tmp_path):
-  run_folder.claim(tmp_path, {"a": 1})
+  files.claim(tmp_path, {"a": 1})
   command = [sys.executable, "-c", HOLD.replace("time.sleep(600)", "")]
   found = subprocess.run([*command, tmp_path], stderr=subprocess.PIPE)
   assert found.returncode and b"is in use by process" in found.stderr
-  run_folder.release()
+  files.release()
   subprocess.run([*command, tmp_path], check=True)
 
 
@@ -190,11 +190,11 @@ def test_a_file_system_without_locks_is_warned_of(
     raise OSError(errno.ENOLCK, "No locks available")
 
   monkeypatch.setattr(fcntl, "flock", flock)
-  run_folder.claim(tmp_path, {"a": 1})
-  run_folder.release()
+  files.claim(tmp_path, {"a": 1})
+  files.release()
   assert "cannot be locked (No locks available)" in capsys.readouterr().err
 
 
 def test_one_of_several_hosts_locks(tmp_path, holder, monkeypatch):
-  monkeypatch.setattr(run_folder.hosts, "is_first", lambda: False)
-  run_folder.lock(tmp_path)  # the first has it, perhaps on another machine
+  monkeypatch.setattr(files.hosts, "is_first", lambda: False)
+  files.lock(tmp_path)  # the first has it, perhaps on another machine

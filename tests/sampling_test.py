@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from specdec import sampling
+from specdec.noise import Noise, row_keys
 
 V = 7
 
@@ -138,8 +139,8 @@ def test_argmax_is_the_first_of_the_largest():
 def test_b04_gumbel_draws_follow_each_rows_own_distribution():
   size, half = 20_000, 10_000
   distributions = np.array([[0.7, 0.2, 0.1], [0.1, 0.1, 0.8]], np.float32)
-  keys = sampling.row_keys(jax.random.key(3), jnp.arange(size))
-  noise = sampling.Noise(keys, jnp.full((size,), 4), 3, False)
+  keys = row_keys(jax.random.key(3), jnp.arange(size))
+  noise = Noise(keys, jnp.full((size,), 4), 3, False)
   distribution = jnp.log(jnp.asarray(distributions.repeat(half, 0)))
   tokens = np.asarray(
     sampling.argmax(distribution + noise.next(jnp.zeros((size,))))

@@ -12,7 +12,7 @@ import jsonschema
 import pytest
 
 import programs
-from specdec.analysis import hardware
+from specdec.roofline import hardware
 
 PATH = pathlib.Path(__file__).parents[1] / "docs" / "schema.json"
 SCHEMA = json.loads(PATH.read_text())

@@ -4,7 +4,8 @@ import jax
 import pytest
 from jax.sharding import AbstractMesh, PartitionSpec
 
-from specdec import checkpoints, memory, sharding
+from specdec import checkpoints, sharding
+from specdec.compiled import memory_plan
 from specdec.models import presets
 from specdec.programs import Places
 
@@ -102,14 +103,14 @@ def test_every_parameter_has_a_place():
 def test_memory_of_each_device():
   config = presets.get("llama3-8b", "bfloat16")
   shape = {"batch": 4, "max_length": 1000, "num_nodes": 5}
-  alone = memory.plan(config, None, **shape).parts
+  alone = memory_plan.plan(config, None, **shape).parts
   assert alone["target"] == pytest.approx(2 * config.num_parameters)
   place = sharding.place(mesh(2, 4), config.counts)
-  split = memory.plan(config, None, **shape, places=Places(place))
+  split = memory_plan.plan(config, None, **shape, places=Places(place))
   for name in ("KV caches", "logits"):
     assert split.parts[name] == pytest.approx(alone[name] / 8)
   # All but the norms are shared by four.
   assert split.parts["target"] == pytest.approx(alone["target"] / 4, rel=0.01)
   assert "target 3." in str(split) and "draft" not in str(split)
-  train = memory.training(config, config, place, place)
+  train = memory_plan.training(config, config, place, place)
   assert train.needed == pytest.approx(1.1 * 5 * split.parts["target"])

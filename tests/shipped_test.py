@@ -12,16 +12,16 @@ import pytest
 from specdec import (
   acceptance,
   checkpoints,
+  draft_shape,
   drafters,
-  expand,
   generate,
   settings,
 )
 from specdec.checkpoints import learned, shipped
 from specdec.checkpoints.fetch import fetch
 from specdec.decode import autoregress
-from specdec.learned import draft_head as draft_heads
-from specdec.learned import serve
+from specdec.drafters.heads import draft_head as draft_heads
+from specdec.drafters.heads import serve
 from specdec.models import transformer
 from specdec.types import Params
 
@@ -97,7 +97,7 @@ def test_a_drafter_says_what_the_target_says(target):
   ids = target.tokenizer.encode(shipped.PROMPT.read_text())
   common = params, np.array([ids]), np.array([len(ids)]), jax.random.key(0)
   options = dict(max_length=len(ids) + 48, sampling=settings(1))
-  drafter = serve.drafter(draft_head, model, expand.chain(4))
+  drafter = serve.drafter(draft_head, model, draft_shape.chain(4))
   ours = generate(model, drafter, acceptance.coupled(), *common, **options)
   baseline = autoregress(model, *common, **options)
   np.testing.assert_array_equal(ours.tokens, baseline.tokens)

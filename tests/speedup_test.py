@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from specdec.analysis import papers, speedup
+from specdec.roofline import papers, theory
 
 
 @pytest.mark.parametrize("row", papers.LEVIATHAN_1)
@@ -51,15 +51,15 @@ def test_the_scaling_books_decoding_table(row):
 @pytest.mark.parametrize("cost", [0.0, 0.05, 0.3, 1.0])
 def test_shapes_that_must_hold(alpha, cost):
   for k in range(9):
-    prefix_acceptance = speedup.iid_prefix_acceptance(alpha, k)
-    gain = speedup.speedup(prefix_acceptance, cost)
-    assert gain <= speedup.expected_tokens(prefix_acceptance) + 1e-12
-    assert speedup.expected_tokens(prefix_acceptance) <= k + 1
+    prefix_acceptance = theory.iid_prefix_acceptance(alpha, k)
+    gain = theory.speedup(prefix_acceptance, cost)
+    assert gain <= theory.expected_tokens(prefix_acceptance) + 1e-12
+    assert theory.expected_tokens(prefix_acceptance) <= k + 1
     if k == 0:
       assert gain == 1
-    better = speedup.iid_prefix_acceptance(min(alpha + 0.05, 1.0), k)
-    assert speedup.speedup(better, cost) >= gain
-  k, gain = speedup.best_k(alpha, cost)
+    better = theory.iid_prefix_acceptance(min(alpha + 0.05, 1.0), k)
+    assert theory.speedup(better, cost) >= gain
+  k, gain = theory.best_k(alpha, cost)
   assert gain >= 1
   if alpha < cost:
     assert k == 0
@@ -69,69 +69,69 @@ def test_shapes_that_must_hold(alpha, cost):
 
 def test_a_mixture_beats_the_rate_at_its_mean():
   """roofline.md: half the rounds at 0.5, half at 0.95, k = 7."""
-  curves = [speedup.iid_prefix_acceptance(alpha, 7) for alpha in (0.5, 0.95)]
-  mixed = speedup.expected_tokens(np.mean(curves, axis=0))
+  curves = [theory.iid_prefix_acceptance(alpha, 7) for alpha in (0.5, 0.95)]
+  mixed = theory.expected_tokens(np.mean(curves, axis=0))
   assert mixed == pytest.approx(4.36, abs=0.005)
-  at_mean = speedup.expected_tokens(speedup.iid_prefix_acceptance(0.725, 7))
+  at_mean = theory.expected_tokens(theory.iid_prefix_acceptance(0.725, 7))
   assert at_mean == pytest.approx(3.36, abs=0.005)
 
 
 def test_what_no_prefix_acceptance_curve_can_be_is_refused():
   for alpha in (-0.1, 1.1, float("nan")):
     with pytest.raises(ValueError, match=r"outside \[0, 1\]"):
-      speedup.iid_prefix_acceptance(alpha, 2)
+      theory.iid_prefix_acceptance(alpha, 2)
     with pytest.raises(ValueError, match=r"outside \[0, 1\]"):
-      speedup.check_prefix_acceptance([0.9, alpha])
+      theory.check_prefix_acceptance([0.9, alpha])
   with pytest.raises(ValueError, match="ascends"):
-    speedup.check_prefix_acceptance([0.5, 0.6])
+    theory.check_prefix_acceptance([0.5, 0.6])
   with pytest.raises(ValueError, match="must be >= 0"):
-    speedup.iid_prefix_acceptance(0.5, -1)
+    theory.iid_prefix_acceptance(0.5, -1)
 
 
 @pytest.mark.parametrize("wrong", [[-0.5], [1.5], [float("nan")], [0.5, 0.6]])
 def test_no_speedup_of_what_is_no_curve(wrong):
-  for function in (speedup.speedup, speedup.operations):
+  for function in (theory.speedup, theory.operations):
     with pytest.raises(ValueError, match=r"outside \[0, 1\]|ascends"):
       function(wrong, 0.1)
 
 
 @pytest.mark.parametrize("cost", [-0.5, float("nan"), float("inf")])
 def test_a_draft_step_costs_a_finite_share(cost):
-  for function in (speedup.speedup, speedup.operations):
+  for function in (theory.speedup, theory.operations):
     with pytest.raises(ValueError, match=f"cost = {cost:g}; it must be"):
       function([0.5, 0.4, 0.3], cost)
 
 
 def test_rounds_until_a_text_is_finished_by_enumeration():
   prefix_acceptance, tokens = [0.7, 0.4], 5
-  distribution = speedup.round_distribution(prefix_acceptance)
+  distribution = theory.round_distribution(prefix_acceptance)
   np.testing.assert_allclose(distribution, [0.0, 0.3, 0.3, 0.4])
   exact = np.zeros(tokens + 1)
   for lengths in itertools.product((1, 2, 3), repeat=tokens):
     rounds = int(np.argmax(np.cumsum(lengths) >= tokens)) + 1
     exact[rounds] += np.prod(distribution[list(lengths)])
   np.testing.assert_allclose(
-    speedup.finished(prefix_acceptance, tokens), np.cumsum(exact), atol=1e-12
+    theory.finished(prefix_acceptance, tokens), np.cumsum(exact), atol=1e-12
   )
 
 
 def test_latency_of_autoregressive_decoding_is_its_round():
-  assert speedup.latency([], 0.1, 16) == pytest.approx((0.1, 0.1))
-  found = speedup.latency([0.5], 0.1, 64)
+  assert theory.latency([], 0.1, 16) == pytest.approx((0.1, 0.1))
+  found = theory.latency([0.5], 0.1, 64)
   assert 0.1 / 1.5 < found.mean < 0.1 / 1.5 * 1.02  # the last round is cut
   assert found.mean < found.p99 < 0.1
 
 
 def test_a_power_distribution_goes_through_its_points():
   """LaMDA 137B's drafts, Leviathan et al., table 3."""
-  distribution = speedup.fit_power_law([1e8, 2e9, 8e9], [0.61, 0.71, 0.75])
+  distribution = theory.fit_power_law([1e8, 2e9, 8e9], [0.61, 0.71, 0.75])
   assert distribution.exponent == pytest.approx(0.1, abs=0.01)
   for size, alpha in ((1e8, 0.61), (2e9, 0.71), (8e9, 0.75)):
     assert distribution.alpha(size) == pytest.approx(alpha, abs=0.005)
   with pytest.raises(ValueError, match="two sizes"):
-    speedup.fit_power_law([1e8, 1e8], [0.5, 0.6])
+    theory.fit_power_law([1e8, 1e8], [0.5, 0.6])
   with pytest.raises(ValueError, match=r"outside \(0, 1\)"):
-    speedup.fit_power_law([1e8, 2e8], [0.5, 1.0])
+    theory.fit_power_law([1e8, 2e8], [0.5, 1.0])
   for size in (0.0, -1e8, float("nan"), float("inf")):
     with pytest.raises(ValueError, match="parameters; it must be finite"):
-      speedup.fit_power_law([1e8, size], [0.5, 0.6])
+      theory.fit_power_law([1e8, size], [0.5, 0.6])

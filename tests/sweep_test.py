@@ -11,8 +11,8 @@ from absl import flags
 from absl.testing import flagsaver
 
 import programs
-from specdec import calibrate, measure, session
-from specdec.analysis import hardware, sweeps
+from specdec.benchmark import calibrate, session, sweeps, timing
+from specdec.roofline import hardware
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,7 @@ def known_hardware(monkeypatch):
   def timer(model, params, batch, tokens, *_):  # less than any round takes
     return lambda: 1e-6 * (1 + 0.1 * batch * tokens)
 
-  monkeypatch.setattr(measure, "pass_timer", timer)
+  monkeypatch.setattr(timing, "pass_timer", timer)
 
 
 def write_sweep(folder, target, points, calibrated=((1, 2), (2,), 4)):
@@ -130,7 +130,7 @@ def test_points_and_their_predictions(sweep, tmp_path):
     assert line["observed"]["rounds"] >= 8 / (1 + run["k"])
     assert said["seconds"] > 0 and line["context"] >= 16
     assert said["speedup"] == pytest.approx(
-      said["plain_seconds"] / said["seconds"]
+      said["baseline_seconds"] / said["seconds"]
     )
     assert f"{said['speedup']:.2f}" in printed
   assert lines[1]["prediction"]["speedup"] == 1
@@ -207,7 +207,7 @@ def test_a_time_slightly_under_its_bytes_is_kept_with_a_caveat(
   sweep, tmp_path, monkeypatch
 ):
   monkeypatch.setattr(
-    measure.Limit, "check", lambda self, what, *_: f"{what} was too fast"
+    timing.Limit, "check", lambda self, what, *_: f"{what} was too fast"
   )
   sweep(POINTS[:1])
   [line] = lines_of(tmp_path)
@@ -222,8 +222,8 @@ def test_what_is_measured_is_predicted_again(sweep, tmp_path, monkeypatch):
   sweep(POINTS)
   before = lines_of(tmp_path)
   for place, name in (
-    (measure, "pass_timer"),
-    (measure, "round_timer"),
+    (timing, "pass_timer"),
+    (timing, "round_timer"),
     (session.Session, "complete"),
   ):
     monkeypatch.setattr(place, name, None)  # nothing is timed or decoded again
@@ -484,13 +484,13 @@ def test_a_point_of_several_sweeps_is_pooled(tmp_path):
     one = line(1, 1, baseline / seconds, theirs / ours)
     one["run"]["speed"] |= {
       "tokens": 60,
-      "plain_tokens": 60,
+      "baseline_tokens": 60,
       "seconds": seconds,
-      "plain_seconds": baseline,
+      "baseline_seconds": baseline,
       "prefill_seconds": 0.5,
-      "plain_prefill_seconds": 0.5,
+      "baseline_prefill_seconds": 0.5,
     }
-    one["prediction"] |= {"seconds": ours, "plain_seconds": theirs}
+    one["prediction"] |= {"seconds": ours, "baseline_seconds": theirs}
     one["load"] = 1.0 + i
     folders.append(write_lines(tmp_path / str(i), [one, one]))
   (found,) = sweeps.read(folders).lines

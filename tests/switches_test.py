@@ -6,8 +6,15 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from specdec import acceptance, decode, drafters, expand, sampling, tree
-from specdec.models import table
+from specdec import (
+  acceptance,
+  decode,
+  draft_shape,
+  draft_tree,
+  drafters,
+  sampling,
+)
+from specdec.testing import table_model
 from specdec.types import (
   DRAFT_FAULT,
   NO_FAULT,
@@ -20,8 +27,8 @@ from specdec.types import (
 
 V = 4
 PARAMS = Params(
-  table.init_params(jax.random.key(0), V),
-  table.init_params(jax.random.key(1), V),
+  table_model.init_params(jax.random.key(0), V),
+  table_model.init_params(jax.random.key(1), V),
 )
 PROMPT = np.array([[0, 1, 2], [3, 0, 0], [1, 1, 0], [2, 3, 2]])
 LENGTH = np.array([3, 1, 2, 3])
@@ -29,22 +36,28 @@ TEMPERATURE = np.array([1.0, 0.7, 0.0, 1.0])
 
 
 def shaped(expansion):
-  return lambda: drafters.model_tree(table.model(V), expansion)
+  return lambda: drafters.model_tree(table_model.model(V), expansion)
 
 
 WAYS = {
   "baseline": (lambda: decode.NO_DRAFTER, lambda: decode.NO_DRAFT_RULE),
   "lookup": (lambda: drafters.lookup(3, min_ngram=1), acceptance.coupled),
   "rejection": (
-    lambda: drafters.model(table.model(V), 3),
+    lambda: drafters.model(table_model.model(V), 3),
     acceptance.rejection,
   ),
-  "block": (lambda: drafters.model(table.model(V), 3), acceptance.block),
-  "k = 0": (lambda: drafters.model(table.model(V), 0), acceptance.kseq),
-  "kseq": (shaped(expand.static(tree.parallel(2, 2), "iid")), acceptance.kseq),
-  "tree": (shaped(expand.static([-1, 0, 0, 1, 1])), acceptance.rejection),
-  "dynamic": (shaped(expand.dynamic(2, 2, 4)), acceptance.naive),
-  "typical": (lambda: drafters.model(table.model(V), 3), acceptance.typical),
+  "block": (lambda: drafters.model(table_model.model(V), 3), acceptance.block),
+  "k = 0": (lambda: drafters.model(table_model.model(V), 0), acceptance.kseq),
+  "kseq": (
+    shaped(draft_shape.static(draft_tree.parallel(2, 2), "iid")),
+    acceptance.kseq,
+  ),
+  "tree": (shaped(draft_shape.static([-1, 0, 0, 1, 1])), acceptance.rejection),
+  "dynamic": (shaped(draft_shape.dynamic(2, 2, 4)), acceptance.naive),
+  "typical": (
+    lambda: drafters.model(table_model.model(V), 3),
+    acceptance.typical,
+  ),
 }
 
 
@@ -58,7 +71,11 @@ def generate(way, params=PARAMS, decoded=decode.generate, **options):
     "sampling": sampling.settings(4, TEMPERATURE),
   }
   return decoded(
-    table.model(V), make_drafter(), make_rule(), params, **arguments | options
+    table_model.model(V),
+    make_drafter(),
+    make_rule(),
+    params,
+    **arguments | options,
   )
 
 
@@ -127,7 +144,7 @@ def flat_model(size):
   """Distributions that say nothing of the past; half of a broken one is nan."""
 
   def init_cache(batch, slots):
-    return table.model(V).init_cache(batch, slots)
+    return table_model.model(V).init_cache(batch, slots)
 
   def apply(params, tokens, cache, *, head=True, parents=None, **_):
     shape = (*tokens.shape, size)
@@ -163,8 +180,8 @@ def test_block_follows_the_target_up_to_a_broken_distribution():
   rows = 40_000
   params = PARAMS._replace(target=broken(PARAMS.target, np.nan))
   state = decode.generate(
-    table.model(V),
-    drafters.model(table.model(V), 3),
+    table_model.model(V),
+    drafters.model(table_model.model(V), 3),
     acceptance.block(),
     params,
     jnp.tile(jnp.array([[0, 1]]), (rows, 1)),

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from specdec import acceptance, decode, drafters, sampling
-from specdec.analysis import metrics
-from specdec.models import table
+from specdec.benchmark import metrics
+from specdec.testing import table_model
 from specdec.types import Draft, Params
 
 V = 5
@@ -36,8 +36,8 @@ def test_keep_is_the_rate_of_a_nodes_depth():
 @pytest.mark.parametrize("rates", [[0.8], [0.9, 0.3, 0.0], [1.0]])
 def test_what_is_measured_is_what_was_asked_for(rates, temperature):
   rows, k = 64, 4
-  model = table.model(V)
-  params = table.init_params(jax.random.key(0), V)
+  model = table_model.model(V)
+  params = table_model.init_params(jax.random.key(0), V)
   state = decode.generate(
     model,
     drafters.lookup(k, min_ngram=0),

@@ -1,6 +1,6 @@
 """Traffic and collectives read off a program whose numbers are known."""
 
-from specdec.analysis import hlo, traffic
+from specdec.compiled import hlo, traffic
 
 # A weight of 2 x 128 bf16 from main memory, one brought on-chip beforehand; a
 # cache of 64 x 8 f32 written in place, three times; both kinds of collectives.

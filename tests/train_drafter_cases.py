@@ -12,9 +12,10 @@ from absl import flags
 
 from learned_kinds import head_config
 from programs import write_model
-from specdec import checkpoints, run_folder
+from specdec import checkpoints
 from specdec.checkpoints import learned as saved
 from specdec.training import data, hidden
+from specdec.utils import files
 
 # A run that is begun again finds its programs, however quickly they were made.
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
@@ -128,8 +129,8 @@ def lines(folder, kind=None):
 def same(left, right):
   assert lines(left) == lines(right)
   for name in ("best", "last"):
-    files = [f / f"{name}.safetensors" for f in (left, right)]
-    assert files[0].read_bytes() == files[1].read_bytes()
+    found = [f / f"{name}.safetensors" for f in (left, right)]
+    assert found[0].read_bytes() == found[1].read_bytes()
 
 
 @pytest.fixture(scope="module")
@@ -297,7 +298,7 @@ class TestCache:
       raise KeyboardInterrupt
 
     folder = tmp_path / "states"
-    monkeypatch.setattr(run_folder.os, "replace", replace)
+    monkeypatch.setattr(files.os, "replace", replace)
     cached = object.__new__(hidden.Cached)
     cached._folder = folder
     folder.mkdir()
@@ -329,7 +330,7 @@ REFUSALS = {
   ),
   "law": (
     dict(loss=dict(divergence="hinge")),
-    "distribution 'hinge' is unknown; known: ",
+    "divergence 'hinge' is unknown; known: ",
   ),
   "decay": (dict(loss=dict(decay=-1.0)), "decay = -1.0; it must be >= 0"),
   "feature_loss": (
@@ -396,7 +397,7 @@ def test_a_start_that_does_not_fit(place, whole):
 def test_another_config_in_the_same_folder(place, whole):
   said = refused(place, "whole", options=OPTIONS | dict(learning_rate=0.5))
   assert "options.learning_rate: 0.02 -> 0.5" in said
-  assert "head config.levels: 2 -> 3" in refused(
+  assert "head_config.levels: 2 -> 3" in refused(
     place, "whole", head_config=HEAD_CONFIG | dict(levels=3)
   )
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 import programs
-from specdec import acceptance, checkpoints, decode, expand, sampling
+from specdec import acceptance, checkpoints, decode, draft_shape, sampling
 from specdec.checkpoints import learned as saved
-from specdec.learned import draft_head as draft_heads
-from specdec.learned import serve
+from specdec.drafters.heads import draft_head as draft_heads
+from specdec.drafters.heads import serve
 from specdec.models import transformer
 from specdec.training import joint_runs
 from specdec.types import Params
@@ -114,7 +114,7 @@ def test_what_it_leaves_behind_decodes_together(prophet):
   prompt = np.full((2, 3), 5)
   state = decode.generate(
     model,
-    serve.drafter(draft_head, model, expand.chain(2)),
+    serve.drafter(draft_head, model, draft_shape.chain(2)),
     acceptance.coupled(),
     Params(
       target.params,
@@ -277,7 +277,7 @@ class TestCompare:
     settings["options"]["seed"] = 5
     settings["head_config"]["levels"] = 9
     path.write_text(json.dumps(settings))
-    with pytest.raises(ValueError, match=r"head config\.levels: None -> 9"):
+    with pytest.raises(ValueError, match=r"head_config\.levels: None -> 9"):
       joint_runs.compare(read(runs))
     settings["head_config"].pop("levels")
     settings["options"]["seed"], settings["kind"] = 1, "mtp"

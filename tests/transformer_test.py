@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from specdec import checkpoints, tree
+from specdec import checkpoints, draft_tree
 from specdec.models import transformer
 from specdec.models.config import RopeScaling, TransformerConfig
 
@@ -165,9 +165,9 @@ def sees(parents, lengths, windows):
     np.eye(num_nodes, dtype=int), (len(lengths), *[num_nodes] * 2)
   )
   for window in windows:
-    mask = tree.ancestors(parents)
+    mask = draft_tree.ancestors(parents)
     if window is not None:
-      depth = tree.depth(parents)
+      depth = draft_tree.depth(parents)
       mask = mask & (depth[:, None] - depth[None] < window)
     reach = (mask.astype(int) @ reach > 0).astype(int)
   return reach > 0
@@ -175,7 +175,7 @@ def sees(parents, lengths, windows):
 
 @pytest.mark.parametrize("windows", WINDOWS)
 @pytest.mark.parametrize(
-  "parents", [tree.chain(10), TREE], ids=["chain", "tree"]
+  "parents", [draft_tree.chain(10), TREE], ids=["chain", "tree"]
 )
 def test_logits_depend_on_ancestors_only(windows, parents):
   """By derivatives: exactly zero, or not, where the mask says so."""
@@ -255,7 +255,7 @@ def test_a_chain_by_parents_is_a_chain():
   params, tokens = sharp_params(CONFIG), random_tokens(2, 6)
   cache = committed(CONFIG, params, random_tokens(2, 9, seed=1), (2, 9))
   output, _ = run(CONFIG, params, tokens, cache)
-  parents = tuple(tree.chain(6).tolist())
+  parents = tuple(draft_tree.chain(6).tolist())
   got, _ = run(CONFIG, params, tokens, cache, tree=parents)
   close(got.logits, output.logits)
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specdec import tree
+from specdec import draft_tree
 
 FUNCTIONS = (
   "ancestors",
@@ -67,7 +67,7 @@ def brute_force(parents):
 def test_numpy_in_numpy_out(name):
   for parents in trees():
     before = parents.copy()
-    got = getattr(tree, name)(parents)
+    got = getattr(draft_tree, name)(parents)
     if name == "max_siblings":
       assert type(got) is int
     else:
@@ -82,7 +82,7 @@ def test_traced_says_the_same(name):
   by_size = {}
   for parents in trees():
     by_size.setdefault(len(parents), []).append(parents)
-  function = jax.jit(jax.vmap(getattr(tree, name)))
+  function = jax.jit(jax.vmap(getattr(draft_tree, name)))
   for group in list(by_size.values())[:8]:  # a compilation each
     got = function(jnp.asarray(np.stack(group)))
     assert isinstance(got, jax.Array)
@@ -95,7 +95,7 @@ def test_traced_says_the_same(name):
 def test_batches(name):
   rng = np.random.default_rng(1)
   parents = np.stack([random_tree(rng, 9) for _ in range(6)]).reshape(2, 3, 9)
-  got = getattr(tree, name)(parents)
+  got = getattr(draft_tree, name)(parents)
   for row in np.ndindex(2, 3):
     np.testing.assert_array_equal(got[row], brute_force(parents[row])[name])
 
@@ -104,20 +104,22 @@ def test_any_order_with_parents_first():
   """Depth and ancestry ask only that a parent precedes its children."""
   parents = np.array([-1, 0, 1, 2, 0, 4, 1, 0], np.int32)
   wanted = brute_force(parents)
-  np.testing.assert_array_equal(tree.depth(parents), wanted["depth"])
-  np.testing.assert_array_equal(tree.ancestors(parents), wanted["ancestors"])
+  np.testing.assert_array_equal(draft_tree.depth(parents), wanted["depth"])
+  np.testing.assert_array_equal(
+    draft_tree.ancestors(parents), wanted["ancestors"]
+  )
 
 
 @pytest.mark.parametrize("num_nodes", [1, 2, 5, 33])
 def test_chain(num_nodes):
-  parents = tree.chain(num_nodes)
+  parents = draft_tree.chain(num_nodes)
   assert type(parents) is np.ndarray and parents.dtype == np.int32
   np.testing.assert_array_equal(parents, np.arange(num_nodes) - 1)
-  np.testing.assert_array_equal(tree.depth(parents), np.arange(num_nodes))
+  np.testing.assert_array_equal(draft_tree.depth(parents), np.arange(num_nodes))
   triangle = np.tril(np.ones((num_nodes, num_nodes), bool))
-  np.testing.assert_array_equal(tree.ancestors(parents), triangle)
-  np.testing.assert_array_equal(tree.sibling_rank(parents), 0 * parents)
-  assert tree.max_siblings(parents) == min(num_nodes - 1, 1)
+  np.testing.assert_array_equal(draft_tree.ancestors(parents), triangle)
+  np.testing.assert_array_equal(draft_tree.sibling_rank(parents), 0 * parents)
+  assert draft_tree.max_siblings(parents) == min(num_nodes - 1, 1)
 
 
 def spelled(parents, tokens, node):
@@ -138,17 +140,23 @@ def test_canonical_hangs_every_text_below_its_first_node(seed):
   for row in tokens:
     texts = [spelled(parents, row, n) for n in range(len(parents))]
     first.append([-1] + [texts.index(texts[p]) for p in parents[1:].tolist()])
-  found = tree.canonical(tokens, parents)  # NumPy
+  found = draft_tree.canonical(tokens, parents)  # NumPy
   np.testing.assert_array_equal(found, first)
-  traced = jax.jit(tree.canonical)(jnp.asarray(tokens), jnp.asarray(parents))
+  traced = jax.jit(draft_tree.canonical)(
+    jnp.asarray(tokens), jnp.asarray(parents)
+  )
   np.testing.assert_array_equal(traced, first)
-  known = jax.jit(lambda t: tree.canonical(t, parents))(jnp.asarray(tokens))
+  known = jax.jit(lambda t: draft_tree.canonical(t, parents))(
+    jnp.asarray(tokens)
+  )
   np.testing.assert_array_equal(known, first)
   # The tree spells what it did, and joining it again changes nothing.
   for row, joined in zip(tokens, found):
     for node in range(len(parents)):
       assert spelled(joined, row, node) == spelled(parents, row, node)
-  np.testing.assert_array_equal(tree.canonical(tokens[0], found[0]), found[0])
+  np.testing.assert_array_equal(
+    draft_tree.canonical(tokens[0], found[0]), found[0]
+  )
 
 
 @pytest.mark.parametrize(
@@ -162,4 +170,4 @@ def test_canonical_hangs_every_text_below_its_first_node(seed):
   ],
 )
 def test_parallel_chains_share_what_they_should(arguments, expected):
-  np.testing.assert_array_equal(tree.parallel(*arguments), expected)
+  np.testing.assert_array_equal(draft_tree.parallel(*arguments), expected)

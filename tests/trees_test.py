@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from specdec import tree
-from specdec.analysis import trees
+from specdec import draft_tree
+from specdec.roofline import trees
 
 RATES = [0.6, 0.2, 0.1]
 FLAT = {n: 1.0 for n in range(1, 9)}  # a pass costs the same, however wide
@@ -24,7 +24,7 @@ def test_no_size_and_depth_pays_more(level_seconds):
   rate = found.tokens / found.seconds
   for size in range(8):
     for levels in range(1, 8):
-      paths = tree.optimal(np.tile(RATES, (levels, 1)), size)
+      paths = draft_tree.optimal(np.tile(RATES, (levels, 1)), size)
       depth = max(map(len, paths), default=0)
       tokens = trees.expected_tokens(paths, RATES)
       assert tokens / (1.0 + depth * level_seconds) <= rate + 1e-12

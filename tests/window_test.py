@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specdec import acceptance, decode, drafters, prefill, sampling
+from specdec import acceptance, decode, drafters, sampling
+from specdec import cache as kv
 from specdec.models import config, transformer
 from specdec.types import Draft, Drafter, DraftSpec, Params
 from texts import check_books, forward, texts
@@ -57,7 +58,7 @@ CONFIGS = {
 @pytest.fixture(autouse=True, scope="module")
 def small_chunks():
   with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(prefill, "CHUNK", 4)
+    patch.setattr(kv, "CHUNK", 4)
     yield
 
 

@@ -18,7 +18,7 @@ from dataclasses import asdict
 
 from ml_collections import config_dict
 
-from specdec.learned.head_config import HeadConfig
+from specdec.drafters.heads.head_config import HeadConfig
 from specdec.models.config import TransformerConfig
 from specdec.training.drafting import Loss
 from specdec.training.joint import LayerSkip

@@ -11,7 +11,7 @@ norm(relu(R - D)).
 import jax
 import jax.numpy as jnp
 
-from specdec import tree
+from specdec import draft_tree
 from specdec.acceptance.distributions import drawn_from, ratio, remainder
 from specdec.types import SIBLINGS, AcceptanceRule, Array, Draft
 
@@ -22,12 +22,12 @@ def _accept_prob(draft: Draft, target_log_probs: Array) -> Array:
   nodes = jnp.arange(num_nodes)
   above = jnp.maximum(jnp.asarray(parents), 0)
 
-  widest = tree.max_siblings(parents)
+  widest = draft_tree.max_siblings(parents)
   if isinstance(widest, int) and widest <= 1:  # a chain: no residual to carry
     return ratio(draft, jnp.exp(target_log_probs[above, draft.tokens]))
 
-  rank = jnp.asarray(tree.sibling_rank(parents))
-  previous = jnp.maximum(jnp.asarray(tree.previous_sibling(parents)), 0)
+  rank = jnp.asarray(draft_tree.sibling_rank(parents))
+  previous = jnp.maximum(jnp.asarray(draft_tree.previous_sibling(parents)), 0)
   facing = jnp.exp(
     target_log_probs[above]
   )  # [N, V] what node n is held against
@@ -44,7 +44,7 @@ def _residual(draft: Draft, target_log_probs: Array, node: Array) -> Array:
   num_nodes, vocab_size = target_log_probs.shape
   parents = draft.parents
   nodes = jnp.arange(num_nodes)
-  rank = jnp.asarray(tree.sibling_rank(parents))
+  rank = jnp.asarray(draft_tree.sibling_rank(parents))
   below = (jnp.asarray(parents) == node) & (nodes < draft.count)
 
   def pass_on(r: Array, distribution: Array) -> Array:
@@ -53,7 +53,9 @@ def _residual(draft: Draft, target_log_probs: Array, node: Array) -> Array:
     return jnp.where(jnp.any(below & (rank == r)), left, distribution)
 
   distribution = jnp.exp(target_log_probs[node])
-  return jax.lax.fori_loop(0, tree.max_siblings(parents), pass_on, distribution)
+  return jax.lax.fori_loop(
+    0, draft_tree.max_siblings(parents), pass_on, distribution
+  )
 
 
 def rejection() -> AcceptanceRule:

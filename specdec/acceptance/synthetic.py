@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import jax.numpy as jnp
 
-from specdec import tree
+from specdec import draft_tree
 from specdec.types import SIBLINGS, AcceptanceRule, Array, Draft
 
 
@@ -32,7 +32,7 @@ def synthetic(rates: Sequence[float]) -> AcceptanceRule:
 
   def accept_prob(draft: Draft, target_log_probs: Array) -> Array:
     del target_log_probs
-    depth = jnp.asarray(tree.depth(draft.parents))
+    depth = jnp.asarray(draft_tree.depth(draft.parents))
     place = jnp.clip(depth - 1, 0, len(rates) - 1)
     return jnp.asarray(rates, jnp.float32)[place]
 

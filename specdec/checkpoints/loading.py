@@ -24,7 +24,7 @@ from specdec.checkpoints import (
   orbax_layout,
   tokenizer,
 )
-from specdec.models import packing, transformer
+from specdec.models import layouts, transformer
 from specdec.models.config import TransformerConfig
 
 DTYPES = ("float32", "bfloat16")
@@ -54,7 +54,7 @@ class Checkpoint:
 
     Takes the weights out of this one.
     """
-    return dataclasses.replace(self, params=packing.pack(self.params))
+    return dataclasses.replace(self, params=layouts.pack(self.params))
 
 
 def inspect(source: str | Path, dtype: str = "float32") -> TransformerConfig:

@@ -6,7 +6,7 @@ card beside it that says what it was trained on and how.
 
 from pathlib import Path
 
-from specdec.spelling import choices
+from specdec.utils.spelling import choices
 
 FOLDER = Path(__file__).parent.parent / "shipped"
 TARGET, DRAFT = "stdlib-11m", "stdlib-1m"

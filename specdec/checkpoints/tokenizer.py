@@ -11,9 +11,9 @@ from pathlib import Path
 
 import tokenizers
 
-from specdec import run_folder
 from specdec.checkpoints import huggingface
 from specdec.checkpoints.chat_template import ChatTemplate
+from specdec.utils import files
 
 
 class Tokenizer:
@@ -117,7 +117,7 @@ class Tokenizer:
     """Writes the files that `from_directory` and transformers read."""
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
-    run_folder.replace_file(directory / "tokenizer.json", self._inner.to_str())
+    files.replace_file(directory / "tokenizer.json", self._inner.to_str())
     about = {"tokenizer_class": "PreTrainedTokenizerFast", **self.special}
     about["clean_up_tokenization_spaces"] = False
     options = {"tokenizer_config.json": about}
@@ -126,11 +126,9 @@ class Tokenizer:
       options["generation_config.json"] = {"eos_token_id": ids}
     for name, content in options.items():
       text = json.dumps(content, indent=2) + "\n"
-      run_folder.replace_file(directory / name, text)
+      files.replace_file(directory / name, text)
     if self.chat_template is not None:
-      run_folder.replace_file(
-        directory / "chat_template.jinja", self.chat_template
-      )
+      files.replace_file(directory / "chat_template.jinja", self.chat_template)
 
 
 class TextStream:

@@ -4,22 +4,18 @@ Those in `LEARNED` return a `learned.cell.DraftHead` instead, which is trained
 as well; `learned.serve.drafter` makes a Drafter of it.
 """
 
-from specdec.drafters.eagle import eagle
-from specdec.drafters.eagle3 import eagle3
 from specdec.drafters.early_exit import early_exit, early_exit_tree
 from specdec.drafters.fallback import fallback
-from specdec.drafters.hydra import hydra
-from specdec.drafters.layer_skip import (
-  Threshold,
-  layer_skip,
-  layer_skip_tree,
-)
+from specdec.drafters.heads.eagle import eagle
+from specdec.drafters.heads.eagle3 import eagle3
+from specdec.drafters.heads.hydra import hydra
+from specdec.drafters.heads.medusa import medusa
+from specdec.drafters.heads.mtp import mtp
+from specdec.drafters.heads.prophet import prophet
+from specdec.drafters.heads.trained_exit import trained_exit
+from specdec.drafters.layer_skip import Threshold, layer_skip, layer_skip_tree
 from specdec.drafters.lookup import lookup
-from specdec.drafters.medusa import medusa
 from specdec.drafters.model import model, model_tree
-from specdec.drafters.mtp import mtp
-from specdec.drafters.prophet import prophet
-from specdec.drafters.trained_exit import trained_exit
 
 # HeadConfig.kind -> (head config, target's config, ids, place) -> DraftHead
 LEARNED = {

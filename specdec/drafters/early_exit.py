@@ -17,7 +17,7 @@ plain decoding (docs/results.md).
 import jax
 import jax.numpy as jnp
 
-from specdec import expand, sampling, tree
+from specdec import draft_shape, draft_tree, sampling
 from specdec.types import Context, Draft, Drafter, DraftSpec, Model, Resume
 
 
@@ -53,7 +53,7 @@ def early_exit(target: Model, exit_layer: int, k: int) -> Drafter:
     pending = context.pending
     count = jnp.full_like(context.length, k + 1)
     if k == 0:
-      return Draft(pending, tree.chain(1), None, count), draft_state
+      return Draft(pending, draft_tree.chain(1), None, count), draft_state
     whole = context.target_cache
     cache = whole.replace(layers=whole.layers[:exit_layer])
 
@@ -83,7 +83,7 @@ def early_exit(target: Model, exit_layer: int, k: int) -> Drafter:
     root = jnp.zeros((1, *all_log_probs.shape[1:]))  # node 0 was not drawn
     draft = Draft(
       tokens=jnp.concatenate([pending, drawn.T], axis=1),
-      parents=tree.chain(k + 1),
+      parents=draft_tree.chain(k + 1),
       log_probs=jnp.concatenate([root, all_log_probs]).swapaxes(0, 1),
       count=count,
       resume=Resume(
@@ -101,7 +101,7 @@ def early_exit(target: Model, exit_layer: int, k: int) -> Drafter:
 
 
 def early_exit_tree(
-  target: Model, exit_layer: int, expansion: expand.DraftShape
+  target: Model, exit_layer: int, expansion: draft_shape.DraftShape
 ) -> Drafter:
   """Drafts a tree with the target's first layers, a level in one call.
 
@@ -119,7 +119,7 @@ def early_exit_tree(
   """
   baseline = early_exit(target, exit_layer, 0)  # is there such a layer?
   num_nodes = expansion.spec.max_nodes
-  expand.check_scratch(expansion)
+  draft_shape.check_scratch(expansion)
 
   def propose(params, draft_state, context: Context):
     whole = context.target_cache
@@ -142,7 +142,7 @@ def early_exit_tree(
       return output.logits
 
     pending = context.pending
-    logits = run(pending, tree.chain(1), 0, True)[:, 0]
+    logits = run(pending, draft_tree.chain(1), 0, True)[:, 0]
     grown = expansion.sample_tree(context, logits, run, True)
     layers = cache.layers
     hidden = None

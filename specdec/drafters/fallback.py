@@ -11,7 +11,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from specdec import tree
+from specdec import draft_tree
 from specdec.types import Array, Context, Draft, Drafter, DraftSpec, PyTree
 
 
@@ -91,7 +91,7 @@ def fallback(first: Drafter, other: Drafter) -> Drafter:
       certain = jnp.where(column == tokens[:, :, None], 0.0, -jnp.inf)
       all_log_probs = jnp.where(found[:, None, None], certain, all_log_probs)
     count = jnp.where(found, own.count, count)
-    draft = Draft(tokens, tree.chain(size), all_log_probs, count)
+    draft = Draft(tokens, draft_tree.chain(size), all_log_probs, count)
     return draft, _State(before, after)
 
   def update(params, state: _State, *rest):

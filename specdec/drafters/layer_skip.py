@@ -16,7 +16,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from specdec import expand, sampling, tree
+from specdec import draft_shape, draft_tree, sampling
 from specdec.types import (
   AcceptResult,
   Array,
@@ -126,7 +126,7 @@ def layer_skip(
     pending, cache = context.pending, context.target_cache
     count = jnp.ones_like(context.length)
     if k == 0:
-      return Draft(pending, tree.chain(1), None, count), state
+      return Draft(pending, draft_tree.chain(1), None, count), state
     batch, vocab_size = len(count), target.vocab_size
     tokens = jnp.zeros((k + 1, batch), pending.dtype).at[0].set(pending[:, 0])
     all_log_probs = jnp.zeros(
@@ -167,7 +167,7 @@ def layer_skip(
     )
     draft = Draft(
       tokens.T,
-      tree.chain(k + 1),
+      draft_tree.chain(k + 1),
       all_log_probs.swapaxes(0, 1),
       count,
       Resume(None, cache.layers),
@@ -202,7 +202,7 @@ def layer_skip(
 
 
 def layer_skip_tree(
-  target: Model, skip: Skip, expansion: expand.DraftShape
+  target: Model, skip: Skip, expansion: draft_shape.DraftShape
 ) -> Drafter:
   """Drafts a tree with the target, less what `skip` names, a level in one call.
 
@@ -216,7 +216,7 @@ def layer_skip_tree(
   """
   baseline = layer_skip(target, skip, 0)  # are there such layers?
   num_nodes = expansion.spec.max_nodes
-  expand.check_scratch(expansion)
+  draft_shape.check_scratch(expansion)
 
   def propose(params, draft_state, context: Context):
     cache = context.target_cache
@@ -234,7 +234,7 @@ def layer_skip_tree(
       )
       return output.logits
 
-    logits = run(context.pending, tree.chain(1), 0, True)[:, 0]
+    logits = run(context.pending, draft_tree.chain(1), 0, True)[:, 0]
     grown = expansion.sample_tree(context, logits, run, False)
     draft = Draft(
       grown.tokens,

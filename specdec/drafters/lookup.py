@@ -9,7 +9,7 @@ only, so it is deterministic (`log_probs` None) and any rule may evaluate it.
 import jax
 import jax.numpy as jnp
 
-from specdec import tree
+from specdec import draft_tree
 from specdec.types import Array, Context, Draft, Drafter, DraftSpec
 
 
@@ -72,7 +72,7 @@ def lookup(k: int, *, ngram: int = 5, min_ngram: int = 3) -> Drafter:
       )(context.tokens, context.length)
       tokens = jnp.concatenate([pending, draft_tokens], axis=1)
     count = jnp.where(found, k + 1, 1)
-    return Draft(tokens, tree.chain(k + 1), None, count), draft_state
+    return Draft(tokens, draft_tree.chain(k + 1), None, count), draft_state
 
   def update(params, draft_state, context, draft, accept_result, target_output):
     del params, context, draft, accept_result, target_output

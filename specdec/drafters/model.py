@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from specdec import cache as kv
-from specdec import expand, prefill, sampling, tree
+from specdec import draft_shape, draft_tree, sampling
 from specdec.types import (
   AcceptResult,
   Array,
@@ -34,10 +34,10 @@ def _prefill(draft_model: Model, max_nodes: int):
   def init(params: Params, context: Context, prefill_output):
     del prefill_output
     batch, size = context.tokens.shape
-    chunk = min(prefill.CHUNK, size)
+    chunk = min(kv.CHUNK, size)
     slots = kv.num_slots(size + max(max_nodes, chunk))
     cache = draft_model.init_cache(batch, slots)
-    cache, _ = prefill.advance(
+    cache, _ = kv.prefill(
       draft_model,
       params.draft,
       context.tokens,
@@ -58,7 +58,7 @@ def _catch_up(
   The cache's length is not moved past the token before it.
   """
   tokens, length = context.tokens, context.length
-  cache, _ = prefill.advance(
+  cache, _ = kv.prefill(
     draft_model,
     params.draft,
     tokens,
@@ -102,7 +102,7 @@ def model(draft_model: Model, k: int) -> Drafter:
     length, pending = context.length, context.pending
     count = jnp.full_like(length, k + 1)
     if k == 0:
-      return Draft(pending, tree.chain(1), None, count), cache
+      return Draft(pending, draft_tree.chain(1), None, count), cache
     logits, cache = _catch_up(draft_model, params, cache, context)
 
     def draw(logits, depth):
@@ -129,7 +129,7 @@ def model(draft_model: Model, k: int) -> Drafter:
     root = jnp.zeros((1, *log_probs.shape))  # node 0 was not drawn
     draft = Draft(
       tokens=jnp.concatenate([pending, drawn.T], axis=1),
-      parents=tree.chain(k + 1),
+      parents=draft_tree.chain(k + 1),
       log_probs=jnp.concatenate([root, all_log_probs]).swapaxes(0, 1),
       count=count,
     )
@@ -161,7 +161,9 @@ class _TreeState(NamedTuple):
   slot: Array  # [B, N] where node n's KV stands behind the committed ones; -1
 
 
-def model_tree(draft_model: Model, expansion: expand.DraftShape) -> Drafter:
+def model_tree(
+  draft_model: Model, expansion: draft_shape.DraftShape
+) -> Drafter:
   """Drafts a tree: one call of `draft_model` a level, with a tree mask.
 
   Args:

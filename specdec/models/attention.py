@@ -8,14 +8,16 @@ slots, so that a burst of drafted nodes cannot push committed text out of it.
 import jax
 import jax.numpy as jnp
 
-from specdec import tree
+from specdec import draft_tree
 
 
 def positions(
   length: jax.Array, parents: jax.Array | None, num_nodes: int
 ) -> jax.Array:
   """[B, N] absolute position of every node: length + depth."""
-  depth = tree.depth(tree.chain(num_nodes) if parents is None else parents)
+  depth = draft_tree.depth(
+    draft_tree.chain(num_nodes) if parents is None else parents
+  )
   return length[:, None] + jnp.atleast_2d(depth)
 
 
@@ -40,14 +42,16 @@ def visible(
     if window is not None:
       mask &= relative[:, None, :] > node - window
     return mask
-  seen = jnp.asarray(tree.ancestors(parents))
+  seen = jnp.asarray(draft_tree.ancestors(parents))
   seen = jnp.broadcast_to(seen, (length.shape[0], num_nodes, num_nodes))
   slot = jnp.clip(relative, 0, num_nodes - 1)  # [B, S] node of a slot
   own = jnp.take_along_axis(seen, slot[:, None, :], axis=2)  # [B, N, S]
   committed = (relative < 0)[:, None, :]
   mask = committed | (own & (relative < num_nodes)[:, None, :])
   if window is not None:
-    depth = jnp.broadcast_to(tree.depth(parents), (length.shape[0], num_nodes))
+    depth = jnp.broadcast_to(
+      draft_tree.depth(parents), (length.shape[0], num_nodes)
+    )
     height = jnp.where(
       relative < 0, relative, jnp.take_along_axis(depth, slot, axis=1)
     )  # [B, S] position of a slot, counted from length

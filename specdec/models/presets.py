@@ -8,7 +8,7 @@ imported: `analysis` reads this file, and never a model's code.
 import dataclasses
 
 from specdec.models.config import RopeScaling, TransformerConfig
-from specdec.spelling import choices
+from specdec.utils.spelling import choices
 
 _NUMBERS = (
   "num_layers",

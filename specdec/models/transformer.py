@@ -19,7 +19,7 @@ from specdec import sharding
 from specdec.models.attention import positions, visible
 from specdec.models.config import RopeScaling, TransformerConfig
 from specdec.models.experts import ACTIVATIONS, Experts, normal
-from specdec.models.packing import look_up, project
+from specdec.models.layouts import look_up, project
 from specdec.types import KVCache, Model, ModelOutput, Skip
 
 Place = Callable[..., jax.Array]  # (x, *names of its axes) -> x

@@ -12,9 +12,9 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from specdec.learned import draft_head as draft_heads
-from specdec.learned.draft_head import DraftHead
-from specdec.learned.unroll import unroll, valid
+from specdec.drafters.heads import draft_head as draft_heads
+from specdec.drafters.heads.draft_head import DraftHead
+from specdec.drafters.heads.unroll import unroll, valid
 from specdec.training import losses
 from specdec.training.objective import Objective
 from specdec.types import Array, Model, ModelOutput, Params, PyTree

@@ -10,8 +10,8 @@ from collections.abc import Callable
 import jax
 import numpy as np
 
-from specdec import decode, hosts, sampling, session
-from specdec.analysis import metrics
+from specdec import decode, multihost, sampling
+from specdec.benchmark import metrics, session
 from specdec.types import AcceptanceRule, Drafter, Model, Params, PyTree
 
 
@@ -47,7 +47,7 @@ def by_decoding(
       sampling=sampling.settings(batch, temperature),
     )
     session.check_finite(state, range(batch))
-    found = metrics.acceptance([jax.tree.map(hosts.whole, state.stats)])
+    found = metrics.acceptance([jax.tree.map(multihost.whole, state.stats)])
     return {
       "tokens_per_pass": found.tokens_per_pass.value,
       "accepted_per_drafted": found.accepted_per_drafted.value,

@@ -14,10 +14,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specdec import run_folder
 from specdec.training.data import Sequences
 from specdec.training.saving import checksum
 from specdec.types import Model, PyTree
+from specdec.utils import files
 
 
 class Cached(Sequences):
@@ -43,7 +43,7 @@ class Cached(Sequences):
     """
     super().__init__(data.rows, data.seed)
     self._folder = folder
-    run_folder.claim(
+    files.claim(
       folder,
       {
         "target": fingerprint,
@@ -92,4 +92,4 @@ class Cached(Sequences):
 
   def _write(self, row: int, states: np.ndarray) -> None:
     values = states.view(np.uint16)
-    run_folder.replace_file(self._path(row), lambda file: np.save(file, values))
+    files.replace_file(self._path(row), lambda file: np.save(file, values))

@@ -13,7 +13,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from specdec.learned.draft_head import DraftHead
+from specdec.drafters.heads.draft_head import DraftHead
 from specdec.training import drafting, losses
 from specdec.training.objective import Objective, language_model
 from specdec.types import Array, Model, PyTree

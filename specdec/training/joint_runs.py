@@ -11,9 +11,9 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from specdec import run_folder
-from specdec.analysis import metrics
-from specdec.analysis.metrics import Estimate
+from specdec.benchmark import metrics
+from specdec.benchmark.metrics import Estimate
+from specdec.utils import files
 
 BASELINE = "none"
 # What may differ: how a run was watched, what tells the kinds apart, and the
@@ -160,7 +160,7 @@ def mean(values: Sequence[float]) -> Estimate:
 
 
 def _check(one: Run, other: Run, part) -> None:
-  found = run_folder.differences(part(one.settings), part(other.settings))
+  found = files.differences(part(one.settings), part(other.settings))
   if found:
     raise ValueError(
       f"{one.folder} and {other.folder} are not on equal terms: "

@@ -13,7 +13,8 @@ from pathlib import Path
 from tensorboardX import event_file_writer, summary
 from tensorboardX.proto import event_pb2
 
-from specdec import hosts, run_folder
+from specdec import multihost
+from specdec.utils import files
 
 
 class Log:
@@ -31,20 +32,20 @@ class Log:
       # A kill may have cut the last line short.
       lines = [x for x in path.read_text().splitlines() if x.endswith("}")]
       kept = [x for x in map(json.loads, lines) if x["step"] <= step]
-    run_folder.replace_text(
+    files.replace_text(
       path, "".join(json.dumps(entry) + "\n" for entry in kept)
     )
     lowest = min(
       (entry["loss"] for entry in kept if entry["kind"] == "held_out"),
       default=math.inf,
     )
-    self.lowest = float(hosts.agree(lowest))
+    self.lowest = float(multihost.agree(lowest))
     self._board = None
-    if hosts.is_first():
+    if multihost.is_first():
       # Its SummaryWriter writes in a thread, which a full disk ends.
       self._events = folder / "tensorboard"
       self._events.mkdir(exist_ok=True)
-      with run_folder.errors_name(self._events):
+      with files.errors_name(self._events):
         self._board = event_file_writer.EventsWriter(
           str(self._events / "events")
         )
@@ -62,8 +63,8 @@ class Log:
     if self._board is None:
       return
     entry = {"step": step, "kind": kind, **measures}
-    run_folder.append(self._path, json.dumps(entry) + "\n")
-    with run_folder.errors_name(self._events):
+    files.append(self._path, json.dumps(entry) + "\n")
+    with files.errors_name(self._events):
       for name, value in measures.items():
         if not isinstance(value, list):
           self._add(step, summary=summary.scalar(f"{kind}/{name}", value))

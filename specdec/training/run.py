@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from tqdm import tqdm
 
-from specdec import display, hosts
+from specdec import multihost
 from specdec.training import loop
 from specdec.training.data import Sequences
 from specdec.training.log import Log
@@ -24,6 +24,7 @@ from specdec.training.objective import Objective
 from specdec.training.options import Options
 from specdec.training.saving import Checkpoints
 from specdec.types import PyTree
+from specdec.utils import terminal
 
 
 class NotFinite(ValueError):
@@ -89,10 +90,10 @@ def train(
   restored, faults = checkpoints.restore(state)
   for fault in faults:
     text = f"train: {fault}; the one before is used"
-    display.report(text, file=sys.stderr)
+    terminal.report(text, file=sys.stderr)
   if restored is not None:
     state = restored
-    display.report(
+    terminal.report(
       f"train: going on after step {int(state.step)}", file=sys.stderr
     )
   log = Log(folder, int(state.step))
@@ -113,7 +114,7 @@ def train(
   try:
     for at in range(first, options.steps):
       batch = jax.tree.map(
-        lambda x: hosts.put(x, rows), data.batch(at, options.batch)
+        lambda x: multihost.put(x, rows), data.batch(at, options.batch)
       )
       state, measures = step(state, frozen, batch)
       bar.update()
@@ -193,7 +194,7 @@ def _evaluate(measure, sequences, size: int, rows) -> dict[str, float]:
   for first in range(0, len(sequences), size):
     piece = sequences[first : first + size]
     if len(piece) % rows.mesh.shape["data"] == 0:
-      piece = hosts.put(piece, rows)
+      piece = multihost.put(piece, rows)
     for name, value in measure(piece).items():
       totals[name] = totals.get(name, 0.0) + float(value) * len(piece)
   return {name: total / len(sequences) for name, total in totals.items()}

@@ -12,8 +12,10 @@ import jax
 import numpy as np
 from tqdm import tqdm
 
-from specdec import decode, hosts, run_folder, sampling, session
+from specdec import decode, multihost, sampling
+from specdec.benchmark import session
 from specdec.types import Model, Params, PyTree
+from specdec.utils import files
 
 PIECE = 16  # rows decoded together
 
@@ -48,10 +50,10 @@ def sample(
   starts = range(0, len(prompts) - PIECE + 1, PIECE)
   for start in tqdm(starts, desc="sampling", unit=f" x {PIECE} rows"):
     path = folder / f"{start:08d}.npy"
-    if hosts.agree(path.is_file()):
+    if multihost.agree(path.is_file()):
       # Of several processes the first has it.
       blank = np.zeros((PIECE, length), np.int32)
-      tokens = hosts.agree(np.load(path) if hosts.is_first() else blank)
+      tokens = multihost.agree(np.load(path) if multihost.is_first() else blank)
     else:
       state = decode.autoregress(
         target,
@@ -64,8 +66,8 @@ def sample(
         index=start + np.arange(PIECE),
       )
       session.check_finite(state, start + np.arange(PIECE))
-      tokens = hosts.whole(state.tokens)
-      if hosts.is_first():
-        run_folder.replace_file(path, functools.partial(np.save, arr=tokens))
+      tokens = multihost.whole(state.tokens)
+      if multihost.is_first():
+        files.replace_file(path, functools.partial(np.save, arr=tokens))
     rows.append(tokens)
   return np.concatenate(rows)

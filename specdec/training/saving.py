@@ -17,9 +17,10 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from specdec import hosts, run_folder
+from specdec import multihost
 from specdec.training.loop import TrainState
 from specdec.types import PyTree
+from specdec.utils import files
 
 KEPT = 2  # newest checkpoints
 # What errors of TensorStore say that are no OSError.
@@ -54,7 +55,7 @@ class Checkpoints:
     size = sum(x.nbytes for x in jax.tree.leaves(state))
     free = shutil.disk_usage(self.folder).free
     if size > free:
-      raise run_folder.NotWritten(
+      raise files.NotWritten(
         f"{self.folder} could not be written: a checkpoint takes "
         f"{size / 1e6:.1f} MB, and {free / 1e6:.1f} MB are free"
       )
@@ -99,13 +100,13 @@ class Checkpoints:
 
   def _put_aside(self, steps: list[int]) -> None:
     aside = self.folder.with_name("unusable")
-    for step in steps if hosts.is_first() else ():
+    for step in steps if multihost.is_first() else ():
       aside.mkdir(exist_ok=True)
       names = (aside / f"{step}-{i}" for i in range(1000))
       free = next(name for name in names if not name.exists())
       (self.folder / str(step)).rename(free)
     if steps:
-      hosts.agree(0)  # all wait for the first
+      multihost.agree(0)  # all wait for the first
       self._manager.reload()
 
   def newest(self) -> int | None:
@@ -133,7 +134,7 @@ class Checkpoints:
         raise
       line = (str(error).splitlines() or [type(error).__name__])[0][:300]
       reason = os.strerror(int(code[1])) if code else line
-      raise run_folder.NotWritten(
+      raise files.NotWritten(
         f"{self.folder} could not be written: {reason}"
       ) from error
 
@@ -142,5 +143,5 @@ def checksum(tree: PyTree) -> int:
   """CRC-32 of every value, in the order of the tree."""
   total = 0
   for leaf in jax.tree.leaves(tree):
-    total = zlib.crc32(np.ascontiguousarray(hosts.whole(leaf)), total)
+    total = zlib.crc32(np.ascontiguousarray(multihost.whole(leaf)), total)
   return total

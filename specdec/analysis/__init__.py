@@ -1,1 +1,0 @@
-"""What generations did, and (later) what hardware would allow."""

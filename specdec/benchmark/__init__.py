@@ -1,0 +1,1 @@
+"""Measures decoding: prompts, sessions, timing, metrics, results."""

@@ -1,0 +1,105 @@
+"""The text of one row as it grows, cut where a stop string begins.
+
+Invariant: what was shown is never taken back; text that may be the beginning of
+a stop string is held until that is decided.
+"""
+
+import sys
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from specdec.checkpoints import TextStream, Tokenizer
+from specdec.utils.terminal import Painter
+
+
+class Token(NamedTuple):
+  """One new token and where it came from."""
+
+  id: int
+  text: str  # what it adds; '' where a later token completes its character
+  origin: int  # types.ACCEPTED .. PLAIN
+  log_prob: float  # DecodeState.log_probs
+  draft_log_prob: float  # DecodeState.draft_log_probs
+
+
+class Answer:
+  """New tokens of one row.
+
+  Attributes:
+    ids: the tokens, up to the one that completed a stop string.
+    text: what they say, without the stop string; '' without a tokenizer.
+    tokens: those that `text` is made of, the last one perhaps cut; without a
+      tokenizer a token's text is its number and a space.
+    stopped: whether a stop string came.
+  """
+
+  def __init__(self, tokenizer: Tokenizer | None, stops: Sequence[str] = ()):
+    self.ids: list[int] = []
+    self.text = ""
+    self.tokens: list[Token] = []
+    self.stopped = False
+    self._stops = tuple(stops)
+    self._stream = TextStream(tokenizer) if tokenizer else None
+    self._shown = 0  # tokens
+
+  def push(
+    self,
+    ids: Iterable[int],
+    origins: Iterable[int],
+    log_probs: Iterable[float],
+    draft_log_probs: Iterable[float],
+  ) -> None:
+    """Takes further tokens; those after a stop string are dropped."""
+    for index, *about in zip(ids, origins, log_probs, draft_log_probs):
+      if self.stopped:
+        return
+      origin, log_prob, draft_log_prob = about
+      text = self._stream.push([index]) if self._stream else f"{index} "
+      self.ids.append(int(index))
+      self.tokens.append(
+        Token(
+          int(index), text, int(origin), float(log_prob), float(draft_log_prob)
+        )
+      )
+      if self._stream:
+        self._take(text)
+
+  def finish(self) -> None:
+    """No more tokens will come: gives out the bytes that were held back."""
+    if self._stream is None or self.stopped:
+      return
+    text = self._stream.finish()
+    if text:  # of the last token, which could not complete a character
+      self._shown = min(self._shown, len(self.tokens) - 1)
+      self.tokens.append(self.tokens.pop()._replace(text=text))
+      self._take(text)
+
+  def show(self, painter: Painter, ended: bool = True) -> None:
+    """Prints what is certain and was not printed yet; all of it once ended."""
+    keep = 0
+    if not (ended or self.stopped):
+      keep = max((len(stop) - 1 for stop in self._stops), default=0)
+    waiting = sum(len(token.text) for token in self.tokens[self._shown :])
+    while self._shown < len(self.tokens):
+      token = self.tokens[self._shown]
+      waiting -= len(token.text)
+      if waiting < keep:
+        break
+      sys.stdout.write(painter.paint(token.text, token.origin))
+      self._shown += 1
+    sys.stdout.flush()
+
+  def _take(self, text: str) -> None:
+    """Adds the last token's text, and cuts all of it at a stop string."""
+    self.text += text
+    hits = [at for stop in self._stops if (at := self.text.find(stop)) >= 0]
+    if not hits:
+      return
+    excess = len(self.text) - min(hits)
+    self.text, self.stopped = self.text[: min(hits)], True
+    while excess:
+      token = self.tokens.pop()
+      kept = token.text[: max(len(token.text) - excess, 0)]
+      excess -= len(token.text) - len(kept)
+      if kept:
+        self.tokens.append(token._replace(text=kept))

@@ -1,0 +1,128 @@
+"""Times the passes and rounds that a calibration is fitted to.
+
+Everything is compiled first and then timed in turns, so that a machine whose
+speed drifts drifts under all of them alike.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from specdec import cache as kv
+from specdec.benchmark import timing
+from specdec.benchmark.session import Session
+from specdec.types import Model, PyTree
+
+Progress = Callable[[str], None]
+_KNOTS = (
+  1, 2, 3, 4, 6, 8, 12, 16, 18, 24, 30, 32, 48, 64, 96, 144, 192, 256,
+  384, 512, 1024,
+)  # fmt: skip
+_UNSEEN = ((3, 1), (1, 5), (2, 5), (1, 7), (5, 4), (3, 7), (7, 8), (11, 5))
+
+
+def plan(
+  batch: int, tokens: int, context: int
+) -> tuple[list[tuple[int, int, int]], list[tuple[int, int, int]]]:
+  """(batch, tokens, context) to fit to, and others to evaluate the fit by.
+
+  Args:
+    batch, tokens: largest ones of interest; a pass has up to their product,
+      and 4 tokens at least.
+    context: a usual one. Others are tried as well, to tell apart what reading
+      KV costs.
+  """
+  points, tokens = [], max(tokens, 4)
+  for many in _KNOTS:
+    ways = [
+      (b, many // b)
+      for b in range(1, batch + 1)
+      if many % b == 0 and many // b <= tokens
+    ]
+    if ways:
+      points.append((*ways[len(ways) // 2], context))
+  whole = (batch, tokens, context)
+  points += [p for p in (whole, (batch, 1, 2 * context)) if p not in points]
+  points.append((1, tokens, 2 * context))
+  unseen = [
+    (b, n, context + context // 2)
+    for b, n in _UNSEEN
+    if b <= batch and n <= tokens and (b, n, context) not in points
+  ]
+  return points, unseen
+
+
+class Timers(NamedTuple):
+  """What is to be timed, compiled already."""
+
+  points: list[tuple[int, int, int]]  # batch; tokens or k; slots
+  timers: list[Callable[[], float]]
+
+
+def passes(
+  model: Model,
+  params: PyTree,
+  points: Sequence[tuple[int, int, int]],
+  progress: Progress = lambda _: None,
+) -> Timers:
+  """Passes of every (batch, tokens, context)."""
+  timers = []
+  for batch, tokens, context in points:
+    progress(f"compiling a pass of {batch} x {tokens}")
+    shape = batch, tokens, context // 2, context
+    timers.append(timing.pass_timer(model, params, *shape))
+  return Timers([(b, n, kv.num_slots(s)) for b, n, s in points], timers)
+
+
+def rounds(
+  make: Callable[[int, int], Session],
+  rows: Sequence[Sequence[int]],
+  batches: Sequence[int],
+  ks: Sequence[int],
+  progress: Progress = lambda _: None,
+) -> Timers:
+  """Rounds: plain ones of each batch (k = 0), and with each k.
+
+  Args:
+    make: a session for a batch and a k.
+  """
+  points, timers = [], []
+  for batch in batches:
+    for k in ks:
+      progress(f"compiling rounds, batch {batch}, k = {k}")
+      session = make(batch, k)
+      for baseline in (True, False) if k == ks[0] else (False,):
+        timers.append(timing.round_timer(session, rows[:batch], baseline))
+        points.append(
+          (batch, 0 if baseline else k, slots_of(session, baseline))
+        )
+  return Timers(points, timers)
+
+
+def in_turns(
+  groups: Sequence[Timers],
+  repeats: int,
+  progress: Progress = lambda _: None,
+) -> list[np.ndarray]:
+  """Seconds of everything in every group, timed in turns.
+
+  A turn in which the machine was slow was slow for all: what its times have in
+  common is taken out before the median over turns.
+  """
+  timers = [timer for group in groups for timer in group.timers]
+  logs = np.zeros((repeats, len(timers)))
+  for turn in range(repeats):
+    progress(f"timing passes and rounds, turn {turn + 1} of {repeats}")
+    logs[turn] = np.log([timer() for timer in timers])
+  for _ in range(10):
+    middle = np.median(logs, axis=0)
+    logs -= np.median(logs - middle, axis=1, keepdims=True)
+  seconds = np.exp(np.median(logs, axis=0))
+  ends = np.cumsum([len(group.timers) for group in groups])
+  return np.split(seconds, ends[:-1])
+
+
+def slots_of(session: Session, baseline: bool) -> int:
+  """Positions of the target's cache, all of which attention reads."""
+  return session.start([[1]], [0], baseline).target_cache.num_slots

@@ -1,0 +1,160 @@
+"""What the rounds of a generation are worth by the distributions alone.
+
+In every round of a generation its draft is evaluated by other rules as well,
+none of whose uniform draws are thrown: what a rule would keep of the very same
+draft is arithmetic, so rules are compared with little noise between them.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specdec import draft_tree, sampling, step
+from specdec.benchmark.session import Session
+from specdec.traversal import TRAVERSALS
+from specdec.types import AcceptanceRule, Array, Draft, PyTree
+
+# (draft, target's distribution [B, N, V]) -> a pytree of [B, ...] numbers.
+Statistic = Callable[[Draft, Array], PyTree]
+
+
+def over_rounds(
+  session: Session, rows: Sequence[Sequence[int]], statistic: Statistic
+) -> tuple[PyTree, np.ndarray]:
+  """Sums of a probe over the rounds that write these texts, row by row.
+
+  They are written by the session's own rule. A round counts while the row has
+  room for the whole draft, so that the length limit never cuts what is counted.
+  No token ends a text.
+
+  Args:
+    rows: token ids of prompts, as many as one likes.
+
+  Returns:
+    The sums, [rows, ...] each, and how many rounds were summed [rows].
+  """
+  run, found = _compiled(session, statistic), []
+  for first in range(0, len(rows), session.batch):
+    part = rows[first : first + session.batch]
+    numbers = range(first, first + len(part))
+    done = run(session.params, session.start(part, numbers, baseline=False))
+    found.append([np.asarray(x)[: len(part)] for x in jax.tree.leaves(done)])
+  whole = [np.concatenate(parts) for parts in zip(*found)]
+  return jax.tree.unflatten(jax.tree.structure(done), whole)
+
+
+def _compiled(session: Session, statistic: Statistic):
+  """The loop, compiled once for a session and a probe."""
+  spec, target, rule = session.drafter.spec, session.target, session.rule
+
+  def look(params, state):
+    draft, state = step.draft_step(
+      session.drafter, params, state, target.vocab_size, rule
+    )
+    if spec.chain:
+      draft = draft._replace(parents=draft_tree.chain(spec.max_nodes))
+    output, _ = step.verify_step(target, params.target, state, draft, spec)
+    return statistic(draft, sampling.warp(output.logits, state.sampling))
+
+  def body(carry):
+    params, state, sums, counted = carry
+    room = (state.limit - state.length >= spec.max_depth) & ~state.done
+    seen = look(params, state)
+    sums = jax.tree.map(
+      lambda total, new: total + jnp.where(_spread(room, new), new, 0.0),
+      sums,
+      seen,
+    )
+    state = step.decode_step(
+      target, session.drafter, rule, params, state, jnp.zeros((0,), jnp.int32)
+    )
+    return params, state, sums, counted + room
+
+  @jax.jit
+  def run(params, state):
+    shapes = jax.eval_shape(look, params, state)
+    sums = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+    zero = jnp.zeros_like(state.length)
+    done = jax.lax.while_loop(
+      lambda carry: ~jnp.all(carry[1].done), body, (params, state, sums, zero)
+    )
+    return done[2], done[3]
+
+  return run
+
+
+def _spread(mask: Array, like: Array) -> Array:
+  return mask.reshape(mask.shape + (1,) * (like.ndim - 1))
+
+
+class Lengths(NamedTuple):
+  """What some rules would keep of the drafts of a generation, row by row."""
+
+  expected: list[np.ndarray]  # of each rule [rows]: sums of expected lengths
+  rounds: np.ndarray  # [rows]
+
+
+def expected_lengths(
+  session: Session,
+  rows: Sequence[Sequence[int]],
+  rules: Sequence[AcceptanceRule],
+) -> Lengths:
+  """Expected accepted tokens a round, of one generation's drafts by each rule.
+
+  nan where a rule does not know (`acceptance.coupled` for drawn siblings).
+  """
+  depth = session.drafter.spec.max_depth
+
+  def statistic(draft: Draft, target_log_probs: Array) -> list[Array]:
+    known = isinstance(draft.parents, np.ndarray)
+
+    def accept_prob(rule, tokens, parents, log_probs, count, target_log_probs):
+      shape = draft.parents if known else parents
+      return rule.accept_prob(
+        Draft(tokens, shape, log_probs, count), target_log_probs
+      )
+
+    parents = jnp.broadcast_to(jnp.asarray(draft.parents), draft.tokens.shape)
+    found = []
+    for rule in rules:
+      kept = jax.vmap(lambda *row, rule=rule: accept_prob(rule, *row))(
+        draft.tokens, parents, draft.log_probs, draft.count, target_log_probs
+      )
+      prefix_acceptance = TRAVERSALS[rule.traversal].prefix_acceptance(
+        draft, kept, depth
+      )
+      found.append(jnp.sum(prefix_acceptance, axis=-1))
+    return found
+
+  return Lengths(*over_rounds(session, rows, statistic))
+
+
+def acceptance_by_rank(
+  session: Session, rows: Sequence[Sequence[int]]
+) -> np.ndarray:
+  """[R] how often a node's r-th child is the one that is kept.
+
+  Args:
+    session: its drafter drafts R siblings below the pending token that are
+      not i.i.d., its rule walks to the first that is kept.
+  """
+
+  def statistic(draft: Draft, target_log_probs: Array) -> Array:
+    accept_prob = jax.vmap(
+      lambda tokens, log_probs, count, target_log_probs: (
+        session.rule.accept_prob(
+          Draft(tokens, draft.parents, log_probs, count), target_log_probs
+        )
+      )
+    )(draft.tokens, draft.log_probs, draft.count, target_log_probs)[:, 1:]
+    refused = jnp.cumprod(1.0 - accept_prob, axis=1)
+    before = jnp.concatenate(
+      [jnp.ones_like(accept_prob[:, :1]), refused[:, :-1]], 1
+    )
+    return accept_prob * before
+
+  found, counted = over_rounds(session, rows, statistic)
+  return found.sum(0) / counted.sum()

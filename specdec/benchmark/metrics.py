@@ -1,0 +1,215 @@
+"""One definition of every acceptance quantity, from the counts of decoding.
+
+All are sums over rounds divided by sums over rounds, never means of ratios.
+What is emitted or accepted is counted after trimming at an EOS or the length
+limit, alike in autoregressive decoding and in speculation. What was drafted
+behind it was verified, so it counts as drafted and wasted, but it says nothing
+about acceptance by position. Standard errors are of a ratio whose sampling unit
+is one text (rounds of one text resemble each other), by linearisation; one text
+has none.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from specdec.types import Stats
+
+
+@dataclasses.dataclass(frozen=True)
+class Estimate:
+  """A measured ratio; None where nothing was counted."""
+
+  value: float | None
+  error: float | None = None  # one standard error; None with a single text
+
+  def __str__(self) -> str:
+    if self.value is None:
+      return "-"
+    error = "" if self.error is None else f" ± {self.error:.2f}"
+    return f"{self.value:.2f}{error}"
+
+
+def _error(value: float, relative: np.ndarray) -> float | None:
+  """Of a product of sums, from each unit's relative share in its deviation."""
+  n = len(relative)
+  if n < 2:
+    return None
+  return float(abs(value) * np.sqrt(n / (n - 1) * np.sum(relative**2)))
+
+
+def ratio(over: Sequence[float], under: Sequence[float]) -> Estimate:
+  """sum(over) / sum(under), both of one number a text."""
+  over, under = np.asarray(over, float), np.asarray(under, float)
+  if not np.sum(under):
+    return Estimate(None)
+  value = float(np.sum(over) / np.sum(under))
+  deviation = (over - value * under) / np.sum(under)
+  return Estimate(value, _error(1.0, deviation))
+
+
+@dataclasses.dataclass(frozen=True)
+class Acceptance:
+  """What became of the drafts of some texts. Positions count from 1.
+
+  Attributes:
+    texts: rows counted.
+    target_passes: rounds, each one pass of the target, summed over texts.
+    emitted: committed new tokens.
+    drafted: drafted tokens that the target verified.
+    accepted: those of them that were committed.
+    wasted: drafted - accepted.
+    tokens_per_pass: emitted / target_passes; 1 for autoregressive decoding.
+    accepted_per_drafted: accepted / drafted.
+    accepted_length: accepted tokens a round, of the rounds that had room for
+      the whole draft: tokens_per_pass less 1, but for what the length limit
+      cuts.
+    prefix_acceptance: per position i, of the rounds that drafted that far (and
+      had room for it, and met no EOS before) the share that accepted positions
+      1 .. i.
+    conditional: per position i, the same of the rounds in which i was
+      evaluated: drafted, and everything before it accepted.
+    alpha: accepted / evaluated over all positions: the maximum-likelihood rate
+      if acceptance were independent and alike at every position.
+    accepted_lengths: entry n counts the rounds that accepted n tokens.
+  """
+
+  texts: int
+  target_passes: int
+  emitted: int
+  drafted: int
+  accepted: int
+  wasted: int
+  tokens_per_pass: Estimate
+  accepted_per_drafted: Estimate
+  accepted_length: Estimate
+  prefix_acceptance: tuple[Estimate, ...]
+  conditional: tuple[Estimate, ...]
+  alpha: Estimate
+  accepted_lengths: tuple[int, ...]
+
+
+def acceptance(stats: Sequence[Stats]) -> Acceptance:
+  """The quantities above over all rows of one or several batches."""
+
+  def column(name: str) -> np.ndarray:
+    return np.concatenate([np.asarray(getattr(s, name)) for s in stats])
+
+  rounds, emitted, nodes = column("rounds"), column("emitted"), column("nodes")
+  drafted, accepted = column("drafted"), column("accepted")  # [R, D]
+  evaluated = column("evaluated")
+  per_row = np.sum(accepted, axis=1)
+  at_least = np.sum(accepted, axis=0)
+  lengths = -np.diff([np.sum(rounds), *at_least, 0])
+
+  def by_position(under: np.ndarray) -> tuple[Estimate, ...]:
+    return tuple(ratio(a, u) for a, u in zip(accepted.T, under.T))
+
+  return Acceptance(
+    texts=len(rounds),
+    target_passes=int(np.sum(rounds)),
+    emitted=int(np.sum(emitted)),
+    drafted=int(np.sum(nodes)),
+    accepted=int(np.sum(per_row)),
+    wasted=int(np.sum(nodes) - np.sum(per_row)),
+    tokens_per_pass=ratio(emitted, rounds),
+    accepted_per_drafted=ratio(per_row, nodes),
+    accepted_length=ratio(column("kept"), column("whole")),
+    prefix_acceptance=by_position(drafted),
+    conditional=by_position(evaluated),
+    alpha=ratio(per_row, np.sum(evaluated, axis=1)),
+    accepted_lengths=tuple(int(n) for n in lengths),
+  )
+
+
+@dataclasses.dataclass(frozen=True)
+class Speed:
+  """Speculative and autoregressive decoding of the same texts.
+
+  Attributes:
+    tokens, baseline_tokens: new tokens.
+    seconds, baseline_seconds: what their rounds took, prefill left out.
+    prefill_seconds, baseline_prefill_seconds: what prefill took before them;
+      a draft model reads the prompt as well.
+    tokens_per_second, baseline_tokens_per_second: their quotients.
+    speedup: the quotient of those two, its error from the spread between the
+      timed batches; of `median_speed` the median quotient of the pairs.
+  """
+
+  tokens: int
+  baseline_tokens: int
+  seconds: float
+  baseline_seconds: float
+  prefill_seconds: float
+  baseline_prefill_seconds: float
+  tokens_per_second: float
+  baseline_tokens_per_second: float
+  speedup: Estimate
+
+
+def median_speed(
+  tokens: int,
+  seconds: Sequence[float],
+  baseline_seconds: Sequence[float],
+  prefill_seconds: Sequence[float],
+  baseline_prefill_seconds: Sequence[float],
+) -> Speed:
+  """The same tokens timed again and again, in pairs: by medians.
+
+  What slows a machine for a while slows both of a pair, so their quotient says
+  more than the quotient of the medians.
+
+  Args:
+    tokens: new tokens of one repetition, either way.
+    seconds and the others: one entry a repetition.
+  """
+  ours, baseline = np.asarray(seconds), np.asarray(baseline_seconds)
+  median, baseline_median = float(np.median(ours)), float(np.median(baseline))
+  quotients = baseline / ours
+  value, error = float(np.median(quotients)), None
+  if len(ours) > 1:
+    spread = np.std(np.log(quotients), ddof=1)
+    # A median's error is that of a mean times sqrt(pi / 2), were all normal.
+    error = float(value * spread * np.sqrt(np.pi / 2 / len(ours)))
+  return Speed(
+    tokens=tokens,
+    baseline_tokens=tokens,
+    seconds=median,
+    baseline_seconds=baseline_median,
+    prefill_seconds=float(np.median(prefill_seconds)),
+    baseline_prefill_seconds=float(np.median(baseline_prefill_seconds)),
+    tokens_per_second=tokens / median,
+    baseline_tokens_per_second=tokens / baseline_median,
+    speedup=Estimate(value, error),
+  )
+
+
+def speed(
+  tokens: Sequence[int],
+  seconds: Sequence[float],
+  baseline_tokens: Sequence[int],
+  baseline_seconds: Sequence[float],
+  prefill_seconds: Sequence[float],
+  baseline_prefill_seconds: Sequence[float],
+) -> Speed:
+  """Sums up pieces that were timed both ways; one entry a piece in each."""
+  columns = [
+    np.asarray(x, float)
+    for x in (tokens, seconds, baseline_tokens, baseline_seconds)
+  ]
+  sums = [float(np.sum(x)) for x in columns]
+  a, b, c, d = (x / s for x, s in zip(columns, sums))
+  rate, baseline_rate = sums[0] / sums[1], sums[2] / sums[3]
+  value = rate / baseline_rate
+  return Speed(
+    tokens=int(sums[0]),
+    baseline_tokens=int(sums[2]),
+    seconds=sums[1],
+    baseline_seconds=sums[3],
+    prefill_seconds=float(np.sum(prefill_seconds)),
+    baseline_prefill_seconds=float(np.sum(baseline_prefill_seconds)),
+    tokens_per_second=rate,
+    baseline_tokens_per_second=baseline_rate,
+    speedup=Estimate(value, _error(value, a - b - c + d)),
+  )

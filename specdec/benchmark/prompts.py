@@ -1,0 +1,149 @@
+"""Prompts from files: plain text, or one JSON object a line.
+
+Invariant: every prompt says whether it is text, a user's message or token ids,
+and a line that is none of them is named, not guessed.
+"""
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from specdec.checkpoints import Tokenizer
+from specdec.utils import terminal
+
+# Spec-Bench counts MT-bench's categories as one (arXiv:2401.07851).
+_MT_BENCH = frozenset(
+  (
+    "writing",
+    "roleplay",
+    "reasoning",
+    "math",
+    "coding",
+    "extraction",
+    "stem",
+    "humanities",
+  )
+)
+_ACCEPTED = "prompt, text, turns (its first is used) or token_ids"
+
+
+class Prompt(NamedTuple):
+  """One prompt; exactly one of the first two is not None."""
+
+  text: str | None = None
+  token_ids: tuple[int, ...] | None = None
+  category: str = ""  # what its line said, or the file's name
+  name: str = ""  # where it stands: the file's name and its line's number
+
+
+def read(path: str | Path) -> list[Prompt]:
+  """As `scan`; lines that hold no prompt are named on standard error."""
+  prompts, broken = scan(path)
+  for line in broken:
+    terminal.report(f"skipped: {line}", file=sys.stderr)
+  return prompts
+
+
+def scan(path: str | Path) -> tuple[list[Prompt], list[str]]:
+  """All prompts of a file, and a sentence for every line that holds none.
+
+  A .jsonl file is read line by line, any other file whole.
+
+  Raises:
+    FileNotFoundError: there is no such file.
+    ValueError: no line holds a prompt, or it is not text.
+  """
+  path = Path(path).expanduser()
+  if not path.is_file():
+    raise FileNotFoundError(f"prompt file {path} does not exist")
+  prompts, broken = [], []
+  if path.suffix != ".jsonl":
+    try:
+      content = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+      raise ValueError(
+        f"prompt file {path} is not UTF-8 text: {error}"
+      ) from None
+    prompts = [Prompt(content, None, path.stem, path.name)] if content else []
+  else:
+    for number, line in enumerate(path.read_bytes().split(b"\n"), 1):
+      if not line.strip():
+        continue
+      try:
+        prompts.append(_parse(line, path, number))
+      except ValueError as error:
+        broken.append(f"line {number} of {path}{error}")
+  if not prompts:
+    because = f": {broken[0]}" if broken else ""
+    raise ValueError(f"prompt file {path} holds no prompt{because}")
+  return prompts, broken
+
+
+def _parse(line: bytes, path: Path, number: int) -> Prompt:
+  """Raises ValueError with the end of a sentence that begins with the line."""
+  try:
+    entry = json.loads(line.decode("utf-8"))
+  except UnicodeDecodeError as error:
+    raise ValueError(f" is not UTF-8 text ({error.reason})") from None
+  except json.JSONDecodeError as error:
+    raise ValueError(f" is not JSON ({error.msg})") from None
+  except (ValueError, RecursionError) as error:  # too long a number, too deep
+    raise ValueError(f" is no JSON that can be read ({error})") from None
+  if not isinstance(entry, dict):
+    raise ValueError(f" is not a JSON object; accepted: {_ACCEPTED}")
+  category = str(entry.get("category") or path.stem)
+  if category in _MT_BENCH and "question_id" in entry and "turns" in entry:
+    category = "mt_bench"
+  name = f"{path.name}:{number}"
+  ids = entry.get("token_ids")
+  if ids is not None:
+    if not isinstance(ids, list) or not all(type(i) is int for i in ids):
+      raise ValueError(": token_ids must be a list of integers")
+    return Prompt(None, tuple(ids), category, name)
+  turns = entry.get("turns")
+  first = turns[0] if isinstance(turns, list) and turns else None
+  for text in (entry.get("prompt"), entry.get("text"), first):
+    if isinstance(text, str):
+      if any("\ud800" <= letter <= "\udfff" for letter in text):
+        raise ValueError(" holds half of a surrogate pair")
+      return Prompt(text, None, category, name)
+  raise ValueError(f" has none of {_ACCEPTED}")
+
+
+def encode(
+  prompts: Sequence[Prompt], tokenizer: Tokenizer | None, chat: bool, size: int
+) -> list[list[int]]:
+  """Token ids of every prompt, `chat` wrapping texts in the chat template.
+
+  Args:
+    size: V of the model, which ready-made ids must stay under.
+
+  Raises:
+    ValueError: an empty prompt, an id out of range, or text without a
+      tokenizer or, with chat, without a template.
+  """
+  encoded = []
+  for number, prompt in enumerate(prompts):
+    if prompt.token_ids is not None:
+      ids = list(prompt.token_ids)
+    elif tokenizer is None:
+      raise ValueError(
+        "this model has no tokenizer; give a prompt file with token_ids"
+      )
+    elif not prompt.text:
+      raise ValueError(f"prompt {number} is empty; give at least one character")
+    elif chat:
+      ids = tokenizer.chat([{"role": "user", "content": prompt.text}])
+    else:
+      ids = tokenizer.encode(prompt.text)
+    if not ids:
+      raise ValueError(f"prompt {number} has no token; give at least one")
+    bad = [i for i in ids if not 0 <= i < size]
+    if bad:
+      raise ValueError(
+        f"prompt {number} holds token {bad[0]}; accepted: 0 to {size - 1}"
+      )
+    encoded.append(ids)
+  return encoded

@@ -1,0 +1,194 @@
+"""What a sweep's lines say: settings, the band of measured over predicted.
+
+A line is a point that was measured, with its prediction (scripts/sweep.py).
+"""
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from specdec.benchmark import metrics
+
+
+class Read(NamedTuple):
+  """Files of lines."""
+
+  lines: list[dict]  # measured points, each once
+  failed: list[dict]  # points that only failed
+  broken: list[str]  # what was skipped, a sentence each
+
+
+def read(paths: Sequence[Path]) -> Read:
+  """Files, or folders with a lines.jsonl. Of a point that stands twice in one,
+  the last that was measured counts; those of several are `pooled`. Nothing is
+  written.
+
+  Raises:
+    ValueError: there is no measured point in any of them.
+  """
+  found: dict[str, list[dict]] = {}
+  failed, broken = {}, []
+  for path in paths:
+    measured = {}
+    file = path / "lines.jsonl" if path.is_dir() else path
+    text = file.read_text(encoding="utf-8")
+    for number, row in enumerate(text.split("\n"), 1):
+      if not row.strip():
+        continue
+      try:
+        line = json.loads(row)
+        # Another length of prompts, or mesh, is another measurement.
+        place = line.get("context"), line.get("mesh")
+        key = json.dumps([line["point"], *place], sort_keys=True)
+        if "run" in line:
+          line["run"]["speed"]["speedup"]["value"]
+          if not 0 < line["prediction"]["speedup"] < np.inf:
+            broken.append(
+              f"line {number} of {file} predicts a speedup of "
+              f"{line['prediction']['speedup']:g}; sweep.py --repredict "
+              "predicts it again"
+            )
+            continue
+          measured[key] = line
+        else:
+          failed[key] = {"point": line["point"], "error": line["error"]}
+      except (ValueError, KeyError, TypeError, AttributeError):
+        broken.append(f"line {number} of {file} is no point of a sweep")
+    for key, line in measured.items():
+      found.setdefault(key, []).append(line)
+  if not found:
+    names = ", ".join(map(str, paths))
+    raise ValueError(f"no measured point in {names}; run scripts/sweep.py")
+  lines = [pooled(some) for some in found.values()]
+  done = [line["point"] for line in lines]
+  left = [line for line in failed.values() if line["point"] not in done]
+  return Read(lines, left, broken)
+
+
+def pooled(lines: Sequence[dict]) -> dict:
+  """A point's lines of several sweeps as one.
+
+  What was timed is summed up, and so is what each sweep predicted by its own
+  calibration; the error is the spread between the sweeps. What else a line
+  says is the last one's.
+  """
+  last = lines[-1]
+  if len(lines) == 1:
+    return last
+  speeds, said = (
+    {name: [part[name] for part in parts] for name in parts[0]}
+    for parts in (
+      [line["run"]["speed"] for line in lines],
+      [line["prediction"] for line in lines],
+    )
+  )
+  speed = metrics.speed(
+    speeds["tokens"],
+    speeds["seconds"],
+    speeds["baseline_tokens"],
+    speeds["baseline_seconds"],
+    speeds["prefill_seconds"],
+    speeds["baseline_prefill_seconds"],
+  )
+  prediction = {name: float(np.mean(values)) for name, values in said.items()}
+  prediction["speedup"] = prediction["baseline_seconds"] / prediction["seconds"]
+  return last | {
+    "run": last["run"] | {"speed": dataclasses.asdict(speed)},
+    "prediction": prediction,
+    "rounds": sum(line["rounds"] for line in lines),
+    "load": max(line["load"] for line in lines),
+    "sweeps": len(lines),
+  }
+
+
+def ratio(line: dict) -> float:
+  """Measured over predicted speedup."""
+  return (
+    line["run"]["speed"]["speedup"]["value"] / line["prediction"]["speedup"]
+  )
+
+
+class Band(NamedTuple):
+  """Of some cells, measured over predicted."""
+
+  cells: int
+  within: int  # of them between 0.90 and 1.10
+  least: float
+  median: float
+  largest: float
+
+  def __str__(self) -> str:
+    return (
+      f"{self.within} of {self.cells} cells within 0.90 to 1.10 "
+      f"({self.within / self.cells:.0%}); {self.least:.2f} to "
+      f"{self.largest:.2f}, median {self.median:.2f}"
+    )
+
+
+def band(lines: Sequence[dict]) -> Band:
+  """The band of those points."""
+  found = np.array([ratio(line) for line in lines])
+  within = int(np.sum((found >= 0.9) & (found <= 1.1)))
+  spread = np.min(found), np.median(found), np.max(found)
+  return Band(len(found), within, *map(float, spread))
+
+
+def setting(line: dict) -> str:
+  """What but k and batch tells points apart."""
+  point = line["point"]
+  rule = point.get("acceptance", "coupled")
+  temperature = point.get("temperature", 0)
+  target = point.get("target", "")
+  mesh = f"; {line['mesh']}" if line.get("mesh") else ""
+  return f"{target}; {line['drafter']}; {rule}; T = {temperature:g}{mesh}"
+
+
+def by_setting(lines: Sequence[dict]) -> dict[str, list[dict]]:
+  """Points grouped, by k and batch in each."""
+  groups: dict[str, list[dict]] = {}
+  for line in sorted(lines, key=lambda x: (x["run"]["batch"], x["run"]["k"])):
+    groups.setdefault(setting(line), []).append(line)
+  return groups
+
+
+def by_draft(lines: Sequence[dict]) -> dict[str, list[dict]]:
+  """Groups that differ in the draft model alone, two drafts or more."""
+  groups: dict[str, list[dict]] = {}
+  for line in lines:
+    point = line["point"]
+    if point.get("draft"):
+      same = (
+        f"{point.get('target', '')}; {point.get('acceptance', 'coupled')}; "
+        f"T = {point.get('temperature', 0):g}; batch {line['run']['batch']}"
+      )
+      groups.setdefault(same, []).append(line)
+  return {
+    name: found
+    for name, found in groups.items()
+    if len({line["point"]["draft"] for line in found}) > 1
+  }
+
+
+def crossover(lines: Sequence[dict]) -> tuple[int | None, int | None]:
+  """(predicted, measured): the batch of one setting from which on no k gains
+  (measured: by more than its standard error); None where the largest does."""
+  batches = sorted({line["run"]["batch"] for line in lines if line["run"]["k"]})
+
+  def start(gain):
+    found = None
+    for batch in reversed(batches):  # a batch between may lose by chance
+      some = [x for x in lines if x["run"]["batch"] == batch and x["run"]["k"]]
+      if max(map(gain, some)) > 1:
+        break
+      found = batch
+    return found
+
+  def sure(line):
+    speed = line["run"]["speed"]["speedup"]
+    return speed["value"] - (speed["error"] or 0)
+
+  return start(lambda line: line["prediction"]["speedup"]), start(sure)

@@ -1,0 +1,355 @@
+"""Timing passes and generations, and what they are to be believed by.
+
+Invariant: nothing that compiles is timed, everything timed is waited for with
+`block_until_ready`, and a time that its bytes forbid is reported.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import gc
+import resource
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
+
+import jax
+import jax.monitoring
+import jax.numpy as jnp
+import numpy as np
+
+from specdec import cache as kv
+from specdec import draft_tree, multihost, sampling, sharding, step
+from specdec.benchmark import metrics
+from specdec.benchmark.session import Completed, Decoded, Session
+from specdec.noise import Noise, row_keys
+from specdec.roofline import hardware
+from specdec.types import Model, PyTree
+
+Timed = TypeVar("Timed", Completed, Decoded)
+_COMPILED = "/jax/core/compile/backend_compile_duration"
+TOLERANCE = 0.05  # bandwidth itself moves by some percent from run to run
+_GROSS = 0.5  # share of its bytes' time below which a time is simply wrong
+_TIMED = 0.1  # seconds that a timed program takes at least, roughly
+
+
+class Impossible(RuntimeError):
+  """A measurement that cannot be true."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Timing:
+  """Seconds of something done over and over."""
+
+  median: float
+  least: float
+  quartiles: tuple[float, float]
+  repeats: int
+
+
+def timing(seconds: Sequence[float]) -> Timing:
+  """Sums up."""
+  low, median, high = np.quantile(seconds, (0.25, 0.5, 0.75))
+  return Timing(
+    float(median), min(seconds), (float(low), float(high)), len(seconds)
+  )
+
+
+def pass_timer(
+  model: Model,
+  params: PyTree,
+  batch: int,
+  tokens: int,
+  context: int,
+  slots: int,
+) -> Callable[[], float]:
+  """Seconds of one pass of n tokens a row after `context` committed positions,
+  in a cache of so many slots: each call times it once more.
+
+  As in decoding, passes follow one another inside one program (so many that it
+  runs for some time) and each begins with the argmax of the logits of the one
+  before; a pass called from the host by itself costs up to twice as much.
+  """
+  # Inside jit, a mesh gets its parts and no device all of it.
+  make = jax.jit(model.init_cache, static_argnums=(0, 1))
+  cache = make(batch, kv.num_slots(slots))
+  cache = cache.replace(length=jnp.full((batch,), context))
+
+  def run(params, ids, cache, passes):
+    def body(_, carry):
+      output, cache = model.apply(params, *carry)
+      ids = jnp.argmax(output.logits, axis=-1).astype(jnp.int32)
+      return ids, cache
+
+    return jax.lax.fori_loop(0, passes, body, (ids, cache))
+
+  run = jax.jit(run, donate_argnums=(1, 2))
+  carry = jnp.zeros((batch, tokens), jnp.int32), cache
+
+  def timed(passes: int) -> float:
+    nonlocal carry
+    begin = time.perf_counter()
+    carry = jax.block_until_ready(run(params, *carry, passes))
+    return (time.perf_counter() - begin) / passes
+
+  timed(1)
+  passes = max(1, round(_TIMED / min(timed(1), timed(1))))
+  passes = int(multihost.agree(passes))
+  timed(passes)
+  return functools.partial(timed, passes)
+
+
+def time_pass(
+  model: Model,
+  params: PyTree,
+  batch: int,
+  tokens: int,
+  context: int,
+  slots: int,
+  repeats: int,
+) -> Timing:
+  """T(n), as `pass_timer` takes it, over and over."""
+  timed = pass_timer(model, params, batch, tokens, context, slots)
+  return timing([timed() for _ in range(repeats)])
+
+
+def round_timer(
+  session: Session, rows: Sequence[Sequence[int]], baseline: bool
+) -> Callable[[], float]:
+  """Seconds of one round with all rows at work: each call times some more.
+
+  It keeps a prefilled state, and times on copies of it.
+  """
+  spec = session.drafter.spec
+  most = session.max_new_tokens // (1 if baseline else spec.max_nodes)
+  if most < 1:
+    raise ValueError(
+      f"{session.max_new_tokens} new tokens have no room for a round of "
+      f"{spec.max_nodes}"
+    )
+
+  first = session.start(rows, range(len(rows)), baseline)
+
+  def timed() -> float:
+    state = jax.block_until_ready(jax.tree.map(jnp.copy, first))
+    begin = time.perf_counter()
+    state = session.run(state, baseline, 0)  # what a call costs by itself
+    middle = time.perf_counter()
+    session.run(state, baseline, most)
+    end = time.perf_counter()
+    return max(end - middle - (middle - begin), 0.5 * (end - middle)) / most
+
+  timed()
+  return timed
+
+
+def forget_programs() -> None:
+  """Lets go of what was compiled and is not held by anybody.
+
+  Linux gives a process 65,530 memory maps, and on a CPU every program takes
+  many: a long run that keeps all of them ends in a segmentation fault.
+  """
+  gc.collect()
+  jax.clear_caches()
+
+
+@dataclasses.dataclass
+class Compilations:
+  """Programs compiled by XLA's backend, and how long that took."""
+
+  count: int = 0
+  seconds: float = 0.0
+
+
+@contextlib.contextmanager
+def compilations() -> Iterator[Compilations]:
+  """Counts what is compiled inside the block."""
+  found, open_ = Compilations(), True
+
+  def listen(event: str, seconds: float, **_) -> None:
+    if open_ and event == _COMPILED:
+      found.count += 1
+      found.seconds += seconds
+
+  jax.monitoring.register_event_duration_secs_listener(listen)
+  try:
+    yield found
+  finally:
+    open_ = False  # listeners cannot be taken back one by one
+
+
+def interleaved(
+  decode: Callable[[int, bool], Timed], batches: int, turns: int = 1
+) -> Iterator[tuple[Timed, Timed]]:
+  """Yields (speculative, plain) of each batch in every turn, interleaved.
+
+  Args:
+    decode: decodes a batch, by its number, autoregressively or not.
+  """
+  for i in range(turns * batches):
+    # Who is first changes from batch to batch, and from turn to turn.
+    order = (False, True) if sum(divmod(i, batches)) % 2 == 0 else (True, False)
+    done = {baseline: decode(i % batches, baseline) for baseline in order}
+    yield done[False], done[True]
+
+
+def speed(pairs: Sequence[tuple[Timed, Timed]]) -> metrics.Speed:
+  """Sums up what `both_ways` yielded."""
+
+  def columns(one: Timed) -> tuple[int, float, float]:
+    return sum(map(len, one.texts)), one.seconds, one.prefill_seconds
+
+  tokens, seconds, prefill = zip(*(columns(ours) for ours, _ in pairs))
+  baseline = [*zip(*(columns(baseline) for _, baseline in pairs))]
+  return metrics.speed(tokens, seconds, *baseline[:2], prefill, baseline[2])
+
+
+def loop_memory(session: Session, baseline: bool) -> int:
+  """Bytes a device holds while this loop runs: weights, caches, temporaries."""
+  found = session.program(baseline).memory_analysis()
+  return (
+    found.argument_size_in_bytes
+    + found.output_size_in_bytes
+    - found.alias_size_in_bytes
+    + found.temp_size_in_bytes
+  )
+
+
+def peak_memory() -> int | None:
+  """Bytes that the device held at most so far; of the process, on a CPU.
+
+  The largest is often what was done before decoding: loading, measuring this
+  machine.
+  """
+  device = jax.local_devices()[0]
+  if device.platform != "cpu":
+    return (device.memory_stats() or {}).get("peak_bytes_in_use")
+  unit = 1 if sys.platform == "darwin" else 1024
+  return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def bandwidth_of(params: PyTree) -> float:
+  """B/s at which as many bytes as these weights have can be read, now."""
+  size = sum(leaf.nbytes for leaf in jax.tree.leaves(params))
+  # Of less, it is mostly the products' beginning that would be timed.
+  size = min(max(size, 4 << 20), 1 << 30)
+  return hardware.measure_bandwidth(size, repeats=15)
+
+
+def check_possible(
+  what: str, seconds: float, size: int, bandwidth: float
+) -> str | None:
+  """Compares a time with the time that moving its bytes takes.
+
+  Args:
+    size: bytes.
+    bandwidth: B/s, the best that was measured for a working set of that size.
+
+  Returns:
+    A sentence where it is shorter by more than TOLERANCE.
+
+  Raises:
+    Impossible: it is shorter than half of that, so nothing can be read off.
+  """
+  least = size / bandwidth
+  if seconds >= (1 - TOLERANCE) * least:
+    return None
+  sentence = (
+    f"{what} took {seconds * 1e3:.4g} ms, and moving its {size / 1e6:.4g} "
+    f"MB takes {least * 1e3:.4g} ms at the {bandwidth / 1e9:.3g} GB/s "
+    "measured here: one of the two was measured wrongly"
+  )
+  if seconds < _GROSS * least:
+    raise Impossible(sentence)
+  return sentence
+
+
+class Limit:
+  """The bandwidth that times of a model's passes must not beat.
+
+  It is measured at the weights' size, and once more before a time is doubted:
+  the machine may have been busy the first time.
+  """
+
+  def __init__(self, params: PyTree):
+    self._params = params
+    leaf = jax.tree.leaves(params)[0]
+    self._devices = len(leaf.sharding.device_set)
+    self.bandwidth = self._measured()  # B/s, all of them
+
+  def _measured(self) -> float:
+    return float(multihost.agree(self._devices * bandwidth_of(self._params)))
+
+  def check(self, what: str, seconds: float, size: int) -> str | None:
+    """Compares as `check_possible` does, alike on all processes."""
+    seconds = float(multihost.agree(seconds))
+    with contextlib.suppress(Impossible):
+      if check_possible(what, seconds, size, self.bandwidth) is None:
+        return None
+    self.bandwidth = max(self.bandwidth, self._measured())
+    return check_possible(what, seconds, size, self.bandwidth)
+
+
+def time_acceptance(session: Session, repeats: int) -> Timing:
+  """Warp and acceptance of one round by this session's rule, apart from it.
+
+  The drafter drafts after a text of one token; the target's logits are random
+  but for the draft tokens, which they favour, so that about every depth is
+  walked.
+  """
+  spec, vocab_size = session.drafter.spec, session.target.vocab_size
+  settings = session.settings(session.batch)
+  state = session.start([[1]] * session.batch, range(session.batch), False)
+  shapes = []
+
+  def drafted(params, state):
+    draft, _ = step.draft_step(
+      session.drafter, params, state, vocab_size, session.rule
+    )
+    shapes.append(
+      draft_tree.chain(spec.max_nodes) if spec.chain else draft.parents
+    )
+    parents = jnp.broadcast_to(jnp.asarray(shapes[0]), draft.tokens.shape)
+    count = jnp.full_like(draft.count, spec.max_nodes)  # found or not
+    return draft._replace(parents=parents, count=count, resume=None)
+
+  draft = jax.jit(drafted)(session.params, state)
+  known = isinstance(shapes[0], np.ndarray)  # the tree, before it is drawn
+  batch, nodes = draft.tokens.shape
+  key = jax.random.key(0)
+  place = session.places.target if session.places else sharding.anywhere
+
+  @jax.jit
+  def invented(draft):
+    logits = 3 * jax.random.normal(key, (batch, nodes, vocab_size))
+    row = jnp.arange(batch)[:, None]
+    favoured = row, draft.parents[:, 1:], draft.tokens[:, 1:]
+    return place(logits.at[favoured].add(20.0), "rows", None, "vocab")
+
+  logits = invented(draft)
+
+  def accept_one(logits, draft, length):
+    noise = Noise(
+      row_keys(key, jnp.arange(batch)),
+      length,
+      vocab_size,
+      session.rule.traversal == "coupled",
+      jnp.any(settings.temperature > 0),
+    )
+    return step.traverse_draft(
+      session.rule,
+      draft._replace(parents=shapes[0]) if known else draft,
+      logits,
+      sampling.warp(logits, settings),
+      noise,
+      spec.max_depth,
+    )
+
+  run = jax.jit(accept_one)
+  seconds = []
+  for _ in range(3 + repeats):
+    begin = time.perf_counter()
+    jax.block_until_ready(run(logits, draft, state.length))
+    seconds.append(time.perf_counter() - begin)
+  return timing(seconds[3:])

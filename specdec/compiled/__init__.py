@@ -1,0 +1,1 @@
+"""Looks into compiled programs: steps, HLO, traffic, memory plan."""

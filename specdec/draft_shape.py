@@ -1,0 +1,297 @@
+"""Drawing a tree of draft tokens, level by level, for whoever has a model to
+ask.
+
+Invariant (rules 6 and 7): the distribution that is handed over for a node is
+the one its token came from, given its earlier siblings; no token that was drawn
+is re-ranked or dropped. What is re-ranked (`dynamic`) was not drawn.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specdec import draft_tree, sampling
+from specdec.types import Array, Context, DraftSpec
+
+KINDS = ("iid", "without_replacement", "deterministic")
+
+# run(tokens [B, T], parents, first, wanted) -> logits [B, T, V], or None where
+# they are not wanted. The tokens are nodes first .. first + T - 1 of what was
+# run so far; parents, [first + T] or [B, first + T], speaks about all of them.
+Run = Callable[[Array, Array, int, bool], Array | None]
+
+
+class SampledTree(NamedTuple):
+  """A tree of draft tokens."""
+
+  tokens: Array  # [B, N]
+  parents: Array  # [N] where it is known beforehand, else [B, N]
+  log_probs: (
+    Array | None
+  )  # [B, N, V] the distribution of each; None: point masses
+  slot: Array  # [N] or [B, N]: which of the nodes run it is; -1: it was not run
+
+
+class DraftShape(NamedTuple):
+  """A shape of drafts, for any drafter that can run a tree.
+
+  grow(context, logits, run, whole_levels) -> Grown. `logits` [B, V] follow the
+    pending token, which is node 0 of what is run; `run` is called once a level.
+    With whole_levels the leaves of an draft shape in place are run as well.
+  """
+
+  spec: DraftSpec
+  num_run: int  # nodes run at most, the pending token included
+  in_place: bool  # node n is in slot n, where it was run
+  sample_tree: Callable[[Context, Array, Run, bool], SampledTree]
+
+
+def static(parents, siblings: str = "without_replacement") -> DraftShape:
+  """A tree whose shape is known beforehand.
+
+  Args:
+    parents: [N] in level order, as tree.from_paths, tree.parallel make them.
+    siblings: how the children of a node are drawn. 'iid': apart; where several
+      spell one text it is joined (tree.canonical). 'without_replacement': the
+      top of distribution + Gumbel noise (arXiv:1903.06059), which under a
+      coupled rule are that noise's top-k. 'deterministic': the likeliest
+      tokens.
+
+  Raises:
+    ValueError: the tree is not in level order, or the kind is unknown.
+  """
+  parents = np.asarray(parents, np.int32)
+  levels = draft_tree.levels(parents)
+  if siblings not in KINDS:
+    raise ValueError(f"siblings = {siblings!r}; accepted: {', '.join(KINDS)}")
+  single = draft_tree.max_siblings(parents) <= 1
+  joined = siblings == "iid" and not single
+  num_nodes = len(parents)
+  spec = DraftSpec(
+    num_nodes,
+    len(levels) - 1,
+    (num_nodes,),
+    chain=False,
+    siblings="none" if single and siblings != "deterministic" else siblings,
+  )
+  families = _families(parents, levels)
+
+  def part_of(level: slice, whole_levels: bool) -> slice:
+    """What of a level is run, and whether anything hangs below it."""
+    fruitful = [n for n in range(level.start, level.stop) if n in parents]
+    if whole_levels:
+      return level
+    return slice(level.start, max(fruitful, default=level.start - 1) + 1)
+
+  def sample_tree(context, logits, run, whole_levels=False):
+    tokens = [context.pending[:, 0]]
+    all_log_probs = [jnp.zeros_like(sampling.warp(logits, context.sampling))]
+    slot = np.full(num_nodes, -1, np.int32)
+    slot[0] = 0
+    after, first = logits[:, None], 0  # logits after nodes first, first + 1, ..
+    for depth, level in enumerate(levels[1:], 1):
+      drawn = {}
+      for parent, children in families[depth]:
+        facing = after[:, parent - first]
+        drawn |= _siblings(siblings, context, facing, depth, children)
+      for node in range(level.start, level.stop):
+        token, log_probs = drawn[node]
+        tokens.append(token)
+        all_log_probs.append(log_probs)
+      part = part_of(level, whole_levels)
+      if part.stop > part.start:
+        slot[part] = np.arange(part.start, part.stop)
+        after = run(
+          jnp.stack(tokens[part], axis=1),
+          parents[: part.stop],
+          part.start,
+          any(n in parents for n in range(part.start, part.stop)),
+        )
+        first = part.start
+    tokens = jnp.stack(tokens, axis=1)
+    said = (
+      None if siblings == "deterministic" else jnp.stack(all_log_probs, axis=1)
+    )
+    shape = draft_tree.canonical(tokens, parents) if joined else parents
+    return SampledTree(tokens, shape, said, slot)
+
+  return DraftShape(spec, num_nodes, True, sample_tree)
+
+
+def check_scratch(expansion: DraftShape) -> None:
+  """For a drafter that drafts in the target's own cache: is there room?
+
+  Raises:
+    ValueError: drafting would run more nodes than the tree has.
+  """
+  num_run, num_nodes = expansion.num_run, expansion.spec.max_nodes
+  if num_run > num_nodes:
+    raise ValueError(
+      f"drafting runs {num_run} nodes and the tree has {num_nodes}; the "
+      "target's cache has room for the tree: keep more, or try fewer"
+    )
+
+
+def chain(k: int) -> DraftShape:
+  """k >= 0 draft tokens in a row, each drawn from its distribution."""
+  if k < 0:
+    raise ValueError(f"k = {k}; it must be >= 0")
+  spec = DraftSpec(max_nodes=k + 1, max_depth=k, widths=(k + 1,))
+  return static(draft_tree.chain(k + 1), "iid")._replace(spec=spec)
+
+
+def _families(parents, levels) -> list[list[tuple[int, list[int]]]]:
+  """Of every level its (parent, children)."""
+  found = []
+  for level in levels:
+    by_parent: dict[int, list[int]] = {}
+    for node in range(level.start, level.stop):
+      by_parent.setdefault(int(parents[node]), []).append(node)
+    found.append(list(by_parent.items()))
+  return found
+
+
+def _siblings(kind, context, logits, depth, children) -> dict:
+  """node -> (token [B], distribution [B, V]) of the children of one node."""
+  log_probs = sampling.warp(logits, context.sampling)
+  if kind == "iid":
+    return {
+      node: (sampling.argmax(log_probs + context.noise(depth, node)), log_probs)
+      for node in children
+    }
+  if kind == "deterministic":
+    best, _ = _top(logits, len(children))
+    return {node: (best[:, i], log_probs) for i, node in enumerate(children)}
+  noise = context.noise(depth, children[0])
+  column = jax.lax.broadcasted_iota(jnp.int32, log_probs.shape, 1)
+  taken = jnp.zeros(log_probs.shape, bool)
+  found = {}
+  for node in children:
+    left = jnp.where(taken, -jnp.inf, log_probs)
+    # Once the support is used up: uniform over the tokens not taken.
+    used_up = jnp.all(jnp.isinf(left), axis=-1, keepdims=True)
+    left = jnp.where(used_up & ~taken, 0.0, left)
+    left = jax.nn.log_softmax(left)
+    token = sampling.argmax(left + noise)
+    found[node] = token, left
+    taken |= column == token[:, None]
+  return found
+
+
+def _top(logits: Array, count: int) -> tuple[Array, Array]:
+  """The likeliest tokens [..., count] in order, and their log-probabilities."""
+  score = jax.nn.log_softmax(logits.astype(jnp.float32))
+  column = jax.lax.broadcasted_iota(jnp.int32, score.shape, score.ndim - 1)
+  taken = jnp.zeros(score.shape, bool)
+  tokens = []
+  for _ in range(count):  # each a reduction that a sharded vocabulary keeps
+    token = sampling.argmax(jnp.where(taken, -jnp.inf, score))
+    taken |= column == token[..., None]
+    tokens.append(token)
+  tokens = jnp.stack(tokens, axis=-1)
+  return tokens, jnp.take_along_axis(score, tokens, axis=-1)
+
+
+def dynamic(
+  top: int, depth: int, size: int, siblings: str = "deterministic"
+) -> DraftShape:
+  """EAGLE-2's tree (arXiv:2406.16858): its shape follows the draft's certainty.
+
+  Of every level the `top` likeliest prefixes are extended by their `top`
+  likeliest tokens each; of all these draft tokens the `size` likeliest make the
+  tree. Likeliest by the draft's own distribution, no temperature. Its children
+  are point
+  masses: re-ranking tokens that were drawn would change the distribution of the
+    text.
+
+  Args:
+    top: prefixes extended and tokens tried after each, >= 1.
+    depth: levels, >= 1.
+    size: draft tokens kept, in 1 .. top + (depth - 1) top^2.
+    siblings: 'deterministic'; anything else is refused.
+
+  Raises:
+    ValueError: an argument out of range.
+  """
+  if siblings != "deterministic":
+    raise ValueError(
+      f"siblings = {siblings!r} cannot be re-ranked: what was drawn must be "
+      "kept; a dynamic tree needs deterministic"
+    )
+  if top < 1 or depth < 1:
+    raise ValueError(f"top = {top} and depth = {depth}; both must be >= 1")
+  most = top + (depth - 1) * top * top
+  if not 1 <= size <= most:
+    raise ValueError(
+      f"size = {size}; {depth} levels of the {top} likeliest have 1 to {most} "
+      "draft tokens"
+    )
+  spec = DraftSpec(
+    size + 1,
+    depth,
+    (size + 1,),
+    chain=False,
+    siblings="deterministic",
+  )
+
+  def sample_tree(context, logits, run, whole_levels=False):
+    del whole_levels
+    batch = logits.shape[0]
+    pending = context.pending[:, 0]
+
+    put = jax.vmap(lambda row, at, new: row.at[at].set(new), (0, 0, None))
+
+    def of_all(value):
+      return jnp.full((batch, top), value, jnp.int32)
+
+    # Candidates, level by level; parent: number of a candidate, -1 the root.
+    tokens, score = _top(logits, top)  # [B, top]
+    levels = [(tokens, score, of_all(-1))]
+    slots = [of_all(0) + 1 + jnp.arange(top)[None]]
+    frontier = jnp.broadcast_to(jnp.arange(top), (batch, top))  # candidates
+    places = jnp.concatenate([of_all(-1)[:, :1], of_all(0)], axis=1)
+    best, first = tokens, 1
+    for level in range(2, depth + 1):
+      after = run(best, places, first, True)  # [B, top, V]
+      tokens, found = _top(after, top)  # [B, top, top]
+      total = (score[:, :, None] + found).reshape(batch, -1)
+      base = top + (level - 2) * top * top
+      parent = jnp.repeat(frontier, top, axis=1)
+      tokens = tokens.reshape(batch, -1)
+      score, chosen = jax.lax.top_k(total, top)
+      own = jnp.full(total.shape, -1)
+      if level < depth:  # these are run next
+        own = put(own, chosen, first + top + jnp.arange(top))
+        places = jnp.concatenate([places, first + chosen // top], axis=1)
+      levels.append((tokens, total, parent))
+      slots.append(own)
+      best = jnp.take_along_axis(tokens, chosen, axis=1)
+      frontier, first = base + chosen, first + top
+    if depth == 1:
+      slots = [of_all(-1)]
+    tokens, score, parent = (jnp.concatenate(x, axis=1) for x in zip(*levels))
+    slot = jnp.concatenate(slots, axis=1)
+
+    # No child beats its parent, and of equals the first is taken: whoever is
+    # kept has its parent kept, and stands behind it.
+    kept = jnp.sort(jax.lax.top_k(score, size)[1], axis=1)  # [B, size]
+    node = put(jnp.zeros_like(slot), kept, 1 + jnp.arange(size))
+    above = jnp.take_along_axis(parent, kept, axis=1)
+    below_root = jnp.take_along_axis(node, jnp.maximum(above, 0), axis=1)
+
+    def with_root(root, rest):
+      return jnp.concatenate([root[:, None], rest], axis=1)
+
+    zero = jnp.zeros((batch,), jnp.int32)
+    return SampledTree(
+      with_root(pending, jnp.take_along_axis(tokens, kept, axis=1)),
+      with_root(zero - 1, jnp.where(above < 0, 0, below_root)),
+      None,
+      with_root(zero, jnp.take_along_axis(slot, kept, axis=1)),
+    )
+
+  num_run = 1 + top * (depth - 1)
+  return DraftShape(spec, num_run, False, sample_tree)

@@ -1,0 +1,1 @@
+"""Drafters trained on the target's hidden states, and what they share."""

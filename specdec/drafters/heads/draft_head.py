@@ -1,0 +1,267 @@
+"""A cell: how a learned drafter goes from one token to the next.
+
+A node of a draft has a stream, which its children are given; a committed token
+gives its child what the target said of it instead. One cell is run by serve.py
+when it drafts and by unroll.py when it is trained: the same weights through the
+same functions, so the two cannot disagree.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import linen as nn
+
+from specdec import cache as kv
+from specdec import sharding
+from specdec.drafters.heads.head_config import HeadConfig
+from specdec.models.attention import positions, visible
+from specdec.models.config import TransformerConfig
+from specdec.models.layouts import look_up, project
+from specdec.models.transformer import (
+  Layer,
+  Linear,
+  Place,
+  RMSNorm,
+  rope_angles,
+  softcap,
+  weight,
+)
+from specdec.types import Array, KVCache, ModelOutput, Params, PyTree
+
+
+class TargetWeights(NamedTuple):
+  """What a drafter uses of the target's weights."""
+
+  embed: Array  # [V, M], or as models/packing.py packs it
+  head: Array  # [n, M], the rows that it may draft
+
+
+class View(NamedTuple):
+  """What the tokens of one call see, and where their KV goes."""
+
+  slot: Array  # [B] of the first of them
+  where: Array  # [B, T] positions
+  mask: Array  # [B, T, S]
+
+
+def view_of(
+  length: Array, parents: Array | None, first: int, count: int, slots: int
+) -> View:
+  """Of nodes first .. first + count - 1 behind `length` committed positions.
+
+  Args:
+    parents: of all nodes so far, [first + count] or with rows; None: a chain.
+  """
+  nodes = first + count
+  return View(
+    length + first,
+    positions(length, parents, nodes)[:, first:],
+    visible(length, parents, nodes, slots)[:, first:],
+  )
+
+
+class DraftHead(NamedTuple):
+  """A kind of drafter as pure functions of its weights.
+
+  B rows, T tokens, W and W' widths of streams, n tokens it can draft.
+
+  init(key) -> weights
+  init_cache(batch, slots) -> KVCache, without layers where it has none
+  read(weights, output) -> [B, T, W']: a child's stream, from a ModelOutput
+  step(weights, lent, tokens [B, T], streams, layers, view, depth, own)
+    -> (streams [B, T, W], layers). `streams` are the parents', or what `read`
+    gave; `own` [B, T, M] is the target's stream at the exit for these very
+    tokens (None where the kind has no exit). Of a cell that restarts, the call
+    at depth 0 runs 2T positions, a start before every token.
+  score(weights, lent, streams, depth) -> logits [B, T, n] of what follows
+  """
+
+  head_config: HeadConfig
+  features: tuple[int, ...]  # DraftSpec.features
+  ids: np.ndarray | None  # [n] tokens that it can draft; None: all
+  vocab_size: int  # V
+  init: Callable[[Array], PyTree]
+  init_cache: Callable[[int, int], KVCache]
+  encode: Callable[[PyTree, ModelOutput], Array]
+  step: Callable[..., tuple[Array, tuple]]
+  logits: Callable[[PyTree, TargetWeights, Array, int], Array]
+
+  @property
+  def has_kv_cache(self) -> bool:
+    """It has KV of the committed text."""
+    return (
+      self.head_config.num_layers > 0 and not self.head_config.resets_each_round
+    )
+
+
+class Blocks(nn.Module):
+  """The drafter's own decoder layers."""
+
+  head_config: HeadConfig
+  place: Place = sharding.anywhere
+
+  @nn.compact
+  def __call__(self, x: Array, layers: tuple, view: View):
+    config = self.head_config.layers
+    angles = rope_angles(config, view.where, None)
+    made = []
+    for i in range(self.head_config.num_layers):
+      layer = layers[i] if layers else None
+      x, layer = Layer(config, self.place, name=f"layer_{i}")(
+        x, layer, view.slot, angles, view.mask
+      )
+      made.append(layer)
+    return x, tuple(made)
+
+
+class Head(nn.Module):
+  """A norm, then logits: rows of its own, or the target's."""
+
+  head_config: HeadConfig
+  target: TransformerConfig
+  num_tokens: int
+
+  @nn.compact
+  def __call__(self, target_weights: TargetWeights, x: Array) -> Array:
+    x = RMSNorm(self.head_config.norm_epsilon, name="norm")(x)
+    if self.head_config.head == "own":
+      shape = (self.num_tokens, x.shape[-1])
+      return project(weight(self, shape, x.dtype), x, jnp.float32)
+    if x.shape[-1] != self.target.width:
+      x = Linear(self.target.width, name="up")(x)
+    return shared_score(target_weights, self.target, x)
+
+
+def shared_score(
+  target_weights: TargetWeights, target: TransformerConfig, x: Array
+) -> Array:
+  """Logits of the target's own head on what stands for its hidden states."""
+  return softcap(
+    project(target_weights.head, x, jnp.float32), target.logit_softcap
+  )
+
+
+def embedded(target_weights: TargetWeights, tokens: Array) -> Array:
+  """[B, T, M] the target's embeddings, its weights left as they are."""
+  return look_up(target_weights.embed, tokens)
+
+
+def head_from_module(
+  module: type[nn.Module],
+  head_config: HeadConfig,
+  target: TransformerConfig,
+  ids: np.ndarray | None = None,
+  place: sharding.Placement | None = None,
+  features: tuple[int, ...] = (),
+) -> DraftHead:
+  """A cell from a Flax module with methods read, step and score.
+
+  Args:
+    module: made as module(head config, target, num_tokens, place).
+    ids: [n] tokens that it can draft; None: all.
+    place: on a mesh; its weights lie whole on every chip.
+    features: layers of the target whose entering streams `read` is given.
+
+  Raises:
+    ValueError: the head config does not fit the target, or the ids the head
+      config.
+  """
+  head_config.check(target)
+  if (0 if ids is None else len(ids)) != head_config.vocabulary:
+    raise ValueError(
+      f"the head config says vocabulary = {head_config.vocabulary}, and "
+      f"{'none' if ids is None else len(ids)} are given"
+    )
+  num_tokens = head_config.vocabulary or target.vocab_size
+  made = module(head_config, target, num_tokens, place or sharding.anywhere)
+
+  def call(method):
+    def run(weights, *args):
+      return made.apply({"params": weights}, *args, method=method)
+
+    return run
+
+  def once(mdl):
+    """Every weight there is."""
+    hidden = jnp.zeros((1, 1, target.width))
+    target_weights = TargetWeights(
+      jnp.zeros((1, target.width)), jnp.zeros((num_tokens, target.width))
+    )
+    output = ModelOutput(None, hidden, (hidden,) * len(features))
+    given = mdl.encode(output)
+    exit_hidden = hidden if head_config.exits else None
+    tokens = jnp.zeros((1, 1), jnp.int32)
+    zero = jnp.zeros((1,), jnp.int32)
+    count = 2 if head_config.resets_each_round else 1
+    view = view_of(zero, None, 0, count, count)
+    for depth in range(head_config.levels):
+      given, _ = mdl.step(
+        target_weights, tokens, given, (), view, depth, exit_hidden
+      )
+      mdl.logits(target_weights, given, depth)
+      view = view_of(zero, None, 0, 1, 1)
+
+  def init(key):
+    return jax.jit(lambda key: made.init(key, method=once))(key)["params"]
+
+  def init_cache(batch, slots):
+    config = head_config.layers
+    cache = kv.init(
+      batch,
+      slots,
+      head_config.num_layers,
+      config.num_kv_heads,
+      config.head_dim,
+      jnp.float32,
+    )
+    if place is None:
+      return cache
+    layers = jax.tree.map(lambda x: place(x, *sharding.CACHE), cache.layers)
+    return cache.replace(layers=layers)
+
+  return DraftHead(
+    head_config,
+    features,
+    ids,
+    target.vocab_size,
+    init,
+    init_cache,
+    *(call(method) for method in (module.encode, module.step, module.logits)),
+  )
+
+
+def target_weights_of(params: Params) -> TargetWeights:
+  """What the drafter uses of the target's weights, out of both."""
+  target, draft = params
+  table = target["head"] if "head" in target else target["embed"]
+  head = draft["head"] if "head" in draft else table["weight"]
+  return TargetWeights(target["embed"]["weight"], head)
+
+
+def spread(draft_head: DraftHead, logits: Array) -> Array:
+  """[..., n] over the tokens it can draft to [..., V]; -inf elsewhere."""
+  if draft_head.ids is None:
+    return logits
+  place = np.full((draft_head.vocab_size,), len(draft_head.ids), np.int32)
+  place[draft_head.ids] = np.arange(len(draft_head.ids))
+  none = jnp.full((*logits.shape[:-1], 1), -jnp.inf, logits.dtype)
+  return jnp.concatenate([logits, none], axis=-1)[..., place]
+
+
+def weights_of(
+  draft_head: DraftHead, net: PyTree, target: PyTree
+) -> dict[str, Any]:
+  """Params.draft of a drafter: its net, and the target's rows it may draft
+  token.
+
+  Args:
+    target: the target's parameters, packed or not.
+  """
+  draft = {"net": net}
+  if draft_head.head_config.head == "shared" and draft_head.ids is not None:
+    table = target["head"] if "head" in target else target["embed"]
+    draft["head"] = look_up(table["weight"], jnp.asarray(draft_head.ids))
+  return draft

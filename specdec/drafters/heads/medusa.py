@@ -1,0 +1,50 @@
+"""Medusa: a head for each token ahead, all reading one hidden state.
+
+Cai et al., arXiv:2401.10774. Head j sees what the target said before the
+pending token and draft tokens the token j + 1 behind that one; no head knows
+what the others chose. Heads are residual blocks before one vocabulary
+projection that they share (in the paper each has its own, a copy of the
+target's).
+"""
+
+import jax
+from flax import linen as nn
+
+from specdec import sharding
+from specdec.drafters.heads.draft_head import DraftHead, Head, head_from_module
+from specdec.drafters.heads.head_config import HeadConfig
+from specdec.models.config import TransformerConfig
+from specdec.models.transformer import Linear, Place, RMSNorm
+
+
+class Medusa(nn.Module):
+  """`DraftHead`'s functions; hidden [B, T, W] is shared by all levels."""
+
+  head_config: HeadConfig
+  target: TransformerConfig
+  num_tokens: int
+  place: Place = sharding.anywhere
+
+  def setup(self):
+    r = self.head_config
+    self.norm = RMSNorm(r.norm_epsilon)
+    self.down = Linear(r.width)
+    self.residual = [Linear(r.width) for _ in range(r.levels)]
+    self.head = Head(r, self.target, self.num_tokens)
+
+  def encode(self, output):
+    return self.down(self.norm(output.hidden))
+
+  def step(
+    self, target_weights, tokens, hidden, layers, view, depth, exit_hidden
+  ):
+    return hidden, layers
+
+  def logits(self, target_weights, hidden, depth):
+    x = hidden + jax.nn.silu(self.residual[depth](hidden))
+    return self.head(target_weights, x)
+
+
+def medusa(head_config, target, ids=None, place=None) -> DraftHead:
+  """Arguments as of `cell_of`."""
+  return head_from_module(Medusa, head_config, target, ids, place)

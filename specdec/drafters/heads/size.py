@@ -1,0 +1,77 @@
+"""What a learned drafter is made of: weights in all, and read for one draft
+token.
+"""
+
+import math
+
+import jax
+import jax.numpy as jnp
+from jax.extend import core
+
+from specdec.drafters.heads.draft_head import DraftHead, TargetWeights, view_of
+from specdec.drafters.heads.head_config import HeadConfig
+from specdec.models.config import TransformerConfig
+from specdec.types import ModelOutput, PyTree
+
+
+def num_weights(net: PyTree) -> int:
+  """Of its own; what it borrows of the target left out."""
+  return sum(leaf.size for leaf in jax.tree.leaves(net))
+
+
+def serving_bytes(
+  head_config: HeadConfig, target: TransformerConfig, batch: int, length: int
+) -> int:
+  """Beside the weights: KV of so many positions of its own, and the target's
+  streams of a whole prompt, which it reads once.
+
+  Args:
+    length: of a row, prompt and output.
+  """
+  exit_hidden = (
+    0
+    if head_config.resets_each_round
+    else 2 * head_config.num_layers * head_config.num_kv_heads
+  )
+  hidden = 1 + len(head_config.features) + head_config.exits
+  width = exit_hidden * head_config.head_dim + hidden * target.width
+  return 4 * batch * length * width
+
+
+def step_weights(draft_head: DraftHead, target: TransformerConfig) -> int:
+  """Weights that a draft token but the first of a round reads, the rows of the
+  target's head included.
+
+  What `read` takes once a round and the one row of an embedding are left out;
+  so are the target's layers below an exit.
+  """
+  net = jax.eval_shape(draft_head.init, jax.random.key(0))
+  leaves, form = jax.tree.flatten(net)
+  stream = jnp.zeros((1, 1, target.width))
+  output = ModelOutput(None, stream, (stream,) * len(draft_head.features))
+  given = jax.eval_shape(draft_head.encode, net, output)
+  if draft_head.head_config.resets_each_round:  # below the start, a node's own
+    given = jax.ShapeDtypeStruct(
+      (1, 1, draft_head.head_config.width), jnp.float32
+    )
+  exit_hidden = stream if draft_head.head_config.exits else None
+  tokens, zero = jnp.zeros((1, 1), jnp.int32), jnp.zeros((1,), jnp.int32)
+  level = min(1, draft_head.head_config.levels - 1)
+
+  def draft_token(head, *leaves):
+    net = jax.tree.unflatten(form, leaves)
+    target_weights = TargetWeights(jnp.zeros((1, target.width)), head)
+    view = view_of(zero, None, 0, 1, 1)
+    hidden = jnp.zeros(given.shape)
+    made, _ = draft_head.step(
+      net, target_weights, tokens, hidden, (), view, level, exit_hidden
+    )
+    return draft_head.logits(net, target_weights, made, level)
+
+  count = draft_head.head_config.vocabulary or target.vocab_size
+  head = jax.ShapeDtypeStruct((count, target.width), jnp.float32)
+  jaxpr = jax.make_jaxpr(draft_token)(head, *leaves).jaxpr
+  encoded = {
+    v for e in jaxpr.eqns for v in e.invars if not isinstance(v, core.Literal)
+  }
+  return sum(math.prod(v.aval.shape) for v in jaxpr.invars if v in encoded)

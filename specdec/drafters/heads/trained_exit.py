@@ -1,0 +1,72 @@
+"""Early exit with something trained behind it, and last round's end fed back.
+
+LayerSkip's exit (arXiv:2404.16710) reads a layer that was trained to be read;
+here the target is left alone and what reads it is trained: a head (the
+target's behind a map, or one of its own) and, with num_layers, decoder layers
+in between (Kangaroo, arXiv:2404.18911). With `recycle` the hidden state that
+the target ended the last round with joins in: what its upper layers knew. The
+first E layers run as in drafters/early_exit.py, and are resumed likewise.
+"""
+
+import jax.numpy as jnp
+from flax import linen as nn
+
+from specdec import sharding
+from specdec.drafters.heads.draft_head import (
+  Blocks,
+  DraftHead,
+  Head,
+  head_from_module,
+)
+from specdec.drafters.heads.head_config import HeadConfig
+from specdec.models.config import TransformerConfig
+from specdec.models.transformer import Linear, Place, RMSNorm
+
+
+class Exit(nn.Module):
+  """`DraftHead`'s functions; a stream is [B, T, 2 W]: its own part, which the
+  head
+  reads, and what was recycled, which children inherit."""
+
+  head_config: HeadConfig
+  target: TransformerConfig
+  num_tokens: int
+  place: Place = sharding.anywhere
+
+  def setup(self):
+    r = self.head_config
+    self.norm = RMSNorm(r.norm_epsilon)
+    self.down = Linear(r.width)
+    if r.feeds_back_hidden:
+      self.recycled = Linear(r.width)
+    self.blocks = Blocks(r, self.place)
+    self.head = Head(r, self.target, self.num_tokens)
+
+  def encode(self, output):
+    shape = (*output.hidden.shape[:2], self.head_config.width)
+    none = jnp.zeros(shape, output.hidden.dtype)
+    last = (
+      self.recycled(output.hidden)
+      if self.head_config.feeds_back_hidden
+      else none
+    )
+    return jnp.concatenate([none, last], axis=-1)
+
+  def step(
+    self, target_weights, tokens, hidden, layers, view, depth, exit_hidden
+  ):
+    last = hidden[..., self.head_config.width :]
+    x = self.down(self.norm(exit_hidden)) + last
+    if self.head_config.num_layers:
+      x, layers = self.blocks(x, layers, view)
+    return jnp.concatenate([x, last], axis=-1), layers
+
+  def logits(self, target_weights, hidden, depth):
+    return self.head(target_weights, hidden[..., : self.head_config.width])
+
+
+def trained_exit(head_config, target, ids=None, place=None) -> DraftHead:
+  """Arguments as of `cell_of`."""
+  return head_from_module(
+    Exit, head_config, target, ids, place, (head_config.exit_layer,)
+  )

@@ -1,1 +1,0 @@
-"""Drafters that are trained: what all of them share."""

@@ -1,0 +1,1 @@
+"""Formats results: terminal tables, pages and plots."""

@@ -1,0 +1,68 @@
+"""A picture of drafters side by side, over the draft tokens of a round."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from matplotlib import ticker
+
+from specdec.report import canvas
+
+
+def over_k(
+  runs: Sequence[dict], path: str | Path, title: str, caveats: Sequence[str]
+) -> None:
+  """Tokens a pass and speedup over k; a row of panels for each temperature.
+
+  Args:
+    runs: documents of scripts/compare_drafters.py.
+  """
+  temperatures = list(dict.fromkeys(r["drafter"]["temperature"] for r in runs))
+  names = list(dict.fromkeys(r["drafter"]["name"] for r in runs))
+  figure, panels = canvas.figure(
+    4.6 * len(temperatures), title, caveats, 2, len(temperatures)
+  )
+  for row, temperature in enumerate(temperatures):
+    tokens, speed = panels[2 * row : 2 * row + 2]
+    for i, name in enumerate(names):
+      style = {
+        "color": canvas.COLORS[i % len(canvas.COLORS)],
+        "marker": canvas.MARKERS[i % len(canvas.MARKERS)],
+        "linestyle": canvas.LINES[i // len(canvas.COLORS) % len(canvas.LINES)],
+        "markersize": 5,
+        "label": canvas.label(_label(name)),
+      }
+      for shape in ("chain", "tree"):
+        wanted = {"name": name, "temperature": temperature, "shape": shape}
+        own = [r for r in runs if wanted.items() <= r["drafter"].items()]
+        if shape == "tree":  # a lone, hollow mark
+          style |= {"linestyle": "", "markerfacecolor": "none", "label": None}
+        for axes, part, quantity in (
+          (tokens, "acceptance", "tokens_per_pass"),
+          (speed, "speed", "speedup"),
+        ):
+          y = [r[part][quantity]["value"] for r in own]
+          if own:
+            axes.plot([r["nodes"] - 1 for r in own], y, **style)
+    distribution = (
+      "greedy" if temperature == 0 else f"temperature {temperature:g}"
+    )
+    for axes, what in (
+      (tokens, "tokens a pass of the target"),
+      (speed, "speedup over autoregressive decoding"),
+    ):
+      axes.set_xscale("log", base=2)
+      axes.xaxis.set_major_formatter(ticker.FormatStrFormatter("%g"))
+      axes.set_xlabel("draft tokens a round (hollow: a tree)")
+      axes.set_ylabel(what)
+      axes.set_title(distribution, loc="left", fontsize=10)
+    speed.axhline(1, color=canvas.GRAY, linewidth=1, linestyle="--")
+    canvas.legend(speed)
+  canvas.save(figure, path)
+
+
+def _label(name: str) -> str:
+  """A drafter's name, or of a file what tells it from others."""
+  path = Path(name)
+  if path.suffix != ".safetensors":
+    return name
+  return path.parent.name if path.stem in ("best", "last") else path.stem

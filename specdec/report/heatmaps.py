@@ -1,0 +1,181 @@
+"""Pictures of predictions: heatmaps, chips side by side, the roofline itself.
+
+Invariant: a speedup of one is white, what loses is orange and what gains is
+purple, and every cell says its number.
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from matplotlib import colors, patches, ticker
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from specdec.report import canvas
+
+
+def speedups(
+  panels: Mapping[str, np.ndarray],
+  columns: Sequence,
+  rows: Sequence,
+  labels: tuple[str, str],
+  path: str | os.PathLike,
+  title: str,
+  caveats: Sequence[str] = (),
+) -> None:
+  """Writes heatmaps, one below the other, the best of each column framed.
+
+  Args:
+    panels: by name, [rows, columns] times as fast as autoregressive decoding;
+      nan for what does not fit.
+    labels: of the columns' axis and of the rows' axis.
+    path: of a file; its suffix decides on the format.
+  """
+  made = speedups_figure(panels, columns, rows, labels, title, caveats)
+  canvas.save(made, path)
+
+
+def speedups_figure(panels, columns, rows, labels, title, caveats=()) -> Figure:
+  """The figure of `speedups`."""
+  marks = [_short(column) for column in columns]
+  panels = {canvas.label(name, 80): table for name, table in panels.items()}
+  extra = max(mark.count("\n") for mark in marks)
+  extra += max(name.count("\n") for name in panels)
+  height = (0.75 + 0.17 * extra + 0.3 * len(rows)) * len(panels) + 0.3
+  made, axes = canvas.figure(height, title, caveats, 1, len(panels))
+  values = np.concatenate([np.ravel(v) for v in panels.values()])
+  most = max(1.5, float(np.nanmax(values, initial=1.0)))
+  least = min(0.7, float(np.nanmin(values, initial=1.0)))
+  norm = colors.TwoSlopeNorm(1.0, least, most)
+  for one, (name, table) in zip(axes, panels.items()):
+    one.imshow(table, cmap="PuOr", norm=norm, aspect="auto", origin="lower")
+    one.set_xticks(range(len(columns)), marks)
+    one.set_yticks(range(len(rows)), [_short(r) for r in rows])
+    one.tick_params(length=0)
+    one.set_xlabel(labels[0])
+    one.set_ylabel(labels[1])
+    one.set_title(name, loc="left", fontsize=10)
+    for i, j in np.ndindex(table.shape):
+      _cell(one, i, j, table[i, j], norm)
+    for j in range(table.shape[1]):
+      if np.any(np.isfinite(table[:, j])):
+        best = int(np.nanargmax(table[:, j]))
+        frame = patches.Rectangle(
+          (j - 0.5, best - 0.5), 1, 1, fill=False, linewidth=2, clip_on=False
+        )
+        one.add_patch(frame)
+  return made
+
+
+def _cell(axes: Axes, row: int, column: int, value: float, norm) -> None:
+  text = f"{value:.2f}" if np.isfinite(value) else "-"
+  place = float(norm(value)) if np.isfinite(value) else 0.5
+  color = "white" if abs(place - 0.5) > 0.36 else "black"
+  style = {"ha": "center", "va": "center", "fontsize": 8.5, "color": color}
+  axes.text(column, row, text, **style)
+
+
+def _short(value) -> str:
+  """4096 as 4k."""
+  if isinstance(value, int) and value >= 1024 and value % 1024 == 0:
+    return f"{value // 1024}k"
+  return canvas.label(value, 22) if isinstance(value, str) else f"{value:g}"
+
+
+def over_batch(
+  curves: Mapping[str, Sequence[tuple[float, int]]],
+  batches: Sequence[int],
+  path: str | os.PathLike,
+  title: str,
+  caveats: Sequence[str] = (),
+) -> None:
+  """Writes the best speedup, and the k that gives it, over the batch.
+
+  Args:
+    curves: by name (of a chip, say), (speedup, k) for every batch.
+  """
+  canvas.save(_over_batch(curves, batches, title, caveats), path)
+
+
+def _over_batch(curves, batches, title, caveats) -> Figure:
+  made, axes = canvas.figure(max(3.4, 0.32 * len(curves)), title, caveats, 2)
+  for i, (name, points) in enumerate(curves.items()):
+    style = {
+      "color": canvas.COLORS[i % len(canvas.COLORS)],
+      "linestyle": canvas.LINES[i // len(canvas.COLORS) % len(canvas.LINES)],
+      "marker": canvas.MARKERS[i % len(canvas.MARKERS)],
+      "markersize": 4,
+    }
+    for one, values in zip(axes, zip(*points)):
+      one.plot(batches, values, label=canvas.label(name), **style)
+  for one in axes:
+    one.set_xscale("log", base=2)
+    one.xaxis.set_major_formatter(ticker.FormatStrFormatter("%g"))
+    one.set_xlabel("batch, rows")
+  axes[0].axhline(1, color=canvas.GRAY, linewidth=1, linestyle="--", zorder=0.5)
+  axes[0].set_ylabel("best speedup over autoregressive decoding, times")
+  axes[1].set_ylabel("k that gives it; 0: autoregressive decoding")
+  axes[1].yaxis.set_major_locator(ticker.MaxNLocator(integer=True))
+  canvas.legend(axes[1])
+  return made
+
+
+def roofline(
+  roofs: Mapping[str, tuple[float, float]],
+  points: Mapping[str, Sequence[tuple[float, float, str]]],
+  path: str | os.PathLike,
+  title: str,
+) -> None:
+  """Writes FLOP/s over intensity: the roofs of chips, and passes beneath.
+
+  Args:
+    roofs: by name, (bytes/s, FLOP/s).
+    points: by kind of pass, (FLOP/byte, FLOP/s, a short word for it).
+  """
+  canvas.save(_roofline(roofs, points, title), path)
+
+
+def _roofline(roofs, points, title) -> Figure:
+  made, [axes] = canvas.figure(4.4, title, (), 1)
+  known = [x for some in points.values() for x, _, _ in some]
+  ridges = [peak / rate for rate, peak in roofs.values()]
+  span = np.geomspace(min([*known, 0.5]) / 2, 4 * max([*known, *ridges]), 200)
+  for i, (name, (rate, peak)) in enumerate(roofs.items()):
+    axes.plot(
+      span,
+      np.minimum(span * rate, peak) / 1e12,
+      label=canvas.label(
+        f"{name}: {rate / 1e9:,.0f} GB/s,\n{peak / 1e12:,.4g} TFLOP/s"
+      ),
+      color="black" if i == 0 else canvas.GRAY,
+      linestyle=canvas.LINES[i % len(canvas.LINES)],
+    )
+  for i, (name, some) in enumerate(points.items()):
+    x, y, words = zip(*some)
+    axes.plot(
+      x,
+      np.array(y) / 1e12,
+      color=canvas.COLORS[i % len(canvas.COLORS)],
+      marker=canvas.MARKERS[i % len(canvas.MARKERS)],
+      linewidth=0.8,
+      markersize=5,
+      label=canvas.label(name),
+    )
+    for place, word in zip(zip(x, np.array(y) / 1e12), words):
+      axes.annotate(
+        word,
+        place,
+        xytext=((5, -9), (-3, 6), (-3, -14))[i % 3],
+        textcoords="offset points",
+        fontsize=8,
+        color=canvas.COLORS[i % len(canvas.COLORS)],
+      )
+  axes.set_xscale("log")
+  axes.set_yscale("log")
+  for axis in (axes.xaxis, axes.yaxis):
+    axis.set_major_formatter(ticker.FormatStrFormatter("%g"))
+  axes.set_xlabel("intensity: operations for each byte moved")
+  axes.set_ylabel("TFLOP/s")
+  canvas.legend(axes)
+  return made

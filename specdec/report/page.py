@@ -1,0 +1,220 @@
+"""A generation as one HTML page: each token's origin, round and probabilities.
+
+Invariant: whatever comes from a model or a user passes `escape`, and the page
+asks nothing of the network (its own security policy forbids it).
+"""
+
+import base64
+import hashlib
+import importlib.resources
+import math
+import re
+import string
+import unicodedata
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from specdec.benchmark.answer import Answer, Token
+from specdec.checkpoints import Tokenizer
+from specdec.types import ACCEPTED, BASELINE, BONUS, CORRECTION, NO_DRAFT
+from specdec.utils.terminal import NAMES, is_unsafe
+
+_CLASSES = {
+  ACCEPTED: "accepted",
+  CORRECTION: "correction",
+  BONUS: "bonus",
+  BASELINE: "baseline",
+}
+_MEANINGS = {
+  ACCEPTED: "a draft token that the target kept",
+  CORRECTION: "the target's own: a draft token was refused",
+  BONUS: "the target's own: all draft tokens were kept",
+  BASELINE: "the target's own: nothing was guessed",
+}
+_LONG_PROMPT = 1500  # characters; from here on it is folded away
+_ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;"}
+_ENTITIES["'"] = "&#x27;"
+
+
+class Section(NamedTuple):
+  """One prompt and what followed."""
+
+  prompt: str
+  prompt_tokens: int
+  tokens: Sequence[Token]
+  names: Sequence[str | None] = ()  # how the vocabulary spells each id
+
+
+def section(
+  prompt_ids: Sequence[int], answer: Answer, tokenizer: Tokenizer | None
+) -> Section:
+  """The section of one row; the prompt as the model read it, marks and all."""
+  if tokenizer is None:
+    text, names = " ".join(map(str, prompt_ids)), ()
+  else:
+    text, names = tokenizer.decode(prompt_ids, False), tokenizer.tokens
+  return Section(text, len(prompt_ids), answer.tokens, names)
+
+
+def rounds(tokens: Iterable[Token]) -> list[list[Token]]:
+  """Splits tokens into rounds: accepted ones, then one of the target's own.
+
+  The last round has none of these where an EOS, the limit or a stop string cut
+  it off.
+  """
+  found: list[list[Token]] = []
+  ended = True
+  for token in tokens:
+    if ended:
+      found.append([])
+    found[-1].append(token)
+    ended = token.origin != ACCEPTED
+  return found
+
+
+def render(
+  settings: Sequence[tuple[str, str]],
+  headline: Sequence[tuple[str, str]],
+  sections: Sequence[Section],
+  summary: Sequence[tuple[str, str]],
+) -> str:
+  """The page, a whole document in UTF-8.
+
+  Args:
+    settings: name and value; the value of 'target' is in the title.
+    headline: the numbers to begin with, name and value.
+    summary: rows of the table at the end.
+  """
+  template = importlib.resources.files("specdec.report") / "page.html"
+  source = template.read_text(encoding="utf-8")
+  script = re.search("<script>(.*?)</script>", source, re.DOTALL)[1]
+  digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+  target = dict(settings).get("target", "a model")
+  return string.Template(source).substitute(
+    script_hash=f"sha256-{digest}",
+    title=escape(f"{target} · where each token came from"),
+    headline=_pairs(headline),
+    settings=_pairs(settings),
+    legend="".join(
+      f'<li><b class="t {_CLASSES[origin]}">{name}</b> {_MEANINGS[origin]}</li>'
+      for origin, name in NAMES.items()
+    ),
+    sections="\n".join(
+      _section(number, section, len(sections) > 1)
+      for number, section in enumerate(sections)
+    ),
+    summary="\n".join(
+      f'<tr><th scope="row">{escape(name)}</th><td>{escape(value)}</td></tr>'
+      for name, value in summary
+    ),
+  )
+
+
+def _pairs(pairs: Sequence[tuple[str, str]]) -> str:
+  return "".join(
+    f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>"
+    for name, value in pairs
+  )
+
+
+def _section(number: int, section: Section, several: bool) -> str:
+  """A prompt and its answer; line ends inside the answer are the text's own."""
+  blocks, count = [], 0
+  for n, block in enumerate(rounds(section.tokens), 1):
+    spans = []
+    for place, token in enumerate(block, 1):
+      label = f"tip-{number}-{count}"
+      where = f"round {n}, token {place} of {len(block)}"
+      spans.append(_token(token, label, where, section.names))
+      count += 1
+    blocks.append(f'<span class="round">{"".join(spans)}</span>')
+  prompt = escape(section.prompt, keep="\n\t")
+  shown = " open" if len(section.prompt) < _LONG_PROMPT else ""
+  answer = "".join(blocks) or '<span class="mark">no token</span>'
+  return (
+    f"<section><h2>{f'Prompt {number}' if several else 'The text'} "
+    f"<small>{_count(count, 'token')} in {_count(len(blocks), 'round')}"
+    f"</small></h2>\n<details{shown}><summary>Prompt, "
+    f"{_count(section.prompt_tokens, 'token')}</summary>"
+    f'<div class="prompt" dir="auto">{prompt}</div></details>\n'
+    f'<div class="answer" dir="auto">{answer}</div></section>'
+  )
+
+
+def _count(number: int, thing: str) -> str:
+  return f"{number} {thing}{'' if number == 1 else 's'}"
+
+
+def _token(
+  token: Token, label: str, where: str, names: Sequence[str | None]
+) -> str:
+  """A token and, inside it, what is shown of it when it is pointed at."""
+  name = names[token.id] if token.id < len(names) else None
+  said = f"“{escape(token.text)}”" if token.text else escape(name or "")
+  silent = "" if token.text else " · no text of its own"
+  kind = _CLASSES[token.origin]
+  none = "" if _has_width(token.text) else " none"
+  return (
+    f'<span class="t {kind}{none}" tabindex="0" aria-describedby="{label}">'
+    f"{_text(token.text)}"
+    f'<span class="tip" id="{label}" role="tooltip" dir="ltr">'
+    f'<span class="said">{said} </span>'
+    f"<span>{NAMES[token.origin]} · id {token.id}{silent} </span>"
+    f"<span>{where} </span>"
+    f"{_bar('draft', token.draft_log_prob)}{_bar('target', token.log_prob)}"
+    "</span></span>"
+  )
+
+
+def _bar(name: str, log_prob: float) -> str:
+  """A probability as a number and a bar; NO_DRAFT is none at this place."""
+  value, width = "not drafted", 0.0
+  if log_prob != NO_DRAFT:
+    share = min(math.exp(log_prob), 1.0)  # rounding can lift it above
+    small = 0 < share < 0.001
+    value, width = f"{share:.1e}" if small else f"{share:.3f}", 100 * share
+  return (
+    f'<span class="p"><span>{name}</span><span class="bar">'
+    f'<i style="width:{width:.1f}%"></i></span> '
+    f'<span class="value">{value}</span> </span>'
+  )
+
+
+def _text(text: str) -> str:
+  """Escaped text in which line ends and tabs are seen as well as done."""
+  escaped = escape(text, keep="\n\t")
+  for character, sign in (("\n", "↵"), ("\t", "⇥")):
+    sign = f'<span class="mark" aria-hidden="true">{sign}</span>'
+    escaped = escaped.replace(character, sign + character)
+  return escaped
+
+
+def escape(text: str, keep: str = "") -> str:
+  """Text for HTML and for quoted attributes.
+
+  What is invisible there or would disturb the page (control characters, turns
+  of direction, halves of surrogate pairs) is spelled out, `keep` excepted.
+  """
+  return "".join(
+    character if character in keep else _spelled(character)
+    for character in text
+  )
+
+
+def _spelled(character: str) -> str:
+  if character in _ENTITIES:
+    return _ENTITIES[character]
+  code = ord(character)
+  if character == "\n":
+    return "↵"
+  if code < 0x20 or code == 0x7F:
+    return chr(0x2421 if code == 0x7F else 0x2400 + code)
+  return f"[U+{code:04X}]" if is_unsafe(character) else character
+
+
+def _has_width(text: str) -> bool:
+  """Whether there is anything to point at."""
+  return any(
+    is_unsafe(character) or unicodedata.category(character) not in ("Cf", "Mn")
+    for character in text
+  )

@@ -1,0 +1,1 @@
+"""Costs and speedups predicted from bytes, FLOPs and measured hardware."""

@@ -1,0 +1,152 @@
+"""The founding papers' own tables, recomputed from their formulas.
+
+Leviathan et al. (arXiv:2211.17192), tables 1 and 2; Chen et al.
+(arXiv:2302.01318), table 1; the scaling book's chapter on inference. Printed
+numbers stand beside ours, so that whoever doubts either can compare.
+"""
+
+from typing import NamedTuple
+
+from specdec.roofline import chips, theory
+from specdec.roofline.cost import Deployment
+from specdec.roofline.shapes import Layer, Shape
+
+
+class Free(NamedTuple):
+  """A row of Leviathan et al.'s table 1: a draft that costs nothing."""
+
+  alpha: float
+  k: int
+  operations: float
+  speed: float
+
+  def ours(self) -> tuple[float, float]:
+    """(operations, speed)."""
+    prefix_acceptance = theory.iid_prefix_acceptance(self.alpha, self.k)
+    return theory.operations(prefix_acceptance, 0.0), theory.speedup(
+      prefix_acceptance, 0.0
+    )
+
+
+LEVIATHAN_1 = (
+  Free(0.6, 2, 1.53, 1.96),
+  Free(0.7, 3, 1.58, 2.53),
+  Free(0.8, 2, 1.23, 2.44),
+  Free(0.8, 5, 1.63, 3.69),
+  Free(0.9, 2, 1.11, 2.71),
+  Free(0.9, 10, 1.60, 6.86),
+)
+
+
+class Decoded(NamedTuple):
+  """A row of their tables 2 and 4: T5-XXL on one TPU v4, one text at a time."""
+
+  task: str
+  draft: str
+  temperature: int
+  k: int
+  alpha: float
+  cost: float
+  predicted: float
+  measured: float
+
+  def ours(self) -> float:
+    return theory.speedup(
+      theory.iid_prefix_acceptance(self.alpha, self.k), self.cost
+    )
+
+  def span(self) -> tuple[float, float]:
+    """Least and largest that round to the alpha and the cost as printed."""
+    half = 0.005
+    found = [
+      self._replace(alpha=self.alpha + d, cost=self.cost - d).ours()
+      for d in (-half, half)
+    ]
+    return found[0], found[1]
+
+
+LEVIATHAN_2 = (
+  Decoded("EnDe", "small", 0, 7, 0.75, 0.02, 3.2, 3.4),
+  Decoded("EnDe", "base", 0, 7, 0.80, 0.04, 3.3, 2.8),
+  Decoded("EnDe", "large", 0, 7, 0.82, 0.11, 2.5, 1.7),
+  Decoded("EnDe", "small", 1, 7, 0.62, 0.02, 2.3, 2.6),
+  Decoded("EnDe", "base", 1, 5, 0.68, 0.04, 2.4, 2.4),
+  Decoded("EnDe", "large", 1, 3, 0.71, 0.11, 2.0, 1.4),
+  Decoded("CNNDM", "small", 0, 5, 0.65, 0.02, 2.4, 3.1),
+  Decoded("CNNDM", "base", 0, 5, 0.73, 0.04, 2.6, 3.0),
+  Decoded("CNNDM", "large", 0, 3, 0.74, 0.11, 2.0, 2.2),
+  Decoded("CNNDM", "small", 1, 5, 0.53, 0.02, 1.9, 2.3),
+  Decoded("CNNDM", "base", 1, 3, 0.55, 0.04, 1.8, 2.2),
+  Decoded("CNNDM", "large", 1, 3, 0.56, 0.11, 1.6, 1.7),
+)
+
+
+class Sampled(NamedTuple):
+  """A row of Chen et al.'s table 1: Chinchilla on 16 TPU v4, K = 4."""
+
+  benchmark: str
+  milliseconds: float  # a token
+  speedup: float
+  baseline: float = 14.1  # milliseconds a token
+  draft: float = 1.8  # milliseconds a draft token
+  k: int = 4
+
+  def tokens(self) -> float:
+    """Of a round, as its time implies."""
+    return (self.baseline + self.k * self.draft) / self.milliseconds
+
+  def alpha(self) -> float:
+    """The rate that would give as many, were it the same everywhere."""
+    low, high = 0.0, 1.0
+    for _ in range(60):
+      middle = (low + high) / 2
+      prefix_acceptance = theory.iid_prefix_acceptance(middle, self.k)
+      short = theory.expected_tokens(prefix_acceptance) < self.tokens()
+      low, high = (middle, high) if short else (low, middle)
+    return high
+
+  def ours(self) -> float:
+    """Theorem 3.8 at that rate, rounded as one could print it."""
+    prefix_acceptance = theory.iid_prefix_acceptance(
+      round(self.alpha(), 3), self.k
+    )
+    return theory.speedup(prefix_acceptance, self.draft / self.baseline)
+
+
+CHEN = (
+  Sampled("XSum, nucleus", 7.52, 1.92),
+  Sampled("XSum, greedy", 7.00, 2.01),
+  Sampled("HumanEval, nucleus", 5.73, 2.46),
+)
+
+
+class Step(NamedTuple):
+  """The scaling book's decoding steps: 13 billion weights on 8 v5e, 8192
+  tokens of context."""
+
+  batch: int
+  milliseconds: float
+  tokens_per_second: float
+
+  def ours(self, collectives: bool = False) -> float:
+    """Milliseconds; the book leaves collectives out."""
+    layer = Layer(
+      weights=13 * 10**9 // 40,
+      kv=round(6.7e9 / 8192 / 2 / 40),
+      kv_heads=40,
+      score=2 * 40 * 128,
+    )
+    shape = Shape("13 B", (layer,) * 40, 5120, 1, 40, True)
+    chip = chips.get("v5e", bandwidth=8.2e11)
+    cost = Deployment(shape, chip, ways=8).cost(self.batch, 1, 8192)
+    left_out = sum(t.seconds for t in cost.terms if t.name == "collectives")
+    return 1e3 * (cost.seconds - (0.0 if collectives else left_out))
+
+
+SCALING_BOOK = (Step(1, 4.98, 200), Step(8, 12.13, 659))
+
+
+def worst(rows=LEVIATHAN_2) -> tuple[float, float]:
+  """Least and largest measured over predicted of a table: the paper's band."""
+  ratios = [row.measured / row.predicted for row in rows]
+  return min(ratios), max(ratios)

@@ -1,0 +1,243 @@
+"""Models as a cost model sees them: weights, cached numbers, multiply-adds.
+
+Anything that a TransformerConfig describes, and published models that are no
+such decoder: T5's (arXiv:1910.10683; version 1.1, whose decoder also attends to
+a source) and DeepSeek-V3 (arXiv:2412.19437; latent attention, shared experts).
+"""
+
+import collections
+import dataclasses
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from specdec.models import presets
+from specdec.models.config import TransformerConfig
+from specdec.types import Skip
+from specdec.utils.spelling import choices
+
+
+class Layer(NamedTuple):
+  """One layer. Numbers of weights, of cached values, of multiply-adds.
+
+  Attributes:
+    weights: that every token goes through: attention, an MLP, a router, norms.
+    kv: values cached for a position.
+    kv_heads: shares into which the cache can be split over chips.
+    score: multiply-adds of a token with each cached position.
+    window: positions that a token sees, itself included; None for all.
+    expert: weights of one expert.
+    num_experts, per_token: how many there are, how many a token goes through.
+    source_kv, source_score: of cross-attention, as kv and score.
+  """
+
+  weights: int
+  kv: int
+  kv_heads: int
+  score: int
+  window: int | None = None
+  expert: int = 0
+  num_experts: int = 0
+  per_token: int = 0
+  source_kv: int = 0
+  source_score: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Shape:
+  """A decoder.
+
+  Attributes:
+    embedding: weights of the embedding; the vocabulary projection reads as
+      many, the same ones where `tied`.
+    idle: weights that exist and decoding never reads: an encoder.
+  """
+
+  name: str
+  layers: tuple[Layer, ...]
+  width: int
+  vocab_size: int
+  num_heads: int
+  tied: bool
+  idle: int = 0
+
+  @property
+  def embedding(self) -> int:
+    return self.vocab_size * self.width
+
+  @property
+  def num_parameters(self) -> int:
+    """Weights in memory, those that decoding never reads included."""
+    layers = sum(x.weights + x.num_experts * x.expert for x in self.layers)
+    return self.idle + layers + self.embedding * (1 if self.tied else 2)
+
+  @property
+  def cached(self) -> int:
+    """Values of KV that a position takes."""
+    return sum(layer.kv for layer in self.layers)
+
+  def counted(self, start: int, stop: int) -> Iterator[tuple[Layer, int]]:
+    """Layers start .. stop - 1, equal ones together."""
+    yield from collections.Counter(self.layers[start:stop]).items()
+
+
+def of_config(
+  config: TransformerConfig, name: str = "", skip: Skip | None = None
+) -> Shape:
+  """The shape of a decoder of this repository; its final norm is forgotten.
+
+  Args:
+    skip: sublayers that are left out; a layer without any is none.
+  """
+  c = config
+  expert = 3 * c.width * c.mlp_width
+  embeddings = c.vocab_size * c.width * (1 if c.tied else 2)
+  dense = (c.num_parameters - embeddings - c.width) // c.num_layers
+  layers = [
+    Layer(
+      weights=dense - c.num_experts * expert,
+      kv=2 * c.num_kv_heads * c.head_dim,
+      kv_heads=c.num_kv_heads,
+      score=2 * c.num_heads * c.head_dim,
+      window=window,
+      expert=expert if c.num_experts else 0,
+      num_experts=c.num_experts,
+      per_token=c.experts_per_token,
+    )
+    for window in c.windows or (None,) * c.num_layers
+  ]
+  if skip is not None:
+    layers = _less(layers, skip, c.num_experts * c.width or expert)
+  return Shape(
+    name or f"{c.num_parameters / 1e6:.3g} M",
+    tuple(layers),
+    c.width,
+    c.vocab_size,
+    c.num_heads,
+    c.tied,
+  )
+
+
+def _less(layers: list[Layer], skip: Skip, mlp: int) -> list[Layer]:
+  """What is left of them.
+
+  Args:
+    mlp: of a layer's weights, those of its MLP or router.
+  """
+  found = []
+  for i, layer in enumerate(layers):
+    if i in skip.attention:
+      layer = layer._replace(weights=mlp, kv=0, score=0, window=None)
+    if i in skip.mlp:
+      left = layer.weights - mlp
+      layer = layer._replace(weights=left, expert=0, num_experts=0, per_token=0)
+    if layer.weights:
+      found.append(layer)
+  return found
+
+
+def _t5(name, num_layers, width, mlp_width, heads):
+  """Version 1.1: heads of 64, gated MLP, embeddings of their own."""
+  inner = 64 * heads
+  attention, mlp = 4 * width * inner, 3 * width * mlp_width
+  # Cross-attention's keys and values are made once, of the source.
+  layer = Layer(
+    weights=attention + attention // 2 + mlp,
+    kv=2 * inner,
+    kv_heads=heads,
+    score=2 * inner,
+    source_kv=2 * inner,
+    source_score=2 * inner,
+  )
+  encoder = num_layers * (attention + mlp)
+  idle = encoder + num_layers * attention // 2
+  return Shape(name, (layer,) * num_layers, width, 32_128, heads, False, idle)
+
+
+def _deepseek_v3():
+  width, heads = 7168, 128
+  attention = width * 1536 + 1536 * heads * 192  # queries, by a low rank
+  attention += width * 576 + 512 * heads * 256  # the latent and what it yields
+  attention += heads * 128 * width
+  common = {
+    "kv": 576,
+    "kv_heads": 1,  # every chip needs the whole latent
+    "score": heads * (576 + 512),  # with the latent's matrices absorbed
+  }
+  dense = Layer(weights=attention + 3 * width * 18_432, **common)
+  expert = 3 * width * 2048
+  sparse = Layer(
+    weights=attention + expert + 256 * width,  # one shared, and the router
+    expert=expert,
+    num_experts=256,
+    per_token=8,
+    **common,
+  )
+  layers = (dense,) * 3 + (sparse,) * 58
+  return Shape("deepseek-v3", layers, width, 129_280, heads, False)
+
+
+_OTHERS = {
+  shape.name: shape
+  for shape in (
+    _t5("t5-small", 8, 512, 1024, 6),
+    _t5("t5-base", 12, 768, 2048, 12),
+    _t5("t5-large", 24, 1024, 2816, 16),
+    _t5("t5-xl", 24, 2048, 5120, 32),
+    _t5("t5-xxl", 24, 4096, 10_240, 64),
+    _deepseek_v3(),
+  )
+}
+
+
+def names() -> list[str]:
+  """What `get` knows."""
+  return [*presets.names(), *_OTHERS]
+
+
+def get(name: str) -> Shape:
+  """A published model.
+
+  Raises:
+    ValueError: there is no such preset.
+  """
+  if name in _OTHERS:
+    return _OTHERS[name]
+  if name not in presets.names():
+    raise ValueError(f"no model {name!r}; {choices(name, names())}")
+  return of_config(presets.get(name), name)
+
+
+def scaled(shape: Shape, share: float) -> Shape:
+  """A decoder like `shape` whose layers have about `share` of its weights.
+
+  Depth and width shrink alike, by the cube root of `share`; vocabulary and
+  number of heads are the same. For sweeps over draft size, where no such model
+  need exist.
+
+  Raises:
+    ValueError: share is not in (0, 1].
+  """
+  if not 0 < share <= 1:
+    raise ValueError(f"share {share:g} is outside (0, 1]")
+  by = share ** (1 / 3)
+  pattern = shape.layers[: max(1, round(len(shape.layers) * by))]
+  by = (share * len(shape.layers) / len(pattern)) ** 0.5  # of the width
+  layers = tuple(
+    layer._replace(
+      weights=max(1, round(layer.weights * by**2)),
+      kv=max(1, round(layer.kv * by)),
+      score=max(1, round(layer.score * by)),
+      expert=round(layer.expert * by**2),
+      source_kv=round(layer.source_kv * by),
+      source_score=round(layer.source_score * by),
+    )
+    for layer in pattern
+  )
+  return Shape(
+    f"{share:.3g} of {shape.name}",
+    layers,
+    max(1, round(shape.width * by)),
+    shape.vocab_size,
+    shape.num_heads,
+    shape.tied,
+  )

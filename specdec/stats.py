@@ -1,0 +1,64 @@
+"""Counts of one generation: what was drafted, evaluated and accepted."""
+
+import jax.numpy as jnp
+
+from specdec import draft_tree
+from specdec.traversal import drafted
+from specdec.types import (
+  CORRECTION,
+  AcceptResult,
+  Array,
+  Draft,
+  RoundOutput,
+  Stats,
+)
+
+
+def tally(
+  stats: Stats,
+  draft: Draft,
+  round_output: RoundOutput,
+  accept_result: AcceptResult,
+  room: Array,
+  chosen: int,
+) -> Stats:
+  """Adds a round to the counts.
+
+  Args:
+    room: [B] tokens that the length limit still let the row have.
+    chosen: number of the static width that it ran at.
+  """
+  num_positions = stats.accepted.shape[1]
+  position = jnp.arange(num_positions)
+  committed = accept_result.num_committed
+  alive = committed > 0
+  depth = jnp.atleast_2d(draft_tree.depth(draft.parents))
+  deepest = jnp.max(jnp.where(drafted(draft), depth, 0), axis=-1)
+  # Positions behind the limit say nothing, whether the round came so far or
+  # not; nor do those behind an EOS, where nothing was refused.
+  deepest = jnp.minimum(deepest, room)
+  uncut = committed > round_output.num_accepted
+  tried = jnp.where(uncut, deepest, jnp.minimum(deepest, committed))
+  accepted = jnp.minimum(round_output.num_accepted, committed)
+  row = jnp.arange(committed.shape[0])
+  ending = round_output.origin[row, round_output.num_accepted]
+  refused = uncut & (ending == CORRECTION)
+
+  whole = alive & (room >= num_positions)
+
+  def counted(limit):
+    return (alive[:, None] & (position[None] < limit[:, None])).astype(
+      jnp.int32
+    )
+
+  return stats.replace(
+    rounds=stats.rounds + alive,
+    emitted=stats.emitted + committed,
+    drafted=stats.drafted + counted(tried),
+    accepted=stats.accepted + counted(accepted),
+    evaluated=stats.evaluated + counted(accepted + refused),
+    whole=stats.whole + whole,
+    kept=stats.kept + jnp.where(whole, accepted, 0),
+    nodes=stats.nodes + jnp.where(alive, draft.count - 1, 0),
+    widths=stats.widths.at[chosen].add(1),
+  )

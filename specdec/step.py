@@ -1,0 +1,413 @@
+"""One round: draft, verify, accept, commit.
+
+Invariants: tokens[b, length[b] - 1] is committed and has no KV yet (rule 1);
+every row that is not done grows by at least one token; no cache goes through a
+branch (rule 9). Rules give probabilities and draw nothing (rule 8): all noise
+of acceptance is drawn here. A round is traversed to its end and truncated
+afterwards, so an EOS or a limit never changes what was drawn.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specdec import cache as kv
+from specdec import draft_tree, sampling, stats
+from specdec.noise import Noise
+from specdec.traversal import TRAVERSALS, children, drafted
+from specdec.types import (
+  ACCEPTED,
+  BASELINE,
+  BONUS,
+  CORRECTION,
+  DRAFT_FAULT,
+  NO_DRAFT,
+  NO_FAULT,
+  TARGET_FAULT,
+  AcceptanceRule,
+  AcceptResult,
+  Array,
+  Context,
+  DecodeState,
+  Draft,
+  Drafter,
+  DraftSpec,
+  Model,
+  ModelOutput,
+  Params,
+  PyTree,
+  RoundOutput,
+)
+
+
+def draft_step(
+  drafter: Drafter,
+  params: Params,
+  state: DecodeState,
+  vocab_size: int,
+  rule: AcceptanceRule,
+) -> tuple[Draft, DecodeState]:
+  """Runs the drafter, and puts the cache layers that it wrote in place."""
+  context = context_of(state, vocab_size, rule)
+  draft, draft_state = drafter.propose(params, state.draft_state, context)
+  cache = state.target_cache
+  if draft.resume is not None:  # its layers are the cache's own, written
+    below = draft.resume.layers
+    cache = cache.replace(layers=below + cache.layers[len(below) :])
+  return draft, state.replace(draft_state=draft_state, target_cache=cache)
+
+
+def verify_step(
+  target: Model,
+  params: PyTree,
+  state: DecodeState,
+  draft: Draft,
+  spec: DraftSpec,
+) -> tuple[ModelOutput, DecodeState]:
+  """One pass of the target over a draft: row n of its output is node n's."""
+  start, hidden = 0, None
+  if draft.resume is not None and draft.resume.hidden is not None:
+    start, hidden = len(draft.resume.layers), draft.resume.hidden
+  output, cache = target.apply(
+    params,
+    draft.tokens,
+    state.target_cache,
+    parents=None if spec.chain else draft.parents,
+    start=start,
+    hidden=hidden,
+    features=spec.features or (),
+  )
+  return output, state.replace(target_cache=cache)
+
+
+def accept_step(
+  rule: AcceptanceRule,
+  draft: Draft,
+  logits: Array,
+  state: DecodeState,
+  depth: int,
+  eos_ids: Array,
+) -> tuple[AcceptResult, Array, Array, RoundOutput]:
+  """Warps the target's logits, walks the draft, draws, and trims.
+
+  Args:
+    logits: [B, N, V] of the target.
+    state: before the round.
+    depth: D, most tokens this draft can have accepted.
+
+  Returns:
+    The accept_result, done and fault [B] after it, and what was drawn.
+  """
+  target_log_probs = sampling.warp(logits, state.sampling)
+  noise = _noise(state, logits.shape[-1], rule)
+  path, round_output = traverse_draft(
+    rule, draft, logits, target_log_probs, noise, depth
+  )
+  return *truncate(path, round_output, state, eos_ids), round_output
+
+
+def traverse_draft(
+  rule: AcceptanceRule,
+  draft: Draft,
+  logits: Array,
+  target_log_probs: Array,
+  noise: Noise,
+  depth: int,
+) -> tuple[Array, RoundOutput]:
+  """Walks the draft by the rule's distribution and draws the token that
+  follows.
+
+  Args:
+    logits: [B, N, V] of the target.
+    distribution: [B, N, V] the same, warped to log-probabilities.
+    depth: D, most tokens this draft can have accepted.
+
+  Returns:
+    path [B, D+1] and the emission, nothing trimmed yet.
+  """
+  normaliser = jax.nn.logsumexp(logits, axis=-1)  # [B, N]
+  sound = jnp.isfinite(normaliser)
+  if rule.traversal == "last_success":
+    # It weighs a chain as a whole, and nothing can follow a node that is not
+    # sound: the chain ends there.
+    node = jnp.arange(sound.shape[1])
+    first = jnp.min(jnp.where(sound, len(node), node[None]), axis=-1)
+    draft = draft._replace(count=jnp.minimum(draft.count, first + 1))
+  if rule.traversal == "coupled":
+    path, num_accepted, next_token = _traverse_coupled(
+      draft, target_log_probs, noise, depth
+    )
+  else:
+    path, num_accepted, next_token = _traverse(
+      rule, draft, target_log_probs, noise, depth
+    )
+  step = jnp.arange(depth + 1)
+  kept = step[None] < num_accepted[:, None]  # [B, D+1]
+  child = jnp.concatenate([path[:, 1:], path[:, -1:]], axis=1)
+  # Where the path ends, the distribution that was refused is the first child's.
+  own = children(draft, path) & drafted(draft)[:, None, :]  # [B, D+1, N]
+  child = jnp.where(kept, child, jnp.argmax(own, axis=-1))
+  compared = kept | jnp.any(own, axis=-1)
+  tokens = jnp.take_along_axis(draft.tokens, child, axis=1)
+  tokens = jnp.where(kept, tokens, next_token[:, None])
+  ending = jnp.where(
+    jnp.any(own, axis=-1),
+    CORRECTION,
+    jnp.where(draft.count[:, None] > 1, BONUS, BASELINE),
+  )
+  row = jnp.arange(tokens.shape[0])[:, None]
+  if draft.log_probs is None:
+    same = tokens == jnp.take_along_axis(draft.tokens, child, axis=1)
+    drawn = jnp.where(same, 0.0, -jnp.inf)
+    draft_sound = jnp.ones_like(draft.count, bool)
+  else:
+    drawn = draft.log_probs[row, child, tokens]
+    # A distribution that is not finite is nan at its own draw, too.
+    chosen = draft.tokens[..., None]
+    chosen = jnp.take_along_axis(draft.log_probs, chosen, axis=-1)[..., 0]
+    draft_sound = ~jnp.any(jnp.isnan(chosen) & drafted(draft), axis=-1)
+  round_output = RoundOutput(
+    tokens=tokens,
+    origin=jnp.where(kept, ACCEPTED, ending).astype(jnp.int8),
+    log_probs=logits[row, path, tokens] - normaliser[row, path],
+    draft_log_probs=jnp.where(compared, drawn, NO_DRAFT),
+    num_accepted=num_accepted,
+    sound=sound[row, path],
+    draft_sound=draft_sound,
+  )
+  return path, round_output
+
+
+def _traverse(rule, draft, target_log_probs, noise, depth):
+  """Keeps nodes with the rule's probabilities and walks as the rule says."""
+  static = isinstance(draft.parents, np.ndarray)  # one tree, known now
+
+  def row(tokens, parents, log_probs, count):
+    parents = draft.parents if static else parents
+    return Draft(tokens, parents, log_probs, count)
+
+  rows = (
+    draft.tokens,
+    None if static else draft.parents,
+    draft.log_probs,
+    draft.count,
+  )
+  accept_prob = jax.vmap(lambda r, p: rule.accept_prob(row(*r), p))(
+    rows, target_log_probs
+  )
+  kept = (noise.accept(accept_prob.shape[1]) < accept_prob) & drafted(draft)
+  path, num_accepted, last = TRAVERSALS[rule.traversal].traverse(
+    draft, kept, depth
+  )
+  residual = jax.vmap(lambda r, p, n: rule.residual(row(*r), p, n))(
+    rows, target_log_probs, last
+  )
+  next_token = sampling.argmax(jnp.log(residual) + noise.next(last))
+  return path, num_accepted, next_token
+
+
+def _traverse_coupled(draft, target_log_probs, noise, depth):
+  """Draws the target's token at every node it comes to and follows it."""
+  rows = jnp.arange(draft.count.shape[0])
+
+  def step(carry):
+    node, path, num_accepted, next_token, alive, d = carry
+    token = sampling.argmax(
+      target_log_probs[rows, node] + noise.at_position(noise.length + d)
+    )
+    next_token = jnp.where(alive, token, next_token)
+    same = draft.tokens == token[:, None]
+    candidates = children(draft, node) & drafted(draft) & same
+    alive &= jnp.any(candidates, axis=-1)
+    node = jnp.where(alive, jnp.argmax(candidates, axis=-1), node)
+    path = jnp.where(jnp.arange(depth + 1)[None] > d, node[:, None], path)
+    return node, path, num_accepted + alive, next_token, alive, d + 1
+
+  zero = jnp.zeros_like(draft.count)
+  path = jnp.zeros((len(rows), depth + 1), jnp.int32)
+  carry = jax.lax.while_loop(
+    lambda carry: jnp.any(carry[4]) & (carry[5] <= depth),
+    step,
+    (zero, path, zero, zero, zero == 0, jnp.int32(0)),
+  )
+  return carry[1], carry[2], carry[3]
+
+
+def truncate(
+  path: Array, round_output: RoundOutput, state: DecodeState, eos_ids: Array
+) -> tuple[AcceptResult, Array, Array]:
+  """Cuts a round at its first EOS and at the limit; nothing of a done row.
+
+  A cut token becomes the pending one, as any last token does. A row is stopped
+  before the first token whose distribution is not finite, and with all of a
+  draft that was sampled from one.
+
+  Returns:
+    The accept_result, done [B] and fault [B] after it.
+  """
+  step = jnp.arange(path.shape[1])
+  ends = jnp.any(round_output.tokens[..., None] == eos_ids[None, None], axis=-1)
+  ends &= step[None] <= round_output.num_accepted[:, None]
+  before_end = jnp.min(jnp.where(ends, step[None], path.shape[1]), axis=-1)
+  count = jnp.minimum(round_output.num_accepted, before_end) + 1
+  count = jnp.minimum(count, state.limit - state.length)
+  count = jnp.where(state.done, 0, count)
+  unsound = jnp.min(jnp.where(round_output.sound, path.shape[1], step), axis=-1)
+  fault = jnp.where(unsound < count, TARGET_FAULT, NO_FAULT)
+  fault = jnp.where(round_output.draft_sound | (count == 0), fault, DRAFT_FAULT)
+  count = jnp.minimum(count, unsound)
+  count = jnp.where(fault == DRAFT_FAULT, 0, count)
+  last = jnp.maximum(count - 1, 0)
+  next_token = jnp.take_along_axis(round_output.tokens, last[:, None], axis=1)
+  done = state.done | (before_end < count)
+  done |= (state.length + count >= state.limit) | (fault != NO_FAULT)
+  fault = jnp.where(state.done, state.fault, fault).astype(jnp.int8)
+  return AcceptResult(path, last, next_token[:, 0], count), done, fault
+
+
+def _put(buffer: Array, new: Array, start: Array, count: Array) -> Array:
+  """Writes new[b, :count[b]] to buffer[b] from start[b] on, and no more."""
+  step = jnp.arange(new.shape[1])
+  index = jnp.where(
+    step[None] < count[:, None], start[:, None] + step[None], buffer.shape[1]
+  )
+  rows = jnp.arange(buffer.shape[0])[:, None]
+  return buffer.at[rows, index].set(new.astype(buffer.dtype), mode="drop")
+
+
+def context_of(
+  state: DecodeState, vocab_size: int, rule: AcceptanceRule
+) -> Context:
+  """What the drafter may see of this state."""
+  noise = _noise(state, vocab_size, rule)
+  return Context(
+    state.tokens, state.length, state.sampling, state.target_cache, noise.draft
+  )
+
+
+def _noise(state, vocab_size, rule) -> Noise:
+  return Noise(
+    keys=state.keys,
+    length=state.length,
+    vocab_size=vocab_size,
+    coupled=rule.traversal == "coupled",
+    wanted=jnp.any(state.sampling.temperature > 0),
+  )
+
+
+def _first_nodes(draft: Draft, width: int) -> Draft:
+  """The first `width` nodes."""
+  if width == draft.tokens.shape[1]:
+    return draft
+  resume = draft.resume
+  if resume is not None and resume.hidden is not None:
+    resume = resume._replace(hidden=resume.hidden[:, :width])
+  return draft._replace(
+    tokens=draft.tokens[:, :width],
+    parents=draft.parents[..., :width],
+    log_probs=None if draft.log_probs is None else draft.log_probs[:, :width],
+    resume=resume,
+  )
+
+
+def decode_step(
+  target: Model,
+  drafter: Drafter,
+  rule: AcceptanceRule,
+  params: Params,
+  state: DecodeState,
+  eos_ids: Array,
+) -> DecodeState:
+  """One round: every row that is not done grows by at least one token.
+
+  The draft runs at the smallest static width that holds it, each width inside
+  a loop of at most one turn: a cache carried through `lax.cond` or
+  `lax.switch` would be copied every round (rule 9).
+  """
+  spec = drafter.spec
+  draft, state = draft_step(drafter, params, state, target.vocab_size, rule)
+  _check_draft(draft, spec, target.vocab_size)
+  _check_room(state, spec)
+  if spec.chain:
+    draft = draft._replace(parents=draft_tree.chain(spec.max_nodes))
+
+  def finish(chosen: int, state: DecodeState) -> DecodeState:
+    width = spec.widths[chosen]
+    part = _first_nodes(draft, width)
+    context = context_of(state, target.vocab_size, rule)
+    output, state = verify_step(target, params.target, state, part, spec)
+    depth = min(spec.max_depth, width - 1)
+    accept_result, done, fault, round_output = accept_step(
+      rule, part, output.logits, state, depth, eos_ids
+    )
+    count = accept_result.num_committed
+    draft_state = drafter.update(
+      params, state.draft_state, context, part, accept_result, output
+    )
+
+    def put(buffer, new):
+      return _put(buffer, new, state.length, count)
+
+    return state.replace(
+      tokens=put(state.tokens, round_output.tokens),
+      length=state.length + count,
+      done=done,
+      fault=fault,
+      target_cache=kv.commit(
+        state.target_cache, accept_result.path, count, spec.chain
+      ),
+      draft_state=draft_state,
+      stats=stats.tally(
+        state.stats,
+        part,
+        round_output,
+        accept_result,
+        state.limit - state.length,
+        chosen,
+      ),
+      log_probs=put(state.log_probs, round_output.log_probs),
+      draft_log_probs=put(state.draft_log_probs, round_output.draft_log_probs),
+      origin=put(state.origin, round_output.origin),
+    )
+
+  if len(spec.widths) == 1:
+    return finish(0, state)
+  needed = jnp.max(jnp.where(state.done, 1, draft.count))
+  choice = jnp.sum(needed > jnp.asarray(spec.widths[:-1]))
+  for chosen in range(len(spec.widths)):
+    turns = (choice == chosen).astype(jnp.int32)
+    state = jax.lax.fori_loop(
+      0, turns, lambda _, s, chosen=chosen: finish(chosen, s), state
+    )
+  return state
+
+
+def _check_draft(draft: Draft, spec: DraftSpec, vocab_size: int) -> None:
+  if draft.tokens.shape[1] != spec.max_nodes:
+    raise ValueError(
+      f"the drafter gave {draft.tokens.shape[1]} nodes; its spec says "
+      f"max_nodes = {spec.max_nodes}"
+    )
+  silent = draft.log_probs is None
+  if silent != (spec.siblings == "deterministic") and spec.max_nodes > 1:
+    raise ValueError(
+      "the drafter handed over "
+      f"{'no distribution' if silent else 'a distribution'} of its "
+      f"draft tokens, and its spec says siblings = {spec.siblings!r}"
+    )
+  if draft.log_probs is not None and draft.log_probs.shape[-1] != vocab_size:
+    raise ValueError(
+      f"the drafter's distribution is over {draft.log_probs.shape[-1]} tokens "
+      "and the "
+      f"target's over {vocab_size}; they must share one vocabulary"
+    )
+
+
+def _check_room(state: DecodeState, spec: DraftSpec) -> None:
+  slots, size = state.target_cache.num_slots, state.tokens.shape[1]
+  if slots < size + spec.max_nodes:
+    raise ValueError(
+      f"the cache has {slots} slots; {size} tokens and a draft of "
+      f"{spec.max_nodes} nodes need {size + spec.max_nodes}: start with the "
+      "drafter that runs"
+    )

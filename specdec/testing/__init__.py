@@ -1,0 +1,1 @@
+"""Exact checks: a table model and enumeration of whole distributions."""

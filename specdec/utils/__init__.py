@@ -1,0 +1,1 @@
+"""Files and terminal output shared by all rooms."""
