@@ -12,8 +12,7 @@ import _main
 from absl import flags
 
 from specdec import multihost
-from specdec.benchmark import calibrate
-from specdec.benchmark.session import prompt_size
+from specdec.benchmark.decoder import prompt_size
 from specdec.roofline import hardware, prediction, theory
 from specdec.roofline.pairs import TargetDraftPair
 from specdec.utils import terminal
@@ -68,13 +67,13 @@ def choose(models, rows: Sequence[Sequence[int]], batch: int) -> Choice:
   found = _calibrated(models, rows, batch)
   pair = _calibration.pair_of(models, found)
   size = prompt_size(rows)
-  session = _decoding.make_session(
+  decoder = _decoding.make_decoder(
     models, FLAGS.most_k, batch, size, (), pilot=True
   )
-  slots = calibrate.slots_of(session, False)
+  slots = decoder.num_slots
   what = f"compiling k = {FLAGS.most_k} and trying it for {_ROUNDS} rounds"
   with terminal.progress(what):
-    seen = prediction.observed([[session.first_rounds(rows, _ROUNDS)]])
+    seen = prediction.observed([[decoder.first_rounds(rows, _ROUNDS)]])
   baseline = pair.baseline(batch, slots).seconds
   best, gain, lines = 0, 1.0, []
   for k in range(FLAGS.most_k + 1):

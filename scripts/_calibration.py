@@ -239,7 +239,7 @@ def timed(
     if FLAGS.drafter == "lookup":  # a draft token in every round
       made = drafters.lookup(k, ngram=FLAGS.ngram, min_ngram=0)
     rule = _decoding.rule()
-    return _decoding.session_of(models, made, rule, batch, size, (), pilot=True)
+    return _decoding.decoder_of(models, made, rule, batch, size, (), pilot=True)
 
   groups.append(calibrate.rounds(make, rows, batches, ks, say))
   *passes, taken = calibrate.in_turns(groups, repeats, say)

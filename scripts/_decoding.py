@@ -1,4 +1,4 @@
-"""The parts that the shared flags choose: models, drafter, rule, session."""
+"""The parts that the shared flags choose: models, drafter, rule, decoder."""
 
 import dataclasses
 import pathlib
@@ -15,7 +15,8 @@ from _rules import RULES
 from absl import flags
 
 from specdec import checkpoints, draft_shape, drafters
-from specdec.benchmark import provenance, session
+from specdec.benchmark import provenance
+from specdec.benchmark.decoder import Decoder
 from specdec.checkpoints import learned as saved
 from specdec.checkpoints import shipped
 from specdec.checkpoints.fetch import fetch
@@ -318,20 +319,20 @@ def _lookup(k: int) -> Drafter:
   return drafters.lookup(k, ngram=FLAGS.ngram, min_ngram=FLAGS.min_ngram)
 
 
-def make_session(
+def make_decoder(
   models: Models,
   k: int,
   batch: int,
   prompt_size: int,
   eos_ids: Sequence[int],
   pilot: bool = False,
-) -> session.Session:
-  """One shape's session, not yet compiled."""
+) -> Decoder:
+  """Builds the decoder of one shape, not yet compiled."""
   made = drafter(models, k)
-  return session_of(models, made, rule(), batch, prompt_size, eos_ids, pilot)
+  return decoder_of(models, made, rule(), batch, prompt_size, eos_ids, pilot)
 
 
-def session_of(
+def decoder_of(
   models: Models,
   drafter: Drafter,
   rule: AcceptanceRule,
@@ -339,14 +340,14 @@ def session_of(
   prompt_size: int,
   eos_ids: Sequence[int],
   pilot: bool = False,
-) -> session.Session:
+) -> Decoder:
   """The same, for any drafter and rule.
 
   Args:
-    pilot: it decides how another session decodes: it has noise of its own.
+    pilot: it decides how another one decodes: it has noise of its own.
   """
   key = jax.random.key(FLAGS.seed)
-  return session.Session(
+  return Decoder(
     models.target_model,
     drafter,
     rule,

@@ -10,12 +10,12 @@ import _rows
 from absl import flags
 from absl.testing import flagsaver
 
-from specdec.benchmark import calibrate, metrics, provenance, results, timing
-from specdec.benchmark.session import Completed
+from specdec.benchmark import provenance, runs, timing
+from specdec.benchmark.decoder import Batch, batches_of
 from specdec.roofline import bounds, prediction
 from specdec.utils import terminal
 
-# What decides on models and prompts, and on a batch's plain loop.
+# What decides on models and prompts, and on a batch's baseline.
 _LOADED = (
   "target", "draft", "learned", "draft_ways", "dtype", "random_weights",
   "prompt_file", "chat", "seed",
@@ -27,6 +27,7 @@ _MEASURED = (
   "mesh",
 )  # fmt: skip
 _COUNTED = 3  # how often sampled texts are decoded to see how draft tokens fare
+_OURS = "speculative"
 FLAGS = flags.FLAGS
 
 
@@ -36,7 +37,7 @@ def calibrated_tokens(rounds: dict) -> int:
 
 
 class Bench:
-  """What points share: models, prompts, plain loops, the calibration."""
+  """What points share: models, prompts, baselines, the calibration."""
 
   def __init__(self, folder: Path, rounds: dict, most: tuple[int, int]):
     self._path = folder / "calibration.json"
@@ -84,85 +85,64 @@ class Bench:
       _calibration.write(self._path, self.calibration)
       timing.forget_programs()
 
-  def session(self, k: int, batch: int):
-    """Of these flags, with a plain loop that was compiled once."""
+  def decoders(self, k: int, batch: int):
+    """Those of these flags; the baseline of a batch is compiled once."""
     models, _ = self.models()
-    made = _decoding.make_session(models, k, batch, FLAGS.context, ())
+    decoder = _decoding.make_decoder(models, k, batch, FLAGS.context, ())
     place = batch, *(FLAGS[name].value for name in _BASELINE)
-    if place in self._baseline:
-      made.share_baseline(self._baseline[place])
-    made.compile(baseline=True)
-    self._baseline[place] = made
-    return made
+    if place not in self._baseline:
+      self._baseline[place] = decoder.baseline()
+    return {_OURS: decoder, runs.BASELINE: self._baseline[place]}
 
 
 class Point:
-  """One point's session and texts: the flags say which."""
+  """One point's decoders and texts: the flags say which."""
 
   def __init__(self, bench: Bench):
     self.k, self.batch = _flags.single("k"), _flags.single("batch")
     models, rows = bench.models()
-    self._rows = rows[: FLAGS.texts]
+    self._texts = FLAGS.texts
+    self._batches = batches_of(rows[: FLAGS.texts], self.batch)
     _decoding.check_memory(
       models.configs,
       FLAGS.context + FLAGS.max_new_tokens,
       places=models.places,
     )
     with terminal.progress(f"compiling batch {self.batch}, k = {self.k}"):
-      self._session = bench.session(self.k, self.batch)
-      self._session.warm_up(self._rows[: self.batch])
-    self.slots = calibrate.slots_of(self._session, False)
-    starts = range(0, len(self._rows), self.batch)
-    self._batches = [range(i, i + self.batch) for i in starts]
-    self._turns = -(-FLAGS.pairs // len(self._batches))
-
-  def _decode(self, members, turn: int, baseline: bool) -> Completed:
-    some = [self._rows[i] for i in members]
-    numbers = [i + turn * len(self._rows) for i in members]
-    return self._session.complete(some, numbers, baseline)
+      self._decoders = bench.decoders(self.k, self.batch)
+      for decoder in self._decoders.values():
+        decoder.warm_up(self._batches[0].rows)
+    self.slots = self._decoders[_OURS].num_slots
+    self._repeats = -(-FLAGS.pairs // len(self._batches))
 
   def count(self) -> prediction.Observed:
-    """How draft tokens fare, seen in other runs than those that are timed."""
+    """Counts accepted tokens in other runs than those that are timed."""
     # What is timed has the numbers from 0 on. Greedy texts are what they are,
     # and of synthetic acceptance only the time is in question: there the very
     # numbers that are timed are run apart from the clock.
     if FLAGS.acceptance == "synthetic":
-      turns = range(self._turns)
+      repeats = range(self._repeats)
     elif FLAGS.temperature:
-      turns = range(self._turns, self._turns + _COUNTED)
+      repeats = range(self._repeats, self._repeats + _COUNTED)
     else:
-      turns = range(1)
+      repeats = range(1)
+    decoder = self._decoders[_OURS]
     return prediction.observed(
       [
-        [self._decode(some, turn, False).stats for some in self._batches]
-        for turn in turns
+        [
+          decoder.complete(
+            Batch(rows, [n + repeat * self._texts for n in numbers])
+          ).stats
+          for rows, numbers in self._batches
+        ]
+        for repeat in repeats
       ]
     )
 
-  def time(self) -> list[tuple[Completed, Completed]]:
-    """(speculative, plain), who is first in turns too."""
-    done = []
-    for turn in range(self._turns):
-      for number, some in enumerate(self._batches):
-        order = (False, True) if (turn + number) % 2 == 0 else (True, False)
-        pieces = {
-          baseline: self._decode(some, turn, baseline) for baseline in order
-        }
-        done.append((pieces[False], pieces[True]))
-    return done
-
-  def run(self, done: list[tuple[Completed, Completed]]) -> results.Run:
-    """What it amounted to."""
-    # Greedy turns decode the same texts again.
-    distinct = len(done) if FLAGS.temperature else len(self._batches)
-    return results.Run(
-      "all",
-      self.k,
-      self._session.drafter.spec.max_nodes,
-      self.batch,
-      metrics.acceptance([one.stats for one, _ in done[:distinct]]),
-      timing.speed(done),
-      None,
+  def time(self) -> runs.Comparison:
+    """Times all texts in both ways, with other noise in every repeat."""
+    return runs.compare(
+      self._decoders, self._batches, self._repeats, renumber=self._texts
     )
 
 
@@ -182,15 +162,15 @@ def measured(bench: Bench, say, known: dict | None = None) -> dict:
     found = point.count()
     say("timing")
     load = provenance.load()
-    done, slots = point.time(), point.slots
-    run = point.run(done)
-    warnings = check(bench, run, done)
+    comparison, slots = point.time(), point.slots
+    run = comparison.run(_OURS, point.k)
+    warnings = check(bench, run, comparison)
     del point
     timing.forget_programs()
     line = {
       "load": load,
       "run": run.document(),
-      "rounds": sum(int(ours.stats.widths.sum()) for ours, _ in done),
+      "rounds": sum(one.num_rounds for one in comparison.of(_OURS)),
       "observed": dataclasses.asdict(found),
       "drafter": _decoding.describe_drafter(),
       "caveats": [*_decoding.caveats(), *warnings],
@@ -209,14 +189,15 @@ def measured(bench: Bench, say, known: dict | None = None) -> dict:
   return line | {"prediction": dataclasses.asdict(said)}
 
 
-def check(bench: Bench, run, done) -> list[str]:
+def check(bench: Bench, run, comparison: runs.Comparison) -> list[str]:
   """Returns a sentence for every time that this machine's bandwidth forbids."""
   models, _ = bench.models()
-  found = []
-  for who, baseline in ((0, False), (1, True)):
-    rounds = sum(int(pieces[who].stats.widths.sum()) for pieces in done)
-    seconds = sum(pieces[who].seconds for pieces in done) / rounds
+  warnings = []
+  for name in comparison.decoders:
+    completed = comparison.of(name)
+    rounds = sum(one.num_rounds for one in completed)
+    seconds = sum(one.seconds for one in completed) / rounds
     size = bounds.pass_bytes(models.target.config, run.batch, 1, FLAGS.context)
-    what = "a plain round" if baseline else f"a round of k = {run.k}"
-    found.append(bench.limit.check(what, seconds, size))
-  return [sentence for sentence in found if sentence]
+    what = f"a round of k = {run.k}" if name == _OURS else "a baseline round"
+    warnings.append(bench.limit.check(what, seconds, size))
+  return [sentence for sentence in warnings if sentence]

@@ -18,7 +18,6 @@ before and after, by reading as many bytes as the weights have; a time that it
 forbids is marked in the table. The last line is one JSON document.
 """
 
-import contextlib
 import dataclasses
 import json
 import pathlib
@@ -37,7 +36,8 @@ from absl import flags
 from tqdm import tqdm
 
 from specdec import multihost
-from specdec.benchmark import metrics, provenance, results, timing
+from specdec.benchmark import metrics, provenance, results, runs, timing
+from specdec.benchmark.decoder import Batch
 from specdec.roofline import bounds, hardware
 from specdec.utils import terminal
 
@@ -64,6 +64,7 @@ for _module in (_flags, _auto, _limit, _repeats, _rows):
   flags.adopt_module_key_flags(_module)
 _OWN = sorted({*FLAGS} - _BEFORE | {*_auto.OWN, "context", "limit", "repeats"})
 FLAG_NAMES = [*_flags.SHARED, *_OWN]
+_OURS = "speculative"
 
 
 def check_flags() -> None:
@@ -120,111 +121,93 @@ def time_passes(models, batch: int, progress) -> list[dict]:
   return found
 
 
-def decode(models, k: int, found: _rows.Batches, baseline_session, progress):
-  """One point: speculation with k against autoregressive decoding.
+def decode(models, k: int, prompts: _rows.Batches, baseline, progress):
+  """One point: speculation with k against the baseline.
+
+  Args:
+    baseline: that of this batch size, None if it is not compiled yet.
 
   Returns:
-    Its document, and a session whose plain loop is compiled.
+    Its document, and the compiled baseline.
   """
-  rows, batch = found.rows, len(found.rows[0])
-
-  def decoded(number: int, baseline: bool):
-    first = number * batch
-    return session.complete(rows[number], range(first, first + batch), baseline)
-
-  session = _decoding.make_session(models, k, batch, FLAGS.context, ())
-  if baseline_session:
-    session.share_baseline(baseline_session)
+  rows, batch = prompts.rows, len(prompts.rows[0])
+  batches = [
+    Batch(some, range(i * batch, (i + 1) * batch))
+    for i, some in enumerate(rows)
+  ]
+  decoder = _decoding.make_decoder(models, k, batch, FLAGS.context, ())
   with terminal.progress(f"compiling batch {batch}, k = {k}"):
-    session.compile(baseline=True)
+    if baseline is None:
+      baseline = decoder.baseline()
+      baseline.compile()
     with timing.compilations() as compiled:
-      compile_seconds = session.compile(baseline=False)
-    session.warm_up(rows[0])
-  for _ in timing.interleaved(decoded, 1):
-    pass  # discarded
+      compile_seconds = decoder.compile()
+    decoders = {_OURS: decoder, runs.BASELINE: baseline}
+    for one in decoders.values():
+      one.warm_up(rows[0])
+  runs.compare(decoders, batches[:1])  # discarded
   progress.set_postfix_str(f"batch {batch}, k = {k}")
-  trace = contextlib.nullcontext()
   if FLAGS.profile:
-    trace = jax.profiler.trace(FLAGS.profile)
-  with trace:
-    for _ in timing.interleaved(decoded, 1 if FLAGS.profile else 0):
-      pass
+    with jax.profiler.trace(FLAGS.profile):
+      runs.compare(decoders, batches[:1])
   # What compiles now and then (a collected program, another thread's) may
   # spoil one series of timings, not two.
   for _ in range(2):
-    done = []
     with timing.compilations() as late:
-      for pair in timing.interleaved(
-        decoded, len(rows), _repeats.turns(len(rows))
-      ):
-        done.append(pair)
-        progress.update()
+      comparison = runs.compare(
+        decoders,
+        batches,
+        _repeats.turns(len(rows)),
+        progress=progress.update,
+      )
     if not (count := int(multihost.agree(late.count))):
       break
-  ours, baseline, prefill, baseline_prefill = (
-    [getattr(pair[i], name) for pair in done]
-    for name in ("seconds", "prefill_seconds")
-    for i in (0, 1)
+  seconds, baseline_seconds = (
+    [one.seconds for one in comparison.of(name)] for name in decoders
   )
-  once = done[: len(rows)]
-  texts, baseline_texts = (
-    [t for x in some for t in x.texts] for some in zip(*once)
-  )
-  prompts = [row for some in rows for row in some]
-  unlike = [
-    session.first_difference(prompts[i], a, b, i)
-    for i, (a, b) in enumerate(zip(texts, baseline_texts))
-    if _decoding.comparable() and a != b
-  ]
+  speed = None
   if len(rows) == 1:
-    times = ours, baseline, prefill, baseline_prefill
-    speed = metrics.median_speed(sum(map(len, texts)), *times)
-  else:
-    speed = timing.speed(done)
-  run = results.Run(
-    "all",
-    k,
-    session.drafter.spec.max_nodes,
-    batch,
-    metrics.acceptance([one.stats for one, _ in once]),
-    speed,
-    results.Identity(len(texts), len(texts) - len(unlike), tuple(unlike))
-    if _decoding.comparable()
-    else None,
-  )
+    speed = metrics.median_speed(
+      sum(map(len, comparison.texts(_OURS))),
+      seconds,
+      baseline_seconds,
+      *(
+        [one.prefill_seconds for one in comparison.of(name)]
+        for name in decoders
+      ),
+    )
+  run = comparison.run(_OURS, k, _decoding.comparable(), speed)
   document = {
     **run.document(),
-    "context": found.shortest,
-    "prompts": found.source,
-    "rounds": sum(int(one.stats.widths.sum()) for one, _ in once),
-    "least_round_seconds": _least_round(done, 0),
-    "least_baseline_round_seconds": _least_round(done, 1),
-    "seconds": dataclasses.asdict(timing.timing(ours)),
-    "baseline_seconds": dataclasses.asdict(timing.timing(baseline)),
+    "context": prompts.shortest,
+    "prompts": prompts.source,
+    "rounds": sum(one.num_rounds for one in comparison.distinct(_OURS)),
+    "least_round_seconds": _least_round(comparison, _OURS),
+    "least_baseline_round_seconds": _least_round(comparison, runs.BASELINE),
+    "seconds": dataclasses.asdict(timing.timing(seconds)),
+    "baseline_seconds": dataclasses.asdict(timing.timing(baseline_seconds)),
     "acceptance_seconds": dataclasses.asdict(
-      timing.time_acceptance(session, FLAGS.repeats)
+      timing.time_acceptance(decoder, FLAGS.repeats)
     ),
     "compile": {
       "seconds": compile_seconds,
       "backend_seconds": compiled.seconds,
       "programs": compiled.count,
     },
-    "memory": timing.loop_memory(session, baseline=False),
-    "baseline_memory": timing.loop_memory(session, baseline=True),
+    "memory": timing.loop_memory(decoder),
+    "baseline_memory": timing.loop_memory(baseline),
     "warnings": [],
   }
   if count:
     document["warnings"].append(
       f"{count} programs compiled while batch {batch} x {k} was timed"
     )
-  return document, session
+  return document, baseline
 
 
-def _least_round(done, who: int) -> float:
-  """Seconds of a round, of the batch whose rounds took least."""
-  return min(
-    pair[who].seconds / int(pair[who].stats.widths.sum()) for pair in done
-  )
+def _least_round(comparison: runs.Comparison, name: str) -> float:
+  """Returns the seconds of a round, of the batch where they were fewest."""
+  return min(one.seconds / one.num_rounds for one in comparison.of(name))
 
 
 def impossible(
@@ -255,7 +238,7 @@ def impossible(
     where = f"of batch {run['batch']}, k = {run['k']}"
     check(run, f"a round {where}", rounds, run["batch"], run["nodes"])
     rounds = run["least_baseline_round_seconds"]
-    check(run, f"a plain round {where}", rounds, run["batch"], 1)
+    check(run, f"a baseline round {where}", rounds, run["batch"], 1)
   return found
 
 
@@ -326,7 +309,7 @@ def bench() -> None:
     for batch in FLAGS.batch
   }
   before = timing.bandwidth_of(target.params)
-  passes, runs = [], []
+  passes, entries = [], []
   total = len(FLAGS.batch) * len(FLAGS.passes)
   if FLAGS.decode:
     pairs = (len(r.rows) * _repeats.turns(len(r.rows)) for r in rows.values())
@@ -334,15 +317,15 @@ def bench() -> None:
   with tqdm(total=total, disable=not sys.stderr.isatty()) as progress:
     for batch in FLAGS.batch:
       passes += time_passes(models, batch, progress)
-      session = None
+      baseline = None
       ks = FLAGS.k
       if FLAGS.decode and not ks:
         chosen = _auto.choose(models, rows[batch].rows[0], batch)
         progress.write(_auto.explain(chosen, batch))
         ks = (chosen.k,)
       for k in ks if FLAGS.decode else ():
-        run, session = decode(models, k, rows[batch], session, progress)
-        runs.append(run)
+        run, baseline = decode(models, k, rows[batch], baseline, progress)
+        entries.append(run)
   bandwidth = max(before, timing.bandwidth_of(target.params))
   peak = machine.flops.get(FLAGS.dtype)
   if models.places:  # of all devices together
@@ -352,7 +335,7 @@ def bench() -> None:
     compute = entry["flops"] / peak if peak else 0.0
     entry["roof_seconds"] = max(entry["bytes"] / bandwidth, compute)
   document = header | {
-    "runs": runs,
+    "runs": entries,
     "passes": passes,
     "bandwidth": bandwidth,
     "hardware": dataclasses.asdict(machine),

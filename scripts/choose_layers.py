@@ -52,7 +52,8 @@ from absl import flags
 from tqdm import tqdm
 
 from specdec import drafters
-from specdec.benchmark import results, timing
+from specdec.benchmark import results, runs, timing
+from specdec.benchmark.decoder import batches_of
 from specdec.roofline import chips, hardware, shapes
 from specdec.roofline.cost import TYPICAL, Deployment
 from specdec.types import Skip
@@ -78,6 +79,7 @@ _OWN = sorted({*FLAGS} - _BEFORE | {"output", "context"})
 FLAG_NAMES = [*_flags.SHARED, *_OWN]
 # What may change when a run goes on.
 _FREE = ("output", "json", "trials", "compilation_cache", *_mesh.PROCESSES)
+_OURS = "speculative"
 _SHOWN = 5  # of the best
 
 
@@ -109,15 +111,13 @@ def check_flags() -> None:
   _main.take_folder("--output", FLAGS.output)
 
 
-class Bench:
+class Texts:
   """Texts, and what a subset makes of them."""
 
   def __init__(self, models):
     self.models, self.batch = models, _flags.single("batch")
     rows = _rows.make_rows(models.target, FLAGS.samples, FLAGS.context)
-    self._batches = [
-      rows[i : i + self.batch] for i in range(0, len(rows), self.batch)
-    ]
+    self._batches = batches_of(rows, self.batch)
     if FLAGS.objective == "predicted":
       if FLAGS.for_chip == "local":
         machine = hardware.local(
@@ -127,44 +127,44 @@ class Bench:
       else:
         self._chip = chips.get(FLAGS.for_chip)
 
-  def session(self, skip: Skip, k: int):
-    """Of one subset, compiled and run once."""
+  def decoder(self, skip: Skip, k: int):
+    """Builds the decoder of one subset, compiled and run once."""
     model = self.models.target_model
     drafter = drafters.layer_skip(model, skip, k, _skips.threshold())
-    made = _decoding.session_of(
+    decoder = _decoding.decoder_of(
       self.models, drafter, _decoding.rule(), self.batch, FLAGS.context, ()
     )
     layers = len(skip.attention), len(skip.mlp)
     what = "without {} attention and {} MLP layers".format(*layers)
     with terminal.progress(f"compiling k = {k} {what}"):
-      self.decode(made)
-    return made
-
-  def decode(self, session, baseline: bool = False):
-    """All texts: tokens, seconds and the counts of each batch."""
-    done, first = [], 0
-    for rows in self._batches:
-      numbers = range(first, first + len(rows))
-      done.append(session.complete(rows, numbers, baseline))
-      first += len(rows)
-    tokens = sum(len(text) for one in done for text in one.texts)
-    return tokens, sum(one.seconds for one in done), [d.stats for d in done]
+      runs.compare({_OURS: decoder}, self._batches)
+    return decoder
 
   def value(self, skip: Skip, k: int) -> Found:
-    """Tokens per second with this subset."""
-    session = self.session(skip, k)
+    """Returns tokens per second with this subset."""
     timings = FLAGS.timings if FLAGS.objective == "measured" else 1
-    runs = [self.decode(session) for _ in range(timings)]
-    tokens, _, stats = runs[0]
+    decoders = {_OURS: self.decoder(skip, k)}
+    comparison = runs.compare(decoders, self._batches, timings)
+    once = comparison.distinct(_OURS)
+    tokens = sum(one.num_tokens for one in once)
     rounds, nodes = (
-      sum(int(np.sum(getattr(one, name))) for one in stats)
+      sum(int(np.sum(getattr(one.stats, name))) for one in once)
       for name in ("rounds", "nodes")
     )
     if FLAGS.objective == "measured":
-      rate = tokens / statistics.median(seconds for _, seconds, _ in runs)
+      rate = self._median_rate(comparison, _OURS)
     else:
       rate = self._predicted(skip, tokens / rounds, nodes / rounds)
     return Found(rate, tokens / rounds, nodes / rounds)
+
+  def _median_rate(self, comparison: runs.Comparison, name: str) -> float:
+    """Returns the median over repeats of tokens per second."""
+    completed, count = comparison.of(name), len(self._batches)
+    parts = [completed[i : i + count] for i in range(0, len(completed), count)]
+    return statistics.median(
+      sum(one.num_tokens for one in part) / sum(one.seconds for one in part)
+      for part in parts
+    )
 
   def _predicted(self, skip: Skip, tokens: float, drafted: float) -> float:
     """By the cost model, all rows at work."""
@@ -184,21 +184,16 @@ class Bench:
     return self.batch * tokens / taken
 
   def against_baseline(self, skip: Skip, k: int) -> tuple[float, float]:
-    """(ours, plain) tokens per second, timed in turns: the best of many
-    timings was lucky, too."""
-    session = self.session(skip, k)
-    self.decode(session, baseline=True)
-    rates = {False: [], True: []}
-    for turn in range(2 * FLAGS.timings):
-      for baseline in (False, True) if turn % 2 else (True, False):
-        tokens, seconds, _ = self.decode(session, baseline)
-        rates[baseline].append(tokens / seconds)
-    return tuple(
-      statistics.median(rates[baseline]) for baseline in (False, True)
-    )
+    """Returns tokens per second of a subset and of the baseline, interleaved:
+    the best of many timings was lucky, too."""
+    decoder = self.decoder(skip, k)
+    decoders = {_OURS: decoder, runs.BASELINE: decoder.baseline()}
+    runs.compare(decoders, self._batches)  # compiles and warms up
+    comparison = runs.compare(decoders, self._batches, 2 * FLAGS.timings)
+    return tuple(self._median_rate(comparison, name) for name in decoders)
 
 
-def search(study, bench: Bench, num_layers: int) -> None:
+def search(study, texts: Texts, num_layers: int) -> None:
   """Tries subsets until there are --trials of them."""
 
   def worth(trial) -> float:
@@ -210,7 +205,7 @@ def search(study, bench: Bench, num_layers: int) -> None:
         found = Found(other.value, **other.user_attrs)
         break
     else:
-      found = bench.value(_subsets.subset(trial.params, num_layers), k)
+      found = texts.value(_subsets.subset(trial.params, num_layers), k)
       timing.forget_programs()
     for name in Found._fields[1:]:
       trial.set_user_attr(name, getattr(found, name))
@@ -289,14 +284,14 @@ def choose_layers() -> None:
     header["settings"] | {"versions": header["versions"]},
     _FREE,
   )
-  bench, study = Bench(models), _subsets.open_study(folder, num_layers)
-  search(study, bench, num_layers)
+  texts, study = Texts(models), _subsets.open_study(folder, num_layers)
+  search(study, texts, num_layers)
   lines = as_lines(_subsets.finished(study), num_layers)
   best = max(lines, key=lambda line: line["tokens_per_second"])
   terminal.report(table(lines))
   terminal.report("\ntiming the best once more ...", file=sys.stderr)
   skip = _subsets.subset(study.best_params, num_layers)
-  ours, baseline = bench.against_baseline(skip, best["k"])
+  ours, baseline = texts.against_baseline(skip, best["k"])
   document = (
     header
     | best

@@ -331,15 +331,17 @@ def work() -> None:
   size = evaluation.buffer_size(max(map(len, encoded)))
   rule = _decoding.rule()
 
-  def bench_of(candidate, temperature) -> comparison.Bench:
+  def bench_of(candidate, temperature) -> comparison.RuleComparison:
     def make(shape, rule):
       drafter = candidate.make(shape.expansion, shape.levels)
-      made = _decoding.session_of(models, drafter, rule, batch, size, ())
+      made = _decoding.decoder_of(models, drafter, rule, batch, size, ())
       return dataclasses.replace(
         made, params=candidate.params, temperature=temperature
       )
 
-    return comparison.Bench(encoded, batch, {FLAGS.acceptance: rule}, make)
+    return comparison.RuleComparison(
+      encoded, batch, {FLAGS.acceptance: rule}, make
+    )
 
   folder = Path(FLAGS.output)
   settings = header["settings"]

@@ -111,7 +111,7 @@ def check_flags() -> None:
     raise ValueError("none of --only is right for any of --shapes at --sizes")
 
 
-def measure_ranks(bench: comparison.Bench, lines: files.Lines) -> dict:
+def measure_ranks(bench: comparison.RuleComparison, lines: files.Lines) -> dict:
   """By kind of siblings, how often the r-th of them is kept."""
   for line in lines.entries:
     if "ranks" in line:
@@ -148,7 +148,7 @@ def check_depth(models) -> None:
 
 
 def compare(
-  bench: comparison.Bench, lines: files.Lines, known: dict
+  bench: comparison.RuleComparison, lines: files.Lines, known: dict
 ) -> list[dict]:
   """Every point; those that `lines` does not hold are measured."""
   done = {tuple(x["point"]): x["run"] for x in lines.entries if "point" in x}
@@ -254,10 +254,10 @@ def work() -> None:
 
   def make(shape: comparison.Shape, rule):
     drafter = _decoding.make_drafter(models, shape.levels, shape.expansion)
-    return _decoding.session_of(models, drafter, rule, batch, size, ())
+    return _decoding.decoder_of(models, drafter, rule, batch, size, ())
 
   rules = {name: _rules.RULES[name]() for name in comparison.RULES}
-  bench = comparison.Bench(encoded, batch, rules, make)
+  bench = comparison.RuleComparison(encoded, batch, rules, make)
   _decoding.check_memory(
     models.configs,
     size + FLAGS.max_new_tokens,

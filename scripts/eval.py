@@ -26,6 +26,7 @@ from absl import flags
 from tqdm import tqdm
 
 from specdec.benchmark import evaluation, provenance, results
+from specdec.benchmark.decoder import Batch
 from specdec.report import plots
 from specdec.utils import files, terminal
 
@@ -41,25 +42,26 @@ def decode(models, encoded, groups, lines) -> list[dict]:
   batch = _flags.single("batch")
   batches = evaluation.plan(encoded, groups, batch)
   done = {tuple(line["prompts"]): line for line in lines.entries}
-  sessions, size_of_sessions = {}, None
+  decoders, baseline, compiled_size = {}, None, None
   with tqdm(total=len(encoded) * len(FLAGS.k), unit="text") as progress:
     for turn, (size, members) in enumerate(batches):
       if tuple(members) not in done:
-        if size != size_of_sessions:
-          sessions, size_of_sessions = {}, size
+        if size != compiled_size:
+          decoders, baseline, compiled_size = {}, None, size
           for k in FLAGS.k:
             what = f"compiling k = {k} for prompts up to {size} tokens"
             with terminal.progress(what):
-              sessions[k] = _decoding.make_session(
+              decoders[k] = _decoding.make_decoder(
                 models, k, batch, size, models.target.eos_ids
               )
-              sessions[k].share_baseline(sessions[FLAGS.k[0]])
-              sessions[k].warm_up([encoded[i] for i in members])
+              baseline = baseline or decoders[k].baseline()
+              for decoder in (decoders[k], baseline):
+                decoder.warm_up([encoded[i] for i in members])
         progress.set_postfix_str(terminal.escape(groups[members[0]], ""))
         line = evaluation.decode_batch(
-          sessions,
-          [encoded[i] for i in members],
-          members,
+          decoders,
+          baseline,
+          Batch([encoded[i] for i in members], members),
           turn,
           _decoding.comparable(),
         )

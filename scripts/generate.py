@@ -24,10 +24,11 @@ import _repeats
 from absl import flags
 from tqdm import tqdm
 
-from specdec.benchmark import metrics, prompts, results, timing
-from specdec.benchmark.session import prompt_size
+from specdec.benchmark import prompts, results, runs
+from specdec.benchmark.decoder import batches_of, prompt_size
 from specdec.checkpoints import shipped
 from specdec.report import page
+from specdec.report.answer import decode_answers
 from specdec.utils import files, terminal
 
 _BEFORE = set(flags.FLAGS)
@@ -102,72 +103,58 @@ def generate() -> None:
     FLAGS.k = (chosen.k,)
     terminal.report(_auto.explain(chosen, batch))
   k = _flags.single("k")
-  run = _decoding.make_session(models, k, batch, size, target.eos_ids)
+  decoder = _decoding.make_decoder(models, k, batch, size, target.eos_ids)
+  decoders = {"speculative": decoder, runs.BASELINE: decoder.baseline()}
   _decoding.check_memory(
     models.configs,
-    run.max_length,
+    decoder.max_length,
     places=models.places,
     show=size > prompt_size([[0]]),  # more than was planned for
   )
   painter = terminal.Painter(FLAGS.color, sys.stdout)
+  batches = batches_of(encoded, batch)
   with terminal.progress("compiling (kept for the next run)"):
-    compile_seconds = run.warm_up(encoded[: run.batch])
+    compile_seconds = sum(
+      one.warm_up(batches[0].rows) for one in decoders.values()
+    )
   print(painter.legend())
   for caveat in _decoding.caveats():
     terminal.report(f"warning: {caveat}")
   print()
 
-  firsts = range(0, len(encoded), run.batch)
   quiet = len(encoded) == 1 or not sys.stderr.isatty()
-
-  def decoded(batch: int, baseline: bool, show: bool = False):
-    """Decodes by one program, or in pieces to look for stop strings."""
-    first = firsts[batch]
-    rows = encoded[first : first + run.batch]
-    numbers = range(first, first + len(rows))
-    if not (show or FLAGS.stop):
-      return run.complete(rows, numbers, baseline, strict=False)
-    return run.decode(
-      *(rows, numbers, baseline, target.tokenizer, FLAGS.stop),
-      painter if show and first == 0 else None,
+  answers, faults = [], []
+  for some in tqdm(batches, unit="batch", disable=quiet):
+    completed, part = decode_answers(
+      *(decoder, some, target.tokenizer, FLAGS.stop),
+      None if answers else painter,
     )
-
-  answers, stats, differences, faults = [], [], [], []
-  for batch in tqdm(range(len(firsts)), unit="batch", disable=quiet):
-    shown = decoded(batch, baseline=False, show=True)
-    stats.append(shown.stats)
-    faults += shown.faults
-    for answer in shown.answers:
+    faults += completed.faults
+    for answer in part:
       if answers:
         print(painter.dim(f"\n--- prompt {len(answers)}"))
         answer.show(painter)
       answers.append(answer)
   if faults and not any(answer.ids for answer in answers):
     raise ValueError(faults[0])
-  pairs = timing.interleaved(decoded, len(firsts), _repeats.turns(len(firsts)))
-  total = len(firsts) * _repeats.turns(len(firsts))
-  timed = [*tqdm(pairs, "timing", total, unit="pair", disable=quiet)]
-  if _decoding.comparable():
-    once = timed[: len(firsts)]
-    baseline_texts = [ids for _, baseline in once for ids in baseline.texts]
-    differences = [
-      run.first_difference(encoded[i], answer.ids, ids, i)
-      for i, (answer, ids) in enumerate(zip(answers, baseline_texts))
-      if answer.ids != ids
-    ]
-  terminal.report("\n")
-  same = len(encoded) - len(differences)
-  summary = results.Run(
-    "all",
-    k,
-    run.drafter.spec.max_nodes,
-    run.batch,
-    metrics.acceptance(stats),
-    timing.speed(timed),
-    results.Identity(len(encoded), same, tuple(differences))
-    if _decoding.comparable()
-    else None,
+
+  def way(decoder):
+    """Decodes by one program, or in pieces to look for stop strings."""
+    if not FLAGS.stop:
+      return lambda batch: decoder.complete(batch, strict=False)
+    return lambda batch: decode_answers(
+      decoder, batch, target.tokenizer, FLAGS.stop
+    )[0]
+
+  repeats = _repeats.turns(len(batches))
+  timed = runs.interleave(
+    {name: way(one) for name, one in decoders.items()}, batches, repeats
   )
+  total = len(batches) * repeats
+  timed = [*tqdm(timed, "timing", total, unit="pair", disable=quiet)]
+  comparison = runs.Comparison(decoders, batches, timed)
+  summary = comparison.run("speculative", k, _decoding.comparable())
+  terminal.report("\n")
   table = [*summary.rows()]
   if chosen:
     table.append(("speedup expected", f"{chosen.speedup:.2f} x, k = {k}"))

@@ -25,7 +25,7 @@ from absl import flags
 from tqdm import tqdm
 
 from specdec import decode
-from specdec.benchmark import session
+from specdec.benchmark.decoder import PROMPT_STEP, Batch, prompt_size
 
 FLAGS = flags.FLAGS
 flags.DEFINE_integer("count", 1000, "Messages to draw; fewer are kept.")
@@ -55,18 +55,18 @@ def head_of_message(tokenizer) -> list[int]:
 def invent(models, prefix: list[int]):
   """Yields the messages that ended in time, in the order of their numbers."""
   batch = _flags.single("batch")
-  made = _decoding.session_of(
+  made = _decoding.decoder_of(
     models,
     decode.NO_DRAFTER,
     decode.NO_DRAFT_RULE,
     batch,
-    session.prompt_size([prefix]),
+    prompt_size([prefix]),
     models.target.eos_ids,
   )
   with tqdm(total=FLAGS.count, unit="message") as progress:
     for first in range(0, FLAGS.count, batch):
       numbers = range(first, min(first + batch, FLAGS.count))
-      found = made.complete([prefix] * len(numbers), numbers, baseline=True)
+      found = made.complete(Batch([prefix] * len(numbers), numbers))
       for ids in found.texts:
         if ids and ids[-1] in models.target.eos_ids:
           yield models.target.tokenizer.decode(ids[:-1]).strip()
@@ -86,7 +86,7 @@ def run() -> None:
       "--temperature=0 would draw one message again and again; give 1"
     )
   _prompt_parts.check_flags()
-  models = _decoding.load_baseline(session.PROMPT_STEP + FLAGS.max_new_tokens)
+  models = _decoding.load_baseline(PROMPT_STEP + FLAGS.max_new_tokens)
   prefix = head_of_message(models.target.tokenizer)
   drawn = dict.fromkeys(invent(models, prefix))  # each once, in order
   kept = [text for text in drawn if len(text) >= FLAGS.shortest]

@@ -26,7 +26,8 @@ from absl import flags
 from tqdm import tqdm
 
 from specdec import decode
-from specdec.benchmark import evaluation, session
+from specdec.benchmark import evaluation
+from specdec.benchmark.decoder import Batch, prompt_size
 from specdec.utils import files, terminal
 
 FLAGS = flags.FLAGS
@@ -47,12 +48,12 @@ def answer(models, encoded, lines) -> None:
   ]
   # What a run that is stopped has answered is of all lengths.
   random.Random(FLAGS.seed).shuffle(batches)
-  sessions = {}
+  decoders = {}
   with tqdm(total=len(encoded), initial=len(done), unit="answer") as progress:
     for members in batches:
-      size = session.prompt_size([encoded[i] for i in members])
-      if size not in sessions:
-        sessions[size] = _decoding.session_of(
+      size = prompt_size([encoded[i] for i in members])
+      if size not in decoders:
+        decoders[size] = _decoding.decoder_of(
           models,
           decode.NO_DRAFTER,
           decode.NO_DRAFT_RULE,
@@ -61,9 +62,9 @@ def answer(models, encoded, lines) -> None:
           models.target.eos_ids,
         )
         with terminal.progress(f"compiling prompts of at most {size} tokens"):
-          sessions[size].compile(baseline=True)
+          decoders[size].compile()
       rows = [encoded[i] for i in members]
-      found = sessions[size].complete(rows, members, baseline=True)
+      found = decoders[size].complete(Batch(rows, members))
       for i, prompt, text in zip(members, rows, found.texts):
         lines.append(
           {

@@ -8,7 +8,8 @@ import pytest
 from absl import flags
 
 import programs
-from specdec.benchmark import session, timing
+from specdec.benchmark import timing
+from specdec.benchmark.decoder import Decoder
 from specdec.drafters.heads.head_config import HeadConfig
 from specdec.noise import row_keys
 from specdec.roofline import hardware, prediction
@@ -32,9 +33,8 @@ def costs(monkeypatch):
   def pass_timer(model, params, batch, tokens, *_):
     return lambda: seconds(batch, tokens)
 
-  def round_timer(session, rows, baseline):
-    nodes = 1 if baseline else session.drafter.spec.max_nodes
-    return lambda: seconds(session.batch, nodes)
+  def round_timer(decoder, rows):
+    return lambda: seconds(decoder.batch, decoder.num_nodes)
 
   programs.fake_machine(monkeypatch)
   monkeypatch.setattr(timing, "pass_timer", pass_timer)
@@ -99,13 +99,13 @@ def test_what_decides_k_has_not_seen_the_noise_that_writes(
   test of a k chosen by a pilot run shows by how much."""
   keys = {"first_rounds": [], "decode": []}
   for name, used in keys.items():
-    honest = getattr(session.Session, name)
+    honest = getattr(Decoder, name)
 
     def spy(self, *args, honest=honest, used=used, **options):
       used.append(self.key)
       return honest(self, *args, **options)
 
-    monkeypatch.setattr(session.Session, name, spy)
+    monkeypatch.setattr(Decoder, name, spy)
   generate("--acceptance=rejection", "--temperature=1", "--most_k=2")
   [pilot], writing = keys["first_rounds"], keys["decode"]
   assert writing

@@ -50,8 +50,8 @@ def of_parts(script, monkeypatch):
       raise KeyboardInterrupt
     return script.Found(1.0 + len(skip.attention) - len(skip.mlp), 2.0, 3.0)
 
-  monkeypatch.setattr(script.Bench, "value", value)
-  monkeypatch.setattr(script.Bench, "against_baseline", lambda *_: (3.0, 2.0))
+  monkeypatch.setattr(script.Texts, "value", value)
+  monkeypatch.setattr(script.Texts, "against_baseline", lambda *_: (3.0, 2.0))
   return asked
 
 

@@ -310,7 +310,7 @@ def test_flags(tmp_path, monkeypatch):
     raise Enough
 
   programs.fake_machine(monkeypatch)
-  monkeypatch.setattr("_decoding.make_session", enough)
+  monkeypatch.setattr("_decoding.make_decoder", enough)
   monkeypatch.chdir(tmp_path)  # some flags name what is written
   folder = programs.write_model(tmp_path / "model")
   names = importlib.import_module("generate").FLAG_NAMES

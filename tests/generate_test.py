@@ -16,7 +16,7 @@ from absl import flags
 import programs
 from programs import write_model
 from specdec import checkpoints
-from specdec.benchmark import session
+from specdec.benchmark.decoder import Decoder
 from specdec.compiled import memory_plan
 from specdec.utils import terminal
 
@@ -137,18 +137,17 @@ def test_html_holds_every_prompt_its_tokens_and_the_table(
 def test_pairs_are_timed_in_turns_and_give_a_standard_error(
   run, tmp_path, monkeypatch, capsys
 ):
-  calls, complete = [], session.Session.complete
+  calls, complete = [], Decoder.complete
 
-  def timed(self, rows, numbers, baseline, strict):
-    calls.append((list(numbers), baseline))
+  def timed(self, batch, strict):
+    baseline = self.num_nodes == 1
+    calls.append((list(batch.numbers), baseline))
     seconds = [0.5, 0.5, 1.0, 0.25][len(calls) // 2 % 4] * (
       3 if baseline else 1
     )
-    return complete(self, rows, numbers, baseline, strict)._replace(
-      seconds=seconds
-    )
+    return complete(self, batch, strict)._replace(seconds=seconds)
 
-  monkeypatch.setattr(session.Session, "complete", timed)
+  monkeypatch.setattr(Decoder, "complete", timed)
   out = tmp_path / "out.json"
   run("--prompt=abc", "--max_new_tokens=8", f"--json={out}")
   assert calls == [

@@ -1,6 +1,7 @@
 """What is measured is what is said, and impossible times are refused."""
 
 import dataclasses
+import itertools
 import pathlib
 
 import jax
@@ -8,7 +9,8 @@ import jax.numpy as jnp
 import pytest
 
 from specdec import acceptance, drafters
-from specdec.benchmark import session, timing
+from specdec.benchmark import runs, timing
+from specdec.benchmark.decoder import Batch, Decoder, batches_of
 from specdec.models import presets, transformer
 from specdec.models.config import TransformerConfig
 from specdec.roofline import bounds
@@ -66,10 +68,10 @@ class TestPassBytes:
 
 
 @pytest.fixture(scope="module")
-def pair():
+def decoders():
   model = transformer.model(SMALL)
   params = transformer.init_params(SMALL, jax.random.key(0))
-  return session.Session(
+  decoder = Decoder(
     model,
     drafters.lookup(3, min_ngram=0),
     acceptance.coupled(),
@@ -79,54 +81,72 @@ def pair():
     prompt_size=6,
     max_new_tokens=9,
   )
+  return {"lookup": decoder, runs.BASELINE: decoder.baseline()}
 
 
 ROWS = [[1, 2, 3], [4, 5, 6, 7]]
 
 
-def test_both_ways_decode_the_same_texts_and_compile_nothing(pair):
-  def decode(batch, baseline):
-    assert batch == 0
-    return pair.complete(ROWS, range(2), baseline)
-
+def test_all_ways_decode_the_same_texts_and_compile_nothing(decoders):
+  batches = batches_of(ROWS, 2)
   with timing.compilations() as first:
-    pair.warm_up(ROWS)
-    list(timing.interleaved(decode, 1))
+    for decoder in decoders.values():
+      decoder.warm_up(ROWS)
+    runs.compare(decoders, batches)
   assert first.count >= 4  # start and run, each way
   assert first.seconds > 0
   with timing.compilations() as late:
-    done = list(timing.interleaved(decode, 1, turns=2))
+    comparison = runs.compare(decoders, batches, repeats=2)
   assert late.count == 0
   assert first.count >= 4  # a closed count stays as it was
-  for ours, baseline in done:
+  assert comparison.differences("lookup") == ()
+  for results in comparison.results:
+    ours, baseline = results.values()
     assert ours.texts == baseline.texts
     assert [len(text) for text in ours.texts] == [9, 9]
     assert ours.seconds > 0 and baseline.seconds > 0
     assert ours.stats.rounds.shape == (2,)
     assert baseline.stats.rounds.tolist() == [9, 9]
+  run = comparison.run("lookup", comparable=True)
+  assert run.identity.share == 1.0 and run.speed.tokens == 2 * 2 * 9
 
 
-def test_both_ways_are_first_in_turns():
-  """Of every batch from turn to turn, and of every turn from batch to batch."""
+def test_every_way_goes_first_in_turns():
+  """Of every batch from repeat to repeat, and in every repeat from batch to
+  batch."""
   calls = []
 
-  def decode(batch, baseline):
-    calls.append((batch, baseline))
-    return batch, baseline
+  def way(name):
+    def decode(batch):
+      calls.append((batch, name))
+      return batch, name
 
-  for batches in (2, 3):
+    return decode
+
+  for names, count in (("ab", 2), ("ab", 3), ("abc", 4)):
     calls.clear()
-    done = list(timing.interleaved(decode, batches, turns=2))
-    assert done == [((b, False), (b, True)) for b in [*range(batches)] * 2]
-    first = calls[::2]
-    assert [b for b, _ in first] == [*range(batches)] * 2
-    assert all(a[1] != b[1] for a, b in zip(first, first[batches:]))
-    alternating = [batch % 2 == 1 for batch in range(batches)]
-    assert [baseline for _, baseline in first[:batches]] == alternating
+    batches = list(range(count))
+    ways = {name: way(name) for name in names}
+    done = list(runs.interleave(ways, batches, len(names)))
+    assert done == [{n: (b, n) for n in names} for b in batches * len(names)]
+    first = calls[:: len(names)]
+    assert [b for b, _ in first] == batches * len(names)
+    for batch in batches:  # over the repeats, each once
+      assert sorted(n for b, n in first if b == batch) == sorted(names)
+    once = [name for _, name in first[:count]]
+    assert all(x != y for x, y in itertools.pairwise(once))
 
 
-def test_a_compilation_is_seen(pair):
-  del pair
+def test_repeats_may_have_noise_of_their_own():
+  numbers = []
+  batches = [Batch([[1]], [0]), Batch([[2]], [1])]
+  ways = {"a": lambda batch: numbers.append(list(batch.numbers))}
+  list(runs.interleave(ways, batches, repeats=2, renumber=2))
+  assert numbers == [[0], [1], [2], [3]]
+
+
+def test_a_compilation_is_seen(decoders):
+  del decoders
   with timing.compilations() as found:
     jax.jit(lambda x: x * 3 + 1)(jnp.ones((7, 3)))
   assert found.count >= 1
@@ -141,8 +161,8 @@ def test_longer_passes_and_timing():
   assert found.repeats == 4
 
 
-def test_acceptance_is_timed(pair):
-  assert timing.time_acceptance(pair, 3).median > 0
+def test_acceptance_is_timed(decoders):
+  assert timing.time_acceptance(decoders["lookup"], 3).median > 0
 
 
 def test_a_time_is_held_against_its_bytes():
@@ -167,15 +187,14 @@ def test_a_limit_is_measured_again_before_it_warns(monkeypatch):
     limit.check("a pass", 0.0049, 10**9)
 
 
-def test_the_loop_holds_weights_caches_and_little_else(pair):
-  pair.warm_up(ROWS)
+def test_the_loop_holds_weights_caches_and_little_else(decoders):
   slots = 16 * -(-(6 + 9 + 4) // 16)
   least = WEIGHTS + 2 * slots * POSITION
-  found = timing.loop_memory(pair, baseline=False)
+  found = timing.loop_memory(decoders["lookup"])
   # Beside them: distributions of 2 x 4 nodes, several times, and the token
   # buffers.
   assert least < found < least + 20 * 2 * 4 * 4 * SMALL.vocab_size + 10_000
-  assert timing.loop_memory(pair, baseline=True) < found
+  assert timing.loop_memory(decoders[runs.BASELINE]) < found
   assert timing.peak_memory() > found
 
 

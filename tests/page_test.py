@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from specdec.benchmark.answer import Answer, Token
 from specdec.report import page
+from specdec.report.answer import Answer, Token
 from specdec.types import ACCEPTED, BASELINE, BONUS, CORRECTION, NO_DRAFT
 
 VOID = {"meta", "br", "link", "img", "input"}

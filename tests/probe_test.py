@@ -7,7 +7,7 @@ import pytest
 from decode_distribution_test import PARAMS, V
 from specdec import acceptance, draft_shape, draft_tree, drafters
 from specdec.benchmark import expected_acceptance, metrics
-from specdec.benchmark.session import Session
+from specdec.benchmark.decoder import Batch, Decoder
 from specdec.testing import table_model
 
 ROWS = [[0]] * 300
@@ -19,13 +19,13 @@ SHAPES = {
 }
 
 
-def session_of(shape, rule, batch=300):
+def decoder_of(shape, rule, batch=300):
   model = table_model.model(V)
   drafter = drafters.model(model, 3)
   if shape is not None:
     drafter = drafters.model_tree(model, shape)
   key = jax.random.key(0)
-  return Session(
+  return Decoder(
     model, drafter, rule, PARAMS, key, batch, 64, 64, temperature=1
   )
 
@@ -42,13 +42,13 @@ def session_of(shape, rule, batch=300):
   ],
 )
 def test_rounds_keep_what_is_expected_of_them(name, rule, others):
-  session = session_of(SHAPES[name], rule())
+  decoder = decoder_of(SHAPES[name], rule())
   rules = [rule(), *(other() for other in others)]
-  sums, rounds = expected_acceptance.expected_lengths(session, ROWS, rules)
+  sums, rounds = expected_acceptance.expected_lengths(decoder, ROWS, rules)
   expected = metrics.ratio(sums[0], rounds)
-  found = metrics.acceptance([session.complete(ROWS, range(300), False).stats])
+  found = metrics.acceptance([decoder.complete(Batch(ROWS, range(300))).stats])
   measured = found.accepted_length
-  np.testing.assert_array_equal(rounds.sum(), found_whole(session))
+  np.testing.assert_array_equal(rounds.sum(), found_whole(decoder))
   error = np.hypot(measured.error, expected.error)
   assert abs(measured.value - expected.value) < 4 * error
   assert error < 0.03
@@ -61,26 +61,26 @@ def test_rounds_keep_what_is_expected_of_them(name, rule, others):
     np.testing.assert_allclose(sums[0], sums[1], rtol=1e-4)
 
 
-def found_whole(session):
-  return session.complete(ROWS, range(300), False).stats.whole.sum()
+def found_whole(decoder):
+  return decoder.complete(Batch(ROWS, range(300))).stats.whole.sum()
 
 
 def test_a_distribution_that_a_rule_does_not_know_is_nan():
-  session = session_of(SHAPES["tree"], acceptance.rejection(), batch=4)
+  decoder = decoder_of(SHAPES["tree"], acceptance.rejection(), batch=4)
   sums, _ = expected_acceptance.expected_lengths(
-    session, ROWS[:4], [acceptance.coupled()]
+    decoder, ROWS[:4], [acceptance.coupled()]
   )
   assert np.all(np.isnan(sums[0]))
 
 
 def test_ranks_add_up_to_what_siblings_keep():
   star = draft_shape.static(draft_tree.parallel(3, 1))
-  session = session_of(star, acceptance.rejection(), batch=100)
+  decoder = decoder_of(star, acceptance.rejection(), batch=100)
   ranks = expected_acceptance.acceptance_by_rank(
-    session, ROWS
+    decoder, ROWS
   )  # in three batches
   sums, rounds = expected_acceptance.expected_lengths(
-    session, ROWS, [session.rule]
+    decoder, ROWS, [decoder.rule]
   )
   np.testing.assert_allclose(
     ranks.sum(), sums[0].sum() / rounds.sum(), rtol=1e-4

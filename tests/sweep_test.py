@@ -11,7 +11,8 @@ from absl import flags
 from absl.testing import flagsaver
 
 import programs
-from specdec.benchmark import calibrate, session, sweeps, timing
+from specdec.benchmark import calibrate, sweeps, timing
+from specdec.benchmark.decoder import Decoder
 from specdec.roofline import hardware
 
 
@@ -95,13 +96,13 @@ def test_sampled_texts_are_counted_with_other_noise(
   sweep, tmp_path, monkeypatch
 ):
   seen = []
-  complete = session.Session.complete
+  complete = Decoder.complete
 
-  def spy(self, rows, numbers, baseline):
-    seen.append((baseline, tuple(numbers)))
-    return complete(self, rows, numbers, baseline)
+  def spy(self, batch):
+    seen.append((self.num_nodes == 1, tuple(batch.numbers)))
+    return complete(self, batch)
 
-  monkeypatch.setattr(session.Session, "complete", spy)
+  monkeypatch.setattr(Decoder, "complete", spy)
   sweep([{"k": 1, "batch": 2, "temperature": 1.0, "acceptance": "rejection"}])
   # Two turns are timed: numbers 0 to 3. Three others are counted.
   timed = [(0, 1), (2, 3)]
@@ -214,7 +215,7 @@ def test_a_time_slightly_under_its_bytes_is_kept_with_a_caveat(
   assert line["run"]["k"] == 1
   assert line["caveats"] == [
     "a round of k = 1 was too fast",
-    "a plain round was too fast",
+    "a baseline round was too fast",
   ]
 
 
@@ -224,7 +225,7 @@ def test_what_is_measured_is_predicted_again(sweep, tmp_path, monkeypatch):
   for place, name in (
     (timing, "pass_timer"),
     (timing, "round_timer"),
-    (session.Session, "complete"),
+    (Decoder, "complete"),
   ):
     monkeypatch.setattr(place, name, None)  # nothing is timed or decoded again
   sweep(POINTS, "--repredict")

@@ -11,7 +11,7 @@ import numpy as np
 
 from specdec import cache as kv
 from specdec.benchmark import timing
-from specdec.benchmark.session import Session
+from specdec.benchmark.decoder import Decoder
 from specdec.types import Model, PyTree
 
 Progress = Callable[[str], None]
@@ -76,27 +76,28 @@ def passes(
 
 
 def rounds(
-  make: Callable[[int, int], Session],
+  make: Callable[[int, int], Decoder],
   rows: Sequence[Sequence[int]],
   batches: Sequence[int],
   ks: Sequence[int],
   progress: Progress = lambda _: None,
 ) -> Timers:
-  """Rounds: plain ones of each batch (k = 0), and with each k.
+  """Rounds: baseline ones of each batch (k = 0), and with each k.
 
   Args:
-    make: a session for a batch and a k.
+    make: a decoder for a batch and a k.
   """
   points, timers = [], []
   for batch in batches:
     for k in ks:
       progress(f"compiling rounds, batch {batch}, k = {k}")
-      session = make(batch, k)
-      for baseline in (True, False) if k == ks[0] else (False,):
-        timers.append(timing.round_timer(session, rows[:batch], baseline))
-        points.append(
-          (batch, 0 if baseline else k, slots_of(session, baseline))
-        )
+      decoder = make(batch, k)
+      ways = [(k, decoder)]
+      if k == ks[0]:
+        ways.insert(0, (0, decoder.baseline()))
+      for length, way in ways:
+        timers.append(timing.round_timer(way, rows[:batch]))
+        points.append((batch, length, way.num_slots))
   return Timers(points, timers)
 
 
@@ -121,8 +122,3 @@ def in_turns(
   seconds = np.exp(np.median(logs, axis=0))
   ends = np.cumsum([len(group.timers) for group in groups])
   return np.split(seconds, ends[:-1])
-
-
-def slots_of(session: Session, baseline: bool) -> int:
-  """Positions of the target's cache, all of which attention reads."""
-  return session.start([[1]], [0], baseline).target_cache.num_slots

@@ -12,8 +12,8 @@ from typing import NamedTuple
 import numpy as np
 
 from specdec import decode, draft_shape, draft_tree
-from specdec.benchmark import expected_acceptance, metrics, results, timing
-from specdec.benchmark.session import Session
+from specdec.benchmark import expected_acceptance, metrics, results, runs
+from specdec.benchmark.decoder import Decoder, batches_of
 from specdec.testing import enumeration
 from specdec.types import AcceptanceRule, DraftSpec
 from specdec.utils import terminal
@@ -98,58 +98,60 @@ def _fits(spec: DraftSpec, rule: AcceptanceRule) -> bool:
   return True
 
 
-class Bench:
-  """Prompts, and a way to a session for any shape and rule."""
+class RuleComparison:
+  """Compares rules and shapes on the same prompts."""
 
   def __init__(
     self,
     encoded: Sequence[Sequence[int]],
     batch: int,
     rules: dict[str, AcceptanceRule],
-    make: Callable[[Shape, AcceptanceRule], Session],
+    make: Callable[[Shape, AcceptanceRule], Decoder],
   ):
+    """Args:
+    encoded: token ids of the prompts.
+    batch: how many are decoded together.
+    rules: by name.
+    make: builds the decoder of a shape and a rule.
+    """
     self._encoded, self._make, self.rules = encoded, make, rules
-    self._baseline: Session | None = None
-    every = list(range(len(encoded)))
-    self._batches = [every[i : i + batch] for i in range(0, len(every), batch)]
+    self._batches = batches_of(encoded, batch)
+    self._baseline: Decoder | None = None
 
-  def _session(self, shape: Shape, rule: str) -> Session:
-    made = self._make(shape, self.rules[rule])
-    if self._baseline:
-      made.share_baseline(self._baseline)
-    return made
-
-  def _rows(self, members) -> list[Sequence[int]]:
-    return [self._encoded[i] for i in members]
+  def _decoder(self, shape: Shape, rule: str) -> Decoder:
+    return self._make(shape, self.rules[rule])
 
   def ranks(self, siblings: str) -> list[float]:
-    """How often the r-th of many siblings is kept."""
+    """Measures how often the r-th of many siblings is accepted."""
     star = draft_shape.static(draft_tree.parallel(_RANKS, 1), siblings)
-    session = self._session(
+    decoder = self._decoder(
       Shape(_RANKS, "", siblings, 1, star, ()), "rejection"
     )
     with terminal.progress(f"counting acceptance by rank, {siblings}"):
-      found = expected_acceptance.acceptance_by_rank(session, self._encoded)
-    return (found / max(1.0, found.sum())).tolist()  # float32 may say 1 + 1e-7
+      ranks = expected_acceptance.acceptance_by_rank(decoder, self._encoded)
+    # float32 may sum to 1 + 1e-7.
+    return (ranks / max(1.0, ranks.sum())).tolist()
 
   def expected(self, shape: Shape) -> dict[str, dict]:
-    """By rule: expected accepted tokens, and tokens a pass over rejection's.
+    """Returns, by rule, the expected accepted tokens a round, and the tokens
+    per target step over rejection's.
 
-    Rejection writes the text, so a lossy rule is evaluated on the target's own.
+    Rejection writes the text, so a lossy rule is evaluated on text of the
+    target's distribution.
     """
-    session = self._session(shape, "rejection")
-    judges = [session.rule, *(self.rules[rule] for rule in shape.rules)]
+    decoder = self._decoder(shape, "rejection")
+    evaluated = [decoder.rule, *(self.rules[rule] for rule in shape.rules)]
     what = f"counting expected tokens, {shape.name} of {shape.size}"
     with terminal.progress(what):
       sums, rounds = expected_acceptance.expected_lengths(
-        session, self._encoded, judges
+        decoder, self._encoded, evaluated
       )
     token, *sums = sums
 
     def estimate(over, under):
-      known = np.all(np.isfinite(over)) and np.all(np.isfinite(under))
-      found = metrics.ratio(over, under) if known else metrics.Estimate(None)
-      return dataclasses.asdict(found)
+      finite = np.all(np.isfinite(over)) and np.all(np.isfinite(under))
+      ratio = metrics.ratio(over, under) if finite else metrics.Estimate(None)
+      return dataclasses.asdict(ratio)
 
     return {
       rule: {
@@ -160,33 +162,28 @@ class Bench:
     }
 
   def loss(self, shape: Shape, rule: str, temperature: float) -> float:
-    """Total variation on random tables; 0 for a lossless rule."""
-    made = self.rules[rule]
-    if made.lossless:
+    """Returns the total variation on random tables; 0 if lossless."""
+    if self.rules[rule].lossless:
       return 0.0
-    return enumeration.tabular_loss(made, shape.siblings, temperature)
+    return enumeration.tabular_loss(
+      self.rules[rule], shape.siblings, temperature
+    )
 
   def measured(self, shape: Shape, rule: str) -> tuple[results.Run, float]:
-    """Decodes every prompt both ways, in turns; and the seconds of a round."""
-    session = self._session(shape, rule)
-    what = f"compiling {shape.name} of {shape.size}, {rule}"
-    with terminal.progress(what):
-      session.warm_up(self._rows(self._batches[0]))
-    self._baseline = self._baseline or session
+    """Decodes every prompt, in turns with the baseline.
 
-    def decoded(batch: int, baseline: bool):
-      members = self._batches[batch]
-      return session.complete(self._rows(members), members, baseline)
-
-    done = [*timing.interleaved(decoded, len(self._batches))]
-    run = results.Run(
-      "all",
-      shape.levels,
-      session.drafter.spec.max_nodes,
-      session.batch,
-      metrics.acceptance([one.stats for one, _ in done]),
-      timing.speed(done),
-      None,
-    )
-    rounds = sum(int(one.stats.widths.sum()) for one, _ in done)
+    Returns:
+      The run, and the seconds of a round.
+    """
+    decoder = self._decoder(shape, rule)
+    first = self._batches[0].rows
+    with terminal.progress(f"compiling {shape.name} of {shape.size}, {rule}"):
+      decoder.warm_up(first)
+      if self._baseline is None:
+        self._baseline = decoder.baseline()
+        self._baseline.warm_up(first)
+    ways = {"rule": decoder, runs.BASELINE: self._baseline}
+    comparison = runs.compare(ways, self._batches)
+    run = comparison.run("rule", shape.levels)
+    rounds = sum(one.num_rounds for one in comparison.of("rule"))
     return run, run.speed.seconds / rounds

@@ -4,12 +4,13 @@ Invariant: a batch is of one group and one shape, so its time belongs to the
 group; what is kept of it is one line of JSON that says everything.
 """
 
+import functools
 from collections.abc import Sequence
 
 import numpy as np
 
-from specdec.benchmark import metrics, results
-from specdec.benchmark.session import Session
+from specdec.benchmark import metrics, results, runs
+from specdec.benchmark.decoder import Batch, Decoder
 from specdec.types import Stats
 
 _SMALLEST = 256  # tokens of the smallest prompt buffer; others double it
@@ -43,63 +44,61 @@ def plan(
 
 
 def decode_batch(
-  sessions: dict[int, Session],
-  rows: Sequence[Sequence[int]],
-  members: Sequence[int],
+  decoders: dict[int, Decoder],
+  baseline: Decoder,
+  batch: Batch,
   turn: int,
   comparable: bool,
 ) -> dict:
-  """Decodes autoregressively, once, and with every k; the line to keep.
+  """Decodes a batch in every way once; returns its line of JSON.
 
   Args:
-    sessions: by k, of one shape.
-    rows: token ids of the prompts.
-    members: their numbers, which name their noise.
-    turn: says when it is autoregressive decoding's turn, so that it is not
-      always the first or the last.
-    comparable: whether texts should equal autoregressive decoding's.
+    decoders: by k, of one shape.
+    turn: number of the batch; it rotates who goes first.
+    comparable: whether texts should equal the baseline's.
   """
-  ways = list(sessions)
-  ways.insert(turn % (len(ways) + 1), None)
-  any_session = next(iter(sessions.values()))
-  done = {
-    k: sessions.get(k, any_session).complete(
-      rows, members, baseline=k is None, strict=False
-    )
-    for k in ways
+  ways = {**decoders, runs.BASELINE: baseline}
+  names = list(ways)
+  first = turn % len(names)
+  ways = {name: ways[name] for name in names[first:] + names[:first]}
+  complete = {
+    name: functools.partial(way.complete, strict=False)
+    for name, way in ways.items()
   }
-  baseline = done[None]
+  [done] = runs.interleave(complete, [batch])
+  baseline_texts = done[runs.BASELINE].texts
 
   def counted(k: int) -> dict:
-    ours = done[k]
-    differences = []
+    completed, differences = done[k], []
     if comparable:
       differences = [
-        sessions[k].first_difference(row, a, b, i)
-        for row, i, a, b in zip(rows, members, ours.texts, baseline.texts)
-        if a != b
+        decoders[k].first_difference(row, text, other, number)
+        for row, number, text, other in zip(
+          batch.rows, batch.numbers, completed.texts, baseline_texts
+        )
+        if text != other
       ]
     return {
       "k": k,
-      "nodes": sessions[k].drafter.spec.max_nodes,
-      "tokens": sum(map(len, ours.texts)),
-      "seconds": ours.seconds,
-      "prefill_seconds": ours.prefill_seconds,
+      "nodes": decoders[k].num_nodes,
+      "tokens": completed.num_tokens,
+      "seconds": completed.seconds,
+      "prefill_seconds": completed.prefill_seconds,
       "stats": {
         name: np.asarray(value).tolist()
-        for name, value in vars(ours.stats).items()
+        for name, value in vars(completed.stats).items()
       },
       "differences": differences,
     }
 
-  faults = [fault for found in done.values() for fault in found.faults]
+  faults = [fault for one in done.values() for fault in one.faults]
   return {
-    "prompts": list(members),
+    "prompts": list(batch.numbers),
     "faults": list(dict.fromkeys(faults)),
-    "baseline_tokens": sum(map(len, baseline.texts)),
-    "baseline_seconds": baseline.seconds,
-    "baseline_prefill_seconds": baseline.prefill_seconds,
-    "runs": [counted(k) for k in sessions],
+    "baseline_tokens": done[runs.BASELINE].num_tokens,
+    "baseline_seconds": done[runs.BASELINE].seconds,
+    "baseline_prefill_seconds": done[runs.BASELINE].prefill_seconds,
+    "runs": [counted(k) for k in decoders],
   }
 
 
@@ -140,26 +139,26 @@ def sum_up(
 
 
 def _run(lines, place, group, batch, comparable) -> results.Run:
-  """These lines' runs number `place`."""
-  runs = [line["runs"][place] for line in lines]
+  """Sums up these lines' runs number `place`."""
+  parts = [line["runs"][place] for line in lines]
   stats = [
     Stats(**{name: np.array(x) for name, x in run["stats"].items()})
-    for run in runs
+    for run in parts
   ]
   texts = sum(len(line["prompts"]) for line in lines)
-  differences = tuple(d for run in runs for d in run["differences"])
+  differences = tuple(d for run in parts for d in run["differences"])
   return results.Run(
     group,
-    runs[0]["k"],
-    runs[0]["nodes"],
+    parts[0]["k"],
+    parts[0]["nodes"],
     batch,
     metrics.acceptance(stats),
     metrics.speed(
-      [run["tokens"] for run in runs],
-      [run["seconds"] for run in runs],
+      [run["tokens"] for run in parts],
+      [run["seconds"] for run in parts],
       [line["baseline_tokens"] for line in lines],
       [line["baseline_seconds"] for line in lines],
-      [run["prefill_seconds"] for run in runs],
+      [run["prefill_seconds"] for run in parts],
       [line["baseline_prefill_seconds"] for line in lines],
     ),
     results.Identity(texts, texts - len(differences), differences)

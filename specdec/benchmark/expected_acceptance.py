@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specdec import draft_tree, sampling, step
-from specdec.benchmark.session import Session
+from specdec.benchmark.decoder import Batch, Decoder
 from specdec.traversal import TRAVERSALS
 from specdec.types import AcceptanceRule, Array, Draft, PyTree
 
@@ -22,11 +22,11 @@ Statistic = Callable[[Draft, Array], PyTree]
 
 
 def over_rounds(
-  session: Session, rows: Sequence[Sequence[int]], statistic: Statistic
+  decoder: Decoder, rows: Sequence[Sequence[int]], statistic: Statistic
 ) -> tuple[PyTree, np.ndarray]:
   """Sums of a probe over the rounds that write these texts, row by row.
 
-  They are written by the session's own rule. A round counts while the row has
+  They are written by the decoder's own rule. A round counts while the row has
   room for the whole draft, so that the length limit never cuts what is counted.
   No token ends a text.
 
@@ -36,23 +36,23 @@ def over_rounds(
   Returns:
     The sums, [rows, ...] each, and how many rounds were summed [rows].
   """
-  run, found = _compiled(session, statistic), []
-  for first in range(0, len(rows), session.batch):
-    part = rows[first : first + session.batch]
+  run, found = _compiled(decoder, statistic), []
+  for first in range(0, len(rows), decoder.batch):
+    part = rows[first : first + decoder.batch]
     numbers = range(first, first + len(part))
-    done = run(session.params, session.start(part, numbers, baseline=False))
+    done = run(decoder.params, decoder.start(Batch(part, numbers)))
     found.append([np.asarray(x)[: len(part)] for x in jax.tree.leaves(done)])
   whole = [np.concatenate(parts) for parts in zip(*found)]
   return jax.tree.unflatten(jax.tree.structure(done), whole)
 
 
-def _compiled(session: Session, statistic: Statistic):
-  """The loop, compiled once for a session and a probe."""
-  spec, target, rule = session.drafter.spec, session.target, session.rule
+def _compiled(decoder: Decoder, statistic: Statistic):
+  """The loop, compiled once for a decoder and a probe."""
+  spec, target, rule = decoder.drafter.spec, decoder.target, decoder.rule
 
   def look(params, state):
     draft, state = step.draft_step(
-      session.drafter, params, state, target.vocab_size, rule
+      decoder.drafter, params, state, target.vocab_size, rule
     )
     if spec.chain:
       draft = draft._replace(parents=draft_tree.chain(spec.max_nodes))
@@ -69,7 +69,7 @@ def _compiled(session: Session, statistic: Statistic):
       seen,
     )
     state = step.decode_step(
-      target, session.drafter, rule, params, state, jnp.zeros((0,), jnp.int32)
+      target, decoder.drafter, rule, params, state, jnp.zeros((0,), jnp.int32)
     )
     return params, state, sums, counted + room
 
@@ -98,7 +98,7 @@ class Lengths(NamedTuple):
 
 
 def expected_lengths(
-  session: Session,
+  decoder: Decoder,
   rows: Sequence[Sequence[int]],
   rules: Sequence[AcceptanceRule],
 ) -> Lengths:
@@ -106,7 +106,7 @@ def expected_lengths(
 
   nan where a rule does not know (`acceptance.coupled` for drawn siblings).
   """
-  depth = session.drafter.spec.max_depth
+  depth = decoder.drafter.spec.max_depth
 
   def statistic(draft: Draft, target_log_probs: Array) -> list[Array]:
     known = isinstance(draft.parents, np.ndarray)
@@ -129,23 +129,23 @@ def expected_lengths(
       found.append(jnp.sum(prefix_acceptance, axis=-1))
     return found
 
-  return Lengths(*over_rounds(session, rows, statistic))
+  return Lengths(*over_rounds(decoder, rows, statistic))
 
 
 def acceptance_by_rank(
-  session: Session, rows: Sequence[Sequence[int]]
+  decoder: Decoder, rows: Sequence[Sequence[int]]
 ) -> np.ndarray:
   """[R] how often a node's r-th child is the one that is kept.
 
   Args:
-    session: its drafter drafts R siblings below the pending token that are
+    decoder: its drafter drafts R siblings below the pending token that are
       not i.i.d., its rule walks to the first that is kept.
   """
 
   def statistic(draft: Draft, target_log_probs: Array) -> Array:
     accept_prob = jax.vmap(
       lambda tokens, log_probs, count, target_log_probs: (
-        session.rule.accept_prob(
+        decoder.rule.accept_prob(
           Draft(tokens, draft.parents, log_probs, count), target_log_probs
         )
       )
@@ -156,5 +156,5 @@ def acceptance_by_rank(
     )
     return accept_prob * before
 
-  found, counted = over_rounds(session, rows, statistic)
+  found, counted = over_rounds(decoder, rows, statistic)
   return found.sum(0) / counted.sum()

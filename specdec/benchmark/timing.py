@@ -12,7 +12,6 @@ import resource
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import TypeVar
 
 import jax
 import jax.monitoring
@@ -21,13 +20,11 @@ import numpy as np
 
 from specdec import cache as kv
 from specdec import draft_tree, multihost, sampling, sharding, step
-from specdec.benchmark import metrics
-from specdec.benchmark.session import Completed, Decoded, Session
+from specdec.benchmark.decoder import Batch, Decoder
 from specdec.noise import Noise, row_keys
 from specdec.roofline import hardware
 from specdec.types import Model, PyTree
 
-Timed = TypeVar("Timed", Completed, Decoded)
 _COMPILED = "/jax/core/compile/backend_compile_duration"
 TOLERANCE = 0.05  # bandwidth itself moves by some percent from run to run
 _GROSS = 0.5  # share of its bytes' time below which a time is simply wrong
@@ -115,28 +112,27 @@ def time_pass(
 
 
 def round_timer(
-  session: Session, rows: Sequence[Sequence[int]], baseline: bool
+  decoder: Decoder, rows: Sequence[Sequence[int]]
 ) -> Callable[[], float]:
   """Seconds of one round with all rows at work: each call times some more.
 
   It keeps a prefilled state, and times on copies of it.
   """
-  spec = session.drafter.spec
-  most = session.max_new_tokens // (1 if baseline else spec.max_nodes)
+  most = decoder.max_new_tokens // decoder.num_nodes
   if most < 1:
     raise ValueError(
-      f"{session.max_new_tokens} new tokens have no room for a round of "
-      f"{spec.max_nodes}"
+      f"{decoder.max_new_tokens} new tokens have no room for a round of "
+      f"{decoder.num_nodes}"
     )
 
-  first = session.start(rows, range(len(rows)), baseline)
+  first = decoder.start(Batch(rows, range(len(rows))))
 
   def timed() -> float:
     state = jax.block_until_ready(jax.tree.map(jnp.copy, first))
     begin = time.perf_counter()
-    state = session.run(state, baseline, 0)  # what a call costs by itself
+    state = decoder.run(state, 0)  # what a call costs by itself
     middle = time.perf_counter()
-    session.run(state, baseline, most)
+    decoder.run(state, most)
     end = time.perf_counter()
     return max(end - middle - (middle - begin), 0.5 * (end - middle)) / most
 
@@ -179,35 +175,9 @@ def compilations() -> Iterator[Compilations]:
     open_ = False  # listeners cannot be taken back one by one
 
 
-def interleaved(
-  decode: Callable[[int, bool], Timed], batches: int, turns: int = 1
-) -> Iterator[tuple[Timed, Timed]]:
-  """Yields (speculative, plain) of each batch in every turn, interleaved.
-
-  Args:
-    decode: decodes a batch, by its number, autoregressively or not.
-  """
-  for i in range(turns * batches):
-    # Who is first changes from batch to batch, and from turn to turn.
-    order = (False, True) if sum(divmod(i, batches)) % 2 == 0 else (True, False)
-    done = {baseline: decode(i % batches, baseline) for baseline in order}
-    yield done[False], done[True]
-
-
-def speed(pairs: Sequence[tuple[Timed, Timed]]) -> metrics.Speed:
-  """Sums up what `both_ways` yielded."""
-
-  def columns(one: Timed) -> tuple[int, float, float]:
-    return sum(map(len, one.texts)), one.seconds, one.prefill_seconds
-
-  tokens, seconds, prefill = zip(*(columns(ours) for ours, _ in pairs))
-  baseline = [*zip(*(columns(baseline) for _, baseline in pairs))]
-  return metrics.speed(tokens, seconds, *baseline[:2], prefill, baseline[2])
-
-
-def loop_memory(session: Session, baseline: bool) -> int:
+def loop_memory(decoder: Decoder) -> int:
   """Bytes a device holds while this loop runs: weights, caches, temporaries."""
-  found = session.program(baseline).memory_analysis()
+  found = decoder.program().memory_analysis()
   return (
     found.argument_size_in_bytes
     + found.output_size_in_bytes
@@ -291,21 +261,21 @@ class Limit:
     return check_possible(what, seconds, size, self.bandwidth)
 
 
-def time_acceptance(session: Session, repeats: int) -> Timing:
-  """Warp and acceptance of one round by this session's rule, apart from it.
+def time_acceptance(decoder: Decoder, repeats: int) -> Timing:
+  """Warp and acceptance of one round by its rule, apart from it.
 
   The drafter drafts after a text of one token; the target's logits are random
   but for the draft tokens, which they favour, so that about every depth is
   walked.
   """
-  spec, vocab_size = session.drafter.spec, session.target.vocab_size
-  settings = session.settings(session.batch)
-  state = session.start([[1]] * session.batch, range(session.batch), False)
+  spec, vocab_size = decoder.drafter.spec, decoder.target.vocab_size
+  settings = decoder.settings(decoder.batch)
+  state = decoder.start(Batch([[1]] * decoder.batch, range(decoder.batch)))
   shapes = []
 
   def drafted(params, state):
     draft, _ = step.draft_step(
-      session.drafter, params, state, vocab_size, session.rule
+      decoder.drafter, params, state, vocab_size, decoder.rule
     )
     shapes.append(
       draft_tree.chain(spec.max_nodes) if spec.chain else draft.parents
@@ -314,11 +284,11 @@ def time_acceptance(session: Session, repeats: int) -> Timing:
     count = jnp.full_like(draft.count, spec.max_nodes)  # found or not
     return draft._replace(parents=parents, count=count, resume=None)
 
-  draft = jax.jit(drafted)(session.params, state)
+  draft = jax.jit(drafted)(decoder.params, state)
   known = isinstance(shapes[0], np.ndarray)  # the tree, before it is drawn
   batch, nodes = draft.tokens.shape
   key = jax.random.key(0)
-  place = session.places.target if session.places else sharding.anywhere
+  place = decoder.places.target if decoder.places else sharding.anywhere
 
   @jax.jit
   def invented(draft):
@@ -334,11 +304,11 @@ def time_acceptance(session: Session, repeats: int) -> Timing:
       row_keys(key, jnp.arange(batch)),
       length,
       vocab_size,
-      session.rule.traversal == "coupled",
+      decoder.rule.traversal == "coupled",
       jnp.any(settings.temperature > 0),
     )
     return step.traverse_draft(
-      session.rule,
+      decoder.rule,
       draft._replace(parents=shapes[0]) if known else draft,
       logits,
       sampling.warp(logits, settings),

@@ -14,8 +14,8 @@ import unicodedata
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from specdec.benchmark.answer import Answer, Token
 from specdec.checkpoints import Tokenizer
+from specdec.report.answer import Answer, Token
 from specdec.types import ACCEPTED, BASELINE, BONUS, CORRECTION, NO_DRAFT
 from specdec.utils.terminal import NAMES, is_unsafe
 

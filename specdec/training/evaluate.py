@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from specdec import decode, multihost, sampling
-from specdec.benchmark import metrics, session
+from specdec.benchmark import decoder, metrics
 from specdec.types import AcceptanceRule, Drafter, Model, Params, PyTree
 
 
@@ -46,7 +46,7 @@ def by_decoding(
       max_length=size + new_tokens,
       sampling=sampling.settings(batch, temperature),
     )
-    session.check_finite(state, range(batch))
+    decoder.check_finite(state, range(batch))
     found = metrics.acceptance([jax.tree.map(multihost.whole, state.stats)])
     return {
       "tokens_per_pass": found.tokens_per_pass.value,

@@ -13,7 +13,7 @@ import numpy as np
 from tqdm import tqdm
 
 from specdec import decode, multihost, sampling
-from specdec.benchmark import session
+from specdec.benchmark import decoder
 from specdec.types import Model, Params, PyTree
 from specdec.utils import files
 
@@ -65,7 +65,7 @@ def sample(
         sampling=sampling.settings(PIECE, temperature),
         index=start + np.arange(PIECE),
       )
-      session.check_finite(state, start + np.arange(PIECE))
+      decoder.check_finite(state, start + np.arange(PIECE))
       tokens = multihost.whole(state.tokens)
       if multihost.is_first():
         files.replace_file(path, functools.partial(np.save, arr=tokens))

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from specdec.benchmark.decoder import Batch, Completed, Decoder, NewTokens
 from specdec.checkpoints import TextStream, Tokenizer
 from specdec.utils.terminal import Painter
 
@@ -103,3 +104,34 @@ class Answer:
       excess -= len(token.text) - len(kept)
       if kept:
         self.tokens.append(token._replace(text=kept))
+
+
+def decode_answers(
+  decoder: Decoder,
+  batch: Batch,
+  tokenizer: Tokenizer | None,
+  stops: Sequence[str] = (),
+  painter: Painter | None = None,
+) -> tuple[Completed, list[Answer]]:
+  """Decodes a batch up to stop strings; with a painter, prints row 0 as it
+  comes.
+
+  Returns:
+    The batch, its texts cut after the tokens that completed a stop string, and
+    an answer for each row.
+  """
+  answers = [Answer(tokenizer, stops) for _ in batch.rows]
+
+  def push(row: int, new: NewTokens) -> bool:
+    answers[row].push(*new)
+    if painter and row == 0:
+      answers[0].show(painter, ended=False)
+    return answers[row].stopped
+
+  completed = decoder.decode(batch, push)
+  for answer in answers:
+    answer.finish()
+  if painter:
+    answers[0].show(painter)
+  texts = [answer.ids for answer in answers]
+  return completed._replace(texts=texts), answers

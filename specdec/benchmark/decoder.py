@@ -1,0 +1,394 @@
+"""A way of decoding as a value: models, drafter, rule, and one batch shape.
+
+The autoregressive baseline is a way like any other: `Decoder.baseline()`, whose
+drafter proposes nothing. All ways run the same loop in the same pieces, so what
+is timed differs in the drafting alone; prefill, compilation and printing are
+outside the clock.
+"""
+
+import dataclasses
+import functools
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specdec import decode, multihost, programs, sampling
+from specdec.noise import Noise, row_keys
+from specdec.types import (
+  NO_FAULT,
+  TARGET_FAULT,
+  AcceptanceRule,
+  DecodeState,
+  Drafter,
+  Model,
+  Params,
+  Sampling,
+  Stats,
+)
+
+PROMPT_STEP = 64  # prompt buffers are multiples of it: few shapes to compile
+
+
+def prompt_size(prompts: Sequence[Sequence[int]]) -> int:
+  """Returns P, the size of a buffer that holds each of these prompts."""
+  longest = max(len(prompt) for prompt in prompts)
+  return -(-longest // PROMPT_STEP) * PROMPT_STEP
+
+
+def check_finite(state: DecodeState, numbers: Sequence[int]) -> None:
+  """Refuses rows that end where a distribution is not finite.
+
+  Raises:
+    ValueError: names the first of them.
+  """
+  faults = faults_of(state, numbers)
+  if faults:
+    raise ValueError(faults[0])
+
+
+def faults_of(state: DecodeState, numbers: Sequence[int]) -> list[str]:
+  """Returns a sentence for each row that ends where a distribution is not
+  finite.
+
+  Args:
+    numbers: the prompts' of the first rows; the others are not looked at.
+  """
+  fault = multihost.whole(state.fault)
+  length = multihost.whole(state.length)
+  return [
+    f"prompt {number} ends at token {length[i]} of prompt and output, where "
+    f"the {'target' if fault[i] == TARGET_FAULT else 'draft'}'s probabilities "
+    "are not finite: its weights hold or make NaN or infinity (in bfloat16 try "
+    "--dtype=float32)"
+    for i, number in enumerate(numbers)
+    if fault[i] != NO_FAULT
+  ]
+
+
+class Batch(NamedTuple):
+  """Prompts that are decoded together."""
+
+  rows: Sequence[Sequence[int]]  # token ids
+  numbers: Sequence[int]  # the prompts' own, which name their noise
+
+
+def batches_of(rows: Sequence[Sequence[int]], size: int) -> list[Batch]:
+  """Cuts prompts, numbered from 0, into batches of `size`."""
+  return [
+    Batch(rows[i : i + size], range(i, min(i + size, len(rows))))
+    for i in range(0, len(rows), size)
+  ]
+
+
+class Completed(NamedTuple):
+  """One decoded batch."""
+
+  texts: list[list[int]]  # new token ids of each row
+  seconds: float  # of decoding rounds alone
+  prefill_seconds: float
+  stats: Stats  # NumPy, of the rows that hold prompts
+  faults: list[str]  # which texts ended where a distribution was not finite
+
+  @property
+  def num_tokens(self) -> int:
+    """New tokens of all rows."""
+    return sum(map(len, self.texts))
+
+  @property
+  def num_rounds(self) -> int:
+    """Rounds of the batch, each of which is one pass of the target."""
+    return int(self.stats.widths.sum())
+
+
+class NewTokens(NamedTuple):
+  """What some rounds added to one row; all of one length."""
+
+  ids: np.ndarray
+  origins: np.ndarray
+  log_probs: np.ndarray
+  draft_log_probs: np.ndarray
+
+
+@dataclasses.dataclass
+class Decoder:
+  """One way of decoding batches of one shape.
+
+  With `places` it runs on a mesh; target and drafter were built for them.
+  Programs are compiled when first needed and kept.
+  """
+
+  target: Model
+  drafter: Drafter
+  rule: AcceptanceRule
+  params: Params
+  key: jax.Array
+  batch: int
+  prompt_size: int
+  max_new_tokens: int
+  eos_ids: Sequence[int] = ()
+  temperature: float = 0.0
+  top_k: int | None = None
+  top_p: float | None = None
+  places: programs.Places | None = None
+
+  def __post_init__(self):
+    decode.check_pair(self.drafter.spec, self.rule)
+    self._program: jax.stages.Compiled | None = None
+    self._on_mesh: programs.Programs | None = None
+
+  def baseline(self) -> "Decoder":
+    """Returns the autoregressive way of decoding the same batches."""
+    return dataclasses.replace(
+      self, drafter=decode.NO_DRAFTER, rule=decode.NO_DRAFT_RULE
+    )
+
+  @property
+  def num_nodes(self) -> int:
+    """N, tokens that the target verifies in a full round."""
+    return self.drafter.spec.max_nodes
+
+  @property
+  def max_length(self) -> int:
+    """L, prompt and output together."""
+    return self.prompt_size + self.max_new_tokens
+
+  @functools.cached_property
+  def num_slots(self) -> int:
+    """Positions of the target's cache, all of which attention reads."""
+    return self.start(Batch([[1]], [0])).target_cache.num_slots
+
+  def settings(self, batch: int) -> Sampling:
+    """Returns the sampling settings of so many rows."""
+    return sampling.settings(batch, self.temperature, self.top_k, self.top_p)
+
+  def start(self, batch: Batch) -> DecodeState:
+    """Prefills a batch; rows that it leaves empty are done from the start."""
+    prompt = np.zeros((self.batch, self.prompt_size), np.int32)
+    length = np.ones((self.batch,), np.int32)
+    limit = np.ones((self.batch,), np.int32)
+    index = np.zeros((self.batch,), np.int32)
+    index[: len(batch.rows)] = list(batch.numbers)
+    for i, ids in enumerate(batch.rows):
+      prompt[i, : len(ids)] = ids
+      length[i] = len(ids)
+      limit[i] = len(ids) + self.max_new_tokens
+    inputs = programs.Inputs(
+      prompt, length, self.key, self.settings(self.batch), limit, index
+    )
+    if self.places:
+      compiled = self._mesh_programs(inputs)
+      where = compiled.inputs._replace(key=None)
+      inputs = jax.tree.map(multihost.put, inputs._replace(key=None), where)
+      return compiled.start(self.params, inputs._replace(key=self.key))
+    inputs = jax.tree.map(jnp.asarray, inputs)
+    return decode.start(
+      *self._parts,
+      self.params,
+      inputs.prompt,
+      inputs.prompt_length,
+      inputs.key,
+      max_length=self.max_length,
+      sampling=inputs.sampling,
+      limit=inputs.limit,
+      index=inputs.index,
+    )
+
+  @property
+  def _parts(self):
+    return self.target, self.drafter, self.rule
+
+  def _mesh_programs(
+    self, inputs: programs.Inputs | None = None
+  ) -> programs.Programs:
+    if self._on_mesh is None:
+      self._on_mesh = programs.on_mesh(
+        *self._parts, self.params, inputs, self.max_length, self.places
+      )
+    return self._on_mesh
+
+  def run(self, state: DecodeState, max_rounds: int) -> DecodeState:
+    """Runs at most so many rounds and waits for them; donates the state."""
+    return jax.block_until_ready(
+      self.program(state)(
+        self.params, state, self._eos_ids, self._whole(np.int32(max_rounds))
+      )
+    )
+
+  @property
+  def _eos_ids(self) -> jax.Array:
+    return self._whole(np.asarray(self.eos_ids, np.int32))
+
+  def _whole(self, x: np.ndarray) -> jax.Array:
+    """Puts an array on every device."""
+    if self.places is None:
+      return jnp.asarray(x)
+    return multihost.put(x, self.places.target.sharding(()))
+
+  def program(self, state: DecodeState | None = None) -> jax.stages.Compiled:
+    """Returns the compiled loop; its `memory_analysis` has its bytes."""
+    if self._program is None:
+      state = self.start(Batch([], [])) if state is None else state
+      arguments = self.params, state, self._eos_ids, self._whole(np.int32(0))
+      if self.places:
+        lowered = self._mesh_programs().run.lower(*arguments)
+      else:
+        lowered = decode.run.lower(*self._parts, *arguments)
+      self._program = lowered.compile()
+    return self._program
+
+  def compile(self) -> float:
+    """Compiles prefill and loop; returns the seconds that it took."""
+    begin = time.perf_counter()
+    self.program()
+    return time.perf_counter() - begin
+
+  def warm_up(self, rows: Sequence[Sequence[int]]) -> float:
+    """Compiles everything, then runs a few rounds of each program.
+
+    The first pass of each width sets up kernels (0.6 s for SmolLM2 on a CPU),
+    so a text of one token over and over, which invites every drafter, is
+    decoded as well as the rows.
+
+    Returns:
+      Seconds that compiling took.
+    """
+    seconds = self.compile()
+    inviting = [[1] * min(self.prompt_size, 16)]
+    for prompts in (inviting, rows):
+      self.run(self.start(Batch(prompts, range(len(prompts)))), 8)
+    return seconds
+
+  def first_rounds(
+    self, rows: Sequence[Sequence[int]], max_rounds: int
+  ) -> Stats:
+    """Counts what became of the draft tokens of at most so many rounds."""
+    numbers = range(len(rows))
+    state = self.run(self.start(Batch(rows, numbers)), max_rounds)
+    check_finite(state, numbers)
+    return _stats_of(state, len(rows))
+
+  def complete(self, batch: Batch, strict: bool = True) -> Completed:
+    """Decodes a batch in one program: what a speed should be taken from.
+
+    Args:
+      strict: refuses texts that end where a distribution is not finite.
+
+    Raises:
+      ValueError: names the first of them.
+    """
+    begin = time.perf_counter()
+    state = jax.block_until_ready(self.start(batch))
+    middle = time.perf_counter()
+    state = self.run(state, decode.MAX_ROUNDS)
+    seconds = time.perf_counter() - middle
+    return self._completed(state, batch, seconds, middle - begin, strict)
+
+  def decode(
+    self,
+    batch: Batch,
+    push: Callable[[int, NewTokens], bool],
+    every: int = 8,
+  ) -> Completed:
+    """Decodes a batch in pieces and hands on the tokens of each.
+
+    Args:
+      push: takes a row's number in the batch and its new tokens, and says
+        whether the row is to stop.
+      every: rounds of a piece.
+    """
+    begin = time.perf_counter()
+    state = jax.block_until_ready(self.start(batch))
+    prefill_seconds = time.perf_counter() - begin
+    lengths, seconds = [len(ids) for ids in batch.rows], 0.0
+    while not np.all(multihost.whole(state.done)):
+      begin = time.perf_counter()
+      state = self.run(state, every)
+      seconds += time.perf_counter() - begin
+      new_lengths = multihost.whole(state.length)
+      columns = [
+        multihost.whole(column)
+        for column in (
+          state.tokens,
+          state.origin,
+          state.log_probs,
+          state.draft_log_probs,
+        )
+      ]
+      stop = np.zeros((self.batch,), bool)
+      for i, length in enumerate(lengths):
+        new = slice(length, new_lengths[i])
+        stop[i] = push(i, NewTokens(*(column[i, new] for column in columns)))
+        lengths[i] = new_lengths[i]
+      if stop.any():
+        done = multihost.whole(state.done) | stop
+        state = state.replace(done=multihost.put(done, state.done.sharding))
+    return self._completed(state, batch, seconds, prefill_seconds, False)
+
+  def _completed(
+    self, state, batch: Batch, seconds: float, prefill_seconds: float, strict
+  ) -> Completed:
+    if strict:
+      check_finite(state, batch.numbers)
+    tokens, length = (
+      multihost.whole(state.tokens),
+      multihost.whole(state.length),
+    )
+    texts = [
+      tokens[i, len(ids) : length[i]].tolist()
+      for i, ids in enumerate(batch.rows)
+    ]
+    return Completed(
+      texts,
+      seconds,
+      prefill_seconds,
+      _stats_of(state, len(batch.rows)),
+      faults_of(state, batch.numbers),
+    )
+
+  def first_difference(
+    self,
+    prompt: Sequence[int],
+    text: Sequence[int],
+    baseline: Sequence[int],
+    index: int,
+  ) -> str:
+    """Describes where a text leaves the baseline's, and how near to a tie."""
+    both = list(zip(text, baseline))
+    at = next((i for i, (a, b) in enumerate(both) if a != b), len(both))
+    # As many equal rows as a mesh must have.
+    rows = self.places.target.ways("rows") if self.places else 1
+    ids = np.asarray([[*prompt, *baseline[:at]]] * rows)
+    position = jnp.asarray([ids.shape[1]])
+
+    def last(params, ids):
+      cache = self.target.init_cache(rows, ids.shape[1] + 1)
+      return self.target.apply(params, ids, cache)[0].logits[:1, -1]
+
+    logits = jnp.asarray(
+      multihost.whole(jax.jit(last)(self.params.target, ids))
+    )
+    if self.temperature > 0:
+      noise = Noise(
+        row_keys(self.key, jnp.asarray([index])),
+        position,
+        self.target.vocab_size,
+        coupled=True,
+      )
+      logits = sampling.warp(logits, self.settings(1))
+      logits += noise.at_position(position)
+    second, best = np.sort(np.asarray(logits[0]))[-2:]
+    return (
+      f"prompt {index} leaves it at new token {at}, where the two likeliest "
+      f"tokens are {best - second:.2g} apart"
+    )
+
+
+def _stats_of(state: DecodeState, count: int) -> Stats:
+  """Returns the first rows' counts, on the host."""
+  stats = jax.tree.map(multihost.whole, state.stats)
+  rows = jax.tree.map(lambda x: x[:count], stats)
+  return rows.replace(widths=stats.widths)
