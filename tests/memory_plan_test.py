@@ -35,7 +35,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 """
 INITIALISE = f"""{PEAK}
 import jax
-from specdec.models import packing, transformer
+from specdec.models import layouts, transformer
 from specdec.models.config import TransformerConfig
 
 config = TransformerConfig(
@@ -44,7 +44,7 @@ config = TransformerConfig(
 )
 jax.random.normal(jax.random.key(0), (8,)).block_until_ready()
 before = peak()
-params = packing.pack(transformer.init_params(config, jax.random.key(0)))
+params = layouts.pack(transformer.init_params(config, jax.random.key(0)))
 jax.block_until_ready(params)
 print(sum(x.nbytes for x in jax.tree.leaves(params)), peak() - before)
 """

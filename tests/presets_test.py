@@ -189,5 +189,5 @@ def test_nothing_of_jax_is_imported():
     "dataclasses",
     "specdec.models.config.RopeScaling",
     "specdec.models.config.TransformerConfig",
-    "specdec.spelling.choices",
+    "specdec.utils.spelling.choices",
   }
