@@ -7,8 +7,7 @@ from pathlib import Path
 import jax
 
 from specdec import acceptance, checkpoints, multihost
-from specdec.checkpoints import names
-from specdec.models.config import RopeScaling, TransformerConfig
+from specdec.models.config import RopeScaling, TransformerConfig, check_limits
 from specdec.training import data, evaluate, samples
 from specdec.training.options import Options
 from specdec.types import Drafter, Model, Params
@@ -54,7 +53,7 @@ def shape_of(config: dict) -> TransformerConfig:
     model["rope_scaling"] = RopeScaling(**model["rope_scaling"])
   model["windows"] = tuple(model.get("windows", ()))
   shape = TransformerConfig(**model)
-  names.check_counts(shape.num_layers, shape.num_experts)
+  check_limits(shape.num_layers, shape.num_experts)
   if shape.dtype != "float32":
     raise ValueError(
       f"model.dtype = {shape.dtype!r}; weights are trained in float32, and "

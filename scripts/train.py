@@ -26,6 +26,7 @@ from absl import flags
 from specdec import checkpoints, drafters
 from specdec.checkpoints.fetch import fetch
 from specdec.compiled import memory_plan
+from specdec.models import params as model_params
 from specdec.models import transformer
 from specdec.models.config import TransformerConfig
 from specdec.training import loop, objective, saving, speed
@@ -204,7 +205,7 @@ def run() -> None:
       folder, name, weights, shape, tokenizer
     ),
     decode=decode,
-    where=place and checkpoints.shardings(shape, place),
+    where=place and model_params.shardings(shape, place),
   )
 
 

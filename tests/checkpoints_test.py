@@ -11,6 +11,7 @@ import jax
 import ml_dtypes
 import numpy as np
 import pytest
+from flax import traverse_util
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
@@ -34,11 +35,12 @@ LINEAR = RopeScaling("linear", 2.0)
 
 def random_params(config, dtype=np.float32):
   rng = np.random.default_rng(0)
-  return names.nest(
+  return traverse_util.unflatten_dict(
     {
-      row.ours: rng.normal(size=row.shape).astype(dtype)
-      for row in names.expected(config)
-    }
+      tensor.path: rng.normal(size=tensor.shape).astype(dtype)
+      for tensor in names.tensors(config)
+    },
+    sep="/",
   )
 
 
@@ -63,7 +65,10 @@ def tensors(directory):
 
 
 def assert_same(loaded, params):
-  loaded, params = names.flatten(loaded), names.flatten(params)
+  loaded, params = (
+    traverse_util.flatten_dict(loaded, sep="/"),
+    traverse_util.flatten_dict(params, sep="/"),
+  )
   assert loaded.keys() == params.keys()
   for name, value in params.items():
     assert isinstance(loaded[name], jax.Array)

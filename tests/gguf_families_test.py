@@ -5,10 +5,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from flax import traverse_util
 
 from gguf_files import write
 from specdec import checkpoints
-from specdec.checkpoints import gguf, names
+from specdec.checkpoints import gguf
 
 PARITY = Path(__file__).parent / "fixtures" / "parity"
 WINDOW = {"attention.sliding_window": 5}
@@ -20,7 +21,7 @@ def recorded(name, **changes):
   """(config, flat parameters) of a recorded model."""
   checkpoint = checkpoints.load(PARITY / name)
   config = dataclasses.replace(checkpoint.config, **changes)
-  flat = names.flatten(checkpoint.params)
+  flat = traverse_util.flatten_dict(checkpoint.params, sep="/")
   return config, {key: np.asarray(value) for key, value in flat.items()}
 
 
@@ -75,7 +76,7 @@ def test_equals_the_hugging_face_path(tmp_path, arch, name, changes, keys):
   path = write(tmp_path / "m.gguf", params, config, arch=arch, **keys)
   checkpoint = checkpoints.load(path)
   assert checkpoint.config == config
-  loaded = names.flatten(checkpoint.params)
+  loaded = traverse_util.flatten_dict(checkpoint.params, sep="/")
   assert loaded.keys() == params.keys()
   for key, value in params.items():
     # Where the file holds 1 + scale, scale keeps the absolute precision of 1.

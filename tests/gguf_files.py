@@ -21,8 +21,8 @@ CONFIG = TransformerConfig(
 def random_params(config=CONFIG):
   rng = np.random.default_rng(0)
   return {
-    row.ours: rng.normal(size=row.shape).astype(np.float32)
-    for row in names.expected(config)
+    tensor.path: rng.normal(size=tensor.shape).astype(np.float32)
+    for tensor in names.tensors(config)
   }
 
 
@@ -60,18 +60,18 @@ def write(path, params=None, config=CONFIG, kind=Kind.F32, change=None, **keys):
   writer.add_layer_norm_rms_eps(config.norm_epsilon)
   if change:
     change(writer)
-  for row in names.expected(config):
-    array = params.get(row.ours)
+  for tensor in names.tensors(config):
+    array = params.get(tensor.path)
     if array is None:
       continue
-    array = array + np.float32(row.gguf_offset)
-    if row.permuted_heads and arch == "llama":
-      array = permute(array, row.permuted_heads)
+    array = array + np.float32(tensor.gguf_offset)
+    if tensor.permuted_heads and arch == "llama":
+      array = permute(array, tensor.permuted_heads)
     if array.ndim == 2 and kind != Kind.F32:
       data = gguf.quants.quantize(array, kind)
-      writer.add_tensor(row.gguf, data, raw_dtype=kind)
+      writer.add_tensor(tensor.gguf, data, raw_dtype=kind)
     else:
-      writer.add_tensor(row.gguf, np.ascontiguousarray(array))
+      writer.add_tensor(tensor.gguf, np.ascontiguousarray(array))
   writer.write_header_to_file()
   writer.write_kv_data_to_file()
   writer.write_tensors_to_file()

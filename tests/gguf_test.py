@@ -6,13 +6,14 @@ import gguf
 import numpy as np
 import pytest
 import tokenizers
+from flax import traverse_util
 from gguf import GGMLQuantizationType as Kind
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from gguf_files import CONFIG, permute, random_params, write
 from specdec import checkpoints
 from specdec.checkpoints import gguf as reading
-from specdec.checkpoints import gguf_tokenizer, names
+from specdec.checkpoints import gguf_tokenizer
 from specdec.models.config import RopeScaling, TransformerConfig
 
 LINEAR = {"rope.scaling.type": "linear", "rope.scaling.factor": 4.0}
@@ -34,10 +35,15 @@ def test_equals_the_hugging_face_path(tmp_path, kind, tied):
   checkpoint = checkpoints.load(path)
   # Quantisation works along rows, so it commutes with reordering them.
   expected = {name: quantised(a, kind) for name, a in params.items()}
-  checkpoints.save_safetensors(tmp_path / "hf", names.nest(expected), config)
+  checkpoints.save_safetensors(
+    tmp_path / "hf", traverse_util.unflatten_dict(expected, sep="/"), config
+  )
   other = checkpoints.load(tmp_path / "hf")
   assert checkpoint.config == other.config == config
-  ours, theirs = names.flatten(checkpoint.params), names.flatten(other.params)
+  ours, theirs = (
+    traverse_util.flatten_dict(checkpoint.params, sep="/"),
+    traverse_util.flatten_dict(other.params, sep="/"),
+  )
   assert ours.keys() == theirs.keys()
   for name, value in theirs.items():
     np.testing.assert_array_equal(ours[name], value, name)

@@ -30,6 +30,7 @@ from specdec import (
 )
 from specdec.checkpoints import huggingface
 from specdec.compiled import hlo, lowering, traffic
+from specdec.models import params as model_params
 from specdec.models import transformer
 from specdec.models.config import TransformerConfig
 from specdec.types import Params, Skip
@@ -200,7 +201,7 @@ def places(data, model, draft_ways):
 
 
 def put(params, config, place):
-  return jax.device_put(params, checkpoints.shardings(config, place))
+  return jax.device_put(params, model_params.shardings(config, place))
 
 
 def on_mesh(drafter, rule, where):
@@ -279,7 +280,7 @@ def test_each_device_reads_its_own_part(tmp_path, monkeypatch):
   monkeypatch.setattr(huggingface.Weights, "read", noted)
   loaded = checkpoints.load(tmp_path, place=place).params
   jax.tree.map(np.testing.assert_array_equal, loaded, params)
-  whole = checkpoints.shardings(TARGET, place)
+  whole = model_params.shardings(TARGET, place)
   assert jax.tree.map(lambda x: x.sharding, loaded) == whole
   sizes = {name: size for name, size in asked}
   gate = sizes["model.layers.0.mlp.gate_proj.weight"]

@@ -16,7 +16,6 @@ import pytest
 from learned_kinds import KINDS, head_config, sharpened
 from specdec import (
   acceptance,
-  checkpoints,
   decode,
   draft_shape,
   draft_tree,
@@ -28,6 +27,7 @@ from specdec import (
 from specdec.compiled import hlo, lowering, traffic
 from specdec.drafters.heads import draft_head as draft_heads
 from specdec.drafters.heads import serve
+from specdec.models import params as model_params
 from specdec.models import transformer
 from specdec.models.config import TransformerConfig
 from specdec.types import Params
@@ -146,7 +146,7 @@ def on_mesh(kind, shape, rule, where):
   target, draft = weights(kind)
   whole = where.target.sharding(())
   params = Params(
-    jax.device_put(target, checkpoints.shardings(TARGET, where.target)),
+    jax.device_put(target, model_params.shardings(TARGET, where.target)),
     jax.device_put(draft, whole),
   )
   given = inputs()

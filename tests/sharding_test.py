@@ -4,8 +4,9 @@ import jax
 import pytest
 from jax.sharding import AbstractMesh, PartitionSpec
 
-from specdec import checkpoints, sharding
+from specdec import sharding
 from specdec.compiled import memory_plan
+from specdec.models import params as model_params
 from specdec.models import presets
 from specdec.programs import Places
 
@@ -90,7 +91,7 @@ def test_devices_must_be_there_and_parts_must_nest():
 def test_every_parameter_has_a_place():
   config = presets.get("llama3-8b", "bfloat16")
   place = sharding.place(mesh(1, 8), config.counts)
-  found = checkpoints.shardings(config, place)
+  found = model_params.shardings(config, place)
   layer = found["layer_0"]
   assert layer["attention"]["k"]["weight"].spec == PartitionSpec(
     ("model",), None

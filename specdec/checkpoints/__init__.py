@@ -8,7 +8,6 @@ from specdec.checkpoints.loading import (
   load,
   load_tokenizer,
   random_checkpoint,
-  shardings,
 )
 from specdec.checkpoints.orbax_layout import save as save_orbax
 from specdec.checkpoints.pair import check_vocabulary, load_pair
@@ -28,5 +27,4 @@ __all__ = [
   "same_vocabulary",
   "save_orbax",
   "save_safetensors",
-  "shardings",
 ]

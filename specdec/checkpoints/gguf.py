@@ -14,8 +14,12 @@ from typing import Any
 import numpy as np
 from gguf import GGUFReader, GGUFValueType, quants
 
-from specdec.checkpoints.names import Tensor, check_counts
-from specdec.models.config import RopeScaling, TransformerConfig
+from specdec.checkpoints.names import Tensor
+from specdec.models.config import (
+  RopeScaling,
+  TransformerConfig,
+  check_limits,
+)
 
 # How the distribution of each architecture differs from Llama's.
 _GEMMA = {
@@ -119,20 +123,26 @@ class Weights:
   def read(
     self,
     name: str,
-    row: Tensor | None = None,
+    spec: Tensor | None = None,
     index: tuple[slice, ...] = (),
   ) -> np.ndarray:
-    """One tensor, or a slice of it, in float32, as Hugging Face stores what
-    `row` describes. The last tensor is kept: its slices are asked for in turn.
+    """Reads a tensor, or a slice of it, as float32.
+
+    The last tensor is cached, so that reading its slices in turn dequantises
+    it once.
+
+    Args:
+      spec: undoes llama.cpp's row order and norm offset of this tensor; None
+        returns the values as stored.
 
     Raises:
-      ValueError: its quantisation has no decoder.
+      ValueError: the gguf package cannot dequantise its type.
     """
-    if self._last[0] != (name, row):
-      self._last = (name, row), self._read(name, row)
+    if self._last[0] != (name, spec):
+      self._last = (name, spec), self._read(name, spec)
     return self._last[1][index]
 
-  def _read(self, name: str, row: Tensor | None) -> np.ndarray:
+  def _read(self, name: str, spec: Tensor | None) -> np.ndarray:
     tensor = self._tensors[name]
     try:
       array = quants.dequantize(tensor.data, tensor.tensor_type)
@@ -141,11 +151,11 @@ class Weights:
         f"{name} in {self.source} is stored as {tensor.tensor_type.name}, "
         "which the gguf package cannot dequantise"
       ) from error
-    if row is None:
+    if spec is None:
       return array
-    if row.permuted_heads and self.get("general.architecture") == "llama":
-      array = unpermute(array, row.permuted_heads)
-    return array - np.float32(row.gguf_offset) if row.gguf_offset else array
+    if spec.permuted_heads and self.get("general.architecture") == "llama":
+      array = unpermute(array, spec.permuted_heads)
+    return array - np.float32(spec.gguf_offset) if spec.gguf_offset else array
 
   def get(self, key: str, default: Any = None) -> Any:
     """A metadata value, or `default`."""
@@ -231,7 +241,7 @@ def config(weights: Weights, dtype: str) -> TransformerConfig:
   if len(shapes.get("token_embd.weight", ())) != 2:
     raise ValueError(f"{source} lacks token_embd.weight, a matrix")
   try:
-    check_counts(layers, experts)
+    check_limits(layers, experts)
     return TransformerConfig(
       vocab_size=shapes["token_embd.weight"][0],
       num_layers=layers,

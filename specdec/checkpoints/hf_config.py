@@ -16,8 +16,12 @@ from specdec.checkpoints.architectures import (
   ONLY,
   Architecture,
 )
-from specdec.checkpoints.names import check_counts, listed
-from specdec.models.config import RopeScaling, TransformerConfig
+from specdec.models.config import (
+  RopeScaling,
+  TransformerConfig,
+  check_limits,
+)
+from specdec.utils.spelling import join_names
 
 _SLIDING, _FULL = "sliding_attention", "full_attention"
 # The kinds of what is read; whatever stands nowhere here is an integer.
@@ -64,8 +68,8 @@ def parse(
   name = names[0] if len(names) == 1 else None
   if name not in ARCHITECTURES:
     raise ValueError(
-      f"{source} is of architecture {listed(names) or 'unknown'}; accepted: "
-      f"{', '.join(ARCHITECTURES)}"
+      f"{source} is of architecture {join_names(names) or 'unknown'}; "
+      f"accepted: {', '.join(ARCHITECTURES)}"
     )
   architecture = ARCHITECTURES[name]
   for option, accepted in (ONLY | architecture.only).items():
@@ -80,7 +84,7 @@ def parse(
     value = _typed(config, theirs, source)
     fields[ours] = bool(value) if theirs in _BOOLEANS else value
   try:
-    check_counts(fields["num_layers"], fields.get("num_experts", 0))
+    check_limits(fields["num_layers"], fields.get("num_experts", 0))
     windows = _windows(config, architecture, source)
     return TransformerConfig(
       **fields,
@@ -186,8 +190,8 @@ def _rope(
   unknown = [key for key in rope if key not in (_FULL, _SLIDING)]
   if unknown:
     raise ValueError(
-      f"{source} has {listed(unknown)} in rope_parameters; accepted: {_FULL} "
-      f"and {_SLIDING}, each with its own"
+      f"{source} has {join_names(unknown)} in rope_parameters; accepted: "
+      f"{_FULL} and {_SLIDING}, each with parameters of its own"
     )
   full, sliding = (_typed(rope, key, source) or {} for key in (_FULL, _SLIDING))
   theta, scaling = _rope_kind(full | old, theta, source)
@@ -213,7 +217,7 @@ def _rope_kind(
   nested = [key for key in rope if isinstance(rope[key], Mapping)]
   if nested:
     raise ValueError(
-      f"{source} has rotary frequencies of their own for {listed(nested)}"
+      f"{source} has rotary frequencies of their own for {join_names(nested)}"
     )
   if rope.get("partial_rotary_factor") not in (None, 1):
     raise ValueError(
@@ -230,7 +234,7 @@ def _rope_kind(
   fields = _ROPE_FIELDS[kind]
   missing = [key for key in fields if key not in rope]
   if missing:
-    raise ValueError(f"{source} lacks {listed(missing)} of rope {kind!r}")
+    raise ValueError(f"{source} lacks {join_names(missing)} of rope {kind!r}")
   numbers = {ours: _typed(rope, key, source) for key, ours in fields.items()}
   return float(theta), RopeScaling(kind, **numbers)
 
@@ -261,7 +265,7 @@ def render(config: TransformerConfig) -> dict[str, Any]:
   differing, name = min(misses, key=lambda miss: len(miss[0]))
   raise ValueError(
     f"no Hugging Face architecture has these options together; {name} comes "
-    f"nearest and differs in {listed(differing)}"
+    f"nearest and differs in {join_names(differing)}"
   )
 
 

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from specdec.checkpoints import huggingface, orbax_layout
-from specdec.checkpoints.names import listed
+from specdec.utils.spelling import join_names
 
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 _PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
@@ -54,13 +54,13 @@ def resolve(source: str | Path, patterns: tuple[str, ...] = ALL_FILES) -> Path:
   if files:
     raise ValueError(
       f"{path} holds {len(files)} GGUF files; name one of "
-      f"{listed(file.name for file in files)}"
+      f"{join_names(file.name for file in files)}"
     )
   pickled = [f.name for pattern in _PICKLED for f in path.glob(pattern)]
   if pickled:
     raise ValueError(
-      f"{path} has only pickled weights ({listed(sorted(pickled))}), which can "
-      "run code when loaded; accepted: model.safetensors or one .gguf file"
+      f"{path} has only pickled weights ({join_names(sorted(pickled))}), which "
+      "can run code when loaded; accepted: model.safetensors or one .gguf file"
     )
   raise FileNotFoundError(
     f"{path} holds neither {huggingface.SINGLE}, {huggingface.INDEX}, "

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from flax import traverse_util
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
@@ -122,7 +123,7 @@ class Weights:
     }
 
   def read(
-    self, name: str, row: names.Tensor, index: tuple[slice, ...] = ()
+    self, name: str, tensor: names.Tensor, index: tuple[slice, ...] = ()
   ) -> np.ndarray:
     """One tensor, or a slice of it, in the type it is stored in; what is
     outside the slice is not read.
@@ -130,7 +131,7 @@ class Weights:
     Raises:
       ValueError: it is not stored as floating point of 16 bits or more.
     """
-    del row  # it already stands as we want it
+    del tensor  # it already stands as we want it
     part = self._files[name].get_slice(name)
     kind = part.get_dtype()
     if kind not in _FLOATS:
@@ -173,11 +174,11 @@ def save_safetensors(
   """
   directory = Path(directory)
   write_config(directory, params, config)
-  flat, arrays = names.flatten(params), {}
-  for row in names.expected(config):
-    array = np.asarray(flat[row.ours])
+  flat, arrays = traverse_util.flatten_dict(params, sep="/"), {}
+  for tensor in names.tensors(config):
+    array = np.asarray(flat[tensor.path])
     arrays |= zip(
-      row.hugging_face, array if len(row.hugging_face) > 1 else [array]
+      tensor.hugging_face, array if len(tensor.hugging_face) > 1 else [array]
     )
   with files.errors_name(directory / SINGLE):
     try:
@@ -195,9 +196,9 @@ def write_config(
     ValueError: params do not fit config, or the config has no such form.
   """
   rendered = hf_config.render(config)
-  flat = names.flatten(params)
+  flat = traverse_util.flatten_dict(params, sep="/")
   names.check(
-    {row.ours: row.shape for row in names.expected(config)},
+    {tensor.path: tensor.shape for tensor in names.tensors(config)},
     {path: leaf.shape for path, leaf in flat.items()},
     "params",
   )

@@ -25,6 +25,7 @@ from specdec.checkpoints import (
   tokenizer,
 )
 from specdec.models import layouts, transformer
+from specdec.models import params as model_params
 from specdec.models.config import TransformerConfig
 
 DTYPES = ("float32", "bfloat16")
@@ -94,7 +95,7 @@ def load(
   if path.is_file():
     weights = gguf.Weights(path)
     config = gguf.config(weights, dtype)
-    wanted = [((row.gguf,), row) for row in names.expected(config)]
+    wanted = [((tensor.gguf,), tensor) for tensor in names.tensors(config)]
     text = gguf_tokenizer.from_gguf(weights, limit=config.vocab_size)
     eos_ids = text.eos_ids if text else ()
   else:
@@ -108,12 +109,12 @@ def load(
     )
     if orbax_layout.has_weights(path):
       params = orbax_layout.read(
-        path, config, dtype, place and shardings(config, place)
+        path, config, dtype, place and model_params.shardings(config, place)
       )
       check_finite(params, source)
       return Checkpoint(config, params, text, eos_ids, str(source))
     weights = huggingface.Weights(path)
-    wanted = [(row.hugging_face, row) for row in names.expected(config)]
+    wanted = [(t.hugging_face, t) for t in names.tensors(config)]
   params = _read(weights, wanted, dtype, place)
   check_finite(params, source)
   return Checkpoint(config, params, text, eos_ids, str(source))
@@ -140,16 +141,6 @@ def check_finite(params: dict[str, Any], source: str | Path) -> None:
     )
 
 
-def shardings(config: TransformerConfig, place: sharding.Placement) -> dict:
-  """Where every parameter lies: a tree like the parameters'."""
-  return names.nest(
-    {
-      row.ours: place.sharding(row.axes, row.ours, row.shape)
-      for row in names.expected(config)
-    }
-  )
-
-
 def random_checkpoint(
   config: TransformerConfig,
   seed: int = 0,
@@ -162,7 +153,9 @@ def random_checkpoint(
     params = transformer.init_params(config, key)
   else:
     init = functools.partial(transformer.init_params, config)
-    params = jax.jit(init, out_shardings=shardings(config, place))(key)
+    params = jax.jit(init, out_shardings=model_params.shardings(config, place))(
+      key
+    )
   return Checkpoint(config, params, None, (), source)
 
 
@@ -193,45 +186,48 @@ def _check_dtype(dtype: str) -> None:
 def _read(weights, wanted, dtype: str, place) -> dict[str, Any]:
   names.check(
     {
-      name: row.part_shape if len(parts) > 1 else row.shape
-      for parts, row in wanted
+      name: tensor.part_shape if len(parts) > 1 else tensor.shape
+      for parts, tensor in wanted
       for name in parts
     },
     weights.shapes,
     weights.source,
   )
 
-  def deployment(parts, row: names.Tensor) -> jax.Array:
+  def deployment(parts, tensor: names.Tensor) -> jax.Array:
     if place is None:
-      whole = (slice(None),) * len(row.shape)
-      return _to_device(_slice(weights, parts, row, whole, dtype), dtype)
+      whole = (slice(None),) * len(tensor.shape)
+      return _to_device(_slice(weights, parts, tensor, whole, dtype), dtype)
     read = {}  # devices that hold the same part share what was read
 
     def part(index: tuple[slice, ...]) -> np.ndarray:
       key = str(index)
       if key not in read:
-        found = _slice(weights, parts, row, index, dtype)
+        found = _slice(weights, parts, tensor, index, dtype)
         read[key] = np.array(found, jnp.dtype(dtype))
       return read[key]
 
-    where = place.sharding(row.axes, row.ours, row.shape)
-    return jax.make_array_from_callback(row.shape, where, part)
+    where = place.sharding(tensor.axes, tensor.path, tensor.shape)
+    return jax.make_array_from_callback(tensor.shape, where, part)
 
-  return names.nest({row.ours: deployment(parts, row) for parts, row in wanted})
+  return traverse_util.unflatten_dict(
+    {tensor.path: deployment(parts, tensor) for parts, tensor in wanted},
+    sep="/",
+  )
 
 
 def _slice(
   weights,
   parts: tuple[str, ...],
-  row: names.Tensor,
+  tensor: names.Tensor,
   index: tuple[slice, ...],
   dtype: str,
 ) -> np.ndarray:
   """A slice of a tensor that a file holds whole, or expert by expert."""
   if len(parts) == 1:
-    return weights.read(parts[0], row, index)
+    return weights.read(parts[0], tensor, index)
   first, *rest = index
-  some = [weights.read(part, row, tuple(rest)) for part in parts[first]]
+  some = [weights.read(part, tensor, tuple(rest)) for part in parts[first]]
   return np.stack(some).astype(jnp.dtype(dtype), copy=False)
 
 

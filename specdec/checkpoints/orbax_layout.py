@@ -10,8 +10,10 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import orbax.checkpoint as ocp
+from flax import traverse_util
 
 from specdec.checkpoints import huggingface, names
+from specdec.models import params as model_params
 from specdec.models.config import TransformerConfig
 
 FOLDER = "orbax"
@@ -48,16 +50,20 @@ def read(
     ValueError: a tensor is missing, unknown or misshapen, or a file damaged.
   """
   path = directory.absolute() / FOLDER
-  wanted = {row.ours: row.shape for row in names.expected(config)}
+  wanted = {
+    path: spec.shape for path, spec in model_params.specs(config).items()
+  }
   with ocp.StandardCheckpointer() as checkpointer:
     try:
-      found = names.flatten(checkpointer.metadata(path).item_metadata.tree)
+      found = traverse_util.flatten_dict(
+        checkpointer.metadata(path).item_metadata.tree, sep="/"
+      )
     except Exception as error:  # Orbax raises what its readers raise
       raise ValueError(f"{path} is no complete checkpoint: {error}") from error
     names.check(
       wanted, {name: leaf.shape for name, leaf in found.items()}, str(path)
     )
-    where = names.flatten(shardings or {})
+    where = traverse_util.flatten_dict(shardings or {}, sep="/")
     device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     shapes = {
       name: jax.ShapeDtypeStruct(
@@ -68,6 +74,8 @@ def read(
       for name, shape in wanted.items()
     }
     try:
-      return checkpointer.restore(path, names.nest(shapes))
+      return checkpointer.restore(
+        path, traverse_util.unflatten_dict(shapes, sep="/")
+      )
     except Exception as error:
       raise ValueError(f"{path} cannot be read: {error}") from error

@@ -11,7 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specdec import checkpoints, draft_tree, programs, sampling, sharding, step
+from specdec import draft_tree, programs, sampling, sharding, step
+from specdec.models import params as model_params
 from specdec.models import transformer
 from specdec.models.config import TransformerConfig
 from specdec.types import AcceptanceRule, Drafter, Model, Params, Resume
@@ -24,7 +25,7 @@ def weights(config: TransformerConfig, place: sharding.Placement):
   shapes = jax.eval_shape(
     lambda key: transformer.init_params(config, key), jax.random.key(0)
   )
-  return _deployment(shapes, checkpoints.shardings(config, place))
+  return _deployment(shapes, model_params.shardings(config, place))
 
 
 def _deployment(shapes, where):

@@ -16,8 +16,7 @@ import jax
 
 from specdec import cache as kv
 from specdec.cache import CHUNK
-from specdec.checkpoints import names
-from specdec.models import layouts
+from specdec.models import layouts, params
 from specdec.models.config import TransformerConfig
 from specdec.programs import Places
 from specdec.roofline import hardware
@@ -75,8 +74,8 @@ def weight_bytes(
 ) -> float:
   """Bytes of a model's parameters in its own dtype, on each device."""
   return _bytes_of(config) * sum(
-    math.prod(row.shape) / _share(row.axes, place)
-    for row in names.expected(config)
+    math.prod(spec.shape) / _share(spec.axes, place)
+    for spec in params.specs(config).values()
   )
 
 
@@ -220,7 +219,7 @@ def _pass_bytes(
 def _tensor_bytes(config: TransformerConfig) -> list[int]:
   """Bytes of each tensor, in the order in which they are drawn."""
   size = _bytes_of(config)
-  return [size * math.prod(row.shape) for row in names.expected(config)]
+  return [size * math.prod(s.shape) for s in params.specs(config).values()]
 
 
 def _drawing_bytes(models: Iterable[TransformerConfig]) -> float:

@@ -8,6 +8,29 @@ import dataclasses
 import math
 import numbers
 
+# Far above any published model; files with more are damaged or hostile.
+_MAX_LAYERS, _MAX_EXPERTS = 4096, 2**17
+
+
+def check_limits(num_layers: int, num_experts: int) -> None:
+  """Rejects absurd sizes before anything is allocated for each layer.
+
+  Args:
+    num_experts: of each layer.
+
+  Raises:
+    ValueError: either is beyond any published model.
+  """
+  if num_layers > _MAX_LAYERS:
+    raise ValueError(
+      f"num_layers = {num_layers:,}; at most {_MAX_LAYERS:,} are accepted"
+    )
+  if num_experts * num_layers > _MAX_EXPERTS:
+    raise ValueError(
+      f"num_experts = {num_experts:,} in each of {num_layers:,} layers; at "
+      f"most {_MAX_EXPERTS:,} experts in all are accepted"
+    )
+
 
 def _check_counts(config, *names: str) -> None:
   for name in names:

@@ -1,0 +1,98 @@
+"""Shape, logical axes and sharding of every parameter of a decoder.
+
+Paths are those of the Flax parameter tree, joined by '/'. Axis names are those
+of `sharding.Rules`; an axis without a rule there is replicated.
+"""
+
+from typing import NamedTuple
+
+from flax import traverse_util
+
+from specdec import sharding
+from specdec.models.config import TransformerConfig
+
+
+class ParamSpec(NamedTuple):
+  """Logical axes and sizes of one parameter, dimension by dimension."""
+
+  axes: tuple[str, ...]
+  shape: tuple[int, ...]
+
+
+def axis_sizes(config: TransformerConfig) -> dict[str, int]:
+  """Returns the size of every logical axis that parameters have."""
+  return {
+    "vocab": config.vocab_size,
+    "width": config.width,
+    "mlp": config.mlp_width,
+    "query": config.num_heads * config.head_dim,
+    "key": config.num_kv_heads * config.head_dim,
+    "head": config.head_dim,
+    "experts": config.num_experts,
+  }
+
+
+def _layer_axes(config: TransformerConfig) -> dict[str, tuple[str, ...]]:
+  """Returns path below a layer -> logical axes."""
+  axes: dict[str, tuple[str, ...]] = {
+    "attention_norm/scale": ("width",),
+    "attention/q/weight": ("query", "width"),
+    "attention/k/weight": ("key", "width"),
+    "attention/v/weight": ("key", "width"),
+  }
+  if config.qkv_bias:
+    axes["attention/q/bias"] = ("query",)
+    axes["attention/k/bias"] = ("key",)
+    axes["attention/v/bias"] = ("key",)
+  if config.qk_norm:
+    axes["attention/q_norm/scale"] = ("head",)
+    axes["attention/k_norm/scale"] = ("head",)
+  axes["attention/o/weight"] = ("width", "query")
+  if config.post_norms:
+    axes["attention_post_norm/scale"] = ("width",)
+  axes["mlp_norm/scale"] = ("width",)
+  if config.post_norms:
+    axes["mlp_post_norm/scale"] = ("width",)
+  stack: tuple[str, ...] = ()
+  if config.num_experts:
+    stack = ("experts",)
+    axes["mlp/router/weight"] = ("experts", "width")
+  axes["mlp/gate/weight"] = (*stack, "mlp", "width")
+  axes["mlp/up/weight"] = (*stack, "mlp", "width")
+  axes["mlp/down/weight"] = (*stack, "width", "mlp")
+  return axes
+
+
+def specs(config: TransformerConfig) -> dict[str, ParamSpec]:
+  """Returns path -> ParamSpec; parameters outside the layers come first."""
+  axes: dict[str, tuple[str, ...]] = {
+    "embed/weight": ("vocab", "width"),
+    "final_norm/scale": ("width",),
+  }
+  if not config.tied:
+    axes["head/weight"] = ("vocab", "width")
+  layer_axes = _layer_axes(config)
+  for layer in range(config.num_layers):
+    axes |= {
+      f"layer_{layer}/{path}": names for path, names in layer_axes.items()
+    }
+  sizes = axis_sizes(config)
+  return {
+    path: ParamSpec(names, tuple(sizes[name] for name in names))
+    for path, names in axes.items()
+  }
+
+
+def shardings(config: TransformerConfig, placement: sharding.Placement) -> dict:
+  """Returns the NamedSharding of every parameter, as a tree like the params.
+
+  Raises:
+    ValueError: an axis is not divisible by the devices that it is split over.
+  """
+  return traverse_util.unflatten_dict(
+    {
+      path: placement.sharding(spec.axes, path, spec.shape)
+      for path, spec in specs(config).items()
+    },
+    sep="/",
+  )
