@@ -1,8 +1,8 @@
-"""Which cache slots a node may see, by ancestry and position.
+"""Positions and attention masks of draft nodes over KV cache slots.
 
 Slots below `length` are committed; slot length + j holds node j of the call.
-Invariant: a sliding window is measured in positions (length + depth), never in
-slots, so that a burst of drafted nodes cannot push committed text out of it.
+Invariant: a sliding window is measured in positions (length + depth), not in
+slots, so drafted nodes never push committed text out of it.
 """
 
 import jax
@@ -14,7 +14,13 @@ from specdec import draft_tree
 def positions(
   length: jax.Array, parents: jax.Array | None, num_nodes: int
 ) -> jax.Array:
-  """[B, N] absolute position of every node: length + depth."""
+  """Returns the absolute position of every node, length + depth: [B, N].
+
+  Args:
+    length: [B] committed positions.
+    parents: None for a chain, [N] or [B, N] for a tree.
+    num_nodes: N.
+  """
   depth = draft_tree.depth(
     draft_tree.chain(num_nodes) if parents is None else parents
   )
@@ -28,12 +34,15 @@ def visible(
   num_slots: int,
   window: int | None = None,
 ) -> jax.Array:
-  """[B, N, S] bool: node n may look at slot s.
+  """Returns [B, N, S] bool: whether node n attends to slot s.
 
   Args:
     length: [B] committed positions.
     parents: None for a chain, [N] or [B, N] for a tree.
-    window: None, or how many positions a node sees, its own included.
+    num_nodes: N.
+    num_slots: S.
+    window: None for full attention, or the number of positions in the sliding
+      window, the node's included.
   """
   relative = jnp.arange(num_slots)[None] - length[:, None]  # [B, S]
   if parents is None:
@@ -42,18 +51,22 @@ def visible(
     if window is not None:
       mask &= relative[:, None, :] > node - window
     return mask
-  seen = jnp.asarray(draft_tree.ancestors(parents))
-  seen = jnp.broadcast_to(seen, (length.shape[0], num_nodes, num_nodes))
-  slot = jnp.clip(relative, 0, num_nodes - 1)  # [B, S] node of a slot
-  own = jnp.take_along_axis(seen, slot[:, None, :], axis=2)  # [B, N, S]
+  ancestors = jnp.asarray(draft_tree.ancestors(parents))
+  ancestors = jnp.broadcast_to(
+    ancestors, (length.shape[0], num_nodes, num_nodes)
+  )
+  slot_node = jnp.clip(relative, 0, num_nodes - 1)  # [B, S]
+  is_ancestor = jnp.take_along_axis(
+    ancestors, slot_node[:, None, :], axis=2
+  )  # [B, N, S]
   committed = (relative < 0)[:, None, :]
-  mask = committed | (own & (relative < num_nodes)[:, None, :])
+  mask = committed | (is_ancestor & (relative < num_nodes)[:, None, :])
   if window is not None:
     depth = jnp.broadcast_to(
       draft_tree.depth(parents), (length.shape[0], num_nodes)
     )
-    height = jnp.where(
-      relative < 0, relative, jnp.take_along_axis(depth, slot, axis=1)
-    )  # [B, S] position of a slot, counted from length
-    mask &= height[:, None, :] > depth[:, :, None] - window
+    slot_depth = jnp.where(
+      relative < 0, relative, jnp.take_along_axis(depth, slot_node, axis=1)
+    )  # [B, S] position of a slot relative to length
+    mask &= slot_depth[:, None, :] > depth[:, :, None] - window
   return mask

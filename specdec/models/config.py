@@ -1,7 +1,7 @@
-"""The shape of a decoder, as plain data: what cost models and loaders read.
+"""Configuration of a decoder-only transformer, as plain data.
 
-Kept apart from the model's code so that `analysis` can price a model without
-importing it (DESIGN: analysis imports model configs, never a model's code).
+Separate from the model's code, so that the roofline model can estimate costs
+without importing it.
 """
 
 import dataclasses
@@ -50,25 +50,25 @@ def _check_positive(config, *names: str, optional: bool = False) -> None:
       or not math.isfinite(value)
       or value <= 0
     ):
-      accepted = "None or " if optional else ""
+      or_none = "None or " if optional else ""
       raise ValueError(
-        f"{name} = {value!r}; it must be {accepted}finite and > 0"
+        f"{name} = {value!r}; it must be {or_none}finite and > 0"
       )
 
 
 @dataclasses.dataclass(frozen=True)
 class RopeScaling:
-  """How rotary frequencies are stretched beyond the trained context.
+  """Scaling of rotary frequencies beyond the trained context.
 
   Attributes:
-    kind: 'linear' (all frequencies divided by `factor`) or 'llama3' (only the
-      slow ones, with a smooth passage between; Llama 3.1 release notes).
-    factor: the stretch.
-    low_frequency_factor: 'llama3': wavelengths above
-      original_length / low_frequency_factor are stretched fully.
-    high_frequency_factor: 'llama3': wavelengths below
-      original_length / high_frequency_factor are left alone.
-    original_length: context length of the pre-training, in tokens.
+    kind: 'linear' (divides all frequencies by `factor`) or 'llama3' (divides
+      the low frequencies only, with a smooth transition; Llama 3.1).
+    factor: divisor of the frequencies.
+    low_frequency_factor: 'llama3' scales wavelengths above
+      original_length / low_frequency_factor fully.
+    high_frequency_factor: 'llama3' leaves wavelengths below
+      original_length / high_frequency_factor unchanged.
+    original_length: context length of pre-training, in tokens.
   """
 
   kind: str
@@ -95,44 +95,44 @@ class RopeScaling:
 
 @dataclasses.dataclass(frozen=True)
 class TransformerConfig:
-  """One decoder-only transformer: Llama, and what its relatives add to it.
+  """Configuration of a decoder-only transformer of the Llama lineage.
 
-  The defaults are Llama's. Qwen 2 sets `qkv_bias`, Qwen 3 `qk_norm`, Mixtral
-  and Qwen 3 MoE the experts; the options with "Gemma" below are Gemma 2's and
-  3's. They are independent of each other.
+  The defaults describe Llama. Qwen 2 sets `qkv_bias`, Qwen 3 `qk_norm`, Mixtral
+  and Qwen 3 MoE the experts; options marked Gemma belong to Gemma 2 and 3. All
+  options are independent of each other.
 
   Attributes:
     vocab_size: V, rows of the embedding.
     num_layers: L.
-    width: M, the residual stream.
-    mlp_width: inner width of the gated MLP, or of each expert's.
+    width: M, width of the residual stream.
+    mlp_width: inner width of the gated MLP, or of each expert.
     num_heads: query heads.
     num_kv_heads: key/value heads; divides num_heads.
     head_dim: width of one head.
     norm_epsilon: added to the mean square inside RMSNorm.
     rope_theta: base of the rotary frequencies.
-    rope_scaling: None, or how the frequencies are stretched.
-    local_rope_theta: None, or another base, never stretched, for the layers
-      that have a window (Gemma 3).
-    tied: the vocabulary projection is the embedding itself.
-    windows: one entry a layer, None for full attention or the number of
-      positions (itself included) that a token sees; () means all full.
-    qkv_bias: the query, key and value projections add a bias.
-    qk_norm: RMSNorm over each query and key head, before the rotation.
-    query_scalar: attention scores are divided by its square root; None is
+    rope_scaling: scaling of the rotary frequencies; None: unscaled.
+    local_rope_theta: base of the rotary frequencies, unscaled, in layers with
+      a sliding window (Gemma 3); None: the same as elsewhere.
+    tied: whether the embedding is also the vocabulary projection.
+    windows: for each layer, None for full attention or the size of its sliding
+      window in positions (the token's included); () for full attention in all.
+    qkv_bias: whether the query, key and value projections have a bias.
+    qk_norm: whether each query and key head passes an RMSNorm before RoPE.
+    query_scalar: attention scores are divided by its square root; None means
       head_dim. Checkpoints call it query_pre_attn_scalar (Gemma).
-    attention_softcap: None, or c: scores s become c tanh(s / c) (Gemma 2).
-    logit_softcap: None, or the same for the logits (Gemma 2).
-    post_norms: attention's and the MLP's outputs pass another RMSNorm before
-      they are added to the residual stream (Gemma).
-    norm_offset: RMSNorm multiplies by 1 + scale instead of scale (Gemma).
-    scale_embedding: embeddings are multiplied by sqrt(width) (Gemma).
-    activation: of the MLP's gate: 'silu' or 'gelu_tanh' (Gemma).
-    num_experts: MLPs a layer, of which a router chooses; 0: one, no router.
-    experts_per_token: how many are chosen for a token; 0 without experts.
-    normalize_experts: the chosen ones' probabilities are scaled to sum to one.
-    dtype: of activations, KV and (as loaded) weights: 'float32' or
-      'bfloat16'. Norms, softmax and logits are float32 whatever it says.
+    attention_softcap: c, for scores c tanh(s / c) (Gemma 2); None: no cap.
+    logit_softcap: the same for the logits (Gemma 2).
+    post_norms: whether the outputs of attention and MLP pass another RMSNorm
+      before they are added to the residual stream (Gemma).
+    norm_offset: whether RMSNorm multiplies by 1 + scale, not scale (Gemma).
+    scale_embedding: whether embeddings are multiplied by sqrt(width) (Gemma).
+    activation: of the MLP's gate, 'silu' or 'gelu_tanh' (Gemma).
+    num_experts: experts in each layer; 0 for a dense MLP without a router.
+    experts_per_token: experts routed to for each token; 0 without experts.
+    normalize_experts: whether the routing weights of a token sum to one.
+    dtype: 'float32' or 'bfloat16', of activations, KV cache and loaded weights.
+      Norms, softmax and logits are computed in float32 regardless.
   """
 
   vocab_size: int
@@ -164,7 +164,7 @@ class TransformerConfig:
 
   @property
   def counts(self) -> dict[str, int]:
-    """What a mesh shares out, by the names in sharding.Rules."""
+    """Sizes of the dimensions that a mesh splits, by sharding.Rules names."""
     return {
       "vocab": self.vocab_size,
       "query": self.num_heads,
@@ -198,7 +198,9 @@ class TransformerConfig:
         f"{self.num_kv_heads}"
       )
     if self.head_dim % 2:
-      raise ValueError(f"head_dim = {self.head_dim}; rotary needs it even")
+      raise ValueError(
+        f"head_dim = {self.head_dim}; rotary embeddings need an even one"
+      )
     if self.windows and len(self.windows) != self.num_layers:
       raise ValueError(
         f"windows has {len(self.windows)} entries for {self.num_layers} layers"
@@ -215,11 +217,11 @@ class TransformerConfig:
       )
     if self.num_experts < 0 or self.num_experts == 1:
       raise ValueError(f"num_experts = {self.num_experts}; it must be 0 or > 1")
-    least = 1 if self.num_experts else 0
-    if not least <= self.experts_per_token <= self.num_experts:
+    minimum = 1 if self.num_experts else 0
+    if not minimum <= self.experts_per_token <= self.num_experts:
       raise ValueError(
         f"experts_per_token = {self.experts_per_token} with num_experts = "
-        f"{self.num_experts}; it must be in {least}..{self.num_experts}"
+        f"{self.num_experts}; it must be in {minimum}..{self.num_experts}"
       )
     if self.dtype not in ("float32", "bfloat16"):
       raise ValueError(
@@ -228,7 +230,7 @@ class TransformerConfig:
 
   @property
   def num_parameters(self) -> int:
-    """Weights, the tied embedding counted once."""
+    """Number of weights; a tied embedding counts once."""
     heads = self.num_heads + self.num_kv_heads
     layer = self.width * self.head_dim * 2 * heads  # q, k, v and o
     if self.qkv_bias:
@@ -243,6 +245,6 @@ class TransformerConfig:
 
   @property
   def cache_bytes_per_token(self) -> int:
-    """Bytes of K and V that one position of one row takes, all layers."""
+    """Bytes of the KV cache for one position of one row, over all layers."""
     size = 4 if self.dtype == "float32" else 2
     return 2 * self.num_layers * self.num_kv_heads * self.head_dim * size

@@ -1,8 +1,9 @@
-"""Mixture of experts: several gated MLPs a layer, a few of them a token.
+"""Mixture-of-experts MLP with top-k routing and no token dropping.
 
-Top-k routing as in Mixtral (arXiv:2401.04088): softmax over all experts, the k
-most probable, their probabilities as weights. Nothing is dropped, so a token's
-result does not depend on its neighbours: speculation stays lossless.
+Routes as Mixtral does (arXiv:2401.04088): softmax over all experts, then the k
+most probable, weighted by their probabilities. No token is dropped, so the
+output of a token does not depend on its neighbours and speculation stays
+lossless.
 """
 
 import functools
@@ -19,12 +20,12 @@ ACTIVATIONS = {
 }
 
 
-# One program a shape, even where the caller is not compiled.
+# Jitted, so that eager callers too compile one program for each shape.
 normal = jax.jit(nn.initializers.normal(0.02), static_argnums=(1, 2))
 
 
 class Weight(nn.Module):
-  """A weight of its own name; the path of a checkpoint's tensor."""
+  """Holds the parameter `weight`, so that its path ends like Linear's."""
 
   shape: tuple[int, ...]
 
@@ -34,10 +35,11 @@ class Weight(nn.Module):
 
 
 class Experts(nn.Module):
-  """Weighted sum of the MLPs that a router chooses for each token.
+  """Sums the outputs of the experts that a router chooses for each token.
 
-  Many tokens pass through every expert, most of them weighted with zero: right
-  and simple, not fast. Few tokens read the experts chosen for them.
+  For many tokens it runs every expert on every token and weights most outputs
+  by zero, which is simple rather than fast. For few tokens it gathers only the
+  weights of the chosen experts.
   """
 
   config: TransformerConfig
@@ -53,23 +55,23 @@ class Experts(nn.Module):
     activate = ACTIVATIONS[c.activation]
 
     flat = x.reshape(-1, c.width)  # [N, M]
-    distribution = jax.nn.softmax(
+    probs = jax.nn.softmax(
       jnp.einsum("em,nm->ne", router, flat).astype(jnp.float32)
     )
-    share, chosen = jax.lax.top_k(distribution, c.experts_per_token)  # [N, k]
+    gates, chosen = jax.lax.top_k(probs, c.experts_per_token)  # [N, k]
     if c.normalize_experts:
-      share /= jnp.sum(share, -1, keepdims=True)
-    share = share.astype(x.dtype)
+      gates /= jnp.sum(gates, -1, keepdims=True)
+    gates = gates.astype(x.dtype)
     if 2 * chosen.size <= c.num_experts:
-      # Few tokens: a copy of the chosen experts is less to read than all.
+      # Copying the chosen experts reads less memory than running all of them.
       gate, up, down = gate[chosen], up[chosen], down[chosen]  # [N, k, ., .]
       inner = activate(jnp.einsum("nkim,nm->nki", gate, flat))
       inner *= jnp.einsum("nkim,nm->nki", up, flat)
       y = jnp.einsum("nkmi,nki->nkm", down, inner)
-      y = jnp.einsum("nkm,nk->nm", y, share)
+      y = jnp.einsum("nkm,nk->nm", y, gates)
     else:
-      hits = jax.nn.one_hot(chosen, c.num_experts, dtype=x.dtype)
-      weights = jnp.einsum("nke,nk->en", hits, share)  # [E, N], mostly zero
+      one_hot = jax.nn.one_hot(chosen, c.num_experts, dtype=x.dtype)
+      weights = jnp.einsum("nke,nk->en", one_hot, gates)  # [E, N], mostly zero
       inner = activate(jnp.einsum("eim,nm->ein", gate, flat))
       inner *= jnp.einsum("eim,nm->ein", up, flat)
       y = jnp.einsum("emi,ein->emn", down, inner)

@@ -1,8 +1,8 @@
-"""The shapes of published decoders, by name, for whoever prices or builds one.
+"""Configs of published decoders, by name.
 
-Invariant: a preset has as many weights as the published decoder, to the last
-one, but for Chinchilla, whose layers are of another kind. Only `config` is
-imported: `analysis` reads this file, and never a model's code.
+Invariant: a preset has exactly as many weights as the published decoder, except
+Chinchilla, whose layers differ in kind. Imports no model code, so that the
+roofline model can use presets.
 """
 
 import dataclasses
@@ -26,13 +26,13 @@ def _like(
   full_every: int = 1,
   **options,
 ) -> dict[str, TransformerConfig]:
-  """Configs that differ in their _NUMBERS only.
+  """Builds configs that differ only in the fields of _NUMBERS.
 
   Args:
-    shapes: name -> _NUMBERS.
-    window: of every layer but each `full_every`-th.
-    full_every: read only with a window.
-    **options: more of TransformerConfig's fields.
+    shapes: preset name -> values of _NUMBERS.
+    window: sliding window of all layers except every `full_every`-th.
+    full_every: ignored without a window.
+    **options: other fields of TransformerConfig.
   """
   configs = {}
   for name, numbers in shapes.items():
@@ -56,8 +56,8 @@ def _llama3(shapes, factor: float, **options):
 
 
 def _qwen(shapes, **options):
-  # Of 2.5, the epsilon of the instruction-tuned: from 14b on, the base models'
-  # config.json has 1e-5.
+  # Epsilon of the instruction-tuned Qwen 2.5; the base models from 14b on have
+  # 1e-5 in their config.json.
   return _like(shapes, norm_epsilon=1e-6, rope_theta=1e6, **options)
 
 
@@ -98,7 +98,7 @@ def _gemma3(shapes, query_scalar: float = 256, **options):
   )
 
 
-# The sizes that also see images: a longer context, and 64 tokens more.
+# The multimodal sizes have a longer context and 64 more tokens.
 _GEMMA3_LARGE = {
   "window": 1024,
   "vocab_size": 262_208,
@@ -106,7 +106,7 @@ _GEMMA3_LARGE = {
 }
 
 
-# T5, LaMDA and DeepSeek are not here: no encoder-decoders and no MLA.
+# Without T5, LaMDA and DeepSeek: encoder-decoders and MLA are not implemented.
 _PRESETS = (
   _like(
     {
@@ -132,7 +132,7 @@ _PRESETS = (
     },
     factor=8.0,
   )
-  | _like(  # v0.3: no window, and 768 tokens more than v0.1
+  | _like(  # v0.3: no window, and 768 more tokens than v0.1
     {"mistral-7b": (32, 4096, 14336, 32, 8, 128)},
     vocab_size=32_768,
     rope_theta=1e6,
@@ -236,10 +236,10 @@ _PRESETS = (
     rope_theta=130_000.0,
     tied=True,
   )
-  # arXiv:2302.01318's pair. Their MLP is a plain one of 4 x width; here it is
-  # gated, with as many weights: 8 / 3 x width, to the nearest multiple of 16.
-  # The matrix of their relative positions, width^2 a layer (the rest of the 70
-  # billion), has no counterpart.
+  # The pair of arXiv:2302.01318. Its MLPs are ungated, 4 x width wide;
+  # a gated MLP with as many weights has 8 / 3 x width, rounded to a multiple
+  # of 16. Their relative position matrices (width^2 in each layer, the rest of
+  # the 70 billion) have no counterpart here.
   | _like(
     {
       "chinchilla-4b": (8, 6144, 16384, 48, 48, 128),
@@ -252,12 +252,16 @@ _PRESETS = (
 
 
 def names() -> list[str]:
-  """What `get` knows: families together, each from small to large."""
+  """Lists the valid arguments of `get`, by family and size."""
   return list(_PRESETS)
 
 
 def get(name: str, dtype: str = "float32") -> TransformerConfig:
-  """The published decoder `name`, its weights in `dtype`.
+  """Returns the config of a published decoder.
+
+  Args:
+    name: one of `names()`.
+    dtype: 'float32' or 'bfloat16'.
 
   Raises:
     ValueError: there is no such preset.

@@ -1,10 +1,10 @@
-"""One Flax decoder for the Llama, Qwen and Gemma families, explicit cache.
+"""Flax decoder for the Llama, Qwen, Mixtral and Gemma families.
 
-What sets the families apart are options of TransformerConfig. Weights are
-[out, in], as checkpoints store them, or as models/packing.py packs them. Norms,
-rotary angles, softmax and logits are float32 whatever the dtype is. `place`
-says where an activation lies on a mesh (sharding.py): heads, inner columns and
-vocabulary are split, and what two layers exchange is whole again.
+Options of TransformerConfig select what differs between the families. Weights
+are [out, in] as in checkpoints, or packed by models/layouts.py. Norms, rotary
+angles, softmax and logits are float32 in either dtype. `place` constrains the
+sharding of activations (sharding.py): heads, inner MLP columns and vocabulary
+are split over `model`; the residual stream is replicated.
 """
 
 import functools
@@ -26,7 +26,7 @@ Place = Callable[..., jax.Array]  # (x, *names of its axes) -> x
 
 
 class Linear(nn.Module):
-  """y = W x, plus a bias where asked for; W is [out, in], or packed."""
+  """Linear map y = W x (+ b), with W [out, in] or packed."""
 
   features: int
   bias: bool = False
@@ -42,20 +42,20 @@ class Linear(nn.Module):
 
 
 def weight(module: nn.Module, shape: tuple[int, int], dtype) -> jax.Array:
-  """The parameter `weight` of a module."""
+  """Returns the parameter `weight` of a module, [out, in] or packed."""
 
   def init():
     return normal(module.make_rng("params"), shape, jnp.dtype(dtype))
 
-  # Not module.param: it would insist on this shape, and a packed one differs.
+  # module.param would reject the shape of a packed weight.
   return module.variable("params", "weight", init).value
 
 
 class RMSNorm(nn.Module):
   """Root-mean-square norm (arXiv:1910.07467), computed in float32.
 
-  With `offset` it multiplies by 1 + scale. The tree keeps scale itself, as
-  Gemma's checkpoints do: 1 + scale has too many bits for bfloat16.
+  With `offset` it multiplies by 1 + scale. The parameter is scale, as in
+  Gemma's checkpoints, since 1 + scale would lose bits in bfloat16.
   """
 
   epsilon: float
@@ -63,8 +63,8 @@ class RMSNorm(nn.Module):
 
   @nn.compact
   def __call__(self, x: jax.Array) -> jax.Array:
-    start = nn.initializers.zeros if self.offset else nn.initializers.ones
-    scale = self.param("scale", start, (x.shape[-1],), x.dtype)
+    init = nn.initializers.zeros if self.offset else nn.initializers.ones
+    scale = self.param("scale", init, (x.shape[-1],), x.dtype)
     scale = scale.astype(jnp.float32)
     if self.offset:
       scale = 1 + scale
@@ -77,7 +77,7 @@ class RMSNorm(nn.Module):
 def rope_frequencies(
   theta: float, head_dim: int, scaling: RopeScaling | None
 ) -> jax.Array:
-  """[head_dim / 2] radians a position, stretched as `scaling` says."""
+  """Returns the scaled rotary frequencies, [head_dim / 2] rad per position."""
   frequency = theta ** (
     -jnp.arange(0, head_dim, 2, dtype=jnp.float32) / head_dim
   )
@@ -87,37 +87,46 @@ def rope_frequencies(
     return frequency / scaling.factor
   turns = scaling.original_length * frequency / (2 * jnp.pi)
   low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
-  keep = jnp.clip((turns - low) / (high - low), 0.0, 1.0)
-  return keep * frequency + (1 - keep) * frequency / scaling.factor
+  unscaled = jnp.clip((turns - low) / (high - low), 0.0, 1.0)
+  return unscaled * frequency + (1 - unscaled) * frequency / scaling.factor
 
 
 def rope_angles(
-  config: TransformerConfig, where: jax.Array, window: int | None
+  config: TransformerConfig, position: jax.Array, window: int | None
 ) -> tuple[jax.Array, jax.Array]:
-  """(cos, sin), [B, T, 1, head_dim / 2], in a layer with this window."""
+  """Returns (cos, sin) of the rotary angles, each [B, T, 1, head_dim / 2].
+
+  Args:
+    position: [B, T].
+    window: sliding window of the layer, which selects the rotary base.
+  """
   theta, scaling = config.rope_theta, config.rope_scaling
   if window is not None and config.local_rope_theta is not None:
     theta, scaling = config.local_rope_theta, None
   frequency = rope_frequencies(theta, config.head_dim, scaling)
-  angle = where[:, :, None, None].astype(jnp.float32)
+  angle = position[:, :, None, None].astype(jnp.float32)
   angle *= frequency[None, None, None]
   return jnp.cos(angle), jnp.sin(angle)
 
 
 def rotate(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
-  """Rotary embedding (arXiv:2104.09864) by halves.
+  """Applies rotary embeddings (arXiv:2104.09864), pairing i with i + dim / 2.
 
   Args:
     x: [B, T, heads, dim].
     cos, sin: [B, T, 1, dim / 2].
   """
   first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
-  turned = [first * cos - second * sin, second * cos + first * sin]
-  return jnp.concatenate(turned, axis=-1).astype(x.dtype)
+  rotated = [first * cos - second * sin, second * cos + first * sin]
+  return jnp.concatenate(rotated, axis=-1).astype(x.dtype)
 
 
 class Attention(nn.Module):
-  """Grouped-query attention over cache slots; writes its own KV first."""
+  """Grouped-query attention over cache slots, after writing this call's KV.
+
+  Call arguments: x [B, T, M]; layer, (keys, values) of the cache or None;
+  slot [B], the first slot to write; angles from `rope_angles`; mask [B, T, S].
+  """
 
   config: TransformerConfig
   place: Place = sharding.anywhere
@@ -142,12 +151,12 @@ class Attention(nn.Module):
     value = heads("v", c.num_kv_heads, "key")
     keys, values = key.swapaxes(1, 2), value.swapaxes(1, 2)
     if layer is not None:
-      parts = sharding.CACHE, sharding.CACHE, ("rows",)
-      write = self.place.on_each(kv.write, parts, sharding.CACHE)
+      axes = sharding.CACHE, sharding.CACHE, ("rows",)
+      write = self.place.on_each(kv.write, axes, sharding.CACHE)
       keys = write(layer[0], keys, slot)
       values = write(layer[1], values, slot)
 
-    # Queries of one KV head stand together: [B, heads, groups * T, dim].
+    # Groups the queries of each KV head: [B, KV heads, groups * T, dim].
     query = query.reshape(batch, num_tokens, c.num_kv_heads, groups, -1)
     query = query.transpose(0, 2, 3, 1, 4).reshape(
       batch, c.num_kv_heads, groups * num_tokens, c.head_dim
@@ -162,15 +171,15 @@ class Attention(nn.Module):
     scores = jnp.where(mask[:, None, None], scores, -jnp.inf)
     weights = jax.nn.softmax(scores, axis=-1).astype(x.dtype)
     weights = weights.reshape(batch, c.num_kv_heads, groups * num_tokens, -1)
-    mixed = jnp.einsum("bhqs,bhsd->bhqd", weights, values)
-    mixed = mixed.reshape(batch, c.num_heads, num_tokens, c.head_dim)
-    mixed = mixed.swapaxes(1, 2).reshape(batch, num_tokens, -1)
-    mixed = self.place(mixed, "rows", None, "query")
-    return Linear(c.width, name="o")(mixed), (keys, values)
+    y = jnp.einsum("bhqs,bhsd->bhqd", weights, values)
+    y = y.reshape(batch, c.num_heads, num_tokens, c.head_dim)
+    y = y.swapaxes(1, 2).reshape(batch, num_tokens, -1)
+    y = self.place(y, "rows", None, "query")
+    return Linear(c.width, name="o")(y), (keys, values)
 
 
 def softcap(x: jax.Array, cap: float | None) -> jax.Array:
-  """x pressed smoothly into (-cap, cap); None leaves it."""
+  """Bounds x smoothly to (-cap, cap); None returns x."""
   return x if cap is None else cap * jnp.tanh(x / cap)
 
 
@@ -190,27 +199,28 @@ class MLP(nn.Module):
 
 
 class Layer(nn.Module):
-  """One pre-norm decoder layer; its parts' outputs too may pass a norm.
+  """Pre-norm decoder layer, optionally with norms of its sublayers' outputs.
 
-  A part that is left out is not there: the stream passes it by.
+  A sublayer that is disabled does not run at all: the residual stream bypasses
+  it.
   """
 
   config: TransformerConfig
   place: Place = sharding.anywhere
-  attends: bool = True
-  feeds: bool = True
+  has_attention: bool = True
+  has_mlp: bool = True
 
   @nn.compact
   def __call__(self, x, layer, slot, angles, mask):
     c = self.config
     norm = functools.partial(RMSNorm, c.norm_epsilon, c.norm_offset)
-    if self.attends:
+    if self.has_attention:
       y = norm(name="attention_norm")(x)
       attention = Attention(c, self.place, name="attention")
       y, layer = attention(y, layer, slot, angles, mask)
-      y = self.place(y, "rows", None, None)  # summed over the heads' chips
+      y = self.place(y, "rows", None, None)  # sums over the devices of heads
       x = x + (norm(name="attention_post_norm")(y) if c.post_norms else y)
-    if self.feeds:
+    if self.has_mlp:
       y = norm(name="mlp_norm")(x)
       if c.num_experts:
         y = Experts(c, name="mlp")(y)
@@ -222,7 +232,7 @@ class Layer(nn.Module):
 
 
 class Embedding(nn.Module):
-  """[V, M], looked up by token and, where tied, multiplied for logits."""
+  """Embedding table [V, M], for token lookup and for projection to logits."""
 
   config: TransformerConfig
 
@@ -238,7 +248,7 @@ class Embedding(nn.Module):
 
 
 class Transformer(nn.Module):
-  """The whole decoder; `types.Model.apply` says what a call does."""
+  """Decoder; see `types.Model.apply` for the arguments of a call."""
 
   config: TransformerConfig
   place: Place = sharding.anywhere
@@ -261,52 +271,52 @@ class Transformer(nn.Module):
     c = self.config
     stop = c.num_layers if stop is None else stop
     num_tokens = tokens.shape[1]
-    if cache is None:  # training: the tokens see one another and no more
+    if cache is None:  # training: the tokens attend to each other only
       length, slots = jnp.zeros(tokens.shape[:1], jnp.int32), num_tokens
       layers = [None] * c.num_layers
     else:
       length, slots, layers = cache.length, cache.num_slots, list(cache.layers)
     nodes = first + num_tokens
-    where = positions(length, parents, nodes)[:, first:]  # [B, T]
+    position = positions(length, parents, nodes)[:, first:]  # [B, T]
     windows = c.windows or (None,) * c.num_layers
-    kinds = set(windows[start:stop])
+    distinct = set(windows[start:stop])
     masks = {
       window: visible(length, parents, nodes, slots, window)[:, first:]
-      for window in kinds
+      for window in distinct
     }
-    angles = {window: rope_angles(c, where, window) for window in kinds}
+    angles = {window: rope_angles(c, position, window) for window in distinct}
 
     embed = Embedding(c, name="embed")
     x = embed(tokens) if start == 0 else hidden
     x = self.place(x, "rows", None, None)
     if start == 0 and c.scale_embedding:
-      x *= jnp.asarray(c.width**0.5, x.dtype)  # rounded first, as trained
-    streams = {}
+      x *= jnp.asarray(c.width**0.5, x.dtype)  # rounded to dtype, as trained
+    residuals = {}  # layer -> residual stream entering it
     for i in range(start, stop):
-      streams[i] = x
-      kept = (True, True) if skip is None else tuple(i not in s for s in skip)
-      x, layers[i] = Layer(c, self.place, *kept, name=f"layer_{i}")(
+      residuals[i] = x
+      runs = (True, True) if skip is None else tuple(i not in s for s in skip)
+      x, layers[i] = Layer(c, self.place, *runs, name=f"layer_{i}")(
         x, layers[i], length + first, angles[windows[i]], masks[windows[i]]
       )
-    streams[stop] = x
+    residuals[stop] = x
     normed = RMSNorm(c.norm_epsilon, c.norm_offset, name="final_norm")(x)
     logits = None
     if head:
       table = embed if c.tied else Embedding(c, name="head")
       logits = softcap(table.logits(normed), c.logit_softcap)
       logits = self.place(logits, "rows", None, "vocab")
-    output = ModelOutput(logits, normed, tuple(streams[i] for i in features))
+    output = ModelOutput(logits, normed, tuple(residuals[i] for i in features))
     if cache is not None:
       cache = cache.replace(layers=tuple(layers))
     return output, cache
 
 
-@functools.cache  # equal configs give one, so jit traces once
+@functools.cache  # equal configs share one Model, so that jit traces once
 def model(config: TransformerConfig, place: Place | None = None) -> Model:
-  """The decoder of this shape as pure functions.
+  """Builds the decoder of a config as pure functions.
 
   Args:
-    place: a sharding.Placement; None: one device.
+    place: a sharding.Placement; None for one device.
   """
   module = Transformer(config, place or sharding.anywhere)
 
@@ -331,10 +341,13 @@ def model(config: TransformerConfig, place: Place | None = None) -> Model:
 
 
 def init_params(config: TransformerConfig, key: jax.Array):
-  """Random weights: N(0, 0.02^2), norms at one. A nested dict of arrays.
+  """Draws random weights N(0, 0.02^2), with norms set to one.
 
-  They are drawn one after the other, as the random bits of all at once would
-  take several times their memory.
+  Outside jit the tensors are drawn one at a time, since the random bits of all
+  of them together take several times their memory.
+
+  Returns:
+    A nested dict of arrays.
   """
   cache = jax.eval_shape(lambda: model(config).init_cache(1, 2))
   tokens = jax.ShapeDtypeStruct((1, 1), jnp.int32)
