@@ -115,7 +115,7 @@ def test_what_decides_k_has_not_seen_the_noise_that_writes(
 
 def test_explained_term_by_term(generate, costs):
   printed = generate("--explain", "--most_k=2")
-  for words in ("tokens a round", "weights", "KV read", "beside the passes"):
+  for words in ("tokens a round", "weights", "KV read", "round overhead"):
     assert words in printed
 
 

@@ -167,7 +167,7 @@ def test_a_mesh_shares_weights_heads_and_rows():
     Deployment(shape, V5E, ways=3)
   with pytest.raises(ValueError, match="neither divides the other"):
     Deployment(shapes.get("qwen2.5-7b"), V5E, ways=7)
-  with pytest.raises(ValueError, match="no type 'int3'"):
+  with pytest.raises(ValueError, match="no dtype 'int3'"):
     Deployment(shape, V5E, weights="int3")
 
 
@@ -338,7 +338,9 @@ def test_break_even_and_schedules():
   assert planning.break_even_batch(found, 0, 1.0, largest=8) is None
   none = planning.schedule(found, 0, 0.0, largest=8)
   assert none == [(1, 8, 0)]
-  with pytest.raises(ValueError, match="no batch pays"):
+  with pytest.raises(
+    ValueError, match="no batch pays: decode autoregressively"
+  ):
     planning.as_tensorrt_llm(none)
   with pytest.raises(ValueError, match="batch 1 wants k = 1"):
     planning.as_tensorrt_llm(

@@ -126,7 +126,7 @@ def test_a_folder_that_cannot_be_written_is_said(calls, tmp_path):
   said = []
   found = hardware.local(folder=tmp_path / "file", progress=said.append)
   assert found.flops["float32"] == 1e11
-  assert said[-1].startswith("not kept")
+  assert said[-1].startswith("not cached")
 
 
 def test_another_machine_has_another_file(calls, monkeypatch, tmp_path):

@@ -1,9 +1,9 @@
-"""What a machine makes of the cost model, fitted to timed passes and rounds.
+"""Fits the cost model to timed passes and rounds of one machine.
 
-A pass: efficiencies, an overhead, the norm that combines moving and computing,
-then a factor for how its kernels like a number of tokens. A round: what is
-beside its passes. A fit of passes says how wrong it is on the points that it
-saw and on others; one of rounds, where it has more rounds than numbers.
+For passes: efficiencies, an overhead per layer, the exponent of the norm that
+combines memory and compute, then a factor per number of tokens. For rounds: the
+overhead beyond their passes. A fit of passes reports its errors in sample and
+held out; a fit of rounds in sample, where rounds outnumber parameters.
 """
 
 import dataclasses
@@ -25,16 +25,16 @@ _SHARES = ("one", "weights", "kv", "flops")
 
 
 class PassTime(NamedTuple):
-  """A pass that was timed."""
+  """A timed pass."""
 
   batch: int
   tokens: int
-  context: int  # slots that attention reads
+  context: int  # cache slots that attention reads
   seconds: float
 
 
 class RoundTime(NamedTuple):
-  """A round of k draft tokens that was timed."""
+  """A timed round of k draft tokens."""
 
   batch: int
   k: int
@@ -43,7 +43,7 @@ class RoundTime(NamedTuple):
 
 
 class Errors(NamedTuple):
-  """Predicted over measured, less 1."""
+  """Relative errors: predicted / measured - 1."""
 
   rms: float
   worst: float
@@ -52,45 +52,45 @@ class Errors(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Fit:
-  """A model's passes on one machine."""
+  """The fit of a model's passes on one machine."""
 
   efficiency: Efficiency
   in_sample: Errors
-  formula: Errors  # the same without the factors by tokens
+  formula: Errors  # in sample, without the factors per number of tokens
   held_out: Errors
-  times: tuple[PassTime, ...] = ()  # what was timed, those held out last
+  times: tuple[PassTime, ...] = ()  # all timings, held-out ones last
 
 
 def errors(predicted: Sequence[float], measured: Sequence[float]) -> Errors:
-  """Of some predictions."""
+  """Returns the errors of predictions."""
   if not len(measured):
     return Errors(0.0, 0.0, 0)
-  off = np.asarray(predicted) / np.asarray(measured) - 1
-  worst = float(off[np.argmax(np.abs(off))])
-  return Errors(float(np.sqrt(np.mean(off**2))), worst, len(off))
+  relative = np.asarray(predicted) / np.asarray(measured) - 1
+  worst = float(relative[np.argmax(np.abs(relative))])
+  return Errors(float(np.sqrt(np.mean(relative**2))), worst, len(relative))
 
 
 def predict(deployment: Deployment, point: PassTime) -> float:
-  """Seconds of that pass."""
+  """Returns the predicted seconds of a pass."""
   return deployment.cost(point.batch, point.tokens, point.context).seconds
 
 
 def drift(
   deployment: Deployment, then: Sequence[PassTime], now: Sequence[PassTime]
 ) -> float:
-  """How many times as long passes take now as they took then, the median.
+  """Returns the median ratio of pass times now to those at calibration.
 
   Args:
-    placed: as it was fitted then, for points that were not timed.
+    deployment: as fitted then; predicts points that were not timed then.
   """
   before = {point[:3]: point.seconds for point in then}
-  known = [before.get(p[:3]) or predict(deployment, p) for p in now]
-  return float(np.median([p.seconds / x for p, x in zip(now, known)]))
+  expected = [before.get(p[:3]) or predict(deployment, p) for p in now]
+  return float(np.median([p.seconds / x for p, x in zip(now, expected)]))
 
 
-def _check_seconds(what: str, seconds: float) -> None:
+def _check_seconds(name: str, seconds: float) -> None:
   if not 0 < seconds < math.inf:
-    raise ValueError(f"{what} took {seconds:g} s; it must be finite and > 0")
+    raise ValueError(f"{name} took {seconds:g} s; it must be finite and > 0")
 
 
 def fit_passes(
@@ -98,16 +98,18 @@ def fit_passes(
   points: Sequence[PassTime],
   held_out: Sequence[PassTime] = (),
 ) -> Fit:
-  """The efficiency that explains some passes of a model best.
+  """Fits the efficiency of a model's passes.
+
+  Robust least squares on log time, with a weak prior for parameters that the
+  points do not determine.
 
   Args:
-    placed: the model on a chip; its efficiency is not read.
-    points: of one token in all, and of several, with two contexts or more.
-    held_out: more, by which the fit is evaluated and not made.
+    deployment: the model on a chip; its efficiency is ignored.
+    points: passes of one token and of several, at two contexts or more.
+    held_out: passes to evaluate the fit on.
 
   Raises:
-    ValueError: there are too few points, or the time of one is not finite and
-      > 0.
+    ValueError: there are fewer than 6 points, or a time is not finite and > 0.
   """
   if len(points) < 6:
     raise ValueError(f"{len(points)} passes; a calibration needs 6 or more")
@@ -116,25 +118,25 @@ def fit_passes(
   measured = np.array([p.seconds for p in points])
   least = float(measured.min())
 
-  def made(x) -> Deployment:
+  def with_parameters(x) -> Deployment:
     shares = dict(zip(_SHARES, map(float, np.exp(x[:4]))))
-    # On a CPU or GPU it is launching kernels, so layers share it.
+    # On CPUs and GPUs overhead is kernel launches, so it scales with layers.
     overhead = least * float(x[4]) / (deployment.end - deployment.start)
-    chosen = Efficiency(**shares, p=1 + float(x[5]), layer_overhead=overhead)
-    return dataclasses.replace(deployment, efficiency=chosen)
+    fitted = Efficiency(**shares, p=1 + float(x[5]), layer_overhead=overhead)
+    return dataclasses.replace(deployment, efficiency=fitted)
 
-  usual = np.array([-0.7, -1.0, -1.5, -0.7, 0.1, 0.5])
+  prior = np.array([-0.7, -1.0, -1.5, -0.7, 0.1, 0.5])
 
   def residuals(x):
-    model = made(x)
-    off = np.log([predict(model, p) for p in points] / measured)
-    return np.concatenate([off, 0.02 * (x - usual)])  # where points say nothing
+    model = with_parameters(x)
+    log_ratio = np.log([predict(model, p) for p in points] / measured)
+    return np.concatenate([log_ratio, 0.02 * (x - prior)])
 
-  # Slightly more than the bandwidth is a cache that still holds some weights.
+  # A share above 1: the cache still holds some of the weights.
   low = [math.log(0.005)] * 4 + [0.0, 0.0]
   high = [math.log(1.5)] * 4 + [0.95, 8.0]
-  starts = [[*usual[:5], p] for p in (0.1, 1.5)]
-  found = min(
+  starts = [[*prior[:5], p] for p in (0.1, 1.5)]
+  solution = min(
     (
       optimize.least_squares(
         residuals, start, bounds=(low, high), loss="soft_l1", f_scale=0.1
@@ -143,19 +145,20 @@ def fit_passes(
     ),
     key=lambda result: result.cost,
   )
-  formula = made(found.x)
+  formula = with_parameters(solution.x)
   rows = _factors(formula, points)
-  chosen = dataclasses.replace(formula.efficiency, rows=rows)
-  final = dataclasses.replace(deployment, efficiency=chosen)
+  efficiency = dataclasses.replace(formula.efficiency, rows=rows)
+  final = dataclasses.replace(deployment, efficiency=efficiency)
 
-  def wrong(model, some):
-    return errors([predict(model, p) for p in some], [p.seconds for p in some])
+  def errors_of(model, passes):
+    predicted = [predict(model, p) for p in passes]
+    return errors(predicted, [p.seconds for p in passes])
 
   return Fit(
-    chosen,
-    wrong(final, points),
-    wrong(formula, points),
-    wrong(final, held_out),
+    efficiency,
+    errors_of(final, points),
+    errors_of(formula, points),
+    errors_of(final, held_out),
     (*points, *held_out),
   )
 
@@ -163,11 +166,10 @@ def fit_passes(
 def _factors(
   formula: Deployment, points: Sequence[PassTime]
 ) -> tuple[tuple[float, float], ...]:
-  """Upon the products' time for every number of tokens that was timed.
+  """Fits the factor on the products' time per timed number of tokens.
 
-  Where its buffers lie makes one program slower than its neighbours by a third
-  at times, as long as it lives: what stands out from both is brought down to
-  the nearer one.
+  Takes a running median of three: depending on where its buffers lie, one
+  compiled program can be a third slower than its neighbours for its lifetime.
   """
   doubled = dataclasses.replace(
     formula,
@@ -179,21 +181,21 @@ def _factors(
     products = predict(doubled, point) - once
     factor = (point.seconds - once + products) / products
     by_tokens.setdefault(point.batch * point.tokens, []).append(factor)
-  many = sorted(by_tokens)
-  found = [float(np.clip(np.median(by_tokens[m]), 0.1, 10.0)) for m in many]
-  inner = [sorted(found[i : i + 3])[1] for i in range(len(found) - 2)]
-  return tuple(zip(many, [found[0], *inner, found[-1]]))
+  counts = sorted(by_tokens)
+  raw = [float(np.clip(np.median(by_tokens[m]), 0.1, 10.0)) for m in counts]
+  inner = [sorted(raw[i : i + 3])[1] for i in range(len(raw) - 2)]
+  return tuple(zip(counts, [raw[0], *inner, raw[-1]]))
 
 
 @dataclasses.dataclass(frozen=True)
 class RoundFit:
-  """What rounds of a setting take beside their passes.
+  """The overhead of a setting's rounds beyond their passes.
 
   Attributes:
-    ours, plain: of speculative and of plain ones.
-    errors: of all of them, whole rounds; of 0 points where there are no more
-      rounds than fitted numbers.
-    times: what was timed.
+    ours, baseline: of speculative and of baseline rounds.
+    errors: of whole rounds, in sample; 0 points where rounds do not outnumber
+      the fitted parameters.
+    times: the timed rounds.
   """
 
   ours: Overhead
@@ -205,11 +207,11 @@ class RoundFit:
 def fit_overhead(
   pair: TargetDraftPair, rounds: Sequence[RoundTime]
 ) -> RoundFit:
-  """What its rounds take beside their passes, batch by batch.
+  """Fits the overhead of rounds, linear in k, batch by batch.
 
   Args:
-    rounds: of k = 0, autoregressive decoding, and of others, two or more of a
-      batch to tell what a draft pass adds.
+    rounds: baseline rounds (k = 0) and speculative ones; two values of k per
+      batch determine the overhead per draft pass.
 
   Raises:
     ValueError: the time of a round is not finite and > 0.
@@ -218,43 +220,43 @@ def fit_overhead(
     _check_seconds(f"a round of batch {r.batch}, k = {r.k}", r.seconds)
   pair = dataclasses.replace(pair, overhead=NOTHING, baseline_overhead=NOTHING)
 
-  def fit(some: list[RoundTime]) -> Overhead:
+  def fit(times: list[RoundTime]) -> Overhead:
     by_batch: dict[int, list[tuple[int, float, float]]] = {}
-    for r in some:
+    for r in times:
       passes = pair.round(r.batch, r.k, r.context).seconds
       by_batch.setdefault(r.batch, []).append((r.k, passes, r.seconds))
     rows = []
-    for batch, found in sorted(by_batch.items()):
-      k, passes, seconds = np.array(sorted(found)).T
-      left, weight = seconds - passes, 1 / seconds  # relative errors count
+    for batch, points in sorted(by_batch.items()):
+      k, passes, seconds = np.array(sorted(points)).T
+      excess, weight = seconds - passes, 1 / seconds  # relative errors count
       slope = 0.0
       if k[0] < k[-1]:
-        slope, _ = np.polyfit(k, left, 1, w=weight)
-        # Of all these rounds the longest draft does not take the least time.
+        slope, _ = np.polyfit(k, excess, 1, w=weight)
+        # Keeps the longest draft's round no faster than the shortest one's.
         slope = max(slope, (passes[0] - passes[-1]) / (k[-1] - k[0]))
-      fixed = np.average(left - slope * k, weights=weight**2)
+      fixed = np.average(excess - slope * k, weights=weight**2)
       rows.append((batch, float(fixed), float(slope)))
     return Overhead(tuple(rows))
 
   baseline = fit([r for r in rounds if not r.k])
   ours = fit([r for r in rounds if r.k])
   final = dataclasses.replace(pair, overhead=ours, baseline_overhead=baseline)
-  spare = len(rounds) - len(baseline.rows)
-  for batch, *_ in ours.rows:  # a line of two numbers, or one
-    spare -= min(2, len({r.k for r in rounds if r.k and r.batch == batch}))
-  evaluated = rounds if spare > 0 else ()  # else it says nothing
+  freedom = len(rounds) - len(baseline.rows)
+  for batch, *_ in ours.rows:  # a line has two parameters, a point one
+    freedom -= min(2, len({r.k for r in rounds if r.k and r.batch == batch}))
+  evaluated = rounds if freedom > 0 else ()
   predicted = [final.round(r.batch, r.k, r.context).seconds for r in evaluated]
-  wrong = errors(predicted, [r.seconds for r in evaluated])
-  return RoundFit(ours, baseline, wrong, tuple(rounds))
+  residual = errors(predicted, [r.seconds for r in evaluated])
+  return RoundFit(ours, baseline, residual, tuple(rounds))
 
 
 @dataclasses.dataclass(frozen=True)
 class Calibration:
-  """A machine, and what was fitted on it.
+  """A machine's rates and the fits made on it.
 
   Attributes:
     fits: by model.
-    beside: by setting (models, drafter, rule, whether it samples).
+    overhead: by setting (models, drafter, rule, sampled or greedy).
   """
 
   hardware: Hardware
@@ -262,10 +264,10 @@ class Calibration:
   overhead: dict[str, RoundFit] = dataclasses.field(default_factory=dict)
 
   def place(self, name: str, deployment: Deployment) -> Deployment:
-    """A model on this machine, as efficient as it was found to be.
+    """Returns a deployment on this machine with its fitted efficiency.
 
     Raises:
-      ValueError: that model was never timed.
+      ValueError: there is no fit of that model.
     """
     if name not in self.fits:
       raise ValueError(
@@ -276,7 +278,7 @@ class Calibration:
     return dataclasses.replace(deployment, chip=chip, efficiency=fit.efficiency)
 
   def to_json(self) -> str:
-    """The text that `from_json` reads."""
+    """Serialises the calibration; `from_json` is the inverse."""
     document = {"format": _FORMAT, **dataclasses.asdict(self)}
     for fit in document["fits"].values():
       if math.isinf(fit["efficiency"]["p"]):
@@ -285,10 +287,10 @@ class Calibration:
 
   @classmethod
   def from_json(cls, text: str) -> "Calibration":
-    """An equal one.
+    """Parses the text of `to_json`.
 
     Raises:
-      ValueError: the text is anything else.
+      ValueError: the text was not written by `to_json`.
     """
     try:
       document = json.loads(text)
@@ -296,29 +298,31 @@ class Calibration:
         raise ValueError("not the text of a calibration")
       return cls(
         Hardware.from_json(json.dumps(document["hardware"])),
-        {name: _fit(found) for name, found in document["fits"].items()},
-        {name: _overhead(one) for name, one in document["overhead"].items()},
+        {name: _fit(entry) for name, entry in document["fits"].items()},
+        {
+          name: _overhead(entry) for name, entry in document["overhead"].items()
+        },
       )
     except (AttributeError, KeyError, TypeError) as error:
       raise ValueError(f"not the text of a calibration: {error}") from error
 
 
 def _fit(document: dict) -> Fit:
-  found = dict(document["efficiency"])
-  found["rows"] = tuple((m, factor) for m, factor in found["rows"])
-  found["p"] = math.inf if found["p"] is None else found["p"]
-  told = {
+  fields = dict(document["efficiency"])
+  fields["rows"] = tuple((m, factor) for m, factor in fields["rows"])
+  fields["p"] = math.inf if fields["p"] is None else fields["p"]
+  residuals = {
     name: Errors(*document[name])
     for name in ("in_sample", "formula", "held_out")
   }
   times = tuple(PassTime(*time) for time in document["times"])
-  return Fit(Efficiency(**found), **told, times=times)
+  return Fit(Efficiency(**fields), **residuals, times=times)
 
 
 def _overhead(document: dict) -> RoundFit:
-  pair = (
+  overheads = (
     Overhead(tuple(map(tuple, document[name]["rows"])))
     for name in ("ours", "baseline")
   )
   times = tuple(RoundTime(*time) for time in document["times"])
-  return RoundFit(*pair, Errors(*document["errors"]), times)
+  return RoundFit(*overheads, Errors(*document["errors"]), times)

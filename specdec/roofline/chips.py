@@ -1,8 +1,7 @@
-"""Accelerators by their datasheets: memory, bandwidth, FLOP/s, links.
+"""Datasheets of accelerators: memory, bandwidth, FLOP/s, interconnect.
 
-Each number is the vendor's, or where two sources disagree the one that says it
-was measured or is the more cautious; `source` names them. Peaks are of dense
-arithmetic. Every number can be overridden (`get`).
+Numbers are the vendor's; where two sources disagree, the measured or the lower
+one. `source` names them. Peaks are for dense arithmetic. `get` overrides any.
 """
 
 import dataclasses
@@ -11,27 +10,27 @@ from collections.abc import Mapping
 from specdec.roofline.hardware import Hardware
 from specdec.utils.spelling import choices
 
-TYPES = ("float32", "bfloat16", "int8", "fp8")  # of products' factors
+TYPES = ("float32", "bfloat16", "int8", "fp8")  # dtypes of a product's factors
 
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-  """One accelerator.
+  """Peak rates of one accelerator.
 
   Attributes:
     memory: bytes.
-    bandwidth: bytes/s of its main memory.
-    flops: operations/s by the type of a product's factors: bfloat16, int8, fp8;
-      of this machine what was measured.
-    link_bandwidth: bytes/s of one link one way (a torus), or of the chip into
-      its switch.
-    axes: of the torus; 0: all chips hang on a switch.
-    wrap: an axis of a multiple of so many chips is a ring, any other a line.
+    bandwidth: bytes/s of main memory.
+    flops: FLOP/s (int8: OP/s) by dtype of a product's factors.
+    link_bandwidth: bytes/s in one direction, of one link (torus) or of the chip
+      into its switch.
+    axes: dimensions of the torus; 0: switched.
+    wrap: a torus axis whose length is a multiple of this is a ring, else a
+      line.
     hop_seconds: latency of a hop.
-    rows: a product's rows are filled up to a multiple of it.
-    source: of these numbers.
-    caches: (bytes of a working set, B/s at which sets up to that are read over
-      and over), ascending; larger ones come from main memory.
+    rows: products pad their rows to a multiple of this.
+    source: where the numbers come from.
+    caches: (working set in bytes, B/s of re-reading a set up to that size),
+      ascending; larger sets are read from main memory.
   """
 
   name: str
@@ -51,15 +50,15 @@ class Chip:
       if not getattr(self, name) > 0:
         raise ValueError(f"chip {self.name}: {name} must be > 0")
     if not self.flops or not all(rate > 0 for rate in self.flops.values()):
-      raise ValueError(f"chip {self.name}: flops must be rates by type, > 0")
+      raise ValueError(f"chip {self.name}: flops must be rates by dtype, > 0")
     if not (self.axes >= 0 and self.hop_seconds >= 0):
       raise ValueError(f"chip {self.name}: axes and hop_seconds must be >= 0")
 
   def rate(self, dtype: str) -> float:
-    """Operations/s of a product of such factors.
+    """Returns FLOP/s of a product whose factors have this dtype.
 
     Raises:
-      ValueError: the chip has no such product.
+      ValueError: the chip does not support that dtype.
     """
     if dtype not in self.flops:
       raise ValueError(
@@ -69,21 +68,21 @@ class Chip:
     return self.flops[dtype]
 
   def ridge(self, dtype: str = "bfloat16") -> float:
-    """Operations for each byte, from which on arithmetic is waited for."""
+    """Returns the FLOP/byte above which a product is compute-bound."""
     return self.rate(dtype) / self.bandwidth
 
   def read_bandwidth(self, size: float) -> float:
-    """Bytes/s at which so many bytes are read over and over."""
-    fitting = [rate for limit, rate in self.caches if size <= limit]
-    return fitting[0] if fitting else self.bandwidth
+    """Returns bytes/s of reading `size` bytes repeatedly."""
+    rates = [rate for limit, rate in self.caches if size <= limit]
+    return rates[0] if rates else self.bandwidth
 
 
 _GIB = 2**30
-_HOP = 1e-6  # scaling-book, tpus.md: about 1 us; a switch is counted as a hop
+_HOP = 1e-6  # scaling-book, tpus.md: about 1 us; a switch counts as one hop
 
 
 def _tpu(name, memory, bandwidth, bf16, link, axes, source, **flops):
-  # A ring needs a whole pod's axis where pods are 16 wide, else a cube's.
+  # 2D pods wrap around only over a full axis of 16, 3D ones per cube of 4.
   wrap = 4 if axes == 3 else 16
   rates = {"bfloat16": bf16, **flops}
   return Chip(name, memory, bandwidth, rates, link, axes, wrap, _HOP, 8, source)
@@ -144,10 +143,10 @@ CHIPS = {chip.name: chip for chip in _CHIPS}
 
 
 def get(name: str, **changes) -> Chip:
-  """A chip by its name, with some of its numbers replaced (`changed`).
+  """Returns a chip by name, with some numbers replaced (see `changed`).
 
   Raises:
-    ValueError: there is no such chip, or no such number.
+    ValueError: no chip has this name, or no chip has such a number.
   """
   if name not in CHIPS:
     raise ValueError(
@@ -157,22 +156,24 @@ def get(name: str, **changes) -> Chip:
 
 
 def changed(chip: Chip, **numbers) -> Chip:
-  """The chip with other numbers; one that is named like a type, int8=2e14 say,
-  is its rate of products.
+  """Returns the chip with some numbers replaced.
+
+  Args:
+    numbers: fields of Chip by name; a dtype's name sets its FLOP/s (int8=2e14).
 
   Raises:
-    ValueError: it has no such number, or one is impossible.
+    ValueError: Chip has no such field, or the value is out of range.
   """
-  known = {f.name for f in dataclasses.fields(Chip)} - {"name", "source"}
-  known -= {"flops", "caches"}
+  fields = {f.name for f in dataclasses.fields(Chip)} - {"name", "source"}
+  fields -= {"flops", "caches"}
   flops = dict(chip.flops)
   for name in list(numbers):
     if name in TYPES:
       flops[name] = numbers.pop(name)
-    elif name not in known:
+    elif name not in fields:
       raise ValueError(
         f"a chip has no number {name!r}; it has: "
-        f"{', '.join(sorted(known))}; rates: {', '.join(TYPES)}"
+        f"{', '.join(sorted(fields))}; rates: {', '.join(TYPES)}"
       )
     elif name in ("axes", "wrap", "rows"):
       if numbers[name] != int(numbers[name]):
@@ -181,21 +182,22 @@ def changed(chip: Chip, **numbers) -> Chip:
   return dataclasses.replace(chip, flops=flops, **numbers)
 
 
-def of_hardware(found: Hardware) -> Chip:
-  """This machine, as it was measured; alone, so its link is its memory."""
-  (_, slowest), *_ = found.bandwidth[::-1]
+def of_hardware(hardware: Hardware) -> Chip:
+  """Returns a measured machine as a chip; its link is a copy in memory."""
+  _, main_memory = hardware.bandwidth[-1]
   return Chip(
-    name=found.name,
-    memory=found.memory or float("inf"),
-    bandwidth=slowest,
-    flops=dict(found.flops),
-    link_bandwidth=found.copy_bandwidth,
+    name=hardware.name,
+    memory=hardware.memory or float("inf"),
+    bandwidth=main_memory,
+    flops=dict(hardware.flops),
+    link_bandwidth=hardware.copy_bandwidth,
     axes=0,
     wrap=1,
     hop_seconds=0.0,
     rows=1,
-    source=f"measured on {found.date}",
+    source=f"measured on {hardware.date}",
     caches=tuple(
-      (size, found.read_bandwidth(size)) for size, _ in found.bandwidth[:-1]
+      (size, hardware.read_bandwidth(size))
+      for size, _ in hardware.bandwidth[:-1]
     ),
   )

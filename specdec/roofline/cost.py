@@ -1,14 +1,14 @@
-"""What a forward pass costs on given chips, term by term.
+"""Prices a forward pass on given chips, term by term (a roofline model).
 
   T = overhead + attention + products + logits + collectives
   attention = p-norm(KV bytes / (e_kv BW), its operations / (e_f peak))
   products  = p-norm(weight bytes / (e_w BW), operations / (e_f peak))
 
-p = inf is the classic roofline (Williams et al., 2009), p = 1 says that nothing
-overlaps. Collectives are not overlapped with anything: XLA seldom does so in
-decoding. Every chip of a data-parallel replica does its own rows; tensor
-parallel ones share weights, heads and vocabulary and sum activations twice a
-layer. What is counted here for one chip holds for each of them.
+p = inf is the classic roofline (Williams et al., 2009): memory and compute
+overlap fully; p = 1 means no overlap. Collectives overlap with nothing: XLA
+seldom hides them in decoding. Data-parallel replicas split the rows;
+tensor-parallel chips split weights, heads and vocabulary and all-reduce
+activations twice a layer. All counts are per chip.
 """
 
 import dataclasses
@@ -26,20 +26,20 @@ BYTES = {"float32": 4, "bfloat16": 2, "int8": 1, "fp8": 1, "int4": 0.5}
 
 @dataclasses.dataclass(frozen=True)
 class Efficiency:
-  """How much of a chip's peaks programs reach, and what they cost beside.
+  """The share of a chip's peaks that programs reach, and fixed overheads.
 
   Attributes:
-    one: share of the bandwidth at which weights are read for a single token
-      (a matrix-vector product has kernels of its own).
-    weights: the same for several tokens.
-    kv: share of the bandwidth at which KV is read and written.
-    flops: share of the peak.
-    p: of the norm that combines moving and computing; inf is the larger one.
-    overhead: seconds of a pass, whatever it does.
-    layer_overhead: seconds of each layer.
-    rows: (tokens of a pass in all, factor upon the products' time), ascending;
-      between them it is interpolated over the logarithm of the tokens, outside
-      them the last one holds. What kernels do that no formula knows.
+    one: share of the bandwidth when weights are read for a single token
+      (matrix-vector products use separate kernels).
+    weights: share of the bandwidth when weights are read for several tokens.
+    kv: share of the bandwidth when KV is read and written.
+    flops: share of the peak FLOP/s.
+    p: exponent of the norm that combines memory and compute time; inf: the max.
+    overhead: seconds per pass.
+    layer_overhead: seconds per layer.
+    rows: (tokens of a pass over all rows, factor on the products' time),
+      ascending; interpolated linearly in the log of the tokens, constant
+      outside. Captures kernel effects that the formula does not.
   """
 
   one: float = 1.0
@@ -67,7 +67,7 @@ class Efficiency:
         )
 
   def combined(self, *seconds: float) -> float:
-    """The p-norm of times that overlap more or less."""
+    """Returns the p-norm of times that overlap partly."""
     largest = max(seconds)
     if math.isinf(self.p) or largest == 0:
       return largest
@@ -75,36 +75,36 @@ class Efficiency:
     return largest * float(np.sum(ratios**self.p)) ** (1 / self.p)
 
   def factor(self, tokens: float) -> float:
-    """Upon the products' time, for so many tokens in all."""
+    """Returns the factor on the products' time of a pass of `tokens` tokens."""
     if not self.rows:
       return 1.0
-    known, factors = zip(*self.rows)
-    return float(np.interp(math.log(tokens), np.log(known), factors))
+    counts, factors = zip(*self.rows)
+    return float(np.interp(math.log(tokens), np.log(counts), factors))
 
 
 IDEAL = Efficiency()
-# Fitted to vLLM on an H100 with Llama 3.1 8B by SpecDecode-Bench's simulator,
-# its fixed 5.9 ms read as weights. Its 1.2 ms of a step are the engine's host,
-# which a loop on the device does not wait for.
+# SpecDecode-Bench's fit to vLLM on an H100 with Llama 3.1 8B, its constant of
+# 5.9 ms taken as reading the weights. Its 1.2 ms per step are the engine's host
+# time, which a loop on the device does not have.
 TYPICAL = Efficiency(one=0.76, weights=0.76, kv=0.996, flops=0.72, p=1.0)
 
 
 class Term(NamedTuple):
-  """A part of a pass, of one chip."""
+  """A part of a pass, per chip."""
 
   name: str
   bytes: float = 0.0  # of main memory
   flops: float = 0.0
   sent: float = 0.0  # bytes to other chips
-  seconds: float = 0.0  # alone
+  seconds: float = 0.0  # in isolation
 
 
 class Cost(NamedTuple):
-  """A pass."""
+  """The cost of a pass, per chip."""
 
   terms: tuple[Term, ...]
-  seconds: float  # of the whole; not the terms' sum where p > 1
-  least: float = 0.0  # seconds that moving its bytes takes at full bandwidth
+  seconds: float  # of the pass; less than the terms' sum where p > 1
+  least: float = 0.0  # seconds to move its bytes at full bandwidth
 
   @property
   def bytes(self) -> float:
@@ -121,23 +121,23 @@ class Cost(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Deployment:
-  """A model, or some of its layers, on chips.
+  """A model, or a range of its layers, on chips.
 
   Attributes:
-    weights, kv: types in which they are stored.
-    compute: type of the products' factors; None: that of the weights, or
+    weights, kv: dtypes in which they are stored.
+    compute: dtype of the products' factors; None: that of the weights, or
       bfloat16 where the chip has no such product (int4 is unpacked).
-    ways: chips that share the weights (tensor parallel).
-    replicas: groups of such chips that share the batch (data parallel).
-    start, stop: the layers; the vocabulary projection belongs to the last.
-    head: the pass makes logits.
-    source: positions that cross-attention reads (T5), of every row.
-    correlation: r in the experts that m tokens touch, E (1 - (1 - k/E)^(m^r)):
-      1 were they chosen independently, less as tokens choose alike; routers
-      were measured between 0.57 and 0.83.
+    ways: tensor-parallel chips, which split the weights.
+    replicas: data-parallel groups of such chips, which split the batch.
+    start, stop: range of layers.
+    head: the pass computes logits.
+    source: positions per row that cross-attention reads (T5).
+    correlation: r in the number of experts that m tokens touch,
+      E (1 - (1 - k/E)^(m^r)); 1: tokens route independently. Measured routers
+      lie between 0.57 and 0.83.
 
   Raises:
-    ValueError: the mesh does not divide the model, a type is unknown, or the
+    ValueError: the mesh does not divide the model, a dtype is unknown, or the
       correlation is outside [0, 1].
   """
 
@@ -158,16 +158,19 @@ class Deployment:
   def __post_init__(self):
     for dtype in (self.weights, self.kv):
       if dtype not in BYTES:
-        raise ValueError(f"no type {dtype!r}; known: {', '.join(BYTES)}")
+        raise ValueError(f"no dtype {dtype!r}; valid: {', '.join(BYTES)}")
     if not 0 <= self.correlation <= 1:
       raise ValueError(
         f"correlation = {self.correlation:g}; it must be in [0, 1]"
       )
     if self.ways < 1 or self.replicas < 1:
-      raise ValueError("a mesh has at least one chip along each axis")
+      raise ValueError(
+        f"ways = {self.ways}, replicas = {self.replicas}; both must be >= 1"
+      )
     if not 0 <= self.start <= self.end <= len(self.shape.layers):
       raise ValueError(
-        f"layers {self.start} to {self.stop} of {len(self.shape.layers)}"
+        f"layers {self.start} to {self.stop}: {self.shape.name} has "
+        f"{len(self.shape.layers)}"
       )
     if self.shape.num_heads % self.ways:
       raise ValueError(
@@ -184,23 +187,26 @@ class Deployment:
 
   @property
   def end(self) -> int:
+    """One past the last layer."""
     return len(self.shape.layers) if self.stop is None else self.stop
 
   @property
   def dtype(self) -> str:
-    """Of the products' factors."""
+    """Dtype of the products' factors."""
     if self.compute:
       return self.compute
-    has = self.weights in self.chip.flops
-    return self.weights if has else "bfloat16"
+    return self.weights if self.weights in self.chip.flops else "bfloat16"
 
   @property
   def weight_bytes(self) -> float:
-    """Of one chip, all layers."""
+    """Bytes of the weights per chip, all layers."""
     return self.shape.num_parameters * BYTES[self.weights] / self.ways
 
   def cache_bytes(self, batch: float, context: float) -> float:
-    """Of one chip: the cache of all layers; a head's KV is never split."""
+    """Returns bytes of the KV cache per chip, all layers.
+
+    A KV head is never split: with more ways than heads chips hold copies.
+    """
     rows = math.ceil(batch / self.replicas)
     values = sum(
       count
@@ -211,12 +217,12 @@ class Deployment:
     return rows * values * BYTES[self.kv]
 
   def cost(self, batch: float, tokens: float, context: float) -> Cost:
-    """One pass of the layers.
+    """Prices one pass of the layers.
 
     Args:
       batch: rows over all replicas.
-      tokens: n of each row; a draft's nodes, whatever its shape.
-      context: cached positions that a row's attention reads.
+      tokens: tokens per row; for a draft its nodes, whatever their tree.
+      context: cached positions that attention reads per row.
     """
     rows = math.ceil(batch / self.replicas)
     parts = [
@@ -225,13 +231,13 @@ class Deployment:
       self._logits(rows * tokens),
       self._collectives(rows * tokens),
     ]
-    chosen, depth = self.efficiency, self.end - self.start
-    seconds = chosen.overhead + depth * chosen.layer_overhead
+    efficiency, depth = self.efficiency, self.end - self.start
+    seconds = efficiency.overhead + depth * efficiency.layer_overhead
     overhead = Term("overhead", seconds=seconds)
     return self._timed(rows * tokens, [*parts, overhead])
 
   def _products(self, m: float) -> list[Term]:
-    """Weights read once, each multiplied with every token."""
+    """Counts products: weights are read once and multiply all m tokens."""
     size = BYTES[self.weights]
     dense = touched = routed = 0.0
     for layer, count in self.shape.counted(self.start, self.end):
@@ -252,6 +258,7 @@ class Deployment:
     ]
 
   def _attention(self, rows, tokens, context) -> list[Term]:
+    """Counts KV read and written, and the FLOPs of attention."""
     size = BYTES[self.kv]
     read = written = flops = 0.0
     for layer, count in self.shape.counted(self.start, self.end):
@@ -260,7 +267,7 @@ class Deployment:
       values = seen * layer.kv + self.source * layer.source_kv
       read += count * rows * values / shards
       written += count * rows * tokens * layer.kv / shards
-      # A token is scored with all of the pass, masked or not.
+      # Scores are computed among all tokens of the pass, masked or not.
       scores = (seen + tokens) * layer.score
       scores += self.source * layer.source_score
       flops += 2 * count * rows * tokens * scores / self.ways
@@ -270,13 +277,15 @@ class Deployment:
     ]
 
   def _logits(self, m: float) -> Term:
-    """float32, written and read again by whoever evaluates or draws."""
+    """Counts float32 logits: written, then read by acceptance or sampling."""
     values = m * self.shape.vocab_size / self.ways if self.head else 0
     return Term("logits", bytes=2 * 4 * values)
 
   def _collectives(self, m: float) -> Term:
-    """Activations summed after every sublayer and the embedding; of the logits
-    a few numbers a token, for they stay where they are."""
+    """Counts all-reduces: activations after every sublayer and the embedding.
+
+    Logits stay sharded; sampling exchanges a few values per token.
+    """
     if self.ways == 1:
       return Term("collectives")
     size = BYTES["bfloat16" if self.weights != "float32" else "float32"]
@@ -285,27 +294,28 @@ class Deployment:
       for layer, count in self.shape.counted(self.start, self.end)
     )
     times += self.start == 0
-    one = links.all_reduce(self.chip, self.ways, m * self.shape.width * size)
-    sent, seconds = times * one.size, times * one.seconds
+    hidden = links.all_reduce(self.chip, self.ways, m * self.shape.width * size)
+    sent, seconds = times * hidden.size, times * hidden.seconds
     if self.head:
       few = links.all_reduce(self.chip, self.ways, 4 * m)
       sent, seconds = sent + 2 * few.size, seconds + 2 * few.seconds
     return Term("collectives", sent=sent, seconds=seconds)
 
   def _timed(self, m: float, parts: list[Term]) -> Cost:
-    chosen = self.efficiency
+    """Converts bytes and FLOPs of a pass of m tokens into seconds."""
+    efficiency = self.efficiency
     kinds = self.dtype, self.kv if self.kv in self.chip.flops else "bfloat16"
-    peak, kv_peak = (chosen.flops * self.chip.rate(kind) for kind in kinds)
+    peak, kv_peak = (efficiency.flops * self.chip.rate(kind) for kind in kinds)
     products = ("weights", "experts", "projection")
     read = sum(term.bytes for term in parts if term.name in products)
     fast = self.chip.read_bandwidth(read)
-    share = chosen.one if m <= 1 else chosen.weights
-    factor = chosen.factor(m)
-    filled = max(m, self.chip.rows) / m
+    share = efficiency.one if m <= 1 else efficiency.weights
+    factor = efficiency.factor(m)
+    padding = max(m, self.chip.rows) / m
     rates = {
-      name: (share * fast / factor, factor * filled) for name in products
+      name: (share * fast / factor, factor * padding) for name in products
     }
-    kv = (chosen.kv * self.chip.bandwidth, 1.0)
+    kv = (efficiency.kv * self.chip.bandwidth, 1.0)
     rates |= {"KV read": kv, "KV written": kv}
     rates["logits"] = (self.chip.bandwidth, 1.0)
     timed, groups = [], {"products": [0.0, 0.0], "attention": [0.0, 0.0]}
@@ -318,7 +328,7 @@ class Deployment:
       rate, slower = rates[term.name]
       fastest = peak if term.name in products else kv_peak
       moving, computing = term.bytes / rate, slower * term.flops / fastest
-      alone = chosen.combined(moving, computing)
+      alone = efficiency.combined(moving, computing)
       timed.append(term._replace(seconds=alone))
       if term.name == "logits":
         seconds += alone
@@ -326,7 +336,7 @@ class Deployment:
       group = "products" if term.name in products else "attention"
       groups[group][0] += moving
       groups[group][1] += computing
-    seconds += sum(chosen.combined(*pair) for pair in groups.values())
-    # An efficiency above 1 (a cache holds some weights) may beat that.
+    seconds += sum(efficiency.combined(*pair) for pair in groups.values())
+    # An efficiency above 1 (weights that stay in cache) may beat bandwidth.
     least = min(seconds, sum(term.bytes for term in parts) / fast)
     return Cost(tuple(timed), seconds, least)

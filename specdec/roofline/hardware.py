@@ -1,7 +1,7 @@
-"""What a machine can do at best: bytes and operations a second.
+"""Measures a machine's peak rates: bytes/s of memory, FLOP/s of products.
 
-Every rate is the best that was seen, so a time it calls impossible was
-measured wrongly, or on a machine with fewer neighbours than on that day.
+Every rate is the best of several timings. A pass that appears faster than these
+rates allow was timed wrongly, or ran while the machine was less loaded.
 """
 
 import dataclasses
@@ -23,27 +23,27 @@ from jax import lax
 
 from specdec.utils import files
 
-_SIZES = (4 << 20, 16 << 20, 64 << 20, 1 << 30)  # bytes, caches to memory
+_SIZES = (4 << 20, 16 << 20, 64 << 20, 1 << 30)  # bytes, from cache to memory
 _DTYPES = ("float32", "bfloat16", "int8")
-_ROW = 2048  # float32 values in a row of the matrix that is read
-_TIMING = 0.05  # s: far above the tens of microseconds of a call
-_LARGEST = 16384  # side of a product that any machine is busy with
+_ROW = 2048  # float32 values per row of the matrix
+_TIMING = 0.05  # s; dispatch takes tens of microseconds
+_LARGEST = 16384  # side of a product large enough to saturate any device
 
 
 @dataclasses.dataclass(frozen=True)
 class Hardware:
-  """Rates of one machine: of its CPU or of one of its accelerators.
+  """Measured rates of one device.
 
   Raises:
-    ValueError: a rate is not positive and finite, or the sizes of `bandwidth`
-      do not ascend.
+    ValueError: a rate is not positive and finite, or the working sets of
+      `bandwidth` do not ascend.
   """
 
   name: str
-  memory: int | None  # bytes in all, None where nobody says
-  bandwidth: tuple[tuple[int, float], ...]  # (bytes of a working set, B/s read)
-  copy_bandwidth: float  # B/s of a large copy, read and written ones together
-  flops: dict[str, float]  # FLOP/s (int8: OP/s) of a large product by dtype
+  memory: int | None  # total bytes; None: the platform does not report it
+  bandwidth: tuple[tuple[int, float], ...]  # (working set in bytes, B/s read)
+  copy_bandwidth: float  # B/s of a large copy, reads plus writes
+  flops: dict[str, float]  # by dtype: FLOP/s (int8: OP/s) of a large product
   date: str  # ISO
   jax_version: str
 
@@ -57,10 +57,10 @@ class Hardware:
         raise ValueError(f"a rate must be positive and finite, got {rate}")
 
   def read_bandwidth(self, working_set: int) -> float:
-    """B/s at which `working_set` bytes can be read over and over at most.
+    """Returns the peak B/s of reading `working_set` bytes repeatedly.
 
-    It is that of the largest measured size that is no larger (else of the
-    smallest), or of a still larger size that was read faster: a small set is
+    Takes the largest measured size that does not exceed `working_set` (else the
+    smallest), or any larger size with a higher rate: a small working set is
     never slower to read than a large one, only harder to time.
     """
     base = max(
@@ -69,15 +69,15 @@ class Hardware:
     return max(rate for size, rate in self.bandwidth if size >= base)
 
   def to_json(self) -> str:
-    """The text that `from_json` reads."""
+    """Serialises the rates; `from_json` is the inverse."""
     return json.dumps(dataclasses.asdict(self), indent=2)
 
   @classmethod
   def from_json(cls, text: str) -> "Hardware":
-    """An equal Hardware from the text of `to_json`.
+    """Parses the text of `to_json`.
 
     Raises:
-      ValueError: the text is anything else.
+      ValueError: the text was not written by `to_json`.
     """
     try:
       fields = json.loads(text)
@@ -90,7 +90,7 @@ class Hardware:
 
 
 def _best(call: Callable[[], Any], repeats: int) -> float:
-  """Least seconds of `call`, after one that compiles and touches the memory."""
+  """Returns the least seconds of `call`, after one warm-up call."""
   jax.block_until_ready(call())
   least = math.inf
   for _ in range(repeats):
@@ -100,8 +100,11 @@ def _best(call: Callable[[], Any], repeats: int) -> float:
   return least
 
 
-def _steady(run: Callable[[int], Any], repeats: int) -> float:
-  """Least seconds of a pass; run(n) makes n of them, enough to be timed."""
+def _seconds_per_pass(run: Callable[[int], Any], repeats: int) -> float:
+  """Returns the least seconds of one pass; run(n) does n of them.
+
+  Raises n until a call takes _TIMING seconds.
+  """
   passes = 1
   while True:
     seconds = _best(functools.partial(run, passes), repeats)
@@ -112,11 +115,11 @@ def _steady(run: Callable[[int], Any], repeats: int) -> float:
 
 @functools.partial(jax.jit, static_argnums=2)
 def _reads(matrix: jax.Array, vector: jax.Array, passes: int) -> jax.Array:
-  """Reads [rows, _ROW] `passes` times; [_ROW], to be ignored.
+  """Reads a matrix [rows, _ROW] `passes` times; the result [_ROW] is unused.
 
-  Every pass needs the vector of the one before, so XLA can hoist none, and a
-  maximum over the rows, so it can leave none of them out. `passes` is static:
-  with a bound of its own a loop on a GPU asks the host after each pass.
+  Each pass depends on the vector of the previous one, so XLA cannot hoist it,
+  and on a maximum over all rows, so XLA cannot drop any. `passes` is static: a
+  loop with a dynamic bound on a GPU synchronises with the host every iteration.
   """
 
   def one(_, vector):
@@ -127,39 +130,40 @@ def _reads(matrix: jax.Array, vector: jax.Array, passes: int) -> jax.Array:
 
 @functools.partial(jax.jit, donate_argnums=1, keep_unused=True)
 def _copy(source: jax.Array, target: jax.Array) -> jax.Array:
-  """-source [n] in the memory of `target` [n]; a bare copy might be elided."""
+  """Writes -source [n] into `target`'s buffer; XLA might elide a plain copy."""
   return -source
 
 
 @jax.jit
 def _square(matrix: jax.Array) -> jax.Array:
-  """matrix @ matrix [n, n]; int8 is summed in int32."""
+  """Returns matrix @ matrix, [n, n]; int8 accumulates in int32."""
   wide = jnp.int32 if matrix.dtype == jnp.int8 else None
   return lax.dot(matrix, matrix, preferred_element_type=wide)
 
 
 def measure_bandwidth(size: int, repeats: int = 5) -> float:
-  """B/s read by products of one matrix and vectors, on the default device.
+  """Measures B/s read by matrix-vector products on the default device.
 
   Args:
-    size: bytes of the float32 matrix, rounded down to rows of 8 KiB, one at
-      least. It is read again and again in one program, so a small one stays
-      in the caches, and the call itself does not count.
-    repeats: timings, the best of which is given.
+    size: bytes of the float32 matrix, rounded down to rows of 8 KiB, at least
+      one. One program reads it many times, so that a small matrix stays in
+      cache and dispatch does not count.
+    repeats: number of timings, of which the best counts.
   """
   matrix = jnp.ones((max(1, size // (4 * _ROW)), _ROW), jnp.float32)
   vector = jnp.ones((_ROW,), jnp.float32)
-  seconds = _steady(functools.partial(_reads, matrix, vector), repeats)
+  run = functools.partial(_reads, matrix, vector)
+  seconds = _seconds_per_pass(run, repeats)
   return matrix.nbytes / seconds
 
 
 def measure_copy(size: int, repeats: int = 5) -> float:
-  """B/s, read and written ones together, of a float32 copy.
+  """Measures B/s of a float32 copy, reads plus writes.
 
   Args:
-    size: bytes of source and target together; both are mapped already, as a
-      target fresh from the system would cost a page fault every few KiB.
-    repeats: timings, the best of which is given.
+    size: bytes of source and target together. Both are mapped beforehand: a
+      fresh target would page-fault every few KiB.
+    repeats: number of timings, of which the best counts.
   """
   source = jnp.ones((max(1, size // 8),), jnp.float32)
   target = jnp.zeros_like(source)
@@ -170,23 +174,23 @@ def measure_copy(size: int, repeats: int = 5) -> float:
       target = _copy(source, target)
     return target
 
-  return 2 * source.nbytes / _steady(run, repeats)
+  return 2 * source.nbytes / _seconds_per_pass(run, repeats)
 
 
 def measure_flops(
   dtype: str, seconds: float = 0.2, repeats: int = 3
 ) -> float | None:
-  """FLOP/s (int8: OP/s) of a square product at JAX's default precision.
+  """Measures FLOP/s (int8: OP/s) of a square matrix product.
 
-  That precision is lower than float32 on many accelerators.
+  Uses JAX's default precision, which on many accelerators is below float32.
 
   Args:
     dtype: of both factors.
-    seconds: the side grows until a product takes as long.
-    repeats: timings, the best of which is given.
+    seconds: the matrix grows until one product takes this long.
+    repeats: number of timings, of which the best counts.
 
   Returns:
-    None where the backend has no such product.
+    None where the backend does not support the product.
   """
   side, rate = 256, None
   while True:
@@ -194,17 +198,17 @@ def measure_flops(
       matrix = jnp.ones((side, side), dtype)
       least = _best(functools.partial(_square, matrix), repeats)
     except jax.errors.JaxRuntimeError:
-      return rate  # no such product, or no memory for a larger one
+      return rate  # unsupported, or out of memory for a larger one
     rate = 2 * side**3 / least
     if least >= seconds or side >= _LARGEST:
       return rate
-    # The half more spares a last step; a small product tells little of speed.
+    # Overshoot by half to save a step; a small product says little of the peak.
     growth = min(4.0, (1.5 * seconds / least) ** (1 / 3))
     side = min(_LARGEST, 128 * math.ceil(side * growth / 128))
 
 
 def cpu_model() -> str:
-  """The CPU's name as the system tells it, e.g. "AMD EPYC"."""
+  """Returns the CPU's model name, e.g. "AMD EPYC"."""
   try:
     for line in Path("/proc/cpuinfo").read_text().splitlines():
       key, _, value = line.partition(":")
@@ -216,14 +220,14 @@ def cpu_model() -> str:
 
 
 def cpu_cores() -> int:
-  """CPU cores that this process may use."""
+  """Returns the number of CPU cores that this process may use."""
   if hasattr(os, "sched_getaffinity"):
     return len(os.sched_getaffinity(0))
   return os.cpu_count() or 1
 
 
 def fingerprint() -> str:
-  """16 hex digits that change with whatever the rates here depend on."""
+  """Returns 16 hex digits that identify host, device, JAX and XLA flags."""
   device = _device()
   parts = (
     platform.node(),
@@ -239,7 +243,7 @@ def fingerprint() -> str:
 
 
 def device_name() -> str:
-  """The default device's, e.g. "TPU v5 lite" or "AMD EPYC, 2 cores"."""
+  """Names the default device: "TPU v5 lite", "AMD EPYC, 2 cores"."""
   device = _device()
   if device.platform == "cpu":
     return f"{cpu_model()}, {cpu_cores()} cores"
@@ -251,14 +255,13 @@ def local(
   folder: str | Path = "~/.cache/specdec/hardware",
   progress: Callable[[str], None] | None = None,
 ) -> Hardware:
-  """The machine at hand: measured once, in some ten seconds, then kept.
+  """Returns the rates of this machine, measured once (~10 s) and then cached.
 
   Args:
-    refresh: measure even if this machine is in `folder`.
-    folder: has a JSON file for each machine, named by its fingerprint. One
-      that cannot be read is measured anew; one that cannot be written is
-      reported to `progress` only.
-    progress: told what is going on, e.g. "reading 64 MiB".
+    refresh: measure even if `folder` has this machine.
+    folder: one JSON file a machine, named by its fingerprint. An unreadable
+      file is measured again; a failed write is only reported to `progress`.
+    progress: called with a line for each step, e.g. "reading 64 MiB".
   """
   progress = progress or (lambda _: None)
   path = Path(folder).expanduser() / f"{fingerprint()}.json"
@@ -266,18 +269,18 @@ def local(
     try:
       return Hardware.from_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
-      pass  # not there or damaged
-  hardware = _measured(progress)
+      pass  # absent or damaged
+  hardware = _measure(progress)
   try:
     path.parent.mkdir(parents=True, exist_ok=True)
     files.replace_file(path, hardware.to_json())
   except OSError as error:
-    progress(f"not kept: {error}")
+    progress(f"not cached: {error}")
   return hardware
 
 
-def _measured(progress: Callable[[str], None]) -> Hardware:
-  """The rates of the default device, timed now."""
+def _measure(progress: Callable[[str], None]) -> Hardware:
+  """Times the default device."""
   memory, free = device_memory()
   bandwidth = []
   for size in _SIZES:
@@ -305,17 +308,17 @@ def _measured(progress: Callable[[str], None]) -> Hardware:
 
 
 def _device() -> jax.Device:
-  """Where JAX puts an array that nobody places; not always the first one."""
+  """Returns JAX's default device, which need not be the first one."""
   return next(iter(jnp.zeros(()).devices()))
 
 
 def device_memory(root: Path = Path("/")) -> tuple[int | None, int | None]:
-  """Bytes in all and free ones, default device; None where nobody says.
+  """Returns (total, free) bytes of the default device; None where unreported.
 
-  Of a CPU: of the machine, or of the cgroup that leaves this process least.
+  For a CPU these are the machine's, or the tightest enclosing cgroup's.
 
   Args:
-    root: below it lie /proc and /sys.
+    root: the file system that holds /proc and /sys.
   """
   device = _device()
   if device.platform != "cpu":
@@ -332,13 +335,13 @@ def device_memory(root: Path = Path("/")) -> tuple[int | None, int | None]:
     if not (hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names):
       return None, None
     total = free = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-  for limit, left in _cgroup_memory(root):
-    total, free = min(total, limit), min(free, left)
+  for limit, unused in _cgroup_memory(root):
+    total, free = min(total, limit), min(free, unused)
   return total, free
 
 
-# Where a cgroup's folder lies, and the names of its limit, of what it uses,
-# and, in memory.stat, of cached files that would make room. In bytes.
+# cgroup mount point, the files of its limit and usage in bytes, and the key in
+# memory.stat of reclaimable page cache.
 _CGROUP_2 = (
   "sys/fs/cgroup",
   "memory.max",
@@ -354,7 +357,7 @@ _CGROUP_1 = (
 
 
 def _cgroup_memory(root: Path) -> Iterator[tuple[int, int]]:
-  """Bytes (allowed, free) of each limited cgroup that holds this process."""
+  """Yields (limit, free) bytes of every limited cgroup around this process."""
   try:
     lines = (root / "proc/self/cgroup").read_text().splitlines()
   except OSError:

@@ -1,8 +1,8 @@
-"""What chips say to one another: bytes and seconds of an all-reduce.
+"""Estimates bytes and seconds of an all-reduce over a chip's interconnect.
 
-The scaling book's chapters on TPUs and GPUs (jax-ml/scaling-book, tpus.md and
-gpus.md): a ring is used both ways at once, a line one way; short messages wait
-for the hops instead.
+After the scaling book (jax-ml/scaling-book, tpus.md and gpus.md): a ring sends
+in both directions at once, a line in one; small messages are bound by hop
+latency.
 """
 
 from typing import NamedTuple
@@ -11,16 +11,16 @@ from specdec.roofline.chips import Chip
 
 
 class Traffic(NamedTuple):
-  """Of one chip."""
+  """A collective, per chip."""
 
-  size: float  # bytes it sends
+  size: float  # bytes sent
   seconds: float
 
 
 def arranged(ways: int, axes: int) -> tuple[int, ...]:
-  """`ways` chips on so many axes of a torus, as near to a cube as factors go.
+  """Returns axis lengths of a near-cubic torus of `ways` chips: 8, 2 -> (4, 2).
 
-  8 on two axes: (4, 2).
+  Axes of length 1 are left out.
   """
   lengths = [1] * max(axes, 1)
   rest, factor = ways, 2
@@ -36,9 +36,9 @@ def arranged(ways: int, axes: int) -> tuple[int, ...]:
 
 
 def all_reduce(chip: Chip, ways: int, size: float) -> Traffic:
-  """The sum over `ways` chips of `size` bytes on each, known to all of them.
+  """Returns the cost of summing `size` bytes on each of `ways` chips.
 
-  A reduce-scatter and an all-gather, each of which moves the whole once.
+  A reduce-scatter, then an all-gather; each moves the whole array once.
   """
   if ways == 1:
     return Traffic(0.0, 0.0)
@@ -48,7 +48,7 @@ def all_reduce(chip: Chip, ways: int, size: float) -> Traffic:
   rate, hops = 0.0, 0.0
   for length in arranged(ways, chip.axes):
     ring = length % chip.wrap == 0
-    interleaved = 2.0 if ring else length / (length - 1)
-    rate += interleaved * chip.link_bandwidth
+    links = 2.0 if ring else length / (length - 1)
+    rate += links * chip.link_bandwidth
     hops += length / 2 if ring else length - 1
   return Traffic(sent, 2 * max(hops * chip.hop_seconds, size / rate))

@@ -1,10 +1,10 @@
-"""A target and its drafter on chips: what a round takes, what it gains.
+"""Prices a round of a target and its drafter on chips, and its speedup.
 
-  round(k) = k draft passes + verification of k + 1 tokens + what is beside
-  speedup  = E[tokens of a round] * plain round / round(k)
+  round(k) = k draft passes + verification of k + 1 tokens + overhead
+  speedup  = E[tokens per round] * baseline round / round(k)
 
-The first draft pass takes two tokens a row (rule 1: the drafter catches
-up with its own last draft token), every other one.
+The first draft pass takes two tokens a row, as the drafter catches up with its
+last draft token (docs/design.md, rule 1); every other pass takes one.
 """
 
 import collections
@@ -23,25 +23,25 @@ USABLE = 0.9  # of a chip's memory; the rest is for programs and temporaries
 
 @dataclasses.dataclass(frozen=True)
 class Overhead:
-  """Seconds of a round that its passes, timed alone, do not explain.
+  """Seconds of a round beyond the sum of its passes.
 
-  Drawing, evaluating and committing; and what a pass takes more, or less, among
-  the others of a round.
+  Covers sampling, acceptance and commit, and the difference (of either sign)
+  between a pass inside the loop and the same pass timed in isolation.
 
   Attributes:
-    rows: (batch, seconds of every round, of each draft pass), ascending;
-      between them it is interpolated over the logarithm of the batch, outside
-      them the last one holds.
+    rows: (batch, seconds per round, seconds per draft pass), ascending in
+      batch; interpolated linearly in log batch, constant outside.
   """
 
   rows: tuple[tuple[float, float, float], ...] = ()
 
   def seconds(self, batch: float, levels: int) -> float:
+    """Returns the overhead of a round with so many draft passes."""
     if not self.rows:
       return 0.0
-    batches, fixed, of_level = zip(*self.rows)
-    known = [f + x * levels for f, x in zip(fixed, of_level)]
-    return float(np.interp(math.log(batch), np.log(batches), known))
+    batches, fixed, per_level = zip(*self.rows)
+    totals = [f + x * levels for f, x in zip(fixed, per_level)]
+    return float(np.interp(math.log(batch), np.log(batches), totals))
 
 
 NOTHING = Overhead()
@@ -52,20 +52,20 @@ def _tokens(n: int) -> str:
 
 
 class Round(NamedTuple):
-  """The parts of one round and what each of them takes."""
+  """The cost of one round."""
 
-  parts: tuple[tuple[str, int, Cost], ...]  # (name, how often, cost)
-  overhead: float
+  parts: tuple[tuple[str, int, Cost], ...]  # (name, repetitions, cost of one)
+  overhead: float  # seconds
 
   @classmethod
   def make(cls, parts, overhead: float) -> "Round":
     """Returns a round that takes no less time than moving its bytes.
 
-    A fitted overhead may be negative, and far from the rounds that it was
-    fitted to exceed the passes' own time.
+    A fitted overhead may be negative; extrapolated, it could exceed the time of
+    the passes themselves, so it is clipped.
     """
-    spare = sum(n * (cost.seconds - cost.least) for _, n, cost in parts)
-    return cls(parts, max(overhead, -spare))
+    slack = sum(n * (cost.seconds - cost.least) for _, n, cost in parts)
+    return cls(parts, max(overhead, -slack))
 
   @property
   def seconds(self) -> float:
@@ -74,17 +74,16 @@ class Round(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class TargetDraftPair:
-  """Who decodes.
+  """A target and its drafter on chips.
 
   Attributes:
     target: verifies.
-    draft: passes that draft token; None where draft tokens cost nothing (prompt
-      lookup).
-    exit_layer: the draft is the target's own first layers: it takes no memory,
-      has no cache, and verification begins there.
-    beside, plain_beside: of a speculative round and of a plain one.
-    skips: the draft is the target less some sublayers: it takes no memory and
-      has no cache either, and verification runs all there is.
+    draft: runs the draft passes; None: drafting is free (prompt lookup).
+    exit_layer: `draft` is the target's first layers: it adds no weights and no
+      cache, and verification resumes at this layer.
+    overhead, baseline_overhead: of a speculative round, of a baseline round.
+    skips: `draft` is the target without some sublayers: it adds no weights and
+      no cache, and verification runs every layer.
   """
 
   target: Deployment
@@ -95,10 +94,10 @@ class TargetDraftPair:
   skips: bool = False
 
   @property
-  def _apart(self) -> bool:
-    """The draft has weights and a cache of its own."""
-    own = self.skips or self.exit_layer is not None
-    return self.draft is not None and not own
+  def _separate(self) -> bool:
+    """Whether the draft has weights and a cache apart from the target's."""
+    shared = self.skips or self.exit_layer is not None
+    return self.draft is not None and not shared
 
   def __post_init__(self):
     if (
@@ -110,13 +109,13 @@ class TargetDraftPair:
       )
 
   def baseline(self, batch: float, context: float) -> Round:
-    """A round of autoregressive decoding."""
+    """Prices a round of autoregressive decoding."""
     cost = self.target.cost(batch, 1, context)
     overhead = self.baseline_overhead.seconds(batch, 0)
     return Round.make((("target, 1 token", 1, cost),), overhead)
 
   def round(self, batch: float, k: int, context: float) -> Round:
-    """A round of a chain of k draft tokens; k = 0 is autoregressive."""
+    """Prices a round with a chain of k draft tokens; k = 0: the baseline."""
     if k == 0:
       return self.baseline(batch, context)
     return self._round(batch, (1,) * k, k + 1, context)
@@ -124,41 +123,39 @@ class TargetDraftPair:
   def tree_round(
     self, batch: float, levels: Sequence[int], context: float
   ) -> Round:
-    """A round whose draft is a tree with so many draft tokens on each level.
+    """Prices a round whose draft is a tree with levels[d] nodes at depth d + 1.
 
-    What is beside the passes is that of a chain as deep.
-
-    Every level but the last is a pass of the draft over it; the accepted path's
-    KV is moved together.
+    Every level but the last is a draft pass; commit compacts the accepted
+    path's KV. The overhead is that of a chain of the same depth.
     """
     if not levels:
       return self.baseline(batch, context)
     frontiers = (1, *levels[:-1])
-    found = self._round(batch, frontiers, 1 + sum(levels), context)
+    base = self._round(batch, frontiers, 1 + sum(levels), context)
     path = 1 + len(levels)
     moved = 2 * self.target.cache_bytes(batch, path)
-    if self._apart:
+    if self._separate:
       moved += 2 * self.draft.cache_bytes(batch, path)
     seconds = moved / (self.target.efficiency.kv * self.target.chip.bandwidth)
     commit = Cost((Term("KV moved", moved, seconds=seconds),), seconds)
-    return found._replace(parts=(*found.parts, ("commit", 1, commit)))
+    return base._replace(parts=(*base.parts, ("commit", 1, commit)))
 
   def _round(self, batch, frontiers, nodes, context) -> Round:
-    """Draft passes over so many tokens each, then one over all nodes."""
+    """Prices draft passes over `frontiers` tokens, then one over all nodes."""
     target, parts = self.target, []
     if self.draft is not None:
-      # What drafts on the target's own KV has nothing to catch up with.
-      late = int(self._apart)
+      # A drafter that reads the target's KV has nothing to catch up with.
+      late = int(self._separate)
       passes = [frontiers[0] + late, *frontiers[1:]]
       for tokens, times in sorted(collections.Counter(passes).items()):
         cost = self.draft.cost(batch, tokens, context)
         parts.append((f"draft, {_tokens(tokens)}", times, cost))
     if self.exit_layer is not None:
-      # The last draft tokens have no KV in the first layers yet.
-      last = dataclasses.replace(self.draft, head=False)
-      left = nodes - sum(frontiers)
-      cost = last.cost(batch, left, context)
-      parts.append((f"first layers, {_tokens(left)}", 1, cost))
+      # The leaves have no KV in the first layers yet.
+      first_layers = dataclasses.replace(self.draft, head=False)
+      leaves = nodes - sum(frontiers)
+      cost = first_layers.cost(batch, leaves, context)
+      parts.append((f"first layers, {_tokens(leaves)}", 1, cost))
       target = dataclasses.replace(target, start=self.exit_layer)
     cost = target.cost(batch, nodes, context)
     parts.append((f"target, {_tokens(nodes)}", 1, cost))
@@ -169,34 +166,34 @@ class TargetDraftPair:
   def speedup(
     self, batch: float, context: float, prefix_acceptance: Sequence[float]
   ) -> float:
-    """Over autoregressive decoding; k is the length of the curve."""
+    """Returns the speedup over autoregressive decoding, k = len(curve)."""
     baseline = self.baseline(batch, context).seconds
-    ours = self.round(batch, len(prefix_acceptance), context).seconds
-    return theory.expected_tokens(prefix_acceptance) * baseline / ours
+    seconds = self.round(batch, len(prefix_acceptance), context).seconds
+    return theory.expected_tokens(prefix_acceptance) * baseline / seconds
 
   def memory(self, batch: float, slots: float) -> dict[str, float]:
-    """Bytes of one chip, by what they are for; logits for one token a row."""
-    found = {
+    """Returns bytes per chip by use, for `slots` cached positions a row."""
+    parts = {
       "target weights": self.target.weight_bytes,
       "target cache": self.target.cache_bytes(batch, slots),
     }
-    if self._apart:
-      found["draft weights"] = self.draft.weight_bytes
-      found["draft cache"] = self.draft.cache_bytes(batch, slots)
-    return found
+    if self._separate:
+      parts["draft weights"] = self.draft.weight_bytes
+      parts["draft cache"] = self.draft.cache_bytes(batch, slots)
+    return parts
 
   def check_memory(self, batch: float, slots: float) -> None:
-    """Refuses what the chip cannot hold.
+    """Checks that weights and caches fit into a chip.
 
     Raises:
-      ValueError: by how much, and of what there is most.
+      ValueError: they do not; names the excess and the largest part.
     """
-    found, chip = self.memory(batch, slots), self.target.chip
-    total, room = sum(found.values()), USABLE * chip.memory
+    sizes, chip = self.memory(batch, slots), self.target.chip
+    total, room = sum(sizes.values()), USABLE * chip.memory
     if total > room:
       gib = 2**30
-      parts = ", ".join(f"{name} {x / gib:.2f}" for name, x in found.items())
-      worst = max(found, key=found.get)
+      parts = ", ".join(f"{name} {x / gib:.2f}" for name, x in sizes.items())
+      worst = max(sizes, key=sizes.get)
       raise ValueError(
         f"batch {batch:g} at {slots:g} tokens needs {total / gib:.2f} GiB of "
         f"a {chip.name}, {(total - room) / gib:.2f} more than the "

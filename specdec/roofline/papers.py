@@ -1,8 +1,8 @@
-"""The founding papers' own tables, recomputed from their formulas.
+"""Recomputes tables of published papers from their formulas.
 
 Leviathan et al. (arXiv:2211.17192), tables 1 and 2; Chen et al.
-(arXiv:2302.01318), table 1; the scaling book's chapter on inference. Printed
-numbers stand beside ours, so that whoever doubts either can compare.
+(arXiv:2302.01318), table 1; the scaling book's chapter on inference. Every row
+holds the printed numbers; `ours` recomputes them.
 """
 
 from typing import NamedTuple
@@ -13,7 +13,7 @@ from specdec.roofline.shapes import Layer, Shape
 
 
 class Free(NamedTuple):
-  """A row of Leviathan et al.'s table 1: a draft that costs nothing."""
+  """A row of Leviathan et al.'s table 1: a draft of zero cost."""
 
   alpha: float
   k: int
@@ -21,7 +21,7 @@ class Free(NamedTuple):
   speed: float
 
   def ours(self) -> tuple[float, float]:
-    """(operations, speed)."""
+    """Returns (operations, speed)."""
     prefix_acceptance = theory.iid_prefix_acceptance(self.alpha, self.k)
     return theory.operations(prefix_acceptance, 0.0), theory.speedup(
       prefix_acceptance, 0.0
@@ -39,7 +39,7 @@ LEVIATHAN_1 = (
 
 
 class Decoded(NamedTuple):
-  """A row of their tables 2 and 4: T5-XXL on one TPU v4, one text at a time."""
+  """A row of their tables 2 and 4: T5-XXL on one TPU v4, batch 1."""
 
   task: str
   draft: str
@@ -51,18 +51,19 @@ class Decoded(NamedTuple):
   measured: float
 
   def ours(self) -> float:
+    """Returns the speedup by theorem 3.8."""
     return theory.speedup(
       theory.iid_prefix_acceptance(self.alpha, self.k), self.cost
     )
 
   def span(self) -> tuple[float, float]:
-    """Least and largest that round to the alpha and the cost as printed."""
+    """Returns the range of `ours` over alpha and cost before rounding."""
     half = 0.005
-    found = [
+    low, high = (
       self._replace(alpha=self.alpha + d, cost=self.cost - d).ours()
       for d in (-half, half)
-    ]
-    return found[0], found[1]
+    )
+    return low, high
 
 
 LEVIATHAN_2 = (
@@ -85,18 +86,18 @@ class Sampled(NamedTuple):
   """A row of Chen et al.'s table 1: Chinchilla on 16 TPU v4, K = 4."""
 
   benchmark: str
-  milliseconds: float  # a token
+  milliseconds: float  # per token
   speedup: float
-  baseline: float = 14.1  # milliseconds a token
-  draft: float = 1.8  # milliseconds a draft token
+  baseline: float = 14.1  # milliseconds per token
+  draft: float = 1.8  # milliseconds per draft token
   k: int = 4
 
   def tokens(self) -> float:
-    """Of a round, as its time implies."""
+    """Returns tokens per round, implied by the times."""
     return (self.baseline + self.k * self.draft) / self.milliseconds
 
   def alpha(self) -> float:
-    """The rate that would give as many, were it the same everywhere."""
+    """Returns the i.i.d. acceptance rate that gives as many tokens."""
     low, high = 0.0, 1.0
     for _ in range(60):
       middle = (low + high) / 2
@@ -106,7 +107,7 @@ class Sampled(NamedTuple):
     return high
 
   def ours(self) -> float:
-    """Theorem 3.8 at that rate, rounded as one could print it."""
+    """Returns the speedup by theorem 3.8 at that rate, rounded to 3 digits."""
     prefix_acceptance = theory.iid_prefix_acceptance(
       round(self.alpha(), 3), self.k
     )
@@ -121,15 +122,14 @@ CHEN = (
 
 
 class Step(NamedTuple):
-  """The scaling book's decoding steps: 13 billion weights on 8 v5e, 8192
-  tokens of context."""
+  """A decoding step of the scaling book: 13e9 weights, 8 v5e, context 8192."""
 
   batch: int
   milliseconds: float
   tokens_per_second: float
 
   def ours(self, collectives: bool = False) -> float:
-    """Milliseconds; the book leaves collectives out."""
+    """Returns milliseconds; the book omits collectives."""
     layer = Layer(
       weights=13 * 10**9 // 40,
       kv=round(6.7e9 / 8192 / 2 / 40),
@@ -139,14 +139,14 @@ class Step(NamedTuple):
     shape = Shape("13 B", (layer,) * 40, 5120, 1, 40, True)
     chip = chips.get("v5e", bandwidth=8.2e11)
     cost = Deployment(shape, chip, ways=8).cost(self.batch, 1, 8192)
-    left_out = sum(t.seconds for t in cost.terms if t.name == "collectives")
-    return 1e3 * (cost.seconds - (0.0 if collectives else left_out))
+    omitted = sum(t.seconds for t in cost.terms if t.name == "collectives")
+    return 1e3 * (cost.seconds - (0.0 if collectives else omitted))
 
 
 SCALING_BOOK = (Step(1, 4.98, 200), Step(8, 12.13, 659))
 
 
 def worst(rows=LEVIATHAN_2) -> tuple[float, float]:
-  """Least and largest measured over predicted of a table: the paper's band."""
+  """Returns the least and largest measured / predicted of a table."""
   ratios = [row.measured / row.predicted for row in rows]
   return min(ratios), max(ratios)

@@ -1,4 +1,4 @@
-"""Plans from costs: the k that pays, the batch that fits, schedules."""
+"""Plans from costs: best k, best draft size, largest batch, schedules."""
 
 import dataclasses
 import math
@@ -14,15 +14,15 @@ from specdec.roofline.shapes import Shape
 
 
 class Best(NamedTuple):
-  """The k that pays most."""
+  """The k that decodes fastest."""
 
   k: int  # 0: autoregressive decoding
   speedup: float
-  tokens: float  # of a round
+  tokens: float  # expected per round
 
 
 def curve(alpha_or_prefix_acceptance, most: int) -> np.ndarray:
-  """[most] prefix_acceptance: of a rate, or a curve's first values."""
+  """Returns prefix acceptance [most] of a rate, or a curve's first values."""
   if np.ndim(alpha_or_prefix_acceptance) == 0:
     return theory.iid_prefix_acceptance(float(alpha_or_prefix_acceptance), most)
   return theory.check_prefix_acceptance(alpha_or_prefix_acceptance)[:most]
@@ -35,23 +35,23 @@ def best_k(
   prefix_acceptance,
   most: int = 16,
 ) -> Best:
-  """The k <= most that decodes fastest.
+  """Returns the k <= most that decodes fastest.
 
   Args:
-    prefix_acceptance: one rate for all positions, or a curve, which also bounds
-      k.
+    prefix_acceptance: one rate for all positions, or a curve, whose length also
+      bounds k.
   """
-  known = curve(prefix_acceptance, most)
-  found = Best(0, 1.0, 1.0)
-  for k in range(1, len(known) + 1):
-    gain = pair.speedup(batch, context, known[:k])
-    if gain > found.speedup:
-      found = Best(k, gain, theory.expected_tokens(known[:k]))
-  return found
+  rates = curve(prefix_acceptance, most)
+  best = Best(0, 1.0, 1.0)
+  for k in range(1, len(rates) + 1):
+    gain = pair.speedup(batch, context, rates[:k])
+    if gain > best.speedup:
+      best = Best(k, gain, theory.expected_tokens(rates[:k]))
+  return best
 
 
 class Sized(NamedTuple):
-  """A draft of some size, and what it gains."""
+  """A draft model of some size at its best k."""
 
   shape: Shape
   alpha: float
@@ -66,18 +66,18 @@ def best_draft(
   context: float,
   most: int = 16,
 ) -> list[Sized]:
-  """What every size gains with its own best k, by a distribution of acceptance.
+  """Returns each draft size with its best k, by a power law of acceptance.
 
   Raises:
     ValueError: the vocabularies differ.
   """
-  found = []
+  sizes = []
   for shape in drafts:
     draft = dataclasses.replace(target, shape=shape)
     alpha = distribution.alpha(shape.num_parameters)
     best = best_k(TargetDraftPair(target, draft), batch, context, alpha, most)
-    found.append(Sized(shape, alpha, best))
-  return found
+    sizes.append(Sized(shape, alpha, best))
+  return sizes
 
 
 def best_tree(
@@ -87,13 +87,14 @@ def best_tree(
   acceptance: Sequence[float],
   most: int = 64,
 ) -> trees.Choice:
-  """The static tree with the most tokens a second, priced as a whole round.
+  """Returns the static tree with the most tokens per second.
 
-  It is looked for with levels that cost alike (trees.best).
+  Searches with a constant cost per level (trees.best), then prices the winner
+  as a whole round.
 
   Args:
-    acceptance: how often a node's r-th child is the one that is kept.
-    most: nodes, the root included.
+    acceptance: probability that a node's r-th child is the accepted one.
+    most: largest number of nodes, the root included.
   """
   sizes = sorted({*range(1, min(16, most) + 1), *range(16, most + 1, 8)})
   chain = pair.round(batch, 1, context)
@@ -106,15 +107,15 @@ def best_tree(
   costs = {n: target.cost(batch, n, context) for n in sizes}
   seconds = {n: max(c.seconds + fixed, c.least) for n, c in costs.items()}
   baseline = seconds[1] = pair.baseline(batch, context).seconds
-  found = trees.best(acceptance, seconds, level_seconds)
-  if not found.paths:
-    return found
-  depths = [len(path) for path in found.paths]
+  choice = trees.best(acceptance, seconds, level_seconds)
+  if not choice.paths:
+    return choice
+  depths = [len(path) for path in choice.paths]
   levels = [depths.count(depth) for depth in range(1, max(depths) + 1)]
   whole = pair.tree_round(batch, levels, context).seconds
-  if found.tokens / whole <= 1 / baseline:
+  if choice.tokens / whole <= 1 / baseline:
     return trees.Choice([], 1.0, baseline)
-  return found._replace(seconds=whole)
+  return choice._replace(seconds=whole)
 
 
 def break_even_batch(
@@ -124,13 +125,15 @@ def break_even_batch(
   most: int = 16,
   largest: int = 4096,
 ) -> int | None:
-  """The smallest batch from which on no k pays; None where one still does at
-  `largest`. Below it, of a mixture of experts, may lie batches that do not pay
-  either: `schedule` tells."""
+  """Returns the smallest batch from which on no k pays; None: above `largest`.
+
+  For a mixture of experts some smaller batches may not pay either; `schedule`
+  lists them.
+  """
   last = schedule(pair, context, prefix_acceptance, most, largest)[-1]
   if last.k:
     return None
-  batch = last.first  # a stretch is evaluated by its last batch
+  batch = last.first  # `schedule` evaluates a range at its last batch
   while best_k(pair, batch, context, prefix_acceptance, most).k:
     batch += 1
   return batch
@@ -143,8 +146,11 @@ def break_even_context(
   most: int = 16,
   largest: int = 2**24,
 ) -> int | None:
-  """The shortest context from which on some k pays again at this batch, as
-  KV to read makes memory the limit; None where none up to `largest` does."""
+  """Returns the shortest context at which some k pays; None: above `largest`.
+
+  At a large batch long contexts make decoding memory-bound again, as the KV
+  read grows.
+  """
 
   def pays(context: int) -> bool:
     return best_k(pair, batch, context, prefix_acceptance, most).k > 0
@@ -162,10 +168,10 @@ def break_even_context(
 
 
 def largest_batch(pair: TargetDraftPair, slots: float) -> int:
-  """Rows that fit with so many cached positions each; 0 where none does.
+  """Returns the number of rows of `slots` positions that fit; 0: none.
 
-  The draft's weights and cache count: at equal memory speculation decodes fewer
-  rows than autoregressive decoding.
+  Includes the draft's weights and cache, so that at equal memory speculative
+  decoding has fewer rows than the baseline.
   """
   replicas = pair.target.replicas
   empty, full = (sum(pair.memory(b, slots).values()) for b in (0, replicas))
@@ -174,40 +180,42 @@ def largest_batch(pair: TargetDraftPair, slots: float) -> int:
 
 
 class Throughput(NamedTuple):
-  """Decoding with as many rows as fit."""
+  """Decoding at the largest batch that fits."""
 
   batch: int
   k: int
-  tokens_per_second: float
-  seconds_per_token: float  # of a row
+  tokens_per_second: float  # all rows
+  seconds_per_token: float  # per row
 
 
 def at_equal_memory(
   pair: TargetDraftPair, slots: float, prefix_acceptance, most: int = 16
 ) -> tuple[Throughput, Throughput]:
-  """(with the drafter in memory, without), each with its own largest batch and
-  the k that decodes fastest there.
+  """Compares speculative and baseline decoding, each at its largest batch.
+
+  Returns:
+    Throughput with the drafter at its best k, and without it.
 
   Raises:
     ValueError: not even one row fits.
   """
   alone = dataclasses.replace(pair, draft=None, exit_layer=None, skips=False)
-  found = []
-  for who in (pair, alone):
-    batch = largest_batch(who, slots)
+  throughputs = []
+  for candidate in (pair, alone):
+    batch = largest_batch(candidate, slots)
     if not batch:
-      who.check_memory(1, slots)
+      candidate.check_memory(1, slots)
     best = Best(0, 1.0, 1.0)
-    if who is pair:
+    if candidate is pair:
       best = best_k(pair, batch, slots, prefix_acceptance, most)
-    seconds = who.round(batch, best.k, slots).seconds
+    seconds = candidate.round(batch, best.k, slots).seconds
     rate = batch * best.tokens / seconds
-    found.append(Throughput(batch, best.k, rate, seconds / best.tokens))
-  return found[0], found[1]
+    throughputs.append(Throughput(batch, best.k, rate, seconds / best.tokens))
+  return throughputs[0], throughputs[1]
 
 
 class BatchRange(NamedTuple):
-  """Batches first .. last decode fastest with k draft tokens."""
+  """Batches first..last decode fastest with k draft tokens."""
 
   first: int
   last: int
@@ -221,19 +229,19 @@ def schedule(
   most: int = 16,
   largest: int = 256,
 ) -> list[BatchRange]:
-  """The best k for every batch up to `largest`, equal ones together."""
-  found: list[BatchRange] = []
+  """Returns the best k for every batch up to `largest`, as ranges."""
+  ranges: list[BatchRange] = []
   for batch in _steps(largest):
     k = best_k(pair, batch.stop - 1, context, prefix_acceptance, most).k
     first, last = batch.start, batch.stop - 1
-    if found and found[-1].k == k:
-      first = found.pop().first
-    found.append(BatchRange(first, last, k))
-  return found
+    if ranges and ranges[-1].k == k:
+      first = ranges.pop().first
+    ranges.append(BatchRange(first, last, k))
+  return ranges
 
 
 def _steps(largest: int) -> Iterator[range]:
-  """Batches one by one to 16, then in stretches a sixteenth of their size."""
+  """Yields batches 1 to 16, then ranges of a sixteenth of their size."""
   first = 1
   while first <= largest:
     last = min(largest, first + max(1, first // 16) - 1)
@@ -242,7 +250,7 @@ def _steps(largest: int) -> Iterator[range]:
 
 
 def as_vllm(batch_ranges: Sequence[BatchRange]) -> dict:
-  """Of vLLM's `speculative_config` (pull request 32374): [first, last, k]."""
+  """Formats a schedule for vLLM's `speculative_config` (vllm PR 32374)."""
   return {
     "num_speculative_tokens": max(
       batch_range.k for batch_range in batch_ranges
@@ -252,23 +260,23 @@ def as_vllm(batch_ranges: Sequence[BatchRange]) -> dict:
 
 
 def as_tensorrt_llm(batch_ranges: Sequence[BatchRange]) -> dict:
-  """Of TensorRT-LLM's speculative config (pull request 10860): last batch -> k.
+  """Formats a schedule for TensorRT-LLM (its PR 10860): {last batch: k}.
 
-  Beyond the last entry it does not speculate.
+  Beyond the last entry TensorRT-LLM does not speculate.
 
   Raises:
-    ValueError: it cannot be said so: no batch pays, or the smallest ones do not
-      want the longest drafts.
+    ValueError: the format cannot express the schedule: no batch pays, or the
+      smallest batch does not have the largest k.
   """
-  known = {batch_range.last: batch_range.k for batch_range in batch_ranges}
+  by_last = {batch_range.last: batch_range.k for batch_range in batch_ranges}
   if batch_ranges[-1].k == 0:
-    del known[batch_ranges[-1].last]
+    del by_last[batch_ranges[-1].last]
   most = max(batch_range.k for batch_range in batch_ranges)
   if not most:
-    raise ValueError("no batch pays: leave speculation out")
+    raise ValueError("no batch pays: decode autoregressively")
   if batch_ranges[0].k != most:
     raise ValueError(
-      "its longest draft belongs to the smallest batch, and here batch 1 wants "
-      f"k = {batch_ranges[0].k} and others up to {most}"
+      "TensorRT-LLM needs its largest k at the smallest batch; here batch 1 "
+      f"wants k = {batch_ranges[0].k} and others up to {most}"
     )
-  return {"max_draft_len": most, "draft_len_schedule": known}
+  return {"max_draft_len": most, "draft_len_schedule": by_last}

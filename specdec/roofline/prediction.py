@@ -1,7 +1,7 @@
-"""What a run should measure: seconds of given texts, both ways.
+"""Predicts the seconds of a run, speculative and baseline.
 
-Inputs are a calibrated pair and what became of the draft tokens in another run.
-Invariant: no time of the run that is predicted enters.
+Inputs are a calibrated pair and the acceptance observed in another run.
+Invariant: no timing of the predicted run enters its prediction.
 """
 
 import dataclasses
@@ -16,14 +16,14 @@ from specdec.types import Stats
 
 @dataclasses.dataclass(frozen=True)
 class Observed:
-  """How draft tokens fared in some texts.
+  """Acceptance observed in some texts.
 
   Attributes:
-    prefix_acceptance: [k] share of the rounds that kept draft tokens 1 .. i.
-    wide: share of a batch's rounds that verified draft tokens at all.
-    rounds: of all batches, each until its last row ended; the mean over runs.
-      Rows of a batch wait for one another, and how long no curve tells: texts
-      differ, and rounds of one text resemble each other.
+    prefix_acceptance: [k] share of rounds that accepted draft tokens 1..i.
+    wide: share of rounds in which the batch verified draft tokens at all.
+    rounds: summed over batches, each until its last row ended; mean over runs.
+      It is observed, not derived from the curve: rows wait for the slowest row
+      of their batch, texts differ, and rounds of one text are correlated.
   """
 
   prefix_acceptance: tuple[float, ...]
@@ -39,10 +39,10 @@ class Observed:
 
 
 def observed(runs: Sequence[Sequence[Stats]]) -> Observed:
-  """Of the same texts decoded once or several times.
+  """Summarises the counts of the same texts, decoded once or several times.
 
   Args:
-    runs: of each repetition its batches' counts, NumPy, in one order.
+    runs: for each repetition the Stats (NumPy) of its batches, in one order.
   """
 
   def column(name):
@@ -61,26 +61,26 @@ def observed(runs: Sequence[Sequence[Stats]]) -> Observed:
 
 
 def _prefix_acceptance(drafted, accepted, rounds) -> tuple[float, ...]:
-  """[k] from counts [k] and a number of rounds."""
-  kept = accepted / np.maximum(drafted, 1)
-  # Positions without room, near the end of a text, were not drafted either:
-  # how often there was a draft token at all is told by the first position.
+  """Returns the curve [k] from counts [k] and a number of rounds."""
+  rates = accepted / np.maximum(drafted, 1)
+  # Deep positions are also undrafted for lack of room near the end of a text,
+  # so the first position decides how often a round had a draft.
   if len(drafted):
-    kept = kept * (drafted[0] / np.maximum(rounds, 1))
-  return tuple(np.minimum.accumulate(np.clip(kept, 0, 1)).tolist())
+    rates = rates * (drafted[0] / np.maximum(rounds, 1))
+  return tuple(np.minimum.accumulate(np.clip(rates, 0, 1)).tolist())
 
 
 @dataclasses.dataclass(frozen=True)
 class Prediction:
-  """Of a setting.
+  """The prediction for one setting.
 
   Attributes:
-    round_seconds, baseline_round_seconds: one with draft tokens (of a batch's
-      rounds with and without, the mean), one of autoregressive decoding.
-    seconds, baseline_seconds: of the texts, each batch until its last row ends.
-    speedup: their quotient.
-    tokens: of a round of one row, by the prefix_acceptance curve.
-    steady_speedup: by that curve, were an ended row replaced at once.
+    round_seconds: mean over rounds with and without draft tokens.
+    baseline_round_seconds: of a round of autoregressive decoding.
+    seconds, baseline_seconds: of all texts, each batch until its last row ends.
+    speedup: baseline_seconds / seconds.
+    tokens: per round and row, by the prefix acceptance curve.
+    steady_speedup: by that curve, if a finished row were replaced at once.
   """
 
   round_seconds: float
@@ -95,9 +95,9 @@ class Prediction:
 def mean_round(
   pair: TargetDraftPair, batch: int, k: int, context: int, wide: float
 ) -> float:
-  """Seconds of a round of which a share `wide` has draft tokens.
+  """Returns mean seconds of a round if a share `wide` has draft tokens.
 
-  The others run one token, as autoregressive decoding does.
+  The other rounds run one token a row, as the baseline does.
   """
   full = pair.round(batch, k, context).seconds
   return wide * full + (1 - wide) * pair.baseline(batch, context).seconds
@@ -105,41 +105,42 @@ def mean_round(
 
 def predict(
   pair: TargetDraftPair,
-  found: Observed,
+  observation: Observed,
   texts: int,
   batch: int,
   context: int,
   tokens: int,
 ) -> Prediction:
-  """Texts of so many new tokens each, decoded `batch` at a time."""
-  k = len(found.prefix_acceptance)
-  of_round = mean_round(pair, batch, k, context, found.wide)
+  """Predicts `texts` texts of `tokens` new tokens each, in batches."""
+  k = len(observation.prefix_acceptance)
+  round_seconds = mean_round(pair, batch, k, context, observation.wide)
   baseline_round = pair.baseline(batch, context).seconds
-  seconds = found.rounds * of_round
+  seconds = observation.rounds * round_seconds
   baseline_seconds = -(-texts // batch) * tokens * baseline_round
-  expected = theory.expected_tokens(found.prefix_acceptance)
+  expected = theory.expected_tokens(observation.prefix_acceptance)
   return Prediction(
-    of_round,
+    round_seconds,
     baseline_round,
     seconds,
     baseline_seconds,
     baseline_seconds / seconds,
     expected,
-    expected * baseline_round / of_round,
+    expected * baseline_round / round_seconds,
   )
 
 
-def explain(found: Round) -> list[list[str]]:
-  """Lines of a table: part, times, term, MB, GFLOP, MB sent, ms."""
+def explain(cost_of_round: Round) -> list[list[str]]:
+  """Returns table rows: part, times, term, MB, GFLOP, MB sent, ms."""
   lines = []
-  for name, times, cost in found.parts:
+  for name, times, cost in cost_of_round.parts:
     lines.append(
       _line(name, times, "", cost.bytes, cost.flops, cost.sent, cost.seconds)
     )
     for term in cost.terms:
       if term.seconds or term.bytes:
         lines.append(_line("", 0, term.name, *term[1:]))
-  lines.append(_line("beside the passes", 1, "", 0, 0, 0, found.overhead))
+  overhead = cost_of_round.overhead
+  lines.append(_line("round overhead", 1, "", 0, 0, 0, overhead))
   return lines
 
 
@@ -154,5 +155,5 @@ def _line(part, times, term, size, flops, sent, seconds) -> list[str]:
     number(size, 1e6),
     number(flops, 1e9),
     number(sent, 1e6),
-    f"{round(1e3 * seconds, 6):z.4g}",  # 0 for what a fit leaves of nothing
+    f"{round(1e3 * seconds, 6):z.4g}",  # rounding noise of a fit prints as 0
   ]

@@ -1,8 +1,8 @@
-"""Models as a cost model sees them: weights, cached numbers, multiply-adds.
+"""Counts a decoder's weights, cached values and multiply-adds, layer by layer.
 
-Anything that a TransformerConfig describes, and published models that are no
-such decoder: T5's (arXiv:1910.10683; version 1.1, whose decoder also attends to
-a source) and DeepSeek-V3 (arXiv:2412.19437; latent attention, shared experts).
+Covers every TransformerConfig, and published models which that config cannot
+express: T5 1.1 (arXiv:1910.10683; its decoder cross-attends to a source) and
+DeepSeek-V3 (arXiv:2412.19437; latent attention, shared experts).
 """
 
 import collections
@@ -17,17 +17,17 @@ from specdec.utils.spelling import choices
 
 
 class Layer(NamedTuple):
-  """One layer. Numbers of weights, of cached values, of multiply-adds.
+  """Counts of one decoder layer: weights, cached values, multiply-adds.
 
   Attributes:
-    weights: that every token goes through: attention, an MLP, a router, norms.
-    kv: values cached for a position.
-    kv_heads: shares into which the cache can be split over chips.
-    score: multiply-adds of a token with each cached position.
-    window: positions that a token sees, itself included; None for all.
+    weights: dense weights, used by every token: attention, MLP, router, norms.
+    kv: values cached per position.
+    kv_heads: number of parts into which the cache can be sharded.
+    score: multiply-adds of attention per token and cached position.
+    window: positions that a token attends to, itself included; None: all.
     expert: weights of one expert.
-    num_experts, per_token: how many there are, how many a token goes through.
-    source_kv, source_score: of cross-attention, as kv and score.
+    num_experts, per_token: experts of the layer, experts routed to per token.
+    source_kv, source_score: kv and score of cross-attention.
   """
 
   weights: int
@@ -44,12 +44,11 @@ class Layer(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-  """A decoder.
+  """The sizes of a decoder that its cost depends on.
 
   Attributes:
-    embedding: weights of the embedding; the vocabulary projection reads as
-      many, the same ones where `tied`.
-    idle: weights that exist and decoding never reads: an encoder.
+    tied: embedding and vocabulary projection share one table.
+    idle: weights held in memory that decoding never reads, such as an encoder.
   """
 
   name: str
@@ -62,31 +61,32 @@ class Shape:
 
   @property
   def embedding(self) -> int:
+    """Weights of the embedding table, and of the vocabulary projection."""
     return self.vocab_size * self.width
 
   @property
   def num_parameters(self) -> int:
-    """Weights in memory, those that decoding never reads included."""
+    """Weights held in memory, including those that decoding never reads."""
     layers = sum(x.weights + x.num_experts * x.expert for x in self.layers)
     return self.idle + layers + self.embedding * (1 if self.tied else 2)
 
   @property
   def cached(self) -> int:
-    """Values of KV that a position takes."""
+    """KV values per position, all layers."""
     return sum(layer.kv for layer in self.layers)
 
   def counted(self, start: int, stop: int) -> Iterator[tuple[Layer, int]]:
-    """Layers start .. stop - 1, equal ones together."""
+    """Yields the distinct layers of start..stop-1 with their counts."""
     yield from collections.Counter(self.layers[start:stop]).items()
 
 
 def of_config(
   config: TransformerConfig, name: str = "", skip: Skip | None = None
 ) -> Shape:
-  """The shape of a decoder of this repository; its final norm is forgotten.
+  """Returns the shape of a TransformerConfig, without its final norm.
 
   Args:
-    skip: sublayers that are left out; a layer without any is none.
+    skip: sublayers to leave out; a layer with neither sublayer is dropped.
   """
   c = config
   expert = 3 * c.width * c.mlp_width
@@ -106,7 +106,7 @@ def of_config(
     for window in c.windows or (None,) * c.num_layers
   ]
   if skip is not None:
-    layers = _less(layers, skip, c.num_experts * c.width or expert)
+    layers = _without(layers, skip, c.num_experts * c.width or expert)
   return Shape(
     name or f"{c.num_parameters / 1e6:.3g} M",
     tuple(layers),
@@ -117,29 +117,29 @@ def of_config(
   )
 
 
-def _less(layers: list[Layer], skip: Skip, mlp: int) -> list[Layer]:
-  """What is left of them.
+def _without(layers: list[Layer], skip: Skip, mlp: int) -> list[Layer]:
+  """Removes skipped sublayers.
 
   Args:
-    mlp: of a layer's weights, those of its MLP or router.
+    mlp: weights of a layer's MLP, or of its router.
   """
-  found = []
+  kept = []
   for i, layer in enumerate(layers):
     if i in skip.attention:
       layer = layer._replace(weights=mlp, kv=0, score=0, window=None)
     if i in skip.mlp:
-      left = layer.weights - mlp
-      layer = layer._replace(weights=left, expert=0, num_experts=0, per_token=0)
+      rest = layer.weights - mlp
+      layer = layer._replace(weights=rest, expert=0, num_experts=0, per_token=0)
     if layer.weights:
-      found.append(layer)
-  return found
+      kept.append(layer)
+  return kept
 
 
 def _t5(name, num_layers, width, mlp_width, heads):
-  """Version 1.1: heads of 64, gated MLP, embeddings of their own."""
+  """T5 1.1: heads of 64, gated MLP, untied embeddings."""
   inner = 64 * heads
   attention, mlp = 4 * width * inner, 3 * width * mlp_width
-  # Cross-attention's keys and values are made once, of the source.
+  # Cross-attention's K and V are projected once, from the source.
   layer = Layer(
     weights=attention + attention // 2 + mlp,
     kv=2 * inner,
@@ -156,17 +156,17 @@ def _t5(name, num_layers, width, mlp_width, heads):
 def _deepseek_v3():
   width, heads = 7168, 128
   attention = width * 1536 + 1536 * heads * 192  # queries, by a low rank
-  attention += width * 576 + 512 * heads * 256  # the latent and what it yields
+  attention += width * 576 + 512 * heads * 256  # KV latent, down and up
   attention += heads * 128 * width
   common = {
     "kv": 576,
     "kv_heads": 1,  # every chip needs the whole latent
-    "score": heads * (576 + 512),  # with the latent's matrices absorbed
+    "score": heads * (576 + 512),  # up-projections absorbed into Q and output
   }
   dense = Layer(weights=attention + 3 * width * 18_432, **common)
   expert = 3 * width * 2048
   sparse = Layer(
-    weights=attention + expert + 256 * width,  # one shared, and the router
+    weights=attention + expert + 256 * width,  # one shared expert, the router
     expert=expert,
     num_experts=256,
     per_token=8,
@@ -190,15 +190,15 @@ _OTHERS = {
 
 
 def names() -> list[str]:
-  """What `get` knows."""
+  """Returns the names that `get` accepts."""
   return [*presets.names(), *_OTHERS]
 
 
 def get(name: str) -> Shape:
-  """A published model.
+  """Returns the shape of a published model.
 
   Raises:
-    ValueError: there is no such preset.
+    ValueError: no preset has this name.
   """
   if name in _OTHERS:
     return _OTHERS[name]
@@ -208,20 +208,18 @@ def get(name: str) -> Shape:
 
 
 def scaled(shape: Shape, share: float) -> Shape:
-  """A decoder like `shape` whose layers have about `share` of its weights.
+  """Returns a decoder whose layers have about `share` of the weights.
 
-  Depth and width shrink alike, by the cube root of `share`; vocabulary and
-  number of heads are the same. For sweeps over draft size, where no such model
-  need exist.
+  Scales depth and width by the cube root of `share` and keeps vocabulary and
+  number of heads. For sweeps over draft sizes that need not exist.
 
   Raises:
     ValueError: share is not in (0, 1].
   """
   if not 0 < share <= 1:
     raise ValueError(f"share {share:g} is outside (0, 1]")
-  by = share ** (1 / 3)
-  pattern = shape.layers[: max(1, round(len(shape.layers) * by))]
-  by = (share * len(shape.layers) / len(pattern)) ** 0.5  # of the width
+  depth = max(1, round(len(shape.layers) * share ** (1 / 3)))
+  by = (share * len(shape.layers) / depth) ** 0.5  # factor on the width
   layers = tuple(
     layer._replace(
       weights=max(1, round(layer.weights * by**2)),
@@ -231,7 +229,7 @@ def scaled(shape: Shape, share: float) -> Shape:
       source_kv=round(layer.source_kv * by),
       source_score=round(layer.source_score * by),
     )
-    for layer in pattern
+    for layer in shape.layers[:depth]
   )
   return Shape(
     f"{share:.3g} of {shape.name}",

@@ -1,12 +1,10 @@
-"""What speculation gains, from how often draft tokens survive and what passes
-cost.
+"""Computes the gain of speculative decoding from acceptance and cost.
 
 Symbols: k draft tokens a round; prefix_acceptance[i] = P(the first i + 1 draft
-tokens are all kept); cost = time of one draft step over time of one target
-step. Leviathan et al. (arXiv:2211.17192) write alpha, gamma and c for a rate
-that is the same at every position, independently; where rates differ between
-positions or texts, only the curve predicts right, for the expectation is convex
-in them.
+tokens are all accepted); cost = time of a draft step over time of a target
+step. Leviathan et al. (arXiv:2211.17192) write alpha, gamma and c, for a rate
+that is i.i.d. over positions. Where rates differ between positions or texts,
+only the curve predicts right: expected tokens are convex in the rate.
 """
 
 from collections.abc import Sequence
@@ -16,8 +14,7 @@ import numpy as np
 
 
 def iid_prefix_acceptance(alpha: float, k: int) -> np.ndarray:
-  """[k] prefix_acceptance where every draft token is kept with probability
-  alpha.
+  """Returns the curve [k] of an acceptance rate alpha, i.i.d. over positions.
 
   Raises:
     ValueError: alpha is outside [0, 1] or k < 0.
@@ -30,10 +27,10 @@ def iid_prefix_acceptance(alpha: float, k: int) -> np.ndarray:
 
 
 def check_prefix_acceptance(prefix_acceptance: Sequence[float]) -> np.ndarray:
-  """[k] float; refuses what no prefix_acceptance curve can be.
+  """Returns the curve as float [k], checked.
 
   Raises:
-    ValueError: an entry is outside [0, 1], or they ascend.
+    ValueError: an entry is outside [0, 1], or exceeds the one before it.
   """
   curve = np.asarray(prefix_acceptance, float)
   for value in curve:
@@ -41,17 +38,17 @@ def check_prefix_acceptance(prefix_acceptance: Sequence[float]) -> np.ndarray:
       raise ValueError(f"acceptance {value:g} is outside [0, 1]")
   if np.any(np.diff(curve) > 0):
     raise ValueError(
-      f"prefix_acceptance {curve.tolist()} ascends: a draft token is kept only "
-      "behind others"
+      f"prefix_acceptance {curve.tolist()} ascends: a draft token is accepted "
+      "only if all before it are"
     )
   return curve
 
 
 def expected_tokens(prefix_acceptance: Sequence[float]) -> float:
-  """Tokens of a round: the target's own and every draft token that survives.
+  """Returns E[tokens per round]: 1 and the sum of the curve.
 
   Raises:
-    ValueError: as `check_survival` does.
+    ValueError: as `check_prefix_acceptance`.
   """
   return 1.0 + float(np.sum(check_prefix_acceptance(prefix_acceptance)))
 
@@ -62,11 +59,11 @@ def _check_cost(cost: float) -> None:
 
 
 def speedup(prefix_acceptance: Sequence[float], cost: float) -> float:
-  """Over autoregressive decoding, were a pass of k + 1 tokens one of 1 (theorem
-  3.8).
+  """Returns the speedup if a pass of k + 1 tokens costs one of 1 (theorem 3.8).
 
   Raises:
-    ValueError: the cost is negative or not finite, or as `check_survival`.
+    ValueError: the cost is negative or not finite, or as
+      `check_prefix_acceptance`.
   """
   _check_cost(cost)
   return expected_tokens(prefix_acceptance) / (
@@ -75,13 +72,14 @@ def speedup(prefix_acceptance: Sequence[float], cost: float) -> float:
 
 
 def operations(prefix_acceptance: Sequence[float], cost: float) -> float:
-  """Arithmetic over autoregressive decoding's (theorem 3.11).
+  """Returns operations per token over those of the baseline (theorem 3.11).
 
   Args:
     cost: operations of a draft step over those of a target step.
 
   Raises:
-    ValueError: the cost is negative or not finite, or as `check_survival`.
+    ValueError: the cost is negative or not finite, or as
+      `check_prefix_acceptance`.
   """
   _check_cost(cost)
   k = len(prefix_acceptance)
@@ -89,7 +87,7 @@ def operations(prefix_acceptance: Sequence[float], cost: float) -> float:
 
 
 def best_k(alpha: float, cost: float, most: int = 100) -> tuple[int, float]:
-  """(k, speedup) that gains most by theorem 3.8; 0 where nothing does."""
+  """Returns (k, speedup) of the fastest k by theorem 3.8; k = 0: none gains."""
   gains = [
     speedup(iid_prefix_acceptance(alpha, k), cost) for k in range(most + 1)
   ]
@@ -98,21 +96,20 @@ def best_k(alpha: float, cost: float, most: int = 100) -> tuple[int, float]:
 
 
 def round_distribution(prefix_acceptance: Sequence[float]) -> np.ndarray:
-  """[k + 2] P(a round emits j tokens), j from 0 on."""
+  """Returns P(a round emits j tokens), [k + 2], j from 0 on."""
   reached = np.concatenate([[1.0, 1.0], prefix_acceptance, [0.0]])
   return reached[:-1] - reached[1:]
 
 
 def finished(prefix_acceptance: Sequence[float], tokens: int) -> np.ndarray:
-  """[tokens + 1] P(so many tokens are there after at most r rounds).
+  """Returns P(`tokens` tokens are done after at most r rounds), [tokens + 1].
 
-  Rounds are independent of one another here; in one text they resemble each
-  other, so real ends spread wider.
+  Assumes independent rounds. Rounds of one text are correlated, so measured
+  lengths spread wider.
   """
   distribution = round_distribution(prefix_acceptance)
-  lengths = np.zeros(
-    tokens + 1
-  )  # distribution of the text's length; the last absorbs
+  # Distribution of the number of tokens so far; the last entry absorbs.
+  lengths = np.zeros(tokens + 1)
   lengths[0], done = 1.0, [0.0]
   for _ in range(tokens):
     longer = np.convolve(lengths[:-1], distribution)
@@ -123,16 +120,16 @@ def finished(prefix_acceptance: Sequence[float], tokens: int) -> np.ndarray:
 
 
 class Latency(NamedTuple):
-  """Seconds a token, over texts of some length."""
+  """Seconds per token, over texts of some length."""
 
   mean: float
-  p99: float  # 1 text in 100 takes longer
+  p99: float  # exceeded by 1 text in 100
 
 
 def latency(
   prefix_acceptance: Sequence[float], round_seconds: float, tokens: int = 128
 ) -> Latency:
-  """Of texts of so many tokens, each alone in its row."""
+  """Returns the latency of texts of `tokens` tokens, one text at a time."""
   done = finished(prefix_acceptance, tokens)
   mean = float(np.sum(1 - done))
   p99 = int(np.argmax(done >= 0.99 - 1e-12))
@@ -140,29 +137,30 @@ def latency(
 
 
 class PowerLaw(NamedTuple):
-  """Acceptance against draft size: 1 - alpha = scale * parameters^-exponent."""
+  """Acceptance by draft size: 1 - alpha = scale * parameters^-exponent."""
 
   scale: float
   exponent: float
 
   def alpha(self, parameters: float) -> float:
+    """Returns the acceptance rate of a draft with so many parameters."""
     return float(np.clip(1 - self.scale * parameters**-self.exponent, 0, 1))
 
 
 def fit_power_law(
   parameters: Sequence[float], alphas: Sequence[float]
 ) -> PowerLaw:
-  """Through measured points, least squares of the logarithms.
+  """Fits a power law by least squares on the logarithms.
 
   Raises:
-    ValueError: fewer than two sizes, one that is not finite and > 0, or an
-      alpha outside (0, 1).
+    ValueError: there are fewer than two sizes, a size is not finite and > 0, or
+      an alpha is outside (0, 1).
   """
   for size in parameters:
     if not 0 < size < np.inf:
       raise ValueError(f"{size:g} parameters; it must be finite and > 0")
   if len(set(parameters)) < 2:
-    raise ValueError("a distribution of draft size needs two sizes")
+    raise ValueError("a power law of draft size needs two sizes")
   for alpha in alphas:
     if not 0 < alpha < 1:
       raise ValueError(f"acceptance {alpha:g} is outside (0, 1)")
