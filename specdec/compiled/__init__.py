@@ -1,1 +1,1 @@
-"""Looks into compiled programs: steps, HLO, traffic, memory plan."""
+"""Inspects compiled programs: lowered steps, HLO, traffic, memory plan."""

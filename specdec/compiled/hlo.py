@@ -1,7 +1,7 @@
-"""The text of a compiled program (optimised HLO), read.
+"""Parses the text of a compiled program (optimised HLO).
 
-Invariant: a loop whose length is known counts that often, any other as often as
-the caller says (once).
+Invariant: a loop with a constant trip count is counted that often, any other as
+often as the caller states (default once).
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ _SHAPE = re.compile(r"(\w+)\[([\d,]*)\](?:\{([^}]*)\})?")
 
 
 class Buffer(NamedTuple):
-  """An array of a program."""
+  """An array in a program."""
 
   dtype: str
   shape: tuple[int, ...]
@@ -26,7 +26,7 @@ class Buffer(NamedTuple):
 
   @property
   def bytes(self) -> float:
-    """In memory: a TPU pads the two minor dimensions to whole tiles."""
+    """Bytes in memory: a TPU pads the two minor dimensions to whole tiles."""
     shape = list(self.shape)
     tile = re.search(r"T\((\d+),(\d+)\)", self.layout)
     order = re.match(r"[\d,]+", self.layout)
@@ -38,11 +38,12 @@ class Buffer(NamedTuple):
 
   @property
   def payload(self) -> float:
-    """Of its numbers alone."""
+    """Bytes of the values, without padding."""
     return _BYTES.get(self.dtype, 0) * math.prod(self.shape)
 
   @property
   def on_chip(self) -> bool:
+    """Whether it lies in on-chip memory (memory space S(n))."""
     return "S(" in self.layout
 
 
@@ -52,39 +53,39 @@ class Instruction:
 
   name: str
   op: str
-  buffers: tuple[Buffer, ...]  # of its type
-  operands: tuple[str, ...]  # names
+  buffers: tuple[Buffer, ...]  # of its result type
+  operands: tuple[str, ...]  # names of instructions
   line: str
 
   @property
   def root(self) -> bool:
-    """Whether its computation results in it."""
+    """Whether it is its computation's root."""
     return self.line.lstrip().startswith("ROOT")
 
   @property
   def source(self) -> str:
-    """The name that JAX gave the operation, '' where none."""
-    found = re.search(r'op_name="([^"]*)"', self.line)
-    return found[1] if found else ""
+    """JAX's name of the operation, '' if absent."""
+    match = re.search(r'op_name="([^"]*)"', self.line)
+    return match[1] if match else ""
 
   @property
   def results(self) -> tuple[Buffer, ...]:
-    """What it leaves; a `-start` names what goes in before that."""
+    """Output buffers; the type of a `-start` also lists its inputs, first."""
     buffers = self.buffers
-    if len(buffers) > 1:  # contexts are scalars
+    if len(buffers) > 1:  # drops scalar contexts
       buffers = tuple(b for b in buffers if b.shape) or buffers
     if self.op.endswith("-start") and self.op != "all-reduce-start":
       buffers = buffers[len(buffers) // 2 :]
     return buffers
 
   def attribute(self, name: str) -> str | None:
-    """The computation that an attribute names, e.g. calls or body."""
-    found = re.search(rf"\b{name}=%?([\w.-]+)", self.line)
-    return found and found[1]
+    """Returns the computation that an attribute (calls, body) names."""
+    match = re.search(rf"\b{name}=%?([\w.-]+)", self.line)
+    return match and match[1]
 
 
 def _split(text: str) -> tuple[str, str]:
-  """A type and what follows it."""
+  """Splits a type from the text after it."""
   if not text.startswith("("):
     head, _, rest = text.partition(" ")
     return head, rest
@@ -97,7 +98,7 @@ def _split(text: str) -> tuple[str, str]:
 
 
 def _closing(text: str) -> int:
-  """Where the bracket that text begins with is closed."""
+  """Returns the index that closes the bracket at text[0]."""
   depth = 0
   for i, letter in enumerate(text):
     depth += (letter in "({[") - (letter in ")}]")
@@ -107,10 +108,11 @@ def _closing(text: str) -> int:
 
 
 def _instruction(line: str) -> Instruction | None:
-  found = re.match(r"\s*(?:ROOT )?%?([\w.-]+) = (.*)", line)
-  if not found:
+  """Parses one line; None if it is no instruction."""
+  match = re.match(r"\s*(?:ROOT )?%?([\w.-]+) = (.*)", line)
+  if not match:
     return None
-  kind, rest = _split(found[2])
+  kind, rest = _split(match[2])
   op = re.match(r"([a-z][\w-]*)\(", rest)
   if not op:
     return None
@@ -122,7 +124,7 @@ def _instruction(line: str) -> Instruction | None:
     if d in _BYTES
   )
   return Instruction(
-    found[1], op[1], buffers, tuple(re.findall(r"%([\w.-]+)", arguments)), line
+    match[1], op[1], buffers, tuple(re.findall(r"%([\w.-]+)", arguments)), line
   )
 
 
@@ -138,35 +140,37 @@ class Program:
       if header:
         current = self.computations[header[2]] = {}
         self.entry = header[2] if header[1] else self.entry
-      elif found := _instruction(line):
-        current[found.name] = found
+      elif instruction := _instruction(line):
+        current[instruction.name] = instruction
 
   def called(self, one: Instruction, attribute: str = "calls"):
-    """The computation that an instruction names, {} where none."""
+    """Returns the computation that an instruction names, {} if none."""
     return self.computations.get(one.attribute(attribute) or "", {})
 
   def runs(
     self, unknown: float = 1.0
   ) -> list[tuple[Instruction, dict[str, Instruction], float]]:
-    """Every instruction that the program runs by itself (not inside a fusion),
-    what stands around it, and how often.
+    """Lists executed instructions, fused ones excluded.
 
     Args:
-      unknown: turns of a loop whose length is not known.
-    """
-    found = []
+      unknown: trip count to assume for loops without a constant one.
 
-    def visit(around: dict[str, Instruction], times: float) -> None:
-      for one in around.values():
-        found.append((one, around, times))
+    Returns:
+      (instruction, its computation, times executed).
+    """
+    executed = []
+
+    def visit(computation: dict[str, Instruction], times: float) -> None:
+      for one in computation.values():
+        executed.append((one, computation, times))
         if one.op == "while":
-          known = self._turns(one, around)
-          turns = times * (unknown if known is None else known)
-          visit(self.called(one, "body"), turns)
-          visit(self.called(one, "condition"), turns)
+          count = self._trip_count(one, computation)
+          total = times * (unknown if count is None else count)
+          visit(self.called(one, "body"), total)
+          visit(self.called(one, "condition"), total)
         elif one.op == "conditional":
-          several = re.search(r"branch_computations=\{([^}]*)\}", one.line)
-          names = re.findall(r"[\w.-]+", several[1]) if several else ()
+          branches = re.search(r"branch_computations=\{([^}]*)\}", one.line)
+          names = re.findall(r"[\w.-]+", branches[1]) if branches else ()
           for name in names:
             visit(self.computations.get(name, {}), times)
           for name in ("true_computation", "false_computation"):
@@ -177,14 +181,17 @@ class Program:
           visit(self.called(one), times)
 
     visit(self.computations.get(self.entry, {}), 1.0)
-    return found
+    return executed
 
-  def _turns(self, loop: Instruction, around) -> int | None:
-    """How often a loop runs, where its text says so: by the compiler's own
-    count, or by a condition `i < constant` whose i begins with a constant."""
-    said = re.search(r'"known_trip_count":\{"n":"(\d+)"', loop.line)
-    if said:
-      return int(said[1])
+  def _trip_count(self, loop: Instruction, around) -> int | None:
+    """Returns a loop's constant trip count, None if unknown.
+
+    Takes the compiler's annotation, or a condition `i < constant` whose i
+    starts at a constant.
+    """
+    annotation = re.search(r'"known_trip_count":\{"n":"(\d+)"', loop.line)
+    if annotation:
+      return int(annotation[1])
     condition = self.called(loop, "condition")
     test = next((x for x in condition.values() if x.root), None)
     if test is None or "direction=LT" not in test.line:
@@ -202,7 +209,7 @@ class Program:
     return None if start is None else max(0, end - start)
 
   def inside(self, one: Instruction):
-    """What a fusion consists of, fusions in it opened as well."""
+    """Yields a fusion's instructions, nested fusions included."""
     if one.op == "fusion":
       for inner in self.called(one).values():
         yield inner
@@ -210,6 +217,6 @@ class Program:
 
 
 def _constant(one: Instruction) -> int | None:
-  """The value of an integer constant; None: it is none."""
-  found = re.search(r" constant\((-?\d+)\)", one.line)
-  return int(found[1]) if found else None
+  """Returns the value of an integer constant; None for anything else."""
+  match = re.search(r" constant\((-?\d+)\)", one.line)
+  return int(match[1]) if match else None

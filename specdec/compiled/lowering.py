@@ -1,8 +1,7 @@
-"""The real steps of a generation, lowered from shapes alone.
+"""Lowers the steps of a generation from shapes alone.
 
-For looking at what a compiler makes of them, on chips that need not be there.
-Invariant: nothing is allocated, and every leaf has the sharding that it would
-have in a run.
+For inspecting compiled code, also for chips that are not attached. Invariant:
+nothing is allocated, and every leaf has the sharding of a real run.
 """
 
 from collections.abc import Callable
@@ -21,18 +20,18 @@ STEPS = ("prefill", "draft", "verify", "accept", "loop")
 
 
 def weights(config: TransformerConfig, place: sharding.Placement):
-  """A model's parameters as shapes, each where it would lie."""
+  """Returns a model's parameters as sharded shapes."""
   shapes = jax.eval_shape(
     lambda key: transformer.init_params(config, key), jax.random.key(0)
   )
-  return _deployment(shapes, model_params.shardings(config, place))
+  return _with_shardings(shapes, model_params.shardings(config, place))
 
 
-def _deployment(shapes, where):
+def _with_shardings(shapes, shardings):
   return jax.tree.map(
     lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
     shapes,
-    where,
+    shardings,
   )
 
 
@@ -42,14 +41,14 @@ def inputs(
   settings: sampling.Sampling,
   places: programs.Places,
 ) -> programs.Inputs:
-  """What a generation begins with, as shapes.
+  """Returns the inputs of a generation as sharded shapes.
 
   Args:
-    prompt: P, of the prompt's buffer.
+    prompt: P, tokens of the prompt buffer.
     settings: of `batch` rows.
   """
   row = jax.ShapeDtypeStruct((batch,), jnp.int32)
-  found = programs.Inputs(
+  shapes = programs.Inputs(
     jax.ShapeDtypeStruct((batch, prompt), jnp.int32),
     row,
     jax.eval_shape(lambda: jax.random.key(0)),
@@ -57,7 +56,7 @@ def inputs(
     row,
     row,
   )
-  return _deployment(found, programs.of_inputs(found, places))
+  return _with_shardings(shapes, programs.of_inputs(shapes, places))
 
 
 def steps(
@@ -69,11 +68,14 @@ def steps(
   max_length: int,
   places: programs.Places,
 ) -> dict[str, Callable[[], jax.stages.Lowered]]:
-  """Name of STEPS -> what lowers it. Arguments as of `programs.on_mesh`."""
-  made = programs.on_mesh(
+  """Returns a function for each of STEPS that lowers it.
+
+  Arguments are those of `programs.on_mesh`.
+  """
+  program = programs.on_mesh(
     target, drafter, rule, params, given, max_length, places
   )
-  spec, state = drafter.spec, made.shapes
+  spec, state = drafter.spec, program.shapes
   rows, whole = (places.target.sharding(n) for n in (("rows",), ()))
   distribution = places.target.sharding(("rows", None, "vocab"))
   batch = state.length.shape[0]
@@ -85,11 +87,11 @@ def steps(
     draft, state = step.draft_step(
       drafter, params, state, target.vocab_size, rule
     )
-    hidden = draft.resume and draft.resume.hidden  # KV is in the state's cache
+    hidden = draft.resume and draft.resume.hidden  # its KV is in the state
     return draft._replace(resume=None), hidden, state
 
-  known = []  # the tree, where it is one before it is drawn
-  resumed = []  # layers that a draft resumes
+  static_parents = []  # the tree, if it is a trace-time constant
+  resumed = []  # number of layers that verification skips
 
   def traced(params, state):
     draft, _ = drafter.propose(
@@ -104,7 +106,7 @@ def steps(
     if spec.chain:
       draft = draft._replace(parents=draft_tree.chain(spec.max_nodes))
     if isinstance(draft.parents, np.ndarray):
-      known.append(draft.parents)
+      static_parents.append(draft.parents)
       draft = draft._replace(parents=None)
     return draft, hidden
 
@@ -117,9 +119,10 @@ def steps(
   )
   hidden = hidden and shaped(hidden, rows)
 
-  def given_back(draft, hidden, state):
-    if known:
-      draft = draft._replace(parents=known[0])
+  def restored(draft, hidden, state):
+    """Puts back what `traced` removed from the draft."""
+    if static_parents:
+      draft = draft._replace(parents=static_parents[0])
     if not resumed:
       return draft
     layers = state.target_cache.layers[: resumed[0]]
@@ -127,11 +130,11 @@ def steps(
 
   def verifying(params, state, draft, hidden):
     return step.verify_step(
-      target, params, state, given_back(draft, hidden, state), spec
+      target, params, state, restored(draft, hidden, state), spec
     )
 
   def accepting(logits, draft, state, eos_ids):
-    draft = given_back(draft, None, state)
+    draft = restored(draft, None, state)
     return step.accept_step(rule, draft, logits, state, spec.max_depth, eos_ids)
 
   logits = jax.ShapeDtypeStruct(
@@ -142,31 +145,31 @@ def steps(
   ends = jax.ShapeDtypeStruct((1,), jnp.int32, sharding=whole)
   most = jax.ShapeDtypeStruct((), jnp.int32, sharding=whole)
 
-  def lies(x) -> jax.sharding.NamedSharding:
-    """Where what a step gives beside the state lies."""
-    if x.shape[:1] != (batch,):  # of all rows alike
+  def sharding_of(x) -> jax.sharding.NamedSharding:
+    """Returns the sharding of a step's result other than the state."""
+    if x.shape[:1] != (batch,):  # not per row
       return whole
     return distribution if x.shape[-1:] == (target.vocab_size,) else rows
 
   def giving_state(function, *args):
-    """A step whose last result is the state, which stays where it lay."""
+    """Lowers a step whose last result is the state, keeping its sharding."""
 
     def barred(*args):
-      # A pinned cache that is a result by itself would leave its layout open.
+      # Without it XLA may choose another layout for a cache that is an output.
       return jax.lax.optimization_barrier(function(*args))
 
     def lower():
       *others, _ = jax.eval_shape(function, *args)
-      where = (*jax.tree.map(lies, others), made.state)
-      jit = jax.jit(barred, donate_argnums=1, out_shardings=where)
+      shardings = (*jax.tree.map(sharding_of, others), program.state)
+      jit = jax.jit(barred, donate_argnums=1, out_shardings=shardings)
       return jit.lower(*args)
 
     return lower
 
   return {
-    "prefill": lambda: made.start.lower(params, given),
+    "prefill": lambda: program.start.lower(params, given),
     "draft": giving_state(drafting, params, state),
     "verify": giving_state(verifying, params.target, state, draft, hidden),
     "accept": lambda: jax.jit(accepting).lower(logits, draft, state, ends),
-    "loop": lambda: made.run.lower(params, state, ends, most),
+    "loop": lambda: program.run.lower(params, state, ends, most),
   }

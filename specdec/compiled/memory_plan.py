@@ -1,11 +1,11 @@
-"""Estimates the memory of a generation before anything is loaded.
+"""Estimates per-device memory and checks it before loading weights.
 
-All sizes are bytes on each device. An accelerator's plan counts what scales
-with the request and leaves compiled programs, the runtime and padding (a TPU
-fills tiles of 8 x 128) to a stated margin. A CPU's plan is for the peak of the
-whole process, which compiles its programs itself; file pages that the system
-can drop at will are not in it. Its coefficients were read off the buffers that
-XLA assigns and off the peaks of processes (tests/memory_plan_test.py).
+All sizes are bytes per device. An accelerator's plan counts what scales with
+the request; compiled programs, the runtime and padding (a TPU pads to tiles of
+8 x 128) are covered by a margin. A CPU's plan estimates the peak of the whole
+process, compilation included, without reclaimable file pages. Its coefficients
+were fitted to XLA's buffer assignments and to peak resident sizes
+(tests/memory_plan_test.py).
 """
 
 import dataclasses
@@ -27,28 +27,30 @@ _GIB = 2**30
 _MODELS = ("target", "draft")
 _LOADED = (*_MODELS, "drafter", "allocator")
 _RUNTIME = 0.25 * _GIB  # bytes of Python and JAX
-_COMPILER = 0.25 * _GIB  # of XLA once it has compiled,
-_PROGRAMS = 6 * 2**20  # and of its programs, each layer of a model
-_MAPPED = 32 * 2**20  # larger buffers glibc gives back whole; freed smaller
-_HOLES = 0.5  # ones leave holes of so many times the size of those in use,
-_REUSED = 1.5  # those that each pass takes anew of more
-_DRAWING = {"float32": 12, "bfloat16": 16}  # bytes of random bits, each weight
+_COMPILER = 0.25 * _GIB  # bytes of XLA after compiling
+_PROGRAMS = 6 * 2**20  # bytes of compiled programs per layer of a model
+_MAPPED = (
+  32 * 2**20
+)  # glibc's mmap threshold: larger buffers are unmapped whole
+_HOLES = 0.5  # fragmentation by freed smaller buffers, relative to their size
+_REUSED = 1.5  # fragmentation by activations, which every pass allocates anew
+_DRAWING = {"float32": 12, "bfloat16": 16}  # bytes of random bits per weight
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-  """Bytes on each device, by what they are for."""
+  """Bytes per device, by use."""
 
   parts: dict[str, float]
 
   @property
   def needed(self) -> int:
-    """With a margin for programs."""
+    """Total bytes, with a margin for programs."""
     return int(_MARGIN * sum(self.parts.values()))
 
   @property
   def excluding_weights(self) -> "Plan":
-    """What is still to come once the models are loaded."""
+    """The plan of what is allocated after the models are loaded."""
     parts = {n: x for n, x in self.parts.items() if n not in _LOADED}
     return Plan(parts)
 
@@ -63,7 +65,7 @@ def _bytes_of(config: TransformerConfig) -> int:
 
 
 def _share(axes, place: Placement | None) -> int:
-  """Over how many devices a leaf with these axes is split."""
+  """Returns over how many devices a leaf with these axes is split."""
   if place is None:
     return 1
   return math.prod(place.ways(axis) for axis in axes if axis)
@@ -72,7 +74,7 @@ def _share(axes, place: Placement | None) -> int:
 def weight_bytes(
   config: TransformerConfig, place: Placement | None = None
 ) -> float:
-  """Bytes of a model's parameters in its own dtype, on each device."""
+  """Returns bytes of a model's parameters in its dtype, per device."""
   return _bytes_of(config) * sum(
     math.prod(spec.shape) / _share(spec.axes, place)
     for spec in params.specs(config).values()
@@ -85,21 +87,19 @@ def cache_bytes(
   slots: int,
   place: Placement | None = None,
 ) -> float:
-  """Bytes of a KV cache on each device."""
+  """Returns bytes of a KV cache, per device."""
   whole = config.cache_bytes_per_token * _padded(batch, place) * slots
   return whole / _share(CACHE, place)
 
 
 def _padded(batch: int, place: Placement | None) -> int:
-  """Rows, those that stand empty so that the mesh divides them included."""
+  """Rounds the number of rows up to a multiple of the mesh's row shards."""
   ways = _share(("rows",), place)
   return -(-batch // ways) * ways
 
 
 def available(place: Placement | None = None) -> int | None:
-  """Free bytes of each device, of the mesh if one is given; None where nobody
-  says.
-  """
+  """Returns free bytes per device (of the mesh); None where unreported."""
   free = hardware.device_memory()[1]
   if free is None or jax.default_backend() != "cpu":
     return free
@@ -121,15 +121,17 @@ def plan(
   random_weights: bool = False,
   cpu: bool = False,
 ) -> Plan:
-  """Estimates the bytes that each device must hold, at its peak.
+  """Estimates peak bytes per device.
 
   Args:
-    max_length: prompt and output of a row.
-    num_nodes: of a draft; logits and distributions are [batch, num_nodes, V].
-    learned: bytes of a drafter's weights, which every device has whole.
-    serving: of its caches and of what it reads (learned/size.py).
+    max_length: tokens of a row, prompt and output.
+    num_nodes: nodes of a draft; logits and probabilities are
+      [batch, num_nodes, V].
+    learned: bytes of a trained drafter's weights, replicated on every device.
+    serving: bytes of its caches and of the hidden states that it reads
+      (drafters/heads/size.py).
     prompt_size: P, tokens of the prompt buffer; 0: unknown.
-    random_weights: they are drawn, not read.
+    random_weights: weights are drawn at random, not loaded.
     cpu: the devices are this process's share of a CPU.
   """
   places = places or (None, None)
@@ -151,7 +153,7 @@ def plan(
     )
   }
   if serving:
-    decoding["drafter's streams"] = serving / _share(("rows",), places[0])
+    decoding["drafter's state"] = serving / _share(("rows",), places[0])
   rows = _padded(batch, places[0])
   distributions = 4 * 4 * rows * num_nodes * target.vocab_size
   decoding["logits"] = distributions / _share(
@@ -160,20 +162,20 @@ def plan(
   if not cpu:
     return Plan(weights | decoding)
 
-  tokens = [num_nodes, 1]  # of a pass of the target, and of the draft
+  tokens = [num_nodes, 1]  # per row, of a target pass and of a draft pass
   prefill = [_pass_bytes(*m, batch, chunk, slots) for m in models.values()]
   rounds = [
     _pass_bytes(*model, batch, count, slots, head=True)
     for model, count in zip(models.values(), tokens)
   ]
-  # The prompt passes one model after the other; a round's loop has both.
+  # Prefill runs one model after the other; a round's loop holds both.
   copies, activations = max(*prefill, tuple(map(sum, zip(*rounds))), key=sum)
   decoding |= {"copies of weights": copies, "activations": activations}
   devices = len(places[0].mesh.local_devices) if places[0] else 1
   configs = [config for config, _ in models.values()]
   layers = sum(config.num_layers for config in configs)
   decoding["programs"] = (_COMPILER + _PROGRAMS * layers) / devices
-  if places[0] is None:  # packing frees every matrix
+  if places[0] is None:  # packing reallocates every matrix
     sizes = (size for config in configs for size in _tensor_bytes(config))
     decoding["allocator"] = _HOLES * sum(s for s in sizes if s < _MAPPED)
   drawing = {}
@@ -191,14 +193,14 @@ def _pass_bytes(
   slots: int,
   head: bool = False,
 ) -> tuple[float, float]:
-  """Estimates the bytes (copies of weights, activations) of a pass on a CPU.
+  """Estimates bytes (copies of weights, activations) of a pass on a CPU.
 
-  XLA multiplies in float32, and many tokens by unpacked matrices; it keeps both
-  forms of all matrices for the whole loop of passes.
+  XLA multiplies in float32, and many tokens with unpacked matrices; it keeps
+  both forms of all matrices alive throughout the decoding loop.
 
   Args:
-    tokens: of each row.
-    head: logits are computed.
+    tokens: per row.
+    head: the pass computes logits.
   """
   rows = _padded(batch, place) / _share(("rows",), place)
   size = _bytes_of(config)
@@ -217,20 +219,20 @@ def _pass_bytes(
 
 
 def _tensor_bytes(config: TransformerConfig) -> list[int]:
-  """Bytes of each tensor, in the order in which they are drawn."""
+  """Returns bytes of each tensor, in the order of initialisation."""
   size = _bytes_of(config)
   return [size * math.prod(s.shape) for s in params.specs(config).values()]
 
 
 def _drawing_bytes(models: Iterable[TransformerConfig]) -> float:
-  """Estimates what drawing weights one by one needs beyond all of them."""
-  there = most = 0
+  """Estimates peak bytes of random initialisation beyond the weights."""
+  allocated = peak = 0
   for config in models:
     for size in _tensor_bytes(config):
-      there += size
+      allocated += size
       bits = _DRAWING[config.dtype] / _bytes_of(config) * size
-      most = max(most, there + bits)
-  return max(0, most - there)
+      peak = max(peak, allocated + bits)
+  return max(0, peak - allocated)
 
 
 def training(
@@ -239,30 +241,34 @@ def training(
   place: Placement | None = None,
   target_place: Placement | None = None,
 ) -> Plan:
-  """What each device must hold to train a model, activations left out.
+  """Estimates bytes per device to train a model, without activations.
 
   Args:
-    target: a frozen one that it is distilled from.
+    target: frozen teacher of distillation.
   """
-  own = weight_bytes(model, place)  # float32, as training's weights are
-  parts = {"weights": own, "gradients": own, "the optimizer's moments": 2 * own}
+  size = weight_bytes(model, place)  # training keeps float32 weights
+  parts = {
+    "weights": size,
+    "gradients": size,
+    "the optimizer's moments": 2 * size,
+  }
   if target is not None:
     parts["target"] = weight_bytes(target, target_place)
   return Plan(parts)
 
 
-def check(found: Plan, place: Placement | None = None) -> None:
-  """Refuses a generation that cannot fit. Arguments as of `available`.
+def check(estimate: Plan, place: Placement | None = None) -> None:
+  """Checks that a plan fits into the free memory of each device.
 
   Raises:
-    MemoryError: what is needed, what there is, and what to make smaller.
+    MemoryError: it does not; names the sizes and what to reduce.
   """
   free = available(place)
-  if free is not None and found.needed > free:
-    # XLA multiplies in float32 on a CPU: bfloat16 would take more there.
+  if free is not None and estimate.needed > free:
+    # XLA multiplies in float32 on a CPU, so bfloat16 would need more there.
     cpu = jax.default_backend() == "cpu"
     raise MemoryError(
-      f"each device needs {found}, and {free / _GIB:.2f} GiB are free; take "
-      f"less of what needs most, {'float32' if cpu else 'bfloat16'} or a "
+      f"each device needs {estimate}, and {free / _GIB:.2f} GiB are free; "
+      f"reduce the largest part, use {'float32' if cpu else 'bfloat16'} or a "
       "larger --mesh"
     )

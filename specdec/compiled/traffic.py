@@ -1,8 +1,8 @@
-"""What a compiled program moves: between chips, and of main memory.
+"""Counts a compiled program's traffic: collectives and main memory.
 
-Invariant: what lies in on-chip memory (S(1) in a layout) is no traffic of the
-main one; a slice that is read from a buffer, or written into it in place,
-counts by the slice's size.
+Invariant: buffers in on-chip memory (S(1) in a layout) cause no main-memory
+traffic; a slice read from a buffer, or written into it in place, counts by the
+slice's size.
 """
 
 import collections
@@ -15,13 +15,13 @@ COLLECTIVES = (
   "all-reduce", "all-gather", "reduce-scatter", "all-to-all",
   "collective-permute", "collective-broadcast", "ragged-all-to-all",
 )  # fmt: skip
-# They name or pass on buffers and touch none.
+# Operations that name or forward buffers without touching them.
 _FREE = frozenset((
   "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "iota",
   "after-all", "partition-id", "replica-id", "opt-barrier", "copy-done",
   "add-dependency", "while", "conditional", "call", "custom-call-done",
 ))  # fmt: skip
-# Custom calls that move nothing.
+# Custom calls without traffic.
 _FREE_CALLS = frozenset(
   ("AllocateBuffer", "ConcatBitcast", "AssumeGatherIndicesInBound")
 )
@@ -32,15 +32,15 @@ class Exchange(NamedTuple):
   """A collective."""
 
   kind: str
-  shape: tuple[tuple[int, ...], ...]  # of what each chip has afterwards
-  bytes: float  # of that, each time
+  shape: tuple[tuple[int, ...], ...]  # of the results on each chip
+  bytes: float  # of the results, per execution
   times: float
   source: str
 
 
 def exchanges(program: hlo.Program, unknown: float = 1.0) -> list[Exchange]:
-  """Every collective that runs; `unknown` as of hlo.Program.runs."""
-  found = []
+  """Lists executed collectives; `unknown` as in hlo.Program.runs."""
+  collectives = []
   for outer, _, times in program.runs(unknown):
     if not times:
       continue
@@ -50,14 +50,14 @@ def exchanges(program: hlo.Program, unknown: float = 1.0) -> list[Exchange]:
         buffers = one.results
         shapes = tuple(b.shape for b in buffers)
         size = sum(b.payload for b in buffers)
-        found.append(Exchange(kind, shapes, size, times, one.source))
-  return found
+        collectives.append(Exchange(kind, shapes, size, times, one.source))
+  return collectives
 
 
-def by_kind(found: list[Exchange]) -> dict[str, tuple[float, float]]:
-  """Kind -> (how many, bytes), in the order of their bytes."""
+def by_kind(collectives: list[Exchange]) -> dict[str, tuple[float, float]]:
+  """Returns kind -> (executions, total bytes), most bytes first."""
   sums: dict[str, list[float]] = collections.defaultdict(lambda: [0.0, 0.0])
-  for one in found:
+  for one in collectives:
     sums[one.kind][0] += one.times
     sums[one.kind][1] += one.times * one.bytes
   ordered = sorted(sums.items(), key=lambda item: -item[1][1])
@@ -65,20 +65,22 @@ def by_kind(found: list[Exchange]) -> dict[str, tuple[float, float]]:
 
 
 class Touched(NamedTuple):
-  """An instruction's traffic of the main memory."""
+  """An instruction's main-memory traffic."""
 
   name: str
   op: str
-  read: float
+  read: float  # bytes per execution
   written: float
   times: float
   source: str
 
 
 def touches(program: hlo.Program, unknown: float = 1.0) -> list[Touched]:
-  """What every instruction reads and writes of the main memory, in bytes;
-  `unknown` as of hlo.Program.runs."""
-  found = []
+  """Lists every instruction's main-memory traffic.
+
+  `unknown` as in hlo.Program.runs.
+  """
+  touched = []
   for one, around, times in program.runs(unknown):
     if one.op in _FREE or one.op.endswith("-done"):
       continue
@@ -87,8 +89,9 @@ def touches(program: hlo.Program, unknown: float = 1.0) -> list[Touched]:
       continue
     read, written = _traffic(program, one, around)
     if times and (read or written):
-      found.append(Touched(one.name, one.op, read, written, times, one.source))
-  return found
+      entry = Touched(one.name, one.op, read, written, times, one.source)
+      touched.append(entry)
+  return touched
 
 
 def _outside(buffers) -> float:
@@ -96,7 +99,7 @@ def _outside(buffers) -> float:
 
 
 def _traffic(program: hlo.Program, one: hlo.Instruction, around):
-  """(read, written) of one instruction."""
+  """Returns bytes (read, written) of one instruction."""
   operands = [
     around[name].buffers if name in around else () for name in one.operands
   ]
@@ -110,13 +113,15 @@ def _traffic(program: hlo.Program, one: hlo.Instruction, around):
   if one.op == "fusion":
     return _fusion(program, one, operands)
   if one.op.endswith("-start") and program.called(one):
-    return 0.0, 0.0  # its computation is visited by itself
+    return 0.0, 0.0  # Program.runs visits its computation
   return sum(map(_outside, operands)), _outside(one.results)
 
 
 def _uses(program: hlo.Program, inside: dict[str, hlo.Instruction], name: str):
-  """(what touches a value, under which name, where), bitcasts and fusions
-  looked through."""
+  """Yields the uses of a value as (user, operand name, computation).
+
+  Looks through bitcasts and fusions.
+  """
   for user in inside.values():
     if name not in user.operands:
       continue
@@ -134,7 +139,7 @@ def _uses(program: hlo.Program, inside: dict[str, hlo.Instruction], name: str):
 
 
 def _passed_on(inside: dict[str, hlo.Instruction], name: str) -> bool:
-  """Whether a value is, bitcasts apart, what a computation results in."""
+  """Whether a value is its computation's root, up to bitcasts."""
   if inside[name].root:
     return True
   return any(
@@ -145,7 +150,7 @@ def _passed_on(inside: dict[str, hlo.Instruction], name: str) -> bool:
 
 
 def _parameters(inside: dict[str, hlo.Instruction]) -> dict[str, int]:
-  """Name -> number."""
+  """Returns parameter name -> number."""
   return {
     one.name: int(re.search(r"parameter\((\d+)\)", one.line)[1])
     for one in inside.values()
@@ -154,8 +159,9 @@ def _parameters(inside: dict[str, hlo.Instruction]) -> dict[str, int]:
 
 
 def _fusion(program: hlo.Program, one: hlo.Instruction, operands):
+  """Returns bytes (read, written) of a fusion."""
   inside = program.called(one)
-  read, written, kept = 0.0, 0.0, []
+  read, written, updated = 0.0, 0.0, []
   for name, number in _parameters(inside).items():
     size = _outside(operands[number])
     if not size:
@@ -168,14 +174,14 @@ def _fusion(program: hlo.Program, one: hlo.Instruction, operands):
       elif user.op in ("dynamic-update-slice", "scatter") and first:
         new = user.operands[1 if user.op != "scatter" else -1]
         written += sum(b.bytes for b in around[new].buffers)
-        kept.append(operands[number][0].shape)
+        updated.append(operands[number][0].shape)
       else:
         partial = size
         break
     read += min(partial, size)
   for buffer in one.buffers:
-    if buffer.shape in kept:  # written in place: only what is new
-      kept.remove(buffer.shape)
+    if buffer.shape in updated:  # updated in place; its slices are counted
+      updated.remove(buffer.shape)
     elif not buffer.on_chip:
       written += buffer.bytes
   return read, written
