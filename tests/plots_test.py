@@ -178,12 +178,12 @@ def test_batches_are_not_mixed_up():
 
 def test_what_cannot_be_drawn_is_refused():
   for runs in ([], [run(), run()], [run(k=1), run(), run()]):
-    with pytest.raises(ValueError, match=r"nothing|several with one k"):
+    with pytest.raises(ValueError, match=r"nothing|several points at one k"):
       plots._by_group(runs, "", ())
   for curves in ({}, {"a": []}, {"a": [run("b"), run("c")]}):
-    with pytest.raises(ValueError, match=r"nothing|several with one k"):
+    with pytest.raises(ValueError, match=r"nothing|several points at one k"):
       plots._over_k(curves, "", ())
-  with pytest.raises(ValueError, match="'batch 1' has several with one tokens"):
+  with pytest.raises(ValueError, match="'batch 1' has several points at one"):
     plots._passes([entry(1, 2), entry(1, 2)], "")
 
 

@@ -1,7 +1,7 @@
-"""The canvas of every picture here: width, colours, titles, legends.
+"""Style of every figure: width, colours, titles, legends.
 
-Invariant: readable at a README's width, nothing told by colour alone, no legend
-over data, and names that a user or a file gave pass `label`.
+Invariant: figures are readable at a README's width, colour is never the only
+distinction, no legend covers data, and names from users or files pass `label`.
 """
 
 import os
@@ -13,39 +13,42 @@ from matplotlib.figure import Figure
 from specdec.utils import files
 from specdec.utils.terminal import escape
 
-# After Okabe and Ito, for the colour-blind; without yellow, too pale on white.
+# Okabe and Ito's colour-blind-safe palette, without yellow (pale on white).
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
 LINES = ("-", "--", ":", "-.")
 MARKERS = "os^DvP<X>*hpd"
 BARS = {"capsize": 2, "elinewidth": 1}
 RED = "#B22222"
 GRAY = "#767676"
-WIDTH = 8.3  # inches, 100 pixels of a README each: 10 points are 14 pixels
+WIDTH = 8.3  # inches; at 100 pixels each in a README 10 points are 14 pixels
 
 
 def figure(
   height, title, caveats, columns, rows=1
 ) -> tuple[Figure, list[Axes]]:
-  """A figure and its empty panels; room for title and caveats comes on top."""
+  """Returns a figure and its empty panels.
+
+  Adds room for title and caveats to `height` (inches).
+  """
   title = label(title, 80, 1000) if title else ""
   caveats = [label(f"warning: {caveat}", 105, 1000) for caveat in caveats]
   height += 0.2 * sum(1 + text.count("\n") for text in (title, *caveats))
-  made = Figure(figsize=(WIDTH, height), dpi=150, layout="constrained")
-  made.get_layout_engine().set(w_pad=0.08, h_pad=0.08, wspace=0.04)
-  made.suptitle(title, fontsize=11.5)
+  drawing = Figure(figsize=(WIDTH, height), dpi=150, layout="constrained")
+  drawing.get_layout_engine().set(w_pad=0.08, h_pad=0.08, wspace=0.04)
+  drawing.suptitle(title, fontsize=11.5)
   if caveats:
-    made.supxlabel("\n".join(caveats), fontsize=9, color=RED)
-  panels = list(made.subplots(rows, columns, squeeze=False).ravel())
+    drawing.supxlabel("\n".join(caveats), fontsize=9, color=RED)
+  panels = list(drawing.subplots(rows, columns, squeeze=False).ravel())
   for axes in panels:
     axes.spines[["top", "right"]].set_visible(False)
-  return made, panels
+  return drawing, panels
 
 
 def label(text: str, width: int = 40, longest: int = 200) -> str:
-  """Any text as matplotlib shows it letter by letter.
+  """Escapes text so that matplotlib prints it literally.
 
-  Neither formulas nor control characters are obeyed, lines are wrapped, and
-  what is too long is cut. A legend leaves out what is empty or begins with _.
+  Disables math and control characters, wraps lines and truncates. Legends drop
+  labels that are empty or begin with _, so these are padded.
   """
   text = escape(text)
   if len(text) > longest:
@@ -55,14 +58,14 @@ def label(text: str, width: int = 40, longest: int = 200) -> str:
   return (f" {text}" if text.startswith("_") else text) or "(no name)"
 
 
-def save(made: Figure, path: str | os.PathLike) -> None:
-  """Writes a picture; the file's suffix decides on the format."""
+def save(drawing: Figure, path: str | os.PathLike) -> None:
+  """Writes a figure; the file's suffix selects the format."""
   form = os.path.splitext(path)[1][1:] or None
-  files.replace_file(path, lambda file: made.savefig(file, format=form))
+  files.replace_file(path, lambda file: drawing.savefig(file, format=form))
 
 
 def legend(axes: Axes) -> None:
-  """Puts the legend beside the panel."""
+  """Places the legend to the right of the panel."""
   axes.legend(
     loc="upper left",
     bbox_to_anchor=(1.02, 1),  # outside

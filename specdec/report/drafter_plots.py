@@ -1,4 +1,4 @@
-"""A picture of drafters side by side, over the draft tokens of a round."""
+"""Plots drafters side by side, over draft tokens per round."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,10 +11,13 @@ from specdec.report import canvas
 def over_k(
   runs: Sequence[dict], path: str | Path, title: str, caveats: Sequence[str]
 ) -> None:
-  """Tokens a pass and speedup over k; a row of panels for each temperature.
+  """Plots tokens per target pass and speedup; one row per temperature.
 
   Args:
     runs: documents of scripts/compare_drafters.py.
+    path: output file; its suffix selects the format.
+    title: figure title.
+    caveats: warnings, printed in red below.
   """
   temperatures = list(dict.fromkeys(r["drafter"]["temperature"] for r in runs))
   names = list(dict.fromkeys(r["drafter"]["name"] for r in runs))
@@ -33,27 +36,27 @@ def over_k(
       }
       for shape in ("chain", "tree"):
         wanted = {"name": name, "temperature": temperature, "shape": shape}
-        own = [r for r in runs if wanted.items() <= r["drafter"].items()]
-        if shape == "tree":  # a lone, hollow mark
+        points = [r for r in runs if wanted.items() <= r["drafter"].items()]
+        if shape == "tree":  # a single hollow marker
           style |= {"linestyle": "", "markerfacecolor": "none", "label": None}
         for axes, part, quantity in (
           (tokens, "acceptance", "tokens_per_pass"),
           (speed, "speed", "speedup"),
         ):
-          y = [r[part][quantity]["value"] for r in own]
-          if own:
-            axes.plot([r["nodes"] - 1 for r in own], y, **style)
+          y = [r[part][quantity]["value"] for r in points]
+          if points:
+            axes.plot([r["nodes"] - 1 for r in points], y, **style)
     distribution = (
       "greedy" if temperature == 0 else f"temperature {temperature:g}"
     )
-    for axes, what in (
-      (tokens, "tokens a pass of the target"),
+    for axes, ylabel in (
+      (tokens, "tokens per target pass"),
       (speed, "speedup over autoregressive decoding"),
     ):
       axes.set_xscale("log", base=2)
       axes.xaxis.set_major_formatter(ticker.FormatStrFormatter("%g"))
-      axes.set_xlabel("draft tokens a round (hollow: a tree)")
-      axes.set_ylabel(what)
+      axes.set_xlabel("draft tokens per round (hollow: a tree)")
+      axes.set_ylabel(ylabel)
       axes.set_title(distribution, loc="left", fontsize=10)
     speed.axhline(1, color=canvas.GRAY, linewidth=1, linestyle="--")
     canvas.legend(speed)
@@ -61,7 +64,7 @@ def over_k(
 
 
 def _label(name: str) -> str:
-  """A drafter's name, or of a file what tells it from others."""
+  """Shortens a drafter's name: for a file, its stem or folder."""
   path = Path(name)
   if path.suffix != ".safetensors":
     return name

@@ -1,7 +1,7 @@
-"""Pictures of predictions: heatmaps, chips side by side, the roofline itself.
+"""Plots predictions: speedup heatmaps, curves over batch, the roofline.
 
-Invariant: a speedup of one is white, what loses is orange and what gains is
-purple, and every cell says its number.
+Invariant: speedup 1 is white, below is orange, above is purple, and every cell
+prints its number.
 """
 
 import os
@@ -24,26 +24,28 @@ def speedups(
   title: str,
   caveats: Sequence[str] = (),
 ) -> None:
-  """Writes heatmaps, one below the other, the best of each column framed.
+  """Plots stacked heatmaps of speedups; frames the best of each column.
 
   Args:
-    panels: by name, [rows, columns] times as fast as autoregressive decoding;
-      nan for what does not fit.
-    labels: of the columns' axis and of the rows' axis.
-    path: of a file; its suffix decides on the format.
+    panels: name -> speedups [rows, columns]; nan where memory does not suffice.
+    columns, rows: values along the axes.
+    labels: of the column axis and of the row axis.
+    path: output file; its suffix selects the format.
+    title: figure title.
+    caveats: warnings, printed in red below.
   """
-  made = speedups_figure(panels, columns, rows, labels, title, caveats)
-  canvas.save(made, path)
+  figure = speedups_figure(panels, columns, rows, labels, title, caveats)
+  canvas.save(figure, path)
 
 
 def speedups_figure(panels, columns, rows, labels, title, caveats=()) -> Figure:
-  """The figure of `speedups`."""
+  """Returns the figure of `speedups`."""
   marks = [_short(column) for column in columns]
   panels = {canvas.label(name, 80): table for name, table in panels.items()}
   extra = max(mark.count("\n") for mark in marks)
   extra += max(name.count("\n") for name in panels)
   height = (0.75 + 0.17 * extra + 0.3 * len(rows)) * len(panels) + 0.3
-  made, axes = canvas.figure(height, title, caveats, 1, len(panels))
+  figure, axes = canvas.figure(height, title, caveats, 1, len(panels))
   values = np.concatenate([np.ravel(v) for v in panels.values()])
   most = max(1.5, float(np.nanmax(values, initial=1.0)))
   least = min(0.7, float(np.nanmin(values, initial=1.0)))
@@ -65,7 +67,7 @@ def speedups_figure(panels, columns, rows, labels, title, caveats=()) -> Figure:
           (j - 0.5, best - 0.5), 1, 1, fill=False, linewidth=2, clip_on=False
         )
         one.add_patch(frame)
-  return made
+  return figure
 
 
 def _cell(axes: Axes, row: int, column: int, value: float, norm) -> None:
@@ -77,7 +79,7 @@ def _cell(axes: Axes, row: int, column: int, value: float, norm) -> None:
 
 
 def _short(value) -> str:
-  """4096 as 4k."""
+  """Formats a tick: 4096 as 4k."""
   if isinstance(value, int) and value >= 1024 and value % 1024 == 0:
     return f"{value // 1024}k"
   return canvas.label(value, 22) if isinstance(value, str) else f"{value:g}"
@@ -90,16 +92,18 @@ def over_batch(
   title: str,
   caveats: Sequence[str] = (),
 ) -> None:
-  """Writes the best speedup, and the k that gives it, over the batch.
+  """Plots the best speedup, and its k, over the batch.
 
   Args:
-    curves: by name (of a chip, say), (speedup, k) for every batch.
+    curves: name (of a chip, say) -> (speedup, k) of every batch.
+    batches: of the points.
+    path, title, caveats: as in `speedups`.
   """
   canvas.save(_over_batch(curves, batches, title, caveats), path)
 
 
 def _over_batch(curves, batches, title, caveats) -> Figure:
-  made, axes = canvas.figure(max(3.4, 0.32 * len(curves)), title, caveats, 2)
+  figure, axes = canvas.figure(max(3.4, 0.32 * len(curves)), title, caveats, 2)
   for i, (name, points) in enumerate(curves.items()):
     style = {
       "color": canvas.COLORS[i % len(canvas.COLORS)],
@@ -118,7 +122,7 @@ def _over_batch(curves, batches, title, caveats) -> Figure:
   axes[1].set_ylabel("k that gives it; 0: autoregressive decoding")
   axes[1].yaxis.set_major_locator(ticker.MaxNLocator(integer=True))
   canvas.legend(axes[1])
-  return made
+  return figure
 
 
 def roofline(
@@ -127,20 +131,22 @@ def roofline(
   path: str | os.PathLike,
   title: str,
 ) -> None:
-  """Writes FLOP/s over intensity: the roofs of chips, and passes beneath.
+  """Plots a roofline: FLOP/s over arithmetic intensity.
 
   Args:
-    roofs: by name, (bytes/s, FLOP/s).
-    points: by kind of pass, (FLOP/byte, FLOP/s, a short word for it).
+    roofs: chip -> (bytes/s, FLOP/s).
+    points: kind of pass -> (FLOP/byte, FLOP/s, short label).
+    path, title: as in `speedups`.
   """
   canvas.save(_roofline(roofs, points, title), path)
 
 
 def _roofline(roofs, points, title) -> Figure:
-  made, [axes] = canvas.figure(4.4, title, (), 1)
-  known = [x for some in points.values() for x, _, _ in some]
+  figure, [axes] = canvas.figure(4.4, title, (), 1)
+  intensities = [x for passes in points.values() for x, _, _ in passes]
   ridges = [peak / rate for rate, peak in roofs.values()]
-  span = np.geomspace(min([*known, 0.5]) / 2, 4 * max([*known, *ridges]), 200)
+  low, high = min([*intensities, 0.5]), max([*intensities, *ridges])
+  span = np.geomspace(low / 2, 4 * high, 200)
   for i, (name, (rate, peak)) in enumerate(roofs.items()):
     axes.plot(
       span,
@@ -151,8 +157,8 @@ def _roofline(roofs, points, title) -> Figure:
       color="black" if i == 0 else canvas.GRAY,
       linestyle=canvas.LINES[i % len(canvas.LINES)],
     )
-  for i, (name, some) in enumerate(points.items()):
-    x, y, words = zip(*some)
+  for i, (name, passes) in enumerate(points.items()):
+    x, y, words = zip(*passes)
     axes.plot(
       x,
       np.array(y) / 1e12,
@@ -175,7 +181,7 @@ def _roofline(roofs, points, title) -> Figure:
   axes.set_yscale("log")
   for axis in (axes.xaxis, axes.yaxis):
     axis.set_major_formatter(ticker.FormatStrFormatter("%g"))
-  axes.set_xlabel("intensity: operations for each byte moved")
+  axes.set_xlabel("arithmetic intensity, FLOP/byte")
   axes.set_ylabel("TFLOP/s")
   canvas.legend(axes)
-  return made
+  return figure

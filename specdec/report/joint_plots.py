@@ -1,7 +1,7 @@
-"""A figure of what second losses do to a target, and of what they buy.
+"""Plots joint training: held-out loss of the target and tokens per pass.
 
-Invariant: every seed is drawn as a point beside its kind's mean and standard
-error, so that nobody takes three runs for thirty.
+Invariant: every seed is a point next to its kind's mean and standard error, so
+that the number of runs is visible.
 """
 
 import os
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from specdec.benchmark.metrics import Estimate
 from specdec.report import canvas
 
-Column = tuple[str, Estimate, Sequence[float]]  # name, mean, each seed's value
+Column = tuple[str, Estimate, Sequence[float]]  # name, mean, value per seed
 
 
 def losses(
@@ -19,17 +19,17 @@ def losses(
   path: str | os.PathLike,
   title: str,
 ) -> None:
-  """Writes the figure.
+  """Plots differences of held-out loss, and tokens per pass.
 
   Args:
-    differences: held-out loss less the baseline's, nats a token.
+    differences: held-out loss minus the baseline's, nats per token.
     passes: tokens per target pass.
-    path: of a file; its suffix decides on the format.
-    title: what stands above.
+    path: output file; its suffix selects the format.
+    title: figure title.
   """
-  made, panels = canvas.figure(3.2, title, (), 2)
+  figure, panels = canvas.figure(3.2, title, (), 2)
   for axes, columns, label, level in (
-    (panels[0], differences, "held-out loss less none's, nats a token", 0.0),
+    (panels[0], differences, "held-out loss minus none's, nats/token", 0.0),
     (panels[1], passes, "tokens per target pass", 1.0),
   ):
     axes.axhline(level, color=canvas.GRAY, linewidth=1)
@@ -38,10 +38,10 @@ def losses(
       axes.errorbar(
         i, mean.value, mean.error, fmt="_", color=color, ms=18, **canvas.BARS
       )
-      overhead = [i + 0.18] * len(values)
-      axes.plot(overhead, values, "o", color=color, fillstyle="none", ms=4)
+      x = [i + 0.18] * len(values)
+      axes.plot(x, values, "o", color=color, fillstyle="none", ms=4)
     names = [canvas.label(name, 16) for name, *_ in columns]
     axes.set_xticks(range(len(columns)), names)
     axes.set_xlim(-0.5, max(len(columns), 1) - 0.5)
     axes.set_ylabel(label)
-  canvas.save(made, path)
+  canvas.save(figure, path)

@@ -1,7 +1,7 @@
-"""A generation as one HTML page: each token's origin, round and probabilities.
+"""Renders a generation as one HTML page: token origins, rounds, probabilities.
 
-Invariant: whatever comes from a model or a user passes `escape`, and the page
-asks nothing of the network (its own security policy forbids it).
+Invariant: all text from a model or a user passes `escape`, and the page makes
+no network request (its content security policy forbids them).
 """
 
 import base64
@@ -26,29 +26,29 @@ _CLASSES = {
   BASELINE: "baseline",
 }
 _MEANINGS = {
-  ACCEPTED: "a draft token that the target kept",
-  CORRECTION: "the target's own: a draft token was refused",
-  BONUS: "the target's own: all draft tokens were kept",
-  BASELINE: "the target's own: nothing was guessed",
+  ACCEPTED: "a draft token that was accepted",
+  CORRECTION: "sampled from the target: a draft token was rejected",
+  BONUS: "sampled from the target: all draft tokens were accepted",
+  BASELINE: "sampled from the target: nothing was drafted",
 }
-_LONG_PROMPT = 1500  # characters; from here on it is folded away
+_LONG_PROMPT = 1500  # characters; longer prompts are folded
 _ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;"}
 _ENTITIES["'"] = "&#x27;"
 
 
 class Section(NamedTuple):
-  """One prompt and what followed."""
+  """A prompt and its completion."""
 
   prompt: str
   prompt_tokens: int
   tokens: Sequence[Token]
-  names: Sequence[str | None] = ()  # how the vocabulary spells each id
+  names: Sequence[str | None] = ()  # the vocabulary's text of each id
 
 
 def section(
   prompt_ids: Sequence[int], answer: Answer, tokenizer: Tokenizer | None
 ) -> Section:
-  """The section of one row; the prompt as the model read it, marks and all."""
+  """Returns the section of one row; the prompt includes special tokens."""
   if tokenizer is None:
     text, names = " ".join(map(str, prompt_ids)), ()
   else:
@@ -57,19 +57,19 @@ def section(
 
 
 def rounds(tokens: Iterable[Token]) -> list[list[Token]]:
-  """Splits tokens into rounds: accepted ones, then one of the target's own.
+  """Splits tokens into rounds: accepted tokens, then one from the target.
 
-  The last round has none of these where an EOS, the limit or a stop string cut
-  it off.
+  The last round may lack the latter, cut off by EOS, the length limit or a stop
+  string.
   """
-  found: list[list[Token]] = []
+  split: list[list[Token]] = []
   ended = True
   for token in tokens:
     if ended:
-      found.append([])
-    found[-1].append(token)
+      split.append([])
+    split[-1].append(token)
     ended = token.origin != ACCEPTED
-  return found
+  return split
 
 
 def render(
@@ -78,12 +78,12 @@ def render(
   sections: Sequence[Section],
   summary: Sequence[tuple[str, str]],
 ) -> str:
-  """The page, a whole document in UTF-8.
+  """Renders the page, a complete HTML document.
 
   Args:
-    settings: name and value; the value of 'target' is in the title.
-    headline: the numbers to begin with, name and value.
-    summary: rows of the table at the end.
+    settings: (name, value); the value of 'target' goes into the title.
+    headline: (name, value) of the numbers at the top.
+    summary: (name, value) rows of the table at the end.
   """
   template = importlib.resources.files("specdec.report") / "page.html"
   source = template.read_text(encoding="utf-8")
@@ -118,7 +118,7 @@ def _pairs(pairs: Sequence[tuple[str, str]]) -> str:
 
 
 def _section(number: int, section: Section, several: bool) -> str:
-  """A prompt and its answer; line ends inside the answer are the text's own."""
+  """Renders a section; newlines in the answer are those of its text."""
   blocks, count = [], 0
   for n, block in enumerate(rounds(section.tokens), 1):
     spans = []
@@ -148,9 +148,9 @@ def _count(number: int, thing: str) -> str:
 def _token(
   token: Token, label: str, where: str, names: Sequence[str | None]
 ) -> str:
-  """A token and, inside it, what is shown of it when it is pointed at."""
+  """Renders a token with its tooltip."""
   name = names[token.id] if token.id < len(names) else None
-  said = f"“{escape(token.text)}”" if token.text else escape(name or "")
+  quoted = f"“{escape(token.text)}”" if token.text else escape(name or "")
   silent = "" if token.text else " · no text of its own"
   kind = _CLASSES[token.origin]
   none = "" if _has_width(token.text) else " none"
@@ -158,7 +158,7 @@ def _token(
     f'<span class="t {kind}{none}" tabindex="0" aria-describedby="{label}">'
     f"{_text(token.text)}"
     f'<span class="tip" id="{label}" role="tooltip" dir="ltr">'
-    f'<span class="said">{said} </span>'
+    f'<span class="said">{quoted} </span>'
     f"<span>{NAMES[token.origin]} · id {token.id}{silent} </span>"
     f"<span>{where} </span>"
     f"{_bar('draft', token.draft_log_prob)}{_bar('target', token.log_prob)}"
@@ -167,10 +167,10 @@ def _token(
 
 
 def _bar(name: str, log_prob: float) -> str:
-  """A probability as a number and a bar; NO_DRAFT is none at this place."""
+  """Renders a probability as number and bar; NO_DRAFT: nothing drafted."""
   value, width = "not drafted", 0.0
   if log_prob != NO_DRAFT:
-    share = min(math.exp(log_prob), 1.0)  # rounding can lift it above
+    share = min(math.exp(log_prob), 1.0)  # rounding may exceed 1
     small = 0 < share < 0.001
     value, width = f"{share:.1e}" if small else f"{share:.3f}", 100 * share
   return (
@@ -181,7 +181,7 @@ def _bar(name: str, log_prob: float) -> str:
 
 
 def _text(text: str) -> str:
-  """Escaped text in which line ends and tabs are seen as well as done."""
+  """Escapes text and marks newlines and tabs visibly."""
   escaped = escape(text, keep="\n\t")
   for character, sign in (("\n", "↵"), ("\t", "⇥")):
     sign = f'<span class="mark" aria-hidden="true">{sign}</span>'
@@ -190,10 +190,10 @@ def _text(text: str) -> str:
 
 
 def escape(text: str, keep: str = "") -> str:
-  """Text for HTML and for quoted attributes.
+  """Escapes text for HTML and quoted attributes.
 
-  What is invisible there or would disturb the page (control characters, turns
-  of direction, halves of surrogate pairs) is spelled out, `keep` excepted.
+  Spells out characters that are invisible or unsafe (control characters,
+  directional overrides, lone surrogates), except those in `keep`.
   """
   return "".join(
     character if character in keep else _spelled(character)
@@ -213,7 +213,7 @@ def _spelled(character: str) -> str:
 
 
 def _has_width(text: str) -> bool:
-  """Whether there is anything to point at."""
+  """Whether the text has a visible character to hover over."""
   return any(
     is_unsafe(character) or unicodedata.category(character) not in ("Cf", "Mn")
     for character in text

@@ -1,7 +1,7 @@
-"""Figures of what runs and passes measured, drawn without a display.
+"""Plots measured runs and passes, without a display.
 
-Invariant: only what was measured is drawn, a null value as a gap and a null
-error without a bar, and nothing is told by colour alone or covers data.
+Invariant: plots show measurements only: a null value is a gap, a null error has
+no bar. Colour is never the only distinction, and nothing covers data.
 """
 
 import os
@@ -25,7 +25,7 @@ _LENGTHS = (
 )
 _CHILDREN = {
   "none": "",
-  "iid": "drawn apart",
+  "iid": "i.i.d.",
   "without_replacement": "without replacement",
   "deterministic": "likeliest children",
 }
@@ -37,19 +37,19 @@ def by_group(
   title: str,
   caveats: Sequence[str] = (),
 ) -> None:
-  """Writes a figure of tokens per pass and of speedup, group by group.
+  """Plots tokens per target pass and speedup by group.
 
-  Bars where all runs have one k, else lines over k. Several batches are told
-  apart as if they were groups.
+  Bars if all runs share one k, else lines over k. Each batch size counts as a
+  group of its own.
 
   Args:
-    runs: JSON documents of runs, at most one for a group, a k and a batch.
-    path: of a file; its suffix decides on the format.
-    title: what stands above.
-    caveats: what a reader must be told, in red beneath.
+    runs: JSON documents of runs, at most one per group, k and batch.
+    path: output file; its suffix selects the format.
+    title: figure title.
+    caveats: warnings, printed in red below.
 
   Raises:
-    ValueError: there are no runs, or two for one group, k and batch.
+    ValueError: there are no runs, or two share group, k and batch.
   """
   canvas.save(_by_group(runs, title, caveats), path)
 
@@ -60,14 +60,14 @@ def speed_over_k(
   title: str,
   caveats: Sequence[str] = (),
 ) -> None:
-  """Writes a figure of tokens per pass and of speedup over k.
+  """Plots tokens per target pass and speedup over k.
 
   Args:
-    curves: by label, runs as those of `by_group`, at most one for a k.
+    curves: label -> runs as in `by_group`, at most one per k.
     path, title, caveats: as in `by_group`.
 
   Raises:
-    ValueError: there are no runs, or two with one k and label.
+    ValueError: there are no runs, or two of one label share k.
   """
   canvas.save(_over_k(curves, title, caveats), path)
 
@@ -78,15 +78,14 @@ def over_sizes(
   title: str,
   caveats: Sequence[str] = (),
 ) -> None:
-  """Writes a figure of accepted length and speedup over the draft tokens of a
-  round.
+  """Plots accepted length and speedup over draft tokens per round.
 
   Args:
-    runs: of scripts/compare_rules.py, at most one for a size, shape and rule.
+    runs: of scripts/compare_rules.py, at most one per size, shape and rule.
     path, title, caveats: as in `by_group`.
 
   Raises:
-    ValueError: there are no runs, or two for one size, shape and rule.
+    ValueError: there are no runs, or two share size, shape and rule.
   """
   canvas.save(_over_sizes(runs, title, caveats), path)
 
@@ -96,24 +95,24 @@ def passes(
   path: str | os.PathLike,
   title: str,
 ) -> None:
-  """Writes a figure of T(n), the time of a pass of n tokens, and of its roof.
+  """Plots T(n), the time of a pass of n tokens, and its roofline.
 
   Args:
     entries: passes of a JSON document of scripts/bench.py, of one context.
     path, title: as in `by_group`.
 
   Raises:
-    ValueError: there are no entries, or two with one batch and n.
+    ValueError: there are no entries, or two share batch and n.
   """
   canvas.save(_passes(entries, title), path)
 
 
 def _by_group(runs, title, caveats) -> Figure:
-  several = len({run["batch"] for run in runs}) > 1
+  batches = {run["batch"] for run in runs}
   curves: dict[str, list[dict]] = {}
   for run in runs:
     label = run["group"]
-    if several:
+    if len(batches) > 1:
       label += f", batch {run['batch']}"
     curves.setdefault(label, []).append(run)
   curves = dict(sorted(curves.items(), key=lambda curve: curve[0] == ALL))
@@ -185,32 +184,32 @@ def _over_k(curves, title, caveats) -> Figure:
 
 
 def _over_sizes(runs, title, caveats) -> Figure:
-  """A row of panels for the lossless rules and one for the others.
+  """Draws a row of panels for lossless rules and one for lossy ones.
 
-  Colours tell shapes apart, markers rules, dashes the kinds of children.
+  Colour encodes the shape, marker the rule, dashes the kind of siblings.
   """
   if not runs:
-    raise ValueError("there is nothing to draw")
+    raise ValueError("there are no runs to plot")
   points = [(run, run["comparison"]) for run in runs]
 
   def order(name):
-    return list(dict.fromkeys(found[name] for _, found in points))
+    return list(dict.fromkeys(labels[name] for _, labels in points))
 
   shapes, rules, kinds = order("shape"), order("rule"), order("siblings")
   rows = [row for row in (True, False) if row in order("lossless")]
   figure, panels = canvas.figure(4.6 * len(rows), title, caveats, 2, len(rows))
   for lossless, pair in zip(rows, zip(panels[::2], panels[1::2])):
     curves: dict[tuple, list[dict]] = {}
-    for run, found in points:
-      if found["lossless"] == lossless:
-        names = found["shape"], found["rule"], found["siblings"]
+    for run, labels in points:
+      if labels["lossless"] == lossless:
+        names = labels["shape"], labels["rule"], labels["siblings"]
         curves.setdefault(names, []).append(run)
     for axes, quantity in zip(pair, _LENGTHS):
-      for names, found in _ascending(curves, "nodes").items():
+      for names, line in _ascending(curves, "nodes").items():
         shape, rule, siblings = names
-        values, errors = _columns(found, quantity)
+        values, errors = _columns(line, quantity)
         axes.errorbar(
-          [run["nodes"] - 1 for run in found],
+          [run["nodes"] - 1 for run in line],
           values,
           errors,
           label=canvas.label(f"{shape}, {rule}\n{_CHILDREN[siblings]}".strip()),
@@ -239,17 +238,17 @@ def _passes(entries, title) -> Figure:
     curves.setdefault(f"batch {entry['batch']}", []).append(entry)
   curves = _ascending(curves, "tokens")
   figure, [axes] = canvas.figure(3.8, title, (), 1)
-  for i, (label, found) in enumerate(curves.items()):
-    tokens = [entry["tokens"] for entry in found]
-    median = np.array([1e3 * entry["seconds"]["median"] for entry in found])
-    low, high = 1e3 * np.array([e["seconds"]["quartiles"] for e in found]).T
-    style = _style(i, label) | {"linestyle": "-"}  # dashes are the roof's
+  for i, (label, line) in enumerate(curves.items()):
+    tokens = [entry["tokens"] for entry in line]
+    median = np.array([1e3 * entry["seconds"]["median"] for entry in line])
+    low, high = 1e3 * np.array([e["seconds"]["quartiles"] for e in line]).T
+    style = _style(i, label) | {"linestyle": "-"}  # roofs are dashed
     bars = (median - low, high - median)
     axes.errorbar(tokens, median, bars, label=label, **style, **canvas.BARS)
-    roof = [1e3 * entry["roof_seconds"] for entry in found]
+    roof = [1e3 * entry["roof_seconds"] for entry in line]
     axes.plot(tokens, roof, **style | {"linestyle": "--", "markersize": 3})
   roof = "roof: bytes over\nbandwidth or\nFLOPs over their\nrate, the longer"
-  # Another errorbar, for a legend lists those after all plain lines.
+  # As an errorbar, because a legend lists those after plain lines.
   axes.errorbar([], [], linestyle="--", color=canvas.GRAY, label=roof)
   axes.set_xscale("log", base=2)
   axes.set_yscale("log")
@@ -264,12 +263,12 @@ def _passes(entries, title) -> Figure:
 
 
 def _height(labels: Iterable[str]) -> float:
-  """Inches of a panel that has room for one label below another."""
+  """Returns the height in inches that fits all labels, stacked."""
   return 1.1 + sum(0.29 + 0.17 * _wrap(label).count("\n") for label in labels)
 
 
 def _style(i: int, label: str) -> dict:
-  if label == ALL:  # beneath the thinner lines, so that it hides none
+  if label == ALL:  # drawn below the thinner lines
     return {"color": "black", "marker": "o", "linewidth": 4, "zorder": 1.9}
   return {
     "color": canvas.COLORS[i % len(canvas.COLORS)],
@@ -284,13 +283,13 @@ def _wrap(label: str) -> str:
 
 
 def _ascending(curves: dict[str, Sequence[dict]], name: str) -> dict:
-  """The curves with their points by `name`, which tells these apart."""
+  """Sorts each curve's points by `name`, which must be unique."""
   if not curves or not all(curves.values()):
-    raise ValueError(f"there is nothing to draw, of {list(curves)}")
+    raise ValueError(f"there is nothing to plot in {list(curves)}")
   for label, points in curves.items():
     values = [point[name] for point in points]
     if len(set(values)) < len(values):
-      raise ValueError(f"{label!r} has several with one {name}, of {values}")
+      raise ValueError(f"{label!r} has several points at one {name}: {values}")
   return {
     label: sorted(points, key=lambda point: point[name])
     for label, points in curves.items()
@@ -298,8 +297,8 @@ def _ascending(curves: dict[str, Sequence[dict]], name: str) -> dict:
 
 
 def _columns(runs, quantity) -> tuple[np.ndarray, np.ndarray]:
-  """Values and errors of a quantity; what is null is nan."""
+  """Returns values and errors of a quantity; null becomes nan."""
   part, name, _ = quantity
-  found = [run[part][name] for run in runs]
-  values = np.array([estimate["value"] for estimate in found], float)
-  return values, np.array([estimate["error"] for estimate in found], float)
+  estimates = [run[part][name] for run in runs]
+  values = np.array([estimate["value"] for estimate in estimates], float)
+  return values, np.array([estimate["error"] for estimate in estimates], float)

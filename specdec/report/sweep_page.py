@@ -1,7 +1,7 @@
-"""A sweep as one HTML page: curves, heatmaps, a table to sort, the band.
+"""Renders a sweep as one HTML page: curves, heatmaps, a sortable table.
 
-Invariant: one file that asks nothing of the network, and whatever comes from a
-file passes `escape`.
+Invariant: the page is one file without network requests, and all text from
+files passes `escape`.
 """
 
 import base64
@@ -18,8 +18,8 @@ from specdec.benchmark import metrics, sweeps
 from specdec.report import sweep_plots
 from specdec.report.page import escape
 
-# Inches: 390 pixels of a phone, less margins, are 358, so that the smallest
-# text of a figure (8.5 points) is 9 pixels high, usual text 11.
+# Inches, for the 358 pixels between a phone's margins: a figure's smallest text
+# (8.5 points) is then 9 pixels high, usual text 11.
 _WIDTH = 4.6
 _SCRIPT = """
 for (const button of document.querySelectorAll("th button")) {
@@ -46,33 +46,34 @@ _COLUMNS = (
 
 
 def figures(lines: Sequence[dict]) -> dict[str, Figure]:
-  """The page's pictures by name."""
+  """Returns the page's figures by name."""
   evaluated = [line for line in lines if line["run"]["k"]] or list(lines)
-  found = {"scatter": sweep_plots.scatter(evaluated, "")}
-  for i, (name, some) in enumerate(sweeps.by_setting(lines).items()):
-    found[f"over_k_{i}"] = sweep_plots.over_k(some, name)
-    if len({line["run"]["batch"] for line in some}) > 1:
-      figure = sweep_plots.heatmap(some, "batch", name, "batch, rows")
-      found[f"heatmap_{i}"] = figure
-  for i, (name, some) in enumerate(sweeps.by_draft(lines).items()):
-    figure = sweep_plots.heatmap(some, "draft", name, "draft model")
-    found[f"drafts_{i}"] = figure
-  found["prefix_acceptance"] = sweep_plots.prefix_acceptance(evaluated, "")
-  return found
+  drawn = {"scatter": sweep_plots.scatter(evaluated, "")}
+  for i, (name, group) in enumerate(sweeps.by_setting(lines).items()):
+    drawn[f"over_k_{i}"] = sweep_plots.over_k(group, name)
+    if len({line["run"]["batch"] for line in group}) > 1:
+      figure = sweep_plots.heatmap(group, "batch", name, "batch, rows")
+      drawn[f"heatmap_{i}"] = figure
+  for i, (name, group) in enumerate(sweeps.by_draft(lines).items()):
+    figure = sweep_plots.heatmap(group, "draft", name, "draft model")
+    drawn[f"drafts_{i}"] = figure
+  drawn["prefix_acceptance"] = sweep_plots.prefix_acceptance(evaluated, "")
+  return drawn
 
 
-def render(found: sweeps.Read, header: dict | None) -> str:
-  """The page.
+def render(sweep: sweeps.Read, header: dict | None) -> str:
+  """Renders the page.
 
   Args:
-    header: of the sweep: its command, machine and versions.
+    sweep: points, broken lines and failures read from a sweep's folder.
+    header: command, machine and versions of the sweep.
   """
-  lines = found.lines
+  lines = sweep.lines
   evaluated = [line for line in lines if line["run"]["k"]]
-  parts = [_head(header), _said(sweeps.band(lines))]
+  parts = [_head(header), _paragraph(sweeps.band(lines))]
   if evaluated and len(evaluated) < len(lines):
     parts.append(
-      _said(f"Without k = 0, which predicts 1: {sweeps.band(evaluated)}")
+      _paragraph(f"Without k = 0, which predicts 1: {sweeps.band(evaluated)}")
     )
   parts += [_caveats(lines), _crossovers(lines)]
   drawn = figures(lines)
@@ -80,13 +81,13 @@ def render(found: sweeps.Read, header: dict | None) -> str:
   parts.append(_image(drawn.pop("scatter"), "measured over predicted"))
   parts.append("<h2>Acceptance by position</h2>")
   parts.append(
-    _image(drawn.pop("prefix_acceptance"), "share of draft tokens that survive")
+    _image(drawn.pop("prefix_acceptance"), "prefix acceptance by position")
   )
   parts.append("<h2>Setting by setting</h2>")
-  for name, some in sweeps.by_setting(lines).items():
-    parts.append(_said(f"{name}: {sweeps.band(some)}"))
+  for name, group in sweeps.by_setting(lines).items():
+    parts.append(_paragraph(f"{name}: {sweeps.band(group)}"))
   parts += [_image(figure, name) for name, figure in drawn.items()]
-  parts += ["<h2>Every point</h2>", _table(lines), _left_out(found)]
+  parts += ["<h2>Every point</h2>", _table(lines), _left_out(sweep)]
   frame = importlib.resources.files("specdec.report") / "sweep_page.html"
   digest = base64.b64encode(hashlib.sha256(_SCRIPT.encode()).digest()).decode()
   return string.Template(frame.read_text(encoding="utf-8")).substitute(
@@ -97,7 +98,7 @@ def render(found: sweeps.Read, header: dict | None) -> str:
   )
 
 
-def _said(text) -> str:
+def _paragraph(text) -> str:
   return f"<p>{escape(str(text))}.</p>"
 
 
@@ -121,26 +122,26 @@ def _head(header: dict | None) -> str:
 
 
 def _caveats(lines: Sequence[dict]) -> str:
-  found = sorted({text for line in lines for text in line["caveats"]})
-  return "".join(f'<p class="off">warning: {escape(x)}</p>' for x in found)
+  texts = sorted({text for line in lines for text in line["caveats"]})
+  return "".join(f'<p class="off">warning: {escape(x)}</p>' for x in texts)
 
 
 def _crossovers(lines: Sequence[dict]) -> str:
-  found = []
-  for name, some in sweeps.by_setting(lines).items():
-    if len({line["run"]["batch"] for line in some}) > 1:
-      said, seen = sweeps.crossover(some)
+  paragraphs = []
+  for name, group in sweeps.by_setting(lines).items():
+    if len({line["run"]["batch"] for line in group}) > 1:
+      predicted, measured = sweeps.crossover(group)
       text = (
         f"{name}: the batch from which on no k gains is "
-        f"{said or 'above all tried'} as predicted, "
-        f"{seen or 'above all tried'} as measured."
+        f"{predicted or 'above all tried'} as predicted, "
+        f"{measured or 'above all tried'} as measured."
       )
-      found.append(f"<p>{escape(text)}</p>")
-  return "".join(found)
+      paragraphs.append(f"<p>{escape(text)}</p>")
+  return "".join(paragraphs)
 
 
 def _narrow(figure: Figure) -> None:
-  """Makes a figure as narrow as a phone, its legends below the panels."""
+  """Resizes a figure to a phone's width, legends below the panels."""
   height = figure.get_figheight()
   for axes in figure.axes:
     if legend := axes.get_legend():
@@ -171,8 +172,8 @@ def _table(lines: Sequence[dict]) -> str:
     f"<th><button>{escape(name)}</button></th>" for name in _COLUMNS
   )
   rows = []
-  for name, some in sweeps.by_setting(lines).items():
-    for line in some:
+  for name, group in sweeps.by_setting(lines).items():
+    for line in group:
       rows.append(_row(name, line))
   return (
     f'<div class="wide"><table><thead><tr>{head}</tr></thead>'
@@ -181,7 +182,7 @@ def _table(lines: Sequence[dict]) -> str:
 
 
 def _row(name: str, line: dict) -> str:
-  run, said = line["run"], line["prediction"]
+  run, prediction = line["run"], line["prediction"]
   speed = run["speed"]
   gain = metrics.Estimate(**speed["speedup"])
   ratio = sweeps.ratio(line)
@@ -190,12 +191,12 @@ def _row(name: str, line: dict) -> str:
     (run["batch"], f"{run['batch']}"),
     (run["k"], f"{run['k']}"),
     _number(run["acceptance"]["tokens_per_pass"]["value"], ".2f"),
-    _number(said["speedup"], ".2f"),
+    _number(prediction["speedup"], ".2f"),
     _number(gain.value, ".2f"),
     _number(gain.error or 0, ".2f"),
     _number(ratio, ".2f"),
     _number(1e3 * speed["seconds"] / line["rounds"], ".2f"),
-    _number(1e3 * said["round_seconds"], ".2f"),
+    _number(1e3 * prediction["round_seconds"], ".2f"),
     _number(speed["tokens_per_second"], ".1f"),
     _number(line["load"] or 0, ".2f"),
   ]
@@ -212,7 +213,7 @@ def _number(value: float, form: str) -> tuple[float, str]:
   return value, format(value, form)
 
 
-def _left_out(found: sweeps.Read) -> str:
-  texts = [f"skipped: {text}" for text in found.broken]
-  texts += [f"failed: {x['point']}: {x['error']}" for x in found.failed]
+def _left_out(sweep: sweeps.Read) -> str:
+  texts = [f"skipped: {text}" for text in sweep.broken]
+  texts += [f"failed: {x['point']}: {x['error']}" for x in sweep.failed]
   return "".join(f'<p class="note">{escape(text)}</p>' for text in texts)

@@ -1,7 +1,7 @@
-"""Pictures of a sweep: what was predicted and what was measured.
+"""Plots a sweep: predictions and measurements.
 
-Invariant: a prediction is dashed and hollow, a measurement solid and filled,
-with its error.
+Invariant: predictions are dashed and hollow, measurements solid and filled,
+with error bars.
 """
 
 import math
@@ -16,13 +16,13 @@ from specdec.report import canvas, heatmaps
 
 
 def over_k(lines: Sequence[dict], title: str) -> Figure:
-  """Speedup over k, a colour for each batch."""
-  made, [axes] = canvas.figure(3.6, title, (), 1)
+  """Plots speedup over k, one colour per batch."""
+  figure, [axes] = canvas.figure(3.6, title, (), 1)
   batches = sorted({line["run"]["batch"] for line in lines})
   for i, batch in enumerate(batches):
-    some = [line for line in lines if line["run"]["batch"] == batch]
-    ks = [line["run"]["k"] for line in some]
-    measured = [line["run"]["speed"]["speedup"] for line in some]
+    group = [line for line in lines if line["run"]["batch"] == batch]
+    ks = [line["run"]["k"] for line in group]
+    measured = [line["run"]["speed"]["speedup"] for line in group]
     style = {
       "color": canvas.COLORS[i % len(canvas.COLORS)],
       "marker": canvas.MARKERS[i % len(canvas.MARKERS)],
@@ -38,21 +38,21 @@ def over_k(lines: Sequence[dict], title: str) -> Figure:
     )
     axes.plot(
       ks,
-      [line["prediction"]["speedup"] for line in some],
+      [line["prediction"]["speedup"] for line in group],
       linestyle="--",
       markerfacecolor="none",
       label=f"batch {batch}, predicted",
       **style,
     )
-  _finish(axes, "k, drafted tokens a round", "speedup over plain, times")
-  return made
+  _finish(axes, "k, drafted tokens a round", "speedup over autoregressive")
+  return figure
 
 
 def prefix_acceptance(lines: Sequence[dict], title: str) -> Figure:
   """Plots the prefix acceptance of each setting's largest k."""
-  made, [axes] = canvas.figure(3.6, title, (), 1)
-  for i, (name, some) in enumerate(sweeps.by_setting(lines).items()):
-    line = max(some, key=lambda x: x["run"]["k"])
+  figure, [axes] = canvas.figure(3.6, title, (), 1)
+  for i, (name, group) in enumerate(sweeps.by_setting(lines).items()):
+    line = max(group, key=lambda x: x["run"]["k"])
     curve = line["observed"]["prefix_acceptance"]
     axes.plot(
       range(1, len(curve) + 1),
@@ -65,27 +65,27 @@ def prefix_acceptance(lines: Sequence[dict], title: str) -> Figure:
     )
   axes.set_ylim(0, 1)
   _finish(
-    axes, "i, position in the draft", "rounds that keep draft tokens 1 to i"
+    axes, "i, position in the draft", "rounds that accept draft tokens 1 to i"
   )
-  return made
+  return figure
 
 
 def scatter(lines: Sequence[dict], title: str) -> Figure:
-  """Measured over predicted, with the band of ten per cent."""
-  made, [axes] = canvas.figure(4.2, title, (), 1)
-  said = [line["prediction"]["speedup"] for line in lines]
-  found = [line["run"]["speed"]["speedup"]["value"] for line in lines]
-  low, high = 0.8 * min(said + found), 1.2 * max(said + found)
+  """Plots measured against predicted speedup, with a band of 10 %."""
+  figure, [axes] = canvas.figure(4.2, title, (), 1)
+  speedups = [line["prediction"]["speedup"] for line in lines]
+  speedups += [line["run"]["speed"]["speedup"]["value"] for line in lines]
+  low, high = 0.8 * min(speedups), 1.2 * max(speedups)
   span = np.geomspace(low, high, 50)
   axes.fill_between(
     span, 0.9 * span, 1.1 * span, color=canvas.GRAY, alpha=0.2, linewidth=0,
     label="within 0.90 to 1.10",
   )  # fmt: skip
   axes.plot(span, span, color=canvas.GRAY, linewidth=1)
-  for i, (name, some) in enumerate(sweeps.by_setting(lines).items()):
-    measured = [line["run"]["speed"]["speedup"] for line in some]
+  for i, (name, group) in enumerate(sweeps.by_setting(lines).items()):
+    measured = [line["run"]["speed"]["speedup"] for line in group]
     axes.errorbar(
-      [line["prediction"]["speedup"] for line in some],
+      [line["prediction"]["speedup"] for line in group],
       [m["value"] for m in measured],
       [m["error"] or 0 for m in measured],
       linestyle="none",
@@ -104,18 +104,23 @@ def scatter(lines: Sequence[dict], title: str) -> Figure:
   axes.set_xlabel("predicted speedup, times")
   axes.set_ylabel("measured speedup, times")
   canvas.legend(axes)
-  return made
+  return figure
 
 
 def heatmap(
   lines: Sequence[dict], column: str, title: str, label: str
 ) -> Figure:
-  """Measured and predicted speedups over k and `column`: batch or draft."""
+  """Plots measured and predicted speedup over k and `column`.
+
+  Args:
+    column: "batch" or "draft".
+    label: of the column axis.
+  """
 
   def place(line):
     return line["run"]["batch"] if column == "batch" else line["point"][column]
 
-  columns = list(dict.fromkeys(map(place, lines)))  # as the sweep has them
+  columns = list(dict.fromkeys(map(place, lines)))  # in the sweep's order
   ks = sorted({line["run"]["k"] for line in lines})
   tables = {
     name: np.full((len(ks), len(columns)), math.nan)

@@ -1,4 +1,4 @@
-"""A picture of what tokens trained on bought, run by run."""
+"""Plots acceptance over tokens trained on, run by run."""
 
 import os
 from collections.abc import Sequence
@@ -7,16 +7,16 @@ from matplotlib import ticker
 
 from specdec.report import canvas
 
-# name, tokens trained on, chance that a draft token is kept, tokens a pass
+# name, tokens trained on, acceptance probability, tokens per target pass
 Curve = tuple[str, Sequence[int], Sequence[float], Sequence[float]]
 
 
 def curves(runs: Sequence[Curve], path: str | os.PathLike, title: str) -> None:
-  """Writes it; tokens on a logarithm's scale."""
-  made, panels = canvas.figure(4.0, title, (), 2)
+  """Plots acceptance and tokens per pass; tokens trained on in log scale."""
+  figure, panels = canvas.figure(4.0, title, (), 2)
   for axes, place, label in (
-    (panels[0], 2, "chance that a draft token is kept (text)"),
-    (panels[1], 3, "tokens a pass (decoding)"),
+    (panels[0], 2, "acceptance probability (text)"),
+    (panels[1], 3, "tokens per target pass (decoding)"),
   ):
     for i, run in enumerate(runs):
       axes.plot(
@@ -36,4 +36,4 @@ def curves(runs: Sequence[Curve], path: str | os.PathLike, title: str) -> None:
     axes.set_ylabel(label)
   if len(runs) > 1:
     canvas.legend(panels[1])
-  canvas.save(made, path)
+  canvas.save(figure, path)
