@@ -14,7 +14,7 @@ from specdec.drafters.heads.head_config import HeadConfig
 from specdec.noise import row_keys
 from specdec.roofline import hardware, prediction
 from specdec.roofline.cost import Cost, Term
-from specdec.roofline.pairs import Round
+from specdec.roofline.round_cost import Round
 
 
 @pytest.fixture(scope="module")

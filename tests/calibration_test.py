@@ -11,7 +11,8 @@ from specdec.models import presets
 from specdec.roofline import calibration, chips, hardware, prediction, shapes
 from specdec.roofline.calibration import PassTime, RoundTime
 from specdec.roofline.cost import Deployment, Efficiency
-from specdec.roofline.pairs import Overhead, TargetDraftPair
+from specdec.roofline.pairs import TargetDraftPair
+from specdec.roofline.round_cost import Overhead
 from specdec.types import Stats
 
 MACHINE = hardware.Hardware(

@@ -12,6 +12,7 @@ from specdec.roofline import (
   links,
   pairs,
   planning,
+  round_cost,
   shapes,
   theory,
 )
@@ -266,7 +267,7 @@ def test_invariants_over_a_grid(chip, efficiency):
 
 def test_a_round_is_its_parts():
   found = dataclasses.replace(
-    pair(), overhead=pairs.Overhead(((4, 1e-3, 1e-4),))
+    pair(), overhead=round_cost.Overhead(((4, 1e-3, 1e-4),))
   )
   of_round = found.round(4, 3, 100)
   draft = [found.draft.cost(4, n, 100).seconds for n in (1, 2)]

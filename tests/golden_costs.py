@@ -16,7 +16,8 @@ import sys
 
 from specdec.roofline import chips, papers, planning, shapes
 from specdec.roofline.cost import Deployment
-from specdec.roofline.pairs import Overhead, TargetDraftPair
+from specdec.roofline.pairs import TargetDraftPair
+from specdec.roofline.round_cost import Overhead
 
 FILE = pathlib.Path(__file__).parent / "fixtures" / "golden" / "costs.json"
 PREFIX_ACCEPTANCE = (0.8, 0.66, 0.55, 0.47, 0.4, 0.34)

@@ -12,7 +12,8 @@ import programs
 from specdec.roofline import chips, papers, shapes
 from specdec.roofline.calibration import Calibration, Errors, Fit, RoundFit
 from specdec.roofline.cost import Deployment, Efficiency
-from specdec.roofline.pairs import Overhead, TargetDraftPair
+from specdec.roofline.pairs import TargetDraftPair
+from specdec.roofline.round_cost import Overhead
 
 
 def run(*arguments):

@@ -18,7 +18,8 @@ from scipy import optimize
 from specdec.roofline import chips
 from specdec.roofline.cost import Deployment, Efficiency
 from specdec.roofline.hardware import Hardware
-from specdec.roofline.pairs import NOTHING, Overhead, TargetDraftPair
+from specdec.roofline.pairs import TargetDraftPair
+from specdec.roofline.round_cost import NOTHING, Overhead
 
 _FORMAT = "specdec/calibration/2"
 _SHARES = ("one", "weights", "kv", "flops")

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from specdec.roofline import theory
-from specdec.roofline.pairs import Round, TargetDraftPair
+from specdec.roofline.pairs import TargetDraftPair
+from specdec.roofline.round_cost import Round
 from specdec.types import Stats
 
 
