@@ -276,23 +276,20 @@ def make_drafter(
   models: Models, k: int, shape: draft_shape.DraftShape | None
 ) -> Drafter:
   """The same, for any shape; None for a chain."""
+  shape = shape or draft_shape.chain(k)
   if FLAGS.drafter == "model":
-    draft = models.draft_model
-    if shape is not None:
-      return drafters.model_tree(draft, shape)
-    return drafters.model(draft, k)
+    return drafters.model(models.draft_model, shape=shape)
   if FLAGS.drafter == "early_exit":
-    target = models.target_model
-    if shape is not None:
-      return drafters.early_exit_tree(target, FLAGS.exit_layer, shape)
-    return drafters.early_exit(target, FLAGS.exit_layer, k)
+    return drafters.early_exit(
+      models.target_model, FLAGS.exit_layer, shape=shape
+    )
   if FLAGS.drafter == "learned":
     places = models.places or Places(None, None)
     draft_head = models.learned.draft_head(models.target.config, places.draft)
     learned = serve.drafter(
       draft_head,
       models.target_model,
-      shape or draft_shape.chain(k),
+      shape,
       places.target,
       FLAGS.copy_first,
     )
@@ -300,10 +297,10 @@ def make_drafter(
       return learned
     return drafters.fallback(_lookup(FLAGS.copy_first), learned)
   if FLAGS.drafter == "layer_skip":
-    target, skip = models.target_model, _skips.skip()
-    if shape is not None:
-      return drafters.layer_skip_tree(target, skip, shape)
-    return drafters.layer_skip(target, skip, k, _skips.threshold())
+    threshold = _skips.threshold() if shape.loops else None
+    return drafters.layer_skip(
+      models.target_model, _skips.skip(), threshold=threshold, shape=shape
+    )
   if FLAGS.drafter == "lookup":
     return _lookup(k)
   raise _unknown_drafter()

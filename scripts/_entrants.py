@@ -122,18 +122,16 @@ def _candidate(name, what, target, model, net) -> Candidate:
   if isinstance(what, int):
 
     def exit_early(shape, k):
-      if shape is not None:
-        return drafters.early_exit_tree(model, what, shape)
-      return drafters.early_exit(model, what, k)
+      shape = shape or draft_shape.chain(k)
+      return drafters.early_exit(model, what, shape=shape)
 
     read = first_layers(what) + head
     return Candidate(name, "early_exit", exit_early, params, 0, read)
   if isinstance(what, Skip):
 
     def skipping(shape, k):
-      if shape is not None:
-        return drafters.layer_skip_tree(model, what, shape)
-      return drafters.layer_skip(model, what, k)
+      shape = shape or draft_shape.chain(k)
+      return drafters.layer_skip(model, what, shape=shape)
 
     mlp = size_of * 3 * config.width * config.mlp_width * len(what.mlp)
     attention = first_layers(1) - size_of * 3 * config.width * config.mlp_width
@@ -144,9 +142,7 @@ def _candidate(name, what, target, model, net) -> Candidate:
     draft = transformer.model(what)
 
     def independent(shape, k):
-      if shape is not None:
-        return drafters.model_tree(draft, shape)
-      return drafters.model(draft, k)
+      return drafters.model(draft, shape=shape or draft_shape.chain(k))
 
     read = bounds.pass_bytes(what, 1, 1, 0)
     return Candidate(

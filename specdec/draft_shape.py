@@ -1,9 +1,11 @@
-"""Drawing a tree of draft tokens, level by level, for whoever has a model to
-ask.
+"""How a drafter that can run a model samples a chain or a tree, level by level.
 
-Invariant (rules 6 and 7): the distribution that is handed over for a node is
-the one its token came from, given its earlier siblings; no token that was drawn
-is re-ranked or dropped. What is re-ranked (`dynamic`) was not drawn.
+A drafter gives a callback that runs draft nodes, and a shape calls it. What the
+callback needs from one call to the next (a cache, hidden states) is a carry
+that the shape threads through. Invariant (rules 6 and 7): the distribution that
+is handed over for a node is the one its token was drawn from, given its earlier
+siblings; no token that was drawn is re-ranked or dropped. What is re-ranked
+(`dynamic`) was not drawn.
 """
 
 from collections.abc import Callable
@@ -14,39 +16,125 @@ import jax.numpy as jnp
 import numpy as np
 
 from specdec import draft_tree, sampling
-from specdec.types import Array, Context, DraftSpec
+from specdec.types import Array, Context, Draft, DraftSpec, PyTree
 
 KINDS = ("iid", "without_replacement", "deterministic")
 
-# run(tokens [B, T], parents, first, wanted) -> logits [B, T, V], or None where
-# they are not wanted. The tokens are nodes first .. first + T - 1 of what was
-# run so far; parents, [first + T] or [B, first + T], speaks about all of them.
-Run = Callable[[Array, Array, int, bool], Array | None]
+# run(carry, tokens [B, T], parents, first, need_logits)
+#   -> (carry, logits [B, T, V], or None where they are not needed).
+# The tokens are nodes first .. first + T - 1 of those run so far; parents,
+# [first + T] or [B, first + T], are of all of them. Called once a level, by
+# Python: a carry may hold what is no array.
+Run = Callable[[PyTree, Array, Array, int, bool], tuple[PyTree, Array | None]]
 
 
 class SampledTree(NamedTuple):
-  """A tree of draft tokens."""
+  """A tree of draft tokens, and which of the nodes run each of them is."""
 
-  tokens: Array  # [B, N]
-  parents: Array  # [N] where it is known beforehand, else [B, N]
-  log_probs: (
-    Array | None
-  )  # [B, N, V] the distribution of each; None: point masses
-  slot: Array  # [N] or [B, N]: which of the nodes run it is; -1: it was not run
+  draft: Draft
+  slot: Array  # [B, N] index into the nodes run; -1: the node was not run
 
 
 class DraftShape(NamedTuple):
-  """A shape of drafts, for any drafter that can run a tree.
+  """The shape of a draft, for any drafter that can run a tree.
 
-  grow(context, logits, run, whole_levels) -> Grown. `logits` [B, V] follow the
-    pending token, which is node 0 of what is run; `run` is called once a level.
-    With whole_levels the leaves of an draft shape in place are run as well.
+  sample_tree(context, logits, run, carry, run_leaves=False)
+    -> (SampledTree, carry). `logits` [B, V] follow the pending token, which is
+    node 0 of what is run. With run_leaves a static tree's leaves are run too.
   """
 
   spec: DraftSpec
   num_run: int  # nodes run at most, the pending token included
-  in_place: bool  # node n is in slot n, where it was run
-  sample_tree: Callable[[Context, Array, Run, bool], SampledTree]
+  in_place: bool  # node n is run in slot n
+  sample_tree: Callable[..., tuple[SampledTree, PyTree]]
+  loops: bool = False  # it is chain(k), which `sample_chain` draws as well
+
+
+def resolve(k: int | None, shape: DraftShape | None) -> DraftShape:
+  """Returns `shape`, or chain(k) where k is given instead.
+
+  Raises:
+    ValueError: both or neither are given, or k < 0.
+  """
+  if (k is None) == (shape is None):
+    raise ValueError(
+      f"k = {k} and shape {'absent' if shape is None else 'given'}: give one "
+      "of them; k is short for shape=draft_shape.chain(k)"
+    )
+  return chain(k) if shape is None else shape
+
+
+def pending_only(context: Context) -> Draft:
+  """Returns the draft of the pending token alone."""
+  count = jnp.ones_like(context.length)
+  return Draft(context.pending, draft_tree.chain(1), None, count)
+
+
+def sample_chain(
+  context: Context,
+  k: int,
+  extend: Callable[[PyTree, Array, Array], tuple[PyTree, Array]],
+  carry: PyTree,
+  *,
+  logits: Array | None = None,
+  going: Array | None = None,
+  goes_on: Callable[[Array, Array], Array] | None = None,
+) -> tuple[Draft, PyTree]:
+  """Draws up to k >= 1 tokens in a row in a loop: `extend` is traced once.
+
+  Args:
+    extend: (carry, token [B, 1], its node) -> (carry, logits [B, V] after it).
+    carry: what `extend` threads; arrays only.
+    logits: [B, V] after the pending token; None: it is run first.
+    going: [B] bool: rows that draft at all; default all.
+    goes_on: (logits, token [B]) -> [B] bool: whether a row drafts on after that
+      token; default always. Nodes past the one that ended a row are not in use.
+
+  Returns:
+    The draft of k + 1 nodes, the last of them not run, and the carry.
+  """
+  batch = context.length.shape[0]
+  pending = context.pending[:, 0]
+
+  def draw(depth, going, draft, logits):
+    log_probs = sampling.warp(logits, context.sampling)
+    token = sampling.argmax(log_probs + context.noise(depth, depth))
+    draft = draft._replace(
+      tokens=draft.tokens.at[depth].set(token),
+      log_probs=draft.log_probs.at[depth].set(log_probs),
+      count=draft.count + going,
+    )
+    if goes_on is not None:
+      going &= goes_on(logits, token)
+    return depth + 1, going, draft
+
+  def unfinished(state):
+    depth, going, *_ = state
+    # Where no row can stop, the number of turns is known to the compiler.
+    return depth <= k if goes_on is None else (depth <= k) & jnp.any(going)
+
+  def step(state):
+    depth, going, draft, carry = state
+    carry, logits = extend(carry, draft.tokens[depth - 1][:, None], depth - 1)
+    return *draw(depth, going, draft, logits), carry
+
+  going = jnp.ones((batch,), bool) if going is None else going
+  draft = Draft(  # nodes first, until the end; node 0 was not drawn
+    jnp.zeros((k + 1, batch), pending.dtype).at[0].set(pending),
+    None,
+    jnp.zeros((k + 1, batch, context.vocab_size)),
+    jnp.ones_like(context.length),
+  )
+  state = 1, going, draft
+  if logits is not None:
+    state = draw(*state, logits)
+  *_, draft, carry = jax.lax.while_loop(unfinished, step, (*state, carry))
+  draft = draft._replace(
+    tokens=draft.tokens.T,
+    parents=draft_tree.chain(k + 1),
+    log_probs=draft.log_probs.swapaxes(0, 1),
+  )
+  return draft, carry
 
 
 def static(parents, siblings: str = "without_replacement") -> DraftShape:
@@ -79,14 +167,7 @@ def static(parents, siblings: str = "without_replacement") -> DraftShape:
   )
   families = _families(parents, levels)
 
-  def part_of(level: slice, whole_levels: bool) -> slice:
-    """What of a level is run, and whether anything hangs below it."""
-    fruitful = [n for n in range(level.start, level.stop) if n in parents]
-    if whole_levels:
-      return level
-    return slice(level.start, max(fruitful, default=level.start - 1) + 1)
-
-  def sample_tree(context, logits, run, whole_levels=False):
+  def sample_tree(context, logits, run, carry, run_leaves=False):
     tokens = [context.pending[:, 0]]
     all_log_probs = [jnp.zeros_like(sampling.warp(logits, context.sampling))]
     slot = np.full(num_nodes, -1, np.int32)
@@ -101,33 +182,38 @@ def static(parents, siblings: str = "without_replacement") -> DraftShape:
         token, log_probs = drawn[node]
         tokens.append(token)
         all_log_probs.append(log_probs)
-      part = part_of(level, whole_levels)
+      inner = [n for n in range(level.start, level.stop) if n in parents]
+      stop = max(inner, default=level.start - 1) + 1
+      part = level if run_leaves else slice(level.start, stop)
       if part.stop > part.start:
         slot[part] = np.arange(part.start, part.stop)
-        after = run(
+        carry, after = run(
+          carry,
           jnp.stack(tokens[part], axis=1),
           parents[: part.stop],
           part.start,
-          any(n in parents for n in range(part.start, part.stop)),
+          bool(inner),
         )
         first = part.start
     tokens = jnp.stack(tokens, axis=1)
-    said = (
-      None if siblings == "deterministic" else jnp.stack(all_log_probs, axis=1)
+    draft = Draft(
+      tokens,
+      draft_tree.canonical(tokens, parents) if joined else parents,
+      None if siblings == "deterministic" else jnp.stack(all_log_probs, axis=1),
+      jnp.full_like(context.length, num_nodes),
     )
-    shape = draft_tree.canonical(tokens, parents) if joined else parents
-    return SampledTree(tokens, shape, said, slot)
+    return SampledTree(draft, jnp.broadcast_to(slot, tokens.shape)), carry
 
   return DraftShape(spec, num_nodes, True, sample_tree)
 
 
-def check_scratch(expansion: DraftShape) -> None:
-  """For a drafter that drafts in the target's own cache: is there room?
+def check_scratch(shape: DraftShape) -> None:
+  """Refuses a shape that does not fit the scratch slots of the target's cache.
 
   Raises:
     ValueError: drafting would run more nodes than the tree has.
   """
-  num_run, num_nodes = expansion.num_run, expansion.spec.max_nodes
+  num_run, num_nodes = shape.num_run, shape.spec.max_nodes
   if num_run > num_nodes:
     raise ValueError(
       f"drafting runs {num_run} nodes and the tree has {num_nodes}; the "
@@ -140,7 +226,7 @@ def chain(k: int) -> DraftShape:
   if k < 0:
     raise ValueError(f"k = {k}; it must be >= 0")
   spec = DraftSpec(max_nodes=k + 1, max_depth=k, widths=(k + 1,))
-  return static(draft_tree.chain(k + 1), "iid")._replace(spec=spec)
+  return static(draft_tree.chain(k + 1), "iid")._replace(spec=spec, loops=True)
 
 
 def _families(parents, levels) -> list[list[tuple[int, list[int]]]]:
@@ -237,8 +323,8 @@ def dynamic(
     siblings="deterministic",
   )
 
-  def sample_tree(context, logits, run, whole_levels=False):
-    del whole_levels
+  def sample_tree(context, logits, run, carry, run_leaves=False):
+    del run_leaves  # they stand elsewhere than they were run
     batch = logits.shape[0]
     pending = context.pending[:, 0]
 
@@ -255,9 +341,9 @@ def dynamic(
     places = jnp.concatenate([of_all(-1)[:, :1], of_all(0)], axis=1)
     best, first = tokens, 1
     for level in range(2, depth + 1):
-      after = run(best, places, first, True)  # [B, top, V]
-      tokens, found = _top(after, top)  # [B, top, top]
-      total = (score[:, :, None] + found).reshape(batch, -1)
+      carry, after = run(carry, best, places, first, True)  # [B, top, V]
+      tokens, log_probs = _top(after, top)  # [B, top, top]
+      total = (score[:, :, None] + log_probs).reshape(batch, -1)
       base = top + (level - 2) * top * top
       parent = jnp.repeat(frontier, top, axis=1)
       tokens = tokens.reshape(batch, -1)
@@ -286,12 +372,14 @@ def dynamic(
       return jnp.concatenate([root[:, None], rest], axis=1)
 
     zero = jnp.zeros((batch,), jnp.int32)
-    return SampledTree(
+    draft = Draft(
       with_root(pending, jnp.take_along_axis(tokens, kept, axis=1)),
       with_root(zero - 1, jnp.where(above < 0, 0, below_root)),
       None,
-      with_root(zero, jnp.take_along_axis(slot, kept, axis=1)),
+      jnp.full_like(context.length, size + 1),
     )
+    slot = with_root(zero, jnp.take_along_axis(slot, kept, axis=1))
+    return SampledTree(draft, slot), carry
 
   num_run = 1 + top * (depth - 1)
   return DraftShape(spec, num_run, False, sample_tree)

@@ -173,6 +173,11 @@ class Context(NamedTuple):
     last = self.length[:, None] - 1
     return jnp.take_along_axis(self.tokens, last, axis=1)
 
+  @property
+  def vocab_size(self) -> int:
+    """V, of the target."""
+    return jax.eval_shape(lambda: self.noise(1, 1)).shape[-1]
+
 
 class Drafter(NamedTuple):
   """Static facts and three pure functions, as an optax transformation is two.

@@ -111,7 +111,7 @@ def tree_drafter(kind: str, stops: bool = False) -> Drafter:
 
 def grown(expansion: draft_shape.DraftShape) -> Drafter:
   """A tree of the draft's table, drawn by expand.py."""
-  return drafters.model_tree(table_model.model(V), expansion)
+  return drafters.model(table_model.model(V), shape=expansion)
 
 
 DRAFTERS = {

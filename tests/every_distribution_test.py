@@ -86,22 +86,25 @@ def dynamic_drafts(expansion, draft_distributions) -> enumeration.Drafts:
   pending = jnp.zeros((1, 1), jnp.int32)
   seen = [0]
 
-  def run(tokens, parents, first, wanted):
-    assert wanted and first == len(seen)
+  def run(carry, tokens, parents, first, need_logits):
+    assert need_logits and first == len(seen)
     seen.extend(int(token) for token in tokens[0])
     shape = np.asarray(parents).reshape(-1)
     rows = []
     for node in range(first, len(seen)):
       text = tuple(seen[n] for n in enumeration.path_of(shape, node))
       rows.append(draft_distributions[len(text)][text])
-    return jnp.asarray(distribution.log(rows))[None]
+    return carry, jnp.asarray(distribution.log(rows))[None]
 
   context = Context(
     pending, jnp.ones((1,), jnp.int32), sampling.settings(1, 1.0), None, None
   )
   root = jnp.asarray(distribution.log(draft_distributions[0]))[None]
-  grown = expansion.sample_tree(context, root, run, False)
-  tokens, parents = np.asarray(grown.tokens), np.asarray(grown.parents)
+  tree, _ = expansion.sample_tree(context, root, run, None)
+  tokens, parents = (
+    np.asarray(tree.draft.tokens),
+    np.asarray(tree.draft.parents),
+  )
   return enumeration.Drafts(np.ones(1), tokens, parents, None)
 
 

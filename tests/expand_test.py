@@ -124,9 +124,9 @@ def drafter_of(name, kind, shape):
     parents = {"tree": TREE, "parallel": PARALLEL, "chain": draft_tree.chain(4)}
     expansion = draft_shape.static(parents[shape], kind)
   if name == "model":
-    return drafters.model_tree(early_exit_test.target("llama")[0], expansion)
+    return drafters.model(early_exit_test.target("llama")[0], shape=expansion)
   model, _ = early_exit_test.target(name)
-  return drafters.early_exit_tree(model, 2, expansion)
+  return drafters.early_exit(model, 2, shape=expansion)
 
 
 def other_params():
@@ -203,8 +203,8 @@ def test_a_chain_as_a_tree_is_the_chain():
     )
     for drafter in (
       drafters.model(model, 3),
-      drafters.model_tree(
-        model, draft_shape.static(draft_tree.chain(4), "iid")
+      drafters.model(
+        model, shape=draft_shape.static(draft_tree.chain(4), "iid")
       ),
     )
   ]
@@ -236,8 +236,8 @@ def test_the_targets_own_tree_never_loses_its_first_child(kind):
   ],
 )
 def test_texts_follow_the_targets_distribution(kind):
-  drafter = drafters.model_tree(
-    table_model.model(V), draft_shape.static(TREE, kind)
+  drafter = drafters.model(
+    table_model.model(V), shape=draft_shape.static(TREE, kind)
   )
   found = sample(drafter, acceptance.rejection())
   p = [p_value(*pair) for pair in zip(found, EXACT)]
@@ -260,13 +260,13 @@ def test_distributions_are_those_that_the_tokens_came_from():
   )
   parents = np.array([-1, 0, 0, 0, 0], np.int32)
   expansion = draft_shape.static(parents, "without_replacement")
-  grown = expansion.sample_tree(context, logits, lambda *_: None, False)
+  tree, _ = expansion.sample_tree(context, logits, lambda *_: None, None)
   distribution = np.exp(np.asarray(sampling.warp(logits, context.sampling)))
-  tokens = np.asarray(grown.tokens)
+  tokens = np.asarray(tree.draft.tokens)
   for row in range(rows):
     left = distribution[row].copy()
     for node in range(1, 5):
-      said = np.exp(np.asarray(grown.log_probs)[row, node])
+      said = np.exp(np.asarray(tree.draft.log_probs)[row, node])
       if left.sum() == 0:  # top-k = 3 is used up: uniform over the unseen
         left = np.ones(size)
         left[tokens[row, 1:node]] = 0

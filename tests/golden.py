@@ -57,7 +57,7 @@ def on_table(drafter, rule, batch=3):
 
 
 def tree_of(expansion):
-  return lambda model: drafters.model_tree(model, expansion)
+  return lambda model: drafters.model(model, shape=expansion)
 
 
 def chain(k=4):
@@ -83,8 +83,8 @@ def learned(kind, expansion, copies=0):
   return lambda: drafters.fallback(first, make())
 
 
-def on_llama(make, *arguments):
-  return lambda: make(learned_kinds.target()[0], *arguments)
+def on_llama(make, *arguments, **options):
+  return lambda: make(learned_kinds.target()[0], *arguments, **options)
 
 
 def of_shipped(name, k=3):
@@ -139,7 +139,7 @@ WAYS = {
   "dynamic, coupled": on_table(tree_of(DYNAMIC), coupled),
   "early exit": Way("llama", on_llama(drafters.early_exit, 2, 3), rejection),
   "early exit, tree": Way(
-    "llama", on_llama(drafters.early_exit_tree, 2, TREE), rejection
+    "llama", on_llama(drafters.early_exit, 2, shape=TREE), rejection
   ),
   "layer skip": Way(
     "llama",
@@ -147,7 +147,7 @@ WAYS = {
     coupled,
   ),
   "layer skip, tree": Way(
-    "llama", on_llama(drafters.layer_skip_tree, SOME, TREE), rejection
+    "llama", on_llama(drafters.layer_skip, SOME, shape=TREE), rejection
   ),
   **{
     kind: Way(kind, learned(kind, draft_shape.chain(3)), rule)

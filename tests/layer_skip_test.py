@@ -116,7 +116,7 @@ def test_greedy_rows_are_autoregressive_texts(rule):
   ids=["static", "dynamic", "chains"],
 )
 def test_trees_give_autoregressive_text(expansion):
-  drafter = drafters.layer_skip_tree(target("llama")[0], SOME, expansion)
+  drafter = drafters.layer_skip(target("llama")[0], SOME, shape=expansion)
   state = speculate("llama", drafter, acceptance.coupled())
   assert texts(state) == texts(baseline("llama"))
   assert state.stats.accepted.sum() > 0
@@ -411,6 +411,6 @@ def test_what_cannot_be_is_refused(skip, k, threshold, sentence):
 
 def test_a_tree_that_tries_more_than_it_keeps_is_refused():
   with pytest.raises(ValueError, match=re.escape("keep more, or try fewer")):
-    drafters.layer_skip_tree(
-      target("llama")[0], SOME, draft_shape.dynamic(3, 3, 2)
+    drafters.layer_skip(
+      target("llama")[0], SOME, shape=draft_shape.dynamic(3, 3, 2)
     )

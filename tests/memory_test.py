@@ -63,17 +63,17 @@ def pairs(target, draft):
   chains = draft_shape.static(draft_tree.parallel(2, 3), "iid")
   dynamic = draft_shape.dynamic(2, 3, 6)
   return {
-    "model, chains": (drafters.model_tree(small, chains), acceptance.kseq()),
+    "model, chains": (drafters.model(small, shape=chains), acceptance.kseq()),
     "model, dynamic": (
-      drafters.model_tree(small, dynamic),
+      drafters.model(small, shape=dynamic),
       acceptance.rejection(),
     ),
     "early exit, chains": (
-      drafters.early_exit_tree(large, 1, chains),
+      drafters.early_exit(large, 1, shape=chains),
       acceptance.kseq(),
     ),
     "early exit, dynamic": (
-      drafters.early_exit_tree(large, 1, dynamic),
+      drafters.early_exit(large, 1, shape=dynamic),
       acceptance.rejection(),
     ),
     "layer skip": (
@@ -85,7 +85,7 @@ def pairs(target, draft):
       acceptance.rejection(),
     ),
     "layer skip, chains": (
-      drafters.layer_skip_tree(large, SKIP, chains),
+      drafters.layer_skip(large, SKIP, shape=chains),
       acceptance.kseq(),
     ),
     "baseline": (decode.NO_DRAFTER, decode.NO_DRAFT_RULE),

@@ -61,13 +61,15 @@ def drafter_of(name, target, draft):
     "layer_skip": lambda: drafters.layer_skip(
       target, Skip((0,), (1,)), K, drafters.Threshold(0.2)
     ),
-    "chains": lambda: drafters.model_tree(draft, chains),
-    "tree": lambda: drafters.model_tree(draft, static()),
-    "points": lambda: drafters.model_tree(draft, static("deterministic")),
-    "dynamic": lambda: drafters.model_tree(draft, draft_shape.dynamic(2, 2, 4)),
-    "exit_tree": lambda: drafters.early_exit_tree(target, 1, static()),
-    "exit_dynamic": lambda: drafters.early_exit_tree(
-      target, 1, draft_shape.dynamic(2, 2, 4)
+    "chains": lambda: drafters.model(draft, shape=chains),
+    "tree": lambda: drafters.model(draft, shape=static()),
+    "points": lambda: drafters.model(draft, shape=static("deterministic")),
+    "dynamic": lambda: drafters.model(
+      draft, shape=draft_shape.dynamic(2, 2, 4)
+    ),
+    "exit_tree": lambda: drafters.early_exit(target, 1, shape=static()),
+    "exit_dynamic": lambda: drafters.early_exit(
+      target, 1, shape=draft_shape.dynamic(2, 2, 4)
     ),
   }[name]()
 
@@ -293,7 +295,7 @@ def test_every_leaf_lies_where_it_should():
   state = on_mesh("model", "rejection", where)
   key, _ = state.target_cache.layers[0]
   assert key.sharding.shard_shape(key.shape)[:2] == (BATCH // 2, 1)
-  own, _ = state.draft_state.layers[0]
+  own, _ = state.draft_state.cache.layers[0]
   assert own.sharding.shard_shape(own.shape)[:2] == (BATCH // 2, 2)
   assert state.tokens.sharding.shard_shape(state.tokens.shape)[0] == BATCH // 2
 

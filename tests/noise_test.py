@@ -97,7 +97,7 @@ TREE = draft_shape.static([-1, 0, 0, 1, 1])
   ],
 )
 def test_b07_no_uncoupled_address_repeats(record, rule, shape):
-  drafter = shape and drafters.model_tree(table_model.model(V), shape)
+  drafter = shape and drafters.model(table_model.model(V), shape=shape)
   counts = recorded(record, rule(), drafter)
   assert max(counts.values()) == 1
   streams = collections.Counter(place[0] for _, place in counts)

@@ -23,7 +23,7 @@ def decoder_of(shape, rule, batch=300):
   model = table_model.model(V)
   drafter = drafters.model(model, 3)
   if shape is not None:
-    drafter = drafters.model_tree(model, shape)
+    drafter = drafters.model(model, shape=shape)
   key = jax.random.key(0)
   return Decoder(
     model, drafter, rule, PARAMS, key, batch, 64, 64, temperature=1

@@ -114,7 +114,7 @@ def test_rules_and_shapes_that_do_not_fit_are_refused(make, rule, sentence):
 
 
 def tree_of(expansion):
-  return drafters.model_tree(table_model.model(V), expansion)
+  return drafters.model(table_model.model(V), shape=expansion)
 
 
 @pytest.mark.parametrize("siblings", ["none", "deterministic"])

@@ -36,7 +36,7 @@ TEMPERATURE = np.array([1.0, 0.7, 0.0, 1.0])
 
 
 def shaped(expansion):
-  return lambda: drafters.model_tree(table_model.model(V), expansion)
+  return lambda: drafters.model(table_model.model(V), shape=expansion)
 
 
 WAYS = {

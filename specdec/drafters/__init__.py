@@ -1,10 +1,10 @@
 """Drafters: functions that return a `types.Drafter`, one file per idea.
 
-Those in `LEARNED` return a `learned.cell.DraftHead` instead, which is trained
-as well; `learned.serve.drafter` makes a Drafter of it.
+Those in `LEARNED` return a `heads.draft_head.DraftHead` instead, which is
+trained as well; `heads.serve.drafter` makes a Drafter of it.
 """
 
-from specdec.drafters.early_exit import early_exit, early_exit_tree
+from specdec.drafters.early_exit import early_exit
 from specdec.drafters.fallback import fallback
 from specdec.drafters.heads.eagle import eagle
 from specdec.drafters.heads.eagle3 import eagle3
@@ -13,9 +13,9 @@ from specdec.drafters.heads.medusa import medusa
 from specdec.drafters.heads.mtp import mtp
 from specdec.drafters.heads.prophet import prophet
 from specdec.drafters.heads.trained_exit import trained_exit
-from specdec.drafters.layer_skip import Threshold, layer_skip, layer_skip_tree
+from specdec.drafters.layer_skip import Threshold, layer_skip
 from specdec.drafters.lookup import lookup
-from specdec.drafters.model import model, model_tree
+from specdec.drafters.model import model
 
 # HeadConfig.kind -> (head config, target's config, ids, place) -> DraftHead
 LEARNED = {
@@ -34,15 +34,12 @@ __all__ = [
   "eagle",
   "eagle3",
   "early_exit",
-  "early_exit_tree",
   "fallback",
   "hydra",
   "layer_skip",
-  "layer_skip_tree",
   "lookup",
   "medusa",
   "model",
-  "model_tree",
   "mtp",
   "prophet",
   "trained_exit",

@@ -1,4 +1,4 @@
-"""The target itself, some of its sublayers left out, as drafter.
+"""Layer skip: the target drafts with some of its sublayers left out.
 
 Draft & Verify (arXiv:2309.08168). Any attention or MLP may be skipped: it does
 not run, and none of its weights is read. Invariant: the layers that are kept
@@ -16,14 +16,13 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from specdec import draft_shape, draft_tree, sampling
+from specdec import draft_shape, draft_tree
 from specdec.types import (
   AcceptResult,
   Array,
   Context,
   Draft,
   Drafter,
-  DraftSpec,
   Model,
   Resume,
   Skip,
@@ -60,7 +59,7 @@ class _State(NamedTuple):
   over: Array  # [B] bool: the row committed nothing, it is done
 
 
-def _check(target: Model, skip: Skip, k: int) -> None:
+def _check(target: Model, skip: Skip) -> None:
   num_layers = len(jax.eval_shape(lambda: target.init_cache(1, 1)).layers)
   for name, layers in skip._asdict().items():
     for layer in layers:
@@ -69,8 +68,6 @@ def _check(target: Model, skip: Skip, k: int) -> None:
           f"skip.{name} names layer {layer}; this target has {num_layers} "
           f"layers, so it must be in 0..{num_layers - 1}"
         )
-  if k < 0:
-    raise ValueError(f"k = {k}; it must be >= 0")
 
 
 def _widths(k: int) -> tuple[int, ...]:
@@ -81,39 +78,55 @@ def _widths(k: int) -> tuple[int, ...]:
 
 
 def layer_skip(
-  target: Model, skip: Skip, k: int, threshold: Threshold | None = None
+  target: Model,
+  skip: Skip,
+  k: int | None = None,
+  threshold: Threshold | None = None,
+  *,
+  shape: draft_shape.DraftShape | None = None,
 ) -> Drafter:
-  """Drafts a chain of k >= 0 tokens with the target, less what `skip` names.
+  """Drafts with the target, less what `skip` names.
 
   Its draft tokens are drawn from the warped distribution that it hands over,
   under the sampling settings of the row. Without a threshold it has no state.
 
-  With one a row drafts until a token is less likely than its threshold, that
-  token included, and at least one. Likely by the draft's own distribution
-  before any warp, at every temperature: after it a greedy row's tokens all have
-  probability 1. Whether a node is drafted thus depends on its ancestors alone
-  and the token that ends the draft is verified, so the distribution of the text
-  stays the target's (rule 7).
+  With one, which is for chains, a row drafts until a token is less likely than
+  its threshold, that token included, and at least one. Likely by the draft's
+  own distribution before any warp, at every temperature: after it a greedy
+  row's tokens all have probability 1. Whether a node is drafted thus depends on
+  its ancestors alone and the token that ends the draft is verified, so the
+  distribution of the text stays the target's (rule 7).
 
   Args:
     target: the very model that verifies; its `apply` must know `skip`.
     skip: any subset, nothing and everything included.
-    k: drafted tokens a round, with a threshold at most.
+    k: draft tokens a round (with a threshold: at most), short for
+      shape=draft_shape.chain(k).
+    shape: what a draft looks like.
 
   Raises:
-    ValueError: a layer that the target does not have, k < 0, or a start or
-      target outside [0, 1].
+    ValueError: a layer that the target does not have; both or neither of k and
+      shape are given, or k < 0; a threshold with a tree, or its start or target
+      outside [0, 1]; or drafting would run more nodes than the tree has: they
+      share the target's scratch slots.
   """
-  _check(target, skip, k)
-  for name in ("start", "target") if threshold else ():
-    if not 0 <= getattr(threshold, name) <= 1:
-      raise ValueError(
-        f"threshold {name} = {getattr(threshold, name)}; it must be in 0..1"
-      )
-  if k == 0:
-    threshold = None
-  widths = _widths(k) if threshold else (k + 1,)
-  spec = DraftSpec(max_nodes=k + 1, max_depth=k, widths=widths)
+  _check(target, skip)
+  shape = draft_shape.resolve(k, shape)
+  draft_shape.check_scratch(shape)
+  spec = shape.spec
+  k = spec.max_depth
+  if threshold is not None:
+    for name in ("start", "target"):
+      if not 0 <= getattr(threshold, name) <= 1:
+        raise ValueError(
+          f"threshold {name} = {getattr(threshold, name)}; it must be in 0..1"
+        )
+    if not shape.loops:
+      raise ValueError("a threshold ends chains; give k, or shape=chain(k)")
+    if k == 0:
+      threshold = None
+    else:
+      spec = spec._replace(widths=_widths(k))
 
   def init(params, context: Context, prefill_output):
     del params, prefill_output
@@ -122,57 +135,50 @@ def layer_skip(
     zero = jnp.zeros(context.length.shape)
     return _State(zero + threshold.start, zero, zero > 0)
 
+  def run(params, cache, tokens, **options):
+    output, cache = target.apply(
+      params.target, tokens, cache, skip=skip, **options
+    )
+    return cache, output.logits
+
+  def propose_chain(params, state: _State | None, context: Context):
+    def extend(cache, token, node):
+      del node
+      cache, logits = run(params, cache, token)
+      # No longer scratch.
+      return cache.replace(length=cache.length + 1), logits[:, 0]
+
+    def is_likely(logits, token):
+      log_probs = jax.nn.log_softmax(logits)
+      log_prob = jnp.take_along_axis(log_probs, token[:, None], axis=1)
+      return jnp.exp(log_prob[:, 0]) >= state.threshold
+
+    adaptive = {}
+    if state is not None:
+      adaptive = {"going": ~state.over, "goes_on": is_likely}
+    return draft_shape.sample_chain(
+      context, k, extend, context.target_cache, **adaptive
+    )
+
+  def propose_tree(params, context: Context):
+    def extend(cache, tokens, parents, first, need_logits):
+      return run(
+        params, cache, tokens, parents=parents, first=first, head=need_logits
+      )
+
+    root = context.pending, draft_tree.chain(1), 0, True
+    cache, logits = extend(context.target_cache, *root)
+    tree, cache = shape.sample_tree(context, logits[:, 0], extend, cache)
+    return tree.draft, cache
+
   def propose(params, state: _State | None, context: Context):
-    pending, cache = context.pending, context.target_cache
-    count = jnp.ones_like(context.length)
     if k == 0:
-      return Draft(pending, draft_tree.chain(1), None, count), state
-    batch, vocab_size = len(count), target.vocab_size
-    tokens = jnp.zeros((k + 1, batch), pending.dtype).at[0].set(pending[:, 0])
-    all_log_probs = jnp.zeros(
-      (k + 1, batch, vocab_size)
-    )  # node 0 was not drawn
-    going = jnp.ones((batch,), bool) if state is None else ~state.over
-
-    def unfinished(carry):
-      depth, going, *_ = carry
-      # Without a threshold the number of turns is known to the compiler.
-      return depth <= k if state is None else (depth <= k) & jnp.any(going)
-
-    def extend(carry):
-      depth, going, count, tokens, all_log_probs, cache = carry
-      output, cache = target.apply(
-        params.target, tokens[depth - 1][:, None], cache, skip=skip
-      )
-      logits = output.logits[:, 0]
-      log_probs = sampling.warp(logits, context.sampling)
-      token = sampling.argmax(log_probs + context.noise(depth, depth))
-      count += going  # the token that stops a row is in its draft
-      if state is not None:
-        own = jnp.take_along_axis(
-          jax.nn.log_softmax(logits), token[:, None], axis=1
-        )
-        going &= jnp.exp(own[:, 0]) >= state.threshold
-      return (
-        depth + 1,
-        going,
-        count,
-        tokens.at[depth].set(token),
-        all_log_probs.at[depth].set(log_probs),
-        cache.replace(length=cache.length + 1),  # no longer scratch
-      )
-
-    _, _, count, tokens, all_log_probs, cache = jax.lax.while_loop(
-      unfinished, extend, (1, going, count, tokens, all_log_probs, cache)
-    )
-    draft = Draft(
-      tokens.T,
-      draft_tree.chain(k + 1),
-      all_log_probs.swapaxes(0, 1),
-      count,
-      Resume(None, cache.layers),
-    )
-    return draft, state
+      return draft_shape.pending_only(context), state
+    if shape.loops:
+      draft, cache = propose_chain(params, state, context)
+    else:
+      draft, cache = propose_tree(params, context)
+    return draft._replace(resume=Resume(None, cache.layers)), state
 
   def update(
     params,
@@ -199,50 +205,3 @@ def layer_skip(
     )
 
   return Drafter(spec, init, propose, update)
-
-
-def layer_skip_tree(
-  target: Model, skip: Skip, expansion: draft_shape.DraftShape
-) -> Drafter:
-  """Drafts a tree with the target, less what `skip` names, a level in one call.
-
-  Args:
-    skip: as of `layer_skip`.
-    draft shape: the shape, expand.static or expand.dynamic.
-
-  Raises:
-    ValueError: a layer that the target does not have, or drafting would run
-      more nodes than the tree has: they share the target's scratch.
-  """
-  baseline = layer_skip(target, skip, 0)  # are there such layers?
-  num_nodes = expansion.spec.max_nodes
-  draft_shape.check_scratch(expansion)
-
-  def propose(params, draft_state, context: Context):
-    cache = context.target_cache
-
-    def run(tokens, parents, first, wanted):
-      nonlocal cache
-      output, cache = target.apply(
-        params.target,
-        tokens,
-        cache,
-        parents=parents,
-        first=first,
-        head=wanted,
-        skip=skip,
-      )
-      return output.logits
-
-    logits = run(context.pending, draft_tree.chain(1), 0, True)[:, 0]
-    grown = expansion.sample_tree(context, logits, run, False)
-    draft = Draft(
-      grown.tokens,
-      grown.parents,
-      grown.log_probs,
-      jnp.full_like(context.length, num_nodes),
-      Resume(None, cache.layers),
-    )
-    return draft, draft_state
-
-  return baseline._replace(spec=expansion.spec, propose=propose)

@@ -1,5 +1,5 @@
-"""Prompt lookup: draft token that what followed these words before follows
-again.
+"""Prompt lookup: drafts what followed the last few tokens where they stood
+before.
 
 Saxena's prompt lookup decoding (2023). It copies from prompt and output alike,
 has no weights and no state. Invariant: a draft is a function of committed text
@@ -9,8 +9,8 @@ only, so it is deterministic (`log_probs` None) and any rule may evaluate it.
 import jax
 import jax.numpy as jnp
 
-from specdec import draft_tree
-from specdec.types import Array, Context, Draft, Drafter, DraftSpec
+from specdec import draft_shape, draft_tree
+from specdec.types import Array, Context, Draft, Drafter
 
 
 def _propose_row(
@@ -36,42 +36,48 @@ def _propose_row(
   return draft_tokens, longest >= min_ngram
 
 
-def lookup(k: int, *, ngram: int = 5, min_ngram: int = 3) -> Drafter:
+def lookup(
+  k: int | None = None,
+  *,
+  shape: draft_shape.DraftShape | None = None,
+  ngram: int = 5,
+  min_ngram: int = 3,
+) -> Drafter:
   """Copies k tokens after the latest longest match of the last n-gram.
 
   Args:
-    k: drafted tokens, >= 0.
+    k: draft tokens a round, short for shape=draft_shape.chain(k).
+    shape: a chain.
     ngram: longest match looked for.
     min_ngram: shortest match worth a draft; below it nothing is drafted and the
-      round is a plain one. 0 drafts always, with anything.
+      round is an autoregressive one. 0 drafts always, with anything.
+
+  Raises:
+    ValueError: both or neither of k and shape are given, k < 0, the shape is no
+      chain, or the n-grams are out of range.
   """
-  if k < 0:
-    raise ValueError(f"k = {k}; it must be >= 0")
+  spec = draft_shape.resolve(k, shape).spec
+  if not spec.chain:
+    raise ValueError("lookup drafts chains: give k, or shape=chain(k)")
+  k = spec.max_depth
   if not 0 <= min_ngram <= ngram or ngram < 1:
     raise ValueError(
       f"min_ngram = {min_ngram} and ngram = {ngram}; they must satisfy "
       "0 <= min_ngram <= ngram and 1 <= ngram"
     )
   widths = (1, k + 1) if k and min_ngram else (k + 1,)
-  spec = DraftSpec(
-    max_nodes=k + 1, max_depth=k, widths=widths, siblings="deterministic"
-  )
+  spec = spec._replace(widths=widths, siblings="deterministic")
 
   def init(params, context, prefill_output):
     del params, context, prefill_output
 
   def propose(params, draft_state, context: Context):
     del params
-    pending = context.pending
-    if k == 0:
-      found = jnp.zeros_like(context.length, dtype=bool)
-      tokens = pending
-    else:
-      draft_tokens, found = jax.vmap(
-        lambda t, n: _propose_row(t, n, ngram, min_ngram, k)
-      )(context.tokens, context.length)
-      tokens = jnp.concatenate([pending, draft_tokens], axis=1)
-    count = jnp.where(found, k + 1, 1)
+    draft_tokens, matches = jax.vmap(
+      lambda t, n: _propose_row(t, n, ngram, min_ngram, k)
+    )(context.tokens, context.length)
+    tokens = jnp.concatenate([context.pending, draft_tokens], axis=1)
+    count = jnp.where(matches, k + 1, 1)
     return Draft(tokens, draft_tree.chain(k + 1), None, count), draft_state
 
   def update(params, draft_state, context, draft, accept_result, target_output):

@@ -1,4 +1,4 @@
-"""An independent, smaller model as drafter: it samples a chain, or a tree.
+"""A smaller model drafts: it samples a chain, or a tree.
 
 Leviathan et al. (arXiv:2211.17192); SpecInfer (arXiv:2305.09781) for trees.
 Invariant: the drafter's cache trails the committed text by one token, or by
@@ -8,18 +8,15 @@ starts with the last two tokens together.
 
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 
 from specdec import cache as kv
-from specdec import draft_shape, draft_tree, sampling
+from specdec import draft_shape
 from specdec.types import (
   AcceptResult,
   Array,
   Context,
-  Draft,
   Drafter,
-  DraftSpec,
   KVCache,
   Model,
   Params,
@@ -77,139 +74,104 @@ def _catch_up(
   )
   last = (length - 1 - first)[:, None, None]
   logits = jnp.take_along_axis(output.logits, last, axis=1)[:, 0]
-  wanted = jax.eval_shape(lambda: context.noise(1, 1)).shape[-1]
-  if logits.shape[-1] != wanted:
+  if logits.shape[-1] != context.vocab_size:
     raise ValueError(
       f"the draft's distribution is over {logits.shape[-1]} tokens and the "
-      "target's "
-      f"over {wanted}; they must share one vocabulary"
+      f"target's over {context.vocab_size}; they must share one vocabulary"
     )
   return logits, cache.replace(length=length - 1)
 
 
-def model(draft_model: Model, k: int) -> Drafter:
-  """Drafts a chain of k >= 0 tokens with `draft_model`, weights params.draft.
-
-  Its draft tokens are drawn from the warped distribution that it hands over
-  (rules 5 and 6), under the sampling settings of the row.
-  """
-  if k < 0:
-    raise ValueError(f"k = {k}; it must be >= 0")
-  spec = DraftSpec(max_nodes=k + 1, max_depth=k, widths=(k + 1,))
-  init = _prefill(draft_model, k + 1)
-
-  def propose(params: Params, cache: KVCache, context: Context):
-    length, pending = context.length, context.pending
-    count = jnp.full_like(length, k + 1)
-    if k == 0:
-      return Draft(pending, draft_tree.chain(1), None, count), cache
-    logits, cache = _catch_up(draft_model, params, cache, context)
-
-    def draw(logits, depth):
-      log_probs = sampling.warp(logits, context.sampling)
-      return sampling.argmax(log_probs + context.noise(depth, depth)), log_probs
-
-    token, log_probs = draw(logits, 1)
-    cache = cache.replace(length=length)
-    drawn = jnp.zeros((k, *token.shape), token.dtype).at[0].set(token)
-    all_log_probs = jnp.zeros((k, *log_probs.shape)).at[0].set(log_probs)
-
-    def extend(i, carry):
-      drawn, all_log_probs, cache = carry
-      output, cache = draft_model.apply(
-        params.draft, drawn[i - 1][:, None], cache
-      )
-      token, log_probs = draw(output.logits[:, 0], i + 1)
-      cache = cache.replace(length=cache.length + 1)
-      return drawn.at[i].set(token), all_log_probs.at[i].set(log_probs), cache
-
-    drawn, all_log_probs, cache = jax.lax.fori_loop(
-      1, k, extend, (drawn, all_log_probs, cache)
-    )
-    root = jnp.zeros((1, *log_probs.shape))  # node 0 was not drawn
-    draft = Draft(
-      tokens=jnp.concatenate([pending, drawn.T], axis=1),
-      parents=draft_tree.chain(k + 1),
-      log_probs=jnp.concatenate([root, all_log_probs]).swapaxes(0, 1),
-      count=count,
-    )
-    return draft, cache
-
-  def update(
-    params,
-    cache: KVCache,
-    context,
-    draft,
-    accept_result: AcceptResult,
-    target_output,
-  ):
-    del params, draft, target_output
-    if k == 0:
-      return cache
-    # KV of the pending token and of every draft token but the last were
-    # written.
-    kept = jnp.minimum(accept_result.num_accepted, k - 1)
-    return cache.replace(length=context.length + kept)
-
-  return Drafter(spec, init, propose, update)
-
-
-class _TreeState(NamedTuple):
-  """What a drafter of trees carries from a draft to its accept_result."""
+class _State(NamedTuple):
+  """What the drafter carries from round to round."""
 
   cache: KVCache
-  slot: Array  # [B, N] where node n's KV stands behind the committed ones; -1
+  slot: Array | None  # [B, N] of a tree: the slot behind the committed ones
+  #                     that has node n's KV, -1 for none; None: a chain
 
 
-def model_tree(
-  draft_model: Model, expansion: draft_shape.DraftShape
+def model(
+  draft_model: Model,
+  k: int | None = None,
+  *,
+  shape: draft_shape.DraftShape | None = None,
 ) -> Drafter:
-  """Drafts a tree: one call of `draft_model` a level, with a tree mask.
+  """Drafts with `draft_model`, weights params.draft.
+
+  Its draft tokens are drawn from the warped distribution that it hands over
+  (rules 5 and 6), under the sampling settings of the row. A chain is drawn in a
+  loop of one token a call, a tree with one call a level and a tree mask.
 
   Args:
-    draft shape: the shape, expand.static or expand.dynamic.
+    k: draft tokens a round, short for shape=draft_shape.chain(k).
+    shape: what a draft looks like.
+
+  Raises:
+    ValueError: both or neither of k and shape are given, or k < 0.
   """
-  num_nodes = expansion.spec.max_nodes
-  fill = _prefill(draft_model, max(expansion.num_run, num_nodes))
+  shape = draft_shape.resolve(k, shape)
+  depth, num_nodes = shape.spec.max_depth, shape.spec.max_nodes
+  fill = _prefill(draft_model, max(shape.num_run, num_nodes))
 
   def init(params: Params, context: Context, prefill_output):
-    nowhere = jnp.full((context.length.shape[0], num_nodes), -1, jnp.int32)
-    return _TreeState(fill(params, context, prefill_output), nowhere)
+    slot = None
+    if not shape.loops:
+      slot = jnp.full((context.length.shape[0], num_nodes), -1, jnp.int32)
+    return _State(fill(params, context, prefill_output), slot)
 
-  def propose(params: Params, state: _TreeState, context: Context):
+  def propose(params: Params, state: _State, context: Context):
+    if depth == 0:
+      return draft_shape.pending_only(context), state
     logits, cache = _catch_up(draft_model, params, state.cache, context)
 
-    def run(tokens, parents, first, wanted):
-      nonlocal cache
-      output, cache = draft_model.apply(
-        params.draft, tokens, cache, parents=parents, first=first, head=wanted
-      )
-      return output.logits
+    def extend_chain(cache, token, node):
+      del node
+      output, cache = draft_model.apply(params.draft, token, cache)
+      cache = cache.replace(length=cache.length + 1)
+      return cache, output.logits[:, 0]
 
-    grown = expansion.sample_tree(context, logits, run, False)
-    count = jnp.full_like(context.length, num_nodes)
-    slot = jnp.broadcast_to(jnp.asarray(grown.slot), grown.tokens.shape)
-    draft = Draft(grown.tokens, grown.parents, grown.log_probs, count)
-    return draft, _TreeState(cache, slot)
+    def extend_tree(cache, tokens, parents, first, need_logits):
+      output, cache = draft_model.apply(
+        params.draft,
+        tokens,
+        cache,
+        parents=parents,
+        first=first,
+        head=need_logits,
+      )
+      return cache, output.logits
+
+    if shape.loops:
+      cache = cache.replace(length=context.length)
+      draft, cache = draft_shape.sample_chain(
+        context, depth, extend_chain, cache, logits=logits
+      )
+      return draft, _State(cache, None)
+    tree, cache = shape.sample_tree(context, logits, extend_tree, cache)
+    return tree.draft, _State(cache, tree.slot)
 
   def update(
     params,
-    state: _TreeState,
+    state: _State,
     context,
     draft,
     accept_result: AcceptResult,
     target_output,
   ):
     del params, draft, target_output
-    slot = jnp.take_along_axis(
-      state.slot, accept_result.path, axis=1
-    )  # [B, D+1]
-    last = jnp.take_along_axis(
-      slot, accept_result.num_accepted[:, None], axis=1
-    )
-    kept = accept_result.num_accepted + (last[:, 0] >= 0)  # the root as well
-    cache = state.cache.replace(length=context.length - 1)
-    cache = kv.commit(cache, jnp.maximum(slot, 0), kept, chain=False)
+    if depth == 0:
+      return state
+    accepted, cache = accept_result.num_accepted, state.cache
+    if shape.loops:
+      # KV of the pending token and of every draft token but the last were
+      # written.
+      length = context.length + jnp.minimum(accepted, depth - 1)
+      return state._replace(cache=cache.replace(length=length))
+    slot = jnp.take_along_axis(state.slot, accept_result.path, axis=1)
+    last = jnp.take_along_axis(slot, accepted[:, None], axis=1)[:, 0]
+    count = accepted + (last >= 0)  # the root as well
+    cache = cache.replace(length=context.length - 1)
+    cache = kv.commit(cache, jnp.maximum(slot, 0), count, chain=False)
     return state._replace(cache=cache)
 
-  return Drafter(expansion.spec, init, propose, update)
+  return Drafter(shape.spec, init, propose, update)
