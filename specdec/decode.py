@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specdec import cache as kv
-from specdec import draft_tree, sampling, step
+from specdec import sampling, step
 from specdec.noise import row_keys
 from specdec.types import (
   NO_DRAFT,
@@ -37,13 +37,16 @@ _PARTS = ("target", "drafter", "rule")  # static arguments of every program
 
 
 def check_pair(spec: DraftSpec, rule: AcceptanceRule) -> None:
-  """Refuses a drafter, by its spec, that a rule is not right for.
+  """Refuses a drafter, by its spec, whose drafts a rule cannot evaluate.
 
   Raises:
     ValueError: says why.
   """
   if rule.chains_only and not spec.chain:
-    raise ValueError("this rule evaluates chains, and the drafter drafts trees")
+    raise ValueError(
+      f"{rule.name} evaluates chains, and {spec.name} drafts trees: give it "
+      "k, or shape=chain(k)"
+    )
   if spec.siblings not in rule.siblings:
     why = ""
     if spec.siblings == "deterministic":
@@ -51,17 +54,24 @@ def check_pair(spec: DraftSpec, rule: AcceptanceRule) -> None:
         ", as it reads the distribution that each draft token was drawn from"
       )
     raise ValueError(
-      f"the drafter's siblings are {spec.siblings!r}; this rule is right for "
-      f"{', '.join(sorted(rule.siblings))}{why}"
+      f"siblings of {spec.name} are {spec.siblings!r}; {rule.name} is right "
+      f"for {', '.join(sorted(rule.siblings))}{why}"
     )
   ascending = tuple(sorted(set(spec.widths)))
   if spec.widths != ascending or spec.widths[-1:] != (spec.max_nodes,):
     raise ValueError(
-      f"widths = {spec.widths}; they must ascend and end with max_nodes = "
-      f"{spec.max_nodes}"
+      f"widths = {spec.widths} of {spec.name}; they must ascend and end with "
+      f"max_nodes = {spec.max_nodes}"
     )
   if spec.widths[0] < 1:
-    raise ValueError(f"widths = {spec.widths}; each must be at least 1")
+    raise ValueError(
+      f"widths = {spec.widths} of {spec.name}; each must be at least 1"
+    )
+  if spec.parents is not None and DraftSpec.of(spec.parents)[:2] != spec[:2]:
+    raise ValueError(
+      f"parents = {spec.parents} of {spec.name} are not the tree of max_nodes "
+      f"= {spec.max_nodes} and max_depth = {spec.max_depth}"
+    )
 
 
 def _in_32_bits(function):
@@ -336,18 +346,18 @@ def _pending_only() -> Drafter:
     del params
     pending = context.pending
     count = jnp.ones_like(context.length)
-    return Draft(pending, draft_tree.chain(1), None, count), draft_state
+    return Draft(pending, None, None, count), draft_state
 
   def update(params, draft_state, context, draft, accept_result, target_output):
     del params, context, draft, accept_result, target_output
     return draft_state
 
-  return Drafter(DraftSpec(1, 0, (1,)), init, propose, update)
+  return Drafter(DraftSpec.of((-1,), name="none"), init, propose, update)
 
 
 NO_DRAFTER = _pending_only()
 NO_DRAFT_RULE = AcceptanceRule(
-  None, None, "coupled", frozenset({"none"}), lossless=True
+  None, None, "coupled", frozenset({"none"}), lossless=True, name="none"
 )
 
 

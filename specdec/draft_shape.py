@@ -67,7 +67,7 @@ def resolve(k: int | None, shape: DraftShape | None) -> DraftShape:
 def pending_only(context: Context) -> Draft:
   """Returns the draft of the pending token alone."""
   count = jnp.ones_like(context.length)
-  return Draft(context.pending, draft_tree.chain(1), None, count)
+  return Draft(context.pending, None, None, count)
 
 
 def sample_chain(
@@ -131,7 +131,6 @@ def sample_chain(
   *_, draft, carry = jax.lax.while_loop(unfinished, step, (*state, carry))
   draft = draft._replace(
     tokens=draft.tokens.T,
-    parents=draft_tree.chain(k + 1),
     log_probs=draft.log_probs.swapaxes(0, 1),
   )
   return draft, carry
@@ -158,13 +157,12 @@ def static(parents, siblings: str = "without_replacement") -> DraftShape:
   single = draft_tree.max_siblings(parents) <= 1
   joined = siblings == "iid" and not single
   num_nodes = len(parents)
-  spec = DraftSpec(
-    num_nodes,
-    len(levels) - 1,
-    (num_nodes,),
-    chain=False,
+  spec = DraftSpec.of(
+    parents,
     siblings="none" if single and siblings != "deterministic" else siblings,
   )
+  if joined:  # the tree depends on what was drawn
+    spec = spec._replace(parents=None)
   families = _families(parents, levels)
 
   def sample_tree(context, logits, run, carry, run_leaves=False):
@@ -198,7 +196,7 @@ def static(parents, siblings: str = "without_replacement") -> DraftShape:
     tokens = jnp.stack(tokens, axis=1)
     draft = Draft(
       tokens,
-      draft_tree.canonical(tokens, parents) if joined else parents,
+      draft_tree.canonical(tokens, parents) if joined else None,
       None if siblings == "deterministic" else jnp.stack(all_log_probs, axis=1),
       jnp.full_like(context.length, num_nodes),
     )
@@ -225,8 +223,7 @@ def chain(k: int) -> DraftShape:
   """k >= 0 draft tokens in a row, each drawn from its distribution."""
   if k < 0:
     raise ValueError(f"k = {k}; it must be >= 0")
-  spec = DraftSpec(max_nodes=k + 1, max_depth=k, widths=(k + 1,))
-  return static(draft_tree.chain(k + 1), "iid")._replace(spec=spec, loops=True)
+  return static(draft_tree.chain(k + 1), "iid")._replace(loops=True)
 
 
 def _families(parents, levels) -> list[list[tuple[int, list[int]]]]:
@@ -315,13 +312,7 @@ def dynamic(
       f"size = {size}; {depth} levels of the {top} likeliest have 1 to {most} "
       "draft tokens"
     )
-  spec = DraftSpec(
-    size + 1,
-    depth,
-    (size + 1,),
-    chain=False,
-    siblings="deterministic",
-  )
+  spec = DraftSpec(size + 1, depth, (size + 1,), siblings="deterministic")
 
   def sample_tree(context, logits, run, carry, run_leaves=False):
     del run_leaves  # they stand elsewhere than they were run

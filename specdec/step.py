@@ -9,12 +9,17 @@ afterwards, so an EOS or a limit never changes what was drawn.
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from specdec import cache as kv
-from specdec import draft_tree, sampling, stats
+from specdec import sampling, stats
 from specdec.noise import Noise
-from specdec.traversal import TRAVERSALS, children, drafted
+from specdec.traversal import (
+  TRAVERSALS,
+  accept_probs,
+  children,
+  drafted,
+  residuals,
+)
 from specdec.types import (
   ACCEPTED,
   BASELINE,
@@ -72,7 +77,7 @@ def verify_step(
     params,
     draft.tokens,
     state.target_cache,
-    parents=None if spec.chain else draft.parents,
+    parents=None if spec.chain else spec.with_tree(draft).parents,
     start=start,
     hidden=hidden,
     features=spec.features or (),
@@ -82,26 +87,26 @@ def verify_step(
 
 def accept_step(
   rule: AcceptanceRule,
+  spec: DraftSpec,
   draft: Draft,
   logits: Array,
   state: DecodeState,
-  depth: int,
   eos_ids: Array,
 ) -> tuple[AcceptResult, Array, Array, RoundOutput]:
-  """Warps the target's logits, walks the draft, draws, and trims.
+  """Warps the target's logits, traverses the draft, draws, and truncates.
 
   Args:
     logits: [B, N, V] of the target.
     state: before the round.
-    depth: D, most tokens this draft can have accepted.
 
   Returns:
     The accept_result, done and fault [B] after it, and what was drawn.
   """
   target_log_probs = sampling.warp(logits, state.sampling)
   noise = _noise(state, logits.shape[-1], rule)
+  depth = min(spec.max_depth, draft.tokens.shape[1] - 1)
   path, round_output = traverse_draft(
-    rule, draft, logits, target_log_probs, noise, depth
+    rule, spec.with_tree(draft), logits, target_log_probs, noise, depth
   )
   return *truncate(path, round_output, state, eos_ids), round_output
 
@@ -114,16 +119,16 @@ def traverse_draft(
   noise: Noise,
   depth: int,
 ) -> tuple[Array, RoundOutput]:
-  """Walks the draft by the rule's distribution and draws the token that
-  follows.
+  """Traverses the draft as the rule says and draws the token that follows.
 
   Args:
+    draft: its tree in place (`DraftSpec.with_tree`).
     logits: [B, N, V] of the target.
-    distribution: [B, N, V] the same, warped to log-probabilities.
+    target_log_probs: [B, N, V] the same, warped to log-probabilities.
     depth: D, most tokens this draft can have accepted.
 
   Returns:
-    path [B, D+1] and the emission, nothing trimmed yet.
+    path [B, D+1] and the round's output, nothing truncated yet.
   """
   normaliser = jax.nn.logsumexp(logits, axis=-1)  # [B, N]
   sound = jnp.isfinite(normaliser)
@@ -179,29 +184,13 @@ def traverse_draft(
 
 
 def _traverse(rule, draft, target_log_probs, noise, depth):
-  """Keeps nodes with the rule's probabilities and walks as the rule says."""
-  static = isinstance(draft.parents, np.ndarray)  # one tree, known now
-
-  def row(tokens, parents, log_probs, count):
-    parents = draft.parents if static else parents
-    return Draft(tokens, parents, log_probs, count)
-
-  rows = (
-    draft.tokens,
-    None if static else draft.parents,
-    draft.log_probs,
-    draft.count,
-  )
-  accept_prob = jax.vmap(lambda r, p: rule.accept_prob(row(*r), p))(
-    rows, target_log_probs
-  )
+  """Accepts nodes with the rule's probabilities and takes its path."""
+  accept_prob = accept_probs(rule, draft, target_log_probs)
   kept = (noise.accept(accept_prob.shape[1]) < accept_prob) & drafted(draft)
   path, num_accepted, last = TRAVERSALS[rule.traversal].traverse(
     draft, kept, depth
   )
-  residual = jax.vmap(lambda r, p, n: rule.residual(row(*r), p, n))(
-    rows, target_log_probs, last
-  )
+  residual = residuals(rule, draft, target_log_probs, last)
   next_token = sampling.argmax(jnp.log(residual) + noise.next(last))
   return path, num_accepted, next_token
 
@@ -304,7 +293,7 @@ def _first_nodes(draft: Draft, width: int) -> Draft:
     resume = resume._replace(hidden=resume.hidden[:, :width])
   return draft._replace(
     tokens=draft.tokens[:, :width],
-    parents=draft.parents[..., :width],
+    parents=None if draft.parents is None else draft.parents[..., :width],
     log_probs=None if draft.log_probs is None else draft.log_probs[:, :width],
     resume=resume,
   )
@@ -328,17 +317,14 @@ def decode_step(
   draft, state = draft_step(drafter, params, state, target.vocab_size, rule)
   _check_draft(draft, spec, target.vocab_size)
   _check_room(state, spec)
-  if spec.chain:
-    draft = draft._replace(parents=draft_tree.chain(spec.max_nodes))
 
   def finish(chosen: int, state: DecodeState) -> DecodeState:
     width = spec.widths[chosen]
     part = _first_nodes(draft, width)
     context = context_of(state, target.vocab_size, rule)
     output, state = verify_step(target, params.target, state, part, spec)
-    depth = min(spec.max_depth, width - 1)
     accept_result, done, fault, round_output = accept_step(
-      rule, part, output.logits, state, depth, eos_ids
+      rule, spec, part, output.logits, state, eos_ids
     )
     count = accept_result.num_committed
     draft_state = drafter.update(
@@ -359,7 +345,7 @@ def decode_step(
       draft_state=draft_state,
       stats=stats.tally(
         state.stats,
-        part,
+        spec.with_tree(part),
         round_output,
         accept_result,
         state.limit - state.length,
@@ -385,21 +371,26 @@ def decode_step(
 def _check_draft(draft: Draft, spec: DraftSpec, vocab_size: int) -> None:
   if draft.tokens.shape[1] != spec.max_nodes:
     raise ValueError(
-      f"the drafter gave {draft.tokens.shape[1]} nodes; its spec says "
+      f"{spec.name} gave {draft.tokens.shape[1]} nodes; its spec says "
       f"max_nodes = {spec.max_nodes}"
+    )
+  if (draft.parents is None) != (spec.parents is not None):
+    raise ValueError(
+      f"the tree of {spec.name} must stand in its spec, or in every draft: "
+      f"spec.parents = {spec.parents}, Draft.parents = {draft.parents}"
     )
   silent = draft.log_probs is None
   if silent != (spec.siblings == "deterministic") and spec.max_nodes > 1:
     raise ValueError(
-      "the drafter handed over "
+      f"{spec.name} handed over "
       f"{'no distribution' if silent else 'a distribution'} of its "
       f"draft tokens, and its spec says siblings = {spec.siblings!r}"
     )
   if draft.log_probs is not None and draft.log_probs.shape[-1] != vocab_size:
     raise ValueError(
-      f"the drafter's distribution is over {draft.log_probs.shape[-1]} tokens "
-      "and the "
-      f"target's over {vocab_size}; they must share one vocabulary"
+      f"the distribution of {spec.name} is over {draft.log_probs.shape[-1]} "
+      f"tokens and the target's over {vocab_size}; they must share one "
+      "vocabulary"
     )
 
 

@@ -1,9 +1,8 @@
-"""Ways through a tree whose nodes are kept with given probabilities.
+"""Traversals of a draft whose nodes are accepted with given probabilities.
 
-Each has two sides that must agree: the walk itself, over uniform draws that
-were thrown, and the probability that it comes so deep, over the uniform draws'
-distributions. Both see a draft's structure only. [B, N] arrays, nodes not in
-use never kept.
+Each has two sides that must agree: the path itself, given which nodes' uniform
+draws succeeded, and the probability that it comes so deep. Both see a draft's
+structure only. Arrays are [B, N]; nodes not in use are never accepted.
 """
 
 from collections.abc import Callable
@@ -13,16 +12,17 @@ import jax
 import jax.numpy as jnp
 
 from specdec import draft_tree
-from specdec.types import Array, Draft
+from specdec.types import AcceptanceRule, Array, Draft
 
 
 class Traversal(NamedTuple):
   """One way.
 
-  go(draft, kept [B, N] bool, depth) -> path [B, depth + 1], how many nodes of
-    it beside the root, and the last of them [B].
-  prefix_acceptance(draft, keep [B, N], depth) -> [B, depth]: P(it accepts d + 1
-  nodes).
+  traverse(draft, kept [B, N] bool, depth) -> path [B, depth + 1], how many
+    nodes of it beside the root, and the last of them [B].
+  prefix_acceptance(draft, accept_prob [B, N], depth) -> [B, depth]: the
+    probability that d + 1 nodes or more are accepted.
+  In both, draft.parents are in place (DraftSpec.with_tree).
   """
 
   traverse: Callable[[Draft, Array, int], tuple[Array, Array, Array]] | None
@@ -34,9 +34,37 @@ def drafted(draft: Draft) -> Array:
   return jnp.arange(draft.tokens.shape[1])[None] < draft.count[:, None]
 
 
+def parents_of(draft: Draft) -> Array:
+  """[B, N] parents, where all rows have one tree, too."""
+  return jnp.broadcast_to(jnp.asarray(draft.parents), draft.tokens.shape)
+
+
+def accept_probs(
+  rule: AcceptanceRule, draft: Draft, target_log_probs: Array
+) -> Array:
+  """[B, N] the rule's accept_prob of every row; target_log_probs [B, N, V]."""
+  return jax.vmap(rule.accept_prob, in_axes=(_axes(draft), 0))(
+    draft._replace(resume=None), target_log_probs
+  )
+
+
+def residuals(
+  rule: AcceptanceRule, draft: Draft, target_log_probs: Array, node: Array
+) -> Array:
+  """[B, V] the rule's residual of every row after its node, node [B]."""
+  return jax.vmap(rule.residual, in_axes=(_axes(draft), 0, 0))(
+    draft._replace(resume=None), target_log_probs, node
+  )
+
+
+def _axes(draft: Draft) -> Draft:
+  """Axes to vmap over; a tree that rows share stays the NumPy array it is."""
+  return Draft(0, None if draft.parents.ndim == 1 else 0, 0, 0)
+
+
 def children(draft: Draft, nodes: Array) -> Array:
   """[B, ..., N] bool: the nodes right below nodes [B, ...]."""
-  parents = jnp.broadcast_to(jnp.asarray(draft.parents), draft.tokens.shape)
+  parents = parents_of(draft)
   parents = parents.reshape(
     parents.shape[0], *(1,) * (nodes.ndim - 1), parents.shape[1]
   )
@@ -89,8 +117,7 @@ def _first_child_prefix_acceptance(
     )
 
   accept_prob = jnp.where(drafted(draft), accept_prob, 0.0)
-  parents = jnp.broadcast_to(jnp.asarray(draft.parents), accept_prob.shape)
-  return jax.vmap(row)(draft.tokens, parents, accept_prob)
+  return jax.vmap(row)(draft.tokens, parents_of(draft), accept_prob)
 
 
 def _last_success(draft: Draft, kept: Array, depth: int):
@@ -112,7 +139,7 @@ def _last_success_prefix_acceptance(
 
 def _longest(draft: Draft, kept: Array, depth: int):
   """To the deepest node that is kept with all above it; the first of those."""
-  parents = jnp.broadcast_to(jnp.asarray(draft.parents), kept.shape)
+  parents = parents_of(draft)
   above = draft_tree.ancestors(parents)  # [B, N, N], the node itself included
   root = jnp.arange(kept.shape[1]) == 0
   alive = jnp.all(~above | kept[:, None, :] | root[None, None], axis=-1)

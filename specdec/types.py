@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import struct
 
 Array = jax.Array
@@ -52,7 +53,7 @@ class Skip(NamedTuple):
 
 
 class Model(NamedTuple):
-  """A language model with an explicit cache: two pure functions and a size.
+  """A language model with an explicit cache: two pure functions, two sizes.
 
   apply(params, tokens, cache, *, parents=None, first=0, start=0, stop=None,
         hidden=None, head=True, features=(), skip=None)
@@ -74,6 +75,7 @@ class Model(NamedTuple):
   apply: Callable[..., tuple[ModelOutput, KVCache]]
   init_cache: Callable[[int, int], KVCache]
   vocab_size: int
+  num_layers: int
 
 
 @struct.dataclass
@@ -93,24 +95,55 @@ SIBLINGS = ("none", "iid", "without_replacement", "deterministic")
 
 
 class DraftSpec(NamedTuple):
-  """Static facts of a drafter, known when it is constructed."""
+  """Static facts of a drafter; hashable.
 
-  max_nodes: int  # N, the pending token included
-  max_depth: int  # D, tokens that one round can accept
-  widths: tuple[int, ...]  # ascending node counts decode compiles; last is N
-  chain: bool = True  # parents = arange(N) - 1 always
-  siblings: str = "none"  # how the children of a node are drawn, one of
-  #                   SIBLINGS. none: there
-  #                   is one; iid; without_replacement; deterministic: they are
-  # not
-  #                   drawn at all, be there one or several (log_probs is None)
-  features: tuple[int, ...] | None = None  # None: wants nothing of the target;
-  #                      else its hidden states, and the streams entering these
-  max_external_drafts: int = (
-    0  # it may stand behind another drafter: propose need not be
-  )
-  #                  called in every round, and update takes chains of so many
-  #                  draft tokens that it did not make
+  Attributes:
+    max_nodes: N, the pending token included.
+    max_depth: D, tokens that one round can accept.
+    widths: ascending node counts that decode compiles; the last is N.
+    parents: the tree of every draft, N parents in level order, the root's -1;
+      None: a draft brings its own (Draft.parents).
+    siblings: how the children of a node are drawn, one of SIBLINGS. none:
+      there is one; iid; without_replacement; deterministic: they are not drawn
+      at all, be there one or several (Draft.log_probs is None).
+    features: None: it reads nothing of the target; else the target's hidden
+      states, and the residual streams entering these layers.
+    max_external_drafts: it may be a fallback: propose need not be called in
+      every round, and update takes chains of so many draft tokens that another
+      drafter drafted.
+    name: for errors and tables.
+  """
+
+  max_nodes: int
+  max_depth: int
+  widths: tuple[int, ...]
+  parents: tuple[int, ...] | None = None
+  siblings: str = "none"
+  features: tuple[int, ...] | None = None
+  max_external_drafts: int = 0
+  name: str = "the drafter"
+
+  @classmethod
+  def of(cls, parents, widths=None, **options) -> "DraftSpec":
+    """Returns the spec of a static tree, parents [N] in level order."""
+    parents = tuple(int(parent) for parent in parents)
+    depth = [0]
+    for parent in parents[1:]:
+      depth.append(depth[parent] + 1)
+    size = len(parents)
+    return cls(size, max(depth), widths or (size,), parents, **options)
+
+  @property
+  def chain(self) -> bool:
+    """Whether every draft is a chain."""
+    return self.parents == tuple(range(-1, self.max_nodes - 1))
+
+  def with_tree(self, draft: "Draft") -> "Draft":
+    """Returns the draft, its parents a NumPy array where they are static."""
+    if self.parents is None:
+      return draft
+    parents = self.parents[: draft.tokens.shape[1]]
+    return draft._replace(parents=np.array(parents, np.int32))
 
 
 class Resume(NamedTuple):
@@ -126,11 +159,10 @@ class Draft(NamedTuple):
   """A tree of N draft tokens in level order; node 0 is the pending token."""
 
   tokens: Array  # [B, N]
-  parents: Array  # [B, N], or [N] where every row has the same tree; root -1
-  log_probs: (
-    Array | None
-  )  # [B, N, V] the distribution token n was drawn from, given its
-  #                          earlier siblings; None: deterministic
+  parents: Array | None  # [B, N], or [N] where rows share a tree; the root's
+  #                        is -1; None: they stand in the drafter's spec
+  log_probs: Array | None  # [B, N, V] the distribution token n was drawn from,
+  #                          given its earlier siblings; None: deterministic
   count: Array  # [B] nodes in use, the root included
   resume: Resume | None = None
 
@@ -196,35 +228,44 @@ class Drafter(NamedTuple):
   propose: Callable[[Params, PyTree, Context], tuple[Draft, PyTree]]
   update: Callable[..., PyTree]
 
+  @property
+  def name(self) -> str:
+    """For errors and tables."""
+    return self.spec.name
+
 
 class AcceptanceRule(NamedTuple):
-  """A distribution, not a sampler: unbatched, vmapped by decode, free of
-  randomness.
+  """A distribution, not a sampler: unbatched, vmapped by decode, draws nothing.
 
-  accept_prob(draft, target_log_probs) -> [N]: probability that node n is kept,
-  given
-    that its parent is and that its earlier siblings were refused; with walk
-    'last_success' given nothing.
+  accept_prob(draft, target_log_probs) -> [N]: probability that node n is
+    accepted, given that its parent is and that its earlier siblings were
+    refused; with traversal 'last_success' given nothing.
   residual(draft, target_log_probs, node) -> [V]: distribution of the token that
-  follows
-    when `node` is the last one kept.
-  In both, draft.tokens is [N], draft.log_probs [N, V] or None, draft.count [],
-  target_log_probs [N, V] warped, float32. Nodes >= count were never drafted.
+    follows when `node` is the last one accepted.
+  In both, draft.tokens and draft.parents are [N], draft.log_probs [N, V] or
+  None, draft.count [], target_log_probs [N, V] warped, float32. Nodes >= count
+  were never drafted.
+
+  Attributes:
+    traversal: 'first_child'; 'last_success': of a chain, up to its last
+      accepted node; 'longest': to the deepest node accepted with all its
+      ancestors; 'coupled': decode reads neither function (accept_prob says
+      what to expect).
+    siblings: the kinds of siblings it is right for.
+    lossless: whether the text has the target's distribution.
+    caveat: what every print of its output must say; '': nothing.
+    chains_only: it evaluates one path.
+    name: for errors and tables.
   """
 
   accept_prob: Callable[[Draft, Array], Array] | None
   residual: Callable[[Draft, Array, Array], Array] | None
-  traversal: (
-    str  # 'first_child'; 'last_success': of a chain, up to its last kept
-  )
-  #            node; 'longest': to the deepest node kept with all above it;
-  #            'coupled': decode reads neither distribution (keep only tells
-  # what to
-  #            expect)
-  siblings: frozenset[str]  # the kinds of siblings it is right for
+  traversal: str
+  siblings: frozenset[str]
   lossless: bool
-  caveat: str = ""  # what every print of its output must say; '': nothing
-  chains_only: bool = False  # it evaluates one path
+  caveat: str = ""
+  chains_only: bool = False
+  name: str = "the rule"
 
 
 # Where an emitted token came from: DecodeState.origin.

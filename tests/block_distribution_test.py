@@ -202,6 +202,6 @@ def test_naive_match_is_lossless_and_never_better(parents, kind, warp):
 
 def test_block_refuses_trees():
   drafter = decode.NO_DRAFTER
-  tree = drafter._replace(spec=drafter.spec._replace(chain=False))
+  tree = drafter._replace(spec=drafter.spec._replace(parents=None))
   with pytest.raises(ValueError, match="evaluates chains"):
     decode.check_pair(tree.spec, acceptance.block())

@@ -99,11 +99,11 @@ def tree_drafter(kind: str, stops: bool = False) -> Drafter:
     count = jnp.full_like(context.length, len(TREE))
     if stops:
       count = jnp.array([1, 4, 6])[tokens[0]]
-    return Draft(jnp.stack(tokens, 1), TREE, said, count), draft_state
+    return Draft(jnp.stack(tokens, 1), None, said, count), draft_state
 
   size = len(TREE)
   widths = (1, 4, size) if stops else (size,)
-  spec = DraftSpec(size, 2, widths, chain=False, siblings=kind)
+  spec = DraftSpec.of(TREE, widths, siblings=kind)
   return Drafter(
     spec, lambda *_: None, propose, lambda _, draft_state, *rest: draft_state
   )

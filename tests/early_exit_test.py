@@ -193,7 +193,7 @@ def seer(name, exit_layer, truth):
   model, _ = target(name)
   parents = np.array([-1, 0, 0, 1, 1, 2])
   truth = jnp.asarray(truth)
-  spec = DraftSpec(6, 2, (3, 6), chain=False, siblings="deterministic")
+  spec = DraftSpec.of(parents, (3, 6), siblings="deterministic")
 
   def propose(params, draft_state, context):
     at = context.length[:, None] + jnp.array([[-1, 0, 0, 1, 1, 1]])
@@ -210,7 +210,7 @@ def seer(name, exit_layer, truth):
     )
     resume = Resume(output.features[0], cache.layers[:exit_layer])
     count = jnp.where(context.length % 2 == 0, 6, 3)
-    return Draft(tokens, parents, None, count, resume), draft_state
+    return Draft(tokens, None, None, count, resume), draft_state
 
   baseline_drafter = drafters.early_exit(model, exit_layer, 0)
   return baseline_drafter._replace(spec=spec, propose=propose)

@@ -34,7 +34,7 @@ ALLOWED = {
   "step": (*_CORE, "traversal", "stats"),
   "decode": (*_CORE, "step"),
   "programs": ("types", "sharding", "decode"),
-  "testing": (*_MODELS, "draft_shape", "acceptance"),
+  "testing": (*_MODELS, "draft_shape", "traversal", "acceptance"),
   "drafters": (*_CORE, "draft_shape", "models"),
   "roofline": (
     "types",

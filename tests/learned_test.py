@@ -323,7 +323,8 @@ def proposing(kind, shape):
   def propose(draft, state):
     params = Params(target()[1], draft)
     context = step.context_of(state, V, COUPLED)
-    return drafter.propose(params, state.draft_state, context)[0]
+    draft, _ = drafter.propose(params, state.draft_state, context)
+    return drafter.spec.with_tree(draft)
 
   return propose
 

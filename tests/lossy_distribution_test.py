@@ -16,7 +16,7 @@ from acceptance_distribution_test import (
 )
 from specdec import acceptance, decode, sampling
 from specdec.testing import table_model
-from specdec.types import Draft, Params
+from specdec.types import Draft, DraftSpec, Params
 
 
 def first_token(outcome) -> np.ndarray:
@@ -139,12 +139,10 @@ def test_the_loop_traversal_to_the_longest_path():
     draft_tokens = jnp.broadcast_to(jnp.arange(1, 6)[None], (len(pending), 5))
     tokens = jnp.concatenate([pending, draft_tokens], axis=1)
     count = jnp.full_like(context.length, 6)
-    return Draft(tokens, parents, None, count), draft_state
+    return Draft(tokens, None, None, count), draft_state
 
   baseline = decode.NO_DRAFTER
-  spec = baseline.spec._replace(
-    max_nodes=6, max_depth=2, widths=(6,), chain=False, siblings="deterministic"
-  )
+  spec = DraftSpec.of(parents, siblings="deterministic")
   params = Params(table_model.init_params(jax.random.key(0), size))
   state = decode.generate(
     table_model.model(size),

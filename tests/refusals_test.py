@@ -48,7 +48,7 @@ def test_b23_two_vocabularies_are_refused(size):
 def test_siblings_that_the_rule_does_not_know_are_refused():
   positional, options = arguments()
   picky = acceptance.rejection()._replace(siblings=frozenset({"iid"}))
-  with pytest.raises(ValueError, match="this rule is right for iid"):
+  with pytest.raises(ValueError, match="rejection is right for iid"):
     decode.generate(
       table_model.model(V), drafters.lookup(2), picky, *positional, **options
     )
@@ -96,7 +96,7 @@ TREE = draft_shape.static(draft_tree.parallel(2, 2), "iid")
     (
       lambda: tree_of(draft_shape.static(draft_tree.parallel(2, 2))),
       "kseq",
-      "this rule is right for iid, none",
+      "kseq is right for iid, none",
     ),
   ],
 )

@@ -150,7 +150,7 @@ def flat_model(size):
     shape = (*tokens.shape, size)
     return ModelOutput(jnp.broadcast_to(params, shape), None), cache
 
-  return Model(apply, init_cache, size)
+  return Model(apply, init_cache, size, 1)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

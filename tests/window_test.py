@@ -99,7 +99,7 @@ def comb(text):
   """
   parents = np.array([-1, 0, 0, 2, 2, 4, 4, 6, 6], np.int32)
   depth = (np.arange(9) + 1) // 2
-  spec = DraftSpec(9, 4, (9,), chain=False, siblings="deterministic")
+  spec = DraftSpec.of(parents, siblings="deterministic")
 
   def propose(params, draft_state, context):
     place = context.length[:, None] - 1 + depth[None]  # [B, N]
@@ -108,7 +108,7 @@ def comb(text):
     wrong &= depth[None] > 0
     tokens = jnp.where(wrong, (right + 1 + depth[None] % 2) % 17, right)
     count = jnp.full_like(context.length, 9)
-    return Draft(tokens, jnp.asarray(parents), None, count), draft_state
+    return Draft(tokens, None, None, count), draft_state
 
   return Drafter(
     spec,

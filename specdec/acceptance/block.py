@@ -71,4 +71,5 @@ def block() -> AcceptanceRule:
     frozenset({"none", "deterministic"}),
     lossless=True,
     chains_only=True,
+    name="block",
   )

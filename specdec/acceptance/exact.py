@@ -33,7 +33,12 @@ def greedy() -> AcceptanceRule:
     return jax.nn.one_hot(best, target_log_probs.shape[-1])
 
   return AcceptanceRule(
-    accept_prob, residual, "first_child", frozenset(SIBLINGS), lossless=True
+    accept_prob,
+    residual,
+    "first_child",
+    frozenset(SIBLINGS),
+    lossless=True,
+    name="greedy",
   )
 
 
@@ -71,5 +76,10 @@ def coupled() -> AcceptanceRule:
     return jnp.where(alone, found, jnp.nan)
 
   return AcceptanceRule(
-    accept_prob, None, "coupled", frozenset(SIBLINGS), lossless=True
+    accept_prob,
+    None,
+    "coupled",
+    frozenset(SIBLINGS),
+    lossless=True,
+    name="coupled",
   )

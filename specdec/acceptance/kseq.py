@@ -107,5 +107,5 @@ def kseq() -> AcceptanceRule:
   """
   kinds = frozenset({"none", "iid"})
   return AcceptanceRule(
-    _accept_prob, _residual, "first_child", kinds, lossless=True
+    _accept_prob, _residual, "first_child", kinds, lossless=True, name="kseq"
   )

@@ -31,7 +31,9 @@ def lenience(share: float) -> AcceptanceRule:
 
   # What follows a refusal is drawn as under rejection: norm(relu(p - q)).
   strict = rejection()._replace(
-    siblings=frozenset({"none", "deterministic"}), chains_only=True
+    siblings=frozenset({"none", "deterministic"}),
+    chains_only=True,
+    name="lenience",
   )
   if share == 1:
     return strict
@@ -70,7 +72,9 @@ def typical(epsilon: float = 0.09, delta: float = 0.3) -> AcceptanceRule:
     )
 
   return _by_likelihood(
-    likely, f"lossy: typical acceptance, epsilon {epsilon:g}, delta {delta:g}"
+    "typical",
+    likely,
+    f"lossy: typical acceptance, epsilon {epsilon:g}, delta {delta:g}",
   )
 
 
@@ -99,11 +103,13 @@ def relaxed(top: int, margin: float) -> AcceptanceRule:
     return (rank < top) & near & (own[:, 0] > 0)
 
   return _by_likelihood(
-    likely, f"lossy: any of the {top} likeliest tokens within {margin:g}"
+    "relaxed",
+    likely,
+    f"lossy: any of the {top} likeliest tokens within {margin:g}",
   )
 
 
-def _by_likelihood(likely, caveat: str) -> AcceptanceRule:
+def _by_likelihood(name: str, likely, caveat: str) -> AcceptanceRule:
   """A rule of certainties: likely(distribution [N, V], its log, tokens [N]) ->
   [N].
   """
@@ -125,4 +131,5 @@ def _by_likelihood(likely, caveat: str) -> AcceptanceRule:
     frozenset(SIBLINGS),
     lossless=False,
     caveat=caveat,
+    name=name,
   )

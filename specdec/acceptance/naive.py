@@ -21,4 +21,4 @@ def naive() -> AcceptanceRule:
     draft = draft._replace(log_probs=None)
     return rule.residual(draft, target_log_probs, node)
 
-  return rule._replace(accept_prob=accept_prob, residual=residual)
+  return rule._replace(accept_prob=accept_prob, residual=residual, name="naive")

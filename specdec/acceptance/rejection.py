@@ -61,5 +61,10 @@ def _residual(draft: Draft, target_log_probs: Array, node: Array) -> Array:
 def rejection() -> AcceptanceRule:
   """The rule above, for any siblings that say what they were drawn from."""
   return AcceptanceRule(
-    _accept_prob, _residual, "first_child", frozenset(SIBLINGS), lossless=True
+    _accept_prob,
+    _residual,
+    "first_child",
+    frozenset(SIBLINGS),
+    lossless=True,
+    name="rejection",
   )

@@ -46,5 +46,6 @@ def synthetic(rates: Sequence[float]) -> AcceptanceRule:
     "first_child",
     frozenset(SIBLINGS),
     lossless=False,
+    name="synthetic",
     caveat="synthetic acceptance: the text is meaningless",
   )

@@ -54,9 +54,7 @@ def shapes_of(
   found = []
 
   def add(name: str, siblings: str, levels: int, expansion) -> None:
-    spec = DraftSpec(size + 1, levels, (size + 1,))
-    if expansion is not None:
-      spec = expansion.spec
+    spec = (expansion or draft_shape.chain(levels)).spec
     right = tuple(n for n, rule in rules.items() if _fits(spec, rule))
     if spec.max_nodes == size + 1 and right:
       found.append(Shape(size, name, siblings, levels, expansion, right))

@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specdec import draft_tree, sampling, step
+from specdec import sampling, step
 from specdec.benchmark.decoder import Batch, Decoder
-from specdec.traversal import TRAVERSALS
+from specdec.traversal import TRAVERSALS, accept_probs
 from specdec.types import AcceptanceRule, Array, Draft, PyTree
 
 # (draft, target's distribution [B, N, V]) -> a pytree of [B, ...] numbers.
@@ -54,10 +54,10 @@ def _compiled(decoder: Decoder, statistic: Statistic):
     draft, state = step.draft_step(
       decoder.drafter, params, state, target.vocab_size, rule
     )
-    if spec.chain:
-      draft = draft._replace(parents=draft_tree.chain(spec.max_nodes))
     output, _ = step.verify_step(target, params.target, state, draft, spec)
-    return statistic(draft, sampling.warp(output.logits, state.sampling))
+    return statistic(
+      spec.with_tree(draft), sampling.warp(output.logits, state.sampling)
+    )
 
   def body(carry):
     params, state, sums, counted = carry
@@ -109,25 +109,14 @@ def expected_lengths(
   depth = decoder.drafter.spec.max_depth
 
   def statistic(draft: Draft, target_log_probs: Array) -> list[Array]:
-    known = isinstance(draft.parents, np.ndarray)
-
-    def accept_prob(rule, tokens, parents, log_probs, count, target_log_probs):
-      shape = draft.parents if known else parents
-      return rule.accept_prob(
-        Draft(tokens, shape, log_probs, count), target_log_probs
-      )
-
-    parents = jnp.broadcast_to(jnp.asarray(draft.parents), draft.tokens.shape)
-    found = []
+    expected = []
     for rule in rules:
-      kept = jax.vmap(lambda *row, rule=rule: accept_prob(rule, *row))(
-        draft.tokens, parents, draft.log_probs, draft.count, target_log_probs
-      )
+      accept_prob = accept_probs(rule, draft, target_log_probs)
       prefix_acceptance = TRAVERSALS[rule.traversal].prefix_acceptance(
-        draft, kept, depth
+        draft, accept_prob, depth
       )
-      found.append(jnp.sum(prefix_acceptance, axis=-1))
-    return found
+      expected.append(jnp.sum(prefix_acceptance, axis=-1))
+    return expected
 
   return Lengths(*over_rounds(decoder, rows, statistic))
 
@@ -143,13 +132,7 @@ def acceptance_by_rank(
   """
 
   def statistic(draft: Draft, target_log_probs: Array) -> Array:
-    accept_prob = jax.vmap(
-      lambda tokens, log_probs, count, target_log_probs: (
-        decoder.rule.accept_prob(
-          Draft(tokens, draft.parents, log_probs, count), target_log_probs
-        )
-      )
-    )(draft.tokens, draft.log_probs, draft.count, target_log_probs)[:, 1:]
+    accept_prob = accept_probs(decoder.rule, draft, target_log_probs)[:, 1:]
     refused = jnp.cumprod(1.0 - accept_prob, axis=1)
     before = jnp.concatenate(
       [jnp.ones_like(accept_prob[:, :1]), refused[:, :-1]], 1

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specdec import cache as kv
-from specdec import draft_tree, multihost, sampling, sharding, step
+from specdec import multihost, sampling, sharding, step, traversal
 from specdec.benchmark.decoder import Batch, Decoder
 from specdec.noise import Noise, row_keys
 from specdec.roofline import hardware
@@ -271,21 +271,16 @@ def time_acceptance(decoder: Decoder, repeats: int) -> Timing:
   spec, vocab_size = decoder.drafter.spec, decoder.target.vocab_size
   settings = decoder.settings(decoder.batch)
   state = decoder.start(Batch([[1]] * decoder.batch, range(decoder.batch)))
-  shapes = []
 
   def drafted(params, state):
     draft, _ = step.draft_step(
       decoder.drafter, params, state, vocab_size, decoder.rule
     )
-    shapes.append(
-      draft_tree.chain(spec.max_nodes) if spec.chain else draft.parents
-    )
-    parents = jnp.broadcast_to(jnp.asarray(shapes[0]), draft.tokens.shape)
-    count = jnp.full_like(draft.count, spec.max_nodes)  # found or not
+    parents = traversal.parents_of(spec.with_tree(draft))
+    count = jnp.full_like(draft.count, spec.max_nodes)  # matched or not
     return draft._replace(parents=parents, count=count, resume=None)
 
   draft = jax.jit(drafted)(decoder.params, state)
-  known = isinstance(shapes[0], np.ndarray)  # the tree, before it is drawn
   batch, nodes = draft.tokens.shape
   key = jax.random.key(0)
   place = decoder.places.target if decoder.places else sharding.anywhere
@@ -309,7 +304,7 @@ def time_acceptance(decoder: Decoder, repeats: int) -> Timing:
     )
     return step.traverse_draft(
       decoder.rule,
-      draft._replace(parents=shapes[0]) if known else draft,
+      spec.with_tree(draft),
       logits,
       sampling.warp(logits, settings),
       noise,

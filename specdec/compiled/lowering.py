@@ -8,9 +8,8 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from specdec import draft_tree, programs, sampling, sharding, step
+from specdec import programs, sampling, sharding, step
 from specdec.models import params as model_params
 from specdec.models import transformer
 from specdec.models.config import TransformerConfig
@@ -90,8 +89,7 @@ def steps(
     hidden = draft.resume and draft.resume.hidden  # its KV is in the state
     return draft._replace(resume=None), hidden, state
 
-  static_parents = []  # the tree, if it is a trace-time constant
-  resumed = []  # number of layers that verification skips
+  resumed = []  # layers that a draft resumes
 
   def traced(params, state):
     draft, _ = drafter.propose(
@@ -103,11 +101,6 @@ def steps(
       resumed.append(len(draft.resume.layers))
     hidden = draft.resume and draft.resume.hidden
     draft = draft._replace(resume=None)
-    if spec.chain:
-      draft = draft._replace(parents=draft_tree.chain(spec.max_nodes))
-    if isinstance(draft.parents, np.ndarray):
-      static_parents.append(draft.parents)
-      draft = draft._replace(parents=None)
     return draft, hidden
 
   draft, hidden = jax.eval_shape(traced, params, state)
@@ -119,10 +112,7 @@ def steps(
   )
   hidden = hidden and shaped(hidden, rows)
 
-  def restored(draft, hidden, state):
-    """Puts back what `traced` removed from the draft."""
-    if static_parents:
-      draft = draft._replace(parents=static_parents[0])
+  def given_back(draft, hidden, state):
     if not resumed:
       return draft
     layers = state.target_cache.layers[: resumed[0]]
@@ -134,8 +124,8 @@ def steps(
     )
 
   def accepting(logits, draft, state, eos_ids):
-    draft = restored(draft, None, state)
-    return step.accept_step(rule, draft, logits, state, spec.max_depth, eos_ids)
+    draft = given_back(draft, None, state)
+    return step.accept_step(rule, spec, draft, logits, state, eos_ids)
 
   logits = jax.ShapeDtypeStruct(
     (batch, spec.max_nodes, target.vocab_size),

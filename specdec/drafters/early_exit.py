@@ -46,11 +46,10 @@ def early_exit(
       given; or drafting would run more nodes than the tree has: they share the
       target's scratch slots.
   """
-  num_layers = len(jax.eval_shape(lambda: target.init_cache(1, 1)).layers)
-  if not 1 <= exit_layer < num_layers:
+  if not 1 <= exit_layer < target.num_layers:
     raise ValueError(
-      f"exit_layer = {exit_layer}; this target has {num_layers} layers, so it "
-      f"must be in 1..{num_layers - 1}"
+      f"exit_layer = {exit_layer}; this target has {target.num_layers} layers, "
+      f"so it must be in 1..{target.num_layers - 1}"
     )
   shape = draft_shape.resolve(k, shape)
   draft_shape.check_scratch(shape)
@@ -118,4 +117,4 @@ def early_exit(
     del params, context, draft, accept_result, target_output
     return draft_state
 
-  return Drafter(shape.spec, init, propose, update)
+  return Drafter(shape.spec._replace(name="early_exit"), init, propose, update)

@@ -37,28 +37,29 @@ def fallback(first: Drafter, other: Drafter) -> Drafter:
     ValueError: one of them is something else.
   """
   ours, theirs = first.spec, other.spec
-  if not (ours.chain and theirs.chain):
-    raise ValueError("fallback takes chains, and one of the two drafts trees")
+  for part in first, other:
+    if not part.spec.chain:
+      raise ValueError(f"fallback takes chains, and {part.name} drafts trees")
   if ours.siblings != "deterministic" or ours.features is not None:
     raise ValueError(
-      "the first drafter must be deterministic and ask for no states of the "
-      f"target; its siblings are {ours.siblings!r} and its features "
-      f"{ours.features}"
+      "the first drafter must be deterministic and read nothing of the target, "
+      f"as lookup; siblings of {first.name} are {ours.siblings!r} and its "
+      f"features {ours.features}"
     )
   if theirs.max_external_drafts < max(1, ours.max_depth):
     raise ValueError(
-      f"the other drafter goes on after {theirs.max_external_drafts} draft "
-      "tokens that it did "
-      f"not make, and the first drafts {ours.max_depth}"
+      f"{other.name} goes on after {theirs.max_external_drafts} draft tokens "
+      f"that it did not draft (max_external_drafts), and {first.name} drafts "
+      f"{ours.max_depth}"
     )
   size = max(ours.max_nodes, theirs.max_nodes)
   drafting = (width for width in ours.widths if width > 1)
-  spec = DraftSpec(
-    size,
-    size - 1,
+  spec = DraftSpec.of(
+    draft_tree.chain(size),
     tuple(sorted({*drafting, *theirs.widths})),
     siblings=theirs.siblings,
     features=theirs.features,
+    name=f"{first.name} | {other.name}",
   )
 
   def init(params, context: Context, prefill_output):
@@ -91,7 +92,7 @@ def fallback(first: Drafter, other: Drafter) -> Drafter:
       certain = jnp.where(column == tokens[:, :, None], 0.0, -jnp.inf)
       all_log_probs = jnp.where(found[:, None, None], certain, all_log_probs)
     count = jnp.where(found, own.count, count)
-    draft = Draft(tokens, draft_tree.chain(size), all_log_probs, count)
+    draft = Draft(tokens, None, all_log_probs, count)
     return draft, _State(before, after)
 
   def update(params, state: _State, *rest):

@@ -60,7 +60,7 @@ class _State(NamedTuple):
 
 
 def _check(target: Model, skip: Skip) -> None:
-  num_layers = len(jax.eval_shape(lambda: target.init_cache(1, 1)).layers)
+  num_layers = target.num_layers
   for name, layers in skip._asdict().items():
     for layer in layers:
       if not 0 <= layer < num_layers:
@@ -113,7 +113,7 @@ def layer_skip(
   _check(target, skip)
   shape = draft_shape.resolve(k, shape)
   draft_shape.check_scratch(shape)
-  spec = shape.spec
+  spec = shape.spec._replace(name="layer_skip")
   k = spec.max_depth
   if threshold is not None:
     for name in ("start", "target"):

@@ -9,7 +9,7 @@ only, so it is deterministic (`log_probs` None) and any rule may evaluate it.
 import jax
 import jax.numpy as jnp
 
-from specdec import draft_shape, draft_tree
+from specdec import draft_shape
 from specdec.types import Array, Context, Draft, Drafter
 
 
@@ -66,7 +66,7 @@ def lookup(
       "0 <= min_ngram <= ngram and 1 <= ngram"
     )
   widths = (1, k + 1) if k and min_ngram else (k + 1,)
-  spec = spec._replace(widths=widths, siblings="deterministic")
+  spec = spec._replace(widths=widths, siblings="deterministic", name="lookup")
 
   def init(params, context, prefill_output):
     del params, context, prefill_output
@@ -78,7 +78,7 @@ def lookup(
     )(context.tokens, context.length)
     tokens = jnp.concatenate([context.pending, draft_tokens], axis=1)
     count = jnp.where(matches, k + 1, 1)
-    return Draft(tokens, draft_tree.chain(k + 1), None, count), draft_state
+    return Draft(tokens, None, None, count), draft_state
 
   def update(params, draft_state, context, draft, accept_result, target_output):
     del params, context, draft, accept_result, target_output

@@ -174,4 +174,4 @@ def model(
     cache = kv.commit(cache, jnp.maximum(slot, 0), count, chain=False)
     return state._replace(cache=cache)
 
-  return Drafter(shape.spec, init, propose, update)
+  return Drafter(shape.spec._replace(name="model"), init, propose, update)

@@ -337,7 +337,7 @@ def model(config: TransformerConfig, place: Place | None = None) -> Model:
     layers = jax.tree.map(lambda x: place(x, *sharding.CACHE), cache.layers)
     return cache.replace(layers=layers)
 
-  return Model(apply, init_cache, config.vocab_size)
+  return Model(apply, init_cache, config.vocab_size, config.num_layers)
 
 
 def init_params(config: TransformerConfig, key: jax.Array):

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specdec import draft_tree
+from specdec import draft_tree, traversal
 from specdec.types import AcceptanceRule, Draft
 
 Distributions = Sequence[np.ndarray]
@@ -140,20 +140,26 @@ def drafts(
 
 @functools.cache
 def _evaluate(rule: AcceptanceRule, parents: tuple[int, ...] | None):
-  """keep [M, N] and residual [M, N, V] of many drafts; static or traced tree.
+  """Evaluates a rule on many drafts: accept_prob [M, N], residual [M, N, V].
 
-  Cached by the rule's functions: a planted bug must come as new functions.
+  The tree is `parents`, or, with None, an argument. Cached by the rule's
+  functions: a planted bug must come as new functions.
   """
-  static = None if parents is None else np.array(parents, np.int32)
+  tree = None if parents is None else np.array(parents, np.int32)
 
-  def one(tokens, log_probs, count, target, own_parents):
-    shape = own_parents if static is None else static
-    draft = Draft(tokens, shape, log_probs, count)
-    nodes = jnp.arange(len(tokens))
-    residual = jax.vmap(lambda node: rule.residual(draft, target, node))(nodes)
-    return rule.accept_prob(draft, target), residual
+  @jax.jit
+  def evaluate(tokens, log_probs, count, target, parents):
+    count = jnp.broadcast_to(count, tokens.shape[:1])
+    draft = Draft(tokens, parents if tree is None else tree, log_probs, count)
 
-  return jax.jit(jax.vmap(one, in_axes=(0, 0, None, 0, 0)))
+    def residual(node):
+      node = jnp.broadcast_to(node, tokens.shape[:1])
+      return traversal.residuals(rule, draft, target, node)
+
+    residual = jax.vmap(residual, out_axes=1)(jnp.arange(tokens.shape[1]))
+    return traversal.accept_probs(rule, draft, target), residual
+
+  return evaluate
 
 
 def log(distribution) -> np.ndarray:

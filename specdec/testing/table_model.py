@@ -66,4 +66,4 @@ def model(vocab_size: int) -> Model:
     output = ModelOutput(logits if head else None, logits)
     return output, cache.replace(layers=((keys, spots),))
 
-  return Model(apply, init_cache, vocab_size)
+  return Model(apply, init_cache, vocab_size, 1)

@@ -229,7 +229,9 @@ def drafter(
     return State(seed, cache.replace(length=cache.length + count))
 
   spec = spec._replace(
-    features=draft_head.features, max_external_drafts=max_external_drafts
+    features=draft_head.features,
+    max_external_drafts=max_external_drafts,
+    name=head_config.kind,
   )
   return Drafter(spec, init, propose, update)
 
