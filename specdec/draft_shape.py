@@ -17,6 +17,7 @@ import numpy as np
 
 from specdec import draft_tree, sampling
 from specdec.types import Array, Context, Draft, DraftSpec, PyTree
+from specdec.utils.constructors import cached
 
 KINDS = ("iid", "without_replacement", "deterministic")
 
@@ -136,6 +137,7 @@ def sample_chain(
   return draft, carry
 
 
+@cached
 def static(parents, siblings: str = "without_replacement") -> DraftShape:
   """A tree whose shape is known beforehand.
 
@@ -150,7 +152,7 @@ def static(parents, siblings: str = "without_replacement") -> DraftShape:
   Raises:
     ValueError: the tree is not in level order, or the kind is unknown.
   """
-  parents = np.asarray(parents, np.int32)
+  parents = np.array(parents, np.int32)
   levels = draft_tree.levels(parents)
   if siblings not in KINDS:
     raise ValueError(f"siblings = {siblings!r}; accepted: {', '.join(KINDS)}")
@@ -219,6 +221,7 @@ def check_scratch(shape: DraftShape) -> None:
     )
 
 
+@cached
 def chain(k: int) -> DraftShape:
   """k >= 0 draft tokens in a row, each drawn from its distribution."""
   if k < 0:
@@ -278,6 +281,7 @@ def _top(logits: Array, count: int) -> tuple[Array, Array]:
   return tokens, jnp.take_along_axis(score, tokens, axis=-1)
 
 
+@cached
 def dynamic(
   top: int, depth: int, size: int, siblings: str = "deterministic"
 ) -> DraftShape:

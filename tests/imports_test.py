@@ -12,6 +12,7 @@ ROOT = pathlib.Path(specdec.__file__).parent
 # What every room may import of specdec, itself aside. A module that lies
 # directly in specdec/ is a room of its own; a prefix speaks for all below it.
 _CORE = ("types", "draft_tree", "noise", "sampling", "cache", "sharding")
+_CACHED = "utils.constructors"
 _MODELS = (*_CORE, "models", "utils", "multihost")
 _LOOP = (*_MODELS, "draft_shape", "traversal", "stats", "step", "decode")
 _LOOP = (*_LOOP, "programs", "acceptance", "testing")
@@ -27,15 +28,15 @@ ALLOWED = {
   "multihost": (),
   "utils": ("types", "multihost"),
   "traversal": ("types", "draft_tree"),
-  "draft_shape": ("types", "draft_tree", "sampling"),
+  "draft_shape": ("types", "draft_tree", "sampling", _CACHED),
   "stats": ("types", "draft_tree", "traversal"),
-  "models": (*_CORE, "utils.spelling"),
-  "acceptance": ("types", "draft_tree", "sampling"),
+  "models": (*_CORE, "utils.spelling", _CACHED),
+  "acceptance": ("types", "draft_tree", "sampling", _CACHED),
   "step": (*_CORE, "traversal", "stats"),
   "decode": (*_CORE, "step"),
   "programs": ("types", "sharding", "decode"),
   "testing": (*_MODELS, "draft_shape", "traversal", "acceptance"),
-  "drafters": (*_CORE, "draft_shape", "models"),
+  "drafters": (*_CORE, "draft_shape", "models", _CACHED),
   "roofline": (
     "types",
     "draft_tree",

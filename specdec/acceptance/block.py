@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from specdec.acceptance.distributions import drawn_from, remainder
 from specdec.types import AcceptanceRule, Array, Draft
+from specdec.utils.constructors import cached
 
 
 def _running_ratio(draft: Draft, target_log_probs: Array) -> Array:
@@ -58,6 +59,7 @@ def _residual(draft: Draft, target_log_probs: Array, node: Array) -> Array:
   return jnp.where(node + 1 < draft.count, left, distribution)
 
 
+@cached
 def block() -> AcceptanceRule:
   """The rule above, for chains. keep[n] is the coin of the prefix ending at n.
 

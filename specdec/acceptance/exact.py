@@ -11,8 +11,10 @@ import jax.numpy as jnp
 
 from specdec import sampling
 from specdec.types import SIBLINGS, AcceptanceRule, Array, Draft
+from specdec.utils.constructors import cached
 
 
+@cached
 def greedy() -> AcceptanceRule:
   """Keeps the target's likeliest token (blockwise decoding, arXiv:1811.03115).
 
@@ -42,6 +44,7 @@ def greedy() -> AcceptanceRule:
   )
 
 
+@cached
 def coupled() -> AcceptanceRule:
   """Keeps what plain sampling with the same seed would have drawn.
 

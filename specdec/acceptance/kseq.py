@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from specdec.types import AcceptanceRule, Array, Draft
+from specdec.utils.constructors import cached
 
 # The bracket's upper end is taken, which is valid however wide it still is;
 # 20 halvings leave it (m - 1) / 10^6 wide.
@@ -99,6 +100,7 @@ def _residual(draft: Draft, target_log_probs: Array, node: Array) -> Array:
   return jnp.where(num_draws > 0, left, distribution)
 
 
+@cached
 def kseq() -> AcceptanceRule:
   """The rule above, for i.i.d. children; on a chain it is rejection.
 

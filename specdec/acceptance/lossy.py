@@ -10,8 +10,10 @@ import jax.numpy as jnp
 from specdec.acceptance.distributions import ratio
 from specdec.acceptance.rejection import rejection
 from specdec.types import SIBLINGS, AcceptanceRule, Array, Draft
+from specdec.utils.constructors import cached
 
 
+@cached
 def lenience(share: float) -> AcceptanceRule:
   """Keeps x with probability min(1, p(x) / (share q(x))): one path only.
 
@@ -45,6 +47,7 @@ def lenience(share: float) -> AcceptanceRule:
   )
 
 
+@cached
 def typical(epsilon: float = 0.09, delta: float = 0.3) -> AcceptanceRule:
   """Keeps x where p(x) > min(epsilon, delta exp(-H(p))), the longest path.
 
@@ -78,6 +81,7 @@ def typical(epsilon: float = 0.09, delta: float = 0.3) -> AcceptanceRule:
   )
 
 
+@cached
 def relaxed(top: int, margin: float) -> AcceptanceRule:
   """Keeps the target's `top` likeliest tokens within `margin` of the first.
 

@@ -8,8 +8,10 @@ rejection of point masses.
 
 from specdec.acceptance.rejection import rejection
 from specdec.types import AcceptanceRule, Array, Draft
+from specdec.utils.constructors import cached
 
 
+@cached
 def naive() -> AcceptanceRule:
   """The rule above, for chains and trees."""
   rule = rejection()

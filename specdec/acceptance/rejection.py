@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from specdec import draft_tree
 from specdec.acceptance.distributions import drawn_from, ratio, remainder
 from specdec.types import SIBLINGS, AcceptanceRule, Array, Draft
+from specdec.utils.constructors import cached
 
 
 def _accept_prob(draft: Draft, target_log_probs: Array) -> Array:
@@ -58,6 +59,7 @@ def _residual(draft: Draft, target_log_probs: Array, node: Array) -> Array:
   )
 
 
+@cached
 def rejection() -> AcceptanceRule:
   """The rule above, for any siblings that say what they were drawn from."""
   return AcceptanceRule(

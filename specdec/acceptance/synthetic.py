@@ -11,8 +11,10 @@ import jax.numpy as jnp
 
 from specdec import draft_tree
 from specdec.types import SIBLINGS, AcceptanceRule, Array, Draft
+from specdec.utils.constructors import cached
 
 
+@cached
 def synthetic(rates: Sequence[float]) -> AcceptanceRule:
   """Keeps a token at depth d with probability rates[d - 1].
 

@@ -112,7 +112,7 @@ def steps(
   )
   hidden = hidden and shaped(hidden, rows)
 
-  def given_back(draft, hidden, state):
+  def restored(draft, hidden, state):
     if not resumed:
       return draft
     layers = state.target_cache.layers[: resumed[0]]
@@ -124,7 +124,7 @@ def steps(
     )
 
   def accepting(logits, draft, state, eos_ids):
-    draft = given_back(draft, None, state)
+    draft = restored(draft, None, state)
     return step.accept_step(rule, spec, draft, logits, state, eos_ids)
 
   logits = jax.ShapeDtypeStruct(

@@ -18,8 +18,10 @@ import jax.numpy as jnp
 
 from specdec import draft_shape, draft_tree
 from specdec.types import Context, Drafter, Model, Resume
+from specdec.utils.constructors import cached
 
 
+@cached
 def early_exit(
   target: Model,
   exit_layer: int,

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 
 from specdec import draft_tree
 from specdec.types import Array, Context, Draft, Drafter, DraftSpec, PyTree
+from specdec.utils.constructors import cached
 
 
 class _State(NamedTuple):
@@ -20,6 +21,7 @@ class _State(NamedTuple):
   other: PyTree
 
 
+@cached
 def fallback(first: Drafter, other: Drafter) -> Drafter:
   """Chains of `first`, of `other` in rows where `first` drafts nothing.
 

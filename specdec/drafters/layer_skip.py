@@ -27,6 +27,7 @@ from specdec.types import (
   Resume,
   Skip,
 )
+from specdec.utils.constructors import cached
 
 
 class Threshold(NamedTuple):
@@ -77,6 +78,7 @@ def _widths(k: int) -> tuple[int, ...]:
   )
 
 
+@cached
 def layer_skip(
   target: Model,
   skip: Skip,

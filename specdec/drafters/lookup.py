@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from specdec import draft_shape
 from specdec.types import Array, Context, Draft, Drafter
+from specdec.utils.constructors import cached
 
 
 def _propose_row(
@@ -36,6 +37,7 @@ def _propose_row(
   return draft_tokens, longest >= min_ngram
 
 
+@cached
 def lookup(
   k: int | None = None,
   *,

@@ -21,6 +21,7 @@ from specdec.types import (
   Model,
   Params,
 )
+from specdec.utils.constructors import cached
 
 _CATCH_UP = 8  # tokens of one pass after rounds without a draft
 
@@ -90,6 +91,7 @@ class _State(NamedTuple):
   #                     that has node n's KV, -1 for none; None: a chain
 
 
+@cached
 def model(
   draft_model: Model,
   k: int | None = None,

@@ -21,6 +21,7 @@ from specdec.models.config import RopeScaling, TransformerConfig
 from specdec.models.experts import ACTIVATIONS, Experts, normal
 from specdec.models.layouts import look_up, project
 from specdec.types import KVCache, Model, ModelOutput, Skip
+from specdec.utils.constructors import cached
 
 Place = Callable[..., jax.Array]  # (x, *names of its axes) -> x
 
@@ -311,7 +312,7 @@ class Transformer(nn.Module):
     return output, cache
 
 
-@functools.cache  # equal configs share one Model, so that jit traces once
+@cached
 def model(config: TransformerConfig, place: Place | None = None) -> Model:
   """Builds the decoder of a config as pure functions.
 

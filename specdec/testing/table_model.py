@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from specdec import cache as kv
 from specdec.models.attention import positions, visible
 from specdec.types import KVCache, Model, ModelOutput
+from specdec.utils.constructors import cached
 
 
 def init_params(
@@ -22,6 +23,7 @@ def init_params(
   return {"table": scale * jax.random.normal(key, shape, jnp.float32)}
 
 
+@cached
 def model(vocab_size: int) -> Model:
   """A second-order Markov model; hidden states are its logits (M = V)."""
 

@@ -30,6 +30,7 @@ from specdec.models.transformer import (
   weight,
 )
 from specdec.types import Array, KVCache, ModelOutput, Params, PyTree
+from specdec.utils.constructors import cached
 
 
 class TargetWeights(NamedTuple):
@@ -149,6 +150,7 @@ def embedded(target_weights: TargetWeights, tokens: Array) -> Array:
   return look_up(target_weights.embed, tokens)
 
 
+@cached
 def head_from_module(
   module: type[nn.Module],
   head_config: HeadConfig,
@@ -170,6 +172,7 @@ def head_from_module(
       config.
   """
   head_config.check(target)
+  ids = None if ids is None else np.array(ids)
   if (0 if ids is None else len(ids)) != head_config.vocabulary:
     raise ValueError(
       f"the head config says vocabulary = {head_config.vocabulary}, and "

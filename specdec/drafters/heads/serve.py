@@ -29,6 +29,7 @@ from specdec.types import (
   Params,
   Resume,
 )
+from specdec.utils.constructors import cached
 
 
 class State(NamedTuple):
@@ -65,6 +66,7 @@ def _check(draft_head: DraftHead, shape, max_external_drafts: int) -> None:
     )
 
 
+@cached
 def drafter(
   draft_head: DraftHead,
   target: Model,
