@@ -1,4 +1,4 @@
-"""The README's Python runs, and its file tree is the real one."""
+"""README and docs: their Python runs, and what they name exists."""
 
 import pathlib
 import re
@@ -6,46 +6,172 @@ import re
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 ROOT = pathlib.Path(__file__).parents[1]
-TEXT = (ROOT / "README.md").read_text()
+README = ROOT / "README.md"
+TEXT = README.read_text()
+PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]
+# Pages whose links are followed; the paths on results are those of 0.1.0.
+LINKED = [
+  *PAGES,
+  *sorted((ROOT / "docs" / "results").glob("*.md")),
+  ROOT / "CHANGELOG.md",
+  ROOT / "specdec" / "shipped" / "README.md",
+]
+TRACKED = ("specdec", "scripts", "configs", "tests", "docs")
 
 
-def test_the_python_example_and_the_new_drafter_run(capsys):
+def name_of(page: pathlib.Path) -> str:
+  return str(page.relative_to(ROOT))
+
+
+def run_blocks(page: pathlib.Path) -> dict:
+  """Executes the Python blocks of a page in one scope, and returns it."""
   scope = {}
-  for block in re.findall(r"```python\n(.*?)```", TEXT, re.S):
+  for block in re.findall(r"```python\n(.*?)```", page.read_text(), re.S):
     exec(block, scope)
+  return scope
+
+
+def commands(text: str) -> list[str]:
+  """Commands in bash blocks and code spans that run a script of ours."""
+  blocks = re.findall(r"```bash\n(.*?)```", text, re.S)
+  lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
+  spans = re.findall(r"`((?:python )?scripts/[^`]*)`", text)
+  return [line.split("#")[0] for line in lines if "scripts/" in line] + spans
+
+
+def anchors(page: pathlib.Path) -> set[str]:
+  """Names under which headings of a page can be linked, as GitHub has them."""
+  headings = re.findall(r"^#+ (.*)$", page.read_text(), re.M)
+  plain = (re.sub(r"[^\w\- ]", "", heading.lower()) for heading in headings)
+  return {heading.replace(" ", "-") for heading in plain}
+
+
+def test_readme_is_short():
+  assert len(TEXT.splitlines()) < 150
+
+
+def test_the_python_of_the_readme_and_its_drafter_run(capsys):
+  scope = run_blocks(README)
   printed = capsys.readouterr().out
-  assert "target passes" in printed
-  lost = re.findall(r"([\d.]+) from the target's distribution", printed)
-  assert len(lost) == 2 and float(lost[0]) < 1e-5 and float(lost[1]) > 0.01
-  options = dict(max_length=64, sampling=scope["settings"](1, temperature=0.8))
-  shared = (scope["params"], scope["prompt"], scope["length"])
-  ours = scope["generate"](
-    scope["target"],
+  assert re.search(r"\d\.\d\d times autoregressive decoding", printed)
+  fast, slow = scope["fast"], scope["slow"]
+  assert fast.texts == slow.texts and len(fast.texts[0]) == 128
+  assert fast.stats.rounds[0] < slow.stats.rounds[0] == 128
+
+  other = run_blocks(ROOT / "docs" / "extending.md")
+  ours = other["generate"](
+    other["target"],
     scope["repeat"](3),
-    scope["acceptance"].coupled(),
-    *shared,
-    jax.random.key(1),
-    **options,
+    other["acceptance"].coupled(),
+    *other["inputs"],
+    **other["options"],
   )
-  np.testing.assert_array_equal(ours.tokens, scope["state"].tokens)
-  assert jnp.all(ours.length == 64)
+  np.testing.assert_array_equal(ours.tokens, other["ours"].tokens)
+
+
+def test_the_python_of_extending_runs(capsys):
+  scope = run_blocks(ROOT / "docs" / "extending.md")
+  printed = capsys.readouterr().out
+  assert "same tokens: True" in printed
+  errors = re.findall(r"([\d.]+) from the target's distribution", printed)
+  assert len(errors) == 2
+  assert float(errors[0]) < 1e-5 and float(errors[1]) > 0.01
+  ours = scope["ours"]
+  assert jnp.all(ours.length == 64) and ours.stats.accepted.sum() > 0
+  state = scope["generate"](
+    scope["target"],
+    scope["unigram"](jnp.zeros(256), 2),
+    scope["acceptance"].coupled(),
+    *scope["inputs"],
+    **scope["options"],
+  )
+  np.testing.assert_array_equal(state.tokens, scope["plain"].tokens)
+  jax.block_until_ready(state)
 
 
 def test_every_file_of_the_tree_exists_and_none_is_missing():
   tree = re.search(r"```\nspecdec/\n(.*?)```", TEXT, re.S)[1]
-  named = set(re.findall(r"^  (\w+\.\w+|\w+/)", tree, re.M))
+  named = re.findall(r"\b\w+(?:\.py|/)(?=\s)", tree)
   real = {
     path.name + ("/" if path.is_dir() else "")
     for path in (ROOT / "specdec").iterdir()
     if not path.name.startswith("_")
   }
-  assert named == real
+  assert sorted(named) == sorted(real)
 
 
-def test_what_its_commands_write_is_ignored_by_git():
-  folders = set(re.findall(r"--(?:output|folder)=(\w+)", TEXT))
+@pytest.mark.parametrize("page", LINKED, ids=name_of)
+def test_links_lead_somewhere(page):
+  text = re.sub(r"```.*?```", "", page.read_text(), flags=re.S)
+  broken = []
+  for link in re.findall(r"\]\(([^)\s]+)\)", text):
+    if re.match(r"https?:", link):
+      continue
+    path, _, anchor = link.partition("#")
+    other = (page.parent / path).resolve() if path else page
+    if not other.exists() or (anchor and anchor not in anchors(other)):
+      broken.append(link)
+  assert broken == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_files_that_are_named_exist(page):
+  paths = re.findall(
+    rf"(?<![\w/.-])((?:{'|'.join(TRACKED)})/[\w./-]*\w)", page.read_text()
+  )
+  assert [path for path in paths if not (ROOT / path).exists()] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_flags_that_commands_give_are_defined(page):
+  sources = [path.read_text() for path in (ROOT / "scripts").glob("*.py")]
+  defined = set(
+    re.findall(r"(?:DEFINE_\w+|define\w*)\(\s*\"(\w+)\"", "".join(sources))
+  )
+  unknown = [
+    flag
+    for command in commands(page.read_text())
+    if "tpu-vm" not in command and ".sh" not in command
+    for flag in re.findall(r"(?<= )--(\w+)", command.partition("scripts/")[2])
+    if flag not in defined | {"help", "helpfull"}
+    and flag.removeprefix("no") not in defined
+  ]
+  assert unknown == []
+
+
+def test_what_commands_write_is_ignored_by_git():
+  text = "".join(page.read_text() for page in PAGES)
+  folders = set(re.findall(r"--(?:output|folder)=(\w+)", text)) - {
+    "DIR",
+    "DIR2",
+  }
   assert {"corpus", "tokenizer", "runs"} <= folders
   ignored = (ROOT / ".gitignore").read_text().splitlines()
   assert {f"/{folder}/" for folder in folders} <= set(ignored)
+
+
+def test_design_has_every_rule_and_trap_that_the_code_names():
+  design = (ROOT / "docs" / "design.md").read_text()
+  rules = set(re.findall(r"^(\d+)\. \*\*", design, re.M))
+  traps = set(re.findall(r"^\| (b\d\d) \|", design, re.M))
+  assert rules == {str(n + 1) for n in range(11)}
+  sources = {
+    path: path.read_text()
+    for folder in ("specdec", "scripts", "tests")
+    for path in (ROOT / folder).rglob("*.py")
+    if path.name != "readme_test.py"
+  }
+  named = re.findall(
+    r"\brules? (\d+)(?: and (\d+))?", " ".join(sources.values())
+  )
+  assert {n for pair in named for n in pair if n} <= rules
+  tests = {
+    code
+    for path, source in sources.items()
+    for test in re.findall(r"def test_((?:b\d\d_)+)", source)
+    for code in test.strip("_").split("_")
+  }
+  assert tests == traps
