@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specdec import decode, multihost, programs, sampling
+from specdec.checkpoints import Tokenizer
 from specdec.noise import Noise, row_keys
 from specdec.types import (
   NO_FAULT,
@@ -134,10 +135,12 @@ class Decoder:
   top_k: int | None = None
   top_p: float | None = None
   places: programs.Places | None = None
+  tokenizer: Tokenizer | None = None
 
   def __post_init__(self):
     decode.check_pair(self.drafter.spec, self.rule)
     self._program: jax.stages.Compiled | None = None
+    self.is_warm = False  # every program was compiled and run
     self._on_mesh: programs.Programs | None = None
 
   def baseline(self) -> "Decoder":
@@ -260,7 +263,29 @@ class Decoder:
     inviting = [[1] * min(self.prompt_size, 16)]
     for prompts in (inviting, rows):
       self.run(self.start(Batch(prompts, range(len(prompts)))), 8)
+    self.is_warm = True
     return seconds
+
+  def encode(self, prompts: Sequence[str | Sequence[int]]) -> list[Batch]:
+    """Encodes texts, takes token ids as they are, and cuts batches.
+
+    Raises:
+      ValueError: a prompt is empty or longer than the prompt buffer, or is
+        text and the target has no tokenizer.
+    """
+    rows = []
+    for number, prompt in enumerate(prompts):
+      if isinstance(prompt, str):
+        if self.tokenizer is None:
+          raise ValueError("the target has no tokenizer; give token ids")
+        prompt = self.tokenizer.encode(prompt)
+      if not 1 <= len(prompt) <= self.prompt_size:
+        raise ValueError(
+          f"prompt {number} has {len(prompt)} tokens; prompt_size allows 1 to "
+          f"{self.prompt_size}"
+        )
+      rows.append(list(prompt))
+    return batches_of(rows, self.batch)
 
   def first_rounds(
     self, rows: Sequence[Sequence[int]], max_rounds: int

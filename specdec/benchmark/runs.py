@@ -143,13 +143,16 @@ def compare(
   """Decodes batches in several ways, interleaved, and times each.
 
   Args:
-    decoders: by name, compiled and warmed up; BASELINE among them.
+    decoders: by name; those that are not warm yet are warmed up first.
     repeats, renumber: as `interleave` takes them.
     progress: called after each batch.
 
   Raises:
     ValueError: a text ends where a distribution is not finite.
   """
+  for decoder in decoders.values():
+    if not decoder.is_warm:
+      decoder.warm_up(batches[0].rows)
   ways = {name: one.complete for name, one in decoders.items()}
   results = []
   for one in interleave(ways, batches, repeats, renumber):

@@ -1,0 +1,208 @@
+"""Calls written as text: how drafters, rules and shapes are named.
+
+  lookup    early_exit(3)    typical(epsilon=0.09)    eagle3(runs/x/best.st)
+  mine.py:bigram(text=x.txt)    my_package.rules:nucleus(mass=0.8)
+
+Arguments are Python literals; anything else is a string as it stands. Nothing
+is evaluated.
+"""
+
+import ast
+import importlib
+import importlib.util
+import inspect
+import pathlib
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from specdec.utils.spelling import choices
+
+_CALL = re.compile(
+  r"\s*(?:(?P<place>[^\s():|]+):)?(?P<name>\w+)\s*(?:\((?P<args>.*)\))?\s*",
+  re.DOTALL,
+)
+_OPEN, _CLOSE = "([{", ")]}"
+
+
+class Call(NamedTuple):
+  """A name with arguments, not called yet."""
+
+  place: str | None  # a .py file or a module; None: one of ours
+  name: str
+  args: tuple = ()
+  kwargs: Mapping[str, Any] = {}
+
+  def __str__(self) -> str:
+    args = [*map(_written, self.args)]
+    args += [f"{key}={_written(value)}" for key, value in self.kwargs.items()]
+    place = f"{self.place}:" if self.place else ""
+    return f"{place}{self.name}" + (f"({', '.join(args)})" if args else "")
+
+
+def _written(value) -> str:
+  """Writes a value so that it is read back as the same."""
+  bare = isinstance(value, str) and value and not re.search(r"[\s,()=|]", value)
+  if bare and _literal(value) is value:
+    return value
+  return repr(value)
+
+
+def _literal(text: str):
+  """Reads a Python literal; any other text is returned itself."""
+  try:
+    return ast.literal_eval(text)
+  except (ValueError, SyntaxError, MemoryError, RecursionError):
+    return text
+
+
+def _split(text: str, separator: str) -> Iterator[str]:
+  """Splits at separators that are in no brackets and no quotes.
+
+  Raises:
+    ValueError: brackets or quotes are not closed.
+  """
+  depth, quote, begin = 0, "", 0
+  for i, character in enumerate(text):
+    if quote:
+      quote = "" if character == quote else quote
+    elif character in "'\"":
+      quote = character
+    elif character in _OPEN:
+      depth += 1
+    elif character in _CLOSE:
+      depth -= 1
+    elif character == separator and depth == 0:
+      yield text[begin:i]
+      begin = i + 1
+    if depth < 0:
+      break
+  if depth or quote:
+    raise ValueError(f"{text!r}: brackets or quotes are not closed")
+  yield text[begin:]
+
+
+def parse(text: str) -> Call:
+  """Reads one call.
+
+  Raises:
+    ValueError: it is none; the message says how one is written.
+  """
+  match = _CALL.fullmatch(text)
+  if match is None:
+    raise ValueError(
+      f"{text!r} is no call; write name, name(1, key=2) or "
+      "file.py:name(key=value)"
+    )
+  args, kwargs = [], {}
+  inside = match["args"]
+  for part in _split(inside, ",") if inside and inside.strip() else ():
+    key, equals, value = part.partition("=")
+    if equals and key.strip().isidentifier():
+      if key.strip() in kwargs:
+        raise ValueError(f"{text!r} gives {key.strip()} twice")
+      kwargs[key.strip()] = _literal(value.strip())
+    elif kwargs or not part.strip():
+      raise ValueError(
+        f"{text!r}: {part.strip()!r} stands where no argument can"
+      )
+    else:
+      args.append(_literal(part.strip()))
+  return Call(match["place"], match["name"], tuple(args), kwargs)
+
+
+def parse_all(text: str) -> list[Call]:
+  """Reads calls with | between them."""
+  return [parse(part) for part in _split(text, "|")]
+
+
+def find(call: Call, ours: Mapping[str, Callable]) -> Callable:
+  """Returns the function that a call names.
+
+  Args:
+    ours: by name, those that need no file or module.
+
+  Raises:
+    ValueError: there is none; known names are listed.
+  """
+  if call.place is None:
+    if call.name not in ours:
+      raise ValueError(
+        f"{call.name}; {choices(call.name, sorted(ours))}, or one of your own: "
+        "file.py:name"
+      )
+    return ours[call.name]
+  module = _module(call.place)
+  function = getattr(module, call.name, None)
+  if not callable(function):
+    public = [n for n, x in vars(module).items() if inspect.isfunction(x)]
+    raise ValueError(
+      f"{call.place} has no function {call.name}; "
+      f"{choices(call.name, sorted(public))}"
+    )
+  return function
+
+
+def _module(place: str):
+  """Imports a file, once, or a module."""
+  if not place.endswith(".py"):
+    try:
+      return importlib.import_module(place)
+    except ModuleNotFoundError as error:
+      raise ValueError(f"there is no module {place} ({error})") from error
+  path = pathlib.Path(place).expanduser().resolve()
+  if not path.is_file():
+    raise ValueError(f"there is no file {place}")
+  name = f"specdec_user_{abs(hash(str(path)))}_{path.stem}"
+  if name not in sys.modules:
+    spec = importlib.util.spec_from_file_location(name, path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+      spec.loader.exec_module(module)
+    except BaseException:
+      del sys.modules[name]
+      raise
+  return sys.modules[name]
+
+
+def invoke(call: Call, function: Callable, context: Mapping[str, Any]):
+  """Calls a function with a call's arguments, and what it takes of a context.
+
+  Args:
+    context: by parameter name; only those that the function has and the call
+      does not give are passed.
+
+  Raises:
+    ValueError: the arguments do not fit; the message shows the signature.
+  """
+  signature = inspect.signature(function)
+  passed = {
+    name: value
+    for name, value in context.items()
+    if name in signature.parameters and name not in call.kwargs
+  }
+  own = [
+    parameter
+    for name, parameter in signature.parameters.items()
+    if name not in passed
+  ]
+  try:
+    bound = signature.replace(parameters=own).bind(*call.args, **call.kwargs)
+  except (TypeError, ValueError) as error:
+    shown = str(
+      signature.replace(
+        parameters=own, return_annotation=inspect.Signature.empty
+      )
+    )
+    raise ValueError(f"{call}: {error}; it is {call.name}{shown}") from error
+  positional = [
+    p for p in own if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+  ]
+  keywords = dict(bound.kwargs)
+  keywords |= {p.name: value for p, value in zip(positional, bound.args)}
+  rest = bound.args[len(positional) :]
+  if rest:
+    return function(*bound.args, **bound.kwargs, **passed)
+  return function(**keywords, **passed)

@@ -1,0 +1,91 @@
+"""Drafters, rules and shapes are named by calls; nothing is evaluated."""
+
+import pytest
+
+from specdec.utils import calls
+from specdec.utils.calls import Call
+
+
+@pytest.mark.parametrize(
+  "text, expected",
+  [
+    ("lookup", Call(None, "lookup")),
+    ("lookup()", Call(None, "lookup")),
+    ("model(stdlib-1m)", Call(None, "model", ("stdlib-1m",))),
+    ("early_exit(3)", Call(None, "early_exit", (3,))),
+    (
+      "layer_skip(attention=[1,3], mlp=[2])",
+      Call(None, "layer_skip", (), {"attention": [1, 3], "mlp": [2]}),
+    ),
+    (
+      "eagle3(runs/x/best.safetensors)",
+      Call(None, "eagle3", ("runs/x/best.safetensors",)),
+    ),
+    ("model('a, b)')", Call(None, "model", ("a, b)",))),
+    ("model(OWNER/NAME)", Call(None, "model", ("OWNER/NAME",))),
+    (
+      "mine.py:bigram(text=x.txt)",
+      Call("mine.py", "bigram", (), {"text": "x.txt"}),
+    ),
+    (
+      "my_package.rules:nucleus(mass=0.8)",
+      Call("my_package.rules", "nucleus", (), {"mass": 0.8}),
+    ),
+    ("typical(epsilon=0.09, delta=0.3)",
+     Call(None, "typical", (), {"epsilon": 0.09, "delta": 0.3})),
+    ("f(None, True, -1)", Call(None, "f", (None, True, -1))),
+    ("f(__import__('os').system('x'))",
+     Call(None, "f", ("__import__('os').system('x')",))),
+  ],
+)  # fmt: skip
+def test_a_call_is_read_and_written_again(text, expected):
+  assert calls.parse(text) == expected
+  assert calls.parse(str(expected)) == expected
+
+
+def test_several_stand_between_bars():
+  first, second = calls.parse_all("lookup(k=4) | eagle3('a|b')")
+  assert first == Call(None, "lookup", (), {"k": 4})
+  assert second == Call(None, "eagle3", ("a|b",))
+
+
+@pytest.mark.parametrize(
+  "text, complaint",
+  [
+    ("", "is no call"),
+    ("a b", "is no call"),
+    ("f(1", "is no call"),
+    ("f([1)", "not closed"),
+    ("f(1))", "not closed"),
+    ("f(x=1, 2)", "no argument can"),
+    ("f(,)", "no argument can"),
+    ("f(x=1, x=2)", "gives x twice"),
+  ],
+)
+def test_what_is_no_call_is_refused(text, complaint):
+  with pytest.raises(ValueError, match=complaint):
+    calls.parse(text)
+
+
+def test_functions_are_found_in_files_and_modules(tmp_path):
+  file = tmp_path / "mine.py"
+  file.write_text("count = 0\ndef double(x, scale=2):\n  return scale * x\n")
+  call = calls.parse(f"{file}:double(3)")
+  function = calls.find(call, {})
+  assert calls.invoke(call, function, {"scale": 5, "other": 1}) == 15
+  call = calls.parse(f"{file}:double(3, scale=1)")
+  assert calls.find(call, {}) is function  # imported once
+  assert calls.invoke(call, function, {"scale": 5}) == 3
+  assert calls.find(calls.parse("math:sqrt"), {})(4) == 2
+  for text, complaint in (
+    (f"{file}:dubble", "did you mean 'double'|double"),
+    (f"{tmp_path}/no.py:f", "there is no file"),
+    ("no_such_module:f", "there is no module"),
+    ("nonsense", "known|lookup"),
+  ):
+    with pytest.raises(ValueError, match=complaint):
+      calls.find(calls.parse(text), {"lookup": len})
+  for text in (f"{file}:double()", f"{file}:double(1, 2, 3)",
+               f"{file}:double(1, y=2)"):  # fmt: skip
+    with pytest.raises(ValueError, match=r"it is double\(x"):
+      calls.invoke(calls.parse(text), function, {})

@@ -1,0 +1,98 @@
+"""A way of decoding from a few words: what it loads, and what it refuses."""
+
+import ml_collections
+import numpy as np
+import pytest
+
+from specdec.benchmark import runs
+from specdec.benchmark.setup import Setup
+
+SHORT = dict(target="stdlib-1m", prompt_size=16, max_new_tokens=12)
+PROMPT = "def add(a, b):\n"
+
+
+@pytest.fixture(scope="module")
+def baseline_texts():
+  decoder = Setup(**SHORT).load().baseline()
+  [batch] = decoder.encode([PROMPT])
+  return decoder.complete(batch).texts
+
+
+@pytest.mark.parametrize(
+  "settings",
+  [
+    dict(drafter="lookup(ngram=3, min_ngram=1)"),
+    dict(drafter="model(stdlib-0.3m)", k=2),
+    dict(drafter="model(stdlib-0.3m)", shape="chains(2)", k=2),
+    dict(drafter="early_exit(1)", shape="optimal(4, [0.6, 0.2])", k=2),
+    dict(drafter="layer_skip(attention=[0])", k=2),
+    dict(drafter="early_exit(1)", shape="dynamic(4, top=2)", k=3),
+  ],
+  ids=lambda settings: " ".join(map(str, settings.values())),
+)
+def test_coupled_text_is_the_baselines(settings, baseline_texts):
+  decoder = Setup(**SHORT, **settings).load()
+  [batch] = decoder.encode([PROMPT])
+  completed = decoder.complete(batch)
+  assert completed.texts == baseline_texts
+  assert completed.num_rounds <= 12
+  if "optimal" in settings.get("shape", ""):
+    assert decoder.num_nodes == 5
+
+
+def test_two_drafters_and_a_comparison():
+  setup = Setup(
+    "stdlib-11m",
+    drafter="lookup(k=3, min_ngram=1) | eagle(eagle)",
+    prompt_size=16,
+    max_new_tokens=8,
+    k=2,
+  )
+  decoder = setup.load()
+  ways = {"both": decoder, runs.BASELINE: decoder.baseline()}
+  comparison = runs.compare(ways, decoder.encode([PROMPT, [5, 6, 7]]))
+  assert comparison.differences("both") == ()
+  run = comparison.run("both", comparable=True)
+  assert run.speed.tokens == run.speed.baseline_tokens
+  assert np.isfinite(run.speed.speedup.value)
+
+
+def test_a_config_is_a_setup():
+  config = ml_collections.ConfigDict({"target": "stdlib-1m", "k": 2})
+  assert Setup.from_config(config) == Setup("stdlib-1m", k=2)
+  config.drafters = "lookup"
+  with pytest.raises(ValueError, match=r"drafters is no setting.*drafter"):
+    Setup.from_config(config)
+
+
+@pytest.mark.parametrize(
+  "settings, complaint",
+  [
+    (dict(batch=0), "batch = 0"),
+    (dict(k=-1), "k = -1"),
+    (dict(temperature=-1.0), "temperature = -1"),
+    (dict(top_k=4), "temperature = 0 samples"),
+    (dict(top_p=0.9), "temperature = 0 samples"),
+    (dict(drafter="lookups"), "lookup"),
+    (dict(drafter="lookup | lookup | lookup"), "at most two"),
+    (dict(acceptance="typicall"), "typical"),
+    (dict(acceptance="typical(eps=1)"), r"it is typical\(epsilon"),
+    (dict(shape="optimal(3)"), r"it is optimal\(size"),
+    (dict(shape="star"), "chain"),
+  ],
+)
+def test_what_cannot_work_is_refused_before_anything_is_read(
+  settings, complaint
+):
+  with pytest.raises(ValueError, match=complaint):
+    Setup(target="nowhere", **settings)
+
+
+def test_what_does_not_go_together_is_refused():
+  setup = Setup(**SHORT, drafter="medusa(eagle)")
+  with pytest.raises(ValueError, match="of kind eagle"):
+    setup.load()
+  setup = Setup(**SHORT, shape="dynamic(4)", drafter="early_exit(1)",
+                acceptance="block", temperature=1.0)  # fmt: skip
+  with pytest.raises(ValueError):
+    setup.load()
