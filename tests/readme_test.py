@@ -88,7 +88,7 @@ def test_the_python_of_extending_runs(capsys):
     *scope["inputs"],
     **scope["options"],
   )
-  np.testing.assert_array_equal(state.tokens, scope["plain"].tokens)
+  np.testing.assert_array_equal(state.tokens, scope["baseline"].tokens)
   jax.block_until_ready(state)
 
 
