@@ -19,7 +19,7 @@ setup(
   python_requires=">=3.11",
   packages=find_packages(include=["specdec", "specdec.*"]),
   package_data={
-    "specdec": ["shipped/*", "shipped/*/*"],
+    "specdec": ["py.typed", "shipped/*", "shipped/*/*"],
     "specdec.report": ["*.html"],
   },
   install_requires=[

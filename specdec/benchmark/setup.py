@@ -22,13 +22,19 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from specdec import acceptance, draft_shape, draft_tree, drafters, sampling
+from specdec import (
+  acceptance,
+  checkpoints,
+  draft_shape,
+  draft_tree,
+  drafters,
+  sampling,
+)
 from specdec.benchmark.decoder import PROMPT_STEP, Decoder
 from specdec.checkpoints import (
   Checkpoint,
   check_vocabulary,
   inspect,
-  load,
   random_checkpoint,
   shipped,
 )
@@ -81,7 +87,7 @@ def _model(name: str, target: Target, shape: DraftShape) -> Weighted:
   else:
     size = target.checkpoint.config.vocab_size
     check_vocabulary(size, inspect(source, target.dtype).vocab_size)
-    draft = load(source, target.dtype)
+    draft = checkpoints.load(source, target.dtype)
     check_vocabulary(
       *(size, draft.config.vocab_size),
       *(target.checkpoint.tokenizer, draft.tokenizer),
@@ -325,7 +331,7 @@ class Setup:
         f"{self.target} is a shape alone; add random_weights=True"
       )
     else:
-      checkpoint = load(fetch(self.target), self.dtype)
+      checkpoint = checkpoints.load(fetch(self.target), self.dtype)
     model = transformer.model(checkpoint.config)
     return blank._replace(model=model, checkpoint=checkpoint)
 
@@ -348,3 +354,8 @@ class Setup:
         made = Weighted(both, made.params)
       drafter = made
     return drafter
+
+
+def load(target: str = shipped.TARGET, **settings) -> Decoder:
+  """Loads a target and its drafter; arguments as of `Setup`."""
+  return Setup(target, **settings).load()
