@@ -110,9 +110,9 @@ def test_a_folder_is_replaced_whole_or_not_at_all(tmp_path):
 
 KILLED = """
 import os, signal, sys
-from specdec import run_folder
+from specdec.utils import files
 die = lambda file: os.kill(os.getpid(), signal.SIGKILL)
-run_folder.replace_file(sys.argv[1], die)
+files.replace_file(sys.argv[1], die)
 """
 
 
@@ -276,8 +276,8 @@ def test_a_tokenizer_on_a_full_disk_names_its_file(tmp_path):
 
 
 def test_standard_output_is_written_to_and_not_replaced(tmp_path):
-  write = "run_folder.replace_file('/dev/stdout', '')"
-  code = f"from specdec import run_folder; print('a'); {write}; print('b')"
+  write = "files.replace_file('/dev/stdout', '')"
+  code = f"from specdec.utils import files; print('a'); {write}; print('b')"
   with (tmp_path / "out").open("w") as out:
     subprocess.run(
       [sys.executable, "-u", "-c", code],

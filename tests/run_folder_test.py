@@ -58,8 +58,8 @@ def test_lines_that_are_no_object_are_named(tmp_path):
 
 HOLD = """
 import pathlib, sys, time
-from specdec import run_folder
-run_folder.claim(pathlib.Path(sys.argv[1]), {"a": 1})
+from specdec.utils import files
+files.claim(pathlib.Path(sys.argv[1]), {"a": 1})
 print("held", flush=True)
 time.sleep(600)
 """
