@@ -196,5 +196,5 @@ def test_a_file_system_without_locks_is_warned_of(
 
 
 def test_one_of_several_hosts_locks(tmp_path, holder, monkeypatch):
-  monkeypatch.setattr(files.hosts, "is_first", lambda: False)
+  monkeypatch.setattr(files.multihost, "is_first", lambda: False)
   files.lock(tmp_path)  # the first has it, perhaps on another machine
