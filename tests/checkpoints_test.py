@@ -245,7 +245,7 @@ def test_damaged_json(tmp_path):
   for text, sentence in (
     ("{", "is not valid JSON"),
     (deep, "is not valid JSON"),
-    ("[]", "holds no JSON"),
+    ("[]", "does not hold a JSON"),
   ):
     path.write_text(text)
     with pytest.raises(ValueError, match=rf"config\.json {sentence}"):

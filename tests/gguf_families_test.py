@@ -130,7 +130,7 @@ def test_a_flag_a_layer_places_the_windows(tmp_path):
 @pytest.mark.parametrize(
   "arch, keys, sentence",
   [
-    ("qwen3", WINDOW, "= 5 and does not say for which layers"),
+    ("qwen3", WINDOW, "= 5 without specifying its layers"),
     ("gemma2", {"rope.freq_base_swa": 5.0}, "freq_base_swa is not implemented"),
     ("gemma3", {"attention.scale": 0.5}, "attention.scale, not implemented"),
   ],

@@ -176,7 +176,7 @@ LOCAL = {"sliding_attention": {"rope_type": "linear", "factor": 2.0}}
   "architecture, changes, sentence",
   [
     ("Qwen3", {"attention_bias": True}, "attention_bias = True; accepted"),
-    ("Qwen3", {"layer_types": ["full_attention"]}, "and full_attention, one a"),
+    ("Qwen3", {"layer_types": ["full_attention"]}, "or full_attention for"),
     ("Qwen2", {"layer_types": ["chunked_attention"] * 8}, "layer_types = "),
     ("Qwen2", {"layer_types": ["sliding_attention"] * 8}, "no sliding_window"),
     ("Gemma2", {"sliding_window": None}, "and no sliding_window"),
@@ -185,7 +185,7 @@ LOCAL = {"sliding_attention": {"rope_type": "linear", "factor": 2.0}}
     ("Gemma3", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping = 50"),
     ("Gemma3", {"rope_parameters": LOCAL}, "of sliding_attention; accepted"),
     ("Gemma3", {"rope_parameters": {"rope_theta": 1}}, "rope_theta in rope_pa"),
-    ("Llama", {"rope_parameters": LOCAL}, "of their own for sliding_attention"),
+    ("Llama", {"rope_parameters": LOCAL}, "frequencies for sliding_attention"),
     ("Llama", {"rope_theta": None}, "rope_theta = None; it must be a number"),
     (
       "Llama",

@@ -145,7 +145,7 @@ def test_chat_template_file_goes_first(directory):
       "failed: MemoryError",
     ),
     ("{{ [0].x.y }}", "the chat template failed: "),
-    (7, "chat_template = 7; it must be a text"),
+    (7, "chat_template = 7; it must be a string"),
   ],
 )
 def test_bad_chat_templates(directory, template, sentence, monkeypatch):

@@ -1,4 +1,4 @@
-"""Checkpoints: Hugging Face, GGUF and Orbax in; safetensors and Orbax out."""
+"""Reads Hugging Face, GGUF and Orbax checkpoints; writes safetensors, Orbax."""
 
 from specdec.checkpoints.huggingface import save_safetensors
 from specdec.checkpoints.loading import (

@@ -1,13 +1,14 @@
-"""What each Hugging Face architecture's name says beside its config.json.
+"""Table of the supported Hugging Face architectures.
 
-Supporting another is a row of ARCHITECTURES (and, where its distribution needs
-them, options of TransformerConfig and rows in names.py).
+To support another, add a row to ARCHITECTURES and, where the model needs them,
+options of TransformerConfig, parameters in models/params.py and rows in
+names.py.
 """
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-# TransformerConfig's field -> key.
+# Field of TransformerConfig -> key of config.json.
 KEYS = {
   "vocab_size": "vocab_size",
   "num_layers": "num_hidden_layers",
@@ -19,8 +20,8 @@ KEYS = {
   "norm_epsilon": "rms_norm_eps",
   "tied": "tie_word_embeddings",
 }
-# Option -> values that leave the distribution as implemented; absent is as good
-# as the first of them.
+# Key -> values under which the implementation is exact; a missing key means the
+# first of them.
 ONLY = {
   "attention_bias": (False, None),
   "mlp_bias": (False, None),
@@ -34,7 +35,7 @@ _GELU = {
 }
 
 
-# What a missing key means, where an architecture does not say otherwise.
+# Meaning of missing keys, unless an architecture overrides it.
 LLAMA_ABSENT = {
   "rms_norm_eps": 1e-6,
   "rope_theta": 10_000.0,
@@ -42,7 +43,7 @@ LLAMA_ABSENT = {
 }
 
 
-# Which layers have the window, where layer_types does not say it.
+# Whether a layer has a sliding window, in configs without layer_types.
 def _none(config: Mapping[str, Any], layer: int) -> bool:
   del config, layer
   return False
@@ -62,18 +63,18 @@ def _all_but_every(config: Mapping[str, Any], layer: int) -> bool:
 
 
 class Architecture(NamedTuple):
-  """What the name of an architecture says beside its config.json."""
+  """What an architecture implies in addition to its config.json."""
 
   model_type: str
-  sliding: Callable[[Mapping[str, Any], int], bool]
+  sliding: Callable[[Mapping[str, Any], int], bool]  # (config, layer)
   implied: Mapping[str, Any] = {}  # fields of TransformerConfig
-  keys: Mapping[str, str] = {}  # more of KEYS
-  absent: Mapping[str, Any] = {}  # what a missing key means, if not Llama's
-  only: Mapping[str, tuple] = _SILU  # more of ONLY
+  keys: Mapping[str, str] = {}  # in addition to KEYS
+  absent: Mapping[str, Any] = {}  # overrides LLAMA_ABSENT
+  only: Mapping[str, tuple] = _SILU  # in addition to ONLY
 
   @property
   def layer_types(self) -> bool:
-    """Whether layer_types is in force."""
+    """Whether config.json may list the kind of each layer in layer_types."""
     return self.sliding in (_late, _all_but_every)
 
 
@@ -83,7 +84,7 @@ _QWEN = {
   "use_sliding_window": False,
   "max_window_layers": 28,
 }
-_GEMMA = {
+GEMMA = {
   "post_norms": True,
   "norm_offset": True,
   "scale_embedding": True,
@@ -118,7 +119,7 @@ ARCHITECTURES = {
   "Gemma2ForCausalLM": Architecture(
     "gemma2",
     _all_but_every,
-    implied=_GEMMA,
+    implied=GEMMA,
     keys=_GEMMA_KEYS | {"attention_softcap": "attn_logit_softcapping"},
     absent=_GEMMA_ABSENT
     | {
@@ -131,7 +132,7 @@ ARCHITECTURES = {
   "Gemma3ForCausalLM": Architecture(
     "gemma3_text",
     _all_but_every,
-    implied=_GEMMA | {"qk_norm": True},
+    implied=GEMMA | {"qk_norm": True},
     keys=_GEMMA_KEYS,
     absent=_GEMMA_ABSENT
     | {

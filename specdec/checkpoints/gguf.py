@@ -1,8 +1,8 @@
-"""GGUF files: llama.cpp's container of weights, config and tokenizer in one.
+"""Reads config and weights from GGUF files, the container of llama.cpp.
 
 Weights are dequantised one at a time from the memory-mapped file. Invariant:
-what `Weights.read` returns stands as Hugging Face stores it; llama.cpp's own
-order of query and key rows never leaves this module.
+`Weights.read` returns tensors as Hugging Face stores them; llama.cpp's order of
+query and key rows stays inside this module.
 """
 
 import functools
@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from gguf import GGUFReader, GGUFValueType, quants
 
+from specdec.checkpoints.architectures import GEMMA
 from specdec.checkpoints.names import Tensor
 from specdec.models.config import (
   RopeScaling,
@@ -21,20 +22,14 @@ from specdec.models.config import (
   check_limits,
 )
 
-# How the distribution of each architecture differs from Llama's.
-_GEMMA = {
-  "post_norms": True,
-  "norm_offset": True,
-  "scale_embedding": True,
-  "activation": "gelu_tanh",
-}
+# Fields of TransformerConfig in which each architecture differs from Llama.
 ARCHITECTURES = {
   "llama": {},
   "qwen2": {"qkv_bias": True},
   "qwen3": {"qk_norm": True},
   "qwen3moe": {"qk_norm": True},
-  "gemma2": _GEMMA,
-  "gemma3": _GEMMA | {"qk_norm": True},
+  "gemma2": GEMMA,
+  "gemma3": GEMMA | {"qk_norm": True},
 }
 _COUNTS = frozenset(
   (
@@ -46,62 +41,62 @@ _COUNTS = frozenset(
     "rope.dimension_count",
   )
 )
-_PATTERN = {"gemma2": 2, "gemma3": 6}  # the last of so many layers sees all
+_PATTERN = {"gemma2": 2, "gemma3": 6}  # every n-th layer has full attention
 
-# Tensors, or texts of an array: beyond any file, and few enough to loop over.
-_MOST_TENSORS, _MOST_TEXTS = 2**17, 2**24
+# Far above any real file, and still few enough to loop over.
+_MAX_TENSORS, _MAX_STRINGS = 2**17, 2**24
 
 
 class _Reader(GGUFReader):
-  """Reads arrays whole: item by item, a vocabulary of 262144 takes 20 s."""
+  """Reads arrays in one piece; item by item, 262144 tokens take 20 s."""
 
   def _build_tensor_info(self, offs, count):
-    if count > _MOST_TENSORS:
-      raise ValueError(f"it says that it holds {count:,} tensors")
+    if count > _MAX_TENSORS:
+      raise ValueError(f"its header claims {count:,} tensors")
     return super()._build_tensor_info(offs, count)
 
   def _get_field_parts(self, orig_offs, raw_type):
     if raw_type != GGUFValueType.ARRAY or self.byte_order != "I":
       return super()._get_field_parts(orig_offs, raw_type)
-    head = [
+    header = [
       self._get(orig_offs, np.uint32),
       self._get(orig_offs + 4, np.uint64),
     ]
-    item, count = GGUFValueType(int(head[0][0])), int(head[1][0])
-    types, at = [GGUFValueType.ARRAY, item], orig_offs + 12
+    item, count = GGUFValueType(int(header[0][0])), int(header[1][0])
+    types, offset = [GGUFValueType.ARRAY, item], orig_offs + 12
     if item in self.gguf_scalar_to_np:
-      values = self._get(at, self.gguf_scalar_to_np[item], count)
+      values = self._get(offset, self.gguf_scalar_to_np[item], count)
       if values.size < count:
         raise ValueError("it ends inside an array")
-      return 12 + values.nbytes, [*head, values], [2], types
-    if item != GGUFValueType.STRING or count > _MOST_TEXTS:
+      return 12 + values.nbytes, [*header, values], [2], types
+    if item != GGUFValueType.STRING or count > _MAX_STRINGS:
       raise ValueError(f"it holds an array of {count:,} of {item.name}")
     file, strings = memoryview(self.data), []
     for _ in range(count):
-      start = at + 8
-      at = start + int.from_bytes(file[at:start], sys.byteorder)
-      if at > len(file):
+      start = offset + 8
+      offset = start + int.from_bytes(file[offset:start], sys.byteorder)
+      if offset > len(file):
         raise ValueError("it ends inside an array")
-      strings.append(file[start:at])
-    parts = [*head, *strings]
-    return at - orig_offs, parts, list(range(2, len(parts))), types
+      strings.append(file[start:offset])
+    parts = [*header, *strings]
+    return offset - orig_offs, parts, list(range(2, len(parts))), types
 
 
 class Weights:
-  """The tensors of one file, by their GGUF names."""
+  """Tensors and metadata of a GGUF file."""
 
   def __init__(self, path: Path):
     """Opens the file and reads its index.
 
     Raises:
-      FileNotFoundError: there is no such file.
-      ValueError: it is no GGUF file, or a damaged one.
+      FileNotFoundError: the file does not exist.
+      ValueError: it is not a GGUF file, or damaged.
     """
     if not path.is_file():
       raise FileNotFoundError(f"{path} does not exist")
     try:
       reader = _Reader(path)
-    # It raises whatever a damaged field leads it to.
+    # The reader does not validate: a damaged field can raise anything.
     except Exception as error:
       raise ValueError(
         f"{path} is not a complete GGUF file: "
@@ -110,11 +105,11 @@ class Weights:
     self.source = str(path)
     self._fields = reader.fields
     self._tensors = {tensor.name: tensor for tensor in reader.tensors}
-    self._last: tuple = (None, None)  # (name, row), what `read` made of it
+    self._last: tuple = (None, None)  # (name, spec), array: cache of `read`
 
   @property
   def shapes(self) -> dict[str, tuple[int, ...]]:
-    """Shape of every tensor, slowest axis first."""
+    """Shape of every tensor by GGUF name, slowest axis first."""
     return {
       name: tuple(int(size) for size in reversed(tensor.shape))
       for name, tensor in self._tensors.items()
@@ -158,7 +153,11 @@ class Weights:
     return array - np.float32(spec.gguf_offset) if spec.gguf_offset else array
 
   def get(self, key: str, default: Any = None) -> Any:
-    """A metadata value, or `default`."""
+    """Returns a metadata value, or `default` if the key is absent.
+
+    Raises:
+      ValueError: the value is not valid UTF-8.
+    """
     field = self._fields.get(key)
     try:
       return default if field is None else field.contents()
@@ -166,7 +165,7 @@ class Weights:
       raise ValueError(f"{self.source} has a damaged {key}: {error}") from error
 
   def has(self, key: str) -> bool:
-    """Whether the metadata hold this key (`get` decodes long arrays)."""
+    """Whether the metadata has a key, without decoding its value."""
     return key in self._fields
 
   @functools.cached_property
@@ -178,10 +177,10 @@ class Weights:
 
 
 def unpermute(weight: np.ndarray, heads: int) -> np.ndarray:
-  """Rows [heads, dim/2, 2] to [heads, 2, dim/2]: rotary pairs to halves.
+  """Reorders rows [heads, dim/2, 2] to [heads, 2, dim/2].
 
-  llama.cpp rotates neighbours (2i, 2i+1), Hugging Face rotates (i, i + dim/2);
-  its converter reorders query and key rows so that both compute the same.
+  llama.cpp rotates pairs (2i, 2i+1) and Hugging Face pairs (i, i + dim/2); the
+  converter of llama.cpp permutes query and key rows to compensate.
   """
   rows = weight.shape[0]
   pairs = weight.reshape(heads, rows // heads // 2, 2, *weight.shape[1:])
@@ -189,7 +188,10 @@ def unpermute(weight: np.ndarray, heads: int) -> np.ndarray:
 
 
 def config(weights: Weights, dtype: str) -> TransformerConfig:
-  """The config that a file's metadata describe.
+  """Parses the metadata of a file.
+
+  Args:
+    dtype: 'float32' or 'bfloat16', to load the weights in.
 
   Raises:
     ValueError: the architecture or an option is not implemented, or a size is
@@ -205,7 +207,7 @@ def config(weights: Weights, dtype: str) -> TransformerConfig:
 
   def number(key: str, default: Any = None) -> Any:
     value = weights.get(f"{architecture}.{key}", default)
-    # NaN is above no number.
+    # Written so that NaN fails the comparison.
     if type(value) not in (int, float) or not abs(value) < 1e38:
       raise ValueError(
         f"{source} has {architecture}.{key} = {value!r:.60}; it must be a "
@@ -218,7 +220,7 @@ def config(weights: Weights, dtype: str) -> TransformerConfig:
     return value
 
   experts = number("expert_count", 0)
-  # What llama.cpp does where these are absent is what is implemented.
+  # Only llama.cpp's behaviour for absent keys is implemented.
   for key, accepted in (
     ("attention.scale", 0.0),
     ("expert_shared_count", 0),
@@ -232,14 +234,14 @@ def config(weights: Weights, dtype: str) -> TransformerConfig:
   for key in ("attention.value_length", "rope.dimension_count"):
     if number(key, head_dim) != head_dim:
       raise ValueError(
-        f"{source} has {architecture}.{key} = {number(key)}; accepted: the "
-        f"head's own {head_dim}"
+        f"{source} has {architecture}.{key} = {number(key)}; accepted: "
+        f"{head_dim}, the key length"
       )
   layers, theta = number("block_count"), number("rope.freq_base", 10_000.0)
   gemma = architecture in ("gemma2", "gemma3")
   shapes = weights.shapes
   if len(shapes.get("token_embd.weight", ())) != 2:
-    raise ValueError(f"{source} lacks token_embd.weight, a matrix")
+    raise ValueError(f"{source} lacks the matrix token_embd.weight")
   try:
     check_limits(layers, experts)
     return TransformerConfig(
@@ -284,11 +286,11 @@ def _windows(
   if architecture not in _PATTERN:
     raise ValueError(
       f"{weights.source} has {architecture}.attention.sliding_window = "
-      f"{window} and does not say for which layers"
+      f"{window} without specifying its layers"
     )
   key = "attention.sliding_window_pattern"
   sliding = weights.get(f"{architecture}.{key}")
-  if not isinstance(sliding, list):  # a flag a layer
+  if not isinstance(sliding, list):  # a period, not one flag per layer
     every = max(number(key, _PATTERN[architecture]), 1)
     sliding = [(layer + 1) % every > 0 for layer in layers]
   if len(sliding) != len(layers):
@@ -302,7 +304,7 @@ def _windows(
 def _gemma(
   architecture: str, number: Callable, head_dim: int
 ) -> dict[str, float | None]:
-  """What only Gemma's files say, and what llama.cpp knows without them."""
+  """Returns Gemma's fields, from metadata and llama.cpp's constants."""
   layers, theta = number("block_count"), number("rope.freq_base", 10_000.0)
   large = layers == {"gemma2": 46, "gemma3": 62}[architecture]
   scalar = number("embedding_length") // number("attention.head_count")
@@ -321,7 +323,7 @@ def _gemma(
 
 
 def _shortest(value: float) -> float:
-  """The double that was meant: metadata hold float32, 1e-5 as 9.99999975e-6."""
+  """Returns the shortest decimal of a float32: 1e-5 for 9.99999975e-6."""
   return float(str(np.float32(value)))
 
 
@@ -332,7 +334,7 @@ def _rope_scaling(
   kind = weights.get(prefix + "scaling.type", "none")
   if weights.has(prefix + "scaling.factor"):
     factor = number("rope.scaling.factor")
-  else:  # files written before scaling had a type
+  else:  # files from before scaling.type
     factor = number("rope.scale_linear", 1.0)
     kind = "linear" if factor != 1.0 and kind == "none" else kind
   if kind not in ("none", "linear"):
@@ -364,9 +366,9 @@ def _rope_scaling(
 def llama3_divisors(
   scaling: RopeScaling, theta: float, head_dim: int
 ) -> np.ndarray:
-  """[head_dim / 2] by how much each rotary frequency is divided."""
+  """Returns the divisor of each rotary frequency, [head_dim / 2]."""
   frequency = theta ** -(np.arange(0, head_dim, 2) / head_dim)
   turns = scaling.original_length * frequency / (2 * np.pi)
   low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
-  keep = np.clip((turns - low) / (high - low), 0.0, 1.0)
-  return 1 / (keep + (1 - keep) / scaling.factor)
+  unscaled = np.clip((turns - low) / (high - low), 0.0, 1.0)
+  return 1 / (unscaled + (1 - unscaled) / scaling.factor)

@@ -1,7 +1,7 @@
-"""Tokenizers rebuilt from the metadata of a GGUF file.
+"""Builds tokenizers from the metadata of GGUF files.
 
-Invariant: texts encode as llama.cpp encodes them; a kind of vocabulary that was
-not compared with it is refused by name.
+Invariant: text encodes as in llama.cpp; kinds of tokenizer that were not
+compared with llama.cpp are rejected by name.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,9 +22,9 @@ from specdec.checkpoints.gguf import Weights
 from specdec.checkpoints.tokenizer import Tokenizer
 
 _KEY = "tokenizer.ggml."
-# Values of token_type that matter here.
+# Values of token_type.
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
-_WHOLE = (_UNKNOWN, _CONTROL, _USER_DEFINED)  # found in text as they stand
+_ADDED = (_UNKNOWN, _CONTROL, _USER_DEFINED)  # matched in text before splitting
 
 
 def _bytes(use_regex: bool) -> pre_tokenizers.PreTokenizer:
@@ -37,7 +37,7 @@ def _digits_first() -> pre_tokenizers.PreTokenizer:
 
 
 def _words(digits: str) -> Callable[[], pre_tokenizers.PreTokenizer]:
-  """Words with contractions, numbers as `digits` cuts them, the rest."""
+  """Returns a splitter into words, numbers as in `digits`, and the rest."""
   pattern = Regex(
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
     + digits
@@ -48,11 +48,11 @@ def _words(digits: str) -> Callable[[], pre_tokenizers.PreTokenizer]:
 
 
 class _ByteLevel(NamedTuple):
-  """How one value of tokenizer.ggml.pre cuts text before merging."""
+  """How one value of tokenizer.ggml.pre splits text before merging."""
 
-  cut: Callable[[], pre_tokenizers.PreTokenizer]
-  add_bos: bool = False  # where the file does not say
-  ignore_merges: bool = False  # a whole word of the vocabulary is one token
+  split: Callable[[], pre_tokenizers.PreTokenizer]
+  add_bos: bool = False  # default if the file has no add_bos_token
+  ignore_merges: bool = False  # a word in the vocabulary is always one token
 
 
 _LLAMA3 = _ByteLevel(_words(r"\p{N}{1,3}"), add_bos=True, ignore_merges=True)
@@ -66,16 +66,20 @@ PRE_TOKENIZERS = {
 
 
 def from_gguf(weights: Weights, limit: int | None = None) -> Tokenizer | None:
-  """The tokenizer in a file's metadata, None where there is none.
+  """Builds the tokenizer of a file, or returns None if it has none.
+
+  Args:
+    limit: rows of the model's embedding; see Tokenizer.
 
   Raises:
-    ValueError: it is of a kind that is not implemented, or incomplete.
+    ValueError: the tokenizer is of a kind that is not implemented, or
+      incomplete.
   """
   kind = weights.get(_KEY + "model")
   if kind is None:
     return None
   builders = {"gpt2": _byte_level, "llama": _sentence_piece}
-  if kind not in tuple(builders):  # it may be anything
+  if kind not in tuple(builders):  # a tuple, since kind may be unhashable
     raise ValueError(
       f"{weights.source} has a tokenizer of model {kind!r}; accepted: "
       f"{', '.join(builders)}"
@@ -86,7 +90,7 @@ def from_gguf(weights: Weights, limit: int | None = None) -> Tokenizer | None:
     raise ValueError(
       f"{weights.source} has {len(tokens)} tokens and {len(kinds)} token types"
     )
-  # Converters fill the embedding's spare rows with tokens that mean nothing.
+  # Converters pad the vocabulary to the embedding with unused [PAD] tokens.
   size = len(tokens)
   while size and kinds[size - 1] == _UNUSED and tokens[size - 1][:4] == "[PAD":
     size -= 1
@@ -98,7 +102,7 @@ def from_gguf(weights: Weights, limit: int | None = None) -> Tokenizer | None:
     [
       AddedToken(token, normalized=False, special=kind != _USER_DEFINED)
       for token, kind in zip(tokens, kinds)
-      if kind in _WHOLE
+      if kind in _ADDED
     ]
   )
   special = {
@@ -111,17 +115,17 @@ def from_gguf(weights: Weights, limit: int | None = None) -> Tokenizer | None:
     )
     if (index := _index(weights, key, size)) is not None
   }
-  _surround(
+  _add_special(
     inner,
     special.get("bos_token") if _flag(weights, "bos", add_bos) else None,
     special.get("eos_token") if _flag(weights, "eos", False) else None,
   )
-  ends = ("eos_token_id", "eot_token_id", "eom_token_id")
-  eos_ids = [_index(weights, key, size) for key in ends]
+  end_keys = ("eos_token_id", "eot_token_id", "eom_token_id")
+  eos_ids = [_index(weights, key, size) for key in end_keys]
   template = weights.get("tokenizer.chat_template")
   if not isinstance(template, str | None):
     raise ValueError(
-      f"{weights.source} has a tokenizer.chat_template that is no text"
+      f"{weights.source} has a tokenizer.chat_template that is not a string"
     )
   return Tokenizer(
     inner,
@@ -137,13 +141,14 @@ def _flag(weights: Weights, name: str, default: bool) -> bool:
 
 
 def _list(weights: Weights, key: str, kind: type) -> list | None:
-  """An array of the metadata, None where it is absent."""
+  """Returns an array of the metadata, or None if it is absent."""
   values = weights.get(_KEY + key)
   if values is not None and not (
     isinstance(values, list) and all(isinstance(x, kind) for x in values)
   ):
     raise ValueError(
-      f"{weights.source} has a {_KEY}{key} that is no list of {kind.__name__}"
+      f"{weights.source} has a {_KEY}{key} that is not a list of "
+      f"{kind.__name__}"
     )
   return values
 
@@ -158,13 +163,13 @@ def _index(weights: Weights, key: str, size: int) -> int | None:
   return index
 
 
-def _surround(
+def _add_special(
   inner: tokenizers.Tokenizer, bos: str | None, eos: str | None
 ) -> None:
-  around = [token for token in (bos, eos) if token is not None]
-  if not around:
+  """Makes `inner` put bos and eos around every text, where they are given."""
+  if bos is None and eos is None:
     return
-  # In a template ':' sets off a type id, so tokens go by names without one.
+  # A template reads ':' as a type id, so it names tokens without one.
   names = [("bos", bos), ("eos", eos)]
   pieces = ["bos"] * (bos is not None) + ["$A"] + ["eos"] * (eos is not None)
   inner.post_processor = processors.TemplateProcessing(
@@ -180,12 +185,12 @@ def _surround(
 def _byte_level(
   weights: Weights, tokens: Sequence[str], kinds: Sequence[int]
 ) -> tuple[tokenizers.Tokenizer, bool]:
-  """Byte-level BPE with the file's own merges."""
+  """Builds a byte-level BPE; returns it and its default for add_bos."""
   del kinds
   pre = weights.get(_KEY + "pre", "default")
   if pre not in tuple(PRE_TOKENIZERS):
     raise ValueError(
-      f"{weights.source} cuts text by tokenizer.ggml.pre = {pre!r}; accepted: "
+      f"{weights.source} has tokenizer.ggml.pre = {pre!r}; accepted: "
       f"{', '.join(PRE_TOKENIZERS)}"
     )
   merges = _list(weights, "merges", str)
@@ -197,12 +202,13 @@ def _byte_level(
     tokens,
     # Neither half is empty, and the first may begin with the separator.
     [
-      (merge[: (at := merge.find(" ", 1))], merge[at + 1 :]) for merge in merges
+      (merge[: (space := merge.find(" ", 1))], merge[space + 1 :])
+      for merge in merges
     ],
     ignore_merges=options.ignore_merges,
   )
   inner = tokenizers.Tokenizer(model)
-  inner.pre_tokenizer = options.cut()
+  inner.pre_tokenizer = options.split()
   inner.decoder = decoders.ByteLevel()
   return inner, options.add_bos
 
@@ -210,7 +216,10 @@ def _byte_level(
 def _sentence_piece(
   weights: Weights, tokens: Sequence[str], kinds: Sequence[int]
 ) -> tuple[tokenizers.Tokenizer, bool]:
-  """BPE of the SentencePiece kind: merges follow from the tokens' scores."""
+  """Builds a SentencePiece BPE; returns it and its default for add_bos.
+
+  Merges follow from the scores of the tokens.
+  """
   scores = _list(weights, "scores", float)
   if scores is None:
     raise ValueError(f"{weights.source} has a llama tokenizer without scores")
@@ -229,26 +238,33 @@ def _sentence_piece(
     unk_token=None if unknown is None else tokens[unknown],
   )
   inner = tokenizers.Tokenizer(model)
-  spaces = [normalizers.Replace(" ", "\u2581")]
-  undo = [decoders.Replace("\u2581", " "), decoders.ByteFallback()]
-  undo.append(decoders.Fuse())
+  normalize = [normalizers.Replace(" ", "\u2581")]
+  decode = [
+    decoders.Replace("\u2581", " "),
+    decoders.ByteFallback(),
+    decoders.Fuse(),
+  ]
   if weights.get(_KEY + "add_space_prefix", True):
-    spaces.insert(0, normalizers.Prepend("\u2581"))
-    undo.append(decoders.Strip(" ", 1, 0))
-  inner.normalizer = normalizers.Sequence(spaces)
-  inner.decoder = decoders.Sequence(undo)
+    normalize.insert(0, normalizers.Prepend("\u2581"))
+    decode.append(decoders.Strip(" ", 1, 0))
+  inner.normalizer = normalizers.Sequence(normalize)
+  inner.decoder = decoders.Sequence(decode)
   return inner, True
 
 
 def merges_of(score: dict[str, float]) -> list[tuple[str, str]]:
-  """Every way to join two tokens into a third, best third first."""
-  joins = [
-    (token[:cut], token[cut:])
+  """Returns all pairs of tokens that concatenate to a token, best score first.
+
+  Args:
+    score: token -> score.
+  """
+  merges = [
+    (token[:i], token[i:])
     for token in score
-    for cut in range(1, len(token))
-    if token[:cut] in score and token[cut:] in score
+    for i in range(1, len(token))
+    if token[:i] in score and token[i:] in score
   ]
-  return sorted(joins, key=lambda join: -score[join[0] + join[1]])
+  return sorted(merges, key=lambda merge: -score[merge[0] + merge[1]])
 
 
 def _bpe(
@@ -260,7 +276,7 @@ def _bpe(
   vocabulary = {token: index for index, token in enumerate(tokens)}
   try:
     return models.BPE(vocabulary, merges, **options)
-  except Exception as error:  # the library raises nothing more precise
+  except Exception as error:  # the library raises plain Exception
     raise ValueError(
       f"the tokenizer in {weights.source} is inconsistent: {error}"
     ) from error

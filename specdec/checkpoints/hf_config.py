@@ -1,8 +1,8 @@
-"""config.json of Hugging Face to TransformerConfig and back.
+"""Converts Hugging Face's config.json to TransformerConfig and back.
 
-Invariant: every option that changes a model's distribution is either carried
-over or refused by name; nothing is dropped in silence. A missing key means what
-transformers takes it to mean for that architecture.
+Invariant: every option that affects a model's distribution is either converted
+or rejected by name. A missing key has the default of transformers for that
+architecture.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ from specdec.models.config import (
 from specdec.utils.spelling import join_names
 
 _SLIDING, _FULL = "sliding_attention", "full_attention"
-# The kinds of what is read; whatever stands nowhere here is an integer.
+# Types of the keys that are read; all others are integers.
 _FLOATS = (
   *("rms_norm_eps", "rope_theta", "rope_local_base_freq", "factor"),
   *("low_freq_factor", "high_freq_factor", "query_pre_attn_scalar"),
@@ -37,7 +37,7 @@ _MAY_BE_NONE = (
   *("layer_types", *_BOOLEANS, *_OBJECTS),
 )
 
-# Rope kind -> field of RopeScaling for each of the numbers it must bring.
+# Kind of rope scaling -> {required key: field of RopeScaling}.
 _ROPE_FIELDS = {
   "linear": {"factor": "factor"},
   "llama3": {
@@ -52,12 +52,12 @@ _ROPE_FIELDS = {
 def parse(
   config: Mapping[str, Any], source: str, dtype: str
 ) -> TransformerConfig:
-  """TransformerConfig of a decoded config.json.
+  """Converts a decoded config.json.
 
   Args:
-    config: what config.json says.
-    source: said in errors.
-    dtype: 'float32' or 'bfloat16', that the weights will be loaded in.
+    config: the decoded object.
+    source: names the file in errors.
+    dtype: 'float32' or 'bfloat16', to load the weights in.
 
   Raises:
     ValueError: the architecture or an option is not implemented, or a size is
@@ -78,7 +78,7 @@ def parse(
       raise ValueError(
         f"{source} has {option} = {value!r}; accepted: {accepted[0]!r}"
       )
-  config = _completed(config, architecture)
+  config = _with_defaults(config, architecture)
   fields = {}
   for ours, theirs in (KEYS | architecture.keys).items():
     value = _typed(config, theirs, source)
@@ -100,35 +100,37 @@ def parse(
 
 
 def _typed(config: Mapping[str, Any], key: str, source: str) -> Any:
-  """The value of `key`, refused where it is not of the kind that it holds."""
+  """Returns the value of `key`, after checking its type."""
   value = config.get(key)
   if value is None and key in _MAY_BE_NONE:
     return None
   if key in _FLOATS:
-    right = type(value) in (int, float) and abs(value) < 1e38  # nor NaN
-    words = "a number below 1e38"
-    if right and abs(value) >= 2**31:  # as an integer, too much for JAX
+    valid = type(value) in (int, float) and abs(value) < 1e38  # excludes NaN
+    expected = "a number below 1e38"
+    if valid and abs(value) >= 2**31:  # overflows JAX's integers
       value = float(value)
   elif key in _BOOLEANS:
-    right, words = isinstance(value, bool), "true or false"
+    valid, expected = isinstance(value, bool), "true or false"
   elif key in _OBJECTS:
-    right, words = isinstance(value, dict), "an object"
+    valid, expected = isinstance(value, dict), "an object"
   elif key == "layer_types":
-    right, words = isinstance(value, list), "a list"
+    valid, expected = isinstance(value, list), "a list"
   else:
-    right = type(value) is int and abs(value) < 2**31
-    words = "an integer below 2**31"
-  if not right:
-    raise ValueError(f"{source} has {key} = {value!r:.60}; it must be {words}")
+    valid = type(value) is int and abs(value) < 2**31
+    expected = "an integer below 2**31"
+  if not valid:
+    raise ValueError(
+      f"{source} has {key} = {value!r:.60}; it must be {expected}"
+    )
   return value
 
 
-def _completed(
+def _with_defaults(
   config: Mapping[str, Any], architecture: Architecture
 ) -> dict[str, Any]:
-  """With what its missing keys mean."""
+  """Returns the config with the defaults of its missing keys."""
   config = dict(config)
-  # Transformers takes either name, and writes the other one than the hub has.
+  # transformers reads both names, and writes another than the hub's files use.
   for one, other in (
     ("num_experts", "num_local_experts"),
     ("num_local_experts", "num_experts"),
@@ -165,27 +167,29 @@ def _windows(
     sliding = [kind == _SLIDING for kind in kinds]
   else:
     raise ValueError(
-      f"{source} has layer_types = {kinds!r:.200}; accepted: {_SLIDING} and "
-      f"{_FULL}, one a layer"
+      f"{source} has layer_types = {kinds!r:.200}; accepted: {_SLIDING} or "
+      f"{_FULL} for each layer"
     )
   if not any(sliding):
     return ()
   if window is None:
-    raise ValueError(f"{source} has layers of {_SLIDING} and no sliding_window")
+    raise ValueError(
+      f"{source} has layers with {_SLIDING} and no sliding_window"
+    )
   return tuple(window if slides else None for slides in sliding)
 
 
 def _rope(
   config: Mapping[str, Any], source: str, local: bool
 ) -> dict[str, Any]:
-  """The rotary fields; `local`: whether any layer has a window."""
-  # Transformers 5 gathers base and scaling in rope_parameters; before, the base
-  # stood on its own and rope_scaling held the rest.
+  """Returns the rotary fields; `local`: whether any layer has a window."""
+  # Transformers 5 stores base and scaling in rope_parameters; older versions
+  # use the keys rope_theta and rope_scaling.
   rope = _typed(config, "rope_parameters", source) or {}
-  old = _typed(config, "rope_scaling", source) or {}
+  legacy = _typed(config, "rope_scaling", source) or {}
   theta = config["rope_theta"]
   if "rope_local_base_freq" not in config:
-    theta, scaling = _rope_kind(old or rope, theta, source)
+    theta, scaling = _rope_kind(legacy or rope, theta, source)
     return {"rope_theta": theta, "rope_scaling": scaling}
   unknown = [key for key in rope if key not in (_FULL, _SLIDING)]
   if unknown:
@@ -194,11 +198,11 @@ def _rope(
       f"{_FULL} and {_SLIDING}, each with parameters of its own"
     )
   full, sliding = (_typed(rope, key, source) or {} for key in (_FULL, _SLIDING))
-  theta, scaling = _rope_kind(full | old, theta, source)
-  local_theta, stretched = _rope_kind(
+  theta, scaling = _rope_kind(full | legacy, theta, source)
+  local_theta, local_scaling = _rope_kind(
     sliding, config["rope_local_base_freq"], source
   )
-  if stretched:
+  if local_scaling:
     raise ValueError(
       f"{source} scales the rotary frequencies of {_SLIDING}; accepted: default"
     )
@@ -217,7 +221,8 @@ def _rope_kind(
   nested = [key for key in rope if isinstance(rope[key], Mapping)]
   if nested:
     raise ValueError(
-      f"{source} has rotary frequencies of their own for {join_names(nested)}"
+      f"{source} has separate rotary frequencies for {join_names(nested)}, "
+      "which this architecture does not support"
     )
   if rope.get("partial_rotary_factor") not in (None, 1):
     raise ValueError(
@@ -226,7 +231,7 @@ def _rope_kind(
     )
   if kind == "default":
     return float(theta), None
-  if kind not in tuple(_ROPE_FIELDS):  # it may be anything
+  if kind not in tuple(_ROPE_FIELDS):  # a tuple, since kind may be unhashable
     raise ValueError(
       f"{source} scales its rotary frequencies by {kind!r:.60}; accepted: "
       f"default, {', '.join(_ROPE_FIELDS)}"
@@ -240,37 +245,37 @@ def _rope_kind(
 
 
 def render(config: TransformerConfig) -> dict[str, Any]:
-  """A config.json that `parse` reads back as `config`.
+  """Returns a config.json that `parse` converts back to `config`.
 
   Raises:
-    ValueError: no architecture has these options together.
+    ValueError: no architecture has this combination of options.
   """
   if not any(config.windows):
     config = dataclasses.replace(config, windows=())
-  misses = []
+  candidates = []
   for name in ARCHITECTURES:
     rendered = _render(config, name)
     try:
-      got = parse(rendered, name, config.dtype)
+      parsed = parse(rendered, name, config.dtype)
     except ValueError:
       continue
     differing = [
       field.name
       for field in dataclasses.fields(config)
-      if getattr(got, field.name) != getattr(config, field.name)
+      if getattr(parsed, field.name) != getattr(config, field.name)
     ]
     if not differing:
       return rendered
-    misses.append((differing, name))
-  differing, name = min(misses, key=lambda miss: len(miss[0]))
+    candidates.append((differing, name))
+  differing, name = min(candidates, key=lambda candidate: len(candidate[0]))
   raise ValueError(
-    f"no Hugging Face architecture has these options together; {name} comes "
-    f"nearest and differs in {join_names(differing)}"
+    "no Hugging Face architecture has this combination of options; the closest "
+    f"is {name} and differs in {join_names(differing)}"
   )
 
 
 def _render(config: TransformerConfig, name: str) -> dict[str, Any]:
-  """What `config` is as this architecture, as far as it goes."""
+  """Renders `config` as one architecture, ignoring what it cannot express."""
   architecture = ARCHITECTURES[name]
   rendered = {
     "architectures": [name],

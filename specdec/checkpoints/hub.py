@@ -1,6 +1,6 @@
-"""From what a user names to files on this disk.
+"""Resolves paths and hub names to checkpoint files on the local disk.
 
-Invariant: only safetensors, JSON and chat templates are ever asked of a hub.
+Invariant: only safetensors, JSON and chat templates are downloaded.
 """
 
 import re
@@ -16,20 +16,20 @@ ALL_FILES = ("*.safetensors", "*.json", "*.jinja")
 
 
 def is_hub_name(source: str) -> bool:
-  """Whether `source` reads as 'owner/name'; a path that exists comes first."""
+  """Whether `source` has the form 'owner/name' of a model on the hub."""
   return bool(_HUB_NAME.fullmatch(source)) and source[0] not in "./"
 
 
 def resolve(source: str | Path, patterns: tuple[str, ...] = ALL_FILES) -> Path:
-  """The directory with config.json and safetensors, or the GGUF file.
+  """Returns the checkpoint directory or the GGUF file of a model.
 
   Args:
     source: a path, or a hub name such as 'owner/name'.
-    patterns: files wanted from the hub, if it comes to that.
+    patterns: files to download from the hub.
 
   Raises:
-    FileNotFoundError: there is nothing of that name here or on the hub.
-    ValueError: what is there is in no format that can be loaded.
+    FileNotFoundError: nothing of that name exists locally or on the hub.
+    ValueError: its weights are in no supported format.
   """
   path = Path(source).expanduser()
   if not path.exists():
@@ -69,18 +69,18 @@ def resolve(source: str | Path, patterns: tuple[str, ...] = ALL_FILES) -> Path:
 
 
 def snapshot(name: str, patterns: tuple[str, ...] = ALL_FILES) -> Path:
-  """Downloads a model from the Hugging Face hub, or finds it in its cache.
+  """Downloads a model from the Hugging Face hub, or reuses the hub's cache.
 
   Raises:
-    FileNotFoundError: huggingface_hub is not installed, or the hub cannot be
-      reached, or has no such model.
+    FileNotFoundError: huggingface_hub is not installed, the hub cannot be
+      reached, or it has no such model.
   """
   try:
     import huggingface_hub
   except ImportError as error:
     raise FileNotFoundError(
-      f"{name} is no path here, and huggingface_hub is not installed to look "
-      "for it on the hub"
+      f"{name} is not a local path, and huggingface_hub is not installed; "
+      "`pip install specdec-jax[hub]` allows downloads from the hub"
     ) from error
   try:
     return Path(
@@ -88,9 +88,9 @@ def snapshot(name: str, patterns: tuple[str, ...] = ALL_FILES) -> Path:
         name, allow_patterns=list(patterns), ignore_patterns=["*/*"]
       )
     )
-  # The client raises half a dozen unrelated types, its transport more.
+  # The client and its transport raise many unrelated types.
   except Exception as error:
-    # The first line may say no more than "401"; what to do comes later.
+    # The first line may be just "401"; the explanation follows it.
     reason = " ".join(str(error).split()) or type(error).__name__
     if re.search(r"\b40[13]\b|gated", reason, re.IGNORECASE):
       reason += (
@@ -98,6 +98,6 @@ def snapshot(name: str, patterns: tuple[str, ...] = ALL_FILES) -> Path:
         "`hf auth login` or set HF_TOKEN)"
       )
     raise FileNotFoundError(
-      f"{name} is no path here and could not be had from the Hugging Face hub: "
-      f"{reason}"
+      f"{name} is not a local path and could not be downloaded from the "
+      f"Hugging Face hub: {reason}"
     ) from error

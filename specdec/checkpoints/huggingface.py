@@ -1,7 +1,7 @@
-"""Directories as Hugging Face lays them out, weights in safetensors only.
+"""Reads and writes Hugging Face model directories with safetensors weights.
 
-Invariant: nothing is unpickled; a directory with nothing but pickled weights
-is refused.
+Invariant: nothing is unpickled; a directory with only pickled weights is
+rejected.
 """
 
 import json
@@ -23,11 +23,11 @@ _SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 
 def read_json(path: Path, required: bool = False) -> dict[str, Any]:
-  """A JSON object; {} where the file is absent and not required.
+  """Reads a JSON object; returns {} if the file is absent and not required.
 
   Raises:
-    FileNotFoundError: it is absent and required.
-    ValueError: it is not a JSON object.
+    FileNotFoundError: the file is absent and required.
+    ValueError: the file does not hold a JSON object.
   """
   if not path.is_file():
     if required:
@@ -38,26 +38,43 @@ def read_json(path: Path, required: bool = False) -> dict[str, Any]:
   except (ValueError, RecursionError) as error:
     raise ValueError(f"{path} is not valid JSON: {error}") from error
   if not isinstance(content, dict):
-    raise ValueError(f"{path} holds no JSON object")
+    raise ValueError(f"{path} does not hold a JSON object")
   return content
 
 
+def open_safetensors(path: Path, framework: str) -> safe_open:
+  """Opens a safetensors file, whose arrays are those of `framework`.
+
+  Raises:
+    ValueError: the file is damaged.
+  """
+  try:
+    return safe_open(path, framework=framework)
+  except SafetensorError as error:
+    raise ValueError(
+      f"{path} is not a complete safetensors file: {error}"
+    ) from error
+
+
 def has_weights(directory: Path) -> bool:
-  """Whether there are safetensors weights to load."""
+  """Whether a directory holds safetensors weights."""
   return any((directory / name).is_file() for name in (INDEX, SINGLE))
 
 
 def config(directory: Path, dtype: str) -> TransformerConfig:
-  """The config in a directory's config.json; errors as `hf_config.parse`."""
+  """Parses a directory's config.json; raises as `hf_config.parse`."""
   path = directory / "config.json"
   return hf_config.parse(read_json(path, required=True), str(path), dtype)
 
 
 def eos_tokens(directory: Path) -> tuple[int | str, ...]:
-  """Tokens that end a text, from the first file that names any.
+  """Returns the tokens that end a text, from the first file that names any.
 
-  The order is the one in which transformers' own generation looks. A tokenizer
-  config names the token by its string, the others by their ids.
+  The files are searched in the order of transformers' generation. A tokenizer
+  config gives a token's string, the others give ids.
+
+  Raises:
+    ValueError: an eos_token_id is not a valid id.
   """
   for name in ("generation_config.json", "config.json"):
     ids = read_json(directory / name).get("eos_token_id")
@@ -67,7 +84,7 @@ def eos_tokens(directory: Path) -> tuple[int | str, ...]:
       if bad:
         raise ValueError(
           f"{directory / name} has eos_token_id = {bad[0]!r:.60}; it must be a "
-          "token's number, or a list of them"
+          "token id or a list of token ids"
         )
       return tuple(ids)
   token = special_tokens(directory).get("eos_token")
@@ -75,48 +92,45 @@ def eos_tokens(directory: Path) -> tuple[int | str, ...]:
 
 
 def special_tokens(directory: Path) -> dict[str, str]:
-  """Texts of the special tokens that tokenizer_config.json names.
+  """Returns name -> text of the special tokens in tokenizer_config.json.
 
   Raises:
-    ValueError: one is no text.
+    ValueError: one is not a string.
   """
   path = directory / "tokenizer_config.json"
-  found = {}
+  special = {}
   for name, value in read_json(path).items():
     if name not in _SPECIAL or value is None:
       continue
-    # Plain, or with its options around it.
+    # Either the text, or an object with the text and options.
     text = value.get("content") if isinstance(value, dict) else value
     if not isinstance(text, str):
-      raise ValueError(f"{path} has {name} = {value!r:.60}; it must be a text")
-    found[name] = text
-  return found
+      raise ValueError(
+        f"{path} has {name} = {value!r:.60}; it must be a string"
+      )
+    special[name] = text
+  return special
 
 
 class Weights:
-  """The tensors of a directory, by their Hugging Face names, read lazily."""
+  """Tensors of a directory by their Hugging Face names, read lazily."""
 
   def __init__(self, directory: Path):
     """Opens the shards and reads their headers.
 
     Raises:
-      FileNotFoundError: a shard that the index names is absent.
+      FileNotFoundError: a shard listed in the index is absent.
       ValueError: a file is damaged.
     """
     self.source = str(directory)
     self._files = {}
     for path in _shards(directory):
-      try:
-        file = safe_open(path, framework="numpy")
-      except SafetensorError as error:
-        raise ValueError(
-          f"{path} is not a complete safetensors file: {error}"
-        ) from error
+      file = open_safetensors(path, "numpy")
       self._files |= {name: file for name in file.keys()}  # noqa: SIM118
 
   @property
   def shapes(self) -> dict[str, tuple[int, ...]]:
-    """Shape of every tensor."""
+    """Shape of every tensor by name."""
     return {
       name: tuple(file.get_slice(name).get_shape())
       for name, file in self._files.items()
@@ -125,21 +139,20 @@ class Weights:
   def read(
     self, name: str, tensor: names.Tensor, index: tuple[slice, ...] = ()
   ) -> np.ndarray:
-    """One tensor, or a slice of it, in the type it is stored in; what is
-    outside the slice is not read.
+    """Reads a tensor, or only a slice of it, in its stored dtype.
 
     Raises:
       ValueError: it is not stored as floating point of 16 bits or more.
     """
-    del tensor  # it already stands as we want it
-    part = self._files[name].get_slice(name)
-    kind = part.get_dtype()
-    if kind not in _FLOATS:
+    del tensor  # only GGUF files need conversion
+    stored = self._files[name].get_slice(name)
+    dtype = stored.get_dtype()
+    if dtype not in _FLOATS:
       raise ValueError(
-        f"{name} in {self.source} is stored as {kind}; accepted: "
+        f"{name} in {self.source} is stored as {dtype}; accepted: "
         f"{', '.join(_FLOATS)}"
       )
-    return part[index or (slice(None),) * len(part.get_shape())]
+    return stored[index or (slice(None),) * len(stored.get_shape())]
 
 
 def _shards(directory: Path) -> list[Path]:
@@ -147,30 +160,32 @@ def _shards(directory: Path) -> list[Path]:
   if not index.is_file():
     return [directory / SINGLE]
   shards = read_json(index).get("weight_map")
-  if not isinstance(shards, dict) or not files:
+  if not isinstance(shards, dict) or not shards:
     raise ValueError(f"{index} has no weight_map")
   for shard in shards.values():
     if not isinstance(shard, str) or Path(shard).name != shard or not shard:
       raise ValueError(
-        f"{index} names {shard!r:.60}; a shard must lie in the same directory"
+        f"{index} lists {shard!r:.60}; a shard must lie in the same directory"
       )
     if not (directory / shard).is_file():
-      raise FileNotFoundError(f"{directory} lacks {shard}, named in {INDEX}")
+      raise FileNotFoundError(f"{directory} lacks {shard}, listed in {INDEX}")
   return [directory / shard for shard in sorted(set(shards.values()))]
 
 
 def save_safetensors(
   directory: str | Path, params: dict, config: TransformerConfig
 ) -> None:
-  """Writes config.json and model.safetensors, readable by `load` and others.
+  """Writes config.json and model.safetensors in Hugging Face's format.
 
   Args:
-    directory: created where absent; the two files are replaced.
-    params: the tree that `load` gives.
+    directory: created if absent; the two files are replaced.
+    params: parameter tree, as from `load`.
     config: of the model.
 
   Raises:
-    ValueError: params do not fit config, or the config has no such form.
+    ValueError: params do not match config, or no Hugging Face architecture
+      can express the config.
+    NotWritten: the disk is full, for example.
   """
   directory = Path(directory)
   write_config(directory, params, config)
@@ -190,10 +205,11 @@ def save_safetensors(
 def write_config(
   directory: Path, params: dict, config: TransformerConfig
 ) -> None:
-  """Writes config.json of a model whose weights are about to be written.
+  """Checks params against config and writes config.json.
 
   Raises:
-    ValueError: params do not fit config, or the config has no such form.
+    ValueError: params do not match config, or no Hugging Face architecture
+      can express the config.
   """
   rendered = hf_config.render(config)
   flat = traverse_util.flatten_dict(params, sep="/")

@@ -1,8 +1,8 @@
-"""Learned drafters on disk: one safetensors file that says what it is.
+"""Saves and loads trained drafters as self-describing safetensors files.
 
-HeadConfig, vocabulary and the target's fingerprint stand in the file itself, so
-they cannot part from the weights. Invariant: a file appears under its name by
-one rename, whole; a kill in the middle of a write leaves the one before.
+The file's metadata hold the HeadConfig and the fingerprint of the target.
+Invariant: a file is renamed into place once it is complete, so that an
+interrupted write leaves the previous file.
 """
 
 import dataclasses
@@ -14,10 +14,11 @@ from typing import NamedTuple
 import jax
 import numpy as np
 from flax import traverse_util
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.flax import save as save_bytes
 
 from specdec import drafters, multihost
+from specdec.checkpoints.huggingface import open_safetensors
 from specdec.checkpoints.loading import Checkpoint, check_finite
 from specdec.drafters.heads.draft_head import DraftHead
 from specdec.drafters.heads.head_config import HeadConfig
@@ -29,31 +30,34 @@ from specdec.utils import files
 SUFFIX = ".safetensors"
 _IDS = "vocabulary"
 _STORED = "bfloat16"
-_SAMPLE = 256  # values of each tensor that a fingerprint looks at
+_SAMPLE = 256  # values of each tensor that enter a fingerprint
 
 
 class Learned(NamedTuple):
-  """A drafter as it was saved."""
+  """A trained drafter, as saved."""
 
   head_config: HeadConfig
-  ids: np.ndarray | None  # [n] tokens that it can draft; None: all
-  net: PyTree
-  source: str
+  ids: np.ndarray | None  # [n] ids of the tokens that it can draft; None: all
+  net: PyTree  # float32 weights
+  source: str  # path of the file
 
   def draft_head(
     self, target: TransformerConfig, place: Placement | None = None
   ) -> DraftHead:
-    """What drafts, for that target."""
-    made = drafters.LEARNED[self.head_config.kind]
-    return made(self.head_config, target, self.ids, place)
+    """Builds the draft head for a target."""
+    make = drafters.LEARNED[self.head_config.kind]
+    return make(self.head_config, target, self.ids, place)
 
 
 def fingerprint(target: Checkpoint) -> dict[str, str]:
-  """What a drafter was trained for: config, tokenizer and weights, hashed.
+  """Hashes the config, tokenizer and weights of a drafter's target.
 
-  Of every tensor some values are looked at, rounded to bfloat16, so that the
-  type in which a target is loaded makes no difference; of the tokenizer what
-  its ids stand for, not how it cuts text.
+  Samples some values of every tensor and rounds them to bfloat16, so that the
+  dtype a target is loaded in makes no difference. Of the tokenizer only the
+  vocabulary enters, not how it splits text.
+
+  Returns:
+    A hash for each of 'config', 'tokenizer' and 'weights'.
   """
   config = dataclasses.asdict(target.config)
   del config["dtype"]
@@ -79,7 +83,7 @@ def _hash(text: str) -> str:
 
 
 def rounded(x: jax.Array) -> jax.Array:
-  """A weight as `load` gives back what `save` stored."""
+  """Rounds a weight as `save` and `load` do."""
   return x.astype(_STORED).astype(jax.numpy.float32)
 
 
@@ -91,11 +95,13 @@ def save(
   target: dict[str, str],
   dtype: str = _STORED,
 ) -> None:
-  """Writes a drafter.
+  """Writes a trained drafter.
 
   Args:
-    target: fingerprint of the one that it was trained for.
-    dtype: in which weights are stored.
+    ids: [n] ids of the tokens that it can draft, ascending; None: all.
+    net: weights of the draft head.
+    target: fingerprint of the target that it was trained for.
+    dtype: of the stored weights.
   """
   net = jax.tree.map(multihost.whole, net)
   if not multihost.is_first():
@@ -104,41 +110,41 @@ def save(
   arrays = {name: jax.numpy.asarray(x, dtype) for name, x in flat.items()}
   if ids is not None:
     arrays[_IDS] = jax.numpy.asarray(ids, "int32")
-  about = {"head_config": dataclasses.asdict(head_config), "target": target}
+  metadata = {"head_config": dataclasses.asdict(head_config), "target": target}
   path = Path(path)
   path.parent.mkdir(parents=True, exist_ok=True)
-  content = save_bytes(arrays, {"specdec": json.dumps(about)})
+  content = save_bytes(arrays, {"specdec": json.dumps(metadata)})
   files.replace_file(path, content)
 
 
 def inspect(path: str | Path) -> HeadConfig:
-  """The head config alone; errors as `load`."""
+  """Reads only the head config; raises as `load`."""
   return _open(path)[1]
 
 
 def load(
   path: str | Path, target: Checkpoint | None = None, trained: bool = True
 ) -> Learned:
-  """Reads a drafter, its weights as float32.
+  """Reads a trained drafter, with float32 weights.
 
   Args:
-    target: what it is to draft for; None: nothing is compared.
-    trained: it must have been trained for this very target, not only for one
-      of its shape.
+    target: the model to draft for; None skips all checks against it.
+    trained: whether the drafter must have been trained for this very target,
+      not just for a model of its shape.
 
   Raises:
-    FileNotFoundError: there is no such file.
-    ValueError: it is no drafter, damaged, or was trained for another target.
+    FileNotFoundError: the file does not exist.
+    ValueError: the file is not a drafter, is damaged, or was trained for
+      another target.
   """
-  file, head_config, about = _open(path)
+  file, head_config, metadata = _open(path)
   if target is not None and trained:
-    found = fingerprint(target)
-    said = about["target"]
-    unlike = [name for name in found if found[name] != said.get(name)]
-    if unlike:
+    actual, expected = fingerprint(target), metadata["target"]
+    differing = [key for key in actual if actual[key] != expected.get(key)]
+    if differing:
       raise ValueError(
-        f"{path} was trained for another target than {target.source}: unlike "
-        f"{', '.join(unlike)}"
+        f"{path} was trained for another target than {target.source}: "
+        f"different {', '.join(differing)}"
       )
   if target is not None:
     try:
@@ -153,7 +159,7 @@ def load(
   if (0 if ids is None else len(ids)) != head_config.vocabulary:
     raise ValueError(
       f"{path} holds a vocabulary of {0 if ids is None else len(ids)} tokens; "
-      f"its head config says {head_config.vocabulary}"
+      f"its head config requires {head_config.vocabulary}"
     )
   ids = None if ids is None else np.asarray(ids)
   if target is not None and ids is not None:
@@ -171,28 +177,23 @@ def load(
 def _open(path):
   path = Path(path)
   if not path.is_file():
-    raise FileNotFoundError(f"{path} does not exist: no such drafter")
+    raise FileNotFoundError(f"drafter {path} does not exist")
+  file = open_safetensors(path, "flax")
   try:
-    file = safe_open(path, framework="flax")
-  except SafetensorError as error:
-    raise ValueError(
-      f"{path} is not a complete safetensors file: {error}"
-    ) from error
-  try:
-    about = json.loads((file.metadata() or {})["specdec"])
-    # Version 0.1.0 wrote other names.
-    head_config = dict(about.get("head_config") or about["recipe"])
+    metadata = json.loads((file.metadata() or {})["specdec"])
+    # Files of version 0.1.0 have other keys.
+    head_config = dict(metadata.get("head_config") or metadata["recipe"])
     head_config["features"] = tuple(head_config["features"])
     if "recycle" in head_config:
       head_config["feeds_back_hidden"] = head_config.pop("recycle")
-    about["target"] = dict(about["target"])
+    metadata["target"] = dict(metadata["target"])
   except (KeyError, TypeError, ValueError):
     raise ValueError(
-      f"{path} is no drafter: it does not say how it is made"
+      f"{path} is not a drafter: its metadata have no head config"
     ) from None
   try:
-    return file, HeadConfig(**head_config), about
-  except (TypeError, ValueError) as error:  # of another version, perhaps
+    return file, HeadConfig(**head_config), metadata
+  except (TypeError, ValueError) as error:  # possibly of another version
     raise ValueError(f"{path}: {error}") from error
 
 
@@ -200,22 +201,20 @@ def _check_tokens(path, ids: np.ndarray, vocab_size: int) -> None:
   ascending = np.all(np.diff(ids) > 0)
   if not ascending or ids[0] < 0 or ids[-1] >= vocab_size:
     raise ValueError(
-      f"{path} is damaged: its vocabulary is no ascending list of tokens below "
-      f"{vocab_size}"
+      f"{path} is damaged: its vocabulary is not an ascending list of tokens "
+      f"below {vocab_size}"
     )
 
 
 def _check_shapes(path, learned: Learned, target: TransformerConfig) -> None:
-  wanted = jax.eval_shape(learned.draft_head(target).init, jax.random.key(0))
-  wanted, found = (
-    {n: x.shape for n, x in traverse_util.flatten_dict(net, sep="/").items()}
-    for net in (wanted, learned.net)
+  net = jax.eval_shape(learned.draft_head(target).init, jax.random.key(0))
+  expected, actual = (
+    {n: x.shape for n, x in traverse_util.flatten_dict(tree, sep="/").items()}
+    for tree in (net, learned.net)
   )
-  unlike = sorted(n for n in {*wanted, *found} if wanted.get(n) != found.get(n))
-  if unlike:
-    name = unlike[0]
-    raise ValueError(
-      f"{path} does not fit its head config: {name} is {found.get(name)} and "
-      "should "
-      f"be {wanted.get(name)}"
-    )
+  for name in sorted({*expected, *actual}):
+    if expected.get(name) != actual.get(name):
+      raise ValueError(
+        f"{path} does not match its head config: {name} is {actual.get(name)} "
+        f"and should be {expected.get(name)}"
+      )

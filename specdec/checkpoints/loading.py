@@ -1,7 +1,7 @@
-"""Any checkpoint to the decoder's config, parameters and tokenizer.
+"""Loads any supported checkpoint: config, parameters and tokenizer.
 
 Invariant: names and shapes are checked before the first weight is read, and at
-any time at most one tensor exists twice.
+most one tensor exists twice at any time.
 """
 
 import dataclasses
@@ -33,15 +33,15 @@ DTYPES = ("float32", "bfloat16")
 
 @dataclasses.dataclass(frozen=True)
 class Checkpoint:
-  """A model, ready to run.
+  """A loaded model.
 
   Attributes:
-    config: shape of the decoder; its dtype is that of the parameters.
-    params: nested dict of arrays, as the decoder's Flax module lays them out;
-      matrices are [out, in].
-    tokenizer: None where the checkpoint brings none.
+    config: of the decoder; its dtype is that of the parameters.
+    params: nested dict of arrays, as of the decoder's Flax module; matrices are
+      [out, in].
+    tokenizer: None if the checkpoint has none.
     eos_ids: tokens that end a text, in the checkpoint's order.
-    source: where it came from.
+    source: path or hub name that it was loaded from.
   """
 
   config: TransformerConfig
@@ -51,18 +51,15 @@ class Checkpoint:
   source: str
 
   def packed(self) -> "Checkpoint":
-    """The same for decoding alone, its weights as this backend likes them.
+    """Returns a checkpoint for decoding only, with weights packed for speed.
 
-    Takes the weights out of this one.
+    Consumes this checkpoint's parameters; see `layouts.pack`.
     """
     return dataclasses.replace(self, params=layouts.pack(self.params))
 
 
 def inspect(source: str | Path, dtype: str = "float32") -> TransformerConfig:
-  """The config alone, before any weight is read; arguments as of `load`.
-
-  Its `num_parameters` and `dtype` say how much memory `load` will take.
-  """
+  """Reads only the config; arguments and errors as for `load`."""
   _check_dtype(dtype)
   path = hub.resolve(source, hub.CONFIG_FILES)
   if path.is_file():
@@ -75,33 +72,34 @@ def load(
   dtype: str = "float32",
   place: sharding.Placement | None = None,
 ) -> Checkpoint:
-  """Loads a checkpoint onto JAX's default device, or a mesh.
+  """Loads a checkpoint onto JAX's default device, or onto a mesh.
 
   Args:
     source: a directory with config.json and safetensors or orbax/, a .gguf
       file, a directory with one .gguf file, or a hub name like 'owner/name'.
     dtype: 'float32' or 'bfloat16', of the parameters.
-    place: where its parts go. Every host reads its own parts of safetensors
-      and of Orbax; of GGUF it reads all, tensor by tensor.
+    place: placement on a mesh; None for one device. Each host reads only its
+      shards of safetensors and Orbax checkpoints, but every tensor of GGUF
+      files, one at a time.
 
   Raises:
-    FileNotFoundError: the source, or a file it should have, is absent.
+    FileNotFoundError: the source, or one of its files, is absent.
     ValueError: the architecture or an option is not implemented, a tensor is
-      missing, unknown, misshapen or not finite, a file is damaged, or weights
-      are pickled.
+      missing, unexpected, of the wrong shape or not finite, a file is damaged,
+      or weights are pickled.
   """
   _check_dtype(dtype)
   path = hub.resolve(source)
   if path.is_file():
     weights = gguf.Weights(path)
     config = gguf.config(weights, dtype)
-    wanted = [((tensor.gguf,), tensor) for tensor in names.tensors(config)]
+    entries = [((tensor.gguf,), tensor) for tensor in names.tensors(config)]
     text = gguf_tokenizer.from_gguf(weights, limit=config.vocab_size)
     eos_ids = text.eos_ids if text else ()
   else:
     config = huggingface.config(path, dtype)
     text = tokenizer.from_directory(path, limit=config.vocab_size)
-    # Without a tokenizer an end token's string says nothing, but its id does.
+    # Without a tokenizer only end tokens given by id are usable.
     eos_ids = (
       text.eos_ids
       if text
@@ -114,8 +112,8 @@ def load(
       check_finite(params, source)
       return Checkpoint(config, params, text, eos_ids, str(source))
     weights = huggingface.Weights(path)
-    wanted = [(t.hugging_face, t) for t in names.tensors(config)]
-  params = _read(weights, wanted, dtype, place)
+    entries = [(t.hugging_face, t) for t in names.tensors(config)]
+  params = _read(weights, entries, dtype, place)
   check_finite(params, source)
   return Checkpoint(config, params, text, eos_ids, str(source))
 
@@ -126,19 +124,20 @@ def _is_finite(x: jax.Array) -> jax.Array:
 
 
 def check_finite(params: dict[str, Any], source: str | Path) -> None:
-  """Refuses weights that are NaN or infinite, by name.
+  """Rejects parameters with NaN or infinite values.
+
+  Args:
+    source: names the checkpoint in errors.
 
   Raises:
-    ValueError: names the first of them.
+    ValueError: a tensor has such values; the first one is named.
   """
   flat = traverse_util.flatten_dict(params, sep=".")
-  sound = {name: _is_finite(x) for name, x in flat.items()}
-  broken = [name for name, finite in sound.items() if not finite]
-  if broken:
-    more = f" and {len(broken) - 1} more tensors" if broken[1:] else ""
-    raise ValueError(
-      f"{source}: {broken[0]}{more} hold NaN or infinite weights"
-    )
+  finite = {name: _is_finite(x) for name, x in flat.items()}
+  bad = [name for name, is_finite in finite.items() if not is_finite]
+  if bad:
+    more = f" and {len(bad) - 1} more tensors" if bad[1:] else ""
+    raise ValueError(f"{source}: {bad[0]}{more} hold NaN or infinite weights")
 
 
 def random_checkpoint(
@@ -147,7 +146,7 @@ def random_checkpoint(
   source: str = "random",
   place: sharding.Placement | None = None,
 ) -> Checkpoint:
-  """A checkpoint of this shape with random weights and no tokenizer."""
+  """Returns a checkpoint with random weights and no tokenizer."""
   key = jax.random.key(seed)
   if place is None:
     params = transformer.init_params(config, key)
@@ -160,10 +159,13 @@ def random_checkpoint(
 
 
 def load_tokenizer(source: str | Path) -> tokenizer.Tokenizer:
-  """The tokenizer alone; `source` as of `load`, or a tokenizer's directory.
+  """Loads only the tokenizer of a checkpoint.
+
+  Args:
+    source: as for `load`, or a directory with just a tokenizer.
 
   Raises:
-    FileNotFoundError: the source is absent or brings no tokenizer.
+    FileNotFoundError: the source is absent or has no tokenizer.
     ValueError: its tokenizer is damaged or of a kind that is not implemented.
   """
   path = Path(source).expanduser()
@@ -174,7 +176,7 @@ def load_tokenizer(source: str | Path) -> tokenizer.Tokenizer:
   else:
     text = tokenizer.from_directory(path)
   if text is None:
-    raise FileNotFoundError(f"{source} brings no tokenizer")
+    raise FileNotFoundError(f"{source} has no tokenizer")
   return text
 
 
@@ -183,35 +185,37 @@ def _check_dtype(dtype: str) -> None:
     raise ValueError(f"dtype {dtype!r} is unknown; known: {', '.join(DTYPES)}")
 
 
-def _read(weights, wanted, dtype: str, place) -> dict[str, Any]:
+def _read(weights, entries, dtype: str, place) -> dict[str, Any]:
+  """Reads the parameters, given as pairs (names in the file, Tensor)."""
   names.check(
     {
       name: tensor.part_shape if len(parts) > 1 else tensor.shape
-      for parts, tensor in wanted
+      for parts, tensor in entries
       for name in parts
     },
     weights.shapes,
     weights.source,
   )
 
-  def deployment(parts, tensor: names.Tensor) -> jax.Array:
+  def load_tensor(parts, tensor: names.Tensor) -> jax.Array:
     if place is None:
-      whole = (slice(None),) * len(tensor.shape)
-      return _to_device(_slice(weights, parts, tensor, whole, dtype), dtype)
-    read = {}  # devices that hold the same part share what was read
+      everything = (slice(None),) * len(tensor.shape)
+      array = _slice(weights, parts, tensor, everything, dtype)
+      return _to_device(array, dtype)
+    shards = {}  # devices with the same shard share one read
 
-    def part(index: tuple[slice, ...]) -> np.ndarray:
+    def shard(index: tuple[slice, ...]) -> np.ndarray:
       key = str(index)
-      if key not in read:
-        found = _slice(weights, parts, tensor, index, dtype)
-        read[key] = np.array(found, jnp.dtype(dtype))
-      return read[key]
+      if key not in shards:
+        array = _slice(weights, parts, tensor, index, dtype)
+        shards[key] = np.array(array, jnp.dtype(dtype))
+      return shards[key]
 
-    where = place.sharding(tensor.axes, tensor.path, tensor.shape)
-    return jax.make_array_from_callback(tensor.shape, where, part)
+    sharding_ = place.sharding(tensor.axes, tensor.path, tensor.shape)
+    return jax.make_array_from_callback(tensor.shape, sharding_, shard)
 
   return traverse_util.unflatten_dict(
-    {tensor.path: deployment(parts, tensor) for parts, tensor in wanted},
+    {tensor.path: load_tensor(parts, tensor) for parts, tensor in entries},
     sep="/",
   )
 
@@ -223,15 +227,14 @@ def _slice(
   index: tuple[slice, ...],
   dtype: str,
 ) -> np.ndarray:
-  """A slice of a tensor that a file holds whole, or expert by expert."""
+  """Reads a slice of a tensor that is stored in one part, or one per expert."""
   if len(parts) == 1:
     return weights.read(parts[0], tensor, index)
-  first, *rest = index
-  some = [weights.read(part, tensor, tuple(rest)) for part in parts[first]]
-  return np.stack(some).astype(jnp.dtype(dtype), copy=False)
+  experts, *rest = index
+  slices = [weights.read(part, tensor, tuple(rest)) for part in parts[experts]]
+  return np.stack(slices).astype(jnp.dtype(dtype), copy=False)
 
 
 def _to_device(array: np.ndarray, dtype: str) -> jax.Array:
-  # A copy of its own: on CPU JAX may otherwise keep a view of the mapped file,
-  # which would change with it.
+  # copy=True, because JAX on CPU may alias the memory-mapped file otherwise.
   return jnp.array(array.astype(jnp.dtype(dtype), copy=False), copy=True)

@@ -1,8 +1,9 @@
-"""A directory whose weights are one Orbax checkpoint, under our own names.
+"""Model directories with weights in an Orbax checkpoint.
 
-config.json and the tokenizer stand beside it as in a Hugging Face directory.
-Orbax reads and writes arrays shard by shard, so this is the form for meshes.
-Invariant: orbax/ appears complete, by Orbax's one rename.
+The checkpoint is in orbax/, next to the config.json and tokenizer of a Hugging
+Face directory, and uses the paths of the Flax parameter tree. Orbax reads and
+writes arrays shard by shard, which suits meshes. Invariant: orbax/ is renamed
+into place once it is complete.
 """
 
 from pathlib import Path
@@ -20,17 +21,18 @@ FOLDER = "orbax"
 
 
 def has_weights(directory: Path) -> bool:
-  """Whether there are Orbax weights to load."""
+  """Whether a directory holds Orbax weights."""
   return (directory / FOLDER).is_dir()
 
 
 def save(
   directory: str | Path, params: dict, config: TransformerConfig
 ) -> None:
-  """Writes config.json and orbax/, readable by `load`; replaces both.
+  """Writes config.json and orbax/ for `load`, replacing existing ones.
 
   Raises:
-    ValueError: params do not fit config, or the config has no such form.
+    ValueError: params do not match config, or no Hugging Face architecture
+      can express the config.
   """
   directory = Path(directory).absolute()
   huggingface.write_config(directory, params, config)
@@ -44,34 +46,41 @@ def read(
   dtype: str,
   shardings: dict | None = None,
 ) -> dict:
-  """The parameters, of `dtype`, and where `shardings`, a tree like them, say.
+  """Reads the parameters of a directory.
+
+  Args:
+    dtype: to convert the parameters to.
+    shardings: a tree like the parameters'; None for the first local device.
 
   Raises:
-    ValueError: a tensor is missing, unknown or misshapen, or a file damaged.
+    ValueError: a tensor is missing, unexpected or of the wrong shape, or a file
+      is damaged.
   """
   path = directory.absolute() / FOLDER
-  wanted = {
-    path: spec.shape for path, spec in model_params.specs(config).items()
+  expected = {
+    name: spec.shape for name, spec in model_params.specs(config).items()
   }
   with ocp.StandardCheckpointer() as checkpointer:
     try:
-      found = traverse_util.flatten_dict(
+      metadata = traverse_util.flatten_dict(
         checkpointer.metadata(path).item_metadata.tree, sep="/"
       )
-    except Exception as error:  # Orbax raises what its readers raise
-      raise ValueError(f"{path} is no complete checkpoint: {error}") from error
+    except Exception as error:  # Orbax documents no exception types
+      raise ValueError(
+        f"{path} is not a complete checkpoint: {error}"
+      ) from error
     names.check(
-      wanted, {name: leaf.shape for name, leaf in found.items()}, str(path)
+      expected, {name: leaf.shape for name, leaf in metadata.items()}, str(path)
     )
-    where = traverse_util.flatten_dict(shardings or {}, sep="/")
+    by_name = traverse_util.flatten_dict(shardings or {}, sep="/")
     device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     shapes = {
       name: jax.ShapeDtypeStruct(
         shape,
         jnp.dtype(dtype),
-        sharding=where.get(name, device),
+        sharding=by_name.get(name, device),
       )
-      for name, shape in wanted.items()
+      for name, shape in expected.items()
     }
     try:
       return checkpointer.restore(

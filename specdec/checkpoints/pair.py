@@ -1,6 +1,6 @@
-"""Target and draft as one: they exchange token ids, so ids must mean the same.
+"""Loads a target and a draft model and checks that they share a vocabulary.
 
-Invariant: nothing is loaded before sizes were compared.
+Invariant: vocabulary sizes are compared before any weight is loaded.
 """
 
 from specdec.checkpoints import loading
@@ -14,14 +14,16 @@ def load_pair(
   dtype: str = "float32",
   places: tuple[Placement | None, Placement | None] = (None, None),
 ) -> tuple[loading.Checkpoint, loading.Checkpoint | None]:
-  """Both checkpoints; arguments as of `load`, draft None for none.
+  """Loads the checkpoints of target and draft.
 
   Args:
-    places: of target and draft.
+    target, draft: sources as for `loading.load`; draft None: only the target.
+    dtype: of both models' parameters.
+    places: placements of target and draft on a mesh.
 
   Raises:
-    ValueError: their vocabularies differ; or as `load`.
-    FileNotFoundError: as `load`.
+    ValueError: their vocabularies differ; or as `loading.load`.
+    FileNotFoundError: as `loading.load`.
   """
   if draft is None:
     return loading.load(target, dtype, places[0]), None
@@ -41,7 +43,7 @@ def check_vocabulary(
   target: Tokenizer | None = None,
   draft: Tokenizer | None = None,
 ) -> None:
-  """Compares sizes, and strings where both bring a tokenizer.
+  """Compares vocabulary sizes and, if both tokenizers are given, the tokens.
 
   Raises:
     ValueError: they differ.
@@ -55,4 +57,6 @@ def check_vocabulary(
     return
   difference = same_vocabulary(target, draft)
   if difference:
-    raise ValueError(f"target and draft have unlike vocabularies: {difference}")
+    raise ValueError(
+      f"target and draft have different vocabularies: {difference}"
+    )

@@ -1,7 +1,7 @@
-"""The small models inside the package: a target, and drafts for it.
+"""Small models shipped with the package: a target and drafters for it.
 
-They are there so that everything can be tried without a download; each has a
-card beside it that says what it was trained on and how.
+They allow every example to run without a download. specdec/shipped/README.md
+documents their training.
 """
 
 from pathlib import Path
@@ -10,25 +10,28 @@ from specdec.utils.spelling import choices
 
 FOLDER = Path(__file__).parent.parent / "shipped"
 TARGET, DRAFT = "stdlib-11m", "stdlib-1m"
-# Python that none of them was trained on: the beginning of a function.
+# The beginning of a Python function that is in none of the training data.
 PROMPT = FOLDER / "prompt.txt"
-# 32 of the same kind, a JSON object a line.
+# 32 prompts of the same kind, in JSON lines.
 PROMPTS = FOLDER / "prompts.jsonl"
 
-# What choose_layers.py found best to leave out of TARGET.
+# Layers of TARGET to skip in drafting, chosen by choose_layers.py.
 SKIP = FOLDER / "drafters" / "skip.json"
 
 
 def drafters() -> list[str]:
-  """Learned drafters for TARGET: `drafter` gives their files."""
+  """Lists the trained drafters for TARGET; `drafter` returns their files."""
   return sorted(path.stem for path in FOLDER.glob("drafters/*.safetensors"))
 
 
 def drafter(name: str) -> Path:
-  """The file of a learned drafter: of one that is shipped, else `name`.
+  """Returns the file of a trained drafter.
+
+  Args:
+    name: one of `drafters()`, or a path.
 
   Raises:
-    FileNotFoundError: there is neither.
+    FileNotFoundError: it is neither.
   """
   if name in drafters():
     return FOLDER / "drafters" / f"{name}.safetensors"
@@ -42,5 +45,5 @@ def drafter(name: str) -> Path:
 
 
 def names() -> list[str]:
-  """What `fetch` finds here."""
+  """Lists the shipped models, for `fetch`."""
   return sorted(path.parent.name for path in FOLDER.glob("*/config.json"))

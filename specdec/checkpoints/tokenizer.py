@@ -1,7 +1,7 @@
-"""Text to token ids and back, with chat templates and streaming.
+"""Tokenizer with chat templates and streaming of text.
 
-Invariant: streamed pieces put together are the text that `decode` gives for
-all ids at once, where that text is valid UTF-8.
+Invariant: the concatenation of streamed pieces equals `decode` of all ids,
+wherever that is valid UTF-8.
 """
 
 import functools
@@ -17,13 +17,14 @@ from specdec.utils import files
 
 
 class Tokenizer:
-  """A `tokenizers.Tokenizer` and what a checkpoint says around it.
+  """A `tokenizers.Tokenizer` with a checkpoint's special tokens and template.
 
   Attributes:
-    special: text of 'bos_token', 'eos_token' and others, where there are any.
+    special: text of 'bos_token', 'eos_token' and others, as far as defined.
     eos_ids: tokens that end a text.
     chat_template: Jinja source, or None.
-    limit: rows of the model's embedding, or None; `encode` refuses ids past it.
+    limit: rows of the model's embedding, or None; `encode` rejects ids at or
+      above it.
   """
 
   def __init__(
@@ -44,7 +45,7 @@ class Tokenizer:
 
   @functools.cached_property
   def tokens(self) -> tuple[str | None, ...]:
-    """String of every id as the vocabulary spells it; None for a hole."""
+    """Token of every id as in the vocabulary; None for unassigned ids."""
     vocabulary = self._inner.get_vocab(with_added_tokens=True)
     strings: list = [None] * (max(vocabulary.values(), default=-1) + 1)
     for token, index in vocabulary.items():
@@ -53,24 +54,27 @@ class Tokenizer:
 
   @property
   def vocab_size(self) -> int:
-    """One more than the highest id, added tokens included."""
+    """One more than the highest id, including added tokens."""
     return len(self.tokens)
 
   @property
   def bos_id(self) -> int | None:
-    """The token that begins a text, if there is one."""
+    """Id of the token that begins a text, or None."""
     return self.token_id(self.special.get("bos_token"))
 
   def token_id(self, token: str | None) -> int | None:
-    """Id of a token by its string, or None."""
+    """Returns the id of a token, or None if it is not in the vocabulary."""
     return None if token is None else self._inner.token_to_id(token)
 
   def encode(self, text: str, add_special: bool = True) -> list[int]:
-    """Ids of a text; with `add_special` those that the model wants around it.
+    """Returns the ids of a text.
+
+    Args:
+      add_special: adds the special tokens that the model expects around it.
 
     Raises:
-      ValueError: the text holds a token that the model has no embedding for,
-        or half of a surrogate pair.
+      ValueError: the text has a token without an embedding, or half of a
+        surrogate pair.
     """
     try:
       text.encode("utf-8")
@@ -88,25 +92,25 @@ class Tokenizer:
     return ids
 
   def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
-    """Text of ids; with `skip_special` without control tokens."""
+    """Returns the text of ids, by default without special tokens."""
     ids = [int(index) for index in ids]
     return self._inner.decode(ids, skip_special_tokens=skip_special)
 
   def chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
-    """Ids of a conversation, up to where the assistant's answer begins.
+    """Returns the ids of a conversation, up to the assistant's answer.
 
     Args:
       messages: each {'role': ..., 'content': ...}.
 
     Raises:
-      ValueError: there is no chat template, it refuses these messages, or it
-        fails or takes too long.
+      ValueError: there is no chat template, or it rejects the messages, fails
+        or takes too long.
     """
-    # The template writes special tokens itself: none are added around it.
+    # The template writes the special tokens itself.
     return self.encode(self.chat_text(messages), add_special=False)
 
   def chat_text(self, messages: Sequence[Mapping[str, str]]) -> str:
-    """What `chat` encodes."""
+    """Renders the text that `chat` encodes; raises as `chat`."""
     if self.chat_template is None:
       raise ValueError("this tokenizer has no chat template; use encode")
     if self._template is None or self._template.source != self.chat_template:
@@ -118,13 +122,13 @@ class Tokenizer:
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
     files.replace_file(directory / "tokenizer.json", self._inner.to_str())
-    about = {"tokenizer_class": "PreTrainedTokenizerFast", **self.special}
-    about["clean_up_tokenization_spaces"] = False
-    options = {"tokenizer_config.json": about}
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", **self.special}
+    config["clean_up_tokenization_spaces"] = False
+    objects = {"tokenizer_config.json": config}
     if self.eos_ids:
       ids = list(self.eos_ids)
-      options["generation_config.json"] = {"eos_token_id": ids}
-    for name, content in options.items():
+      objects["generation_config.json"] = {"eos_token_id": ids}
+    for name, content in objects.items():
       text = json.dumps(content, indent=2) + "\n"
       files.replace_file(directory / name, text)
     if self.chat_template is not None:
@@ -132,27 +136,26 @@ class Tokenizer:
 
 
 class TextStream:
-  """Turns a growing list of ids into text that never breaks a character.
+  """Decodes a growing list of ids into text without splitting characters.
 
-  A character can be spread over several tokens; until its last byte is there
-  it decodes to U+FFFD, so text that ends with one is held back. Each step
-  decodes a few tokens only, beginning with those of the last piece: some
-  decoders treat the first token of a text differently.
+  The bytes of a character can be spread over several tokens. An incomplete one
+  decodes to U+FFFD, so text that ends with U+FFFD is held back. Each step
+  decodes only the tokens held back and those of the previous piece, which are
+  included because some decoders treat the first token of a text differently.
 
-  Byte-fallback decoders (SentencePiece) turn a whole run of byte tokens to
-  U+FFFD when it holds one broken character; here only what was not yet given
-  can follow them.
+  Byte-fallback decoders (SentencePiece) turn a whole run of byte tokens into
+  U+FFFD if one character in it is invalid; text emitted before stays.
   """
 
   def __init__(self, tokenizer: Tokenizer, skip_special: bool = True):
     self._decode = functools.partial(
       tokenizer.decode, skip_special=skip_special
     )
-    self._ids: list[int] = []  # of the last piece, and of what is held back
-    self._given = 0  # how many of them make the last piece
+    self._ids: list[int] = []  # of the previous piece, then those held back
+    self._num_emitted = 0  # how many of them belong to the previous piece
 
   def push(self, ids: Iterable[int]) -> str:
-    """The text that these further ids complete; often ''."""
+    """Appends ids and returns the text that they complete, often ''."""
     return "".join(self._push(int(index)) for index in ids)
 
   def _push(self, index: int) -> str:
@@ -160,28 +163,29 @@ class TextStream:
     piece = self._pending()
     if not piece or piece.endswith("\ufffd"):
       return ""
-    self._ids = self._ids[self._given :]
-    self._given = len(self._ids)
+    self._ids = self._ids[self._num_emitted :]
+    self._num_emitted = len(self._ids)
     return piece
 
   def _pending(self) -> str:
-    before = self._decode(self._ids[: self._given])
+    previous = self._decode(self._ids[: self._num_emitted])
     text = self._decode(self._ids)
-    if text.startswith(before):
-      return text[len(before) :]
-    return self._decode(self._ids[self._given :])  # a byte run has broken
+    if text.startswith(previous):
+      return text[len(previous) :]
+    # An invalid character has changed the previous piece.
+    return self._decode(self._ids[self._num_emitted :])
 
   def finish(self) -> str:
-    """What was held back, broken characters as U+FFFD; then starts anew."""
+    """Returns the text held back, with U+FFFD where incomplete, and resets."""
     piece = self._pending()
-    self._ids, self._given = [], 0
+    self._ids, self._num_emitted = [], 0
     return piece
 
 
 def same_vocabulary(a: Tokenizer, b: Tokenizer) -> str | None:
-  """None where ids mean the same strings in both, else what differs.
+  """Compares vocabularies; returns None if equal, else the difference.
 
-  Drafter and target exchange ids, so equal sizes are not enough.
+  Drafter and target exchange ids, so ids must stand for the same tokens.
   """
   for index, (left, right) in enumerate(zip(a.tokens, b.tokens)):
     if left != right:
@@ -199,49 +203,55 @@ def same_vocabulary(a: Tokenizer, b: Tokenizer) -> str | None:
 def from_directory(
   directory: Path, limit: int | None = None
 ) -> Tokenizer | None:
-  """The tokenizer of a Hugging Face directory, None without tokenizer.json.
+  """Loads the tokenizer of a Hugging Face directory.
+
+  Args:
+    limit: rows of the model's embedding; see Tokenizer.
+
+  Returns:
+    The tokenizer; None if there is no tokenizer.json.
 
   Raises:
-    ValueError: one of its files is damaged, or an end token unknown.
+    ValueError: a file is damaged, or an end token is not in the vocabulary.
   """
   path = directory / "tokenizer.json"
   if not path.is_file():
     return None
   try:
     inner = tokenizers.Tokenizer.from_file(str(path))
-  except Exception as error:  # the library raises nothing more precise
+  except Exception as error:  # the library raises plain Exception
     raise ValueError(f"{path} is not a tokenizer: {error}") from error
-  # The file may carry the truncation and padding of someone's training run.
+  # The file may hold truncation and padding options of a training run.
   inner.no_truncation()
   inner.no_padding()
-  about = huggingface.read_json(directory / "tokenizer_config.json")
+  config = huggingface.read_json(directory / "tokenizer_config.json")
   special = huggingface.special_tokens(directory)
   eos_ids = []
   for token in huggingface.eos_tokens(directory):
     index = inner.token_to_id(token) if isinstance(token, str) else token
     if index is None:
       raise ValueError(
-        f"{directory} ends texts with {token!r}, an unknown token"
+        f"{directory} ends texts with {token!r}, which is not in the vocabulary"
       )
     eos_ids.append(index)
   return Tokenizer(
     inner,
     special=special,
     eos_ids=eos_ids,
-    chat_template=_chat_template(directory, about),
+    chat_template=_chat_template(directory, config),
     limit=limit,
   )
 
 
-def _chat_template(directory: Path, about: Mapping) -> str | None:
+def _chat_template(directory: Path, config: Mapping) -> str | None:
   path = directory / "chat_template.jinja"
   if path.is_file():
     try:
       return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
       raise ValueError(f"{path} is not UTF-8 text: {error}") from error
-  template = about.get("chat_template")
-  if isinstance(template, list):  # several, by name
+  template = config.get("chat_template")
+  if isinstance(template, list):  # several named templates
     named = [entry for entry in template if isinstance(entry, dict)]
     template = next(
       (e.get("template") for e in named if e.get("name") == "default"), None
@@ -249,6 +259,6 @@ def _chat_template(directory: Path, about: Mapping) -> str | None:
   if template is not None and not isinstance(template, str):
     raise ValueError(
       f"{directory / 'tokenizer_config.json'} has chat_template = "
-      f"{template!r:.60}; it must be a text"
+      f"{template!r:.60}; it must be a string"
     )
   return template
