@@ -129,9 +129,9 @@ class TestDistillation:
 
   def test_samples_are_the_targets_own_and_resume(self, tmp_path):
     model = transformer.model(CONFIG)
-    prompts = packed().batch(0, samples.PIECE * 2 + 3)[:, :3]
+    prompts = packed().batch(0, samples.BATCH * 2 + 3)[:, :3]
     texts = samples.sample(model, params(), prompts, 9, tmp_path, temperature=0)
-    assert texts.shape == (2 * samples.PIECE, 9)
+    assert texts.shape == (2 * samples.BATCH, 9)
     np.testing.assert_array_equal(texts[:, :3], prompts[: len(texts)])
     logits = model.apply(params(), jnp.asarray(texts), None)[0].logits
     np.testing.assert_array_equal(
@@ -141,7 +141,7 @@ class TestDistillation:
     marked = np.load(tmp_path / "00000000.npy") + 1
     np.save(tmp_path / "00000000.npy", marked)
     again = samples.sample(model, params(), prompts, 9, tmp_path, temperature=0)
-    np.testing.assert_array_equal(again[: samples.PIECE], marked)  # kept
+    np.testing.assert_array_equal(again[: samples.BATCH], marked)  # kept
     np.testing.assert_array_equal(
-      again[samples.PIECE :], texts[samples.PIECE :]
+      again[samples.BATCH :], texts[samples.BATCH :]
     )

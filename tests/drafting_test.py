@@ -146,7 +146,7 @@ def test_eagle_is_told_the_hidden_states():
 
 def test_only_eagle_has_streams_that_are_hidden_states():
   draft_head, _ = drafter("mtp")
-  with pytest.raises(ValueError, match="streams of mtp are no hidden states"):
+  with pytest.raises(ValueError, match="kind 'mtp' does not predict"):
     drafting.objective(
       draft_head, target()[0], drafting.Loss(feature_weight=1.0)
     )

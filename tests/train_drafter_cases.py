@@ -174,7 +174,7 @@ class TestRun:
     assert best.ids.tolist() == last.ids.tolist() and len(best.ids) == 11
     common = checkpoints.load(place / "target").tokenizer.encode("tea")
     assert set(common) <= set(best.ids.tolist())
-    with pytest.raises(ValueError, match="unlike weights"):
+    with pytest.raises(ValueError, match="different weights"):
       saved.load(whole / "best.safetensors", checkpoints.load(place / "other"))
 
   def test_killed_twice_it_ends_the_same_bit_for_bit(
@@ -308,7 +308,7 @@ class TestCache:
 
 
 REFUSALS = {
-  "empty": (dict(data="{place}/empty"), "empty holds no text"),
+  "empty": (dict(data="{place}/empty"), "empty has no text"),
   "absent": (dict(data="{place}/absent"), "absent does not exist"),
   "short": (dict(data="{place}/short"), "short: the data has 8 tokens; one "),
   "short_held_out": (
@@ -335,7 +335,7 @@ REFUSALS = {
   "decay": (dict(loss=dict(decay=-1.0)), "decay = -1.0; it must be >= 0"),
   "feature_loss": (
     dict(loss=dict(feature_weight=1.0)),
-    "feature_weight: streams of mtp are no hidden states",
+    "feature_weight = 1.0: a head of kind 'mtp' does not",
   ),
   "layers": (
     dict(head_config=HEAD_CONFIG | dict(kind="eagle3", features=(1, 3))),
@@ -386,7 +386,7 @@ def test_a_start_that_does_not_fit(place, whole):
       dict(head_config=HEAD_CONFIG | dict(levels=3)),
       "levels: 2 -> 3",
     ),
-    ("start_3", dict(target=str(place / "other")), "unlike weights"),
+    ("start_3", dict(target=str(place / "other")), "different weights"),
     ("start_4", dict(start=str(place / "none")), "no such drafter"),
   ):
     said = refused(place, name, **dict(start=start) | changes)

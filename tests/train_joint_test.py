@@ -159,11 +159,11 @@ def test_layer_skip_drafts_with_its_first_layers(place):
     (dict(speed="high"), "--config sets speed; accepted: tokenizer, "),
     (
       PROPHET | dict(loss=dict(divergence="forward_kl")),
-      "joint training is on the text itself",
+      "joint training needs divergence",
     ),
     (
       SKIP | dict(model=MODEL | dict(num_layers=1)),
-      "1 layers: an exit needs a layer behind it",
+      "1 layers; an early exit needs at least 2",
     ),
     (dict(model=MODEL | dict(vocab_size=8)), "needs a row for each"),
     (SKIP | dict(layer_skip=dict(p_max=0.1)), "p_max"),
@@ -258,8 +258,8 @@ class TestCompare:
   @pytest.mark.parametrize(
     "options, complaint",
     [
-      (dict(steps=20), "has not ended: its log stands at step 10 of 20"),
-      (dict(batch=4), "not on equal terms: options.batch: 4 -> 2"),
+      (dict(steps=20), "is not finished: its log is at step 10 of 20"),
+      (dict(batch=4), "cannot be compared: options.batch: 4 -> 2"),
       (dict(eval_sequences=8), "options.eval_sequences: 8 -> 4"),
     ],
   )
@@ -270,7 +270,7 @@ class TestCompare:
 
   def test_refuses_what_is_no_comparison(self, runs):
     write_run(runs / "prophet-again", "prophet", 0, 4.0, 2.0)
-    with pytest.raises(ValueError, match="of one kind and seed"):
+    with pytest.raises(ValueError, match="have the same kind and seed"):
       joint_runs.compare(read(runs))
     path = runs / "prophet-again" / "run.json"
     settings = json.loads(path.read_text())
@@ -285,7 +285,7 @@ class TestCompare:
     with pytest.raises(ValueError, match="first_weights: 101 -> 100"):
       joint_runs.compare(read(runs))
     path.write_text("{}")
-    with pytest.raises(ValueError, match=r"no run of train_joint\.py"):
+    with pytest.raises(ValueError, match=r"not a run of train_joint\.py"):
       read(runs)
     with pytest.raises(ValueError, match="no runs"):
       joint_runs.compare([])

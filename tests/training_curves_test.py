@@ -84,5 +84,5 @@ def test_refused(tmp_path, missing):
       curves.read(folder)
   else:
     (folder / missing).unlink()
-    with pytest.raises(ValueError, match="no run of a drafter"):
+    with pytest.raises(ValueError, match="not a run of a drafter"):
       curves.read(folder)

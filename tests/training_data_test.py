@@ -30,7 +30,7 @@ class TestData:
       ("[1]\n", "line 1 of .* has no `text`"),
       ('{"text": 3}\n', "line 1 of .* has no `text`"),
       ('{"text": "a"}\n{', "line 2 of .* is not JSON"),
-      ("\n", "holds no text"),
+      ("\n", "has no text"),
     ],
   )
   def test_refuses(self, tmp_path, content, complaint):
@@ -58,7 +58,7 @@ class TestData:
     assert [document.text for document in data.read(path)] == ["a\u2028b", "c"]
 
   def test_empty_and_absent(self, tmp_path):
-    with pytest.raises(ValueError, match="holds no text"):
+    with pytest.raises(ValueError, match="has no text"):
       data.read(tmp_path)
     with pytest.raises(FileNotFoundError, match="does not exist"):
       data.read(tmp_path / "no")

@@ -1,1 +1,1 @@
-"""Training: data, losses, the loop and its checkpoints."""
+"""Training of targets and drafters: data, losses, loop and checkpoints."""

@@ -1,6 +1,6 @@
-"""What a drafter's training bought, evaluation by evaluation.
+"""Reads the learning curve of a drafter's training run.
 
-Invariant: points come from a run's own metrics.jsonl; nothing is extrapolated.
+Invariant: points come from the run's metrics.jsonl; nothing is extrapolated.
 """
 
 import dataclasses
@@ -8,19 +8,21 @@ import json
 import math
 from pathlib import Path
 
+from specdec.utils import files
+
 
 @dataclasses.dataclass(frozen=True)
 class Curve:
-  """A run's evaluations, in order.
+  """The evaluations of a run, in order of steps.
 
   Attributes:
     name: of the run's folder.
-    tokens: of text trained on.
-    tokens_per_pass: of the target, in decoding.
-    first: how often a round's first draft token was kept there.
-    acceptance: the chance that a draft token drawn at temperature 1 is kept
-      after the text's own words, its mean over levels.
-    k: draft tokens a round.
+    tokens: tokens of text trained on.
+    tokens_per_pass: mean acceptance length in decoding.
+    first: acceptance rate of the first draft token of a round, in decoding.
+    acceptance: teacher-forced acceptance probability of a draft token sampled
+      at temperature 1, averaged over levels.
+    k: draft tokens in each round.
   """
 
   name: str
@@ -32,33 +34,34 @@ class Curve:
 
   @property
   def last_doubling(self) -> float | None:
-    """Tokens a pass that the last doubling of tokens brought, interpolated over
-    the logarithm; None: it was evaluated only later."""
+    """Gain in tokens_per_pass from the last doubling of training tokens.
+
+    Interpolates linearly in the logarithm of tokens. None: the first evaluation
+    came after half of the tokens.
+    """
     half = self.tokens[-1] / 2
     for i in range(1, len(self.tokens)):
       if self.tokens[i - 1] <= half <= self.tokens[i]:
         a, b = (math.log(self.tokens[j]) for j in (i - 1, i))
-        part = (math.log(half) - a) / (b - a)
+        weight = (math.log(half) - a) / (b - a)
         low, high = self.tokens_per_pass[i - 1 : i + 1]
-        return self.tokens_per_pass[-1] - (low + part * (high - low))
+        return self.tokens_per_pass[-1] - (low + weight * (high - low))
     return None
 
 
 def read(folder: Path) -> Curve:
-  """Of a folder of train.py or train_drafter.py, finished or not.
+  """Reads a folder of train.py or train_drafter.py, finished or not.
 
   Raises:
-    ValueError: it is no such folder, or nothing was evaluated yet.
+    ValueError: it is not such a folder, or has no evaluation yet.
   """
   try:
     settings = json.loads((folder / "run.json").read_text(encoding="utf-8"))
-    text = (folder / "metrics.jsonl").read_text(encoding="utf-8")
+    entries = files.read_json_lines(folder / "metrics.jsonl")
     options, decoding = settings["options"], settings["decoding"]
-    each = options["batch"] * options["sequence"]
+    tokens_per_step = options["batch"] * options["sequence"]
   except (OSError, KeyError, TypeError, ValueError) as error:
-    raise ValueError(f"{folder} is no run of a drafter") from error
-  # A run may be writing its last line.
-  entries = [json.loads(x) for x in text.splitlines() if x.endswith("}")]
+    raise ValueError(f"{folder} is not a run of a drafter") from error
   held_out = {x["step"]: x for x in entries if x["kind"] == "held_out"}
   decoded = {x["step"]: x for x in entries if x["kind"] == "decoding"}
   steps = sorted(held_out.keys() & decoded.keys())
@@ -71,7 +74,7 @@ def read(folder: Path) -> Curve:
 
   return Curve(
     folder.name,
-    tuple(step * each for step in steps),
+    tuple(step * tokens_per_step for step in steps),
     tuple(decoded[step]["tokens_per_pass"] for step in steps),
     tuple(decoded[step]["prefix_acceptance"][0] for step in steps),
     tuple(mean_level(held_out[step]) for step in steps),

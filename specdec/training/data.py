@@ -1,7 +1,7 @@
-"""Text files to packed token sequences in an order that the step decides.
+"""Reads text files and packs their tokens into training sequences.
 
-Invariant: `Packed.batch` is a function of (seed, step) alone, so a run that
-was killed goes on with exactly the batches it would have seen.
+Invariant: a batch is a function of (seed, step), so that a resumed run sees
+exactly the batches of an uninterrupted one.
 """
 
 import json
@@ -15,23 +15,23 @@ from specdec.checkpoints import Tokenizer
 
 
 class Document(NamedTuple):
-  """One text, and where it stood."""
+  """One text and its origin."""
 
-  name: str
-  text: str | tuple[int, ...]  # or the token ids that it was written in
+  name: str  # relative path of its file, with the line number in JSON lines
+  text: str | tuple[int, ...]  # or token ids
 
 
 def read(path: str | Path) -> list[Document]:
-  """Every text under `path`, in order of names.
+  """Reads every text under `path`, sorted by name.
 
   Args:
-    path: a folder, whose files are read at any depth; a .jsonl file of objects
-      with a `text`, or `token_ids`; or any other text file. Files that are no
-      UTF-8 text and hidden files are left out.
+    path: a folder, whose files are read recursively; a .jsonl file of objects
+      with `text` or `token_ids`; or any other text file. Hidden files and files
+      that are not valid UTF-8 are skipped.
 
   Raises:
-    FileNotFoundError: there is no such path.
-    ValueError: there is no text, or a line of JSONL that holds none.
+    FileNotFoundError: the path does not exist.
+    ValueError: there is no text, or a JSON line without one.
   """
   path = Path(path).expanduser()
   if not path.exists():
@@ -57,7 +57,7 @@ def read(path: str | Path) -> list[Document]:
     elif content.strip():
       documents.append(Document(name, content))
   if not documents:
-    raise ValueError(f"data {path} holds no text")
+    raise ValueError(f"data {path} has no text")
   return documents
 
 
@@ -85,59 +85,68 @@ def _lines(content: str, file: Path) -> list[Document]:
 
 
 def tokenize(documents: Sequence[Document], tokenizer: Tokenizer) -> np.ndarray:
-  """One stream of ids [n] int32, an end token behind every document.
+  """Concatenates the tokens of documents, each followed by an end token.
+
+  Returns:
+    [n] int32 ids.
 
   Raises:
-    ValueError: the tokenizer has no end token, or not the ids of a document.
+    ValueError: the tokenizer has no end token, or a document has token ids
+      outside its vocabulary.
   """
   if not tokenizer.eos_ids:
-    raise ValueError("the tokenizer names no token that ends a text")
+    raise ValueError("the tokenizer has no end token")
   end = tokenizer.eos_ids[0]
-  stream: list[int] = []
+  ids: list[int] = []
   for name, text in documents:
     if isinstance(text, str):
-      stream += tokenizer.encode(text, add_special=False)
+      ids += tokenizer.encode(text, add_special=False)
     elif not 0 <= min(text) <= max(text) < tokenizer.vocab_size:
       raise ValueError(
         f"{name} has token {max(text)}; the tokenizer has "
         f"{tokenizer.vocab_size}: it was written by another model"
       )
     else:
-      stream += text
-    if stream[-1:] != [end]:  # an answer brings its own
-      stream.append(end)
-  return np.asarray(stream, np.int32)
+      ids += text
+    if ids[-1:] != [end]:  # model outputs already end with it
+      ids.append(end)
+  return np.asarray(ids, np.int32)
 
 
 class Sequences:
-  """Rows [n, length + 1] served in another order every epoch.
+  """Sequences in batches, shuffled anew every epoch.
 
   Attributes:
-    rows: all of them; their last column is only predicted.
-    length: tokens of a sequence.
-    count: sequences of an epoch.
+    rows: [n, length + 1] ids; the last column is only a label.
+    length: tokens in a sequence.
+    count: sequences in an epoch.
   """
 
   def __init__(self, rows: np.ndarray, seed: int = 0):
     self.length, self.seed = rows.shape[1] - 1, seed
-    self.count = len(rows)  # of an epoch
+    self.count = len(rows)
     self.rows = rows
     self._epoch, self._order = -1, np.zeros(0, int)
 
   @property
   def tokens(self) -> int:
-    """Tokens of one epoch."""
+    """Tokens in one epoch."""
     return self.count * self.length
 
   def batch(self, step: int, size: int) -> np.ndarray:
-    """[size, length + 1] ids; the last column is only predicted."""
-    place = np.arange(step * size, (step + 1) * size)
-    return np.stack([self._at(*divmod(int(p), self.count)) for p in place])
+    """Returns the batch of a step: ids [size, length + 1]."""
+    return np.stack([self._at(*index) for index in self._indices(step, size)])
 
   def spread(self, count: int) -> np.ndarray:
-    """At most `count` rows, evenly spread over the data: for evaluation."""
+    """Returns at most `count` evenly spaced rows, for evaluation."""
     chosen = np.linspace(0, len(self.rows) - 1, count).astype(int)
     return self.rows[np.unique(chosen)]
+
+  def _indices(self, step: int, size: int) -> list[tuple[int, int]]:
+    """Returns (epoch, index within it) of every sequence of a batch."""
+    return [
+      divmod(i, self.count) for i in range(step * size, (step + 1) * size)
+    ]
 
   def _at(self, epoch: int, index: int) -> np.ndarray:
     if epoch != self._epoch:
@@ -148,46 +157,46 @@ class Sequences:
   def _draw(self, rng: np.random.Generator) -> np.ndarray:
     return rng.permutation(self.count)
 
-  def _row(self, place: int) -> np.ndarray:
-    return self.rows[place]
+  def _row(self, index: int) -> np.ndarray:
+    return self.rows[index]
 
 
 class Packed(Sequences):
-  """A stream of tokens cut into sequences.
+  """Tokens packed into sequences.
 
-  Every epoch cuts at another offset, so that no text always begins at the same
-  place of a sequence.
+  Every epoch starts at another offset, so that the position of a text within
+  its sequence varies.
   """
 
-  def __init__(self, stream: np.ndarray, length: int, seed: int = 0):
-    """`stream` [n] ids; sequences of `length` tokens and the one that follows.
+  def __init__(self, ids: np.ndarray, length: int, seed: int = 0):
+    """Packs [n] ids into sequences of `length` tokens and one label.
 
     Raises:
-      ValueError: the stream is shorter than one sequence.
+      ValueError: there are fewer tokens than one sequence takes.
     """
-    if len(stream) < length + 1:
+    if len(ids) < length + 1:
       raise ValueError(
-        f"the data has {len(stream)} tokens; one sequence takes {length + 1}"
+        f"the data has {len(ids)} tokens; one sequence takes {length + 1}"
       )
-    windows = np.lib.stride_tricks.sliding_window_view(stream, length + 1)
+    windows = np.lib.stride_tricks.sliding_window_view(ids, length + 1)
     super().__init__(windows[::length], seed)
     self._windows = windows
-    self._offsets = min(length, len(windows))  # choices of where to cut first
-    self.count = 1 + (len(windows) - self._offsets) // length
+    self._num_offsets = min(length, len(windows))
+    self.count = 1 + (len(windows) - self._num_offsets) // length
 
   def _draw(self, rng: np.random.Generator) -> np.ndarray:
-    offset = rng.integers(self._offsets)
+    offset = rng.integers(self._num_offsets)
     return offset + self.length * rng.permutation(self.count)
 
-  def _row(self, place: int) -> np.ndarray:
-    return self._windows[place]
+  def _row(self, index: int) -> np.ndarray:
+    return self._windows[index]
 
 
 class Numbered(Sequences):
-  """Batches {tokens [b, T+1], step [b], row [b]}: for objectives that draw.
+  """Batches {tokens [b, T+1], step [b], row [b]}, for stochastic objectives.
 
-  Whatever is drawn has an address then, the step and the row of its batch, and
-  a run that goes on draws what it would have drawn.
+  Step and row are the address of an objective's noise, so that a resumed run
+  draws the same numbers.
   """
 
   def __init__(self, data: Sequences):
@@ -195,7 +204,7 @@ class Numbered(Sequences):
     self.count, self._data = data.count, data
 
   def batch(self, step: int, size: int) -> dict[str, np.ndarray]:
-    """The sequences of a step, numbered."""
+    """Returns the batch of a step with its addresses."""
     return {
       "tokens": self._data.batch(step, size),
       "step": np.full(size, step, np.int32),

@@ -1,16 +1,16 @@
-"""What a learned drafter is trained on: its draft tokens after the text's own
-words.
+"""Objective of draft heads: teacher-forced draft tokens of a frozen target.
 
-The target is frozen. Every position of a text is the root of a draft
-(learned/unroll.py); level j counts decay^j. A distribution over fewer tokens
-than the target's is held against what the target gives these tokens, the rest
-being what it can never get right.
+Every position of a text is the root of a draft (drafters/heads/unroll.py), and
+level j of the draft has weight decay^j. A head with a reduced vocabulary is
+compared with the target's probabilities of those tokens; the remaining
+probability mass always counts as rejected.
 """
 
 import dataclasses
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from specdec.drafters.heads import draft_head as draft_heads
 from specdec.drafters.heads.draft_head import DraftHead
@@ -24,15 +24,15 @@ LOSSES = ("cross_entropy", "forward_kl", "reverse_kl", "total_variation")
 
 @dataclasses.dataclass(frozen=True)
 class Loss:
-  """How draft tokens are evaluated.
+  """Loss of draft tokens.
 
   Attributes:
-    distribution: one of LOSSES; cross_entropy is that of the text's next token,
-      the others are distances from the target's distribution.
-    law_weight: of that.
-    feature_weight: of the smooth L1 distance between streams and the target's
-      hidden states (EAGLE alone).
-    decay: weight of a level against the one before it.
+    divergence: one of LOSSES; 'cross_entropy' is of the text's next token, the
+      others are divergences from the target's distribution.
+    token_weight: weight of the divergence.
+    feature_weight: weight of the smooth L1 distance between the head's hidden
+      states and the target's (EAGLE only).
+    decay: weight of a level relative to the previous one.
   """
 
   divergence: str = "forward_kl"
@@ -53,26 +53,30 @@ class Loss:
 def objective(
   draft_head: DraftHead, target: Model, loss: Loss, measure: bool = True
 ) -> Objective:
-  """(net, target's weights, tokens [B, T+1]) -> (loss, measures).
+  """Builds the objective of a draft head, with the target's weights frozen.
 
-  In the tokens' place it takes what training/hidden.py keeps of them as well.
+  The objective takes tokens [B, T+1], or a batch of training/hidden.py with the
+  target's hidden states.
 
-  Measures, level by level from 1: acceptance_j, the probability that a draft
-    token
-  drawn at temperature 1 is kept, and agreement_j, the same at temperature 0,
-  after the text's own words. Decoding is after its own draft tokens, and is
-  measured by decoding. Without `measure` there are none, and a step is quicker.
+  Args:
+    measure: also returns, for each level j from 1, acceptance_j and
+      agreement_j: the probability that a draft token is accepted at temperature
+      1 and 0, with the text as prefix. Without it a step is faster.
+
+  Raises:
+    ValueError: feature_weight with a kind that does not predict hidden states.
   """
   if loss.feature_weight and draft_head.head_config.kind != "eagle":
     raise ValueError(
-      f"feature_weight: streams of {draft_head.head_config.kind} are no hidden "
-      "states"
+      f"feature_weight = {loss.feature_weight}: a head of kind "
+      f"{draft_head.head_config.kind!r} does not predict the target's hidden "
+      "states; only 'eagle' does"
     )
 
   num_layers = target.num_layers
 
-  def aim(net, frozen, tokens):
-    if isinstance(tokens, dict):  # but for the norm and the head, it was run
+  def objective(net, frozen, tokens):
+    if isinstance(tokens, dict):  # only final norm and head are left to run
       states, tokens = tokens, tokens["tokens"]
       output, _ = target.apply(
         frozen, tokens[:, :-1], None, start=num_layers, hidden=states["last"]
@@ -85,7 +89,7 @@ def objective(
     output = jax.lax.stop_gradient(output)
     return of_output(draft_head, loss, net, frozen, tokens, output, measure)
 
-  return aim
+  return objective
 
 
 def of_output(
@@ -97,62 +101,64 @@ def of_output(
   output: ModelOutput,
   measure: bool = True,
 ) -> tuple[Array, dict[str, Array]]:
-  """The same, the target having been run.
+  """Computes loss and measures of `objective` from the target's output.
 
   Args:
-    output: of tokens[:, :-1], logits and all.
+    target: weights of the target.
+    tokens: [B, T+1].
+    output: of the target on tokens[:, :-1], with logits.
   """
-  text, after = tokens[:, :-1], tokens[:, 1:]
-  size, levels = text.shape[1], draft_head.head_config.levels
+  text, labels = tokens[:, :-1], tokens[:, 1:]
+  length, levels = text.shape[1], draft_head.head_config.levels
   target_weights = draft_heads.target_weights_of(
     Params(target, draft_heads.weights_of(draft_head, net, target))
   )
-  goal = jax.nn.log_softmax(output.logits)
-  best = jnp.argmax(goal, axis=-1)
-  place = jnp.arange(draft_head.vocab_size)
+  target_log_probs = jax.nn.log_softmax(output.logits)
+  target_argmax = jnp.argmax(target_log_probs, axis=-1)
+  head_index = jnp.arange(draft_head.vocab_size)  # of a token; -1: not drafted
   if draft_head.ids is not None:
-    goal = goal[..., draft_head.ids]
-    place = (
+    target_log_probs = target_log_probs[..., draft_head.ids]
+    head_index = (
       jnp.full((draft_head.vocab_size,), -1)
       .at[draft_head.ids]
       .set(jnp.arange(len(draft_head.ids)))
     )
-  given = jnp.exp(goal)
-  never = 1 - jnp.sum(given, axis=-1)  # the rest: what it cannot draft token
-  spent = jnp.sum(given * goal, axis=-1)
-  logits, streams = unroll(
-    draft_head, net, target_weights, text, output, levels
-  )
+  target_probs = jnp.exp(target_log_probs)
+  uncovered = 1 - jnp.sum(target_probs, axis=-1)  # mass it cannot draft
+  negative_entropy = jnp.sum(target_probs * target_log_probs, axis=-1)
+  logits, hidden = unroll(draft_head, net, target_weights, text, output, levels)
   total, measures = 0.0, {}
   for level in range(levels):
-    there = valid(size, level)[None].astype(jnp.float32)
-    count = text.shape[0] * jnp.sum(there)
+    mask = valid(length, level)[None].astype(jnp.float32)
+    count = text.shape[0] * jnp.sum(mask)
 
-    def mean(x, there=there, count=count):
-      return jnp.sum(x * there) / count
+    def mean(x, mask=mask, count=count):
+      return jnp.sum(x * mask) / count
 
-    divergence = jax.nn.log_softmax(logits[level])
+    log_probs = jax.nn.log_softmax(logits[level])
     if measure or loss.divergence == "total_variation":
-      refused = losses.total_variation(divergence, goal) + never / 2
+      rejected = losses.total_variation(log_probs, target_log_probs)
+      rejected += uncovered / 2
     if loss.divergence == "cross_entropy":
-      known = place[after] >= 0
-      value = losses.cross_entropy(divergence, jnp.maximum(place[after], 0))
-      value = jnp.where(known, value, 0.0)
+      covered = head_index[labels] >= 0
+      value = losses.cross_entropy(
+        log_probs, jnp.maximum(head_index[labels], 0)
+      )
+      value = jnp.where(covered, value, 0.0)
     elif loss.divergence == "total_variation":
-      value = refused
+      value = rejected
     elif loss.divergence == "reverse_kl":
-      value = losses.reverse_kl(divergence, goal)
-    else:  # forward KL, its one half known before
-      value = spent - jnp.sum(given * divergence, axis=-1)
-    here = loss.token_weight * mean(value)
+      value = losses.reverse_kl(log_probs, target_log_probs)
+    else:  # forward KL; its first term is the same for all levels
+      value = negative_entropy - jnp.sum(target_probs * log_probs, axis=-1)
+    level_loss = loss.token_weight * mean(value)
     if loss.feature_weight:
-      off = streams[level] - output.hidden
-      smooth = jnp.where(jnp.abs(off) < 1, 0.5 * off**2, jnp.abs(off) - 0.5)
-      here += loss.feature_weight * mean(jnp.mean(smooth, axis=-1))
-    total += loss.decay**level * here
+      distance = optax.losses.huber_loss(hidden[level], output.hidden)
+      level_loss += loss.feature_weight * mean(jnp.mean(distance, axis=-1))
+    total += loss.decay**level * level_loss
     if measure:
-      agree = jnp.argmax(divergence, axis=-1) == place[best]
-      measures[f"acceptance_{level + 1}"] = 1 - mean(refused)
+      agree = jnp.argmax(log_probs, axis=-1) == head_index[target_argmax]
+      measures[f"acceptance_{level + 1}"] = 1 - mean(rejected)
       measures[f"agreement_{level + 1}"] = mean(agree.astype(jnp.float32))
   weight = sum(loss.decay**level for level in range(levels))
   return total / weight, measures

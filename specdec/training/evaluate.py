@@ -1,8 +1,7 @@
-"""A draft evaluated as it will be used: by decoding, with the real loop and
-rule.
+"""Evaluates a drafter during training by speculative decoding.
 
-Teacher-forced acceptance looks at the text's own prefixes; decoding looks at
-the target's, and at what is left after the first refusal.
+Teacher-forced acceptance has the text as prefix; decoding has the target's
+output as prefix and, after the first draft token, only accepted draft tokens.
 """
 
 from collections.abc import Callable
@@ -26,13 +25,17 @@ def by_decoding(
   temperature: float = 0.0,
   seed: int = 0,
 ) -> Callable[[PyTree], dict]:
-  """A function from draft weights to what their decoding measures.
+  """Builds a function from draft weights to acceptance measures of decoding.
 
   Args:
-    prompts: [B, P] ids, all of one length; decoded together.
-    new_tokens: of every row; no token ends a text.
+    prompts: [B, P] ids, decoded as one batch.
+    new_tokens: tokens to generate in every row; no token ends a row early.
+
+  Returns:
+    A function that returns tokens_per_pass, accepted_per_drafted and
+    prefix_acceptance (a list over depths).
   """
-  batch, size = prompts.shape
+  batch, prompt_length = prompts.shape
 
   def measure(draft_params: PyTree) -> dict:
     state = decode.generate(
@@ -41,19 +44,17 @@ def by_decoding(
       rule,
       Params(target_params, draft_params),
       prompts,
-      np.full((batch,), size),
+      np.full((batch,), prompt_length),
       jax.random.key(seed),
-      max_length=size + new_tokens,
+      max_length=prompt_length + new_tokens,
       sampling=sampling.settings(batch, temperature),
     )
     decoder.check_finite(state, range(batch))
-    found = metrics.acceptance([jax.tree.map(multihost.whole, state.stats)])
+    stats = metrics.acceptance([jax.tree.map(multihost.whole, state.stats)])
     return {
-      "tokens_per_pass": found.tokens_per_pass.value,
-      "accepted_per_drafted": found.accepted_per_drafted.value,
-      "prefix_acceptance": [
-        position.value for position in found.prefix_acceptance
-      ],
+      "tokens_per_pass": stats.tokens_per_pass.value,
+      "accepted_per_drafted": stats.accepted_per_drafted.value,
+      "prefix_acceptance": [depth.value for depth in stats.prefix_acceptance],
     }
 
   return measure

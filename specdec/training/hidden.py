@@ -1,9 +1,9 @@
-"""The target's hidden states on disk, for drafters that are trained on them.
+"""Caches the target's hidden states on disk for training draft heads.
 
-A row is run by the target when it is asked for first, and read from its file
-ever after: by later epochs, by a resumed run, by another drafter that reads the
-same layers of the same data. Kept in bfloat16. Invariant: a file appears under
-its name whole, and the folder says of which target, data and layers it is.
+The target runs a sequence when it is first requested; later epochs, resumed
+runs and other heads on the same layers read its states from a file, in
+bfloat16. Invariant: a file is renamed into place once it is complete, and the
+folder records its target, data and layers.
 """
 
 import functools
@@ -23,8 +23,8 @@ from specdec.utils import files
 class Cached(Sequences):
   """Batches {tokens [b, T+1], last [b, T, M], features ([b, T, M], ...)}.
 
-  `last` is the stream that enters the target's final norm. The rows are fixed:
-  every epoch cuts the text alike.
+  `last` is the residual stream entering the target's final norm. Every epoch
+  has the same sequences, in another order.
   """
 
   def __init__(
@@ -36,10 +36,17 @@ class Cached(Sequences):
     folder: Path,
     fingerprint: dict[str, str],
   ):
-    """Claims the folder.
+    """Claims the cache folder.
+
+    Args:
+      data: the sequences.
+      target, params: the model and its weights.
+      features: layers whose entering residual streams are cached.
+      folder: shared by runs with the same target, data and features.
+      fingerprint: of the target; see checkpoints.learned.fingerprint.
 
     Raises:
-      ValueError: it holds states of another target, of other data or layers.
+      ValueError: the folder holds states of another target, data or layers.
     """
     super().__init__(data.rows, data.seed)
     self._folder = folder
@@ -57,32 +64,31 @@ class Cached(Sequences):
 
     @jax.jit
     def run(params, tokens):
-      wanted = (num_layers, *features)
+      layers = (num_layers, *features)
       output, _ = target.apply(
-        params, tokens[:, :-1], None, head=False, features=wanted
+        params, tokens[:, :-1], None, head=False, features=layers
       )
       return jnp.stack(output.features, axis=1).astype(jnp.bfloat16)
 
     self._run = functools.partial(run, params)
 
   def batch(self, step: int, size: int) -> dict:
-    """Sequences of a step, and the target's states of them."""
-    place = np.arange(step * size, (step + 1) * size)
-    chosen = [self._at(*divmod(int(p), self.count)) for p in place]
-    tokens = self.rows[chosen]
-    missing = [row for row in chosen if not self._path(row).is_file()]
-    if missing:  # always so many at once: one program
-      made = self._run(tokens)
-      for row, states in zip(chosen, np.asarray(made)):
+    """Returns the batch of a step with the target's hidden states."""
+    rows = [self._at(*index) for index in self._indices(step, size)]
+    tokens = self.rows[rows]
+    missing = [row for row in rows if not self._path(row).is_file()]
+    if missing:  # runs the whole batch, so that one program is compiled
+      computed = self._run(tokens)
+      for row, states in zip(rows, np.asarray(computed)):
         if row in missing:
           self._write(row, states)
-    states = jnp.asarray(np.stack([self._read(row) for row in chosen]))
+    states = jnp.asarray(np.stack([self._read(row) for row in rows]))
     states = jax.lax.bitcast_convert_type(states, jnp.bfloat16)
     last, *features = states.astype(jnp.float32).swapaxes(0, 1)
     return {"tokens": tokens, "last": last, "features": tuple(features)}
 
-  def _row(self, place: int) -> int:
-    return int(place)
+  def _row(self, index: int) -> int:
+    return int(index)
 
   def _path(self, row: int) -> Path:
     return self._folder / f"{row:08d}.npy"

@@ -1,11 +1,11 @@
-"""Training a target from scratch with a second loss beside its own.
+"""Objectives that train a target jointly with a drafter or early exits.
 
-Params are {'target': weights, 'drafter': a draft_head's net, where there is
-one}, and every measure 'cross_entropy' is that of the target itself, in nats a
-token: so runs of unlike kinds compare. Nothing is held back: the second loss
-reaches the target through its hidden states, and, as in the papers, through
-embedding and head wherever they are shared (DeepSeek-V3 MTP, arXiv:2412.19437;
-Medusa-2, arXiv:2401.10774; LayerSkip, arXiv:2404.16710).
+Params are {'target': weights} and, with a draft head, 'drafter': its net. The
+measure 'cross_entropy' is always the target's, in nats per token, so that runs
+of different kinds compare. The auxiliary loss has no stop_gradient: it reaches
+the target through its hidden states and, as in the papers, through shared
+embedding and head (DeepSeek-V3 MTP, arXiv:2412.19437; Medusa-2,
+arXiv:2401.10774; LayerSkip, arXiv:2404.16710).
 """
 
 import dataclasses
@@ -21,13 +21,14 @@ from specdec.types import Array, Model, PyTree
 
 @dataclasses.dataclass(frozen=True)
 class LayerSkip:
-  """How a target learns to end early.
+  """Hyperparameters of LayerSkip (arXiv:2404.16710).
 
   Attributes:
-    dropout: p_max, how often a row leaves out the last layer at the last step.
-    exit_scale: e_scale, what the exits below the last layer weigh.
+    dropout: p_max, the rate at which the last layer is dropped at the last
+      step.
+    exit_scale: e_scale, weight of the exits below the last layer.
     rotation: R; at step t the layers t mod R, t mod R + R, ... have an exit,
-      and the last one always.
+      and the last one always has.
   """
 
   dropout: float = 0.1
@@ -44,7 +45,7 @@ class LayerSkip:
 
 
 def alone(model: Model) -> Objective:
-  """The language model's own loss, with nothing beside it."""
+  """Builds the objective of the target without an auxiliary loss."""
   baseline = language_model(model)
   return lambda params, frozen, tokens: baseline(
     params["target"], frozen, tokens
@@ -57,152 +58,166 @@ def with_drafter(
   loss: drafting.Loss,
   measure: bool = False,
 ) -> Objective:
-  """Cross-entropy, and loss.law_weight times that of the drafter's draft
-  tokens.
+  """Builds cross-entropy plus loss.token_weight times that of a draft head.
 
-  The draft tokens are those of drafting.of_output, a mean over levels in which
-  level j counts decay^j. 'auxiliary' is that mean, unweighted.
+  The draft head's cross-entropy is that of drafting.of_output, a mean over
+  levels with weights decay^j; the measure 'auxiliary' is this mean.
 
   Args:
-    draft_head: made with learned.unroll.growing for a placement.
-    measure: acceptance and agreement, level by level, as well.
+    draft_head: with drafters.heads.unroll.growing as its placement.
+    measure: also returns acceptance and agreement of each level.
 
   Raises:
-    ValueError: the loss asks for something else than the text: a target that
-      moves is no goal.
+    ValueError: the loss is not cross-entropy on the text, or uses hidden
+      states, which change together with the target.
   """
   if loss.divergence != "cross_entropy" or loss.feature_weight:
     raise ValueError(
       f"divergence = {loss.divergence!r}, feature_weight = "
-      f"{loss.feature_weight}: joint "
-      "training is on the text itself, divergence = 'cross_entropy' and no "
-      "features"
+      f"{loss.feature_weight}: joint training needs divergence = "
+      "'cross_entropy' and feature_weight = 0"
     )
-  each = dataclasses.replace(loss, token_weight=1.0)
+  unweighted = dataclasses.replace(loss, token_weight=1.0)
 
-  def aim(params, frozen, tokens):
+  def objective(params, frozen, tokens):
     del frozen
     target = params["target"]
     output, _ = model.apply(
       target, tokens[:, :-1], None, features=draft_head.features
     )
-    text = _on_text(output.logits, tokens)
-    overhead, measures = drafting.of_output(
-      draft_head, each, params["drafter"], target, tokens, output, measure
+    cross_entropy = _cross_entropy(output.logits, tokens)
+    auxiliary, measures = drafting.of_output(
+      draft_head, unweighted, params["drafter"], target, tokens, output, measure
     )
-    measures = {"cross_entropy": text, "auxiliary": overhead, **measures}
-    return text + loss.token_weight * overhead, measures
+    return cross_entropy + loss.token_weight * auxiliary, {
+      "cross_entropy": cross_entropy,
+      "auxiliary": auxiliary,
+      **measures,
+    }
 
-  return aim
+  return objective
 
 
 def layer_skip(
   model: Model, num_layers: int, settings: LayerSkip, steps: int, seed: int
 ) -> Objective:
-  """Layers left out at random, row by row, and losses at the exits.
+  """Builds LayerSkip's objective: layer dropout and early-exit losses.
 
-  In the tokens' place it takes what data.Numbered serves. A row of the batch
-  leaves out a layer as a whole; what is left out is not made up for by scaling.
-  'auxiliary' is what the exits below the last layer add to the loss.
+  Takes batches of data.Numbered. Each row of the batch drops layers
+  independently and without rescaling. The measure 'auxiliary' is the weighted
+  loss of the exits below the last layer.
 
   Args:
-    steps: of the whole run: layers are left out more and more often.
-    seed: of what is left out.
+    steps: of the whole run, over which the dropout rates increase.
+    seed: of the dropout.
+
+  Raises:
+    ValueError: the target has fewer than two layers.
   """
   _check_layers(num_layers)
-  spread = settings.rotation
-  count = -(-(num_layers - 1) // spread)  # exits below the last, at most
+  rotation = settings.rotation
+  num_exits = -(-(num_layers - 1) // rotation)  # below the last layer, at most
 
-  def aim(params, frozen, batch):
+  def objective(params, frozen, batch):
     del frozen
     target, tokens = params["target"], batch["tokens"]
     step = batch["step"][0]
     rates = drop_rates(num_layers, settings.dropout, step, steps)
-    kept = _draw(seed, batch, num_layers) >= rates[None]
-    streams = _streams(model, target, tokens[:, :-1], num_layers, kept)
-    at = step % spread + spread * jnp.arange(count)
-    there = at < num_layers - 1
-    at = jnp.minimum(at, num_layers - 1)
-    on = jnp.zeros((num_layers,)).at[at].set(1.0).at[-1].set(1.0)
-    weights = exit_weights(num_layers, settings.exit_scale, on)
-    below = jnp.stack(streams[:-1])
-    overhead = 0.0
-    for i in range(count):  # so many heads and no more, whatever the step
-      # Past the end the last of those below stands in, and weighs nothing.
-      stream = below[jnp.minimum(at[i], num_layers - 2)]
-      value = _at_exit(model, target, tokens, stream, num_layers)
-      overhead += jnp.where(there[i], weights[at[i]], 0.0) * value
-    text = _at_exit(model, target, tokens, streams[-1], num_layers)
-    return weights[-1] * text + overhead, {
-      "cross_entropy": text,
-      "auxiliary": overhead,
+    keep = _uniform(seed, batch, num_layers) >= rates[None]
+    residuals = _residuals(model, target, tokens[:, :-1], num_layers, keep)
+    layer = step % rotation + rotation * jnp.arange(num_exits)
+    exists = layer < num_layers - 1
+    layer = jnp.minimum(layer, num_layers - 1)
+    active = jnp.zeros((num_layers,)).at[layer].set(1.0).at[-1].set(1.0)
+    weights = exit_weights(num_layers, settings.exit_scale, active)
+    below = jnp.stack(residuals[:-1])
+    auxiliary = 0.0
+    for i in range(num_exits):  # a static number of heads at every step
+      # An exit past the last layer repeats another one with weight zero.
+      residual = below[jnp.minimum(layer[i], num_layers - 2)]
+      value = _exit_loss(model, target, tokens, residual, num_layers)
+      auxiliary += jnp.where(exists[i], weights[layer[i]], 0.0) * value
+    last = _exit_loss(model, target, tokens, residuals[-1], num_layers)
+    return weights[-1] * last + auxiliary, {
+      "cross_entropy": last,
+      "auxiliary": auxiliary,
     }
 
-  return aim
+  return objective
 
 
 def exits(model: Model, num_layers: int) -> Objective:
-  """The target as it is used: every layer runs.
+  """Builds the evaluation of a LayerSkip target, without dropout.
 
-  Measures: exit_E, cross-entropy where layers 0 .. E - 1 alone have run.
+  Measures: exit_E, cross-entropy after layers 0 .. E - 1.
+
+  Raises:
+    ValueError: the target has fewer than two layers.
   """
   _check_layers(num_layers)
 
-  def aim(params, frozen, tokens):
+  def objective(params, frozen, tokens):
     del frozen
     target = params["target"]
-    streams = _streams(model, target, tokens[:, :-1], num_layers, None)
-    *early, text = (
-      _at_exit(model, target, tokens, stream, num_layers) for stream in streams
+    residuals = _residuals(model, target, tokens[:, :-1], num_layers, None)
+    *early, last = (
+      _exit_loss(model, target, tokens, residual, num_layers)
+      for residual in residuals
     )
-    named = {f"exit_{i}": value for i, value in enumerate(early, 1)}
-    return text, {"cross_entropy": text, **named}
+    early = {f"exit_{i}": value for i, value in enumerate(early, 1)}
+    return last, {"cross_entropy": last, **early}
 
-  return aim
+  return objective
 
 
-def evaluated(aim: Objective) -> Objective:
-  """The same measures, the target's own loss for the loss.
+def evaluated(objective: Objective) -> Objective:
+  """Replaces an objective's loss by the target's cross-entropy.
 
-  So 'best' is the best target, and held-out losses of all kinds mean the same.
+  So that 'best' selects the best target, and held-out losses of different kinds
+  compare.
   """
 
-  def judge(params, frozen, tokens):
-    _, measures = aim(params, frozen, tokens)
+  def evaluation(params, frozen, tokens):
+    _, measures = objective(params, frozen, tokens)
     return measures["cross_entropy"], measures
 
-  return judge
+  return evaluation
 
 
 def drop_rates(
   num_layers: int, dropout: float, step: Array | int, steps: int
 ) -> Array:
-  """[L] how often each layer is left out at `step`: p_max S(t) D(l)."""
+  """Returns the dropout rate of each layer at `step`, p_max S(t) D(l): [L]."""
   layer = jnp.arange(num_layers) / max(num_layers - 1, 1)
   time = jnp.asarray(step) / max(steps - 1, 1)
   return dropout * (jnp.exp2(time) - 1) * (jnp.exp2(layer) - 1)
 
 
-def exit_weights(num_layers: int, scale: float, on: Array) -> Array:
-  """[L] what the loss behind each layer weighs, of those that are `on`; sum 1.
+def exit_weights(num_layers: int, scale: float, active: Array) -> Array:
+  """Returns the normalized weight of the loss after each layer, [L].
 
-  e~ of LayerSkip's section 4.1.2: scale * (0 + 1 + .. + l) behind layer l, so
-  nothing behind layer 0, and L - 1 more behind the last one.
+  Computes e~ of LayerSkip's section 4.1.2: scale * (0 + 1 + .. + l) after layer
+  l, and L - 1 more after the last one.
+
+  Args:
+    active: [L] 1.0 for layers with an exit, else 0.0.
   """
   last = num_layers - 1
   layer = jnp.arange(num_layers)
   weights = scale * layer * (layer + 1) / 2
-  weights = weights.at[last].set(last + scale * (last - 1) * last / 2) * on
+  weights = weights.at[last].set(last + scale * (last - 1) * last / 2) * active
   return weights / jnp.sum(weights)
 
 
 def _check_layers(num_layers: int) -> None:
   if num_layers < 2:
-    raise ValueError(f"{num_layers} layers: an exit needs a layer behind it")
+    raise ValueError(
+      f"the target has {num_layers} layers; an early exit needs at least 2"
+    )
 
 
-def _draw(seed: int, batch: dict[str, Array], num_layers: int) -> Array:
-  """[B, L] uniform noise; its address is (seed, step, row of the batch)."""
+def _uniform(seed: int, batch: dict[str, Array], num_layers: int) -> Array:
+  """Draws [B, L] uniform noise addressed by (seed, step, row of the batch)."""
 
   def of_row(step, row):
     key = jax.random.fold_in(jax.random.key(seed), step)
@@ -211,15 +226,15 @@ def _draw(seed: int, batch: dict[str, Array], num_layers: int) -> Array:
   return jax.vmap(of_row)(batch["step"], batch["row"])
 
 
-def _streams(
-  model: Model, params: PyTree, text: Array, num_layers: int, kept: Array | None
+def _residuals(
+  model: Model, params: PyTree, text: Array, num_layers: int, keep: Array | None
 ) -> list[Array]:
-  """The stream behind every layer, rows that leave it out passing it by.
+  """Returns the residual stream after every layer, each [B, T, M].
 
   Args:
-    kept: [B, L] bool; None: every layer runs.
+    keep: [B, L] bool, False where a row drops a layer; None: all layers run.
   """
-  stream, streams = None, []
+  residual, residuals = None, []
   for i in range(num_layers):
     output, _ = model.apply(
       params,
@@ -227,27 +242,27 @@ def _streams(
       None,
       start=i,
       stop=i + 1,
-      hidden=stream,
+      hidden=residual,
       head=False,
       features=(i, i + 1),
     )
-    before, stream = output.features
-    if kept is not None:
-      stream = jnp.where(kept[:, i, None, None], stream, before)
-    streams.append(stream)
-  return streams
+    before, residual = output.features
+    if keep is not None:
+      residual = jnp.where(keep[:, i, None, None], residual, before)
+    residuals.append(residual)
+  return residuals
 
 
-def _at_exit(
-  model: Model, params: PyTree, tokens: Array, stream: Array, num_layers: int
+def _exit_loss(
+  model: Model, params: PyTree, tokens: Array, residual: Array, num_layers: int
 ) -> Array:
-  """Cross-entropy where the target's norm and head read this stream."""
+  """Returns the cross-entropy of final norm and head on a residual stream."""
   output, _ = model.apply(
-    params, tokens[:, :-1], None, start=num_layers, hidden=stream
+    params, tokens[:, :-1], None, start=num_layers, hidden=residual
   )
-  return _on_text(output.logits, tokens)
+  return _cross_entropy(output.logits, tokens)
 
 
-def _on_text(logits: Array, tokens: Array) -> Array:
-  divergence = jax.nn.log_softmax(logits)
-  return jnp.mean(losses.cross_entropy(divergence, tokens[:, 1:]))
+def _cross_entropy(logits: Array, tokens: Array) -> Array:
+  log_probs = jax.nn.log_softmax(logits)
+  return jnp.mean(losses.cross_entropy(log_probs, tokens[:, 1:]))

@@ -1,8 +1,8 @@
-"""Finished runs of joint training, side by side: does the second loss help?
+"""Compares finished runs of joint training with the baseline.
 
-Invariant: numbers are set against each other only if the runs saw as many
-tokens of the same data under the same options and were evaluated by the same
-text; differences are of runs that began with the same weights, seed by seed.
+Invariant: runs are compared only if they had the same data, number of tokens,
+options and held-out text; differences are between runs with the same initial
+weights, seed by seed.
 """
 
 import dataclasses
@@ -16,10 +16,9 @@ from specdec.benchmark.metrics import Estimate
 from specdec.utils import files
 
 BASELINE = "none"
-# What may differ: how a run was watched, what tells the kinds apart, and the
-# seed with what follows from it.
-_OWN = ("head_config", "loss", "layer_skip")
-_WATCHED = ("seed", "log_every", "eval_every", "save_every")
+# Settings in which kinds differ, and options in which runs may differ.
+_KIND_SETTINGS = ("head_config", "loss", "layer_skip")
+_FREE_OPTIONS = ("seed", "log_every", "eval_every", "save_every")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,9 +26,10 @@ class Run:
   """One finished run.
 
   Attributes:
-    settings: its run.json.
-    loss: the target's own on held-out text after the last step, nats a token.
-    tokens_per_pass: of its drafter after the last step; None: it has none.
+    settings: contents of run.json.
+    loss: the target's held-out loss after the last step, in nats per token.
+    tokens_per_pass: mean acceptance length of its drafter after the last step;
+      None without a drafter.
   """
 
   folder: str
@@ -47,7 +47,7 @@ class Run:
 
   @property
   def tokens(self) -> int:
-    """That it was trained on."""
+    """Number of tokens trained on."""
     options = self.settings["options"]
     return options["steps"] * options["batch"] * options["sequence"]
 
@@ -58,10 +58,10 @@ class Kind:
 
   Attributes:
     loss: mean over seeds.
-    difference: mean over seeds of this loss less that of BASELINE with the same
-      seed; no value where no seed has both.
-    differences: those, by seed.
-    tokens_per_pass: mean over seeds; no value without a drafter.
+    difference: mean over seeds of the loss minus BASELINE's with the same seed;
+      without a value if they have no seed in common.
+    differences: seed -> difference.
+    tokens_per_pass: mean over seeds; without a value without a drafter.
   """
 
   name: str
@@ -77,25 +77,24 @@ class Kind:
 
 
 def read(folder: Path) -> Run:
-  """A finished run.
+  """Reads a finished run.
 
   Raises:
-    ValueError: it is none of train_joint.py, or has not ended.
+    ValueError: it is not a run of train_joint.py, or not finished.
   """
   try:
     settings = json.loads((folder / "run.json").read_text())
-    text = (folder / "metrics.jsonl").read_text()
-    lines = [json.loads(x) for x in text.splitlines() if x.endswith("}")]
+    entries = files.read_json_lines(folder / "metrics.jsonl")
     steps = settings["options"]["steps"]
     settings["kind"]
   except (OSError, KeyError, TypeError, json.JSONDecodeError):
-    raise ValueError(f"{folder} is no run of train_joint.py") from None
-  last = {x["kind"]: x for x in lines if x["step"] == steps}
+    raise ValueError(f"{folder} is not a run of train_joint.py") from None
+  last = {x["kind"]: x for x in entries if x["step"] == steps}
   if "held_out" not in last:
-    at = max((x["step"] for x in lines), default=0)
+    step = max((x["step"] for x in entries), default=0)
     raise ValueError(
-      f"{folder} has not ended: its log stands at step {at} of {steps}; the "
-      "same command goes on with it"
+      f"{folder} is not finished: its log is at step {step} of {steps}; the "
+      "same command resumes it"
     )
   loss = last["held_out"]["loss"]
   if not math.isfinite(loss):
@@ -105,11 +104,11 @@ def read(folder: Path) -> Run:
 
 
 def compare(runs: Sequence[Run]) -> list[Kind]:
-  """Runs by kind, the baseline first.
+  """Groups runs by kind, the baseline first.
 
   Raises:
-    ValueError: there are none, two of one kind and seed, or they are not on
-      equal terms.
+    ValueError: there are none, two have the same kind and seed, or they differ
+      in settings that must be equal.
   """
   if not runs:
     raise ValueError("no runs to compare")
@@ -118,18 +117,18 @@ def compare(runs: Sequence[Run]) -> list[Kind]:
     of_kind = by_kind.setdefault(run.kind, {})
     if run.seed in of_kind:
       raise ValueError(
-        f"{of_kind[run.seed].folder} and {run.folder} are of one kind and "
+        f"{of_kind[run.seed].folder} and {run.folder} have the same kind and "
         f"seed ({run.kind}, {run.seed})"
       )
     of_kind[run.seed] = run
   first = runs[0]
   for run in runs[1:]:
-    _check(first, run, _shared)
-    _check(next(iter(by_kind[run.kind].values())), run, _of_kind)
+    _check_equal(first, run, _common)
+    _check_equal(next(iter(by_kind[run.kind].values())), run, _of_kind)
   for seed in sorted({run.seed for run in runs}):
     same = [of_kind[seed] for of_kind in by_kind.values() if seed in of_kind]
     for run in same[1:]:
-      _check(same[0], run, _of_seed)
+      _check_equal(same[0], run, _of_seed)
   order = sorted(by_kind, key=lambda name: (name != BASELINE, name))
   return [_kind(name, by_kind[name], by_kind.get(BASELINE)) for name in order]
 
@@ -143,41 +142,41 @@ def _kind(name: str, runs: dict[int, Run], baseline) -> Kind:
       if seed in baseline
     }
   ordered = tuple(runs[seed] for seed in sorted(runs))
-  passes = [run.tokens_per_pass for run in ordered]
+  lengths = [run.tokens_per_pass for run in ordered]
   return Kind(
     name,
     ordered,
     mean([run.loss for run in ordered]),
     mean(list(differences.values())),
     differences,
-    mean([x for x in passes if x is not None]),
+    mean([x for x in lengths if x is not None]),
   )
 
 
 def mean(values: Sequence[float]) -> Estimate:
-  """Of runs; its standard error needs two."""
+  """Estimates the mean over runs; its standard error needs at least two."""
   return metrics.ratio(values, [1.0] * len(values))
 
 
-def _check(one: Run, other: Run, part) -> None:
-  found = files.differences(part(one.settings), part(other.settings))
-  if found:
+def _check_equal(one: Run, other: Run, select) -> None:
+  differences = files.differences(select(one.settings), select(other.settings))
+  if differences:
     raise ValueError(
-      f"{one.folder} and {other.folder} are not on equal terms: "
-      f"{'; '.join(found)}"
+      f"{one.folder} and {other.folder} cannot be compared: "
+      f"{'; '.join(differences)}"
     )
 
 
-def _shared(settings: dict) -> dict:
-  """What all runs have alike."""
-  kept = {
+def _common(settings: dict) -> dict:
+  """Returns the settings that all runs must share."""
+  common = {
     name: value
     for name, value in settings.items()
-    if name not in ("kind", "options", "checksums", *_OWN)
+    if name not in ("kind", "options", "checksums", *_KIND_SETTINGS)
   }
   options = settings["options"].items()
-  return kept | {
-    "options": {name: x for name, x in options if name not in _WATCHED},
+  return common | {
+    "options": {name: x for name, x in options if name not in _FREE_OPTIONS},
     "checksums": {
       name: x
       for name, x in settings["checksums"].items()
@@ -187,7 +186,7 @@ def _shared(settings: dict) -> dict:
 
 
 def _of_kind(settings: dict) -> dict:
-  return {name: settings.get(name) for name in _OWN}
+  return {name: settings.get(name) for name in _KIND_SETTINGS}
 
 
 def _of_seed(settings: dict) -> dict:

@@ -1,7 +1,7 @@
-"""The curves of a run: lines of JSON, and the same for TensorBoard.
+"""Writes a run's metrics as JSON lines and for TensorBoard.
 
-Invariant: after a resume the file holds every step once, as if the run had
-never stopped. Of several processes the first writes.
+Invariant: after a resume the file holds every step once, as in an uninterrupted
+run. Only the first of several processes writes.
 """
 
 import contextlib
@@ -18,53 +18,59 @@ from specdec.utils import files
 
 
 class Log:
-  """`metrics.jsonl` and `tensorboard` in a run's folder.
+  """`metrics.jsonl` and `tensorboard/` in a run's folder.
 
   Attributes:
-    lowest: held-out loss so far.
+    lowest: lowest held-out loss so far.
   """
 
   def __init__(self, folder: Path, step: int):
-    """Opens the log of a run that stands at `step`; later entries are cut."""
+    """Opens the log of a run that resumes after `step`, dropping later entries.
+
+    Raises:
+      NotWritten: the disk is full, for example.
+    """
     self._path = path = folder / "metrics.jsonl"
-    kept = []
-    if path.is_file():
-      # A kill may have cut the last line short.
-      lines = [x for x in path.read_text().splitlines() if x.endswith("}")]
-      kept = [x for x in map(json.loads, lines) if x["step"] <= step]
+    entries = files.read_json_lines(path) if path.is_file() else []
+    entries = [entry for entry in entries if entry["step"] <= step]
     files.replace_text(
-      path, "".join(json.dumps(entry) + "\n" for entry in kept)
+      path, "".join(json.dumps(entry) + "\n" for entry in entries)
     )
     lowest = min(
-      (entry["loss"] for entry in kept if entry["kind"] == "held_out"),
+      (entry["loss"] for entry in entries if entry["kind"] == "held_out"),
       default=math.inf,
     )
     self.lowest = float(multihost.agree(lowest))
-    self._board = None
+    self._events = None
     if multihost.is_first():
-      # Its SummaryWriter writes in a thread, which a full disk ends.
-      self._events = folder / "tensorboard"
-      self._events.mkdir(exist_ok=True)
-      with files.errors_name(self._events):
-        self._board = event_file_writer.EventsWriter(
-          str(self._events / "events")
+      # SummaryWriter would write in a thread, which a full disk kills.
+      self._folder = folder / "tensorboard"
+      self._folder.mkdir(exist_ok=True)
+      with files.errors_name(self._folder):
+        self._events = event_file_writer.EventsWriter(
+          str(self._folder / "events")
         )
         start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
-        self._add(step + 1, session_log=start)  # later ones are void
-        self._board.flush()
+        self._add(step + 1, session_log=start)  # voids later steps
+        self._events.flush()
 
   def write(self, step: int, kind: str, measures: dict) -> None:
-    """One entry of numbers, or lists of them.
+    """Appends an entry.
 
-    `kind` is 'train', 'held_out' or 'decoding'.
+    Args:
+      kind: 'train', 'held_out' or 'decoding'.
+      measures: name -> number, or list of numbers.
+
+    Raises:
+      NotWritten: the disk is full, for example.
     """
     if kind == "held_out":
       self.lowest = min(self.lowest, measures["loss"])
-    if self._board is None:
+    if self._events is None:
       return
     entry = {"step": step, "kind": kind, **measures}
     files.append(self._path, json.dumps(entry) + "\n")
-    with files.errors_name(self._events):
+    with files.errors_name(self._folder):
       for name, value in measures.items():
         if not isinstance(value, list):
           self._add(step, summary=summary.scalar(f"{kind}/{name}", value))
@@ -72,15 +78,15 @@ class Log:
         for i, part in enumerate(value, 1):
           if part is not None:
             self._add(step, summary=summary.scalar(f"{kind}/{name}/{i}", part))
-      self._board.flush()
+      self._events.flush()
 
   def close(self) -> None:
-    """Closes the file of events; all of it is written already."""
-    if self._board:
+    """Closes the event file, which is flushed already."""
+    if self._events:
       with contextlib.suppress(OSError):
-        self._board.close()
+        self._events.close()
 
   def _add(self, step: int, **content) -> None:
-    self._board.write_event(
+    self._events.write_event(
       event_pb2.Event(wall_time=time.time(), step=step, **content)
     )

@@ -1,7 +1,7 @@
-"""One optimizer step, and the state it carries.
+"""Optimizer step and training state.
 
 Invariant: a step whose loss or gradient is not finite changes no weight and is
-remembered, so that the host need not look at every step to stop in time.
+recorded in the state, so that the host need not check every step.
 """
 
 import jax
@@ -16,16 +16,16 @@ from specdec.types import Array, PyTree
 
 @struct.dataclass
 class TrainState:
-  """What a run carries from step to step."""
+  """State of a run between two steps."""
 
-  step: Array  # [] int32, updates done
+  step: Array  # [] int32, number of updates
   params: PyTree  # float32
   opt_state: PyTree
-  failed: Array  # [] int32, the first step that was not finite; -1: none
+  failed: Array  # [] int32, first step that was not finite; -1: none
 
 
 def schedule(options: Options) -> optax.Schedule:
-  """Step to learning rate."""
+  """Builds the learning rate schedule: linear warmup, then cosine decay."""
   return optax.warmup_cosine_decay_schedule(
     init_value=0.0 if options.warmup else options.learning_rate,
     peak_value=options.learning_rate,
@@ -36,20 +36,20 @@ def schedule(options: Options) -> optax.Schedule:
 
 
 def make_optimizer(options: Options) -> optax.GradientTransformation:
-  """Clipping, then AdamW or Muon."""
+  """Builds the optimizer: clipping by global norm, then AdamW or Muon."""
   rate = schedule(options)
 
   def is_matrix(path, leaf):
-    # The embedding is a table of rows, not a map between two spaces.
-    tables = any(part.key in ("embed", "head") for part in path)
-    return leaf.ndim == 2 and not tables
+    # Muon is for linear maps, not for lookup tables.
+    is_table = any(part.key in ("embed", "head") for part in path)
+    return leaf.ndim == 2 and not is_table
 
   if options.optimizer == "muon":
     update = optax.contrib.muon(
       rate,
       weight_decay=options.weight_decay,
       adam_b2=options.adam_b2,
-      consistent_rms=0.2,  # steps as long as AdamW's: one learning rate
+      consistent_rms=0.2,  # update size of AdamW, for the same learning rate
       muon_weight_dimension_numbers=lambda params: (
         jax.tree_util.tree_map_with_path(
           lambda path, leaf: (
@@ -72,7 +72,7 @@ def make_optimizer(options: Options) -> optax.GradientTransformation:
 
 
 def init(params: PyTree, optimizer: optax.GradientTransformation) -> TrainState:
-  """The state before the first step."""
+  """Returns the state before the first step."""
   return TrainState(
     step=jnp.zeros((), jnp.int32),
     params=params,
@@ -84,27 +84,30 @@ def init(params: PyTree, optimizer: optax.GradientTransformation) -> TrainState:
 def shardings(
   state: TrainState,
   optimizer: optax.GradientTransformation,
-  where: PyTree,
-  whole: jax.sharding.Sharding,
+  params: PyTree,
+  replicated: jax.sharding.Sharding,
 ) -> TrainState:
-  """Where a state lies: what the optimizer keeps of a weight beside it.
+  """Returns the shardings of a state; moments are sharded like their weights.
 
   Args:
-    where: of the weights.
-    whole: of everything else.
+    state: arrays or shapes.
+    params: shardings of the weights.
+    replicated: sharding of everything else.
   """
   return TrainState(
-    step=whole,
-    params=where,
+    step=replicated,
+    params=params,
     opt_state=optax.tree.map_params(
       optimizer,
-      lambda leaf, own: leaf if isinstance(leaf, optax.MaskedNode) else own,
+      lambda leaf, sharding: (
+        leaf if isinstance(leaf, optax.MaskedNode) else sharding
+      ),
       state.opt_state,
-      where,
-      transform_non_params=lambda _: whole,
+      params,
+      transform_non_params=lambda _: replicated,
       is_leaf=lambda leaf: isinstance(leaf, optax.MaskedNode),
     ),
-    failed=whole,
+    failed=replicated,
   )
 
 
@@ -112,43 +115,44 @@ def make_step(
   objective: Objective,
   optimizer: optax.GradientTransformation,
   options: Options,
-  where: TrainState | None = None,
+  state_shardings: TrainState | None = None,
 ):
-  """step(state, frozen, tokens [batch, T+1]) -> (state, measures), donating.
+  """Builds the jitted step(state, frozen, tokens) -> (state, measures).
 
-  Where the objective knows more than tokens (training/hidden.py), `tokens` is a
-  tree whose leaves have the batch first.
-
-  Measures are those of the objective, the loss and the gradient's norm.
+  The state is donated. Tokens are [batch, T+1], or a tree with the batch as
+  leading axis for objectives that need more (training/hidden.py). Measures are
+  those of the objective, the loss and the gradient norm.
 
   Args:
-    where: shardings of the state, None to leave them to what is given.
+    state_shardings: of the returned state; None to leave them to the compiler.
   """
   dtype = jnp.dtype(options.dtype)
 
   def value_and_grad(params, frozen, tokens):
-    def loss(params):
-      return objective(_cast(params, dtype), _cast(frozen, dtype), tokens)
+    def loss_fn(params):
+      params, constants = optax.tree.cast((params, frozen), dtype)
+      return objective(params, constants, tokens)
 
-    (value, measures), gradient = jax.value_and_grad(loss, has_aux=True)(params)
-    return gradient, {"loss": value, **measures}
+    (loss, measures), gradient = jax.value_and_grad(loss_fn, has_aux=True)(
+      params
+    )
+    return gradient, {"loss": loss, **measures}
 
   def accumulated(params, frozen, tokens):
     if options.accumulate == 1:
       return value_and_grad(params, frozen, tokens)
-    pieces = jax.tree.map(
+    microbatches = jax.tree.map(
       lambda x: x.reshape(options.accumulate, -1, *x.shape[1:]), tokens
     )
 
-    def add(total, piece):
-      return jax.tree.map(
-        jnp.add, total, value_and_grad(params, frozen, piece)
-      ), None
+    def add(total, microbatch):
+      terms = value_and_grad(params, frozen, microbatch)
+      return optax.tree.add(total, terms), None
 
-    first = jax.tree.map(lambda x: x[0], pieces)
+    first = jax.tree.map(lambda x: x[0], microbatches)
     shapes = jax.eval_shape(value_and_grad, params, frozen, first)
     zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
-    total, _ = jax.lax.scan(add, zeros, pieces)
+    total, _ = jax.lax.scan(add, zeros, microbatches)
     return jax.tree.map(lambda x: x / options.accumulate, total)
 
   def step(state: TrainState, frozen: PyTree, tokens: Array):
@@ -159,10 +163,8 @@ def make_step(
       gradient, state.opt_state, state.params
     )
     params = optax.apply_updates(state.params, updates)
-    params, opt_state = jax.tree.map(
-      lambda new, old: jnp.where(finite, new, old),
-      (params, opt_state),
-      (state.params, state.opt_state),
+    params, opt_state = optax.tree.where(
+      finite, (params, opt_state), (state.params, state.opt_state)
     )
     first = (state.failed < 0) & ~finite
     state = TrainState(
@@ -173,24 +175,19 @@ def make_step(
     )
     return state, {**measures, "gradient_norm": norm}
 
-  if where is None:
+  if state_shardings is None:
     return jax.jit(step, donate_argnums=0)
-  return jax.jit(step, donate_argnums=0, out_shardings=(where, None))
+  return jax.jit(step, donate_argnums=0, out_shardings=(state_shardings, None))
 
 
 def make_evaluation(objective: Objective, options: Options):
-  """evaluation(params, frozen, tokens) -> measures of the objective, jitted."""
+  """Builds the jitted evaluation(params, frozen, tokens) -> measures."""
   dtype = jnp.dtype(options.dtype)
 
   @jax.jit
   def evaluation(params, frozen, tokens):
-    loss, measures = objective(
-      _cast(params, dtype), _cast(frozen, dtype), tokens
-    )
+    params, frozen = optax.tree.cast((params, frozen), dtype)
+    loss, measures = objective(params, frozen, tokens)
     return {"loss": loss, **measures}
 
   return evaluation
-
-
-def _cast(params: PyTree, dtype) -> PyTree:
-  return jax.tree.map(lambda leaf: leaf.astype(dtype), params)

@@ -1,26 +1,31 @@
-"""A 3-gram model by counting: what a learned model must beat.
+"""Trigram model with interpolated Kneser-Ney smoothing, as a baseline loss.
 
-Kneser-Ney smoothing, interpolated (Chen and Goodman, 1998). Invariant: every
-distribution it gives sums to one and gives every token something.
+See Chen and Goodman (1998). Invariant: every conditional distribution sums to
+one and gives every token a positive probability.
 """
 
 import numpy as np
 
 
 class Trigram:
-  """Counts of a token stream, ready to say the distribution after any two
-  tokens.
-  """
+  """Trigram model of a token sequence."""
 
-  def __init__(self, stream: np.ndarray, vocab_size: int):
-    """`stream` [n >= 3] ids below `vocab_size`."""
-    if len(stream) < 3:
-      raise ValueError(f"{len(stream)} tokens; a 3-gram takes 3")
+  def __init__(self, ids: np.ndarray, vocab_size: int):
+    """Counts the n-grams of a text.
+
+    Args:
+      ids: [n] with n >= 3, below `vocab_size`.
+
+    Raises:
+      ValueError: there are fewer than 3 tokens.
+    """
+    if len(ids) < 3:
+      raise ValueError(f"the text has {len(ids)} tokens; a trigram needs 3")
     self.vocab_size = size = vocab_size
-    t = stream.astype(np.int64)
+    t = ids.astype(np.int64)
     triples = _Counts((t[:-2] * size + t[1:-1]) * size + t[2:])
-    # Below the highest order, what counts is after how many different tokens
-    # something was seen, not how often.
+    # Lower orders count the distinct tokens before an n-gram, not its
+    # occurrences.
     pairs = _Counts(triples.keys % size**2)
     singles = _Counts(pairs.keys % size)
     self._orders = [
@@ -28,51 +33,58 @@ class Trigram:
     ]
 
   def log_probs(self, tokens: np.ndarray) -> np.ndarray:
-    """[n - 2]: log P(tokens[i] | the two before it) for i >= 2."""
+    """Returns log P(tokens[i] | tokens[i-2 : i]) for i >= 2: [n - 2]."""
     t = tokens.astype(np.int64)
     size = self.vocab_size
     last = t[2:]
     keys = [last, t[1:-1] * size + last]
     keys.append((t[:-2] * size + t[1:-1]) * size + last)
-    distribution = np.full(len(last), 1 / size)
+    probs = np.full(len(last), 1 / size)
     for order, key in zip(self._orders, keys):
-      distribution = order.mix(key, distribution)
-    return np.log(distribution)
+      probs = order.interpolate(key, probs)
+    return np.log(probs)
 
 
 class _Counts:
-  """Distinct keys, ascending, and how often each occurs."""
+  """Distinct keys in ascending order, with their counts."""
 
   def __init__(self, keys: np.ndarray):
     self.keys, self.values = np.unique(keys, return_counts=True)
 
   def at(self, keys: np.ndarray) -> np.ndarray:
-    """Counts of `keys`, 0 for those never seen."""
-    where = np.searchsorted(self.keys, keys)
-    where = np.minimum(where, len(self.keys) - 1)
-    return np.where(self.keys[where] == keys, self.values[where], 0)
+    """Returns the counts of `keys`, 0 for unseen ones."""
+    index = self.index(keys)
+    return np.where(self.keys[index] == keys, self.values[index], 0)
+
+  def index(self, keys: np.ndarray) -> np.ndarray:
+    """Returns the index of each key; any valid index for unseen ones."""
+    return np.minimum(np.searchsorted(self.keys, keys), len(self.keys) - 1)
 
 
 class _Order:
-  """One order: discounted counts, the rest by the order below."""
+  """Absolute discounting of one order, interpolated with the order below."""
 
   def __init__(self, counts: _Counts, size: int):
     self._counts, self._size = counts, size
     contexts = counts.keys // size
-    self._kinds = _Counts(contexts)  # different continuations of a context
-    starts = np.searchsorted(contexts, self._kinds.keys)
+    self._distinct = _Counts(contexts)  # distinct continuations of a context
+    starts = np.searchsorted(contexts, self._distinct.keys)
     self._totals = np.add.reduceat(counts.values, starts)
     once, twice = (np.sum(counts.values == n) for n in (1, 2))
-    # Where nothing was seen just once, as in a small text, there is no guide.
+    # Small texts may have no n-gram that occurs once.
     self._discount = once / (once + 2 * twice) if once else 0.5
 
-  def mix(self, keys: np.ndarray, lower: np.ndarray) -> np.ndarray:
-    """P(last token of each key | the others); `lower`: given one less."""
+  def interpolate(self, keys: np.ndarray, lower: np.ndarray) -> np.ndarray:
+    """Returns P(last token | context) of each key.
+
+    Args:
+      keys: [n] of n-grams.
+      lower: [n] probabilities given a context one token shorter.
+    """
     contexts = keys // self._size
-    kinds = self._kinds.at(contexts)
-    where = np.searchsorted(self._kinds.keys, contexts)
-    where = np.minimum(where, len(self._totals) - 1)
-    total = np.where(kinds > 0, self._totals[where], 1)
-    kept = np.maximum(self._counts.at(keys) - self._discount, 0) / total
-    spare = self._discount * kinds / total
-    return np.where(kinds > 0, kept + spare * lower, lower)
+    distinct = self._distinct.at(contexts)
+    total = self._totals[self._distinct.index(contexts)]
+    total = np.where(distinct > 0, total, 1)
+    discounted = np.maximum(self._counts.at(keys) - self._discount, 0) / total
+    remaining = self._discount * distinct / total
+    return np.where(distinct > 0, discounted + remaining * lower, lower)

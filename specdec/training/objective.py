@@ -1,7 +1,7 @@
 """Objectives: functions (params, frozen, tokens) -> (loss, measures).
 
 `tokens` is [B, T+1]; position t predicts token t+1. `frozen` are weights that
-are used and not trained. Measures are means over positions, worth a curve.
+are used but not trained. Measures are means over positions.
 """
 
 from collections.abc import Callable
@@ -16,45 +16,47 @@ Objective = Callable[[PyTree, PyTree, Array], tuple[Array, dict[str, Array]]]
 
 
 def language_model(model: Model) -> Objective:
-  """Cross-entropy on the text itself, in nats a token."""
+  """Builds the cross-entropy of a language model, in nats per token."""
 
   def objective(params, frozen, tokens):
     del frozen
-    distribution = _log_probs(model, params, tokens)
-    loss = jnp.mean(losses.cross_entropy(distribution, tokens[:, 1:]))
+    log_probs = _log_probs(model, params, tokens)
+    loss = jnp.mean(losses.cross_entropy(log_probs, tokens[:, 1:]))
     return loss, {"cross_entropy": loss}
 
   return objective
 
 
 def distillation(draft: Model, target: Model, loss: str) -> Objective:
-  """A draft against its target, whose weights are `frozen`.
+  """Builds the objective of a draft model distilled from a frozen target.
+
+  Measures: cross_entropy on the text; acceptance and agreement, the probability
+  that a draft token is accepted at temperature 1 and at temperature 0, with the
+  text as prefix, as at the first position of a round.
 
   Args:
-    loss: 'cross_entropy' (on the text), or a name of losses.DISTANCES.
+    loss: 'cross_entropy' (on the text), or a key of losses.DISTANCES.
 
-  Measures: cross_entropy on the text; acceptance, the probability that a token
-  drawn from the draft is kept at temperature 1; agreement, the same at
-  temperature 0. All of the two distributions after the text's own prefix, which
-  is what decoding sees at a round's first position.
+  Raises:
+    ValueError: there is no such loss.
   """
-  known = ("cross_entropy", *losses.DISTANCES)
-  if loss not in known:
-    raise ValueError(f"loss {loss!r} is unknown; known: {', '.join(known)}")
+  valid = ("cross_entropy", *losses.DISTANCES)
+  if loss not in valid:
+    raise ValueError(f"loss {loss!r} is unknown; known: {', '.join(valid)}")
 
   def objective(params, frozen, tokens):
-    distribution = _log_probs(draft, params, tokens)
-    goal = jax.lax.stop_gradient(_log_probs(target, frozen, tokens))
-    refused = losses.total_variation(distribution, goal)
-    text = jnp.mean(losses.cross_entropy(distribution, tokens[:, 1:]))
+    log_probs = _log_probs(draft, params, tokens)
+    target_log_probs = jax.lax.stop_gradient(_log_probs(target, frozen, tokens))
+    rejected = losses.total_variation(log_probs, target_log_probs)
+    cross_entropy = jnp.mean(losses.cross_entropy(log_probs, tokens[:, 1:]))
     if loss == "cross_entropy":
-      value = text
+      value = cross_entropy
     else:
-      value = jnp.mean(losses.DISTANCES[loss](distribution, goal))
-    agree = jnp.argmax(distribution, -1) == jnp.argmax(goal, -1)
+      value = jnp.mean(losses.DISTANCES[loss](log_probs, target_log_probs))
+    agree = jnp.argmax(log_probs, -1) == jnp.argmax(target_log_probs, -1)
     return value, {
-      "cross_entropy": text,
-      "acceptance": 1 - jnp.mean(refused),
+      "cross_entropy": cross_entropy,
+      "acceptance": 1 - jnp.mean(rejected),
       "agreement": jnp.mean(agree.astype(jnp.float32)),
     }
 

@@ -1,42 +1,42 @@
-"""What defines a training run, as plain data.
+"""Options of a training run, as plain data.
 
-Invariant: two runs with equal options, data and device give the same weights;
-what may change in the middle of a run is listed in FREE.
+Invariant: runs with equal options, data and device give equal weights; only
+options in FREE may change when a run is resumed.
 """
 
 import dataclasses
 
 OPTIMIZERS = ("adamw", "muon")
 _POSITIVE = ("learning_rate", "clip")
-# What says how a run is watched, not what it computes.
+# Options that affect logging and evaluation, not the weights.
 FREE = ("log_every", "eval_every", "save_every", "eval_sequences")
 
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-  """One run.
+  """Options of a training run.
 
   Attributes:
-    steps: optimizer updates.
-    batch: sequences of one update, all of its pieces together.
-    sequence: tokens of a sequence.
-    accumulate: pieces that a batch is computed in; divides `batch`.
-    seed: of the first weights and the order of the data.
-    optimizer: 'adamw', or 'muon' (matrices orthogonalised, the rest by AdamW;
-      it wants larger batches and fewer of them).
-    learning_rate: the highest, reached after `warmup` steps; falls by a cosine
-      to final_fraction of itself at the last step.
-    warmup: steps of linear rise.
-    final_fraction: see learning_rate.
-    adam_b2: decay of Adam's second moments; the smaller the batch, the nearer
-      to 1 (arXiv:2507.07101).
+    steps: number of optimizer updates.
+    batch: sequences in one update, over all microbatches.
+    sequence: tokens in a sequence.
+    accumulate: microbatches in an update; divides `batch`.
+    seed: of the initial weights and the order of the data.
+    optimizer: 'adamw', or 'muon' (orthogonalised updates of matrices, AdamW for
+      the rest; prefers larger batches).
+    learning_rate: peak learning rate, reached after `warmup` steps; decays by a
+      cosine to final_fraction times the peak.
+    warmup: steps of linear warmup.
+    final_fraction: last learning rate, as a fraction of the peak.
+    adam_b2: decay of Adam's second moments; closer to 1 for smaller batches
+      (arXiv:2507.07101).
     weight_decay: decoupled, on matrices only.
-    clip: largest norm of the whole gradient.
-    dtype: 'float32' or 'bfloat16', of the products; weights are kept and
-      updated in float32 whatever it says.
-    log_every, eval_every, save_every: steps between lines of the log,
-      evaluations and checkpoints.
-    eval_sequences: held-out sequences of one evaluation.
+    clip: maximum global norm of the gradient.
+    dtype: 'float32' or 'bfloat16', of the forward and backward pass; weights
+      are stored and updated in float32.
+    log_every, eval_every, save_every: steps between log entries, evaluations
+      and checkpoints.
+    eval_sequences: held-out sequences in one evaluation.
   """
 
   steps: int
@@ -60,9 +60,9 @@ class Options:
   def __post_init__(self):
     for field in dataclasses.fields(self):
       value = getattr(self, field.name)
-      least = 0 if field.name in ("warmup", "seed") else 1
-      if field.type is int and value < least:
-        raise ValueError(f"{field.name} = {value}; it must be >= {least}")
+      minimum = 0 if field.name in ("warmup", "seed") else 1
+      if field.type is int and value < minimum:
+        raise ValueError(f"{field.name} = {value}; it must be >= {minimum}")
     for name, low, high in (
       ("learning_rate", 0, float("inf")),
       ("final_fraction", 0, 1),
@@ -78,7 +78,9 @@ class Options:
         f"accumulate = {self.accumulate} does not divide batch = {self.batch}"
       )
     if self.warmup >= self.steps:
-      raise ValueError(f"warmup = {self.warmup}; it must be < {self.steps}")
+      raise ValueError(
+        f"warmup = {self.warmup}; it must be < steps = {self.steps}"
+      )
     if self.optimizer not in OPTIMIZERS:
       raise ValueError(
         f"optimizer {self.optimizer!r} is unknown; known: "

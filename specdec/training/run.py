@@ -1,7 +1,7 @@
-"""A whole run: resume, train, evaluate, keep the best, stop on NaN.
+"""Training run: resumes, trains, evaluates, exports the best, stops on NaN.
 
-Invariant: everything the run computes follows from its options, data and first
-weights; where it was interrupted changes nothing.
+Invariant: the weights are a function of options, data and initial weights;
+interruptions do not affect them.
 """
 
 import functools
@@ -28,7 +28,7 @@ from specdec.utils import terminal
 
 
 class NotFinite(ValueError):
-  """The loss or its gradient stopped being finite."""
+  """The loss or its gradient is not finite."""
 
 
 def train(
@@ -45,59 +45,64 @@ def train(
   where: PyTree | None = None,
   evaluated: Objective | None = None,
 ) -> PyTree:
-  """Trains `params`, going on where the run in `folder` stopped.
+  """Trains `params`, resuming the run in `folder` if there is one.
 
   Args:
-    params: float32 weights to begin with.
-    frozen: weights that the objective uses and leaves alone.
-    data, held_out: sequences to learn from and to be evaluated by.
-    folder: gets checkpoints, metrics.jsonl and TensorBoard's files.
+    params: initial float32 weights.
+    frozen: weights that the objective uses but does not train.
+    objective: to minimize.
+    data: training sequences.
+    held_out: sequences for evaluation.
+    options: of the run.
+    folder: for checkpoints, metrics.jsonl and TensorBoard's files.
     export: called with weights and 'best' (lowest held-out loss so far) or
-      'last' (when the run is over).
-    decode: measures of weights by decoding, taken at every evaluation.
-    where: NamedShardings of the weights, on a mesh with an axis `data`, where
-      `frozen` lies already; None: whole on every device.
-    evaluated: the objective for held-out sequences, where it measures more.
+      'last' (at the end of the run).
+    decode: returns measures of weights by decoding, at every evaluation.
+    where: NamedShardings of the weights, on a mesh with an axis `data` that
+      holds `frozen` already; None replicates the weights on all devices.
+    evaluated: objective for held-out sequences; None: `objective`.
 
   Returns:
-    The last weights.
+    The final weights.
 
   Raises:
-    NotFinite: the loss is NaN or infinite; the last good checkpoint stays.
+    NotFinite: the loss is NaN or infinite; the last good checkpoint remains.
     ValueError: no checkpoint of the run can be read.
+    NotWritten: the disk is full, for example.
   """
   optimizer = loop.make_optimizer(options)
   if where is None:
     state = loop.init(jax.tree.map(jnp.copy, params), optimizer)
-    # Weights stand whole on every device, and each computes some of the rows.
+    # Data parallel: weights are replicated, rows of a batch are split.
     mesh = jax.make_mesh(
       (_num_shards(options),), ("data",), axis_types=(AxisType.Auto,)
     )
-    whole = NamedSharding(mesh, PartitionSpec())
-    frozen = jax.device_put(frozen, whole)
-    places = None
-    state = jax.device_put(state, whole)
+    replicated = NamedSharding(mesh, PartitionSpec())
+    frozen = jax.device_put(frozen, replicated)
+    state_shardings = None
+    state = jax.device_put(state, replicated)
   else:
     mesh = jax.tree.leaves(where)[0].mesh
-    whole = NamedSharding(mesh, PartitionSpec())
-    make = functools.partial(loop.init, optimizer=optimizer)
-    shapes = jax.eval_shape(make, params)
-    places = loop.shardings(shapes, optimizer, where, whole)
-    # Nowhere does a device get more than its parts.
-    state = jax.jit(make, out_shardings=places)(jax.device_put(params, where))
+    replicated = NamedSharding(mesh, PartitionSpec())
+    init = functools.partial(loop.init, optimizer=optimizer)
+    shapes = jax.eval_shape(init, params)
+    state_shardings = loop.shardings(shapes, optimizer, where, replicated)
+    # Jitted, so that each device allocates only its shards.
+    state = jax.jit(init, out_shardings=state_shardings)(
+      jax.device_put(params, where)
+    )
   rows = NamedSharding(mesh, PartitionSpec("data"))
   checkpoints = Checkpoints(folder)
   restored, faults = checkpoints.restore(state)
   for fault in faults:
-    text = f"train: {fault}; the one before is used"
-    terminal.report(text, file=sys.stderr)
+    terminal.report(f"train: {fault}; using the previous one", file=sys.stderr)
   if restored is not None:
     state = restored
     terminal.report(
-      f"train: going on after step {int(state.step)}", file=sys.stderr
+      f"train: resuming after step {int(state.step)}", file=sys.stderr
     )
   log = Log(folder, int(state.step))
-  step = loop.make_step(objective, optimizer, options, places)
+  step = loop.make_step(objective, optimizer, options, state_shardings)
   evaluation = loop.make_evaluation(evaluated or objective, options)
   sequences = held_out.spread(options.eval_sequences)
   tokens = options.batch * options.sequence
@@ -110,27 +115,28 @@ def train(
     dynamic_ncols=True,
   )
   first = int(state.step)
-  began, since = time.perf_counter(), first
+  timed_from, timed_since = first, time.perf_counter()
   try:
-    for at in range(first, options.steps):
+    for index in range(first, options.steps):
       batch = jax.tree.map(
-        lambda x: multihost.put(x, rows), data.batch(at, options.batch)
+        lambda x: multihost.put(x, rows), data.batch(index, options.batch)
       )
       state, measures = step(state, frozen, batch)
       bar.update()
-      now = at + 1
-      due = [
+      now = index + 1
+      log_due, eval_due, save_due = (
         now == options.steps or now % every == 0
         for every in (options.log_every, options.eval_every, options.save_every)
-      ]
-      if any(due):
-        _check(state, checkpoints)
-      if due[0]:
+      )
+      if log_due or eval_due or save_due:
+        _check_finite(state, checkpoints)
+      if log_due:
         values = {name: float(value) for name, value in measures.items()}
-        rate = (now - since) * tokens / (time.perf_counter() - began)
+        seconds = time.perf_counter() - timed_since
+        rate = (now - timed_from) * tokens / seconds
         log.write(now, "train", values)
         bar.set_postfix_str(f"loss {values['loss']:.3f}, {rate:,.0f} tokens/s")
-      if due[1]:
+      if eval_due:
         values = _evaluate(
           functools.partial(evaluation, state.params, frozen),
           sequences,
@@ -140,18 +146,19 @@ def train(
         if values["loss"] < log.lowest:
           export(state.params, "best")
         log.write(now, "held_out", values)
-        bar.write(f"step {now}: held-out {_line(values)}", file=sys.stderr)
+        bar.write(f"step {now}: held-out {_format(values)}", file=sys.stderr)
         if decode is not None:
           weights = state.params
-          if where is None:  # one device is enough
+          if where is None:  # decodes on one device
             weights = jax.tree.map(lambda x: x.addressable_data(0), weights)
           values = decode(weights)
           log.write(now, "decoding", values)
-          bar.write(f"step {now}: decoding {_line(values)}", file=sys.stderr)
-      if due[2]:
+          bar.write(f"step {now}: decoding {_format(values)}", file=sys.stderr)
+      if save_due:
         checkpoints.save(state)
-      if at == first or due[1] or due[2]:  # compiling and pauses are no speed
-        began, since = time.perf_counter(), now
+      if index == first or eval_due or save_due:
+        # Excludes compilation and pauses from the rate.
+        timed_from, timed_since = now, time.perf_counter()
     export(state.params, "last")
   finally:
     bar.close()
@@ -160,8 +167,8 @@ def train(
   return state.params
 
 
-def _line(values: dict) -> str:
-  """'loss 1.234, prefix_acceptance 0.81 0.64': what is worth a line."""
+def _format(values: dict) -> str:
+  """Formats measures as 'loss 1.234, prefix_acceptance 0.81 0.64'."""
   parts = []
   for name, value in values.items():
     numbers = value if isinstance(value, list) else [value]
@@ -170,31 +177,31 @@ def _line(values: dict) -> str:
   return ", ".join(parts)
 
 
-def _check(state: loop.TrainState, checkpoints: Checkpoints) -> None:
+def _check_finite(state: loop.TrainState, checkpoints: Checkpoints) -> None:
   failed = int(state.failed)
   if failed < 0:
     return
   newest = checkpoints.newest()
-  left = "no checkpoint was written before"
+  remaining = "there is no earlier checkpoint"
   if newest is not None:
-    left = f"the last good checkpoint, of step {newest}, stays"
+    remaining = f"the last good checkpoint is that of step {newest}"
   raise NotFinite(
-    f"the loss or its gradient is not finite at step {failed}; {left}"
+    f"the loss or its gradient is not finite at step {failed}; {remaining}"
   )
 
 
 def _num_shards(options: Options) -> int:
-  """Devices that the rows of a piece can be spread over."""
+  """Returns over how many devices the rows of a microbatch can be split."""
   return math.gcd(jax.device_count(), options.batch // options.accumulate)
 
 
 def _evaluate(measure, sequences, size: int, rows) -> dict[str, float]:
-  """Means over the held-out sequences, `size` at a time."""
+  """Returns means of measures over sequences, evaluating `size` at a time."""
   totals: dict[str, float] = {}
   for first in range(0, len(sequences), size):
-    piece = sequences[first : first + size]
-    if len(piece) % rows.mesh.shape["data"] == 0:
-      piece = multihost.put(piece, rows)
-    for name, value in measure(piece).items():
-      totals[name] = totals.get(name, 0.0) + float(value) * len(piece)
+    batch = sequences[first : first + size]
+    if len(batch) % rows.mesh.shape["data"] == 0:
+      batch = multihost.put(batch, rows)
+    for name, value in measure(batch).items():
+      totals[name] = totals.get(name, 0.0) + float(value) * len(batch)
   return {name: total / len(sequences) for name, total in totals.items()}

@@ -1,8 +1,8 @@
-"""The target's own texts as training data, for a draft that must follow it.
+"""Samples training data for a draft model from its target.
 
-A draft is used after prefixes that the target wrote; DistillSpec
-(arXiv:2310.08461) finds that data of that kind distils best. Invariant: a
-piece on disk is whole, so sampling goes on where it was stopped.
+In decoding the draft's prefixes are written by the target; DistillSpec
+(arXiv:2310.08461) reports that target-generated data distils best. Invariant: a
+batch on disk is complete, so that interrupted sampling resumes.
 """
 
 import functools
@@ -17,7 +17,7 @@ from specdec.benchmark import decoder
 from specdec.types import Model, Params, PyTree
 from specdec.utils import files
 
-PIECE = 16  # rows decoded together
+BATCH = 16  # rows decoded together
 
 
 def sample(
@@ -30,42 +30,48 @@ def sample(
   temperature: float = 1.0,
   seed: int = 0,
 ) -> np.ndarray:
-  """[n, length] ids: every prompt and what the target says next.
+  """Continues prompts by sampling from the target.
+
+  No token ends a row: after an end token it continues with another text.
 
   Args:
-    prompts: [n, P] ids with P < length; n is cut to a multiple of PIECE.
-    folder: keeps the pieces that are done. No token ends a text: a row goes on
-      with whatever follows an end in the target's data.
+    prompts: [n, P] ids with P < length; n is rounded down to a multiple of
+      BATCH.
+    length: of every row, prompt included.
+    folder: for completed batches.
+
+  Returns:
+    [n, length] ids, prompts included.
 
   Raises:
-    ValueError: there are fewer than PIECE prompts, or a distribution is not
+    ValueError: there are fewer than BATCH prompts, or a distribution is not
       finite.
   """
-  if len(prompts) < PIECE:
+  if len(prompts) < BATCH:
     raise ValueError(
-      f"{len(prompts)} prompts to sample after; at least {PIECE} are needed"
+      f"{len(prompts)} prompts to sample after; at least {BATCH} are needed"
     )
   folder.mkdir(parents=True, exist_ok=True)
   rows = []
-  starts = range(0, len(prompts) - PIECE + 1, PIECE)
-  for start in tqdm(starts, desc="sampling", unit=f" x {PIECE} rows"):
+  starts = range(0, len(prompts) - BATCH + 1, BATCH)
+  for start in tqdm(starts, desc="sampling", unit=f" x {BATCH} rows"):
     path = folder / f"{start:08d}.npy"
     if multihost.agree(path.is_file()):
-      # Of several processes the first has it.
-      blank = np.zeros((PIECE, length), np.int32)
+      # Only the first of several processes has the file.
+      blank = np.zeros((BATCH, length), np.int32)
       tokens = multihost.agree(np.load(path) if multihost.is_first() else blank)
     else:
       state = decode.autoregress(
         target,
         Params(params),
-        prompts[start : start + PIECE],
-        np.full((PIECE,), prompts.shape[1]),
+        prompts[start : start + BATCH],
+        np.full((BATCH,), prompts.shape[1]),
         jax.random.key(seed),
         max_length=length,
-        sampling=sampling.settings(PIECE, temperature),
-        index=start + np.arange(PIECE),
+        sampling=sampling.settings(BATCH, temperature),
+        index=start + np.arange(BATCH),
       )
-      decoder.check_finite(state, start + np.arange(PIECE))
+      decoder.check_finite(state, start + np.arange(BATCH))
       tokens = multihost.whole(state.tokens)
       if multihost.is_first():
         files.replace_file(path, functools.partial(np.save, arr=tokens))

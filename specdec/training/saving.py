@@ -1,8 +1,8 @@
-"""Checkpoints of a run: written whole or not at all, the newest good one used.
+"""Saves and restores the checkpoints of a training run.
 
-Invariant: a checkpoint appears under its name by one rename after it is
-complete (Orbax), and carries a checksum of its values, so neither a kill nor a
-damaged disk is ever trained on.
+Invariant: Orbax renames a checkpoint into place once it is complete, and it has
+a checksum of its values, so that neither an interrupted write nor damaged files
+are ever resumed from.
 """
 
 import contextlib
@@ -22,9 +22,9 @@ from specdec.training.loop import TrainState
 from specdec.types import PyTree
 from specdec.utils import files
 
-KEPT = 2  # newest checkpoints
-# What errors of TensorStore say that are no OSError.
-_SYSTEM = re.compile(
+KEPT = 2  # newest checkpoints to keep
+# Messages of TensorStore's system errors, which are not OSErrors.
+_SYSTEM_ERROR = re.compile(
   "no space left|RESOURCE_EXHAUSTED|disk quota|permission|file too large|"
   "read-only file system|input/output error",
   re.IGNORECASE,
@@ -32,7 +32,7 @@ _SYSTEM = re.compile(
 
 
 class Checkpoints:
-  """The `checkpoints` folder of a run's folder."""
+  """The `checkpoints` folder in a run's folder."""
 
   def __init__(self, folder: Path):
     self.folder = (folder / "checkpoints").absolute()
@@ -41,17 +41,18 @@ class Checkpoints:
       options=ocp.CheckpointManagerOptions(
         max_to_keep=KEPT, cleanup_tmp_directories=True
       ),
-      # Named, so that it need not be guessed from folders that may be damaged.
+      # Explicit, because damaged folders do not reveal their handler.
       item_handlers=ocp.StandardCheckpointHandler(),
     )
 
   def save(self, state: TrainState) -> None:
-    """Begins to write; the state may be donated as soon as this returns.
+    """Starts writing a checkpoint; the state may be donated on return.
 
     Raises:
-      NotWritten: the disk has no room, or the one before could not be written.
+      NotWritten: the disk has too little space, or the previous checkpoint
+        could not be written.
     """
-    # Asked first: Orbax fails in the background, after half a checkpoint.
+    # Checked first, since Orbax fails in the background after half of it.
     size = sum(x.nbytes for x in jax.tree.leaves(state))
     free = shutil.disk_usage(self.folder).free
     if size > free:
@@ -64,33 +65,37 @@ class Checkpoints:
       self._manager.save(int(state.step), args=ocp.args.StandardSave(item))
 
   def restore(self, like: TrainState) -> tuple[TrainState | None, list[str]]:
-    """The newest checkpoint that can be read, and what is wrong with newer.
+    """Restores the newest readable checkpoint.
 
-    Those are moved into the folder `unusable` beside this one.
+    Newer, unreadable ones are moved to the sibling folder `unusable`.
 
     Args:
-      like: a state whose shapes, types and placement are wanted.
+      like: a state with the shapes, dtypes and shardings to restore.
+
+    Returns:
+      The state, or None without checkpoints, and an error message for each
+      unreadable checkpoint.
 
     Raises:
-      ValueError: there are checkpoints, and none can be read.
+      ValueError: there are checkpoints, but none can be read.
     """
     abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
-    wanted = {"state": abstract, "checksum": np.zeros(1, np.uint32)}
+    template = {"state": abstract, "checksum": np.zeros(1, np.uint32)}
     steps = sorted(self._manager.all_steps(), reverse=True)
     faults = []
     for step in steps:
       try:
         item = self._manager.restore(
-          step, args=ocp.args.StandardRestore(wanted)
+          step, args=ocp.args.StandardRestore(template)
         )
         if checksum(item["state"]) != int(item["checksum"][0]):
           raise ValueError("its checksum is wrong")
-      # Whatever a damaged file makes the reader raise, the one before may do.
+      # Damaged files make the reader raise anything.
       except Exception as error:
         line = (str(error).splitlines() or [""])[0][:120]
         faults.append(f"checkpoint {step} is unusable ({line})")
         continue
-      self._put_aside(steps[: steps.index(step)])
+      self._move_to_unusable(steps[: steps.index(step)])
       return item["state"], faults
     if faults:
       raise ValueError(
@@ -98,25 +103,25 @@ class Checkpoints:
       )
     return None, []
 
-  def _put_aside(self, steps: list[int]) -> None:
-    aside = self.folder.with_name("unusable")
+  def _move_to_unusable(self, steps: list[int]) -> None:
+    unusable = self.folder.with_name("unusable")
     for step in steps if multihost.is_first() else ():
-      aside.mkdir(exist_ok=True)
-      names = (aside / f"{step}-{i}" for i in range(1000))
+      unusable.mkdir(exist_ok=True)
+      names = (unusable / f"{step}-{i}" for i in range(1000))
       free = next(name for name in names if not name.exists())
       (self.folder / str(step)).rename(free)
     if steps:
-      multihost.agree(0)  # all wait for the first
+      multihost.agree(0)  # barrier: the others wait for the first
       self._manager.reload()
 
   def newest(self) -> int | None:
-    """Step of the newest checkpoint, waiting for one that is being written."""
+    """Returns the step of the newest checkpoint, after pending writes."""
     with self._errors_named():
       self._manager.wait_until_finished()
     return self._manager.latest_step()
 
   def close(self) -> None:
-    """Waits until everything is written."""
+    """Waits for pending writes and closes the folder."""
     with self._errors_named():
       try:
         self._manager.wait_until_finished()
@@ -125,12 +130,13 @@ class Checkpoints:
 
   @contextlib.contextmanager
   def _errors_named(self) -> Iterator[None]:
-    """Raises NotWritten where Orbax's writers met an error of the system."""
+    """Raises NotWritten for system errors of Orbax's writers."""
     try:
       yield
     except Exception as error:
       code = re.search(r"os_error_code='(\d+)'", str(error))  # TensorStore's
-      if not (isinstance(error, OSError) or code or _SYSTEM.search(str(error))):
+      is_system = code or _SYSTEM_ERROR.search(str(error))
+      if not (isinstance(error, OSError) or is_system):
         raise
       line = (str(error).splitlines() or [type(error).__name__])[0][:300]
       reason = os.strerror(int(code[1])) if code else line
@@ -140,7 +146,7 @@ class Checkpoints:
 
 
 def checksum(tree: PyTree) -> int:
-  """CRC-32 of every value, in the order of the tree."""
+  """Returns the CRC-32 of all leaves, in tree order."""
   total = 0
   for leaf in jax.tree.leaves(tree):
     total = zlib.crc32(np.ascontiguousarray(multihost.whole(leaf)), total)

@@ -1,6 +1,6 @@
-"""How fast a training step is, beside a plain matrix product's rate.
+"""Measures the speed of a training step relative to a matrix product.
 
-Invariant: both are timed in the same process, compilation left out.
+Invariant: both are timed in the same process, without compilation.
 """
 
 import statistics
@@ -12,20 +12,23 @@ import jax.numpy as jnp
 
 from specdec.models.config import TransformerConfig
 
-_SIZE = 2048  # of the square product: well past every cache
+_SIZE = 2048  # of the square matrices, which exceed every cache
 
 
 class Speed(NamedTuple):
-  """Medians."""
+  """Medians over repeats."""
 
   seconds: float  # of a step
   tokens_per_second: float
-  flops: float  # per second, of a step
-  gemm_flops: float  # per second, of a product of two float32 squares
+  flops: float  # FLOP/s of a step
+  gemm_flops: float  # FLOP/s of a product of two square float32 matrices
 
 
 def flops_per_token(config: TransformerConfig, sequence: int) -> float:
-  """Of forward and backward: six a weight, and causal attention's own."""
+  """Counts FLOPs of forward and backward pass for one token.
+
+  Six for each weight, plus those of causal attention over `sequence` tokens.
+  """
   attention = config.num_layers * config.num_heads * config.head_dim * sequence
   return 6 * (config.num_parameters + attention)
 
@@ -33,7 +36,13 @@ def flops_per_token(config: TransformerConfig, sequence: int) -> float:
 def measure(
   step, state, frozen, batch, config: TransformerConfig, repeats: int
 ) -> Speed:
-  """Times `step` on one batch [B, T+1] and a product; `state` is donated."""
+  """Times a training step and a matrix product in turns.
+
+  Args:
+    step: from `loop.make_step`; donates `state`.
+    batch: [B, T+1] ids.
+    repeats: timed steps; each is followed by five products.
+  """
   square = jnp.ones((_SIZE, _SIZE), jnp.float32)
   product = jax.jit(jnp.matmul)
   jax.block_until_ready(product(square, square))

@@ -1,1 +1,1 @@
-"""Files and terminal output shared by all rooms."""
+"""Utilities for files, terminal output and error messages."""

@@ -1,9 +1,8 @@
-"""The folder of a long run: whose it is, and how its files are written.
+"""Crash-safe files and locked folders of long runs.
 
-Invariant: a kill at any moment, or a full disk, leaves a folder with which the
-same command goes on and repeats nothing that is written down. One program
-writes at a time; of its processes the first, and the others' folder is their
-memory.
+Invariant: after a kill at any moment, or with a full disk, the same command
+resumes from the folder and repeats nothing that was recorded. Only one program
+writes to a folder at a time, and only its first process.
 """
 
 import contextlib
@@ -25,19 +24,20 @@ from specdec import multihost
 from specdec.utils import terminal
 
 _HOST = socket.gethostname()[:40]
-_locks: dict[Path, TextIO] = {}  # by folder, open as long as it is held
-_created: set[Path] = set()  # those of them that were not there before
+_locks: dict[Path, TextIO] = {}  # folder -> its lock file, open while locked
+_created: set[Path] = set()  # locked folders that did not exist before
 
 
 def lock(folder: Path) -> None:
-  """Keeps other processes out of a folder, which it creates, until `release`.
+  """Creates a folder and locks it against other programs until `release`.
 
-  A process that ends or is killed loses its locks: the kernel keeps them. Of
-  several processes of one run the first has the lock. What a kill within
-  `replace_folder` left undone in the folder is completed.
+  The kernel drops the locks of a process when it ends. Of several processes of
+  one run, the first takes the lock. Completes every `replace_folder` that was
+  interrupted in this folder.
 
   Raises:
-    BlockingIOError: another process has it; the sentence names that process.
+    BlockingIOError: another process has the lock; the message names it.
+    NotWritten: the folder cannot be created.
   """
   folder = folder.resolve()
   if folder in _locks or not multihost.is_first():
@@ -57,9 +57,9 @@ def lock(folder: Path) -> None:
       f"{folder} is in use by {holder}; wait until it ends, or take another "
       "folder"
     ) from None
-  except OSError as error:  # a network file system without locks
+  except OSError as error:  # for example a network file system without locks
     terminal.report(
-      f"warning: {folder} cannot be locked ({error.strerror}); see to it that "
+      f"warning: {folder} cannot be locked ({error.strerror}); make sure that "
       "no other process writes there",
       file=sys.stderr,
     )
@@ -77,13 +77,13 @@ def lock(folder: Path) -> None:
 
 
 def release() -> None:
-  """Gives up every lock of this process.
+  """Releases all locks of this process.
 
-  Folders that `lock` created and that nothing was written to are removed.
+  Removes folders that `lock` created and that are still empty.
   """
   while _locks:
     folder, file = _locks.popitem()
-    with contextlib.suppress(OSError):  # it may be gone
+    with contextlib.suppress(OSError):  # it may have been removed
       if folder in _created and os.listdir(folder) == [".lock"]:
         (folder / ".lock").unlink()
         folder.rmdir()
@@ -92,29 +92,29 @@ def release() -> None:
 
 
 class NotWritten(OSError):
-  """A sentence that names a file and why it could not be written."""
+  """A file could not be written; the message names the file and the reason."""
 
 
 def replace_file(
   path: str | os.PathLike, content: str | bytes | Callable[[BinaryIO], object]
 ) -> None:
-  """Writes a file so that a kill or a full disk leaves what was there.
+  """Writes a file atomically: it has either its old or its new content.
 
   Args:
-    content: the file's, or a function that writes it to an open binary file.
+    content: text, bytes, or a function that writes to an open binary file.
 
   Raises:
-    NotWritten: the disk is full, say.
+    NotWritten: the disk is full, for example.
   """
   if isinstance(content, str):
     content = content.encode()
   with errors_name(path):
-    target = Path(path).resolve()  # a link stays one
+    target = Path(path).resolve()  # keeps symbolic links
     if is_stream(path):
       with open(path, "wb") as file:
         return _write(file, content)
     _remove_scratch(target.parent)
-    # Of its own process: others may be writing the same file.
+    # Named after the process, as others may be writing the same file.
     name = os.fsdecode(os.fsencode(target.name)[:150])
     scratch = target.with_name(f".{name}.{_HOST}.{os.getpid()}.part")
     try:
@@ -128,11 +128,11 @@ def replace_file(
       raise
 
 
-@functools.cache  # once in a process: folders can be long
+@functools.cache  # once in a process, since folders can be large
 def _remove_scratch(folder: Path) -> None:
-  """Removes what processes of this host that were killed had half written."""
+  """Removes partial files of processes on this host that no longer exist."""
   for file in folder.glob(f".*.{glob.escape(_HOST)}.*.part"):
-    # What is left has a living process, or one of another user.
+    # Other errors mean that the process is alive or another user's.
     with contextlib.suppress(OSError, ValueError, OverflowError):
       try:
         os.kill(int(file.name.split(".")[-2]), 0)
@@ -143,12 +143,15 @@ def _remove_scratch(folder: Path) -> None:
 def replace_folder(
   path: str | os.PathLike, write: Callable[[Path], object]
 ) -> None:
-  """Writes a folder of files; whoever reads it finds the old or the new ones.
+  """Replaces a folder as a whole: it has either its old or its new files.
 
   Args:
-    write: fills the folder that it is given, which does not exist yet.
+    write: creates and fills the folder that it is given.
+
+  Raises:
+    NotWritten: the disk is full, for example.
   """
-  target = Path(path).resolve()  # a link stays one
+  target = Path(path).resolve()  # keeps symbolic links
   scratch, old = (target.with_name(f".{target.name}{x}") for x in ("", ".old"))
   with errors_name(path):
     restore(target)
@@ -165,10 +168,9 @@ def replace_folder(
 
 
 def restore(target: Path) -> None:
-  """Completes what a kill within `replace_folder` left undone.
+  """Completes an interrupted `replace_folder`.
 
-  Puts the old folder back where the new one does not stand yet, and deletes it
-  where it does.
+  Deletes the old folder if the new one is in place, else puts it back.
   """
   old = target.with_name(f".{target.name}.old")
   if target.exists():
@@ -179,10 +181,10 @@ def restore(target: Path) -> None:
 
 @contextlib.contextmanager
 def errors_name(path: str | os.PathLike) -> Iterator[None]:
-  """Raises NotWritten instead of any other OSError."""
+  """Converts OSErrors to NotWritten with the name of the file."""
   try:
     yield
-  except NotWritten:  # names it already
+  except NotWritten:
     raise
   except OSError as error:
     reason = error.strerror or error
@@ -190,7 +192,7 @@ def errors_name(path: str | os.PathLike) -> Iterator[None]:
 
 
 def is_stream(path: str | os.PathLike) -> bool:
-  """Whether it is written as it is: a pipe, a terminal, /dev/stdout."""
+  """Whether a path is not a regular file: a pipe, a terminal, /dev/stdout."""
   special = Path(path).exists() and not Path(path).is_file()
   return special or os.fspath(path).startswith(("/dev/std", "/dev/fd/"))
 
@@ -200,7 +202,7 @@ def _write(file: BinaryIO, content) -> None:
 
 
 def replace_text(path: Path, text: str) -> None:
-  """Writes a file so that a kill leaves it as it was or as it should be."""
+  """Writes a text file atomically, in the first process only."""
   if multihost.is_first():
     replace_file(path, text)
 
@@ -211,19 +213,21 @@ def differences(
   free: Iterable[str] = (),
   prefix: str = "",
 ) -> list[str]:
-  """'name: then -> now' for every entry that may not change in a run.
+  """Lists the entries that differ, as 'name: old -> new'.
 
   Args:
-    free: names that may.
+    before, now: nested dicts.
+    free: names of entries to ignore, at any depth.
+    prefix: prepended to the names.
   """
-  found = []
+  changes = []
   for name in sorted(before.keys() | now.keys()):
-    then, value = before.get(name), now.get(name)
-    if isinstance(then, dict) and isinstance(value, dict):
-      found += differences(then, value, free, f"{prefix}{name}.")
-    elif then != value and name not in free:
-      found.append(f"{prefix}{name}: {then} -> {value}")
-  return found
+    old, new = before.get(name), now.get(name)
+    if isinstance(old, dict) and isinstance(new, dict):
+      changes += differences(old, new, free, f"{prefix}{name}.")
+    elif old != new and name not in free:
+      changes.append(f"{prefix}{name}: {old} -> {new}")
+  return changes
 
 
 def claim(
@@ -232,15 +236,16 @@ def claim(
   free: Iterable[str] = (),
   shared: bool = False,
 ) -> None:
-  """Makes `folder` the folder of the run that `settings` define.
+  """Locks `folder` for a run and records its settings in run.json.
 
   Args:
-    free: names of settings that may change from one start to the next.
-    shared: other processes may write to it as well.
+    settings: what defines the run, as JSON values.
+    free: names of settings that may change when the run is resumed.
+    shared: allows other programs to write to the folder: takes no lock.
 
   Raises:
-    BlockingIOError: another process has it.
-    ValueError: it holds a run with other settings; they are listed.
+    BlockingIOError: another process has the lock.
+    ValueError: the folder holds a run with other settings; they are listed.
   """
   if not multihost.is_first():
     return
@@ -249,22 +254,22 @@ def claim(
   else:
     lock(folder)
   path = folder / "run.json"
-  settings = json.loads(json.dumps(settings))  # tuples as they will be read
+  settings = json.loads(json.dumps(settings))  # tuples become lists
   if path.is_file():
-    found = differences(json.loads(path.read_text()), settings, free)
-    if found:
+    changes = differences(json.loads(path.read_text()), settings, free)
+    if changes:
       raise ValueError(
-        f"{folder} holds a run with other settings ({'; '.join(found)}); take "
-        "another folder, or the same settings to go on with it"
+        f"{folder} holds a run with other settings ({'; '.join(changes)}); "
+        "take another folder, or resume it with the same settings"
       )
   replace_text(path, json.dumps(settings, indent=1) + "\n")
 
 
 def append(path: Path, line: str) -> None:
-  """Adds a line to a file, or leaves the file as it was.
+  """Appends to a file atomically, in the first process only.
 
   Raises:
-    NotWritten: the disk is full, say.
+    NotWritten: the disk is full, for example; the file is unchanged.
   """
   if not multihost.is_first():
     return
@@ -280,11 +285,26 @@ def append(path: Path, line: str) -> None:
       raise
 
 
+def read_json_lines(path: Path) -> list[dict]:
+  """Reads a log of JSON objects, without a last line that was cut short.
+
+  Raises:
+    ValueError: another line is not valid JSON.
+  """
+  text = path.read_text(encoding="utf-8")
+  return [json.loads(line) for line in text.splitlines() if line.endswith("}")]
+
+
 class Lines:
-  """A file of JSON objects, one a line, only ever appended to."""
+  """An append-only file of JSON lines.
+
+  Attributes:
+    entries: the objects in the file.
+    broken: messages about lines that are not JSON objects.
+  """
 
   def __init__(self, path: Path):
-    """Reads what is there; `broken` names the lines that are no object."""
+    """Reads the file, if it exists."""
     self.entries: list[dict] = []
     self.broken: list[str] = []
     content = path.read_text(encoding="utf-8") if path.is_file() else ""
@@ -298,12 +318,12 @@ class Lines:
           raise ValueError
         self.entries.append(entry)
       except ValueError:
-        self.broken.append(f"line {number} of {path} is no JSON object")
+        self.broken.append(f"line {number} of {path} is not a JSON object")
     self._path = path
-    if content and not content.endswith("\n"):  # a kill cut the last line
+    if content and not content.endswith("\n"):  # a kill cut the last line short
       append(path, "\n")
 
   def append(self, entry: dict) -> None:
-    """Adds a line, and sees to it that it is in the file."""
+    """Appends an object and syncs the file to disk."""
     append(self._path, json.dumps(entry, allow_nan=False) + "\n")
     self.entries.append(entry)

@@ -1,9 +1,9 @@
-"""Tokens by origin in a terminal, and small tables.
+"""Terminal output: tokens styled by origin, tables and progress.
 
-Colours are chosen to survive colour blindness (blue, orange, purple; after
-Okabe and Ito), and each kind is also underlined or bold so that none rests on
-colour alone. Invariant: what a model, a file or a user wrote reaches the
-terminal through `escape`, so that none of it is obeyed there.
+The colours (blue, orange, purple; after Okabe and Ito) are distinguishable with
+colour blindness, and underline or bold repeat the distinction. Invariant: text
+from models, files and users passes `escape`, so that the terminal interprets
+none of it.
 """
 
 import contextlib
@@ -33,21 +33,21 @@ _STYLES = {
 }
 
 
-# Controls, marks of format (turns of direction among them), line and paragraph
-# separators, private use, surrogates.
+# Unicode categories: control, format (with bidirectional controls), line and
+# paragraph separators, private use, surrogates.
 _UNSAFE = frozenset(("Cc", "Cf", "Zl", "Zp", "Co", "Cs"))
 _JOINERS = "\u200c\u200d"  # emoji and several scripts need them
 
 
 def is_unsafe(character: str) -> bool:
-  """Whether a reader would not see it, or a terminal would obey it."""
+  """Whether a character is invisible or would be interpreted by a terminal."""
   return (
     unicodedata.category(character) in _UNSAFE and character not in _JOINERS
   )
 
 
 def escape(text: str, keep: str = "\n\t") -> str:
-  """Spells out the characters that are unsafe, `keep` excepted."""
+  """Replaces unsafe characters by escape sequences, except those in `keep`."""
   return "".join(
     character.encode("unicode_escape").decode()
     if is_unsafe(character) and character not in keep
@@ -57,29 +57,38 @@ def escape(text: str, keep: str = "\n\t") -> str:
 
 
 def report(text: object, file: TextIO | None = None) -> None:
-  """Prints escaped text, to standard output unless a file is given."""
+  """Prints escaped text to a file, by default standard output."""
   print(escape(str(text)), file=file)
 
 
 class Painter:
-  """Escapes text, and where there is colour gives it its origin's style."""
+  """Escapes text and, if colour is enabled, styles it by origin."""
 
   def __init__(self, mode: str, out: TextIO):
+    """Decides on colour.
+
+    Args:
+      mode: 'auto' (only on a terminal, without NO_COLOR), 'always' or 'never'.
+      out: stream to write to.
+
+    Raises:
+      ValueError: the mode is unknown.
+    """
     if mode not in ("auto", "always", "never"):
       raise ValueError(f"color = {mode!r}; accepted: auto, always, never")
     auto = out.isatty() and "NO_COLOR" not in os.environ
     self.colored = mode == "always" or (mode == "auto" and auto)
 
   def paint(self, text: str, origin: int) -> str:
-    """`text` as a token of that origin looks."""
+    """Returns text in the style of an origin (types.ACCEPTED, ...)."""
     return self._wrap(text, _STYLES.get(origin, ""))
 
   def dim(self, text: str) -> str:
-    """`text` for what is said about the output, not the output itself."""
+    """Returns text in a dim style, for remarks about the output."""
     return self._wrap(text, "2")
 
   def legend(self) -> str:
-    """One line naming the styles."""
+    """Returns one line with the name of every style."""
     names = [self.paint(name, origin) for origin, name in NAMES.items()]
     return self.dim("tokens: ") + self.dim(" · ").join(names)
 
@@ -87,7 +96,7 @@ class Painter:
     text = escape(text)
     if not (self.colored and style and text):
       return text
-    # A style must not run across line ends: pagers and terminals reset there.
+    # Styled line by line, because pagers reset styles at line ends.
     lines = text.split("\n")
     return "\n".join(
       f"\x1b[{style}m{line}\x1b[0m" if line else "" for line in lines
@@ -95,21 +104,21 @@ class Painter:
 
 
 def columns(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-  """A table: the first column to the left, numbers to the right."""
-  lines = [[escape(cell, "") for cell in row] for row in (header, *rows)]
+  """Formats a table, with all columns but the first right-aligned."""
+  lines = [[escape(entry, "") for entry in row] for row in (header, *rows)]
   widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
   return "\n".join(
     "  "
     + "  ".join(
-      f"{cell:<{width}}" if i == 0 else f"{cell:>{width}}"
-      for i, (cell, width) in enumerate(zip(line, widths))
+      f"{entry:<{width}}" if i == 0 else f"{entry:>{width}}"
+      for i, (entry, width) in enumerate(zip(line, widths))
     ).rstrip()
     for line in lines
   )
 
 
 def table(rows: Sequence[tuple[str, str]]) -> str:
-  """Two aligned columns."""
+  """Formats (name, value) rows as two aligned columns."""
   rows = [(escape(name, ""), escape(value)) for name, value in rows]
   width = max(len(name) for name, _ in rows)
   return "\n".join(f"  {name:<{width}}   {value}" for name, value in rows)
@@ -117,30 +126,34 @@ def table(rows: Sequence[tuple[str, str]]) -> str:
 
 @contextlib.contextmanager
 def progress(what: str, every: float = 15.0) -> Iterator[None]:
-  """Prints what begins, its seconds every so often, and those that it took.
+  """Reports the start, elapsed time and duration of the body on stderr.
 
-  The lines go to stderr, above a progress bar where there is one.
+  The lines are printed above a tqdm progress bar.
+
+  Args:
+    what: name of the activity.
+    every: seconds between reports.
   """
-  begin, ended = time.perf_counter(), threading.Event()
+  start, ended = time.perf_counter(), threading.Event()
 
-  def say(end: str) -> None:
-    tqdm.write(escape(f"{what} ...{end}"), file=sys.stderr)
+  def write(suffix: str) -> None:
+    tqdm.write(escape(f"{what} ...{suffix}"), file=sys.stderr)
     sys.stderr.flush()
 
   def elapsed() -> str:
-    return f" {time.perf_counter() - begin:.1f} s"
+    return f" {time.perf_counter() - start:.1f} s"
 
-  def tick() -> None:
+  def report_periodically() -> None:
     while not ended.wait(every):
-      say(f"{elapsed()} so far")
+      write(f"{elapsed()} so far")
 
-  say("")
-  ticking = threading.Thread(target=tick, daemon=True)
-  ticking.start()
+  write("")
+  thread = threading.Thread(target=report_periodically, daemon=True)
+  thread.start()
   try:
     yield
     ended.set()
-    say(elapsed())
+    write(elapsed())
   finally:
     ended.set()
-    ticking.join()
+    thread.join()
