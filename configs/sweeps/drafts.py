@@ -1,16 +1,17 @@
-"""The shipped drafts, k x draft size, batch 1.
+"""Sweep over k and the size of the shipped draft models, at batch 1.
 
   python scripts/sweep.py --sweep=configs/sweeps/drafts.py --output=runs/drafts
 
-16 points, a quarter of an hour on two CPU cores. The drafts were trained for
-unlike numbers of steps (specdec/shipped/README.md), so what is compared is the
-prediction with the measurement, not size with size.
+16 points, 15 minutes on two CPU cores. The drafts were trained for different
+numbers of steps (specdec/shipped/README.md), so the sweep compares predictions
+with measurements rather than draft sizes.
 """
 
 from ml_collections import ConfigDict
 
 
 def get_config() -> ConfigDict:
+  """Returns the sweep: common settings and its points."""
   config = ConfigDict()
   config.whole = {"context": 64, "texts": 16, "pairs": 12}
   config.common = {
@@ -25,6 +26,6 @@ def get_config() -> ConfigDict:
     for size in ("0.3", "0.6", "1", "1.4")
     for k in (1, 2, 4, 6)
   ]
-  # Rounds that the cost model is fitted to; no point repeats them.
+  # Rounds to fit the cost model to; they are not points of the sweep.
   config.calibrate = {"batch": (1,), "k": (3, 8)}
   return config

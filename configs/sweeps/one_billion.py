@@ -1,16 +1,17 @@
-"""Llama 3.2 1B's shape, random weights, draft tokens kept at a given rate.
+"""Sweep over k on Llama 3.2 1B's shape, at a given acceptance rate.
 
   python scripts/sweep.py --sweep=configs/sweeps/one_billion.py \\
     --output=runs/one_billion
 
-9 points, a quarter of an hour on two CPU cores. The text is meaningless; what
-is evaluated is speed. What comes out is in docs/results.md.
+9 points, 15 minutes on two CPU cores. The weights are random, so only speed is
+meaningful. For results see docs/results.md.
 """
 
 from ml_collections import ConfigDict
 
 
 def get_config() -> ConfigDict:
+  """Returns the sweep: common settings and its points."""
   config = ConfigDict()
   config.whole = {
     "context": 64,
@@ -29,6 +30,6 @@ def get_config() -> ConfigDict:
     "batch": 1,
   }
   config.points = [{"k": k} for k in range(9)]
-  # Rounds that the cost model is fitted to; k = 3 in texts half as long.
+  # Rounds to fit the cost model to; k = 3 has texts half as long as the points.
   config.calibrate = {"batch": (1,), "k": (3, 10)}
   return config

@@ -1,9 +1,9 @@
-"""The shipped pair: k x batch x temperature.
+"""Sweep over k, batch and temperature on the shipped target and draft.
 
   python scripts/sweep.py --sweep=configs/sweeps/shipped.py \\
     --output=runs/shipped
 
-90 points, about an hour on two CPU cores. What comes out is in docs/results.md.
+90 points, about an hour on two CPU cores. For results see docs/results.md.
 """
 
 import itertools
@@ -12,6 +12,7 @@ from ml_collections import ConfigDict
 
 
 def get_config() -> ConfigDict:
+  """Returns the sweep: common settings and its points."""
   config = ConfigDict()
   config.whole = {
     "context": 64,
@@ -31,8 +32,8 @@ def get_config() -> ConfigDict:
       (0.0, 1.0), (1, 2, 4, 8, 16), range(9)
     )
   ]
-  # Rounds that the cost model is fitted to. Batch 1 has programs of its own and
-  # must be among them; in shorter texts, so with fewer slots of cache.
+  # Rounds to fit the cost model to. They include batch 1, which compiles to
+  # different kernels; their texts are shorter, with fewer cache slots.
   config.calibrate = {
     "batch": (1, 3, 6, 12, 20),
     "k": (2, 5, 8),

@@ -1,15 +1,17 @@
-"""SmolLM2-135M-Instruct: prompt lookup and early exit, k = 0 to 8, greedy.
+"""Sweep over k for prompt lookup and early exit on SmolLM2-135M-Instruct.
 
   python scripts/sweep.py --sweep=configs/sweeps/smollm2.py \\
     --output=runs/smollm2
 
-18 points, half an hour on two CPU cores. What comes out is in docs/results.md.
+18 points, greedy, half an hour on two CPU cores. For results see
+docs/results.md.
 """
 
 from ml_collections import ConfigDict
 
 
 def get_config() -> ConfigDict:
+  """Returns the sweep: common settings and its points."""
   config = ConfigDict()
   config.whole = {
     "context": 96,
@@ -30,6 +32,6 @@ def get_config() -> ConfigDict:
     )
     for k in range(9)
   ]
-  # Rounds that the cost model is fitted to; k = 3 in texts half as long.
+  # Rounds to fit the cost model to; k = 3 has texts half as long as the points.
   config.calibrate = {"batch": (1,), "k": (3, 10)}
   return config

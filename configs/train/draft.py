@@ -1,10 +1,9 @@
-"""A shipped draft, distilled from the shipped target.
+"""Distills a shipped draft model from the shipped target.
 
   python scripts/train.py --config=configs/train/draft.py:1m --folder=runs/1m
 
-The size after the colon is one of SIZES; corpus and tokenizer come as for
-configs/train/target.py. The target is the one in the package; another is given
-with --config.target=runs/target/best.
+The size after the colon is one of SIZES. See configs/train/target.py for the
+corpus. --config.target=runs/target/best selects another target.
 """
 
 from dataclasses import asdict
@@ -14,7 +13,7 @@ from ml_collections import config_dict
 from specdec.models.config import TransformerConfig
 from specdec.training.options import Options
 
-# name: (layers, width, width of the MLP, query heads, steps)
+# name -> (layers, width, MLP width, query heads, steps)
 SIZES = {
   "0.3m": (1, 64, 192, 2, 300),
   "0.6m": (2, 96, 256, 3, 300),
@@ -24,7 +23,7 @@ SIZES = {
 
 
 def get_config(size: str = "1m") -> config_dict.ConfigDict:
-  """Entries of scripts/train.py."""
+  """Returns the config of scripts/train.py for a size."""
   if size not in SIZES:
     raise ValueError(f"size {size!r} is unknown; known: {', '.join(SIZES)}")
   layers, width, mlp_width, heads, steps = SIZES[size]
@@ -58,12 +57,12 @@ def get_config(size: str = "1m") -> config_dict.ConfigDict:
       target="stdlib-11m",
       loss="forward_kl",
       model=asdict(model),
-      start="",  # or a checkpoint to go on from
+      start="",  # checkpoint with initial weights; "": random weights
       options=asdict(options),
-      # How the draft is evaluated: prompts of `length` tokens are completed.
+      # Evaluation by decoding: completes prompts of `length` tokens.
       decoding=dict(k=4, prompts=16, length=64, new_tokens=64, temperature=0.0),
-      # How many texts of the target's own to learn from, 0 for the corpus
-      # itself, and how much of the corpus each begins with.
+      # Trains on `count` texts sampled from the target after `prompt` tokens of
+      # the corpus; 0: on the corpus itself.
       samples=dict(count=0, prompt=32, temperature=1.0),
     )
   )

@@ -1,14 +1,14 @@
-"""Drafters on the shipped target's hidden states, with equal data and steps.
+r"""Trains draft heads on the shipped target, with equal data and steps.
 
   python scripts/train_drafter.py --config=configs/train/drafter.py:prophet \
     --folder=runs/prophet
 
-The word after the colon is one of KINDS; the corpus comes as for
-configs/train/target.py. Each has 0.3 to 0.6 M weights of its own and draft
-tokens among the 1536 most frequent of the 4096 tokens, 88.5 % of the text. On
-two cores 600 steps took 7 to 22 minutes beside other work and came to 1.5
-(medusa) to 3.3 (recycle) tokens a pass in chains of four (docs/results.md).
-`head` and `shared` are an exit's head alone, its own or the target's.
+The word after the colon is one of KINDS. See configs/train/target.py for the
+corpus. Each head has 0.3 to 0.6 M weights and drafts the 1536 most frequent of
+the 4096 tokens, 88.5 % of the text. On two busy cores 600 steps took 7 to 22
+minutes and reached 1.5 (medusa) to 3.3 (recycle) tokens per target step with
+chains of four (docs/results.md). `head` and `shared` are early exits with only
+a vocabulary projection, trained or the target's.
 """
 
 from dataclasses import asdict
@@ -47,7 +47,7 @@ KINDS = {
 
 
 def get_config(kind: str = "prophet") -> config_dict.ConfigDict:
-  """Entries of scripts/train_drafter.py."""
+  """Returns the config of scripts/train_drafter.py for a kind of head."""
   if kind not in KINDS:
     raise ValueError(f"kind {kind!r} is unknown; known: {', '.join(KINDS)}")
   head_config, loss = KINDS[kind]
@@ -71,13 +71,13 @@ def get_config(kind: str = "prophet") -> config_dict.ConfigDict:
       head_config=asdict(head_config),
       loss=asdict(loss),
       options=asdict(options),
-      start="",  # or a drafter to go on from
-      # Folder that keeps the target's hidden states; '': made on the fly.
+      start="",  # drafter with initial weights; "": random weights
+      # Folder to cache the target's hidden states in; "": recomputes them.
       cache="",
-      # How the drafter is evaluated: prompts of `length` tokens are completed.
+      # Evaluation by decoding: completes prompts of `length` tokens.
       decoding=dict(k=4, prompts=16, length=64, new_tokens=64, temperature=0.0),
-      # How many texts of the target's own to learn from, 0 for the corpus
-      # itself, and how much of the corpus each begins with.
+      # Trains on `count` texts sampled from the target after `prompt` tokens of
+      # the corpus; 0: on the corpus itself.
       samples=dict(count=0, prompt=32, temperature=1.0),
     )
   )

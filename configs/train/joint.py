@@ -1,17 +1,17 @@
-"""A small target from scratch, with a second loss beside its own, or without.
+"""Trains a small target from scratch, with or without an auxiliary loss.
 
   python scripts/train_joint.py --config=configs/train/joint.py:prophet \\
     --config.options.seed=0 --folder=runs/joint/prophet-0
   python scripts/compare_joint.py 'runs/joint/*'
 
-The word after the colon is one of KINDS; the corpus comes as for
-configs/train/target.py. All kinds see the same tokens in the same order, and
-begin with the same weights where the seed is the same. Draft tokens are among
-all tokens, by the target's own head.
+The word after the colon is one of KINDS. See configs/train/target.py for the
+corpus. All kinds see the same tokens in the same order, and runs with the same
+seed have the same initial weights. Drafts use the target's head and its whole
+vocabulary.
 
-Seconds of one of the 400 steps, measured: none 0.22, layerskip 0.29, mtp 0.33,
-medusa 0.59, prophet 0.63, and no more than one core is busy. So a run takes 2
-to 4 minutes, and all five with three seeds about half an hour, two at a time.
+Measured seconds per step: none 0.22, layerskip 0.29, mtp 0.33, medusa 0.59,
+prophet 0.63, with at most one core busy. A run of 400 steps takes 2 to 4
+minutes; all five kinds with three seeds take half an hour, two at a time.
 """
 
 from dataclasses import asdict
@@ -35,20 +35,20 @@ def _loss(weight: float, decay: float = 1.0) -> Loss:
 
 KINDS = {
   "none": {},
-  # The library that trains it so adds the two losses as they are.
+  # Unweighted, as in the original implementation.
   "prophet": dict(
     head_config=HeadConfig("prophet", levels=4, **_SHARED), loss=_loss(1)
   ),
-  # The report's one module, and its first weight; .1 in the last third there.
+  # One module and weight 0.3, as in the report for its first two thirds.
   "mtp": dict(
     head_config=HeadConfig("mtp", levels=1, **_SHARED), loss=_loss(0.3)
   ),
-  # .2 times the sum over heads of .8^j; here it is a mean that is weighed.
+  # The paper weights a sum over heads, 0.2 * sum of 0.8^j; this loss is a mean.
   "medusa": dict(
     head_config=HeadConfig("medusa", num_layers=0, levels=_HEADS, **_SHARED),
     loss=_loss(0.2 * sum(0.8**j for j in range(_HEADS)), decay=0.8),
   ),
-  # As the paper's 1.5B from scratch: each step one exit below the last layer.
+  # As the paper's 1.5B from scratch: one exit below the last layer per step.
   "layerskip": dict(
     layer_skip=LayerSkip(dropout=0.1, exit_scale=0.2, rotation=_LAYERS - 1)
   ),
@@ -56,7 +56,7 @@ KINDS = {
 
 
 def get_config(kind: str = "prophet") -> config_dict.ConfigDict:
-  """Entries of scripts/train_joint.py."""
+  """Returns the config of scripts/train_joint.py for a kind."""
   if kind not in KINDS:
     raise ValueError(f"kind {kind!r} is unknown; known: {', '.join(KINDS)}")
   model = TransformerConfig(
@@ -88,9 +88,9 @@ def get_config(kind: str = "prophet") -> config_dict.ConfigDict:
       held_out="corpus/held_out",
       model=asdict(model),
       options=asdict(options),
-      # How the drafter is evaluated: prompts of `length` tokens are completed.
-      # At temperature 0 so small a target repeats itself, which any drafter
-      # can. LayerSkip drafts with its first exit_layer layers.
+      # Evaluation by decoding: completes prompts of `length` tokens. At
+      # temperature 0 a target this small repeats itself, which is too easy to
+      # draft. LayerSkip drafts with its first exit_layer layers.
       decoding=dict(
         k=4,
         prompts=32,

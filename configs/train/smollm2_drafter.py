@@ -1,4 +1,4 @@
-"""A first drafter for SmolLM2-135M-Instruct, on its own answers.
+r"""Trains an EAGLE-3 head for SmolLM2-135M-Instruct on the model's answers.
 
   python scripts/invent_prompts.py --target=smollm2-135m-instruct \
     --count=1152 --temperature=1 --max_new_tokens=64 --batch=128 \
@@ -17,12 +17,12 @@
   python scripts/train_drafter.py --config=configs/train/smollm2_drafter.py \
     --folder=runs/smollm2_drafter
 
-EAGLE-3 over three of the 30 layers, its one layer of the target's own shape,
-guessing among the 8192 most frequent of 49152 tokens with the target's own rows
-for them: a head of its own would have to be learned from so little text.
+The head reads three of the 30 layers and has one layer of the target's shape.
+It drafts the 8192 most frequent of 49152 tokens with the target's vocabulary
+projection, since there is too little text to train another one.
 
-On two cores the answers took 26 minutes beside other work and the 900 steps 31
-minutes alone: 1.63 tokens a pass on held-out answers (docs/results.md).
+On two cores the answers took 26 minutes (with other load) and the 900 steps 31
+minutes: 1.63 tokens per target step on held-out answers (docs/results.md).
 """
 
 from dataclasses import asdict
@@ -35,7 +35,7 @@ from specdec.training.options import Options
 
 
 def get_config() -> config_dict.ConfigDict:
-  """Entries of scripts/train_drafter.py."""
+  """Returns the config of scripts/train_drafter.py."""
   head_config = HeadConfig(
     "eagle3",
     width=576,

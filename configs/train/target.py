@@ -1,4 +1,4 @@
-"""The shipped target: 11 M parameters on the Python standard library.
+"""Trains the shipped target, 11 M parameters on the Python standard library.
 
 python scripts/stdlib_corpus.py --output=corpus
 python scripts/train_tokenizer.py --data=corpus/train --output=tokenizer
@@ -14,7 +14,7 @@ from specdec.training.options import Options
 
 
 def get_config() -> config_dict.ConfigDict:
-  """Entries of scripts/train.py."""
+  """Returns the config of scripts/train.py."""
   model = TransformerConfig(
     vocab_size=4096,
     num_layers=6,
@@ -43,7 +43,7 @@ def get_config() -> config_dict.ConfigDict:
       data="corpus/train",
       held_out="corpus/held_out",
       model=asdict(model),
-      start="",  # or a checkpoint to go on from
+      start="",  # checkpoint with initial weights; "": random weights
       options=asdict(options),
     )
   )
