@@ -89,7 +89,7 @@ def load_data(config, options: Options, tokenizer):
 
 def sample(wanted, packed, target_model, frozen, options: Options, folder):
   """The data with every text's end written by the target instead."""
-  rows = packed.spread(wanted["count"])[:, : wanted["prompt"]]
+  rows = packed.evenly_spaced(wanted["count"])[:, : wanted["prompt"]]
   texts = samples.sample(
     target_model,
     frozen,
@@ -117,7 +117,7 @@ def judge(
     raise ValueError(
       f"decoding.temperature = {decoding['temperature']}; it must be >= 0"
     )
-  rows = held_out.spread(decoding["prompts"])
+  rows = held_out.evenly_spaced(decoding["prompts"])
   if decoding["length"] > rows.shape[1]:
     raise ValueError(
       f"decoding.length = {decoding['length']}; a sequence has {rows.shape[1]} "

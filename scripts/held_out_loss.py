@@ -59,7 +59,7 @@ def run() -> None:
     evaluated = data.tokenize(documents, model.tokenizer)
     tokenizer = tokenizer or model.tokenizer
     packed = data.Packed(evaluated, _SEQUENCE.value)
-    found = model_loss(model, packed.spread(packed.count))
+    found = model_loss(model, packed.evenly_spaced(packed.count))
     rows.append((name, line(found, len(evaluated), size)))
   if _DATA.value:
     counted, evaluated = (

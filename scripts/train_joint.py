@@ -137,7 +137,7 @@ def with_exits(config, shape, options, skip, held_out):
   def decode(weights):
     return judge(Params(weights["target"]))
 
-  return aim, joint.exits(model, count), decode
+  return aim, joint.exit_losses(model, count), decode
 
 
 def run() -> None:
@@ -161,7 +161,7 @@ def run() -> None:
     aim, evaluated, decode = with_exits(config, shape, options, skip, held_out)
     packed = data.Numbered(packed)
   else:
-    aim = evaluated = joint.alone(transformer.model(shape))
+    aim = evaluated = joint.target_only(transformer.model(shape))
   kind = head_config.kind if head_config else "layerskip" if skip else "none"
 
   folder = Path(FLAGS.folder)
@@ -202,7 +202,7 @@ def run() -> None:
     folder,
     export=export,
     decode=decode,
-    evaluated=joint.evaluated(evaluated),
+    evaluated=joint.with_target_loss(evaluated),
   )
 
 

@@ -117,7 +117,7 @@ class TestDistillation:
       drafters.model(model, 3),
       acceptance.rejection(),
       params(),
-      packed().spread(4)[:, :5],
+      packed().evenly_spaced(4)[:, :5],
       new_tokens=12,
       temperature=temperature,
     )

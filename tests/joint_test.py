@@ -157,7 +157,7 @@ class TestLayerSkip:
   def test_the_loss_is_that_of_the_exits_that_are_on(self):
     params = {"target": target()}
     aim = jax.jit(skipping(dropout=0.0))
-    _, exits = jax.jit(joint.exits(MODEL, LAYERS))(params, None, tokens())
+    _, exits = jax.jit(joint.exit_losses(MODEL, LAYERS))(params, None, tokens())
     for step in (0, 1, 2):
       batch = numbered(step) | {"tokens": tokens()}
       loss, measures = aim(params, None, batch)
@@ -172,7 +172,9 @@ class TestLayerSkip:
   def test_several_exits_at_once(self):
     params = {"target": target()}
     loss, _ = skipping(dropout=0.0, rotation=1)(params, None, numbered(0))
-    _, exits = joint.exits(MODEL, LAYERS)(params, None, numbered(0)["tokens"])
+    _, exits = joint.exit_losses(MODEL, LAYERS)(
+      params, None, numbered(0)["tokens"]
+    )
     weights = joint.exit_weights(LAYERS, 0.2, jnp.ones(LAYERS))
     values = [exits["exit_1"], exits["exit_2"], exits["cross_entropy"]]
     wanted = sum(w * v for w, v in zip(weights, values))
@@ -180,12 +182,14 @@ class TestLayerSkip:
 
   def test_what_is_evaluated_leaves_nothing_out(self):
     params = {"target": target()}
-    evaluated = joint.evaluated(joint.exits(MODEL, LAYERS))
+    evaluated = joint.with_target_loss(joint.exit_losses(MODEL, LAYERS))
     loss, measures = evaluated(params, None, tokens())
     baseline, _ = objective.language_model(MODEL)(target(), None, tokens())
     np.testing.assert_allclose(loss, baseline, rtol=1e-6)
     assert loss == measures["cross_entropy"]
-    alone, _ = joint.evaluated(joint.alone(MODEL))(params, None, tokens())
+    alone, _ = joint.with_target_loss(joint.target_only(MODEL))(
+      params, None, tokens()
+    )
     np.testing.assert_allclose(alone, baseline, rtol=1e-6)
 
   def test_a_layer_left_out_learns_nothing(self):
@@ -251,7 +255,7 @@ class TestLayerSkip:
     with pytest.raises(ValueError, match=complaint):
       joint.LayerSkip(**change)
     with pytest.raises(ValueError, match="1 layers"):
-      joint.exits(MODEL, 1)
+      joint.exit_losses(MODEL, 1)
 
 
 class Killed(BaseException):
@@ -278,7 +282,7 @@ def test_resumes_bit_for_bit_with_what_is_left_out(tmp_path):
       OPTIONS,
       folder,
       export=lambda weights, name: None,
-      evaluated=joint.evaluated(joint.exits(MODEL, LAYERS)),
+      evaluated=joint.with_target_loss(joint.exit_losses(MODEL, LAYERS)),
     )
 
   whole = train(tmp_path / "whole")

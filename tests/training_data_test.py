@@ -91,7 +91,7 @@ class TestData:
     assert not np.array_equal(one.batch(0, 4), reseeded.batch(0, 4))
 
   def test_held_out_is_spread(self):
-    rows = data.Packed(np.arange(101), 10).spread(3)
+    rows = data.Packed(np.arange(101), 10).evenly_spaced(3)
     np.testing.assert_array_equal(rows[:, 0], [0, 40, 90])
 
   def test_numbered_batches_say_where_they_stand(self):

@@ -195,7 +195,7 @@ def save_safetensors(
     arrays |= zip(
       tensor.hugging_face, array if len(tensor.hugging_face) > 1 else [array]
     )
-  with files.errors_name(directory / SINGLE):
+  with files.naming_errors(directory / SINGLE):
     try:
       save_file(arrays, directory / SINGLE, metadata={"format": "pt"})
     except SafetensorError as error:

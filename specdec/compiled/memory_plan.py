@@ -206,7 +206,7 @@ def _pass_bytes(
   size = _bytes_of(config)
   weights = weight_bytes(config, place)
   copies = 0
-  if rows * tokens > layouts.FEW:
+  if rows * tokens > layouts.MAX_BLOCKED_TOKENS:
     table = size * config.vocab_size * config.width / _share(("vocab",), place)
     copies += weights - (0 if head else (2 - config.tied) * table)
   if size < 4:

@@ -27,7 +27,7 @@ def positions(
   return length[:, None] + jnp.atleast_2d(depth)
 
 
-def visible(
+def attention_mask(
   length: jax.Array,
   parents: jax.Array | None,
   num_nodes: int,

@@ -16,7 +16,7 @@ _BLOCK_SIZES = 64, 32, 16  # the first that divides the outputs is used
 # Largest number of tokens N for which every block is multiplied with a copy of
 # the activations (N / 64 of the matrix's size in all); beyond it the blocks are
 # joined again.
-FEW = 128
+MAX_BLOCKED_TOKENS = 128
 # With at most so many weights a product with one token is slower than with two.
 _SMALL_MATRIX = 600_000
 _PACKED_NAMES = frozenset(
@@ -81,7 +81,7 @@ def project(weight: jax.Array, x: jax.Array, dtype=None) -> jax.Array:
   dtype = dtype or weight.dtype
   if weight.ndim == 2:
     y = jax.lax.dot(weight, flat.T, preferred_element_type=dtype).T
-  elif len(flat) <= FEW:
+  elif len(flat) <= MAX_BLOCKED_TOKENS:
     if len(flat) == 1 and weight.size <= _SMALL_MATRIX:
       flat = jnp.concatenate([flat, flat])
     copies = jnp.broadcast_to(flat[None], (len(weight), *flat.shape))

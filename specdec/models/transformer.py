@@ -16,7 +16,7 @@ from flax import linen as nn
 
 from specdec import cache as kv
 from specdec import sharding
-from specdec.models.attention import positions, visible
+from specdec.models.attention import attention_mask, positions
 from specdec.models.config import RopeScaling, TransformerConfig
 from specdec.models.experts import ACTIVATIONS, Experts, normal
 from specdec.models.layouts import look_up, project
@@ -282,7 +282,7 @@ class Transformer(nn.Module):
     windows = c.windows or (None,) * c.num_layers
     distinct = set(windows[start:stop])
     masks = {
-      window: visible(length, parents, nodes, slots, window)[:, first:]
+      window: attention_mask(length, parents, nodes, slots, window)[:, first:]
       for window in distinct
     }
     angles = {window: rope_angles(c, position, window) for window in distinct}

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from specdec import cache as kv
-from specdec.models.attention import positions, visible
+from specdec.models.attention import attention_mask, positions
 from specdec.types import KVCache, Model, ModelOutput
 from specdec.utils.constructors import cached
 
@@ -56,7 +56,9 @@ def model(vocab_size: int) -> Model:
       where[:, None, :, None].astype(jnp.float32),
       slot,
     )
-    mask = visible(cache.length, parents, nodes, cache.num_slots)[:, first:]
+    mask = attention_mask(cache.length, parents, nodes, cache.num_slots)[
+      :, first:
+    ]
     before = mask & (
       spots[:, 0, :, 0][:, None, :] == where[:, :, None] - 1
     )  # [B, T, S]: the slot just above each node

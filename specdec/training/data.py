@@ -137,7 +137,7 @@ class Sequences:
     """Returns the batch of a step: ids [size, length + 1]."""
     return np.stack([self._at(*index) for index in self._indices(step, size)])
 
-  def spread(self, count: int) -> np.ndarray:
+  def evenly_spaced(self, count: int) -> np.ndarray:
     """Returns at most `count` evenly spaced rows, for evaluation."""
     chosen = np.linspace(0, len(self.rows) - 1, count).astype(int)
     return self.rows[np.unique(chosen)]

@@ -87,12 +87,14 @@ def objective(
         frozen, tokens[:, :-1], None, features=draft_head.features
       )
     output = jax.lax.stop_gradient(output)
-    return of_output(draft_head, loss, net, frozen, tokens, output, measure)
+    return loss_of_output(
+      draft_head, loss, net, frozen, tokens, output, measure
+    )
 
   return objective
 
 
-def of_output(
+def loss_of_output(
   draft_head: DraftHead,
   loss: Loss,
   net: PyTree,

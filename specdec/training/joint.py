@@ -44,7 +44,7 @@ class LayerSkip:
       raise ValueError(f"rotation = {self.rotation}; it must be >= 1")
 
 
-def alone(model: Model) -> Objective:
+def target_only(model: Model) -> Objective:
   """Builds the objective of the target without an auxiliary loss."""
   baseline = language_model(model)
   return lambda params, frozen, tokens: baseline(
@@ -60,7 +60,7 @@ def with_drafter(
 ) -> Objective:
   """Builds cross-entropy plus loss.token_weight times that of a draft head.
 
-  The draft head's cross-entropy is that of drafting.of_output, a mean over
+  The draft head's cross-entropy is that of drafting.loss_of_output, a mean over
   levels with weights decay^j; the measure 'auxiliary' is this mean.
 
   Args:
@@ -86,7 +86,7 @@ def with_drafter(
       target, tokens[:, :-1], None, features=draft_head.features
     )
     cross_entropy = _cross_entropy(output.logits, tokens)
-    auxiliary, measures = drafting.of_output(
+    auxiliary, measures = drafting.loss_of_output(
       draft_head, unweighted, params["drafter"], target, tokens, output, measure
     )
     return cross_entropy + loss.token_weight * auxiliary, {
@@ -146,7 +146,7 @@ def layer_skip(
   return objective
 
 
-def exits(model: Model, num_layers: int) -> Objective:
+def exit_losses(model: Model, num_layers: int) -> Objective:
   """Builds the evaluation of a LayerSkip target, without dropout.
 
   Measures: exit_E, cross-entropy after layers 0 .. E - 1.
@@ -170,7 +170,7 @@ def exits(model: Model, num_layers: int) -> Objective:
   return objective
 
 
-def evaluated(objective: Objective) -> Objective:
+def with_target_loss(objective: Objective) -> Objective:
   """Replaces an objective's loss by the target's cross-entropy.
 
   So that 'best' selects the best target, and held-out losses of different kinds

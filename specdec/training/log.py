@@ -46,7 +46,7 @@ class Log:
       # SummaryWriter would write in a thread, which a full disk kills.
       self._folder = folder / "tensorboard"
       self._folder.mkdir(exist_ok=True)
-      with files.errors_name(self._folder):
+      with files.naming_errors(self._folder):
         self._events = event_file_writer.EventsWriter(
           str(self._folder / "events")
         )
@@ -70,7 +70,7 @@ class Log:
       return
     entry = {"step": step, "kind": kind, **measures}
     files.append(self._path, json.dumps(entry) + "\n")
-    with files.errors_name(self._folder):
+    with files.naming_errors(self._folder):
       for name, value in measures.items():
         if not isinstance(value, list):
           self._add(step, summary=summary.scalar(f"{kind}/{name}", value))

@@ -104,7 +104,7 @@ def train(
   log = Log(folder, int(state.step))
   step = loop.make_step(objective, optimizer, options, state_shardings)
   evaluation = loop.make_evaluation(evaluated or objective, options)
-  sequences = held_out.spread(options.eval_sequences)
+  sequences = held_out.evenly_spaced(options.eval_sequences)
   tokens = options.batch * options.sequence
 
   bar = tqdm(

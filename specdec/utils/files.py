@@ -42,7 +42,7 @@ def lock(folder: Path) -> None:
   folder = folder.resolve()
   if folder in _locks or not multihost.is_first():
     return
-  with errors_name(folder / ".lock"):
+  with naming_errors(folder / ".lock"):
     if not folder.is_dir():
       folder.mkdir(parents=True, exist_ok=True)
       _created.add(folder)
@@ -63,7 +63,7 @@ def lock(folder: Path) -> None:
       "no other process writes there",
       file=sys.stderr,
     )
-  with errors_name(folder / ".lock"):
+  with naming_errors(folder / ".lock"):
     file.truncate(0)
     now = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
     file.write(
@@ -108,7 +108,7 @@ def replace_file(
   """
   if isinstance(content, str):
     content = content.encode()
-  with errors_name(path):
+  with naming_errors(path):
     target = Path(path).resolve()  # keeps symbolic links
     if is_stream(path):
       with open(path, "wb") as file:
@@ -153,7 +153,7 @@ def replace_folder(
   """
   target = Path(path).resolve()  # keeps symbolic links
   scratch, old = (target.with_name(f".{target.name}{x}") for x in ("", ".old"))
-  with errors_name(path):
+  with naming_errors(path):
     restore(target)
     shutil.rmtree(scratch, ignore_errors=True)
     try:
@@ -180,7 +180,7 @@ def restore(target: Path) -> None:
 
 
 @contextlib.contextmanager
-def errors_name(path: str | os.PathLike) -> Iterator[None]:
+def naming_errors(path: str | os.PathLike) -> Iterator[None]:
   """Converts OSErrors to NotWritten with the name of the file."""
   try:
     yield
@@ -273,7 +273,7 @@ def append(path: Path, line: str) -> None:
   """
   if not multihost.is_first():
     return
-  with errors_name(path), path.open("ab", buffering=0) as file:
+  with naming_errors(path), path.open("ab", buffering=0) as file:
     size = file.tell()
     rest = line.encode()
     try:

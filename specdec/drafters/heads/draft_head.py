@@ -17,7 +17,7 @@ from flax import linen as nn
 from specdec import cache as kv
 from specdec import sharding
 from specdec.drafters.heads.head_config import HeadConfig
-from specdec.models.attention import positions, visible
+from specdec.models.attention import attention_mask, positions
 from specdec.models.config import TransformerConfig
 from specdec.models.layouts import look_up, project
 from specdec.models.transformer import (
@@ -60,7 +60,7 @@ def view_of(
   return View(
     length + first,
     positions(length, parents, nodes)[:, first:],
-    visible(length, parents, nodes, slots)[:, first:],
+    attention_mask(length, parents, nodes, slots)[:, first:],
   )
 
 
