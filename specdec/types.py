@@ -4,6 +4,7 @@ Letters in shape comments: B rows of a batch, N nodes of a draft, D its depth,
 V vocabulary, L token buffer, S cache slots, M model width, T tokens of a call.
 """
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -232,6 +233,74 @@ class Drafter(NamedTuple):
   def name(self) -> str:
     """For errors and tables."""
     return self.spec.name
+
+
+class StepCost(NamedTuple):
+  """What one pass of a drafter reads and computes, on one device.
+
+  The drafter's weights are replicated, the target's are split over its chips.
+  """
+
+  bytes: float = 0.0  # the drafter's weights that the pass reads
+  flops: float = 0.0  # per row and token, without attention
+  target_bytes: float = 0.0  # the target's weights that the pass reads,
+  target_flops: float = 0.0  # and their FLOPs per row and token
+  position_bytes: float = 0.0  # KV read per row and cached position
+  position_flops: float = 0.0  # attention, per token and cached position
+  logits: int = 0  # float32 logits per token
+  layers: int = 1  # sequential layers, for overhead per layer
+
+
+NO_STEP = StepCost(layers=0)
+
+
+@dataclasses.dataclass(frozen=True)
+class DrafterCost:
+  """What a drafter holds and reads, whatever the chip, batch and context.
+
+  A draft step drafts one level. roofline.round_cost prices a round from it;
+  the constructors are in roofline.drafter_cost and drafters.heads.cost.
+
+  Attributes:
+    weight_bytes: weights held beyond the target's; None: unknown.
+    row_bytes: state held per row; None: unknown.
+    position_bytes: state held per row and position, such as a KV cache; None:
+      unknown.
+    hidden_bytes: the target's hidden states held during prefill, per row and
+      position.
+    step: one draft step beyond the passes that `shape` and `exit_layer`
+      describe; None: unknown.
+    update: the pass after verification that re-runs the accepted path, if any.
+    steps: sequential draft steps of a round; None: one per level.
+    catch_up: tokens per row that the first step takes beyond the pending one.
+    shape: roofline.shapes.Shape of the decoder whose passes draft; None: none.
+    shares_target: weights and cache of `shape` are the target's (layer skip).
+    exit_layer: number of the target's first layers that every step runs and
+      that verification skips; 0: none.
+    exit_head: their output passes the target's final norm and head.
+  """
+
+  weight_bytes: float | None = 0.0
+  row_bytes: float | None = 0.0
+  position_bytes: float | None = 0.0
+  hidden_bytes: float = 0.0
+  step: StepCost | None = NO_STEP
+  update: StepCost | None = None
+  steps: int | None = None
+  catch_up: int = 0
+  shape: Any = None
+  shares_target: bool = False
+  exit_layer: int = 0
+  exit_head: bool = True
+
+  @property
+  def is_known(self) -> bool:
+    """Whether a round and the memory of this drafter can be priced."""
+    sizes = (self.weight_bytes, self.row_bytes, self.position_bytes, self.step)
+    return None not in sizes
+
+
+UNKNOWN_COST = DrafterCost(None, None, None, step=None)
 
 
 class AcceptanceRule(NamedTuple):

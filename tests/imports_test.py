@@ -51,7 +51,8 @@ ALLOWED = {
   "report": (*_TOOLS, "benchmark", "compiled"),
 }
 # What trained drafters share, which is no drafter by itself.
-SHARED = {"draft_head", "head_config", "serve", "size", "unroll", "vocabulary"}
+SHARED = {"cost", "draft_head", "head_config", "serve", "size", "unroll"}
+SHARED |= {"vocabulary"}
 FOREIGN_BANS = ("ml_collections", "absl.flags", "pickle", "cloudpickle", "dill")
 
 

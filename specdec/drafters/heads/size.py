@@ -38,12 +38,17 @@ def serving_bytes(
   return 4 * batch * length * width
 
 
-def step_weights(draft_head: DraftHead, target: TransformerConfig) -> int:
+def step_weights(
+  draft_head: DraftHead, target: TransformerConfig, logits: bool = True
+) -> int:
   """Weights that a draft token but the first of a round reads, the rows of the
   target's head included.
 
   What `read` takes once a round and the one row of an embedding are left out;
   so are the target's layers below an exit.
+
+  Args:
+    logits: False: only what advances the hidden state and the KV.
   """
   net = jax.eval_shape(draft_head.init, jax.random.key(0))
   leaves, form = jax.tree.flatten(net)
@@ -66,6 +71,8 @@ def step_weights(draft_head: DraftHead, target: TransformerConfig) -> int:
     made, _ = draft_head.step(
       net, target_weights, tokens, hidden, (), view, level, exit_hidden
     )
+    if not logits:
+      return made
     return draft_head.logits(net, target_weights, made, level)
 
   count = draft_head.head_config.vocabulary or target.vocab_size
