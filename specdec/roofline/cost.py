@@ -234,7 +234,7 @@ class Deployment:
     efficiency, depth = self.efficiency, self.end - self.start
     seconds = efficiency.overhead + depth * efficiency.layer_overhead
     overhead = Term("overhead", seconds=seconds)
-    return self._timed(rows * tokens, [*parts, overhead])
+    return self.timed(rows * tokens, [*parts, overhead])
 
   def _products(self, m: float) -> list[Term]:
     """Counts products: weights are read once and multiply all m tokens."""
@@ -301,8 +301,14 @@ class Deployment:
       sent, seconds = sent + 2 * few.size, seconds + 2 * few.seconds
     return Term("collectives", sent=sent, seconds=seconds)
 
-  def _timed(self, m: float, parts: list[Term]) -> Cost:
-    """Converts bytes and FLOPs of a pass of m tokens into seconds."""
+  def timed(self, m: float, parts: list[Term]) -> Cost:
+    """Prices a pass of m tokens over all rows from its terms.
+
+    Args:
+      parts: per chip. "weights", "experts" and "projection" are products,
+        "KV read" and "KV written" attention; these and "logits" get their
+        seconds here, other terms bring theirs.
+    """
     efficiency = self.efficiency
     kinds = self.dtype, self.kv if self.kv in self.chip.flops else "bfloat16"
     peak, kv_peak = (efficiency.flops * self.chip.rate(kind) for kind in kinds)

@@ -1,25 +1,24 @@
-"""Prices a round of a target and its drafter on chips, and its speedup.
+"""A target and its drafter on chips: rounds, speedup, memory.
 
-  round(k) = k draft passes + verification of k + 1 tokens + overhead
-  speedup  = E[tokens per round] * baseline round / round(k)
-
-The first draft pass takes two tokens a row, as the drafter catches up with its
-last draft token (docs/design.md, rule 1); every other pass takes one.
+speedup = E[tokens per round] * baseline round / round(k)
 """
 
-import collections
 import dataclasses
+import math
 from collections.abc import Sequence
 
-from specdec.roofline import theory
-from specdec.roofline.cost import Cost, Deployment, Term
-from specdec.roofline.round_cost import NOTHING, Overhead, Round
+from specdec.roofline import drafter_cost, theory
+from specdec.roofline.cost import Deployment
+from specdec.roofline.round_cost import (
+  NOTHING,
+  Overhead,
+  Round,
+  deployment_of,
+  round_cost,
+)
+from specdec.types import DrafterCost
 
 USABLE = 0.9  # of a chip's memory; the rest is for programs and temporaries
-
-
-def _tokens(n: int) -> str:
-  return "1 token" if n == 1 else f"{n} tokens"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,6 +33,8 @@ class TargetDraftPair:
     overhead, baseline_overhead: of a speculative round, of a baseline round.
     skips: `draft` is the target without some sublayers: it adds no weights and
       no cache, and verification runs every layer.
+    drafter: the cost of any other drafter; `draft` then says where its decoder
+      runs, None: on the target's chips.
   """
 
   target: Deployment
@@ -42,12 +43,7 @@ class TargetDraftPair:
   overhead: Overhead = NOTHING
   baseline_overhead: Overhead = NOTHING
   skips: bool = False
-
-  @property
-  def _separate(self) -> bool:
-    """Whether the draft has weights and a cache apart from the target's."""
-    shared = self.skips or self.exit_layer is not None
-    return self.draft is not None and not shared
+  drafter: DrafterCost | None = None
 
   def __post_init__(self):
     if (
@@ -58,59 +54,45 @@ class TargetDraftPair:
         f"and {self.target.shape.vocab_size}; they must share one"
       )
 
+  @property
+  def cost(self) -> DrafterCost:
+    """What the drafter holds and reads."""
+    if self.drafter is not None:
+      return self.drafter
+    if self.draft is None:
+      return drafter_cost.lookup()
+    if self.exit_layer is not None:
+      return drafter_cost.early_exit(self.exit_layer)
+    if self.skips:
+      return DrafterCost(shape=self.draft.shape, shares_target=True)
+    return drafter_cost.model(self.draft.shape, self.draft.weights)
+
   def baseline(self, batch: float, context: float) -> Round:
     """Prices a round of autoregressive decoding."""
-    cost = self.target.cost(batch, 1, context)
-    overhead = self.baseline_overhead.seconds(batch, 0)
-    return Round.make((("target, 1 token", 1, cost),), overhead)
+    return self._price(0, batch, context)
 
   def round(self, batch: float, k: int, context: float) -> Round:
     """Prices a round with a chain of k draft tokens; k = 0: the baseline."""
-    if k == 0:
-      return self.baseline(batch, context)
-    return self._round(batch, (1,) * k, k + 1, context)
+    return self._price(k, batch, context)
 
   def tree_round(
     self, batch: float, levels: Sequence[int], context: float
   ) -> Round:
     """Prices a round whose draft is a tree with levels[d] nodes at depth d + 1.
 
-    Every level but the last is a draft pass; commit compacts the accepted
-    path's KV. The overhead is that of a chain of the same depth.
+    The overhead is that of a chain of the same depth.
     """
-    if not levels:
-      return self.baseline(batch, context)
-    frontiers = (1, *levels[:-1])
-    base = self._round(batch, frontiers, 1 + sum(levels), context)
-    path = 1 + len(levels)
-    moved = 2 * self.target.cache_bytes(batch, path)
-    if self._separate:
-      moved += 2 * self.draft.cache_bytes(batch, path)
-    seconds = moved / (self.target.efficiency.kv * self.target.chip.bandwidth)
-    commit = Cost((Term("KV moved", moved, seconds=seconds),), seconds)
-    return base._replace(parts=(*base.parts, ("commit", 1, commit)))
+    return self._price(tuple(levels), batch, context)
 
-  def _round(self, batch, frontiers, nodes, context) -> Round:
-    """Prices draft passes over `frontiers` tokens, then one over all nodes."""
-    target, parts = self.target, []
-    if self.draft is not None:
-      # A drafter that reads the target's KV has nothing to catch up with.
-      late = int(self._separate)
-      passes = [frontiers[0] + late, *frontiers[1:]]
-      for tokens, times in sorted(collections.Counter(passes).items()):
-        cost = self.draft.cost(batch, tokens, context)
-        parts.append((f"draft, {_tokens(tokens)}", times, cost))
-    if self.exit_layer is not None:
-      # The leaves have no KV in the first layers yet.
-      first_layers = dataclasses.replace(self.draft, head=False)
-      leaves = nodes - sum(frontiers)
-      cost = first_layers.cost(batch, leaves, context)
-      parts.append((f"first layers, {_tokens(leaves)}", 1, cost))
-      target = dataclasses.replace(target, start=self.exit_layer)
-    cost = target.cost(batch, nodes, context)
-    parts.append((f"target, {_tokens(nodes)}", 1, cost))
-    return Round.make(
-      tuple(parts), self.overhead.seconds(batch, len(frontiers))
+  def _price(self, draft, batch, context) -> Round:
+    return round_cost(
+      self.target,
+      self.cost,
+      draft,
+      batch,
+      context,
+      draft_deployment=self.draft,
+      overhead=self.overhead if draft else self.baseline_overhead,
     )
 
   def speedup(
@@ -122,14 +104,28 @@ class TargetDraftPair:
     return theory.expected_tokens(prefix_acceptance) * baseline / seconds
 
   def memory(self, batch: float, slots: float) -> dict[str, float]:
-    """Returns bytes per chip by use, for `slots` cached positions a row."""
+    """Returns bytes per chip by use, for `slots` cached positions a row.
+
+    Raises:
+      ValueError: what the drafter holds is unknown.
+    """
     parts = {
       "target weights": self.target.weight_bytes,
       "target cache": self.target.cache_bytes(batch, slots),
     }
-    if self._separate:
-      parts["draft weights"] = self.draft.weight_bytes
-      parts["draft cache"] = self.draft.cache_bytes(batch, slots)
+    cost = self.cost
+    if not cost.is_known:
+      raise ValueError("what this drafter holds in memory is unknown")
+    decoder = self.draft or deployment_of(self.target, cost)
+    if cost.shape is not None and not cost.shares_target:
+      parts["draft weights"] = decoder.weight_bytes
+      parts["draft cache"] = decoder.cache_bytes(batch, slots)
+    elif cost.weight_bytes or cost.row_bytes or cost.position_bytes:
+      rows = math.ceil(batch / self.target.replicas)
+      parts["draft weights"] = cost.weight_bytes
+      parts["draft cache"] = rows * (
+        cost.row_bytes + slots * cost.position_bytes
+      )
     return parts
 
   def check_memory(self, batch: float, slots: float) -> None:

@@ -98,12 +98,15 @@ def best_tree(
   """
   sizes = sorted({*range(1, min(16, most) + 1), *range(16, most + 1, 8)})
   chain = pair.round(batch, 1, context)
-  level = chain.parts[:-1]
-  level_seconds = sum(times * cost.seconds for _, times, cost in level)
-  target = pair.target
-  if pair.exit_layer is not None:
-    target = dataclasses.replace(target, start=pair.exit_layer)
-  fixed = chain.overhead
+  *drafting, _ = chain.parts
+  updates = [part for part in drafting if part[0].startswith("update")]
+  level_seconds = sum(
+    times * cost.seconds
+    for name, times, cost in drafting
+    if not name.startswith("update")
+  )
+  target = dataclasses.replace(pair.target, start=pair.cost.exit_layer)
+  fixed = chain.overhead + sum(cost.seconds for _, _, cost in updates)
   costs = {n: target.cost(batch, n, context) for n in sizes}
   seconds = {n: max(c.seconds + fixed, c.least) for n, c in costs.items()}
   baseline = seconds[1] = pair.baseline(batch, context).seconds
@@ -199,7 +202,7 @@ def at_equal_memory(
   Raises:
     ValueError: not even one row fits.
   """
-  alone = dataclasses.replace(pair, draft=None, exit_layer=None, skips=False)
+  alone = TargetDraftPair(pair.target, baseline_overhead=pair.baseline_overhead)
   throughputs = []
   for candidate in (pair, alone):
     batch = largest_batch(candidate, slots)

@@ -1,0 +1,105 @@
+"""Constructs the DrafterCost of drafters that need no trained head.
+
+Trained heads: specdec.drafters.heads.cost.
+"""
+
+import dataclasses
+
+from specdec.models.config import TransformerConfig
+from specdec.roofline import shapes
+from specdec.roofline.cost import BYTES
+from specdec.roofline.shapes import Shape
+from specdec.types import NO_STEP, DrafterCost, Skip, StepCost
+
+
+def lookup() -> DrafterCost:
+  """Returns the cost of prompt lookup: it runs no pass."""
+  return DrafterCost(steps=0)
+
+
+def model(
+  draft: TransformerConfig | Shape, dtype: str | None = None
+) -> DrafterCost:
+  """Returns the cost of an independent draft model.
+
+  Args:
+    draft: its config or its shape.
+    dtype: in which weights and KV are held; None: the config's, or bfloat16.
+  """
+  shape = draft
+  if isinstance(draft, TransformerConfig):
+    shape, dtype = shapes.of_config(draft), dtype or draft.dtype
+  size = BYTES[dtype or "bfloat16"]
+  return DrafterCost(
+    weight_bytes=size * shape.num_parameters,
+    position_bytes=size * shape.cached,
+    catch_up=1,
+    shape=shape,
+  )
+
+
+def early_exit(exit_layer: int) -> DrafterCost:
+  """Returns the cost of drafting with the target's first layers and its head.
+
+  Raises:
+    ValueError: exit_layer < 1.
+  """
+  if exit_layer < 1:
+    raise ValueError(f"exit_layer = {exit_layer}; it must be >= 1")
+  return DrafterCost(exit_layer=exit_layer)
+
+
+def layer_skip(target: TransformerConfig, skip: Skip) -> DrafterCost:
+  """Returns the cost of drafting with the target without some sublayers."""
+  return DrafterCost(
+    shape=shapes.of_config(target, skip=skip), shares_target=True
+  )
+
+
+def fallback(first: DrafterCost, other: DrafterCost) -> DrafterCost:
+  """Returns the cost of drafters.fallback: both are held.
+
+  `other` is charged in every round: a round in which `first` drafts for every
+  row skips it, which is rare in a batch. Unknown plus anything is unknown.
+
+  Raises:
+    ValueError: both draft by passes of a decoder or of the target's layers, or
+      by different numbers of steps.
+  """
+  held = {
+    name: _add(getattr(first, name), getattr(other, name))
+    for name in ("weight_bytes", "row_bytes", "position_bytes", "hidden_bytes")
+  }
+  if first.steps == 0 or other.steps == 0:
+    drafts = other if first.steps == 0 else first
+    if not (first.is_known and other.is_known):
+      held["step"] = None
+    return dataclasses.replace(drafts, **held)
+  if first.steps != other.steps or (_has_passes(first) and _has_passes(other)):
+    raise ValueError(
+      "the cost of a fallback needs drafters with equal numbers of steps, of "
+      "which one at most runs a decoder"
+    )
+  return dataclasses.replace(
+    other if _has_passes(other) else first,
+    **held,
+    step=_add_steps(first.step, other.step),
+    update=_add_steps(first.update or NO_STEP, other.update or NO_STEP)
+    if first.update or other.update
+    else None,
+    catch_up=max(first.catch_up, other.catch_up),
+  )
+
+
+def _has_passes(cost: DrafterCost) -> bool:
+  return cost.shape is not None or cost.exit_layer > 0
+
+
+def _add(x: float | None, y: float | None) -> float | None:
+  return None if x is None or y is None else x + y
+
+
+def _add_steps(x: StepCost | None, y: StepCost | None) -> StepCost | None:
+  if x is None or y is None:
+    return None
+  return StepCost(*(a + b for a, b in zip(x, y)))

@@ -1,0 +1,195 @@
+"""round_cost prices every kind of drafter, each by hand-counted terms."""
+
+import dataclasses
+
+import jax
+import pytest
+
+from learned_kinds import IDS, KINDS, TARGET, draft_head
+from specdec.drafters.heads import cost as head_cost
+from specdec.drafters.heads import size
+from specdec.models import presets
+from specdec.roofline import chips, drafter_cost, shapes
+from specdec.roofline.cost import TYPICAL, Deployment
+from specdec.roofline.pairs import TargetDraftPair
+from specdec.roofline.planning import best_k, best_tree
+from specdec.roofline.round_cost import Overhead, deployment_of, round_cost
+from specdec.types import UNKNOWN_COST, DrafterCost, Skip, StepCost
+
+CHIP = chips.get("v6e")
+LARGE = Deployment(shapes.get("llama3-8b"), CHIP, efficiency=TYPICAL)
+TINY = Deployment(shapes.of_config(TARGET), CHIP)
+HEAD = DrafterCost(
+  weight_bytes=3e8,
+  position_bytes=4096,
+  step=StepCost(bytes=3e8, flops=2e8, position_bytes=4096, logits=128256),
+)
+
+
+def named(cost):
+  return {name: (times, part) for name, times, part in cost.parts}
+
+
+@pytest.mark.parametrize("draft", [0, ()])
+def test_no_draft_tokens_are_the_baseline(draft):
+  pair = TargetDraftPair(LARGE)
+  for drafter in (HEAD, drafter_cost.lookup(), UNKNOWN_COST):
+    assert round_cost(LARGE, drafter, draft, 4, 100) == pair.baseline(4, 100)
+
+
+def test_a_draft_model_costs_the_same_by_config_shape_and_deployment():
+  config = presets.get("llama3-1b", "bfloat16")
+  shape = shapes.get("llama3-1b")
+  pair = TargetDraftPair(LARGE, dataclasses.replace(LARGE, shape=shape))
+  for draft in (4, (3, 4)):
+    expected = (
+      pair.round(2, draft, 500)
+      if draft == 4
+      else pair.tree_round(2, draft, 500)
+    )
+    for cost in (drafter_cost.model(config), drafter_cost.model(shape)):
+      assert round_cost(LARGE, cost, draft, 2, 500).parts == expected.parts
+  cost = drafter_cost.model(config)
+  assert cost.position_bytes == config.cache_bytes_per_token
+  held = TargetDraftPair(LARGE, drafter=cost).memory(3, 700)
+  assert held == pair.memory(3, 700)
+  assert held["draft weights"] == cost.weight_bytes
+  assert held["draft cache"] == 3 * 700 * cost.position_bytes
+  other = dataclasses.replace(LARGE, shape=shapes.get("smollm2-135m"))
+  with pytest.raises(ValueError, match="vocabularies of 128256 and 49152"):
+    round_cost(other, cost, 4, 1, 100)
+
+
+def test_an_exit_and_skipped_layers_cost_what_pairs_of_them_do():
+  first = dataclasses.replace(LARGE, stop=8)
+  pair = TargetDraftPair(LARGE, first, exit_layer=8)
+  cost = round_cost(LARGE, drafter_cost.early_exit(8), 4, 2, 500)
+  assert cost == pair.round(2, 4, 500)
+  config, skip = presets.get("llama3-8b", "bfloat16"), Skip((3, 4), (5,))
+  shape = shapes.of_config(config, skip=skip)
+  drafter = drafter_cost.layer_skip(config, skip)
+  pair = TargetDraftPair(
+    LARGE, dataclasses.replace(LARGE, shape=shape), skips=True
+  )
+  assert round_cost(LARGE, drafter, 4, 2, 500) == pair.round(2, 4, 500)
+  assert set(TargetDraftPair(LARGE, drafter=drafter).memory(1, 10)) == {
+    "target weights",
+    "target cache",
+  }
+  with pytest.raises(ValueError, match="exit_layer = 0"):
+    drafter_cost.early_exit(0)
+
+
+def test_lookup_costs_its_verification():
+  cost = round_cost(LARGE, drafter_cost.lookup(), 4, 2, 500)
+  [(name, times, part)] = cost.parts
+  assert (name, times) == ("target, 5 tokens", 1)
+  assert part == LARGE.cost(2, 5, 500)
+
+
+def test_stated_bytes_and_flops_by_hand():
+  deployment = Deployment(shapes.get("llama3-8b"), CHIP)  # ideal
+  cost = round_cost(deployment, HEAD, 4, 2, 500)
+  times, step = named(cost)["draft, 1 token"]
+  assert times == 4
+  moved = 3e8 + 2 * 500 * 4096 + 2 * 4096 + 2 * 4 * 2 * 128256
+  assert step.bytes == moved
+  assert step.flops == 2 * 2e8
+  assert step.seconds == pytest.approx(moved / CHIP.bandwidth)
+  assert cost.seconds == pytest.approx(
+    4 * step.seconds + deployment.cost(2, 5, 500).seconds
+  )
+  # A tree runs its frontiers; the accepted path's KV is moved.
+  tree = named(round_cost(deployment, HEAD, (3, 4), 2, 500))
+  assert [tree[f"draft, {n}"][0] for n in ("1 token", "3 tokens")] == [1, 1]
+  assert tree["commit"][1].bytes == 2 * deployment.cache_bytes(2, 3)
+
+
+def test_steps_of_a_parallel_drafter_and_tokens_to_catch_up():
+  parallel = dataclasses.replace(HEAD, steps=1)
+  assert "draft, 6 tokens" in named(round_cost(LARGE, parallel, 6, 1, 0))
+  late = dataclasses.replace(HEAD, catch_up=1)
+  parts = named(round_cost(LARGE, late, 3, 1, 0))
+  assert parts["draft, 2 tokens"][0] == 1
+  assert parts["draft, 1 token"][0] == 2
+
+
+def test_an_unknown_cost_is_not_priced():
+  with pytest.raises(ValueError, match="is unknown"):
+    round_cost(LARGE, UNKNOWN_COST, 4, 1, 100)
+  pair = TargetDraftPair(LARGE, drafter=UNKNOWN_COST)
+  with pytest.raises(ValueError, match="is unknown"):
+    pair.memory(1, 100)
+  assert not drafter_cost.fallback(drafter_cost.lookup(), UNKNOWN_COST).is_known
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("full", [True, False])
+def test_a_trained_head_reads_its_weights_once_a_step(kind, full):
+  head = draft_head(kind, full)
+  config = head.head_config
+  drafter = head_cost.drafter_cost(head, TARGET)
+  net = jax.eval_shape(head.init, jax.random.key(0))
+  rows = 0
+  if config.head == "shared":
+    rows = TARGET.width * (TARGET.vocab_size if full else len(IDS))
+  copied = 0 if full else rows
+  assert drafter.weight_bytes == 4 * (size.num_weights(net) + copied)
+  step = drafter.step
+  assert step.bytes + step.target_bytes == 4 * size.step_weights(head, TARGET)
+  assert step.target_bytes == 4 * (rows - copied)
+  assert 2 * (step.flops + step.target_flops) == step.bytes + step.target_bytes
+  length = 7
+  held = length * (drafter.position_bytes + drafter.hidden_bytes)
+  assert 3 * held == size.serving_bytes(config, TARGET, 3, length)
+  cost = round_cost(TINY, drafter, 3, 2, 50)
+  parts = named(cost)
+  heads = [p for name, p in parts.items() if name.startswith("draft")]
+  verified = "target, 4 tokens"
+  if config.exits:
+    assert drafter.exit_layer == config.exit_layer
+    first = dataclasses.replace(TINY, stop=config.exit_layer, head=False)
+    assert parts["draft, 1 token"] == (3, first.cost(2, 1, 50))
+    assert parts["draft head, 1 token"][0] == 3
+    late = dataclasses.replace(TINY, start=config.exit_layer)
+    assert parts[verified][1] == late.cost(2, 4, 50)
+  else:
+    assert sum(times for times, _ in heads) == 3
+    assert parts[verified][1] == TINY.cost(2, 4, 50)
+  assert ("update, 3 tokens" in parts) == head.has_kv_cache
+  pair = TargetDraftPair(TINY, drafter=drafter)
+  assert pair.round(2, 3, 50) == cost
+  best = best_k(pair, 1, 50, 0.9)
+  assert best.k == 0 or best.speedup > 1
+  best_tree(pair, 1, 50, (0.7, 0.2), 8)
+
+
+def test_a_fallback_holds_both_and_drafts_by_the_other():
+  both = drafter_cost.fallback(drafter_cost.lookup(), HEAD)
+  assert both == HEAD
+  model = drafter_cost.model(shapes.get("llama3-1b"))
+  both = drafter_cost.fallback(HEAD, model)
+  assert both.weight_bytes == HEAD.weight_bytes + model.weight_bytes
+  assert (both.shape, both.catch_up) == (model.shape, 1)
+  one, two, sum_ = (
+    round_cost(LARGE, cost, 4, 1, 100).seconds for cost in (HEAD, model, both)
+  )
+  verified = round_cost(LARGE, drafter_cost.lookup(), 4, 1, 100).seconds
+  assert sum_ - verified == pytest.approx(one + two - 2 * verified, rel=1e-2)
+  with pytest.raises(ValueError, match="at most runs a decoder"):
+    drafter_cost.fallback(model, drafter_cost.early_exit(2))
+
+
+def test_a_head_is_priced_in_plans_with_its_memory_and_overhead():
+  pair = TargetDraftPair(
+    LARGE, drafter=HEAD, overhead=Overhead(((1, 1e-3, 0),))
+  )
+  alone = TargetDraftPair(LARGE)
+  extra = pair.memory(2, 100)
+  assert extra["draft weights"] == 3e8
+  assert extra["draft cache"] == 2 * 100 * 4096
+  assert pair.round(1, 2, 0).overhead == 1e-3
+  assert (
+    1 < pair.speedup(1, 1000, [0.8, 0.6]) < alone.speedup(1, 1000, [0.8, 0.6])
+  )
+  assert deployment_of(LARGE, HEAD) is None
