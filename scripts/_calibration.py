@@ -13,7 +13,7 @@ from absl import flags
 
 from specdec import drafters, multihost
 from specdec.benchmark import calibrate, timing
-from specdec.roofline import bounds, chips, hardware, shapes
+from specdec.roofline import chips, hardware, shapes
 from specdec.roofline.calibration import (
   Calibration,
   PassTime,
@@ -22,7 +22,7 @@ from specdec.roofline.calibration import (
   fit_overhead,
   fit_passes,
 )
-from specdec.roofline.cost import Deployment
+from specdec.roofline.cost import Deployment, pass_bound
 from specdec.roofline.pairs import TargetDraftPair
 from specdec.utils import files, terminal
 from specdec.utils.terminal import columns
@@ -271,7 +271,7 @@ def _check(models, group: calibrate.Timers, seconds) -> None:
   """Warns of passes of the target that its bytes forbid."""
   limit = timing.Limit(models.target.params)
   for (batch, tokens, slots), taken in zip(group.points, seconds):
-    size = bounds.pass_bytes(models.target.config, batch, tokens, slots // 2)
+    size = pass_bound(models.target.config, batch, tokens, slots // 2).bytes
     what = f"a pass of {batch} x {tokens} tokens"
     if warning := limit.check(what, taken, size):
       terminal.report(f"warning: {warning}", file=sys.stderr)

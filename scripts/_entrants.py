@@ -16,7 +16,7 @@ from specdec.checkpoints.fetch import fetch
 from specdec.drafters.heads import draft_head as draft_heads
 from specdec.drafters.heads import serve, size
 from specdec.models import layouts, transformer
-from specdec.roofline import bounds
+from specdec.roofline.cost import pass_bound
 from specdec.training import saving
 from specdec.types import Drafter, Params, Skip
 
@@ -144,7 +144,7 @@ def _candidate(name, what, target, model, net) -> Candidate:
     def independent(shape, k):
       return drafters.model(draft, shape=shape or draft_shape.chain(k))
 
-    read = bounds.pass_bytes(what, 1, 1, 0)
+    read = pass_bound(what, 1, 1, 0).bytes
     return Candidate(
       name, "model", independent, params, what.num_parameters, read
     )

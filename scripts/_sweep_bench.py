@@ -12,7 +12,8 @@ from absl.testing import flagsaver
 
 from specdec.benchmark import provenance, runs, timing
 from specdec.benchmark.decoder import Batch, batches_of
-from specdec.roofline import bounds, prediction
+from specdec.roofline import prediction
+from specdec.roofline.cost import pass_bound
 from specdec.utils import terminal
 
 # What decides on models and prompts, and on a batch's baseline.
@@ -197,7 +198,7 @@ def check(bench: Bench, run, comparison: runs.Comparison) -> list[str]:
     completed = comparison.of(name)
     rounds = sum(one.num_rounds for one in completed)
     seconds = sum(one.seconds for one in completed) / rounds
-    size = bounds.pass_bytes(models.target.config, run.batch, 1, FLAGS.context)
+    size = pass_bound(models.target.config, run.batch, 1, FLAGS.context).bytes
     what = f"a round of k = {run.k}" if name == _OURS else "a baseline round"
     warnings.append(bench.limit.check(what, seconds, size))
   return [sentence for sentence in warnings if sentence]

@@ -38,7 +38,8 @@ from tqdm import tqdm
 from specdec import multihost
 from specdec.benchmark import metrics, provenance, results, runs, timing
 from specdec.benchmark.decoder import Batch
-from specdec.roofline import bounds, hardware
+from specdec.roofline import hardware
+from specdec.roofline.cost import pass_bound
 from specdec.utils import terminal
 
 _BEFORE = set(flags.FLAGS)
@@ -103,7 +104,7 @@ def time_passes(models, batch: int, progress) -> list[dict]:
         FLAGS.repeats,
       )
     shape = target.config, batch, n, FLAGS.context
-    size, arithmetic = bounds.pass_bytes(*shape), bounds.pass_flops(*shape)
+    size, arithmetic = pass_bound(*shape)
     found.append(
       {
         "batch": batch,
@@ -222,7 +223,7 @@ def impossible(
   found = []
 
   def check(entry, what: str, seconds: float, batch: int, tokens: int) -> None:
-    size = bounds.pass_bytes(target.config, batch, tokens, entry["context"])
+    size = pass_bound(target.config, batch, tokens, entry["context"]).bytes
     try:
       if said := timing.check_possible(what, seconds, size, bandwidth):
         found.append((entry, said, False))

@@ -55,7 +55,7 @@ from specdec.benchmark import (
 from specdec.checkpoints import shipped
 from specdec.models import transformer
 from specdec.report import drafter_plots
-from specdec.roofline import bounds
+from specdec.roofline.cost import pass_bound
 from specdec.utils import files, terminal
 from specdec.utils.terminal import columns
 
@@ -352,7 +352,7 @@ def work() -> None:
   context = int(np.mean([len(ids) for ids in encoded]))
   nodes = {e["run"]["nodes"] for e in entries}
   passes = time_passes(target, lines, nodes, context)
-  read_rate = bounds.pass_bytes(target.config, batch, 1, context) / passes[1]
+  read_rate = pass_bound(target.config, batch, 1, context).bytes / passes[1]
   runs = documents(candidates, entries, passes, read_rate)
   text = table(runs)
   text += f"\n\n  a one-token pass reads {read_rate / 1e9:.1f} GB/s"

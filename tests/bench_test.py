@@ -12,13 +12,13 @@ import types
 import pytest
 from absl import flags
 
+import closed_form
 import programs
 from specdec import checkpoints
 from specdec.benchmark import timing
 from specdec.checkpoints import shipped
 from specdec.checkpoints.fetch import fetch
 from specdec.models import presets
-from specdec.roofline import bounds
 
 
 @pytest.fixture(scope="module")
@@ -159,7 +159,7 @@ def under_its_bytes(monkeypatch, target):
 
   def call(share):
     def time_pass(model, params, batch, tokens, context, *_):
-      size = bounds.pass_bytes(config, batch, tokens, context)
+      size = closed_form.pass_bytes(config, batch, tokens, context)
       return timing.timing([share * size / 1e15])
 
     monkeypatch.setattr(timing, "time_pass", time_pass)

@@ -5,9 +5,9 @@ import itertools
 
 import pytest
 
+import closed_form
 from specdec.models import presets
 from specdec.roofline import (
-  bounds,
   chips,
   links,
   pairs,
@@ -16,7 +16,13 @@ from specdec.roofline import (
   shapes,
   theory,
 )
-from specdec.roofline.cost import IDEAL, TYPICAL, Deployment, Efficiency
+from specdec.roofline.cost import (
+  IDEAL,
+  TYPICAL,
+  Deployment,
+  Efficiency,
+  pass_bound,
+)
 from specdec.types import Skip
 
 V5E, H100 = chips.get("v5e"), chips.get("h100")
@@ -85,11 +91,11 @@ def test_scaled_models_have_about_the_share_asked_for():
 
 @pytest.mark.parametrize("name", ["llama3-8b", "gemma2-2b", "smollm2-135m"])
 def test_bytes_and_flops_are_those_of_the_bounds(name):
-  """Written apart, for a pass: specdec/roofline/bounds.py."""
+  """Written apart, for a pass: closed_form.py."""
   config = presets.get(name, "bfloat16")
   batch, tokens, context = 4, 3, 5000
   cost = Deployment(shapes.get(name), V5E).cost(batch, tokens, context)
-  least = bounds.pass_bytes(config, batch, tokens, context)
+  least = closed_form.pass_bytes(config, batch, tokens, context)
   by_name = {term.name: term for term in cost.terms}
   moved = cost.bytes - by_name["logits"].bytes
   assert moved == pytest.approx(least, rel=1e-4)  # norms, a row of embedding
@@ -103,8 +109,19 @@ def test_bytes_and_flops_are_those_of_the_bounds(name):
     * sum(layer.score for layer in shapes.get(name).layers)
   )
   attention = by_name["KV read"].flops - inner
-  counted = bounds.pass_flops(config, batch, tokens, context)
+  counted = closed_form.pass_flops(config, batch, tokens, context)
   assert products + attention == pytest.approx(counted, rel=1e-4)
+
+
+@pytest.mark.parametrize("name", presets.names())
+def test_bounds_are_the_closed_form(name):
+  for dtype in ("float32", "bfloat16"):
+    config = presets.get(name, dtype)
+    for where in ((1, 1, 0), (4, 3, 5000)):
+      bound = pass_bound(config, *where)
+      assert bound.bytes == closed_form.pass_bytes(config, *where)
+      expected = closed_form.pass_flops(config, *where)
+      assert bound.flops == pytest.approx(expected, rel=1e-3)
 
 
 def test_experts_touched():

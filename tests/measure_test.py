@@ -8,12 +8,12 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+import closed_form
 from specdec import acceptance, drafters
 from specdec.benchmark import runs, timing
 from specdec.benchmark.decoder import Batch, Decoder, batches_of
 from specdec.models import presets, transformer
 from specdec.models.config import TransformerConfig
-from specdec.roofline import bounds
 from specdec.types import Params
 
 SMALL = TransformerConfig(
@@ -32,21 +32,27 @@ POSITION = SMALL.cache_bytes_per_token
 
 class TestPassBytes:
   def test_weights_once_and_kv_of_context_and_tokens(self):
-    assert bounds.pass_bytes(SMALL, 1, 1, 0) == WEIGHTS + POSITION
-    assert bounds.pass_bytes(SMALL, 4, 2, 100) == WEIGHTS + 4 * 102 * POSITION
+    assert closed_form.pass_bytes(SMALL, 1, 1, 0) == WEIGHTS + POSITION
+    assert (
+      closed_form.pass_bytes(SMALL, 4, 2, 100) == WEIGHTS + 4 * 102 * POSITION
+    )
 
   def test_an_embedding_of_its_own_is_read_by_the_row(self):
     config = dataclasses.replace(SMALL, tied=False)
-    assert bounds.pass_bytes(config, 1, 1, 0) == WEIGHTS + POSITION + 4 * 32
+    assert (
+      closed_form.pass_bytes(config, 1, 1, 0) == WEIGHTS + POSITION + 4 * 32
+    )
 
   def test_windows_bound_what_is_seen(self):
     config = dataclasses.replace(SMALL, windows=(10, None, 10))
     seen = (9 + 100 + 9) * POSITION // 3
-    assert bounds.pass_bytes(config, 1, 1, 100) == WEIGHTS + POSITION + seen
+    assert (
+      closed_form.pass_bytes(config, 1, 1, 100) == WEIGHTS + POSITION + seen
+    )
 
   def test_idle_experts_are_not_read(self):
     config = presets.get("mixtral-8x7b", "bfloat16")
-    billions = bounds.pass_bytes(config, 1, 1, 0) / 2e9
+    billions = closed_form.pass_bytes(config, 1, 1, 0) / 2e9
     # 12.9 B active parameters as published, less the embedding.
     assert billions == pytest.approx(12.88 - 0.131, abs=0.02)
 
@@ -57,12 +63,12 @@ class TestPassBytes:
     step = jax.jit(lambda p, t, c: model.apply(p, t, c)[0].logits)
     lowered = step.lower(params, jnp.zeros((2, 3), jnp.int32), cache)
     counted = lowered.compile().cost_analysis()["flops"]
-    expected = bounds.pass_flops(SMALL, 2, 3, 32)
+    expected = closed_form.pass_flops(SMALL, 2, 3, 32)
     assert expected < counted < 1.3 * expected  # and norms, softmax, rotations
 
   def test_sixteen_bits_are_half(self):
     half = dataclasses.replace(SMALL, dtype="bfloat16")
-    assert 2 * bounds.pass_bytes(half, 3, 2, 7) == bounds.pass_bytes(
+    assert 2 * closed_form.pass_bytes(half, 3, 2, 7) == closed_form.pass_bytes(
       SMALL, 3, 2, 7
     )
 

@@ -17,7 +17,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from specdec.roofline import links
+from specdec.models.config import TransformerConfig
+from specdec.roofline import chips, links, shapes
 from specdec.roofline.chips import Chip
 from specdec.roofline.shapes import Shape
 
@@ -346,3 +347,41 @@ class Deployment:
     # An efficiency above 1 (weights that stay in cache) may beat bandwidth.
     least = min(seconds, sum(term.bytes for term in parts) / fast)
     return Cost(tuple(timed), seconds, least)
+
+
+class PassBound(NamedTuple):
+  """What any implementation of a pass moves and computes at least."""
+
+  bytes: int
+  flops: int
+
+
+def pass_bound(
+  config: TransformerConfig, batch: int, tokens: int, context: int
+) -> PassBound:
+  """Returns lower bounds of a pass on one device.
+
+  Bytes over a measured bandwidth are a time that no pass can beat. Counts the
+  weights once (the experts that one token needs; of an untied embedding one
+  row), the KV of the context within windows, and the KV of the tokens. Leaves
+  out logits, and attention among the tokens of the pass beyond themselves.
+
+  Args:
+    batch: rows.
+    tokens: per row.
+    context: committed positions per row.
+  """
+  dtype = "float32" if config.dtype == "float32" else "bfloat16"
+  deployment = Deployment(
+    shapes.of_config(config),
+    chips.get("v5e"),  # counts do not depend on the chip
+    weights=dtype,
+    kv=dtype,
+    compute="bfloat16",
+    correlation=0.0,
+  )
+  terms = deployment.cost(batch, tokens, context).terms
+  moved = sum(term.bytes for term in terms if term.name != "logits")
+  norm_and_row = config.width * (1 if config.tied else 2)
+  flops = deployment.cost(batch * tokens, 1, context).flops
+  return PassBound(round(moved + BYTES[dtype] * norm_and_row), round(flops))

@@ -1,0 +1,47 @@
+"""The closed form of a pass's bytes and FLOPs, an oracle for the cost model.
+
+Lower bounds from a config alone, computed apart from specdec.roofline.cost.
+"""
+
+from specdec.models.config import TransformerConfig
+
+
+def _active(config: TransformerConfig) -> int:
+  """Returns the weights that a token uses: its experts, no untied embedding."""
+  weights = config.num_parameters
+  if config.num_experts:
+    unused = config.num_experts - config.experts_per_token
+    weights -= config.num_layers * unused * 3 * config.width * config.mlp_width
+  if not config.tied:
+    weights -= config.vocab_size * config.width
+  return weights
+
+
+def _seen(config: TransformerConfig, context: int) -> int:
+  """Returns the cached positions that a token attends to, over all layers."""
+  windows = config.windows or (None,) * config.num_layers
+  return sum(
+    context if window is None else min(context, window - 1)
+    for window in windows
+  )
+
+
+def pass_bytes(
+  config: TransformerConfig, batch: int, tokens: int, context: int
+) -> int:
+  """Returns the least bytes of a pass of batch x tokens tokens."""
+  size = 4 if config.dtype == "float32" else 2
+  weights = _active(config)
+  if not config.tied:
+    weights += config.width  # one row, if all tokens are equal
+  position = 2 * config.num_kv_heads * config.head_dim  # of one layer
+  kv = _seen(config, context) + config.num_layers * tokens
+  return size * (weights + batch * position * kv)
+
+
+def pass_flops(
+  config: TransformerConfig, batch: int, tokens: int, context: int
+) -> int:
+  """Returns the FLOPs of a pass's products and of attention to the context."""
+  attention = 2 * config.num_heads * config.head_dim * _seen(config, context)
+  return 2 * batch * tokens * (_active(config) + attention)
