@@ -7,6 +7,7 @@ of acceptance is drawn here. A round is traversed to its end and truncated
 afterwards, so an EOS or a limit never changes what was drawn.
 """
 
+import chex
 import jax
 import jax.numpy as jnp
 
@@ -46,15 +47,21 @@ from specdec.types import (
 
 
 def draft_step(
+  target: Model,
   drafter: Drafter,
+  rule: AcceptanceRule,
   params: Params,
   state: DecodeState,
-  vocab_size: int,
-  rule: AcceptanceRule,
 ) -> tuple[Draft, DecodeState]:
-  """Runs the drafter, and puts the cache layers that it wrote in place."""
-  context = context_of(state, vocab_size, rule)
+  """Runs the drafter, and puts the cache layers that it wrote in place.
+
+  Raises:
+    ValueError: the draft is not what the drafter's spec says.
+  """
+  context = context_of(state, target.vocab_size, rule)
   draft, draft_state = drafter.propose(params, state.draft_state, context)
+  _check_draft(draft, drafter.spec, target.vocab_size)
+  _check_shapes(draft, state, target.vocab_size)
   cache = state.target_cache
   if draft.resume is not None:  # its layers are the cache's own, written
     below = draft.resume.layers
@@ -64,12 +71,18 @@ def draft_step(
 
 def verify_step(
   target: Model,
+  spec: DraftSpec,
   params: PyTree,
   state: DecodeState,
   draft: Draft,
-  spec: DraftSpec,
 ) -> tuple[ModelOutput, DecodeState]:
-  """One pass of the target over a draft: row n of its output is node n's."""
+  """Runs the target over a draft: row n of its output is node n's.
+
+  Args:
+    params: the target's.
+    draft: of spec.max_nodes nodes or the first of them (`first_nodes`).
+  """
+  _check_shapes(draft, state, target.vocab_size)
   start, hidden = 0, None
   if draft.resume is not None and draft.resume.hidden is not None:
     start, hidden = len(draft.resume.layers), draft.resume.hidden
@@ -82,6 +95,9 @@ def verify_step(
     hidden=hidden,
     features=spec.features or (),
   )
+  chex.assert_shape(output.logits, (*draft.tokens.shape, target.vocab_size))
+  chex.assert_type(output.logits, float)
+  chex.assert_tree_shape_prefix(output.features, draft.tokens.shape)
   return output, state.replace(target_cache=cache)
 
 
@@ -92,23 +108,83 @@ def accept_step(
   logits: Array,
   state: DecodeState,
   eos_ids: Array,
-) -> tuple[AcceptResult, Array, Array, RoundOutput]:
+) -> tuple[AcceptResult, RoundOutput]:
   """Warps the target's logits, traverses the draft, draws, and truncates.
 
   Args:
     logits: [B, N, V] of the target.
     state: before the round.
+    eos_ids: [E] tokens that end a row.
 
   Returns:
-    The accept_result, done and fault [B] after it, and what was drawn.
+    What became of the draft, and the round before it was truncated.
   """
+  chex.assert_rank([logits, eos_ids], [3, 1])
+  chex.assert_type([logits, eos_ids], [float, int])
+  _check_shapes(draft, state, logits.shape[-1])
   target_log_probs = sampling.warp(logits, state.sampling)
   noise = _noise(state, logits.shape[-1], rule)
   depth = min(spec.max_depth, draft.tokens.shape[1] - 1)
   path, round_output = traverse_draft(
     rule, spec.with_tree(draft), logits, target_log_probs, noise, depth
   )
-  return *truncate(path, round_output, state, eos_ids), round_output
+  batch = draft.tokens.shape[0]
+  chex.assert_shape([path, *round_output[:4]], (batch, depth + 1))
+  return truncate(path, round_output, state, eos_ids), round_output
+
+
+def commit_step(
+  target: Model,
+  drafter: Drafter,
+  rule: AcceptanceRule,
+  params: Params,
+  state: DecodeState,
+  draft: Draft,
+  output: ModelOutput,
+  accept_result: AcceptResult,
+  round_output: RoundOutput,
+) -> DecodeState:
+  """Writes a round into the state: text, caches, drafter's state and counts.
+
+  Args:
+    state: of `verify_step`.
+    output: the target's, on this draft.
+    accept_result, round_output: of `accept_step`.
+  """
+  spec, count = drafter.spec, accept_result.num_committed
+  _check_shapes(draft, state, target.vocab_size)
+  chex.assert_equal_shape([accept_result.path, *round_output[:4]])
+  chex.assert_equal_shape([count, accept_result.num_accepted, state.length])
+  context = context_of(state, target.vocab_size, rule)
+  draft = spec.with_tree(draft)
+  draft_state = drafter.update(
+    params, state.draft_state, context, draft, accept_result, output
+  )
+
+  def put(buffer, new):
+    return _put(buffer, new, state.length, count)
+
+  return state.replace(
+    tokens=put(state.tokens, round_output.tokens),
+    length=state.length + count,
+    done=accept_result.done,
+    fault=accept_result.fault,
+    target_cache=kv.commit(
+      state.target_cache, accept_result.path, count, spec.chain
+    ),
+    draft_state=draft_state,
+    stats=stats.tally(
+      state.stats,
+      draft,
+      round_output,
+      accept_result,
+      state.limit - state.length,
+      spec.widths.index(draft.tokens.shape[1]),
+    ),
+    log_probs=put(state.log_probs, round_output.log_probs),
+    draft_log_probs=put(state.draft_log_probs, round_output.draft_log_probs),
+    origin=put(state.origin, round_output.origin),
+  )
 
 
 def traverse_draft(
@@ -224,15 +300,12 @@ def _traverse_coupled(draft, target_log_probs, noise, depth):
 
 def truncate(
   path: Array, round_output: RoundOutput, state: DecodeState, eos_ids: Array
-) -> tuple[AcceptResult, Array, Array]:
+) -> AcceptResult:
   """Cuts a round at its first EOS and at the limit; nothing of a done row.
 
   A cut token becomes the pending one, as any last token does. A row is stopped
   before the first token whose distribution is not finite, and with all of a
   draft that was sampled from one.
-
-  Returns:
-    The accept_result, done [B] and fault [B] after it.
   """
   step = jnp.arange(path.shape[1])
   ends = jnp.any(round_output.tokens[..., None] == eos_ids[None, None], axis=-1)
@@ -251,7 +324,7 @@ def truncate(
   done = state.done | (before_end < count)
   done |= (state.length + count >= state.limit) | (fault != NO_FAULT)
   fault = jnp.where(state.done, state.fault, fault).astype(jnp.int8)
-  return AcceptResult(path, last, next_token[:, 0], count), done, fault
+  return AcceptResult(path, last, next_token[:, 0], count, done, fault)
 
 
 def _put(buffer: Array, new: Array, start: Array, count: Array) -> Array:
@@ -284,8 +357,8 @@ def _noise(state, vocab_size, rule) -> Noise:
   )
 
 
-def _first_nodes(draft: Draft, width: int) -> Draft:
-  """The first `width` nodes."""
+def first_nodes(draft: Draft, width: int) -> Draft:
+  """Returns the first `width` nodes of a draft."""
   if width == draft.tokens.shape[1]:
     return draft
   resume = draft.resume
@@ -314,58 +387,42 @@ def decode_step(
   `lax.switch` would be copied every round (rule 9).
   """
   spec = drafter.spec
-  draft, state = draft_step(drafter, params, state, target.vocab_size, rule)
-  _check_draft(draft, spec, target.vocab_size)
   _check_room(state, spec)
+  draft, state = draft_step(target, drafter, rule, params, state)
 
-  def finish(chosen: int, state: DecodeState) -> DecodeState:
-    width = spec.widths[chosen]
-    part = _first_nodes(draft, width)
-    context = context_of(state, target.vocab_size, rule)
-    output, state = verify_step(target, params.target, state, part, spec)
-    accept_result, done, fault, round_output = accept_step(
-      rule, spec, part, output.logits, state, eos_ids
-    )
-    count = accept_result.num_committed
-    draft_state = drafter.update(
-      params, state.draft_state, context, part, accept_result, output
-    )
-
-    def put(buffer, new):
-      return _put(buffer, new, state.length, count)
-
-    return state.replace(
-      tokens=put(state.tokens, round_output.tokens),
-      length=state.length + count,
-      done=done,
-      fault=fault,
-      target_cache=kv.commit(
-        state.target_cache, accept_result.path, count, spec.chain
-      ),
-      draft_state=draft_state,
-      stats=stats.tally(
-        state.stats,
-        spec.with_tree(part),
-        round_output,
-        accept_result,
-        state.limit - state.length,
-        chosen,
-      ),
-      log_probs=put(state.log_probs, round_output.log_probs),
-      draft_log_probs=put(state.draft_log_probs, round_output.draft_log_probs),
-      origin=put(state.origin, round_output.origin),
+  def finish(width: int, state: DecodeState) -> DecodeState:
+    part = first_nodes(draft, width)
+    output, state = verify_step(target, spec, params.target, state, part)
+    outcome = accept_step(rule, spec, part, output.logits, state, eos_ids)
+    return commit_step(
+      target, drafter, rule, params, state, part, output, *outcome
     )
 
   if len(spec.widths) == 1:
-    return finish(0, state)
+    return finish(spec.max_nodes, state)
   needed = jnp.max(jnp.where(state.done, 1, draft.count))
   choice = jnp.sum(needed > jnp.asarray(spec.widths[:-1]))
-  for chosen in range(len(spec.widths)):
-    turns = (choice == chosen).astype(jnp.int32)
+  for index, width in enumerate(spec.widths):
+    turns = (choice == index).astype(jnp.int32)
     state = jax.lax.fori_loop(
-      0, turns, lambda _, s, chosen=chosen: finish(chosen, s), state
+      0, turns, lambda _, s, width=width: finish(width, s), state
     )
   return state
+
+
+def _check_shapes(draft: Draft, state: DecodeState, vocab_size: int) -> None:
+  """Asserts that a draft is one for this batch and vocabulary."""
+  batch, nodes = draft.tokens.shape
+  chex.assert_shape([state.length, draft.count], (batch,))
+  chex.assert_type([draft.tokens, draft.count], int)
+  if draft.parents is not None:
+    chex.assert_shape(draft.parents, (..., nodes))
+    chex.assert_type(draft.parents, int)
+  if draft.log_probs is not None:
+    chex.assert_shape(draft.log_probs, (batch, nodes, vocab_size))
+    chex.assert_type(draft.log_probs, float)
+  if draft.resume is not None and draft.resume.hidden is not None:
+    chex.assert_shape(draft.resume.hidden, (batch, nodes, None))
 
 
 def _check_draft(draft: Draft, spec: DraftSpec, vocab_size: int) -> None:

@@ -169,24 +169,26 @@ class Draft(NamedTuple):
 
 
 class RoundOutput(NamedTuple):
-  """What a round would write, before trimming: entry i follows path[i]."""
+  """What a round would write untruncated: entry i follows path[i]."""
 
   tokens: Array  # [B, D+1] accepted tokens, then the next one
   origin: Array  # [B, D+1] int8
   log_probs: Array  # [B, D+1]
   draft_log_probs: Array  # [B, D+1]
-  num_accepted: Array  # [B] before trimming
+  num_accepted: Array  # [B] before truncation
   sound: Array  # [B, D+1] bool: the target's distribution there is finite
   draft_sound: Array  # [B] bool: every distribution of the draft is finite
 
 
 class AcceptResult(NamedTuple):
-  """What became of a draft, trimmed for EOS, the length limit and done rows."""
+  """What became of a draft: truncated at EOS, the limit, and for done rows."""
 
   path: Array  # [B, D+1] accepted nodes in order, path[0] == 0
   num_accepted: Array  # [B] in 0..D
   next_token: Array  # [B] the token after the path: the new pending token
   num_committed: Array  # [B] num_accepted + 1, or 0 for a row that was done
+  done: Array  # [B] bool: after the round
+  fault: Array  # [B] int8: NO_FAULT, or why the row was stopped
 
 
 class Context(NamedTuple):

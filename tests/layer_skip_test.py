@@ -133,7 +133,7 @@ def test_what_it_hands_over_is_what_it_drew_from():
   rule = acceptance.rejection()
   started = decode.start(model, drafter, rule, *positional, **options)
   draft, after = jax.jit(
-    lambda p, s: step.draft_step(drafter, p, s, model.vocab_size, rule)
+    lambda p, s: step.draft_step(model, drafter, rule, p, s)
   )(Params(params), started)
 
   @jax.jit
@@ -196,9 +196,7 @@ def products_of_a_draft(drafter):
   positional, options = arguments("llama", slice(2, 4))
   state = decode.start(model, drafter, rule, *positional, **options)
   program = jax.jit(
-    lambda params, state: step.draft_step(
-      drafter, params, state, model.vocab_size, rule
-    )
+    lambda params, state: step.draft_step(model, drafter, rule, params, state)
   )
   hlo = program.lower(Params(params), state).compile().as_text()
   counts = products(hlo, r"(layer_\d+/(?:mlp/gate|attention/q)|head\.logits)")
@@ -338,9 +336,9 @@ def test_a_row_stops_at_its_first_unlikely_token_and_keeps_it():
   drafter = skipper(k=k, threshold=UNSURE)
   positional, options = arguments("llama")
   state = decode.start(model, drafter, rule, *positional, **options)
-  draft, _ = jax.jit(
-    lambda p, s: step.draft_step(drafter, p, s, model.vocab_size, rule)
-  )(Params(params), state)
+  draft, _ = jax.jit(lambda p, s: step.draft_step(model, drafter, rule, p, s))(
+    Params(params), state
+  )
   logits = jax.jit(lambda p, t, c: model.apply(p, t, c, skip=SOME)[0].logits)(
     params, draft.tokens, state.target_cache
   )
@@ -368,7 +366,7 @@ def test_the_threshold_moves_as_the_paper_says():
   draft = draft._replace(count=jnp.array([5, 3, 4, 3]))
   own = own._replace(matchness=jnp.array([1.0, 1.0, 1.0, 0.7]))
   accept_result = AcceptResult(
-    None, jnp.array([4, 2, 0, 0]), None, jnp.array([5, 3, 1, 0])
+    None, jnp.array([4, 2, 0, 0]), None, jnp.array([5, 3, 1, 0]), None, None
   )
   found = drafter.update(None, own, context, draft, accept_result, None)
   np.testing.assert_allclose(

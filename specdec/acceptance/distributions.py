@@ -1,11 +1,26 @@
-"""What acceptance rules share: the distribution of a draw, and what a refusal
-leaves.
-"""
+"""What acceptance rules share: the draft's distributions, and residuals."""
 
+import chex
 import jax
 import jax.numpy as jnp
 
 from specdec.types import Array, Draft
+
+
+def check(draft: Draft, target_log_probs: Array) -> None:
+  """Asserts that the arguments of a rule fit each other: one draft, unbatched.
+
+  Raises:
+    AssertionError: says which shape or type is wrong.
+  """
+  chex.assert_rank([draft.tokens, target_log_probs], [1, 2])
+  nodes, _ = target_log_probs.shape
+  chex.assert_shape([draft.tokens, draft.parents], (nodes,))
+  chex.assert_shape(draft.count, ())
+  chex.assert_type(draft.tokens, int)
+  chex.assert_type(target_log_probs, float)
+  if draft.log_probs is not None:
+    chex.assert_equal_shape([draft.log_probs, target_log_probs])
 
 
 def drawn_from(draft: Draft, node: Array, vocab_size: int) -> Array:
@@ -16,10 +31,11 @@ def drawn_from(draft: Draft, node: Array, vocab_size: int) -> Array:
 
 
 def ratio(draft: Draft, prob_of_token: Array) -> Array:
-  """[N] min(1, distribution / drawn) of every node's own token.
+  """[N] min(1, target / drawn) of every node's own token.
 
   Args:
-    law_of_token: [N] what the distribution that a node faces says of its token.
+    prob_of_token: [N] the probability of a node's token under the distribution
+      that it is verified against.
   """
   if draft.log_probs is None:
     return jnp.minimum(1.0, prob_of_token)
@@ -32,11 +48,10 @@ def ratio(draft: Draft, prob_of_token: Array) -> Array:
 
 
 def remainder(distribution: Array, drawn: Array) -> Array:
-  """norm(relu(distribution - drawn)) over the last axis; `distribution` where
-  nothing is left.
+  """norm(relu(distribution - drawn)) over the last axis.
 
-  `distribution` need not be normalised. Nothing is left only where a refusal
-  has probability 0.
+  `distribution` need not be normalised. Where nothing is left, which is only
+  where a refusal has probability 0, it is returned.
   """
   rest = jnp.maximum(distribution - drawn, 0.0)
   mass = jnp.sum(rest, axis=-1, keepdims=True)

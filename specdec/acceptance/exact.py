@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from specdec import sampling
+from specdec.acceptance.distributions import check
 from specdec.types import SIBLINGS, AcceptanceRule, Array, Draft
 from specdec.utils.constructors import cached
 
@@ -24,13 +25,14 @@ def greedy() -> AcceptanceRule:
   """
 
   def accept_prob(draft: Draft, target_log_probs: Array) -> Array:
+    check(draft, target_log_probs)
     best = sampling.argmax(target_log_probs)  # [N]
     return (draft.tokens == best[jnp.asarray(draft.parents)]).astype(
       jnp.float32
     )
 
   def residual(draft: Draft, target_log_probs: Array, node: Array) -> Array:
-    del draft
+    check(draft, target_log_probs)
     best = sampling.argmax(target_log_probs[node])
     return jax.nn.one_hot(best, target_log_probs.shape[-1])
 
@@ -56,6 +58,7 @@ def coupled() -> AcceptanceRule:
   """
 
   def accept_prob(draft: Draft, target_log_probs: Array) -> Array:
+    check(draft, target_log_probs)
     parents = jnp.asarray(draft.parents)
     above = jnp.maximum(parents, 0)
     facing = jnp.exp(target_log_probs[above])  # [N, V]

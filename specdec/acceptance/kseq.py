@@ -12,6 +12,7 @@ coupling of p with m draws could keep.
 import jax
 import jax.numpy as jnp
 
+from specdec.acceptance.distributions import check
 from specdec.types import AcceptanceRule, Array, Draft
 from specdec.utils.constructors import cached
 
@@ -53,6 +54,7 @@ def _below(draft: Draft, node: Array) -> Array:
 
 
 def _accept_prob(draft: Draft, target_log_probs: Array) -> Array:
+  check(draft, target_log_probs)
   if draft.log_probs is None:  # the root alone
     return jnp.ones(len(target_log_probs))
   nodes = jnp.arange(len(target_log_probs))
@@ -80,6 +82,7 @@ def _accept_prob(draft: Draft, target_log_probs: Array) -> Array:
 
 
 def _residual(draft: Draft, target_log_probs: Array, node: Array) -> Array:
+  check(draft, target_log_probs)
   distribution = jnp.exp(target_log_probs[node])
   if draft.log_probs is None:
     return distribution

@@ -7,7 +7,7 @@ target. All of them read warped distributions: at temperature 0 they are greedy.
 
 import jax.numpy as jnp
 
-from specdec.acceptance.distributions import ratio
+from specdec.acceptance.distributions import check, ratio
 from specdec.acceptance.rejection import rejection
 from specdec.types import SIBLINGS, AcceptanceRule, Array, Draft
 from specdec.utils.constructors import cached
@@ -27,6 +27,7 @@ def lenience(share: float) -> AcceptanceRule:
     raise ValueError(f"share = {share:g}; it must be in (0, 1]")
 
   def accept_prob(draft: Draft, target_log_probs: Array) -> Array:
+    check(draft, target_log_probs)
     above = jnp.maximum(jnp.asarray(draft.parents), 0)
     target = jnp.exp(target_log_probs[above, draft.tokens])
     return ratio(draft, target / share)
@@ -119,13 +120,14 @@ def _by_likelihood(name: str, likely, caveat: str) -> AcceptanceRule:
   """
 
   def accept_prob(draft: Draft, target_log_probs: Array) -> Array:
+    check(draft, target_log_probs)
     above = jnp.maximum(jnp.asarray(draft.parents), 0)
     facing = target_log_probs[above]
     found = likely(jnp.exp(facing), facing, draft.tokens)
     return found.astype(jnp.float32)
 
   def residual(draft: Draft, target_log_probs: Array, node: Array) -> Array:
-    del draft
+    check(draft, target_log_probs)
     return jnp.exp(target_log_probs[node])
 
   return AcceptanceRule(

@@ -12,12 +12,13 @@ import jax
 import jax.numpy as jnp
 
 from specdec import draft_tree
-from specdec.acceptance.distributions import drawn_from, ratio, remainder
+from specdec.acceptance.distributions import check, drawn_from, ratio, remainder
 from specdec.types import SIBLINGS, AcceptanceRule, Array, Draft
 from specdec.utils.constructors import cached
 
 
 def _accept_prob(draft: Draft, target_log_probs: Array) -> Array:
+  check(draft, target_log_probs)
   num_nodes, vocab_size = target_log_probs.shape
   parents = draft.parents
   nodes = jnp.arange(num_nodes)
@@ -42,6 +43,7 @@ def _accept_prob(draft: Draft, target_log_probs: Array) -> Array:
 
 
 def _residual(draft: Draft, target_log_probs: Array, node: Array) -> Array:
+  check(draft, target_log_probs)
   num_nodes, vocab_size = target_log_probs.shape
   parents = draft.parents
   nodes = jnp.arange(num_nodes)

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import jax.numpy as jnp
 
 from specdec import draft_tree
+from specdec.acceptance.distributions import check
 from specdec.types import SIBLINGS, AcceptanceRule, Array, Draft
 from specdec.utils.constructors import cached
 
@@ -33,13 +34,13 @@ def synthetic(rates: Sequence[float]) -> AcceptanceRule:
       raise ValueError(f"rate {rate:g} is outside [0, 1]")
 
   def accept_prob(draft: Draft, target_log_probs: Array) -> Array:
-    del target_log_probs
+    check(draft, target_log_probs)
     depth = jnp.asarray(draft_tree.depth(draft.parents))
     place = jnp.clip(depth - 1, 0, len(rates) - 1)
     return jnp.asarray(rates, jnp.float32)[place]
 
   def residual(draft: Draft, target_log_probs: Array, node: Array) -> Array:
-    del draft
+    check(draft, target_log_probs)
     return jnp.exp(target_log_probs[node])
 
   return AcceptanceRule(

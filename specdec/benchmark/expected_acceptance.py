@@ -51,10 +51,8 @@ def _compiled(decoder: Decoder, statistic: Statistic):
   spec, target, rule = decoder.drafter.spec, decoder.target, decoder.rule
 
   def look(params, state):
-    draft, state = step.draft_step(
-      decoder.drafter, params, state, target.vocab_size, rule
-    )
-    output, _ = step.verify_step(target, params.target, state, draft, spec)
+    draft, state = step.draft_step(target, decoder.drafter, rule, params, state)
+    output, _ = step.verify_step(target, spec, params.target, state, draft)
     return statistic(
       spec.with_tree(draft), sampling.warp(output.logits, state.sampling)
     )

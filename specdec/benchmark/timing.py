@@ -274,7 +274,7 @@ def time_acceptance(decoder: Decoder, repeats: int) -> Timing:
 
   def drafted(params, state):
     draft, _ = step.draft_step(
-      decoder.drafter, params, state, vocab_size, decoder.rule
+      decoder.target, decoder.drafter, decoder.rule, params, state
     )
     parents = traversal.parents_of(spec.with_tree(draft))
     count = jnp.full_like(draft.count, spec.max_nodes)  # matched or not

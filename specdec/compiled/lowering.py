@@ -83,10 +83,8 @@ def steps(
     return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
 
   def drafting(params, state):
-    draft, state = step.draft_step(
-      drafter, params, state, target.vocab_size, rule
-    )
-    hidden = draft.resume and draft.resume.hidden  # its KV is in the state
+    draft, state = step.draft_step(target, drafter, rule, params, state)
+    hidden = draft.resume and draft.resume.hidden  # KV is in the state's cache
     return draft._replace(resume=None), hidden, state
 
   resumed = []  # layers that a draft resumes
@@ -120,7 +118,7 @@ def steps(
 
   def verifying(params, state, draft, hidden):
     return step.verify_step(
-      target, params, state, restored(draft, hidden, state), spec
+      target, spec, params, state, given_back(draft, hidden, state)
     )
 
   def accepting(logits, draft, state, eos_ids):

@@ -1,0 +1,129 @@
+"""The four seams of a round, each compiled alone, give what a round gives."""
+
+import functools
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import learned_kinds
+from specdec import (
+  acceptance,
+  decode,
+  draft_shape,
+  draft_tree,
+  drafters,
+  sampling,
+  step,
+)
+from specdec.drafters.heads import serve
+from specdec.types import Params, Skip
+
+EOS = np.array([1], np.int32)
+TREE = draft_shape.static([-1, 0, 0, 1, 1, 2])
+CHAINS = draft_shape.static(draft_tree.parallel(2, 2), "iid")
+
+
+def head(target):
+  return serve.drafter(learned_kinds.draft_head("eagle"), target, TREE)
+
+
+DRAFTERS = {
+  "lookup": lambda _: drafters.lookup(3, ngram=2, min_ngram=1),  # two widths
+  "model": lambda target: drafters.model(target, 3),
+  "chains": lambda target: drafters.model(target, shape=CHAINS),
+  "early_exit": lambda target: drafters.early_exit(target, 1, shape=TREE),
+  "layer_skip": lambda target: drafters.layer_skip(
+    target, Skip((1,), (0,)), 3, drafters.Threshold(0.3)
+  ),
+  "head": head,
+}
+
+
+def started(name):
+  target, weights = learned_kinds.target()
+  draft = weights if name in ("model", "chains") else None
+  if name == "head":
+    draft = learned_kinds.weights("eagle")
+  params = Params(weights, draft)
+  prompt = jnp.tile(jnp.array([[3, 4, 5, 3, 4, 5, 3]]), (3, 1))
+  drafter, rule = DRAFTERS[name](target), acceptance.rejection()
+  state = decode.start(
+    target,
+    drafter,
+    rule,
+    params,
+    prompt,
+    jnp.array([7, 5, 6]),
+    jax.random.key(0),
+    max_length=20,
+    sampling=sampling.settings(3, [0.0, 1.0, 1.0]),
+    limit=jnp.array([20, 20, 6]),  # the last row is done
+  )
+  return target, drafter, rule, params, state
+
+
+def jitted(function, *static):
+  return jax.jit(functools.partial(function, *static))
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_the_seams_compose_to_a_round(name):
+  target, drafter, rule, params, state = started(name)
+  spec = drafter.spec
+  parts = target, drafter, rule
+  whole = jitted(step.decode_step, *parts)
+  for _ in range(2):
+    expected = whole(params, state, EOS)
+    draft, state = jitted(step.draft_step, *parts)(params, state)
+    needed = int(jnp.max(jnp.where(state.done, 1, draft.count)))
+    width = next(width for width in spec.widths if width >= needed)
+    draft = step.first_nodes(draft, width)
+    verify = jitted(step.verify_step, target, spec)
+    output, state = verify(params.target, state, draft)
+    accept = jitted(step.accept_step, rule, spec)
+    outcome = accept(draft, output.logits, state, EOS)
+    commit = jitted(step.commit_step, *parts)
+    state = commit(params, state, draft, output, *outcome)
+    counts = ["tokens", "length", "done", "fault", "stats", "origin"]
+    chex.assert_trees_all_equal(
+      *([getattr(x, name) for name in counts] for x in (state, expected))
+    )
+    keys = [x.replace(keys=None) for x in (state, expected)]
+    chex.assert_trees_all_close(*keys, rtol=1e-4, atol=1e-5)
+  assert int(state.stats.rounds[0]) == 2
+
+
+def test_a_seam_refuses_arrays_that_do_not_fit():
+  target, drafter, rule, params, state = started("model")
+  spec = drafter.spec
+  draft, state = step.draft_step(target, drafter, rule, params, state)
+  short = draft._replace(count=draft.count[:2])
+  with pytest.raises(AssertionError, match="shape"):
+    step.verify_step(target, spec, params.target, state, short)
+  logits = jnp.zeros((*draft.tokens.shape, target.vocab_size))
+  with pytest.raises(AssertionError, match="rank"):
+    step.accept_step(rule, spec, draft, logits[0], state, EOS)
+  with pytest.raises(AssertionError, match="type"):
+    step.accept_step(rule, spec, draft, logits, state, EOS.astype(float))
+  wrong = draft._replace(log_probs=draft.log_probs[..., 1:])
+  with pytest.raises(AssertionError, match="shape"):
+    step.accept_step(rule, spec, wrong, logits, state, EOS)
+
+
+@pytest.mark.parametrize("name", acceptance.__all__)
+def test_a_rule_refuses_arrays_that_do_not_fit(name):
+  arguments = {"lenience": (0.5,), "relaxed": (2, 0.1), "synthetic": ([0.5],)}
+  rule = getattr(acceptance, name)(*arguments.get(name, ()))
+  draft = step.Draft(
+    jnp.zeros(3, int), draft_tree.chain(3), jnp.zeros((3, 4)), jnp.int32(3)
+  )
+  with pytest.raises(AssertionError):
+    rule.accept_prob(draft, jnp.zeros((2, 4)))
+  with pytest.raises(AssertionError):
+    rule.accept_prob(draft, jnp.zeros((1, 3, 4)))
+  if rule.residual:
+    with pytest.raises(AssertionError):
+      rule.residual(draft, jnp.zeros((2, 4)), jnp.int32(0))
