@@ -118,7 +118,7 @@ def steps(
 
   def verifying(params, state, draft, hidden):
     return step.verify_step(
-      target, spec, params, state, given_back(draft, hidden, state)
+      target, spec, params, state, restored(draft, hidden, state)
     )
 
   def accepting(logits, draft, state, eos_ids):
