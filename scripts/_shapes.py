@@ -33,7 +33,7 @@ def parse(
   Args:
     text: as --help says.
     k: levels.
-    siblings: one of expand.KINDS; None: deterministic where the tree is
+    siblings: one of draft_shape.KINDS; None: deterministic where the tree is
       dynamic, else `usual`.
     rank_acceptance: by rank, for 'optimal'.
 

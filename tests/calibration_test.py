@@ -1,6 +1,7 @@
 """Fits of the cost model recover what made the times, and say when not."""
 
 import dataclasses
+import json
 import math
 
 import numpy as np
@@ -195,6 +196,12 @@ def test_a_calibration_is_read_as_it_was_written():
   assert found.place("a", model).efficiency == fit.efficiency
   with pytest.raises(ValueError, match="has no 'c'; it has: a, b"):
     found.place("c", model)
+  old = json.loads(found.to_json()) | {"format": "specdec/calibration/2"}
+  old["beside"] = old.pop("overhead")
+  for entry in old["beside"].values():
+    entry["plain"] = entry.pop("baseline")
+  old = json.dumps(old)
+  assert calibration.Calibration.from_json(old) == found  # of version 0.1.0
   for broken in ("{}", "[]", '{"format": "specdec/calibration/2"}', "no"):
     with pytest.raises(ValueError):
       calibration.Calibration.from_json(broken)

@@ -110,7 +110,7 @@ def tree_drafter(kind: str, stops: bool = False) -> Drafter:
 
 
 def grown(expansion: draft_shape.DraftShape) -> Drafter:
-  """A tree of the draft's table, drawn by expand.py."""
+  """A tree of the draft's table, drawn by draft_shape.py."""
   return drafters.model(table_model.model(V), shape=expansion)
 
 

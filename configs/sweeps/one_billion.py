@@ -4,7 +4,7 @@
     --output=runs/one_billion
 
 9 points, 15 minutes on two CPU cores. The weights are random, so only speed is
-meaningful. For results see docs/results.md.
+meaningful. For results see docs/results/predictions.md.
 """
 
 from ml_collections import ConfigDict

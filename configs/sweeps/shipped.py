@@ -3,7 +3,8 @@
   python scripts/sweep.py --sweep=configs/sweeps/shipped.py \\
     --output=runs/shipped
 
-90 points, about an hour on two CPU cores. For results see docs/results.md.
+90 points, about an hour on two CPU cores. For results see
+docs/results/predictions.md.
 """
 
 import itertools

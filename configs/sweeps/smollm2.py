@@ -4,7 +4,7 @@
     --output=runs/smollm2
 
 18 points, greedy, half an hour on two CPU cores. For results see
-docs/results.md.
+docs/results/predictions.md.
 """
 
 from ml_collections import ConfigDict

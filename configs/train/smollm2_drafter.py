@@ -22,7 +22,8 @@ It drafts the 8192 most frequent of 49152 tokens with the target's vocabulary
 projection, since there is too little text to train another one.
 
 On two cores the answers took 26 minutes (with other load) and the 900 steps 31
-minutes: 1.63 tokens per target step on held-out answers (docs/results.md).
+minutes: 1.63 tokens per target step on held-out answers
+(docs/results/smollm2.md).
 """
 
 from dataclasses import asdict

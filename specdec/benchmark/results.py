@@ -1,6 +1,6 @@
 """What runs amounted to: the numbers of their tables, JSON and pages.
 
-Invariant: each number is worked out here or in analysis/metrics.py once, so
+Invariant: each number is worked out here or in benchmark/metrics.py once, so
 that all of them agree. docs/schema.json describes the JSON.
 """
 

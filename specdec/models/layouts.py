@@ -3,8 +3,8 @@
 XLA's CPU backend transposes an [out, in] matrix at every product with two or
 more tokens, which takes longer than the product. With weights in blocks
 [out / 64, in, 64] it multiplies each block in place, so that verifying four
-tokens takes 0.8 to 1.4 times as long as one (docs/results.md). TPUs and GPUs
-choose operand layouts themselves, so nothing is packed there.
+tokens takes 0.8 to 1.4 times as long as one (docs/results/passes.md). TPUs and
+GPUs choose operand layouts themselves, so nothing is packed there.
 """
 
 import functools

@@ -18,7 +18,7 @@ class Token(NamedTuple):
 
   id: int
   text: str  # what it adds; '' where a later token completes its character
-  origin: int  # types.ACCEPTED .. PLAIN
+  origin: int  # types.ACCEPTED .. BASELINE
   log_prob: float  # DecodeState.log_probs
   draft_log_prob: float  # DecodeState.draft_log_probs
 

@@ -21,7 +21,8 @@ from specdec.roofline.hardware import Hardware
 from specdec.roofline.pairs import TargetDraftPair
 from specdec.roofline.round_cost import NOTHING, Overhead
 
-_FORMAT = "specdec/calibration/2"
+_FORMAT = "specdec/calibration/3"
+_FORMAT_0_1 = "specdec/calibration/2"  # with other names
 _SHARES = ("one", "weights", "kv", "flops")
 
 
@@ -295,7 +296,10 @@ class Calibration:
     """
     try:
       document = json.loads(text)
-      if document.pop("format") != _FORMAT:
+      file_format = document.pop("format")
+      if file_format == _FORMAT_0_1:
+        document = _renamed(document)
+      elif file_format != _FORMAT:
         raise ValueError("not the text of a calibration")
       return cls(
         Hardware.from_json(json.dumps(document["hardware"])),
@@ -306,6 +310,15 @@ class Calibration:
       )
     except (AttributeError, KeyError, TypeError) as error:
       raise ValueError(f"not the text of a calibration: {error}") from error
+
+
+def _renamed(document: dict) -> dict:
+  """Gives what version 0.1.0 wrote today's names."""
+  overhead = {
+    setting: {"baseline" if n == "plain" else n: x for n, x in entry.items()}
+    for setting, entry in document["beside"].items()
+  }
+  return document | {"overhead": overhead}
 
 
 def _fit(document: dict) -> Fit:
