@@ -1,0 +1,81 @@
+"""A drafter and a rule in one file each, used without editing another."""
+
+import pathlib
+
+import pytest
+
+from specdec.benchmark import runs
+from specdec.benchmark.setup import Setup
+from specdec.testing import enumeration
+
+EXAMPLES = pathlib.Path(__file__).parents[1] / "examples"
+SHORT = dict(target="stdlib-1m", prompt_size=32, max_new_tokens=16, batch=2)
+PROMPTS = ["for i in range(n):\n  x = x + i\nfor i in", "import os\nimport"]
+BIGRAM = f"{EXAMPLES / 'bigram.py'}:bigram"
+RECENT = f"{EXAMPLES / 'recent.py'}:recent"
+NUCLEUS = f"{EXAMPLES / 'nucleus.py'}:nucleus"
+
+
+def completed(**settings):
+  decoder = Setup(**SHORT, **settings).load()
+  [batch] = decoder.encode(PROMPTS)
+  return decoder.complete(batch), decoder, batch
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(
+  "settings",
+  [
+    dict(drafter=BIGRAM, k=3),
+    dict(drafter=f"{BIGRAM}(smoothing=1.0)", k=2, shape="chains(2)"),
+    dict(drafter=RECENT, k=3),
+  ],
+)
+def test_coupled_text_is_the_baselines(settings, temperature):
+  ours, decoder, batch = completed(**settings, temperature=temperature)
+  baseline = decoder.baseline().complete(batch)
+  assert ours.texts == baseline.texts
+  assert ours.stats.drafted.sum() > 0
+  for i in range(2):  # a row alone is the row of a batch
+    [number] = [batch.numbers[i]]
+    alone = decoder.complete(
+      batch._replace(rows=[batch.rows[i]], numbers=[number])
+    )
+    assert alone.texts[0] == ours.texts[i]
+
+
+def test_recent_tokens_are_accepted_where_text_repeats():
+  ours, *_ = completed(drafter=RECENT, k=3)
+  assert ours.stats.accepted.sum() > 0
+
+
+@pytest.mark.parametrize("acceptance", ["rejection", "block", "kseq"])
+def test_a_sampling_drafter_goes_with_every_rule(acceptance):
+  ours, decoder, _ = completed(
+    drafter=BIGRAM, k=2, temperature=1.0, acceptance=acceptance,
+    shape="chains(2)" if acceptance == "kseq" else "chain",
+  )  # fmt: skip
+  assert ours.num_tokens > 0 and ours.stats.drafted.sum() > 0
+  [batch] = decoder.encode(PROMPTS)
+  ways = {"bigram": decoder, runs.BASELINE: decoder.baseline()}
+  run = runs.compare(ways, [batch]).run("bigram")
+  assert run.speed.tokens == ours.num_tokens
+
+
+def test_the_rule_is_greedy_when_cold_and_says_that_it_is_lossy():
+  ours, decoder, batch = completed(drafter=RECENT, acceptance=NUCLEUS)
+  assert ours.texts == decoder.baseline().complete(batch).texts
+  rule = decoder.rule
+  assert not rule.lossless and "nucleus of mass 0.8" in rule.caveat
+  assert enumeration.tabular_loss(rule, "none", 1.0) > 0.01
+  with pytest.raises(ValueError, match="mass = 2"):
+    Setup(**SHORT, acceptance=f"{NUCLEUS}(mass=2)")
+
+
+def test_what_does_not_fit_is_said_in_one_sentence():
+  with pytest.raises(ValueError, match=r"no function bigrams?; .*bigram"):
+    Setup(**SHORT, drafter=f"{BIGRAM}s")
+  with pytest.raises(ValueError, match=r"it is bigram\(text=None"):
+    Setup(**SHORT, drafter=f"{BIGRAM}(order=3)").load()
+  with pytest.raises(ValueError, match="deterministic"):
+    Setup(**SHORT, drafter=RECENT, acceptance="kseq").load()
