@@ -242,9 +242,11 @@ class Embedding(nn.Module):
     self.weight = weight(self, shape, self.config.dtype)
 
   def __call__(self, tokens: jax.Array) -> jax.Array:
+    """Looks up tokens [B, T]: [B, T, M]."""
     return look_up(self.weight, tokens)
 
   def logits(self, x: jax.Array) -> jax.Array:
+    """Projects x [B, T, M] to float32 logits [B, T, V]."""
     return project(self.weight, x, jnp.float32)
 
 

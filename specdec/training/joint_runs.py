@@ -39,10 +39,12 @@ class Run:
 
   @property
   def kind(self) -> str:
+    """Kind of the auxiliary loss; BASELINE without one."""
     return self.settings["kind"]
 
   @property
   def seed(self) -> int:
+    """Seed of the initial weights and the order of the data."""
     return self.settings["options"]["seed"]
 
   @property
@@ -73,6 +75,7 @@ class Kind:
 
   @property
   def seeds(self) -> tuple[int, ...]:
+    """Seeds of the runs."""
     return tuple(run.seed for run in self.runs)
 
 
