@@ -387,7 +387,7 @@ def test_a_start_that_does_not_fit(place, whole):
       "levels: 2 -> 3",
     ),
     ("start_3", dict(target=str(place / "other")), "different weights"),
-    ("start_4", dict(start=str(place / "none")), "no such drafter"),
+    ("start_4", dict(start=str(place / "none")), "none does not exist"),
   ):
     said = refused(place, name, **dict(start=start) | changes)
     assert complaint in said, said

@@ -181,7 +181,7 @@ def test_converts_there_and_back(place, target):
     (dict(model=MODEL | dict(num_layers=10**9)), "num_layers = 1,000,000,000"),
     (
       dict(target="{place}/other", loss="forward_kl", decoding=DECODING),
-      "unlike vocabularies: token ",
+      "different vocabularies: token ",
     ),
     (dict(loss="total_variation"), "'total_variation' needs a target"),
     (dict(target="{place}/target/best"), "lacks decoding, loss"),
