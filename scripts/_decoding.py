@@ -29,7 +29,14 @@ from specdec.models import layouts, presets, transformer
 from specdec.models.config import TransformerConfig
 from specdec.noise import pilot_key
 from specdec.programs import Places
-from specdec.types import AcceptanceRule, Drafter, Model, Params
+from specdec.types import (
+  NO_COST,
+  AcceptanceRule,
+  Drafter,
+  DrafterCost,
+  Model,
+  Params,
+)
 from specdec.utils import terminal
 from specdec.utils.spelling import choices
 
@@ -239,13 +246,14 @@ def check_memory(
     *((FLAGS.most_k + 1,) if not FLAGS.k else ()),  # --k=auto
     *(FLAGS.passes if "passes" in FLAGS else ()),
   )
-  stored = serving = 0
+  cost = NO_COST
   if FLAGS.learned:
     path = _learned_file()
     stored = path.stat().st_size
     head_config = saved.inspect(path)
-    serving = size.serving_bytes(
-      head_config, shapes[0], max(FLAGS.batch), max_length
+    cost = DrafterCost(
+      weight_bytes=2 * stored,  # stored as bfloat16, run as float32
+      position_bytes=size.serving_bytes(head_config, shapes[0], 1, 1),
     )
   found = memory_plan.plan(
     shapes[0],
@@ -254,8 +262,7 @@ def check_memory(
     max_length=max_length,
     num_nodes=widest,
     places=places,
-    learned=2 * stored,  # stored as bfloat16, run as float32
-    serving=serving,
+    drafter=cost,
     prompt_size=max_length - FLAGS.max_new_tokens,
     random_weights=FLAGS.random_weights and not loaded,
     cpu=jax.default_backend() == "cpu",

@@ -302,6 +302,7 @@ class DrafterCost:
     return None not in sizes
 
 
+NO_COST = DrafterCost(steps=0)  # drafts without a pass, as prompt lookup
 UNKNOWN_COST = DrafterCost(None, None, None, step=None)
 
 

@@ -14,6 +14,7 @@ import pytest
 
 from specdec.compiled import memory_plan
 from specdec.models import presets
+from specdec.types import UNKNOWN_COST, DrafterCost
 
 ROOT = pathlib.Path(__file__).parents[1]
 STATUS = pathlib.Path("/proc/self/status")
@@ -156,3 +157,18 @@ def test_a_prefill_s_last_chunk_may_reach_past_the_longest_row():
     for size in (0, 64)
   )
   assert exact / short == pytest.approx(128 / 102)
+
+
+def test_a_drafter_s_cost_is_in_the_plan():
+  cost = DrafterCost(
+    weight_bytes=5e6, row_bytes=7, position_bytes=64, hidden_bytes=36
+  )
+  with_drafter = plan("smollm2-135m", "float32", drafter=cost, batch=3)
+  assert with_drafter.parts["drafter"] == 5e6
+  assert with_drafter.parts["drafter's state"] == 3 * (7 + 96 * 100)
+  assert "drafter" not in with_drafter.excluding_weights.parts
+  alone = plan("smollm2-135m", "float32", batch=3)
+  assert "drafter" not in str(alone)
+  unknown = plan("smollm2-135m", "float32", drafter=UNKNOWN_COST, batch=3)
+  assert unknown.parts == alone.parts
+  assert str(unknown).endswith("the drafter's memory is unknown")

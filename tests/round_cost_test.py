@@ -105,6 +105,34 @@ def test_stated_bytes_and_flops_by_hand():
   assert tree["commit"][1].bytes == 2 * deployment.cache_bytes(2, 3)
 
 
+def test_stated_numbers_of_a_decoder_cost_what_its_shape_does():
+  shape = shapes.get("llama3-1b")
+  [(layer, count)] = shape.counted(0, len(shape.layers))
+  weights = count * layer.weights
+  stated = DrafterCost(
+    position_bytes=2 * shape.cached,
+    step=StepCost(
+      bytes=2 * weights,
+      flops=2 * weights,
+      target_bytes=2 * shape.embedding,
+      target_flops=2 * shape.embedding,
+      position_bytes=2 * shape.cached,
+      position_flops=2 * count * layer.score,
+      logits=shape.vocab_size,
+      layers=count,
+    ),
+    catch_up=1,
+  )
+  efficiency = dataclasses.replace(TYPICAL, overhead=1e-4, layer_overhead=1e-5)
+  target = dataclasses.replace(LARGE, efficiency=efficiency)
+  expected = round_cost(target, drafter_cost.model(shape), 4, 8, 3000)
+  cost = round_cost(target, stated, 4, 8, 3000)
+  for (_, times, one), (_, count, other) in zip(expected.parts, cost.parts):
+    assert times == count
+    for name in ("bytes", "flops", "seconds"):
+      assert getattr(one, name) == pytest.approx(getattr(other, name))
+
+
 def test_steps_of_a_parallel_drafter_and_tokens_to_catch_up():
   parallel = dataclasses.replace(HEAD, steps=1)
   assert "draft, 6 tokens" in named(round_cost(LARGE, parallel, 6, 1, 0))

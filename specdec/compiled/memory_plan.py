@@ -21,6 +21,7 @@ from specdec.models.config import TransformerConfig
 from specdec.programs import Places
 from specdec.roofline import hardware
 from specdec.sharding import CACHE, Placement
+from specdec.types import NO_COST, DrafterCost
 
 _MARGIN = 1.1  # activations, programs and allocator rounding
 _GIB = 2**30
@@ -42,6 +43,7 @@ class Plan:
   """Bytes per device, by use."""
 
   parts: dict[str, float]
+  caveat: str = ""  # what the plan leaves out
 
   @property
   def needed(self) -> int:
@@ -52,12 +54,13 @@ class Plan:
   def excluding_weights(self) -> "Plan":
     """The plan of what is allocated after the models are loaded."""
     parts = {n: x for n, x in self.parts.items() if n not in _LOADED}
-    return Plan(parts)
+    return Plan(parts, self.caveat)
 
   def __str__(self) -> str:
     sizes = {name: f"{x / _GIB:.2f}" for name, x in self.parts.items()}
     parts = (f"{name} {x}" for name, x in sizes.items() if float(x))
-    return f"{self.needed / _GIB:.2f} GiB ({', '.join(parts)}; a tenth more)"
+    text = f"{self.needed / _GIB:.2f} GiB ({', '.join(parts)}; a tenth more)"
+    return f"{text}; {self.caveat}" if self.caveat else text
 
 
 def _bytes_of(config: TransformerConfig) -> int:
@@ -115,8 +118,7 @@ def plan(
   max_length: int,
   num_nodes: int,
   places: Places | None = None,
-  learned: int = 0,
-  serving: int = 0,
+  drafter: DrafterCost = NO_COST,
   prompt_size: int = 0,
   random_weights: bool = False,
   cpu: bool = False,
@@ -127,9 +129,8 @@ def plan(
     max_length: tokens of a row, prompt and output.
     num_nodes: nodes of a draft; logits and probabilities are
       [batch, num_nodes, V].
-    learned: bytes of a trained drafter's weights, replicated on every device.
-    serving: bytes of its caches and of the hidden states that it reads
-      (drafters/heads/size.py).
+    drafter: what the drafter holds besides `draft`; its weights are replicated.
+      Unknown sizes are left out, with a caveat.
     prompt_size: P, tokens of the prompt buffer; 0: unknown.
     random_weights: weights are drawn at random, not loaded.
     cpu: the devices are this process's share of a CPU.
@@ -145,22 +146,27 @@ def plan(
   if cpu:
     slots = kv.num_slots(slots)
   weights = {name: weight_bytes(*model) for name, model in models.items()}
-  if learned:
-    weights["drafter"] = learned
+  if drafter.weight_bytes:
+    weights["drafter"] = drafter.weight_bytes
+  caveat = "" if drafter.is_known else "the drafter's memory is unknown"
   decoding = {
     "KV caches": sum(
       cache_bytes(m, batch, slots, place) for m, place in models.values()
     )
   }
-  if serving:
-    decoding["drafter's state"] = serving / _share(("rows",), places[0])
   rows = _padded(batch, places[0])
+  state = rows * (
+    (drafter.row_bytes or 0)
+    + max_length * ((drafter.position_bytes or 0) + drafter.hidden_bytes)
+  )
+  if state:
+    decoding["drafter's state"] = state / _share(("rows",), places[0])
   distributions = 4 * 4 * rows * num_nodes * target.vocab_size
   decoding["logits"] = distributions / _share(
     ("rows", None, "vocab"), places[0]
   )
   if not cpu:
-    return Plan(weights | decoding)
+    return Plan(weights | decoding, caveat)
 
   tokens = [num_nodes, 1]  # per row, of a target pass and of a draft pass
   prefill = [_pass_bytes(*m, batch, chunk, slots) for m in models.values()]
@@ -182,7 +188,7 @@ def plan(
   if random_weights:
     drawing = {"random bits of weights": _drawing_bytes(configs)}
   peak = max(decoding, drawing, key=lambda parts: sum(parts.values()))
-  return Plan({"runtime": _RUNTIME / devices} | weights | peak)
+  return Plan({"runtime": _RUNTIME / devices} | weights | peak, caveat)
 
 
 def _pass_bytes(

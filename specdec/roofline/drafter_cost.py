@@ -9,12 +9,12 @@ from specdec.models.config import TransformerConfig
 from specdec.roofline import shapes
 from specdec.roofline.cost import BYTES
 from specdec.roofline.shapes import Shape
-from specdec.types import NO_STEP, DrafterCost, Skip, StepCost
+from specdec.types import NO_COST, NO_STEP, DrafterCost, Skip, StepCost
 
 
 def lookup() -> DrafterCost:
   """Returns the cost of prompt lookup: it runs no pass."""
-  return DrafterCost(steps=0)
+  return NO_COST
 
 
 def model(

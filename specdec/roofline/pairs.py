@@ -4,6 +4,7 @@ speedup = E[tokens per round] * baseline round / round(k)
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Sequence
 
@@ -54,7 +55,7 @@ class TargetDraftPair:
         f"and {self.target.shape.vocab_size}; they must share one"
       )
 
-  @property
+  @functools.cached_property
   def cost(self) -> DrafterCost:
     """What the drafter holds and reads."""
     if self.drafter is not None:
