@@ -12,7 +12,7 @@ from specdec.models import presets
 from specdec.roofline import chips, drafter_cost, shapes
 from specdec.roofline.cost import TYPICAL, Deployment
 from specdec.roofline.pairs import TargetDraftPair
-from specdec.roofline.planning import best_k, best_tree
+from specdec.roofline.planning import best_k, best_tree, sweep_k
 from specdec.roofline.round_cost import Overhead, deployment_of, round_cost
 from specdec.types import UNKNOWN_COST, DrafterCost, Skip, StepCost
 
@@ -131,6 +131,31 @@ def test_stated_numbers_of_a_decoder_cost_what_its_shape_does():
     assert times == count
     for name in ("bytes", "flops", "seconds"):
       assert getattr(one, name) == pytest.approx(getattr(other, name))
+
+
+def test_a_round_is_the_sum_of_its_parts():
+  cost = round_cost(LARGE, HEAD, 4, 2, 500)
+  draft, target = cost.only("draft"), cost.only("target")
+  assert cost.only("update", "commit").parts == ()
+  for name in ("bytes", "flops", "sent", "seconds"):
+    whole = getattr(draft, name) + getattr(target, name)
+    assert getattr(cost, name) == pytest.approx(whole)
+  assert draft.bytes == 4 * named(cost)["draft, 1 token"][1].bytes
+
+
+def test_every_k_is_predicted_and_the_fastest_is_best():
+  pair = TargetDraftPair(LARGE, drafter=HEAD)
+  rates = (0.8, 0.6, 0.3, 0.1)
+  points = sweep_k(pair, 2, 500, rates)
+  assert points[0][:2] == (0, 1.0)
+  for point in points[1:]:
+    assert point.seconds == pair.round(2, point.k, 500).seconds
+    assert point.speedup == pair.speedup(2, 500, rates[: point.k])
+  best = best_k(pair, 2, 500, rates)
+  assert best.speedup == max(point.speedup for point in points)
+  # Rounds without draft tokens are as fast as the baseline's.
+  half = sweep_k(pair, 2, 500, rates, wide=0.5)[3].seconds
+  assert half == pytest.approx((points[3].seconds + points[0].seconds) / 2)
 
 
 def test_steps_of_a_parallel_drafter_and_tokens_to_catch_up():

@@ -10,7 +10,17 @@ import numpy as np
 from specdec.roofline import theory, trees
 from specdec.roofline.cost import Deployment
 from specdec.roofline.pairs import USABLE, TargetDraftPair
+from specdec.roofline.prediction import mean_round
 from specdec.roofline.shapes import Shape
+
+
+class Point(NamedTuple):
+  """What k draft tokens a round are predicted to give."""
+
+  k: int
+  tokens: float  # expected per round and row
+  seconds: float  # per round
+  speedup: float  # over autoregressive decoding
 
 
 class Best(NamedTuple):
@@ -28,6 +38,31 @@ def curve(alpha_or_prefix_acceptance, most: int) -> np.ndarray:
   return theory.check_prefix_acceptance(alpha_or_prefix_acceptance)[:most]
 
 
+def sweep_k(
+  pair: TargetDraftPair,
+  batch: float,
+  context: float,
+  prefix_acceptance,
+  most: int = 16,
+  wide: float = 1.0,
+) -> list[Point]:
+  """Predicts rounds of k = 0, 1, ..., most.
+
+  Args:
+    prefix_acceptance: one rate for all positions, or a curve, whose length also
+      bounds k.
+    wide: share of the batch's rounds that have draft tokens at all.
+  """
+  rates = curve(prefix_acceptance, most)
+  baseline = pair.baseline(batch, context).seconds
+  points = [Point(0, 1.0, baseline, 1.0)]
+  for k in range(1, len(rates) + 1):
+    tokens = theory.expected_tokens(rates[:k])
+    seconds = mean_round(pair, batch, k, context, wide)
+    points.append(Point(k, tokens, seconds, tokens * baseline / seconds))
+  return points
+
+
 def best_k(
   pair: TargetDraftPair,
   batch: float,
@@ -35,19 +70,10 @@ def best_k(
   prefix_acceptance,
   most: int = 16,
 ) -> Best:
-  """Returns the k <= most that decodes fastest.
-
-  Args:
-    prefix_acceptance: one rate for all positions, or a curve, whose length also
-      bounds k.
-  """
-  rates = curve(prefix_acceptance, most)
-  best = Best(0, 1.0, 1.0)
-  for k in range(1, len(rates) + 1):
-    gain = pair.speedup(batch, context, rates[:k])
-    if gain > best.speedup:
-      best = Best(k, gain, theory.expected_tokens(rates[:k]))
-  return best
+  """Returns the k <= most that decodes fastest; arguments as of `sweep_k`."""
+  points = sweep_k(pair, batch, context, prefix_acceptance, most)
+  best = max(points, key=lambda point: point.speedup)
+  return Best(best.k, best.speedup, best.tokens)
 
 
 class Sized(NamedTuple):

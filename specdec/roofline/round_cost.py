@@ -47,7 +47,10 @@ NOTHING = Overhead()
 
 
 class Round(NamedTuple):
-  """The cost of one round."""
+  """The cost of one round.
+
+  Names of parts begin with draft, first layers, update, target or commit.
+  """
 
   parts: tuple[tuple[str, int, Cost], ...]  # (name, repetitions, cost of one)
   overhead: float  # seconds
@@ -65,6 +68,24 @@ class Round(NamedTuple):
   @property
   def seconds(self) -> float:
     return self.overhead + sum(n * cost.seconds for _, n, cost in self.parts)
+
+  @property
+  def bytes(self) -> float:
+    """Main-memory bytes per chip."""
+    return sum(n * cost.bytes for _, n, cost in self.parts)
+
+  @property
+  def flops(self) -> float:
+    return sum(n * cost.flops for _, n, cost in self.parts)
+
+  @property
+  def sent(self) -> float:
+    """Bytes that a chip sends to others."""
+    return sum(n * cost.sent for _, n, cost in self.parts)
+
+  def only(self, *kinds: str) -> "Round":
+    """Returns the parts whose names begin with one of `kinds`, no overhead."""
+    return Round(tuple(p for p in self.parts if p[0].startswith(kinds)), 0.0)
 
 
 def round_cost(
