@@ -114,8 +114,8 @@ def test_what_is_beside_the_passes_is_recovered():
   ]
   fit = calibration.fit_overhead(pair, rounds)
   assert fit.errors.rms < 1e-6 and fit.errors.points == len(rounds)
-  for found, wanted in ((fit.ours, true[0]), (fit.baseline, true[1])):
-    np.testing.assert_allclose(found.rows, wanted.rows, atol=1e-9)
+  for fitted, wanted in ((fit.ours, true[0]), (fit.baseline, true[1])):
+    np.testing.assert_allclose(fitted.rows, wanted.rows, atol=1e-9)
   # Between batches: halfway in their logarithm; outside, the outer one.
   assert fit.ours.seconds(2, 3) == pytest.approx((5e-4 + 3e-4) / 2)
   assert fit.ours.seconds(64, 3) == pytest.approx(8e-4)
@@ -142,19 +142,19 @@ def test_no_round_is_predicted_faster_than_its_bytes_allow():
   assert seconds[4] >= seconds[1] - 1e-9  # k = 5 takes no less than k = 2
   assert min(seconds[4:]) == seconds[4]
   observed = prediction.Observed((0.5,) * 16, 1.0, 10.0)
-  found = prediction.predict(final, observed, 1, 1, 256, 30)
-  assert 0 < found.speedup < 17
+  result = prediction.predict(final, observed, 1, 1, 256, 30)
+  assert 0 < result.speedup < 17
 
 
 def test_a_negative_overhead_leaves_the_time_of_the_bytes():
   below = Overhead(((1, -1.0, -1.0),))
   pair = TargetDraftPair(deployment(), deployment(stop=2), 2, below, below)
-  for found in (pair.baseline(1, 16), pair.round(1, 8, 16)):
-    moved = sum(times * cost.bytes for _, times, cost in found.parts)
+  for whole in (pair.baseline(1, 16), pair.round(1, 8, 16)):
+    moved = sum(times * cost.bytes for _, times, cost in whole.parts)
     least = moved / CHIP.bandwidth
-    assert found.seconds == pytest.approx(least)
-    assert found.seconds == pytest.approx(
-      found.overhead + sum(n * cost.seconds for _, n, cost in found.parts)
+    assert whole.seconds == pytest.approx(least)
+    assert whole.seconds == pytest.approx(
+      whole.overhead + sum(n * cost.seconds for _, n, cost in whole.parts)
     )
   assert 0 < pair.speedup(1, 16, [0.5]) < 2
 
@@ -189,19 +189,19 @@ def test_a_calibration_is_read_as_it_was_written():
   overhead = calibration.fit_overhead(
     TargetDraftPair(model), [RoundTime(1, 0, 256, 1.0)]
   )
-  found = calibration.Calibration(
+  saved = calibration.Calibration(
     MACHINE, {"a": fit, "b": endless}, {"a, lookup": overhead}
   )
-  assert calibration.Calibration.from_json(found.to_json()) == found
-  assert found.place("a", model).efficiency == fit.efficiency
+  assert calibration.Calibration.from_json(saved.to_json()) == saved
+  assert saved.place("a", model).efficiency == fit.efficiency
   with pytest.raises(ValueError, match="has no 'c'; it has: a, b"):
-    found.place("c", model)
-  old = json.loads(found.to_json()) | {"format": "specdec/calibration/2"}
+    saved.place("c", model)
+  old = json.loads(saved.to_json()) | {"format": "specdec/calibration/2"}
   old["beside"] = old.pop("overhead")
   for entry in old["beside"].values():
     entry["plain"] = entry.pop("baseline")
   old = json.dumps(old)
-  assert calibration.Calibration.from_json(old) == found  # of version 0.1.0
+  assert calibration.Calibration.from_json(old) == saved  # of version 0.1.0
   for broken in ("{}", "[]", '{"format": "specdec/calibration/2"}', "no"):
     with pytest.raises(ValueError):
       calibration.Calibration.from_json(broken)
@@ -225,9 +225,9 @@ def stats(rounds, drafted, accepted, widths):
 def test_what_was_observed_of_draft_tokens():
   # Half of the rounds drafted; of those with room for both, 0.6 and 0.4.
   one = stats([20], [[10, 5]], [[6, 2]], [5, 15])
-  found = prediction.observed([[one, one]])
-  np.testing.assert_allclose(found.prefix_acceptance, [0.3, 0.2])
-  assert found.wide == 0.75 and found.rounds == 40
+  observation = prediction.observed([[one, one]])
+  np.testing.assert_allclose(observation.prefix_acceptance, [0.3, 0.2])
+  assert observation.wide == 0.75 and observation.rounds == 40
   twice = prediction.observed(
     [[one], [stats([20], [[10, 5]], [[8, 2]], [5, 5])]]
   )
@@ -251,14 +251,14 @@ def test_a_prediction_is_rounds_times_seconds():
     Overhead(((1, 5e-4, 0.0),)),
   )
   sure = prediction.Observed((1.0, 1.0), 1.0, 10.0)
-  found = prediction.predict(pair, sure, 2, 2, 256, 30)
-  assert found.seconds == pytest.approx(10 * pair.round(2, 2, 256).seconds)
-  assert found.baseline_seconds == pytest.approx(
+  result = prediction.predict(pair, sure, 2, 2, 256, 30)
+  assert result.seconds == pytest.approx(10 * pair.round(2, 2, 256).seconds)
+  assert result.baseline_seconds == pytest.approx(
     30 * pair.baseline(2, 256).seconds
   )
-  assert found.tokens == 3
-  assert found.speedup == found.baseline_seconds / found.seconds
-  assert found.steady_speedup == pytest.approx(found.speedup)
+  assert result.tokens == 3
+  assert result.speedup == result.baseline_seconds / result.seconds
+  assert result.steady_speedup == pytest.approx(result.speedup)
   # Two batches of one row each, and half of the rounds idle.
   half = dataclasses.replace(sure, wide=0.5, rounds=20.0)
   apart = prediction.predict(pair, half, 2, 1, 256, 30)

@@ -64,8 +64,8 @@ def test_chips_and_their_ridges():
   ],
 )
 def test_shapes_have_as_many_weights_as_published(name, billions):
-  found = shapes.get(name).num_parameters / 1e9
-  assert found == pytest.approx(billions, rel=0.005)
+  weights = shapes.get(name).num_parameters / 1e9
+  assert weights == pytest.approx(billions, rel=0.005)
 
 
 def test_shapes_of_every_preset_count_as_the_config_does():
@@ -83,8 +83,8 @@ def test_scaled_models_have_about_the_share_asked_for():
   layers = whole.num_parameters - 2 * whole.embedding
   for share in (1, 0.3, 0.1, 0.01):
     small = shapes.scaled(whole, share)
-    found = small.num_parameters - 2 * small.embedding
-    assert found == pytest.approx(share * layers, rel=0.02)
+    weights = small.num_parameters - 2 * small.embedding
+    assert weights == pytest.approx(share * layers, rel=0.02)
   with pytest.raises(ValueError, match="outside"):
     shapes.scaled(whole, 0)
 
@@ -159,9 +159,9 @@ def test_all_reduce_by_hand():
   assert links.arranged(8, 2) == (4, 2)
   assert links.arranged(16, 3) == (4, 2, 2)
   assert links.arranged(1, 3) == ()
-  found = links.all_reduce(V5E, 8, 1e6)
+  cost = links.all_reduce(V5E, 8, 1e6)
   rate = 4.5e10 * (4 / 3 + 2)
-  assert found.seconds == pytest.approx(2 * 1e6 / rate)
+  assert cost.seconds == pytest.approx(2 * 1e6 / rate)
   # Small ones wait for the hops: 3 + 1 of them, there and back.
   assert links.all_reduce(V5E, 8, 16).seconds == pytest.approx(8e-6)
   # A ring of 16: both ways at once, half its length of hops.
@@ -200,14 +200,14 @@ def test_quantised_weights_move_less_and_keep_their_math():
   )
   assert narrow.cost(1, 1, 0).seconds < wide.cost(1, 1, 0).seconds / 3
   # Attention is of KV's type: 256 tokens at a long context are arithmetic.
-  found = [
+  terms = [
     {
       t.name: t.seconds
       for t in Deployment(shape, V5E, w).cost(1, 256, 4096).terms
     }
     for w in ("bfloat16", "int8")
   ]
-  assert found[0]["KV read"] == found[1]["KV read"]
+  assert terms[0]["KV read"] == terms[1]["KV read"]
 
 
 def test_a_decoder_with_a_source_reads_it_and_sums_once_more():
@@ -239,66 +239,68 @@ def test_a_factor_slows_the_products_alone():
   shape = shapes.get("llama3-8b")
   slow = Efficiency(p=1, rows=((1, 2.0),))
   fast = Deployment(shape, V5E, efficiency=Efficiency(p=1)).cost(4, 2, 1000)
-  found = Deployment(shape, V5E, efficiency=slow).cost(4, 2, 1000)
-  for a, b in zip(fast.terms, found.terms):
+  cost = Deployment(shape, V5E, efficiency=slow).cost(4, 2, 1000)
+  for a, b in zip(fast.terms, cost.terms):
     twice = 2 if a.name in ("weights", "projection") else 1
     assert b.seconds == pytest.approx(twice * a.seconds)
-  sums = sum(term.seconds for term in found.terms)
-  assert found.seconds == pytest.approx(sums)
+  sums = sum(term.seconds for term in cost.terms)
+  assert cost.seconds == pytest.approx(sums)
 
 
 def pair(
   chip="v5e", efficiency=IDEAL, target="llama3-8b", share=0.03, **numbers
 ):
   shape = shapes.get(target)
-  made = {"chip": chips.get(chip, **numbers), "efficiency": efficiency}
-  draft = Deployment(shapes.scaled(shape, share), **made)
-  return pairs.TargetDraftPair(Deployment(shape, **made), draft)
+  options = {"chip": chips.get(chip, **numbers), "efficiency": efficiency}
+  draft = Deployment(shapes.scaled(shape, share), **options)
+  return pairs.TargetDraftPair(Deployment(shape, **options), draft)
 
 
 @pytest.mark.parametrize("chip", ["v4", "v5e", "v5p", "v6e", "h100", "b200"])
 @pytest.mark.parametrize("efficiency", [IDEAL, TYPICAL])
 def test_invariants_over_a_grid(chip, efficiency):
   """roofline.md, 2.10."""
-  found = pair(chip, efficiency)
+  candidate = pair(chip, efficiency)
   batches, contexts = (1, 4, 16, 64, 256), (0, 2048, 32_768)
   for batch, context in itertools.product(batches, contexts):
     for k in (0, 1, 4, 8):
       gains = []
       for alpha in (0.0, 0.5, 0.8, 1.0):
         prefix_acceptance = theory.iid_prefix_acceptance(alpha, k)
-        gain = found.speedup(batch, context, prefix_acceptance)
+        gain = candidate.speedup(batch, context, prefix_acceptance)
         if k == 0:
           assert gain == 1
         assert gain <= theory.expected_tokens(prefix_acceptance) + 1e-12
         gains.append(gain)
       assert gains == sorted(gains)  # monotone in alpha
-    cost = found.draft.cost(batch, 1, context).seconds
-    cost /= found.baseline(batch, context).seconds
-    assert planning.best_k(found, batch, context, 0.9 * min(1, cost)).k == 0
-  best = [planning.best_k(found, b, 0, 0.8).k for b in (*range(1, 33), 64)]
+    cost = candidate.draft.cost(batch, 1, context).seconds
+    cost /= candidate.baseline(batch, context).seconds
+    assert planning.best_k(candidate, batch, context, 0.9 * min(1, cost)).k == 0
+  best = [planning.best_k(candidate, b, 0, 0.8).k for b in (*range(1, 33), 64)]
   assert best == sorted(best, reverse=True)
-  gains = [planning.best_k(found, 256, s, 0.8).speedup for s in contexts]
+  gains = [planning.best_k(candidate, 256, s, 0.8).speedup for s in contexts]
   assert gains == sorted(gains)
 
 
 def test_a_round_is_its_parts():
-  found = dataclasses.replace(
+  candidate = dataclasses.replace(
     pair(), overhead=round_cost.Overhead(((4, 1e-3, 1e-4),))
   )
-  of_round = found.round(4, 3, 100)
-  draft = [found.draft.cost(4, n, 100).seconds for n in (1, 2)]
-  target = found.target.cost(4, 4, 100).seconds
+  of_round = candidate.round(4, 3, 100)
+  draft = [candidate.draft.cost(4, n, 100).seconds for n in (1, 2)]
+  target = candidate.target.cost(4, 4, 100).seconds
   overhead = 1e-3 + 3e-4
   assert of_round.seconds == pytest.approx(
     2 * draft[0] + draft[1] + target + overhead
   )
   # A tree with one draft token a level is the chain, but its path is moved.
-  chain = found.tree_round(4, (1, 1, 1), 100)
-  moved = sum(one.cache_bytes(4, 4) for one in (found.target, found.draft))
+  chain = candidate.tree_round(4, (1, 1, 1), 100)
+  moved = sum(
+    one.cache_bytes(4, 4) for one in (candidate.target, candidate.draft)
+  )
   moved *= 2 / V5E.bandwidth
   assert chain.seconds == pytest.approx(of_round.seconds + moved)
-  wide = found.tree_round(4, (4, 4, 4), 100)
+  wide = candidate.tree_round(4, (4, 4, 4), 100)
   assert wide.parts[-2][0] == "target, 13 tokens"
 
 
@@ -306,15 +308,15 @@ def test_an_early_exit_runs_every_layer_once_for_every_token():
   shape = shapes.get("llama3-8b")
   whole = Deployment(shape, V5E)
   first = dataclasses.replace(whole, stop=8)
-  found = pairs.TargetDraftPair(whole, first, exit_layer=8)
-  flops = sum(n * c.flops for _, n, c in found.round(8, 3, 100).parts)
+  candidate = pairs.TargetDraftPair(whole, first, exit_layer=8)
+  flops = sum(n * c.flops for _, n, c in candidate.round(8, 3, 100).parts)
   once = whole.cost(8, 4, 100).flops
   heads = 3 * 2 * 8 * shape.embedding  # a draft token needs logits as well
   scores = sum(layer.score for layer in shape.layers[:8])
   # Drafted one by one, tokens do not see those of the same pass behind them.
   alone = 2 * 8 * 8 * 4 * (4 - 1) / 8 * scores
   assert flops == pytest.approx(once + heads - alone)
-  assert found.memory(1, 100).keys() == {"target weights", "target cache"}
+  assert candidate.memory(1, 100).keys() == {"target weights", "target cache"}
 
 
 def test_a_layer_skip_reads_what_it_keeps_and_takes_no_memory():
@@ -329,9 +331,9 @@ def test_a_layer_skip_reads_what_it_keeps_and_takes_no_memory():
   assert less.cached == shape.cached / 2
   whole = Deployment(shape, V5E)
   draft = dataclasses.replace(whole, shape=less)
-  found = pairs.TargetDraftPair(whole, draft, skips=True)
-  assert found.memory(1, 100).keys() == {"target weights", "target cache"}
-  parts = [(name, times) for name, times, _ in found.round(8, 3, 100).parts]
+  candidate = pairs.TargetDraftPair(whole, draft, skips=True)
+  assert candidate.memory(1, 100).keys() == {"target weights", "target cache"}
+  parts = [(name, times) for name, times, _ in candidate.round(8, 3, 100).parts]
   assert parts == [("draft, 1 token", 3), ("target, 4 tokens", 1)]
   moe = dataclasses.replace(config, num_experts=4, experts_per_token=2)
   experts = [
@@ -346,15 +348,15 @@ def test_a_layer_skip_reads_what_it_keeps_and_takes_no_memory():
 
 
 def test_break_even_and_schedules():
-  found = pair("v5e", TYPICAL)
-  batch = planning.break_even_batch(found, 0, 0.7)
-  assert planning.best_k(found, batch - 1, 0, 0.7).k > 0
-  assert planning.best_k(found, batch, 0, 0.7).k == 0
-  context = planning.break_even_context(found, batch, 0.7)
-  assert planning.best_k(found, batch, context - 1, 0.7).k == 0
-  assert planning.best_k(found, batch, context, 0.7).k > 0
-  assert planning.break_even_batch(found, 0, 1.0, largest=8) is None
-  none = planning.schedule(found, 0, 0.0, largest=8)
+  candidate = pair("v5e", TYPICAL)
+  batch = planning.break_even_batch(candidate, 0, 0.7)
+  assert planning.best_k(candidate, batch - 1, 0, 0.7).k > 0
+  assert planning.best_k(candidate, batch, 0, 0.7).k == 0
+  context = planning.break_even_context(candidate, batch, 0.7)
+  assert planning.best_k(candidate, batch, context - 1, 0.7).k == 0
+  assert planning.best_k(candidate, batch, context, 0.7).k > 0
+  assert planning.break_even_batch(candidate, 0, 1.0, largest=8) is None
+  none = planning.schedule(candidate, 0, 0.0, largest=8)
   assert none == [(1, 8, 0)]
   with pytest.raises(
     ValueError, match="no batch pays: decode autoregressively"
@@ -364,7 +366,7 @@ def test_break_even_and_schedules():
     planning.as_tensorrt_llm(
       [planning.BatchRange(1, 1, 1), planning.BatchRange(2, 8, 2)]
     )
-  batch_ranges = planning.schedule(found, 0, 0.7, largest=2 * batch)
+  batch_ranges = planning.schedule(candidate, 0, 0.7, largest=2 * batch)
   assert batch_ranges[0].first == 1 and batch_ranges[-1].last == 2 * batch
   for a, b in itertools.pairwise(batch_ranges):
     assert b.first == a.last + 1 and b.k < a.k
@@ -378,13 +380,13 @@ def test_break_even_and_schedules():
 
 
 def test_equal_memory_gives_speculation_the_smaller_batch():
-  found = pair("v5p", TYPICAL, share=0.1)
-  ours, baseline = planning.at_equal_memory(found, 8192, [0.8, 0.64])
+  candidate = pair("v5p", TYPICAL, share=0.1)
+  ours, baseline = planning.at_equal_memory(candidate, 8192, [0.8, 0.64])
   assert baseline.k == 0 and ours.k == 2
   assert 0 < ours.batch < baseline.batch
-  found.check_memory(ours.batch, 8192)
+  candidate.check_memory(ours.batch, 8192)
   with pytest.raises(ValueError, match=r"more than the .* that can be used"):
-    found.check_memory(ours.batch + 1, 8192)
+    candidate.check_memory(ours.batch + 1, 8192)
   with pytest.raises(ValueError, match="target weights take most"):
     planning.at_equal_memory(pair(target="llama3-70b"), 100, [0.8])
 
@@ -396,21 +398,21 @@ def test_the_best_draft_is_neither_the_largest_nor_the_smallest():
   )
   distribution = theory.fit_power_law([1e8, 2e9, 8e9], [0.61, 0.71, 0.75])
   drafts = [shapes.scaled(target.shape, 10.0**-i) for i in range(4)]
-  found = planning.best_draft(target, drafts, distribution, 1, 2048)
-  assert [sized.alpha for sized in found] == sorted(
-    [sized.alpha for sized in found], reverse=True
+  sizes = planning.best_draft(target, drafts, distribution, 1, 2048)
+  assert [sized.alpha for sized in sizes] == sorted(
+    [sized.alpha for sized in sizes], reverse=True
   )
-  gains = [sized.best.speedup for sized in found]
+  gains = [sized.best.speedup for sized in sizes]
   assert max(gains) > gains[0] == 1 and max(gains) > gains[-1]
 
 
 def test_the_best_tree_beats_the_best_chain():
-  found = pair("v5e", TYPICAL)
-  chain = planning.best_k(found, 1, 2048, 0.6)
-  tree = planning.best_tree(found, 1, 2048, [0.6, 0.2, 0.1])
-  baseline = found.baseline(1, 2048).seconds
+  candidate = pair("v5e", TYPICAL)
+  chain = planning.best_k(candidate, 1, 2048, 0.6)
+  tree = planning.best_tree(candidate, 1, 2048, [0.6, 0.2, 0.1])
+  baseline = candidate.baseline(1, 2048).seconds
   assert tree.tokens * baseline / tree.seconds > chain.speedup
-  assert planning.best_tree(found, 4096, 0, [0.3]).paths == []
+  assert planning.best_tree(candidate, 4096, 0, [0.3]).paths == []
 
 
 def test_a_sparse_mixture_gains_least_at_batch_one():
@@ -418,13 +420,13 @@ def test_a_sparse_mixture_gains_least_at_batch_one():
   shape = shapes.get("qwen3-30b-a3b")
   target = Deployment(shape, H100, correlation=1.0)
   draft = Deployment(shapes.get("qwen3-0.6b"), H100)
-  found = pairs.TargetDraftPair(target, draft)
+  candidate = pairs.TargetDraftPair(target, draft)
   one, many = (
-    planning.best_k(found, batch, 512, 0.8).speedup for batch in (1, 32)
+    planning.best_k(candidate, batch, 512, 0.8).speedup for batch in (1, 32)
   )
   assert many > one
   alike = dataclasses.replace(
-    found, target=dataclasses.replace(target, correlation=0.57)
+    candidate, target=dataclasses.replace(target, correlation=0.57)
   )
   assert planning.best_k(alike, 1, 512, 0.8).speedup > one
 

@@ -27,11 +27,11 @@ MEASURED = hardware.Hardware(
 @pytest.fixture
 def calls(monkeypatch):
   """What was measured, in order; every measurement takes no time."""
-  made = []
+  log = []
 
   def fake(kind, rate):
     def measure(argument):
-      made.append((kind, argument))
+      log.append((kind, argument))
       return rate
 
     monkeypatch.setattr(hardware, f"measure_{kind}", measure)
@@ -40,7 +40,7 @@ def calls(monkeypatch):
   fake("bandwidth", 3e10)
   fake("copy", 1e10)
   fake("flops", 1e11)
-  return made
+  return log
 
 
 @pytest.mark.parametrize(
@@ -96,13 +96,13 @@ def test_damaged_text_is_refused(text):
 
 def test_a_machine_is_measured_once(calls, tmp_path):
   folder = tmp_path / "new" / "folder"
-  said = []
-  first = hardware.local(folder=folder, progress=said.append)
+  lines = []
+  first = hardware.local(folder=folder, progress=lines.append)
   count = len(calls)
   assert {kind for kind, _ in calls} == {"bandwidth", "copy", "flops"}
-  assert said[0] == "reading 4 MiB" and "multiplying int8" in said
-  assert hardware.local(folder=folder, progress=said.append) == first
-  assert len(calls) == count == len(said)
+  assert lines[0] == "reading 4 MiB" and "multiplying int8" in lines
+  assert hardware.local(folder=folder, progress=lines.append) == first
+  assert len(calls) == count == len(lines)
   assert hardware.local(refresh=True, folder=folder) == first
   assert len(calls) == 2 * count
   (file,) = folder.iterdir()  # no scratch is left
@@ -123,10 +123,10 @@ def test_a_damaged_file_is_measured_anew(calls, tmp_path, content):
 
 def test_a_folder_that_cannot_be_written_is_said(calls, tmp_path):
   (tmp_path / "file").write_text("")
-  said = []
-  found = hardware.local(folder=tmp_path / "file", progress=said.append)
-  assert found.flops["float32"] == 1e11
-  assert said[-1].startswith("not cached")
+  lines = []
+  rates = hardware.local(folder=tmp_path / "file", progress=lines.append)
+  assert rates.flops["float32"] == 1e11
+  assert lines[-1].startswith("not cached")
 
 
 def test_another_machine_has_another_file(calls, monkeypatch, tmp_path):
@@ -179,8 +179,8 @@ def test_at_most_a_quarter_of_free_memory(
   calls, monkeypatch, tmp_path, free, sizes
 ):
   monkeypatch.setattr(hardware, "device_memory", lambda: (None, free))
-  found = hardware.local(folder=tmp_path)
-  assert [size >> 20 for size, _ in found.bandwidth] == sizes
+  rates = hardware.local(folder=tmp_path)
+  assert [size >> 20 for size, _ in rates.bandwidth] == sizes
   assert ("copy", sizes[-1] << 20) in calls
 
 

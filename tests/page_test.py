@@ -96,16 +96,16 @@ def test_every_token_is_there_once_with_its_text_as_it_was():
 
 def test_a_tip_says_round_place_and_probabilities():
   reader = Reader(render(section(names=["t"] * 2 + ["<0xE2>"])))
-  said = [re.sub(r"\s+", " ", tip).strip() for tip in reader.tips]
-  assert said[0] == (
+  tips = [re.sub(r"\s+", " ", tip).strip() for tip in reader.tips]
+  assert tips[0] == (
     "“The” no draft · id 0 round 1, token 1 of 1 draft not drafted target 0.500"
   )
-  assert said[1].startswith("“↵ old” accepted draft · id 1 round 2, token 1 of")
-  assert said[1].endswith("draft 0.750 target 0.250")
-  assert said[2].startswith("<0xE2> accepted draft · id 2 · no text of its own")
-  assert said[3].endswith("round 2, token 3 of 3 draft 0.000 target 2.0e-05")
-  assert said[4].endswith("draft 1.000 target 1.000")
-  assert said[5].endswith(
+  assert tips[1].startswith("“↵ old” accepted draft · id 1 round 2, token 1 of")
+  assert tips[1].endswith("draft 0.750 target 0.250")
+  assert tips[2].startswith("<0xE2> accepted draft · id 2 · no text of its own")
+  assert tips[3].endswith("round 2, token 3 of 3 draft 0.000 target 2.0e-05")
+  assert tips[4].endswith("draft 1.000 target 1.000")
+  assert tips[5].endswith(
     "round 3, token 2 of 2 draft not drafted target 1.000"
   )
 
@@ -120,8 +120,8 @@ def test_nothing_from_outside_becomes_markup():
   baseline = render(section([t._replace(text="x") for t in TOKENS]))
   reader = Reader(text)
   assert sum(tag == "script" for tag, _ in reader.elements) == 1
-  known = {tag for tag, _ in Reader(baseline).elements}
-  assert {tag for tag, _ in reader.elements} <= known | {"tr", "th", "td"}
+  allowed = {tag for tag, _ in Reader(baseline).elements}
+  assert {tag for tag, _ in reader.elements} <= allowed | {"tr", "th", "td"}
   assert "alert('1')" not in text and "$title " in text
   assert not set(text) & {"\x00", "\x1b", "\u202e"}
   text.encode("utf-8")  # no half of a surrogate pair is left

@@ -127,16 +127,16 @@ def test_lines_are_told_apart_and_all_is_last_black_and_thick():
   groups = ["all", *(f"group {i}" for i in range(14))]
   left, right = plots._by_group(over_k(groups), "", ()).axes
   for axes in (left, right):
-    found = lines(axes)
-    assert list(found) == [*groups[1:], "all"]
-    everything = found.pop("all")
+    drawn = lines(axes)
+    assert list(drawn) == [*groups[1:], "all"]
+    everything = drawn.pop("all")
     assert everything.get_color() == "black"
-    widest = max(line.get_linewidth() for line in found.values())
+    widest = max(line.get_linewidth() for line in drawn.values())
     assert everything.get_linewidth() > 1.5 * widest
     marks = {
-      line.get_marker() + line.get_linestyle() for line in found.values()
+      line.get_marker() + line.get_linestyle() for line in drawn.values()
     }
-    assert len(marks) == len(found)  # without their colours
+    assert len(marks) == len(drawn)  # without their colours
     assert all(tick == round(tick) for tick in axes.get_xticks())
     np.testing.assert_array_equal(everything.get_xdata(), [1, 2, 4])
   np.testing.assert_allclose(lines(left)["all"].get_ydata(), [1.2, 1.4, 1.8])
@@ -189,13 +189,13 @@ def test_what_cannot_be_drawn_is_refused():
 
 def test_passes_show_milliseconds_quartiles_and_the_roof():
   [axes] = laid_out(FIGURES["passes"]).axes
-  found = lines(axes)
-  assert [label.split(":")[0] for label in found] == [
+  drawn = lines(axes)
+  assert [label.split(":")[0] for label in drawn] == [
     "batch 1",
     "batch 4",
     "roof",
   ]
-  line = found["batch 4"]
+  line = drawn["batch 4"]
   np.testing.assert_allclose(line.get_ydata(), [16, 32, 64, 128])
   [bars] = axes.containers[1].lines[2]
   np.testing.assert_allclose(bars.get_segments()[0], [[1, 15.2], [1, 19.2]])

@@ -70,13 +70,13 @@ def test_a_calibrated_machine_and_its_early_exit(tmp_path):
     Overhead(((1, 1e-3, 0.0),)),
     Errors(0.0, 0.0, 0),
   )
-  known = Calibration(
+  saved = Calibration(
     programs.HARDWARE,
     {name: fit, f"{name}, first 10 layers": fit},
     {f"{name}, exit after 10, coupled, greedy": overhead},
   )
   path = tmp_path / "calibration.json"
-  path.write_text(known.to_json())
+  path.write_text(saved.to_json())
   done = run(
     f"--calibration={path}", f"--target={name}", "--exit_layer=10",
     "--context=64", "--most=1", "--alpha=1",
@@ -85,7 +85,7 @@ def test_a_calibrated_machine_and_its_early_exit(tmp_path):
   assert f"beside the passes: as of {name}, exit after 10" in done.stderr
   chip = chips.of_hardware(programs.HARDWARE)
   types = {"weights": "float32", "kv": "float32"}
-  target = known.place(name, Deployment(shapes.get(name), chip, **types))
+  target = saved.place(name, Deployment(shapes.get(name), chip, **types))
   pair = TargetDraftPair(
     target,
     dataclasses.replace(target, stop=10),

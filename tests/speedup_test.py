@@ -117,9 +117,9 @@ def test_rounds_until_a_text_is_finished_by_enumeration():
 
 def test_latency_of_autoregressive_decoding_is_its_round():
   assert theory.latency([], 0.1, 16) == pytest.approx((0.1, 0.1))
-  found = theory.latency([0.5], 0.1, 64)
-  assert 0.1 / 1.5 < found.mean < 0.1 / 1.5 * 1.02  # the last round is cut
-  assert found.mean < found.p99 < 0.1
+  result = theory.latency([0.5], 0.1, 64)
+  assert 0.1 / 1.5 < result.mean < 0.1 / 1.5 * 1.02  # the last round is cut
+  assert result.mean < result.p99 < 0.1
 
 
 def test_a_power_distribution_goes_through_its_points():

@@ -75,21 +75,21 @@ def test_loops_of_unknown_length_count_as_told():
   text = TEXT.replace(', backend_config={"known_trip_count":{"n":"3"}}', "")
   for unknown in (0, 1, 5):
     touched = traffic.touches(hlo.Program(text), unknown)
-    found = {t.name: t.times for t in touched}
-    assert found.get("written", 0) == unknown
+    counts = {t.name: t.times for t in touched}
+    assert counts.get("written", 0) == unknown
 
 
 def test_collectives_by_kind():
-  found = traffic.exchanges(hlo.Program(TEXT))
-  assert [(x.kind, x.shape, x.bytes) for x in found] == [
+  exchanges = traffic.exchanges(hlo.Program(TEXT))
+  assert [(x.kind, x.shape, x.bytes) for x in exchanges] == [
     ("all-reduce", ((4, 8),), 128.0),
     ("all-gather", ((8, 8),), 256.0),
   ]
-  assert traffic.by_kind(found) == {
+  assert traffic.by_kind(exchanges) == {
     "all-gather": (1.0, 256.0),
     "all-reduce": (1.0, 128.0),
   }
-  assert found[0].source == "jit(step)/sum"
+  assert exchanges[0].source == "jit(step)/sum"
 
 
 def test_a_program_without_any():

@@ -20,8 +20,8 @@ def test_expected_tokens_are_the_products_of_the_paths():
 
 @pytest.mark.parametrize("level_seconds", [0.0, 0.05, 0.5, 2.0])
 def test_no_size_and_depth_pays_more(level_seconds):
-  found = trees.best(RATES, FLAT, level_seconds)
-  rate = found.tokens / found.seconds
+  choice = trees.best(RATES, FLAT, level_seconds)
+  rate = choice.tokens / choice.seconds
   for size in range(8):
     for levels in range(1, 8):
       paths = draft_tree.optimal(np.tile(RATES, (levels, 1)), size)
@@ -43,8 +43,8 @@ def test_where_every_node_costs_a_token_nothing_is_drafted():
 
 
 def test_times_between_the_measured_ones_are_interpolated():
-  found = trees.best([0.9], {1: 1.0, 5: 1.4}, 0.0)
-  assert len(found.paths) == 4
+  choice = trees.best([0.9], {1: 1.0, 5: 1.4}, 0.0)
+  assert len(choice.paths) == 4
   assert trees.best([0.9], {1: 1.0, 3: 1.2, 5: 9.0}, 0.0).seconds == 1.2
 
 
