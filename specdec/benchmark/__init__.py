@@ -1,1 +1,1 @@
-"""Measures decoding: prompts, sessions, timing, metrics, results."""
+"""Measures decoding: setups, decoders, comparison, timing, metrics, results."""
