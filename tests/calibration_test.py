@@ -1,4 +1,4 @@
-"""Fits of the cost model recover what made the times, and say when not."""
+"""Fits recover the parameters that generated the times, or report errors."""
 
 import dataclasses
 import json

@@ -91,7 +91,7 @@ def test_scaled_models_have_about_the_share_asked_for():
 
 @pytest.mark.parametrize("name", ["llama3-8b", "gemma2-2b", "smollm2-135m"])
 def test_bytes_and_flops_are_those_of_the_bounds(name):
-  """Written apart, for a pass: closed_form.py."""
+  """The oracle is closed_form.py."""
   config = presets.get(name, "bfloat16")
   batch, tokens, context = 4, 3, 5000
   cost = Deployment(shapes.get(name), V5E).cost(batch, tokens, context)
@@ -439,7 +439,7 @@ def test_a_pair_shares_its_vocabulary():
 
 
 def test_a_draft_replicated_or_shared():
-  """Latency of collectives is what a small shared draft waits for."""
+  """A small tensor-parallel draft is bound by the latency of collectives."""
   target = Deployment(shapes.get("llama3-70b"), V5E, ways=8)
   small = shapes.get("llama3-1b")
   alone, shared = Deployment(small, V5E), Deployment(small, V5E, ways=8)

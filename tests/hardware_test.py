@@ -1,4 +1,4 @@
-"""The machine at hand: measured soundly, kept once, read back as it was.
+"""Rates of this machine: measured, cached once, read back unchanged.
 
 Nothing here depends on how fast or how quiet the machine is.
 """
@@ -26,7 +26,7 @@ MEASURED = hardware.Hardware(
 
 @pytest.fixture
 def calls(monkeypatch):
-  """What was measured, in order; every measurement takes no time."""
+  """Records measurements in order; each is instantaneous."""
   log = []
 
   def fake(kind, rate):
@@ -200,7 +200,7 @@ GROUPS = {  # line of /proc/self/cgroup, folder, names of the files
 
 @pytest.fixture
 def machine(tmp_path, request):
-  """Root of a machine of 64 GiB, 48 of them free, and a writer of cgroups."""
+  """Returns the root of a 64 GiB machine, 48 free, and a writer of cgroups."""
   line, base, names = GROUPS[request.param]
   proc = tmp_path / "proc"
   (proc / "self").mkdir(parents=True)

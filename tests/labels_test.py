@@ -1,4 +1,4 @@
-"""Names that users and files give are drawn letter by letter."""
+"""Names from users and files are printed literally in figures."""
 
 import xml.etree.ElementTree
 

@@ -1,7 +1,4 @@
-"""The planned memory of a generation against the peak of its process.
-
-Peaks are of the resident set, in bytes, where Linux tells them.
-"""
+"""Planned memory against the peak resident set of a process (Linux)."""
 
 import json
 import os

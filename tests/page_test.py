@@ -1,4 +1,4 @@
-"""The page of a generation: complete, escaped, self-contained."""
+"""The HTML page of a generation is complete, escaped and self-contained."""
 
 import html.parser
 import math

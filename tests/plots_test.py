@@ -1,7 +1,6 @@
-"""Figures hold what they were given, with every text inside and none on data.
+"""Figures contain all data; texts lie inside the figure and off the data.
 
-Figures are looked at as objects, laid out but not drawn, but where a file is
-the point.
+Inspects laid-out Figure objects without drawing, unless a file is tested.
 """
 
 import inspect

@@ -1,5 +1,4 @@
-"""scripts/roofline.py in a process of its own: its flags are named like those
-of programs that decode."""
+"""scripts/roofline.py as a subprocess; its flags clash with decoding's."""
 
 import csv
 import dataclasses

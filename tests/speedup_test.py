@@ -1,6 +1,4 @@
-"""What speculation gains, by formula: the papers' tables and exact
-distributions.
-"""
+"""The formulas of speedup against published tables and exact distributions."""
 
 import itertools
 

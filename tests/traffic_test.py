@@ -1,4 +1,4 @@
-"""Traffic and collectives read off a program whose numbers are known."""
+"""Counts traffic and collectives of a hand-counted program."""
 
 from specdec.compiled import hlo, traffic
 

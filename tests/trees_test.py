@@ -1,4 +1,4 @@
-"""The tree that pays, against all trees of all sizes."""
+"""The best tree against exhaustive search over all trees."""
 
 import numpy as np
 import pytest

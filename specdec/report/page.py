@@ -158,7 +158,7 @@ def _token(
     f'<span class="t {kind}{none}" tabindex="0" aria-describedby="{label}">'
     f"{_text(token.text)}"
     f'<span class="tip" id="{label}" role="tooltip" dir="ltr">'
-    f'<span class="said">{quoted} </span>'
+    f'<span class="quoted">{quoted} </span>'
     f"<span>{NAMES[token.origin]} · id {token.id}{silent} </span>"
     f"<span>{where} </span>"
     f"{_bar('draft', token.draft_log_prob)}{_bar('target', token.log_prob)}"
