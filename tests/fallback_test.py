@@ -14,7 +14,7 @@ import pytest
 
 import decode_distribution_test as table_distribution
 import learned_distribution_test as learned_distribution
-import noise_test as noise
+import noise_test
 from learned_kinds import KINDS, V, draft_head, head_config, target, weights
 from learned_test import (
   BATCH,
@@ -32,7 +32,7 @@ from learned_test import (
   teacher,
 )
 from noise_test import record  # noqa: F401, a fixture
-from specdec import acceptance, draft_shape, draft_tree, drafters
+from specdec import acceptance, draft_shape, draft_tree, drafters, noise
 from specdec.drafters.heads import serve
 from specdec.testing import table_model
 from specdec.types import Draft
@@ -271,14 +271,14 @@ def test_a_distribution_of_one_token_is_no_distribution(rule):
 def test_no_address_of_noise_repeats(record):  # noqa: F811
   drafter, params = distribution_drafter("mtp", ())
   for row in range(2):
-    noise.generate(
+    noise_test.generate(
       acceptance.rejection(),
       drafter,
       rows=slice(row, row + 1),
       index=jnp.array([row]),
       target=table_model.model(table_distribution.V),
       params=params,
-      prompt=noise.PROMPT % table_distribution.V,
+      prompt=noise_test.PROMPT % table_distribution.V,
     )
   jax.effects_barrier()
   counts = collections.Counter(record)
@@ -290,7 +290,7 @@ def test_no_address_of_noise_repeats(record):  # noqa: F811
 class TestRefusals:
   def test_more_copies_than_the_other_takes(self):
     with pytest.raises(
-      ValueError, match=r"after 5 draft tokens .* first drafts 6"
+      ValueError, match=r"after 5 draft tokens .* lookup drafts 6"
     ):
       drafters.fallback(drafters.lookup(6), learned_of("eagle"))
 

@@ -55,7 +55,12 @@ def shapes_of(
 
   def add(name: str, siblings: str, levels: int, expansion) -> None:
     spec = (expansion or draft_shape.chain(levels)).spec
-    right = tuple(n for n, rule in rules.items() if _fits(spec, rule))
+    # A small tree may be a chain, which is there already.
+    right = tuple(
+      name
+      for name, rule in rules.items()
+      if _fits(spec, rule) and not (expansion and rule.chains_only)
+    )
     if spec.max_nodes == size + 1 and right:
       found.append(Shape(size, name, siblings, levels, expansion, right))
 
