@@ -28,7 +28,7 @@ from specdec.drafters.heads.head_config import HeadConfig
 from specdec.models import layouts, presets, transformer
 from specdec.models.config import TransformerConfig
 from specdec.noise import pilot_key
-from specdec.programs import Places
+from specdec.sharding import Places
 from specdec.types import (
   NO_COST,
   AcceptanceRule,

@@ -10,7 +10,7 @@ from absl import flags
 
 from specdec import multihost, sharding
 from specdec.models.config import TransformerConfig
-from specdec.programs import Places
+from specdec.sharding import Places
 
 _BEFORE = set(flags.FLAGS)
 flags.DEFINE_string(
@@ -130,26 +130,19 @@ def places(
       raise ValueError("--draft_ways is for --mesh")
     return None
   size = sharding.parse(FLAGS.mesh)
-  ways = size["model"]
   if FLAGS.distributed and math.prod(size.values()) != jax.device_count():
     raise ValueError(
       f"--mesh={FLAGS.mesh} and the processes together have "
       f"{jax.device_count()} devices; --distributed takes all of them"
     )
-  if not 1 <= (FLAGS.draft_ways or 1) <= ways:
+  if not 1 <= (FLAGS.draft_ways or 1) <= size["model"]:
     raise ValueError(
-      f"--draft_ways={FLAGS.draft_ways}; it must be in 1..{ways}, the mesh's "
-      "model axis"
+      f"--draft_ways={FLAGS.draft_ways}; it must be in 1..{size['model']}, the "
+      "mesh's model axis"
     )
-  models = [("the target", target, ways)]
-  if draft is not None:
-    models.append(("the draft", draft, FLAGS.draft_ways or ways))
-  parts = [w for _, _, w in models]
-  parts += [sharding.shards(w, config.num_kv_heads) for _, config, w in models]
-  mesh = sharding.make_mesh(**size, parts=parts, devices=devices)
-  found = [
-    sharding.place(mesh, config.counts, w, who) for who, config, w in models
-  ]
   if whole:
-    found.append(sharding.place(mesh, target.counts, 1))
-  return Places(*found)
+    return sharding.places(FLAGS.mesh, target.counts, target.counts, 1, devices)
+  draft = draft and draft.counts
+  return sharding.places(
+    FLAGS.mesh, target.counts, draft, FLAGS.draft_ways, devices
+  )

@@ -7,14 +7,22 @@ in; this module imports none of them. Whatever jax_enable_x64 says, numbers have
 """
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from specdec import cache as kv
-from specdec import sampling, step
+from specdec import multihost, sharding, step
+from specdec.inputs import (
+  Inputs,
+  check_pair,
+  check_shapes,
+  check_weights,
+  checked,
+)
 from specdec.noise import row_keys
 from specdec.types import (
   NO_DRAFT,
@@ -28,50 +36,13 @@ from specdec.types import (
   DraftSpec,
   Model,
   Params,
+  PyTree,
   Sampling,
   Stats,
 )
 
 MAX_ROUNDS = np.iinfo(np.int32).max
 _PARTS = ("target", "drafter", "rule")  # static arguments of every program
-
-
-def check_pair(spec: DraftSpec, rule: AcceptanceRule) -> None:
-  """Refuses a drafter, by its spec, whose drafts a rule cannot evaluate.
-
-  Raises:
-    ValueError: says why.
-  """
-  if rule.chains_only and not spec.chain:
-    raise ValueError(
-      f"{rule.name} evaluates chains, and {spec.name} drafts trees: give it "
-      "k, or shape=chain(k)"
-    )
-  if spec.siblings not in rule.siblings:
-    why = ""
-    if spec.siblings == "deterministic":
-      why = (
-        ", as it reads the distribution that each draft token was drawn from"
-      )
-    raise ValueError(
-      f"siblings of {spec.name} are {spec.siblings!r}; {rule.name} is right "
-      f"for {', '.join(sorted(rule.siblings))}{why}"
-    )
-  ascending = tuple(sorted(set(spec.widths)))
-  if spec.widths != ascending or spec.widths[-1:] != (spec.max_nodes,):
-    raise ValueError(
-      f"widths = {spec.widths} of {spec.name}; they must ascend and end with "
-      f"max_nodes = {spec.max_nodes}"
-    )
-  if spec.widths[0] < 1:
-    raise ValueError(
-      f"widths = {spec.widths} of {spec.name}; each must be at least 1"
-    )
-  if spec.parents is not None and DraftSpec.of(spec.parents)[:2] != spec[:2]:
-    raise ValueError(
-      f"parents = {spec.parents} of {spec.name} are not the tree of max_nodes "
-      f"= {spec.max_nodes} and max_depth = {spec.max_depth}"
-    )
 
 
 def _in_32_bits(function):
@@ -103,13 +74,8 @@ def start(
 ) -> DecodeState:
   """Prefill: the state before the first round. Arguments as `generate`'s."""
   check_pair(drafter.spec, rule)
-  _check_shapes(prompt, prompt_length, sampling, limit, index)
-  for path, leaf in jax.tree.leaves_with_path(params):
-    if leaf.dtype.itemsize > 4:
-      raise ValueError(
-        f"params{jax.tree_util.keystr(path)} is {leaf.dtype}; weights must "
-        "have 32 bits or fewer: cast them"
-      )
+  check_shapes(Inputs(prompt, prompt_length, key, sampling, limit, index))
+  check_weights(params)
   batch, size = prompt.shape
   if size > max_length:
     raise ValueError(
@@ -135,7 +101,7 @@ def start(
     features=spec.features,
   )
   state = DecodeState(
-    keys=_row_keys(key, index),
+    keys=row_keys(key, index),
     tokens=tokens,
     length=length,
     limit=limit,
@@ -163,10 +129,6 @@ def start(
   return state.replace(
     draft_state=drafter.init(params, context, prefill_output)
   )
-
-
-# Functions here have an argument of the module's name.
-_row_keys, _settings = row_keys, sampling.settings
 
 
 @functools.partial(jax.jit, static_argnames=_PARTS, donate_argnames=("state",))
@@ -198,81 +160,152 @@ def run(
   return jax.lax.while_loop(unfinished, body, (state, jnp.int32(0)))[0]
 
 
-def _check_shapes(
-  prompt, prompt_length, sampling, limit=None, index=None
-) -> None:
-  """Refuses arguments of `start` whose shapes or types do not fit."""
-  if np.ndim(prompt) != 2 or 0 in np.shape(prompt):
-    raise ValueError(
-      f"prompt has shape {np.shape(prompt)}; it must be [B, P], B rows of P "
-      "token ids"
-    )
-  batch = np.shape(prompt)[0]
-  rows = {"prompt_length": prompt_length, "limit": limit, "index": index}
-  for name, value in {"prompt": prompt, **rows}.items():
-    if value is None:
-      continue
-    dtype = value.dtype if hasattr(value, "dtype") else np.asarray(value).dtype
-    if not jnp.issubdtype(dtype, jnp.integer):
-      raise ValueError(f"{name} is {dtype}; it must be integers")
-  rows |= {f"sampling.{name}": x for name, x in vars(sampling).items()}
-  for name, value in rows.items():
-    if value is not None and np.shape(value) != (batch,):
-      raise ValueError(
-        f"{name} has shape {np.shape(value)}; it must be ({batch},), an entry "
-        "for each row of the prompt"
-      )
-
-
-_INT32 = np.iinfo(np.int32)
-
-
-def _within(name: str, value, low: int, high: int = _INT32.max) -> None:
-  value = np.asarray(value)
-  bad = value[(value < low) | (value > high)]
-  if bad.size:
-    raise ValueError(f"{name} = {bad.flat[0]}; it must be in {low}..{high}")
-
-
-def _checked(
-  target, prompt, prompt_length, eos_ids, max_length, sampling, limit, index
-) -> tuple[Array | None, ...]:
-  """Checks what a caller gives; returns the integers of it as int32 arrays.
-
-  Returns:
-    (prompt, prompt_length, eos_ids, limit, index).
-  """
-  _check_shapes(prompt, prompt_length, sampling, limit, index)
-  eos_ids = np.asarray(eos_ids) if np.size(eos_ids) else np.zeros(0, np.int32)
-  if not np.issubdtype(eos_ids.dtype, np.integer):
-    raise ValueError(f"eos_ids is {eos_ids.dtype}; it must be integers")
-  _within("eos_ids", eos_ids, _INT32.min)
-  _within("max_length", max_length, 1)
-  given = prompt, prompt_length, limit, index
-  leaves = jax.tree.leaves((given, sampling))
-  # Inside somebody's jit values are not known.
-  if not any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
-    size = np.shape(prompt)[1]
-    _within("prompt_length", prompt_length, 1, size)
-    inside = np.arange(size) < np.asarray(prompt_length)[:, None]
-    _within("token id", np.asarray(prompt)[inside], 0, target.vocab_size - 1)
-    for name, value in {"limit": limit, "index": index}.items():
-      _within(name, 0 if value is None else value, 0)
-    _settings(len(inside), **vars(sampling))  # refuses what is out of range
-  return tuple(
-    x if x is None else jnp.asarray(x, jnp.int32)
-    for x in (prompt, prompt_length, eos_ids, limit, index)
+def _start(target, drafter, rule, params, inputs: Inputs, max_length: int):
+  return start(
+    target,
+    drafter,
+    rule,
+    params,
+    inputs.prompt,
+    inputs.prompt_length,
+    inputs.key,
+    max_length=max_length,
+    sampling=inputs.sampling,
+    limit=inputs.limit,
+    index=inputs.index,
   )
 
 
 @functools.partial(jax.jit, static_argnames=(*_PARTS, "max_length"))
-def _generate(
-  target, drafter, rule, params, prompt, prompt_length, key, eos_ids, **options
-):
-  state = start(
-    target, drafter, rule, params, prompt, prompt_length, key, **options
-  )
+def _generate(target, drafter, rule, params, inputs, eos_ids, max_length):
+  state = _start(target, drafter, rule, params, inputs, max_length)
   return run(target, drafter, rule, params, state, eos_ids)
+
+
+class Programs(NamedTuple):
+  """A generation's two programs on a mesh: jitted, with their shardings.
+
+  start(params, inputs) -> DecodeState
+  run(params, state, eos_ids, max_rounds) -> DecodeState; the state is donated
+  """
+
+  start: Callable[[Params, Inputs], DecodeState]
+  run: Callable[[Params, DecodeState, Array, Array], DecodeState]
+  inputs: Inputs  # of shardings
+  state: DecodeState  # of shardings
+  shapes: DecodeState  # of ShapeDtypeStructs, with them
+
+
+def input_shardings(inputs: Inputs, places: sharding.Places) -> Inputs:
+  """Shardings of a generation's inputs: rows are split, the key is not."""
+  rows, whole = (places.target.sharding(n) for n in (("rows",), ()))
+  return jax.tree.map(lambda _: rows, inputs)._replace(key=whole)
+
+
+def on_mesh(
+  target: Model,
+  drafter: Drafter,
+  rule: AcceptanceRule,
+  params: PyTree,
+  inputs: Inputs,
+  max_length: int,
+  places: sharding.Places,
+) -> Programs:
+  """Compiles `start` and `run` with a sharding for every leaf in and out.
+
+  Nothing in models, drafters or rules depends on the mesh but the placement
+  that a model was constructed with.
+
+  Args:
+    params: arrays or shapes; their `sharding` says where each lies.
+    inputs: arrays or shapes.
+
+  Raises:
+    ValueError: the rows do not divide over the mesh.
+  """
+  parts = target, drafter, rule
+
+  def first(params: Params, inputs: Inputs) -> DecodeState:
+    return _start(*parts, params, inputs, max_length)
+
+  def rest(params, state, eos_ids, max_rounds):
+    return run(*parts, params, state, eos_ids, max_rounds)
+
+  shapes = jax.eval_shape(first, params, inputs)
+  weights = jax.tree.map(lambda x: x.sharding, params)
+  given = input_shardings(inputs, places)
+  state = sharding.of_state(shapes, *places)
+  whole = places.target.sharding(())
+  return Programs(
+    jax.jit(first, in_shardings=(weights, given), out_shardings=state),
+    jax.jit(
+      rest,
+      in_shardings=(weights, state, whole, whole),
+      out_shardings=state,
+      donate_argnums=1,
+    ),
+    given,
+    state,
+    jax.tree.map(
+      lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
+      shapes,
+      state,
+    ),
+  )
+
+
+@functools.lru_cache(maxsize=64)
+def _on_mesh(parts, max_length, places, form, leaves) -> Programs:
+  """`on_mesh`, cached by all that it depends on."""
+  params, inputs = jax.tree.unflatten(form, leaves)
+  return on_mesh(*parts, params, inputs, max_length, places)
+
+
+class _Generation(NamedTuple):
+  """A generation whose arguments were checked."""
+
+  start: Callable[[], DecodeState]
+  run: Callable[[DecodeState, int], DecodeState]
+
+
+def _generation(
+  parts, params, inputs: Inputs, eos_ids, max_length: int, mesh
+) -> _Generation:
+  """Returns prefill and loop of checked arguments, on a mesh or not."""
+  if mesh is None:
+    return _Generation(
+      lambda: _start(*parts, params, inputs, max_length),
+      lambda state, n: run(*parts, params, state, eos_ids, n),
+    )
+  places = mesh
+  if isinstance(mesh, sharding.Placement):
+    places = sharding.Places(mesh)
+  devices = set(places.target.mesh.devices.flat)
+  for path, leaf in jax.tree.leaves_with_path(params):
+    if leaf.sharding.device_set != devices:
+      raise ValueError(
+        f"params{jax.tree_util.keystr(path)} does not lie on the mesh: load "
+        "the checkpoint with place=, or device_put it by checkpoints.shardings"
+      )
+  shapes = (
+    jax.tree.map(
+      lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding),
+      params,
+    ),
+    jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), inputs),
+  )
+  leaves, form = jax.tree.flatten(shapes)
+  made = _on_mesh(parts, max_length, places, form, tuple(leaves))
+  key, whole = inputs.key, places.target.sharding(())
+  put = multihost.put
+  inputs = jax.tree.map(
+    put, inputs._replace(key=None), made.inputs._replace(key=None)
+  )
+  inputs, eos_ids = inputs._replace(key=key), put(eos_ids, whole)
+  return _Generation(
+    lambda: made.start(params, inputs),
+    lambda state, n: made.run(params, state, eos_ids, put(np.int32(n), whole)),
+  )
 
 
 def generate(
@@ -289,6 +322,7 @@ def generate(
   eos_ids: Sequence[int] = (),
   limit: Array | None = None,
   index: Array | None = None,
+  mesh: sharding.Places | sharding.Placement | None = None,
 ) -> DecodeState:
   """Prompt in, text out: prefill and all rounds as one compiled program.
 
@@ -306,6 +340,9 @@ def generate(
     limit: [B] length at which a row stops; default max_length.
     index: [B] numbers that name the rows' noise; default 0..B-1. A row's text
       depends on its index and not on its place or its neighbours.
+    mesh: where target and draft lie (`sharding.places`); target, drafter and
+      params were constructed and loaded for it. Prefill and loop are then two
+      programs. Default: one device.
 
   Returns:
     The last DecodeState: row b's text is tokens[b, :length[b]]. A row whose
@@ -315,25 +352,16 @@ def generate(
     ValueError: prompt_length out of 1..P; token ids that the target does not
       have; arrays of another batch size; P > max_length; a drafter whose
       siblings the rule is not right for; distributions over different
-      vocabularies.
+      vocabularies; rows that do not divide over the mesh, or weights that do
+      not lie on it.
   """
-  prompt, prompt_length, eos_ids, limit, index = _checked(
-    target, prompt, prompt_length, eos_ids, max_length, sampling, limit, index
-  )
-  return _generate(
-    target,
-    drafter,
-    rule,
-    params,
-    prompt,
-    prompt_length,
-    key,
-    eos_ids,
-    max_length=max_length,
-    sampling=sampling,
-    limit=limit,
-    index=index,
-  )
+  inputs = Inputs(prompt, prompt_length, key, sampling, limit, index)
+  inputs, eos_ids = checked(inputs, eos_ids, max_length, target.vocab_size)
+  parts = target, drafter, rule
+  if mesh is None:
+    return _generate(*parts, params, inputs, eos_ids, max_length)
+  whole = _generation(parts, params, inputs, eos_ids, max_length, mesh)
+  return whole.run(whole.start(), MAX_ROUNDS)
 
 
 def _pending_only() -> Drafter:
@@ -386,6 +414,7 @@ def stream(
   eos_ids: Sequence[int] = (),
   limit: Array | None = None,
   index: Array | None = None,
+  mesh: sharding.Places | sharding.Placement | None = None,
 ) -> Iterator[DecodeState]:
   """`generate` in pieces: the state after prefill and after every few rounds.
 
@@ -394,23 +423,12 @@ def stream(
   """
   if every < 1:
     raise ValueError(f"every = {every}; it must be >= 1")
-  prompt, prompt_length, eos_ids, limit, index = _checked(
-    target, prompt, prompt_length, eos_ids, max_length, sampling, limit, index
-  )
-  state = start(
-    target,
-    drafter,
-    rule,
-    params,
-    prompt,
-    prompt_length,
-    key,
-    max_length=max_length,
-    sampling=sampling,
-    limit=limit,
-    index=index,
-  )
+  inputs = Inputs(prompt, prompt_length, key, sampling, limit, index)
+  inputs, eos_ids = checked(inputs, eos_ids, max_length, target.vocab_size)
+  parts = target, drafter, rule
+  pieces = _generation(parts, params, inputs, eos_ids, max_length, mesh)
+  state = pieces.start()
   yield state
   while not bool(jnp.all(state.done)):
-    state = run(target, drafter, rule, params, state, eos_ids, every)
+    state = pieces.run(state, every)
     yield state

@@ -13,6 +13,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import jax
 from jax.experimental import mesh_utils
@@ -273,6 +274,49 @@ def place(
     mlp=axes,
   )
   return Placement(mesh, rules)
+
+
+class Places(NamedTuple):
+  """Where the two models lie; `draft` None where the drafter has no cache."""
+
+  target: Placement
+  draft: Placement | None = None
+
+
+def places(
+  mesh: str,
+  target: Mapping[str, int],
+  draft: Mapping[str, int] | None = None,
+  draft_ways: int | None = None,
+  devices=None,
+) -> Places:
+  """Returns where two models lie on one mesh.
+
+  Args:
+    mesh: 'data:N,model:M' (`parse`).
+    target, draft: what is to be split (TransformerConfig.counts); draft None:
+      the drafter has no model.
+    draft_ways: chips of the M that share the draft's weights, default M; 1:
+      each has all of them, as of a trained head.
+    devices: default all of JAX's.
+
+  Raises:
+    ValueError: there are fewer devices, or they do not divide the models.
+  """
+  size = parse(mesh)
+  ways = size["model"]
+  if not 1 <= (draft_ways or 1) <= ways:
+    raise ValueError(
+      f"draft_ways = {draft_ways}; it must be in 1..{ways}, the mesh's model "
+      "axis"
+    )
+  models = [("the target", target, ways)]
+  if draft is not None:
+    models.append(("the draft", draft, draft_ways or ways))
+  parts = [w for _, _, w in models]
+  parts += [shards(w, counts["key"]) for _, counts, w in models]
+  made = make_mesh(**size, parts=parts, devices=devices)
+  return Places(*(place(made, counts, w, who) for who, counts, w in models))
 
 
 def of_state(

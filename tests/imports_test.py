@@ -15,7 +15,7 @@ _CORE = ("types", "draft_tree", "noise", "sampling", "cache", "sharding")
 _CACHED = "utils.constructors"
 _MODELS = (*_CORE, "models", "utils", "multihost")
 _LOOP = (*_MODELS, "draft_shape", "traversal", "stats", "step", "decode")
-_LOOP = (*_LOOP, "programs", "acceptance", "testing")
+_LOOP = (*_LOOP, "inputs", "acceptance", "testing")
 _TOOLS = (*_LOOP, "drafters", "roofline", "checkpoints")
 ALLOWED = {
   "__init__": ("types", "sampling", "decode", "acceptance", "drafters"),
@@ -33,8 +33,8 @@ ALLOWED = {
   "models": (*_CORE, "utils.spelling", _CACHED),
   "acceptance": ("types", "draft_tree", "sampling", _CACHED),
   "step": (*_CORE, "traversal", "stats"),
-  "decode": (*_CORE, "step"),
-  "programs": ("types", "sharding", "decode"),
+  "inputs": ("types", "sampling"),
+  "decode": (*_CORE, "step", "inputs", "multihost"),
   "testing": (*_MODELS, "draft_shape", "traversal", "acceptance"),
   "drafters": (*_CORE, "draft_shape", "models", _CACHED),
   "roofline": (

@@ -13,6 +13,7 @@ import dataclasses
 import functools
 import itertools
 
+import chex
 import jax
 import numpy as np
 import pytest
@@ -24,9 +25,9 @@ from specdec import (
   draft_shape,
   draft_tree,
   drafters,
-  programs,
   sampling,
   sharding,
+  step,
 )
 from specdec.checkpoints import huggingface
 from specdec.compiled import hlo, lowering, traffic
@@ -159,7 +160,7 @@ def inputs(greedy):
   """Eight prompts, every other row sampled unless all are greedy."""
   rng = np.random.default_rng(0)
   temperature = np.zeros(BATCH) if greedy else np.arange(BATCH) % 2
-  return programs.Inputs(
+  return decode.Inputs(
     rng.integers(0, 64, (BATCH, PROMPT), dtype=np.int32),
     rng.integers(1, PROMPT + 1, BATCH, dtype=np.int32),
     jax.random.key(7),
@@ -196,7 +197,7 @@ def places(data, model, draft_ways):
     for c, w in ((TARGET, model), (DRAFT, draft_ways))
   ]
   mesh = sharding.make_mesh(data, model, parts)
-  return programs.Places(
+  return sharding.Places(
     sharding.place(mesh, TARGET.counts, model, "the target"),
     sharding.place(mesh, DRAFT.counts, draft_ways, "the draft"),
   )
@@ -218,7 +219,7 @@ def on_mesh(drafter, rule, where):
     ]
   )
   given = inputs(rule == "greedy")
-  made = programs.on_mesh(
+  made = decode.on_mesh(
     models[0],
     drafter_of(drafter, *models),
     RULES[rule](),
@@ -264,6 +265,77 @@ def test_eight_devices_write_what_one_writes(case):
   for i, n in enumerate(lengths):
     assert ours.tokens[i, :n].tolist() == alone.tokens[i, :n].tolist()
   np.testing.assert_array_equal(ours.stats.rounds, alone.stats.rounds)
+
+
+def by_api(decoding, where, **options):
+  """The arguments of a user who calls decode with mesh=."""
+  models = [
+    transformer.model(config, place)
+    for config, place in zip((TARGET, DRAFT), where)
+  ]
+  params = Params(
+    *[
+      put(sharpened(p), config, place)
+      for p, config, place in zip(weights(), (TARGET, DRAFT), where)
+    ]
+  )
+  given = inputs(greedy=False)
+  return decoding(
+    models[0],
+    drafters.model(models[1], K),
+    acceptance.rejection(),
+    params,
+    given.prompt,
+    given.prompt_length,
+    given.key,
+    max_length=LENGTH,
+    sampling=given.sampling,
+    eos_ids=(3,),
+    mesh=where,
+    **options,
+  )
+
+
+def test_generate_and_stream_take_a_mesh(monkeypatch):
+  """A loop of calls compiles once, and its texts are one device's."""
+  alone = one_device("model", "rejection")
+  traced = chex.assert_max_traces(step.decode_step, n=1)
+  monkeypatch.setattr(step, "decode_step", traced)
+  where = sharding.places("data:2,model:4", TARGET.counts, DRAFT.counts, 2)
+  states = [by_api(decode.generate, where) for _ in range(2)]
+  *_, streamed = by_api(decode.stream, where, every=3)
+  for state in (*states, streamed):
+    assert state.tokens.sharding.mesh == where.target.mesh
+    for i, n in enumerate(alone.length.tolist()):
+      assert state.length[i] == n
+      assert state.tokens[i, :n].tolist() == alone.tokens[i, :n].tolist()
+
+
+def test_a_mesh_needs_weights_that_lie_on_it_and_rows_that_divide():
+  where = sharding.places("data:2,model:4", TARGET.counts)
+  given = inputs(greedy=False)
+  arguments = given.prompt, given.prompt_length, given.key
+  options = {"max_length": LENGTH, "mesh": where.target}
+  model = transformer.model(TARGET, where.target)
+  with pytest.raises(ValueError, match="does not lie on the mesh"):
+    decode.autoregress(
+      model,
+      Params(weights()[0]),
+      *arguments,
+      sampling=given.sampling,
+      **options,
+    )
+  params = Params(put(weights()[0], TARGET, where.target))
+  odd = jax.tree.map(lambda x: x[:3], arguments[:2])
+  with pytest.raises(ValueError, match="3 rows over data:2"):
+    decode.autoregress(
+      model,
+      params,
+      *odd,
+      given.key,
+      sampling=sampling.settings(3),
+      **options,
+    )
 
 
 def test_each_device_reads_its_own_part(tmp_path, monkeypatch):

@@ -20,7 +20,6 @@ from specdec import (
   draft_shape,
   draft_tree,
   drafters,
-  programs,
   sampling,
   sharding,
 )
@@ -73,7 +72,7 @@ def places(mesh):
   data, model = mesh
   heads = sharding.shards(model, TARGET.num_kv_heads)
   made = sharding.make_mesh(data, model, [1, heads])
-  return programs.Places(
+  return sharding.Places(
     sharding.place(made, TARGET.counts, model, "the target"),
     sharding.place(made, head_config("mtp").layers.counts, 1, "the drafter"),
   )
@@ -111,7 +110,7 @@ def weights(kind):
 def inputs():
   """Eight prompts, every other row sampled."""
   rng = np.random.default_rng(0)
-  return programs.Inputs(
+  return decode.Inputs(
     rng.integers(0, 64, (BATCH, PROMPT), dtype=np.int32),
     rng.integers(1, PROMPT + 1, BATCH, dtype=np.int32),
     jax.random.key(7),
@@ -150,7 +149,7 @@ def on_mesh(kind, shape, rule, where):
     jax.device_put(draft, whole),
   )
   given = inputs()
-  made = programs.on_mesh(
+  made = decode.on_mesh(
     model, drafter, RULES[rule](), params, given, LENGTH, where
   )
   state = made.start(params, jax.device_put(given, made.inputs))

@@ -8,7 +8,7 @@ from specdec import sharding
 from specdec.compiled import memory_plan
 from specdec.models import params as model_params
 from specdec.models import presets
-from specdec.programs import Places
+from specdec.sharding import Places
 
 COUNTS = {"vocab": 64, "query": 16, "key": 8, "mlp": 96}
 

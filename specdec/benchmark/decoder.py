@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specdec import decode, multihost, programs, sampling
+from specdec import decode, multihost, sampling, sharding
 from specdec.checkpoints import Tokenizer
 from specdec.noise import Noise, row_keys
 from specdec.types import (
@@ -134,14 +134,14 @@ class Decoder:
   temperature: float = 0.0
   top_k: int | None = None
   top_p: float | None = None
-  places: programs.Places | None = None
+  places: sharding.Places | None = None
   tokenizer: Tokenizer | None = None
 
   def __post_init__(self):
     decode.check_pair(self.drafter.spec, self.rule)
     self._program: jax.stages.Compiled | None = None
     self.is_warm = False  # every program was compiled and run
-    self._on_mesh: programs.Programs | None = None
+    self._on_mesh: decode.Programs | None = None
 
   def baseline(self) -> "Decoder":
     """Returns the autoregressive way of decoding the same batches."""
@@ -179,7 +179,7 @@ class Decoder:
       prompt[i, : len(ids)] = ids
       length[i] = len(ids)
       limit[i] = len(ids) + self.max_new_tokens
-    inputs = programs.Inputs(
+    inputs = decode.Inputs(
       prompt, length, self.key, self.settings(self.batch), limit, index
     )
     if self.places:
@@ -205,10 +205,10 @@ class Decoder:
     return self.target, self.drafter, self.rule
 
   def _mesh_programs(
-    self, inputs: programs.Inputs | None = None
-  ) -> programs.Programs:
+    self, inputs: decode.Inputs | None = None
+  ) -> decode.Programs:
     if self._on_mesh is None:
-      self._on_mesh = programs.on_mesh(
+      self._on_mesh = decode.on_mesh(
         *self._parts, self.params, inputs, self.max_length, self.places
       )
     return self._on_mesh

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from specdec import programs, sampling, sharding, step
+from specdec import decode, sampling, sharding, step
 from specdec.models import params as model_params
 from specdec.models import transformer
 from specdec.models.config import TransformerConfig
@@ -38,8 +38,8 @@ def inputs(
   batch: int,
   prompt: int,
   settings: sampling.Sampling,
-  places: programs.Places,
-) -> programs.Inputs:
+  places: sharding.Places,
+) -> decode.Inputs:
   """Returns the inputs of a generation as sharded shapes.
 
   Args:
@@ -47,7 +47,7 @@ def inputs(
     settings: of `batch` rows.
   """
   row = jax.ShapeDtypeStruct((batch,), jnp.int32)
-  shapes = programs.Inputs(
+  shapes = decode.Inputs(
     jax.ShapeDtypeStruct((batch, prompt), jnp.int32),
     row,
     jax.eval_shape(lambda: jax.random.key(0)),
@@ -55,7 +55,7 @@ def inputs(
     row,
     row,
   )
-  return _with_shardings(shapes, programs.of_inputs(shapes, places))
+  return _with_shardings(shapes, decode.input_shardings(shapes, places))
 
 
 def steps(
@@ -63,15 +63,15 @@ def steps(
   drafter: Drafter,
   rule: AcceptanceRule,
   params: Params,
-  given: programs.Inputs,
+  given: decode.Inputs,
   max_length: int,
-  places: programs.Places,
+  places: sharding.Places,
 ) -> dict[str, Callable[[], jax.stages.Lowered]]:
   """Returns a function for each of STEPS that lowers it.
 
-  Arguments are those of `programs.on_mesh`.
+  Arguments are those of `decode.on_mesh`.
   """
-  program = programs.on_mesh(
+  program = decode.on_mesh(
     target, drafter, rule, params, given, max_length, places
   )
   spec, state = drafter.spec, program.shapes

@@ -18,9 +18,8 @@ from specdec import cache as kv
 from specdec.cache import CHUNK
 from specdec.models import layouts, params
 from specdec.models.config import TransformerConfig
-from specdec.programs import Places
 from specdec.roofline import hardware
-from specdec.sharding import CACHE, Placement
+from specdec.sharding import CACHE, Placement, Places
 from specdec.types import NO_COST, DrafterCost
 
 _MARGIN = 1.1  # activations, programs and allocator rounding
