@@ -285,7 +285,8 @@ def _generation(
     if leaf.sharding.device_set != devices:
       raise ValueError(
         f"params{jax.tree_util.keystr(path)} does not lie on the mesh: load "
-        "the checkpoint with place=, or device_put it by checkpoints.shardings"
+        "the checkpoint with place=, or device_put it by "
+        "models.params.shardings"
       )
   shapes = (
     jax.tree.map(
