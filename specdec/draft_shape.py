@@ -139,14 +139,15 @@ def sample_chain(
 
 @cached
 def static(parents, siblings: str = "without_replacement") -> DraftShape:
-  """A tree whose shape is known beforehand.
+  """Returns the shape of a static tree.
 
   Args:
-    parents: [N] in level order, as tree.from_paths, tree.parallel make them.
-    siblings: how the children of a node are drawn. 'iid': apart; where several
-      spell one text it is joined (tree.canonical). 'without_replacement': the
-      top of distribution + Gumbel noise (arXiv:1903.06059), which under a
-      coupled rule are that noise's top-k. 'deterministic': the likeliest
+    parents: [N] in level order (draft_tree.from_paths, draft_tree.parallel).
+    siblings: how the children of a node are drawn. 'iid': independently; where
+      several spell one text they are joined (draft_tree.canonical).
+      'without_replacement': the top of log_probs + Gumbel noise
+      (arXiv:1903.06059), which under a coupled rule are the top-k of the
+      target's noise. 'deterministic': the likeliest
       tokens.
 
   Raises:
@@ -223,25 +224,26 @@ def check_scratch(shape: DraftShape) -> None:
 
 @cached
 def chain(k: int) -> DraftShape:
-  """k >= 0 draft tokens in a row, each drawn from its distribution."""
+  """Returns the shape of k >= 0 tokens in a row, each drawn from its own
+  distribution."""
   if k < 0:
     raise ValueError(f"k = {k}; it must be >= 0")
   return static(draft_tree.chain(k + 1), "iid")._replace(loops=True)
 
 
 def _families(parents, levels) -> list[list[tuple[int, list[int]]]]:
-  """Of every level its (parent, children)."""
-  found = []
+  """Returns the (parent, children) of every level."""
+  families = []
   for level in levels:
     by_parent: dict[int, list[int]] = {}
     for node in range(level.start, level.stop):
       by_parent.setdefault(int(parents[node]), []).append(node)
-    found.append(list(by_parent.items()))
-  return found
+    families.append(list(by_parent.items()))
+  return families
 
 
 def _siblings(kind, context, logits, depth, children) -> dict:
-  """node -> (token [B], distribution [B, V]) of the children of one node."""
+  """Draws the children of one node: node -> (token [B], log_probs [B, V])."""
   log_probs = sampling.warp(logits, context.sampling)
   if kind == "iid":
     return {
@@ -254,7 +256,7 @@ def _siblings(kind, context, logits, depth, children) -> dict:
   noise = context.noise(depth, children[0])
   column = jax.lax.broadcasted_iota(jnp.int32, log_probs.shape, 1)
   taken = jnp.zeros(log_probs.shape, bool)
-  found = {}
+  drawn = {}
   for node in children:
     left = jnp.where(taken, -jnp.inf, log_probs)
     # Once the support is used up: uniform over the tokens not taken.
@@ -262,13 +264,13 @@ def _siblings(kind, context, logits, depth, children) -> dict:
     left = jnp.where(used_up & ~taken, 0.0, left)
     left = jax.nn.log_softmax(left)
     token = sampling.argmax(left + noise)
-    found[node] = token, left
+    drawn[node] = token, left
     taken |= column == token[:, None]
-  return found
+  return drawn
 
 
 def _top(logits: Array, count: int) -> tuple[Array, Array]:
-  """The likeliest tokens [..., count] in order, and their log-probabilities."""
+  """Returns the likeliest tokens [..., count] in order, and their log_probs."""
   score = jax.nn.log_softmax(logits.astype(jnp.float32))
   column = jax.lax.broadcasted_iota(jnp.int32, score.shape, score.ndim - 1)
   taken = jnp.zeros(score.shape, bool)

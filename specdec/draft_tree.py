@@ -1,4 +1,4 @@
-"""Draft trees as parent indices: who stands above whom, and how deep.
+"""Draft trees as parent indices: ancestors, depth, siblings, shapes.
 
 SpecInfer (arXiv:2305.09781), section 3. Invariant: level order, so a parent
 precedes its children, and the root's parent is -1. Every function takes NumPy
@@ -14,12 +14,12 @@ import numpy as np
 
 
 def chain(num_nodes: int) -> np.ndarray:
-  """Parents of a chain: node n hangs below node n - 1. [N] int32."""
+  """Returns the parents of a chain, [N] int32: node n is a child of n - 1."""
   return np.arange(num_nodes, dtype=np.int32) - 1
 
 
 def parallel(num_chains: int, length: int, shared: int = 0) -> np.ndarray:
-  """Parents of several chains below one root, level by level. [N] int32.
+  """Returns the parents of several chains from one root, [N] int32.
 
   Args:
     num_chains: how many, >= 1.
@@ -43,7 +43,7 @@ def parallel(num_chains: int, length: int, shared: int = 0) -> np.ndarray:
 
 
 def from_paths(paths) -> np.ndarray:
-  """Parents of a static tree. [N] int32, the root included.
+  """Returns the parents of a static tree, [N] int32, the root included.
 
   Args:
     paths: one for each node but the root: which child to take at every step
@@ -76,13 +76,14 @@ def from_paths(paths) -> np.ndarray:
 
 
 def optimal(acceptance, num_nodes: int) -> list[tuple[int, ...]]:
-  """Paths of the static tree that is expected to keep most, by size.
+  """Returns the paths of the static tree with most expected acceptance.
 
-  If a node's r-th child is kept with probability acceptance[r], whatever stands
-  above it, a node is reached with the product along its path, and the sum of
-  these is what the tree keeps: so the largest products are taken (Sequoia,
-  arXiv:2402.12374; Medusa, arXiv:2401.10774, appendix). No tree of that size
-  keeps more, as long as later children are not kept more often than earlier.
+  If a node's r-th child is accepted with probability acceptance[r], whatever
+  its ancestors, a node is reached with the product along its path, and the sum
+  of these is the expected number of accepted tokens: so the largest products
+  are taken (Sequoia, arXiv:2402.12374; Medusa, arXiv:2401.10774, appendix). No
+  tree of that size has more, as long as later children are not accepted more
+  often than earlier ones.
 
   Args:
     acceptance: [R], by the child's rank; or [D, R], by its depth as well.
@@ -108,7 +109,7 @@ def optimal(acceptance, num_nodes: int) -> list[tuple[int, ...]]:
       row = acceptance[depth] if depth < len(acceptance) else ()
     return float(row[rank]) if rank < len(row) else 0.0
 
-  # (-product, path): the parent's product is kept beside it.
+  # (-product, path, the parent's product)
   frontier = [(-value(0, 0), (0,), 1.0)]
   chosen = []
   while frontier and len(chosen) < num_nodes:
@@ -125,13 +126,13 @@ def optimal(acceptance, num_nodes: int) -> list[tuple[int, ...]]:
 
 
 def canonical(tokens, parents):
-  """Parents with equal prefixes joined at the first node that spells them.
+  """Joins equal prefixes at the first node that spells them.
 
-  Chains that were drawn apart may begin alike. What hangs below a later copy
-  of a node is hung below the first one, so that a walk which comes to this
-  text has all of its continuations; the copy stays, a leaf, as one more
-  draw among its siblings (without this k-SEQ keeps less: SpecTr,
-  arXiv:2310.15141). Level order stays level order.
+  I.i.d. chains may begin alike. Children of a later copy of a node become
+  children of the first one, so that a traversal which reaches this text has all
+  of its continuations; the copy stays, a leaf, as one more draw among its
+  siblings (without this k-SEQ accepts less: SpecTr, arXiv:2310.15141). Level
+  order stays level order.
 
   Args:
     tokens: [..., N].
@@ -158,7 +159,7 @@ def canonical(tokens, parents):
 
 
 def levels(parents: np.ndarray) -> list[slice]:
-  """Nodes of every depth of a static tree, the root's first.
+  """Returns the nodes of every depth of a static tree, the root's first.
 
   Raises:
     ValueError: it is no tree, or not in level order.
@@ -176,7 +177,7 @@ def levels(parents: np.ndarray) -> list[slice]:
 
 
 def ancestors(parents):
-  """Node j lies on the path from the root to node n, n itself included.
+  """Returns whether node j is on the path from the root to n, n included.
 
   Args:
     parents: [..., N].
@@ -187,8 +188,8 @@ def ancestors(parents):
   num_nodes = parents.shape[-1]
   flat = (1,) * (parents.ndim - 1)
   index = np.arange(num_nodes).reshape(*flat, 1, num_nodes)
-  own = np.eye(num_nodes, dtype=bool).reshape(*flat, num_nodes, num_nodes)
-  reach = (parents[..., :, None] == index) | own
+  itself = np.eye(num_nodes, dtype=bool).reshape(*flat, num_nodes, num_nodes)
+  reach = (parents[..., :, None] == index) | itself
   for _ in range(max(num_nodes - 1, 1).bit_length()):  # paths double in length
     hops = reach.astype(np.int32)
     reach = (hops @ hops) > 0

@@ -74,8 +74,8 @@ def children(draft: Draft, nodes: Array) -> Array:
 def _first_child(draft: Draft, kept: Array, depth: int):
   """From the root to the first kept child, and so on.
 
-  Of children with one token the first is gone on from, whichever was kept: it
-  is the one that tree.canonical hangs their common children below.
+  Of children with one token the first is gone on from, whichever was accepted:
+  it is the one whose children draft_tree.canonical makes theirs.
   """
 
   def descend(carry, _):

@@ -1,9 +1,9 @@
 """Block verification: a chain evaluated as a whole, optimal for a single path.
 
-Sun et al. (arXiv:2403.10444). Invariant: every prefix has its own independent
-coin and the longest prefix whose coin succeeds counts, whatever became of the
-shorter ones; w, the running ratio of the two distributions clipped at 1, makes
-the uniform draws and what is left of the target's distribution fit together.
+Sun et al. (arXiv:2403.10444). Invariant: every prefix has an independent
+uniform draw, and the longest prefix whose draw succeeds is accepted, whatever
+became of the shorter ones; w, the running ratio of the two distributions
+clipped at 1, makes acceptance and residual add up to the target's distribution.
 """
 
 import jax
@@ -63,7 +63,7 @@ def _residual(draft: Draft, target_log_probs: Array, node: Array) -> Array:
 
 @cached
 def block() -> AcceptanceRule:
-  """The rule above, for chains. keep[n] is the coin of the prefix ending at n.
+  """The rule above, for chains. accept_prob[n] is of the prefix that ends at n.
 
   At temperature 0 it is token verification. Its noise must never be positional
   (rule 4): later draft tokens decide how much earlier text is kept.

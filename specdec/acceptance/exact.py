@@ -1,4 +1,4 @@
-"""Exact match: greedy, and coupled to the noise of plain sampling.
+"""Exact match: greedy, and coupled to the noise of autoregressive sampling.
 
 Both keep a drafted token only where the target would emit that very token, so
 the text is autoregressive decoding's, token for token. Coupled: drafter and
@@ -19,8 +19,7 @@ from specdec.utils.constructors import cached
 def greedy() -> AcceptanceRule:
   """Keeps the target's likeliest token (blockwise decoding, arXiv:1811.03115).
 
-  A distribution for temperature 0 only: at any other it emits the mode, not a
-    sample, so
+  For temperature 0 only: at any other it emits the mode, not a sample, so
   callers must refuse it there (`scripts/generate.py` does).
   """
 
@@ -48,12 +47,12 @@ def greedy() -> AcceptanceRule:
 
 @cached
 def coupled() -> AcceptanceRule:
-  """Keeps what plain sampling with the same seed would have drawn.
+  """Accepts what autoregressive sampling with the same seed would draw.
 
   A draft token x that was drawn with the target's own noise is the target's
   choice with probability 1 / sum_y max(p_y q_x / p_x, q_y): over all x a little
-  less often than rejection keeps. `keep` says so, to compare rules by; it is
-  nan for siblings that were drawn, whose common noise has no such simple
+  less often than rejection accepts. `accept_prob` says so, to compare rules by;
+  it is nan for siblings that were drawn, whose common noise has no such simple
   distribution.
   """
 
@@ -77,9 +76,9 @@ def coupled() -> AcceptanceRule:
     drawn = jnp.exp(draft.log_probs)
     share = drawn[nodes, draft.tokens] / jnp.where(own > 0, own, 1.0)
     most = jnp.maximum(facing * share[:, None], drawn)
-    found = jnp.where(own > 0, 1.0 / jnp.sum(most, axis=-1), 0.0)
+    accepted = jnp.where(own > 0, 1.0 / jnp.sum(most, axis=-1), 0.0)
     alone = jnp.sum(parents[:, None] == parents[None, :], axis=-1) == 1
-    return jnp.where(alone, found, jnp.nan)
+    return jnp.where(alone, accepted, jnp.nan)
 
   return AcceptanceRule(
     accept_prob,

@@ -107,8 +107,9 @@ def _residual(draft: Draft, target_log_probs: Array, node: Array) -> Array:
 def kseq() -> AcceptanceRule:
   """The rule above, for i.i.d. children; on a chain it is rejection.
 
-  Chains drawn apart should be joined where they begin alike (tree.canonical;
-  expand.py does): a node that three chains share has three draws below it.
+  I.i.d. chains should be joined where they begin alike (draft_tree.canonical,
+  as draft_shape.static does): a node that three chains share has three
+  children drawn from it.
   """
   kinds = frozenset({"none", "iid"})
   return AcceptanceRule(

@@ -123,8 +123,8 @@ def _by_likelihood(name: str, likely, caveat: str) -> AcceptanceRule:
     check(draft, target_log_probs)
     above = jnp.maximum(jnp.asarray(draft.parents), 0)
     facing = target_log_probs[above]
-    found = likely(jnp.exp(facing), facing, draft.tokens)
-    return found.astype(jnp.float32)
+    accepted = likely(jnp.exp(facing), facing, draft.tokens)
+    return accepted.astype(jnp.float32)
 
   def residual(draft: Draft, target_log_probs: Array, node: Array) -> Array:
     check(draft, target_log_probs)

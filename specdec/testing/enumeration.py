@@ -109,7 +109,8 @@ def drafts(
     parents: [N] in level order.
     distributions: distribution[d] for d < D, what the tokens are drawn from.
     count: nodes in use, default all; tokens of the others mean nothing.
-    joined: i.i.d. nodes that spell one text are joined, as expand.static does.
+    joined: i.i.d. nodes that spell one text are joined, as by
+      draft_shape.static.
   """
   parents = tuple(int(parent) for parent in parents)
   size, vocab_size = len(parents), len(distributions[0])
@@ -193,10 +194,10 @@ def emitted(
     rubbish: what stands in the distributions of nodes that are not in use.
 
   Raises:
-    ValueError: the rule has no distribution to enumerate (walk 'coupled').
+    ValueError: the rule has no distribution to enumerate (traversal 'coupled').
   """
   if rule.traversal not in ("first_child", "last_success", "longest"):
-    raise ValueError(f"walk = {rule.traversal!r} is not enumerated")
+    raise ValueError(f"traversal = {rule.traversal!r} is not enumerated")
   weight, tokens, parents, drawn = drafts
   num_drafts, size = tokens.shape
   count = size if count is None else count
@@ -266,7 +267,7 @@ def _first_child_ends(tokens, parents, accept_prob):
 
 
 def _last_success_ends(tokens, parents, accept_prob):
-  """Of a chain: the last node whose coin succeeds."""
+  """Of a chain: the last node whose draw succeeds."""
   del tokens, parents
   ends = np.zeros_like(accept_prob)
   later = np.ones(len(accept_prob))

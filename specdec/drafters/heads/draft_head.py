@@ -1,9 +1,9 @@
-"""A cell: how a learned drafter goes from one token to the next.
+"""A draft head: a trained drafter's step from one token to the next.
 
-A node of a draft has a stream, which its children are given; a committed token
-gives its child what the target said of it instead. One cell is run by serve.py
-when it drafts and by unroll.py when it is trained: the same weights through the
-same functions, so the two cannot disagree.
+A node of a draft has a hidden state, which its children are given; a committed
+token gives its child the encoded output of the target instead. One head is run
+by serve.py when it drafts and by unroll.py when it is trained: the same weights
+through the same functions, so the two cannot disagree.
 """
 
 from collections.abc import Callable
@@ -34,14 +34,14 @@ from specdec.utils.constructors import cached
 
 
 class TargetWeights(NamedTuple):
-  """What a drafter uses of the target's weights."""
+  """The target's weights that a head uses."""
 
   embed: Array  # [V, M], or as models/packing.py packs it
   head: Array  # [n, M], the rows that it may draft
 
 
 class View(NamedTuple):
-  """What the tokens of one call see, and where their KV goes."""
+  """What the tokens of one call attend to, and where their KV goes."""
 
   slot: Array  # [B] of the first of them
   where: Array  # [B, T] positions
@@ -51,7 +51,8 @@ class View(NamedTuple):
 def view_of(
   length: Array, parents: Array | None, first: int, count: int, slots: int
 ) -> View:
-  """Of nodes first .. first + count - 1 behind `length` committed positions.
+  """Returns the view of nodes first .. first + count - 1 after `length`
+  committed positions.
 
   Args:
     parents: of all nodes so far, [first + count] or with rows; None: a chain.
@@ -65,19 +66,21 @@ def view_of(
 
 
 class DraftHead(NamedTuple):
-  """A kind of drafter as pure functions of its weights.
+  """A kind of trained drafter as pure functions of its weights.
 
-  B rows, T tokens, W and W' widths of streams, n tokens it can draft.
+  B rows, T tokens, W and W' widths of hidden states, n tokens it can draft.
 
   init(key) -> weights
   init_cache(batch, slots) -> KVCache, without layers where it has none
-  read(weights, output) -> [B, T, W']: a child's stream, from a ModelOutput
-  step(weights, lent, tokens [B, T], streams, layers, view, depth, own)
-    -> (streams [B, T, W], layers). `streams` are the parents', or what `read`
-    gave; `own` [B, T, M] is the target's stream at the exit for these very
-    tokens (None where the kind has no exit). Of a cell that restarts, the call
-    at depth 0 runs 2T positions, a start before every token.
-  score(weights, lent, streams, depth) -> logits [B, T, n] of what follows
+  encode(weights, output) -> [B, T, W']: a child's input, from a ModelOutput
+  step(weights, target_weights, tokens [B, T], hidden, layers, view, depth,
+      exit_hidden)
+    -> (hidden [B, T, W], layers). `hidden` are the parents', or what `encode`
+    returned; `exit_hidden` [B, T, M] is the target's residual stream at the
+    exit layer for these very tokens (None where the kind has no exit). Of a
+    head that resets each round, the call at depth 0 runs 2T positions, a start
+    before every token.
+  logits(weights, target_weights, hidden, depth) -> [B, T, n] of what follows
   """
 
   head_config: HeadConfig
@@ -92,7 +95,7 @@ class DraftHead(NamedTuple):
 
   @property
   def has_kv_cache(self) -> bool:
-    """It has KV of the committed text."""
+    """Whether it has KV of the committed text."""
     return (
       self.head_config.num_layers > 0 and not self.head_config.resets_each_round
     )
@@ -119,7 +122,7 @@ class Blocks(nn.Module):
 
 
 class Head(nn.Module):
-  """A norm, then logits: rows of its own, or the target's."""
+  """A norm, then logits by a projection of its own, or the target's."""
 
   head_config: HeadConfig
   target: TransformerConfig
@@ -139,7 +142,7 @@ class Head(nn.Module):
 def shared_score(
   target_weights: TargetWeights, target: TransformerConfig, x: Array
 ) -> Array:
-  """Logits of the target's own head on what stands for its hidden states."""
+  """[B, T, n] the target's logits of what stands for its hidden states."""
   return softcap(
     project(target_weights.head, x, jnp.float32), target.logit_softcap
   )
@@ -159,13 +162,13 @@ def head_from_module(
   place: sharding.Placement | None = None,
   features: tuple[int, ...] = (),
 ) -> DraftHead:
-  """A cell from a Flax module with methods read, step and score.
+  """Returns the head of a Flax module with methods encode, step and logits.
 
   Args:
-    module: made as module(head config, target, num_tokens, place).
+    module: constructed as module(head_config, target, num_tokens, place).
     ids: [n] tokens that it can draft; None: all.
     place: on a mesh; its weights lie whole on every chip.
-    features: layers of the target whose entering streams `read` is given.
+    features: layers of the target whose entering streams `encode` is given.
 
   Raises:
     ValueError: the head config does not fit the target, or the ids the head

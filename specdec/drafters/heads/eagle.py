@@ -1,5 +1,4 @@
-"""EAGLE: draft tokens the target's next hidden state, and reads the token off
-it.
+"""EAGLE: predicts the target's next hidden state, and the token from it.
 
 Li et al., arXiv:2401.15077. A layer takes the hidden state before a token and
 the token's embedding, and predicts the hidden state after it, which the
@@ -26,9 +25,7 @@ from specdec.models.transformer import Linear, Place
 
 
 class Eagle(nn.Module):
-  """`DraftHead`'s functions; a stream is a hidden state of the target, [B, T,
-  M].
-  """
+  """`DraftHead`'s functions; hidden [B, T, M] is one of the target's."""
 
   head_config: HeadConfig
   target: TransformerConfig
@@ -55,5 +52,5 @@ class Eagle(nn.Module):
 
 
 def eagle(head_config, target, ids=None, place=None) -> DraftHead:
-  """Arguments as of `cell_of`."""
+  """Arguments as of `head_from_module`."""
   return head_from_module(Eagle, head_config, target, ids, place)

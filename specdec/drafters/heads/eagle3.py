@@ -1,8 +1,8 @@
-"""EAGLE-3: reads several of the target's layers, has no hidden state to hit.
+"""EAGLE-3: reads several of the target's layers, predicts no hidden state.
 
 Li et al., arXiv:2503.01840. Low, middle and high streams of the target are
-fused into one; the drafter's own stream takes its place from the second draft
-token on, as it does in training (learned/unroll.py). Each stream passes a norm
+fused into one; the head's own hidden state takes its place from the second
+draft token on, as it does in training (unroll.py). Each stream passes a norm
 before it is fused, as in EAGLE 3.1. Unlike the paper, embedding and stream are
 fused to one width ahead of the layer instead of standing side by side in its
 projections.
@@ -25,7 +25,7 @@ from specdec.models.transformer import Linear, Place, RMSNorm
 
 
 class Eagle3(nn.Module):
-  """`DraftHead`'s functions; a stream is [B, T, W]."""
+  """`DraftHead`'s functions; hidden [B, T, W]."""
 
   head_config: HeadConfig
   target: TransformerConfig
@@ -59,7 +59,7 @@ class Eagle3(nn.Module):
 
 
 def eagle3(head_config, target, ids=None, place=None) -> DraftHead:
-  """Arguments as of `cell_of`."""
+  """Arguments as of `head_from_module`."""
   return head_from_module(
     Eagle3, head_config, target, ids, place, head_config.features
   )

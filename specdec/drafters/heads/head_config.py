@@ -1,7 +1,7 @@
-"""What defines a learned drafter, as plain data: kind, shape and vocabulary.
+"""The configuration of a trained head: kind, shape and vocabulary.
 
-The target's hidden states go in, draft tokens come out; how they are worked is
-the kind's own file in drafters/.
+The target's hidden states go in, draft tokens come out; how is in the kind's
+file.
 """
 
 import dataclasses
@@ -15,7 +15,7 @@ _MOST = 1024  # layers, or levels: what a loop is made over
 
 @dataclasses.dataclass(frozen=True)
 class HeadConfig:
-  """One learned drafter.
+  """One trained head.
 
   Attributes:
     kind: one of KINDS.
@@ -30,7 +30,8 @@ class HeadConfig:
       0: all.
     features: EAGLE-3: layers of the target whose entering streams it reads.
     exit_layer: exit: E, how many of the target's layers draft.
-    recycle: exit: the last hidden state that the target ended with is fed in.
+    feeds_back_hidden: exit: the target's last hidden state of the round before
+      is an input.
     norm_epsilon, rope_theta: as in TransformerConfig.
   """
 
@@ -91,17 +92,17 @@ class HeadConfig:
 
   @property
   def exits(self) -> bool:
-    """It runs the target's first layers itself."""
+    """Whether it runs the target's first layers."""
     return self.kind == "exit"
 
   @property
   def resets_each_round(self) -> bool:
-    """Its KV begins anew in every round, with a start before the text."""
+    """Whether its KV cache is empty at the start of every round."""
     return self.kind == "prophet"
 
   @property
   def most_levels(self) -> int | None:
-    """Deepest draft token it can make; None: any."""
+    """Deepest draft token it can draft; None: any."""
     return self.levels if self.kind in ("medusa", "hydra") else None
 
   @property
@@ -123,8 +124,8 @@ class HeadConfig:
     """Refuses a target that it cannot draft for.
 
     Raises:
-      ValueError: it reads layers that the target has not, or draft tokens among
-        more tokens.
+      ValueError: it reads layers that the target does not have, or its
+        vocabulary is larger.
     """
     count = target.num_layers
     absent = [i for i in self.features if not 0 <= i <= count]

@@ -1,4 +1,4 @@
-"""Hydra: Medusa's heads, each told what those before it chose.
+"""Hydra: Medusa's heads, each of which reads the tokens drafted before it.
 
 Ankner et al., arXiv:2402.05109. Head j reads the hidden state before the
 pending token, that token's embedding and the embeddings of the j draft tokens
@@ -22,8 +22,7 @@ from specdec.models.transformer import Linear, Place, RMSNorm
 
 
 class Hydra(nn.Module):
-  """`DraftHead`'s functions; a stream is [B, T, (1 + levels) W]: the hidden
-  state's
+  """`DraftHead`'s functions; hidden [B, T, (1 + levels) W]: the hidden state's
   part, then one for each token of the path, zero where there is none yet."""
 
   head_config: HeadConfig
@@ -60,5 +59,5 @@ class Hydra(nn.Module):
 
 
 def hydra(head_config, target, ids=None, place=None) -> DraftHead:
-  """Arguments as of `cell_of`."""
+  """Arguments as of `head_from_module`."""
   return head_from_module(Hydra, head_config, target, ids, place)

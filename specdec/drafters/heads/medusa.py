@@ -1,8 +1,8 @@
 """Medusa: a head for each token ahead, all reading one hidden state.
 
-Cai et al., arXiv:2401.10774. Head j sees what the target said before the
-pending token and draft tokens the token j + 1 behind that one; no head knows
-what the others chose. Heads are residual blocks before one vocabulary
+Cai et al., arXiv:2401.10774. Head j reads the target's hidden state before
+the pending token and drafts the token j + 1 after that one; no head depends on
+what the others drafted. Heads are residual blocks before one vocabulary
 projection that they share (in the paper each has its own, a copy of the
 target's).
 """
@@ -46,5 +46,5 @@ class Medusa(nn.Module):
 
 
 def medusa(head_config, target, ids=None, place=None) -> DraftHead:
-  """Arguments as of `cell_of`."""
+  """Arguments as of `head_from_module`."""
   return head_from_module(Medusa, head_config, target, ids, place)

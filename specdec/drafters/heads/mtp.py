@@ -25,7 +25,7 @@ from specdec.models.transformer import Linear, Place, RMSNorm
 
 
 class Mtp(nn.Module):
-  """`DraftHead`'s functions; a stream stands for a hidden state, [B, T, M]."""
+  """`DraftHead`'s functions; hidden [B, T, M] stands for the target's."""
 
   head_config: HeadConfig
   target: TransformerConfig
@@ -57,5 +57,5 @@ class Mtp(nn.Module):
 
 
 def mtp(head_config, target, ids=None, place=None) -> DraftHead:
-  """Arguments as of `cell_of`."""
+  """Arguments as of `head_from_module`."""
   return head_from_module(Mtp, head_config, target, ids, place)

@@ -1,9 +1,9 @@
 """A prophet: a small decoder that starts from the target's last hidden state.
 
 ProphetNet's future n-gram (arXiv:2001.04063) as a drafter: its text begins with
-a start made of what the target said last, then come the pending token and the
-draft tokens. Its cache begins anew every round: it remembers nothing of the
-text but what that hidden state holds, and its KV are O(k).
+a start computed from the target's last hidden state, then come the pending
+token and the draft tokens. Its KV cache is empty at the start of every round:
+all that it has of the text is that hidden state, and its KV are O(k).
 """
 
 import jax.numpy as jnp
@@ -23,7 +23,7 @@ from specdec.models.transformer import Linear, Place
 
 
 class Prophet(nn.Module):
-  """`DraftHead`'s functions; what is read is [B, T, M], a stream [B, T, W]."""
+  """`DraftHead`'s functions; encoded [B, T, M], hidden [B, T, W]."""
 
   head_config: HeadConfig
   target: TransformerConfig
@@ -54,5 +54,5 @@ class Prophet(nn.Module):
 
 
 def prophet(head_config, target, ids=None, place=None) -> DraftHead:
-  """Arguments as of `cell_of`."""
+  """Arguments as of `head_from_module`."""
   return head_from_module(Prophet, head_config, target, ids, place)

@@ -1,6 +1,4 @@
-"""What a learned drafter is made of: weights in all, and read for one draft
-token.
-"""
+"""Sizes of a trained head: its weights, and those a draft token reads."""
 
 import math
 
@@ -15,15 +13,15 @@ from specdec.types import ModelOutput, PyTree
 
 
 def num_weights(net: PyTree) -> int:
-  """Of its own; what it borrows of the target left out."""
+  """Returns the head's number of weights, the target's left out."""
   return sum(leaf.size for leaf in jax.tree.leaves(net))
 
 
 def serving_bytes(
   head_config: HeadConfig, target: TransformerConfig, batch: int, length: int
 ) -> int:
-  """Beside the weights: KV of so many positions of its own, and the target's
-  streams of a whole prompt, which it reads once.
+  """Returns the bytes of serving beside the weights: its KV cache, and the
+  target's hidden states of a whole prompt, which it reads once.
 
   Args:
     length: of a row, prompt and output.
@@ -44,7 +42,7 @@ def step_weights(
   """Weights that a draft token but the first of a round reads, the rows of the
   target's head included.
 
-  What `read` takes once a round and the one row of an embedding are left out;
+  What `encode` reads once a round and the one row of an embedding are left out;
   so are the target's layers below an exit.
 
   Args:

@@ -1,11 +1,11 @@
-"""Early exit with something trained behind it, and last round's end fed back.
+"""A trained early exit, which may feed back the last hidden state.
 
 LayerSkip's exit (arXiv:2404.16710) reads a layer that was trained to be read;
 here the target is left alone and what reads it is trained: a head (the
 target's behind a map, or one of its own) and, with num_layers, decoder layers
-in between (Kangaroo, arXiv:2404.18911). With `recycle` the hidden state that
-the target ended the last round with joins in: what its upper layers knew. The
-first E layers run as in drafters/early_exit.py, and are resumed likewise.
+in between (Kangaroo, arXiv:2404.18911). With `feeds_back_hidden` the last
+hidden state of the round before is an input: what the upper layers computed.
+The first E layers run as in drafters/early_exit.py, and are resumed likewise.
 """
 
 import jax.numpy as jnp
@@ -24,9 +24,8 @@ from specdec.models.transformer import Linear, Place, RMSNorm
 
 
 class Exit(nn.Module):
-  """`DraftHead`'s functions; a stream is [B, T, 2 W]: its own part, which the
-  head
-  reads, and what was recycled, which children inherit."""
+  """`DraftHead`'s functions; hidden [B, T, 2 W]: what the vocabulary projection
+  reads, and the state fed back, which children inherit."""
 
   head_config: HeadConfig
   target: TransformerConfig
@@ -66,7 +65,7 @@ class Exit(nn.Module):
 
 
 def trained_exit(head_config, target, ids=None, place=None) -> DraftHead:
-  """Arguments as of `cell_of`."""
+  """Arguments as of `head_from_module`."""
   return head_from_module(
     Exit, head_config, target, ids, place, (head_config.exit_layer,)
   )

@@ -1,8 +1,8 @@
-"""A cell over whole texts at once, every position the root of a draft.
+"""Runs a head over whole texts at once, every position the root of a draft.
 
-Training-time test (EAGLE-3, arXiv:2503.01840): level 0 reads the target's own
-streams; level j reads what level j - 1 made, one position to the left, so that
-the drafter is trained on its own draft tokens' streams as decoding feeds them.
+Training-time test (EAGLE-3, arXiv:2503.01840): level 0 reads the target's
+hidden states; level j reads those of level j - 1, one position to the left, so
+that the head is trained on its own hidden states as decoding feeds them.
 The tokens are the text's. What level j sees at position i is what decoding
 would: committed positions up to the root, i - j, and its own path behind it.
 """
@@ -21,7 +21,7 @@ from specdec.types import Array, ModelOutput, PyTree
 
 
 class Growing:
-  """What a cell has in a placement's stead: KV grow by concatenation.
+  """Stands in for a placement in training: KV grow by concatenation.
 
   A cache written in place would be copied by every gradient.
   """
@@ -46,17 +46,17 @@ def unroll(
   output: ModelOutput,
   levels: int,
 ) -> tuple[list[Array], list[Array]]:
-  """Logits and streams of every level.
+  """Returns logits and hidden states of every level.
 
   Args:
-    cell: made with `growing` for a placement.
+    draft_head: constructed with `growing` for a placement.
     tokens: [B, T].
-    output: of the target on them; features as cell.features says.
+    output: of the target on them; features as in draft_head.features.
     levels: how many, the first one included.
 
   Returns:
-    levels logits [B, T, n] and streams [B, T, W]: what level j draft tokens to
-    follow tokens[:, i] when the round began j tokens before. Where i < j there
+    levels logits [B, T, n] and hidden states [B, T, W]: what level j drafts
+    after tokens[:, i] when the round began j tokens before. Where i < j there
     was no such round, and they mean nothing.
   """
   batch, size = tokens.shape
@@ -65,7 +65,7 @@ def unroll(
   layers, logits, hidden = (), [], []
 
   def rows(x):
-    """A cell that restarts has a row of its own for every position."""
+    """A head that resets each round has a row for every position."""
     return (
       x.reshape(batch * size, 1, -1)
       if draft_head.head_config.resets_each_round

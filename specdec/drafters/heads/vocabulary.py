@@ -1,8 +1,8 @@
-"""A draft's own, smaller vocabulary: the most frequent tokens of some text.
+"""A head's smaller vocabulary: the most frequent tokens of some text.
 
 A distribution over fewer tokens is as good a draft distribution as any:
 acceptance rules hold whatever the draft's distribution is (FR-Spec,
-arXiv:2502.14856). What it cannot draft token costs acceptance only.
+arXiv:2502.14856). A token that it cannot draft costs acceptance only.
 """
 
 import numpy as np
