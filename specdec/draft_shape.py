@@ -107,15 +107,10 @@ def sample_chain(
     )
     if goes_on is not None:
       going &= goes_on(logits, token)
-    return depth + 1, going, draft
+    return going, draft
 
-  def unfinished(state):
-    depth, going, *_ = state
-    # Where no row can stop, the number of turns is known to the compiler.
-    return depth <= k if goes_on is None else (depth <= k) & jnp.any(going)
-
-  def step(state):
-    depth, going, draft, carry = state
+  def turn(depth, state):
+    going, draft, carry = state
     carry, logits = extend(carry, draft.tokens[depth - 1][:, None], depth - 1)
     return *draw(depth, going, draft, logits), carry
 
@@ -126,10 +121,19 @@ def sample_chain(
     jnp.zeros((k + 1, batch, context.vocab_size)),
     jnp.ones_like(context.length),
   )
-  state = 1, going, draft
+  first = 1
   if logits is not None:
-    state = draw(*state, logits)
-  *_, draft, carry = jax.lax.while_loop(unfinished, step, (*state, carry))
+    going, draft = draw(1, going, draft, logits)
+    first = 2
+  state = going, draft, carry
+  if goes_on is None:  # no row can stop: the compiler knows how many turns
+    _, draft, carry = jax.lax.fori_loop(first, k + 1, turn, state)
+  else:
+    _, (_, draft, carry) = jax.lax.while_loop(
+      lambda loop: (loop[0] <= k) & jnp.any(loop[1][0]),
+      lambda loop: (loop[0] + 1, turn(*loop)),
+      (jnp.int32(first), state),
+    )
   draft = draft._replace(
     tokens=draft.tokens.T,
     log_probs=draft.log_probs.swapaxes(0, 1),

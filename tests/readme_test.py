@@ -100,7 +100,7 @@ def test_every_file_of_the_tree_exists_and_none_is_missing():
   real = {
     path.name + ("/" if path.is_dir() else "")
     for path in (ROOT / "specdec").iterdir()
-    if not path.name.startswith("_")
+    if not path.name.startswith(("_", "py.typed"))
   }
   assert sorted(named) == sorted(real)
 
