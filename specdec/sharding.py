@@ -161,15 +161,15 @@ def parse(text: str) -> dict[str, int]:
   Raises:
     ValueError: another axis, or a size below 1.
   """
-  found = {"data": 1, "model": 1}
+  sizes = {"data": 1, "model": 1}
   for part in filter(None, text.split(",")):
     name, _, size = part.partition(":")
-    if name not in found or not size.isdecimal() or int(size) < 1:
+    if name not in sizes or not size.isdecimal() or int(size) < 1:
       raise ValueError(
         f"mesh {text!r}: {part!r} is no axis; give data:N,model:M, each >= 1"
       )
-    found[name] = int(size)
-  return found
+    sizes[name] = int(size)
+  return sizes
 
 
 def make_mesh(

@@ -51,32 +51,32 @@ def shapes_of(
     ranks: by kind of siblings, how often a node's r-th child is kept.
     rules: by name.
   """
-  found = []
+  shapes = []
 
-  def add(name: str, siblings: str, levels: int, expansion) -> None:
-    spec = (expansion or draft_shape.chain(levels)).spec
+  def add(name: str, siblings: str, levels: int, shape) -> None:
+    spec = (shape or draft_shape.chain(levels)).spec
     # A small tree may be a chain, which is there already.
     right = tuple(
       name
       for name, rule in rules.items()
-      if _fits(spec, rule) and not (expansion and rule.chains_only)
+      if _fits(spec, rule) and not (shape and rule.chains_only)
     )
     if spec.max_nodes == size + 1 and right:
-      found.append(Shape(size, name, siblings, levels, expansion, right))
+      shapes.append(Shape(size, name, siblings, levels, shape, right))
 
   add("chain", "none", size, None)
   for count in (2, 4):
     if size % count == 0:
       parents = draft_tree.parallel(count, size // count)
       for siblings in ("iid", "without_replacement"):
-        expansion = draft_shape.static(parents, siblings)
-        add(f"{count} chains", siblings, size // count, expansion)
+        shape = draft_shape.static(parents, siblings)
+        add(f"{count} chains", siblings, size // count, shape)
   levels = 1
   for siblings, by_rank in ranks.items():
     parents = draft_tree.from_paths(draft_tree.optimal(by_rank, size))
-    expansion = draft_shape.static(parents, siblings)
-    levels = max(levels, expansion.spec.max_depth)
-    add("optimal tree", siblings, expansion.spec.max_depth, expansion)
+    shape = draft_shape.static(parents, siblings)
+    levels = max(levels, shape.spec.max_depth)
+    add("optimal tree", siblings, shape.spec.max_depth, shape)
   # As deep as those, so wide that there are enough draft tokens to choose from,
   # and tried in no more nodes than are kept (early exit has room for those
   # alone).
@@ -90,7 +90,7 @@ def shapes_of(
     levels,
     draft_shape.dynamic(top, levels, size),
   )
-  return found
+  return shapes
 
 
 def _fits(spec: DraftSpec, rule: AcceptanceRule) -> bool:

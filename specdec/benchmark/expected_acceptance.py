@@ -36,13 +36,15 @@ def over_rounds(
   Returns:
     The sums, [rows, ...] each, and how many rounds were summed [rows].
   """
-  run, found = _compiled(decoder, statistic), []
+  run, parts_done = _compiled(decoder, statistic), []
   for first in range(0, len(rows), decoder.batch):
     part = rows[first : first + decoder.batch]
     numbers = range(first, first + len(part))
     done = run(decoder.params, decoder.start(Batch(part, numbers)))
-    found.append([np.asarray(x)[: len(part)] for x in jax.tree.leaves(done)])
-  whole = [np.concatenate(parts) for parts in zip(*found)]
+    parts_done.append(
+      [np.asarray(x)[: len(part)] for x in jax.tree.leaves(done)]
+    )
+  whole = [np.concatenate(parts) for parts in zip(*parts_done)]
   return jax.tree.unflatten(jax.tree.structure(done), whole)
 
 
@@ -137,5 +139,5 @@ def acceptance_by_rank(
     )
     return accept_prob * before
 
-  found, counted = over_rounds(decoder, rows, statistic)
-  return found.sum(0) / counted.sum()
+  kept, counted = over_rounds(decoder, rows, statistic)
+  return kept.sum(0) / counted.sum()

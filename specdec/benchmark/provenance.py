@@ -33,7 +33,7 @@ def now() -> str:
 def commit() -> str | None:
   """The sources' commit, marked where files were changed; None outside git."""
   try:
-    found = subprocess.run(
+    result = subprocess.run(
       ["git", "describe", "--always", "--dirty", "--abbrev=12"],
       cwd=pathlib.Path(__file__).parent,
       capture_output=True,
@@ -42,7 +42,7 @@ def commit() -> str | None:
     )
   except (OSError, subprocess.CalledProcessError):
     return None
-  return found.stdout.strip()
+  return result.stdout.strip()
 
 
 def _version(package: str) -> str:

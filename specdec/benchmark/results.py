@@ -56,16 +56,20 @@ class Run:
 
   def rows(self) -> list[tuple[str, str]]:
     """The summary table: name and value."""
-    found, speed = self.acceptance, self.speed
+    acceptance, speed = self.acceptance, self.speed
     tokens_per_pass, speedup = self.headline()
     return [
       tokens_per_pass,
-      ("accepted up to position", positions(found.prefix_acceptance)),
-      ("accepted at position", positions(found.conditional)),
+      ("accepted up to position", positions(acceptance.prefix_acceptance)),
+      ("accepted at position", positions(acceptance.conditional)),
       (
         "drafted, of them wasted",
-        f"{found.drafted}, {found.wasted}"
-        + (f" ({found.wasted / found.drafted:.0%})" if found.drafted else ""),
+        f"{acceptance.drafted}, {acceptance.wasted}"
+        + (
+          f" ({acceptance.wasted / acceptance.drafted:.0%})"
+          if acceptance.drafted
+          else ""
+        ),
       ),
       ("speculative", f"{speed.tokens_per_second:.1f} tokens/s"),
       ("baseline", f"{speed.baseline_tokens_per_second:.1f} tokens/s"),
@@ -154,11 +158,11 @@ def of_bench(runs: Sequence[dict]) -> str:
   """A table of runs, from the document of scripts/bench.py."""
 
   def cells(run: dict, mark: str) -> list[str]:
-    speed, found = run["speed"], run["acceptance"]
+    speed, acceptance = run["speed"], run["acceptance"]
     identity = run["identity"]
     return [
       f"{run['batch']} x {run['k']}{mark}",
-      str(Estimate(**found["tokens_per_pass"])),
+      str(Estimate(**acceptance["tokens_per_pass"])),
       f"{speed['baseline_tokens_per_second']:.1f}",
       f"{speed['tokens_per_second']:.1f}",
       str(Estimate(**speed["speedup"])),
@@ -189,16 +193,18 @@ def of_rules(runs: Sequence[dict]) -> str:
   header += ["over rejection", "tok/s", "speedup", "law"]
 
   def cells(run):
-    found = run["comparison"]
+    comparison = run["comparison"]
     size = run["nodes"] - 1
     distribution = (
-      "exact" if found["lossless"] else f"lossy, TV {found['distance']:.3f}"
+      "exact"
+      if comparison["lossless"]
+      else f"lossy, TV {comparison['distance']:.3f}"
     )
     return [
       str(size),
-      found["shape"],
-      CHILDREN[found["siblings"]],
-      found["rule"],
+      comparison["shape"],
+      CHILDREN[comparison["siblings"]],
+      comparison["rule"],
       str(Estimate(**run["expected"])),
       str(Estimate(**run["acceptance"]["accepted_length"])),
       _percent(Estimate(**run["gain"])),

@@ -341,18 +341,22 @@ class Setup:
     for call in self._drafters:
       if drafter is not None:
         context["max_external_drafts"] = drafter.drafter.spec.max_depth
-      own = context
+      given = context
       if "k" in call.kwargs:  # of this drafter, a chain
         k = call.kwargs["k"]
-        own = context | {"k": k, "shape": draft_shape.chain(k)}
+        given = context | {"k": k, "shape": draft_shape.chain(k)}
         kwargs = {n: x for n, x in call.kwargs.items() if n != "k"}
         call = call._replace(kwargs=kwargs)
-      made = calls.invoke(call, calls.find(call, DRAFTERS), own)
-      made = Weighted(made) if isinstance(made, Drafter) else Weighted(*made)
+      current = calls.invoke(call, calls.find(call, DRAFTERS), given)
+      current = (
+        Weighted(current)
+        if isinstance(current, Drafter)
+        else Weighted(*current)
+      )
       if drafter is not None:
-        both = drafters.fallback(drafter.drafter, made.drafter)
-        made = Weighted(both, made.params)
-      drafter = made
+        both = drafters.fallback(drafter.drafter, current.drafter)
+        current = Weighted(both, current.params)
+      drafter = current
     return drafter
 
 

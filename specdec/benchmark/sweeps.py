@@ -30,7 +30,7 @@ def read(paths: Sequence[Path]) -> Read:
   Raises:
     ValueError: there is no measured point in any of them.
   """
-  found: dict[str, list[dict]] = {}
+  by_point: dict[str, list[dict]] = {}
   failed, broken = {}, []
   for path in paths:
     measured = {}
@@ -59,11 +59,11 @@ def read(paths: Sequence[Path]) -> Read:
       except (ValueError, KeyError, TypeError, AttributeError):
         broken.append(f"line {number} of {file} is no point of a sweep")
     for key, line in measured.items():
-      found.setdefault(key, []).append(line)
-  if not found:
+      by_point.setdefault(key, []).append(line)
+  if not by_point:
     names = ", ".join(map(str, paths))
     raise ValueError(f"no measured point in {names}; run scripts/sweep.py")
-  lines = [pooled(some) for some in found.values()]
+  lines = [pooled(some) for some in by_point.values()]
   done = [line["point"] for line in lines]
   left = [line for line in failed.values() if line["point"] not in done]
   return Read(lines, left, broken)
@@ -79,7 +79,7 @@ def pooled(lines: Sequence[dict]) -> dict:
   last = lines[-1]
   if len(lines) == 1:
     return last
-  speeds, said = (
+  speeds, predictions = (
     {name: [part[name] for part in parts] for name in parts[0]}
     for parts in (
       [line["run"]["speed"] for line in lines],
@@ -94,7 +94,9 @@ def pooled(lines: Sequence[dict]) -> dict:
     speeds["prefill_seconds"],
     speeds["baseline_prefill_seconds"],
   )
-  prediction = {name: float(np.mean(values)) for name, values in said.items()}
+  prediction = {
+    name: float(np.mean(values)) for name, values in predictions.items()
+  }
   prediction["speedup"] = prediction["baseline_seconds"] / prediction["seconds"]
   return last | {
     "run": last["run"] | {"speed": dataclasses.asdict(speed)},
@@ -131,10 +133,10 @@ class Band(NamedTuple):
 
 def band(lines: Sequence[dict]) -> Band:
   """The band of those points."""
-  found = np.array([ratio(line) for line in lines])
-  within = int(np.sum((found >= 0.9) & (found <= 1.1)))
-  spread = np.min(found), np.median(found), np.max(found)
-  return Band(len(found), within, *map(float, spread))
+  ratios = np.array([ratio(line) for line in lines])
+  within = int(np.sum((ratios >= 0.9) & (ratios <= 1.1)))
+  spread = np.min(ratios), np.median(ratios), np.max(ratios)
+  return Band(len(ratios), within, *map(float, spread))
 
 
 def setting(line: dict) -> str:
@@ -167,9 +169,9 @@ def by_draft(lines: Sequence[dict]) -> dict[str, list[dict]]:
       )
       groups.setdefault(same, []).append(line)
   return {
-    name: found
-    for name, found in groups.items()
-    if len({line["point"]["draft"] for line in found}) > 1
+    name: group
+    for name, group in groups.items()
+    if len({line["point"]["draft"] for line in group}) > 1
   }
 
 
@@ -179,13 +181,13 @@ def crossover(lines: Sequence[dict]) -> tuple[int | None, int | None]:
   batches = sorted({line["run"]["batch"] for line in lines if line["run"]["k"]})
 
   def start(gain):
-    found = None
+    first = None
     for batch in reversed(batches):  # a batch between may lose by chance
       some = [x for x in lines if x["run"]["batch"] == batch and x["run"]["k"]]
       if max(map(gain, some)) > 1:
         break
-      found = batch
-    return found
+      first = batch
+    return first
 
   def sure(line):
     speed = line["run"]["speed"]["speedup"]

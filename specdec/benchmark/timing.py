@@ -161,28 +161,28 @@ class Compilations:
 @contextlib.contextmanager
 def compilations() -> Iterator[Compilations]:
   """Counts what is compiled inside the block."""
-  found, open_ = Compilations(), True
+  compiled, open_ = Compilations(), True
 
   def listen(event: str, seconds: float, **_) -> None:
     if open_ and event == _COMPILED:
-      found.count += 1
-      found.seconds += seconds
+      compiled.count += 1
+      compiled.seconds += seconds
 
   jax.monitoring.register_event_duration_secs_listener(listen)
   try:
-    yield found
+    yield compiled
   finally:
     open_ = False  # listeners cannot be taken back one by one
 
 
 def loop_memory(decoder: Decoder) -> int:
   """Bytes a device holds while this loop runs: weights, caches, temporaries."""
-  found = decoder.program().memory_analysis()
+  memory = decoder.program().memory_analysis()
   return (
-    found.argument_size_in_bytes
-    + found.output_size_in_bytes
-    - found.alias_size_in_bytes
-    + found.temp_size_in_bytes
+    memory.argument_size_in_bytes
+    + memory.output_size_in_bytes
+    - memory.alias_size_in_bytes
+    + memory.temp_size_in_bytes
   )
 
 
