@@ -49,5 +49,32 @@ def forget_programs():
   jax.clear_caches()
 
 
+# Modules that plant bugs by patching functions of the decode loop.
+PLANTING = (
+  "constructors_test",
+  "decode_distribution_test",
+  "fallback_test",
+  "learned_test",
+  "memory_test",
+  "noise_test",
+  "positional_noise_test",
+)
+
+
+@pytest.fixture(autouse=True)
+def fresh_programs(request):
+  """What a patched function was traced into is no other test's program.
+
+  Equal drafters and rules are one object, so jit would hand it on.
+  """
+  planting = request.module.__name__ in PLANTING
+  planting = planting and "monkeypatch" in request.fixturenames
+  if planting:
+    jax.clear_caches()
+  yield
+  if planting:
+    jax.clear_caches()
+
+
 def pytest_configure(config: pytest.Config) -> None:
   config.addinivalue_line("filterwarnings", "error:::specdec")
