@@ -56,7 +56,8 @@ def decode(models, encoded, groups, lines) -> list[dict]:
               )
               baseline = baseline or decoders[k].baseline()
               for decoder in (decoders[k], baseline):
-                decoder.warm_up([encoded[i] for i in members])
+                if not decoder.is_warm:
+                  decoder.warm_up([encoded[i] for i in members])
         progress.set_postfix_str(terminal.escape(groups[members[0]], ""))
         line = evaluation.decode_batch(
           decoders,

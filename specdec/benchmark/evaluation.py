@@ -57,15 +57,11 @@ def decode_batch(
     turn: number of the batch; it rotates who goes first.
     comparable: whether texts should equal the baseline's.
   """
-  ways = {**decoders, runs.BASELINE: baseline}
-  names = list(ways)
-  first = turn % len(names)
-  ways = {name: ways[name] for name in names[first:] + names[:first]}
-  complete = {
+  ways = {
     name: functools.partial(way.complete, strict=False)
-    for name, way in ways.items()
+    for name, way in {**decoders, runs.BASELINE: baseline}.items()
   }
-  [done] = runs.interleave(complete, [batch])
+  [done] = runs.interleave(ways, [batch], first_turn=turn)
   baseline_texts = done[runs.BASELINE].texts
 
   def counted(k: int) -> dict:

@@ -21,6 +21,7 @@ def interleave(
   batches: Sequence[Batch],
   repeats: int = 1,
   renumber: int = 0,
+  first_turn: int = 0,
 ) -> Iterator[dict[str, T]]:
   """Decodes every batch in every way, and yields each batch's results.
 
@@ -29,11 +30,12 @@ def interleave(
     repeats: how often all batches are decoded.
     renumber: added to the prompts' numbers from repeat to repeat, so that each
       has noise of its own; 0: all have the same.
+    first_turn: turns of an earlier call, which this one goes on from.
   """
   names = list(ways)
   for i in range(repeats * len(batches)):
     repeat, number = divmod(i, len(batches))
-    first = (repeat + number) % len(names)
+    first = (first_turn + repeat + number) % len(names)
     batch = batches[number]
     if renumber:
       numbers = [n + repeat * renumber for n in batch.numbers]

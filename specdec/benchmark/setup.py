@@ -47,6 +47,7 @@ from specdec.models import layouts, presets, transformer
 from specdec.types import AcceptanceRule, Drafter, Model, Params, PyTree, Skip
 from specdec.utils import calls
 from specdec.utils.calls import Call
+from specdec.utils.spelling import choices
 
 PRESET = "preset:"
 _DEFAULT_K = {"lookup": 5, "model": 3, "early_exit": 3, "layer_skip": 3}
@@ -151,12 +152,8 @@ RULES: Mapping[str, Callable[..., AcceptanceRule]] = {
 }
 
 
-def _static(parents, siblings: str) -> DraftShape:
-  return draft_shape.static(parents, siblings)
-
-
 def _chains(count: int, k: int, siblings: str, shared: int = 0) -> DraftShape:
-  return _static(draft_tree.parallel(count, k, shared), siblings)
+  return draft_shape.static(draft_tree.parallel(count, k, shared), siblings)
 
 
 def _optimal(
@@ -164,7 +161,7 @@ def _optimal(
 ) -> DraftShape:
   by_depth = np.tile(np.asarray(rank_acceptance, float), (k, 1))
   paths = draft_tree.optimal(by_depth, size)
-  return _static(draft_tree.from_paths(paths), siblings)
+  return draft_shape.static(draft_tree.from_paths(paths), siblings)
 
 
 def _dynamic(size: int, k: int, top: int = 4) -> DraftShape:
@@ -173,7 +170,7 @@ def _dynamic(size: int, k: int, top: int = 4) -> DraftShape:
 
 def _paths(file: str, siblings: str) -> DraftShape:
   paths = json.loads(pathlib.Path(file).read_text(encoding="utf-8"))
-  return _static(draft_tree.from_paths(paths), siblings)
+  return draft_shape.static(draft_tree.from_paths(paths), siblings)
 
 
 SHAPES: Mapping[str, Callable[..., DraftShape]] = {
@@ -260,7 +257,7 @@ class Setup:
     names = [field.name for field in dataclasses.fields(cls)]
     for name in config:
       if name not in names:
-        raise ValueError(f"{name} is no setting; {calls.choices(name, names)}")
+        raise ValueError(f"{name} is no setting; {choices(name, names)}")
     return cls(**{name: config[name] for name in config})
 
   @functools.cached_property

@@ -183,26 +183,14 @@ def invoke(call: Call, function: Callable, context: Mapping[str, Any]):
     for name, value in context.items()
     if name in signature.parameters and name not in call.kwargs
   }
-  own = [
-    parameter
-    for name, parameter in signature.parameters.items()
-    if name not in passed
-  ]
+  left = signature.replace(
+    parameters=[p for n, p in signature.parameters.items() if n not in passed],
+    return_annotation=inspect.Signature.empty,
+  )
   try:
-    bound = signature.replace(parameters=own).bind(*call.args, **call.kwargs)
+    bound = left.bind(*call.args, **call.kwargs)
   except (TypeError, ValueError) as error:
-    shown = str(
-      signature.replace(
-        parameters=own, return_annotation=inspect.Signature.empty
-      )
-    )
-    raise ValueError(f"{call}: {error}; it is {call.name}{shown}") from error
-  positional = [
-    p for p in own if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
-  ]
-  keywords = dict(bound.kwargs)
-  keywords |= {p.name: value for p, value in zip(positional, bound.args)}
-  rest = bound.args[len(positional) :]
-  if rest:
-    return function(*bound.args, **bound.kwargs, **passed)
-  return function(**keywords, **passed)
+    raise ValueError(f"{call}: {error}; it is {call.name}{left}") from error
+  complete = signature.bind_partial(**passed)
+  complete.arguments |= bound.arguments
+  return function(*complete.args, **complete.kwargs)
