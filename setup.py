@@ -39,6 +39,7 @@ setup(
     "matplotlib",
     "scipy",
   ],
+  entry_points={"console_scripts": ["specdec=specdec.cli.console:main"]},
   extras_require={
     "tpu": [JAX.replace("jax", "jax[tpu]")],
     "cuda13": [JAX.replace("jax", "jax[cuda13]")],

@@ -224,12 +224,15 @@ class Drafter(NamedTuple):
   update(params, draft_state, context, draft, accept_result, target_output)
     -> draft_state. The context is the one before the commit; draft and
     target_output hold the nodes that were verified, which may be fewer than N.
+  cost: what it holds and reads, for the cost model and the memory plan; None:
+    unknown.
   """
 
   spec: DraftSpec
   init: Callable[[Params, Context, ModelOutput | None], PyTree]
   propose: Callable[[Params, PyTree, Context], tuple[Draft, PyTree]]
   update: Callable[..., PyTree]
+  cost: "DrafterCost | None" = None
 
   @property
   def name(self) -> str:

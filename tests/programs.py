@@ -6,6 +6,7 @@ scripts/ is on the path (conftest.py), and every run starts from the defaults.
 
 import contextlib
 import importlib
+import importlib.util
 import pathlib
 import re
 from unittest import mock
@@ -18,6 +19,7 @@ from tqdm import tqdm
 
 from specdec import checkpoints
 from specdec.checkpoints import learned
+from specdec.cli import app
 from specdec.models import transformer
 from specdec.models.config import TransformerConfig
 from specdec.roofline import hardware
@@ -43,7 +45,21 @@ def fake_machine(monkeypatch):
 
 
 def run(name, *arguments):
-  """Runs the main of scripts/NAME.py with these flags."""
+  """Runs specdec.cli.NAME, or the main of scripts/NAME.py, with these flags."""
+  if importlib.util.find_spec(f"specdec.cli.{name}"):
+    main = importlib.import_module(f"specdec.cli.{name}").main
+    caching = jax.config.jax_enable_compilation_cache
+    # Compiled programs stay in the tests' own cache, which bench turns off.
+    defined = app.Flags([name])
+    main.define(defined)
+    own = (
+      ["--compilation_cache="] if "compilation_cache" in defined.values else []
+    )
+    try:
+      main([name, *own, *arguments])
+    finally:
+      jax.config.update("jax_enable_compilation_cache", caching)
+    return
   script = importlib.import_module(name)
   flags.FLAGS.unparse_flags()
   for flag in [*script.FLAG_NAMES, "config"]:

@@ -14,7 +14,7 @@ from specdec.utils.constructors import cached
 
 
 @cached
-def lenience(share: float) -> AcceptanceRule:
+def lenience(share: float = 0.5) -> AcceptanceRule:
   """Keeps x with probability min(1, p(x) / (share q(x))): one path only.
 
   Leviathan et al. (arXiv:2211.17192), section 5.1, l there. After the tokens
@@ -83,7 +83,7 @@ def typical(epsilon: float = 0.09, delta: float = 0.3) -> AcceptanceRule:
 
 
 @cached
-def relaxed(top: int, margin: float) -> AcceptanceRule:
+def relaxed(top: int = 10, margin: float = 0.6) -> AcceptanceRule:
   """Keeps the target's `top` likeliest tokens within `margin` of the first.
 
   As TensorRT-LLM's relaxed acceptance does for reasoning models. What follows

@@ -8,6 +8,7 @@ means nothing, and whoever prints it says so (AcceptanceRule.caveat).
 from collections.abc import Sequence
 
 import jax.numpy as jnp
+import numpy as np
 
 from specdec import draft_tree
 from specdec.acceptance.distributions import check
@@ -16,17 +17,17 @@ from specdec.utils.constructors import cached
 
 
 @cached
-def synthetic(rates: Sequence[float]) -> AcceptanceRule:
+def synthetic(rates: float | Sequence[float]) -> AcceptanceRule:
   """Keeps a token at depth d with probability rates[d - 1].
 
   Args:
     rates: P(kept | its parent was kept and its earlier siblings refused), by
-      depth; the last one holds for all deeper ones.
+      depth; the last one, or the only one, holds for all deeper ones.
 
   Raises:
     ValueError: there is no rate, or one outside [0, 1].
   """
-  rates = tuple(float(rate) for rate in rates)
+  rates = tuple(map(float, rates if np.ndim(rates) else [rates]))
   if not rates:
     raise ValueError("rates is empty; give at least one, in [0, 1]")
   for rate in rates:

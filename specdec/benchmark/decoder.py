@@ -22,9 +22,11 @@ from specdec.noise import Noise, row_keys
 from specdec.types import (
   NO_FAULT,
   TARGET_FAULT,
+  UNKNOWN_COST,
   AcceptanceRule,
   DecodeState,
   Drafter,
+  DrafterCost,
   Model,
   Params,
   Sampling,
@@ -153,6 +155,21 @@ class Decoder:
   def num_nodes(self) -> int:
     """N, tokens that the target verifies in a full round."""
     return self.drafter.spec.max_nodes
+
+  @property
+  def drafter_cost(self) -> DrafterCost:
+    """What the drafter holds: as it states, or as its weights and state are."""
+    if self.drafter.cost is not None and self.drafter.cost.is_known:
+      return self.drafter.cost
+    state = jax.eval_shape(lambda: self.start(Batch([], []))).draft_state
+    size = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state))
+    weights = sum(x.nbytes for x in jax.tree.leaves(self.params.draft))
+    return dataclasses.replace(
+      UNKNOWN_COST,
+      weight_bytes=weights,
+      row_bytes=size / self.batch,
+      position_bytes=0.0,
+    )
 
   @property
   def max_length(self) -> int:

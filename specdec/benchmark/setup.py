@@ -1,192 +1,58 @@
 """A way of decoding named by a few words, and the one place that loads it.
 
-Drafter, rule and shape are calls written as text (utils/calls.py):
+Drafter, rule and shape are calls written as text (utils/calls.py, catalog.py):
 
   Setup("stdlib-11m", drafter="model(stdlib-1m)", k=3)
-  Setup("stdlib-11m", drafter="lookup(ngram=4) | eagle3(runs/x/best.st)")
+  Setup("stdlib-11m", drafter="lookup(k=4) | eagle3(runs/x/best.safetensors)")
   Setup("stdlib-11m", drafter="mine.py:bigram(text=x.txt)", temperature=1.0,
         acceptance="typical(epsilon=0.1)", shape="chains(3)")
 
-A function of somebody's own file returns a `Drafter`, or a pair of it and its
-weights, which become `Params.draft`; it is passed what its signature names of
-`target` (a `Target`), `shape` (a `DraftShape`), `k` and `max_external_drafts`.
+A sweep is a list of `dataclasses.replace(setup, ...)`, whose decoders share one
+loaded target: `target = setup.load_target()`, then `setup.decoder(target)`.
 """
 
 import dataclasses
 import functools
-import json
-import pathlib
-from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import jax
-import numpy as np
 
 from specdec import (
-  acceptance,
   checkpoints,
+  decode,
   draft_shape,
-  draft_tree,
   drafters,
   sampling,
+  sharding,
 )
+from specdec.benchmark import catalog
+from specdec.benchmark.catalog import DRAFTERS, RULES, SHAPES, Target, Weighted
 from specdec.benchmark.decoder import PROMPT_STEP, Decoder
-from specdec.checkpoints import (
-  Checkpoint,
-  check_vocabulary,
-  inspect,
-  random_checkpoint,
-  shipped,
-)
 from specdec.checkpoints import learned as saved
-from specdec.checkpoints.fetch import fetch
+from specdec.checkpoints import shipped
+from specdec.compiled import memory_plan
 from specdec.draft_shape import DraftShape
-from specdec.drafters.heads import draft_head as heads
-from specdec.drafters.heads import serve
-from specdec.models import layouts, presets, transformer
-from specdec.types import AcceptanceRule, Drafter, Model, Params, PyTree, Skip
+from specdec.drafters.heads import size
+from specdec.models import transformer
+from specdec.models.config import TransformerConfig
+from specdec.roofline import drafter_cost
+from specdec.types import (
+  NO_COST,
+  UNKNOWN_COST,
+  AcceptanceRule,
+  Drafter,
+  DrafterCost,
+  Params,
+)
 from specdec.utils import calls
 from specdec.utils.calls import Call
 from specdec.utils.spelling import choices
 
-PRESET = "preset:"
-_DEFAULT_K = {"lookup": 5, "model": 3, "early_exit": 3, "layer_skip": 3}
-_OTHER_K = 4  # of heads, and of drafters of somebody's own
 
-
-class Target(NamedTuple):
-  """The loaded target, as a drafter's function is given it."""
-
-  model: Model
-  checkpoint: Checkpoint
-  dtype: str
-  random_weights: bool
-  seed: int
-
-
-class Weighted(NamedTuple):
-  """A drafter and its weights, None where it has none."""
-
-  drafter: Drafter
-  params: PyTree = None
-
-
-# Drafters by name. Each is passed `target`, `shape` and, behind |, how many
-# tokens another drafter may draft, if its signature has them.
-
-
-def _lookup(shape: DraftShape, ngram: int = 5, min_ngram: int = 3) -> Drafter:
-  return drafters.lookup(shape=shape, ngram=ngram, min_ngram=min_ngram)
-
-
-def _model(name: str, target: Target, shape: DraftShape) -> Weighted:
-  source = name if name.startswith(PRESET) else fetch(name)
-  if target.random_weights:
-    size = target.checkpoint.config.vocab_size
-    config = dataclasses.replace(shape_of(source, target), vocab_size=size)
-    draft = random_checkpoint(config, target.seed + 1, str(source))
-  else:
-    size = target.checkpoint.config.vocab_size
-    check_vocabulary(size, inspect(source, target.dtype).vocab_size)
-    draft = checkpoints.load(source, target.dtype)
-    check_vocabulary(
-      *(size, draft.config.vocab_size),
-      *(target.checkpoint.tokenizer, draft.tokenizer),
-    )
-  draft = draft.packed()
-  model = transformer.model(draft.config)
-  return Weighted(drafters.model(model, shape=shape), draft.params)
-
-
-def _early_exit(layer: int, target: Target, shape: DraftShape) -> Drafter:
-  return drafters.early_exit(target.model, layer, shape=shape)
-
-
-def _layer_skip(
-  target: Target,
-  shape: DraftShape,
-  file: str | None = None,
-  attention: Sequence[int] = (),
-  mlp: Sequence[int] = (),
-  threshold: float | None = None,
-) -> Drafter:
-  if file is not None:
-    if attention or mlp:
-      raise ValueError("layer_skip: give a file, or attention and mlp")
-    document = json.loads(pathlib.Path(file).read_text(encoding="utf-8"))
-    attention, mlp = document["skip_attention"], document["skip_mlp"]
-    if threshold is None:
-      threshold = document.get("exit_threshold")
-  skip = Skip(tuple(attention), tuple(mlp))
-  start = None if threshold is None else drafters.Threshold(threshold)
-  return drafters.layer_skip(target.model, skip, shape=shape, threshold=start)
-
-
-def _head(
-  kind: str | None,
-  file: str,
-  target: Target,
-  shape: DraftShape,
-  max_external_drafts: int = 0,
-) -> Weighted:
-  path, checkpoint = shipped.drafter(file), target.checkpoint
-  head_config = saved.inspect(path)
-  if kind is not None and head_config.kind != kind:
-    raise ValueError(f"{file} is a drafter of kind {head_config.kind}")
-  learned = saved.load(path, checkpoint, trained=not target.random_weights)
-  head = learned.draft_head(checkpoint.config)
-  weights = heads.weights_of(head, learned.net, checkpoint.params)
-  drafter = serve.drafter(head, target.model, shape, None, max_external_drafts)
-  return Weighted(drafter, layouts.pack(weights))
-
-
-DRAFTERS: Mapping[str, Callable] = {
-  "early_exit": _early_exit,
-  "layer_skip": _layer_skip,
-  "lookup": _lookup,
-  "model": _model,
-  "head": functools.partial(_head, None),
-} | {kind: functools.partial(_head, kind) for kind in drafters.LEARNED}
-RULES: Mapping[str, Callable[..., AcceptanceRule]] = {
-  name: getattr(acceptance, name) for name in acceptance.__all__
-}
-
-
-def _chains(count: int, k: int, siblings: str, shared: int = 0) -> DraftShape:
-  return draft_shape.static(draft_tree.parallel(count, k, shared), siblings)
-
-
-def _optimal(
-  size: int, rank_acceptance: Sequence[float], k: int, siblings: str
-) -> DraftShape:
-  by_depth = np.tile(np.asarray(rank_acceptance, float), (k, 1))
-  paths = draft_tree.optimal(by_depth, size)
-  return draft_shape.static(draft_tree.from_paths(paths), siblings)
-
-
-def _dynamic(size: int, k: int, top: int = 4) -> DraftShape:
-  return draft_shape.dynamic(top, k, size)
-
-
-def _paths(file: str, siblings: str) -> DraftShape:
-  paths = json.loads(pathlib.Path(file).read_text(encoding="utf-8"))
-  return draft_shape.static(draft_tree.from_paths(paths), siblings)
-
-
-SHAPES: Mapping[str, Callable[..., DraftShape]] = {
-  "chain": draft_shape.chain,
-  "chains": _chains,
-  "dynamic": _dynamic,
-  "optimal": _optimal,
-  "paths": _paths,
-}
-
-
-def shape_of(source, target: Target):
-  """Returns the config of a preset or a checkpoint; reads no weights."""
-  if str(source).startswith(PRESET):
-    return presets.get(str(source).removeprefix(PRESET), target.dtype)
-  return inspect(source, target.dtype)
+def _silent(text: str) -> None:
+  """Reports nothing."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -196,56 +62,101 @@ class Setup:
   Attributes:
     target: a directory, a .gguf file, a hub name, a shipped model, or
       preset:NAME with random_weights.
-    drafter: a call, or several with | between them: where the first has no
-      draft, the second drafts.
+    drafter: a call, or two with | between them: where the first has no draft,
+      the second drafts. Default: lookup; model(stdlib-1m) for the shipped
+      target.
     acceptance, shape: calls.
     k: tokens of a chain, levels of a tree; default by the drafter.
     temperature, top_k, top_p: of sampling; 0 is greedy.
-    siblings: how a tree's children are drawn; default deterministic at
-      temperature 0, iid with kseq, else without_replacement.
     batch: prompts decoded together.
     prompt_size: tokens that the longest prompt may have.
     max_new_tokens: of each row.
     dtype: of weights and caches.
     random_weights: shapes alone are read.
     seed: of all noise.
+    mesh: data:N,model:M, over all devices; None: one device.
+    draft_ways: of the M, how many devices share the draft model's weights.
   """
 
   target: str = shipped.TARGET
-  drafter: str = "lookup"
+  drafter: str | None = None
   acceptance: str = "coupled"
   shape: str = "chain"
   k: int | None = None
   temperature: float = 0.0
   top_k: int | None = None
   top_p: float | None = None
-  siblings: str | None = None
   batch: int = 1
   prompt_size: int = 4 * PROMPT_STEP
   max_new_tokens: int = 128
   dtype: str = "float32"
   random_weights: bool = False
   seed: int = 0
+  mesh: str | None = None
+  draft_ways: int | None = None
 
   def __post_init__(self):
+    if self.drafter is None:
+      shipped_pair = self.target == shipped.TARGET
+      drafter = f"model({shipped.DRAFT})" if shipped_pair else "lookup"
+      object.__setattr__(self, "drafter", drafter)
+    for name in ("target", "drafter", "mesh"):
+      if getattr(self, name) == "":
+        raise ValueError(f"{name} is empty; give a name or leave it out")
     for name in ("batch", "prompt_size", "max_new_tokens"):
       if getattr(self, name) < 1:
         raise ValueError(f"{name} = {getattr(self, name)}; it must be >= 1")
-    if self.k is not None and self.k < 0:
-      raise ValueError(f"k = {self.k}; it must be >= 0")
+    if self.k is not None and not 0 <= self.k <= catalog.MAX_DRAFT:
+      raise ValueError(
+        f"k = {self.k:,}; it must be in 0..{catalog.MAX_DRAFT:,}"
+      )
+    if self.dtype not in checkpoints.DTYPES:
+      raise ValueError(f"dtype: {choices(self.dtype, checkpoints.DTYPES)}")
+    if self.target.startswith(catalog.PRESET) and not self.random_weights:
+      raise ValueError(
+        f"{self.target} is a shape alone; add random_weights=True"
+      )
+    if self.mesh is None and self.draft_ways is not None:
+      raise ValueError("draft_ways is for a mesh")
+    if self.mesh is not None:
+      sharding.parse(self.mesh)
+    self._check_sampling()
+    self._check_drafters()
+
+  def _check_sampling(self) -> None:
     sampling.settings(1, self.temperature, self.top_k, self.top_p)
     if self.temperature == 0 and not (self.top_k is self.top_p is None):
       raise ValueError(
         "top_k and top_p filter what is sampled, and temperature = 0 samples "
         "nothing; leave them out, or raise the temperature"
       )
-    if len(self._drafters) > 2:
+    if self.temperature > 0 and self.make_rule().name == "greedy":
+      raise ValueError(
+        f"acceptance = greedy at temperature = {self.temperature:g} would not "
+        "sample; take coupled or rejection, or temperature 0"
+      )
+
+  def _check_drafters(self) -> None:
+    """Refuses what needs no weights to be seen."""
+    if len(self.drafter_calls) > 2:
       raise ValueError(f"{self.drafter}: at most two drafters, with one |")
-    for call in self._drafters:
-      calls.find(call, DRAFTERS)
-    self.make_rule()
-    if self.levels:
-      self.make_shape()
+    if not self.levels and self.shape != "chain":
+      raise ValueError(f"shape = {self.shape} needs k >= 1, the tree's levels")
+    shape, rule, leading = self.make_shape(), self.make_rule(), 0
+    for number, call in enumerate(self.drafter_calls):
+      constructor = calls.find(call, DRAFTERS)
+      call, context = self._context(call, None, number, leading)
+      leading = context["shape"].spec.max_depth
+      if call.place is not None:
+        continue  # its spec is its own
+      calls.bind(call, constructor, context)
+      spec = shape.spec._replace(name=call.name)
+      if call.name == "lookup":
+        spec = calls.invoke(call, constructor, context).spec
+      if call.name in ("early_exit", "layer_skip"):
+        draft_shape.check_scratch(shape)
+      if number == len(self.drafter_calls) - 1 and call.name != "none":
+        decode.check_pair(spec, rule)
 
   @classmethod
   def from_config(cls, config: Mapping) -> "Setup":
@@ -261,7 +172,8 @@ class Setup:
     return cls(**{name: config[name] for name in config})
 
   @functools.cached_property
-  def _drafters(self) -> list[Call]:
+  def drafter_calls(self) -> list[Call]:
+    """The drafter's calls, parsed."""
     return calls.parse_all(self.drafter)
 
   @property
@@ -269,7 +181,38 @@ class Setup:
     """Levels of a draft: k, or the drafter's default."""
     if self.k is not None:
       return self.k
-    return _DEFAULT_K.get(self._drafters[-1].name, _OTHER_K)
+    call = self.drafter_calls[-1]
+    if call.name == "layer_skip" and "file" in call.kwargs:
+      return catalog.read_skip(call.kwargs["file"])["k"]
+    if call.name == "layer_skip" and call.args:
+      return catalog.read_skip(call.args[0])["k"]
+    return catalog.DEFAULT_K.get(call.name, catalog.OTHER_K)
+
+  @property
+  def description(self) -> str:
+    """The drafter and its shape, for tables and pages."""
+    return (
+      self.drafter
+      if self.shape == "chain"
+      else (f"{self.drafter}, {self.shape}")
+    )
+
+  @property
+  def comparable(self) -> bool:
+    """Whether the text should equal the baseline's, token for token."""
+    rule = self.make_rule()
+    coupled = rule.traversal == "coupled"
+    return rule.lossless and (self.temperature == 0 or coupled)
+
+  @property
+  def caveats(self) -> list[str]:
+    """What must be printed wherever results are."""
+    caveats = [self.make_rule().caveat] if self.make_rule().caveat else []
+    if self.random_weights:
+      caveats.append(
+        "random weights: nothing follows for a trained model's text"
+      )
+    return caveats
 
   def make_rule(self) -> AcceptanceRule:
     """Builds the acceptance rule."""
@@ -277,84 +220,218 @@ class Setup:
     return calls.invoke(call, calls.find(call, RULES), {})
 
   def make_shape(self) -> DraftShape:
-    """Builds the draft's shape."""
+    """Builds the draft's shape.
+
+    Children of a tree are deterministic at temperature 0, iid for kseq, else
+    without_replacement, unless the call has `siblings`.
+    """
     call = calls.parse(self.shape)
-    siblings = self.siblings
-    if siblings is None:
-      siblings = "without_replacement"
-      if calls.parse(self.acceptance).name == "kseq":
-        siblings = "iid"
-      elif self.temperature == 0:
-        siblings = "deterministic"
+    siblings = "without_replacement"
+    if calls.parse(self.acceptance).name == "kseq":
+      siblings = "iid"
+    elif self.temperature == 0:
+      siblings = "deterministic"  # there is but one token to draw
     context = {"k": self.levels, "siblings": siblings}
     return calls.invoke(call, calls.find(call, SHAPES), context)
 
-  def load(self) -> Decoder:
+  def _context(
+    self, call: Call, target: Target | None, number: int, leading: int
+  ) -> tuple[Call, dict[str, Any]]:
+    """Returns a drafter's call without its k, and what it may be passed.
+
+    Args:
+      leading: tokens that the drafter before it may draft.
+    """
+    context = {
+      "target": target,
+      "k": self.levels,
+      "shape": self.make_shape(),
+      "acceptance": calls.parse(self.acceptance).name,
+      "leads": number + 1 < len(self.drafter_calls),
+    }
+    if number:
+      context["max_external_drafts"] = leading
+    if "k" in call.kwargs:  # of this drafter, a chain
+      k = call.kwargs["k"]
+      context |= {"k": k, "shape": draft_shape.chain(k)}
+      kwargs = {name: x for name, x in call.kwargs.items() if name != "k"}
+      call = call._replace(kwargs=kwargs)
+    return call, context
+
+  def load(self, report: Callable[[str], None] = _silent) -> Decoder:
     """Reads the weights and returns the decoder, not yet compiled.
+
+    Args:
+      report: is told the memory plan and what is loaded.
 
     Raises:
       ValueError: drafter, rule, shape and target do not go together.
       FileNotFoundError: a model or a file is not there.
+      MemoryError: it would not fit.
     """
-    target = self._load_target()
-    drafter, draft_params = self._make_drafter(target)
-    # Packing takes the weights, which drafters may have read before.
-    checkpoint = target.checkpoint.packed()
+    return self.decoder(self.load_target(report))
+
+  def load_target(
+    self, report: Callable[[str], None] = _silent, packed: bool = True
+  ) -> Target:
+    """Checks memory, and the drafter as far as its files say, then loads.
+
+    Args:
+      packed: rearrange weights for decoding on a CPU.
+    """
+    source = catalog.source_of(self.target)
+    config = catalog.config_of(source, self.dtype)
+    places = self._places(config)
+    plan = self.memory_plan(config, places)
+    report(f"memory on each device: {plan}")
+    memory_plan.check(plan, places and places.target)
+    place = places and places.target
+    if self.random_weights:
+      report(f"random weights for {source}")
+      checkpoint = checkpoints.random_checkpoint(
+        config, self.seed, str(source), place
+      )
+    else:
+      report(f"loading {source}")
+      checkpoint = checkpoints.load(source, self.dtype, place)
+    fingerprint = None
+    if not self.random_weights and self._has_heads:
+      fingerprint = saved.fingerprint(checkpoint)
+    if packed and not places:
+      checkpoint = checkpoint.packed()
+    return Target(
+      transformer.model(config, place),
+      checkpoint,
+      self.dtype,
+      self.random_weights,
+      self.seed,
+      places,
+      fingerprint,
+      drafts={},
+    )
+
+  @property
+  def _has_heads(self) -> bool:
+    return any(call.name in catalog.HEADS for call in self.drafter_calls)
+
+  def _places(self, config: TransformerConfig) -> sharding.Places | None:
+    """Where target and drafter lie on the mesh; None without one."""
+    if self.mesh is None:
+      return None
+    devices = math.prod(sharding.parse(self.mesh).values())
+    if jax.distributed.is_initialized() and devices != jax.device_count():
+      raise ValueError(
+        f"mesh = {self.mesh} and the processes together have "
+        f"{jax.device_count()} devices; all of them must be in it"
+      )
+    draft, ways = self._draft_config, self.draft_ways
+    counts = draft and draft.counts
+    if self._has_heads:  # every device has all of a head
+      counts, ways = config.counts, 1
+    return sharding.places(self.mesh, config.counts, counts, ways)
+
+  @property
+  def _draft_config(self) -> TransformerConfig | None:
+    """The config of the draft model, if there is one."""
+    call = self.drafter_calls[-1]
+    if call.name != "model" or call.place is not None:
+      return None
+    name = call.args[0] if call.args else call.kwargs["name"]
+    return catalog.config_of(catalog.source_of(name), self.dtype)
+
+  def memory_plan(
+    self,
+    config: TransformerConfig,
+    places: sharding.Places | None = None,
+    decoder: Decoder | None = None,
+  ) -> memory_plan.Plan:
+    """Estimates what decoding needs on each device.
+
+    Args:
+      config: the target's.
+      decoder: whose drafter is planned for as it is; None: nothing is loaded
+        yet, and a drafter of somebody's own is left out.
+    """
+    draft, cost = self._draft_config, NO_COST
+    if decoder is not None and draft is None:
+      cost = decoder.drafter_cost
+    elif self._has_heads:
+      cost = self._head_cost(config)
+    elif any(call.place is not None for call in self.drafter_calls):
+      cost = UNKNOWN_COST
+    if draft is not None and self.random_weights:
+      draft = dataclasses.replace(draft, vocab_size=config.vocab_size)
+    leading = (call.kwargs.get("k", 0) for call in self.drafter_calls)
+    return memory_plan.plan(
+      config,
+      draft,
+      batch=self.batch,
+      max_length=self.prompt_size + self.max_new_tokens,
+      num_nodes=max(self.make_shape().spec.max_nodes, 1 + max(leading)),
+      places=places,
+      drafter=cost,
+      prompt_size=self.prompt_size,
+      random_weights=self.random_weights and decoder is None,
+      cpu=jax.default_backend() == "cpu",
+    )
+
+  def _head_cost(self, config: TransformerConfig) -> DrafterCost:
+    """What a head holds, by its file, which is compared with the target."""
+    call = self.drafter_calls[-1]
+    path = shipped.drafter(call.args[0] if call.args else call.kwargs["file"])
+    head_config = saved.inspect(path)
+    try:
+      head_config.check(config)
+    except ValueError as error:
+      raise ValueError(f"{path} does not fit {self.target}: {error}") from error
+    most = head_config.most_levels
+    if most is not None and self.levels > most:
+      raise ValueError(
+        f"k = {self.levels}; {path} has {most} heads, one a draft token"
+      )
+    return DrafterCost(
+      weight_bytes=2 * path.stat().st_size,  # stored bfloat16, run as float32
+      position_bytes=size.serving_bytes(head_config, config, 1, 1),
+    )
+
+  def decoder(self, target: Target) -> Decoder:
+    """Builds the decoder of a loaded target, not yet compiled."""
+    weighted = self.make_drafter(target)
+    nothing = weighted.drafter is decode.NO_DRAFTER
     return Decoder(
       target.model,
-      drafter,
-      self.make_rule(),
-      Params(checkpoint.params, draft_params),
+      weighted.drafter,
+      decode.NO_DRAFT_RULE if nothing else self.make_rule(),
+      Params(target.checkpoint.params, weighted.params),
       jax.random.key(self.seed),
       batch=self.batch,
       prompt_size=self.prompt_size,
       max_new_tokens=self.max_new_tokens,
-      eos_ids=checkpoint.eos_ids,
+      eos_ids=target.checkpoint.eos_ids,
       temperature=self.temperature,
       top_k=self.top_k,
       top_p=self.top_p,
-      tokenizer=checkpoint.tokenizer,
+      places=target.places,
+      tokenizer=target.checkpoint.tokenizer,
     )
 
-  def _load_target(self) -> Target:
-    blank = Target(None, None, self.dtype, self.random_weights, self.seed)
-    if self.random_weights:
-      preset = self.target.startswith(PRESET)
-      source = self.target if preset else fetch(self.target)
-      config = shape_of(source, blank)
-      checkpoint = random_checkpoint(config, self.seed, str(source))
-    elif self.target.startswith(PRESET):
-      raise ValueError(
-        f"{self.target} is a shape alone; add random_weights=True"
-      )
-    else:
-      checkpoint = checkpoints.load(fetch(self.target), self.dtype)
-    model = transformer.model(checkpoint.config)
-    return blank._replace(model=model, checkpoint=checkpoint)
-
-  def _make_drafter(self, target: Target) -> Weighted:
-    context = {"target": target, "k": self.levels, "shape": self.make_shape()}
-    drafter = None
-    for call in self._drafters:
-      if drafter is not None:
-        context["max_external_drafts"] = drafter.drafter.spec.max_depth
-      given = context
-      if "k" in call.kwargs:  # of this drafter, a chain
-        k = call.kwargs["k"]
-        given = context | {"k": k, "shape": draft_shape.chain(k)}
-        kwargs = {n: x for n, x in call.kwargs.items() if n != "k"}
-        call = call._replace(kwargs=kwargs)
-      current = calls.invoke(call, calls.find(call, DRAFTERS), given)
-      current = (
-        Weighted(current)
-        if isinstance(current, Drafter)
-        else Weighted(*current)
-      )
-      if drafter is not None:
-        both = drafters.fallback(drafter.drafter, current.drafter)
-        current = Weighted(both, current.params)
-      drafter = current
-    return drafter
+  def make_drafter(self, target: Target) -> Weighted:
+    """Builds the drafter of a loaded target and reads its weights."""
+    built: list[Weighted] = []
+    for number, call in enumerate(self.drafter_calls):
+      leading = built[-1].drafter.spec.max_depth if built else 0
+      bare, context = self._context(call, target, number, leading)
+      result = calls.invoke(bare, calls.find(call, DRAFTERS), context)
+      pair = [result] if isinstance(result, Drafter) else result
+      built.append(Weighted(*pair))
+    if len(built) == 1:
+      return built[0]
+    (first, _), (other, params) = built
+    costs = first.cost or UNKNOWN_COST, other.cost or UNKNOWN_COST
+    drafter = drafters.fallback(first, other)
+    return Weighted(
+      drafter._replace(cost=drafter_cost.fallback(*costs)), params
+    )
 
 
 def load(target: str = shipped.TARGET, **settings) -> Decoder:

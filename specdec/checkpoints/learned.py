@@ -123,7 +123,10 @@ def inspect(path: str | Path) -> HeadConfig:
 
 
 def load(
-  path: str | Path, target: Checkpoint | None = None, trained: bool = True
+  path: str | Path,
+  target: Checkpoint | None = None,
+  trained: bool = True,
+  actual: dict[str, str] | None = None,
 ) -> Learned:
   """Reads a trained drafter, with float32 weights.
 
@@ -131,6 +134,7 @@ def load(
     target: the model to draft for; None skips all checks against it.
     trained: whether the drafter must have been trained for this very target,
       not just for a model of its shape.
+    actual: the target's fingerprint, taken before its weights were packed.
 
   Raises:
     FileNotFoundError: the file does not exist.
@@ -139,7 +143,7 @@ def load(
   """
   file, head_config, metadata = _open(path)
   if target is not None and trained:
-    actual, expected = fingerprint(target), metadata["target"]
+    actual, expected = actual or fingerprint(target), metadata["target"]
     differing = [key for key in actual if actual[key] != expected.get(key)]
     if differing:
       raise ValueError(

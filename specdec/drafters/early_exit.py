@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from specdec import draft_shape, draft_tree
-from specdec.types import Context, Drafter, Model, Resume
+from specdec.types import Context, Drafter, DrafterCost, Model, Resume
 from specdec.utils.constructors import cached
 
 
@@ -119,4 +119,6 @@ def early_exit(
     del params, context, draft, accept_result, target_output
     return draft_state
 
-  return Drafter(shape.spec._replace(name="early_exit"), init, propose, update)
+  cost = DrafterCost(exit_layer=exit_layer)
+  spec = shape.spec._replace(name="early_exit")
+  return Drafter(spec, init, propose, update, cost)

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from specdec import draft_shape
-from specdec.types import Array, Context, Draft, Drafter
+from specdec.types import NO_COST, Array, Context, Draft, Drafter
 from specdec.utils.constructors import cached
 
 
@@ -86,4 +86,4 @@ def lookup(
     del params, context, draft, accept_result, target_output
     return draft_state
 
-  return Drafter(spec, init, propose, update)
+  return Drafter(spec, init, propose, update, NO_COST)

@@ -167,8 +167,10 @@ def _module(place: str):
   return sys.modules[name]
 
 
-def invoke(call: Call, function: Callable, context: Mapping[str, Any]):
-  """Calls a function with a call's arguments, and what it takes of a context.
+def bind(
+  call: Call, function: Callable, context: Mapping[str, Any]
+) -> inspect.BoundArguments:
+  """Binds a call's arguments, and what the function takes of a context.
 
   Args:
     context: by parameter name; only those that the function has and the call
@@ -193,4 +195,10 @@ def invoke(call: Call, function: Callable, context: Mapping[str, Any]):
     raise ValueError(f"{call}: {error}; it is {call.name}{left}") from error
   complete = signature.bind_partial(**passed)
   complete.arguments |= bound.arguments
-  return function(*complete.args, **complete.kwargs)
+  return complete
+
+
+def invoke(call: Call, function: Callable, context: Mapping[str, Any]):
+  """Calls a function with what `bind` returns; raises as it."""
+  bound = bind(call, function, context)
+  return function(*bound.args, **bound.kwargs)

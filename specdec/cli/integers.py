@@ -56,19 +56,6 @@ class IntegersOrAuto(Integers):
     return () if argument == "auto" else parse_integers(argument)
 
 
-def define_integers(
-  name: str, default: str | None, text: str, parser: Integers | None = None
-) -> None:
-  """A flag that takes an integer or several."""
-  flags.DEFINE(
-    parser or Integers(),
-    name,
-    default,
-    text,
-    serializer=flags.CsvListSerializer(","),
-  )
-
-
 def spans(numbers: Sequence[int]) -> str:
   """(1, 4, 5, 6) as '1,4-6', which `parse_integers` reads."""
   found: list[list[int]] = []

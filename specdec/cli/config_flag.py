@@ -2,7 +2,7 @@
 
 import pathlib
 import re
-import sys
+from collections.abc import Sequence
 
 from absl import flags
 from ml_collections import ConfigDict, config_flags
@@ -10,17 +10,26 @@ from ml_collections.config_flags import config_path
 
 from specdec.utils.spelling import choices
 
-_SHIPPED = pathlib.Path(__file__).parents[1] / "configs"
+_SHIPPED = pathlib.Path(__file__).parents[2] / "configs"
 
 
-def define(name: str, text: str, shipped: str = "*.py") -> flags.FlagHolder:
+def define(
+  name: str,
+  text: str,
+  shipped: str,
+  flag_values: flags.FlagValues,
+  argv: Sequence[str],
+) -> None:
   """Defines such a flag; whatever is wrong with the file is one sentence.
 
   Args:
     shipped: matches the files in configs/ that it takes.
+    argv: the whole command line, in which --NAME.ENTRY=VALUE is looked for.
   """
-  holder = config_flags.DEFINE_config_file(name, None, text)
-  parser = flags.FLAGS[name].parser
+  config_flags.DEFINE_config_file(
+    name, None, text, flag_values=flag_values, sys_argv=list(argv)
+  )
+  parser = flag_values[name].parser
   load = type(parser).parse
 
   def parse(path: str) -> ConfigDict:
@@ -42,16 +51,15 @@ def define(name: str, text: str, shipped: str = "*.py") -> flags.FlagHolder:
         f"its get_config() gives a {type(config).__name__}; it must be a "
         "ConfigDict"
       )
-    _check_overrides(name, config)
+    _check_overrides(name, config, flag_values, argv)
     return config
 
   parser.parse = parse
-  return holder
 
 
-def _check_overrides(name: str, config: ConfigDict) -> None:
+def _check_overrides(name: str, config: ConfigDict, flag_values, argv) -> None:
   """Raises IllegalFlagValueError where --NAME.PATH names no entry."""
-  for argument in flags.FLAGS.read_flags_from_files(sys.argv, force_gnu=False):
+  for argument in flag_values.read_flags_from_files(argv, force_gnu=False):
     match = re.match(rf"--?(?:no)?{name}\.([^=]+)", argument)
     holder = config
     for field in config_path.split(match[1]) if match else ():

@@ -1,0 +1,282 @@
+"""Drafters, acceptance rules and draft shapes by name, for calls in a Setup.
+
+A constructor is passed what its signature names of `target` (a `Target`),
+`shape` (a `DraftShape`), `k`, `acceptance` (the rule's name), and, of two
+drafters with | between them, `leads` (it is the first) and
+`max_external_drafts` (how many tokens the first may draft for the second). It
+returns a `Drafter`, or a pair of it and the weights that become `Params.draft`.
+So does a function of somebody's own file, which needs no entry here.
+"""
+
+import dataclasses
+import functools
+import json
+import pathlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from specdec import (
+  acceptance,
+  checkpoints,
+  decode,
+  draft_shape,
+  draft_tree,
+  drafters,
+)
+from specdec.checkpoints import Checkpoint, shipped
+from specdec.checkpoints import learned as saved
+from specdec.checkpoints.fetch import fetch
+from specdec.draft_shape import DraftShape
+from specdec.drafters.heads import draft_head as heads
+from specdec.drafters.heads import serve
+from specdec.drafters.heads.cost import drafter_cost as head_cost
+from specdec.models import layouts, presets, transformer
+from specdec.models.config import TransformerConfig
+from specdec.roofline import drafter_cost
+from specdec.sharding import Places
+from specdec.types import AcceptanceRule, Drafter, Model, PyTree, Skip
+
+PRESET = "preset:"
+MAX_DRAFT = 4096  # tokens of a draft: ancestors are a table of their square
+DEFAULT_K = {"lookup": 5, "model": 3, "early_exit": 3, "layer_skip": 3}
+OTHER_K = 4  # of heads, and of drafters of somebody's own
+
+
+class Target(NamedTuple):
+  """The loaded target, as a drafter's constructor is given it."""
+
+  model: Model
+  checkpoint: Checkpoint
+  dtype: str
+  random_weights: bool
+  seed: int
+  places: Places | None = None  # of target and drafter on a mesh
+  fingerprint: dict[str, str] | None = None  # what heads were trained for
+  drafts: dict[str, Checkpoint] | None = None  # draft models loaded before
+
+  @property
+  def draft_place(self):
+    """The placement of the drafter on the mesh, None without one."""
+    return self.places and self.places.draft
+
+
+class Weighted(NamedTuple):
+  """A drafter and its weights, None where it has none."""
+
+  drafter: Drafter
+  params: PyTree = None
+
+
+def config_of(source, dtype: str) -> TransformerConfig:
+  """Returns the config of a preset or a checkpoint; reads no weights."""
+  if str(source).startswith(PRESET):
+    return presets.get(str(source).removeprefix(PRESET), dtype)
+  return checkpoints.inspect(source, dtype)
+
+
+def source_of(name: str):
+  """Returns the path that a name stands for, or a preset as it is.
+
+  Raises:
+    FileNotFoundError: there is no such model.
+  """
+  return name if name.startswith(PRESET) else fetch(name)
+
+
+def _none() -> Drafter:
+  return decode.NO_DRAFTER
+
+
+def _lookup(
+  shape: DraftShape,
+  acceptance: str,
+  ngram: int = 5,
+  min_ngram: int | None = None,
+  leads: bool = False,
+) -> Drafter:
+  if min_ngram is None:
+    # 2 was found on held-out answers (docs/results/smollm2.md); synthetic
+    # acceptance evaluates whatever is drafted.
+    min_ngram = 2 if leads else 0 if acceptance == "synthetic" else 3
+  if leads and not min_ngram:
+    raise ValueError(
+      "lookup(min_ngram=0) would always draft, and the drafter after | never"
+    )
+  return drafters.lookup(shape=shape, ngram=ngram, min_ngram=min_ngram)
+
+
+def _model(name: str, target: Target, shape: DraftShape) -> Weighted:
+  drafts = {} if target.drafts is None else target.drafts
+  if name not in drafts:
+    drafts[name] = _load_draft(name, target)
+  draft = drafts[name]
+  model = transformer.model(draft.config, target.draft_place)
+  drafter = drafters.model(model, shape=shape)
+  cost = drafter_cost.model(draft.config)
+  return Weighted(drafter._replace(cost=cost), draft.params)
+
+
+def _load_draft(name: str, target: Target) -> Checkpoint:
+  source = source_of(name)
+  size = target.checkpoint.config.vocab_size
+  config = config_of(source, target.dtype)
+  if target.random_weights:
+    config = dataclasses.replace(config, vocab_size=size)
+    seed, place = target.seed + 1, target.draft_place
+    draft = checkpoints.random_checkpoint(config, seed, str(source), place)
+  else:
+    checkpoints.check_vocabulary(size, config.vocab_size)
+    draft = checkpoints.load(source, target.dtype, target.draft_place)
+    tokenizers = target.checkpoint.tokenizer, draft.tokenizer
+    checkpoints.check_vocabulary(size, config.vocab_size, *tokenizers)
+  return draft if target.places else draft.packed()
+
+
+def _early_exit(layer: int, target: Target, shape: DraftShape) -> Drafter:
+  return drafters.early_exit(target.model, layer, shape=shape)
+
+
+def read_skip(path: str) -> dict[str, Any]:
+  """Reads a skip.json of choose_layers.
+
+  Raises:
+    ValueError: it is something else.
+  """
+  path = shipped.SKIP if path == "shipped" else path
+  try:
+    text = pathlib.Path(path).read_text(encoding="utf-8")
+    document = json.loads(text)
+    return {
+      "attention": tuple(document["skip_attention"]),
+      "mlp": tuple(document["skip_mlp"]),
+      "k": int(document["k"]),
+      "threshold": document.get("exit_threshold"),
+    }
+  except (KeyError, TypeError, ValueError) as error:
+    raise ValueError(
+      f"{path} has no skip_attention, skip_mlp and k, as choose_layers writes "
+      f"them ({type(error).__name__}: {error})"
+    ) from error
+
+
+def _layer_skip(
+  target: Target,
+  shape: DraftShape,
+  file: str | None = None,
+  attention: Sequence[int] = (),
+  mlp: Sequence[int] = (),
+  threshold: float | None = None,
+) -> Drafter:
+  if file is not None:
+    if attention or mlp:
+      raise ValueError("layer_skip: give a file, or attention and mlp")
+    document = read_skip(file)
+    attention, mlp = document["attention"], document["mlp"]
+    if threshold is None and shape.loops:
+      threshold = document["threshold"]
+  skip = Skip(tuple(attention), tuple(mlp))
+  start = None if threshold is None else drafters.Threshold(threshold)
+  drafter = drafters.layer_skip(
+    target.model, skip, shape=shape, threshold=start
+  )
+  cost = drafter_cost.layer_skip(target.checkpoint.config, skip)
+  return drafter._replace(cost=cost)
+
+
+def _head(
+  kind: str | None,
+  file: str,
+  target: Target,
+  shape: DraftShape,
+  max_external_drafts: int = 0,
+) -> Weighted:
+  path, config = shipped.drafter(file), target.checkpoint.config
+  _check_kind(kind, file, saved.inspect(path))
+  learned = saved.load(
+    path,
+    target.checkpoint,
+    trained=not target.random_weights,
+    actual=target.fingerprint,
+  )
+  head = learned.draft_head(config, target.draft_place)
+  weights = heads.weights_of(head, learned.net, target.checkpoint.params)
+  if target.places:  # every device has all of it
+    whole = target.places.target.sharding(())
+    weights = jax.device_put(weights, whole)
+  else:
+    weights = layouts.pack(weights)
+  place = target.places and target.places.target
+  drafter = serve.drafter(head, target.model, shape, place, max_external_drafts)
+  return Weighted(drafter._replace(cost=head_cost(head, config)), weights)
+
+
+def _check_kind(kind: str | None, file: str, head_config) -> None:
+  if kind is not None and head_config.kind != kind:
+    raise ValueError(f"{file} is a drafter of kind {head_config.kind}")
+
+
+HEADS = ("head", *drafters.LEARNED)
+DRAFTERS: Mapping[str, Callable] = {
+  "none": _none,
+  "early_exit": _early_exit,
+  "layer_skip": _layer_skip,
+  "lookup": _lookup,
+  "model": _model,
+  "head": functools.partial(_head, None),
+} | {kind: functools.partial(_head, kind) for kind in drafters.LEARNED}
+RULES: Mapping[str, Callable[..., AcceptanceRule]] = {
+  name: getattr(acceptance, name) for name in acceptance.__all__
+}
+
+
+def _chains(count: int, k: int, siblings: str, shared: int = 0) -> DraftShape:
+  if count * k > MAX_DRAFT:
+    raise ValueError(f"chains: {count * k:,} tokens; at most {MAX_DRAFT:,}")
+  return draft_shape.static(draft_tree.parallel(count, k, shared), siblings)
+
+
+def _optimal(
+  size: int, rank_acceptance: Sequence[float], k: int, siblings: str
+) -> DraftShape:
+  if size > MAX_DRAFT:
+    raise ValueError(f"optimal: {size:,} tokens; at most {MAX_DRAFT:,}")
+  by_depth = np.tile(np.asarray(rank_acceptance, float), (k, 1))
+  paths = draft_tree.optimal(by_depth, size)
+  return draft_shape.static(draft_tree.from_paths(paths), siblings)
+
+
+def _dynamic(size: int, k: int, top: int = 4) -> DraftShape:
+  if max(size, top) > MAX_DRAFT:
+    raise ValueError(f"dynamic: {size:,} tokens; at most {MAX_DRAFT:,}")
+  return draft_shape.dynamic(top, k, size)
+
+
+def _paths(file: str, siblings: str) -> DraftShape:
+  try:
+    text = pathlib.Path(file).read_text(encoding="utf-8")
+    paths = json.loads(text)
+  except (RecursionError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    raise ValueError(f"{file} is not JSON ({error})") from None
+  if not (
+    isinstance(paths, list)
+    and all(isinstance(path, list) for path in paths)
+    and all(isinstance(step, int) for path in paths for step in path)
+  ):
+    raise ValueError(f"{file} must hold a list of paths: [[0], [1], [0, 0]]")
+  if not paths:
+    raise ValueError(f"{file} holds no path: autoregressive decoding is k = 0")
+  if max(len(paths), *map(len, paths)) > MAX_DRAFT:
+    raise ValueError(f"{file} holds more than {MAX_DRAFT:,} paths or levels")
+  return draft_shape.static(draft_tree.from_paths(paths), siblings)
+
+
+SHAPES: Mapping[str, Callable[..., DraftShape]] = {
+  "chain": draft_shape.chain,
+  "chains": _chains,
+  "dynamic": _dynamic,
+  "optimal": _optimal,
+  "paths": _paths,
+}

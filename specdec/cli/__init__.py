@@ -1,0 +1,1 @@
+"""Programs: absl mains whose flags become a Setup at the door."""

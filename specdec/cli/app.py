@@ -1,0 +1,333 @@
+"""What every program does around its own work: flags, help, errors.
+
+A program has flags of its own (`absl.flags.FlagValues`), not the global ones,
+so that its --help lists all of them and no other. They are read once, into
+`Options`. An error that a user can mend ends in one sentence, any other in a
+traceback.
+"""
+
+import dataclasses
+import glob
+import logging
+import os
+import pathlib
+import sys
+import textwrap
+import traceback
+import types
+import warnings
+from collections.abc import Callable, Sequence
+
+import jax
+from absl import app, flags
+from absl import logging as absl_logging
+
+from specdec import multihost
+from specdec.cli import config_flag, integers
+from specdec.utils import files, terminal
+
+flags.disclaim_key_flags()  # flags belong to the modules that call Flags
+_MENDABLE = (ValueError, OSError, MemoryError)
+_HELP = ("--help", "-help", "-h", "--helpfull", "--helpshort")
+CONTINUES = "stopped; the same command goes on from here"
+
+
+class Options(types.SimpleNamespace):
+  """Values of a program's flags, each an attribute.
+
+  `given` holds the names of those that were on the command line; `arguments`
+  what is no flag.
+  """
+
+
+class Flags:
+  """Defines the flags of one program."""
+
+  def __init__(self, argv: Sequence[str]):
+    self.values, self._argv = flags.FlagValues(), list(argv)
+
+  def string(self, name: str, default: str | None, text: str) -> None:
+    flags.DEFINE_string(name, default, text, flag_values=self.values)
+
+  def strings(self, name: str, text: str) -> None:
+    """A flag that may be repeated."""
+    flags.DEFINE_multi_string(name, [], text, flag_values=self.values)
+
+  def list(self, name: str, default: list[str], text: str) -> None:
+    """Texts with commas between them."""
+    flags.DEFINE_list(name, default, text, flag_values=self.values)
+
+  def integer(
+    self, name: str, default: int | None, text: str, **range_
+  ) -> None:
+    flags.DEFINE_integer(name, default, text, flag_values=self.values, **range_)
+
+  def float(self, name: str, default: float | None, text: str) -> None:
+    flags.DEFINE_float(name, default, text, flag_values=self.values)
+
+  def bool(self, name: str, default: bool, text: str) -> None:
+    flags.DEFINE_bool(name, default, text, flag_values=self.values)
+
+  def enum(
+    self, name: str, default: str | None, accepted: Sequence[str], text: str
+  ) -> None:
+    flags.DEFINE_enum(name, default, accepted, text, flag_values=self.values)
+
+  def integers(
+    self, name: str, default: str | None, text: str, auto: bool = False
+  ) -> None:
+    """One integer or several: 4, or 1,2,4-8; with auto also 'auto', ()."""
+    flags.DEFINE(
+      integers.IntegersOrAuto() if auto else integers.Integers(),
+      name,
+      default,
+      text,
+      self.values,
+      serializer=flags.CsvListSerializer(","),
+    )
+
+  def config(self, name: str, text: str, shipped: str = "*.py") -> None:
+    """A Python file whose get_config() gives a ConfigDict."""
+    config_flag.define(name, text, shipped, self.values, self._argv)
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+  """A program: called with an argv it runs; `launch` is for a shell.
+
+  Attributes:
+    doc: the module's docstring, which --help begins with.
+    define: defines the flags.
+    work: the program.
+    interrupted: printed after Ctrl-C.
+    takes_arguments: it takes arguments that are no flags.
+    mendable: more errors that a user can mend.
+  """
+
+  doc: str
+  define: Callable[[Flags], None]
+  work: Callable[[Options], None]
+  interrupted: str = "stopped"
+  takes_arguments: bool = False
+  mendable: tuple[type[Exception], ...] = ()
+
+  def parse(self, argv: Sequence[str]) -> Options:
+    """Reads the flags of argv, whose first entry is the program's name.
+
+    Raises:
+      ValueError: a flag, or an argument, is none of this program's.
+    """
+    defined = Flags(argv)
+    self.define(defined)
+    values = defined.values
+    try:
+      rest = values(list(argv))[1:]
+    except flags.Error as error:
+      raise ValueError(str(error)) from error
+    if rest and not self.takes_arguments:
+      raise ValueError(f"unexpected argument {rest[0]!r}; flags begin with --")
+    for name in values:
+      value = values[name].value
+      if type(value) is int and abs(value) >= 2**31 and name != "seed":
+        raise ValueError(
+          f"--{name}={value}; it must be between -2**31 and 2**31"
+        )
+    options = Options(
+      given=frozenset(name for name in values if values[name].present),
+      arguments=rest,
+      parsers={name: values[name] for name in values},
+    )
+    for name in values:
+      if "." not in name:  # an entry of a config
+        setattr(options, name, values[name].value)
+    return options
+
+  def help(self, name: str) -> str:
+    """Returns the help page: what the program does, and every flag."""
+    defined = Flags([name])
+    self.define(defined)
+    text = textwrap.dedent(self.doc).strip()
+    listed = defined.values.get_help().partition("\nabsl.flags:")[0]
+    return f"{text}\n\nFlags:\n{listed.rstrip()}\n"
+
+  def __call__(self, argv: Sequence[str]) -> None:
+    """Runs the program; ends the process with a sentence on an error."""
+    name = pathlib.Path(argv[0]).stem.rpartition(" ")[2]
+    if any(argument in _HELP for argument in argv[1:]):
+      print(self.help(name), end="")
+      return
+    try:
+      self.work(self.parse(argv))
+    except (*_MENDABLE, *self.mendable) as error:
+      _unhush()
+      _end(f"{name}: {str(error) or _no_memory(error)}")
+    except KeyboardInterrupt:
+      _end(f"{name}: {self.interrupted}")
+    except Exception as error:
+      _unhush()
+      if "RESOURCE_EXHAUSTED" in str(error):  # of XLA's allocator
+        _end(f"{name}: {_no_memory(error)}")
+      if jax.distributed.is_initialized():
+        _end(traceback.format_exc())
+      raise
+    finally:
+      files.release()
+
+  def launch(self, argv: Sequence[str] | None = None) -> None:
+    """Runs the program from a shell, without the chatter of libraries.
+
+    Args:
+      argv: default sys.argv.
+    """
+    # Which backends are absent is no news to whoever runs this.
+    logging.getLogger("jax._src.xla_bridge").setLevel(logging.WARNING)
+    _quiet_libtpu()
+    absl_logging.set_verbosity(absl_logging.WARNING)  # Orbax tells a lot
+    jax.config.update("jax_enable_x64", False)  # whatever the environment says
+    # What fails in its threads it raises in ours as well.
+    logging.getLogger("asyncio").setLevel(logging.CRITICAL)
+    absl_logging.get_absl_logger().addFilter(
+      lambda record: not (record.exc_info and "orbax" in record.pathname)
+    )
+    warnings.filterwarnings("ignore", "coroutine .* was never awaited")
+    sys.excepthook, sys.unraisablehook = _excepthook, _unraisablehook
+
+    def parse(arguments: list[str]) -> list[str]:
+      flags.FLAGS.mark_as_parsed()  # absl's own keep their defaults
+      return arguments
+
+    app.run(self, list(argv or sys.argv), flags_parser=parse)
+
+
+def _no_memory(error: Exception) -> str:
+  """What to do where an allocator gave up."""
+  if not isinstance(error, MemoryError | RuntimeError):
+    return type(error).__name__
+  what = (str(error).splitlines() or ["no more could be allocated"])[0]
+  smaller = "take a smaller --batch, --max_new_tokens, prompt or model"
+  if jax.default_backend() != "cpu":  # which multiplies in float32
+    smaller += ", or --dtype=bfloat16"
+  return f"out of memory ({what}); {smaller}"
+
+
+def _end(text: str) -> None:
+  """Ends with an error.
+
+  One of several processes goes at once: an orderly end would wait for the
+  others, who wait for it; JAX then ends them, as it misses one.
+  """
+  text = terminal.escape(text)
+  if not jax.distributed.is_initialized():
+    sys.exit(text)
+  print(text, file=sys.stderr, flush=True)
+  os._exit(1)
+
+
+def _quiet_libtpu() -> None:
+  """Names a TPU's kind and hosts where there is none, before JAX looks for one.
+
+  Where libtpu is installed it is opened all the same, and misses both in five
+  lines.
+  """
+  chips = glob.glob("/dev/accel*") + glob.glob("/dev/vfio/[0-9]*")
+  # JAX sets it where it sees no chip.
+  if os.environ.get("TPU_SKIP_MDS_QUERY") == "1" and not chips:
+    os.environ.setdefault("TPU_ACCELERATOR_TYPE", "v5litepod-1")
+    os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
+
+
+def _excepthook(*error) -> None:
+  """Prints a traceback, its sentence escaped as every other."""
+  lines = traceback.format_exception(*error)
+  print(terminal.escape("".join(lines)), end="", file=sys.stderr)
+
+
+def _unraisablehook(unraisable) -> None:
+  """Prints an error that nobody catches, but for TensorStore's that comes when
+  Orbax has failed already."""
+  if str(unraisable.exc_value) != "Event loop is closed":
+    sys.__unraisablehook__(unraisable)
+
+
+def hush() -> None:
+  """Prints nothing from now on, but for the error that ends the program."""
+  sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+
+
+def _unhush() -> None:
+  if getattr(sys.stderr, "name", None) == os.devnull:
+    sys.stderr = sys.__stderr__
+
+
+def check_at_least(options: Options, low: int, *names: str) -> None:
+  """Raises ValueError where one of these flags holds a number below `low`."""
+  for name in names:
+    value = getattr(options, name)
+    values = value if isinstance(value, tuple) else (value,)
+    for number in values:
+      if number is not None and number < low:
+        raise ValueError(f"--{name}={number}; it must be >= {low}")
+
+
+def take_folder(name: str, path: str | None) -> pathlib.Path:
+  """Locks the folder `path`, given as `name`, and returns it.
+
+  Raises:
+    BlockingIOError: another process has it.
+    ValueError: it is not given, or could not be written by the process that
+      writes.
+  """
+  if not path:
+    raise ValueError(f"give {name}, a folder")
+  check_folder(name, path)
+  files.lock(pathlib.Path(path))
+  return pathlib.Path(path)
+
+
+def check_folder(name: str, path: str) -> None:
+  """Raises ValueError where the folder `path`, given as `name`, could not be
+  written, or created, by the process that writes."""
+  if not multihost.is_first():
+    return
+  folder = pathlib.Path(path).absolute()
+  present = next(x for x in (folder, *folder.parents) if os.path.lexists(x))
+  if not present.is_dir():
+    whole = "" if present == folder else f": {present}"
+    raise ValueError(f"{name}={path}{whole} is not a folder; name a folder")
+  if not os.access(present, os.W_OK | os.X_OK):
+    raise ValueError(f"{name}={path} cannot be written; choose another place")
+
+
+def check_writable(name: str, path: str | None) -> None:
+  """Raises ValueError where `path`, given as `name`, could not be written by
+  the process that writes; None is nothing to write."""
+  if not path or not multihost.is_first():
+    return
+  file = pathlib.Path(path)
+  if file.is_dir():
+    raise ValueError(f"{name}={path} is a folder; give a file in it")
+  if not file.parent.is_dir():
+    raise ValueError(
+      f"{name}={path}: there is no folder {file.parent}; make it first"
+    )
+  places = [file] if file.exists() else []
+  if not files.is_stream(file):  # a new file takes its place
+    places.append(file.parent)
+  if not all(os.access(place, os.W_OK) for place in places):
+    raise ValueError(f"{name}={path} cannot be written; choose another place")
+
+
+def named_folders(patterns: Sequence[str]) -> list[pathlib.Path]:
+  """The folders that names or patterns stand for, each once.
+
+  Raises:
+    ValueError: one of the patterns means none.
+  """
+  folders: dict[pathlib.Path, None] = {}
+  for pattern in patterns:
+    matches = map(pathlib.Path, sorted(glob.glob(pattern)))
+    matches = [path for path in matches if path.is_dir()]
+    if not matches:
+      raise ValueError(f"{pattern} names no folder")
+    folders |= dict.fromkeys(matches)
+  return list(folders)

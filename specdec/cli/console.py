@@ -1,0 +1,36 @@
+"""The command `specdec NAME`: every program, for who has no checkout."""
+
+import importlib
+import pathlib
+import sys
+from collections.abc import Sequence
+
+from specdec.utils import terminal
+from specdec.utils.spelling import choices
+
+_OTHERS = {
+  "__init__", "app", "config_flag", "console", "integers", "prompt_flags",
+  "setup_flags",
+}  # fmt: skip
+
+
+def programs() -> list[str]:
+  """Returns the names of all programs."""
+  folder = pathlib.Path(__file__).parent
+  return sorted({path.stem for path in folder.glob("*.py")} - _OTHERS)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+  """Runs the program that the first argument names."""
+  argv = list(argv or sys.argv)
+  name = argv[1] if len(argv) > 1 else "--help"
+  if name in ("--help", "-h", "help"):
+    print("specdec NAME --help says more of one of\n")
+    for name in programs():
+      module = importlib.import_module(f"specdec.cli.{name}")
+      print(f"  {name:17} {module.__doc__.strip().splitlines()[0]}")
+    return
+  if name not in programs():
+    sys.exit(terminal.escape(f"specdec: {name}; {choices(name, programs())}"))
+  program = importlib.import_module(f"specdec.cli.{name}").main
+  program.launch([f"specdec {name}", *argv[2:]])
