@@ -4,6 +4,7 @@ Invariant: every prompt says whether it is text, a user's message or token ids,
 and a line that is none of them is named, not guessed.
 """
 
+import collections
 import json
 import sys
 from collections.abc import Sequence
@@ -147,3 +148,68 @@ def encode(
       )
     encoded.append(ids)
   return encoded
+
+
+class Corpus(NamedTuple):
+  """Encoded prompts of files, and what was left out."""
+
+  encoded: list[list[int]]
+  groups: list[str]  # the category that each is counted under
+  broken: list[str]  # a sentence for each line that holds no prompt
+  too_long: int = 0
+
+  def select(self, limit: int, max_tokens: int) -> "Corpus":
+    """Keeps the first `limit` prompts of each group that are short enough.
+
+    Args:
+      limit: 0 for all.
+      max_tokens: of a prompt; 0 for any.
+
+    Raises:
+      ValueError: none is left.
+    """
+    kept, counts, too_long = [], collections.Counter(), 0
+    for i, (ids, group) in enumerate(zip(self.encoded, self.groups)):
+      if max_tokens and len(ids) > max_tokens:
+        too_long += 1
+        continue
+      counts[group] += 1
+      if not limit or counts[group] <= limit:
+        kept.append(i)
+    if not kept:
+      raise ValueError(
+        f"no prompt has --max_prompt_tokens={max_tokens} or fewer"
+      )
+    encoded, groups = ([x[i] for i in kept] for x in self[:2])
+    return Corpus(encoded, groups, self.broken, too_long)
+
+
+def read_corpus(
+  paths: Sequence[str], tokenizer: Tokenizer | None, chat: bool, size: int
+) -> Corpus:
+  """Reads and encodes files of prompts; lines without one are named.
+
+  Args:
+    chat, size: as `encode` takes them.
+
+  Raises:
+    ValueError: no prompt is left.
+  """
+  encoded, groups, broken = [], [], []
+  for path in paths:
+    good, bad = scan(path)
+    broken += bad
+    for prompt in good:
+      try:
+        encoded += encode([prompt], tokenizer, chat, size)
+      except ValueError as error:
+        broken.append(f"{prompt.name}: {error}")
+        continue
+      # "all" is taken: the sum of all groups.
+      everything = prompt.category == "all"
+      groups.append("all (category)" if everything else prompt.category)
+  for line in broken:
+    terminal.report(f"skipped: {line}", file=sys.stderr)
+  if not encoded:
+    raise ValueError("no prompt is left")
+  return Corpus(encoded, groups, broken)

@@ -375,6 +375,23 @@ class Setup:
       cpu=jax.default_backend() == "cpu",
     )
 
+  def check_memory(
+    self,
+    target: Target,
+    decoder: Decoder,
+    report: Callable[[str], None] | None = None,
+  ) -> None:
+    """Checks that a decoder of loaded weights fits; `report` gets the plan.
+
+    Raises:
+      MemoryError: it does not.
+    """
+    plan = self.memory_plan(target.checkpoint.config, target.places, decoder)
+    if report:
+      report(f"memory on each device: {plan}")
+    place = target.places and target.places.target
+    memory_plan.check(plan.excluding_weights, place)
+
   def _head_cost(self, config: TransformerConfig) -> DrafterCost:
     """What a head holds, by its file, which is compared with the target."""
     call = self.drafter_calls[-1]

@@ -214,10 +214,11 @@ def single(options: Options, name: str) -> int | None:
   return numbers[0] if numbers else None
 
 
-def largest(options: Options) -> Setup:
+def largest(options: Options, **changes) -> Setup:
   """Returns the Setup of the largest batch and k: what must fit."""
-  k = max(options.k) if options.k else None
-  return setup_of(options, k=k, batch=max(options.batch))
+  k = max(options.k) if options.k else getattr(options, "most_k", None)
+  k = None if options.k is None else k
+  return setup_of(options, k=k, batch=max(options.batch), **changes)
 
 
 def refuse(options: Options, names: Sequence[str], why: str) -> None:

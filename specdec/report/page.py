@@ -14,6 +14,8 @@ import unicodedata
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from specdec.benchmark.results import Run
+from specdec.benchmark.setup import Setup
 from specdec.checkpoints import Tokenizer
 from specdec.report.answer import Answer, Token
 from specdec.types import ACCEPTED, BASELINE, BONUS, CORRECTION, NO_DRAFT
@@ -108,6 +110,29 @@ def render(
       for name, value in summary
     ),
   )
+
+
+def of_setup(
+  setup: Setup,
+  summary: Run,
+  sections: Sequence[Section],
+  rows: Sequence[tuple[str, str]],
+) -> str:
+  """Renders the page of one run.
+
+  Args:
+    rows: of the table at the end.
+  """
+  settings = [
+    ("target", setup.target),
+    ("drafter", setup.description),
+    ("rule", setup.acceptance),
+    ("k", str(summary.k)),
+  ]
+  for name in ("temperature", "top_k", "top_p", "seed"):
+    if (value := getattr(setup, name)) is not None:
+      settings.append((name, f"{value:.12g}"))
+  return render(settings, summary.headline(), sections, rows)
 
 
 def _pairs(pairs: Sequence[tuple[str, str]]) -> str:

@@ -1,0 +1,359 @@
+"""Calibrates the cost model for a Setup by timing, and keeps it in a file.
+
+A file holds, of one machine, fits of passes by model and the overhead of rounds
+by setting (`setting_of`). What a drafter costs beyond the passes of a decoder
+that is timed here is priced by its own `Drafter.cost`; where that is unknown
+it is part of the fitted overhead.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+
+from specdec import multihost
+from specdec.benchmark import calibrate, catalog, timing
+from specdec.benchmark.catalog import Target
+from specdec.benchmark.decoder import Decoder
+from specdec.benchmark.setup import Setup
+from specdec.models import transformer
+from specdec.noise import pilot_key
+from specdec.roofline import chips, hardware, shapes
+from specdec.roofline.calibration import (
+  Calibration,
+  PassTime,
+  RoundTime,
+  drift,
+  fit_overhead,
+  fit_passes,
+)
+from specdec.roofline.cost import Deployment, pass_bound
+from specdec.roofline.pairs import TargetDraftPair
+from specdec.types import Model, PyTree, Skip
+from specdec.utils import calls, files
+
+_REPEATS = 15
+Report = Callable[[str], None]
+
+
+def _silent(text: str) -> None:
+  """Reports nothing."""
+
+
+class DraftPass(NamedTuple):
+  """Passes of a decoder that drafts, timed apart from rounds."""
+
+  name: str  # under which their fit is kept
+  deployment: Deployment
+  model: Model
+  params: PyTree
+
+
+def setting_of(setup: Setup) -> str:
+  """Returns the name under which the overhead of a setup's rounds is kept."""
+  filters = "".join(
+    f", {name}" for name in ("top_k", "top_p") if getattr(setup, name)
+  )
+  sampled = "sampled" if setup.temperature else "greedy"
+  return (
+    f"{_target_name(setup)}, {setup.drafter}, {setup.acceptance}, "
+    f"{sampled}{filters}"
+  )
+
+
+def _target_name(setup: Setup) -> str:
+  dtype = "" if setup.dtype == "float32" else f", {setup.dtype}"
+  return setup.target + dtype + (f", {setup.mesh}" if setup.mesh else "")
+
+
+def check(setup: Setup) -> None:
+  """Refuses setups whose rounds are not all of one kind and length.
+
+  Raises:
+    ValueError: says which.
+  """
+  if setup.shape != "chain":
+    raise ValueError(f"calibration is of chains, not shape = {setup.shape}")
+  call = setup.drafter_calls[0]
+  if len(setup.drafter_calls) > 1:
+    raise ValueError(
+      "calibration prices rounds of one drafter, and of "
+      f"{setup.drafter} each round may be of either; give a number for k"
+    )
+  file = call.args[0] if call.args else call.kwargs.get("file")
+  threshold = call.kwargs.get("threshold")
+  if call.name == "layer_skip" and threshold is None and file is not None:
+    threshold = catalog.read_skip(file)["threshold"]
+  if call.name == "layer_skip" and threshold is not None:
+    raise ValueError(
+      f"{setup.drafter} decides how much it drafts; calibration prices rounds "
+      "of one length"
+    )
+
+
+def _deployment(setup: Setup, config, chip, place) -> Deployment:
+  mesh = {}
+  if place:
+    mesh = {"ways": place.ways("query"), "replicas": place.ways("rows")}
+  shape = shapes.of_config(config)
+  return Deployment(shape, chip, weights=setup.dtype, kv=setup.dtype, **mesh)
+
+
+def _target_deployment(setup: Setup, target: Target, chip) -> Deployment:
+  place = target.places and target.places.target
+  return _deployment(setup, target.checkpoint.config, chip, place)
+
+
+def _draft_pass(setup: Setup, target: Target, chip) -> DraftPass | None:
+  """The decoder whose passes draft, None where the drafter has none."""
+  [call] = setup.drafter_calls
+  config, params = target.checkpoint.config, target.checkpoint.params
+  whole, name = _target_deployment(setup, target, chip), _target_name(setup)
+  if call.name == "model":
+    setup.make_drafter(target)  # reads the draft's checkpoint
+    draft_name = call.args[0] if call.args else call.kwargs["name"]
+    draft = target.drafts[draft_name]
+    name = draft_name + name.removeprefix(setup.target)
+    name += f", {setup.draft_ways} ways" if setup.draft_ways else ""
+    place = target.draft_place
+    model = transformer.model(draft.config, place)
+    deployment = _deployment(setup, draft.config, chip, place)
+    return DraftPass(name, deployment, model, draft.params)
+  if call.name == "early_exit":
+    layer = call.args[0] if call.args else call.kwargs["layer"]
+    name = f"{name}, first {layer} layers"
+    options = {"stop": layer}
+    deployment = dataclasses.replace(whole, stop=layer)
+  elif call.name == "layer_skip":
+    skip = _skip_of(call)
+    name = f"{name}, {setup.drafter}"
+    options = {"skip": skip}
+    shape = shapes.of_config(config, skip=skip)
+    deployment = dataclasses.replace(whole, shape=shape)
+  else:
+    return None
+  apply = functools.partial(target.model.apply, **options)
+  model = target.model._replace(apply=apply)
+  return DraftPass(name, deployment, model, params)
+
+
+def _skip_of(call: calls.Call) -> Skip:
+  """The sublayers that layer_skip(...) leaves out."""
+  file = call.args[0] if call.args else call.kwargs.get("file")
+  layers = call.kwargs if file is None else catalog.read_skip(file)
+  parts = (tuple(layers.get(name, ())) for name in Skip._fields)
+  return Skip(*parts)
+
+
+def _pair(
+  setup: Setup, target: Target, deployment, draft: Deployment | None, *overhead
+) -> TargetDraftPair:
+  """Target and drafter, as they share weights and caches."""
+  [call] = setup.drafter_calls
+  if draft is None:
+    cost = setup.make_drafter(target).drafter.cost
+    if cost is not None and not cost.is_known:
+      cost = None  # what drafting takes is then fitted with the overhead
+    return TargetDraftPair(deployment, None, None, *overhead, drafter=cost)
+  exit_layer = draft.stop if call.name == "early_exit" else None
+  skips = call.name == "layer_skip"
+  return TargetDraftPair(deployment, draft, exit_layer, *overhead, skips=skips)
+
+
+def pair_of(
+  setup: Setup, target: Target, calibration: Calibration
+) -> TargetDraftPair:
+  """Returns target and drafter on the calibrated machine.
+
+  Raises:
+    ValueError: the calibration is of other models or another setting.
+  """
+  setting = setting_of(setup)
+  if setting not in calibration.overhead:
+    raise ValueError(
+      f"this calibration has {'; '.join(calibration.overhead)}, and not "
+      f"{setting}: run bench.py --calibrate with these flags"
+    )
+  chip = chips.of_hardware(calibration.hardware)
+  deployment = _target_deployment(setup, target, chip)
+  deployment = calibration.place(_target_name(setup), deployment)
+  draft = _draft_pass(setup, target, chip)
+  own = draft and calibration.place(draft.name, draft.deployment)
+  overhead = calibration.overhead[setting]
+  return _pair(setup, target, deployment, own, overhead.ours, overhead.baseline)
+
+
+def read(path: str | Path) -> Calibration | None:
+  """Reads a file of `write`, made on such a machine and with this JAX.
+
+  Returns:
+    None where there is none. Of several processes the first one's counts.
+
+  Raises:
+    ValueError: it is something else.
+  """
+  path = Path(path)
+  text = path.read_text(encoding="utf-8") if path.exists() else None
+  text = multihost.agree_text(text)
+  if text is None:
+    return None
+  try:
+    calibration = Calibration.from_json(text)
+    machine = calibration.hardware
+    there = f"{machine.name} with JAX {machine.jax_version}"
+    here = f"{hardware.device_name()} with JAX {jax.__version__}"
+    if there != here:
+      raise ValueError(f"made on {there}, and this is {here}")
+  except ValueError as error:
+    raise ValueError(f"{path}: {error}; delete it or name another") from error
+  return calibration
+
+
+def write(path: str | Path, calibration: Calibration) -> None:
+  """Writes it; a kill leaves what was there."""
+  files.replace_text(Path(path), calibration.to_json())
+
+
+def covers(
+  setup: Setup, target: Target, calibration: Calibration, batch: int, k: int
+) -> bool:
+  """Whether it was made for this setup, with about such a batch and k."""
+  setting = setting_of(setup)
+  if setting not in calibration.overhead:
+    return False
+  draft = _draft_pass(setup, target, chips.of_hardware(calibration.hardware))
+  rounds = calibration.overhead[setting].times
+  return (
+    _has_passes(calibration, _target_name(setup), batch, k + 1)
+    and (draft is None or _has_passes(calibration, draft.name, batch, 1))
+    and max(r.batch for r in rounds) >= batch / 2
+    and max(r.k for r in rounds) >= k / 2
+  )
+
+
+def _has_passes(
+  calibration: Calibration, name: str, batch: int, tokens: int
+) -> bool:
+  """Whether passes of that model were timed up to about so many tokens."""
+  fit = calibration.fits.get(name)
+  if fit is None:
+    return False
+  return max(t.batch * t.tokens for t in fit.times) >= 0.9 * batch * tokens
+
+
+def pilot(setup: Setup, target: Target) -> Decoder:
+  """Returns a decoder with noise of its own, to decide how others decode."""
+  decoder = setup.decoder(target)
+  key = pilot_key(decoder.key)
+  return dataclasses.replace(decoder, key=key, eos_ids=())
+
+
+def timed(
+  setup: Setup,
+  target: Target,
+  rows: Sequence[Sequence[int]],
+  batches: Sequence[int],
+  ks: Sequence[int],
+  context: int,
+  base: Calibration | None = None,
+  repeats: int = _REPEATS,
+  most: tuple[int, int] | None = None,
+  report: Report = _silent,
+) -> Calibration:
+  """Times passes and rounds, in turns, and fits them.
+
+  Args:
+    setup: prompt_size is that of the rows' buffer.
+    rows: prompts, as many as the largest batch.
+    batches, ks: of the rounds that are timed.
+    context: positions of a usual cache.
+    base: of the same machine; what it has is kept, and passes of its models are
+      not timed again.
+    most: largest batch and tokens of a row in a pass that will be asked for;
+      default those of the rounds.
+  """
+  check(setup)
+  machine = base.hardware if base else hardware.local(progress=report)
+  fits = dict(base.fits) if base else {}
+  overhead = dict(base.overhead) if base else {}
+  chip, name = chips.of_hardware(machine), _target_name(setup)
+  deployment = _target_deployment(setup, target, chip)
+  most = most or (max(batches), max(ks) + 1)
+  own = DraftPass(name, deployment, target.model, target.checkpoint.params)
+  draft = _draft_pass(setup, target, chip)
+  plans = {name: (own, most)}
+  if draft:
+    plans[draft.name] = draft, (most[0], 2)
+  if base:  # what was timed with fewer tokens is timed anew
+    fits = {
+      n: fit
+      for n, fit in fits.items()
+      if n not in plans or _has_passes(base, n, *plans[n][1])
+    }
+  groups, kept = [], {}
+  for who, (one, sizes) in plans.items():
+    points, unseen = calibrate.plan(*sizes, context)
+    if who in fits:  # a few, to see how fast the machine runs by now
+      points, unseen = [*points[::6], *unseen], []
+    kept[who] = len(points)
+    points = [*points, *unseen]
+    groups.append(calibrate.passes(one.model, one.params, points, report))
+  if setup.drafter_calls[0].name == "lookup":  # a draft in every round
+    [call] = setup.drafter_calls
+    call = call._replace(kwargs={**call.kwargs, "min_ngram": 0})
+    drafting = dataclasses.replace(setup, drafter=str(call))
+  else:
+    drafting = setup
+
+  def make(batch: int, k: int) -> Decoder:
+    return pilot(dataclasses.replace(drafting, batch=batch, k=k), target)
+
+  groups.append(calibrate.rounds(make, rows, batches, ks, report))
+  *passes, taken = calibrate.in_turns(groups, repeats, report)
+  _warn_impossible(target, groups[0], passes[0], report)
+  slower = _drift(base, name, deployment, groups[0], passes[0])
+  deployments = {}
+  for (who, (one, _)), group, seconds in zip(plans.items(), groups, passes):
+    if who not in fits:
+      times = [
+        PassTime(*p, float(t) / slower) for p, t in zip(group.points, seconds)
+      ]
+      some, others = times[: kept[who]], times[kept[who] :]
+      fits[who] = fit_passes(one.deployment, some, others)
+    efficiency = fits[who].efficiency
+    deployments[who] = dataclasses.replace(
+      one.deployment, efficiency=efficiency
+    )
+  own_draft = draft and deployments[draft.name]
+  pair = _pair(setup, target, deployments[name], own_draft)
+  rounds = [
+    RoundTime(*p, float(t) / slower) for p, t in zip(groups[-1].points, taken)
+  ]
+  overhead[setting_of(setup)] = fit_overhead(pair, rounds)
+  return Calibration(machine, fits, overhead)
+
+
+def _drift(base, name: str, deployment: Deployment, group, seconds) -> float:
+  """How much slower the machine is than when `base` was made: what is timed
+  now is kept as if it had been timed then."""
+  if base is None or name not in base.fits:
+    return 1.0
+  now = [PassTime(*p, float(t)) for p, t in zip(group.points, seconds)]
+  fit = base.fits[name]
+  fitted = dataclasses.replace(deployment, efficiency=fit.efficiency)
+  return drift(fitted, fit.times, now)
+
+
+def _warn_impossible(
+  target: Target, group: calibrate.Timers, seconds, report: Report
+) -> None:
+  """Warns of passes of the target that its bytes forbid."""
+  limit = timing.Limit(target.checkpoint.params)
+  for (batch, tokens, slots), taken in zip(group.points, seconds):
+    shape = target.checkpoint.config, batch, tokens, slots // 2
+    what = f"a pass of {batch} x {tokens} tokens"
+    if warning := limit.check(what, taken, pass_bound(*shape).bytes):
+      report(f"warning: {warning}")

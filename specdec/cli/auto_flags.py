@@ -1,0 +1,42 @@
+"""The flags of --k=auto."""
+
+from specdec.benchmark import auto, calibrated
+from specdec.cli import app, setup_flags
+from specdec.cli.app import Flags, Options
+
+_NAMES = ("most_k", "calibration", "explain")
+
+
+def define(flags: Flags) -> None:
+  """Defines them."""
+  flags.integer("most_k", 8, "With --k=auto: the largest that is tried.")
+  flags.string(
+    "calibration",
+    None,
+    "With --k=auto: file of bench.py --calibrate; what it lacks is timed "
+    "first, and kept. Default: one for each machine, in "
+    "~/.cache/specdec/calibration.",
+  )
+  flags.bool(
+    "explain", False, "With --k=auto: print what rounds cost, term by term."
+  )
+
+
+def check(options: Options) -> None:
+  """Refuses what cannot work, or has no effect."""
+  if options.k != ():
+    setup_flags.refuse(options, _NAMES, "is for --k=auto")
+    return
+  if not 1 <= options.most_k < options.max_new_tokens:
+    raise ValueError(
+      f"--most_k={options.most_k}; it must be >= 1 and leave room in "
+      f"--max_new_tokens={options.max_new_tokens}"
+    )
+  setup = setup_flags.setup_of(options, k=options.most_k, batch=1)
+  calibrated.check(setup)
+  app.check_writable("--calibration", options.calibration)
+
+
+def choose(options: Options, setup, target, rows) -> auto.Choice:
+  """Chooses k for one batch of prompts."""
+  return auto.choose(setup, target, rows, options.most_k, options.calibration)

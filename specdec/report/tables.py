@@ -1,0 +1,203 @@
+"""Tables for a terminal: results, calibrations and choices as text."""
+
+from collections.abc import Sequence
+
+from specdec.benchmark.auto import Choice
+from specdec.benchmark.metrics import Estimate
+from specdec.benchmark.results import Run
+from specdec.roofline import prediction
+from specdec.roofline.calibration import Calibration
+from specdec.utils.terminal import columns
+
+
+def by_group(runs: Sequence[Run]) -> str:
+  """A table, a line for every group and k."""
+  header = ["group", "texts", "k", "tokens/pass", "accepted/drafted"]
+  header += ["baseline tok/s", "tok/s", "speedup", "same text"]
+  return columns(
+    header,
+    [
+      [
+        run.group,
+        str(run.acceptance.texts),
+        str(run.k),
+        str(run.acceptance.tokens_per_pass),
+        str(run.acceptance.accepted_per_drafted),
+        f"{run.speed.baseline_tokens_per_second:.1f}",
+        f"{run.speed.tokens_per_second:.1f}",
+        str(run.speed.speedup),
+        f"{run.identity.same}/{run.identity.texts}" if run.identity else "-",
+      ]
+      for run in runs
+    ],
+  )
+
+
+def of_passes(passes: Sequence[dict]) -> str:
+  """A table of T(n), from the document of scripts/bench.py."""
+  first = {e["batch"]: e["seconds"]["median"] for e in passes[::-1]}
+  marks, notes = _warnings(passes)
+  header = ["batch x n", "ms", "quartiles", "x first", "GB/s", "GFLOP/s"]
+  table = columns(
+    [*header, "of the roof"],
+    [
+      [
+        f"{e['batch']} x {e['tokens']}{mark}",
+        f"{e['seconds']['median'] * 1e3:.2f}",
+        " ".join(f"{q * 1e3:.2f}" for q in e["seconds"]["quartiles"]),
+        f"{e['seconds']['median'] / first[e['batch']]:.2f}",
+        f"{e['bytes_per_second'] / 1e9:.1f}",
+        f"{e['flops_per_second'] / 1e9:.0f}",
+        f"{e['roof_seconds'] / e['seconds']['median']:.0%}",
+      ]
+      for e, mark in zip(passes, marks)
+    ],
+  )
+  return table + notes
+
+
+def _warnings(entries: Sequence[dict]) -> tuple[list[str], str]:
+  """Returns each row's mark, and the footnotes that say what it is for."""
+  notes = [x for entry in entries for x in entry["warnings"]]
+  return (
+    [" *" if entry["warnings"] else "" for entry in entries],
+    "".join(f"\n  * warning: {note}" for note in notes),
+  )
+
+
+def of_bench(runs: Sequence[dict]) -> str:
+  """A table of runs, from the document of scripts/bench.py."""
+
+  def cells(run: dict, mark: str) -> list[str]:
+    speed, acceptance = run["speed"], run["acceptance"]
+    identity = run["identity"]
+    return [
+      f"{run['batch']} x {run['k']}{mark}",
+      str(Estimate(**acceptance["tokens_per_pass"])),
+      f"{speed['baseline_tokens_per_second']:.1f}",
+      f"{speed['tokens_per_second']:.1f}",
+      str(Estimate(**speed["speedup"])),
+      "-" if identity is None else f"{identity['same']}/{identity['texts']}",
+      f"{run['acceptance_seconds']['median'] * 1e3:.2f}",
+      f"{run['compile']['seconds']:.1f}",
+      f"{run['memory'] / 1e6:,.0f}",
+    ]
+
+  header = ["batch x k", "tokens/pass", "baseline tok/s", "tok/s", "speedup"]
+  header += ["same text", "accept ms", "compile s", "MB"]
+  marks, notes = _warnings(runs)
+  return columns(header, list(map(cells, runs, marks))) + notes
+
+
+# How a draft's draft tokens come about, in a word.
+CHILDREN = {
+  "none": "drawn",
+  "iid": "i.i.d.",
+  "without_replacement": "no repeats",
+  "deterministic": "likeliest",
+}
+
+
+def of_rules(runs: Sequence[dict]) -> str:
+  """A table of scripts/compare_rules.py's runs."""
+  header = ["draft tokens", "shape", "children", "rule", "expected", "measured"]
+  header += ["over rejection", "tok/s", "speedup", "law"]
+
+  def cells(run):
+    comparison = run["comparison"]
+    size = run["nodes"] - 1
+    distribution = (
+      "exact"
+      if comparison["lossless"]
+      else f"lossy, TV {comparison['distance']:.3f}"
+    )
+    return [
+      str(size),
+      comparison["shape"],
+      CHILDREN[comparison["siblings"]],
+      comparison["rule"],
+      str(Estimate(**run["expected"])),
+      str(Estimate(**run["acceptance"]["accepted_length"])),
+      _percent(Estimate(**run["gain"])),
+      f"{run['speed']['tokens_per_second']:.1f}",
+      str(Estimate(**run["speed"]["speedup"])),
+      distribution,
+    ]
+
+  return columns(header, [cells(run) for run in runs])
+
+
+def _percent(gain: Estimate) -> str:
+  """'+3.4 ± 0.2 %'."""
+  if gain.value is None:
+    return "-"
+  error = "" if gain.error is None else f" ± {100 * gain.error:.1f}"
+  return f"{100 * (gain.value - 1):+.1f}{error} %"
+
+
+def of_choice(choice: Choice, batch: int, explain: bool) -> str:
+  """The k that was chosen and why: a line, with `explain` tables behind it."""
+  acceptance = choice.prefix_acceptance
+  shares = " ".join(f"{share:.2f}" for share in acceptance) or "-"
+  if choice.k:
+    text = (
+      f"k = {choice.k}, {choice.speedup:.2f} times autoregressive decoding "
+      "expected"
+    )
+    if batch > 1:
+      text += " while all rows are at work"
+  else:
+    text = "k = 0: no draft token pays here, so this decodes autoregressively"
+  text = f"{text} (batch {batch}; first rounds kept {shares})"
+  if not explain:
+    return text
+  header = ["k", "tokens a round", "ms a round", "tokens/s", "speedup"]
+  lines = [
+    [str(e.k), f"{e.tokens:.2f}", f"{1e3 * e.seconds:.2f}", f"{e.rate:.1f}"]
+    + [f"{e.speedup:.2f}"]
+    for e in choice.estimates
+  ]
+  text += "\n\n" + columns(header, lines)
+  header = ["part", "times", "term", "MB", "GFLOP", "MB sent", "ms"]
+  for k in sorted({0, choice.k or 1}):
+    lines = prediction.explain(choice.pair.round(batch, k, choice.context))
+    text += f"\n\na round of k = {k}, {choice.context} slots of cache\n"
+    text += columns(header, lines)
+  return text
+
+
+def of_calibration(calibration: Calibration) -> str:
+  """What was fitted, and how wrong it is."""
+  header = ["model", "one", "weights", "KV", "FLOPs", "p", "ms a layer"]
+  header += ["points", "rms", "formula alone", "held out", "worst"]
+  lines = []
+  for name, fit in calibration.fits.items():
+    e = fit.efficiency
+    lines.append(
+      [
+        name,
+        *(f"{x:.0%}" for x in (e.one, e.weights, e.kv, e.flops)),
+        f"{e.p:.2f}",
+        f"{1e3 * e.layer_overhead:z.3f}",
+        str(fit.in_sample.points),
+        f"{fit.in_sample.rms:.1%}",
+        f"{fit.formula.rms:.1%}",
+        f"{fit.held_out.rms:.1%} of {fit.held_out.points}",
+        f"{fit.held_out.worst:+.1%}",
+      ]
+    )
+  text = columns(header, lines) + "\n\n"
+  header = ["beside the passes", "batch", "ms a round", "ms a level"]
+  header += ["rounds", "rms", "worst"]
+  lines = []
+  for name, fit in calibration.overhead.items():
+    wrong = ["", "", ""]
+    if fit.errors.points:  # more rounds than numbers that were fitted to them
+      wrong = [str(fit.errors.points), f"{fit.errors.rms:.1%}"]
+      wrong.append(f"{fit.errors.worst:+.1%}")
+    for kind, one in ((name, fit.ours), ("  plain", fit.baseline)):
+      for batch, fixed, of_level in one.rows:
+        values = f"{1e3 * fixed:z.3f}", f"{1e3 * of_level:z.3f}"
+        lines.append([kind, f"{batch:g}", *values, *wrong])
+        kind, wrong = "", ["", "", ""]
+  return text + columns(header, lines)
