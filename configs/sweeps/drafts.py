@@ -22,7 +22,7 @@ def get_config() -> ConfigDict:
     "batch": 1,
   }
   config.points = [
-    {"draft": f"stdlib-{size}m", "k": k}
+    {"drafter": f"model(stdlib-{size}m)", "k": k}
     for size in ("0.3", "0.6", "1", "1.4")
     for k in (1, 2, 4, 6)
   ]

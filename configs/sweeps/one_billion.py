@@ -23,9 +23,7 @@ def get_config() -> ConfigDict:
     "target": "preset:llama3-1b",
     "random_weights": True,
     "drafter": "lookup",
-    "min_ngram": 0,
-    "acceptance": "synthetic",
-    "rates": ["0.8"],
+    "acceptance": "synthetic(0.8)",
     "max_new_tokens": 32,
     "batch": 1,
   }

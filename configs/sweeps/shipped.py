@@ -23,7 +23,7 @@ def get_config() -> ConfigDict:
   }
   config.common = {
     "target": "stdlib-11m",
-    "draft": "stdlib-1m",
+    "drafter": "model(stdlib-1m)",
     "max_new_tokens": 64,
     "acceptance": "rejection",
   }

@@ -25,11 +25,8 @@ def get_config() -> ConfigDict:
     "batch": 1,
   }
   config.points = [
-    {**drafter, "k": k}
-    for drafter in (
-      {"drafter": "lookup"},
-      {"drafter": "early_exit", "exit_layer": 26},
-    )
+    {"drafter": drafter, "k": k}
+    for drafter in ("lookup", "early_exit(26)")
     for k in range(9)
   ]
   # Rounds to fit the cost model to; k = 3 has texts half as long as the points.

@@ -11,6 +11,7 @@ import numpy as np
 
 from specdec.benchmark import metrics, results, runs
 from specdec.benchmark.decoder import Batch, Decoder
+from specdec.benchmark.prompts import Corpus
 from specdec.types import Stats
 
 _SMALLEST = 256  # tokens of the smallest prompt buffer; others double it
@@ -161,3 +162,29 @@ def _run(lines, place, group, batch, comparable) -> results.Run:
     if comparable
     else None,
   )
+
+
+def document(
+  header: dict,
+  runs: Sequence[results.Run],
+  lines: Sequence[dict],
+  corpus: Corpus,
+) -> dict:
+  """Returns what a document of eval.py says beside its header.
+
+  Args:
+    lines: of every batch, with its date and load.
+  """
+  loads = [line["load"] for line in lines if line["load"] is not None]
+  faults = [fault for line in lines for fault in line.get("faults", ())]
+  return {
+    "caveats": [*header["caveats"], *faults],
+    "runs": [run.document() for run in runs],
+    "measured": {
+      "first": min(line["date"] for line in lines),
+      "last": max(line["date"] for line in lines),
+      "highest_load": max(loads, default=None),
+    },
+    "broken_lines": corpus.broken,
+    "too_long": corpus.too_long,
+  }

@@ -295,7 +295,7 @@ class Setup:
       report(f"loading {source}")
       checkpoint = checkpoints.load(source, self.dtype, place)
     fingerprint = None
-    if not self.random_weights and self._has_heads:
+    if not self.random_weights and self.has_heads:
       fingerprint = saved.fingerprint(checkpoint)
     if packed and not places:
       checkpoint = checkpoint.packed()
@@ -311,7 +311,8 @@ class Setup:
     )
 
   @property
-  def _has_heads(self) -> bool:
+  def has_heads(self) -> bool:
+    """Whether a trained head drafts."""
     return any(call.name in catalog.HEADS for call in self.drafter_calls)
 
   def _places(self, config: TransformerConfig) -> sharding.Places | None:
@@ -326,7 +327,7 @@ class Setup:
       )
     draft, ways = self._draft_config, self.draft_ways
     counts = draft and draft.counts
-    if self._has_heads:  # every device has all of a head
+    if self.has_heads:  # every device has all of a head
       counts, ways = config.counts, 1
     return sharding.places(self.mesh, config.counts, counts, ways)
 
@@ -355,7 +356,7 @@ class Setup:
     draft, cost = self._draft_config, NO_COST
     if decoder is not None and draft is None:
       cost = decoder.drafter_cost
-    elif self._has_heads:
+    elif self.has_heads:
       cost = self._head_cost(config)
     elif any(call.place is not None for call in self.drafter_calls):
       cost = UNKNOWN_COST

@@ -6,7 +6,9 @@ so that its --help lists all of them and no other. They are read once, into
 traceback.
 """
 
+import copy
 import dataclasses
+import functools
 import glob
 import logging
 import os
@@ -45,46 +47,53 @@ class Flags:
 
   def __init__(self, argv: Sequence[str]):
     self.values, self._argv = flags.FlagValues(), list(argv)
+    self._left_out: frozenset[str] = frozenset()
+
+  def without(self, names: Sequence[str]) -> "Flags":
+    """Returns these flags, to which none of these names is added."""
+    other = copy.copy(self)
+    other._left_out = frozenset(names)
+    return other
+
+  def _add(self, define: Callable[..., object], name: str, *args, **options):
+    if name not in self._left_out:
+      define(name, *args, flag_values=self.values, **options)
 
   def string(self, name: str, default: str | None, text: str) -> None:
-    flags.DEFINE_string(name, default, text, flag_values=self.values)
+    self._add(flags.DEFINE_string, name, default, text)
 
   def strings(self, name: str, text: str) -> None:
     """A flag that may be repeated."""
-    flags.DEFINE_multi_string(name, [], text, flag_values=self.values)
+    self._add(flags.DEFINE_multi_string, name, [], text)
 
   def list(self, name: str, default: list[str], text: str) -> None:
     """Texts with commas between them."""
-    flags.DEFINE_list(name, default, text, flag_values=self.values)
+    self._add(flags.DEFINE_list, name, default, text)
 
   def integer(
-    self, name: str, default: int | None, text: str, **range_
+    self, name: str, default: int | None, text: str, **bounds
   ) -> None:
-    flags.DEFINE_integer(name, default, text, flag_values=self.values, **range_)
+    self._add(flags.DEFINE_integer, name, default, text, **bounds)
 
   def float(self, name: str, default: float | None, text: str) -> None:
-    flags.DEFINE_float(name, default, text, flag_values=self.values)
+    self._add(flags.DEFINE_float, name, default, text)
 
   def bool(self, name: str, default: bool, text: str) -> None:
-    flags.DEFINE_bool(name, default, text, flag_values=self.values)
+    self._add(flags.DEFINE_bool, name, default, text)
 
   def enum(
     self, name: str, default: str | None, accepted: Sequence[str], text: str
   ) -> None:
-    flags.DEFINE_enum(name, default, accepted, text, flag_values=self.values)
+    self._add(flags.DEFINE_enum, name, default, accepted, text)
 
   def integers(
     self, name: str, default: str | None, text: str, auto: bool = False
   ) -> None:
     """One integer or several: 4, or 1,2,4-8; with auto also 'auto', ()."""
-    flags.DEFINE(
-      integers.IntegersOrAuto() if auto else integers.Integers(),
-      name,
-      default,
-      text,
-      self.values,
-      serializer=flags.CsvListSerializer(","),
-    )
+    parser = integers.IntegersOrAuto() if auto else integers.Integers()
+    define = functools.partial(flags.DEFINE, parser)
+    serializer = flags.CsvListSerializer(",")
+    self._add(define, name, default, text, serializer=serializer)
 
   def config(self, name: str, text: str, shipped: str = "*.py") -> None:
     """A Python file whose get_config() gives a ConfigDict."""
@@ -267,6 +276,11 @@ def check_at_least(options: Options, low: int, *names: str) -> None:
     for number in values:
       if number is not None and number < low:
         raise ValueError(f"--{name}={number}; it must be >= {low}")
+
+
+def note(text: str) -> None:
+  """Prints on standard error."""
+  terminal.report(text, file=sys.stderr)
 
 
 def take_folder(name: str, path: str | None) -> pathlib.Path:

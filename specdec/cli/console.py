@@ -9,8 +9,8 @@ from specdec.utils import terminal
 from specdec.utils.spelling import choices
 
 _OTHERS = {
-  "__init__", "app", "config_flag", "console", "integers", "prompt_flags",
-  "setup_flags",
+  "__init__", "app", "auto_flags", "config_flag", "console", "integers",
+  "prompt_flags", "setup_flags",
 }  # fmt: skip
 
 

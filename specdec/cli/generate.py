@@ -78,17 +78,13 @@ def encode_prompts(options: app.Options, checkpoint) -> list[list[int]]:
     wanted = [prompts.Prompt(text=options.prompt)]
   elif tokenizer is None:
     wanted = [prompts.Prompt(token_ids=tuple(range(16)))]
-    _note("no --prompt and no tokenizer: tokens 0 to 15")
+    app.note("no --prompt and no tokenizer: tokens 0 to 15")
   else:
     text = shipped.PROMPT.read_text()
     wanted = [prompts.Prompt(text=text)]
-    _note(f"no --prompt: completing\n\n{text}")
+    app.note(f"no --prompt: completing\n\n{text}")
   size = checkpoint.config.vocab_size
   return prompts.encode(wanted, tokenizer, options.chat, size)
-
-
-def _note(text: str) -> None:
-  terminal.report(text, file=sys.stderr)
 
 
 def generate(options: app.Options) -> None:
@@ -96,7 +92,7 @@ def generate(options: app.Options) -> None:
   check(options)
   setup = setup_flags.largest(options, prompt_size=prompt_size([[0]]))
   header = setup_flags.header(options, setup)
-  target = setup.load_target(_note)
+  target = setup.load_target(app.note)
   tokenizer = target.checkpoint.tokenizer
   encoded = encode_prompts(options, target.checkpoint)
   batch, choice = min(setup.batch, len(encoded)), None
@@ -111,7 +107,7 @@ def generate(options: app.Options) -> None:
     terminal.report(tables.of_choice(choice, batch, options.explain))
     setup = dataclasses.replace(setup, k=choice.k)
   decoder = setup.decoder(target)
-  setup.check_memory(target, decoder, _note if longer else None)
+  setup.check_memory(target, decoder, app.note if longer else None)
   painter = terminal.Painter(options.color, sys.stdout)
   batches = batches_of(encoded, batch)
   decoders = {_OURS: decoder, runs.BASELINE: decoder.baseline()}
@@ -152,7 +148,7 @@ def generate(options: app.Options) -> None:
     ]
     text = page.of_setup(setup, summary, sections, table)
     files.replace_text(options.html, text)
-    _note(f"page: {options.html}")
+    app.note(f"page: {options.html}")
 
 
 def stream(decoder, batches, tokenizer, stops, painter):

@@ -30,6 +30,8 @@ FIELDS = tuple(
 )
 # What says how processes meet, and nothing about the work.
 PROCESSES = ("coordinator", "distributed", "patience", "process", "processes")
+# What says how tokens are drafted and accepted.
+DRAFTING = ("drafter", "acceptance", "shape", "k", "draft_ways")
 # What does not change the results.
 FREE = ("output", "json", "compilation_cache", *PROCESSES)
 _GRAMMAR = "A call, as name(1, key=2), or of your own: file.py:name(...). "
@@ -64,12 +66,16 @@ def define_mesh(flags: Flags) -> None:
   )
 
 
-def define(flags: Flags, auto: bool = False) -> None:
-  """Defines them all.
+def define(
+  flags: Flags, auto: bool = False, without: Sequence[str] = ()
+) -> None:
+  """Defines them.
 
   Args:
     auto: --k=auto is accepted.
+    without: names of flags that the program has no use for.
   """
+  flags = flags.without(without)
   flags.config("config", "File whose get_config() sets flags not given here.")
   flags.string(
     "target",
@@ -168,12 +174,13 @@ def read(options: Options) -> None:
   """
   apply_config(options)
   join(options)  # before anything wakes JAX
+  options.k = getattr(options, "k", None)
   app.check_at_least(options, 0, "k")
   app.check_at_least(options, 1, "batch", "max_new_tokens")
   for k in options.k or (None,):
     for batch in options.batch:
       setup_of(options, k=k, batch=batch)
-  app.check_writable("--json", options.json)
+  app.check_writable("--json", getattr(options, "json", None))
   if options.compilation_cache:
     folder = pathlib.Path(options.compilation_cache).expanduser()
     jax.config.update("jax_compilation_cache_dir", str(folder))

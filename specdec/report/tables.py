@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from specdec.benchmark.auto import Choice
 from specdec.benchmark.metrics import Estimate
 from specdec.benchmark.results import Run
+from specdec.benchmark.setup import Setup
 from specdec.roofline import prediction
 from specdec.roofline.calibration import Calibration
 from specdec.utils.terminal import columns
@@ -87,6 +88,61 @@ def of_bench(runs: Sequence[dict]) -> str:
   header += ["same text", "accept ms", "compile s", "MB"]
   marks, notes = _warnings(runs)
   return columns(header, list(map(cells, runs, marks))) + notes
+
+
+def of_machine(document: dict) -> str:
+  """Where a document of bench.py was measured, and what that machine can do."""
+  machine, settings = document["hardware"], document["settings"]
+  products = ", ".join(
+    f"{dtype} {rate / 1e9:.0f}" for dtype, rate in machine["flops"].items()
+  )
+  return (
+    f"{machine['name']}, load {document['machine']['load']} before and "
+    f"{document['load_after']} after; {settings['target']}, "
+    f"{settings['dtype']}, context {settings['context']}\n"
+    f"reads {document['bandwidth'] / 1e9:.1f} GB/s at the weights' size, now; "
+    f"large products, 10^9 operations/s on {machine['date']}: {products}"
+  )
+
+
+def of_document(document: dict, setup: Setup) -> str:
+  """The tables of a document of bench.py: passes, then decoding."""
+  parts = []
+  if document["passes"]:
+    table = of_passes(document["passes"])
+    parts.append(f"\na pass of n tokens a row\n{table}")
+  if document["runs"]:
+    parts.append(f"\ndecoding, {setup.description}, {setup.acceptance}")
+    prompts = dict.fromkeys(run["prompts"] for run in document["runs"])
+    parts += [f"  {text}" for text in prompts]
+    parts += [f"  warning: {caveat}" for caveat in document["caveats"]]
+    parts.append(of_bench(document["runs"]))
+  return "\n".join(parts)
+
+
+def of_sweep(lines: Sequence[dict]) -> str:
+  """A line for every point of a sweep that was measured."""
+  header = ["drafter", "rule", "T", "batch", "k", "tokens/round", "predicted"]
+  header += ["measured", "measured/predicted"]
+  rows = []
+  for line in lines:
+    point, run = line["point"], line["run"]
+    speed = Estimate(**run["speed"]["speedup"])
+    predicted = line["prediction"]["speedup"]
+    rows.append(
+      [
+        line["drafter"],
+        point.get("acceptance", "coupled"),
+        f"{point.get('temperature', 0):g}",
+        str(run["batch"]),
+        str(run["k"]),
+        f"{run['acceptance']['tokens_per_pass']['value']:.2f}",
+        f"{predicted:.2f}",
+        str(speed),
+        f"{speed.value / predicted:.2f}",
+      ]
+    )
+  return columns(header, rows)
 
 
 # How a draft's draft tokens come about, in a word.

@@ -1,0 +1,212 @@
+"""Measures one point: passes of n tokens, and decoding against the baseline.
+
+A time that the machine's bandwidth forbids is marked: it was not measured, or
+the machine was busy while its bandwidth was.
+"""
+
+import dataclasses
+from collections.abc import Callable
+
+import jax
+
+from specdec import multihost
+from specdec.benchmark import metrics, runs, timing
+from specdec.benchmark.catalog import Target
+from specdec.benchmark.decoder import Decoder
+from specdec.benchmark.rows import Batches
+from specdec.benchmark.setup import Setup
+from specdec.roofline.cost import pass_bound
+from specdec.roofline.hardware import Hardware
+from specdec.utils import terminal
+
+_OURS = "speculative"
+
+
+def time_pass(
+  setup: Setup, target: Target, tokens: int, context: int, repeats: int
+) -> dict:
+  """Times a pass of so many tokens a row behind a context: T(n)."""
+  batch, config = setup.batch, target.checkpoint.config
+  with terminal.progress(f"compiling and timing a pass of {batch} x {tokens}"):
+    taken = timing.time_pass(
+      target.model,
+      target.checkpoint.params,
+      batch,
+      tokens,
+      context,
+      context + setup.max_new_tokens + tokens,  # as decoding has them
+      repeats,
+    )
+  size, arithmetic = pass_bound(config, batch, tokens, context)
+  return {
+    "batch": batch,
+    "tokens": tokens,
+    "context": context,
+    "seconds": dataclasses.asdict(taken),
+    "bytes": size,
+    "bytes_per_second": size / taken.median,
+    "flops": arithmetic,
+    "flops_per_second": arithmetic / taken.median,
+    "warnings": [],
+  }
+
+
+def measure(
+  setup: Setup,
+  target: Target,
+  prompts: Batches,
+  repeats: int,
+  baseline: Decoder | None = None,
+  profile: str | None = None,
+  progress: Callable[[], object] | None = None,
+) -> tuple[dict, Decoder]:
+  """Times decoding of one setup and of its baseline, in turns.
+
+  Args:
+    repeats: pairs of timings, at least.
+    baseline: that of this batch size, None if it is not compiled yet.
+    profile: folder for a trace of one decoding each way.
+    progress: called after each batch.
+
+  Returns:
+    The point's document, and the compiled baseline.
+  """
+  batches, k = prompts.batches, setup.levels
+  decoder = dataclasses.replace(setup.decoder(target), eos_ids=())
+  with terminal.progress(f"compiling batch {setup.batch}, k = {k}"):
+    if baseline is None:
+      baseline = decoder.baseline()
+      baseline.compile()
+    with timing.compilations() as compiled:
+      compile_seconds = decoder.compile()
+    decoders = {_OURS: decoder, runs.BASELINE: baseline}
+    for one in decoders.values():
+      one.warm_up(batches[0].rows)
+  runs.compare(decoders, batches[:1])  # discarded
+  if profile:
+    with jax.profiler.trace(profile):
+      runs.compare(decoders, batches[:1])
+  turns = -(-repeats // len(batches))
+  # What compiles now and then (a collected program, another thread's) may
+  # spoil one series of timings, not two.
+  for _ in range(2):
+    with timing.compilations() as late:
+      comparison = runs.compare(decoders, batches, turns, progress=progress)
+    if not (count := int(multihost.agree(late.count))):
+      break
+  run = comparison.run(_OURS, k, setup.comparable, _median_speed(comparison))
+  ours, theirs = comparison.of(_OURS), comparison.of(runs.BASELINE)
+  warnings = []
+  if count:
+    warnings.append(
+      f"{count} programs compiled while batch {setup.batch} x {k} was timed"
+    )
+  document = {
+    **run.document(),
+    "context": prompts.shortest,
+    "prompts": prompts.description,
+    "rounds": sum(one.num_rounds for one in comparison.distinct(_OURS)),
+    "least_round_seconds": _least_round(ours),
+    "least_baseline_round_seconds": _least_round(theirs),
+    "seconds": _timing_of(ours),
+    "baseline_seconds": _timing_of(theirs),
+    "acceptance_seconds": dataclasses.asdict(
+      timing.time_acceptance(decoder, repeats)
+    ),
+    "compile": {
+      "seconds": compile_seconds,
+      "backend_seconds": compiled.seconds,
+      "programs": compiled.count,
+    },
+    "memory": timing.loop_memory(decoder),
+    "baseline_memory": timing.loop_memory(baseline),
+    "warnings": warnings,
+  }
+  return document, baseline
+
+
+def _timing_of(completed) -> dict:
+  seconds = timing.timing([one.seconds for one in completed])
+  return dataclasses.asdict(seconds)
+
+
+def _median_speed(comparison: runs.Comparison) -> metrics.Speed | None:
+  """The speed by medians over repeats, where there is one batch."""
+  if len(comparison.batches) > 1:
+    return None
+  ours, theirs = (comparison.of(name) for name in (_OURS, runs.BASELINE))
+  return metrics.median_speed(
+    sum(map(len, comparison.texts(_OURS))),
+    [one.seconds for one in ours],
+    [one.seconds for one in theirs],
+    [one.prefill_seconds for one in ours],
+    [one.prefill_seconds for one in theirs],
+  )
+
+
+def _least_round(completed) -> float:
+  """Returns the seconds of a round, of the batch where they were fewest."""
+  return min(one.seconds / one.num_rounds for one in completed)
+
+
+def impossible(
+  document: dict, target: Target, bandwidth: float
+) -> list[tuple[dict, str, bool]]:
+  """Finds times that a bandwidth forbids.
+
+  Args:
+    document: its `passes` and `runs` are looked at.
+
+  Returns:
+    For each the entry that it belongs to, a sentence, and whether it is grossly
+    wrong.
+  """
+  faults = []
+
+  def check(entry, what: str, seconds: float, batch: int, tokens: int) -> None:
+    shape = target.checkpoint.config, batch, tokens, entry["context"]
+    size = pass_bound(*shape).bytes
+    try:
+      if sentence := timing.check_possible(what, seconds, size, bandwidth):
+        faults.append((entry, sentence, False))
+    except timing.Impossible as error:
+      faults.append((entry, str(error), True))
+
+  for entry in document["passes"]:
+    batch, tokens = entry["batch"], entry["tokens"]
+    what = f"a pass of {batch} x {tokens} tokens"
+    check(entry, what, entry["seconds"]["least"], batch, tokens)
+  for run in document["runs"]:
+    rounds = run["least_round_seconds"]
+    where = f"of batch {run['batch']}, k = {run['k']}"
+    check(run, f"a round {where}", rounds, run["batch"], run["nodes"])
+    rounds = run["least_baseline_round_seconds"]
+    check(run, f"a baseline round {where}", rounds, run["batch"], 1)
+  return faults
+
+
+def check_times(
+  document: dict, setup: Setup, target: Target, machine: Hardware
+) -> list[str]:
+  """Adds roofs and warnings to a document's entries.
+
+  Returns:
+    A sentence for every time that is grossly wrong.
+  """
+  peak, devices = machine.flops.get(setup.dtype), 1
+  if target.places:  # all devices together
+    devices = target.places.target.mesh.size
+  document["bandwidth"] *= devices
+  for entry in document["passes"]:
+    compute = entry["flops"] / (peak * devices) if peak else 0.0
+    memory = entry["bytes"] / document["bandwidth"]
+    entry["roof_seconds"] = max(memory, compute)
+  faults = impossible(document, target, document["bandwidth"])
+  if faults:  # or was the machine busy both times that it was measured?
+    again = timing.bandwidth_of(target.checkpoint.params)
+    document["bandwidth"] = max(document["bandwidth"], again)
+    faults = impossible(document, target, document["bandwidth"])
+  document["impossible"] = [sentence for _, sentence, _ in faults]
+  for entry, sentence, _ in faults:
+    entry["warnings"].append(sentence)
+  return [sentence for _, sentence, gross in faults if gross]

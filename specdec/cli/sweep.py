@@ -1,0 +1,174 @@
+"""Runs a list of settings, each with its prediction beside its measurement.
+
+  python scripts/sweep.py --sweep=configs/sweeps/shipped.py --output=runs/sweep
+  python scripts/report.py runs/sweep             # the page
+
+A sweep file's get_config() has `points`, a list of settings (those of
+generate.py that are a Setup's: drafter, acceptance, k, batch, temperature ...,
+and prompt_file and chat), `common`, settings of all of them, `calibrate`, the
+batches and ks of the rounds that the cost model is fitted to and the length of
+their texts (max_new_tokens, default half the points'), which no point should
+repeat, and `whole`, values for --context, --texts, --pairs and
+--calibration_repeats where these are not given.
+
+Every setting is calibrated once (runs/sweep/calibration.json): passes and
+rounds are timed and the cost model is fitted to them. Then for every point the
+texts are decoded without a clock, to see how draft tokens fare (above
+temperature 0 with other noise), and timed, autoregressively and speculatively
+in turns. From the calibration and the first count comes the prediction. A line
+of lines.jsonl is added as each point finishes. Killed, the same command goes on
+and repeats nothing; a point that fails is written down, and the others are
+measured (--retry tries it again).
+
+A line: point (its settings), run (as docs/schema.json says), rounds (of all
+that was timed), prediction, observed (what was counted without a clock),
+context (slots of cache), load, date; or point and error.
+"""
+
+import json
+import pathlib
+
+import jax
+from tqdm import tqdm
+
+from specdec.benchmark import provenance, sweep_run
+from specdec.benchmark.sweep_run import Bench, Lengths
+from specdec.cli import app, setup_flags
+from specdec.report import tables
+from specdec.utils import files, terminal
+
+
+def define(flags: app.Flags) -> None:
+  """Defines the flags."""
+  flags.config(
+    "sweep", "Python file whose get_config() lists the points.", "sweeps/*.py"
+  )
+  flags.string("output", None, "Folder of the results.")
+  usual = Lengths()
+  flags.integer("context", usual.context, "Tokens of every prompt.")
+  flags.integer(
+    "texts", usual.texts, "Prompts, at least as many as a batch has."
+  )
+  flags.integer(
+    "pairs",
+    usual.pairs,
+    "Batches that are timed both ways, at least: the texts are decoded again, "
+    "above temperature 0 with other noise, until there are as many.",
+  )
+  flags.integer(
+    "calibration_repeats",
+    usual.calibration_repeats,
+    "Timings of a calibration.",
+  )
+  flags.bool("retry", False, "Try points again that failed before.")
+  flags.bool(
+    "repredict",
+    False,
+    "Predict again what is measured already, by the fits in calibration.json; "
+    "without that file the machine is calibrated anew.",
+  )
+  flags.string(
+    "shard",
+    None,
+    "I/N: every N-th point from the I-th on, so that N machines share a sweep, "
+    "each with an --output of its own; report.py takes all of them.",
+  )
+  flags.string(
+    "compilation_cache",
+    "~/.cache/specdec/xla",
+    "Folder that keeps compiled programs between runs; '' for none.",
+  )
+  setup_flags.define_mesh(flags)
+
+
+def shard_of(points: list, shard: str | None) -> list:
+  """Returns the points of --shard.
+
+  Raises:
+    ValueError: it is not I/N with 0 <= I < N.
+  """
+  if shard is None:
+    return points
+  part, _, parts = shard.partition("/")
+  numbers = part.isdecimal() and parts.isdecimal()
+  if not numbers or not int(part) < int(parts):
+    raise ValueError(f"--shard={shard}; it must be I/N with 0 <= I < N")
+  return points[int(part) :: int(parts)]
+
+
+def lengths_of(options: app.Options, sweep: dict) -> Lengths:
+  """Returns --context, --texts ..., or what the sweep says of them."""
+  for name, value in sweep_run.whole_of(sweep).items():
+    if name not in options.given:
+      setattr(options, name, value)
+  app.check_at_least(options, 1, *Lengths._fields)
+  return Lengths(*(getattr(options, name) for name in Lengths._fields))
+
+
+def sweep(options: app.Options) -> None:
+  """Every point that is not yet in the folder."""
+  if not options.sweep:
+    raise ValueError("give --sweep=configs/sweeps/NAME.py, the list of points")
+  setup_flags.refuse(options, ["draft_ways"], "is a setting of the points")
+  config = options.sweep.to_dict()
+  lengths, rounds = lengths_of(options, config), sweep_run.rounds_of(config)
+  setup_flags.join(options)
+  every = sweep_run.points_of(config, options.mesh)
+  points = shard_of(every, options.shard)
+  folder = app.take_folder("--output", options.output)
+  for point in points:  # all of them, before anything long begins
+    sweep_run.check(point, rounds, lengths)
+  if options.compilation_cache:
+    cache = pathlib.Path(options.compilation_cache).expanduser()
+    jax.config.update("jax_compilation_cache_dir", str(cache))
+  whole = lengths._asdict() | {"calibrate": rounds._asdict()}
+  whole |= {"shard": options.shard, "mesh": options.mesh}
+  files.claim(folder, whole, free=("calibration_repeats",))
+  lines = files.Lines(folder / "lines.jsonl")
+  for broken in lines.broken:
+    app.note(f"skipped: {broken}")
+  measured = measure(options, folder, points, Bench(
+    folder / "calibration.json", points, rounds, lengths
+  ), lines)  # fmt: skip
+  terminal.report(tables.of_sweep(measured))
+  failed = len(points) - len(measured)
+  if failed:
+    terminal.report(f"{failed} points failed; {folder}/lines.jsonl says why")
+
+
+def measure(options, folder, points, bench: Bench, lines) -> list[dict]:
+  """Measures what is left; returns the line of each point that has one."""
+
+  def key(line):
+    return json.dumps(line["point"], sort_keys=True)
+
+  entries = [line for line in lines.entries if "point" in line]
+  done = {key(line): line for line in entries if "run" in line}
+  failed = {key(line) for line in entries if "error" in line}
+  if options.repredict:
+    left = [point for point in points if point.key in done]
+  else:
+    skipped = {*done} | (set() if options.retry else failed)
+    left = [point for point in points if point.key not in skipped]
+  if not (folder / "header.json").exists():
+    settings = {n: getattr(options, n) for n in ("output", *Lengths._fields)}
+    header = provenance.header(settings, [])
+    files.replace_text(folder / "header.json", json.dumps(header) + "\n")
+  count = len(points)
+  with tqdm(total=count, initial=count - len(left), unit="point") as progress:
+    for point in left:
+      try:
+        line = bench.measure(
+          point, progress.set_postfix_str, done.get(point.key)
+        )
+      except Exception as error:  # the others must not suffer
+        line = {"error": f"{type(error).__name__}: {error}"}
+        tqdm.write(terminal.escape(f"failed: {point.name}: {error}"))
+      lines.append({"point": point.settings, **line})
+      progress.update()
+  keys = {point.key for point in points}
+  latest = {key(line): line for line in lines.entries if "run" in line}
+  return [line for name, line in latest.items() if name in keys]
+
+
+main = app.Program(__doc__, define, sweep, interrupted=app.CONTINUES)
