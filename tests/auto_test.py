@@ -5,7 +5,6 @@ import json
 import jax
 import jax.numpy as jnp
 import pytest
-from absl import flags
 
 import programs
 from specdec.benchmark import timing
@@ -51,7 +50,7 @@ def generate(target, tmp_path, capsys):
       f"--target={target}",
       *([f"--prompt={prompt}"] if prompt else []),
       "--k=auto",
-      "--min_ngram=1",
+      "--drafter=lookup(min_ngram=1)",
       "--max_new_tokens=24",
       "--color=never",
       f"--calibration={tmp_path / 'calibration.json'}",
@@ -65,7 +64,7 @@ def generate(target, tmp_path, capsys):
 def test_free_draft_tokens_are_taken_and_dear_ones_are_not(
   generate, costs, tmp_path
 ):
-  printed = generate("--acceptance=synthetic", "--rates=0.9", "--most_k=4")
+  printed = generate("--acceptance=synthetic(0.9)", "--most_k=4")
   assert (
     "k = 4, " in printed and "times autoregressive decoding expected" in printed
   )
@@ -75,7 +74,7 @@ def test_free_draft_tokens_are_taken_and_dear_ones_are_not(
 
   (tmp_path / "calibration.json").unlink()
   costs["slope"] = 1.0  # every token costs a pass
-  printed = generate("--acceptance=synthetic", "--rates=0.2", "--most_k=4")
+  printed = generate("--acceptance=synthetic(0.2)", "--most_k=4")
   assert "k = 0: no draft token pays here" in printed
 
 
@@ -95,8 +94,8 @@ def test_it_says_what_it_waits_for(generate, costs):
 def test_what_decides_k_has_not_seen_the_noise_that_writes(
   generate, costs, monkeypatch
 ):
-  """Else rules with a distribution of their own are not lossless: decode_law's
-  test of a k chosen by a pilot run shows by how much."""
+  """Else rules with noise of their own are not lossless: the test of a k chosen
+  by a pilot run in decode_distribution_test shows by how much."""
   keys = {"first_rounds": [], "decode": []}
   for name, used in keys.items():
     honest = getattr(Decoder, name)
@@ -181,7 +180,7 @@ def test_bench_chooses_for_every_batch(target, costs, tmp_path, capsys):
 
 def test_bench_calibrates_and_says_how_well(target, costs, tmp_path, capsys):
   given = [
-    f"--target={target}", "--exit_layer=1", "--k=2", "--batch=2",
+    f"--target={target}", "--drafter=early_exit(1)", "--k=2", "--batch=2",
     "--context=8", "--max_new_tokens=8", "--repeats=2",
   ]  # fmt: skip
   path = tmp_path / "c.json"
@@ -189,8 +188,8 @@ def test_bench_calibrates_and_says_how_well(target, costs, tmp_path, capsys):
   printed = capsys.readouterr().out
   assert "held out" in printed and "beside the passes" in printed
   assert len(json.loads(path.read_text())["fits"]) == 2
-  with pytest.raises(SystemExit, match="--calibrate is of chains"):
-    programs.run("bench", *given, f"--calibrate={path}", "--shape=chains:2")
+  with pytest.raises(SystemExit, match="calibration is of chains"):
+    programs.run("bench", *given, f"--calibrate={path}", "--shape=chains(2)")
 
 
 def test_bench_calibrates_what_has_few_heads(target, costs, tmp_path, capsys):
@@ -198,11 +197,11 @@ def test_bench_calibrates_what_has_few_heads(target, costs, tmp_path, capsys):
   head_config = HeadConfig("medusa", num_layers=0, levels=3, width=8)
   programs.save_drafter(target, drafter, head_config)
   programs.run(
-    "bench", f"--target={target}", f"--learned={drafter}", "--k=1",
+    "bench", f"--target={target}", f"--drafter=head({drafter})", "--k=1",
     "--context=8", "--max_new_tokens=8", "--repeats=2", f"--calibrate={path}",
   )  # fmt: skip
   [rounds] = json.loads(path.read_text())["overhead"].values()
-  assert {k for _, k, *_ in rounds["times"]} == {0, 1, 2, 3}
+  assert {k for _, k, *_ in rounds["times"]} == {0, 1}
 
 
 @pytest.mark.parametrize(
@@ -213,7 +212,7 @@ def test_bench_calibrates_what_has_few_heads(target, costs, tmp_path, capsys):
       ["--k=1", "--calibrate={folder}/c.json"],
       "prices rounds of one drafter",
     ),
-    ("generate", ["--k=auto"], "give a number for --k, not auto"),
+    ("generate", ["--k=auto", "--most_k=2"], "give a number for k"),
   ],
 )
 def test_copies_ahead_of_a_drafter_are_not_priced(
@@ -225,7 +224,8 @@ def test_copies_ahead_of_a_drafter_are_not_priced(
   programs.save_drafter(target, drafter, head_config)
   with pytest.raises(SystemExit, match=sentence):
     programs.run(
-      name, f"--target={target}", f"--learned={drafter}", "--copy_first=2",
+      name, f"--target={target}", 
+      f"--drafter=lookup(k=2) | head({drafter})",
       "--max_new_tokens=8", *options,
     )  # fmt: skip
 
@@ -235,7 +235,7 @@ def test_copies_ahead_of_a_drafter_are_not_priced(
   [
     (["--most_k=0"], "--most_k=0"),
     (["--most_k=24"], "leave room in --max_new_tokens=24"),
-    (["--exit_layer=1", "--shape=chains:2"], "is for chains"),
+    (["--drafter=early_exit(1)", "--shape=chains(2)"], "is of chains"),
     (["--calibration=/nowhere/at/all.json"], "there is no folder"),
   ],
 )
@@ -246,5 +246,11 @@ def test_bad_input(generate, costs, arguments, sentence):
 
 @pytest.mark.parametrize("text", ["abc", "4-2", "1,x", "", "Auto"])
 def test_what_is_no_list_of_integers(text):
-  with pytest.raises(flags.IllegalFlagValueError, match="no list of integers"):
-    flags.FLAGS(["generate", f"--k={text}"])
+  with pytest.raises(SystemExit, match="no list of integers"):
+    programs.run("generate", f"--k={text}")
+
+
+def test_flags_of_auto_are_refused_with_a_number(target):
+  for flag in ("--most_k=3", "--explain", "--calibration=c.json"):
+    with pytest.raises(SystemExit, match="is for --k=auto"):
+      programs.run("generate", f"--target={target}", "--k=2", flag)

@@ -2,20 +2,16 @@
 
 import contextlib
 import dataclasses
-import importlib
 import json
 import re
-import subprocess
-import sys
 import types
 
 import pytest
-from absl import flags
 
 import closed_form
 import programs
 from specdec import checkpoints
-from specdec.benchmark import timing
+from specdec.benchmark import rows, timing
 from specdec.checkpoints import shipped
 from specdec.checkpoints.fetch import fetch
 from specdec.models import presets
@@ -47,7 +43,7 @@ def test_tables_then_one_document_on_the_last_line(bench):
     "--passes=1,3",
     "--batch=1,2",
     "--k=0,2",
-    "--exit_layer=1",
+    "--drafter=early_exit(1)",
     "--max_new_tokens=12",
     "--limit=4",
   )
@@ -72,7 +68,7 @@ def test_tables_then_one_document_on_the_last_line(bench):
   assert document["runs"][0]["acceptance"]["target_passes"] == 4 * 12
   assert document["bandwidth"] > 0
   text = "\n".join(lines[:-1])
-  assert "early exit after layer 1" in text
+  assert "decoding, early_exit(1), coupled" in text
   assert "2 x 3" in text and "1 x 2" in text
   assert "functions of the Python standard library" in text
 
@@ -98,29 +94,32 @@ def test_one_batch_is_timed_by_medians(bench, tmp_path):
 
 
 def test_the_shipped_target_is_benched_on_all_shipped_prompts():
-  rows = importlib.import_module("_rows")
   target = types.SimpleNamespace(
     tokenizer=checkpoints.load_tokenizer(fetch(shipped.TARGET)),
     config=checkpoints.inspect(fetch(shipped.TARGET), "float32"),
+    source=str(fetch(shipped.TARGET)),
   )
-  flags.FLAGS.unparse_flags()
-  flags.FLAGS(["bench"])
-  one = rows.make_batches(target, 1, 128, 0)
+  source = rows.Source(target)
+  one = rows.make_batches(source, 1, 128, 0)
   texts = [json.loads(x)["prompt"] for x in shipped.PROMPTS.open()]
-  assert len(texts) == len(one.rows) == 32
-  for [ids], text in zip(one.rows, texts):
+  assert len(texts) == len(one.batches) == 32
+  for ([ids], _), text in zip(one.batches, texts):
     assert text.endswith(target.tokenizer.decode(ids))
     assert text.endswith("):") and 80 < len(ids) <= 128
   assert one.shortest < 128
-  assert one.source.startswith("32 held-out functions of the Python standard")
-  sixes = rows.make_batches(target, 6, 128, 0)
-  assert [len(some) for some in sixes.rows] == [6] * 5
-  assert sixes.source.startswith("30 held-out functions")
-  assert len(rows.make_batches(target, 4, 128, limit=3).rows) == 1
+  assert one.description.startswith(
+    "32 held-out functions of the Python standard"
+  )
+  sixes = rows.make_batches(source, 6, 128, 0)
+  assert [len(some.rows) for some in sixes.batches] == [6] * 5
+  assert sixes.description.startswith("30 held-out functions")
+  assert len(rows.make_batches(source, 4, 128, limit=3).batches) == 1
   for batch, size in ((1, 200), (40, 128)):  # longer, or more than there are
-    found = rows.make_batches(target, batch, size, 0)
-    assert {len(x) for some in found.rows for x in some} == {size}
-    assert found.source.startswith(f"{max(batch, 32)} slices of the Python")
+    found = rows.make_batches(source, batch, size, 0)
+    assert {len(x) for some in found.batches for x in some.rows} == {size}
+    assert found.description.startswith(
+      f"{max(batch, 32)} slices of the Python"
+    )
 
 
 def test_random_presets_with_synthetic_acceptance_say_so(capsys, monkeypatch):
@@ -133,8 +132,7 @@ def test_random_presets_with_synthetic_acceptance_say_so(capsys, monkeypatch):
     "bench",
     "--target=preset:smollm2-135m",
     "--random_weights",
-    "--acceptance=synthetic",
-    "--rates=1",
+    "--acceptance=synthetic(1)",
     "--k=3",
     "--passes=1",
     "--repeats=2",
@@ -149,7 +147,6 @@ def test_random_presets_with_synthetic_acceptance_say_so(capsys, monkeypatch):
   (run,) = document["runs"]
   assert run["identity"] is None
   assert run["acceptance"]["target_passes"] == 2  # 8 tokens, all accepted
-  assert document["settings"]["min_ngram"] == 0
 
 
 @pytest.fixture
@@ -223,13 +220,14 @@ def test_profile_writes_a_trace(bench, tmp_path):
   [
     (["--repeats=0"], "--repeats=0; it must be >= 1"),
     (["--passes=0,1"], "--passes=0; it must be >= 1"),
-    (["--exit_layer=3"], "has 3 layers, so it must be in 1..2"),
-    (["--drafter=early_exit"], "--exit_layer.* go together"),
-    (["--rates=0.5"], "--rates is for --acceptance=synthetic"),
-    (["--acceptance=synthetic"], "give at least one, in"),
-    (["--acceptance=synthetic", "--rates=2"], r"2 is outside \[0, 1\]"),
-    (["--target=preset:nothing"], "unknown; known: llama2-7b"),
-    (["--target=preset:llama3-1b"], "add --random_weights"),
+    (["--drafter=early_exit(3)"], "has 3 layers, so it must be in 1..2"),
+    (["--drafter=early_exit"], "missing a required argument: 'layer'"),
+    (["--acceptance=synthetic([])"], "give at least one, in"),
+    (["--acceptance=synthetic(2)"], r"2 is outside \[0, 1\]"),
+    (["--nodecode", "--k=2"], "--k has no effect with --nodecode"),
+    (["--calibrate=c.json", "--limit=2"], "--limit has no effect with --calib"),
+    (["--target=preset:nothing"], "is a shape alone; add random_weights"),
+    (["--target=preset:llama3-1b"], "add random_weights"),
     (
       ["--target=preset:llama3-405b", "--random_weights"],
       r"needs .* GiB \(.*target 15.*are free",
@@ -247,10 +245,3 @@ def test_bad_input_ends_with_one_sentence(target, capsys, arguments, sentence):
   assert message.startswith("bench: ")
   assert "\n" not in message
   assert re.search(sentence, message), message
-
-
-def test_help_shows_the_shared_flags_too():
-  command = [sys.executable, programs.SCRIPTS / "bench.py", "--help"]
-  said = subprocess.run(command, capture_output=True, text=True).stdout
-  for name in ("--exit_layer", "--rates", "--passes", "smollm2-135m"):
-    assert name in said

@@ -38,7 +38,8 @@ def common(tmp_path_factory):
   prompts = tmp_path_factory.mktemp("prompts") / "p.jsonl"
   prompts.write_text('{"prompt": "ab"}\n{"prompt": "cabcab"}\n' * 2)
   return [
-    f"--target={target}", f"--draft={draft}", f"--prompt_file={prompts}",
+    f"--target={target}", f"--drafter=model({draft})",
+    f"--prompt_file={prompts}",
     "--batch=4", "--k=2", "--max_new_tokens=12", "--compilation_cache=",
     "--acceptance=rejection", "--temperature=1", "--color=never",
   ]  # fmt: skip
@@ -96,8 +97,8 @@ def test_who_is_not_there_is_named(common):
   [
     (["--mesh=data:2,model:2"], "needs 4 devices; there are 2"),
     (["--mesh=rows:2"], "'rows:2' is no axis"),
-    (["--mesh=data:2", "--draft_ways=3"], "--draft_ways=3; it must be in 1..1"),
-    (["--draft_ways=1"], "--draft_ways is for --mesh"),
+    (["--mesh=data:2", "--draft_ways=3"], "draft_ways = 3; it must be in 1..1"),
+    (["--draft_ways=1"], "draft_ways is for a mesh"),
     (["--mesh=model:2", "--target=ODD"], "divide the 27 tokens of the voc"),
     (["--processes=2"], "go together"),
     (["--distributed"], "--distributed needs --mesh"),
@@ -118,7 +119,7 @@ def test_meshes_that_cannot_be_are_refused(
 ):
   if "--target=ODD" in arguments:  # 27 tokens, and so many of the draft's
     odd = programs.write_model(tmp_path, num_heads=2)
-    arguments = ["--mesh=model:2", f"--target={odd}", f"--draft={odd}"]
+    arguments = ["--mesh=model:2", f"--target={odd}", f"--drafter=model({odd})"]
   done = generate(*common, *arguments)
   _, errors = done.communicate(timeout=120)
   assert done.returncode == 1

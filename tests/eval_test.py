@@ -46,7 +46,7 @@ def evaluate(target, file, tmp_path):
       f"--prompt_file={file}",
       f"--output={tmp_path / 'out'}",
       "--max_new_tokens=10",
-      "--min_ngram=1",
+      "--drafter=lookup(min_ngram=1)",
       *arguments,
     )
     return json.loads((tmp_path / "out" / "results.json").read_text())
@@ -131,12 +131,13 @@ def learned(target, tmp_path):
   for name, head_config in kinds.items():
     path = tmp_path / f"{name}.safetensors"
     programs.save_drafter(target, path, head_config)
-    kinds[name] = f"--learned={path}"
+    kinds[name] = f"head({path})"
   return kinds
 
 
 def test_a_learned_drafter_behind_copies(evaluate, learned, tmp_path):
-  document = evaluate(learned["drafter"], "--copy_first=4", "--k=1,2")
+  drafter = f"lookup(k=4) | {learned['drafter']}"
+  document = evaluate(f"--drafter={drafter}", "--k=1,2")
   for run in document["runs"]:
     assert run["identity"]["share"] == 1
     assert run["nodes"] == 5
@@ -144,26 +145,24 @@ def test_a_learned_drafter_behind_copies(evaluate, learned, tmp_path):
   assert whole["accepted_lengths"][4] > 0  # a copy, kept whole
   assert whole["accepted"] < whole["drafted"]
   log = (tmp_path / "out" / "run.json").read_text()
-  assert '"copy_first": 4' in log
+  assert '"drafter": "lookup(k=4) | head(' in log
 
 
 @pytest.mark.parametrize(
-  "which, arguments, sentence",
+  "first, which, arguments, sentence",
   [
-    ("exit", ["--copy_first=2"], "is an early exit, whose verification"),
-    ("drafter", ["--copy_first=-1"], "--copy_first=-1; it must be >= 0"),
-    ("drafter", ["--copy_first=2", "--shape=chains:2"], "is for chains of"),
-    ("drafter", ["--copy_first=2", "--min_ngram=9"], "min_ngram = 9"),
-    ("drafter", ["--copy_first=2", "--min_ngram=0"], "would never be asked"),
-    (None, ["--copy_first=2"], "--copy_first is for chains of --learned"),
+    ("lookup(k=2)", "exit", [], "goes on after 0 draft tokens"),
+    ("lookup(k=-1)", "drafter", [], "k = -1; it must be >= 0"),
+    ("lookup(k=2)", "drafter", ["--shape=chains(2)"], "takes chains"),
+    ("lookup(k=2, min_ngram=9)", "drafter", [], "min_ngram = 9"),
+    ("lookup(k=2, min_ngram=0)", "drafter", [], r"drafter after \| never"),
   ],
 )
 def test_what_cannot_stand_behind_copies(
-  evaluate, learned, which, arguments, sentence
+  evaluate, learned, first, which, arguments, sentence
 ):
-  given = [learned[which]] if which else []
   with pytest.raises(SystemExit, match=sentence):
-    evaluate(*given, *arguments)
+    evaluate(f"--drafter={first} | {learned[which]}", *arguments)
 
 
 def test_broken_lines_are_named_skipped_and_counted(evaluate, file, capsys):
@@ -206,7 +205,7 @@ def test_another_run_in_the_folder_is_refused(evaluate):
   ("arguments", "sentence"),
   [
     (["--limit=-1"], "--limit=-1; it must be >= 0"),
-    (["--batch=1,2"], "takes one at a time"),
+    (["--batch=1,2"], "takes one number"),
     (["--max_prompt_tokens=2"], "no prompt has --max_prompt_tokens=2"),
   ],
 )

@@ -17,12 +17,13 @@ TRAIN = """
 import pathlib, resource, sys
 limit, folder = int(sys.argv.pop()), pathlib.Path(sys.argv.pop())
 sys.path += {paths!r}
-import _main, tiny_training
+import tiny_training
+from specdec.cli import app
 from specdec.models import transformer
 from specdec.training import objective
 from specdec.training.run import train
 
-def work():
+def work(options):
   resource.setrlimit(resource.RLIMIT_FSIZE, (limit, -1))
   folder.mkdir()
   model = transformer.model(tiny_training.CONFIG)
@@ -32,7 +33,7 @@ def work():
     folder, export=lambda *_: None,
   )
 
-_main.start(_main.main_of("train", work))
+app.Program("", lambda flags: None, work).launch(["train"])
 """
 
 
@@ -40,7 +41,7 @@ _main.start(_main.main_of("train", work))
 def test_a_checkpoint_that_does_not_fit_ends_a_run_in_a_sentence(
   tmp_path, limit
 ):
-  code = TRAIN.format(paths=[str(TESTS), str(TESTS.parent / "scripts")])
+  code = TRAIN.format(paths=[str(TESTS)])
   folder = tmp_path / "run"
   found = subprocess.run(
     [sys.executable, "-c", code, folder, str(limit)],

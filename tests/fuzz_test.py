@@ -5,7 +5,6 @@ sentence that names what was wrong, or works.
 """
 
 import copy
-import importlib
 import json
 import os
 import random
@@ -17,13 +16,14 @@ import traceback
 
 import numpy as np
 import pytest
-from absl import flags
 
 import gguf_files
 import programs
 from specdec import checkpoints
 from specdec.benchmark import prompts
+from specdec.benchmark.setup import Setup
 from specdec.checkpoints import learned, shipped
+from specdec.cli import app, generate
 from specdec.drafters.heads.head_config import HeadConfig
 
 pytestmark = pytest.mark.slow
@@ -61,7 +61,7 @@ def ends_well(action, named: str) -> str | None:
   signal.alarm(SECONDS)
   try:
     action()
-  except (Enough, flags.Error):
+  except Enough:
     pass
   except BaseException as error:
     if isinstance(error, KeyboardInterrupt):
@@ -310,22 +310,35 @@ def test_flags(tmp_path, monkeypatch):
     raise Enough
 
   programs.fake_machine(monkeypatch)
-  monkeypatch.setattr("_decoding.make_decoder", enough)
+  monkeypatch.setattr(Setup, "decoder", enough)
   monkeypatch.chdir(tmp_path)  # some flags name what is written
   folder = programs.write_model(tmp_path / "model")
-  names = importlib.import_module("generate").FLAG_NAMES
-  names = sorted({*names} - {"config", "distributed", "coordinator"})
-  names += 4 * ["k", "shape", "mesh", "rates", "batch", "skip_mlp", "learned"]
+  defined = app.Flags(["generate"])
+  generate.define(defined)
+  kinds = {name: defined.values[name].flag_type() for name in defined.values}
+  names = sorted({*kinds} - {"config", "distributed", "coordinator"})
+  names += 4 * ["k", "shape", "mesh", "acceptance", "batch", "drafter"]
+  calls = {
+    "shape": ("chains", "optimal", "dynamic", "chain", "paths"),
+    "drafter": (
+      "lookup",
+      "model",
+      "early_exit",
+      "layer_skip",
+      "head",
+      "x.py:f",
+    ),
+    "acceptance": ("synthetic", "typical", "relaxed", "lenience", "rejection"),
+  }
 
   def one(rng):
     given = {"target": folder}
     for name in (rng.choice(names), rng.choice(names)):
       value = rng.choice(TEXTS)
-      if flags.FLAGS[name].flag_type() == "bool":
+      if kinds[name] == "bool":
         value = rng.choice(("true", "false"))
-      if name == "shape":
-        kind = rng.choice(("chains:", "optimal:", "dynamic:", "chain:"))
-        value = kind + value
+      if name in calls:
+        value = f"{rng.choice(calls[name])}({value})"
       given[name] = value
     given = [f"--{name}={value}" for name, value in given.items()]
     return given, lambda: programs.run("generate", *given), ""

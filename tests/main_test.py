@@ -4,10 +4,10 @@ import os
 import subprocess
 import sys
 
-import _main
 import pytest
 
 import programs
+from specdec.cli import app
 
 NAMES = ("TPU_ACCELERATOR_TYPE", "TPU_WORKER_HOSTNAMES")
 
@@ -27,14 +27,14 @@ def test_libtpu_is_quiet_only_where_there_is_no_tpu(
   monkeypatch, skip, devices, own, quiet
 ):
   monkeypatch.setattr(
-    _main.glob,
+    app.glob,
     "glob",
     lambda pattern: [x for x in devices if x.startswith(pattern[:8])],
   )
   values = {"TPU_SKIP_MDS_QUERY": skip, NAMES[0]: own, NAMES[1]: None}
   environment = {name: x for name, x in values.items() if x is not None}
   monkeypatch.setattr(os, "environ", environment)
-  _main._quiet_libtpu()
+  app._quiet_libtpu()
   assert environment.get(NAMES[0]) == (
     own or ("v5litepod-1" if quiet else None)
   )

@@ -46,15 +46,19 @@ params = layouts.pack(transformer.init_params(config, jax.random.key(0)))
 jax.block_until_ready(params)
 print(sum(x.nbytes for x in jax.tree.leaves(params)), peak() - before)
 """
-SHIPPED = "--target=stdlib-11m", "--draft=stdlib-1m"
-TREE = "--shape=optimal:12", "--k=4", "--rank_acceptance=0.7,0.2,0.1"
+SHIPPED = "--target=stdlib-11m", "--drafter=model(stdlib-1m)"
+TREE = "--shape=optimal(12, [0.7, 0.2, 0.1])", "--k=4"
 # Name -> (prompts, tokens of each, flags): every kind of drafter, both dtypes,
 # few and many rows, weights that are read and drawn.
 SETTINGS = {
   "shipped pair": (1, 60, SHIPPED),
   "shipped pair, 64 rows": (64, 100, SHIPPED),
-  "learned drafter, 16 rows": (16, 100, ("--learned=eagle",)),
-  "early exit, trees, long prompts": (8, 2000, ("--exit_layer=2", *TREE)),
+  "learned drafter, 16 rows": (16, 100, ("--drafter=head(eagle)",)),
+  "early exit, trees, long prompts": (
+    8,
+    2000,
+    ("--drafter=early_exit(2)", *TREE),
+  ),
   "135 M, drawn": (
     *(4, 500),
     ("--target=preset:smollm2-135m", "--random_weights"),

@@ -42,7 +42,12 @@ def write_documents(folder):
     found[kind] = json.loads(out.read_text())
 
   sampled = ["--temperature=1", "--acceptance=rejection"]
-  run("greedy", "generate", f"--prompt_file={lines}", "--min_ngram=0")
+  run(
+    "greedy",
+    "generate",
+    f"--prompt_file={lines}",
+    "--drafter=lookup(min_ngram=0)",
+  )
   run("sampled", "generate", "--prompt=ab", *sampled)  # and drafts nothing
   printed = io.StringIO()
   with contextlib.redirect_stdout(printed), pytest.MonkeyPatch.context() as at:

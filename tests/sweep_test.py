@@ -1,18 +1,17 @@
 """scripts/sweep.py and report.py as their users meet them, on tiny models."""
 
 import base64
-import importlib
 import json
 import re
 
 import numpy as np
 import pytest
-from absl import flags
-from absl.testing import flagsaver
 
 import programs
 from specdec.benchmark import calibrate, sweeps, timing
 from specdec.benchmark.decoder import Decoder
+from specdec.benchmark.setup import Setup
+from specdec.benchmark.sweep_run import Bench
 from specdec.roofline import hardware
 
 
@@ -39,7 +38,8 @@ def write_sweep(folder, target, points, calibrated=((1, 2), (2,), 4)):
     "def get_config():\n"
     "  config = ConfigDict()\n"
     "  config.whole = {'context': 8, 'texts': 2, 'pairs': 2}\n"
-    f"  config.common = {{'target': {str(target)!r}, 'exit_layer': 1,"
+    f"  config.common = {{'target': {str(target)!r},"
+    " 'drafter': 'early_exit(1)',"
     " 'max_new_tokens': 8}\n"
     f"  config.points = {points!r}\n"
     f"  config.calibrate = {{'batch': {calibrated[0]}, 'k': {calibrated[1]},"
@@ -79,7 +79,7 @@ def test_other_settings_of_a_known_target_are_calibrated_beside_it(
 ):
   points = [
     {"k": 1, "temperature": 1.0, "acceptance": "rejection"},
-    {"k": 1, "drafter": "lookup", "exit_layer": None, "min_ngram": 1},
+    {"k": 1, "drafter": "lookup(min_ngram=1)"},
   ]
   short = {"calibrated": ((1,), (2,), 4)}
   sweep(POINTS[:1], **short)
@@ -112,7 +112,7 @@ def test_sampled_texts_are_counted_with_other_noise(
 
 def test_synthetic_texts_are_counted_as_they_are_timed(sweep, tmp_path):
   """Their rounds follow from their numbers, at temperature 0 as well."""
-  rates = {"acceptance": "synthetic", "rates": ["0.5"]}
+  rates = {"acceptance": "synthetic(0.5)"}
   sweep([{"k": 1, "batch": 1, **rates}], "--pairs=6")
   [line] = lines_of(tmp_path)
   turns = 3  # of two texts one by one
@@ -156,10 +156,9 @@ def test_a_killed_sweep_goes_on_and_repeats_nothing(
   before = (tmp_path / "out" / "lines.jsonl").read_text()
   path = tmp_path / "out" / "lines.jsonl"
   path.write_text(before + '{"point": {"k"')  # killed while writing
-  script = importlib.import_module("sweep")
-  done, measured = [], script.measured
+  done, measure = [], Bench.measure
   monkeypatch.setattr(
-    script, "measured", lambda *args: done.append(1) or measured(*args)
+    Bench, "measure", lambda *args: done.append(1) or measure(*args)
   )
   sweep(POINTS)
   assert len(done) == 1
@@ -172,21 +171,20 @@ def test_a_killed_sweep_goes_on_and_repeats_nothing(
 def test_a_point_that_fails_is_written_down_and_the_others_go_on(
   sweep, tmp_path, monkeypatch
 ):
-  script = importlib.import_module("sweep")
-  measured = script.measured
+  measure = Bench.measure
 
-  def fails(bench, say, known):
-    if flags.FLAGS.k == (1,):
+  def fails(bench, point, *args):
+    if point.setup.k == 1:
       raise RuntimeError("no more memory")
-    return measured(bench, say, known)
+    return measure(bench, point, *args)
 
-  monkeypatch.setattr(script, "measured", fails)
+  monkeypatch.setattr(Bench, "measure", fails)
   printed = sweep(POINTS)
   assert "1 points failed" in printed
   lines = lines_of(tmp_path)
   assert lines[0]["error"] == "RuntimeError: no more memory"
   assert "run" in lines[1]
-  monkeypatch.setattr(script, "measured", measured)
+  monkeypatch.setattr(Bench, "measure", measure)
   sweep(POINTS)
   assert len(lines_of(tmp_path)) == 2  # not tried again
   sweep(POINTS, "--retry")
@@ -246,21 +244,21 @@ def test_calibrated_texts_need_room_for_a_round(sweep):
   "points, arguments, sentence",
   [
     ([], [], "has no points"),
-    ([{"k": 1}], ["--temperature=1"], "--temperature: write it into"),
+    ([{"k": 1}], ["--temperature=1"], "Unknown command line flag"),
+    ([{"k": 1}], ["--draft_ways=1"], "is a setting of the points"),
     ([{"k": 1}], ["--pairs=0"], "--pairs=0"),
     (
       [{"k": 2, "batch": 2, "max_new_tokens": 4}],
       [],
       "batch 2 with k = 2 is evaluated and is among",
     ),
-    ([{"k": 1, "shape": "chains:2"}], [], "sets 'shape'"),
-    ([{"k": (1, 2)}], [], "takes one at a time"),
+    ([{"k": 1, "shape": "chains(2)"}], [], "calibration is of chains"),
     ([{"k": 1}, {"k": 1}], [], "twice"),
     ([{"k": 1, "json": "x"}], [], "sets 'json'"),
     ([{"k": 1, "depth": 2}], [], "sets 'depth'"),
-    ([{"k": -1}], [], "--k=-1"),
+    ([{"k": -1}], [], "k = -1"),
     ([{"k": 1, "batch": 2}], ["--texts=3"], "no multiple of the batch 2"),
-    ([{"k": "auto"}], [], "--k=auto is for generate and bench"),
+    ([{"k": "auto"}], [], "k = 'auto'; it must be an integer"),
   ],
 )
 def test_bad_sweeps_are_refused_at_once(sweep, points, arguments, sentence):
@@ -271,24 +269,24 @@ def test_bad_sweeps_are_refused_at_once(sweep, points, arguments, sentence):
 @pytest.mark.parametrize(
   "part, value, sentence",
   [
-    ("points", [{"drafter": "lokup"}], "points[0] sets drafter = 'lokup': "),
+    ("points", [{"drafter": "lokup"}], "points[0]: lokup; did you mean look"),
     (
       "points",
       [{"k": 1}, {"acceptance": "rejecton"}],
-      "points[1] sets acceptance = 'rejecton': value should be one of <",
+      "points[1]: rejecton; did you mean rejection?",
     ),
-    ("points", [{"temperature": "hot"}], "points[0] sets temperature = 'hot'"),
-    ("points", [{"temperature": None}], "points[0] sets temperature = None"),
+    ("points", [{"temperature": "hot"}], "points[0]: temperature = 'hot'; it"),
+    ("points", [{"temperature": None}], "points[0]: temperature = None; it"),
     ("points", [{"kk": 0}], "points[0] sets 'kk'; did you mean k"),
     ("points", [3], "points[0] is 3; it must be a dict"),
     ("points", 3, "has no points, a list of dicts"),
-    ("common", {"dtype": "float16"}, "common sets dtype = 'float16': value"),
+    ("common", {"dtype": "float16"}, "points[0]: dtype: did you mean"),
     ("common", [1], "common is [1]; it must be a dict"),
     ("whole", {"texts": "many"}, "whole sets texts = 'many'"),
     ("whole", {"text": 2}, "whole sets 'text'; did you mean texts"),
     ("calibrate", {"batch": "one"}, "calibrate sets batch = 'one'"),
-    ("calibrate", {"batch": []}, "calibrate sets batch = ()"),
-    ("calibrate", {"k": "auto"}, "calibrate sets k = ()"),
+    ("calibrate", {"batch": []}, "calibrate sets batch = []"),
+    ("calibrate", {"k": "auto"}, "calibrate sets k = 'auto'"),
     ("calibrate", {"batches": 1}, "calibrate sets 'batches'; did you mean"),
     ("comon", {"k": 1}, "the sweep sets 'comon'; did you mean common"),
   ],
@@ -296,7 +294,7 @@ def test_bad_sweeps_are_refused_at_once(sweep, points, arguments, sentence):
 def test_a_sweep_file_is_parsed_as_flags_before_models_are_loaded(
   tmp_path, monkeypatch, part, value, sentence
 ):
-  monkeypatch.setattr(importlib.import_module("_decoding"), "load", None)
+  monkeypatch.setattr(Setup, "load_target", None)
   path = tmp_path / "points.py"
   parts = {"points": [{"k": 1}], part: value}
   path.write_text(
@@ -312,7 +310,7 @@ def test_a_sweep_file_is_parsed_as_flags_before_models_are_loaded(
   [("sweep", "sweep", "sweeps"), ("generate", "config", ".")],
 )
 def test_only_files_that_a_flag_takes_are_listed(program, flag, folder):
-  with pytest.raises(flags.IllegalFlagValueError) as error:
+  with pytest.raises(SystemExit) as error:
     programs.run(program, f"--{flag}=absent.py")
   listed = str(error.value).partition("known: ")[2].split(", ")
   configs = programs.SCRIPTS.parent / "configs"
@@ -320,24 +318,10 @@ def test_only_files_that_a_flag_takes_are_listed(program, flag, folder):
 
 
 def test_one_integer_is_a_list_of_one(sweep, tmp_path):
-  sweep([{"k": "0", "batch": [1]}], calibrated=(1, "'2'", 4))
+  sweep([{"k": 0, "batch": 1}], calibrated=(1, 2, 4))
   [line] = lines_of(tmp_path)
   assert line["point"]["k"] == 0 and line["point"]["batch"] == 1
   assert "run" in line
-
-
-def test_an_unknown_drafter_is_no_lookup():
-  decoding = importlib.import_module("_decoding")
-  with flagsaver.flagsaver(drafter="learned"):
-    flags.FLAGS["drafter"].value = "lokup"
-    for make in (
-      decoding.describe_drafter,
-      lambda: decoding.make_drafter(None, 1, None),
-    ):
-      with pytest.raises(
-        ValueError, match="drafter=lokup; did you mean lookup"
-      ):
-        make()
 
 
 def test_turns_that_were_slow_are_slow_for_all():
@@ -357,14 +341,9 @@ def test_turns_that_were_slow_are_slow_for_all():
 
 @pytest.fixture
 def report(capsys):
-  script = importlib.import_module("report")
-
   def call(*arguments):
-    for name in ("page", "pictures"):
-      flags.FLAGS[name].unparse()
-    flags.FLAGS(["report", *[a for a in arguments if a.startswith("--")]])
     capsys.readouterr()
-    script.main(["report", *[a for a in arguments if not a.startswith("--")]])
+    programs.run("report", *arguments)
     return capsys.readouterr()
 
   return call
@@ -374,7 +353,7 @@ def line(k, batch, measured, predicted, **point):
   estimate = {"value": measured, "error": 0.1}
   return {
     "point": {"k": k, "batch": batch, "target": "t<b>", **point},
-    "drafter": point.get("draft", "a draft"),
+    "drafter": point.get("drafter", "a draft"),
     "caveats": [],
     "load": 1.0,
     "context": 64,
@@ -443,14 +422,14 @@ def test_the_page_is_for_phones_and_for_the_dark(report, tmp_path):
 def test_sweeps_are_merged_and_the_drafts_compared(report, tmp_path):
   folders = [
     write_lines(
-      tmp_path / draft, [line(k, 1, 1.2, 1.2, draft=draft) for k in (1, 2)]
+      tmp_path / draft, [line(k, 1, 1.2, 1.2, drafter=draft) for k in (1, 2)]
     )
     for draft in ("small", "large")
   ]
   page = tmp_path / "all.html"
   report(f"--page={page}", *map(str, folders))
   text = page.read_text()
-  assert 'alt="drafts_0"' in text and text.count("<tr>") == 5
+  assert 'alt="drafters_0"' in text and text.count("<tr>") == 5
 
 
 def test_machines_share_a_sweep(sweep, tmp_path):

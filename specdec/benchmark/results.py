@@ -73,7 +73,7 @@ class Run:
       ("speculative", f"{speed.tokens_per_second:.1f} tokens/s"),
       ("baseline", f"{speed.baseline_tokens_per_second:.1f} tokens/s"),
       speedup,
-      ("same text as plain", self.same()),
+      ("same text as the baseline", self.same()),
     ]
 
   def same(self) -> str:

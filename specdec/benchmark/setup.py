@@ -14,6 +14,7 @@ loaded target: `target = setup.load_target()`, then `setup.decoder(target)`.
 import dataclasses
 import functools
 import math
+import typing
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -53,6 +54,28 @@ from specdec.utils.spelling import choices
 
 def _silent(text: str) -> None:
   """Reports nothing."""
+
+
+def _check_type(field: dataclasses.Field, value) -> None:
+  """Refuses what a config may hold in a field's place."""
+  words = {str: "a text", int: "an integer", float: "a number", bool: "a bool"}
+  union = typing.get_args(field.type) or (field.type,)
+  kinds = [kind for kind in union if kind in words]
+  accepted = (*kinds, int) if float in kinds else tuple(kinds)
+  if value is None:
+    right = len(union) > 1
+  else:
+    right = isinstance(value, accepted) and isinstance(value, bool) == (
+      bool in kinds
+    )
+  if not right:
+    raise ValueError(
+      f"{field.name} = {value!r:.60}; it must be {words[kinds[0]]}"
+    )
+  if type(value) is int and abs(value) >= 2**31 and field.name != "seed":
+    raise ValueError(
+      f"{field.name} = {value}; it must be between -2**31 and 2**31"
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,6 +119,8 @@ class Setup:
   draft_ways: int | None = None
 
   def __post_init__(self):
+    for field in dataclasses.fields(self):
+      _check_type(field, getattr(self, field.name))
     if self.drafter is None:
       shipped_pair = self.target == shipped.TARGET
       drafter = f"model({shipped.DRAFT})" if shipped_pair else "lookup"

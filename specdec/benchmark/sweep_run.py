@@ -57,8 +57,17 @@ class Lengths(NamedTuple):
   calibration_repeats: int = 21
 
 
-def _numbers(value) -> tuple[int, ...]:
-  return (value,) if isinstance(value, int) else tuple(value)
+def _numbers(name: str, value) -> tuple[int, ...]:
+  """Returns one integer or several as a tuple."""
+  numbers = (value,) if isinstance(value, int) else value
+  if not isinstance(numbers, list | tuple) or not numbers:
+    numbers = ()
+  if not all(isinstance(x, int) and x >= 1 for x in numbers) or not numbers:
+    raise ValueError(
+      f"the sweep's calibrate sets {name} = {value!r:.60}; it must be "
+      "integers >= 1"
+    )
+  return tuple(numbers)
 
 
 class Point(NamedTuple):
@@ -132,21 +141,20 @@ def rounds_of(sweep: Mapping) -> Rounds:
   values = _settings(part, "the sweep's calibrate", Rounds._fields)
   for name in ("batch", "k"):
     if name in values:
-      values[name] = _numbers(values[name])
-  rounds = Rounds(**values)
-  for name in ("batch", "k"):
-    if min(getattr(rounds, name) or (0,)) < 1:
-      raise ValueError(
-        f"the sweep's calibrate sets {name} = {getattr(rounds, name)}; it must "
-        "be integers >= 1"
-      )
-  return rounds
+      values[name] = _numbers(name, values[name])
+  return Rounds(**values)
 
 
 def whole_of(sweep: Mapping) -> dict[str, int]:
   """Returns the lengths that a sweep asks for."""
   part = sweep.get("whole", {})
-  return _settings(part, "the sweep's whole", Lengths._fields)
+  values = _settings(part, "the sweep's whole", Lengths._fields)
+  for name, value in values.items():
+    if not isinstance(value, int):
+      raise ValueError(
+        f"the sweep's whole sets {name} = {value!r:.60}; it must be an integer"
+      )
+  return values
 
 
 def check(point: Point, rounds: Rounds, lengths: Lengths) -> None:

@@ -157,21 +157,20 @@ def by_setting(lines: Sequence[dict]) -> dict[str, list[dict]]:
   return groups
 
 
-def by_draft(lines: Sequence[dict]) -> dict[str, list[dict]]:
-  """Groups that differ in the draft model alone, two drafts or more."""
+def by_drafter(lines: Sequence[dict]) -> dict[str, list[dict]]:
+  """Groups that differ in the drafter alone, two drafters or more."""
   groups: dict[str, list[dict]] = {}
   for line in lines:
     point = line["point"]
-    if point.get("draft"):
-      same = (
-        f"{point.get('target', '')}; {point.get('acceptance', 'coupled')}; "
-        f"T = {point.get('temperature', 0):g}; batch {line['run']['batch']}"
-      )
-      groups.setdefault(same, []).append(line)
+    same = (
+      f"{point.get('target', '')}; {point.get('acceptance', 'coupled')}; "
+      f"T = {point.get('temperature', 0):g}; batch {line['run']['batch']}"
+    )
+    groups.setdefault(same, []).append(line)
   return {
     name: group
     for name, group in groups.items()
-    if len({line["point"]["draft"] for line in group}) > 1
+    if len({line["drafter"] for line in group}) > 1
   }
 
 

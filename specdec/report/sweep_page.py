@@ -54,9 +54,9 @@ def figures(lines: Sequence[dict]) -> dict[str, Figure]:
     if len({line["run"]["batch"] for line in group}) > 1:
       figure = sweep_plots.heatmap(group, "batch", name, "batch, rows")
       drawn[f"heatmap_{i}"] = figure
-  for i, (name, group) in enumerate(sweeps.by_draft(lines).items()):
-    figure = sweep_plots.heatmap(group, "draft", name, "draft model")
-    drawn[f"drafts_{i}"] = figure
+  for i, (name, group) in enumerate(sweeps.by_drafter(lines).items()):
+    figure = sweep_plots.heatmap(group, "drafter", name, "drafter")
+    drawn[f"drafters_{i}"] = figure
   drawn["prefix_acceptance"] = sweep_plots.prefix_acceptance(evaluated, "")
   return drawn
 

@@ -113,12 +113,12 @@ def heatmap(
   """Plots measured and predicted speedup over k and `column`.
 
   Args:
-    column: "batch" or "draft".
+    column: "batch" or "drafter".
     label: of the column axis.
   """
 
   def place(line):
-    return line["run"]["batch"] if column == "batch" else line["point"][column]
+    return line["run"]["batch"] if column == "batch" else line[column]
 
   columns = list(dict.fromkeys(map(place, lines)))  # in the sweep's order
   ks = sorted({line["run"]["k"] for line in lines})
