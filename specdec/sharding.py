@@ -133,6 +133,11 @@ class Placement:
       return (None, *names[1:])
     return names
 
+  def divisible(self, rows: int) -> int:
+    """Returns the least number of rows from `rows` on that divides."""
+    ways = self.ways("rows")
+    return -(-rows // ways) * ways
+
   def ways(self, name: str) -> int:
     """Over how many chips an axis of that name is split."""
     axes = getattr(self.rules, name, ())

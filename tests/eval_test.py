@@ -151,7 +151,7 @@ def test_a_learned_drafter_behind_copies(evaluate, learned, tmp_path):
 @pytest.mark.parametrize(
   "first, which, arguments, sentence",
   [
-    ("lookup(k=2)", "exit", [], "goes on after 0 draft tokens"),
+    ("lookup(k=2)", "exit", [], "an early exit cannot stand behind"),
     ("lookup(k=-1)", "drafter", [], "k = -1; it must be >= 0"),
     ("lookup(k=2)", "drafter", ["--shape=chains(2)"], "takes chains"),
     ("lookup(k=2, min_ngram=9)", "drafter", [], "min_ngram = 9"),

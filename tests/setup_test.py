@@ -108,7 +108,7 @@ def test_what_cannot_work_is_refused_before_anything_is_read(
   settings, complaint
 ):
   with pytest.raises(ValueError, match=complaint):
-    Setup(target="nowhere", **settings)
+    Setup(**{"target": "nowhere"} | settings)
 
 
 def test_what_does_not_go_together_is_refused():

@@ -18,6 +18,7 @@ from specdec import multihost
 from specdec.benchmark import calibrate, catalog, timing
 from specdec.benchmark.catalog import Target
 from specdec.benchmark.decoder import Decoder
+from specdec.benchmark.rows import Source, make_rows
 from specdec.benchmark.setup import Setup
 from specdec.models import transformer
 from specdec.noise import pilot_key
@@ -357,3 +358,37 @@ def _warn_impossible(
     what = f"a pass of {batch} x {tokens} tokens"
     if warning := limit.check(what, taken, pass_bound(*shape).bytes):
       report(f"warning: {warning}")
+
+
+def calibrate(
+  path: str,
+  setup: Setup,
+  target: Target,
+  source: Source,
+  repeats: int,
+  report: Report,
+) -> Calibration:
+  """Times passes and rounds up to a setup's batch and k, and adds their fits to
+  a file.
+
+  Args:
+    setup: prompt_size is the prompts' length.
+    source: of the prompts.
+  """
+  most_k, size = max(setup.levels, 1), setup.prompt_size
+  # A head may have no more levels.
+  ks = sorted({k for k in (2, 5, most_k) if k <= most_k or not setup.has_heads})
+  batches = sorted({1, (setup.batch + 1) // 2, setup.batch})
+  calibration = timed(
+    setup,
+    target,
+    make_rows(source, setup.batch, size),
+    batches,
+    ks,
+    size + setup.max_new_tokens + max(ks),
+    read(path),
+    repeats,
+    report=report,
+  )
+  write(path, calibration)
+  return calibration

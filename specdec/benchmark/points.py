@@ -5,9 +5,11 @@ the machine was busy while its bandwidth was.
 """
 
 import dataclasses
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Mapping, Sequence
 
 import jax
+from tqdm import tqdm
 
 from specdec import multihost
 from specdec.benchmark import metrics, runs, timing
@@ -123,6 +125,54 @@ def measure(
     "warnings": warnings,
   }
   return document, baseline
+
+
+def measure_all(
+  setup: Setup,
+  target: Target,
+  prompts: Mapping[int, Batches],
+  passes: Sequence[int],
+  ks_of: Callable[[Setup, Batches, Callable], Sequence[int]],
+  num_ks: int,
+  repeats: int,
+  profile: str | None = None,
+) -> dict[str, list[dict]]:
+  """Times passes and decoding of every batch size, with progress.
+
+  Args:
+    setup: prompt_size is the context behind which passes are timed.
+    prompts: by batch size.
+    ks_of: chooses k for a batch size; it is passed what prints a line.
+    num_ks: how many it returns.
+
+  Returns:
+    Entries of a document: passes, and runs.
+  """
+  timed, entries, context = [], [], setup.prompt_size
+  total = len(prompts) * len(passes)
+  for some in prompts.values():
+    count = len(some.batches)
+    total += num_ks * count * -(-repeats // count)
+  with tqdm(total=total, disable=not sys.stderr.isatty()) as progress:
+    for batch, some in prompts.items():
+      setup, baseline = dataclasses.replace(setup, batch=batch), None
+      for n in passes:
+        progress.set_postfix_str(f"batch {batch}, a pass of {n}")
+        timed.append(time_pass(setup, target, n, context, repeats))
+        progress.update()
+      for k in ks_of(setup, some, progress.write):
+        progress.set_postfix_str(f"batch {batch}, k = {k}")
+        entry, baseline = measure(
+          dataclasses.replace(setup, k=k),
+          target,
+          some,
+          repeats,
+          baseline,
+          profile,
+          progress.update,
+        )
+        entries.append(entry)
+  return {"runs": entries, "passes": timed}
 
 
 def _timing_of(completed) -> dict:

@@ -6,9 +6,12 @@ differ from point to point.
 
 import dataclasses
 import json
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from tqdm import tqdm
 
 from specdec.benchmark import calibrated, provenance, rows, runs, timing
 from specdec.benchmark.catalog import Target
@@ -16,7 +19,7 @@ from specdec.benchmark.decoder import Batch, batches_of
 from specdec.benchmark.setup import Setup
 from specdec.roofline import prediction
 from specdec.roofline.cost import pass_bound
-from specdec.utils import terminal
+from specdec.utils import files, terminal
 from specdec.utils.spelling import choices
 
 _FIELDS = [field.name for field in dataclasses.fields(Setup)]
@@ -121,9 +124,9 @@ def points_of(sweep: Mapping, mesh: str | None = None) -> list[Point]:
       setup = Setup(**fields, mesh=mesh)
     except (TypeError, ValueError) as error:
       raise ValueError(f"{source}: {error}") from error
-    files = settings.get("prompt_file", ())
-    files = (files,) if isinstance(files, str) else tuple(files)
-    whole.append(Point(settings, setup, files, settings.get("chat", False)))
+    paths = settings.get("prompt_file", ())
+    paths = (paths,) if isinstance(paths, str) else tuple(paths)
+    whole.append(Point(settings, setup, paths, settings.get("chat", False)))
   keys = [point.key for point in whole]
   for key in keys:
     if keys.count(key) > 1:
@@ -336,3 +339,51 @@ class Bench:
       what = f"a round of k = {run.k}" if name == _OURS else "a baseline round"
       warnings.append(self._limit.check(what, seconds, size))
     return [sentence for sentence in warnings if sentence]
+
+
+def measure_all(
+  bench: Bench,
+  points: Sequence[Point],
+  lines: files.Lines,
+  retry: bool = False,
+  repredict: bool = False,
+) -> list[dict]:
+  """Measures points that `lines` does not hold yet, and adds their lines.
+
+  A point that fails is written down, and the others are measured.
+
+  Args:
+    retry: tries points again that failed before.
+    repredict: predicts those again that are measured, and no others.
+
+  Returns:
+    The line of each point that has one.
+  """
+
+  def key(line: dict) -> str:
+    return json.dumps(line["point"], sort_keys=True)
+
+  entries = [line for line in lines.entries if "point" in line]
+  done = {key(line): line for line in entries if "run" in line}
+  failed = {key(line) for line in entries if "error" in line}
+  if repredict:
+    left = [point for point in points if point.key in done]
+  else:
+    skipped = {*done} | (set() if retry else failed)
+    left = [point for point in points if point.key not in skipped]
+  count = len(points)
+  with tqdm(total=count, initial=count - len(left), unit="point") as progress:
+    for point in left:
+      try:
+        line = bench.measure(
+          point, progress.set_postfix_str, done.get(point.key)
+        )
+      except Exception as error:  # the others must not suffer
+        line = {"error": f"{type(error).__name__}: {error}"}
+        text = terminal.escape(f"failed: {point.name}: {error}")
+        tqdm.write(text, file=sys.stderr)
+      lines.append({"point": point.settings, **line})
+      progress.update()
+  keys = {point.key for point in points}
+  latest = {key(line): line for line in lines.entries if "run" in line}
+  return [line for name, line in latest.items() if name in keys]

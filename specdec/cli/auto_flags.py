@@ -1,4 +1,4 @@
-"""The flags of --k=auto."""
+"""The flags of a Setup whose k may be auto."""
 
 from specdec.benchmark import auto, calibrated
 from specdec.cli import app, setup_flags
@@ -9,6 +9,7 @@ _NAMES = ("most_k", "calibration", "explain")
 
 def define(flags: Flags) -> None:
   """Defines them."""
+  setup_flags.define(flags, auto=True)
   flags.integer("most_k", 8, "With --k=auto: the largest that is tried.")
   flags.string(
     "calibration",
@@ -22,8 +23,9 @@ def define(flags: Flags) -> None:
   )
 
 
-def check(options: Options) -> None:
-  """Refuses what cannot work, or has no effect."""
+def read(options: Options) -> None:
+  """Reads them; refuses what cannot work, or has no effect."""
+  setup_flags.read(options)
   if options.k != ():
     setup_flags.refuse(options, _NAMES, "is for --k=auto")
     return

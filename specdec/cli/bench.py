@@ -3,8 +3,6 @@
   python scripts/bench.py                            # the shipped pair, k = 3
   python scripts/bench.py --k=1-8 --batch=1,4 --temperature=1 \\
     --acceptance=rejection
-  python scripts/bench.py --target=smollm2-135m-instruct \\
-    --drafter='early_exit(20)' --k=2
   python scripts/bench.py --nodecode --passes=1-16 --batch=1,2,4   # T(n) alone
   python scripts/bench.py --target=preset:llama3-1b --random_weights \\
     --acceptance='synthetic(0.8)' --k=1-8           # speed, and no checkpoint
@@ -21,10 +19,8 @@ forbids is marked in the table. The last line is one JSON document.
 
 import dataclasses
 import json
-import sys
 
 import jax
-from tqdm import tqdm
 
 from specdec.benchmark import (
   calibrated,
@@ -42,7 +38,6 @@ from specdec.utils import terminal
 
 def define(flags: app.Flags) -> None:
   """Defines the flags."""
-  setup_flags.define(flags, auto=True)
   auto_flags.define(flags)
   flags.integers(
     "passes", "1,2,4,8,16", "Tokens of the passes timed alone: T(n)."
@@ -65,15 +60,14 @@ def define(flags: app.Flags) -> None:
   flags.string(
     "calibrate",
     None,
-    "Instead of all that: time passes and rounds of these models, fit the cost "
-    "model to them, and keep the fits in this file, beside what it holds.",
+    "Instead of all that: fit the cost model to passes and rounds of these "
+    "models, and keep the fits in this file, beside what it holds.",
   )
 
 
 def check(options: app.Options) -> None:
   """Refuses what cannot work, before anything long begins."""
-  setup_flags.read(options)
-  auto_flags.check(options)
+  auto_flags.read(options)
   app.check_at_least(options, 0, "limit")
   app.check_at_least(options, 1, "repeats", "context", "passes")
   if not options.decode:
@@ -88,66 +82,32 @@ def check(options: app.Options) -> None:
     calibrated.check(setup_flags.largest(options))
 
 
-def calibrate(options: app.Options, setup, target, source) -> None:
-  """Writes --calibrate, and says how well the cost model explains the times."""
-  most_k = max(setup.levels, 1)
-  ks = sorted({k for k in (2, 5, most_k) if k <= most_k or not setup.has_heads})
-  batches = sorted({1, (setup.batch + 1) // 2, setup.batch})
-  prompts = rows.make_rows(source, max(batches), options.context)
-  calibration = calibrated.timed(
-    setup,
-    target,
-    prompts,
-    batches,
-    ks,
-    options.context + setup.max_new_tokens + max(ks),
-    calibrated.read(options.calibrate),
-    options.repeats,
-    report=app.note,
-  )
-  calibrated.write(options.calibrate, calibration)
-  terminal.report(tables.of_calibration(calibration))
-
-
 def measure(options: app.Options, setup, target, source) -> dict:
   """Times every pass and every point."""
-  context, limit, repeats = options.context, options.limit, options.repeats
   batches = {
-    batch: rows.make_batches(source, batch, context, limit)
+    batch: rows.make_batches(source, batch, options.context, options.limit)
     for batch in options.batch
   }
-  passes, entries = [], []
-  total = len(options.batch) * len(options.passes)
-  for some in batches.values() if options.decode else ():
-    count = len(some.batches)
-    total += len(options.k or [0]) * count * -(-repeats // count)
-  with tqdm(total=total, disable=not sys.stderr.isatty()) as progress:
-    for batch, prompts in batches.items():
-      setup = dataclasses.replace(setup, batch=batch)
-      for n in options.passes:
-        progress.set_postfix_str(f"batch {batch}, a pass of {n}")
-        passes.append(points.time_pass(setup, target, n, context, repeats))
-        progress.update()
-      ks, baseline = options.k if options.decode else [], None
-      if ks == ():
-        first = prompts.batches[0].rows
-        choice = auto_flags.choose(options, setup, target, first)
-        text = tables.of_choice(choice, batch, options.explain)
-        progress.write(terminal.escape(text))
-        ks = (choice.k,)
-      for k in [setup.levels] if ks is None else ks:
-        progress.set_postfix_str(f"batch {batch}, k = {k}")
-        entry, baseline = points.measure(
-          dataclasses.replace(setup, k=k),
-          target,
-          prompts,
-          repeats,
-          baseline,
-          options.profile,
-          progress.update,
-        )
-        entries.append(entry)
-  return {"runs": entries, "passes": passes}
+
+  def ks_of(setup, prompts: rows.Batches, write) -> tuple[int, ...]:
+    if not options.decode or options.k != ():
+      return (options.k or (setup.levels,)) if options.decode else ()
+    first = prompts.batches[0].rows
+    choice = auto_flags.choose(options, setup, target, first)
+    text = tables.of_choice(choice, setup.batch, options.explain)
+    write(terminal.escape(text))
+    return (choice.k,)
+
+  return points.measure_all(
+    setup,
+    target,
+    batches,
+    options.passes,
+    ks_of,
+    len(options.k or [0]) if options.decode else 0,
+    options.repeats,
+    options.profile,
+  )
 
 
 def bench(options: app.Options) -> None:
@@ -165,7 +125,10 @@ def bench(options: app.Options) -> None:
     checkpoint, options.prompt_file, options.chat, options.seed
   )
   if options.calibrate:
-    return calibrate(options, setup, target, source)
+    calibration = calibrated.calibrate(
+      options.calibrate, setup, target, source, options.repeats, app.note
+    )
+    return terminal.report(tables.of_calibration(calibration))
   before = timing.bandwidth_of(checkpoint.params)
   document = header | measure(options, setup, target, source)
   document |= {

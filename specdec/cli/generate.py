@@ -2,8 +2,6 @@
 
   python scripts/generate.py               # models in the package: a first look
   python scripts/generate.py --drafter='model(stdlib-0.3m)' --temperature=0.8
-  python scripts/generate.py --target=DIR --drafter='model(DIR)' --k=4 \\
-    --acceptance=rejection
   python scripts/generate.py --target=smollm2-135m-instruct --chat \\
     --prompt='Why is it dark at night?'   # 98 MB once; drafts by prompt lookup
   python scripts/generate.py --prompt_file=prompts.jsonl --batch=4 --json=o.json
@@ -25,23 +23,21 @@ from specdec.benchmark.decoder import batches_of, prompt_size
 from specdec.checkpoints import shipped
 from specdec.cli import app, auto_flags, setup_flags
 from specdec.report import page, tables
-from specdec.report.answer import decode_answers
-from specdec.utils import files, terminal
+from specdec.report.answer import compare_to_stop, stream_answers
+from specdec.utils import terminal
 
 _OURS = "speculative"
 
 
 def define(flags: app.Flags) -> None:
   """Defines the flags."""
-  setup_flags.define(flags, auto=True)
   auto_flags.define(flags)
   flags.string("prompt", None, "One prompt.")
   flags.strings("stop", "Text that ends an answer; repeatable.")
   flags.integer(
     "repeats",
     3,
-    "Pairs of decodings, autoregressive and speculative, at least: the prompts "
-    "are decoded again until there are as many.",
+    "Pairs of decodings, of either kind, that are timed at least.",
   )
   flags.string(
     "html",
@@ -57,8 +53,7 @@ def define(flags: app.Flags) -> None:
 
 def check(options: app.Options) -> None:
   """Refuses what cannot work, before anything long begins."""
-  setup_flags.read(options)
-  auto_flags.check(options)
+  auto_flags.read(options)
   setup_flags.single(options, "batch")
   app.check_at_least(options, 1, "repeats")
   if options.prompt is not None and options.prompt_file:
@@ -96,18 +91,16 @@ def generate(options: app.Options) -> None:
   tokenizer = target.checkpoint.tokenizer
   encoded = encode_prompts(options, target.checkpoint)
   batch, choice = min(setup.batch, len(encoded)), None
-  if target.places:  # a batch that divides; what is too many stands empty
-    groups = target.places.target.ways("rows")
-    batch = -(-batch // groups) * groups
-  size = prompt_size(encoded)
-  longer = size > setup.prompt_size
+  if target.places:  # rows that are too many stand empty
+    batch = target.places.target.divisible(batch)
+  size, planned = prompt_size(encoded), setup.prompt_size
   setup = dataclasses.replace(setup, batch=batch, prompt_size=size)
   if options.k == ():
     choice = auto_flags.choose(options, setup, target, encoded[:batch])
     terminal.report(tables.of_choice(choice, batch, options.explain))
     setup = dataclasses.replace(setup, k=choice.k)
   decoder = setup.decoder(target)
-  setup.check_memory(target, decoder, app.note if longer else None)
+  setup.check_memory(target, decoder, app.note if size > planned else None)
   painter = terminal.Painter(options.color, sys.stdout)
   batches = batches_of(encoded, batch)
   decoders = {_OURS: decoder, runs.BASELINE: decoder.baseline()}
@@ -119,14 +112,21 @@ def generate(options: app.Options) -> None:
   for caveat in setup.caveats:
     terminal.report(f"warning: {caveat}")
   print()
-  answers, faults = stream(decoder, batches, tokenizer, options.stop, painter)
-  comparison = compare(decoders, batches, tokenizer, options)
+  quiet = len(encoded) == 1 or not sys.stderr.isatty()
+  shown = tqdm(batches, unit="batch", disable=quiet)
+  answers, faults = stream_answers(
+    decoder, shown, tokenizer, options.stop, painter
+  )
+  comparison = compare_to_stop(
+    decoders, batches, tokenizer, options.stop, options.repeats, quiet
+  )
   summary = comparison.run(_OURS, setup.levels, setup.comparable)
   terminal.report("\n")
   table = [*summary.rows()]
   if choice:
-    speedup = f"{choice.speedup:.2f} x, k = {choice.k}"
-    table.append(("speedup expected", speedup))
+    table.append(
+      ("speedup expected", f"{choice.speedup:.2f} x, k = {choice.k}")
+    )
   table += [("compiled in", f"{compile_seconds:.1f} s")]
   caveats = [*header["caveats"], *faults]
   table += [("warning", caveat) for caveat in caveats]
@@ -137,56 +137,14 @@ def generate(options: app.Options) -> None:
       "runs": [summary.document()],
       "compile_seconds": compile_seconds,
       "prompts": [
-        {"prompt_token_ids": ids, "token_ids": answer.ids, "text": answer.text}
+        {"prompt_token_ids": ids} | answer.document()
         for ids, answer in zip(encoded, answers)
       ],
     }
     results.write_json(options.json, document)
   if options.html:
-    sections = [
-      page.section(*pair, tokenizer) for pair in zip(encoded, answers)
-    ]
-    text = page.of_setup(setup, summary, sections, table)
-    files.replace_text(options.html, text)
-    app.note(f"page: {options.html}")
-
-
-def stream(decoder, batches, tokenizer, stops, painter):
-  """Decodes and prints every prompt; returns answers, and faults in words."""
-  quiet = sum(len(b.rows) for b in batches) == 1 or not sys.stderr.isatty()
-  answers, faults = [], []
-  for batch in tqdm(batches, unit="batch", disable=quiet):
-    completed, part = decode_answers(
-      decoder, batch, tokenizer, stops, None if answers else painter
-    )
-    faults += completed.faults
-    for answer in part:
-      if answers:
-        print(painter.dim(f"\n--- prompt {len(answers)}"))
-        answer.show(painter)
-      answers.append(answer)
-  if faults and not any(answer.ids for answer in answers):
-    raise ValueError(faults[0])
-  return answers, faults
-
-
-def compare(decoders, batches, tokenizer, options) -> runs.Comparison:
-  """Times both ways in turns, as far as stop strings say."""
-
-  def way(decoder):
-    if not options.stop:
-      return lambda batch: decoder.complete(batch, strict=False)
-    return lambda batch: decode_answers(
-      decoder, batch, tokenizer, options.stop
-    )[0]
-
-  repeats = -(-options.repeats // len(batches))
-  ways = {name: way(one) for name, one in decoders.items()}
-  timed = runs.interleave(ways, batches, repeats)
-  total = len(batches) * repeats
-  quiet = not sys.stderr.isatty()
-  timed = [*tqdm(timed, "timing", total, unit="pair", disable=quiet)]
-  return runs.Comparison(decoders, batches, timed)
+    pairs = [*zip(encoded, answers)]
+    page.write(options.html, setup, summary, pairs, tokenizer, table)
 
 
 main = app.Program(__doc__, define, generate)

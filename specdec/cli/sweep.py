@@ -29,7 +29,6 @@ import json
 import pathlib
 
 import jax
-from tqdm import tqdm
 
 from specdec.benchmark import provenance, sweep_run
 from specdec.benchmark.sweep_run import Bench, Lengths
@@ -127,48 +126,17 @@ def sweep(options: app.Options) -> None:
   lines = files.Lines(folder / "lines.jsonl")
   for broken in lines.broken:
     app.note(f"skipped: {broken}")
-  measured = measure(options, folder, points, Bench(
-    folder / "calibration.json", points, rounds, lengths
-  ), lines)  # fmt: skip
+  if not (folder / "header.json").exists():
+    settings = {"output": options.output, **lengths._asdict()}
+    header = json.dumps(provenance.header(settings, []))
+    files.replace_text(folder / "header.json", header + "\n")
+  bench = Bench(folder / "calibration.json", points, rounds, lengths)
+  again = options.retry, options.repredict
+  measured = sweep_run.measure_all(bench, points, lines, *again)
   terminal.report(tables.of_sweep(measured))
   failed = len(points) - len(measured)
   if failed:
     terminal.report(f"{failed} points failed; {folder}/lines.jsonl says why")
-
-
-def measure(options, folder, points, bench: Bench, lines) -> list[dict]:
-  """Measures what is left; returns the line of each point that has one."""
-
-  def key(line):
-    return json.dumps(line["point"], sort_keys=True)
-
-  entries = [line for line in lines.entries if "point" in line]
-  done = {key(line): line for line in entries if "run" in line}
-  failed = {key(line) for line in entries if "error" in line}
-  if options.repredict:
-    left = [point for point in points if point.key in done]
-  else:
-    skipped = {*done} | (set() if options.retry else failed)
-    left = [point for point in points if point.key not in skipped]
-  if not (folder / "header.json").exists():
-    settings = {n: getattr(options, n) for n in ("output", *Lengths._fields)}
-    header = provenance.header(settings, [])
-    files.replace_text(folder / "header.json", json.dumps(header) + "\n")
-  count = len(points)
-  with tqdm(total=count, initial=count - len(left), unit="point") as progress:
-    for point in left:
-      try:
-        line = bench.measure(
-          point, progress.set_postfix_str, done.get(point.key)
-        )
-      except Exception as error:  # the others must not suffer
-        line = {"error": f"{type(error).__name__}: {error}"}
-        tqdm.write(terminal.escape(f"failed: {point.name}: {error}"))
-      lines.append({"point": point.settings, **line})
-      progress.update()
-  keys = {point.key for point in points}
-  latest = {key(line): line for line in lines.entries if "run" in line}
-  return [line for name, line in latest.items() if name in keys]
 
 
 main = app.Program(__doc__, define, sweep, interrupted=app.CONTINUES)

@@ -5,9 +5,12 @@ a stop string is held until that is decided.
 """
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from tqdm import tqdm
+
+from specdec.benchmark import runs
 from specdec.benchmark.decoder import Batch, Completed, Decoder, NewTokens
 from specdec.checkpoints import TextStream, Tokenizer
 from specdec.utils.terminal import Painter
@@ -90,6 +93,10 @@ class Answer:
       self._shown += 1
     sys.stdout.flush()
 
+  def document(self) -> dict:
+    """Token ids and text, for JSON."""
+    return {"token_ids": self.ids, "text": self.text}
+
   def _take(self, text: str) -> None:
     """Adds the last token's text, and cuts all of it at a stop string."""
     self.text += text
@@ -135,3 +142,66 @@ def decode_answers(
     answers[0].show(painter)
   texts = [answer.ids for answer in answers]
   return completed._replace(texts=texts), answers
+
+
+def stream_answers(
+  decoder: Decoder,
+  batches: Iterable[Batch],
+  tokenizer: Tokenizer | None,
+  stops: Sequence[str],
+  painter: Painter,
+) -> tuple[list[Answer], list[str]]:
+  """Decodes batches and prints their answers, the first one as it comes.
+
+  Returns:
+    The answers, and a sentence for each that ends where a distribution is not
+    finite.
+
+  Raises:
+    ValueError: all of them do, at once.
+  """
+  answers, faults = [], []
+  for batch in batches:
+    completed, part = decode_answers(
+      decoder, batch, tokenizer, stops, None if answers else painter
+    )
+    faults += completed.faults
+    for answer in part:
+      if answers:
+        print(painter.dim(f"\n--- prompt {len(answers)}"))
+        answer.show(painter)
+      answers.append(answer)
+  if faults and not any(answer.ids for answer in answers):
+    raise ValueError(faults[0])
+  return answers, faults
+
+
+def compare_to_stop(
+  decoders: Mapping[str, Decoder],
+  batches: Sequence[Batch],
+  tokenizer: Tokenizer | None,
+  stops: Sequence[str],
+  pairs: int,
+  quiet: bool,
+) -> runs.Comparison:
+  """Times ways of decoding in turns, each text up to a stop string.
+
+  A text is decoded by one program, or in pieces where there are stop strings to
+  look for.
+
+  Args:
+    pairs: batches that are timed in every way, at least.
+    quiet: shows no progress.
+  """
+
+  def way(decoder: Decoder) -> Callable[[Batch], Completed]:
+    if not stops:
+      return lambda batch: decoder.complete(batch, strict=False)
+    return lambda batch: decode_answers(decoder, batch, tokenizer, stops)[0]
+
+  ways = {name: way(decoder) for name, decoder in decoders.items()}
+  repeats = -(-pairs // len(batches))
+  timed = runs.interleave(ways, batches, repeats)
+  total = len(batches) * repeats
+  timed = [*tqdm(timed, "timing", total, unit="pair", disable=quiet)]
+  return runs.Comparison(dict(decoders), list(batches), timed)

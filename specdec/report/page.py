@@ -10,6 +10,7 @@ import importlib.resources
 import math
 import re
 import string
+import sys
 import unicodedata
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -19,6 +20,7 @@ from specdec.benchmark.setup import Setup
 from specdec.checkpoints import Tokenizer
 from specdec.report.answer import Answer, Token
 from specdec.types import ACCEPTED, BASELINE, BONUS, CORRECTION, NO_DRAFT
+from specdec.utils import files, terminal
 from specdec.utils.terminal import NAMES, is_unsafe
 
 _CLASSES = {
@@ -112,15 +114,18 @@ def render(
   )
 
 
-def of_setup(
+def write(
+  path: str,
   setup: Setup,
   summary: Run,
-  sections: Sequence[Section],
+  answers: Sequence[tuple[Sequence[int], Answer]],
+  tokenizer: Tokenizer | None,
   rows: Sequence[tuple[str, str]],
-) -> str:
-  """Renders the page of one run.
+) -> None:
+  """Writes the page of one run.
 
   Args:
+    answers: prompts (token ids) and answers.
     rows: of the table at the end.
   """
   settings = [
@@ -132,7 +137,10 @@ def of_setup(
   for name in ("temperature", "top_k", "top_p", "seed"):
     if (value := getattr(setup, name)) is not None:
       settings.append((name, f"{value:.12g}"))
-  return render(settings, summary.headline(), sections, rows)
+  sections = [section(*pair, tokenizer) for pair in answers]
+  text = render(settings, summary.headline(), sections, rows)
+  files.replace_text(path, text)
+  terminal.report(f"page: {path}", file=sys.stderr)
 
 
 def _pairs(pairs: Sequence[tuple[str, str]]) -> str:
