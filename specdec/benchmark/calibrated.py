@@ -360,7 +360,7 @@ def _warn_impossible(
       report(f"warning: {warning}")
 
 
-def calibrate(
+def calibrate_file(
   path: str,
   setup: Setup,
   target: Target,

@@ -125,7 +125,7 @@ def bench(options: app.Options) -> None:
     checkpoint, options.prompt_file, options.chat, options.seed
   )
   if options.calibrate:
-    calibration = calibrated.calibrate(
+    calibration = calibrated.calibrate_file(
       options.calibrate, setup, target, source, options.repeats, app.note
     )
     return terminal.report(tables.of_calibration(calibration))
