@@ -1,7 +1,7 @@
 """The options that set the decoder's families apart, and their checkpoints.
 
-The recorded models come from scripts/record_parity.py; that their logits are
-transformers' own is in transformer_test.py.
+The recorded models come from tests/tools/record_parity.py; that their logits
+are transformers' own is in transformer_test.py.
 """
 
 import json

@@ -1,6 +1,6 @@
 """The decoder: what transformers computes, and what its own calls promise.
 
-The recorded models come from scripts/record_parity.py.
+The recorded models come from tests/tools/record_parity.py.
 """
 
 import dataclasses

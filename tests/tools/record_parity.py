@@ -1,6 +1,6 @@
 """Records what transformers computes, for the tests to compare with.
 
-python scripts/record_parity.py [--output FOLDER] [VARIANT ...]
+python tests/tools/record_parity.py [--output FOLDER] [VARIANT ...]
 
 Builds a small random model a variant, runs it on random tokens and writes one
 folder each: config.json and model.safetensors as transformers saves them, and

@@ -1,7 +1,7 @@
 """Compares greedy text of scripts/generate.py with that of transformers.
 
   python scripts/generate.py --prompt_file=P.jsonl --json=out.json
-  python scripts/check_transformers.py --target=MODEL --json=out.json
+  python tests/tools/check_transformers.py --target=MODEL --json=out.json
 
 Needs torch and transformers, not JAX. MODEL is a Hugging Face directory or a
 .gguf file, for which transformers wants the packages gguf and accelerate. Exit
