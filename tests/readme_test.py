@@ -8,6 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import specdec
+
 ROOT = pathlib.Path(__file__).parents[1]
 README = ROOT / "README.md"
 TEXT = README.read_text()
@@ -103,6 +105,12 @@ def test_every_file_of_the_tree_exists_and_none_is_missing():
     if not path.name.startswith(("_", "py.typed"))
   }
   assert sorted(named) == sorted(real)
+
+
+def test_the_citation_names_the_version():
+  citation = (ROOT / "CITATION.cff").read_text()
+  assert f"\nversion: {specdec.__version__}\n" in citation
+  assert f"version = {{{specdec.__version__}}}" in TEXT
 
 
 @pytest.mark.parametrize("page", LINKED, ids=name_of)
