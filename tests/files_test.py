@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 import tokenizers
 
-import programs
 import tiny_training
 from specdec import checkpoints
 from specdec.benchmark import results
@@ -134,8 +133,7 @@ def test_what_a_killed_process_half_wrote_is_removed(tmp_path):
 
 CORPUS = """
 import os, pathlib, signal, sys
-sys.path.insert(0, sys.argv.pop())
-import _main, stdlib_corpus
+from specdec.cli import stdlib_corpus
 left, write = int(sys.argv.pop()), pathlib.Path.write_bytes
 
 def write_bytes(self, content):
@@ -145,7 +143,7 @@ def write_bytes(self, content):
   return write(self, content)
 
 pathlib.Path.write_bytes = write_bytes
-_main.start(stdlib_corpus.main)
+stdlib_corpus.main.launch()
 """
 
 
@@ -154,10 +152,10 @@ def test_a_corpus_is_replaced_whole_and_by_one_process(tmp_path):
 
   def write(kill=0):
     return subprocess.run(
-      [sys.executable, "-c", CORPUS, f"--output={corpus}", str(kill),
-       str(programs.SCRIPTS)],
-      capture_output=True, text=True,
-    )  # fmt: skip
+      [sys.executable, "-c", CORPUS, f"--output={corpus}", str(kill)],
+      capture_output=True,
+      text=True,
+    )
 
   def names():
     found = [x for x in corpus.rglob("*") if x.is_file() and x.name != ".lock"]
