@@ -27,10 +27,7 @@ def train(options: app.Options) -> None:
     raise ValueError("give --data, a folder or a file of text")
   app.check_at_least(options, bpe.MIN_SIZE, "vocab_size")
   app.check_folder("--output", options.output)
-  documents = data.read(options.data)
-  if any(not isinstance(document.text, str) for document in documents):
-    raise ValueError(f"--data={options.data} has token ids; give text")
-  texts = [document.text for document in documents]
+  texts = data.read_texts(options.data)
   tokenizer = bpe.train(texts, options.vocab_size)
   bpe.save(tokenizer, Path(options.output))
   sample = texts[: 1 + len(texts) // 20]

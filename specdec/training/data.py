@@ -61,6 +61,19 @@ def read(path: str | Path) -> list[Document]:
   return documents
 
 
+def read_texts(path: str | Path) -> list[str]:
+  """As `read`, texts alone.
+
+  Raises:
+    ValueError: a document has token ids instead.
+  """
+  documents = read(path)
+  for document in documents:
+    if not isinstance(document.text, str):
+      raise ValueError(f"{document.name} of {path} has token ids; give text")
+  return [document.text for document in documents]
+
+
 def _lines(content: str, file: Path) -> list[Document]:
   documents = []
   for number, line in enumerate(content.split("\n"), 1):

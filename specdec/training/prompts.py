@@ -1,0 +1,108 @@
+"""Prompts for a target to answer, from texts at hand.
+
+Its answers train a drafter: drafts follow the target's text, not people's.
+"""
+
+import ast
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from specdec.training import data
+from specdec.utils import files
+
+REQUESTS = (
+  "Summarize the following text:\n\n{}",
+  "{}\n\nWhat is this text about? Explain it in your own words.",
+  "Write three questions about the following text and answer them:\n\n{}",
+  "Translate the following text into German:\n\n{}",
+  "{}\n\nAnswer by this text alone: who or what is it about, and when?",
+  "Give the following text a title, and name what it says in a list:\n\n{}",
+)
+_COMPLETE = "Complete this Python function:\n\n{}"
+_SHORT, _LONG = 300, 1500  # characters of a passage; of a function's head
+_BODY = 3  # lines that a function must have after its first
+
+
+def questions(path: str | Path) -> list[str]:
+  """Returns the `question` of every line of a JSONL file.
+
+  Raises:
+    ValueError: a line has none.
+  """
+  lines = Path(path).read_text(encoding="utf-8").splitlines()
+  texts = []
+  for number, line in enumerate(lines, 1):
+    if line.strip():
+      try:
+        texts.append(json.loads(line)["question"])
+      except (KeyError, TypeError, ValueError):
+        raise ValueError(f"line {number} of {path} has no question") from None
+  return texts
+
+
+def passages(path: str | Path) -> list[str]:
+  """Returns the paragraphs of a text with a paragraph a line, with requests.
+
+  Short and long ones are left out; REQUESTS take turns.
+  """
+  lines = Path(path).read_text(encoding="utf-8").splitlines()
+  texts = [x.strip() for x in lines if _SHORT <= len(x.strip()) <= _LONG]
+  return [REQUESTS[i % len(REQUESTS)].format(x) for i, x in enumerate(texts)]
+
+
+def functions(path: str | Path) -> list[str]:
+  """Returns heads of Python functions, every other one with a request."""
+  heads = enumerate(_heads(path))
+  return [head if i % 2 else _COMPLETE.format(head) for i, head in heads]
+
+
+def _heads(path: str | Path) -> Iterator[str]:
+  """Yields functions up to the end of their docstrings."""
+  for text in data.read_texts(path):
+    try:
+      module = ast.parse(text)
+    except SyntaxError:
+      continue
+    lines = text.splitlines()
+    for node in module.body:
+      if not isinstance(node, ast.FunctionDef) or not ast.get_docstring(node):
+        continue
+      if len(node.body) > 1 and node.end_lineno - node.lineno > _BODY:
+        head = "\n".join(lines[node.lineno - 1 : node.body[1].lineno - 1])
+        if len(head) <= _LONG:
+          yield head
+
+
+SOURCES = {"questions": questions, "passages": passages, "code": functions}
+
+
+def spread(texts: Sequence[str], count: int) -> list[str]:
+  """Returns at most `count` texts, evenly spaced."""
+  step = max(1.0, len(texts) / count)
+  return [texts[int(i * step)] for i in range(min(count, len(texts)))]
+
+
+def write_parts(
+  folder: Path, lines: Sequence[dict], every: int
+) -> dict[Path, int]:
+  """Writes prompts.jsonl and held_out.jsonl, in the first process only.
+
+  Args:
+    folder: exists already.
+    lines: one object a prompt.
+    every: each `every`-th prompt goes to held_out.jsonl instead; 0: none.
+
+  Returns:
+    File -> number of its prompts.
+  """
+  parts = {"prompts": [], "held_out": []}
+  for i, line in enumerate(lines, 1):
+    part = "held_out" if every and i % every == 0 else "prompts"
+    parts[part].append(json.dumps(line) + "\n")
+  counts = {}
+  for name, part in parts.items():
+    path = folder / f"{name}.jsonl"
+    files.replace_text(path, "".join(part))
+    counts[path] = len(part)
+  return counts
