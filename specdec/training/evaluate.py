@@ -1,4 +1,4 @@
-"""Evaluates a drafter during training by speculative decoding.
+"""Evaluates models by their held-out loss, and drafters by decoding.
 
 Teacher-forced acceptance has the text as prefix; decoding has the target's
 output as prefix and, after the first draft token, only accepted draft tokens.
@@ -7,11 +7,38 @@ output as prefix and, after the first draft token, only accepted draft tokens.
 from collections.abc import Callable
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from specdec import decode, multihost, sampling
 from specdec.benchmark import decoder, metrics
+from specdec.checkpoints import Checkpoint
+from specdec.models import transformer
+from specdec.training import losses
 from specdec.types import AcceptanceRule, Drafter, Model, Params, PyTree
+
+_ROWS = 8  # sequences in one pass of `held_out_loss`
+
+
+def held_out_loss(checkpoint: Checkpoint, sequences: np.ndarray) -> float:
+  """Returns a model's mean cross-entropy, in nats per token.
+
+  Args:
+    sequences: [n, T+1] ids.
+  """
+  apply = transformer.model(checkpoint.config).apply
+
+  @jax.jit
+  def loss(params, tokens):
+    logits = apply(params, tokens[:, :-1], None)[0].logits
+    log_probs = jax.nn.log_softmax(logits)
+    return jnp.mean(losses.cross_entropy(log_probs, tokens[:, 1:]))
+
+  total = 0.0
+  for first in range(0, len(sequences), _ROWS):
+    piece = sequences[first : first + _ROWS]
+    total += float(loss(checkpoint.params, jnp.asarray(piece))) * len(piece)
+  return total / len(sequences)
 
 
 def by_decoding(
