@@ -1,8 +1,6 @@
 """Curves of training: the right points, and what the last doubling brought."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 
@@ -58,19 +56,27 @@ def test_no_half(tmp_path):
   assert curve.last_doubling is None
 
 
-def test_script(tmp_path):
+def test_prints_and_plots(tmp_path, capsys):
   for name in ("one", "two"):
     write_run(tmp_path / name)
   picture = tmp_path / "curves.png"
-  script = programs.SCRIPTS / "training_curves.py"
-  done = subprocess.run(
-    [sys.executable, script, f"{tmp_path}/*", f"--picture={picture}"],
-    capture_output=True,
-    text=True,
-    check=True,
-  )
-  assert "two" in done.stdout and "+0.50" in done.stdout
+  programs.run("training_curves", f"{tmp_path}/*", f"--picture={picture}")
+  table = capsys.readouterr().out
+  assert "two" in table and "+0.50" in table
   assert picture.stat().st_size > 10_000
+
+
+@pytest.mark.parametrize(
+  "arguments, sentence",
+  [
+    ([], "give folders of train_drafter.py"),
+    (["--title=a", "x"], "--title is for --picture"),
+    (["nowhere-*"], r"nowhere-\* names no folder"),
+  ],
+)
+def test_refusals(arguments, sentence):
+  with pytest.raises(SystemExit, match=sentence):
+    programs.run("training_curves", *arguments)
 
 
 @pytest.mark.parametrize(
