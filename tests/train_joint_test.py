@@ -290,20 +290,21 @@ class TestCompare:
     with pytest.raises(ValueError, match="no runs"):
       joint_runs.compare([])
 
-  def test_prints_and_writes(self, runs):
-    said = must(
-      "compare_joint.py",
+  def test_prints_and_writes(self, runs, capsys):
+    programs.run(
+      "compare_joint",
       f"{runs}/none-*",
       f"{runs}/prophet-*",
       f"--json={runs / 'out.json'}",
       f"--picture={runs / 'out.svg'}",
     )
-    assert "prophet  0 1 2  4.2000 ± 0.0577  0.1000 ± 0.0577" in said
-    assert "2.10 ± 0.06" in said
+    table = capsys.readouterr().out
+    assert "prophet  0 1 2  4.2000 ± 0.0577  0.1000 ± 0.0577" in table
+    assert "2.10 ± 0.06" in table
     document = json.loads((runs / "out.json").read_text())
     assert document["kinds"][1]["differences"]["1"] == pytest.approx(0.2)
     assert "<svg" in (runs / "out.svg").read_text()
 
   def test_names_what_is_not_there(self, runs):
-    code, said = call("compare_joint.py", f"{runs}/absent-*")
-    assert code == 1 and "names no folder" in said
+    with pytest.raises(SystemExit, match="names no folder"):
+      programs.run("compare_joint", f"{runs}/absent-*")

@@ -136,6 +136,34 @@ def compare(runs: Sequence[Run]) -> list[Kind]:
   return [_kind(name, by_kind[name], by_kind.get(BASELINE)) for name in order]
 
 
+def document(kinds: Sequence[Kind]) -> dict:
+  """Returns a comparison as JSON values, every run included."""
+  return {
+    "format": "specdec-joint/1",
+    "kinds": [
+      {
+        "kind": kind.name,
+        "loss": dataclasses.asdict(kind.loss),
+        "difference": dataclasses.asdict(kind.difference),
+        "differences": {str(k): v for k, v in kind.differences.items()},
+        "tokens_per_pass": dataclasses.asdict(kind.tokens_per_pass),
+        "runs": [
+          {
+            "folder": run.folder,
+            "seed": run.seed,
+            "tokens": run.tokens,
+            "loss": run.loss,
+            "tokens_per_pass": run.tokens_per_pass,
+          }
+          for run in kind.runs
+        ],
+      }
+      for kind in kinds
+    ],
+    "run_settings": kinds[0].runs[0].settings,
+  }
+
+
 def _kind(name: str, runs: dict[int, Run], baseline) -> Kind:
   differences = {}
   if baseline is not None and name != BASELINE:
