@@ -1,10 +1,10 @@
-"""scripts/plot.py draws what bench and eval wrote, and refuses the rest."""
+"""plot draws what bench and eval wrote, and refuses the rest."""
 
-import importlib
 import json
 
 import pytest
-from absl import flags
+
+import programs
 
 
 def document(ks=(1, 2), target="a-model"):
@@ -35,14 +35,9 @@ def document(ks=(1, 2), target="a-model"):
 
 @pytest.fixture
 def plot(tmp_path, monkeypatch):
-  script = importlib.import_module("plot")
-
   def call(*arguments):
-    for name in ("picture", "group", "title"):
-      flags.FLAGS[name].unparse()
     monkeypatch.chdir(tmp_path)
-    flags.FLAGS(["plot", "--picture=out.svg"])
-    script.main(["plot", *arguments])
+    programs.run("plot", "--picture=out.svg", *arguments)
     return (tmp_path / "out.svg").read_text()
 
   return call
@@ -63,7 +58,7 @@ def test_draws_groups_of_one_and_curves_of_several(plot, tmp_path):
     ('{"a": 1}', "is none of this repository's results"),
     (
       json.dumps(document() | {"runs": document()["runs"][:2]}),
-      "has no group 'all'; it has: qa",
+      "has no group 'all'; ",
     ),
   ],
 )
@@ -71,6 +66,13 @@ def test_anything_else_is_refused(plot, tmp_path, content, sentence):
   (tmp_path / "x.json").write_text(content)
   with pytest.raises(SystemExit, match=sentence):
     plot("label=x.json")
+
+
+def test_a_group_of_one_file_is_refused(plot, tmp_path):
+  (tmp_path / "a.json").write_text(json.dumps(document()))
+  with pytest.raises(SystemExit, match="--group is for several files"):
+    plot("--group=qa", "a.json")
+  assert "<svg" in plot("--group=qa", "x=a.json")
 
 
 def test_nothing_to_draw(plot):
