@@ -1,0 +1,78 @@
+"""Makes one HTML page of one or several sweeps.
+
+  python scripts/report.py runs/sweep                  # runs/sweep/report.html
+  python scripts/report.py --page=all.html runs/a runs/b runs/c/lines.jsonl
+
+Curves and heatmaps of what was predicted and what was measured, acceptance by
+position, a table to sort, the band of measured over predicted, and the batch at
+which speculation stops paying. A point that several sweeps measured is pooled:
+a machine whose speed comes and goes is judged better by more than one visit. A
+broken line is reported and left out; nothing is written but the page.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+from specdec.benchmark import sweeps
+from specdec.cli import app
+from specdec.report import canvas, sweep_page
+from specdec.utils import files, terminal
+
+
+def define(flags: app.Flags) -> None:
+  """Defines the flags."""
+  flags.string(
+    "page", None, "File to write; default report.html in the one folder given."
+  )
+  flags.string("pictures", None, "Folder for the page's pictures as PNG files.")
+
+
+def page_of(options: app.Options, paths: list[Path]) -> str:
+  """Returns the file to write.
+
+  Raises:
+    ValueError: it is not given, or an argument does not exist.
+  """
+  if not paths:
+    raise ValueError("give a folder of scripts/sweep.py, or several")
+  for path in paths:
+    if not path.exists():
+      raise ValueError(
+        f"{path} does not exist; give a folder of scripts/sweep.py"
+      )
+  if options.page is not None:
+    return options.page
+  if len(paths) > 1 or not paths[0].is_dir():
+    raise ValueError("give --page, the file to write")
+  return str(paths[0] / "report.html")
+
+
+def report(options: app.Options) -> None:
+  """Reads the sweeps, writes the page, prints the bands."""
+  paths = [Path(argument) for argument in options.arguments]
+  page = page_of(options, paths)
+  app.check_writable("--page", page)
+  if options.pictures:
+    app.check_folder("--pictures", options.pictures)
+  sweep = sweeps.read(paths)
+  for text in sweep.broken:
+    terminal.report(f"skipped: {text}", file=sys.stderr)
+  header = paths[0] / "header.json"
+  header = json.loads(header.read_text()) if header.is_file() else None
+  files.replace_file(page, sweep_page.render(sweep, header))
+  if options.pictures:
+    folder = Path(options.pictures)
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, figure in sweep_page.figures(sweep.lines).items():
+      canvas.save(figure, folder / f"{name}.png")
+  for name, lines in sweeps.by_setting(sweep.lines).items():
+    terminal.report(f"{name}: {sweeps.band(lines)}")
+  terminal.report(f"all: {sweeps.band(sweep.lines)}")
+  drafted = [line for line in sweep.lines if line["run"]["k"]]
+  if drafted:
+    terminal.report(f"without k = 0: {sweeps.band(drafted)}")
+  terminal.report(page)
+
+
+main = app.Program(__doc__, define, report, takes_arguments=True)
