@@ -306,10 +306,17 @@ def places(
     devices: default all of JAX's.
 
   Raises:
-    ValueError: there are fewer devices, or they do not divide the models.
+    ValueError: there are fewer devices, they do not divide the models, or the
+      mesh leaves out some of the devices that several processes have.
   """
   size = parse(mesh)
   ways = size["model"]
+  together = devices is None and jax.distributed.is_initialized()
+  if together and math.prod(size.values()) != jax.device_count():
+    raise ValueError(
+      f"mesh = {mesh} and the processes together have {jax.device_count()} "
+      "devices; all of them must be in it"
+    )
   if not 1 <= (draft_ways or 1) <= ways:
     raise ValueError(
       f"draft_ways = {draft_ways}; it must be in 1..{ways}, the mesh's model "

@@ -344,12 +344,6 @@ class Setup:
     """Where target and drafter lie on the mesh; None without one."""
     if self.mesh is None:
       return None
-    devices = math.prod(sharding.parse(self.mesh).values())
-    if jax.distributed.is_initialized() and devices != jax.device_count():
-      raise ValueError(
-        f"mesh = {self.mesh} and the processes together have "
-        f"{jax.device_count()} devices; all of them must be in it"
-      )
     draft, ways = self._draft_config, self.draft_ways
     counts = draft and draft.counts
     if self.has_heads:  # every device has all of a head
