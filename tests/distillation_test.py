@@ -5,11 +5,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specdec import acceptance, drafters
+from specdec import drafters
 from specdec.models import transformer
 from specdec.models.config import TransformerConfig
-from specdec.training import evaluate, loop, losses, objective, samples
+from specdec.training import (
+  evaluate,
+  loop,
+  losses,
+  objective,
+  samples,
+  setup,
+)
 from specdec.training.options import Options
+from specdec.types import Params
 from tiny_training import CONFIG, packed, params
 
 
@@ -112,19 +120,17 @@ class TestDistillation:
   @pytest.mark.parametrize("temperature", [0.0, 1.0])
   def test_evaluated_by_decoding(self, temperature):
     model = transformer.model(CONFIG)
-    measure = evaluate.by_decoding(
-      model,
-      drafters.model(model, 3),
-      acceptance.rejection(),
-      params(),
-      packed().evenly_spaced(4)[:, :5],
-      new_tokens=12,
-      temperature=temperature,
+    decoding = setup.Decoding(
+      k=3, prompts=4, length=5, new_tokens=12, temperature=temperature
     )
-    same = measure(params())
+    measure = evaluate.acceptance_by_decoding(
+      model, drafters.model(model, decoding.k), packed(), decoding
+    )
+    same = measure(Params(params(), params()))
     assert same["prefix_acceptance"] == [1.0, 1.0, 1.0]
     assert same["tokens_per_pass"] == 4
-    other = measure(jax.tree.map(lambda x: -60 * x, params()))
+    negated = jax.tree.map(lambda x: -60 * x, params())
+    other = measure(Params(params(), negated))
     assert other["tokens_per_pass"] < 4
 
   def test_samples_are_the_targets_own_and_resume(self, tmp_path):

@@ -5,13 +5,18 @@ exactly the batches of an uninterrupted one.
 """
 
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
+from specdec import checkpoints
 from specdec.checkpoints import Tokenizer
+from specdec.checkpoints.fetch import fetch
+from specdec.training.options import Options
+from specdec.utils import terminal
 
 
 class Document(NamedTuple):
@@ -59,6 +64,43 @@ def read(path: str | Path) -> list[Document]:
   if not documents:
     raise ValueError(f"data {path} has no text")
   return documents
+
+
+def load(
+  data: str, held_out: str, options: Options, tokenizer: Tokenizer
+) -> tuple["Packed", "Packed"]:
+  """Reads, tokenizes and packs training and held-out texts.
+
+  Raises:
+    FileNotFoundError: a path does not exist.
+    ValueError: one has too little text.
+  """
+  packed = []
+  for name, path, seed in (
+    ("data", data, options.seed), ("held_out", held_out, 0)
+  ):  # fmt: skip
+    ids = tokenize(read(path), tokenizer)
+    try:
+      packed.append(Packed(ids, options.sequence, seed))
+    except ValueError as error:
+      raise ValueError(f"{path}: {error}") from None
+    terminal.report(f"{name}: {len(ids):,} tokens of {path}", sys.stderr)
+  return tuple(packed)
+
+
+def load_tokenizer(name: str, vocab_size: int) -> Tokenizer:
+  """Loads the tokenizer of a model that is to be trained.
+
+  Raises:
+    ValueError: it has more tokens than the model, which has `vocab_size`.
+  """
+  tokenizer = checkpoints.load_tokenizer(fetch(name))
+  if tokenizer.vocab_size > vocab_size:
+    raise ValueError(
+      f"the tokenizer has {tokenizer.vocab_size} tokens and the model "
+      f"{vocab_size}; the model needs a row for each"
+    )
+  return tokenizer
 
 
 def read_texts(path: str | Path) -> list[str]:

@@ -10,12 +10,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specdec import decode, multihost, sampling
+from specdec import acceptance, decode, multihost, sampling
 from specdec.benchmark import decoder, metrics
 from specdec.checkpoints import Checkpoint
 from specdec.models import transformer
 from specdec.training import losses
-from specdec.types import AcceptanceRule, Drafter, Model, Params, PyTree
+from specdec.training.data import Sequences
+from specdec.training.setup import Decoding
+from specdec.types import Drafter, Model, Params
 
 _ROWS = 8  # sequences in one pass of `held_out_loss`
 
@@ -41,42 +43,47 @@ def held_out_loss(checkpoint: Checkpoint, sequences: np.ndarray) -> float:
   return total / len(sequences)
 
 
-def by_decoding(
+def acceptance_by_decoding(
   target: Model,
   drafter: Drafter,
-  rule: AcceptanceRule,
-  target_params: PyTree,
-  prompts: np.ndarray,
-  *,
-  new_tokens: int = 64,
-  temperature: float = 0.0,
+  held_out: Sequences,
+  decoding: Decoding,
   seed: int = 0,
-) -> Callable[[PyTree], dict]:
-  """Builds a function from draft weights to acceptance measures of decoding.
+) -> Callable[[Params], dict]:
+  """Builds a function from weights to acceptance measures of decoding.
 
-  Args:
-    prompts: [B, P] ids, decoded as one batch.
-    new_tokens: tokens to generate in every row; no token ends a row early.
+  Prompts are beginnings of held-out sequences, decoded as one batch by
+  rejection sampling; no token ends a row early.
 
   Returns:
-    A function that returns tokens_per_pass, accepted_per_drafted and
-    prefix_acceptance (a list over depths).
-  """
-  batch, prompt_length = prompts.shape
+    A function of the weights of target and drafter that returns
+    tokens_per_pass, accepted_per_drafted and prefix_acceptance (a list over
+    depths).
 
-  def measure(draft_params: PyTree) -> dict:
+  Raises:
+    ValueError: the prompts are longer than a sequence.
+  """
+  rows = held_out.evenly_spaced(decoding.prompts)
+  if decoding.length > rows.shape[1]:
+    raise ValueError(
+      f"decoding.length = {decoding.length}; a sequence has {rows.shape[1]} "
+      "tokens"
+    )
+  prompts = rows[:, : decoding.length]
+
+  def measure(params: Params) -> dict:
     state = decode.generate(
       target,
       drafter,
-      rule,
-      Params(target_params, draft_params),
+      acceptance.rejection(),
+      params,
       prompts,
-      np.full((batch,), prompt_length),
+      np.full((len(prompts),), decoding.length),
       jax.random.key(seed),
-      max_length=prompt_length + new_tokens,
-      sampling=sampling.settings(batch, temperature),
+      max_length=decoding.length + decoding.new_tokens,
+      sampling=sampling.settings(len(prompts), decoding.temperature),
     )
-    decoder.check_finite(state, range(batch))
+    decoder.check_finite(state, range(len(prompts)))
     stats = metrics.acceptance([jax.tree.map(multihost.whole, state.stats)])
     return {
       "tokens_per_pass": stats.tokens_per_pass.value,

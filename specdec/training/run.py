@@ -167,6 +167,17 @@ def train(
   return state.params
 
 
+def announce(size: str, options: Options, data: Sequences) -> None:
+  """Reports what is trained, of which `size`, and on how much text."""
+  tokens = options.steps * options.batch * options.sequence
+  terminal.report(
+    f"train: {size}, {options.steps:,} steps of {options.batch} x "
+    f"{options.sequence} tokens, {tokens / 1e6:.2f} M in all, "
+    f"{tokens / data.tokens:.2f} times over the data",
+    file=sys.stderr,
+  )
+
+
 def _format(values: dict) -> str:
   """Formats measures as 'loss 1.234, prefix_acceptance 0.81 0.64'."""
   parts = []

@@ -14,10 +14,39 @@ from tqdm import tqdm
 
 from specdec import decode, multihost, sampling
 from specdec.benchmark import decoder
+from specdec.training.data import Sequences
+from specdec.training.options import Options
+from specdec.training.setup import Samples
 from specdec.types import Model, Params, PyTree
 from specdec.utils import files
 
 BATCH = 16  # rows decoded together
+
+
+def of_target(
+  settings: Samples,
+  data: Sequences,
+  target: Model,
+  params: PyTree,
+  options: Options,
+  folder: Path,
+) -> Sequences:
+  """Returns texts that begin as those of `data` and are continued by `sample`.
+
+  Args:
+    data: long enough that `options.sequence` exceeds settings.prompt.
+    folder: of the run.
+  """
+  rows = sample(
+    target,
+    params,
+    data.evenly_spaced(settings.count)[:, : settings.prompt],
+    options.sequence + 1,
+    folder / "samples",
+    temperature=settings.temperature,
+    seed=options.seed,
+  )
+  return Sequences(rows, options.seed)
 
 
 def sample(

@@ -1,4 +1,4 @@
-"""Saves and restores the checkpoints of a training run.
+"""Saves and restores the state of a training run, and exports its model.
 
 Invariant: Orbax renames a checkpoint into place once it is complete, and it has
 a checksum of its values, so that neither an interrupted write nor damaged files
@@ -10,14 +10,16 @@ import os
 import re
 import shutil
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from specdec import multihost
+from specdec import checkpoints, multihost
+from specdec.checkpoints import Tokenizer
+from specdec.models.config import TransformerConfig
 from specdec.training.loop import TrainState
 from specdec.types import PyTree
 from specdec.utils import files
@@ -143,6 +145,33 @@ class Checkpoints:
       raise files.NotWritten(
         f"{self.folder} could not be written: {reason}"
       ) from error
+
+
+def export_model(
+  path: Path,
+  params: PyTree,
+  config: TransformerConfig,
+  tokenizer: Tokenizer,
+  extra: Callable[[Path], None] | None = None,
+) -> None:
+  """Writes a checkpoint to the folder `path`, whole or not at all.
+
+  Args:
+    params: float32 weights, on any mesh.
+    extra: writes what belongs to it into the folder it is called with, which
+      holds the checkpoint already.
+  """
+  params = jax.tree.map(multihost.whole, params)
+  if not multihost.is_first():
+    return
+
+  def write(folder: Path) -> None:
+    checkpoints.save_safetensors(folder, params, config)
+    tokenizer.save(folder)
+    if extra is not None:
+      extra(folder)
+
+  files.replace_folder(path, write)
 
 
 def checksum(tree: PyTree) -> int:

@@ -1,0 +1,233 @@
+"""Setups of the programs that train: what is trained, on what, and how.
+
+Each is made of a config, a nested dict, whose every entry is checked before
+anything is loaded.
+"""
+
+import dataclasses
+import typing
+from collections.abc import Mapping
+from typing import Any, Self
+
+from specdec.drafters.heads.head_config import HeadConfig
+from specdec.models.config import TransformerConfig, check_limits
+from specdec.training.drafting import Loss
+from specdec.training.joint import LayerSkip
+from specdec.training.options import Options
+
+
+@dataclasses.dataclass(frozen=True)
+class Decoding:
+  """How a drafter is evaluated: by completing held-out texts.
+
+  Attributes:
+    k: draft tokens in a round.
+    prompts: how many, evenly spaced in the held-out text.
+    length: tokens of each prompt.
+    new_tokens: tokens to generate after each.
+    temperature: of sampling; 0 is greedy.
+    exit_layer: LayerSkip: how many of the target's layers draft.
+  """
+
+  k: int
+  prompts: int
+  length: int
+  new_tokens: int
+  temperature: float
+  exit_layer: int | None = None
+
+  def __post_init__(self):
+    for name, low in (
+      ("prompts", 1), ("length", 1), ("new_tokens", 1), ("temperature", 0)
+    ):  # fmt: skip
+      if getattr(self, name) < low:
+        raise ValueError(
+          f"decoding.{name} = {getattr(self, name)}; it must be >= {low}"
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Samples:
+  """Texts of the target's, to train on instead of the data.
+
+  Attributes:
+    count: of texts; 0: train on the data itself.
+    prompt: tokens of the data that each begins with.
+    temperature: of sampling.
+  """
+
+  count: int
+  prompt: int
+  temperature: float
+
+
+class _FromConfig:
+  @classmethod
+  def from_config(cls, config: Mapping[str, Any]) -> Self:
+    """Makes one of nested dicts.
+
+    Raises:
+      ValueError: an entry is unknown, missing or out of range.
+    """
+    try:
+      return _build(cls, config, "")
+    except TypeError as error:  # a comparison with something of another type
+      raise ValueError(f"the config cannot be used: {error}") from error
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelSetup(_FromConfig):
+  """A language model trained on text, or distilled from a target.
+
+  Attributes:
+    tokenizer: a checkpoint's, named like --target.
+    data, held_out: texts, for training and evaluation.
+    model: the shape.
+    start: checkpoint with initial weights; None or '': random weights.
+    target: checkpoint to distil from; None or '': there is none.
+    loss: of distillation; see training.objective.
+  """
+
+  tokenizer: str
+  data: str
+  held_out: str
+  model: TransformerConfig
+  options: Options
+  start: str | None = None
+  target: str | None = None
+  loss: str | None = None
+  samples: Samples | None = None
+  decoding: Decoding | None = None
+
+  def __post_init__(self):
+    _check_trainable(self.model)
+    if self.target:
+      _require(self, "decoding", "loss")
+    elif self.loss not in (None, "cross_entropy"):
+      raise ValueError(f"loss = {self.loss!r} needs a target")
+    elif self.samples and self.samples.count:
+      raise ValueError(f"samples.count = {self.samples.count} needs a target")
+
+
+@dataclasses.dataclass(frozen=True)
+class HeadSetup(_FromConfig):
+  """A draft head trained on the hidden states of a frozen target.
+
+  Attributes:
+    target: checkpoint, named like --target.
+    data, held_out: texts, for training and evaluation.
+    start: drafter with initial weights; None or '': random weights.
+    cache: folder for the target's hidden states; None or '': recomputes them.
+  """
+
+  target: str
+  data: str
+  held_out: str
+  head_config: HeadConfig
+  loss: Loss
+  options: Options
+  decoding: Decoding
+  samples: Samples | None = None
+  start: str | None = None
+  cache: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class JointSetup(_FromConfig):
+  """A target trained from scratch, with or without an auxiliary loss.
+
+  Attributes:
+    tokenizer: a checkpoint's, named like --target.
+    data, held_out: texts, for training and evaluation.
+    model: the target's shape.
+    head_config, loss: of the drafter whose loss is the auxiliary one.
+    layer_skip: LayerSkip instead.
+  """
+
+  tokenizer: str
+  data: str
+  held_out: str
+  model: TransformerConfig
+  options: Options
+  head_config: HeadConfig | None = None
+  loss: Loss | None = None
+  layer_skip: LayerSkip | None = None
+  decoding: Decoding | None = None
+
+  def __post_init__(self):
+    _check_trainable(self.model)
+    if self.head_config and self.layer_skip:
+      raise ValueError(
+        "the config sets head_config and layer_skip; take one of them"
+      )
+    if self.loss and not self.head_config:
+      raise ValueError("the config sets loss, and no head_config to train")
+    if self.head_config:
+      _require(self, "decoding", "loss")
+      self.head_config.check(self.model)
+    elif self.layer_skip:
+      _require(self, "decoding")
+      if self.decoding.exit_layer is None:
+        raise ValueError("the config lacks decoding.exit_layer")
+
+  @property
+  def kind(self) -> str:
+    """Kind of the auxiliary loss; 'none' without one."""
+    if self.head_config:
+      return self.head_config.kind
+    return "layerskip" if self.layer_skip else "none"
+
+
+def _build(cls: type, config: Mapping[str, Any], prefix: str):
+  """Makes a dataclass, and those that are its fields, of nested dicts.
+
+  Args:
+    prefix: of the names of entries in errors: 'decoding.'.
+  """
+  fields = {field.name: field for field in dataclasses.fields(cls)}
+  unknown = [prefix + name for name in sorted(set(config) - set(fields))]
+  if unknown:
+    raise ValueError(
+      f"the config sets {', '.join(unknown)}; accepted: {', '.join(fields)}"
+    )
+  required = {
+    name
+    for name, field in fields.items()
+    if field.default is dataclasses.MISSING
+  }
+  absent = {name for name in required if config.get(name) is None}
+  if absent:
+    raise ValueError(f"the config lacks {_listed(absent, prefix)}")
+  hints = typing.get_type_hints(cls)
+  values = {}
+  for name, value in config.items():
+    kinds = [hints[name], *typing.get_args(hints[name])]
+    nested = [kind for kind in kinds if dataclasses.is_dataclass(kind)]
+    if nested and isinstance(value, Mapping):
+      # An optional part that is empty is left out.
+      empty = name not in required and not value
+      value = None if empty else _build(nested[0], value, f"{prefix}{name}.")
+    elif typing.get_origin(hints[name]) is tuple and value is not None:
+      value = tuple(value)
+    values[name] = value
+  return cls(**values)
+
+
+def _require(setup, *names: str) -> None:
+  absent = {name for name in names if not getattr(setup, name)}
+  if absent:
+    raise ValueError(f"the config lacks {_listed(absent, '')}")
+
+
+def _listed(names: set[str], prefix: str) -> str:
+  return ", ".join(prefix + name for name in sorted(names))
+
+
+def _check_trainable(model: TransformerConfig) -> None:
+  """Raises ValueError for a shape that is too large, or not in float32."""
+  check_limits(model.num_layers, model.num_experts)
+  if model.dtype != "float32":
+    raise ValueError(
+      f"model.dtype = {model.dtype!r}; weights are trained in float32, and "
+      "options.dtype is that of the products"
+    )
