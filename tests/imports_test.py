@@ -47,7 +47,7 @@ ALLOWED = {
   "checkpoints": (*_MODELS, "drafters"),
   "compiled": _TOOLS,
   "benchmark": (*_TOOLS, "compiled"),
-  "training": (*_TOOLS, "benchmark"),
+  "training": (*_TOOLS, "benchmark", "compiled"),
   "report": (*_TOOLS, "benchmark", "compiled"),
   "cli": (*_TOOLS, "benchmark", "compiled", "training", "report"),
 }

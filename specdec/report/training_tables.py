@@ -54,6 +54,31 @@ def joint(rows: Sequence[JointRow]) -> str:
   )
 
 
+def speed(
+  seconds: float,
+  tokens_per_second: float,
+  flops: float,
+  gemm_flops: float,
+  load: Sequence[float],
+) -> str:
+  """Formats the speed of a training step.
+
+  Args:
+    flops, gemm_flops: FLOP/s, of a step and of a matrix product.
+    load: averages of the number of runnable processes.
+  """
+  return terminal.table(
+    [
+      ("one step", f"{seconds * 1e3:.0f} ms"),
+      ("tokens", f"{tokens_per_second:,.0f} a second"),
+      ("arithmetic", f"{flops / 1e9:.1f} GFLOP/s"),
+      ("a float32 product", f"{gemm_flops / 1e9:.1f} GFLOP/s"),
+      ("share of it", f"{flops / gemm_flops:.0%}"),
+      ("load", " ".join(f"{average:.2f}" for average in load)),
+    ]
+  )
+
+
 def _estimate(estimate: Estimate, digits: int) -> str:
   """Formats as '1.234 ± 0.005'; '-' where there is nothing."""
   if estimate.value is None:

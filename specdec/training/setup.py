@@ -61,7 +61,9 @@ class Samples:
   temperature: float
 
 
-class _FromConfig:
+class FromConfig:
+  """Made of a config."""
+
   @classmethod
   def from_config(cls, config: Mapping[str, Any]) -> Self:
     """Makes one of nested dicts.
@@ -76,7 +78,7 @@ class _FromConfig:
 
 
 @dataclasses.dataclass(frozen=True)
-class ModelSetup(_FromConfig):
+class ModelSetup(FromConfig):
   """A language model trained on text, or distilled from a target.
 
   Attributes:
@@ -110,7 +112,7 @@ class ModelSetup(_FromConfig):
 
 
 @dataclasses.dataclass(frozen=True)
-class HeadSetup(_FromConfig):
+class HeadSetup(FromConfig):
   """A draft head trained on the hidden states of a frozen target.
 
   Attributes:
@@ -133,7 +135,7 @@ class HeadSetup(_FromConfig):
 
 
 @dataclasses.dataclass(frozen=True)
-class JointSetup(_FromConfig):
+class JointSetup(FromConfig):
   """A target trained from scratch, with or without an auxiliary loss.
 
   Attributes:

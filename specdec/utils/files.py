@@ -230,6 +230,15 @@ def differences(
   return changes
 
 
+def check_same(
+  message: str, before: dict[str, Any], now: dict[str, Any]
+) -> None:
+  """Raises ValueError where two nested dicts differ, naming the entries."""
+  changes = differences(before, now)
+  if changes:
+    raise ValueError(f"{message}: {'; '.join(changes)}")
+
+
 def claim(
   folder: Path,
   settings: dict[str, Any],

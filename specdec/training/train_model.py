@@ -1,0 +1,213 @@
+"""Trains a language model, or distils a draft model from its target.
+
+Invariant: everything that can be refused is refused before the run's folder is
+written.
+"""
+
+import dataclasses
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import jax.numpy as jnp
+
+from specdec import checkpoints, drafters, sharding
+from specdec.checkpoints import Checkpoint, Tokenizer
+from specdec.checkpoints.fetch import fetch
+from specdec.compiled import memory_plan
+from specdec.models import params as model_params
+from specdec.models import transformer
+from specdec.sharding import Placement
+from specdec.training import (
+  data,
+  evaluate,
+  loop,
+  objective,
+  run,
+  samples,
+  saving,
+  speed,
+)
+from specdec.training.objective import Objective
+from specdec.training.options import FREE
+from specdec.training.setup import ModelSetup
+from specdec.types import Model, Params, PyTree
+from specdec.utils import files, terminal
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+  """A model to train, its texts, and the target that it is distilled from.
+
+  Attributes:
+    placement: of the weights on a mesh; None without one.
+    params: initial weights.
+    data, held_out: sequences.
+    objective: to minimize.
+    target, target_model: None without distillation.
+    decode: returns acceptance measures of weights; None without distillation.
+  """
+
+  setup: ModelSetup
+  tokenizer: Tokenizer
+  placement: Placement | None
+  params: PyTree
+  data: data.Sequences
+  held_out: data.Sequences
+  objective: Objective
+  target: Checkpoint | None = None
+  target_model: Model | None = None
+  decode: Callable[[PyTree], dict] | None = None
+
+  @property
+  def frozen(self) -> PyTree | None:
+    """Weights that the objective uses but does not train."""
+    return self.target and self.target.params
+
+  def train(self, folder: Path) -> None:
+    """Runs the training, resuming it if `folder` has a part of it.
+
+    Raises:
+      ValueError: the folder holds another run.
+    """
+    setup, options, packed = self.setup, self.setup.options, self.data
+    settings = dataclasses.asdict(setup) | {
+      "checksums": {
+        "data": saving.checksum(packed.rows),
+        "held_out": saving.checksum(self.held_out.rows),
+        "target": saving.checksum(self.frozen),
+        "first_weights": saving.checksum(self.params),
+      }
+    }
+    files.claim(folder, settings, FREE)
+    if setup.samples and setup.samples.count:
+      packed = samples.of_target(
+        setup.samples, packed, self.target_model, self.frozen, options, folder
+      )
+    size = f"{setup.model.num_parameters / 1e6:.2f} M parameters"
+    run.announce(size, options, packed)
+    place = self.placement
+    run.train(
+      self.params,
+      self.frozen,
+      self.objective,
+      packed,
+      self.held_out,
+      options,
+      folder,
+      export=lambda weights, name: saving.export_model(
+        folder / name, weights, setup.model, self.tokenizer
+      ),
+      decode=self.decode,
+      where=place and model_params.shardings(setup.model, place),
+    )
+
+  def time_steps(self, repeats: int) -> speed.Speed:
+    """Measures the speed of a training step, without a mesh."""
+    options = self.setup.options
+    optimizer = loop.make_optimizer(options)
+    return speed.measure(
+      loop.make_step(self.objective, optimizer, options),
+      loop.init(self.params, optimizer),
+      self.frozen,
+      jnp.asarray(self.data.batch(0, options.batch)),
+      self.setup.model,
+      repeats,
+    )
+
+
+def load(
+  setup: ModelSetup, mesh: str | None = None, draft_ways: int | None = None
+) -> Task:
+  """Reads texts and weights and checks that they go together.
+
+  Args:
+    mesh: 'data:N,model:M' (sharding.parse); None: one copy of the weights on
+      each device.
+    draft_ways: in distillation, how many devices of the M share the weights of
+      the draft.
+
+  Raises:
+    ValueError: the config, the texts and the models do not go together.
+    FileNotFoundError: a text or a model is not there.
+    MemoryError: it would not fit.
+  """
+  tokenizer = data.load_tokenizer(setup.tokenizer, setup.model.vocab_size)
+  packed, held_out = data.load(
+    setup.data, setup.held_out, setup.options, tokenizer
+  )
+  place, target_place = _placements(setup, mesh, draft_ways)
+  model = transformer.model(setup.model, place)
+  if not setup.target:
+    aim, distillation = objective.language_model(model), {}
+  else:
+    target = checkpoints.load(fetch(setup.target), place=target_place)
+    checkpoints.check_vocabulary(
+      target.config.vocab_size,
+      setup.model.vocab_size,
+      target.tokenizer,
+      tokenizer,
+    )
+    target_model = transformer.model(target.config, target_place)
+    aim = objective.distillation(model, target_model, setup.loss)
+    measure = evaluate.acceptance_by_decoding(
+      target_model,
+      drafters.model(model, setup.decoding.k),
+      held_out,
+      setup.decoding,
+    )
+    distillation = {
+      "target": target,
+      "target_model": target_model,
+      "decode": lambda weights: measure(Params(target.params, weights)),
+    }
+  params = _initial_weights(setup, place)
+  return Task(
+    setup, tokenizer, place, params, packed, held_out, aim, **distillation
+  )
+
+
+def _placements(
+  setup: ModelSetup, mesh: str | None, draft_ways: int | None
+) -> tuple[Placement | None, Placement | None]:
+  """Places the model, and the target that it is distilled from; checks memory.
+
+  Returns:
+    Two placements; None without a mesh or without a target.
+  """
+  target, place, target_place = None, None, None
+  if setup.target:
+    target = checkpoints.inspect(fetch(setup.target))
+  if mesh is not None and target is not None:
+    target_place, place = sharding.places(
+      mesh, target.counts, setup.model.counts, draft_ways
+    )
+  elif mesh is not None:
+    place = sharding.places(mesh, setup.model.counts).target
+  piece = setup.options.batch // setup.options.accumulate
+  if place and piece % place.ways("rows"):
+    raise ValueError(
+      f"mesh = {mesh} does not divide the {piece} sequences that are computed "
+      "at once (options.batch / options.accumulate)"
+    )
+  plan = memory_plan.training(setup.model, target, place, target_place)
+  terminal.report(
+    f"train: memory on each device: {plan} and activations", file=sys.stderr
+  )
+  memory_plan.check(plan, place)
+  return place, target_place
+
+
+def _initial_weights(setup: ModelSetup, place: Placement | None) -> PyTree:
+  """Returns random weights, or those of the checkpoint `start`."""
+  if not setup.start:
+    return checkpoints.random_checkpoint(
+      setup.model, setup.options.seed, place=place
+    ).params
+  start = checkpoints.load(fetch(setup.start), place=place)
+  files.check_same(
+    "start is of another shape",
+    dataclasses.asdict(start.config),
+    dataclasses.asdict(setup.model),
+  )
+  return start.params
