@@ -152,11 +152,11 @@ def test_layer_skip_drafts_with_its_first_layers(place):
 @pytest.mark.parametrize(
   "changes, complaint",
   [
-    (PROPHET | SKIP, "sets head config and layer_skip"),
-    (dict(loss=PROPHET["loss"]), "and no head config"),
-    (dict(head_config=PROPHET["head_config"]), "--config lacks loss"),
-    (SKIP | dict(decoding=DECODING), "--config lacks decoding.exit_layer"),
-    (dict(speed="high"), "--config sets speed; accepted: tokenizer, "),
+    (PROPHET | SKIP, "sets head_config and layer_skip"),
+    (dict(loss=PROPHET["loss"]), "and no head_config"),
+    (dict(head_config=PROPHET["head_config"]), "the config lacks loss"),
+    (SKIP | dict(decoding=DECODING), "the config lacks decoding.exit_layer"),
+    (dict(speed="high"), "the config sets speed; accepted: tokenizer, "),
     (
       PROPHET | dict(loss=dict(divergence="forward_kl")),
       "joint training needs divergence",

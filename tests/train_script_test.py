@@ -177,7 +177,7 @@ def test_converts_there_and_back(place, target):
   [
     (dict(data="{place}/absent"), "does not exist"),
     (dict(options=OPTIONS | dict(sequence=99999)), "one sequence takes 100000"),
-    (dict(speed="high"), "--config sets speed; accepted: tokenizer, "),
+    (dict(speed="high"), "the config sets speed; accepted: tokenizer, "),
     (dict(model=MODEL | dict(num_layers=10**9)), "num_layers = 1,000,000,000"),
     (
       dict(target="{place}/other", loss="forward_kl", decoding=DECODING),
