@@ -1,8 +1,14 @@
 """What the tests of training share: a tiny model and text worth learning."""
 
+import os
+import subprocess
+import sys
+import time
+
 import jax
 import numpy as np
 
+import programs
 from specdec.models import transformer
 from specdec.models.config import TransformerConfig
 from specdec.training import data
@@ -43,6 +49,33 @@ def stream(size=200, seed=0):
 
 def packed(seed=0):
   return data.Packed(stream(seed=seed), OPTIONS.sequence)
+
+
+def write_config(path, **entries):
+  """A file for --config; returns the flag."""
+  path.write_text(
+    "from ml_collections import config_dict\n"
+    "def get_config():\n"
+    f"  return config_dict.ConfigDict({entries!r})\n"
+  )
+  return f"--config={path}"
+
+
+def run_killed(name, config, folder, num_lines):
+  """Runs a program; kills it once its log has so many lines."""
+  process = subprocess.Popen(
+    [sys.executable, programs.SCRIPTS / f"{name}.py", config,
+     f"--folder={folder}"],
+    env=os.environ | {"PYTHONPATH": str(programs.SCRIPTS.parent)},
+    stdout=subprocess.DEVNULL,
+    stderr=subprocess.DEVNULL,
+  )  # fmt: skip
+  log = folder / "metrics.jsonl"
+  while not log.is_file() or len(log.read_text().splitlines()) < num_lines:
+    assert process.poll() is None
+    time.sleep(0.02)
+  process.kill()
+  process.wait()
 
 
 def assert_equal(left, right):

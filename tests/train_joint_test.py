@@ -1,8 +1,7 @@
-"""scripts/train_joint.py and compare_joint.py, on a tiny target."""
+"""train_joint and compare_joint, on a tiny target."""
 
 import json
-import signal
-import time
+import re
 
 import jax
 import numpy as np
@@ -16,7 +15,7 @@ from specdec.drafters.heads import serve
 from specdec.models import transformer
 from specdec.training import joint_runs
 from specdec.types import Params
-from train_script_test import call, must, start, write_config
+from tiny_training import run_killed, write_config
 
 MODEL = dict(
   vocab_size=32,
@@ -82,8 +81,7 @@ def entries(place, **changes):
 def prophet(place):
   config = write_config(place / "prophet.py", **entries(place, **PROPHET))
   folder = place / "prophet-0"
-  said = must("train_joint.py", config, f"--folder={folder}")
-  assert "prophet, 0.01 M parameters and 0.00 M of the drafter" in said
+  programs.run("train_joint", config, f"--folder={folder}")
   return folder
 
 
@@ -141,14 +139,13 @@ def test_another_target_is_not_its_own(prophet, place):
 def test_layer_skip_drafts_with_its_first_layers(place):
   config = write_config(place / "skip.py", **entries(place, **SKIP))
   folder = place / "layerskip-0"
-  must("train_joint.py", config, f"--folder={folder}")
+  programs.run("train_joint", config, f"--folder={folder}")
   evaluated, decoded = (log(folder, x)[-1] for x in ("held_out", "decoding"))
   assert evaluated["exit_1"] > 0 and "exit_3" not in evaluated
   assert decoded["tokens_per_pass"] >= 1
   assert not list(folder.rglob("drafter.safetensors"))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
   "changes, complaint",
   [
@@ -172,8 +169,8 @@ def test_layer_skip_drafts_with_its_first_layers(place):
 )
 def test_refuses_before_it_begins(place, changes, complaint):
   config = write_config(place / "bad.py", **entries(place, **changes))
-  code, said = call("train_joint.py", config, f"--folder={place / 'bad'}")
-  assert code == 1 and complaint in said, said
+  with pytest.raises(SystemExit, match=re.escape(complaint)):
+    programs.run("train_joint", config, f"--folder={place / 'bad'}")
   assert not (place / "bad").exists()
 
 
@@ -184,17 +181,9 @@ def test_killed_it_ends_with_the_same_weights(place, kind):
   changes = changes | dict(options=OPTIONS | dict(steps=60, save_every=7))
   config = write_config(place / f"{kind}.py", **entries(place, **changes))
   whole, killed = (place / f"{kind}-{x}" for x in ("whole", "killed"))
-  must("train_joint.py", config, f"--folder={whole}")
-  process = start("train_joint.py", config, f"--folder={killed}")
-  while True:
-    time.sleep(0.02)
-    path = killed / "metrics.jsonl"
-    if path.is_file() and len(path.read_text().splitlines()) >= 20:
-      process.send_signal(signal.SIGKILL)
-      break
-    assert process.poll() is None
-  process.communicate()
-  must("train_joint.py", config, f"--folder={killed}")
+  programs.run("train_joint", config, f"--folder={whole}")
+  run_killed("train_joint", config, killed, 20)
+  programs.run("train_joint", config, f"--folder={killed}")
   files = ["metrics.jsonl", "last/model.safetensors", "best/config.json"]
   if kind == "prophet":
     files += ["last/drafter.safetensors", "best/drafter.safetensors"]

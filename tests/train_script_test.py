@@ -1,21 +1,16 @@
-"""Corpus, tokenizer, target, draft, conversion: one script after another."""
+"""Tokenizer, target, draft, conversion: one program after another."""
 
 import json
-import os
-import pathlib
 import re
-import signal
-import subprocess
-import sys
-import time
 
 import jax
 import numpy as np
 import pytest
 
+import programs
 from specdec import checkpoints
+from tiny_training import run_killed, write_config
 
-ROOT = pathlib.Path(__file__).parents[1]
 MODEL = dict(
   vocab_size=300,
   num_layers=1,
@@ -40,40 +35,6 @@ OPTIONS = dict(
 DECODING = dict(k=2, prompts=4, length=8, new_tokens=8, temperature=0.0)
 
 
-def start(script, *arguments, **options):
-  command = [sys.executable, str(ROOT / "scripts" / script), *arguments]
-  environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-  return subprocess.Popen(
-    command,
-    env=environment,
-    text=True,
-    stdout=subprocess.PIPE,
-    stderr=subprocess.STDOUT,
-    **options,
-  )
-
-
-def call(script, *arguments):
-  process = start(script, *arguments)
-  said, _ = process.communicate(timeout=300)
-  return process.returncode, said
-
-
-def must(script, *arguments):
-  code, said = call(script, *arguments)
-  assert code == 0, said
-  return said
-
-
-def write_config(path, **entries):
-  path.write_text(
-    "from ml_collections import config_dict\n"
-    "def get_config():\n"
-    f"  return config_dict.ConfigDict({entries!r})\n"
-  )
-  return f"--config={path}"
-
-
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
   """A folder with text, a tokenizer and the config of a target."""
@@ -82,13 +43,13 @@ def place(tmp_path_factory):
   for name in "abc":
     lines = [f"def {name}{i}(x):\n  return x + {i % 7}\n\n" for i in range(150)]
     (folder / "text" / f"{name}.py").write_text("".join(lines))
-  said = must(
-    "train_tokenizer.py",
+  programs.run(
+    "train_tokenizer",
     f"--data={folder / 'text'}",
     "--vocab_size=300",
     f"--output={folder / 'tokenizer'}",
   )
-  assert "300 tokens" in said
+  assert checkpoints.load_tokenizer(folder / "tokenizer").vocab_size == 300
   return folder
 
 
@@ -106,12 +67,11 @@ def entries(place, **changes):
 @pytest.fixture(scope="module")
 def target(place):
   config = write_config(place / "target.py", **entries(place))
-  said = must("train.py", config, f"--folder={place / 'target'}")
-  assert "step 20: held-out" in said
+  programs.run("train", config, f"--folder={place / 'target'}")
   return place / "target" / "best"
 
 
-def test_distils_a_draft_that_generate_can_use(place, target):
+def test_distils_a_draft_that_generate_can_use(place, target, capsys):
   config = write_config(
     place / "draft.py",
     **entries(
@@ -122,54 +82,45 @@ def test_distils_a_draft_that_generate_can_use(place, target):
       decoding=DECODING,
     ),
   )
-  said = must("train.py", config, f"--folder={place / 'draft'}")
-  assert "sampling" in said and "tokens_per_pass" in said
+  programs.run("train", config, f"--folder={place / 'draft'}")
+  errors = capsys.readouterr().err
+  assert "sampling" in errors and "tokens_per_pass" in errors
+  assert "step 20: held-out" in errors
   lines = (place / "draft" / "metrics.jsonl").read_text().splitlines()
   decoded = [json.loads(x) for x in lines if '"decoding"' in x]
   assert [x["step"] for x in decoded] == [10, 20]
-  said = must(
-    "generate.py",
+  programs.run(
+    "generate",
     f"--target={target}",
-    f"--draft={place / 'draft' / 'last'}",
+    f"--drafter=model({place / 'draft' / 'last'})",
     "--prompt=def a1(x):",
     "--max_new_tokens=12",
-    "--compilation_cache=",
   )
-  assert re.search(r"same text as plain +yes", said)
+  assert re.search(r"same text as \w+ +yes", capsys.readouterr().out)
 
 
 def test_converts_there_and_back(place, target):
-  must(
-    "convert.py",
-    f"--source={target}",
-    f"--output={place / 'orbax'}",
-    "--layout=orbax",
-  )
-  must(
-    "convert.py", f"--source={place / 'orbax'}", f"--output={place / 'back'}"
-  )
+
+  def convert(source, name, *flags):
+    output = f"--output={place / name}"
+    programs.run("convert", f"--source={source}", output, *flags)
+
+  convert(target, "orbax", "--layout=orbax")
+  convert(place / "orbax", "back")
   first, last = (checkpoints.load(x) for x in (target, place / "back"))
   assert first.config == last.config
   jax.tree.map(np.testing.assert_array_equal, first.params, last.params)
   assert first.tokenizer.tokens == last.tokenizer.tokens
   assert first.eos_ids == last.eos_ids == (0,)
-  said = must(
-    "convert.py",
-    f"--source={target}",
-    f"--output={place / 'half'}",
-    "--dtype=float16",
-  )
-  assert "M parameters" in said
+  convert(target, "half", "--dtype=float16")
   half = checkpoints.load(place / "half")
   jax.tree.map(
     lambda a, b: np.testing.assert_array_equal(a.astype(np.float16), b),
     first.params,
     half.params,
   )
-  code, said = call(
-    "convert.py", f"--source={target}", f"--output={place / 'half'}"
-  )
-  assert code == 1 and "is not empty" in said
+  with pytest.raises(SystemExit, match="is not empty"):
+    convert(target, "half")
 
 
 @pytest.mark.parametrize(
@@ -197,8 +148,8 @@ def test_refuses_before_it_begins(place, target, changes, complaint):
     _other_words(place, target)
   changes = json.loads(json.dumps(changes).replace("{place}", str(place)))
   config = write_config(place / "bad.py", **entries(place, **changes))
-  code, said = call("train.py", config, f"--folder={place / 'bad'}")
-  assert code == 1 and complaint in said, said
+  with pytest.raises(SystemExit, match=re.escape(complaint)):
+    programs.run("train", config, f"--folder={place / 'bad'}")
   assert not (place / "bad").exists()
 
 
@@ -217,27 +168,56 @@ def _other_words(place, target):
 def test_another_config_in_the_same_folder(place, target):
   changed = entries(place, options=OPTIONS | dict(learning_rate=0.5))
   config = write_config(place / "changed.py", **changed)
-  code, said = call("train.py", config, f"--folder={place / 'target'}")
-  assert code == 1 and "options.learning_rate: 0.001 -> 0.5" in said
+  change = r"options\.learning_rate: 0\.001 -> 0\.5"
+  with pytest.raises(SystemExit, match=change):
+    programs.run("train", config, f"--folder={place / 'target'}")
+
+
+@pytest.mark.parametrize(
+  "flags, sentence",
+  [
+    ([], "give --folder, a folder"),
+    (["--time_steps=1", "--folder=x"], "--folder has no effect with --time_"),
+    (["--time_steps=1", "--mesh=data:1"], "--mesh has no effect with --time_"),
+    (["--time_steps=-1"], "--time_steps=-1; it must be >= 0"),
+    (["--draft_ways=1"], "--draft_ways is for --mesh"),
+    (["--draft_ways=1", "--mesh=data:1"], "a config with a target"),
+  ],
+)
+def test_flags_that_do_not_go_together(place, flags, sentence):
+  config = write_config(place / "flags.py", **entries(place))
+  with pytest.raises(SystemExit, match=sentence):
+    programs.run("train", config, *flags)
+
+
+def test_steps_are_timed(place, capsys):
+  config = write_config(place / "flags.py", **entries(place))
+  programs.run("train", config, "--time_steps=1")
+  assert re.search(
+    r"a float32 product +[\d.]+ GFLOP/s", capsys.readouterr().out
+  )
+
+
+def test_a_mesh_of_one_trains_as_none(place, target):
+  config = write_config(place / "meshed.py", **entries(place))
+  folder = place / "meshed"
+  programs.run("train", config, f"--folder={folder}", "--mesh=data:1")
+  losses = [
+    [json.loads(line)["loss"] for line in path.read_text().splitlines()]
+    for path in (folder / "metrics.jsonl", target.parent / "metrics.jsonl")
+  ]
+  np.testing.assert_allclose(*losses, rtol=1e-4)
 
 
 @pytest.mark.slow
 def test_killed_twice_it_ends_with_the_same_weights(place, target):
   steps = OPTIONS | dict(steps=60, save_every=7)
   config = write_config(place / "long.py", **entries(place, options=steps))
-  must("train.py", config, f"--folder={place / 'whole'}")
+  programs.run("train", config, f"--folder={place / 'whole'}")
   folder = place / "killed"
-  for least in (10, 25):
-    process = start("train.py", config, f"--folder={folder}")
-    while True:
-      time.sleep(0.02)
-      path = folder / "metrics.jsonl"
-      if path.is_file() and len(path.read_text().splitlines()) >= least:
-        process.send_signal(signal.SIGKILL)
-        break
-      assert process.poll() is None
-    process.communicate()
-  must("train.py", config, f"--folder={folder}")
+  for num_lines in (10, 25):
+    run_killed("train", config, folder, num_lines)
+  programs.run("train", config, f"--folder={folder}")
   curves = [
     (place / name / "metrics.jsonl").read_text() for name in ("whole", "killed")
   ]
