@@ -23,13 +23,13 @@ from pathlib import Path
 import _config
 import _main
 import _output
-import _papers
 import _priced
 import _roofline_pictures
 import numpy as np
 from _priced import gain
 from absl import flags
 
+from specdec.report import papers
 from specdec.roofline import chips, planning, prediction, theory
 from specdec.roofline.calibration import Calibration
 from specdec.roofline.pairs import TargetDraftPair
@@ -164,7 +164,7 @@ def roofline() -> None:
   """The whole run."""
   apply_config()
   if FLAGS.papers:
-    terminal.report(_papers.tables())
+    terminal.report(papers.tables())
     return
   if FLAGS.source < 0:
     raise ValueError(f"--source={FLAGS.source}; it must be >= 0")

@@ -1,4 +1,4 @@
-"""The founding papers' tables in Markdown: printed numbers beside ours."""
+"""Formats the founding papers' tables in Markdown, with ours recomputed."""
 
 from specdec.roofline import papers
 
@@ -9,7 +9,7 @@ def _table(header: list[str], lines) -> str:
 
 
 def tables() -> str:
-  """All of them."""
+  """Returns every table of specdec.roofline.papers."""
   free = _table(
     ["alpha", "k", "operations", "printed", "speed", "printed"],
     [
