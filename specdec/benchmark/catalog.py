@@ -29,6 +29,7 @@ from specdec import (
 from specdec.checkpoints import Checkpoint, shipped
 from specdec.checkpoints import learned as saved
 from specdec.checkpoints.fetch import fetch
+from specdec.compiled import lowering
 from specdec.draft_shape import DraftShape
 from specdec.drafters.heads import draft_head as heads
 from specdec.drafters.heads import serve
@@ -56,6 +57,7 @@ class Target(NamedTuple):
   places: Places | None = None  # of target and drafter on a mesh
   fingerprint: dict[str, str] | None = None  # what heads were trained for
   drafts: dict[str, Checkpoint] | None = None  # draft models loaded before
+  abstract: bool = False  # weights are shapes; nothing is read or allocated
 
   @property
   def draft_place(self):
@@ -126,6 +128,9 @@ def _load_draft(name: str, target: Target) -> Checkpoint:
   if target.random_weights:
     config = dataclasses.replace(config, vocab_size=size)
     seed, place = target.seed + 1, target.draft_place
+    if target.abstract:
+      weights = lowering.weights(config, place)
+      return Checkpoint(config, weights, None, (), str(source))
     draft = checkpoints.random_checkpoint(config, seed, str(source), place)
   else:
     checkpoints.check_vocabulary(size, config.vocab_size)
@@ -194,7 +199,16 @@ def _head(
   max_external_drafts: int = 0,
 ) -> Weighted:
   path, config = shipped.drafter(file), target.checkpoint.config
-  _check_kind(kind, file, saved.inspect(path))
+  head_config = saved.inspect(path)
+  _check_kind(kind, file, head_config)
+  place = target.places and target.places.target
+  if target.abstract:
+    # Which tokens it drafts makes no difference to shapes.
+    ids = np.arange(head_config.vocabulary) if head_config.vocabulary else None
+    learned = saved.Learned(head_config, ids, None, str(path))
+    head = learned.draft_head(config, target.draft_place)
+    weights = lowering.head_weights(head, target.checkpoint.params, place)
+    return _serve(head, target, shape, weights, max_external_drafts)
   learned = saved.load(
     path,
     target.checkpoint,
@@ -203,14 +217,19 @@ def _head(
   )
   head = learned.draft_head(config, target.draft_place)
   weights = heads.weights_of(head, learned.net, target.checkpoint.params)
-  if target.places:  # every device has all of it
-    whole = target.places.target.sharding(())
-    weights = jax.device_put(weights, whole)
+  if place:  # every device has all of it
+    weights = jax.device_put(weights, place.sharding(()))
   else:
     weights = layouts.pack(weights)
+  return _serve(head, target, shape, weights, max_external_drafts)
+
+
+def _serve(head, target: Target, shape, weights, max_external_drafts):
+  """Returns the drafter of a head, with its cost."""
   place = target.places and target.places.target
   drafter = serve.drafter(head, target.model, shape, place, max_external_drafts)
-  return Weighted(drafter._replace(cost=head_cost(head, config)), weights)
+  cost = head_cost(head, target.checkpoint.config)
+  return Weighted(drafter._replace(cost=cost), weights)
 
 
 def _check_kind(kind: str | None, file: str, head_config) -> None:

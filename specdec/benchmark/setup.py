@@ -306,7 +306,7 @@ class Setup:
     """
     source = catalog.source_of(self.target)
     config = catalog.config_of(source, self.dtype)
-    places = self._places(config)
+    places = self.places(config)
     plan = self.memory_plan(config, places)
     report(f"memory on each device: {plan}")
     memory_plan.check(plan, places and places.target)
@@ -340,15 +340,22 @@ class Setup:
     """Whether a trained head drafts."""
     return any(call.name in catalog.HEADS for call in self.drafter_calls)
 
-  def _places(self, config: TransformerConfig) -> sharding.Places | None:
-    """Where target and drafter lie on the mesh; None without one."""
+  def places(
+    self, config: TransformerConfig, devices=None
+  ) -> sharding.Places | None:
+    """Returns where target and drafter lie on the mesh; None without one.
+
+    Args:
+      config: the target's.
+      devices: default all of JAX's.
+    """
     if self.mesh is None:
       return None
     draft, ways = self._draft_config, self.draft_ways
     counts = draft and draft.counts
     if self.has_heads:  # every device has all of a head
       counts, ways = config.counts, 1
-    return sharding.places(self.mesh, config.counts, counts, ways)
+    return sharding.places(self.mesh, config.counts, counts, ways, devices)
 
   @property
   def _draft_config(self) -> TransformerConfig | None:

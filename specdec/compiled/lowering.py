@@ -10,20 +10,56 @@ import jax
 import jax.numpy as jnp
 
 from specdec import decode, sampling, sharding, step
+from specdec.drafters.heads import draft_head
+from specdec.drafters.heads.draft_head import DraftHead
 from specdec.models import params as model_params
 from specdec.models import transformer
 from specdec.models.config import TransformerConfig
-from specdec.types import AcceptanceRule, Drafter, Model, Params, Resume
+from specdec.types import (
+  AcceptanceRule,
+  Drafter,
+  Model,
+  Params,
+  PyTree,
+  Resume,
+)
 
 STEPS = ("prefill", "draft", "verify", "accept", "loop")
 
 
-def weights(config: TransformerConfig, place: sharding.Placement):
-  """Returns a model's parameters as sharded shapes."""
+def weights(config: TransformerConfig, place: sharding.Placement | None):
+  """Returns a model's parameters as shapes, sharded where it has a place."""
   shapes = jax.eval_shape(
     lambda key: transformer.init_params(config, key), jax.random.key(0)
   )
+  if place is None:
+    return shapes
   return _with_shardings(shapes, model_params.shardings(config, place))
+
+
+def head_weights(
+  head: DraftHead, target, place: sharding.Placement | None
+) -> PyTree:
+  """Returns Params.draft of a trained head as shapes.
+
+  Args:
+    target: the target's parameters, as shapes.
+    place: of the target; every device has all of a head.
+  """
+  shapes = jax.eval_shape(
+    lambda key, target: draft_head.weights_of(head, head.init(key), target),
+    jax.random.key(0),
+    target,
+  )
+  return replicated(shapes, place)
+
+
+def replicated(tree: PyTree, place: sharding.Placement | None) -> PyTree:
+  """Returns arrays or shapes as shapes of which every device has all."""
+  whole = place and place.sharding(())
+  return jax.tree.map(
+    lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=whole), tree
+  )
 
 
 def _with_shardings(shapes, shardings):
