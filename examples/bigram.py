@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specdec.checkpoints import shipped
-from specdec.types import Drafter
+from specdec.types import Drafter, DrafterCost, StepCost
 
 _LARGEST = 8192  # tokens of a vocabulary whose table is still small
 
@@ -53,4 +53,6 @@ def bigram(target, shape, text=None, smoothing=0.1):
     return draft_state
 
   spec = shape.spec._replace(name="bigram")
-  return Drafter(spec, init, propose, update), jnp.log(counts)
+  step = StepCost(logits=vocab_size)  # a row of the table for every token
+  cost = DrafterCost(weight_bytes=counts.nbytes, step=step)
+  return Drafter(spec, init, propose, update, cost), jnp.log(counts)

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from specdec import draft_tree
-from specdec.types import Draft, Drafter, DraftSpec
+from specdec.types import Draft, Drafter, DrafterCost, DraftSpec
 
 
 def recent(target, k):
@@ -54,4 +54,6 @@ def recent(target, k):
     valid = step[None] < accept_result.num_committed[:, None]
     return seen(state, tokens, positions, valid)
 
-  return Drafter(spec, init, propose, update)
+  # A row of state; its reads are too few to count.
+  cost = DrafterCost(row_bytes=4 * target.model.vocab_size, steps=0)
+  return Drafter(spec, init, propose, update, cost)

@@ -10,7 +10,7 @@ from specdec.utils.spelling import choices
 
 _OTHERS = {
   "__init__", "app", "auto_flags", "config_flag", "console", "integers",
-  "prompt_flags", "setup_flags",
+  "prompt_flags", "roofline_flags", "setup_flags",
 }  # fmt: skip
 
 

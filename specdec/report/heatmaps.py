@@ -118,8 +118,8 @@ def _over_batch(curves, batches, title, caveats) -> Figure:
     one.xaxis.set_major_formatter(ticker.FormatStrFormatter("%g"))
     one.set_xlabel("batch, rows")
   axes[0].axhline(1, color=canvas.GRAY, linewidth=1, linestyle="--", zorder=0.5)
-  axes[0].set_ylabel("best speedup over autoregressive decoding, times")
-  axes[1].set_ylabel("k that gives it; 0: autoregressive decoding")
+  axes[0].set_ylabel("best speedup over the baseline, times")
+  axes[1].set_ylabel("k that gives it; 0: the baseline")
   axes[1].yaxis.set_major_locator(ticker.MaxNLocator(integer=True))
   canvas.legend(axes[1])
   return figure

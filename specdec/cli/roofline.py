@@ -1,0 +1,63 @@
+"""Predicts what speculation gains, from datasheets or a calibrated machine.
+
+  python scripts/roofline.py                        # Llama 3 70B + 1B on v5p:4
+  python scripts/roofline.py --chip=h100 --target=llama3-8b --ways=1 \\
+    --drafter='model(llama3-1b)' --alpha=0.8 --output=runs/roofline
+  python scripts/roofline.py --chip=v6e --ways=8 --target=llama3-70b \\
+    --weights=int8 --context=32768 --prefix_acceptance=0.8,0.66,0.55,0.47
+  python scripts/roofline.py --chip=v5e --ways=1 --target=stdlib-11m \\
+    --drafter='lookup(k=4) | eagle(eagle)'
+  python scripts/roofline.py --calibration=calibration.json \\
+    --target=stdlib-11m --drafter='model(stdlib-1m)' --alpha=0.85
+  python scripts/roofline.py --papers         # the founding papers' tables
+
+Prints what a round costs term by term, the best k for every batch and context,
+where speculation stops paying, the gain at equal memory, and schedules for
+engines. With --output it writes pictures (speedup over k and batch, k and
+context, k and draft size, k and acceptance; chips side by side; the roofline)
+and cells.csv.
+"""
+
+import sys
+
+from specdec.cli import app, roofline_flags, setup_flags
+from specdec.cli.app import Options
+from specdec.report import papers, roofline, roofline_plots
+from specdec.utils.terminal import report
+
+
+def predict(options: Options) -> None:
+  """Prints the tables; with --output also draws."""
+  setup_flags.apply_config(options)
+  roofline_flags.check(options)
+  if options.papers:
+    report(papers.tables())
+    return
+  workload = roofline_flags.workload(options)
+  scenario = roofline_flags.scenario(options)
+  others = roofline_flags.other_chips(options)
+  drafts = []
+  if roofline_flags.compares_drafts(scenario):
+    drafts = options.drafts
+  acceptance = roofline_flags.draft_acceptance(options)
+  pair = scenario.pair
+  pair.check_memory(1, options.context)
+  folder = options.output and app.take_folder("--output", options.output)
+  if scenario.calibration is not None:
+    setting = scenario.setting or "none, for it has no such rounds"
+    report(f"overhead of rounds by the calibration: {setting}", sys.stderr)
+  report(roofline.memory(scenario, options.context))
+  report(roofline.rounds(pair, workload))
+  report(roofline.plans(pair, workload))
+  if drafts:
+    report(roofline.best_draft(scenario, workload, drafts, acceptance))
+  if options.rank_acceptance:
+    rates = roofline_flags.numbers("rank_acceptance", options.rank_acceptance)
+    report(roofline.best_tree(pair, workload, rates))
+  if folder:
+    roofline_plots.write_cells(folder / "cells.csv", scenario, workload)
+    roofline_plots.draw(folder, scenario, workload, others, drafts, acceptance)
+    report(f"pictures and cells.csv: {folder}", sys.stderr)
+
+
+main = app.Program(__doc__, roofline_flags.define, predict)

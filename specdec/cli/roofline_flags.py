@@ -1,0 +1,210 @@
+"""The flags of the program roofline, as a Scenario and a Workload."""
+
+import functools
+import pathlib
+import sys
+from collections.abc import Sequence
+
+from specdec.benchmark.scenario import Scenario, find_chip
+from specdec.cli import app
+from specdec.cli.app import Flags, Options
+from specdec.cli.setup_flags import refuse
+from specdec.report.roofline import Workload
+from specdec.roofline import chips, shapes, theory
+from specdec.roofline.calibration import Calibration
+from specdec.roofline.chips import Chip
+from specdec.roofline.cost import BYTES, IDEAL, TYPICAL
+from specdec.utils import terminal
+
+_EFFICIENCY = {"ideal": IDEAL, "typical": TYPICAL}
+_DEPLOYMENT = (
+  "chip", "numbers", "efficiency", "weights", "kv", "compute", "ways",
+  "replicas", "draft_ways",
+)  # fmt: skip
+_note = functools.partial(terminal.report, file=sys.stderr)
+
+
+def define(flags: Flags) -> None:
+  """Defines the flags."""
+  types = list(BYTES)
+  for name, default, text in (
+    ("chip", "v5p", f"One of {', '.join(chips.CHIPS)}, or local: measured."),
+    ("calibration", None, "File of bench.py --calibrate, for a datasheet."),
+    (
+      "target",
+      "llama3-70b",
+      f"A checkpoint, or a shape: {', '.join(shapes.names())}.",
+    ),
+    (
+      "drafter",
+      "model(llama3-1b)",
+      "A call: model(NAME), with a checkpoint, a shape or a share of the "
+      "target as model(0.03); lookup: its drafts cost nothing. Of a target "
+      "that is a checkpoint or a preset any drafter of generate.py, two with | "
+      "between them, or your own, file.py:name(...), whose Drafter has a cost.",
+    ),
+    ("output", None, "Folder for pictures and cells.csv."),
+  ):
+    flags.string(name, default, text)
+  flags.config("config", "File whose get_config() sets flags not given here.")
+  flags.list(
+    "numbers",
+    [],
+    "Instead of the datasheet's: bandwidth=1e12, memory=9e10, bfloat16=2e14 "
+    "(its rate), link_bandwidth, axes, hop_seconds ...",
+  )
+  flags.list("chips", [], "With --output: more chips, to compare with.")
+  flags.enum(
+    "efficiency",
+    "typical",
+    list(_EFFICIENCY),
+    "ideal: all of the peaks, the larger of moving and computing. typical: "
+    "what vLLM reached with an 8B model on an H100, and the sum of the two.",
+  )
+  flags.list(
+    "drafts",
+    ["0.003", "0.01", "0.03", "0.1", "0.3"],
+    "With a draft model: others to compare, shapes or shares of the target.",
+  )
+  flags.list(
+    "draft_acceptance",
+    ["1e8:0.61", "2e9:0.71", "8e9:0.75"],  # arXiv:2211.17192, table 3
+    "Of --drafts, PARAMETERS:RATE each; a power law goes through them. "
+    "Default: drafts of LaMDA 137B.",
+  )
+  flags.enum("weights", "bfloat16", types, "Of both models.")
+  flags.enum("kv", "bfloat16", types, "Of both caches.")
+  flags.enum("compute", None, types, "Of products; default as the weights.")
+  flags.integer("ways", 4, "Chips that share the target's weights.")
+  flags.integer("replicas", 1, "Groups of such chips, sharing the batch.")
+  flags.integer(
+    "draft_ways",
+    None,
+    "Chips that share the draft model's; 1: each has all of it. Default: "
+    "--ways.",
+  )
+  flags.float(
+    "correlation", 0.75, "Of the experts that tokens choose; 1: independent."
+  )
+  flags.float("alpha", 0.75, "Share of draft tokens accepted, everywhere.")
+  flags.list(
+    "prefix_acceptance",
+    [],
+    "Instead: share of rounds that accept draft tokens 1, 1 to 2, ...",
+  )
+  flags.list(
+    "rank_acceptance",
+    [],
+    "How often a node's first, second ... child is accepted: prints the best "
+    "tree.",
+  )
+  flags.integer("context", 2048, "Cached positions of a row.")
+  contexts, batches = "512,2048,8192,32768,131072", "1,2,4,8,16,32,64,128,256"
+  flags.integers("contexts", contexts, "Of tables and pictures.")
+  flags.integers("batches", batches, "Of tables and pictures.")
+  flags.integer("most", 8, "Largest k.", upper_bound=64)
+  flags.integer("source", 0, "Positions that cross-attention reads (T5).")
+  flags.bool("papers", False, "Only print the papers' tables, recomputed.")
+
+
+def check(options: Options) -> None:
+  """Raises ValueError where a flag has no effect beside others."""
+  if options.papers:
+    others = sorted(options.given - {"papers"})
+    refuse(options, others, "has no effect on the papers' tables")
+  if options.calibration:
+    why = "is the calibrated machine's; leave it out with --calibration"
+    refuse(options, _DEPLOYMENT, why)
+  if options.prefix_acceptance:
+    refuse(options, ["alpha"], "and --prefix_acceptance: give one of them")
+  if not options.output:
+    refuse(options, ["chips"], "compares in pictures: give --output")
+  counts = "ways", "replicas", "draft_ways", "most", "context", "contexts"
+  app.check_at_least(options, 1, *counts, "batches")
+  app.check_at_least(options, 0, "source")
+
+
+def scenario(options: Options) -> Scenario:
+  """Returns what the prediction is about.
+
+  Raises:
+    ValueError: a flag has no effect on it, or no such model is there.
+  """
+  common = {
+    name: getattr(options, name)
+    for name in ("target", "drafter", "correlation", "source", "most")
+  }
+  if options.calibration:
+    text = pathlib.Path(options.calibration).read_text(encoding="utf-8")
+    calibration = Calibration.from_json(text)
+    built = Scenario.calibrated(calibration, **common)
+  else:
+    pairs = [text.partition("=") for text in options.numbers]
+    values = numbers("numbers", [value for _, _, value in pairs])
+    changes = dict(zip([key for key, _, _ in pairs], values))
+    deployment = {name: getattr(options, name) for name in _DEPLOYMENT[3:]}
+    built = Scenario(
+      chip=find_chip(options.chip, changes, _note),
+      efficiency=_EFFICIENCY[options.efficiency],
+      **deployment,
+      **common,
+    )
+  models = [built.shape, built.cost.shape or built.shape]
+  if not any(layer.num_experts for x in models for layer in x.layers):
+    refuse(options, ["correlation"], "is of experts; these models have none")
+  if not compares_drafts(built):
+    why = "compares draft models on a datasheet's chip; here is none"
+    refuse(options, ["drafts", "draft_acceptance"], why)
+  return built
+
+
+def compares_drafts(scenario: Scenario) -> bool:
+  """Whether other draft models can stand in the place of the drafter."""
+  model = scenario.draft_name is not None and len(scenario.drafter_calls) == 1
+  return model and scenario.calibration is None
+
+
+def other_chips(options: Options) -> list[Chip]:
+  """Returns the chips to compare with."""
+  return [find_chip(name, progress=_note) for name in options.chips]
+
+
+def workload(options: Options) -> Workload:
+  """Returns what is decoded.
+
+  Raises:
+    ValueError: the acceptance is none.
+  """
+  acceptance = options.alpha
+  if options.prefix_acceptance:
+    acceptance = numbers("prefix_acceptance", options.prefix_acceptance)
+  built = Workload(
+    acceptance,
+    options.batches,
+    options.contexts,
+    options.context,
+    options.most,
+  )
+  built.curve  # noqa: B018  (checks it)
+  return built
+
+
+def draft_acceptance(options: Options) -> theory.PowerLaw:
+  """Returns acceptance by the size of a draft model."""
+  pairs = [text.partition(":") for text in options.draft_acceptance]
+  sizes, rates = (
+    numbers("draft_acceptance", [pair[i] for pair in pairs]) for i in (0, 2)
+  )
+  return theory.fit_power_law(sizes, rates)
+
+
+def numbers(name: str, texts: Sequence[str]) -> list[float]:
+  """Returns a flag's entries as numbers.
+
+  Raises:
+    ValueError: one is none.
+  """
+  try:
+    return [float(text) for text in texts]
+  except ValueError as error:
+    raise ValueError(f"--{name}: {error}") from None
