@@ -1,23 +1,29 @@
 """The real steps compile for a TPU that is not there, and are read right."""
 
 import json
-import os
-import re
+import pathlib
 import subprocess
 import sys
 
+import jax
 import pytest
 
 import programs
+from specdec.benchmark import abstract
+from specdec.benchmark.setup import Setup
+from specdec.compiled import lowering, steps
+from specdec.roofline import chips
 
+EXAMPLES = pathlib.Path(__file__).parents[1] / "examples"
 SMALL = (
-  "--mesh=model:4", "--target=preset:llama3-1b", "--draft=preset:llama3-1b",
-  "--batch=2", "--context=512", "--k=3", "--acceptance=rejection",
-  "--temperature=1",
+  "--mesh=model:4", "--target=preset:llama3-1b",
+  "--drafter=model(preset:llama3-1b)", "--batch=2", "--context=512", "--k=3",
+  "--acceptance=rejection", "--temperature=1",
 )  # fmt: skip
 
 
 def run(*arguments):
+  """In a process of its own: libtpu is opened once."""
   return subprocess.run(
     [sys.executable, programs.SCRIPTS / "compile_tpu.py", *arguments],
     capture_output=True,
@@ -59,12 +65,12 @@ def test_a_small_preset_on_four_chips(tmp_path):
 @pytest.mark.parametrize(
   "arguments, sentence",
   [
-    (["--topology=v9:1x1"], "known to work: v4:2x2x1, v5e:2x2"),
+    (["--topology=v9:1x1"], "no chip 'v9'"),
+    (["--topology=v5e:9x9"], "known to work: v4:2x2x1, v5e:2x2"),
     (["--topology=v5e:2x2", "--mesh=model:8"], "there are 4"),
-    (["--topology=v5e:2x2", "--steps=think"], "--steps=think; known: prefill"),
   ],
 )
-def test_what_cannot_be_compiled_is_said(arguments, sentence):
+def test_slices_that_cannot_be_are_refused(arguments, sentence):
   pytest.importorskip("libtpu", reason="libtpu is not installed")
   done = run(*SMALL, *arguments)
   assert done.returncode == 1
@@ -72,20 +78,73 @@ def test_what_cannot_be_compiled_is_said(arguments, sentence):
   assert "Traceback" not in done.stderr
 
 
-def test_the_default_target_is_found():
-  """In a process of its own: bench has a flag --context, too."""
-  program = """
-import jax, programs, compile_tpu
-compile_tpu.devices = jax.devices
-compile_tpu.apart = lambda name: {"step": name, "error": "no compiler"}
-programs.run("compile_tpu", "--mesh=model:1", "--k=2")
-"""
-  root = programs.SCRIPTS.parent
-  folders = [root, root / "tests", programs.SCRIPTS]
-  done = subprocess.run(
-    [sys.executable, "-c", program],
-    env=os.environ | {"PYTHONPATH": os.pathsep.join(map(str, folders))},
-    capture_output=True,
-    text=True,
-  )
-  assert re.search("accept.*: not compiled", done.stderr), done.stderr
+@pytest.mark.parametrize(
+  "arguments, sentence",
+  [
+    (["--steps=think"], "--steps=think; known: prefill"),
+    (["--mesh="], "mesh is empty"),
+    (["--context=1"], "--context=1; it must be >= 2"),
+    (["--here", "--patience_seconds=9"], "--here has no time limit"),
+    (["--max_new_tokens=9"], "Unknown command line flag 'max_new_tokens'"),
+    (["--seed=1"], "Unknown command line flag 'seed'"),
+    (["--draft_ways=3"], "draft_ways = 3; it must be in 1..1"),
+  ],
+)
+def test_flags_are_refused(monkeypatch, arguments, sentence):
+  monkeypatch.setattr(steps, "devices", lambda _: jax.devices())
+  with pytest.raises(SystemExit, match=sentence):
+    programs.run("compile_tpu", "--mesh=model:1", *arguments)
+
+
+def test_a_step_is_compiled_by_the_same_command_line(monkeypatch, capsys):
+  """The default target; in a process of its own, whatever that gives."""
+  commands = []
+
+  def apart(module, argv, patience):
+    commands.append((module, argv, patience))
+    return {"error": "no compiler"}
+
+  monkeypatch.setattr(steps, "devices", lambda _: jax.devices())
+  monkeypatch.setattr(steps, "compile_apart", apart)
+  flags = ["--mesh=model:1", "--k=2", "--patience_seconds=9"]
+  with pytest.raises(SystemExit, match=r"prefill.*accept.*: not compiled"):
+    programs.run("compile_tpu", *flags)
+  assert [patience for *_, patience in commands] == [9] * len(lowering.STEPS)
+  module, argv, _ = commands[1]
+  assert module == "specdec.cli.compile_tpu"
+  last = ["--steps=draft", "--here", "--patience_seconds=0"]
+  assert argv == [*flags, *last]
+  assert "no compiler" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+  "drafter, shape, draft",
+  [
+    ("model(stdlib-1m)", "chain", True),
+    ("early_exit(2)", "chains(2)", True),
+    ("layer_skip(shipped)", "chain", True),
+    ("head(shared)", "chain", True),
+    ("exit(recycle)", "chain", True),
+    ("medusa(medusa)", "dynamic(6, top=2)", False),
+    ("lookup(k=4) | eagle(eagle)", "chain", True),
+    (f"{EXAMPLES / 'bigram.py'}:bigram", "chain", True),
+    ("lookup", "chain", False),
+    ("none", "chain", False),
+  ],
+)
+def test_every_drafter_is_lowered_from_shapes(drafter, shape, draft):
+  setup = Setup(
+    drafter=drafter, shape=shape, k=2, mesh="model:1", random_weights=True,
+    prompt_size=16, max_new_tokens=16, batch=2,
+  )  # fmt: skip
+  target = abstract.target(setup)
+  parts = setup, target, abstract.drafter(setup, target)
+  lowered = abstract.steps(*parts)
+  report, text = steps.compile_step(lowered["draft"])
+  assert report["arguments"] > 0 and "HloModule" in text
+  for name in ("verify", "accept", "loop"):
+    lowered[name]()
+  estimates = abstract.estimates(*parts, chips.get("v5e"))
+  assert set(estimates) == {"verify"} | ({"draft"} if draft else set())
+  assert estimates["verify"]["bytes"] > 0
+  assert abstract.plan(*parts).parts["target"] > 0

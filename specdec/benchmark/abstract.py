@@ -3,15 +3,20 @@
 They have costs and can be compiled ahead of time, but compute no text.
 """
 
+from collections.abc import Callable
+
 import jax
 
-from specdec import checkpoints
+from specdec import checkpoints, decode, sampling
 from specdec.benchmark import catalog
 from specdec.benchmark.catalog import Target, Weighted
 from specdec.benchmark.setup import Setup
 from specdec.checkpoints import Checkpoint
-from specdec.compiled import lowering
+from specdec.compiled import lowering, memory_plan
+from specdec.compiled import steps as compiled
 from specdec.models import transformer
+from specdec.roofline.chips import Chip
+from specdec.types import NO_COST, UNKNOWN_COST, Params
 
 
 def target(setup: Setup, devices=None) -> Target:
@@ -77,3 +82,59 @@ def drafter(setup: Setup, target: Target) -> Weighted:
     return x if abstract else lowering.replicated(x, place)
 
   return Weighted(weighted.drafter, jax.tree.map(shape, weighted.params))
+
+
+def steps(
+  setup: Setup, target: Target, drafter: Weighted
+) -> dict[str, Callable[[], jax.stages.Lowered]]:
+  """Returns a function for each of lowering.STEPS that lowers it.
+
+  Args:
+    setup: with a mesh.
+    target, drafter: as `target` and `drafter` return them.
+  """
+  if drafter.drafter is decode.NO_DRAFTER:
+    rule = decode.NO_DRAFT_RULE
+  else:
+    rule = setup.make_rule()
+  settings = sampling.settings(
+    setup.batch, setup.temperature, setup.top_k, setup.top_p
+  )
+  return lowering.steps(
+    target.model,
+    drafter.drafter,
+    rule,
+    Params(target.checkpoint.params, drafter.params),
+    lowering.inputs(setup.batch, setup.prompt_size, settings, target.places),
+    setup.prompt_size + setup.max_new_tokens,
+    target.places,
+  )
+
+
+def plan(setup: Setup, target: Target, drafter: Weighted) -> memory_plan.Plan:
+  """Estimates what each device holds; arguments as of `steps`."""
+  draft = [checkpoint.config for checkpoint in target.drafts.values()]
+  return memory_plan.plan(
+    target.checkpoint.config,
+    *(draft or [None]),
+    batch=setup.batch,
+    max_length=setup.prompt_size + setup.max_new_tokens,
+    num_nodes=drafter.drafter.spec.max_nodes,
+    places=target.places,
+    drafter=NO_COST if draft else drafter.drafter.cost or UNKNOWN_COST,
+  )
+
+
+def estimates(
+  setup: Setup, target: Target, drafter: Weighted, chip: Chip
+) -> dict[str, dict[str, float]]:
+  """Returns what the cost model expects of the steps, on each chip."""
+  cost = drafter.drafter.cost or UNKNOWN_COST
+  config, places = target.checkpoint.config, target.places
+  return compiled.estimates(
+    compiled.pair(config, cost, chip, places),
+    drafter.drafter.spec,
+    setup.make_shape().spec,
+    setup.batch,
+    setup.prompt_size + setup.max_new_tokens,
+  )

@@ -13,7 +13,6 @@ loaded target: `target = setup.load_target()`, then `setup.decoder(target)`.
 
 import dataclasses
 import functools
-import math
 import typing
 from collections.abc import Callable, Mapping
 from typing import Any

@@ -38,7 +38,7 @@ class Options(types.SimpleNamespace):
   """Values of a program's flags, each an attribute.
 
   `given` holds the names of those that were on the command line; `arguments`
-  what is no flag.
+  what is no flag; `argv` the command line without the program's name.
   """
 
 
@@ -144,6 +144,7 @@ class Program:
     options = Options(
       given=frozenset(name for name in values if values[name].present),
       arguments=rest,
+      argv=tuple(argv[1:]),
       parsers={name: values[name] for name in values},
     )
     for name in values:

@@ -1,0 +1,185 @@
+"""Compiles the steps of a round, also for absent chips, and reads them off.
+
+All numbers are of one chip: memory, FLOPs, main-memory traffic, collectives;
+beside them what the cost model expects.
+"""
+
+import dataclasses
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+
+import jax
+import numpy as np
+from jax.experimental import topologies
+
+import specdec
+from specdec import draft_tree
+from specdec.compiled import hlo, traffic
+from specdec.models.config import TransformerConfig
+from specdec.roofline import chips, shapes
+from specdec.roofline.chips import Chip
+from specdec.roofline.cost import Cost, Deployment
+from specdec.roofline.pairs import TargetDraftPair
+from specdec.roofline.round_cost import deployment_of
+from specdec.sharding import Placement, Places
+from specdec.types import DrafterCost, DraftSpec
+
+_TRIED = (
+  "v4:2x2x1", "v5e:2x2", "v5e:2x4", "v5e:4x4", "v5e:16x16", "v5p:2x2x1",
+  "v6e:2x4", "v6e:4x4", "v6e:16x16", "tpu7x:2x2x1",
+)  # fmt: skip
+_CHIPS = {"tpu7x": "v7"}
+
+
+def devices(topology: str) -> list:
+  """Returns the chips of a TPU slice that need not be attached.
+
+  Raises:
+    ValueError: libtpu is not installed, or has no such slice.
+  """
+  try:
+    return topologies.get_topology_desc(
+      topology_name=topology, platform="tpu"
+    ).devices
+  except Exception as error:  # what libtpu raises has no type of its own
+    reason = (str(error).splitlines() or [type(error).__name__])[0]
+    raise ValueError(
+      f"topology {topology}: {reason}. It needs libtpu (pip install libtpu); "
+      f"known to work: {', '.join(_TRIED)}"
+    ) from error
+
+
+def chip_of(topology: str) -> Chip:
+  """Returns the datasheet of a slice's chips."""
+  kind = topology.partition(":")[0]
+  return chips.get(_CHIPS.get(kind, kind))
+
+
+def compile_step(
+  lower: Callable[[], jax.stages.Lowered], unknown: float = 1.0
+) -> tuple[dict, str]:
+  """Returns what a compiled step needs and does, and its program.
+
+  Args:
+    unknown: how often loops run whose condition depends on data.
+  """
+  begin = time.perf_counter()
+  compiled = lower().compile()
+  seconds = time.perf_counter() - begin
+  text = compiled.as_text()
+  program, memory = hlo.Program(text), compiled.memory_analysis()
+  touched = traffic.touches(program, unknown)
+  exchanges = traffic.exchanges(program, unknown)
+  report = {
+    "seconds": seconds,
+    "arguments": memory.argument_size_in_bytes,
+    "results": memory.output_size_in_bytes - memory.alias_size_in_bytes,
+    "temporaries": memory.temp_size_in_bytes,
+    "flops": (compiled.cost_analysis() or {}).get("flops", 0.0),
+    "read": sum(t.times * t.read for t in touched),
+    "written": sum(t.times * t.written for t in touched),
+    "collectives": traffic.by_kind(exchanges),
+    "exchanges": [one._asdict() for one in exchanges],
+  }
+  return report, text
+
+
+def compile_apart(module: str, argv: Sequence[str], patience: int) -> dict:
+  """Compiles a step in a process of its own.
+
+  Args:
+    module: a program that takes --json=FILE, and writes {"steps": [report]}.
+    argv: its other arguments.
+    patience: seconds until it is given up; 0: never.
+
+  Returns:
+    The report, or {"error": why there is none}.
+  """
+  root = str(pathlib.Path(specdec.__file__).parents[1])
+  paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
+  with tempfile.TemporaryDirectory() as folder:
+    path = pathlib.Path(folder) / "step.json"
+    try:
+      process = subprocess.run(
+        [sys.executable, "-P", "-m", module, *argv, f"--json={path}"],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
+        capture_output=True,
+        text=True,
+        timeout=patience or None,
+        check=False,
+      )
+    except subprocess.TimeoutExpired:
+      return {"error": f"not in {patience} s"}
+    if process.returncode:
+      last = (process.stderr.strip().splitlines() or ["?"])[-1]
+      return {"error": last[:300]}
+    [report] = json.loads(path.read_text(encoding="utf-8"))["steps"]
+    return report
+
+
+def held(report: dict) -> float:
+  """Returns bytes on each chip while a step runs."""
+  return report["arguments"] + report["results"] + report["temporaries"]
+
+
+def pair(
+  target: TransformerConfig, drafter: DrafterCost, chip: Chip, places: Places
+) -> TargetDraftPair:
+  """Returns target and drafter on the chips of a mesh, for the cost model."""
+
+  def on(deployment: Deployment, place: Placement) -> Deployment:
+    ways, replicas = place.ways("query"), place.ways("rows")
+    return dataclasses.replace(deployment, ways=ways, replicas=replicas)
+
+  dtype = target.dtype
+  ours = Deployment(shapes.of_config(target), chip, dtype, dtype)
+  ours = on(ours, places.target)
+  draft = deployment_of(ours, drafter)
+  if drafter.shape is not None and not drafter.shares_target:
+    draft = on(draft, places.draft)
+  return TargetDraftPair(ours, draft, drafter=drafter)
+
+
+def estimates(
+  pair: TargetDraftPair,
+  spec: DraftSpec,
+  drafted: DraftSpec,
+  batch: int,
+  context: int,
+) -> dict[str, dict[str, float]]:
+  """Returns what the cost model expects of draft and verify, on each chip.
+
+  Args:
+    spec: of what is verified.
+    drafted: of what the pair's drafter drafts; a tree that depends on data is
+      not priced, and neither is a drafter of unknown cost.
+
+  Returns:
+    step -> bytes of memory, FLOPs and bytes sent.
+  """
+  # Verification goes on where an early exit ends, if nodes keep their order.
+  start = pair.cost.exit_layer if spec.parents is not None else 0
+  verifier = dataclasses.replace(pair.target, start=start)
+  costs = {"verify": _sums(verifier.cost(batch, spec.max_nodes, context))}
+  if pair.cost.step is None or drafted.parents is None:
+    return costs
+  _, *levels = draft_tree.levels(np.array(drafted.parents))
+  if drafted.chain:
+    cost = pair.round(batch, len(levels), context)
+  else:
+    sizes = [level.stop - level.start for level in levels]
+    cost = pair.tree_round(batch, sizes, context)
+  draft = cost.only("draft", "first layers")
+  if draft.parts:
+    costs["draft"] = _sums(draft)
+  return costs
+
+
+def _sums(cost: Cost) -> dict[str, float]:
+  return {name: getattr(cost, name) for name in ("bytes", "flops", "sent")}

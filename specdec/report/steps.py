@@ -1,0 +1,58 @@
+"""Formats compiled steps for a terminal."""
+
+from collections.abc import Mapping, Sequence
+
+from specdec.compiled import steps
+from specdec.utils.terminal import columns
+
+_HEADER = (
+  "step", "compiled, s", "arguments", "temporaries", "of memory", "GFLOP",
+  "read", "written", "by the cost model", "collectives",
+)  # fmt: skip
+
+
+def table(
+  reports: Sequence[dict],
+  estimates: Mapping[str, Mapping[str, float]],
+  memory: float,
+) -> str:
+  """Lists what each step needs and does, per chip, with estimates beside it.
+
+  Args:
+    reports: of steps.compile_step, each with its step's name, or an error.
+    estimates: of steps.estimates.
+    memory: bytes of a chip.
+  """
+  lines = []
+  for report in reports:
+    if "error" in report:
+      empty = [""] * (len(_HEADER) - 2)
+      lines.append([report["step"], report["error"], *empty])
+    else:
+      estimate = estimates.get(report["step"])
+      lines.append(_line(report, estimate, memory))
+  return columns(_HEADER, lines)
+
+
+def _line(report: dict, estimate, memory: float) -> list[str]:
+  needed = steps.held(report)
+  model = ""
+  if estimate:
+    share = (report["read"] + report["written"]) / estimate["bytes"]
+    model = f"{estimate['bytes'] / 1e6:.1f} MB ({share:.2f}), "
+    model += f"{estimate['flops'] / 1e9:.1f} GFLOP"
+  return [
+    report["step"],
+    f"{report['seconds']:.1f}",
+    f"{report['arguments'] / 2**30:.3f} GiB",
+    f"{report['temporaries'] / 2**20:.1f} MiB",
+    f"{needed / memory:.0%}" + ("" if needed <= memory else ": too much"),
+    f"{report['flops'] / 1e9:.1f}",
+    f"{report['read'] / 1e6:.1f} MB",
+    f"{report['written'] / 1e6:.1f} MB",
+    model,
+    ", ".join(
+      f"{count:g} {kind} {size / 1e3:.4g} KB"
+      for kind, (count, size) in report["collectives"].items()
+    ),
+  ]
