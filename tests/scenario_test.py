@@ -101,7 +101,10 @@ def test_what_has_no_cost_is_refused(tmp_path):
     ("lookup | lookup | lookup", "at most two drafters"),
     ("model(stdlib-1m, k=3)", "leave k out"),
     ("model(stdlib-1m, size=3)", r"it is model\(name\)"),
-    ("layer_skip(attention=[1], threshold=0.5)", "leave threshold out"),
+    (
+      "layer_skip(attention=[1], threshold=0.5)",
+      r"give layer_skip\(attention=\[1\], mlp=\[\]\)",
+    ),
     ("nonsense", "did you mean none"),
   ],
 )

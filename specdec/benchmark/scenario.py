@@ -181,10 +181,8 @@ class Scenario:
       return drafter_cost.model(self.shape_of(_name(call)), self.weights)
     if call.name == "none" and call.place is None:
       raise ValueError("none drafts nothing; drafts of lookup cost nothing")
-    if "threshold" in call.kwargs:
-      raise ValueError(
-        f"{drafter}: rounds of one length are priced; leave threshold out"
-      )
+    if call.name == "layer_skip" and call.place is None:
+      _check_threshold(call)
     if self.config is None:
       return self._cost_by_shape(call)
     name = self.target
@@ -251,14 +249,17 @@ class Scenario:
 
   def _calibrated(self, pair: TargetDraftPair) -> TargetDraftPair:
     """Returns the pair with fitted efficiencies and overheads."""
-    calibration, draft = self.calibration, pair.draft
+    calibration, name = self.calibration, None
     target = calibration.place(self.target, pair.target)
-    if draft is not None:
+    draft = deployment_of(target, self.cost)
+    last = self.drafter_calls[-1]
+    if self.draft_name is not None:
+      name = self.draft_name
+    elif last.place is None and last.name == "early_exit":
+      name = f"{self.target}, first {self.cost.exit_layer} layers"
+    elif last.place is None and last.name == "layer_skip":
       name = f"{self.target}, {self.drafter}"
-      if self.draft_name is not None:
-        name = self.draft_name
-      elif self.cost.exit_layer:
-        name = f"{self.target}, first {self.cost.exit_layer} layers"
+    if name is not None:  # its passes were timed
       draft = calibration.place(name, draft)
     overhead = {}
     if self.setting is not None:
@@ -278,6 +279,20 @@ class Scenario:
         if setting.startswith(f"{self.target}, {name}, "):
           return setting
     return None
+
+
+def _check_threshold(call: Call) -> None:
+  """Raises ValueError where layer_skip(...) decides how much it drafts."""
+  file = call.args[0] if call.args else call.kwargs.get("file")
+  skip = dict(call.kwargs) if file is None else catalog.read_skip(file)
+  if skip.get("threshold") is not None or "threshold" in call.kwargs:
+    lists = (
+      f"{name}={list(skip.get(name, ()))}" for name in ("attention", "mlp")
+    )
+    raise ValueError(
+      f"{call} ends drafts at a threshold, and rounds of one length are "
+      f"priced: give layer_skip({', '.join(lists)})"
+    )
 
 
 def _is_model(call: Call) -> bool:
