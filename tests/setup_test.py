@@ -115,3 +115,33 @@ def test_what_does_not_go_together_is_refused():
   setup = Setup(**SHORT, drafter="medusa(eagle)")
   with pytest.raises(ValueError, match="of kind eagle"):
     setup.load()
+
+
+def test_shapes_by_calls(tmp_path):
+  path = tmp_path / "tree.json"
+  path.write_text("[[0], [1], [0, 0]]")
+
+  def spec(shape, k=2, **settings):
+    settings = dict(temperature=1.0, drafter="early_exit(1)") | settings
+    return Setup(shape=shape, k=k, **settings).make_shape().spec
+
+  tree = spec(f"paths({path})", 9)
+  assert (tree.max_nodes, tree.max_depth, tree.siblings) == (
+    4, 2, "without_replacement",
+  )  # fmt: skip
+  assert spec("chain", 3).chain
+  assert spec("chains(3)").siblings == "without_replacement"
+  assert spec("chains(3)", acceptance="kseq").siblings == "iid"
+  assert spec("chains(3)", temperature=0.0).siblings == "deterministic"
+  assert spec("chains(2, shared=1)", 3).max_nodes == 6
+  optimal = spec("optimal(6, [0.5, 0.3], siblings=iid)")
+  assert (optimal.max_nodes, optimal.max_depth) == (7, 2)
+  assert spec("dynamic(6, top=3)").siblings == "deterministic"
+  for text, content in (
+    ("must hold a list of paths", '{"paths": 1}'),
+    ("is there twice", "[[0], [0]]"),
+    ("is not JSON", "[["),
+  ):
+    path.write_text(content)
+    with pytest.raises(ValueError, match=text):
+      spec(f"paths({path})")

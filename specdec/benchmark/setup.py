@@ -14,7 +14,7 @@ loaded target: `target = setup.load_target()`, then `setup.decoder(target)`.
 import dataclasses
 import functools
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -296,20 +296,26 @@ class Setup:
     return self.decoder(self.load_target(report))
 
   def load_target(
-    self, report: Callable[[str], None] = _silent, packed: bool = True
+    self,
+    report: Callable[[str], None] = _silent,
+    packed: bool = True,
+    others: Sequence["Setup"] = (),
   ) -> Target:
     """Checks memory, and the drafter as far as its files say, then loads.
 
     Args:
       packed: rearrange weights for decoding on a CPU.
+      others: setups whose decoders will share it; they are checked as well.
     """
     source = catalog.source_of(self.target)
     config = catalog.config_of(source, self.dtype)
     places = self.places(config)
     plan = self.memory_plan(config, places)
     report(f"memory on each device: {plan}")
-    memory_plan.check(plan, places and places.target)
     place = places and places.target
+    memory_plan.check(plan, place)
+    for other in others:
+      memory_plan.check(other.memory_plan(config, places), place)
     if self.random_weights:
       report(f"random weights for {source}")
       checkpoint = checkpoints.random_checkpoint(
@@ -319,7 +325,8 @@ class Setup:
       report(f"loading {source}")
       checkpoint = checkpoints.load(source, self.dtype, place)
     fingerprint = None
-    if not self.random_weights and self.has_heads:
+    heads = any(setup.has_heads for setup in (self, *others))
+    if not self.random_weights and heads:
       fingerprint = saved.fingerprint(checkpoint)
     if packed and not places:
       checkpoint = checkpoint.packed()

@@ -30,7 +30,7 @@ def define(flags: Flags) -> None:
 
 def read(options: Options) -> Path:
   """Checks them, and takes the folder, before models are loaded."""
-  if options.distributed:
+  if getattr(options, "distributed", False):
     raise ValueError("--distributed is for generate, bench, sweep and train")
   if not (options.prompt_file and options.output):
     raise ValueError("give --prompt_file and --output")

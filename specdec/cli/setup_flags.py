@@ -166,8 +166,11 @@ def define(
   define_mesh(flags)
 
 
-def read(options: Options) -> None:
+def read(options: Options, **changes) -> None:
   """Applies --config, meets the other processes, and checks every Setup.
+
+  Args:
+    changes: fields of a Setup that the program sets itself.
 
   Raises:
     ValueError: a flag, or flags together, are refused.
@@ -179,7 +182,7 @@ def read(options: Options) -> None:
   app.check_at_least(options, 1, "batch", "max_new_tokens")
   for k in options.k or (None,):
     for batch in options.batch:
-      setup_of(options, k=k, batch=batch)
+      setup_of(options, **{"k": k, "batch": batch} | changes)
   app.check_writable("--json", getattr(options, "json", None))
   if options.compilation_cache:
     folder = pathlib.Path(options.compilation_cache).expanduser()
@@ -242,7 +245,8 @@ def header(options: Options, setup: Setup) -> dict:
     for name in sorted(options.parsers)
     if name not in ("json", "config") and "." not in name
   }
-  settings["drafter"] = setup.drafter
+  if "drafter" in settings:
+    settings["drafter"] = setup.drafter
   return provenance.header(settings, setup.caveats)
 
 
@@ -262,6 +266,8 @@ def join(options: Options) -> None:
     ValueError: half of an address was given.
     ConnectionError: they cannot be reached.
   """
+  if not hasattr(options, "distributed"):
+    return
   address = options.processes, options.process
   given = [number is not None for number in address]
   if given != [options.coordinator is not None] * 2:

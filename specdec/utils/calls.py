@@ -112,9 +112,9 @@ def parse(text: str) -> Call:
   return Call(match["place"], match["name"], tuple(args), kwargs)
 
 
-def parse_all(text: str) -> list[Call]:
-  """Reads calls with | between them."""
-  return [parse(part) for part in _split(text, "|")]
+def parse_all(text: str, separator: str = "|") -> list[Call]:
+  """Reads calls with | or another separator between them."""
+  return [parse(part) for part in _split(text, separator)]
 
 
 def find(call: Call, ours: Mapping[str, Callable]) -> Callable:
