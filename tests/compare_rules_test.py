@@ -1,4 +1,4 @@
-"""scripts/compare_rules.py as its users meet it, on a tiny model."""
+"""The program compare_rules on a tiny model, and the shapes it compares."""
 
 import json
 
@@ -7,6 +7,7 @@ import pytest
 import programs
 from specdec import acceptance
 from specdec.benchmark import comparison
+from specdec.benchmark.setup import Setup
 from specdec.drafters.heads.head_config import HeadConfig
 from specdec.testing import enumeration
 
@@ -30,7 +31,7 @@ def compare(target, tmp_path):
     programs.run(
       "compare_rules",
       f"--target={target}",
-      f"--draft={target}",
+      f"--drafter=model({target})",
       f"--prompt_file={prompts}",
       f"--output={tmp_path / 'out'}",
       "--max_new_tokens=8",
@@ -44,14 +45,15 @@ def compare(target, tmp_path):
 
 
 def test_a_table_a_picture_and_a_tree_and_it_goes_on(compare, tmp_path, capsys):
-  arguments = ("--only=block,lenience",)
+  lossy = "lenience(share=0.25)"
+  arguments = (f"--only=block; {lossy}",)
   with programs.waits() as waits:
     document = compare(*arguments)
   assert "counting expected tokens, chain of 2" in waits
   assert "compiling chain of 2, block" in waits
   out = tmp_path / "out"
   rules = [run["comparison"]["rule"] for run in document["runs"]]
-  assert rules == ["block", "lenience"]
+  assert rules == ["block", lossy]
   [block, lenient] = document["runs"]
   assert block["nodes"] == 3
   # The draft is the target: everything is kept.
@@ -59,17 +61,18 @@ def test_a_table_a_picture_and_a_tree_and_it_goes_on(compare, tmp_path, capsys):
   assert block["acceptance"]["accepted_length"]["value"] == 2
   assert block["comparison"]["distance"] == 0
   assert lenient["comparison"]["distance"] > 0.1
-  assert any("2 times as often" in text for text in document["caveats"])
+  assert any("4 times as often" in text for text in document["caveats"])
   printed = capsys.readouterr().out
   assert "lossy, TV 0." in printed
-  assert "warning: lossy: a token may come up to 2 times" in printed
+  assert "warning: lossy: a token may come up to 4 times" in printed
+  assert "best tree by the times of this run: " in printed
   assert (out / "table.txt").read_text().strip() in printed
   assert (out / "plot.png").stat().st_size > 10_000
   paths = json.loads((out / "tree.json").read_text())
   assert paths == document["tree"]["paths"]
 
   lines = (out / "lines.jsonl").read_text().splitlines()
-  kept = [line for line in lines if '"lenience"' not in line]
+  kept = [line for line in lines if '"lenience' not in line]
   passes = [line for line in kept if '"pass"' in line]
   kept.remove(passes[0])  # and was killed while passes were timed
   (out / "lines.jsonl").write_text("\n".join(kept) + '\n{"point": ["cut')
@@ -82,29 +85,22 @@ def test_a_table_a_picture_and_a_tree_and_it_goes_on(compare, tmp_path, capsys):
 @pytest.mark.parametrize(
   "arguments, sentence",
   [
-    (["--k=3"], "--k is not for compare_rules"),
-    (["--acceptance=block"], "tries and measures what it compares"),
-    (["--only=blocks"], "accepted: rejection"),
-    (["--shapes=ring"], "accepted: chain"),
+    (["--k=3"], "Unknown command line flag 'k'"),
+    (["--acceptance=block"], "Unknown command line flag 'acceptance'"),
+    (["--only=blocks"], "did you mean block"),
+    (["--only=block;"], "is no call"),
+    (["--shapes=ring"], "--shapes: known: chain"),
     (["--sizes=0"], "must be >= 1"),
     (["--sizes=16"], "never fits into"),
     (["--only=kseq", "--shapes=dynamic tree"], "none of --only is right"),
-    (["--share=0"], "it must be in"),
-    (["--drafter=lookup", "--draft="], "lookup drafts chains only"),
+    (["--only=lenience(share=0)"], "it must be in"),
+    (["--only=greedy"], "greedy at temperature = 1 would not sample"),
+    (["--drafter=lookup"], "lookup drafts chains.*take a drafter that can"),
   ],
 )
 def test_what_cannot_be_compared_is_refused(compare, arguments, sentence):
   with pytest.raises(SystemExit, match=sentence):
     compare(*arguments)
-
-
-RULES = {
-  "rejection": acceptance.rejection(),
-  "block": acceptance.block(),
-  "kseq": acceptance.kseq(),
-  "coupled": acceptance.coupled(),
-  "typical": acceptance.typical(),
-}
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 8, 16, 32, 64])
@@ -118,29 +114,41 @@ RULES = {
   ],
 )
 def test_all_shapes_of_a_size_have_that_many_draft_tokens(size, rates):
+  setup = Setup(drafter="early_exit(1)", temperature=1.0)
+  rules = ("rejection", "block", "kseq", "coupled", "typical(delta=0.2)")
   ranks = {kind: rates for kind in RANKS}
-  found = comparison.shapes_of(size, ranks, RULES)
-  names = {shape.name for shape in found}
+  shapes = comparison.shapes_of(setup, size, ranks, rules)
+  names = {shape.name for shape in shapes}
   assert {"chain", "optimal tree", "dynamic tree"} <= names
-  for shape in found:
-    if shape.expansion is None:
-      assert shape.levels == size
-      assert shape.rules == tuple(RULES)
-    else:
-      spec = shape.expansion.spec
-      assert spec.max_nodes == size + 1
-      assert spec.max_depth == shape.levels
-      assert shape.expansion.num_run <= spec.max_nodes  # for early exit
-      assert ("kseq" in shape.rules) == (spec.siblings in ("none", "iid"))
-      assert "block" not in shape.rules
-      assert {"rejection", "coupled", "typical"} <= set(shape.rules)
+  for shape in shapes:
+    draft_shape = shape.setup(setup, "rejection").make_shape()
+    spec = draft_shape.spec
+    assert spec.max_nodes == size + 1
+    assert spec.max_depth == shape.levels
+    if shape.name == "chain":
+      assert shape.rules == rules
+      continue
+    assert spec.siblings in (shape.siblings, "none")  # a chain
+    assert draft_shape.num_run <= spec.max_nodes  # for early exit
+    assert ("kseq" in shape.rules) == (spec.siblings in ("none", "iid"))
+    assert "block" not in shape.rules
+    assert {"rejection", "coupled", rules[-1]} <= set(shape.rules)
 
 
 def test_a_tree_that_the_ranks_make_smaller_is_left_out():
-  found = comparison.shapes_of(4, {kind: [0.0] for kind in RANKS}, RULES)
-  assert {shape.name for shape in found} == {
+  ranks = {kind: [0.0] for kind in RANKS}
+  setup = Setup(drafter="early_exit(1)")
+  shapes = comparison.shapes_of(setup, 4, ranks, comparison.RULES)
+  assert {shape.name for shape in shapes} == {
     "chain", "2 chains", "4 chains", "dynamic tree",
   }  # fmt: skip
+
+
+def test_a_drafter_of_chains_gets_no_trees():
+  setup = Setup(drafter="lookup")
+  shapes = comparison.shapes_of(setup, 4, RANKS, comparison.RULES)
+  assert [shape.name for shape in shapes] == ["chain"]
+  assert "kseq" not in shapes[0].rules  # what is copied was not drawn
 
 
 def test_the_loss_on_tables_is_none_for_lossless_rules_and_at_temperature_0():
@@ -156,46 +164,10 @@ def test_the_loss_on_tables_is_none_for_lossless_rules_and_at_temperature_0():
   assert half > whole > 0
 
 
-def test_shapes_of_flags(tmp_path):
-  import _shapes
-
-  path = tmp_path / "tree.json"
-  path.write_text("[[0], [1], [0, 0]]")
-  spec = _shapes.parse(str(path), 9).spec
-  assert (spec.max_nodes, spec.max_depth, spec.siblings) == (
-    4, 2, "without_replacement",
-  )  # fmt: skip
-  assert _shapes.parse("chain", 3) is None
-  assert _shapes.parse("chains:3", 2, usual="iid").spec.siblings == "iid"
-  assert _shapes.parse("chains:2:1", 3).spec.max_nodes == 6
-  optimal = _shapes.parse("optimal:6", 2, None, "iid", [0.5, 0.3])
-  assert (optimal.spec.max_nodes, optimal.spec.max_depth) == (7, 2)
-  assert _shapes.parse("dynamic:6:3", 2).spec.siblings == "deterministic"
-  for text, sentence in (
-    ("dynamic", "accepted: chain"),
-    ("chains:2:1:1", "accepted: chain"),
-    ("ring:4", "accepted: chain"),
-    ("optimal:4", "needs --rank_acceptance"),
-    ("chains:x", "accepted: chain"),
-  ):
-    with pytest.raises(ValueError, match=sentence):
-      _shapes.parse(text, 2)
-  with pytest.raises(ValueError, match="cannot be re-ranked"):
-    _shapes.parse("dynamic:4", 2, "iid")
-  path.write_text('{"paths": 1}')
-  with pytest.raises(ValueError, match="must hold a list of paths"):
-    _shapes.parse(str(path), 2)
-  path.write_text("[[0], [0]]")
-  with pytest.raises(ValueError, match="is there twice"):
-    _shapes.parse(str(path), 2)
-
-
 def test_a_drafter_with_few_heads_is_refused(compare, target, tmp_path):
   head_config = HeadConfig("medusa", num_layers=0, levels=4, width=8)
   path = tmp_path / "four.safetensors"
   programs.save_drafter(target, path, head_config)
-  sentence = r"chain of --sizes=5 has 5 levels; .* has 4 heads"
+  sentence = "k = 5; .*four.safetensors has 4 heads"
   with pytest.raises(SystemExit, match=sentence):
-    compare("--draft=", f"--learned={path}", "--sizes=2,5")
-  with pytest.raises(SystemExit, match="--copy_first is not for compare_rules"):
-    compare("--draft=", f"--learned={path}", "--sizes=2", "--copy_first=2")
+    compare(f"--drafter=head({path})", "--sizes=2,5")

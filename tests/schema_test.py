@@ -63,7 +63,8 @@ def write_documents(folder):
   run("eval", "eval", f"--prompt_file={lines}", f"--output={folder / 'eval'}")
   results = json.loads((folder / "eval" / "results.json").read_text())
   assert results == found["eval"]
-  arguments = [f"--draft={target}", f"--prompt_file={lines}", "--limit=1"]
+  arguments = [f"--drafter=model({target})", f"--prompt_file={lines}"]
+  arguments += ["--limit=1"]
   arguments += ["--only=block", "--sizes=1", "--max_new_tokens=6"]
   folder = folder / "rules"
   programs.run(

@@ -1,28 +1,40 @@
 """Acceptance rules and draft shapes side by side, at equal target tokens.
 
 Invariant: what is expected of the rules of one shape is expected of the very
-same drafts; what is measured is each rule's own text, timed in turns with plain
-decoding.
+same drafts; what is measured is each rule's own text, timed in turns with
+autoregressive decoding.
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
+from tqdm import tqdm
 
-from specdec import decode, draft_shape, draft_tree
-from specdec.benchmark import expected_acceptance, metrics, results, runs
+from specdec import decode, draft_tree
+from specdec.benchmark import (
+  expected_acceptance,
+  metrics,
+  provenance,
+  results,
+  runs,
+  timing,
+)
+from specdec.benchmark.catalog import Target
 from specdec.benchmark.decoder import Decoder, batches_of
+from specdec.benchmark.setup import Setup
+from specdec.roofline import trees
 from specdec.testing import enumeration
-from specdec.types import AcceptanceRule, DraftSpec
-from specdec.utils import terminal
+from specdec.types import AcceptanceRule
+from specdec.utils import files, terminal
 
 RULES = (
   "rejection", "block", "kseq", "coupled", "naive",
   "lenience", "typical", "relaxed",
 )  # fmt: skip
 SHAPES = ("chain", "2 chains", "4 chains", "optimal tree", "dynamic tree")
+RANKED = ("without_replacement", "deterministic")  # siblings of static trees
 _RANKS = 8  # siblings whose acceptance is measured
 
 
@@ -32,51 +44,59 @@ class Shape(NamedTuple):
   size: int
   name: str
   siblings: str
+  call: str  # for Setup.shape
   levels: int
-  expansion: draft_shape.DraftShape | None  # None: a chain
-  rules: tuple[str, ...]  # by name
+  rules: tuple[str, ...] = ()  # calls, for Setup.acceptance
+
+  def setup(self, setup: Setup, rule: str) -> Setup:
+    """Returns the setup with drafts of this shape and that rule."""
+    return dataclasses.replace(
+      setup, shape=self.call, k=self.levels, acceptance=rule
+    )
+
+
+def rule_of(setup: Setup, call: str) -> AcceptanceRule:
+  """Builds the rule that a call names.
+
+  Raises:
+    ValueError: there is no such rule, or its arguments are wrong.
+  """
+  alone = dataclasses.replace(
+    setup, drafter="none", shape="chain", acceptance=call
+  )
+  return alone.make_rule()
 
 
 def shapes_of(
+  setup: Setup,
   size: int,
   ranks: dict[str, Sequence[float]],
-  rules: dict[str, AcceptanceRule],
+  rules: Sequence[str],
 ) -> list[Shape]:
-  """All shapes of so many draft tokens, with those of the rules that are right.
+  """Returns all shapes of `size` draft tokens with the rules right for each.
 
-  A tree that the ranks make smaller (deeper children are never kept) is left
-  out.
+  Leaves out shapes that the setup's drafter cannot draw, and trees that the
+  ranks make smaller (deeper children are never accepted).
 
   Args:
-    ranks: by kind of siblings, how often a node's r-th child is kept.
-    rules: by name.
+    ranks: by kind of siblings, how often a node's r-th child is accepted.
+    rules: calls.
   """
-  shapes = []
-
-  def add(name: str, siblings: str, levels: int, shape) -> None:
-    spec = (shape or draft_shape.chain(levels)).spec
-    # A small tree may be a chain, which is there already.
-    right = tuple(
-      name
-      for name, rule in rules.items()
-      if _fits(spec, rule) and not (shape and rule.chains_only)
-    )
-    if spec.max_nodes == size + 1 and right:
-      shapes.append(Shape(size, name, siblings, levels, shape, right))
-
-  add("chain", "none", size, None)
+  candidates = [Shape(size, "chain", "none", "chain", size)]
   for count in (2, 4):
     if size % count == 0:
-      parents = draft_tree.parallel(count, size // count)
       for siblings in ("iid", "without_replacement"):
-        shape = draft_shape.static(parents, siblings)
-        add(f"{count} chains", siblings, size // count, shape)
+        call = f"chains({count}, siblings={siblings})"
+        name = f"{count} chains"
+        candidates.append(Shape(size, name, siblings, call, size // count))
   levels = 1
   for siblings, by_rank in ranks.items():
-    parents = draft_tree.from_paths(draft_tree.optimal(by_rank, size))
-    shape = draft_shape.static(parents, siblings)
-    levels = max(levels, shape.spec.max_depth)
-    add("optimal tree", siblings, shape.spec.max_depth, shape)
+    paths = draft_tree.optimal(by_rank, size)
+    if len(paths) == size:
+      call = f"optimal({size}, {list(by_rank)}, siblings={siblings})"
+      depth = len(paths[-1])
+      candidates.append(Shape(size, "optimal tree", siblings, call, depth))
+      levels = max(levels, depth)
   # As deep as those, so wide that there are enough draft tokens to choose from,
   # and tried in no more nodes than are kept (early exit has room for those
   # alone).
@@ -84,18 +104,22 @@ def shapes_of(
   levels = min(levels, 1 + size // top)
   while top + (levels - 1) * top**2 < size:
     levels += 1
-  add(
-    "dynamic tree",
-    "deterministic",
-    levels,
-    draft_shape.dynamic(top, levels, size),
-  )
-  return shapes
+  call = f"dynamic({size}, top={top})"
+  candidates.append(Shape(size, "dynamic tree", "deterministic", call, levels))
+  shapes = [
+    shape._replace(rules=tuple(r for r in rules if _fits(setup, shape, r)))
+    for shape in candidates
+  ]
+  return [shape for shape in shapes if shape.rules]
 
 
-def _fits(spec: DraftSpec, rule: AcceptanceRule) -> bool:
+def _fits(setup: Setup, shape: Shape, rule: str) -> bool:
+  """Whether the rule is right for drafts that the drafter can draw."""
+  if shape.call != "chain" and rule_of(setup, rule).chains_only:
+    return False  # a small tree may be a chain, which is there already
   try:
-    decode.check_pair(spec, rule)
+    whole = shape.setup(setup, rule)
+    decode.check_pair(whole.make_shape().spec, whole.make_rule())
   except ValueError:
     return False
   return True
@@ -105,35 +129,38 @@ class RuleComparison:
   """Compares rules and shapes on the same prompts."""
 
   def __init__(
-    self,
-    encoded: Sequence[Sequence[int]],
-    batch: int,
-    rules: dict[str, AcceptanceRule],
-    make: Callable[[Shape, AcceptanceRule], Decoder],
+    self, setup: Setup, target: Target, encoded: Sequence[Sequence[int]]
   ):
     """Args:
+    setup: of all but rule, shape and k.
+    target: loaded.
     encoded: token ids of the prompts.
-    batch: how many are decoded together.
-    rules: by name.
-    make: builds the decoder of a shape and a rule.
     """
-    self._encoded, self._make, self.rules = encoded, make, rules
-    self._batches = batches_of(encoded, batch)
+    self._setup, self._target, self._encoded = setup, target, encoded
+    self._batches = batches_of(encoded, setup.batch)
     self._baseline: Decoder | None = None
 
   def _decoder(self, shape: Shape, rule: str) -> Decoder:
-    return self._make(shape, self.rules[rule])
+    decoder = shape.setup(self._setup, rule).decoder(self._target)
+    return dataclasses.replace(decoder, eos_ids=())
 
-  def ranks(self, siblings: str) -> list[float]:
-    """Measures how often the r-th of many siblings is accepted."""
-    star = draft_shape.static(draft_tree.parallel(_RANKS, 1), siblings)
-    decoder = self._decoder(
-      Shape(_RANKS, "", siblings, 1, star, ()), "rejection"
-    )
-    with terminal.progress(f"counting acceptance by rank, {siblings}"):
-      ranks = expected_acceptance.acceptance_by_rank(decoder, self._encoded)
-    # float32 may sum to 1 + 1e-7.
-    return (ranks / max(1.0, ranks.sum())).tolist()
+  def ranks(self, lines: files.Lines) -> dict[str, list[float]]:
+    """Returns, by kind of siblings, how often the r-th of many is accepted.
+
+    It is measured where `lines` does not hold it, and kept there.
+    """
+    for line in lines.entries:
+      if "ranks" in line:
+        return line["ranks"]
+    ranks = {}
+    for siblings in RANKED:
+      decoder = self._decoder(star_of(siblings), "rejection")
+      with terminal.progress(f"counting acceptance by rank, {siblings}"):
+        shares = expected_acceptance.acceptance_by_rank(decoder, self._encoded)
+      # float32 may sum to 1 + 1e-7.
+      ranks[siblings] = (shares / max(1.0, shares.sum())).tolist()
+    lines.append({"ranks": ranks})
+    return ranks
 
   def expected(self, shape: Shape) -> dict[str, dict]:
     """Returns, by rule, the expected accepted tokens a round, and the tokens
@@ -143,11 +170,11 @@ class RuleComparison:
     target's distribution.
     """
     decoder = self._decoder(shape, "rejection")
-    evaluated = [decoder.rule, *(self.rules[rule] for rule in shape.rules)]
+    rules = [rule_of(self._setup, rule) for rule in shape.rules]
     what = f"counting expected tokens, {shape.name} of {shape.size}"
     with terminal.progress(what):
       sums, rounds = expected_acceptance.expected_lengths(
-        decoder, self._encoded, evaluated
+        decoder, self._encoded, [decoder.rule, *rules]
       )
     token, *sums = sums
 
@@ -163,14 +190,6 @@ class RuleComparison:
       }
       for rule, total in zip(shape.rules, sums)
     }
-
-  def loss(self, shape: Shape, rule: str, temperature: float) -> float:
-    """Returns the total variation on random tables; 0 if lossless."""
-    if self.rules[rule].lossless:
-      return 0.0
-    return enumeration.tabular_loss(
-      self.rules[rule], shape.siblings, temperature
-    )
 
   def measured(self, shape: Shape, rule: str) -> tuple[results.Run, float]:
     """Decodes every prompt, in turns with the baseline.
@@ -190,3 +209,134 @@ class RuleComparison:
     run = comparison.run("rule", shape.levels)
     rounds = sum(one.num_rounds for one in comparison.of("rule"))
     return run, run.speed.seconds / rounds
+
+  def compare(self, shapes: Sequence[Shape], lines: files.Lines) -> list[dict]:
+    """Returns a run for every shape and each of its rules.
+
+    Those that `lines` does not hold are measured, and kept there.
+    """
+    done = {tuple(x["point"]): x["run"] for x in lines.entries if "point" in x}
+    total = sum(len(shape.rules) for shape in shapes)
+    with tqdm(total=total, unit="rule") as progress:
+      for shape in shapes:
+        expected = None
+        for rule in shape.rules:
+          progress.set_postfix_str(f"{shape.size}: {shape.name}, {rule}")
+          point = (*shape[:3], rule)
+          if point not in done:
+            expected = expected or self.expected(shape)
+            run = done[point] = self._document(shape, rule, expected[rule])
+            entry = {"point": point, "run": run, "load": provenance.load()}
+            lines.append(entry)
+          progress.update()
+        timing.forget_programs()
+    return [done[(*s[:3], rule)] for s in shapes for rule in s.rules]
+
+  def _document(self, shape: Shape, name: str, expected: dict) -> dict:
+    measured, round_seconds = self.measured(shape, name)
+    rule, distance = rule_of(self._setup, name), 0.0
+    if not rule.lossless:
+      temperature = self._setup.temperature
+      distance = enumeration.tabular_loss(rule, shape.siblings, temperature)
+    labels = {
+      "rule": name,
+      "shape": shape.name,
+      "siblings": shape.siblings,
+      "lossless": rule.lossless,
+      "distance": distance,
+    }
+    return (
+      measured.document()
+      | expected
+      | {"round_seconds": round_seconds, "comparison": labels}
+    )
+
+
+def check_drafter(setup: Setup) -> None:
+  """Refuses drafters whose acceptance by rank cannot be measured.
+
+  Raises:
+    ValueError: it draws chains only.
+  """
+  try:
+    for siblings in RANKED:
+      star_of(siblings).setup(setup, "rejection")
+  except ValueError as error:
+    raise ValueError(
+      f"drafter = {setup.drafter}: {error}; trees are compared as well, so "
+      "take a drafter that can draw them"
+    ) from error
+
+
+def star_of(siblings: str) -> Shape:
+  """Returns the shape whose acceptance by rank is measured."""
+  call = f"chains({_RANKS}, siblings={siblings})"
+  return Shape(_RANKS, "star", siblings, call, 1)
+
+
+def time_passes(
+  setup: Setup,
+  target: Target,
+  lines: files.Lines,
+  nodes: Iterable[int],
+  context: int,
+) -> dict[int, float]:
+  """Times passes of the target over 1 and these numbers of tokens a row.
+
+  Args:
+    lines: what it holds is not timed again; the others are kept there.
+    nodes: tokens of a row.
+    context: committed positions of a row.
+
+  Returns:
+    Median seconds by number of tokens.
+  """
+  passes = dict(tuple(x["pass"]) for x in lines.entries if "pass" in x)
+  params = target.checkpoint.params
+  for n in sorted({1, *nodes} - set(passes)):
+    slots = context + setup.max_new_tokens + n
+    taken = timing.time_pass(
+      target.model, params, setup.batch, n, context, slots, repeats=7
+    )
+    passes[n] = taken.median
+    lines.append({"pass": (n, taken.median)})
+  return passes
+
+
+def best_tree(
+  runs: Sequence[dict],
+  ranks: dict[str, Sequence[float]],
+  passes: dict[int, float],
+  temperature: float,
+) -> dict | None:
+  """Searches the static tree that pays most by the times of these runs.
+
+  Args:
+    runs: of `RuleComparison.compare`.
+    passes: of `time_passes`.
+
+  Returns:
+    Its paths and what is expected of it; None where no chain was decoded,
+    which says what a level of drafting takes.
+  """
+  chains = [run for run in runs if run["comparison"]["shape"] == "chain"]
+  if not chains:
+    return None
+  chain, speed = chains[0], chains[0]["speed"]
+  baseline = speed["baseline_seconds"] / speed["baseline_tokens"]
+  # What a baseline round takes beyond its pass (drawing, say) others take too.
+  overhead = max(0.0, baseline * chain["batch"] - passes[1])
+  times = {n: seconds + overhead for n, seconds in sorted(passes.items())}
+  of_pass = float(np.interp(chain["nodes"], [*times], [*times.values()]))
+  of_level = max(0.0, (chain["round_seconds"] - of_pass) / chain["k"])
+  # A distribution without noise has but one token to draw.
+  siblings = "without_replacement" if temperature else "deterministic"
+  tree = trees.best(ranks[siblings], times, of_level)
+  return {
+    "siblings": siblings,
+    "pass_seconds": [*times.items()],
+    "level_seconds": of_level,
+    "paths": tree.paths,
+    "tokens": tree.tokens,
+    "seconds": tree.seconds,
+  }

@@ -154,10 +154,19 @@ CHILDREN = {
 }
 
 
-def of_rules(runs: Sequence[dict]) -> str:
-  """A table of scripts/compare_rules.py's runs."""
+def of_rules(
+  runs: Sequence[dict],
+  ranks: dict[str, Sequence[float]],
+  tree: dict | None,
+  caveats: Sequence[str],
+) -> str:
+  """A table of compare_rules.py's runs, and the tree that it chose.
+
+  Args:
+    ranks, tree: acceptance_by_rank and tree of its document.
+  """
   header = ["draft tokens", "shape", "children", "rule", "expected", "measured"]
-  header += ["over rejection", "tok/s", "speedup", "law"]
+  header += ["over rejection", "tok/s", "speedup", "distribution"]
 
   def cells(run):
     comparison = run["comparison"]
@@ -180,7 +189,22 @@ def of_rules(runs: Sequence[dict]) -> str:
       distribution,
     ]
 
-  return columns(header, [cells(run) for run in runs])
+  lines = [columns(header, [cells(run) for run in runs])]
+  lines += [f"  warning: {caveat}" for caveat in caveats]
+  return "\n".join(lines + (_tree(ranks, tree) if tree else []))
+
+
+def _tree(ranks: dict[str, Sequence[float]], tree: dict) -> list[str]:
+  siblings, paths = tree["siblings"], tree["paths"]
+  kept = " ".join(f"{share:.2f}" for share in ranks[siblings])
+  size = f"{len(paths)} draft tokens in {len(paths[-1])} levels" if paths else 0
+  _, baseline = tree["pass_seconds"][0]
+  return [
+    f"  accepted by rank of a child, {siblings.replace('_', ' ')}: {kept}",
+    f"  best tree by the times of this run: {size or 'none'}, "
+    f"{tree['tokens']:.2f} tokens expected in {1e3 * tree['seconds']:.1f} ms "
+    f"(autoregressive decoding: 1 in {1e3 * baseline:.1f} ms)",
+  ]
 
 
 def _percent(gain: Estimate) -> str:

@@ -1,0 +1,146 @@
+"""Compares acceptance rules and draft shapes at equal numbers of target tokens.
+
+  python scripts/compare_rules.py --prompt_file=P.jsonl --temperature=1 \\
+    --output=runs/rules
+  python scripts/compare_rules.py --prompt_file=P.jsonl --temperature=1 \\
+    --target=smollm2-135m-instruct --drafter='early_exit(26)' --chat \\
+    --limit=8 --sizes=8 --output=runs/exit \\
+    --only='rejection; block; typical(epsilon=0.1)'
+
+A draft has as many draft tokens as --sizes says: in one chain, in 2 or 4
+chains, in the static tree that suits the acceptance by rank, which is measured
+first, and in EAGLE-2's dynamic tree. The table has a line for each rule that is
+right for a shape:
+
+  expected       accepted tokens per round by the two distributions alone. All
+                 rules of a shape evaluate the same drafts, in text that
+                 rejection writes.
+  measured       accepted tokens per round of that rule's own texts, with one
+                 standard error. A lossy rule writes other texts.
+  distribution   exact; for a lossy rule the total variation between its output
+                 and the target's distribution, on small random tables (V = 4,
+                 two levels; at this temperature, without top-k and top-p).
+
+Decoding is timed in turns with the autoregressive baseline; no token ends a
+text. The output folder gets lines.jsonl as points finish, then results.json
+(docs/schema.json), table.txt, plot.png and tree.json: the static tree that pays
+most by the times measured, for --shape='paths(tree.json)' of other programs.
+The same command resumes a run that was killed.
+"""
+
+import dataclasses
+import json
+
+from specdec.benchmark import comparison, evaluation, results
+from specdec.benchmark.comparison import RULES, SHAPES, RuleComparison
+from specdec.benchmark.setup import Setup
+from specdec.cli import app, prompt_flags, setup_flags
+from specdec.report import plots, tables
+from specdec.utils import calls, files, terminal
+from specdec.utils.spelling import choices
+
+# Any that fall: which shapes there are hardly depends on them.
+_SOME_RANKS = dict.fromkeys(comparison.RANKED, (0.5, 0.25, 0.1))
+
+
+def define(flags: app.Flags) -> None:
+  """Defines the flags."""
+  without = ("k", "acceptance", "shape", "json", *setup_flags.PROCESSES)
+  setup_flags.define(flags, without=without)
+  prompt_flags.define(flags)
+  flags.integers("sizes", "4,8,16", "Draft tokens of a round.")
+  flags.string(
+    "only",
+    "; ".join(RULES),
+    "Rules, with ; between them: calls, as --acceptance of other programs.",
+  )
+  flags.list("shapes", [*SHAPES], "Shapes of the drafts.")
+
+
+def rules_of(options: app.Options) -> tuple[str, ...]:
+  """Returns the calls of --only."""
+  return tuple(str(call) for call in calls.parse_all(options.only, ";"))
+
+
+def shapes_of(
+  options: app.Options, setup: Setup, ranks
+) -> list[comparison.Shape]:
+  """Returns the shapes and rules that the flags ask for."""
+  rules = rules_of(options)
+  return [
+    shape
+    for size in options.sizes
+    for shape in comparison.shapes_of(setup, size, ranks, rules)
+    if shape.name in options.shapes
+  ]
+
+
+def check(options: app.Options) -> Setup:
+  """Refuses what cannot work, before anything long begins."""
+  setup_flags.read(options)
+  app.check_at_least(options, 1, "sizes")
+  for name in options.shapes:
+    if name not in SHAPES:
+      raise ValueError(f"--shapes: {choices(name, SHAPES)}")
+  if max(options.sizes) > options.max_new_tokens:
+    raise ValueError(
+      f"a chain of --sizes={max(options.sizes)} never fits into "
+      f"--max_new_tokens={options.max_new_tokens}"
+    )
+  size = evaluation.buffer_size()
+  setup = setup_flags.setup_of(options, k=1, prompt_size=size)
+  for rule in rules_of(options):
+    comparison.rule_of(setup, rule)
+  comparison.check_drafter(setup)
+  if not shapes_of(options, setup, _SOME_RANKS):
+    raise ValueError("none of --only is right for any of --shapes at --sizes")
+  return setup
+
+
+def compare(options: app.Options) -> None:
+  """The whole run: check, load, compare, report."""
+  setup, folder = check(options), prompt_flags.read(options)
+  header = setup_flags.header(options, setup)
+  first, *others = (
+    shape.setup(setup, shape.rules[0])
+    for shape in shapes_of(options, setup, _SOME_RANKS)
+  )
+  target = first.load_target(app.note, others=others)
+  corpus = prompt_flags.corpus(options, target)
+  encoded = corpus.encoded
+  context = max(map(len, encoded))
+  setup = dataclasses.replace(
+    setup,
+    batch=min(setup.batch, len(encoded)),
+    prompt_size=evaluation.buffer_size(context),
+  )
+  widest = dataclasses.replace(setup, k=max(options.sizes))
+  decoder = widest.decoder(target)
+  widest.check_memory(target, decoder)
+  prompt_flags.claim(folder, header, decoder.params, encoded)
+  lines = files.Lines(folder / "lines.jsonl")
+  bench = RuleComparison(setup, target, encoded)
+  ranks = bench.ranks(lines)
+  runs = bench.compare(shapes_of(options, setup, ranks), lines)
+  most = max(options.sizes) + 1
+  nodes = [most, *(2**i for i in range(1, 20) if 2**i < most)]
+  passes = comparison.time_passes(setup, target, lines, nodes, context)
+  tree = comparison.best_tree(runs, ranks, passes, setup.temperature)
+  rules = {comparison.rule_of(setup, r["comparison"]["rule"]) for r in runs}
+  lossy = {rule.caveat for rule in rules} - {""}
+  caveats = [*header["caveats"], *sorted(lossy)]
+  text = tables.of_rules(runs, ranks, tree, caveats)
+  terminal.report(text)
+  files.replace_text(folder / "table.txt", text + "\n")
+  if tree:
+    paths = json.dumps(tree["paths"])
+    files.replace_text(folder / "tree.json", paths + "\n")
+  document = {"caveats": caveats, "runs": runs, "acceptance_by_rank": ranks}
+  document = header | document | {"tree": tree}
+  results.write_json(str(folder / "results.json"), document)
+  title = f"{setup.target}, {setup.drafter}, temperature {setup.temperature:g}"
+  plots.over_sizes(runs, folder / "plot.png", title, caveats)
+  app.note(f"results: {folder}/results.json, table.txt, plot.png")
+
+
+main = app.Program(__doc__, define, compare, interrupted=app.CONTINUES)
