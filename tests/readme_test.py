@@ -1,5 +1,6 @@
 """README and docs: their Python runs, and what they name exists."""
 
+import importlib
 import pathlib
 import re
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 import specdec
+from specdec.cli import app
 
 ROOT = pathlib.Path(__file__).parents[1]
 README = ROOT / "README.md"
@@ -136,19 +138,22 @@ def test_files_that_are_named_exist(page):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_flags_that_commands_give_are_defined(page):
-  sources = [path.read_text() for path in (ROOT / "scripts").glob("*.py")]
-  defined = set(
-    re.findall(r"(?:DEFINE_\w+|define\w*)\(\s*\"(\w+)\"", "".join(sources))
-  )
-  unknown = [
-    flag
-    for command in commands(page.read_text())
-    if "tpu-vm" not in command and ".sh" not in command
-    for flag in re.findall(r"(?<= )--(\w+)", command.partition("scripts/")[2])
-    if flag not in defined | {"help", "helpfull"}
-    and flag.removeprefix("no") not in defined
-  ]
+def test_flags_that_commands_give_are_the_programs(page):
+  unknown = []
+  for command in commands(page.read_text()):
+    program = re.search(r"scripts/(\w+)\.py", command)
+    if not program:
+      continue
+    module = importlib.import_module(f"specdec.cli.{program[1]}")
+    defined = app.Flags([program[1]])
+    module.main.define(defined)
+    behind = command.partition(program[0])[2]
+    names = {*defined.values} | {f"no{name}" for name in defined.values}
+    unknown += [
+      f"{program[1]} --{flag}"
+      for flag in re.findall(r"(?<= )--(\w+)", behind)
+      if flag not in names | {"help"}
+    ]
   assert unknown == []
 
 

@@ -8,10 +8,7 @@ from collections.abc import Sequence
 from specdec.utils import terminal
 from specdec.utils.spelling import choices
 
-_OTHERS = {
-  "__init__", "app", "auto_flags", "config_flag", "console", "integers",
-  "prompt_flags", "roofline_flags", "setup_flags",
-}  # fmt: skip
+_OTHERS = {"__init__", "app", "config_flag", "console", "integers"}
 
 
 def programs() -> list[str]:
