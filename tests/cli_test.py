@@ -33,7 +33,7 @@ def test_help_begins_with_the_docstring_and_has_every_flag(name, capsys):
   page = capsys.readouterr().out
   assert page.startswith(textwrap.dedent(module.__doc__).strip())
   defined = app.Flags([name])
-  module.define(defined)
+  module.main.define(defined)
   listed = re.findall(r"^\s*--(?:\[no\])?(\w+):", page, re.M)
   assert sorted(listed) == sorted(defined.values)
 
@@ -51,7 +51,7 @@ def test_a_docstring_names_flags_that_exist(name):
   """In its commands; those of other programs are theirs."""
   module = module_of(name)
   defined = app.Flags([name])
-  module.define(defined)
+  module.main.define(defined)
   text = module.__doc__.replace("\\\n", " ")
   given = {
     flag
