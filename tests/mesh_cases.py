@@ -2,11 +2,11 @@
 file a process with eight virtual devices.
 
 Every drafter that a rule is right for, on every mesh: the whole matrix is slow.
-What is not covers it in pairs: every drafter with every rule that is right for
-it, every drafter on every mesh and every rule on every mesh come up in some
-case, and so does each drafter and rule with the draft laid out like the target
-and on fewer chips. A batch has greedy and sampled rows, but for the rule that
-is greedy; their texts and their rounds are one device's.
+What is not covers it in pairs: every drafter on every mesh and every rule on
+every mesh come up in some case, and so does each drafter and rule with the
+draft laid out like the target and on fewer chips. A batch has greedy and
+sampled rows, but for the rule that is greedy; their texts and their rounds are
+one device's.
 """
 
 import dataclasses
@@ -110,8 +110,10 @@ MATRIX = tuple((*pair, mesh) for pair in PAIRS for mesh in MESHES)
 
 
 def together(case):
-  """What a case tries together: its (place, choice)s, two by two."""
-  return set(itertools.combinations(enumerate((*case, fewer(case))), 2))
+  """What a case tries together: its drafter and its rule, each with the mesh
+  and with where the draft lies."""
+  drafter, rule, mesh, less = enumerate((*case, fewer(case)))
+  return set(itertools.product((drafter, rule), (mesh, less)))
 
 
 def fewer(case):
@@ -240,7 +242,6 @@ def test_the_cover_is_one():
   def tried(cases, *places):
     return {tuple(case[i] for i in places) for case in cases}
 
-  assert tried(COVER, 0, 1) == set(PAIRS)
   for place in 0, 1:
     every = set(itertools.product({x[place] for x in PAIRS}, MESHES))
     assert tried(COVER, place, 2) == every
