@@ -509,14 +509,14 @@ class TestVocabulary:
   [
     ("eagle", dict(kind="beagle"), "kind 'beagle' is unknown; known: eagle, "),
     ("eagle", dict(head="our"), "head 'our' is unknown; known: own, shared"),
-    ("eagle", dict(head="own"), "its head must be 'shared'"),
+    ("eagle", dict(head="own"), "it must be 'shared'"),
     ("mtp", dict(levels=0), "levels = 0; it must be >= 1"),
     ("mtp", dict(vocabulary=-1), "vocabulary = -1"),
     ("mtp", dict(num_layers=0), "num_layers = 0 of mtp"),
     ("head", dict(num_layers=-1), "num_layers = -1 of exit"),
     ("medusa", dict(num_layers=1), "medusa has no layers"),
     ("eagle3", dict(features=()), "eagle3 needs features"),
-    ("mtp", dict(features=(1,)), "eagle3 reads some layers, mtp is"),
+    ("mtp", dict(features=(1,)), "mtp reads no layers"),
     ("head", dict(exit_layer=0), "an exit needs a layer above 0"),
     ("mtp", dict(exit_layer=1), "exit_layer = 1 of mtp"),
     (

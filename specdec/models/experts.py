@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from specdec.models.config import TransformerConfig
+from specdec.models.layouts import project
 
 ACTIVATIONS = {
   "silu": jax.nn.silu,
@@ -55,9 +56,8 @@ class Experts(nn.Module):
     activate = ACTIVATIONS[c.activation]
 
     flat = x.reshape(-1, c.width)  # [N, M]
-    probs = jax.nn.softmax(
-      jnp.einsum("em,nm->ne", router, flat).astype(jnp.float32)
-    )
+    scores = project(router, flat[None])[0]
+    probs = jax.nn.softmax(scores.astype(jnp.float32))
     gates, chosen = jax.lax.top_k(probs, c.experts_per_token)  # [N, k]
     if c.normalize_experts:
       gates /= jnp.sum(gates, -1, keepdims=True)

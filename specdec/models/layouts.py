@@ -19,18 +19,15 @@ _BLOCK_SIZES = 64, 32, 16  # the first that divides the outputs is used
 MAX_BLOCKED_TOKENS = 128
 # With at most so many weights a product with one token is slower than with two.
 _SMALL_MATRIX = 600_000
-_PACKED_NAMES = frozenset(
-  ("q", "k", "v", "o", "gate", "up", "down", "embed", "head")  # decoders
-  + ("fuse", "gather", "start", "token", "recycled", "residual")  # drafters
-)
 
 
 def pack(params: dict, backend: str | None = None) -> dict:
   """Packs parameters for decoding on `backend`.
 
-  On 'cpu' matrices become [out / block, in, block], with the first block size
-  of 64, 32 and 16 that divides `out`; packed parameters serve `apply` only, not
-  training or saving. Elsewhere `params` is returned unchanged.
+  On 'cpu' every matrix becomes [out / block, in, block], with the first block
+  size of 64, 32 and 16 that divides `out`; packed parameters serve `apply`
+  only, not training or saving, and are read by `project` and `look_up` alone.
+  Elsewhere `params` is returned unchanged.
 
   Args:
     params: nested dict of arrays, emptied while it is packed, so that at most
@@ -39,20 +36,14 @@ def pack(params: dict, backend: str | None = None) -> dict:
   """
   if (backend or jax.default_backend()) != "cpu":
     return params
-  return _pack(params, "")
+  return _pack(params)
 
 
-def _pack(tree, parent: str):
+def _pack(tree):
   if isinstance(tree, dict):
-    names = list(tree)
-    return {
-      name: _pack(tree.pop(name), parent if name == "weight" else name)
-      for name in names
-    }
-  name = parent.partition("_")[0]  # without the index in residual_0, residual_1
-  if tree.ndim != 2 or name not in _PACKED_NAMES:
-    return tree
-  block = next((b for b in _BLOCK_SIZES if len(tree) % b == 0), None)
+    return {name: _pack(tree.pop(name)) for name in list(tree)}
+  blocks = _BLOCK_SIZES if tree.ndim == 2 else ()
+  block = next((size for size in blocks if len(tree) % size == 0), None)
   if block is None:
     return tree
   # Blocks, because queued copies would hold every matrix twice.

@@ -66,7 +66,7 @@ def objective(
   Raises:
     ValueError: feature_weight with a kind that does not predict hidden states.
   """
-  if loss.feature_weight and draft_head.head_config.kind != "eagle":
+  if loss.feature_weight and not draft_head.head_config.predicts_hidden:
     raise ValueError(
       f"feature_weight = {loss.feature_weight}: a head of kind "
       f"{draft_head.head_config.kind!r} does not predict the target's hidden "

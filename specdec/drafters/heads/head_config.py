@@ -5,11 +5,43 @@ file.
 """
 
 import dataclasses
+from typing import NamedTuple
 
 from specdec.models.config import TransformerConfig
 
-KINDS = ("eagle", "eagle3", "exit", "hydra", "medusa", "mtp", "prophet")
 HEADS = ("own", "shared")
+
+
+class Kind(NamedTuple):
+  """What the heads of a kind have in common.
+
+  Attributes:
+    num_layers: of its own that it needs at least; None: it has none, but a head
+      for each level.
+    heads: those of HEADS that it may have.
+    reads_features: it reads streams entering layers of the target.
+    exits: it runs the target's first layers.
+    resets: its KV cache is empty at the start of every round.
+    predicts_hidden: it predicts the target's hidden states.
+  """
+
+  num_layers: int | None = 1
+  heads: tuple[str, ...] = HEADS
+  reads_features: bool = False
+  exits: bool = False
+  resets: bool = False
+  predicts_hidden: bool = False
+
+
+KINDS = {
+  "eagle": Kind(heads=("shared",), predicts_hidden=True),
+  "eagle3": Kind(reads_features=True),
+  "exit": Kind(num_layers=0, exits=True),
+  "hydra": Kind(num_layers=None),
+  "medusa": Kind(num_layers=None),
+  "mtp": Kind(),
+  "prophet": Kind(resets=True),
+}
 _MOST = 1024  # layers, or levels: what a loop is made over
 
 
@@ -65,17 +97,16 @@ class HeadConfig:
       raise ValueError(f"levels = {self.levels}; it must be >= 1")
     if self.vocabulary < 0:
       raise ValueError(f"vocabulary = {self.vocabulary}; it must be >= 0")
-    if self.kind in ("medusa", "hydra"):
-      if self.num_layers:
-        raise ValueError(f"{self.kind} has no layers; num_layers must be 0")
-    elif self.num_layers < (0 if self.exits else 1):
+    least = self._kind.num_layers
+    if least is None and self.num_layers:
+      raise ValueError(f"{self.kind} has no layers; num_layers must be 0")
+    if self.num_layers < (least or 0):
       raise ValueError(f"num_layers = {self.num_layers} of {self.kind}")
-    if (self.kind == "eagle3") != bool(self.features):
+    if self._kind.reads_features and not self.features:
+      raise ValueError(f"{self.kind} needs features, the layers that it reads")
+    if self.features and not self._kind.reads_features:
       raise ValueError(
-        f"features = {self.features}: eagle3 reads some layers, {self.kind} "
-        "is of another kind"
-        if self.features
-        else "eagle3 needs features, the layers that it reads"
+        f"features = {self.features}: {self.kind} reads no layers"
       )
     if self.exits != bool(self.exit_layer):
       raise ValueError(
@@ -84,26 +115,36 @@ class HeadConfig:
       )
     if self.feeds_back_hidden and not self.exits:
       raise ValueError(f"recycle belongs to an exit, not to {self.kind}")
-    if self.kind == "eagle" and self.head != "shared":
+    if self.head not in self._kind.heads:
       raise ValueError(
-        "eagle predicts the target's hidden state: its head must be 'shared'"
+        f"head = {self.head!r} of {self.kind}; it must be "
+        f"{' or '.join(map(repr, self._kind.heads))}"
       )
     self.layers  # noqa: B018  (checks the shape)
 
   @property
+  def _kind(self) -> Kind:
+    return KINDS[self.kind]
+
+  @property
   def exits(self) -> bool:
     """Whether it runs the target's first layers."""
-    return self.kind == "exit"
+    return self._kind.exits
+
+  @property
+  def predicts_hidden(self) -> bool:
+    """Whether it predicts the target's hidden states."""
+    return self._kind.predicts_hidden
 
   @property
   def resets_each_round(self) -> bool:
     """Whether its KV cache is empty at the start of every round."""
-    return self.kind == "prophet"
+    return self._kind.resets
 
   @property
   def most_levels(self) -> int | None:
     """Deepest draft token it can draft; None: any."""
-    return self.levels if self.kind in ("medusa", "hydra") else None
+    return self.levels if self._kind.num_layers is None else None
 
   @property
   def layers(self) -> TransformerConfig:
