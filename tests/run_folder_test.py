@@ -151,7 +151,7 @@ PROMPTS = "--prompt_file={prompts}"
 PROGRAMS = {
   "eval": [PROMPTS],
   "write_answers": [PROMPTS],
-  "compare_rules": [PROMPTS, "--temperature=1", "--drafter=early_exit(1)"],
+  "compare_rules": [PROMPTS, "--temperature=1"],
   "compare_drafters": [PROMPTS],
   "choose_layers": [],
   "invent_prompts": ["--temperature=1"],

@@ -72,7 +72,11 @@ def write_documents(folder):
   )
   found["rules"] = json.loads((folder / "results.json").read_text())
   folder = folder.with_name("drafters")
-  arguments = [f"--prompt_file={lines}", "--limit=1", "--drafters=early_exit:1"]
+  arguments = [
+    f"--prompt_file={lines}",
+    "--limit=1",
+    "--drafters=early_exit(1)",
+  ]
   programs.write_model(folder.with_name("two"), num_layers=2)
   programs.run(
     "compare_drafters",

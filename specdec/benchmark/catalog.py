@@ -141,6 +141,8 @@ def _load_draft(name: str, target: Target) -> Checkpoint:
 
 
 def _early_exit(layer: int, target: Target, shape: DraftShape) -> Drafter:
+  if not isinstance(layer, int):
+    raise ValueError(f"early_exit({layer}): give a number of layers")
   return drafters.early_exit(target.model, layer, shape=shape)
 
 

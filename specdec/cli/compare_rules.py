@@ -59,7 +59,8 @@ def define(flags: app.Flags) -> None:
 
 def rules_of(options: app.Options) -> tuple[str, ...]:
   """Returns the calls of --only."""
-  return tuple(str(call) for call in calls.parse_all(options.only, ";"))
+  parts = calls.split(options.only, ";")
+  return tuple(str(calls.parse(part)) for part in parts)
 
 
 def shapes_of(
@@ -75,9 +76,8 @@ def shapes_of(
   ]
 
 
-def check(options: app.Options) -> Setup:
-  """Refuses what cannot work, before anything long begins."""
-  setup_flags.read(options)
+def setup_of(options: app.Options) -> Setup:
+  """Returns the setup, but for shape and rule, of flags that can work."""
   app.check_at_least(options, 1, "sizes")
   for name in options.shapes:
     if name not in SHAPES:
@@ -99,7 +99,8 @@ def check(options: app.Options) -> Setup:
 
 def compare(options: app.Options) -> None:
   """The whole run: check, load, compare, report."""
-  setup, folder = check(options), prompt_flags.read(options)
+  setup_flags.read(options)
+  folder, setup = prompt_flags.read(options), setup_of(options)
   header = setup_flags.header(options, setup)
   first, *others = (
     shape.setup(setup, shape.rules[0])

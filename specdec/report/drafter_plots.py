@@ -1,5 +1,6 @@
 """Plots drafters side by side, over draft tokens per round."""
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -64,8 +65,10 @@ def over_k(
 
 
 def _label(name: str) -> str:
-  """Shortens a drafter's name: for a file, its stem or folder."""
-  path = Path(name)
-  if path.suffix != ".safetensors":
-    return name
-  return path.parent.name if path.stem in ("best", "last") else path.stem
+  """Shortens a drafter's call: files to their stems, or their folders."""
+
+  def short(match: re.Match) -> str:
+    path = Path(match[0])
+    return path.parent.name if path.stem in ("best", "last") else path.stem
+
+  return re.sub(r"[^\s(=,'\"]+\.safetensors\b", short, name)

@@ -57,7 +57,7 @@ def _literal(text: str):
     return text
 
 
-def _split(text: str, separator: str) -> Iterator[str]:
+def split(text: str, separator: str) -> Iterator[str]:
   """Splits at separators that are in no brackets and no quotes.
 
   Raises:
@@ -97,7 +97,7 @@ def parse(text: str) -> Call:
     )
   args, kwargs = [], {}
   inside = match["args"]
-  for part in _split(inside, ",") if inside and inside.strip() else ():
+  for part in split(inside, ",") if inside and inside.strip() else ():
     key, equals, value = part.partition("=")
     if equals and key.strip().isidentifier():
       if key.strip() in kwargs:
@@ -112,9 +112,9 @@ def parse(text: str) -> Call:
   return Call(match["place"], match["name"], tuple(args), kwargs)
 
 
-def parse_all(text: str, separator: str = "|") -> list[Call]:
-  """Reads calls with | or another separator between them."""
-  return [parse(part) for part in _split(text, separator)]
+def parse_all(text: str) -> list[Call]:
+  """Reads calls with | between them."""
+  return [parse(part) for part in split(text, "|")]
 
 
 def find(call: Call, ours: Mapping[str, Callable]) -> Callable:

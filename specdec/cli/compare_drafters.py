@@ -1,0 +1,146 @@
+"""Compares drafters of one target: what each is worth, and why.
+
+  python scripts/compare_drafters.py --prompt_file=corpus/prompts.jsonl \\
+    --output=runs/drafters
+  python scripts/compare_drafters.py --prompt_file=corpus/prompts.jsonl \\
+    --drafters='model(stdlib-1m); head(runs/prophet/best.safetensors)' \\
+    --output=runs/drafters
+
+Every drafter decodes the same prompts by the same rule (--acceptance), greedily
+and at temperature 1, in chains of every --k and in one tree of --tree_size
+draft tokens that is the same for all, each in turns with the autoregressive
+baseline; no token ends a text. What a drafter cannot draw is left out. The
+columns of the tables:
+
+  weights            held beyond the target's
+  MB a draft token   moved by one more draft token of a chain
+  at position        share of rounds that accepted draft token 1, 2 ..., given
+                     that those before it were; with the longest chain
+  tokens a pass      with each k, and in the tree
+  speedup            over the baseline: measured / predicted by bytes. A draft
+                     step takes what it moves at the rate of a one-token pass of
+                     the target, a verification what a pass of so many tokens
+                     took. The rest is what small operations cost beyond their
+                     bytes. "-": the drafter does not say what it reads
+  best               the fastest chain, with one standard error, its tokens per
+                     second, and those of the baseline beside it
+
+The output folder gets lines.jsonl as points finish, then results.json
+(docs/schema.json), table.txt and plot.png. The same command resumes a run that
+was killed, and with more --drafters adds to it.
+"""
+
+import dataclasses
+
+import numpy as np
+
+from specdec.benchmark import (
+  comparison,
+  drafter_comparison,
+  evaluation,
+  results,
+)
+from specdec.benchmark.drafter_comparison import Candidate
+from specdec.benchmark.setup import Setup
+from specdec.checkpoints import shipped
+from specdec.cli import app, prompt_flags, setup_flags
+from specdec.report import drafter_plots, drafter_tables
+from specdec.training import saving
+from specdec.utils import calls, files, terminal
+
+_WITHOUT = (
+  *setup_flags.DRAFTING, *setup_flags.PROCESSES, "temperature", "top_k",
+  "top_p", "mesh", "random_weights", "json",
+)  # fmt: skip
+_SHIPPED = "lookup; model(stdlib-1m); early_exit(1); layer_skip(shipped)"
+
+
+def define(flags: app.Flags) -> None:
+  """Defines the flags."""
+  setup_flags.define(flags, without=_WITHOUT)
+  prompt_flags.define(flags)
+  flags.string(
+    "drafters",
+    None,
+    "Calls with ; between them, each as --drafter of other programs. Default, "
+    f"for {shipped.TARGET}: {_SHIPPED}; and every trained head in the package.",
+  )
+  flags.string("acceptance", "rejection", "A call, as in other programs.")
+  flags.integers("k", "1-8", "Draft tokens of the chains.")
+  flags.integer("tree_size", 8, "Draft tokens of the tree, 0 for none.")
+
+
+def setups_of(options: app.Options) -> list[Setup]:
+  """Returns each drafter's setup, with a chain of the smallest k."""
+  app.check_at_least(options, 1, "k")
+  app.check_at_least(options, 0, "tree_size")
+  setup_flags.single(options, "batch")
+  names = options.drafters
+  if names is None:
+    if options.target != shipped.TARGET:
+      raise ValueError(f"--target={options.target}: give its --drafters")
+    heads = [f"head({name})" for name in shipped.drafters()]
+    names = "; ".join([_SHIPPED, *heads])
+  base = setup_flags.setup_of(
+    options,
+    k=min(options.k),
+    drafter="none",
+    prompt_size=evaluation.buffer_size(),
+  )
+  for temperature in drafter_comparison.TEMPERATURES:
+    dataclasses.replace(base, temperature=temperature)
+  names = [name.strip() for name in calls.split(names, ";") if name.strip()]
+  if not names:
+    raise ValueError("--drafters names none")
+  return [dataclasses.replace(base, drafter=name) for name in names]
+
+
+def compare(options: app.Options) -> None:
+  """The whole run: check, load, measure, report."""
+  setup_flags.read(options, drafter="none")
+  folder, setups = prompt_flags.read(options), setups_of(options)
+  header = setup_flags.header(options, setups[0])
+  target = setups[0].load_target(app.note, others=setups)
+  encoded = prompt_flags.corpus(options, target).encoded
+  batch = min(setups[0].batch, len(encoded))
+  size = evaluation.buffer_size(max(map(len, encoded)))
+  candidates = []
+  for setup in setups:
+    setup = dataclasses.replace(setup, batch=batch, prompt_size=size)
+    decoder = setup.decoder(target)
+    checksum = saving.checksum(decoder.params.draft)
+    candidates.append(Candidate(setup, decoder, checksum))
+  points = drafter_comparison.points_of(
+    candidates, target, options.k, options.tree_size
+  )
+  settings = {n: x for n, x in header["settings"].items() if n != "drafters"}
+  prompt_flags.claim(
+    folder, header | {"settings": settings}, target.checkpoint.params, encoded
+  )
+  lines = files.Lines(folder / "lines.jsonl")
+  measured = drafter_comparison.measure(points, target, encoded, lines)
+  context = int(np.mean([len(ids) for ids in encoded]))
+  nodes = {line["run"]["nodes"] for line in measured}
+  passes = comparison.time_passes(setup, target, lines, nodes, context)
+  machine = drafter_comparison.machine(
+    target.checkpoint.config, passes, batch, context
+  )
+  runs = drafter_comparison.documents(points, measured, machine)
+  text = drafter_tables.of_drafters(runs)
+  text += f"\n\n  a one-token pass reads {machine.read_rate / 1e9:.1f} GB/s"
+  for caveat in header["caveats"]:
+    text += f"\n  warning: {caveat}"
+  terminal.report(text)
+  files.replace_text(folder / "table.txt", text + "\n")
+  document = header | {
+    "runs": runs,
+    "pass_seconds": sorted(passes.items()),
+    "read_rate": machine.read_rate,
+  }
+  results.write_json(str(folder / "results.json"), document)
+  title = f"Drafters of {options.target}"
+  drafter_plots.over_k(runs, folder / "plot.png", title, header["caveats"])
+  app.note(f"results: {folder}/results.json, table.txt, plot.png")
+
+
+main = app.Program(__doc__, define, compare, interrupted=app.CONTINUES)

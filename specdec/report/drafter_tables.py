@@ -1,0 +1,86 @@
+"""Tables of drafters side by side."""
+
+from collections.abc import Callable, Sequence
+
+from specdec.utils.terminal import columns
+
+
+def of_drafters(runs: Sequence[dict]) -> str:
+  """Two tables for each temperature, a line for each drafter.
+
+  Args:
+    runs: of a document of compare_drafters.py.
+  """
+  ks = sorted({run["k"] for run in _chains(runs)})
+  shapes = [*(f"k={k}" for k in ks), "tree"]
+  parts = []
+  for temperature in sorted({r["drafter"]["temperature"] for r in runs}):
+    groups: dict[str, list[dict]] = {}
+    for run in runs:
+      if run["drafter"]["temperature"] == temperature:
+        groups.setdefault(run["drafter"]["name"], []).append(run)
+    title = f"temperature {temperature:g}" if temperature else "greedy"
+    header = ["drafter", "weights", "MB a draft token", "at position 1 2 3 4"]
+    lines = [
+      [name, *_about(group), *_by_shape(group, ks, _tokens)]
+      for name, group in groups.items()
+    ]
+    table = columns([*header, *shapes], lines)
+    parts.append(f"{title}; tokens a pass\n\n{table}")
+    lines = [
+      [name, *_by_shape(group, ks, _speed), *_best(group)]
+      for name, group in groups.items()
+    ]
+    header = ["drafter", *shapes, "best", "tokens/s", "baseline"]
+    table = columns(header, lines)
+    parts.append(f"{title}; speedup, measured / by bytes\n\n{table}")
+  return "\n\n".join(parts)
+
+
+def _chains(runs: Sequence[dict]) -> list[dict]:
+  return [run for run in runs if run["drafter"]["shape"] == "chain"]
+
+
+def _about(runs: Sequence[dict]) -> list[str]:
+  """A drafter at one temperature: weights, bytes, acceptance by position."""
+  longest = max(_chains(runs), key=lambda run: run["k"])
+  kept = longest["acceptance"]["conditional"][:4]
+  weights, step_bytes = (
+    longest["drafter"][name] for name in ("weights", "step_bytes")
+  )
+  return [
+    f"{weights / 1e6:.2f} M" if weights else "-",
+    f"{step_bytes / 1e6:.2f}" if step_bytes else "-",
+    " ".join("-" if x["value"] is None else f"{x['value']:.2f}" for x in kept),
+  ]
+
+
+def _by_shape(
+  runs: Sequence[dict], ks: Sequence[int], cell: Callable[[dict], str]
+) -> list[str]:
+  """Returns cells of the chain of every k, then of the tree."""
+  by_k = {run["k"]: cell(run) for run in _chains(runs)}
+  trees = [cell(run) for run in runs if run["drafter"]["shape"] == "tree"]
+  return [*(by_k.get(k, "") for k in ks), trees[0] if trees else ""]
+
+
+def _tokens(run: dict) -> str:
+  return f"{run['acceptance']['tokens_per_pass']['value']:.2f}"
+
+
+def _speed(run: dict) -> str:
+  predicted = run["predicted"]
+  predicted = "-" if predicted is None else f"{predicted:.2f}"
+  return f"{run['speed']['speedup']['value']:.2f} / {predicted}"
+
+
+def _best(runs: Sequence[dict]) -> list[str]:
+  """The fastest chain: its speedup, and tokens per second of both."""
+  best = max(_chains(runs), key=lambda run: run["speed"]["speedup"]["value"])
+  speed, speedup = best["speed"], best["speed"]["speedup"]
+  error = "" if speedup["error"] is None else f" ± {speedup['error']:.2f}"
+  return [
+    f"k={best['k']}: {speedup['value']:.2f}{error}",
+    f"{speed['tokens_per_second']:.0f}",
+    f"{speed['baseline_tokens_per_second']:.0f}",
+  ]
