@@ -103,7 +103,8 @@ def _deployment(setup: Setup, config, chip, place) -> Deployment:
   return Deployment(shape, chip, weights=setup.dtype, kv=setup.dtype, **mesh)
 
 
-def _target_deployment(setup: Setup, target: Target, chip) -> Deployment:
+def target_deployment(setup: Setup, target: Target, chip) -> Deployment:
+  """Returns the target on chips, spread over the setup's mesh."""
   place = target.places and target.places.target
   return _deployment(setup, target.checkpoint.config, chip, place)
 
@@ -112,7 +113,7 @@ def _draft_pass(setup: Setup, target: Target, chip) -> DraftPass | None:
   """The decoder whose passes draft, None where the drafter has none."""
   [call] = setup.drafter_calls
   config, params = target.checkpoint.config, target.checkpoint.params
-  whole, name = _target_deployment(setup, target, chip), _target_name(setup)
+  whole, name = target_deployment(setup, target, chip), _target_name(setup)
   if call.name == "model":
     setup.make_drafter(target)  # reads the draft's checkpoint
     draft_name = call.args[0] if call.args else call.kwargs["name"]
@@ -129,7 +130,7 @@ def _draft_pass(setup: Setup, target: Target, chip) -> DraftPass | None:
     options = {"stop": layer}
     deployment = dataclasses.replace(whole, stop=layer)
   elif call.name == "layer_skip":
-    skip = _skip_of(call)
+    skip = skip_of(call)
     name = f"{name}, {setup.drafter}"
     options = {"skip": skip}
     shape = shapes.of_config(config, skip=skip)
@@ -141,8 +142,8 @@ def _draft_pass(setup: Setup, target: Target, chip) -> DraftPass | None:
   return DraftPass(name, deployment, model, params)
 
 
-def _skip_of(call: calls.Call) -> Skip:
-  """The sublayers that layer_skip(...) leaves out."""
+def skip_of(call: calls.Call) -> Skip:
+  """Returns the sublayers that layer_skip(...) leaves out."""
   file = call.args[0] if call.args else call.kwargs.get("file")
   layers = call.kwargs if file is None else catalog.read_skip(file)
   parts = (tuple(layers.get(name, ())) for name in Skip._fields)
@@ -179,7 +180,7 @@ def pair_of(
       f"{setting}: run bench.py --calibrate with these flags"
     )
   chip = chips.of_hardware(calibration.hardware)
-  deployment = _target_deployment(setup, target, chip)
+  deployment = target_deployment(setup, target, chip)
   deployment = calibration.place(_target_name(setup), deployment)
   draft = _draft_pass(setup, target, chip)
   own = draft and calibration.place(draft.name, draft.deployment)
@@ -281,7 +282,7 @@ def timed(
   fits = dict(base.fits) if base else {}
   overhead = dict(base.overhead) if base else {}
   chip, name = chips.of_hardware(machine), _target_name(setup)
-  deployment = _target_deployment(setup, target, chip)
+  deployment = target_deployment(setup, target, chip)
   most = most or (max(batches), max(ks) + 1)
   own = DraftPass(name, deployment, target.model, target.checkpoint.params)
   draft = _draft_pass(setup, target, chip)

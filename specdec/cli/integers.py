@@ -1,7 +1,6 @@
 """Flags that take an integer or several: 4, or 1,2,4-8."""
 
 import re
-from collections.abc import Sequence
 
 from absl import flags
 
@@ -54,14 +53,3 @@ class IntegersOrAuto(Integers):
 
   def parse(self, argument):
     return () if argument == "auto" else parse_integers(argument)
-
-
-def spans(numbers: Sequence[int]) -> str:
-  """(1, 4, 5, 6) as '1,4-6', which `parse_integers` reads."""
-  found: list[list[int]] = []
-  for number in sorted(set(numbers)):
-    if found and number == found[-1][-1] + 1:
-      found[-1][1:] = [number]
-    else:
-      found.append([number])
-  return ",".join("-".join(map(str, span)) for span in found)

@@ -1,8 +1,11 @@
-"""Tables of drafters side by side."""
+"""Tables of drafters side by side, and of subsets of layers."""
 
+import json
 from collections.abc import Callable, Sequence
 
 from specdec.utils.terminal import columns
+
+_SHOWN = 5  # of the best subsets
 
 
 def of_drafters(runs: Sequence[dict]) -> str:
@@ -84,3 +87,44 @@ def _best(runs: Sequence[dict]) -> list[str]:
     f"{speed['tokens_per_second']:.0f}",
     f"{speed['baseline_tokens_per_second']:.0f}",
   ]
+
+
+def of_subsets(trials: Sequence[dict]) -> str:
+  """The best subsets that choose_layers.py tried, and that of no sublayer.
+
+  Args:
+    trials: of its document.
+  """
+  header = ["", "attention skipped", "MLP skipped", "k", "drafted/round"]
+  header += ["tokens/round", "tokens/s"]
+  distinct = {json.dumps(trial): trial for trial in trials}
+  ranked = sorted(distinct.values(), key=lambda x: -x["tokens_per_second"])
+  rows = [(str(n), trial) for n, trial in enumerate(ranked[:_SHOWN], 1)]
+  nothing = [x for x in ranked if not (x["skip_attention"] + x["skip_mlp"])]
+  rows += [("-", trial) for trial in nothing[:1]]
+  return columns(
+    header,
+    [
+      [
+        place,
+        _spans(trial["skip_attention"]),
+        _spans(trial["skip_mlp"]),
+        str(trial["k"]),
+        f"{trial['drafted_per_round']:.2f}",
+        f"{trial['tokens_per_round']:.2f}",
+        f"{trial['tokens_per_second']:.1f}",
+      ]
+      for place, trial in rows
+    ],
+  )
+
+
+def _spans(numbers: Sequence[int]) -> str:
+  """Writes (1, 4, 5, 6) as '1,4-6'."""
+  spans: list[list[int]] = []
+  for number in sorted(set(numbers)):
+    if spans and number == spans[-1][-1] + 1:
+      spans[-1][1:] = [number]
+    else:
+      spans.append([number])
+  return ",".join("-".join(map(str, span)) for span in spans) or "none"

@@ -1,0 +1,277 @@
+"""Searches the sublayers that a layer-skipping draft should leave out.
+
+Draft & Verify (arXiv:2309.08168): 2 L yes-or-no questions and the length of the
+drafts, answered by Optuna's tree-structured Parzen estimator: it suits
+categories, and Optuna's Gaussian process would need torch.
+"""
+
+import dataclasses
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from tqdm import tqdm
+
+from specdec.benchmark import calibrated, runs, timing
+from specdec.benchmark.catalog import Target
+from specdec.benchmark.decoder import Decoder, batches_of
+from specdec.benchmark.setup import Setup
+from specdec.roofline import drafter_cost
+from specdec.roofline.chips import Chip
+from specdec.roofline.cost import TYPICAL
+from specdec.roofline.round_cost import round_cost
+from specdec.types import Skip
+from specdec.utils import terminal
+from specdec.utils.calls import Call
+
+_OURS = "speculative"
+
+
+class Value(NamedTuple):
+  """What one subset is worth."""
+
+  rate: float  # tokens per second, the objective
+  tokens_per_round: float
+  drafted_per_round: float
+
+
+def drafter_of(skip: Skip, threshold: float | None = None) -> str:
+  """Returns the call of a drafter that leaves a subset out."""
+  arguments = {name: list(layers) for name, layers in skip._asdict().items()}
+  if threshold is not None:
+    arguments["threshold"] = threshold
+  return str(Call(None, "layer_skip", (), arguments))
+
+
+class SkipBench:
+  """Measures or predicts decoding of some texts with a subset left out."""
+
+  def __init__(
+    self,
+    setup: Setup,
+    target: Target,
+    rows: Sequence[Sequence[int]],
+    threshold: float | None = None,
+    timings: int = 1,
+    chip: Chip | None = None,
+  ):
+    """Args:
+    setup: of all but the drafter and k.
+    rows: prompts.
+    threshold: where drafting stops; None: k tokens always.
+    timings: of each subset, after it ran once.
+    chip: predicts its times; None: measures.
+    """
+    self._setup, self._target, self._threshold = setup, target, threshold
+    self._batches = batches_of(rows, setup.batch)
+    self._timings, self._chip = timings, chip
+
+  @property
+  def num_layers(self) -> int:
+    """Layers of the target."""
+    return self._target.model.num_layers
+
+  def decoder(self, skip: Skip, k: int) -> Decoder:
+    """Builds the decoder of one subset, compiled and run once."""
+    drafter = drafter_of(skip, self._threshold)
+    setup = dataclasses.replace(self._setup, drafter=drafter, k=k)
+    decoder = dataclasses.replace(setup.decoder(self._target), eos_ids=())
+    layers = len(skip.attention), len(skip.mlp)
+    what = "without {} attention and {} MLP layers".format(*layers)
+    with terminal.progress(f"compiling k = {k} {what}"):
+      runs.compare({_OURS: decoder}, self._batches)
+    return decoder
+
+  def value(self, skip: Skip, k: int) -> Value:
+    """Returns tokens per second with this subset."""
+    repeats = 1 if self._chip else self._timings
+    decoders = {_OURS: self.decoder(skip, k)}
+    comparison = runs.compare(decoders, self._batches, repeats)
+    once = comparison.distinct(_OURS)
+    tokens = sum(one.num_tokens for one in once)
+    rounds, nodes = (
+      sum(int(np.sum(getattr(one.stats, name))) for one in once)
+      for name in ("rounds", "nodes")
+    )
+    if self._chip:
+      seconds = self._round_seconds(skip, k, nodes / rounds)
+      rate = self._setup.batch * tokens / rounds / seconds
+    else:
+      rate = self._median_rate(comparison, _OURS)
+    return Value(rate, tokens / rounds, nodes / rounds)
+
+  def _median_rate(self, comparison: runs.Comparison, name: str) -> float:
+    """Returns the median over repeats of tokens per second."""
+    completed, count = comparison.of(name), len(self._batches)
+    parts = [completed[i : i + count] for i in range(0, len(completed), count)]
+    return statistics.median(
+      sum(one.num_tokens for one in part) / sum(one.seconds for one in part)
+      for part in parts
+    )
+
+  def _round_seconds(self, skip: Skip, k: int, drafted: float) -> float:
+    """Predicts a round with all rows at work.
+
+    Args:
+      drafted: mean tokens drafted, in 0..k.
+    """
+    setup, config = self._setup, self._target.checkpoint.config
+    deployment = dataclasses.replace(
+      calibrated.target_deployment(setup, self._target, self._chip),
+      efficiency=TYPICAL,
+    )
+    cost = drafter_cost.layer_skip(config, skip)
+    where = setup.batch, setup.prompt_size + setup.max_new_tokens
+    lengths = range(k + 1)
+    seconds = [round_cost(deployment, cost, n, *where).seconds for n in lengths]
+    return float(np.interp(drafted, lengths, seconds))
+
+  def against_baseline(self, skip: Skip, k: int) -> tuple[float, float]:
+    """Returns tokens per second of a subset and of the baseline, interleaved:
+    the best of many timings was lucky, too."""
+    decoder = self.decoder(skip, k)
+    decoders = {_OURS: decoder, runs.BASELINE: decoder.baseline()}
+    runs.compare(decoders, self._batches)  # compiles and warms up
+    comparison = runs.compare(decoders, self._batches, 2 * self._timings)
+    return tuple(self._median_rate(comparison, name) for name in decoders)
+
+
+def library() -> Any:
+  """Returns Optuna, silent.
+
+  Raises:
+    ValueError: it is not installed.
+  """
+  try:
+    import optuna
+  except ImportError as error:
+    raise ValueError(
+      "the search for layers needs Optuna: pip install -e '.[search]'"
+    ) from error
+  optuna.logging.set_verbosity(optuna.logging.CRITICAL)
+  return optuna
+
+
+def _questions(num_layers: int) -> list[tuple[str, int]]:
+  """Returns every (sublayer, layer)."""
+  return [(part, i) for part in Skip._fields for i in range(num_layers)]
+
+
+def subset(params: dict[str, Any], num_layers: int) -> Skip:
+  """Returns the subset that a trial's parameters describe."""
+  chosen = [
+    (part, i) for part, i in _questions(num_layers) if params[f"{part}_{i}"]
+  ]
+  return Skip(
+    *(tuple(i for part, i in chosen if part == name) for name in Skip._fields)
+  )
+
+
+def _first_subsets(num_layers: int, given: Skip | None) -> list[Skip]:
+  """Returns what is tried first."""
+  every, other = tuple(range(num_layers)), tuple(range(1, num_layers, 2))
+  subsets = [
+    Skip(),
+    Skip(other, other),
+    Skip(other, ()),
+    Skip((), other),
+    Skip(every, ()),
+  ]
+  return subsets if given is None or given in subsets else [given, *subsets]
+
+
+def open_study(
+  folder: Path,
+  num_layers: int,
+  ks: Sequence[int],
+  seed: int,
+  first: Skip | None = None,
+):
+  """Opens the Optuna study of a folder, with what it tried before.
+
+  Args:
+    ks: lengths of drafts.
+    first: tried before all others.
+  """
+  optuna = library()
+  journal = optuna.storages.journal.JournalFileBackend(
+    str(folder / "trials.journal")
+  )
+  study = optuna.create_study(
+    study_name="choose_layers",
+    storage=optuna.storages.JournalStorage(journal),
+    direction="maximize",
+    load_if_exists=True,
+  )
+  # Seeded by what is there: a resumed search does not repeat its first draws.
+  study.sampler = optuna.samplers.TPESampler(
+    seed=seed + len(study.trials), multivariate=True
+  )
+  waiting = optuna.trial.TrialState.WAITING
+  asked = [trial.params for trial in finished(study)]
+  asked += [
+    trial.system_attrs["fixed_params"]
+    for trial in study.get_trials(states=[waiting])
+  ]
+  for skip in _first_subsets(num_layers, first):
+    answers = {
+      f"{part}_{i}": i in getattr(skip, part)
+      for part, i in _questions(num_layers)
+    }
+    for k in ks:
+      if answers | {"k": k} not in asked:  # one that a kill cut short is
+        study.enqueue_trial(answers | {"k": k})  # asked again
+  return study
+
+
+def finished(study) -> list:
+  """Returns the trials that have a value; one that was killed has none."""
+  return [trial for trial in study.trials if trial.value is not None]
+
+
+def search(study, bench: SkipBench, ks: Sequence[int], trials: int) -> None:
+  """Tries subsets until there are so many trials."""
+
+  def rate(trial) -> float:
+    for part, i in _questions(bench.num_layers):
+      trial.suggest_categorical(f"{part}_{i}", [False, True])
+    k = trial.suggest_categorical("k", list(ks))
+    for other in finished(study):  # a subset compiles once
+      if other.params == trial.params:
+        value = Value(other.value, **other.user_attrs)
+        break
+    else:
+      value = bench.value(subset(trial.params, bench.num_layers), k)
+      timing.forget_programs()
+    for name in Value._fields[1:]:
+      trial.set_user_attr(name, getattr(value, name))
+    return value.rate
+
+  before = min(len(finished(study)), trials)
+  with tqdm(total=trials, initial=before, unit="trial") as progress:
+
+    def report(study, trial) -> None:
+      best = study.best_trial
+      progress.set_postfix_str(f"best {best.value:.4g} tokens/s")
+      progress.update()
+
+    study.optimize(rate, trials - before, callbacks=[report])
+
+
+def documents(study, num_layers: int) -> list[dict]:
+  """Returns the finished trials as skip.json has them, in their order."""
+  trials = []
+  for trial in finished(study):
+    skip = subset(trial.params, num_layers)
+    trials.append(
+      {
+        "skip_attention": list(skip.attention),
+        "skip_mlp": list(skip.mlp),
+        "k": trial.params["k"],
+        "tokens_per_second": trial.value,
+      }
+      | trial.user_attrs
+    )
+  return trials
