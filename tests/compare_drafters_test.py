@@ -108,28 +108,30 @@ def test_rounds_are_predicted_by_bytes():
   machine = drafter_comparison.machine(CONFIG, PASSES, batch=1, context=0)
   least = pass_bound(CONFIG, 1, 1, 0).bytes / 0.5
   assert machine.read_rate == pytest.approx(least, rel=0.001)  # logits as well
-  copied = machine.seconds(NO_COST, 2, baseline=0.51)
+  copied = machine.seconds(NO_COST, 2, 3, baseline=0.51)
   assert copied == pytest.approx(PASSES[3] + 0.01)
   assert machine.step_bytes(NO_COST) == 0
   # A draft as large as the target takes as long a step, and its first step
   # takes one token more, whose weights are read together.
   twin = drafter_cost.model(CONFIG)
-  drafted = machine.seconds(twin, 2, baseline=0.51)
+  drafted = machine.seconds(twin, 2, 3, baseline=0.51)
   assert drafted == pytest.approx(copied + 2 * 0.5, rel=0.001)
   assert machine.step_bytes(twin) / machine.read_rate == pytest.approx(0.5)
   whole = drafter_cost.layer_skip(CONFIG, Skip())
-  skipped = machine.seconds(whole, 2, baseline=0.51)
+  skipped = machine.seconds(whole, 2, 3, baseline=0.51)
   assert skipped == pytest.approx(copied + 2 * 0.5)
-  tree = machine.seconds(whole, (1, 1), baseline=0.51)
+  behind_lookup = machine.seconds(whole, 1, 3, baseline=0.51)
+  assert behind_lookup == pytest.approx(copied + 0.5)
+  tree = machine.seconds(whole, (1, 1), 3, baseline=0.51)
   assert tree == pytest.approx(skipped, rel=0.001)  # it moves some KV
 
 
 def test_an_early_exit_verifies_with_fewer_layers():
   machine = drafter_comparison.machine(CONFIG, PASSES, batch=1, context=0)
-  copied = machine.seconds(NO_COST, 1, baseline=0.5)
+  copied = machine.seconds(NO_COST, 1, 2, baseline=0.5)
   layers = CONFIG.num_layers
   assert layers == 16
-  drafted = machine.seconds(drafter_cost.early_exit(8), 1, baseline=0.5)
+  drafted = machine.seconds(drafter_cost.early_exit(8), 1, 2, baseline=0.5)
   # Half of the layers run for the draft token's node, too, before they are
   # left out of verification.
   embedding = CONFIG.vocab_size * CONFIG.width
@@ -231,6 +233,7 @@ def test_a_table_of_drafters_has_gaps():
     (["--drafters=early_exit(9)"], "exit_layer = 9"),
     (["--drafters=early_exit(one)"], "give a number of layers"),
     (["--drafters=;"], "--drafters names none"),
+    (["--drafters=lookup(k=4)"], "how much it drafts is --k"),
     (["--drafters=head(nowhere.safetensors)"], "no such drafter"),
     (["--drafters=lookup", "--acceptance=greedy"], "would not sample"),
     ([], "give its --drafters"),

@@ -184,7 +184,9 @@ class Machine(NamedTuple):
     """Bytes per second of a one-token pass of the target."""
     return self.target.chip.bandwidth
 
-  def seconds(self, cost: DrafterCost, draft, baseline: float) -> float:
+  def seconds(
+    self, cost: DrafterCost, draft, nodes: int, baseline: float
+  ) -> float:
     """Predicts a round.
 
     Drafting takes what its bytes take; verification what a pass of so many
@@ -192,14 +194,15 @@ class Machine(NamedTuple):
     autoregressive round takes beyond its pass.
 
     Args:
-      draft: as `round_cost` takes it.
+      draft: what the drafter drafts, as `round_cost` takes it.
+      nodes: verified; a drafter ahead of it may have drafted more.
       baseline: seconds of an autoregressive round.
     """
     where = self.batch, self.context
     priced = round_cost(self.target, cost, draft, *where)
     verify = priced.only("target").seconds
-    nodes = 1 + (draft if isinstance(draft, int) else sum(draft))
-    whole = self.target.cost(self.batch, nodes, self.context).seconds
+    drafted = draft if isinstance(draft, int) else sum(draft)
+    whole = self.target.cost(self.batch, 1 + drafted, self.context).seconds
     overhead = max(0.0, baseline - self.passes[1])
     verified = self.passes[nodes] * verify / whole
     return priced.seconds - verify + verified + overhead
@@ -280,12 +283,12 @@ def _speedup(point: Point, run: dict, machine: Machine) -> float | None:
   cost, speed = point.candidate.cost, run["speed"]
   if cost is None:
     return None
-  draft = run["nodes"] - 1
+  draft = run["k"]
   if point.shape.name == "tree":
     setup = point.shape.setup(point.setup, point.setup.acceptance)
     _, *levels = draft_tree.levels(np.array(setup.make_shape().spec.parents))
     draft = tuple(level.stop - level.start for level in levels)
   baseline = speed["baseline_seconds"] * run["batch"] / speed["baseline_tokens"]
-  seconds = machine.seconds(cost, draft, baseline)
+  seconds = machine.seconds(cost, draft, run["nodes"], baseline)
   tokens = run["acceptance"]["tokens_per_pass"]["value"]
   return tokens * baseline / seconds

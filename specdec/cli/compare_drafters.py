@@ -92,7 +92,11 @@ def setups_of(options: app.Options) -> list[Setup]:
   names = [name.strip() for name in calls.split(names, ";") if name.strip()]
   if not names:
     raise ValueError("--drafters names none")
-  return [dataclasses.replace(base, drafter=name) for name in names]
+  setups = [dataclasses.replace(base, drafter=name) for name in names]
+  for setup in setups:
+    if "k" in setup.drafter_calls[-1].kwargs:
+      raise ValueError(f"{setup.drafter}: how much it drafts is --k")
+  return setups
 
 
 def compare(options: app.Options) -> None:

@@ -46,7 +46,9 @@ def over_k(
         ):
           y = [r[part][quantity]["value"] for r in points]
           if points:
-            axes.plot([r["nodes"] - 1 for r in points], y, **style)
+            # Of a chain with another drafter ahead of it, its own length.
+            x = [r["k"] if shape == "chain" else r["nodes"] - 1 for r in points]
+            axes.plot(x, y, **style)
     distribution = (
       "greedy" if temperature == 0 else f"temperature {temperature:g}"
     )
