@@ -208,7 +208,8 @@ def draw_roofline(
   """Plots passes of one chip beneath its roofline."""
   k, batches = workload.most, workload.batches
   some = batches[0], batches[len(batches) // 2], batches[-1]
-  shown = f"batch {some[0]}, {some[1]}, {some[2]}"
+  some = list(dict.fromkeys(some))
+  shown = f"batch {', '.join(map(str, some))}"
   passes = {
     f"autoregressive decoding,\n{shown}": (pair.target, 1),
     f"verification, k = {k},\n{shown}": (pair.target, k + 1),
