@@ -2,7 +2,6 @@
 
 import os
 import pathlib
-import sys
 import tempfile
 
 import virtual
@@ -20,9 +19,6 @@ if "XLA_FLAGS" not in os.environ:
       ]
     )
   )
-
-# Scripts import their siblings; tests/programs.py imports scripts.
-sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "scripts"))
 
 import jax
 import pytest

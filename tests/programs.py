@@ -1,19 +1,13 @@
-"""The scripts' mains run in this process, on tiny models written here.
-
-absl's flags are global: a script is imported once, under its own name, for
-scripts/ is on the path (conftest.py), and every run starts from the defaults.
-"""
+"""Programs run in this process, on tiny models written here."""
 
 import contextlib
 import importlib
-import importlib.util
 import pathlib
 import re
 from unittest import mock
 
 import jax
 import tokenizers
-from absl import flags
 from tokenizers import decoders, models, pre_tokenizers
 from tqdm import tqdm
 
@@ -45,30 +39,16 @@ def fake_machine(monkeypatch):
 
 
 def run(name, *arguments):
-  """Runs specdec.cli.NAME, or the main of scripts/NAME.py, with these flags."""
-  if importlib.util.find_spec(f"specdec.cli.{name}"):
-    main = importlib.import_module(f"specdec.cli.{name}").main
-    caching = jax.config.jax_enable_compilation_cache
-    # Compiled programs stay in the tests' own cache, which bench turns off.
-    defined = app.Flags([name])
-    main.define(defined)
-    own = (
-      ["--compilation_cache="] if "compilation_cache" in defined.values else []
-    )
-    try:
-      main([name, *own, *arguments])
-    finally:
-      jax.config.update("jax_enable_compilation_cache", caching)
-    return
-  script = importlib.import_module(name)
-  flags.FLAGS.unparse_flags()
-  for flag in [*script.FLAG_NAMES, "config"]:
-    flags.FLAGS[flag].unparse()
+  """Runs specdec.cli.NAME with these flags."""
+  main = importlib.import_module(f"specdec.cli.{name}").main
+  defined = app.Flags([name])
+  main.define(defined)
   # Compiled programs stay in the tests' own cache, which bench turns off.
-  flags.FLAGS([name, "--compilation_cache=", *arguments])
+  cached = "compilation_cache" in defined.values
+  own = ["--compilation_cache="] if cached else []
   caching = jax.config.jax_enable_compilation_cache
   try:
-    script.main([name])
+    main([name, *own, *arguments])
   finally:
     jax.config.update("jax_enable_compilation_cache", caching)
 

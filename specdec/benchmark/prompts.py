@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from specdec.checkpoints import Tokenizer
-from specdec.utils import files, terminal
+from specdec.utils import terminal
 
 # Spec-Bench counts MT-bench's categories as one (arXiv:2401.07851).
 _MT_BENCH = frozenset(
@@ -213,19 +213,3 @@ def read_corpus(
   if not encoded:
     raise ValueError("no prompt is left")
   return Corpus(encoded, groups, broken)
-
-
-def write_parts(folder: Path, lines: Sequence[dict], every: int) -> None:
-  """Writes prompts.jsonl and held_out.jsonl, and prints their sizes.
-
-  Args:
-    every: every so manyth line is held out; 0: none.
-  """
-  parts = {"prompts": [], "held_out": []}
-  for i, line in enumerate(lines, 1):
-    kept = every and i % every == 0
-    parts["held_out" if kept else "prompts"].append(json.dumps(line) + "\n")
-  for name, part in parts.items():
-    path = folder / f"{name}.jsonl"
-    files.replace_text(path, "".join(part))
-    terminal.report(f"{len(part)} prompts: {path}")

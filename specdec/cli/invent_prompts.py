@@ -17,10 +17,11 @@ import itertools
 
 from tqdm import tqdm
 
-from specdec.benchmark import prompts
 from specdec.benchmark.decoder import PROMPT_STEP, Batch, Decoder
 from specdec.cli import app, setup_flags
 from specdec.cli.write_answers import UNPACKED_ROWS
+from specdec.training import prompts
+from specdec.utils import terminal
 
 
 def define(flags: app.Flags) -> None:
@@ -85,7 +86,8 @@ def invent_prompts(options: app.Options) -> None:
   if not kept:
     raise ValueError("no message ended; give a larger --max_new_tokens")
   lines = [{"prompt": text, "category": "invented"} for text in kept]
-  prompts.write_parts(folder, lines, options.every)
+  for path, count in prompts.write_parts(folder, lines, options.every).items():
+    terminal.report(f"{count} prompts: {path}")
 
 
 main = app.Program(__doc__, define, invent_prompts)
