@@ -296,16 +296,18 @@ def _generation(
     jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), inputs),
   )
   leaves, form = jax.tree.flatten(shapes)
-  made = _on_mesh(parts, max_length, places, form, tuple(leaves))
+  programs = _on_mesh(parts, max_length, places, form, tuple(leaves))
   key, whole = inputs.key, places.target.sharding(())
   put = multihost.put
   inputs = jax.tree.map(
-    put, inputs._replace(key=None), made.inputs._replace(key=None)
+    put, inputs._replace(key=None), programs.inputs._replace(key=None)
   )
   inputs, eos_ids = inputs._replace(key=key), put(eos_ids, whole)
   return _Generation(
-    lambda: made.start(params, inputs),
-    lambda state, n: made.run(params, state, eos_ids, put(np.int32(n), whole)),
+    lambda: programs.start(params, inputs),
+    lambda state, n: programs.run(
+      params, state, eos_ids, put(np.int32(n), whole)
+    ),
   )
 
 

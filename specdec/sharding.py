@@ -104,18 +104,18 @@ class Placement:
     return jax.lax.with_sharding_constraint(x, self.sharding(names))
 
   def on_each(
-    self, f: Callable[..., jax.Array], given: Sequence[Names], made: Names
+    self, f: Callable[..., jax.Array], arguments: Sequence[Names], result: Names
   ) -> Callable[..., jax.Array]:
     """f, run by every device on its own parts of the arguments.
 
     Args:
-      given, made: names of the arguments' axes, and of the result's.
+      arguments, result: names of the arguments' axes, and of the result's.
     """
 
     def run(*args: jax.Array) -> jax.Array:
       specs = [
         self.rules.spec(self._dividing(names, args[0].shape[0]))
-        for names in (*given, made)
+        for names in (*arguments, result)
       ]
       return jax.shard_map(
         f,
@@ -152,8 +152,8 @@ class Anywhere:
     del names
     return x
 
-  def on_each(self, f, given, made):
-    del given, made
+  def on_each(self, f, arguments, result):
+    del arguments, result
     return f
 
 
@@ -327,8 +327,10 @@ def places(
     models.append(("the draft", draft, draft_ways or ways))
   parts = [w for _, _, w in models]
   parts += [shards(w, counts["key"]) for _, counts, w in models]
-  made = make_mesh(**size, parts=parts, devices=devices)
-  return Places(*(place(made, counts, w, who) for who, counts, w in models))
+  device_mesh = make_mesh(**size, parts=parts, devices=devices)
+  return Places(
+    *(place(device_mesh, counts, w, who) for who, counts, w in models)
+  )
 
 
 def of_state(
@@ -346,12 +348,12 @@ def of_state(
     raise ValueError(f"a batch of {batch} rows over data:{ways}; take another")
   rows, whole = target.sharding(("rows",)), target.sharding(())
 
-  def cache(own: Placement, who: str, found: KVCache) -> KVCache:
+  def cache(place: Placement, who: str, buffers: KVCache) -> KVCache:
     layers = jax.tree_util.tree_map_with_path(
-      lambda path, x: own.sharding(
+      lambda path, x: place.sharding(
         CACHE, f"{who}{jax.tree_util.keystr(path)}", x.shape
       ),
-      found.layers,
+      buffers.layers,
     )
     return KVCache(layers=layers, length=rows)
 

@@ -35,8 +35,8 @@ def define(
   def parse(path: str) -> ConfigDict:
     file = pathlib.Path(path.partition(":")[0])
     if not file.is_file():
-      known = sorted(map(str, _SHIPPED.glob(shipped)))
-      raise ValueError(f"there is no such file; {choices(path, known)}")
+      valid = sorted(map(str, _SHIPPED.glob(shipped)))
+      raise ValueError(f"there is no such file; {choices(path, valid)}")
     try:
       config = load(parser, path)
     except Exception as error:  # a config raises what any program does
@@ -69,9 +69,9 @@ def _check_overrides(name: str, config: ConfigDict, flag_values, argv) -> None:
         holder = holder[field]
       except (IndexError, KeyError, TypeError):
         nested = isinstance(holder, ConfigDict)
-        known = choices(field, holder) if nested else f"no entry {field!r}"
+        valid = choices(field, holder) if nested else f"no entry {field!r}"
         raise flags.IllegalFlagValueError(
-          f"--{name}.{match[1]}: {known}"
+          f"--{name}.{match[1]}: {valid}"
         ) from None
 
 

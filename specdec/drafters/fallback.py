@@ -72,7 +72,7 @@ def fallback(first: Drafter, other: Drafter) -> Drafter:
 
   def propose(params, state: _State, context: Context):
     own, before = first.propose(params, state.first, context)
-    found = own.count > 1
+    has_draft = own.count > 1
 
     def ask(_, carry):
       draft, after = other.propose(params, carry[1], context)
@@ -84,16 +84,18 @@ def fallback(first: Drafter, other: Drafter) -> Drafter:
     # At most one turn, not a branch: that would copy the cache (rule 9).
     shapes = jax.eval_shape(lambda: ask(0, (None, state.other))[0])
     nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-    turns = jnp.any(~found).astype(jnp.int32)
+    turns = jnp.any(~has_draft).astype(jnp.int32)
     (tokens, all_log_probs, count), after = jax.lax.fori_loop(
       0, turns, ask, (nothing, state.other)
     )
-    tokens = jnp.where(found[:, None], _to(size, own.tokens), tokens)
+    tokens = jnp.where(has_draft[:, None], _to(size, own.tokens), tokens)
     if all_log_probs is not None:  # a copy is certain of every token
       column = jax.lax.broadcasted_iota(jnp.int32, all_log_probs.shape, 2)
       certain = jnp.where(column == tokens[:, :, None], 0.0, -jnp.inf)
-      all_log_probs = jnp.where(found[:, None, None], certain, all_log_probs)
-    count = jnp.where(found, own.count, count)
+      all_log_probs = jnp.where(
+        has_draft[:, None, None], certain, all_log_probs
+      )
+    count = jnp.where(has_draft, own.count, count)
     draft = Draft(tokens, None, all_log_probs, count)
     return draft, _State(before, after)
 

@@ -342,7 +342,7 @@ def tabular_loss(
   """
   chain = siblings == "none" or rule.chains_only
   parents = [-1, 0, 1] if chain else [-1, 0, 0, 1, 1, 2]
-  found = []
+  distances = []
   for seed in range(5):
     rng = np.random.default_rng(seed)
     logits = [
@@ -351,8 +351,8 @@ def tabular_loss(
     ]
     ours, theirs = ([_softmax(x, temperature) for x in side] for side in logits)
     outcome = emitted(rule, drafts(siblings, parents, ours), theirs)
-    found.append(distance(outcome.joint, text_distribution(theirs)))
-  return float(np.mean(found))
+    distances.append(distance(outcome.joint, text_distribution(theirs)))
+  return float(np.mean(distances))
 
 
 def _softmax(logits: np.ndarray, temperature: float) -> np.ndarray:

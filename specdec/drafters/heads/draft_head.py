@@ -111,14 +111,14 @@ class Blocks(nn.Module):
   def __call__(self, x: Array, layers: tuple, view: View):
     config = self.head_config.layers
     angles = rope_angles(config, view.where, None)
-    made = []
+    new_layers = []
     for i in range(self.head_config.num_layers):
       layer = layers[i] if layers else None
       x, layer = Layer(config, self.place, name=f"layer_{i}")(
         x, layer, view.slot, angles, view.mask
       )
-      made.append(layer)
-    return x, tuple(made)
+      new_layers.append(layer)
+    return x, tuple(new_layers)
 
 
 class Head(nn.Module):
@@ -182,11 +182,11 @@ def head_from_module(
       f"{'none' if ids is None else len(ids)} are given"
     )
   num_tokens = head_config.vocabulary or target.vocab_size
-  made = module(head_config, target, num_tokens, place or sharding.anywhere)
+  instance = module(head_config, target, num_tokens, place or sharding.anywhere)
 
   def call(method):
     def run(weights, *args):
-      return made.apply({"params": weights}, *args, method=method)
+      return instance.apply({"params": weights}, *args, method=method)
 
     return run
 
@@ -211,7 +211,7 @@ def head_from_module(
       view = view_of(zero, None, 0, 1, 1)
 
   def init(key):
-    return jax.jit(lambda key: made.init(key, method=once))(key)["params"]
+    return jax.jit(lambda key: instance.init(key, method=once))(key)["params"]
 
   def init_cache(batch, slots):
     config = head_config.layers

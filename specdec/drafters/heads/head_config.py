@@ -90,9 +90,13 @@ class HeadConfig:
       if getattr(self, name) > _MOST:
         raise ValueError(f"{name} = {getattr(self, name)}; at most {_MOST}")
     if self.kind not in KINDS:
-      raise ValueError(f"kind {self.kind!r} is unknown; known: {_said(KINDS)}")
+      raise ValueError(
+        f"kind {self.kind!r} is unknown; known: {_joined(KINDS)}"
+      )
     if self.head not in HEADS:
-      raise ValueError(f"head {self.head!r} is unknown; known: {_said(HEADS)}")
+      raise ValueError(
+        f"head {self.head!r} is unknown; known: {_joined(HEADS)}"
+      )
     if self.levels < 1:
       raise ValueError(f"levels = {self.levels}; it must be >= 1")
     if self.vocabulary < 0:
@@ -172,7 +176,7 @@ class HeadConfig:
     absent = [i for i in self.features if not 0 <= i <= count]
     if absent:
       raise ValueError(
-        f"features asks for layers {_said(map(str, absent))}; this target has "
+        f"features asks for layers {_joined(map(str, absent))}; this target has "
         f"{count}, so entering streams 0..{count}"
       )
     if self.exits and not 1 <= self.exit_layer < count:
@@ -205,5 +209,5 @@ def _check_type(field: dataclasses.Field, value) -> None:
     raise ValueError(f"{field.name} = {value!r:.60}; it must be {words}")
 
 
-def _said(names) -> str:
+def _joined(names) -> str:
   return ", ".join(names)

@@ -144,15 +144,17 @@ def drafter(
 
     def step(carry, tokens, hidden, view, exit_hidden):
       """One call of the head: logits [B, T, V] of what follows, the carry."""
-      made, layers = draft_head.step(
+      stepped, layers = draft_head.step(
         *weights, tokens, hidden, carry.layers, view, carry.level, exit_hidden
       )
       logits = draft_heads.spread(
-        draft_head, draft_head.logits(*weights, made, carry.level)
+        draft_head, draft_head.logits(*weights, stepped, carry.level)
       )
       if carry.hidden is not None:
-        made = jnp.concatenate([carry.hidden, made], axis=1)
-      carry = carry._replace(level=carry.level + 1, layers=layers, hidden=made)
+        stepped = jnp.concatenate([carry.hidden, stepped], axis=1)
+      carry = carry._replace(
+        level=carry.level + 1, layers=layers, hidden=stepped
+      )
       return carry, place(logits, "rows", None, "vocab")
 
     def run(carry, tokens, parents, first, need_logits):
@@ -161,14 +163,14 @@ def drafter(
       if not need_logits:
         return carry, None
       gap = first - carry.hidden.shape[1]  # leaves, which were not run
-      known = jnp.pad(carry.hidden, ((0, 0), (0, gap), (0, 0)))
+      padded = jnp.pad(carry.hidden, ((0, 0), (0, gap), (0, 0)))
       above = parents[..., first:]
       if above.ndim == 1:
-        hidden = known[:, above]
+        hidden = padded[:, above]
       else:
-        hidden = jnp.take_along_axis(known, above[:, :, None], axis=1)
+        hidden = jnp.take_along_axis(padded, above[:, :, None], axis=1)
       seen = view(parents, first, tokens.shape[1])
-      return step(carry._replace(hidden=known), tokens, hidden, seen, stream)
+      return step(carry._replace(hidden=padded), tokens, hidden, seen, stream)
 
     below = context.target_cache
     below = below.replace(layers=below.layers[: head_config.exit_layer])

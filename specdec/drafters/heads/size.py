@@ -66,12 +66,12 @@ def step_weights(
     target_weights = TargetWeights(jnp.zeros((1, target.width)), head)
     view = view_of(zero, None, 0, 1, 1)
     hidden = jnp.zeros(given.shape)
-    made, _ = draft_head.step(
+    stepped, _ = draft_head.step(
       net, target_weights, tokens, hidden, (), view, level, exit_hidden
     )
     if not logits:
-      return made
-    return draft_head.logits(net, target_weights, made, level)
+      return stepped
+    return draft_head.logits(net, target_weights, stepped, level)
 
   count = draft_head.head_config.vocabulary or target.vocab_size
   head = jax.ShapeDtypeStruct((count, target.width), jnp.float32)

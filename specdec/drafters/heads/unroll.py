@@ -30,8 +30,8 @@ class Growing:
     del names
     return x
 
-  def on_each(self, write, given, made):
-    del write, given, made
+  def on_each(self, write, arguments, result):
+    del write, arguments, result
     return lambda buffer, new, slot: jnp.concatenate([buffer, new], axis=2)
 
 
@@ -85,7 +85,7 @@ def unroll(
       line = tokens.reshape(batch * size, 1)
     else:
       view, line = _view(batch, size, level), tokens
-    made, layers = draft_head.step(
+    stepped, layers = draft_head.step(
       weights,
       target_weights,
       line,
@@ -95,10 +95,10 @@ def unroll(
       level,
       exit_hidden,
     )
-    made = back(made)
-    logits.append(draft_head.logits(weights, target_weights, made, level))
-    hidden.append(made)
-    given = _shifted(made)
+    stepped = back(stepped)
+    logits.append(draft_head.logits(weights, target_weights, stepped, level))
+    hidden.append(stepped)
+    given = _shifted(stepped)
   return logits, hidden
 
 
