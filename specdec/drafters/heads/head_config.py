@@ -91,11 +91,11 @@ class HeadConfig:
         raise ValueError(f"{name} = {getattr(self, name)}; at most {_MOST}")
     if self.kind not in KINDS:
       raise ValueError(
-        f"kind {self.kind!r} is unknown; known: {_joined(KINDS)}"
+        f"kind {self.kind!r} is unknown; known: {', '.join(KINDS)}"
       )
     if self.head not in HEADS:
       raise ValueError(
-        f"head {self.head!r} is unknown; known: {_joined(HEADS)}"
+        f"head {self.head!r} is unknown; known: {', '.join(HEADS)}"
       )
     if self.levels < 1:
       raise ValueError(f"levels = {self.levels}; it must be >= 1")
@@ -176,8 +176,8 @@ class HeadConfig:
     absent = [i for i in self.features if not 0 <= i <= count]
     if absent:
       raise ValueError(
-        f"features asks for layers {_joined(map(str, absent))}; this target has "
-        f"{count}, so entering streams 0..{count}"
+        f"features asks for layers {', '.join(map(str, absent))}; this target "
+        f"has {count}, so entering streams 0..{count}"
       )
     if self.exits and not 1 <= self.exit_layer < count:
       raise ValueError(
@@ -207,7 +207,3 @@ def _check_type(field: dataclasses.Field, value) -> None:
     words = "integers"
   if not right:
     raise ValueError(f"{field.name} = {value!r:.60}; it must be {words}")
-
-
-def _joined(names) -> str:
-  return ", ".join(names)
