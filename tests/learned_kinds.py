@@ -4,9 +4,11 @@ Random weights, sharpened so that distributions are far from flat and draft
 tokens are kept now and then.
 """
 
+import dataclasses
 import functools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from specdec import drafters
@@ -26,6 +28,18 @@ TARGET = TransformerConfig(
   num_kv_heads=2,
   head_dim=8,
 )
+GEMMA = dataclasses.replace(
+  TARGET,
+  tied=True,
+  windows=(4, None, 4),
+  local_rope_theta=100.0,
+  qk_norm=True,
+  post_norms=True,
+  norm_offset=True,
+  scale_embedding=True,
+  logit_softcap=5.0,
+)
+CONFIGS = {"llama": TARGET, "gemma": GEMMA}
 _SMALL = dict(width=16, mlp_width=24, num_heads=2, num_kv_heads=1, head_dim=8)
 _EVERY = {
   "eagle": dict(head="shared"),
@@ -72,3 +86,33 @@ def weights(kind: str, full: bool = False):
   own = draft_head(kind, full)
   net = sharpened(own.init(jax.random.key(1)), 6)
   return draft_heads.weights_of(own, net, target()[1])
+
+
+def stumbling(drafter, narrow=False):
+  """The same, with rounds that are not drafted.
+
+  Of four rounds the second is undrafted in every row, the fourth in the rows
+  whose length is even.
+
+  Args:
+    narrow: the target then runs the pending token alone; else the draft tokens
+      stand beside it, out of use.
+  """
+  size = drafter.spec.max_nodes
+  widths = tuple(sorted({1, size})) if narrow else (size,)
+
+  def init(params, context, output):
+    return drafter.init(params, context, output), jnp.zeros_like(context.length)
+
+  def propose(params, state, context):
+    own, turn = state
+    draft, own = drafter.propose(params, own, context)
+    stumbles = turn % 4 == 1
+    stumbles |= (turn % 4 == 3) & (context.length % 2 == 0)
+    return draft._replace(count=jnp.where(stumbles, 1, size)), (own, turn)
+
+  def update(params, state, *rest):
+    return drafter.update(params, state[0], *rest), state[1] + 1
+
+  spec = drafter.spec._replace(widths=widths)
+  return drafter._replace(spec=spec, init=init, propose=propose, update=update)

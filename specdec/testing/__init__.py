@@ -1,1 +1,7 @@
-"""Exact checks: a table model and enumeration of whole distributions."""
+"""Exact checks: a table model, enumeration of whole distributions, and the
+conformance kit for drafters and acceptance rules.
+"""
+
+from specdec.testing.conformance import check_drafter, check_rule
+
+__all__ = ["check_drafter", "check_rule"]

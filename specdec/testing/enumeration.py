@@ -157,8 +157,11 @@ def _evaluate(rule: AcceptanceRule, parents: tuple[int, ...] | None):
       node = jnp.broadcast_to(node, tokens.shape[:1])
       return traversal.residuals(rule, draft, target, node)
 
-    residual = jax.vmap(residual, out_axes=1)(jnp.arange(tokens.shape[1]))
-    return traversal.accept_probs(rule, draft, target), residual
+    accept_prob = traversal.accept_probs(rule, draft, target)
+    if rule.residual is None:
+      return accept_prob, None
+    nodes = jnp.arange(tokens.shape[1])
+    return accept_prob, jax.vmap(residual, out_axes=1)(nodes)
 
   return evaluate
 
@@ -176,7 +179,15 @@ def _padded(array, size):
   return np.concatenate([array, array[-1:].repeat(size - len(array), 0)])
 
 
-def emitted(
+class Evaluated(NamedTuple):
+  """What a rule says of drafts; N are the nodes in use."""
+
+  texts: list[list[tuple[int, ...]]]  # [M][N] tokens down to each node
+  accept_prob: np.ndarray  # [M, N]
+  residual: np.ndarray | None  # [M, N, V]; None: the rule has none
+
+
+def evaluated(
   rule: AcceptanceRule,
   drafts: Drafts,
   target_distributions: Distributions,
@@ -184,25 +195,12 @@ def emitted(
   count: int | None = None,
   traced: bool = False,
   rubbish: float = 0.5,
-) -> Outcome:
-  """What `rule` makes of these drafts, in one round.
-
-  Args:
-    target_laws: distribution[d] for d <= D, the draft's depth.
-    count: nodes in use, default all.
-    traced: the tree is an argument even where all drafts have the same.
-    rubbish: what stands in the distributions of nodes that are not in use.
-
-  Raises:
-    ValueError: the rule has no distribution to enumerate (traversal 'coupled').
-  """
-  if rule.traversal not in ("first_child", "last_success", "longest"):
-    raise ValueError(f"traversal = {rule.traversal!r} is not enumerated")
-  weight, tokens, parents, drawn = drafts
+) -> Evaluated:
+  """Calls both functions of `rule` on these drafts; arguments of `emitted`."""
+  _, tokens, parents, drawn = drafts
   num_drafts, size = tokens.shape
   count = size if count is None else count
   vocab_size = len(target_distributions[0])
-  depth = draft_tree.depth(parents)  # [M, N]
   texts = [
     [tuple(row[path_of(shape, n)]) for n in range(size)]
     for row, shape in zip(tokens, parents)
@@ -220,19 +218,57 @@ def emitted(
   if num_drafts > 1:
     total = max(total, vocab_size ** (size - 1))
   arrays = [_padded(x, total) for x in (tokens, log_probs, facing, parents)]
-  accept_prob, residual = _evaluate(rule, static)(
-    *arrays[:2], jnp.int32(count), *arrays[2:]
+  values = _evaluate(rule, static)(*arrays[:2], jnp.int32(count), *arrays[2:])
+  accept_prob, residual = (
+    None if x is None else np.asarray(x, float)[:num_drafts, :count]
+    for x in values
   )
-  accept_prob = np.asarray(accept_prob, float)[:num_drafts, :count]
-  residual = np.asarray(residual, float)[:num_drafts, :count]
+  return Evaluated([row[:count] for row in texts], accept_prob, residual)
+
+
+def emitted(
+  rule: AcceptanceRule,
+  drafts: Drafts,
+  target_distributions: Distributions,
+  *,
+  count: int | None = None,
+  traced: bool = False,
+  rubbish: float = 0.5,
+) -> Outcome:
+  """What `rule` makes of these drafts, in one round.
+
+  Args:
+    target_distributions: distribution[d] for d <= D, the draft's depth.
+    count: nodes in use, default all.
+    traced: the tree is an argument even where all drafts have the same.
+    rubbish: what stands in the distributions of nodes that are not in use.
+
+  Raises:
+    ValueError: the rule has no distribution to enumerate (traversal 'coupled').
+  """
+  if rule.traversal not in TRAVERSALS:
+    raise ValueError(f"traversal = {rule.traversal!r} is not enumerated")
+  weight, tokens, parents, _ = drafts
+  num_drafts, size = tokens.shape
+  vocab_size = len(target_distributions[0])
+  depth = draft_tree.depth(parents)  # [M, N]
+  texts, accept_prob, residual = evaluated(
+    rule,
+    drafts,
+    target_distributions,
+    count=count,
+    traced=traced,
+    rubbish=rubbish,
+  )
+  count = size if count is None else count
   if not np.all(
     (accept_prob >= 0) & (accept_prob <= 1 + 1e-6) & np.isfinite(accept_prob)
   ):
-    raise ValueError("keep is no probability")
+    raise ValueError("accept_prob is no probability")
   if not np.all(residual >= 0):
     raise ValueError("residual is no distribution")
   # ends[:, n]: probability that node n is the last one on the path.
-  ends = _ENDS[rule.traversal](
+  ends = TRAVERSALS[rule.traversal](
     tokens[:, :count], parents[:, :count], accept_prob
   )
   levels = [np.zeros((vocab_size,) * (d + 1)) for d in range(depth.max() + 1)]
@@ -290,7 +326,8 @@ def _longest_ends(tokens, parents, accept_prob):
   return ends
 
 
-_ENDS = {
+# How a path ends: (tokens, parents, accept_prob) [M, N] -> [M, N].
+TRAVERSALS = {
   "first_child": _first_child_ends,
   "last_success": _last_success_ends,
   "longest": _longest_ends,
@@ -349,13 +386,14 @@ def tabular_loss(
       [rng.normal(scale=1.5, size=(4,) * (d + 1)) for d in range(depth)]
       for depth in (2, 3)
     ]
-    ours, theirs = ([_softmax(x, temperature) for x in side] for side in logits)
+    ours, theirs = ([softmax(x, temperature) for x in side] for side in logits)
     outcome = emitted(rule, drafts(siblings, parents, ours), theirs)
     distances.append(distance(outcome.joint, text_distribution(theirs)))
   return float(np.mean(distances))
 
 
-def _softmax(logits: np.ndarray, temperature: float) -> np.ndarray:
+def softmax(logits: np.ndarray, temperature: float) -> np.ndarray:
+  """Probabilities of logits; one-hot at temperature 0."""
   if temperature == 0:
     return np.eye(logits.shape[-1])[logits.argmax(-1)]
   scaled = np.exp((logits - logits.max(-1, keepdims=True)) / temperature)

@@ -1,0 +1,453 @@
+"""The conformance kit on everything that exists, and on planted bugs."""
+
+import functools
+import importlib.util
+import pathlib
+import types
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import learned_kinds
+from specdec import acceptance, draft_shape, draft_tree, drafters
+from specdec import cache as kv
+from specdec.drafters.heads import serve
+from specdec.models import transformer
+from specdec.testing import check_drafter, check_rule, table_model
+from specdec.testing.conformance import INVARIANTS, RULE_INVARIANTS
+from specdec.types import Params, Resume, Skip
+
+V = 4
+TABLE = table_model.model(V)
+TABLES = Params(
+  table_model.init_params(jax.random.key(0), V, 1.2),
+  table_model.init_params(jax.random.key(1), V, 1.2),
+)
+TREE = draft_shape.static([-1, 0, 0, 1, 1, 2])
+CHAINS = draft_shape.static(draft_tree.parallel(2, 2), "iid")
+DYNAMIC = draft_shape.dynamic(2, 3, 5)
+REJECTION = (acceptance.rejection(),)
+SLOW = pytest.mark.slow
+
+
+@pytest.fixture(autouse=True, scope="module")
+def small_chunks():
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(kv, "CHUNK", 4)
+    yield
+
+
+def slow(*case):
+  return pytest.param(*case, marks=SLOW)
+
+
+@pytest.mark.parametrize(
+  "drafter",
+  [
+    lambda: drafters.lookup(3, ngram=2, min_ngram=1),
+    lambda: drafters.model(TABLE, 3),
+    lambda: drafters.model(TABLE, shape=TREE),
+    lambda: drafters.model(TABLE, shape=CHAINS),
+    lambda: drafters.model(TABLE, shape=DYNAMIC),
+  ],
+  ids=["lookup", "chain", "tree", "iid chains", "dynamic"],
+)
+def test_drafters_of_a_table_under_every_rule(drafter):
+  check_drafter(drafter, TABLE, TABLES)
+
+
+@functools.cache
+def llama(name="llama"):
+  """(model, params of target and a draft that often agrees)."""
+  config = learned_kinds.CONFIGS[name]
+  target, other = (
+    jax.tree.map(lambda x: 3 * x, transformer.init_params(config, key))
+    for key in jax.random.split(jax.random.key(0))
+  )
+  draft = jax.tree.map(lambda t, o: t + 0.3 * o, target, other)
+  return transformer.model(config), Params(target, draft)
+
+
+def skipper(target, shape=None, **options):
+  k = None if shape else 3
+  return drafters.layer_skip(
+    target, Skip((1,), (0,)), k, shape=shape, **options
+  )
+
+
+@pytest.mark.parametrize(
+  "name, drafter",
+  [
+    ("llama", lambda target: drafters.model(target, 3)),
+    ("gemma", lambda target: drafters.early_exit(target, 1, 3)),
+    ("llama", lambda target: drafters.early_exit(target, 2, shape=TREE)),
+    slow("llama", lambda target: drafters.early_exit(target, 1, shape=DYNAMIC)),
+    (
+      "gemma",
+      lambda target: skipper(target, threshold=drafters.Threshold(0.1)),
+    ),
+    ("llama", lambda target: skipper(target, CHAINS)),
+    slow("llama", lambda target: skipper(target, DYNAMIC)),
+    slow("llama", lambda target: skipper(target, TREE)),
+  ],
+)
+def test_drafters_of_a_transformer(name, drafter):
+  target, params = llama(name)
+  check_drafter(lambda: drafter(target), target, params, rules=REJECTION)
+
+
+@functools.cache
+def head(kind, shape, full):
+  target, _ = learned_kinds.target()
+  drafter = serve.drafter(learned_kinds.draft_head(kind, full), target, shape)
+  return learned_kinds.stumbling(drafter)
+
+
+@pytest.mark.parametrize(
+  "kind, shape",
+  [
+    ("eagle", TREE),
+    ("mtp", TREE),
+    ("prophet", TREE),
+    ("hydra", TREE),
+    ("recycle", DYNAMIC),
+    ("eagle3", draft_shape.chain(3)),
+    ("medusa", draft_shape.chain(3)),
+    ("head", draft_shape.chain(3)),
+    slow("recycle", TREE),
+    *(slow(kind, DYNAMIC) for kind in ("eagle", "mtp", "medusa", "head")),
+    *(slow(kind, CHAINS) for kind in ("eagle3", "prophet", "hydra")),
+  ],
+)
+def test_draft_heads(kind, shape):
+  """With rounds that are not drafted; chains draft every token."""
+  target, params = learned_kinds.target()
+  full = shape.loops
+  params = Params(params, learned_kinds.weights(kind, full))
+  make = functools.partial(head, kind, shape, full)
+  check_drafter(make, target, params, rules=REJECTION)
+
+
+@pytest.mark.parametrize("kind", ["eagle", slow("mtp"), slow("medusa")])
+def test_fallbacks(kind):
+  target, params = learned_kinds.target()
+  made = learned_kinds.draft_head(kind, True)
+  behind = serve.drafter(
+    made, target, draft_shape.chain(3), max_external_drafts=5
+  )
+  first = drafters.lookup(5, ngram=2, min_ngram=1)
+  check_drafter(
+    lambda: drafters.fallback(first, behind),
+    target,
+    Params(params, learned_kinds.weights(kind, True)),
+    rules=REJECTION,
+  )
+
+
+def example(name):
+  """A module of examples/."""
+  path = pathlib.Path(__file__).parents[1] / "examples" / f"{name}.py"
+  spec = importlib.util.spec_from_file_location(name, path)
+  module = importlib.util.module_from_spec(spec)
+  spec.loader.exec_module(module)
+  return module
+
+
+def letters(text):
+  return [ord(letter) % V for letter in text[:2000]]
+
+
+LOADED = types.SimpleNamespace(  # what Setup passes to a drafter's function
+  model=TABLE,
+  checkpoint=types.SimpleNamespace(
+    tokenizer=types.SimpleNamespace(encode=letters)
+  ),
+)
+
+
+@pytest.mark.parametrize("shape", [draft_shape.chain(3), CHAINS])
+def test_the_bigram_example(shape):
+  drafter, weights = example("bigram").bigram(LOADED, shape)
+  params = TABLES._replace(draft=weights)
+  check_drafter(drafter, TABLE, params, rules=REJECTION)
+
+
+def test_the_recent_example():
+  drafter = example("recent").recent(LOADED, 3)
+  check_drafter(drafter, TABLE, TABLES, rules=REJECTION)
+
+
+@pytest.mark.parametrize(
+  "rule, temperatures",
+  [
+    (acceptance.rejection(), (1.0, 0.0)),
+    (acceptance.block(), (1.0, 0.0)),
+    (acceptance.kseq(), (1.0, 0.0)),
+    (acceptance.naive(), (1.0, 0.0)),
+    (acceptance.coupled(), (1.0, 0.0)),
+    (acceptance.greedy(), (0.0,)),
+    (acceptance.lenience(0.5), (1.0, 0.0)),
+    (acceptance.lenience(1.0), (1.0, 0.0)),
+    (acceptance.typical(), (1.0, 0.0)),
+    (acceptance.relaxed(2, 0.5), (1.0, 0.0)),
+    (acceptance.synthetic([0.8, 0.5]), (1.0, 0.0)),
+    (example("nucleus").nucleus(), (1.0, 0.0)),
+  ],
+  ids=lambda x: getattr(x, "name", ""),
+)
+def test_rules(rule, temperatures):
+  check_rule(rule, temperatures=temperatures)
+
+
+# Planted bugs: exactly that invariant must be named.
+
+
+def broken(
+  invariant, drafter, sentence="", target=TABLE, params=TABLES, **more
+):
+  more = {"rules": REJECTION} | more
+  with pytest.raises(AssertionError, match=f"breaks '{invariant}'") as error:
+    check_drafter(drafter, target, params, **more)
+  assert sentence in str(error.value), error.value
+
+
+def proposing(change, drafter=None):
+  """The same drafter, its draft changed: change(draft, context) -> draft."""
+  drafter = drafter or drafters.model(TABLE, 3)
+
+  def propose(params, state, context):
+    draft, state = drafter.propose(params, state, context)
+    return change(draft, context), state
+
+  return drafter._replace(propose=propose)
+
+
+def test_every_invariant_has_a_planted_bug():
+  source = pathlib.Path(__file__).read_text()
+  for name in INVARIANTS:
+    assert f'broken("{name}"' in source
+  for name in RULE_INVARIANTS:
+    assert f'"{name}", ' in source
+
+
+def test_a_constructor_that_is_not_cached():
+  constructor = drafters.model.__wrapped__
+  broken("trace", lambda: constructor(TABLE, 3), "two drafters")
+
+
+def test_a_target_cache_that_was_written_to():
+  def resumed(draft, context):
+    layers = context.target_cache.layers
+    wrong = tuple((keys + 1, values) for keys, values in layers)
+    return draft._replace(resume=Resume(None, wrong))
+
+  broken("coupled", proposing(resumed), "row 0")
+
+
+def test_a_drafter_that_never_drafts():
+  silent = proposing(lambda draft, _: draft._replace(count=0 * draft.count + 1))
+  silent = silent._replace(spec=silent.spec._replace(widths=(1, 4)))
+  broken("coupled", silent, "nothing was drafted")
+
+
+def test_a_rule_that_is_not_greedy():
+  rules = [acceptance.synthetic([0.9])]
+  broken("greedy", drafters.model(TABLE, 3), "under synthetic", rules=rules)
+
+
+def test_a_batch_that_falls_apart_once_a_row_has_stopped():
+  honest = drafters.lookup(3, ngram=2, min_ngram=1)
+
+  def propose(params, stopped, context):
+    draft, _ = honest.propose(params, None, context)
+    layers = tuple(
+      (jnp.where(stopped, keys + 1, keys), values)
+      for keys, values in context.target_cache.layers
+    )
+    return draft._replace(resume=Resume(None, layers)), stopped
+
+  def update(params, stopped, context, draft, accept_result, output):
+    length = context.length + accept_result.num_committed
+    early = accept_result.done & (length < context.tokens.shape[1])
+    return stopped | jnp.any(early)
+
+  drafter = honest._replace(
+    init=lambda *_: jnp.bool_(False), propose=propose, update=update
+  )
+  broken("eos", drafter, "EOS")
+
+
+def test_rows_that_share_a_temperature():
+  honest = drafters.model(TABLE, 3)
+
+  def propose(params, state, context):
+    first = jax.tree.map(
+      lambda x: jnp.broadcast_to(x[:1], x.shape), context.sampling
+    )
+    return honest.propose(params, state, context._replace(sampling=first))
+
+  broken("rows", honest._replace(propose=propose), "with other neighbours")
+
+
+def raw(draft, context):
+  """The distribution before its tails were cut off."""
+  flat = jnp.maximum(draft.log_probs, jnp.log(0.02))
+  return draft._replace(log_probs=jax.nn.log_softmax(flat))
+
+
+def unlikely_dropped(draft, context):
+  """Rule 7: the token that ends a draft must be verified, too."""
+  own = jnp.take_along_axis(draft.log_probs, draft.tokens[..., None], 2)[..., 0]
+  going = jnp.cumprod(own[:, 1:] > jnp.log(0.3), axis=1)
+  return draft._replace(count=1 + jnp.sum(going, axis=1))
+
+
+def halved(draft, context):
+  return draft._replace(log_probs=draft.log_probs - jnp.log(2.0))
+
+
+def drawn_again(draft, context):
+  """Node 2 is drawn by node 1's noise."""
+  token = jnp.argmax(draft.log_probs[:, 2] + context.noise(1, 1), axis=-1)
+  return draft._replace(tokens=draft.tokens.at[:, 2].set(token))
+
+
+def by_noise(draft, context):
+  """Tokens that are called deterministic, and are not."""
+  token = jnp.argmax(context.noise(1, 1), axis=-1)
+  return draft._replace(tokens=draft.tokens.at[:, 1].set(token))
+
+
+@pytest.mark.parametrize(
+  "change, sentence",
+  [
+    (raw, "not the likeliest"),
+    (halved, "adds up to"),
+    (unlikely_dropped, "must be verified too"),
+    (drawn_again, "node 2"),
+  ],
+)
+def test_distributions_that_were_not_drawn_from(change, sentence):
+  drafter = proposing(change)
+  drafter = drafter._replace(spec=drafter.spec._replace(widths=(1, 4)))
+  broken("drawn", drafter, sentence)
+
+
+def test_a_deterministic_draft_that_peeks_at_the_noise():
+  drafter = proposing(by_noise, drafters.lookup(3, ngram=2, min_ngram=0))
+  broken("drawn", drafter, "depend on noise")
+
+
+def test_a_state_that_keeps_refused_tokens():
+  honest = drafters.model(TABLE, 3)
+
+  def update(params, state, context, draft, accept_result, output):
+    all_of_it = accept_result._replace(
+      num_accepted=jnp.full_like(accept_result.num_accepted, 3)
+    )
+    return honest.update(params, state, context, draft, all_of_it, output)
+
+  broken("state", honest._replace(update=update), "after a round")
+
+
+def test_a_state_that_goes_on_behind_an_eos():
+  honest = example("recent").recent(LOADED, 3)
+
+  def update(params, state, context, draft, accept_result, output):
+    whole = 1 + jnp.sum(jnp.diff(accept_result.path) > 0, axis=1)
+    whole = jnp.where(accept_result.num_committed > 0, whole, 0)
+    result = accept_result._replace(num_committed=whole)
+    return honest.update(params, state, context, draft, result, output)
+
+  broken("state", honest._replace(update=update))
+
+
+def test_siblings_that_are_not_drawn_alike():
+  """Two children, and the second of another distribution than the first."""
+  shape = draft_shape.static([-1, 0, 0], "iid")
+
+  def change(draft, context):
+    other = jax.nn.log_softmax(0.3 * draft.log_probs[:, 2])
+    token = jnp.argmax(other + context.noise(1, 2), axis=-1)
+    return draft._replace(
+      tokens=draft.tokens.at[:, 2].set(token),
+      log_probs=draft.log_probs.at[:, 2].set(other),
+    )
+
+  drafter = proposing(change, drafters.model(TABLE, shape=shape))
+  broken("distribution", drafter, "under kseq", rules=[acceptance.kseq()])
+
+
+def test_whole_texts_of_a_draft_that_lies():
+  drafter = proposing(lambda draft, _: raw(draft, None)._replace(
+    log_probs=jnp.full_like(draft.log_probs, -jnp.log(V))
+  ))  # fmt: skip
+  skip = {*INVARIANTS} - {"distribution"}
+  broken("distribution", drafter, "chi-square", skip=skip)
+
+
+def test_a_cache_that_is_kept_beside_its_successor():
+  target, params = llama()
+  honest = drafters.lookup(3, ngram=2, min_ngram=0)
+
+  def update(params, state, context, *rest):
+    return context.target_cache.layers[0]
+
+  drafter = honest._replace(
+    init=lambda params, context, _: context.target_cache.layers[0],
+    update=update,
+  )
+  broken("copies", drafter, "copy", target, params)
+
+
+def test_unknown_invariants_are_refused():
+  with pytest.raises(ValueError, match="no invariant speed; they are trace, "):
+    check_drafter(drafters.lookup(1), TABLE, TABLES, skip=["speed"])
+
+
+def of_rejection(**changes):
+  """Rejection, some of it replaced: name -> honest function -> function."""
+  rule = acceptance.rejection()
+  return rule._replace(
+    **{
+      name: change(getattr(rule, name)) if callable(change) else change
+      for name, change in changes.items()
+    }
+  )
+
+
+def unclipped(honest):
+  def accept_prob(draft, target_log_probs):
+    accept = honest(draft, target_log_probs)
+    return jnp.where(accept == 1, 1.2, accept)
+
+  return accept_prob
+
+
+def all_in_use(honest):
+  def call(draft, *args):
+    return honest(draft._replace(count=len(draft.tokens)), *args)
+
+  return call
+
+
+PLANTED_IN_RULES = [
+  ("caveat", {"lossless": False}),
+  ("caveat", {"caveat": "lossy: it says"}),
+  ("traced", {"accept_prob": lambda honest: lambda *args: (
+    honest(*args) if float(args[1].sum()) else None)}),
+  ("probability", {"accept_prob": unclipped}),
+  ("residual", {"residual": lambda honest: lambda *args: 0.9 * honest(*args)}),
+  ("residual", {"residual": lambda honest: lambda *args: honest(*args) - 0.2}),
+  ("unused", {"residual": all_in_use}),
+  ("distribution", {"residual": lambda _: lambda draft, target, node: (
+    jnp.exp(target[node]))}),
+  ("distribution", {"lossless": False, "caveat": "lossy, it says"}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("invariant, changes", PLANTED_IN_RULES)
+def test_rules_that_are_wrong(invariant, changes):
+  with pytest.raises(AssertionError, match=f"rejection breaks '{invariant}'"):
+    check_rule(of_rejection(**changes))
