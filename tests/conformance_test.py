@@ -7,6 +7,7 @@ import types
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import learned_kinds
@@ -73,32 +74,46 @@ def llama(name="llama"):
   return transformer.model(config), Params(target, draft)
 
 
-def skipper(target, shape=None, **options):
-  k = None if shape else 3
-  return drafters.layer_skip(
-    target, Skip((1,), (0,)), k, shape=shape, **options
+def exits(layer, k=None, shape=None):
+  return lambda target: drafters.early_exit(target, layer, k, shape=shape)
+
+
+def skips(skip, k=None, shape=None, threshold=None):
+  return lambda target: drafters.layer_skip(
+    target, skip, k, threshold and drafters.Threshold(threshold), shape=shape
   )
 
 
+SOME, ALL = Skip((1,), (1, 2)), Skip((0, 1, 2), (0, 1, 2))
+KSEQ = (*REJECTION, acceptance.kseq())
+
+
 @pytest.mark.parametrize(
-  "name, drafter",
+  "name, drafter, rules",
   [
-    ("llama", lambda target: drafters.model(target, 3)),
-    ("gemma", lambda target: drafters.early_exit(target, 1, 3)),
-    ("llama", lambda target: drafters.early_exit(target, 2, shape=TREE)),
-    slow("llama", lambda target: drafters.early_exit(target, 1, shape=DYNAMIC)),
-    (
-      "gemma",
-      lambda target: skipper(target, threshold=drafters.Threshold(0.1)),
-    ),
-    ("llama", lambda target: skipper(target, CHAINS)),
-    slow("llama", lambda target: skipper(target, DYNAMIC)),
-    slow("llama", lambda target: skipper(target, TREE)),
+    ("llama", lambda target: drafters.model(target, 3), REJECTION),
+    ("gemma", exits(1, 3), REJECTION),
+    ("gemma", exits(2, shape=CHAINS), KSEQ),
+    ("llama", skips(SOME, 4, threshold=0.3), REJECTION),
+    ("gemma", skips(Skip((0,), (0,)), shape=TREE), REJECTION),
+    slow("llama", exits(2, 8), REJECTION),
+    slow("llama", exits(2, 0), REJECTION),
+    slow("llama", exits(2, shape=TREE), REJECTION),
+    slow("gemma", exits(1, shape=DYNAMIC), REJECTION),
+    slow("gemma", skips(Skip((1,), (2,)), 3, threshold=0.08), REJECTION),
+    slow("llama", skips(ALL, 8, threshold=0.3), REJECTION),
+    slow("llama", skips(SOME, 0, threshold=0.3), REJECTION),
+    slow("llama", skips(SOME, shape=CHAINS), KSEQ),
+    slow("llama", skips(SOME, shape=DYNAMIC), REJECTION),
   ],
+  ids=lambda x: x if isinstance(x, str) else "",
 )
-def test_drafters_of_a_transformer(name, drafter):
+def test_drafters_of_a_transformer(name, drafter, rules):
   target, params = llama(name)
-  check_drafter(lambda: drafter(target), target, params, rules=REJECTION)
+  made = drafter(target)
+  stats = check_drafter(lambda: drafter(target), target, params, rules=rules)
+  if made.spec.max_depth:  # some tokens were accepted, some were refused
+    assert 0 < stats.accepted.sum() < stats.evaluated.sum()
 
 
 @functools.cache
@@ -130,7 +145,9 @@ def test_draft_heads(kind, shape):
   full = shape.loops
   params = Params(params, learned_kinds.weights(kind, full))
   make = functools.partial(head, kind, shape, full)
-  check_drafter(make, target, params, rules=REJECTION)
+  stats = check_drafter(make, target, params, rules=REJECTION)
+  assert 0 < stats.accepted.sum() < stats.evaluated.sum()
+  assert np.all(stats.rounds > np.max(stats.drafted, axis=1))  # some undrafted
 
 
 @pytest.mark.parametrize("kind", ["eagle", slow("mtp"), slow("medusa")])

@@ -13,8 +13,9 @@ from specdec import acceptance, decode, drafters, sampling
 from specdec import cache as kv
 from specdec.models import config, transformer
 from specdec.testing import table_model
+from specdec.testing.books import check_books
 from specdec.types import ACCEPTED, CORRECTION, Params
-from texts import check_books, forward, frozen, texts
+from texts import forward, frozen, texts
 
 V, L = 5, 26
 # Prompts of 1, 2, P tokens and both sides of a chunk's end, at T = 1 and T = 0.

@@ -25,8 +25,9 @@ from specdec import (
 from specdec.checkpoints import shipped
 from specdec.models import transformer
 from specdec.models.config import TransformerConfig
+from specdec.testing.books import check_books
 from specdec.types import ACCEPTED, CORRECTION, Draft, DraftSpec, Params, Resume
-from texts import check_books, forward, texts
+from texts import forward, texts
 
 L = 30
 LAYERS = 4

@@ -9,8 +9,9 @@ import pytest
 
 from specdec import acceptance, decode, drafters, sampling
 from specdec.testing import table_model
+from specdec.testing.books import check_books
 from specdec.types import Params
-from texts import check_books, frozen, texts
+from texts import frozen, texts
 
 V, K, L = 6, 4, 10
 LIMITS = range(1, L + 1)

@@ -35,8 +35,9 @@ from noise_test import record  # noqa: F401, a fixture
 from specdec import acceptance, draft_shape, draft_tree, drafters, noise
 from specdec.drafters.heads import serve
 from specdec.testing import table_model
+from specdec.testing.books import check_books
 from specdec.types import Draft
-from texts import check_books, texts
+from texts import texts
 
 COPIED = 5  # draft tokens of a copy, more than K
 SLOW = pytest.mark.slow

@@ -35,7 +35,15 @@ ALLOWED = {
   "step": (*_CORE, "traversal", "stats"),
   "inputs": ("types", "sampling"),
   "decode": (*_CORE, "step", "inputs", "multihost"),
-  "testing": (*_MODELS, "draft_shape", "traversal", "acceptance"),
+  "testing": (
+    *_MODELS,
+    "draft_shape",
+    "traversal",
+    "acceptance",
+    "step",
+    "decode",
+    "compiled.hlo",
+  ),
   "drafters": (*_CORE, "draft_shape", "models", _CACHED),
   "roofline": (
     "types",

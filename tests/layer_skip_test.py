@@ -27,8 +27,9 @@ from specdec import (
 )
 from specdec.drafters import Threshold
 from specdec.testing import table_model
+from specdec.testing.books import check_books
 from specdec.types import ACCEPTED, CORRECTION, AcceptResult, Params, Skip
-from texts import check_books, texts
+from texts import texts
 
 SLOW = pytest.mark.slow
 SOME = Skip((1,), (1, 2))

@@ -40,8 +40,9 @@ from specdec.drafters.heads import serve
 from specdec.drafters.heads.head_config import HeadConfig
 from specdec.drafters.heads.unroll import growing, unroll
 from specdec.drafters.heads.vocabulary import most_frequent
+from specdec.testing.books import check_books
 from specdec.types import ACCEPTED, BASELINE, CORRECTION, Params
-from texts import check_books, texts
+from texts import texts
 
 L, K = 30, 3
 LENGTHS = np.array([1, 2, 5, 9] * 2)

@@ -14,8 +14,9 @@ import pytest
 from specdec import acceptance, decode, drafters, sampling
 from specdec import cache as kv
 from specdec.models import config, transformer
+from specdec.testing.books import check_books
 from specdec.types import Draft, Drafter, DraftSpec, Params
-from texts import check_books, forward, texts
+from texts import forward, texts
 
 L, WINDOW = 26, 3
 # Prompts that end before, at and after the edge, at T = 1 and at T = 0.
