@@ -120,7 +120,9 @@ def test_drafters_of_a_transformer(name, drafter, rules):
 def head(kind, shape, full):
   target, _ = learned_kinds.target()
   drafter = serve.drafter(learned_kinds.draft_head(kind, full), target, shape)
-  return learned_kinds.stumbling(drafter)
+  # A second width is half a program more: for some of them.
+  narrow = (kind, shape) in (("eagle", TREE), ("recycle", DYNAMIC))
+  return learned_kinds.stumbling(drafter, narrow)
 
 
 @pytest.mark.parametrize(
@@ -135,6 +137,8 @@ def head(kind, shape, full):
     ("medusa", draft_shape.chain(3)),
     ("head", draft_shape.chain(3)),
     slow("recycle", TREE),
+    slow("recycle", draft_shape.chain(0)),
+    slow("eagle", draft_shape.chain(1)),
     *(slow(kind, DYNAMIC) for kind in ("eagle", "mtp", "medusa", "head")),
     *(slow(kind, CHAINS) for kind in ("eagle3", "prophet", "hydra")),
   ],
@@ -146,8 +150,11 @@ def test_draft_heads(kind, shape):
   params = Params(params, learned_kinds.weights(kind, full))
   make = functools.partial(head, kind, shape, full)
   stats = check_drafter(make, target, params, rules=REJECTION)
+  if not shape.spec.max_depth:
+    return
   assert 0 < stats.accepted.sum() < stats.evaluated.sum()
-  assert np.all(stats.rounds > np.max(stats.drafted, axis=1))  # some undrafted
+  assert np.all(stats.rounds > stats.drafted[:, 0])  # some were not drafted
+  assert np.all(stats.widths > 0)
 
 
 @pytest.mark.parametrize("kind", ["eagle", slow("mtp"), slow("medusa")])

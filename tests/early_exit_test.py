@@ -25,7 +25,6 @@ from specdec import (
 from specdec.checkpoints import shipped
 from specdec.models import transformer
 from specdec.models.config import TransformerConfig
-from specdec.testing.books import check_books
 from specdec.types import ACCEPTED, CORRECTION, Draft, DraftSpec, Params, Resume
 from texts import forward, texts
 
@@ -104,40 +103,6 @@ def baseline(name, eos_ids=()):
   )
 
 
-@pytest.mark.parametrize(
-  "name, exit_layer, k",
-  [
-    ("llama", 1, 3),
-    ("llama", 2, 3),
-    ("llama", 3, 3),
-    ("gemma", 2, 4),
-    ("llama", 2, 0),
-    pytest.param("llama", 2, 1, marks=SLOW),
-    pytest.param("llama", 3, 8, marks=SLOW),
-    pytest.param("gemma", 1, 1, marks=SLOW),
-    pytest.param("gemma", 3, 5, marks=SLOW),
-  ],
-)
-def test_coupled_text_is_autoregressive_texts(name, exit_layer, k):
-  state = speculate(name, exit_layer, k, acceptance.coupled())
-  assert texts(state) == texts(baseline(name))
-  check_books(state, LENGTHS, k)
-  if k:
-    # Some drafts are kept, some refused, and rows advance at unlike rates.
-    assert 0 < state.stats.accepted.sum() < state.stats.drafted.sum()
-    assert len(set(np.asarray(state.stats.rounds).tolist())) > 1
-
-
-@pytest.mark.parametrize(
-  "rule", [acceptance.rejection, acceptance.greedy], ids=lambda r: r.__name__
-)
-def test_greedy_rows_are_autoregressive_texts(rule):
-  state = speculate("llama", 2, 3, rule())
-  ours, theirs = texts(state), texts(baseline("llama"))
-  cold = np.flatnonzero(TEMPERATURES == 0)
-  assert [ours[b] for b in cold] == [theirs[b] for b in cold]
-
-
 def test_what_it_hands_over_is_what_it_drew_from():
   """Layers 0 .. E - 1, run autoregressively, give the very distributions that
   were noted.
@@ -166,22 +131,6 @@ def test_what_it_hands_over_is_what_it_drew_from():
       own[b, places - 1, written],
       atol=1e-4,
     )
-
-
-def test_rows_do_not_feel_their_neighbours():
-  together = texts(speculate("llama", 2, 3, acceptance.rejection()))
-  alone = texts(
-    speculate("llama", 2, 3, acceptance.rejection(), rows=slice(2, 4))
-  )
-  assert alone == together[2:4]
-
-
-def test_it_stops_at_eos():
-  common = int(np.bincount(np.concatenate(texts(baseline("llama")))).argmax())
-  expected = baseline("llama", (common,))
-  state = speculate("llama", 2, 3, acceptance.coupled(), eos_ids=(common,))
-  assert texts(state) == texts(expected)
-  assert np.any(np.asarray(state.length) < L)
 
 
 def seer(name, exit_layer, truth):

@@ -152,40 +152,6 @@ def generate(name, kind, shape, rule, params=None):
   )
 
 
-@pytest.mark.parametrize(
-  "name, kind, shape",
-  [
-    ("model", "without_replacement", "tree"),
-    ("model", "deterministic", "parallel"),
-    ("llama", "without_replacement", "tree"),
-    ("gemma", "deterministic", "tree"),
-    ("gemma", "iid", "parallel"),  # joined chains, resumed
-    ("model", "dynamic", "of 6"),
-    ("gemma", "dynamic", "of 6"),
-    pytest.param("model", "iid", "chain", marks=SLOW),
-    pytest.param("model", "iid", "parallel", marks=SLOW),
-    pytest.param("gemma", "without_replacement", "parallel", marks=SLOW),
-  ],
-)
-def test_coupled_trees_give_autoregressive_text(name, kind, shape):
-  family = "gemma" if name == "gemma" else "llama"
-  state = generate(name, kind, shape, acceptance.coupled())
-  assert texts(state) == texts(early_exit_test.baseline(family))
-  assert state.stats.accepted.sum() > 0
-  assert state.stats.accepted[:, -1].sum() > 0 or shape != "chain"
-
-
-@pytest.mark.parametrize("name", ["model", "llama"])
-def test_cold_rows_of_kseq_give_autoregressive_text(name):
-  """Chains drawn apart and joined, KV and resumed streams in their places."""
-  state = generate(name, "iid", "parallel", acceptance.kseq())
-  cold = early_exit_test.TEMPERATURES == 0
-  assert cold.any()
-  found, baseline = texts(state), texts(early_exit_test.baseline("llama"))
-  for row in np.flatnonzero(cold):
-    assert found[row] == baseline[row]
-
-
 def test_a_chain_as_a_tree_is_the_chain():
   """Same distributions, same addresses of noise: the same drafts, token for
   token.

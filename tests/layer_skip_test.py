@@ -11,13 +11,12 @@ import numpy as np
 import pytest
 
 import decode_distribution_test as distributions
-from early_exit_test import LAYERS, LENGTHS, arguments, baseline, target
+from early_exit_test import LAYERS, LENGTHS, arguments, target
 from hlo import products
 from specdec import (
   acceptance,
   decode,
   draft_shape,
-  draft_tree,
   drafters,
   sampling,
   step,
@@ -27,9 +26,7 @@ from specdec import (
 )
 from specdec.drafters import Threshold
 from specdec.testing import table_model
-from specdec.testing.books import check_books
 from specdec.types import ACCEPTED, CORRECTION, AcceptResult, Params, Skip
-from texts import texts
 
 SLOW = pytest.mark.slow
 SOME = Skip((1,), (1, 2))
@@ -55,32 +52,6 @@ def skipper(name="llama", skip=SOME, k=3, threshold=None):
   return drafters.layer_skip(target(name)[0], skip, k, threshold)
 
 
-@pytest.mark.parametrize(
-  "name, skip, k, threshold",
-  [
-    ("llama", SOME, 3, None),
-    ("llama", SOME, 4, UNSURE),
-    ("gemma", Skip((0, 3), (0,)), 4, Threshold(0.08)),
-    ("llama", ALL, 2, None),
-    pytest.param("gemma", Skip((1, 2), (2, 3)), 3, None, marks=SLOW),
-    pytest.param("llama", Skip(mlp=(0, 1)), 0, UNSURE, marks=SLOW),
-    pytest.param("llama", Skip(attention=(0, 1, 2, 3)), 1, None, marks=SLOW),
-    pytest.param("llama", Skip(mlp=(0, 1, 2)), 1, UNSURE, marks=SLOW),
-    pytest.param("llama", ALL, 8, UNSURE, marks=SLOW),
-  ],
-)
-def test_coupled_text_is_autoregressive_texts(name, skip, k, threshold):
-  drafter = skipper(name, skip, k, threshold)
-  state = speculate(name, drafter, acceptance.coupled())
-  assert texts(state) == texts(baseline(name))
-  check_books(state, LENGTHS, None if threshold else k)
-  if k:
-    assert 0 < state.stats.accepted.sum() < state.stats.drafted.sum()
-  if threshold and k > 1:  # rows stopped early, and not always
-    rounds_run, nodes = state.stats.rounds.sum(), state.stats.nodes.sum()
-    assert rounds_run < nodes < k * rounds_run
-
-
 def test_a_draft_that_skips_nothing_is_all_kept():
   """Its scratch, taken for the target's KV, gives the target's very
   distributions.
@@ -91,36 +62,6 @@ def test_a_draft_that_skips_nothing_is_all_kept():
   np.testing.assert_array_equal(state.draft_state.threshold, 0.0)
   longest = np.max(state.stats.rounds)
   np.testing.assert_array_equal(state.stats.widths, [0, 0, longest])
-
-
-@pytest.mark.parametrize(
-  "rule",
-  [acceptance.rejection, pytest.param(acceptance.greedy, marks=SLOW)],
-)
-def test_greedy_rows_are_autoregressive_texts(rule):
-  state = speculate("llama", skipper(threshold=UNSURE), rule())
-  ours, theirs = texts(state), texts(baseline("llama"))
-  _, options = arguments("llama")
-  cold = np.flatnonzero(np.asarray(options["sampling"].temperature) == 0)
-  assert [ours[b] for b in cold] == [theirs[b] for b in cold]
-
-
-@pytest.mark.parametrize(
-  "expansion",
-  [
-    draft_shape.static([-1, 0, 0, 1, 1, 2]),
-    pytest.param(draft_shape.dynamic(2, 2, 4), marks=SLOW),
-    pytest.param(
-      draft_shape.static(draft_tree.parallel(2, 3), "iid"), marks=SLOW
-    ),
-  ],
-  ids=["static", "dynamic", "chains"],
-)
-def test_trees_give_autoregressive_text(expansion):
-  drafter = drafters.layer_skip(target("llama")[0], SOME, shape=expansion)
-  state = speculate("llama", drafter, acceptance.coupled())
-  assert texts(state) == texts(baseline("llama"))
-  assert state.stats.accepted.sum() > 0
 
 
 def test_what_it_hands_over_is_what_it_drew_from():
@@ -163,28 +104,6 @@ def test_what_it_hands_over_is_what_it_drew_from():
     same = bool(jnp.array_equal(old[0], new[0]))
     assert same == (i in SOME.attention)
   np.testing.assert_array_equal(after.target_cache.length, length - 1)
-
-
-def test_rows_do_not_feel_their_neighbours():
-  drafter = skipper(threshold=UNSURE)
-  together = speculate("llama", drafter, acceptance.rejection())
-  alone = speculate("llama", drafter, acceptance.rejection(), slice(2, 4))
-  assert texts(alone) == texts(together)[2:4]
-  np.testing.assert_allclose(
-    alone.draft_state.threshold, together.draft_state.threshold[2:4], atol=1e-6
-  )
-
-
-def test_it_stops_at_eos():
-  common = int(np.bincount(np.concatenate(texts(baseline("llama")))).argmax())
-  state = speculate(
-    "llama",
-    skipper(threshold=UNSURE),
-    acceptance.coupled(),
-    eos_ids=(common,),
-  )
-  assert texts(state) == texts(baseline("llama", (common,)))
-  assert np.any(np.asarray(state.length) < 30)
 
 
 # What runs.
@@ -235,35 +154,6 @@ def test_weights_that_are_skipped_are_not_read():
   ids = jnp.array([[3]])
   run = jax.jit(lambda params: model.apply(params, ids, cache, skip=SOME)[0])
   np.testing.assert_array_equal(run(thin).logits, run(params).logits)
-
-
-def test_one_trace():
-  model, _ = target("llama")
-  traces = 0
-
-  def counting(*args, **options):
-    nonlocal traces
-    traces += 1
-    return model.apply(*args, **options)
-
-  counted = model._replace(apply=counting)
-  drafter = drafters.layer_skip(counted, SOME, 3, UNSURE)
-  positional, options = arguments("llama")
-  rule, seen = acceptance.coupled(), []
-  for shift in (0, 1):
-    params, prompt, length, key = positional
-    decode.generate(
-      counted,
-      drafter,
-      rule,
-      params,
-      (prompt + shift) % 17,
-      np.roll(length, shift),
-      key,
-      **options,
-    )
-    seen.append(traces)
-  assert seen[0] == seen[1] > 0
 
 
 # The threshold.

@@ -2,8 +2,8 @@
 refusals.
 
 That they are right is that serve.py drafts by the very distributions that
-unroll.py is trained on (trap B21), whatever was accepted, and that no text
-depends on them.
+unroll.py is trained on (trap B21), whatever was accepted; conformance_test
+checks what holds for every drafter.
 """
 
 import functools
@@ -20,6 +20,7 @@ from learned_kinds import (
   V,
   draft_head,
   head_config,
+  stumbling,
   target,
   weights,
 )
@@ -40,8 +41,7 @@ from specdec.drafters.heads import serve
 from specdec.drafters.heads.head_config import HeadConfig
 from specdec.drafters.heads.unroll import growing, unroll
 from specdec.drafters.heads.vocabulary import most_frequent
-from specdec.testing.books import check_books
-from specdec.types import ACCEPTED, BASELINE, CORRECTION, Params
+from specdec.types import ACCEPTED, CORRECTION, Params
 from texts import texts
 
 L, K = 30, 3
@@ -72,38 +72,6 @@ def kind(request):
 
 
 NARROW = {("eagle", K), ("recycle", K), ("recycle", "tree")}
-TRACES = []  # a drafter for every time that it was traced
-
-
-def stumbling(drafter, narrow=False):
-  """The same, with rounds that are not drafted.
-
-  Of four rounds the second is undrafted in every row, the fourth in the rows
-  whose length is even.
-
-  Args:
-    narrow: the target then runs the pending token alone; else the draft tokens
-      stand beside it, out of use.
-  """
-  size = drafter.spec.max_nodes
-  widths = tuple(sorted({1, size})) if narrow else (size,)
-
-  def init(params, context, output):
-    return drafter.init(params, context, output), jnp.zeros_like(context.length)
-
-  def propose(params, state, context):
-    TRACES.append(drafter)
-    own, turn = state
-    draft, own = drafter.propose(params, own, context)
-    stumbles = turn % 4 == 1
-    stumbles |= (turn % 4 == 3) & (context.length % 2 == 0)
-    return draft._replace(count=jnp.where(stumbles, 1, size)), (own, turn)
-
-  def update(params, state, *rest):
-    return drafter.update(params, state[0], *rest), state[1] + 1
-
-  spec = drafter.spec._replace(widths=widths)
-  return drafter._replace(spec=spec, init=init, propose=propose, update=update)
 
 
 @functools.cache
@@ -157,29 +125,10 @@ def baseline(end=NEVER):
   )
 
 
-def check_coupled(kind, shape, full):
-  drafter = drafter_of(kind, shape, full)
-  state = speculate(drafter, COUPLED, weights(kind, full))
-  assert texts(state) == baseline()
-  check_books(state, LENGTHS)
-  if not shape:
-    assert np.asarray(state.stats.nodes).sum() == 0
-    return
-  # Some draft tokens are kept, some refused, and rows go on at unlike rates.
-  assert 0 < state.stats.accepted.sum() < state.stats.evaluated.sum()
-  assert len(set(np.asarray(state.stats.rounds).tolist())) > 1
-  assert np.all(np.asarray(state.stats.widths) > 0)  # undrafted rounds too
-  assert np.any(np.asarray(state.origin) == BASELINE)
-
-
-# Compiling is what costs: these run by default, and the rest is slow. Every
-# kind drafts a chain under rejection, and something under the coupled rule.
+# Compiling is what costs: these run by default, and the rest is slow.
 DUE = {
-  "tree": ("eagle", "mtp", "prophet", "hydra", "recycle"),
-  "all tokens": ("eagle3", "medusa", "head"),
   "tree's distributions": ("eagle", "prophet", "recycle"),
   "dynamic": ("recycle",),  # borrows the target's scratch, in another order
-  "nothing": ("recycle",),
 }
 
 
@@ -188,71 +137,6 @@ def kinds_for(what):
   due = DUE[what]
   marked = [k if k in due else pytest.param(k, marks=SLOW) for k in KINDS]
   return pytest.mark.parametrize("kind", marked, scope="module")
-
-
-class TestText:
-  """The coupled rule's is autoregressive decoding's, token for token."""
-
-  @kinds_for("tree")
-  def test_a_tree(self, kind):
-    check_coupled(kind, "tree", full=False)
-
-  @kinds_for("dynamic")
-  def test_a_dynamic_tree(self, kind):
-    check_coupled(kind, "dynamic", full=False)
-
-  @kinds_for("all tokens")
-  def test_a_chain_of_all_tokens(self, kind):
-    check_coupled(kind, K, full=True)
-
-  @kinds_for("nothing")
-  def test_no_draft_token_at_all(self, kind):
-    check_coupled(kind, 0, full=False)
-
-  @SLOW
-  @pytest.mark.parametrize(
-    "shape, full",
-    [(K, False), (1, False), (4, True), ("tree", True), ("dynamic", True)],
-  )
-  def test_other_shapes(self, kind, shape, full):
-    check_coupled(kind, shape, full)
-
-  @kinds_for("tree")
-  def test_it_stops_at_eos(self, kind):
-    common = int(np.bincount(np.concatenate(baseline())).argmax())
-    drafter = drafter_of(kind, "tree")
-    state = speculate(drafter, COUPLED, weights(kind), end=common)
-    assert texts(state) == baseline(common)
-    assert np.any(np.asarray(state.length) < L)
-
-  def test_greedy_rows_under_rejection(self, kind):
-    state = speculate(drafter_of(kind, K), REJECTION, weights(kind))
-    cold = np.flatnonzero(TEMPERATURES == 0)
-    ours = texts(state)
-    assert [ours[b] for b in cold] == [baseline()[b] for b in cold]
-    check_books(state, LENGTHS)
-
-
-def test_rows_do_not_feel_their_neighbours_and_are_traced_once(kind):
-  """Odd rows stay as they are, everything else becomes another."""
-  drafter, draft = drafter_of(kind, K), weights(kind)
-  before = speculate(drafter, REJECTION, draft)
-  traced = len(TRACES)
-  odd = np.arange(BATCH) % 2 == 1
-  after = speculate(
-    drafter,
-    REJECTION,
-    draft,
-    np.where(odd, TEMPERATURES, 0.7),
-    np.where(odd[:, None], prompts(), prompts(1)),
-    np.where(odd, LENGTHS, 10 - LENGTHS),
-  )
-  assert len(TRACES) == traced, "it was traced again for other prompts"
-  ours, theirs = texts(before), texts(after)
-  assert [ours[b] for b in range(1, BATCH, 2)] == theirs[1::2]
-  assert ours[::2] != theirs[::2]
-  said = (np.asarray(x.draft_log_probs)[odd] for x in (before, after))
-  np.testing.assert_array_equal(*said)
 
 
 # B21: the teacher-forced form and the one that decodes.
