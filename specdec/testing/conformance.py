@@ -274,7 +274,8 @@ class _Trial:
       hash(self.spec)
     except TypeError as error:
       _require(False, f"its spec cannot be hashed: {error}")
-    traces = self.coupled and self.traces
+    self.run(acceptance.coupled())
+    traces = self.traces
     length = np.roll(self.inputs["prompt_length"], 1)
     self.run(
       acceptance.coupled(),
@@ -289,7 +290,7 @@ class _Trial:
   def check_coupled(self) -> None:
     """Token for token, at every temperature and prompt length."""
     state = self.coupled
-    self.same_text(state, self.baseline, np.arange(ROWS))
+    self.same_text(state, range(ROWS), "under the coupled rule")
     try:
       check_books(state, self.inputs["prompt_length"])
     except AssertionError as error:
@@ -305,28 +306,28 @@ class _Trial:
       rules = [rule for rule in every_rule() if self.fits(rule)]
     cold = np.flatnonzero(self.inputs["temperature"] == 0)
     for rule in rules:
-      state = self.run(rule)
-      self.same_text(state, self.baseline, cold, f"under {rule.name}")
+      self.same_text(self.run(rule), cold, f"under {rule.name}")
 
-  def same_text(self, ours, theirs, rows, where: str = "") -> None:
+  def same_text(self, state, rows, where: str) -> None:
+    """These rows are the baseline's."""
+    ours, theirs = _texts(state), _texts(self.baseline)
     for row in rows:
-      texts = [_text(state, row) for state in (ours, theirs)]
       _require(
-        texts[0] == texts[1], f"row {row} {where} is {texts[0]}, not {texts[1]}"
+        ours[row] == theirs[row],
+        f"row {row} {where} is {ours[row]}, not {theirs[row]}",
       )
 
   def check_eos(self) -> None:
     """At tokens that are common, with limits at every place of a draft."""
-    baseline = [_text(self.baseline, row) for row in range(ROWS)]
+    baseline = _texts(self.baseline)
     start = self.inputs["prompt_length"]
     new = np.concatenate([t[n:] for t, n in zip(baseline, start)])
     tokens, counts = np.unique(new, return_counts=True)
     limit = np.minimum(start + 1 + np.arange(ROWS) * 7 % 23, LENGTH)
     for eos in tokens[np.argsort(-counts, kind="stable")][:3]:
       state = self.run(acceptance.coupled(), eos=eos, limit=limit)
-      for row in range(ROWS):
+      for row, text in enumerate(_texts(state)):
         wanted = _cut(baseline[row][: limit[row]], start[row], eos)
-        text = _text(state, row)
         _require(
           text == wanted,
           f"row {row}, EOS {eos}, limit {limit[row]}: {text}, not {wanted}",
@@ -395,7 +396,7 @@ class _Trial:
         _require(same, f"{name} of row {row} {where} is {b}, not {a}")
 
   def states(self):
-    """(what it is, state) at the start, mid text, and behind an EOS."""
+    """(which round is next, state) at the start and in the middle of texts."""
     rule = acceptance.rejection()
     yield "the first round", self.start()
     for rounds in (1, 4):
@@ -603,10 +604,14 @@ class _Trial:
 
   def check_one_round(self, rounds: int, rules) -> None:
     """All rows hold one text; its drafts are forced, a row each."""
-    same = {name: self.prompt[:1].repeat(ROWS, 0) for name in ("prompt",)}
-    same |= {"prompt_length": np.full(ROWS, 5), "index": np.zeros(ROWS)}
-    same |= self.settings()
-    state = self.run(acceptance.rejection(), rounds=rounds, **same)
+    state = self.run(
+      acceptance.rejection(),
+      rounds=rounds,
+      prompt=self.prompt[:1].repeat(ROWS, 0),
+      prompt_length=np.full(ROWS, 5),
+      index=np.zeros(ROWS),
+      **self.settings(),
+    )
     drafts, count = self.every_draft(state)
     total = drafts.weight.sum()
     _require(
@@ -614,7 +619,7 @@ class _Trial:
       f"the probabilities of all its drafts add up to {total:.6f}: they are "
       "not what its tokens are drawn from",
     )
-    tables = self.tables(_text(state, 0), self.spec.max_depth + 1)
+    tables = self.tables(_texts(state)[0], self.spec.max_depth + 1)
     exact = enumeration.text_distribution(tables)
     for rule in rules:
       levels = [0.0] * len(tables)
@@ -778,10 +783,10 @@ def every_rule() -> list[AcceptanceRule]:
   ]
 
 
-def _text(state, row: int) -> tuple[int, ...]:
-  """A row's committed tokens."""
-  length = int(state.length[row])
-  return tuple(np.asarray(state.tokens[row])[:length].tolist())
+def _texts(state) -> list[tuple[int, ...]]:
+  """Committed tokens of every row."""
+  rows = zip(np.asarray(state.tokens).tolist(), np.asarray(state.length))
+  return [tuple(row[:length]) for row, length in rows]
 
 
 def _cut(text: tuple[int, ...], start: int, eos: int) -> tuple[int, ...]:
