@@ -29,6 +29,7 @@ TREE = draft_shape.static([-1, 0, 0, 1, 1, 2])
 CHAINS = draft_shape.static(draft_tree.parallel(2, 2), "iid")
 DYNAMIC = draft_shape.dynamic(2, 3, 5)
 REJECTION = (acceptance.rejection(),)
+KSEQ = (*REJECTION, acceptance.kseq())
 SLOW = pytest.mark.slow
 
 
@@ -46,19 +47,21 @@ def slow(*case):
 @pytest.mark.parametrize(
   "drafter, rules",
   [
-    (lambda: drafters.lookup(3, ngram=2, min_ngram=1), None),
+    (lambda: drafters.lookup(3, ngram=2, min_ngram=1), REJECTION),
     (lambda: drafters.model(TABLE, 3), None),
     (lambda: drafters.model(TABLE, shape=TREE), None),
-    (lambda: drafters.model(TABLE, shape=CHAINS), None),
+    (lambda: drafters.model(TABLE, shape=CHAINS), KSEQ),
     (lambda: drafters.model(TABLE, shape=DYNAMIC), REJECTION),
     (lambda: drafters.model(TABLE, 0), REJECTION),
-    slow(lambda: drafters.lookup(4, ngram=2, min_ngram=0), REJECTION),
+    slow(lambda: drafters.lookup(4, ngram=2, min_ngram=0), None),
+    slow(lambda: drafters.model(TABLE, shape=CHAINS), None),
+    slow(lambda: drafters.model(TABLE, shape=DYNAMIC), None),
     slow(lambda: drafters.model(TABLE, 1), REJECTION),
   ],
   ids=lambda x: "",
 )
 def test_drafters_of_a_table(drafter, rules):
-  """Of every kind of siblings under every rule."""
+  """Of every kind of siblings; None: under every rule that fits."""
   check_drafter(drafter, TABLE, TABLES, rules=rules)
 
 
@@ -85,17 +88,16 @@ def skips(skip, k=None, shape=None, threshold=None):
 
 
 SOME, ALL = Skip((1,), (1, 2)), Skip((0, 1, 2), (0, 1, 2))
-KSEQ = (*REJECTION, acceptance.kseq())
 
 
 @pytest.mark.parametrize(
   "name, drafter, rules",
   [
-    ("llama", lambda target: drafters.model(target, 3), REJECTION),
+    slow("llama", lambda target: drafters.model(target, 3), REJECTION),
     ("gemma", exits(1, 3), REJECTION),
     ("gemma", exits(2, shape=CHAINS), KSEQ),
     ("llama", skips(SOME, 2, threshold=0.3), REJECTION),
-    ("llama", skips(Skip((0,), (0,)), shape=TREE), REJECTION),
+    slow("llama", skips(Skip((0,), (0,)), shape=TREE), REJECTION),
     slow("llama", exits(2, 8), REJECTION),
     slow("llama", exits(2, 0), REJECTION),
     slow("llama", exits(2, shape=TREE), REJECTION),
@@ -349,19 +351,23 @@ def by_noise(draft, context):
   return draft._replace(tokens=draft.tokens.at[:, 1].set(token))
 
 
+# Not wrong there, either; to be seen of one of them.
+EARLIER = ("trace", "coupled", "greedy", "eos", "rows")
+
+
 @pytest.mark.parametrize(
-  "change, sentence",
+  "change, sentence, skip",
   [
-    (raw, "not the likeliest"),
-    (halved, "adds up to"),
-    (unlikely_dropped, "must be verified too"),
-    (drawn_again, "node 2"),
+    (raw, "not the likeliest", ()),
+    (halved, "adds up to", EARLIER),
+    (unlikely_dropped, "must be verified too", EARLIER),
+    (drawn_again, "node 2", EARLIER),
   ],
 )
-def test_distributions_that_were_not_drawn_from(change, sentence):
+def test_distributions_that_were_not_drawn_from(change, sentence, skip):
   drafter = proposing(change)
   drafter = drafter._replace(spec=drafter.spec._replace(widths=(1, 4)))
-  broken("drawn", drafter, sentence)
+  broken("drawn", drafter, sentence, skip=skip)
 
 
 def test_a_deterministic_draft_that_peeks_at_the_noise():
