@@ -186,7 +186,7 @@ def test_bench_calibrates_and_says_how_well(target, costs, tmp_path, capsys):
   path = tmp_path / "c.json"
   programs.run("bench", *given, f"--calibrate={path}")
   printed = capsys.readouterr().out
-  assert "held out" in printed and "beside the passes" in printed
+  assert "held out" in printed and "overhead of rounds" in printed
   assert len(json.loads(path.read_text())["fits"]) == 2
   with pytest.raises(SystemExit, match="calibration is of chains"):
     programs.run("bench", *given, f"--calibrate={path}", "--shape=chains(2)")

@@ -40,6 +40,7 @@ def target(setup: Setup, devices=None) -> Target:
     setup.dtype,
     random_weights=True,
     seed=setup.seed,
+    identity=setup.identity,
     places=places,
     drafts={},
     abstract=True,

@@ -60,9 +60,18 @@ def setting_of(setup: Setup) -> str:
   )
   sampled = "sampled" if setup.temperature else "greedy"
   return (
-    f"{_target_name(setup)}, {setup.drafter}, {setup.acceptance}, "
+    f"{_target_name(setup)}, {_drafter_name(setup)}, {setup.acceptance}, "
     f"{sampled}{filters}"
   )
+
+
+def _drafter_name(setup: Setup) -> str:
+  """The drafter's call, layers to skip by their numbers, not by their file."""
+  call = setup.call_of("layer_skip")
+  if call is None:
+    return " | ".join(map(str, setup.drafter_calls))
+  layers = {name: list(x) for name, x in skip_of(call)._asdict().items()}
+  return str(call._replace(args=(), kwargs=layers))
 
 
 def _target_name(setup: Setup) -> str:
@@ -84,11 +93,8 @@ def check(setup: Setup) -> None:
       "calibration prices rounds of one drafter, and of "
       f"{setup.drafter} each round may be of either; give a number for k"
     )
-  file = call.args[0] if call.args else call.kwargs.get("file")
-  threshold = call.kwargs.get("threshold")
-  if call.name == "layer_skip" and threshold is None and file is not None:
-    threshold = catalog.read_skip(file)["threshold"]
-  if call.name == "layer_skip" and threshold is not None:
+  skips = call is setup.call_of("layer_skip")
+  if skips and catalog.arguments_of(call)["threshold"] is not None:
     raise ValueError(
       f"{setup.drafter} decides how much it drafts; calibration prices rounds "
       "of one length"
@@ -111,12 +117,14 @@ def target_deployment(setup: Setup, target: Target, chip) -> Deployment:
 
 def _draft_pass(setup: Setup, target: Target, chip) -> DraftPass | None:
   """The decoder whose passes draft, None where the drafter has none."""
-  [call] = setup.drafter_calls
+  call = setup.call_of("model", "early_exit", "layer_skip")
+  if call is None:
+    return None
   config, params = target.checkpoint.config, target.checkpoint.params
   whole, name = target_deployment(setup, target, chip), _target_name(setup)
   if call.name == "model":
     setup.make_drafter(target)  # reads the draft's checkpoint
-    draft_name = call.args[0] if call.args else call.kwargs["name"]
+    draft_name = str(catalog.arguments_of(call)["name"])
     draft = target.drafts[draft_name]
     name = draft_name + name.removeprefix(setup.target)
     name += f", {setup.draft_ways} ways" if setup.draft_ways else ""
@@ -125,18 +133,16 @@ def _draft_pass(setup: Setup, target: Target, chip) -> DraftPass | None:
     deployment = _deployment(setup, draft.config, chip, place)
     return DraftPass(name, deployment, model, draft.params)
   if call.name == "early_exit":
-    layer = call.args[0] if call.args else call.kwargs["layer"]
+    layer = catalog.arguments_of(call)["layer"]
     name = f"{name}, first {layer} layers"
     options = {"stop": layer}
     deployment = dataclasses.replace(whole, stop=layer)
-  elif call.name == "layer_skip":
+  else:
     skip = skip_of(call)
-    name = f"{name}, {setup.drafter}"
+    name = f"{name}, {_drafter_name(setup)}"
     options = {"skip": skip}
     shape = shapes.of_config(config, skip=skip)
     deployment = dataclasses.replace(whole, shape=shape)
-  else:
-    return None
   apply = functools.partial(target.model.apply, **options)
   model = target.model._replace(apply=apply)
   return DraftPass(name, deployment, model, params)
@@ -144,24 +150,21 @@ def _draft_pass(setup: Setup, target: Target, chip) -> DraftPass | None:
 
 def skip_of(call: calls.Call) -> Skip:
   """Returns the sublayers that layer_skip(...) leaves out."""
-  file = call.args[0] if call.args else call.kwargs.get("file")
-  layers = call.kwargs if file is None else catalog.read_skip(file)
-  parts = (tuple(layers.get(name, ())) for name in Skip._fields)
-  return Skip(*parts)
+  layers = catalog.arguments_of(call)
+  return Skip(*(tuple(layers[name]) for name in Skip._fields))
 
 
 def _pair(
   setup: Setup, target: Target, deployment, draft: Deployment | None, *overhead
 ) -> TargetDraftPair:
   """Target and drafter, as they share weights and caches."""
-  [call] = setup.drafter_calls
   if draft is None:
     cost = setup.make_drafter(target).drafter.cost
     if cost is not None and not cost.is_known:
       cost = None  # what drafting takes is then fitted with the overhead
     return TargetDraftPair(deployment, None, None, *overhead, drafter=cost)
-  exit_layer = draft.stop if call.name == "early_exit" else None
-  skips = call.name == "layer_skip"
+  exit_layer = draft.stop if setup.call_of("early_exit") else None
+  skips = setup.call_of("layer_skip") is not None
   return TargetDraftPair(deployment, draft, exit_layer, *overhead, skips=skips)
 
 
@@ -303,12 +306,11 @@ def timed(
     kept[who] = len(points)
     points = [*points, *unseen]
     groups.append(calibrate.passes(one.model, one.params, points, report))
-  if setup.drafter_calls[0].name == "lookup":  # a draft in every round
-    [call] = setup.drafter_calls
-    call = call._replace(kwargs={**call.kwargs, "min_ngram": 0})
-    drafting = dataclasses.replace(setup, drafter=str(call))
-  else:
-    drafting = setup
+  drafting, lookup = setup, setup.call_of("lookup")
+  if lookup is not None:  # a draft in every round
+    ngram = catalog.arguments_of(lookup)["ngram"]
+    always = f"lookup(ngram={ngram}, min_ngram=0)"
+    drafting = dataclasses.replace(setup, drafter=always)
 
   def make(batch: int, k: int) -> Decoder:
     return pilot(dataclasses.replace(drafting, batch=batch, k=k), target)

@@ -39,6 +39,8 @@ from specdec.models.config import TransformerConfig
 from specdec.roofline import drafter_cost
 from specdec.sharding import Places
 from specdec.types import AcceptanceRule, Drafter, Model, PyTree, Skip
+from specdec.utils import calls
+from specdec.utils.calls import Call
 
 PRESET = "preset:"
 MAX_DRAFT = 4096  # tokens of a draft: ancestors are a table of their square
@@ -56,6 +58,7 @@ class Target(NamedTuple):
   seed: int
   places: Places | None = None  # of target and drafter on a mesh
   fingerprint: dict[str, str] | None = None  # what heads were trained for
+  identity: tuple = ()  # Setup.identity of whom it was loaded for
   drafts: dict[str, Checkpoint] | None = None  # draft models loaded before
   abstract: bool = False  # weights are shapes; nothing is read or allocated
 
@@ -111,6 +114,7 @@ def _lookup(
 
 
 def _model(name: str, target: Target, shape: DraftShape) -> Weighted:
+  name = str(name)
   drafts = {} if target.drafts is None else target.drafts
   if name not in drafts:
     drafts[name] = _load_draft(name, target)
@@ -232,6 +236,31 @@ def _serve(head, target: Target, shape, weights, max_external_drafts):
   drafter = serve.drafter(head, target.model, shape, place, max_external_drafts)
   cost = head_cost(head, target.checkpoint.config)
   return Weighted(drafter._replace(cost=cost), weights)
+
+
+_CONTEXT = (
+  "target", "shape", "k", "acceptance", "leads", "max_external_drafts"
+)  # fmt: skip
+
+
+def arguments_of(call: Call) -> dict[str, Any]:
+  """Returns the arguments of a call of a drafter here, by name.
+
+  layer_skip(FILE) has what the file says.
+  """
+  kwargs = {name: x for name, x in call.kwargs.items() if name != "k"}
+  bare, context = call._replace(kwargs=kwargs), dict.fromkeys(_CONTEXT)
+  bound = calls.bind(bare, DRAFTERS[call.name], context)
+  bound.apply_defaults()
+  arguments = {
+    name: x for name, x in bound.arguments.items() if name not in _CONTEXT
+  }
+  if call.name == "layer_skip" and arguments["file"] is not None:
+    document = read_skip(arguments["file"])
+    if arguments["threshold"] is not None:
+      document["threshold"] = arguments["threshold"]
+    arguments |= document
+  return arguments
 
 
 def _check_kind(kind: str | None, file: str, head_config) -> None:

@@ -13,7 +13,9 @@ loaded target: `target = setup.load_target()`, then `setup.decoder(target)`.
 
 import dataclasses
 import functools
+import pathlib
 import typing
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -32,9 +34,8 @@ from specdec.benchmark.catalog import DRAFTERS, RULES, SHAPES, Target, Weighted
 from specdec.benchmark.decoder import PROMPT_STEP, Decoder
 from specdec.checkpoints import learned as saved
 from specdec.checkpoints import shipped
-from specdec.compiled import memory_plan
+from specdec.compiled import lowering, memory_plan
 from specdec.draft_shape import DraftShape
-from specdec.drafters.heads import size
 from specdec.models import transformer
 from specdec.models.config import TransformerConfig
 from specdec.roofline import drafter_cost
@@ -43,7 +44,6 @@ from specdec.types import (
   UNKNOWN_COST,
   AcceptanceRule,
   Drafter,
-  DrafterCost,
   Params,
 )
 from specdec.utils import calls
@@ -119,7 +119,10 @@ class Setup:
 
   def __post_init__(self):
     for field in dataclasses.fields(self):
-      _check_type(field, getattr(self, field.name))
+      value = getattr(self, field.name)
+      _check_type(field, value)
+      if field.type is float:  # 1 and 1.0 are one setting
+        object.__setattr__(self, field.name, float(value))
     if self.drafter is None:
       shipped_pair = self.target == shipped.TARGET
       drafter = f"model({shipped.DRAFT})" if shipped_pair else "lookup"
@@ -164,8 +167,23 @@ class Setup:
     """Refuses what needs no weights to be seen."""
     if len(self.drafter_calls) > 2:
       raise ValueError(f"{self.drafter}: at most two drafters, with one |")
+    calls_with_k = [call for call in self.drafter_calls if "k" in call.kwargs]
+    if calls_with_k and len(self.drafter_calls) == 1:
+      raise ValueError(
+        f"{self.drafter}: k within a call is for the first of two drafters; "
+        "give the setting k"
+      )
+    if self._shape_call.name == "paths" and self.k not in (None, self._depth):
+      raise ValueError(
+        f"shape = {self.shape} is one tree, whatever k = {self.k} says; leave "
+        "k out"
+      )
     if not self.levels and self.shape != "chain":
       raise ValueError(f"shape = {self.shape} needs k >= 1, the tree's levels")
+    if self.draft_ways is not None and self.call_of("model") is None:
+      raise ValueError(
+        f"draft_ways is for a draft model, and {self.drafter} is none"
+      )
     shape, rule, leading = self.make_shape(), self.make_rule(), 0
     for number, call in enumerate(self.drafter_calls):
       constructor = calls.find(call, DRAFTERS)
@@ -203,14 +221,41 @@ class Setup:
   @property
   def levels(self) -> int:
     """Levels of a draft: k, or the drafter's default."""
+    if self._shape_call.name == "paths":
+      return self._depth
     if self.k is not None:
       return self.k
     call = self.drafter_calls[-1]
-    if call.name == "layer_skip" and "file" in call.kwargs:
-      return catalog.read_skip(call.kwargs["file"])["k"]
-    if call.name == "layer_skip" and call.args:
-      return catalog.read_skip(call.args[0])["k"]
-    return catalog.DEFAULT_K.get(call.name, catalog.OTHER_K)
+    if call is self.call_of("layer_skip"):
+      return catalog.arguments_of(call).get("k", catalog.DEFAULT_K[call.name])
+    name = call.name if call.place is None else ""
+    return catalog.DEFAULT_K.get(name, catalog.OTHER_K)
+
+  def call_of(self, *names: str) -> Call | None:
+    """Returns the call of one of our drafters with such a name, if there is."""
+    ours = (call for call in self.drafter_calls if call.place is None)
+    return next((call for call in ours if call.name in names), None)
+
+  @functools.cached_property
+  def _shape_call(self) -> Call:
+    return calls.parse(self.shape)
+
+  @property
+  def _depth(self) -> int:
+    """Depth of the tree that paths(FILE) holds."""
+    context = {"siblings": "iid"}
+    shape = calls.invoke(self._shape_call, SHAPES["paths"], context)
+    return shape.spec.max_depth
+
+  @property
+  def identity(self) -> tuple:
+    """What decides on the loaded target; a decoder's target must agree."""
+    fields = [self.target, self.dtype, self.random_weights, self.mesh]
+    if self.random_weights:
+      fields.append(self.seed)
+    if self.mesh:  # it places the drafter, too
+      fields += [self.drafter, self.draft_ways]
+    return tuple(fields)
 
   @property
   def description(self) -> str:
@@ -238,6 +283,22 @@ class Setup:
       )
     return caveats
 
+  def checksums(self) -> dict[str, int]:
+    """Returns checksums of the files that drafter, rule and shape name."""
+    named = [*self.drafter_calls, calls.parse(self.acceptance)]
+    texts = [
+      text
+      for call in (*named, self._shape_call)
+      for text in (call.place, *call.args, *call.kwargs.values())
+      if isinstance(text, str)
+    ]
+    paths = {text: pathlib.Path(text).expanduser() for text in texts}
+    return {
+      text: zlib.crc32(path.read_bytes())
+      for text, path in paths.items()
+      if path.is_file()
+    }
+
   def make_rule(self) -> AcceptanceRule:
     """Builds the acceptance rule."""
     call = calls.parse(self.acceptance)
@@ -249,7 +310,7 @@ class Setup:
     Children of a tree are deterministic at temperature 0, iid for kseq, else
     without_replacement, unless the call has `siblings`.
     """
-    call = calls.parse(self.shape)
+    call = self._shape_call
     siblings = "without_replacement"
     if calls.parse(self.acceptance).name == "kseq":
       siblings = "iid"
@@ -300,17 +361,19 @@ class Setup:
     report: Callable[[str], None] = _silent,
     packed: bool = True,
     others: Sequence["Setup"] = (),
+    num_tokens: int = 0,
   ) -> Target:
     """Checks memory, and the drafter as far as its files say, then loads.
 
     Args:
       packed: rearrange weights for decoding on a CPU.
       others: setups whose decoders will share it; they are checked as well.
+      num_tokens: of the largest pass of the target apart from decoding, a row.
     """
     source = catalog.source_of(self.target)
     config = catalog.config_of(source, self.dtype)
     places = self.places(config)
-    plan = self.memory_plan(config, places)
+    plan = self.memory_plan(config, places, num_tokens=num_tokens)
     report(f"memory on each device: {plan}")
     place = places and places.target
     memory_plan.check(plan, place)
@@ -338,13 +401,23 @@ class Setup:
       self.seed,
       places,
       fingerprint,
+      self.identity,
       drafts={},
     )
 
   @property
   def has_heads(self) -> bool:
     """Whether a trained head drafts."""
-    return any(call.name in catalog.HEADS for call in self.drafter_calls)
+    return self.call_of(*catalog.HEADS) is not None
+
+  @property
+  def most_levels(self) -> int | None:
+    """Levels that a head has at most; None: any number."""
+    call = self.call_of(*catalog.HEADS)
+    if call is None:
+      return None
+    path = shipped.drafter(catalog.arguments_of(call)["file"])
+    return saved.inspect(path).most_levels
 
   def places(
     self, config: TransformerConfig, devices=None
@@ -366,10 +439,10 @@ class Setup:
   @property
   def _draft_config(self) -> TransformerConfig | None:
     """The config of the draft model, if there is one."""
-    call = self.drafter_calls[-1]
-    if call.name != "model" or call.place is not None:
+    call = self.call_of("model")
+    if call is None:
       return None
-    name = call.args[0] if call.args else call.kwargs["name"]
+    name = str(catalog.arguments_of(call)["name"])
     return catalog.config_of(catalog.source_of(name), self.dtype)
 
   def memory_plan(
@@ -377,30 +450,35 @@ class Setup:
     config: TransformerConfig,
     places: sharding.Places | None = None,
     decoder: Decoder | None = None,
+    num_tokens: int = 0,
   ) -> memory_plan.Plan:
     """Estimates what decoding needs on each device.
 
     Args:
       config: the target's.
+      num_tokens: of the largest other pass of the target, a row.
       decoder: whose drafter is planned for as it is; None: nothing is loaded
         yet, and a drafter of somebody's own is left out.
     """
-    draft, cost = self._draft_config, NO_COST
-    if decoder is not None and draft is None:
+    if decoder is not None:
       cost = decoder.drafter_cost
-    elif self.has_heads:
-      cost = self._head_cost(config)
-    elif any(call.place is not None for call in self.drafter_calls):
-      cost = UNKNOWN_COST
-    if draft is not None and self.random_weights:
-      draft = dataclasses.replace(draft, vocab_size=config.vocab_size)
+    else:
+      drafter = self._abstract_drafter(config, places)
+      cost = (drafter and drafter.cost) or UNKNOWN_COST
+    draft = self._draft_config
+    if draft is not None:  # it is planned for by its config
+      cost = NO_COST
+      size = config.vocab_size
+      draft = dataclasses.replace(draft, vocab_size=size)
     leading = (call.kwargs.get("k", 0) for call in self.drafter_calls)
     return memory_plan.plan(
       config,
       draft,
       batch=self.batch,
       max_length=self.prompt_size + self.max_new_tokens,
-      num_nodes=max(self.make_shape().spec.max_nodes, 1 + max(leading)),
+      num_nodes=max(
+        self.make_shape().spec.max_nodes, 1 + max(leading), num_tokens
+      ),
       places=places,
       drafter=cost,
       prompt_size=self.prompt_size,
@@ -425,27 +503,47 @@ class Setup:
     place = target.places and target.places.target
     memory_plan.check(plan.excluding_weights, place)
 
-  def _head_cost(self, config: TransformerConfig) -> DrafterCost:
-    """What a head holds, by its file, which is compared with the target."""
-    call = self.drafter_calls[-1]
-    path = shipped.drafter(call.args[0] if call.args else call.kwargs["file"])
-    head_config = saved.inspect(path)
-    try:
-      head_config.check(config)
-    except ValueError as error:
-      raise ValueError(f"{path} does not fit {self.target}: {error}") from error
-    most = head_config.most_levels
-    if most is not None and self.levels > most:
-      raise ValueError(
-        f"k = {self.levels}; {path} has {most} heads, one a draft token"
-      )
-    return DrafterCost(
-      weight_bytes=2 * path.stat().st_size,  # stored bfloat16, run as float32
-      position_bytes=size.serving_bytes(head_config, config, 1, 1),
+  def _abstract_drafter(
+    self, config: TransformerConfig, places: sharding.Places | None
+  ) -> Drafter | None:
+    """Builds the drafter without weights, which refuses what does not fit.
+
+    Returns:
+      None where it is somebody's own.
+
+    Raises:
+      ValueError: drafter and target do not go together.
+    """
+    if any(call.place is not None for call in self.drafter_calls):
+      return None
+    draft = self._draft_config
+    if draft is not None and not self.random_weights:
+      checkpoints.check_vocabulary(config.vocab_size, draft.vocab_size)
+    place = places and places.target
+    weights = lowering.weights(config, place)
+    target = Target(
+      transformer.model(config, place),
+      checkpoints.Checkpoint(config, weights, None, (), self.target),
+      self.dtype,
+      random_weights=True,
+      seed=self.seed,
+      places=places,
+      drafts={},
+      abstract=True,
     )
+    return self.make_drafter(target).drafter
 
   def decoder(self, target: Target) -> Decoder:
-    """Builds the decoder of a loaded target, not yet compiled."""
+    """Builds the decoder of a loaded target, not yet compiled.
+
+    Raises:
+      ValueError: the target was loaded for another setup.
+    """
+    if target.identity != self.identity:
+      raise ValueError(
+        f"this target was loaded for {target.identity}, and not for "
+        f"{self.identity}"
+      )
     weighted = self.make_drafter(target)
     nothing = weighted.drafter is decode.NO_DRAFTER
     return Decoder(

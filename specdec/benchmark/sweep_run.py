@@ -28,7 +28,7 @@ _OF_MACHINES = ("mesh", "prompt_size")  # of the whole sweep
 ACCEPTED = [x for x in [*_FIELDS, *_OF_TEXTS] if x not in _OF_MACHINES]
 _PARTS = ("points", "common", "calibrate", "whole")
 # What decides on the loaded target and the prompts, and on a batch's baseline.
-_LOADED = ("target", "dtype", "random_weights", "seed", "draft_ways")
+_LOADED = ("seed",)
 _BASELINE = ("batch", "temperature", "top_k", "top_p", "max_new_tokens")
 # Of a line, what a new prediction leaves as it is.
 _MEASURED = (
@@ -124,9 +124,14 @@ def points_of(sweep: Mapping, mesh: str | None = None) -> list[Point]:
       setup = Setup(**fields, mesh=mesh)
     except (TypeError, ValueError) as error:
       raise ValueError(f"{source}: {error}") from error
+    # 1 and 1.0 are one setting.
+    settings |= {name: getattr(setup, name) for name in fields}
     paths = settings.get("prompt_file", ())
     paths = (paths,) if isinstance(paths, str) else tuple(paths)
-    whole.append(Point(settings, setup, paths, settings.get("chat", False)))
+    chat = settings.get("chat", False)
+    if chat and not paths:
+      raise ValueError(f"{source}: chat is for prompt_file")
+    whole.append(Point(settings, setup, paths, chat))
   keys = [point.key for point in whole]
   for key in keys:
     if keys.count(key) > 1:
@@ -197,6 +202,7 @@ class Bench:
     batch = max(*rounds.batch, *(point.setup.batch for point in points))
     k = max(*rounds.k, *(point.setup.levels for point in points))
     self._most = batch, k
+    self._setups = [point.setup for point in points]
     self._loaded: tuple[tuple, Target, list[list[int]]] | None = None
     self._baselines: dict[tuple, Any] = {}
     self._limit: timing.Limit | None = None
@@ -207,10 +213,11 @@ class Bench:
     setup, lengths = point.setup, self._lengths
     setup = dataclasses.replace(setup, prompt_size=lengths.context)
     parts = tuple(getattr(setup, name) for name in _LOADED)
-    parts += (point.prompt_files, point.chat, setup.drafter)
+    parts += (point.prompt_files, point.chat, setup.identity)
     if not (self._loaded and self._loaded[0] == parts):
       self._loaded, self._baselines = None, {}
-      target = setup.load_target()
+      others = [x for x in self._setups if x.identity == setup.identity]
+      target = setup.load_target(others=others)
       source = rows.Source(
         target.checkpoint, point.prompt_files, point.chat, setup.seed
       )

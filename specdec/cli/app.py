@@ -52,7 +52,7 @@ class Flags:
   def without(self, names: Sequence[str]) -> "Flags":
     """Returns these flags, to which none of these names is added."""
     other = copy.copy(self)
-    other._left_out = frozenset(names)
+    other._left_out = self._left_out | frozenset(names)
     return other
 
   def _add(self, define: Callable[..., object], name: str, *args, **options):

@@ -34,8 +34,10 @@ def read(options: Options) -> None:
       f"--most_k={options.most_k}; it must be >= 1 and leave room in "
       f"--max_new_tokens={options.max_new_tokens}"
     )
-  setup = setup_flags.setup_of(options, k=options.most_k, batch=1)
+  setup = setup_flags.setup_of(options, k=1, batch=1)
   calibrated.check(setup)
+  if setup.most_levels is not None:  # a head has no more
+    options.most_k = min(options.most_k, setup.most_levels)
   app.check_writable("--calibration", options.calibration)
 
 

@@ -38,7 +38,7 @@ from specdec.utils import terminal
 
 def define(flags: app.Flags) -> None:
   """Defines the flags."""
-  auto_flags.define(flags)
+  auto_flags.define(flags.without(["compilation_cache"]))  # it is timed
   flags.integers(
     "passes", "1,2,4,8,16", "Tokens of the passes timed alone: T(n)."
   )
@@ -71,8 +71,10 @@ def check(options: app.Options) -> None:
   app.check_at_least(options, 0, "limit")
   app.check_at_least(options, 1, "repeats", "context", "passes")
   if not options.decode:
-    names = ("k", "limit", "profile", "prompt_file")
+    names = (*setup_flags.DECODING, "limit", "profile", "prompt_file")
     setup_flags.refuse(options, names, "has no effect with --nodecode")
+  if options.chat and not options.prompt_file:
+    raise ValueError("--chat is for --prompt_file")
   if options.calibrate:
     app.check_writable("--calibrate", options.calibrate)
     names = ("passes", "decode", "limit", "profile", "json")
@@ -112,13 +114,13 @@ def measure(options: app.Options, setup, target, source) -> dict:
 
 def bench(options: app.Options) -> None:
   """The whole run."""
-  options.compilation_cache = ""  # compilation is timed
   check(options)
   jax.config.update("jax_enable_compilation_cache", False)
   setup = setup_flags.largest(options, prompt_size=options.context)
   header = setup_flags.header(options, setup)
   machine = hardware.local(progress=app.note)
-  target = setup.load_target(app.note)
+  longest = max(options.passes)
+  target = setup.load_target(app.note, num_tokens=longest)
   checkpoint = target.checkpoint
   setup_flags.check_chat(options, checkpoint.tokenizer)
   source = rows.Source(

@@ -55,6 +55,8 @@ def check(options: app.Options) -> None:
   """Refuses what cannot work, before anything long begins."""
   auto_flags.read(options)
   setup_flags.single(options, "batch")
+  if options.k:
+    setup_flags.single(options, "k")
   app.check_at_least(options, 1, "repeats")
   if options.prompt is not None and options.prompt_file:
     raise ValueError("give --prompt or --prompt_file, not both")

@@ -30,8 +30,9 @@ FIELDS = tuple(
 )
 # What says how processes meet, and nothing about the work.
 PROCESSES = ("coordinator", "distributed", "patience", "process", "processes")
-# What says how tokens are drafted and accepted.
+# What says how tokens are drafted and accepted, and sampled.
 DRAFTING = ("drafter", "acceptance", "shape", "k", "draft_ways")
+DECODING = (*DRAFTING, "temperature", "top_k", "top_p", "chat")
 # What does not change the results.
 FREE = ("output", "json", "compilation_cache", *PROCESSES)
 _GRAMMAR = "A call, as name(1, key=2), or of your own: file.py:name(...). "
@@ -184,7 +185,7 @@ def read(options: Options, **changes) -> None:
     for batch in options.batch:
       setup_of(options, **{"k": k, "batch": batch} | changes)
   app.check_writable("--json", getattr(options, "json", None))
-  if options.compilation_cache:
+  if getattr(options, "compilation_cache", None):
     folder = pathlib.Path(options.compilation_cache).expanduser()
     jax.config.update("jax_compilation_cache_dir", str(folder))
 
@@ -247,6 +248,8 @@ def header(options: Options, setup: Setup) -> dict:
   }
   if "drafter" in settings:
     settings["drafter"] = setup.drafter
+  if checksums := setup.checksums():
+    settings["file_checksums"] = checksums
   return provenance.header(settings, setup.caveats)
 
 

@@ -145,7 +145,7 @@ def of_sweep(lines: Sequence[dict]) -> str:
   return columns(header, rows)
 
 
-# How a draft's draft tokens come about, in a word.
+# Labels of sibling kinds.
 CHILDREN = {
   "none": "drawn",
   "iid": "i.i.d.",
@@ -267,7 +267,7 @@ def of_calibration(calibration: Calibration) -> str:
       ]
     )
   text = columns(header, lines) + "\n\n"
-  header = ["beside the passes", "batch", "ms a round", "ms a level"]
+  header = ["overhead of rounds", "batch", "ms a round", "ms a level"]
   header += ["rounds", "rms", "worst"]
   lines = []
   for name, fit in calibration.overhead.items():
@@ -275,7 +275,7 @@ def of_calibration(calibration: Calibration) -> str:
     if fit.errors.points:  # more rounds than numbers that were fitted to them
       wrong = [str(fit.errors.points), f"{fit.errors.rms:.1%}"]
       wrong.append(f"{fit.errors.worst:+.1%}")
-    for kind, one in ((name, fit.ours), ("  plain", fit.baseline)):
+    for kind, one in ((name, fit.ours), ("  baseline", fit.baseline)):
       for batch, fixed, of_level in one.rows:
         values = f"{1e3 * fixed:z.3f}", f"{1e3 * of_level:z.3f}"
         lines.append([kind, f"{batch:g}", *values, *wrong])

@@ -199,6 +199,16 @@ def bind(
 
 
 def invoke(call: Call, function: Callable, context: Mapping[str, Any]):
-  """Calls a function with what `bind` returns; raises as it."""
+  """Calls a function with what `bind` returns.
+
+  Raises:
+    ValueError: as `bind`; or an argument of one of our functions is of a wrong
+      type. What somebody's own function raises is left as it is.
+  """
   bound = bind(call, function, context)
-  return function(*bound.args, **bound.kwargs)
+  try:
+    return function(*bound.args, **bound.kwargs)
+  except TypeError as error:
+    if call.place is not None:
+      raise
+    raise ValueError(f"{call}: {error}") from error
