@@ -52,9 +52,9 @@ def test_several_stand_between_bars():
 @pytest.mark.parametrize(
   "text, complaint",
   [
-    ("", "is no call"),
-    ("a b", "is no call"),
-    ("f(1", "is no call"),
+    ("", "is not a call"),
+    ("a b", "is not a call"),
+    ("f(1", "is not a call"),
     ("f([1)", "not closed"),
     ("f(1))", "not closed"),
     ("f(x=1, 2)", "no argument can"),

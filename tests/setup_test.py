@@ -1,9 +1,12 @@
 """A way of decoding from a few words: what it loads, and what it refuses."""
 
+import dataclasses
+
 import ml_collections
 import numpy as np
 import pytest
 
+from specdec import checkpoints
 from specdec.benchmark import runs
 from specdec.benchmark.setup import Setup
 
@@ -61,7 +64,7 @@ def test_a_config_is_a_setup():
   config = ml_collections.ConfigDict({"target": "stdlib-1m", "k": 2})
   assert Setup.from_config(config) == Setup("stdlib-1m", k=2)
   config.drafters = "lookup"
-  with pytest.raises(ValueError, match=r"drafters is no setting.*drafter"):
+  with pytest.raises(ValueError, match=r"setting drafters is unknown.*drafter"):
     Setup.from_config(config)
 
 
@@ -79,6 +82,8 @@ def test_a_config_is_a_setup():
     (dict(acceptance="typical(eps=1)"), r"it is typical\(epsilon"),
     (dict(shape="optimal(3)"), r"it is optimal\(size"),
     (dict(shape="star"), "chain"),
+    (dict(drafter="lookup(k=4)"), "for the first of two drafters"),
+    (dict(drafter="lookup(ngram=five)"), r"lookup\(ngram=five\): "),
     (dict(k=2.5), "k = 2.5; it must be an integer"),
     (dict(temperature="hot"), "temperature = 'hot'; it must be a number"),
     (dict(temperature=True), "temperature = True; it must be a number"),
@@ -87,6 +92,7 @@ def test_a_config_is_a_setup():
     (dict(dtype="float16"), "did you mean bfloat16"),
     (dict(target="preset:llama3-1b"), "a shape alone"),
     (dict(draft_ways=2), "draft_ways is for a mesh"),
+    (dict(draft_ways=2, mesh="model:2"), "for a draft model"),
     (dict(mesh="rows:2"), "'rows:2' is no axis"),
     (dict(acceptance="greedy", temperature=1.0), "would not sample"),
     (dict(shape="chains(2)", drafter="lookup"), "chain"),
@@ -125,7 +131,7 @@ def test_shapes_by_calls(tmp_path):
     settings = dict(temperature=1.0, drafter="early_exit(1)") | settings
     return Setup(shape=shape, k=k, **settings).make_shape().spec
 
-  tree = spec(f"paths({path})", 9)
+  tree = spec(f"paths({path})")
   assert (tree.max_nodes, tree.max_depth, tree.siblings) == (
     4, 2, "without_replacement",
   )  # fmt: skip
@@ -145,3 +151,61 @@ def test_shapes_by_calls(tmp_path):
     path.write_text(content)
     with pytest.raises(ValueError, match=text):
       spec(f"paths({path})")
+
+
+@pytest.mark.parametrize(
+  "settings, complaint",
+  [
+    (dict(drafter="early_exit(99)"), "has 2 layers"),
+    (dict(drafter="layer_skip(attention=[99])"), "names layer 99"),
+    (dict(target="stdlib-11m", drafter="eagle(prophet)"), "of kind prophet"),
+    (dict(target="stdlib-11m", drafter="head(medusa)", k=8), "has 5 heads"),
+    (dict(drafter="model(stdlib-0.3m) | lookup"), "must be deterministic"),
+    (dict(drafter="model(nowhere)"), "neither a path nor"),
+  ],
+)
+def test_what_does_not_fit_is_refused_before_weights_are_read(
+  settings, complaint, monkeypatch
+):
+  monkeypatch.setattr(checkpoints, "load", lambda *_: pytest.fail("loaded"))
+  with pytest.raises((ValueError, OSError), match=complaint):
+    Setup(**SHORT | settings).load_target()
+
+
+def test_a_target_serves_setups_that_would_load_the_same(monkeypatch):
+  setup = Setup(**SHORT, drafter="model(stdlib-0.3m)", k=2)
+  target = setup.load_target()
+  loads, load = [], checkpoints.load
+  monkeypatch.setattr(
+    checkpoints, "load", lambda *args: loads.append(args) or load(*args)
+  )
+  for k in (1, 2, 3):
+    assert dataclasses.replace(setup, k=k).decoder(target).num_nodes == k + 1
+  assert len(loads) == 1  # the draft's, once
+  for changes in ({"dtype": "bfloat16"}, {"target": "stdlib-0.3m"}):
+    with pytest.raises(ValueError, match="was loaded for"):
+      dataclasses.replace(setup, **changes).decoder(target)
+
+
+def test_a_tree_of_paths_has_its_own_depth(tmp_path):
+  path = tmp_path / "tree.json"
+  path.write_text("[[0], [1], [0, 0]]")
+  settings = SHORT | dict(drafter="early_exit(1)", shape=f"paths({path})")
+  assert Setup(**settings).levels == Setup(**settings, k=2).levels == 2
+  with pytest.raises(ValueError, match="one tree, whatever k = 3"):
+    Setup(**settings, k=3)
+  before = Setup(**settings).checksums()
+  path.write_text("[[0], [0, 0]]")
+  assert before and Setup(**settings).checksums() != before
+
+
+def test_files_of_ones_own_may_have_any_names(tmp_path):
+  path = tmp_path / "mine.py"
+  path.write_text(
+    "from specdec import drafters\n"
+    "def model(k):\n  return drafters.lookup(k)\n"
+    "medusa = layer_skip = model\n"
+  )
+  for name in ("model", "medusa", "layer_skip"):
+    setup = Setup(**SHORT, drafter=f"{path}:{name}", k=2)
+    assert setup.load().num_nodes == 3

@@ -30,7 +30,7 @@ def target(setup: Setup, devices=None) -> Target:
   config = catalog.config_of(source, setup.dtype)
   tokenizer = None
   if any(call.place is not None for call in setup.drafter_calls):
-    tokenizer = _tokenizer(source)  # a drafter of somebody's own may read it
+    tokenizer = _tokenizer(source)  # a user's drafter may read it
   places = setup.places(config, devices)
   place = places and places.target
   weights = lowering.weights(config, place)
@@ -64,7 +64,7 @@ def drafter(setup: Setup, target: Target) -> Weighted:
     target: as `target` returns it.
 
   Raises:
-    ValueError: it does not fit the target, or its constructor, somebody's own,
+    ValueError: it does not fit the target, or its constructor, a user's,
       needs weights or a tokenizer.
   """
   try:

@@ -5,7 +5,7 @@ A constructor is passed what its signature names of `target` (a `Target`),
 drafters with | between them, `leads` (it is the first) and
 `max_external_drafts` (how many tokens the first may draft for the second). It
 returns a `Drafter`, or a pair of it and the weights that become `Params.draft`.
-So does a function of somebody's own file, which needs no entry here.
+So does a function of a user's file, which needs no entry here.
 """
 
 import dataclasses
@@ -45,7 +45,7 @@ from specdec.utils.calls import Call
 PRESET = "preset:"
 MAX_DRAFT = 4096  # tokens of a draft: ancestors are a table of their square
 DEFAULT_K = {"lookup": 5, "model": 3, "early_exit": 3, "layer_skip": 3}
-OTHER_K = 4  # of heads, and of drafters of somebody's own
+OTHER_K = 4  # of heads, and of users' drafters
 
 
 class Target(NamedTuple):

@@ -1,4 +1,4 @@
-"""Files of prompts decoded both ways, batch by batch, and summed by group.
+"""Decodes files of prompts, interleaved with the baseline, and sums by group.
 
 Invariant: a batch is of one group and one shape, so its time belongs to the
 group; what is kept of it is one line of JSON that says everything.

@@ -24,7 +24,7 @@ Statistic = Callable[[Draft, Array], PyTree]
 def over_rounds(
   decoder: Decoder, rows: Sequence[Sequence[int]], statistic: Statistic
 ) -> tuple[PyTree, np.ndarray]:
-  """Sums of a probe over the rounds that write these texts, row by row.
+  """Sums of an evaluation over the rounds that write these texts, row by row.
 
   They are written by the decoder's own rule. A round counts while the row has
   room for the whole draft, so that the length limit never cuts what is counted.
@@ -49,7 +49,7 @@ def over_rounds(
 
 
 def _compiled(decoder: Decoder, statistic: Statistic):
-  """The loop, compiled once for a decoder and a probe."""
+  """The loop, compiled once for a decoder and an evaluation."""
   spec, target, rule = decoder.drafter.spec, decoder.target, decoder.rule
 
   def look(params, state):

@@ -193,7 +193,7 @@ def speed(
   prefill_seconds: Sequence[float],
   baseline_prefill_seconds: Sequence[float],
 ) -> Speed:
-  """Sums up pieces that were timed both ways; one entry a piece in each."""
+  """Sums up pieces that were timed in both ways; one entry a piece in each."""
   columns = [
     np.asarray(x, float)
     for x in (tokens, seconds, baseline_tokens, baseline_seconds)

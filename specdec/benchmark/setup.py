@@ -210,7 +210,7 @@ class Setup:
     names = [field.name for field in dataclasses.fields(cls)]
     for name in config:
       if name not in names:
-        raise ValueError(f"{name} is no setting; {choices(name, names)}")
+        raise ValueError(f"setting {name} is unknown; {choices(name, names)}")
     return cls(**{name: config[name] for name in config})
 
   @functools.cached_property
@@ -458,7 +458,7 @@ class Setup:
       config: the target's.
       num_tokens: of the largest other pass of the target, a row.
       decoder: whose drafter is planned for as it is; None: nothing is loaded
-        yet, and a drafter of somebody's own is left out.
+        yet, and a user's drafter is left out.
     """
     if decoder is not None:
       cost = decoder.drafter_cost
@@ -509,7 +509,7 @@ class Setup:
     """Builds the drafter without weights, which refuses what does not fit.
 
     Returns:
-      None where it is somebody's own.
+      None where it is a user's own.
 
     Raises:
       ValueError: drafter and target do not go together.

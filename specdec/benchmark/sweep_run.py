@@ -83,7 +83,7 @@ class Point(NamedTuple):
 
   @property
   def key(self) -> str:
-    """What it is known by."""
+    """Its key in lines.jsonl."""
     return json.dumps(self.settings, sort_keys=True)
 
   @property

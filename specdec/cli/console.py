@@ -1,4 +1,4 @@
-"""The command `specdec NAME`: every program, for who has no checkout."""
+"""The command `specdec NAME`: every program, without a checkout."""
 
 import importlib
 import pathlib

@@ -85,7 +85,7 @@ def encode_prompts(options: app.Options, checkpoint) -> list[list[int]]:
 
 
 def generate(options: app.Options) -> None:
-  """The whole run: check, load, decode both ways, report."""
+  """The whole run: check, load, decode, compare, report."""
   check(options)
   setup = setup_flags.largest(options, prompt_size=prompt_size([[0]]))
   header = setup_flags.header(options, setup)

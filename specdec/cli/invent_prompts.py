@@ -31,7 +31,7 @@ def define(flags: app.Flags) -> None:
   flags.integer("count", 1000, "Messages to draw; fewer are kept.")
   flags.integer("shortest", 12, "Characters that a message must have.")
   flags.integer(
-    "every", 20, "Every so manyth goes to held_out.jsonl instead; 0: none."
+    "every", 20, "Every N-th goes to held_out.jsonl instead; 0: none."
   )
   flags.string("output", None, "Folder of the prompts.")
 
@@ -43,7 +43,9 @@ def head_of_message(tokenizer) -> list[int]:
     ValueError: the model has no tokenizer, or no chat template.
   """
   if tokenizer is None:
-    raise ValueError("this model has no tokenizer, so no users either")
+    raise ValueError(
+      "--target has no tokenizer; take a model with a chat template"
+    )
   # Two messages that share no first token: what they share is not theirs.
   one, other = (
     tokenizer.chat([{"role": "user", "content": x}]) for x in ("7", "hello")

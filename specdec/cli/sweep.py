@@ -51,7 +51,7 @@ def define(flags: app.Flags) -> None:
   flags.integer(
     "pairs",
     usual.pairs,
-    "Batches that are timed both ways, at least: the texts are decoded again, "
+    "Batches that are timed in both ways, at least: the texts are decoded again, "
     "above temperature 0 with other noise, until there are as many.",
   )
   flags.integer(

@@ -23,7 +23,7 @@ def define(flags: app.Flags) -> None:
   flags.string("code", None, "Folder of Python files.")
   flags.integer("count", 600, "Prompts of each source.")
   flags.integer(
-    "every", 20, "Each so manyth prompt goes to held_out.jsonl; 0: none."
+    "every", 20, "Every N-th prompt goes to held_out.jsonl; 0: none."
   )
   flags.string("output", None, "Folder of the results.")
 

@@ -228,7 +228,7 @@ def of_choice(choice: Choice, batch: int, explain: bool) -> str:
       text += " while all rows are at work"
   else:
     text = "k = 0: no draft token pays here, so this decodes autoregressively"
-  text = f"{text} (batch {batch}; first rounds kept {shares})"
+  text = f"{text} (batch {batch}; acceptance in first rounds {shares})"
   if not explain:
     return text
   header = ["k", "tokens a round", "ms a round", "tokens/s", "speedup"]

@@ -92,7 +92,7 @@ def parse(text: str) -> Call:
   match = _CALL.fullmatch(text)
   if match is None:
     raise ValueError(
-      f"{text!r} is no call; write name, name(1, key=2) or "
+      f"{text!r} is not a call; write name, name(1, key=2) or "
       "file.py:name(key=value)"
     )
   args, kwargs = [], {}
@@ -203,7 +203,7 @@ def invoke(call: Call, function: Callable, context: Mapping[str, Any]):
 
   Raises:
     ValueError: as `bind`; or an argument of one of our functions is of a wrong
-      type. What somebody's own function raises is left as it is.
+      type. What a user's function raises is left as it is.
   """
   bound = bind(call, function, context)
   try:
