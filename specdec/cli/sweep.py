@@ -51,8 +51,8 @@ def define(flags: app.Flags) -> None:
   flags.integer(
     "pairs",
     usual.pairs,
-    "Batches that are timed in both ways, at least: the texts are decoded again, "
-    "above temperature 0 with other noise, until there are as many.",
+    "Batches that are timed in both ways, at least: the texts are decoded "
+    "again, above temperature 0 with other noise, until there are as many.",
   )
   flags.integer(
     "calibration_repeats",
