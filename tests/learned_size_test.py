@@ -3,9 +3,10 @@
 import jax
 import pytest
 
-from learned_kinds import KINDS, TARGET, draft_head, head_config
+from learned_kinds import KINDS, TARGET, draft_head
 from specdec.checkpoints import learned as saved
 from specdec.drafters.heads import size
+from specdec.drafters.heads.cost import drafter_cost
 from specdec.drafters.heads.head_config import HeadConfig
 
 SHAPE = dict(width=8, mlp_width=12, num_heads=2, head_dim=4)
@@ -35,5 +36,6 @@ def test_what_serving_needs(kind):
   own = sum(x.nbytes for x in jax.tree.leaves(layers))
   streams = 1 + len(made.features)  # the hidden state, and these
   read = 4 * batch * length * streams * TARGET.width
-  found = size.serving_bytes(head_config(kind), TARGET, batch, length)
-  assert found == own + read
+  cost = drafter_cost(made, TARGET)
+  per_position = cost.position_bytes + cost.hidden_bytes
+  assert batch * length * per_position == own + read

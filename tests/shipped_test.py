@@ -115,8 +115,8 @@ def test_one_vocabulary(name):
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_speculation_says_what_the_target_says_and_pays(temperature):
-  target, draft = checkpoints.load_pair(
-    fetch(shipped.TARGET), fetch(shipped.DRAFT)
+  target, draft = (
+    checkpoints.load(fetch(name)) for name in (shipped.TARGET, shipped.DRAFT)
   )
   ids = target.tokenizer.encode(shipped.PROMPT.read_text())
   prompt, length = np.array([ids]), np.array([len(ids)])

@@ -19,7 +19,7 @@ from specdec.benchmark import calibrate, catalog, timing
 from specdec.benchmark.catalog import Target
 from specdec.benchmark.decoder import Decoder
 from specdec.benchmark.rows import Source, make_rows
-from specdec.benchmark.setup import Setup
+from specdec.benchmark.setup import Setup, silent
 from specdec.models import transformer
 from specdec.noise import pilot_key
 from specdec.roofline import chips, hardware, shapes
@@ -38,10 +38,6 @@ from specdec.utils import calls, files
 
 _REPEATS = 15
 Report = Callable[[str], None]
-
-
-def _silent(text: str) -> None:
-  """Reports nothing."""
 
 
 class DraftPass(NamedTuple):
@@ -266,7 +262,7 @@ def timed(
   base: Calibration | None = None,
   repeats: int = _REPEATS,
   most: tuple[int, int] | None = None,
-  report: Report = _silent,
+  report: Report = silent,
 ) -> Calibration:
   """Times passes and rounds, in turns, and fits them.
 

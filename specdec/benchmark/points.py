@@ -21,8 +21,6 @@ from specdec.roofline.cost import pass_bound
 from specdec.roofline.hardware import Hardware
 from specdec.utils import terminal
 
-_OURS = "speculative"
-
 
 def time_pass(
   setup: Setup, target: Target, tokens: int, context: int, repeats: int
@@ -81,7 +79,7 @@ def measure(
       baseline.compile()
     with timing.compilations() as compiled:
       compile_seconds = decoder.compile()
-    decoders = {_OURS: decoder, runs.BASELINE: baseline}
+    decoders = {runs.OURS: decoder, runs.BASELINE: baseline}
     for one in decoders.values():
       one.warm_up(batches[0].rows)
   runs.compare(decoders, batches[:1])  # discarded
@@ -96,8 +94,10 @@ def measure(
       comparison = runs.compare(decoders, batches, turns, progress=progress)
     if not (count := int(multihost.agree(late.count))):
       break
-  run = comparison.run(_OURS, k, setup.comparable, _median_speed(comparison))
-  ours, theirs = comparison.of(_OURS), comparison.of(runs.BASELINE)
+  run = comparison.run(
+    runs.OURS, k, setup.comparable, _median_speed(comparison)
+  )
+  ours, theirs = comparison.of(runs.OURS), comparison.of(runs.BASELINE)
   warnings = []
   if count:
     warnings.append(
@@ -107,7 +107,7 @@ def measure(
     **run.document(),
     "context": prompts.shortest,
     "prompts": prompts.description,
-    "rounds": sum(one.num_rounds for one in comparison.distinct(_OURS)),
+    "rounds": sum(one.num_rounds for one in comparison.distinct(runs.OURS)),
     "least_round_seconds": _least_round(ours),
     "least_baseline_round_seconds": _least_round(theirs),
     "seconds": _timing_of(ours),
@@ -184,9 +184,9 @@ def _median_speed(comparison: runs.Comparison) -> metrics.Speed | None:
   """The speed by medians over repeats, where there is one batch."""
   if len(comparison.batches) > 1:
     return None
-  ours, theirs = (comparison.of(name) for name in (_OURS, runs.BASELINE))
+  ours, theirs = (comparison.of(name) for name in (runs.OURS, runs.BASELINE))
   return metrics.median_speed(
-    sum(map(len, comparison.texts(_OURS))),
+    sum(map(len, comparison.texts(runs.OURS))),
     [one.seconds for one in ours],
     [one.seconds for one in theirs],
     [one.prefill_seconds for one in ours],

@@ -13,7 +13,7 @@ from specdec.benchmark.decoder import Batch, Completed, Decoder
 from specdec.benchmark.results import Identity, Run
 
 T = TypeVar("T")
-BASELINE = "baseline"
+OURS, BASELINE = "speculative", "baseline"
 
 
 def interleave(

@@ -51,7 +51,7 @@ from specdec.utils.calls import Call
 from specdec.utils.spelling import choices
 
 
-def _silent(text: str) -> None:
+def silent(text: str) -> None:
   """Reports nothing."""
 
 
@@ -343,7 +343,7 @@ class Setup:
       call = call._replace(kwargs=kwargs)
     return call, context
 
-  def load(self, report: Callable[[str], None] = _silent) -> Decoder:
+  def load(self, report: Callable[[str], None] = silent) -> Decoder:
     """Reads the weights and returns the decoder, not yet compiled.
 
     Args:
@@ -358,7 +358,7 @@ class Setup:
 
   def load_target(
     self,
-    report: Callable[[str], None] = _silent,
+    report: Callable[[str], None] = silent,
     packed: bool = True,
     others: Sequence["Setup"] = (),
     num_tokens: int = 0,

@@ -26,8 +26,6 @@ from specdec.types import Skip
 from specdec.utils import terminal
 from specdec.utils.calls import Call
 
-_OURS = "speculative"
-
 
 class Value(NamedTuple):
   """What one subset is worth."""
@@ -81,15 +79,15 @@ class SkipBench:
     layers = len(skip.attention), len(skip.mlp)
     what = "without {} attention and {} MLP layers".format(*layers)
     with terminal.progress(f"compiling k = {k} {what}"):
-      runs.compare({_OURS: decoder}, self._batches)
+      runs.compare({runs.OURS: decoder}, self._batches)
     return decoder
 
   def value(self, skip: Skip, k: int) -> Value:
     """Returns tokens per second with this subset."""
     repeats = 1 if self._chip else self._timings
-    decoders = {_OURS: self.decoder(skip, k)}
+    decoders = {runs.OURS: self.decoder(skip, k)}
     comparison = runs.compare(decoders, self._batches, repeats)
-    once = comparison.distinct(_OURS)
+    once = comparison.distinct(runs.OURS)
     tokens = sum(one.num_tokens for one in once)
     rounds, nodes = (
       sum(int(np.sum(getattr(one.stats, name))) for one in once)
@@ -99,7 +97,7 @@ class SkipBench:
       seconds = self._round_seconds(skip, k, nodes / rounds)
       rate = self._setup.batch * tokens / rounds / seconds
     else:
-      rate = self._median_rate(comparison, _OURS)
+      rate = self._median_rate(comparison, runs.OURS)
     return Value(rate, tokens / rounds, nodes / rounds)
 
   def _median_rate(self, comparison: runs.Comparison, name: str) -> float:
@@ -132,7 +130,7 @@ class SkipBench:
     """Returns tokens per second of a subset and of the baseline, interleaved:
     the best of many timings was lucky, too."""
     decoder = self.decoder(skip, k)
-    decoders = {_OURS: decoder, runs.BASELINE: decoder.baseline()}
+    decoders = {runs.OURS: decoder, runs.BASELINE: decoder.baseline()}
     runs.compare(decoders, self._batches)  # compiles and warms up
     comparison = runs.compare(decoders, self._batches, 2 * self._timings)
     return tuple(self._median_rate(comparison, name) for name in decoders)

@@ -36,7 +36,6 @@ _MEASURED = (
   "mesh",
 )  # fmt: skip
 _COUNTED = 3  # how often sampled texts are decoded to see how draft tokens fare
-_OURS = "speculative"
 
 
 class Rounds(NamedTuple):
@@ -284,7 +283,7 @@ class Bench:
     baseline = self._baselines.setdefault(place, decoder.baseline())
     batches = batches_of(prompts[: self._lengths.texts], setup.batch)
     repeats = -(-self._lengths.pairs // len(batches))
-    decoders = {_OURS: decoder, runs.BASELINE: baseline}
+    decoders = {runs.OURS: decoder, runs.BASELINE: baseline}
     what = f"compiling batch {setup.batch}, k = {setup.levels}"
     with terminal.progress(what):
       for one in decoders.values():
@@ -297,11 +296,11 @@ class Bench:
     comparison = runs.compare(
       decoders, batches, repeats, renumber=self._lengths.texts
     )
-    run = comparison.run(_OURS, setup.levels)
+    run = comparison.run(runs.OURS, setup.levels)
     line = {
       "load": load,
       "run": run.document(),
-      "rounds": sum(one.num_rounds for one in comparison.of(_OURS)),
+      "rounds": sum(one.num_rounds for one in comparison.of(runs.OURS)),
       "observed": dataclasses.asdict(observed),
       "drafter": setup.description,
       "caveats": [*setup.caveats, *self._impossible(target, comparison, run)],
@@ -343,7 +342,9 @@ class Bench:
       completed = comparison.of(name)
       rounds = sum(one.num_rounds for one in completed)
       seconds = sum(one.seconds for one in completed) / rounds
-      what = f"a round of k = {run.k}" if name == _OURS else "a baseline round"
+      what = (
+        f"a round of k = {run.k}" if name == runs.OURS else "a baseline round"
+      )
       warnings.append(self._limit.check(what, seconds, size))
     return [sentence for sentence in warnings if sentence]
 

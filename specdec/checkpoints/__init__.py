@@ -10,7 +10,7 @@ from specdec.checkpoints.loading import (
   random_checkpoint,
 )
 from specdec.checkpoints.orbax_layout import save as save_orbax
-from specdec.checkpoints.pair import check_vocabulary, load_pair
+from specdec.checkpoints.pair import check_vocabulary
 from specdec.checkpoints.tokenizer import TextStream, Tokenizer, same_vocabulary
 
 __all__ = [
@@ -21,7 +21,6 @@ __all__ = [
   "check_vocabulary",
   "inspect",
   "load",
-  "load_pair",
   "load_tokenizer",
   "random_checkpoint",
   "same_vocabulary",

@@ -26,8 +26,6 @@ from specdec.report import page, tables
 from specdec.report.answer import compare_to_stop, stream_answers
 from specdec.utils import terminal
 
-_OURS = "speculative"
-
 
 def define(flags: app.Flags) -> None:
   """Defines the flags."""
@@ -105,7 +103,7 @@ def generate(options: app.Options) -> None:
   setup.check_memory(target, decoder, app.note if size > planned else None)
   painter = terminal.Painter(options.color, sys.stdout)
   batches = batches_of(encoded, batch)
-  decoders = {_OURS: decoder, runs.BASELINE: decoder.baseline()}
+  decoders = {runs.OURS: decoder, runs.BASELINE: decoder.baseline()}
   with terminal.progress("compiling (kept for the next run)"):
     compile_seconds = sum(
       one.warm_up(batches[0].rows) for one in decoders.values()
@@ -122,7 +120,7 @@ def generate(options: app.Options) -> None:
   comparison = compare_to_stop(
     decoders, batches, tokenizer, options.stop, options.repeats, quiet
   )
-  summary = comparison.run(_OURS, setup.levels, setup.comparable)
+  summary = comparison.run(runs.OURS, setup.levels, setup.comparable)
   terminal.report("\n")
   table = [*summary.rows()]
   if choice:

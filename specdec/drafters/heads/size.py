@@ -7,7 +7,6 @@ import jax.numpy as jnp
 from jax.extend import core
 
 from specdec.drafters.heads.draft_head import DraftHead, TargetWeights, view_of
-from specdec.drafters.heads.head_config import HeadConfig
 from specdec.models.config import TransformerConfig
 from specdec.types import ModelOutput, PyTree
 
@@ -15,25 +14,6 @@ from specdec.types import ModelOutput, PyTree
 def num_weights(net: PyTree) -> int:
   """Returns the head's number of weights, the target's left out."""
   return sum(leaf.size for leaf in jax.tree.leaves(net))
-
-
-def serving_bytes(
-  head_config: HeadConfig, target: TransformerConfig, batch: int, length: int
-) -> int:
-  """Returns the bytes of serving beside the weights: its KV cache, and the
-  target's hidden states of a whole prompt, which it reads once.
-
-  Args:
-    length: of a row, prompt and output.
-  """
-  exit_hidden = (
-    0
-    if head_config.resets_each_round
-    else 2 * head_config.num_layers * head_config.num_kv_heads
-  )
-  hidden = 1 + len(head_config.features) + head_config.exits
-  width = exit_hidden * head_config.head_dim + hidden * target.width
-  return 4 * batch * length * width
 
 
 def step_weights(
