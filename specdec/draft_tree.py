@@ -186,6 +186,12 @@ def ancestors(parents):
     [..., N, N] bool, indexed [n, j].
   """
   num_nodes = parents.shape[-1]
+  if isinstance(parents, np.ndarray) and parents.ndim == 1:
+    reach = np.eye(num_nodes, dtype=bool)
+    if np.all(parents < np.arange(num_nodes)):  # parents come first
+      for node, parent in enumerate(parents[1:], 1):
+        reach[node] |= reach[parent]
+      return reach
   flat = (1,) * (parents.ndim - 1)
   index = np.arange(num_nodes).reshape(*flat, 1, num_nodes)
   itself = np.eye(num_nodes, dtype=bool).reshape(*flat, num_nodes, num_nodes)

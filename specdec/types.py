@@ -391,4 +391,4 @@ class DecodeState:
   draft_log_probs: (
     Array  # [B, L] of the distribution the draft drew from; or NO_DRAFT
   )
-  origin: Array  # [B, L] int8, one of PROMPT .. PLAIN
+  origin: Array  # [B, L] int8, one of PROMPT .. BASELINE

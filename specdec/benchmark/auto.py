@@ -76,6 +76,9 @@ def choose(
     seconds = baseline
     if k:
       seconds = prediction.mean_round(pair, batch, k, slots, seen.wide)
+      # A round that drafts moves what one without drafts does: of a noisy fit
+      # an overhead below 0 must not say otherwise.
+      seconds = max(seconds, baseline)
     faster = tokens * baseline / seconds
     if faster > gain:
       best, gain = k, faster

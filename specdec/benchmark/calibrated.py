@@ -8,6 +8,7 @@ it is part of the fitted overhead.
 
 import dataclasses
 import functools
+import inspect
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -89,6 +90,9 @@ def check(setup: Setup) -> None:
       "calibration prices rounds of one drafter, and of "
       f"{setup.drafter} each round may be of either; give a number for k"
     )
+  taken = inspect.signature(calls.find(call, catalog.DRAFTERS)).parameters
+  if call.place is not None and not {"k", "shape"} & {*taken}:
+    raise ValueError(f"{call} takes neither k nor shape: there is no k to fit")
   skips = call is setup.call_of("layer_skip")
   if skips and catalog.arguments_of(call)["threshold"] is not None:
     raise ValueError(
@@ -147,7 +151,7 @@ def _draft_pass(setup: Setup, target: Target, chip) -> DraftPass | None:
 def skip_of(call: calls.Call) -> Skip:
   """Returns the sublayers that layer_skip(...) leaves out."""
   layers = catalog.arguments_of(call)
-  return Skip(*(tuple(layers[name]) for name in Skip._fields))
+  return Skip(*(tuple(layers[name] or ()) for name in Skip._fields))
 
 
 def _pair(

@@ -145,7 +145,7 @@ def _load_draft(name: str, target: Target) -> Checkpoint:
 
 
 def _early_exit(layer: int, target: Target, shape: DraftShape) -> Drafter:
-  if not isinstance(layer, int):
+  if type(layer) is not int:
     raise ValueError(f"early_exit({layer}): give a number of layers")
   return drafters.early_exit(target.model, layer, shape=shape)
 
@@ -163,7 +163,7 @@ def read_skip(path: str) -> dict[str, Any]:
     return {
       "attention": tuple(document["skip_attention"]),
       "mlp": tuple(document["skip_mlp"]),
-      "k": int(document["k"]),
+      "k": min(int(document["k"]), MAX_DRAFT),
       "threshold": document.get("exit_threshold"),
     }
   except (KeyError, TypeError, ValueError) as error:
@@ -177,18 +177,20 @@ def _layer_skip(
   target: Target,
   shape: DraftShape,
   file: str | None = None,
-  attention: Sequence[int] = (),
-  mlp: Sequence[int] = (),
+  attention: Sequence[int] | None = None,
+  mlp: Sequence[int] | None = None,
   threshold: float | None = None,
 ) -> Drafter:
+  if (file is None) == (attention is mlp is None):
+    raise ValueError("layer_skip: give a file, or attention and mlp")
   if file is not None:
-    if attention or mlp:
-      raise ValueError("layer_skip: give a file, or attention and mlp")
     document = read_skip(file)
     attention, mlp = document["attention"], document["mlp"]
     if threshold is None and shape.loops:
       threshold = document["threshold"]
-  skip = Skip(tuple(attention), tuple(mlp))
+  skip = Skip(tuple(attention or ()), tuple(mlp or ()))
+  if any(type(layer) is not int for layers in skip for layer in layers):
+    raise ValueError(f"layer_skip: {skip} names what is no layer")
   start = None if threshold is None else drafters.Threshold(threshold)
   drafter = drafters.layer_skip(
     target.model, skip, shape=shape, threshold=start
@@ -265,7 +267,9 @@ def arguments_of(call: Call) -> dict[str, Any]:
 
 def _check_kind(kind: str | None, file: str, head_config) -> None:
   if kind is not None and head_config.kind != kind:
-    raise ValueError(f"{file} is a drafter of kind {head_config.kind}")
+    raise ValueError(
+      f"{kind}({file}): that file holds a drafter of kind {head_config.kind}"
+    )
 
 
 HEADS = ("head", *drafters.LEARNED)
@@ -291,8 +295,10 @@ def _chains(count: int, k: int, siblings: str, shared: int = 0) -> DraftShape:
 def _optimal(
   size: int, rank_acceptance: Sequence[float], k: int, siblings: str
 ) -> DraftShape:
-  if size > MAX_DRAFT:
-    raise ValueError(f"optimal: {size:,} tokens; at most {MAX_DRAFT:,}")
+  if not 1 <= size <= MAX_DRAFT:
+    raise ValueError(f"optimal: {size:,} tokens; 1 to {MAX_DRAFT:,}")
+  if not np.size(rank_acceptance):
+    raise ValueError("optimal: give the acceptance of a node's first child ...")
   by_depth = np.tile(np.asarray(rank_acceptance, float), (k, 1))
   paths = draft_tree.optimal(by_depth, size)
   return draft_shape.static(draft_tree.from_paths(paths), siblings)

@@ -71,8 +71,9 @@ def measure(
   Returns:
     The point's document, and the compiled baseline.
   """
-  batches, k = prompts.batches, setup.levels
   decoder = dataclasses.replace(setup.decoder(target), eos_ids=())
+  batches, k = prompts.batches, setup.k
+  k = decoder.drafter.spec.max_depth if k is None else k
   with terminal.progress(f"compiling batch {setup.batch}, k = {k}"):
     if baseline is None:
       baseline = decoder.baseline()

@@ -13,6 +13,7 @@ loaded target: `target = setup.load_target()`, then `setup.decoder(target)`.
 
 import dataclasses
 import functools
+import inspect
 import pathlib
 import typing
 import zlib
@@ -190,6 +191,7 @@ class Setup:
       call, context = self._context(call, None, number, leading)
       leading = context["shape"].spec.max_depth
       if call.place is not None:
+        self._check_own(call, constructor)
         continue  # its spec is its own
       calls.bind(call, constructor, context)
       spec = shape.spec._replace(name=call.name)
@@ -199,6 +201,16 @@ class Setup:
         draft_shape.check_scratch(shape)
       if number == len(self.drafter_calls) - 1 and call.name != "none":
         decode.check_pair(spec, rule)
+
+  def _check_own(self, call: Call, constructor: Callable) -> None:
+    """Refuses settings that a user's constructor does not take."""
+    taken = inspect.signature(constructor).parameters
+    if "shape" not in taken and self.shape != "chain":
+      raise ValueError(f"{call} takes no shape, and shape = {self.shape}")
+    if not {"k", "shape"} & {*taken} and self.k is not None:
+      raise ValueError(
+        f"{call} takes neither k nor shape, and k = {self.k}; leave k out"
+      )
 
   @classmethod
   def from_config(cls, config: Mapping) -> "Setup":
@@ -302,7 +314,12 @@ class Setup:
   def make_rule(self) -> AcceptanceRule:
     """Builds the acceptance rule."""
     call = calls.parse(self.acceptance)
-    return calls.invoke(call, calls.find(call, RULES), {})
+    rule = calls.invoke(call, calls.find(call, RULES), {})
+    if not isinstance(rule, AcceptanceRule):
+      raise ValueError(
+        f"{call} returns a {type(rule).__name__}; it must be an AcceptanceRule"
+      )
+    return rule
 
   def make_shape(self) -> DraftShape:
     """Builds the draft's shape.
@@ -338,10 +355,25 @@ class Setup:
       context["max_external_drafts"] = leading
     if "k" in call.kwargs:  # of this drafter, a chain
       k = call.kwargs["k"]
+      if type(k) is not int or k > catalog.MAX_DRAFT:
+        raise ValueError(
+          f"{call}: k = {k!r}; it must be an integer, at most "
+          f"{catalog.MAX_DRAFT:,}"
+        )
       context |= {"k": k, "shape": draft_shape.chain(k)}
       kwargs = {name: x for name, x in call.kwargs.items() if name != "k"}
       call = call._replace(kwargs=kwargs)
     return call, context
+
+  def check_sources(self) -> None:
+    """Refuses what the files of target and drafter say; reads no weights.
+
+    Raises:
+      ValueError: drafter and target do not go together.
+      FileNotFoundError: a model or a file is not there.
+    """
+    config = catalog.config_of(catalog.source_of(self.target), self.dtype)
+    self.memory_plan(config, self.places(config))
 
   def load(self, report: Callable[[str], None] = silent) -> Decoder:
     """Reads the weights and returns the decoder, not yet compiled.
@@ -491,14 +523,19 @@ class Setup:
     target: Target,
     decoder: Decoder,
     report: Callable[[str], None] | None = None,
+    again: bool = False,
   ) -> None:
-    """Checks that a decoder of loaded weights fits; `report` gets the plan.
+    """Checks that a decoder of loaded weights fits.
+
+    Args:
+      report: is told the plan of a user's drafter, and any with `again`.
 
     Raises:
       MemoryError: it does not.
     """
     plan = self.memory_plan(target.checkpoint.config, target.places, decoder)
-    if report:
+    own = any(call.place is not None for call in self.drafter_calls)
+    if report and (again or own):  # a user's was not in the first plan
       report(f"memory on each device: {plan}")
     place = target.places and target.places.target
     memory_plan.check(plan.excluding_weights, place)
@@ -544,6 +581,11 @@ class Setup:
         f"this target was loaded for {target.identity}, and not for "
         f"{self.identity}"
       )
+    if self.has_heads and not (target.fingerprint or target.random_weights):
+      raise ValueError(
+        f"{self.drafter} was trained for one target, and this one was loaded "
+        "without its fingerprint: load_target(others=[the setup with the head])"
+      )
     weighted = self.make_drafter(target)
     nothing = weighted.drafter is decode.NO_DRAFTER
     return Decoder(
@@ -569,9 +611,20 @@ class Setup:
     for number, call in enumerate(self.drafter_calls):
       leading = built[-1].drafter.spec.max_depth if built else 0
       bare, context = self._context(call, target, number, leading)
-      result = calls.invoke(bare, calls.find(call, DRAFTERS), context)
+      constructor = calls.find(call, DRAFTERS)
+      result = calls.invoke(bare, constructor, context)
       pair = [result] if isinstance(result, Drafter) else result
+      pair = pair if isinstance(pair, list | tuple) else [pair]
+      if len(pair) > 2 or not isinstance(pair[0], Drafter):
+        raise ValueError(
+          f"{call} returns a {type(result).__name__}; it must be a Drafter, or "
+          "a pair of a Drafter and its weights"
+        )
       built.append(Weighted(*pair))
+      depth, wanted = pair[0].spec.max_depth, context["k"]
+      taken = {"k", "shape"} & {*inspect.signature(constructor).parameters}
+      if call.place and taken and self.shape == "chain" and depth != wanted:
+        raise ValueError(f"{call} drafts {depth} levels, and k = {wanted}")
     if len(built) == 1:
       return built[0]
     (first, _), (other, params) = built

@@ -13,7 +13,14 @@ from typing import Any, NamedTuple
 
 from tqdm import tqdm
 
-from specdec.benchmark import calibrated, provenance, rows, runs, timing
+from specdec.benchmark import (
+  calibrated,
+  prompts,
+  provenance,
+  rows,
+  runs,
+  timing,
+)
 from specdec.benchmark.catalog import Target
 from specdec.benchmark.decoder import Batch, batches_of
 from specdec.benchmark.setup import Setup
@@ -126,8 +133,14 @@ def points_of(sweep: Mapping, mesh: str | None = None) -> list[Point]:
     # 1 and 1.0 are one setting.
     settings |= {name: getattr(setup, name) for name in fields}
     paths = settings.get("prompt_file", ())
-    paths = (paths,) if isinstance(paths, str) else tuple(paths)
+    paths = (paths,) if isinstance(paths, str) else tuple(paths or ())
+    if not all(isinstance(path, str) for path in paths):
+      raise ValueError(f"{source}: prompt_file = {paths}; it must be texts")
+    for path in paths:
+      prompts.scan(path)
     chat = settings.get("chat", False)
+    if not isinstance(chat, bool):
+      raise ValueError(f"{source}: chat = {chat!r}; it must be a bool")
     if chat and not paths:
       raise ValueError(f"{source}: chat is for prompt_file")
     whole.append(Point(settings, setup, paths, chat))
@@ -149,6 +162,11 @@ def rounds_of(sweep: Mapping) -> Rounds:
   for name in ("batch", "k"):
     if name in values:
       values[name] = _numbers(name, values[name])
+  if type(values.get("max_new_tokens")) not in (int, type(None)):
+    raise ValueError(
+      "the sweep's calibrate sets max_new_tokens = "
+      f"{values['max_new_tokens']!r:.60}; it must be an integer"
+    )
   return Rounds(**values)
 
 
@@ -172,6 +190,7 @@ def check(point: Point, rounds: Rounds, lengths: Lengths) -> None:
   """
   setup = point.setup
   calibrated.check(setup)
+  setup.check_sources()
   length = rounds.length(setup)
   if length <= max(rounds.k):
     raise ValueError(
@@ -296,7 +315,7 @@ class Bench:
     comparison = runs.compare(
       decoders, batches, repeats, renumber=self._lengths.texts
     )
-    run = comparison.run(runs.OURS, setup.levels)
+    run = comparison.run(runs.OURS, setup.k)
     line = {
       "load": load,
       "run": run.document(),

@@ -27,6 +27,7 @@ from absl import logging as absl_logging
 from specdec import multihost
 from specdec.cli import config_flag, integers
 from specdec.utils import files, terminal
+from specdec.utils.calls import user_line
 
 flags.disclaim_key_flags()  # flags belong to the modules that call Flags
 _MENDABLE = (ValueError, OSError, MemoryError)
@@ -168,9 +169,12 @@ class Program:
       return
     try:
       self.work(self.parse(argv))
+    except BrokenPipeError:  # whoever read the output has seen enough
+      sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+      sys.exit(1)
     except (*_MENDABLE, *self.mendable) as error:
       _unhush()
-      _end(f"{name}: {str(error) or _no_memory(error)}")
+      _end(f"{name}: {str(error) or _no_memory(error)}{user_line(error)}")
     except KeyboardInterrupt:
       _end(f"{name}: {self.interrupted}")
     except Exception as error:

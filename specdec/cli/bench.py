@@ -93,7 +93,7 @@ def measure(options: app.Options, setup, target, source) -> dict:
 
   def ks_of(setup, prompts: rows.Batches, write) -> tuple[int, ...]:
     if not options.decode or options.k != ():
-      return (options.k or (setup.levels,)) if options.decode else ()
+      return (options.k or (setup.k,)) if options.decode else ()
     first = prompts.batches[0].rows
     choice = auto_flags.choose(options, setup, target, first)
     text = tables.of_choice(choice, setup.batch, options.explain)
@@ -119,18 +119,16 @@ def bench(options: app.Options) -> None:
   setup = setup_flags.largest(options, prompt_size=options.context)
   header = setup_flags.header(options, setup)
   machine = hardware.local(progress=app.note)
-  longest = max(options.passes)
-  target = setup.load_target(app.note, num_tokens=longest)
+  target = setup.load_target(app.note, num_tokens=max(options.passes))
   checkpoint = target.checkpoint
   setup_flags.check_chat(options, checkpoint.tokenizer)
-  source = rows.Source(
-    checkpoint, options.prompt_file, options.chat, options.seed
-  )
+  texts = options.prompt_file, options.chat, options.seed
+  source = rows.Source(checkpoint, *texts)
   if options.calibrate:
-    calibration = calibrated.calibrate_file(
-      options.calibrate, setup, target, source, options.repeats, app.note
-    )
+    fitted = setup, target, source, options.repeats, app.note
+    calibration = calibrated.calibrate_file(options.calibrate, *fitted)
     return terminal.report(tables.of_calibration(calibration))
+  setup.check_memory(target, setup.decoder(target), app.note)
   before = timing.bandwidth_of(checkpoint.params)
   document = header | measure(options, setup, target, source)
   document |= {

@@ -81,13 +81,13 @@ def evaluate(options: app.Options) -> None:
   size = evaluation.buffer_size(max(map(len, corpus.encoded)))
   setup = dataclasses.replace(setup, prompt_size=size)
   decoder = setup.decoder(target)
-  setup.check_memory(target, decoder)
+  setup.check_memory(target, decoder, app.note)
   prompt_flags.claim(folder, header, decoder.params, corpus.encoded)
   lines = files.Lines(folder / "lines.jsonl")
   for line in lines.broken:
     app.note(f"skipped: {line}; its prompts are decoded again")
-  ks = options.k or (setup.levels,)
-  setups = {k: dataclasses.replace(setup, k=k) for k in ks}
+  setups = {k: dataclasses.replace(setup, k=k) for k in options.k or ()}
+  setups = setups or {decoder.drafter.spec.max_depth: setup}
   measured = decode(setups, target, corpus, lines)
   runs = evaluation.sum_up(
     measured, corpus.groups, setup.batch, setup.comparable
@@ -113,7 +113,7 @@ def evaluate(options: app.Options) -> None:
     folder / "plot.png",
     f"{setup.target}, {setup.description}, {setup.acceptance}, "
     f"temperature {setup.temperature:g}"
-    + (f", k = {ks[0]}" if len(ks) == 1 else ""),
+    + (f", k = {min(setups)}" if len(setups) == 1 else ""),
     document["caveats"],
   )
   app.note(f"results: {folder}/results.json, table.txt, plot.png")

@@ -100,7 +100,7 @@ def generate(options: app.Options) -> None:
     terminal.report(tables.of_choice(choice, batch, options.explain))
     setup = dataclasses.replace(setup, k=choice.k)
   decoder = setup.decoder(target)
-  setup.check_memory(target, decoder, app.note if size > planned else None)
+  setup.check_memory(target, decoder, app.note, size > planned)
   painter = terminal.Painter(options.color, sys.stdout)
   batches = batches_of(encoded, batch)
   decoders = {runs.OURS: decoder, runs.BASELINE: decoder.baseline()}
@@ -120,7 +120,7 @@ def generate(options: app.Options) -> None:
   comparison = compare_to_stop(
     decoders, batches, tokenizer, options.stop, options.repeats, quiet
   )
-  summary = comparison.run(runs.OURS, setup.levels, setup.comparable)
+  summary = comparison.run(runs.OURS, setup.k, setup.comparable)
   terminal.report("\n")
   table = [*summary.rows()]
   if choice:

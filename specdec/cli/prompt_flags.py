@@ -35,8 +35,6 @@ def read(options: Options) -> Path:
   if not (options.prompt_file and options.output):
     raise ValueError("give --prompt_file and --output")
   app.check_at_least(options, 0, "limit", "max_prompt_tokens")
-  for file in options.prompt_file:
-    prompts.scan(file)  # is there any?
   return app.take_folder("--output", options.output)
 
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import jax
 
 from specdec import checkpoints, multihost
-from specdec.benchmark import catalog, provenance
+from specdec.benchmark import catalog, prompts, provenance
 from specdec.benchmark.setup import Setup
 from specdec.checkpoints import shipped
 from specdec.checkpoints.fetch import PACKAGES
@@ -184,6 +184,8 @@ def read(options: Options, **changes) -> None:
   for k in options.k or (None,):
     for batch in options.batch:
       setup_of(options, **{"k": k, "batch": batch} | changes)
+  for file in getattr(options, "prompt_file", ()):
+    prompts.scan(file)  # is there any?
   app.check_writable("--json", getattr(options, "json", None))
   if getattr(options, "compilation_cache", None):
     folder = pathlib.Path(options.compilation_cache).expanduser()

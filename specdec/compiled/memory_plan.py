@@ -58,7 +58,8 @@ class Plan:
   def __str__(self) -> str:
     sizes = {name: f"{x / _GIB:.2f}" for name, x in self.parts.items()}
     parts = (f"{name} {x}" for name, x in sizes.items() if float(x))
-    text = f"{self.needed / _GIB:.2f} GiB ({', '.join(parts)}; a tenth more)"
+    text = ", ".join(parts) or "next to nothing"
+    text = f"{self.needed / _GIB:.2f} GiB ({text}; a tenth more)"
     return f"{text}; {self.caveat}" if self.caveat else text
 
 

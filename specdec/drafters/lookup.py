@@ -13,6 +13,8 @@ from specdec import draft_shape
 from specdec.types import NO_COST, Array, Context, Draft, Drafter
 from specdec.utils.constructors import cached
 
+_LONGEST = 64  # tokens of an n-gram: each is compared by code of its own
+
 
 def _propose_row(
   tokens: Array, length: Array, max_ngram: int, min_ngram: int, k: int
@@ -62,10 +64,10 @@ def lookup(
   if not spec.chain:
     raise ValueError("lookup drafts chains: give k, or shape=chain(k)")
   k = spec.max_depth
-  if not 0 <= min_ngram <= ngram or ngram < 1:
+  if not 0 <= min_ngram <= ngram or not 1 <= ngram <= _LONGEST:
     raise ValueError(
       f"min_ngram = {min_ngram} and ngram = {ngram}; they must satisfy "
-      "0 <= min_ngram <= ngram and 1 <= ngram"
+      f"0 <= min_ngram <= ngram and 1 <= ngram <= {_LONGEST}"
     )
   widths = (1, k + 1) if k and min_ngram else (k + 1,)
   spec = spec._replace(widths=widths, siblings="deterministic", name="lookup")

@@ -3,8 +3,9 @@
   lookup    early_exit(3)    typical(epsilon=0.09)    eagle3(runs/x/best.st)
   mine.py:bigram(text=x.txt)    my_package.rules:nucleus(mass=0.8)
 
-Arguments are Python literals; anything else is a string as it stands. Nothing
-is evaluated.
+Arguments are Python literals; anything else is a string as it stands, and none
+is evaluated. A file or a module that a call names is imported, which runs it,
+and its function is called: take calls from whom you would take code.
 """
 
 import ast
@@ -14,6 +15,7 @@ import inspect
 import pathlib
 import re
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -23,6 +25,8 @@ _CALL = re.compile(
   r"\s*(?:(?P<place>[^\s():|]+):)?(?P<name>\w+)\s*(?:\((?P<args>.*)\))?\s*",
   re.DOTALL,
 )
+_USER = "specdec_user_"  # begins the names of modules that are users' files
+_OPEN_CONTEXT = ("siblings",)  # of a context, what a call may say itself
 _OPEN, _CLOSE = "([{", ")]}"
 
 
@@ -136,12 +140,28 @@ def find(call: Call, ours: Mapping[str, Callable]) -> Callable:
   module = _module(call.place)
   function = getattr(module, call.name, None)
   if not callable(function):
-    public = [n for n, x in vars(module).items() if inspect.isfunction(x)]
+    public = [
+      name
+      for name, x in vars(module).items()
+      if inspect.isfunction(x) and x.__module__ == module.__name__
+    ]
     raise ValueError(
       f"{call.place} has no function {call.name}; "
       f"{choices(call.name, sorted(public))}"
     )
   return function
+
+
+def user_line(error: BaseException) -> str:
+  """Returns ' (FILE:LINE)' where an error passed through a user's file."""
+  frames = traceback.extract_tb(error.__traceback__)
+  files = {
+    module.__file__
+    for name, module in sys.modules.items()
+    if name.startswith(_USER)
+  }
+  lines = [f" ({x.filename}:{x.lineno})" for x in frames if x.filename in files]
+  return lines[-1] if lines else ""
 
 
 def _module(place: str):
@@ -154,7 +174,7 @@ def _module(place: str):
   path = pathlib.Path(place).expanduser().resolve()
   if not path.is_file():
     raise ValueError(f"there is no file {place}")
-  name = f"specdec_user_{abs(hash(str(path)))}_{path.stem}"
+  name = f"{_USER}{abs(hash(str(path)))}_{path.stem}"
   if name not in sys.modules:
     spec = importlib.util.spec_from_file_location(name, path)
     module = importlib.util.module_from_spec(spec)
@@ -180,6 +200,9 @@ def bind(
     ValueError: the arguments do not fit; the message shows the signature.
   """
   signature = inspect.signature(function)
+  for name in context:
+    if name in call.kwargs and name not in _OPEN_CONTEXT:
+      raise ValueError(f"{call}: {name} is not an argument of a call")
   passed = {
     name: value
     for name, value in context.items()
