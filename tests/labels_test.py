@@ -98,15 +98,28 @@ PLOTS = {
 }
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("plot", PLOTS)
+# Every plot with the worst names, every name in one plot; the rest is slow.
+WORST = ("mathtext", "controls", "many words")
+
+
+@pytest.mark.parametrize(
+  "plot, name",
+  [
+    pytest.param(
+      *(plot, name),
+      marks=() if plot == "groups" or name in WORST else pytest.mark.slow,
+    )
+    for plot in PLOTS
+    for name in NAMES
+  ],
+)
 def test_any_name_can_be_drawn(plot, name, tmp_path):
   path = tmp_path / "plot.svg"
   PLOTS[plot](NAMES[name], path)
   xml.etree.ElementTree.parse(path)  # a browser refuses what is no XML
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", WORST)
 def test_any_name_can_be_on_a_sweep_s_page(name, tmp_path):
   page = sweep_page.render(sweep(NAMES[name]), None)
   assert not set(page) & set("\x00\x07\x1b\x9b\u202e")
