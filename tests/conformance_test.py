@@ -16,7 +16,8 @@ from specdec import cache as kv
 from specdec.drafters.heads import serve
 from specdec.models import transformer
 from specdec.testing import check_drafter, check_rule, table_model
-from specdec.testing.conformance import INVARIANTS, RULE_INVARIANTS
+from specdec.testing.drafter_conformance import INVARIANTS
+from specdec.testing.rule_conformance import RULE_INVARIANTS
 from specdec.types import Params, Resume, Skip
 
 V = 4

@@ -2,6 +2,7 @@
 conformance kit for drafters and acceptance rules.
 """
 
-from specdec.testing.conformance import check_drafter, check_rule
+from specdec.testing.drafter_conformance import check_drafter
+from specdec.testing.rule_conformance import check_rule
 
 __all__ = ["check_drafter", "check_rule"]

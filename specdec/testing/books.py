@@ -61,3 +61,13 @@ def check_books(
     compared = np.isin(emitted, [ACCEPTED, CORRECTION])
     said = draft_log_probs[b, start : length[b]]
     np.testing.assert_array_equal(said == NO_DRAFT, ~compared)
+
+
+class Broken(Exception):
+  """(what is wrong, name of the invariant); the caller adds who it is."""
+
+
+def require(holds, sentence: str, name: str = "") -> None:
+  """Raises Broken unless something holds."""
+  if not holds:
+    raise Broken(sentence, name)

@@ -1,9 +1,9 @@
-"""Checks that a drafter, or an acceptance rule, keeps what decoding relies on.
+"""Checks that a drafter keeps what decoding relies on.
 
-For whoever adds one: `check_drafter` and `check_rule` run it on small inputs
-and raise AssertionError with a sentence that names it and the invariant that
-it breaks. Everything is checked on the real loop or on the functions that the
-loop calls; expectations come from autoregressive decoding and from enumeration.
+For whoever adds one: `check_drafter` runs it on small batches and raises
+AssertionError with a sentence that names it and the invariant that it breaks.
+Everything is checked on the real loop or on the functions that the loop calls;
+expectations come from autoregressive decoding and from enumeration.
 """
 
 import functools
@@ -14,10 +14,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specdec import acceptance, decode, draft_tree, sampling, step
+from specdec import acceptance, decode, sampling, step
 from specdec.compiled import hlo
 from specdec.testing import enumeration
-from specdec.testing.books import check_books
+from specdec.testing.books import Broken, check_books, require
 from specdec.types import (
   AcceptanceRule,
   Array,
@@ -41,15 +41,6 @@ INVARIANTS = {
   "copies": "no cache is copied inside the loop",
 }
 
-RULE_INVARIANTS = {
-  "caveat": "a rule that is not lossless says so in its caveat, and no other",
-  "traced": "it can be traced, with a tree that is constant or an argument",
-  "probability": "accept_prob lies in [0, 1]",
-  "residual": "residual is a distribution",
-  "unused": "nodes that are not in use change nothing",
-  "distribution": "text has the target's distribution if it is lossless",
-}
-
 ROWS = 32  # of every batch
 LENGTH = 28  # prompt and output
 _PROMPT = 9  # tokens of the longest prompt
@@ -59,23 +50,6 @@ _TINY = 5  # vocabulary whose texts are enumerated
 _MOST_DRAFTS = 1100  # enumerated at most
 _SMALLEST_P = 1e-5  # of chi-square
 _EXACT = 1e-5
-
-
-_CHAIN, _TREE = (-1, 0, 1), (-1, 0, 0, 1, 1, 2)  # enumerated for rules
-_UNTRACEABLE = (
-  jax.errors.ConcretizationTypeError,
-  jax.errors.TracerArrayConversionError,
-  jax.errors.TracerIntegerConversionError,
-)
-
-
-class _Broken(Exception):
-  """(what is wrong, name of the invariant); the caller adds who it is."""
-
-
-def _require(holds, sentence: str, name: str = "") -> None:
-  if not holds:
-    raise _Broken(sentence, name)
 
 
 def check_drafter(
@@ -133,7 +107,7 @@ def check_drafter(
       continue
     try:
       checks.get(name, getattr(trial, f"check_{name}", None))()
-    except _Broken as broken:
+    except Broken as broken:
       raise AssertionError(
         f"{drafter.name} breaks {name!r} ({invariant}): {broken.args[0]}"
       ) from None
@@ -265,7 +239,7 @@ class _Trial:
   def check_traces(self, make) -> None:
     """Other prompts, lengths, settings and limits are no other program."""
     if not isinstance(make, Drafter):
-      _require(
+      require(
         make() == make(),
         "two calls of its constructor give two drafters, and each of them is "
         "compiled; decorate it with specdec.utils.constructors.cached",
@@ -273,7 +247,7 @@ class _Trial:
     try:
       hash(self.spec)
     except TypeError as error:
-      _require(False, f"its spec cannot be hashed: {error}")
+      require(False, f"its spec cannot be hashed: {error}")
     self.run(acceptance.coupled())
     traces = self.traces
     length = np.roll(self.inputs["prompt_length"], 1)
@@ -285,7 +259,7 @@ class _Trial:
       temperature=np.full(ROWS, 0.5),
       limit=length + 5,
     )
-    _require(self.traces == traces, "other prompts were traced once more")
+    require(self.traces == traces, "other prompts were traced once more")
 
   def check_coupled(self) -> None:
     """Token for token, at every temperature and prompt length."""
@@ -294,8 +268,8 @@ class _Trial:
     try:
       check_books(state, self.inputs["prompt_length"])
     except AssertionError as error:
-      _require(False, f"origins or counts contradict the text: {error}")
-    _require(
+      require(False, f"origins or counts contradict the text: {error}")
+    require(
       self.spec.max_depth == 0 or np.sum(state.stats.drafted) > 0,
       "nothing was drafted, so nothing was checked: give other prompts",
     )
@@ -312,7 +286,7 @@ class _Trial:
     """These rows are the baseline's."""
     ours, theirs = _texts(state), _texts(self.baseline)
     for row in rows:
-      _require(
+      require(
         ours[row] == theirs[row],
         f"row {row} {where} is {ours[row]}, not {theirs[row]}",
       )
@@ -328,13 +302,13 @@ class _Trial:
       state = self.run(acceptance.coupled(), eos=eos, limit=limit)
       for row, text in enumerate(_texts(state)):
         wanted = _cut(baseline[row][: limit[row]], start[row], eos)
-        _require(
+        require(
           text == wanted,
           f"row {row}, EOS {eos}, limit {limit[row]}: {text}, not {wanted}",
         )
       beyond = np.arange(LENGTH) >= np.asarray(state.length)[:, None]
       beyond &= np.arange(LENGTH) >= _PROMPT
-      _require(
+      require(
         not np.any(np.asarray(state.tokens)[beyond]),
         "tokens were written behind the end of a row",
       )
@@ -349,14 +323,14 @@ class _Trial:
       state = self.go_on(rule, state, eos, 1)
       after = _frozen(state)
       for name, old in before.items():
-        _require(
+        require(
           np.array_equal(old[before["done"]], after[name][before["done"]]),
           f"{name} of a row that was done went on changing",
         )
       before = after
     whole = _frozen(self.run(rule, eos=eos, limit=limit))
     for name, value in whole.items():
-      _require(
+      require(
         np.array_equal(value, before[name]),
         f"{name} differs where the host looks at every round",
       )
@@ -393,7 +367,7 @@ class _Trial:
           same = np.allclose(a, b, atol=1e-4)
         else:
           same = np.array_equal(a, b)
-        _require(same, f"{name} of row {row} {where} is {b}, not {a}")
+        require(same, f"{name} of row {row} {where} is {b}, not {a}")
 
   def states(self):
     """(which round is next, state) at the start and in the middle of texts."""
@@ -422,11 +396,11 @@ class _Trial:
       noise = self.noise()
       draft = self.propose(state, noise)
       in_use = np.arange(self.spec.max_nodes) < draft.count[:, None]
-      _require(np.all(draft.count >= 1), "a draft without its root")
+      require(np.all(draft.count >= 1), "a draft without its root")
       pending = np.asarray(state.tokens)[
         np.arange(ROWS), np.asarray(state.length) - 1
       ]
-      _require(
+      require(
         np.array_equal(draft.tokens[:, 0], pending),
         f"node 0 is not the pending token in {when}",
       )
@@ -436,7 +410,7 @@ class _Trial:
           ours, theirs = getattr(draft, name), getattr(other, name)
           if name != "count":
             ours, theirs = ours[in_use], theirs[in_use]
-          _require(
+          require(
             np.array_equal(ours, theirs),
             f"it hands over no distribution, and its {name} depend on noise",
           )
@@ -454,11 +428,11 @@ class _Trial:
       rows = np.arange(len(tokens))
       where = f"of node {node} in {when}"
       total = np.exp(log_probs.astype(float)).sum(-1)
-      _require(
+      require(
         np.allclose(total, 1.0, atol=self.tolerance),
         f"the distribution {where} adds up to {total}",
       )
-      _require(
+      require(
         np.all(log_probs[rows, tokens] > -np.inf),
         f"a token {where} has no probability where it was drawn from",
       )
@@ -471,7 +445,7 @@ class _Trial:
         score = log_probs + noise[np.arange(ROWS), address][used]
         gap = score.max(-1) - score[rows, tokens]
         matches.append(np.all(gap < self.tolerance))
-      _require(
+      require(
         any(matches),
         f"tokens {where} are not the likeliest of log_probs + "
         f"context.noise(depth, {node})",
@@ -485,14 +459,14 @@ class _Trial:
     again = self.propose(state, other)
     used = in_use[:, : node + 1]
     used_again = np.arange(node + 1) < again.count[:, None]
-    _require(
+    require(
       np.array_equal(used, used_again),
       f"whether node {node} is drafted in {when} depends on its token or on a "
       "later one; a token that ends a draft must be verified too",
     )
     for name, stop in (("tokens", node), ("parents", node)):
       ours, theirs = (getattr(x, name)[:, :stop] for x in (draft, again))
-      _require(
+      require(
         np.array_equal(ours[used[:, :stop]], theirs[used[:, :stop]]),
         f"{name} before node {node} in {when} depend on the noise of later "
         "nodes",
@@ -500,7 +474,7 @@ class _Trial:
     ours, theirs = (
       np.exp(x.log_probs[:, 1 : node + 1]) for x in (draft, again)
     )
-    _require(
+    require(
       np.allclose(ours[used[:, 1:]], theirs[used[:, 1:]], atol=self.tolerance),
       f"the distribution of node {node} in {when} depends on its own noise or "
       "on a later node's",
@@ -528,7 +502,7 @@ class _Trial:
       for node in range(1, count[row]):
         if ours.log_probs is not None:
           pair = [np.exp(x.log_probs[row, node]) for x in (ours, theirs)]
-          _require(
+          require(
             np.allclose(*pair, atol=self.tolerance),
             f"after {when}, node {node} of row {row} is drawn from {pair[0]}; "
             f"after a prefill of the same text from {pair[1]}",
@@ -538,7 +512,7 @@ class _Trial:
           for name in ("tokens", "parents")
         )
         if ours.log_probs is None:
-          _require(
+          require(
             same,
             f"after {when}, node {node} of row {row} is another token than "
             "after a prefill of the same text",
@@ -614,7 +588,7 @@ class _Trial:
     )
     drafts, count = self.every_draft(state)
     total = drafts.weight.sum()
-    _require(
+    require(
       abs(total - 1) < self.tolerance,
       f"the probabilities of all its drafts add up to {total:.6f}: they are "
       "not what its tokens are drawn from",
@@ -634,7 +608,7 @@ class _Trial:
       for level, table in zip(levels[1:], tables[1:]):
         joint = joint[..., None] * table + level
       error = float(np.abs(joint - exact).max())
-      _require(
+      require(
         error < max(_EXACT, abs(total - 1)),
         f"under {rule.name} a text's probability is off by {error:.6f}, by "
         "enumeration of all drafts",
@@ -716,10 +690,10 @@ class _Trial:
       )
       tokens = np.asarray(state.tokens)[:, prompt_length:][:, :_NEW]
       for text in map(tuple, tokens.tolist()):
-        _require(text in seen, f"{text} was emitted, which is impossible")
+        require(text in seen, f"{text} was emitted, which is impossible")
         seen[text] += 1
     p = _p_value(np.array([*seen.values()]), np.array([*exact.values()]))
-    _require(
+    require(
       p > _SMALLEST_P,
       f"{calls * ROWS} texts under rejection have p = {p:.1e} (chi-square)",
     )
@@ -742,7 +716,7 @@ class _Trial:
     # XLA copies what has one number a position (the table model) as it likes.
     buffers = [buffer for buffer in buffers if buffer.shape[-1] > 1]
     copies = cache_copies(lowered.compile().as_text(), buffers)
-    _require(not copies, f"{len(copies)} copies, as {copies[:1]}")
+    require(not copies, f"{len(copies)} copies, as {copies[:1]}")
 
 
 # Operations that make a second buffer of what they are given.
@@ -823,143 +797,3 @@ def _p_value(seen: np.ndarray, probs: np.ndarray) -> float:
   chi = np.sum((seen - expected) ** 2 / np.maximum(expected, 1e-9))
   freedom = max(len(expected) - 1, 1)
   return float(jax.scipy.special.gammaincc(freedom / 2, chi / 2))
-
-
-def check_rule(
-  rule: AcceptanceRule, *, temperatures: Sequence[float] = (1.0, 0.0)
-) -> None:
-  """Checks the RULE_INVARIANTS of an acceptance rule, by enumeration.
-
-  Every draft over three tokens is enumerated, for each kind of siblings and
-  each shape that the rule says it is right for, under distributions that are
-  random, that have zeros and that have nothing in common. A rule of traversal
-  'coupled' has no distribution of its own: of it the probabilities are checked,
-  and `check_drafter` compares its text with autoregressive decoding's.
-
-  Args:
-    temperatures: at which the rule is right; (0.0,) for one that is greedy.
-
-  Raises:
-    AssertionError: names the rule and the first invariant that it breaks.
-  """
-  try:
-    _require(
-      rule.lossless == (not rule.caveat),
-      f"lossless = {rule.lossless} and caveat = {rule.caveat!r}",
-      "caveat",
-    )
-    lost = [_lost(rule, *case) for case in _cases(rule, temperatures)]
-    _require(
-      rule.lossless or 1e-3 < max(lost) <= 1,
-      "it is not lossless, and nothing is lost on any table",
-      "distribution",
-    )
-  except _Broken as broken:
-    sentence, name = broken.args
-    raise AssertionError(
-      f"{rule.name} breaks {name!r} ({RULE_INVARIANTS[name]}): {sentence}"
-    ) from None
-
-
-def _shapes(rule: AcceptanceRule) -> list[tuple[str, tuple[int, ...]]]:
-  """(kind of siblings, parents) of drafts that the rule is right for."""
-  shapes = [(kind, _CHAIN) for kind in ("none", "deterministic")]
-  if not rule.chains_only:
-    kinds = ("iid", "without_replacement", "deterministic")
-    shapes += [(kind, _TREE) for kind in kinds]
-  return [shape for shape in shapes if shape[0] in rule.siblings]
-
-
-def _table_pairs(depth: int, temperature: float):
-  """(draft's, target's) distributions of `depth` and one more tokens."""
-  for seed in range(2):
-    rng = np.random.default_rng(seed)
-    logits = [
-      [rng.normal(scale=1.5, size=(3,) * (d + 1)) for d in range(size)]
-      for size in (depth, depth + 1)
-    ]
-    yield [
-      [enumeration.softmax(level, temperature) for level in side]
-      for side in logits
-    ]
-  if temperature == 0:
-    return
-  for draft, target in (
-    ([0.5, 0.5, 0.0], [0.0, 0.3, 0.7]),
-    ([1.0, 0.0, 0.0], [0.0, 1.0, 0.0]),  # nothing in common
-    ([0.0, 1.0, 0.0], [0.0, 1.0, 0.0]),
-  ):
-    yield [
-      [np.broadcast_to(row, (3,) * (d + 1)) for d in range(size)]
-      for row, size in ((draft, depth), (target, depth + 1))
-    ]
-
-
-def _cases(rule: AcceptanceRule, temperatures):
-  """(where, drafts, target's distributions, nodes in use) to enumerate."""
-  for (kind, parents), temperature in itertools.product(
-    _shapes(rule), temperatures
-  ):
-    depth = int(draft_tree.depth(np.array(parents)).max())
-    pairs = list(_table_pairs(depth, temperature))
-    for number, (draft, target) in enumerate(pairs):
-      # Fewer nodes in use, too, with the first tables.
-      for count in range(
-        len(parents), 0 if number == 0 else len(parents) - 1, -1
-      ):
-        where = (
-          f"siblings {kind!r}, parents {parents}, {count} nodes in use, "
-          f"temperature {temperature:g}, tables {number}"
-        )
-        drafts = enumeration.drafts(kind, parents, draft, count=count)
-        yield where, drafts, target, count
-
-
-def _lost(rule, where, drafts, tables, count) -> float:
-  """Total variation from the target's distribution, everything checked."""
-
-  def require(holds, name, sentence):
-    _require(holds, f"{where}: {sentence}", name)
-
-  try:
-    accept_prob, residual = enumeration.evaluated(
-      rule, drafts, tables, count=count
-    )[1:]
-  except _UNTRACEABLE as error:
-    require(False, "traced", str(error).splitlines()[0])
-  accept_prob = accept_prob[:, 1:]  # the root's means nothing
-  allowed = (accept_prob >= 0) & (accept_prob <= 1 + 1e-6)
-  if rule.traversal == "coupled" and drafts.drawn is not None:
-    allowed |= np.isnan(accept_prob)  # siblings that share noise
-  require(np.all(allowed), "probability", f"it is {accept_prob[~allowed][:1]}")
-  if rule.traversal == "coupled":
-    return 0.0
-  require(np.all(residual >= 0), "residual", "it is negative somewhere")
-  joint = enumeration.emitted(rule, drafts, tables, count=count).joint
-  require(
-    abs(joint.sum() - 1) < _EXACT,
-    "residual",
-    f"the probabilities of all texts add up to {joint.sum():.6f}",
-  )
-  size = drafts.tokens.shape[1]
-  others = [] if count == size else [{"rubbish": -np.inf}, {"rubbish": np.nan}]
-  if draft_tree.max_siblings(drafts.parents[0]) > 1:
-    others.append({"traced": True})
-  for options in others:
-    try:
-      other = enumeration.emitted(rule, drafts, tables, count=count, **options)
-    except _UNTRACEABLE as error:
-      require(False, "traced", str(error).splitlines()[0])
-    require(
-      np.allclose(other.joint, joint, atol=_EXACT),
-      "traced" if "traced" in options else "unused",
-      "it gives another distribution",
-    )
-  exact = enumeration.text_distribution(tables)
-  lost = enumeration.distance(joint, exact)
-  require(
-    not rule.lossless or lost < _EXACT,
-    "distribution" if count == size else "unused",
-    f"total variation from the target's is {lost:.6f}",
-  )
-  return lost
