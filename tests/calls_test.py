@@ -75,7 +75,9 @@ def test_functions_are_found_in_files_and_modules(tmp_path):
   assert calls.invoke(call, function, {"scale": 5, "other": 1}) == 15
   call = calls.parse(f"{file}:double(3, scale=1)")
   assert calls.find(call, {}) is function  # imported once
-  assert calls.invoke(call, function, {"scale": 5}) == 3
+  assert calls.invoke(call, function, {"other": 5}) == 3
+  with pytest.raises(ValueError, match="scale is not an argument of a call"):
+    calls.invoke(call, function, {"scale": 5})
   assert calls.find(calls.parse("math:sqrt"), {})(4) == 2
   for text, complaint in (
     (f"{file}:dubble", "did you mean 'double'|double"),

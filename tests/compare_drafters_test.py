@@ -233,7 +233,7 @@ def test_a_table_of_drafters_has_gaps():
     (["--drafters=early_exit(9)"], "exit_layer = 9"),
     (["--drafters=early_exit(one)"], "give a number of layers"),
     (["--drafters=;"], "--drafters names none"),
-    (["--drafters=lookup(k=4)"], "how much it drafts is --k"),
+    (["--drafters=lookup(k=4)"], "for the first of two drafters"),
     (["--drafters=head(nowhere.safetensors)"], "no such drafter"),
     (["--drafters=lookup", "--acceptance=greedy"], "would not sample"),
     ([], "give its --drafters"),

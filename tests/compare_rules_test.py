@@ -88,7 +88,7 @@ def test_a_table_a_picture_and_a_tree_and_it_goes_on(compare, tmp_path, capsys):
     (["--k=3"], "Unknown command line flag 'k'"),
     (["--acceptance=block"], "Unknown command line flag 'acceptance'"),
     (["--only=blocks"], "did you mean block"),
-    (["--only=block;"], "is no call"),
+    (["--only=block;"], "is not a call"),
     (["--shapes=ring"], "--shapes: known: chain"),
     (["--sizes=0"], "must be >= 1"),
     (["--sizes=16"], "never fits into"),

@@ -209,6 +209,15 @@ def _head(
   path, config = shipped.drafter(file), target.checkpoint.config
   head_config = saved.inspect(path)
   _check_kind(kind, file, head_config)
+  try:
+    head_config.check(config)
+  except ValueError as error:
+    raise ValueError(f"{path} does not fit this target: {error}") from error
+  levels, most = shape.spec.max_depth, head_config.most_levels
+  if most is not None and levels > most:
+    raise ValueError(
+      f"k = {levels}; {path} has {most} heads, one a draft token"
+    )
   place = target.places and target.places.target
   if target.abstract:
     # Which tokens it drafts makes no difference to shapes.
