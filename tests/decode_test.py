@@ -246,6 +246,39 @@ def test_b11_b12_the_targets_own_draft_is_always_accepted(rule, k):
     assert np.all(picked[TEMPERATURES == 0] == 1)
 
 
+def test_b15_sampling_samples_and_one_compilation_serves_all():
+  traces = []
+  honest, params = family("table")
+
+  def apply(*args, **options):
+    traces.append(1)
+    return honest.apply(*args, **options)
+
+  target = honest._replace(apply=apply)
+  drafter, rule = drafter_of("table", 3, "lookup"), acceptance.rejection()
+  rng = np.random.default_rng(0)
+  seen, calls = [set() for _ in range(ROWS)], 12
+  for seed in range(calls):
+    same = seed % 2 == 0
+    state = decode.generate(
+      target,
+      drafter,
+      rule,
+      params,
+      prompts(V) if same else rng.integers(0, V, size=(ROWS, 9)),
+      LENGTHS if same else rng.integers(1, 10, size=ROWS),
+      jax.random.key(seed),
+      max_length=L,
+      sampling=sampling.settings(ROWS, TEMPERATURES if same else 0.5),
+    )
+    if seed == 0:
+      once = len(traces)
+    for b, text in enumerate(texts(state) if same else ()):
+      seen[b].add(text)
+  assert len(traces) == once, "it traced again for other prompts"
+  assert [len(s) for s in seen] == [calls // 2] * 7 + [1] * 7
+
+
 def test_b26_one_hot_distributions_give_no_nan():
   model = table_model.model(V)
   step = jnp.where(jnp.eye(V, k=1) + jnp.eye(V, k=1 - V) > 0, 0.0, -jnp.inf)

@@ -171,7 +171,10 @@ class Scenario:
     """
     if self.draft_name is None:
       return self._cost(self.drafter)
-    costs = [self._cost(str(call)) for call in self.drafter_calls]
+    costs = []
+    for call in self.drafter_calls:  # whose k is a matter of rounds
+      kwargs = {name: x for name, x in call.kwargs.items() if name != "k"}
+      costs.append(self._cost(str(call._replace(kwargs=kwargs))))
     return costs[0] if len(costs) == 1 else drafter_cost.fallback(*costs)
 
   def _cost(self, drafter: str) -> DrafterCost:
