@@ -72,9 +72,11 @@ def _check_type(field: dataclasses.Field, value) -> None:
     raise ValueError(
       f"{field.name} = {value!r:.60}; it must be {words[kinds[0]]}"
     )
-  if type(value) is int and abs(value) >= 2**31 and field.name != "seed":
+  # Beyond, JAX would take a seed's lowest bits.
+  most = 2**32 if field.name == "seed" else 2**31
+  if type(value) is int and not -(2**31) <= value < most:
     raise ValueError(
-      f"{field.name} = {value}; it must be between -2**31 and 2**31"
+      f"{field.name} = {value}; it must be in -2**31..{most - 1}"
     )
 
 
