@@ -175,9 +175,10 @@ def whole_of(sweep: Mapping) -> dict[str, int]:
   part = sweep.get("whole", {})
   values = _settings(part, "the sweep's whole", Lengths._fields)
   for name, value in values.items():
-    if not isinstance(value, int):
+    if type(value) is not int or value < 1:
       raise ValueError(
-        f"the sweep's whole sets {name} = {value!r:.60}; it must be an integer"
+        f"the sweep's whole sets {name} = {value!r:.60}; it must be an integer "
+        ">= 1"
       )
   return values
 

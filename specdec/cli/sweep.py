@@ -97,11 +97,12 @@ def shard_of(points: list, shard: str | None) -> list:
 
 def lengths_of(options: app.Options, sweep: dict) -> Lengths:
   """Returns --context, --texts ..., or what the sweep says of them."""
-  for name, value in sweep_run.whole_of(sweep).items():
-    if name not in options.given:
-      setattr(options, name, value)
   app.check_at_least(options, 1, *Lengths._fields)
-  return Lengths(*(getattr(options, name) for name in Lengths._fields))
+  whole = sweep_run.whole_of(sweep)
+  given = {n: getattr(options, n) for n in Lengths._fields}
+  return Lengths(
+    **given | {n: x for n, x in whole.items() if n not in options.given}
+  )
 
 
 def sweep(options: app.Options) -> None:
