@@ -221,7 +221,10 @@ class Bench:
     batch = max(*rounds.batch, *(point.setup.batch for point in points))
     k = max(*rounds.k, *(point.setup.levels for point in points))
     self._most = batch, k
-    self._setups = [point.setup for point in points]
+    self._setups = [
+      dataclasses.replace(point.setup, prompt_size=lengths.context)
+      for point in points
+    ]
     self._loaded: tuple[tuple, Target, list[list[int]]] | None = None
     self._baselines: dict[tuple, Any] = {}
     self._limit: timing.Limit | None = None
