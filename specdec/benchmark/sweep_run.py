@@ -218,8 +218,8 @@ class Bench:
   ):
     """Reads the calibration at `path`, which it adds to."""
     self._path, self._rounds, self._lengths = path, rounds, lengths
-    batch = max(*rounds.batch, *(point.setup.batch for point in points))
-    k = max(*rounds.k, *(point.setup.levels for point in points))
+    batch = max([*rounds.batch, *(point.setup.batch for point in points)])
+    k = max([*rounds.k, *(point.setup.levels for point in points)])
     self._most = batch, k
     self._setups = [
       dataclasses.replace(point.setup, prompt_size=lengths.context)
