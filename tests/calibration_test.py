@@ -14,7 +14,7 @@ from specdec.roofline.calibration import PassTime, RoundTime
 from specdec.roofline.cost import Deployment, Efficiency
 from specdec.roofline.pairs import TargetDraftPair
 from specdec.roofline.round_cost import Overhead
-from specdec.types import Stats
+from specdec.types import DrafterCost, Stats
 
 MACHINE = hardware.Hardware(
   name="a machine",
@@ -105,7 +105,10 @@ def test_what_is_beside_the_passes_is_recovered():
     Overhead(((1, 1e-4, 0.0), (4, -2e-4, 0.0), (16, 0.0, 0.0))),
   )
   pair = TargetDraftPair(
-    deployment(), deployment("smollm2-135m", stop=2), 2, *true
+    deployment(),
+    deployment("smollm2-135m", stop=2),
+    *true,
+    drafter=DrafterCost(exit_layer=2),
   )
   rounds = [
     RoundTime(b, k, 256, pair.round(b, k, 256).seconds)
@@ -127,7 +130,9 @@ def test_what_is_beside_the_passes_is_recovered():
 
 def test_no_round_is_predicted_faster_than_its_bytes_allow():
   """Rounds of k = 5 timed shorter than of 2: a line that goes below 0."""
-  pair = TargetDraftPair(deployment(), deployment(stop=2), 2)
+  pair = TargetDraftPair(
+    deployment(), deployment(stop=2), drafter=DrafterCost(exit_layer=2)
+  )
   passes = {k: pair.round(1, k, 256).seconds for k in (0, 2, 5)}
   rounds = [
     RoundTime(1, 0, 256, passes[0]),
@@ -148,7 +153,13 @@ def test_no_round_is_predicted_faster_than_its_bytes_allow():
 
 def test_a_negative_overhead_leaves_the_time_of_the_bytes():
   below = Overhead(((1, -1.0, -1.0),))
-  pair = TargetDraftPair(deployment(), deployment(stop=2), 2, below, below)
+  pair = TargetDraftPair(
+    deployment(),
+    deployment(stop=2),
+    below,
+    below,
+    drafter=DrafterCost(exit_layer=2),
+  )
   for whole in (pair.baseline(1, 16), pair.round(1, 8, 16)):
     moved = sum(times * cost.bytes for _, times, cost in whole.parts)
     least = moved / CHIP.bandwidth
@@ -246,7 +257,6 @@ def test_a_prediction_is_rounds_times_seconds():
   pair = TargetDraftPair(
     deployment(),
     None,
-    None,
     Overhead(((1, 1e-3, 0.0),)),
     Overhead(((1, 5e-4, 0.0),)),
   )
@@ -271,7 +281,10 @@ def test_a_prediction_is_rounds_times_seconds():
 
 def test_an_explanation_names_every_term():
   pair = TargetDraftPair(
-    deployment(), deployment(stop=2), 2, Overhead(((1, 1e-3, 0.0),))
+    deployment(),
+    deployment(stop=2),
+    Overhead(((1, 1e-3, 0.0),)),
+    drafter=DrafterCost(exit_layer=2),
   )
   lines = prediction.explain(pair.round(2, 3, 256))
   named = {line[2] for line in lines}

@@ -23,7 +23,7 @@ from specdec.roofline.cost import (
   Efficiency,
   pass_bound,
 )
-from specdec.types import Skip
+from specdec.types import DrafterCost, Skip
 
 V5E, H100 = chips.get("v5e"), chips.get("h100")
 
@@ -308,7 +308,9 @@ def test_an_early_exit_runs_every_layer_once_for_every_token():
   shape = shapes.get("llama3-8b")
   whole = Deployment(shape, V5E)
   first = dataclasses.replace(whole, stop=8)
-  candidate = pairs.TargetDraftPair(whole, first, exit_layer=8)
+  candidate = pairs.TargetDraftPair(
+    whole, first, drafter=DrafterCost(exit_layer=8)
+  )
   flops = sum(n * c.flops for _, n, c in candidate.round(8, 3, 100).parts)
   once = whole.cost(8, 4, 100).flops
   heads = 3 * 2 * 8 * shape.embedding  # a draft token needs logits as well
@@ -331,7 +333,9 @@ def test_a_layer_skip_reads_what_it_keeps_and_takes_no_memory():
   assert less.cached == shape.cached / 2
   whole = Deployment(shape, V5E)
   draft = dataclasses.replace(whole, shape=less)
-  candidate = pairs.TargetDraftPair(whole, draft, skips=True)
+  candidate = pairs.TargetDraftPair(
+    whole, drafter=DrafterCost(shape=draft.shape, shares_target=True)
+  )
   assert candidate.memory(1, 100).keys() == {"target weights", "target cache"}
   parts = [(name, times) for name, times, _ in candidate.round(8, 3, 100).parts]
   assert parts == [("draft, 1 token", 3), ("target, 4 tokens", 1)]

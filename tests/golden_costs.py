@@ -18,6 +18,7 @@ from specdec.roofline import chips, papers, planning, shapes
 from specdec.roofline.cost import Deployment
 from specdec.roofline.pairs import TargetDraftPair
 from specdec.roofline.round_cost import Overhead
+from specdec.types import DrafterCost
 
 FILE = pathlib.Path(__file__).parent / "fixtures" / "golden" / "costs.json"
 PREFIX_ACCEPTANCE = (0.8, 0.66, 0.55, 0.47, 0.4, 0.34)
@@ -43,7 +44,9 @@ def pairs() -> dict[str, TargetDraftPair]:
     "70B with a tenth": TargetDraftPair(
       large, dataclasses.replace(large, shape=small)
     ),
-    "8B, exit after 8": TargetDraftPair(exits, early, exit_layer=8),
+    "8B, exit after 8": TargetDraftPair(
+      exits, early, drafter=DrafterCost(exit_layer=8)
+    ),
     "8B, copies": TargetDraftPair(exits),
     "experts": TargetDraftPair(experts),
     "int8, with overhead": TargetDraftPair(

@@ -12,6 +12,7 @@ from specdec.roofline.calibration import Calibration, Errors, Fit, RoundFit
 from specdec.roofline.cost import Deployment, Efficiency
 from specdec.roofline.pairs import TargetDraftPair
 from specdec.roofline.round_cost import Overhead
+from specdec.types import DrafterCost
 
 
 def refused(*arguments) -> str:
@@ -85,9 +86,9 @@ def test_a_calibrated_machine_and_its_early_exit(tmp_path, capsys, setting):
   pair = TargetDraftPair(
     target,
     dataclasses.replace(target, stop=10),
-    10,
     overhead.ours,
     overhead.baseline,
+    drafter=DrafterCost(exit_layer=10),
   )
   for k in (0, 1):
     seconds = pair.round(1, k, 64).seconds

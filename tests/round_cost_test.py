@@ -62,15 +62,14 @@ def test_a_draft_model_costs_the_same_by_config_shape_and_deployment():
 
 def test_an_exit_and_skipped_layers_cost_what_pairs_of_them_do():
   first = dataclasses.replace(LARGE, stop=8)
-  pair = TargetDraftPair(LARGE, first, exit_layer=8)
+  pair = TargetDraftPair(LARGE, first, drafter=DrafterCost(exit_layer=8))
   cost = round_cost(LARGE, drafter_cost.early_exit(8), 4, 2, 500)
   assert cost == pair.round(2, 4, 500)
   config, skip = presets.get("llama3-8b", "bfloat16"), Skip((3, 4), (5,))
   shape = shapes.of_config(config, skip=skip)
   drafter = drafter_cost.layer_skip(config, skip)
-  pair = TargetDraftPair(
-    LARGE, dataclasses.replace(LARGE, shape=shape), skips=True
-  )
+  less = dataclasses.replace(LARGE, shape=shape)
+  pair = TargetDraftPair(LARGE, less, drafter=drafter)
   assert round_cost(LARGE, drafter, 4, 2, 500) == pair.round(2, 4, 500)
   assert set(TargetDraftPair(LARGE, drafter=drafter).memory(1, 10)) == {
     "target weights",

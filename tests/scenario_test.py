@@ -12,7 +12,7 @@ from specdec.models import presets
 from specdec.roofline import chips, shapes
 from specdec.roofline.cost import TYPICAL, Deployment
 from specdec.roofline.pairs import TargetDraftPair
-from specdec.types import Skip
+from specdec.types import DrafterCost, Skip
 
 EXAMPLES = pathlib.Path(__file__).parents[1] / "examples"
 CHIP = chips.get("v6e")
@@ -48,13 +48,14 @@ def test_pairs_of_every_kind():
   assert_equal(large("model(0.03)"), TargetDraftPair(LARGE, share))
   first = dataclasses.replace(LARGE, stop=8)
   assert_equal(
-    large("early_exit(8)"), TargetDraftPair(LARGE, first, exit_layer=8)
+    large("early_exit(8)"),
+    TargetDraftPair(LARGE, first, drafter=DrafterCost(exit_layer=8)),
   )
   config = presets.get("llama3-8b", "bfloat16")
   less = shapes.of_config(config, skip=Skip((3,), (5,)))
   assert_equal(
     large("layer_skip(attention=[3], mlp=[5])"),
-    TargetDraftPair(LARGE, dataclasses.replace(LARGE, shape=less), skips=True),
+    TargetDraftPair(LARGE, drafter=DrafterCost(shape=less, shares_target=True)),
   )
   assert_equal(large("lookup"), TargetDraftPair(LARGE))
   assert_equal(

@@ -158,14 +158,10 @@ def _pair(
   setup: Setup, target: Target, deployment, draft: Deployment | None, *overhead
 ) -> TargetDraftPair:
   """Target and drafter, as they share weights and caches."""
-  if draft is None:
-    cost = setup.make_drafter(target).drafter.cost
-    if cost is not None and not cost.is_known:
-      cost = None  # what drafting takes is then fitted with the overhead
-    return TargetDraftPair(deployment, None, None, *overhead, drafter=cost)
-  exit_layer = draft.stop if setup.call_of("early_exit") else None
-  skips = setup.call_of("layer_skip") is not None
-  return TargetDraftPair(deployment, draft, exit_layer, *overhead, skips=skips)
+  cost = setup.make_drafter(target).drafter.cost
+  if cost is not None and not cost.is_known:
+    cost = None  # what drafting takes is then fitted with the overhead
+  return TargetDraftPair(deployment, draft, *overhead, drafter=cost)
 
 
 def pair_of(

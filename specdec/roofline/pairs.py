@@ -28,22 +28,17 @@ class TargetDraftPair:
 
   Attributes:
     target: verifies.
-    draft: runs the draft passes; None: drafting is free (prompt lookup).
-    exit_layer: `draft` is the target's first layers: it adds no weights and no
-      cache, and verification resumes at this layer.
+    draft: where the decoder runs that drafts; None: on the target's chips, if
+      `drafter` has one.
     overhead, baseline_overhead: of a speculative round, of a baseline round.
-    skips: `draft` is the target without some sublayers: it adds no weights and
-      no cache, and verification runs every layer.
-    drafter: the cost of any other drafter; `draft` then says where its decoder
-      runs, None: on the target's chips.
+    drafter: what drafting costs; None: `draft` is an independent model, or
+      without one drafting is free (prompt lookup).
   """
 
   target: Deployment
   draft: Deployment | None = None
-  exit_layer: int | None = None
   overhead: Overhead = NOTHING
   baseline_overhead: Overhead = NOTHING
-  skips: bool = False
   drafter: DrafterCost | None = None
 
   def __post_init__(self):
@@ -62,10 +57,6 @@ class TargetDraftPair:
       return self.drafter
     if self.draft is None:
       return drafter_cost.lookup()
-    if self.exit_layer is not None:
-      return drafter_cost.early_exit(self.exit_layer)
-    if self.skips:
-      return DrafterCost(shape=self.draft.shape, shares_target=True)
     return drafter_cost.model(self.draft.shape, self.draft.weights)
 
   def baseline(self, batch: float, context: float) -> Round:
