@@ -8,6 +8,8 @@ names.py.
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from specdec.models.config import GEMMA
+
 # Field of TransformerConfig -> key of config.json.
 KEYS = {
   "vocab_size": "vocab_size",
@@ -83,12 +85,6 @@ _QWEN = {
   "sliding_window": 4096,
   "use_sliding_window": False,
   "max_window_layers": 28,
-}
-GEMMA = {
-  "post_norms": True,
-  "norm_offset": True,
-  "scale_embedding": True,
-  "activation": "gelu_tanh",
 }
 _GEMMA_KEYS = {
   "query_scalar": "query_pre_attn_scalar",

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from gguf import GGUFReader, GGUFValueType, quants
 
-from specdec.checkpoints.architectures import GEMMA
 from specdec.checkpoints.names import Tensor
 from specdec.models.config import (
+  GEMMA,
   RopeScaling,
   TransformerConfig,
   check_limits,

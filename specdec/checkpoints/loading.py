@@ -189,7 +189,7 @@ def _read(weights, entries, dtype: str, place) -> dict[str, Any]:
   """Reads the parameters, given as pairs (names in the file, Tensor)."""
   names.check(
     {
-      name: tensor.part_shape if len(parts) > 1 else tensor.shape
+      name: tensor.shape[1:] if len(parts) > 1 else tensor.shape
       for parts, tensor in entries
       for name in parts
     },

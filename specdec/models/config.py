@@ -10,6 +10,13 @@ import numbers
 
 # Far above any published model; files with more are damaged or hostile.
 _MAX_LAYERS, _MAX_EXPERTS = 4096, 2**17
+# Fields of TransformerConfig that Gemma 2 and 3 share.
+GEMMA = {
+  "post_norms": True,
+  "norm_offset": True,
+  "scale_embedding": True,
+  "activation": "gelu_tanh",
+}
 
 
 def check_limits(num_layers: int, num_experts: int) -> None:

@@ -19,39 +19,19 @@ class ParamSpec(NamedTuple):
   shape: tuple[int, ...]
 
 
-def axis_sizes(config: TransformerConfig) -> dict[str, int]:
-  """Returns the size of every logical axis that parameters have."""
-  return {
-    "vocab": config.vocab_size,
-    "width": config.width,
-    "mlp": config.mlp_width,
-    "query": config.num_heads * config.head_dim,
-    "key": config.num_kv_heads * config.head_dim,
-    "head": config.head_dim,
-    "experts": config.num_experts,
-  }
-
-
 def _layer_axes(config: TransformerConfig) -> dict[str, tuple[str, ...]]:
   """Returns path below a layer -> logical axes."""
-  axes: dict[str, tuple[str, ...]] = {
-    "attention_norm/scale": ("width",),
-    "attention/q/weight": ("query", "width"),
-    "attention/k/weight": ("key", "width"),
-    "attention/v/weight": ("key", "width"),
-  }
-  if config.qkv_bias:
-    axes["attention/q/bias"] = ("query",)
-    axes["attention/k/bias"] = ("key",)
-    axes["attention/v/bias"] = ("key",)
-  if config.qk_norm:
-    axes["attention/q_norm/scale"] = ("head",)
-    axes["attention/k_norm/scale"] = ("head",)
+  axes: dict[str, tuple[str, ...]] = {"attention_norm/scale": ("width",)}
+  for name, axis in {"q": "query", "k": "key", "v": "key"}.items():
+    axes[f"attention/{name}/weight"] = (axis, "width")
+    if config.qkv_bias:
+      axes[f"attention/{name}/bias"] = (axis,)
+    if config.qk_norm and name != "v":
+      axes[f"attention/{name}_norm/scale"] = ("head",)
   axes["attention/o/weight"] = ("width", "query")
-  if config.post_norms:
-    axes["attention_post_norm/scale"] = ("width",)
   axes["mlp_norm/scale"] = ("width",)
   if config.post_norms:
+    axes["attention_post_norm/scale"] = ("width",)
     axes["mlp_post_norm/scale"] = ("width",)
   stack: tuple[str, ...] = ()
   if config.num_experts:
@@ -76,7 +56,15 @@ def specs(config: TransformerConfig) -> dict[str, ParamSpec]:
     axes |= {
       f"layer_{layer}/{path}": names for path, names in layer_axes.items()
     }
-  sizes = axis_sizes(config)
+  sizes = {
+    "vocab": config.vocab_size,
+    "width": config.width,
+    "mlp": config.mlp_width,
+    "query": config.num_heads * config.head_dim,
+    "key": config.num_kv_heads * config.head_dim,
+    "head": config.head_dim,
+    "experts": config.num_experts,
+  }
   return {
     path: ParamSpec(names, tuple(sizes[name] for name in names))
     for path, names in axes.items()
