@@ -5,9 +5,7 @@ Weights are dequantised one at a time from the memory-mapped file. Invariant:
 query and key rows stays inside this module.
 """
 
-import functools
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +19,8 @@ from specdec.models.config import (
   TransformerConfig,
   check_limits,
 )
+from specdec.models.transformer import rope_frequencies
+from specdec.utils.spelling import naming
 
 # Fields of TransformerConfig in which each architecture differs from Llama.
 ARCHITECTURES = {
@@ -31,16 +31,6 @@ ARCHITECTURES = {
   "gemma2": GEMMA,
   "gemma3": GEMMA | {"qk_norm": True},
 }
-_COUNTS = frozenset(
-  (
-    *("block_count", "embedding_length", "feed_forward_length"),
-    *("attention.head_count", "attention.head_count_kv"),
-    *("attention.key_length", "attention.value_length"),
-    *("attention.sliding_window", "attention.sliding_window_pattern"),
-    *("expert_count", "expert_used_count", "expert_feed_forward_length"),
-    "rope.dimension_count",
-  )
-)
 _PATTERN = {"gemma2": 2, "gemma3": 6}  # every n-th layer has full attention
 
 # Far above any real file, and still few enough to loop over.
@@ -123,9 +113,6 @@ class Weights:
   ) -> np.ndarray:
     """Reads a tensor, or a slice of it, as float32.
 
-    The last tensor is cached, so that reading its slices in turn dequantises
-    it once.
-
     Args:
       spec: undoes llama.cpp's row order and norm offset of this tensor; None
         returns the values as stored.
@@ -133,6 +120,7 @@ class Weights:
     Raises:
       ValueError: the gguf package cannot dequantise its type.
     """
+    # Slices are read in turn: their tensor is dequantised once.
     if self._last[0] != (name, spec):
       self._last = (name, spec), self._read(name, spec)
     return self._last[1][index]
@@ -148,7 +136,7 @@ class Weights:
       ) from error
     if spec is None:
       return array
-    if spec.permuted_heads and self.get("general.architecture") == "llama":
+    if spec.permuted_heads and self.architecture == "llama":
       array = unpermute(array, spec.permuted_heads)
     return array - np.float32(spec.gguf_offset) if spec.gguf_offset else array
 
@@ -164,16 +152,39 @@ class Weights:
     except UnicodeDecodeError as error:
       raise ValueError(f"{self.source} has a damaged {key}: {error}") from error
 
-  def has(self, key: str) -> bool:
-    """Whether the metadata has a key, without decoding its value."""
-    return key in self._fields
+  @property
+  def architecture(self) -> Any:
+    """Value of general.architecture, which begins the model's other keys."""
+    return self.get("general.architecture")
 
-  @functools.cached_property
-  def rope_factors(self) -> np.ndarray | None:
-    """[head_dim / 2] divisors of the rotary frequencies, or None."""
-    if "rope_freqs.weight" not in self._tensors:
-      return None
-    return self.read("rope_freqs.weight")
+  def option(self, key: str, default: Any = None) -> Any:
+    """Returns the architecture's value of a key; raises as `get`."""
+    return self.get(f"{self.architecture}.{key}", default)
+
+  def number(self, key: str, default: Any = None) -> Any:
+    """Returns an option that must be a number.
+
+    Raises:
+      ValueError: it is none below 1e38, or absent without a default.
+    """
+    value = self.option(key, default)
+    # Written so that NaN fails the comparison.
+    if type(value) not in (int, float) or not abs(value) < 1e38:
+      raise ValueError(
+        f"{self.source} has {self.architecture}.{key} = {value!r:.60}; it must "
+        "be a number below 1e38"
+      )
+    return value
+
+  def count(self, key: str, default: Any = None) -> int:
+    """Returns an option that must be an integer; raises as `number`."""
+    value = self.number(key, default)
+    if type(value) is not int:
+      raise ValueError(
+        f"{self.source} has {self.architecture}.{key} = {value!r}; it must be "
+        "an integer"
+      )
+    return value
 
 
 def unpermute(weight: np.ndarray, heads: int) -> np.ndarray:
@@ -197,29 +208,14 @@ def config(weights: Weights, dtype: str) -> TransformerConfig:
     ValueError: the architecture or an option is not implemented, or a size is
       missing.
   """
-  source = weights.source
-  architecture = weights.get("general.architecture")
+  source, architecture = weights.source, weights.architecture
   if architecture not in ARCHITECTURES:
     raise ValueError(
       f"{source} is of GGUF architecture {architecture!r}; accepted: "
       f"{', '.join(ARCHITECTURES)}"
     )
-
-  def number(key: str, default: Any = None) -> Any:
-    value = weights.get(f"{architecture}.{key}", default)
-    # Written so that NaN fails the comparison.
-    if type(value) not in (int, float) or not abs(value) < 1e38:
-      raise ValueError(
-        f"{source} has {architecture}.{key} = {value!r:.60}; it must be a "
-        "number below 1e38"
-      )
-    if key in _COUNTS and type(value) is not int:
-      raise ValueError(
-        f"{source} has {architecture}.{key} = {value!r}; it must be an integer"
-      )
-    return value
-
-  experts = number("expert_count", 0)
+  number, count = weights.number, weights.count
+  experts = count("expert_count", 0)
   # Only llama.cpp's behaviour for absent keys is implemented.
   for key, accepted in (
     ("attention.scale", 0.0),
@@ -227,88 +223,82 @@ def config(weights: Weights, dtype: str) -> TransformerConfig:
     ("expert_gating_func", 1),
     ("expert_weights_norm", True),
   ):
-    if weights.get(f"{architecture}.{key}", accepted) != accepted:
+    if weights.option(key, accepted) != accepted:
       raise ValueError(f"{source} has {architecture}.{key}, not implemented")
-  heads, width = number("attention.head_count"), number("embedding_length")
-  head_dim = number("attention.key_length", width // max(heads, 1))
+  heads, width = count("attention.head_count"), count("embedding_length")
+  head_dim = count("attention.key_length", width // max(heads, 1))
   for key in ("attention.value_length", "rope.dimension_count"):
-    if number(key, head_dim) != head_dim:
+    if count(key, head_dim) != head_dim:
       raise ValueError(
-        f"{source} has {architecture}.{key} = {number(key)}; accepted: "
+        f"{source} has {architecture}.{key} = {count(key)}; accepted: "
         f"{head_dim}, the key length"
       )
-  layers, theta = number("block_count"), number("rope.freq_base", 10_000.0)
-  gemma = architecture in ("gemma2", "gemma3")
+  layers, theta = count("block_count"), number("rope.freq_base", 10_000.0)
   shapes = weights.shapes
   if len(shapes.get("token_embd.weight", ())) != 2:
     raise ValueError(f"{source} lacks the matrix token_embd.weight")
-  try:
+  with naming(source):
     check_limits(layers, experts)
     return TransformerConfig(
       vocab_size=shapes["token_embd.weight"][0],
       num_layers=layers,
       width=width,
-      mlp_width=number(
+      mlp_width=count(
         "expert_feed_forward_length" if experts else "feed_forward_length",
-        number("feed_forward_length", 0) or None,
+        count("feed_forward_length", 0) or None,
       ),
       num_heads=heads,
-      num_kv_heads=number("attention.head_count_kv", heads),
+      num_kv_heads=count("attention.head_count_kv", heads),
       head_dim=head_dim,
       norm_epsilon=_shortest(number("attention.layer_norm_rms_epsilon")),
       rope_theta=_shortest(theta),
-      rope_scaling=_rope_scaling(weights, number, theta, head_dim),
+      rope_scaling=_rope_scaling(weights, theta, head_dim),
       tied="output.weight" not in shapes,
-      windows=_windows(weights, architecture, number),
+      windows=_windows(weights, layers),
       num_experts=experts,
-      experts_per_token=number("expert_used_count") if experts else 0,
+      experts_per_token=count("expert_used_count") if experts else 0,
       **ARCHITECTURES[architecture],
-      **(_gemma(architecture, number, head_dim) if gemma else {}),
+      **_gemma(weights, layers, theta, width // max(heads, 1), head_dim),
       dtype=dtype,
     )
-  except ValueError as error:
-    if str(error).startswith(source):
-      raise
-    raise ValueError(f"{source}: {error}") from error
 
 
-def _windows(
-  weights: Weights, architecture: str, number: Callable
-) -> tuple[int | None, ...]:
-  window = number(
+def _windows(weights: Weights, layers: int) -> tuple[int | None, ...]:
+  architecture = weights.architecture
+  window = weights.count(
     "attention.sliding_window", 4096 if architecture == "gemma2" else 0
   )
-  layers = range(number("block_count"))
   if not window:
     return ()
   if architecture == "llama":
-    return (window,) * len(layers)
+    return (window,) * layers
   if architecture not in _PATTERN:
     raise ValueError(
       f"{weights.source} has {architecture}.attention.sliding_window = "
       f"{window} without specifying its layers"
     )
   key = "attention.sliding_window_pattern"
-  sliding = weights.get(f"{architecture}.{key}")
+  sliding = weights.option(key)
   if not isinstance(sliding, list):  # a period, not one flag per layer
-    every = max(number(key, _PATTERN[architecture]), 1)
-    sliding = [(layer + 1) % every > 0 for layer in layers]
-  if len(sliding) != len(layers):
+    every = max(weights.count(key, _PATTERN[architecture]), 1)
+    sliding = [(layer + 1) % every > 0 for layer in range(layers)]
+  if len(sliding) != layers:
     raise ValueError(
       f"{weights.source} has {architecture}.{key} for {len(sliding)} of "
-      f"{len(layers)} layers"
+      f"{layers} layers"
     )
-  return tuple(window if sliding[layer] else None for layer in layers)
+  return tuple(window if slides else None for slides in sliding)
 
 
 def _gemma(
-  architecture: str, number: Callable, head_dim: int
+  weights: Weights, layers: int, theta: float, head_width: int, head_dim: int
 ) -> dict[str, float | None]:
   """Returns Gemma's fields, from metadata and llama.cpp's constants."""
-  layers, theta = number("block_count"), number("rope.freq_base", 10_000.0)
+  architecture, number = weights.architecture, weights.number
+  if architecture not in _PATTERN:
+    return {}
   large = layers == {"gemma2": 46, "gemma3": 62}[architecture]
-  scalar = number("embedding_length") // number("attention.head_count")
-  fields = {"query_scalar": scalar if large else head_dim}
+  fields = {"query_scalar": head_width if large else head_dim}
   if architecture == "gemma2":
     if number("rope.freq_base_swa", theta) != theta:
       raise ValueError("gemma2.rope.freq_base_swa is not implemented")
@@ -316,7 +306,7 @@ def _gemma(
     fields["logit_softcap"] = number("final_logit_softcapping", 30.0)
     return fields
   fields["logit_softcap"] = number("final_logit_softcapping", 0.0) or None
-  if number("attention.sliding_window", 0):
+  if weights.count("attention.sliding_window", 0):
     theta = number("rope.freq_base_swa", 10_000.0)
     fields["local_rope_theta"] = _shortest(theta)
   return fields
@@ -328,14 +318,13 @@ def _shortest(value: float) -> float:
 
 
 def _rope_scaling(
-  weights: Weights, number: Callable, theta: float, head_dim: int
+  weights: Weights, theta: float, head_dim: int
 ) -> RopeScaling | None:
-  prefix = f"{weights.get('general.architecture')}.rope."
-  kind = weights.get(prefix + "scaling.type", "none")
-  if weights.has(prefix + "scaling.factor"):
-    factor = number("rope.scaling.factor")
+  kind = weights.option("rope.scaling.type", "none")
+  if weights.option("rope.scaling.factor") is not None:
+    factor = weights.number("rope.scaling.factor")
   else:  # files from before scaling.type
-    factor = number("rope.scale_linear", 1.0)
+    factor = weights.number("rope.scale_linear", 1.0)
     kind = "linear" if factor != 1.0 and kind == "none" else kind
   if kind not in ("none", "linear"):
     raise ValueError(
@@ -345,15 +334,18 @@ def _rope_scaling(
   linear = None
   if kind == "linear" and factor != 1.0:
     linear = RopeScaling("linear", _shortest(factor))
-  divisors = weights.rope_factors
-  if divisors is None or np.all(divisors == 1):
+  if "rope_freqs.weight" not in weights.shapes:
+    return linear
+  divisors = weights.read("rope_freqs.weight")
+  if np.all(divisors == 1):
     return linear
   scaling = RopeScaling("llama3", _shortest(float(divisors.max())))
-  expected = llama3_divisors(scaling, theta, head_dim)
   if (
     linear is not None
-    or divisors.shape != expected.shape
-    or not np.allclose(divisors, expected, rtol=1e-4)
+    or divisors.shape != (head_dim // 2,)
+    or not np.allclose(
+      divisors, llama3_divisors(scaling, theta, head_dim), rtol=1e-4
+    )
   ):
     raise ValueError(
       f"rope_freqs.weight in {weights.source} stretches the rotary frequencies "
@@ -367,8 +359,5 @@ def llama3_divisors(
   scaling: RopeScaling, theta: float, head_dim: int
 ) -> np.ndarray:
   """Returns the divisor of each rotary frequency, [head_dim / 2]."""
-  frequency = theta ** -(np.arange(0, head_dim, 2) / head_dim)
-  turns = scaling.original_length * frequency / (2 * np.pi)
-  low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
-  unscaled = np.clip((turns - low) / (high - low), 0.0, 1.0)
-  return 1 / (unscaled + (1 - unscaled) / scaling.factor)
+  unscaled = rope_frequencies(theta, head_dim, None)
+  return np.asarray(unscaled / rope_frequencies(theta, head_dim, scaling))

@@ -21,7 +21,7 @@ from specdec.models.config import (
   TransformerConfig,
   check_limits,
 )
-from specdec.utils.spelling import join_names
+from specdec.utils.spelling import join_names, naming
 
 _SLIDING, _FULL = "sliding_attention", "full_attention"
 # Types of the keys that are read; all others are integers.
@@ -83,7 +83,7 @@ def parse(
   for ours, theirs in (KEYS | architecture.keys).items():
     value = _typed(config, theirs, source)
     fields[ours] = bool(value) if theirs in _BOOLEANS else value
-  try:
+  with naming(source):
     check_limits(fields["num_layers"], fields.get("num_experts", 0))
     windows = _windows(config, architecture, source)
     return TransformerConfig(
@@ -93,10 +93,6 @@ def parse(
       windows=windows,
       dtype=dtype,
     )
-  except ValueError as error:
-    if str(error).startswith(source):
-      raise
-    raise ValueError(f"{source}: {error}") from error
 
 
 def _typed(config: Mapping[str, Any], key: str, source: str) -> Any:
@@ -131,12 +127,9 @@ def _with_defaults(
   """Returns the config with the defaults of its missing keys."""
   config = dict(config)
   # transformers reads both names, and writes another than the hub's files use.
-  for one, other in (
-    ("num_experts", "num_local_experts"),
-    ("num_local_experts", "num_experts"),
-  ):
-    if one in config:
-      config.setdefault(other, config[one])
+  experts = {"num_experts", "num_local_experts"}
+  for name in experts & config.keys():
+    config = dict.fromkeys(experts, config[name]) | config
   config = LLAMA_ABSENT | dict(architecture.absent) | config
   heads, width = config.get("num_attention_heads"), config.get("hidden_size")
   if config.get("num_key_value_heads") is None:
@@ -256,14 +249,10 @@ def render(config: TransformerConfig) -> dict[str, Any]:
   for name in ARCHITECTURES:
     rendered = _render(config, name)
     try:
-      parsed = parse(rendered, name, config.dtype)
+      parsed = vars(parse(rendered, name, config.dtype))
     except ValueError:
       continue
-    differing = [
-      field.name
-      for field in dataclasses.fields(config)
-      if getattr(parsed, field.name) != getattr(config, field.name)
-    ]
+    differing = [x for x in parsed if parsed[x] != getattr(config, x)]
     if not differing:
       return rendered
     candidates.append((differing, name))
@@ -283,11 +272,10 @@ def _render(config: TransformerConfig, name: str) -> dict[str, Any]:
     "rope_theta": config.rope_theta,
     "torch_dtype": config.dtype,
   }
-  for ours, theirs in (KEYS | architecture.keys).items():
-    rendered[theirs] = getattr(config, ours)
-  for option in ("hidden_act", "hidden_activation"):
-    if option in architecture.only:
-      rendered[option] = architecture.only[option][0]
+  keys = KEYS | architecture.keys
+  rendered |= {theirs: getattr(config, ours) for ours, theirs in keys.items()}
+  for option in architecture.only.keys() & {"hidden_act", "hidden_activation"}:
+    rendered[option] = architecture.only[option][0]
   if config.local_rope_theta is not None:
     rendered["rope_local_base_freq"] = config.local_rope_theta
   if config.rope_scaling is not None:

@@ -26,6 +26,7 @@ from specdec.models.config import TransformerConfig
 from specdec.sharding import Placement
 from specdec.types import PyTree
 from specdec.utils import files
+from specdec.utils.spelling import naming
 
 SUFFIX = ".safetensors"
 _IDS = "vocabulary"
@@ -151,10 +152,8 @@ def load(
         f"different {', '.join(differing)}"
       )
   if target is not None:
-    try:
+    with naming(str(path)):
       head_config.check(target.config)
-    except ValueError as error:
-      raise ValueError(f"{path}: {error}") from error
   try:
     arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
   except SafetensorError as error:

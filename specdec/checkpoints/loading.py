@@ -26,9 +26,8 @@ from specdec.checkpoints import (
 )
 from specdec.models import layouts, transformer
 from specdec.models import params as model_params
-from specdec.models.config import TransformerConfig
-
-DTYPES = ("float32", "bfloat16")
+from specdec.models.config import DTYPES, TransformerConfig
+from specdec.utils.spelling import check_choice
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +59,7 @@ class Checkpoint:
 
 def inspect(source: str | Path, dtype: str = "float32") -> TransformerConfig:
   """Reads only the config; arguments and errors as for `load`."""
-  _check_dtype(dtype)
+  check_choice("dtype", dtype, DTYPES)
   path = hub.resolve(source, hub.CONFIG_FILES)
   if path.is_file():
     return gguf.config(gguf.Weights(path), dtype)
@@ -88,7 +87,7 @@ def load(
       missing, unexpected, of the wrong shape or not finite, a file is damaged,
       or weights are pickled.
   """
-  _check_dtype(dtype)
+  check_choice("dtype", dtype, DTYPES)
   path = hub.resolve(source)
   if path.is_file():
     weights = gguf.Weights(path)
@@ -178,11 +177,6 @@ def load_tokenizer(source: str | Path) -> tokenizer.Tokenizer:
   if text is None:
     raise FileNotFoundError(f"{source} has no tokenizer")
   return text
-
-
-def _check_dtype(dtype: str) -> None:
-  if dtype not in DTYPES:
-    raise ValueError(f"dtype {dtype!r} is unknown; known: {', '.join(DTYPES)}")
 
 
 def _read(weights, entries, dtype: str, place) -> dict[str, Any]:

@@ -26,8 +26,8 @@ class Tensor(NamedTuple):
 
 
 # Name in the parameter tree -> names in Hugging Face and GGUF files, which add
-# '.weight' or '.bias'. Where Hugging Face's contains '{}', it has one tensor for
-# each expert; the tree and GGUF files stack them along a first axis.
+# '.weight' or '.bias'. '{}' stands for an expert in Hugging Face, with a tensor
+# for each; the tree and GGUF files stack them along a first axis.
 _OUTSIDE_LAYERS = {
   "embed": ("model.embed_tokens", "token_embd"),
   "final_norm": ("model.norm", "output_norm"),

@@ -8,8 +8,14 @@ import dataclasses
 import math
 import numbers
 
+from specdec.utils.spelling import check_choice
+
+ACTIVATIONS, DTYPES = ("silu", "gelu_tanh"), ("float32", "bfloat16")
 # Far above any published model; files with more are damaged or hostile.
 _MAX_LAYERS, _MAX_EXPERTS = 4096, 2**17
+# Fields of TransformerConfig after vocab_size.
+SIZES = ("num_layers", "width", "mlp_width")
+SIZES += ("num_heads", "num_kv_heads", "head_dim")
 # Fields of TransformerConfig that Gemma 2 and 3 share.
 GEMMA = {
   "post_norms": True,
@@ -52,11 +58,7 @@ def _check_positive(config, *names: str, optional: bool = False) -> None:
     value = getattr(config, name)
     if value is None and optional:
       continue
-    if (
-      not isinstance(value, numbers.Real)
-      or not math.isfinite(value)
-      or value <= 0
-    ):
+    if not (isinstance(value, numbers.Real) and 0 < value < math.inf):
       or_none = "None or " if optional else ""
       raise ValueError(
         f"{name} = {value!r}; it must be {or_none}finite and > 0"
@@ -85,10 +87,7 @@ class RopeScaling:
   original_length: int = 8192
 
   def __post_init__(self):
-    if self.kind not in ("linear", "llama3"):
-      raise ValueError(
-        f"rope scaling kind {self.kind!r} is unknown; known: linear, llama3"
-      )
+    check_choice("rope scaling kind", self.kind, ("linear", "llama3"))
     _check_positive(
       self, "factor", "low_frequency_factor", "high_frequency_factor"
     )
@@ -180,25 +179,11 @@ class TransformerConfig:
     }
 
   def __post_init__(self):
-    _check_counts(
-      self,
-      "vocab_size",
-      "num_layers",
-      "width",
-      "mlp_width",
-      "num_heads",
-      "num_kv_heads",
-      "head_dim",
-    )
+    _check_counts(self, "vocab_size", *SIZES)
     _check_positive(self, "norm_epsilon", "rope_theta")
-    _check_positive(
-      self,
-      "local_rope_theta",
-      "query_scalar",
-      "attention_softcap",
-      "logit_softcap",
-      optional=True,
-    )
+    optional = "local_rope_theta", "query_scalar"
+    optional += "attention_softcap", "logit_softcap"
+    _check_positive(self, *optional, optional=True)
     if self.num_heads % self.num_kv_heads:
       raise ValueError(
         f"num_heads = {self.num_heads} is not a multiple of num_kv_heads = "
@@ -218,10 +203,6 @@ class TransformerConfig:
       raise ValueError(
         f"local_rope_theta = {self.local_rope_theta} needs layers with windows"
       )
-    if self.activation not in ("silu", "gelu_tanh"):
-      raise ValueError(
-        f"activation {self.activation!r} is unknown; known: silu, gelu_tanh"
-      )
     if self.num_experts < 0 or self.num_experts == 1:
       raise ValueError(f"num_experts = {self.num_experts}; it must be 0 or > 1")
     minimum = 1 if self.num_experts else 0
@@ -230,10 +211,8 @@ class TransformerConfig:
         f"experts_per_token = {self.experts_per_token} with num_experts = "
         f"{self.num_experts}; it must be in {minimum}..{self.num_experts}"
       )
-    if self.dtype not in ("float32", "bfloat16"):
-      raise ValueError(
-        f"dtype {self.dtype!r} is unknown; known: float32, bfloat16"
-      )
+    check_choice("activation", self.activation, ACTIVATIONS)
+    check_choice("dtype", self.dtype, DTYPES)
 
   @property
   def num_parameters(self) -> int:

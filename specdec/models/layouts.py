@@ -36,18 +36,14 @@ def pack(params: dict, backend: str | None = None) -> dict:
   """
   if (backend or jax.default_backend()) != "cpu":
     return params
-  return _pack(params)
-
-
-def _pack(tree):
-  if isinstance(tree, dict):
-    return {name: _pack(tree.pop(name)) for name in list(tree)}
-  blocks = _BLOCK_SIZES if tree.ndim == 2 else ()
-  block = next((size for size in blocks if len(tree) % size == 0), None)
+  if isinstance(params, dict):
+    return {name: pack(params.pop(name), "cpu") for name in list(params)}
+  blocks = _BLOCK_SIZES if params.ndim == 2 else ()
+  block = next((size for size in blocks if len(params) % size == 0), None)
   if block is None:
-    return tree
+    return params
   # Blocks, because queued copies would hold every matrix twice.
-  return jax.block_until_ready(_in_blocks(tree, block))
+  return jax.block_until_ready(_in_blocks(params, block))
 
 
 @functools.partial(jax.jit, static_argnums=1)  # op by op it would copy twice

@@ -8,11 +8,8 @@ roofline model can use presets.
 import dataclasses
 from typing import Any
 
-from specdec.models.config import GEMMA, RopeScaling, TransformerConfig
+from specdec.models.config import GEMMA, SIZES, RopeScaling, TransformerConfig
 from specdec.utils.spelling import choices
-
-_SIZES = ("num_layers", "width", "mlp_width")
-_SIZES += ("num_heads", "num_kv_heads", "head_dim")
 
 
 def _config(options: dict[str, Any], *sizes: int) -> TransformerConfig:
@@ -20,10 +17,10 @@ def _config(options: dict[str, Any], *sizes: int) -> TransformerConfig:
 
   Args:
     options: fields of TransformerConfig.
-    *sizes: values of _SIZES.
+    *sizes: values of config.SIZES.
   """
   windows = options.get("windows", ()) * sizes[0]
-  fields = options | dict(zip(_SIZES, sizes, strict=True))
+  fields = options | dict(zip(SIZES, sizes, strict=True))
   return TransformerConfig(**fields | {"windows": windows[: sizes[0]]})
 
 

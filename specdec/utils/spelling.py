@@ -1,7 +1,8 @@
-"""Formats names for error messages."""
+"""Error messages that list names and sources."""
 
+import contextlib
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 
 
 def choices(name: str, valid: Iterable[str]) -> str:
@@ -10,6 +11,23 @@ def choices(name: str, valid: Iterable[str]) -> str:
   close = difflib.get_close_matches(str(name), valid)
   hint = f"did you mean {' or '.join(close)}? " if close else ""
   return f"{hint}known: {', '.join(valid)}"
+
+
+def check_choice(what: str, value: object, valid: Sequence[str]) -> None:
+  """Raises ValueError unless `value` is one of the valid names."""
+  if value not in valid:
+    raise ValueError(f"{what} {value!r} is unknown; known: {', '.join(valid)}")
+
+
+@contextlib.contextmanager
+def naming(source: str) -> Iterator[None]:
+  """Begins the message of a ValueError with the source, unless it does."""
+  try:
+    yield
+  except ValueError as error:
+    if str(error).startswith(source):
+      raise
+    raise ValueError(f"{source}: {error}") from error
 
 
 def join_names(names: Iterable[str], limit: int = 3) -> str:
