@@ -14,12 +14,9 @@ from specdec import draft_tree
 def positions(
   length: jax.Array, parents: jax.Array | None, num_nodes: int
 ) -> jax.Array:
-  """Returns the absolute position of every node, length + depth: [B, N].
+  """Returns [B, N]: the absolute position of every node, length + depth.
 
-  Args:
-    length: [B] committed positions.
-    parents: None for a chain, [N] or [B, N] for a tree.
-    num_nodes: N.
+  Arguments are those of `attention_mask`.
   """
   depth = draft_tree.depth(
     draft_tree.chain(num_nodes) if parents is None else parents
@@ -39,10 +36,8 @@ def attention_mask(
   Args:
     length: [B] committed positions.
     parents: None for a chain, [N] or [B, N] for a tree.
-    num_nodes: N.
-    num_slots: S.
-    window: None for full attention, or the number of positions in the sliding
-      window, the node's included.
+    window: positions in the sliding window, the node's included; None for full
+      attention.
   """
   relative = jnp.arange(num_slots)[None] - length[:, None]  # [B, S]
   if parents is None:

@@ -28,11 +28,8 @@ GEMMA = {
 def check_limits(num_layers: int, num_experts: int) -> None:
   """Rejects absurd sizes before anything is allocated for each layer.
 
-  Args:
-    num_experts: of each layer.
-
   Raises:
-    ValueError: either is beyond any published model.
+    ValueError: layers, or experts of a layer, are beyond any published model.
   """
   if num_layers > _MAX_LAYERS:
     raise ValueError(
@@ -69,15 +66,10 @@ def _check_positive(config, *names: str, optional: bool = False) -> None:
 class RopeScaling:
   """Scaling of rotary frequencies beyond the trained context.
 
-  Attributes:
-    kind: 'linear' (divides all frequencies by `factor`) or 'llama3' (divides
-      the low frequencies only, with a smooth transition; Llama 3.1).
-    factor: divisor of the frequencies.
-    low_frequency_factor: 'llama3' scales wavelengths above
-      original_length / low_frequency_factor fully.
-    high_frequency_factor: 'llama3' leaves wavelengths below
-      original_length / high_frequency_factor unchanged.
-    original_length: context length of pre-training, in tokens.
+  Kind 'linear' divides all frequencies by `factor`. Kind 'llama3' (Llama 3.1)
+  divides those of wavelengths above original_length / low_frequency_factor,
+  leaves those below original_length / high_frequency_factor unchanged, and
+  interpolates between them; original_length is the context of pre-training.
   """
 
   kind: str
@@ -112,12 +104,9 @@ class TransformerConfig:
     num_layers: L.
     width: M, width of the residual stream.
     mlp_width: inner width of the gated MLP, or of each expert.
-    num_heads: query heads.
-    num_kv_heads: key/value heads; divides num_heads.
-    head_dim: width of one head.
+    num_heads: query heads, a multiple of num_kv_heads.
     norm_epsilon: added to the mean square inside RMSNorm.
     rope_theta: base of the rotary frequencies.
-    rope_scaling: scaling of the rotary frequencies; None: unscaled.
     local_rope_theta: base of the rotary frequencies, unscaled, in layers with
       a sliding window (Gemma 3); None: the same as elsewhere.
     tied: whether the embedding is also the vocabulary projection.
@@ -135,7 +124,6 @@ class TransformerConfig:
     scale_embedding: whether embeddings are multiplied by sqrt(width) (Gemma).
     activation: of the MLP's gate, 'silu' or 'gelu_tanh' (Gemma).
     num_experts: experts in each layer; 0 for a dense MLP without a router.
-    experts_per_token: experts routed to for each token; 0 without experts.
     normalize_experts: whether the routing weights of a token sum to one.
     dtype: 'float32' or 'bfloat16', of activations, KV cache and loaded weights.
       Norms, softmax and logits are computed in float32 regardless.

@@ -20,7 +20,6 @@ ACTIVATIONS = {
   "gelu_tanh": functools.partial(jax.nn.gelu, approximate=True),
 }
 
-
 # Jitted, so that eager callers too compile one program for each shape.
 normal = jax.jit(nn.initializers.normal(0.02), static_argnums=(1, 2))
 

@@ -24,10 +24,8 @@ _SMALL_MATRIX = 600_000
 def pack(params: dict, backend: str | None = None) -> dict:
   """Packs parameters for decoding on `backend`.
 
-  On 'cpu' every matrix becomes [out / block, in, block], with the first block
-  size of 64, 32 and 16 that divides `out`; packed parameters serve `apply`
-  only, not training or saving, and are read by `project` and `look_up` alone.
-  Elsewhere `params` is returned unchanged.
+  On 'cpu' every matrix becomes [out / block, in, block], for `project` and
+  `look_up` alone. Elsewhere `params` is returned unchanged.
 
   Args:
     params: nested dict of arrays, emptied while it is packed, so that at most
@@ -53,15 +51,10 @@ def _in_blocks(weight: jax.Array, block: int) -> jax.Array:
 
 
 def project(weight: jax.Array, x: jax.Array, dtype=None) -> jax.Array:
-  """Multiplies activations by a weight matrix.
+  """Multiplies x [B, T, in] by a matrix [out, in], or packed: [B, T, out].
 
   Args:
-    weight: [out, in], or packed.
-    x: [B, T, in].
     dtype: of the result; None for the weight's.
-
-  Returns:
-    [B, T, out].
   """
   batch, num_tokens, width = x.shape
   flat = x.reshape(batch * num_tokens, width)

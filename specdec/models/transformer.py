@@ -1,10 +1,9 @@
 """Flax decoder for the Llama, Qwen, Mixtral and Gemma families.
 
-Options of TransformerConfig select what differs between the families. Weights
-are [out, in] as in checkpoints, or packed by models/layouts.py. Norms, rotary
-angles, softmax and logits are float32 in either dtype. `place` constrains the
-sharding of activations (sharding.py): heads, inner MLP columns and vocabulary
-are split over `model`; the residual stream is replicated.
+Weights are [out, in] as in checkpoints, or packed by models/layouts.py. Norms,
+rotary angles, softmax and logits are float32 in either dtype. `place`
+constrains the sharding of activations (sharding.py): heads, inner MLP columns
+and vocabulary are split over `model`; the residual stream is replicated.
 """
 
 import functools
@@ -111,12 +110,7 @@ def rope_angles(
 
 
 def rotate(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
-  """Applies rotary embeddings (arXiv:2104.09864), pairing i with i + dim / 2.
-
-  Args:
-    x: [B, T, heads, dim].
-    cos, sin: [B, T, 1, dim / 2].
-  """
+  """Rotates pairs (i, i + dim / 2) of x [B, T, H, dim] (arXiv:2104.09864)."""
   first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
   rotated = [first * cos - second * sin, second * cos + first * sin]
   return jnp.concatenate(rotated, axis=-1).astype(x.dtype)
@@ -200,11 +194,7 @@ class MLP(nn.Module):
 
 
 class Layer(nn.Module):
-  """Pre-norm decoder layer, optionally with norms of its sublayers' outputs.
-
-  A sublayer that is disabled does not run at all: the residual stream bypasses
-  it.
-  """
+  """Pre-norm decoder layer; the residual stream bypasses disabled sublayers."""
 
   config: TransformerConfig
   place: Place = sharding.anywhere
@@ -242,12 +232,10 @@ class Embedding(nn.Module):
     self.weight = weight(self, shape, self.config.dtype)
 
   def __call__(self, tokens: jax.Array) -> jax.Array:
-    """Looks up tokens [B, T]: [B, T, M]."""
-    return look_up(self.weight, tokens)
+    return look_up(self.weight, tokens)  # [B, T, M]
 
   def logits(self, x: jax.Array) -> jax.Array:
-    """Projects x [B, T, M] to float32 logits [B, T, V]."""
-    return project(self.weight, x, jnp.float32)
+    return project(self.weight, x, jnp.float32)  # [B, T, V]
 
 
 class Transformer(nn.Module):
