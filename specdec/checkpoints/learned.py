@@ -29,8 +29,7 @@ from specdec.utils import files
 from specdec.utils.spelling import naming
 
 SUFFIX = ".safetensors"
-_IDS = "vocabulary"
-_STORED = "bfloat16"
+_IDS, _STORED = "vocabulary", "bfloat16"
 _SAMPLE = 256  # values of each tensor that enter a fingerprint
 
 
@@ -100,7 +99,6 @@ def save(
 
   Args:
     ids: [n] ids of the tokens that it can draft, ascending; None: all.
-    net: weights of the draft head.
     target: fingerprint of the target that it was trained for.
     dtype: of the stored weights.
   """
@@ -142,10 +140,10 @@ def load(
     ValueError: the file is not a drafter, is damaged, or was trained for
       another target.
   """
-  file, head_config, metadata = _open(path)
+  file, head_config, fingerprinted = _open(path)
   if target is not None and trained:
-    actual, expected = actual or fingerprint(target), metadata["target"]
-    differing = [key for key in actual if actual[key] != expected.get(key)]
+    actual = actual or fingerprint(target)
+    differing = [key for key in actual if actual[key] != fingerprinted.get(key)]
     if differing:
       raise ValueError(
         f"{path} was trained for another target than {target.source}: "
@@ -158,26 +156,31 @@ def load(
     arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
   except SafetensorError as error:
     raise ValueError(f"{path} is damaged: {error}") from error
-  ids = arrays.pop(_IDS, None)
-  if (0 if ids is None else len(ids)) != head_config.vocabulary:
+  ids = np.asarray(arrays.pop(_IDS, ()))
+  if len(ids) != head_config.vocabulary:
     raise ValueError(
-      f"{path} holds a vocabulary of {0 if ids is None else len(ids)} tokens; "
-      f"its head config requires {head_config.vocabulary}"
+      f"{path} holds a vocabulary of {len(ids)} tokens; its head config "
+      f"requires {head_config.vocabulary}"
     )
-  ids = None if ids is None else np.asarray(ids)
-  if target is not None and ids is not None:
-    _check_tokens(path, ids, target.config.vocab_size)
+  if target is not None and len(ids):
+    size = target.config.vocab_size
+    if not (np.all(np.diff(ids) > 0) and ids[0] >= 0 and ids[-1] < size):
+      raise ValueError(
+        f"{path} is damaged: its vocabulary is not an ascending list of tokens "
+        f"below {size}"
+      )
   net = traverse_util.unflatten_dict(
     {name: x.astype(jax.numpy.float32) for name, x in arrays.items()}, sep="/"
   )
-  learned = Learned(head_config, ids, net, "")
+  learned = Learned(head_config, ids if len(ids) else None, net, str(path))
   if target is not None:
     _check_shapes(path, learned, target.config)
   check_finite(net, path)
-  return learned._replace(source=str(path))
+  return learned
 
 
 def _open(path):
+  """Returns the file, the head config and the fingerprint of its target."""
   path = Path(path)
   if not path.is_file():
     raise FileNotFoundError(f"drafter {path} does not exist")
@@ -189,24 +192,15 @@ def _open(path):
     head_config["features"] = tuple(head_config["features"])
     if "recycle" in head_config:
       head_config["feeds_back_hidden"] = head_config.pop("recycle")
-    metadata["target"] = dict(metadata["target"])
+    target = dict(metadata["target"])
   except (KeyError, TypeError, ValueError):
     raise ValueError(
       f"{path} is not a drafter: its metadata have no head config"
     ) from None
   try:
-    return file, HeadConfig(**head_config), metadata
+    return file, HeadConfig(**head_config), target
   except (TypeError, ValueError) as error:  # possibly of another version
     raise ValueError(f"{path}: {error}") from error
-
-
-def _check_tokens(path, ids: np.ndarray, vocab_size: int) -> None:
-  ascending = np.all(np.diff(ids) > 0)
-  if not ascending or ids[0] < 0 or ids[-1] >= vocab_size:
-    raise ValueError(
-      f"{path} is damaged: its vocabulary is not an ascending list of tokens "
-      f"below {vocab_size}"
-    )
 
 
 def _check_shapes(path, learned: Learned, target: TransformerConfig) -> None:

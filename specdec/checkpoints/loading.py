@@ -32,22 +32,13 @@ from specdec.utils.spelling import check_choice
 
 @dataclasses.dataclass(frozen=True)
 class Checkpoint:
-  """A loaded model.
+  """A loaded model."""
 
-  Attributes:
-    config: of the decoder; its dtype is that of the parameters.
-    params: nested dict of arrays, as of the decoder's Flax module; matrices are
-      [out, in].
-    tokenizer: None if the checkpoint has none.
-    eos_ids: tokens that end a text, in the checkpoint's order.
-    source: path or hub name that it was loaded from.
-  """
-
-  config: TransformerConfig
-  params: dict[str, Any]
+  config: TransformerConfig  # its dtype is that of the parameters
+  params: dict[str, Any]  # of the Flax module; matrices are [out, in]
   tokenizer: tokenizer.Tokenizer | None
-  eos_ids: tuple[int, ...]
-  source: str
+  eos_ids: tuple[int, ...]  # tokens that end a text
+  source: str  # path or hub name that it was loaded from
 
   def packed(self) -> "Checkpoint":
     """Returns a checkpoint for decoding only, with weights packed for speed.
@@ -92,9 +83,10 @@ def load(
   if path.is_file():
     weights = gguf.Weights(path)
     config = gguf.config(weights, dtype)
-    entries = [((tensor.gguf,), tensor) for tensor in names.tensors(config)]
     text = gguf_tokenizer.from_gguf(weights, limit=config.vocab_size)
     eos_ids = text.eos_ids if text else ()
+    entries = [((tensor.gguf,), tensor) for tensor in names.tensors(config)]
+    params = _read(weights, entries, dtype, place)
   else:
     config = huggingface.config(path, dtype)
     text = tokenizer.from_directory(path, limit=config.vocab_size)
@@ -105,14 +97,11 @@ def load(
       else tuple(t for t in huggingface.eos_tokens(path) if isinstance(t, int))
     )
     if orbax_layout.has_weights(path):
-      params = orbax_layout.read(
-        path, config, dtype, place and model_params.shardings(config, place)
-      )
-      check_finite(params, source)
-      return Checkpoint(config, params, text, eos_ids, str(source))
-    weights = huggingface.Weights(path)
-    entries = [(t.hugging_face, t) for t in names.tensors(config)]
-  params = _read(weights, entries, dtype, place)
+      shardings = place and model_params.shardings(config, place)
+      params = orbax_layout.read(path, config, dtype, shardings)
+    else:
+      entries = [(t.hugging_face, t) for t in names.tensors(config)]
+      params = _read(huggingface.Weights(path), entries, dtype, place)
   check_finite(params, source)
   return Checkpoint(config, params, text, eos_ids, str(source))
 
@@ -123,14 +112,7 @@ def _is_finite(x: jax.Array) -> jax.Array:
 
 
 def check_finite(params: dict[str, Any], source: str | Path) -> None:
-  """Rejects parameters with NaN or infinite values.
-
-  Args:
-    source: names the checkpoint in errors.
-
-  Raises:
-    ValueError: a tensor has such values; the first one is named.
-  """
+  """Raises ValueError that names the first tensor with NaN or infinity."""
   flat = traverse_util.flatten_dict(params, sep=".")
   finite = {name: _is_finite(x) for name, x in flat.items()}
   bad = [name for name, is_finite in finite.items() if not is_finite]
@@ -147,14 +129,10 @@ def random_checkpoint(
 ) -> Checkpoint:
   """Returns a checkpoint with random weights and no tokenizer."""
   key = jax.random.key(seed)
-  if place is None:
-    params = transformer.init_params(config, key)
-  else:
-    init = functools.partial(transformer.init_params, config)
-    params = jax.jit(init, out_shardings=model_params.shardings(config, place))(
-      key
-    )
-  return Checkpoint(config, params, None, (), source)
+  init = functools.partial(transformer.init_params, config)
+  if place is not None:
+    init = jax.jit(init, out_shardings=model_params.shardings(config, place))
+  return Checkpoint(config, init(key), None, (), source)
 
 
 def load_tokenizer(source: str | Path) -> tokenizer.Tokenizer:
@@ -191,19 +169,26 @@ def _read(weights, entries, dtype: str, place) -> dict[str, Any]:
     weights.source,
   )
 
+  def read(parts, tensor: names.Tensor, index: tuple[slice, ...]) -> np.ndarray:
+    """Reads a slice of a tensor stored in one part, or one per expert."""
+    if len(parts) == 1:
+      return weights.read(parts[0], tensor, index)
+    experts, rest = parts[index[0]], index[1:]
+    return np.stack([weights.read(part, tensor, rest) for part in experts])
+
   def load_tensor(parts, tensor: names.Tensor) -> jax.Array:
+    # Copies, because JAX on CPU may alias the memory-mapped file otherwise.
     if place is None:
       everything = (slice(None),) * len(tensor.shape)
-      array = _slice(weights, parts, tensor, everything, dtype)
-      return _to_device(array, dtype)
+      array = read(parts, tensor, everything)
+      return jnp.array(array.astype(jnp.dtype(dtype), copy=False), copy=True)
     shards = {}  # devices with the same shard share one read
 
     def shard(index: tuple[slice, ...]) -> np.ndarray:
-      key = str(index)
-      if key not in shards:
-        array = _slice(weights, parts, tensor, index, dtype)
-        shards[key] = np.array(array, jnp.dtype(dtype))
-      return shards[key]
+      if str(index) not in shards:
+        array = read(parts, tensor, index)
+        shards[str(index)] = np.array(array, jnp.dtype(dtype))
+      return shards[str(index)]
 
     sharding_ = place.sharding(tensor.axes, tensor.path, tensor.shape)
     return jax.make_array_from_callback(tensor.shape, sharding_, shard)
@@ -212,23 +197,3 @@ def _read(weights, entries, dtype: str, place) -> dict[str, Any]:
     {tensor.path: load_tensor(parts, tensor) for parts, tensor in entries},
     sep="/",
   )
-
-
-def _slice(
-  weights,
-  parts: tuple[str, ...],
-  tensor: names.Tensor,
-  index: tuple[slice, ...],
-  dtype: str,
-) -> np.ndarray:
-  """Reads a slice of a tensor that is stored in one part, or one per expert."""
-  if len(parts) == 1:
-    return weights.read(parts[0], tensor, index)
-  experts, *rest = index
-  slices = [weights.read(part, tensor, tuple(rest)) for part in parts[experts]]
-  return np.stack(slices).astype(jnp.dtype(dtype), copy=False)
-
-
-def _to_device(array: np.ndarray, dtype: str) -> jax.Array:
-  # copy=True, because JAX on CPU may alias the memory-mapped file otherwise.
-  return jnp.array(array.astype(jnp.dtype(dtype), copy=False), copy=True)

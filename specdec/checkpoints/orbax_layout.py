@@ -46,10 +46,9 @@ def read(
   dtype: str,
   shardings: dict | None = None,
 ) -> dict:
-  """Reads the parameters of a directory.
+  """Reads the parameters of a directory in `dtype`.
 
   Args:
-    dtype: to convert the parameters to.
     shardings: a tree like the parameters'; None for the first local device.
 
   Raises:
@@ -76,9 +75,7 @@ def read(
     device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     shapes = {
       name: jax.ShapeDtypeStruct(
-        shape,
-        jnp.dtype(dtype),
-        sharding=by_name.get(name, device),
+        shape, jnp.dtype(dtype), sharding=by_name.get(name, device)
       )
       for name, shape in expected.items()
     }

@@ -156,16 +156,15 @@ class TextStream:
 
   def push(self, ids: Iterable[int]) -> str:
     """Appends ids and returns the text that they complete, often ''."""
-    return "".join(self._push(int(index)) for index in ids)
-
-  def _push(self, index: int) -> str:
-    self._ids.append(index)
-    piece = self._pending()
-    if not piece or piece.endswith("\ufffd"):
-      return ""
-    self._ids = self._ids[self._num_emitted :]
-    self._num_emitted = len(self._ids)
-    return piece
+    text = ""
+    for index in ids:
+      self._ids.append(int(index))
+      piece = self._pending()
+      if piece and not piece.endswith("\ufffd"):
+        self._ids = self._ids[self._num_emitted :]
+        self._num_emitted = len(self._ids)
+        text += piece
+    return text
 
   def _pending(self) -> str:
     previous = self._decode(self._ids[: self._num_emitted])
@@ -200,16 +199,36 @@ def same_vocabulary(a: Tokenizer, b: Tokenizer) -> str | None:
   return None
 
 
+def check_vocabulary(
+  target_size: int,
+  draft_size: int,
+  target: Tokenizer | None = None,
+  draft: Tokenizer | None = None,
+) -> None:
+  """Compares vocabulary sizes and, if both tokenizers are given, the tokens.
+
+  Raises:
+    ValueError: they differ.
+  """
+  if target_size != draft_size:
+    raise ValueError(
+      f"the target has {target_size} token ids and the draft {draft_size}; "
+      "they must share one vocabulary"
+    )
+  difference = target and draft and same_vocabulary(target, draft)
+  if difference:
+    raise ValueError(
+      f"target and draft have different vocabularies: {difference}"
+    )
+
+
 def from_directory(
   directory: Path, limit: int | None = None
 ) -> Tokenizer | None:
-  """Loads the tokenizer of a Hugging Face directory.
+  """Loads a directory's tokenizer; None if there is no tokenizer.json.
 
   Args:
     limit: rows of the model's embedding; see Tokenizer.
-
-  Returns:
-    The tokenizer; None if there is no tokenizer.json.
 
   Raises:
     ValueError: a file is damaged, or an end token is not in the vocabulary.
