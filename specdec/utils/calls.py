@@ -26,8 +26,7 @@ _CALL = re.compile(
   re.DOTALL,
 )
 _USER = "specdec_user_"  # begins the names of modules that are users' files
-_OPEN_CONTEXT = ("siblings",)  # of a context, what a call may say itself
-_OPEN, _CLOSE = "([{", ")]}"
+_OPEN_CONTEXT = ("siblings",)  # of a context, what a call may pass itself
 
 
 class Call(NamedTuple):
@@ -73,9 +72,9 @@ def split(text: str, separator: str) -> Iterator[str]:
       quote = "" if character == quote else quote
     elif character in "'\"":
       quote = character
-    elif character in _OPEN:
+    elif character in "([{":
       depth += 1
-    elif character in _CLOSE:
+    elif character in ")]}":
       depth -= 1
     elif character == separator and depth == 0:
       yield text[begin:i]
@@ -88,11 +87,7 @@ def split(text: str, separator: str) -> Iterator[str]:
 
 
 def parse(text: str) -> Call:
-  """Reads one call.
-
-  Raises:
-    ValueError: it is none; the message says how one is written.
-  """
+  """Reads one call; raises ValueError that says how one is written."""
   match = _CALL.fullmatch(text)
   if match is None:
     raise ValueError(
@@ -128,7 +123,7 @@ def find(call: Call, ours: Mapping[str, Callable]) -> Callable:
     ours: by name, those that need no file or module.
 
   Raises:
-    ValueError: there is none; known names are listed.
+    ValueError: there is none; the valid names are listed.
   """
   if call.place is None:
     if call.name not in ours:

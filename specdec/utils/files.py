@@ -11,6 +11,7 @@ import fcntl
 import functools
 import glob
 import json
+import operator
 import os
 import shlex
 import shutil
@@ -31,9 +32,8 @@ _created: set[Path] = set()  # locked folders that did not exist before
 def lock(folder: Path) -> None:
   """Creates a folder and locks it against other programs until `release`.
 
-  The kernel drops the locks of a process when it ends. Of several processes of
-  one run, the first takes the lock. Completes every `replace_folder` that was
-  interrupted in this folder.
+  Of several processes of one run, the first takes the lock. Completes every
+  `replace_folder` that was interrupted in this folder.
 
   Raises:
     BlockingIOError: another process has the lock; the message names it.
@@ -77,10 +77,7 @@ def lock(folder: Path) -> None:
 
 
 def release() -> None:
-  """Releases all locks of this process.
-
-  Removes folders that `lock` created and that are still empty.
-  """
+  """Releases all locks; removes folders created by `lock` and still empty."""
   while _locks:
     folder, file = _locks.popitem()
     with contextlib.suppress(OSError):  # it may have been removed
@@ -106,20 +103,22 @@ def replace_file(
   Raises:
     NotWritten: the disk is full, for example.
   """
-  if isinstance(content, str):
-    content = content.encode()
+  if not callable(content):
+    data = content.encode() if isinstance(content, str) else content
+    content = operator.methodcaller("write", data)
   with naming_errors(path):
     target = Path(path).resolve()  # keeps symbolic links
     if is_stream(path):
       with open(path, "wb") as file:
-        return _write(file, content)
+        content(file)
+        return
     _remove_scratch(target.parent)
     # Named after the process, as others may be writing the same file.
     name = os.fsdecode(os.fsencode(target.name)[:150])
     scratch = target.with_name(f".{name}.{_HOST}.{os.getpid()}.part")
     try:
       with scratch.open("wb") as file:
-        _write(file, content)
+        content(file)
         file.flush()
         os.fsync(file.fileno())
       os.replace(scratch, target)
@@ -168,10 +167,7 @@ def replace_folder(
 
 
 def restore(target: Path) -> None:
-  """Completes an interrupted `replace_folder`.
-
-  Deletes the old folder if the new one is in place, else puts it back.
-  """
+  """Deletes the old folder if the new one is in place, else puts it back."""
   old = target.with_name(f".{target.name}.old")
   if target.exists():
     shutil.rmtree(old, ignore_errors=True)
@@ -197,10 +193,6 @@ def is_stream(path: str | os.PathLike) -> bool:
   return special or os.fspath(path).startswith(("/dev/std", "/dev/fd/"))
 
 
-def _write(file: BinaryIO, content) -> None:
-  content(file) if callable(content) else file.write(content)
-
-
 def replace_text(path: Path, text: str) -> None:
   """Writes a text file atomically, in the first process only."""
   if multihost.is_first():
@@ -213,10 +205,9 @@ def differences(
   free: Iterable[str] = (),
   prefix: str = "",
 ) -> list[str]:
-  """Lists the entries that differ, as 'name: old -> new'.
+  """Lists the entries of nested dicts that differ, as 'name: old -> new'.
 
   Args:
-    before, now: nested dicts.
     free: names of entries to ignore, at any depth.
     prefix: prepended to the names.
   """
@@ -305,17 +296,11 @@ def read_json_lines(path: Path) -> list[dict]:
 
 
 class Lines:
-  """An append-only file of JSON lines.
-
-  Attributes:
-    entries: the objects in the file.
-    broken: messages about lines that are not JSON objects.
-  """
+  """An append-only file of JSON lines, read if it exists."""
 
   def __init__(self, path: Path):
-    """Reads the file, if it exists."""
-    self.entries: list[dict] = []
-    self.broken: list[str] = []
+    self.entries: list[dict] = []  # the objects in the file
+    self.broken: list[str] = []  # messages about lines that are no JSON objects
     content = path.read_text(encoding="utf-8") if path.is_file() else ""
     content = multihost.agree_text(content)
     for number, line in enumerate(content.split("\n"), 1):

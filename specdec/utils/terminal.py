@@ -32,7 +32,6 @@ _STYLES = {
   BASELINE: "",
 }
 
-
 # Unicode categories: control, format (with bidirectional controls), line and
 # paragraph separators, private use, surrogates.
 _UNSAFE = frozenset(("Cc", "Cf", "Zl", "Zp", "Co", "Cs"))
@@ -69,10 +68,6 @@ class Painter:
 
     Args:
       mode: 'auto' (only on a terminal, without NO_COLOR), 'always' or 'never'.
-      out: stream to write to.
-
-    Raises:
-      ValueError: the mode is unknown.
     """
     if mode not in ("auto", "always", "never"):
       raise ValueError(f"color = {mode!r}; accepted: auto, always, never")
@@ -126,34 +121,31 @@ def table(rows: Sequence[tuple[str, str]]) -> str:
 
 @contextlib.contextmanager
 def progress(what: str, every: float = 15.0) -> Iterator[None]:
-  """Reports the start, elapsed time and duration of the body on stderr.
-
-  The lines are printed above a tqdm progress bar.
+  """Reports start, elapsed time and duration of the body on stderr.
 
   Args:
     what: name of the activity.
-    every: seconds between reports.
+    every: seconds between reports, which stand above a tqdm progress bar.
   """
   start, ended = time.perf_counter(), threading.Event()
 
-  def write(suffix: str) -> None:
-    tqdm.write(escape(f"{what} ...{suffix}"), file=sys.stderr)
+  def write(suffix: str = "") -> None:
+    elapsed = f" {time.perf_counter() - start:.1f} s{suffix}"
+    tqdm.write(escape(f"{what} ...{elapsed}"), file=sys.stderr)
     sys.stderr.flush()
-
-  def elapsed() -> str:
-    return f" {time.perf_counter() - start:.1f} s"
 
   def report_periodically() -> None:
     while not ended.wait(every):
-      write(f"{elapsed()} so far")
+      write(" so far")
 
-  write("")
+  tqdm.write(escape(f"{what} ..."), file=sys.stderr)
+  sys.stderr.flush()
   thread = threading.Thread(target=report_periodically, daemon=True)
   thread.start()
   try:
     yield
     ended.set()
-    write(elapsed())
+    write()
   finally:
     ended.set()
     thread.join()
