@@ -12,7 +12,6 @@ from specdec.utils.calls import Call
     ("lookup", Call(None, "lookup")),
     ("lookup()", Call(None, "lookup")),
     ("model(stdlib-1m)", Call(None, "model", ("stdlib-1m",))),
-    ("early_exit(3)", Call(None, "early_exit", (3,))),
     (
       "layer_skip(attention=[1,3], mlp=[2])",
       Call(None, "layer_skip", (), {"attention": [1, 3], "mlp": [2]}),
@@ -22,7 +21,6 @@ from specdec.utils.calls import Call
       Call(None, "eagle3", ("runs/x/best.safetensors",)),
     ),
     ("model('a, b)')", Call(None, "model", ("a, b)",))),
-    ("model(OWNER/NAME)", Call(None, "model", ("OWNER/NAME",))),
     (
       "mine.py:bigram(text=x.txt)",
       Call("mine.py", "bigram", (), {"text": "x.txt"}),

@@ -21,6 +21,8 @@ from specdec.checkpoints import names
 from specdec.models.config import RopeScaling, TransformerConfig
 
 ROOT = Path(__file__).parents[1]
+PARITY = ROOT / "tests" / "fixtures" / "parity"
+RECORDED = sorted(folder.name for folder in PARITY.iterdir())
 CONFIG = TransformerConfig(
   vocab_size=40,
   num_layers=2,
@@ -30,7 +32,6 @@ CONFIG = TransformerConfig(
   num_kv_heads=2,
   head_dim=8,
 )
-LINEAR = RopeScaling("linear", 2.0)
 
 
 def random_params(config, dtype=np.float32):
@@ -54,34 +55,38 @@ def save(directory, config=CONFIG):
   return params
 
 
-def edit(directory, **changes):
-  path = directory / "config.json"
-  path.write_text(json.dumps(json.loads(path.read_text()) | changes))
-
-
 def tensors(directory):
   with safe_open(directory / "model.safetensors", "numpy") as file:
     return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
 
 
 def assert_same(loaded, params):
-  loaded, params = (
-    traverse_util.flatten_dict(loaded, sep="/"),
-    traverse_util.flatten_dict(params, sep="/"),
+  assert all(isinstance(x, jax.Array) for x in jax.tree.leaves(loaded))
+  jax.tree.map(np.testing.assert_array_equal, loaded, params)
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_saved_as_transformers_saves_it(tmp_path, name):
+  checkpoint = checkpoints.load(PARITY / name)
+  checkpoints.save_safetensors(tmp_path, checkpoint.params, checkpoint.config)
+  assert checkpoints.inspect(tmp_path) == checkpoint.config
+  ours, theirs = tensors(tmp_path), tensors(PARITY / name)
+  assert ours.keys() == theirs.keys()
+  jax.tree.map(np.testing.assert_array_equal, ours, theirs)
+  ours, theirs = (
+    json.loads((folder / "config.json").read_text())
+    for folder in (tmp_path, PARITY / name)
   )
-  assert loaded.keys() == params.keys()
-  for name, value in params.items():
-    assert isinstance(loaded[name], jax.Array)
-    np.testing.assert_array_equal(loaded[name], value, name)
+  for key in ("architectures", "model_type"):
+    assert ours[key] == theirs[key]
 
 
 @pytest.mark.parametrize(
   "changes",
   [
     {},
-    {"tied": True},
-    {"windows": (8, 8)},
-    {"rope_theta": 5e5, "rope_scaling": LINEAR},
+    {"tied": True, "windows": (8, 8)},
+    {"rope_theta": 5e5, "rope_scaling": RopeScaling("linear", 2.0)},
     {"rope_scaling": RopeScaling("llama3", 32.0, 1.0, 4.0, 4096)},
   ],
 )
@@ -111,8 +116,9 @@ def test_dtypes(tmp_path, stored, dtype):
   )
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+  "value, dtype", [(np.nan, "float32"), (-np.inf, "bfloat16")]
+)
 def test_weights_that_are_not_finite_are_refused_by_name(
   tmp_path, value, dtype
 ):
@@ -187,46 +193,13 @@ def test_missing_unknown_and_misshapen_tensors(tmp_path):
     checkpoints.load(tmp_path)
 
 
-@pytest.mark.parametrize(
-  "changes, sentence",
-  [
-    ({"architectures": ["PhiForCausalLM"]}, "PhiForCausalLM; accepted: Llama"),
-    ({"architectures": None}, "architecture unknown; accepted"),
-    ({"attention_bias": True}, "attention_bias = True; accepted: False"),
-    ({"mlp_bias": True}, "mlp_bias = True; accepted: False"),
-    ({"hidden_act": "gelu"}, "hidden_act = 'gelu'; accepted: 'silu'"),
-    ({"rope_scaling": {"type": "yarn"}}, "'yarn'; accepted: default, linear"),
-    ({"rope_scaling": {"rope_type": "llama3", "factor": 8}}, "lacks low_freq"),
-    ({"quantization_config": {"bits": 4}}, "quantization_config = "),
-    ({"hidden_size": None}, "hidden_size = None; it must be an integer"),
-    ({"num_key_value_heads": 3}, "num_heads = 4 is not a multiple"),
-  ],
-)
-def test_config_that_changes_the_distribution_is_refused(
-  tmp_path, changes, sentence
-):
+def test_config_that_changes_the_distribution_is_refused(tmp_path):
   save(tmp_path)
-  edit(tmp_path, **changes)
+  path = tmp_path / "config.json"
+  path.write_text(json.dumps(json.loads(path.read_text()) | {"mlp_bias": True}))
   for read in (checkpoints.inspect, checkpoints.load):
-    with pytest.raises(ValueError, match=sentence):
+    with pytest.raises(ValueError, match=r"json has mlp_bias = True; accepted"):
       read(tmp_path)
-
-
-@pytest.mark.parametrize(
-  "changes, field, value",
-  [
-    ({"rope_parameters": {"rope_theta": 7e4}}, "rope_theta", 7e4),
-    ({"rope_scaling": {"rope_type": "default"}}, "rope_scaling", None),
-    ({"rope_scaling": {"type": "linear", "factor": 2}}, "rope_scaling", LINEAR),
-    ({"sliding_window": 9}, "windows", ()),  # not in force for Llama
-    ({"architectures": ["MistralForCausalLM"]}, "windows", (4096, 4096)),
-    ({"head_dim": None}, "head_dim", 4),
-  ],
-)
-def test_config_variants(tmp_path, changes, field, value):
-  save(tmp_path)
-  edit(tmp_path, **changes)
-  assert getattr(checkpoints.inspect(tmp_path), field) == value
 
 
 @pytest.mark.parametrize("keep", [0, 5, 100, -3])
@@ -374,10 +347,8 @@ def test_fetch_without_network(tmp_path, monkeypatch):
     fetching.fetch(cache=tmp_path)
 
 
-def test_fetch_script(tmp_path):
-  script = [sys.executable, ROOT / "scripts" / "fetch_model.py"]
-  done = subprocess.run([*script, "nope"], capture_output=True, text=True)
+def test_fetch_script_refuses_a_name_in_one_sentence():
+  script = [sys.executable, ROOT / "scripts" / "fetch_model.py", "nope"]
+  done = subprocess.run(script, capture_output=True, text=True)
   assert done.returncode == 1 and "Traceback" not in done.stderr
   assert done.stderr.startswith("fetch_model: nope is neither a path nor")
-  done = subprocess.run([*script, tmp_path], capture_output=True, text=True)
-  assert done.returncode == 0 and done.stdout.strip() == str(tmp_path)

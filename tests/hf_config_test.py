@@ -1,6 +1,7 @@
-"""What a config.json leaves out means what its architecture says it means."""
+"""Config files: defaults of each architecture, options, refusals."""
 
 import dataclasses
+import functools
 
 import pytest
 
@@ -21,21 +22,6 @@ def parse(architecture, **changes) -> TransformerConfig:
   return hf_config.parse(config, "config.json", "float32")
 
 
-def test_mistral_has_a_window_and_eight_heads_unless_told_otherwise():
-  config = parse("MistralForCausalLM")
-  assert config.windows == (4096, 4096)
-  assert config.num_kv_heads == 8
-  told = parse("MistralForCausalLM", sliding_window=None, num_key_value_heads=4)
-  assert told.windows == ()
-  assert told.num_kv_heads == 4
-
-
-def test_llama_has_neither():
-  config = parse("LlamaForCausalLM")
-  assert config.windows == ()
-  assert config.num_kv_heads == 16
-
-
 EIGHT = {
   "num_hidden_layers": 8,
   "num_attention_heads": 32,
@@ -46,6 +32,8 @@ EIGHT = {
 @pytest.mark.parametrize(
   "architecture, fields",
   [
+    ("Llama", {"head_dim": 2, "num_kv_heads": 32}),
+    ("Mistral", {"windows": (4096,) * 8, "num_kv_heads": 8}),
     ("Qwen2", {"head_dim": 2, "num_kv_heads": 32, "qkv_bias": True}),
     ("Qwen3", {"head_dim": 128, "num_kv_heads": 32, "qk_norm": True}),
     (
@@ -99,9 +87,7 @@ EIGHT = {
     ),
   ],
 )
-def test_what_is_absent_means_what_transformers_takes_it_for(
-  architecture, fields
-):
+def test_absent_keys_have_the_defaults_of_transformers(architecture, fields):
   config = parse(f"{architecture}ForCausalLM", **EIGHT)
   defaults = {"rope_theta": 1e4, "norm_epsilon": 1e-6, "windows": ()}
   for name, value in (defaults | {"tied": False} | fields).items():
@@ -111,6 +97,14 @@ def test_what_is_absent_means_what_transformers_takes_it_for(
 @pytest.mark.parametrize(
   "architecture, changes, fields",
   [
+    ("Llama", {"rope_parameters": {"rope_theta": 7e4}}, {"rope_theta": 7e4}),
+    ("Llama", {"rope_scaling": {"type": "default"}}, {"rope_scaling": None}),
+    ("Llama", {"rope_scaling": {"type": "linear", "factor": 2}},
+     {"rope_scaling": RopeScaling("linear", 2.0)}),
+    ("Llama", {"sliding_window": 9}, {"windows": ()}),
+    ("Llama", {"head_dim": None}, {"head_dim": 2}),
+    ("Mistral", {"sliding_window": None, "num_key_value_heads": 4},
+     {"windows": (), "num_kv_heads": 4}),
     (
       "Qwen3",
       {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 6},
@@ -175,7 +169,16 @@ LOCAL = {"sliding_attention": {"rope_type": "linear", "factor": 2.0}}
 @pytest.mark.parametrize(
   "architecture, changes, sentence",
   [
+    ("Phi", {}, "PhiForCausalLM; accepted: Llama"),
+    ("Llama", {"architectures": None}, "architecture unknown; accepted"),
     ("Qwen3", {"attention_bias": True}, "attention_bias = True; accepted"),
+    ("Llama", {"hidden_act": "gelu"}, "hidden_act = 'gelu'; accepted: 'silu'"),
+    ("Llama", {"rope_scaling": {"type": "yarn"}}, "'yarn'; accepted: default"),
+    ("Llama", {"rope_scaling": {"rope_type": "llama3", "factor": 8}},
+     "lacks low_freq"),
+    ("Llama", {"quantization_config": {"bits": 4}}, "quantization_config = "),
+    ("Llama", {"hidden_size": None}, "hidden_size = None; it must be an integ"),
+    ("Llama", {"num_key_value_heads": 3}, "num_heads = 32 is not a multiple"),
     ("Qwen3", {"layer_types": ["full_attention"]}, "or full_attention for"),
     ("Qwen2", {"layer_types": ["chunked_attention"] * 8}, "layer_types = "),
     ("Qwen2", {"layer_types": ["sliding_attention"] * 8}, "no sliding_window"),
@@ -211,18 +214,13 @@ LOCAL = {"sliding_attention": {"rope_type": "linear", "factor": 2.0}}
     ("Llama", {"head_dim": 0}, "n: head_dim = 0; it must be an int"),
   ],
 )  # fmt: skip
-def test_what_changes_the_distribution_is_refused(
-  architecture, changes, sentence
-):
+def test_unsupported_options_are_refused(architecture, changes, sentence):
   with pytest.raises(ValueError, match=sentence):
     parse(**{"architecture": f"{architecture}ForCausalLM"} | EIGHT | changes)
 
 
-def changed(**changes):
-  return dataclasses.replace(parse("LlamaForCausalLM"), **changes)
-
-
-def test_render_says_what_no_architecture_has():
+def test_render_names_what_no_architecture_has():
+  changed = functools.partial(dataclasses.replace, parse("LlamaForCausalLM"))
   with pytest.raises(ValueError, match=r"Llama.* and differs in windows"):
     hf_config.render(changed(windows=(None, 4)))
   with pytest.raises(ValueError, match=r"Qwen2.* differs in qk_norm"):

@@ -126,25 +126,21 @@ def test_chat_template_file_goes_first(directory):
     (None, "no chat template"),
     ([{"name": "tool_use", "template": ""}], "no chat template"),
     ("{% for %}", "the chat template failed"),
-    ("{{ messages[0].content.nope() }}", "the chat template failed"),
     ("{{ ''.__class__.__mro__ }}", "the chat template failed: access to"),
     ("{{ messages.append(1) }}", "the chat template failed: access to"),
     ("{{ 1 // 0 }}", "the chat template failed: .*by zero"),
     ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "failed: .*recursion"),
-    ("{{ 10 ** 10000000000 }}", "failed: it ran for more than"),
     ("{{ 'x' * 10 ** 9 }}", "failed: MemoryError"),
     (
       "{% set a = 7**3000000 %}{{ (a // 7**1500000) % 10 }}",
       "failed: (it ran for more than|Exceeds the limit)",
     ),
-    ("{{ '{:>1500000000}'.format(1) }}", "failed: MemoryError"),
     ("{{ '%1500000000d' % 1 }}", "failed: MemoryError"),
     (
       "{% set ns = namespace(x='a') %}{% for _ in range(40) %}"
       "{% set ns.x = ns.x ~ ns.x %}{% endfor %}{{ ns.x }}",
       "failed: MemoryError",
     ),
-    ("{{ [0].x.y }}", "the chat template failed: "),
     (7, "chat_template = 7; it must be a string"),
   ],
 )
@@ -173,17 +169,9 @@ def test_an_endless_chat_template_is_stopped(directory, monkeypatch):
 @pytest.mark.parametrize(
   "name, entries, sentence",
   [
-    (
-      "tokenizer_config.json",
-      {"bos_token": [1]},
-      r"bos_token = \[1\]; it must",
-    ),
+    ("tokenizer_config.json", {"bos_token": [1]}, r"bos_token = \[1\]; it m"),
     ("generation_config.json", {"eos_token_id": "x"}, "eos_token_id = 'x'; it"),
-    (
-      "generation_config.json",
-      {"eos_token_id": [2**31]},
-      "eos_token_id = 2147",
-    ),
+    ("generation_config.json", {"eos_token_id": [2**31]}, "eos_token_id = 214"),
   ],
 )
 def test_entries_of_other_types_are_refused(directory, name, entries, sentence):

@@ -22,19 +22,14 @@ _JSON = flags.DEFINE_string(
 )
 
 
-def load(path: pathlib.Path) -> transformers.PreTrainedModel:
-  """The model in float32 with plain attention."""
-  folder, options = path, {}
-  if path.suffix == ".gguf":
-    folder, options = path.parent, {"gguf_file": path.name}
-  return transformers.AutoModelForCausalLM.from_pretrained(
-    folder, dtype=torch.float32, attn_implementation="eager", **options
-  ).eval()
-
-
 def main(argv):
   del argv
-  model = load(pathlib.Path(_TARGET.value))
+  folder, options = pathlib.Path(_TARGET.value), {}
+  if folder.suffix == ".gguf":
+    folder, options = folder.parent, {"gguf_file": folder.name}
+  model = transformers.AutoModelForCausalLM.from_pretrained(
+    folder, dtype=torch.float32, attn_implementation="eager", **options
+  ).eval()
   entries = json.loads(pathlib.Path(_JSON.value).read_text())["prompts"]
   same = 0
   for number, entry in enumerate(entries):
