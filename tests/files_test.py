@@ -12,8 +12,8 @@ import sys
 
 import numpy as np
 import pytest
-import tokenizers
 
+import programs
 import tiny_training
 from specdec import checkpoints
 from specdec.benchmark import results
@@ -38,9 +38,9 @@ def full_disk(size=BYTES):
 
 
 def big_figure():
-  made, [axes] = canvas.figure(3, "a title", (), 1)
+  figure, [axes] = canvas.figure(3, "a title", (), 1)
   axes.plot(np.arange(100), np.random.default_rng(0).random(100))
-  return made
+  return figure
 
 
 WRITERS = {
@@ -132,49 +132,55 @@ def test_what_a_killed_process_half_wrote_is_removed(tmp_path):
 
 
 CORPUS = """
-import os, pathlib, signal, sys
-from specdec.cli import stdlib_corpus
-left, write = int(sys.argv.pop()), pathlib.Path.write_bytes
-
-def write_bytes(self, content):
-  global left
-  left -= 1
-  left or os.kill(os.getpid(), signal.SIGKILL)
-  return write(self, content)
-
-pathlib.Path.write_bytes = write_bytes
-stdlib_corpus.main.launch()
+import os, pathlib, signal, sys, sysconfig
+from specdec.training import corpus
+library, output, kill = sys.argv[1:]
+sysconfig.get_paths = lambda: {"stdlib": library}
+if kill == "kill":
+  write_text = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+  pathlib.Path.write_text = write_text
+corpus.write_stdlib(pathlib.Path(output))
 """
 
 
 def test_a_corpus_is_replaced_whole_and_by_one_process(tmp_path):
-  corpus = tmp_path / "corpus"
+  """Its last files are never written, as the process is killed before them."""
+  library, corpus = tmp_path / "library", tmp_path / "corpus"
+  library.mkdir()
+  for name in ("ast.py", "json.py"):
+    (library / name).write_text(f"name = '{name}'\n")
 
-  def write(kill=0):
-    return subprocess.run(
-      [sys.executable, "-c", CORPUS, f"--output={corpus}", str(kill)],
-      capture_output=True,
-      text=True,
-    )
+  def write(kill=""):
+    command = [sys.executable, "-c", CORPUS, library, corpus, kill]
+    return subprocess.run(command, capture_output=True, text=True)
 
-  def names():
-    found = [x for x in corpus.rglob("*") if x.is_file() and x.name != ".lock"]
-    return {str(x): x.read_bytes() for x in found}
+  def contents():
+    names = [x for x in corpus.rglob("*") if x.is_file() and x.name != ".lock"]
+    return {str(x): x.read_bytes() for x in names}
 
-  assert write(kill=10).returncode == -signal.SIGKILL
-  done = write()
-  assert done.returncode == 0, done.stderr
-  before = names()
-  assert len(before) > 100 and os.listdir(tmp_path) == ["corpus"]
-  assert write(kill=10).returncode == -signal.SIGKILL
-  assert names() == before
+  assert write("kill").returncode == -signal.SIGKILL
+  assert not contents()
+  assert write().returncode == 0
+  before = contents()
+  assert len(before) == 4
+  assert sorted(os.listdir(tmp_path)) == ["corpus", "library"]
+  (library / "ast.py").write_text("changed = 1\n")
+  assert write("kill").returncode == -signal.SIGKILL
+  assert contents() == before
   files.lock(corpus)
   assert " is in use by process " in write().stderr
   files.release()
-  assert write().returncode == 0
-  assert names() == before and os.listdir(tmp_path) == ["corpus"]
   (corpus / "manifest.json").unlink()
   assert "is no corpus; not replaced" in write().stderr
+
+
+def test_the_corpus_of_this_interpreter(tmp_path):
+  programs.run("stdlib_corpus", f"--output={tmp_path / 'corpus'}")
+  manifest = json.loads((tmp_path / "corpus" / "manifest.json").read_text())
+  for part in ("train", "held_out"):
+    names = [x for x in (tmp_path / "corpus" / part).rglob("*") if x.is_file()]
+    assert len(names) == len(manifest[part]) > 10
+  assert (tmp_path / "corpus" / "prompts.jsonl").read_text().count("\n") > 10
 
 
 class Killed(BaseException):
@@ -260,17 +266,6 @@ def test_a_checkpoint_on_a_full_disk_names_its_file(tmp_path):
   weights = tiny_training.params()
   with full_disk(1024), pytest.raises(OSError, match="safetensors could not"):
     checkpoints.save_safetensors(tmp_path, weights, config)
-
-
-def test_a_tokenizer_on_a_full_disk_names_its_file(tmp_path):
-  words = tokenizers.models.WordLevel({"a": 0, "b": 1}, unk_token="a")
-  tokenizer = tokenizers.Tokenizer(words)
-  with (
-    full_disk(64),
-    pytest.raises(OSError, match=r"tokenizer\.json could not"),
-  ):
-    checkpoints.Tokenizer(tokenizer).save(tmp_path)
-  assert os.listdir(tmp_path) == []
 
 
 def test_standard_output_is_written_to_and_not_replaced(tmp_path):

@@ -1,8 +1,12 @@
 """GGUF files: weights, config and tokenizer against the Hugging Face path."""
 
+import dataclasses
+import functools
 import json
+from pathlib import Path
 
 import gguf
+import jax
 import numpy as np
 import pytest
 import tokenizers
@@ -14,8 +18,11 @@ from gguf_files import CONFIG, permute, random_params, write
 from specdec import checkpoints
 from specdec.checkpoints import gguf as reading
 from specdec.checkpoints import gguf_tokenizer
-from specdec.models.config import RopeScaling, TransformerConfig
+from specdec.models.config import RopeScaling
 
+PARITY = Path(__file__).parent / "fixtures" / "parity"
+WINDOW = {"attention.sliding_window": 5}
+HEADS = {"attention.key_length": 12, "rope.dimension_count": None}
 LINEAR = {"rope.scaling.type": "linear", "rope.scaling.factor": 4.0}
 TEMPLATE = "{% for m in messages %}<|im_start|>{{ m.content }}{% endfor %}"
 
@@ -26,13 +33,21 @@ def quantised(array, kind):
   return gguf.quants.dequantize(gguf.quants.quantize(array, kind), kind)
 
 
-@pytest.mark.parametrize("kind", [Kind.F32, Kind.F16, Kind.Q8_0, Kind.Q4_0])
-@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize(
+  "kind, tied",
+  [
+    (Kind.F32, True),
+    (Kind.F16, False),
+    (Kind.Q8_0, True),
+    (Kind.Q4_0, False),
+  ],
+)
 def test_equals_the_hugging_face_path(tmp_path, kind, tied):
-  config = TransformerConfig(**(vars(CONFIG) | {"tied": tied}))
+  config = dataclasses.replace(CONFIG, tied=tied)
   params = random_params(config)
-  path = write(tmp_path / "m.gguf", params, config, kind)
-  checkpoint = checkpoints.load(path)
+  checkpoint = checkpoints.load(
+    write(tmp_path / "m.gguf", params, config, kind)
+  )
   # Quantisation works along rows, so it commutes with reordering them.
   expected = {name: quantised(a, kind) for name, a in params.items()}
   checkpoints.save_safetensors(
@@ -40,15 +55,74 @@ def test_equals_the_hugging_face_path(tmp_path, kind, tied):
   )
   other = checkpoints.load(tmp_path / "hf")
   assert checkpoint.config == other.config == config
-  ours, theirs = (
-    traverse_util.flatten_dict(checkpoint.params, sep="/"),
-    traverse_util.flatten_dict(other.params, sep="/"),
-  )
-  assert ours.keys() == theirs.keys()
-  for name, value in theirs.items():
-    np.testing.assert_array_equal(ours[name], value, name)
+  jax.tree.map(np.testing.assert_array_equal, checkpoint.params, other.params)
   assert checkpoint.tokenizer is None
   assert checkpoints.load(tmp_path, "bfloat16").config.dtype == "bfloat16"
+
+
+@pytest.mark.parametrize(
+  "arch, name, changes, keys",
+  [
+    ("qwen2", "qwen2_window", {"windows": ()}, {}),
+    ("qwen3", "qwen3", {}, {}),
+    (
+      "gemma2",
+      "gemma2",
+      {"query_scalar": 12},
+      WINDOW | {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0},
+    ),
+    (
+      "gemma3",
+      "gemma3",
+      {"query_scalar": 12},
+      WINDOW
+      | {
+        "attention.sliding_window_pattern": 3,
+        "rope.freq_base_swa": 100.0,
+        "rope.scaling.type": "linear",
+        "rope.scaling.factor": 3.0,
+      },
+    ),
+    (
+      "llama",
+      "mixtral",
+      {},
+      WINDOW | {"expert_count": 4, "expert_used_count": 2},
+    ),
+    (
+      "qwen3moe",
+      "qwen3_moe_normalized",
+      {},
+      {
+        "feed_forward_length": 99,
+        "expert_feed_forward_length": 16,
+        "expert_count": 8,
+        "expert_used_count": 3,
+      },
+    ),
+  ],
+)
+def test_families_equal_the_hugging_face_path(
+  tmp_path, arch, name, changes, keys
+):
+  recorded = checkpoints.load(PARITY / name)
+  config = dataclasses.replace(recorded.config, **changes)
+  params = jax.tree.map(np.asarray, recorded.params)
+  params = traverse_util.flatten_dict(params, sep="/")
+  keys = keys | {
+    "attention.key_length": config.head_dim,
+    "rope.freq_base": config.rope_theta,
+    "rope.dimension_count": None,
+  }
+  path = write(tmp_path / "m.gguf", params, config, arch=arch, **keys)
+  checkpoint = checkpoints.load(path)
+  assert checkpoint.config == config
+  loaded = traverse_util.flatten_dict(checkpoint.params, sep="/")
+  assert loaded.keys() == params.keys()
+  for key, value in params.items():
+    # Where the file holds 1 + scale, scale keeps the absolute precision of 1.
+    atol = 1.2e-7 * (config.norm_offset and key.endswith("/scale"))
+    np.testing.assert_allclose(loaded[key], value, rtol=0, atol=atol)
 
 
 def test_permutation_is_what_rotary_pairs_need():
@@ -71,6 +145,17 @@ def test_permutation_is_what_rotary_pairs_need():
     ({"rope.scaling.type": "none"}, "rope_scaling", None),
     ({"attention.sliding_window": 7}, "windows", (7, 7)),
     ({"attention.key_length": 16}, "head_dim", 16),
+    # What llama.cpp assumes where the file is silent.
+    ({"arch": "gemma2"}, "windows", (4096, None)),
+    ({"arch": "gemma2"}, "logit_softcap", 30.0),
+    ({"arch": "gemma2", "block_count": 46} | HEADS, "query_scalar", 64 // 4),
+    ({"arch": "gemma3", "block_count": 62} | HEADS, "query_scalar", 64 // 4),
+    ({"arch": "gemma3"} | HEADS, "query_scalar", 12),
+    ({"arch": "gemma3"}, "windows", ()),
+    ({"arch": "gemma3"}, "local_rope_theta", None),
+    ({"arch": "gemma3"} | WINDOW, "windows", (5, 5)),
+    ({"arch": "gemma3"} | WINDOW, "local_rope_theta", 10_000.0),
+    ({"arch": "gemma3", "final_logit_softcapping": 7.0}, "logit_softcap", 7.0),
   ],
 )
 def test_metadata(tmp_path, keys, field, value):
@@ -97,12 +182,25 @@ def test_metadata(tmp_path, keys, field, value):
     ({"block_count": 1}, "holds blk.1.*which this architecture"),
     ({"feed_forward_length": 95}, r"ffn_gate.* shape \(96, 64\).*\(95, 64\)"),
     ({"rope.dimension_count": 8}, "rope.dimension_count = 8; accepted: 16"),
+    ({"arch": "qwen3"} | WINDOW, "= 5 without specifying its layers"),
+    ({"arch": "gemma2", "rope.freq_base_swa": 5.0}, "base_swa is not impleme"),
+    ({"arch": "gemma3", "attention.scale": 0.5}, "on.scale, not implemented"),
   ],
 )
-def test_refusals(tmp_path, keys, sentence):
+def test_unsupported_metadata_is_refused(tmp_path, keys, sentence):
   path = write(tmp_path / "m.gguf", **keys)
   with pytest.raises(ValueError, match=sentence):
     checkpoints.load(path)
+
+
+def test_a_flag_for_each_layer_places_the_windows(tmp_path):
+  def flags(writer):
+    key = "gemma3.attention.sliding_window_pattern"
+    writer.add_array(key, [False, True])
+
+  keys = {"arch": "gemma3", "attention.sliding_window": 5}
+  path = write(tmp_path / "m.gguf", change=flags, **keys)
+  assert checkpoints.inspect(path).windows == (None, 5)
 
 
 @pytest.mark.parametrize("factor", [8.0, 32.0])
@@ -162,7 +260,8 @@ TEXTS = [
 ]
 
 
-def smollm(vocab_size=290):
+@functools.cache
+def smollm():
   inner = tokenizers.Tokenizer(models.BPE())
   inner.pre_tokenizer = pre_tokenizers.Sequence(
     [
@@ -172,7 +271,7 @@ def smollm(vocab_size=290):
   )
   inner.decoder = decoders.ByteLevel()
   trainer = trainers.BpeTrainer(
-    vocab_size=vocab_size,
+    vocab_size=290,
     special_tokens=list(SPECIALS),
     initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
     show_progress=False,
@@ -267,13 +366,15 @@ def sentence_piece(user_defined=(), **flags):
   return change
 
 
+def pieces_of(tokenizer, text):
+  return [tokenizer.tokens[i] for i in tokenizer.encode(text)]
+
+
 def test_sentence_piece_from_scores(tmp_path):
   path = write(tmp_path / "m.gguf", change=sentence_piece())
   tokenizer = checkpoints.load_tokenizer(path)
 
-  def pieces(text):
-    return [tokenizer.tokens[i] for i in tokenizer.encode(text)]
-
+  pieces = functools.partial(pieces_of, tokenizer)
   assert pieces("the") == ["<s>", "▁the"]
   assert pieces("cathe") == ["<s>", "▁", "ca", "the"]
   assert pieces("é\n") == ["<s>", "▁", "<0xC3>", "<0xA9>", "<0x0A>"]
@@ -282,23 +383,22 @@ def test_sentence_piece_from_scores(tmp_path):
   flags = {"add_space_prefix": False, "add_bos_token": False}
   path = write(tmp_path / "n.gguf", change=sentence_piece(**flags))
   tokenizer = checkpoints.load_tokenizer(path)
-  assert pieces("the") == ["the"]
+  assert pieces_of(tokenizer, "the") == ["the"]
   assert tokenizer.decode(tokenizer.encode(" the")) == " the"
 
 
 def test_user_defined_tokens_come_first_and_longest(tmp_path):
   """As in Gemma: runs of spaces and line ends, and no space before a text."""
-  own = ("  ", "   ", "\n\n", "<b>")
-  change = sentence_piece(own, add_space_prefix=False)
+  defined = ("  ", "   ", "\n\n", "<b>")
+  change = sentence_piece(defined, add_space_prefix=False)
   path = write(tmp_path / "m.gguf", change=change)
   tokenizer = checkpoints.load_tokenizer(path)
 
-  def pieces(text):
-    return [tokenizer.tokens[i] for i in tokenizer.encode(text)[1:]]
-
-  assert pieces("the  the") == ["the", "  ", "the"]  # not "▁", "▁the"
-  assert pieces("     a") == ["   ", "  ", "a"]
-  assert pieces("<b>the\n\n\n") == ["<b>", "the", "\n\n", "<0x0A>"]
+  pieces = functools.partial(pieces_of, tokenizer)
+  # Not "▁", "▁the".
+  assert pieces("the  the") == ["<s>", "the", "  ", "the"]
+  assert pieces("     a") == ["<s>", "   ", "  ", "a"]
+  assert pieces("<b>the\n\n\n") == ["<s>", "<b>", "the", "\n\n", "<0x0A>"]
   for text in ("the  the", " <b>     a\n\n\n"):
     assert tokenizer.decode(tokenizer.encode(text)) == text
 

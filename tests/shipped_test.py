@@ -1,4 +1,4 @@
-"""The models in the package: there, small, of one vocabulary, and honest."""
+"""Models in the package: small, of one vocabulary, and useful as drafts."""
 
 import json
 import pathlib
@@ -85,25 +85,6 @@ def test_drafters_are_small_and_of_the_target(name, target):
   assert learned.load(path, target).head_config.vocabulary > 0
 
 
-def test_a_drafter_says_what_the_target_says(target):
-  found = learned.load(shipped.drafter("prophet"), target)
-  model, draft_head = (
-    transformer.model(target.config),
-    found.draft_head(target.config),
-  )
-  params = Params(
-    target.params, draft_heads.weights_of(draft_head, found.net, target.params)
-  )
-  ids = target.tokenizer.encode(shipped.PROMPT.read_text())
-  common = params, np.array([ids]), np.array([len(ids)]), jax.random.key(0)
-  options = dict(max_length=len(ids) + 48, sampling=settings(1))
-  drafter = serve.drafter(draft_head, model, draft_shape.chain(4))
-  ours = generate(model, drafter, acceptance.coupled(), *common, **options)
-  baseline = autoregress(model, *common, **options)
-  np.testing.assert_array_equal(ours.tokens, baseline.tokens)
-  assert ours.stats.emitted[0] / ours.stats.rounds[0] > 1.5
-
-
 @pytest.mark.parametrize("name", shipped.names())
 def test_one_vocabulary(name):
   target, other = (
@@ -113,34 +94,31 @@ def test_one_vocabulary(name):
   assert other.eos_ids == (0,)
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_speculation_says_what_the_target_says_and_pays(temperature):
-  target, draft = (
-    checkpoints.load(fetch(name)) for name in (shipped.TARGET, shipped.DRAFT)
-  )
-  ids = target.tokenizer.encode(shipped.PROMPT.read_text())
-  prompt, length = np.array([ids]), np.array([len(ids)])
-  options = dict(
-    max_length=len(ids) + 48,
-    sampling=settings(1, temperature),
-    eos_ids=target.eos_ids,
-  )
-  params = Params(*(model.packed().params for model in (target, draft)))
+@pytest.mark.parametrize(
+  "draft, minimum", [("prophet", 1.5), (shipped.DRAFT, 1.3)]
+)
+def test_coupled_text_is_the_target_s_in_fewer_rounds(target, draft, minimum):
+  """Of a drafter that was trained for the target, and of a draft model."""
   model = transformer.model(target.config)
-  ours = generate(
-    model,
-    drafters.model(transformer.model(draft.config), 4),
-    acceptance.coupled(),
-    params,
-    prompt,
-    length,
-    jax.random.key(0),
-    **options,
+  if draft in shipped.drafters():
+    trained = learned.load(shipped.drafter(draft), target)
+    head = trained.draft_head(target.config)
+    weights = draft_heads.weights_of(head, trained.net, target.params)
+    drafter = serve.drafter(head, model, draft_shape.chain(4))
+  else:
+    checkpoint = checkpoints.load(fetch(draft))
+    weights = checkpoint.packed().params
+    drafter = drafters.model(transformer.model(checkpoint.config), 4)
+  ids = target.tokenizer.encode(shipped.PROMPT.read_text())
+  params = Params(target.params, weights)
+  common = params, np.array([ids]), np.array([len(ids)]), jax.random.key(0)
+  options = dict(
+    max_length=len(ids) + 48, sampling=settings(1), eos_ids=target.eos_ids
   )
-  baseline = autoregress(
-    model, params, prompt, length, jax.random.key(0), **options
-  )
+  ours = generate(model, drafter, acceptance.coupled(), *common, **options)
+  baseline = autoregress(model, *common, **options)
+  np.testing.assert_array_equal(ours.length, baseline.length)
   np.testing.assert_array_equal(
-    ours.tokens[0, : ours.length[0]], baseline.tokens[0, : baseline.length[0]]
+    ours.tokens[0, : ours.length[0]], baseline.tokens[0, : ours.length[0]]
   )
-  assert ours.stats.emitted[0] / ours.stats.rounds[0] > 1.3
+  assert ours.stats.emitted[0] / ours.stats.rounds[0] > minimum
