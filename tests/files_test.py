@@ -9,6 +9,7 @@ import resource
 import signal
 import subprocess
 import sys
+import sysconfig
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ import tiny_training
 from specdec import checkpoints
 from specdec.benchmark import results
 from specdec.report import canvas
+from specdec.training import corpus
 from specdec.training.log import Log
 from specdec.utils import files
 
@@ -132,46 +134,44 @@ def test_what_a_killed_process_half_wrote_is_removed(tmp_path):
 
 
 CORPUS = """
-import os, pathlib, signal, sys, sysconfig
+import os, pathlib, signal, sys
 from specdec.training import corpus
-library, output, kill = sys.argv[1:]
-sysconfig.get_paths = lambda: {"stdlib": library}
-if kill == "kill":
-  write_text = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
-  pathlib.Path.write_text = write_text
-corpus.write_stdlib(pathlib.Path(output))
+if sys.argv[2] == "kill":
+  kill = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+  pathlib.Path.write_text = kill  # the last two files
+corpus.write_stdlib(pathlib.Path(sys.argv[1]))
 """
 
 
-def test_a_corpus_is_replaced_whole_and_by_one_process(tmp_path):
-  """Its last files are never written, as the process is killed before them."""
-  library, corpus = tmp_path / "library", tmp_path / "corpus"
+def test_a_corpus_is_replaced_whole_and_by_one_process(tmp_path, monkeypatch):
+  library, folder = tmp_path / "library", tmp_path / "corpus"
   library.mkdir()
-  for name in ("ast.py", "json.py"):
-    (library / name).write_text(f"name = '{name}'\n")
+  (library / "ast.py").write_text("name = 'ast'\n")
+  monkeypatch.setattr(sysconfig, "get_paths", lambda: {"stdlib": library})
+  corpus.write_stdlib(folder)
+  files.release()
 
   def write(kill=""):
-    command = [sys.executable, "-c", CORPUS, library, corpus, kill]
+    command = [sys.executable, "-c", CORPUS, folder, kill]
     return subprocess.run(command, capture_output=True, text=True)
 
   def contents():
-    names = [x for x in corpus.rglob("*") if x.is_file() and x.name != ".lock"]
-    return {str(x): x.read_bytes() for x in names}
+    names = [x for x in folder.rglob("*") if x.is_file() and x.name != ".lock"]
+    return {x.name: x.read_text() for x in names}
 
-  assert write("kill").returncode == -signal.SIGKILL
-  assert not contents()
-  assert write().returncode == 0
   before = contents()
-  assert len(before) == 4
-  assert sorted(os.listdir(tmp_path)) == ["corpus", "library"]
-  (library / "ast.py").write_text("changed = 1\n")
+  assert before.keys() == {"ast.py", "manifest.json", "prompts.jsonl"}
   assert write("kill").returncode == -signal.SIGKILL
   assert contents() == before
-  files.lock(corpus)
+  (library / "ast.py").write_text("name = 'new'\n")
+  corpus.write_stdlib(folder)
+  assert contents()["ast.py"] == "name = 'new'\n"
+  assert sorted(os.listdir(tmp_path)) == ["corpus", "library"]
   assert " is in use by process " in write().stderr
   files.release()
-  (corpus / "manifest.json").unlink()
-  assert "is no corpus; not replaced" in write().stderr
+  (folder / "manifest.json").unlink()
+  with pytest.raises(ValueError, match="is no corpus; not replaced"):
+    corpus.write_stdlib(folder)
 
 
 def test_the_corpus_of_this_interpreter(tmp_path):

@@ -280,8 +280,9 @@ def smollm():
   return inner
 
 
-def metadata_of(inner, model="gpt2", pre="smollm", spare=2, eos=2, **flags):
+def metadata_of(model="gpt2", pre="smollm", eos=2, **flags):
   """Writes a trained tokenizer as a converter would, spare rows included."""
+  inner = smollm()
   vocabulary = sorted(inner.get_vocab().items(), key=lambda item: item[1])
   tokens = [token for token, _ in vocabulary]
   merges = json.loads(inner.to_str())["model"]["merges"]
@@ -290,8 +291,8 @@ def metadata_of(inner, model="gpt2", pre="smollm", spare=2, eos=2, **flags):
   def change(writer):
     writer.add_tokenizer_model(model)
     writer.add_tokenizer_pre(pre)
-    writer.add_token_list(tokens + [f"[PAD{i}]" for i in range(spare)])
-    writer.add_token_types(types + [5] * spare)
+    writer.add_token_list([*tokens, "[PAD0]", "[PAD1]"])
+    writer.add_token_types([*types, 5, 5])
     writer.add_token_merges([" ".join(merge) for merge in merges])
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(eos)
@@ -305,7 +306,7 @@ def metadata_of(inner, model="gpt2", pre="smollm", spare=2, eos=2, **flags):
 
 def test_byte_level_from_metadata(tmp_path):
   inner = smollm()
-  path = write(tmp_path / "m.gguf", change=metadata_of(inner))
+  path = write(tmp_path / "m.gguf", change=metadata_of())
   original = checkpoints.Tokenizer(inner)
   rebuilt = checkpoints.load_tokenizer(path)
   assert checkpoints.same_vocabulary(original, rebuilt) is None
@@ -319,29 +320,34 @@ def test_byte_level_from_metadata(tmp_path):
   assert rebuilt.chat([{"role": "user", "content": "cat"}])[0] == 3
 
 
-def test_bos_and_eos_are_added_as_the_file_says(tmp_path):
-  inner = smollm()
+@pytest.fixture
+def tokenizer_of(tmp_path):
+  """A function from a change of a GGUF file to the tokenizer in it."""
+
+  def load(change):
+    return checkpoints.load_tokenizer(write(tmp_path / "m.gguf", change=change))
+
+  return load
+
+
+def test_bos_and_eos_are_added_as_the_file_says(tokenizer_of):
   flags = {"add_bos_token": True, "add_eos_token": True}
-  path = write(tmp_path / "m.gguf", change=metadata_of(inner, **flags))
-  tokenizer = checkpoints.load_tokenizer(path)
-  baseline = inner.encode("cat").ids
+  tokenizer = tokenizer_of(metadata_of(**flags))
+  baseline = smollm().encode("cat").ids
   assert tokenizer.encode("cat") == [1, *baseline, 2]
   assert tokenizer.encode("cat", add_special=False) == baseline
-  path = write(tmp_path / "l.gguf", change=metadata_of(inner, pre="llama-bpe"))
-  assert checkpoints.load_tokenizer(path).encode("")[0] == 1
+  assert tokenizer_of(metadata_of(pre="llama-bpe")).encode("")[0] == 1
 
 
-def test_numbers_are_cut_as_each_kind_does(tmp_path):
-  inner = smollm()
-  cut = {"smollm": 4, "qwen2": 4, "llama-bpe": 2, "gpt-2": 1}
-  for pre, pieces in cut.items():
-    options = gguf_tokenizer.PRE_TOKENIZERS[pre]
-    words = options.split.pre_tokenize_str("1234")
-    assert len(words) == pieces, pre
-    path = write(tmp_path / "m.gguf", change=metadata_of(inner, pre=pre))
-    tokenizer = checkpoints.load_tokenizer(path)
-    for text in TEXTS[:-1]:
-      assert tokenizer.decode(tokenizer.encode(text)) == text
+@pytest.mark.parametrize(
+  "pre, pieces", [("smollm", 4), ("qwen2", 4), ("llama-bpe", 2), ("gpt-2", 1)]
+)
+def test_numbers_are_cut_as_each_kind_does(tokenizer_of, pre, pieces):
+  options = gguf_tokenizer.PRE_TOKENIZERS[pre]
+  assert len(options.split.pre_tokenize_str("1234")) == pieces
+  tokenizer = tokenizer_of(metadata_of(pre=pre))
+  for text in TEXTS[:-1]:
+    assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
 def sentence_piece(user_defined=(), **flags):
@@ -370,10 +376,8 @@ def pieces_of(tokenizer, text):
   return [tokenizer.tokens[i] for i in tokenizer.encode(text)]
 
 
-def test_sentence_piece_from_scores(tmp_path):
-  path = write(tmp_path / "m.gguf", change=sentence_piece())
-  tokenizer = checkpoints.load_tokenizer(path)
-
+def test_sentence_piece_from_scores(tokenizer_of):
+  tokenizer = tokenizer_of(sentence_piece())
   pieces = functools.partial(pieces_of, tokenizer)
   assert pieces("the") == ["<s>", "▁the"]
   assert pieces("cathe") == ["<s>", "▁", "ca", "the"]
@@ -381,19 +385,15 @@ def test_sentence_piece_from_scores(tmp_path):
   for text in ("", " the", "the  cat é😀\n"):
     assert tokenizer.decode(tokenizer.encode(text)) == text
   flags = {"add_space_prefix": False, "add_bos_token": False}
-  path = write(tmp_path / "n.gguf", change=sentence_piece(**flags))
-  tokenizer = checkpoints.load_tokenizer(path)
+  tokenizer = tokenizer_of(sentence_piece(**flags))
   assert pieces_of(tokenizer, "the") == ["the"]
   assert tokenizer.decode(tokenizer.encode(" the")) == " the"
 
 
-def test_user_defined_tokens_come_first_and_longest(tmp_path):
+def test_user_defined_tokens_come_first_and_longest(tokenizer_of):
   """As in Gemma: runs of spaces and line ends, and no space before a text."""
   defined = ("  ", "   ", "\n\n", "<b>")
-  change = sentence_piece(defined, add_space_prefix=False)
-  path = write(tmp_path / "m.gguf", change=change)
-  tokenizer = checkpoints.load_tokenizer(path)
-
+  tokenizer = tokenizer_of(sentence_piece(defined, add_space_prefix=False))
   pieces = functools.partial(pieces_of, tokenizer)
   # Not "▁", "▁the".
   assert pieces("the  the") == ["<s>", "the", "  ", "the"]
@@ -425,19 +425,18 @@ def typed(key, values):
 @pytest.mark.parametrize(
   "change, sentence",
   [
-    (lambda: metadata_of(smollm(), model="t5"), "model 't5'; accepted: gpt2"),
-    (lambda: metadata_of(smollm(), pre="viking"), "pre = 'viking'; accepted"),
-    (lambda: without(metadata_of(smollm()), "pre"), "pre = 'default'; acc"),
-    (lambda: without(metadata_of(smollm()), "merges"), "without merges"),
-    (lambda: without(metadata_of(smollm()), "tokens"), "without tokens"),
+    (lambda: metadata_of(model="t5"), "model 't5'; accepted: gpt2"),
+    (lambda: metadata_of(pre="viking"), "pre = 'viking'; accepted"),
+    (lambda: without(metadata_of(), "pre"), "pre = 'default'; acc"),
+    (lambda: without(metadata_of(), "merges"), "without merges"),
+    (lambda: without(metadata_of(), "tokens"), "without tokens"),
     (lambda: without(sentence_piece(), "scores"), "without scores"),
-    (lambda: metadata_of(smollm(), eos=999), "eos_token_id = 999; it must be"),
+    (lambda: metadata_of(eos=999), "eos_token_id = 999; it must be"),
     (lambda: without(sentence_piece(), "token_type", "tokens"), "without tok"),
     (lambda: typed("tokens", [1, 2]), "tokens that is not a list of str"),
     (lambda: typed("token_type", [1]), "tokens and 1 token types"),
   ],
 )
-def test_tokenizers_that_are_refused(tmp_path, change, sentence):
-  path = write(tmp_path / "m.gguf", change=change())
+def test_tokenizers_that_are_refused(tokenizer_of, change, sentence):
   with pytest.raises(ValueError, match=sentence):
-    checkpoints.load_tokenizer(path)
+    tokenizer_of(change())
