@@ -35,8 +35,6 @@ _GELU = {
   "hidden_activation": ("gelu_pytorch_tanh",),
   "use_bidirectional_attention": (False, None),
 }
-
-
 # Meaning of missing keys, unless an architecture overrides it.
 LLAMA_ABSENT = {
   "rms_norm_eps": 1e-6,
@@ -46,13 +44,7 @@ LLAMA_ABSENT = {
 
 
 # Whether a layer has a sliding window, in configs without layer_types.
-def _none(config: Mapping[str, Any], layer: int) -> bool:
-  del config, layer
-  return False
-
-
-def _all(config: Mapping[str, Any], layer: int) -> bool:
-  del layer
+def _all(config: Mapping[str, Any], _: int) -> bool:
   return config["sliding_window"] is not None
 
 
@@ -100,11 +92,9 @@ _GEMMA_ABSENT = {
 _EXPERTS = {"experts_per_token": "num_experts_per_tok"}
 
 ARCHITECTURES = {
-  "LlamaForCausalLM": Architecture("llama", _none),
+  "LlamaForCausalLM": Architecture("llama", lambda *_: False),
   "MistralForCausalLM": Architecture(
-    "mistral",
-    _all,
-    absent={"sliding_window": 4096, "num_key_value_heads": 8},
+    "mistral", _all, absent={"sliding_window": 4096, "num_key_value_heads": 8}
   ),
   "Qwen2ForCausalLM": Architecture(
     "qwen2", _late, implied={"qkv_bias": True}, absent=_QWEN

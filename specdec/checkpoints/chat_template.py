@@ -28,10 +28,9 @@ class ChatTemplate:
   def render(
     self, messages: Sequence[Mapping[str, str]], special: Mapping[str, str]
   ) -> str:
-    """Returns the text of a conversation.
+    """Returns the text of messages {'role': ..., 'content': ...}.
 
     Args:
-      messages: each {'role': ..., 'content': ...}.
       special: text of the special tokens, such as {'bos_token': '<s>'}.
 
     Raises:
@@ -57,16 +56,16 @@ class ChatTemplate:
       answer = process.stdout.readline() if ready else None
     except BrokenPipeError:
       answer = ""
-    if not (answer and answer.endswith("\n")):
+    if answer is None or not answer.endswith("\n"):
       self._stop()
       reason = "it ended its process"
       if answer is None:
         reason = f"it ran for more than {_SECONDS:g} s"
       raise ValueError(f"the chat template failed: {reason}")
-    answer = json.loads(answer)
-    if "error" in answer:
-      raise ValueError(f"the chat template failed: {answer['error']}")
-    return answer["text"]
+    text, error = json.loads(answer)
+    if error:
+      raise ValueError(f"the chat template failed: {error}")
+    return text
 
   def _stop(self) -> None:
     if self._process is not None:
@@ -109,9 +108,9 @@ def _serve() -> None:
   for line in sys.stdin:
     source, values = json.loads(line)
     try:
-      answer = {"text": compiled(source).render(**values)}
+      answer = compiled(source).render(**values), None
     except Exception as error:  # a template can raise anything
-      answer = {"error": str(error) or type(error).__name__}
+      answer = None, str(error) or type(error).__name__
     print(json.dumps(answer), flush=True)
 
 

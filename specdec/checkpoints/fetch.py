@@ -55,8 +55,7 @@ def fetch(name: str = MODEL, cache: str | Path | None = None) -> Path:
 
   Args:
     name: an existing path, which is returned unchanged; one of
-      `shipped.names()`; a key of PACKAGES; or a hub name like 'owner/name',
-      which is downloaded into the hub's cache.
+      `shipped.names()`; a key of PACKAGES; or a hub name like 'owner/name'.
     cache: folder for models from PACKAGES; None for $SPECDEC_CACHE or
       ~/.cache/specdec.
 

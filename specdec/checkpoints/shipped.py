@@ -10,11 +10,9 @@ from specdec.utils.spelling import choices
 
 FOLDER = Path(__file__).parent.parent / "shipped"
 TARGET, DRAFT = "stdlib-11m", "stdlib-1m"
-# The beginning of a Python function that is in none of the training data.
-PROMPT = FOLDER / "prompt.txt"
-# 32 prompts of the same kind, in JSON lines.
-PROMPTS = FOLDER / "prompts.jsonl"
-
+# The beginning of a Python function that is in none of the training data, and
+# 32 of them in JSON lines.
+PROMPT, PROMPTS = FOLDER / "prompt.txt", FOLDER / "prompts.jsonl"
 # Layers of TARGET to skip in drafting, chosen by choose_layers.py.
 SKIP = FOLDER / "drafters" / "skip.json"
 
@@ -25,10 +23,7 @@ def drafters() -> list[str]:
 
 
 def drafter(name: str) -> Path:
-  """Returns the file of a trained drafter.
-
-  Args:
-    name: one of `drafters()`, or a path.
+  """Returns the file of a trained drafter, one of `drafters()` or a path.
 
   Raises:
     FileNotFoundError: it is neither.

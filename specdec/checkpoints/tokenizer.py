@@ -19,12 +19,11 @@ from specdec.utils import files
 class Tokenizer:
   """A `tokenizers.Tokenizer` with a checkpoint's special tokens and template.
 
-  Attributes:
+  Args:
     special: text of 'bos_token', 'eos_token' and others, as far as defined.
     eos_ids: tokens that end a text.
     chat_template: Jinja source, or None.
-    limit: rows of the model's embedding, or None; `encode` rejects ids at or
-      above it.
+    limit: rows of the model's embedding: `encode` rejects ids at or above it.
   """
 
   def __init__(
@@ -67,10 +66,7 @@ class Tokenizer:
     return None if token is None else self._inner.token_to_id(token)
 
   def encode(self, text: str, add_special: bool = True) -> list[int]:
-    """Returns the ids of a text.
-
-    Args:
-      add_special: adds the special tokens that the model expects around it.
+    """Returns the ids of a text, by default with special tokens around it.
 
     Raises:
       ValueError: the text has a token without an embedding, or half of a
@@ -97,10 +93,7 @@ class Tokenizer:
     return self._inner.decode(ids, skip_special_tokens=skip_special)
 
   def chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
-    """Returns the ids of a conversation, up to the assistant's answer.
-
-    Args:
-      messages: each {'role': ..., 'content': ...}.
+    """Returns the ids of messages {'role': ..., 'content': ...}.
 
     Raises:
       ValueError: there is no chat template, or it rejects the messages, fails
@@ -126,8 +119,7 @@ class Tokenizer:
     config["clean_up_tokenization_spaces"] = False
     objects = {"tokenizer_config.json": config}
     if self.eos_ids:
-      ids = list(self.eos_ids)
-      objects["generation_config.json"] = {"eos_token_id": ids}
+      objects["generation_config.json"] = {"eos_token_id": list(self.eos_ids)}
     for name, content in objects.items():
       text = json.dumps(content, indent=2) + "\n"
       files.replace_file(directory / name, text)
@@ -138,10 +130,9 @@ class Tokenizer:
 class TextStream:
   """Decodes a growing list of ids into text without splitting characters.
 
-  The bytes of a character can be spread over several tokens. An incomplete one
-  decodes to U+FFFD, so text that ends with U+FFFD is held back. Each step
-  decodes only the tokens held back and those of the previous piece, which are
-  included because some decoders treat the first token of a text differently.
+  Text that ends with U+FFFD, an incomplete character, is held back. Each step
+  decodes only the tokens held back and those of the previous piece, because
+  some decoders treat the first token of a text differently.
 
   Byte-fallback decoders (SentencePiece) turn a whole run of byte tokens into
   U+FFFD if one character in it is invalid; text emitted before stays.

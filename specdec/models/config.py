@@ -97,64 +97,40 @@ class TransformerConfig:
 
   The defaults describe Llama. Qwen 2 sets `qkv_bias`, Qwen 3 `qk_norm`, Mixtral
   and Qwen 3 MoE the experts; options marked Gemma belong to Gemma 2 and 3. All
-  options are independent of each other.
-
-  Attributes:
-    vocab_size: V, rows of the embedding.
-    num_layers: L.
-    width: M, width of the residual stream.
-    mlp_width: inner width of the gated MLP, or of each expert.
-    num_heads: query heads, a multiple of num_kv_heads.
-    norm_epsilon: added to the mean square inside RMSNorm.
-    rope_theta: base of the rotary frequencies.
-    local_rope_theta: base of the rotary frequencies, unscaled, in layers with
-      a sliding window (Gemma 3); None: the same as elsewhere.
-    tied: whether the embedding is also the vocabulary projection.
-    windows: for each layer, None for full attention or the size of its sliding
-      window in positions (the token's included); () for full attention in all.
-    qkv_bias: whether the query, key and value projections have a bias.
-    qk_norm: whether each query and key head passes an RMSNorm before RoPE.
-    query_scalar: attention scores are divided by its square root; None means
-      head_dim. Checkpoints call it query_pre_attn_scalar (Gemma).
-    attention_softcap: c, for scores c tanh(s / c) (Gemma 2); None: no cap.
-    logit_softcap: the same for the logits (Gemma 2).
-    post_norms: whether the outputs of attention and MLP pass another RMSNorm
-      before they are added to the residual stream (Gemma).
-    norm_offset: whether RMSNorm multiplies by 1 + scale, not scale (Gemma).
-    scale_embedding: whether embeddings are multiplied by sqrt(width) (Gemma).
-    activation: of the MLP's gate, 'silu' or 'gelu_tanh' (Gemma).
-    num_experts: experts in each layer; 0 for a dense MLP without a router.
-    normalize_experts: whether the routing weights of a token sum to one.
-    dtype: 'float32' or 'bfloat16', of activations, KV cache and loaded weights.
-      Norms, softmax and logits are computed in float32 regardless.
+  options are independent of each other. Norms, softmax and logits are computed
+  in float32 in either dtype.
   """
 
   vocab_size: int
   num_layers: int
-  width: int
-  mlp_width: int
-  num_heads: int
+  width: int  # of the residual stream
+  mlp_width: int  # inner width of the gated MLP, or of each expert
+  num_heads: int  # of queries; a multiple of num_kv_heads
   num_kv_heads: int
   head_dim: int
-  norm_epsilon: float = 1e-5
-  rope_theta: float = 10_000.0
+  norm_epsilon: float = 1e-5  # added to the mean square inside RMSNorm
+  rope_theta: float = 10_000.0  # base of the rotary frequencies
   rope_scaling: RopeScaling | None = None
+  # Base, unscaled, in layers with a window (Gemma 3); None: as elsewhere.
   local_rope_theta: float | None = None
-  tied: bool = False
+  tied: bool = False  # the embedding is also the vocabulary projection
+  # For each layer None for full attention, or its sliding window in positions,
+  # the token's included; () for full attention in all.
   windows: tuple[int | None, ...] = ()
   qkv_bias: bool = False
-  qk_norm: bool = False
+  qk_norm: bool = False  # query and key heads pass an RMSNorm before RoPE
+  # Scores are divided by its square root (Gemma); None: by that of head_dim.
   query_scalar: float | None = None
-  attention_softcap: float | None = None
-  logit_softcap: float | None = None
-  post_norms: bool = False
-  norm_offset: bool = False
-  scale_embedding: bool = False
-  activation: str = "silu"
-  num_experts: int = 0
+  attention_softcap: float | None = None  # c of scores c tanh(s / c) (Gemma 2)
+  logit_softcap: float | None = None  # the same for the logits (Gemma 2)
+  post_norms: bool = False  # outputs of attention and MLP are normed (Gemma)
+  norm_offset: bool = False  # RMSNorm multiplies by 1 + scale (Gemma)
+  scale_embedding: bool = False  # embeddings times sqrt(width) (Gemma)
+  activation: str = "silu"  # of the MLP's gate; 'gelu_tanh' (Gemma)
+  num_experts: int = 0  # in each layer; 0: a dense MLP without a router
   experts_per_token: int = 0
-  normalize_experts: bool = True
-  dtype: str = "float32"
+  normalize_experts: bool = True  # a token's routing weights sum to one
+  dtype: str = "float32"  # of activations, KV cache and weights
 
   @property
   def counts(self) -> dict[str, int]:
