@@ -1,8 +1,10 @@
-"""GGUF files as llama.cpp's converter writes them, for tests to read."""
+"""Tokenizers, and GGUF files as llama.cpp's converter writes them."""
 
 import gguf
 import numpy as np
+import tokenizers
 from gguf import GGMLQuantizationType as Kind
+from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from specdec.checkpoints import names
 from specdec.models.config import TransformerConfig
@@ -24,6 +26,22 @@ def random_params(config=CONFIG):
     tensor.path: rng.normal(size=tensor.shape).astype(np.float32)
     for tensor in names.tensors(config)
   }
+
+
+def byte_level(specials, *splitters):
+  """Trains a small byte-level BPE whose ids begin with the special tokens."""
+  inner = tokenizers.Tokenizer(models.BPE())
+  bytes_ = pre_tokenizers.ByteLevel(add_prefix_space=False)
+  inner.pre_tokenizer = pre_tokenizers.Sequence([*splitters, bytes_])
+  inner.decoder = decoders.ByteLevel()
+  trainer = trainers.BpeTrainer(
+    vocab_size=290,
+    special_tokens=list(specials),
+    initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+    show_progress=False,
+  )
+  inner.train_from_iterator(["the cat and the hat that sat 12 " * 9], trainer)
+  return inner
 
 
 def permute(weight, heads):

@@ -9,12 +9,11 @@ import gguf
 import jax
 import numpy as np
 import pytest
-import tokenizers
 from flax import traverse_util
 from gguf import GGMLQuantizationType as Kind
-from tokenizers import decoders, models, pre_tokenizers, trainers
+from tokenizers import pre_tokenizers
 
-from gguf_files import CONFIG, permute, random_params, write
+from gguf_files import CONFIG, byte_level, permute, random_params, write
 from specdec import checkpoints
 from specdec.checkpoints import gguf as reading
 from specdec.checkpoints import gguf_tokenizer
@@ -262,22 +261,8 @@ TEXTS = [
 
 @functools.cache
 def smollm():
-  inner = tokenizers.Tokenizer(models.BPE())
-  inner.pre_tokenizer = pre_tokenizers.Sequence(
-    [
-      pre_tokenizers.Digits(individual_digits=True),
-      pre_tokenizers.ByteLevel(add_prefix_space=False),
-    ]
-  )
-  inner.decoder = decoders.ByteLevel()
-  trainer = trainers.BpeTrainer(
-    vocab_size=290,
-    special_tokens=list(SPECIALS),
-    initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-    show_progress=False,
-  )
-  inner.train_from_iterator(["the cat and the hat that sat 12 " * 9], trainer)
-  return inner
+  digits = pre_tokenizers.Digits(individual_digits=True)
+  return byte_level(SPECIALS, digits)
 
 
 def metadata_of(model="gpt2", pre="smollm", eos=2, **flags):

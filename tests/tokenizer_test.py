@@ -5,8 +5,9 @@ import random
 
 import pytest
 import tokenizers
-from tokenizers import decoders, models, pre_tokenizers, processors, trainers
+from tokenizers import decoders, models, processors
 
+from gguf_files import byte_level
 from specdec import checkpoints
 from specdec.checkpoints import chat_template
 from specdec.checkpoints import tokenizer as wrapper
@@ -32,17 +33,7 @@ TEMPLATE = """{{ bos_token }}
 
 
 def train(specials=("<s>", "<|end|>", "<|user|>", "<|assistant|>")):
-  inner = tokenizers.Tokenizer(models.BPE())
-  inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-  inner.decoder = decoders.ByteLevel()
-  trainer = trainers.BpeTrainer(
-    vocab_size=300,
-    special_tokens=list(specials),
-    initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-    show_progress=False,
-  )
-  inner.train_from_iterator(["the cat and the hat that sat " * 9], trainer)
-  return inner
+  return byte_level(specials)
 
 
 @pytest.fixture

@@ -12,7 +12,6 @@ all variants are recorded. A new family is one row of VARIANTS.
 
 import sys
 from pathlib import Path
-from typing import Any, NamedTuple
 
 from absl import app, flags
 
@@ -32,6 +31,7 @@ COMMON = {
   "initializer_range": 0.25,
   "tie_word_embeddings": False,
 }
+LINEAR = {"rope_type": "linear", "rope_theta": 500.0, "factor": 3.0}
 GEMMA = {
   "num_key_value_heads": 2,
   "head_dim": 12,
@@ -48,19 +48,13 @@ QWEN3_MOE = {
 }
 
 
-class Variant(NamedTuple):
-  """One recorded model: its model_type in transformers, its own options."""
-
-  model_type: str
-  options: dict[str, Any]
-
-
+# Name -> model_type in transformers and options beyond COMMON.
 VARIANTS = {
   # One key/value head a query head, as Llama 1 and 2 have it.
-  "llama_mha": Variant("llama", {"rms_norm_eps": 1e-5}),
+  "llama_mha": ("llama", {"rms_norm_eps": 1e-5}),
   # Of the wavelengths 6, 20, 63, ... the first is kept, the second lies in the
   # smooth passage (8 to 32) and the others are stretched.
-  "llama_gqa_llama3": Variant(
+  "llama_gqa_llama3": (
     "llama",
     {
       "num_key_value_heads": 2,
@@ -76,28 +70,17 @@ VARIANTS = {
       },
     },
   ),
-  "llama_linear": Variant(
+  "llama_linear": (
     "llama",
-    {
-      "num_key_value_heads": 1,
-      "rope_parameters": {
-        "rope_type": "linear",
-        "rope_theta": 500.0,
-        "factor": 3.0,
-      },
-    },
+    {"num_key_value_heads": 1, "rope_parameters": LINEAR},
   ),
   # Two layers of window 5 see 8 positions back: less than the text.
-  "mistral_window": Variant(
+  "mistral_window": (
     "mistral",
-    {
-      "num_key_value_heads": 2,
-      "head_dim": 12,
-      "sliding_window": 5,
-    },
+    {"num_key_value_heads": 2, "head_dim": 12, "sliding_window": 5},
   ),
   # The second layer of two has the window.
-  "qwen2_window": Variant(
+  "qwen2_window": (
     "qwen2",
     {
       "num_key_value_heads": 2,
@@ -106,12 +89,12 @@ VARIANTS = {
       "max_window_layers": 1,
     },
   ),
-  "qwen3": Variant(
+  "qwen3": (
     "qwen3",
     {"num_key_value_heads": 2, "head_dim": 12, "tie_word_embeddings": True},
   ),
   # The caps of the released model, 50 and 30, would not show: these do.
-  "gemma2": Variant(
+  "gemma2": (
     "gemma2",
     GEMMA
     | {
@@ -121,7 +104,7 @@ VARIANTS = {
     },
   ),
   # Layers 0 and 1 have the window, 2 sees all, 3 has it again.
-  "gemma3": Variant(
+  "gemma3": (
     "gemma3_text",
     GEMMA
     | {
@@ -129,16 +112,12 @@ VARIANTS = {
       "sliding_window": 5,
       "sliding_window_pattern": 3,
       "rope_parameters": {
-        "full_attention": {
-          "rope_type": "linear",
-          "rope_theta": 500.0,
-          "factor": 3.0,
-        },
+        "full_attention": LINEAR,
         "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
       },
     },
   ),
-  "mixtral": Variant(
+  "mixtral": (
     "mixtral",
     {
       "intermediate_size": 24,
@@ -149,8 +128,8 @@ VARIANTS = {
     },
   ),
   # A one-token pass of two rows reads four of eight experts.
-  "qwen3_moe": Variant("qwen3_moe", QWEN3_MOE),
-  "qwen3_moe_normalized": Variant(
+  "qwen3_moe": ("qwen3_moe", QWEN3_MOE),
+  "qwen3_moe_normalized": (
     "qwen3_moe",
     QWEN3_MOE | {"norm_topk_prob": True, "num_experts_per_tok": 3},
   ),
@@ -161,16 +140,15 @@ _OUTPUT = flags.DEFINE_string(
 )
 
 
-def record(variant: Variant, folder: Path) -> str:
+def record(name: str, folder: Path) -> str:
   """Writes one variant's three files; returns a line about them."""
   import torch
   import transformers
   from safetensors.torch import save_file
 
   torch.manual_seed(SEED)
-  config = transformers.AutoConfig.for_model(
-    variant.model_type, **(COMMON | variant.options)
-  )
+  model_type, options = VARIANTS[name]
+  config = transformers.AutoConfig.for_model(model_type, **(COMMON | options))
   model = transformers.AutoModelForCausalLM.from_config(
     config, dtype=torch.float32, attn_implementation="eager"
   )
@@ -208,7 +186,7 @@ def main(argv):
   transformers.utils.logging.disable_progress_bar()
   print(f"torch {torch.__version__}, transformers {transformers.__version__}")
   for name in names:
-    line = record(VARIANTS[name], Path(_OUTPUT.value) / name)
+    line = record(name, Path(_OUTPUT.value) / name)
     print(f"{name}: {line}")
 
 
