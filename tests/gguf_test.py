@@ -301,7 +301,7 @@ def test_byte_level_from_metadata(tmp_path):
     assert rebuilt.decode(ids, skip_special=False) == text
   assert rebuilt.encode("<|im_start|>") == [3]
   assert rebuilt.eos_ids == checkpoints.load(path).eos_ids == (2, 3)
-  assert rebuilt.bos_id == 1
+  assert rebuilt.special["bos_token"] == "<s>"
   assert rebuilt.chat([{"role": "user", "content": "cat"}])[0] == 3
 
 

@@ -62,7 +62,7 @@ def test_encode_and_decode(directory):
   tokenizer = checkpoints.load_tokenizer(directory)
   for text in TEXTS:
     ids = tokenizer.encode(text)
-    assert ids[0] == tokenizer.bos_id
+    assert ids[0] == 0
     assert tokenizer.encode(text, add_special=False) == ids[1:]
     assert tokenizer.decode(ids) == text
     assert tokenizer.decode(ids, skip_special=False) == "<s>" + text
@@ -94,10 +94,9 @@ def test_chat(directory):
   tokenizer = checkpoints.load_tokenizer(directory)
   messages = [{"role": "user", "content": "the hat"}]
   text = "<s><|user|>the hat<|end|>\n<|assistant|>"
-  assert tokenizer.chat_text(messages) == text
   ids = tokenizer.chat(messages)
+  assert tokenizer.decode(ids, skip_special=False) == text
   assert ids == tokenizer.encode(text, add_special=False)
-  assert ids.count(tokenizer.bos_id) == 1
   with pytest.raises(ValueError, match="chat template failed: no tools"):
     tokenizer.chat([{"role": "tool", "content": ""}])
 
@@ -107,8 +106,8 @@ def test_chat_template_file_goes_first(directory):
   (directory / "chat_template.jinja").write_text(template)
   tokenizer = checkpoints.load_tokenizer(directory)
   messages = [{"role": "user", "content": "<é>"}]
-  written = '[{"role": "user", "content": "<é>"}]%'
-  assert tokenizer.chat_text(messages) == written
+  text = '[{"role": "user", "content": "<é>"}]%'
+  assert tokenizer.decode(tokenizer.chat(messages)) == text
 
 
 @pytest.mark.parametrize(
@@ -154,7 +153,7 @@ def test_an_endless_chat_template_is_stopped(directory, monkeypatch):
   tokenizer.chat_template = "{{ messages[0].content }}"
   message = {"role": "user", "content": "a\nb"}
   for _ in range(2):
-    assert tokenizer.chat_text([message]) == "a\nb"
+    assert tokenizer.decode(tokenizer.chat([message])) == "a\nb"
 
 
 @pytest.mark.parametrize(
@@ -180,7 +179,8 @@ def test_half_a_surrogate_pair_is_refused(directory):
 def test_named_chat_templates(directory):
   templates = [{"name": "default", "template": "x{{ bos_token }}"}]
   write(directory / "tokenizer_config.json", chat_template=templates)
-  assert checkpoints.load_tokenizer(directory).chat_text([]) == "x"
+  tokenizer = checkpoints.load_tokenizer(directory)
+  assert tokenizer.decode(tokenizer.chat([])) == "x"
 
 
 def test_damaged_and_absent(directory):
@@ -221,8 +221,8 @@ def metaspace():
   return inner
 
 
-def in_pieces(tokenizer, ids, rng, **options):
-  stream = checkpoints.TextStream(tokenizer, **options)
+def in_pieces(tokenizer, ids, rng):
+  stream = checkpoints.TextStream(tokenizer)
   pieces, start = [], 0
   while start < len(ids):
     stop = start + rng.randrange(1, 5)
@@ -234,8 +234,7 @@ def in_pieces(tokenizer, ids, rng, **options):
 
 
 @pytest.mark.parametrize("make", [train, metaspace])
-@pytest.mark.parametrize("skip_special", [True, False])
-def test_stream_equals_decode(make, skip_special):
+def test_stream_equals_decode(make):
   tokenizer = checkpoints.Tokenizer(make())
   rng = random.Random(0)
   words = [tokenizer.encode(c, add_special=False) for c in "aé漢😀 \n1"]
@@ -244,8 +243,7 @@ def test_stream_equals_decode(make, skip_special):
   for _ in range(300):
     texts.append([i for word in rng.choices(words, k=20) for i in word])
   for ids in texts:
-    text = in_pieces(tokenizer, ids, rng, skip_special=skip_special)
-    assert text == tokenizer.decode(ids, skip_special)
+    assert in_pieces(tokenizer, ids, rng) == tokenizer.decode(ids)
 
 
 @pytest.mark.parametrize("make", [train, metaspace])

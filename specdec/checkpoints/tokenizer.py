@@ -56,15 +56,6 @@ class Tokenizer:
     """One more than the highest id, including added tokens."""
     return len(self.tokens)
 
-  @property
-  def bos_id(self) -> int | None:
-    """Id of the token that begins a text, or None."""
-    return self.token_id(self.special.get("bos_token"))
-
-  def token_id(self, token: str | None) -> int | None:
-    """Returns the id of a token, or None if it is not in the vocabulary."""
-    return None if token is None else self._inner.token_to_id(token)
-
   def encode(self, text: str, add_special: bool = True) -> list[int]:
     """Returns the ids of a text, by default with special tokens around it.
 
@@ -99,16 +90,12 @@ class Tokenizer:
       ValueError: there is no chat template, or it rejects the messages, fails
         or takes too long.
     """
-    # The template writes the special tokens itself.
-    return self.encode(self.chat_text(messages), add_special=False)
-
-  def chat_text(self, messages: Sequence[Mapping[str, str]]) -> str:
-    """Renders the text that `chat` encodes; raises as `chat`."""
     if self.chat_template is None:
       raise ValueError("this tokenizer has no chat template; use encode")
     if self._template is None or self._template.source != self.chat_template:
       self._template = ChatTemplate(self.chat_template)
-    return self._template.render(messages, self.special)
+    text = self._template.render(messages, self.special)
+    return self.encode(text, add_special=False)  # the template writes them
 
   def save(self, directory: str | Path) -> None:
     """Writes the files that `from_directory` and transformers read."""
@@ -138,10 +125,8 @@ class TextStream:
   U+FFFD if one character in it is invalid; text emitted before stays.
   """
 
-  def __init__(self, tokenizer: Tokenizer, skip_special: bool = True):
-    self._decode = functools.partial(
-      tokenizer.decode, skip_special=skip_special
-    )
+  def __init__(self, tokenizer: Tokenizer):
+    self._decode = tokenizer.decode
     self._ids: list[int] = []  # of the previous piece, then those held back
     self._num_emitted = 0  # how many of them belong to the previous piece
 
