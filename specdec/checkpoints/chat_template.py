@@ -1,9 +1,8 @@
 """Renders chat templates in a subprocess with time and memory limits.
 
 A template is untrusted code from the checkpoint. Jinja's sandbox bars it from
-files and attributes; the subprocess bounds its memory and time. The subprocess
-runs this file as a script: it imports nothing but Jinja, and reads and answers
-one line of JSON for each conversation.
+files and attributes; the subprocess bounds its memory and time. It runs this
+file as a script, which answers one line of JSON for each conversation.
 """
 
 import atexit
@@ -29,9 +28,6 @@ class ChatTemplate:
     self, messages: Sequence[Mapping[str, str]], special: Mapping[str, str]
   ) -> str:
     """Returns the text of messages {'role': ..., 'content': ...}.
-
-    Args:
-      special: text of the special tokens, such as {'bos_token': '<s>'}.
 
     Raises:
       ValueError: the template is invalid, rejects the messages, or takes more

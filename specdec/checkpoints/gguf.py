@@ -76,12 +76,7 @@ class Weights:
   """Tensors and metadata of a GGUF file."""
 
   def __init__(self, path: Path):
-    """Opens the file and reads its index.
-
-    Raises:
-      FileNotFoundError: the file does not exist.
-      ValueError: it is not a GGUF file, or damaged.
-    """
+    """Reads the index; raises FileNotFoundError, or ValueError if damaged."""
     if not path.is_file():
       raise FileNotFoundError(f"{path} does not exist")
     try:
@@ -113,12 +108,8 @@ class Weights:
   ) -> np.ndarray:
     """Reads a tensor, or a slice of it, as float32.
 
-    Args:
-      spec: undoes llama.cpp's row order and norm offset of this tensor; None
-        returns the values as stored.
-
-    Raises:
-      ValueError: the gguf package cannot dequantise its type.
+    With `spec`, llama.cpp's row order and norm offset are undone. Raises
+    ValueError where the gguf package cannot dequantise its type.
     """
     # Slices are read in turn: their tensor is dequantised once.
     if self._last[0] != (name, spec):
@@ -141,11 +132,7 @@ class Weights:
     return array - np.float32(spec.gguf_offset) if spec.gguf_offset else array
 
   def get(self, key: str, default: Any = None) -> Any:
-    """Returns a metadata value, or `default` if the key is absent.
-
-    Raises:
-      ValueError: the value is not valid UTF-8.
-    """
+    """Returns a metadata value; raises ValueError if it is not UTF-8."""
     field = self._fields.get(key)
     try:
       return default if field is None else field.contents()
@@ -162,11 +149,7 @@ class Weights:
     return self.get(f"{self.architecture}.{key}", default)
 
   def number(self, key: str, default: Any = None) -> Any:
-    """Returns an option that must be a number.
-
-    Raises:
-      ValueError: it is none below 1e38, or absent without a default.
-    """
+    """Returns an option; raises ValueError unless it is below 1e38."""
     value = self.option(key, default)
     # Written so that NaN fails the comparison.
     if type(value) not in (int, float) or not abs(value) < 1e38:
@@ -177,7 +160,7 @@ class Weights:
     return value
 
   def count(self, key: str, default: Any = None) -> int:
-    """Returns an option that must be an integer; raises as `number`."""
+    """Returns an option; raises as `number`, and unless it is an integer."""
     value = self.number(key, default)
     if type(value) is not int:
       raise ValueError(
@@ -190,8 +173,7 @@ class Weights:
 def unpermute(weight: np.ndarray, heads: int) -> np.ndarray:
   """Reorders rows [heads, dim/2, 2] to [heads, 2, dim/2].
 
-  llama.cpp rotates pairs (2i, 2i+1) and Hugging Face pairs (i, i + dim/2); the
-  converter of llama.cpp permutes query and key rows to compensate.
+  llama.cpp rotates pairs (2i, 2i+1) and Hugging Face pairs (i, i + dim/2).
   """
   rows = weight.shape[0]
   pairs = weight.reshape(heads, rows // heads // 2, 2, *weight.shape[1:])
@@ -199,10 +181,7 @@ def unpermute(weight: np.ndarray, heads: int) -> np.ndarray:
 
 
 def config(weights: Weights, dtype: str) -> TransformerConfig:
-  """Parses the metadata of a file.
-
-  Args:
-    dtype: 'float32' or 'bfloat16', to load the weights in.
+  """Parses the metadata of a file, to load the weights in `dtype`.
 
   Raises:
     ValueError: the architecture or an option is not implemented, or a size is

@@ -67,12 +67,8 @@ PRE_TOKENIZERS = {
 def from_gguf(weights: Weights, limit: int | None = None) -> Tokenizer | None:
   """Builds the tokenizer of a file, or returns None if it has none.
 
-  Args:
-    limit: rows of the model's embedding; see Tokenizer.
-
   Raises:
-    ValueError: the tokenizer is of a kind that is not implemented, or
-      incomplete.
+    ValueError: it is of a kind that is not implemented, or incomplete.
   """
   kind = weights.get(_KEY + "model")
   if kind is None:

@@ -52,16 +52,11 @@ _ROPE_FIELDS = {
 def parse(
   config: Mapping[str, Any], source: str, dtype: str
 ) -> TransformerConfig:
-  """Converts a decoded config.json.
-
-  Args:
-    config: the decoded object.
-    source: names the file in errors.
-    dtype: 'float32' or 'bfloat16', to load the weights in.
+  """Converts a decoded config.json, to load the weights in `dtype`.
 
   Raises:
     ValueError: the architecture or an option is not implemented, or a size is
-      missing.
+      missing; the message begins with `source`.
   """
   names = config.get("architectures") or []
   names = list(map(str, names if isinstance(names, list) else [names]))

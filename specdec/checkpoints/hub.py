@@ -23,9 +23,6 @@ def is_hub_name(source: str) -> bool:
 def resolve(source: str | Path, patterns: tuple[str, ...] = ALL_FILES) -> Path:
   """Returns the checkpoint directory or the GGUF file of a path or hub name.
 
-  Args:
-    patterns: files to download from the hub.
-
   Raises:
     FileNotFoundError: nothing of that name exists locally or on the hub.
     ValueError: its weights are in no supported format.

@@ -25,9 +25,7 @@ _SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token")
 def read_json(path: Path, required: bool = False) -> dict[str, Any]:
   """Reads a JSON object; returns {} if the file is absent and not required.
 
-  Raises:
-    FileNotFoundError: the file is absent and required.
-    ValueError: the file does not hold a JSON object.
+  Raises FileNotFoundError, or ValueError if it does not hold a JSON object.
   """
   if not path.is_file():
     if required:
@@ -43,11 +41,7 @@ def read_json(path: Path, required: bool = False) -> dict[str, Any]:
 
 
 def open_safetensors(path: Path, framework: str) -> safe_open:
-  """Opens a safetensors file, whose arrays are those of `framework`.
-
-  Raises:
-    ValueError: the file is damaged.
-  """
+  """Opens a safetensors file; raises ValueError if it is damaged."""
   try:
     return safe_open(path, framework=framework)
   except SafetensorError as error:
@@ -70,10 +64,8 @@ def config(directory: Path, dtype: str) -> TransformerConfig:
 def eos_tokens(directory: Path) -> tuple[int | str, ...]:
   """Returns the ids or texts that end a text, from the first file with any.
 
-  The files are searched in the order of transformers' generation.
-
-  Raises:
-    ValueError: an eos_token_id is not a valid id.
+  The files are in the order of transformers' generation. Raises ValueError
+  where an eos_token_id is not a valid id.
   """
   for name in ("generation_config.json", "config.json"):
     ids = read_json(directory / name).get("eos_token_id")
@@ -91,11 +83,7 @@ def eos_tokens(directory: Path) -> tuple[int | str, ...]:
 
 
 def special_tokens(directory: Path) -> dict[str, str]:
-  """Returns name -> text of the special tokens in tokenizer_config.json.
-
-  Raises:
-    ValueError: one is not a string.
-  """
+  """Returns name -> text of the special tokens in tokenizer_config.json."""
   path = directory / "tokenizer_config.json"
   special = {}
   for name, value in read_json(path).items():
@@ -137,10 +125,9 @@ class Weights:
   def read(
     self, name: str, tensor: names.Tensor, index: tuple[slice, ...] = ()
   ) -> np.ndarray:
-    """Reads a tensor, or only a slice of it, in its stored dtype.
+    """Reads a slice of a tensor in its stored dtype.
 
-    Raises:
-      ValueError: it is not stored as floating point of 16 bits or more.
+    Raises ValueError unless that is floating point of 16 bits or more.
     """
     del tensor  # only GGUF files need conversion
     stored = self._files[name].get_slice(name)

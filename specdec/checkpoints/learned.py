@@ -54,10 +54,7 @@ def fingerprint(target: Checkpoint) -> dict[str, str]:
 
   Samples some values of every tensor and rounds them to bfloat16, so that the
   dtype a target is loaded in makes no difference. Of the tokenizer only the
-  vocabulary enters, not how it splits text.
-
-  Returns:
-    A hash for each of 'config', 'tokenizer' and 'weights'.
+  vocabulary enters.
   """
   config = dataclasses.asdict(target.config)
   del config["dtype"]

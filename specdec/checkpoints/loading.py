@@ -138,8 +138,7 @@ def random_checkpoint(
 def load_tokenizer(source: str | Path) -> tokenizer.Tokenizer:
   """Loads only the tokenizer of a checkpoint.
 
-  Args:
-    source: as for `load`, or a directory with just a tokenizer.
+  The source may also be a directory with just a tokenizer.
 
   Raises:
     FileNotFoundError: the source is absent or has no tokenizer.

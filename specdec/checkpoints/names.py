@@ -113,11 +113,6 @@ def check(
 ) -> None:
   """Compares names and shapes before any weight is read.
 
-  Args:
-    expected: name in the file -> shape that the config requires.
-    actual: name -> shape of each tensor in the file.
-    source: names the file in errors.
-
   Raises:
     ValueError: a tensor is missing, unexpected, or of another shape.
   """

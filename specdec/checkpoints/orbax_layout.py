@@ -1,9 +1,8 @@
 """Model directories with weights in an Orbax checkpoint.
 
 The checkpoint is in orbax/, next to the config.json and tokenizer of a Hugging
-Face directory, and uses the paths of the Flax parameter tree. Orbax reads and
-writes arrays shard by shard, which suits meshes. Invariant: orbax/ is renamed
-into place once it is complete.
+Face directory, and uses the paths of the Flax parameter tree. Invariant: orbax/
+is renamed into place once it is complete.
 """
 
 from pathlib import Path
@@ -28,12 +27,7 @@ def has_weights(directory: Path) -> bool:
 def save(
   directory: str | Path, params: dict, config: TransformerConfig
 ) -> None:
-  """Writes config.json and orbax/ for `load`, replacing existing ones.
-
-  Raises:
-    ValueError: params do not match config, or no Hugging Face architecture
-      can express the config.
-  """
+  """Writes config.json and orbax/, replacing them; raises `write_config`'s."""
   directory = Path(directory).absolute()
   huggingface.write_config(directory, params, config)
   with ocp.StandardCheckpointer() as checkpointer:
@@ -46,10 +40,7 @@ def read(
   dtype: str,
   shardings: dict | None = None,
 ) -> dict:
-  """Reads the parameters of a directory in `dtype`.
-
-  Args:
-    shardings: a tree like the parameters'; None for the first local device.
+  """Reads the parameters, by default onto the first local device.
 
   Raises:
     ValueError: a tensor is missing, unexpected or of the wrong shape, or a file

@@ -23,11 +23,7 @@ def drafters() -> list[str]:
 
 
 def drafter(name: str) -> Path:
-  """Returns the file of a trained drafter, one of `drafters()` or a path.
-
-  Raises:
-    FileNotFoundError: it is neither.
-  """
+  """Returns the file of a drafter, by name or path; or FileNotFoundError."""
   if name in drafters():
     return FOLDER / "drafters" / f"{name}.safetensors"
   path = Path(name).expanduser()

@@ -181,11 +181,7 @@ def check_vocabulary(
   target: Tokenizer | None = None,
   draft: Tokenizer | None = None,
 ) -> None:
-  """Compares vocabulary sizes and, if both tokenizers are given, the tokens.
-
-  Raises:
-    ValueError: they differ.
-  """
+  """Raises ValueError if sizes differ, or the tokens of both tokenizers."""
   if target_size != draft_size:
     raise ValueError(
       f"the target has {target_size} token ids and the draft {draft_size}; "
@@ -202,9 +198,6 @@ def from_directory(
   directory: Path, limit: int | None = None
 ) -> Tokenizer | None:
   """Loads a directory's tokenizer; None if there is no tokenizer.json.
-
-  Args:
-    limit: rows of the model's embedding; see Tokenizer.
 
   Raises:
     ValueError: a file is damaged, or an end token is not in the vocabulary.

@@ -1,8 +1,4 @@
-"""Configuration of a decoder-only transformer, as plain data.
-
-Separate from the model's code, so that the roofline model can estimate costs
-without importing it.
-"""
+"""Configuration of a decoder-only transformer, for models and cost models."""
 
 import dataclasses
 import math
@@ -26,11 +22,7 @@ GEMMA = {
 
 
 def check_limits(num_layers: int, num_experts: int) -> None:
-  """Rejects absurd sizes before anything is allocated for each layer.
-
-  Raises:
-    ValueError: layers, or experts of a layer, are beyond any published model.
-  """
+  """Raises ValueError for more layers or experts than any published model."""
   if num_layers > _MAX_LAYERS:
     raise ValueError(
       f"num_layers = {num_layers:,}; at most {_MAX_LAYERS:,} are accepted"

@@ -1,9 +1,8 @@
 """Mixture-of-experts MLP with top-k routing and no token dropping.
 
 Routes as Mixtral does (arXiv:2401.04088): softmax over all experts, then the k
-most probable, weighted by their probabilities. No token is dropped, so the
-output of a token does not depend on its neighbours and speculation stays
-lossless.
+most probable, weighted by their probabilities. Invariant: a token's output does
+not depend on its neighbours, so speculation stays lossless.
 """
 
 import functools
@@ -37,9 +36,8 @@ class Weight(nn.Module):
 class Experts(nn.Module):
   """Sums the outputs of the experts that a router chooses for each token.
 
-  For many tokens it runs every expert on every token and weights most outputs
-  by zero, which is simple rather than fast. For few tokens it gathers only the
-  weights of the chosen experts.
+  Runs every expert on every token, weighting most outputs by zero; for few
+  tokens it gathers only the weights of the chosen experts.
   """
 
   config: TransformerConfig

@@ -74,8 +74,7 @@ def specs(config: TransformerConfig) -> dict[str, ParamSpec]:
 def shardings(config: TransformerConfig, placement: sharding.Placement) -> dict:
   """Returns the NamedSharding of every parameter, as a tree like the params.
 
-  Raises:
-    ValueError: an axis is not divisible by the devices that it is split over.
+  Raises ValueError where an axis is not divisible by its devices.
   """
   return traverse_util.unflatten_dict(
     {

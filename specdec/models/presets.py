@@ -13,12 +13,7 @@ from specdec.utils.spelling import choices
 
 
 def _config(options: dict[str, Any], *sizes: int) -> TransformerConfig:
-  """Builds a config; its layers repeat the pattern of options['windows'].
-
-  Args:
-    options: fields of TransformerConfig.
-    *sizes: values of config.SIZES.
-  """
+  """Builds a config; `sizes` are SIZES, options['windows'] is repeated."""
   windows = options.get("windows", ()) * sizes[0]
   fields = options | dict(zip(SIZES, sizes, strict=True))
   return TransformerConfig(**fields | {"windows": windows[: sizes[0]]})
@@ -124,15 +119,7 @@ def names() -> list[str]:
 
 
 def get(name: str, dtype: str = "float32") -> TransformerConfig:
-  """Returns the config of a published decoder.
-
-  Args:
-    name: one of `names()`.
-    dtype: 'float32' or 'bfloat16'.
-
-  Raises:
-    ValueError: there is no such preset.
-  """
+  """Returns the config of a decoder; raises ValueError if it is unknown."""
   if name not in _PRESETS:
     raise ValueError(f"preset {name!r} is unknown; {choices(name, names())}")
   return dataclasses.replace(_PRESETS[name], dtype=dtype)

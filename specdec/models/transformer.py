@@ -94,11 +94,9 @@ def rope_frequencies(
 def rope_angles(
   config: TransformerConfig, position: jax.Array, window: int | None
 ) -> tuple[jax.Array, jax.Array]:
-  """Returns (cos, sin) of the rotary angles, each [B, T, 1, head_dim / 2].
+  """Returns (cos, sin) at position [B, T], each [B, T, 1, head_dim / 2].
 
-  Args:
-    position: [B, T].
-    window: sliding window of the layer, which selects the rotary base.
+  The sliding window of the layer selects the rotary base.
   """
   theta, scaling = config.rope_theta, config.rope_scaling
   if window is not None and config.local_rope_theta is not None:
@@ -304,11 +302,7 @@ class Transformer(nn.Module):
 
 @cached
 def model(config: TransformerConfig, place: Place | None = None) -> Model:
-  """Builds the decoder of a config as pure functions.
-
-  Args:
-    place: a sharding.Placement; None for one device.
-  """
+  """Builds a decoder; `place` is a sharding.Placement, None for one device."""
   module = Transformer(config, place or sharding.anywhere)
 
   def apply(params, tokens, cache, **options):
@@ -336,9 +330,6 @@ def init_params(config: TransformerConfig, key: jax.Array):
 
   Outside jit the tensors are drawn one at a time, since the random bits of all
   of them together take several times their memory.
-
-  Returns:
-    A nested dict of arrays.
   """
   cache = jax.eval_shape(lambda: model(config).init_cache(1, 2))
   tokens = jax.ShapeDtypeStruct((1, 1), jnp.int32)

@@ -61,10 +61,9 @@ def _literal(text: str):
 
 
 def split(text: str, separator: str) -> Iterator[str]:
-  """Splits at separators that are in no brackets and no quotes.
+  """Splits at separators outside brackets and quotes.
 
-  Raises:
-    ValueError: brackets or quotes are not closed.
+  Raises ValueError where these are not closed.
   """
   depth, quote, begin = 0, "", 0
   for i, character in enumerate(text):
@@ -117,10 +116,7 @@ def parse_all(text: str) -> list[Call]:
 
 
 def find(call: Call, ours: Mapping[str, Callable]) -> Callable:
-  """Returns the function that a call names.
-
-  Args:
-    ours: by name, those that need no file or module.
+  """Returns the function that a call names, of `ours` or of a file or module.
 
   Raises:
     ValueError: there is none; the valid names are listed.
@@ -185,11 +181,7 @@ def _module(place: str):
 def bind(
   call: Call, function: Callable, context: Mapping[str, Any]
 ) -> inspect.BoundArguments:
-  """Binds a call's arguments, and what the function takes of a context.
-
-  Args:
-    context: by parameter name; only those that the function has and the call
-      does not give are passed.
+  """Binds a call's arguments, and the parameters it leaves to the context.
 
   Raises:
     ValueError: the arguments do not fit; the message shows the signature.

@@ -97,11 +97,8 @@ def replace_file(
 ) -> None:
   """Writes a file atomically: it has either its old or its new content.
 
-  Args:
-    content: text, bytes, or a function that writes to an open binary file.
-
-  Raises:
-    NotWritten: the disk is full, for example.
+  A function as `content` writes to an open binary file. Raises NotWritten where
+  the disk is full, for example.
   """
   if not callable(content):
     data = content.encode() if isinstance(content, str) else content
@@ -144,11 +141,8 @@ def replace_folder(
 ) -> None:
   """Replaces a folder as a whole: it has either its old or its new files.
 
-  Args:
-    write: creates and fills the folder that it is given.
-
-  Raises:
-    NotWritten: the disk is full, for example.
+  `write` creates and fills the folder that it is given. Raises NotWritten where
+  the disk is full, for example.
   """
   target = Path(path).resolve()  # keeps symbolic links
   scratch, old = (target.with_name(f".{target.name}{x}") for x in ("", ".old"))
@@ -207,9 +201,7 @@ def differences(
 ) -> list[str]:
   """Lists the entries of nested dicts that differ, as 'name: old -> new'.
 
-  Args:
-    free: names of entries to ignore, at any depth.
-    prefix: prepended to the names.
+  Ignores the names in `free` at any depth; `prefix` begins every name.
   """
   changes = []
   for name in sorted(before.keys() | now.keys()):
@@ -266,11 +258,7 @@ def claim(
 
 
 def append(path: Path, line: str) -> None:
-  """Appends to a file atomically, in the first process only.
-
-  Raises:
-    NotWritten: the disk is full, for example; the file is unchanged.
-  """
+  """Appends a line in the first process; raises NotWritten, leaving none."""
   if not multihost.is_first():
     return
   with naming_errors(path), path.open("ab", buffering=0) as file:
@@ -286,11 +274,7 @@ def append(path: Path, line: str) -> None:
 
 
 def read_json_lines(path: Path) -> list[dict]:
-  """Reads a log of JSON objects, without a last line that was cut short.
-
-  Raises:
-    ValueError: another line is not valid JSON.
-  """
+  """Reads a log of JSON objects, without lines that were cut short."""
   text = path.read_text(encoding="utf-8")
   return [json.loads(line) for line in text.splitlines() if line.endswith("}")]
 

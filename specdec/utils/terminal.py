@@ -64,11 +64,7 @@ class Painter:
   """Escapes text and, if colour is enabled, styles it by origin."""
 
   def __init__(self, mode: str, out: TextIO):
-    """Decides on colour.
-
-    Args:
-      mode: 'auto' (only on a terminal, without NO_COLOR), 'always' or 'never'.
-    """
+    """Styles 'always', 'never' or 'auto': on a terminal without NO_COLOR."""
     if mode not in ("auto", "always", "never"):
       raise ValueError(f"color = {mode!r}; accepted: auto, always, never")
     auto = out.isatty() and "NO_COLOR" not in os.environ
@@ -121,12 +117,7 @@ def table(rows: Sequence[tuple[str, str]]) -> str:
 
 @contextlib.contextmanager
 def progress(what: str, every: float = 15.0) -> Iterator[None]:
-  """Reports start, elapsed time and duration of the body on stderr.
-
-  Args:
-    what: name of the activity.
-    every: seconds between reports, which stand above a tqdm progress bar.
-  """
+  """Reports the body's start, elapsed time and duration on stderr."""
   start, ended = time.perf_counter(), threading.Event()
 
   def write(suffix: str = "") -> None:
