@@ -20,7 +20,7 @@ from specdec.models.config import (
   check_limits,
 )
 from specdec.models.transformer import rope_frequencies
-from specdec.utils.spelling import naming
+from specdec.utils.spelling import check_choice, naming
 
 # Fields of TransformerConfig in which each architecture differs from Llama.
 ARCHITECTURES = {
@@ -188,11 +188,8 @@ def config(weights: Weights, dtype: str) -> TransformerConfig:
       missing.
   """
   source, architecture = weights.source, weights.architecture
-  if architecture not in ARCHITECTURES:
-    raise ValueError(
-      f"{source} is of GGUF architecture {architecture!r}; accepted: "
-      f"{', '.join(ARCHITECTURES)}"
-    )
+  what = f"{source} is of GGUF architecture"
+  check_choice(what, architecture, ARCHITECTURES, "; accepted")
   number, count = weights.number, weights.count
   experts = count("expert_count", 0)
   # Only llama.cpp's behaviour for absent keys is implemented.

@@ -20,6 +20,7 @@ from tokenizers import (
 
 from specdec.checkpoints.gguf import Weights
 from specdec.checkpoints.tokenizer import Tokenizer
+from specdec.utils.spelling import check_choice
 
 _KEY = "tokenizer.ggml."
 # Values of token_type.
@@ -74,11 +75,8 @@ def from_gguf(weights: Weights, limit: int | None = None) -> Tokenizer | None:
   if kind is None:
     return None
   builders = {"gpt2": _byte_level, "llama": _sentence_piece}
-  if kind not in tuple(builders):  # a tuple, since kind may be unhashable
-    raise ValueError(
-      f"{weights.source} has a tokenizer of model {kind!r}; accepted: "
-      f"{', '.join(builders)}"
-    )
+  what = f"{weights.source} has a tokenizer of model"
+  check_choice(what, kind, builders, "; accepted")
   tokens = _list(weights, "tokens", str) or []
   kinds = _list(weights, "token_type", int) or [_NORMAL] * len(tokens)
   if tokens and len(kinds) != len(tokens):
@@ -169,11 +167,8 @@ def _byte_level(
 ) -> tuple[tokenizers.Tokenizer, bool]:
   """Builds a byte-level BPE; returns it and its default for add_bos."""
   pre = weights.get(_KEY + "pre", "default")
-  if pre not in tuple(PRE_TOKENIZERS):
-    raise ValueError(
-      f"{weights.source} has tokenizer.ggml.pre = {pre!r}; accepted: "
-      f"{', '.join(PRE_TOKENIZERS)}"
-    )
+  what = f"{weights.source} has tokenizer.ggml.pre ="
+  check_choice(what, pre, PRE_TOKENIZERS, "; accepted")
   merges = _list(weights, "merges", str)
   if merges is None:
     raise ValueError(f"{weights.source} has a gpt2 tokenizer without merges")

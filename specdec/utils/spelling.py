@@ -2,7 +2,7 @@
 
 import contextlib
 import difflib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 
 def choices(name: str, valid: Iterable[str]) -> str:
@@ -13,10 +13,15 @@ def choices(name: str, valid: Iterable[str]) -> str:
   return f"{hint}known: {', '.join(valid)}"
 
 
-def check_choice(what: str, value: object, valid: Sequence[str]) -> None:
-  """Raises ValueError unless `value` is one of the valid names."""
-  if value not in valid:
-    raise ValueError(f"{what} {value!r} is unknown; known: {', '.join(valid)}")
+def check_choice(
+  what: str,
+  value: object,
+  valid: Iterable[str],
+  verdict: str = " is unknown; known",
+) -> None:
+  """Raises ValueError unless `value`, of any type, is a valid name."""
+  if value not in (names := tuple(valid)):
+    raise ValueError(f"{what} {value!r}{verdict}: {', '.join(names)}")
 
 
 @contextlib.contextmanager

@@ -18,6 +18,7 @@ from typing import TextIO
 from tqdm import tqdm
 
 from specdec.types import ACCEPTED, BASELINE, BONUS, CORRECTION
+from specdec.utils.spelling import check_choice
 
 NAMES = {
   ACCEPTED: "accepted draft",
@@ -65,8 +66,7 @@ class Painter:
 
   def __init__(self, mode: str, out: TextIO):
     """Styles 'always', 'never' or 'auto': on a terminal without NO_COLOR."""
-    if mode not in ("auto", "always", "never"):
-      raise ValueError(f"color = {mode!r}; accepted: auto, always, never")
+    check_choice("color =", mode, ("auto", "always", "never"), "; accepted")
     auto = out.isatty() and "NO_COLOR" not in os.environ
     self.colored = mode == "always" or (mode == "auto" and auto)
 
