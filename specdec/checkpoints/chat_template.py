@@ -71,7 +71,9 @@ class ChatTemplate:
       self._process = None
 
 
-def _environment():
+def _serve() -> None:
+  """Answers every line of standard input until it is closed."""
+  import resource
   import time
 
   import jinja2
@@ -92,14 +94,7 @@ def _environment():
   environment.filters["tojson"] = to_json
   environment.globals["raise_exception"] = raise_exception
   environment.globals["strftime_now"] = time.strftime
-  return environment
-
-
-def _serve() -> None:
-  """Answers every line of standard input until it is closed."""
-  import resource
-
-  compiled = functools.cache(_environment().from_string)
+  compiled = functools.cache(environment.from_string)
   resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
   for line in sys.stdin:
     source, values = json.loads(line)

@@ -25,7 +25,6 @@ from specdec.utils.spelling import check_choice
 _KEY = "tokenizer.ggml."
 # Values of token_type.
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
-_ADDED = (_UNKNOWN, _CONTROL, _USER_DEFINED)  # matched in text before splitting
 
 
 _BYTES = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -91,11 +90,11 @@ def from_gguf(weights: Weights, limit: int | None = None) -> Tokenizer | None:
   if not tokens:
     raise ValueError(f"{weights.source} has a tokenizer without tokens")
   inner, add_bos = builders[kind](weights, tokens, kinds)
-  inner.add_tokens(
+  inner.add_tokens(  # matched in text before splitting
     [
       AddedToken(token, normalized=False, special=kind != _USER_DEFINED)
       for token, kind in zip(tokens, kinds)
-      if kind in _ADDED
+      if kind in (_UNKNOWN, _CONTROL, _USER_DEFINED)
     ]
   )
   special = {
@@ -203,11 +202,18 @@ def _sentence_piece(
     for token, value, kind in zip(tokens, scores, kinds)
     if kind not in (_UNKNOWN, _CONTROL, _BYTE)
   }
+  merges = [
+    (token[:i], token[i:])
+    for token in score
+    for i in range(1, len(token))
+    if token[:i] in score and token[i:] in score
+  ]
+  merges.sort(key=lambda merge: -score["".join(merge)])
   unknown = _index(weights, "unknown_token_id", len(tokens))
   inner = _bpe(
     weights,
     tokens,
-    merges_of(score),
+    merges,
     byte_fallback=_BYTE in kinds,
     fuse_unk=True,
     unk_token=None if unknown is None else tokens[unknown],
@@ -224,17 +230,6 @@ def _sentence_piece(
   inner.normalizer = normalizers.Sequence(normalize)
   inner.decoder = decoders.Sequence(decode)
   return inner, True
-
-
-def merges_of(score: dict[str, float]) -> list[tuple[str, str]]:
-  """Returns all pairs of tokens that concatenate to a token, best first."""
-  merges = [
-    (token[:i], token[i:])
-    for token in score
-    for i in range(1, len(token))
-    if token[:i] in score and token[i:] in score
-  ]
-  return sorted(merges, key=lambda merge: -score[merge[0] + merge[1]])
 
 
 def _bpe(

@@ -56,7 +56,7 @@ def has_weights(directory: Path) -> bool:
 
 
 def config(directory: Path, dtype: str) -> TransformerConfig:
-  """Parses a directory's config.json; raises as `hf_config.parse`."""
+  """Parses config.json; raises as `hf_config.parse`."""
   path = directory / "config.json"
   return hf_config.parse(read_json(path, required=True), str(path), dtype)
 
