@@ -10,18 +10,9 @@ from specdec.checkpoints import hf_config
 from specdec.models import presets
 from specdec.models.config import RopeScaling
 
-
-def seeing(published: int, width: int) -> int:
-  """Less SigLIP (400M, 896 pixels) and its projection into a Gemma 3."""
-  return published - 416_866_032 - 1152 * (width + 1)
-
-
-def twice(published: int, width: int) -> int:
-  """Less the copy of the tied embedding that two Qwen 3 are stored with."""
-  return published - 151_936 * width
-
-
-# The parameter counts of the safetensors on Hugging Face.
+SIGLIP = 416_866_032  # 400M, 896 pixels; in the larger Gemma 3
+# The parameter counts of the safetensors on Hugging Face, less SigLIP and its
+# projection, and the copy of the tied embedding that two Qwen 3 are stored with.
 PUBLISHED = {
   "llama2-7b": 6_738_415_616,
   "llama2-13b": 13_015_864_320,
@@ -40,8 +31,8 @@ PUBLISHED = {
   "qwen2.5-14b": 14_770_033_664,
   "qwen2.5-32b": 32_763_876_352,
   "qwen2.5-72b": 72_706_203_648,
-  "qwen3-0.6b": twice(751_632_384, 1024),
-  "qwen3-1.7b": twice(2_031_739_904, 2048),
+  "qwen3-0.6b": 751_632_384 - 151_936 * 1024,
+  "qwen3-1.7b": 2_031_739_904 - 151_936 * 2048,
   "qwen3-4b": 4_022_468_096,
   "qwen3-8b": 8_190_735_360,
   "qwen3-14b": 14_768_307_200,
@@ -52,9 +43,9 @@ PUBLISHED = {
   "gemma2-27b": 27_227_128_320,
   "gemma3-270m": 268_098_176,
   "gemma3-1b": 999_885_952,
-  "gemma3-4b": seeing(4_300_079_472, 2560),
-  "gemma3-12b": seeing(12_187_325_040, 3840),
-  "gemma3-27b": seeing(27_432_406_640, 5376),
+  "gemma3-4b": 4_300_079_472 - SIGLIP - 1152 * 2561,
+  "gemma3-12b": 12_187_325_040 - SIGLIP - 1152 * 3841,
+  "gemma3-27b": 27_432_406_640 - SIGLIP - 1152 * 5377,
   "smollm2-135m": 134_515_008,
   "smollm2-360m": 361_821_120,
   "smollm2-1.7b": 1_711_376_384,
