@@ -167,6 +167,8 @@ def test_a_corpus_is_replaced_whole_and_by_one_process(tmp_path, monkeypatch):
   corpus.write_stdlib(folder)
   assert contents()["ast.py"] == "name = 'new'\n"
   assert sorted(os.listdir(tmp_path)) == ["corpus", "library"]
+  files.release()
+  files.lock(folder)
   assert " is in use by process " in write().stderr
   files.release()
   (folder / "manifest.json").unlink()
