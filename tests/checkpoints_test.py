@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 import tracemalloc
+import types
 import zipfile
 from pathlib import Path
 
@@ -18,10 +19,8 @@ from safetensors.numpy import load_file, save_file
 from gguf_files import CONFIG, random_params
 from specdec import checkpoints
 from specdec.checkpoints import fetch as fetching
-from specdec.models.config import RopeScaling
 
-ROOT = Path(__file__).parents[1]
-PARITY = ROOT / "tests" / "fixtures" / "parity"
+PARITY = Path(__file__).parent / "fixtures" / "parity"
 RECORDED = sorted(folder.name for folder in PARITY.iterdir())
 WEIGHTS = "model.safetensors"
 
@@ -49,33 +48,12 @@ def test_saved_as_transformers_saves_it(tmp_path, name):
   ours, theirs = tensors(tmp_path), tensors(PARITY / name)
   assert ours.keys() == theirs.keys()
   jax.tree.map(np.testing.assert_array_equal, ours, theirs)
-  ours, theirs = (
-    json.loads((folder / "config.json").read_text())
-    for folder in (tmp_path, PARITY / name)
-  )
   for key in ("architectures", "model_type"):
-    assert ours[key] == theirs[key]
-
-
-@pytest.mark.parametrize(
-  "changes",
-  [
-    {},
-    {"tied": True, "windows": (8, 8)},
-    {"rope_theta": 5e5, "rope_scaling": RopeScaling("linear", 2.0)},
-    {"rope_scaling": RopeScaling("llama3", 32.0, 1.0, 4.0, 4096)},
-  ],
-)
-def test_round_trip(tmp_path, changes):
-  config = dataclasses.replace(CONFIG, **changes)
-  params = save(tmp_path, config)
-  checkpoint = checkpoints.load(tmp_path)
-  assert checkpoint.config == config == checkpoints.inspect(tmp_path)
-  assert_same(checkpoint.params, params)
-  assert ("head" in checkpoint.params) != config.tied
-  leaves = jax.tree.leaves(checkpoint.params)
-  assert sum(leaf.size for leaf in leaves) == config.num_parameters
-  assert checkpoint.tokenizer is None and checkpoint.eos_ids == ()
+    ours, theirs = (
+      json.loads((folder / "config.json").read_text())[key]
+      for folder in (tmp_path, PARITY / name)
+    )
+    assert ours == theirs
 
 
 @pytest.mark.parametrize("stored", [np.float32, np.float16, ml_dtypes.bfloat16])
@@ -85,27 +63,23 @@ def test_dtypes(tmp_path, stored, dtype):
   arrays = {name: a.astype(stored) for name, a in tensors(tmp_path).items()}
   save_file(arrays, tmp_path / WEIGHTS)
   checkpoint = checkpoints.load(tmp_path, dtype)
-  assert checkpoint.config.dtype == dtype
+  assert checkpoint.config == dataclasses.replace(CONFIG, dtype=dtype)
+  assert checkpoint.tokenizer is None and checkpoint.eos_ids == ()
   assert_same(
     checkpoint.params,
     jax.tree.map(lambda a: a.astype(stored).astype(dtype), params),
   )
 
 
-@pytest.mark.parametrize(
-  "value, dtype", [(np.nan, "float32"), (-np.inf, "bfloat16")]
-)
-def test_weights_that_are_not_finite_are_refused_by_name(
-  tmp_path, value, dtype
-):
+def test_weights_that_are_not_finite_are_refused_by_name(tmp_path):
   save(tmp_path)
   arrays = tensors(tmp_path)
   name = "model.layers.1.mlp.up_proj.weight"
-  arrays[name] = arrays[name].copy()
-  arrays[name][2, 3] = value
-  save_file(arrays, tmp_path / WEIGHTS)
-  with pytest.raises(ValueError, match=r"layer_1\.mlp\.up.* NaN or infinite"):
-    checkpoints.load(tmp_path, dtype)
+  for value in (np.nan, -np.inf):
+    arrays[name] = np.full_like(arrays[name], value)
+    save_file(arrays, tmp_path / WEIGHTS)
+    with pytest.raises(ValueError, match=r"layer_1\.mlp\.up.* NaN or infinit"):
+      checkpoints.load(tmp_path, "bfloat16")
 
 
 def write_index(directory, files):
@@ -165,22 +139,14 @@ def test_missing_unknown_and_misshapen_tensors(tmp_path):
       checkpoints.load(tmp_path)
 
 
-def test_config_that_changes_the_distribution_is_refused(tmp_path):
-  save(tmp_path)
-  path = tmp_path / "config.json"
-  path.write_text(json.dumps(json.loads(path.read_text()) | {"mlp_bias": True}))
-  for read in (checkpoints.inspect, checkpoints.load):
-    with pytest.raises(ValueError, match=r"json has mlp_bias = True; accepted"):
-      read(tmp_path)
-
-
-@pytest.mark.parametrize("keep", [0, 100, -3])
-def test_truncated_safetensors(tmp_path, keep):
+def test_truncated_safetensors(tmp_path):
   save(tmp_path)
   path = tmp_path / WEIGHTS
-  path.write_bytes(path.read_bytes()[:keep])
-  with pytest.raises(ValueError, match=r"model\.safetensors is not a complete"):
-    checkpoints.load(tmp_path)
+  content = path.read_bytes()
+  for keep in (0, 100, -3):
+    path.write_bytes(content[:keep])
+    with pytest.raises(ValueError, match=r"model\.safetensors is not a compl"):
+      checkpoints.load(tmp_path)
 
 
 def test_damaged_json(tmp_path):
@@ -224,24 +190,25 @@ def test_bad_sources(tmp_path):
 
 
 def test_hub(tmp_path, monkeypatch):
-  asked = {}
+  asked = []
+  errors = {
+    "nobody/nothing": "no route to host",
+    "somebody/gated": "401 Client Error.\n\nAccess is restricted.",
+  }
 
-  class Hub:
-    @staticmethod
-    def snapshot_download(name, allow_patterns, ignore_patterns):
-      asked["patterns"] = allow_patterns
-      if name == "nobody/nothing":
-        raise RuntimeError("no route to host")
-      if name == "somebody/gated":
-        raise RuntimeError("401 Client Error.\n\nAccess is restricted.")
-      return str(tmp_path)
+  def download(name, allow_patterns, ignore_patterns):
+    asked.append(allow_patterns)
+    if name in errors:
+      raise RuntimeError(errors[name])
+    return str(tmp_path)
 
-  monkeypatch.setitem(sys.modules, "huggingface_hub", Hub)
+  hub = types.SimpleNamespace(snapshot_download=download)
+  monkeypatch.setitem(sys.modules, "huggingface_hub", hub)
   params = save(tmp_path)
   assert_same(checkpoints.load("someone/something").params, params)
-  assert set(asked["patterns"]) == {"*.safetensors", "*.json", "*.jinja"}
+  assert set(asked[-1]) == {"*.safetensors", "*.json", "*.jinja"}
   checkpoints.inspect("someone/something")
-  assert asked["patterns"] == ["*.json"]
+  assert asked[-1] == ["*.json"]
   with pytest.raises(FileNotFoundError, match=r"hub: no route to host$"):
     checkpoints.load("nobody/nothing")
   gated = r"401 Client Error. Access is restricted.*hf auth login"
@@ -316,10 +283,3 @@ def test_fetch_without_network(tmp_path, monkeypatch):
   monkeypatch.setattr(fetching.subprocess, "run", lambda *a, **k: failed)
   with pytest.raises(FileNotFoundError, match=r"network once.*ERROR"):
     fetching.fetch(cache=tmp_path)
-
-
-def test_fetch_script_refuses_a_name_in_one_sentence():
-  script = [sys.executable, ROOT / "scripts" / "fetch_model.py", "nope"]
-  done = subprocess.run(script, capture_output=True, text=True)
-  assert done.returncode == 1 and "Traceback" not in done.stderr
-  assert done.stderr.startswith("fetch_model: nope is neither a path nor")

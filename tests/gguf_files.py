@@ -73,6 +73,8 @@ def write(path, params=None, config=CONFIG, kind=Kind.F32, change=None, **keys):
       writer.add_string(f"{arch}.{key}", value)
     elif isinstance(value, float):
       writer.add_float32(f"{arch}.{key}", value)
+    elif isinstance(value, list):
+      writer.add_array(f"{arch}.{key}", value)
     elif value is not None:
       writer.add_uint32(f"{arch}.{key}", value)
   writer.add_layer_norm_rms_eps(config.norm_epsilon)

@@ -165,6 +165,7 @@ LOCAL = {"sliding_attention": {"rope_type": "linear", "factor": 2.0}}
     ("Phi", {}, "PhiForCausalLM; accepted: Llama"),
     ("Llama", {"architectures": None}, "architecture unknown; accepted"),
     ("Qwen3", {"attention_bias": True}, "attention_bias = True; accepted"),
+    ("Llama", {"mlp_bias": True}, "json has mlp_bias = True; accepted"),
     ("Llama", {"hidden_act": "gelu"}, "hidden_act = 'gelu'; accepted: 'silu'"),
     ("Llama", {"rope_scaling": {"type": "yarn"}}, "'yarn'; accepted: default"),
     ("Llama", {"rope_scaling": {"rope_type": "llama3", "factor": 8}},
