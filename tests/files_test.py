@@ -13,9 +13,10 @@ import sysconfig
 
 import numpy as np
 import pytest
+from flax import traverse_util
 
 import programs
-import tiny_training
+from gguf_files import CONFIG, random_params
 from specdec import checkpoints
 from specdec.benchmark import results
 from specdec.report import canvas
@@ -135,9 +136,8 @@ def test_what_a_killed_process_half_wrote_is_removed(tmp_path):
 CORPUS = """
 import os, pathlib, signal, sys
 from specdec.training import corpus
-if sys.argv[2] == "kill":
-  kill = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
-  pathlib.Path.write_text = kill  # the last two files
+kill = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+pathlib.Path.write_text = kill  # the last two files
 corpus.write_stdlib(pathlib.Path(sys.argv[1]))
 """
 
@@ -150,17 +150,14 @@ def test_a_corpus_is_replaced_whole_and_by_one_process(tmp_path, monkeypatch):
   corpus.write_stdlib(folder)
   files.release()
 
-  def write(kill=""):
-    command = [sys.executable, "-c", CORPUS, folder, kill]
-    return subprocess.run(command, capture_output=True, text=True)
-
   def contents():
     names = [x for x in folder.rglob("*") if x.is_file() and x.name != ".lock"]
     return {x.name: x.read_text() for x in names}
 
   before = contents()
   assert before.keys() == {"ast.py", "manifest.json", "prompts.jsonl"}
-  assert write("kill").returncode == -signal.SIGKILL
+  command = [sys.executable, "-c", CORPUS, folder]
+  assert subprocess.run(command).returncode == -signal.SIGKILL
   assert contents() == before
   (library / "ast.py").write_text("name = 'new'\n")
   corpus.write_stdlib(folder)
@@ -168,7 +165,10 @@ def test_a_corpus_is_replaced_whole_and_by_one_process(tmp_path, monkeypatch):
   assert sorted(os.listdir(tmp_path)) == ["corpus", "library"]
   files.release()
   files.lock(folder)
-  assert " is in use by process " in write().stderr
+  with monkeypatch.context() as patch:
+    patch.setattr(files, "_locks", {})  # as in another process
+    with pytest.raises(BlockingIOError, match=" is in use by process "):
+      corpus.write_stdlib(folder)
   files.release()
   (folder / "manifest.json").unlink()
   with pytest.raises(ValueError, match="is no corpus; not replaced"):
@@ -257,7 +257,6 @@ def test_a_line_that_does_not_fit_is_not_begun(tmp_path):
 
 
 def test_a_checkpoint_on_a_full_disk_names_its_file(tmp_path):
-  config = tiny_training.CONFIG
-  weights = tiny_training.params()
+  params = traverse_util.unflatten_dict(random_params(), sep="/")
   with full_disk(1024), pytest.raises(OSError, match="safetensors could not"):
-    checkpoints.save_safetensors(tmp_path, weights, config)
+    checkpoints.save_safetensors(tmp_path, params, CONFIG)

@@ -22,6 +22,9 @@ def parse(architecture, **changes) -> TransformerConfig:
   return hf_config.parse(config, "config.json", "float32")
 
 
+GEMMA = {"head_dim": 256, "num_kv_heads": 4, "query_scalar": 256, "tied": True}
+
+
 @pytest.mark.parametrize(
   "architecture, fields",
   [
@@ -29,57 +32,19 @@ def parse(architecture, **changes) -> TransformerConfig:
     ("Mistral", {"windows": (4096,) * 8, "num_kv_heads": 8}),
     ("Qwen2", {"head_dim": 2, "num_kv_heads": 32, "qkv_bias": True}),
     ("Qwen3", {"head_dim": 128, "num_kv_heads": 32, "qk_norm": True}),
-    (
-      "Gemma2",
-      {
-        "head_dim": 256,
-        "num_kv_heads": 4,
-        "windows": (4096, None) * 4,
-        "attention_softcap": 50.0,
-        "logit_softcap": 30.0,
-        "query_scalar": 256,
-        "tied": True,
-      },
-    ),
-    (
-      "Gemma3",
-      {
-        "head_dim": 256,
-        "num_kv_heads": 4,
-        "windows": (4096,) * 5 + (None,) + (4096,) * 2,
-        "rope_theta": 1e6,
-        "local_rope_theta": 1e4,
-        "query_scalar": 256,
-        "qk_norm": True,
-        "logit_softcap": None,
-        "tied": True,
-      },
-    ),
-    (
-      "Mixtral",
-      {
-        "num_kv_heads": 8,
-        "rope_theta": 1e6,
-        "norm_epsilon": 1e-5,
-        "windows": (),
-        "num_experts": 8,
-        "experts_per_token": 2,
-        "normalize_experts": True,
-      },
-    ),
-    (
-      "Qwen3Moe",
-      {
-        "num_kv_heads": 4,
-        "head_dim": 2,
-        "num_experts": 128,
-        "experts_per_token": 8,
-        "normalize_experts": False,
-        "mlp_width": 768,
-      },
-    ),
+    ("Gemma2", GEMMA | {"windows": (4096, None) * 4, "attention_softcap": 50.0,
+                        "logit_softcap": 30.0}),
+    ("Gemma3", GEMMA | {"windows": (4096,) * 5 + (None,) + (4096,) * 2,
+                        "rope_theta": 1e6, "local_rope_theta": 1e4,
+                        "qk_norm": True, "logit_softcap": None}),
+    ("Mixtral", {"num_kv_heads": 8, "rope_theta": 1e6, "norm_epsilon": 1e-5,
+                 "num_experts": 8, "experts_per_token": 2,
+                 "normalize_experts": True}),
+    ("Qwen3Moe", {"num_kv_heads": 4, "head_dim": 2, "num_experts": 128,
+                  "experts_per_token": 8, "normalize_experts": False,
+                  "mlp_width": 768}),
   ],
-)
+)  # fmt: skip
 def test_absent_keys_have_the_defaults_of_transformers(architecture, fields):
   config = parse(f"{architecture}ForCausalLM")
   defaults = {"rope_theta": 1e4, "norm_epsilon": 1e-6, "windows": ()}
@@ -116,37 +81,19 @@ def test_absent_keys_have_the_defaults_of_transformers(architecture, fields):
       {"windows": (None,) * 7 + (4096,)},
     ),
     # As the hub's Gemma 3 has it, and as transformers 5 writes it.
-    (
-      "Gemma3",
-      {
-        "sliding_window_pattern": 4,
-        "rope_theta": 5e5,
-        "rope_local_base_freq": 5e3,
-        "rope_scaling": {"rope_type": "linear", "factor": 8.0},
-      },
-      {
-        "windows": ((4096,) * 3 + (None,)) * 2,
-        "rope_theta": 5e5,
-        "local_rope_theta": 5e3,
-        "rope_scaling": RopeScaling("linear", 8.0),
-      },
-    ),
-    (
-      "Gemma3",
-      {
-        "rope_parameters": {
-          "full_attention": {"rope_type": "linear", "factor": 8.0},
-          "sliding_attention": {"rope_theta": 5e3},
-        },
-        "layer_types": ["full_attention"] * 8,
-      },
-      {
-        "windows": (),
-        "rope_theta": 1e6,
-        "local_rope_theta": None,
-        "rope_scaling": RopeScaling("linear", 8.0),
-      },
-    ),
+    ("Gemma3",
+     {"sliding_window_pattern": 4, "rope_theta": 5e5,
+      "rope_local_base_freq": 5e3,
+      "rope_scaling": {"rope_type": "linear", "factor": 8.0}},
+     {"windows": ((4096,) * 3 + (None,)) * 2, "rope_theta": 5e5,
+      "local_rope_theta": 5e3, "rope_scaling": RopeScaling("linear", 8.0)}),
+    ("Gemma3",
+     {"rope_parameters": {
+       "full_attention": {"rope_type": "linear", "factor": 8.0},
+       "sliding_attention": {"rope_theta": 5e3}},
+      "layer_types": ["full_attention"] * 8},
+     {"windows": (), "rope_theta": 1e6, "local_rope_theta": None,
+      "rope_scaling": RopeScaling("linear", 8.0)}),
   ],
 )  # fmt: skip
 def test_options_are_carried(architecture, changes, fields):
