@@ -17,7 +17,7 @@ from safetensors.numpy import load_file
 
 from specdec import checkpoints, draft_tree
 from specdec.checkpoints import hf_config
-from specdec.models import experts, transformer
+from specdec.models import experts, layouts, transformer
 from specdec.models import params as model_params
 from specdec.models.config import RopeScaling, TransformerConfig
 
@@ -362,6 +362,16 @@ def test_few_tokens_gather_the_weights_of_their_experts():
   assert "gather" in apply.lower(params, x[:, :2]).as_text()
   assert dense.std() > 0.1
   close(apply(params, x[:, :2]), dense[:, :2], 1e-5)
+
+
+def test_packed_routers_choose_the_same_experts():
+  config = changed(CONFIG, num_layers=1, num_experts=16, experts_per_token=2)
+  params, tokens = sharp_params(config), random_tokens(1, 4)
+  expected, _ = run(config, params, tokens, empty(config, 1))
+  packed = layouts.pack(params, "cpu")
+  assert packed["layer_0"]["mlp"]["router"]["weight"].ndim == 3
+  output, _ = run(config, packed, tokens, empty(config, 1))
+  close(output.logits, expected.logits)
 
 
 def test_norm_offset_is_exact_in_bfloat16():

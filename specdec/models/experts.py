@@ -23,6 +23,16 @@ ACTIVATIONS = {
 normal = jax.jit(nn.initializers.normal(0.02), static_argnums=(1, 2))
 
 
+def weight(module: nn.Module, shape: tuple[int, ...], dtype) -> jax.Array:
+  """Returns the parameter `weight` of a module, [out, in] or packed."""
+
+  def init():
+    return normal(module.make_rng("params"), shape, jnp.dtype(dtype))
+
+  # module.param would reject the shape of a packed weight.
+  return module.variable("params", "weight", init).value
+
+
 class Weight(nn.Module):
   """Holds the parameter `weight`, so that its path ends like Linear's."""
 
@@ -30,7 +40,7 @@ class Weight(nn.Module):
 
   @nn.compact
   def __call__(self, dtype) -> jax.Array:
-    return self.param("weight", normal, self.shape, jnp.dtype(dtype))
+    return weight(self, self.shape, dtype)
 
 
 class Experts(nn.Module):

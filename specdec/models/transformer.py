@@ -17,7 +17,7 @@ from specdec import cache as kv
 from specdec import sharding
 from specdec.models.attention import attention_mask, positions
 from specdec.models.config import RopeScaling, TransformerConfig
-from specdec.models.experts import ACTIVATIONS, Experts, normal
+from specdec.models.experts import ACTIVATIONS, Experts, weight
 from specdec.models.layouts import look_up, project
 from specdec.types import KVCache, Model, ModelOutput, Skip
 from specdec.utils.constructors import cached
@@ -39,16 +39,6 @@ class Linear(nn.Module):
       shape = (self.features,)
       y += self.param("bias", nn.initializers.zeros, shape, x.dtype)[None, None]
     return y
-
-
-def weight(module: nn.Module, shape: tuple[int, int], dtype) -> jax.Array:
-  """Returns the parameter `weight` of a module, [out, in] or packed."""
-
-  def init():
-    return normal(module.make_rng("params"), shape, jnp.dtype(dtype))
-
-  # module.param would reject the shape of a packed weight.
-  return module.variable("params", "weight", init).value
 
 
 class RMSNorm(nn.Module):
