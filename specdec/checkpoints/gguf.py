@@ -76,9 +76,7 @@ class Weights:
   """Tensors and metadata of a GGUF file."""
 
   def __init__(self, path: Path):
-    """Reads the index; raises FileNotFoundError, or ValueError if damaged."""
-    if not path.is_file():
-      raise FileNotFoundError(f"{path} does not exist")
+    """Reads the index; raises ValueError if the file is damaged."""
     try:
       reader = _Reader(path)
     # The reader does not validate: a damaged field can raise anything.
@@ -90,6 +88,8 @@ class Weights:
     self.source = str(path)
     self._fields = reader.fields
     self._tensors = {tensor.name: tensor for tensor in reader.tensors}
+    # Its value begins the model's other keys.
+    self.architecture = self.get("general.architecture")
     self._last: tuple = (None, None)  # (name, spec), array: cache of `read`
 
   @property
@@ -138,11 +138,6 @@ class Weights:
       return default if field is None else field.contents()
     except UnicodeDecodeError as error:
       raise ValueError(f"{self.source} has a damaged {key}: {error}") from error
-
-  @property
-  def architecture(self) -> Any:
-    """Value of general.architecture, which begins the model's other keys."""
-    return self.get("general.architecture")
 
   def option(self, key: str, default: Any = None) -> Any:
     """Returns the architecture's value of a key; raises as `get`."""

@@ -25,8 +25,13 @@ from specdec.utils.spelling import check_choice
 _KEY = "tokenizer.ggml."
 # Values of token_type.
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
-
-
+# Special tokens of a Tokenizer -> keys of the metadata.
+_SPECIAL = {
+  "bos_token": "bos_token_id",
+  "eos_token": "eos_token_id",
+  "unk_token": "unknown_token_id",
+  "pad_token": "padding_token_id",
+}
 _BYTES = pre_tokenizers.ByteLevel(add_prefix_space=False)
 
 
@@ -99,12 +104,7 @@ def from_gguf(weights: Weights, limit: int | None = None) -> Tokenizer | None:
   )
   special = {
     name: tokens[index]
-    for name, key in (
-      ("bos_token", "bos_token_id"),
-      ("eos_token", "eos_token_id"),
-      ("unk_token", "unknown_token_id"),
-      ("pad_token", "padding_token_id"),
-    )
+    for name, key in _SPECIAL.items()
     if (index := _index(weights, key, size)) is not None
   }
   # A template reads ':' as a type id, so it names tokens without one.

@@ -212,8 +212,6 @@ def from_directory(
   # The file may hold truncation and padding options of a training run.
   inner.no_truncation()
   inner.no_padding()
-  config = huggingface.read_json(directory / "tokenizer_config.json")
-  special = huggingface.special_tokens(directory)
   eos_ids = []
   for token in huggingface.eos_tokens(directory):
     index = inner.token_to_id(token) if isinstance(token, str) else token
@@ -224,21 +222,22 @@ def from_directory(
     eos_ids.append(index)
   return Tokenizer(
     inner,
-    special=special,
+    special=huggingface.special_tokens(directory),
     eos_ids=eos_ids,
-    chat_template=_chat_template(directory, config),
+    chat_template=_chat_template(directory),
     limit=limit,
   )
 
 
-def _chat_template(directory: Path, config: Mapping) -> str | None:
+def _chat_template(directory: Path) -> str | None:
   path = directory / "chat_template.jinja"
   if path.is_file():
     try:
       return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
       raise ValueError(f"{path} is not UTF-8 text: {error}") from error
-  template = config.get("chat_template")
+  path = directory / "tokenizer_config.json"
+  template = huggingface.read_json(path).get("chat_template")
   if isinstance(template, list):  # several named templates
     named = [entry for entry in template if isinstance(entry, dict)]
     template = next(
@@ -246,7 +245,6 @@ def _chat_template(directory: Path, config: Mapping) -> str | None:
     )
   if template is not None and not isinstance(template, str):
     raise ValueError(
-      f"{directory / 'tokenizer_config.json'} has chat_template = "
-      f"{template!r:.60}; it must be a string"
+      f"{path} has chat_template = {template!r:.60}; it must be a string"
     )
   return template
