@@ -11,7 +11,6 @@ import fcntl
 import functools
 import glob
 import json
-import operator
 import os
 import shlex
 import shutil
@@ -100,22 +99,20 @@ def replace_file(
   A function as `content` writes to an open binary file. Raises NotWritten where
   the disk is full, for example.
   """
-  if not callable(content):
-    data = content.encode() if isinstance(content, str) else content
-    content = operator.methodcaller("write", data)
+  if isinstance(content, str):
+    content = content.encode()
   with naming_errors(path):
     target = Path(path).resolve()  # keeps symbolic links
     if is_stream(path):
       with open(path, "wb") as file:
-        content(file)
-        return
+        return _write(file, content)
     _remove_scratch(target.parent)
     # Named after the process, as others may be writing the same file.
     name = os.fsdecode(os.fsencode(target.name)[:150])
     scratch = target.with_name(f".{name}.{_HOST}.{os.getpid()}.part")
     try:
       with scratch.open("wb") as file:
-        content(file)
+        _write(file, content)
         file.flush()
         os.fsync(file.fileno())
       os.replace(scratch, target)
@@ -185,6 +182,10 @@ def is_stream(path: str | os.PathLike) -> bool:
   """Whether a path is not a regular file: a pipe, a terminal, /dev/stdout."""
   special = Path(path).exists() and not Path(path).is_file()
   return special or os.fspath(path).startswith(("/dev/std", "/dev/fd/"))
+
+
+def _write(file: BinaryIO, content) -> None:
+  content(file) if callable(content) else file.write(content)
 
 
 def replace_text(path: Path, text: str) -> None:
