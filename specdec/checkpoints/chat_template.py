@@ -29,9 +29,8 @@ class ChatTemplate:
   ) -> str:
     """Returns the text of messages {'role': ..., 'content': ...}.
 
-    Raises:
-      ValueError: the template is invalid, rejects the messages, or takes more
-        than five seconds or 512 MiB.
+    Raises ValueError where the template is invalid, rejects the messages, or
+    takes more than five seconds or 512 MiB.
     """
     values = dict(special, messages=list(messages), add_generation_prompt=True)
     if self._process is None:

@@ -178,9 +178,8 @@ def unpermute(weight: np.ndarray, heads: int) -> np.ndarray:
 def config(weights: Weights, dtype: str) -> TransformerConfig:
   """Parses the metadata of a file, to load the weights in `dtype`.
 
-  Raises:
-    ValueError: the architecture or an option is not implemented, or a size is
-      missing.
+  Raises ValueError where the architecture or an option is not implemented, or a
+  size is missing.
   """
   source, architecture = weights.source, weights.architecture
   what = f"{source} is of GGUF architecture"

@@ -72,8 +72,7 @@ PRE_TOKENIZERS = {
 def from_gguf(weights: Weights, limit: int | None = None) -> Tokenizer | None:
   """Builds the tokenizer of a file, or returns None if it has none.
 
-  Raises:
-    ValueError: it is of a kind that is not implemented, or incomplete.
+  Raises ValueError for kinds that are not implemented, and what is incomplete.
   """
   kind = weights.get(_KEY + "model")
   if kind is None:

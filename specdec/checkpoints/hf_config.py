@@ -54,9 +54,8 @@ def parse(
 ) -> TransformerConfig:
   """Converts a decoded config.json, to load the weights in `dtype`.
 
-  Raises:
-    ValueError: the architecture or an option is not implemented, or a size is
-      missing; the message begins with `source`.
+  Raises ValueError, beginning with `source`, where the architecture or an
+  option is not implemented, or a size is missing.
   """
   names = config.get("architectures") or []
   names = list(map(str, names if isinstance(names, list) else [names]))
@@ -235,8 +234,7 @@ def _rope_kind(
 def render(config: TransformerConfig) -> dict[str, Any]:
   """Returns a config.json that `parse` converts back to `config`.
 
-  Raises:
-    ValueError: no architecture has this combination of options.
+  Raises ValueError where no architecture has this combination of options.
   """
   if not any(config.windows):
     config = dataclasses.replace(config, windows=())

@@ -67,9 +67,8 @@ def resolve(source: str | Path, patterns: tuple[str, ...] = ALL_FILES) -> Path:
 def snapshot(name: str, patterns: tuple[str, ...] = ALL_FILES) -> Path:
   """Downloads a model from the Hugging Face hub, or reuses the hub's cache.
 
-  Raises:
-    FileNotFoundError: huggingface_hub is not installed, the hub cannot be
-      reached, or it has no such model.
+  Raises FileNotFoundError where huggingface_hub is not installed, the hub
+  cannot be reached, or it has no such model.
   """
   try:
     import huggingface_hub

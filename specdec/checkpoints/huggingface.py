@@ -102,9 +102,7 @@ def special_tokens(directory: Path) -> dict[str, str]:
 class Weights:
   """Tensors of a directory by their Hugging Face names, read lazily.
 
-  Raises:
-    FileNotFoundError: a shard listed in the index is absent.
-    ValueError: a file is damaged.
+  Raises FileNotFoundError for absent shards and ValueError for damaged files.
   """
 
   def __init__(self, directory: Path):
@@ -162,9 +160,7 @@ def save_safetensors(
 ) -> None:
   """Writes config.json and model.safetensors in Hugging Face's format.
 
-  Raises:
-    ValueError: as `write_config`.
-    NotWritten: the disk is full, for example.
+  Raises `write_config`'s errors, and NotWritten where the disk is full.
   """
   directory = Path(directory)
   write_config(directory, params, config)
@@ -184,11 +180,10 @@ def save_safetensors(
 def write_config(
   directory: Path, params: dict, config: TransformerConfig
 ) -> None:
-  """Checks params against config and writes config.json.
+  """Writes config.json, after checking that params match it.
 
-  Raises:
-    ValueError: params do not match config, or no Hugging Face architecture
-      can express the config.
+  Raises ValueError where they do not, or no Hugging Face architecture has these
+  options.
   """
   rendered = hf_config.render(config)
   flat = traverse_util.flatten_dict(params, sep="/")

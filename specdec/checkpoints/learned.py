@@ -171,7 +171,17 @@ def load(
   )
   learned = Learned(head_config, ids if len(ids) else None, net, str(path))
   if target is not None:
-    _check_shapes(path, learned, target.config)
+    head = learned.draft_head(target.config)
+    expected, stored = (
+      traverse_util.flatten_dict(jax.tree.map(np.shape, tree), sep="/")
+      for tree in (jax.eval_shape(head.init, jax.random.key(0)), net)
+    )
+    for name in sorted({*expected, *stored}):
+      if expected.get(name) != stored.get(name):
+        raise ValueError(
+          f"{path} does not match its head config: {name} is "
+          f"{stored.get(name)} and should be {expected.get(name)}"
+        )
   check_finite(net, path)
   return learned
 
@@ -198,17 +208,3 @@ def _open(path):
     return file, HeadConfig(**head_config), target
   except (TypeError, ValueError) as error:  # possibly of another version
     raise ValueError(f"{path}: {error}") from error
-
-
-def _check_shapes(path, learned: Learned, target: TransformerConfig) -> None:
-  net = jax.eval_shape(learned.draft_head(target).init, jax.random.key(0))
-  expected, actual = (
-    {n: x.shape for n, x in traverse_util.flatten_dict(tree, sep="/").items()}
-    for tree in (net, learned.net)
-  )
-  for name in sorted({*expected, *actual}):
-    if expected.get(name) != actual.get(name):
-      raise ValueError(
-        f"{path} does not match its head config: {name} is {actual.get(name)} "
-        f"and should be {expected.get(name)}"
-      )

@@ -111,11 +111,7 @@ def check(
   actual: Mapping[str, tuple[int, ...]],
   source: str,
 ) -> None:
-  """Compares names and shapes before any weight is read.
-
-  Raises:
-    ValueError: a tensor is missing, unexpected, or of another shape.
-  """
+  """Raises ValueError for a missing, unexpected or misshapen tensor."""
   missing = [name for name in expected if name not in actual]
   if missing:
     raise ValueError(f"{source} lacks {join_names(missing)}")

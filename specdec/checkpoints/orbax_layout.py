@@ -42,9 +42,8 @@ def read(
 ) -> dict:
   """Reads the parameters, by default onto the first local device.
 
-  Raises:
-    ValueError: a tensor is missing, unexpected or of the wrong shape, or a file
-      is damaged.
+  Raises ValueError for a missing, unexpected or misshapen tensor, and for
+  damaged files.
   """
   path = directory.absolute() / FOLDER
   expected = {

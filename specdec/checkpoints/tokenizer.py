@@ -59,9 +59,8 @@ class Tokenizer:
   def encode(self, text: str, add_special: bool = True) -> list[int]:
     """Returns the ids of a text, by default with special tokens around it.
 
-    Raises:
-      ValueError: the text has a token without an embedding, or half of a
-        surrogate pair.
+    Raises ValueError for a token without an embedding, or half of a surrogate
+    pair.
     """
     try:
       text.encode("utf-8")
@@ -86,9 +85,8 @@ class Tokenizer:
   def chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
     """Returns the ids of messages {'role': ..., 'content': ...}.
 
-    Raises:
-      ValueError: there is no chat template, or it rejects the messages, fails
-        or takes too long.
+    Raises ValueError where there is no chat template, or it rejects the
+    messages, fails or takes too long.
     """
     if self.chat_template is None:
       raise ValueError("this tokenizer has no chat template; use encode")
@@ -199,8 +197,7 @@ def from_directory(
 ) -> Tokenizer | None:
   """Loads a directory's tokenizer; None if there is no tokenizer.json.
 
-  Raises:
-    ValueError: a file is damaged, or an end token is not in the vocabulary.
+  Raises ValueError for a damaged file or an end token not in the vocabulary.
   """
   path = directory / "tokenizer.json"
   if not path.is_file():

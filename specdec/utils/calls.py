@@ -118,8 +118,7 @@ def parse_all(text: str) -> list[Call]:
 def find(call: Call, ours: Mapping[str, Callable]) -> Callable:
   """Returns the function that a call names, of `ours` or of a file or module.
 
-  Raises:
-    ValueError: there is none; the valid names are listed.
+  Raises ValueError that lists the valid names.
   """
   if call.place is None:
     if call.name not in ours:
@@ -183,8 +182,7 @@ def bind(
 ) -> inspect.BoundArguments:
   """Binds a call's arguments, and the parameters it leaves to the context.
 
-  Raises:
-    ValueError: the arguments do not fit; the message shows the signature.
+  Raises ValueError with the signature where the arguments do not fit.
   """
   signature = inspect.signature(function)
   for name in context:
@@ -211,9 +209,8 @@ def bind(
 def invoke(call: Call, function: Callable, context: Mapping[str, Any]):
   """Calls a function with what `bind` returns.
 
-  Raises:
-    ValueError: as `bind`; or an argument of one of our functions is of a wrong
-      type. What a user's function raises is left as it is.
+  Raises ValueError as `bind`, and for an argument of a wrong type of one of our
+  functions. What a user's function raises is left as it is.
   """
   bound = bind(call, function, context)
   try:
