@@ -293,7 +293,8 @@ class Transformer(nn.Module):
 @cached
 def model(config: TransformerConfig, place: Place | None = None) -> Model:
   """Builds a decoder; `place` is a sharding.Placement, None for one device."""
-  module = Transformer(config, place or sharding.anywhere)
+  place = place or sharding.anywhere
+  module = Transformer(config, place)
 
   def apply(params, tokens, cache, **options):
     return module.apply({"params": params}, tokens, cache, **options)
@@ -307,8 +308,6 @@ def model(config: TransformerConfig, place: Place | None = None) -> Model:
       config.head_dim,
       jnp.dtype(config.dtype),
     )
-    if place is None:
-      return cache
     layers = jax.tree.map(lambda x: place(x, *sharding.CACHE), cache.layers)
     return cache.replace(layers=layers)
 
@@ -321,6 +320,5 @@ def init_params(config: TransformerConfig, key: jax.Array):
   Outside jit the tensors are drawn one at a time, since the random bits of all
   of them together take several times their memory.
   """
-  cache = jax.eval_shape(lambda: model(config).init_cache(1, 2))
   tokens = jax.ShapeDtypeStruct((1, 1), jnp.int32)
-  return Transformer(config).lazy_init(key, tokens, cache)["params"]
+  return Transformer(config).lazy_init(key, tokens, None)["params"]
