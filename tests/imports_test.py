@@ -60,7 +60,7 @@ ALLOWED = {
   "cli": (*_TOOLS, "benchmark", "compiled", "training", "report"),
 }
 # What trained drafters share, which is no drafter by itself.
-SHARED = {"cost", "draft_head", "head_config", "serve", "size", "unroll"}
+SHARED = {"cost", "draft_head", "head_config", "serve", "unroll"}
 SHARED |= {"vocabulary"}
 FOREIGN_BANS = ("ml_collections", "absl", "pickle", "cloudpickle", "dill")
 FLAG_LIBRARIES = ("ml_collections", "absl")  # of cli alone
