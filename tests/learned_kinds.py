@@ -1,4 +1,4 @@
-"""What the tests of learned drafters share: one of every kind, never trained.
+"""What tests of draft heads share: one of every kind, never trained.
 
 Random weights, sharpened so that distributions are far from flat and draft
 tokens are kept now and then.
@@ -10,12 +10,19 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
-from specdec import drafters
+from specdec import cache as kv
+from specdec import decode, drafters, sampling
 from specdec.drafters.heads import draft_head as draft_heads
+from specdec.drafters.heads import serve
 from specdec.drafters.heads.head_config import HeadConfig
+from specdec.drafters.heads.unroll import growing, unroll
 from specdec.models import transformer
 from specdec.models.config import TransformerConfig
+from specdec.testing import table_model
+from specdec.types import ACCEPTED, CORRECTION, Params
+from texts import texts
 
 V = 17
 IDS = np.array([0, 2, 3, 4, 6, 7, 9, 10, 12, 15, 16])
@@ -75,17 +82,149 @@ def draft_head(
   kind: str, full: bool = False, place=None
 ) -> draft_heads.DraftHead:
   """full: it can draft every token; else those of IDS."""
-  made = head_config(kind, 0 if full else len(IDS))
+  config = head_config(kind, 0 if full else len(IDS))
   ids = None if full else IDS
-  return drafters.LEARNED[made.kind](made, TARGET, ids, place)
+  return drafters.LEARNED[config.kind](config, TARGET, ids, place)
 
 
 @functools.cache
 def weights(kind: str, full: bool = False):
   """Params.draft."""
-  own = draft_head(kind, full)
-  net = sharpened(own.init(jax.random.key(1)), 6)
-  return draft_heads.weights_of(own, net, target()[1])
+  head = draft_head(kind, full)
+  net = sharpened(head.init(jax.random.key(1)), 6)
+  return draft_heads.weights_of(head, net, target()[1])
+
+
+L, K = 30, 3
+LENGTHS = np.array([1, 2, 5, 9] * 2)
+BATCH = len(LENGTHS)
+TEMPERATURES = np.repeat([1.0, 0.0], 4)
+NEVER = -1  # no token is this one
+
+
+@pytest.fixture(autouse=True, scope="module")
+def small_chunks():
+  """For modules that import it: prompts take several chunks of prefill."""
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(kv, "CHUNK", 4)
+    yield
+
+
+def prompts():
+  return np.random.default_rng(0).integers(0, V, size=(BATCH, 9))
+
+
+def speculate(
+  drafter,
+  rule,
+  draft,
+  temperature=TEMPERATURES,
+  end=NEVER,
+  most=decode.MAX_ROUNDS,
+):
+  """One program for whatever is not the first two."""
+  model, params = target()
+  params = Params(params, draft)
+  state = decode.start(
+    model,
+    drafter,
+    rule,
+    params,
+    jnp.asarray(prompts()),
+    jnp.asarray(LENGTHS),
+    jax.random.key(0),
+    max_length=L,
+    sampling=sampling.settings(BATCH, jnp.asarray(temperature)),
+  )
+  ends = jnp.array([end], jnp.int32)
+  return decode.run(model, drafter, rule, params, state, ends, jnp.int32(most))
+
+
+@functools.cache
+def baseline(end=NEVER):
+  return texts(
+    speculate(decode.NO_DRAFTER, decode.NO_DRAFT_RULE, None, end=end)
+  )
+
+
+@functools.cache
+def teacher(kind, full=False):
+  """(tokens [B, T], draft's weights) -> log-probabilities [K, B, T, V]: level
+  j is of what follows each token when the round began j tokens before."""
+  model, params = target()
+  head = draft_head(kind, full, place=growing)
+
+  @jax.jit
+  def distributions(tokens, draft):
+    output, _ = model.apply(params, tokens, None, features=head.features)
+    target_weights = draft_heads.target_weights_of(Params(params, draft))
+    logits, _ = unroll(head, draft["net"], target_weights, tokens, output, K)
+    return jax.nn.log_softmax(draft_heads.spread(head, jnp.stack(logits)))
+
+  return distributions
+
+
+def differences(kind, full, state, origin=None):
+  """{level: [|log-probability handed over - trained on|]} of a chain's text,
+  of every token that was compared with a draft token."""
+  draft = weights(kind, full)
+  trained_on = np.asarray(teacher(kind, full)(state.tokens, draft))
+  tokens, handed_over = (
+    np.asarray(x) for x in (state.tokens, state.draft_log_probs)
+  )
+  origin = np.asarray(state.origin) if origin is None else origin
+  gaps = {}
+  for b, (start, stop) in enumerate(zip(LENGTHS, np.asarray(state.length))):
+    level = 0
+    for p in range(start, stop):
+      if origin[b, p] in (ACCEPTED, CORRECTION):
+        ours = handed_over[b, p]
+        theirs = trained_on[level, b, p - 1, tokens[b, p]]
+        gap = 0.0 if ours == theirs else abs(ours - theirs)  # both may be -inf
+        gaps.setdefault(level, []).append(gap)
+      level = level + 1 if origin[b, p] == ACCEPTED else 0
+  return gaps
+
+
+TABLE = table_model.model(4)
+TABLES = Params(
+  *(
+    table_model.init_params(jax.random.key(seed), TABLE.vocab_size, 1.2)
+    for seed in (0, 1)
+  )
+)
+
+
+@functools.cache
+def of_table(kind: str, ids, shape, copies: int = 0):
+  """(drafter, Params) of a head whose target is TABLE: its hidden states are
+  the logits, its embeddings random.
+
+  Args:
+    ids: tokens that it can draft, () for all.
+    copies: draft tokens of a lookup that goes first, 0 for none.
+  """
+  width = TABLE.vocab_size
+  config = TransformerConfig(
+    vocab_size=width,
+    num_layers=1,
+    width=width,
+    mlp_width=4,
+    num_heads=1,
+    num_kv_heads=1,
+    head_dim=4,
+  )
+  own = head_config(kind, len(ids))
+  head = drafters.LEARNED[own.kind](own, config, np.array(ids) if ids else None)
+  embed = jax.random.normal(jax.random.key(3), (width, width))
+  params = TABLES.target | {"embed": {"weight": embed}}
+  net = sharpened(head.init(jax.random.key(4)), 3)
+  drafter = serve.drafter(head, TABLE, shape, max_external_drafts=copies)
+  if copies:
+    drafter = drafters.fallback(
+      drafters.lookup(copies, ngram=2, min_ngram=2), drafter
+    )
+  return drafter, Params(params, draft_heads.weights_of(head, net, params))
 
 
 def stumbling(drafter, narrow=False):
