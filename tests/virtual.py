@@ -1,5 +1,6 @@
 """Environments of test processes: XLA flags, CPUs that are several devices."""
 
+import functools
 import os
 import subprocess
 import sys
@@ -33,6 +34,7 @@ def known_flags(flags: Sequence[str]) -> list[str]:
   return flags
 
 
+@functools.cache
 def environment(devices: int) -> dict[str, str]:
   """Returns the environment of a process with so many virtual devices.
 
