@@ -72,10 +72,10 @@ def sharpened(weights, by):
 
 
 @functools.cache
-def target():
-  """(model, its weights)."""
-  params = transformer.init_params(TARGET, jax.random.key(0))
-  return transformer.model(TARGET), jax.tree.map(lambda x: 3 * x, params)
+def target(name: str = "llama"):
+  """(model, its weights), of a name in CONFIGS."""
+  params = transformer.init_params(CONFIGS[name], jax.random.key(0))
+  return transformer.model(CONFIGS[name]), jax.tree.map(lambda x: 3 * x, params)
 
 
 def draft_head(
@@ -114,29 +114,39 @@ def prompts():
   return np.random.default_rng(0).integers(0, V, size=(BATCH, 9))
 
 
+def arguments(
+  name="llama", rows=slice(None), draft=None, temperature=TEMPERATURES
+):
+  """Of decode.start and decode.generate, behind model, drafter and rule."""
+  params = Params(target(name)[1], draft)
+  positional = params, prompts()[rows], LENGTHS[rows], jax.random.key(0)
+  temperature = jnp.asarray(temperature[rows])
+  return positional, {
+    "max_length": L,
+    "sampling": sampling.settings(len(temperature), temperature),
+    "index": jnp.arange(BATCH)[rows],
+  }
+
+
+def start(drafter, rule, *args, name="llama", **options):
+  """The state after prefill; more arguments are those of `arguments`."""
+  positional, options = arguments(name, *args, **options)
+  return decode.start(target(name)[0], drafter, rule, *positional, **options)
+
+
 def speculate(
   drafter,
   rule,
-  draft,
+  draft=None,
   temperature=TEMPERATURES,
   end=NEVER,
   most=decode.MAX_ROUNDS,
+  name="llama",
 ):
   """One program for whatever is not the first two."""
-  model, params = target()
-  params = Params(params, draft)
-  state = decode.start(
-    model,
-    drafter,
-    rule,
-    params,
-    jnp.asarray(prompts()),
-    jnp.asarray(LENGTHS),
-    jax.random.key(0),
-    max_length=L,
-    sampling=sampling.settings(BATCH, jnp.asarray(temperature)),
-  )
-  ends = jnp.array([end], jnp.int32)
+  model, params = target(name)
+  state = start(drafter, rule, draft=draft, temperature=temperature, name=name)
+  ends, params = jnp.array([end], jnp.int32), Params(params, draft)
   return decode.run(model, drafter, rule, params, state, ends, jnp.int32(most))
 
 
