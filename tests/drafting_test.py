@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from scipy import special
 
-from learned_kinds import IDS, TARGET, V, head_config, sharpened, target
-from specdec import drafters
+import learned_kinds
+from learned_kinds import IDS, V, sharpened, target
 from specdec.drafters.heads import draft_head as draft_heads
 from specdec.drafters.heads.unroll import growing, unroll
 from specdec.training import drafting
@@ -24,9 +24,8 @@ assert not np.isin([1, 5], IDS).any()
 @functools.cache
 def drafter(kind):
   """(draft_head, net)."""
-  made = head_config(kind, levels=LEVELS)
-  draft_head = drafters.LEARNED[made.kind](made, TARGET, IDS, growing)
-  return draft_head, sharpened(draft_head.init(jax.random.key(1)), 4)
+  head = learned_kinds.draft_head(kind, place=growing, levels=LEVELS)
+  return head, sharpened(head.init(jax.random.key(1)), 4)
 
 
 @functools.cache
@@ -100,8 +99,8 @@ def test_cross_entropy_is_of_the_tokens_that_it_can_draft():
   place = np.minimum(np.searchsorted(IDS, after), len(IDS) - 1)
 
   def entropy(_, q):
-    own = np.take_along_axis(q, place[..., None], -1)[..., 0]
-    return np.where(covered, -np.log(own), 0)
+    drafted = np.take_along_axis(q, place[..., None], -1)[..., 0]
+    return np.where(covered, -np.log(drafted), 0)
 
   expected = mean_of_levels(of_every_level(entropy))
   assert not covered.all()

@@ -4,7 +4,6 @@ import pathlib
 
 import pytest
 
-from specdec.benchmark import runs
 from specdec.benchmark.setup import Setup
 
 EXAMPLES = pathlib.Path(__file__).parents[1] / "examples"
@@ -33,19 +32,6 @@ def test_coupled_text_is_the_baselines(settings):
   baseline = decoder.baseline().complete(batch)
   assert ours.texts == baseline.texts
   assert ours.stats.drafted.sum() > 0
-
-
-@pytest.mark.parametrize(
-  "acceptance, shape", [("rejection", "chain"), ("kseq", "chains(2)")]
-)
-def test_a_sampling_drafter_goes_with_every_rule(acceptance, shape):
-  ours, decoder, batch = completed(
-    drafter=BIGRAM, k=2, temperature=1.0, acceptance=acceptance, shape=shape
-  )
-  assert ours.num_tokens > 0 and ours.stats.drafted.sum() > 0
-  ways = {"bigram": decoder, runs.BASELINE: decoder.baseline()}
-  run = runs.compare(ways, [batch]).run("bigram")
-  assert run.speed.tokens == ours.num_tokens
 
 
 def test_the_rule_is_greedy_when_cold_and_says_that_it_is_lossy():

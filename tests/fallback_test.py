@@ -121,7 +121,13 @@ def test_whatever_the_lengths_and_where_it_ends(k, copied):
   assert np.any(np.asarray(state.length) < L)
 
 
-@pytest.mark.parametrize("kind", BEHIND)
+@pytest.mark.parametrize(
+  "kind",
+  [
+    pytest.param(kind, marks=() if kind in ("eagle3", "prophet") else SLOW)
+    for kind in BEHIND  # with a cache, and without
+  ],
+)
 def test_it_is_drafted_by_the_distributions_it_is_trained_on(kind):
   """B21, whoever drafted the rounds before."""
   gaps = forms_apart(kind, drafter_of(kind))

@@ -11,9 +11,9 @@ import pytest
 from safetensors import safe_open
 from safetensors.flax import save_file
 
-from learned_kinds import IDS, KINDS, TARGET, head_config
+from learned_kinds import IDS, KINDS, TARGET, draft_head
 from programs import write_model
-from specdec import checkpoints, draft_shape, drafters
+from specdec import checkpoints, draft_shape
 from specdec.checkpoints import learned as saved
 from specdec.drafters.heads import serve
 from specdec.utils import files
@@ -34,14 +34,14 @@ def whom(folder):
 
 def drafter_for(config, kind="mtp", ids=IDS, **changes):
   """(head config, ids, net) that fit a target's config."""
-  made = head_config(kind, 0 if ids is None else len(ids), **changes)
-  own = drafters.LEARNED[made.kind](made, config, ids)
+  full = ids is None
+  head = draft_head(kind, full, config=config, ids=ids, **changes)
   rng = np.random.default_rng(0)
   net = jax.tree.map(
     lambda x: jnp.asarray(rng.normal(size=x.shape), jnp.float32),
-    jax.eval_shape(own.init, jax.random.key(0)),
+    jax.eval_shape(head.init, jax.random.key(0)),
   )
-  return made, ids, net
+  return head.head_config, ids, net
 
 
 @pytest.fixture(scope="module")
@@ -235,6 +235,6 @@ def test_a_draft_deeper_than_the_saved_heads_is_refused(whom, tmp_path):
   path = tmp_path / "a.safetensors"
   drafter = drafter_for(whom.config, "medusa", levels=2)
   saved.save(path, *drafter, saved.fingerprint(whom))
-  own = saved.load(path, whom).draft_head(whom.config)
+  head = saved.load(path, whom).draft_head(whom.config)
   with pytest.raises(ValueError, match=r"3 levels.* medusa has 2 heads"):
-    serve.drafter(own, None, draft_shape.chain(3))
+    serve.drafter(head, None, draft_shape.chain(3))

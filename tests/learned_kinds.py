@@ -79,12 +79,12 @@ def target(name: str = "llama"):
 
 
 def draft_head(
-  kind: str, full: bool = False, place=None
+  kind: str, full: bool = False, place=None, config=TARGET, ids=IDS, **changes
 ) -> draft_heads.DraftHead:
-  """full: it can draft every token; else those of IDS."""
-  config = head_config(kind, 0 if full else len(IDS))
-  ids = None if full else IDS
-  return drafters.LEARNED[config.kind](config, TARGET, ids, place)
+  """Of a target's config; it can draft `ids`, or, full, every token."""
+  ids = None if full else ids
+  entries = head_config(kind, 0 if full else len(ids), **changes)
+  return drafters.LEARNED[entries.kind](entries, config, ids, place)
 
 
 @functools.cache
@@ -224,8 +224,7 @@ def of_table(kind: str, ids, shape, copies: int = 0):
     num_kv_heads=1,
     head_dim=4,
   )
-  own = head_config(kind, len(ids))
-  head = drafters.LEARNED[own.kind](own, config, np.array(ids) if ids else None)
+  head = draft_head(kind, not ids, config=config, ids=np.array(ids))
   embed = jax.random.normal(jax.random.key(3), (width, width))
   params = TABLES.target | {"embed": {"weight": embed}}
   net = sharpened(head.init(jax.random.key(4)), 3)
@@ -254,11 +253,12 @@ def stumbling(drafter, narrow=False):
     return drafter.init(params, context, output), jnp.zeros_like(context.length)
 
   def propose(params, state, context):
-    own, turn = state
-    draft, own = drafter.propose(params, own, context)
+    draft_state, turn = state
+    draft, draft_state = drafter.propose(params, draft_state, context)
     stumbles = turn % 4 == 1
     stumbles |= (turn % 4 == 3) & (context.length % 2 == 0)
-    return draft._replace(count=jnp.where(stumbles, 1, size)), (own, turn)
+    count = jnp.where(stumbles, 1, size)
+    return draft._replace(count=count), (draft_state, turn)
 
   def update(params, state, *rest):
     return drafter.update(params, state[0], *rest), state[1] + 1

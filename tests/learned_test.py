@@ -119,9 +119,9 @@ def test_b21_so_is_a_tree_in_the_middle_of_a_text(kind, shape):
     draft, _ = drafter.propose(params, state.draft_state, context)
     return drafter.spec.with_tree(draft)
 
-  made = propose(draft, state)
-  tokens = np.asarray(made.tokens)
-  parents = np.broadcast_to(np.asarray(made.parents), tokens.shape)
+  drafted = propose(draft, state)
+  tokens = np.asarray(drafted.tokens)
+  parents = np.broadcast_to(np.asarray(drafted.parents), tokens.shape)
   # Every node's path as the end of a text of its own.
   size = L + K
   lines = np.zeros((BATCH, tokens.shape[1], size), np.int32)
@@ -141,7 +141,7 @@ def test_b21_so_is_a_tree_in_the_middle_of_a_text(kind, shape):
     if not children:
       continue
     distribution = np.array(distributions[level, b, n, ends[b, n] - 1])
-    if made.log_probs is None:  # the likeliest are tried
+    if drafted.log_probs is None:  # the likeliest are tried
       np.testing.assert_array_equal(
         tokens[b, children], np.argsort(-distribution)[: len(children)]
       )
@@ -150,7 +150,7 @@ def test_b21_so_is_a_tree_in_the_middle_of_a_text(kind, shape):
     for child in children:  # drawn one after another
       left = distribution - np.logaddexp.reduce(distribution)
       # Tokens that it cannot draft token have no probability in either.
-      np.testing.assert_allclose(made.log_probs[b, child], left, atol=1e-4)
+      np.testing.assert_allclose(drafted.log_probs[b, child], left, atol=1e-4)
       assert set(np.flatnonzero(np.isfinite(left))) <= set(IDS)
       distribution[tokens[b, child]] = -np.inf
       checked += 1
@@ -172,7 +172,7 @@ def nothing_run_again(drafter, patch):
 
 
 def seed_too_early(drafter, patch):
-  """The seed is what the target said one accepted token before."""
+  """The seed is what the target returned one accepted token before."""
 
   def update(params, state, context, draft, accept_result, output):
     after = drafter.update(params, state, context, draft, accept_result, output)
@@ -186,7 +186,7 @@ def seed_too_early(drafter, patch):
 
 
 def prompt_shifted(drafter, patch):
-  """A prompt's token is run with what the target said after it."""
+  """A prompt's token is run with what the target returned after it."""
 
   def init(params, context, output):
     shifted = jax.tree.map(lambda x: jnp.roll(x, -1, axis=1), output)
@@ -245,8 +245,7 @@ def test_b21_sees(kind, plant, monkeypatch):
 def test_temporaries_are_small_next_to_the_caches(kind, shape):
   """Rule 9, at lengths at which a copy would dwarf all else."""
   wide = dataclasses.replace(TARGET, head_dim=32)
-  model, config = transformer.model(wide), head_config(kind)
-  head = drafters.LEARNED[config.kind](config, wide, IDS)
+  model, head = transformer.model(wide), draft_head(kind, config=wide)
   drafter = serve.drafter(head, model, shape_of(shape))
 
   def generate(key, prompt, length):
@@ -344,9 +343,9 @@ def test_heads_do_not_draft_token_deeper_than_they_are(kind):
 
 
 def test_an_exits_tree_keeps_what_it_runs():
-  made = draft_head("recycle")
+  head = draft_head("recycle")
   with pytest.raises(ValueError, match="runs 7 nodes and the tree has 3"):
-    serve.drafter(made, target()[0], draft_shape.dynamic(3, 3, 2))
+    serve.drafter(head, target()[0], draft_shape.dynamic(3, 3, 2))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -354,12 +353,12 @@ def test_cost_of_state_is_the_size_of_its_arrays(kind):
   batch, length = 2, 5
   head = draft_head(kind)
   layers = head.init_cache(batch, length).layers if head.has_kv_cache else ()
-  own = sum(x.nbytes for x in jax.tree.leaves(layers))
+  kept = sum(x.nbytes for x in jax.tree.leaves(layers))
   streams = 1 + len(head.features)  # the hidden state, and these
   read = 4 * batch * length * streams * TARGET.width
   cost = head_cost.drafter_cost(head, TARGET)
   per_position = cost.position_bytes + cost.hidden_bytes
-  assert batch * length * per_position == own + read
+  assert batch * length * per_position == kept + read
 
 
 def test_weights_that_a_draft_token_reads():
@@ -370,5 +369,7 @@ def test_weights_that_a_draft_token_reads():
   assert head_cost.step_weights(head, TARGET) == expected
   head = draft_head("eagle", full=True)
   net = jax.eval_shape(head.init, jax.random.key(0))
-  every = head_cost.num_weights(net) + TARGET.vocab_size * TARGET.width
+  every = (
+    sum(x.size for x in jax.tree.leaves(net)) + TARGET.vocab_size * TARGET.width
+  )
   assert head_cost.step_weights(head, TARGET) == every

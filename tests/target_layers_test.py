@@ -64,14 +64,14 @@ def test_an_exit_hands_over_what_it_drew_from():
   tokens, origin = np.asarray(state.tokens), np.asarray(state.origin)
   settings = sampling.settings(BATCH, TEMPERATURES)
   drawn = np.asarray(sampling.warp(forward(shallow, params, tokens), settings))
-  own = np.asarray(jax.nn.log_softmax(forward(model, params, tokens)))
+  whole = np.asarray(jax.nn.log_softmax(forward(model, params, tokens)))
   for b in range(BATCH):
     places = np.arange(LENGTHS[b], int(state.length[b]))
     written = tokens[b, places]
     compared = np.isin(origin[b, places], [ACCEPTED, CORRECTION])
     for noted, distributions, where in (
       (state.draft_log_probs, drawn, compared),
-      (state.log_probs, own, slice(None)),
+      (state.log_probs, whole, slice(None)),
     ):
       np.testing.assert_allclose(
         np.asarray(noted)[b, places][where],
@@ -240,21 +240,21 @@ def test_the_threshold_moves_as_the_paper_says():
   params = Params(target()[1])
   state = start(drafter, COUPLED, rows=slice(0, 4))
   context = step.context_of(state, V, COUPLED)
-  draft, own = drafter.propose(params, state.draft_state, context)
+  draft, kept = drafter.propose(params, state.draft_state, context)
   draft = draft._replace(count=jnp.array([5, 3, 4, 3]))
-  own = own._replace(matchness=jnp.array([1.0, 1.0, 1.0, 0.7]))
+  kept = kept._replace(matchness=jnp.array([1.0, 1.0, 1.0, 0.7]))
   accept_result = AcceptResult(
     None, jnp.array([4, 2, 0, 0]), None, jnp.array([5, 3, 1, 0]), None, None
   )
-  after = drafter.update(None, own, context, draft, accept_result, None)
+  after = drafter.update(None, kept, context, draft, accept_result, None)
   np.testing.assert_allclose(
     after.threshold, [0.5, 0.499, 0.501, 0.5], rtol=1e-5
   )
   np.testing.assert_allclose(after.matchness, [1.0, 1.0, 0.5, 0.7])
   np.testing.assert_array_equal(after.over, [False, False, False, True])
   # It stays a probability, and a row that is done is not drafted for.
-  own = after._replace(threshold=jnp.array([0.0, 0.0, 1.0, 1.0]))
-  again = drafter.update(None, own, context, draft, accept_result, None)
+  kept = after._replace(threshold=jnp.array([0.0, 0.0, 1.0, 1.0]))
+  again = drafter.update(None, kept, context, draft, accept_result, None)
   np.testing.assert_array_equal(again.threshold, [0.0, 0.0, 1.0, 1.0])
   draft, _ = drafter.propose(params, again, context)
   np.testing.assert_array_equal(draft.count, [5, 5, 2, 1])

@@ -27,10 +27,10 @@ def known_flags(flags: Sequence[str]) -> list[str]:
     )
     if process.returncode == 0:
       break
-    known = [flag for flag in flags if flag not in process.stderr]
-    if known == flags:
+    rest = [flag for flag in flags if flag not in process.stderr]
+    if rest == flags:
       raise RuntimeError(f"JAX does not start: {process.stderr[-2000:]}")
-    flags = known
+    flags = rest
   return flags
 
 
