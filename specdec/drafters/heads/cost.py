@@ -34,7 +34,7 @@ def drafter_cost(
   rows = tokens * target.width if config.head == "shared" else 0
   row_size = 4 if target.dtype == "float32" else 2
   copied = rows if draft_head.ids is not None else 0
-  own = step_weights(draft_head, target) - rows
+  held = step_weights(draft_head, target) - rows
   kv = scores = 0
   update = None
   if draft_head.has_kv_cache:
@@ -55,8 +55,8 @@ def drafter_cost(
     position_bytes=_SIZE * kv,
     hidden_bytes=_SIZE * hidden * target.width,
     step=StepCost(
-      bytes=_SIZE * own + row_size * copied,
-      flops=2 * (own + copied),
+      bytes=_SIZE * held + row_size * copied,
+      flops=2 * (held + copied),
       target_bytes=row_size * (rows - copied),
       target_flops=2 * (rows - copied),
       position_bytes=_SIZE * kv,
