@@ -230,7 +230,7 @@ LOADED = types.SimpleNamespace(  # what Setup passes to a drafter's function
 def test_the_bigram_example(shape):
   drafter, weights = example("bigram").bigram(LOADED, shape)
   params = TABLES._replace(draft=weights)
-  check_drafter(drafter, TABLE, params, rules=REJECTION)
+  check_drafter(drafter, TABLE, params, rules=KSEQ)
 
 
 def test_the_recent_example():
@@ -358,8 +358,8 @@ def raw(draft, context):
 
 def unlikely_dropped(draft, context):
   """Rule 7: the token that ends a draft must be verified, too."""
-  own = jnp.take_along_axis(draft.log_probs, draft.tokens[..., None], 2)[..., 0]
-  going = jnp.cumprod(own[:, 1:] > jnp.log(0.3), axis=1)
+  drawn = jnp.take_along_axis(draft.log_probs, draft.tokens[..., None], 2)
+  going = jnp.cumprod(drawn[:, 1:, 0] > jnp.log(0.3), axis=1)
   return draft._replace(count=1 + jnp.sum(going, axis=1))
 
 

@@ -95,8 +95,7 @@ def check_drafter(
       f"no invariant {', '.join(sorted(unknown))}; they are "
       f"{', '.join(INVARIANTS)}"
     )
-  drafter = make if isinstance(make, Drafter) else make()
-  trial = _Trial(make, drafter, target, params, rules, prompts)
+  trial = _Trial(make, target, params, rules, prompts)
   trial.draws, trial.tolerance = draws, tolerance
   for name, invariant in INVARIANTS.items():
     try:
@@ -104,7 +103,7 @@ def check_drafter(
         getattr(trial, f"check_{name}")()
     except Broken as broken:
       raise AssertionError(
-        f"{drafter.name} breaks {name!r} ({invariant}): {broken.args[0]}"
+        f"{trial.drafter.name} breaks {name!r} ({invariant}): {broken.args[0]}"
       ) from None
   return jax.tree.map(np.asarray, trial.coupled.stats)
 
@@ -135,7 +134,8 @@ def _log_probs_after(target, params, tokens, length, settings):
 class _Trial:
   """A drafter with its target, and batches of one shape to run them on."""
 
-  def __init__(self, make, drafter, target, params, rules, prompts):
+  def __init__(self, make, target, params, rules, prompts):
+    drafter = make if isinstance(make, Drafter) else make()
     self.traces = 0
 
     def propose(*args):
@@ -181,24 +181,19 @@ class _Trial:
   def start(self, drafter=None, **changes) -> DecodeState:
     """The state after prefill; `changes` of self.inputs."""
     inputs = self.inputs | changes
-    names = ("prompt", "prompt_length", "limit", "index")
-    prompt, length, limit, index = (
-      jnp.asarray(inputs[name], jnp.int32) for name in names
-    )
+    warp = {name: inputs.pop(name) for name in self.settings}
+    inputs = {name: jnp.asarray(x, jnp.int32) for name, x in inputs.items()}
     return decode.start(
       self.target,
       drafter or self.drafter,
       decode.NO_DRAFT_RULE if drafter else acceptance.coupled(),
       self.params,
-      prompt,
-      length,
+      inputs.pop("prompt"),
+      inputs.pop("prompt_length"),
       jax.random.key(0),
       max_length=LENGTH,
-      sampling=sampling.settings(
-        ROWS, inputs["temperature"], inputs["top_k"], inputs["top_p"]
-      ),
-      limit=limit,
-      index=index,
+      sampling=sampling.settings(ROWS, **warp),
+      **inputs,
     )
 
   def go_on(self, rule, state, eos=_NEVER, rounds=decode.MAX_ROUNDS, run=None):
@@ -378,56 +373,51 @@ class _Trial:
         )
         continue
       for node in range(1, self.spec.max_nodes):
-        self.check_draw(draft, noise, node, when)
-        self.check_past(state, draft, noise, node, when)
+        where = f"node {node} in {when}"
+        self.check_draw(draft, noise, node, where)
+        other = noise.copy()
+        other[:, node:] = self.rng.gumbel(size=other[:, node:].shape)
+        self.check_past(draft, self.propose(state, other), node, where)
 
-  def check_draw(self, draft, noise, node, when) -> None:
+  def check_draw(self, draft, noise, node, where) -> None:
     """Normalised, possible, and the likeliest under the node's noise."""
     used = draft.count > node
     log_probs, tokens = draft.log_probs[used, node], draft.tokens[used, node]
-    rows = np.arange(len(tokens))
-    where = f"of node {node} in {when}"
     total = np.exp(log_probs.astype(float)).sum(-1)
     require(
       np.allclose(total, 1.0, atol=self.tolerance),
-      f"the distribution {where} adds up to {total}",
+      f"the distribution of {where} adds up to {total}",
     )
     addresses = [np.full(ROWS, node)]
     if self.spec.siblings == "without_replacement":
       same = draft.parents == draft.parents[:, node, None]
       addresses.append(np.argmax(same, axis=1))  # the first sibling's noise
-    matches = []
-    for address in addresses:
-      score = log_probs + noise[np.arange(ROWS), address][used]
-      gap = score.max(-1) - score[rows, tokens]
-      matches.append(np.all(gap < self.tolerance))
+    scores = (log_probs + noise[np.arange(ROWS), x][used] for x in addresses)
+    gaps = [x.max(-1) - x[np.arange(len(x)), tokens] for x in scores]
     require(
-      any(matches),
-      f"tokens {where} are not the likeliest of log_probs + "
+      any(np.all(gap < self.tolerance) for gap in gaps),
+      f"tokens of {where} are not the likeliest of log_probs + "
       f"context.noise(depth, {node})",
     )
 
-  def check_past(self, state, draft, noise, node, when) -> None:
+  def check_past(self, draft, again, node, where) -> None:
     """What comes before a node decides its distribution and whether it is
-    drafted: neither its own noise nor a later node's does."""
-    other = noise.copy()
-    other[:, node:] = self.rng.gumbel(size=other[:, node:].shape)
-    again = self.propose(state, other)
+    drafted: neither its own noise nor a later node's, other in `again`."""
+    used = draft.count > node
     require(
-      np.array_equal(draft.count > node, again.count > node),
-      f"whether node {node} is drafted in {when} depends on its token or on a "
-      "later one; a token that ends a draft must be verified too",
+      np.array_equal(used, again.count > node),
+      f"whether {where} is drafted depends on its token or on a later one; a "
+      "token that ends a draft must be verified too",
     )
     require(
       _same_nodes(draft, again, node),
-      f"nodes before node {node} in {when} depend on the noise of later nodes",
+      f"nodes before {where} depend on its noise or on a later node's",
     )
-    used = draft.count > node
     ours, theirs = (np.exp(x.log_probs[used, node]) for x in (draft, again))
     require(
       np.allclose(ours, theirs, atol=self.tolerance),
-      f"the distribution of node {node} in {when} depends on its own noise or "
-      "on a later node's",
+      f"the distribution of {where} depends on its own noise or on a later "
+      "node's",
     )
 
   def check_state(self) -> None:
@@ -446,6 +436,7 @@ class _Trial:
 
   def same_draft(self, ours, theirs, when) -> None:
     """Node by node, as long as earlier nodes hold the same tokens."""
+    what = "token, parent" if ours.log_probs is None else "distribution"
     count = np.minimum(ours.count, theirs.count)
     for row, node in ((r, n) for r in range(ROWS) for n in range(1, count[r])):
       nodes = slice(1, node)
@@ -454,19 +445,16 @@ class _Trial:
         for a, b in zip(ours[:2], theirs[:2])
       ):
         continue
-      which = f"after {when}, node {node} of row {row}"
-      if ours.log_probs is None:
-        require(
-          ours.tokens[row, node] == theirs.tokens[row, node]
-          and ours.parents[row, node] == theirs.parents[row, node],
-          f"{which} is another token than after a prefill of the same text",
-        )
-        continue
-      pair = [np.exp(x.log_probs[row, node]) for x in (ours, theirs)]
+      pair = [
+        (x.tokens[row, node], x.parents[row, node])
+        if x.log_probs is None
+        else np.exp(x.log_probs[row, node])
+        for x in (ours, theirs)
+      ]
       require(
         np.allclose(*pair, atol=self.tolerance),
-        f"{which} is drawn from {pair[0]}; after a prefill of the same text "
-        f"from {pair[1]}",
+        f"after {when}, {what} of node {node} of row {row}: {pair[0]}; after "
+        f"a prefill of the same text {pair[1]}",
       )
 
   # Distributions.
@@ -629,11 +617,12 @@ class _Trial:
   def check_copies(self) -> None:
     """In the optimised program of the loop, caches are written in place."""
     state = jax.eval_shape(self.start)
-    lowered = self.go_on(_REJECTION, state, run=decode.run.lower)
-    own = [x for x in jax.tree.leaves(state.draft_state) if x.ndim == 4]
-    buffers = [*jax.tree.leaves(state.target_cache.layers), *own]
+    caches = jax.tree.leaves((state.target_cache.layers, state.draft_state))
     # XLA copies what has one number a position (the table model) as it likes.
-    buffers = [buffer for buffer in buffers if buffer.shape[-1] > 1]
+    buffers = [x for x in caches if x.ndim == 4 and x.shape[-1] > 1]
+    if not buffers:
+      return
+    lowered = self.go_on(_REJECTION, state, run=decode.run.lower)
     copies = _cache_copies(lowered.compile().as_text(), buffers)
     require(not copies, f"{len(copies)} copies, as {copies[:1]}")
 
