@@ -9,7 +9,7 @@ import programs
 from specdec.benchmark import drafter_comparison
 from specdec.benchmark.drafter_comparison import Candidate
 from specdec.benchmark.setup import Setup
-from specdec.drafters.heads import size
+from specdec.drafters.heads import cost
 from specdec.drafters.heads.head_config import HeadConfig
 from specdec.models import presets
 from specdec.report import drafter_tables
@@ -79,7 +79,7 @@ def test_a_table_and_a_picture_and_it_goes_on(
   twin, *_, trained, _, novice = document["runs"]
   # The draft is the target: everything is kept.
   assert twin["acceptance"]["accepted_length"]["value"] == 1
-  assert document["runs"][3]["drafter"]["weights"] == size.num_weights(net)
+  assert document["runs"][3]["drafter"]["weights"] == cost.num_weights(net)
   assert novice["predicted"] is novice["drafter"]["step_bytes"] is None
   passes = dict(document["pass_seconds"])
   assert set(passes) == {1, 2, 3, 4}

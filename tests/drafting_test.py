@@ -6,9 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy import special
 
-from learned_kinds import IDS, TARGET, V, head_config, sharpened, target
-from specdec import drafters
+import learned_kinds
+from learned_kinds import IDS, V, sharpened, target
 from specdec.drafters.heads import draft_head as draft_heads
 from specdec.drafters.heads.unroll import growing, unroll
 from specdec.training import drafting
@@ -23,36 +24,32 @@ assert not np.isin([1, 5], IDS).any()
 @functools.cache
 def drafter(kind):
   """(draft_head, net)."""
-  made = head_config(kind, levels=LEVELS)
-  draft_head = drafters.LEARNED[made.kind](made, TARGET, IDS, growing)
-  return draft_head, sharpened(draft_head.init(jax.random.key(1)), 4)
+  head = learned_kinds.draft_head(kind, place=growing, levels=LEVELS)
+  return head, sharpened(head.init(jax.random.key(1)), 4)
 
 
 @functools.cache
 def losses(kind, feature_weight=0.0):
-  """{distribution: (loss, measures)}, of one program."""
+  """{divergence: (loss, measures)}, of one program."""
   model, params = target()
   draft_head, net = drafter(kind)
-  found = {
-    divergence: drafting.objective(
-      draft_head,
-      model,
-      drafting.Loss(divergence, feature_weight=feature_weight, decay=DECAY),
-    )
-    for divergence in drafting.LOSSES
+  options = {"feature_weight": feature_weight, "decay": DECAY}
+  objectives = {
+    name: drafting.objective(draft_head, model, drafting.Loss(name, **options))
+    for name in drafting.LOSSES
   }
   return jax.jit(
     lambda net: {
-      divergence: aim(net, params, TOKENS) for divergence, aim in found.items()
+      name: objective(net, params, TOKENS)
+      for name, objective in objectives.items()
     }
   )(net)
 
 
 @functools.cache
 def by_hand(kind):
-  """The target's distribution [B, T, V], the drafter's [levels, B, T, n], and
-  streams
-  and hidden states; float64."""
+  """The target's distribution [B, T, V], the drafter's [levels, B, T, n], its
+  hidden states and the target's; float64."""
   model, params = target()
   draft_head, net = drafter(kind)
   draft = draft_heads.weights_of(draft_head, net, params)
@@ -62,18 +59,13 @@ def by_hand(kind):
   def run():
     text = TOKENS[:, :-1]
     output, _ = model.apply(params, text, None, features=draft_head.features)
-    made = unroll(draft_head, net, target_weights, text, output, LEVELS)
-    return output.logits, jnp.stack(made[0]), made[1], output.hidden
+    logits, hidden = unroll(
+      draft_head, net, target_weights, text, output, LEVELS
+    )
+    return output.logits, jnp.stack(logits), hidden, output.hidden
 
-  goal, logits, streams, hidden = jax.tree.map(
-    lambda x: np.asarray(x, np.float64), run()
-  )
-
-  def divergence(x):
-    x = np.exp(x - x.max(-1, keepdims=True))
-    return x / x.sum(-1, keepdims=True)
-
-  return divergence(goal), divergence(logits), streams, hidden
+  goal, ours, *hidden = jax.tree.map(lambda x: np.asarray(x, np.float64), run())
+  return special.softmax(goal, -1), special.softmax(ours, -1), *hidden
 
 
 def mean_of_levels(values):
@@ -84,7 +76,7 @@ def mean_of_levels(values):
 
 def of_every_level(f, kind="mtp"):
   goal, ours, *_ = by_hand(kind)
-  return [f(goal, divergence) for divergence in ours]
+  return [f(goal, probs) for probs in ours]
 
 
 FORMULAS = {
@@ -103,17 +95,17 @@ def test_distances_of_distributions(divergence):
 
 def test_cross_entropy_is_of_the_tokens_that_it_can_draft():
   after = TOKENS[:, 1:]
-  known = np.isin(after, IDS)
+  covered = np.isin(after, IDS)
   place = np.minimum(np.searchsorted(IDS, after), len(IDS) - 1)
 
   def entropy(_, q):
-    own = np.take_along_axis(q, place[..., None], -1)[..., 0]
-    return np.where(known, -np.log(own), 0)
+    drafted = np.take_along_axis(q, place[..., None], -1)[..., 0]
+    return np.where(covered, -np.log(drafted), 0)
 
   expected = mean_of_levels(of_every_level(entropy))
-  assert not known.all()
-  found = losses("mtp")["cross_entropy"][0]
-  np.testing.assert_allclose(found, expected, rtol=1e-5)
+  assert not covered.all()
+  loss = losses("mtp")["cross_entropy"][0]
+  np.testing.assert_allclose(loss, expected, rtol=1e-5)
 
 
 def test_measures_are_of_their_level():
@@ -131,7 +123,7 @@ def test_measures_are_of_their_level():
       )
 
 
-def test_eagle_is_told_the_hidden_states():
+def test_the_feature_loss_is_of_the_hidden_states():
   *_, streams, hidden = by_hand("eagle")
   off = [np.abs(stream - hidden) for stream in streams]
   smooth = [np.where(x < 1, x**2 / 2, x - 0.5).mean(-1) for x in off]

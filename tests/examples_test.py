@@ -4,7 +4,6 @@ import pathlib
 
 import pytest
 
-from specdec.benchmark import runs
 from specdec.benchmark.setup import Setup
 
 EXAMPLES = pathlib.Path(__file__).parents[1] / "examples"
@@ -24,7 +23,6 @@ def completed(**settings):
 @pytest.mark.parametrize(
   "settings",
   [
-    dict(drafter=BIGRAM, k=3),
     dict(drafter=f"{BIGRAM}(smoothing=1.0)", k=2, shape="chains(2)"),
     dict(drafter=RECENT, k=3),
   ],
@@ -36,26 +34,9 @@ def test_coupled_text_is_the_baselines(settings):
   assert ours.stats.drafted.sum() > 0
 
 
-def test_recent_tokens_are_accepted_where_text_repeats():
-  ours, *_ = completed(drafter=RECENT, k=3)
-  assert ours.stats.accepted.sum() > 0
-
-
-@pytest.mark.parametrize("acceptance", ["rejection", "block", "kseq"])
-def test_a_sampling_drafter_goes_with_every_rule(acceptance):
-  ours, decoder, _ = completed(
-    drafter=BIGRAM, k=2, temperature=1.0, acceptance=acceptance,
-    shape="chains(2)" if acceptance == "kseq" else "chain",
-  )  # fmt: skip
-  assert ours.num_tokens > 0 and ours.stats.drafted.sum() > 0
-  [batch] = decoder.encode(PROMPTS)
-  ways = {"bigram": decoder, runs.BASELINE: decoder.baseline()}
-  run = runs.compare(ways, [batch]).run("bigram")
-  assert run.speed.tokens == ours.num_tokens
-
-
 def test_the_rule_is_greedy_when_cold_and_says_that_it_is_lossy():
   ours, decoder, batch = completed(drafter=RECENT, acceptance=NUCLEUS)
+  assert ours.stats.accepted.sum() > 0  # text that repeats itself
   assert ours.texts == decoder.baseline().complete(batch).texts
   rule = decoder.rule
   assert not rule.lossless and "nucleus of mass 0.8" in rule.caveat
@@ -63,10 +44,14 @@ def test_the_rule_is_greedy_when_cold_and_says_that_it_is_lossy():
     Setup(**SHORT, acceptance=f"{NUCLEUS}(mass=2)")
 
 
-def test_what_does_not_fit_is_said_in_one_sentence():
-  with pytest.raises(ValueError, match=r"no function bigrams?; .*bigram"):
-    Setup(**SHORT, drafter=f"{BIGRAM}s")
-  with pytest.raises(ValueError, match=r"it is bigram\(text=None"):
-    Setup(**SHORT, drafter=f"{BIGRAM}(order=3)").load()
-  with pytest.raises(ValueError, match="deterministic"):
-    Setup(**SHORT, drafter=RECENT, acceptance="kseq").load()
+@pytest.mark.parametrize(
+  "settings, sentence",
+  [
+    (dict(drafter=f"{BIGRAM}s"), r"no function bigrams?; .*bigram"),
+    (dict(drafter=f"{BIGRAM}(order=3)"), r"it is bigram\(text=None"),
+    (dict(drafter=RECENT, acceptance="kseq"), "deterministic"),
+  ],
+)
+def test_what_does_not_fit_is_refused(settings, sentence):
+  with pytest.raises(ValueError, match=sentence):
+    Setup(**SHORT, **settings).load()

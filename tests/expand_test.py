@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import early_exit_test
+import learned_kinds
 from decode_distribution_test import EXACT, SMALLEST_P, V, p_value, sample
 from specdec import (
   acceptance,
@@ -20,6 +20,7 @@ from specdec import (
   drafters,
   sampling,
 )
+from specdec.models import transformer
 from specdec.noise import Noise, row_keys
 from specdec.testing import table_model
 from specdec.types import Context, Params
@@ -124,26 +125,24 @@ def drafter_of(name, kind, shape):
     parents = {"tree": TREE, "parallel": PARALLEL, "chain": draft_tree.chain(4)}
     expansion = draft_shape.static(parents[shape], kind)
   if name == "model":
-    return drafters.model(early_exit_test.target("llama")[0], shape=expansion)
-  model, _ = early_exit_test.target(name)
+    return drafters.model(learned_kinds.target("llama")[0], shape=expansion)
+  model, _ = learned_kinds.target(name)
   return drafters.early_exit(model, 2, shape=expansion)
 
 
 def other_params():
   """A draft that often agrees with the target."""
-  _, target = early_exit_test.target("llama")
-  noise = early_exit_test.transformer.init_params(
-    early_exit_test.LLAMA, jax.random.key(5)
-  )
+  _, target = learned_kinds.target("llama")
+  noise = transformer.init_params(learned_kinds.TARGET, jax.random.key(5))
   return Params(target, jax.tree.map(lambda t, o: t + 0.6 * o, target, noise))
 
 
 def generate(name, kind, shape, rule, params=None):
   family = "gemma" if name == "gemma" else "llama"
-  (own, *positional), options = early_exit_test.arguments(family)
+  (own, *positional), options = learned_kinds.arguments(family)
   params = params or (other_params() if name == "model" else own)
   return decode.generate(
-    early_exit_test.target(family)[0],
+    learned_kinds.target(family)[0],
     drafter_of(name, kind, shape),
     rule,
     params,
@@ -156,8 +155,8 @@ def test_a_chain_as_a_tree_is_the_chain():
   """Same distributions, same addresses of noise: the same drafts, token for
   token.
   """
-  model, _ = early_exit_test.target("llama")
-  (_, *positional), options = early_exit_test.arguments("llama")
+  model, _ = learned_kinds.target("llama")
+  (_, *positional), options = learned_kinds.arguments("llama")
   states = [
     decode.generate(
       model,
@@ -181,11 +180,11 @@ def test_a_chain_as_a_tree_is_the_chain():
 @pytest.mark.parametrize("kind", [*draft_shape.KINDS, "dynamic"])
 def test_the_targets_own_tree_never_loses_its_first_child(kind):
   """Every KV of the draft's cache is right, whatever path was committed."""
-  _, params = early_exit_test.target("llama")
+  _, params = learned_kinds.target("llama")
   state = generate(
     "model", kind, "tree", acceptance.greedy(), Params(params, params)
   )
-  cold = early_exit_test.TEMPERATURES == 0
+  cold = learned_kinds.TEMPERATURES == 0
   drafted = np.asarray(state.stats.drafted)[cold]
   accepted = np.asarray(state.stats.accepted)[cold]
   # Greedy rows: the likeliest child is the target's choice, to any depth that

@@ -59,9 +59,9 @@ ALLOWED = {
   "report": (*_TOOLS, "benchmark", "compiled"),
   "cli": (*_TOOLS, "benchmark", "compiled", "training", "report"),
 }
-# What trained drafters share, which is no drafter by itself.
-SHARED = {"cost", "draft_head", "head_config", "serve", "size", "unroll"}
-SHARED |= {"vocabulary"}
+# What drafters share, which is no drafter by itself.
+SHARED = {"cost", "draft_head", "head_config", "serve", "unroll"}
+SHARED |= {"sample_model", "vocabulary"}
 FOREIGN_BANS = ("ml_collections", "absl", "pickle", "cloudpickle", "dill")
 FLAG_LIBRARIES = ("ml_collections", "absl")  # of cli alone
 

@@ -1,4 +1,4 @@
-"""What the tests of learned drafters share: one of every kind, never trained.
+"""What tests of draft heads share: one of every kind, never trained.
 
 Random weights, sharpened so that distributions are far from flat and draft
 tokens are kept now and then.
@@ -10,12 +10,19 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
-from specdec import drafters
+from specdec import cache as kv
+from specdec import decode, drafters, sampling
 from specdec.drafters.heads import draft_head as draft_heads
+from specdec.drafters.heads import serve
 from specdec.drafters.heads.head_config import HeadConfig
+from specdec.drafters.heads.unroll import growing, unroll
 from specdec.models import transformer
 from specdec.models.config import TransformerConfig
+from specdec.testing import table_model
+from specdec.types import ACCEPTED, CORRECTION, Params
+from texts import texts
 
 V = 17
 IDS = np.array([0, 2, 3, 4, 6, 7, 9, 10, 12, 15, 16])
@@ -65,27 +72,168 @@ def sharpened(weights, by):
 
 
 @functools.cache
-def target():
-  """(model, its weights)."""
-  params = transformer.init_params(TARGET, jax.random.key(0))
-  return transformer.model(TARGET), jax.tree.map(lambda x: 3 * x, params)
+def target(name: str = "llama"):
+  """(model, its weights), of a name in CONFIGS."""
+  params = transformer.init_params(CONFIGS[name], jax.random.key(0))
+  return transformer.model(CONFIGS[name]), jax.tree.map(lambda x: 3 * x, params)
 
 
 def draft_head(
-  kind: str, full: bool = False, place=None
+  kind: str, full: bool = False, place=None, config=TARGET, ids=IDS, **changes
 ) -> draft_heads.DraftHead:
-  """full: it can draft every token; else those of IDS."""
-  made = head_config(kind, 0 if full else len(IDS))
-  ids = None if full else IDS
-  return drafters.LEARNED[made.kind](made, TARGET, ids, place)
+  """Of a target's config; it can draft `ids`, or, full, every token."""
+  ids = None if full else ids
+  entries = head_config(kind, 0 if full else len(ids), **changes)
+  return drafters.LEARNED[entries.kind](entries, config, ids, place)
 
 
 @functools.cache
 def weights(kind: str, full: bool = False):
   """Params.draft."""
-  own = draft_head(kind, full)
-  net = sharpened(own.init(jax.random.key(1)), 6)
-  return draft_heads.weights_of(own, net, target()[1])
+  head = draft_head(kind, full)
+  net = sharpened(head.init(jax.random.key(1)), 6)
+  return draft_heads.weights_of(head, net, target()[1])
+
+
+L, K = 30, 3
+LENGTHS = np.array([1, 2, 5, 9] * 2)
+BATCH = len(LENGTHS)
+TEMPERATURES = np.repeat([1.0, 0.0], 4)
+NEVER = -1  # no token is this one
+
+
+@pytest.fixture(autouse=True, scope="module")
+def small_chunks():
+  """For modules that import it: prompts take several chunks of prefill."""
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(kv, "CHUNK", 4)
+    yield
+
+
+def prompts():
+  return np.random.default_rng(0).integers(0, V, size=(BATCH, 9))
+
+
+def arguments(
+  name="llama", rows=slice(None), draft=None, temperature=TEMPERATURES
+):
+  """Of decode.start and decode.generate, behind model, drafter and rule."""
+  params = Params(target(name)[1], draft)
+  positional = params, prompts()[rows], LENGTHS[rows], jax.random.key(0)
+  temperature = jnp.asarray(temperature[rows])
+  return positional, {
+    "max_length": L,
+    "sampling": sampling.settings(len(temperature), temperature),
+    "index": jnp.arange(BATCH)[rows],
+  }
+
+
+def start(drafter, rule, *args, name="llama", **options):
+  """The state after prefill; more arguments are those of `arguments`."""
+  positional, options = arguments(name, *args, **options)
+  return decode.start(target(name)[0], drafter, rule, *positional, **options)
+
+
+def speculate(
+  drafter,
+  rule,
+  draft=None,
+  temperature=TEMPERATURES,
+  end=NEVER,
+  most=decode.MAX_ROUNDS,
+  name="llama",
+):
+  """One program for whatever is not the first two."""
+  model, params = target(name)
+  state = start(drafter, rule, draft=draft, temperature=temperature, name=name)
+  ends, params = jnp.array([end], jnp.int32), Params(params, draft)
+  return decode.run(model, drafter, rule, params, state, ends, jnp.int32(most))
+
+
+@functools.cache
+def baseline(end=NEVER):
+  return texts(
+    speculate(decode.NO_DRAFTER, decode.NO_DRAFT_RULE, None, end=end)
+  )
+
+
+@functools.cache
+def teacher(kind, full=False):
+  """(tokens [B, T], draft's weights) -> log-probabilities [K, B, T, V]: level
+  j is of what follows each token when the round began j tokens before."""
+  model, params = target()
+  head = draft_head(kind, full, place=growing)
+
+  @jax.jit
+  def distributions(tokens, draft):
+    output, _ = model.apply(params, tokens, None, features=head.features)
+    target_weights = draft_heads.target_weights_of(Params(params, draft))
+    logits, _ = unroll(head, draft["net"], target_weights, tokens, output, K)
+    return jax.nn.log_softmax(draft_heads.spread(head, jnp.stack(logits)))
+
+  return distributions
+
+
+def differences(kind, full, state, origin=None):
+  """{level: [|log-probability handed over - trained on|]} of a chain's text,
+  of every token that was compared with a draft token."""
+  draft = weights(kind, full)
+  trained_on = np.asarray(teacher(kind, full)(state.tokens, draft))
+  tokens, handed_over = (
+    np.asarray(x) for x in (state.tokens, state.draft_log_probs)
+  )
+  origin = np.asarray(state.origin) if origin is None else origin
+  gaps = {}
+  for b, (start, stop) in enumerate(zip(LENGTHS, np.asarray(state.length))):
+    level = 0
+    for p in range(start, stop):
+      if origin[b, p] in (ACCEPTED, CORRECTION):
+        ours = handed_over[b, p]
+        theirs = trained_on[level, b, p - 1, tokens[b, p]]
+        gap = 0.0 if ours == theirs else abs(ours - theirs)  # both may be -inf
+        gaps.setdefault(level, []).append(gap)
+      level = level + 1 if origin[b, p] == ACCEPTED else 0
+  return gaps
+
+
+TABLE = table_model.model(4)
+TABLES = Params(
+  *(
+    table_model.init_params(jax.random.key(seed), TABLE.vocab_size, 1.2)
+    for seed in (0, 1)
+  )
+)
+
+
+@functools.cache
+def of_table(kind: str, ids, shape, copies: int = 0):
+  """(drafter, Params) of a head whose target is TABLE: its hidden states are
+  the logits, its embeddings random.
+
+  Args:
+    ids: tokens that it can draft, () for all.
+    copies: draft tokens of a lookup that goes first, 0 for none.
+  """
+  width = TABLE.vocab_size
+  config = TransformerConfig(
+    vocab_size=width,
+    num_layers=1,
+    width=width,
+    mlp_width=4,
+    num_heads=1,
+    num_kv_heads=1,
+    head_dim=4,
+  )
+  head = draft_head(kind, not ids, config=config, ids=np.array(ids))
+  embed = jax.random.normal(jax.random.key(3), (width, width))
+  params = TABLES.target | {"embed": {"weight": embed}}
+  net = sharpened(head.init(jax.random.key(4)), 3)
+  drafter = serve.drafter(head, TABLE, shape, max_external_drafts=copies)
+  if copies:
+    drafter = drafters.fallback(
+      drafters.lookup(copies, ngram=2, min_ngram=2), drafter
+    )
+  return drafter, Params(params, draft_heads.weights_of(head, net, params))
 
 
 def stumbling(drafter, narrow=False):
@@ -105,11 +253,12 @@ def stumbling(drafter, narrow=False):
     return drafter.init(params, context, output), jnp.zeros_like(context.length)
 
   def propose(params, state, context):
-    own, turn = state
-    draft, own = drafter.propose(params, own, context)
+    draft_state, turn = state
+    draft, draft_state = drafter.propose(params, draft_state, context)
     stumbles = turn % 4 == 1
     stumbles |= (turn % 4 == 3) & (context.length % 2 == 0)
-    return draft._replace(count=jnp.where(stumbles, 1, size)), (own, turn)
+    count = jnp.where(stumbles, 1, size)
+    return draft._replace(count=count), (draft_state, turn)
 
   def update(params, state, *rest):
     return drafter.update(params, state[0], *rest), state[1] + 1

@@ -1,11 +1,11 @@
-"""Learned drafters, all kinds, from random weights: text, distributions, rows,
-refusals.
+"""Draft heads, all kinds, from random weights: distributions, refusals, sizes.
 
 That they are right is that serve.py drafts by the very distributions that
 unroll.py is trained on (trap B21), whatever was accepted; conformance_test
 checks what holds for every drafter.
 """
 
+import dataclasses
 import functools
 
 import jax
@@ -14,41 +14,35 @@ import numpy as np
 import pytest
 
 from learned_kinds import (
+  BATCH,
   IDS,
   KINDS,
+  LENGTHS,
   TARGET,
+  K,
+  L,
   V,
+  differences,
   draft_head,
   head_config,
+  prompts,
+  small_chunks,  # noqa: F401, a fixture
+  speculate,
   stumbling,
   target,
+  teacher,
   weights,
 )
-from specdec import (
-  acceptance,
-  decode,
-  draft_shape,
-  drafters,
-  sampling,
-  step,
-)
-from specdec import (
-  cache as kv,
-)
+from specdec import acceptance, decode, draft_shape, drafters, sampling, step
 from specdec import draft_tree as trees
+from specdec.drafters.heads import cost as head_cost
 from specdec.drafters.heads import draft_head as draft_heads
 from specdec.drafters.heads import serve
-from specdec.drafters.heads.head_config import HeadConfig
-from specdec.drafters.heads.unroll import growing, unroll
 from specdec.drafters.heads.vocabulary import most_frequent
-from specdec.types import ACCEPTED, CORRECTION, Params
-from texts import texts
+from specdec.models import transformer
+from specdec.types import Params
 
-L, K = 30, 3
-LENGTHS = np.array([1, 2, 5, 9] * 2)
-BATCH = len(LENGTHS)
-TEMPERATURES = np.repeat([1.0, 0.0], 4)
-NEVER = -1  # no token is this one
+COUPLED, REJECTION = acceptance.coupled(), acceptance.rejection()
 PATHS = [(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0)]
 SHAPES = {
   "tree": draft_shape.static(trees.from_paths(PATHS)),
@@ -57,152 +51,66 @@ SHAPES = {
 SLOW = pytest.mark.slow
 
 
-@pytest.fixture(autouse=True, scope="module")
-def small_chunks():
-  with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(kv, "CHUNK", 4)
-    yield
-
-
-# A module's fixture: pytest puts the tests of one kind side by side, and they
-# share their programs.
-@pytest.fixture(scope="module", params=KINDS)
-def kind(request):
-  return request.param
-
-
 NARROW = {("eagle", K), ("recycle", K), ("recycle", "tree")}
 
 
-@functools.cache
-def drafter_of(kind, shape, full=False):
+def shape_of(shape):
   """shape: k of a chain, or a name in SHAPES."""
-  grown = SHAPES[shape] if shape in SHAPES else draft_shape.chain(shape)
-  drafter = serve.drafter(draft_head(kind, full), target()[0], grown)
+  return SHAPES[shape] if shape in SHAPES else draft_shape.chain(shape)
+
+
+@functools.cache
+def drafter_of(kind, shape):
+  drafter = serve.drafter(draft_head(kind), target()[0], shape_of(shape))
   # A second width is half a program more: for some of them.
   return stumbling(drafter, narrow=(kind, shape) in NARROW)
-
-
-def prompts(seed=0):
-  return np.random.default_rng(seed).integers(0, V, size=(BATCH, 9))
-
-
-def speculate(
-  drafter,
-  rule,
-  draft,
-  temperature=TEMPERATURES,
-  prompt=None,
-  length=LENGTHS,
-  end=NEVER,
-  most=decode.MAX_ROUNDS,
-):
-  """One program for whatever is not the first two."""
-  model, params = target()
-  params = Params(params, draft)
-  state = decode.start(
-    model,
-    drafter,
-    rule,
-    params,
-    jnp.asarray(prompts() if prompt is None else prompt),
-    jnp.asarray(length),
-    jax.random.key(0),
-    max_length=L,
-    sampling=sampling.settings(BATCH, jnp.asarray(temperature)),
-  )
-  ends = jnp.array([end], jnp.int32)
-  return decode.run(model, drafter, rule, params, state, ends, jnp.int32(most))
-
-
-COUPLED, REJECTION = acceptance.coupled(), acceptance.rejection()
-
-
-@functools.cache
-def baseline(end=NEVER):
-  return texts(
-    speculate(decode.NO_DRAFTER, decode.NO_DRAFT_RULE, None, end=end)
-  )
-
-
-# Compiling is what costs: these run by default, and the rest is slow.
-DUE = {
-  "tree's distributions": ("eagle", "prophet", "recycle"),
-  "dynamic": ("recycle",),  # borrows the target's scratch, in another order
-}
-
-
-def kinds_for(what):
-  """All of them, slow but for those that are due."""
-  due = DUE[what]
-  marked = [k if k in due else pytest.param(k, marks=SLOW) for k in KINDS]
-  return pytest.mark.parametrize("kind", marked, scope="module")
 
 
 # B21: the teacher-forced form and the one that decodes.
 
 
-@functools.cache
-def teacher(kind, full=False):
-  """(tokens [B, T], draft's weights) -> distributions [levels, B, T, V]: level
-  j is of
-  what follows each token when the round began j tokens before."""
-  model, params = target()
-  own = draft_head(kind, full, place=growing)
-
-  @jax.jit
-  def distributions(tokens, draft):
-    output, _ = model.apply(params, tokens, None, features=own.features)
-    target_weights = draft_heads.target_weights_of(Params(params, draft))
-    logits, _ = unroll(own, draft["net"], target_weights, tokens, output, K)
-    return jax.nn.log_softmax(draft_heads.spread(own, jnp.stack(logits)))
-
-  return distributions
-
-
-def levels_of(origin, start, stop):
-  """(place, level) of every token that was held against a draft token."""
-  run, found = 0, []
-  for p in range(start, stop):
-    if origin[p] in (ACCEPTED, CORRECTION):
-      found.append((p, run))
-    run = run + 1 if origin[p] == ACCEPTED else 0
-  return found
-
-
-def differences(state, distributions, length=LENGTHS):
-  """{level: [|what was handed over - what is taught|]} of a chain's text."""
-  tokens, origin, said = (
-    np.asarray(x) for x in (state.tokens, state.origin, state.draft_log_probs)
-  )
-  distributions, found = np.asarray(distributions), {}
-  for b, (start, stop) in enumerate(zip(length, np.asarray(state.length))):
-    for p, level in levels_of(origin[b], start, stop):
-      ours, theirs = said[b, p], distributions[level, b, p - 1, tokens[b, p]]
-      off = 0.0 if ours == theirs else abs(ours - theirs)  # both may be -inf
-      found.setdefault(level, []).append(off)
-  return found
-
-
 def forms_apart(kind, drafter):
   """How far the two forms are apart, level by level."""
   state = speculate(drafter, REJECTION, weights(kind), np.ones(BATCH))
-  return differences(state, teacher(kind)(state.tokens, weights(kind)))
+  return differences(kind, False, state)
 
 
+@pytest.mark.parametrize("kind", KINDS)
 def test_b21_a_chain_is_drafted_by_the_distributions_it_is_trained_on(kind):
-  found = forms_apart(kind, drafter_of(kind, K))
-  assert set(found) == set(
-    range(K)
-  )  # draft tokens of every level were evaluated
-  assert len(found[0]) > 50 and len(found[1]) > 5
-  for level, off in found.items():
-    assert max(off) < 1e-4, level
+  gaps = forms_apart(kind, drafter_of(kind, K))
+  assert set(gaps) == set(range(K))  # tokens of every level were evaluated
+  assert len(gaps[0]) > 50 and len(gaps[1]) > 5
+  for level, values in gaps.items():
+    assert max(values) < 1e-4, level
 
 
-@functools.cache
-def proposing(kind, shape):
-  drafter = drafter_of(kind, shape)
+def paths_of(parents):
+  """Every node's path from the root, the root left out."""
+  paths = [()]
+  for node, parent in enumerate(parents[1:], 1):
+    paths.append((*paths[parent], node))
+  return paths
+
+
+def slow(*kinds, shape):
+  return [pytest.param(kind, shape, marks=SLOW) for kind in kinds]
+
+
+@pytest.mark.parametrize(
+  "kind, shape",
+  [
+    ("eagle", "tree"),
+    ("prophet", "tree"),
+    ("recycle", "tree"),
+    # It borrows the target's scratch, in another order.
+    ("recycle", "dynamic"),
+    *slow("eagle3", "mtp", "medusa", "hydra", "head", shape="tree"),
+    *slow(*KINDS[:6], "head", shape="dynamic"),
+  ],
+)
+def test_b21_so_is_a_tree_in_the_middle_of_a_text(kind, shape):
+  drafter, draft = drafter_of(kind, shape), weights(kind)
+  state = speculate(drafter, COUPLED, draft, np.ones(BATCH), most=5)
 
   @jax.jit
   def propose(draft, state):
@@ -211,33 +119,9 @@ def proposing(kind, shape):
     draft, _ = drafter.propose(params, state.draft_state, context)
     return drafter.spec.with_tree(draft)
 
-  return propose
-
-
-def paths_of(parents):
-  """Every node's path from the root, the root left out."""
-  found = [()]
-  for node, parent in enumerate(parents[1:], 1):
-    found.append((*found[parent], node))
-  return found
-
-
-@kinds_for("tree's distributions")
-def test_b21_so_is_a_tree_in_the_middle_of_a_text(kind):
-  check_tree(kind, "tree")
-
-
-@kinds_for("dynamic")
-def test_b21_so_is_a_dynamic_tree(kind):
-  check_tree(kind, "dynamic")
-
-
-def check_tree(kind, shape):
-  drafter, draft = drafter_of(kind, shape), weights(kind)
-  state = speculate(drafter, COUPLED, draft, np.ones(BATCH), most=5)
-  made = proposing(kind, shape)(draft, state)
-  tokens = np.asarray(made.tokens)
-  parents = np.broadcast_to(np.asarray(made.parents), tokens.shape)
+  drafted = propose(draft, state)
+  tokens = np.asarray(drafted.tokens)
+  parents = np.broadcast_to(np.asarray(drafted.parents), tokens.shape)
   # Every node's path as the end of a text of its own.
   size = L + K
   lines = np.zeros((BATCH, tokens.shape[1], size), np.int32)
@@ -257,7 +141,7 @@ def check_tree(kind, shape):
     if not children:
       continue
     distribution = np.array(distributions[level, b, n, ends[b, n] - 1])
-    if made.log_probs is None:  # the likeliest are tried
+    if drafted.log_probs is None:  # the likeliest are tried
       np.testing.assert_array_equal(
         tokens[b, children], np.argsort(-distribution)[: len(children)]
       )
@@ -266,7 +150,7 @@ def check_tree(kind, shape):
     for child in children:  # drawn one after another
       left = distribution - np.logaddexp.reduce(distribution)
       # Tokens that it cannot draft token have no probability in either.
-      np.testing.assert_allclose(made.log_probs[b, child], left, atol=1e-4)
+      np.testing.assert_allclose(drafted.log_probs[b, child], left, atol=1e-4)
       assert set(np.flatnonzero(np.isfinite(left))) <= set(IDS)
       distribution[tokens[b, child]] = -np.inf
       checked += 1
@@ -288,7 +172,7 @@ def nothing_run_again(drafter, patch):
 
 
 def seed_too_early(drafter, patch):
-  """The seed is what the target said one accepted token before."""
+  """The seed is what the target returned one accepted token before."""
 
   def update(params, state, context, draft, accept_result, output):
     after = drafter.update(params, state, context, draft, accept_result, output)
@@ -302,7 +186,7 @@ def seed_too_early(drafter, patch):
 
 
 def prompt_shifted(drafter, patch):
-  """A prompt's token is run with what the target said after it."""
+  """A prompt's token is run with what the target returned after it."""
 
   def init(params, context, output):
     shifted = jax.tree.map(lambda x: jnp.roll(x, -1, axis=1), output)
@@ -333,60 +217,79 @@ far = view_changed("far", lambda view: view._replace(where=view.where + 1))
 over = view_changed("over", lambda view: view._replace(slot=view.slot - 1))
 
 
-PLANTED = [
-  ("eagle", nothing_run_again),
-  pytest.param("medusa", seed_too_early, marks=SLOW),
-  pytest.param("recycle", nothing_run_again, marks=SLOW),
-  pytest.param("eagle3", prompt_shifted, marks=SLOW),
-  pytest.param("mtp", far, marks=SLOW),
-  pytest.param("prophet", over, marks=SLOW),
-  pytest.param("eagle3", nothing_run_again, marks=SLOW),
-  pytest.param("mtp", nothing_run_again, marks=SLOW),
-  pytest.param("hydra", seed_too_early, marks=SLOW),
-  ("prophet", seed_too_early),
-  pytest.param("eagle", seed_too_early, marks=SLOW),
-  pytest.param("recycle", seed_too_early, marks=SLOW),
-  pytest.param("eagle", prompt_shifted, marks=SLOW),
-  pytest.param("recycle", prompt_shifted, marks=SLOW),
-  pytest.param("prophet", far, marks=SLOW),
-  pytest.param("eagle", far, marks=SLOW),
-  pytest.param("recycle", over, marks=SLOW),
-]
+def planted(plant, *kinds):
+  return [pytest.param(kind, plant, marks=SLOW) for kind in kinds]
 
 
-@pytest.mark.parametrize("kind, plant", PLANTED)
+@pytest.mark.parametrize(
+  "kind, plant",
+  [
+    ("eagle", nothing_run_again),
+    ("prophet", seed_too_early),
+    *planted(nothing_run_again, "eagle3", "mtp", "recycle"),
+    *planted(seed_too_early, "eagle", "hydra", "medusa", "recycle"),
+    *planted(prompt_shifted, "eagle", "eagle3", "recycle"),
+    *planted(far, "eagle", "mtp", "prophet"),
+    *planted(over, "prophet", "recycle"),
+  ],
+)
 def test_b21_sees(kind, plant, monkeypatch):
   honest = serve.drafter(draft_head(kind), target()[0], draft_shape.chain(K))
-  planted = stumbling(plant(honest, monkeypatch))
-  found = forms_apart(kind, planted)
-  worst = max(max(off) for off in found.values())
+  gaps = forms_apart(kind, stumbling(plant(honest, monkeypatch)))
+  worst = max(max(values) for values in gaps.values())
   print(f"{kind}, {plant.__name__}: {worst:.3g}")
   assert worst > 1e-3  # ten times what is let pass
 
 
-class TestVocabulary:
-  def test_spread_puts_every_logit_in_its_place(self):
-    logits = jnp.arange(2.0 * len(IDS)).reshape(2, -1)
-    found = np.asarray(draft_heads.spread(draft_head("medusa"), logits))
-    np.testing.assert_array_equal(found[:, IDS], logits)
-    assert np.sum(np.isfinite(found)) == logits.size
+@pytest.mark.parametrize("kind, shape", [("eagle", K), ("recycle", "dynamic")])
+def test_temporaries_are_small_next_to_the_caches(kind, shape):
+  """Rule 9, at lengths at which a copy would dwarf all else."""
+  wide = dataclasses.replace(TARGET, head_dim=32)
+  model, head = transformer.model(wide), draft_head(kind, config=wide)
+  drafter = serve.drafter(head, model, shape_of(shape))
 
-  def test_the_most_frequent(self):
-    text = np.array([[5, 1, 5], [2, 1, 3]])
-    ids, part = most_frequent(text, 3, 8)
-    assert ids.tolist() == [1, 2, 5] and part == 5 / 6  # of 2 and 3 the lower
-    assert ids.dtype == np.int32
-    ids, part = most_frequent(text, 6, 8)
-    assert ids.tolist() == [0, 1, 2, 3, 4, 5] and part == 1.0
-    assert most_frequent(text, 0, 8) == (None, 1.0)
-    ids, part = most_frequent(np.zeros((0, 3), int), 2, 8)
-    assert ids.tolist() == [0, 1] and part == 0.0
+  def generate(key, prompt, length):
+    target = transformer.init_params(wide, key)
+    net = draft_heads.weights_of(head, head.init(key), target)
+    return decode.generate(
+      model, drafter, REJECTION, Params(target, net), prompt, length, key,
+      max_length=2040, sampling=sampling.settings(BATCH),
+    )  # fmt: skip
 
-  @pytest.mark.parametrize("ids", [None, IDS[:-1]])
-  def test_another_one_than_the_head_configs(self, ids):
-    given = "none" if ids is None else "10"
-    with pytest.raises(ValueError, match=f"vocabulary = 11, and {given} are"):
-      drafters.eagle(head_config("eagle"), TARGET, ids)
+  lowered = jax.jit(generate).lower(jax.random.key(0), prompts(), LENGTHS)
+  memory = lowered.compile().memory_analysis()
+  cache = jax.tree.leaves(lowered.out_info.target_cache.layers)
+  size = sum(x.size * x.dtype.itemsize for x in cache)
+  assert memory.temp_size_in_bytes < size / 4
+
+
+def test_spread_puts_every_logit_in_its_place():
+  logits = jnp.arange(2.0 * len(IDS)).reshape(2, -1)
+  spread = np.asarray(draft_heads.spread(draft_head("medusa"), logits))
+  np.testing.assert_array_equal(spread[:, IDS], logits)
+  assert np.sum(np.isfinite(spread)) == logits.size
+
+
+@pytest.mark.parametrize(
+  "text, count, ids, part",
+  [
+    ([5, 1, 5, 2, 1, 3], 3, [1, 2, 5], 5 / 6),  # of 2 and 3 the lower
+    ([5, 1, 5, 2, 1, 3], 6, [0, 1, 2, 3, 4, 5], 1.0),
+    ([], 2, [0, 1], 0.0),
+  ],
+)
+def test_the_most_frequent_tokens(text, count, ids, part):
+  chosen, share = most_frequent(np.array(text, int), count, 8)
+  assert chosen.tolist() == ids and share == part
+  assert chosen.dtype == np.int32
+  assert most_frequent(np.array(text, int), 0, 8) == (None, 1.0)
+
+
+@pytest.mark.parametrize("ids", [None, IDS[:-1]])
+def test_a_vocabulary_other_than_the_head_configs_is_refused(ids):
+  given = "none" if ids is None else "10"
+  with pytest.raises(ValueError, match=f"vocabulary = 11, and {given} are"):
+    drafters.eagle(head_config("eagle"), TARGET, ids)
 
 
 @pytest.mark.parametrize(
@@ -440,10 +343,33 @@ def test_heads_do_not_draft_token_deeper_than_they_are(kind):
 
 
 def test_an_exits_tree_keeps_what_it_runs():
-  made = draft_head("recycle")
+  head = draft_head("recycle")
   with pytest.raises(ValueError, match="runs 7 nodes and the tree has 3"):
-    serve.drafter(made, target()[0], draft_shape.dynamic(3, 3, 2))
+    serve.drafter(head, target()[0], draft_shape.dynamic(3, 3, 2))
 
 
-def test_a_head_config_is_plain_data():
-  assert HeadConfig("mtp") == HeadConfig("mtp") and hash(HeadConfig("mtp"))
+@pytest.mark.parametrize("kind", KINDS)
+def test_cost_of_state_is_the_size_of_its_arrays(kind):
+  batch, length = 2, 5
+  head = draft_head(kind)
+  layers = head.init_cache(batch, length).layers if head.has_kv_cache else ()
+  kept = sum(x.nbytes for x in jax.tree.leaves(layers))
+  streams = 1 + len(head.features)  # the hidden state, and these
+  read = 4 * batch * length * streams * TARGET.width
+  cost = head_cost.drafter_cost(head, TARGET)
+  per_position = cost.position_bytes + cost.hidden_bytes
+  assert batch * length * per_position == kept + read
+
+
+def test_weights_that_a_draft_token_reads():
+  head = draft_head("medusa")
+  width, tokens = head.head_config.width, len(IDS)
+  # One head's block, the norm before the vocabulary, and the vocabulary.
+  expected = width**2 + width + tokens * width
+  assert head_cost.step_weights(head, TARGET) == expected
+  head = draft_head("eagle", full=True)
+  net = jax.eval_shape(head.init, jax.random.key(0))
+  every = (
+    sum(x.size for x in jax.tree.leaves(net)) + TARGET.vocab_size * TARGET.width
+  )
+  assert head_cost.step_weights(head, TARGET) == every

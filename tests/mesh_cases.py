@@ -2,11 +2,11 @@
 file a process with eight virtual devices.
 
 Every drafter that a rule is right for, on every mesh: the whole matrix is slow.
-What is not covers it in pairs: every drafter on every mesh and every rule on
-every mesh come up in some case, and so does each drafter and rule with the
-draft laid out like the target and on fewer chips. A batch has greedy and
-sampled rows, but for the rule that is greedy; their texts and their rounds are
-one device's.
+What is not has every kind of drafter, every rule and every kind of draft head,
+each mesh several times, and drafts laid out like the target and on fewer chips.
+A batch has greedy and sampled rows, but for the rule that is greedy; their
+texts and their rounds are one device's. Of a draft head weights and cache lie
+whole on every chip, but for the rows of a batch.
 """
 
 import dataclasses
@@ -18,6 +18,7 @@ import jax
 import numpy as np
 import pytest
 
+import learned_kinds
 from specdec import (
   acceptance,
   checkpoints,
@@ -31,12 +32,14 @@ from specdec import (
 )
 from specdec.checkpoints import huggingface
 from specdec.compiled import hlo, lowering, traffic
+from specdec.drafters.heads import draft_head as draft_heads
+from specdec.drafters.heads import serve
 from specdec.models import params as model_params
 from specdec.models import transformer
 from specdec.models.config import TransformerConfig
 from specdec.types import Params, Skip
 
-BATCH, PROMPT, LENGTH, K = 8, 6, 18, 2
+BATCH, PROMPT, LENGTH, K, EOS = 8, 6, 18, 2, (3,)
 TARGET = TransformerConfig(
   vocab_size=64,
   num_layers=2,
@@ -47,296 +50,260 @@ TARGET = TransformerConfig(
   head_dim=8,
 )
 DRAFT = dataclasses.replace(TARGET, num_layers=1, width=16, num_kv_heads=4)
+IDS = np.arange(0, 64, 2)
 MESHES = ((8, 1), (4, 2), (2, 4), (1, 8))
+SLOW = pytest.mark.slow
 
-
-def drafter_of(name, target, draft):
-  paths = [(0,), (1,), (0, 0)]
-  static = functools.partial(draft_shape.static, draft_tree.from_paths(paths))
-  chains = draft_shape.static(draft_tree.parallel(2, K), "iid")
-  return {
-    "baseline": lambda: decode.NO_DRAFTER,
-    "lookup": lambda: drafters.lookup(K, min_ngram=1),
-    "model": lambda: drafters.model(draft, K),
-    "early_exit": lambda: drafters.early_exit(target, 1, K),
-    "layer_skip": lambda: drafters.layer_skip(
-      target, Skip((0,), (1,)), K, drafters.Threshold(0.2)
-    ),
-    "chains": lambda: drafters.model(draft, shape=chains),
-    "tree": lambda: drafters.model(draft, shape=static()),
-    "points": lambda: drafters.model(draft, shape=static("deterministic")),
-    "dynamic": lambda: drafters.model(
-      draft, shape=draft_shape.dynamic(2, 2, 4)
-    ),
-    "exit_tree": lambda: drafters.early_exit(target, 1, shape=static()),
-    "exit_dynamic": lambda: drafters.early_exit(
-      target, 1, shape=draft_shape.dynamic(2, 2, 4)
-    ),
-  }[name]()
-
-
-RULES = {
-  "baseline": lambda: decode.NO_DRAFT_RULE,
-  "coupled": acceptance.coupled,
-  "naive": acceptance.naive,
-  "greedy": acceptance.greedy,
-  "rejection": acceptance.rejection,
-  "block": acceptance.block,
-  "kseq": acceptance.kseq,
-  "typical": acceptance.typical,
-  "lenience": lambda: acceptance.lenience(0.5),
-  "relaxed": lambda: acceptance.relaxed(3, 0.2),
+PATHS = draft_tree.from_paths([(0,), (1,), (0, 0)])
+CHAINS = draft_shape.static(draft_tree.parallel(2, K), "iid")
+STATIC = draft_shape.static(PATHS)
+DYNAMIC = draft_shape.dynamic(2, 2, 4)
+DRAFTERS = {  # (target, draft) -> Drafter
+  "baseline": lambda *_: decode.NO_DRAFTER,
+  "lookup": lambda *_: drafters.lookup(K, min_ngram=1),
+  "model": lambda _, draft: drafters.model(draft, K),
+  "early_exit": lambda target, _: drafters.early_exit(target, 1, K),
+  "layer_skip": lambda target, _: drafters.layer_skip(
+    target, Skip((0,), (1,)), K, drafters.Threshold(0.2)
+  ),
+  "chains": lambda _, draft: drafters.model(draft, shape=CHAINS),
+  "tree": lambda _, draft: drafters.model(draft, shape=STATIC),
+  "points": lambda _, draft: drafters.model(
+    draft, shape=draft_shape.static(PATHS, "deterministic")
+  ),
+  "dynamic": lambda _, draft: drafters.model(draft, shape=DYNAMIC),
+  "exit_tree": lambda target, _: drafters.early_exit(target, 1, shape=STATIC),
+  "exit_dynamic": lambda target, _: drafters.early_exit(
+    target, 1, shape=DYNAMIC
+  ),
 }
-DRAFTERS = (
-  "lookup", "model", "early_exit", "chains", "tree", "points", "dynamic",
-  "exit_tree", "exit_dynamic", "layer_skip",
-)  # fmt: skip
+HEAD_SHAPES = {
+  "chain": draft_shape.chain(3),
+  "tree": STATIC,
+  "dynamic": DYNAMIC,
+  "copies": draft_shape.chain(2),  # behind a lookup
+}
+COPIED = 4  # draft tokens of a lookup, more than the head behind it drafts
+HEADS = [
+  f"{kind} {shape}"
+  for kind, shape in itertools.product(learned_kinds.KINDS, HEAD_SHAPES)
+  if not (shape == "copies" and learned_kinds.head_config(kind).exits)
+]
+RULES = {
+  "baseline": decode.NO_DRAFT_RULE,
+  "coupled": acceptance.coupled(),
+  "naive": acceptance.naive(),
+  "greedy": acceptance.greedy(),
+  "rejection": acceptance.rejection(),
+  "block": acceptance.block(),
+  "kseq": acceptance.kseq(),
+  "typical": acceptance.typical(),
+  "lenience": acceptance.lenience(0.5),
+  "relaxed": acceptance.relaxed(3, 0.2),
+}
+DUE = [  # (drafter, rule, (data, model)), and whether the draft has fewer chips
+  ("baseline", "baseline", (4, 2), False),
+  ("lookup", "greedy", (1, 8), False),
+  ("model", "naive", (2, 4), True),
+  ("model", "rejection", (1, 8), True),
+  ("early_exit", "block", (2, 4), False),
+  ("layer_skip", "lenience", (1, 8), False),
+  ("chains", "kseq", (2, 4), True),
+  ("tree", "typical", (1, 8), False),
+  ("dynamic", "coupled", (8, 1), False),
+  ("exit_tree", "relaxed", (1, 8), False),
+  ("eagle chain", "rejection", (2, 4), True),
+  ("eagle3 tree", "coupled", (4, 2), True),
+  ("mtp dynamic", "coupled", (1, 8), True),
+  ("prophet tree", "rejection", (8, 1), True),
+  ("medusa chain", "coupled", (2, 4), True),
+  ("hydra tree", "rejection", (1, 8), True),
+  ("recycle tree", "coupled", (4, 2), True),
+  ("head chain", "rejection", (8, 1), True),
+  ("eagle3 copies", "rejection", (2, 4), True),
+]
+
+
+def lying(mesh, less=False, head=False) -> sharding.Places:
+  """Where target and draft lie; less: the draft on half of the chips."""
+  data, model = mesh
+  counts = learned_kinds.head_config("mtp").layers.counts if head else None
+  ways = 1 if head else max(1, model // 2) if less else model
+  text = f"data:{data},model:{model}"
+  return sharding.places(text, TARGET.counts, counts or DRAFT.counts, ways)
+
+
+def models_of(where=None, vocab_size=64):
+  configs = [
+    dataclasses.replace(c, vocab_size=vocab_size) for c in (TARGET, DRAFT)
+  ]
+  return configs, [
+    transformer.model(config, place)
+    for config, place in zip(configs, where or (None, None))
+  ]
+
+
+def head_of(name, config, place=None):
+  """Kinds with a head of their own draft some tokens, the others all."""
+  kind, _ = name.split()
+  few = learned_kinds.head_config(kind).head == "own"
+  layers = {"features": (1, 2)} if kind == "eagle3" else {}
+  if kind in ("recycle", "head"):
+    layers = {"exit_layer": 1}
+  return learned_kinds.draft_head(kind, not few, place, config, IDS, **layers)
+
+
+def drafter_of(name, models, config=TARGET, where=None):
+  if name in DRAFTERS:
+    return DRAFTERS[name](*models)
+  target, draft = where or (None, None)
+  head, (_, shape) = head_of(name, config, draft), name.split()
+  copied = COPIED if shape == "copies" else 0
+  drafter = serve.drafter(head, models[0], HEAD_SHAPES[shape], target, copied)
+  if copied:
+    first = drafters.lookup(copied, min_ngram=1)
+    drafter = drafters.fallback(first, drafter)
+  return drafter
 
 
 def fits(drafter, rule):
-  model = transformer.model(TARGET), transformer.model(DRAFT)
+  _, models = models_of()
   try:
-    decode.check_pair(drafter_of(drafter, *model).spec, RULES[rule]())
+    decode.check_pair(drafter_of(drafter, models).spec, RULES[rule])
   except ValueError:
     return False
   return True
 
 
-PAIRS = (
-  ("baseline", "baseline"),
-  *((d, r) for d in DRAFTERS for r in list(RULES)[1:] if fits(d, r)),
-)
-MATRIX = tuple((*pair, mesh) for pair in PAIRS for mesh in MESHES)
-
-
-def together(case):
-  """What a case tries together: its drafter and its rule, each with the mesh
-  and with where the draft lies."""
-  drafter, rule, mesh, less = enumerate((*case, fewer(case)))
-  return set(itertools.product((drafter, rule), (mesh, less)))
-
-
-def fewer(case):
-  """Whether the draft lies on fewer chips than the target: every other time."""
-  choices = ((*DRAFTERS, "baseline"), tuple(RULES), MESHES)
-  return case[2][1] > 1 and sum(map(tuple.index, choices, case)) % 2 == 1
-
-
-def cover():
-  """Cases that try together whatever the matrix does, always the next best."""
-  left, found = set().union(*map(together, MATRIX)), []
-
-  def worth(case):  # of equals one on the mesh that has the fewest
-    return len(left & together(case)), -sum(case[2] == x[2] for x in found)
-
-  while left:
-    found.append(max(MATRIX, key=worth))
-    left -= together(found[-1])
-  return found
-
-
-COVER = cover()
-
-
-def name(case):
-  drafter, rule, (data, model) = case
-  return f"{drafter}-{rule}-{data}x{model}"
+def matrix():
+  """Every drafter, rule and mesh; heads under two rules."""
+  pairs = [("baseline", "baseline")]
+  pairs += itertools.product(list(DRAFTERS)[1:], list(RULES)[1:])
+  pairs += itertools.product(HEADS, ("coupled", "rejection"))
+  due = {case[:3] for case in DUE}
+  rest = [
+    (*pair, mesh, pair[0] in HEADS or number % 2 == 1)
+    for number, (pair, mesh) in enumerate(itertools.product(pairs, MESHES))
+    if (*pair, mesh) not in due and (pair == pairs[0] or fits(*pair))
+  ]
+  return [*DUE, *(pytest.param(*case, marks=SLOW) for case in rest)]
 
 
 @functools.cache
-def weights():
-  return [
-    transformer.init_params(config, jax.random.key(i))
+def weights(drafter="model"):
+  """Sharpened, so that distributions are far from flat and texts have few
+  near-ties."""
+  target, draft = (
+    learned_kinds.sharpened(
+      transformer.init_params(config, jax.random.key(i)), 6
+    )
     for i, config in enumerate((TARGET, DRAFT))
-  ]
-
-
-def sharpened(params):
-  """Weights whose distributions are far from flat, so that texts have few
-  near-ties.
-  """
-  return jax.tree.map(lambda x: 6 * x if x.ndim == 2 else x, params)
-
-
-def inputs(greedy):
-  """Eight prompts, every other row sampled unless all are greedy."""
-  rng = np.random.default_rng(0)
-  temperature = np.zeros(BATCH) if greedy else np.arange(BATCH) % 2
-  return decode.Inputs(
-    rng.integers(0, 64, (BATCH, PROMPT), dtype=np.int32),
-    rng.integers(1, PROMPT + 1, BATCH, dtype=np.int32),
-    jax.random.key(7),
-    sampling.settings(BATCH, temperature),
-    np.full((BATCH,), LENGTH, np.int32),
-    np.arange(BATCH, dtype=np.int32),
   )
-
-
-@functools.cache
-def one_device(drafter, rule):
-  models = transformer.model(TARGET), transformer.model(DRAFT)
-  given = inputs(rule == "greedy")
-  return decode.generate(
-    models[0],
-    drafter_of(drafter, *models),
-    RULES[rule](),
-    Params(*map(sharpened, weights())),
-    given.prompt,
-    given.prompt_length,
-    given.key,
-    max_length=LENGTH,
-    sampling=given.sampling,
-    eos_ids=(3,),
-    limit=given.limit,
-    index=given.index,
-  )
-
-
-def places(data, model, draft_ways):
-  parts = [draft_ways]
-  parts += [
-    sharding.shards(w, c.num_kv_heads)
-    for c, w in ((TARGET, model), (DRAFT, draft_ways))
-  ]
-  mesh = sharding.make_mesh(data, model, parts)
-  return sharding.Places(
-    sharding.place(mesh, TARGET.counts, model, "the target"),
-    sharding.place(mesh, DRAFT.counts, draft_ways, "the draft"),
-  )
+  if drafter in HEADS:
+    head = head_of(drafter, TARGET)
+    net = learned_kinds.sharpened(head.init(jax.random.key(1)), 6)
+    draft = draft_heads.weights_of(head, net, target)
+  return Params(target, draft)
 
 
 def put(params, config, place):
   return jax.device_put(params, model_params.shardings(config, place))
 
 
-def on_mesh(drafter, rule, where):
-  models = [
-    transformer.model(config, place)
-    for config, place in zip((TARGET, DRAFT), where)
-  ]
-  params = Params(
-    *[
-      put(sharpened(p), config, place)
-      for p, config, place in zip(weights(), (TARGET, DRAFT), where)
-    ]
-  )
-  given = inputs(rule == "greedy")
-  made = decode.on_mesh(
-    models[0],
-    drafter_of(drafter, *models),
-    RULES[rule](),
-    params,
-    given,
-    LENGTH,
-    where,
-  )
-  state = made.start(params, jax.device_put(given, made.inputs))
-  whole = where.target.sharding(())
-  ends, most = jax.device_put(
-    (np.array([3], np.int32), np.int32(decode.MAX_ROUNDS)), whole
-  )
-  return made.run(params, state, ends, most)
-
-
-def test_the_cover_is_one():
-  def tried(cases, *places):
-    return {tuple(case[i] for i in places) for case in cases}
-
-  for place in 0, 1:
-    every = set(itertools.product({x[place] for x in PAIRS}, MESHES))
-    assert tried(COVER, place, 2) == every
-    both = {(case[place], fewer(case)) for case in COVER}
-    assert len(both) == 2 * len({x[place] for x in PAIRS})
-
-
-@pytest.mark.parametrize(
-  "case",
-  [
-    pytest.param(c, id=name(c), marks=() if c in COVER else pytest.mark.slow)
-    for c in MATRIX
-  ],
-)
-def test_eight_devices_write_what_one_writes(case):
-  drafter, rule, (data, model) = case
-  draft_ways = {1: 1, 2: 1, 4: 2, 8: 4}[model] if fewer(case) else model
-  ours = on_mesh(drafter, rule, places(data, model, draft_ways))
-  alone = one_device(drafter, rule)
-  assert ours.length.tolist() == alone.length.tolist()
-  lengths = alone.length.tolist()
-  for i, n in enumerate(lengths):
-    assert ours.tokens[i, :n].tolist() == alone.tokens[i, :n].tolist()
-  np.testing.assert_array_equal(ours.stats.rounds, alone.stats.rounds)
-
-
-def by_api(decoding, where, **options):
-  """The arguments of a user who calls decode with mesh=."""
-  models = [
-    transformer.model(config, place)
-    for config, place in zip((TARGET, DRAFT), where)
-  ]
-  params = Params(
-    *[
-      put(sharpened(p), config, place)
-      for p, config, place in zip(weights(), (TARGET, DRAFT), where)
-    ]
-  )
-  given = inputs(greedy=False)
+def decoded(drafter, rule, where=None, decoding=decode.generate, **options):
+  """The state of eight prompts, every other row sampled unless greedy."""
+  _, models = models_of(where)
+  target, draft = weights(drafter if drafter in HEADS else "model")
+  if where:
+    target = put(target, TARGET, where.target)
+    if drafter in HEADS:
+      draft = jax.device_put(draft, where.target.sharding(()))
+    else:
+      draft = put(draft, DRAFT, where.draft)
+    options["mesh"] = where
+  rng = np.random.default_rng(0)
+  temperature = np.arange(BATCH) % 2 * (rule != "greedy")
   return decoding(
     models[0],
-    drafters.model(models[1], K),
-    acceptance.rejection(),
-    params,
-    given.prompt,
-    given.prompt_length,
-    given.key,
+    drafter_of(drafter, models, where=where),
+    RULES[rule],
+    Params(target, draft),
+    rng.integers(0, 64, (BATCH, PROMPT), dtype=np.int32),
+    rng.integers(1, PROMPT + 1, BATCH, dtype=np.int32),
+    jax.random.key(7),
     max_length=LENGTH,
-    sampling=given.sampling,
-    eos_ids=(3,),
-    mesh=where,
+    sampling=sampling.settings(BATCH, temperature),
+    eos_ids=EOS,
     **options,
   )
 
 
-def test_generate_and_stream_take_a_mesh(monkeypatch):
-  """A loop of calls compiles once, and its texts are one device's."""
-  alone = one_device("model", "rejection")
+one_device = functools.cache(decoded)
+
+
+def assert_same(state, alone):
+  lengths = np.asarray(alone.length)
+  np.testing.assert_array_equal(state.length, lengths)
+  committed = np.arange(LENGTH) < lengths[:, None]
+  ours, theirs = (np.asarray(x.tokens)[committed] for x in (state, alone))
+  np.testing.assert_array_equal(ours, theirs)
+  np.testing.assert_array_equal(state.stats.rounds, alone.stats.rounds)
+  np.testing.assert_array_equal(state.stats.accepted, alone.stats.accepted)
+
+
+@pytest.mark.parametrize("drafter, rule, mesh, less", matrix(), ids=str)
+def test_eight_devices_write_what_one_writes(drafter, rule, mesh, less):
+  state = decoded(drafter, rule, lying(mesh, less, drafter in HEADS))
+  assert_same(state, one_device(drafter, rule))
+  rows = BATCH // mesh[0]
+  assert state.tokens.sharding.shard_shape(state.tokens.shape)[0] == rows
+  key, _ = state.target_cache.layers[0]
+  heads = max(1, TARGET.num_kv_heads // mesh[1])
+  assert key.sharding.shard_shape(key.shape)[:2] == (rows, heads)
+  draft_state = getattr(state.draft_state, "other", state.draft_state)
+  if drafter in HEADS:
+    assert state.stats.drafted.sum() > 0
+    heads = learned_kinds.head_config("mtp").num_kv_heads  # whole
+  elif drafter == "model":
+    chips = max(1, mesh[1] // 2) if less else mesh[1]
+    heads = max(1, DRAFT.num_kv_heads // chips)
+  else:
+    return
+  for buffer in jax.tree.leaves(draft_state.cache.layers):
+    assert buffer.sharding.shard_shape(buffer.shape)[:2] == (rows, heads)
+
+
+def test_a_stream_on_a_mesh_and_a_loop_of_calls_compiles_once(monkeypatch):
+  where, alone = lying((2, 4), less=True), one_device("model", "block")
   traced = chex.assert_max_traces(step.decode_step, n=1)
   monkeypatch.setattr(step, "decode_step", traced)
-  where = sharding.places("data:2,model:4", TARGET.counts, DRAFT.counts, 2)
-  states = [by_api(decode.generate, where) for _ in range(2)]
-  *_, streamed = by_api(decode.stream, where, every=3)
+  states = [decoded("model", "block", where) for _ in range(2)]
+  *_, streamed = decoded("model", "block", where, decode.stream, every=3)
   for state in (*states, streamed):
     assert state.tokens.sharding.mesh == where.target.mesh
-    for i, n in enumerate(alone.length.tolist()):
-      assert state.length[i] == n
-      assert state.tokens[i, :n].tolist() == alone.tokens[i, :n].tolist()
+    assert_same(state, alone)
 
 
 def test_a_mesh_needs_weights_that_lie_on_it_and_rows_that_divide():
-  where = sharding.places("data:2,model:4", TARGET.counts)
-  given = inputs(greedy=False)
-  arguments = given.prompt, given.prompt_length, given.key
-  options = {"max_length": LENGTH, "mesh": where.target}
-  model = transformer.model(TARGET, where.target)
+  where = lying((2, 4)).target
+  model, target = transformer.model(TARGET, where), weights().target
+
+  def autoregress(params, rows):
+    return decode.autoregress(
+      model,
+      Params(params),
+      np.zeros((rows, PROMPT), np.int32),
+      np.full(rows, PROMPT, np.int32),
+      jax.random.key(7),
+      max_length=LENGTH,
+      sampling=sampling.settings(rows),
+      mesh=where,
+    )
+
   with pytest.raises(ValueError, match="does not lie on the mesh"):
-    decode.autoregress(
-      model,
-      Params(weights()[0]),
-      *arguments,
-      sampling=given.sampling,
-      **options,
-    )
-  params = Params(put(weights()[0], TARGET, where.target))
-  odd = jax.tree.map(lambda x: x[:3], arguments[:2])
+    autoregress(target, BATCH)
   with pytest.raises(ValueError, match="3 rows over data:2"):
-    decode.autoregress(
-      model,
-      params,
-      *odd,
-      given.key,
-      sampling=sampling.settings(3),
-      **options,
-    )
+    autoregress(put(target, TARGET, where), 3)
 
 
 def test_each_device_reads_its_own_part(tmp_path, monkeypatch):
@@ -344,79 +311,88 @@ def test_each_device_reads_its_own_part(tmp_path, monkeypatch):
   params = transformer.init_params(TARGET, jax.random.key(0))
   checkpoints.save_safetensors(tmp_path, params, TARGET)
   (tmp_path / "tokenizer_config.json").write_text("{}")
-  place = places(2, 4, 2).target
-  asked, read = [], huggingface.Weights.read
+  place = lying((2, 4)).target
+  sizes, read = {}, huggingface.Weights.read
 
   def noted(self, name, *rest):
-    found = read(self, name, *rest)
-    asked.append((name, found.size))
-    return found
+    array = read(self, name, *rest)
+    sizes[name] = array.size
+    return array
 
   monkeypatch.setattr(huggingface.Weights, "read", noted)
   loaded = checkpoints.load(tmp_path, place=place).params
   jax.tree.map(np.testing.assert_array_equal, loaded, params)
   whole = model_params.shardings(TARGET, place)
   assert jax.tree.map(lambda x: x.sharding, loaded) == whole
-  sizes = {name: size for name, size in asked}
   gate = sizes["model.layers.0.mlp.gate_proj.weight"]
   assert gate == TARGET.mlp_width * TARGET.width // 4
   assert sizes["model.embed_tokens.weight"] == 64 * TARGET.width // 4
 
 
-def test_every_leaf_lies_where_it_should():
-  where = places(2, 4, 2)
-  state = on_mesh("model", "rejection", where)
-  key, _ = state.target_cache.layers[0]
-  assert key.sharding.shard_shape(key.shape)[:2] == (BATCH // 2, 1)
-  own, _ = state.draft_state.cache.layers[0]
-  assert own.sharding.shard_shape(own.shape)[:2] == (BATCH // 2, 2)
-  assert state.tokens.sharding.shard_shape(state.tokens.shape)[0] == BATCH // 2
+def exchanges(step):
+  """What devices tell each other in a step that was lowered."""
+  return traffic.exchanges(hlo.Program(step.compile().as_text()))
 
 
 @pytest.mark.parametrize(
-  "rule, drafter, draft_ways",
+  "drafter, rule, draft_ways",
   [
-    ("coupled", "model", 4),
-    ("rejection", "model", 1),
-    ("rejection", "model", 4),
-    ("rejection", "model", 8),
-    ("rejection", "tree", 8),
-    ("block", "model", 4),
-    ("kseq", "chains", 4),
-    ("typical", "tree", 4),
-    ("greedy", "lookup", 4),
+    ("model", "coupled", 4),
+    ("model", "rejection", 1),
+    ("tree", "rejection", 8),
+    ("model", "block", 4),
+    ("chains", "kseq", 4),
+    ("tree", "typical", 4),
+    ("lookup", "greedy", 4),
+    ("eagle chain", "rejection", 1),
+    pytest.param("model", "rejection", 4, marks=SLOW),
+    pytest.param("model", "rejection", 8, marks=SLOW),
+    pytest.param("eagle copies", "rejection", 1, marks=SLOW),
+    pytest.param("recycle tree", "rejection", 1, marks=SLOW),
+    pytest.param("prophet tree", "rejection", 1, marks=SLOW),
+    pytest.param("hydra chain", "rejection", 1, marks=SLOW),
   ],
 )
-def test_acceptance_gathers_no_distribution(rule, drafter, draft_ways):
-  """What eight shards of the vocabulary tell each other is O(B N) numbers."""
-  where = places(1, 8, draft_ways)
-  wide = dataclasses.replace(TARGET, vocab_size=4096)
-  draft = dataclasses.replace(DRAFT, vocab_size=4096)
-  models = [transformer.model(c, p) for c, p in zip((wide, draft), where)]
-  params = Params(
-    *[lowering.weights(c, p) for c, p in zip((wide, draft), where)]
+def test_no_distribution_travels(drafter, rule, draft_ways):
+  """What eight shards of the vocabulary tell each other to accept is O(B N)
+  numbers; nothing in a round is as long as a shard's distributions."""
+  head = drafter in HEADS
+  counts = learned_kinds.head_config("mtp").layers.counts if head else None
+  where = sharding.places(
+    "model:8", TARGET.counts, counts or DRAFT.counts, draft_ways
   )
-  temperature = 0.0 if rule == "greedy" else 1.0
-  settings = sampling.settings(BATCH, temperature, top_p=0.9, top_k=50)
-  made = drafter_of(drafter, *models)
+  configs, models = models_of(where, vocab_size=4096)
+  drafts = drafter_of(drafter, models, configs[0], where)
+  if head:
+    target = lowering.weights(configs[0], where.target)
+    params = Params(
+      target,
+      lowering.head_weights(
+        head_of(drafter, configs[0], where.draft), target, where.target
+      ),
+    )
+  else:
+    params = Params(*map(lowering.weights, configs, where))
+  settings = sampling.settings(
+    BATCH, 0.0 if rule == "greedy" else 1.0, top_p=0.9, top_k=50
+  )
   steps = lowering.steps(
     models[0],
-    made,
-    RULES[rule](),
+    drafts,
+    RULES[rule],
     params,
     lowering.inputs(BATCH, PROMPT, settings, where),
     LENGTH,
     where,
   )
-  found = traffic.exchanges(hlo.Program(steps["accept"]().compile().as_text()))
-  assert found, "eight shards must tell each other something"
-  nodes = made.spec.max_nodes
-  for one in found:
+  nodes = drafts.spec.max_nodes
+  accept = exchanges(steps["accept"]())
+  assert accept, "eight shards must tell each other something"
+  for one in accept:
     for shape in one.shape:
       # One number a shard of every node is what an argmax gathers.
       assert np.prod(shape, initial=1) <= 16 * BATCH * nodes, one
-  # Of a whole round nothing that travels is as long as a shard's distributions.
-  loop = traffic.exchanges(hlo.Program(steps["loop"]().compile().as_text()))
+  loop = exchanges(steps["loop"]())
   assert any("Transformer" in one.source for one in loop)
   for one in loop:
     for shape in one.shape:

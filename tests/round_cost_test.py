@@ -7,7 +7,6 @@ import pytest
 
 from learned_kinds import IDS, KINDS, TARGET, draft_head
 from specdec.drafters.heads import cost as head_cost
-from specdec.drafters.heads import size
 from specdec.models import presets
 from specdec.roofline import chips, drafter_cost, shapes
 from specdec.roofline.cost import TYPICAL, Deployment
@@ -186,9 +185,11 @@ def test_a_trained_head_reads_its_weights_once_a_step(kind, full):
   if config.head == "shared":
     rows = TARGET.width * (TARGET.vocab_size if full else len(IDS))
   copied = 0 if full else rows
-  assert drafter.weight_bytes == 4 * (size.num_weights(net) + copied)
+  assert drafter.weight_bytes == 4 * (head_cost.num_weights(net) + copied)
   step = drafter.step
-  assert step.bytes + step.target_bytes == 4 * size.step_weights(head, TARGET)
+  assert step.bytes + step.target_bytes == 4 * head_cost.step_weights(
+    head, TARGET
+  )
   assert step.target_bytes == 4 * (rows - copied)
   assert 2 * (step.flops + step.target_flops) == step.bytes + step.target_bytes
   cost = round_cost(TINY, drafter, 3, 2, 50)

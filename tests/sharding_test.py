@@ -51,10 +51,10 @@ def test_a_draft_may_have_fewer_shards():
   for ways, axes in ((1, ()), (2, ("model",)), (8, ("model", "model_2"))):
     place = sharding.place(mesh(1, 2, 4), COUNTS, ways)
     assert place.rules.vocab == axes
-  with pytest.raises(
-    ValueError, match=r"over 4 chips: this mesh has groups of"
-  ):
+  with pytest.raises(ValueError, match=r"over 4 chips: this mesh has groups"):
     sharding.place(mesh(1, 2, 4), COUNTS, 4)
+  with pytest.raises(ValueError, match=r"draft_ways = 3; .* in 1\.\.1"):
+    sharding.places("data:2", COUNTS, COUNTS, draft_ways=3)
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_a_draft_may_have_fewer_shards():
     ({"key": 6}, "8 chips and 6 KV heads of the target: neither divides"),
   ],
 )
-def test_what_does_not_divide_is_said(changes, sentence):
+def test_what_does_not_divide_is_refused(changes, sentence):
   with pytest.raises(ValueError, match=sentence):
     sharding.place(mesh(1, 8), COUNTS | changes, who="the target")
 
@@ -91,14 +91,14 @@ def test_devices_must_be_there_and_parts_must_nest():
 def test_every_parameter_has_a_place():
   config = presets.get("llama3-8b", "bfloat16")
   place = sharding.place(mesh(1, 8), config.counts)
-  found = model_params.shardings(config, place)
-  layer = found["layer_0"]
+  shardings = model_params.shardings(config, place)
+  layer = shardings["layer_0"]
   assert layer["attention"]["k"]["weight"].spec == PartitionSpec(
     ("model",), None
   )
   assert layer["mlp"]["down"]["weight"].spec == PartitionSpec(None, ("model",))
   assert layer["mlp_norm"]["scale"].spec == PartitionSpec(None)
-  assert found["head"]["weight"].spec == PartitionSpec(("model",), None)
+  assert shardings["head"]["weight"].spec == PartitionSpec(("model",), None)
 
 
 def test_memory_of_each_device():

@@ -1,5 +1,6 @@
 """Environments of test processes: XLA flags, CPUs that are several devices."""
 
+import functools
 import os
 import subprocess
 import sys
@@ -26,13 +27,14 @@ def known_flags(flags: Sequence[str]) -> list[str]:
     )
     if process.returncode == 0:
       break
-    known = [flag for flag in flags if flag not in process.stderr]
-    if known == flags:
+    rest = [flag for flag in flags if flag not in process.stderr]
+    if rest == flags:
       raise RuntimeError(f"JAX does not start: {process.stderr[-2000:]}")
-    flags = known
+    flags = rest
   return flags
 
 
+@functools.cache
 def environment(devices: int) -> dict[str, str]:
   """Returns the environment of a process with so many virtual devices.
 

@@ -4,21 +4,28 @@ Those in `LEARNED` return a `heads.draft_head.DraftHead` instead, which is
 trained as well; `heads.serve.drafter` makes a Drafter of it.
 """
 
+import functools
+
 from specdec.drafters.early_exit import early_exit
 from specdec.drafters.fallback import fallback
-from specdec.drafters.heads.eagle import eagle
-from specdec.drafters.heads.eagle3 import eagle3
-from specdec.drafters.heads.hydra import hydra
-from specdec.drafters.heads.medusa import medusa
-from specdec.drafters.heads.mtp import mtp
-from specdec.drafters.heads.prophet import prophet
-from specdec.drafters.heads.trained_exit import trained_exit
+from specdec.drafters.heads.draft_head import head_from_module
+from specdec.drafters.heads.eagle import Eagle
+from specdec.drafters.heads.eagle3 import Eagle3
+from specdec.drafters.heads.hydra import Hydra
+from specdec.drafters.heads.medusa import Medusa
+from specdec.drafters.heads.mtp import Mtp
+from specdec.drafters.heads.prophet import Prophet
+from specdec.drafters.heads.trained_exit import Exit
 from specdec.drafters.layer_skip import Threshold, layer_skip
 from specdec.drafters.lookup import lookup
 from specdec.drafters.model import model
 
-# HeadConfig.kind -> (head config, target's config, ids, place) -> DraftHead
-LEARNED = {
+# (head config, target's config, ids, place) -> DraftHead
+eagle, eagle3, hydra, medusa, mtp, prophet, trained_exit = (
+  functools.partial(head_from_module, module)
+  for module in (Eagle, Eagle3, Hydra, Medusa, Mtp, Prophet, Exit)
+)
+LEARNED = {  # by HeadConfig.kind
   "eagle": eagle,
   "eagle3": eagle3,
   "exit": trained_exit,

@@ -16,7 +16,8 @@ than the autoregressive baseline (docs/results/texts.md).
 import jax
 import jax.numpy as jnp
 
-from specdec import draft_shape, draft_tree
+from specdec import draft_shape
+from specdec.drafters.sample_model import sample_model
 from specdec.types import Context, Drafter, DrafterCost, Model, Resume
 from specdec.utils.constructors import cached
 
@@ -57,68 +58,27 @@ def early_exit(
   draft_shape.check_scratch(shape)
   depth = shape.spec.max_depth
 
-  def run(params, cache, tokens, **options):
-    """Runs nodes through the first layers: logits, streams [B, T, M], cache."""
-    output, cache = target.apply(
-      params.target,
-      tokens,
-      cache,
-      stop=exit_layer,
-      features=(exit_layer,),
-      **options,
-    )
-    return output.logits, output.features[0], cache
-
-  def init(params, context, prefill_output):
-    del params, context, prefill_output
-
-  def propose_chain(params, context, cache):
-    def extend(carry, token, node):
-      cache, streams = carry
-      logits, stream, cache = run(params, cache, token)
-      cache = cache.replace(length=cache.length + 1)  # no longer scratch
-      return (cache, streams.at[:, node].set(stream[:, 0])), logits[:, 0]
-
-    stream = jax.eval_shape(lambda: run(params, cache, context.pending)[1])
-    streams = jnp.zeros(
-      (len(stream), depth + 1, stream.shape[-1]), stream.dtype
-    )
-    draft, (cache, streams) = draft_shape.sample_chain(
-      context, depth, extend, (cache, streams)
-    )
-    _, stream, cache = run(params, cache, draft.tokens[:, -1:], head=False)
-    return draft, cache, streams.at[:, -1:].set(stream)
-
-  def propose_tree(params, context, cache):
-    def extend(carry, tokens, parents, first, need_logits):
-      cache, streams = carry
-      logits, stream, cache = run(
-        params, cache, tokens, parents=parents, first=first, head=need_logits
-      )
-      return (cache, (*streams, stream)), logits
-
-    carry, logits = extend(
-      (cache, ()), context.pending, draft_tree.chain(1), 0, True
-    )
-    tree, (cache, streams) = shape.sample_tree(
-      context, logits[:, 0], extend, carry, run_leaves=True
-    )
-    hidden = jnp.concatenate(streams, axis=1) if shape.in_place else None
-    return tree.draft, cache, hidden
-
   def propose(params, draft_state, context: Context):
     if depth == 0:
       return draft_shape.pending_only(context), draft_state
+
+    def apply(tokens, cache, **options):
+      options |= {"stop": exit_layer, "features": (exit_layer,)}
+      return target.apply(params.target, tokens, cache, **options)
+
     whole = context.target_cache
     cache = whole.replace(layers=whole.layers[:exit_layer])
-    sample = propose_chain if shape.loops else propose_tree
-    draft, cache, hidden = sample(params, context, cache)
-    return draft._replace(resume=Resume(hidden, cache.layers)), draft_state
-
-  def update(params, draft_state, context, draft, accept_result, target_output):
-    del params, context, draft, accept_result, target_output
-    return draft_state
+    streams = None
+    if shape.in_place:
+      one = jax.eval_shape(lambda: apply(context.pending, cache)[0].features[0])
+      streams = jnp.zeros(
+        (len(one), shape.spec.max_nodes, one.shape[-1]), one.dtype
+      )
+    draft, _, cache, streams = sample_model(
+      context, shape, apply, cache, streams=streams, run_leaves=True
+    )
+    return draft._replace(resume=Resume(streams, cache.layers)), draft_state
 
   cost = DrafterCost(exit_layer=exit_layer)
   spec = shape.spec._replace(name="early_exit")
-  return Drafter(spec, init, propose, update, cost)
+  return Drafter(spec, lambda *_: None, propose, lambda *_: None, cost)

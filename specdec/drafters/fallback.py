@@ -2,7 +2,7 @@
 
 As prompt lookup ahead of a learned drafter: copies are drafted without a pass
 and go on for long where text repeats itself, and the other drafts the rest.
-Invariant: who drafts a row is told by committed text alone, so what a row does
+Invariant: who drafts a row depends on committed text alone, so what a row does
 not take was never part of its draft, and its distribution is exact (rule 7).
 """
 
@@ -71,15 +71,16 @@ def fallback(first: Drafter, other: Drafter) -> Drafter:
     )
 
   def propose(params, state: _State, context: Context):
-    own, before = first.propose(params, state.first, context)
-    has_draft = own.count > 1
+    copied, before = first.propose(params, state.first, context)
+    has_draft = copied.count > 1
 
     def ask(_, carry):
       draft, after = other.propose(params, carry[1], context)
-      all_log_probs = draft.log_probs
-      if all_log_probs is not None:
-        all_log_probs = _to(size, all_log_probs)
-      return (_to(size, draft.tokens), all_log_probs, draft.count), after
+      padded = [
+        None if x is None else _to(size, x)
+        for x in (draft.tokens, draft.log_probs)
+      ]
+      return (*padded, draft.count), after
 
     # At most one turn, not a branch: that would copy the cache (rule 9).
     shapes = jax.eval_shape(lambda: ask(0, (None, state.other))[0])
@@ -88,14 +89,14 @@ def fallback(first: Drafter, other: Drafter) -> Drafter:
     (tokens, all_log_probs, count), after = jax.lax.fori_loop(
       0, turns, ask, (nothing, state.other)
     )
-    tokens = jnp.where(has_draft[:, None], _to(size, own.tokens), tokens)
+    tokens = jnp.where(has_draft[:, None], _to(size, copied.tokens), tokens)
     if all_log_probs is not None:  # a copy is certain of every token
       column = jax.lax.broadcasted_iota(jnp.int32, all_log_probs.shape, 2)
       certain = jnp.where(column == tokens[:, :, None], 0.0, -jnp.inf)
       all_log_probs = jnp.where(
         has_draft[:, None, None], certain, all_log_probs
       )
-    count = jnp.where(has_draft, own.count, count)
+    count = jnp.where(has_draft, copied.count, count)
     draft = Draft(tokens, None, all_log_probs, count)
     return draft, _State(before, after)
 

@@ -11,14 +11,15 @@ be kept; in return nothing of a draft is verification's to go on from.
 `scripts/choose_layers.py` looks for the sublayers to skip.
 """
 
+import functools
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from specdec import draft_shape, draft_tree
+from specdec import draft_shape
+from specdec.drafters.sample_model import sample_model
 from specdec.types import (
-  AcceptResult,
   Array,
   Context,
   Draft,
@@ -60,24 +61,6 @@ class _State(NamedTuple):
   over: Array  # [B] bool: the row committed nothing, it is done
 
 
-def _check(target: Model, skip: Skip) -> None:
-  num_layers = target.num_layers
-  for name, layers in skip._asdict().items():
-    for layer in layers:
-      if not 0 <= layer < num_layers:
-        raise ValueError(
-          f"skip.{name} names layer {layer}; this target has {num_layers} "
-          f"layers, so it must be in 0..{num_layers - 1}"
-        )
-
-
-def _widths(k: int) -> tuple[int, ...]:
-  """Node counts for 1, 2, 4 .. 128 and k drafted tokens."""
-  return tuple(
-    sorted({1 + n for n in (*(2**i for i in range(8)), k) if n <= k})
-  )
-
-
 @cached
 def layer_skip(
   target: Model,
@@ -112,7 +95,14 @@ def layer_skip(
       outside [0, 1]; or drafting would run more nodes than the tree has: they
       share the target's scratch slots.
   """
-  _check(target, skip)
+  num_layers = target.num_layers
+  for name, layers in skip._asdict().items():
+    for layer in layers:
+      if not 0 <= layer < num_layers:
+        raise ValueError(
+          f"skip.{name} names layer {layer}; this target has {num_layers} "
+          f"layers, so it must be in 0..{num_layers - 1}"
+        )
   shape = draft_shape.resolve(k, shape)
   draft_shape.check_scratch(shape)
   spec = shape.spec._replace(name="layer_skip")
@@ -128,7 +118,8 @@ def layer_skip(
     if k == 0:
       threshold = None
     else:
-      spec = spec._replace(widths=_widths(k))
+      drafted = {n for n in (*(2**i for i in range(8)), k) if n <= k}
+      spec = spec._replace(widths=tuple(1 + n for n in sorted(drafted)))
 
   def init(params, context: Context, prefill_output):
     del params, prefill_output
@@ -137,18 +128,9 @@ def layer_skip(
     zero = jnp.zeros(context.length.shape)
     return _State(zero + threshold.start, zero, zero > 0)
 
-  def run(params, cache, tokens, **options):
-    output, cache = target.apply(
-      params.target, tokens, cache, skip=skip, **options
-    )
-    return cache, output.logits
-
-  def propose_chain(params, state: _State | None, context: Context):
-    def extend(cache, token, node):
-      del node
-      cache, logits = run(params, cache, token)
-      # No longer scratch.
-      return cache.replace(length=cache.length + 1), logits[:, 0]
+  def propose(params, state: _State | None, context: Context):
+    if k == 0:
+      return draft_shape.pending_only(context), state
 
     def is_likely(logits, token):
       log_probs = jax.nn.log_softmax(logits)
@@ -158,39 +140,14 @@ def layer_skip(
     adaptive = {}
     if state is not None:
       adaptive = {"going": ~state.over, "goes_on": is_likely}
-    return draft_shape.sample_chain(
-      context, k, extend, context.target_cache, **adaptive
+    apply = functools.partial(target.apply, params.target, skip=skip)
+    draft, _, cache, _ = sample_model(
+      context, shape, apply, context.target_cache, **adaptive
     )
-
-  def propose_tree(params, context: Context):
-    def extend(cache, tokens, parents, first, need_logits):
-      return run(
-        params, cache, tokens, parents=parents, first=first, head=need_logits
-      )
-
-    root = context.pending, draft_tree.chain(1), 0, True
-    cache, logits = extend(context.target_cache, *root)
-    tree, cache = shape.sample_tree(context, logits[:, 0], extend, cache)
-    return tree.draft, cache
-
-  def propose(params, state: _State | None, context: Context):
-    if k == 0:
-      return draft_shape.pending_only(context), state
-    if shape.loops:
-      draft, cache = propose_chain(params, state, context)
-    else:
-      draft, cache = propose_tree(params, context)
     return draft._replace(resume=Resume(None, cache.layers)), state
 
-  def update(
-    params,
-    state,
-    context,
-    draft: Draft,
-    accept_result: AcceptResult,
-    target_output,
-  ):
-    del params, context, target_output
+  def update(params, state, context, draft: Draft, accept_result, output):
+    del params, context, output
     if threshold is None:
       return None
     t, drafted = threshold, draft.count - 1

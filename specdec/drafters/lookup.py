@@ -72,9 +72,6 @@ def lookup(
   widths = (1, k + 1) if k and min_ngram else (k + 1,)
   spec = spec._replace(widths=widths, siblings="deterministic", name="lookup")
 
-  def init(params, context, prefill_output):
-    del params, context, prefill_output
-
   def propose(params, draft_state, context: Context):
     del params
     draft_tokens, matches = jax.vmap(
@@ -84,8 +81,4 @@ def lookup(
     count = jnp.where(matches, k + 1, 1)
     return Draft(tokens, None, None, count), draft_state
 
-  def update(params, draft_state, context, draft, accept_result, target_output):
-    del params, context, draft, accept_result, target_output
-    return draft_state
-
-  return Drafter(spec, init, propose, update, NO_COST)
+  return Drafter(spec, lambda *_: None, propose, lambda *_: None, NO_COST)

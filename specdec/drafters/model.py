@@ -6,14 +6,15 @@ two where the last accepted draft token was drawn but never fed, so every round
 starts with the last two tokens together.
 """
 
+import functools
 from typing import NamedTuple
 
 import jax.numpy as jnp
 
 from specdec import cache as kv
 from specdec import draft_shape
+from specdec.drafters.sample_model import sample_model
 from specdec.types import (
-  AcceptResult,
   Array,
   Context,
   Drafter,
@@ -24,28 +25,6 @@ from specdec.types import (
 from specdec.utils.constructors import cached
 
 _CATCH_UP = 8  # tokens of one pass after rounds without a draft
-
-
-def _prefill(draft_model: Model, max_nodes: int):
-  """A drafter's init: its cache, filled but for the pending token."""
-
-  def init(params: Params, context: Context, prefill_output):
-    del prefill_output
-    batch, size = context.tokens.shape
-    chunk = min(kv.CHUNK, size)
-    slots = kv.num_slots(size + max(max_nodes, chunk))
-    cache = draft_model.init_cache(batch, slots)
-    cache, _ = kv.prefill(
-      draft_model,
-      params.draft,
-      context.tokens,
-      cache,
-      context.length - 1,
-      chunk=chunk,
-    )
-    return cache
-
-  return init
 
 
 def _catch_up(
@@ -113,54 +92,40 @@ def model(
   """
   shape = draft_shape.resolve(k, shape)
   depth, num_nodes = shape.spec.max_depth, shape.spec.max_nodes
-  fill = _prefill(draft_model, max(shape.num_run, num_nodes))
 
   def init(params: Params, context: Context, prefill_output):
+    del prefill_output
+    batch, size = context.tokens.shape
+    chunk = min(kv.CHUNK, size)
+    slots = kv.num_slots(size + max(shape.num_run, num_nodes, chunk))
+    cache, _ = kv.prefill(
+      draft_model,
+      params.draft,
+      context.tokens,
+      draft_model.init_cache(batch, slots),
+      context.length - 1,
+      chunk=chunk,
+    )
     slot = None
     if not shape.loops:
-      slot = jnp.full((context.length.shape[0], num_nodes), -1, jnp.int32)
-    return _State(fill(params, context, prefill_output), slot)
+      slot = jnp.full((batch, num_nodes), -1, jnp.int32)
+    return _State(cache, slot)
 
   def propose(params: Params, state: _State, context: Context):
     if depth == 0:
       return draft_shape.pending_only(context), state
     logits, cache = _catch_up(draft_model, params, state.cache, context)
 
-    def extend_chain(cache, token, node):
-      del node
-      output, cache = draft_model.apply(params.draft, token, cache)
-      cache = cache.replace(length=cache.length + 1)
-      return cache, output.logits[:, 0]
-
-    def extend_tree(cache, tokens, parents, first, need_logits):
-      output, cache = draft_model.apply(
-        params.draft,
-        tokens,
-        cache,
-        parents=parents,
-        first=first,
-        head=need_logits,
-      )
-      return cache, output.logits
-
     if shape.loops:
       cache = cache.replace(length=context.length)
-      draft, cache = draft_shape.sample_chain(
-        context, depth, extend_chain, cache, logits=logits
-      )
-      return draft, _State(cache, None)
-    tree, cache = shape.sample_tree(context, logits, extend_tree, cache)
-    return tree.draft, _State(cache, tree.slot)
+    apply = functools.partial(draft_model.apply, params.draft)
+    draft, slot, cache, _ = sample_model(
+      context, shape, apply, cache, logits=logits
+    )
+    return draft, _State(cache, slot)
 
-  def update(
-    params,
-    state: _State,
-    context,
-    draft,
-    accept_result: AcceptResult,
-    target_output,
-  ):
-    del params, draft, target_output
+  def update(params, state: _State, context, draft, accept_result, output):
+    del params, draft, output
     if depth == 0:
       return state
     accepted, cache = accept_result.num_accepted, state.cache

@@ -2,7 +2,7 @@
 
 For whoever adds one: `check_drafter` runs it on small batches and raises
 AssertionError with a sentence that names it and the invariant that it breaks.
-Everything is checked on the real loop or on the functions that the loop calls;
+All of it runs on the real loop or on the functions that the loop calls;
 expectations come from autoregressive decoding and from enumeration.
 """
 
@@ -20,7 +20,6 @@ from specdec.testing import enumeration
 from specdec.testing.books import Broken, check_books, require
 from specdec.types import (
   AcceptanceRule,
-  Array,
   DecodeState,
   Draft,
   Drafter,
@@ -50,6 +49,7 @@ _TINY = 5  # vocabulary whose texts are enumerated
 _MOST_DRAFTS = 1100  # enumerated at most
 _SMALLEST_P = 1e-5  # of chi-square
 _EXACT = 1e-5
+_REJECTION = acceptance.rejection()
 
 
 def check_drafter(
@@ -95,42 +95,29 @@ def check_drafter(
       f"no invariant {', '.join(sorted(unknown))}; they are "
       f"{', '.join(INVARIANTS)}"
     )
-  drafter = make if isinstance(make, Drafter) else make()
-  trial = _Trial(drafter, target, params, prompts, draws, tolerance)
-  checks = {
-    "trace": lambda: trial.check_traces(make),
-    "greedy": lambda: trial.check_greedy(rules),
-    "distribution": lambda: trial.check_distribution(rules),
-  }
+  trial = _Trial(make, target, params, rules, prompts)
+  trial.draws, trial.tolerance = draws, tolerance
   for name, invariant in INVARIANTS.items():
-    if name in skip:
-      continue
     try:
-      checks.get(name, getattr(trial, f"check_{name}", None))()
+      if name not in skip:
+        getattr(trial, f"check_{name}")()
     except Broken as broken:
       raise AssertionError(
-        f"{drafter.name} breaks {name!r} ({invariant}): {broken.args[0]}"
+        f"{trial.drafter.name} breaks {name!r} ({invariant}): {broken.args[0]}"
       ) from None
   return jax.tree.map(np.asarray, trial.coupled.stats)
 
 
-class _Noise:
-  """Context.noise that is an array [B, A, V]: node n's is noise[:, n]."""
-
-  def __init__(self, noise: Array):
-    self.noise = noise
-
-  def __call__(self, depth, node) -> Array:
-    del depth
-    last = self.noise.shape[1] - 1
-    return jnp.take(self.noise, jnp.minimum(node, last), axis=1)
-
-
 @functools.partial(jax.jit, static_argnums=(0, 1))
-def _propose(target, drafter, params, state: DecodeState, noise: Array):
+def _propose(target, drafter, params, state: DecodeState, noise):
   """The draft of a state under given noise [B, A, V], its tree in place."""
+
+  def of_node(depth, node):
+    del depth
+    return jnp.take(noise, jnp.minimum(node, noise.shape[1] - 1), axis=1)
+
   context = step.context_of(state, target.vocab_size, acceptance.coupled())
-  context = context._replace(noise=_Noise(noise))
+  context = context._replace(noise=of_node)
   draft, _ = drafter.propose(params, state.draft_state, context)
   return drafter.spec.with_tree(draft)._replace(resume=None)
 
@@ -147,17 +134,26 @@ def _log_probs_after(target, params, tokens, length, settings):
 class _Trial:
   """A drafter with its target, and batches of one shape to run them on."""
 
-  def __init__(self, drafter, target, params, prompts, draws, tolerance):
+  def __init__(self, make, target, params, rules, prompts):
+    drafter = make if isinstance(make, Drafter) else make()
     self.traces = 0
 
     def propose(*args):
       self.traces += 1
       return drafter.propose(*args)
 
-    self.drafter = drafter._replace(propose=propose)
+    self.make, self.drafter = make, drafter._replace(propose=propose)
     self.spec, self.target = drafter.spec, target
+    self.sampled = self.spec.siblings != "deterministic"
+    if rules is None:
+      kind, chain = self.spec.siblings, self.spec.chain
+      rules = [
+        rule
+        for rule in _every_rule()
+        if kind in rule.siblings and (chain or not rule.chains_only)
+      ]
+    self.rules = rules
     self.params = jax.tree.map(jnp.asarray, params)
-    self.draws, self.tolerance = draws, tolerance
     self.rng = np.random.default_rng(0)
     vocab_size = target.vocab_size
     if prompts is None:
@@ -175,31 +171,36 @@ class _Trial:
       "limit": np.full(ROWS, LENGTH),
       "index": row,
     }
+    # Of distributions: one setting for all rows, few tokens are possible.
+    self.settings = {
+      "temperature": np.full(ROWS, 1.0),
+      "top_k": np.full(ROWS, vocab_size if vocab_size <= _TINY else 3),
+      "top_p": np.full(ROWS, 1.0),
+    }
 
   def start(self, drafter=None, **changes) -> DecodeState:
     """The state after prefill; `changes` of self.inputs."""
     inputs = self.inputs | changes
+    warp = {name: inputs.pop(name) for name in self.settings}
+    inputs = {name: jnp.asarray(x, jnp.int32) for name, x in inputs.items()}
     return decode.start(
       self.target,
       drafter or self.drafter,
       decode.NO_DRAFT_RULE if drafter else acceptance.coupled(),
       self.params,
-      jnp.asarray(inputs["prompt"], jnp.int32),
-      jnp.asarray(inputs["prompt_length"], jnp.int32),
+      inputs.pop("prompt"),
+      inputs.pop("prompt_length"),
       jax.random.key(0),
       max_length=LENGTH,
-      sampling=sampling.settings(
-        ROWS, inputs["temperature"], inputs["top_k"], inputs["top_p"]
-      ),
-      limit=jnp.asarray(inputs["limit"], jnp.int32),
-      index=jnp.asarray(inputs["index"], jnp.int32),
+      sampling=sampling.settings(ROWS, **warp),
+      **inputs,
     )
 
-  def go_on(self, rule, state, eos=_NEVER, rounds=decode.MAX_ROUNDS):
-    """Runs rounds; `state` is donated."""
-    return decode.run(
+  def go_on(self, rule, state, eos=_NEVER, rounds=decode.MAX_ROUNDS, run=None):
+    """Runs rounds; `state` is donated. `run`: in decode.run's place."""
+    return (run or decode.run)(
       self.target,
-      self.drafter,
+      decode.NO_DRAFTER if rule is decode.NO_DRAFT_RULE else self.drafter,
       rule,
       self.params,
       state,
@@ -207,48 +208,33 @@ class _Trial:
       jnp.int32(rounds),
     )
 
-  def run(self, rule, *, eos=_NEVER, rounds=decode.MAX_ROUNDS, **changes):
+  def run(
+    self, rule=_REJECTION, *, eos=_NEVER, rounds=decode.MAX_ROUNDS, **changes
+  ):
     """A state after rounds of the drafter."""
     return self.go_on(rule, self.start(**changes), eos, rounds)
 
   @functools.cached_property
   def baseline(self) -> DecodeState:
     """Autoregressive decoding of the same inputs."""
-    return decode.run(
-      self.target,
-      decode.NO_DRAFTER,
-      decode.NO_DRAFT_RULE,
-      self.params,
-      self.start(decode.NO_DRAFTER),
-      jnp.array([_NEVER], jnp.int32),
-      jnp.int32(decode.MAX_ROUNDS),
-    )
+    return self.go_on(decode.NO_DRAFT_RULE, self.start(decode.NO_DRAFTER))
 
   @functools.cached_property
   def coupled(self) -> DecodeState:
     """Speculative decoding of them under the coupled rule."""
     return self.run(acceptance.coupled())
 
-  def fits(self, rule: AcceptanceRule) -> bool:
-    """Whether a rule is right for these drafts."""
-    chain = self.spec.chain or not rule.chains_only
-    return chain and self.spec.siblings in rule.siblings
-
   # The invariants, in the order of the dictionary.
 
-  def check_traces(self, make) -> None:
+  def check_trace(self) -> None:
     """Other prompts, lengths, settings and limits are no other program."""
-    if not isinstance(make, Drafter):
+    if not isinstance(self.make, Drafter):
       require(
-        make() == make(),
+        self.make() == self.make(),
         "two calls of its constructor give two drafters, and each of them is "
         "compiled; decorate it with specdec.utils.constructors.cached",
       )
-    try:
-      hash(self.spec)
-    except TypeError as error:
-      require(False, f"its spec cannot be hashed: {error}")
-    self.run(acceptance.coupled())
+    self.coupled  # noqa: B018  (traces it)
     traces = self.traces
     length = np.roll(self.inputs["prompt_length"], 1)
     self.run(
@@ -274,12 +260,10 @@ class _Trial:
       "nothing was drafted, so nothing was checked: give other prompts",
     )
 
-  def check_greedy(self, rules) -> None:
+  def check_greedy(self) -> None:
     """Under each rule that the drafter goes with, beside sampled rows."""
-    if rules is None:
-      rules = [rule for rule in every_rule() if self.fits(rule)]
     cold = np.flatnonzero(self.inputs["temperature"] == 0)
-    for rule in rules:
+    for rule in self.rules:
       self.same_text(self.run(rule), cold, f"under {rule.name}")
 
   def same_text(self, state, rows, where: str) -> None:
@@ -301,7 +285,9 @@ class _Trial:
     for eos in tokens[np.argsort(-counts, kind="stable")][:3]:
       state = self.run(acceptance.coupled(), eos=eos, limit=limit)
       for row, text in enumerate(_texts(state)):
-        wanted = _cut(baseline[row][: limit[row]], start[row], eos)
+        new = baseline[row][start[row] : limit[row]]
+        new = new[: new.index(eos) + 1 if eos in new else None]
+        wanted = baseline[row][: start[row]] + new
         require(
           text == wanted,
           f"row {row}, EOS {eos}, limit {limit[row]}: {text}, not {wanted}",
@@ -316,65 +302,39 @@ class _Trial:
 
   def check_done_rows(self, eos, limit) -> None:
     """A round changes nothing of a row that was done before it."""
-    rule = acceptance.rejection()
     state = self.start(limit=limit)
     before = _frozen(state)
     while not before["done"].all():
-      state = self.go_on(rule, state, eos, 1)
-      after = _frozen(state)
-      for name, old in before.items():
-        require(
-          np.array_equal(old[before["done"]], after[name][before["done"]]),
-          f"{name} of a row that was done went on changing",
-        )
+      state = self.go_on(_REJECTION, state, eos, 1)
+      after, done = _frozen(state), np.flatnonzero(before["done"])
+      _require_same(before, done, after, done, "after it was done")
       before = after
-    whole = _frozen(self.run(rule, eos=eos, limit=limit))
-    for name, value in whole.items():
-      require(
-        np.array_equal(value, before[name]),
-        f"{name} differs where the host looks at every round",
-      )
+    whole, rows = _frozen(self.run(eos=eos, limit=limit)), np.arange(ROWS)
+    _require_same(whole, rows, before, rows, "run round by round")
 
   def check_rows(self) -> None:
     """A row with other neighbours, at another place, and alone."""
-    rule = acceptance.rejection()
-    names = ("prompt", "prompt_length", "temperature", "top_k", "top_p")
-    together = _frozen(self.run(rule))
+    together = _frozen(self.run())
     kept = np.arange(0, ROWS, 3)
     place = (kept + 1) % ROWS
+    vocab_size = self.target.vocab_size
     other = {
-      "prompt": self.rng.integers(0, self.target.vocab_size, self.prompt.shape),
+      "prompt": self.rng.integers(0, vocab_size, self.prompt.shape),
       "prompt_length": self.rng.integers(1, _PROMPT, ROWS),
       "temperature": np.full(ROWS, 1.3),
-      "top_k": np.full(ROWS, self.target.vocab_size),
+      "top_k": np.full(ROWS, vocab_size),
       "top_p": np.full(ROWS, 0.8),
       "index": 100 + np.arange(ROWS),
     }
-    for name in (*names, "index"):
-      other[name][place] = self.inputs[name][kept]
-    moved = _frozen(self.run(rule, **other))
-    self.same_rows(together, kept, moved, place, "with other neighbours")
+    for name, values in other.items():
+      values[place] = self.inputs[name][kept]
+    moved = _frozen(self.run(**other))
+    where = "with other neighbours"
+    _require_same(together, kept, moved, place, where, atol=1e-4)
     alone = np.array([4])
     limit = np.where(np.arange(ROWS) == alone, LENGTH, 1)
-    single = _frozen(self.run(rule, limit=limit))
-    self.same_rows(together, alone, single, alone, "alone")
-
-  def same_rows(self, old, rows, new, places, where: str) -> None:
-    for name in old:
-      for row, place in zip(rows, places):
-        a, b = old[name][row], new[name][place]
-        if np.issubdtype(a.dtype, np.floating):
-          same = np.allclose(a, b, atol=1e-4)
-        else:
-          same = np.array_equal(a, b)
-        require(same, f"{name} of row {row} {where} is {b}, not {a}")
-
-  def states(self):
-    """(which round is next, state) at the start and in the middle of texts."""
-    rule = acceptance.rejection()
-    yield "the first round", self.start()
-    for rounds in (1, 4):
-      yield f"round {rounds + 1}", self.run(rule, rounds=rounds)
+    single = _frozen(self.run(limit=limit))
+    _require_same(together, alone, single, alone, "alone", atol=1e-4)
 
   def noise(self) -> np.ndarray:
     """Gumbel noise [ROWS, A, V] of all addresses of a draft."""
@@ -392,104 +352,83 @@ class _Trial:
 
   def check_drawn(self) -> None:
     """Tokens are the draws, by their noise, of the distributions given."""
-    for when, state in self.states():
+    for rounds in (0, 1, 4):
+      when = f"round {rounds + 1}"
+      state = self.run(rounds=rounds)
       noise = self.noise()
       draft = self.propose(state, noise)
-      in_use = np.arange(self.spec.max_nodes) < draft.count[:, None]
       require(np.all(draft.count >= 1), "a draft without its root")
-      pending = np.asarray(state.tokens)[
-        np.arange(ROWS), np.asarray(state.length) - 1
-      ]
+      last = np.asarray(state.length)[:, None] - 1
+      pending = np.take_along_axis(np.asarray(state.tokens), last, axis=1)
       require(
-        np.array_equal(draft.tokens[:, 0], pending),
+        np.array_equal(draft.tokens[:, :1], pending),
         f"node 0 is not the pending token in {when}",
       )
       if draft.log_probs is None:
         other = self.propose(state, self.noise())
-        for name in ("tokens", "parents", "count"):
-          ours, theirs = getattr(draft, name), getattr(other, name)
-          if name != "count":
-            ours, theirs = ours[in_use], theirs[in_use]
-          require(
-            np.array_equal(ours, theirs),
-            f"it hands over no distribution, and its {name} depend on noise",
-          )
+        require(
+          _same_nodes(draft, other, self.spec.max_nodes),
+          "it hands over no distribution, and its tokens, parents or count "
+          "depend on noise",
+        )
         continue
-      self.check_draws(draft, noise, in_use, when)
       for node in range(1, self.spec.max_nodes):
-        self.check_past(state, draft, noise, in_use, node, when)
+        where = f"node {node} in {when}"
+        self.check_draw(draft, noise, node, where)
+        other = noise.copy()
+        other[:, node:] = self.rng.gumbel(size=other[:, node:].shape)
+        self.check_past(draft, self.propose(state, other), node, where)
 
-  def check_draws(self, draft, noise, in_use, when) -> None:
+  def check_draw(self, draft, noise, node, where) -> None:
     """Normalised, possible, and the likeliest under the node's noise."""
-    for node in range(1, self.spec.max_nodes):
-      used = in_use[:, node]
-      log_probs = draft.log_probs[used, node]
-      tokens = draft.tokens[used, node]
-      rows = np.arange(len(tokens))
-      where = f"of node {node} in {when}"
-      total = np.exp(log_probs.astype(float)).sum(-1)
-      require(
-        np.allclose(total, 1.0, atol=self.tolerance),
-        f"the distribution {where} adds up to {total}",
-      )
-      require(
-        np.all(log_probs[rows, tokens] > -np.inf),
-        f"a token {where} has no probability where it was drawn from",
-      )
-      addresses = [np.full(len(draft.tokens), node)]
-      if self.spec.siblings == "without_replacement":
-        same = draft.parents == draft.parents[:, node, None]
-        addresses.append(np.argmax(same, axis=1))  # the first sibling's noise
-      matches = []
-      for address in addresses:
-        score = log_probs + noise[np.arange(ROWS), address][used]
-        gap = score.max(-1) - score[rows, tokens]
-        matches.append(np.all(gap < self.tolerance))
-      require(
-        any(matches),
-        f"tokens {where} are not the likeliest of log_probs + "
-        f"context.noise(depth, {node})",
-      )
+    used = draft.count > node
+    log_probs, tokens = draft.log_probs[used, node], draft.tokens[used, node]
+    total = np.exp(log_probs.astype(float)).sum(-1)
+    require(
+      np.allclose(total, 1.0, atol=self.tolerance),
+      f"the distribution of {where} adds up to {total}",
+    )
+    addresses = [np.full(ROWS, node)]
+    if self.spec.siblings == "without_replacement":
+      same = draft.parents == draft.parents[:, node, None]
+      addresses.append(np.argmax(same, axis=1))  # the first sibling's noise
+    scores = (log_probs + noise[np.arange(ROWS), x][used] for x in addresses)
+    gaps = [x.max(-1) - x[np.arange(len(x)), tokens] for x in scores]
+    require(
+      any(np.all(gap < self.tolerance) for gap in gaps),
+      f"tokens of {where} are not the likeliest of log_probs + "
+      f"context.noise(depth, {node})",
+    )
 
-  def check_past(self, state, draft, noise, in_use, node, when) -> None:
+  def check_past(self, draft, again, node, where) -> None:
     """What comes before a node decides its distribution and whether it is
-    drafted: neither its own noise nor a later node's does."""
-    other = noise.copy()
-    other[:, node:] = self.rng.gumbel(size=other[:, node:].shape)
-    again = self.propose(state, other)
-    used = in_use[:, : node + 1]
-    used_again = np.arange(node + 1) < again.count[:, None]
+    drafted: neither its own noise nor a later node's, other in `again`."""
+    used = draft.count > node
     require(
-      np.array_equal(used, used_again),
-      f"whether node {node} is drafted in {when} depends on its token or on a "
-      "later one; a token that ends a draft must be verified too",
-    )
-    for name, stop in (("tokens", node), ("parents", node)):
-      ours, theirs = (getattr(x, name)[:, :stop] for x in (draft, again))
-      require(
-        np.array_equal(ours[used[:, :stop]], theirs[used[:, :stop]]),
-        f"{name} before node {node} in {when} depend on the noise of later "
-        "nodes",
-      )
-    ours, theirs = (
-      np.exp(x.log_probs[:, 1 : node + 1]) for x in (draft, again)
+      np.array_equal(used, again.count > node),
+      f"whether {where} is drafted depends on its token or on a later one; a "
+      "token that ends a draft must be verified too",
     )
     require(
-      np.allclose(ours[used[:, 1:]], theirs[used[:, 1:]], atol=self.tolerance),
-      f"the distribution of node {node} in {when} depends on its own noise or "
-      "on a later node's",
+      _same_nodes(draft, again, node),
+      f"nodes before {where} depend on its noise or on a later node's",
+    )
+    ours, theirs = (np.exp(x.log_probs[used, node]) for x in (draft, again))
+    require(
+      np.allclose(ours, theirs, atol=self.tolerance),
+      f"the distribution of {where} depends on its own noise or on a later "
+      "node's",
     )
 
   def check_state(self) -> None:
     """After rounds it drafts as after a prefill of the committed text."""
-    rule = acceptance.rejection()
     token = int(np.bincount(np.asarray(self.baseline.tokens).ravel()).argmax())
     for when, rounds, eos in (
       ("a round", 1, _NEVER),
       ("five rounds", 5, _NEVER),
       ("a text that was cut at an EOS", decode.MAX_ROUNDS, token),
     ):
-      state = self.run(rule, rounds=rounds, eos=eos)
+      state = self.run(rounds=rounds, eos=eos)
       fresh = self.start(prompt=state.tokens, prompt_length=state.length)
       noise = self.noise()
       ours, theirs = (self.propose(x, noise) for x in (state, fresh))
@@ -497,39 +436,28 @@ class _Trial:
 
   def same_draft(self, ours, theirs, when) -> None:
     """Node by node, as long as earlier nodes hold the same tokens."""
+    what = "token, parent" if ours.log_probs is None else "distribution"
     count = np.minimum(ours.count, theirs.count)
-    for row in range(ROWS):
-      for node in range(1, count[row]):
-        if ours.log_probs is not None:
-          pair = [np.exp(x.log_probs[row, node]) for x in (ours, theirs)]
-          require(
-            np.allclose(*pair, atol=self.tolerance),
-            f"after {when}, node {node} of row {row} is drawn from {pair[0]}; "
-            f"after a prefill of the same text from {pair[1]}",
-          )
-        same = all(
-          getattr(ours, name)[row, node] == getattr(theirs, name)[row, node]
-          for name in ("tokens", "parents")
-        )
-        if ours.log_probs is None:
-          require(
-            same,
-            f"after {when}, node {node} of row {row} is another token than "
-            "after a prefill of the same text",
-          )
-        if not same:
-          break
+    for row, node in ((r, n) for r in range(ROWS) for n in range(1, count[r])):
+      nodes = slice(1, node)
+      if not all(
+        np.array_equal(a[row, nodes], b[row, nodes])
+        for a, b in zip(ours[:2], theirs[:2])
+      ):
+        continue
+      pair = [
+        (x.tokens[row, node], x.parents[row, node])
+        if x.log_probs is None
+        else np.exp(x.log_probs[row, node])
+        for x in (ours, theirs)
+      ]
+      require(
+        np.allclose(*pair, atol=self.tolerance),
+        f"after {when}, {what} of node {node} of row {row}: {pair[0]}; after "
+        f"a prefill of the same text {pair[1]}",
+      )
 
   # Distributions.
-
-  def settings(self) -> dict:
-    """One setting for all rows: few tokens are possible."""
-    vocab_size = self.target.vocab_size
-    return {
-      "temperature": np.full(ROWS, 1.0),
-      "top_k": np.full(ROWS, vocab_size if vocab_size <= _TINY else 3),
-      "top_p": np.full(ROWS, 1.0),
-    }
 
   def after(self, texts: Sequence[tuple[int, ...]]) -> np.ndarray:
     """[len(texts), V] the target's probabilities of what follows each."""
@@ -544,14 +472,14 @@ class _Trial:
         self.params.target,
         tokens,
         length,
-        sampling.settings(ROWS, **self.settings()),
+        sampling.settings(ROWS, **self.settings),
       )
       probs.append(np.exp(np.asarray(log_probs, float)))
     probs = np.concatenate(probs)[: len(texts)]
     return probs / probs.sum(-1, keepdims=True)
 
   def tables(self, text: tuple[int, ...], depth: int) -> list[np.ndarray]:
-    """Distributions as of testing.enumeration of `depth` tokens after text."""
+    """Distributions, as testing.enumeration's, of `depth` tokens after text."""
     vocab_size = self.target.vocab_size
     return [
       self.after(
@@ -560,31 +488,23 @@ class _Trial:
       for d in range(depth)
     ]
 
-  def check_distribution(self, rules) -> None:
+  def check_distribution(self) -> None:
     """Of one round exactly, if drafts are few; of whole texts by chi-square."""
     size, vocab_size = self.spec.max_nodes, self.target.vocab_size
-    sampled = self.spec.siblings != "deterministic"
-    drafts = vocab_size ** (size - 1 if sampled else 0)
+    drafts = vocab_size ** (size - 1) if self.sampled else 1
     if vocab_size <= _TINY and drafts <= _MOST_DRAFTS and size > 1:
-      lossless = [
-        rule
-        for rule in (every_rule() if rules is None else rules)
-        if rule.lossless and rule.residual and self.fits(rule)
-      ]
-      lossless = [rule for rule in lossless if rule is not acceptance.greedy()]
       for rounds in (0, 2):
-        self.check_one_round(rounds, lossless)
+        self.check_one_round(rounds)
     self.check_texts()
 
-  def check_one_round(self, rounds: int, rules) -> None:
+  def check_one_round(self, rounds: int) -> None:
     """All rows hold one text; its drafts are forced, a row each."""
     state = self.run(
-      acceptance.rejection(),
       rounds=rounds,
       prompt=self.prompt[:1].repeat(ROWS, 0),
       prompt_length=np.full(ROWS, 5),
       index=np.zeros(ROWS),
-      **self.settings(),
+      **self.settings,
     )
     drafts, count = self.every_draft(state)
     total = drafts.weight.sum()
@@ -595,7 +515,9 @@ class _Trial:
     )
     tables = self.tables(_texts(state)[0], self.spec.max_depth + 1)
     exact = enumeration.text_distribution(tables)
-    for rule in rules:
+    for rule in self.rules:
+      if not (rule.lossless and rule.residual) or rule is acceptance.greedy():
+        continue
       levels = [0.0] * len(tables)
       for nodes in np.unique(count):
         part = [None if x is None else x[count == nodes] for x in drafts]
@@ -617,52 +539,47 @@ class _Trial:
   def every_draft(self, state) -> tuple[enumeration.Drafts, np.ndarray]:
     """Drafts of positive probability of row 0, and their nodes in use."""
     size, vocab_size = self.spec.max_nodes, self.target.vocab_size
-    wanted = [(0,) * (size - 1)]
-    if self.spec.siblings != "deterministic":
+    wanted = np.zeros((1, size - 1), int)
+    if self.sampled:
       wanted = itertools.product(range(vocab_size), repeat=size - 1)
-    wanted = np.array(list(wanted), np.int32)
-    seen: dict = {}
+      wanted = np.array(list(wanted))
+    entries: dict = {}
     for first in range(0, len(wanted), ROWS):
-      tokens = np.zeros((ROWS, size), np.int32)
       part = wanted[first : first + ROWS]
+      tokens = np.zeros((ROWS, size), np.int32)
       tokens[: len(part), 1:] = part
       draft = self.propose(state, self.forcing(tokens))
       for row in range(len(part)):
         count = int(draft.count[row])
-        used = slice(1, count)
-        text = tuple(draft.tokens[row, used].tolist())
-        if not np.array_equal(text, tokens[row, used]) and (
-          self.spec.siblings != "deterministic"
+        text = draft.tokens[row] * (np.arange(size) < count)
+        text[0] = 0  # enumeration's root
+        if self.sampled and not np.array_equal(
+          text[1:count], tokens[row, 1:count]
         ):
           continue  # it cannot be drawn
         weight, drawn = 1.0, None
         if draft.log_probs is not None:
           drawn = np.exp(draft.log_probs[row].astype(float))
-          weight = np.prod(drawn[np.arange(1, count), list(text)])
-        tokens_of_row = np.where(np.arange(size) < count, draft.tokens[row], 0)
-        tokens_of_row[0] = 0
-        entry = (weight, tokens_of_row, draft.parents[row], drawn, count)
-        seen.setdefault((count, text), entry)
-    weight, tokens, parents, drawn, count = zip(*seen.values())
+          weight = np.prod(drawn[np.arange(1, count), text[1:count]])
+        entry = weight, text, draft.parents[row], drawn, count
+        entries.setdefault((count, *text), entry)
+    *drafts, drawn, count = zip(*entries.values())
     drawn = None if drawn[0] is None else np.array(drawn)
-    drafts = (np.array(weight), np.array(tokens), np.array(parents), drawn)
-    return enumeration.Drafts(*drafts), np.array(count)
+    return enumeration.Drafts(*map(np.array, drafts), drawn), np.array(count)
 
   def forcing(self, tokens: np.ndarray) -> np.ndarray:
     """Noise [ROWS, A, V] by which every node has its token of [ROWS, N].
 
     Siblings without replacement share noise: earlier ones are given more.
     """
-    size, vocab_size = self.spec.max_nodes, self.target.vocab_size
-    noise = np.zeros((ROWS, 2 * size, vocab_size), np.float32)
-    rows = np.arange(ROWS)
-    parents = self.spec.parents
+    size, parents = self.spec.max_nodes, self.spec.parents
+    shared = parents if self.spec.siblings == "without_replacement" else None
+    noise = np.zeros((ROWS, 2 * size, self.target.vocab_size), np.float32)
     for node in range(1, size):
-      siblings = [node]
-      if self.spec.siblings == "without_replacement" and parents:
-        siblings = [n for n in range(node, size) if parents[n] == parents[node]]
-      for rank, sibling in reversed(list(enumerate(siblings))):
-        noise[rows, node, tokens[:, sibling]] = 1000.0 * (size - rank)
+      for other in reversed(range(node, size)):
+        if other == node or (shared and parents[other] == parents[node]):
+          score = 1000.0 * (size + node - other)
+          noise[np.arange(ROWS), node, tokens[:, other]] = score
     return noise
 
   def check_texts(self) -> None:
@@ -681,12 +598,11 @@ class _Trial:
     calls = -(-self.draws // ROWS)
     for call in range(calls):
       state = self.run(
-        acceptance.rejection(),
         prompt=self.prompt[:1].repeat(ROWS, 0),
         prompt_length=np.full(ROWS, prompt_length),
         limit=np.full(ROWS, prompt_length + _NEW),
         index=call * ROWS + np.arange(ROWS),
-        **self.settings(),
+        **self.settings,
       )
       tokens = np.asarray(state.tokens)[:, prompt_length:][:, :_NEW]
       for text in map(tuple, tokens.tolist()):
@@ -701,21 +617,13 @@ class _Trial:
   def check_copies(self) -> None:
     """In the optimised program of the loop, caches are written in place."""
     state = jax.eval_shape(self.start)
-    rule = acceptance.rejection()
-    lowered = decode.run.lower(
-      self.target,
-      self.drafter,
-      rule,
-      self.params,
-      state,
-      jax.ShapeDtypeStruct((1,), jnp.int32),
-      jnp.int32(decode.MAX_ROUNDS),
-    )
-    own = [x for x in jax.tree.leaves(state.draft_state) if x.ndim == 4]
-    buffers = [*jax.tree.leaves(state.target_cache.layers), *own]
+    caches = jax.tree.leaves((state.target_cache.layers, state.draft_state))
     # XLA copies what has one number a position (the table model) as it likes.
-    buffers = [buffer for buffer in buffers if buffer.shape[-1] > 1]
-    copies = cache_copies(lowered.compile().as_text(), buffers)
+    buffers = [x for x in caches if x.ndim == 4 and x.shape[-1] > 1]
+    if not buffers:
+      return
+    lowered = self.go_on(_REJECTION, state, run=decode.run.lower)
+    copies = _cache_copies(lowered.compile().as_text(), buffers)
     require(not copies, f"{len(copies)} copies, as {copies[:1]}")
 
 
@@ -723,13 +631,9 @@ class _Trial:
 _COPYING = ("copy", "copy-start", "transpose", "concatenate", "pad", "reverse")
 
 
-def cache_copies(text: str, buffers) -> list[str]:
-  """Finds instructions in loops that make another buffer of a cache's shape.
-
-  Args:
-    text: optimised HLO.
-    buffers: what has the caches' shapes; dimensions are compared in any order.
-  """
+def _cache_copies(text: str, buffers) -> list[str]:
+  """Instructions in loops of optimised HLO that make another buffer of a
+  cache's dimensions, in any order."""
   shapes = {tuple(sorted(buffer.shape)) for buffer in buffers}
   program = hlo.Program(text)
   copies = []
@@ -737,13 +641,13 @@ def cache_copies(text: str, buffers) -> list[str]:
     if times < 2:
       continue
     for one in (instruction, *program.inside(instruction)):
-      made = {tuple(sorted(buffer.shape)) for buffer in one.buffers}
-      if one.op in _COPYING and made & shapes:
+      results = {tuple(sorted(buffer.shape)) for buffer in one.buffers}
+      if one.op in _COPYING and results & shapes:
         copies.append(one.line.strip())
   return copies
 
 
-def every_rule() -> list[AcceptanceRule]:
+def _every_rule() -> list[AcceptanceRule]:
   """Rules of specdec.acceptance by which greedy rows are greedy text."""
   return [
     acceptance.rejection(),
@@ -763,29 +667,32 @@ def _texts(state) -> list[tuple[int, ...]]:
   return [tuple(row[:length]) for row, length in rows]
 
 
-def _cut(text: tuple[int, ...], start: int, eos: int) -> tuple[int, ...]:
-  """A text up to its first EOS behind the prompt."""
-  new = text[start:]
-  return text[:start] + new[: new.index(eos) + 1 if eos in new else None]
+def _same_nodes(ours: Draft, theirs: Draft, stop: int) -> bool:
+  """Whether two drafts have the same nodes before `stop`."""
+  used, other = (np.arange(stop) < x.count[:, None] for x in (ours, theirs))
+  return np.array_equal(used, other) and all(
+    np.array_equal(a[:, :stop][used], b[:, :stop][used])
+    for a, b in ((ours.tokens, theirs.tokens), (ours.parents, theirs.parents))
+  )
 
 
 def _frozen(state) -> dict[str, np.ndarray]:
   """Copies of what a row of a state is, whatever the drafter keeps."""
-  stats = state.stats
-  parts = {
-    "tokens": state.tokens,
-    "length": state.length,
-    "done": state.done,
-    "fault": state.fault,
-    "origin": state.origin,
-    "log_probs": state.log_probs,
-    "draft_log_probs": state.draft_log_probs,
-    "rounds": stats.rounds,
-    "drafted": stats.drafted,
-    "accepted": stats.accepted,
-    "nodes": stats.nodes,
-  }
+  row = ("tokens", "length", "done", "fault", "origin", "log_probs")
+  counts = ("rounds", "drafted", "accepted", "nodes")
+  parts = {name: getattr(state, name) for name in (*row, "draft_log_probs")}
+  parts |= {name: getattr(state.stats, name) for name in counts}
   return {name: np.array(value) for name, value in parts.items()}
+
+
+def _require_same(old, rows, new, places, where: str, atol=0.0) -> None:
+  """Rows of one `_frozen` state are those at `places` of another."""
+  for name in old:
+    for row, a, b in zip(rows, old[name][rows], new[name][places]):
+      require(
+        np.allclose(a, b, rtol=0, atol=atol),
+        f"{name} of row {row} {where} is {b}, not {a}",
+      )
 
 
 def _p_value(seen: np.ndarray, probs: np.ndarray) -> float:

@@ -1,20 +1,27 @@
-"""Returns the DrafterCost of a trained head."""
+"""What a trained head holds and what a draft token reads, by tracing it."""
+
+import math
 
 import jax
 import jax.numpy as jnp
+from jax.extend import core
 
-from specdec.drafters.heads import size
-from specdec.drafters.heads.draft_head import DraftHead
+from specdec.drafters.heads.draft_head import DraftHead, TargetWeights, view_of
 from specdec.models.config import TransformerConfig
-from specdec.types import DrafterCost, ModelOutput, StepCost
+from specdec.types import DrafterCost, ModelOutput, PyTree, StepCost
 
 _SIZE = 4  # bytes of a head's weights, state and KV, which are float32
+
+
+def num_weights(net: PyTree) -> int:
+  """Returns the head's number of weights, the target's left out."""
+  return sum(leaf.size for leaf in jax.tree.leaves(net))
 
 
 def drafter_cost(
   draft_head: DraftHead, target: TransformerConfig
 ) -> DrafterCost:
-  """Counts what a head holds and what its step reads, by tracing it.
+  """Counts what a head holds and what its step reads.
 
   Rows of the target's vocabulary projection count as the target's, unless the
   head drafts from a smaller vocabulary: then it holds a copy of its rows. Of
@@ -22,18 +29,18 @@ def drafter_cost(
   stands for all.
   """
   config = draft_head.head_config
-  net = jax.eval_shape(draft_head.init, jax.random.key(0))
+  net, encoded = _shapes(draft_head, target)
   tokens = config.vocabulary or target.vocab_size
   rows = tokens * target.width if config.head == "shared" else 0
   row_size = 4 if target.dtype == "float32" else 2
   copied = rows if draft_head.ids is not None else 0
-  own = size.step_weights(draft_head, target) - rows
+  held = step_weights(draft_head, target) - rows
   kv = scores = 0
   update = None
   if draft_head.has_kv_cache:
     kv = 2 * config.num_layers * config.num_kv_heads * config.head_dim
     scores = 2 * config.num_layers * config.num_heads * config.head_dim
-    rerun = size.step_weights(draft_head, target, logits=False)
+    rerun = step_weights(draft_head, target, logits=False)
     update = StepCost(
       bytes=_SIZE * rerun,
       flops=2 * rerun,
@@ -43,13 +50,13 @@ def drafter_cost(
     )
   hidden = 1 + len(config.features) + config.exits
   return DrafterCost(
-    weight_bytes=_SIZE * size.num_weights(net) + row_size * copied,
-    row_bytes=_SIZE * _state_width(draft_head, target),
+    weight_bytes=_SIZE * num_weights(net) + row_size * copied,
+    row_bytes=_SIZE * encoded.shape[-1],
     position_bytes=_SIZE * kv,
     hidden_bytes=_SIZE * hidden * target.width,
     step=StepCost(
-      bytes=_SIZE * own + row_size * copied,
-      flops=2 * (own + copied),
+      bytes=_SIZE * held + row_size * copied,
+      flops=2 * (held + copied),
       target_bytes=row_size * (rows - copied),
       target_flops=2 * (rows - copied),
       position_bytes=_SIZE * kv,
@@ -64,9 +71,51 @@ def drafter_cost(
   )
 
 
-def _state_width(draft_head: DraftHead, target: TransformerConfig) -> int:
-  """Returns the width of the encoded hidden state kept per row."""
+def _shapes(draft_head: DraftHead, target: TransformerConfig):
+  """Of its weights, and of the encoded hidden state of one token."""
   net = jax.eval_shape(draft_head.init, jax.random.key(0))
   hidden = jax.ShapeDtypeStruct((1, 1, target.width), jnp.float32)
   output = ModelOutput(None, hidden, (hidden,) * len(draft_head.features))
-  return jax.eval_shape(draft_head.encode, net, output).shape[-1]
+  return net, jax.eval_shape(draft_head.encode, net, output)
+
+
+def step_weights(
+  draft_head: DraftHead, target: TransformerConfig, logits: bool = True
+) -> int:
+  """Weights that a draft token but the first of a round reads, the rows of the
+  target's head included.
+
+  What `encode` reads once a round and the one row of an embedding are left out;
+  so are the target's layers below an exit.
+
+  Args:
+    logits: False: only what advances the hidden state and the KV.
+  """
+  config = draft_head.head_config
+  net, given = _shapes(draft_head, target)
+  leaves, form = jax.tree.flatten(net)
+  # Below a prophet's start come hidden states of its own.
+  width = config.width if config.resets_each_round else given.shape[-1]
+  exit_hidden = jnp.zeros((1, 1, target.width)) if config.exits else None
+  tokens, zero = jnp.zeros((1, 1), jnp.int32), jnp.zeros((1,), jnp.int32)
+  level = min(1, config.levels - 1)
+
+  def draft_token(head, *leaves):
+    net = jax.tree.unflatten(form, leaves)
+    target_weights = TargetWeights(jnp.zeros((1, target.width)), head)
+    view = view_of(zero, None, 0, 1, 1)
+    hidden = jnp.zeros((1, 1, width))
+    stepped, _ = draft_head.step(
+      net, target_weights, tokens, hidden, (), view, level, exit_hidden
+    )
+    if not logits:
+      return stepped
+    return draft_head.logits(net, target_weights, stepped, level)
+
+  count = config.vocabulary or target.vocab_size
+  head = jax.ShapeDtypeStruct((count, target.width), jnp.float32)
+  jaxpr = jax.make_jaxpr(draft_token)(head, *leaves).jaxpr
+  read = {
+    v for e in jaxpr.eqns for v in e.invars if not isinstance(v, core.Literal)
+  }
+  return sum(math.prod(v.aval.shape) for v in jaxpr.invars if v in read)

@@ -153,22 +153,34 @@ def embedded(target_weights: TargetWeights, tokens: Array) -> Array:
   return look_up(target_weights.embed, tokens)
 
 
+class HeadModule(nn.Module):
+  """What the modules of most kinds share; each adds DraftHead's `step`."""
+
+  head_config: HeadConfig
+  target: TransformerConfig
+  num_tokens: int
+  place: Place = sharding.anywhere
+
+  def encode(self, output: ModelOutput) -> Array:
+    return output.hidden
+
+  def logits(self, target_weights, hidden, depth) -> Array:
+    return self.head(target_weights, hidden)
+
+
 @cached
 def head_from_module(
-  module: type[nn.Module],
+  module: type[HeadModule],
   head_config: HeadConfig,
   target: TransformerConfig,
   ids: np.ndarray | None = None,
   place: sharding.Placement | None = None,
-  features: tuple[int, ...] = (),
 ) -> DraftHead:
-  """Returns the head of a Flax module with methods encode, step and logits.
+  """Returns the head of a Flax module.
 
   Args:
-    module: constructed as module(head_config, target, num_tokens, place).
     ids: [n] tokens that it can draft; None: all.
     place: on a mesh; its weights lie whole on every chip.
-    features: layers of the target whose entering streams `encode` is given.
 
   Raises:
     ValueError: the head config does not fit the target, or the ids the head
@@ -181,6 +193,8 @@ def head_from_module(
       f"the head config says vocabulary = {head_config.vocabulary}, and "
       f"{'none' if ids is None else len(ids)} are given"
     )
+  exits = (head_config.exit_layer,) if head_config.exits else ()
+  features = exits or head_config.features
   num_tokens = head_config.vocabulary or target.vocab_size
   instance = module(head_config, target, num_tokens, place or sharding.anywhere)
 

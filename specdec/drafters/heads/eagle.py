@@ -9,36 +9,23 @@ it its own draft tokens for several levels and adds no noise to the states.
 """
 
 import jax.numpy as jnp
-from flax import linen as nn
 
-from specdec import sharding
 from specdec.drafters.heads.draft_head import (
   Blocks,
-  DraftHead,
+  HeadModule,
   embedded,
-  head_from_module,
   shared_score,
 )
-from specdec.drafters.heads.head_config import HeadConfig
-from specdec.models.config import TransformerConfig
-from specdec.models.transformer import Linear, Place
+from specdec.models.transformer import Linear
 
 
-class Eagle(nn.Module):
+class Eagle(HeadModule):
   """`DraftHead`'s functions; hidden [B, T, M] is one of the target's."""
-
-  head_config: HeadConfig
-  target: TransformerConfig
-  num_tokens: int
-  place: Place = sharding.anywhere
 
   def setup(self):
     self.fuse = Linear(self.head_config.width)
     self.blocks = Blocks(self.head_config, self.place)
     self.up = Linear(self.target.width)
-
-  def encode(self, output):
-    return output.hidden
 
   def step(
     self, target_weights, tokens, hidden, layers, view, depth, exit_hidden
@@ -49,8 +36,3 @@ class Eagle(nn.Module):
 
   def logits(self, target_weights, hidden, depth):
     return shared_score(target_weights, self.target, hidden)
-
-
-def eagle(head_config, target, ids=None, place=None) -> DraftHead:
-  """Arguments as of `head_from_module`."""
-  return head_from_module(Eagle, head_config, target, ids, place)

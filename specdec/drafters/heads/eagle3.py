@@ -9,28 +9,13 @@ projections.
 """
 
 import jax.numpy as jnp
-from flax import linen as nn
 
-from specdec import sharding
-from specdec.drafters.heads.draft_head import (
-  Blocks,
-  DraftHead,
-  Head,
-  embedded,
-  head_from_module,
-)
-from specdec.drafters.heads.head_config import HeadConfig
-from specdec.models.config import TransformerConfig
-from specdec.models.transformer import Linear, Place, RMSNorm
+from specdec.drafters.heads.draft_head import Blocks, Head, HeadModule, embedded
+from specdec.models.transformer import Linear, RMSNorm
 
 
-class Eagle3(nn.Module):
+class Eagle3(HeadModule):
   """`DraftHead`'s functions; hidden [B, T, W]."""
-
-  head_config: HeadConfig
-  target: TransformerConfig
-  num_tokens: int
-  place: Place = sharding.anywhere
 
   def setup(self):
     r = self.head_config
@@ -53,13 +38,3 @@ class Eagle3(nn.Module):
     x = self.embed_norm(embedded(target_weights, tokens))
     x = self.fuse(jnp.concatenate([x, self.norm(hidden)], axis=-1))
     return self.blocks(hidden + x, layers, view)
-
-  def logits(self, target_weights, hidden, depth):
-    return self.head(target_weights, hidden)
-
-
-def eagle3(head_config, target, ids=None, place=None) -> DraftHead:
-  """Arguments as of `head_from_module`."""
-  return head_from_module(
-    Eagle3, head_config, target, ids, place, head_config.features
-  )

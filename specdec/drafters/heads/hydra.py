@@ -7,28 +7,14 @@ behind it. One vocabulary projection is shared by all heads.
 
 import jax
 import jax.numpy as jnp
-from flax import linen as nn
 
-from specdec import sharding
-from specdec.drafters.heads.draft_head import (
-  DraftHead,
-  Head,
-  embedded,
-  head_from_module,
-)
-from specdec.drafters.heads.head_config import HeadConfig
-from specdec.models.config import TransformerConfig
-from specdec.models.transformer import Linear, Place, RMSNorm
+from specdec.drafters.heads.draft_head import Head, HeadModule, embedded
+from specdec.models.transformer import Linear, RMSNorm
 
 
-class Hydra(nn.Module):
+class Hydra(HeadModule):
   """`DraftHead`'s functions; hidden [B, T, (1 + levels) W]: the hidden state's
   part, then one for each token of the path, zero where there is none yet."""
-
-  head_config: HeadConfig
-  target: TransformerConfig
-  num_tokens: int
-  place: Place = sharding.anywhere
 
   def setup(self):
     r = self.head_config
@@ -56,8 +42,3 @@ class Hydra(nn.Module):
     seen = hidden[..., : (2 + depth) * width]
     x = hidden[..., :width] + jax.nn.silu(self.residual[depth](seen))
     return self.head(target_weights, x)
-
-
-def hydra(head_config, target, ids=None, place=None) -> DraftHead:
-  """Arguments as of `head_from_module`."""
-  return head_from_module(Hydra, head_config, target, ids, place)

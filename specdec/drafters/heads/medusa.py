@@ -8,22 +8,13 @@ target's).
 """
 
 import jax
-from flax import linen as nn
 
-from specdec import sharding
-from specdec.drafters.heads.draft_head import DraftHead, Head, head_from_module
-from specdec.drafters.heads.head_config import HeadConfig
-from specdec.models.config import TransformerConfig
-from specdec.models.transformer import Linear, Place, RMSNorm
+from specdec.drafters.heads.draft_head import Head, HeadModule
+from specdec.models.transformer import Linear, RMSNorm
 
 
-class Medusa(nn.Module):
+class Medusa(HeadModule):
   """`DraftHead`'s functions; hidden [B, T, W] is shared by all levels."""
-
-  head_config: HeadConfig
-  target: TransformerConfig
-  num_tokens: int
-  place: Place = sharding.anywhere
 
   def setup(self):
     r = self.head_config
@@ -43,8 +34,3 @@ class Medusa(nn.Module):
   def logits(self, target_weights, hidden, depth):
     x = hidden + jax.nn.silu(self.residual[depth](hidden))
     return self.head(target_weights, x)
-
-
-def medusa(head_config, target, ids=None, place=None) -> DraftHead:
-  """Arguments as of `head_from_module`."""
-  return head_from_module(Medusa, head_config, target, ids, place)

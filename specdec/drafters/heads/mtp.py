@@ -9,28 +9,13 @@ many as the head config says).
 """
 
 import jax.numpy as jnp
-from flax import linen as nn
 
-from specdec import sharding
-from specdec.drafters.heads.draft_head import (
-  Blocks,
-  DraftHead,
-  Head,
-  embedded,
-  head_from_module,
-)
-from specdec.drafters.heads.head_config import HeadConfig
-from specdec.models.config import TransformerConfig
-from specdec.models.transformer import Linear, Place, RMSNorm
+from specdec.drafters.heads.draft_head import Blocks, Head, HeadModule, embedded
+from specdec.models.transformer import Linear, RMSNorm
 
 
-class Mtp(nn.Module):
+class Mtp(HeadModule):
   """`DraftHead`'s functions; hidden [B, T, M] stands for the target's."""
-
-  head_config: HeadConfig
-  target: TransformerConfig
-  num_tokens: int
-  place: Place = sharding.anywhere
 
   def setup(self):
     r = self.head_config
@@ -41,9 +26,6 @@ class Mtp(nn.Module):
     self.up = Linear(self.target.width)
     self.head = Head(r, self.target, self.num_tokens)
 
-  def encode(self, output):
-    return output.hidden
-
   def step(
     self, target_weights, tokens, hidden, layers, view, depth, exit_hidden
   ):
@@ -51,11 +33,3 @@ class Mtp(nn.Module):
     x = jnp.concatenate([self.hidden_norm(hidden), x], axis=-1)
     x, layers = self.blocks(self.fuse(x), layers, view)
     return self.up(x), layers
-
-  def logits(self, target_weights, hidden, depth):
-    return self.head(target_weights, hidden)
-
-
-def mtp(head_config, target, ids=None, place=None) -> DraftHead:
-  """Arguments as of `head_from_module`."""
-  return head_from_module(Mtp, head_config, target, ids, place)

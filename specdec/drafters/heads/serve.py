@@ -49,23 +49,6 @@ class _Carry(NamedTuple):
   exit_hidden: tuple[Array, ...]  # an exit's: [B, T, M] of every call
 
 
-def _check(draft_head: DraftHead, shape, max_external_drafts: int) -> None:
-  head_config, depth = draft_head.head_config, shape.spec.max_depth
-  if head_config.most_levels is not None and depth > head_config.most_levels:
-    raise ValueError(
-      f"{depth} levels of draft tokens; this {head_config.kind} has "
-      f"{head_config.most_levels} heads, one a level"
-    )
-  if not head_config.exits:
-    return
-  draft_shape.check_scratch(shape)
-  if max_external_drafts:
-    raise ValueError(
-      "an early exit cannot stand behind another drafter: verification goes "
-      "on from what it made of its own draft tokens"
-    )
-
-
 @cached
 def drafter(
   draft_head: DraftHead,
@@ -90,9 +73,21 @@ def drafter(
       exit is to have max_external_drafts: verification goes on from its own
       draft tokens.
   """
-  _check(draft_head, shape, max_external_drafts)
   head_config, spec = draft_head.head_config, shape.spec
   exits, resets = head_config.exits, head_config.resets_each_round
+  most = head_config.most_levels
+  if most is not None and spec.max_depth > most:
+    raise ValueError(
+      f"{spec.max_depth} levels of draft tokens; this {head_config.kind} has "
+      f"{most} heads, one a level"
+    )
+  if exits:
+    draft_shape.check_scratch(shape)
+  if exits and max_external_drafts:
+    raise ValueError(
+      "an early exit cannot stand behind another drafter: verification goes "
+      "on from what it made of its own draft tokens"
+    )
   place = place or sharding.anywhere
 
   def init(params: Params, context: Context, output: ModelOutput | None):

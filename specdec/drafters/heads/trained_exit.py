@@ -9,28 +9,14 @@ The first E layers run as in drafters/early_exit.py, and are resumed likewise.
 """
 
 import jax.numpy as jnp
-from flax import linen as nn
 
-from specdec import sharding
-from specdec.drafters.heads.draft_head import (
-  Blocks,
-  DraftHead,
-  Head,
-  head_from_module,
-)
-from specdec.drafters.heads.head_config import HeadConfig
-from specdec.models.config import TransformerConfig
-from specdec.models.transformer import Linear, Place, RMSNorm
+from specdec.drafters.heads.draft_head import Blocks, Head, HeadModule
+from specdec.models.transformer import Linear, RMSNorm
 
 
-class Exit(nn.Module):
+class Exit(HeadModule):
   """`DraftHead`'s functions; hidden [B, T, 2 W]: what the vocabulary projection
   reads, and the state fed back, which children inherit."""
-
-  head_config: HeadConfig
-  target: TransformerConfig
-  num_tokens: int
-  place: Place = sharding.anywhere
 
   def setup(self):
     r = self.head_config
@@ -62,10 +48,3 @@ class Exit(nn.Module):
 
   def logits(self, target_weights, hidden, depth):
     return self.head(target_weights, hidden[..., : self.head_config.width])
-
-
-def trained_exit(head_config, target, ids=None, place=None) -> DraftHead:
-  """Arguments as of `head_from_module`."""
-  return head_from_module(
-    Exit, head_config, target, ids, place, (head_config.exit_layer,)
-  )

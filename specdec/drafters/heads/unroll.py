@@ -60,42 +60,36 @@ def unroll(
     was no such round, and they mean nothing.
   """
   batch, size = tokens.shape
+  resets = draft_head.head_config.resets_each_round
   given = _shifted(draft_head.encode(weights, output))
   exit_hidden = output.features[0] if draft_head.head_config.exits else None
+  if resets:  # every position is a row
+    tokens = tokens.reshape(batch * size, 1)
   layers, logits, hidden = (), [], []
 
-  def rows(x):
-    """A head that resets each round has a row for every position."""
-    return (
-      x.reshape(batch * size, 1, -1)
-      if draft_head.head_config.resets_each_round
-      else x
-    )
-
-  def back(x):
+  def whole(x):
     return x.reshape(batch, size, -1)
 
   for level in range(levels):
-    if draft_head.head_config.resets_each_round:
+    if resets:
       view = _fresh(batch * size, level)
       # A path's KV come along to where its next token stands.
       layers = jax.tree.map(
-        lambda x: _shifted(back(x)).reshape(x.shape), layers
+        lambda x: _shifted(whole(x)).reshape(x.shape), layers
       )
-      line = tokens.reshape(batch * size, 1)
     else:
-      view, line = _view(batch, size, level), tokens
+      view = _view(batch, size, level)
     stepped, layers = draft_head.step(
       weights,
       target_weights,
-      line,
-      rows(given),
+      tokens,
+      given.reshape(*tokens.shape, -1),
       layers,
       view,
       level,
       exit_hidden,
     )
-    stepped = back(stepped)
+    stepped = whole(stepped)
     logits.append(draft_head.logits(weights, target_weights, stepped, level))
     hidden.append(stepped)
     given = _shifted(stepped)
@@ -115,22 +109,16 @@ def _view(batch: int, size: int, level: int) -> View:
     parts.append(at[None, :] == at[:, None] - (level - m))
   mask = np.concatenate(parts, axis=1)
   mask[:level, -1] = True  # no such round: lest nothing be seen
-
-  def rows(x):
-    return jnp.broadcast_to(jnp.asarray(x)[None], (batch, *x.shape))
-
-  return View(jnp.zeros((batch,), jnp.int32), rows(at), rows(mask))
+  where, mask = (
+    jnp.broadcast_to(x[None], (batch, *x.shape)) for x in (at, mask)
+  )
+  return View(jnp.zeros((batch,), jnp.int32), where, mask)
 
 
 def _fresh(rows: int, level: int) -> View:
   """The same where the cache began anew: the start and the path are seen."""
-  return view_of(
-    jnp.zeros((rows,), jnp.int32),
-    None,
-    level and level + 1,
-    1 if level else 2,
-    level + 2,
-  )
+  first, count = (level + 1, 1) if level else (0, 2)
+  return view_of(jnp.zeros((rows,), jnp.int32), None, first, count, level + 2)
 
 
 def valid(size: int, level: int) -> Array:
