@@ -5,7 +5,6 @@ Nothing here depends on how fast or how quiet the machine is.
 
 import json
 import math
-import time
 
 import jax
 import jax.numpy as jnp
@@ -58,11 +57,6 @@ def test_read_bandwidth_is_an_upper_bound(working_set, rate):
   assert MEASURED.read_bandwidth(working_set) == rate
 
 
-def test_read_bandwidth_of_one_size():
-  one = hardware.Hardware("x", None, ((1, 5.0),), 1.0, {}, "2026-01-31", "0")
-  assert one.read_bandwidth(0) == one.read_bandwidth(1 << 30) == 5.0
-
-
 def test_json_round_trip():
   assert hardware.Hardware.from_json(MEASURED.to_json()) == MEASURED
 
@@ -72,16 +66,13 @@ def damaged(**changes) -> str:
 
 
 DAMAGED = {
-  "empty": "",
   "cut": MEASURED.to_json()[:-20],
   "list": "[]",
   "other": "{}",
   "unknown": damaged(colour="red"),
   "no_sizes": damaged(bandwidth=[]),
   "not_pairs": damaged(bandwidth=[1, 2]),
-  "text_size": damaged(bandwidth=[["small", 1.0]]),
   "descending": damaged(bandwidth=[[2, 1.0], [1, 1.0]]),
-  "no_flops": damaged(flops=None),
   "zero": damaged(copy_bandwidth=0),
   "nan": damaged(flops={"float32": math.nan}),
   "text": damaged(copy_bandwidth="fast"),
@@ -109,7 +100,7 @@ def test_a_machine_is_measured_once(calls, tmp_path):
   assert hardware.Hardware.from_json(file.read_text()) == first
 
 
-@pytest.mark.parametrize("content", [b"{", b"\xff\xfe", b"{}"])
+@pytest.mark.parametrize("content", [b"{", b"\xff\xfe"])
 def test_a_damaged_file_is_measured_anew(calls, tmp_path, content):
   first = hardware.local(folder=tmp_path)
   (file,) = tmp_path.iterdir()
@@ -121,7 +112,7 @@ def test_a_damaged_file_is_measured_anew(calls, tmp_path, content):
   assert len(calls) == 2 * count
 
 
-def test_a_folder_that_cannot_be_written_is_said(calls, tmp_path):
+def test_a_folder_that_cannot_be_written_is_reported(calls, tmp_path):
   (tmp_path / "file").write_text("")
   lines = []
   rates = hardware.local(folder=tmp_path / "file", progress=lines.append)
@@ -129,26 +120,21 @@ def test_a_folder_that_cannot_be_written_is_said(calls, tmp_path):
   assert lines[-1].startswith("not cached")
 
 
-def test_another_machine_has_another_file(calls, monkeypatch, tmp_path):
-  hardware.local(folder=tmp_path)
-  count = len(calls)
-  for number, (name, value) in enumerate(
-    [
-      ("cpu_model", "another CPU"),
-      ("cpu_cores", 1000),
-      ("platform.node", "another host"),
-      ("jax.__version__", "another version"),
-      ("jax.device_count", 1000),
-    ]
-  ):
+def test_another_machine_has_another_fingerprint(monkeypatch):
+  marks = {hardware.fingerprint()}
+  changes = {
+    "cpu_model": lambda: "another CPU",
+    "cpu_cores": lambda: 1000,
+    "platform.node": lambda: "another host",
+    "jax.__version__": "another version",
+    "jax.device_count": lambda _: 1000,
+  }
+  for name, value in changes.items():
     with monkeypatch.context() as patch:
-      changed = value if "__" in name else lambda *_, value=value: value
-      patch.setattr(f"specdec.roofline.hardware.{name}", changed)
-      hardware.local(folder=tmp_path)
-    assert len(calls) == (number + 2) * count
-    assert len(list(tmp_path.iterdir())) == number + 2
-  hardware.local(folder=tmp_path)
-  assert len(calls) == (number + 2) * count
+      patch.setattr(f"specdec.roofline.hardware.{name}", value)
+      marks.add(hardware.fingerprint())
+  assert len(marks) == 1 + len(changes)
+  assert hardware.fingerprint() in marks
 
 
 def test_what_the_backend_cannot_is_left_out(calls, monkeypatch, tmp_path):
@@ -187,21 +173,20 @@ def test_at_most_a_quarter_of_free_memory(
 GROUPS = {  # line of /proc/self/cgroup, folder, names of the files
   "v2": (
     "0::/pod/job",
-    "sys/fs/cgroup",
-    ("memory.max", "memory.current", "inactive_file"),
+    *("sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"),
   ),
   "v1": (
     "4:cpu,memory:/pod/job",
-    "sys/fs/cgroup/memory",
-    ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    *("sys/fs/cgroup/memory", "memory.limit_in_bytes"),
+    *("memory.usage_in_bytes", "total_inactive_file"),
   ),
 }
 
 
-@pytest.fixture
+@pytest.fixture(params=GROUPS)
 def machine(tmp_path, request):
   """Returns the root of a 64 GiB machine, 48 free, and a writer of cgroups."""
-  line, base, names = GROUPS[request.param]
+  line, base, limited, usage, cache = GROUPS[request.param]
   proc = tmp_path / "proc"
   (proc / "self").mkdir(parents=True)
   kib = 1 << 20
@@ -213,14 +198,13 @@ def machine(tmp_path, request):
   def limit(group, allowed, used, cached=0):
     folder = tmp_path / base / group
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / names[0]).write_text(f"{allowed}\n")
-    (folder / names[1]).write_text(f"{used}\n")
-    (folder / "memory.stat").write_text(f"anon 1\n{names[2]} {cached}\n")
+    (folder / limited).write_text(f"{allowed}\n")
+    (folder / usage).write_text(f"{used}\n")
+    (folder / "memory.stat").write_text(f"anon 1\n{cache} {cached}\n")
 
   return tmp_path, limit
 
 
-@pytest.mark.parametrize("machine", GROUPS, indirect=True)
 def test_a_cgroup_limits_memory(machine):
   root, limit = machine
   gib = 1 << 30
@@ -235,7 +219,6 @@ def test_a_cgroup_limits_memory(machine):
   assert hardware.device_memory(root) == (5 * gib, 0)
 
 
-@pytest.mark.parametrize("machine", GROUPS, indirect=True)
 def test_a_cgroup_without_a_limit_leaves_the_machine_s_memory(machine):
   root, limit = machine
   limit("pod/job", "max", 8 << 30)
@@ -248,9 +231,10 @@ def test_measured_rates_are_positive_and_finite():
   rates = [
     hardware.measure_bandwidth(1 << 16, repeats=1),
     hardware.measure_copy(1 << 16, repeats=1),
-    hardware.measure_flops("float32", seconds=1e-4, repeats=1),
-    hardware.measure_flops("bfloat16", seconds=1e-4, repeats=1),
-    hardware.measure_flops("int8", seconds=1e-4, repeats=1),
+    *(
+      hardware.measure_flops(dtype, seconds=1e-4, repeats=1)
+      for dtype in ("float32", "bfloat16", "int8")
+    ),
   ]
   assert all(math.isfinite(rate) and rate > 0 for rate in rates)
 
@@ -261,22 +245,6 @@ def test_every_pass_reads_the_whole_matrix():
   vector = jnp.ones((2048,))
   assert hardware._reads(matrix, vector, 1)[7] == pytest.approx(2)
   assert hardware._reads(matrix, vector, 5)[7] == pytest.approx(32)
-
-
-@pytest.mark.slow  # needs a machine that does not change by half in a second
-def test_time_grows_with_the_passes():
-  matrix, vector = jnp.ones((512, 2048)), jnp.ones((2048,))
-
-  def seconds(passes):
-    least = math.inf
-    for _ in range(10):
-      begin = time.perf_counter()
-      hardware._reads(matrix, vector, passes).block_until_ready()
-      least = min(least, time.perf_counter() - begin)
-    return least
-
-  seconds(100), seconds(800)  # compiles
-  assert 3 < seconds(800) / seconds(100) < 20
 
 
 def test_the_machine_has_a_name():

@@ -11,10 +11,14 @@ from specdec.drafters.heads import size
 from specdec.models import presets
 from specdec.roofline import chips, drafter_cost, shapes
 from specdec.roofline.cost import TYPICAL, Deployment
-from specdec.roofline.pairs import TargetDraftPair
 from specdec.roofline.planning import best_k, best_tree, sweep_k
-from specdec.roofline.round_cost import Overhead, deployment_of, round_cost
-from specdec.types import UNKNOWN_COST, DrafterCost, Skip, StepCost
+from specdec.roofline.round_cost import (
+  Overhead,
+  TargetDraftPair,
+  deployment_of,
+  round_cost,
+)
+from specdec.types import NO_COST, UNKNOWN_COST, DrafterCost, Skip, StepCost
 
 CHIP = chips.get("v6e")
 LARGE = Deployment(shapes.get("llama3-8b"), CHIP, efficiency=TYPICAL)
@@ -32,58 +36,53 @@ def named(cost):
 
 @pytest.mark.parametrize("draft", [0, ()])
 def test_no_draft_tokens_are_the_baseline(draft):
-  pair = TargetDraftPair(LARGE)
-  for drafter in (HEAD, drafter_cost.lookup(), UNKNOWN_COST):
-    assert round_cost(LARGE, drafter, draft, 4, 100) == pair.baseline(4, 100)
+  for drafter in (HEAD, NO_COST, UNKNOWN_COST):
+    cost = round_cost(LARGE, drafter, draft, 4, 100)
+    assert cost.parts == (("target, 1 token", 1, LARGE.cost(4, 1, 100)),)
 
 
 def test_a_draft_model_costs_the_same_by_config_shape_and_deployment():
   config = presets.get("llama3-1b", "bfloat16")
   shape = shapes.get("llama3-1b")
-  pair = TargetDraftPair(LARGE, dataclasses.replace(LARGE, shape=shape))
+  by_config, by_shape = drafter_cost.model(config), drafter_cost.model(shape)
+  assert by_config == dataclasses.replace(by_shape, shape=by_config.shape)
+  assert by_config.shape.layers == shape.layers
+  deployed = TargetDraftPair(
+    LARGE, by_shape, dataclasses.replace(LARGE, shape=shape)
+  )
   for draft in (4, (3, 4)):
-    expected = (
-      pair.round(2, draft, 500)
-      if draft == 4
-      else pair.tree_round(2, draft, 500)
-    )
-    for cost in (drafter_cost.model(config), drafter_cost.model(shape)):
-      assert round_cost(LARGE, cost, draft, 2, 500).parts == expected.parts
-  cost = drafter_cost.model(config)
-  assert cost.position_bytes == config.cache_bytes_per_token
-  held = TargetDraftPair(LARGE, drafter=cost).memory(3, 700)
-  assert held == pair.memory(3, 700)
-  assert held["draft weights"] == cost.weight_bytes
-  assert held["draft cache"] == 3 * 700 * cost.position_bytes
+    cost = round_cost(LARGE, by_config, draft, 2, 500)
+    assert cost.parts == deployed.round(2, draft, 500).parts
+  assert by_config.position_bytes == config.cache_bytes_per_token
+  memory = TargetDraftPair(LARGE, by_config).memory(3, 700)
+  assert memory == deployed.memory(3, 700)
+  assert memory["draft weights"] == by_config.weight_bytes
+  assert memory["draft cache"] == 3 * 700 * by_config.position_bytes
   other = dataclasses.replace(LARGE, shape=shapes.get("smollm2-135m"))
   with pytest.raises(ValueError, match="vocabularies of 128256 and 49152"):
-    round_cost(other, cost, 4, 1, 100)
+    round_cost(other, by_config, 4, 1, 100)
 
 
-def test_an_exit_and_skipped_layers_cost_what_pairs_of_them_do():
+def test_an_exit_and_skipped_layers_run_parts_of_the_target():
+  parts = named(round_cost(LARGE, drafter_cost.early_exit(8), 4, 2, 500))
   first = dataclasses.replace(LARGE, stop=8)
-  pair = TargetDraftPair(LARGE, first, drafter=DrafterCost(exit_layer=8))
-  cost = round_cost(LARGE, drafter_cost.early_exit(8), 4, 2, 500)
-  assert cost == pair.round(2, 4, 500)
+  behind = dataclasses.replace(LARGE, start=8)
+  leaf = dataclasses.replace(first, head=False)
+  assert parts["draft, 1 token"] == (4, first.cost(2, 1, 500))
+  assert parts["first layers, 1 token"] == (1, leaf.cost(2, 1, 500))
+  assert parts["target, 5 tokens"] == (1, behind.cost(2, 5, 500))
   config, skip = presets.get("llama3-8b", "bfloat16"), Skip((3, 4), (5,))
-  shape = shapes.of_config(config, skip=skip)
   drafter = drafter_cost.layer_skip(config, skip)
-  less = dataclasses.replace(LARGE, shape=shape)
-  pair = TargetDraftPair(LARGE, less, drafter=drafter)
-  assert round_cost(LARGE, drafter, 4, 2, 500) == pair.round(2, 4, 500)
-  assert set(TargetDraftPair(LARGE, drafter=drafter).memory(1, 10)) == {
-    "target weights",
-    "target cache",
-  }
+  less = dataclasses.replace(LARGE, shape=shapes.of_config(config, skip=skip))
+  parts = named(round_cost(LARGE, drafter, 4, 2, 500))
+  assert parts["draft, 1 token"] == (4, less.cost(2, 1, 500))
   with pytest.raises(ValueError, match="exit_layer = 0"):
     drafter_cost.early_exit(0)
 
 
 def test_lookup_costs_its_verification():
-  cost = round_cost(LARGE, drafter_cost.lookup(), 4, 2, 500)
-  [(name, times, part)] = cost.parts
-  assert (name, times) == ("target, 5 tokens", 1)
-  assert part == LARGE.cost(2, 5, 500)
+  cost = round_cost(LARGE, NO_COST, 4, 2, 500)
+  assert cost.parts == (("target, 5 tokens", 1, LARGE.cost(2, 5, 500)),)
 
 
 def test_stated_bytes_and_flops_by_hand():
@@ -139,11 +138,10 @@ def test_a_round_is_the_sum_of_its_parts():
   for name in ("bytes", "flops", "sent", "seconds"):
     whole = getattr(draft, name) + getattr(target, name)
     assert getattr(cost, name) == pytest.approx(whole)
-  assert draft.bytes == 4 * named(cost)["draft, 1 token"][1].bytes
 
 
 def test_every_k_is_predicted_and_the_fastest_is_best():
-  pair = TargetDraftPair(LARGE, drafter=HEAD)
+  pair = TargetDraftPair(LARGE, HEAD)
   rates = (0.8, 0.6, 0.3, 0.1)
   points = sweep_k(pair, 2, 500, rates)
   assert points[0][:2] == (0, 1.0)
@@ -169,10 +167,10 @@ def test_steps_of_a_parallel_drafter_and_tokens_to_catch_up():
 def test_an_unknown_cost_is_not_priced():
   with pytest.raises(ValueError, match="is unknown"):
     round_cost(LARGE, UNKNOWN_COST, 4, 1, 100)
-  pair = TargetDraftPair(LARGE, drafter=UNKNOWN_COST)
+  pair = TargetDraftPair(LARGE, UNKNOWN_COST)
   with pytest.raises(ValueError, match="is unknown"):
     pair.memory(1, 100)
-  assert not drafter_cost.fallback(drafter_cost.lookup(), UNKNOWN_COST).is_known
+  assert not drafter_cost.fallback(NO_COST, UNKNOWN_COST).is_known
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -206,7 +204,7 @@ def test_a_trained_head_reads_its_weights_once_a_step(kind, full):
     assert sum(times for times, _ in heads) == 3
     assert parts[verified][1] == TINY.cost(2, 4, 50)
   assert ("update, 3 tokens" in parts) == head.has_kv_cache
-  pair = TargetDraftPair(TINY, drafter=drafter)
+  pair = TargetDraftPair(TINY, drafter)
   assert pair.round(2, 3, 50) == cost
   best = best_k(pair, 1, 50, 0.9)
   assert best.k == 0 or best.speedup > 1
@@ -214,7 +212,7 @@ def test_a_trained_head_reads_its_weights_once_a_step(kind, full):
 
 
 def test_a_fallback_holds_both_and_drafts_by_the_other():
-  both = drafter_cost.fallback(drafter_cost.lookup(), HEAD)
+  both = drafter_cost.fallback(NO_COST, HEAD)
   assert both == HEAD
   model = drafter_cost.model(shapes.get("llama3-1b"))
   both = drafter_cost.fallback(HEAD, model)
@@ -223,22 +221,19 @@ def test_a_fallback_holds_both_and_drafts_by_the_other():
   one, two, sum_ = (
     round_cost(LARGE, cost, 4, 1, 100).seconds for cost in (HEAD, model, both)
   )
-  verified = round_cost(LARGE, drafter_cost.lookup(), 4, 1, 100).seconds
+  verified = round_cost(LARGE, NO_COST, 4, 1, 100).seconds
   assert sum_ - verified == pytest.approx(one + two - 2 * verified, rel=1e-2)
   with pytest.raises(ValueError, match="at most runs a decoder"):
     drafter_cost.fallback(model, drafter_cost.early_exit(2))
 
 
 def test_a_head_is_priced_in_plans_with_its_memory_and_overhead():
-  pair = TargetDraftPair(
-    LARGE, drafter=HEAD, overhead=Overhead(((1, 1e-3, 0),))
-  )
-  alone = TargetDraftPair(LARGE)
+  overhead = Overhead(((1, 1e-3, 0),))
+  pair = TargetDraftPair(LARGE, HEAD, overhead=overhead)
+  free = TargetDraftPair(LARGE).speedup(1, 1000, [0.8, 0.6])
   extra = pair.memory(2, 100)
   assert extra["draft weights"] == 3e8
   assert extra["draft cache"] == 2 * 100 * 4096
   assert pair.round(1, 2, 0).overhead == 1e-3
-  assert (
-    1 < pair.speedup(1, 1000, [0.8, 0.6]) < alone.speedup(1, 1000, [0.8, 0.6])
-  )
+  assert 1 < pair.speedup(1, 1000, [0.8, 0.6]) < free
   assert deployment_of(LARGE, HEAD) is None

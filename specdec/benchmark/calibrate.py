@@ -4,6 +4,7 @@ Everything is compiled first and then timed in turns, so that a machine whose
 speed drifts drifts under all of them alike.
 """
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -25,7 +26,7 @@ _UNSEEN = ((3, 1), (1, 5), (2, 5), (1, 7), (5, 4), (3, 7), (7, 8), (11, 5))
 def plan(
   batch: int, tokens: int, context: int
 ) -> tuple[list[tuple[int, int, int]], list[tuple[int, int, int]]]:
-  """(batch, tokens, context) to fit to, and others to evaluate the fit by.
+  """Returns (batch, tokens, context) to fit to, and others to evaluate by.
 
   Args:
     batch, tokens: largest ones of interest; a pass has up to their product,
@@ -68,9 +69,9 @@ def passes(
 ) -> Timers:
   """Passes of every (batch, tokens, context)."""
   timers = []
-  for batch, tokens, context in points:
+  for batch, tokens, slots in points:
     progress(f"compiling a pass of {batch} x {tokens}")
-    shape = batch, tokens, context // 2, context
+    shape = batch, tokens, slots // 2, slots
     timers.append(timing.pass_timer(model, params, *shape))
   return Timers([(b, n, kv.num_slots(s)) for b, n, s in points], timers)
 
@@ -88,16 +89,15 @@ def rounds(
     make: a decoder for a batch and a k.
   """
   points, timers = [], []
-  for batch in batches:
-    for k in ks:
-      progress(f"compiling rounds, batch {batch}, k = {k}")
-      decoder = make(batch, k)
-      ways = [(k, decoder)]
-      if k == ks[0]:
-        ways.insert(0, (0, decoder.baseline()))
-      for length, way in ways:
-        timers.append(timing.round_timer(way, rows[:batch]))
-        points.append((batch, length, way.num_slots))
+  for batch, k in itertools.product(batches, ks):
+    progress(f"compiling rounds, batch {batch}, k = {k}")
+    decoder = make(batch, k)
+    decoders = {k: decoder}
+    if k == ks[0]:
+      decoders = {0: decoder.baseline(), k: decoder}
+    for length, one in decoders.items():
+      timers.append(timing.round_timer(one, rows[:batch]))
+      points.append((batch, length, one.num_slots))
   return Timers(points, timers)
 
 

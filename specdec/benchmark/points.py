@@ -14,9 +14,10 @@ from tqdm import tqdm
 from specdec import multihost
 from specdec.benchmark import metrics, runs, timing
 from specdec.benchmark.catalog import Target
-from specdec.benchmark.decoder import Decoder
+from specdec.benchmark.decoder import Completed, Decoder
 from specdec.benchmark.rows import Batches
 from specdec.benchmark.setup import Setup
+from specdec.models.config import TransformerConfig
 from specdec.roofline.cost import pass_bound
 from specdec.roofline.hardware import Hardware
 from specdec.utils import terminal
@@ -26,18 +27,14 @@ def time_pass(
   setup: Setup, target: Target, tokens: int, context: int, repeats: int
 ) -> dict:
   """Times a pass of so many tokens a row behind a context: T(n)."""
-  batch, config = setup.batch, target.checkpoint.config
+  batch, checkpoint = setup.batch, target.checkpoint
+  slots = context + setup.max_new_tokens + tokens  # as decoding has them
+  shape = batch, tokens, context
   with terminal.progress(f"compiling and timing a pass of {batch} x {tokens}"):
     taken = timing.time_pass(
-      target.model,
-      target.checkpoint.params,
-      batch,
-      tokens,
-      context,
-      context + setup.max_new_tokens + tokens,  # as decoding has them
-      repeats,
+      target.model, checkpoint.params, *shape, slots, repeats
     )
-  size, arithmetic = pass_bound(config, batch, tokens, context)
+  size, arithmetic = pass_bound(checkpoint.config, *shape)
   return {
     "batch": batch,
     "tokens": tokens,
@@ -98,7 +95,6 @@ def measure(
   run = comparison.run(
     runs.OURS, k, setup.comparable, _median_speed(comparison)
   )
-  ours, theirs = comparison.of(runs.OURS), comparison.of(runs.BASELINE)
   warnings = []
   if count:
     warnings.append(
@@ -109,10 +105,8 @@ def measure(
     "context": prompts.shortest,
     "prompts": prompts.description,
     "rounds": sum(one.num_rounds for one in comparison.distinct(runs.OURS)),
-    "least_round_seconds": _least_round(ours),
-    "least_baseline_round_seconds": _least_round(theirs),
-    "seconds": _timing_of(ours),
-    "baseline_seconds": _timing_of(theirs),
+    **_times_of(comparison.of(runs.OURS), ""),
+    **_times_of(comparison.of(runs.BASELINE), "baseline_"),
     "acceptance_seconds": dataclasses.asdict(
       timing.time_acceptance(decoder, repeats)
     ),
@@ -176,13 +170,8 @@ def measure_all(
   return {"runs": entries, "passes": timed}
 
 
-def _timing_of(completed) -> dict:
-  seconds = timing.timing([one.seconds for one in completed])
-  return dataclasses.asdict(seconds)
-
-
 def _median_speed(comparison: runs.Comparison) -> metrics.Speed | None:
-  """The speed by medians over repeats, where there is one batch."""
+  """Returns the speed by medians over repeats; None: several batches."""
   if len(comparison.batches) > 1:
     return None
   ours, theirs = (comparison.of(name) for name in (runs.OURS, runs.BASELINE))
@@ -195,44 +184,45 @@ def _median_speed(comparison: runs.Comparison) -> metrics.Speed | None:
   )
 
 
-def _least_round(completed) -> float:
-  """Returns the seconds of a round, of the batch where they were fewest."""
-  return min(one.seconds / one.num_rounds for one in completed)
+def _times_of(completed: Sequence[Completed], prefix: str) -> dict:
+  """Returns a point's seconds, and those of the fastest batch's rounds."""
+  seconds = timing.timing([one.seconds for one in completed])
+  least = min(one.seconds / one.num_rounds for one in completed)
+  return {
+    f"{prefix}seconds": dataclasses.asdict(seconds),
+    f"least_{prefix}round_seconds": least,
+  }
 
 
-def impossible(
-  document: dict, target: Target, bandwidth: float
+def _faults(
+  document: dict, config: TransformerConfig, bandwidth: float
 ) -> list[tuple[dict, str, bool]]:
   """Finds times that a bandwidth forbids.
 
-  Args:
-    document: its `passes` and `runs` are looked at.
-
   Returns:
-    For each the entry that it belongs to, a sentence, and whether it is grossly
-    wrong.
+    For each its entry, a sentence, and whether it is grossly wrong.
   """
+  times = []
+  for entry in document["passes"]:
+    batch, tokens = entry["batch"], entry["tokens"]
+    what = f"a pass of {batch} x {tokens} tokens"
+    times.append((entry, what, entry["seconds"]["least"], tokens))
+  for run in document["runs"]:
+    where = f"round of batch {run['batch']}, k = {run['k']}"
+    ours, baseline = (
+      run[f"least_{way}round_seconds"] for way in ("", "baseline_")
+    )
+    times.append((run, f"a {where}", ours, run["nodes"]))
+    times.append((run, f"a baseline {where}", baseline, 1))
   faults = []
-
-  def check(entry, what: str, seconds: float, batch: int, tokens: int) -> None:
-    shape = target.checkpoint.config, batch, tokens, entry["context"]
+  for entry, what, seconds, tokens in times:
+    shape = config, entry["batch"], tokens, entry["context"]
     size = pass_bound(*shape).bytes
     try:
       if sentence := timing.check_possible(what, seconds, size, bandwidth):
         faults.append((entry, sentence, False))
     except timing.Impossible as error:
       faults.append((entry, str(error), True))
-
-  for entry in document["passes"]:
-    batch, tokens = entry["batch"], entry["tokens"]
-    what = f"a pass of {batch} x {tokens} tokens"
-    check(entry, what, entry["seconds"]["least"], batch, tokens)
-  for run in document["runs"]:
-    rounds = run["least_round_seconds"]
-    where = f"of batch {run['batch']}, k = {run['k']}"
-    check(run, f"a round {where}", rounds, run["batch"], run["nodes"])
-    rounds = run["least_baseline_round_seconds"]
-    check(run, f"a baseline round {where}", rounds, run["batch"], 1)
   return faults
 
 
@@ -244,6 +234,7 @@ def check_times(
   Returns:
     A sentence for every time that is grossly wrong.
   """
+  config, params = target.checkpoint.config, target.checkpoint.params
   peak, devices = machine.flops.get(setup.dtype), 1
   if target.places:  # all devices together
     devices = target.places.target.mesh.size
@@ -252,11 +243,11 @@ def check_times(
     compute = entry["flops"] / (peak * devices) if peak else 0.0
     memory = entry["bytes"] / document["bandwidth"]
     entry["roof_seconds"] = max(memory, compute)
-  faults = impossible(document, target, document["bandwidth"])
+  faults = _faults(document, config, document["bandwidth"])
   if faults:  # or was the machine busy both times that it was measured?
-    again = timing.bandwidth_of(target.checkpoint.params)
+    again = timing.bandwidth_of(params)
     document["bandwidth"] = max(document["bandwidth"], again)
-    faults = impossible(document, target, document["bandwidth"])
+    faults = _faults(document, config, document["bandwidth"])
   document["impossible"] = [sentence for _, sentence, _ in faults]
   for entry, sentence, _ in faults:
     entry["warnings"].append(sentence)

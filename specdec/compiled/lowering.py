@@ -118,26 +118,16 @@ def steps(
   def shaped(x, sharding):
     return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
 
-  def drafting(params, state):
-    draft, state = step.draft_step(target, drafter, rule, params, state)
-    hidden = draft.resume and draft.resume.hidden  # KV is in the state's cache
-    return draft._replace(resume=None), hidden, state
-
   resumed = []  # layers that a draft resumes
 
-  def traced(params, state):
-    draft, _ = drafter.propose(
-      params,
-      state.draft_state,
-      step.context_of(state, target.vocab_size, rule),
-    )
-    if draft.resume is not None:
+  def drafting(params, state):
+    draft, state = step.draft_step(target, drafter, rule, params, state)
+    if draft.resume is not None:  # its KV is in the state's cache
       resumed.append(len(draft.resume.layers))
     hidden = draft.resume and draft.resume.hidden
-    draft = draft._replace(resume=None)
-    return draft, hidden
+    return draft._replace(resume=None), hidden, state
 
-  draft, hidden = jax.eval_shape(traced, params, state)
+  draft, hidden, _ = jax.eval_shape(drafting, params, state)
   draft = draft._replace(
     tokens=shaped(draft.tokens, rows),
     parents=draft.parents and shaped(draft.parents, rows),

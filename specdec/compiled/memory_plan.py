@@ -29,9 +29,7 @@ _LOADED = (*_MODELS, "drafter", "allocator")
 _RUNTIME = 0.25 * _GIB  # bytes of Python and JAX
 _COMPILER = 0.25 * _GIB  # bytes of XLA after compiling
 _PROGRAMS = 6 * 2**20  # bytes of compiled programs per layer of a model
-_MAPPED = (
-  32 * 2**20
-)  # glibc's mmap threshold: larger buffers are unmapped whole
+_MAPPED = 32 * 2**20  # glibc's mmap threshold: larger ones are unmapped whole
 _HOLES = 0.5  # fragmentation by freed smaller buffers, relative to their size
 _REUSED = 1.5  # fragmentation by activations, which every pass allocates anew
 _DRAWING = {"float32": 12, "bfloat16": 16}  # bytes of random bits per weight
@@ -56,9 +54,9 @@ class Plan:
     return Plan(parts, self.caveat)
 
   def __str__(self) -> str:
-    sizes = {name: f"{x / _GIB:.2f}" for name, x in self.parts.items()}
-    parts = (f"{name} {x}" for name, x in sizes.items() if float(x))
-    text = ", ".join(parts) or "next to nothing"
+    sizes = [(name, f"{x / _GIB:.2f}") for name, x in self.parts.items()]
+    parts = ", ".join(f"{name} {x}" for name, x in sizes if float(x))
+    text = parts or "next to nothing"
     text = f"{self.needed / _GIB:.2f} GiB ({text}; a tenth more)"
     return f"{text}; {self.caveat}" if self.caveat else text
 
@@ -162,9 +160,8 @@ def plan(
   if state:
     decoding["drafter's state"] = state / _share(("rows",), places[0])
   distributions = 4 * 4 * rows * num_nodes * target.vocab_size
-  decoding["logits"] = distributions / _share(
-    ("rows", None, "vocab"), places[0]
-  )
+  shards = _share(("rows", "vocab"), places[0])
+  decoding["logits"] = distributions / shards
   if not cpu:
     return Plan(weights | decoding, caveat)
 

@@ -20,7 +20,7 @@ def table(
 
   Args:
     reports: of steps.compile_step, each with its step's name, or an error.
-    estimates: of steps.estimates.
+    estimates: of benchmark.abstract.estimates.
     memory: bytes of a chip.
   """
   lines = []

@@ -2,11 +2,16 @@
 
 Numbers are the vendor's; where two sources disagree, the measured or the lower
 one. `source` names them. Peaks are for dense arithmetic. `get` overrides any.
+All-reduces are priced after the scaling book (jax-ml/scaling-book, tpus.md and
+gpus.md): a ring sends in both directions at once, a line in one; small messages
+are bound by hop latency.
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
+from specdec.roofline import hardware
 from specdec.roofline.hardware import Hardware
 from specdec.utils.spelling import choices
 
@@ -66,10 +71,6 @@ class Chip:
         + ", ".join(self.flops)
       )
     return self.flops[dtype]
-
-  def ridge(self, dtype: str = "bfloat16") -> float:
-    """Returns the FLOP/byte above which a product is compute-bound."""
-    return self.rate(dtype) / self.bandwidth
 
   def read_bandwidth(self, size: float) -> float:
     """Returns bytes/s of reading `size` bytes repeatedly."""
@@ -142,28 +143,26 @@ _CHIPS = (
 CHIPS = {chip.name: chip for chip in _CHIPS}
 
 
-def get(name: str, **changes) -> Chip:
-  """Returns a chip by name, with some numbers replaced (see `changed`).
+def get(
+  name: str, progress: Callable[[str], None] | None = None, /, **numbers
+) -> Chip:
+  """Returns a chip by name, or, for 'local', this machine as measured.
+
+  Args:
+    progress: as of hardware.local.
+    numbers: replace fields of Chip; a dtype's name sets its FLOP/s (int8=2e14).
 
   Raises:
-    ValueError: no chip has this name, or no chip has such a number.
+    ValueError: there is no such chip or field, or a value is out of range.
   """
-  if name not in CHIPS:
+  if name == "local":
+    chip = of_hardware(hardware.local(progress=progress))
+  elif name in CHIPS:
+    chip = CHIPS[name]
+  else:
     raise ValueError(
       f"no chip {name!r}; {choices(name, CHIPS)}; local is this machine"
     )
-  return changed(CHIPS[name], **changes)
-
-
-def changed(chip: Chip, **numbers) -> Chip:
-  """Returns the chip with some numbers replaced.
-
-  Args:
-    numbers: fields of Chip by name; a dtype's name sets its FLOP/s (int8=2e14).
-
-  Raises:
-    ValueError: Chip has no such field, or the value is out of range.
-  """
   fields = {f.name for f in dataclasses.fields(Chip)} - {"name", "source"}
   fields -= {"flops", "caches"}
   flops = dict(chip.flops)
@@ -182,22 +181,62 @@ def changed(chip: Chip, **numbers) -> Chip:
   return dataclasses.replace(chip, flops=flops, **numbers)
 
 
-def of_hardware(hardware: Hardware) -> Chip:
+def of_hardware(machine: Hardware) -> Chip:
   """Returns a measured machine as a chip; its link is a copy in memory."""
-  _, main_memory = hardware.bandwidth[-1]
+  _, main_memory = machine.bandwidth[-1]
   return Chip(
-    name=hardware.name,
-    memory=hardware.memory or float("inf"),
+    name=machine.name,
+    memory=machine.memory or float("inf"),
     bandwidth=main_memory,
-    flops=dict(hardware.flops),
-    link_bandwidth=hardware.copy_bandwidth,
+    flops=dict(machine.flops),
+    link_bandwidth=machine.copy_bandwidth,
     axes=0,
     wrap=1,
     hop_seconds=0.0,
     rows=1,
-    source=f"measured on {hardware.date}",
+    source=f"measured on {machine.date}",
     caches=tuple(
-      (size, hardware.read_bandwidth(size))
-      for size, _ in hardware.bandwidth[:-1]
+      (size, machine.read_bandwidth(size)) for size, _ in machine.bandwidth[:-1]
     ),
   )
+
+
+class Traffic(NamedTuple):
+  """A collective, per chip."""
+
+  size: float  # bytes sent
+  seconds: float
+
+
+def arranged(ways: int, axes: int) -> tuple[int, ...]:
+  """Returns axes above 1 of a near-cubic torus of `ways` chips: (4, 2) of 8."""
+  lengths = [1] * max(axes, 1)
+  rest, factor = ways, 2
+  factors = []
+  while rest > 1:
+    while rest % factor == 0:
+      factors.append(factor)
+      rest //= factor
+    factor += 1
+  for factor in reversed(factors):
+    lengths[lengths.index(min(lengths))] *= factor
+  return tuple(sorted((n for n in lengths if n > 1), reverse=True))
+
+
+def all_reduce(chip: Chip, ways: int, size: float) -> Traffic:
+  """Returns the cost of summing `size` bytes on each of `ways` chips.
+
+  A reduce-scatter, then an all-gather; each moves the whole array once.
+  """
+  if ways == 1:
+    return Traffic(0.0, 0.0)
+  sent = 2 * size * (ways - 1) / ways
+  if chip.axes == 0:
+    return Traffic(sent, 2 * chip.hop_seconds + sent / chip.link_bandwidth)
+  rate, hops = 0.0, 0.0
+  for length in arranged(ways, chip.axes):
+    ring = length % chip.wrap == 0
+    links = 2.0 if ring else length / (length - 1)
+    rate += links * chip.link_bandwidth
+    hops += length / 2 if ring else length - 1
+  return Traffic(sent, 2 * max(hops * chip.hop_seconds, size / rate))

@@ -9,9 +9,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from specdec.roofline import theory
-from specdec.roofline.pairs import TargetDraftPair
-from specdec.roofline.round_cost import Round
+from specdec.roofline import planning, theory
+from specdec.roofline.round_cost import TargetDraftPair
 from specdec.types import Stats
 
 
@@ -52,23 +51,20 @@ def observed(runs: Sequence[Sequence[Stats]]) -> Observed:
       for batches in runs
     )
 
-  counts = (column(name) for name in ("drafted", "accepted", "rounds"))
-  widths = sum(np.asarray(s.widths, float) for run in runs for s in run)
-  wide = 1.0 if len(widths) == 1 else float(1 - widths[0] / widths.sum())
-  rounds = float(widths.sum()) / len(runs)
-  return Observed(
-    _prefix_acceptance(*(np.sum(x, axis=0) for x in counts)), wide, rounds
+  drafted, accepted, rounds = (
+    np.sum(column(name), axis=0) for name in ("drafted", "accepted", "rounds")
   )
-
-
-def _prefix_acceptance(drafted, accepted, rounds) -> tuple[float, ...]:
-  """Returns the curve [k] from counts [k] and a number of rounds."""
   rates = accepted / np.maximum(drafted, 1)
   # Deep positions are also undrafted for lack of room near the end of a text,
   # so the first position decides how often a round had a draft.
   if len(drafted):
     rates = rates * (drafted[0] / np.maximum(rounds, 1))
-  return tuple(np.minimum.accumulate(np.clip(rates, 0, 1)).tolist())
+  widths = sum(np.asarray(s.widths, float) for run in runs for s in run)
+  return Observed(
+    tuple(np.minimum.accumulate(np.clip(rates, 0, 1)).tolist()),
+    1.0 if len(widths) == 1 else float(1 - widths[0] / widths.sum()),
+    float(widths.sum()) / len(runs),
+  )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,17 +89,6 @@ class Prediction:
   steady_speedup: float
 
 
-def mean_round(
-  pair: TargetDraftPair, batch: int, k: int, context: int, wide: float
-) -> float:
-  """Returns mean seconds of a round if a share `wide` has draft tokens.
-
-  The other rounds run one token a row, as the baseline does.
-  """
-  full = pair.round(batch, k, context).seconds
-  return wide * full + (1 - wide) * pair.baseline(batch, context).seconds
-
-
 def predict(
   pair: TargetDraftPair,
   observation: Observed,
@@ -113,48 +98,17 @@ def predict(
   tokens: int,
 ) -> Prediction:
   """Predicts `texts` texts of `tokens` new tokens each, in batches."""
-  k = len(observation.prefix_acceptance)
-  round_seconds = mean_round(pair, batch, k, context, observation.wide)
-  baseline_round = pair.baseline(batch, context).seconds
-  seconds = observation.rounds * round_seconds
-  baseline_seconds = -(-texts // batch) * tokens * baseline_round
-  expected = theory.expected_tokens(observation.prefix_acceptance)
+  rates, wide = observation.prefix_acceptance, observation.wide
+  points = planning.sweep_k(pair, batch, context, rates, len(rates), wide)
+  baseline, ours = points[0].seconds, points[-1]
+  seconds = observation.rounds * ours.seconds
+  baseline_seconds = -(-texts // batch) * tokens * baseline
   return Prediction(
-    round_seconds,
-    baseline_round,
-    seconds,
-    baseline_seconds,
-    baseline_seconds / seconds,
-    expected,
-    expected * baseline_round / round_seconds,
+    round_seconds=ours.seconds,
+    baseline_round_seconds=baseline,
+    seconds=seconds,
+    baseline_seconds=baseline_seconds,
+    speedup=baseline_seconds / seconds,
+    tokens=ours.tokens,
+    steady_speedup=ours.speedup,
   )
-
-
-def explain(cost_of_round: Round) -> list[list[str]]:
-  """Returns table rows: part, times, term, MB, GFLOP, MB sent, ms."""
-  lines = []
-  for name, times, cost in cost_of_round.parts:
-    lines.append(
-      _line(name, times, "", cost.bytes, cost.flops, cost.sent, cost.seconds)
-    )
-    for term in cost.terms:
-      if term.seconds or term.bytes:
-        lines.append(_line("", 0, term.name, *term[1:]))
-  overhead = cost_of_round.overhead
-  lines.append(_line("round overhead", 1, "", 0, 0, 0, overhead))
-  return lines
-
-
-def _line(part, times, term, size, flops, sent, seconds) -> list[str]:
-  def number(value, unit):
-    return f"{value / unit:.3g}" if value else ""
-
-  return [
-    part,
-    str(times) if times else "",
-    term,
-    number(size, 1e6),
-    number(flops, 1e9),
-    number(sent, 1e6),
-    f"{round(1e3 * seconds, 6):z.4g}",  # rounding noise of a fit prints as 0
-  ]

@@ -107,14 +107,9 @@ def of_config(
   ]
   if skip is not None:
     layers = _without(layers, skip, c.num_experts * c.width or expert)
-  return Shape(
-    name or f"{c.num_parameters / 1e6:.3g} M",
-    tuple(layers),
-    c.width,
-    c.vocab_size,
-    c.num_heads,
-    c.tied,
-  )
+  name = name or f"{c.num_parameters / 1e6:.3g} M"
+  sizes = c.width, c.vocab_size, c.num_heads, c.tied
+  return Shape(name, tuple(layers), *sizes)
 
 
 def _without(layers: list[Layer], skip: Skip, mlp: int) -> list[Layer]:
@@ -176,17 +171,15 @@ def _deepseek_v3():
   return Shape("deepseek-v3", layers, width, 129_280, heads, False)
 
 
-_OTHERS = {
-  shape.name: shape
-  for shape in (
-    _t5("t5-small", 8, 512, 1024, 6),
-    _t5("t5-base", 12, 768, 2048, 12),
-    _t5("t5-large", 24, 1024, 2816, 16),
-    _t5("t5-xl", 24, 2048, 5120, 32),
-    _t5("t5-xxl", 24, 4096, 10_240, 64),
-    _deepseek_v3(),
-  )
-}
+_SHAPES = (
+  _t5("t5-small", 8, 512, 1024, 6),
+  _t5("t5-base", 12, 768, 2048, 12),
+  _t5("t5-large", 24, 1024, 2816, 16),
+  _t5("t5-xl", 24, 2048, 5120, 32),
+  _t5("t5-xxl", 24, 4096, 10_240, 64),
+  _deepseek_v3(),
+)
+_OTHERS = {shape.name: shape for shape in _SHAPES}
 
 
 def names() -> list[str]:
@@ -231,11 +224,10 @@ def scaled(shape: Shape, share: float) -> Shape:
     )
     for layer in shape.layers[:depth]
   )
-  return Shape(
-    f"{share:.3g} of {shape.name}",
-    layers,
-    max(1, round(shape.width * by)),
-    shape.vocab_size,
-    shape.num_heads,
-    shape.tied,
+  return dataclasses.replace(
+    shape,
+    name=f"{share:.3g} of {shape.name}",
+    layers=layers,
+    width=max(1, round(shape.width * by)),
+    idle=0,
   )
