@@ -106,6 +106,21 @@ def test_drift_is_the_median_over_points_timed_twice():
   assert calibration.drift(model, then, [slow]) == pytest.approx(1.5)
 
 
+def test_turns_that_were_slow_are_slow_for_all():
+  rng = np.random.default_rng(0)
+  true = np.array([1.0, 2.0, 5.0, 3.0])
+  slow = np.repeat(np.exp(rng.normal(0, 0.3, 9)), len(true))
+  clock = iter(np.tile(true, 9) * slow)
+  timers = [
+    calibrate.Timer(PassTime(1, n, 1, 0.0), lambda: next(clock))
+    for n in range(4)
+  ]
+  first, second = calibrate.in_turns([timers[:3], timers[3:]], 9)
+  assert [time.tokens for time in first + second] == [0, 1, 2, 3]
+  seconds = np.array([time.seconds for time in first + second])
+  np.testing.assert_allclose(seconds / seconds[0], true)
+
+
 def test_a_calibration_needs_points_that_took_time():
   points, _ = calibrate.plan(4, 4, 256)
   times = timed(deployment(), points)

@@ -147,10 +147,11 @@ def test_every_drafter_is_lowered_from_shapes(drafter, shape, draft):
   target = abstract.target(setup)
   parts = setup, target, abstract.drafter(setup, target)
   lowered = abstract.steps(*parts)
-  report, text = steps.compile_step(lowered["draft"])
-  assert report["arguments"] > 0 and "HloModule" in text
-  for name in ("verify", "accept", "loop"):
+  for name in ("draft", "verify", "accept", "loop"):
     lowered[name]()
+  if drafter == "model(stdlib-1m)":
+    report, text = steps.compile_step(lowered["draft"])
+    assert report["arguments"] > 0 and "HloModule" in text
   estimates = abstract.estimates(*parts, chips.get("v5e"))
   assert set(estimates) == {"verify"} | ({"draft"} if draft else set())
   assert estimates["verify"]["bytes"] > 0

@@ -32,8 +32,8 @@ def target(setup: Setup, devices=None) -> Target:
   source = catalog.source_of(setup.target)
   config = catalog.config_of(source, setup.dtype)
   tokenizer = None
-  own = any(call.place is not None for call in setup.drafter_calls)
-  if own and not str(source).startswith(catalog.PRESET):
+  by_user = any(call.place is not None for call in setup.drafter_calls)
+  if by_user and not str(source).startswith(catalog.PRESET):
     with contextlib.suppress(FileNotFoundError):
       tokenizer = checkpoints.load_tokenizer(source)  # it may read it
   places = setup.places(config, devices)

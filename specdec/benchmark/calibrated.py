@@ -27,7 +27,6 @@ from specdec.roofline import chips, hardware, shapes
 from specdec.roofline.calibration import (
   Calibration,
   PassTime,
-  RoundTime,
   drift,
   fit_overhead,
   fit_passes,
@@ -311,30 +310,23 @@ def timed(
     return pilot(dataclasses.replace(drafting, batch=batch, k=k), target)
 
   groups.append(calibrate.rounds(make, rows, batches, ks, report))
-  seconds = calibrate.in_turns(groups, repeats, report)
-  now = [
-    PassTime(*point, float(t)) for point, t in zip(groups[0].points, seconds[0])
-  ]
-  _warn_impossible(target, now, report)
+  times = calibrate.in_turns(groups, repeats, report)
+  _warn_impossible(target, times[0], report)
   ours, slower = passes[0], 1.0
   if ours.name in base.fits:  # what is timed now is kept as if timed then
     fitted = base.place(ours.name, ours.deployment)
-    slower = drift(fitted, base.fits[ours.name].times, now)
-  for (name, (one, _)), count, group, taken in zip(
-    plans.items(), kept, groups, seconds
-  ):
-    if name not in fits:
-      times = [
-        PassTime(*p, float(t) / slower) for p, t in zip(group.points, taken)
-      ]
-      fits[name] = fit_passes(one.deployment, times[:count], times[count:])
+    slower = drift(fitted, base.fits[ours.name].times, times[0])
+  *timed_passes, rounds = (
+    [time._replace(seconds=time.seconds / slower) for time in group]
+    for group in times
+  )
+  for (one, _), count, group in zip(plans.values(), kept, timed_passes):
+    if one.name not in fits:
+      some, others = group[:count], group[count:]
+      fits[one.name] = fit_passes(one.deployment, some, others)
   pair = _pair(setup, target, Calibration(machine, fits))
-  timed_rounds = [
-    RoundTime(*p, float(t) / slower)
-    for p, t in zip(groups[-1].points, seconds[-1])
-  ]
-  fit = fit_overhead(pair, timed_rounds)
-  return Calibration(machine, fits, base.overhead | {setting_of(setup): fit})
+  overhead = {setting_of(setup): fit_overhead(pair, rounds)}
+  return Calibration(machine, fits, base.overhead | overhead)
 
 
 def _warn_impossible(

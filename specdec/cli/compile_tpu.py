@@ -11,8 +11,8 @@
 
 Prefill, draft, verify, accept and the whole decoding loop are lowered from
 shapes alone and compiled by TPU's own compiler. Of each it prints, per chip,
-what memory holds and whether it fits, FLOPs, bytes of main memory (beside the
-cost model's own count), collectives, and how long compiling took. Every step
+what memory holds and whether it fits, FLOPs, bytes of main memory (and the
+cost model's count), collectives, and how long compiling took. Every step
 is compiled in a process of its own, for at most --patience_seconds.
 """
 

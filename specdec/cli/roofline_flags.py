@@ -103,7 +103,7 @@ def define(flags: Flags) -> None:
 
 
 def check(options: Options) -> None:
-  """Raises ValueError where a flag has no effect beside others."""
+  """Raises ValueError where a flag has no effect with others."""
   if options.papers:
     others = sorted(options.given - {"papers"})
     refuse(options, others, "has no effect on the papers' tables")

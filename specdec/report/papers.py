@@ -148,7 +148,7 @@ def _table(header: str, lines) -> str:
 
 
 def tables() -> str:
-  """Returns every table, ours beside what is printed."""
+  """Returns every table, recomputed and printed numbers."""
   free = _table(
     "alpha; k; operations; printed; speed; printed",
     (

@@ -16,7 +16,7 @@ def table(
   estimates: Mapping[str, Mapping[str, float]],
   memory: float,
 ) -> str:
-  """Lists what each step needs and does, per chip, with estimates beside it.
+  """Lists what each step needs and does, per chip, and the estimates.
 
   Args:
     reports: of steps.compile_step, each with its step's name, or an error.

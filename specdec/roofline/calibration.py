@@ -242,7 +242,7 @@ def fit_overhead(
 
 @dataclasses.dataclass(frozen=True)
 class Calibration:
-  """A machine's rates and the fits made on it.
+  """A machine's rates and the fits to its times.
 
   Attributes:
     fits: by model.
