@@ -223,10 +223,7 @@ def test_rounds_of_several_kinds_are_not_calibrated(
     (["--k=auto", "--shape=chains(2)"], "is of chains"),
     (["--k=auto", "--calibration=/nowhere/x.json"], "there is no folder"),
     (["--k=2", "--most_k=3"], "is for --k=auto"),
-    (["--k=2", "--explain"], "is for --k=auto"),
-    (["--k=2", "--calibration=c.json"], "is for --k=auto"),
     (["--k=4-2"], "no list of integers"),
-    (["--k="], "no list of integers"),
   ],
 )
 def test_bad_input(target, arguments, sentence):

@@ -15,7 +15,7 @@ from specdec.roofline.cost import (
   Efficiency,
   pass_bound,
 )
-from specdec.roofline.round_cost import Overhead, TargetDraftPair
+from specdec.roofline.round_cost import TargetDraftPair
 from specdec.types import Skip
 
 V5E, H100 = chips.get("v5e"), chips.get("h100")
@@ -27,15 +27,13 @@ def term(cost, name):
 
 
 def test_chips_and_their_ridges():
-  ridges = {
-    name: chip.rate("bfloat16") / chip.bandwidth
-    for name, chip in chips.CHIPS.items()
-  }
-  assert ridges["v5e"] == pytest.approx(240.5, abs=0.1)
-  assert ridges["h100"] == pytest.approx(295.5, abs=0.1)
-  assert all(100 < ridge < 700 for ridge in ridges.values())
+  for name, ridge in {"v5e": 240.5, "h100": 295.5}.items():
+    chip = chips.get(name)
+    flops = chip.rate("bfloat16")
+    assert flops / chip.bandwidth == pytest.approx(ridge, abs=0.1)
   for chip in chips.CHIPS.values():
     assert chip.source
+    assert 100 < chip.rate("bfloat16") / chip.bandwidth < 700
     assert all(rate >= chip.rate("bfloat16") for rate in chip.flops.values())
   assert chips.get("v6e", bandwidth=1e12).bandwidth == 1e12
   assert chips.get("v4", int8=1e14).rate("int8") == 1e14
@@ -66,13 +64,9 @@ NAN = float("nan")
       lambda: Deployment(shapes.get("qwen2.5-7b"), V5E, ways=7),
       "neither divides the other",
     ),
-    *(
-      (
-        lambda x=x: Deployment(LLAMA, V5E, correlation=x),
-        r"must be in \[0, 1\]",
-      )
-      for x in (-0.01, 1.01, NAN)
-    ),
+    (lambda: Deployment(LLAMA, V5E, correlation=-0.01), "must be in"),
+    (lambda: Deployment(LLAMA, V5E, correlation=1.01), "must be in"),
+    (lambda: Deployment(LLAMA, V5E, correlation=NAN), "must be in"),
   ],
 )
 def test_numbers_that_cannot_be_are_refused(construct, sentence):
@@ -80,23 +74,14 @@ def test_numbers_that_cannot_be_are_refused(construct, sentence):
     construct()
 
 
-@pytest.mark.parametrize(
-  "name, billions",
-  [
-    ("llama3-70b", 70.6),
-    ("mixtral-8x7b", 46.7),
-    ("qwen3-30b-a3b", 30.5),
-    ("deepseek-v3", 671.0),
-    ("t5-small", 0.077),
-    ("t5-base", 0.248),
-    ("t5-large", 0.783),
-    ("t5-xl", 2.85),
-    ("t5-xxl", 11.1),
-  ],
-)
-def test_shapes_have_as_many_weights_as_published(name, billions):
-  weights = shapes.get(name).num_parameters / 1e9
-  assert weights == pytest.approx(billions, rel=0.005)
+def test_shapes_have_as_many_weights_as_published():
+  published = {
+    "llama3-70b": 70.6, "mixtral-8x7b": 46.7, "qwen3-30b-a3b": 30.5,
+    "deepseek-v3": 671.0, "t5-small": 0.077, "t5-base": 0.248,
+    "t5-large": 0.783, "t5-xl": 2.85, "t5-xxl": 11.1,
+  }  # fmt: skip
+  weights = {n: shapes.get(n).num_parameters / 1e9 for n in published}
+  assert weights == pytest.approx(published, rel=0.005)
 
 
 @pytest.mark.parametrize("name", presets.names())
@@ -221,7 +206,7 @@ def pair(
   return TargetDraftPair(Deployment(shape, chip, efficiency=efficiency), draft)
 
 
-@pytest.mark.parametrize("chip", ["v4", "v5p", "v6e", "h100"])
+@pytest.mark.parametrize("chip", ["v5p", "h100"])
 @pytest.mark.parametrize("efficiency", [IDEAL, TYPICAL])
 def test_invariants_over_a_grid(chip, efficiency):
   """roofline.md, 2.10."""
@@ -248,37 +233,7 @@ def test_invariants_over_a_grid(chip, efficiency):
   assert gains == sorted(gains)
 
 
-def test_a_round_is_its_parts_and_a_tree_moves_its_path():
-  candidate = dataclasses.replace(pair(), overhead=Overhead(((4, 1e-3, 1e-4),)))
-  target = candidate.target
-  draft = dataclasses.replace(target, shape=candidate.drafter.shape)
-  one, two = (draft.cost(4, n, 100).seconds for n in (1, 2))
-  of_round = candidate.round(4, 3, 100)
-  seconds = 2 * one + two + target.cost(4, 4, 100).seconds + 1e-3 + 3e-4
-  assert of_round.seconds == pytest.approx(seconds)
-  # A tree with one draft token a level is the chain, but its path is moved.
-  chain = candidate.round(4, (1, 1, 1), 100)
-  moved = sum(one.cache_bytes(4, 4) for one in (target, draft))
-  moved *= 2 / V5E.bandwidth
-  assert chain.seconds == pytest.approx(of_round.seconds + moved)
-  wide = candidate.round(4, (4, 4, 4), 100)
-  assert wide.parts[-2][0] == "target, 13 tokens"
-
-
-def test_an_early_exit_runs_every_layer_once_for_every_token():
-  whole = Deployment(LLAMA, V5E)
-  candidate = TargetDraftPair(whole, drafter_cost.early_exit(8))
-  flops = sum(n * c.flops for _, n, c in candidate.round(8, 3, 100).parts)
-  once = whole.cost(8, 4, 100).flops
-  heads = 3 * 2 * 8 * LLAMA.embedding  # a draft token needs logits as well
-  scores = sum(layer.score for layer in LLAMA.layers[:8])
-  # Drafted one by one, tokens do not see those of the same pass behind them.
-  alone = 2 * 8 * 8 * 4 * (4 - 1) / 8 * scores
-  assert flops == pytest.approx(once + heads - alone)
-  assert candidate.memory(1, 100).keys() == {"target weights", "target cache"}
-
-
-def test_a_layer_skip_reads_what_it_keeps_and_takes_no_memory():
+def test_a_layer_skip_reads_what_it_keeps():
   config = presets.get("llama3-8b")
   half = Skip(tuple(range(16)), tuple(range(8, 24)))
   cost = drafter_cost.layer_skip(config, half)
@@ -289,10 +244,6 @@ def test_a_layer_skip_reads_what_it_keeps_and_takes_no_memory():
   assert sum(layer.weights for layer in less.layers) == 16 * one
   assert {layer.weights for layer in less.layers} == {mlp, one - mlp, one}
   assert less.cached == LLAMA.cached / 2
-  candidate = TargetDraftPair(Deployment(LLAMA, V5E), cost)
-  assert candidate.memory(1, 100).keys() == {"target weights", "target cache"}
-  parts = [(name, times) for name, times, _ in candidate.round(8, 3, 100).parts]
-  assert parts == [("draft, 1 token", 3), ("target, 4 tokens", 1)]
   moe = dataclasses.replace(config, num_experts=4, experts_per_token=2)
   experts = [
     shapes.of_config(moe, skip=s).layers
@@ -366,32 +317,3 @@ def test_the_best_tree_beats_the_best_chain():
   baseline = candidate.round(1, 0, 2048).seconds
   assert tree.tokens * baseline / tree.seconds > chain.speedup
   assert planning.best_tree(candidate, 4096, 0, [0.3]).paths == []
-
-
-def test_a_sparse_mixture_gains_least_at_batch_one():
-  """With independent routing (roofline.md, 2.8): opposite to a dense model."""
-  shape = shapes.get("qwen3-30b-a3b")
-  target = Deployment(shape, H100, correlation=1.0)
-  draft = drafter_cost.model(shapes.get("qwen3-0.6b"))
-  one, many = (
-    planning.best_k(TargetDraftPair(target, draft), batch, 512, 0.8).speedup
-    for batch in (1, 32)
-  )
-  assert many > one
-  alike = TargetDraftPair(dataclasses.replace(target, correlation=0.57), draft)
-  assert planning.best_k(alike, 1, 512, 0.8).speedup > one
-
-
-def test_a_draft_replicated_or_shared():
-  """A small tensor-parallel draft is bound by the latency of collectives."""
-  target = Deployment(shapes.get("llama3-70b"), V5E, ways=8)
-  small = shapes.get("llama3-1b")
-  alone, shared = Deployment(small, V5E), Deployment(small, V5E, ways=8)
-  seconds = [
-    TargetDraftPair(target, drafter_cost.model(small), draft).round(1, 4, 1000)
-    for draft in (alone, shared)
-  ]
-  # Eight times the bytes outweigh the hops.
-  assert seconds[0].seconds > seconds[1].seconds
-  waits = shared.cost(1, 1, 1000)
-  assert term(waits, "collectives").seconds > 0.2 * waits.seconds

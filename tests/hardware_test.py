@@ -3,6 +3,7 @@
 Nothing here depends on how fast or how quiet the machine is.
 """
 
+import functools
 import json
 import math
 
@@ -21,6 +22,9 @@ MEASURED = hardware.Hardware(
   date="2026-01-31",
   jax_version="0.0.0",
 )
+
+
+measure_flops = functools.partial(hardware.measure_flops, seconds=0.0)
 
 
 @pytest.fixture
@@ -57,32 +61,24 @@ def test_read_bandwidth_is_an_upper_bound(working_set, rate):
   assert MEASURED.read_bandwidth(working_set) == rate
 
 
-def test_json_round_trip():
-  assert hardware.Hardware.from_json(MEASURED.to_json()) == MEASURED
-
-
-def damaged(**changes) -> str:
-  return json.dumps(json.loads(MEASURED.to_json()) | changes)
-
-
-DAMAGED = {
-  "cut": MEASURED.to_json()[:-20],
-  "list": "[]",
-  "other": "{}",
-  "unknown": damaged(colour="red"),
-  "no_sizes": damaged(bandwidth=[]),
-  "not_pairs": damaged(bandwidth=[1, 2]),
-  "descending": damaged(bandwidth=[[2, 1.0], [1, 1.0]]),
-  "zero": damaged(copy_bandwidth=0),
-  "nan": damaged(flops={"float32": math.nan}),
-  "text": damaged(copy_bandwidth="fast"),
-}
-
-
-@pytest.mark.parametrize("text", DAMAGED.values(), ids=DAMAGED)
-def test_damaged_text_is_refused(text):
-  with pytest.raises(ValueError):
-    hardware.Hardware.from_json(text)
+@pytest.mark.parametrize(
+  "changes",
+  [
+    {"colour": "red"},
+    {"bandwidth": []},
+    {"bandwidth": [1, 2]},
+    {"bandwidth": [[2, 1.0], [1, 1.0]]},
+    {"copy_bandwidth": 0},
+    {"copy_bandwidth": "fast"},
+    {"flops": {"float32": math.nan}},
+  ],
+)
+def test_damaged_text_is_refused(changes):
+  text = MEASURED.to_json()
+  assert hardware.Hardware.from_json(text) == MEASURED
+  for damaged in (json.dumps(json.loads(text) | changes), text[:-20], "[]"):
+    with pytest.raises(ValueError):
+      hardware.Hardware.from_json(damaged)
 
 
 def test_a_machine_is_measured_once(calls, tmp_path):
@@ -106,10 +102,9 @@ def test_a_damaged_file_is_measured_anew(calls, tmp_path, content):
   (file,) = tmp_path.iterdir()
   file.write_bytes(content)
   count = len(calls)
-  assert hardware.local(folder=tmp_path) == first
-  assert len(calls) == 2 * count
-  assert hardware.local(folder=tmp_path) == first
-  assert len(calls) == 2 * count
+  for _ in range(2):
+    assert hardware.local(folder=tmp_path) == first
+    assert len(calls) == 2 * count
 
 
 def test_a_folder_that_cannot_be_written_is_reported(calls, tmp_path):
@@ -137,19 +132,15 @@ def test_another_machine_has_another_fingerprint(monkeypatch):
   assert hardware.fingerprint() in marks
 
 
-def test_what_the_backend_cannot_is_left_out(calls, monkeypatch, tmp_path):
-  monkeypatch.setattr(
-    hardware, "measure_flops", lambda d: None if d == "int8" else 1e11
-  )
-  assert set(hardware.local(folder=tmp_path).flops) == {"float32", "bfloat16"}
+def test_unsupported_products_have_no_rate(calls, monkeypatch, tmp_path):
+  def int8_alone(matrix):
+    if matrix.dtype != "int8":
+      raise jax.errors.JaxRuntimeError("UNIMPLEMENTED")
+    return matrix
 
-
-def test_a_refused_product_has_no_rate(monkeypatch):
-  def refuse(matrix):
-    raise jax.errors.JaxRuntimeError("UNIMPLEMENTED")
-
-  monkeypatch.setattr(hardware, "_square", refuse)
-  assert hardware.measure_flops("int8") is None
+  monkeypatch.setattr(hardware, "measure_flops", measure_flops)
+  monkeypatch.setattr(hardware, "_square", int8_alone)
+  assert hardware.local(folder=tmp_path).flops.keys() == {"int8"}
 
 
 @pytest.mark.parametrize(
@@ -245,8 +236,3 @@ def test_every_pass_reads_the_whole_matrix():
   vector = jnp.ones((2048,))
   assert hardware._reads(matrix, vector, 1)[7] == pytest.approx(2)
   assert hardware._reads(matrix, vector, 5)[7] == pytest.approx(32)
-
-
-def test_the_machine_has_a_name():
-  assert hardware.cpu_model().strip()
-  assert hardware.cpu_cores() >= 1

@@ -13,19 +13,11 @@ from specdec.roofline.cost import Deployment, Efficiency
 from specdec.roofline.round_cost import Overhead, TargetDraftPair
 
 
-def refused(*arguments) -> str:
-  """Runs with these flags; the sentence of its error."""
-  with pytest.raises(SystemExit) as error:
-    programs.run("roofline", *arguments)
-  return str(error.value)
-
-
 def test_the_papers_tables(capsys):
   programs.run("roofline", "--papers")
   text = capsys.readouterr().out
   for row in papers.LEVIATHAN_1:
     assert f"| {row.alpha} | {row.k} | {row.operations:.2f} |" in text
-    assert f"| {row.speed:.2f} | {row.speed:.2f} |" in text
   assert "Measured over printed prediction: 0.68 to 1.29." in text
 
 
@@ -84,9 +76,8 @@ def test_a_calibrated_machine_and_its_early_exit(tmp_path, capsys, setting):
   for k in (0, 1):
     seconds = pair.round(1, k, 64).seconds
     assert f"{k + 1}.00 tokens in {1e3 * seconds:.3f} ms" in printed.out
-  assert "--ways is the calibrated machine's" in refused(
-    f"--calibration={path}", "--ways=1"
-  )
+  with pytest.raises(SystemExit, match="--ways is the calibrated machine's"):
+    programs.run("roofline", f"--calibration={path}", "--ways=1")
 
 
 def test_a_config_gives_flags_that_the_command_line_does_not(tmp_path, capsys):
@@ -117,35 +108,20 @@ def test_positions_that_cross_attention_reads(capsys):
 @pytest.mark.parametrize(
   "arguments, sentence",
   [
-    (["--target=gpt-5"], "no model 'gpt-5'"),
-    (["--target=0.5"], "target 0.5 is a share of itself; give"),
     (["--most=1000000"], "--most=1000000: 1000000 is not integer <= 64"),
     (["--ways=1"], "more than the 85.50 that can be used; target weights"),
-    (["--alpha=1.2"], "acceptance 1.2 is outside [0, 1]"),
-    (["--prefix_acceptance=0.5,0.6"], "ascends"),
     (["--rank_acceptance=nan"], "acceptance must be in [0, 1]"),
-    (["--draft_acceptance=1e9:0.5"], "two sizes"),
-    (["--numbers=width=3"], "no number 'width'"),
     (["--numbers=name=3"], "no number 'name'"),
     (["--numbers=bandwidth=fast"], "--numbers: could not convert"),
-    (
-      ["--drafter=model(smollm2-135m)", "--draft_ways=1"],
-      "vocabularies of 49152 and 128256",
-    ),
     (["--batches=0"], "--batches=0; it must be >= 1"),
     # Flags that would have no effect.
     (["--papers", "--most=3"], "--most has no effect on the papers'"),
     (["--alpha=0.5", "--prefix_acceptance=0.5"], "--alpha and --prefix_acc"),
     (["--correlation=0.5"], "--correlation is of experts"),
-    (["--source=9"], "llama3-70b has no cross-attention"),
     (["--drafter=lookup", "--drafts=0.1"], "--drafts compares draft models"),
-    (["--drafter=lookup", "--draft_ways=1"], "draft_ways is for a draft model"),
-    (["--drafter=lookup(k=3)"], "every k up to most = 8 is priced"),
+    (["--chips=h100", "--output="], "--chips compares in pictures"),
   ],
 )
 def test_bad_input_is_one_sentence(tmp_path, arguments, sentence):
-  assert sentence in refused(*arguments, f"--output={tmp_path}")
-
-
-def test_chips_to_compare_with_need_a_picture():
-  assert "--chips compares in pictures" in refused("--chips=h100")
+  with pytest.raises(SystemExit, match=re.escape(sentence)):
+    programs.run("roofline", f"--output={tmp_path}", *arguments)

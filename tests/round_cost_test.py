@@ -34,11 +34,12 @@ def named(cost):
   return {name: (times, part) for name, times, part in cost.parts}
 
 
-@pytest.mark.parametrize("draft", [0, ()])
-def test_no_draft_tokens_are_the_baseline(draft):
-  for drafter in (HEAD, NO_COST, UNKNOWN_COST):
+def test_no_draft_is_the_baseline_and_lookup_costs_its_verification():
+  for drafter, draft in ((HEAD, 0), (NO_COST, ()), (UNKNOWN_COST, ())):
     cost = round_cost(LARGE, drafter, draft, 4, 100)
     assert cost.parts == (("target, 1 token", 1, LARGE.cost(4, 1, 100)),)
+  lookup = round_cost(LARGE, NO_COST, 4, 2, 500)
+  assert lookup.parts == (("target, 5 tokens", 1, LARGE.cost(2, 5, 500)),)
 
 
 def test_a_draft_model_costs_the_same_by_config_shape_and_deployment():
@@ -47,12 +48,20 @@ def test_a_draft_model_costs_the_same_by_config_shape_and_deployment():
   by_config, by_shape = drafter_cost.model(config), drafter_cost.model(shape)
   assert by_config == dataclasses.replace(by_shape, shape=by_config.shape)
   assert by_config.shape.layers == shape.layers
-  deployed = TargetDraftPair(
-    LARGE, by_shape, dataclasses.replace(LARGE, shape=shape)
-  )
-  for draft in (4, (3, 4)):
-    cost = round_cost(LARGE, by_config, draft, 2, 500)
-    assert cost.parts == deployed.round(2, draft, 500).parts
+  draft = dataclasses.replace(LARGE, shape=shape)
+  deployed = TargetDraftPair(LARGE, by_shape, draft)
+  chain = round_cost(LARGE, by_config, 4, 2, 500)
+  assert named(chain) == {
+    "draft, 1 token": (3, draft.cost(2, 1, 500)),
+    "draft, 2 tokens": (1, draft.cost(2, 2, 500)),
+    "target, 5 tokens": (1, LARGE.cost(2, 5, 500)),
+  }
+  tree = round_cost(LARGE, by_config, (3, 4), 2, 500)
+  times, commit = named(tree)["commit"]  # the accepted path's KV is moved
+  assert tree.parts[-2][0] == "target, 8 tokens" and times == 1
+  assert commit.bytes == 2 * sum(x.cache_bytes(2, 3) for x in (LARGE, draft))
+  for levels, cost in ((4, chain), ((3, 4), tree)):
+    assert cost.parts == deployed.round(2, levels, 500).parts
   assert by_config.position_bytes == config.cache_bytes_per_token
   memory = TargetDraftPair(LARGE, by_config).memory(3, 700)
   assert memory == deployed.memory(3, 700)
@@ -64,7 +73,8 @@ def test_a_draft_model_costs_the_same_by_config_shape_and_deployment():
 
 
 def test_an_exit_and_skipped_layers_run_parts_of_the_target():
-  parts = named(round_cost(LARGE, drafter_cost.early_exit(8), 4, 2, 500))
+  early_exit = drafter_cost.early_exit(8)
+  parts = named(round_cost(LARGE, early_exit, 4, 2, 500))
   first = dataclasses.replace(LARGE, stop=8)
   behind = dataclasses.replace(LARGE, start=8)
   leaf = dataclasses.replace(first, head=False)
@@ -76,13 +86,11 @@ def test_an_exit_and_skipped_layers_run_parts_of_the_target():
   less = dataclasses.replace(LARGE, shape=shapes.of_config(config, skip=skip))
   parts = named(round_cost(LARGE, drafter, 4, 2, 500))
   assert parts["draft, 1 token"] == (4, less.cost(2, 1, 500))
+  for cost in (early_exit, drafter):
+    memory = TargetDraftPair(LARGE, cost).memory(1, 100)
+    assert memory.keys() == {"target weights", "target cache"}
   with pytest.raises(ValueError, match="exit_layer = 0"):
     drafter_cost.early_exit(0)
-
-
-def test_lookup_costs_its_verification():
-  cost = round_cost(LARGE, NO_COST, 4, 2, 500)
-  assert cost.parts == (("target, 5 tokens", 1, LARGE.cost(2, 5, 500)),)
 
 
 def test_stated_bytes_and_flops_by_hand():
@@ -94,10 +102,15 @@ def test_stated_bytes_and_flops_by_hand():
   assert step.bytes == moved
   assert step.flops == 2 * 2e8
   assert step.seconds == pytest.approx(moved / CHIP.bandwidth)
-  assert cost.seconds == pytest.approx(
-    4 * step.seconds + deployment.cost(2, 5, 500).seconds
-  )
-  # A tree runs its frontiers; the accepted path's KV is moved.
+  draft, target = cost.only("draft"), cost.only("target")
+  assert cost.only("update", "commit").parts == ()
+  for name in ("bytes", "flops", "sent", "seconds"):
+    by_hand = 4 * getattr(step, name)
+    assert getattr(draft, name) == pytest.approx(by_hand)
+    assert getattr(target, name) == getattr(deployment.cost(2, 5, 500), name)
+    whole = getattr(draft, name) + getattr(target, name)
+    assert getattr(cost, name) == pytest.approx(whole)
+  # A tree runs its frontiers.
   tree = named(round_cost(deployment, HEAD, (3, 4), 2, 500))
   assert [tree[f"draft, {n}"][0] for n in ("1 token", "3 tokens")] == [1, 1]
   assert tree["commit"][1].bytes == 2 * deployment.cache_bytes(2, 3)
@@ -129,15 +142,6 @@ def test_stated_numbers_of_a_decoder_cost_what_its_shape_does():
     assert times == count
     for name in ("bytes", "flops", "seconds"):
       assert getattr(one, name) == pytest.approx(getattr(other, name))
-
-
-def test_a_round_is_the_sum_of_its_parts():
-  cost = round_cost(LARGE, HEAD, 4, 2, 500)
-  draft, target = cost.only("draft"), cost.only("target")
-  assert cost.only("update", "commit").parts == ()
-  for name in ("bytes", "flops", "sent", "seconds"):
-    whole = getattr(draft, name) + getattr(target, name)
-    assert getattr(cost, name) == pytest.approx(whole)
 
 
 def test_every_k_is_predicted_and_the_fastest_is_best():
@@ -234,6 +238,9 @@ def test_a_head_is_priced_in_plans_with_its_memory_and_overhead():
   extra = pair.memory(2, 100)
   assert extra["draft weights"] == 3e8
   assert extra["draft cache"] == 2 * 100 * 4096
-  assert pair.round(1, 2, 0).overhead == 1e-3
+  with_overhead = pair.round(1, 2, 0)
+  assert with_overhead.overhead == 1e-3
+  seconds = round_cost(LARGE, HEAD, 2, 1, 0).seconds
+  assert with_overhead.seconds == pytest.approx(seconds + 1e-3)
   assert 1 < pair.speedup(1, 1000, [0.8, 0.6]) < free
   assert deployment_of(LARGE, HEAD) is None

@@ -101,21 +101,24 @@ THRESHOLD = "layer_skip(attention=[1], threshold=0.5)"
     ("stdlib-11m", "lookup | lookup | lookup", "at most two drafters"),
     ("stdlib-11m", "model(stdlib-1m, k=3)", "leave k out"),
     ("stdlib-11m", "model(stdlib-1m, size=3)", r"it is model\(name"),
-    (
-      "stdlib-11m",
-      THRESHOLD,
-      r"give layer_skip\(attention=\[1\], mlp=\[\]\)",
-    ),
-    ("stdlib-11m", f"lookup(k=2) | {THRESHOLD}", "ends drafts at a threshold"),
+    ("stdlib-11m", f"lookup(k=2) | {THRESHOLD}", r"\(attention=\[1\], mlp=\["),
     ("stdlib-11m", "nonsense", "did you mean none"),
     ("t5-xxl", "layer_skip(attention=[1])", "t5-xxl is a shape: take model"),
     ("t5-xxl", "lookup(k=2) | head(eagle)", "t5-xxl is a shape: take model"),
     ("t5-xxl", "early_exit(24)", "24 layers"),
+    ("gpt-5", "lookup", "no model 'gpt-5'"),
+    ("0.5", "lookup", "target 0.5 is a share of itself; give"),
   ],
 )
 def test_what_cannot_be_priced_is_refused(target, drafter, sentence):
   with pytest.raises(ValueError, match=sentence):
     Scenario.of(target, drafter, CHIP).pair  # noqa: B018
+
+
+def test_settings_without_effect_are_refused():
+  for name, value in (("source", 9), ("draft_ways", 1)):
+    with pytest.raises(ValueError, match=name):
+      Scenario.of("llama3-70b", "lookup", CHIP, **{name: value})
 
 
 def test_a_shape_without_a_config_has_early_exits():

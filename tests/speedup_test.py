@@ -8,6 +8,8 @@ import pytest
 from specdec.report import papers
 from specdec.roofline import theory
 
+NAN = float("nan")
+
 
 @pytest.mark.parametrize("row", papers.LEVIATHAN_1)
 def test_leviathans_first_table_exactly(row):
@@ -68,32 +70,28 @@ def test_a_mixture_beats_the_rate_at_its_mean():
   assert at_mean == pytest.approx(3.36, abs=0.005)
 
 
-@pytest.mark.parametrize("value", [-0.1, 1.1, float("nan")])
-def test_an_acceptance_is_a_share(value):
-  curves = ([value], [0.9, value])
-  for refused in (
-    lambda: theory.iid_prefix_acceptance(value, 2),
-    *(lambda c=c: theory.check_prefix_acceptance(c) for c in curves),
-    *(lambda c=c: theory.speedup(c, 0.1) for c in curves),
-    *(lambda c=c: theory.operations(c, 0.1) for c in curves),
-  ):
-    with pytest.raises(ValueError, match=r"outside \[0, 1\]"):
-      refused()
-
-
-def test_a_curve_descends_and_has_a_length():
+@pytest.mark.parametrize(
+  "curve, cost, sentence",
+  [
+    ([-0.1], 0.1, r"outside \[0, 1\]"),
+    ([0.9, 1.1], 0.1, r"outside \[0, 1\]"),
+    ([0.9, NAN], 0.1, r"outside \[0, 1\]"),
+    ([0.5, 0.6], 0.1, "ascends"),
+    ([0.5, 0.4], -0.5, "cost = -0.5; it must be"),
+    ([0.5, 0.4], NAN, "cost = nan; it must be"),
+    ([0.5, 0.4], float("inf"), "cost = inf; it must be"),
+  ],
+)
+def test_curves_and_costs_that_cannot_be_are_refused(curve, cost, sentence):
   for function in (theory.speedup, theory.operations):
-    with pytest.raises(ValueError, match="ascends"):
-      function([0.5, 0.6], 0.1)
-  with pytest.raises(ValueError, match="must be >= 0"):
-    theory.iid_prefix_acceptance(0.5, -1)
+    with pytest.raises(ValueError, match=sentence):
+      function(curve, cost)
 
 
-@pytest.mark.parametrize("cost", [-0.5, float("nan"), float("inf")])
-def test_a_draft_step_costs_a_finite_share(cost):
-  for function in (theory.speedup, theory.operations):
-    with pytest.raises(ValueError, match=f"cost = {cost:g}; it must be"):
-      function([0.5, 0.4, 0.3], cost)
+@pytest.mark.parametrize("alpha, k", [(-0.1, 2), (1.1, 2), (NAN, 2), (0.5, -1)])
+def test_an_acceptance_rate_is_a_share(alpha, k):
+  with pytest.raises(ValueError, match=r"outside \[0, 1\]|must be >= 0"):
+    theory.iid_prefix_acceptance(alpha, k)
 
 
 def test_rounds_until_a_text_is_finished_by_enumeration():
@@ -125,7 +123,7 @@ def test_a_power_law_goes_through_its_points():
     ([1e8, 1e8], [0.5, 0.6], "two sizes"),
     ([1e8, 2e8], [0.5, 1.0], r"outside \(0, 1\)"),
     ([1e8, 0.0], [0.5, 0.6], "parameters; it must be finite"),
-    ([1e8, float("nan")], [0.5, 0.6], "parameters; it must be finite"),
+    ([1e8, NAN], [0.5, 0.6], "parameters; it must be finite"),
   ):
     with pytest.raises(ValueError, match=sentence):
       theory.fit_power_law(sizes, rates)
