@@ -7,6 +7,8 @@ holds the printed numbers; `ours` recomputes them.
 
 from typing import NamedTuple
 
+import numpy as np
+
 from specdec.roofline import chips, theory
 from specdec.roofline.cost import Deployment
 from specdec.roofline.shapes import Layer, Shape
@@ -26,14 +28,13 @@ class Free(NamedTuple):
     return theory.operations(curve, 0.0), theory.speedup(curve, 0.0)
 
 
-LEVIATHAN_1 = (
-  Free(0.6, 2, 1.53, 1.96),
-  Free(0.7, 3, 1.58, 2.53),
-  Free(0.8, 2, 1.23, 2.44),
-  Free(0.8, 5, 1.63, 3.69),
-  Free(0.9, 2, 1.11, 2.71),
-  Free(0.9, 10, 1.60, 6.86),
-)
+LEVIATHAN_1 = tuple(
+  Free(*row)
+  for row in (
+    (0.6, 2, 1.53, 1.96), (0.7, 3, 1.58, 2.53), (0.8, 2, 1.23, 2.44),
+    (0.8, 5, 1.63, 3.69), (0.9, 2, 1.11, 2.71), (0.9, 10, 1.60, 6.86),
+  )
+)  # fmt: skip
 
 
 class Decoded(NamedTuple):
@@ -49,12 +50,7 @@ class Decoded(NamedTuple):
   measured: float
 
   def ours(self, rounding: float = 0.0) -> float:
-    """Returns the speedup by theorem 3.8.
-
-    Args:
-      rounding: added to alpha and taken from the cost, which are printed with
-        two digits.
-    """
+    """Returns the speedup by theorem 3.8, alpha and cost off by `rounding`."""
     curve = theory.iid_prefix_acceptance(self.alpha + rounding, self.k)
     return theory.speedup(curve, self.cost - rounding)
 
@@ -95,13 +91,8 @@ class Sampled(NamedTuple):
 
   def alpha(self) -> float:
     """Returns the i.i.d. acceptance rate that gives as many tokens."""
-    low, high = 0.0, 1.0
-    for _ in range(60):
-      middle = (low + high) / 2
-      curve = theory.iid_prefix_acceptance(middle, self.k)
-      short = theory.expected_tokens(curve) < self.tokens()
-      low, high = (middle, high) if short else (low, middle)
-    return high
+    roots = np.roots([*[1.0] * self.k, 1 - self.tokens()])
+    return float(max(root.real for root in roots if not root.imag))
 
   def ours(self) -> float:
     """Returns the speedup by theorem 3.8 at that rate, rounded to 3 digits."""
@@ -125,12 +116,8 @@ class Step(NamedTuple):
 
   def ours(self, collectives: bool = False) -> float:
     """Returns milliseconds; the book omits collectives."""
-    layer = Layer(
-      weights=13 * 10**9 // 40,
-      kv=round(6.7e9 / 8192 / 2 / 40),
-      kv_heads=40,
-      score=2 * 40 * 128,
-    )
+    kv = round(6.7e9 / 8192 / 2 / 40)
+    layer = Layer(13 * 10**9 // 40, kv, kv_heads=40, score=2 * 40 * 128)
     shape = Shape("13 B", (layer,) * 40, 5120, 1, 40, True)
     chip = chips.get("v5e", bandwidth=8.2e11)
     cost = Deployment(shape, chip, ways=8).cost(self.batch, 1, 8192)
@@ -141,63 +128,58 @@ class Step(NamedTuple):
 SCALING_BOOK = (Step(1, 4.98, 200), Step(8, 12.13, 659))
 
 
-def _table(header: str, lines) -> str:
+def _table(title: str, header: str, rows) -> str:
   names = header.split("; ")
-  rows = [names, ["---"] * len(names), *lines]
-  return "\n".join("| " + " | ".join(map(str, row)) + " |" for row in rows)
+  lines = [names, ["---"] * len(names), *rows]
+  table = ("| " + " | ".join(map(str, line)) + " |" for line in lines)
+  return title + "\n\n" + "\n".join(table)
 
 
 def tables() -> str:
   """Returns every table, recomputed and printed numbers."""
-  free = _table(
-    "alpha; k; operations; printed; speed; printed",
-    (
-      (x.alpha, x.k, f"{operations:.2f}", x.operations, f"{speed:.2f}", x.speed)
-      for x in LEVIATHAN_1
-      for operations, speed in [x.ours()]
-    ),
-  )
+  free, decoded, sampled, steps = [], [], [], []
+  for x in LEVIATHAN_1:
+    operations, speed = (f"{number:.2f}" for number in x.ours())
+    free.append((x.alpha, x.k, operations, x.operations, speed, x.speed))
   ratios = [x.measured / x.predicted for x in LEVIATHAN_2]
-  decoded = _table(
-    "task; draft; T; k; alpha; c; predicted here; alpha and c unrounded; "
-    "printed; measured; measured / printed",
-    (
-      (*x[:6], f"{x.ours():.2f}", "{:.2f} to {:.2f}".format(*x.span()))
-      + (x.predicted, x.measured, f"{ratio:.2f}")
-      for x, ratio in zip(LEVIATHAN_2, ratios)
-    ),
-  )
-  sampled = _table(
-    "benchmark; ms a token; tokens a round; alpha implied; speedup here; "
-    "printed",
-    (
-      (x.benchmark, x.milliseconds, f"{x.tokens():.2f}", f"{x.alpha():.3f}")
-      + (f"{x.ours():.2f}", x.speedup)
-      for x in CHEN
-    ),
-  )
-  steps = _table(
-    "batch; ms a step; printed; tokens/s; printed; ms with collectives",
-    (
-      (x.batch, f"{x.ours():.2f}", x.milliseconds)
-      + (f"{1e3 * x.batch / x.ours():.0f}", x.tokens_per_second)
-      + (f"{x.ours(collectives=True):.2f}",)
-      for x in SCALING_BOOK
-    ),
-  )
+  for x, ratio in zip(LEVIATHAN_2, ratios):
+    ours = f"{x.ours():.2f}", "{:.2f} to {:.2f}".format(*x.span())
+    decoded.append((*x[:6], *ours, x.predicted, x.measured, f"{ratio:.2f}"))
+  for x in CHEN:
+    ours = f"{x.tokens():.2f}", f"{x.alpha():.3f}", f"{x.ours():.2f}"
+    sampled.append((x.benchmark, x.milliseconds, *ours, x.speedup))
+  for x in SCALING_BOOK:
+    ours, whole = x.ours(), x.ours(collectives=True)
+    rate = f"{1e3 * x.batch / ours:.0f}", x.tokens_per_second
+    step = f"{ours:.2f}", x.milliseconds
+    steps.append((x.batch, *step, *rate, f"{whole:.2f}"))
   return "\n\n".join(
     [
-      "Leviathan et al. (arXiv:2211.17192), table 1: a draft that costs "
-      "nothing",
-      free,
-      "Table 2: T5-XXL on one TPU v4, batch 1",
-      decoded,
+      _table(
+        "Leviathan et al. (arXiv:2211.17192), table 1: a draft that costs "
+        "nothing",
+        "alpha; k; operations; printed; speed; printed",
+        free,
+      ),
+      _table(
+        "Table 2: T5-XXL on one TPU v4, batch 1",
+        "task; draft; T; k; alpha; c; predicted here; alpha and c unrounded; "
+        "printed; measured; measured / printed",
+        decoded,
+      ),
       f"Measured over printed prediction: {min(ratios):.2f} to "
       f"{max(ratios):.2f}.",
-      "Chen et al. (arXiv:2302.01318): Chinchilla 70B and its 4B draft, K = 4, "
-      "14.1 and 1.8 ms a token",
-      sampled,
-      "The scaling book: 13 B weights in bfloat16 on 8 TPU v5e, 8192 tokens",
-      steps,
+      _table(
+        "Chen et al. (arXiv:2302.01318): Chinchilla 70B and its 4B draft, K = "
+        "4, 14.1 and 1.8 ms a token",
+        "benchmark; ms a token; tokens a round; alpha implied; speedup here; "
+        "printed",
+        sampled,
+      ),
+      _table(
+        "The scaling book: 13 B weights in bfloat16 on 8 TPU v5e, 8192 tokens",
+        "batch; ms a step; printed; tokens/s; printed; ms with collectives",
+        steps,
+      ),
     ]
   )

@@ -82,60 +82,45 @@ _GIB = 2**30
 _HOP = 1e-6  # scaling-book, tpus.md: about 1 us; a switch counts as one hop
 
 
-def _tpu(name, memory, bandwidth, bf16, link, axes, source, **flops):
+def _chip(name, memory, bandwidth, bfloat16, link, axes, source, **flops):
   # 2D pods wrap around only over a full axis of 16, 3D ones per cube of 4.
-  wrap = 4 if axes == 3 else 16
-  rates = {"bfloat16": bf16, **flops}
+  wrap = {0: 1, 2: 16, 3: 4}[axes]
+  rates = {"bfloat16": bfloat16, **flops}
   return Chip(name, memory, bandwidth, rates, link, axes, wrap, _HOP, 8, source)
 
 
-def _gpu(name, memory, bandwidth, bf16, link, source, **flops):
-  rates = {"bfloat16": bf16, **flops}
-  return Chip(name, memory, bandwidth, rates, link, 0, 1, _HOP, 8, source)
-
-
+_GOOGLE = "cloud.google.com; link: scaling-book"
+_NVIDIA = "NVIDIA by scaling-book gpus.md"
 _CHIPS = (
-  _tpu(
-    "v3", 32 * _GIB, 9.0e11, 1.23e14, 1e11, 2,
-    "cloud.google.com; link: scaling-book",
-  ),
-  _tpu(
-    "v4", 32 * _GIB, 1.2e12, 2.75e14, 4.5e10, 3,
-    "cloud.google.com; link: scaling-book", int8=2.75e14,
-  ),
-  _tpu(
-    "v5e", 16 * _GIB, 8.19e11, 1.97e14, 4.5e10, 2,
-    "cloud.google.com; link: scaling-book", int8=3.94e14,
-  ),
-  _tpu(
+  _chip("v3", 32 * _GIB, 9.0e11, 1.23e14, 1e11, 2, _GOOGLE),
+  _chip("v4", 32 * _GIB, 1.2e12, 2.75e14, 4.5e10, 3, _GOOGLE, int8=2.75e14),
+  _chip("v5e", 16 * _GIB, 8.19e11, 1.97e14, 4.5e10, 2, _GOOGLE, int8=3.94e14),
+  _chip(
     "v5p", 95 * _GIB, 2.765e12, 4.59e14, 9e10, 3,
     "cloud.google.com (jax 0.10.2 says 2.46e12 B/s); link: scaling-book",
     int8=9.18e14, fp8=4.59e14,
   ),
-  _tpu(
+  _chip(
     "v6e", 32 * _GIB, 1.638e12, 9.18e14, 9e10, 2,
     "cloud.google.com; fp8: jax 0.10.2; link: scaling-book",
     int8=1.836e15, fp8=9.18e14,
   ),
-  _tpu(
+  _chip(
     "v7", 192 * _GIB, 7.38e12, 2.307e15, 9e10, 3,
-    "cloud.google.com; link: 0.9 of its 1e11, as of v5e to v6e",
-    fp8=4.614e15,
+    "cloud.google.com; link: 0.9 of its 1e11, as of v5e to v6e", fp8=4.614e15,
   ),
-  _gpu(
-    "a100", 80e9, 2.039e12, 3.12e14, 3e11,
+  _chip(
+    "a100", 80e9, 2.039e12, 3.12e14, 3e11, 0,
     "NVIDIA by scaling-book gpus.md; bandwidth: LLM-Viewer", int8=6.24e14,
   ),
-  _gpu(
-    "h100", 80e9, 3.35e12, 9.9e14, 4.5e11,
-    "NVIDIA by scaling-book gpus.md", int8=1.98e15, fp8=1.98e15,
+  _chip(
+    "h100", 80e9, 3.35e12, 9.9e14, 4.5e11, 0, _NVIDIA, int8=1.98e15, fp8=1.98e15
   ),
-  _gpu(
-    "h200", 141e9, 4.8e12, 9.9e14, 4.5e11,
-    "NVIDIA by scaling-book gpus.md", int8=1.98e15, fp8=1.98e15,
+  _chip(
+    "h200", 141e9, 4.8e12, 9.9e14, 4.5e11, 0, _NVIDIA, int8=1.98e15, fp8=1.98e15
   ),
-  _gpu(
-    "b200", 180e9, 8e12, 2.25e15, 9e11,
+  _chip(
+    "b200", 180e9, 8e12, 2.25e15, 9e11, 0,
     "NVIDIA by scaling-book gpus.md; memory: what is usable",
     int8=4.5e15, fp8=4.5e15,
   ),
@@ -163,27 +148,27 @@ def get(
     raise ValueError(
       f"no chip {name!r}; {choices(name, CHIPS)}; local is this machine"
     )
-  fields = {f.name for f in dataclasses.fields(Chip)} - {"name", "source"}
-  fields -= {"flops", "caches"}
-  flops = dict(chip.flops)
-  for name in list(numbers):
-    if name in TYPES:
-      flops[name] = numbers.pop(name)
-    elif name not in fields:
+  fields = {f.name for f in dataclasses.fields(Chip)}
+  fields -= {"name", "source", "flops", "caches"}
+  flops = {key: numbers.pop(key) for key in TYPES if key in numbers}
+  for key, value in numbers.items():
+    if key not in fields:
       raise ValueError(
-        f"a chip has no number {name!r}; it has: "
+        f"a chip has no number {key!r}; it has: "
         f"{', '.join(sorted(fields))}; rates: {', '.join(TYPES)}"
       )
-    elif name in ("axes", "wrap", "rows"):
-      if numbers[name] != int(numbers[name]):
-        raise ValueError(f"{name} = {numbers[name]}; it must be whole")
-      numbers[name] = int(numbers[name])
+    if key in ("axes", "wrap", "rows"):
+      if value != int(value):
+        raise ValueError(f"{key} = {value}; it must be whole")
+      numbers[key] = int(value)
+  flops = {**chip.flops, **flops}
   return dataclasses.replace(chip, flops=flops, **numbers)
 
 
 def of_hardware(machine: Hardware) -> Chip:
   """Returns a measured machine as a chip; its link is a copy in memory."""
   _, main_memory = machine.bandwidth[-1]
+  sizes = [size for size, _ in machine.bandwidth[:-1]]
   return Chip(
     name=machine.name,
     memory=machine.memory or float("inf"),
@@ -195,9 +180,7 @@ def of_hardware(machine: Hardware) -> Chip:
     hop_seconds=0.0,
     rows=1,
     source=f"measured on {machine.date}",
-    caches=tuple(
-      (size, machine.read_bandwidth(size)) for size, _ in machine.bandwidth[:-1]
-    ),
+    caches=tuple((size, machine.read_bandwidth(size)) for size in sizes),
   )
 
 
