@@ -9,10 +9,7 @@ import jax
 import pytest
 
 import programs
-from specdec.benchmark import abstract
-from specdec.benchmark.setup import Setup
 from specdec.compiled import lowering, steps
-from specdec.roofline import chips
 
 EXAMPLES = pathlib.Path(__file__).parents[1] / "examples"
 SMALL = (
@@ -123,36 +120,3 @@ def test_a_process_reports_its_step_its_error_or_its_delay(
   ]
   errors = [{"error": "out of memory"}, {"error": "not in 1 s"}]
   assert reports == [{"flops": 1}, *errors]
-
-
-@pytest.mark.parametrize(
-  "drafter, shape, draft",
-  [
-    ("model(stdlib-1m)", "chain", True),
-    ("early_exit(2)", "chains(2)", True),
-    ("layer_skip(shipped)", "chain", True),
-    ("exit(recycle)", "chain", True),
-    ("medusa(medusa)", "dynamic(6, top=2)", False),
-    ("lookup(k=4) | eagle(eagle)", "chain", True),
-    (f"{EXAMPLES / 'bigram.py'}:bigram", "chain", True),
-    ("lookup", "chain", False),
-    ("none", "chain", False),
-  ],
-)
-def test_every_drafter_is_lowered_from_shapes(drafter, shape, draft):
-  setup = Setup(
-    drafter=drafter, shape=shape, k=2, mesh="model:1", random_weights=True,
-    prompt_size=16, max_new_tokens=16, batch=2,
-  )  # fmt: skip
-  target = abstract.target(setup)
-  parts = setup, target, abstract.drafter(setup, target)
-  lowered = abstract.steps(*parts)
-  for name in ("draft", "verify", "accept", "loop"):
-    lowered[name]()
-  if drafter == "model(stdlib-1m)":
-    report, text = steps.compile_step(lowered["draft"])
-    assert report["arguments"] > 0 and "HloModule" in text
-  estimates = abstract.estimates(*parts, chips.get("v5e"))
-  assert set(estimates) == {"verify"} | ({"draft"} if draft else set())
-  assert estimates["verify"]["bytes"] > 0
-  assert abstract.plan(*parts).parts["target"] > 0
