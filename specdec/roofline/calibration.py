@@ -299,13 +299,12 @@ class Calibration:
 
 def _fit(document: dict) -> Fit:
   fields = dict(document["efficiency"])
-  fields["rows"] = tuple(map(tuple, fields["rows"]))
-  if fields["p"] is None:
-    fields["p"] = math.inf
+  rows, p = tuple(map(tuple, fields.pop("rows"))), fields.pop("p")
+  efficiency = Efficiency(**fields, rows=rows, p=math.inf if p is None else p)
   names = ("in_sample", "formula", "held_out")
-  times = tuple(PassTime(*time) for time in document["times"])
   residuals = (Errors(*document[name]) for name in names)
-  return Fit(Efficiency(**fields), *residuals, times)
+  times = tuple(PassTime(*time) for time in document["times"])
+  return Fit(efficiency, *residuals, times)
 
 
 def _overhead(document: dict) -> RoundFit:

@@ -8,6 +8,7 @@ are bound by hop latency.
 """
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
@@ -167,8 +168,10 @@ def get(
 
 def of_hardware(machine: Hardware) -> Chip:
   """Returns a measured machine as a chip; its link is a copy in memory."""
-  _, main_memory = machine.bandwidth[-1]
-  sizes = [size for size, _ in machine.bandwidth[:-1]]
+  *caches, (_, main_memory) = machine.bandwidth
+  # A small set is never slower to read than a large one, only harder to time.
+  rates = [rate for _, rate in machine.bandwidth]
+  fastest = list(itertools.accumulate(reversed(rates), max))[::-1]
   return Chip(
     name=machine.name,
     memory=machine.memory or float("inf"),
@@ -180,7 +183,7 @@ def of_hardware(machine: Hardware) -> Chip:
     hop_seconds=0.0,
     rows=1,
     source=f"measured on {machine.date}",
-    caches=tuple((size, machine.read_bandwidth(size)) for size in sizes),
+    caches=tuple((size, rate) for (size, _), rate in zip(caches, fastest)),
   )
 
 

@@ -58,18 +58,6 @@ class Hardware:
       if not (math.isfinite(rate) and rate > 0):
         raise ValueError(f"a rate must be positive and finite, got {rate}")
 
-  def read_bandwidth(self, working_set: int) -> float:
-    """Returns the peak B/s of reading `working_set` bytes repeatedly.
-
-    Takes the largest measured size that does not exceed `working_set` (else the
-    smallest), or any larger size with a higher rate: a small working set is
-    never slower to read than a large one, only harder to time.
-    """
-    base = max(
-      (size for size, _ in self.bandwidth if size <= working_set), default=0
-    )
-    return max(rate for size, rate in self.bandwidth if size >= base)
-
   def to_json(self) -> str:
     """Serialises the rates; `from_json` is the inverse."""
     return json.dumps(dataclasses.asdict(self), indent=2)
@@ -93,12 +81,9 @@ class Hardware:
 
 def _best(call: Callable[[], Any], repeats: int) -> float:
   """Returns the least seconds of `call`, after one warm-up call."""
-
-  def run():
-    jax.block_until_ready(call())
-
-  run()
-  return min(timeit.repeat(run, number=1, repeat=repeats))
+  timer = timeit.Timer(lambda: jax.block_until_ready(call()))
+  timer.timeit(1)
+  return min(timer.repeat(repeats, number=1))
 
 
 def _seconds_per_pass(run: Callable[[int], Any], repeats: int) -> float:

@@ -93,11 +93,9 @@ def best_draft(
   """
   sizes = []
   for shape in drafts:
-    cost = drafter_cost.model(shape, target.weights)
+    pair = TargetDraftPair(target, drafter_cost.model(shape, target.weights))
     alpha = distribution.alpha(shape.num_parameters)
-    pair = TargetDraftPair(target, cost)
-    best = best_k(pair, batch, context, alpha, most)
-    sizes.append(Sized(shape, alpha, best))
+    sizes.append(Sized(shape, alpha, best_k(pair, batch, context, alpha, most)))
   return sizes
 
 

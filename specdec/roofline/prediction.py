@@ -42,24 +42,19 @@ def observed(runs: Sequence[Sequence[Stats]]) -> Observed:
   """Summarises the counts of the same texts, decoded once or several times.
 
   Args:
-    runs: for each repetition the Stats (NumPy) of its batches, in one order.
+    runs: for each repetition the Stats (NumPy) of its batches.
   """
-
-  def column(name):
-    return sum(
-      np.concatenate([np.asarray(getattr(s, name), float) for s in batches])
-      for batches in runs
-    )
-
+  batches = [stats for run in runs for stats in run]
   drafted, accepted, rounds = (
-    np.sum(column(name), axis=0) for name in ("drafted", "accepted", "rounds")
+    sum(np.sum(np.asarray(getattr(s, name), float), axis=0) for s in batches)
+    for name in ("drafted", "accepted", "rounds")
   )
   rates = accepted / np.maximum(drafted, 1)
   # Deep positions are also undrafted for lack of room near the end of a text,
   # so the first position decides how often a round had a draft.
   if len(drafted):
     rates = rates * (drafted[0] / np.maximum(rounds, 1))
-  widths = sum(np.asarray(s.widths, float) for run in runs for s in run)
+  widths = sum(np.asarray(s.widths, float) for s in batches)
   return Observed(
     tuple(np.minimum.accumulate(np.clip(rates, 0, 1)).tolist()),
     1.0 if len(widths) == 1 else float(1 - widths[0] / widths.sum()),

@@ -67,8 +67,7 @@ def operations(prefix_acceptance: Sequence[float], cost: float) -> float:
   Args:
     cost: operations of a draft step over those of a target step.
 
-  Raises:
-    ValueError: as `speedup`.
+  Raises ValueError as `speedup`.
   """
   k = len(prefix_acceptance)
   tokens = speedup(prefix_acceptance, cost) * (k * cost + 1)
