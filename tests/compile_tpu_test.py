@@ -69,11 +69,9 @@ def test_a_slice_that_libtpu_lacks_is_refused():
     (["--topology=v9:1x1"], "no chip 'v9'"),
     (["--mesh=model:8"], "there are 1"),
     (["--steps=think"], "--steps=think; known: prefill"),
-    (["--mesh="], "mesh is empty"),
     (["--context=1"], "--context=1; it must be >= 2"),
     (["--here", "--patience_seconds=9"], "--here has no time limit"),
     (["--max_new_tokens=9"], "Unknown command line flag 'max_new_tokens'"),
-    (["--draft_ways=3"], "draft_ways = 3; it must be in 1..1"),
   ],
 )
 def test_flags_are_refused(monkeypatch, arguments, sentence):

@@ -6,16 +6,16 @@ Speedups are nan, and cells '-', where memory does not suffice.
 import csv
 import dataclasses
 import io
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from specdec.benchmark.scenario import Scenario
 from specdec.report import heatmaps
 from specdec.report.roofline import Workload, fits, gain
-from specdec.roofline import theory
+from specdec.roofline import planning, theory
 from specdec.roofline.chips import Chip
 from specdec.roofline.round_cost import TargetDraftPair
 from specdec.utils import files
@@ -30,23 +30,20 @@ _COLUMNS = (
 
 def write_cells(path: Path, scenario: Scenario, workload: Workload) -> None:
   """Writes every batch, context and k as CSV."""
-  pair, curve = scenario.pair, workload.curve
+  pair, curve, most = scenario.pair, workload.curve, workload.most
   file = io.StringIO()
   writer = csv.writer(file)
   writer.writerow(_COLUMNS)
   names = scenario.deployment.chip.name, scenario.target, scenario.drafter
-  for batch in workload.batches:
-    for context in workload.contexts:
-      baseline = pair.round(batch, 0, context).seconds
-      for k in range(len(curve) + 1):
-        tokens = theory.expected_tokens(curve[:k])
-        seconds = pair.round(batch, k, context).seconds
-        one = theory.latency(curve[:k], seconds)
-        milliseconds = (1e3 * x for x in (seconds, baseline))
-        speeds = tokens * baseline / seconds, batch * tokens / seconds
-        numbers = tokens, *milliseconds, *speeds, 1e3 * one.mean, 1e3 * one.p99
-        point = batch, context, k, fits(pair, batch, context)
-        writer.writerow([*names, *point, *(f"{x:.6g}" for x in numbers)])
+  for where in itertools.product(workload.batches, workload.contexts):
+    points = planning.sweep_k(pair, *where, workload.acceptance, most)
+    for k, tokens, seconds, speedup in points:
+      one = theory.latency(curve[:k], seconds)
+      milliseconds = 1e3 * seconds, 1e3 * points[0].seconds
+      speeds = speedup, where[0] * tokens / seconds
+      numbers = tokens, *milliseconds, *speeds, 1e3 * one.mean, 1e3 * one.p99
+      cells = (f"{x:.6g}" for x in numbers)
+      writer.writerow([*names, *where, k, fits(pair, *where), *cells])
   files.replace_file(path, file.getvalue())
 
 
@@ -73,17 +70,25 @@ def draw(
   if np.ndim(workload.acceptance) == 0:
     rate = f"alpha {workload.acceptance:g}"
 
-  def heatmap(name, value, points, label, panel, title=title, **options):
-    _heatmap(folder / name, value, points, label, panel, title, **options)
+  iid, longest = theory.iid_prefix_acceptance, len(curve)
 
-  most, iid = len(curve), theory.iid_prefix_acceptance
+  def heatmap(
+    name, value, points, label, panel, title=title, names=None, most=longest
+  ):
+    """Plots value(k, point) for k = 0..most."""
+    ks = range(most + 1)
+    values = np.array([[value(k, x) for x in points] for k in ks])
+    if np.any(np.isnan(values)):
+      panel += "; -: does not fit"
+    where = (label, "k"), folder / name, title
+    heatmaps.speedups({panel: values}, names or points, ks, *where)
+
   heatmap(
     "k_batch.png",
     lambda k, batch: gain(pair, batch, context, curve[:k]),
     workload.batches,
     "batch, rows",
     f"context {context}, {rate}",
-    most=most,
   )
   heatmap(
     "k_context.png",
@@ -91,7 +96,6 @@ def draw(
     workload.contexts,
     "context, positions",
     f"batch 1, {rate}",
-    most=most,
   )
   one_row = f"batch 1, context {context}"
   heatmap(
@@ -100,7 +104,6 @@ def draw(
     _RATES,
     "share of draft tokens accepted",
     one_row,
-    most=most,
   )
   if drafts:
     pairs = [
@@ -136,25 +139,6 @@ def draw(
     folder / "roofline.png",
     f"{title}, context {context}, one chip",
   )
-
-
-def _heatmap(
-  path: Path,
-  value: Callable[[int, Any], float],
-  points: Sequence,
-  label: str,
-  panel: str,
-  title: str,
-  most: int,
-  names: Sequence | None = None,
-) -> None:
-  """Plots value(k, point) for k = 0..most."""
-  ks = range(most + 1)
-  values = np.array([[value(k, x) for x in points] for k in ks])
-  if np.any(np.isnan(values)):
-    panel += "; -: does not fit"
-  labels = label, "k"
-  heatmaps.speedups({panel: values}, names or points, ks, labels, path, title)
 
 
 def _by_chip(
