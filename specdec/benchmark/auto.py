@@ -65,13 +65,10 @@ def choose(
   )
   # A round that drafts moves what one without drafts does: of a noisy fit an
   # overhead below 0 must not say otherwise.
-  baseline = points[0].seconds
-  points = [
-    p._replace(seconds=baseline, speedup=p.tokens)
-    if p.seconds < baseline
-    else p
-    for p in points
-  ]
+  least = points[0].seconds
+  for k, point in enumerate(points):
+    if point.seconds < least:
+      points[k] = point._replace(seconds=least, speedup=point.tokens)
   best = max(points, key=lambda point: point.speedup)
   k, speedup = map(float, multihost.agree([best.k, best.speedup]))
   return Choice(int(k), speedup, points, seen.prefix_acceptance, pair, slots)

@@ -7,7 +7,7 @@ import dataclasses
 import functools
 
 from specdec import checkpoints
-from specdec.benchmark import abstract, catalog
+from specdec.benchmark import abstract, calibrated, catalog
 from specdec.benchmark.setup import Setup
 from specdec.checkpoints.fetch import fetch
 from specdec.models import presets
@@ -46,9 +46,10 @@ class Scenario:
   calibration: Calibration | None = None
 
   def __post_init__(self):
-    if len(self.drafter_calls) > 2:
+    first, *others = self.drafter_calls
+    if len(others) > 1:
       raise ValueError(f"{self.drafter}: at most two drafters, with one |")
-    if len(self.drafter_calls) == 1 and "k" in self.drafter_calls[0].kwargs:
+    if not others and "k" in first.kwargs:
       raise ValueError(
         f"{self.drafter}: every k up to most = {self.most} is priced; leave k "
         "out"
@@ -101,11 +102,7 @@ class Scenario:
     return self.deployment.ways * self.deployment.replicas
 
   def shape_of(self, name: str) -> shapes.Shape:
-    """Returns a model's shape, or that of a share of the target.
-
-    Raises:
-      ValueError: there is no such model.
-    """
+    """Returns a model's shape, or that of a share of the target."""
     return _shape_of(name, self.deployment.weights, self.deployment.shape)
 
   @functools.cached_property
@@ -216,14 +213,12 @@ def _is(call: Call, name: str) -> bool:
 
 def _check_threshold(call: Call) -> None:
   """Raises ValueError where layer_skip(...) decides how much it drafts."""
-  skip = catalog.arguments_of(call)
-  if skip["threshold"] is not None:
-    lists = (
-      f"{name}={list(skip[name] or ())}" for name in ("attention", "mlp")
-    )
+  if catalog.arguments_of(call)["threshold"] is not None:
+    layers = calibrated.skip_of(call)._asdict().items()
+    lists = ", ".join(f"{name}={list(numbers)}" for name, numbers in layers)
     raise ValueError(
       f"{call} ends drafts at a threshold, and rounds of one length are "
-      f"priced: give layer_skip({', '.join(lists)})"
+      f"priced: give layer_skip({lists})"
     )
 
 

@@ -227,18 +227,13 @@ class Deployment:
     m = rows * tokens
     # Float32 logits: written, then read by acceptance or sampling.
     values = m * self.shape.vocab_size / self.ways if self.head else 0
-    efficiency, depth = self.efficiency, self.end - self.start
-    seconds = efficiency.overhead + depth * efficiency.layer_overhead
-    return self.timed(
-      m,
-      [
-        *self._products(m),
-        *self._attention(rows, tokens, context),
-        Term("logits", bytes=2 * 4 * values),
-        self._collectives(m),
-        Term("overhead", seconds=seconds),
-      ],
-    )
+    terms = [
+      *self._products(m),
+      *self._attention(rows, tokens, context),
+      Term("logits", bytes=2 * 4 * values),
+      self._collectives(m),
+    ]
+    return self.timed(m, terms, self.end - self.start)
 
   def _products(self, m: float) -> list[Term]:
     """Counts products: weights are read once and multiply all m tokens."""
@@ -298,15 +293,18 @@ class Deployment:
       sent, seconds = sent + 2 * few.size, seconds + 2 * few.seconds
     return Term("collectives", sent=sent, seconds=seconds)
 
-  def timed(self, m: float, parts: list[Term]) -> Cost:
+  def timed(self, m: float, parts: list[Term], layers: float) -> Cost:
     """Prices a pass of m tokens over all rows from its terms.
 
     Args:
       parts: per chip. "weights", "experts" and "projection" are products,
         "KV read" and "KV written" attention; these and "logits" get their
         seconds here, other terms bring theirs.
+      layers: of the pass, for its overhead.
     """
     chip, efficiency = self.chip, self.efficiency
+    overhead = efficiency.overhead + layers * efficiency.layer_overhead
+    parts = [*parts, Term("overhead", seconds=overhead)]
     kinds = self.dtype, self.kv if self.kv in chip.flops else "bfloat16"
     peak, kv_peak = (efficiency.flops * chip.rate(kind) for kind in kinds)
     products = ("weights", "experts", "projection")

@@ -9,7 +9,7 @@ from specdec.models.config import TransformerConfig
 from specdec.roofline import shapes
 from specdec.roofline.cost import BYTES
 from specdec.roofline.shapes import Shape
-from specdec.types import NO_STEP, DrafterCost, Skip, StepCost
+from specdec.types import DrafterCost, Skip, StepCost
 
 
 def model(
@@ -75,9 +75,9 @@ def fallback(first: DrafterCost, other: DrafterCost) -> DrafterCost:
       "the cost of a fallback needs drafters with equal numbers of steps, of "
       "which one at most runs a decoder"
     )
-  update = None
-  if first.update or other.update:
-    update = _add_steps(first.update or NO_STEP, other.update or NO_STEP)
+  update = first.update or other.update
+  if first.update and other.update:
+    update = _add_steps(first.update, other.update)
   return dataclasses.replace(
     other if _has_passes(other) else first,
     **held,

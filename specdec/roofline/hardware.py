@@ -232,23 +232,20 @@ def device_name() -> str:
 
 
 def local(
-  refresh: bool = False,
   folder: str | Path = "~/.cache/specdec/hardware",
   progress: Callable[[str], None] | None = None,
 ) -> Hardware:
   """Returns the rates of this machine, measured once (~10 s) and then cached.
 
   Args:
-    refresh: measure even if `folder` has this machine.
     folder: one JSON file a machine, named by its fingerprint. An unreadable
       file is measured again; a failed write is only reported to `progress`.
     progress: called with a line for each step, e.g. "reading 64 MiB".
   """
   progress = progress or (lambda _: None)
   path = Path(folder).expanduser() / f"{fingerprint()}.json"
-  if not refresh:
-    with contextlib.suppress(OSError, ValueError):  # absent or damaged
-      return Hardware.from_json(path.read_text(encoding="utf-8"))
+  with contextlib.suppress(OSError, ValueError):  # absent or damaged
+    return Hardware.from_json(path.read_text(encoding="utf-8"))
   hardware = _measure(progress)
   try:
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -117,15 +117,9 @@ def best_tree(
   """
   sizes = sorted({*range(1, min(16, most) + 1), *range(16, most + 1, 8)})
   chain = pair.round(batch, 1, context)
-  *drafting, _ = chain.parts
-  updates = [part for part in drafting if part[0].startswith("update")]
-  level_seconds = sum(
-    times * cost.seconds
-    for name, times, cost in drafting
-    if not name.startswith("update")
-  )
+  level_seconds = chain.only("draft", "first layers").seconds
   target = dataclasses.replace(pair.target, start=pair.drafter.exit_layer)
-  fixed = chain.overhead + sum(cost.seconds for _, _, cost in updates)
+  fixed = chain.overhead + chain.only("update").seconds
   costs = {n: target.cost(batch, n, context) for n in sizes}
   seconds = {n: max(c.seconds + fixed, c.least) for n, c in costs.items()}
   baseline = seconds[1] = pair.round(batch, 0, context).seconds

@@ -138,9 +138,8 @@ def round_cost(
     cost = first_layers.cost(batch, leaves, context)
     parts.append((f"first layers, {_tokens(leaves)}", 1, cost))
   if drafter.update is not None:
-    tokens = len(levels)
-    cost = step_cost(target, drafter.update, batch, tokens, context)
-    parts.append((f"update, {_tokens(tokens)}", 1, cost))
+    cost = step_cost(target, drafter.update, batch, len(levels), context)
+    parts.append((f"update, {_tokens(len(levels))}", 1, cost))
   verifier = dataclasses.replace(target, start=drafter.exit_layer)
   cost = verifier.cost(batch, nodes, context)
   parts.append((f"target, {_tokens(nodes)}", 1, cost))
@@ -205,24 +204,16 @@ def step_cost(
   """
   rows = math.ceil(batch / target.replicas)
   m = rows * tokens
-  efficiency = target.efficiency
-  seconds = efficiency.overhead + step.layers * efficiency.layer_overhead
   attention = m * (context + tokens) * step.position_flops
-  return target.timed(
-    m,
-    [
-      Term("weights", step.bytes, m * step.flops),
-      Term(
-        "projection",
-        step.target_bytes / target.ways,
-        m * step.target_flops / target.ways,
-      ),
-      Term("KV read", rows * context * step.position_bytes, attention),
-      Term("KV written", m * step.position_bytes),
-      Term("logits", 2 * 4 * m * step.logits),
-      Term("overhead", seconds=seconds),
-    ],
-  )
+  head = step.target_bytes / target.ways, m * step.target_flops / target.ways
+  terms = [
+    Term("weights", step.bytes, m * step.flops),
+    Term("projection", *head),
+    Term("KV read", rows * context * step.position_bytes, attention),
+    Term("KV written", m * step.position_bytes),
+    Term("logits", 2 * 4 * m * step.logits),
+  ]
+  return target.timed(m, terms, step.layers)
 
 
 def _tokens(n: float) -> str:

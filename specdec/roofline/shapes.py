@@ -153,33 +153,34 @@ def _deepseek_v3():
   attention = width * 1536 + 1536 * heads * 192  # queries, by a low rank
   attention += width * 576 + 512 * heads * 256  # KV latent, down and up
   attention += heads * 128 * width
-  common = {
-    "kv": 576,
-    "kv_heads": 1,  # every chip needs the whole latent
-    "score": heads * (576 + 512),  # up-projections absorbed into Q and output
-  }
-  dense = Layer(weights=attention + 3 * width * 18_432, **common)
+  dense = Layer(
+    weights=attention + 3 * width * 18_432,
+    kv=576,
+    kv_heads=1,  # every chip needs the whole latent
+    score=heads * (576 + 512),  # up-projections absorbed into Q and output
+  )
   expert = 3 * width * 2048
-  sparse = Layer(
+  sparse = dense._replace(
     weights=attention + expert + 256 * width,  # one shared expert, the router
     expert=expert,
     num_experts=256,
     per_token=8,
-    **common,
   )
   layers = (dense,) * 3 + (sparse,) * 58
   return Shape("deepseek-v3", layers, width, 129_280, heads, False)
 
 
-_SHAPES = (
-  _t5("t5-small", 8, 512, 1024, 6),
-  _t5("t5-base", 12, 768, 2048, 12),
-  _t5("t5-large", 24, 1024, 2816, 16),
-  _t5("t5-xl", 24, 2048, 5120, 32),
-  _t5("t5-xxl", 24, 4096, 10_240, 64),
-  _deepseek_v3(),
-)
-_OTHERS = {shape.name: shape for shape in _SHAPES}
+_OTHERS = {
+  shape.name: shape
+  for shape in (
+    _t5("t5-small", 8, 512, 1024, 6),
+    _t5("t5-base", 12, 768, 2048, 12),
+    _t5("t5-large", 24, 1024, 2816, 16),
+    _t5("t5-xl", 24, 2048, 5120, 32),
+    _t5("t5-xxl", 24, 4096, 10_240, 64),
+    _deepseek_v3(),
+  )
+}
 
 
 def names() -> list[str]:
