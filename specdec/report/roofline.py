@@ -17,20 +17,13 @@ _LARGEST = 256  # batch of a schedule
 
 @dataclasses.dataclass(frozen=True)
 class Workload:
-  """What is decoded.
+  """What is decoded."""
 
-  Attributes:
-    acceptance: one rate for all positions, or prefix acceptance.
-    batches, contexts: of tables and pictures.
-    context: where there is one only.
-    most: largest k.
-  """
-
-  acceptance: float | Sequence[float]
-  batches: Sequence[int]
+  acceptance: float | Sequence[float]  # of all positions, or by prefix
+  batches: Sequence[int]  # of tables and pictures
   contexts: Sequence[int]
-  context: int
-  most: int
+  context: int  # where there is one only
+  most: int  # largest k
 
   @property
   def curve(self) -> np.ndarray:

@@ -242,15 +242,11 @@ def fit_overhead(
 
 @dataclasses.dataclass(frozen=True)
 class Calibration:
-  """A machine's rates and the fits to its times.
-
-  Attributes:
-    fits: by model.
-    overhead: by setting (models, drafter, rule, sampled or greedy).
-  """
+  """A machine's rates and the fits to its times."""
 
   hardware: Hardware
-  fits: dict[str, Fit] = dataclasses.field(default_factory=dict)
+  fits: dict[str, Fit] = dataclasses.field(default_factory=dict)  # by model
+  # By setting: models, drafter, rule, sampled or greedy.
   overhead: dict[str, RoundFit] = dataclasses.field(default_factory=dict)
 
   def place(self, name: str, deployment: Deployment) -> Deployment:

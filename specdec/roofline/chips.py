@@ -21,34 +21,20 @@ TYPES = ("float32", "bfloat16", "int8", "fp8")  # dtypes of a product's factors
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-  """Peak rates of one accelerator.
-
-  Attributes:
-    memory: bytes.
-    bandwidth: bytes/s of main memory.
-    flops: FLOP/s (int8: OP/s) by dtype of a product's factors.
-    link_bandwidth: bytes/s in one direction, of one link (torus) or of the chip
-      into its switch.
-    axes: dimensions of the torus; 0: switched.
-    wrap: a torus axis whose length is a multiple of this is a ring, else a
-      line.
-    hop_seconds: latency of a hop.
-    rows: products pad their rows to a multiple of this.
-    source: where the numbers come from.
-    caches: (working set in bytes, B/s of re-reading a set up to that size),
-      ascending; larger sets are read from main memory.
-  """
+  """Peak rates of one accelerator."""
 
   name: str
-  memory: float
-  bandwidth: float
-  flops: Mapping[str, float]
-  link_bandwidth: float
-  axes: int
-  wrap: int
-  hop_seconds: float
-  rows: int
-  source: str
+  memory: float  # bytes
+  bandwidth: float  # bytes/s of main memory
+  flops: Mapping[str, float]  # FLOP/s (int8: OP/s) by dtype of the factors
+  link_bandwidth: float  # bytes/s one way, of a link, or into the switch
+  axes: int  # dimensions of the torus; 0: switched
+  wrap: int  # a torus axis of a multiple of this length is a ring, else a line
+  hop_seconds: float  # latency of a hop
+  rows: int  # products pad their rows to a multiple of this
+  source: str  # of the numbers
+  # (working set in bytes, B/s of re-reading a set up to that size), ascending;
+  # larger sets are read from main memory.
   caches: tuple[tuple[float, float], ...] = ()
 
   def __post_init__(self):

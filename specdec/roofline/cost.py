@@ -28,29 +28,20 @@ BYTES = {"float32": 4, "bfloat16": 2, "int8": 1, "fp8": 1, "int4": 0.5}
 
 @dataclasses.dataclass(frozen=True)
 class Efficiency:
-  """The share of a chip's peaks that programs reach, and fixed overheads.
+  """The share of a chip's peaks that programs reach, and fixed overheads."""
 
-  Attributes:
-    one: share of the bandwidth when weights are read for a single token
-      (matrix-vector products use separate kernels).
-    weights: share of the bandwidth when weights are read for several tokens.
-    kv: share of the bandwidth when KV is read and written.
-    flops: share of the peak FLOP/s.
-    p: exponent of the norm that combines memory and compute time; inf: the max.
-    overhead: seconds per pass.
-    layer_overhead: seconds per layer.
-    rows: (tokens of a pass over all rows, factor on the products' time),
-      ascending; interpolated linearly in the log of the tokens, constant
-      outside. Captures kernel effects that the formula does not.
-  """
-
+  # Shares of the bandwidth: weights read for a single token (matrix-vector
+  # products have kernels of their own) and for several, KV read and written.
   one: float = 1.0
   weights: float = 1.0
   kv: float = 1.0
-  flops: float = 1.0
-  p: float = math.inf
-  overhead: float = 0.0
-  layer_overhead: float = 0.0
+  flops: float = 1.0  # share of the peak FLOP/s
+  p: float = math.inf  # of the norm of memory and compute time; inf: the max
+  overhead: float = 0.0  # seconds per pass
+  layer_overhead: float = 0.0  # seconds per layer
+  # (tokens of a pass over all rows, factor on the products' time), ascending;
+  # interpolated in the log of the tokens, constant outside. Captures kernel
+  # effects that the formula does not.
   rows: tuple[tuple[float, float], ...] = ()
 
   def __post_init__(self):
@@ -122,19 +113,6 @@ class Cost(NamedTuple):
 class Deployment:
   """A model, or a range of its layers, on chips.
 
-  Attributes:
-    weights, kv: dtypes in which they are stored.
-    compute: dtype of the products' factors; None: that of the weights, or
-      bfloat16 where the chip has no such product (int4 is unpacked).
-    ways: tensor-parallel chips, which split the weights.
-    replicas: data-parallel groups of such chips, which split the batch.
-    start, stop: range of layers.
-    head: the pass computes logits.
-    source: positions per row that cross-attention reads (T5).
-    correlation: r in the number of experts that m tokens touch,
-      E (1 - (1 - k/E)^(m^r)); 1: tokens route independently. Measured routers
-      lie between 0.57 and 0.83.
-
   Raises:
     ValueError: the mesh does not divide the model, a dtype is unknown, or the
       correlation is outside [0, 1].
@@ -142,16 +120,20 @@ class Deployment:
 
   shape: Shape
   chip: Chip
-  weights: str = "bfloat16"
+  weights: str = "bfloat16"  # dtype in which they are stored
   kv: str = "bfloat16"
+  # Dtype of the products' factors; None: that of the weights, or bfloat16 where
+  # the chip has no such product (int4 is unpacked).
   compute: str | None = None
-  ways: int = 1
-  replicas: int = 1
+  ways: int = 1  # tensor-parallel chips, which split the weights
+  replicas: int = 1  # data-parallel groups of such chips, which split the batch
   efficiency: Efficiency = IDEAL
-  start: int = 0
-  stop: int | None = None
-  head: bool = True
-  source: int = 0
+  start: int = 0  # first layer
+  stop: int | None = None  # one past the last; None: all
+  head: bool = True  # the pass computes logits
+  source: int = 0  # positions per row that cross-attention reads (T5)
+  # r in the number of experts that m tokens touch, E (1 - (1 - k/E)^(m^r)); 1:
+  # tokens route independently. Measured routers have 0.57 to 0.83.
   correlation: float = 0.75
 
   def __post_init__(self):

@@ -16,18 +16,13 @@ from specdec.types import Stats
 
 @dataclasses.dataclass(frozen=True)
 class Observed:
-  """Acceptance observed in some texts.
+  """Acceptance observed in some texts."""
 
-  Attributes:
-    prefix_acceptance: [k] share of rounds that accepted draft tokens 1..i.
-    wide: share of rounds in which the batch verified draft tokens at all.
-    rounds: summed over batches, each until its last row ended; mean over runs.
-      It is observed, not derived from the curve: rows wait for the slowest row
-      of their batch, texts differ, and rounds of one text are correlated.
-  """
-
-  prefix_acceptance: tuple[float, ...]
-  wide: float
+  prefix_acceptance: tuple[float, ...]  # share of rounds that accepted 1..i
+  wide: float  # share of rounds in which the batch verified draft tokens
+  # Rounds over batches, each until its last row ended; mean over runs. They are
+  # observed, not derived from the curve: rows wait for the slowest row of their
+  # batch, texts differ, and rounds of one text are correlated.
   rounds: float
 
   def __post_init__(self):
@@ -64,24 +59,15 @@ def observed(runs: Sequence[Sequence[Stats]]) -> Observed:
 
 @dataclasses.dataclass(frozen=True)
 class Prediction:
-  """The prediction for one setting.
+  """The prediction for one setting."""
 
-  Attributes:
-    round_seconds: mean over rounds with and without draft tokens.
-    baseline_round_seconds: of a round of autoregressive decoding.
-    seconds, baseline_seconds: of all texts, each batch until its last row ends.
-    speedup: baseline_seconds / seconds.
-    tokens: per round and row, by the prefix acceptance curve.
-    steady_speedup: by that curve, if a finished row were replaced at once.
-  """
-
-  round_seconds: float
+  round_seconds: float  # mean over rounds with and without draft tokens
   baseline_round_seconds: float
-  seconds: float
+  seconds: float  # of all texts, each batch until its last row ends
   baseline_seconds: float
-  speedup: float
-  tokens: float
-  steady_speedup: float
+  speedup: float  # baseline_seconds / seconds
+  tokens: float  # per round and row, by the prefix acceptance curve
+  steady_speedup: float  # by that curve, if finished rows were replaced at once
 
 
 def predict(

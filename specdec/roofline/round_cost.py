@@ -26,12 +26,10 @@ class Overhead:
 
   Covers sampling, acceptance and commit, and the difference (of either sign)
   between a pass inside the loop and the same pass timed in isolation.
-
-  Attributes:
-    rows: (batch, seconds per round, seconds per draft pass), ascending in
-      batch; interpolated linearly in log batch, constant outside.
   """
 
+  # (batch, seconds per round, seconds per draft pass), ascending in batch;
+  # interpolated linearly in log batch, constant outside.
   rows: tuple[tuple[float, float, float], ...] = ()
 
   def seconds(self, batch: float, levels: int) -> float:
@@ -225,19 +223,12 @@ USABLE = 0.9  # of a chip's memory; the rest is for programs and temporaries
 
 @dataclasses.dataclass(frozen=True)
 class TargetDraftPair:
-  """A target and its drafter on chips.
-
-  Attributes:
-    target: verifies.
-    drafter: what drafting costs.
-    draft: where the decoder runs that drafts; None: as `deployment_of` says.
-    overhead, baseline_overhead: of a speculative round, of a baseline round.
-  """
+  """A target and its drafter on chips."""
 
   target: Deployment
   drafter: DrafterCost = NO_COST
-  draft: Deployment | None = None
-  overhead: Overhead = NOTHING
+  draft: Deployment | None = None  # of a draft model; None: as deployment_of
+  overhead: Overhead = NOTHING  # of a speculative round
   baseline_overhead: Overhead = NOTHING
 
   def round(

@@ -17,47 +17,31 @@ from specdec.utils.spelling import choices
 
 
 class Layer(NamedTuple):
-  """Counts of one decoder layer: weights, cached values, multiply-adds.
+  """Counts of one decoder layer: weights, cached values, multiply-adds."""
 
-  Attributes:
-    weights: dense weights, used by every token: attention, MLP, router, norms.
-    kv: values cached per position.
-    kv_heads: number of parts into which the cache can be sharded.
-    score: multiply-adds of attention per token and cached position.
-    window: positions that a token attends to, itself included; None: all.
-    expert: weights of one expert.
-    num_experts, per_token: experts of the layer, experts routed to per token.
-    source_kv, source_score: kv and score of cross-attention.
-  """
-
-  weights: int
-  kv: int
-  kv_heads: int
-  score: int
-  window: int | None = None
-  expert: int = 0
+  weights: int  # dense, used by every token: attention, MLP, router, norms
+  kv: int  # values cached per position
+  kv_heads: int  # parts into which the cache can be sharded
+  score: int  # multiply-adds of attention per token and cached position
+  window: int | None = None  # positions a token sees, its own too; None: all
+  expert: int = 0  # weights of one expert
   num_experts: int = 0
-  per_token: int = 0
-  source_kv: int = 0
-  source_score: int = 0
+  per_token: int = 0  # experts routed to per token
+  source_kv: int = 0  # kv of cross-attention
+  source_score: int = 0  # score of cross-attention
 
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-  """The sizes of a decoder that its cost depends on.
-
-  Attributes:
-    tied: embedding and vocabulary projection share one table.
-    idle: weights held in memory that decoding never reads, such as an encoder.
-  """
+  """The sizes of a decoder that its cost depends on."""
 
   name: str
   layers: tuple[Layer, ...]
   width: int
   vocab_size: int
   num_heads: int
-  tied: bool
-  idle: int = 0
+  tied: bool  # embedding and vocabulary projection share one table
+  idle: int = 0  # weights held that decoding never reads, such as an encoder
 
   @property
   def embedding(self) -> int:
