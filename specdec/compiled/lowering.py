@@ -15,14 +15,7 @@ from specdec.drafters.heads.draft_head import DraftHead
 from specdec.models import params as model_params
 from specdec.models import transformer
 from specdec.models.config import TransformerConfig
-from specdec.types import (
-  AcceptanceRule,
-  Drafter,
-  Model,
-  Params,
-  PyTree,
-  Resume,
-)
+from specdec.types import AcceptanceRule, Drafter, Model, Params, PyTree, Resume
 
 STEPS = ("prefill", "draft", "verify", "accept", "loop")
 
@@ -65,10 +58,7 @@ def _shaped(x, sharding) -> jax.ShapeDtypeStruct:
 
 
 def inputs(
-  batch: int,
-  prompt: int,
-  settings: sampling.Sampling,
-  places: sharding.Places,
+  batch: int, prompt: int, settings: sampling.Sampling, places: sharding.Places
 ) -> decode.Inputs:
   """Returns the inputs of a generation as sharded shapes.
 
