@@ -1,5 +1,6 @@
 """Drafters of shapes alone cost, hold and lower as loaded ones do."""
 
+import dataclasses
 import pathlib
 
 import jax
@@ -13,6 +14,21 @@ from specdec.roofline import chips
 
 EXAMPLES = pathlib.Path(__file__).parents[1] / "examples"
 BIGRAM = f"{EXAMPLES / 'bigram.py'}:bigram"
+
+
+SETUP = Setup(
+  drafter="none",
+  k=2,
+  mesh="model:1",
+  prompt_size=16,
+  max_new_tokens=16,
+  batch=2,
+)
+
+
+@pytest.fixture(scope="module")
+def targets():
+  return abstract.target(SETUP), SETUP.load_target()
 
 
 @pytest.mark.parametrize(
@@ -31,27 +47,23 @@ BIGRAM = f"{EXAMPLES / 'bigram.py'}:bigram"
   ],
 )
 def test_a_drafter_of_shapes_is_the_loaded_one_and_is_lowered(
-  drafter, shape, draft
+  drafter, shape, draft, targets
 ):
-  setup = Setup(
-    drafter=drafter, shape=shape, k=2, mesh="model:1", prompt_size=16,
-    max_new_tokens=16, batch=2,
-  )  # fmt: skip
-  target = abstract.target(setup)
+  setup = dataclasses.replace(SETUP, drafter=drafter, shape=shape)
+  target, loaded_target = (x._replace(drafts={}) for x in targets)
   ours = abstract.drafter(setup, target)
   for leaf in jax.tree.leaves((target.checkpoint.params, ours.params)):
     assert isinstance(leaf, jax.ShapeDtypeStruct)
-  loaded = setup.make_drafter(setup.load_target())
+  loaded = setup.make_drafter(loaded_target)
   assert ours.drafter.spec == loaded.drafter.spec
   assert ours.drafter.cost == loaded.drafter.cost
-  shapes = [
-    [x.shape for x in jax.tree.leaves(x.params)] for x in (ours, loaded)
-  ]
+  shapes = [jax.tree.map(lambda x: x.shape, x.params) for x in (ours, loaded)]
   assert shapes[0] == shapes[1]
   lowered = abstract.steps(setup, target, ours)
-  for name in ("draft", "verify", "accept", "loop"):
+  for name in ("draft", "verify", "accept"):
     lowered[name]()
   if drafter == "model(stdlib-1m)":
+    lowered["prefill"](), lowered["loop"]()
     report, text = steps.compile_step(lowered["draft"])
     assert report["arguments"] > 0 and "HloModule" in text
   estimates = abstract.estimates(setup, target, ours, chips.get("v5e"))
