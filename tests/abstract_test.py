@@ -17,7 +17,7 @@ BIGRAM = f"{EXAMPLES / 'bigram.py'}:bigram"
 
 
 SETUP = Setup(
-  drafter="none",
+  drafter=BIGRAM,
   k=2,
   mesh="model:1",
   prompt_size=16,

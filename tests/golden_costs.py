@@ -29,16 +29,15 @@ def pairs() -> dict[str, TargetDraftPair]:
     return Deployment(shapes.get(name), chips.get(chip), **options)
 
   large = deployment("llama3-70b", "v6e", ways=8)
-  one, tenth = (
-    drafter_cost.model(shape)
-    for shape in (shapes.get("llama3-1b"), shapes.scaled(large.shape, 0.1))
-  )
   early = deployment("llama3-8b", "h100")
   experts = deployment("mixtral-8x7b", "v5p", ways=4, replicas=2)
   quantised = deployment("llama3-8b", "v5e", ways=2, weights="int8", kv="int8")
+  tenth = drafter_cost.model(shapes.scaled(large.shape, 0.1))
   late = Overhead(((1, 1e-4, 2e-5), (64, 3e-4, 5e-5)))
   return {
-    "70B with 1B": TargetDraftPair(large, one),
+    "70B with 1B": TargetDraftPair(
+      large, drafter_cost.model(shapes.get("llama3-1b"))
+    ),
     "70B with a tenth": TargetDraftPair(large, tenth),
     "8B, exit after 8": TargetDraftPair(early, drafter_cost.early_exit(8)),
     "8B, copies": TargetDraftPair(early),
@@ -65,17 +64,14 @@ def numbers() -> dict[str, object]:
         values[f"{where}; best k"] = [best.k, best.speedup, best.tokens]
         memory = pair.memory(batch, context)
         values[f"{where}; memory"] = list(memory.values())
-    values[f"{name}; break-even batch"] = planning.break_even_batch(
-      pair, 1024, 0.7
-    )
-    values[f"{name}; largest batch"] = planning.largest_batch(pair, 4096)
-    values[f"{name}; equal memory"] = planning.at_equal_memory(pair, 512, 0.8)
-    values[f"{name}; schedule"] = planning.schedule(
-      pair, 1024, PREFIX_ACCEPTANCE
-    )
-    values[f"{name}; tree"] = planning.best_tree(
-      pair, 1, 1024, (0.7, 0.1, 0.05), 16
-    )
+    plans = {
+      "break-even batch": planning.break_even_batch(pair, 1024, 0.7),
+      "largest batch": planning.largest_batch(pair, 4096),
+      "equal memory": planning.at_equal_memory(pair, 512, 0.8),
+      "schedule": planning.schedule(pair, 1024, PREFIX_ACCEPTANCE),
+      "tree": planning.best_tree(pair, 1, 1024, (0.7, 0.1, 0.05), 16),
+    }
+    values |= {f"{name}; {plan}": value for plan, value in plans.items()}
   for name in ("LEVIATHAN_1", "LEVIATHAN_2", "CHEN", "SCALING_BOOK"):
     rows = getattr(papers, name)
     values[f"papers; {name}"] = [row.ours() for row in rows]

@@ -159,15 +159,14 @@ def test_at_most_a_quarter_of_free_memory(
 
 GROUPS = {  # line of /proc/self/cgroup, folder, names of the files
   "v2": (
-    "0::/pod/job",
-    *("sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"),
+    "0::/pod/job", "sys/fs/cgroup", "memory.max", "memory.current",
+    "inactive_file",
   ),
   "v1": (
-    "4:cpu,memory:/pod/job",
-    *("sys/fs/cgroup/memory", "memory.limit_in_bytes"),
-    *("memory.usage_in_bytes", "total_inactive_file"),
+    "4:cpu,memory:/pod/job", "sys/fs/cgroup/memory", "memory.limit_in_bytes",
+    "memory.usage_in_bytes", "total_inactive_file",
   ),
-}
+}  # fmt: skip
 
 
 @pytest.fixture(params=GROUPS)
@@ -196,6 +195,10 @@ def test_a_cgroup_limits_memory(machine):
   root, limit = machine
   gib = 1 << 30
   assert hardware.device_memory(root) == (64 * gib, 48 * gib)
+  limit("pod/job", "max", 8 * gib)
+  limit("pod", (1 << 63) - 4096, 8 * gib)  # how v1 says that there is none
+  limit("other", gib, 0)  # not an ancestor
+  assert hardware.device_memory(root) == (64 * gib, 48 * gib)
   limit("pod/job", 32 * gib, 8 * gib)
   assert hardware.device_memory(root) == (32 * gib, 24 * gib)
   # An ancestor may leave less; cached files make room.
@@ -204,14 +207,6 @@ def test_a_cgroup_limits_memory(machine):
   # So does the container's own group, which it sees as the root.
   limit(".", 5 * gib, 6 * gib)
   assert hardware.device_memory(root) == (5 * gib, 0)
-
-
-def test_a_cgroup_without_a_limit_leaves_the_machine_s_memory(machine):
-  root, limit = machine
-  limit("pod/job", "max", 8 << 30)
-  limit("pod", (1 << 63) - 4096, 8 << 30)  # how v1 says so
-  limit("other", 1 << 30, 0)  # not an ancestor
-  assert hardware.device_memory(root) == (64 << 30, 48 << 30)
 
 
 def test_measured_rates_are_positive_and_finite():

@@ -132,16 +132,13 @@ def measure_all(
   repeats: int,
   profile: str | None = None,
 ) -> dict[str, list[dict]]:
-  """Times passes and decoding of every batch size, with progress.
+  """Times passes and decoding of every batch size, as entries of a document.
 
   Args:
     setup: prompt_size is the context behind which passes are timed.
     prompts: by batch size.
     ks_of: chooses k for a batch size; it is passed what prints a line.
     num_ks: how many it returns.
-
-  Returns:
-    Entries of a document: passes, and runs.
   """
   timed, entries, context = [], [], setup.prompt_size
   total = len(prompts) * len(passes)
@@ -174,14 +171,13 @@ def _median_speed(comparison: runs.Comparison) -> metrics.Speed | None:
   """Returns the speed by medians over repeats; None: several batches."""
   if len(comparison.batches) > 1:
     return None
-  ours, theirs = (comparison.of(name) for name in (runs.OURS, runs.BASELINE))
-  return metrics.median_speed(
-    sum(map(len, comparison.texts(runs.OURS))),
-    [one.seconds for one in ours],
-    [one.seconds for one in theirs],
-    [one.prefill_seconds for one in ours],
-    [one.prefill_seconds for one in theirs],
-  )
+  times = [
+    [getattr(one, name) for one in comparison.of(way)]
+    for name in ("seconds", "prefill_seconds")
+    for way in (runs.OURS, runs.BASELINE)
+  ]
+  tokens = sum(map(len, comparison.texts(runs.OURS)))
+  return metrics.median_speed(tokens, *times)
 
 
 def _times_of(completed: Sequence[Completed], prefix: str) -> dict:
@@ -204,16 +200,15 @@ def _faults(
   """
   times = []
   for entry in document["passes"]:
-    batch, tokens = entry["batch"], entry["tokens"]
-    what = f"a pass of {batch} x {tokens} tokens"
+    tokens = entry["tokens"]
+    what = f"a pass of {entry['batch']} x {tokens} tokens"
     times.append((entry, what, entry["seconds"]["least"], tokens))
   for run in document["runs"]:
-    where = f"round of batch {run['batch']}, k = {run['k']}"
-    ours, baseline = (
-      run[f"least_{way}round_seconds"] for way in ("", "baseline_")
-    )
-    times.append((run, f"a {where}", ours, run["nodes"]))
-    times.append((run, f"a baseline {where}", baseline, 1))
+    what = f"round of batch {run['batch']}, k = {run['k']}"
+    least, tokens = run["least_round_seconds"], run["nodes"]
+    times.append((run, f"a {what}", least, tokens))
+    least = run["least_baseline_round_seconds"]
+    times.append((run, f"a baseline {what}", least, 1))
   faults = []
   for entry, what, seconds, tokens in times:
     shape = config, entry["batch"], tokens, entry["context"]

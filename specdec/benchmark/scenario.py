@@ -25,25 +25,16 @@ from specdec.utils.spelling import choices
 
 @dataclasses.dataclass(frozen=True)
 class Scenario:
-  """A target and a drafter on chips.
+  """A target and a drafter on chips."""
 
-  Attributes:
-    target: a published shape (shapes.names()), preset:NAME, or a checkpoint.
-    drafter: a call, or two with | between them; model(0.03) is a draft model
-      with that share of the target's weights.
-    deployment: of the target; the draft model has its chips and dtypes.
-    draft_ways: chips that share the draft model's weights; None: the target's.
-    most: largest k.
-    calibration: of the machine that the chip is; its efficiencies and overheads
-      are used.
-  """
-
-  target: str
+  target: str  # of shapes.names(), preset:NAME, or a checkpoint
+  # A call, or two with | between them; model(0.03) is a draft model with that
+  # share of the target's weights.
   drafter: str
-  deployment: Deployment
-  draft_ways: int | None = None
-  most: int = 8
-  calibration: Calibration | None = None
+  deployment: Deployment  # of the target; drafts have its chips and dtypes
+  draft_ways: int | None = None  # chips of a draft model; None: the target's
+  most: int = 8  # largest k
+  calibration: Calibration | None = None  # of the machine that the chip is
 
   def __post_init__(self):
     first, *others = self.drafter_calls
