@@ -6,12 +6,17 @@ Nothing here depends on how fast or how quiet the machine is.
 import functools
 import json
 import math
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
 import pytest
 
+from specdec.benchmark import points, timing
+from specdec.benchmark.setup import Setup
+from specdec.models import presets
 from specdec.roofline import chips, hardware
+from specdec.roofline.cost import pass_bound
 
 MEASURED = hardware.Hardware(
   name="a machine",
@@ -227,3 +232,19 @@ def test_every_pass_reads_the_whole_matrix():
   vector = jnp.ones((2048,))
   assert hardware._reads(matrix, vector, 1)[7] == pytest.approx(2)
   assert hardware._reads(matrix, vector, 5)[7] == pytest.approx(32)
+
+
+def test_a_doubted_time_is_held_against_all_devices_measured_again(monkeypatch):
+  config = presets.get("smollm2-135m")
+  size, flops = pass_bound(config, 1, 1, 0)
+  entry = {"batch": 1, "tokens": 1, "context": 0, "bytes": size, "flops": flops}
+  entry |= {"seconds": {"least": size / 6e9}, "warnings": []}
+  document = {"bandwidth": 1e9, "passes": [entry], "runs": []}
+  mesh = SimpleNamespace(mesh=SimpleNamespace(size=2))
+  target = SimpleNamespace(
+    checkpoint=SimpleNamespace(config=config, params={}),
+    places=SimpleNamespace(target=mesh),
+  )
+  monkeypatch.setattr(timing, "bandwidth_of", lambda _: 3e9)
+  assert points.check_times(document, Setup(), target, MEASURED) == []
+  assert document["bandwidth"] == 6e9 and not entry["warnings"]

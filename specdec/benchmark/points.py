@@ -240,7 +240,7 @@ def check_times(
     entry["roof_seconds"] = max(memory, compute)
   faults = _faults(document, config, document["bandwidth"])
   if faults:  # or was the machine busy both times that it was measured?
-    again = timing.bandwidth_of(params)
+    again = devices * timing.bandwidth_of(params)
     document["bandwidth"] = max(document["bandwidth"], again)
     faults = _faults(document, config, document["bandwidth"])
   document["impossible"] = [sentence for _, sentence, _ in faults]
