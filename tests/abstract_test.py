@@ -1,5 +1,6 @@
-"""Drafters of shapes alone cost and hold what loaded ones do."""
+"""Drafters of shapes alone cost, hold and lower as loaded ones do."""
 
+import dataclasses
 import pathlib
 
 import jax
@@ -8,38 +9,67 @@ import pytest
 import programs
 from specdec.benchmark import abstract
 from specdec.benchmark.setup import Setup
+from specdec.compiled import steps
+from specdec.roofline import chips
 
 EXAMPLES = pathlib.Path(__file__).parents[1] / "examples"
 BIGRAM = f"{EXAMPLES / 'bigram.py'}:bigram"
 
 
+SETUP = Setup(
+  drafter=BIGRAM,
+  k=2,
+  mesh="model:1",
+  prompt_size=16,
+  max_new_tokens=16,
+  batch=2,
+)
+
+
+@pytest.fixture(scope="module")
+def targets():
+  return abstract.target(SETUP), SETUP.load_target()
+
+
 @pytest.mark.parametrize(
-  "drafter",
+  "drafter, shape, draft",
   [
-    "lookup",
-    "early_exit(1)",
-    "layer_skip(attention=[1])",
-    "model(stdlib-1m)",
-    "head(shared)",
-    "prophet(prophet)",
-    "lookup(k=4) | eagle(eagle)",
-    f"{EXAMPLES / 'recent.py'}:recent",
-    BIGRAM,
+    ("model(stdlib-1m)", "chain", True),
+    ("early_exit(2)", "chains(2)", True),
+    ("layer_skip(shipped)", "chain", True),
+    ("exit(recycle)", "chain", True),
+    ("head(shared)", "chain", True),
+    ("medusa(medusa)", "dynamic(6, top=2)", False),
+    ("lookup(k=4) | eagle(eagle)", "chain", True),
+    (BIGRAM, "chain", True),
+    (f"{EXAMPLES / 'recent.py'}:recent", "chain", False),
+    ("none", "chain", False),
   ],
 )
-def test_a_drafter_without_weights_is_the_loaded_one(drafter):
-  setup = Setup(drafter=drafter, k=2)
-  target = abstract.target(setup)
+def test_a_drafter_of_shapes_is_the_loaded_one_and_is_lowered(
+  drafter, shape, draft, targets
+):
+  setup = dataclasses.replace(SETUP, drafter=drafter, shape=shape)
+  target, loaded_target = (x._replace(drafts={}) for x in targets)
   ours = abstract.drafter(setup, target)
   for leaf in jax.tree.leaves((target.checkpoint.params, ours.params)):
     assert isinstance(leaf, jax.ShapeDtypeStruct)
-  loaded = setup.make_drafter(setup.load_target(packed=False))
+  loaded = setup.make_drafter(loaded_target)
   assert ours.drafter.spec == loaded.drafter.spec
   assert ours.drafter.cost == loaded.drafter.cost
-  counts = [
-    sum(x.size for x in jax.tree.leaves(x.params)) for x in (ours, loaded)
-  ]
-  assert counts[0] <= counts[1]  # packing pads
+  shapes = [jax.tree.map(lambda x: x.shape, x.params) for x in (ours, loaded)]
+  assert shapes[0] == shapes[1]
+  lowered = abstract.steps(setup, target, ours)
+  for name in ("draft", "verify", "accept"):
+    lowered[name]()
+  if drafter == "model(stdlib-1m)":
+    lowered["prefill"](), lowered["loop"]()
+    report, text = steps.compile_step(lowered["draft"])
+    assert report["arguments"] > 0 and "HloModule" in text
+  estimates = abstract.estimates(setup, target, ours, chips.get("v5e"))
+  assert set(estimates) == {"verify"} | ({"draft"} if draft else set())
+  assert estimates["verify"]["bytes"] > 0
+  assert abstract.plan(setup, target, ours).parts["target"] > 0
 
 
 def test_a_drafter_that_needs_a_tokenizer_is_refused_without_one(tmp_path):

@@ -3,18 +3,31 @@
 import dataclasses
 import json
 import math
+import re
 
 import numpy as np
 import pytest
 
 from specdec.benchmark import calibrate
 from specdec.models import presets
-from specdec.roofline import calibration, chips, hardware, prediction, shapes
+from specdec.report import roofline
+from specdec.roofline import (
+  calibration,
+  chips,
+  drafter_cost,
+  hardware,
+  prediction,
+  shapes,
+)
 from specdec.roofline.calibration import PassTime, RoundTime
-from specdec.roofline.cost import Deployment, Efficiency
-from specdec.roofline.pairs import TargetDraftPair
-from specdec.roofline.round_cost import Overhead
-from specdec.types import DrafterCost, Stats
+from specdec.roofline.cost import Cost, Deployment, Efficiency, Term
+from specdec.roofline.round_cost import (
+  NOTHING,
+  Overhead,
+  Round,
+  TargetDraftPair,
+)
+from specdec.types import Stats
 
 MACHINE = hardware.Hardware(
   name="a machine",
@@ -37,46 +50,47 @@ def deployment(name="smollm2-135m", efficiency=TRUE, **layers):
   return Deployment(shape, CHIP, efficiency=efficiency, **types, **layers)
 
 
+def early_exit(ours=NOTHING, baseline=NOTHING):
+  cost = drafter_cost.early_exit(2)
+  return TargetDraftPair(
+    deployment(), cost, overhead=ours, baseline_overhead=baseline
+  )
+
+
 def timed(model, points):
   return [PassTime(*p, model.cost(*p).seconds) for p in points]
 
 
-def test_this_machine_as_a_chip():
-  assert CHIP.read_bandwidth(1 << 20) == 9e10
-  assert CHIP.read_bandwidth(1 << 28) == CHIP.bandwidth == 4e10
-  assert CHIP.rate("float32") == 1.5e11
+def fitted(model, batch=16, tokens=9):
+  passes = calibrate.plan(batch, tokens, 256)
+  return calibration.fit_passes(model, *(timed(model, some) for some in passes))
 
 
-def test_a_fit_recovers_what_made_the_times():
+def test_a_fit_recovers_what_generated_the_times():
   points, unseen = calibrate.plan(16, 9, 256)
   assert {p[0] * p[1] for p in points} & {1} and len(unseen) >= 5
   assert not set(points) & set(unseen)
-  model = deployment()
-  fit = calibration.fit_passes(
-    model, timed(model, points), timed(model, unseen)
-  )
+  fit = fitted(deployment())
+  assert CHIP.read_bandwidth(1 << 20) == 9e10
+  assert CHIP.read_bandwidth(1 << 28) == CHIP.bandwidth == 4e10
   assert fit.in_sample.rms < 0.01
   assert fit.formula.rms < 0.02
   assert fit.held_out.rms < 0.02 and fit.held_out.points == len(unseen)
   assert fit.efficiency.one == pytest.approx(TRUE.one, rel=0.3)
 
 
-def test_what_no_formula_knows_goes_into_the_factors():
+def test_what_the_formula_lacks_goes_into_the_factors():
   """Kernels that take half as long again for 8 tokens and more."""
   step = dataclasses.replace(TRUE, rows=((1, 1), (6, 1), (8, 1.5), (144, 1.5)))
-  points, unseen = calibrate.plan(16, 9, 256)
-  model = deployment(efficiency=step)
-  fit = calibration.fit_passes(
-    model, timed(model, points), timed(model, unseen)
-  )
+  fit = fitted(deployment(efficiency=step))
   assert fit.formula.rms > 0.03 > fit.held_out.rms
   assert fit.in_sample.rms < 0.03  # what stands out alone is not believed
-  assert [m for m, _ in fit.efficiency.rows] == sorted(
-    {p[0] * p[1] for p in points}
-  )
+  points, _ = calibrate.plan(16, 9, 256)
+  sizes = sorted({batch * tokens for batch, tokens, _ in points})
+  assert [m for m, _ in fit.efficiency.rows] == sizes
 
 
-def test_how_a_machine_runs_now_is_told_by_points_timed_twice():
+def test_drift_is_the_median_over_points_timed_twice():
   model = deployment()
   then = [PassTime(1, n, 16, 1.0 + n) for n in range(1, 6)]
   now = [p._replace(seconds=1.2 * p.seconds) for p in then]
@@ -88,28 +102,40 @@ def test_how_a_machine_runs_now_is_told_by_points_timed_twice():
   assert calibration.drift(model, then, [slow]) == pytest.approx(1.5)
 
 
+def test_turns_that_were_slow_are_slow_for_all():
+  rng = np.random.default_rng(0)
+  true = np.array([1.0, 2.0, 5.0, 3.0])
+  slow = np.repeat(np.exp(rng.normal(0, 0.3, 9)), len(true))
+  clock = iter(np.tile(true, 9) * slow)
+  timers = [
+    calibrate.Timer(PassTime(1, n, 1, 0.0), lambda: next(clock))
+    for n in range(4)
+  ]
+  first, second = calibrate.in_turns([timers[:3], timers[3:]], 9)
+  assert [time.tokens for time in first + second] == [0, 1, 2, 3]
+  seconds = np.array([time.seconds for time in first + second])
+  np.testing.assert_allclose(seconds / seconds[0], true)
+
+
 def test_a_calibration_needs_points_that_took_time():
   points, _ = calibrate.plan(4, 4, 256)
   times = timed(deployment(), points)
   with pytest.raises(ValueError, match="needs 6"):
     calibration.fit_passes(deployment(), times[:5])
-  with pytest.raises(ValueError, match="1 x 1 took 0 s; it must be"):
-    calibration.fit_passes(deployment(), [*times, PassTime(1, 1, 1, 0.0)])
-  with pytest.raises(ValueError, match="took nan s"):
-    calibration.fit_passes(deployment(), [*times, PassTime(1, 1, 1, math.nan)])
+  for seconds in (0.0, -1.0, math.nan, math.inf):
+    wrong = PassTime(1, 1, 1, seconds), RoundTime(1, 0, 256, seconds)
+    with pytest.raises(ValueError, match=f"1 x 1 took {seconds:g} s; it must"):
+      calibration.fit_passes(deployment(), [*times, wrong[0]])
+    with pytest.raises(ValueError, match="batch 1, k = 0 took"):
+      calibration.fit_overhead(TargetDraftPair(deployment()), wrong[1:])
 
 
-def test_what_is_beside_the_passes_is_recovered():
+def test_overhead_of_rounds_is_recovered():
   true = (
     Overhead(((1, 2e-4, 1e-4), (4, -3e-4, 2e-4), (16, 8e-4, 0.0))),
     Overhead(((1, 1e-4, 0.0), (4, -2e-4, 0.0), (16, 0.0, 0.0))),
   )
-  pair = TargetDraftPair(
-    deployment(),
-    deployment("smollm2-135m", stop=2),
-    *true,
-    drafter=DrafterCost(exit_layer=2),
-  )
+  pair = early_exit(*true)
   rounds = [
     RoundTime(b, k, 256, pair.round(b, k, 256).seconds)
     for b in (16, 1, 4)
@@ -130,15 +156,10 @@ def test_what_is_beside_the_passes_is_recovered():
 
 def test_no_round_is_predicted_faster_than_its_bytes_allow():
   """Rounds of k = 5 timed shorter than of 2: a line that goes below 0."""
-  pair = TargetDraftPair(
-    deployment(), deployment(stop=2), drafter=DrafterCost(exit_layer=2)
-  )
+  pair = early_exit()
   passes = {k: pair.round(1, k, 256).seconds for k in (0, 2, 5)}
-  rounds = [
-    RoundTime(1, 0, 256, passes[0]),
-    RoundTime(1, 2, 256, 2 * passes[5]),
-    RoundTime(1, 5, 256, passes[5]),
-  ]
+  times = (0, passes[0]), (2, 2 * passes[5]), (5, passes[5])
+  rounds = [RoundTime(1, k, 256, seconds) for k, seconds in times]
   fit = calibration.fit_overhead(pair, rounds)
   final = dataclasses.replace(
     pair, overhead=fit.ours, baseline_overhead=fit.baseline
@@ -153,50 +174,37 @@ def test_no_round_is_predicted_faster_than_its_bytes_allow():
 
 def test_a_negative_overhead_leaves_the_time_of_the_bytes():
   below = Overhead(((1, -1.0, -1.0),))
-  pair = TargetDraftPair(
-    deployment(),
-    deployment(stop=2),
-    below,
-    below,
-    drafter=DrafterCost(exit_layer=2),
-  )
-  for whole in (pair.baseline(1, 16), pair.round(1, 8, 16)):
+  pair = early_exit(below, below)
+  for whole in (pair.round(1, 0, 16), pair.round(1, 8, 16)):
     moved = sum(times * cost.bytes for _, times, cost in whole.parts)
     least = moved / CHIP.bandwidth
     assert whole.seconds == pytest.approx(least)
-    assert whole.seconds == pytest.approx(
-      whole.overhead + sum(n * cost.seconds for _, n, cost in whole.parts)
-    )
   assert 0 < pair.speedup(1, 16, [0.5]) < 2
 
 
-def test_rounds_and_observations_that_cannot_be_are_refused():
-  for seconds in (0.0, -1.0, math.nan, math.inf):
-    with pytest.raises(ValueError, match="batch 1, k = 0 took"):
-      calibration.fit_overhead(
-        TargetDraftPair(deployment()), [RoundTime(1, 0, 256, seconds)]
-      )
-  good = {"prefix_acceptance": (0.5, 0.4), "wide": 0.5, "rounds": 3.0}
-  for name, value, sentence in (
-    ("prefix_acceptance", (0.5, 0.6), "ascends"),
-    ("prefix_acceptance", (math.nan,), r"outside \[0, 1\]"),
-    ("wide", -0.1, r"wide = -0.1; it must be in \[0, 1\]"),
-    ("wide", math.nan, "wide = nan"),
-    ("rounds", 0.0, "rounds = 0.0; it must be finite and > 0"),
-    ("rounds", math.inf, "rounds = inf"),
-  ):
-    with pytest.raises(ValueError, match=sentence):
-      prediction.Observed(**good | {name: value})
+@pytest.mark.parametrize(
+  "acceptance, wide, rounds, sentence",
+  [
+    ((0.5, 0.6), 0.5, 3.0, "ascends"),
+    ((math.nan,), 0.5, 3.0, r"outside \[0, 1\]"),
+    ((0.5,), -0.1, 3.0, r"wide = -0.1; it must be in \[0, 1\]"),
+    ((0.5,), math.nan, 3.0, "wide = nan"),
+    ((0.5,), 0.5, 0.0, "rounds = 0.0; it must be finite and > 0"),
+    ((0.5,), 0.5, math.inf, "rounds = inf"),
+  ],
+)
+def test_observations_that_cannot_be_are_refused(
+  acceptance, wide, rounds, sentence
+):
+  with pytest.raises(ValueError, match=sentence):
+    prediction.Observed(acceptance, wide, rounds)
 
 
 def test_a_calibration_is_read_as_it_was_written():
-  points, unseen = calibrate.plan(2, 4, 256)
   model = deployment()
-  times = timed(model, points), timed(model, unseen)
-  fit = calibration.fit_passes(model, *times)
-  endless = dataclasses.replace(
-    fit, efficiency=dataclasses.replace(fit.efficiency, p=math.inf)
-  )
+  fit = fitted(model, 2, 4)
+  efficiency = dataclasses.replace(fit.efficiency, p=math.inf)
+  endless = dataclasses.replace(fit, efficiency=efficiency)
   overhead = calibration.fit_overhead(
     TargetDraftPair(model), [RoundTime(1, 0, 256, 1.0)]
   )
@@ -219,18 +227,10 @@ def test_a_calibration_is_read_as_it_was_written():
 
 
 def stats(rounds, drafted, accepted, widths):
-  zeros = np.zeros(len(rounds))
-  return Stats(
-    rounds=np.array(rounds),
-    emitted=zeros,
-    drafted=np.array(drafted),
-    accepted=np.array(accepted),
-    evaluated=np.array(drafted),
-    whole=zeros,
-    kept=zeros,
-    nodes=zeros,
-    widths=np.array(widths),
-  )
+  fields = dict.fromkeys(Stats.__dataclass_fields__, np.zeros(len(rounds)))
+  given = {"rounds": rounds, "drafted": drafted, "accepted": accepted}
+  given |= {"evaluated": drafted, "widths": widths}
+  return Stats(**fields | {name: np.array(x) for name, x in given.items()})
 
 
 def test_what_was_observed_of_draft_tokens():
@@ -239,40 +239,32 @@ def test_what_was_observed_of_draft_tokens():
   observation = prediction.observed([[one, one]])
   np.testing.assert_allclose(observation.prefix_acceptance, [0.3, 0.2])
   assert observation.wide == 0.75 and observation.rounds == 40
-  twice = prediction.observed(
-    [[one], [stats([20], [[10, 5]], [[8, 2]], [5, 5])]]
-  )
+  again = stats([20], [[10, 5]], [[8, 2]], [5, 5])
+  twice = prediction.observed([[one], [again]])
   np.testing.assert_allclose(twice.prefix_acceptance, [0.35, 0.2])
   # All texts together: sums over sums, not a mean of ratios.
-  both = prediction.observed(
-    [[stats([10, 30], [[10], [30]], [[9], [3]], [40])]]
-  )
+  both = stats([10, 30], [[10], [30]], [[9], [3]], [40])
+  both = prediction.observed([[both]])
   np.testing.assert_allclose(both.prefix_acceptance, [0.3])
-  assert (
-    prediction.observed([[stats([9], [[]], [[]], [9])]]).prefix_acceptance == ()
-  )
+  none = prediction.observed([[stats([9], [[]], [[]], [9])]])
+  assert none.prefix_acceptance == ()
 
 
 def test_a_prediction_is_rounds_times_seconds():
-  pair = TargetDraftPair(
-    deployment(),
-    None,
-    Overhead(((1, 1e-3, 0.0),)),
-    Overhead(((1, 5e-4, 0.0),)),
-  )
+  ours, theirs = (Overhead(((1, x, 0.0),)) for x in (1e-3, 5e-4))
+  pair = TargetDraftPair(deployment(), overhead=ours, baseline_overhead=theirs)
   sure = prediction.Observed((1.0, 1.0), 1.0, 10.0)
   result = prediction.predict(pair, sure, 2, 2, 256, 30)
   assert result.seconds == pytest.approx(10 * pair.round(2, 2, 256).seconds)
-  assert result.baseline_seconds == pytest.approx(
-    30 * pair.baseline(2, 256).seconds
-  )
+  baseline = 30 * pair.round(2, 0, 256).seconds
+  assert result.baseline_seconds == pytest.approx(baseline)
   assert result.tokens == 3
   assert result.speedup == result.baseline_seconds / result.seconds
   assert result.steady_speedup == pytest.approx(result.speedup)
   # Two batches of one row each, and half of the rounds idle.
   half = dataclasses.replace(sure, wide=0.5, rounds=20.0)
   apart = prediction.predict(pair, half, 2, 1, 256, 30)
-  mean = pair.round(1, 2, 256).seconds + pair.baseline(1, 256).seconds
+  mean = pair.round(1, 2, 256).seconds + pair.round(1, 0, 256).seconds
   assert apart.round_seconds == pytest.approx(mean / 2)
   assert apart.seconds == pytest.approx(20 * apart.round_seconds)
   baseline = prediction.Observed((), 1.0, 30.0)
@@ -280,16 +272,19 @@ def test_a_prediction_is_rounds_times_seconds():
 
 
 def test_an_explanation_names_every_term():
-  pair = TargetDraftPair(
-    deployment(),
-    deployment(stop=2),
-    Overhead(((1, 1e-3, 0.0),)),
-    drafter=DrafterCost(exit_layer=2),
-  )
-  lines = prediction.explain(pair.round(2, 3, 256))
-  named = {line[2] for line in lines}
-  assert {"weights", "projection", "KV read", "logits", "overhead"} <= named
-  whole = [line for line in lines if line[0]]
-  assert [line[1] for line in whole] == ["3", "1", "1", "1"]
-  seconds = sum(int(line[1]) * float(line[6]) for line in whole) / 1e3
-  assert seconds == pytest.approx(pair.round(2, 3, 256).seconds, rel=1e-3)
+  cost = early_exit(Overhead(((1, 1e-3, 0.0),))).round(2, 3, 256)
+  text = roofline.explain(cost)
+  for name in ("weights", "projection", "KV read", "logits", "overhead"):
+    assert name in text
+  whole = re.findall(r"^  (\S.*?)  +(\d) .* (\S+)$", text, re.MULTILINE)
+  assert [times for _, times, _ in whole] == ["3", "1", "1", "1"]
+  seconds = sum(int(times) * float(ms) for _, times, ms in whole) / 1e3
+  assert seconds == pytest.approx(cost.seconds, rel=1e-3)
+
+
+@pytest.mark.parametrize("seconds", [-0.0, 1.861e-15, -1e-12])
+def test_what_rounds_to_nothing_is_explained_as_0(seconds):
+  term = Term("overhead", seconds=seconds or 1e-300)
+  parts = (("target", 1, Cost((term,), seconds)),)
+  lines = roofline.explain(Round(parts, seconds)).splitlines()
+  assert [line.split()[-1] for line in lines[1:]] == ["0", "0", "0"]

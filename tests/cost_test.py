@@ -7,15 +7,7 @@ import pytest
 
 import closed_form
 from specdec.models import presets
-from specdec.roofline import (
-  chips,
-  links,
-  pairs,
-  planning,
-  round_cost,
-  shapes,
-  theory,
-)
+from specdec.roofline import chips, drafter_cost, planning, shapes, theory
 from specdec.roofline.cost import (
   IDEAL,
   TYPICAL,
@@ -23,59 +15,89 @@ from specdec.roofline.cost import (
   Efficiency,
   pass_bound,
 )
-from specdec.types import DrafterCost, Skip
+from specdec.roofline.round_cost import TargetDraftPair
+from specdec.types import Skip
 
 V5E, H100 = chips.get("v5e"), chips.get("h100")
+LLAMA = shapes.get("llama3-8b")
+
+
+def term(cost, name):
+  return {term.name: term for term in cost.terms}[name]
 
 
 def test_chips_and_their_ridges():
-  assert V5E.ridge() == pytest.approx(240.5, abs=0.1)
-  assert H100.ridge() == pytest.approx(295.5, abs=0.1)
-  assert chips.get("v6e", bandwidth=1e12).bandwidth == 1e12
-  with pytest.raises(ValueError, match="known: v3, v4, v5e"):
-    chips.get("v9")
-  with pytest.raises(ValueError, match="has no number 'width'"):
-    chips.get("v4", width=3)
-  assert chips.get("v4", int8=1e14).rate("int8") == 1e14
-  with pytest.raises(ValueError, match="must be whole"):
-    chips.get("v4", axes=1.5)
-  with pytest.raises(ValueError, match="bandwidth must be > 0"):
-    chips.get("v4", bandwidth=0)
-  with pytest.raises(ValueError, match="no products of float32; it has: bf"):
-    V5E.rate("float32")
+  for name, ridge in {"v5e": 240.5, "h100": 295.5}.items():
+    chip = chips.get(name)
+    flops = chip.rate("bfloat16")
+    assert flops / chip.bandwidth == pytest.approx(ridge, abs=0.1)
   for chip in chips.CHIPS.values():
-    assert 100 < chip.ridge() < 700
     assert chip.source
+    assert 100 < chip.rate("bfloat16") / chip.bandwidth < 700
     assert all(rate >= chip.rate("bfloat16") for rate in chip.flops.values())
+  assert chips.get("v6e", bandwidth=1e12).bandwidth == 1e12
+  assert chips.get("v4", int8=1e14).rate("int8") == 1e14
+
+
+NAN = float("nan")
 
 
 @pytest.mark.parametrize(
-  "name, billions",
+  "construct, sentence",
   [
-    ("llama3-70b", 70.6),
-    ("mixtral-8x7b", 46.7),
-    ("qwen3-30b-a3b", 30.5),
-    ("deepseek-v3", 671.0),
-    ("t5-small", 0.077),
-    ("t5-base", 0.248),
-    ("t5-large", 0.783),
-    ("t5-xl", 2.85),
-    ("t5-xxl", 11.1),
+    (lambda: chips.get("v9"), "no chip 'v9'; known: v3, v4, v5e"),
+    (lambda: chips.get("v4", width=3), "has no number 'width'"),
+    (lambda: chips.get("v4", axes=1.5), "axes = 1.5; it must be whole"),
+    (lambda: chips.get("v4", bandwidth=0), "bandwidth must be > 0"),
+    (lambda: chips.get("v4", hop_seconds=NAN), "hop_seconds must be >= 0"),
+    (lambda: V5E.rate("float32"), "no products of float32; it has: bf"),
+    (lambda: shapes.get("gpt-5"), "known: llama2-7b"),
+    (lambda: shapes.scaled(LLAMA, 0), "outside"),
+    (lambda: Efficiency(flops=0), "it must be finite and > 0"),
+    (lambda: Efficiency(kv=NAN), "it must be finite and > 0"),
+    (lambda: Efficiency(p=0.5), "p = 0.5; it must be >= 1"),
+    (lambda: Efficiency(overhead=NAN), "it must be finite and >= 0"),
+    (lambda: Efficiency(layer_overhead=-1.0), "it must be finite and >= 0"),
+    (lambda: Deployment(LLAMA, V5E, weights="int3"), "no dtype 'int3'"),
+    (lambda: Deployment(LLAMA, V5E, ways=3), "do not divide 32 heads"),
+    (
+      lambda: Deployment(shapes.get("qwen2.5-7b"), V5E, ways=7),
+      "neither divides the other",
+    ),
+    (lambda: Deployment(LLAMA, V5E, correlation=-0.01), "must be in"),
+    (lambda: Deployment(LLAMA, V5E, correlation=1.01), "must be in"),
+    (lambda: Deployment(LLAMA, V5E, correlation=NAN), "must be in"),
   ],
 )
-def test_shapes_have_as_many_weights_as_published(name, billions):
-  weights = shapes.get(name).num_parameters / 1e9
-  assert weights == pytest.approx(billions, rel=0.005)
+def test_numbers_that_cannot_be_are_refused(construct, sentence):
+  with pytest.raises(ValueError, match=sentence):
+    construct()
 
 
-def test_shapes_of_every_preset_count_as_the_config_does():
-  for name in presets.names():
-    config, shape = presets.get(name, "bfloat16"), shapes.get(name)
-    lost = config.num_parameters - shape.num_parameters
-    assert lost == config.width  # the final norm
-    assert 2 * shape.cached == config.cache_bytes_per_token
-  with pytest.raises(ValueError, match="known: llama2-7b"):
-    shapes.get("gpt-5")
+def test_shapes_have_as_many_weights_as_published():
+  published = {
+    "llama3-70b": 70.6, "mixtral-8x7b": 46.7, "qwen3-30b-a3b": 30.5,
+    "deepseek-v3": 671.0, "t5-small": 0.077, "t5-base": 0.248,
+    "t5-large": 0.783, "t5-xl": 2.85, "t5-xxl": 11.1,
+  }  # fmt: skip
+  weights = {n: shapes.get(n).num_parameters / 1e9 for n in published}
+  assert weights == pytest.approx(published, rel=0.005)
+
+
+@pytest.mark.parametrize("name", presets.names())
+def test_shapes_and_bounds_of_presets_are_the_closed_form(name):
+  """The oracle of the bounds is closed_form.py."""
+  for dtype in ("float32", "bfloat16"):
+    config = presets.get(name, dtype)
+    for where in ((1, 1, 0), (4, 3, 5000)):
+      bound = pass_bound(config, *where)
+      assert bound.bytes == closed_form.pass_bytes(config, *where)
+      expected = closed_form.pass_flops(config, *where)
+      assert bound.flops == pytest.approx(expected, rel=1e-3)
+  shape = shapes.get(name)
+  # Without the final norm.
+  assert config.num_parameters - shape.num_parameters == config.width
+  assert 2 * shape.cached == config.cache_bytes_per_token
 
 
 def test_scaled_models_have_about_the_share_asked_for():
@@ -85,43 +107,6 @@ def test_scaled_models_have_about_the_share_asked_for():
     small = shapes.scaled(whole, share)
     weights = small.num_parameters - 2 * small.embedding
     assert weights == pytest.approx(share * layers, rel=0.02)
-  with pytest.raises(ValueError, match="outside"):
-    shapes.scaled(whole, 0)
-
-
-@pytest.mark.parametrize("name", ["llama3-8b", "gemma2-2b", "smollm2-135m"])
-def test_bytes_and_flops_are_those_of_the_bounds(name):
-  """The oracle is closed_form.py."""
-  config = presets.get(name, "bfloat16")
-  batch, tokens, context = 4, 3, 5000
-  cost = Deployment(shapes.get(name), V5E).cost(batch, tokens, context)
-  least = closed_form.pass_bytes(config, batch, tokens, context)
-  by_name = {term.name: term for term in cost.terms}
-  moved = cost.bytes - by_name["logits"].bytes
-  assert moved == pytest.approx(least, rel=1e-4)  # norms, a row of embedding
-  # The bound leaves out what tokens of a pass see of one another.
-  products = sum(by_name[part].flops for part in ("weights", "projection"))
-  inner = (
-    2
-    * batch
-    * tokens
-    * tokens
-    * sum(layer.score for layer in shapes.get(name).layers)
-  )
-  attention = by_name["KV read"].flops - inner
-  counted = closed_form.pass_flops(config, batch, tokens, context)
-  assert products + attention == pytest.approx(counted, rel=1e-4)
-
-
-@pytest.mark.parametrize("name", presets.names())
-def test_bounds_are_the_closed_form(name):
-  for dtype in ("float32", "bfloat16"):
-    config = presets.get(name, dtype)
-    for where in ((1, 1, 0), (4, 3, 5000)):
-      bound = pass_bound(config, *where)
-      assert bound.bytes == closed_form.pass_bytes(config, *where)
-      expected = closed_form.pass_flops(config, *where)
-      assert bound.flops == pytest.approx(expected, rel=1e-3)
 
 
 def test_experts_touched():
@@ -129,47 +114,31 @@ def test_experts_touched():
   layer = shapes.Layer(0, 1, 1, 1, expert=10**6, num_experts=512, per_token=10)
   shape = shapes.Shape("", (layer,), 1, 1, 8, True)
   deployment = Deployment(shape, V5E, correlation=1.0)
-  terms = {t.name: t for t in deployment.cost(4, 1, 0).terms}
-  assert terms["experts"].bytes / 2e6 == pytest.approx(38.85, abs=0.01)
-  assert terms["experts"].flops == 2 * 4 * 10 * 1e6
+  touched = term(deployment.cost(4, 1, 0), "experts")
+  assert touched.bytes / 2e6 == pytest.approx(38.85, abs=0.01)
+  assert touched.flops == 2 * 4 * 10 * 1e6
   alike = dataclasses.replace(deployment, correlation=0.6).cost(4, 1, 0)
   assert alike.bytes < deployment.cost(4, 1, 0).bytes
-  one = {t.name: t for t in deployment.cost(1, 1, 0).terms}["experts"]
+  one = term(deployment.cost(1, 1, 0), "experts")
   assert one.bytes == pytest.approx(2 * 10 * 1e6)
-
-
-@pytest.mark.parametrize("value", [-1.0, -0.01, 1.01, float("nan")])
-def test_a_correlation_is_a_share(value):
-  shape = shapes.get("mixtral-8x7b")
-  with pytest.raises(ValueError, match=r"correlation = .*; it must be in \[0"):
-    Deployment(shape, V5E, correlation=value)
-
-
-def test_efficiencies_and_chips_are_finite():
-  nan = float("nan")
-  for changes in ({"overhead": nan}, {"layer_overhead": -1.0}, {"kv": nan}):
-    with pytest.raises(ValueError, match="it must be finite and >"):
-      Efficiency(**changes)
-  with pytest.raises(ValueError, match="axes and hop_seconds must be >= 0"):
-    chips.get("v4", hop_seconds=nan)
 
 
 def test_all_reduce_by_hand():
   # 8 v5e are 4 x 2, lines both; of 1 MB each axis carries a share.
-  assert links.arranged(8, 2) == (4, 2)
-  assert links.arranged(16, 3) == (4, 2, 2)
-  assert links.arranged(1, 3) == ()
-  cost = links.all_reduce(V5E, 8, 1e6)
+  assert chips.arranged(8, 2) == (4, 2)
+  assert chips.arranged(16, 3) == (4, 2, 2)
+  assert chips.arranged(1, 3) == ()
+  cost = chips.all_reduce(V5E, 8, 1e6)
   rate = 4.5e10 * (4 / 3 + 2)
   assert cost.seconds == pytest.approx(2 * 1e6 / rate)
   # Small ones wait for the hops: 3 + 1 of them, there and back.
-  assert links.all_reduce(V5E, 8, 16).seconds == pytest.approx(8e-6)
+  assert chips.all_reduce(V5E, 8, 16).seconds == pytest.approx(8e-6)
   # A ring of 16: both ways at once, half its length of hops.
-  ring = links.all_reduce(dataclasses.replace(V5E, axes=1), 16, 1e8)
+  ring = chips.all_reduce(dataclasses.replace(V5E, axes=1), 16, 1e8)
   assert ring.seconds == pytest.approx(2 * 1e8 / 9e10)
-  switch = links.all_reduce(H100, 8, 1e8)
+  switch = chips.all_reduce(H100, 8, 1e8)
   assert switch.seconds == pytest.approx(2e-6 + 2e8 * 7 / 8 / 4.5e11)
-  assert links.all_reduce(V5E, 1, 1e6) == (0.0, 0.0)
+  assert chips.all_reduce(V5E, 1, 1e6) == (0.0, 0.0)
 
 
 def test_a_mesh_shares_weights_heads_and_rows():
@@ -181,47 +150,33 @@ def test_a_mesh_shares_weights_heads_and_rows():
   both = Deployment(shape, V5E, ways=16, replicas=4)
   assert both.cost(32, 1, 100) == shared.cost(8, 1, 100)
   assert shared.cost(8, 1, 100).sent > 0 == alone.cost(8, 1, 100).sent
-  with pytest.raises(ValueError, match="do not divide 64 heads"):
-    Deployment(shape, V5E, ways=3)
-  with pytest.raises(ValueError, match="neither divides the other"):
-    Deployment(shapes.get("qwen2.5-7b"), V5E, ways=7)
-  with pytest.raises(ValueError, match="no dtype 'int3'"):
-    Deployment(shape, V5E, weights="int3")
 
 
 def test_quantised_weights_move_less_and_keep_their_math():
-  shape = shapes.get("llama3-8b")
-  wide, narrow = Deployment(shape, V5E), Deployment(shape, V5E, weights="int4")
+  wide, narrow = Deployment(LLAMA, V5E), Deployment(LLAMA, V5E, weights="int4")
+  byte = Deployment(LLAMA, V5E, weights="int8")
   assert narrow.weight_bytes == wide.weight_bytes / 4
   assert narrow.dtype == "bfloat16"  # no product of that type
-  assert Deployment(shape, V5E, weights="int8").dtype == "int8"
-  assert (
-    Deployment(shape, V5E, weights="int8", compute="bfloat16").dtype != "int8"
-  )
+  assert byte.dtype == "int8"
+  assert dataclasses.replace(byte, compute="bfloat16").dtype == "bfloat16"
   assert narrow.cost(1, 1, 0).seconds < wide.cost(1, 1, 0).seconds / 3
   # Attention is of KV's type: 256 tokens at a long context are arithmetic.
-  terms = [
-    {
-      t.name: t.seconds
-      for t in Deployment(shape, V5E, w).cost(1, 256, 4096).terms
-    }
-    for w in ("bfloat16", "int8")
-  ]
-  assert terms[0]["KV read"] == terms[1]["KV read"]
+  reads = [term(one.cost(1, 256, 4096), "KV read") for one in (wide, byte)]
+  assert reads[0].seconds == reads[1].seconds
 
 
 def test_a_decoder_with_a_source_reads_it_and_sums_once_more():
   shape = shapes.get("t5-xxl")
-  alone, heard = (
+  alone, with_source = (
     Deployment(shape, chips.get("v4"), ways=8, source=n) for n in (0, 512)
   )
-  more = heard.cost(2, 1, 64).bytes - alone.cost(2, 1, 64).bytes
+  more = with_source.cost(2, 1, 64).bytes - alone.cost(2, 1, 64).bytes
   assert more == 2 * 512 * 24 * 2 * 4096 * 2 / 8
-  assert heard.cache_bytes(2, 64) - alone.cache_bytes(2, 64) == more
-  one = links.all_reduce(chips.get("v4"), 8, 2 * 4096 * 2)
-  few = links.all_reduce(chips.get("v4"), 8, 4 * 2)
+  assert with_source.cache_bytes(2, 64) - alone.cache_bytes(2, 64) == more
+  one = chips.all_reduce(chips.get("v4"), 8, 2 * 4096 * 2)
+  few = chips.all_reduce(chips.get("v4"), 8, 4 * 2)
   sent = (3 * 24 + 1) * one.size + 2 * few.size
-  assert heard.cost(2, 1, 64).sent == pytest.approx(sent)
+  assert with_source.cost(2, 1, 64).sent == pytest.approx(sent)
 
 
 def test_efficiency_combines_from_the_larger_to_the_sum():
@@ -230,38 +185,34 @@ def test_efficiency_combines_from_the_larger_to_the_sum():
   assert Efficiency(p=2).combined(3.0, 4.0) == pytest.approx(5)
   curve = Efficiency(rows=((1, 1.0), (4, 2.0)))
   assert [curve.factor(m) for m in (1, 2, 4, 99)] == [1, 1.5, 2, 2]
-  for wrong in ({"flops": 0}, {"p": 0.5}, {"overhead": -1}):
-    with pytest.raises(ValueError):
-      Efficiency(**wrong)
 
 
 def test_a_factor_slows_the_products_alone():
-  shape = shapes.get("llama3-8b")
   slow = Efficiency(p=1, rows=((1, 2.0),))
-  fast = Deployment(shape, V5E, efficiency=Efficiency(p=1)).cost(4, 2, 1000)
-  cost = Deployment(shape, V5E, efficiency=slow).cost(4, 2, 1000)
+  fast = Deployment(LLAMA, V5E, efficiency=Efficiency(p=1)).cost(4, 2, 1000)
+  cost = Deployment(LLAMA, V5E, efficiency=slow).cost(4, 2, 1000)
   for a, b in zip(fast.terms, cost.terms):
     twice = 2 if a.name in ("weights", "projection") else 1
     assert b.seconds == pytest.approx(twice * a.seconds)
-  sums = sum(term.seconds for term in cost.terms)
-  assert cost.seconds == pytest.approx(sums)
+  assert cost.seconds == pytest.approx(sum(x.seconds for x in cost.terms))
 
 
 def pair(
   chip="v5e", efficiency=IDEAL, target="llama3-8b", share=0.03, **numbers
 ):
   shape = shapes.get(target)
-  options = {"chip": chips.get(chip, **numbers), "efficiency": efficiency}
-  draft = Deployment(shapes.scaled(shape, share), **options)
-  return pairs.TargetDraftPair(Deployment(shape, **options), draft)
+  draft = drafter_cost.model(shapes.scaled(shape, share))
+  chip = chips.get(chip, **numbers)
+  return TargetDraftPair(Deployment(shape, chip, efficiency=efficiency), draft)
 
 
-@pytest.mark.parametrize("chip", ["v4", "v5e", "v5p", "v6e", "h100", "b200"])
+@pytest.mark.parametrize("chip", ["v5p", "h100"])
 @pytest.mark.parametrize("efficiency", [IDEAL, TYPICAL])
 def test_invariants_over_a_grid(chip, efficiency):
   """roofline.md, 2.10."""
   candidate = pair(chip, efficiency)
   batches, contexts = (1, 4, 16, 64, 256), (0, 2048, 32_768)
+  draft = dataclasses.replace(candidate.target, shape=candidate.drafter.shape)
   for batch, context in itertools.product(batches, contexts):
     for k in (0, 1, 4, 8):
       gains = []
@@ -273,8 +224,8 @@ def test_invariants_over_a_grid(chip, efficiency):
         assert gain <= theory.expected_tokens(prefix_acceptance) + 1e-12
         gains.append(gain)
       assert gains == sorted(gains)  # monotone in alpha
-    cost = candidate.draft.cost(batch, 1, context).seconds
-    cost /= candidate.baseline(batch, context).seconds
+    cost = draft.cost(batch, 1, context).seconds
+    cost /= candidate.round(batch, 0, context).seconds
     assert planning.best_k(candidate, batch, context, 0.9 * min(1, cost)).k == 0
   best = [planning.best_k(candidate, b, 0, 0.8).k for b in (*range(1, 33), 64)]
   assert best == sorted(best, reverse=True)
@@ -282,63 +233,17 @@ def test_invariants_over_a_grid(chip, efficiency):
   assert gains == sorted(gains)
 
 
-def test_a_round_is_its_parts():
-  candidate = dataclasses.replace(
-    pair(), overhead=round_cost.Overhead(((4, 1e-3, 1e-4),))
-  )
-  of_round = candidate.round(4, 3, 100)
-  draft = [candidate.draft.cost(4, n, 100).seconds for n in (1, 2)]
-  target = candidate.target.cost(4, 4, 100).seconds
-  overhead = 1e-3 + 3e-4
-  assert of_round.seconds == pytest.approx(
-    2 * draft[0] + draft[1] + target + overhead
-  )
-  # A tree with one draft token a level is the chain, but its path is moved.
-  chain = candidate.tree_round(4, (1, 1, 1), 100)
-  moved = sum(
-    one.cache_bytes(4, 4) for one in (candidate.target, candidate.draft)
-  )
-  moved *= 2 / V5E.bandwidth
-  assert chain.seconds == pytest.approx(of_round.seconds + moved)
-  wide = candidate.tree_round(4, (4, 4, 4), 100)
-  assert wide.parts[-2][0] == "target, 13 tokens"
-
-
-def test_an_early_exit_runs_every_layer_once_for_every_token():
-  shape = shapes.get("llama3-8b")
-  whole = Deployment(shape, V5E)
-  first = dataclasses.replace(whole, stop=8)
-  candidate = pairs.TargetDraftPair(
-    whole, first, drafter=DrafterCost(exit_layer=8)
-  )
-  flops = sum(n * c.flops for _, n, c in candidate.round(8, 3, 100).parts)
-  once = whole.cost(8, 4, 100).flops
-  heads = 3 * 2 * 8 * shape.embedding  # a draft token needs logits as well
-  scores = sum(layer.score for layer in shape.layers[:8])
-  # Drafted one by one, tokens do not see those of the same pass behind them.
-  alone = 2 * 8 * 8 * 4 * (4 - 1) / 8 * scores
-  assert flops == pytest.approx(once + heads - alone)
-  assert candidate.memory(1, 100).keys() == {"target weights", "target cache"}
-
-
-def test_a_layer_skip_reads_what_it_keeps_and_takes_no_memory():
+def test_a_layer_skip_reads_what_it_keeps():
   config = presets.get("llama3-8b")
   half = Skip(tuple(range(16)), tuple(range(8, 24)))
-  shape, less = (shapes.of_config(config, skip=s) for s in (None, half))
+  cost = drafter_cost.layer_skip(config, half)
+  less = cost.shape
   assert len(less.layers) == 24  # 8 to 15 are not there at all
   mlp = 3 * config.width * config.mlp_width
-  one = shape.layers[0].weights
+  one = LLAMA.layers[0].weights
   assert sum(layer.weights for layer in less.layers) == 16 * one
   assert {layer.weights for layer in less.layers} == {mlp, one - mlp, one}
-  assert less.cached == shape.cached / 2
-  whole = Deployment(shape, V5E)
-  draft = dataclasses.replace(whole, shape=less)
-  candidate = pairs.TargetDraftPair(
-    whole, drafter=DrafterCost(shape=draft.shape, shares_target=True)
-  )
-  assert candidate.memory(1, 100).keys() == {"target weights", "target cache"}
-  parts = [(name, times) for name, times, _ in candidate.round(8, 3, 100).parts]
-  assert parts == [("draft, 1 token", 3), ("target, 4 tokens", 1)]
+  assert less.cached == LLAMA.cached / 2
   moe = dataclasses.replace(config, num_experts=4, experts_per_token=2)
   experts = [
     shapes.of_config(moe, skip=s).layers
@@ -362,14 +267,10 @@ def test_break_even_and_schedules():
   assert planning.break_even_batch(candidate, 0, 1.0, largest=8) is None
   none = planning.schedule(candidate, 0, 0.0, largest=8)
   assert none == [(1, 8, 0)]
-  with pytest.raises(
-    ValueError, match="no batch pays: decode autoregressively"
-  ):
-    planning.as_tensorrt_llm(none)
-  with pytest.raises(ValueError, match="batch 1 wants k = 1"):
-    planning.as_tensorrt_llm(
-      [planning.BatchRange(1, 1, 1), planning.BatchRange(2, 8, 2)]
-    )
+  rising = [planning.BatchRange(1, 1, 1), planning.BatchRange(2, 8, 2)]
+  for ranges, sentence in ((none, "no batch pays"), (rising, "wants k = 1")):
+    with pytest.raises(ValueError, match=sentence):
+      planning.as_tensorrt_llm(ranges)
   batch_ranges = planning.schedule(candidate, 0, 0.7, largest=2 * batch)
   assert batch_ranges[0].first == 1 and batch_ranges[-1].last == 2 * batch
   for a, b in itertools.pairwise(batch_ranges):
@@ -403,9 +304,8 @@ def test_the_best_draft_is_neither_the_largest_nor_the_smallest():
   distribution = theory.fit_power_law([1e8, 2e9, 8e9], [0.61, 0.71, 0.75])
   drafts = [shapes.scaled(target.shape, 10.0**-i) for i in range(4)]
   sizes = planning.best_draft(target, drafts, distribution, 1, 2048)
-  assert [sized.alpha for sized in sizes] == sorted(
-    [sized.alpha for sized in sizes], reverse=True
-  )
+  alphas = [sized.alpha for sized in sizes]
+  assert alphas == sorted(alphas, reverse=True)
   gains = [sized.best.speedup for sized in sizes]
   assert max(gains) > gains[0] == 1 and max(gains) > gains[-1]
 
@@ -413,45 +313,7 @@ def test_the_best_draft_is_neither_the_largest_nor_the_smallest():
 def test_the_best_tree_beats_the_best_chain():
   candidate = pair("v5e", TYPICAL)
   chain = planning.best_k(candidate, 1, 2048, 0.6)
-  tree = planning.best_tree(candidate, 1, 2048, [0.6, 0.2, 0.1])
-  baseline = candidate.baseline(1, 2048).seconds
+  tree = planning.best_tree(candidate, 1, 2048, [0.6, 0.2, 0.1], most=32)
+  baseline = candidate.round(1, 0, 2048).seconds
   assert tree.tokens * baseline / tree.seconds > chain.speedup
   assert planning.best_tree(candidate, 4096, 0, [0.3]).paths == []
-
-
-def test_a_sparse_mixture_gains_least_at_batch_one():
-  """With independent routing (roofline.md, 2.8): opposite to a dense model."""
-  shape = shapes.get("qwen3-30b-a3b")
-  target = Deployment(shape, H100, correlation=1.0)
-  draft = Deployment(shapes.get("qwen3-0.6b"), H100)
-  candidate = pairs.TargetDraftPair(target, draft)
-  one, many = (
-    planning.best_k(candidate, batch, 512, 0.8).speedup for batch in (1, 32)
-  )
-  assert many > one
-  alike = dataclasses.replace(
-    candidate, target=dataclasses.replace(target, correlation=0.57)
-  )
-  assert planning.best_k(alike, 1, 512, 0.8).speedup > one
-
-
-def test_a_pair_shares_its_vocabulary():
-  one = Deployment(shapes.get("llama3-8b"), V5E)
-  other = Deployment(shapes.get("smollm2-135m"), V5E)
-  with pytest.raises(ValueError, match="49152 and 128256"):
-    pairs.TargetDraftPair(one, other)
-
-
-def test_a_draft_replicated_or_shared():
-  """A small tensor-parallel draft is bound by the latency of collectives."""
-  target = Deployment(shapes.get("llama3-70b"), V5E, ways=8)
-  small = shapes.get("llama3-1b")
-  alone, shared = Deployment(small, V5E), Deployment(small, V5E, ways=8)
-  seconds = [
-    pairs.TargetDraftPair(target, draft).round(1, 4, 1000).seconds
-    for draft in (alone, shared)
-  ]
-  assert seconds[0] > seconds[1]  # eight times the bytes outweigh the hops
-  waits = shared.cost(1, 1, 1000)
-  collectives = {t.name: t for t in waits.terms}["collectives"].seconds
-  assert collectives > 0.2 * waits.seconds

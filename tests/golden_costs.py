@@ -9,16 +9,14 @@ They stand in fixtures/golden/costs.json, written on version 0.1.0.
   python tests/golden_costs.py --write    # after a change that is meant
 """
 
-import dataclasses
 import json
 import pathlib
 import sys
 
-from specdec.roofline import chips, papers, planning, shapes
+from specdec.report import papers
+from specdec.roofline import chips, drafter_cost, planning, shapes
 from specdec.roofline.cost import Deployment
-from specdec.roofline.pairs import TargetDraftPair
-from specdec.roofline.round_cost import Overhead
-from specdec.types import DrafterCost
+from specdec.roofline.round_cost import Overhead, TargetDraftPair
 
 FILE = pathlib.Path(__file__).parent / "fixtures" / "golden" / "costs.json"
 PREFIX_ACCEPTANCE = (0.8, 0.66, 0.55, 0.47, 0.4, 0.34)
@@ -31,23 +29,18 @@ def pairs() -> dict[str, TargetDraftPair]:
     return Deployment(shapes.get(name), chips.get(chip), **options)
 
   large = deployment("llama3-70b", "v6e", ways=8)
-  exits = deployment("llama3-8b", "h100")
-  early = dataclasses.replace(exits, stop=8)
-  small = shapes.scaled(large.shape, 0.1)
+  early = deployment("llama3-8b", "h100")
   experts = deployment("mixtral-8x7b", "v5p", ways=4, replicas=2)
   quantised = deployment("llama3-8b", "v5e", ways=2, weights="int8", kv="int8")
+  tenth = drafter_cost.model(shapes.scaled(large.shape, 0.1))
   late = Overhead(((1, 1e-4, 2e-5), (64, 3e-4, 5e-5)))
   return {
     "70B with 1B": TargetDraftPair(
-      large, deployment("llama3-1b", "v6e", ways=8)
+      large, drafter_cost.model(shapes.get("llama3-1b"))
     ),
-    "70B with a tenth": TargetDraftPair(
-      large, dataclasses.replace(large, shape=small)
-    ),
-    "8B, exit after 8": TargetDraftPair(
-      exits, early, drafter=DrafterCost(exit_layer=8)
-    ),
-    "8B, copies": TargetDraftPair(exits),
+    "70B with a tenth": TargetDraftPair(large, tenth),
+    "8B, exit after 8": TargetDraftPair(early, drafter_cost.early_exit(8)),
+    "8B, copies": TargetDraftPair(early),
     "experts": TargetDraftPair(experts),
     "int8, with overhead": TargetDraftPair(
       quantised, overhead=late, baseline_overhead=late
@@ -63,26 +56,22 @@ def numbers() -> dict[str, object]:
       for context in (128, 8192):
         where = f"{name}; batch {batch}; context {context}"
         for k in (0, 1, 4, 8):
-          found = pair.round(batch, k, context)
-          values[f"{where}; k = {k}"] = [found.seconds, found.overhead]
-        tree = pair.tree_round(batch, (3, 4, 4), context)
+          cost = pair.round(batch, k, context)
+          values[f"{where}; k = {k}"] = [cost.seconds, cost.overhead]
+        tree = pair.round(batch, (3, 4, 4), context)
         values[f"{where}; tree"] = tree.seconds
-        values[f"{where}; best k"] = planning.best_k(
-          pair, batch, context, PREFIX_ACCEPTANCE
-        )
+        best = planning.best_k(pair, batch, context, PREFIX_ACCEPTANCE)
+        values[f"{where}; best k"] = [best.k, best.speedup, best.tokens]
         memory = pair.memory(batch, context)
         values[f"{where}; memory"] = list(memory.values())
-    values[f"{name}; break-even batch"] = planning.break_even_batch(
-      pair, 1024, 0.7
-    )
-    values[f"{name}; largest batch"] = planning.largest_batch(pair, 4096)
-    values[f"{name}; equal memory"] = planning.at_equal_memory(pair, 512, 0.8)
-    values[f"{name}; schedule"] = planning.schedule(
-      pair, 1024, PREFIX_ACCEPTANCE
-    )
-    values[f"{name}; tree"] = planning.best_tree(
-      pair, 1, 1024, (0.7, 0.1, 0.05), 16
-    )
+    plans = {
+      "break-even batch": planning.break_even_batch(pair, 1024, 0.7),
+      "largest batch": planning.largest_batch(pair, 4096),
+      "equal memory": planning.at_equal_memory(pair, 512, 0.8),
+      "schedule": planning.schedule(pair, 1024, PREFIX_ACCEPTANCE),
+      "tree": planning.best_tree(pair, 1, 1024, (0.7, 0.1, 0.05), 16),
+    }
+    values |= {f"{name}; {plan}": value for plan, value in plans.items()}
   for name in ("LEVIATHAN_1", "LEVIATHAN_2", "CHEN", "SCALING_BOOK"):
     rows = getattr(papers, name)
     values[f"papers; {name}"] = [row.ours() for row in rows]

@@ -10,10 +10,14 @@ from specdec.drafters.heads import cost as head_cost
 from specdec.models import presets
 from specdec.roofline import chips, drafter_cost, shapes
 from specdec.roofline.cost import TYPICAL, Deployment
-from specdec.roofline.pairs import TargetDraftPair
 from specdec.roofline.planning import best_k, best_tree, sweep_k
-from specdec.roofline.round_cost import Overhead, deployment_of, round_cost
-from specdec.types import UNKNOWN_COST, DrafterCost, Skip, StepCost
+from specdec.roofline.round_cost import (
+  Overhead,
+  TargetDraftPair,
+  deployment_of,
+  round_cost,
+)
+from specdec.types import NO_COST, UNKNOWN_COST, DrafterCost, Skip, StepCost
 
 CHIP = chips.get("v6e")
 LARGE = Deployment(shapes.get("llama3-8b"), CHIP, efficiency=TYPICAL)
@@ -29,60 +33,63 @@ def named(cost):
   return {name: (times, part) for name, times, part in cost.parts}
 
 
-@pytest.mark.parametrize("draft", [0, ()])
-def test_no_draft_tokens_are_the_baseline(draft):
-  pair = TargetDraftPair(LARGE)
-  for drafter in (HEAD, drafter_cost.lookup(), UNKNOWN_COST):
-    assert round_cost(LARGE, drafter, draft, 4, 100) == pair.baseline(4, 100)
+def test_no_draft_is_the_baseline_and_lookup_costs_its_verification():
+  for drafter, draft in ((HEAD, 0), (NO_COST, ()), (UNKNOWN_COST, ())):
+    cost = round_cost(LARGE, drafter, draft, 4, 100)
+    assert cost.parts == (("target, 1 token", 1, LARGE.cost(4, 1, 100)),)
+  lookup = round_cost(LARGE, NO_COST, 4, 2, 500)
+  assert lookup.parts == (("target, 5 tokens", 1, LARGE.cost(2, 5, 500)),)
 
 
 def test_a_draft_model_costs_the_same_by_config_shape_and_deployment():
   config = presets.get("llama3-1b", "bfloat16")
   shape = shapes.get("llama3-1b")
-  pair = TargetDraftPair(LARGE, dataclasses.replace(LARGE, shape=shape))
-  for draft in (4, (3, 4)):
-    expected = (
-      pair.round(2, draft, 500)
-      if draft == 4
-      else pair.tree_round(2, draft, 500)
-    )
-    for cost in (drafter_cost.model(config), drafter_cost.model(shape)):
-      assert round_cost(LARGE, cost, draft, 2, 500).parts == expected.parts
-  cost = drafter_cost.model(config)
-  assert cost.position_bytes == config.cache_bytes_per_token
-  held = TargetDraftPair(LARGE, drafter=cost).memory(3, 700)
-  assert held == pair.memory(3, 700)
-  assert held["draft weights"] == cost.weight_bytes
-  assert held["draft cache"] == 3 * 700 * cost.position_bytes
+  by_config, by_shape = drafter_cost.model(config), drafter_cost.model(shape)
+  assert by_config == dataclasses.replace(by_shape, shape=by_config.shape)
+  assert by_config.shape.layers == shape.layers
+  draft = dataclasses.replace(LARGE, shape=shape)
+  deployed = TargetDraftPair(LARGE, by_shape, draft)
+  chain = round_cost(LARGE, by_config, 4, 2, 500)
+  assert named(chain) == {
+    "draft, 1 token": (3, draft.cost(2, 1, 500)),
+    "draft, 2 tokens": (1, draft.cost(2, 2, 500)),
+    "target, 5 tokens": (1, LARGE.cost(2, 5, 500)),
+  }
+  tree = round_cost(LARGE, by_config, (3, 4), 2, 500)
+  times, commit = named(tree)["commit"]  # the accepted path's KV is moved
+  assert tree.parts[-2][0] == "target, 8 tokens" and times == 1
+  assert commit.bytes == 2 * sum(x.cache_bytes(2, 3) for x in (LARGE, draft))
+  for levels, cost in ((4, chain), ((3, 4), tree)):
+    assert cost.parts == deployed.round(2, levels, 500).parts
+  assert by_config.position_bytes == config.cache_bytes_per_token
+  memory = TargetDraftPair(LARGE, by_config).memory(3, 700)
+  assert memory == deployed.memory(3, 700)
+  assert memory["draft weights"] == by_config.weight_bytes
+  assert memory["draft cache"] == 3 * 700 * by_config.position_bytes
   other = dataclasses.replace(LARGE, shape=shapes.get("smollm2-135m"))
   with pytest.raises(ValueError, match="vocabularies of 128256 and 49152"):
-    round_cost(other, cost, 4, 1, 100)
+    round_cost(other, by_config, 4, 1, 100)
 
 
-def test_an_exit_and_skipped_layers_cost_what_pairs_of_them_do():
+def test_an_exit_and_skipped_layers_run_parts_of_the_target():
+  early_exit = drafter_cost.early_exit(8)
+  parts = named(round_cost(LARGE, early_exit, 4, 2, 500))
   first = dataclasses.replace(LARGE, stop=8)
-  pair = TargetDraftPair(LARGE, first, drafter=DrafterCost(exit_layer=8))
-  cost = round_cost(LARGE, drafter_cost.early_exit(8), 4, 2, 500)
-  assert cost == pair.round(2, 4, 500)
+  behind = dataclasses.replace(LARGE, start=8)
+  leaf = dataclasses.replace(first, head=False)
+  assert parts["draft, 1 token"] == (4, first.cost(2, 1, 500))
+  assert parts["first layers, 1 token"] == (1, leaf.cost(2, 1, 500))
+  assert parts["target, 5 tokens"] == (1, behind.cost(2, 5, 500))
   config, skip = presets.get("llama3-8b", "bfloat16"), Skip((3, 4), (5,))
-  shape = shapes.of_config(config, skip=skip)
   drafter = drafter_cost.layer_skip(config, skip)
-  less = dataclasses.replace(LARGE, shape=shape)
-  pair = TargetDraftPair(LARGE, less, drafter=drafter)
-  assert round_cost(LARGE, drafter, 4, 2, 500) == pair.round(2, 4, 500)
-  assert set(TargetDraftPair(LARGE, drafter=drafter).memory(1, 10)) == {
-    "target weights",
-    "target cache",
-  }
+  less = dataclasses.replace(LARGE, shape=shapes.of_config(config, skip=skip))
+  parts = named(round_cost(LARGE, drafter, 4, 2, 500))
+  assert parts["draft, 1 token"] == (4, less.cost(2, 1, 500))
+  for cost in (early_exit, drafter):
+    memory = TargetDraftPair(LARGE, cost).memory(1, 100)
+    assert memory.keys() == {"target weights", "target cache"}
   with pytest.raises(ValueError, match="exit_layer = 0"):
     drafter_cost.early_exit(0)
-
-
-def test_lookup_costs_its_verification():
-  cost = round_cost(LARGE, drafter_cost.lookup(), 4, 2, 500)
-  [(name, times, part)] = cost.parts
-  assert (name, times) == ("target, 5 tokens", 1)
-  assert part == LARGE.cost(2, 5, 500)
 
 
 def test_stated_bytes_and_flops_by_hand():
@@ -94,10 +101,15 @@ def test_stated_bytes_and_flops_by_hand():
   assert step.bytes == moved
   assert step.flops == 2 * 2e8
   assert step.seconds == pytest.approx(moved / CHIP.bandwidth)
-  assert cost.seconds == pytest.approx(
-    4 * step.seconds + deployment.cost(2, 5, 500).seconds
-  )
-  # A tree runs its frontiers; the accepted path's KV is moved.
+  draft, target = cost.only("draft"), cost.only("target")
+  assert cost.only("update", "commit").parts == ()
+  for name in ("bytes", "flops", "sent", "seconds"):
+    by_hand = 4 * getattr(step, name)
+    assert getattr(draft, name) == pytest.approx(by_hand)
+    assert getattr(target, name) == getattr(deployment.cost(2, 5, 500), name)
+    whole = getattr(draft, name) + getattr(target, name)
+    assert getattr(cost, name) == pytest.approx(whole)
+  # A tree runs its frontiers.
   tree = named(round_cost(deployment, HEAD, (3, 4), 2, 500))
   assert [tree[f"draft, {n}"][0] for n in ("1 token", "3 tokens")] == [1, 1]
   assert tree["commit"][1].bytes == 2 * deployment.cache_bytes(2, 3)
@@ -131,18 +143,8 @@ def test_stated_numbers_of_a_decoder_cost_what_its_shape_does():
       assert getattr(one, name) == pytest.approx(getattr(other, name))
 
 
-def test_a_round_is_the_sum_of_its_parts():
-  cost = round_cost(LARGE, HEAD, 4, 2, 500)
-  draft, target = cost.only("draft"), cost.only("target")
-  assert cost.only("update", "commit").parts == ()
-  for name in ("bytes", "flops", "sent", "seconds"):
-    whole = getattr(draft, name) + getattr(target, name)
-    assert getattr(cost, name) == pytest.approx(whole)
-  assert draft.bytes == 4 * named(cost)["draft, 1 token"][1].bytes
-
-
 def test_every_k_is_predicted_and_the_fastest_is_best():
-  pair = TargetDraftPair(LARGE, drafter=HEAD)
+  pair = TargetDraftPair(LARGE, HEAD)
   rates = (0.8, 0.6, 0.3, 0.1)
   points = sweep_k(pair, 2, 500, rates)
   assert points[0][:2] == (0, 1.0)
@@ -168,10 +170,10 @@ def test_steps_of_a_parallel_drafter_and_tokens_to_catch_up():
 def test_an_unknown_cost_is_not_priced():
   with pytest.raises(ValueError, match="is unknown"):
     round_cost(LARGE, UNKNOWN_COST, 4, 1, 100)
-  pair = TargetDraftPair(LARGE, drafter=UNKNOWN_COST)
+  pair = TargetDraftPair(LARGE, UNKNOWN_COST)
   with pytest.raises(ValueError, match="is unknown"):
     pair.memory(1, 100)
-  assert not drafter_cost.fallback(drafter_cost.lookup(), UNKNOWN_COST).is_known
+  assert not drafter_cost.fallback(NO_COST, UNKNOWN_COST).is_known
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -207,7 +209,7 @@ def test_a_trained_head_reads_its_weights_once_a_step(kind, full):
     assert sum(times for times, _ in heads) == 3
     assert parts[verified][1] == TINY.cost(2, 4, 50)
   assert ("update, 3 tokens" in parts) == head.has_kv_cache
-  pair = TargetDraftPair(TINY, drafter=drafter)
+  pair = TargetDraftPair(TINY, drafter)
   assert pair.round(2, 3, 50) == cost
   best = best_k(pair, 1, 50, 0.9)
   assert best.k == 0 or best.speedup > 1
@@ -215,7 +217,7 @@ def test_a_trained_head_reads_its_weights_once_a_step(kind, full):
 
 
 def test_a_fallback_holds_both_and_drafts_by_the_other():
-  both = drafter_cost.fallback(drafter_cost.lookup(), HEAD)
+  both = drafter_cost.fallback(NO_COST, HEAD)
   assert both == HEAD
   model = drafter_cost.model(shapes.get("llama3-1b"))
   both = drafter_cost.fallback(HEAD, model)
@@ -224,22 +226,22 @@ def test_a_fallback_holds_both_and_drafts_by_the_other():
   one, two, sum_ = (
     round_cost(LARGE, cost, 4, 1, 100).seconds for cost in (HEAD, model, both)
   )
-  verified = round_cost(LARGE, drafter_cost.lookup(), 4, 1, 100).seconds
+  verified = round_cost(LARGE, NO_COST, 4, 1, 100).seconds
   assert sum_ - verified == pytest.approx(one + two - 2 * verified, rel=1e-2)
   with pytest.raises(ValueError, match="at most runs a decoder"):
     drafter_cost.fallback(model, drafter_cost.early_exit(2))
 
 
 def test_a_head_is_priced_in_plans_with_its_memory_and_overhead():
-  pair = TargetDraftPair(
-    LARGE, drafter=HEAD, overhead=Overhead(((1, 1e-3, 0),))
-  )
-  alone = TargetDraftPair(LARGE)
+  overhead = Overhead(((1, 1e-3, 0),))
+  pair = TargetDraftPair(LARGE, HEAD, overhead=overhead)
+  free = TargetDraftPair(LARGE).speedup(1, 1000, [0.8, 0.6])
   extra = pair.memory(2, 100)
   assert extra["draft weights"] == 3e8
   assert extra["draft cache"] == 2 * 100 * 4096
-  assert pair.round(1, 2, 0).overhead == 1e-3
-  assert (
-    1 < pair.speedup(1, 1000, [0.8, 0.6]) < alone.speedup(1, 1000, [0.8, 0.6])
-  )
+  with_overhead = pair.round(1, 2, 0)
+  assert with_overhead.overhead == 1e-3
+  seconds = round_cost(LARGE, HEAD, 2, 1, 0).seconds
+  assert with_overhead.seconds == pytest.approx(seconds + 1e-3)
+  assert 1 < pair.speedup(1, 1000, [0.8, 0.6]) < free
   assert deployment_of(LARGE, HEAD) is None

@@ -4,11 +4,10 @@ import base64
 import json
 import re
 
-import numpy as np
 import pytest
 
 import programs
-from specdec.benchmark import calibrate, sweeps, timing
+from specdec.benchmark import sweeps, timing
 from specdec.benchmark.decoder import Decoder
 from specdec.benchmark.setup import Setup
 from specdec.benchmark.sweep_run import Bench
@@ -322,21 +321,6 @@ def test_one_integer_is_a_list_of_one(sweep, tmp_path):
   [line] = lines_of(tmp_path)
   assert line["point"]["k"] == 0 and line["point"]["batch"] == 1
   assert "run" in line
-
-
-def test_turns_that_were_slow_are_slow_for_all():
-  rng = np.random.default_rng(0)
-  true = np.array([1.0, 2.0, 5.0, 3.0])
-  slow = np.repeat(np.exp(rng.normal(0, 0.3, 9)), len(true))
-  clock = iter(np.tile(true, 9) * slow)
-  timers = [lambda: next(clock)] * len(true)
-  groups = [
-    calibrate.Timers([(1, 1, 1)] * 3, timers[:3]),
-    calibrate.Timers([(1, 1, 1)], timers[3:]),
-  ]
-  first, second = calibrate.in_turns(groups, 9)
-  np.testing.assert_allclose(first / first[0], true[:3])
-  np.testing.assert_allclose(second / first[0], true[3:])
 
 
 @pytest.fixture

@@ -71,7 +71,7 @@ def test_main_memory_is_counted_and_nothing_else():
   assert set(touched) == {"copy-start", "read", "written"}
 
 
-def test_loops_of_unknown_length_count_as_told():
+def test_loops_of_unknown_length_count_as_asked():
   text = TEXT.replace(', backend_config={"known_trip_count":{"n":"3"}}', "")
   for unknown in (0, 1, 5):
     touched = traffic.touches(hlo.Program(text), unknown)
@@ -90,7 +90,4 @@ def test_collectives_by_kind():
     "all-reduce": (1.0, 128.0),
   }
   assert exchanges[0].source == "jit(step)/sum"
-
-
-def test_a_program_without_any():
   assert traffic.exchanges(hlo.Program("HloModule nothing")) == []

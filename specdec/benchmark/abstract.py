@@ -3,19 +3,22 @@
 They have costs and can be compiled ahead of time, but compute no text.
 """
 
+import contextlib
+import dataclasses
 from collections.abc import Callable
 
 import jax
+import numpy as np
 
-from specdec import checkpoints, decode, sampling
-from specdec.benchmark import catalog
+from specdec import checkpoints, decode, draft_tree, sampling
+from specdec.benchmark import calibrated, catalog
 from specdec.benchmark.catalog import Target, Weighted
 from specdec.benchmark.setup import Setup
 from specdec.checkpoints import Checkpoint
 from specdec.compiled import lowering, memory_plan
-from specdec.compiled import steps as compiled
 from specdec.models import transformer
 from specdec.roofline.chips import Chip
+from specdec.roofline.round_cost import deployment_of, round_cost
 from specdec.types import NO_COST, UNKNOWN_COST, Params
 
 
@@ -29,8 +32,10 @@ def target(setup: Setup, devices=None) -> Target:
   source = catalog.source_of(setup.target)
   config = catalog.config_of(source, setup.dtype)
   tokenizer = None
-  if any(call.place is not None for call in setup.drafter_calls):
-    tokenizer = _tokenizer(source)  # a user's drafter may read it
+  by_user = any(call.place is not None for call in setup.drafter_calls)
+  if by_user and not str(source).startswith(catalog.PRESET):
+    with contextlib.suppress(FileNotFoundError):
+      tokenizer = checkpoints.load_tokenizer(source)  # it may read it
   places = setup.places(config, devices)
   place = places and places.target
   weights = lowering.weights(config, place)
@@ -45,16 +50,6 @@ def target(setup: Setup, devices=None) -> Target:
     drafts={},
     abstract=True,
   )
-
-
-def _tokenizer(source):
-  """Returns the tokenizer of a checkpoint; None where it has none."""
-  if str(source).startswith(catalog.PRESET):
-    return None
-  try:
-    return checkpoints.load_tokenizer(source)
-  except FileNotFoundError:
-    return None
 
 
 def drafter(setup: Setup, target: Target) -> Weighted:
@@ -94,10 +89,8 @@ def steps(
     setup: with a mesh.
     target, drafter: as `target` and `drafter` return them.
   """
-  if drafter.drafter is decode.NO_DRAFTER:
-    rule = decode.NO_DRAFT_RULE
-  else:
-    rule = setup.make_rule()
+  nothing = drafter.drafter is decode.NO_DRAFTER
+  rule = decode.NO_DRAFT_RULE if nothing else setup.make_rule()
   settings = sampling.settings(
     setup.batch, setup.temperature, setup.top_k, setup.top_p
   )
@@ -129,13 +122,33 @@ def plan(setup: Setup, target: Target, drafter: Weighted) -> memory_plan.Plan:
 def estimates(
   setup: Setup, target: Target, drafter: Weighted, chip: Chip
 ) -> dict[str, dict[str, float]]:
-  """Returns what the cost model expects of the steps, on each chip."""
-  cost = drafter.drafter.cost or UNKNOWN_COST
-  config, places = target.checkpoint.config, target.places
-  return compiled.estimates(
-    compiled.pair(config, cost, chip, places),
-    drafter.drafter.spec,
-    setup.make_shape().spec,
-    setup.batch,
-    setup.prompt_size + setup.max_new_tokens,
-  )
+  """Returns what the cost model expects of draft and verify, on each chip.
+
+  A tree that depends on data is not priced, and neither is a drafter of unknown
+  cost.
+
+  Returns:
+    step -> bytes of memory, FLOPs and bytes sent.
+  """
+  cost, spec = drafter.drafter.cost or UNKNOWN_COST, drafter.drafter.spec
+  where = setup.batch, setup.prompt_size + setup.max_new_tokens
+  deployment = calibrated.target_deployment(setup, target, chip)
+  # Verification goes on where an early exit ends, if nodes keep their order.
+  start = cost.exit_layer if spec.parents is not None else 0
+  verifier = dataclasses.replace(deployment, start=start)
+  costs = {"verify": verifier.cost(where[0], spec.max_nodes, where[1])}
+  parents = setup.make_shape().spec.parents
+  if cost.step is not None and parents is not None:
+    draft = deployment_of(deployment, cost)
+    if cost.shape is not None and not cost.shares_target:
+      draft = calibrated.on_mesh(draft, target.draft_place)
+    _, *levels = draft_tree.levels(np.array(parents))
+    sizes = tuple(level.stop - level.start for level in levels)
+    whole = round_cost(deployment, cost, sizes, *where, draft_deployment=draft)
+    drafting = whole.only("draft", "first layers")
+    costs |= {"draft": drafting} if drafting.parts else {}
+  sums = ("bytes", "flops", "sent")
+  return {
+    step: {name: getattr(one, name) for name in sums}
+    for step, one in costs.items()
+  }

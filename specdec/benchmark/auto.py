@@ -10,22 +10,12 @@ from specdec.benchmark import calibrated
 from specdec.benchmark.catalog import Target
 from specdec.benchmark.decoder import prompt_size
 from specdec.benchmark.setup import Setup
-from specdec.roofline import hardware, prediction, theory
+from specdec.roofline import hardware, planning, prediction
 from specdec.roofline.calibration import Calibration
-from specdec.roofline.pairs import TargetDraftPair
+from specdec.roofline.round_cost import TargetDraftPair
 from specdec.utils import terminal
 
 _ROUNDS = 16  # from which acceptance is learnt
-
-
-class Estimate(NamedTuple):
-  """What is expected of one k."""
-
-  k: int
-  tokens: float  # per round and row
-  seconds: float  # of a round
-  rate: float  # tokens per second of the batch
-  speedup: float
 
 
 class Choice(NamedTuple):
@@ -33,7 +23,7 @@ class Choice(NamedTuple):
 
   k: int
   speedup: float
-  estimates: list[Estimate]
+  estimates: list[planning.Point]
   prefix_acceptance: tuple[float, ...]
   pair: TargetDraftPair
   context: int
@@ -61,57 +51,45 @@ def choose(
       kept. Default: one for each machine, in ~/.cache/specdec/calibration.
   """
   setup = dataclasses.replace(setup, k=most_k, prompt_size=prompt_size(rows))
-  pair = calibrated.pair_of(
-    setup, target, _calibration(setup, target, rows, calibration)
-  )
-  decoder, batch = calibrated.pilot(setup, target), setup.batch
+  calibrated.check(setup)
+  folder = Path("~/.cache/specdec/calibration").expanduser()
+  path = Path(calibration or folder / f"{hardware.fingerprint()}.json")
+  pair = calibrated.pair_of(setup, target, _timed(setup, target, rows, path))
+  decoder = calibrated.pilot(setup, target)
   slots = decoder.num_slots
   what = f"compiling k = {most_k} and trying it for {_ROUNDS} rounds"
   with terminal.progress(what):
     seen = prediction.observed([[decoder.first_rounds(rows, _ROUNDS)]])
-  baseline = pair.baseline(batch, slots).seconds
-  best, gain, estimates = 0, 1.0, []
-  for k in range(most_k + 1):
-    tokens = theory.expected_tokens(seen.prefix_acceptance[:k])
-    seconds = baseline
-    if k:
-      seconds = prediction.mean_round(pair, batch, k, slots, seen.wide)
-      # A round that drafts moves what one without drafts does: of a noisy fit
-      # an overhead below 0 must not say otherwise.
-      seconds = max(seconds, baseline)
-    faster = tokens * baseline / seconds
-    if faster > gain:
-      best, gain = k, faster
-    rate = batch * tokens / seconds
-    estimates.append(Estimate(k, tokens, seconds, rate, faster))
-  best, gain = map(float, multihost.agree([best, gain]))
-  acceptance = seen.prefix_acceptance
-  return Choice(int(best), gain, estimates, acceptance, pair, slots)
+  points = planning.sweep_k(
+    pair, setup.batch, slots, seen.prefix_acceptance, most_k, seen.wide
+  )
+  # A round that drafts moves what one without drafts does: of a noisy fit an
+  # overhead below 0 must not say otherwise.
+  least = points[0].seconds
+  for k, point in enumerate(points):
+    if point.seconds < least:
+      points[k] = point._replace(seconds=least, speedup=point.tokens)
+  best = max(points, key=lambda point: point.speedup)
+  k, speedup = map(float, multihost.agree([best.k, best.speedup]))
+  return Choice(int(k), speedup, points, seen.prefix_acceptance, pair, slots)
 
 
-def _calibration(
-  setup: Setup, target: Target, rows, path: str | None
-) -> Calibration:
-  """Reads the file, and times what it lacks."""
-  calibrated.check(setup)
-  folder = Path("~/.cache/specdec/calibration").expanduser()
-  place = Path(path or folder / f"{hardware.fingerprint()}.json")
-  base = calibrated.read(place)
+def _timed(setup: Setup, target: Target, rows, path: Path) -> Calibration:
+  """Reads a file, and times what it lacks."""
+  base = calibrated.read(path)
   batch, most_k = setup.batch, setup.levels
   if base and calibrated.covers(setup, target, base, batch, most_k):
     return base
-  many = (list(rows) * batch)[:batch]
-  what = f"timing this machine for --k=auto (kept in {place})"
-  with terminal.progress(what):
+  with terminal.progress(f"timing this machine for --k=auto (kept in {path})"):
     calibration = calibrated.timed(
       setup,
       target,
-      many,
+      (list(rows) * batch)[:batch],
       (batch,),
       sorted({1, most_k}),
       setup.prompt_size + setup.max_new_tokens,
       base,
     )
-  place.parent.mkdir(parents=True, exist_ok=True)
-  calibrated.write(place, calibration)
+  path.parent.mkdir(parents=True, exist_ok=True)
+  calibrated.write(path, calibration)
   return calibration

@@ -4,6 +4,7 @@ Everything is compiled first and then timed in turns, so that a machine whose
 speed drifts drifts under all of them alike.
 """
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -12,6 +13,7 @@ import numpy as np
 from specdec import cache as kv
 from specdec.benchmark import timing
 from specdec.benchmark.decoder import Decoder
+from specdec.roofline.calibration import PassTime, RoundTime
 from specdec.types import Model, PyTree
 
 Progress = Callable[[str], None]
@@ -25,7 +27,7 @@ _UNSEEN = ((3, 1), (1, 5), (2, 5), (1, 7), (5, 4), (3, 7), (7, 8), (11, 5))
 def plan(
   batch: int, tokens: int, context: int
 ) -> tuple[list[tuple[int, int, int]], list[tuple[int, int, int]]]:
-  """(batch, tokens, context) to fit to, and others to evaluate the fit by.
+  """Returns (batch, tokens, context) to fit to, and others to evaluate by.
 
   Args:
     batch, tokens: largest ones of interest; a pass has up to their product,
@@ -53,11 +55,11 @@ def plan(
   return points, unseen
 
 
-class Timers(NamedTuple):
+class Timer(NamedTuple):
   """What is to be timed, compiled already."""
 
-  points: list[tuple[int, int, int]]  # batch; tokens or k; slots
-  timers: list[Callable[[], float]]
+  time: PassTime | RoundTime  # without its seconds
+  run: Callable[[], float]  # returns them
 
 
 def passes(
@@ -65,14 +67,15 @@ def passes(
   params: PyTree,
   points: Sequence[tuple[int, int, int]],
   progress: Progress = lambda _: None,
-) -> Timers:
-  """Passes of every (batch, tokens, context)."""
+) -> list[Timer]:
+  """Compiles passes of every (batch, tokens, context)."""
   timers = []
-  for batch, tokens, context in points:
+  for batch, tokens, slots in points:
     progress(f"compiling a pass of {batch} x {tokens}")
-    shape = batch, tokens, context // 2, context
-    timers.append(timing.pass_timer(model, params, *shape))
-  return Timers([(b, n, kv.num_slots(s)) for b, n, s in points], timers)
+    shape = batch, tokens, slots // 2, slots
+    time = PassTime(batch, tokens, kv.num_slots(slots), 0.0)
+    timers.append(Timer(time, timing.pass_timer(model, params, *shape)))
+  return timers
 
 
 def rounds(
@@ -81,44 +84,43 @@ def rounds(
   batches: Sequence[int],
   ks: Sequence[int],
   progress: Progress = lambda _: None,
-) -> Timers:
-  """Rounds: baseline ones of each batch (k = 0), and with each k.
+) -> list[Timer]:
+  """Compiles rounds: baseline ones of each batch (k = 0), and with each k.
 
   Args:
     make: a decoder for a batch and a k.
   """
-  points, timers = [], []
-  for batch in batches:
-    for k in ks:
-      progress(f"compiling rounds, batch {batch}, k = {k}")
-      decoder = make(batch, k)
-      ways = [(k, decoder)]
-      if k == ks[0]:
-        ways.insert(0, (0, decoder.baseline()))
-      for length, way in ways:
-        timers.append(timing.round_timer(way, rows[:batch]))
-        points.append((batch, length, way.num_slots))
-  return Timers(points, timers)
+  timers = []
+  for batch, k in itertools.product(batches, ks):
+    progress(f"compiling rounds, batch {batch}, k = {k}")
+    decoder = make(batch, k)
+    decoders = {0: decoder.baseline()} if k == ks[0] else {}
+    for length, one in (decoders | {k: decoder}).items():
+      time = RoundTime(batch, length, one.num_slots, 0.0)
+      timers.append(Timer(time, timing.round_timer(one, rows[:batch])))
+  return timers
 
 
 def in_turns(
-  groups: Sequence[Timers],
+  groups: Sequence[Sequence[Timer]],
   repeats: int,
   progress: Progress = lambda _: None,
-) -> list[np.ndarray]:
-  """Seconds of everything in every group, timed in turns.
+) -> list[list]:
+  """Returns the times of every group, taken in turns.
 
   A turn in which the machine was slow was slow for all: what its times have in
   common is taken out before the median over turns.
   """
-  timers = [timer for group in groups for timer in group.timers]
+  timers = [timer for group in groups for timer in group]
   logs = np.zeros((repeats, len(timers)))
   for turn in range(repeats):
     progress(f"timing passes and rounds, turn {turn + 1} of {repeats}")
-    logs[turn] = np.log([timer() for timer in timers])
+    logs[turn] = np.log([timer.run() for timer in timers])
   for _ in range(10):
     middle = np.median(logs, axis=0)
     logs -= np.median(logs - middle, axis=1, keepdims=True)
-  seconds = np.exp(np.median(logs, axis=0))
-  ends = np.cumsum([len(group.timers) for group in groups])
-  return np.split(seconds, ends[:-1])
+  seconds = iter(np.exp(np.median(logs, axis=0)).tolist())
+  return [
+    [timer.time._replace(seconds=next(seconds)) for timer in group]
+    for group in groups
+  ]

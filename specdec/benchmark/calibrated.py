@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import jax
 
-from specdec import multihost
+from specdec import multihost, sharding
 from specdec.benchmark import calibrate, catalog, timing
 from specdec.benchmark.catalog import Target
 from specdec.benchmark.decoder import Decoder
@@ -27,22 +27,22 @@ from specdec.roofline import chips, hardware, shapes
 from specdec.roofline.calibration import (
   Calibration,
   PassTime,
-  RoundTime,
   drift,
   fit_overhead,
   fit_passes,
 )
+from specdec.roofline.chips import Chip
 from specdec.roofline.cost import Deployment, pass_bound
-from specdec.roofline.pairs import TargetDraftPair
-from specdec.types import Model, PyTree, Skip
+from specdec.roofline.round_cost import TargetDraftPair
+from specdec.types import NO_COST, Model, PyTree, Skip
 from specdec.utils import calls, files
 
 _REPEATS = 15
 Report = Callable[[str], None]
 
 
-class DraftPass(NamedTuple):
-  """Passes of a decoder that drafts, timed apart from rounds."""
+class Passes(NamedTuple):
+  """Passes of one model, timed apart from rounds."""
 
   name: str  # under which their fit is kept
   deployment: Deployment
@@ -63,7 +63,7 @@ def setting_of(setup: Setup) -> str:
 
 
 def _drafter_name(setup: Setup) -> str:
-  """The drafter's call, layers to skip by their numbers, not by their file."""
+  """Returns the drafter's call, layers to skip by numbers instead of a file."""
   call = setup.call_of("layer_skip")
   if call is None:
     return " | ".join(map(str, setup.drafter_calls))
@@ -101,51 +101,53 @@ def check(setup: Setup) -> None:
     )
 
 
-def _deployment(setup: Setup, config, chip, place) -> Deployment:
-  mesh = {}
-  if place:
-    mesh = {"ways": place.ways("query"), "replicas": place.ways("rows")}
-  shape = shapes.of_config(config)
-  return Deployment(shape, chip, weights=setup.dtype, kv=setup.dtype, **mesh)
+def on_mesh(
+  deployment: Deployment, place: sharding.Placement | None
+) -> Deployment:
+  """Returns a deployment spread over a mesh, if there is one."""
+  if place is None:
+    return deployment
+  ways, replicas = place.ways("query"), place.ways("rows")
+  return dataclasses.replace(deployment, ways=ways, replicas=replicas)
 
 
-def target_deployment(setup: Setup, target: Target, chip) -> Deployment:
+def target_deployment(setup: Setup, target: Target, chip: Chip) -> Deployment:
   """Returns the target on chips, spread over the setup's mesh."""
-  place = target.places and target.places.target
-  return _deployment(setup, target.checkpoint.config, chip, place)
+  shape = shapes.of_config(target.checkpoint.config)
+  deployment = Deployment(shape, chip, weights=setup.dtype, kv=setup.dtype)
+  return on_mesh(deployment, target.places and target.places.target)
 
 
-def _draft_pass(setup: Setup, target: Target, chip) -> DraftPass | None:
-  """The decoder whose passes draft, None where the drafter has none."""
+def _passes(setup: Setup, target: Target, chip: Chip) -> list[Passes]:
+  """Returns passes of the target, and of the decoder that drafts, if any."""
+  config, params = target.checkpoint.config, target.checkpoint.params
+  name, model = _target_name(setup), target.model
+  ours = Passes(name, target_deployment(setup, target, chip), model, params)
   call = setup.call_of("model", "early_exit", "layer_skip")
   if call is None:
-    return None
-  config, params = target.checkpoint.config, target.checkpoint.params
-  whole, name = target_deployment(setup, target, chip), _target_name(setup)
+    return [ours]
   if call.name == "model":
     setup.make_drafter(target)  # reads the draft's checkpoint
     draft_name = str(catalog.arguments_of(call)["name"])
-    draft = target.drafts[draft_name]
+    draft, place = target.drafts[draft_name], target.draft_place
     name = draft_name + name.removeprefix(setup.target)
     name += f", {setup.draft_ways} ways" if setup.draft_ways else ""
-    place = target.draft_place
+    shape = shapes.of_config(draft.config)
+    deployment = dataclasses.replace(ours.deployment, shape=shape)
+    deployment = on_mesh(deployment, place)
     model = transformer.model(draft.config, place)
-    deployment = _deployment(setup, draft.config, chip, place)
-    return DraftPass(name, deployment, model, draft.params)
+    return [ours, Passes(name, deployment, model, draft.params)]
   if call.name == "early_exit":
     layer = catalog.arguments_of(call)["layer"]
-    name = f"{name}, first {layer} layers"
-    options = {"stop": layer}
-    deployment = dataclasses.replace(whole, stop=layer)
+    name, options = f"{name}, first {layer} layers", {"stop": layer}
+    deployment = dataclasses.replace(ours.deployment, stop=layer)
   else:
     skip = skip_of(call)
-    name = f"{name}, {_drafter_name(setup)}"
-    options = {"skip": skip}
+    name, options = f"{name}, {_drafter_name(setup)}", {"skip": skip}
     shape = shapes.of_config(config, skip=skip)
-    deployment = dataclasses.replace(whole, shape=shape)
-  apply = functools.partial(target.model.apply, **options)
-  model = target.model._replace(apply=apply)
-  return DraftPass(name, deployment, model, params)
+    deployment = dataclasses.replace(ours.deployment, shape=shape)
+  apply = functools.partial(model.apply, **options)
+  return [ours, Passes(name, deployment, model._replace(apply=apply), params)]
 
 
 def skip_of(call: calls.Call) -> Skip:
@@ -155,13 +157,18 @@ def skip_of(call: calls.Call) -> Skip:
 
 
 def _pair(
-  setup: Setup, target: Target, deployment, draft: Deployment | None, *overhead
+  setup: Setup, target: Target, calibration: Calibration
 ) -> TargetDraftPair:
-  """Target and drafter, as they share weights and caches."""
+  """Returns target and drafter on the calibrated machine, without overhead."""
+  chip = chips.of_hardware(calibration.hardware)
+  deployment, *draft = (
+    calibration.place(one.name, one.deployment)
+    for one in _passes(setup, target, chip)
+  )
   cost = setup.make_drafter(target).drafter.cost
-  if cost is not None and not cost.is_known:
-    cost = None  # what drafting takes is then fitted with the overhead
-  return TargetDraftPair(deployment, draft, *overhead, drafter=cost)
+  if cost is None or not cost.is_known:
+    cost = NO_COST  # what drafting takes is then fitted with the overhead
+  return TargetDraftPair(deployment, cost, *draft)
 
 
 def pair_of(
@@ -178,13 +185,10 @@ def pair_of(
       f"this calibration has {'; '.join(calibration.overhead)}, and not "
       f"{setting}: run bench.py --calibrate with these flags"
     )
-  chip = chips.of_hardware(calibration.hardware)
-  deployment = target_deployment(setup, target, chip)
-  deployment = calibration.place(_target_name(setup), deployment)
-  draft = _draft_pass(setup, target, chip)
-  own = draft and calibration.place(draft.name, draft.deployment)
-  overhead = calibration.overhead[setting]
-  return _pair(setup, target, deployment, own, overhead.ours, overhead.baseline)
+  fit, pair = calibration.overhead[setting], _pair(setup, target, calibration)
+  return dataclasses.replace(
+    pair, overhead=fit.ours, baseline_overhead=fit.baseline
+  )
 
 
 def read(path: str | Path) -> Calibration | None:
@@ -225,11 +229,13 @@ def covers(
   setting = setting_of(setup)
   if setting not in calibration.overhead:
     return False
-  draft = _draft_pass(setup, target, chips.of_hardware(calibration.hardware))
+  passes = _passes(setup, target, chips.of_hardware(calibration.hardware))
   rounds = calibration.overhead[setting].times
   return (
-    _has_passes(calibration, _target_name(setup), batch, k + 1)
-    and (draft is None or _has_passes(calibration, draft.name, batch, 1))
+    all(
+      _has_passes(calibration, one.name, batch, tokens)
+      for one, tokens in zip(passes, (k + 1, 1))
+    )
     and max(r.batch for r in rounds) >= batch / 2
     and max(r.k for r in rounds) >= k / 2
   )
@@ -239,17 +245,14 @@ def _has_passes(
   calibration: Calibration, name: str, batch: int, tokens: int
 ) -> bool:
   """Whether passes of that model were timed up to about so many tokens."""
-  fit = calibration.fits.get(name)
-  if fit is None:
-    return False
-  return max(t.batch * t.tokens for t in fit.times) >= 0.9 * batch * tokens
+  times = calibration.fits[name].times if name in calibration.fits else ()
+  return any(t.batch * t.tokens >= 0.9 * batch * tokens for t in times)
 
 
 def pilot(setup: Setup, target: Target) -> Decoder:
   """Returns a decoder with noise of its own, to decide how others decode."""
   decoder = setup.decoder(target)
-  key = pilot_key(decoder.key)
-  return dataclasses.replace(decoder, key=key, eos_ids=())
+  return dataclasses.replace(decoder, key=pilot_key(decoder.key), eos_ids=())
 
 
 def timed(
@@ -278,28 +281,23 @@ def timed(
   """
   check(setup)
   machine = base.hardware if base else hardware.local(progress=report)
-  fits = dict(base.fits) if base else {}
-  overhead = dict(base.overhead) if base else {}
-  chip, name = chips.of_hardware(machine), _target_name(setup)
-  deployment = target_deployment(setup, target, chip)
+  base = base or Calibration(machine)
   most = most or (max(batches), max(ks) + 1)
-  own = DraftPass(name, deployment, target.model, target.checkpoint.params)
-  draft = _draft_pass(setup, target, chip)
-  plans = {name: (own, most)}
-  if draft:
-    plans[draft.name] = draft, (most[0], 2)
-  if base:  # what was timed with fewer tokens is timed anew
-    fits = {
-      n: fit
-      for n, fit in fits.items()
-      if n not in plans or _has_passes(base, n, *plans[n][1])
-    }
-  groups, kept = [], {}
-  for who, (one, sizes) in plans.items():
+  passes = _passes(setup, target, chips.of_hardware(machine))
+  plans: dict[str, tuple[Passes, tuple[int, int]]] = {}
+  for one, sizes in zip(passes, (most, (most[0], 2))):
+    plans.setdefault(one.name, (one, sizes))
+  fits = {  # what was timed with fewer tokens is timed anew
+    name: fit
+    for name, fit in base.fits.items()
+    if name not in plans or _has_passes(base, name, *plans[name][1])
+  }
+  groups, kept = [], []
+  for name, (one, sizes) in plans.items():
     points, unseen = calibrate.plan(*sizes, context)
-    if who in fits:  # a few, to see how fast the machine runs by now
+    if name in fits:  # a few, to see how fast the machine runs by now
       points, unseen = [*points[::6], *unseen], []
-    kept[who] = len(points)
+    kept.append(len(points))
     points = [*points, *unseen]
     groups.append(calibrate.passes(one.model, one.params, points, report))
   drafting, lookup = setup, setup.call_of("lookup")
@@ -312,50 +310,35 @@ def timed(
     return pilot(dataclasses.replace(drafting, batch=batch, k=k), target)
 
   groups.append(calibrate.rounds(make, rows, batches, ks, report))
-  *passes, taken = calibrate.in_turns(groups, repeats, report)
-  _warn_impossible(target, groups[0], passes[0], report)
-  slower = _drift(base, name, deployment, groups[0], passes[0])
-  deployments = {}
-  for (who, (one, _)), group, seconds in zip(plans.items(), groups, passes):
-    if who not in fits:
-      times = [
-        PassTime(*p, float(t) / slower) for p, t in zip(group.points, seconds)
-      ]
-      some, others = times[: kept[who]], times[kept[who] :]
-      fits[who] = fit_passes(one.deployment, some, others)
-    efficiency = fits[who].efficiency
-    deployments[who] = dataclasses.replace(
-      one.deployment, efficiency=efficiency
-    )
-  own_draft = draft and deployments[draft.name]
-  pair = _pair(setup, target, deployments[name], own_draft)
-  rounds = [
-    RoundTime(*p, float(t) / slower) for p, t in zip(groups[-1].points, taken)
-  ]
-  overhead[setting_of(setup)] = fit_overhead(pair, rounds)
-  return Calibration(machine, fits, overhead)
-
-
-def _drift(base, name: str, deployment: Deployment, group, seconds) -> float:
-  """How much slower the machine is than when `base` was made: what is timed
-  now is kept as if it had been timed then."""
-  if base is None or name not in base.fits:
-    return 1.0
-  now = [PassTime(*p, float(t)) for p, t in zip(group.points, seconds)]
-  fit = base.fits[name]
-  fitted = dataclasses.replace(deployment, efficiency=fit.efficiency)
-  return drift(fitted, fit.times, now)
+  times = calibrate.in_turns(groups, repeats, report)
+  _warn_impossible(target, times[0], report)
+  ours, slower = passes[0], 1.0
+  if ours.name in base.fits:  # what is timed now is kept as if timed then
+    fitted = base.place(ours.name, ours.deployment)
+    slower = drift(fitted, base.fits[ours.name].times, times[0])
+  *timed_passes, rounds = (
+    [time._replace(seconds=time.seconds / slower) for time in group]
+    for group in times
+  )
+  for (one, _), count, group in zip(plans.values(), kept, timed_passes):
+    if one.name not in fits:
+      some, others = group[:count], group[count:]
+      fits[one.name] = fit_passes(one.deployment, some, others)
+  pair = _pair(setup, target, Calibration(machine, fits))
+  overhead = {setting_of(setup): fit_overhead(pair, rounds)}
+  return Calibration(machine, fits, base.overhead | overhead)
 
 
 def _warn_impossible(
-  target: Target, group: calibrate.Timers, seconds, report: Report
+  target: Target, times: Sequence[PassTime], report: Report
 ) -> None:
   """Warns of passes of the target that its bytes forbid."""
+  config = target.checkpoint.config
   limit = timing.Limit(target.checkpoint.params)
-  for (batch, tokens, slots), taken in zip(group.points, seconds):
-    shape = target.checkpoint.config, batch, tokens, slots // 2
+  for batch, tokens, slots, taken in times:
     what = f"a pass of {batch} x {tokens} tokens"
-    if warning := limit.check(what, taken, pass_bound(*shape).bytes):
+    size = pass_bound(config, batch, tokens, slots // 2).bytes
+    if warning := limit.check(what, taken, size):
       report(f"warning: {warning}")
 
 

@@ -14,9 +14,10 @@ from tqdm import tqdm
 from specdec import multihost
 from specdec.benchmark import metrics, runs, timing
 from specdec.benchmark.catalog import Target
-from specdec.benchmark.decoder import Decoder
+from specdec.benchmark.decoder import Completed, Decoder
 from specdec.benchmark.rows import Batches
 from specdec.benchmark.setup import Setup
+from specdec.models.config import TransformerConfig
 from specdec.roofline.cost import pass_bound
 from specdec.roofline.hardware import Hardware
 from specdec.utils import terminal
@@ -26,18 +27,14 @@ def time_pass(
   setup: Setup, target: Target, tokens: int, context: int, repeats: int
 ) -> dict:
   """Times a pass of so many tokens a row behind a context: T(n)."""
-  batch, config = setup.batch, target.checkpoint.config
+  batch, checkpoint = setup.batch, target.checkpoint
+  slots = context + setup.max_new_tokens + tokens  # as decoding has them
+  shape = batch, tokens, context
   with terminal.progress(f"compiling and timing a pass of {batch} x {tokens}"):
     taken = timing.time_pass(
-      target.model,
-      target.checkpoint.params,
-      batch,
-      tokens,
-      context,
-      context + setup.max_new_tokens + tokens,  # as decoding has them
-      repeats,
+      target.model, checkpoint.params, *shape, slots, repeats
     )
-  size, arithmetic = pass_bound(config, batch, tokens, context)
+  size, arithmetic = pass_bound(checkpoint.config, *shape)
   return {
     "batch": batch,
     "tokens": tokens,
@@ -98,7 +95,6 @@ def measure(
   run = comparison.run(
     runs.OURS, k, setup.comparable, _median_speed(comparison)
   )
-  ours, theirs = comparison.of(runs.OURS), comparison.of(runs.BASELINE)
   warnings = []
   if count:
     warnings.append(
@@ -109,10 +105,8 @@ def measure(
     "context": prompts.shortest,
     "prompts": prompts.description,
     "rounds": sum(one.num_rounds for one in comparison.distinct(runs.OURS)),
-    "least_round_seconds": _least_round(ours),
-    "least_baseline_round_seconds": _least_round(theirs),
-    "seconds": _timing_of(ours),
-    "baseline_seconds": _timing_of(theirs),
+    **_times_of(comparison.of(runs.OURS), ""),
+    **_times_of(comparison.of(runs.BASELINE), "baseline_"),
     "acceptance_seconds": dataclasses.asdict(
       timing.time_acceptance(decoder, repeats)
     ),
@@ -138,16 +132,13 @@ def measure_all(
   repeats: int,
   profile: str | None = None,
 ) -> dict[str, list[dict]]:
-  """Times passes and decoding of every batch size, with progress.
+  """Times passes and decoding of every batch size, as entries of a document.
 
   Args:
     setup: prompt_size is the context behind which passes are timed.
     prompts: by batch size.
     ks_of: chooses k for a batch size; it is passed what prints a line.
     num_ks: how many it returns.
-
-  Returns:
-    Entries of a document: passes, and runs.
   """
   timed, entries, context = [], [], setup.prompt_size
   total = len(prompts) * len(passes)
@@ -176,63 +167,57 @@ def measure_all(
   return {"runs": entries, "passes": timed}
 
 
-def _timing_of(completed) -> dict:
-  seconds = timing.timing([one.seconds for one in completed])
-  return dataclasses.asdict(seconds)
-
-
 def _median_speed(comparison: runs.Comparison) -> metrics.Speed | None:
-  """The speed by medians over repeats, where there is one batch."""
+  """Returns the speed by medians over repeats; None: several batches."""
   if len(comparison.batches) > 1:
     return None
-  ours, theirs = (comparison.of(name) for name in (runs.OURS, runs.BASELINE))
-  return metrics.median_speed(
-    sum(map(len, comparison.texts(runs.OURS))),
-    [one.seconds for one in ours],
-    [one.seconds for one in theirs],
-    [one.prefill_seconds for one in ours],
-    [one.prefill_seconds for one in theirs],
-  )
+  times = [
+    [getattr(one, name) for one in comparison.of(way)]
+    for name in ("seconds", "prefill_seconds")
+    for way in (runs.OURS, runs.BASELINE)
+  ]
+  tokens = sum(map(len, comparison.texts(runs.OURS)))
+  return metrics.median_speed(tokens, *times)
 
 
-def _least_round(completed) -> float:
-  """Returns the seconds of a round, of the batch where they were fewest."""
-  return min(one.seconds / one.num_rounds for one in completed)
+def _times_of(completed: Sequence[Completed], prefix: str) -> dict:
+  """Returns a point's seconds, and those of the fastest batch's rounds."""
+  seconds = timing.timing([one.seconds for one in completed])
+  least = min(one.seconds / one.num_rounds for one in completed)
+  return {
+    f"{prefix}seconds": dataclasses.asdict(seconds),
+    f"least_{prefix}round_seconds": least,
+  }
 
 
-def impossible(
-  document: dict, target: Target, bandwidth: float
+def _faults(
+  document: dict, config: TransformerConfig, bandwidth: float
 ) -> list[tuple[dict, str, bool]]:
   """Finds times that a bandwidth forbids.
 
-  Args:
-    document: its `passes` and `runs` are looked at.
-
   Returns:
-    For each the entry that it belongs to, a sentence, and whether it is grossly
-    wrong.
+    For each its entry, a sentence, and whether it is grossly wrong.
   """
+  times = []
+  for entry in document["passes"]:
+    tokens = entry["tokens"]
+    what = f"a pass of {entry['batch']} x {tokens} tokens"
+    times.append((entry, what, entry["seconds"]["least"], tokens))
+  for run in document["runs"]:
+    what = f"round of batch {run['batch']}, k = {run['k']}"
+    least, tokens = run["least_round_seconds"], run["nodes"]
+    times.append((run, f"a {what}", least, tokens))
+    least = run["least_baseline_round_seconds"]
+    times.append((run, f"a baseline {what}", least, 1))
   faults = []
-
-  def check(entry, what: str, seconds: float, batch: int, tokens: int) -> None:
-    shape = target.checkpoint.config, batch, tokens, entry["context"]
+  for entry, what, seconds, tokens in times:
+    shape = config, entry["batch"], tokens, entry["context"]
     size = pass_bound(*shape).bytes
     try:
       if sentence := timing.check_possible(what, seconds, size, bandwidth):
         faults.append((entry, sentence, False))
     except timing.Impossible as error:
       faults.append((entry, str(error), True))
-
-  for entry in document["passes"]:
-    batch, tokens = entry["batch"], entry["tokens"]
-    what = f"a pass of {batch} x {tokens} tokens"
-    check(entry, what, entry["seconds"]["least"], batch, tokens)
-  for run in document["runs"]:
-    rounds = run["least_round_seconds"]
-    where = f"of batch {run['batch']}, k = {run['k']}"
-    check(run, f"a round {where}", rounds, run["batch"], run["nodes"])
-    rounds = run["least_baseline_round_seconds"]
-    check(run, f"a baseline round {where}", rounds, run["batch"], 1)
   return faults
 
 
@@ -244,6 +229,7 @@ def check_times(
   Returns:
     A sentence for every time that is grossly wrong.
   """
+  config, params = target.checkpoint.config, target.checkpoint.params
   peak, devices = machine.flops.get(setup.dtype), 1
   if target.places:  # all devices together
     devices = target.places.target.mesh.size
@@ -252,11 +238,11 @@ def check_times(
     compute = entry["flops"] / (peak * devices) if peak else 0.0
     memory = entry["bytes"] / document["bandwidth"]
     entry["roof_seconds"] = max(memory, compute)
-  faults = impossible(document, target, document["bandwidth"])
+  faults = _faults(document, config, document["bandwidth"])
   if faults:  # or was the machine busy both times that it was measured?
-    again = timing.bandwidth_of(target.checkpoint.params)
+    again = devices * timing.bandwidth_of(params)
     document["bandwidth"] = max(document["bandwidth"], again)
-    faults = impossible(document, target, document["bandwidth"])
+    faults = _faults(document, config, document["bandwidth"])
   document["impossible"] = [sentence for _, sentence, _ in faults]
   for entry, sentence, _ in faults:
     entry["warnings"].append(sentence)

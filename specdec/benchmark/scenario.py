@@ -1,92 +1,46 @@
 """What a prediction is about: a target and a drafter on chips, by name.
 
-Scenario("llama3-70b", "model(llama3-1b)", chips.get("v6e"), ways=8).pair
+Scenario.of("llama3-70b", "model(llama3-1b)", chips.get("v6e"), ways=8).pair
 """
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
 
 from specdec import checkpoints
-from specdec.benchmark import abstract, catalog
+from specdec.benchmark import abstract, calibrated, catalog
 from specdec.benchmark.setup import Setup
 from specdec.checkpoints.fetch import fetch
 from specdec.models import presets
 from specdec.models.config import TransformerConfig
-from specdec.roofline import chips, drafter_cost, hardware, shapes
+from specdec.roofline import drafter_cost, shapes
 from specdec.roofline.calibration import Calibration
 from specdec.roofline.chips import Chip
-from specdec.roofline.cost import BYTES, TYPICAL, Deployment, Efficiency
-from specdec.roofline.pairs import TargetDraftPair
-from specdec.roofline.round_cost import deployment_of
+from specdec.roofline.cost import BYTES, TYPICAL, Deployment
+from specdec.roofline.round_cost import TargetDraftPair, deployment_of
 from specdec.types import NO_COST, DrafterCost
 from specdec.utils import calls
 from specdec.utils.calls import Call
 from specdec.utils.spelling import choices
 
 
-def find_chip(
-  name: str,
-  numbers: Mapping[str, float] | None = None,
-  progress: Callable[[str], None] | None = None,
-) -> Chip:
-  """Returns a chip by name, or, for 'local', this machine as measured.
-
-  Args:
-    numbers: replace the datasheet's; see chips.changed.
-    progress: as of hardware.local.
-
-  Raises:
-    ValueError: there is no such chip, or it has no such number.
-  """
-  numbers = dict(numbers or {})
-  if name != "local":
-    return chips.get(name, **numbers)
-  return chips.changed(
-    chips.of_hardware(hardware.local(progress=progress)), **numbers
-  )
-
-
 @dataclasses.dataclass(frozen=True)
 class Scenario:
-  """A target and a drafter on chips.
+  """A target and a drafter on chips."""
 
-  Attributes:
-    target: a published shape (shapes.names()), preset:NAME, or a checkpoint.
-    drafter: a call, or two with | between them; model(0.03) is a draft model
-      with that share of the target's weights.
-    chip: where both run.
-    weights, kv: dtypes in which both models' weights and KV are held.
-    compute: dtype of products; None: as the weights.
-    ways: chips that share the target's weights.
-    replicas: groups of such chips, which share the batch.
-    draft_ways: chips that share the draft model's weights; None: `ways`.
-    efficiency: of the chip, without a calibration.
-    correlation, source: as of Deployment.
-    most: largest k.
-    calibration: of the machine that `chip` is; its efficiencies and overheads
-      are used.
-  """
-
-  target: str
+  target: str  # of shapes.names(), preset:NAME, or a checkpoint
+  # A call, or two with | between them; model(0.03) is a draft model with that
+  # share of the target's weights.
   drafter: str
-  chip: Chip
-  weights: str = "bfloat16"
-  kv: str = "bfloat16"
-  compute: str | None = None
-  ways: int = 1
-  replicas: int = 1
-  draft_ways: int | None = None
-  efficiency: Efficiency = TYPICAL
-  correlation: float = 0.75
-  source: int = 0
-  most: int = 8
-  calibration: Calibration | None = None
+  deployment: Deployment  # of the target; drafts have its chips and dtypes
+  draft_ways: int | None = None  # chips of a draft model; None: the target's
+  most: int = 8  # largest k
+  calibration: Calibration | None = None  # of the machine that the chip is
 
   def __post_init__(self):
-    if len(self.drafter_calls) > 2:
+    first, *others = self.drafter_calls
+    if len(others) > 1:
       raise ValueError(f"{self.drafter}: at most two drafters, with one |")
-    if len(self.drafter_calls) == 1 and "k" in self.drafter_calls[0].kwargs:
+    if not others and "k" in first.kwargs:
       raise ValueError(
         f"{self.drafter}: every k up to most = {self.most} is priced; leave k "
         "out"
@@ -95,23 +49,32 @@ class Scenario:
       raise ValueError(
         f"draft_ways is for a draft model; {self.drafter} is none"
       )
-    if self.source and not any(x.source_kv for x in self.shape.layers):
+    layers = self.deployment.shape.layers
+    if self.deployment.source and not any(x.source_kv for x in layers):
       raise ValueError(f"source: {self.target} has no cross-attention")
 
   @classmethod
-  def calibrated(
-    cls, calibration: Calibration, target: str, drafter: str, **settings
+  def of(
+    cls,
+    target: str,
+    drafter: str,
+    chip: Chip,
+    *,
+    draft_ways: int | None = None,
+    most: int = 8,
+    calibration: Calibration | None = None,
+    **deployment,
   ) -> "Scenario":
-    """Returns a scenario on a calibrated machine, all in float32."""
-    chip = chips.of_hardware(calibration.hardware)
-    types = {"weights": "float32", "kv": "float32"}
-    return cls(
-      target, drafter, chip, **types, calibration=calibration, **settings
-    )
+    """Returns a scenario with the target's Deployment on `chip`."""
+    deployment = {"efficiency": TYPICAL} | deployment
+    weights = deployment.get("weights", "bfloat16")
+    deployed = Deployment(_shape_of(target, weights), chip, **deployment)
+    return cls(target, drafter, deployed, draft_ways, most, calibration)
 
   def on(self, chip: Chip) -> "Scenario":
     """Returns the same on another chip, not calibrated."""
-    return dataclasses.replace(self, chip=chip, calibration=None)
+    deployment = dataclasses.replace(self.deployment, chip=chip)
+    return dataclasses.replace(self, deployment=deployment, calibration=None)
 
   @functools.cached_property
   def drafter_calls(self) -> list[Call]:
@@ -121,46 +84,17 @@ class Scenario:
   @property
   def draft_name(self) -> str | None:
     """The draft model's name; None: another drafter drafts."""
-    names = [_name(call) for call in self.drafter_calls if _is_model(call)]
-    return names[-1] if names else None
+    models = [call for call in self.drafter_calls if _is(call, "model")]
+    return str(catalog.arguments_of(models[-1])["name"]) if models else None
 
   @property
   def num_chips(self) -> int:
     """Chips of all replicas."""
-    return self.ways * self.replicas
-
-  @functools.cached_property
-  def config(self) -> TransformerConfig | None:
-    """The target's config; None: it is a shape that no config expresses."""
-    return _config(self.target, self._dtype)
-
-  @functools.cached_property
-  def shape(self) -> shapes.Shape:
-    """The target's shape."""
-    return self.shape_of(self.target)
+    return self.deployment.ways * self.deployment.replicas
 
   def shape_of(self, name: str) -> shapes.Shape:
-    """Returns a model's shape, or that of a share of the target.
-
-    Raises:
-      ValueError: there is no such model.
-    """
-    if name in shapes.names():
-      return shapes.get(name)
-    try:
-      share = float(name)
-    except ValueError:
-      return shapes.of_config(_config(name, self._dtype), name)
-    if name == self.target:
-      raise ValueError(
-        f"target {name} is a share of itself; give a checkpoint or one of "
-        f"{', '.join(shapes.names())}"
-      )
-    return shapes.scaled(self.shape, share)
-
-  @property
-  def _dtype(self) -> str:
-    return "float32" if self.weights == "float32" else "bfloat16"
+    """Returns a model's shape, or that of a share of the target."""
+    return _shape_of(name, self.deployment.weights, self.deployment.shape)
 
   @functools.cached_property
   def cost(self) -> DrafterCost:
@@ -169,55 +103,54 @@ class Scenario:
     Raises:
       ValueError: it does not fit the target, or has no cost.
     """
-    if self.draft_name is None:
-      return self._cost(self.drafter)
+    for call in self.drafter_calls:
+      if _is(call, "none"):
+        raise ValueError("none drafts nothing; drafts of lookup cost nothing")
+      if _is(call, "layer_skip"):
+        _check_threshold(call)
+    config = _config(self.target, self.deployment.weights)
+    if self.draft_name is None and config is not None:
+      return self._built(self.drafter)
     costs = []
     for call in self.drafter_calls:  # whose k is a matter of rounds
       kwargs = {name: x for name, x in call.kwargs.items() if name != "k"}
-      costs.append(self._cost(str(call._replace(kwargs=kwargs))))
-    return costs[0] if len(costs) == 1 else drafter_cost.fallback(*costs)
+      call = call._replace(kwargs=kwargs)
+      if _is(call, "model"):
+        shape = self.shape_of(str(catalog.arguments_of(call)["name"]))
+        costs.append(drafter_cost.model(shape, self.deployment.weights))
+      elif config is not None:
+        costs.append(self._built(str(call)))
+      elif _is(call, "lookup"):
+        catalog.arguments_of(call)  # checks them
+        costs.append(NO_COST)
+      elif _is(call, "early_exit"):
+        layer = catalog.arguments_of(call)["layer"]
+        bare = call._replace(args=(layer,), kwargs={})
+        costs.append(calls.invoke(bare, drafter_cost.early_exit, {}))
+      else:
+        raise ValueError(
+          f"{call} needs a target that is a checkpoint; {self.target} is a "
+          "shape: take model(NAME), lookup or early_exit"
+        )
+    return functools.reduce(drafter_cost.fallback, costs)
 
-  def _cost(self, drafter: str) -> DrafterCost:
-    """Returns the cost of drafters none of which, or the only, is a model."""
-    call, *others = calls.parse_all(drafter)
-    if _is_model(call) and not others:
-      return drafter_cost.model(self.shape_of(_name(call)), self.weights)
-    if call.name == "none" and call.place is None:
-      raise ValueError("none drafts nothing; drafts of lookup cost nothing")
-    if call.name == "layer_skip" and call.place is None:
-      _check_threshold(call)
-    if self.config is None:
-      return self._cost_by_shape(call)
-    name = self.target
+  def _built(self, drafter: str) -> DrafterCost:
+    """Returns the cost of drafters as a Setup constructs them."""
+    weights, name = self.deployment.weights, self.target
+    dtype = _dtype(weights)
     if name in presets.names():
       name = catalog.PRESET + name
-    setup = Setup(
-      name, drafter, k=self.most, dtype=self._dtype, random_weights=True
-    )
-    built = abstract.drafter(setup, abstract.target(setup)).drafter
-    if built.cost is None or not built.cost.is_known:
+    setup = Setup(name, drafter, k=self.most, dtype=dtype, random_weights=True)
+    cost = abstract.drafter(setup, abstract.target(setup)).drafter.cost
+    if cost is None or not cost.is_known:
       raise ValueError(
         f"{drafter} has no cost: its Drafter does not say what it holds and "
         "reads (docs/extending.md)"
       )
-    cost = built.cost
     # Of the target's weights a head reads what the target itself would.
-    by = BYTES[self.weights] / BYTES[self._dtype]
-    step = cost.step._replace(target_bytes=by * cost.step.target_bytes)
+    size = BYTES[weights] / BYTES[dtype] * cost.step.target_bytes
+    step = cost.step._replace(target_bytes=size)
     return dataclasses.replace(cost, step=step)
-
-  def _cost_by_shape(self, call: Call) -> DrafterCost:
-    """Returns the cost of what a shape alone can draft."""
-    constructors = {
-      "lookup": lambda k=0, ngram=5, min_ngram=3: NO_COST,
-      "early_exit": drafter_cost.early_exit,
-    }
-    if call.place is not None or call.name not in constructors:
-      raise ValueError(
-        f"{call} needs a target that is a checkpoint; {self.target} is a "
-        f"shape: take model(NAME), {' or '.join(constructors)}"
-      )
-    return calls.invoke(call, constructors[call.name], {})
 
   @functools.cached_property
   def pair(self) -> TargetDraftPair:
@@ -227,48 +160,27 @@ class Scenario:
       ValueError: they do not fit together, or the calibration has no such
         model.
     """
-    target = Deployment(
-      self.shape,
-      self.chip,
-      self.weights,
-      self.kv,
-      self.compute,
-      self.ways,
-      self.replicas,
-      self.efficiency,
-      source=self.source,
-      correlation=self.correlation,
-    )
-    if self.cost.exit_layer >= len(self.shape.layers):
+    target, cost, calibration = self.deployment, self.cost, self.calibration
+    if cost.exit_layer >= len(target.shape.layers):
       raise ValueError(
-        f"{self.drafter}: {self.target} has {len(self.shape.layers)} layers; "
+        f"{self.drafter}: {self.target} has {len(target.shape.layers)} layers; "
         "an exit is after fewer"
       )
-    draft = deployment_of(target, self.cost)
-    if self.draft_name is not None:
-      draft = dataclasses.replace(draft, ways=self.draft_ways or self.ways)
-    pair = TargetDraftPair(target, draft, drafter=self.cost)
-    return pair if self.calibration is None else self._calibrated(pair)
-
-  def _calibrated(self, pair: TargetDraftPair) -> TargetDraftPair:
-    """Returns the pair with fitted efficiencies and overheads."""
-    calibration, name = self.calibration, None
-    target = calibration.place(self.target, pair.target)
-    draft = deployment_of(target, self.cost)
-    last = self.drafter_calls[-1]
-    if self.draft_name is not None:
-      name = self.draft_name
-    elif last.place is None and last.name == "early_exit":
-      name = f"{self.target}, first {self.cost.exit_layer} layers"
-    elif last.place is None and last.name == "layer_skip":
+    if calibration is not None:
+      target = calibration.place(self.target, target)
+    draft, name = deployment_of(target, cost), self.draft_name
+    if name is not None:
+      draft = dataclasses.replace(draft, ways=self.draft_ways or target.ways)
+    elif _is(self.drafter_calls[-1], "early_exit"):
+      name = f"{self.target}, first {cost.exit_layer} layers"
+    elif _is(self.drafter_calls[-1], "layer_skip"):
       name = f"{self.target}, {self.drafter}"
-    if name is not None:  # its passes were timed
+    if calibration is not None and name is not None:  # its passes were timed
       draft = calibration.place(name, draft)
-    overhead = {}
-    if self.setting is not None:
-      fit = calibration.overhead[self.setting]
-      overhead = {"overhead": fit.ours, "baseline_overhead": fit.baseline}
-    return dataclasses.replace(pair, target=target, draft=draft, **overhead)
+    if self.setting is None:
+      return TargetDraftPair(target, cost, draft)
+    fit = calibration.overhead[self.setting]
+    return TargetDraftPair(target, cost, draft, fit.ours, fit.baseline)
 
   @property
   def setting(self) -> str | None:
@@ -276,59 +188,60 @@ class Scenario:
     if self.calibration is None:
       return None
     names = [self.drafter, " | ".join(map(str, self.drafter_calls))]
-    names += map(_old_name, self.drafter_calls[-1:])
-    for name in names:
-      for setting in self.calibration.overhead:
-        if setting.startswith(f"{self.target}, {name}, "):
-          return setting
-    return None
+    last = self.drafter_calls[-1]
+    old = str(last.args[0]) if last.args else last.name  # of version 0.1.0
+    names.append(f"exit after {old}" if last.name == "early_exit" else old)
+    starts = tuple(f"{self.target}, {name}, " for name in names)
+    overhead = self.calibration.overhead
+    matches = (x for start in starts for x in overhead if x.startswith(start))
+    return next(matches, None)
+
+
+def _is(call: Call, name: str) -> bool:
+  """Whether a call names one of our drafters."""
+  return call.place is None and call.name == name
 
 
 def _check_threshold(call: Call) -> None:
   """Raises ValueError where layer_skip(...) decides how much it drafts."""
-  file = call.args[0] if call.args else call.kwargs.get("file")
-  skip = dict(call.kwargs) if file is None else catalog.read_skip(file)
-  if skip.get("threshold") is not None or "threshold" in call.kwargs:
-    lists = (
-      f"{name}={list(skip.get(name, ()))}" for name in ("attention", "mlp")
-    )
+  if catalog.arguments_of(call)["threshold"] is not None:
+    layers = calibrated.skip_of(call)._asdict().items()
+    lists = ", ".join(f"{name}={list(numbers)}" for name, numbers in layers)
     raise ValueError(
       f"{call} ends drafts at a threshold, and rounds of one length are "
-      f"priced: give layer_skip({', '.join(lists)})"
+      f"priced: give layer_skip({lists})"
     )
 
 
-def _is_model(call: Call) -> bool:
-  return call.name == "model" and call.place is None
+def _dtype(weights: str) -> str:
+  return "float32" if weights == "float32" else "bfloat16"
 
 
-def _name(call: Call) -> str:
-  """Returns what model(...) names, a share as text.
-
-  Raises:
-    ValueError: it has other arguments.
-  """
-
-  def model(name):
-    return str(name)
-
-  return calls.invoke(call, model, {})
-
-
-def _old_name(call: Call) -> str:
-  """Returns how version 0.1.0 named a drafter in calibrations."""
-  if call.args and call.name == "early_exit":
-    return f"exit after {call.args[0]}"
-  return str(call.args[0]) if call.args else call.name
+def _shape_of(
+  name: str, weights: str, whole: shapes.Shape | None = None
+) -> shapes.Shape:
+  """Returns a model's shape, or that of a share of `whole`."""
+  if name in shapes.names():
+    return shapes.get(name)
+  try:
+    share = float(name)
+  except ValueError:
+    return shapes.of_config(_config(name, weights), name)
+  if whole is None:
+    raise ValueError(
+      f"target {name} is a share of itself; give a checkpoint or one of "
+      f"{', '.join(shapes.names())}"
+    )
+  return shapes.scaled(whole, share)
 
 
-def _config(name: str, dtype: str) -> TransformerConfig | None:
+def _config(name: str, weights: str) -> TransformerConfig | None:
   """Returns a model's config; None for a shape without one.
 
   Raises:
     ValueError: there is no such model.
   """
-  bare = name.removeprefix(catalog.PRESET)
+  bare, dtype = name.removeprefix(catalog.PRESET), _dtype(weights)
   if bare in presets.names():
     return presets.get(bare, dtype)
   if name in shapes.names():

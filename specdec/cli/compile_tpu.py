@@ -11,8 +11,8 @@
 
 Prefill, draft, verify, accept and the whole decoding loop are lowered from
 shapes alone and compiled by TPU's own compiler. Of each it prints, per chip,
-what memory holds and whether it fits, FLOPs, bytes of main memory (beside the
-cost model's own count), collectives, and how long compiling took. Every step
+what memory holds and whether it fits, FLOPs, bytes of main memory (and the
+cost model's count), collectives, and how long compiling took. Every step
 is compiled in a process of its own, for at most --patience_seconds.
 """
 
@@ -103,7 +103,10 @@ def compile_tpu(options: app.Options) -> None:
     with terminal.progress(f"compiling {name}"):
       if options.here:
         step, text = steps.compile_step(lowered[name], unknown.get(name, 1.0))
-        write_program(options.hlo, name, text)
+        if options.hlo:
+          folder = pathlib.Path(options.hlo)
+          folder.mkdir(parents=True, exist_ok=True)
+          files.replace_file(folder / f"{name}.txt", text)
       else:
         argv = [*options.argv, f"--steps={name}", "--here"]
         argv += ["--patience_seconds=0"]
@@ -120,13 +123,6 @@ def compile_tpu(options: app.Options) -> None:
   bad = [step["step"] for step in compiled if not step.get("fits")]
   if bad and not options.here:
     raise ValueError(f"{', '.join(bad)}: not compiled, or too much for a chip")
-
-
-def write_program(folder: str | None, name: str, text: str) -> None:
-  """Writes an optimised program into a folder, if there is one."""
-  if folder:
-    pathlib.Path(folder).mkdir(parents=True, exist_ok=True)
-    files.replace_file(pathlib.Path(folder) / f"{name}.txt", text)
 
 
 main = app.Program(__doc__, define, compile_tpu)

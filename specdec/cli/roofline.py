@@ -35,7 +35,7 @@ def predict(options: Options) -> None:
     return
   workload = roofline_flags.workload(options)
   scenario = roofline_flags.scenario(options)
-  others = roofline_flags.other_chips(options)
+  others = [roofline_flags.chip_of(name) for name in options.chips]
   drafts = []
   if roofline_flags.compares_drafts(scenario):
     drafts = options.drafts

@@ -5,7 +5,7 @@ import pathlib
 import sys
 from collections.abc import Sequence
 
-from specdec.benchmark.scenario import Scenario, find_chip
+from specdec.benchmark.scenario import Scenario
 from specdec.cli import app
 from specdec.cli.app import Flags, Options
 from specdec.cli.setup_flags import refuse
@@ -14,38 +14,33 @@ from specdec.roofline import chips, shapes, theory
 from specdec.roofline.calibration import Calibration
 from specdec.roofline.chips import Chip
 from specdec.roofline.cost import BYTES, IDEAL, TYPICAL
-from specdec.utils import terminal
+from specdec.utils.terminal import report
 
 _EFFICIENCY = {"ideal": IDEAL, "typical": TYPICAL}
 _DEPLOYMENT = (
   "chip", "numbers", "efficiency", "weights", "kv", "compute", "ways",
   "replicas", "draft_ways",
 )  # fmt: skip
-_note = functools.partial(terminal.report, file=sys.stderr)
 
 
 def define(flags: Flags) -> None:
   """Defines the flags."""
-  types = list(BYTES)
-  for name, default, text in (
-    ("chip", "v5p", f"One of {', '.join(chips.CHIPS)}, or local: measured."),
-    ("calibration", None, "File of bench.py --calibrate, for a datasheet."),
-    (
-      "target",
-      "llama3-70b",
-      f"A checkpoint, or a shape: {', '.join(shapes.names())}.",
-    ),
-    (
-      "drafter",
-      "model(llama3-1b)",
-      "A call: model(NAME), with a checkpoint, a shape or a share of the "
-      "target as model(0.03); lookup: its drafts cost nothing. Of a target "
-      "that is a checkpoint or a preset any drafter of generate.py, two with | "
-      "between them, or your own, file.py:name(...), whose Drafter has a cost.",
-    ),
-    ("output", None, "Folder for pictures and cells.csv."),
-  ):
-    flags.string(name, default, text)
+  types, names = list(BYTES), ", ".join(shapes.names())
+  accepted = f"One of {', '.join(chips.CHIPS)}, or local: measured."
+  flags.string("chip", "v5p", accepted)
+  flags.string(
+    "calibration", None, "File of bench.py --calibrate, for a datasheet."
+  )
+  flags.string("target", "llama3-70b", f"A checkpoint, or a shape: {names}.")
+  flags.string(
+    "drafter",
+    "model(llama3-1b)",
+    "A call: model(NAME), with a checkpoint, a shape or a share of the "
+    "target as model(0.03); lookup: its drafts cost nothing. Of a target "
+    "that is a checkpoint or a preset any drafter of generate.py, two with | "
+    "between them, or your own, file.py:name(...), whose Drafter has a cost.",
+  )
+  flags.string("output", None, "Folder for pictures and cells.csv.")
   flags.config("config", "File whose get_config() sets flags not given here.")
   flags.list(
     "numbers",
@@ -108,7 +103,7 @@ def define(flags: Flags) -> None:
 
 
 def check(options: Options) -> None:
-  """Raises ValueError where a flag has no effect beside others."""
+  """Raises ValueError where a flag has no effect with others."""
   if options.papers:
     others = sorted(options.given - {"papers"})
     refuse(options, others, "has no effect on the papers' tables")
@@ -124,32 +119,35 @@ def check(options: Options) -> None:
   app.check_at_least(options, 0, "source")
 
 
+def chip_of(name: str, /, **changes) -> Chip:
+  """Returns a chip; measuring this machine is reported."""
+  return chips.get(name, functools.partial(report, file=sys.stderr), **changes)
+
+
 def scenario(options: Options) -> Scenario:
   """Returns what the prediction is about.
 
   Raises:
     ValueError: a flag has no effect on it, or no such model is there.
   """
-  common = {
-    name: getattr(options, name)
-    for name in ("target", "drafter", "correlation", "source", "most")
-  }
+  names = ["target", "drafter", "correlation", "source", "most"]
   if options.calibration:
     text = pathlib.Path(options.calibration).read_text(encoding="utf-8")
     calibration = Calibration.from_json(text)
-    built = Scenario.calibrated(calibration, **common)
+    given = {"weights": "float32", "kv": "float32", "calibration": calibration}
+    given["chip"] = chips.of_hardware(calibration.hardware)
   else:
+    names += _DEPLOYMENT[3:]
     pairs = [text.partition("=") for text in options.numbers]
     values = numbers("numbers", [value for _, _, value in pairs])
     changes = dict(zip([key for key, _, _ in pairs], values))
-    deployment = {name: getattr(options, name) for name in _DEPLOYMENT[3:]}
-    built = Scenario(
-      chip=find_chip(options.chip, changes, _note),
-      efficiency=_EFFICIENCY[options.efficiency],
-      **deployment,
-      **common,
-    )
-  models = [built.shape, built.cost.shape or built.shape]
+    efficiency = _EFFICIENCY[options.efficiency]
+    given = {"chip": chip_of(options.chip, **changes), "efficiency": efficiency}
+  given |= {name: getattr(options, name) for name in names}
+  built = Scenario.of(**given)
+  models = [built.deployment.shape]
+  if built.cost.shape is not None:
+    models.append(built.cost.shape)
   if not any(layer.num_experts for x in models for layer in x.layers):
     refuse(options, ["correlation"], "is of experts; these models have none")
   if not compares_drafts(built):
@@ -164,11 +162,6 @@ def compares_drafts(scenario: Scenario) -> bool:
   return model and scenario.calibration is None
 
 
-def other_chips(options: Options) -> list[Chip]:
-  """Returns the chips to compare with."""
-  return [find_chip(name, progress=_note) for name in options.chips]
-
-
 def workload(options: Options) -> Workload:
   """Returns what is decoded.
 
@@ -178,13 +171,8 @@ def workload(options: Options) -> Workload:
   acceptance = options.alpha
   if options.prefix_acceptance:
     acceptance = numbers("prefix_acceptance", options.prefix_acceptance)
-  built = Workload(
-    acceptance,
-    options.batches,
-    options.contexts,
-    options.context,
-    options.most,
-  )
+  sizes = options.batches, options.contexts, options.context, options.most
+  built = Workload(acceptance, *sizes)
   built.curve  # noqa: B018  (checks it)
   return built
 

@@ -84,19 +84,6 @@ class Instruction:
     return match and match[1]
 
 
-def _split(text: str) -> tuple[str, str]:
-  """Splits a type from the text after it."""
-  if not text.startswith("("):
-    head, _, rest = text.partition(" ")
-    return head, rest
-  depth = 0
-  for i, letter in enumerate(text):
-    depth += (letter == "(") - (letter == ")")
-    if not depth:
-      return text[: i + 1], text[i + 2 :]
-  return text, ""
-
-
 def _closing(text: str) -> int:
   """Returns the index that closes the bracket at text[0]."""
   depth = 0
@@ -112,7 +99,9 @@ def _instruction(line: str) -> Instruction | None:
   match = re.match(r"\s*(?:ROOT )?%?([\w.-]+) = (.*)", line)
   if not match:
     return None
-  kind, rest = _split(match[2])
+  rest = match[2]
+  end = _closing(rest) + 1 if rest.startswith("(") else rest.find(" ")
+  kind, rest = rest[:end], rest[end + 1 :]
   op = re.match(r"([a-z][\w-]*)\(", rest)
   if not op:
     return None
@@ -170,8 +159,7 @@ class Program:
           visit(self.called(one, "condition"), total)
         elif one.op == "conditional":
           branches = re.search(r"branch_computations=\{([^}]*)\}", one.line)
-          names = re.findall(r"[\w.-]+", branches[1]) if branches else ()
-          for name in names:
+          for name in re.findall(r"[\w.-]+", branches[1]) if branches else ():
             visit(self.computations.get(name, {}), times)
           for name in ("true_computation", "false_computation"):
             visit(self.called(one, name), times)

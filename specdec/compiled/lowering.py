@@ -15,14 +15,7 @@ from specdec.drafters.heads.draft_head import DraftHead
 from specdec.models import params as model_params
 from specdec.models import transformer
 from specdec.models.config import TransformerConfig
-from specdec.types import (
-  AcceptanceRule,
-  Drafter,
-  Model,
-  Params,
-  PyTree,
-  Resume,
-)
+from specdec.types import AcceptanceRule, Drafter, Model, Params, PyTree, Resume
 
 STEPS = ("prefill", "draft", "verify", "accept", "loop")
 
@@ -34,7 +27,7 @@ def weights(config: TransformerConfig, place: sharding.Placement | None):
   )
   if place is None:
     return shapes
-  return _with_shardings(shapes, model_params.shardings(config, place))
+  return jax.tree.map(_shaped, shapes, model_params.shardings(config, place))
 
 
 def head_weights(
@@ -57,24 +50,15 @@ def head_weights(
 def replicated(tree: PyTree, place: sharding.Placement | None) -> PyTree:
   """Returns arrays or shapes as shapes of which every device has all."""
   whole = place and place.sharding(())
-  return jax.tree.map(
-    lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=whole), tree
-  )
+  return jax.tree.map(lambda x: _shaped(x, whole), tree)
 
 
-def _with_shardings(shapes, shardings):
-  return jax.tree.map(
-    lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
-    shapes,
-    shardings,
-  )
+def _shaped(x, sharding) -> jax.ShapeDtypeStruct:
+  return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
 
 
 def inputs(
-  batch: int,
-  prompt: int,
-  settings: sampling.Sampling,
-  places: sharding.Places,
+  batch: int, prompt: int, settings: sampling.Sampling, places: sharding.Places
 ) -> decode.Inputs:
   """Returns the inputs of a generation as sharded shapes.
 
@@ -83,15 +67,10 @@ def inputs(
     settings: of `batch` rows.
   """
   row = jax.ShapeDtypeStruct((batch,), jnp.int32)
-  shapes = decode.Inputs(
-    jax.ShapeDtypeStruct((batch, prompt), jnp.int32),
-    row,
-    jax.eval_shape(lambda: jax.random.key(0)),
-    jax.eval_shape(lambda: settings),
-    row,
-    row,
-  )
-  return _with_shardings(shapes, decode.input_shardings(shapes, places))
+  ids = jax.ShapeDtypeStruct((batch, prompt), jnp.int32)
+  key, sampled = jax.eval_shape(lambda: (jax.random.key(0), settings))
+  shapes = decode.Inputs(ids, row, key, sampled, row, row)
+  return jax.tree.map(_shaped, shapes, decode.input_shardings(shapes, places))
 
 
 def steps(
@@ -115,36 +94,23 @@ def steps(
   distribution = places.target.sharding(("rows", None, "vocab"))
   batch = state.length.shape[0]
 
-  def shaped(x, sharding):
-    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
+  resumed = []  # layers that a draft resumes
 
   def drafting(params, state):
     draft, state = step.draft_step(target, drafter, rule, params, state)
-    hidden = draft.resume and draft.resume.hidden  # KV is in the state's cache
-    return draft._replace(resume=None), hidden, state
-
-  resumed = []  # layers that a draft resumes
-
-  def traced(params, state):
-    draft, _ = drafter.propose(
-      params,
-      state.draft_state,
-      step.context_of(state, target.vocab_size, rule),
-    )
-    if draft.resume is not None:
+    if draft.resume is not None:  # its KV is in the state's cache
       resumed.append(len(draft.resume.layers))
     hidden = draft.resume and draft.resume.hidden
-    draft = draft._replace(resume=None)
-    return draft, hidden
+    return draft._replace(resume=None), hidden, state
 
-  draft, hidden = jax.eval_shape(traced, params, state)
+  draft, hidden, _ = jax.eval_shape(drafting, params, state)
   draft = draft._replace(
-    tokens=shaped(draft.tokens, rows),
-    parents=draft.parents and shaped(draft.parents, rows),
-    log_probs=draft.log_probs and shaped(draft.log_probs, distribution),
-    count=shaped(draft.count, rows),
+    tokens=_shaped(draft.tokens, rows),
+    parents=draft.parents and _shaped(draft.parents, rows),
+    log_probs=draft.log_probs and _shaped(draft.log_probs, distribution),
+    count=_shaped(draft.count, rows),
   )
-  hidden = hidden and shaped(hidden, rows)
+  hidden = hidden and _shaped(hidden, rows)
 
   def restored(draft, hidden, state):
     if not resumed:
@@ -161,11 +127,8 @@ def steps(
     draft = restored(draft, None, state)
     return step.accept_step(rule, spec, draft, logits, state, eos_ids)
 
-  logits = jax.ShapeDtypeStruct(
-    (batch, spec.max_nodes, target.vocab_size),
-    jnp.float32,
-    sharding=distribution,
-  )
+  size = batch, spec.max_nodes, target.vocab_size
+  logits = jax.ShapeDtypeStruct(size, jnp.float32, sharding=distribution)
   ends = jax.ShapeDtypeStruct((1,), jnp.int32, sharding=whole)
   most = jax.ShapeDtypeStruct((), jnp.int32, sharding=whole)
 

@@ -29,9 +29,7 @@ _LOADED = (*_MODELS, "drafter", "allocator")
 _RUNTIME = 0.25 * _GIB  # bytes of Python and JAX
 _COMPILER = 0.25 * _GIB  # bytes of XLA after compiling
 _PROGRAMS = 6 * 2**20  # bytes of compiled programs per layer of a model
-_MAPPED = (
-  32 * 2**20
-)  # glibc's mmap threshold: larger buffers are unmapped whole
+_MAPPED = 32 * 2**20  # glibc's mmap threshold: larger ones are unmapped whole
 _HOLES = 0.5  # fragmentation by freed smaller buffers, relative to their size
 _REUSED = 1.5  # fragmentation by activations, which every pass allocates anew
 _DRAWING = {"float32": 12, "bfloat16": 16}  # bytes of random bits per weight
@@ -56,9 +54,9 @@ class Plan:
     return Plan(parts, self.caveat)
 
   def __str__(self) -> str:
-    sizes = {name: f"{x / _GIB:.2f}" for name, x in self.parts.items()}
-    parts = (f"{name} {x}" for name, x in sizes.items() if float(x))
-    text = ", ".join(parts) or "next to nothing"
+    sizes = [(name, f"{x / _GIB:.2f}") for name, x in self.parts.items()]
+    parts = ", ".join(f"{name} {x}" for name, x in sizes if float(x))
+    text = parts or "next to nothing"
     text = f"{self.needed / _GIB:.2f} GiB ({text}; a tenth more)"
     return f"{text}; {self.caveat}" if self.caveat else text
 
@@ -149,30 +147,23 @@ def plan(
   if drafter.weight_bytes:
     weights["drafter"] = drafter.weight_bytes
   caveat = "" if drafter.is_known else "the drafter's memory is unknown"
-  decoding = {
-    "KV caches": sum(
-      cache_bytes(m, batch, slots, place) for m, place in models.values()
-    )
-  }
+  caches = (cache_bytes(m, batch, slots, place) for m, place in models.values())
+  decoding = {"KV caches": sum(caches)}
   rows = _padded(batch, places[0])
-  state = rows * (
-    (drafter.row_bytes or 0)
-    + max_length * ((drafter.position_bytes or 0) + drafter.hidden_bytes)
-  )
+  position = (drafter.position_bytes or 0) + drafter.hidden_bytes
+  state = rows * ((drafter.row_bytes or 0) + max_length * position)
   if state:
     decoding["drafter's state"] = state / _share(("rows",), places[0])
   distributions = 4 * 4 * rows * num_nodes * target.vocab_size
-  decoding["logits"] = distributions / _share(
-    ("rows", None, "vocab"), places[0]
-  )
+  shards = _share(("rows", "vocab"), places[0])
+  decoding["logits"] = distributions / shards
   if not cpu:
     return Plan(weights | decoding, caveat)
 
-  tokens = [num_nodes, 1]  # per row, of a target pass and of a draft pass
   prefill = [_pass_bytes(*m, batch, chunk, slots) for m in models.values()]
-  rounds = [
-    _pass_bytes(*model, batch, count, slots, head=True)
-    for model, count in zip(models.values(), tokens)
+  rounds = [  # tokens per row, of a target pass and of a draft pass
+    _pass_bytes(*model, batch, tokens, slots, head=True)
+    for model, tokens in zip(models.values(), (num_nodes, 1))
   ]
   # Prefill runs one model after the other; a round's loop holds both.
   copies, activations = max(*prefill, tuple(map(sum, zip(*rounds))), key=sum)
@@ -184,9 +175,8 @@ def plan(
   if places[0] is None:  # packing reallocates every matrix
     sizes = (size for config in configs for size in _tensor_bytes(config))
     decoding["allocator"] = _HOLES * sum(s for s in sizes if s < _MAPPED)
-  drawing = {}
-  if random_weights:
-    drawing = {"random bits of weights": _drawing_bytes(configs)}
+  bits = _drawing_bytes(configs if random_weights else [])
+  drawing = {"random bits of weights": bits}
   peak = max(decoding, drawing, key=lambda parts: sum(parts.values()))
   return Plan({"runtime": _RUNTIME / devices} | weights | peak, caveat)
 
@@ -253,11 +243,8 @@ def training(
     target: frozen teacher of distillation.
   """
   size = weight_bytes(model, place)  # training keeps float32 weights
-  parts = {
-    "weights": size,
-    "gradients": size,
-    "the optimizer's moments": 2 * size,
-  }
+  names = ("weights", "gradients", "the optimizer's moments")
+  parts = dict(zip(names, (size, size, 2 * size)))
   if target is not None:
     parts["target"] = weight_bytes(target, target_place)
   return Plan(parts)

@@ -1,10 +1,8 @@
 """Compiles the steps of a round, also for absent chips, and reads them off.
 
-All numbers are of one chip: memory, FLOPs, main-memory traffic, collectives;
-beside them what the cost model expects.
+All numbers are of one chip: memory, FLOPs, main-memory traffic, collectives.
 """
 
-import dataclasses
 import json
 import os
 import pathlib
@@ -15,20 +13,12 @@ import time
 from collections.abc import Callable, Sequence
 
 import jax
-import numpy as np
 from jax.experimental import topologies
 
 import specdec
-from specdec import draft_tree
 from specdec.compiled import hlo, traffic
-from specdec.models.config import TransformerConfig
-from specdec.roofline import chips, shapes
+from specdec.roofline import chips
 from specdec.roofline.chips import Chip
-from specdec.roofline.cost import Cost, Deployment
-from specdec.roofline.pairs import TargetDraftPair
-from specdec.roofline.round_cost import deployment_of
-from specdec.sharding import Placement, Places
-from specdec.types import DrafterCost, DraftSpec
 
 _TRIED = (
   "v4:2x2x1", "v5e:2x2", "v5e:2x4", "v5e:4x4", "v5e:16x16", "v5p:2x2x1",
@@ -126,60 +116,3 @@ def compile_apart(module: str, argv: Sequence[str], patience: int) -> dict:
 def held(report: dict) -> float:
   """Returns bytes on each chip while a step runs."""
   return report["arguments"] + report["results"] + report["temporaries"]
-
-
-def pair(
-  target: TransformerConfig, drafter: DrafterCost, chip: Chip, places: Places
-) -> TargetDraftPair:
-  """Returns target and drafter on the chips of a mesh, for the cost model."""
-
-  def on(deployment: Deployment, place: Placement) -> Deployment:
-    ways, replicas = place.ways("query"), place.ways("rows")
-    return dataclasses.replace(deployment, ways=ways, replicas=replicas)
-
-  dtype = target.dtype
-  ours = Deployment(shapes.of_config(target), chip, dtype, dtype)
-  ours = on(ours, places.target)
-  draft = deployment_of(ours, drafter)
-  if drafter.shape is not None and not drafter.shares_target:
-    draft = on(draft, places.draft)
-  return TargetDraftPair(ours, draft, drafter=drafter)
-
-
-def estimates(
-  pair: TargetDraftPair,
-  spec: DraftSpec,
-  drafted: DraftSpec,
-  batch: int,
-  context: int,
-) -> dict[str, dict[str, float]]:
-  """Returns what the cost model expects of draft and verify, on each chip.
-
-  Args:
-    spec: of what is verified.
-    drafted: of what the pair's drafter drafts; a tree that depends on data is
-      not priced, and neither is a drafter of unknown cost.
-
-  Returns:
-    step -> bytes of memory, FLOPs and bytes sent.
-  """
-  # Verification goes on where an early exit ends, if nodes keep their order.
-  start = pair.cost.exit_layer if spec.parents is not None else 0
-  verifier = dataclasses.replace(pair.target, start=start)
-  costs = {"verify": _sums(verifier.cost(batch, spec.max_nodes, context))}
-  if pair.cost.step is None or drafted.parents is None:
-    return costs
-  _, *levels = draft_tree.levels(np.array(drafted.parents))
-  if drafted.chain:
-    cost = pair.round(batch, len(levels), context)
-  else:
-    sizes = [level.stop - level.start for level in levels]
-    cost = pair.tree_round(batch, sizes, context)
-  draft = cost.only("draft", "first layers")
-  if draft.parts:
-    costs["draft"] = _sums(draft)
-  return costs
-
-
-def _sums(cost: Cost) -> dict[str, float]:
-  return {name: getattr(cost, name) for name in ("bytes", "flops", "sent")}

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from specdec.benchmark.scenario import Scenario
-from specdec.roofline import planning, prediction, theory
-from specdec.roofline.pairs import TargetDraftPair
+from specdec.roofline import planning, theory
+from specdec.roofline.round_cost import Round, TargetDraftPair
 from specdec.utils.terminal import columns
 
 _LARGEST = 256  # batch of a schedule
@@ -17,27 +17,22 @@ _LARGEST = 256  # batch of a schedule
 
 @dataclasses.dataclass(frozen=True)
 class Workload:
-  """What is decoded.
+  """What is decoded."""
 
-  Attributes:
-    acceptance: one rate for all positions, or prefix acceptance.
-    batches, contexts: of tables and pictures.
-    context: where there is one only.
-    most: largest k.
-  """
-
-  acceptance: float | Sequence[float]
-  batches: Sequence[int]
+  acceptance: float | Sequence[float]  # of all positions, or by prefix
+  batches: Sequence[int]  # of tables and pictures
   contexts: Sequence[int]
-  context: int
-  most: int
+  context: int  # where there is one only
+  most: int  # largest k
 
   @property
   def curve(self) -> np.ndarray:
     """Prefix acceptance, [most] or shorter."""
     return planning.curve(self.acceptance, self.most)
 
-  def best(self, pair: TargetDraftPair, batch: int, context: int | None = None):
+  def best(
+    self, pair: TargetDraftPair, batch: int, context: int | None = None
+  ) -> planning.Point:
     """Returns the best k of a batch."""
     context = self.context if context is None else context
     return planning.best_k(pair, batch, context, self.acceptance, self.most)
@@ -62,7 +57,7 @@ def gain(pair: TargetDraftPair, batch: int, context: int, curve) -> float:
 def memory(scenario: Scenario, context: int) -> str:
   """Names the chips and what each holds of one row."""
   gib = 2**30
-  chip = scenario.chip
+  chip = scenario.deployment.chip
   parts = scenario.pair.memory(1, context).items()
   sizes = ", ".join(f"{name} {size / gib:.2f}" for name, size in parts)
   return (
@@ -71,18 +66,36 @@ def memory(scenario: Scenario, context: int) -> str:
   )
 
 
+def explain(cost: Round) -> str:
+  """Lists what the parts of a round move and compute, term by term."""
+
+  def line(part, times, term, size, flops, sent, seconds):
+    amounts = ((size, 1e6), (flops, 1e9), (sent, 1e6))
+    numbers = [f"{x / unit:.3g}" if x else "" for x, unit in amounts]
+    # Rounding noise of a fit prints as 0.
+    return [part, times, term, *numbers, f"{round(1e3 * seconds, 6):z.4g}"]
+
+  lines = []
+  for name, times, one in cost.parts:
+    sums = one.bytes, one.flops, one.sent, one.seconds
+    lines.append(line(name, str(times), "", *sums))
+    lines += [line("", "", *x) for x in one.terms if x.seconds or x.bytes]
+  lines.append(line("round overhead", "1", "", 0, 0, 0, cost.overhead))
+  header = ["part", "times", "term", "MB", "GFLOP", "MB sent", "ms"]
+  return columns(header, lines)
+
+
 def rounds(pair: TargetDraftPair, workload: Workload) -> str:
   """Lists where a baseline round and the best round spend their time."""
   curve, context = workload.curve, workload.context
   best = workload.best(pair, 1).k
-  header = ["part", "times", "term", "MB", "GFLOP", "MB sent", "ms"]
   texts = []
   for k in sorted({0, best or len(curve)}):
     cost = pair.round(1, k, context)
     one = theory.latency(curve[:k], cost.seconds)
     texts += [
       f"\na round of k = {k}, batch 1, context {context}",
-      columns(header, prediction.explain(cost)),
+      explain(cost),
       f"  {theory.expected_tokens(curve[:k]):.2f} tokens in "
       f"{1e3 * cost.seconds:.3f} ms; a token of a text of 128 takes "
       f"{1e3 * one.mean:.3f} ms in the mean, {1e3 * one.p99:.3f} ms in one "
@@ -93,72 +106,47 @@ def rounds(pair: TargetDraftPair, workload: Workload) -> str:
 
 def plans(pair: TargetDraftPair, workload: Workload) -> str:
   """Lists best k, break-even, equal memory and schedules for engines."""
-  return "\n".join(
-    [
-      "\nbest k and its speedup; -: does not fit",
-      _best_k(pair, workload),
-      *_break_even(pair, workload),
-      *_equal_memory(pair, workload),
-      *_schedules(pair, workload),
-    ]
-  )
+  acceptance, context = workload.acceptance, workload.context
+  most = workload.most
 
-
-def _best_k(pair: TargetDraftPair, workload: Workload) -> str:
-  def entry(batch: int, context: int) -> str:
-    if not fits(pair, batch, context):
+  def entry(batch: int, size: int) -> str:
+    if not fits(pair, batch, size):
       return "-"
-    best = workload.best(pair, batch, context)
+    best = workload.best(pair, batch, size)
     return f"{best.k}: {best.speedup:.2f}"
 
   header = ["batch \\ context", *map(str, workload.contexts)]
-  lines = [
-    [str(batch), *(entry(batch, context) for context in workload.contexts)]
+  table = [
+    [str(batch), *(entry(batch, size) for size in workload.contexts)]
     for batch in workload.batches
   ]
-  return columns(header, lines)
-
-
-def _break_even(pair: TargetDraftPair, workload: Workload) -> list[str]:
-  acceptance, most = workload.acceptance, workload.most
-  where = f"\nat context {workload.context}"
-  batch = planning.break_even_batch(pair, workload.context, acceptance, most)
+  lines = ["\nbest k and its speedup; -: does not fit", columns(header, table)]
+  where = f"\nat context {context}"
+  batch = planning.break_even_batch(pair, context, acceptance, most)
   if batch is None:
-    return [f"{where} some k pays at batch 4096 still"]
-  lines = [f"{where} no k pays from batch {batch} on"]
-  context = planning.break_even_context(pair, batch, acceptance, most)
-  if context:
-    lines.append(f"at batch {batch} it pays from context {context} on")
-  return lines
-
-
-def _equal_memory(pair: TargetDraftPair, workload: Workload) -> list[str]:
-  if not np.isfinite(pair.target.chip.memory):  # some machines do not report it
-    return []
-  drafting, alone = planning.at_equal_memory(
-    pair, workload.context, workload.acceptance, workload.most
-  )
-  return [
-    f"as many rows as fit {name}: {one.batch}, with k = {one.k} "
-    f"{one.tokens_per_second:,.0f} tokens/s, "
-    f"{1e3 * one.seconds_per_token:.1f} ms a token"
-    for name, one in (("with the drafter", drafting), ("without it", alone))
-  ]
-
-
-def _schedules(pair: TargetDraftPair, workload: Workload) -> list[str]:
+    lines.append(f"{where} some k pays at batch 4096 still")
+  else:
+    lines.append(f"{where} no k pays from batch {batch} on")
+    length = planning.break_even_context(pair, batch, acceptance, most)
+    if length:
+      lines.append(f"at batch {batch} it pays from context {length} on")
   largest = _LARGEST
-  if np.isfinite(pair.target.chip.memory):
-    largest = min(largest, planning.largest_batch(pair, workload.context))
-  batch_ranges = planning.schedule(
-    pair, workload.context, workload.acceptance, workload.most, largest
-  )
+  if np.isfinite(pair.target.chip.memory):  # some machines do not report it
+    largest = min(largest, planning.largest_batch(pair, context))
+    equal = planning.at_equal_memory(pair, context, acceptance, most)
+    lines += [
+      f"as many rows as fit {name}: {one.batch}, with k = {one.k} "
+      f"{one.tokens_per_second:,.0f} tokens/s, "
+      f"{1e3 * one.seconds_per_token:.1f} ms a token"
+      for name, one in zip(("with the drafter", "without it"), equal)
+    ]
+  ranges = planning.schedule(pair, context, acceptance, most, largest)
   try:
-    tensorrt = json.dumps(planning.as_tensorrt_llm(batch_ranges))
+    tensorrt = json.dumps(planning.as_tensorrt_llm(ranges))
   except ValueError as error:
     tensorrt = str(error)
-  vllm = json.dumps(planning.as_vllm(batch_ranges))
-  return [f"vLLM: {vllm}", f"TensorRT-LLM: {tensorrt}"]
+  vllm = json.dumps(planning.as_vllm(ranges))
+  return "\n".join([*lines, f"vLLM: {vllm}", f"TensorRT-LLM: {tensorrt}"])
 
 
 def best_draft(
@@ -190,7 +178,7 @@ def best_tree(
 ) -> str:
   """Names the tree that gains most where children are accepted at `rates`."""
   tree = planning.best_tree(pair, 1, workload.context, rates)
-  baseline = pair.baseline(1, workload.context).seconds
+  baseline = pair.round(1, 0, workload.context).seconds
   levels = len(tree.paths[-1]) if tree.paths else 0
   return (
     f"best tree at batch 1: {len(tree.paths)} draft tokens in {levels} "

@@ -6,7 +6,8 @@ Speedups are nan, and cells '-', where memory does not suffice.
 import csv
 import dataclasses
 import io
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -14,9 +15,9 @@ import numpy as np
 from specdec.benchmark.scenario import Scenario
 from specdec.report import heatmaps
 from specdec.report.roofline import Workload, fits, gain
-from specdec.roofline import theory
+from specdec.roofline import planning, theory
 from specdec.roofline.chips import Chip
-from specdec.roofline.pairs import TargetDraftPair
+from specdec.roofline.round_cost import TargetDraftPair
 from specdec.utils import files
 
 _RATES = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
@@ -29,29 +30,20 @@ _COLUMNS = (
 
 def write_cells(path: Path, scenario: Scenario, workload: Workload) -> None:
   """Writes every batch, context and k as CSV."""
-  pair, curve = scenario.pair, workload.curve
+  pair, curve, most = scenario.pair, workload.curve, workload.most
   file = io.StringIO()
   writer = csv.writer(file)
   writer.writerow(_COLUMNS)
-  names = scenario.chip.name, scenario.target, scenario.drafter
-  for batch in workload.batches:
-    for context in workload.contexts:
-      baseline = pair.baseline(batch, context).seconds
-      for k in range(len(curve) + 1):
-        tokens = theory.expected_tokens(curve[:k])
-        seconds = pair.round(batch, k, context).seconds
-        one = theory.latency(curve[:k], seconds)
-        numbers = (
-          tokens,
-          1e3 * seconds,
-          1e3 * baseline,
-          tokens * baseline / seconds,
-          batch * tokens / seconds,
-          1e3 * one.mean,
-          1e3 * one.p99,
-        )
-        point = batch, context, k, fits(pair, batch, context)
-        writer.writerow([*names, *point, *(f"{x:.6g}" for x in numbers)])
+  names = scenario.deployment.chip.name, scenario.target, scenario.drafter
+  for where in itertools.product(workload.batches, workload.contexts):
+    points = planning.sweep_k(pair, *where, workload.acceptance, most)
+    for k, tokens, seconds, speedup in points:
+      one = theory.latency(curve[:k], seconds)
+      milliseconds = 1e3 * seconds, 1e3 * points[0].seconds
+      speeds = speedup, where[0] * tokens / seconds
+      numbers = tokens, *milliseconds, *speeds, 1e3 * one.mean, 1e3 * one.p99
+      cells = (f"{x:.6g}" for x in numbers)
+      writer.writerow([*names, *where, k, fits(pair, *where), *cells])
   files.replace_file(path, file.getvalue())
 
 
@@ -66,120 +58,94 @@ def draw(
   """Writes the pictures into a folder.
 
   Args:
-    others: chips to set beside the scenario's.
+    others: chips to compare with the scenario's.
     drafts: names of draft models to compare; () leaves that picture out.
     draft_acceptance: their acceptance by size.
   """
-  where = f"{scenario.num_chips} x {scenario.chip.name}, {scenario.weights}"
-  title = f"{scenario.target} with {scenario.drafter} on {where}"
-  rate = "given prefix acceptance"
+  pair, deployment = scenario.pair, scenario.deployment
+  curve, context = workload.curve, workload.context
+  where = f"{scenario.num_chips} x {deployment.chip.name}, {deployment.weights}"
+  both = f"{scenario.target} with {scenario.drafter}"
+  title, rate = f"{both} on {where}", "given prefix acceptance"
   if np.ndim(workload.acceptance) == 0:
     rate = f"alpha {workload.acceptance:g}"
-  draw_k(folder, scenario.pair, workload, title, rate)
-  if drafts:
-    title_of_sizes = f"{scenario.target} and a draft model on {where}"
-    path = folder / "k_draft.png"
-    draw_drafts(
-      path, scenario, workload, drafts, draft_acceptance, title_of_sizes
-    )
-  what = f"{scenario.target} with {scenario.drafter}, {rate}"
-  draw_chips(folder / "chips.png", scenario, workload, others, what)
-  draw_roofline(folder / "roofline.png", scenario.pair, workload, others, title)
 
+  iid, longest = theory.iid_prefix_acceptance, len(curve)
 
-def _heatmap(
-  path: Path,
-  value: Callable,
-  points: Sequence,
-  num_k: int,
-  label: str,
-  panel: str,
-  title: str,
-  names: Sequence | None = None,
-) -> None:
-  """Plots value(k, point) for k = 0..num_k."""
-  values = np.array([[value(k, x) for x in points] for k in range(num_k + 1)])
-  if np.any(np.isnan(values)):
-    panel += "; -: does not fit"
-  labels, ks = (label, "k"), range(num_k + 1)
-  heatmaps.speedups({panel: values}, names or points, ks, labels, path, title)
-
-
-def draw_k(
-  folder: Path, pair: TargetDraftPair, workload: Workload, title, rate
-) -> None:
-  """Plots speedup by k and batch, context, acceptance."""
-  curve, context = workload.curve, workload.context
-  for name, value, points, label, panel in (
-    (
-      "k_batch",
-      lambda k, batch: gain(pair, batch, context, curve[:k]),
-      workload.batches,
-      "batch, rows",
-      f"context {context}, {rate}",
-    ),
-    (
-      "k_context",
-      lambda k, size: gain(pair, 1, size, curve[:k]),
-      workload.contexts,
-      "context, positions",
-      f"batch 1, {rate}",
-    ),
-    (
-      "k_acceptance",
-      lambda k, alpha: gain(
-        pair, 1, context, theory.iid_prefix_acceptance(alpha, k)
-      ),
-      _RATES,
-      "share of draft tokens accepted",
-      f"batch 1, context {context}",
-    ),
+  def heatmap(
+    name, value, points, label, panel, title=title, names=None, most=longest
   ):
-    path = folder / f"{name}.png"
-    _heatmap(path, value, points, len(curve), label, panel, title)
+    """Plots value(k, point) for k = 0..most."""
+    ks = range(most + 1)
+    values = np.array([[value(k, x) for x in points] for k in ks])
+    if np.any(np.isnan(values)):
+      panel += "; -: does not fit"
+    where = (label, "k"), folder / name, title
+    heatmaps.speedups({panel: values}, names or points, ks, *where)
 
-
-def draw_drafts(
-  path: Path,
-  scenario: Scenario,
-  workload: Workload,
-  drafts: Sequence[str],
-  acceptance: theory.PowerLaw,
-  title: str,
-) -> None:
-  """Plots speedup by k and draft size, with acceptance by size."""
-  pairs = [
-    dataclasses.replace(scenario, drafter=f"model({name})").pair
-    for name in drafts
-  ]
-  sizes = [pair.draft.shape.num_parameters for pair in pairs]
-  rates = [acceptance.alpha(size) for size in sizes]
-
-  def value(k: int, i: int) -> float:
-    curve = theory.iid_prefix_acceptance(rates[i], k)
-    return gain(pairs[i], 1, workload.context, curve)
-
-  _heatmap(
-    path,
-    value,
-    range(len(pairs)),
-    workload.most,
-    "draft's parameters, and the share of its tokens accepted, by its size",
-    f"batch 1, context {workload.context}",
-    title,
-    [f"{s / 1e9:.3g} B\n{rate:.2f}" for s, rate in zip(sizes, rates)],
+  heatmap(
+    "k_batch.png",
+    lambda k, batch: gain(pair, batch, context, curve[:k]),
+    workload.batches,
+    "batch, rows",
+    f"context {context}, {rate}",
+  )
+  heatmap(
+    "k_context.png",
+    lambda k, size: gain(pair, 1, size, curve[:k]),
+    workload.contexts,
+    "context, positions",
+    f"batch 1, {rate}",
+  )
+  one_row = f"batch 1, context {context}"
+  heatmap(
+    "k_acceptance.png",
+    lambda k, alpha: gain(pair, 1, context, iid(alpha, k)),
+    _RATES,
+    "share of draft tokens accepted",
+    one_row,
+  )
+  if drafts:
+    pairs = [
+      dataclasses.replace(scenario, drafter=f"model({name})").pair
+      for name in drafts
+    ]
+    sizes = [one.draft.shape.num_parameters for one in pairs]
+    rates = [draft_acceptance.alpha(size) for size in sizes]
+    heatmap(
+      "k_draft.png",
+      lambda k, i: gain(pairs[i], 1, context, iid(rates[i], k)),
+      range(len(pairs)),
+      "draft's parameters, and the share of its tokens accepted, by its size",
+      one_row,
+      f"{scenario.target} and a draft model on {where}",
+      most=workload.most,
+      names=[f"{s / 1e9:.3g} B\n{rate:.2f}" for s, rate in zip(sizes, rates)],
+    )
+  heatmaps.over_batch(
+    _by_chip(scenario, workload, others),
+    workload.batches,
+    folder / "chips.png",
+    f"{both}, {rate}; {scenario.num_chips} chips, {deployment.weights}, "
+    f"context {context}",
+  )
+  roofs = {}
+  for chip in (deployment.chip, *others):
+    dtype = dataclasses.replace(deployment, chip=chip).dtype
+    roofs.setdefault(chip.name, (chip.bandwidth, chip.rate(dtype)))
+  heatmaps.roofline(
+    roofs,
+    _passes(pair, workload),
+    folder / "roofline.png",
+    f"{title}, context {context}, one chip",
   )
 
 
-def draw_chips(
-  path: Path,
-  scenario: Scenario,
-  workload: Workload,
-  others: Sequence[Chip],
-  what: str,
-) -> None:
-  """Plots the best speedup over the batch, chip by chip."""
-  pairs = {scenario.chip.name: scenario.pair}
+def _by_chip(
+  scenario: Scenario, workload: Workload, others: Sequence[Chip]
+) -> dict[str, list[tuple[float, float]]]:
+  """Returns chip -> (speedup, k) of every batch, nan where it does not fit."""
+  pairs = {scenario.deployment.chip.name: scenario.pair}
   for chip in others:
     pairs.setdefault(chip.name, scenario.on(chip).pair)
   curves = {}
@@ -191,42 +157,26 @@ def draw_chips(
       points.append((best.speedup, best.k) if fit else (np.nan, np.nan))
     nowhere = np.all(np.isnan(points))
     curves[name + (": does not fit" if nowhere else "")] = points
-  title = (
-    f"{what}; {scenario.num_chips} chips, {scenario.weights}, context "
-    f"{workload.context}"
-  )
-  heatmaps.over_batch(curves, workload.batches, path, title)
+  return curves
 
 
-def draw_roofline(
-  path: Path,
-  pair: TargetDraftPair,
-  workload: Workload,
-  others: Sequence[Chip],
-  title: str,
-) -> None:
-  """Plots passes of one chip beneath its roofline."""
+def _passes(
+  pair: TargetDraftPair, workload: Workload
+) -> dict[str, list[tuple[float, float, str]]]:
+  """Returns passes -> (FLOP/byte, FLOP/s, batch) of some batches."""
   k, batches = workload.most, workload.batches
-  some = batches[0], batches[len(batches) // 2], batches[-1]
-  some = list(dict.fromkeys(some))
-  shown = f"batch {', '.join(map(str, some))}"
+  some = dict.fromkeys((batches[0], batches[len(batches) // 2], batches[-1]))
   passes = {
-    f"autoregressive decoding,\n{shown}": (pair.target, 1),
-    f"verification, k = {k},\n{shown}": (pair.target, k + 1),
+    "autoregressive decoding": (pair.target, 1),
+    f"verification, k = {k}": (pair.target, k + 1),
   }
   if pair.draft is not None:
-    passes[f"draft,\n{shown}"] = (pair.draft, 1)
+    passes["draft"] = (pair.draft, 1)
   points = {}
   for name, (deployment, tokens) in passes.items():
-    points[name] = []
-    for batch in some:
-      cost = deployment.cost(batch, tokens, workload.context)
-      rate = cost.flops / cost.seconds
-      points[name].append((cost.flops / cost.bytes, rate, str(batch)))
-  roofs = {}
-  for chip in (pair.target.chip, *others):
-    dtype = dataclasses.replace(pair.target, chip=chip).dtype
-    roofs.setdefault(chip.name, (chip.bandwidth, chip.rate(dtype)))
-  heatmaps.roofline(
-    roofs, points, path, f"{title}, context {workload.context}, one chip"
-  )
+    costs = [deployment.cost(b, tokens, workload.context) for b in some]
+    points[f"{name},\nbatch {', '.join(map(str, some))}"] = [
+      (cost.flops / cost.bytes, cost.flops / cost.seconds, str(batch))
+      for batch, cost in zip(some, costs)
+    ]
+  return points

@@ -16,27 +16,25 @@ def table(
   estimates: Mapping[str, Mapping[str, float]],
   memory: float,
 ) -> str:
-  """Lists what each step needs and does, per chip, with estimates beside it.
+  """Lists what each step needs and does, per chip, and the estimates.
 
   Args:
     reports: of steps.compile_step, each with its step's name, or an error.
-    estimates: of steps.estimates.
+    estimates: of benchmark.abstract.estimates.
     memory: bytes of a chip.
   """
-  lines = []
-  for report in reports:
-    if "error" in report:
-      empty = [""] * (len(_HEADER) - 2)
-      lines.append([report["step"], report["error"], *empty])
-    else:
-      estimate = estimates.get(report["step"])
-      lines.append(_line(report, estimate, memory))
+  empty = [""] * (len(_HEADER) - 2)
+  lines = [
+    [report["step"], report["error"], *empty]
+    if "error" in report
+    else _line(report, estimates.get(report["step"]), memory)
+    for report in reports
+  ]
   return columns(_HEADER, lines)
 
 
 def _line(report: dict, estimate, memory: float) -> list[str]:
-  needed = steps.held(report)
-  model = ""
+  needed, model = steps.held(report), ""
   if estimate:
     share = (report["read"] + report["written"]) / estimate["bytes"]
     model = f"{estimate['bytes'] / 1e6:.1f} MB ({share:.2f}), "

@@ -6,7 +6,7 @@ from specdec.benchmark.auto import Choice
 from specdec.benchmark.metrics import Estimate
 from specdec.benchmark.results import Run
 from specdec.benchmark.setup import Setup
-from specdec.roofline import prediction
+from specdec.report import roofline
 from specdec.roofline.calibration import Calibration
 from specdec.utils.terminal import columns
 
@@ -233,16 +233,14 @@ def of_choice(choice: Choice, batch: int, explain: bool) -> str:
     return text
   header = ["k", "tokens a round", "ms a round", "tokens/s", "speedup"]
   lines = [
-    [str(e.k), f"{e.tokens:.2f}", f"{1e3 * e.seconds:.2f}", f"{e.rate:.1f}"]
-    + [f"{e.speedup:.2f}"]
+    [str(e.k), f"{e.tokens:.2f}", f"{1e3 * e.seconds:.2f}"]
+    + [f"{batch * e.tokens / e.seconds:.1f}", f"{e.speedup:.2f}"]
     for e in choice.estimates
   ]
   text += "\n\n" + columns(header, lines)
-  header = ["part", "times", "term", "MB", "GFLOP", "MB sent", "ms"]
   for k in sorted({0, choice.k or 1}):
-    lines = prediction.explain(choice.pair.round(batch, k, choice.context))
     text += f"\n\na round of k = {k}, {choice.context} slots of cache\n"
-    text += columns(header, lines)
+    text += roofline.explain(choice.pair.round(batch, k, choice.context))
   return text
 
 

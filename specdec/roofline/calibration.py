@@ -18,11 +18,11 @@ from scipy import optimize
 from specdec.roofline import chips
 from specdec.roofline.cost import Deployment, Efficiency
 from specdec.roofline.hardware import Hardware
-from specdec.roofline.pairs import TargetDraftPair
-from specdec.roofline.round_cost import NOTHING, Overhead
+from specdec.roofline.round_cost import NOTHING, Overhead, TargetDraftPair
 
 _FORMAT = "specdec/calibration/3"
-_FORMAT_0_1 = "specdec/calibration/2"  # with other names
+# Where a format keeps overheads; version 0.1.0 wrote the older one.
+_OVERHEAD = {_FORMAT: "overhead", "specdec/calibration/2": "beside"}
 _SHARES = ("one", "weights", "kv", "flops")
 
 
@@ -65,7 +65,7 @@ class Fit:
 
 def errors(predicted: Sequence[float], measured: Sequence[float]) -> Errors:
   """Returns the errors of predictions."""
-  if not len(measured):
+  if not measured:
     return Errors(0.0, 0.0, 0)
   relative = np.asarray(predicted) / np.asarray(measured) - 1
   worst = float(relative[np.argmax(np.abs(relative))])
@@ -138,31 +138,19 @@ def fit_passes(
   low = [math.log(0.005)] * 4 + [0.0, 0.0]
   high = [math.log(1.5)] * 4 + [0.95, 8.0]
   starts = [[*prior[:5], p] for p in (0.1, 1.5)]
-  solution = min(
-    (
-      optimize.least_squares(
-        residuals, start, bounds=(low, high), loss="soft_l1", f_scale=0.1
-      )
-      for start in starts
-    ),
-    key=lambda result: result.cost,
-  )
+  options = {"bounds": (low, high), "loss": "soft_l1", "f_scale": 0.1}
+  solutions = [optimize.least_squares(residuals, x, **options) for x in starts]
+  solution = min(solutions, key=lambda result: result.cost)
   formula = with_parameters(solution.x)
   rows = _factors(formula, points)
   efficiency = dataclasses.replace(formula.efficiency, rows=rows)
   final = dataclasses.replace(deployment, efficiency=efficiency)
 
-  def errors_of(model, passes):
-    predicted = [predict(model, p) for p in passes]
-    return errors(predicted, [p.seconds for p in passes])
-
-  return Fit(
-    efficiency,
-    errors_of(final, points),
-    errors_of(formula, points),
-    errors_of(final, held_out),
-    (*points, *held_out),
+  residual_errors = (
+    errors([predict(model, p) for p in passes], [p.seconds for p in passes])
+    for model, passes in ((final, points), (formula, points), (final, held_out))
   )
+  return Fit(efficiency, *residual_errors, (*points, *held_out))
 
 
 def _factors(
@@ -254,15 +242,11 @@ def fit_overhead(
 
 @dataclasses.dataclass(frozen=True)
 class Calibration:
-  """A machine's rates and the fits made on it.
-
-  Attributes:
-    fits: by model.
-    overhead: by setting (models, drafter, rule, sampled or greedy).
-  """
+  """A machine's rates and the fits to its times."""
 
   hardware: Hardware
-  fits: dict[str, Fit] = dataclasses.field(default_factory=dict)
+  fits: dict[str, Fit] = dataclasses.field(default_factory=dict)  # by model
+  # By setting: models, drafter, rule, sampled or greedy.
   overhead: dict[str, RoundFit] = dataclasses.field(default_factory=dict)
 
   def place(self, name: str, deployment: Deployment) -> Deployment:
@@ -296,47 +280,35 @@ class Calibration:
     """
     try:
       document = json.loads(text)
-      file_format = document.pop("format")
-      if file_format == _FORMAT_0_1:
-        document = _renamed(document)
-      elif file_format != _FORMAT:
+      file_format = document["format"]
+      if file_format not in _OVERHEAD:
         raise ValueError("not the text of a calibration")
+      fits, overhead = document["fits"], document[_OVERHEAD[file_format]]
       return cls(
         Hardware.from_json(json.dumps(document["hardware"])),
-        {name: _fit(entry) for name, entry in document["fits"].items()},
-        {
-          name: _overhead(entry) for name, entry in document["overhead"].items()
-        },
+        {name: _fit(entry) for name, entry in fits.items()},
+        {setting: _overhead(entry) for setting, entry in overhead.items()},
       )
     except (AttributeError, KeyError, TypeError) as error:
       raise ValueError(f"not the text of a calibration: {error}") from error
 
 
-def _renamed(document: dict) -> dict:
-  """Gives what version 0.1.0 wrote today's names."""
-  overhead = {
-    setting: {"baseline" if n == "plain" else n: x for n, x in entry.items()}
-    for setting, entry in document["beside"].items()
-  }
-  return document | {"overhead": overhead}
-
-
 def _fit(document: dict) -> Fit:
   fields = dict(document["efficiency"])
-  fields["rows"] = tuple((m, factor) for m, factor in fields["rows"])
-  fields["p"] = math.inf if fields["p"] is None else fields["p"]
-  residuals = {
-    name: Errors(*document[name])
-    for name in ("in_sample", "formula", "held_out")
-  }
+  rows, p = tuple(map(tuple, fields.pop("rows"))), fields.pop("p")
+  efficiency = Efficiency(**fields, rows=rows, p=math.inf if p is None else p)
+  names = ("in_sample", "formula", "held_out")
+  residuals = (Errors(*document[name]) for name in names)
   times = tuple(PassTime(*time) for time in document["times"])
-  return Fit(Efficiency(**fields), **residuals, times=times)
+  return Fit(efficiency, *residuals, times)
 
 
 def _overhead(document: dict) -> RoundFit:
+  # Version 0.1.0 wrote the baseline as plain.
+  baseline = document.get("plain") or document["baseline"]
   overheads = (
-    Overhead(tuple(map(tuple, document[name]["rows"])))
-    for name in ("ours", "baseline")
+    Overhead(tuple(map(tuple, entry["rows"])))
+    for entry in (document["ours"], baseline)
   )
   times = tuple(RoundTime(*time) for time in document["times"])
   return RoundFit(*overheads, Errors(*document["errors"]), times)

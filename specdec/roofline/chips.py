@@ -2,11 +2,17 @@
 
 Numbers are the vendor's; where two sources disagree, the measured or the lower
 one. `source` names them. Peaks are for dense arithmetic. `get` overrides any.
+All-reduces are priced after the scaling book (jax-ml/scaling-book, tpus.md and
+gpus.md): a ring sends in both directions at once, a line in one; small messages
+are bound by hop latency.
 """
 
 import dataclasses
-from collections.abc import Mapping
+import itertools
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
+from specdec.roofline import hardware
 from specdec.roofline.hardware import Hardware
 from specdec.utils.spelling import choices
 
@@ -15,34 +21,20 @@ TYPES = ("float32", "bfloat16", "int8", "fp8")  # dtypes of a product's factors
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-  """Peak rates of one accelerator.
-
-  Attributes:
-    memory: bytes.
-    bandwidth: bytes/s of main memory.
-    flops: FLOP/s (int8: OP/s) by dtype of a product's factors.
-    link_bandwidth: bytes/s in one direction, of one link (torus) or of the chip
-      into its switch.
-    axes: dimensions of the torus; 0: switched.
-    wrap: a torus axis whose length is a multiple of this is a ring, else a
-      line.
-    hop_seconds: latency of a hop.
-    rows: products pad their rows to a multiple of this.
-    source: where the numbers come from.
-    caches: (working set in bytes, B/s of re-reading a set up to that size),
-      ascending; larger sets are read from main memory.
-  """
+  """Peak rates of one accelerator."""
 
   name: str
-  memory: float
-  bandwidth: float
-  flops: Mapping[str, float]
-  link_bandwidth: float
-  axes: int
-  wrap: int
-  hop_seconds: float
-  rows: int
-  source: str
+  memory: float  # bytes
+  bandwidth: float  # bytes/s of main memory
+  flops: Mapping[str, float]  # FLOP/s (int8: OP/s) by dtype of the factors
+  link_bandwidth: float  # bytes/s one way, of a link, or into the switch
+  axes: int  # dimensions of the torus; 0: switched
+  wrap: int  # a torus axis of a multiple of this length is a ring, else a line
+  hop_seconds: float  # latency of a hop
+  rows: int  # products pad their rows to a multiple of this
+  source: str  # of the numbers
+  # (working set in bytes, B/s of re-reading a set up to that size), ascending;
+  # larger sets are read from main memory.
   caches: tuple[tuple[float, float], ...] = ()
 
   def __post_init__(self):
@@ -67,10 +59,6 @@ class Chip:
       )
     return self.flops[dtype]
 
-  def ridge(self, dtype: str = "bfloat16") -> float:
-    """Returns the FLOP/byte above which a product is compute-bound."""
-    return self.rate(dtype) / self.bandwidth
-
   def read_bandwidth(self, size: float) -> float:
     """Returns bytes/s of reading `size` bytes repeatedly."""
     rates = [rate for limit, rate in self.caches if size <= limit]
@@ -81,60 +69,45 @@ _GIB = 2**30
 _HOP = 1e-6  # scaling-book, tpus.md: about 1 us; a switch counts as one hop
 
 
-def _tpu(name, memory, bandwidth, bf16, link, axes, source, **flops):
+def _chip(name, memory, bandwidth, bfloat16, link, axes, source, **flops):
   # 2D pods wrap around only over a full axis of 16, 3D ones per cube of 4.
-  wrap = 4 if axes == 3 else 16
-  rates = {"bfloat16": bf16, **flops}
+  wrap = {0: 1, 2: 16, 3: 4}[axes]
+  rates = {"bfloat16": bfloat16, **flops}
   return Chip(name, memory, bandwidth, rates, link, axes, wrap, _HOP, 8, source)
 
 
-def _gpu(name, memory, bandwidth, bf16, link, source, **flops):
-  rates = {"bfloat16": bf16, **flops}
-  return Chip(name, memory, bandwidth, rates, link, 0, 1, _HOP, 8, source)
-
-
+_GOOGLE = "cloud.google.com; link: scaling-book"
+_NVIDIA = "NVIDIA by scaling-book gpus.md"
 _CHIPS = (
-  _tpu(
-    "v3", 32 * _GIB, 9.0e11, 1.23e14, 1e11, 2,
-    "cloud.google.com; link: scaling-book",
-  ),
-  _tpu(
-    "v4", 32 * _GIB, 1.2e12, 2.75e14, 4.5e10, 3,
-    "cloud.google.com; link: scaling-book", int8=2.75e14,
-  ),
-  _tpu(
-    "v5e", 16 * _GIB, 8.19e11, 1.97e14, 4.5e10, 2,
-    "cloud.google.com; link: scaling-book", int8=3.94e14,
-  ),
-  _tpu(
+  _chip("v3", 32 * _GIB, 9.0e11, 1.23e14, 1e11, 2, _GOOGLE),
+  _chip("v4", 32 * _GIB, 1.2e12, 2.75e14, 4.5e10, 3, _GOOGLE, int8=2.75e14),
+  _chip("v5e", 16 * _GIB, 8.19e11, 1.97e14, 4.5e10, 2, _GOOGLE, int8=3.94e14),
+  _chip(
     "v5p", 95 * _GIB, 2.765e12, 4.59e14, 9e10, 3,
     "cloud.google.com (jax 0.10.2 says 2.46e12 B/s); link: scaling-book",
     int8=9.18e14, fp8=4.59e14,
   ),
-  _tpu(
+  _chip(
     "v6e", 32 * _GIB, 1.638e12, 9.18e14, 9e10, 2,
     "cloud.google.com; fp8: jax 0.10.2; link: scaling-book",
     int8=1.836e15, fp8=9.18e14,
   ),
-  _tpu(
+  _chip(
     "v7", 192 * _GIB, 7.38e12, 2.307e15, 9e10, 3,
-    "cloud.google.com; link: 0.9 of its 1e11, as of v5e to v6e",
-    fp8=4.614e15,
+    "cloud.google.com; link: 0.9 of its 1e11, as of v5e to v6e", fp8=4.614e15,
   ),
-  _gpu(
-    "a100", 80e9, 2.039e12, 3.12e14, 3e11,
+  _chip(
+    "a100", 80e9, 2.039e12, 3.12e14, 3e11, 0,
     "NVIDIA by scaling-book gpus.md; bandwidth: LLM-Viewer", int8=6.24e14,
   ),
-  _gpu(
-    "h100", 80e9, 3.35e12, 9.9e14, 4.5e11,
-    "NVIDIA by scaling-book gpus.md", int8=1.98e15, fp8=1.98e15,
+  _chip(
+    "h100", 80e9, 3.35e12, 9.9e14, 4.5e11, 0, _NVIDIA, int8=1.98e15, fp8=1.98e15
   ),
-  _gpu(
-    "h200", 141e9, 4.8e12, 9.9e14, 4.5e11,
-    "NVIDIA by scaling-book gpus.md", int8=1.98e15, fp8=1.98e15,
+  _chip(
+    "h200", 141e9, 4.8e12, 9.9e14, 4.5e11, 0, _NVIDIA, int8=1.98e15, fp8=1.98e15
   ),
-  _gpu(
-    "b200", 180e9, 8e12, 2.25e15, 9e11,
+  _chip(
+    "b200", 180e9, 8e12, 2.25e15, 9e11, 0,
     "NVIDIA by scaling-book gpus.md; memory: what is usable",
     int8=4.5e15, fp8=4.5e15,
   ),
@@ -142,62 +115,100 @@ _CHIPS = (
 CHIPS = {chip.name: chip for chip in _CHIPS}
 
 
-def get(name: str, **changes) -> Chip:
-  """Returns a chip by name, with some numbers replaced (see `changed`).
+def get(
+  name: str, progress: Callable[[str], None] | None = None, /, **numbers
+) -> Chip:
+  """Returns a chip by name, or, for 'local', this machine as measured.
+
+  Args:
+    progress: as of hardware.local.
+    numbers: replace fields of Chip; a dtype's name sets its FLOP/s (int8=2e14).
 
   Raises:
-    ValueError: no chip has this name, or no chip has such a number.
+    ValueError: there is no such chip or field, or a value is out of range.
   """
-  if name not in CHIPS:
+  if name == "local":
+    chip = of_hardware(hardware.local(progress=progress))
+  elif name in CHIPS:
+    chip = CHIPS[name]
+  else:
     raise ValueError(
       f"no chip {name!r}; {choices(name, CHIPS)}; local is this machine"
     )
-  return changed(CHIPS[name], **changes)
-
-
-def changed(chip: Chip, **numbers) -> Chip:
-  """Returns the chip with some numbers replaced.
-
-  Args:
-    numbers: fields of Chip by name; a dtype's name sets its FLOP/s (int8=2e14).
-
-  Raises:
-    ValueError: Chip has no such field, or the value is out of range.
-  """
-  fields = {f.name for f in dataclasses.fields(Chip)} - {"name", "source"}
-  fields -= {"flops", "caches"}
-  flops = dict(chip.flops)
-  for name in list(numbers):
-    if name in TYPES:
-      flops[name] = numbers.pop(name)
-    elif name not in fields:
+  fields = {f.name for f in dataclasses.fields(Chip)}
+  fields -= {"name", "source", "flops", "caches"}
+  flops = {key: numbers.pop(key) for key in TYPES if key in numbers}
+  for key, value in numbers.items():
+    if key not in fields:
       raise ValueError(
-        f"a chip has no number {name!r}; it has: "
+        f"a chip has no number {key!r}; it has: "
         f"{', '.join(sorted(fields))}; rates: {', '.join(TYPES)}"
       )
-    elif name in ("axes", "wrap", "rows"):
-      if numbers[name] != int(numbers[name]):
-        raise ValueError(f"{name} = {numbers[name]}; it must be whole")
-      numbers[name] = int(numbers[name])
+    if key in ("axes", "wrap", "rows"):
+      if value != int(value):
+        raise ValueError(f"{key} = {value}; it must be whole")
+      numbers[key] = int(value)
+  flops = {**chip.flops, **flops}
   return dataclasses.replace(chip, flops=flops, **numbers)
 
 
-def of_hardware(hardware: Hardware) -> Chip:
+def of_hardware(machine: Hardware) -> Chip:
   """Returns a measured machine as a chip; its link is a copy in memory."""
-  _, main_memory = hardware.bandwidth[-1]
+  *caches, (_, main_memory) = machine.bandwidth
+  # A small set is never slower to read than a large one, only harder to time.
+  rates = [rate for _, rate in machine.bandwidth]
+  fastest = list(itertools.accumulate(reversed(rates), max))[::-1]
   return Chip(
-    name=hardware.name,
-    memory=hardware.memory or float("inf"),
+    name=machine.name,
+    memory=machine.memory or float("inf"),
     bandwidth=main_memory,
-    flops=dict(hardware.flops),
-    link_bandwidth=hardware.copy_bandwidth,
+    flops=dict(machine.flops),
+    link_bandwidth=machine.copy_bandwidth,
     axes=0,
     wrap=1,
     hop_seconds=0.0,
     rows=1,
-    source=f"measured on {hardware.date}",
-    caches=tuple(
-      (size, hardware.read_bandwidth(size))
-      for size, _ in hardware.bandwidth[:-1]
-    ),
+    source=f"measured on {machine.date}",
+    caches=tuple((size, rate) for (size, _), rate in zip(caches, fastest)),
   )
+
+
+class Traffic(NamedTuple):
+  """A collective, per chip."""
+
+  size: float  # bytes sent
+  seconds: float
+
+
+def arranged(ways: int, axes: int) -> tuple[int, ...]:
+  """Returns axes above 1 of a near-cubic torus of `ways` chips: (4, 2) of 8."""
+  lengths = [1] * max(axes, 1)
+  rest, factor = ways, 2
+  factors = []
+  while rest > 1:
+    while rest % factor == 0:
+      factors.append(factor)
+      rest //= factor
+    factor += 1
+  for factor in reversed(factors):
+    lengths[lengths.index(min(lengths))] *= factor
+  return tuple(sorted((n for n in lengths if n > 1), reverse=True))
+
+
+def all_reduce(chip: Chip, ways: int, size: float) -> Traffic:
+  """Returns the cost of summing `size` bytes on each of `ways` chips.
+
+  A reduce-scatter, then an all-gather; each moves the whole array once.
+  """
+  if ways == 1:
+    return Traffic(0.0, 0.0)
+  sent = 2 * size * (ways - 1) / ways
+  if chip.axes == 0:
+    return Traffic(sent, 2 * chip.hop_seconds + sent / chip.link_bandwidth)
+  rate, hops = 0.0, 0.0
+  for length in arranged(ways, chip.axes):
+    ring = length % chip.wrap == 0
+    links = 2.0 if ring else length / (length - 1)
+    rate += links * chip.link_bandwidth
+    hops += length / 2 if ring else length - 1
+  return Traffic(sent, 2 * max(hops * chip.hop_seconds, size / rate))

@@ -11,6 +11,7 @@ tensor-parallel chips split weights, heads and vocabulary and all-reduce
 activations twice a layer. All counts are per chip.
 """
 
+import collections
 import dataclasses
 import math
 from typing import NamedTuple
@@ -18,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from specdec.models.config import TransformerConfig
-from specdec.roofline import chips, links, shapes
+from specdec.roofline import chips, shapes
 from specdec.roofline.chips import Chip
 from specdec.roofline.shapes import Shape
 
@@ -27,45 +28,33 @@ BYTES = {"float32": 4, "bfloat16": 2, "int8": 1, "fp8": 1, "int4": 0.5}
 
 @dataclasses.dataclass(frozen=True)
 class Efficiency:
-  """The share of a chip's peaks that programs reach, and fixed overheads.
+  """The share of a chip's peaks that programs reach, and fixed overheads."""
 
-  Attributes:
-    one: share of the bandwidth when weights are read for a single token
-      (matrix-vector products use separate kernels).
-    weights: share of the bandwidth when weights are read for several tokens.
-    kv: share of the bandwidth when KV is read and written.
-    flops: share of the peak FLOP/s.
-    p: exponent of the norm that combines memory and compute time; inf: the max.
-    overhead: seconds per pass.
-    layer_overhead: seconds per layer.
-    rows: (tokens of a pass over all rows, factor on the products' time),
-      ascending; interpolated linearly in the log of the tokens, constant
-      outside. Captures kernel effects that the formula does not.
-  """
-
+  # Shares of the bandwidth: weights read for a single token (matrix-vector
+  # products have kernels of their own) and for several, KV read and written.
   one: float = 1.0
   weights: float = 1.0
   kv: float = 1.0
-  flops: float = 1.0
-  p: float = math.inf
-  overhead: float = 0.0
-  layer_overhead: float = 0.0
+  flops: float = 1.0  # share of the peak FLOP/s
+  p: float = math.inf  # of the norm of memory and compute time; inf: the max
+  overhead: float = 0.0  # seconds per pass
+  layer_overhead: float = 0.0  # seconds per layer
+  # (tokens of a pass over all rows, factor on the products' time), ascending;
+  # interpolated in the log of the tokens, constant outside. Captures kernel
+  # effects that the formula does not.
   rows: tuple[tuple[float, float], ...] = ()
 
   def __post_init__(self):
     for name in ("one", "weights", "kv", "flops"):
-      if not 0 < getattr(self, name) < math.inf:
+      if not 0 < (value := getattr(self, name)) < math.inf:
         raise ValueError(
-          f"efficiency {name} = {getattr(self, name):g}; it must be finite "
-          "and > 0"
+          f"efficiency {name} = {value:g}; it must be finite and > 0"
         )
     if not self.p >= 1:
       raise ValueError(f"p = {self.p}; it must be >= 1")
     for name in ("overhead", "layer_overhead"):
-      if not 0 <= getattr(self, name) < math.inf:
-        raise ValueError(
-          f"{name} = {getattr(self, name):g}; it must be finite and >= 0"
-        )
+      if not 0 <= (value := getattr(self, name)) < math.inf:
+        raise ValueError(f"{name} = {value:g}; it must be finite and >= 0")
 
   def combined(self, *seconds: float) -> float:
     """Returns the p-norm of times that overlap partly."""
@@ -124,19 +113,6 @@ class Cost(NamedTuple):
 class Deployment:
   """A model, or a range of its layers, on chips.
 
-  Attributes:
-    weights, kv: dtypes in which they are stored.
-    compute: dtype of the products' factors; None: that of the weights, or
-      bfloat16 where the chip has no such product (int4 is unpacked).
-    ways: tensor-parallel chips, which split the weights.
-    replicas: data-parallel groups of such chips, which split the batch.
-    start, stop: range of layers.
-    head: the pass computes logits.
-    source: positions per row that cross-attention reads (T5).
-    correlation: r in the number of experts that m tokens touch,
-      E (1 - (1 - k/E)^(m^r)); 1: tokens route independently. Measured routers
-      lie between 0.57 and 0.83.
-
   Raises:
     ValueError: the mesh does not divide the model, a dtype is unknown, or the
       correlation is outside [0, 1].
@@ -144,16 +120,20 @@ class Deployment:
 
   shape: Shape
   chip: Chip
-  weights: str = "bfloat16"
+  weights: str = "bfloat16"  # dtype in which they are stored
   kv: str = "bfloat16"
+  # Dtype of the products' factors; None: that of the weights, or bfloat16 where
+  # the chip has no such product (int4 is unpacked).
   compute: str | None = None
-  ways: int = 1
-  replicas: int = 1
+  ways: int = 1  # tensor-parallel chips, which split the weights
+  replicas: int = 1  # data-parallel groups of such chips, which split the batch
   efficiency: Efficiency = IDEAL
-  start: int = 0
-  stop: int | None = None
-  head: bool = True
-  source: int = 0
+  start: int = 0  # first layer
+  stop: int | None = None  # one past the last; None: all
+  head: bool = True  # the pass computes logits
+  source: int = 0  # positions per row that cross-attention reads (T5)
+  # r in the number of experts that m tokens touch, E (1 - (1 - k/E)^(m^r)); 1:
+  # tokens route independently. Measured routers have 0.57 to 0.83.
   correlation: float = 0.75
 
   def __post_init__(self):
@@ -226,16 +206,16 @@ class Deployment:
       context: cached positions that attention reads per row.
     """
     rows = math.ceil(batch / self.replicas)
-    parts = [
-      *self._products(rows * tokens),
+    m = rows * tokens
+    # Float32 logits: written, then read by acceptance or sampling.
+    values = m * self.shape.vocab_size / self.ways if self.head else 0
+    terms = [
+      *self._products(m),
       *self._attention(rows, tokens, context),
-      self._logits(rows * tokens),
-      self._collectives(rows * tokens),
+      Term("logits", bytes=2 * 4 * values),
+      self._collectives(m),
     ]
-    efficiency, depth = self.efficiency, self.end - self.start
-    seconds = efficiency.overhead + depth * efficiency.layer_overhead
-    overhead = Term("overhead", seconds=seconds)
-    return self.timed(rows * tokens, [*parts, overhead])
+    return self.timed(m, terms, self.end - self.start)
 
   def _products(self, m: float) -> list[Term]:
     """Counts products: weights are read once and multiply all m tokens."""
@@ -277,11 +257,6 @@ class Deployment:
       Term("KV written", bytes=size * written),
     ]
 
-  def _logits(self, m: float) -> Term:
-    """Counts float32 logits: written, then read by acceptance or sampling."""
-    values = m * self.shape.vocab_size / self.ways if self.head else 0
-    return Term("logits", bytes=2 * 4 * values)
-
   def _collectives(self, m: float) -> Term:
     """Counts all-reduces: activations after every sublayer and the embedding.
 
@@ -290,59 +265,55 @@ class Deployment:
     if self.ways == 1:
       return Term("collectives")
     size = BYTES["bfloat16" if self.weights != "float32" else "float32"]
-    times = sum(
-      count * (3 if layer.source_kv else 2)
-      for layer, count in self.shape.counted(self.start, self.end)
-    )
+    layers = self.shape.layers[self.start : self.end]
+    times = sum(3 if layer.source_kv else 2 for layer in layers)
     times += self.start == 0
-    hidden = links.all_reduce(self.chip, self.ways, m * self.shape.width * size)
+    hidden = chips.all_reduce(self.chip, self.ways, m * self.shape.width * size)
     sent, seconds = times * hidden.size, times * hidden.seconds
     if self.head:
-      few = links.all_reduce(self.chip, self.ways, 4 * m)
+      few = chips.all_reduce(self.chip, self.ways, 4 * m)
       sent, seconds = sent + 2 * few.size, seconds + 2 * few.seconds
     return Term("collectives", sent=sent, seconds=seconds)
 
-  def timed(self, m: float, parts: list[Term]) -> Cost:
+  def timed(self, m: float, parts: list[Term], layers: float) -> Cost:
     """Prices a pass of m tokens over all rows from its terms.
 
     Args:
       parts: per chip. "weights", "experts" and "projection" are products,
         "KV read" and "KV written" attention; these and "logits" get their
         seconds here, other terms bring theirs.
+      layers: of the pass, for its overhead.
     """
-    efficiency = self.efficiency
-    kinds = self.dtype, self.kv if self.kv in self.chip.flops else "bfloat16"
-    peak, kv_peak = (efficiency.flops * self.chip.rate(kind) for kind in kinds)
+    chip, efficiency = self.chip, self.efficiency
+    overhead = efficiency.overhead + layers * efficiency.layer_overhead
+    parts = [*parts, Term("overhead", seconds=overhead)]
+    kinds = self.dtype, self.kv if self.kv in chip.flops else "bfloat16"
+    peak, kv_peak = (efficiency.flops * chip.rate(kind) for kind in kinds)
     products = ("weights", "experts", "projection")
     read = sum(term.bytes for term in parts if term.name in products)
-    fast = self.chip.read_bandwidth(read)
+    fast = chip.read_bandwidth(read)
     share = efficiency.one if m <= 1 else efficiency.weights
     factor = efficiency.factor(m)
-    padding = max(m, self.chip.rows) / m
-    rates = {
-      name: (share * fast / factor, factor * padding) for name in products
-    }
-    kv = (efficiency.kv * self.chip.bandwidth, 1.0)
-    rates |= {"KV read": kv, "KV written": kv}
-    rates["logits"] = (self.chip.bandwidth, 1.0)
-    timed, groups = [], {"products": [0.0, 0.0], "attention": [0.0, 0.0]}
-    seconds = 0.0
+    slowdown = factor * (max(m, chip.rows) / m)
+    # Terms of a group overlap: group, B/s, factor on FLOPs, FLOP/s.
+    product = "products", share * fast / factor, slowdown, peak
+    attention = "attention", efficiency.kv * chip.bandwidth, 1.0, kv_peak
+    rates = dict.fromkeys(products, product)
+    rates |= {"KV read": attention, "KV written": attention}
+    rates["logits"] = "logits", chip.bandwidth, 1.0, kv_peak
+    timed, seconds = [], 0.0
+    groups = collections.defaultdict(lambda: [0.0, 0.0])
     for term in parts:
-      if term.name not in rates:
-        timed.append(term)
+      if term.name in rates:
+        group, rate, slower, fastest = rates[term.name]
+        moving, computing = term.bytes / rate, slower * term.flops / fastest
+        groups[group][0] += moving
+        groups[group][1] += computing
+        alone = efficiency.combined(moving, computing)
+        term = term._replace(seconds=alone)
+      else:
         seconds += term.seconds
-        continue
-      rate, slower = rates[term.name]
-      fastest = peak if term.name in products else kv_peak
-      moving, computing = term.bytes / rate, slower * term.flops / fastest
-      alone = efficiency.combined(moving, computing)
-      timed.append(term._replace(seconds=alone))
-      if term.name == "logits":
-        seconds += alone
-        continue
-      group = "products" if term.name in products else "attention"
-      groups[group][0] += moving
-      groups[group][1] += computing
+      timed.append(term)
     seconds += sum(efficiency.combined(*pair) for pair in groups.values())
     # An efficiency above 1 (weights that stay in cache) may beat bandwidth.
     least = min(seconds, sum(term.bytes for term in parts) / fast)

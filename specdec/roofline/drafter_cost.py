@@ -9,12 +9,7 @@ from specdec.models.config import TransformerConfig
 from specdec.roofline import shapes
 from specdec.roofline.cost import BYTES
 from specdec.roofline.shapes import Shape
-from specdec.types import NO_COST, NO_STEP, DrafterCost, Skip, StepCost
-
-
-def lookup() -> DrafterCost:
-  """Returns the cost of prompt lookup: it runs no pass."""
-  return NO_COST
+from specdec.types import DrafterCost, Skip, StepCost
 
 
 def model(
@@ -80,13 +75,14 @@ def fallback(first: DrafterCost, other: DrafterCost) -> DrafterCost:
       "the cost of a fallback needs drafters with equal numbers of steps, of "
       "which one at most runs a decoder"
     )
+  update = first.update or other.update
+  if first.update and other.update:
+    update = _add_steps(first.update, other.update)
   return dataclasses.replace(
     other if _has_passes(other) else first,
     **held,
     step=_add_steps(first.step, other.step),
-    update=_add_steps(first.update or NO_STEP, other.update or NO_STEP)
-    if first.update or other.update
-    else None,
+    update=update,
     catch_up=max(first.catch_up, other.catch_up),
   )
 

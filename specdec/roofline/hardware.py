@@ -4,6 +4,7 @@ Every rate is the best of several timings. A pass that appears faster than these
 rates allow was timed wrongly, or ran while the machine was less loaded.
 """
 
+import contextlib
 import dataclasses
 import datetime
 import functools
@@ -12,7 +13,8 @@ import json
 import math
 import os
 import platform
-import time
+import re
+import timeit
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -56,18 +58,6 @@ class Hardware:
       if not (math.isfinite(rate) and rate > 0):
         raise ValueError(f"a rate must be positive and finite, got {rate}")
 
-  def read_bandwidth(self, working_set: int) -> float:
-    """Returns the peak B/s of reading `working_set` bytes repeatedly.
-
-    Takes the largest measured size that does not exceed `working_set` (else the
-    smallest), or any larger size with a higher rate: a small working set is
-    never slower to read than a large one, only harder to time.
-    """
-    base = max(
-      (size for size, _ in self.bandwidth if size <= working_set), default=0
-    )
-    return max(rate for size, rate in self.bandwidth if size >= base)
-
   def to_json(self) -> str:
     """Serialises the rates; `from_json` is the inverse."""
     return json.dumps(dataclasses.asdict(self), indent=2)
@@ -91,13 +81,9 @@ class Hardware:
 
 def _best(call: Callable[[], Any], repeats: int) -> float:
   """Returns the least seconds of `call`, after one warm-up call."""
-  jax.block_until_ready(call())
-  least = math.inf
-  for _ in range(repeats):
-    begin = time.perf_counter()
-    jax.block_until_ready(call())
-    least = min(least, time.perf_counter() - begin)
-  return least
+  timer = timeit.Timer(lambda: jax.block_until_ready(call()))
+  timer.timeit(1)
+  return min(timer.repeat(repeats, number=1))
 
 
 def _seconds_per_pass(run: Callable[[int], Any], repeats: int) -> float:
@@ -144,26 +130,23 @@ def _square(matrix: jax.Array) -> jax.Array:
 def measure_bandwidth(size: int, repeats: int = 5) -> float:
   """Measures B/s read by matrix-vector products on the default device.
 
+  Takes the best of `repeats` timings. One program reads the matrix many times,
+  so that a small one stays in cache and dispatch does not count.
+
   Args:
     size: bytes of the float32 matrix, rounded down to rows of 8 KiB, at least
-      one. One program reads it many times, so that a small matrix stays in
-      cache and dispatch does not count.
-    repeats: number of timings, of which the best counts.
+      one.
   """
   matrix = jnp.ones((max(1, size // (4 * _ROW)), _ROW), jnp.float32)
-  vector = jnp.ones((_ROW,), jnp.float32)
-  run = functools.partial(_reads, matrix, vector)
-  seconds = _seconds_per_pass(run, repeats)
-  return matrix.nbytes / seconds
+  run = functools.partial(_reads, matrix, jnp.ones((_ROW,), jnp.float32))
+  return matrix.nbytes / _seconds_per_pass(run, repeats)
 
 
 def measure_copy(size: int, repeats: int = 5) -> float:
   """Measures B/s of a float32 copy, reads plus writes.
 
-  Args:
-    size: bytes of source and target together. Both are mapped beforehand: a
-      fresh target would page-fault every few KiB.
-    repeats: number of timings, of which the best counts.
+  Source and target, `size` bytes together, are mapped beforehand: a fresh
+  target would page-fault every few KiB.
   """
   source = jnp.ones((max(1, size // 8),), jnp.float32)
   target = jnp.zeros_like(source)
@@ -180,17 +163,13 @@ def measure_copy(size: int, repeats: int = 5) -> float:
 def measure_flops(
   dtype: str, seconds: float = 0.2, repeats: int = 3
 ) -> float | None:
-  """Measures FLOP/s (int8: OP/s) of a square matrix product.
+  """Measures FLOP/s (int8: OP/s) of a square matrix product; None: unsupported.
 
   Uses JAX's default precision, which on many accelerators is below float32.
 
   Args:
     dtype: of both factors.
     seconds: the matrix grows until one product takes this long.
-    repeats: number of timings, of which the best counts.
-
-  Returns:
-    None where the backend does not support the product.
   """
   side, rate = 256, None
   while True:
@@ -207,15 +186,17 @@ def measure_flops(
     side = min(_LARGEST, 128 * math.ceil(side * growth / 128))
 
 
+def _device() -> jax.Device:
+  """Returns JAX's default device, which need not be the first one."""
+  return next(iter(jnp.zeros(()).devices()))
+
+
 def cpu_model() -> str:
   """Returns the CPU's model name, e.g. "AMD EPYC"."""
-  try:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-      key, _, value = line.partition(":")
-      if key.strip() == "model name" and value.strip():
-        return value.strip()
-  except OSError:
-    pass  # not Linux
+  with contextlib.suppress(OSError):  # not Linux
+    text = Path("/proc/cpuinfo").read_text()
+    if match := re.search(r"^model name\s*:[ \t]*(\S.*)$", text, re.MULTILINE):
+      return match[1].strip()
   return platform.processor() or platform.machine() or "unknown CPU"
 
 
@@ -251,25 +232,20 @@ def device_name() -> str:
 
 
 def local(
-  refresh: bool = False,
   folder: str | Path = "~/.cache/specdec/hardware",
   progress: Callable[[str], None] | None = None,
 ) -> Hardware:
   """Returns the rates of this machine, measured once (~10 s) and then cached.
 
   Args:
-    refresh: measure even if `folder` has this machine.
     folder: one JSON file a machine, named by its fingerprint. An unreadable
       file is measured again; a failed write is only reported to `progress`.
     progress: called with a line for each step, e.g. "reading 64 MiB".
   """
   progress = progress or (lambda _: None)
   path = Path(folder).expanduser() / f"{fingerprint()}.json"
-  if not refresh:
-    try:
-      return Hardware.from_json(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-      pass  # absent or damaged
+  with contextlib.suppress(OSError, ValueError):  # absent or damaged
+    return Hardware.from_json(path.read_text(encoding="utf-8"))
   hardware = _measure(progress)
   try:
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -293,8 +269,7 @@ def _measure(progress: Callable[[str], None]) -> Hardware:
   flops = {}
   for dtype in _DTYPES:
     progress(f"multiplying {dtype}")
-    rate = measure_flops(dtype)
-    if rate is not None:
+    if (rate := measure_flops(dtype)) is not None:
       flops[dtype] = rate
   return Hardware(
     name=device_name(),
@@ -305,11 +280,6 @@ def _measure(progress: Callable[[str], None]) -> Hardware:
     date=datetime.date.today().isoformat(),
     jax_version=jax.__version__,
   )
-
-
-def _device() -> jax.Device:
-  """Returns JAX's default device, which need not be the first one."""
-  return next(iter(jnp.zeros(()).devices()))
 
 
 def device_memory(root: Path = Path("/")) -> tuple[int | None, int | None]:
@@ -342,18 +312,11 @@ def device_memory(root: Path = Path("/")) -> tuple[int | None, int | None]:
 
 # cgroup mount point, the files of its limit and usage in bytes, and the key in
 # memory.stat of reclaimable page cache.
-_CGROUP_2 = (
-  "sys/fs/cgroup",
-  "memory.max",
-  "memory.current",
-  "inactive_file",
-)
+_CGROUP_2 = "sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"
 _CGROUP_1 = (
-  "sys/fs/cgroup/memory",
-  "memory.limit_in_bytes",
-  "memory.usage_in_bytes",
+  "sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes",
   "total_inactive_file",
-)
+)  # fmt: skip
 
 
 def _cgroup_memory(root: Path) -> Iterator[tuple[int, int]]:

@@ -1,34 +1,27 @@
 """Plans from costs: best k, best draft size, largest batch, schedules."""
 
+import bisect
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from specdec.roofline import theory, trees
+from specdec.roofline import drafter_cost, theory, trees
 from specdec.roofline.cost import Deployment
-from specdec.roofline.pairs import USABLE, TargetDraftPair
-from specdec.roofline.prediction import mean_round
+from specdec.roofline.round_cost import USABLE, TargetDraftPair
 from specdec.roofline.shapes import Shape
+from specdec.types import NO_COST
 
 
 class Point(NamedTuple):
   """What k draft tokens a round are predicted to give."""
 
-  k: int
+  k: int  # 0: autoregressive decoding
   tokens: float  # expected per round and row
   seconds: float  # per round
   speedup: float  # over autoregressive decoding
-
-
-class Best(NamedTuple):
-  """The k that decodes fastest."""
-
-  k: int  # 0: autoregressive decoding
-  speedup: float
-  tokens: float  # expected per round
 
 
 def curve(alpha_or_prefix_acceptance, most: int) -> np.ndarray:
@@ -51,14 +44,16 @@ def sweep_k(
   Args:
     prefix_acceptance: one rate for all positions, or a curve, whose length also
       bounds k.
-    wide: share of the batch's rounds that have draft tokens at all.
+    wide: share of the batch's rounds that have draft tokens at all; the others
+      run one token a row, as the baseline does.
   """
   rates = curve(prefix_acceptance, most)
-  baseline = pair.baseline(batch, context).seconds
+  baseline = pair.round(batch, 0, context).seconds
   points = [Point(0, 1.0, baseline, 1.0)]
   for k in range(1, len(rates) + 1):
     tokens = theory.expected_tokens(rates[:k])
-    seconds = mean_round(pair, batch, k, context, wide)
+    full = pair.round(batch, k, context).seconds
+    seconds = wide * full + (1 - wide) * baseline
     points.append(Point(k, tokens, seconds, tokens * baseline / seconds))
   return points
 
@@ -69,11 +64,10 @@ def best_k(
   context: float,
   prefix_acceptance,
   most: int = 16,
-) -> Best:
-  """Returns the k <= most that decodes fastest; arguments as of `sweep_k`."""
+) -> Point:
+  """Returns the fastest point of `sweep_k`."""
   points = sweep_k(pair, batch, context, prefix_acceptance, most)
-  best = max(points, key=lambda point: point.speedup)
-  return Best(best.k, best.speedup, best.tokens)
+  return max(points, key=lambda point: point.speedup)
 
 
 class Sized(NamedTuple):
@@ -81,7 +75,7 @@ class Sized(NamedTuple):
 
   shape: Shape
   alpha: float
-  best: Best
+  best: Point
 
 
 def best_draft(
@@ -99,10 +93,9 @@ def best_draft(
   """
   sizes = []
   for shape in drafts:
-    draft = dataclasses.replace(target, shape=shape)
+    pair = TargetDraftPair(target, drafter_cost.model(shape, target.weights))
     alpha = distribution.alpha(shape.num_parameters)
-    best = best_k(TargetDraftPair(target, draft), batch, context, alpha, most)
-    sizes.append(Sized(shape, alpha, best))
+    sizes.append(Sized(shape, alpha, best_k(pair, batch, context, alpha, most)))
   return sizes
 
 
@@ -124,24 +117,18 @@ def best_tree(
   """
   sizes = sorted({*range(1, min(16, most) + 1), *range(16, most + 1, 8)})
   chain = pair.round(batch, 1, context)
-  *drafting, _ = chain.parts
-  updates = [part for part in drafting if part[0].startswith("update")]
-  level_seconds = sum(
-    times * cost.seconds
-    for name, times, cost in drafting
-    if not name.startswith("update")
-  )
-  target = dataclasses.replace(pair.target, start=pair.cost.exit_layer)
-  fixed = chain.overhead + sum(cost.seconds for _, _, cost in updates)
+  level_seconds = chain.only("draft", "first layers").seconds
+  target = dataclasses.replace(pair.target, start=pair.drafter.exit_layer)
+  fixed = chain.overhead + chain.only("update").seconds
   costs = {n: target.cost(batch, n, context) for n in sizes}
   seconds = {n: max(c.seconds + fixed, c.least) for n, c in costs.items()}
-  baseline = seconds[1] = pair.baseline(batch, context).seconds
+  baseline = seconds[1] = pair.round(batch, 0, context).seconds
   choice = trees.best(acceptance, seconds, level_seconds)
   if not choice.paths:
     return choice
   depths = [len(path) for path in choice.paths]
   levels = [depths.count(depth) for depth in range(1, max(depths) + 1)]
-  whole = pair.tree_round(batch, levels, context).seconds
+  whole = pair.round(batch, levels, context).seconds
   if choice.tokens / whole <= 1 / baseline:
     return trees.Choice([], 1.0, baseline)
   return choice._replace(seconds=whole)
@@ -189,11 +176,10 @@ def break_even_context(
     if high >= largest:
       return None
     high *= 2
-  low = high // 2
-  while high - low > 1:
-    middle = (low + high) // 2
-    low, high = (low, middle) if pays(middle) else (middle, high)
-  return 0 if pays(0) else high
+  if pays(0):
+    return 0
+  lengths = range(high // 2 + 1, high + 1)
+  return lengths[bisect.bisect_left(lengths, True, key=pays)]
 
 
 def largest_batch(pair: TargetDraftPair, slots: float) -> int:
@@ -228,18 +214,16 @@ def at_equal_memory(
   Raises:
     ValueError: not even one row fits.
   """
-  alone = TargetDraftPair(pair.target, baseline_overhead=pair.baseline_overhead)
+  alone = dataclasses.replace(pair, drafter=NO_COST, draft=None)
   throughputs = []
-  for candidate in (pair, alone):
+  for candidate, acceptance in ((pair, prefix_acceptance), (alone, ())):
     batch = largest_batch(candidate, slots)
     if not batch:
       candidate.check_memory(1, slots)
-    best = Best(0, 1.0, 1.0)
-    if candidate is pair:
-      best = best_k(pair, batch, slots, prefix_acceptance, most)
-    seconds = candidate.round(batch, best.k, slots).seconds
-    rate = batch * best.tokens / seconds
-    throughputs.append(Throughput(batch, best.k, rate, seconds / best.tokens))
+    best = best_k(candidate, batch, slots, acceptance, most)
+    rate = batch * best.tokens / best.seconds
+    per_row = best.seconds / best.tokens
+    throughputs.append(Throughput(batch, best.k, rate, per_row))
   return throughputs[0], throughputs[1]
 
 
@@ -260,30 +244,21 @@ def schedule(
 ) -> list[BatchRange]:
   """Returns the best k for every batch up to `largest`, as ranges."""
   ranges: list[BatchRange] = []
-  for batch in _steps(largest):
-    k = best_k(pair, batch.stop - 1, context, prefix_acceptance, most).k
-    first, last = batch.start, batch.stop - 1
+  last = 0
+  while last < largest:  # every batch up to 16, then in steps of a sixteenth
+    first = last + 1
+    last = min(largest, last + max(1, first // 16))
+    k = best_k(pair, last, context, prefix_acceptance, most).k
     if ranges and ranges[-1].k == k:
       first = ranges.pop().first
     ranges.append(BatchRange(first, last, k))
   return ranges
 
 
-def _steps(largest: int) -> Iterator[range]:
-  """Yields batches 1 to 16, then ranges of a sixteenth of their size."""
-  first = 1
-  while first <= largest:
-    last = min(largest, first + max(1, first // 16) - 1)
-    yield range(first, last + 1)
-    first = last + 1
-
-
 def as_vllm(batch_ranges: Sequence[BatchRange]) -> dict:
   """Formats a schedule for vLLM's `speculative_config` (vllm PR 32374)."""
   return {
-    "num_speculative_tokens": max(
-      batch_range.k for batch_range in batch_ranges
-    ),
+    "num_speculative_tokens": max(one.k for one in batch_ranges),
     "num_speculative_tokens_per_batch_size": [list(s) for s in batch_ranges],
   }
 
@@ -297,10 +272,10 @@ def as_tensorrt_llm(batch_ranges: Sequence[BatchRange]) -> dict:
     ValueError: the format cannot express the schedule: no batch pays, or the
       smallest batch does not have the largest k.
   """
-  by_last = {batch_range.last: batch_range.k for batch_range in batch_ranges}
+  by_last = {one.last: one.k for one in batch_ranges}
   if batch_ranges[-1].k == 0:
     del by_last[batch_ranges[-1].last]
-  most = max(batch_range.k for batch_range in batch_ranges)
+  most = max(one.k for one in batch_ranges)
   if not most:
     raise ValueError("no batch pays: decode autoregressively")
   if batch_ranges[0].k != most:

@@ -1,11 +1,10 @@
-"""Prices a round of speculative decoding: the one place that does.
+"""Prices rounds of speculative decoding: the one place that does.
 
   round = draft steps + update + verification of all nodes + commit + overhead
 
-A drafter brings a DrafterCost (specdec.types), the target a Deployment on
-chips. Draft steps that are passes of a decoder, or of the target's layers, are
-priced by the same pass model as the target; other steps by the bytes and FLOPs
-that the drafter states.
+Draft steps that are passes of a decoder, or of the target's layers, are priced
+by the same pass model as the target; other steps by the bytes and FLOPs that
+the drafter's DrafterCost (specdec.types) states.
 """
 
 import collections
@@ -16,8 +15,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from specdec.roofline import theory
 from specdec.roofline.cost import Cost, Deployment, Term
-from specdec.types import DrafterCost, StepCost
+from specdec.types import NO_COST, DrafterCost, StepCost
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,12 +26,10 @@ class Overhead:
 
   Covers sampling, acceptance and commit, and the difference (of either sign)
   between a pass inside the loop and the same pass timed in isolation.
-
-  Attributes:
-    rows: (batch, seconds per round, seconds per draft pass), ascending in
-      batch; interpolated linearly in log batch, constant outside.
   """
 
+  # (batch, seconds per round, seconds per draft pass), ascending in batch;
+  # interpolated linearly in log batch, constant outside.
   rows: tuple[tuple[float, float, float], ...] = ()
 
   def seconds(self, batch: float, levels: int) -> float:
@@ -54,16 +52,6 @@ class Round(NamedTuple):
 
   parts: tuple[tuple[str, int, Cost], ...]  # (name, repetitions, cost of one)
   overhead: float  # seconds
-
-  @classmethod
-  def make(cls, parts, overhead: float) -> "Round":
-    """Returns a round that takes no less time than moving its bytes.
-
-    A fitted overhead may be negative; extrapolated, it could exceed the time of
-    the passes themselves, so it is clipped.
-    """
-    slack = sum(n * (cost.seconds - cost.least) for _, n, cost in parts)
-    return cls(parts, max(overhead, -slack))
 
   @property
   def seconds(self) -> float:
@@ -120,15 +108,18 @@ def round_cost(
   chain = isinstance(draft, (int, np.integer))
   levels = (1,) * int(draft) if chain else tuple(draft)
   if not levels:
-    cost = target.cost(batch, 1, context)
-    seconds = overhead.seconds(batch, 0)
-    return Round.make((("target, 1 token", 1, cost),), seconds)
+    parts = [("target, 1 token", 1, target.cost(batch, 1, context))]
+    return _round(parts, overhead.seconds(batch, 0))
   if drafter.step is None:
     raise ValueError("what a step of this drafter reads is unknown")
   decoder = draft_deployment or deployment_of(target, drafter)
   # The root and every level but the last are run by a draft step.
   frontiers, nodes = (1, *levels[:-1]), 1 + sum(levels)
-  steps = _steps(drafter, frontiers)
+  steps = [] if drafter.steps == 0 else list(frontiers)
+  if drafter.steps:
+    steps = [sum(frontiers) / drafter.steps] * drafter.steps
+  if steps:
+    steps[0] += drafter.catch_up
   parts = []
   for tokens, times in sorted(collections.Counter(steps).items()):
     name = f"draft, {_tokens(tokens)}"
@@ -145,13 +136,12 @@ def round_cost(
     cost = first_layers.cost(batch, leaves, context)
     parts.append((f"first layers, {_tokens(leaves)}", 1, cost))
   if drafter.update is not None:
-    tokens = len(levels)
-    cost = step_cost(target, drafter.update, batch, tokens, context)
-    parts.append((f"update, {_tokens(tokens)}", 1, cost))
+    cost = step_cost(target, drafter.update, batch, len(levels), context)
+    parts.append((f"update, {_tokens(len(levels))}", 1, cost))
   verifier = dataclasses.replace(target, start=drafter.exit_layer)
   cost = verifier.cost(batch, nodes, context)
   parts.append((f"target, {_tokens(nodes)}", 1, cost))
-  result = Round.make(tuple(parts), overhead.seconds(batch, len(levels)))
+  result = _round(parts, overhead.seconds(batch, len(levels)))
   if chain:
     return result
   # The accepted path's KV is compacted.
@@ -162,6 +152,16 @@ def round_cost(
   seconds = moved / (target.efficiency.kv * target.chip.bandwidth)
   commit = Cost((Term("KV moved", moved, seconds=seconds),), seconds)
   return result._replace(parts=(*result.parts, ("commit", 1, commit)))
+
+
+def _round(parts: list, overhead: float) -> Round:
+  """Returns a round that takes no less time than moving its bytes.
+
+  A fitted overhead may be negative; extrapolated, it could exceed the time of
+  the passes themselves, so it is clipped.
+  """
+  slack = sum(n * (cost.seconds - cost.least) for _, n, cost in parts)
+  return Round(tuple(parts), max(overhead, -slack))
 
 
 def deployment_of(
@@ -202,35 +202,95 @@ def step_cost(
   """
   rows = math.ceil(batch / target.replicas)
   m = rows * tokens
-  efficiency = target.efficiency
-  seconds = efficiency.overhead + step.layers * efficiency.layer_overhead
   attention = m * (context + tokens) * step.position_flops
-  return target.timed(
-    m,
-    [
-      Term("weights", step.bytes, m * step.flops),
-      Term(
-        "projection",
-        step.target_bytes / target.ways,
-        m * step.target_flops / target.ways,
-      ),
-      Term("KV read", rows * context * step.position_bytes, attention),
-      Term("KV written", m * step.position_bytes),
-      Term("logits", 2 * 4 * m * step.logits),
-      Term("overhead", seconds=seconds),
-    ],
-  )
-
-
-def _steps(drafter: DrafterCost, frontiers: Sequence[int]) -> list[float]:
-  """Returns the tokens per row of every draft step."""
-  if drafter.steps == 0:
-    return []
-  steps = list(frontiers)
-  if drafter.steps is not None:
-    steps = [sum(frontiers) / drafter.steps] * drafter.steps
-  return [steps[0] + drafter.catch_up, *steps[1:]]
+  head = step.target_bytes / target.ways, m * step.target_flops / target.ways
+  terms = [
+    Term("weights", step.bytes, m * step.flops),
+    Term("projection", *head),
+    Term("KV read", rows * context * step.position_bytes, attention),
+    Term("KV written", m * step.position_bytes),
+    Term("logits", 2 * 4 * m * step.logits),
+  ]
+  return target.timed(m, terms, step.layers)
 
 
 def _tokens(n: float) -> str:
   return "1 token" if n == 1 else f"{n:g} tokens"
+
+
+USABLE = 0.9  # of a chip's memory; the rest is for programs and temporaries
+
+
+@dataclasses.dataclass(frozen=True)
+class TargetDraftPair:
+  """A target and its drafter on chips."""
+
+  target: Deployment
+  drafter: DrafterCost = NO_COST
+  draft: Deployment | None = None  # of a draft model; None: as deployment_of
+  overhead: Overhead = NOTHING  # of a speculative round
+  baseline_overhead: Overhead = NOTHING
+
+  def round(
+    self, batch: float, draft: int | Sequence[int], context: float
+  ) -> Round:
+    """Prices a round; `draft` as of `round_cost`, 0 for the baseline."""
+    return round_cost(
+      self.target,
+      self.drafter,
+      draft,
+      batch,
+      context,
+      draft_deployment=self.draft,
+      overhead=self.overhead if draft else self.baseline_overhead,
+    )
+
+  def speedup(
+    self, batch: float, context: float, prefix_acceptance: Sequence[float]
+  ) -> float:
+    """Returns the speedup over autoregressive decoding, k = len(curve)."""
+    baseline = self.round(batch, 0, context).seconds
+    seconds = self.round(batch, len(prefix_acceptance), context).seconds
+    return theory.expected_tokens(prefix_acceptance) * baseline / seconds
+
+  def memory(self, batch: float, slots: float) -> dict[str, float]:
+    """Returns bytes per chip by use, for `slots` cached positions a row.
+
+    Raises:
+      ValueError: what the drafter holds is unknown.
+    """
+    parts = {
+      "target weights": self.target.weight_bytes,
+      "target cache": self.target.cache_bytes(batch, slots),
+    }
+    cost = self.drafter
+    if not cost.is_known:
+      raise ValueError("what this drafter holds in memory is unknown")
+    if cost.shape is not None and not cost.shares_target:
+      decoder = self.draft or deployment_of(self.target, cost)
+      parts["draft weights"] = decoder.weight_bytes
+      parts["draft cache"] = decoder.cache_bytes(batch, slots)
+    elif cost.weight_bytes or cost.row_bytes or cost.position_bytes:
+      rows = math.ceil(batch / self.target.replicas)
+      state = cost.row_bytes + slots * cost.position_bytes
+      parts["draft weights"] = cost.weight_bytes
+      parts["draft cache"] = rows * state
+    return parts
+
+  def check_memory(self, batch: float, slots: float) -> None:
+    """Checks that weights and caches fit into a chip.
+
+    Raises:
+      ValueError: they do not; names the excess and the largest part.
+    """
+    sizes, chip = self.memory(batch, slots), self.target.chip
+    total, room = sum(sizes.values()), USABLE * chip.memory
+    if total > room:
+      gib = 2**30
+      parts = ", ".join(f"{name} {x / gib:.2f}" for name, x in sizes.items())
+      worst = max(sizes, key=sizes.get)
+      raise ValueError(
+        f"batch {batch:g} at {slots:g} tokens needs {total / gib:.2f} GiB of "
+        f"a {chip.name}, {(total - room) / gib:.2f} more than the "
+        f"{room / gib:.2f} that can be used; {worst} take most ({parts})"
+      )

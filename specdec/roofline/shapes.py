@@ -17,47 +17,31 @@ from specdec.utils.spelling import choices
 
 
 class Layer(NamedTuple):
-  """Counts of one decoder layer: weights, cached values, multiply-adds.
+  """Counts of one decoder layer: weights, cached values, multiply-adds."""
 
-  Attributes:
-    weights: dense weights, used by every token: attention, MLP, router, norms.
-    kv: values cached per position.
-    kv_heads: number of parts into which the cache can be sharded.
-    score: multiply-adds of attention per token and cached position.
-    window: positions that a token attends to, itself included; None: all.
-    expert: weights of one expert.
-    num_experts, per_token: experts of the layer, experts routed to per token.
-    source_kv, source_score: kv and score of cross-attention.
-  """
-
-  weights: int
-  kv: int
-  kv_heads: int
-  score: int
-  window: int | None = None
-  expert: int = 0
+  weights: int  # dense, used by every token: attention, MLP, router, norms
+  kv: int  # values cached per position
+  kv_heads: int  # parts into which the cache can be sharded
+  score: int  # multiply-adds of attention per token and cached position
+  window: int | None = None  # positions a token sees, its own too; None: all
+  expert: int = 0  # weights of one expert
   num_experts: int = 0
-  per_token: int = 0
-  source_kv: int = 0
-  source_score: int = 0
+  per_token: int = 0  # experts routed to per token
+  source_kv: int = 0  # kv of cross-attention
+  source_score: int = 0  # score of cross-attention
 
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-  """The sizes of a decoder that its cost depends on.
-
-  Attributes:
-    tied: embedding and vocabulary projection share one table.
-    idle: weights held in memory that decoding never reads, such as an encoder.
-  """
+  """The sizes of a decoder that its cost depends on."""
 
   name: str
   layers: tuple[Layer, ...]
   width: int
   vocab_size: int
   num_heads: int
-  tied: bool
-  idle: int = 0
+  tied: bool  # embedding and vocabulary projection share one table
+  idle: int = 0  # weights held that decoding never reads, such as an encoder
 
   @property
   def embedding(self) -> int:
@@ -107,14 +91,9 @@ def of_config(
   ]
   if skip is not None:
     layers = _without(layers, skip, c.num_experts * c.width or expert)
-  return Shape(
-    name or f"{c.num_parameters / 1e6:.3g} M",
-    tuple(layers),
-    c.width,
-    c.vocab_size,
-    c.num_heads,
-    c.tied,
-  )
+  name = name or f"{c.num_parameters / 1e6:.3g} M"
+  sizes = c.width, c.vocab_size, c.num_heads, c.tied
+  return Shape(name, tuple(layers), *sizes)
 
 
 def _without(layers: list[Layer], skip: Skip, mlp: int) -> list[Layer]:
@@ -158,19 +137,18 @@ def _deepseek_v3():
   attention = width * 1536 + 1536 * heads * 192  # queries, by a low rank
   attention += width * 576 + 512 * heads * 256  # KV latent, down and up
   attention += heads * 128 * width
-  common = {
-    "kv": 576,
-    "kv_heads": 1,  # every chip needs the whole latent
-    "score": heads * (576 + 512),  # up-projections absorbed into Q and output
-  }
-  dense = Layer(weights=attention + 3 * width * 18_432, **common)
+  dense = Layer(
+    weights=attention + 3 * width * 18_432,
+    kv=576,
+    kv_heads=1,  # every chip needs the whole latent
+    score=heads * (576 + 512),  # up-projections absorbed into Q and output
+  )
   expert = 3 * width * 2048
-  sparse = Layer(
+  sparse = dense._replace(
     weights=attention + expert + 256 * width,  # one shared expert, the router
     expert=expert,
     num_experts=256,
     per_token=8,
-    **common,
   )
   layers = (dense,) * 3 + (sparse,) * 58
   return Shape("deepseek-v3", layers, width, 129_280, heads, False)
@@ -231,11 +209,10 @@ def scaled(shape: Shape, share: float) -> Shape:
     )
     for layer in shape.layers[:depth]
   )
-  return Shape(
-    f"{share:.3g} of {shape.name}",
-    layers,
-    max(1, round(shape.width * by)),
-    shape.vocab_size,
-    shape.num_heads,
-    shape.tied,
+  return dataclasses.replace(
+    shape,
+    name=f"{share:.3g} of {shape.name}",
+    layers=layers,
+    width=max(1, round(shape.width * by)),
+    idle=0,
   )

@@ -45,30 +45,20 @@ def check_prefix_acceptance(prefix_acceptance: Sequence[float]) -> np.ndarray:
 
 
 def expected_tokens(prefix_acceptance: Sequence[float]) -> float:
-  """Returns E[tokens per round]: 1 and the sum of the curve.
-
-  Raises:
-    ValueError: as `check_prefix_acceptance`.
-  """
+  """Returns E[tokens per round]: 1 and the sum of the checked curve."""
   return 1.0 + float(np.sum(check_prefix_acceptance(prefix_acceptance)))
-
-
-def _check_cost(cost: float) -> None:
-  if not 0 <= cost < np.inf:
-    raise ValueError(f"cost = {cost:g}; it must be finite and >= 0")
 
 
 def speedup(prefix_acceptance: Sequence[float], cost: float) -> float:
   """Returns the speedup if a pass of k + 1 tokens costs one of 1 (theorem 3.8).
 
   Raises:
-    ValueError: the cost is negative or not finite, or as
-      `check_prefix_acceptance`.
+    ValueError: the cost is negative or not finite, or the curve is none.
   """
-  _check_cost(cost)
-  return expected_tokens(prefix_acceptance) / (
-    len(prefix_acceptance) * cost + 1.0
-  )
+  if not 0 <= cost < np.inf:
+    raise ValueError(f"cost = {cost:g}; it must be finite and >= 0")
+  tokens = expected_tokens(prefix_acceptance)
+  return tokens / (len(prefix_acceptance) * cost + 1.0)
 
 
 def operations(prefix_acceptance: Sequence[float], cost: float) -> float:
@@ -77,28 +67,11 @@ def operations(prefix_acceptance: Sequence[float], cost: float) -> float:
   Args:
     cost: operations of a draft step over those of a target step.
 
-  Raises:
-    ValueError: the cost is negative or not finite, or as
-      `check_prefix_acceptance`.
+  Raises ValueError as `speedup`.
   """
-  _check_cost(cost)
   k = len(prefix_acceptance)
-  return (k * cost + k + 1) / expected_tokens(prefix_acceptance)
-
-
-def best_k(alpha: float, cost: float, most: int = 100) -> tuple[int, float]:
-  """Returns (k, speedup) of the fastest k by theorem 3.8; k = 0: none gains."""
-  gains = [
-    speedup(iid_prefix_acceptance(alpha, k), cost) for k in range(most + 1)
-  ]
-  best = int(np.argmax(gains))
-  return best, gains[best]
-
-
-def round_distribution(prefix_acceptance: Sequence[float]) -> np.ndarray:
-  """Returns P(a round emits j tokens), [k + 2], j from 0 on."""
-  reached = np.concatenate([[1.0, 1.0], prefix_acceptance, [0.0]])
-  return reached[:-1] - reached[1:]
+  tokens = speedup(prefix_acceptance, cost) * (k * cost + 1)
+  return (k * cost + k + 1) / tokens
 
 
 def finished(prefix_acceptance: Sequence[float], tokens: int) -> np.ndarray:
@@ -107,7 +80,8 @@ def finished(prefix_acceptance: Sequence[float], tokens: int) -> np.ndarray:
   Assumes independent rounds. Rounds of one text are correlated, so measured
   lengths spread wider.
   """
-  distribution = round_distribution(prefix_acceptance)
+  reached = np.concatenate([[1.0, 1.0], prefix_acceptance, [0.0]])
+  distribution = reached[:-1] - reached[1:]  # of the tokens of a round
   # Distribution of the number of tokens so far; the last entry absorbs.
   lengths = np.zeros(tokens + 1)
   lengths[0], done = 1.0, [0.0]
