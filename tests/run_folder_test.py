@@ -50,19 +50,29 @@ def test_lines_that_are_no_object_are_named(tmp_path):
   path.write_text('{"a": 1}\n[2]\n\n{"a":\n{"a": 4}\n')
   lines = files.Lines(path)
   assert lines.entries == [{"a": 1}, {"a": 4}]
-  assert [line.split(" of ")[0] for line in lines.broken] == [
-    "line 2",
-    "line 4",
-  ]
+  names = [line.split(" of ")[0] for line in lines.broken]
+  assert names == ["line 2", "line 4"]
 
 
-HOLD = """
-import pathlib, sys, time
+CLAIM = """
+import pathlib, sys
 from specdec.utils import files
 files.claim(pathlib.Path(sys.argv[1]), {"a": 1})
+"""
+HOLD = (
+  CLAIM
+  + """
+import time
 print("held", flush=True)
 time.sleep(600)
 """
+)
+
+
+def claim_elsewhere(folder):
+  """Claims a folder in another process."""
+  command = [sys.executable, "-c", CLAIM, folder]
+  return subprocess.run(command, stderr=subprocess.PIPE)
 
 
 @pytest.fixture
@@ -101,17 +111,17 @@ def test_a_killed_holder_leaves_no_lock(tmp_path, holder):
   assert f"process {os.getpid()} on" in (tmp_path / ".lock").read_text()
 
 
-def test_of_two_first_starts_the_second_is_refused(tmp_path):
+def test_a_folder_is_another_process_s_after_its_release(tmp_path):
   folder = tmp_path / "new" / "run"
   files.lock(folder)
-  command = [sys.executable, "-c", HOLD.replace("time.sleep(600)", "")]
-  found = subprocess.run([*command, folder], stderr=subprocess.PIPE)
-  assert b"is in use by process" in found.stderr
+  assert b"is in use by process" in claim_elsewhere(folder).stderr
   files.release()
   assert not folder.exists()  # nothing was written to it
   files.claim(folder, {"a": 1})
+  assert b"is in use by process" in claim_elsewhere(folder).stderr
   files.release()
   assert sorted(os.listdir(folder)) == [".lock", "run.json"]
+  assert not claim_elsewhere(folder).returncode
 
 
 def test_a_lock_completes_what_a_kill_left_undone(tmp_path):
@@ -133,40 +143,27 @@ def test_a_file_in_place_of_the_folder_is_refused_at_the_door(tmp_path, name):
   if name == "sweep":
     given = [f"--sweep={programs.SCRIPTS.parent}/configs/sweeps/shipped.py"]
   for path, at in ((prompts, ""), (prompts / "run", f": {prompts}")):
-    said = re.escape(f"{name}: --output={path}{at} is not a folder; ")
-    with pytest.raises(SystemExit, match=f"^{said}"):
+    sentence = re.escape(f"{name}: --output={path}{at} is not a folder; ")
+    with pytest.raises(SystemExit, match=f"^{sentence}"):
       programs.run(name, f"--output={path}", *given)
 
 
-def test_a_released_folder_can_be_taken_by_others(tmp_path):
-  files.claim(tmp_path, {"a": 1})
-  command = [sys.executable, "-c", HOLD.replace("time.sleep(600)", "")]
-  found = subprocess.run([*command, tmp_path], stderr=subprocess.PIPE)
-  assert found.returncode and b"is in use by process" in found.stderr
-  files.release()
-  subprocess.run([*command, tmp_path], check=True)
-
-
-PROMPTS = "--prompt_file={prompts}"
-PROGRAMS = {
-  "eval": [PROMPTS],
-  "write_answers": [PROMPTS],
-  "compare_rules": [PROMPTS, "--temperature=1"],
-  "compare_drafters": [PROMPTS],
-  "choose_layers": [],
-  "invent_prompts": ["--temperature=1"],
-}
-
-
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize(
+  "name",
+  ["eval", "write_answers", "compare_rules", "compare_drafters",
+   "choose_layers", "invent_prompts"],
+)  # fmt: skip
 def test_programs_refuse_a_folder_in_use_before_they_load(
   tmp_path, holder, name
 ):
-  prompts = tmp_path / "prompts.jsonl"
-  prompts.write_text('{"prompt": "a"}')
-  arguments = [x.format(prompts=prompts) for x in PROGRAMS[name]]
+  arguments = [f"--output={tmp_path}", "--target=not/there"]
+  if name != "choose_layers":
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"prompt": "a"}')
+    arguments += ["--temperature=1"] * (name != "compare_drafters")
+    arguments += [f"--prompt_file={prompts}"] * (name != "invent_prompts")
   with pytest.raises(SystemExit, match=f"^{name}: .* is in use by process"):
-    programs.run(name, f"--output={tmp_path}", "--target=not/there", *arguments)
+    programs.run(name, *arguments)
 
 
 @pytest.mark.parametrize(
@@ -175,12 +172,9 @@ def test_programs_refuse_a_folder_in_use_before_they_load(
    ("train_joint", "joint.py:none")],
 )  # fmt: skip
 def test_training_refuses_a_folder_in_use(tmp_path, holder, name, config):
-  root = programs.SCRIPTS.parent
-  command = [sys.executable, root / "scripts" / f"{name}.py"]
-  command += [f"--config={root}/configs/train/{config}", f"--folder={tmp_path}"]
-  found = subprocess.run(command, capture_output=True, text=True)
-  assert found.returncode == 1
-  assert re.match(f"{name}: .* is in use by process .*\n$", found.stderr)
+  path = programs.SCRIPTS.parent / "configs" / "train" / config
+  with pytest.raises(SystemExit, match=f"^{name}: .* is in use by process"):
+    programs.run(name, f"--config={path}", f"--folder={tmp_path}")
 
 
 def test_a_file_system_without_locks_is_warned_of(

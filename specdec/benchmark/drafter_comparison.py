@@ -13,12 +13,11 @@ from typing import NamedTuple
 
 import jax
 import numpy as np
-from tqdm import tqdm
 
 from specdec import draft_tree
-from specdec.benchmark import provenance, timing
+from specdec.benchmark import timing
 from specdec.benchmark.catalog import Target
-from specdec.benchmark.comparison import RuleComparison, Shape
+from specdec.benchmark.comparison import Bench, Shape, resume
 from specdec.benchmark.decoder import Decoder
 from specdec.benchmark.setup import Setup
 from specdec.models.config import TransformerConfig
@@ -48,17 +47,6 @@ class Candidate(NamedTuple):
   decoder: Decoder
   checksum: int
 
-  @property
-  def cost(self) -> DrafterCost | None:
-    """What drafting reads; None: unknown."""
-    cost = self.decoder.drafter.cost
-    return cost if cost is not None and cost.step is not None else None
-
-  @property
-  def weights(self) -> int:
-    """Weights held beyond the target's."""
-    return sum(x.size for x in jax.tree.leaves(self.decoder.params.draft))
-
 
 class Point(NamedTuple):
   """What is measured by itself."""
@@ -82,14 +70,11 @@ class Point(NamedTuple):
     return name, self.temperature, shape.name, shape.size, checksum
 
 
-def _fits(setup: Setup, target: Target, shape: Shape) -> bool:
+def _fits(candidate: Candidate, target: Target, shape: Shape) -> bool:
   """Whether the drafter can draw that shape, right for the rule."""
-  setup = dataclasses.replace(setup, k=shape.levels)
   try:
     for temperature in TEMPERATURES:
-      setup = dataclasses.replace(
-        setup, shape=shape.call, temperature=temperature
-      )
+      setup = shape.setup(Point(candidate, temperature, shape).setup)
     decoder = setup.decoder(target)
   except ValueError:
     return False
@@ -121,19 +106,22 @@ def points_of(
   """
   chains = [Shape(k, "chain", "none", "chain", k) for k in ks]
   drawn = [
-    [shape for shape in chains if _fits(one.setup, target, shape)]
+    [shape for shape in chains if _fits(one, target, shape)]
     for one in candidates
   ]
   if tree_size:
     flat = _tree(tree_size, 1)
-    able = [_fits(one.setup, target, flat) for one in candidates]
-    for depth in range(min(max(ks), _DEEPEST), 0, -1):
-      tree = _tree(tree_size, depth)
+    able = [_fits(one, target, flat) for one in candidates]
+    trees = (
+      _tree(tree_size, depth) for depth in range(min(max(ks), _DEEPEST), 0, -1)
+    )
+    tree = next(
+      tree
+      for tree in trees
       if all(
-        _fits(one.setup, target, tree)
-        for one in itertools.compress(candidates, able)
-      ):
-        break
+        _fits(one, target, tree) for one in itertools.compress(candidates, able)
+      )
+    )
     for shapes_of_one in itertools.compress(drawn, able):
       shapes_of_one.append(tree)
   return [
@@ -154,35 +142,50 @@ def measure(
 
   Those that `lines` does not hold are measured, and kept there.
   """
-  done = {tuple(x["point"]): x for x in lines.entries if "point" in x}
-  for point in tqdm(points, unit="point"):
-    if point.key in done:
-      continue
-    bench = RuleComparison(point.setup, target, encoded)
-    run, seconds = bench.measured(point.shape, point.setup.acceptance)
-    done[point.key] = {
-      "point": point.key,
-      "run": run.document(),
-      "round_seconds": seconds,
-      "load": provenance.load(),
-    }
-    lines.append(done[point.key])
+  bench = Bench(target, encoded)
+
+  def measure_one(point: Point) -> dict:
+    document, seconds = bench.measure(point.setup, point.shape)
     timing.forget_programs()
-  return [done[point.key] for point in points]
+    return {"run": document, "round_seconds": seconds}
+
+  return resume(lines, {p.key: p for p in points}, measure_one, "point")
 
 
-class Machine(NamedTuple):
-  """What a drafter's rounds are predicted from."""
+class Machine:
+  """Predicts rounds: reads at the rate of a one-token pass, computes for free.
 
-  target: Deployment  # reads at the rate of a one-token pass, computes for free
-  passes: Mapping[int, float]  # measured seconds by tokens of a row
-  batch: int
-  context: int
+  Attributes:
+    read_rate: bytes per second of a one-token pass of the target.
+  """
 
-  @property
-  def read_rate(self) -> float:
-    """Bytes per second of a one-token pass of the target."""
-    return self.target.chip.bandwidth
+  def __init__(
+    self,
+    config: TransformerConfig,
+    passes: Mapping[int, float],
+    batch: int,
+    context: int,
+  ):
+    """Args:
+    config: the target's.
+    passes: of `comparison.time_passes`.
+    """
+    chip = Chip(
+      "one byte a second",
+      memory=math.inf,
+      bandwidth=1.0,
+      flops={"float32": math.inf, "bfloat16": math.inf},
+      link_bandwidth=1.0,
+      axes=0,
+      wrap=1,
+      hop_seconds=0.0,
+      rows=1,
+      source="a pass of one token",
+    )
+    dtype = "float32" if config.dtype == "float32" else "bfloat16"
+    self._target = Deployment(shapes.of_config(config), chip, dtype, dtype)
+    self._passes, self._place = passes, (batch, context)
+    self.read_rate = self._target.cost(batch, 1, context).bytes / passes[1]
 
   def seconds(
     self, cost: DrafterCost, draft, nodes: int, baseline: float
@@ -198,56 +201,23 @@ class Machine(NamedTuple):
       nodes: verified; a drafter ahead of it may have drafted more.
       baseline: seconds of an autoregressive round.
     """
-    where = self.batch, self.context
-    priced = round_cost(self.target, cost, draft, *where)
-    verify = priced.only("target").seconds
+    batch, context = self._place
+    estimated = round_cost(self._target, cost, draft, batch, context)
+    verify = estimated.only("target").seconds
     drafted = draft if isinstance(draft, int) else sum(draft)
-    whole = self.target.cost(self.batch, 1 + drafted, self.context).seconds
-    overhead = max(0.0, baseline - self.passes[1])
-    verified = self.passes[nodes] * verify / whole
-    return priced.seconds - verify + verified + overhead
+    whole = self._target.cost(batch, 1 + drafted, context).seconds
+    verified = self._passes[nodes] * verify / whole
+    overhead = max(0.0, baseline - self._passes[1])
+    drafting = (estimated.seconds - verify) / self.read_rate
+    return drafting + verified + overhead
 
   def step_bytes(self, cost: DrafterCost) -> float:
     """Returns the bytes that one more draft token of a chain moves."""
     one, two = (
-      round_cost(self.target, cost, k, self.batch, self.context)
-      .only("draft")
-      .bytes
+      round_cost(self._target, cost, k, *self._place).only("draft").bytes
       for k in (1, 2)
     )
     return two - one
-
-
-def machine(
-  config: TransformerConfig,
-  passes: Mapping[int, float],
-  batch: int,
-  context: int,
-) -> Machine:
-  """Returns a machine that reads as a one-token pass was seen to.
-
-  Args:
-    passes: of `comparison.time_passes`.
-  """
-
-  def deploy(bandwidth: float) -> Deployment:
-    chip = Chip(
-      "this machine",
-      memory=math.inf,
-      bandwidth=bandwidth,
-      flops={"float32": math.inf, "bfloat16": math.inf},
-      link_bandwidth=bandwidth,
-      axes=0,
-      wrap=1,
-      hop_seconds=0.0,
-      rows=1,
-      source="a pass of one token",
-    )
-    dtype = "float32" if config.dtype == "float32" else "bfloat16"
-    return Deployment(shapes.of_config(config), chip, dtype, dtype)
-
-  size = deploy(1.0).cost(batch, 1, context).bytes
-  return Machine(deploy(size / passes[1]), passes, batch, context)
 
 
 def documents(
@@ -258,35 +228,37 @@ def documents(
   Args:
     lines: of `measure`.
   """
-  return [
-    line["run"]
-    | {
-      "drafter": {
-        "name": point.candidate.setup.drafter,
-        "kind": point.candidate.decoder.drafter.name,
-        "temperature": point.temperature,
-        "weights": point.candidate.weights,
-        "step_bytes": point.candidate.cost
-        and machine.step_bytes(point.candidate.cost),
-        "shape": point.shape.name,
-        "seconds": line["round_seconds"],
-        "load": line["load"],
-      },
-      "predicted": _speedup(point, line["run"], machine),
-    }
-    for point, line in zip(points, lines)
-  ]
+  return [_document(*pair, machine) for pair in zip(points, lines)]
 
 
-def _speedup(point: Point, run: dict, machine: Machine) -> float | None:
-  """Predicts the speedup for the tokens per step measured; None: unknown."""
-  cost, speed = point.candidate.cost, run["speed"]
-  if cost is None:
-    return None
-  draft = run["k"]
+def _document(point: Point, line: dict, machine: Machine) -> dict:
+  (setup, decoder, _), run = point.candidate, line["run"]
+  cost, step_bytes, predicted = decoder.drafter.cost, None, None
+  if cost is not None and cost.step is not None:
+    step_bytes = machine.step_bytes(cost)
+    predicted = _speedup(point, run, cost, machine)
+  weights = jax.tree.leaves(decoder.params.draft)
+  drafter = {
+    "name": setup.drafter,
+    "kind": decoder.drafter.name,
+    "temperature": point.temperature,
+    "weights": sum(x.size for x in weights),  # beyond the target's
+    "step_bytes": step_bytes,
+    "shape": point.shape.name,
+    "seconds": line["round_seconds"],
+    "load": line["load"],
+  }
+  return run | {"drafter": drafter, "predicted": predicted}
+
+
+def _speedup(
+  point: Point, run: dict, cost: DrafterCost, machine: Machine
+) -> float:
+  """Predicts the speedup for the tokens per step that were measured."""
+  draft, speed = run["k"], run["speed"]
   if point.shape.name == "tree":
-    setup = point.shape.setup(point.setup, point.setup.acceptance)
-    _, *levels = draft_tree.levels(np.array(setup.make_shape().spec.parents))
+    spec = point.shape.setup(point.setup).make_shape().spec
+    _, *levels = draft_tree.levels(np.array(spec.parents))
     draft = tuple(level.stop - level.start for level in levels)
   baseline = speed["baseline_seconds"] * run["batch"] / speed["baseline_tokens"]
   seconds = machine.seconds(cost, draft, run["nodes"], baseline)

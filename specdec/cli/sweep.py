@@ -31,7 +31,7 @@ import pathlib
 import jax
 
 from specdec.benchmark import provenance, sweep_run
-from specdec.benchmark.sweep_run import Bench, Lengths
+from specdec.benchmark.sweep_run import Lengths, SweepBench
 from specdec.cli import app, setup_flags
 from specdec.report import tables
 from specdec.utils import files, terminal
@@ -131,7 +131,7 @@ def sweep(options: app.Options) -> None:
     settings = {"output": options.output, **lengths._asdict()}
     header = json.dumps(provenance.header(settings, []))
     files.replace_text(folder / "header.json", header + "\n")
-  bench = Bench(folder / "calibration.json", points, rounds, lengths)
+  bench = SweepBench(folder / "calibration.json", points, rounds, lengths)
   again = options.retry, options.repredict
   measured = sweep_run.measure_all(bench, points, lines, *again)
   terminal.report(tables.of_sweep(measured))
