@@ -12,7 +12,7 @@ import programs
 from specdec.benchmark import calibrate, sweep_run, sweeps, timing
 from specdec.benchmark.decoder import Decoder
 from specdec.benchmark.setup import Setup
-from specdec.benchmark.sweep_run import Lengths, Rounds, SweepBench
+from specdec.benchmark.sweep_run import Lengths, SweepBench
 from specdec.cli.sweep import shard_of
 from specdec.roofline import hardware
 
@@ -45,7 +45,7 @@ def run_sweep(folder, target, points, *arguments):
     "whole": {"context": 8, "texts": 2, "pairs": 2},
     "common": common | {"max_new_tokens": 8},
     "points": points,
-    "calibrate": {"batch": 1, "k": 2, "max_new_tokens": 4},
+    "calibrate": {"batch": 1, "k": (2,), "max_new_tokens": 4},
   }
   path.write_text(
     "from ml_collections import ConfigDict\n"
@@ -246,21 +246,15 @@ def parse(sweep, texts=16):
   "part, value, sentence",
   [
     ("points", [], "has no points, a list of dicts"),
-    ("points", 3, "has no points, a list of dicts"),
     ("points", [3], "points[0] is 3; it must be a dict"),
     ("points", [{"k": 1}, {"k": 1}], "twice"),
-    ("points", [{"json": "x"}], "sets 'json'"),
     ("points", [{"kk": 0}], "points[0] sets 'kk'; did you mean k"),
-    ("points", [{"k": -1}], "points[0]: k = -1"),
-    ("points", [{"k": "auto"}], "k = 'auto'; it must be an integer"),
-    ("points", [{"drafter": "lokup"}], "points[0]: lokup; did you mean look"),
     (
       "points",
       [{"k": 1}, {"acceptance": "rejecton"}],
       "points[1]: rejecton; did you mean rejection?",
     ),
     ("points", [{"temperature": "hot"}], "points[0]: temperature = 'hot'; it"),
-    ("points", [{"temperature": None}], "points[0]: temperature = None; it"),
     ("points", [{"k": 1, "shape": "chains(2)"}], "calibration is of chains"),
     ("points", [{"chat": True}], "points[0]: chat is for prompt_file"),
     (
@@ -274,7 +268,6 @@ def parse(sweep, texts=16):
     ("whole", {"texts": "many"}, "whole sets texts = 'many'"),
     ("whole", {"text": 2}, "whole sets 'text'; did you mean texts"),
     ("calibrate", {"batch": "one"}, "calibrate sets batch = 'one'"),
-    ("calibrate", {"batch": []}, "calibrate sets batch = []"),
     ("calibrate", {"k": "auto"}, "calibrate sets k = 'auto'"),
     ("calibrate", {"batches": 1}, "calibrate sets 'batches'; did you mean"),
     ("calibrate", {"k": 64}, "no room for a round of k = 64"),
@@ -289,17 +282,10 @@ def test_what_a_sweep_file_may_not_say(part, value, sentence):
     parse(sweep | {part: value})
 
 
-def test_one_integer_is_a_list_of_one():
-  assert sweep_run.rounds_of({"calibrate": {"batch": 1, "k": [2, 3]}}) == (
-    Rounds((1,), (2, 3))
-  )
-
-
 @pytest.mark.parametrize(
   "points, arguments, sentence",
   [
     ([{"drafter": "lokup"}], [], "points[0]: lokup; did you mean look"),
-    (POINTS, ["--temperature=1"], "Unknown command line flag"),
     (POINTS, ["--draft_ways=1"], "is a setting of the points"),
     (POINTS, ["--pairs=0"], "--pairs=0"),
     (POINTS, ["--texts=3"], "no multiple of the batch 2"),
@@ -359,6 +345,7 @@ def report(capsys):
 
 def line(k, batch, measured, predicted, **point):
   estimate = {"value": measured, "error": 0.1}
+  tokens = {"tokens_per_pass": {"value": 1.5, "error": None}}
   return {
     "point": {"k": k, "batch": batch, "target": "t<b>", **point},
     "drafter": point.get("drafter", "a draft"),
@@ -369,10 +356,7 @@ def line(k, batch, measured, predicted, **point):
     "run": {
       "k": k,
       "batch": batch,
-      "acceptance": {
-        "tokens_per_pass": {"value": 1.5, "error": None},
-        "target_passes": 10,
-      },
+      "acceptance": tokens,
       "speed": {"speedup": estimate, "seconds": 1.0, "tokens_per_second": 9.0},
     },
     "prediction": {"speedup": predicted, "round_seconds": 0.1},
@@ -412,12 +396,10 @@ def test_the_page_holds_all_of_it_and_asks_nothing_of_the_network(
 
 
 def test_sweeps_are_merged_and_the_drafts_compared(report, tmp_path):
-  folders = [
-    write_lines(
-      tmp_path / draft, [line(k, 1, 1.2, 1.2, drafter=draft) for k in (1, 2)]
-    )
-    for draft in ("small", "large")
-  ]
+  folders = []
+  for draft in ("small", "large"):
+    lines = [line(k, 1, 1.2, 1.2, drafter=draft) for k in (1, 2)]
+    folders.append(write_lines(tmp_path / draft, lines))
   page = tmp_path / "all.html"
   report(f"--page={page}", *map(str, folders))
   text = page.read_text()
@@ -438,32 +420,31 @@ def test_a_point_of_several_sweeps_is_pooled(tmp_path):
     [(2.0, 3.0, 1.0, 2.0), (4.0, 3.0, 3.0, 3.0)]
   ):
     one = line(1, 1, baseline / seconds, theirs / ours)
-    one["run"]["speed"] |= {
+    times = {"seconds": seconds, "baseline_seconds": baseline}
+    one["run"]["speed"] |= times | {
       "tokens": 60,
       "baseline_tokens": 60,
-      "seconds": seconds,
-      "baseline_seconds": baseline,
       "prefill_seconds": 0.5,
       "baseline_prefill_seconds": 0.5,
     }
     one["prediction"] |= {"seconds": ours, "baseline_seconds": theirs}
     one["load"] = 1.0 + i
     folders.append(write_lines(tmp_path / str(i), [one, one]))
-  (found,) = sweeps.read(folders).lines
-  assert found["run"]["speed"]["speedup"]["value"] == pytest.approx(6 / 6)
-  assert found["run"]["speed"]["speedup"]["error"] > 0.2
-  assert found["prediction"]["speedup"] == pytest.approx(5 / 4)
-  assert (found["rounds"], found["load"], found["sweeps"]) == (10, 2.0, 2)
-  (alone,) = sweeps.read(folders[:1]).lines
+  [pooled] = sweeps.read(folders).lines
+  assert pooled["run"]["speed"]["speedup"]["value"] == pytest.approx(6 / 6)
+  assert pooled["run"]["speed"]["speedup"]["error"] > 0.2
+  assert pooled["prediction"]["speedup"] == pytest.approx(5 / 4)
+  assert (pooled["rounds"], pooled["load"], pooled["sweeps"]) == (10, 2.0, 2)
+  [alone] = sweeps.read(folders[:1]).lines
   assert alone["run"]["speed"]["speedup"]["value"] == 1.5
 
 
 def test_a_predicted_speedup_below_zero_is_not_reported(tmp_path):
   lines = [line(1, 1, 1.2, 1.1), line(2, 1, 1.2, -0.68)]
-  found = sweeps.read([write_lines(tmp_path / "a", lines)])
-  assert [x["run"]["k"] for x in found.lines] == [1]
-  assert "line 2" in found.broken[0] and "-0.68" in found.broken[0]
-  assert "--repredict" in found.broken[0]
+  read = sweeps.read([write_lines(tmp_path / "a", lines)])
+  assert [x["run"]["k"] for x in read.lines] == [1]
+  for part in ("line 2", "-0.68", "--repredict"):
+    assert part in read.broken[0]
 
 
 def test_bands_and_crossovers():
@@ -482,15 +463,13 @@ def test_bands_and_crossovers():
   assert sweeps.crossover([*lines, line(3, 4, 1.3, 0.9)]) == (4, None)
 
 
-def test_what_cannot_be_reported_is_said(report, tmp_path):
-  with pytest.raises(SystemExit, match="give a folder"):
-    report()
-  with pytest.raises(SystemExit, match="absent does not exist"):
-    report(str(tmp_path / "absent"))
-  empty = write_lines(tmp_path / "empty", [])
-  with pytest.raises(SystemExit, match="no measured point"):
-    report(str(empty))
-  (empty / "lines.jsonl").write_text('{"point": {}}\n[1]\nhalf')
-  with pytest.raises(SystemExit, match="no measured point"):
-    report(str(empty))
-  assert not (empty / "report.html").exists()
+def test_what_cannot_be_reported_is_refused(report, tmp_path):
+  for argument, sentence in (
+    ([], "give a folder"),
+    ([str(tmp_path / "absent")], "absent does not exist"),
+    ([str(write_lines(tmp_path / "empty", []))], "no measured point"),
+    ([str(write_lines(tmp_path / "b", [[1], {}]))], "no measured point"),
+  ):
+    with pytest.raises(SystemExit, match=sentence):
+      report(*argument)
+  assert not list(tmp_path.glob("*/report.html"))

@@ -34,51 +34,33 @@ _RANKS = (0.6, 0.14, 0.07)
 _DEEPEST = 8  # levels of the tree
 
 
-class Candidate(NamedTuple):
-  """A drafter that is compared.
+class Point(NamedTuple):
+  """What is measured by itself.
 
   Attributes:
-    setup: it, with a chain of the smallest k.
-    decoder: what that setup builds.
-    checksum: of its weights: one that was trained anew is measured anew.
+    setup: all but the shape.
   """
 
   setup: Setup
-  decoder: Decoder
-  checksum: int
-
-
-class Point(NamedTuple):
-  """What is measured by itself."""
-
-  candidate: Candidate
-  temperature: float
   shape: Shape
 
   @property
-  def setup(self) -> Setup:
-    """Its setup, but for the shape."""
-    return dataclasses.replace(
-      self.candidate.setup, temperature=self.temperature
-    )
-
-  @property
   def key(self) -> tuple:
-    """What a line is recognised by."""
-    name, shape = self.candidate.setup.drafter, self.shape
-    checksum = self.candidate.checksum
-    return name, self.temperature, shape.name, shape.size, checksum
+    """What a line is recognised by, beside the checksum of the weights."""
+    drafter, temperature = self.setup.drafter, self.setup.temperature
+    return drafter, temperature, self.shape.name, self.shape.size
 
 
-def _fits(candidate: Candidate, target: Target, shape: Shape) -> bool:
+def _fits(setup: Setup, target: Target, shape: Shape) -> bool:
   """Whether the drafter can draw that shape, right for the rule."""
   try:
     for temperature in TEMPERATURES:
-      setup = shape.setup(Point(candidate, temperature, shape).setup)
-    decoder = setup.decoder(target)
+      whole = dataclasses.replace(setup, temperature=temperature)
+      whole = shape.setup(whole)
+    decoder = whole.decoder(target)
   except ValueError:
     return False
-  setup.check_memory(target, decoder)
+  whole.check_memory(target, decoder)
   return True
 
 
@@ -90,7 +72,7 @@ def _tree(size: int, depth: int) -> Shape:
 
 
 def points_of(
-  candidates: Sequence[Candidate],
+  setups: Sequence[Setup],
   target: Target,
   ks: Sequence[int],
   tree_size: int,
@@ -102,54 +84,42 @@ def points_of(
   left out: a k that it has no heads for, a tree.
 
   Args:
+    setups: each drafter's, with a chain.
     tree_size: draft tokens of the tree; 0: none.
   """
   chains = [Shape(k, "chain", "none", "chain", k) for k in ks]
-  drawn = [
-    [shape for shape in chains if _fits(one, target, shape)]
-    for one in candidates
-  ]
+  drawn = [[x for x in chains if _fits(one, target, x)] for one in setups]
   if tree_size:
     flat = _tree(tree_size, 1)
-    able = [_fits(one, target, flat) for one in candidates]
-    trees = (
-      _tree(tree_size, depth) for depth in range(min(max(ks), _DEEPEST), 0, -1)
-    )
-    tree = next(
-      tree
-      for tree in trees
-      if all(
-        _fits(one, target, tree) for one in itertools.compress(candidates, able)
-      )
-    )
+    able = [_fits(one, target, flat) for one in setups]
+    for depth in range(min(max(ks), _DEEPEST), 0, -1):
+      tree = _tree(tree_size, depth)
+      if all(_fits(x, target, tree) for x in itertools.compress(setups, able)):
+        break
     for shapes_of_one in itertools.compress(drawn, able):
       shapes_of_one.append(tree)
   return [
-    Point(candidate, temperature, shape)
+    Point(dataclasses.replace(setup, temperature=temperature), shape)
     for temperature in TEMPERATURES
-    for candidate, some in zip(candidates, drawn)
+    for setup, some in zip(setups, drawn)
     for shape in some
   ]
 
 
 def measure(
-  points: Sequence[Point],
-  target: Target,
-  encoded: Sequence[Sequence[int]],
-  lines: files.Lines,
+  bench: Bench, points: Mapping[tuple, Point], lines: files.Lines
 ) -> list[dict]:
   """Returns a line for every point.
 
   Those that `lines` does not hold are measured, and kept there.
   """
-  bench = Bench(target, encoded)
 
   def measure_one(point: Point) -> dict:
-    document, seconds = bench.measure(point.setup, point.shape)
+    document, seconds = bench.measure(*point)
     timing.forget_programs()
     return {"run": document, "round_seconds": seconds}
 
-  return resume(lines, {p.key: p for p in points}, measure_one, "point")
+  return resume(lines, points, measure_one, "point")
 
 
 class Machine:
@@ -220,35 +190,31 @@ class Machine:
     return two - one
 
 
-def documents(
-  points: Sequence[Point], lines: Sequence[dict], machine: Machine
-) -> list[dict]:
-  """Returns every point as results.json has it.
+def document(
+  point: Point, line: dict, decoder: Decoder, machine: Machine
+) -> dict:
+  """Returns a point as results.json has it.
 
   Args:
-    lines: of `measure`.
+    line: of `measure`.
+    decoder: of the same drafter.
   """
-  return [_document(*pair, machine) for pair in zip(points, lines)]
-
-
-def _document(point: Point, line: dict, machine: Machine) -> dict:
-  (setup, decoder, _), run = point.candidate, line["run"]
   cost, step_bytes, predicted = decoder.drafter.cost, None, None
   if cost is not None and cost.step is not None:
     step_bytes = machine.step_bytes(cost)
-    predicted = _speedup(point, run, cost, machine)
+    predicted = _speedup(point, line["run"], cost, machine)
   weights = jax.tree.leaves(decoder.params.draft)
   drafter = {
-    "name": setup.drafter,
+    "name": point.setup.drafter,
     "kind": decoder.drafter.name,
-    "temperature": point.temperature,
+    "temperature": point.setup.temperature,
     "weights": sum(x.size for x in weights),  # beyond the target's
     "step_bytes": step_bytes,
     "shape": point.shape.name,
     "seconds": line["round_seconds"],
     "load": line["load"],
   }
-  return run | {"drafter": drafter, "predicted": predicted}
+  return line["run"] | {"drafter": drafter, "predicted": predicted}
 
 
 def _speedup(

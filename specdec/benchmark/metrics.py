@@ -19,7 +19,7 @@ from specdec.types import Stats
 
 @dataclasses.dataclass(frozen=True)
 class Estimate:
-  """A measured ratio; None where nothing was counted."""
+  """A measured ratio; None where nothing finite was counted."""
 
   value: float | None
   error: float | None = None  # one standard error; None with a single text
@@ -41,7 +41,7 @@ def _error(value: float, relative: np.ndarray) -> float | None:
 def ratio(over: Sequence[float], under: Sequence[float]) -> Estimate:
   """Returns sum(over) / sum(under), both of one number a text."""
   over, under = np.asarray(over, float), np.asarray(under, float)
-  if not np.sum(under):
+  if not np.sum(under) or not np.all(np.isfinite([over, under])):
     return Estimate(None)
   value = float(np.sum(over) / np.sum(under))
   deviation = (over - value * under) / np.sum(under)

@@ -35,7 +35,6 @@ import dataclasses
 import numpy as np
 
 from specdec.benchmark import comparison, drafter_comparison, evaluation
-from specdec.benchmark.drafter_comparison import Candidate
 from specdec.benchmark.setup import Setup
 from specdec.checkpoints import shipped
 from specdec.cli import app, prompt_flags, setup_flags
@@ -106,25 +105,32 @@ def compare(options: app.Options) -> None:
   encoded = prompt_flags.corpus(options, target).encoded
   batch = min(setups[0].batch, len(encoded))
   size = evaluation.buffer_size(max(map(len, encoded)))
-  candidates = []
-  for setup in setups:
-    setup = dataclasses.replace(setup, batch=batch, prompt_size=size)
-    decoder = setup.decoder(target)
-    checksum = saving.checksum(decoder.params.draft)
-    candidates.append(Candidate(setup, decoder, checksum))
+  setups = [
+    dataclasses.replace(setup, batch=batch, prompt_size=size)
+    for setup in setups
+  ]
+  decoders = {setup.drafter: setup.decoder(target) for setup in setups}
   points = drafter_comparison.points_of(
-    candidates, target, options.k, options.tree_size
+    setups, target, options.k, options.tree_size
   )
+  points = {  # a drafter that was trained anew is measured anew
+    (*point.key, saving.checksum(decoders[point.key[0]].params.draft)): point
+    for point in points
+  }
   settings = {n: x for n, x in header["settings"].items() if n != "drafters"}
   params, config = target.checkpoint.params, target.checkpoint.config
   prompt_flags.claim(folder, header | {"settings": settings}, params, encoded)
   lines = files.Lines(folder / "lines.jsonl")
-  measured = drafter_comparison.measure(points, target, encoded, lines)
+  bench = comparison.Bench(target, encoded)
+  measured = drafter_comparison.measure(bench, points, lines)
   context = int(np.mean([len(ids) for ids in encoded]))
   nodes = {line["run"]["nodes"] for line in measured}
-  passes = comparison.time_passes(setup, target, lines, nodes, context)
+  passes = comparison.time_passes(setups[0], target, lines, nodes, context)
   machine = drafter_comparison.Machine(config, passes, batch, context)
-  runs = drafter_comparison.documents(points, measured, machine)
+  runs = [
+    drafter_comparison.document(point, line, decoders[name], machine)
+    for ((name, *_), point), line in zip(points.items(), measured)
+  ]
   text = drafter_tables.of_drafters(runs)
   text += f"\n\n  a one-token pass reads {machine.read_rate / 1e9:.1f} GB/s"
   text += "".join(f"\n  warning: {caveat}" for caveat in header["caveats"])
