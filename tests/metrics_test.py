@@ -80,89 +80,78 @@ def test_independent_acceptance_gives_back_its_rate():
   rng, alpha, k = np.random.default_rng(0), 0.8, 4
   counts = metrics.acceptance([simulated(rng, alpha, k, 400, 50)])
   expected = sum(alpha**i for i in range(k + 1))  # 3.3616
-
-  def check(estimate, value):
+  for estimate, value in (
+    (counts.tokens_per_pass, expected),
+    (counts.alpha, alpha),
+    (counts.accepted_per_drafted, (expected - 1) / k),
+    (counts.accepted_length, expected - 1),
+    *((x, alpha**i) for i, x in enumerate(counts.prefix_acceptance, 1)),
+    *((x, alpha) for x in counts.conditional),
+  ):
     assert abs(estimate.value - value) < 4 * estimate.error
     assert estimate.error < 0.02
-
-  check(counts.tokens_per_pass, expected)
-  check(counts.alpha, alpha)
-  check(counts.accepted_per_drafted, (expected - 1) / k)
-  check(counts.accepted_length, expected - 1)
-  for i, (prefix_acceptance, conditional) in enumerate(
-    zip(counts.prefix_acceptance, counts.conditional), 1
-  ):
-    check(prefix_acceptance, alpha**i)
-    check(conditional, alpha)
-  total = sum(counts.accepted_lengths)
-  assert total == counts.target_passes
+  assert sum(counts.accepted_lengths) == counts.target_passes
   spread = np.repeat(np.arange(k + 1), counts.accepted_lengths)
   assert np.std(spread) == pytest.approx(1.603, abs=0.02)
 
 
-def test_standard_errors_are_those_of_repeated_experiments():
-  """Texts differ in their rate, so rounds are not independent."""
+def assert_errors_are_spreads(estimates, tolerance):
+  """Standard errors are those of repeated experiments."""
+  spread = np.std([estimate.value for estimate in estimates])
+  errors = [estimate.error for estimate in estimates]
+  assert np.mean(errors) == pytest.approx(spread, rel=tolerance)
+
+
+def test_standard_errors_are_those_of_texts_that_differ_in_their_rate():
   rng, k = np.random.default_rng(0), 4
-
-  def experiment():
-    texts = [
-      simulated(rng, rng.uniform(0.3, 0.95), k, 1, 30) for _ in range(20)
-    ]
-    return metrics.acceptance(texts)
-
-  counts = [experiment() for _ in range(300)]
+  repeated = [
+    metrics.acceptance(
+      [simulated(rng, rng.uniform(0.3, 0.95), k, 1, 30) for _ in range(20)]
+    )
+    for _ in range(300)
+  ]
   for name in ("tokens_per_pass", "alpha", "accepted_per_drafted"):
-    values = np.array([getattr(f, name).value for f in counts])
-    errors = np.array([getattr(f, name).error for f in counts])
-    assert np.mean(errors) == pytest.approx(np.std(values), rel=0.12)
+    assert_errors_are_spreads([getattr(x, name) for x in repeated], 0.12)
 
 
 def test_speedup_is_a_ratio_of_sums_with_the_spread_of_its_pieces():
-  counts = metrics.speed(
+  speed = metrics.speed(
     [100, 300], [1.0, 3.0], [100, 300], [2.0, 6.0], [0.5, 0.5], [0.1, 0.3]
   )
-  assert counts.speedup.value == 2
-  assert counts.speedup.error == pytest.approx(0, abs=1e-12)
-  assert counts.tokens_per_second == 100
-  assert counts.baseline_tokens_per_second == 50
+  assert speed.speedup.value == 2
+  assert speed.speedup.error == pytest.approx(0, abs=1e-12)
+  assert speed.tokens_per_second == 100
+  assert speed.baseline_tokens_per_second == 50
   one = metrics.speed([10], [1.0], [10], [1.5], [1.0], [1.0])
   assert one.speedup == metrics.Estimate(1.5, None)
-  rng = np.random.default_rng(0)
+  rng, tokens, none = np.random.default_rng(0), [64] * 12, np.zeros(12)
 
   def experiment():
     seconds = rng.lognormal(0, 0.1, 12)
-    baseline_seconds = 2 * rng.lognormal(0, 0.2, 12)
-    none = np.zeros(12)
-    return metrics.speed(
-      [64] * 12, seconds, [64] * 12, baseline_seconds, none, none
-    ).speedup
+    baseline = 2 * rng.lognormal(0, 0.2, 12)
+    return metrics.speed(tokens, seconds, tokens, baseline, none, none).speedup
 
-  counts = [experiment() for _ in range(400)]
-  spread = np.std([f.value for f in counts])
-  assert np.mean([f.error for f in counts]) == pytest.approx(spread, rel=0.15)
+  assert_errors_are_spreads([experiment() for _ in range(400)], 0.15)
 
 
-def test_the_median_of_pairs_forgets_outliers_and_knows_its_error():
+def test_the_median_of_pairs_forgets_outliers_and_has_an_error():
   ours, baseline = [1.0, 1.1, 9.0], [2.0, 2.2, 2.1]
-  counts = metrics.median_speed(50, ours, baseline, [0.3, 0.2, 0.1], [0.1] * 3)
-  assert counts.speedup.value == pytest.approx(2.0)  # of 2.0, 2.0, 0.23
-  assert (counts.seconds, counts.baseline_seconds) == (1.1, 2.1)
-  assert (counts.prefill_seconds, counts.baseline_prefill_seconds) == (0.2, 0.1)
-  assert counts.tokens_per_second == pytest.approx(50 / 1.1)
+  speed = metrics.median_speed(50, ours, baseline, [0.3, 0.2, 0.1], [0.1] * 3)
+  assert speed.speedup.value == pytest.approx(2.0)  # of 2.0, 2.0, 0.23
+  assert (speed.seconds, speed.baseline_seconds) == (1.1, 2.1)
+  assert (speed.prefill_seconds, speed.baseline_prefill_seconds) == (0.2, 0.1)
+  assert speed.tokens_per_second == pytest.approx(50 / 1.1)
+  drift = np.array([1.0, 1.0, 5.0, 5.0, 5.0])  # slow for a while, both ways
+  speed = metrics.median_speed(50, drift, 1.5 * drift, [0] * 5, [0] * 5)
+  assert speed.speedup.value == pytest.approx(1.5)
+  assert speed.speedup.error == pytest.approx(0, abs=1e-9)
   rng, none = np.random.default_rng(0), [0.0] * 15
 
   def experiment():
     ours, baseline = rng.lognormal(0, 0.1, (2, 15))
     return metrics.median_speed(50, ours, baseline, none, none).speedup
 
-  drift = np.array([1.0, 1.0, 5.0, 5.0, 5.0])  # slow for a while, both ways
-  counts = metrics.median_speed(50, drift, 1.5 * drift, [0] * 5, [0] * 5)
-  assert counts.speedup.value == pytest.approx(1.5)
-  assert counts.speedup.error == pytest.approx(0, abs=1e-9)
-
-  counts = [experiment() for _ in range(600)]
-  spread = np.std([f.value for f in counts])
-  assert np.mean([f.error for f in counts]) == pytest.approx(spread, rel=0.2)
+  assert_errors_are_spreads([experiment() for _ in range(600)], 0.2)
 
 
 @pytest.mark.parametrize("room", [1, 3])

@@ -148,33 +148,33 @@ def test_a_file_in_place_of_the_folder_is_refused_at_the_door(tmp_path, name):
       programs.run(name, f"--output={path}", *given)
 
 
+TARGET = "--target=not/there", "--temperature=1"
+TRAIN = programs.SCRIPTS.parent / "configs" / "train"
+
+
 @pytest.mark.parametrize(
-  "name",
-  ["eval", "write_answers", "compare_rules", "compare_drafters",
-   "choose_layers", "invent_prompts"],
-)  # fmt: skip
-def test_programs_refuse_a_folder_in_use_before_they_load(
-  tmp_path, holder, name
+  "name, arguments",
+  [
+    ("eval", [*TARGET, "--prompt_file={prompts}"]),
+    ("write_answers", [*TARGET, "--prompt_file={prompts}"]),
+    ("compare_rules", [*TARGET, "--prompt_file={prompts}"]),
+    ("compare_drafters", [TARGET[0], "--prompt_file={prompts}"]),
+    ("choose_layers", TARGET),
+    ("invent_prompts", TARGET),
+    ("train", [f"--config={TRAIN}/target.py"]),
+    ("train_drafter", [f"--config={TRAIN}/drafter.py:prophet"]),
+    ("train_joint", [f"--config={TRAIN}/joint.py:none"]),
+  ],
+)
+def test_a_folder_in_use_is_refused_before_anything_is_loaded(
+  tmp_path, holder, name, arguments
 ):
-  arguments = [f"--output={tmp_path}", "--target=not/there"]
-  if name != "choose_layers":
-    prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text('{"prompt": "a"}')
-    arguments += ["--temperature=1"] * (name != "compare_drafters")
-    arguments += [f"--prompt_file={prompts}"] * (name != "invent_prompts")
+  prompts = tmp_path / "prompts.jsonl"
+  prompts.write_text('{"prompt": "a"}')
+  arguments = [x.format(prompts=prompts) for x in arguments]
+  folder = "folder" if name.startswith("train") else "output"
   with pytest.raises(SystemExit, match=f"^{name}: .* is in use by process"):
-    programs.run(name, *arguments)
-
-
-@pytest.mark.parametrize(
-  "name, config",
-  [("train", "target.py"), ("train_drafter", "drafter.py:prophet"),
-   ("train_joint", "joint.py:none")],
-)  # fmt: skip
-def test_training_refuses_a_folder_in_use(tmp_path, holder, name, config):
-  path = programs.SCRIPTS.parent / "configs" / "train" / config
-  with pytest.raises(SystemExit, match=f"^{name}: .* is in use by process"):
-    programs.run(name, f"--config={path}", f"--folder={tmp_path}")
+    programs.run(name, f"--{folder}={tmp_path}", *arguments)
 
 
 def test_a_file_system_without_locks_is_warned_of(

@@ -12,16 +12,11 @@ import jsonschema
 import pytest
 
 import programs
-from specdec.roofline import hardware
 
 PATH = pathlib.Path(__file__).parents[1] / "docs" / "schema.json"
 SCHEMA = json.loads(PATH.read_text())
 VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)
-OPEN = (
-  "settings",
-  "versions",
-  "flops",
-)  # their members go by many names
+OPEN = "settings", "versions", "flops"  # their members go by many names
 LINES = [
   {"prompt": "hello hello hello", "category": "greetings"},
   {"prompt": "ababab"},
@@ -31,62 +26,55 @@ LINES = [
 def write_documents(folder):
   """A document of each kind, by name."""
   target = programs.write_model(folder, num_layers=1)
+  two_layers = folder / "two"
+  programs.write_model(two_layers, num_layers=2)
   lines, out = folder / "lines.jsonl", folder / "out.json"
   lines.write_text("".join(json.dumps(line) + "\n" for line in LINES))
-  common = [f"--target={target}", "--k=2", "--max_new_tokens=6"]
-  common.append(f"--json={out}")
-  found = {}
+  prompts = f"--prompt_file={lines}"
+  documents = {}
 
-  def run(kind, program, *arguments):
-    programs.run(program, *common, *arguments)
-    found[kind] = json.loads(out.read_text())
+  def run(program, *arguments, target=target, output=None):
+    arguments = [f"--target={target}", "--max_new_tokens=6", *arguments]
+    if output:
+      arguments.append(f"--output={folder / output}")
+    path = folder / output / "results.json" if output else out
+    if not output:
+      arguments.append(f"--json={out}")
+    programs.run(program, *arguments)
+    return json.loads(path.read_text())
 
-  sampled = ["--temperature=1", "--acceptance=rejection"]
-  run(
-    "greedy",
-    "generate",
-    f"--prompt_file={lines}",
-    "--drafter=lookup(min_ngram=0)",
+  documents["greedy"] = run(
+    "generate", "--k=2", prompts, "--drafter=lookup(min_ngram=0)"
   )
-  run("sampled", "generate", "--prompt=ab", *sampled)  # and drafts nothing
+  sampled = "--temperature=1", "--acceptance=rejection"
+  documents["sampled"] = run("generate", "--k=2", "--prompt=ab", *sampled)
   printed = io.StringIO()
   with contextlib.redirect_stdout(printed), pytest.MonkeyPatch.context() as at:
-    # So little is read slower by itself than in a pass, which bench refuses.
-    at.setattr(hardware, "measure_bandwidth", lambda *_, **__: 1e15)
-    at.setattr(hardware, "local", lambda **_: programs.HARDWARE)
-    run(
-      "bench", "bench", "--context=8", "--repeats=2", "--passes=2", "--limit=2"
+    programs.fake_machine(at)
+    documents["bench"] = run(
+      *("bench", "--k=2", "--context=8", "--repeats=2", "--passes=2"),
+      "--limit=2",
     )
-  assert json.loads(printed.getvalue().splitlines()[-1]) == found["bench"]
+  last = printed.getvalue().splitlines()[-1]
+  assert json.loads(last) == documents["bench"]
   with lines.open("a") as file:
     file.write('{"prompt":\n')
-  run("eval", "eval", f"--prompt_file={lines}", f"--output={folder / 'eval'}")
-  results = json.loads((folder / "eval" / "results.json").read_text())
-  assert results == found["eval"]
-  arguments = [f"--drafter=model({target})", f"--prompt_file={lines}"]
-  arguments += ["--limit=1"]
-  arguments += ["--only=block", "--sizes=1", "--max_new_tokens=6"]
-  folder = folder / "rules"
-  programs.run(
-    "compare_rules", f"--target={target}", f"--output={folder}", *arguments
+  json_too = f"--json={out}"
+  documents["eval"] = run("eval", "--k=2", prompts, json_too, output="eval")
+  assert json.loads(out.read_text()) == documents["eval"]
+  few = prompts, "--limit=1"
+  drafter = f"--drafter=model({target})"
+  documents["rules"] = run(
+    *("compare_rules", "--only=block", "--sizes=1", drafter, *few),
+    output="rules",
   )
-  found["rules"] = json.loads((folder / "results.json").read_text())
-  folder = folder.with_name("drafters")
-  arguments = [
-    f"--prompt_file={lines}",
-    "--limit=1",
+  documents["drafters"] = run(
+    *("compare_drafters", "--k=1", "--tree_size=0", *few),
     "--drafters=early_exit(1)",
-  ]
-  programs.write_model(folder.with_name("two"), num_layers=2)
-  programs.run(
-    "compare_drafters",
-    f"--target={folder.with_name('two')}",
-    f"--output={folder}",
-    *arguments,
-    *("--k=1", "--tree_size=0", "--max_new_tokens=6"),
+    target=two_layers,
+    output="drafters",
   )
-  found["drafters"] = json.loads((folder / "results.json").read_text())
-  return found
+  return documents
 
 
 def objects(schema):

@@ -74,13 +74,20 @@ class Bench:
     return dataclasses.replace(decoder, eos_ids=())
 
   def ways(
-    self, setup: Setup, rows: Sequence[Sequence[int]], what: str
+    self,
+    setup: Setup,
+    rows: Sequence[Sequence[int]],
+    what: str,
+    baseline: bool = True,
   ) -> dict[str, Decoder]:
-    """Returns a setup's decoder and its baseline, both compiled and run."""
+    """Returns a setup's decoder, and its baseline, compiled and run."""
     decoder = self.decoder(setup)
-    place = tuple(getattr(setup, name) for name in _BASELINE)
-    baseline = self._baselines.setdefault(place, decoder.baseline())
-    ways = {runs.OURS: decoder, runs.BASELINE: baseline}
+    ways = {runs.OURS: decoder}
+    if baseline:
+      place = tuple(getattr(setup, name) for name in _BASELINE)
+      ways[runs.BASELINE] = self._baselines.setdefault(
+        place, decoder.baseline()
+      )
     with terminal.progress(f"compiling {what}"):
       for way in ways.values():
         if not way.is_warm:

@@ -6,6 +6,7 @@ group; what is kept of it is one line of JSON that says everything.
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -85,7 +86,7 @@ def decode(
 
 
 def _decode_batch(
-  decoders: Mapping[int | str, Decoder],
+  decoders: dict[int | str, Decoder],
   batch: Batch,
   turn: int,
   comparable: bool,
@@ -102,18 +103,11 @@ def _decode_batch(
     for name, way in decoders.items()
   }
   [done] = runs.interleave(ways, [batch], first_turn=turn)
-  baseline = done.pop(runs.BASELINE)
+  comparison = runs.Comparison(decoders, [batch], [done])
+  baseline, faults = done[runs.BASELINE], [x.faults for x in done.values()]
 
   def counted(k: int) -> dict:
-    completed, differences = done[k], []
-    if comparable:
-      differences = [
-        decoders[k].first_difference(row, text, other, number)
-        for row, number, text, other in zip(
-          *batch, completed.texts, baseline.texts
-        )
-        if text != other
-      ]
+    completed = done[k]
     return {
       "k": k,
       "nodes": decoders[k].num_nodes,
@@ -124,22 +118,21 @@ def _decode_batch(
         name: np.asarray(value).tolist()
         for name, value in vars(completed.stats).items()
       },
-      "differences": differences,
+      "differences": comparison.differences(k) if comparable else (),
     }
 
-  faults = [fault for one in (*done.values(), baseline) for fault in one.faults]
   return {
     "prompts": list(batch.numbers),
-    "faults": list(dict.fromkeys(faults)),
+    "faults": [*dict.fromkeys(itertools.chain(*faults))],
     "baseline_tokens": baseline.num_tokens,
     "baseline_seconds": baseline.seconds,
     "baseline_prefill_seconds": baseline.prefill_seconds,
-    "runs": [counted(k) for k in done],
+    "runs": [counted(k) for k in done if k != runs.BASELINE],
   }
 
 
 def _faults(lines: Sequence[dict]) -> list[str]:
-  return [fault for line in lines for fault in line.get("faults", ())]
+  return [*itertools.chain(*(line.get("faults", ()) for line in lines))]
 
 
 def sum_up(
@@ -177,15 +170,15 @@ def sum_up(
 
 def _run(lines, place, group, batch, comparable) -> results.Run:
   """Sums up these lines' runs number `place`."""
-  parts = [line["runs"][place] for line in lines]
+  parts = [line | line["runs"][place] for line in lines]
   stats = [
-    Stats(**{name: np.array(x) for name, x in run["stats"].items()})
-    for run in parts
+    Stats(**{name: np.array(x) for name, x in part["stats"].items()})
+    for part in parts
   ]
   identity = None
   if comparable:
-    texts = sum(len(line["prompts"]) for line in lines)
-    differences = tuple(d for run in parts for d in run["differences"])
+    texts = sum(len(part["prompts"]) for part in parts)
+    differences = (*itertools.chain(*(part["differences"] for part in parts)),)
     identity = results.Identity(texts, texts - len(differences), differences)
   return results.Run(
     group,
@@ -193,14 +186,7 @@ def _run(lines, place, group, batch, comparable) -> results.Run:
     parts[0]["nodes"],
     batch,
     metrics.acceptance(stats),
-    metrics.speed(
-      [run["tokens"] for run in parts],
-      [run["seconds"] for run in parts],
-      [line["baseline_tokens"] for line in lines],
-      [line["baseline_seconds"] for line in lines],
-      [run["prefill_seconds"] for run in parts],
-      [line["baseline_prefill_seconds"] for line in lines],
-    ),
+    metrics.speed_of(parts),
     identity,
   )
 

@@ -10,7 +10,8 @@ has none.
 """
 
 import dataclasses
-from collections.abc import Sequence
+import inspect
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -197,3 +198,9 @@ def speed(
     *rates,
     Estimate(value, _error(value, a - c - b + d)),
   )
+
+
+def speed_of(pieces: Sequence[Mapping]) -> Speed:
+  """Sums up pieces whose entries are named as the arguments of `speed`."""
+  names = inspect.signature(speed).parameters
+  return speed(*([piece[name] for piece in pieces] for name in names))

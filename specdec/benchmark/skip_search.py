@@ -15,6 +15,7 @@ from tqdm import tqdm
 
 from specdec.benchmark import calibrated, runs, timing
 from specdec.benchmark.catalog import Target
+from specdec.benchmark.comparison import Bench
 from specdec.benchmark.decoder import batches_of
 from specdec.benchmark.setup import Setup
 from specdec.roofline import drafter_cost
@@ -22,7 +23,6 @@ from specdec.roofline.chips import Chip
 from specdec.roofline.cost import TYPICAL
 from specdec.roofline.round_cost import round_cost
 from specdec.types import Skip
-from specdec.utils import terminal
 from specdec.utils.calls import Call
 
 
@@ -62,16 +62,15 @@ class SkipBench:
     chip: predicts its times; None: measures.
     """
     self._setup, self._threshold, self._timings = setup, threshold, timings
-    self._target, self._chip = target, chip
-    self._batches = batches_of(rows, setup.batch)
+    self._bench, self._chip = Bench(target, rows), chip
 
   @property
   def num_layers(self) -> int:
     """Layers of the target."""
-    return self._target.model.num_layers
+    return self._bench.target.model.num_layers
 
   def _compare(
-    self, skip: Skip, k: int, repeats: int, baseline: bool = False
+    self, skip: Skip, k: int, repeats: int, baseline: bool
   ) -> tuple[runs.Comparison, list[float]]:
     """Decodes with one subset, after everything ran once.
 
@@ -81,16 +80,11 @@ class SkipBench:
     """
     drafter = drafter_of(skip, self._threshold)
     setup = dataclasses.replace(self._setup, drafter=drafter, k=k)
-    decoder = dataclasses.replace(setup.decoder(self._target), eos_ids=())
-    ways = {runs.OURS: decoder}
-    if baseline:
-      ways[runs.BASELINE] = decoder.baseline()
-    layers = len(skip.attention), len(skip.mlp)
-    what = "without {} attention and {} MLP layers".format(*layers)
-    with terminal.progress(f"compiling k = {k} {what}"):
-      runs.compare(ways, self._batches)
-    comparison = runs.compare(ways, self._batches, repeats)
-    rates = []
+    batches = batches_of(self._bench.encoded, setup.batch)
+    layers = f"{len(skip.attention)} attention and {len(skip.mlp)} MLP layers"
+    what = f"k = {k} without {layers}"
+    ways = self._bench.ways(setup, batches[0].rows, what, baseline)
+    comparison, rates = runs.compare(ways, batches, repeats), []
     for name in ways:
       completed = comparison.of(name)
       tokens = np.reshape([one.num_tokens for one in completed], (repeats, -1))
@@ -101,7 +95,7 @@ class SkipBench:
   def value(self, skip: Skip, k: int) -> Value:
     """Returns tokens per second with this subset."""
     repeats = 1 if self._chip else self._timings
-    comparison, [rate] = self._compare(skip, k, repeats)
+    comparison, [rate] = self._compare(skip, k, repeats, False)
     once = comparison.distinct(runs.OURS)
     tokens = sum(one.num_tokens for one in once)
     rounds, nodes = (
@@ -119,12 +113,12 @@ class SkipBench:
     Args:
       drafted: mean tokens drafted, in 0..k.
     """
-    setup, config = self._setup, self._target.checkpoint.config
+    setup, target = self._setup, self._bench.target
     deployment = dataclasses.replace(
-      calibrated.target_deployment(setup, self._target, self._chip),
+      calibrated.target_deployment(setup, target, self._chip),
       efficiency=TYPICAL,
     )
-    cost = drafter_cost.layer_skip(config, skip)
+    cost = drafter_cost.layer_skip(target.checkpoint.config, skip)
     where = setup.batch, setup.prompt_size + setup.max_new_tokens
     lengths = range(k + 1)
     seconds = [round_cost(deployment, cost, n, *where).seconds for n in lengths]
@@ -133,7 +127,7 @@ class SkipBench:
   def against_baseline(self, skip: Skip, k: int) -> list[float]:
     """Returns tokens per second of a subset and of the baseline, interleaved:
     the best of many timings was lucky, too."""
-    return self._compare(skip, k, 2 * self._timings, baseline=True)[1]
+    return self._compare(skip, k, 2 * self._timings, True)[1]
 
 
 def library() -> Any:

@@ -4,7 +4,6 @@ A line is a point that was measured, with its prediction (scripts/sweep.py).
 """
 
 import dataclasses
-import inspect
 import json
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -80,17 +79,11 @@ def pooled(lines: Sequence[dict]) -> dict:
   """
   if len(lines) == 1:
     return lines[0]
-  speeds, predictions = (
-    {name: [part[name] for part in parts] for name in parts[0]}
-    for parts in (
-      [line["run"]["speed"] for line in lines],
-      [line["prediction"] for line in lines],
-    )
-  )
-  accepted = inspect.signature(metrics.speed).parameters
-  speed = metrics.speed(**{name: speeds[name] for name in accepted})
+  speed = metrics.speed_of([line["run"]["speed"] for line in lines])
+  predictions = [line["prediction"] for line in lines]
   prediction = {
-    name: float(np.mean(values)) for name, values in predictions.items()
+    name: float(np.mean([each[name] for each in predictions]))
+    for name in predictions[0]
   }
   prediction["speedup"] = prediction["baseline_seconds"] / prediction["seconds"]
   return lines[-1] | {
@@ -142,20 +135,17 @@ def _grouped(
   return groups
 
 
-def _rule(point: dict) -> str:
-  rule, temperature = (
-    point.get("acceptance", "coupled"),
-    point.get("temperature", 0),
-  )
-  return f"{rule}; T = {temperature:g}"
+def _place(line: dict) -> list[str]:
+  point = line["point"]
+  target, rule = point.get("target", ""), point.get("acceptance", "coupled")
+  return [target, rule, f"T = {point.get('temperature', 0):g}"]
 
 
 def setting(line: dict) -> str:
   """Returns what but k and batch tells points apart."""
-  point, mesh = line["point"], line.get("mesh")
-  target = point.get("target", "")
-  text = f"{target}; {line['drafter']}; {_rule(point)}"
-  return f"{text}; {mesh}" if mesh else text
+  target, *rest = _place(line)
+  mesh = [line["mesh"]] if line.get("mesh") else []
+  return "; ".join([target, line["drafter"], *rest, *mesh])
 
 
 def by_setting(lines: Sequence[dict]) -> dict[str, list[dict]]:
@@ -168,8 +158,7 @@ def by_drafter(lines: Sequence[dict]) -> dict[str, list[dict]]:
   """Groups points that differ in the drafter alone, two drafters or more."""
 
   def name(line: dict) -> str:
-    point, batch = line["point"], line["run"]["batch"]
-    return f"{point.get('target', '')}; {_rule(point)}; batch {batch}"
+    return "; ".join([*_place(line), f"batch {line['run']['batch']}"])
 
   return {
     name: group
