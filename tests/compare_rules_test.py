@@ -1,12 +1,14 @@
 """The program compare_rules on a tiny model, and the shapes it compares."""
 
+import dataclasses
 import json
 
 import pytest
 
 import programs
 from specdec import acceptance
-from specdec.benchmark import comparison, timing
+from specdec.benchmark import comparison, runs, timing
+from specdec.benchmark.decoder import batches_of
 from specdec.benchmark.setup import Setup
 from specdec.testing import enumeration
 
@@ -160,3 +162,15 @@ def test_the_loss_on_tables_is_none_for_lossless_rules_and_at_temperature_0():
     for share in (0.5, 0.9)
   )
   assert half > whole > 0
+
+
+def test_nothing_compiles_in_the_clock_after_programs_were_forgotten(target):
+  sizes = {"prompt_size": 8, "max_new_tokens": 4}
+  setup = Setup(str(target), drafter="lookup", **sizes)
+  bench = comparison.Bench(setup.load_target(), [[1, 2, 3]])
+  for k in (1, 2):
+    decoders = bench.ways(dataclasses.replace(setup, k=k), bench.encoded, "")
+    with timing.compilations() as late:
+      runs.compare(decoders, batches_of(bench.encoded, 1))
+    assert late.count == 0
+    timing.forget_programs()

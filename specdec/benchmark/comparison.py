@@ -89,9 +89,8 @@ class Bench:
         place, decoder.baseline()
       )
     with terminal.progress(f"compiling {what}"):
-      for way in ways.values():
-        if not way.is_warm:
-          way.warm_up(rows)
+      for way in ways.values():  # prefill of a baseline may be forgotten
+        way.warm_up(rows)
     return ways
 
   def measure(self, setup: Setup, shape: Shape) -> tuple[dict, float]:
