@@ -51,14 +51,16 @@ def novice(shape):
 
 
 def test_a_table_and_a_picture_and_it_goes_on(
-  compare, target, tmp_path, capsys, monkeypatch
+  compare, tmp_path, capsys, monkeypatch
 ):
   monkeypatch.setattr(timing, "forget_programs", lambda: None)
+  target = programs.write_model(tmp_path, num_layers=1)
   head = tmp_path / "prophet.safetensors"
   net = programs.save_drafter(target, head, HeadConfig("prophet", **SHAPE))
   (tmp_path / "mine.py").write_text(NOVICE)
   names = [f"model({target})", f"head({head})", f"{tmp_path}/mine.py:novice"]
-  arguments = f"--drafters={'; '.join(names)}", "--k=1"
+  drafters = f"--drafters={'; '.join(names)}"
+  arguments = f"--target={target}", drafters, "--k=1"
   with programs.waits() as waits:
     document = compare(*arguments)
   assert waits.count("compiling chain of 1, rejection") == 6

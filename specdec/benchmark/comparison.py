@@ -7,6 +7,7 @@ autoregressive decoding.
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -160,12 +161,11 @@ def shapes_of(
     rules: calls.
   """
   candidates = [Shape(size, "chain", "none", "chain", size)]
-  for count in (2, 4):
+  for count, siblings in itertools.product((2, 4), ("iid", RANKED[0])):
     if size % count == 0:
-      for siblings in ("iid", "without_replacement"):
-        call = f"chains({count}, siblings={siblings})"
-        name = f"{count} chains"
-        candidates.append(Shape(size, name, siblings, call, size // count))
+      call = f"chains({count}, siblings={siblings})"
+      name = f"{count} chains"
+      candidates.append(Shape(size, name, siblings, call, size // count))
   levels = 1
   for siblings, by_rank in ranks.items():
     paths = draft_tree.optimal(by_rank, size)
