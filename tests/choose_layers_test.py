@@ -6,7 +6,7 @@ import sys
 import pytest
 
 import programs
-from specdec.benchmark import skip_search
+from specdec.benchmark import skip_search, timing
 from specdec.benchmark.setup import Setup
 from specdec.types import Skip
 
@@ -17,8 +17,9 @@ def target(tmp_path_factory):
 
 
 @pytest.fixture(autouse=True)
-def known_hardware(monkeypatch):
+def fake_machine(monkeypatch):
   programs.fake_machine(monkeypatch)
+  monkeypatch.setattr(timing, "forget_programs", lambda: None)
 
 
 @pytest.fixture
@@ -91,37 +92,39 @@ def test_it_goes_on_where_it_was_killed(choose, asked, monkeypatch):
   with monkeypatch.context() as patch:
     patch.setattr(skip_search.SkipBench, "value", killed)
     with pytest.raises(SystemExit, match="goes on from here"):
-      choose("--trials=12", "--k=2,3")
+      choose("--trials=5", "--k=2,3")
   assert len(asked) == 3
-  document = choose("--trials=12", "--k=2,3")
-  assert len(document["trials"]) == 12
+  document = choose("--trials=5", "--k=2,3")
+  assert len(document["trials"]) == 5
   # Two were worth keeping; the one that was cut is asked again, no other is.
   assert asked.count(asked[2]) == 2
   assert all(asked.count(one) == 1 for one in asked if one != asked[2])
-  again = choose("--trials=14", "--k=2,3")
-  assert again["trials"][:12] == document["trials"]
-  assert len(again["trials"]) == 14
+  again = choose("--trials=6", "--k=2,3")
+  assert again["trials"][:5] == document["trials"]
+  assert len(again["trials"]) == 6
   with pytest.raises(SystemExit, match=r"other settings .*seed: 0 -> 1"):
-    choose("--trials=14", "--k=2,3", "--seed=1")
+    choose("--trials=6", "--k=2,3", "--seed=1")
 
 
 def test_it_finds_what_is_worth_most(choose, asked):
   first = "--first=layer_skip(attention=[0])"
-  document = choose("--trials=30", first, "--exit_threshold=0.5")
+  document = choose("--trials=18", first, "--exit_threshold=0.5")
   assert asked[0] == (Skip((0,), ()), 3)  # what was given comes first
   assert document["skip_attention"] == [0, 1] and document["skip_mlp"] == []
   assert document["exit_threshold"] == 0.5
   assert len(asked) == len(set(asked)) <= 16 < len(document["trials"])
 
 
-def test_a_chip_that_is_not_here_can_be_chosen_for(choose):
+def test_a_chip_that_is_not_here_can_be_chosen_for(choose, monkeypatch):
+  bench = skip_search.SkipBench
+  monkeypatch.setattr(bench, "against_baseline", lambda *_: (3.0, 2.0))
   document = choose(
     "--trials=2", "--objective=predicted", "--for_chip=v5e", "--k=1"
   )
   nothing, other = document["trials"]
   assert nothing["tokens_per_round"] == 2.0
   assert nothing["tokens_per_second"] != other["tokens_per_second"]
-  assert document["speedup"] > 0 and document["objective"] == "predicted"
+  assert document["objective"] == "predicted"
 
 
 @pytest.mark.parametrize(
