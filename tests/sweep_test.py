@@ -12,7 +12,7 @@ import programs
 from specdec.benchmark import calibrate, sweep_run, sweeps, timing
 from specdec.benchmark.decoder import Decoder
 from specdec.benchmark.setup import Setup
-from specdec.benchmark.sweep_run import Lengths, SweepBench
+from specdec.benchmark.sweep_run import Lengths, Rounds, SweepBench
 from specdec.cli.sweep import shard_of
 from specdec.roofline import hardware
 
@@ -235,11 +235,12 @@ def test_what_is_measured_is_predicted_again(sweep, tmp_path, monkeypatch):
   assert len(sweeps.read([tmp_path / "out"]).lines) == 2
 
 
-def parse(sweep, texts=16):
+def parse(sweep):
   """As the program reads a file."""
-  rounds, whole = sweep_run.rounds_of(sweep), sweep_run.whole_of(sweep)
+  rounds = Rounds(**sweep_run.numbers_of(sweep, "calibrate", Rounds))
+  lengths = Lengths(**sweep_run.numbers_of(sweep, "whole", Lengths))
   for point in sweep_run.points_of(sweep):
-    sweep_run.check(point, rounds, Lengths(**{"texts": texts} | whole))
+    sweep_run.check(point, rounds, lengths)
 
 
 @pytest.mark.parametrize(

@@ -47,11 +47,11 @@ Report = Callable[[str], None]
 
 
 class Rounds(NamedTuple):
-  """The rounds that the cost model is fitted to, and their texts' length."""
+  """A sweep's `calibrate`: the rounds that the cost model is fitted to."""
 
   batch: tuple[int, ...] = (1, 3)
   k: tuple[int, ...] = (2, 5)
-  max_new_tokens: int | None = None  # default half the points'
+  max_new_tokens: int | None = None  # of their texts; default half the points'
 
   def length(self, setup: Setup) -> int:
     """Returns the new tokens of a calibrated text."""
@@ -59,7 +59,7 @@ class Rounds(NamedTuple):
 
 
 class Lengths(NamedTuple):
-  """What all points share: the sizes of what is timed."""
+  """A sweep's `whole`: the sizes of what is timed."""
 
   context: int = 64  # tokens of every prompt
   texts: int = 16
@@ -79,11 +79,6 @@ class Point(NamedTuple):
   def key(self) -> str:
     """Its key in lines.jsonl."""
     return json.dumps(self.settings, sort_keys=True)
-
-  @property
-  def name(self) -> str:
-    """Its settings, for a message."""
-    return " ".join(f"{key}={value}" for key, value in self.settings.items())
 
 
 def _settings(values, source: str, accepted: Sequence[str]) -> dict:
@@ -139,39 +134,30 @@ def _point(settings: dict[str, Any], mesh: str | None) -> Point:
   return Point(settings, setup, paths, chat)
 
 
-def rounds_of(sweep: Mapping) -> Rounds:
-  """Returns the rounds to calibrate with.
+def numbers_of(sweep: Mapping, part: str, kind: type) -> dict[str, Any]:
+  """Returns what a part of a sweep sets: integers, or tuples of integers.
+
+  Args:
+    kind: a NamedTuple of what the part may set, with defaults.
 
   Raises:
-    ValueError: they are none.
+    ValueError: it sets something else.
   """
-  source = "the sweep's calibrate"
-  values = _settings(sweep.get("calibrate", {}), source, Rounds._fields)
-  for name in [name for name in ("batch", "k") if name in values]:
-    value = values[name]
-    values[name] = tuple(value) if isinstance(value, list | tuple) else (value,)
-    whole = all(isinstance(x, int) and x >= 1 for x in values[name])
-    if not whole or not values[name]:
-      raise ValueError(
-        f"{source} sets {name} = {value!r:.60}; it must be integers >= 1"
-      )
-  length = values.get("max_new_tokens")
-  if type(length) not in (int, type(None)):
-    raise ValueError(
-      f"{source} sets max_new_tokens = {length!r:.60}; it must be an integer"
-    )
-  return Rounds(**values)
-
-
-def whole_of(sweep: Mapping) -> dict[str, int]:
-  """Returns the lengths that a sweep asks for."""
-  source = "the sweep's whole"
-  values = _settings(sweep.get("whole", {}), source, Lengths._fields)
+  source = f"the sweep's {part}"
+  values = _settings(sweep.get(part, {}), source, kind._fields)
   for name, value in values.items():
-    if type(value) is not int or value < 1:
+    default = kind._field_defaults[name]
+    if value is None and default is None:
+      continue
+    several = isinstance(default, tuple)
+    listed = several and isinstance(value, list | tuple)
+    numbers = tuple(value) if listed else (value,)
+    if not numbers or any(type(x) is not int or x < 1 for x in numbers):
+      accepted = "integers" if several else "an integer"
       raise ValueError(
-        f"{source} sets {name} = {value!r:.60}; it must be an integer >= 1"
+        f"{source} sets {name} = {value!r:.60}; it must be {accepted} >= 1"
       )
+    values[name] = numbers if several else value
   return values
 
 
@@ -381,7 +367,8 @@ def measure_all(
         )
       except Exception as error:  # the others must not suffer
         line = {"error": f"{type(error).__name__}: {error}"}
-        text = terminal.escape(f"failed: {point.name}: {error}")
+        name = " ".join(f"{key}={x}" for key, x in point.settings.items())
+        text = terminal.escape(f"failed: {name}: {error}")
         tqdm.write(text, file=sys.stderr)
       lines.append({"point": point.settings, **line})
       progress.update()
