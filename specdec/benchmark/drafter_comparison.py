@@ -21,8 +21,7 @@ from specdec.benchmark.comparison import Bench, Shape, resume
 from specdec.benchmark.decoder import Decoder
 from specdec.benchmark.setup import Setup
 from specdec.models.config import TransformerConfig
-from specdec.roofline import shapes
-from specdec.roofline.chips import Chip
+from specdec.roofline import chips, shapes
 from specdec.roofline.cost import Deployment
 from specdec.roofline.round_cost import round_cost
 from specdec.types import DrafterCost
@@ -140,18 +139,8 @@ class Machine:
     config: the target's.
     passes: of `comparison.time_passes`.
     """
-    chip = Chip(
-      "one byte a second",
-      memory=math.inf,
-      bandwidth=1.0,
-      flops={"float32": math.inf, "bfloat16": math.inf},
-      link_bandwidth=1.0,
-      axes=0,
-      wrap=1,
-      hop_seconds=0.0,
-      rows=1,
-      source="a pass of one token",
-    )
+    free = {"float32": math.inf, "bfloat16": math.inf}
+    chip = chips.get("v5e", bandwidth=1.0, rows=1, **free)
     dtype = "float32" if config.dtype == "float32" else "bfloat16"
     self._target = Deployment(shapes.of_config(config), chip, dtype, dtype)
     self._passes, self._place = passes, (batch, context)
