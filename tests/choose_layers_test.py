@@ -92,18 +92,18 @@ def test_it_goes_on_where_it_was_killed(choose, asked, monkeypatch):
   with monkeypatch.context() as patch:
     patch.setattr(skip_search.SkipBench, "value", killed)
     with pytest.raises(SystemExit, match="goes on from here"):
-      choose("--trials=5", "--k=2,3")
+      choose("--trials=10", "--k=2,3")
   assert len(asked) == 3
-  document = choose("--trials=5", "--k=2,3")
-  assert len(document["trials"]) == 5
+  document = choose("--trials=10", "--k=2,3")
+  assert len(document["trials"]) == 10
   # Two were worth keeping; the one that was cut is asked again, no other is.
   assert asked.count(asked[2]) == 2
   assert all(asked.count(one) == 1 for one in asked if one != asked[2])
-  again = choose("--trials=6", "--k=2,3")
-  assert again["trials"][:5] == document["trials"]
-  assert len(again["trials"]) == 6
+  again = choose("--trials=11", "--k=2,3")
+  assert again["trials"][:10] == document["trials"]
+  assert len(again["trials"]) == 11
   with pytest.raises(SystemExit, match=r"other settings .*seed: 0 -> 1"):
-    choose("--trials=6", "--k=2,3", "--seed=1")
+    choose("--trials=11", "--k=2,3", "--seed=1")
 
 
 def test_it_finds_what_is_worth_most(choose, asked):
