@@ -14,7 +14,6 @@ from flax import traverse_util
 import programs
 from specdec import checkpoints
 from specdec.benchmark.setup import Setup
-from specdec.drafters.heads.head_config import HeadConfig
 
 ENTRIES = [
   {"question_id": 7, "category": "writing", "turns": ["hello there", "more"]},
@@ -55,26 +54,6 @@ def evaluate(target, file, tmp_path):
   return call
 
 
-def test_groups_ks_and_files(evaluate, tmp_path, capsys):
-  document = evaluate("--k=1,3")
-  runs = [(run["group"], run["k"]) for run in document["runs"]]
-  groups = ["mt_bench", "translation", "mine", "all"]
-  assert runs == [(group, k) for group in groups for k in (1, 3)]
-  texts = {run["group"]: run["acceptance"]["texts"] for run in document["runs"]}
-  assert texts == {"mt_bench": 2, "translation": 3, "mine": 1, "all": 6}
-  for run in document["runs"]:
-    assert run["identity"]["share"] == 1
-    assert run["acceptance"]["emitted"] == 10 * run["identity"]["texts"]
-    assert run["speed"]["speedup"]["value"] > 0
-  # The sums of all are the groups' sums.
-  last = [run for run in document["runs"] if run["k"] == 3]
-  passes = [run["acceptance"]["target_passes"] for run in last]
-  assert sum(passes[:-1]) == passes[-1]
-  table = (tmp_path / "out" / "table.txt").read_text()
-  assert table.strip() in capsys.readouterr().out
-  assert (tmp_path / "out" / "plot.png").stat().st_size > 10_000
-
-
 def test_a_text_that_is_not_finite_is_named_and_the_others_count(
   evaluate, target, file, tmp_path
 ):
@@ -100,21 +79,6 @@ def test_a_text_that_is_not_finite_is_named_and_the_others_count(
   file.write_text('{"prompt": "azc"}\n{"prompt": "zbc"}\n')
   with pytest.raises(SystemExit, match="prompt 0 ends at token 3"):
     evaluate(f"--target={broken}", f"--output={tmp_path / 'none'}")
-
-
-def test_a_learned_drafter_behind_copies(evaluate, target, tmp_path):
-  shape = dict(width=8, mlp_width=8, num_heads=1, num_kv_heads=1, head_dim=8)
-  path = tmp_path / "head.safetensors"
-  programs.save_drafter(target, path, HeadConfig("mtp", **shape))
-  document = evaluate(f"--drafter=lookup(k=4) | head({path})", "--k=2")
-  for run in document["runs"]:
-    assert run["identity"]["share"] == 1
-    assert run["nodes"] == 5
-  whole = document["runs"][-1]["acceptance"]
-  assert whole["accepted_lengths"][4] > 0  # a copy, kept whole
-  assert whole["accepted"] < whole["drafted"]
-  log = (tmp_path / "out" / "run.json").read_text()
-  assert '"drafter": "lookup(k=4) | head(' in log
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,10 @@
-"""docs/schema.json describes what generate, bench and eval write, no less.
+"""Documents of programs on tiny models: what they hold and how runs resume.
 
-Documents are from real runs on a tiny model.
+docs/schema.json describes what they write, no less.
 """
 
 import contextlib
+import functools
 import io
 import json
 import pathlib
@@ -12,69 +13,227 @@ import jsonschema
 import pytest
 
 import programs
+from specdec.benchmark import timing
+from specdec.drafters.heads import size
+from specdec.drafters.heads.head_config import HeadConfig
 
 PATH = pathlib.Path(__file__).parents[1] / "docs" / "schema.json"
 SCHEMA = json.loads(PATH.read_text())
 VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)
 OPEN = "settings", "versions", "flops"  # their members go by many names
-LINES = [
-  {"prompt": "hello hello hello", "category": "greetings"},
-  {"prompt": "ababab"},
+HEAD = dict(width=8, mlp_width=12, num_heads=2, head_dim=4)
+PROMPTS = [{"prompt": "abcabc"}, {"prompt": "hello there"}]
+GROUPS = [
+  {"question_id": 7, "category": "writing", "turns": ["hello there", "more"]},
+  {"question_id": 9, "category": "coding", "turns": ["abcabcabc"]},
+  {"category": "translation", "prompt": "ein zwei drei"},
+  {"category": "translation", "prompt": "vier"},
+  {"token_ids": [1, 2, 3, 1, 2, 3]},
 ]
+LOSSY = "lenience(share=0.25)"
+# Of somebody's own, and what it reads is unknown.
+NOVICE = """
+from specdec import drafters
+def novice(shape):
+  return drafters.lookup(shape=shape, min_ngram=0)._replace(cost=None)
+"""
 
 
-def write_documents(folder):
-  """A document of each kind, by name."""
-  target = programs.write_model(folder, num_layers=1)
-  two_layers = folder / "two"
-  programs.write_model(two_layers, num_layers=2)
-  lines, out = folder / "lines.jsonl", folder / "out.json"
-  lines.write_text("".join(json.dumps(line) + "\n" for line in LINES))
-  prompts = f"--prompt_file={lines}"
-  documents = {}
+def run_program(folder, program, *arguments, output=None):
+  """Returns a program's document, and what it printed.
 
-  def run(program, *arguments, target=target, output=None):
-    arguments = [f"--target={target}", "--max_new_tokens=6", *arguments]
-    if output:
-      arguments.append(f"--output={folder / output}")
-    path = folder / output / "results.json" if output else out
-    if not output:
-      arguments.append(f"--json={out}")
-    programs.run(program, *arguments)
-    return json.loads(path.read_text())
-
-  documents["greedy"] = run(
-    "generate", "--k=2", prompts, "--drafter=lookup(min_ngram=0)"
-  )
-  sampled = "--temperature=1", "--acceptance=rejection"
-  documents["sampled"] = run("generate", "--k=2", "--prompt=ab", *sampled)
+  Args:
+    output: its folder, if it has one.
+  """
+  arguments = [f"--target={folder}", "--max_new_tokens=8", *arguments]
+  path = folder / "out.json"
+  if program not in ("compare_rules", "compare_drafters"):
+    arguments.append(f"--json={path}")
+  if output:
+    arguments.append(f"--output={folder / output}")
   printed = io.StringIO()
   with contextlib.redirect_stdout(printed), pytest.MonkeyPatch.context() as at:
     programs.fake_machine(at)
-    documents["bench"] = run(
-      *("bench", "--k=2", "--context=8", "--repeats=2", "--passes=2"),
-      "--limit=2",
-    )
-  last = printed.getvalue().splitlines()[-1]
-  assert json.loads(last) == documents["bench"]
-  with lines.open("a") as file:
+    at.setattr(timing, "forget_programs", lambda: None)
+    programs.run(program, *arguments)
+  if output:
+    path = folder / output / "results.json"
+  return json.loads(path.read_text()), printed.getvalue()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+  """A model of one layer, a head of it, a drafter of one's own, prompts."""
+  folder = programs.write_model(tmp_path_factory.mktemp("model"), num_layers=1)
+  (folder / "mine.py").write_text(NOVICE)
+  for name, lines in (("prompts", PROMPTS), ("groups", GROUPS)):
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    (folder / f"{name}.jsonl").write_text(text)
+  with (folder / "groups.jsonl").open("a") as file:
     file.write('{"prompt":\n')
-  json_too = f"--json={out}"
-  documents["eval"] = run("eval", "--k=2", prompts, json_too, output="eval")
-  assert json.loads(out.read_text()) == documents["eval"]
-  few = prompts, "--limit=1"
-  drafter = f"--drafter=model({target})"
-  documents["rules"] = run(
-    *("compare_rules", "--only=block", "--sizes=1", drafter, *few),
+  return folder
+
+
+@pytest.fixture(scope="module")
+def net(folder):
+  return programs.save_drafter(
+    folder, folder / "head.safetensors", HeadConfig("prophet", **HEAD)
+  )
+
+
+@pytest.fixture(scope="module")
+def evaluated(folder, net):
+  return run_program(
+    *(folder, "eval", f"--prompt_file={folder / 'groups.jsonl'}"),
+    f"--drafter=lookup(k=4) | head({folder / 'head.safetensors'})",
+    *("--k=1,2", "--batch=2"),
+    output="eval",
+  )
+
+
+@pytest.fixture(scope="module")
+def compare_rules(folder):
+  """Compares two rules of chains; the draft is the target."""
+  return functools.partial(
+    run_program,
+    *(folder, "compare_rules", f"--prompt_file={folder / 'prompts.jsonl'}"),
+    *(f"--drafter=model({folder})", "--temperature=1", "--sizes=2"),
+    f"--only=block; {LOSSY}",
     output="rules",
   )
-  documents["drafters"] = run(
-    *("compare_drafters", "--k=1", "--tree_size=0", *few),
-    "--drafters=early_exit(1)",
-    target=two_layers,
+
+
+@pytest.fixture(scope="module")
+def rules(compare_rules):
+  with programs.waits() as waits:
+    result = compare_rules()
+  assert "counting expected tokens, chain of 2" in waits
+  assert "compiling chain of 2, block" in waits
+  return result
+
+
+@pytest.fixture(scope="module")
+def drafter_names(folder):
+  head = folder / "head.safetensors"
+  return [f"model({folder})", f"head({head})", f"{folder}/mine.py:novice"]
+
+
+@pytest.fixture(scope="module")
+def compare_drafters(folder, net, drafter_names):
+  return functools.partial(
+    run_program,
+    *(folder, "compare_drafters", f"--prompt_file={folder / 'prompts.jsonl'}"),
+    *(f"--drafters={'; '.join(drafter_names)}", "--k=1", "--tree_size=3"),
     output="drafters",
   )
-  return documents
+
+
+@pytest.fixture(scope="module")
+def drafters(compare_drafters):
+  with programs.waits() as waits:
+    result = compare_drafters()
+  assert waits.count("compiling chain of 1, rejection") == 6
+  return result
+
+
+def assert_files(folder, printed):
+  """What was printed is in a file, and there is a picture."""
+  assert (folder / "table.txt").read_text().strip() in printed
+  assert (folder / "plot.png").stat().st_size > 10_000
+
+
+def test_eval_reports_by_group_and_k(folder, evaluated):
+  document, printed = evaluated
+  groups = {"mt_bench": 2, "translation": 2, "groups": 1, "all": 5}
+  assert [
+    (run["group"], run["k"], run["acceptance"]["texts"])
+    for run in document["runs"]
+  ] == [(name, k, texts) for name, texts in groups.items() for k in (1, 2)]
+  for run in document["runs"]:
+    assert run["identity"]["share"] == 1
+    assert run["acceptance"]["emitted"] == 8 * run["identity"]["texts"]
+    assert run["speed"]["speedup"]["value"] > 0
+    assert run["nodes"] == 5
+  # The sums of all are the groups' sums.
+  *parts, whole = (run["acceptance"] for run in document["runs"][1::2])
+  assert sum(x["target_passes"] for x in parts) == whole["target_passes"]
+  assert whole["accepted_lengths"][4] > 0  # a copy, kept whole
+  assert whole["accepted"] < whole["drafted"]
+  log = (folder / "eval" / "run.json").read_text()
+  assert '"drafter": "lookup(k=4) | head(' in log
+  assert "1 broken lines were skipped" in printed
+  assert len(document["broken_lines"]) == 1
+  assert_files(folder / "eval", printed)
+  assert json.loads((folder / "out.json").read_text())
+
+
+def test_rules_are_compared_and_a_killed_comparison_goes_on(
+  folder, compare_rules, rules
+):
+  document, printed = rules
+  block, lenient = document["runs"]
+  assert block["comparison"]["rule"] == "block"
+  assert lenient["comparison"]["rule"] == LOSSY
+  assert block["nodes"] == 3
+  # The draft is the target: everything is kept.
+  assert block["expected"]["value"] == pytest.approx(2, abs=1e-4)
+  assert block["acceptance"]["accepted_length"]["value"] == 2
+  assert block["comparison"]["distance"] == 0
+  assert lenient["comparison"]["distance"] > 0.1
+  assert any("4 times as often" in text for text in document["caveats"])
+  assert "lossy, TV 0." in printed
+  assert "warning: lossy: a token may come up to 4 times" in printed
+  assert "best tree by the times of this run: " in printed
+  assert_files(folder / "rules", printed)
+  paths = json.loads((folder / "rules" / "tree.json").read_text())
+  assert paths == document["tree"]["paths"]
+
+  lines = (folder / "rules" / "lines.jsonl").read_text().splitlines()
+  kept = [line for line in lines if '"lenience' not in line]
+  passes = [line for line in kept if '"pass"' in line]
+  kept.remove(passes[0])  # and was killed while passes were timed
+  cut = "\n".join(kept) + '\n{"point": ["cut'
+  (folder / "rules" / "lines.jsonl").write_text(cut)
+  again, _ = compare_rules()
+  assert again["runs"][0] == block
+  assert again["runs"][1]["expected"] == lenient["expected"]
+
+
+def test_drafters_are_compared_and_a_killed_comparison_goes_on(
+  folder, compare_drafters, drafters, drafter_names, net
+):
+  document, printed = drafters
+  shapes = [("chain", "tree")] * 2 + [["chain"]]
+  assert [
+    tuple(r["drafter"][x] for x in ("name", "temperature", "shape"))
+    for r in document["runs"]
+  ] == [
+    (name, temperature, shape)
+    for temperature in (0.0, 1.0)
+    for name, some in zip(drafter_names, shapes)
+    for shape in some
+  ]
+  twin, _, head, *_, tree, novice = document["runs"]
+  # The draft is the target: everything is kept.
+  assert twin["acceptance"]["accepted_length"]["value"] == 1
+  assert head["drafter"]["weights"] == size.num_weights(net)
+  assert novice["predicted"] is novice["drafter"]["step_bytes"] is None
+  assert set(dict(document["pass_seconds"])) == {1, 2, 4}
+  assert twin["predicted"] > 0 and tree["nodes"] == 4
+  speedup = f"{novice['speed']['speedup']['value']:.2f}"
+  [*_, row] = [x for x in printed.splitlines() if ":novice" in x]
+  # Of no tree, and its bytes are unknown.
+  assert row.split()[1:6] == [speedup, "/", "-", "k=1:", speedup]
+  assert_files(folder / "drafters", printed)
+
+  path = folder / "drafters" / "lines.jsonl"
+  lines = path.read_text().splitlines()
+  path.write_text("\n".join(lines[:-3]) + '\n{"point": ["cut')
+  again, _ = compare_drafters()
+  kept, anew = (
+    [run | {"predicted": 0} for run in d["runs"]] for d in (document, again)
+  )
+  assert kept == anew
 
 
 def objects(schema):
@@ -123,19 +282,36 @@ def test_is_a_schema_that_describes_every_property_and_allows_no_other():
       assert value.get("description", "").endswith("."), name
 
 
-# One test, so that the documents are written by one of pytest's processes.
-def test_real_documents_are_of_this_form_and_show_all_of_it(tmp_path):
-  documents = write_documents(tmp_path)
+def test_real_documents_are_of_this_form_and_show_all_of_it(
+  folder, evaluated, rules, drafters
+):
+  run = functools.partial(run_program, folder)
+  prompts = f"--prompt_file={folder / 'prompts.jsonl'}"
+  documents = {
+    "greedy": run(
+      "generate", "--k=2", prompts, "--drafter=lookup(min_ngram=0)"
+    ),
+    "sampled": run(
+      *("generate", "--k=2", "--prompt=ab", "--temperature=1"),
+      "--acceptance=rejection",
+    ),
+    "bench": run(
+      *("bench", "--k=2", "--context=8", "--repeats=2", "--passes=2"),
+      "--limit=2",
+    ),
+  }
+  last = documents["bench"][1].splitlines()[-1]
+  assert json.loads(last) == documents["bench"][0]
+  for name, some in (("eval", evaluated), ("rules", rules), ("d", drafters)):
+    documents[name] = some
+  documents = {name: document for name, (document, _) in documents.items()}
   for document in documents.values():
     VALIDATOR.validate(document)
   shown = {name for _, name in members(list(documents.values()))}
   assert shown == {n for s in objects(SCHEMA) for n in s["properties"]}
-  runs = {kind: document["runs"] for kind, document in documents.items()}
-  assert runs["greedy"][0]["identity"]["share"] == 1
-  assert runs["sampled"][0]["identity"] is None
-  assert runs["sampled"][0]["acceptance"]["alpha"]["value"] is None
-  groups = [run["group"] for run in runs["eval"]]
-  assert groups == ["greetings", "lines", "all"]
-  assert len(documents["eval"]["broken_lines"]) == 1
+  [run] = documents["greedy"]["runs"]
+  assert run["identity"]["share"] == 1
+  [run] = documents["sampled"]["runs"]
+  assert run["identity"] is run["acceptance"]["alpha"]["value"] is None
   for document in documents.values():
     assert_refuses_faults(document)
