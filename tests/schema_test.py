@@ -314,4 +314,4 @@ def test_real_documents_are_of_this_form_and_show_all_of_it(
   [run] = documents["sampled"]["runs"]
   assert run["identity"] is run["acceptance"]["alpha"]["value"] is None
   for document in documents.values():
-    assert_refuses_faults(document)
+    assert_refuses_faults(document | {"runs": document["runs"][:1]})
