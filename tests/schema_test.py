@@ -11,10 +11,10 @@ import pathlib
 
 import jsonschema
 import pytest
+import safetensors.numpy
 
 import programs
 from specdec.benchmark import timing
-from specdec.drafters.heads import size
 from specdec.drafters.heads.head_config import HeadConfig
 
 PATH = pathlib.Path(__file__).parents[1] / "docs" / "schema.json"
@@ -39,32 +39,12 @@ def novice(shape):
 """
 
 
-def run_program(folder, program, *arguments, output=None):
-  """Returns a program's document, and what it printed.
-
-  Args:
-    output: its folder, if it has one.
-  """
-  arguments = [f"--target={folder}", "--max_new_tokens=8", *arguments]
-  path = folder / "out.json"
-  if program not in ("compare_rules", "compare_drafters"):
-    arguments.append(f"--json={path}")
-  if output:
-    arguments.append(f"--output={folder / output}")
-  printed = io.StringIO()
-  with contextlib.redirect_stdout(printed), pytest.MonkeyPatch.context() as at:
-    programs.fake_machine(at)
-    at.setattr(timing, "forget_programs", lambda: None)
-    programs.run(program, *arguments)
-  if output:
-    path = folder / output / "results.json"
-  return json.loads(path.read_text()), printed.getvalue()
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
   """A model of one layer, a head of it, a drafter of one's own, prompts."""
   folder = programs.write_model(tmp_path_factory.mktemp("model"), num_layers=1)
+  head = HeadConfig("prophet", **HEAD)
+  programs.save_drafter(folder, folder / "head.safetensors", head)
   (folder / "mine.py").write_text(NOVICE)
   for name, lines in (("prompts", PROMPTS), ("groups", GROUPS)):
     text = "".join(json.dumps(line) + "\n" for line in lines)
@@ -75,65 +55,52 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def net(folder):
-  return programs.save_drafter(
-    folder, folder / "head.safetensors", HeadConfig("prophet", **HEAD)
-  )
+def run(folder):
+  """Runs a program, once: its document and what it printed."""
+  head = f"head({folder}/head.safetensors)"
+  names = f"model({folder}); {head}; {folder}/mine.py:novice"
+  prompts = f"--prompt_file={folder}/prompts.jsonl"
+  arguments = {
+    "greedy": ["--k=2", prompts, "--drafter=lookup(min_ngram=0)"],
+    "sampled": [
+      *("--k=2", "--prompt=ab", "--temperature=1", "--acceptance=rejection"),
+    ],
+    "bench": ["--k=2", "--context=8", "--repeats=2", "--passes=2", "--limit=2"],
+    "eval": [
+      *(f"--prompt_file={folder}/groups.jsonl", "--k=1,2", "--batch=2"),
+      f"--drafter=lookup(k=4) | {head}",
+    ],
+    # Rules of chains; the draft is the target.
+    "compare_rules": [
+      *(prompts, f"--drafter=model({folder})", "--temperature=1"),
+      *("--sizes=2", f"--only=block; {LOSSY}"),
+    ],
+    "compare_drafters": [
+      *(prompts, f"--drafters={names}", "--k=1", "--tree_size=3"),
+    ],
+  }
 
+  @functools.cache
+  def run(name):
+    path = folder / f"{name}.json"
+    flags = [f"--target={folder}", "--max_new_tokens=8", *arguments[name]]
+    if not name.startswith("compare"):
+      flags.append(f"--json={path}")
+    if name in ("eval", "compare_rules", "compare_drafters"):
+      flags.append(f"--output={folder / name}")
+      path = folder / name / "results.json"
+    printed = io.StringIO()
+    with (
+      contextlib.redirect_stdout(printed),
+      pytest.MonkeyPatch.context() as at,
+    ):
+      programs.fake_machine(at)
+      at.setattr(timing, "forget_programs", lambda: None)
+      program = "generate" if name in ("greedy", "sampled") else name
+      programs.run(program, *flags)
+    return json.loads(path.read_text()), printed.getvalue()
 
-@pytest.fixture(scope="module")
-def evaluated(folder, net):
-  return run_program(
-    *(folder, "eval", f"--prompt_file={folder / 'groups.jsonl'}"),
-    f"--drafter=lookup(k=4) | head({folder / 'head.safetensors'})",
-    *("--k=1,2", "--batch=2"),
-    output="eval",
-  )
-
-
-@pytest.fixture(scope="module")
-def compare_rules(folder):
-  """Compares two rules of chains; the draft is the target."""
-  return functools.partial(
-    run_program,
-    *(folder, "compare_rules", f"--prompt_file={folder / 'prompts.jsonl'}"),
-    *(f"--drafter=model({folder})", "--temperature=1", "--sizes=2"),
-    f"--only=block; {LOSSY}",
-    output="rules",
-  )
-
-
-@pytest.fixture(scope="module")
-def rules(compare_rules):
-  with programs.waits() as waits:
-    result = compare_rules()
-  assert "counting expected tokens, chain of 2" in waits
-  assert "compiling chain of 2, block" in waits
-  return result
-
-
-@pytest.fixture(scope="module")
-def drafter_names(folder):
-  head = folder / "head.safetensors"
-  return [f"model({folder})", f"head({head})", f"{folder}/mine.py:novice"]
-
-
-@pytest.fixture(scope="module")
-def compare_drafters(folder, net, drafter_names):
-  return functools.partial(
-    run_program,
-    *(folder, "compare_drafters", f"--prompt_file={folder / 'prompts.jsonl'}"),
-    *(f"--drafters={'; '.join(drafter_names)}", "--k=1", "--tree_size=3"),
-    output="drafters",
-  )
-
-
-@pytest.fixture(scope="module")
-def drafters(compare_drafters):
-  with programs.waits() as waits:
-    result = compare_drafters()
-  assert waits.count("compiling chain of 1, rejection") == 6
-  return result
+  return run
 
 
 def assert_files(folder, printed):
@@ -142,8 +109,8 @@ def assert_files(folder, printed):
   assert (folder / "plot.png").stat().st_size > 10_000
 
 
-def test_eval_reports_by_group_and_k(folder, evaluated):
-  document, printed = evaluated
+def test_eval_reports_by_group_and_k(folder, run):
+  document, printed = run("eval")
   groups = {"mt_bench": 2, "translation": 2, "groups": 1, "all": 5}
   assert [
     (run["group"], run["k"], run["acceptance"]["texts"])
@@ -164,13 +131,14 @@ def test_eval_reports_by_group_and_k(folder, evaluated):
   assert "1 broken lines were skipped" in printed
   assert len(document["broken_lines"]) == 1
   assert_files(folder / "eval", printed)
-  assert json.loads((folder / "out.json").read_text())
+  assert json.loads((folder / "eval.json").read_text()) == document
 
 
-def test_rules_are_compared_and_a_killed_comparison_goes_on(
-  folder, compare_rules, rules
-):
-  document, printed = rules
+def test_rules_are_compared_and_a_killed_comparison_goes_on(folder, run):
+  with programs.waits() as waits:
+    document, printed = run("compare_rules")
+  assert "counting expected tokens, chain of 2" in waits
+  assert "compiling chain of 2, block" in waits
   block, lenient = document["runs"]
   assert block["comparison"]["rule"] == "block"
   assert lenient["comparison"]["rule"] == LOSSY
@@ -184,39 +152,37 @@ def test_rules_are_compared_and_a_killed_comparison_goes_on(
   assert "lossy, TV 0." in printed
   assert "warning: lossy: a token may come up to 4 times" in printed
   assert "best tree by the times of this run: " in printed
-  assert_files(folder / "rules", printed)
-  paths = json.loads((folder / "rules" / "tree.json").read_text())
+  assert_files(folder / "compare_rules", printed)
+  paths = json.loads((folder / "compare_rules" / "tree.json").read_text())
   assert paths == document["tree"]["paths"]
 
-  lines = (folder / "rules" / "lines.jsonl").read_text().splitlines()
+  lines = (folder / "compare_rules" / "lines.jsonl").read_text().splitlines()
   kept = [line for line in lines if '"lenience' not in line]
   passes = [line for line in kept if '"pass"' in line]
   kept.remove(passes[0])  # and was killed while passes were timed
   cut = "\n".join(kept) + '\n{"point": ["cut'
-  (folder / "rules" / "lines.jsonl").write_text(cut)
-  again, _ = compare_rules()
+  (folder / "compare_rules" / "lines.jsonl").write_text(cut)
+  again, _ = run.__wrapped__("compare_rules")
   assert again["runs"][0] == block
   assert again["runs"][1]["expected"] == lenient["expected"]
 
 
-def test_drafters_are_compared_and_a_killed_comparison_goes_on(
-  folder, compare_drafters, drafters, drafter_names, net
-):
-  document, printed = drafters
-  shapes = [("chain", "tree")] * 2 + [["chain"]]
-  assert [
-    tuple(r["drafter"][x] for x in ("name", "temperature", "shape"))
-    for r in document["runs"]
-  ] == [
-    (name, temperature, shape)
-    for temperature in (0.0, 1.0)
-    for name, some in zip(drafter_names, shapes)
-    for shape in some
+def test_drafters_are_compared_and_a_killed_comparison_goes_on(folder, run):
+  with programs.waits() as waits:
+    document, printed = run("compare_drafters")
+  assert waits.count("compiling chain of 1, rejection") == 6
+  fields = "kind", "temperature", "shape"
+  points = [tuple(r["drafter"][x] for x in fields) for r in document["runs"]]
+  drawn = [("model", "chain"), ("model", "tree"), ("prophet", "chain")]
+  drawn += [("prophet", "tree"), ("lookup", "chain")]
+  assert points == [
+    (name, t, shape) for t in (0.0, 1.0) for name, shape in drawn
   ]
   twin, _, head, *_, tree, novice = document["runs"]
   # The draft is the target: everything is kept.
   assert twin["acceptance"]["accepted_length"]["value"] == 1
-  assert head["drafter"]["weights"] == size.num_weights(net)
+  weights = safetensors.numpy.load_file(folder / "head.safetensors")
+  assert head["drafter"]["weights"] == sum(x.size for x in weights.values())
   assert novice["predicted"] is novice["drafter"]["step_bytes"] is None
   assert set(dict(document["pass_seconds"])) == {1, 2, 4}
   assert twin["predicted"] > 0 and tree["nodes"] == 4
@@ -224,12 +190,12 @@ def test_drafters_are_compared_and_a_killed_comparison_goes_on(
   [*_, row] = [x for x in printed.splitlines() if ":novice" in x]
   # Of no tree, and its bytes are unknown.
   assert row.split()[1:6] == [speedup, "/", "-", "k=1:", speedup]
-  assert_files(folder / "drafters", printed)
+  assert_files(folder / "compare_drafters", printed)
 
-  path = folder / "drafters" / "lines.jsonl"
+  path = folder / "compare_drafters" / "lines.jsonl"
   lines = path.read_text().splitlines()
   path.write_text("\n".join(lines[:-3]) + '\n{"point": ["cut')
-  again, _ = compare_drafters()
+  again, _ = run.__wrapped__("compare_drafters")
   kept, anew = (
     [run | {"predicted": 0} for run in d["runs"]] for d in (document, again)
   )
@@ -282,36 +248,18 @@ def test_is_a_schema_that_describes_every_property_and_allows_no_other():
       assert value.get("description", "").endswith("."), name
 
 
-def test_real_documents_are_of_this_form_and_show_all_of_it(
-  folder, evaluated, rules, drafters
-):
-  run = functools.partial(run_program, folder)
-  prompts = f"--prompt_file={folder / 'prompts.jsonl'}"
-  documents = {
-    "greedy": run(
-      "generate", "--k=2", prompts, "--drafter=lookup(min_ngram=0)"
-    ),
-    "sampled": run(
-      *("generate", "--k=2", "--prompt=ab", "--temperature=1"),
-      "--acceptance=rejection",
-    ),
-    "bench": run(
-      *("bench", "--k=2", "--context=8", "--repeats=2", "--passes=2"),
-      "--limit=2",
-    ),
-  }
-  last = documents["bench"][1].splitlines()[-1]
-  assert json.loads(last) == documents["bench"][0]
-  for name, some in (("eval", evaluated), ("rules", rules), ("d", drafters)):
-    documents[name] = some
-  documents = {name: document for name, (document, _) in documents.items()}
+def test_real_documents_are_of_this_form_and_show_all_of_it(run):
+  names = "greedy", "sampled", "bench", "eval", "compare_rules"
+  documents = {name: run(name)[0] for name in (*names, "compare_drafters")}
+  last = run("bench")[1].splitlines()[-1]
+  assert json.loads(last) == documents["bench"]
   for document in documents.values():
     VALIDATOR.validate(document)
   shown = {name for _, name in members(list(documents.values()))}
   assert shown == {n for s in objects(SCHEMA) for n in s["properties"]}
-  [run] = documents["greedy"]["runs"]
-  assert run["identity"]["share"] == 1
-  [run] = documents["sampled"]["runs"]
-  assert run["identity"] is run["acceptance"]["alpha"]["value"] is None
+  [greedy] = documents["greedy"]["runs"]
+  assert greedy["identity"]["share"] == 1
+  [sampled] = documents["sampled"]["runs"]
+  assert sampled["identity"] is sampled["acceptance"]["alpha"]["value"] is None
   for document in documents.values():
     assert_refuses_faults(document | {"runs": document["runs"][:1]})
