@@ -90,15 +90,16 @@ class Bench:
         place, decoder.baseline()
       )
     with terminal.progress(f"compiling {what}"):
-      for way in ways.values():  # prefill of a baseline may be forgotten
+      for way in ways.values():
+        way.is_warm = False  # programs of a baseline may be forgotten
         way.warm_up(rows)
     return ways
 
-  def measure(self, setup: Setup, shape: Shape) -> tuple[dict, float]:
+  def measure(self, setup: Setup, shape: Shape) -> dict:
     """Decodes every prompt, in turns with the baseline.
 
     Returns:
-      The run's document, and the seconds of a round.
+      Of a line the run's document, and the seconds of a round.
     """
     batches = batches_of(self.encoded, setup.batch)
     what = f"{shape.name} of {shape.size}, {setup.acceptance}"
@@ -106,7 +107,8 @@ class Bench:
     comparison = runs.compare(ways, batches)
     run = comparison.run(runs.OURS, shape.levels)
     rounds = sum(one.num_rounds for one in comparison.of(runs.OURS))
-    return run.document(), run.speed.seconds / rounds
+    seconds = run.speed.seconds / rounds
+    return {"run": run.document(), "round_seconds": seconds}
 
 
 def resume(
@@ -292,9 +294,7 @@ def compare(
   def measure(point: tuple[Shape, str]) -> dict:
     shape, name = point
     run = expected(shape)[name]
-    document, run["round_seconds"] = bench.measure(
-      dataclasses.replace(setup, acceptance=name), shape
-    )
+    run |= bench.measure(dataclasses.replace(setup, acceptance=name), shape)
     rule, distance = rule_of(setup, name), 0.0
     if not rule.lossless:
       distance = enumeration.tabular_loss(
@@ -307,7 +307,7 @@ def compare(
       "lossless": rule.lossless,
       "distance": distance,
     }
-    return {"run": document | run}
+    return {"run": run.pop("run") | run}
 
   points = {(*s[:3], rule): (s, rule) for s in shapes for rule in s.rules}
   documents = [x["run"] for x in resume(lines, points, measure, "rule")]

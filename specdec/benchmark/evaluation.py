@@ -10,10 +10,10 @@ import itertools
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from tqdm import tqdm
 
 from specdec.benchmark import metrics, provenance, results, runs
 from specdec.benchmark.catalog import Target
+from specdec.benchmark.comparison import resume
 from specdec.benchmark.decoder import Batch, Decoder
 from specdec.benchmark.prompts import Corpus
 from specdec.benchmark.setup import Setup
@@ -31,18 +31,6 @@ def buffer_size(length: int = 0) -> int:
   return size
 
 
-def _plan(corpus: Corpus, batch: int) -> list[tuple[int, list[int]]]:
-  """(P, indices of the prompts) of every batch, those of one P together."""
-  kinds = {}
-  for i, (ids, group) in enumerate(zip(corpus.encoded, corpus.groups)):
-    kinds.setdefault((buffer_size(len(ids)), group), []).append(i)
-  return [
-    (size, members[first : first + batch])
-    for (size, _), members in sorted(kinds.items())
-    for first in range(0, len(members), batch)
-  ]
-
-
 def decode(
   setups: Mapping[int, Setup],
   target: Target,
@@ -56,33 +44,40 @@ def decode(
   Args:
     setups: by k.
   """
-  encoded, [setup, *_] = corpus.encoded, setups.values()
-  batches = _plan(corpus, setup.batch)
-  done = {tuple(line["prompts"]): line for line in lines.entries}
-  decoders, compiled_size = {}, None
-  with tqdm(total=len(encoded) * len(setups), unit="text") as progress:
-    for turn, (size, members) in enumerate(batches):
-      if tuple(members) not in done:
-        batch = Batch([encoded[i] for i in members], members)
-        if size != compiled_size:
-          decoders, compiled_size = {}, size
-          for k, one in setups.items():
-            what = f"compiling k = {k} for prompts up to {size} tokens"
-            with terminal.progress(what):
-              one = dataclasses.replace(one, prompt_size=size)
-              decoders[k] = one.decoder(target)
-              decoders[k].warm_up(batch.rows)
-          decoders[runs.BASELINE] = decoders[k].baseline()
-          with terminal.progress("compiling the baseline"):
-            decoders[runs.BASELINE].warm_up(batch.rows)
-        group = corpus.groups[members[0]]
-        progress.set_postfix_str(terminal.escape(group, ""))
-        line = _decode_batch(decoders, batch, turn, setup.comparable)
-        line |= {"date": provenance.now(), "load": provenance.load()}
-        lines.append(line)
-        done[tuple(members)] = line
-      progress.update(len(members) * len(setups))
-  return [done[tuple(members)] for _, members in batches]
+  [setup, *_] = setups.values()
+  kinds: dict[tuple[int, str], list[int]] = {}
+  for i, (ids, group) in enumerate(zip(corpus.encoded, corpus.groups)):
+    kinds.setdefault((buffer_size(len(ids)), group), []).append(i)
+  # By group and size; a size is compiled once.
+  points = {}
+  for (size, group), members in sorted(kinds.items()):
+    for first in range(0, len(members), setup.batch):
+      numbers = members[first : first + setup.batch]
+      points[group, size, *numbers] = len(points), size, numbers
+
+  @functools.lru_cache(maxsize=1)
+  def decoders_of(size: int) -> dict[int | str, Decoder]:
+    _, _, numbers = next(x for x in points.values() if x[1] == size)
+    decoders, rows = {}, [corpus.encoded[i] for i in numbers]
+    for k, one in setups.items():
+      with terminal.progress(
+        f"compiling k = {k} for prompts up to {size} tokens"
+      ):
+        one = dataclasses.replace(one, prompt_size=size)
+        decoders[k] = one.decoder(target)
+        decoders[k].warm_up(rows)
+    with terminal.progress("compiling the baseline"):
+      decoders[runs.BASELINE] = decoders[k].baseline()
+      decoders[runs.BASELINE].warm_up(rows)
+    return decoders
+
+  def measure(point: tuple[int, int, list[int]]) -> dict:
+    turn, size, numbers = point
+    batch = Batch([corpus.encoded[i] for i in numbers], numbers)
+    line = _decode_batch(decoders_of(size), batch, turn, setup.comparable)
+    return line | {"date": provenance.now()}
+
+  return resume(lines, points, measure, "batch")
 
 
 def _decode_batch(
