@@ -29,7 +29,7 @@ def test_a_broken_line_is_skipped(tmp_path, line, sentence):
     prompts.scan(path)
 
 
-def test_a_corpus_is_limited_by_category_and_length(tmp_path):
+def test_a_corpus_is_limited_by_category_and_length(tmp_path, capsys):
   path = tmp_path / "p.jsonl"
   lines = ([1], [2, 3], [4], [99])
   path.write_text("".join(f'{{"token_ids": {ids}}}\n' for ids in lines))
@@ -39,6 +39,7 @@ def test_a_corpus_is_limited_by_category_and_length(tmp_path):
   assert corpus.broken == [
     "p.jsonl:4: prompt 0 holds token 99; accepted: 0 to 49"
   ]
+  assert f"skipped: {corpus.broken[0]}" in capsys.readouterr().err
   assert len(prompts.read_corpus([path], None, False, 100).encoded) == 4
   path.write_text('{"token_ids": [2, 3]}')
   with pytest.raises(ValueError, match="no prompt has --max_prompt_tokens=1"):

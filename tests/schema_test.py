@@ -28,6 +28,8 @@ GROUPS = [
   {"question_id": 9, "category": "coding", "turns": ["abcabcabc"]},
   {"category": "translation", "prompt": "ein zwei drei"},
   {"category": "translation", "prompt": "vier"},
+  {"category": "translation", "prompt": "too many for the limit"},
+  {"category": "translation", "prompt": "a far longer one " * 8},
   {"token_ids": [1, 2, 3, 1, 2, 3]},
 ]
 LOSSY = "lenience(share=0.25)"
@@ -68,7 +70,8 @@ def run(folder):
     "bench": ["--k=2", "--context=8", "--repeats=2", "--passes=2", "--limit=2"],
     "eval": [
       *(f"--prompt_file={folder}/groups.jsonl", "--k=1,2", "--batch=2"),
-      f"--drafter=lookup(k=4) | {head}",
+      *(f"--drafter=lookup(k=4) | {head}", "--limit=2"),
+      "--max_prompt_tokens=40",
     ],
     # Rules of chains; the draft is the target.
     "compare_rules": [
@@ -128,8 +131,9 @@ def test_eval_reports_by_group_and_k(folder, run):
   assert whole["accepted"] < whole["drafted"]
   log = (folder / "eval" / "run.json").read_text()
   assert '"drafter": "lookup(k=4) | head(' in log
+  assert "1 prompts of more than 40 tokens were left out" in printed
   assert "1 broken lines were skipped" in printed
-  assert len(document["broken_lines"]) == 1
+  assert document["too_long"] == len(document["broken_lines"]) == 1
   assert_files(folder / "eval", printed)
   assert json.loads((folder / "eval.json").read_text()) == document
 

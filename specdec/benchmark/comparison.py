@@ -61,6 +61,13 @@ class Shape(NamedTuple):
     )
 
 
+class Point(NamedTuple):
+  """What is measured by itself: a setup but for the shape, and the shape."""
+
+  setup: Setup
+  shape: Shape
+
+
 class Bench:
   """Times ways of decoding the same prompts; no token ends a text."""
 
@@ -95,12 +102,14 @@ class Bench:
         way.warm_up(rows)
     return ways
 
-  def measure(self, setup: Setup, shape: Shape) -> dict:
+  def measure(self, point: Point) -> dict:
     """Decodes every prompt, in turns with the baseline.
 
     Returns:
       Of a line the run's document, and the seconds of a round.
     """
+    setup, shape = point
+    timing.forget_programs()  # of the point before
     batches = batches_of(self.encoded, setup.batch)
     what = f"{shape.name} of {shape.size}, {setup.acceptance}"
     ways = self.ways(shape.setup(setup), batches[0].rows, what)
@@ -254,6 +263,7 @@ def _expected(bench: Bench, setup: Setup, shape: Shape) -> dict[str, dict]:
   Rejection writes the text, so a lossy rule is evaluated on text of the
   target's distribution.
   """
+  timing.forget_programs()  # of the shape before
   decoder = bench.decoder(shape.setup(setup, "rejection"))
   rules = [rule_of(setup, rule) for rule in shape.rules]
   what = f"counting expected tokens, {shape.name} of {shape.size}"
@@ -286,30 +296,34 @@ def compare(
     setup: of all but rule, shape and k.
   """
 
-  @functools.lru_cache(maxsize=1)
-  def expected(shape: Shape) -> dict[str, dict]:
-    timing.forget_programs()  # of the shape before
-    return _expected(bench, setup, shape)
+  expected = functools.partial(_expected, bench, setup)
+  expected = functools.lru_cache(maxsize=1)(expected)
 
-  def measure(point: tuple[Shape, str]) -> dict:
-    shape, name = point
-    run = expected(shape)[name]
-    run |= bench.measure(dataclasses.replace(setup, acceptance=name), shape)
-    rule, distance = rule_of(setup, name), 0.0
+  def measure(point: Point) -> dict:
+    setup, shape = point
+    worth, line = expected(shape)[setup.acceptance], bench.measure(point)
+    rule, distance = setup.make_rule(), 0.0
     if not rule.lossless:
       distance = enumeration.tabular_loss(
         rule, shape.siblings, setup.temperature
       )
-    run["comparison"] = {
-      "rule": name,
+    worth |= {"round_seconds": line["round_seconds"]}
+    worth["comparison"] = {
+      "rule": setup.acceptance,
       "shape": shape.name,
       "siblings": shape.siblings,
       "lossless": rule.lossless,
       "distance": distance,
     }
-    return {"run": run.pop("run") | run}
+    return {"run": line["run"] | worth}
 
-  points = {(*s[:3], rule): (s, rule) for s in shapes for rule in s.rules}
+  points = {
+    (*shape[:3], rule): Point(
+      dataclasses.replace(setup, acceptance=rule), shape
+    )
+    for shape in shapes
+    for rule in shape.rules
+  }
   documents = [x["run"] for x in resume(lines, points, measure, "rule")]
   timing.forget_programs()
   return documents

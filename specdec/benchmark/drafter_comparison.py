@@ -9,15 +9,13 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 import jax
 import numpy as np
 
 from specdec import draft_tree
-from specdec.benchmark import timing
 from specdec.benchmark.catalog import Target
-from specdec.benchmark.comparison import Bench, Shape, resume
+from specdec.benchmark.comparison import Point, Shape
 from specdec.benchmark.decoder import Decoder
 from specdec.benchmark.setup import Setup
 from specdec.models.config import TransformerConfig
@@ -25,7 +23,6 @@ from specdec.roofline import chips, shapes
 from specdec.roofline.cost import Deployment
 from specdec.roofline.round_cost import round_cost
 from specdec.types import DrafterCost
-from specdec.utils import files
 
 TEMPERATURES = (0.0, 1.0)
 # How often a node's first, second ... child is accepted: shapes the tree.
@@ -33,21 +30,10 @@ _RANKS = (0.6, 0.14, 0.07)
 _DEEPEST = 8  # levels of the tree
 
 
-class Point(NamedTuple):
-  """What is measured by itself.
-
-  Attributes:
-    setup: all but the shape.
-  """
-
-  setup: Setup
-  shape: Shape
-
-  @property
-  def key(self) -> tuple:
-    """What a line is recognised by, beside the checksum of the weights."""
-    drafter, temperature = self.setup.drafter, self.setup.temperature
-    return drafter, temperature, self.shape.name, self.shape.size
+def key_of(point: Point) -> tuple:
+  """Returns what a line is recognised by, beside the checksum of weights."""
+  setup, shape = point
+  return setup.drafter, setup.temperature, shape.name, shape.size
 
 
 def _fits(setup: Setup, target: Target, shape: Shape) -> bool:
@@ -103,21 +89,6 @@ def points_of(
     for setup, some in zip(setups, drawn)
     for shape in some
   ]
-
-
-def measure(
-  bench: Bench, points: Mapping[tuple, Point], lines: files.Lines
-) -> list[dict]:
-  """Returns a line for every point.
-
-  Those that `lines` does not hold are measured, and kept there.
-  """
-
-  def measure_one(point: Point) -> dict:
-    timing.forget_programs()  # of the point before
-    return bench.measure(*point)
-
-  return resume(lines, points, measure_one, "point")
 
 
 class Machine:
@@ -184,7 +155,7 @@ def document(
   """Returns a point as results.json has it.
 
   Args:
-    line: of `measure`.
+    line: of `comparison.Bench.measure`.
     decoder: of the same drafter.
   """
   cost, step_bytes, predicted = decoder.drafter.cost, None, None

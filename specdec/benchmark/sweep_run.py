@@ -37,11 +37,6 @@ _ACCEPTED = [
   if field.name not in _OF_MACHINES
 ] + [*_OF_TEXTS]
 _PARTS = ("points", "common", "calibrate", "whole")
-# Of a line, what a new prediction leaves as it is.
-_MEASURED = (
-  "load", "run", "rounds", "observed", "drafter", "caveats", "context", "date",
-  "mesh",
-)  # fmt: skip
 _COUNTED = 3  # how often sampled texts are decoded to see how draft tokens fare
 Report = Callable[[str], None]
 
@@ -91,8 +86,11 @@ def _settings(values, source: str, accepted: Sequence[str]) -> dict:
   return dict(values)
 
 
-def points_of(sweep: Mapping, mesh: str | None = None) -> list[Point]:
+def points_of(sweep: Mapping, **machine) -> list[Point]:
   """Returns every point of a sweep, whole.
+
+  Args:
+    machine: `mesh` and `prompt_size`, the same for all.
 
   Raises:
     ValueError: there is none, one sets what it may not, or two are the same.
@@ -107,7 +105,7 @@ def points_of(sweep: Mapping, mesh: str | None = None) -> list[Point]:
     source = f"the sweep's points[{number}]"
     settings = common | _settings(settings, source, _ACCEPTED)
     try:
-      point = _point(settings, mesh)
+      point = _point(settings, machine)
     except (TypeError, ValueError) as error:
       raise ValueError(f"{source}: {error}") from error
     if whole.setdefault(point.key, point) is not point:
@@ -115,9 +113,9 @@ def points_of(sweep: Mapping, mesh: str | None = None) -> list[Point]:
   return [*whole.values()]
 
 
-def _point(settings: dict[str, Any], mesh: str | None) -> Point:
+def _point(settings: dict[str, Any], machine: dict[str, Any]) -> Point:
   fields = {n: x for n, x in settings.items() if n not in _OF_TEXTS}
-  setup = Setup(**fields, mesh=mesh)
+  setup = Setup(**fields, **machine)
   # 1 and 1.0 are one setting.
   settings |= {name: getattr(setup, name) for name in fields}
   paths = settings.get("prompt_file") or ()
@@ -198,16 +196,13 @@ class SweepBench:
     self._path, self._rounds, self._lengths = path, rounds, lengths
     self._most_batch = max([*rounds.batch, *(p.setup.batch for p in points)])
     self._most_k = max([*rounds.k, *(p.setup.levels for p in points)])
-    self._setups = [self._sized(point) for point in points]
+    self._setups = [point.setup for point in points]
     self._loaded: tuple[tuple, Bench, timing.Limit] | None = None
     self._calibration = calibrated.read(path)
 
-  def _sized(self, point: Point) -> Setup:
-    return dataclasses.replace(point.setup, prompt_size=self._lengths.context)
-
   def _load(self, point: Point) -> tuple[Bench, timing.Limit]:
     """Returns target and prompts of a point; loads one target at a time."""
-    setup, lengths = self._sized(point), self._lengths
+    setup, lengths = point.setup, self._lengths
     parts = setup.seed, point.prompt_files, point.chat, setup.identity
     if not (self._loaded and self._loaded[0] == parts):
       self._loaded = None
@@ -250,11 +245,9 @@ class SweepBench:
     Args:
       line: an earlier line, whose times are kept.
     """
-    setup, (bench, limit) = self._sized(point), self._load(point)
+    setup, (bench, limit) = point.setup, self._load(point)
     self._calibrate(setup, bench, report)
-    if line:
-      line = {name: line[name] for name in _MEASURED}
-    else:
+    if line is None:
       line = self._time(setup, bench, limit, report)
       timing.forget_programs()
     predicted = prediction.predict(

@@ -40,7 +40,7 @@ from specdec.checkpoints import shipped
 from specdec.cli import app, prompt_flags, setup_flags
 from specdec.report import drafter_plots, drafter_tables
 from specdec.training import saving
-from specdec.utils import calls, files
+from specdec.utils import calls
 
 _WITHOUT = (
   *setup_flags.DRAFTING, *setup_flags.PROCESSES, "temperature", "top_k",
@@ -114,15 +114,18 @@ def compare(options: app.Options) -> None:
     setups, target, options.k, options.tree_size
   )
   points = {  # a drafter that was trained anew is measured anew
-    (*point.key, saving.checksum(decoders[point.key[0]].params.draft)): point
+    (
+      *drafter_comparison.key_of(point),
+      saving.checksum(decoders[point.setup.drafter].params.draft),
+    ): point
     for point in points
   }
   settings = {n: x for n, x in header["settings"].items() if n != "drafters"}
   params, config = target.checkpoint.params, target.checkpoint.config
-  prompt_flags.claim(folder, header | {"settings": settings}, params, encoded)
-  lines = files.Lines(folder / "lines.jsonl")
+  free = header | {"settings": settings}
+  lines = prompt_flags.claim(folder, free, params, encoded)
   bench = comparison.Bench(target, encoded)
-  measured = drafter_comparison.measure(bench, points, lines)
+  measured = comparison.resume(lines, points, bench.measure, "point")
   context = int(np.mean([len(ids) for ids in encoded]))
   nodes = {line["run"]["nodes"] for line in measured}
   passes = comparison.time_passes(setups[0], target, lines, nodes, context)

@@ -20,7 +20,6 @@ import dataclasses
 from specdec.benchmark import evaluation
 from specdec.cli import app, prompt_flags, setup_flags
 from specdec.report import plots, tables
-from specdec.utils import files
 
 
 def define(flags: app.Flags) -> None:
@@ -42,8 +41,7 @@ def evaluate(options: app.Options) -> None:
   setup = dataclasses.replace(setup, prompt_size=size)
   decoder = setup.decoder(target)
   setup.check_memory(target, decoder, app.note)
-  prompt_flags.claim(folder, header, decoder.params, corpus.encoded)
-  lines = files.Lines(folder / "lines.jsonl")
+  lines = prompt_flags.claim(folder, header, decoder.params, corpus.encoded)
   for line in lines.broken:
     app.note(f"skipped: {line}; its prompts are decoded again")
   setups = {k: dataclasses.replace(setup, k=k) for k in options.k or ()}

@@ -53,8 +53,12 @@ def corpus(options: Options, target: Target) -> prompts.Corpus:
   )
 
 
-def claim(folder: Path, header: dict, params: PyTree, encoded) -> None:
-  """Refuses a folder of other settings, prompts, weights or machines."""
+def claim(folder: Path, header: dict, params: PyTree, encoded) -> files.Lines:
+  """Refuses a folder of other settings, prompts, weights or machines.
+
+  Returns:
+    What it holds already.
+  """
   machine = {k: v for k, v in header["machine"].items() if k != "load"}
   files.claim(
     folder,
@@ -67,6 +71,7 @@ def claim(folder: Path, header: dict, params: PyTree, encoded) -> None:
     },
     setup_flags.FREE,
   )
+  return files.Lines(folder / "lines.jsonl")
 
 
 def publish(

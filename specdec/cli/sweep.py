@@ -114,8 +114,8 @@ def sweep(options: app.Options) -> None:
   lengths = lengths_of(options, config)
   rounds = Rounds(**sweep_run.numbers_of(config, "calibrate", Rounds))
   setup_flags.join(options)
-  every = sweep_run.points_of(config, options.mesh)
-  points = shard_of(every, options.shard)
+  place = {"mesh": options.mesh, "prompt_size": lengths.context}
+  points = shard_of(sweep_run.points_of(config, **place), options.shard)
   folder = app.take_folder("--output", options.output)
   for point in points:  # all of them, before anything long begins
     sweep_run.check(point, rounds, lengths)
