@@ -48,12 +48,12 @@ def decode(
   kinds: dict[tuple[int, str], list[int]] = {}
   for i, (ids, group) in enumerate(zip(corpus.encoded, corpus.groups)):
     kinds.setdefault((buffer_size(len(ids)), group), []).append(i)
-  # By group and size; a size is compiled once.
+  # In order of size, each of which is compiled once.
   points = {}
   for (size, group), members in sorted(kinds.items()):
     for first in range(0, len(members), setup.batch):
       numbers = members[first : first + setup.batch]
-      points[group, size, *numbers] = len(points), size, numbers
+      points[group, *numbers] = len(points), size, numbers
 
   @functools.lru_cache(maxsize=1)
   def decoders_of(size: int) -> dict[int | str, Decoder]:

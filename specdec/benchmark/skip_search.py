@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from tqdm import tqdm
 
-from specdec.benchmark import calibrated, runs, timing
+from specdec.benchmark import calibrated, metrics, runs, timing
 from specdec.benchmark.catalog import Target
 from specdec.benchmark.comparison import Bench
 from specdec.benchmark.decoder import batches_of
@@ -97,15 +97,13 @@ class SkipBench:
     repeats = 1 if self._chip else self._timings
     comparison, [rate] = self._compare(skip, k, repeats, False)
     once = comparison.distinct(runs.OURS)
-    tokens = sum(one.num_tokens for one in once)
-    rounds, nodes = (
-      sum(int(np.sum(getattr(one.stats, name))) for one in once)
-      for name in ("rounds", "nodes")
-    )
+    counts = metrics.acceptance([one.stats for one in once])
+    tokens = counts.emitted / counts.target_passes
+    drafted = counts.drafted / counts.target_passes
     if self._chip:
-      seconds = self._round_seconds(skip, k, nodes / rounds)
-      rate = self._setup.batch * tokens / rounds / seconds
-    return Value(rate, tokens / rounds, nodes / rounds)
+      seconds = self._round_seconds(skip, k, drafted)
+      rate = self._setup.batch * tokens / seconds
+    return Value(rate, tokens, drafted)
 
   def _round_seconds(self, skip: Skip, k: int, drafted: float) -> float:
     """Predicts a round with all rows at work.
@@ -190,21 +188,12 @@ def open_study(
   study.sampler = optuna.samplers.TPESampler(
     seed=seed + len(study.trials), multivariate=True
   )
-  waiting = optuna.trial.TrialState.WAITING
+  waiting = study.get_trials(states=[optuna.trial.TrialState.WAITING])
   asked = [trial.params for trial in finished(study)]
-  asked += [
-    trial.system_attrs["fixed_params"]
-    for trial in study.get_trials(states=[waiting])
-  ]
+  asked += [trial.system_attrs["fixed_params"] for trial in waiting]
   every, other = tuple(range(num_layers)), tuple(range(1, num_layers, 2))
-  skips = [
-    Skip(),
-    Skip(other, other),
-    Skip(other),
-    Skip((), other),
-    Skip(every),
-  ]
-  for skip in dict.fromkeys([first, *skips]):
+  skips = [Skip(other, other), Skip(other), Skip((), other), Skip(every)]
+  for skip in dict.fromkeys([first, Skip(), *skips]):
     for k in ks:
       answers = _answers(skip, num_layers) | {"k": k}
       if answers not in asked:  # one that a kill cut short is asked again
