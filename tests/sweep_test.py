@@ -114,7 +114,7 @@ def test_points_and_their_predictions(measured):
   assert {line["context"] for line in lines} == {32}
 
 
-def test_other_settings_are_calibrated_beside_and_counted_with_other_noise(
+def test_other_settings_are_calibrated_too_and_counted_with_other_noise(
   sweep, tmp_path, monkeypatch
 ):
   numbers, complete = [], Decoder.complete
@@ -389,7 +389,7 @@ def test_the_page_holds_all_of_it_and_asks_nothing_of_the_network(
   assert "@media (prefers-color-scheme: dark)" in page
 
 
-def test_meshes_are_told_apart(measured, tmp_path):
+def test_lines_of_other_meshes_are_other_points(measured, tmp_path):
   *_, line = lines_of(measured)
   assert line["mesh"] is None
   other = tmp_path / "other.jsonl"
@@ -432,8 +432,12 @@ def test_a_predicted_speedup_below_zero_is_not_reported(tmp_path):
 
 def test_bands_and_crossovers():
   lines = [
-    line(1, batch, gain, said)
-    for batch, gain, said in ((1, 1.3, 1.2), (2, 0.995, 1.1), (4, 0.8, 1.0))
+    line(1, batch, gain, predicted)
+    for batch, gain, predicted in (
+      (1, 1.3, 1.2),
+      (2, 0.995, 1.1),
+      (4, 0.8, 1.0),
+    )
   ]
   band = sweeps.band(lines)
   assert (band.cells, band.within) == (3, 2)

@@ -43,7 +43,11 @@ def drafter_of(skip: Skip, threshold: float | None = None) -> str:
 
 
 class SkipBench:
-  """Measures or predicts decoding of some texts with a subset left out."""
+  """Measures or predicts decoding of some texts with a subset left out.
+
+  Attributes:
+    num_layers: layers of the target.
+  """
 
   def __init__(
     self,
@@ -63,11 +67,7 @@ class SkipBench:
     """
     self._setup, self._threshold, self._timings = setup, threshold, timings
     self._bench, self._chip = Bench(target, rows), chip
-
-  @property
-  def num_layers(self) -> int:
-    """Layers of the target."""
-    return self._bench.target.model.num_layers
+    self.num_layers = target.model.num_layers
 
   def _compare(
     self, skip: Skip, k: int, repeats: int, baseline: bool

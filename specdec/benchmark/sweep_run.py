@@ -216,7 +216,7 @@ class SweepBench:
     return self._loaded[1:]
 
   def _calibrate(self, setup: Setup, bench: Bench, report: Report) -> None:
-    """Times passes and rounds of this setup where they are not known."""
+    """Times passes and rounds of this setup where there are none yet."""
     base, rounds, target = self._calibration, self._rounds, bench.target
     most = self._most_batch, self._most_k
     if base and calibrated.covers(setup, target, base, *most):
