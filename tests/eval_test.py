@@ -1,4 +1,4 @@
-"""scripts/eval.py as its users meet it, on tiny models."""
+"""The program eval on a tiny model."""
 
 import json
 import shutil
@@ -13,14 +13,14 @@ from flax import traverse_util
 
 import programs
 from specdec import checkpoints
-from specdec.drafters.heads.head_config import HeadConfig
+from specdec.benchmark.setup import Setup
 
 ENTRIES = [
   {"question_id": 7, "category": "writing", "turns": ["hello there", "more"]},
   {"question_id": 9, "category": "coding", "turns": ["abcabcabc"]},
   {"category": "translation", "prompt": "ein zwei drei"},
   {"category": "translation", "prompt": "vier"},
-  {"category": "translation", "prompt": "a far longer one " * 8},
+  {"category": "translation", "prompt": "drei vier"},
   {"token_ids": [1, 2, 3, 1, 2, 3]},
 ]
 
@@ -54,26 +54,6 @@ def evaluate(target, file, tmp_path):
   return call
 
 
-def test_groups_ks_and_files(evaluate, tmp_path, capsys):
-  document = evaluate("--k=1,3")
-  found = [(run["group"], run["k"]) for run in document["runs"]]
-  groups = ["mt_bench", "translation", "mine", "all"]
-  assert found == [(group, k) for group in groups for k in (1, 3)]
-  texts = {run["group"]: run["acceptance"]["texts"] for run in document["runs"]}
-  assert texts == {"mt_bench": 2, "translation": 3, "mine": 1, "all": 6}
-  for run in document["runs"]:
-    assert run["identity"]["share"] == 1
-    assert run["acceptance"]["emitted"] == 10 * run["identity"]["texts"]
-    assert run["speed"]["speedup"]["value"] > 0
-  # The sums of all are the groups' sums.
-  last = [run for run in document["runs"] if run["k"] == 3]
-  passes = [run["acceptance"]["target_passes"] for run in last]
-  assert sum(passes[:-1]) == passes[-1]
-  table = (tmp_path / "out" / "table.txt").read_text()
-  assert table.strip() in capsys.readouterr().out
-  assert (tmp_path / "out" / "plot.png").stat().st_size > 10_000
-
-
 def test_a_text_that_is_not_finite_is_named_and_the_others_count(
   evaluate, target, file, tmp_path
 ):
@@ -101,117 +81,52 @@ def test_a_text_that_is_not_finite_is_named_and_the_others_count(
     evaluate(f"--target={broken}", f"--output={tmp_path / 'none'}")
 
 
-def test_a_category_that_is_no_formula_is_drawn(evaluate, file, tmp_path):
-  lines = [{"category": x, "prompt": "abc"} for x in (r"$\frac$ a", "_", "$$")]
-  file.write_text("".join(json.dumps(line) + "\n" for line in lines))
-  document = evaluate("--k=1")
-  assert document["runs"][0]["group"] == r"$\frac$ a"
-  assert (tmp_path / "out" / "plot.png").stat().st_size > 10_000
-  evaluate("--k=1")  # and again, from what is written down
-
-
-def test_limit_and_length(evaluate, capsys):
-  document = evaluate("--limit=2", "--max_prompt_tokens=40")
-  texts = {run["group"]: run["acceptance"]["texts"] for run in document["runs"]}
-  assert texts == {"mt_bench": 2, "translation": 2, "mine": 1, "all": 5}
-  assert document["too_long"] == 1
-  assert "1 prompts of more than 40 tokens were left out" in (
-    capsys.readouterr().out
-  )
-
-
-@pytest.fixture
-def learned(target, tmp_path):
-  """Files of a drafter and of an early exit."""
-  small = dict(width=8, mlp_width=8, num_heads=1, num_kv_heads=1, head_dim=8)
-  kinds = {
-    "drafter": HeadConfig("mtp", **small),
-    "exit": HeadConfig("exit", exit_layer=1, **small),
-  }
-  for name, head_config in kinds.items():
-    path = tmp_path / f"{name}.safetensors"
-    programs.save_drafter(target, path, head_config)
-    kinds[name] = f"head({path})"
-  return kinds
-
-
-def test_a_learned_drafter_behind_copies(evaluate, learned, tmp_path):
-  drafter = f"lookup(k=4) | {learned['drafter']}"
-  document = evaluate(f"--drafter={drafter}", "--k=1,2")
-  for run in document["runs"]:
-    assert run["identity"]["share"] == 1
-    assert run["nodes"] == 5
-  whole = document["runs"][-1]["acceptance"]
-  assert whole["accepted_lengths"][4] > 0  # a copy, kept whole
-  assert whole["accepted"] < whole["drafted"]
-  log = (tmp_path / "out" / "run.json").read_text()
-  assert '"drafter": "lookup(k=4) | head(' in log
-
-
 @pytest.mark.parametrize(
-  "first, which, arguments, sentence",
+  "first, sentence",
   [
-    ("lookup(k=2)", "exit", [], "an early exit cannot stand behind"),
-    ("lookup(k=-1)", "drafter", [], "k = -1; it must be >= 0"),
-    ("lookup(k=2)", "drafter", ["--shape=chains(2)"], "takes chains"),
-    ("lookup(k=2, min_ngram=9)", "drafter", [], "min_ngram = 9"),
-    ("lookup(k=2, min_ngram=0)", "drafter", [], r"drafter after \| never"),
+    ("lookup(k=-1)", "k = -1; it must be >= 0"),
+    ("lookup(k=2, min_ngram=9)", "min_ngram = 9"),
+    ("lookup(k=2, min_ngram=0)", r"drafter after \| never"),
   ],
 )
-def test_what_cannot_stand_behind_copies(
-  evaluate, learned, first, which, arguments, sentence
-):
-  with pytest.raises(SystemExit, match=sentence):
-    evaluate(f"--drafter={first} | {learned[which]}", *arguments)
-
-
-def test_broken_lines_are_named_skipped_and_counted(evaluate, file, capsys):
-  with file.open("a") as lines:
-    lines.write('{"prompt": "cut\n{"nothing": 1}\n')
-  document = evaluate("--temperature=1", "--acceptance=rejection")
-  assert len(document["broken_lines"]) == 2
-  printed = capsys.readouterr()
-  assert "skipped: line 7 of" in printed.err
-  assert "skipped: line 8 of" in printed.err
-  assert "2 broken lines were skipped" in printed.out
-  assert all(run["identity"] is None for run in document["runs"])
+def test_what_cannot_copy_before_another_drafter(first, sentence):
+  with pytest.raises(ValueError, match=sentence):
+    Setup(drafter=f"{first} | head(any.safetensors)")
 
 
 def test_whatever_a_kill_leaves_is_gone_on_with(evaluate, tmp_path):
-  whole = evaluate("--k=1,2", "--batch=2")
+  arguments = "--k=1,2", "--batch=2"
+  whole = evaluate(*arguments)
   path = tmp_path / "out" / "lines.jsonl"
   lines = path.read_text().splitlines(keepends=True)
   assert len(lines) == 4  # translation has two batches
-  for cut in (0, 1, 3):
+  for cut in (0, 3):
     path.write_text("".join(lines[:cut]) + lines[cut][:20])
-    again = evaluate("--k=1,2", "--batch=2")
+    again = evaluate(*arguments)
     kept = path.read_text()
     assert kept.startswith("".join(lines[:cut]))
     assert len(kept.splitlines()) == len(lines) + 1  # and the cut one
     for a, b in zip(whole["runs"], again["runs"]):
       assert a["acceptance"] == b["acceptance"]
   before = path.read_text()
-  evaluate("--k=1,2", "--batch=2")
+  evaluate(*arguments)
   assert path.read_text() == before  # nothing is decoded twice
-
-
-def test_another_run_in_the_folder_is_refused(evaluate):
-  evaluate("--k=1")
-  with pytest.raises(SystemExit, match=r"other settings \(k: \[1\] -> \[2\]"):
-    evaluate("--k=2")
+  with pytest.raises(
+    SystemExit, match=r"other settings \(k: \[1, 2\] -> \[2\]"
+  ):
+    evaluate("--k=2", "--batch=2")
 
 
 @pytest.mark.parametrize(
-  ("arguments", "sentence"),
+  ("argument", "sentence"),
   [
-    (["--limit=-1"], "--limit=-1; it must be >= 0"),
-    (["--batch=1,2"], "takes one number"),
-    (["--max_prompt_tokens=2"], "no prompt has --max_prompt_tokens=2"),
+    ("--limit=-1", "--limit=-1; it must be >= 0"),
+    ("--batch=1,2", "takes one number"),
   ],
 )
-def test_bad_input_ends_with_one_sentence(evaluate, arguments, sentence):
+def test_bad_input_ends_with_one_sentence(evaluate, argument, sentence):
   with pytest.raises(SystemExit, match=sentence):
-    evaluate(*arguments)
+    evaluate(argument)
 
 
 @pytest.mark.slow

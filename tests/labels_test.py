@@ -32,42 +32,34 @@ NAMES = {
 }
 
 
-def run(name, k=2):
+def run(name, k=2, batch=1):
   one = {"value": 1.5, "error": 0.1}
+  comparison = {"shape": name, "rule": name}
   return {
     "group": name,
     "k": k,
-    "batch": 1,
+    "batch": batch,
     "nodes": k + 1,
     "acceptance": {"tokens_per_pass": one, "accepted_length": one},
     "speed": {"speedup": one, "seconds": 1.0, "tokens_per_second": 9.0},
     "identity": None,
-    "comparison": {
-      "shape": name,
-      "rule": name,
-      "siblings": "none",
-      "lossless": True,
-    },
+    "comparison": comparison | {"siblings": "none", "lossless": True},
     "drafter": {"name": name, "temperature": 0.0, "shape": "chain"},
-  }
-
-
-def sweep_line(name, draft, batch, k):
-  return {
-    "run": run("all", k) | {"batch": batch},
-    "point": {"target": name, "draft": draft, "batch": batch, "k": k},
-    "prediction": {"speedup": 1.4, "round_seconds": 0.1},
-    "observed": {"prefix_acceptance": [0.5] * k},
-    "drafter": name,
-    "rounds": 3,
-    "load": None,
-    "caveats": [name],
   }
 
 
 def sweep(name):
   lines = [
-    sweep_line(name, draft, batch, k)
+    {
+      "run": run("all", k, batch),
+      "point": {"target": name, "draft": draft, "batch": batch, "k": k},
+      "prediction": {"speedup": 1.4, "round_seconds": 0.1},
+      "observed": {"prefix_acceptance": [0.5] * k},
+      "drafter": name,
+      "rounds": 3,
+      "load": None,
+      "caveats": [name],
+    }
     for draft in (name, "other")
     for batch in (1, 2)
     for k in (1, 2)
@@ -121,14 +113,12 @@ def test_any_name_can_be_drawn(plot, name, tmp_path):
 
 @pytest.mark.parametrize("name", WORST)
 def test_any_name_can_be_on_a_sweep_s_page(name, tmp_path):
-  page = sweep_page.render(sweep(NAMES[name]), None)
+  read = sweep(NAMES[name])
+  page = sweep_page.render(read, None)
   assert not set(page) & set("\x00\x07\x1b\x9b\u202e")
-  for i, figure in enumerate(sweep_page.figures(sweep(NAMES[name]).lines)):
-    canvas.save(
-      sweep_page.figures(sweep(NAMES[name]).lines)[figure],
-      tmp_path / f"{i}.svg",
-    )
-    xml.etree.ElementTree.parse(tmp_path / f"{i}.svg")
+  for figure in sweep_page.figures(read.lines).values():
+    canvas.save(figure, tmp_path / "plot.svg")
+    xml.etree.ElementTree.parse(tmp_path / "plot.svg")
 
 
 @pytest.mark.parametrize("name", ["mathtext", "two dollars", "percent"])

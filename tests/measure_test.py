@@ -1,4 +1,4 @@
-"""What is measured is what is said, and impossible times are refused."""
+"""Decoding in turns, timing, and the times that bytes forbid."""
 
 import dataclasses
 import itertools
@@ -30,58 +30,57 @@ WEIGHTS = 4 * SMALL.num_parameters
 POSITION = SMALL.cache_bytes_per_token
 
 
-class TestPassBytes:
-  def test_weights_once_and_kv_of_context_and_tokens(self):
-    assert closed_form.pass_bytes(SMALL, 1, 1, 0) == WEIGHTS + POSITION
-    assert (
-      closed_form.pass_bytes(SMALL, 4, 2, 100) == WEIGHTS + 4 * 102 * POSITION
-    )
+@pytest.mark.parametrize(
+  "changes, batch, tokens, context, expected",
+  [
+    ({}, 1, 1, 0, WEIGHTS + POSITION),
+    ({}, 4, 2, 100, WEIGHTS + 4 * 102 * POSITION),
+    ({"dtype": "bfloat16"}, 4, 2, 100, (WEIGHTS + 4 * 102 * POSITION) // 2),
+    # An embedding of its own is read by the row.
+    ({"tied": False}, 1, 1, 0, WEIGHTS + POSITION + 4 * 32),
+    (
+      {"windows": (10, None, 10)},
+      *(1, 1, 100, WEIGHTS + POSITION + (9 + 100 + 9) * POSITION // 3),
+    ),
+  ],
+)
+def test_a_pass_reads_weights_once_and_the_kv_it_sees(
+  changes, batch, tokens, context, expected
+):
+  config = dataclasses.replace(SMALL, **changes)
+  assert closed_form.pass_bytes(config, batch, tokens, context) == expected
 
-  def test_an_embedding_of_its_own_is_read_by_the_row(self):
-    config = dataclasses.replace(SMALL, tied=False)
-    assert (
-      closed_form.pass_bytes(config, 1, 1, 0) == WEIGHTS + POSITION + 4 * 32
-    )
 
-  def test_windows_bound_what_is_seen(self):
-    config = dataclasses.replace(SMALL, windows=(10, None, 10))
-    seen = (9 + 100 + 9) * POSITION // 3
-    assert (
-      closed_form.pass_bytes(config, 1, 1, 100) == WEIGHTS + POSITION + seen
-    )
-
-  def test_idle_experts_are_not_read(self):
-    config = presets.get("mixtral-8x7b", "bfloat16")
-    billions = closed_form.pass_bytes(config, 1, 1, 0) / 2e9
-    # 12.9 B active parameters as published, less the embedding.
-    assert billions == pytest.approx(12.88 - 0.131, abs=0.02)
-
-  def test_arithmetic_is_what_the_compiler_counts(self):
-    model = transformer.model(SMALL)
-    params = transformer.init_params(SMALL, jax.random.key(0))
-    cache = model.init_cache(2, 32)  # all of it is computed with, masked or not
-    step = jax.jit(lambda p, t, c: model.apply(p, t, c)[0].logits)
-    lowered = step.lower(params, jnp.zeros((2, 3), jnp.int32), cache)
-    counted = lowered.compile().cost_analysis()["flops"]
-    expected = closed_form.pass_flops(SMALL, 2, 3, 32)
-    assert expected < counted < 1.3 * expected  # and norms, softmax, rotations
-
-  def test_sixteen_bits_are_half(self):
-    half = dataclasses.replace(SMALL, dtype="bfloat16")
-    assert 2 * closed_form.pass_bytes(half, 3, 2, 7) == closed_form.pass_bytes(
-      SMALL, 3, 2, 7
-    )
+def test_idle_experts_are_not_read():
+  config = presets.get("mixtral-8x7b", "bfloat16")
+  billions = closed_form.pass_bytes(config, 1, 1, 0) / 2e9
+  # 12.9 B active parameters as published, less the embedding.
+  assert billions == pytest.approx(12.88 - 0.131, abs=0.02)
 
 
 @pytest.fixture(scope="module")
-def decoders():
-  model = transformer.model(SMALL)
+def small():
   params = transformer.init_params(SMALL, jax.random.key(0))
+  return transformer.model(SMALL), params
+
+
+def test_arithmetic_is_what_the_compiler_counts(small):
+  model, params = small
+  cache = model.init_cache(2, 32)  # all of it is computed with, masked or not
+  step = jax.jit(lambda p, t, c: model.apply(p, t, c)[0].logits)
+  lowered = step.lower(params, jnp.zeros((2, 3), jnp.int32), cache)
+  counted = lowered.compile().cost_analysis()["flops"]
+  expected = closed_form.pass_flops(SMALL, 2, 3, 32)
+  assert expected < counted < 1.3 * expected  # and norms, softmax, rotations
+
+
+@pytest.fixture(scope="module")
+def decoders(small):
   decoder = Decoder(
-    model,
+    small[0],
     drafters.lookup(3, min_ngram=0),
     acceptance.coupled(),
-    Params(params),
+    Params(small[1]),
     jax.random.key(0),
     batch=2,
     prompt_size=6,
@@ -151,23 +150,11 @@ def test_repeats_may_have_noise_of_their_own():
   assert numbers == [[0], [1], [2], [3]]
 
 
-def test_a_compilation_is_seen(decoders):
-  del decoders
-  with timing.compilations() as found:
-    jax.jit(lambda x: x * 3 + 1)(jnp.ones((7, 3)))
-  assert found.count >= 1
-
-
-def test_longer_passes_and_timing():
-  model = transformer.model(SMALL)
-  params = transformer.init_params(SMALL, jax.random.key(0))
-  found = timing.time_pass(model, params, 2, 3, 10, 32, repeats=4)
-  assert 0 < found.least <= found.quartiles[0] <= found.median
-  assert found.median <= found.quartiles[1]
-  assert found.repeats == 4
-
-
-def test_acceptance_is_timed(decoders):
+def test_passes_and_acceptance_are_timed(small, decoders):
+  taken = timing.time_pass(*small, 2, 3, 10, 32, repeats=4)
+  assert 0 < taken.least <= taken.quartiles[0] <= taken.median
+  assert taken.median <= taken.quartiles[1]
+  assert taken.repeats == 4
   assert timing.time_acceptance(decoders["lookup"], 3).median > 0
 
 
@@ -196,12 +183,12 @@ def test_a_limit_is_measured_again_before_it_warns(monkeypatch):
 def test_the_loop_holds_weights_caches_and_little_else(decoders):
   slots = 16 * -(-(6 + 9 + 4) // 16)
   least = WEIGHTS + 2 * slots * POSITION
-  found = timing.loop_memory(decoders["lookup"])
+  size = timing.loop_memory(decoders["lookup"])
   # Beside them: distributions of 2 x 4 nodes, several times, and the token
   # buffers.
-  assert least < found < least + 20 * 2 * 4 * 4 * SMALL.vocab_size + 10_000
-  assert timing.loop_memory(decoders[runs.BASELINE]) < found
-  assert timing.peak_memory() > found
+  assert least < size < least + 20 * 2 * 4 * 4 * SMALL.vocab_size + 10_000
+  assert timing.loop_memory(decoders[runs.BASELINE]) < size
+  assert timing.peak_memory() > size
 
 
 def test_forgotten_programs_leave_no_maps():

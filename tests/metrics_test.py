@@ -40,32 +40,32 @@ def stats(rounds):
 def test_every_quantity_by_hand():
   # k = 3, one round without a draft, one cut by EOS after its second token.
   text = [(3, 3, False), (3, 1, False), (0, 0, False), (3, 2, True)]
-  found = metrics.acceptance([stats([text])])
-  assert found.texts == 1
-  assert found.target_passes == 4
-  assert found.emitted == 4 + 2 + 1 + 2
-  assert (found.drafted, found.accepted, found.wasted) == (9, 6, 3)
-  assert found.tokens_per_pass == metrics.Estimate(9 / 4, None)
-  assert found.accepted_per_drafted.value == 6 / 9
-  assert found.accepted_length.value == 6 / 4
+  counts = metrics.acceptance([stats([text])])
+  assert counts.texts == 1
+  assert counts.target_passes == 4
+  assert counts.emitted == 4 + 2 + 1 + 2
+  assert (counts.drafted, counts.accepted, counts.wasted) == (9, 6, 3)
+  assert counts.tokens_per_pass == metrics.Estimate(9 / 4, None)
+  assert counts.accepted_per_drafted.value == 6 / 9
+  assert counts.accepted_length.value == 6 / 4
   # The cut round says nothing about position 3.
-  assert [s.value for s in found.prefix_acceptance] == [3 / 3, 2 / 3, 1 / 2]
-  assert [c.value for c in found.conditional] == [3 / 3, 2 / 3, 1 / 1]
-  assert found.alpha.value == 6 / 7
-  assert found.accepted_lengths == (1, 1, 1, 1)
+  assert [s.value for s in counts.prefix_acceptance] == [3 / 3, 2 / 3, 1 / 2]
+  assert [c.value for c in counts.conditional] == [3 / 3, 2 / 3, 1 / 1]
+  assert counts.alpha.value == 6 / 7
+  assert counts.accepted_lengths == (1, 1, 1, 1)
 
 
 def test_nothing_drafted_is_undefined_not_zero():
-  found = metrics.acceptance([stats([[(1, 0, False)]])])
-  assert found.prefix_acceptance[0].value == 0
+  counts = metrics.acceptance([stats([[(1, 0, False)]])])
+  assert counts.prefix_acceptance[0].value == 0
   nothing = [np.zeros((1, 0), int)] * 3
   baseline = Stats(*[np.array([3])] * 2, *nothing, [3], [0], [0], [3])
-  found = metrics.acceptance([baseline])
-  assert found.tokens_per_pass.value == 1
-  assert found.accepted_per_drafted.value is None
-  assert found.alpha.value is None
-  assert found.accepted_lengths == (3,)
-  assert str(found.alpha) == "-"
+  counts = metrics.acceptance([baseline])
+  assert counts.tokens_per_pass.value == 1
+  assert counts.accepted_per_drafted.value is None
+  assert counts.alpha.value is None
+  assert counts.accepted_lengths == (3,)
+  assert str(counts.alpha) == "-"
 
 
 def simulated(rng, alpha, k, texts, rounds):
@@ -78,99 +78,85 @@ def simulated(rng, alpha, k, texts, rounds):
 
 def test_independent_acceptance_gives_back_its_rate():
   rng, alpha, k = np.random.default_rng(0), 0.8, 4
-  found = metrics.acceptance([simulated(rng, alpha, k, 400, 50)])
+  counts = metrics.acceptance([simulated(rng, alpha, k, 400, 50)])
   expected = sum(alpha**i for i in range(k + 1))  # 3.3616
-
-  def check(estimate, value):
+  for estimate, value in (
+    (counts.tokens_per_pass, expected),
+    (counts.alpha, alpha),
+    (counts.accepted_per_drafted, (expected - 1) / k),
+    (counts.accepted_length, expected - 1),
+    *((x, alpha**i) for i, x in enumerate(counts.prefix_acceptance, 1)),
+    *((x, alpha) for x in counts.conditional),
+  ):
     assert abs(estimate.value - value) < 4 * estimate.error
     assert estimate.error < 0.02
-
-  check(found.tokens_per_pass, expected)
-  check(found.alpha, alpha)
-  check(found.accepted_per_drafted, (expected - 1) / k)
-  check(found.accepted_length, expected - 1)
-  for i, (prefix_acceptance, conditional) in enumerate(
-    zip(found.prefix_acceptance, found.conditional), 1
-  ):
-    check(prefix_acceptance, alpha**i)
-    check(conditional, alpha)
-  total = sum(found.accepted_lengths)
-  assert total == found.target_passes
-  spread = np.repeat(np.arange(k + 1), found.accepted_lengths)
+  assert sum(counts.accepted_lengths) == counts.target_passes
+  spread = np.repeat(np.arange(k + 1), counts.accepted_lengths)
   assert np.std(spread) == pytest.approx(1.603, abs=0.02)
 
 
-def test_standard_errors_are_those_of_repeated_experiments():
-  """Texts differ in their rate, so rounds are not independent."""
+def assert_errors_are_spreads(estimates, tolerance):
+  """Standard errors are those of repeated experiments."""
+  spread = np.std([estimate.value for estimate in estimates])
+  errors = [estimate.error for estimate in estimates]
+  assert np.mean(errors) == pytest.approx(spread, rel=tolerance)
+
+
+def test_standard_errors_are_those_of_texts_that_differ_in_their_rate():
   rng, k = np.random.default_rng(0), 4
-
-  def experiment():
-    texts = [
-      simulated(rng, rng.uniform(0.3, 0.95), k, 1, 30) for _ in range(20)
-    ]
-    return metrics.acceptance(texts)
-
-  found = [experiment() for _ in range(300)]
+  repeated = [
+    metrics.acceptance(
+      [simulated(rng, rng.uniform(0.3, 0.95), k, 1, 30) for _ in range(20)]
+    )
+    for _ in range(300)
+  ]
   for name in ("tokens_per_pass", "alpha", "accepted_per_drafted"):
-    values = np.array([getattr(f, name).value for f in found])
-    errors = np.array([getattr(f, name).error for f in found])
-    assert np.mean(errors) == pytest.approx(np.std(values), rel=0.12)
+    assert_errors_are_spreads([getattr(x, name) for x in repeated], 0.12)
 
 
 def test_speedup_is_a_ratio_of_sums_with_the_spread_of_its_pieces():
-  found = metrics.speed(
+  speed = metrics.speed(
     [100, 300], [1.0, 3.0], [100, 300], [2.0, 6.0], [0.5, 0.5], [0.1, 0.3]
   )
-  assert found.speedup.value == 2
-  assert found.speedup.error == pytest.approx(0, abs=1e-12)
-  assert (found.tokens_per_second, found.baseline_tokens_per_second) == (
-    100,
-    50,
-  )
+  assert speed.speedup.value == 2
+  assert speed.speedup.error == pytest.approx(0, abs=1e-12)
+  assert speed.tokens_per_second == 100
+  assert speed.baseline_tokens_per_second == 50
   one = metrics.speed([10], [1.0], [10], [1.5], [1.0], [1.0])
   assert one.speedup == metrics.Estimate(1.5, None)
-  rng = np.random.default_rng(0)
+  rng, tokens, none = np.random.default_rng(0), [64] * 12, np.zeros(12)
 
   def experiment():
     seconds = rng.lognormal(0, 0.1, 12)
-    baseline_seconds = 2 * rng.lognormal(0, 0.2, 12)
-    none = np.zeros(12)
-    return metrics.speed(
-      [64] * 12, seconds, [64] * 12, baseline_seconds, none, none
-    ).speedup
+    baseline = 2 * rng.lognormal(0, 0.2, 12)
+    return metrics.speed(tokens, seconds, tokens, baseline, none, none).speedup
 
-  found = [experiment() for _ in range(400)]
-  spread = np.std([f.value for f in found])
-  assert np.mean([f.error for f in found]) == pytest.approx(spread, rel=0.15)
+  assert_errors_are_spreads([experiment() for _ in range(400)], 0.15)
 
 
-def test_the_median_of_pairs_forgets_outliers_and_knows_its_error():
+def test_the_median_of_pairs_forgets_outliers_and_has_an_error():
   ours, baseline = [1.0, 1.1, 9.0], [2.0, 2.2, 2.1]
-  found = metrics.median_speed(50, ours, baseline, [0.3, 0.2, 0.1], [0.1] * 3)
-  assert found.speedup.value == pytest.approx(2.0)  # of 2.0, 2.0, 0.23
-  assert (found.seconds, found.baseline_seconds) == (1.1, 2.1)
-  assert (found.prefill_seconds, found.baseline_prefill_seconds) == (0.2, 0.1)
-  assert found.tokens_per_second == pytest.approx(50 / 1.1)
+  speed = metrics.median_speed(50, ours, baseline, [0.3, 0.2, 0.1], [0.1] * 3)
+  assert speed.speedup.value == pytest.approx(2.0)  # of 2.0, 2.0, 0.23
+  assert (speed.seconds, speed.baseline_seconds) == (1.1, 2.1)
+  assert (speed.prefill_seconds, speed.baseline_prefill_seconds) == (0.2, 0.1)
+  assert speed.tokens_per_second == pytest.approx(50 / 1.1)
+  drift = np.array([1.0, 1.0, 5.0, 5.0, 5.0])  # slow for a while, both ways
+  speed = metrics.median_speed(50, drift, 1.5 * drift, [0] * 5, [0] * 5)
+  assert speed.speedup.value == pytest.approx(1.5)
+  assert speed.speedup.error == pytest.approx(0, abs=1e-9)
   rng, none = np.random.default_rng(0), [0.0] * 15
 
   def experiment():
     ours, baseline = rng.lognormal(0, 0.1, (2, 15))
     return metrics.median_speed(50, ours, baseline, none, none).speedup
 
-  drift = np.array([1.0, 1.0, 5.0, 5.0, 5.0])  # slow for a while, both ways
-  found = metrics.median_speed(50, drift, 1.5 * drift, [0] * 5, [0] * 5)
-  assert found.speedup.value == pytest.approx(1.5)
-  assert found.speedup.error == pytest.approx(0, abs=1e-9)
-
-  found = [experiment() for _ in range(600)]
-  spread = np.std([f.value for f in found])
-  assert np.mean([f.error for f in found]) == pytest.approx(spread, rel=0.2)
+  assert_errors_are_spreads([experiment() for _ in range(600)], 0.2)
 
 
-@pytest.mark.parametrize("room", [1, 2, 3, 7])
-def test_positions_behind_the_limit_are_counted_in_no_round(room):
+def test_positions_behind_the_limit_are_counted_in_no_round():
   """Neither where the round came so far nor where it was refused before."""
-  rows, k = 400, 4
+  rows, k, room = 400, 4, 3
   model = table_model.model(5)
   state = specdec.generate(
     model,
@@ -183,12 +169,11 @@ def test_positions_behind_the_limit_are_counted_in_no_round(room):
     max_length=4 + room,
     sampling=specdec.settings(rows),
   )
-  found = metrics.acceptance([jax.tree.map(np.asarray, state.stats)])
-  for i, prefix_acceptance in enumerate(found.prefix_acceptance, 1):
-    if i > room:
-      assert prefix_acceptance.value is None
-    else:
-      assert abs(prefix_acceptance.value - 0.5**i) < 4 * prefix_acceptance.error
+  counts = metrics.acceptance([jax.tree.map(np.asarray, state.stats)])
+  *counted, behind = counts.prefix_acceptance
+  assert len(counted) == room and behind.value is None
+  for i, share in enumerate(counted, 1):
+    assert abs(share.value - 0.5**i) < 4 * share.error
 
 
 def test_a_round_cut_at_the_limit_counts_its_own_tokens_only():

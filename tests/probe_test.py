@@ -1,15 +1,19 @@
-"""What the distributions promise of a generation is what its rounds keep."""
+"""Expected acceptance by the distributions is what rounds accept."""
 
 import jax
 import numpy as np
 import pytest
 
-from decode_distribution_test import PARAMS, V
 from specdec import acceptance, draft_shape, draft_tree, drafters
 from specdec.benchmark import expected_acceptance, metrics
 from specdec.benchmark.decoder import Batch, Decoder
 from specdec.testing import table_model
+from specdec.types import Params
 
+V = 3
+PARAMS = Params(
+  *(table_model.init_params(jax.random.key(i), V, 1.2) for i in (0, 1))
+)
 ROWS = [[0]] * 300
 SHAPES = {
   "chain": None,
@@ -46,9 +50,9 @@ def test_rounds_keep_what_is_expected_of_them(name, rule, others):
   rules = [rule(), *(other() for other in others)]
   sums, rounds = expected_acceptance.expected_lengths(decoder, ROWS, rules)
   expected = metrics.ratio(sums[0], rounds)
-  found = metrics.acceptance([decoder.complete(Batch(ROWS, range(300))).stats])
-  measured = found.accepted_length
-  np.testing.assert_array_equal(rounds.sum(), found_whole(decoder))
+  stats = decoder.complete(Batch(ROWS, range(300))).stats
+  measured = metrics.acceptance([stats]).accepted_length
+  np.testing.assert_array_equal(rounds.sum(), stats.whole.sum())
   error = np.hypot(measured.error, expected.error)
   assert abs(measured.value - expected.value) < 4 * error
   assert error < 0.03
@@ -61,28 +65,16 @@ def test_rounds_keep_what_is_expected_of_them(name, rule, others):
     np.testing.assert_allclose(sums[0], sums[1], rtol=1e-4)
 
 
-def found_whole(decoder):
-  return decoder.complete(Batch(ROWS, range(300))).stats.whole.sum()
-
-
-def test_a_distribution_that_a_rule_does_not_know_is_nan():
-  decoder = decoder_of(SHAPES["tree"], acceptance.rejection(), batch=4)
-  sums, _ = expected_acceptance.expected_lengths(
-    decoder, ROWS[:4], [acceptance.coupled()]
-  )
-  assert np.all(np.isnan(sums[0]))
-
-
 def test_ranks_add_up_to_what_siblings_keep():
   star = draft_shape.static(draft_tree.parallel(3, 1))
   decoder = decoder_of(star, acceptance.rejection(), batch=100)
-  ranks = expected_acceptance.acceptance_by_rank(
-    decoder, ROWS
-  )  # in three batches
+  # In three batches.
+  ranks = expected_acceptance.acceptance_by_rank(decoder, ROWS)
   sums, rounds = expected_acceptance.expected_lengths(
-    decoder, ROWS, [decoder.rule]
+    decoder, ROWS, [decoder.rule, acceptance.coupled()]
   )
   np.testing.assert_allclose(
     ranks.sum(), sums[0].sum() / rounds.sum(), rtol=1e-4
   )
   assert ranks[0] > max(ranks[1:])
+  assert np.all(np.isnan(sums[1]))  # the rule does not know it

@@ -1,5 +1,6 @@
 """A run's folder: claimed by its settings, its lines never rewritten."""
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -50,65 +51,80 @@ def test_lines_that_are_no_object_are_named(tmp_path):
   path.write_text('{"a": 1}\n[2]\n\n{"a":\n{"a": 4}\n')
   lines = files.Lines(path)
   assert lines.entries == [{"a": 1}, {"a": 4}]
-  assert [line.split(" of ")[0] for line in lines.broken] == [
-    "line 2",
-    "line 4",
-  ]
+  names = [line.split(" of ")[0] for line in lines.broken]
+  assert names == ["line 2", "line 4"]
 
 
-HOLD = """
+CLAIM = """
 import pathlib, sys, time
 from specdec.utils import files
-files.claim(pathlib.Path(sys.argv[1]), {"a": 1})
+for folder in sys.argv[1:]:
+  files.claim(pathlib.Path(folder), {"a": 1})
 print("held", flush=True)
 time.sleep(600)
 """
 
 
-@pytest.fixture
-def holder(tmp_path):
-  """Another process that holds tmp_path."""
+@contextlib.contextmanager
+def hold(*folders):
+  """Claims folders in another process; yields it, and what it printed."""
   process = subprocess.Popen(
-    [sys.executable, "-c", HOLD, str(tmp_path)],
+    [sys.executable, "-c", CLAIM, *map(str, folders)],
     stdout=subprocess.PIPE,
+    stderr=subprocess.PIPE,
     text=True,
   )
-  assert process.stdout.readline() == "held\n"
-  yield process
-  process.kill()
-  process.communicate()
-  files.release()
+  try:
+    yield process, process.stdout.readline()
+  finally:
+    process.kill()
+    process.communicate()
+    files.release()
 
 
-def test_a_folder_in_use_is_refused_by_its_holder_s_name(tmp_path, holder):
-  for attempt in (
-    lambda: files.lock(tmp_path),
-    lambda: files.claim(tmp_path, {"a": 1}),
-  ):
+@pytest.fixture(scope="module")
+def held(tmp_path_factory):
+  """A folder that another process holds, and that process."""
+  folder = tmp_path_factory.mktemp("held")
+  with hold(folder) as (process, printed):
+    assert printed == "held\n"
+    yield folder, process
+
+
+def test_a_folder_in_use_is_refused_by_its_holder_s_name(held, monkeypatch):
+  folder, process = held
+  for attempt in (files.lock, lambda folder: files.claim(folder, {"a": 1})):
     with pytest.raises(OSError, match="is in use by process") as raised:
-      attempt()
-    assert f" {holder.pid} on {socket.gethostname()} " in str(raised.value)
+      attempt(folder)
+    assert f" {process.pid} on {socket.gethostname()} " in str(raised.value)
     assert "\n" not in str(raised.value)
   # What several may share can be claimed all the same.
-  files.claim(tmp_path, {"a": 1}, shared=True)
+  files.claim(folder, {"a": 1}, shared=True)
+  # One of several hosts locks: the first has it, perhaps on another machine.
+  monkeypatch.setattr(files.multihost, "is_first", lambda: False)
+  files.lock(folder)
 
 
-def test_a_killed_holder_leaves_no_lock(tmp_path, holder):
-  holder.send_signal(signal.SIGKILL)
-  holder.wait()
-  files.claim(tmp_path, {"a": 1})
-  files.claim(tmp_path, {"a": 1})  # its own folder once more
-  assert f"process {os.getpid()} on" in (tmp_path / ".lock").read_text()
+def test_a_killed_holder_leaves_no_lock_and_a_release_none(tmp_path):
+  with hold(tmp_path) as (process, printed):
+    assert printed == "held\n"
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    files.claim(tmp_path, {"a": 1})
+    files.claim(tmp_path, {"a": 1})  # its own folder once more
+    assert f"process {os.getpid()} on" in (tmp_path / ".lock").read_text()
+    with hold(tmp_path) as (other, printed):
+      assert not printed and "in use by process" in other.stderr.read()
+  # Each context ends with a release.
+  with hold(tmp_path) as (_, printed):
+    assert printed == "held\n"
 
 
-def test_of_two_first_starts_the_second_is_refused(tmp_path):
+def test_a_folder_that_nothing_was_written_to_goes_with_its_lock(tmp_path):
   folder = tmp_path / "new" / "run"
   files.lock(folder)
-  command = [sys.executable, "-c", HOLD.replace("time.sleep(600)", "")]
-  found = subprocess.run([*command, folder], stderr=subprocess.PIPE)
-  assert b"is in use by process" in found.stderr
   files.release()
-  assert not folder.exists()  # nothing was written to it
+  assert not folder.exists()
   files.claim(folder, {"a": 1})
   files.release()
   assert sorted(os.listdir(folder)) == [".lock", "run.json"]
@@ -133,54 +149,38 @@ def test_a_file_in_place_of_the_folder_is_refused_at_the_door(tmp_path, name):
   if name == "sweep":
     given = [f"--sweep={programs.SCRIPTS.parent}/configs/sweeps/shipped.py"]
   for path, at in ((prompts, ""), (prompts / "run", f": {prompts}")):
-    said = re.escape(f"{name}: --output={path}{at} is not a folder; ")
-    with pytest.raises(SystemExit, match=f"^{said}"):
+    sentence = re.escape(f"{name}: --output={path}{at} is not a folder; ")
+    with pytest.raises(SystemExit, match=f"^{sentence}"):
       programs.run(name, f"--output={path}", *given)
 
 
-def test_a_released_folder_can_be_taken_by_others(tmp_path):
-  files.claim(tmp_path, {"a": 1})
-  command = [sys.executable, "-c", HOLD.replace("time.sleep(600)", "")]
-  found = subprocess.run([*command, tmp_path], stderr=subprocess.PIPE)
-  assert found.returncode and b"is in use by process" in found.stderr
-  files.release()
-  subprocess.run([*command, tmp_path], check=True)
-
-
-PROMPTS = "--prompt_file={prompts}"
-PROGRAMS = {
-  "eval": [PROMPTS],
-  "write_answers": [PROMPTS],
-  "compare_rules": [PROMPTS, "--temperature=1"],
-  "compare_drafters": [PROMPTS],
-  "choose_layers": [],
-  "invent_prompts": ["--temperature=1"],
-}
-
-
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_programs_refuse_a_folder_in_use_before_they_load(
-  tmp_path, holder, name
-):
-  prompts = tmp_path / "prompts.jsonl"
-  prompts.write_text('{"prompt": "a"}')
-  arguments = [x.format(prompts=prompts) for x in PROGRAMS[name]]
-  with pytest.raises(SystemExit, match=f"^{name}: .* is in use by process"):
-    programs.run(name, f"--output={tmp_path}", "--target=not/there", *arguments)
+TARGET = "--target=not/there", "--temperature=1"
+TRAIN = programs.SCRIPTS.parent / "configs" / "train"
 
 
 @pytest.mark.parametrize(
-  "name, config",
-  [("train", "target.py"), ("train_drafter", "drafter.py:prophet"),
-   ("train_joint", "joint.py:none")],
-)  # fmt: skip
-def test_training_refuses_a_folder_in_use(tmp_path, holder, name, config):
-  root = programs.SCRIPTS.parent
-  command = [sys.executable, root / "scripts" / f"{name}.py"]
-  command += [f"--config={root}/configs/train/{config}", f"--folder={tmp_path}"]
-  found = subprocess.run(command, capture_output=True, text=True)
-  assert found.returncode == 1
-  assert re.match(f"{name}: .* is in use by process .*\n$", found.stderr)
+  "name, arguments",
+  [
+    ("eval", [*TARGET, "--prompt_file={prompts}"]),
+    ("write_answers", [*TARGET, "--prompt_file={prompts}"]),
+    ("compare_rules", [*TARGET, "--prompt_file={prompts}"]),
+    ("compare_drafters", [TARGET[0], "--prompt_file={prompts}"]),
+    ("choose_layers", TARGET),
+    ("invent_prompts", TARGET),
+    ("train", [f"--config={TRAIN}/target.py"]),
+    ("train_drafter", [f"--config={TRAIN}/drafter.py:prophet"]),
+    ("train_joint", [f"--config={TRAIN}/joint.py:none"]),
+  ],
+)
+def test_a_folder_in_use_is_refused_before_anything_is_loaded(
+  tmp_path, held, name, arguments
+):
+  prompts = tmp_path / "prompts.jsonl"
+  prompts.write_text('{"prompt": "a"}')
+  arguments = [x.format(prompts=prompts) for x in arguments]
+  folder = "folder" if name.startswith("train") else "output"
+  with pytest.raises(SystemExit, match=f"^{name}: .* is in use by process"):
+    programs.run(name, f"--{folder}={held[0]}", *arguments)
 
 
 def test_a_file_system_without_locks_is_warned_of(
@@ -193,8 +193,3 @@ def test_a_file_system_without_locks_is_warned_of(
   files.claim(tmp_path, {"a": 1})
   files.release()
   assert "cannot be locked (No locks available)" in capsys.readouterr().err
-
-
-def test_one_of_several_hosts_locks(tmp_path, holder, monkeypatch):
-  monkeypatch.setattr(files.multihost, "is_first", lambda: False)
-  files.lock(tmp_path)  # the first has it, perhaps on another machine

@@ -1,92 +1,209 @@
-"""docs/schema.json describes what generate, bench and eval write, no less.
+"""Documents of programs on tiny models: what they hold and how runs resume.
 
-Documents are from real runs on a tiny model.
+docs/schema.json describes what they write, no less.
 """
 
 import contextlib
+import functools
 import io
 import json
 import pathlib
 
 import jsonschema
 import pytest
+import safetensors.numpy
 
 import programs
-from specdec.roofline import hardware
+from specdec.benchmark import timing
+from specdec.drafters.heads.head_config import HeadConfig
 
 PATH = pathlib.Path(__file__).parents[1] / "docs" / "schema.json"
 SCHEMA = json.loads(PATH.read_text())
 VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)
-OPEN = (
-  "settings",
-  "versions",
-  "flops",
-)  # their members go by many names
-LINES = [
-  {"prompt": "hello hello hello", "category": "greetings"},
-  {"prompt": "ababab"},
+OPEN = "settings", "versions", "flops"  # their members go by many names
+HEAD = dict(width=8, mlp_width=12, num_heads=2, head_dim=4)
+PROMPTS = [{"prompt": "abcabc"}, {"prompt": "hello there"}]
+GROUPS = [
+  {"question_id": 7, "category": "writing", "turns": ["hello there", "more"]},
+  {"question_id": 9, "category": "coding", "turns": ["abcabcabc"]},
+  {"category": "translation", "prompt": "ein zwei drei"},
+  {"category": "translation", "prompt": "vier"},
+  {"category": "translation", "prompt": "too many for the limit"},
+  {"category": "translation", "prompt": "a far longer one " * 8},
+  {"token_ids": [1, 2, 3, 1, 2, 3]},
 ]
+LOSSY = "lenience(share=0.25)"
+# Of somebody's own, and what it reads is unknown.
+NOVICE = """
+from specdec import drafters
+def novice(shape):
+  return drafters.lookup(shape=shape, min_ngram=0)._replace(cost=None)
+"""
 
 
-def write_documents(folder):
-  """A document of each kind, by name."""
-  target = programs.write_model(folder, num_layers=1)
-  lines, out = folder / "lines.jsonl", folder / "out.json"
-  lines.write_text("".join(json.dumps(line) + "\n" for line in LINES))
-  common = [f"--target={target}", "--k=2", "--max_new_tokens=6"]
-  common.append(f"--json={out}")
-  found = {}
-
-  def run(kind, program, *arguments):
-    programs.run(program, *common, *arguments)
-    found[kind] = json.loads(out.read_text())
-
-  sampled = ["--temperature=1", "--acceptance=rejection"]
-  run(
-    "greedy",
-    "generate",
-    f"--prompt_file={lines}",
-    "--drafter=lookup(min_ngram=0)",
-  )
-  run("sampled", "generate", "--prompt=ab", *sampled)  # and drafts nothing
-  printed = io.StringIO()
-  with contextlib.redirect_stdout(printed), pytest.MonkeyPatch.context() as at:
-    # So little is read slower by itself than in a pass, which bench refuses.
-    at.setattr(hardware, "measure_bandwidth", lambda *_, **__: 1e15)
-    at.setattr(hardware, "local", lambda **_: programs.HARDWARE)
-    run(
-      "bench", "bench", "--context=8", "--repeats=2", "--passes=2", "--limit=2"
-    )
-  assert json.loads(printed.getvalue().splitlines()[-1]) == found["bench"]
-  with lines.open("a") as file:
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+  """A model of one layer, a head of it, a drafter of one's own, prompts."""
+  folder = programs.write_model(tmp_path_factory.mktemp("model"), num_layers=1)
+  head = HeadConfig("prophet", **HEAD)
+  programs.save_drafter(folder, folder / "head.safetensors", head)
+  (folder / "mine.py").write_text(NOVICE)
+  for name, lines in (("prompts", PROMPTS), ("groups", GROUPS)):
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    (folder / f"{name}.jsonl").write_text(text)
+  with (folder / "groups.jsonl").open("a") as file:
     file.write('{"prompt":\n')
-  run("eval", "eval", f"--prompt_file={lines}", f"--output={folder / 'eval'}")
-  results = json.loads((folder / "eval" / "results.json").read_text())
-  assert results == found["eval"]
-  arguments = [f"--drafter=model({target})", f"--prompt_file={lines}"]
-  arguments += ["--limit=1"]
-  arguments += ["--only=block", "--sizes=1", "--max_new_tokens=6"]
-  folder = folder / "rules"
-  programs.run(
-    "compare_rules", f"--target={target}", f"--output={folder}", *arguments
-  )
-  found["rules"] = json.loads((folder / "results.json").read_text())
-  folder = folder.with_name("drafters")
-  arguments = [
-    f"--prompt_file={lines}",
-    "--limit=1",
-    "--drafters=early_exit(1)",
+  return folder
+
+
+@pytest.fixture(scope="module")
+def run(folder):
+  """Runs a program, once: its document and what it printed."""
+  head = f"head({folder}/head.safetensors)"
+  names = f"model({folder}); {head}; {folder}/mine.py:novice"
+  prompts = f"--prompt_file={folder}/prompts.jsonl"
+  arguments = {
+    "greedy": ["--k=2", prompts, "--drafter=lookup(min_ngram=0)"],
+    "sampled": [
+      *("--k=2", "--prompt=ab", "--temperature=1", "--acceptance=rejection"),
+    ],
+    "bench": ["--k=2", "--context=8", "--repeats=2", "--passes=2", "--limit=2"],
+    "eval": [
+      *(f"--prompt_file={folder}/groups.jsonl", "--k=1,2", "--batch=2"),
+      *(f"--drafter=lookup(k=4) | {head}", "--limit=2"),
+      "--max_prompt_tokens=40",
+    ],
+    # Rules of chains; the draft is the target.
+    "compare_rules": [
+      *(prompts, f"--drafter=model({folder})", "--temperature=1"),
+      *("--sizes=2", f"--only=block; {LOSSY}"),
+    ],
+    "compare_drafters": [
+      *(prompts, f"--drafters={names}", "--k=1", "--tree_size=3"),
+    ],
+  }
+
+  @functools.cache
+  def run(name):
+    path = folder / f"{name}.json"
+    flags = [f"--target={folder}", "--max_new_tokens=8", *arguments[name]]
+    if not name.startswith("compare"):
+      flags.append(f"--json={path}")
+    if name in ("eval", "compare_rules", "compare_drafters"):
+      flags.append(f"--output={folder / name}")
+      path = folder / name / "results.json"
+    printed = io.StringIO()
+    with (
+      contextlib.redirect_stdout(printed),
+      pytest.MonkeyPatch.context() as at,
+    ):
+      programs.fake_machine(at)
+      at.setattr(timing, "forget_programs", lambda: None)
+      program = "generate" if name in ("greedy", "sampled") else name
+      programs.run(program, *flags)
+    return json.loads(path.read_text()), printed.getvalue()
+
+  return run
+
+
+def assert_files(folder, printed):
+  """What was printed is in a file, and there is a picture."""
+  assert (folder / "table.txt").read_text().strip() in printed
+  assert (folder / "plot.png").stat().st_size > 10_000
+
+
+def test_eval_reports_by_group_and_k(folder, run):
+  document, printed = run("eval")
+  groups = {"mt_bench": 2, "translation": 2, "groups": 1, "all": 5}
+  assert [
+    (run["group"], run["k"], run["acceptance"]["texts"])
+    for run in document["runs"]
+  ] == [(name, k, texts) for name, texts in groups.items() for k in (1, 2)]
+  for run in document["runs"]:
+    assert run["identity"]["share"] == 1
+    assert run["acceptance"]["emitted"] == 8 * run["identity"]["texts"]
+    assert run["speed"]["speedup"]["value"] > 0
+    assert run["nodes"] == 5
+  # The sums of all are the groups' sums.
+  *parts, whole = (run["acceptance"] for run in document["runs"][1::2])
+  assert sum(x["target_passes"] for x in parts) == whole["target_passes"]
+  assert whole["accepted_lengths"][4] > 0  # a copy, kept whole
+  assert whole["accepted"] < whole["drafted"]
+  log = (folder / "eval" / "run.json").read_text()
+  assert '"drafter": "lookup(k=4) | head(' in log
+  assert "1 prompts of more than 40 tokens were left out" in printed
+  assert "1 broken lines were skipped" in printed
+  assert document["too_long"] == len(document["broken_lines"]) == 1
+  assert_files(folder / "eval", printed)
+  assert json.loads((folder / "eval.json").read_text()) == document
+
+
+def test_rules_are_compared_and_a_killed_comparison_goes_on(folder, run):
+  with programs.waits() as waits:
+    document, printed = run("compare_rules")
+  assert "counting expected tokens, chain of 2" in waits
+  assert "compiling chain of 2, block" in waits
+  block, lenient = document["runs"]
+  assert block["comparison"]["rule"] == "block"
+  assert lenient["comparison"]["rule"] == LOSSY
+  assert block["nodes"] == 3
+  # The draft is the target: everything is kept.
+  assert block["expected"]["value"] == pytest.approx(2, abs=1e-4)
+  assert block["acceptance"]["accepted_length"]["value"] == 2
+  assert block["comparison"]["distance"] == 0
+  assert lenient["comparison"]["distance"] > 0.1
+  assert any("4 times as often" in text for text in document["caveats"])
+  assert "lossy, TV 0." in printed
+  assert "warning: lossy: a token may come up to 4 times" in printed
+  assert "best tree by the times of this run: " in printed
+  assert_files(folder / "compare_rules", printed)
+  paths = json.loads((folder / "compare_rules" / "tree.json").read_text())
+  assert paths == document["tree"]["paths"]
+
+  lines = (folder / "compare_rules" / "lines.jsonl").read_text().splitlines()
+  kept = [line for line in lines if '"lenience' not in line]
+  passes = [line for line in kept if '"pass"' in line]
+  kept.remove(passes[0])  # and was killed while passes were timed
+  cut = "\n".join(kept) + '\n{"point": ["cut'
+  (folder / "compare_rules" / "lines.jsonl").write_text(cut)
+  again, _ = run.__wrapped__("compare_rules")
+  assert again["runs"][0] == block
+  assert again["runs"][1]["expected"] == lenient["expected"]
+
+
+def test_drafters_are_compared_and_a_killed_comparison_goes_on(folder, run):
+  with programs.waits() as waits:
+    document, printed = run("compare_drafters")
+  assert waits.count("compiling chain of 1, rejection") == 6
+  fields = "kind", "temperature", "shape"
+  points = [tuple(r["drafter"][x] for x in fields) for r in document["runs"]]
+  drawn = [("model", "chain"), ("model", "tree"), ("prophet", "chain")]
+  drawn += [("prophet", "tree"), ("lookup", "chain")]
+  assert points == [
+    (name, t, shape) for t in (0.0, 1.0) for name, shape in drawn
   ]
-  programs.write_model(folder.with_name("two"), num_layers=2)
-  programs.run(
-    "compare_drafters",
-    f"--target={folder.with_name('two')}",
-    f"--output={folder}",
-    *arguments,
-    *("--k=1", "--tree_size=0", "--max_new_tokens=6"),
+  twin, _, head, *_, tree, novice = document["runs"]
+  # The draft is the target: everything is kept.
+  assert twin["acceptance"]["accepted_length"]["value"] == 1
+  weights = safetensors.numpy.load_file(folder / "head.safetensors")
+  assert head["drafter"]["weights"] == sum(x.size for x in weights.values())
+  assert novice["predicted"] is novice["drafter"]["step_bytes"] is None
+  assert set(dict(document["pass_seconds"])) == {1, 2, 4}
+  assert twin["predicted"] > 0 and tree["nodes"] == 4
+  speedup = f"{novice['speed']['speedup']['value']:.2f}"
+  [*_, row] = [x for x in printed.splitlines() if ":novice" in x]
+  # Of no tree, and its bytes are unknown.
+  assert row.split()[1:6] == [speedup, "/", "-", "k=1:", speedup]
+  assert_files(folder / "compare_drafters", printed)
+
+  path = folder / "compare_drafters" / "lines.jsonl"
+  lines = path.read_text().splitlines()
+  path.write_text("\n".join(lines[:-3]) + '\n{"point": ["cut')
+  again, _ = run.__wrapped__("compare_drafters")
+  kept, anew = (
+    [run | {"predicted": 0} for run in d["runs"]] for d in (document, again)
   )
-  found["drafters"] = json.loads((folder / "results.json").read_text())
-  return found
+  assert kept == anew
 
 
 def objects(schema):
@@ -135,19 +252,18 @@ def test_is_a_schema_that_describes_every_property_and_allows_no_other():
       assert value.get("description", "").endswith("."), name
 
 
-# One test, so that the documents are written by one of pytest's processes.
-def test_real_documents_are_of_this_form_and_show_all_of_it(tmp_path):
-  documents = write_documents(tmp_path)
+def test_real_documents_are_of_this_form_and_show_all_of_it(run):
+  names = "greedy", "sampled", "bench", "eval", "compare_rules"
+  documents = {name: run(name)[0] for name in (*names, "compare_drafters")}
+  last = run("bench")[1].splitlines()[-1]
+  assert json.loads(last) == documents["bench"]
   for document in documents.values():
     VALIDATOR.validate(document)
   shown = {name for _, name in members(list(documents.values()))}
   assert shown == {n for s in objects(SCHEMA) for n in s["properties"]}
-  runs = {kind: document["runs"] for kind, document in documents.items()}
-  assert runs["greedy"][0]["identity"]["share"] == 1
-  assert runs["sampled"][0]["identity"] is None
-  assert runs["sampled"][0]["acceptance"]["alpha"]["value"] is None
-  groups = [run["group"] for run in runs["eval"]]
-  assert groups == ["greetings", "lines", "all"]
-  assert len(documents["eval"]["broken_lines"]) == 1
+  [greedy] = documents["greedy"]["runs"]
+  assert greedy["identity"]["share"] == 1
+  [sampled] = documents["sampled"]["runs"]
+  assert sampled["identity"] is sampled["acceptance"]["alpha"]["value"] is None
   for document in documents.values():
-    assert_refuses_faults(document)
+    assert_refuses_faults(document | {"runs": document["runs"][:1]})

@@ -6,8 +6,10 @@ autoregressive decoding.
 """
 
 import dataclasses
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+import functools
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from tqdm import tqdm
@@ -17,7 +19,6 @@ from specdec.benchmark import (
   expected_acceptance,
   metrics,
   provenance,
-  results,
   runs,
   timing,
 )
@@ -36,6 +37,10 @@ RULES = (
 SHAPES = ("chain", "2 chains", "4 chains", "optimal tree", "dynamic tree")
 RANKED = ("without_replacement", "deterministic")  # siblings of static trees
 _RANKS = 8  # siblings whose acceptance is measured
+# What decides on a target's baseline.
+_BASELINE = (
+  "batch", "prompt_size", "max_new_tokens", "temperature", "top_k", "top_p",
+)  # fmt: skip
 
 
 class Shape(NamedTuple):
@@ -48,11 +53,95 @@ class Shape(NamedTuple):
   levels: int
   rules: tuple[str, ...] = ()  # calls, for Setup.acceptance
 
-  def setup(self, setup: Setup, rule: str) -> Setup:
-    """Returns the setup with drafts of this shape and that rule."""
+  def setup(self, setup: Setup, rule: str | None = None) -> Setup:
+    """Returns the setup with drafts of this shape, and that rule."""
+    rule = rule or setup.acceptance
     return dataclasses.replace(
       setup, shape=self.call, k=self.levels, acceptance=rule
     )
+
+
+class Point(NamedTuple):
+  """What is measured by itself: a setup but for the shape, and the shape."""
+
+  setup: Setup
+  shape: Shape
+
+
+class Bench:
+  """Times ways of decoding the same prompts; no token ends a text."""
+
+  def __init__(self, target: Target, encoded: Sequence[Sequence[int]]):
+    self.target, self.encoded = target, encoded
+    self._baselines: dict[tuple, Decoder] = {}
+
+  def decoder(self, setup: Setup) -> Decoder:
+    """Builds the decoder of a setup, and checks that it fits."""
+    decoder = setup.decoder(self.target)
+    setup.check_memory(self.target, decoder)
+    return dataclasses.replace(decoder, eos_ids=())
+
+  def ways(
+    self,
+    setup: Setup,
+    rows: Sequence[Sequence[int]],
+    what: str,
+    baseline: bool = True,
+  ) -> dict[str, Decoder]:
+    """Returns a setup's decoder, and its baseline, compiled and run."""
+    decoder = self.decoder(setup)
+    ways = {runs.OURS: decoder}
+    if baseline:
+      place = tuple(getattr(setup, name) for name in _BASELINE)
+      ways[runs.BASELINE] = self._baselines.setdefault(
+        place, decoder.baseline()
+      )
+    with terminal.progress(f"compiling {what}"):
+      for way in ways.values():
+        way.is_warm = False  # programs of a baseline may be forgotten
+        way.warm_up(rows)
+    return ways
+
+  def measure(self, point: Point) -> dict:
+    """Decodes every prompt, in turns with the baseline.
+
+    Returns:
+      Of a line the run's document, and the seconds of a round.
+    """
+    setup, shape = point
+    timing.forget_programs()  # of the point before
+    batches = batches_of(self.encoded, setup.batch)
+    what = f"{shape.name} of {shape.size}, {setup.acceptance}"
+    ways = self.ways(shape.setup(setup), batches[0].rows, what)
+    comparison = runs.compare(ways, batches)
+    run = comparison.run(runs.OURS, shape.levels)
+    rounds = sum(one.num_rounds for one in comparison.of(runs.OURS))
+    seconds = run.speed.seconds / rounds
+    return {"run": run.document(), "round_seconds": seconds}
+
+
+def resume(
+  lines: files.Lines,
+  points: Mapping[tuple, Any],
+  measure: Callable[[Any], dict],
+  unit: str,
+) -> list[dict]:
+  """Returns a line for every point.
+
+  Those that `lines` does not hold are measured, and kept there.
+
+  Args:
+    points: by what a line is recognised by.
+  """
+  done = {tuple(x["point"]): x for x in lines.entries if "point" in x}
+  with tqdm(points.items(), unit=unit) as progress:
+    for key, point in progress:
+      if key not in done:
+        name = ", ".join(map(str, key[:4]))
+        progress.set_postfix_str(terminal.escape(name, ""))
+        done[key] = {"point": key, **measure(point), "load": provenance.load()}
+        lines.append(done[key])
+  return [done[key] for key in points]
 
 
 def rule_of(setup: Setup, call: str) -> AcceptanceRule:
@@ -83,12 +172,11 @@ def shapes_of(
     rules: calls.
   """
   candidates = [Shape(size, "chain", "none", "chain", size)]
-  for count in (2, 4):
+  for count, siblings in itertools.product((2, 4), ("iid", RANKED[0])):
     if size % count == 0:
-      for siblings in ("iid", "without_replacement"):
-        call = f"chains({count}, siblings={siblings})"
-        name = f"{count} chains"
-        candidates.append(Shape(size, name, siblings, call, size // count))
+      call = f"chains({count}, siblings={siblings})"
+      name = f"{count} chains"
+      candidates.append(Shape(size, name, siblings, call, size // count))
   levels = 1
   for siblings, by_rank in ranks.items():
     paths = draft_tree.optimal(by_rank, size)
@@ -125,133 +213,6 @@ def _fits(setup: Setup, shape: Shape, rule: str) -> bool:
   return True
 
 
-class RuleComparison:
-  """Compares rules and shapes on the same prompts."""
-
-  def __init__(
-    self, setup: Setup, target: Target, encoded: Sequence[Sequence[int]]
-  ):
-    """Args:
-    setup: of all but rule, shape and k.
-    target: loaded.
-    encoded: token ids of the prompts.
-    """
-    self._setup, self._target, self._encoded = setup, target, encoded
-    self._batches = batches_of(encoded, setup.batch)
-    self._baseline: Decoder | None = None
-
-  def _decoder(self, shape: Shape, rule: str) -> Decoder:
-    decoder = shape.setup(self._setup, rule).decoder(self._target)
-    return dataclasses.replace(decoder, eos_ids=())
-
-  def ranks(self, lines: files.Lines) -> dict[str, list[float]]:
-    """Returns, by kind of siblings, how often the r-th of many is accepted.
-
-    It is measured where `lines` does not hold it, and kept there.
-    """
-    for line in lines.entries:
-      if "ranks" in line:
-        return line["ranks"]
-    ranks = {}
-    for siblings in RANKED:
-      decoder = self._decoder(star_of(siblings), "rejection")
-      with terminal.progress(f"counting acceptance by rank, {siblings}"):
-        shares = expected_acceptance.acceptance_by_rank(decoder, self._encoded)
-      # float32 may sum to 1 + 1e-7.
-      ranks[siblings] = (shares / max(1.0, shares.sum())).tolist()
-    lines.append({"ranks": ranks})
-    return ranks
-
-  def expected(self, shape: Shape) -> dict[str, dict]:
-    """Returns, by rule, the expected accepted tokens a round, and the tokens
-    per target step over rejection's.
-
-    Rejection writes the text, so a lossy rule is evaluated on text of the
-    target's distribution.
-    """
-    decoder = self._decoder(shape, "rejection")
-    rules = [rule_of(self._setup, rule) for rule in shape.rules]
-    what = f"counting expected tokens, {shape.name} of {shape.size}"
-    with terminal.progress(what):
-      sums, rounds = expected_acceptance.expected_lengths(
-        decoder, self._encoded, [decoder.rule, *rules]
-      )
-    token, *sums = sums
-
-    def estimate(over, under):
-      finite = np.all(np.isfinite(over)) and np.all(np.isfinite(under))
-      ratio = metrics.ratio(over, under) if finite else metrics.Estimate(None)
-      return dataclasses.asdict(ratio)
-
-    return {
-      rule: {
-        "expected": estimate(total, rounds),
-        "gain": estimate(total + rounds, token + rounds),
-      }
-      for rule, total in zip(shape.rules, sums)
-    }
-
-  def measured(self, shape: Shape, rule: str) -> tuple[results.Run, float]:
-    """Decodes every prompt, in turns with the baseline.
-
-    Returns:
-      The run, and the seconds of a round.
-    """
-    decoder = self._decoder(shape, rule)
-    first = self._batches[0].rows
-    with terminal.progress(f"compiling {shape.name} of {shape.size}, {rule}"):
-      decoder.warm_up(first)
-      if self._baseline is None:
-        self._baseline = decoder.baseline()
-        self._baseline.warm_up(first)
-    ways = {"rule": decoder, runs.BASELINE: self._baseline}
-    comparison = runs.compare(ways, self._batches)
-    run = comparison.run("rule", shape.levels)
-    rounds = sum(one.num_rounds for one in comparison.of("rule"))
-    return run, run.speed.seconds / rounds
-
-  def compare(self, shapes: Sequence[Shape], lines: files.Lines) -> list[dict]:
-    """Returns a run for every shape and each of its rules.
-
-    Those that `lines` does not hold are measured, and kept there.
-    """
-    done = {tuple(x["point"]): x["run"] for x in lines.entries if "point" in x}
-    total = sum(len(shape.rules) for shape in shapes)
-    with tqdm(total=total, unit="rule") as progress:
-      for shape in shapes:
-        expected = None
-        for rule in shape.rules:
-          progress.set_postfix_str(f"{shape.size}: {shape.name}, {rule}")
-          point = (*shape[:3], rule)
-          if point not in done:
-            expected = expected or self.expected(shape)
-            run = done[point] = self._document(shape, rule, expected[rule])
-            entry = {"point": point, "run": run, "load": provenance.load()}
-            lines.append(entry)
-          progress.update()
-        timing.forget_programs()
-    return [done[(*s[:3], rule)] for s in shapes for rule in s.rules]
-
-  def _document(self, shape: Shape, name: str, expected: dict) -> dict:
-    measured, round_seconds = self.measured(shape, name)
-    rule, distance = rule_of(self._setup, name), 0.0
-    if not rule.lossless:
-      temperature = self._setup.temperature
-      distance = enumeration.tabular_loss(rule, shape.siblings, temperature)
-    labels = {
-      "rule": name,
-      "shape": shape.name,
-      "siblings": shape.siblings,
-      "lossless": rule.lossless,
-      "distance": distance,
-    }
-    return (
-      measured.document()
-      | expected
-      | {"round_seconds": round_seconds, "comparison": labels}
-    )
-
-
 def check_drafter(setup: Setup) -> None:
   """Refuses drafters whose acceptance by rank cannot be measured.
 
@@ -260,7 +221,7 @@ def check_drafter(setup: Setup) -> None:
   """
   try:
     for siblings in RANKED:
-      star_of(siblings).setup(setup, "rejection")
+      _star(siblings).setup(setup, "rejection")
   except ValueError as error:
     raise ValueError(
       f"drafter = {setup.drafter}: {error}; trees are compared as well, so "
@@ -268,10 +229,104 @@ def check_drafter(setup: Setup) -> None:
     ) from error
 
 
-def star_of(siblings: str) -> Shape:
-  """Returns the shape whose acceptance by rank is measured."""
+def _star(siblings: str) -> Shape:
+  """The shape whose acceptance by rank is measured."""
   call = f"chains({_RANKS}, siblings={siblings})"
   return Shape(_RANKS, "star", siblings, call, 1)
+
+
+def measure_ranks(
+  bench: Bench, setup: Setup, lines: files.Lines
+) -> dict[str, list[float]]:
+  """Returns, by kind of siblings, how often the r-th of many is accepted.
+
+  It is measured where `lines` does not hold it, and kept there.
+  """
+  for line in lines.entries:
+    if "ranks" in line:
+      return line["ranks"]
+  ranks = {}
+  for siblings in RANKED:
+    decoder = bench.decoder(_star(siblings).setup(setup, "rejection"))
+    with terminal.progress(f"counting acceptance by rank, {siblings}"):
+      shares = expected_acceptance.acceptance_by_rank(decoder, bench.encoded)
+    # float32 may sum to 1 + 1e-7.
+    ranks[siblings] = (shares / max(1.0, shares.sum())).tolist()
+  lines.append({"ranks": ranks})
+  return ranks
+
+
+def _expected(bench: Bench, setup: Setup, shape: Shape) -> dict[str, dict]:
+  """Returns, by rule, the expected accepted tokens a round, and the tokens per
+  target step over rejection's.
+
+  Rejection writes the text, so a lossy rule is evaluated on text of the
+  target's distribution.
+  """
+  timing.forget_programs()  # of the shape before
+  decoder = bench.decoder(shape.setup(setup, "rejection"))
+  rules = [rule_of(setup, rule) for rule in shape.rules]
+  what = f"counting expected tokens, {shape.name} of {shape.size}"
+  with terminal.progress(what):
+    sums, rounds = expected_acceptance.expected_lengths(
+      decoder, bench.encoded, [decoder.rule, *rules]
+    )
+  token, *sums = sums
+
+  def estimate(over, under):
+    return dataclasses.asdict(metrics.ratio(over, under))
+
+  return {
+    rule: {
+      "expected": estimate(total, rounds),
+      "gain": estimate(total + rounds, token + rounds),
+    }
+    for rule, total in zip(shape.rules, sums)
+  }
+
+
+def compare(
+  bench: Bench, setup: Setup, shapes: Sequence[Shape], lines: files.Lines
+) -> list[dict]:
+  """Returns a run's document for every shape and each of its rules.
+
+  Those that `lines` does not hold are measured, and kept there.
+
+  Args:
+    setup: of all but rule, shape and k.
+  """
+
+  expected = functools.partial(_expected, bench, setup)
+  expected = functools.lru_cache(maxsize=1)(expected)
+
+  def measure(point: Point) -> dict:
+    setup, shape = point
+    worth, line = expected(shape)[setup.acceptance], bench.measure(point)
+    rule, distance = setup.make_rule(), 0.0
+    if not rule.lossless:
+      distance = enumeration.tabular_loss(
+        rule, shape.siblings, setup.temperature
+      )
+    worth |= {"round_seconds": line["round_seconds"]}
+    worth["comparison"] = {
+      "rule": setup.acceptance,
+      "shape": shape.name,
+      "siblings": shape.siblings,
+      "lossless": rule.lossless,
+      "distance": distance,
+    }
+    return {"run": line["run"] | worth}
+
+  points = {
+    (*shape[:3], rule): Point(
+      dataclasses.replace(setup, acceptance=rule), shape
+    )
+    for shape in shapes
+    for rule in shape.rules
+  }
+  documents = [x["run"] for x in resume(lines, points, measure, "rule")]
+  timing.forget_programs()
+  return documents
 
 
 def time_passes(
@@ -312,7 +367,7 @@ def best_tree(
   """Searches the static tree that pays most by the times of these runs.
 
   Args:
-    runs: of `RuleComparison.compare`.
+    runs: of `compare`.
     passes: of `time_passes`.
 
   Returns:
@@ -336,7 +391,5 @@ def best_tree(
     "siblings": siblings,
     "pass_seconds": [*times.items()],
     "level_seconds": of_level,
-    "paths": tree.paths,
-    "tokens": tree.tokens,
-    "seconds": tree.seconds,
+    **tree._asdict(),
   }

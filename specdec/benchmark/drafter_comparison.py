@@ -9,25 +9,20 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 import jax
 import numpy as np
-from tqdm import tqdm
 
 from specdec import draft_tree
-from specdec.benchmark import provenance, timing
 from specdec.benchmark.catalog import Target
-from specdec.benchmark.comparison import RuleComparison, Shape
+from specdec.benchmark.comparison import Point, Shape
 from specdec.benchmark.decoder import Decoder
 from specdec.benchmark.setup import Setup
 from specdec.models.config import TransformerConfig
-from specdec.roofline import shapes
-from specdec.roofline.chips import Chip
+from specdec.roofline import chips, shapes
 from specdec.roofline.cost import Deployment
 from specdec.roofline.round_cost import round_cost
 from specdec.types import DrafterCost
-from specdec.utils import files
 
 TEMPERATURES = (0.0, 1.0)
 # How often a node's first, second ... child is accepted: shapes the tree.
@@ -35,65 +30,22 @@ _RANKS = (0.6, 0.14, 0.07)
 _DEEPEST = 8  # levels of the tree
 
 
-class Candidate(NamedTuple):
-  """A drafter that is compared.
-
-  Attributes:
-    setup: it, with a chain of the smallest k.
-    decoder: what that setup builds.
-    checksum: of its weights: one that was trained anew is measured anew.
-  """
-
-  setup: Setup
-  decoder: Decoder
-  checksum: int
-
-  @property
-  def cost(self) -> DrafterCost | None:
-    """What drafting reads; None: unknown."""
-    cost = self.decoder.drafter.cost
-    return cost if cost is not None and cost.step is not None else None
-
-  @property
-  def weights(self) -> int:
-    """Weights held beyond the target's."""
-    return sum(x.size for x in jax.tree.leaves(self.decoder.params.draft))
-
-
-class Point(NamedTuple):
-  """What is measured by itself."""
-
-  candidate: Candidate
-  temperature: float
-  shape: Shape
-
-  @property
-  def setup(self) -> Setup:
-    """Its setup, but for the shape."""
-    return dataclasses.replace(
-      self.candidate.setup, temperature=self.temperature
-    )
-
-  @property
-  def key(self) -> tuple:
-    """What a line is recognised by."""
-    name, shape = self.candidate.setup.drafter, self.shape
-    checksum = self.candidate.checksum
-    return name, self.temperature, shape.name, shape.size, checksum
+def key_of(point: Point) -> tuple:
+  """Returns what a line is recognised by, with the checksum of weights."""
+  setup, shape = point
+  return setup.drafter, setup.temperature, shape.name, shape.size
 
 
 def _fits(setup: Setup, target: Target, shape: Shape) -> bool:
   """Whether the drafter can draw that shape, right for the rule."""
-  setup = dataclasses.replace(setup, k=shape.levels)
   try:
     for temperature in TEMPERATURES:
-      setup = dataclasses.replace(
-        setup, shape=shape.call, temperature=temperature
-      )
-    decoder = setup.decoder(target)
+      whole = dataclasses.replace(setup, temperature=temperature)
+      whole = shape.setup(whole)
+    decoder = whole.decoder(target)
   except ValueError:
     return False
-  setup.check_memory(target, decoder)
+  whole.check_memory(target, decoder)
   return True
 
 
@@ -105,7 +57,7 @@ def _tree(size: int, depth: int) -> Shape:
 
 
 def points_of(
-  candidates: Sequence[Candidate],
+  setups: Sequence[Setup],
   target: Target,
   ks: Sequence[int],
   tree_size: int,
@@ -117,72 +69,52 @@ def points_of(
   left out: a k that it has no heads for, a tree.
 
   Args:
+    setups: each drafter's, with a chain.
     tree_size: draft tokens of the tree; 0: none.
   """
   chains = [Shape(k, "chain", "none", "chain", k) for k in ks]
-  drawn = [
-    [shape for shape in chains if _fits(one.setup, target, shape)]
-    for one in candidates
-  ]
+  drawn = [[x for x in chains if _fits(one, target, x)] for one in setups]
   if tree_size:
     flat = _tree(tree_size, 1)
-    able = [_fits(one.setup, target, flat) for one in candidates]
+    able = [_fits(one, target, flat) for one in setups]
     for depth in range(min(max(ks), _DEEPEST), 0, -1):
       tree = _tree(tree_size, depth)
-      if all(
-        _fits(one.setup, target, tree)
-        for one in itertools.compress(candidates, able)
-      ):
+      if all(_fits(x, target, tree) for x in itertools.compress(setups, able)):
         break
     for shapes_of_one in itertools.compress(drawn, able):
       shapes_of_one.append(tree)
   return [
-    Point(candidate, temperature, shape)
+    Point(dataclasses.replace(setup, temperature=temperature), shape)
     for temperature in TEMPERATURES
-    for candidate, some in zip(candidates, drawn)
+    for setup, some in zip(setups, drawn)
     for shape in some
   ]
 
 
-def measure(
-  points: Sequence[Point],
-  target: Target,
-  encoded: Sequence[Sequence[int]],
-  lines: files.Lines,
-) -> list[dict]:
-  """Returns a line for every point.
+class Machine:
+  """Predicts rounds: reads at the rate of a one-token pass, computes for free.
 
-  Those that `lines` does not hold are measured, and kept there.
+  Attributes:
+    read_rate: bytes per second of a one-token pass of the target.
   """
-  done = {tuple(x["point"]): x for x in lines.entries if "point" in x}
-  for point in tqdm(points, unit="point"):
-    if point.key in done:
-      continue
-    bench = RuleComparison(point.setup, target, encoded)
-    run, seconds = bench.measured(point.shape, point.setup.acceptance)
-    done[point.key] = {
-      "point": point.key,
-      "run": run.document(),
-      "round_seconds": seconds,
-      "load": provenance.load(),
-    }
-    lines.append(done[point.key])
-    timing.forget_programs()
-  return [done[point.key] for point in points]
 
-
-class Machine(NamedTuple):
-  """What a drafter's rounds are predicted from."""
-
-  target: Deployment  # reads at the rate of a one-token pass, computes for free
-  passes: Mapping[int, float]  # measured seconds by tokens of a row
-  batch: int
-  context: int
-
-  @property
-  def read_rate(self) -> float:
-    """Bytes per second of a one-token pass of the target."""
-    return self.target.chip.bandwidth
+  def __init__(
+    self,
+    config: TransformerConfig,
+    passes: Mapping[int, float],
+    batch: int,
+    context: int,
+  ):
+    """Args:
+    config: the target's.
+    passes: of `comparison.time_passes`.
+    """
+    free = {"float32": math.inf, "bfloat16": math.inf}
+    chip = chips.get("v5e", bandwidth=1.0, rows=1, **free)
+    dtype = "float32" if config.dtype == "float32" else "bfloat16"
+    self._target = Deployment(shapes.of_config(config), chip, dtype, dtype)
+    self._passes, self._place = passes, (batch, context)
+    self.read_rate = self._target.cost(batch, 1, context).bytes / passes[1]
 
   def seconds(
     self, cost: DrafterCost, draft, nodes: int, baseline: float
@@ -198,95 +130,60 @@ class Machine(NamedTuple):
       nodes: verified; a drafter ahead of it may have drafted more.
       baseline: seconds of an autoregressive round.
     """
-    where = self.batch, self.context
-    priced = round_cost(self.target, cost, draft, *where)
-    verify = priced.only("target").seconds
+    batch, context = self._place
+    estimated = round_cost(self._target, cost, draft, batch, context)
+    verify = estimated.only("target").seconds
     drafted = draft if isinstance(draft, int) else sum(draft)
-    whole = self.target.cost(self.batch, 1 + drafted, self.context).seconds
-    overhead = max(0.0, baseline - self.passes[1])
-    verified = self.passes[nodes] * verify / whole
-    return priced.seconds - verify + verified + overhead
+    whole = self._target.cost(batch, 1 + drafted, context).seconds
+    verified = self._passes[nodes] * verify / whole
+    overhead = max(0.0, baseline - self._passes[1])
+    drafting = (estimated.seconds - verify) / self.read_rate
+    return drafting + verified + overhead
 
   def step_bytes(self, cost: DrafterCost) -> float:
     """Returns the bytes that one more draft token of a chain moves."""
     one, two = (
-      round_cost(self.target, cost, k, self.batch, self.context)
-      .only("draft")
-      .bytes
+      round_cost(self._target, cost, k, *self._place).only("draft").bytes
       for k in (1, 2)
     )
     return two - one
 
 
-def machine(
-  config: TransformerConfig,
-  passes: Mapping[int, float],
-  batch: int,
-  context: int,
-) -> Machine:
-  """Returns a machine that reads as a one-token pass was seen to.
+def document(
+  point: Point, line: dict, decoder: Decoder, machine: Machine
+) -> dict:
+  """Returns a point as results.json has it.
 
   Args:
-    passes: of `comparison.time_passes`.
+    line: of `comparison.Bench.measure`.
+    decoder: of the same drafter.
   """
-
-  def deploy(bandwidth: float) -> Deployment:
-    chip = Chip(
-      "this machine",
-      memory=math.inf,
-      bandwidth=bandwidth,
-      flops={"float32": math.inf, "bfloat16": math.inf},
-      link_bandwidth=bandwidth,
-      axes=0,
-      wrap=1,
-      hop_seconds=0.0,
-      rows=1,
-      source="a pass of one token",
-    )
-    dtype = "float32" if config.dtype == "float32" else "bfloat16"
-    return Deployment(shapes.of_config(config), chip, dtype, dtype)
-
-  size = deploy(1.0).cost(batch, 1, context).bytes
-  return Machine(deploy(size / passes[1]), passes, batch, context)
+  cost, step_bytes, predicted = decoder.drafter.cost, None, None
+  if cost is not None and cost.step is not None:
+    step_bytes = machine.step_bytes(cost)
+    predicted = _speedup(point, line["run"], cost, machine)
+  weights = jax.tree.leaves(decoder.params.draft)
+  drafter = {
+    "name": point.setup.drafter,
+    "kind": decoder.drafter.name,
+    "temperature": point.setup.temperature,
+    "weights": sum(x.size for x in weights),  # beyond the target's
+    "step_bytes": step_bytes,
+    "shape": point.shape.name,
+    "seconds": line["round_seconds"],
+    "load": line["load"],
+  }
+  return line["run"] | {"drafter": drafter, "predicted": predicted}
 
 
-def documents(
-  points: Sequence[Point], lines: Sequence[dict], machine: Machine
-) -> list[dict]:
-  """Returns every point as results.json has it.
-
-  Args:
-    lines: of `measure`.
-  """
-  return [
-    line["run"]
-    | {
-      "drafter": {
-        "name": point.candidate.setup.drafter,
-        "kind": point.candidate.decoder.drafter.name,
-        "temperature": point.temperature,
-        "weights": point.candidate.weights,
-        "step_bytes": point.candidate.cost
-        and machine.step_bytes(point.candidate.cost),
-        "shape": point.shape.name,
-        "seconds": line["round_seconds"],
-        "load": line["load"],
-      },
-      "predicted": _speedup(point, line["run"], machine),
-    }
-    for point, line in zip(points, lines)
-  ]
-
-
-def _speedup(point: Point, run: dict, machine: Machine) -> float | None:
-  """Predicts the speedup for the tokens per step measured; None: unknown."""
-  cost, speed = point.candidate.cost, run["speed"]
-  if cost is None:
-    return None
-  draft = run["k"]
+def _speedup(
+  point: Point, run: dict, cost: DrafterCost, machine: Machine
+) -> float:
+  """Predicts the speedup for the tokens per step that were measured."""
+  draft, speed = run["k"], run["speed"]
   if point.shape.name == "tree":
-    setup = point.shape.setup(point.setup, point.setup.acceptance)
-    _, *levels = draft_tree.levels(np.array(setup.make_shape().spec.parents))
+    spec = point.shape.setup(point.setup).make_shape().spec
+    _, *levels = draft_tree.levels(np.array(spec.parents))
     draft = tuple(level.stop - level.start for level in levels)
   baseline = speed["baseline_seconds"] * run["batch"] / speed["baseline_tokens"]
   seconds = machine.seconds(cost, draft, run["nodes"], baseline)

@@ -4,49 +4,84 @@ Invariant: a batch is of one group and one shape, so its time belongs to the
 group; what is kept of it is one line of JSON that says everything.
 """
 
+import dataclasses
 import functools
-from collections.abc import Sequence
+import itertools
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from specdec.benchmark import metrics, results, runs
+from specdec.benchmark import metrics, provenance, results, runs
+from specdec.benchmark.catalog import Target
+from specdec.benchmark.comparison import resume
 from specdec.benchmark.decoder import Batch, Decoder
 from specdec.benchmark.prompts import Corpus
+from specdec.benchmark.setup import Setup
 from specdec.types import Stats
+from specdec.utils import files, terminal
 
 _SMALLEST = 256  # tokens of the smallest prompt buffer; others double it
 
 
 def buffer_size(length: int = 0) -> int:
-  """P of the smallest of few prompt buffers that holds so many tokens."""
+  """Returns P, the smallest of few prompt buffers with so many tokens."""
   size = _SMALLEST
   while size < length:
     size *= 2
   return size
 
 
-def plan(
-  encoded: Sequence[Sequence[int]], groups: Sequence[str], batch: int
-) -> list[tuple[int, list[int]]]:
-  """(P, indices of the prompts) of every batch, those of one P together.
+def decode(
+  setups: Mapping[int, Setup],
+  target: Target,
+  corpus: Corpus,
+  lines: files.Lines,
+) -> list[dict]:
+  """Decodes all prompts with each k; returns a line for every batch.
+
+  Those that `lines` does not hold are decoded, and kept there.
 
   Args:
-    encoded: token ids of each prompt.
-    groups: what each is counted under.
+    setups: by k.
   """
-  kinds = {}
-  for i, (ids, group) in enumerate(zip(encoded, groups)):
+  [setup, *_] = setups.values()
+  kinds: dict[tuple[int, str], list[int]] = {}
+  for i, (ids, group) in enumerate(zip(corpus.encoded, corpus.groups)):
     kinds.setdefault((buffer_size(len(ids)), group), []).append(i)
-  return [
-    (size, members[first : first + batch])
-    for (size, _), members in sorted(kinds.items())
-    for first in range(0, len(members), batch)
-  ]
+  # In order of size, each of which is compiled once.
+  points = {}
+  for (size, group), members in sorted(kinds.items()):
+    for first in range(0, len(members), setup.batch):
+      numbers = members[first : first + setup.batch]
+      points[group, *numbers] = len(points), size, numbers
+
+  @functools.lru_cache(maxsize=1)
+  def decoders_of(size: int) -> dict[int | str, Decoder]:
+    _, _, numbers = next(x for x in points.values() if x[1] == size)
+    decoders, rows = {}, [corpus.encoded[i] for i in numbers]
+    for k, one in setups.items():
+      with terminal.progress(
+        f"compiling k = {k} for prompts up to {size} tokens"
+      ):
+        one = dataclasses.replace(one, prompt_size=size)
+        decoders[k] = one.decoder(target)
+        decoders[k].warm_up(rows)
+    with terminal.progress("compiling the baseline"):
+      decoders[runs.BASELINE] = decoders[k].baseline()
+      decoders[runs.BASELINE].warm_up(rows)
+    return decoders
+
+  def measure(point: tuple[int, int, list[int]]) -> dict:
+    turn, size, numbers = point
+    batch = Batch([corpus.encoded[i] for i in numbers], numbers)
+    line = _decode_batch(decoders_of(size), batch, turn, setup.comparable)
+    return line | {"date": provenance.now()}
+
+  return resume(lines, points, measure, "batch")
 
 
-def decode_batch(
-  decoders: dict[int, Decoder],
-  baseline: Decoder,
+def _decode_batch(
+  decoders: dict[int | str, Decoder],
   batch: Batch,
   turn: int,
   comparable: bool,
@@ -54,27 +89,20 @@ def decode_batch(
   """Decodes a batch in every way once; returns its line of JSON.
 
   Args:
-    decoders: by k, of one shape.
+    decoders: by k, of one shape, and the baseline.
     turn: number of the batch; it rotates who goes first.
     comparable: whether texts should equal the baseline's.
   """
   ways = {
     name: functools.partial(way.complete, strict=False)
-    for name, way in {**decoders, runs.BASELINE: baseline}.items()
+    for name, way in decoders.items()
   }
   [done] = runs.interleave(ways, [batch], first_turn=turn)
-  baseline_texts = done[runs.BASELINE].texts
+  comparison = runs.Comparison(decoders, [batch], [done])
+  baseline, faults = done[runs.BASELINE], [x.faults for x in done.values()]
 
   def counted(k: int) -> dict:
-    completed, differences = done[k], []
-    if comparable:
-      differences = [
-        decoders[k].first_difference(row, text, other, number)
-        for row, number, text, other in zip(
-          batch.rows, batch.numbers, completed.texts, baseline_texts
-        )
-        if text != other
-      ]
+    completed = done[k]
     return {
       "k": k,
       "nodes": decoders[k].num_nodes,
@@ -85,82 +113,76 @@ def decode_batch(
         name: np.asarray(value).tolist()
         for name, value in vars(completed.stats).items()
       },
-      "differences": differences,
+      "differences": comparison.differences(k) if comparable else (),
     }
 
-  faults = [fault for one in done.values() for fault in one.faults]
   return {
     "prompts": list(batch.numbers),
-    "faults": list(dict.fromkeys(faults)),
-    "baseline_tokens": done[runs.BASELINE].num_tokens,
-    "baseline_seconds": done[runs.BASELINE].seconds,
-    "baseline_prefill_seconds": done[runs.BASELINE].prefill_seconds,
-    "runs": [counted(k) for k in decoders],
+    "faults": [*dict.fromkeys(itertools.chain(*faults))],
+    "baseline_tokens": baseline.num_tokens,
+    "baseline_seconds": baseline.seconds,
+    "baseline_prefill_seconds": baseline.prefill_seconds,
+    "runs": [counted(k) for k in done if k != runs.BASELINE],
   }
+
+
+def _faults(lines: Sequence[dict]) -> list[str]:
+  return [*itertools.chain(*(line.get("faults", ()) for line in lines))]
 
 
 def sum_up(
   lines: Sequence[dict], groups: Sequence[str], batch: int, comparable: bool
 ) -> list[results.Run]:
-  """A run for every group, in the order of the prompts, then for all; and k.
+  """Returns a run for every group and k, in the prompts' order, then for all.
 
   Groups of which no token was decoded are left out.
 
   Args:
-    lines: of `decode_batch`, all with the same ks.
+    lines: of `decode`, all with the same ks.
     groups: by number of the prompt.
 
   Raises:
     ValueError: not one token was decoded.
   """
-  faults = [fault for line in lines for fault in line.get("faults", ())]
-  lines = [
+  decoded = [
     line
     for line in lines
     if line["baseline_tokens"] and all(run["tokens"] for run in line["runs"])
   ]
-  if not lines:
-    raise ValueError(faults[0])
-  kept = {groups[line["prompts"][0]] for line in lines}
+  if not decoded:
+    raise ValueError(_faults(lines)[0])
+  by_group = {group: [] for group in dict.fromkeys(groups)}
+  for line in decoded:
+    by_group[groups[line["prompts"][0]]].append(line)
+  by_group["all"] = decoded
   return [
-    _run(
-      [x for x in lines if group in ("all", groups[x["prompts"][0]])],
-      place,
-      group,
-      batch,
-      comparable,
-    )
-    for group in [*(g for g in dict.fromkeys(groups) if g in kept), "all"]
-    for place in range(len(lines[0]["runs"]))
+    _run(some, place, group, batch, comparable)
+    for group, some in by_group.items()
+    if some
+    for place in range(len(some[0]["runs"]))
   ]
 
 
 def _run(lines, place, group, batch, comparable) -> results.Run:
   """Sums up these lines' runs number `place`."""
-  parts = [line["runs"][place] for line in lines]
+  parts = [line | line["runs"][place] for line in lines]
   stats = [
-    Stats(**{name: np.array(x) for name, x in run["stats"].items()})
-    for run in parts
+    Stats(**{name: np.array(x) for name, x in part["stats"].items()})
+    for part in parts
   ]
-  texts = sum(len(line["prompts"]) for line in lines)
-  differences = tuple(d for run in parts for d in run["differences"])
+  identity = None
+  if comparable:
+    texts = sum(len(part["prompts"]) for part in parts)
+    differences = (*itertools.chain(*(part["differences"] for part in parts)),)
+    identity = results.Identity(texts, texts - len(differences), differences)
   return results.Run(
     group,
     parts[0]["k"],
     parts[0]["nodes"],
     batch,
     metrics.acceptance(stats),
-    metrics.speed(
-      [run["tokens"] for run in parts],
-      [run["seconds"] for run in parts],
-      [line["baseline_tokens"] for line in lines],
-      [line["baseline_seconds"] for line in lines],
-      [run["prefill_seconds"] for run in parts],
-      [line["baseline_prefill_seconds"] for line in lines],
-    ),
-    results.Identity(texts, texts - len(differences), differences)
-    if comparable
-    else None,
+    metrics.speed_of(parts),
+    identity,
   )
 
 
@@ -170,15 +192,14 @@ def document(
   lines: Sequence[dict],
   corpus: Corpus,
 ) -> dict:
-  """Returns what a document of eval.py says beside its header.
+  """Returns the document of eval.py.
 
   Args:
-    lines: of every batch, with its date and load.
+    lines: of `decode`.
   """
   loads = [line["load"] for line in lines if line["load"] is not None]
-  faults = [fault for line in lines for fault in line.get("faults", ())]
-  return {
-    "caveats": [*header["caveats"], *faults],
+  return header | {
+    "caveats": [*header["caveats"], *_faults(lines)],
     "runs": [run.document() for run in runs],
     "measured": {
       "first": min(line["date"] for line in lines),

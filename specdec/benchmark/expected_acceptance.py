@@ -6,14 +6,13 @@ draft is arithmetic, so rules are compared with little noise between them.
 """
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from specdec import sampling, step
-from specdec.benchmark.decoder import Batch, Decoder
+from specdec.benchmark.decoder import Decoder, batches_of
 from specdec.traversal import TRAVERSALS, accept_probs
 from specdec.types import AcceptanceRule, Array, Draft, PyTree
 
@@ -24,7 +23,7 @@ Statistic = Callable[[Draft, Array], PyTree]
 def over_rounds(
   decoder: Decoder, rows: Sequence[Sequence[int]], statistic: Statistic
 ) -> tuple[PyTree, np.ndarray]:
-  """Sums of an evaluation over the rounds that write these texts, row by row.
+  """Sums a statistic over the rounds that write these texts, row by row.
 
   They are written by the decoder's own rule. A round counts while the row has
   room for the whole draft, so that the length limit never cuts what is counted.
@@ -36,23 +35,9 @@ def over_rounds(
   Returns:
     The sums, [rows, ...] each, and how many rounds were summed [rows].
   """
-  run, parts_done = _compiled(decoder, statistic), []
-  for first in range(0, len(rows), decoder.batch):
-    part = rows[first : first + decoder.batch]
-    numbers = range(first, first + len(part))
-    done = run(decoder.params, decoder.start(Batch(part, numbers)))
-    parts_done.append(
-      [np.asarray(x)[: len(part)] for x in jax.tree.leaves(done)]
-    )
-  whole = [np.concatenate(parts) for parts in zip(*parts_done)]
-  return jax.tree.unflatten(jax.tree.structure(done), whole)
-
-
-def _compiled(decoder: Decoder, statistic: Statistic):
-  """The loop, compiled once for a decoder and an evaluation."""
   spec, target, rule = decoder.drafter.spec, decoder.target, decoder.rule
 
-  def look(params, state):
+  def evaluate(params, state):
     draft, state = step.draft_step(target, decoder.drafter, rule, params, state)
     output, _ = step.verify_step(target, spec, params.target, state, draft)
     return statistic(
@@ -62,11 +47,11 @@ def _compiled(decoder: Decoder, statistic: Statistic):
   def body(carry):
     params, state, sums, counted = carry
     room = (state.limit - state.length >= spec.max_depth) & ~state.done
-    seen = look(params, state)
+    where = jax.vmap(jnp.where, (0, 0, None))
     sums = jax.tree.map(
-      lambda total, new: total + jnp.where(_spread(room, new), new, 0.0),
+      lambda total, new: total + where(room, new, 0.0),
       sums,
-      seen,
+      evaluate(params, state),
     )
     state = step.decode_step(
       target, decoder.drafter, rule, params, state, jnp.zeros((0,), jnp.int32)
@@ -75,36 +60,33 @@ def _compiled(decoder: Decoder, statistic: Statistic):
 
   @jax.jit
   def run(params, state):
-    shapes = jax.eval_shape(look, params, state)
+    shapes = jax.eval_shape(evaluate, params, state)
     sums = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
     zero = jnp.zeros_like(state.length)
     done = jax.lax.while_loop(
       lambda carry: ~jnp.all(carry[1].done), body, (params, state, sums, zero)
     )
-    return done[2], done[3]
+    return done[2:]
 
-  return run
-
-
-def _spread(mask: Array, like: Array) -> Array:
-  return mask.reshape(mask.shape + (1,) * (like.ndim - 1))
-
-
-class Lengths(NamedTuple):
-  """What some rules would keep of the drafts of a generation, row by row."""
-
-  expected: list[np.ndarray]  # of each rule [rows]: sums of expected lengths
-  rounds: np.ndarray  # [rows]
+  parts = [
+    run(decoder.params, decoder.start(batch))
+    for batch in batches_of(rows, decoder.batch)
+  ]
+  return jax.tree.map(lambda *x: np.concatenate(x)[: len(rows)], *parts)
 
 
 def expected_lengths(
   decoder: Decoder,
   rows: Sequence[Sequence[int]],
   rules: Sequence[AcceptanceRule],
-) -> Lengths:
-  """Expected accepted tokens a round, of one generation's drafts by each rule.
+) -> tuple[list[np.ndarray], np.ndarray]:
+  """Computes expected accepted tokens of one generation's drafts by each rule.
 
   nan where a rule does not know (`acceptance.coupled` for drawn siblings).
+
+  Returns:
+    Of each rule their sums over rounds [rows], and the numbers of rounds
+    [rows].
   """
   depth = decoder.drafter.spec.max_depth
 
@@ -118,13 +100,13 @@ def expected_lengths(
       expected.append(jnp.sum(prefix_acceptance, axis=-1))
     return expected
 
-  return Lengths(*over_rounds(decoder, rows, statistic))
+  return over_rounds(decoder, rows, statistic)
 
 
 def acceptance_by_rank(
   decoder: Decoder, rows: Sequence[Sequence[int]]
 ) -> np.ndarray:
-  """[R] how often a node's r-th child is the one that is kept.
+  """Returns [R] how often a node's r-th child is the one that is kept.
 
   Args:
     decoder: its drafter drafts R siblings below the pending token that are
@@ -133,11 +115,8 @@ def acceptance_by_rank(
 
   def statistic(draft: Draft, target_log_probs: Array) -> Array:
     accept_prob = accept_probs(decoder.rule, draft, target_log_probs)[:, 1:]
-    refused = jnp.cumprod(1.0 - accept_prob, axis=1)
-    before = jnp.concatenate(
-      [jnp.ones_like(accept_prob[:, :1]), refused[:, :-1]], 1
-    )
-    return accept_prob * before
+    refused = jnp.cumprod(1.0 - accept_prob[:, :-1], axis=1)
+    return accept_prob.at[:, 1:].multiply(refused)
 
   kept, counted = over_rounds(decoder, rows, statistic)
   return kept.sum(0) / counted.sum()

@@ -10,7 +10,8 @@ has none.
 """
 
 import dataclasses
-from collections.abc import Sequence
+import inspect
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -19,7 +20,7 @@ from specdec.types import Stats
 
 @dataclasses.dataclass(frozen=True)
 class Estimate:
-  """A measured ratio; None where nothing was counted."""
+  """A measured ratio; None where nothing finite was counted."""
 
   value: float | None
   error: float | None = None  # one standard error; None with a single text
@@ -33,16 +34,15 @@ class Estimate:
 
 def _error(value: float, relative: np.ndarray) -> float | None:
   """Of a product of sums, from each unit's relative share in its deviation."""
-  n = len(relative)
-  if n < 2:
+  if (n := len(relative)) < 2:
     return None
   return float(abs(value) * np.sqrt(n / (n - 1) * np.sum(relative**2)))
 
 
 def ratio(over: Sequence[float], under: Sequence[float]) -> Estimate:
-  """sum(over) / sum(under), both of one number a text."""
+  """Returns sum(over) / sum(under), both of one number a text."""
   over, under = np.asarray(over, float), np.asarray(under, float)
-  if not np.sum(under):
+  if not np.sum(under) or not np.all(np.isfinite([over, under])):
     return Estimate(None)
   value = float(np.sum(over) / np.sum(under))
   deviation = (over - value * under) / np.sum(under)
@@ -91,7 +91,7 @@ class Acceptance:
 
 
 def acceptance(stats: Sequence[Stats]) -> Acceptance:
-  """The quantities above over all rows of one or several batches."""
+  """Computes them over all rows of one or several batches."""
 
   def column(name: str) -> np.ndarray:
     return np.concatenate([np.asarray(getattr(s, name)) for s in stats])
@@ -155,7 +155,7 @@ def median_speed(
   prefill_seconds: Sequence[float],
   baseline_prefill_seconds: Sequence[float],
 ) -> Speed:
-  """The same tokens timed again and again, in pairs: by medians.
+  """Returns the speed of pairs that decode the same tokens, by medians.
 
   What slows a machine for a while slows both of a pair, so their quotient says
   more than the quotient of the medians.
@@ -164,25 +164,16 @@ def median_speed(
     tokens: new tokens of one repetition, either way.
     seconds and the others: one entry a repetition.
   """
-  ours, baseline = np.asarray(seconds), np.asarray(baseline_seconds)
-  median, baseline_median = float(np.median(ours)), float(np.median(baseline))
-  quotients = baseline / ours
+  quotients = np.asarray(baseline_seconds) / np.asarray(seconds)
   value, error = float(np.median(quotients)), None
-  if len(ours) > 1:
+  if len(quotients) > 1:
     spread = np.std(np.log(quotients), ddof=1)
     # A median's error is that of a mean times sqrt(pi / 2), were all normal.
-    error = float(value * spread * np.sqrt(np.pi / 2 / len(ours)))
-  return Speed(
-    tokens=tokens,
-    baseline_tokens=tokens,
-    seconds=median,
-    baseline_seconds=baseline_median,
-    prefill_seconds=float(np.median(prefill_seconds)),
-    baseline_prefill_seconds=float(np.median(baseline_prefill_seconds)),
-    tokens_per_second=tokens / median,
-    baseline_tokens_per_second=tokens / baseline_median,
-    speedup=Estimate(value, error),
-  )
+    error = float(value * spread * np.sqrt(np.pi / 2 / len(quotients)))
+  times = seconds, baseline_seconds, prefill_seconds, baseline_prefill_seconds
+  medians = [float(np.median(x)) for x in times]
+  rates = tokens / medians[0], tokens / medians[1]
+  return Speed(tokens, tokens, *medians, *rates, Estimate(value, error))
 
 
 def speed(
@@ -194,22 +185,22 @@ def speed(
   baseline_prefill_seconds: Sequence[float],
 ) -> Speed:
   """Sums up pieces that were timed in both ways; one entry a piece in each."""
-  columns = [
-    np.asarray(x, float)
-    for x in (tokens, seconds, baseline_tokens, baseline_seconds)
-  ]
-  sums = [float(np.sum(x)) for x in columns]
-  a, b, c, d = (x / s for x, s in zip(columns, sums))
-  rate, baseline_rate = sums[0] / sums[1], sums[2] / sums[3]
-  value = rate / baseline_rate
+  times = seconds, baseline_seconds, prefill_seconds, baseline_prefill_seconds
+  columns = [np.asarray(x, float) for x in (tokens, baseline_tokens, *times)]
+  total, baseline_total, *sums = (float(np.sum(x)) for x in columns)
+  rates = total / sums[0], baseline_total / sums[1]
+  value = rates[0] / rates[1]
+  a, b, c, d = (x / np.sum(x) for x in columns[:4])
   return Speed(
-    tokens=int(sums[0]),
-    baseline_tokens=int(sums[2]),
-    seconds=sums[1],
-    baseline_seconds=sums[3],
-    prefill_seconds=float(np.sum(prefill_seconds)),
-    baseline_prefill_seconds=float(np.sum(baseline_prefill_seconds)),
-    tokens_per_second=rate,
-    baseline_tokens_per_second=baseline_rate,
-    speedup=Estimate(value, _error(value, a - b - c + d)),
+    int(total),
+    int(baseline_total),
+    *sums,
+    *rates,
+    Estimate(value, _error(value, a - c - b + d)),
   )
+
+
+def speed_of(pieces: Sequence[Mapping]) -> Speed:
+  """Sums up pieces whose entries are named as the arguments of `speed`."""
+  names = inspect.signature(speed).parameters
+  return speed(*([piece[name] for piece in pieces] for name in names))

@@ -4,7 +4,6 @@ Invariant: every prompt says whether it is text, a user's message or token ids,
 and a line that is none of them is named, not guessed.
 """
 
-import collections
 import json
 import sys
 from collections.abc import Sequence
@@ -15,18 +14,10 @@ from specdec.checkpoints import Tokenizer
 from specdec.utils import terminal
 
 # Spec-Bench counts MT-bench's categories as one (arXiv:2401.07851).
-_MT_BENCH = frozenset(
-  (
-    "writing",
-    "roleplay",
-    "reasoning",
-    "math",
-    "coding",
-    "extraction",
-    "stem",
-    "humanities",
-  )
-)
+_MT_BENCH = (
+  "writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem",
+  "humanities",
+)  # fmt: skip
 _ACCEPTED = "prompt, text, turns (its first is used) or token_ids"
 
 
@@ -39,16 +30,20 @@ class Prompt(NamedTuple):
   name: str = ""  # where it stands: the file's name and its line's number
 
 
+def _report_skipped(lines: Sequence[str]) -> None:
+  for line in lines:
+    terminal.report(f"skipped: {line}", file=sys.stderr)
+
+
 def read(path: str | Path) -> list[Prompt]:
   """As `scan`; lines that hold no prompt are named on standard error."""
   prompts, broken = scan(path)
-  for line in broken:
-    terminal.report(f"skipped: {line}", file=sys.stderr)
+  _report_skipped(broken)
   return prompts
 
 
 def scan(path: str | Path) -> tuple[list[Prompt], list[str]]:
-  """All prompts of a file, and a sentence for every line that holds none.
+  """Reads all prompts of a file, and a sentence for every line without one.
 
   A .jsonl file is read line by line, any other file whole.
 
@@ -70,10 +65,9 @@ def scan(path: str | Path) -> tuple[list[Prompt], list[str]]:
     prompts = [Prompt(content, None, path.stem, path.name)] if content else []
   else:
     for number, line in enumerate(path.read_bytes().split(b"\n"), 1):
-      if not line.strip():
-        continue
       try:
-        prompts.append(_parse(line, path, number))
+        if line.strip():
+          prompts.append(_parse(line, path, number))
       except ValueError as error:
         broken.append(f"line {number} of {path}{error}")
   if not prompts:
@@ -156,60 +150,47 @@ class Corpus(NamedTuple):
   encoded: list[list[int]]
   groups: list[str]  # the category that each is counted under
   broken: list[str]  # a sentence for each line that holds no prompt
-  too_long: int = 0
-
-  def select(self, limit: int, max_tokens: int) -> "Corpus":
-    """Keeps the first `limit` prompts of each group that are short enough.
-
-    Args:
-      limit: 0 for all.
-      max_tokens: of a prompt; 0 for any.
-
-    Raises:
-      ValueError: none is left.
-    """
-    kept, counts, too_long = [], collections.Counter(), 0
-    for i, (ids, group) in enumerate(zip(self.encoded, self.groups)):
-      if max_tokens and len(ids) > max_tokens:
-        too_long += 1
-        continue
-      counts[group] += 1
-      if not limit or counts[group] <= limit:
-        kept.append(i)
-    if not kept:
-      raise ValueError(
-        f"no prompt has --max_prompt_tokens={max_tokens} or fewer"
-      )
-    encoded, groups = ([x[i] for i in kept] for x in self[:2])
-    return Corpus(encoded, groups, self.broken, too_long)
+  too_long: int
 
 
 def read_corpus(
-  paths: Sequence[str], tokenizer: Tokenizer | None, chat: bool, size: int
+  paths: Sequence[str],
+  tokenizer: Tokenizer | None,
+  chat: bool,
+  size: int,
+  limit: int = 0,
+  max_tokens: int = 0,
 ) -> Corpus:
   """Reads and encodes files of prompts; lines without one are named.
 
   Args:
     chat, size: as `encode` takes them.
+    limit: prompts of each category at most; 0 for all.
+    max_tokens: of a prompt; longer ones are left out; 0 for none of them.
 
   Raises:
     ValueError: no prompt is left.
   """
-  encoded, groups, broken = [], [], []
+  encoded, groups, broken, short = [], [], [], []
   for path in paths:
-    good, bad = scan(path)
-    broken += bad
-    for prompt in good:
+    prompts, skipped = scan(path)
+    broken += skipped
+    for prompt in prompts:
       try:
-        encoded += encode([prompt], tokenizer, chat, size)
+        [ids] = encode([prompt], tokenizer, chat, size)
       except ValueError as error:
         broken.append(f"{prompt.name}: {error}")
         continue
+      short.append(not max_tokens or len(ids) <= max_tokens)
       # "all" is taken: the sum of all groups.
       everything = prompt.category == "all"
-      groups.append("all (category)" if everything else prompt.category)
-  for line in broken:
-    terminal.report(f"skipped: {line}", file=sys.stderr)
-  if not encoded:
+      group = "all (category)" if everything else prompt.category
+      if short[-1] and not 0 < limit <= groups.count(group):
+        encoded.append(ids)
+        groups.append(group)
+  _report_skipped(broken)
+  if not short:
     raise ValueError("no prompt is left")
-  return Corpus(encoded, groups, broken)
+  if not encoded:
+    raise ValueError(f"no prompt has --max_prompt_tokens={max_tokens} or fewer")
+  return Corpus(encoded, groups, broken, short.count(False))

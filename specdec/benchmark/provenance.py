@@ -4,7 +4,6 @@ A number without them cannot be checked, nor compared with another.
 """
 
 import datetime
-import importlib.metadata
 import os
 import pathlib
 import platform
@@ -12,12 +11,13 @@ import shlex
 import subprocess
 import sys
 
+import flax
 import jax
+import jaxlib
+import numpy as np
 
 import specdec
 from specdec.roofline import hardware
-
-_PACKAGES = ("jax", "jaxlib", "flax", "numpy")
 
 
 def load() -> float | None:
@@ -45,13 +45,6 @@ def commit() -> str | None:
   return result.stdout.strip()
 
 
-def _version(package: str) -> str:
-  try:
-    return importlib.metadata.version(package)
-  except importlib.metadata.PackageNotFoundError:
-    return "not installed"
-
-
 def header(settings: dict, caveats: list[str]) -> dict:
   """The part that all JSON documents have alike (docs/schema.json).
 
@@ -60,14 +53,14 @@ def header(settings: dict, caveats: list[str]) -> dict:
     caveats: what whoever reads the numbers must be told first.
   """
   device = jax.devices()[0]
-  versions = {name: _version(name) for name in _PACKAGES}
+  packages = {x.__name__: x.__version__ for x in (jax, jaxlib, flax, np)}
   return {
     "format": "specdec/1",
     "command": shlex.join([os.path.relpath(sys.argv[0]), *sys.argv[1:]]),
     "date": now(),
     "versions": {
       "python": platform.python_version(),
-      **versions,
+      **packages,
       "specdec": specdec.__version__,
       "commit": commit(),
     },

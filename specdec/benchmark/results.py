@@ -47,52 +47,44 @@ class Run:
   identity: Identity | None
 
   def headline(self) -> list[tuple[str, str]]:
-    """The two numbers that matter most."""
+    """Returns the two numbers that matter most."""
     return [
       ("tokens per target pass", str(self.acceptance.tokens_per_pass)),
       ("speedup", f"{self.speed.speedup} x"),
     ]
 
   def rows(self) -> list[tuple[str, str]]:
-    """The summary table: name and value."""
-    acceptance, speed = self.acceptance, self.speed
+    """Returns the summary table: name and value."""
+    acceptance, speed, identity = self.acceptance, self.speed, self.identity
     tokens_per_pass, speedup = self.headline()
+    drafted = f"{acceptance.drafted}, {acceptance.wasted}"
+    if acceptance.drafted:
+      drafted += f" ({acceptance.wasted / acceptance.drafted:.0%})"
+    same = "yes"
+    if identity is None:
+      same = "not comparable"
+    elif identity.same < identity.texts:
+      same = "no: " + "; ".join(identity.differences[:3])
     return [
       tokens_per_pass,
-      ("accepted up to position", positions(acceptance.prefix_acceptance)),
-      ("accepted at position", positions(acceptance.conditional)),
-      (
-        "drafted, of them wasted",
-        f"{acceptance.drafted}, {acceptance.wasted}"
-        + (
-          f" ({acceptance.wasted / acceptance.drafted:.0%})"
-          if acceptance.drafted
-          else ""
-        ),
-      ),
+      ("accepted up to position", _by_position(acceptance.prefix_acceptance)),
+      ("accepted at position", _by_position(acceptance.conditional)),
+      ("drafted, of them wasted", drafted),
       ("speculative", f"{speed.tokens_per_second:.1f} tokens/s"),
       ("baseline", f"{speed.baseline_tokens_per_second:.1f} tokens/s"),
       speedup,
-      ("same text as the baseline", self.same()),
+      ("same text as the baseline", same),
     ]
 
-  def same(self) -> str:
-    """Whether the texts are autoregressive decoding's, in words."""
-    if self.identity is None:
-      return "not comparable"
-    if self.identity.same == self.identity.texts:
-      return "yes"
-    return "no: " + "; ".join(self.identity.differences[:3])
-
   def document(self) -> dict:
-    """The numbers for JSON."""
+    """Returns the numbers for JSON."""
     document = dataclasses.asdict(self)
     if self.identity is not None:
       document["identity"]["share"] = self.identity.share
     return document
 
 
-def positions(estimates: Sequence[Estimate]) -> str:
+def _by_position(estimates: Sequence[Estimate]) -> str:
   """'0.81 0.64 0.50', or '-'."""
   values = ["-" if e.value is None else f"{e.value:.2f}" for e in estimates]
   return " ".join(values) or "-"

@@ -6,7 +6,6 @@ categories, and Optuna's Gaussian process would need torch.
 """
 
 import dataclasses
-import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,16 +13,16 @@ from typing import Any, NamedTuple
 import numpy as np
 from tqdm import tqdm
 
-from specdec.benchmark import calibrated, runs, timing
+from specdec.benchmark import calibrated, metrics, runs, timing
 from specdec.benchmark.catalog import Target
-from specdec.benchmark.decoder import Decoder, batches_of
+from specdec.benchmark.comparison import Bench
+from specdec.benchmark.decoder import batches_of
 from specdec.benchmark.setup import Setup
 from specdec.roofline import drafter_cost
 from specdec.roofline.chips import Chip
 from specdec.roofline.cost import TYPICAL
 from specdec.roofline.round_cost import round_cost
 from specdec.types import Skip
-from specdec.utils import terminal
 from specdec.utils.calls import Call
 
 
@@ -44,7 +43,11 @@ def drafter_of(skip: Skip, threshold: float | None = None) -> str:
 
 
 class SkipBench:
-  """Measures or predicts decoding of some texts with a subset left out."""
+  """Measures or predicts decoding of some texts with a subset left out.
+
+  Attributes:
+    num_layers: layers of the target.
+  """
 
   def __init__(
     self,
@@ -62,52 +65,45 @@ class SkipBench:
     timings: of each subset, after it ran once.
     chip: predicts its times; None: measures.
     """
-    self._setup, self._target, self._threshold = setup, target, threshold
-    self._batches = batches_of(rows, setup.batch)
-    self._timings, self._chip = timings, chip
+    self._setup, self._threshold, self._timings = setup, threshold, timings
+    self._bench, self._chip = Bench(target, rows), chip
+    self.num_layers = target.model.num_layers
 
-  @property
-  def num_layers(self) -> int:
-    """Layers of the target."""
-    return self._target.model.num_layers
+  def _compare(
+    self, skip: Skip, k: int, repeats: int, baseline: bool
+  ) -> tuple[runs.Comparison, list[float]]:
+    """Decodes with one subset, after everything ran once.
 
-  def decoder(self, skip: Skip, k: int) -> Decoder:
-    """Builds the decoder of one subset, compiled and run once."""
+    Returns:
+      The comparison, and of each way the median over repeats of tokens per
+      second.
+    """
     drafter = drafter_of(skip, self._threshold)
     setup = dataclasses.replace(self._setup, drafter=drafter, k=k)
-    decoder = dataclasses.replace(setup.decoder(self._target), eos_ids=())
-    layers = len(skip.attention), len(skip.mlp)
-    what = "without {} attention and {} MLP layers".format(*layers)
-    with terminal.progress(f"compiling k = {k} {what}"):
-      runs.compare({runs.OURS: decoder}, self._batches)
-    return decoder
+    batches = batches_of(self._bench.encoded, setup.batch)
+    layers = f"{len(skip.attention)} attention and {len(skip.mlp)} MLP layers"
+    what = f"k = {k} without {layers}"
+    ways = self._bench.ways(setup, batches[0].rows, what, baseline)
+    comparison, rates = runs.compare(ways, batches, repeats), []
+    for name in ways:
+      completed = comparison.of(name)
+      tokens = np.reshape([one.num_tokens for one in completed], (repeats, -1))
+      seconds = np.reshape([one.seconds for one in completed], (repeats, -1))
+      rates.append(float(np.median(tokens.sum(1) / seconds.sum(1))))
+    return comparison, rates
 
   def value(self, skip: Skip, k: int) -> Value:
     """Returns tokens per second with this subset."""
     repeats = 1 if self._chip else self._timings
-    decoders = {runs.OURS: self.decoder(skip, k)}
-    comparison = runs.compare(decoders, self._batches, repeats)
+    comparison, [rate] = self._compare(skip, k, repeats, False)
     once = comparison.distinct(runs.OURS)
-    tokens = sum(one.num_tokens for one in once)
-    rounds, nodes = (
-      sum(int(np.sum(getattr(one.stats, name))) for one in once)
-      for name in ("rounds", "nodes")
-    )
+    counts = metrics.acceptance([one.stats for one in once])
+    tokens = counts.emitted / counts.target_passes
+    drafted = counts.drafted / counts.target_passes
     if self._chip:
-      seconds = self._round_seconds(skip, k, nodes / rounds)
-      rate = self._setup.batch * tokens / rounds / seconds
-    else:
-      rate = self._median_rate(comparison, runs.OURS)
-    return Value(rate, tokens / rounds, nodes / rounds)
-
-  def _median_rate(self, comparison: runs.Comparison, name: str) -> float:
-    """Returns the median over repeats of tokens per second."""
-    completed, count = comparison.of(name), len(self._batches)
-    parts = [completed[i : i + count] for i in range(0, len(completed), count)]
-    return statistics.median(
-      sum(one.num_tokens for one in part) / sum(one.seconds for one in part)
-      for part in parts
-    )
+      seconds = self._round_seconds(skip, k, drafted)
+      rate = self._setup.batch * tokens / seconds
+    return Value(rate, tokens, drafted)
 
   def _round_seconds(self, skip: Skip, k: int, drafted: float) -> float:
     """Predicts a round with all rows at work.
@@ -115,25 +111,21 @@ class SkipBench:
     Args:
       drafted: mean tokens drafted, in 0..k.
     """
-    setup, config = self._setup, self._target.checkpoint.config
+    setup, target = self._setup, self._bench.target
     deployment = dataclasses.replace(
-      calibrated.target_deployment(setup, self._target, self._chip),
+      calibrated.target_deployment(setup, target, self._chip),
       efficiency=TYPICAL,
     )
-    cost = drafter_cost.layer_skip(config, skip)
+    cost = drafter_cost.layer_skip(target.checkpoint.config, skip)
     where = setup.batch, setup.prompt_size + setup.max_new_tokens
     lengths = range(k + 1)
     seconds = [round_cost(deployment, cost, n, *where).seconds for n in lengths]
     return float(np.interp(drafted, lengths, seconds))
 
-  def against_baseline(self, skip: Skip, k: int) -> tuple[float, float]:
+  def against_baseline(self, skip: Skip, k: int) -> list[float]:
     """Returns tokens per second of a subset and of the baseline, interleaved:
     the best of many timings was lucky, too."""
-    decoder = self.decoder(skip, k)
-    decoders = {runs.OURS: decoder, runs.BASELINE: decoder.baseline()}
-    runs.compare(decoders, self._batches)  # compiles and warms up
-    comparison = runs.compare(decoders, self._batches, 2 * self._timings)
-    return tuple(self._median_rate(comparison, name) for name in decoders)
+    return self._compare(skip, k, 2 * self._timings, True)[1]
 
 
 def library() -> Any:
@@ -152,32 +144,21 @@ def library() -> Any:
   return optuna
 
 
-def _questions(num_layers: int) -> list[tuple[str, int]]:
-  """Returns every (sublayer, layer)."""
-  return [(part, i) for part in Skip._fields for i in range(num_layers)]
-
-
 def subset(params: dict[str, Any], num_layers: int) -> Skip:
   """Returns the subset that a trial's parameters describe."""
-  chosen = [
-    (part, i) for part, i in _questions(num_layers) if params[f"{part}_{i}"]
-  ]
+  layers = range(num_layers)
   return Skip(
-    *(tuple(i for part, i in chosen if part == name) for name in Skip._fields)
+    *(tuple(i for i in layers if params[f"{x}_{i}"]) for x in Skip._fields)
   )
 
 
-def _first_subsets(num_layers: int, given: Skip | None) -> list[Skip]:
-  """Returns what is tried first."""
-  every, other = tuple(range(num_layers)), tuple(range(1, num_layers, 2))
-  subsets = [
-    Skip(),
-    Skip(other, other),
-    Skip(other, ()),
-    Skip((), other),
-    Skip(every, ()),
-  ]
-  return subsets if given is None or given in subsets else [given, *subsets]
+def _answers(skip: Skip, num_layers: int) -> dict[str, bool]:
+  """A trial's parameters, but for k, that describe the subset."""
+  return {
+    f"{part}_{i}": i in layers
+    for part, layers in skip._asdict().items()
+    for i in range(num_layers)
+  }
 
 
 def open_study(
@@ -185,7 +166,7 @@ def open_study(
   num_layers: int,
   ks: Sequence[int],
   seed: int,
-  first: Skip | None = None,
+  first: Skip,
 ):
   """Opens the Optuna study of a folder, with what it tried before.
 
@@ -207,20 +188,16 @@ def open_study(
   study.sampler = optuna.samplers.TPESampler(
     seed=seed + len(study.trials), multivariate=True
   )
-  waiting = optuna.trial.TrialState.WAITING
+  waiting = study.get_trials(states=[optuna.trial.TrialState.WAITING])
   asked = [trial.params for trial in finished(study)]
-  asked += [
-    trial.system_attrs["fixed_params"]
-    for trial in study.get_trials(states=[waiting])
-  ]
-  for skip in _first_subsets(num_layers, first):
-    answers = {
-      f"{part}_{i}": i in getattr(skip, part)
-      for part, i in _questions(num_layers)
-    }
+  asked += [trial.system_attrs["fixed_params"] for trial in waiting]
+  every, other = tuple(range(num_layers)), tuple(range(1, num_layers, 2))
+  skips = [Skip(other, other), Skip(other), Skip((), other), Skip(every)]
+  for skip in dict.fromkeys([first, Skip(), *skips]):
     for k in ks:
-      if answers | {"k": k} not in asked:  # one that a kill cut short is
-        study.enqueue_trial(answers | {"k": k})  # asked again
+      answers = _answers(skip, num_layers) | {"k": k}
+      if answers not in asked:  # one that a kill cut short is asked again
+        study.enqueue_trial(answers)
   return study
 
 
@@ -233,13 +210,12 @@ def search(study, bench: SkipBench, ks: Sequence[int], trials: int) -> None:
   """Tries subsets until there are so many trials."""
 
   def rate(trial) -> float:
-    for part, i in _questions(bench.num_layers):
-      trial.suggest_categorical(f"{part}_{i}", [False, True])
+    for name in _answers(Skip(), bench.num_layers):
+      trial.suggest_categorical(name, [False, True])
     k = trial.suggest_categorical("k", list(ks))
-    for other in finished(study):  # a subset compiles once
-      if other.params == trial.params:
-        value = Value(other.value, **other.user_attrs)
-        break
+    same = [x for x in finished(study) if x.params == trial.params]
+    if same:  # a subset compiles once
+      value = Value(same[0].value, **same[0].user_attrs)
     else:
       value = bench.value(subset(trial.params, bench.num_layers), k)
       timing.forget_programs()
@@ -260,16 +236,12 @@ def search(study, bench: SkipBench, ks: Sequence[int], trials: int) -> None:
 
 def documents(study, num_layers: int) -> list[dict]:
   """Returns the finished trials as skip.json has them, in their order."""
-  trials = []
-  for trial in finished(study):
-    skip = subset(trial.params, num_layers)
-    trials.append(
-      {
-        "skip_attention": list(skip.attention),
-        "skip_mlp": list(skip.mlp),
-        "k": trial.params["k"],
-        "tokens_per_second": trial.value,
-      }
-      | trial.user_attrs
-    )
-  return trials
+  return [
+    {
+      f"skip_{part}": list(layers)
+      for part, layers in subset(trial.params, num_layers)._asdict().items()
+    }
+    | {"k": trial.params["k"], "tokens_per_second": trial.value}
+    | trial.user_attrs
+    for trial in finished(study)
+  ]

@@ -5,7 +5,7 @@ A line is a point that was measured, with its prediction (scripts/sweep.py).
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,9 +23,10 @@ class Read(NamedTuple):
 
 
 def read(paths: Sequence[Path]) -> Read:
-  """Files, or folders with a lines.jsonl. Of a point that stands twice in one,
-  the last that was measured counts; those of several are `pooled`. Nothing is
-  written.
+  """Reads files, or folders with a lines.jsonl.
+
+  Of a point that stands twice in one, the last that was measured counts; those
+  of several are `pooled`. Nothing is written.
 
   Raises:
     ValueError: there is no measured point in any of them.
@@ -70,36 +71,23 @@ def read(paths: Sequence[Path]) -> Read:
 
 
 def pooled(lines: Sequence[dict]) -> dict:
-  """A point's lines of several sweeps as one.
+  """Returns a point's lines of several sweeps as one.
 
   What was timed is summed up, and so is what each sweep predicted by its own
   calibration; the error is the spread between the sweeps. What else a line
   says is the last one's.
   """
-  last = lines[-1]
   if len(lines) == 1:
-    return last
-  speeds, predictions = (
-    {name: [part[name] for part in parts] for name in parts[0]}
-    for parts in (
-      [line["run"]["speed"] for line in lines],
-      [line["prediction"] for line in lines],
-    )
-  )
-  speed = metrics.speed(
-    speeds["tokens"],
-    speeds["seconds"],
-    speeds["baseline_tokens"],
-    speeds["baseline_seconds"],
-    speeds["prefill_seconds"],
-    speeds["baseline_prefill_seconds"],
-  )
+    return lines[0]
+  speed = metrics.speed_of([line["run"]["speed"] for line in lines])
+  predictions = [line["prediction"] for line in lines]
   prediction = {
-    name: float(np.mean(values)) for name, values in predictions.items()
+    name: float(np.mean([each[name] for each in predictions]))
+    for name in predictions[0]
   }
   prediction["speedup"] = prediction["baseline_seconds"] / prediction["seconds"]
-  return last | {
-    "run": last["run"] | {"speed": dataclasses.asdict(speed)},
+  return lines[-1] | {
+    "run": lines[-1]["run"] | {"speed": dataclasses.asdict(speed)},
     "prediction": prediction,
     "rounds": sum(line["rounds"] for line in lines),
     "load": max(line["load"] for line in lines),
@@ -108,10 +96,9 @@ def pooled(lines: Sequence[dict]) -> dict:
 
 
 def ratio(line: dict) -> float:
-  """Measured over predicted speedup."""
-  return (
-    line["run"]["speed"]["speedup"]["value"] / line["prediction"]["speedup"]
-  )
+  """Returns measured over predicted speedup."""
+  speedup = line["run"]["speed"]["speedup"]["value"]
+  return speedup / line["prediction"]["speedup"]
 
 
 class Band(NamedTuple):
@@ -132,64 +119,69 @@ class Band(NamedTuple):
 
 
 def band(lines: Sequence[dict]) -> Band:
-  """The band of those points."""
+  """Returns the band of those points."""
   ratios = np.array([ratio(line) for line in lines])
   within = int(np.sum((ratios >= 0.9) & (ratios <= 1.1)))
   spread = np.min(ratios), np.median(ratios), np.max(ratios)
   return Band(len(ratios), within, *map(float, spread))
 
 
-def setting(line: dict) -> str:
-  """What but k and batch tells points apart."""
-  point = line["point"]
-  rule = point.get("acceptance", "coupled")
-  temperature = point.get("temperature", 0)
-  target = point.get("target", "")
-  mesh = f"; {line['mesh']}" if line.get("mesh") else ""
-  return f"{target}; {line['drafter']}; {rule}; T = {temperature:g}{mesh}"
-
-
-def by_setting(lines: Sequence[dict]) -> dict[str, list[dict]]:
-  """Points grouped, by k and batch in each."""
+def _grouped(
+  lines: Iterable[dict], name: Callable[[dict], str]
+) -> dict[str, list[dict]]:
   groups: dict[str, list[dict]] = {}
-  for line in sorted(lines, key=lambda x: (x["run"]["batch"], x["run"]["k"])):
-    groups.setdefault(setting(line), []).append(line)
+  for line in lines:
+    groups.setdefault(name(line), []).append(line)
   return groups
 
 
+def _place(line: dict) -> list[str]:
+  point = line["point"]
+  target, rule = point.get("target", ""), point.get("acceptance", "coupled")
+  return [target, rule, f"T = {point.get('temperature', 0):g}"]
+
+
+def setting(line: dict) -> str:
+  """Returns what but k and batch tells points apart."""
+  target, *rest = _place(line)
+  mesh = [line["mesh"]] if line.get("mesh") else []
+  return "; ".join([target, line["drafter"], *rest, *mesh])
+
+
+def by_setting(lines: Sequence[dict]) -> dict[str, list[dict]]:
+  """Groups points, by k and batch in each."""
+  lines = sorted(lines, key=lambda x: (x["run"]["batch"], x["run"]["k"]))
+  return _grouped(lines, setting)
+
+
 def by_drafter(lines: Sequence[dict]) -> dict[str, list[dict]]:
-  """Groups that differ in the drafter alone, two drafters or more."""
-  groups: dict[str, list[dict]] = {}
-  for line in lines:
-    point = line["point"]
-    same = (
-      f"{point.get('target', '')}; {point.get('acceptance', 'coupled')}; "
-      f"T = {point.get('temperature', 0):g}; batch {line['run']['batch']}"
-    )
-    groups.setdefault(same, []).append(line)
+  """Groups points that differ in the drafter alone, two drafters or more."""
+
+  def name(line: dict) -> str:
+    return "; ".join([*_place(line), f"batch {line['run']['batch']}"])
+
   return {
     name: group
-    for name, group in groups.items()
+    for name, group in _grouped(lines, name).items()
     if len({line["drafter"] for line in group}) > 1
   }
 
 
 def crossover(lines: Sequence[dict]) -> tuple[int | None, int | None]:
-  """(predicted, measured): the batch of one setting from which on no k gains
-  (measured: by more than its standard error); None where the largest does."""
-  batches = sorted({line["run"]["batch"] for line in lines if line["run"]["k"]})
-
-  def start(gain):
-    first = None
-    for batch in reversed(batches):  # a batch between may lose by chance
-      some = [x for x in lines if x["run"]["batch"] == batch and x["run"]["k"]]
-      if max(map(gain, some)) > 1:
+  """Returns (predicted, measured): the batch of one setting from which on no k
+  gains (measured: by more than its standard error); None where the largest
+  does."""
+  gains: dict[int, list[tuple[float, float]]] = {}
+  for line in lines:
+    if line["run"]["k"]:
+      speed = line["run"]["speed"]["speedup"]
+      least = speed["value"] - (speed["error"] or 0)
+      both = line["prediction"]["speedup"], least
+      gains.setdefault(line["run"]["batch"], []).append(both)
+  starts: list[int | None] = [None, None]
+  for which in range(2):
+    for batch in sorted(gains, reverse=True):  # one between may lose by chance
+      if max(both[which] for both in gains[batch]) > 1:
         break
-      first = batch
-    return first
-
-  def sure(line):
-    speed = line["run"]["speed"]["speedup"]
-    return speed["value"] - (speed["error"] or 0)
-
-  return start(lambda line: line["prediction"]["speedup"]), start(sure)
+      starts[which] = batch
+  return tuple(starts)

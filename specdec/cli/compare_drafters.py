@@ -34,19 +34,13 @@ import dataclasses
 
 import numpy as np
 
-from specdec.benchmark import (
-  comparison,
-  drafter_comparison,
-  evaluation,
-  results,
-)
-from specdec.benchmark.drafter_comparison import Candidate
+from specdec.benchmark import comparison, drafter_comparison, evaluation
 from specdec.benchmark.setup import Setup
 from specdec.checkpoints import shipped
 from specdec.cli import app, prompt_flags, setup_flags
 from specdec.report import drafter_plots, drafter_tables
 from specdec.training import saving
-from specdec.utils import calls, files, terminal
+from specdec.utils import calls
 
 _WITHOUT = (
   *setup_flags.DRAFTING, *setup_flags.PROCESSES, "temperature", "top_k",
@@ -89,10 +83,13 @@ def setups_of(options: app.Options) -> list[Setup]:
   )
   for temperature in drafter_comparison.TEMPERATURES:
     dataclasses.replace(base, temperature=temperature)
-  names = [name.strip() for name in calls.split(names, ";") if name.strip()]
-  if not names:
+  setups = [
+    dataclasses.replace(base, drafter=name.strip())
+    for name in calls.split(names, ";")
+    if name.strip()
+  ]
+  if not setups:
     raise ValueError("--drafters names none")
-  setups = [dataclasses.replace(base, drafter=name) for name in names]
   for setup in setups:
     if "k" in setup.drafter_calls[-1].kwargs:
       raise ValueError(f"{setup.drafter}: how much it drafts is --k")
@@ -108,43 +105,45 @@ def compare(options: app.Options) -> None:
   encoded = prompt_flags.corpus(options, target).encoded
   batch = min(setups[0].batch, len(encoded))
   size = evaluation.buffer_size(max(map(len, encoded)))
-  candidates = []
-  for setup in setups:
-    setup = dataclasses.replace(setup, batch=batch, prompt_size=size)
-    decoder = setup.decoder(target)
-    checksum = saving.checksum(decoder.params.draft)
-    candidates.append(Candidate(setup, decoder, checksum))
+  setups = [
+    dataclasses.replace(setup, batch=batch, prompt_size=size)
+    for setup in setups
+  ]
+  decoders = {setup.drafter: setup.decoder(target) for setup in setups}
   points = drafter_comparison.points_of(
-    candidates, target, options.k, options.tree_size
+    setups, target, options.k, options.tree_size
   )
+  points = {  # a drafter that was trained anew is measured anew
+    (
+      *drafter_comparison.key_of(point),
+      saving.checksum(decoders[point.setup.drafter].params.draft),
+    ): point
+    for point in points
+  }
   settings = {n: x for n, x in header["settings"].items() if n != "drafters"}
-  prompt_flags.claim(
-    folder, header | {"settings": settings}, target.checkpoint.params, encoded
-  )
-  lines = files.Lines(folder / "lines.jsonl")
-  measured = drafter_comparison.measure(points, target, encoded, lines)
+  params, config = target.checkpoint.params, target.checkpoint.config
+  free = header | {"settings": settings}
+  lines = prompt_flags.claim(folder, free, params, encoded)
+  bench = comparison.Bench(target, encoded)
+  measured = comparison.resume(lines, points, bench.measure, "point")
   context = int(np.mean([len(ids) for ids in encoded]))
   nodes = {line["run"]["nodes"] for line in measured}
-  passes = comparison.time_passes(setup, target, lines, nodes, context)
-  machine = drafter_comparison.machine(
-    target.checkpoint.config, passes, batch, context
-  )
-  runs = drafter_comparison.documents(points, measured, machine)
+  passes = comparison.time_passes(setups[0], target, lines, nodes, context)
+  machine = drafter_comparison.Machine(config, passes, batch, context)
+  runs = [
+    drafter_comparison.document(point, line, decoders[name], machine)
+    for ((name, *_), point), line in zip(points.items(), measured)
+  ]
   text = drafter_tables.of_drafters(runs)
   text += f"\n\n  a one-token pass reads {machine.read_rate / 1e9:.1f} GB/s"
-  for caveat in header["caveats"]:
-    text += f"\n  warning: {caveat}"
-  terminal.report(text)
-  files.replace_text(folder / "table.txt", text + "\n")
+  text += "".join(f"\n  warning: {caveat}" for caveat in header["caveats"])
   document = header | {
     "runs": runs,
     "pass_seconds": sorted(passes.items()),
     "read_rate": machine.read_rate,
   }
-  results.write_json(str(folder / "results.json"), document)
   title = f"Drafters of {options.target}"
-  drafter_plots.over_k(runs, folder / "plot.png", title, header["caveats"])
-  app.note(f"results: {folder}/results.json, table.txt, plot.png")
+  prompt_flags.publish(folder, document, text, title, drafter_plots.over_k)
 
 
 main = app.Program(__doc__, define, compare, interrupted=app.CONTINUES)

@@ -31,12 +31,12 @@ The same command resumes a run that was killed.
 import dataclasses
 import json
 
-from specdec.benchmark import comparison, evaluation, results
-from specdec.benchmark.comparison import RULES, SHAPES, RuleComparison
+from specdec.benchmark import comparison, evaluation
+from specdec.benchmark.comparison import RULES, SHAPES
 from specdec.benchmark.setup import Setup
 from specdec.cli import app, prompt_flags, setup_flags
 from specdec.report import plots, tables
-from specdec.utils import calls, files, terminal
+from specdec.utils import calls, files
 from specdec.utils.spelling import choices
 
 # Any that fall: which shapes there are hardly depends on them.
@@ -107,41 +107,37 @@ def compare(options: app.Options) -> None:
     for shape in shapes_of(options, setup, _SOME_RANKS)
   )
   target = first.load_target(app.note, others=others)
-  corpus = prompt_flags.corpus(options, target)
-  encoded = corpus.encoded
+  encoded = prompt_flags.corpus(options, target).encoded
   context = max(map(len, encoded))
   setup = dataclasses.replace(
     setup,
     batch=min(setup.batch, len(encoded)),
     prompt_size=evaluation.buffer_size(context),
   )
-  widest = dataclasses.replace(setup, k=max(options.sizes))
-  decoder = widest.decoder(target)
-  widest.check_memory(target, decoder)
-  prompt_flags.claim(folder, header, decoder.params, encoded)
-  lines = files.Lines(folder / "lines.jsonl")
-  bench = RuleComparison(setup, target, encoded)
-  ranks = bench.ranks(lines)
-  runs = bench.compare(shapes_of(options, setup, ranks), lines)
-  most = max(options.sizes) + 1
-  nodes = [most, *(2**i for i in range(1, 20) if 2**i < most)]
+  bench, most = comparison.Bench(target, encoded), max(options.sizes)
+  widest = bench.decoder(dataclasses.replace(setup, k=most))
+  lines = prompt_flags.claim(folder, header, widest.params, encoded)
+  ranks = comparison.measure_ranks(bench, setup, lines)
+  shapes = shapes_of(options, setup, ranks)
+  runs = comparison.compare(bench, setup, shapes, lines)
+  nodes = [most + 1, *(2**i for i in range(1, 20) if 2**i <= most)]
   passes = comparison.time_passes(setup, target, lines, nodes, context)
   tree = comparison.best_tree(runs, ranks, passes, setup.temperature)
   rules = {comparison.rule_of(setup, r["comparison"]["rule"]) for r in runs}
   lossy = {rule.caveat for rule in rules} - {""}
   caveats = [*header["caveats"], *sorted(lossy)]
-  text = tables.of_rules(runs, ranks, tree, caveats)
-  terminal.report(text)
-  files.replace_text(folder / "table.txt", text + "\n")
   if tree:
     paths = json.dumps(tree["paths"])
     files.replace_text(folder / "tree.json", paths + "\n")
-  document = {"caveats": caveats, "runs": runs, "acceptance_by_rank": ranks}
-  document = header | document | {"tree": tree}
-  results.write_json(str(folder / "results.json"), document)
+  document = header | {
+    "caveats": caveats,
+    "runs": runs,
+    "acceptance_by_rank": ranks,
+    "tree": tree,
+  }
+  text = tables.of_rules(runs, ranks, tree, caveats)
   title = f"{setup.target}, {setup.drafter}, temperature {setup.temperature:g}"
-  plots.over_sizes(runs, folder / "plot.png", title, caveats)
-  app.note(f"results: {folder}/results.json, table.txt, plot.png")
+  prompt_flags.publish(folder, document, text, title, plots.over_sizes)
 
 
 main = app.Program(__doc__, define, compare, interrupted=app.CONTINUES)

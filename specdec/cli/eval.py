@@ -17,56 +17,15 @@ The same command again goes on where it was stopped or killed.
 
 import dataclasses
 
-from tqdm import tqdm
-
-from specdec.benchmark import evaluation, provenance, results
-from specdec.benchmark.decoder import Batch
+from specdec.benchmark import evaluation
 from specdec.cli import app, prompt_flags, setup_flags
 from specdec.report import plots, tables
-from specdec.utils import files, terminal
 
 
 def define(flags: app.Flags) -> None:
   """Defines the flags."""
   setup_flags.define(flags)
   prompt_flags.define(flags)
-
-
-def decode(setups, target, corpus, lines) -> list[dict]:
-  """Decodes whatever `lines` does not hold yet; a line for every batch.
-
-  Args:
-    setups: by k.
-  """
-  encoded, [setup, *_] = corpus.encoded, setups.values()
-  batches = evaluation.plan(encoded, corpus.groups, setup.batch)
-  done = {tuple(line["prompts"]): line for line in lines.entries}
-  decoders, baseline, compiled_size = {}, None, None
-  with tqdm(total=len(encoded) * len(setups), unit="text") as progress:
-    for turn, (size, members) in enumerate(batches):
-      if tuple(members) not in done:
-        rows = [encoded[i] for i in members]
-        if size != compiled_size:
-          decoders, baseline, compiled_size = {}, None, size
-          for k, one in setups.items():
-            what = f"compiling k = {k} for prompts up to {size} tokens"
-            with terminal.progress(what):
-              one = dataclasses.replace(one, prompt_size=size)
-              decoders[k] = one.decoder(target)
-              baseline = baseline or decoders[k].baseline()
-              for decoder in (decoders[k], baseline):
-                if not decoder.is_warm:
-                  decoder.warm_up(rows)
-        group = corpus.groups[members[0]]
-        progress.set_postfix_str(terminal.escape(group, ""))
-        line = evaluation.decode_batch(
-          decoders, baseline, Batch(rows, members), turn, setup.comparable
-        )
-        line |= {"date": provenance.now(), "load": provenance.load()}
-        lines.append(line)
-        done[tuple(members)] = line
-      progress.update(len(members) * len(setups))
-  return [done[tuple(members)] for _, members in batches]
 
 
 def evaluate(options: app.Options) -> None:
@@ -82,17 +41,16 @@ def evaluate(options: app.Options) -> None:
   setup = dataclasses.replace(setup, prompt_size=size)
   decoder = setup.decoder(target)
   setup.check_memory(target, decoder, app.note)
-  prompt_flags.claim(folder, header, decoder.params, corpus.encoded)
-  lines = files.Lines(folder / "lines.jsonl")
+  lines = prompt_flags.claim(folder, header, decoder.params, corpus.encoded)
   for line in lines.broken:
     app.note(f"skipped: {line}; its prompts are decoded again")
   setups = {k: dataclasses.replace(setup, k=k) for k in options.k or ()}
   setups = setups or {decoder.drafter.spec.max_depth: setup}
-  measured = decode(setups, target, corpus, lines)
+  measured = evaluation.decode(setups, target, corpus, lines)
   runs = evaluation.sum_up(
     measured, corpus.groups, setup.batch, setup.comparable
   )
-  document = header | evaluation.document(header, runs, measured, corpus)
+  document = evaluation.document(header, runs, measured, corpus)
   text = tables.by_group(runs)
   if corpus.too_long:
     text += (
@@ -101,22 +59,16 @@ def evaluate(options: app.Options) -> None:
     )
   if corpus.broken:
     text += f"\n  {len(corpus.broken)} broken lines were skipped"
-  for caveat in document["caveats"]:
-    text += f"\n  warning: {caveat}"
-  terminal.report(text)
-  files.replace_text(folder / "table.txt", text + "\n")
-  for path in (str(folder / "results.json"), options.json):
-    if path:
-      results.write_json(path, document)
-  plots.by_group(
-    document["runs"],
-    folder / "plot.png",
+  text += "".join(f"\n  warning: {x}" for x in document["caveats"])
+  title = (
     f"{setup.target}, {setup.description}, {setup.acceptance}, "
     f"temperature {setup.temperature:g}"
-    + (f", k = {min(setups)}" if len(setups) == 1 else ""),
-    document["caveats"],
   )
-  app.note(f"results: {folder}/results.json, table.txt, plot.png")
+  if len(setups) == 1:
+    title += f", k = {min(setups)}"
+  prompt_flags.publish(
+    folder, document, text, title, plots.by_group, options.json
+  )
 
 
 main = app.Program(__doc__, define, evaluate, interrupted=app.CONTINUES)

@@ -4,15 +4,16 @@ Shared by the programs that decode many prompts and may be killed meanwhile.
 """
 
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 
-from specdec.benchmark import prompts
+from specdec.benchmark import prompts, results
 from specdec.benchmark.catalog import Target
 from specdec.cli import app, setup_flags
 from specdec.cli.app import Flags, Options
 from specdec.training import saving
 from specdec.types import PyTree
-from specdec.utils import files
+from specdec.utils import files, terminal
 
 
 def define(flags: Flags) -> None:
@@ -42,17 +43,22 @@ def corpus(options: Options, target: Target) -> prompts.Corpus:
   """Reads the prompts that are wanted."""
   checkpoint = target.checkpoint
   setup_flags.check_chat(options, checkpoint.tokenizer)
-  everything = prompts.read_corpus(
+  return prompts.read_corpus(
     options.prompt_file,
     checkpoint.tokenizer,
     options.chat,
     checkpoint.config.vocab_size,
+    options.limit,
+    options.max_prompt_tokens,
   )
-  return everything.select(options.limit, options.max_prompt_tokens)
 
 
-def claim(folder: Path, header: dict, params: PyTree, encoded) -> None:
-  """Refuses a folder of other settings, prompts, weights or machines."""
+def claim(folder: Path, header: dict, params: PyTree, encoded) -> files.Lines:
+  """Refuses a folder of other settings, prompts, weights or machines.
+
+  Returns:
+    What it holds already.
+  """
   machine = {k: v for k, v in header["machine"].items() if k != "load"}
   files.claim(
     folder,
@@ -65,3 +71,27 @@ def claim(folder: Path, header: dict, params: PyTree, encoded) -> None:
     },
     setup_flags.FREE,
   )
+  return files.Lines(folder / "lines.jsonl")
+
+
+def publish(
+  folder: Path,
+  document: dict,
+  text: str,
+  title: str,
+  plot: Callable[..., object],
+  json: str | None = None,
+) -> None:
+  """Prints the table, and writes table.txt, results.json and plot.png.
+
+  Args:
+    plot: takes runs, path, title and caveats.
+    json: another file for the document.
+  """
+  terminal.report(text)
+  files.replace_text(folder / "table.txt", text + "\n")
+  for path in (str(folder / "results.json"), json):
+    if path:
+      results.write_json(path, document)
+  plot(document["runs"], folder / "plot.png", title, document["caveats"])
+  app.note(f"results: {folder}/results.json, table.txt, plot.png")

@@ -31,7 +31,7 @@ import pathlib
 import jax
 
 from specdec.benchmark import provenance, sweep_run
-from specdec.benchmark.sweep_run import Bench, Lengths
+from specdec.benchmark.sweep_run import Lengths, Rounds, SweepBench
 from specdec.cli import app, setup_flags
 from specdec.report import tables
 from specdec.utils import files, terminal
@@ -98,10 +98,10 @@ def shard_of(points: list, shard: str | None) -> list:
 def lengths_of(options: app.Options, sweep: dict) -> Lengths:
   """Returns --context, --texts ..., or what the sweep says of them."""
   app.check_at_least(options, 1, *Lengths._fields)
-  whole = sweep_run.whole_of(sweep)
-  given = {n: getattr(options, n) for n in Lengths._fields}
+  flags = {n: getattr(options, n) for n in Lengths._fields}
+  given = {n: x for n, x in flags.items() if n in options.given}
   return Lengths(
-    **given | {n: x for n, x in whole.items() if n not in options.given}
+    **flags | sweep_run.numbers_of(sweep, "whole", Lengths) | given
   )
 
 
@@ -111,10 +111,11 @@ def sweep(options: app.Options) -> None:
     raise ValueError("give --sweep=configs/sweeps/NAME.py, the list of points")
   setup_flags.refuse(options, ["draft_ways"], "is a setting of the points")
   config = options.sweep.to_dict()
-  lengths, rounds = lengths_of(options, config), sweep_run.rounds_of(config)
+  lengths = lengths_of(options, config)
+  rounds = Rounds(**sweep_run.numbers_of(config, "calibrate", Rounds))
   setup_flags.join(options)
-  every = sweep_run.points_of(config, options.mesh)
-  points = shard_of(every, options.shard)
+  place = {"mesh": options.mesh, "prompt_size": lengths.context}
+  points = shard_of(sweep_run.points_of(config, **place), options.shard)
   folder = app.take_folder("--output", options.output)
   for point in points:  # all of them, before anything long begins
     sweep_run.check(point, rounds, lengths)
@@ -131,7 +132,7 @@ def sweep(options: app.Options) -> None:
     settings = {"output": options.output, **lengths._asdict()}
     header = json.dumps(provenance.header(settings, []))
     files.replace_text(folder / "header.json", header + "\n")
-  bench = Bench(folder / "calibration.json", points, rounds, lengths)
+  bench = SweepBench(folder / "calibration.json", points, rounds, lengths)
   again = options.retry, options.repredict
   measured = sweep_run.measure_all(bench, points, lines, *again)
   terminal.report(tables.of_sweep(measured))

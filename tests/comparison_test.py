@@ -1,0 +1,224 @@
+"""What is compared of rules, shapes and drafters, predicted and refused."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+import programs
+from specdec import acceptance
+from specdec.benchmark import comparison, drafter_comparison, runs, timing
+from specdec.benchmark.decoder import batches_of
+from specdec.benchmark.setup import Setup
+from specdec.drafters.heads.head_config import HeadConfig
+from specdec.models import presets
+from specdec.roofline import drafter_cost
+from specdec.roofline.cost import pass_bound
+from specdec.testing import enumeration
+from specdec.types import NO_COST, Skip
+
+RANKS = {
+  "without_replacement": [0.6, 0.2, 0.1],
+  "deterministic": [0.3, 0.2, 0.1],
+}
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory):
+  return programs.write_model(tmp_path_factory.mktemp("target"))
+
+
+@pytest.mark.parametrize(
+  "program, arguments, sentence",
+  [
+    ("rules", ["--only=blocks"], "did you mean block"),
+    ("rules", ["--shapes=ring"], "--shapes: known: chain"),
+    ("rules", ["--sizes=0"], "must be >= 1"),
+    ("rules", ["--sizes=16"], "never fits into"),
+    (
+      "rules",
+      ["--only=kseq", "--shapes=dynamic tree"],
+      "none of --only is right",
+    ),
+    ("rules", ["--only=greedy"], "greedy at temperature = 1 would not sample"),
+    (
+      "rules",
+      ["--drafter=lookup"],
+      "lookup drafts chains.*take a drafter that can",
+    ),
+    ("drafters", ["--k=0"], "--k"),
+    ("drafters", ["--drafters=early_exit(9)"], "exit_layer = 9"),
+    ("drafters", ["--drafters=;"], "--drafters names none"),
+    (
+      "drafters",
+      ["--drafters=lookup | lookup(k=4)"],
+      "how much it drafts is --k",
+    ),
+    (
+      "drafters",
+      ["--drafters=lookup", "--acceptance=greedy"],
+      "would not sample",
+    ),
+    ("drafters", [], "give its --drafters"),
+  ],
+)
+def test_what_cannot_be_compared_is_refused(
+  target, tmp_path, program, arguments, sentence
+):
+  if program == "rules":
+    drafter = "--drafter=early_exit(1)"
+    arguments = ["--sizes=2", "--temperature=1", drafter, *arguments]
+  prompts = tmp_path / "prompts.jsonl"
+  prompts.write_text('{"prompt": "abcabc"}\n')
+  with pytest.raises(SystemExit, match=sentence):
+    programs.run(
+      *(f"compare_{program}", f"--target={target}", "--max_new_tokens=8"),
+      *(f"--prompt_file={prompts}", f"--output={tmp_path / 'out'}"),
+      *arguments,
+    )
+
+
+@pytest.mark.parametrize(
+  "rates",
+  [
+    [0.6, 0.2, 0.1],
+    [0.9],
+    [0.15, 0.12, 0.1, 0.1, 0.09, 0.08, 0.07, 0.06],
+    [0.3, 0.15, 0.1, 0.08, 0.06, 0.05, 0.04, 0.03],
+  ],
+)
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 8, 16, 64])
+def test_all_shapes_of_a_size_have_that_many_draft_tokens(size, rates):
+  setup = Setup(drafter="early_exit(1)", temperature=1.0)
+  rules = ("rejection", "block", "kseq", "coupled", "typical(delta=0.2)")
+  ranks = {kind: rates for kind in RANKS}
+  shapes = comparison.shapes_of(setup, size, ranks, rules)
+  names = {shape.name for shape in shapes}
+  assert {"chain", "optimal tree", "dynamic tree"} <= names
+  for shape in shapes:
+    draft_shape = shape.setup(setup, "rejection").make_shape()
+    spec = draft_shape.spec
+    assert spec.max_nodes == size + 1
+    assert spec.max_depth == shape.levels
+    if shape.name == "chain":
+      assert shape.rules == rules
+      continue
+    assert spec.siblings in (shape.siblings, "none")  # a chain
+    assert draft_shape.num_run <= spec.max_nodes  # for early exit
+    assert ("kseq" in shape.rules) == (spec.siblings in ("none", "iid"))
+    assert "block" not in shape.rules
+    assert {"rejection", "coupled", rules[-1]} <= set(shape.rules)
+
+
+def test_trees_that_ranks_make_smaller_or_drafters_cannot_draw_are_left_out():
+  ranks = {kind: [0.0] for kind in RANKS}
+  setup = Setup(drafter="early_exit(1)")
+  shapes = comparison.shapes_of(setup, 4, ranks, comparison.RULES)
+  assert {shape.name for shape in shapes} == {
+    "chain", "2 chains", "4 chains", "dynamic tree",
+  }  # fmt: skip
+  setup = Setup(drafter="lookup")
+  [chain] = comparison.shapes_of(setup, 4, RANKS, comparison.RULES)
+  assert chain.name == "chain"
+  assert "kseq" not in chain.rules  # what is copied was not drawn
+
+
+def test_the_loss_on_tables_is_none_for_lossless_rules_and_at_temperature_0():
+  for kind in ("none", "without_replacement", "deterministic"):
+    loss = enumeration.tabular_loss(acceptance.rejection(), kind)
+    assert loss < 1e-6
+    assert enumeration.tabular_loss(acceptance.typical(), kind) > 0.05
+    assert enumeration.tabular_loss(acceptance.typical(), kind, 0.0) < 1e-6
+  half, whole = (
+    enumeration.tabular_loss(acceptance.lenience(share), "none")
+    for share in (0.5, 0.9)
+  )
+  assert half > whole > 0
+
+
+def test_nothing_compiles_in_the_clock_after_programs_were_forgotten(target):
+  sizes = {"prompt_size": 8, "max_new_tokens": 4}
+  setup = Setup(str(target), drafter="lookup", **sizes)
+  bench = comparison.Bench(setup.load_target(), [[1, 2, 3]])
+  for k in (1, 2):
+    decoders = bench.ways(dataclasses.replace(setup, k=k), bench.encoded, "")
+    with timing.compilations() as late:
+      runs.compare(decoders, batches_of(bench.encoded, 1))
+    assert late.count == 0
+    timing.forget_programs()
+
+
+CONFIG = presets.get("llama3-1b", "float32")
+PASSES = {1: 0.5, 2: 0.6, 3: 0.7}
+
+
+def test_rounds_are_predicted_by_bytes():
+  """Worked out by hand, from times that were measured."""
+  machine = drafter_comparison.Machine(CONFIG, PASSES, batch=1, context=0)
+  least = pass_bound(CONFIG, 1, 1, 0).bytes / 0.5
+  assert machine.read_rate == pytest.approx(least, rel=0.001)  # logits as well
+  copied = machine.seconds(NO_COST, 2, 3, baseline=0.51)
+  assert copied == pytest.approx(PASSES[3] + 0.01)
+  assert machine.step_bytes(NO_COST) == 0
+  # A draft as large as the target takes as long a step, and its first step
+  # takes one token more, whose weights are read together.
+  twin = drafter_cost.model(CONFIG)
+  drafted = machine.seconds(twin, 2, 3, baseline=0.51)
+  assert drafted == pytest.approx(copied + 2 * 0.5, rel=0.001)
+  assert machine.step_bytes(twin) / machine.read_rate == pytest.approx(0.5)
+  whole = drafter_cost.layer_skip(CONFIG, Skip())
+  skipped = machine.seconds(whole, 2, 3, baseline=0.51)
+  assert skipped == pytest.approx(copied + 2 * 0.5)
+  behind_lookup = machine.seconds(whole, 1, 3, baseline=0.51)
+  assert behind_lookup == pytest.approx(copied + 0.5)
+  tree = machine.seconds(whole, (1, 1), 3, baseline=0.51)
+  assert tree == pytest.approx(skipped, rel=0.001)  # it moves some KV
+
+
+def test_an_early_exit_verifies_with_fewer_layers():
+  machine = drafter_comparison.Machine(CONFIG, PASSES, batch=1, context=0)
+  copied = machine.seconds(NO_COST, 1, 2, baseline=0.5)
+  layers = CONFIG.num_layers
+  assert layers == 16
+  drafted = machine.seconds(drafter_cost.early_exit(8), 1, 2, baseline=0.5)
+  # Half of the layers run for the draft token's node, too, before they are
+  # left out of verification.
+  embedding = CONFIG.vocab_size * CONFIG.width
+  share = 8 / 16 * (1 - embedding / CONFIG.num_parameters)
+  head = embedding / CONFIG.num_parameters
+  expected = copied - share * PASSES[2] + (2 * share + head) * 0.5
+  assert drafted == pytest.approx(expected, rel=0.01)
+
+
+def test_the_tree_is_as_deep_as_every_drafter_allows(target, tmp_path):
+  path = tmp_path / "two.safetensors"
+  config = HeadConfig("medusa", num_layers=0, levels=2, width=8)
+  programs.save_drafter(target, path, config)
+  names = ["early_exit(1)", f"medusa({path})"]
+  setups = [Setup(str(target), drafter=name, k=1) for name in names]
+  loaded = setups[0].load_target(others=setups)
+  points = drafter_comparison.points_of(setups, loaded, (1, 2, 3), 3)
+  assert {(p.setup.drafter, p.shape.name, p.shape.levels) for p in points} == {
+    (names[0], "chain", 1), (names[0], "chain", 2), (names[0], "chain", 3),
+    (names[1], "chain", 1), (names[1], "chain", 2),  # it has no third head
+    (names[0], "tree", 2), (names[1], "tree", 2),
+  }  # fmt: skip
+  kinds = {
+    p.setup.temperature: p.shape.setup(p.setup, "rejection").make_shape().spec
+    for p in points
+    if p.shape.name == "tree"
+  }
+  # Without noise every later child would be "what is left", token 0, 1, ...
+  assert kinds[0.0].siblings == "deterministic"
+  assert kinds[1.0].siblings == "without_replacement"
+  assert all(spec.max_depth == 2 for spec in kinds.values())
+  with pytest.raises(ValueError, match=r"k = 3; .*two.safetensors has 2 heads"):
+    dataclasses.replace(setups[1], k=3).check_sources()
+
+
+def test_shapes_of_trees_are_priced_by_level():
+  tree = drafter_comparison._tree(8, 4)
+  setup = tree.setup(Setup(drafter="early_exit(1)"), "rejection")
+  spec = setup.make_shape().spec
+  assert spec.max_nodes == 9 and spec.max_depth == tree.levels <= 4
+  assert np.count_nonzero(np.array(spec.parents) == 0) == 3
