@@ -6,14 +6,7 @@ import numpy as np
 import pytest
 
 import distribution
-from acceptance_distribution_test import (
-  CHAINS,
-  DEEP,
-  EXACT,
-  PAIR,
-  WARPS,
-  distributions,
-)
+from distribution import CHAINS, DEEP, EXACT, WARPS, distributions
 from specdec import acceptance, decode, sampling
 from specdec.testing import table_model
 from specdec.types import Draft, DraftSpec, Params
@@ -26,34 +19,33 @@ def first_token(outcome) -> np.ndarray:
 
 
 @pytest.mark.parametrize("warp", WARPS)
-@pytest.mark.parametrize("share", [0.1, 0.5, 1.0])
+@pytest.mark.parametrize("share", [0.1, 1.0])
 @pytest.mark.parametrize("kind", ["none", "deterministic"])
 def test_lenience_keeps_its_bound(kind, share, warp):
   rule = acceptance.lenience(share)
   assert rule.lossless == (share == 1)
-  for seed in range(4):
+  for seed in range(2):
     draft, target = distributions(4, 2, warp, seed)
-    found = distribution.emitted(rule, CHAINS[2], kind, draft, target)
-    np.testing.assert_allclose(found.joint.sum(), 1.0, atol=EXACT)
-    assert np.all(first_token(found) <= target[0] / share + EXACT)
+    outcome = distribution.emitted(rule, CHAINS[2], kind, draft, target)
+    assert np.all(first_token(outcome) <= target[0] / share + EXACT)
     strict = distribution.emitted(
       acceptance.rejection(), CHAINS[2], kind, draft, target
     )
-    assert found.accepted >= strict.accepted - 1e-6
+    assert outcome.accepted >= strict.accepted - 1e-6
     if share == 1:
-      assert distribution.error(found, target) < EXACT
-      np.testing.assert_allclose(found.accepted, strict.accepted, atol=1e-6)
+      assert distribution.error(outcome, target) < EXACT
+      np.testing.assert_allclose(outcome.accepted, strict.accepted, atol=1e-6)
 
 
 def test_lenience_is_lossy_and_says_by_how_much():
-  draft, target = distributions(4, 1, "baseline", seed=6)
+  draft, target = distributions(4, 1, seed=6)
   rule = acceptance.lenience(0.3)
-  found = distribution.emitted(rule, CHAINS[1], "none", draft, target)
-  assert distribution.error(found, target) > 0.01
+  outcome = distribution.emitted(rule, CHAINS[1], "none", draft, target)
+  assert distribution.error(outcome, target) > 0.01
   assert "3.33" in rule.caveat
   # In closed form: sum min(p / l, q).
   expected = np.minimum(target[0] / 0.3, draft[0]).sum()
-  np.testing.assert_allclose(found.accepted, expected, atol=1e-6)
+  np.testing.assert_allclose(outcome.accepted, expected, atol=1e-6)
 
 
 DISTRIBUTION = np.array([0.5, 0.3, 0.15, 0.05])
@@ -73,56 +65,40 @@ def kept(rule, facing) -> list[float]:
   ]
 
 
-def test_typical_by_hand():
-  # H = 1.142 nats, exp(-H) = 0.319.
-  assert kept(acceptance.typical(0.09, 0.3), DISTRIBUTION) == [
-    1,
-    1,
-    1,
-    0,
-  ]  # 0.09
-  assert kept(acceptance.typical(0.2, 0.9), DISTRIBUTION) == [1, 1, 0, 0]  # 0.2
-  assert kept(acceptance.typical(0.9, 0.5), DISTRIBUTION) == [
-    1,
-    1,
-    0,
-    0,
-  ]  # 0.16
-  assert kept(acceptance.typical(1.0, 1.0), DISTRIBUTION) == [
-    1,
-    0,
-    0,
-    0,
-  ]  # 0.319
-  # A flat distribution asks for less, so that something can be kept.
-  flat = np.full(20, 0.05)
-  assert kept(acceptance.typical(0.09, 0.3), flat) == [1.0] * 20
-  # The two numbers are not interchangeable, as in Medusa's code.
-  assert kept(acceptance.typical(0.3, 0.09), DISTRIBUTION) == [1, 1, 1, 1]
+@pytest.mark.parametrize(
+  "rule, accepted",
+  [  # H = 1.142 nats, exp(-H) = 0.319
+    (acceptance.typical(0.09, 0.3), 3),  # of more than 0.09
+    (acceptance.typical(0.2, 0.9), 2),  # 0.2
+    (acceptance.typical(0.9, 0.5), 2),  # 0.16
+    (acceptance.typical(1.0, 1.0), 1),  # 0.319
+    # The two numbers are not interchangeable, as in Medusa's code.
+    (acceptance.typical(0.3, 0.09), 4),
+    (acceptance.relaxed(1, 1.0), 1),
+    (acceptance.relaxed(3, 1.0), 3),
+    (acceptance.relaxed(3, 0.2), 2),
+    (acceptance.relaxed(4, 0.0), 1),
+  ],
+)
+def test_the_likeliest_tokens_are_accepted(rule, accepted):
+  assert kept(rule, DISTRIBUTION) == [1] * accepted + [0] * (4 - accepted)
 
 
-def test_relaxed_by_hand():
-  assert kept(acceptance.relaxed(1, 1.0), DISTRIBUTION) == [1, 0, 0, 0]
-  assert kept(acceptance.relaxed(3, 1.0), DISTRIBUTION) == [1, 1, 1, 0]
-  assert kept(acceptance.relaxed(3, 0.2), DISTRIBUTION) == [1, 1, 0, 0]
-  assert kept(acceptance.relaxed(4, 0.0), DISTRIBUTION) == [1, 0, 0, 0]
+def test_typical_of_a_flat_distribution_accepts_all():
+  assert kept(acceptance.typical(0.09, 0.3), np.full(20, 0.05)) == [1.0] * 20
 
 
 @pytest.mark.parametrize(
   "rule", [acceptance.typical(), acceptance.relaxed(2, 0.3)]
 )
-@pytest.mark.parametrize("parents", [CHAINS[2], PAIR, DEEP])
-def test_greedy_at_temperature_zero_and_lossy_above(rule, parents):
-  depth = distribution.depths(parents).max()
-  kind = "none" if parents == CHAINS[2] else "iid"
-  draft, target = distributions(3, depth, "greedy", seed=1)
-  found = distribution.emitted(rule, parents, kind, draft, target)
-  assert distribution.error(found, target) < EXACT
-  draft, target = distributions(3, depth, "baseline", seed=1)
-  found = distribution.emitted(rule, parents, kind, draft, target)
-  np.testing.assert_allclose(found.joint.sum(), 1.0, atol=EXACT)
-  assert distribution.error(found, target) > 1e-3
-  assert not rule.lossless and rule.caveat.startswith("lossy")
+@pytest.mark.parametrize("parents, kind", [(CHAINS[2], "none"), (DEEP, "iid")])
+def test_greedy_at_temperature_zero_and_lossy_above(rule, parents, kind):
+  depth = distribution.max_depth(parents)
+  for warp in ("greedy", "baseline"):
+    draft, target = distributions(3, depth, warp, seed=1)
+    outcome = distribution.emitted(rule, parents, kind, draft, target)
+    error = distribution.error(outcome, target)
+    assert error < EXACT if warp == "greedy" else error > 1e-3
 
 
 def test_the_loop_traversal_to_the_longest_path():
