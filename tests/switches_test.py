@@ -1,11 +1,14 @@
 """JAX's own switches, a broken model and bad arguments of `generate`."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy import stats
 
+import table_loop
 from specdec import (
   acceptance,
   decode,
@@ -14,7 +17,6 @@ from specdec import (
   drafters,
   sampling,
 )
-from specdec.testing import table_model
 from specdec.types import (
   DRAFT_FAULT,
   NO_FAULT,
@@ -24,64 +26,41 @@ from specdec.types import (
   Params,
   Sampling,
 )
-
-V = 4
-PARAMS = Params(
-  table_model.init_params(jax.random.key(0), V),
-  table_model.init_params(jax.random.key(1), V),
-)
-PROMPT = np.array([[0, 1, 2], [3, 0, 0], [1, 1, 0], [2, 3, 2]])
-LENGTH = np.array([3, 1, 2, 3])
-TEMPERATURE = np.array([1.0, 0.7, 0.0, 1.0])
+from table_loop import LENGTH, MODEL, PARAMS, PROMPT, V
 
 
-def shaped(expansion):
-  return lambda: drafters.model(table_model.model(V), shape=expansion)
+def shaped(shape):
+  return drafters.model(MODEL, shape=shape)
 
 
+CHAINS = draft_shape.static(draft_tree.parallel(2, 2), "iid")
 WAYS = {
-  "baseline": (lambda: decode.NO_DRAFTER, lambda: decode.NO_DRAFT_RULE),
-  "lookup": (lambda: drafters.lookup(3, min_ngram=1), acceptance.coupled),
-  "rejection": (
-    lambda: drafters.model(table_model.model(V), 3),
-    acceptance.rejection,
-  ),
-  "block": (lambda: drafters.model(table_model.model(V), 3), acceptance.block),
-  "k = 0": (lambda: drafters.model(table_model.model(V), 0), acceptance.kseq),
-  "kseq": (
-    shaped(draft_shape.static(draft_tree.parallel(2, 2), "iid")),
-    acceptance.kseq,
-  ),
-  "tree": (shaped(draft_shape.static([-1, 0, 0, 1, 1])), acceptance.rejection),
-  "dynamic": (shaped(draft_shape.dynamic(2, 2, 4)), acceptance.naive),
-  "typical": (
-    lambda: drafters.model(table_model.model(V), 3),
-    acceptance.typical,
-  ),
+  "baseline": (decode.NO_DRAFTER, decode.NO_DRAFT_RULE),
+  "lookup": (drafters.lookup(3, min_ngram=1), acceptance.coupled()),
+  "rejection": (drafters.model(MODEL, 3), acceptance.rejection()),
+  "block": (drafters.model(MODEL, 3), acceptance.block()),
+  "kseq": (shaped(CHAINS), acceptance.kseq()),
+  "tree": (shaped(draft_shape.static([-1, 0, 0, 1, 1])), acceptance.naive()),
+  "dynamic": (shaped(draft_shape.dynamic(2, 2, 4)), acceptance.rejection()),
+  "typical": (drafters.model(MODEL, 3), acceptance.typical()),
 }
 
 
-def generate(way, params=PARAMS, decoded=decode.generate, **options):
-  make_drafter, make_rule = WAYS[way]
-  arguments = {
-    "prompt": jnp.asarray(PROMPT),
-    "prompt_length": jnp.asarray(LENGTH),
-    "key": jax.random.key(5),
-    "max_length": 12,
-    "sampling": sampling.settings(4, TEMPERATURE),
-  }
-  return decoded(
-    table_model.model(V),
-    make_drafter(),
-    make_rule(),
-    params,
-    **arguments | options,
-  )
+def generate(way, params=PARAMS, **options):
+  drafter, rule = WAYS[way]
+  temperature = np.array([1.0, 0.7, 0.0, 1.0])
+  options = {"temperature": temperature, "params": params} | options
+  return table_loop.generate(rule, drafter, **options)
+
+
+@functools.cache
+def honest(way):
+  return generate(way)
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_64_bits_change_nothing(way):
-  expected = generate(way)
+  expected = honest(way)
   with jax.enable_x64(True):
     state = generate(way)
   for name in ("tokens", "length", "origin", "log_probs"):
@@ -94,7 +73,7 @@ def test_64_bits_change_nothing(way):
 def test_debug_nans_has_nothing_to_stop(way):
   with jax.debug_nans(True):
     state = generate(way)
-  np.testing.assert_array_equal(state.tokens, generate(way).tokens)
+  np.testing.assert_array_equal(state.tokens, honest(way).tokens)
 
 
 def broken(params, value, past=None):
@@ -108,7 +87,7 @@ def broken(params, value, past=None):
 def test_a_row_stops_before_a_distribution_that_is_not_finite(way, value):
   """And only that row: its text so far is what a sound model writes."""
   state = generate(way, PARAMS._replace(target=broken(PARAMS.target, value)))
-  sound = generate(way)
+  sound = honest(way)
   assert bool(jnp.all(state.done))
   for row in range(4):
     text, length = np.asarray(state.tokens[row]), int(state.length[row])
@@ -144,7 +123,7 @@ def flat_model(size):
   """Distributions that say nothing of the past; half of a broken one is nan."""
 
   def init_cache(batch, slots):
-    return table_model.model(V).init_cache(batch, slots)
+    return MODEL.init_cache(batch, slots)
 
   def apply(params, tokens, cache, *, head=True, parents=None, **_):
     shape = (*tokens.shape, size)
@@ -180,8 +159,8 @@ def test_block_follows_the_target_up_to_a_broken_distribution():
   rows = 40_000
   params = PARAMS._replace(target=broken(PARAMS.target, np.nan))
   state = decode.generate(
-    table_model.model(V),
-    drafters.model(table_model.model(V), 3),
+    MODEL,
+    drafters.model(MODEL, 3),
     acceptance.block(),
     params,
     jnp.tile(jnp.array([[0, 1]]), (rows, 1)),
@@ -200,7 +179,7 @@ def test_block_follows_the_target_up_to_a_broken_distribution():
 @pytest.mark.parametrize("way", ["rejection", "block", "kseq", "tree"])
 def test_a_draft_that_is_not_finite_stops_the_row(way, temperature, value):
   params = PARAMS._replace(draft=broken(PARAMS.draft, value))
-  state = generate(way, params, sampling=sampling.settings(4, temperature))
+  state = generate(way, params, temperature=temperature)
   assert state.fault[0] == DRAFT_FAULT and int(state.length[0]) == 3
   assert bool(jnp.all(state.done))
 
@@ -245,26 +224,26 @@ def test_a_draft_that_is_not_finite_stops_the_row(way, temperature, value):
   ],
 )
 def test_arguments_that_are_refused(options, sentence):
-  def streamed(*args, **options):
-    return [*decode.stream(*args, **options)]
-
-  for decoded in (decode.generate, streamed):
-    with pytest.raises(ValueError, match=sentence):
-      generate("lookup", decoded=decoded, **options)
+  with pytest.raises(ValueError, match=sentence):
+    generate("lookup", **options)
 
 
-def test_a_stream_of_no_rounds_is_refused():
-  def streamed(*args, **options):
-    return [*decode.stream(*args, every=0, **options)]
-
-  with pytest.raises(ValueError, match="every = 0; it must be >= 1"):
-    generate("lookup", decoded=streamed)
+@pytest.mark.parametrize(
+  "options, sentence",
+  [
+    ({"every": 0}, "every = 0; it must be >= 1"),
+    ({"max_length": 2}, "max_length is 2"),
+  ],
+)
+def test_a_stream_refuses_arguments(options, sentence):
+  with pytest.raises(ValueError, match=sentence):
+    list(generate("lookup", decoded=decode.stream, **options))
 
 
 def test_lists_will_do():
   lists = {"prompt": PROMPT.tolist(), "prompt_length": LENGTH.tolist()}
   state = generate("lookup", index=[0, 1, 2, 3], **lists)
-  np.testing.assert_array_equal(state.tokens, generate("lookup").tokens)
+  np.testing.assert_array_equal(state.tokens, honest("lookup").tokens)
 
 
 def test_weights_of_64_bits_are_refused():
