@@ -12,9 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import decode_distribution_test as table_distribution
 import learned_distribution_test as learned_distribution
-import noise_test
+import table_loop
+import text_statistics as table_distribution
 from learned_kinds import KINDS, V, draft_head, head_config, target, weights
 from learned_test import (
   BATCH,
@@ -29,12 +29,12 @@ from learned_test import (
   speculate,
   teacher,
 )
-from noise_test import record  # noqa: F401, a fixture
 from specdec import acceptance, draft_shape, draft_tree, drafters, noise
 from specdec.drafters.heads import serve
 from specdec.testing import table_model
 from specdec.testing.books import check_books
 from specdec.types import Draft
+from table_loop import record  # noqa: F401, a fixture
 from texts import texts
 
 COPIED = 5  # draft tokens of a copy, more than K
@@ -251,14 +251,14 @@ def test_a_distribution_of_one_token_is_no_distribution(rule):
 def test_no_address_of_noise_repeats(record):  # noqa: F811
   drafter, params = distribution_drafter("mtp", ())
   for row in range(2):
-    noise_test.generate(
+    table_loop.generate(
       acceptance.rejection(),
       drafter,
       rows=slice(row, row + 1),
       index=jnp.array([row]),
       target=table_model.model(table_distribution.V),
       params=params,
-      prompt=noise_test.PROMPT % table_distribution.V,
+      prompt=table_loop.PROMPT % table_distribution.V,
     )
   jax.effects_barrier()
   counts = collections.Counter(record)

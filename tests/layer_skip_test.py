@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import decode_distribution_test as distributions
+import text_statistics as distributions
 from early_exit_test import LAYERS, LENGTHS, arguments, target
 from hlo import products
 from specdec import (

@@ -11,7 +11,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from decode_distribution_test import (
+from learned_kinds import head_config, sharpened
+from specdec import acceptance, draft_shape, draft_tree, drafters
+from specdec.drafters.heads import draft_head as draft_heads
+from specdec.drafters.heads import serve
+from specdec.models.config import TransformerConfig
+from specdec.testing import table_model
+from specdec.types import Params
+from text_statistics import (
   EXACT,
   GROUPS,
   PARAMS,
@@ -20,13 +27,6 @@ from decode_distribution_test import (
   p_value,
   sample,
 )
-from learned_kinds import head_config, sharpened
-from specdec import acceptance, draft_shape, draft_tree, drafters
-from specdec.drafters.heads import draft_head as draft_heads
-from specdec.drafters.heads import serve
-from specdec.models.config import TransformerConfig
-from specdec.testing import table_model
-from specdec.types import Params
 
 SLOW = pytest.mark.slow
 TARGET = TransformerConfig(

@@ -1,15 +1,13 @@
 """No learned drafter's rounds copy a cache, the target's or its own.
 
-As memory_test.py, whose search this is (rule 9).
+Rule 9; the search is cache_copies.py's.
 """
 
 import jax
 import jax.numpy as jnp
 import pytest
 
-from hlo import in_loops
-from learned_kinds import KINDS, head_config
-from memory_test import (
+from cache_copies import (
   MAX_LENGTH,
   TARGET,
   arguments,
@@ -17,6 +15,8 @@ from memory_test import (
   copies,
   nbytes,
 )
+from hlo import in_loops
+from learned_kinds import KINDS, head_config
 from specdec import acceptance, decode, draft_shape, draft_tree, drafters
 from specdec.drafters.heads import draft_head as draft_heads
 from specdec.drafters.heads import serve

@@ -4,11 +4,11 @@ import jax
 import numpy as np
 import pytest
 
-from decode_distribution_test import PARAMS, V
 from specdec import acceptance, draft_shape, draft_tree, drafters
 from specdec.benchmark import expected_acceptance, metrics
 from specdec.benchmark.decoder import Batch, Decoder
 from specdec.testing import table_model
+from text_statistics import PARAMS, V
 
 ROWS = [[0]] * 300
 SHAPES = {
