@@ -132,14 +132,14 @@ def damaged(data: bytes, rng, header: int) -> bytes:
 def use(path) -> None:
   """Loads a model and asks for what programs ask of it."""
   checkpoints.inspect(path)
-  found = checkpoints.load(path)
-  assert found.config.num_parameters < 10**7
-  assert all(0 <= index < 2**31 for index in found.eos_ids)
-  if found.tokenizer:
-    ids = found.tokenizer.encode("def f(x):")
-    assert isinstance(found.tokenizer.decode(ids), str)
-    if found.tokenizer.chat_template is not None:
-      found.tokenizer.chat([{"role": "user", "content": "a"}])
+  checkpoint = checkpoints.load(path)
+  assert checkpoint.config.num_parameters < 10**7
+  assert all(0 <= index < 2**31 for index in checkpoint.eos_ids)
+  if checkpoint.tokenizer:
+    ids = checkpoint.tokenizer.encode("def f(x):")
+    assert isinstance(checkpoint.tokenizer.decode(ids), str)
+    if checkpoint.tokenizer.chat_template is not None:
+      checkpoint.tokenizer.chat([{"role": "user", "content": "a"}])
 
 
 @pytest.fixture
@@ -162,10 +162,10 @@ def test_configs(tmp_path):
     if not (tmp_path / name).exists():
       shutil.copytree(PARITY / name, tmp_path / name)
     document = json.loads((PARITY / name / "config.json").read_text())
-    said, document = mutated(document, rng)
+    change, document = mutated(document, rng)
     text = json.dumps(document)
     (tmp_path / name / "config.json").write_text(text)
-    return f"{name}: {said}", lambda: use(tmp_path / name), str(tmp_path)
+    return f"{name}: {change}", lambda: use(tmp_path / name), str(tmp_path)
 
   check(700, one)
 
@@ -181,11 +181,11 @@ def test_other_json(model):
     if rng.random() < 0.1:
       data = damaged(whole[path].encode(), rng, len(whole[path]))
       path.write_bytes(data)
-      said = "damaged"
+      change = "damaged"
     else:
-      said, document = mutated(json.loads(whole[path]), rng)
+      change, document = mutated(json.loads(whole[path]), rng)
       path.write_text(json.dumps(document))
-    return f"{path.name}: {said}", lambda: use(model), str(model)
+    return f"{path.name}: {change}", lambda: use(model), str(model)
 
   check(300, one)
 
@@ -222,25 +222,25 @@ def test_safetensors_and_drafters(tmp_path):
     data = whole if kind == 0 else rng.choice(files)
     header, rest = split(data)
     if kind < 2:
-      said, data = "damaged", damaged(data, rng, len(data) - len(rest))
+      change, data = "damaged", damaged(data, rng, len(data) - len(rest))
     elif kind == 2:
-      said, header = mutated(header, rng)
+      change, header = mutated(header, rng)
       data = join(header, rest)
     else:
       about = json.loads(header["__metadata__"]["specdec"])
-      said, about = mutated(about, rng)
+      change, about = mutated(about, rng)
       header["__metadata__"]["specdec"] = json.dumps(about)
       data = join(header, rest)
     weights.write_bytes(data if kind == 0 else whole)
     if kind == 0:
-      return said, lambda: use(tmp_path), str(tmp_path)
+      return change, lambda: use(tmp_path), str(tmp_path)
     drafter.write_bytes(data)
 
     def draft():
       learned.inspect(drafter)
       learned.load(drafter, checkpoint)
 
-    return said, draft, str(drafter)
+    return change, draft, str(drafter)
 
   check(300, one)
 
@@ -286,21 +286,21 @@ def test_prompts(tmp_path):
 
   def one(rng):
     entry = rng.choice((good, {"token_ids": [1, 2], "question_id": 1}))
-    said, document = mutated(entry, rng)
+    change, document = mutated(entry, rng)
     line = json.dumps(document).encode()
     if rng.random() < 0.3:
-      said, line = "damaged", damaged(line, rng, len(line))
+      change, line = "damaged", damaged(line, rng, len(line))
     if rng.random() < 0.1:
-      said, line = "deep", b'{"prompt": ' + b"[" * 10**5
+      change, line = "deep", b'{"prompt": ' + b"[" * 10**5
     path.write_bytes(json.dumps(good).encode() + b"\n" + line)
 
     def read():
-      found, _ = prompts.scan(path)
-      assert found[0].text == "def f"
-      for prompt in found:
+      entries, _ = prompts.scan(path)
+      assert entries[0].text == "def f"
+      for prompt in entries:
         prompts.encode([prompt], text, False, 4096)
 
-    return said, read, "prompt 0"
+    return change, read, "prompt 0"
 
   check(200, one)
 

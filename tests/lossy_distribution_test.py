@@ -145,6 +145,9 @@ def test_the_loop_traversal_to_the_longest_path():
     (lambda: acceptance.typical(delta=-1), "delta = -1"),
     (lambda: acceptance.relaxed(0, 0.1), "top = 0"),
     (lambda: acceptance.relaxed(2, 1.1), "margin = 1.1"),
+    (lambda: acceptance.synthetic([0.5, -0.1]), r"outside \[0, 1\]"),
+    (lambda: acceptance.synthetic([float("nan")]), r"outside \[0, 1\]"),
+    (lambda: acceptance.synthetic([]), "give at least one"),
   ],
 )
 def test_numbers_out_of_range_are_refused(build, sentence):

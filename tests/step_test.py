@@ -1,6 +1,7 @@
 """The four seams of a round, each compiled alone, give what a round gives."""
 
 import functools
+import types
 
 import chex
 import jax
@@ -32,7 +33,6 @@ def head(target):
 
 DRAFTERS = {
   "lookup": lambda _: drafters.lookup(3, ngram=2, min_ngram=1),  # two widths
-  "model": lambda target: drafters.model(target, 3),
   "chains": lambda target: drafters.model(target, shape=CHAINS),
   "early_exit": lambda target: drafters.early_exit(target, 1, shape=TREE),
   "layer_skip": lambda target: drafters.layer_skip(
@@ -44,7 +44,7 @@ DRAFTERS = {
 
 def started(name):
   target, weights = learned_kinds.target()
-  draft = weights if name in ("model", "chains") else None
+  draft = weights if name == "chains" else None
   if name == "head":
     draft = learned_kinds.weights("eagle")
   params = Params(weights, draft)
@@ -97,20 +97,22 @@ def test_the_seams_compose_to_a_round(name):
 
 
 def test_a_seam_refuses_arrays_that_do_not_fit():
-  target, drafter, rule, params, state = started("model")
-  spec = drafter.spec
-  draft, state = step.draft_step(target, drafter, rule, params, state)
+  target, _ = learned_kinds.target()
+  spec, rule = draft_shape.chain(3).spec, acceptance.rejection()
+  state = types.SimpleNamespace(length=jnp.zeros(3, int))
+  logits = jnp.zeros((3, 4, target.vocab_size))
+  draft = step.Draft(jnp.zeros((3, 4), int), None, logits, jnp.ones(3, int))
   short = draft._replace(count=draft.count[:2])
   with pytest.raises(AssertionError, match="shape"):
-    step.verify_step(target, spec, params.target, state, short)
-  logits = jnp.zeros((*draft.tokens.shape, target.vocab_size))
-  with pytest.raises(AssertionError, match="rank"):
-    step.accept_step(rule, spec, draft, logits[0], state, EOS)
-  with pytest.raises(AssertionError, match="type"):
-    step.accept_step(rule, spec, draft, logits, state, EOS.astype(float))
-  wrong = draft._replace(log_probs=draft.log_probs[..., 1:])
-  with pytest.raises(AssertionError, match="shape"):
-    step.accept_step(rule, spec, wrong, logits, state, EOS)
+    step.verify_step(target, spec, None, state, short)
+  narrow = draft._replace(log_probs=logits[..., 1:])
+  for drafted, output, ends, wrong in (
+    (draft, logits[0], EOS, "rank"),
+    (draft, logits, EOS.astype(float), "type"),
+    (narrow, logits, EOS, "shape"),
+  ):
+    with pytest.raises(AssertionError, match=wrong):
+      step.accept_step(rule, spec, drafted, output, state, ends)
 
 
 @pytest.mark.parametrize("name", acceptance.__all__)
