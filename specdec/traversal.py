@@ -16,7 +16,7 @@ from specdec.types import AcceptanceRule, Array, Draft
 
 
 class Traversal(NamedTuple):
-  """One way.
+  """A path's two sides.
 
   traverse(draft, kept [B, N] bool, depth) -> path [B, depth + 1], how many
     nodes of it beside the root, and the last of them [B].
@@ -100,21 +100,17 @@ def _first_child_prefix_acceptance(
   draft: Draft, accept_prob: Array, depth: int
 ) -> Array:
   def row(tokens, parents, accept_prob):  # [N] each
-    index = jnp.arange(len(accept_prob))
-    siblings = parents[:, None] == parents[None, :]
-    older = siblings & (index[None, :] < index[:, None])
-    refused = jnp.prod(
-      jnp.where(older, 1.0 - accept_prob[None, :], 1.0), axis=-1
-    )
-    chosen = accept_prob * refused
-    same = siblings & (tokens[:, None] == tokens[None, :])
+    earlier = draft_tree.earlier_siblings(parents)
+    refused = jnp.where(earlier, 1.0 - accept_prob[None, :], 1.0)
+    chosen = accept_prob * jnp.prod(refused, axis=-1)
+    same = parents[:, None] == parents[None, :]
+    same &= tokens[:, None] == tokens[None, :]
     first = jnp.argmax(same, axis=-1)
     entered = jnp.zeros_like(accept_prob).at[first].add(chosen).at[0].set(1.0)
     above = draft_tree.ancestors(parents)  # the node itself included
     reached = jnp.prod(jnp.where(above, entered[None, :], 1.0), axis=-1)
-    return (
-      jnp.zeros((depth + 1,)).at[draft_tree.depth(parents)].add(reached)[1:]
-    )
+    at_depth = jnp.zeros((depth + 1,)).at[draft_tree.depth(parents)]
+    return at_depth.add(reached)[1:]
 
   accept_prob = jnp.where(drafted(draft), accept_prob, 0.0)
   return jax.vmap(row)(draft.tokens, parents_of(draft), accept_prob)
@@ -148,27 +144,24 @@ def _longest(draft: Draft, kept: Array, depth: int):
   row = jnp.arange(len(last))
   num_accepted = height[row, last]
   step = jnp.minimum(jnp.arange(depth + 1)[None], num_accepted[:, None])
-  on_path = above[row, last][:, None, :] & (
-    height[:, None, :] == step[..., None]
-  )
+  on_path = above[row, last][:, None, :]
+  on_path &= height[:, None, :] == step[..., None]
   return jnp.argmax(on_path, axis=-1), num_accepted, last
 
 
 def _longest_prefix_acceptance(
   draft: Draft, accept_prob: Array, depth: int
 ) -> Array:
-  """For rules of certainties: keep is 0 or 1."""
-  _, num_accepted, _ = _longest(
-    draft, (accept_prob > 0.5) & drafted(draft), depth
-  )
+  """For rules of certainties: accept_prob is 0 or 1."""
+  kept = (accept_prob > 0.5) & drafted(draft)
+  _, num_accepted, _ = _longest(draft, kept, depth)
   reached = jnp.arange(1, depth + 1)[None] <= num_accepted[:, None]
   return reached.astype(jnp.float32)
 
 
 TRAVERSALS = {
-  "coupled": Traversal(
-    None, _first_child_prefix_acceptance
-  ),  # step.py follows it
+  # step.py follows it.
+  "coupled": Traversal(None, _first_child_prefix_acceptance),
   "first_child": Traversal(_first_child, _first_child_prefix_acceptance),
   "last_success": Traversal(_last_success, _last_success_prefix_acceptance),
   "longest": Traversal(_longest, _longest_prefix_acceptance),

@@ -23,6 +23,14 @@ def check(draft: Draft, target_log_probs: Array) -> None:
     chex.assert_equal_shape([draft.log_probs, target_log_probs])
 
 
+def target_residual(
+  draft: Draft, target_log_probs: Array, node: Array
+) -> Array:
+  """[V] a rule's residual that is the target's distribution after `node`."""
+  check(draft, target_log_probs)
+  return jnp.exp(target_log_probs[node])
+
+
 def drawn_from(draft: Draft, node: Array, vocab_size: int) -> Array:
   """[..., V] the distribution that node [...] was drawn from."""
   if draft.log_probs is None:

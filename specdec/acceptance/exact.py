@@ -9,7 +9,7 @@ depends on the seed alone, not on drafter, k or batch.
 import jax
 import jax.numpy as jnp
 
-from specdec import sampling
+from specdec import draft_tree, sampling
 from specdec.acceptance.distributions import check
 from specdec.types import SIBLINGS, AcceptanceRule, Array, Draft
 from specdec.utils.constructors import cached
@@ -26,22 +26,17 @@ def greedy() -> AcceptanceRule:
   def accept_prob(draft: Draft, target_log_probs: Array) -> Array:
     check(draft, target_log_probs)
     best = sampling.argmax(target_log_probs)  # [N]
-    return (draft.tokens == best[jnp.asarray(draft.parents)]).astype(
-      jnp.float32
-    )
+    likeliest = draft.tokens == best[jnp.asarray(draft.parents)]
+    return likeliest.astype(jnp.float32)
 
   def residual(draft: Draft, target_log_probs: Array, node: Array) -> Array:
     check(draft, target_log_probs)
     best = sampling.argmax(target_log_probs[node])
     return jax.nn.one_hot(best, target_log_probs.shape[-1])
 
+  kinds = frozenset(SIBLINGS)
   return AcceptanceRule(
-    accept_prob,
-    residual,
-    "first_child",
-    frozenset(SIBLINGS),
-    lossless=True,
-    name="greedy",
+    accept_prob, residual, "first_child", kinds, lossless=True, name="greedy"
   )
 
 
@@ -63,13 +58,11 @@ def coupled() -> AcceptanceRule:
     facing = jnp.exp(target_log_probs[above])  # [N, V]
     nodes = jnp.arange(len(parents))
     own = facing[nodes, draft.tokens]
-    older = (parents[:, None] == parents[None, :]) & (
-      nodes[None, :] < nodes[:, None]
-    )
     if draft.log_probs is None:
       # The target's choice is x, and none of the earlier siblings, which
       # differ.
-      left = 1.0 - jnp.sum(jnp.where(older, own[None, :], 0.0), axis=-1)
+      earlier = draft_tree.earlier_siblings(parents)
+      left = 1.0 - jnp.sum(jnp.where(earlier, own[None, :], 0.0), axis=-1)
       return jnp.where(
         left > 0, jnp.minimum(own / jnp.where(left > 0, left, 1.0), 1.0), 0.0
       )
@@ -80,11 +73,7 @@ def coupled() -> AcceptanceRule:
     alone = jnp.sum(parents[:, None] == parents[None, :], axis=-1) == 1
     return jnp.where(alone, accepted, jnp.nan)
 
+  kinds = frozenset(SIBLINGS)
   return AcceptanceRule(
-    accept_prob,
-    None,
-    "coupled",
-    frozenset(SIBLINGS),
-    lossless=True,
-    name="coupled",
+    accept_prob, None, "coupled", kinds, lossless=True, name="coupled"
   )

@@ -12,7 +12,7 @@ coupling of p with m draws could keep.
 import jax
 import jax.numpy as jnp
 
-from specdec.acceptance.distributions import check
+from specdec.acceptance.distributions import check, remainder
 from specdec.types import AcceptanceRule, Array, Draft
 from specdec.utils.constructors import cached
 
@@ -93,13 +93,8 @@ def _residual(draft: Draft, target_log_probs: Array, node: Array) -> Array:
   beta = _beta(distribution, drawn, rho)
   # Where beta is 0 no token has both distributions, and nothing is taken off.
   share = _any_kept(beta, num_draws) / jnp.where(beta > 0, beta, 1.0)
-  rest = jnp.maximum(
-    distribution - jnp.minimum(distribution / rho, drawn) * share, 0.0
-  )
-  mass = jnp.sum(rest)
-  left = jnp.where(
-    mass > 0, rest / jnp.where(mass > 0, mass, 1.0), distribution
-  )
+  kept = jnp.minimum(distribution / rho, drawn) * share
+  left = remainder(distribution, kept)
   return jnp.where(num_draws > 0, left, distribution)
 
 

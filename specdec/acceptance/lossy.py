@@ -7,7 +7,7 @@ target. All of them read warped distributions: at temperature 0 they are greedy.
 
 import jax.numpy as jnp
 
-from specdec.acceptance.distributions import check, ratio
+from specdec.acceptance.distributions import check, ratio, target_residual
 from specdec.acceptance.rejection import rejection
 from specdec.types import SIBLINGS, AcceptanceRule, Array, Draft
 from specdec.utils.constructors import cached
@@ -66,14 +66,11 @@ def typical(epsilon: float = 0.09, delta: float = 0.3) -> AcceptanceRule:
     if not 0 <= value <= 1:
       raise ValueError(f"{name} = {value:g}; it must be in [0, 1]")
 
-  def likely(
-    distribution: Array, log_distribution: Array, token: Array
-  ) -> Array:
-    terms = jnp.where(distribution > 0, distribution * log_distribution, 0.0)
+  def likely(log_probs: Array, token: Array) -> Array:
+    probs = jnp.exp(log_probs)
+    terms = jnp.where(probs > 0, probs * log_probs, 0.0)
     floor = jnp.minimum(epsilon, delta * jnp.exp(jnp.sum(terms, axis=-1)))
-    return (
-      jnp.take_along_axis(distribution, token[:, None], axis=-1)[:, 0] > floor
-    )
+    return jnp.take_along_axis(probs, token[:, None], axis=-1)[:, 0] > floor
 
   return _by_likelihood(
     "typical",
@@ -98,14 +95,12 @@ def relaxed(top: int = 10, margin: float = 0.6) -> AcceptanceRule:
   if not 0 <= margin <= 1:
     raise ValueError(f"margin = {margin:g}; it must be in [0, 1]")
 
-  def likely(
-    distribution: Array, log_distribution: Array, token: Array
-  ) -> Array:
-    del log_distribution
-    own = jnp.take_along_axis(distribution, token[:, None], axis=-1)
-    rank = jnp.sum(distribution > own, axis=-1)
-    near = own[:, 0] >= jnp.max(distribution, axis=-1) - margin
-    return (rank < top) & near & (own[:, 0] > 0)
+  def likely(log_probs: Array, token: Array) -> Array:
+    probs = jnp.exp(log_probs)
+    drafted = jnp.take_along_axis(probs, token[:, None], axis=-1)
+    rank = jnp.sum(probs > drafted, axis=-1)
+    near = drafted[:, 0] >= jnp.max(probs, axis=-1) - margin
+    return (rank < top) & near & (drafted[:, 0] > 0)
 
   return _by_likelihood(
     "relaxed",
@@ -115,24 +110,17 @@ def relaxed(top: int = 10, margin: float = 0.6) -> AcceptanceRule:
 
 
 def _by_likelihood(name: str, likely, caveat: str) -> AcceptanceRule:
-  """A rule of certainties: likely(distribution [N, V], its log, tokens [N]) ->
-  [N].
-  """
+  """A rule of certainties: likely(log_probs [N, V], tokens [N]) -> [N]."""
 
   def accept_prob(draft: Draft, target_log_probs: Array) -> Array:
     check(draft, target_log_probs)
     above = jnp.maximum(jnp.asarray(draft.parents), 0)
-    facing = target_log_probs[above]
-    accepted = likely(jnp.exp(facing), facing, draft.tokens)
+    accepted = likely(target_log_probs[above], draft.tokens)
     return accepted.astype(jnp.float32)
-
-  def residual(draft: Draft, target_log_probs: Array, node: Array) -> Array:
-    check(draft, target_log_probs)
-    return jnp.exp(target_log_probs[node])
 
   return AcceptanceRule(
     accept_prob,
-    residual,
+    target_residual,
     "longest",
     frozenset(SIBLINGS),
     lossless=False,

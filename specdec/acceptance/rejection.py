@@ -30,9 +30,7 @@ def _accept_prob(draft: Draft, target_log_probs: Array) -> Array:
 
   rank = jnp.asarray(draft_tree.sibling_rank(parents))
   previous = jnp.maximum(jnp.asarray(draft_tree.previous_sibling(parents)), 0)
-  facing = jnp.exp(
-    target_log_probs[above]
-  )  # [N, V] what node n is held against
+  facing = jnp.exp(target_log_probs[above])  # [N, V] to verify node n against
 
   def pass_on(r: Array, facing: Array) -> Array:
     left = remainder(facing[previous], drawn_from(draft, previous, vocab_size))
@@ -51,9 +49,10 @@ def _residual(draft: Draft, target_log_probs: Array, node: Array) -> Array:
   below = (jnp.asarray(parents) == node) & (nodes < draft.count)
 
   def pass_on(r: Array, distribution: Array) -> Array:
-    child = jnp.argmax(below & (rank == r))
-    left = remainder(distribution, drawn_from(draft, child, vocab_size))
-    return jnp.where(jnp.any(below & (rank == r)), left, distribution)
+    ranked = below & (rank == r)
+    drawn = drawn_from(draft, jnp.argmax(ranked), vocab_size)
+    left = remainder(distribution, drawn)
+    return jnp.where(jnp.any(ranked), left, distribution)
 
   distribution = jnp.exp(target_log_probs[node])
   return jax.lax.fori_loop(
@@ -64,11 +63,7 @@ def _residual(draft: Draft, target_log_probs: Array, node: Array) -> Array:
 @cached
 def rejection() -> AcceptanceRule:
   """The rule above, for any siblings that say what they were drawn from."""
+  kinds = frozenset(SIBLINGS)
   return AcceptanceRule(
-    _accept_prob,
-    _residual,
-    "first_child",
-    frozenset(SIBLINGS),
-    lossless=True,
-    name="rejection",
+    _accept_prob, _residual, "first_child", kinds, True, name="rejection"
   )

@@ -129,12 +129,13 @@ def _lost(rule, where, drafts, tables, count) -> float:
   def check(holds, name, sentence):
     require(holds, f"{where}: {sentence}", name)
 
-  try:
-    accept_prob, residual = enumeration.evaluated(
-      rule, drafts, tables, count=count
-    )[1:]
-  except _UNTRACEABLE as error:
-    check(False, "traced", str(error).splitlines()[0])
+  def run(function, **options):
+    try:
+      return function(rule, drafts, tables, count=count, **options)
+    except _UNTRACEABLE as error:
+      return check(False, "traced", str(error).splitlines()[0])
+
+  _, accept_prob, residual = run(enumeration.evaluated)
   accept_prob = accept_prob[:, 1:]  # the root's means nothing
   allowed = (accept_prob >= 0) & (accept_prob <= 1 + 1e-6)
   if rule.traversal == "coupled" and drafts.drawn is not None:
@@ -143,7 +144,7 @@ def _lost(rule, where, drafts, tables, count) -> float:
   if rule.traversal == "coupled":
     return 0.0
   check(np.all(residual >= 0), "residual", "it is negative somewhere")
-  joint = enumeration.emitted(rule, drafts, tables, count=count).joint
+  joint = run(enumeration.emitted).joint
   check(
     abs(joint.sum() - 1) < _EXACT,
     "residual",
@@ -154,12 +155,9 @@ def _lost(rule, where, drafts, tables, count) -> float:
   if draft_tree.max_siblings(drafts.parents[0]) > 1:
     others.append({"traced": True})
   for options in others:
-    try:
-      other = enumeration.emitted(rule, drafts, tables, count=count, **options)
-    except _UNTRACEABLE as error:
-      check(False, "traced", str(error).splitlines()[0])
+    other = run(enumeration.emitted, **options).joint
     check(
-      np.allclose(other.joint, joint, atol=_EXACT),
+      np.allclose(other, joint, atol=_EXACT),
       "traced" if "traced" in options else "unused",
       "it gives another distribution",
     )
