@@ -195,8 +195,8 @@ class Context(NamedTuple):
   sampling: Sampling
   target_cache: KVCache
   noise: Callable[[Any, Any], Array]  # (depth, node) -> Gumbel [B, V] for
-  #   drawing node `node` at depth `depth` >= 1; with node [F] it is [B, F, V].
-  #   Children drawn together (top-k) share the noise of the first of them.
+  #   drawing node `node` at depth `depth` >= 1. Children drawn together (top-k)
+  #   share the noise of the first of them.
 
   @property
   def pending(self) -> Array:

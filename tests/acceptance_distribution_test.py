@@ -130,26 +130,11 @@ def one_round(rule, shape, kind, draft, target) -> enumeration.Outcome:
   )
 
 
-@pytest.mark.parametrize("rule, shape, kind", PAIRS)
-def test_b26_a_round_leaves_the_targets_distribution(rule, shape, kind):
-  """Under every warp and under distributions without a common support."""
-  depth = depth_of(shape)
-  cases = {name: distributions(V, depth, name) for name in distribution.WARPS}
-  if rule == "greedy":
-    cases = {"greedy": cases["greedy"]}
-  else:
-    for name, (draft, target) in DEGENERATE.items():
-      cases[name] = flat(draft, depth), flat(target, depth + 1)
-  for name, (draft, target) in cases.items():
-    outcome = one_round(rule, shape, kind, draft, target)
-    assert np.isfinite(outcome.accepted), name
-    assert distribution.error(outcome, target) < EXACT, name
-
-
 def accepts_all(rule, shape, kind, warp) -> bool:
-  """Of a target's own draft tokens; deterministic children are its
-  distribution at temperature 0 only, and a second child that has one draft
-  token below it may be the one that is accepted.
+  """Whether a target's own draft is accepted whole.
+
+  Deterministic children are its distribution at temperature 0 only, and a
+  second child that has one draft token below it may be the one accepted.
   """
   if rule not in ("rejection", "kseq", "block"):
     return False
@@ -157,20 +142,27 @@ def accepts_all(rule, shape, kind, warp) -> bool:
   return warp == "greedy" or (sampled and (shape, kind) != ("tree", "iid"))
 
 
-@pytest.mark.parametrize(
-  "rule, shape, kind, warp",
-  [
-    (*pair, warp)
-    for pair in PAIRS
-    for warp in ("baseline", "greedy", "top_p")
-    if accepts_all(*pair, warp)
-  ],
-)
-def test_b12_the_targets_own_draft_is_accepted_whole(rule, shape, kind, warp):
+@pytest.mark.parametrize("rule, shape, kind", PAIRS)
+def test_b12_b26_a_round_leaves_the_targets_distribution(rule, shape, kind):
+  """Under every warp and under distributions without a common support; the
+  target's own draft is accepted whole.
+  """
   depth = depth_of(shape)
-  _, target = distributions(V, depth, warp)
-  outcome = one_round(rule, shape, kind, target, target)
-  np.testing.assert_allclose(outcome.accepted, depth, atol=1e-5)
+  cases = {name: distributions(V, depth, name) for name in distribution.WARPS}
+  if rule == "greedy":
+    cases = {"greedy": cases["greedy"]}
+  for name, (_, target) in cases.items():
+    if accepts_all(rule, shape, kind, name):
+      outcome = one_round(rule, shape, kind, target, target)
+      tolerance = 1e-5 if rule == "kseq" else 1e-6
+      np.testing.assert_allclose(outcome.accepted, depth, atol=tolerance)
+  if rule != "greedy":
+    for name, (draft, target) in DEGENERATE.items():
+      cases[name] = flat(draft, depth), flat(target, depth + 1)
+  for name, (draft, target) in cases.items():
+    outcome = one_round(rule, shape, kind, draft, target)
+    assert np.isfinite(outcome.accepted), name
+    assert distribution.error(outcome, target) < EXACT, name
 
 
 LENGTH = 3  # tokens of a whole generation
@@ -210,16 +202,15 @@ def test_chains_are_accepted_as_the_papers_say(k, warp):
       "block": distribution.block_acceptance(draft, target),
     }
     for name, value in expected.items():
-      np.testing.assert_allclose(accepted[name], value, atol=2e-6)
+      np.testing.assert_allclose(accepted[name], value, atol=1e-6)
     assert accepted["naive"] <= accepted["rejection"] + 1e-6
     assert accepted["rejection"] <= accepted["block"] + 1e-6
     if k == 1:
       naive = float(np.sum(draft[0] * target[0]))
       np.testing.assert_allclose(accepted["naive"], naive, atol=1e-6)
     if k == 1 or warp == "greedy":
-      np.testing.assert_allclose(
-        accepted["block"], accepted["rejection"], atol=2e-6
-      )
+      token = expected["rejection"]
+      np.testing.assert_allclose(accepted["block"], token, atol=1e-6)
 
 
 def test_siblings_help_in_the_order_of_the_literature():
