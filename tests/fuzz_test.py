@@ -68,10 +68,10 @@ def ends_well(action, named: str) -> str | None:
       raise
     if isinstance(error, SystemExit):
       named, error = "", error.__context__  # main has written it down
-    baseline = type(error) in (ValueError, MemoryError)
-    baseline |= isinstance(error, OSError)
+    expected = type(error) in (ValueError, MemoryError)
+    expected |= isinstance(error, OSError)
     named = named if not CHAT.match(str(error)) else ""
-    if not baseline or named not in str(error) or not str(error):
+    if not expected or named not in str(error) or not str(error):
       where = traceback.extract_tb(error.__traceback__)[-1]
       text = f"{type(error).__name__}: {str(error)[:150]!r}"
       return f"{text} at {os.path.basename(where.filename)}:{where.lineno}"
@@ -157,10 +157,10 @@ def model(tmp_path):
 
 
 def test_configs(tmp_path):
+  shutil.copytree(PARITY, tmp_path, dirs_exist_ok=True)
+
   def one(rng):
     name = rng.choice(FAMILIES)
-    if not (tmp_path / name).exists():
-      shutil.copytree(PARITY / name, tmp_path / name)
     document = json.loads((PARITY / name / "config.json").read_text())
     change, document = mutated(document, rng)
     text = json.dumps(document)
@@ -259,8 +259,8 @@ def tokenized(writer) -> None:
 
 def test_gguf(tmp_path):
   path = tmp_path / "m.gguf"
-  baseline = gguf_files.write(path, change=tokenized).read_bytes()
-  header = baseline.index(b"output_norm.weight") + 200
+  whole = gguf_files.write(path, change=tokenized).read_bytes()
+  header = whole.index(b"output_norm.weight") + 200
   keys = ["block_count", "embedding_length", "feed_forward_length"]
   keys += ["attention.head_count", "attention.head_count_kv", "expert_count"]
   keys += ["rope.dimension_count", "rope.freq_base", "attention.key_length"]
@@ -269,7 +269,7 @@ def test_gguf(tmp_path):
 
   def one(rng):
     if rng.random() < 0.7:
-      path.write_bytes(damaged(baseline, rng, header))
+      path.write_bytes(damaged(whole, rng, header))
       return "damaged", lambda: use(path), str(path)
     changes = {rng.choice(keys): rng.choice(values) for _ in range(2)}
     gguf_files.write(path, change=tokenized, **changes)
@@ -319,16 +319,16 @@ def test_flags(tmp_path, monkeypatch):
   names = sorted({*kinds} - {"config", "distributed", "coordinator"})
   names += 4 * ["k", "shape", "mesh", "acceptance", "batch", "drafter"]
   calls = {
-    "shape": ("chains", "optimal", "dynamic", "chain", "paths"),
-    "drafter": (
+    "shape": ["chains", "optimal", "dynamic", "chain", "paths"],
+    "drafter": [
       "lookup",
       "model",
       "early_exit",
       "layer_skip",
       "head",
       "x.py:f",
-    ),
-    "acceptance": ("synthetic", "typical", "relaxed", "lenience", "rejection"),
+    ],
+    "acceptance": ["synthetic", "typical", "relaxed", "lenience", "rejection"],
   }
 
   def one(rng):
