@@ -65,11 +65,11 @@ def from_paths(paths) -> np.ndarray:
     if path[-1] and (*path[:-1], path[-1] - 1) not in number:
       raise ValueError(f"path {path} has no sibling {path[-1] - 1} before it")
     number[path] = len(number)
-  seen = {()}
+  earlier = {()}
   for path in paths:
-    if path[:-1] not in seen:
+    if path[:-1] not in earlier:
       raise ValueError(f"path {path} stands before its parent {path[:-1]}")
-    seen.add(path)
+    earlier.add(path)
   return np.array(
     [-1] + [number[path[:-1]] for path in list(number)[1:]], np.int32
   )

@@ -55,7 +55,7 @@ def settings(
 
 
 def argmax(x: jax.Array) -> jax.Array:
-  """First index of the maximum over the last axis, as two plain reductions.
+  """First index of the maximum over the last axis, as two reductions.
 
   A maximum and a minimum over indices stay parallel over a sharded vocabulary.
   """

@@ -19,7 +19,7 @@ class Traversal(NamedTuple):
   """A path's two sides.
 
   traverse(draft, kept [B, N] bool, depth) -> path [B, depth + 1], how many
-    nodes of it beside the root, and the last of them [B].
+    nodes of it besides the root, and the last of them [B].
   prefix_acceptance(draft, accept_prob [B, N], depth) -> [B, depth]: the
     probability that d + 1 nodes or more are accepted.
   In both, draft.parents are in place (DraftSpec.with_tree).

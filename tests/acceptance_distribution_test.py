@@ -334,8 +334,8 @@ def test_a_low_confidence_token_that_is_dropped_is_caught(rule, dropped):
   """Drafting stops at an unlikely token; it must still be verified."""
   draft, target = distributions(4, 3, seed=6)
   drafts = enumeration.drafts("none", CHAINS[3], draft)
-  own = np.take_along_axis(drafts.drawn, drafts.tokens[..., None], -1)[..., 0]
-  unlikely = own[:, 1:] < 0.3
+  probs = np.take_along_axis(drafts.drawn, drafts.tokens[..., None], -1)[..., 0]
+  unlikely = probs[:, 1:] < 0.3
   stop = np.where(unlikely.any(1), unlikely.argmax(1) + (not dropped), 3)
   outcomes = [
     enumeration.emitted(
@@ -362,8 +362,8 @@ def test_samples_that_are_ranked_again_are_caught(kind, ranked):
   drafts = enumeration.drafts(kind, TRIPLE, draft, joined=False)
   order = np.broadcast_to(np.arange(2), (len(drafts.tokens), 2))
   if ranked:
-    own = draft[0][drafts.tokens[:, 1:]]
-    order = np.argsort(-own, axis=1, kind="stable")[:, :2]
+    probs = draft[0][drafts.tokens[:, 1:]]
+    order = np.argsort(-probs, axis=1, kind="stable")[:, :2]
   tokens = np.take_along_axis(
     drafts.tokens, np.pad(order + 1, [(0, 0), (1, 0)]), 1
   )

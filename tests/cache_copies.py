@@ -161,12 +161,12 @@ def tpu_findings(topology="v5e:2x2"):
   findings = {}
   for name, pair in pairs(target, draft).items():
     for batch in (1, 4):
-      lowered, (cache, own) = lower(
+      lowered, (cache, drafter_cache) = lower(
         pair, batch, target, draft, sharding, max_length=2**18 + 58
       )
       compiled = lowered.compile()
       findings[f"{name}, batch {batch}"] = {
-        "copies": copies(compiled.as_text(), cache + own),
+        "copies": copies(compiled.as_text(), cache + drafter_cache),
         "temporary": compiled.memory_analysis().temp_size_in_bytes,
         "cache": nbytes(cache),
       }

@@ -101,9 +101,9 @@ def test_scratch_is_never_seen(params, lengths, parents):
   wanted, _ = apply(cache)
   got, _ = apply(cache.replace(layers=layers))
   np.testing.assert_array_equal(got.logits, wanted.logits)
-  seen, _ = apply(other)  # and what is before it does matter
+  changed, _ = apply(other)  # and what is before it does matter
   row = int(np.argmax(lengths))
-  assert np.abs(seen.logits - wanted.logits)[row].max() > 0.01
+  assert np.abs(changed.logits - wanted.logits)[row].max() > 0.01
 
 
 def test_apply_leaves_the_committed_alone(params):

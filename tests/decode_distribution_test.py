@@ -167,7 +167,7 @@ def test_honest_noise_passes_where_reused_noise_is_caught():
 
 @pytest.mark.slow
 def test_b07_streams_that_collide_are_caught(monkeypatch):
-  # node n's own noise decides what follows node n
+  # the noise of node n decides what follows node n
   monkeypatch.setattr(addresses, "NEXT", DRAFT)
   assert p_of("model") < SMALLEST_P
 
@@ -201,8 +201,8 @@ def test_b02_raw_distribution_claimed_for_a_filtered_draw_is_caught():
     raw = jnp.maximum(draft.log_probs, jnp.log(0.1))  # tails were cut off
     return draft._replace(log_probs=jax.nn.log_softmax(raw)), draft_state
 
-  liar = honest._replace(propose=propose)
-  [texts] = sample(liar, acceptance.rejection(), 2, GROUPS[1:2])
+  drafter = honest._replace(propose=propose)
+  [texts] = sample(drafter, acceptance.rejection(), 2, GROUPS[1:2])
   assert p_value(texts, EXACT[1]) < SMALLEST_P
 
 

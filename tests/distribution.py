@@ -97,7 +97,7 @@ def emitted(
     parents, kind, count, joined: as in enumeration.drafts.
     draft_distributions: what the tokens are really drawn from.
     claimed: 'truth': the drafter hands over what it drew from; None: nothing (a
-      deterministic draft); or other distributions in their place, a lie.
+      deterministic draft); or other distributions in their place.
     options: as in enumeration.emitted.
   """
   drafts = enumeration.drafts(

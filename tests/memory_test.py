@@ -45,16 +45,16 @@ DUE += [(name, 4) for name in (*TREES, "layer skip, threshold")]
   ],
 )
 def test_generation_never_copies_a_cache(name, batch):
-  lowered, (cache, drafters) = lower(pairs()[name], batch)
+  lowered, (cache, drafter_cache) = lower(pairs()[name], batch)
   assert len(cache) == 4
-  assert len(drafters) == (2 if name.startswith("model") else 0)
+  assert len(drafter_cache) == (2 if name.startswith("model") else 0)
   compiled = lowered.compile()
   hlo = compiled.as_text()
   # The search did see the loops: their bodies carry the cache.
   shape = ",".join(map(str, cache[0].shape))
   assert any(f"[{shape}]" in line for line in in_loops(hlo))
-  assert copies(hlo, cache + drafters) == []
-  # The most that lives beside the caches is the scores of one prefill chunk:
+  assert copies(hlo, cache + drafter_cache) == []
+  # The most that lives next to the caches is the scores of one prefill chunk:
   # heads * chunk * slots floats, an eighth of the target's cache here.
   temporary = compiled.memory_analysis().temp_size_in_bytes
   assert temporary < nbytes(cache) / 4, temporary / nbytes(cache)

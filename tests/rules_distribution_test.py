@@ -124,9 +124,9 @@ def planted_in_block(**changes) -> float:
 def test_b13_the_tokenwise_residual_inside_block_is_caught():
   def residual(draft, target_log_probs, node):
     after = jnp.minimum(node + 1, len(target_log_probs) - 1)
-    own = jnp.exp(target_log_probs[node])
-    left = remainder(own, jnp.exp(draft.log_probs[after]))
-    return jnp.where(node + 1 < draft.count, left, own)
+    exact = jnp.exp(target_log_probs[node])
+    left = remainder(exact, jnp.exp(draft.log_probs[after]))
+    return jnp.where(node + 1 < draft.count, left, exact)
 
   assert planted_in_block(residual=residual) > PLANTED
   assert planted_in_block() < EXACT

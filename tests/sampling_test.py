@@ -1,4 +1,4 @@
-"""The one warp against a plain sort, and draws against distributions."""
+"""The one warp against a sort, and draws against distributions."""
 
 import jax
 import jax.numpy as jnp
@@ -134,5 +134,5 @@ def test_b04_gumbel_draws_follow_each_rows_own_distribution():
     sampling.argmax(distribution + noise.next(jnp.zeros((size,))))
   )
   for part, expected in zip(tokens.reshape(2, half), distributions):
-    seen = np.bincount(part, minlength=3) / half
-    np.testing.assert_allclose(seen, expected, atol=0.02)
+    share = np.bincount(part, minlength=3) / half
+    np.testing.assert_allclose(share, expected, atol=0.02)

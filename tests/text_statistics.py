@@ -88,9 +88,9 @@ def sample(drafter, rule, seed=2, groups=GROUPS, params=PARAMS, target=None):
 
 
 def p_value(texts: np.ndarray, joint: np.ndarray) -> float:
-  """Chi-square of whole texts; texts expected under 5 times are one cell."""
-  cells = np.ravel_multi_index(tuple(texts.T), joint.shape)
-  observed = np.bincount(cells, minlength=joint.size)
+  """Chi-square of whole texts; those expected under 5 times count as one."""
+  numbers = np.ravel_multi_index(tuple(texts.T), joint.shape)
+  observed = np.bincount(numbers, minlength=joint.size)
   expected = joint.ravel() * len(texts)
   if np.any(observed[expected == 0]):
     return 0.0  # an impossible text

@@ -57,19 +57,19 @@ def coupled() -> AcceptanceRule:
     above = jnp.maximum(parents, 0)
     facing = jnp.exp(target_log_probs[above])  # [N, V]
     nodes = jnp.arange(len(parents))
-    own = facing[nodes, draft.tokens]
+    target = facing[nodes, draft.tokens]
     if draft.log_probs is None:
       # The target's choice is x, and none of the earlier siblings, which
       # differ.
       earlier = draft_tree.earlier_siblings(parents)
-      left = 1.0 - jnp.sum(jnp.where(earlier, own[None, :], 0.0), axis=-1)
+      left = 1.0 - jnp.sum(jnp.where(earlier, target[None, :], 0.0), axis=-1)
       return jnp.where(
-        left > 0, jnp.minimum(own / jnp.where(left > 0, left, 1.0), 1.0), 0.0
+        left > 0, jnp.minimum(target / jnp.where(left > 0, left, 1.0), 1.0), 0.0
       )
     drawn = jnp.exp(draft.log_probs)
-    share = drawn[nodes, draft.tokens] / jnp.where(own > 0, own, 1.0)
+    share = drawn[nodes, draft.tokens] / jnp.where(target > 0, target, 1.0)
     most = jnp.maximum(facing * share[:, None], drawn)
-    accepted = jnp.where(own > 0, 1.0 / jnp.sum(most, axis=-1), 0.0)
+    accepted = jnp.where(target > 0, 1.0 / jnp.sum(most, axis=-1), 0.0)
     alone = jnp.sum(parents[:, None] == parents[None, :], axis=-1) == 1
     return jnp.where(alone, accepted, jnp.nan)
 
