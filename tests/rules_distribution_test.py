@@ -322,6 +322,7 @@ def test_the_longest_path_is_taken():
     (lambda: acceptance.typical(epsilon=2), "epsilon = 2"),
     (lambda: acceptance.typical(delta=-1), "delta = -1"),
     (lambda: acceptance.relaxed(0, 0.1), "top = 0"),
+    (lambda: acceptance.relaxed(float("inf")), "top = inf"),
     (lambda: acceptance.relaxed(2, 1.1), "margin = 1.1"),
     (lambda: acceptance.synthetic([0.5, -0.1]), r"outside \[0, 1\]"),
     (lambda: acceptance.synthetic([float("nan")]), r"outside \[0, 1\]"),

@@ -90,7 +90,7 @@ def relaxed(top: int = 10, margin: float = 0.6) -> AcceptanceRule:
     top: how many tokens, >= 1; equally likely ones share a rank.
     margin: p(x) >= max p - margin, in [0, 1].
   """
-  if top < 1 or top != int(top):
+  if not top >= 1 or top % 1:
     raise ValueError(f"top = {top}; it must be a whole number >= 1")
   if not 0 <= margin <= 1:
     raise ValueError(f"margin = {margin:g}; it must be in [0, 1]")
