@@ -5,7 +5,6 @@ rounds begin wherever the one before ended; what a round accepts; planted bugs.
 """
 
 import itertools
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -27,11 +26,10 @@ from distribution import (
   planted,
 )
 from specdec import acceptance, draft_shape, draft_tree, sampling
+from specdec.acceptance.distributions import ratio
 from specdec.testing import enumeration
 from specdec.traversal import TRAVERSALS
 from specdec.types import Context, Draft
-
-rejection_file = sys.modules["specdec.acceptance.rejection"]
 
 V = 3
 RULES = {
@@ -412,45 +410,31 @@ def test_b14_sampled_children_whose_distribution_is_ignored(parents, kind):
     assert planted(parents, kind, draft, target, wrong) > PLANTED
 
 
-def test_b03_softmaxed_residual_is_caught(monkeypatch):
-  def refuse(target, drawn):
-    return jax.nn.softmax(jnp.maximum(target - drawn, 0.0), axis=-1)
+def softmaxed_residual(draft, target, node):
+  """Of a chain; after its last node nothing was refused."""
+  exact = jnp.exp(target[node])
+  drawn = jnp.exp(draft.log_probs[jnp.minimum(node + 1, len(target) - 1)])
+  refused = jax.nn.softmax(jnp.maximum(exact - drawn, 0.0))
+  return jnp.where(node + 1 < draft.count, refused, exact)
 
-  monkeypatch.setattr(rejection_file, "remainder", refuse)
-  rule = RULES["rejection"]._replace(
-    accept_prob=lambda *args: rejection_file._accept_prob(*args),
-    residual=lambda *args: rejection_file._residual(*args),
-  )
+
+def same_for_every_sibling(draft, target):
+  """The residual is not carried to the second sibling."""
+  above = jnp.maximum(jnp.asarray(draft.parents), 0)
+  return ratio(draft, jnp.exp(target[above, draft.tokens]))
+
+
+@pytest.mark.parametrize(
+  "changes, parents, kind",
+  [
+    ({"residual": softmaxed_residual}, CHAINS[1], "none"),
+    *(({"accept_prob": same_for_every_sibling}, PAIR, x) for x in SIBLINGS),
+    # Refused children stay in the next distribution.
+    ({"residual": lambda _, target, n: jnp.exp(target[n])}, CHAINS[1], "none"),
+    (RULES["greedy"]._asdict(), CHAINS[1], "none"),  # above temperature 0
+  ],
+)
+def test_b03_rejection_with_a_planted_bug_is_caught(changes, parents, kind):
   draft, target = distributions(4, 1, seed=6)
-  assert planted(CHAINS[1], "none", draft, target, rule) > PLANTED
-  assert planted(PAIR, "iid", draft, target, rule) > PLANTED
-
-
-@pytest.mark.parametrize("kind", SIBLINGS)
-def test_residual_not_carried_to_the_second_sibling_is_caught(kind):
-  def accept_prob(draft, target_log_probs):
-    above = jnp.maximum(jnp.asarray(draft.parents), 0)
-    facing = jnp.exp(target_log_probs[above, draft.tokens])
-    if draft.log_probs is None:
-      return facing
-    nodes = jnp.arange(len(above))
-    drawn = jnp.exp(draft.log_probs[nodes, draft.tokens])
-    return jnp.minimum(1.0, facing / drawn)
-
-  draft, target = distributions(4, 1, seed=6)
-  rule = RULES["rejection"]._replace(accept_prob=accept_prob)
-  assert planted(PAIR, kind, draft, target, rule) > PLANTED
-
-
-def test_refused_children_missing_from_the_next_distribution_are_caught():
-  rule = RULES["rejection"]._replace(
-    residual=lambda draft, target, node: jnp.exp(target[node])
-  )
-  draft, target = distributions(4, 1, seed=6)
-  assert planted(CHAINS[1], "none", draft, target, rule) > PLANTED
-
-
-def test_greedy_above_temperature_zero_is_caught():
-  draft, target = distributions(4, 1, seed=6)
-  error = planted(CHAINS[1], "none", draft, target, RULES["greedy"])
-  assert error > PLANTED
+  wrong = RULES["rejection"]._replace(**changes)
+  assert planted(parents, kind, draft, target, wrong) > PLANTED

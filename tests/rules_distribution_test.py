@@ -41,72 +41,6 @@ THREE_CHAINS = draft_tree.parallel(3, 2)
 # Block verification.
 
 
-def test_block_is_better_where_tokens_are_evaluated_one_by_one():
-  draft, target = distributions(4, 3, seed=3)
-  outcome = check(BLOCK, CHAINS[3], "none", draft, target)
-  token = distribution.chain_acceptance(draft, target)
-  assert outcome.accepted > token + 0.02
-
-
-def best_single_path(draft_distributions, target_distributions) -> float:
-  """Expected accepted tokens of the best of all lossless verifiers of a chain.
-
-  A linear program over a[x, l], the probability that x was drawn and l of its
-  tokens are kept, and r[l][z], that z[:l] is kept and z[l] emitted after it.
-  """
-  k, size = len(draft_distributions), draft_distributions[0].shape[0]
-  drawn, wanted = (
-    distribution.text_distribution(draft_distributions),
-    distribution.text_distribution(target_distributions),
-  )
-
-  def texts(length):
-    return itertools.product(range(size), repeat=length)
-
-  paths = list(texts(k))
-  names = [("a", x, kept) for x in paths for kept in range(k + 1)]
-  names += [("r", z) for kept in range(k + 1) for z in texts(kept + 1)]
-  index = {name: i for i, name in enumerate(names)}
-  rows, right = [], []
-
-  def equation(entries, value):
-    row = np.zeros(len(index))
-    for name, factor in entries:
-      row[index[name]] += factor
-    rows.append(row)
-    right.append(value)
-
-  for x in paths:
-    equation([(("a", x, kept), 1.0) for kept in range(k + 1)], drawn[x])
-  for kept in range(k + 1):
-    for prefix in texts(kept):
-      after = [(("r", (*prefix, y)), 1.0) for y in range(size)]
-      before = [(("a", x, kept), -1.0) for x in paths if x[:kept] == prefix]
-      equation(after + before, 0.0)
-  for z in texts(k + 1):
-    entries = []
-    for kept in range(k + 1):
-      rest = [
-        target_distributions[d][z[: d + 1]] for d in range(kept + 1, k + 1)
-      ]
-      entries.append((("r", z[: kept + 1]), float(np.prod(rest))))
-    equation(entries, wanted[z])
-  gain = [-float(name[2]) if name[0] == "a" else 0.0 for name in names]
-  result = optimize.linprog(gain, A_eq=np.array(rows), b_eq=np.array(right))
-  assert result.status == 0
-  return -result.fun
-
-
-@pytest.mark.parametrize("size, k", [(3, 1), (3, 2), (2, 3), (4, 2)])
-def test_no_verifier_of_a_single_path_accepts_more(size, k):
-  for seed in range(3):
-    draft, target = distributions(size, k, seed=seed)
-    outcome = check(BLOCK, CHAINS[k], "none", draft, target)
-    best = best_single_path(draft, target)
-    np.testing.assert_allclose(outcome.accepted, best, atol=2e-6)
-    assert distribution.chain_acceptance(draft, target) <= best + 1e-9
-
-
 @pytest.mark.parametrize("count", [2, 3])
 def test_a_draft_that_stops_early_is_a_shorter_chain(count):
   draft, target = distributions(3, 3)
@@ -115,30 +49,28 @@ def test_a_draft_that_stops_early_is_a_shorter_chain(count):
   np.testing.assert_allclose(outcome.accepted, expected, atol=1e-6)
 
 
-def planted_in_block(**changes) -> float:
+def tokenwise_residual(draft, target_log_probs, node):
+  after = jnp.minimum(node + 1, len(target_log_probs) - 1)
+  exact = jnp.exp(target_log_probs[node])
+  left = remainder(exact, jnp.exp(draft.log_probs[after]))
+  return jnp.where(node + 1 < draft.count, left, exact)
+
+
+@pytest.mark.parametrize(
+  "changes",
+  [
+    {},
+    {"residual": tokenwise_residual},
+    {"accept_prob": acceptance.rejection().accept_prob},
+    {"traversal": "first_child"},  # stops at its first failure
+  ],
+  ids=lambda changes: ", ".join(changes) or "honest",
+)
+def test_b13_block_with_parts_of_token_verification_is_caught(changes):
   draft, target = distributions(4, 2, seed=6)
   rule = BLOCK._replace(**changes)
-  return planted(CHAINS[2], "none", draft, target, rule)
-
-
-def test_b13_the_tokenwise_residual_inside_block_is_caught():
-  def residual(draft, target_log_probs, node):
-    after = jnp.minimum(node + 1, len(target_log_probs) - 1)
-    exact = jnp.exp(target_log_probs[node])
-    left = remainder(exact, jnp.exp(draft.log_probs[after]))
-    return jnp.where(node + 1 < draft.count, left, exact)
-
-  assert planted_in_block(residual=residual) > PLANTED
-  assert planted_in_block() < EXACT
-
-
-def test_tokenwise_accept_prob_under_the_traversal_of_block_is_caught():
-  accept_prob = acceptance.rejection().accept_prob
-  assert planted_in_block(accept_prob=accept_prob) > PLANTED
-
-
-def test_stopping_block_at_its_first_failure_is_caught():
-  assert planted_in_block(traversal="first_child") > PLANTED
+  error = planted(CHAINS[2], "none", draft, target, rule)
+  assert error > PLANTED if changes else error < EXACT
 
 
 # k-SEQ.
@@ -171,17 +103,12 @@ def test_siblings_are_accepted_as_often_as_its_paper_says(num_draws):
     np.testing.assert_allclose(accepted, expected, atol=3e-6)
 
 
-@pytest.mark.parametrize(
-  "rule", [acceptance.rejection(), KSEQ, acceptance.naive()]
-)
-def test_chains_that_begin_alike_are_worth_joining(rule):
-  gains = []
-  for seed in range(4):
-    draft, target = distributions(3, 2, seed=seed)
+def test_chains_that_begin_alike_are_worth_joining():
+  for rule in (acceptance.rejection(), KSEQ, acceptance.naive()):
+    draft, target = distributions(3, 2)
     apart = check(rule, THREE_CHAINS, "iid", draft, target, joined=False)
     joined = check(rule, THREE_CHAINS, "iid", draft, target)
-    gains.append(joined.accepted - apart.accepted)
-  assert min(gains) > 0.005
+    assert joined.accepted > apart.accepted + 0.005
 
 
 def test_rho_of_one_is_caught(monkeypatch):
@@ -221,32 +148,31 @@ def first_token(outcome) -> np.ndarray:
   return joint.sum(axis=tuple(range(1, joint.ndim)))
 
 
-@pytest.mark.parametrize("warp", WARPS)
 @pytest.mark.parametrize("share", [0.1, 1.0])
 @pytest.mark.parametrize("kind", ["none", "deterministic"])
-def test_lenience_keeps_its_bound(kind, share, warp):
+def test_lenience_keeps_its_bound(kind, share):
   rule = acceptance.lenience(share)
   assert rule.lossless == (share == 1)
-  for seed in range(2):
+  assert share == 1 or f"up to {1 / share:g} times" in rule.caveat
+  for warp, seed in itertools.product(WARPS, range(2)):
     draft, target = distributions(4, 2, warp, seed)
-    outcome = distribution.emitted(rule, CHAINS[2], kind, draft, target)
-    assert np.all(first_token(outcome) <= target[0] / share + EXACT)
-    strict = distribution.emitted(
-      acceptance.rejection(), CHAINS[2], kind, draft, target
+    outcome, strict = (
+      distribution.emitted(x, CHAINS[2], kind, draft, target)
+      for x in (rule, acceptance.rejection())
     )
+    first_token = outcome.joint.sum(axis=tuple(range(1, outcome.joint.ndim)))
+    assert np.all(first_token <= target[0] / share + EXACT)
     assert outcome.accepted >= strict.accepted - 1e-6
     if share == 1:
       assert distribution.error(outcome, target) < EXACT
       np.testing.assert_allclose(outcome.accepted, strict.accepted, atol=1e-6)
 
 
-def test_lenience_is_lossy_and_says_by_how_much():
+def test_lenience_accepts_its_closed_form():
   draft, target = distributions(4, 1, seed=6)
   rule = acceptance.lenience(0.3)
   outcome = distribution.emitted(rule, CHAINS[1], "none", draft, target)
   assert distribution.error(outcome, target) > 0.01
-  assert "3.33" in rule.caveat
-  # In closed form: sum min(p / l, q).
   expected = np.minimum(target[0] / 0.3, draft[0]).sum()
   np.testing.assert_allclose(outcome.accepted, expected, atol=1e-6)
 
@@ -255,17 +181,13 @@ DISTRIBUTION = np.array([0.5, 0.3, 0.15, 0.05])
 
 
 def kept(rule, facing) -> list[float]:
-  """Whether each token is kept as the only child of a root facing `facing`."""
-  log_distribution = jnp.log(jnp.asarray(np.stack([facing] * 2), jnp.float32))
-  return [
-    float(
-      rule.accept_prob(
-        Draft(jnp.array([0, token]), np.array([-1, 0]), None, 2),
-        log_distribution,
-      )[1]
-    )
-    for token in range(len(facing))
-  ]
+  """Whether each token is kept, all of them children of a root."""
+  size = len(facing) + 1
+  tokens, parents = jnp.maximum(jnp.arange(size) - 1, 0), np.zeros(size, int)
+  parents[0] = -1
+  target_log_probs = jnp.tile(jnp.log(jnp.asarray(facing)), (size, 1))
+  draft = Draft(tokens, parents, None, jnp.int32(size))
+  return rule.accept_prob(draft, target_log_probs)[1:].tolist()
 
 
 @pytest.mark.parametrize(
