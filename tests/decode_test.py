@@ -71,7 +71,6 @@ WINDOWED = {
     "tied": True,
   },
 }
-CONFIGS = {"transformer": {}} | WINDOWED
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -89,7 +88,7 @@ def family(name):
     target = table_model.init_params(jax.random.key(0), V, 1.5)
     other = table_model.init_params(jax.random.key(1), V, 0.7)
   else:
-    shape = config.TransformerConfig(**(vars(SMALL) | CONFIGS[name]))
+    shape = config.TransformerConfig(**(vars(SMALL) | WINDOWED[name]))
     model = transformer.model(shape)
     target, other = (
       jax.tree.map(lambda x: 4 * x, transformer.init_params(shape, key))
@@ -168,8 +167,6 @@ def cases():
   yield "table", "model", 0
   yield "table", "model", 5
   yield "table", "lookup", 3
-  yield "transformer", "model", 3
-  yield pytest.param("transformer", "lookup", 5, marks=SLOW)
   for name in WINDOWED:
     # With the pending token more nodes than the window has positions; one of
     # these in the quick suite, for two models take long to compile.
@@ -198,7 +195,7 @@ def test_b05_b06_b22_b24_coupled_is_autoregressive_decoding(name, kind, k):
   "name, kind, k, rule",
   [
     ("table", "model", 3, "rejection"),
-    pytest.param("transformer", "lookup", 5, "greedy", marks=SLOW),
+    pytest.param("uniform", "lookup", 5, "greedy", marks=SLOW),
   ],
 )
 def test_b09_greedy_rows_are_greedy_beside_sampled_ones(name, kind, k, rule):
@@ -246,7 +243,7 @@ def check_log_probs(name, kind, state):
 
 
 def test_b06_b24_autoregressive_decoding_is_one_pass():
-  for name in ("table", *CONFIGS):
+  for name in ("table", *WINDOWED):
     check_books(baseline(name), LENGTHS, 0)
     check_log_probs(name, "none", baseline(name))
 
@@ -255,7 +252,7 @@ def test_b06_b24_autoregressive_decoding_is_one_pass():
 def test_the_window_changes_the_logits(name):
   """Else the tests of b06 would show nothing."""
   model, params = family(name)
-  changes = CONFIGS[name] | {"windows": (L, L)}
+  changes = WINDOWED[name] | {"windows": (L, L)}
   wide = config.TransformerConfig(**(vars(SMALL) | changes))
   tokens = baseline(name).tokens
   logits = forward(model, params.target, tokens)
@@ -385,16 +382,16 @@ def test_a_chain_as_a_tree_is_the_chain():
   "kind",
   [
     "without_replacement",
-    "dynamic",
+    pytest.param("dynamic", marks=SLOW),
     pytest.param("iid", marks=SLOW),
     pytest.param("deterministic", marks=SLOW),
   ],
 )
 def test_the_first_child_of_the_targets_own_tree_is_never_lost(kind):
   """Every KV of the draft's cache is right, whatever path was committed."""
-  model, params = family("transformer")
+  model, params = family("alternating")
   state = generate(
-    "transformer",
+    "alternating",
     drafters.model(model, shape=SHAPES[kind]),
     acceptance.greedy(),
     params=Params(params.target, params.target),

@@ -28,12 +28,11 @@ CHAINS = draft_shape.static(draft_tree.parallel(2, 2), "iid")
 
 
 def head(target):
-  return serve.drafter(learned_kinds.draft_head("eagle"), target, TREE)
+  return serve.drafter(learned_kinds.draft_head("eagle"), target, CHAINS)
 
 
 DRAFTERS = {
   "lookup": lambda _: drafters.lookup(3, ngram=2, min_ngram=1),  # two widths
-  "chains": lambda target: drafters.model(target, shape=CHAINS),
   "early_exit": lambda target: drafters.early_exit(target, 1, shape=TREE),
   "layer_skip": lambda target: drafters.layer_skip(
     target, Skip((1,), (0,)), 3, drafters.Threshold(0.3)
@@ -44,10 +43,7 @@ DRAFTERS = {
 
 def started(name):
   target, weights = learned_kinds.target()
-  draft = weights if name == "chains" else None
-  if name == "head":
-    draft = learned_kinds.weights("eagle")
-  params = Params(weights, draft)
+  params = Params(weights, learned_kinds.weights("eagle"))
   prompt = jnp.tile(jnp.array([[3, 4, 5, 3, 4, 5, 3]]), (3, 1))
   drafter, rule = DRAFTERS[name](target), acceptance.rejection()
   state = decode.start(
