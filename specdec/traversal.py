@@ -8,6 +8,7 @@ structure only. Arrays are [B, N]; nodes not in use are never accepted.
 from collections.abc import Callable
 from typing import NamedTuple
 
+import chex
 import jax
 import jax.numpy as jnp
 
@@ -43,23 +44,30 @@ def accept_probs(
   rule: AcceptanceRule, draft: Draft, target_log_probs: Array
 ) -> Array:
   """[B, N] the rule's accept_prob of every row; target_log_probs [B, N, V]."""
-  return jax.vmap(rule.accept_prob, in_axes=(_axes(draft), 0))(
-    draft._replace(resume=None), target_log_probs
-  )
+  return _of_rows(rule.accept_prob, draft, target_log_probs)
 
 
 def residuals(
   rule: AcceptanceRule, draft: Draft, target_log_probs: Array, node: Array
 ) -> Array:
   """[B, V] the rule's residual of every row after its node, node [B]."""
-  return jax.vmap(rule.residual, in_axes=(_axes(draft), 0, 0))(
-    draft._replace(resume=None), target_log_probs, node
+  return _of_rows(rule.residual, draft, target_log_probs, node)
+
+
+def _of_rows(function, draft: Draft, target_log_probs: Array, *node: Array):
+  """One of a rule's functions of every row, which sees one draft, unbatched."""
+  batch, nodes, vocab_size = target_log_probs.shape
+  chex.assert_shape(draft.tokens, (batch, nodes))
+  chex.assert_shape(draft.parents, (..., nodes))
+  chex.assert_shape([draft.count, *node], (batch,))
+  chex.assert_type([draft.tokens, target_log_probs], [int, float])
+  if draft.log_probs is not None:
+    chex.assert_shape(draft.log_probs, (batch, nodes, vocab_size))
+  # A tree that rows share stays the NumPy array it is.
+  axes = Draft(0, None if draft.parents.ndim == 1 else 0, 0, 0)
+  return jax.vmap(function, in_axes=(axes, 0, *(0 for _ in node)))(
+    draft._replace(resume=None), target_log_probs, *node
   )
-
-
-def _axes(draft: Draft) -> Draft:
-  """Axes to vmap over; a tree that rows share stays the NumPy array it is."""
-  return Draft(0, None if draft.parents.ndim == 1 else 0, 0, 0)
 
 
 def children(draft: Draft, nodes: Array) -> Array:

@@ -26,7 +26,7 @@ from distribution import (
   planted,
 )
 from specdec import acceptance, draft_shape, draft_tree, sampling
-from specdec.acceptance.distributions import ratio
+from specdec.acceptance.distributions import prob_of_tokens, ratio
 from specdec.testing import enumeration
 from specdec.traversal import TRAVERSALS
 from specdec.types import Context, Draft
@@ -420,8 +420,7 @@ def softmaxed_residual(draft, target, node):
 
 def same_for_every_sibling(draft, target):
   """The residual is not carried to the second sibling."""
-  above = jnp.maximum(jnp.asarray(draft.parents), 0)
-  return ratio(draft, jnp.exp(target[above, draft.tokens]))
+  return ratio(draft, prob_of_tokens(draft, target))
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from specdec import (
   drafters,
   sampling,
   step,
+  traversal,
 )
 from specdec.drafters.heads import serve
 from specdec.types import Params, Skip
@@ -111,17 +112,20 @@ def test_a_seam_refuses_arrays_that_do_not_fit():
       step.accept_step(rule, spec, drafted, output, state, ends)
 
 
-@pytest.mark.parametrize("name", acceptance.__all__)
-def test_a_rule_refuses_arrays_that_do_not_fit(name):
-  arguments = {"lenience": (0.5,), "relaxed": (2, 0.1), "synthetic": ([0.5],)}
-  rule = getattr(acceptance, name)(*arguments.get(name, ()))
+def test_a_rule_is_given_arrays_that_fit():
+  rule, facing = acceptance.rejection(), jnp.zeros((2, 3, 4))
   draft = step.Draft(
-    jnp.zeros(3, int), draft_tree.chain(3), jnp.zeros((3, 4)), jnp.int32(3)
+    jnp.zeros((2, 3), int), draft_tree.chain(3), facing, jnp.ones(2, int)
   )
-  with pytest.raises(AssertionError):
-    rule.accept_prob(draft, jnp.zeros((2, 4)))
-  with pytest.raises(AssertionError):
-    rule.accept_prob(draft, jnp.zeros((1, 3, 4)))
-  if rule.residual:
+  traversal.accept_probs(rule, draft, facing)
+  for changes in (
+    {"tokens": draft.tokens[:, 1:]},
+    {"tokens": facing[..., 0]},
+    {"parents": draft_tree.chain(4)},
+    {"log_probs": facing[..., 1:]},
+    {"count": draft.count[:1]},
+  ):
     with pytest.raises(AssertionError):
-      rule.residual(draft, jnp.zeros((2, 4)), jnp.int32(0))
+      traversal.accept_probs(rule, draft._replace(**changes), facing)
+  with pytest.raises(AssertionError):
+    traversal.residuals(rule, draft, facing, jnp.zeros(3, int))

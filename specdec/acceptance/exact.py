@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 
 from specdec import draft_tree, sampling
-from specdec.acceptance.distributions import check
 from specdec.types import SIBLINGS, AcceptanceRule, Array, Draft
 from specdec.utils.constructors import cached
 
@@ -24,13 +23,11 @@ def greedy() -> AcceptanceRule:
   """
 
   def accept_prob(draft: Draft, target_log_probs: Array) -> Array:
-    check(draft, target_log_probs)
     best = sampling.argmax(target_log_probs)  # [N]
     likeliest = draft.tokens == best[jnp.asarray(draft.parents)]
     return likeliest.astype(jnp.float32)
 
   def residual(draft: Draft, target_log_probs: Array, node: Array) -> Array:
-    check(draft, target_log_probs)
     best = sampling.argmax(target_log_probs[node])
     return jax.nn.one_hot(best, target_log_probs.shape[-1])
 
@@ -52,7 +49,6 @@ def coupled() -> AcceptanceRule:
   """
 
   def accept_prob(draft: Draft, target_log_probs: Array) -> Array:
-    check(draft, target_log_probs)
     parents = jnp.asarray(draft.parents)
     above = jnp.maximum(parents, 0)
     facing = jnp.exp(target_log_probs[above])  # [N, V]

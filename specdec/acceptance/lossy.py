@@ -7,7 +7,11 @@ target. All of them read warped distributions: at temperature 0 they are greedy.
 
 import jax.numpy as jnp
 
-from specdec.acceptance.distributions import check, ratio, target_residual
+from specdec.acceptance.distributions import (
+  prob_of_tokens,
+  ratio,
+  target_residual,
+)
 from specdec.acceptance.rejection import rejection
 from specdec.types import SIBLINGS, AcceptanceRule, Array, Draft
 from specdec.utils.constructors import cached
@@ -27,10 +31,7 @@ def lenience(share: float = 0.5) -> AcceptanceRule:
     raise ValueError(f"share = {share:g}; it must be in (0, 1]")
 
   def accept_prob(draft: Draft, target_log_probs: Array) -> Array:
-    check(draft, target_log_probs)
-    above = jnp.maximum(jnp.asarray(draft.parents), 0)
-    target = jnp.exp(target_log_probs[above, draft.tokens])
-    return ratio(draft, target / share)
+    return ratio(draft, prob_of_tokens(draft, target_log_probs) / share)
 
   # What follows a refusal is drawn as under rejection: norm(relu(p - q)).
   strict = rejection()._replace(
@@ -113,7 +114,6 @@ def _by_likelihood(name: str, likely, caveat: str) -> AcceptanceRule:
   """A rule of certainties: likely(log_probs [N, V], tokens [N]) -> [N]."""
 
   def accept_prob(draft: Draft, target_log_probs: Array) -> Array:
-    check(draft, target_log_probs)
     above = jnp.maximum(jnp.asarray(draft.parents), 0)
     accepted = likely(target_log_probs[above], draft.tokens)
     return accepted.astype(jnp.float32)

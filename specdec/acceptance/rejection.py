@@ -12,24 +12,28 @@ import jax
 import jax.numpy as jnp
 
 from specdec import draft_tree
-from specdec.acceptance.distributions import check, drawn_from, ratio, remainder
+from specdec.acceptance.distributions import (
+  drawn_from,
+  prob_of_tokens,
+  ratio,
+  remainder,
+)
 from specdec.types import SIBLINGS, AcceptanceRule, Array, Draft
 from specdec.utils.constructors import cached
 
 
 def _accept_prob(draft: Draft, target_log_probs: Array) -> Array:
-  check(draft, target_log_probs)
   num_nodes, vocab_size = target_log_probs.shape
   parents = draft.parents
   nodes = jnp.arange(num_nodes)
-  above = jnp.maximum(jnp.asarray(parents), 0)
 
   widest = draft_tree.max_siblings(parents)
   if isinstance(widest, int) and widest <= 1:  # a chain: no residual to carry
-    return ratio(draft, jnp.exp(target_log_probs[above, draft.tokens]))
+    return ratio(draft, prob_of_tokens(draft, target_log_probs))
 
   rank = jnp.asarray(draft_tree.sibling_rank(parents))
   previous = jnp.maximum(jnp.asarray(draft_tree.previous_sibling(parents)), 0)
+  above = jnp.maximum(jnp.asarray(parents), 0)
   facing = jnp.exp(target_log_probs[above])  # [N, V] to verify node n against
 
   def pass_on(r: Array, facing: Array) -> Array:
@@ -41,7 +45,6 @@ def _accept_prob(draft: Draft, target_log_probs: Array) -> Array:
 
 
 def _residual(draft: Draft, target_log_probs: Array, node: Array) -> Array:
-  check(draft, target_log_probs)
   num_nodes, vocab_size = target_log_probs.shape
   parents = draft.parents
   nodes = jnp.arange(num_nodes)
