@@ -87,12 +87,10 @@ CASES = [
 MORE = [
   ("lookup", acceptance.block),
   ("shared", acceptance.kseq),
-  *((x, acceptance.naive) for x in ("model", "chains", "without_replacement")),
-  *((x, acceptance.rejection) for x in ("iid", "chains", "stopping")),
-  *(
-    (x, acceptance.coupled)
-    for x in ("model", "lookup", "iid", "deterministic", "dynamic", "stopping")
-  ),
+  ("chains", acceptance.naive),
+  ("iid", acceptance.rejection),
+  ("stopping", acceptance.rejection),
+  ("stopping", acceptance.coupled),
 ]
 
 

@@ -56,27 +56,28 @@ def generate(way, params=PARAMS, **options):
   return table_loop.generate(rule, drafter, **options)
 
 
+def stream(*args, **options):
+  return list(decode.stream(*args, **options))
+
+
+ONES = jnp.ones(4)
+
+
 @functools.cache
 def honest(way):
   return generate(way)
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_64_bits_change_nothing(way):
+def test_64_bits_and_debug_nans_change_nothing(way):
   expected = honest(way)
-  with jax.enable_x64(True):
-    state = generate(way)
-  for name in ("tokens", "length", "origin", "log_probs"):
-    one, other = getattr(state, name), getattr(expected, name)
-    assert one.dtype == other.dtype
-    np.testing.assert_array_equal(one, other, name)
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_debug_nans_has_nothing_to_stop(way):
-  with jax.debug_nans(True):
-    state = generate(way)
-  np.testing.assert_array_equal(state.tokens, honest(way).tokens)
+  for switch in (jax.enable_x64, jax.debug_nans):
+    with switch(True):
+      state = generate(way)
+    for name in ("tokens", "length", "origin", "log_probs"):
+      one, other = getattr(state, name), getattr(expected, name)
+      assert one.dtype == other.dtype
+      np.testing.assert_array_equal(one, other, name)
 
 
 def broken(params, value):
@@ -179,59 +180,40 @@ def test_a_draft_that_is_not_finite_stops_the_row(way, value):
 
 
 @pytest.mark.parametrize(
-  "options, sentence",
+  "sentence, options",
   [
+    ("prompt is float64; it must be int", {"prompt": PROMPT.astype(float)}),
+    ("prompt is bool", {"prompt": PROMPT > 0}),
+    (r"prompt has shape \(3,\); it must be \[B, P\]", {"prompt": PROMPT[0]}),
+    (r"prompt has shape \(4, 0\)", {"prompt": PROMPT[:, :0]}),
+    (r"token id = 4; it must be in 0\.\.3", {"prompt": PROMPT + 2}),
+    ("token id = -1", {"prompt": PROMPT - 1}),
+    (r"prompt_length has shape \(2,\)", {"prompt_length": LENGTH[:2]}),
+    (r"prompt_length = 0; it must be in 1\.\.3", {"prompt_length": LENGTH - 1}),
+    (r"limit has shape \(1,\); it must be \(4,\)", {"limit": jnp.array([9])}),
     (
-      {"prompt": PROMPT.astype(float)},
-      "prompt is float64; it must be integers",
-    ),
-    ({"prompt": PROMPT > 0}, "prompt is bool"),
-    ({"prompt": PROMPT[0]}, r"prompt has shape \(3,\); it must be \[B, P\]"),
-    ({"prompt": PROMPT[:, :0]}, r"prompt has shape \(4, 0\)"),
-    ({"prompt": PROMPT + 2}, r"token id = 4; it must be in 0\.\.3"),
-    ({"prompt": PROMPT - 1}, "token id = -1"),
-    ({"prompt_length": LENGTH[:2]}, r"prompt_length has shape \(2,\)"),
-    ({"prompt_length": LENGTH * 1.0}, "prompt_length is float64"),
-    ({"prompt_length": LENGTH - 1}, r"prompt_length = 0; it must be in 1\.\.3"),
-    ({"limit": jnp.array([9])}, r"limit has shape \(1,\); it must be \(4,\)"),
-    ({"index": jnp.arange(3)}, r"index has shape \(3,\)"),
-    (
-      {"sampling": sampling.settings(3, 1.0)},
       r"sampling\.temperature has shape \(3,\); it must be \(4,\)",
+      {"sampling": sampling.settings(3, 1.0)},
     ),
-    ({"index": np.arange(4) - 1}, "index = -1; it must be in 0"),
-    ({"index": np.full(4, 2**32 + 1)}, r"index = 4294967297"),
-    ({"limit": np.full(4, 2**40)}, r"limit = 1099511627776; it must be in 0"),
-    ({"eos_ids": [1.5]}, "eos_ids is float64; it must be integers"),
-    ({"eos_ids": [2**32 + 1]}, "eos_ids = 4294967297"),
-    ({"max_length": 10**12}, "max_length = 1000000000000"),
-    ({"max_length": 2}, "max_length is 2"),
-    ({"sampling": Sampling(jnp.full(4, jnp.nan))}, "temperature = nan"),
-    ({"sampling": Sampling(jnp.full(4, -1.0))}, "temperature = -1"),
-    (
-      {"sampling": Sampling(jnp.ones(4), top_p=jnp.full(4, jnp.nan))},
-      "top_p = nan",
-    ),
-    ({"key": 7}, "key is not one JAX random key"),
-    ({"key": jnp.float32(1)}, "key is not one JAX random key"),
-    ({"key": jax.random.split(jax.random.key(0))}, "key is not one JAX random"),
+    ("index = -1; it must be in 0", {"index": np.arange(4) - 1}),
+    ("index = 4294967297", {"index": np.full(4, 2**32 + 1)}),
+    ("limit = 1099511627776; it must be in 0", {"limit": np.full(4, 2**40)}),
+    ("eos_ids is float64; it must be integers", {"eos_ids": [1.5]}),
+    ("eos_ids = 4294967297", {"eos_ids": [2**32 + 1]}),
+    ("max_length = 1000000000000", {"max_length": 10**12}),
+    ("max_length is 2", {"max_length": 2}),
+    ("max_length is 2", {"max_length": 2, "decoded": stream}),
+    ("every = 0; it must be >= 1", {"every": 0, "decoded": stream}),
+    ("temperature = nan", {"sampling": Sampling(jnp.full(4, jnp.nan))}),
+    ("top_p = nan", {"sampling": Sampling(ONES, top_p=jnp.nan * ONES)}),
+    ("key is not one JAX random key", {"key": 7}),
+    ("key is not one JAX random key", {"key": jnp.float32(1)}),
+    ("key is not one JAX", {"key": jax.random.split(jax.random.key(0))}),
   ],
 )
-def test_arguments_that_are_refused(options, sentence):
+def test_arguments_that_are_refused(sentence, options):
   with pytest.raises(ValueError, match=sentence):
     generate("lookup", **options)
-
-
-@pytest.mark.parametrize(
-  "options, sentence",
-  [
-    ({"every": 0}, "every = 0; it must be >= 1"),
-    ({"max_length": 2}, "max_length is 2"),
-  ],
-)
-def test_a_stream_refuses_arguments(options, sentence):
-  with pytest.raises(ValueError, match=sentence):
-    list(generate("lookup", decoded=decode.stream, **options))
 
 
 def test_lists_will_do():
