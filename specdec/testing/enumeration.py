@@ -367,15 +367,25 @@ def tabular_loss(
   parents = [-1, 0, 1] if chain else [-1, 0, 0, 1, 1, 2]
   distances = []
   for seed in range(5):
-    rng = np.random.default_rng(seed)
-    logits = [
-      [rng.normal(scale=1.5, size=(4,) * (d + 1)) for d in range(depth)]
-      for depth in (2, 3)
-    ]
-    ours, theirs = ([softmax(x, temperature) for x in side] for side in logits)
+    ours, theirs = random_distributions(seed, 4, 2, temperature)
     outcome = emitted(rule, drafts(siblings, parents, ours), theirs)
     distances.append(distance(outcome.joint, text_distribution(theirs)))
   return float(np.mean(distances))
+
+
+def random_distributions(
+  seed: int, vocab_size: int, depth: int, temperature: float
+) -> list[list[np.ndarray]]:
+  """Draws a draft's distributions of `depth` tokens, a target's of one more.
+
+  Their logits are normal with deviation 1.5.
+  """
+  rng = np.random.default_rng(seed)
+  logits = [
+    [rng.normal(scale=1.5, size=(vocab_size,) * (d + 1)) for d in range(length)]
+    for length in (depth, depth + 1)
+  ]
+  return [[softmax(level, temperature) for level in side] for side in logits]
 
 
 def softmax(logits: np.ndarray, temperature: float) -> np.ndarray:

@@ -81,15 +81,7 @@ def _shapes(rule: AcceptanceRule) -> list[tuple[str, tuple[int, ...]]]:
 def _table_pairs(depth: int, temperature: float):
   """(draft's, target's) distributions of `depth` and one more tokens."""
   for seed in range(2):
-    rng = np.random.default_rng(seed)
-    logits = [
-      [rng.normal(scale=1.5, size=(3,) * (d + 1)) for d in range(size)]
-      for size in (depth, depth + 1)
-    ]
-    yield [
-      [enumeration.softmax(level, temperature) for level in side]
-      for side in logits
-    ]
+    yield enumeration.random_distributions(seed, 3, depth, temperature)
   if temperature == 0:
     return
   for draft, target in (
