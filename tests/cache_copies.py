@@ -141,6 +141,23 @@ def copies(hlo, buffers):
   return lines
 
 
+def check_in_place(lowered, buffers, drafter_buffers):
+  """Asserts that a program copies no cache in a loop; few temporaries.
+
+  The most that lives next to the caches is the scores of one prefill chunk:
+  heads * chunk * slots floats, an eighth of the target's cache here.
+  """
+  compiled = lowered.compile()
+  hlo = compiled.as_text()
+  # The search did see the loops: their bodies carry the caches.
+  for buffer in {x.shape for x in (*buffers, *drafter_buffers)}:
+    shape = ",".join(map(str, buffer))
+    assert any(f"[{shape}]" in line for line in in_loops(hlo)), shape
+  assert copies(hlo, buffers + drafter_buffers) == []
+  temporary = compiled.memory_analysis().temp_size_in_bytes
+  assert temporary < nbytes(buffers) / 4, temporary / nbytes(buffers)
+
+
 def nbytes(buffers):
   return sum(math.prod(b.shape) * b.dtype.itemsize for b in buffers)
 

@@ -12,10 +12,9 @@ from cache_copies import (
   TARGET,
   arguments,
   cache_buffers,
+  check_in_place,
   copies,
-  nbytes,
 )
-from hlo import in_loops
 from learned_kinds import KINDS, head_config
 from specdec import acceptance, decode, draft_shape, draft_tree, drafters
 from specdec.drafters.heads import draft_head as draft_heads
@@ -95,14 +94,7 @@ def lower(kind, shape):
 def test_generation_never_copies_a_cache(kind, shape):
   lowered, (cache, own) = lower(kind, shape)
   assert len(own) == (2 if kind in REMEMBERING else 0)
-  compiled = lowered.compile()
-  hlo = compiled.as_text()
-  for buffer in {buffer.shape for buffer in (*cache, *own)}:
-    shape = ",".join(map(str, buffer))
-    assert any(f"[{shape}]" in line for line in in_loops(hlo)), shape
-  assert copies(hlo, cache + own) == []
-  temporary = compiled.memory_analysis().temp_size_in_bytes
-  assert temporary < nbytes(cache) / 4, temporary / nbytes(cache)
+  check_in_place(lowered, cache, own)
 
 
 @SLOW

@@ -1,7 +1,7 @@
 """What single rules promise beyond losslessness, and their planted bugs.
 
-Block accepts as much as any verifier of a single path can, k-SEQ as much as its
-paper says, lossy rules what they name and no more.
+Parts of token verification inside block are caught, k-SEQ accepts as much as
+its paper says, lossy rules what they name and no more.
 """
 
 import itertools

@@ -22,9 +22,8 @@ def test_keep_is_the_rate_of_a_nodes_depth():
   rule = acceptance.synthetic([0.9, 0.5, 0.25])
   # The root's own entry means nothing.
   expected = [0.9, 0.9, 0.5, 0.25, 0.25]
-  np.testing.assert_allclose(
-    rule.accept_prob(draft, distribution)[1:], expected
-  )
+  accept_prob = rule.accept_prob(draft, distribution)[1:]
+  np.testing.assert_allclose(accept_prob, expected)
   np.testing.assert_allclose(
     rule.residual(draft, distribution, 3), np.exp(distribution[3]), rtol=1e-6
   )
@@ -49,9 +48,8 @@ def test_what_is_measured_is_what_was_asked_for(rates, temperature):
     sampling=sampling.settings(rows, temperature),
   )
   measured = metrics.acceptance([jax.tree.map(np.asarray, state.stats)])
-  assert (
-    measured.drafted == k * measured.target_passes
-  )  # a draft in every round
+  # A draft in every round.
+  assert measured.drafted == k * measured.target_passes
   expected = 1.0
   for i, (evaluated, prefix_acceptance) in enumerate(
     zip(measured.conditional, measured.prefix_acceptance)
@@ -61,7 +59,6 @@ def test_what_is_measured_is_what_was_asked_for(rates, temperature):
     if expected in (0.0, 1.0):
       assert prefix_acceptance.value == expected
     else:
-      assert (
-        abs(prefix_acceptance.value - expected) < 4 * prefix_acceptance.error
-      )
+      error = abs(prefix_acceptance.value - expected)
+      assert error < 4 * prefix_acceptance.error
       assert abs(evaluated.value - rate) < 4 * evaluated.error
