@@ -13,7 +13,6 @@ from specdec import (
   drafters,
   sampling,
 )
-from specdec import noise as addresses
 from specdec.noise import DRAFT, NEXT, Noise, pilot_key
 from specdec.types import Drafter, Params
 from text_statistics import (
@@ -150,44 +149,41 @@ def p_of(name: str, params=PARAMS, rule=None) -> float:
   return unfiltered(DRAFTERS[name](), params, rule)
 
 
-def test_b07_draft_noise_reused_for_the_next_token_is_caught(monkeypatch):
-  def next_noise(self, node):  # the very noise the refused node was drawn by
-    return self._gumbel(DRAFT, self.length, node + 1)
+def refused_again(self, node):  # the noise that the refused node was drawn by
+  return self._gumbel(DRAFT, self.length, node + 1)
 
-  monkeypatch.setattr(Noise, "next", next_noise)
-  assert p_of("model", SKEWED) < SMALLEST_P
+
+def colliding(self, node):  # the noise of node n decides what follows node n
+  return self._gumbel(DRAFT, self.length, node)
+
+
+def every_round_alike(self, node):
+  return self._gumbel(NEXT, 0 * self.length, node)
+
+
+def one_uniform(self, num_nodes, honest=Noise.accept):
+  return jnp.broadcast_to(honest(self, 1), (len(self.keys), num_nodes))
+
+
+@pytest.mark.parametrize(
+  "method, wrong, name, params",
+  [
+    ("next", refused_again, "model", SKEWED),
+    ("accept", one_uniform, "without_replacement", PARAMS),
+    pytest.param("next", colliding, "model", PARAMS, marks=SLOW),
+    pytest.param("next", every_round_alike, "lookup", PARAMS, marks=SLOW),
+  ],
+)
+def test_b07_noise_that_is_reused_is_caught(
+  monkeypatch, method, wrong, name, params
+):
+  monkeypatch.setattr(Noise, method, wrong)
+  assert p_of(name, params) < SMALLEST_P
 
 
 @pytest.mark.slow
 def test_honest_noise_passes_where_reused_noise_is_caught():
   assert p_of("model", SKEWED) > SMALLEST_P
-
-
-@pytest.mark.slow
-def test_b07_streams_that_collide_are_caught(monkeypatch):
-  # the noise of node n decides what follows node n
-  monkeypatch.setattr(addresses, "NEXT", DRAFT)
-  assert p_of("model") < SMALLEST_P
-
-
-def test_one_uniform_for_all_siblings_is_caught(monkeypatch):
-  honest = Noise.accept
-
-  def accept(self, num_nodes):
-    first = honest(self, 1)
-    return jnp.broadcast_to(first, (first.shape[0], num_nodes))
-
-  monkeypatch.setattr(Noise, "accept", accept)
-  assert p_of("without_replacement") < SMALLEST_P
-
-
-@pytest.mark.slow
-def test_noise_that_forgets_the_round_is_caught(monkeypatch):
-  def next_noise(self, node):
-    return self._gumbel(NEXT, 0 * self.length, node)
-
-  monkeypatch.setattr(Noise, "next", next_noise)
-  assert p_of("lookup") < SMALLEST_P
 
 
 @pytest.mark.slow  # enumerated in acceptance_distribution_test
