@@ -48,7 +48,7 @@ def write(buffer: jax.Array, new: jax.Array, slot: jax.Array) -> jax.Array:
     # one of them on a copy of the cache; two vectors (the second is scratch)
     # are not.
     new = jnp.concatenate([new, new], axis=2)
-  if buffer.shape[0] == 1:  # a plain slice update, where XLA sees one
+  if buffer.shape[0] == 1:  # one slice update, where XLA sees one
     written = jax.lax.dynamic_update_slice(buffer, new, (0, 0, slot[0], 0))
   elif buffer.shape[0] > _MANY:
     written = _write_all_rows(buffer, new, slot)

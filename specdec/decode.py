@@ -91,6 +91,10 @@ def start(
   index = jnp.arange(batch) if index is None else index.astype(jnp.int32)
   tokens = jnp.zeros((batch, max_length), jnp.int32)
   tokens = tokens.at[:, :size].set(prompt.astype(jnp.int32))
+
+  def counts(*shape):
+    return jnp.zeros(shape, jnp.int32)
+
   cache, prefill_output = kv.prefill(
     target,
     params.target,
@@ -111,15 +115,15 @@ def start(
     target_cache=cache,
     draft_state=None,
     stats=Stats(
-      rounds=jnp.zeros((batch,), jnp.int32),
-      emitted=jnp.zeros((batch,), jnp.int32),
-      drafted=jnp.zeros((batch, spec.max_depth), jnp.int32),
-      accepted=jnp.zeros((batch, spec.max_depth), jnp.int32),
-      evaluated=jnp.zeros((batch, spec.max_depth), jnp.int32),
-      whole=jnp.zeros((batch,), jnp.int32),
-      kept=jnp.zeros((batch,), jnp.int32),
-      nodes=jnp.zeros((batch,), jnp.int32),
-      widths=jnp.zeros((len(spec.widths),), jnp.int32),
+      rounds=counts(batch),
+      emitted=counts(batch),
+      drafted=counts(batch, spec.max_depth),
+      accepted=counts(batch, spec.max_depth),
+      evaluated=counts(batch, spec.max_depth),
+      whole=counts(batch),
+      kept=counts(batch),
+      nodes=counts(batch),
+      widths=counts(len(spec.widths)),
     ),
     log_probs=jnp.zeros((batch, max_length), jnp.float32),
     draft_log_probs=jnp.full((batch, max_length), NO_DRAFT, jnp.float32),
@@ -160,26 +164,15 @@ def run(
   return jax.lax.while_loop(unfinished, body, (state, jnp.int32(0)))[0]
 
 
-def _start(target, drafter, rule, params, inputs: Inputs, max_length: int):
-  return start(
-    target,
-    drafter,
-    rule,
-    params,
-    inputs.prompt,
-    inputs.prompt_length,
-    inputs.key,
-    max_length=max_length,
-    sampling=inputs.sampling,
-    limit=inputs.limit,
-    index=inputs.index,
-  )
+def _start(parts, params: Params, inputs: Inputs, max_length: int):
+  options = inputs._asdict() | {"max_length": max_length}
+  return start(*parts, params, **options)
 
 
 @functools.partial(jax.jit, static_argnames=(*_PARTS, "max_length"))
 def _generate(target, drafter, rule, params, inputs, eos_ids, max_length):
-  state = _start(target, drafter, rule, params, inputs, max_length)
-  return run(target, drafter, rule, params, state, eos_ids)
+  parts = target, drafter, rule
+  return run(*parts, params, _start(parts, params, inputs, max_length), eos_ids)
 
 
 class Programs(NamedTuple):
@@ -194,6 +187,10 @@ class Programs(NamedTuple):
   inputs: Inputs  # of shardings
   state: DecodeState  # of shardings
   shapes: DecodeState  # of ShapeDtypeStructs, with them
+
+
+def _shape(x, where=None) -> jax.ShapeDtypeStruct:
+  return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where)
 
 
 def input_shardings(inputs: Inputs, places: sharding.Places) -> Inputs:
@@ -226,7 +223,7 @@ def on_mesh(
   parts = target, drafter, rule
 
   def first(params: Params, inputs: Inputs) -> DecodeState:
-    return _start(*parts, params, inputs, max_length)
+    return _start(parts, params, inputs, max_length)
 
   def rest(params, state, eos_ids, max_rounds):
     return run(*parts, params, state, eos_ids, max_rounds)
@@ -246,11 +243,7 @@ def on_mesh(
     ),
     given,
     state,
-    jax.tree.map(
-      lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
-      shapes,
-      state,
-    ),
+    jax.tree.map(_shape, shapes, state),
   )
 
 
@@ -261,25 +254,15 @@ def _on_mesh(parts, max_length, places, form, leaves) -> Programs:
   return on_mesh(*parts, params, inputs, max_length, places)
 
 
-class _Generation(NamedTuple):
-  """A generation whose arguments were checked."""
-
-  start: Callable[[], DecodeState]
-  run: Callable[[DecodeState, int], DecodeState]
-
-
-def _generation(
-  parts, params, inputs: Inputs, eos_ids, max_length: int, mesh
-) -> _Generation:
-  """Returns prefill and loop of checked arguments, on a mesh or not."""
+def _programs(parts, params, inputs: Inputs, eos_ids, max_length: int, mesh):
+  """Prefill () -> state and loop (state, rounds) -> state, on a mesh or not."""
   if mesh is None:
-    return _Generation(
-      lambda: _start(*parts, params, inputs, max_length),
+    return (
+      lambda: _start(parts, params, inputs, max_length),
       lambda state, n: run(*parts, params, state, eos_ids, n),
     )
-  places = mesh
-  if isinstance(mesh, sharding.Placement):
-    places = sharding.Places(mesh)
+  single = isinstance(mesh, sharding.Placement)
+  places = sharding.Places(mesh) if single else mesh
   devices = set(places.target.mesh.devices.flat)
   for path, leaf in jax.tree.leaves_with_path(params):
     if leaf.sharding.device_set != devices:
@@ -289,21 +272,16 @@ def _generation(
         "models.params.shardings"
       )
   shapes = (
-    jax.tree.map(
-      lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding),
-      params,
-    ),
-    jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), inputs),
+    jax.tree.map(lambda x: _shape(x, x.sharding), params),
+    jax.tree.map(_shape, inputs),
   )
   leaves, form = jax.tree.flatten(shapes)
   programs = _on_mesh(parts, max_length, places, form, tuple(leaves))
-  key, whole = inputs.key, places.target.sharding(())
-  put = multihost.put
-  inputs = jax.tree.map(
-    put, inputs._replace(key=None), programs.inputs._replace(key=None)
-  )
-  inputs, eos_ids = inputs._replace(key=key), put(eos_ids, whole)
-  return _Generation(
+  key, whole, put = inputs.key, places.target.sharding(()), multihost.put
+  rows, where = (x._replace(key=None) for x in (inputs, programs.inputs))
+  inputs = jax.tree.map(put, rows, where)._replace(key=key)
+  eos_ids = put(eos_ids, whole)
+  return (
     lambda: programs.start(params, inputs),
     lambda state, n: programs.run(
       params, state, eos_ids, put(np.int32(n), whole)
@@ -363,30 +341,22 @@ def generate(
   parts = target, drafter, rule
   if mesh is None:
     return _generate(*parts, params, inputs, eos_ids, max_length)
-  whole = _generation(parts, params, inputs, eos_ids, max_length, mesh)
-  return whole.run(whole.start(), MAX_ROUNDS)
+  first, rest = _programs(parts, params, inputs, eos_ids, max_length, mesh)
+  return rest(first(), MAX_ROUNDS)
 
 
-def _pending_only() -> Drafter:
-  """Drafts nothing: autoregressive decoding."""
-
-  def init(params, context, prefill_output):
-    del params, context, prefill_output
-
-  def propose(params, draft_state, context):
-    del params
-    pending = context.pending
-    count = jnp.ones_like(context.length)
-    return Draft(pending, None, None, count), draft_state
-
-  def update(params, draft_state, context, draft, accept_result, target_output):
-    del params, context, draft, accept_result, target_output
-    return draft_state
-
-  return Drafter(DraftSpec.of((-1,), name="none"), init, propose, update)
+def _propose_nothing(params, draft_state, context):
+  del params
+  count = jnp.ones_like(context.length)
+  return Draft(context.pending, None, None, count), draft_state
 
 
-NO_DRAFTER = _pending_only()
+NO_DRAFTER = Drafter(
+  DraftSpec.of((-1,), name="none"),
+  init=lambda *_: None,
+  propose=_propose_nothing,
+  update=lambda params, draft_state, *_: draft_state,
+)
 NO_DRAFT_RULE = AcceptanceRule(
   None, None, "coupled", frozenset({"none"}), lossless=True, name="none"
 )
@@ -429,9 +399,9 @@ def stream(
   inputs = Inputs(prompt, prompt_length, key, sampling, limit, index)
   inputs, eos_ids = checked(inputs, eos_ids, max_length, target.vocab_size)
   parts = target, drafter, rule
-  pieces = _generation(parts, params, inputs, eos_ids, max_length, mesh)
-  state = pieces.start()
+  first, rest = _programs(parts, params, inputs, eos_ids, max_length, mesh)
+  state = first()
   yield state
   while not bool(jnp.all(state.done)):
-    state = pieces.run(state, every)
+    state = rest(state, every)
     yield state

@@ -134,11 +134,8 @@ def sample_chain(
       lambda loop: (loop[0] + 1, turn(*loop)),
       (jnp.int32(first), state),
     )
-  draft = draft._replace(
-    tokens=draft.tokens.T,
-    log_probs=draft.log_probs.swapaxes(0, 1),
-  )
-  return draft, carry
+  tokens, log_probs = draft.tokens.T, draft.log_probs.swapaxes(0, 1)
+  return draft._replace(tokens=tokens, log_probs=log_probs), carry
 
 
 @cached
@@ -151,8 +148,7 @@ def static(parents, siblings: str = "without_replacement") -> DraftShape:
       several spell one text they are joined (draft_tree.canonical).
       'without_replacement': the top of log_probs + Gumbel noise
       (arXiv:1903.06059), which under a coupled rule are the top-k of the
-      target's noise. 'deterministic': the likeliest
-      tokens.
+      target's noise. 'deterministic': the likeliest tokens.
 
   Raises:
     ValueError: the tree is not in level order, or the kind is unknown.
@@ -170,7 +166,9 @@ def static(parents, siblings: str = "without_replacement") -> DraftShape:
   )
   if joined:  # the tree depends on what was drawn
     spec = spec._replace(parents=None)
-  families = _families(parents, levels)
+  families: dict[int, list[int]] = {}
+  for node, parent in enumerate(parents[1:].tolist(), 1):
+    families.setdefault(parent, []).append(node)
 
   def sample_tree(context, logits, run, carry, run_leaves=False):
     tokens = [context.pending[:, 0]]
@@ -179,15 +177,16 @@ def static(parents, siblings: str = "without_replacement") -> DraftShape:
     slot[0] = 0
     after, first = logits[:, None], 0  # logits after nodes first, first + 1, ..
     for depth, level in enumerate(levels[1:], 1):
+      nodes = range(level.start, level.stop)
       drawn = {}
-      for parent, children in families[depth]:
+      for parent in dict.fromkeys(parents[level].tolist()):
         facing = after[:, parent - first]
-        drawn |= _siblings(siblings, context, facing, depth, children)
-      for node in range(level.start, level.stop):
+        drawn |= _siblings(siblings, context, facing, depth, families[parent])
+      for node in nodes:
         token, log_probs = drawn[node]
         tokens.append(token)
         all_log_probs.append(log_probs)
-      inner = [n for n in range(level.start, level.stop) if n in parents]
+      inner = [node for node in nodes if node in families]
       stop = max(inner, default=level.start - 1) + 1
       part = level if run_leaves else slice(level.start, stop)
       if part.stop > part.start:
@@ -233,17 +232,6 @@ def chain(k: int) -> DraftShape:
   if k < 0:
     raise ValueError(f"k = {k}; it must be >= 0")
   return static(draft_tree.chain(k + 1), "iid")._replace(loops=True)
-
-
-def _families(parents, levels) -> list[list[tuple[int, list[int]]]]:
-  """Returns the (parent, children) of every level."""
-  families = []
-  for level in levels:
-    by_parent: dict[int, list[int]] = {}
-    for node in range(level.start, level.stop):
-      by_parent.setdefault(int(parents[node]), []).append(node)
-    families.append(list(by_parent.items()))
-  return families
 
 
 def _siblings(kind, context, logits, depth, children) -> dict:
@@ -295,10 +283,9 @@ def dynamic(
 
   Of every level the `top` likeliest prefixes are extended by their `top`
   likeliest tokens each; of all these draft tokens the `size` likeliest make the
-  tree. Likeliest by the draft's own distribution, no temperature. Its children
-  are point
-  masses: re-ranking tokens that were drawn would change the distribution of the
-    text.
+  tree. Likeliest by the draft's distribution, no temperature. Its children are
+  deterministic: re-ranking tokens that were drawn would change the distribution
+  of the text.
 
   Args:
     top: prefixes extended and tokens tried after each, >= 1.
@@ -349,12 +336,12 @@ def dynamic(
       parent = jnp.repeat(frontier, top, axis=1)
       tokens = tokens.reshape(batch, -1)
       score, chosen = jax.lax.top_k(total, top)
-      own = jnp.full(total.shape, -1)
+      run_at = jnp.full(total.shape, -1)
       if level < depth:  # these are run next
-        own = put(own, chosen, first + top + jnp.arange(top))
+        run_at = put(run_at, chosen, first + top + jnp.arange(top))
         places = jnp.concatenate([places, first + chosen // top], axis=1)
       levels.append((tokens, total, parent))
-      slots.append(own)
+      slots.append(run_at)
       best = jnp.take_along_axis(tokens, chosen, axis=1)
       frontier, first = base + chosen, first + top
     if depth == 1:

@@ -65,11 +65,11 @@ def from_paths(paths) -> np.ndarray:
     if path[-1] and (*path[:-1], path[-1] - 1) not in number:
       raise ValueError(f"path {path} has no sibling {path[-1] - 1} before it")
     number[path] = len(number)
-  seen = {()}
+  earlier = {()}
   for path in paths:
-    if path[:-1] not in seen:
+    if path[:-1] not in earlier:
       raise ValueError(f"path {path} stands before its parent {path[:-1]}")
-    seen.add(path)
+    earlier.add(path)
   return np.array(
     [-1] + [number[path[:-1]] for path in list(number)[1:]], np.int32
   )
@@ -207,20 +207,22 @@ def depth(parents):
   return ancestors(parents).sum(-1, dtype=np.int32) - 1
 
 
+def earlier_siblings(parents):
+  """[N, N] bool, indexed [n, m]: m < n has node n's parent."""
+  index = np.arange(parents.shape[-1], dtype=np.int32)
+  same = parents[:, None] == parents[None, :]
+  return same & (index[None, :] < index[:, None])
+
+
 def sibling_rank(parents):
   """[N] int32: how many earlier nodes share node n's parent."""
-  index = np.arange(parents.shape[-1])
-  same = parents[:, None] == parents[None, :]
-  return (same & (index[None, :] < index[:, None])).sum(-1, dtype=np.int32)
+  return earlier_siblings(parents).sum(-1, dtype=np.int32)
 
 
 def previous_sibling(parents):
   """[N] int32: the latest earlier node with node n's parent, or -1."""
   index = np.arange(parents.shape[-1], dtype=np.int32)
-  earlier = (parents[:, None] == parents[None, :]) & (
-    index[None, :] < index[:, None]
-  )
-  return (earlier * (index[None, :] + 1)).max(-1) - 1
+  return (earlier_siblings(parents) * (index[None, :] + 1)).max(-1) - 1
 
 
 def max_siblings(parents):

@@ -125,7 +125,7 @@ def checked(
 ) -> tuple[Inputs, Array]:
   """Checks what a caller gives; returns its integers as int32 arrays.
 
-  Values are checked where they are known, which they are not inside jit.
+  Values are checked outside jit only.
 
   Returns:
     The inputs and eos_ids [E].

@@ -79,15 +79,7 @@ class Noise:
     return self._gumbel(COUPLED, position)
 
   def draft(self, depth, node) -> jax.Array:
-    """[B, V] Gumbel noise to draw node `node` at depth `depth`.
-
-    With node [F] (and depth a number or [F]) the answer is [B, F, V].
-    """
-    if jnp.ndim(node):
-      depth = jnp.broadcast_to(depth, jnp.shape(node))
-      return jnp.stack(
-        [self.draft(depth[i], node[i]) for i in range(len(node))], axis=1
-      )
+    """[B, V] Gumbel noise to draw node `node` at depth `depth`."""
     if self.coupled:
       return self.at_position(self.length - 1 + depth)
     return self._gumbel(DRAFT, self.length, node)

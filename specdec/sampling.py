@@ -11,7 +11,7 @@ from specdec.types import Sampling
 
 _COLDEST = np.finfo(np.float32).tiny  # less is greedy
 _HOTTEST = 1e37  # the reciprocal of more is flushed to 0
-_INT_MIN = jnp.iinfo(jnp.int32).min
+_INT_MIN, _INT_MAX = np.iinfo(np.int32).min, np.iinfo(np.int32).max
 
 
 def settings(
@@ -27,7 +27,13 @@ def settings(
       top_p outside (0, 1]; values for another number of rows.
   """
 
-  def rows(name, value, valid, accepted, dtype):
+  valid = {
+    "temperature": lambda x: (x >= 0) & (x <= _HOTTEST),
+    "top_k": lambda x: (x >= 1) & (x == np.floor(x)) & (x <= _INT_MAX),
+    "top_p": lambda x: (np.float32(x) > 0) & (x <= 1),
+  }
+
+  def rows(name, value, accepted, dtype):
     if value is None:
       return None
     value = np.asarray(value, np.float64)
@@ -36,30 +42,20 @@ def settings(
         f"{name} has shape {value.shape}; it must be one value or {batch}, one "
         "a row"
       )
-    bad = value[~valid(value)]
+    bad = value[~valid[name](value)]
     if bad.size:
       raise ValueError(f"{name} = {bad[0]:g}; it must be {accepted}")
     return jnp.full((batch,), value.astype(dtype))
 
-  def is_temperature(x):
-    return (x >= 0) & (x <= _HOTTEST)
-
-  def is_count(x):
-    return (x >= 1) & (x == np.floor(x)) & (x <= np.iinfo(np.int32).max)
-
-  def is_mass(x):
-    return (np.float32(x) > 0) & (x <= 1)
-
-  accepted = f"in [0, {_HOTTEST:g}]"
   return Sampling(
-    rows("temperature", temperature, is_temperature, accepted, np.float32),
-    rows("top_k", top_k, is_count, "an integer >= 1", np.int32),
-    rows("top_p", top_p, is_mass, "in (0, 1]", np.float32),
+    rows("temperature", temperature, f"in [0, {_HOTTEST:g}]", np.float32),
+    rows("top_k", top_k, "an integer >= 1", np.int32),
+    rows("top_p", top_p, "in (0, 1]", np.float32),
   )
 
 
 def argmax(x: jax.Array) -> jax.Array:
-  """First index of the maximum over the last axis, as two plain reductions.
+  """First index of the maximum over the last axis, as two reductions.
 
   A maximum and a minimum over indices stay parallel over a sharded vocabulary.
   """

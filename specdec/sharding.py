@@ -96,7 +96,7 @@ class Placement:
     return NamedSharding(self.mesh, self.rules.spec(names, leaf))
 
   def __call__(self, x: jax.Array, *names: str | None) -> jax.Array:
-    """x, told where it lies; inside jit.
+    """x, constrained to lie there; inside jit.
 
     Rows that do not divide, as of a single pass that is timed, are not split.
     """
@@ -239,9 +239,7 @@ def place(
     ValueError: the chips do not divide what they are to share.
   """
   model = [axis for axis in mesh.axis_names if axis != "data"]
-  sizes = list(
-    itertools.accumulate((mesh.shape[a] for a in model), int.__mul__)
-  )
+  sizes = [*itertools.accumulate((mesh.shape[a] for a in model), int.__mul__)]
   ways = sizes[-1] if ways is None else ways
 
   def first(number: int) -> tuple[str, ...]:
@@ -253,12 +251,11 @@ def place(
       )
     return tuple(model[: sizes.index(number) + 1])
 
-  what = {
-    "vocab": "tokens of the vocabulary",
-    "query": "query heads",
-    "mlp": "inner columns of the MLP",
-  }
-  for name, words in what.items():
+  for name, words in (
+    ("vocab", "tokens of the vocabulary"),
+    ("query", "query heads"),
+    ("mlp", "inner columns of the MLP"),
+  ):
     if counts[name] % ways:
       padded = -(-counts[name] // ways) * ways
       raise ValueError(
@@ -348,31 +345,26 @@ def of_state(
     raise ValueError(f"a batch of {batch} rows over data:{ways}; take another")
   rows, whole = target.sharding(("rows",)), target.sharding(())
 
+  def is_cache(x) -> bool:
+    return isinstance(x, KVCache)
+
   def cache(place: Placement, who: str, buffers: KVCache) -> KVCache:
-    layers = jax.tree_util.tree_map_with_path(
-      lambda path, x: place.sharding(
+    def buffer(path, x):
+      return place.sharding(
         CACHE, f"{who}{jax.tree_util.keystr(path)}", x.shape
-      ),
-      buffers.layers,
-    )
+      )
+
+    layers = jax.tree_util.tree_map_with_path(buffer, buffers.layers)
     return KVCache(layers=layers, length=rows)
 
-  def of_draft(tree: PyTree) -> PyTree:
-    return jax.tree.map(
-      lambda x: (
-        cache(draft or target, "draft_state", x)
-        if isinstance(x, KVCache)
-        else rows
-      ),
-      tree,
-      is_leaf=lambda x: isinstance(x, KVCache),
-    )
+  def of_draft(x) -> PyTree:
+    return cache(draft or target, "draft_state", x) if is_cache(x) else rows
 
   common = jax.tree.map(
     lambda _: rows, state.replace(target_cache=None, draft_state=None)
   )
   return common.replace(
     target_cache=cache(target, "target_cache", state.target_cache),
-    draft_state=of_draft(state.draft_state),
+    draft_state=jax.tree.map(of_draft, state.draft_state, is_leaf=is_cache),
     stats=common.stats.replace(widths=whole),
   )

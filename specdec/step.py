@@ -226,13 +226,13 @@ def traverse_draft(
   kept = step[None] < num_accepted[:, None]  # [B, D+1]
   child = jnp.concatenate([path[:, 1:], path[:, -1:]], axis=1)
   # Where the path ends, the distribution that was refused is the first child's.
-  own = children(draft, path) & drafted(draft)[:, None, :]  # [B, D+1, N]
-  child = jnp.where(kept, child, jnp.argmax(own, axis=-1))
-  compared = kept | jnp.any(own, axis=-1)
+  next_nodes = children(draft, path) & drafted(draft)[:, None, :]  # [B, D+1, N]
+  child = jnp.where(kept, child, jnp.argmax(next_nodes, axis=-1))
+  compared = kept | jnp.any(next_nodes, axis=-1)
   tokens = jnp.take_along_axis(draft.tokens, child, axis=1)
   tokens = jnp.where(kept, tokens, next_token[:, None])
   ending = jnp.where(
-    jnp.any(own, axis=-1),
+    jnp.any(next_nodes, axis=-1),
     CORRECTION,
     jnp.where(draft.count[:, None] > 1, BONUS, BASELINE),
   )

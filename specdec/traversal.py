@@ -8,6 +8,7 @@ structure only. Arrays are [B, N]; nodes not in use are never accepted.
 from collections.abc import Callable
 from typing import NamedTuple
 
+import chex
 import jax
 import jax.numpy as jnp
 
@@ -16,10 +17,10 @@ from specdec.types import AcceptanceRule, Array, Draft
 
 
 class Traversal(NamedTuple):
-  """One way.
+  """A path's two sides.
 
   traverse(draft, kept [B, N] bool, depth) -> path [B, depth + 1], how many
-    nodes of it beside the root, and the last of them [B].
+    nodes of it besides the root, and the last of them [B].
   prefix_acceptance(draft, accept_prob [B, N], depth) -> [B, depth]: the
     probability that d + 1 nodes or more are accepted.
   In both, draft.parents are in place (DraftSpec.with_tree).
@@ -43,23 +44,30 @@ def accept_probs(
   rule: AcceptanceRule, draft: Draft, target_log_probs: Array
 ) -> Array:
   """[B, N] the rule's accept_prob of every row; target_log_probs [B, N, V]."""
-  return jax.vmap(rule.accept_prob, in_axes=(_axes(draft), 0))(
-    draft._replace(resume=None), target_log_probs
-  )
+  return _of_rows(rule.accept_prob, draft, target_log_probs)
 
 
 def residuals(
   rule: AcceptanceRule, draft: Draft, target_log_probs: Array, node: Array
 ) -> Array:
   """[B, V] the rule's residual of every row after its node, node [B]."""
-  return jax.vmap(rule.residual, in_axes=(_axes(draft), 0, 0))(
-    draft._replace(resume=None), target_log_probs, node
+  return _of_rows(rule.residual, draft, target_log_probs, node)
+
+
+def _of_rows(function, draft: Draft, target_log_probs: Array, *node: Array):
+  """One of a rule's functions of every row, which sees one draft, unbatched."""
+  batch, nodes, vocab_size = target_log_probs.shape
+  chex.assert_shape(draft.tokens, (batch, nodes))
+  chex.assert_shape(draft.parents, (..., nodes))
+  chex.assert_shape([draft.count, *node], (batch,))
+  chex.assert_type([draft.tokens, target_log_probs], [int, float])
+  if draft.log_probs is not None:
+    chex.assert_shape(draft.log_probs, (batch, nodes, vocab_size))
+  # A tree that rows share stays the NumPy array it is.
+  axes = Draft(0, None if draft.parents.ndim == 1 else 0, 0, 0)
+  return jax.vmap(function, in_axes=(axes, 0, *(0 for _ in node)))(
+    draft._replace(resume=None), target_log_probs, *node
   )
-
-
-def _axes(draft: Draft) -> Draft:
-  """Axes to vmap over; a tree that rows share stays the NumPy array it is."""
-  return Draft(0, None if draft.parents.ndim == 1 else 0, 0, 0)
 
 
 def children(draft: Draft, nodes: Array) -> Array:
@@ -100,21 +108,17 @@ def _first_child_prefix_acceptance(
   draft: Draft, accept_prob: Array, depth: int
 ) -> Array:
   def row(tokens, parents, accept_prob):  # [N] each
-    index = jnp.arange(len(accept_prob))
-    siblings = parents[:, None] == parents[None, :]
-    older = siblings & (index[None, :] < index[:, None])
-    refused = jnp.prod(
-      jnp.where(older, 1.0 - accept_prob[None, :], 1.0), axis=-1
-    )
-    chosen = accept_prob * refused
-    same = siblings & (tokens[:, None] == tokens[None, :])
+    earlier = draft_tree.earlier_siblings(parents)
+    refused = jnp.where(earlier, 1.0 - accept_prob[None, :], 1.0)
+    chosen = accept_prob * jnp.prod(refused, axis=-1)
+    same = parents[:, None] == parents[None, :]
+    same &= tokens[:, None] == tokens[None, :]
     first = jnp.argmax(same, axis=-1)
     entered = jnp.zeros_like(accept_prob).at[first].add(chosen).at[0].set(1.0)
     above = draft_tree.ancestors(parents)  # the node itself included
     reached = jnp.prod(jnp.where(above, entered[None, :], 1.0), axis=-1)
-    return (
-      jnp.zeros((depth + 1,)).at[draft_tree.depth(parents)].add(reached)[1:]
-    )
+    at_depth = jnp.zeros((depth + 1,)).at[draft_tree.depth(parents)]
+    return at_depth.add(reached)[1:]
 
   accept_prob = jnp.where(drafted(draft), accept_prob, 0.0)
   return jax.vmap(row)(draft.tokens, parents_of(draft), accept_prob)
@@ -148,27 +152,24 @@ def _longest(draft: Draft, kept: Array, depth: int):
   row = jnp.arange(len(last))
   num_accepted = height[row, last]
   step = jnp.minimum(jnp.arange(depth + 1)[None], num_accepted[:, None])
-  on_path = above[row, last][:, None, :] & (
-    height[:, None, :] == step[..., None]
-  )
+  on_path = above[row, last][:, None, :]
+  on_path &= height[:, None, :] == step[..., None]
   return jnp.argmax(on_path, axis=-1), num_accepted, last
 
 
 def _longest_prefix_acceptance(
   draft: Draft, accept_prob: Array, depth: int
 ) -> Array:
-  """For rules of certainties: keep is 0 or 1."""
-  _, num_accepted, _ = _longest(
-    draft, (accept_prob > 0.5) & drafted(draft), depth
-  )
+  """For rules of certainties: accept_prob is 0 or 1."""
+  kept = (accept_prob > 0.5) & drafted(draft)
+  _, num_accepted, _ = _longest(draft, kept, depth)
   reached = jnp.arange(1, depth + 1)[None] <= num_accepted[:, None]
   return reached.astype(jnp.float32)
 
 
 TRAVERSALS = {
-  "coupled": Traversal(
-    None, _first_child_prefix_acceptance
-  ),  # step.py follows it
+  # step.py follows it.
+  "coupled": Traversal(None, _first_child_prefix_acceptance),
   "first_child": Traversal(_first_child, _first_child_prefix_acceptance),
   "last_success": Traversal(_last_success, _last_success_prefix_acceptance),
   "longest": Traversal(_longest, _longest_prefix_acceptance),

@@ -81,15 +81,11 @@ class Model(NamedTuple):
 
 @struct.dataclass
 class Sampling:
-  """How logits become a distribution, row by row; None leaves a filter out,
-  statically.
+  """How logits become a distribution, row by row; None: no such filter."""
 
-  temperature >= 0 (0 is greedy), top_k >= 1, 0 < top_p <= 1.
-  """
-
-  temperature: Array  # [B]
-  top_k: Array | None = None  # [B] int32
-  top_p: Array | None = None  # [B]
+  temperature: Array  # [B] >= 0; 0 is greedy
+  top_k: Array | None = None  # [B] int32 >= 1
+  top_p: Array | None = None  # [B] in (0, 1]
 
 
 SIBLINGS = ("none", "iid", "without_replacement", "deterministic")
@@ -199,8 +195,8 @@ class Context(NamedTuple):
   sampling: Sampling
   target_cache: KVCache
   noise: Callable[[Any, Any], Array]  # (depth, node) -> Gumbel [B, V] for
-  #   drawing node `node` at depth `depth` >= 1; with node [F] it is [B, F, V].
-  #   Children drawn together (top-k) share the noise of the first of them.
+  #   drawing node `node` at depth `depth` >= 1. Children drawn together (top-k)
+  #   share the noise of the first of them.
 
   @property
   def pending(self) -> Array:
@@ -361,10 +357,8 @@ class Stats:
   drafted: Array  # [B, D] rounds that drafted a token at depth d + 1; depths
   #                 behind the length limit or an emitted EOS left out
   accepted: Array  # [B, D] rounds whose draft was accepted to depth d + 1
-  evaluated: (
-    Array  # [B, D] rounds that evaluated depth d + 1: a token was drafted
-  )
-  #                 there and all before it was accepted
+  evaluated: Array  # [B, D] rounds that evaluated depth d + 1: a token was
+  #                   drafted there and all before it was accepted
   whole: Array  # [B] rounds that had room for all of the draft's depth
   kept: Array  # [B] tokens accepted in those rounds
   nodes: Array  # [B] drafted tokens that were verified
@@ -385,10 +379,6 @@ class DecodeState:
   target_cache: KVCache  # length = DecodeState.length - 1
   draft_state: PyTree
   stats: Stats
-  log_probs: (
-    Array  # [B, L] of the target's own distribution (temperature 1, no filter)
-  )
-  draft_log_probs: (
-    Array  # [B, L] of the distribution the draft drew from; or NO_DRAFT
-  )
+  log_probs: Array  # [B, L] of the target at temperature 1, without filters
+  draft_log_probs: Array  # [B, L] of what the draft drew from; or NO_DRAFT
   origin: Array  # [B, L] int8, one of PROMPT .. BASELINE

@@ -53,7 +53,6 @@ PLANTING = (
   "learned_test",
   "memory_test",
   "noise_test",
-  "positional_noise_test",
 )
 
 

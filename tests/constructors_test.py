@@ -15,17 +15,12 @@ from specdec import (
   sampling,
   step,
 )
-from specdec.drafters.heads import serve
 from specdec.models import transformer
 from specdec.testing import table_model
 from specdec.types import Params, Skip
 from specdec.utils.constructors import cached
 
 V = 7
-
-
-def target():
-  return learned_kinds.target()[0]
 
 
 def test_a_loop_that_constructs_its_drafter_compiles_once(monkeypatch):
@@ -48,27 +43,12 @@ def test_a_loop_that_constructs_its_drafter_compiles_once(monkeypatch):
 
 @pytest.mark.parametrize(
   "construct",
-  [
-    lambda: drafters.lookup(3),
-    lambda: drafters.model(table_model.model(V), 3),
+  [  # of drafters, check_drafter asks it
     lambda: drafters.model(
       table_model.model(V), shape=draft_shape.static(np.array([-1, 0, 0]))
     ),
-    lambda: drafters.model(
-      table_model.model(V), shape=draft_shape.dynamic(2, 2, 4)
-    ),
-    lambda: drafters.early_exit(target(), 1, 3),
     lambda: drafters.layer_skip(
-      target(), Skip([1], (0,)), 3, drafters.Threshold(0.3)
-    ),
-    lambda: drafters.fallback(
-      drafters.lookup(2),
-      serve.drafter(
-        learned_kinds.draft_head("eagle"),
-        target(),
-        draft_shape.chain(3),
-        max_external_drafts=2,
-      ),
+      learned_kinds.target()[0], Skip([1], (0,)), 3, drafters.Threshold(0.3)
     ),
     lambda: transformer.model(learned_kinds.TARGET),
     *(getattr(acceptance, name) for name in ("block", "coupled", "greedy")),

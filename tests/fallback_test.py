@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import learned_kinds
-import noise_test
+import table_loop
 from learned_kinds import (
   BATCH,
   KINDS,
@@ -29,10 +29,10 @@ from learned_kinds import (
   target,
   weights,
 )
-from noise_test import record  # noqa: F401, a fixture
 from specdec import acceptance, draft_shape, drafters, noise
 from specdec.drafters.heads import serve
 from specdec.testing.books import check_books
+from table_loop import record  # noqa: F401, a fixture
 from texts import texts
 
 COUPLED, REJECTION = acceptance.coupled(), acceptance.rejection()
@@ -175,13 +175,14 @@ def test_rounds_of_copies_alone_do_not_run_the_other():
 def test_no_address_of_noise_repeats(record):  # noqa: F811
   drafter, params = learned_kinds.of_table("mtp", (), draft_shape.chain(2), 3)
   for row in range(2):
-    noise_test.generate(
+    table_loop.generate(
       REJECTION,
       drafter,
       rows=slice(row, row + 1),
       index=jnp.array([row]),
       target=learned_kinds.TABLE,
       params=params,
+      prompt=table_loop.PROMPT % learned_kinds.TABLE.vocab_size,
     )
   jax.effects_barrier()
   counts = collections.Counter(record)

@@ -68,10 +68,10 @@ def ends_well(action, named: str) -> str | None:
       raise
     if isinstance(error, SystemExit):
       named, error = "", error.__context__  # main has written it down
-    baseline = type(error) in (ValueError, MemoryError)
-    baseline |= isinstance(error, OSError)
+    expected = type(error) in (ValueError, MemoryError)
+    expected |= isinstance(error, OSError)
     named = named if not CHAT.match(str(error)) else ""
-    if not baseline or named not in str(error) or not str(error):
+    if not expected or named not in str(error) or not str(error):
       where = traceback.extract_tb(error.__traceback__)[-1]
       text = f"{type(error).__name__}: {str(error)[:150]!r}"
       return f"{text} at {os.path.basename(where.filename)}:{where.lineno}"
@@ -132,14 +132,14 @@ def damaged(data: bytes, rng, header: int) -> bytes:
 def use(path) -> None:
   """Loads a model and asks for what programs ask of it."""
   checkpoints.inspect(path)
-  found = checkpoints.load(path)
-  assert found.config.num_parameters < 10**7
-  assert all(0 <= index < 2**31 for index in found.eos_ids)
-  if found.tokenizer:
-    ids = found.tokenizer.encode("def f(x):")
-    assert isinstance(found.tokenizer.decode(ids), str)
-    if found.tokenizer.chat_template is not None:
-      found.tokenizer.chat([{"role": "user", "content": "a"}])
+  checkpoint = checkpoints.load(path)
+  assert checkpoint.config.num_parameters < 10**7
+  assert all(0 <= index < 2**31 for index in checkpoint.eos_ids)
+  if checkpoint.tokenizer:
+    ids = checkpoint.tokenizer.encode("def f(x):")
+    assert isinstance(checkpoint.tokenizer.decode(ids), str)
+    if checkpoint.tokenizer.chat_template is not None:
+      checkpoint.tokenizer.chat([{"role": "user", "content": "a"}])
 
 
 @pytest.fixture
@@ -157,15 +157,15 @@ def model(tmp_path):
 
 
 def test_configs(tmp_path):
+  shutil.copytree(PARITY, tmp_path, dirs_exist_ok=True)
+
   def one(rng):
     name = rng.choice(FAMILIES)
-    if not (tmp_path / name).exists():
-      shutil.copytree(PARITY / name, tmp_path / name)
     document = json.loads((PARITY / name / "config.json").read_text())
-    said, document = mutated(document, rng)
+    change, document = mutated(document, rng)
     text = json.dumps(document)
     (tmp_path / name / "config.json").write_text(text)
-    return f"{name}: {said}", lambda: use(tmp_path / name), str(tmp_path)
+    return f"{name}: {change}", lambda: use(tmp_path / name), str(tmp_path)
 
   check(700, one)
 
@@ -181,24 +181,13 @@ def test_other_json(model):
     if rng.random() < 0.1:
       data = damaged(whole[path].encode(), rng, len(whole[path]))
       path.write_bytes(data)
-      said = "damaged"
+      change = "damaged"
     else:
-      said, document = mutated(json.loads(whole[path]), rng)
+      change, document = mutated(json.loads(whole[path]), rng)
       path.write_text(json.dumps(document))
-    return f"{path.name}: {said}", lambda: use(model), str(model)
+    return f"{path.name}: {change}", lambda: use(model), str(model)
 
   check(300, one)
-
-
-def split(data: bytes):
-  """(header, rest) of a safetensors file."""
-  size = int.from_bytes(data[:8], "little")
-  return json.loads(data[8 : 8 + size]), data[8 + size :]
-
-
-def join(header, rest: bytes) -> bytes:
-  text = json.dumps(header).encode()
-  return struct.pack("<Q", len(text)) + text + rest
 
 
 def test_safetensors_and_drafters(tmp_path):
@@ -220,27 +209,29 @@ def test_safetensors_and_drafters(tmp_path):
   def one(rng):
     kind = rng.randrange(4)
     data = whole if kind == 0 else rng.choice(files)
-    header, rest = split(data)
+    end = 8 + int.from_bytes(data[:8], "little")
+    header = json.loads(data[8:end])
     if kind < 2:
-      said, data = "damaged", damaged(data, rng, len(data) - len(rest))
-    elif kind == 2:
-      said, header = mutated(header, rng)
-      data = join(header, rest)
+      change, data = "damaged", damaged(data, rng, end)
     else:
-      about = json.loads(header["__metadata__"]["specdec"])
-      said, about = mutated(about, rng)
-      header["__metadata__"]["specdec"] = json.dumps(about)
-      data = join(header, rest)
+      if kind == 2:
+        change, header = mutated(header, rng)
+      else:
+        about = json.loads(header["__metadata__"]["specdec"])
+        change, about = mutated(about, rng)
+        header["__metadata__"]["specdec"] = json.dumps(about)
+      text = json.dumps(header).encode()
+      data = struct.pack("<Q", len(text)) + text + data[end:]
     weights.write_bytes(data if kind == 0 else whole)
     if kind == 0:
-      return said, lambda: use(tmp_path), str(tmp_path)
+      return change, lambda: use(tmp_path), str(tmp_path)
     drafter.write_bytes(data)
 
     def draft():
       learned.inspect(drafter)
       learned.load(drafter, checkpoint)
 
-    return said, draft, str(drafter)
+    return change, draft, str(drafter)
 
   check(300, one)
 
@@ -259,8 +250,8 @@ def tokenized(writer) -> None:
 
 def test_gguf(tmp_path):
   path = tmp_path / "m.gguf"
-  baseline = gguf_files.write(path, change=tokenized).read_bytes()
-  header = baseline.index(b"output_norm.weight") + 200
+  whole = gguf_files.write(path, change=tokenized).read_bytes()
+  header = whole.index(b"output_norm.weight") + 200
   keys = ["block_count", "embedding_length", "feed_forward_length"]
   keys += ["attention.head_count", "attention.head_count_kv", "expert_count"]
   keys += ["rope.dimension_count", "rope.freq_base", "attention.key_length"]
@@ -269,7 +260,7 @@ def test_gguf(tmp_path):
 
   def one(rng):
     if rng.random() < 0.7:
-      path.write_bytes(damaged(baseline, rng, header))
+      path.write_bytes(damaged(whole, rng, header))
       return "damaged", lambda: use(path), str(path)
     changes = {rng.choice(keys): rng.choice(values) for _ in range(2)}
     gguf_files.write(path, change=tokenized, **changes)
@@ -286,21 +277,21 @@ def test_prompts(tmp_path):
 
   def one(rng):
     entry = rng.choice((good, {"token_ids": [1, 2], "question_id": 1}))
-    said, document = mutated(entry, rng)
+    change, document = mutated(entry, rng)
     line = json.dumps(document).encode()
     if rng.random() < 0.3:
-      said, line = "damaged", damaged(line, rng, len(line))
+      change, line = "damaged", damaged(line, rng, len(line))
     if rng.random() < 0.1:
-      said, line = "deep", b'{"prompt": ' + b"[" * 10**5
+      change, line = "deep", b'{"prompt": ' + b"[" * 10**5
     path.write_bytes(json.dumps(good).encode() + b"\n" + line)
 
     def read():
-      found, _ = prompts.scan(path)
-      assert found[0].text == "def f"
-      for prompt in found:
+      entries, _ = prompts.scan(path)
+      assert entries[0].text == "def f"
+      for prompt in entries:
         prompts.encode([prompt], text, False, 4096)
 
-    return said, read, "prompt 0"
+    return change, read, "prompt 0"
 
   check(200, one)
 
@@ -319,16 +310,16 @@ def test_flags(tmp_path, monkeypatch):
   names = sorted({*kinds} - {"config", "distributed", "coordinator"})
   names += 4 * ["k", "shape", "mesh", "acceptance", "batch", "drafter"]
   calls = {
-    "shape": ("chains", "optimal", "dynamic", "chain", "paths"),
-    "drafter": (
+    "shape": ["chains", "optimal", "dynamic", "chain", "paths"],
+    "drafter": [
       "lookup",
       "model",
       "early_exit",
       "layer_skip",
       "head",
       "x.py:f",
-    ),
-    "acceptance": ("synthetic", "typical", "relaxed", "lenience", "rejection"),
+    ],
+    "acceptance": ["synthetic", "typical", "relaxed", "lenience", "rejection"],
   }
 
   def one(rng):

@@ -8,75 +8,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specdec import (
-  acceptance,
-  decode,
-  draft_shape,
-  draft_tree,
-  drafters,
-  noise,
-  sampling,
-)
+from specdec import acceptance, draft_shape, draft_tree, drafters, noise
 from specdec.step import traverse_draft
-from specdec.testing import table_model
-from specdec.types import Draft, Params
+from specdec.types import Draft
+from table_loop import LENGTH, MODEL, V, generate, record
 
-V = 4
-PARAMS = Params(
-  table_model.init_params(jax.random.key(0), V),
-  table_model.init_params(jax.random.key(1), V),
-)
-PROMPT = np.array([[0, 1, 2], [3, 0, 0], [1, 1, 0], [2, 3, 2]])
-LENGTH = np.array([3, 1, 2, 3])
-
-
-def generate(rule, drafter=None, *, rows=slice(None), max_length=12, **options):
-  drafter = drafter or drafters.model(table_model.model(V), 3)
-  prompt = options.pop("prompt", PROMPT)[rows]
-  length = options.pop("length", LENGTH)[rows]
-  temperature = options.pop("temperature", 1.0)
-  return decode.generate(
-    options.pop("target", None) or table_model.model(V),
-    drafter,
-    rule,
-    options.pop("params", PARAMS),
-    prompt,
-    length,
-    options.pop("key", jax.random.key(5)),
-    max_length=max_length,
-    sampling=sampling.settings(len(prompt), temperature),
-    **options,
-  )
-
-
-@pytest.fixture
-def record(monkeypatch):
-  """Every (row key, address) that is folded while a program runs."""
-  seen = []
-  honest = noise.fold
-
-  def note(keys, *address):
-    for row, key in enumerate(keys):
-      place = tuple(int(np.broadcast_to(x, len(keys))[row]) for x in address)
-      seen.append((tuple(key.tolist()), place))
-
-  def fold(keys, *address):
-    jax.debug.callback(note, jax.random.key_data(keys), *address)
-    return honest(keys, *address)
-
-  monkeypatch.setattr(noise, "fold", fold)
-  return seen
+__all__ = ["record"]  # a fixture
 
 
 def recorded(record, rule, drafter=None):
   """One row at a time: a row that is done repeats its last round, unused."""
-  parts = {
-    "target": table_model.model(V),
-    "drafter": drafter or drafters.model(table_model.model(V), 3),
-  }
   for row in range(2):
     state = generate(
-      rule, rows=slice(row, row + 1), index=jnp.array([row]), **parts
+      rule, drafter, rows=slice(row, row + 1), index=jnp.array([row])
     )
     assert int(state.stats.rounds[0]) > 2
   jax.effects_barrier()
@@ -97,7 +41,7 @@ TREE = draft_shape.static([-1, 0, 0, 1, 1])
   ],
 )
 def test_b07_no_uncoupled_address_repeats(record, rule, shape):
-  drafter = shape and drafters.model(table_model.model(V), shape=shape)
+  drafter = shape and drafters.model(MODEL, shape=shape)
   counts = recorded(record, rule(), drafter)
   assert max(counts.values()) == 1
   streams = collections.Counter(place[0] for _, place in counts)
@@ -147,39 +91,8 @@ def test_rows_nodes_streams_and_rounds_differ():
   assert abs(uniforms.mean() - 0.5) < 0.05
 
 
-@pytest.mark.parametrize("coupled", [False, True])
-def test_a_frontier_is_its_nodes_one_by_one(coupled):
-  @jax.jit
-  def draw():
-    n = noise_of(3, coupled=coupled)
-    return n.draft(2, np.array([3, 4])), [n.draft(2, i) for i in (3, 4)]
-
-  together, alone = draw()
-  assert together.shape == (3, 2, V)
-  np.testing.assert_array_equal(together, jnp.stack(alone, 1))
-  same = np.array_equal(together[:, 0], together[:, 1])
-  assert same == coupled  # a position has one vector, whatever the node
-
-
 def test_greedy_batches_draw_nothing():
   assert not np.any(noise_of(wanted=False).draft(1, 1))
-
-
-def test_keys_come_from_the_index():
-  key = jax.random.key(0)
-  rows = noise.row_keys(key, jnp.array([5, 2]))
-  other = noise.row_keys(key, jnp.array([2, 9]))
-  assert rows[1] == other[0]
-  assert rows[0] != rows[1]
-
-
-@pytest.fixture(scope="module")
-def parts():
-  """One target and one drafter, so that each batch size compiles once."""
-  return table_model.model(V), drafters.model(table_model.model(V), 3)
-
-
-RULES = {"rejection": acceptance.rejection(), "coupled": acceptance.coupled()}
 
 
 def same_rows(a, b, rows_a, rows_b):
@@ -194,55 +107,46 @@ def same_rows(a, b, rows_a, rows_b):
     )
 
 
-@pytest.mark.parametrize("name", RULES)
-def test_b20_b25_rows_are_independent(parts, name):
-  target, drafter = parts
-  rule, index = RULES[name], jnp.arange(4)
-  options = {"target": target, "index": index}
-  first = generate(rule, drafter, **options)
+@pytest.mark.parametrize("rule", [acceptance.rejection(), acceptance.coupled()])
+def test_b20_b25_rows_are_independent(rule):
+  """Of their place, their neighbours' indices and the batch size;
+  `check_drafter` changes the neighbours.
+  """
+  together = generate(rule, index=jnp.arange(4))
   order = np.array([2, 0, 3, 1])
-  moved = generate(rule, drafter, rows=order, target=target, index=index[order])
-  same_rows(first, moved, order, slice(None))
-
-  # New neighbours, in text, length, noise and temperature: row 2 stays.
-  neighbours = (PROMPT + 1) % V
-  neighbours[2] = PROMPT[2]
-  changed = generate(
-    rule,
-    drafter,
-    prompt=neighbours,
-    length=np.array([1, 3, LENGTH[2], 2]),
-    target=target,
-    index=jnp.array([7, 8, 2, 9]),
-    temperature=np.array([0.0, 2.0, 1.0, 0.5]),
-  )
-  same_rows(first, changed, 2, 2)
-  tokens = np.asarray(first.tokens)
-  assert not np.array_equal(tokens[0], np.asarray(changed.tokens)[0])
-
-  # Rows of one text and different indices differ.
-  same = np.repeat(PROMPT[:1], 4, axis=0)
-  spread = generate(rule, drafter, prompt=same, length=np.full(4, 3), **options)
-  assert len({tuple(row) for row in np.asarray(spread.tokens)}) > 1
+  moved = generate(rule, rows=order, index=jnp.asarray(order))
+  same_rows(together, moved, order, slice(None))
+  alone = generate(rule, rows=slice(1, 2), index=jnp.array([1]))
+  same_rows(together, alone, [1], slice(None))
+  other = generate(rule, index=jnp.array([0, 7, 2, 3]))
+  same_rows(together, other, [0, 2, 3], [0, 2, 3])
+  assert np.any(other.tokens[1] != together.tokens[1])
 
 
-def test_b25_a_row_alone_is_a_row_of_a_batch(parts):
-  target, drafter = parts
-  together = generate(
-    RULES["rejection"], drafter, target=target, index=jnp.arange(4)
-  )
-  for row in range(4):
-    alone = generate(
-      RULES["rejection"],
-      drafter,
-      rows=slice(row, row + 1),
-      target=target,
-      index=jnp.array([row]),
+@pytest.mark.parametrize("name", ["rbg", "unsafe_rbg", "threefry2x32"])
+@pytest.mark.parametrize("typed", [True, False])
+def test_b25_a_row_alone_is_a_row_of_a_batch(name, typed):
+  """Whatever the key's implementation: rbg's vmapped draws fill a whole batch
+  from the first row's key.
+  """
+
+  def draws(index):
+    keys = noise.row_keys(key, jnp.asarray(index))
+    n = noise.Noise(keys, jnp.full(len(index), 7), V, coupled=False)
+    return np.hstack(
+      [n.draft(1, 1), n.next(jnp.zeros(len(index))), n.accept(3)]
     )
-    same_rows(together, alone, slice(row, row + 1), slice(None))
+
+  index = np.array([5, 2, 7])
+  with jax.default_prng_impl(name):
+    key = jax.random.key(5) if typed else jax.random.PRNGKey(5)
+    together = draws(index)
+    alone = [draws(index[row : row + 1])[0] for row in range(3)]
+  np.testing.assert_array_equal(together, alone)
+  assert len(np.unique(together)) == together.size
 
 
-class Dice(NamedTuple):
+class Constant(NamedTuple):
   """Noise whose uniforms are all one number."""
 
   u: jax.Array
@@ -255,7 +159,7 @@ class Dice(NamedTuple):
 
 
 def test_b08_the_edges_of_the_uniforms():
-  """keep = 0 is refused even by u = 0; keep = 1 is kept by the largest u."""
+  """accept_prob 0 refuses even at u = 0; 1 accepts at the largest u."""
   with np.errstate(divide="ignore"):
     target = jnp.asarray(np.log([[[0, 0.5, 0.5, 0]] * 2]), jnp.float32)
     drawn = jnp.asarray(np.log([[[0.5, 0.5, 0, 0]] * 2]), jnp.float32)
@@ -269,26 +173,9 @@ def test_b08_the_edges_of_the_uniforms():
       jnp.array([2]),
     )
     rule = acceptance.rejection()
-    step = traverse_draft(rule, draft, target, target, Dice(u), 1)
+    step = traverse_draft(rule, draft, target, target, Constant(u), 1)
     return step[1].num_accepted[0]
 
   for u in (0.0, float(np.nextafter(np.float32(1), np.float32(0)))):
     assert accepted(0, u) == 0
     assert accepted(1, u) == 1
-
-
-@pytest.mark.parametrize("name", ["rbg", "unsafe_rbg", "threefry2x32"])
-@pytest.mark.parametrize("typed", [True, False])
-def test_any_keys_implementation_gives_rows_noise_of_their_own(name, typed):
-  """rbg's vmapped draws fill a whole batch from the first row's key."""
-  with jax.default_prng_impl(name):
-    key = jax.random.key(5) if typed else jax.random.PRNGKey(5)
-    together = generate(acceptance.rejection(), key=key)
-    for row in range(4):
-      alone = generate(
-        acceptance.rejection(),
-        rows=slice(row, row + 1),
-        index=jnp.array([row]),
-        key=key,
-      )
-      np.testing.assert_array_equal(alone.tokens[0], together.tokens[row])

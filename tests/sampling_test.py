@@ -1,4 +1,4 @@
-"""The one warp against a plain sort, and draws against distributions."""
+"""The one warp against a sort, and draws against distributions."""
 
 import jax
 import jax.numpy as jnp
@@ -40,6 +40,7 @@ def rows():
       [-np.inf, 0.0, -np.inf, 1.0, -np.inf, -2.0, -3.0],
       [-5.0, -4.0, -3.0, -2.0, -1.0, -6.0, -7.0],
       [1.0] * V,
+      [-np.inf] * (V - 1) + [0.0],
     ]
   )
   return np.concatenate([normal, ties, wide, special]).astype(np.float32)
@@ -83,14 +84,6 @@ def test_ties_of_signed_zeros_are_all_kept():
   )
 
 
-def test_warp_of_a_one_hot_distribution():
-  logits = jnp.array([[-jnp.inf, 0.0, -jnp.inf]] * 3)
-  for options in ({}, {"top_k": 2}, {"top_p": 0.5}, {"top_k": 3, "top_p": 1.0}):
-    settings = sampling.settings(3, np.array([0.0, 1.0, 0.3]), **options)
-    distribution = sampling.warp(logits, settings)
-    np.testing.assert_array_equal(jnp.exp(distribution), [[0, 1, 0]] * 3)
-
-
 def test_b09_temperatures_near_zero_stay_distributions():
   logits = jnp.array([[1.0, 2.0, 1.5], [1.0, 2.0, 1.5], [1.0, 2.0, 1.5]])
   settings = sampling.settings(3, np.array([0.0, 1e-6, 1e-38]))
@@ -131,11 +124,6 @@ def test_settings_that_are_refused(options, sentence):
     sampling.settings(2, **options)
 
 
-def test_argmax_is_the_first_of_the_largest():
-  x = np.random.default_rng(0).integers(0, 3, size=(50, V)).astype(np.float32)
-  np.testing.assert_array_equal(sampling.argmax(jnp.asarray(x)), x.argmax(-1))
-
-
 def test_b04_gumbel_draws_follow_each_rows_own_distribution():
   size, half = 20_000, 10_000
   distributions = np.array([[0.7, 0.2, 0.1], [0.1, 0.1, 0.8]], np.float32)
@@ -146,5 +134,5 @@ def test_b04_gumbel_draws_follow_each_rows_own_distribution():
     sampling.argmax(distribution + noise.next(jnp.zeros((size,))))
   )
   for part, expected in zip(tokens.reshape(2, half), distributions):
-    seen = np.bincount(part, minlength=3) / half
-    np.testing.assert_allclose(seen, expected, atol=0.02)
+    share = np.bincount(part, minlength=3) / half
+    np.testing.assert_allclose(share, expected, atol=0.02)

@@ -1,6 +1,7 @@
 """The four seams of a round, each compiled alone, give what a round gives."""
 
 import functools
+import types
 
 import chex
 import jax
@@ -17,6 +18,7 @@ from specdec import (
   drafters,
   sampling,
   step,
+  traversal,
 )
 from specdec.drafters.heads import serve
 from specdec.types import Params, Skip
@@ -27,13 +29,11 @@ CHAINS = draft_shape.static(draft_tree.parallel(2, 2), "iid")
 
 
 def head(target):
-  return serve.drafter(learned_kinds.draft_head("eagle"), target, TREE)
+  return serve.drafter(learned_kinds.draft_head("eagle"), target, CHAINS)
 
 
 DRAFTERS = {
   "lookup": lambda _: drafters.lookup(3, ngram=2, min_ngram=1),  # two widths
-  "model": lambda target: drafters.model(target, 3),
-  "chains": lambda target: drafters.model(target, shape=CHAINS),
   "early_exit": lambda target: drafters.early_exit(target, 1, shape=TREE),
   "layer_skip": lambda target: drafters.layer_skip(
     target, Skip((1,), (0,)), 3, drafters.Threshold(0.3)
@@ -44,10 +44,7 @@ DRAFTERS = {
 
 def started(name):
   target, weights = learned_kinds.target()
-  draft = weights if name in ("model", "chains") else None
-  if name == "head":
-    draft = learned_kinds.weights("eagle")
-  params = Params(weights, draft)
+  params = Params(weights, learned_kinds.weights("eagle"))
   prompt = jnp.tile(jnp.array([[3, 4, 5, 3, 4, 5, 3]]), (3, 1))
   drafter, rule = DRAFTERS[name](target), acceptance.rejection()
   state = decode.start(
@@ -97,33 +94,38 @@ def test_the_seams_compose_to_a_round(name):
 
 
 def test_a_seam_refuses_arrays_that_do_not_fit():
-  target, drafter, rule, params, state = started("model")
-  spec = drafter.spec
-  draft, state = step.draft_step(target, drafter, rule, params, state)
+  target, _ = learned_kinds.target()
+  spec, rule = draft_shape.chain(3).spec, acceptance.rejection()
+  state = types.SimpleNamespace(length=jnp.zeros(3, int))
+  logits = jnp.zeros((3, 4, target.vocab_size))
+  draft = step.Draft(jnp.zeros((3, 4), int), None, logits, jnp.ones(3, int))
   short = draft._replace(count=draft.count[:2])
   with pytest.raises(AssertionError, match="shape"):
-    step.verify_step(target, spec, params.target, state, short)
-  logits = jnp.zeros((*draft.tokens.shape, target.vocab_size))
-  with pytest.raises(AssertionError, match="rank"):
-    step.accept_step(rule, spec, draft, logits[0], state, EOS)
-  with pytest.raises(AssertionError, match="type"):
-    step.accept_step(rule, spec, draft, logits, state, EOS.astype(float))
-  wrong = draft._replace(log_probs=draft.log_probs[..., 1:])
-  with pytest.raises(AssertionError, match="shape"):
-    step.accept_step(rule, spec, wrong, logits, state, EOS)
+    step.verify_step(target, spec, None, state, short)
+  narrow = draft._replace(log_probs=logits[..., 1:])
+  for drafted, output, ends, wrong in (
+    (draft, logits[0], EOS, "rank"),
+    (draft, logits, EOS.astype(float), "type"),
+    (narrow, logits, EOS, "shape"),
+  ):
+    with pytest.raises(AssertionError, match=wrong):
+      step.accept_step(rule, spec, drafted, output, state, ends)
 
 
-@pytest.mark.parametrize("name", acceptance.__all__)
-def test_a_rule_refuses_arrays_that_do_not_fit(name):
-  arguments = {"lenience": (0.5,), "relaxed": (2, 0.1), "synthetic": ([0.5],)}
-  rule = getattr(acceptance, name)(*arguments.get(name, ()))
+def test_a_rule_is_given_arrays_that_fit():
+  rule, facing = acceptance.rejection(), jnp.zeros((2, 3, 4))
   draft = step.Draft(
-    jnp.zeros(3, int), draft_tree.chain(3), jnp.zeros((3, 4)), jnp.int32(3)
+    jnp.zeros((2, 3), int), draft_tree.chain(3), facing, jnp.ones(2, int)
   )
-  with pytest.raises(AssertionError):
-    rule.accept_prob(draft, jnp.zeros((2, 4)))
-  with pytest.raises(AssertionError):
-    rule.accept_prob(draft, jnp.zeros((1, 3, 4)))
-  if rule.residual:
+  traversal.accept_probs(rule, draft, facing)
+  for changes in (
+    {"tokens": draft.tokens[:, 1:]},
+    {"tokens": facing[..., 0]},
+    {"parents": draft_tree.chain(4)},
+    {"log_probs": facing[..., 1:]},
+    {"count": draft.count[:1]},
+  ):
     with pytest.raises(AssertionError):
-      rule.residual(draft, jnp.zeros((2, 4)), jnp.int32(0))
+      traversal.accept_probs(rule, draft._replace(**changes), facing)
+  with pytest.raises(AssertionError):
+    traversal.residuals(rule, draft, facing, jnp.zeros(3, int))

@@ -1,11 +1,14 @@
 """JAX's own switches, a broken model and bad arguments of `generate`."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy import stats
 
+import table_loop
 from specdec import (
   acceptance,
   decode,
@@ -14,7 +17,6 @@ from specdec import (
   drafters,
   sampling,
 )
-from specdec.testing import table_model
 from specdec.types import (
   DRAFT_FAULT,
   NO_FAULT,
@@ -24,83 +26,63 @@ from specdec.types import (
   Params,
   Sampling,
 )
-
-V = 4
-PARAMS = Params(
-  table_model.init_params(jax.random.key(0), V),
-  table_model.init_params(jax.random.key(1), V),
-)
-PROMPT = np.array([[0, 1, 2], [3, 0, 0], [1, 1, 0], [2, 3, 2]])
-LENGTH = np.array([3, 1, 2, 3])
-TEMPERATURE = np.array([1.0, 0.7, 0.0, 1.0])
+from table_loop import LENGTH, MODEL, PARAMS, PROMPT, V
 
 
-def shaped(expansion):
-  return lambda: drafters.model(table_model.model(V), shape=expansion)
+def shaped(shape):
+  return drafters.model(MODEL, shape=shape)
 
 
+CHAINS = draft_shape.static(draft_tree.parallel(2, 2), "iid")
 WAYS = {
-  "baseline": (lambda: decode.NO_DRAFTER, lambda: decode.NO_DRAFT_RULE),
-  "lookup": (lambda: drafters.lookup(3, min_ngram=1), acceptance.coupled),
-  "rejection": (
-    lambda: drafters.model(table_model.model(V), 3),
-    acceptance.rejection,
+  "baseline": (decode.NO_DRAFTER, decode.NO_DRAFT_RULE),
+  "lookup": (drafters.lookup(3, min_ngram=1), acceptance.coupled()),
+  "rejection": (drafters.model(MODEL, 3), acceptance.rejection()),
+  "block": (drafters.model(MODEL, 3), acceptance.block()),
+  "kseq": (shaped(CHAINS), acceptance.kseq()),
+  "tree": (
+    shaped(draft_shape.static([-1, 0, 0, 1, 1])),
+    acceptance.rejection(),
   ),
-  "block": (lambda: drafters.model(table_model.model(V), 3), acceptance.block),
-  "k = 0": (lambda: drafters.model(table_model.model(V), 0), acceptance.kseq),
-  "kseq": (
-    shaped(draft_shape.static(draft_tree.parallel(2, 2), "iid")),
-    acceptance.kseq,
-  ),
-  "tree": (shaped(draft_shape.static([-1, 0, 0, 1, 1])), acceptance.rejection),
-  "dynamic": (shaped(draft_shape.dynamic(2, 2, 4)), acceptance.naive),
-  "typical": (
-    lambda: drafters.model(table_model.model(V), 3),
-    acceptance.typical,
-  ),
+  "dynamic": (shaped(draft_shape.dynamic(2, 2, 4)), acceptance.naive()),
+  "typical": (drafters.model(MODEL, 3), acceptance.typical()),
 }
 
 
-def generate(way, params=PARAMS, decoded=decode.generate, **options):
-  make_drafter, make_rule = WAYS[way]
-  arguments = {
-    "prompt": jnp.asarray(PROMPT),
-    "prompt_length": jnp.asarray(LENGTH),
-    "key": jax.random.key(5),
-    "max_length": 12,
-    "sampling": sampling.settings(4, TEMPERATURE),
-  }
-  return decoded(
-    table_model.model(V),
-    make_drafter(),
-    make_rule(),
-    params,
-    **arguments | options,
-  )
+def generate(way, params=PARAMS, **options):
+  drafter, rule = WAYS[way]
+  temperature = np.array([1.0, 0.7, 0.0, 1.0])
+  options = {"temperature": temperature, "params": params} | options
+  return table_loop.generate(rule, drafter, **options)
+
+
+def stream(*args, **options):
+  return list(decode.stream(*args, **options))
+
+
+ONES = jnp.ones(4)
+
+
+@functools.cache
+def honest(way):
+  return generate(way)
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_64_bits_change_nothing(way):
-  expected = generate(way)
-  with jax.enable_x64(True):
-    state = generate(way)
-  for name in ("tokens", "length", "origin", "log_probs"):
-    one, other = getattr(state, name), getattr(expected, name)
-    assert one.dtype == other.dtype
-    np.testing.assert_array_equal(one, other, name)
+def test_64_bits_and_debug_nans_change_nothing(way):
+  expected = honest(way)
+  for switch in (jax.enable_x64, jax.debug_nans):
+    with switch(True):
+      state = generate(way)
+    for name in ("tokens", "length", "origin", "log_probs"):
+      one, other = getattr(state, name), getattr(expected, name)
+      assert one.dtype == other.dtype
+      np.testing.assert_array_equal(one, other, name)
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_debug_nans_has_nothing_to_stop(way):
-  with jax.debug_nans(True):
-    state = generate(way)
-  np.testing.assert_array_equal(state.tokens, generate(way).tokens)
-
-
-def broken(params, value, past=None):
-  """Weights with `value` in every distribution after token 2, or after all."""
-  entry = params["table"].at[:, 2 if past is None else past, 1].set(value)
-  return {"table": entry}
+def broken(params, value):
+  """Weights with `value` in every distribution after token 2."""
+  return {"table": params["table"].at[:, 2, 1].set(value)}
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
@@ -108,7 +90,7 @@ def broken(params, value, past=None):
 def test_a_row_stops_before_a_distribution_that_is_not_finite(way, value):
   """And only that row: its text so far is what a sound model writes."""
   state = generate(way, PARAMS._replace(target=broken(PARAMS.target, value)))
-  sound = generate(way)
+  sound = honest(way)
   assert bool(jnp.all(state.done))
   for row in range(4):
     text, length = np.asarray(state.tokens[row]), int(state.length[row])
@@ -125,37 +107,32 @@ def test_a_row_stops_before_a_distribution_that_is_not_finite(way, value):
 
 
 @pytest.mark.parametrize("size", [4, 4096])
-@pytest.mark.parametrize("value", [np.nan, np.inf])
-@pytest.mark.parametrize("temperature", [0.0, 0.5])
 @pytest.mark.parametrize("filters", [{}, {"top_k": 3}, {"top_p": 0.9}])
-def test_one_broken_logit_breaks_its_distribution(
-  size, value, temperature, filters
-):
+def test_one_broken_logit_breaks_its_distribution(size, filters):
   """A maximum over 4096 tokens, vectorised on a CPU, passes over nan."""
-  logits = jax.random.normal(jax.random.key(0), (3, size))
-  logits = logits.at[1, size // 2].set(value)
-  settings = sampling.settings(3, temperature, **filters)
-  distribution = jax.jit(sampling.warp)(logits, settings)
-  broken = np.isnan(distribution)
-  assert broken[1].all() and not broken[[0, 2]].any()
+  values = jnp.array([0.0, jnp.nan, jnp.inf] * 2)
+  logits = jax.random.normal(jax.random.key(0), (6, size))
+  logits = logits.at[:, size // 2].add(values)
+  temperature = np.repeat([0.0, 0.5], 3)
+  settings = sampling.settings(6, temperature, **filters)
+  distribution = np.asarray(jax.jit(sampling.warp)(logits, settings))
+  sound = np.array([0, 3])
+  assert np.isnan(np.delete(distribution, sound, 0)).all()
+  assert not np.isnan(distribution[sound]).any()
 
 
 def flat_model(size):
-  """Distributions that say nothing of the past; half of a broken one is nan."""
-
-  def init_cache(batch, slots):
-    return table_model.model(V).init_cache(batch, slots)
+  """Distributions that are its parameters, whatever the past is."""
 
   def apply(params, tokens, cache, *, head=True, parents=None, **_):
     shape = (*tokens.shape, size)
     return ModelOutput(jnp.broadcast_to(params, shape), None), cache
 
-  return Model(apply, init_cache, size, 1)
+  return Model(apply, MODEL.init_cache, size, 1)
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("rule", [acceptance.rejection, acceptance.block])
-def test_a_large_vocabulary_hides_no_broken_draft(rule, temperature):
+def test_a_large_vocabulary_hides_no_broken_draft(rule):
   size = 4096
   model = flat_model(size)
   logits = jnp.zeros(size)
@@ -169,7 +146,7 @@ def test_a_large_vocabulary_hides_no_broken_draft(rule, temperature):
     jnp.array([3, 3]),
     jax.random.key(0),
     max_length=8,
-    sampling=sampling.settings(2, temperature),
+    sampling=sampling.settings(2, [0.0, 1.0]),
   )
   assert bool(jnp.all(state.fault == DRAFT_FAULT))
   np.testing.assert_array_equal(state.length, 3)
@@ -178,93 +155,71 @@ def test_a_large_vocabulary_hides_no_broken_draft(rule, temperature):
 def test_block_follows_the_target_up_to_a_broken_distribution():
   """Else the prefix that ends there was always kept: chi-square 778."""
   rows = 40_000
-  params = PARAMS._replace(target=broken(PARAMS.target, np.nan))
-  state = decode.generate(
-    table_model.model(V),
-    drafters.model(table_model.model(V), 3),
-    acceptance.block(),
-    params,
-    jnp.tile(jnp.array([[0, 1]]), (rows, 1)),
-    jnp.full((rows,), 2),
-    jax.random.key(7),
+  state = generate(
+    "block",
+    PARAMS._replace(target=broken(PARAMS.target, np.nan)),
+    prompt=jnp.tile(jnp.array([[0, 1]]), (rows, 1)),
+    prompt_length=jnp.full((rows,), 2),
+    key=jax.random.key(7),
     max_length=4,
     sampling=sampling.settings(rows, 1.0),
   )
   exact = np.asarray(jax.nn.softmax(PARAMS.target["table"][0, 1]), float)
-  seen = np.bincount(np.asarray(state.tokens[:, 2]), minlength=V)
-  assert stats.chisquare(seen, rows * exact / exact.sum()).pvalue > 1e-4
+  counts = np.bincount(np.asarray(state.tokens[:, 2]), minlength=V)
+  assert stats.chisquare(counts, rows * exact / exact.sum()).pvalue > 1e-4
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("way", ["rejection", "block", "kseq", "tree"])
-def test_a_draft_that_is_not_finite_stops_the_row(way, temperature, value):
+def test_a_draft_that_is_not_finite_stops_the_row(way, value):
   params = PARAMS._replace(draft=broken(PARAMS.draft, value))
-  state = generate(way, params, sampling=sampling.settings(4, temperature))
-  assert state.fault[0] == DRAFT_FAULT and int(state.length[0]) == 3
-  assert bool(jnp.all(state.done))
+  for temperature in (0.0, 1.0):
+    state = generate(way, params, temperature=temperature)
+    assert state.fault[0] == DRAFT_FAULT and int(state.length[0]) == 3
+    assert bool(jnp.all(state.done))
 
 
 @pytest.mark.parametrize(
-  "options, sentence",
+  "sentence, options",
   [
+    ("prompt is float64; it must be int", {"prompt": PROMPT.astype(float)}),
+    ("prompt is bool", {"prompt": PROMPT > 0}),
+    (r"prompt has shape \(3,\); it must be \[B, P\]", {"prompt": PROMPT[0]}),
+    (r"prompt has shape \(4, 0\)", {"prompt": PROMPT[:, :0]}),
+    (r"token id = 4; it must be in 0\.\.3", {"prompt": PROMPT + 2}),
+    ("token id = -1", {"prompt": PROMPT - 1}),
+    (r"prompt_length has shape \(2,\)", {"prompt_length": LENGTH[:2]}),
+    (r"prompt_length = 0; it must be in 1\.\.3", {"prompt_length": LENGTH - 1}),
+    (r"limit has shape \(1,\); it must be \(4,\)", {"limit": jnp.array([9])}),
     (
-      {"prompt": PROMPT.astype(float)},
-      "prompt is float64; it must be integers",
-    ),
-    ({"prompt": PROMPT > 0}, "prompt is bool"),
-    ({"prompt": PROMPT[0]}, r"prompt has shape \(3,\); it must be \[B, P\]"),
-    ({"prompt": PROMPT[:, :0]}, r"prompt has shape \(4, 0\)"),
-    ({"prompt": PROMPT + 2}, r"token id = 4; it must be in 0\.\.3"),
-    ({"prompt": PROMPT - 1}, "token id = -1"),
-    ({"prompt_length": LENGTH[:2]}, r"prompt_length has shape \(2,\)"),
-    ({"prompt_length": LENGTH * 1.0}, "prompt_length is float64"),
-    ({"prompt_length": LENGTH - 1}, r"prompt_length = 0; it must be in 1\.\.3"),
-    ({"limit": jnp.array([9])}, r"limit has shape \(1,\); it must be \(4,\)"),
-    ({"index": jnp.arange(3)}, r"index has shape \(3,\)"),
-    (
-      {"sampling": sampling.settings(3, 1.0)},
       r"sampling\.temperature has shape \(3,\); it must be \(4,\)",
+      {"sampling": sampling.settings(3, 1.0)},
     ),
-    ({"index": np.arange(4) - 1}, "index = -1; it must be in 0"),
-    ({"index": np.full(4, 2**32 + 1)}, r"index = 4294967297"),
-    ({"limit": np.full(4, 2**40)}, r"limit = 1099511627776; it must be in 0"),
-    ({"eos_ids": [1.5]}, "eos_ids is float64; it must be integers"),
-    ({"eos_ids": [2**32 + 1]}, "eos_ids = 4294967297"),
-    ({"max_length": 10**12}, "max_length = 1000000000000"),
-    ({"max_length": 2}, "max_length is 2"),
-    ({"sampling": Sampling(jnp.full(4, jnp.nan))}, "temperature = nan"),
-    ({"sampling": Sampling(jnp.full(4, -1.0))}, "temperature = -1"),
-    (
-      {"sampling": Sampling(jnp.ones(4), top_p=jnp.full(4, jnp.nan))},
-      "top_p = nan",
-    ),
-    ({"key": 7}, "key is not one JAX random key"),
-    ({"key": jnp.float32(1)}, "key is not one JAX random key"),
-    ({"key": jax.random.split(jax.random.key(0))}, "key is not one JAX random"),
+    ("index = -1; it must be in 0", {"index": np.arange(4) - 1}),
+    ("index = 4294967297", {"index": np.full(4, 2**32 + 1)}),
+    ("limit = 1099511627776; it must be in 0", {"limit": np.full(4, 2**40)}),
+    ("eos_ids is float64; it must be integers", {"eos_ids": [1.5]}),
+    ("eos_ids = 4294967297", {"eos_ids": [2**32 + 1]}),
+    ("max_length = 1000000000000", {"max_length": 10**12}),
+    ("max_length is 2", {"max_length": 2}),
+    ("max_length is 2", {"max_length": 2, "decoded": stream}),
+    ("every = 0; it must be >= 1", {"every": 0, "decoded": stream}),
+    ("temperature = nan", {"sampling": Sampling(jnp.full(4, jnp.nan))}),
+    ("top_p = nan", {"sampling": Sampling(ONES, top_p=jnp.nan * ONES)}),
+    ("key is not one JAX random key", {"key": 7}),
+    ("key is not one JAX random key", {"key": jnp.float32(1)}),
+    ("key is not one JAX", {"key": jax.random.split(jax.random.key(0))}),
   ],
 )
-def test_arguments_that_are_refused(options, sentence):
-  def streamed(*args, **options):
-    return [*decode.stream(*args, **options)]
-
-  for decoded in (decode.generate, streamed):
-    with pytest.raises(ValueError, match=sentence):
-      generate("lookup", decoded=decoded, **options)
-
-
-def test_a_stream_of_no_rounds_is_refused():
-  def streamed(*args, **options):
-    return [*decode.stream(*args, every=0, **options)]
-
-  with pytest.raises(ValueError, match="every = 0; it must be >= 1"):
-    generate("lookup", decoded=streamed)
+def test_arguments_that_are_refused(sentence, options):
+  with pytest.raises(ValueError, match=sentence):
+    generate("lookup", **options)
 
 
 def test_lists_will_do():
   lists = {"prompt": PROMPT.tolist(), "prompt_length": LENGTH.tolist()}
   state = generate("lookup", index=[0, 1, 2, 3], **lists)
-  np.testing.assert_array_equal(state.tokens, generate("lookup").tokens)
+  np.testing.assert_array_equal(state.tokens, honest("lookup").tokens)
 
 
 def test_weights_of_64_bits_are_refused():

@@ -9,7 +9,7 @@ clipped at 1, makes acceptance and residual add up to the target's distribution.
 import jax
 import jax.numpy as jnp
 
-from specdec.acceptance.distributions import check, drawn_from, remainder
+from specdec.acceptance.distributions import drawn_from, remainder
 from specdec.types import AcceptanceRule, Array, Draft
 from specdec.utils.constructors import cached
 
@@ -38,7 +38,6 @@ def _running_ratio(draft: Draft, target_log_probs: Array) -> Array:
 
 
 def _accept_prob(draft: Draft, target_log_probs: Array) -> Array:
-  check(draft, target_log_probs)
   num_nodes, vocab_size = target_log_probs.shape
   w = _running_ratio(draft, target_log_probs)
   nodes = jnp.arange(num_nodes)
@@ -52,7 +51,6 @@ def _accept_prob(draft: Draft, target_log_probs: Array) -> Array:
 
 
 def _residual(draft: Draft, target_log_probs: Array, node: Array) -> Array:
-  check(draft, target_log_probs)
   num_nodes, vocab_size = target_log_probs.shape
   distribution = jnp.exp(target_log_probs[node])
   w = _running_ratio(draft, target_log_probs)[node]

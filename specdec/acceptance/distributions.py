@@ -1,26 +1,22 @@
 """What acceptance rules share: the draft's distributions, and residuals."""
 
-import chex
 import jax
 import jax.numpy as jnp
 
 from specdec.types import Array, Draft
 
 
-def check(draft: Draft, target_log_probs: Array) -> None:
-  """Asserts that the arguments of a rule fit each other: one draft, unbatched.
+def target_residual(
+  draft: Draft, target_log_probs: Array, node: Array
+) -> Array:
+  """[V] a rule's residual that is the target's distribution after `node`."""
+  return jnp.exp(target_log_probs[node])
 
-  Raises:
-    AssertionError: says which shape or type is wrong.
-  """
-  chex.assert_rank([draft.tokens, target_log_probs], [1, 2])
-  nodes, _ = target_log_probs.shape
-  chex.assert_shape([draft.tokens, draft.parents], (nodes,))
-  chex.assert_shape(draft.count, ())
-  chex.assert_type(draft.tokens, int)
-  chex.assert_type(target_log_probs, float)
-  if draft.log_probs is not None:
-    chex.assert_equal_shape([draft.log_probs, target_log_probs])
+
+def prob_of_tokens(draft: Draft, target_log_probs: Array) -> Array:
+  """[N] the target's probability of each node's token after its parent."""
+  above = jnp.maximum(jnp.asarray(draft.parents), 0)
+  return jnp.exp(target_log_probs[above, draft.tokens])
 
 
 def drawn_from(draft: Draft, node: Array, vocab_size: int) -> Array:

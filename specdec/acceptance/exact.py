@@ -9,8 +9,7 @@ depends on the seed alone, not on drafter, k or batch.
 import jax
 import jax.numpy as jnp
 
-from specdec import sampling
-from specdec.acceptance.distributions import check
+from specdec import draft_tree, sampling
 from specdec.types import SIBLINGS, AcceptanceRule, Array, Draft
 from specdec.utils.constructors import cached
 
@@ -24,24 +23,17 @@ def greedy() -> AcceptanceRule:
   """
 
   def accept_prob(draft: Draft, target_log_probs: Array) -> Array:
-    check(draft, target_log_probs)
     best = sampling.argmax(target_log_probs)  # [N]
-    return (draft.tokens == best[jnp.asarray(draft.parents)]).astype(
-      jnp.float32
-    )
+    likeliest = draft.tokens == best[jnp.asarray(draft.parents)]
+    return likeliest.astype(jnp.float32)
 
   def residual(draft: Draft, target_log_probs: Array, node: Array) -> Array:
-    check(draft, target_log_probs)
     best = sampling.argmax(target_log_probs[node])
     return jax.nn.one_hot(best, target_log_probs.shape[-1])
 
+  kinds = frozenset(SIBLINGS)
   return AcceptanceRule(
-    accept_prob,
-    residual,
-    "first_child",
-    frozenset(SIBLINGS),
-    lossless=True,
-    name="greedy",
+    accept_prob, residual, "first_child", kinds, lossless=True, name="greedy"
   )
 
 
@@ -57,34 +49,27 @@ def coupled() -> AcceptanceRule:
   """
 
   def accept_prob(draft: Draft, target_log_probs: Array) -> Array:
-    check(draft, target_log_probs)
     parents = jnp.asarray(draft.parents)
     above = jnp.maximum(parents, 0)
     facing = jnp.exp(target_log_probs[above])  # [N, V]
     nodes = jnp.arange(len(parents))
-    own = facing[nodes, draft.tokens]
-    older = (parents[:, None] == parents[None, :]) & (
-      nodes[None, :] < nodes[:, None]
-    )
+    target = facing[nodes, draft.tokens]
     if draft.log_probs is None:
       # The target's choice is x, and none of the earlier siblings, which
       # differ.
-      left = 1.0 - jnp.sum(jnp.where(older, own[None, :], 0.0), axis=-1)
+      earlier = draft_tree.earlier_siblings(parents)
+      left = 1.0 - jnp.sum(jnp.where(earlier, target[None, :], 0.0), axis=-1)
       return jnp.where(
-        left > 0, jnp.minimum(own / jnp.where(left > 0, left, 1.0), 1.0), 0.0
+        left > 0, jnp.minimum(target / jnp.where(left > 0, left, 1.0), 1.0), 0.0
       )
     drawn = jnp.exp(draft.log_probs)
-    share = drawn[nodes, draft.tokens] / jnp.where(own > 0, own, 1.0)
+    share = drawn[nodes, draft.tokens] / jnp.where(target > 0, target, 1.0)
     most = jnp.maximum(facing * share[:, None], drawn)
-    accepted = jnp.where(own > 0, 1.0 / jnp.sum(most, axis=-1), 0.0)
+    accepted = jnp.where(target > 0, 1.0 / jnp.sum(most, axis=-1), 0.0)
     alone = jnp.sum(parents[:, None] == parents[None, :], axis=-1) == 1
     return jnp.where(alone, accepted, jnp.nan)
 
+  kinds = frozenset(SIBLINGS)
   return AcceptanceRule(
-    accept_prob,
-    None,
-    "coupled",
-    frozenset(SIBLINGS),
-    lossless=True,
-    name="coupled",
+    accept_prob, None, "coupled", kinds, lossless=True, name="coupled"
   )

@@ -12,7 +12,7 @@ coupling of p with m draws could keep.
 import jax
 import jax.numpy as jnp
 
-from specdec.acceptance.distributions import check
+from specdec.acceptance.distributions import prob_of_tokens, remainder
 from specdec.types import AcceptanceRule, Array, Draft
 from specdec.utils.constructors import cached
 
@@ -54,7 +54,6 @@ def _below(draft: Draft, node: Array) -> Array:
 
 
 def _accept_prob(draft: Draft, target_log_probs: Array) -> Array:
-  check(draft, target_log_probs)
   if draft.log_probs is None:  # the root alone
     return jnp.ones(len(target_log_probs))
   nodes = jnp.arange(len(target_log_probs))
@@ -73,7 +72,7 @@ def _accept_prob(draft: Draft, target_log_probs: Array) -> Array:
     0, jnp.sum(num_draws >= 2), solve, jnp.ones(nodes.shape)
   )
   above = jnp.maximum(jnp.asarray(draft.parents), 0)
-  target = jnp.exp(target_log_probs[above, draft.tokens])
+  target = prob_of_tokens(draft, target_log_probs)
   scaled = rho[above] * jnp.exp(draft.log_probs[nodes, draft.tokens])
   # Without a division by zero: what has no probability was not drawn.
   return jnp.where(
@@ -82,7 +81,6 @@ def _accept_prob(draft: Draft, target_log_probs: Array) -> Array:
 
 
 def _residual(draft: Draft, target_log_probs: Array, node: Array) -> Array:
-  check(draft, target_log_probs)
   distribution = jnp.exp(target_log_probs[node])
   if draft.log_probs is None:
     return distribution
@@ -93,13 +91,8 @@ def _residual(draft: Draft, target_log_probs: Array, node: Array) -> Array:
   beta = _beta(distribution, drawn, rho)
   # Where beta is 0 no token has both distributions, and nothing is taken off.
   share = _any_kept(beta, num_draws) / jnp.where(beta > 0, beta, 1.0)
-  rest = jnp.maximum(
-    distribution - jnp.minimum(distribution / rho, drawn) * share, 0.0
-  )
-  mass = jnp.sum(rest)
-  left = jnp.where(
-    mass > 0, rest / jnp.where(mass > 0, mass, 1.0), distribution
-  )
+  kept = jnp.minimum(distribution / rho, drawn) * share
+  left = remainder(distribution, kept)
   return jnp.where(num_draws > 0, left, distribution)
 
 

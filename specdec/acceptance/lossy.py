@@ -7,7 +7,11 @@ target. All of them read warped distributions: at temperature 0 they are greedy.
 
 import jax.numpy as jnp
 
-from specdec.acceptance.distributions import check, ratio
+from specdec.acceptance.distributions import (
+  prob_of_tokens,
+  ratio,
+  target_residual,
+)
 from specdec.acceptance.rejection import rejection
 from specdec.types import SIBLINGS, AcceptanceRule, Array, Draft
 from specdec.utils.constructors import cached
@@ -27,10 +31,7 @@ def lenience(share: float = 0.5) -> AcceptanceRule:
     raise ValueError(f"share = {share:g}; it must be in (0, 1]")
 
   def accept_prob(draft: Draft, target_log_probs: Array) -> Array:
-    check(draft, target_log_probs)
-    above = jnp.maximum(jnp.asarray(draft.parents), 0)
-    target = jnp.exp(target_log_probs[above, draft.tokens])
-    return ratio(draft, target / share)
+    return ratio(draft, prob_of_tokens(draft, target_log_probs) / share)
 
   # What follows a refusal is drawn as under rejection: norm(relu(p - q)).
   strict = rejection()._replace(
@@ -66,14 +67,11 @@ def typical(epsilon: float = 0.09, delta: float = 0.3) -> AcceptanceRule:
     if not 0 <= value <= 1:
       raise ValueError(f"{name} = {value:g}; it must be in [0, 1]")
 
-  def likely(
-    distribution: Array, log_distribution: Array, token: Array
-  ) -> Array:
-    terms = jnp.where(distribution > 0, distribution * log_distribution, 0.0)
+  def likely(log_probs: Array, token: Array) -> Array:
+    probs = jnp.exp(log_probs)
+    terms = jnp.where(probs > 0, probs * log_probs, 0.0)
     floor = jnp.minimum(epsilon, delta * jnp.exp(jnp.sum(terms, axis=-1)))
-    return (
-      jnp.take_along_axis(distribution, token[:, None], axis=-1)[:, 0] > floor
-    )
+    return jnp.take_along_axis(probs, token[:, None], axis=-1)[:, 0] > floor
 
   return _by_likelihood(
     "typical",
@@ -93,19 +91,17 @@ def relaxed(top: int = 10, margin: float = 0.6) -> AcceptanceRule:
     top: how many tokens, >= 1; equally likely ones share a rank.
     margin: p(x) >= max p - margin, in [0, 1].
   """
-  if top < 1 or top != int(top):
+  if not top >= 1 or top % 1:
     raise ValueError(f"top = {top}; it must be a whole number >= 1")
   if not 0 <= margin <= 1:
     raise ValueError(f"margin = {margin:g}; it must be in [0, 1]")
 
-  def likely(
-    distribution: Array, log_distribution: Array, token: Array
-  ) -> Array:
-    del log_distribution
-    own = jnp.take_along_axis(distribution, token[:, None], axis=-1)
-    rank = jnp.sum(distribution > own, axis=-1)
-    near = own[:, 0] >= jnp.max(distribution, axis=-1) - margin
-    return (rank < top) & near & (own[:, 0] > 0)
+  def likely(log_probs: Array, token: Array) -> Array:
+    probs = jnp.exp(log_probs)
+    drafted = jnp.take_along_axis(probs, token[:, None], axis=-1)
+    rank = jnp.sum(probs > drafted, axis=-1)
+    near = drafted[:, 0] >= jnp.max(probs, axis=-1) - margin
+    return (rank < top) & near & (drafted[:, 0] > 0)
 
   return _by_likelihood(
     "relaxed",
@@ -115,24 +111,16 @@ def relaxed(top: int = 10, margin: float = 0.6) -> AcceptanceRule:
 
 
 def _by_likelihood(name: str, likely, caveat: str) -> AcceptanceRule:
-  """A rule of certainties: likely(distribution [N, V], its log, tokens [N]) ->
-  [N].
-  """
+  """A rule of certainties: likely(log_probs [N, V], tokens [N]) -> [N]."""
 
   def accept_prob(draft: Draft, target_log_probs: Array) -> Array:
-    check(draft, target_log_probs)
     above = jnp.maximum(jnp.asarray(draft.parents), 0)
-    facing = target_log_probs[above]
-    accepted = likely(jnp.exp(facing), facing, draft.tokens)
+    accepted = likely(target_log_probs[above], draft.tokens)
     return accepted.astype(jnp.float32)
-
-  def residual(draft: Draft, target_log_probs: Array, node: Array) -> Array:
-    check(draft, target_log_probs)
-    return jnp.exp(target_log_probs[node])
 
   return AcceptanceRule(
     accept_prob,
-    residual,
+    target_residual,
     "longest",
     frozenset(SIBLINGS),
     lossless=False,

@@ -12,27 +12,29 @@ import jax
 import jax.numpy as jnp
 
 from specdec import draft_tree
-from specdec.acceptance.distributions import check, drawn_from, ratio, remainder
+from specdec.acceptance.distributions import (
+  drawn_from,
+  prob_of_tokens,
+  ratio,
+  remainder,
+)
 from specdec.types import SIBLINGS, AcceptanceRule, Array, Draft
 from specdec.utils.constructors import cached
 
 
 def _accept_prob(draft: Draft, target_log_probs: Array) -> Array:
-  check(draft, target_log_probs)
   num_nodes, vocab_size = target_log_probs.shape
   parents = draft.parents
   nodes = jnp.arange(num_nodes)
-  above = jnp.maximum(jnp.asarray(parents), 0)
 
   widest = draft_tree.max_siblings(parents)
   if isinstance(widest, int) and widest <= 1:  # a chain: no residual to carry
-    return ratio(draft, jnp.exp(target_log_probs[above, draft.tokens]))
+    return ratio(draft, prob_of_tokens(draft, target_log_probs))
 
   rank = jnp.asarray(draft_tree.sibling_rank(parents))
   previous = jnp.maximum(jnp.asarray(draft_tree.previous_sibling(parents)), 0)
-  facing = jnp.exp(
-    target_log_probs[above]
-  )  # [N, V] what node n is held against
+  above = jnp.maximum(jnp.asarray(parents), 0)
+  facing = jnp.exp(target_log_probs[above])  # [N, V] to verify node n against
 
   def pass_on(r: Array, facing: Array) -> Array:
     left = remainder(facing[previous], drawn_from(draft, previous, vocab_size))
@@ -43,7 +45,6 @@ def _accept_prob(draft: Draft, target_log_probs: Array) -> Array:
 
 
 def _residual(draft: Draft, target_log_probs: Array, node: Array) -> Array:
-  check(draft, target_log_probs)
   num_nodes, vocab_size = target_log_probs.shape
   parents = draft.parents
   nodes = jnp.arange(num_nodes)
@@ -51,9 +52,10 @@ def _residual(draft: Draft, target_log_probs: Array, node: Array) -> Array:
   below = (jnp.asarray(parents) == node) & (nodes < draft.count)
 
   def pass_on(r: Array, distribution: Array) -> Array:
-    child = jnp.argmax(below & (rank == r))
-    left = remainder(distribution, drawn_from(draft, child, vocab_size))
-    return jnp.where(jnp.any(below & (rank == r)), left, distribution)
+    ranked = below & (rank == r)
+    drawn = drawn_from(draft, jnp.argmax(ranked), vocab_size)
+    left = remainder(distribution, drawn)
+    return jnp.where(jnp.any(ranked), left, distribution)
 
   distribution = jnp.exp(target_log_probs[node])
   return jax.lax.fori_loop(
@@ -64,11 +66,7 @@ def _residual(draft: Draft, target_log_probs: Array, node: Array) -> Array:
 @cached
 def rejection() -> AcceptanceRule:
   """The rule above, for any siblings that say what they were drawn from."""
+  kinds = frozenset(SIBLINGS)
   return AcceptanceRule(
-    _accept_prob,
-    _residual,
-    "first_child",
-    frozenset(SIBLINGS),
-    lossless=True,
-    name="rejection",
+    _accept_prob, _residual, "first_child", kinds, True, name="rejection"
   )

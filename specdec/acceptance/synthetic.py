@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specdec import draft_tree
-from specdec.acceptance.distributions import check
+from specdec.acceptance.distributions import target_residual
 from specdec.types import SIBLINGS, AcceptanceRule, Array, Draft
 from specdec.utils.constructors import cached
 
@@ -35,18 +35,13 @@ def synthetic(rates: float | Sequence[float]) -> AcceptanceRule:
       raise ValueError(f"rate {rate:g} is outside [0, 1]")
 
   def accept_prob(draft: Draft, target_log_probs: Array) -> Array:
-    check(draft, target_log_probs)
     depth = jnp.asarray(draft_tree.depth(draft.parents))
     place = jnp.clip(depth - 1, 0, len(rates) - 1)
     return jnp.asarray(rates, jnp.float32)[place]
 
-  def residual(draft: Draft, target_log_probs: Array, node: Array) -> Array:
-    check(draft, target_log_probs)
-    return jnp.exp(target_log_probs[node])
-
   return AcceptanceRule(
     accept_prob,
-    residual,
+    target_residual,
     "first_child",
     frozenset(SIBLINGS),
     lossless=False,

@@ -41,9 +41,8 @@ def check_books(
     assert np.all(stats.accepted[b] <= stats.evaluated[b])
     assert np.all(stats.evaluated[b] <= stats.drafted[b])
     # An evaluated token that was not accepted is a correction.
-    assert np.sum(stats.evaluated[b] - stats.accepted[b]) == np.sum(
-      emitted == CORRECTION
-    )
+    refused = np.sum(stats.evaluated[b] - stats.accepted[b])
+    assert refused == np.sum(emitted == CORRECTION)
     assert np.all(np.diff(stats.accepted[b]) <= 0)
     assert np.all(np.diff(stats.drafted[b]) <= 0)
     if k is not None:
@@ -59,8 +58,8 @@ def check_books(
         assert code == expected
       run = 0
     compared = np.isin(emitted, [ACCEPTED, CORRECTION])
-    said = draft_log_probs[b, start : length[b]]
-    np.testing.assert_array_equal(said == NO_DRAFT, ~compared)
+    absent = draft_log_probs[b, start : length[b]] == NO_DRAFT
+    np.testing.assert_array_equal(absent, ~compared)
 
 
 class Broken(Exception):

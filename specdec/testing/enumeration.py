@@ -28,16 +28,14 @@ class Drafts(NamedTuple):
   weight: np.ndarray  # [M]
   tokens: np.ndarray  # [M, N]; the pending token is 0
   parents: np.ndarray  # [M, N]
-  drawn: np.ndarray | None  # [M, N, V] what is said of each node's distribution
+  drawn: np.ndarray | None  # [M, N, V] of each node, as handed over
 
 
 class Outcome(NamedTuple):
   """What a rule does to a target's distribution in one round."""
 
   emitted: list[np.ndarray]  # [d]: (V,) * (d + 1) P(these tokens, no more)
-  joint: (
-    np.ndarray
-  )  # (V,) * (D + 1) the same, carried on by the target's distribution
+  joint: np.ndarray  # (V,) * (D + 1): the same, continued by the target
   accepted: float  # expected accepted tokens
   drafts: int  # of positive probability
 
@@ -66,15 +64,11 @@ def path_of(parents, node: int) -> list[int]:
   return path
 
 
-def without(distribution: np.ndarray, seen) -> np.ndarray:
-  """Distribution of a draw that avoids `seen`; uniform once the support is used
-  up.
-  """
-  left = distribution.copy()
-  left[list(seen)] = 0.0
-  if left.sum() == 0:
-    left = np.ones_like(distribution)
-    left[list(seen)] = 0.0
+def without(distribution: np.ndarray, taken) -> np.ndarray:
+  """Distribution of a draw that avoids `taken`; uniform without support."""
+  allowed = ~np.isin(np.arange(len(distribution)), taken)
+  left = distribution * allowed
+  left = left if left.sum() > 0 else allowed.astype(float)
   return left / left.sum()
 
 
@@ -85,12 +79,12 @@ def distribution_of_node(
   parent = parents[node]
   text = tuple(tokens[n] for n in path_of(parents, parent))
   distribution = distributions[len(text)][text]
-  seen = [tokens[n] for n in range(1, node) if parents[n] == parent]
+  taken = [tokens[n] for n in range(1, node) if parents[n] == parent]
   if kind == "deterministic":  # children are the likeliest tokens, in order
-    best = np.argsort(-distribution, kind="stable")[len(seen)]
+    best = np.argsort(-distribution, kind="stable")[len(taken)]
     return np.eye(len(distribution))[best]
   if kind == "without_replacement":
-    return without(distribution, seen)
+    return without(distribution, taken)
   return distribution
 
 
@@ -196,7 +190,14 @@ def evaluated(
   traced: bool = False,
   rubbish: float = 0.5,
 ) -> Evaluated:
-  """Calls both functions of `rule` on these drafts; arguments of `emitted`."""
+  """Calls both functions of `rule` on these drafts.
+
+  Args:
+    target_distributions: distribution[d] for d <= D, the draft's depth.
+    count: nodes in use, default all.
+    traced: the tree is an argument even where all drafts have the same.
+    rubbish: what stands in the distributions of nodes that are not in use.
+  """
   _, tokens, parents, drawn = drafts
   num_drafts, size = tokens.shape
   count = size if count is None else count
@@ -230,18 +231,9 @@ def emitted(
   rule: AcceptanceRule,
   drafts: Drafts,
   target_distributions: Distributions,
-  *,
-  count: int | None = None,
-  traced: bool = False,
-  rubbish: float = 0.5,
+  **options,
 ) -> Outcome:
-  """What `rule` makes of these drafts, in one round.
-
-  Args:
-    target_distributions: distribution[d] for d <= D, the draft's depth.
-    count: nodes in use, default all.
-    traced: the tree is an argument even where all drafts have the same.
-    rubbish: what stands in the distributions of nodes that are not in use.
+  """What `rule` makes of these drafts, in one round; arguments of `evaluated`.
 
   Raises:
     ValueError: the rule has no distribution to enumerate (traversal 'coupled').
@@ -249,18 +241,12 @@ def emitted(
   if rule.traversal not in TRAVERSALS:
     raise ValueError(f"traversal = {rule.traversal!r} is not enumerated")
   weight, tokens, parents, _ = drafts
-  num_drafts, size = tokens.shape
   vocab_size = len(target_distributions[0])
   depth = draft_tree.depth(parents)  # [M, N]
   texts, accept_prob, residual = evaluated(
-    rule,
-    drafts,
-    target_distributions,
-    count=count,
-    traced=traced,
-    rubbish=rubbish,
+    rule, drafts, target_distributions, **options
   )
-  count = size if count is None else count
+  num_drafts, count = accept_prob.shape
   if not np.all(
     (accept_prob >= 0) & (accept_prob <= 1 + 1e-6) & np.isfinite(accept_prob)
   ):
@@ -381,15 +367,25 @@ def tabular_loss(
   parents = [-1, 0, 1] if chain else [-1, 0, 0, 1, 1, 2]
   distances = []
   for seed in range(5):
-    rng = np.random.default_rng(seed)
-    logits = [
-      [rng.normal(scale=1.5, size=(4,) * (d + 1)) for d in range(depth)]
-      for depth in (2, 3)
-    ]
-    ours, theirs = ([softmax(x, temperature) for x in side] for side in logits)
+    ours, theirs = random_distributions(seed, 4, 2, temperature)
     outcome = emitted(rule, drafts(siblings, parents, ours), theirs)
     distances.append(distance(outcome.joint, text_distribution(theirs)))
   return float(np.mean(distances))
+
+
+def random_distributions(
+  seed: int, vocab_size: int, depth: int, temperature: float
+) -> list[list[np.ndarray]]:
+  """Draws a draft's distributions of `depth` tokens, a target's of one more.
+
+  Their logits are normal with deviation 1.5.
+  """
+  rng = np.random.default_rng(seed)
+  logits = [
+    [rng.normal(scale=1.5, size=(vocab_size,) * (d + 1)) for d in range(length)]
+    for length in (depth, depth + 1)
+  ]
+  return [[softmax(level, temperature) for level in side] for side in logits]
 
 
 def softmax(logits: np.ndarray, temperature: float) -> np.ndarray:

@@ -81,15 +81,7 @@ def _shapes(rule: AcceptanceRule) -> list[tuple[str, tuple[int, ...]]]:
 def _table_pairs(depth: int, temperature: float):
   """(draft's, target's) distributions of `depth` and one more tokens."""
   for seed in range(2):
-    rng = np.random.default_rng(seed)
-    logits = [
-      [rng.normal(scale=1.5, size=(3,) * (d + 1)) for d in range(size)]
-      for size in (depth, depth + 1)
-    ]
-    yield [
-      [enumeration.softmax(level, temperature) for level in side]
-      for side in logits
-    ]
+    yield enumeration.random_distributions(seed, 3, depth, temperature)
   if temperature == 0:
     return
   for draft, target in (
@@ -129,12 +121,13 @@ def _lost(rule, where, drafts, tables, count) -> float:
   def check(holds, name, sentence):
     require(holds, f"{where}: {sentence}", name)
 
-  try:
-    accept_prob, residual = enumeration.evaluated(
-      rule, drafts, tables, count=count
-    )[1:]
-  except _UNTRACEABLE as error:
-    check(False, "traced", str(error).splitlines()[0])
+  def run(function, **options):
+    try:
+      return function(rule, drafts, tables, count=count, **options)
+    except _UNTRACEABLE as error:
+      return check(False, "traced", str(error).splitlines()[0])
+
+  _, accept_prob, residual = run(enumeration.evaluated)
   accept_prob = accept_prob[:, 1:]  # the root's means nothing
   allowed = (accept_prob >= 0) & (accept_prob <= 1 + 1e-6)
   if rule.traversal == "coupled" and drafts.drawn is not None:
@@ -143,7 +136,7 @@ def _lost(rule, where, drafts, tables, count) -> float:
   if rule.traversal == "coupled":
     return 0.0
   check(np.all(residual >= 0), "residual", "it is negative somewhere")
-  joint = enumeration.emitted(rule, drafts, tables, count=count).joint
+  joint = run(enumeration.emitted).joint
   check(
     abs(joint.sum() - 1) < _EXACT,
     "residual",
@@ -154,12 +147,9 @@ def _lost(rule, where, drafts, tables, count) -> float:
   if draft_tree.max_siblings(drafts.parents[0]) > 1:
     others.append({"traced": True})
   for options in others:
-    try:
-      other = enumeration.emitted(rule, drafts, tables, count=count, **options)
-    except _UNTRACEABLE as error:
-      check(False, "traced", str(error).splitlines()[0])
+    other = run(enumeration.emitted, **options).joint
     check(
-      np.allclose(other.joint, joint, atol=_EXACT),
+      np.allclose(other, joint, atol=_EXACT),
       "traced" if "traced" in options else "unused",
       "it gives another distribution",
     )

@@ -51,23 +51,16 @@ def model(vocab_size: int) -> Model:
     where = positions(cache.length, parents, nodes)[:, first:]  # [B, T]
     written = tokens[:, None, :, None].astype(jnp.float32)
     keys = kv.write(cache.layers[0][0], written, slot)
-    spots = kv.write(
-      cache.layers[0][1],
-      where[:, None, :, None].astype(jnp.float32),
-      slot,
-    )
-    mask = attention_mask(cache.length, parents, nodes, cache.num_slots)[
-      :, first:
-    ]
-    before = mask & (
-      spots[:, 0, :, 0][:, None, :] == where[:, :, None] - 1
-    )  # [B, T, S]: the slot just above each node
-    previous = jnp.sum(jnp.where(before, keys[:, 0, None, :, 0], 0.0), -1)
-    previous = jnp.where(
-      jnp.any(before, -1), previous.astype(jnp.int32), vocab_size
-    )
+    values = where[:, None, :, None].astype(jnp.float32)
+    values = kv.write(cache.layers[0][1], values, slot)
+    mask = attention_mask(cache.length, parents, nodes, cache.num_slots)
+    above = values[:, 0, None, :, 0] == where[:, :, None] - 1
+    above &= mask[:, first:]  # [B, T, S]: the slot just above each node
+    previous = jnp.sum(jnp.where(above, keys[:, 0, None, :, 0], 0.0), -1)
+    previous = previous.astype(jnp.int32)
+    previous = jnp.where(jnp.any(above, -1), previous, vocab_size)
     logits = params["table"][previous, tokens]
     output = ModelOutput(logits if head else None, logits)
-    return output, cache.replace(layers=((keys, spots),))
+    return output, cache.replace(layers=((keys, values),))
 
   return Model(apply, init_cache, vocab_size, 1)
