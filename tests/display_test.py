@@ -10,7 +10,7 @@ import pytest
 
 import programs
 from specdec.cli import app
-from specdec.report import page
+from specdec.report import html
 from specdec.types import ACCEPTED
 from specdec.utils import terminal
 
@@ -33,9 +33,9 @@ def test_what_is_obeyed_or_not_seen_is_spelled_out():
     assert same == (chr(code) in "\n\t" or not (control or unseen)), hex(code)
   for code in (0x61C, 0x200B, 0xFEFF, 0xE000, *range(0xE0020, 0xE0080)):
     assert terminal.escape(chr(code)).isascii(), hex(code)
-    assert page.escape(chr(code)) == f"[U+{code:04X}]"
+    assert html.spell(chr(code)) == f"[U+{code:04X}]"
   for text in ("\U0001f468\u200d\U0001f469", "\u0645\u06cc\u200c\u062e"):
-    assert terminal.escape(text) == text == page.escape(text)
+    assert terminal.escape(text) == text == html.spell(text)
   assert terminal.escape(f"a\n{NASTY}\tb") == f"a\n{SHOWN}\tb"
   terminal.escape("\ud800").encode()  # any terminal can write it
 

@@ -44,7 +44,7 @@ from specdec.benchmark.drafter_comparison import Candidate
 from specdec.benchmark.setup import Setup
 from specdec.checkpoints import shipped
 from specdec.cli import app, prompt_flags, setup_flags
-from specdec.report import drafter_plots, drafter_tables
+from specdec.report import canvas, drafter_tables, plots
 from specdec.training import saving
 from specdec.utils import calls, files, terminal
 
@@ -132,8 +132,7 @@ def compare(options: app.Options) -> None:
   runs = drafter_comparison.documents(points, measured, machine)
   text = drafter_tables.of_drafters(runs)
   text += f"\n\n  a one-token pass reads {machine.read_rate / 1e9:.1f} GB/s"
-  for caveat in header["caveats"]:
-    text += f"\n  warning: {caveat}"
+  text += "".join(f"\n  warning: {x}" for x in header["caveats"])
   terminal.report(text)
   files.replace_text(folder / "table.txt", text + "\n")
   document = header | {
@@ -143,7 +142,8 @@ def compare(options: app.Options) -> None:
   }
   results.write_json(str(folder / "results.json"), document)
   title = f"Drafters of {options.target}"
-  drafter_plots.over_k(runs, folder / "plot.png", title, header["caveats"])
+  figure = plots.over_drafters(runs, title, header["caveats"])
+  canvas.save(figure, folder / "plot.png")
   app.note(f"results: {folder}/results.json, table.txt, plot.png")
 
 

@@ -35,7 +35,7 @@ from specdec.benchmark import comparison, evaluation, results
 from specdec.benchmark.comparison import RULES, SHAPES, RuleComparison
 from specdec.benchmark.setup import Setup
 from specdec.cli import app, prompt_flags, setup_flags
-from specdec.report import plots, tables
+from specdec.report import canvas, plots, tables
 from specdec.utils import calls, files, terminal
 from specdec.utils.spelling import choices
 
@@ -140,7 +140,8 @@ def compare(options: app.Options) -> None:
   document = header | document | {"tree": tree}
   results.write_json(str(folder / "results.json"), document)
   title = f"{setup.target}, {setup.drafter}, temperature {setup.temperature:g}"
-  plots.over_sizes(runs, folder / "plot.png", title, caveats)
+  figure = plots.over_sizes(runs, title, caveats)
+  canvas.save(figure, folder / "plot.png")
   app.note(f"results: {folder}/results.json, table.txt, plot.png")
 
 

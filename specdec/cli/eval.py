@@ -22,7 +22,7 @@ from tqdm import tqdm
 from specdec.benchmark import evaluation, provenance, results
 from specdec.benchmark.decoder import Batch
 from specdec.cli import app, prompt_flags, setup_flags
-from specdec.report import plots, tables
+from specdec.report import canvas, plots, tables
 from specdec.utils import files, terminal
 
 
@@ -108,14 +108,13 @@ def evaluate(options: app.Options) -> None:
   for path in (str(folder / "results.json"), options.json):
     if path:
       results.write_json(path, document)
-  plots.by_group(
-    document["runs"],
-    folder / "plot.png",
+  title = (
     f"{setup.target}, {setup.description}, {setup.acceptance}, "
     f"temperature {setup.temperature:g}"
-    + (f", k = {min(setups)}" if len(setups) == 1 else ""),
-    document["caveats"],
+    + (f", k = {min(setups)}" if len(setups) == 1 else "")
   )
+  figure = plots.by_group(document["runs"], title, document["caveats"])
+  canvas.save(figure, folder / "plot.png")
   app.note(f"results: {folder}/results.json, table.txt, plot.png")
 
 

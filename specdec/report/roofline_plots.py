@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from specdec.benchmark.scenario import Scenario
-from specdec.report import heatmaps
+from specdec.report import canvas, heatmaps
 from specdec.report.roofline import Workload, fits, gain
 from specdec.roofline import theory
 from specdec.roofline.chips import Chip
@@ -102,7 +102,10 @@ def _heatmap(
   if np.any(np.isnan(values)):
     panel += "; -: does not fit"
   labels, ks = (label, "k"), range(num_k + 1)
-  heatmaps.speedups({panel: values}, names or points, ks, labels, path, title)
+  figure = heatmaps.speedups(
+    {panel: values}, names or points, ks, labels, title
+  )
+  canvas.save(figure, path)
 
 
 def draw_k(
@@ -195,7 +198,7 @@ def draw_chips(
     f"{what}; {scenario.num_chips} chips, {scenario.weights}, context "
     f"{workload.context}"
   )
-  heatmaps.over_batch(curves, workload.batches, path, title)
+  canvas.save(heatmaps.over_batch(curves, workload.batches, title), path)
 
 
 def draw_roofline(
@@ -227,6 +230,5 @@ def draw_roofline(
   for chip in (pair.target.chip, *others):
     dtype = dataclasses.replace(pair.target, chip=chip).dtype
     roofs.setdefault(chip.name, (chip.bandwidth, chip.rate(dtype)))
-  heatmaps.roofline(
-    roofs, points, path, f"{title}, context {workload.context}, one chip"
-  )
+  title = f"{title}, context {workload.context}, one chip"
+  canvas.save(heatmaps.roofline(roofs, points, title), path)
