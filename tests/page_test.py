@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from specdec.benchmark.decoder import NewTokens
 from specdec.report import page
 from specdec.report.answer import Answer, Token
 from specdec.types import ACCEPTED, BASELINE, BONUS, CORRECTION, NO_DRAFT
@@ -167,9 +168,8 @@ class Bytes:
 def answered(data, stops=(), tokenizer=True):
   answer = Answer(Bytes() if tokenizer else None, stops)
   n = len(data)
-  answer.push(
-    data, [ACCEPTED] * n, [-float(i) for i in range(n)], [NO_DRAFT] * n
-  )
+  log_probs = [-float(i) for i in range(n)]
+  answer.push(NewTokens(data, [ACCEPTED] * n, log_probs, [NO_DRAFT] * n))
   answer.finish()
   return answer
 
