@@ -36,11 +36,10 @@ def page_of(options: app.Options, paths: list[Path]) -> str:
   """
   if not paths:
     raise ValueError("give a folder of scripts/sweep.py, or several")
-  for path in paths:
-    if not path.exists():
-      raise ValueError(
-        f"{path} does not exist; give a folder of scripts/sweep.py"
-      )
+  if missing := [path for path in paths if not path.exists()]:
+    raise ValueError(
+      f"{missing[0]} does not exist; give a folder of scripts/sweep.py"
+    )
   if options.page is not None:
     return options.page
   if len(paths) > 1 or not paths[0].is_dir():

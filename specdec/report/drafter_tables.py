@@ -9,11 +9,7 @@ _SHOWN = 5  # of the best subsets
 
 
 def of_drafters(runs: Sequence[dict]) -> str:
-  """Formats two tables for each temperature, a line for each drafter.
-
-  Args:
-    runs: of a document of compare_drafters.py.
-  """
+  """Formats runs of compare_drafters.py, two tables for each temperature."""
   chains = [run for run in runs if run["drafter"]["shape"] == "chain"]
   shapes = [f"k={k}" for k in sorted({run["k"] for run in chains})] + ["tree"]
 
@@ -79,11 +75,7 @@ _BEST = {  # the fastest chain, and tokens per second of both
 
 
 def of_subsets(trials: Sequence[dict]) -> str:
-  """Formats the best subsets of choose_layers.py, and that of no sublayer.
-
-  Args:
-    trials: of its document.
-  """
+  """Formats the best trials of choose_layers.py, and that of no sublayer."""
   distinct = {json.dumps(trial): trial for trial in trials}
   ranked = sorted(distinct.values(), key=lambda x: -x["tokens_per_second"])
   rows = [{"place": n, **x} for n, x in enumerate(ranked[:_SHOWN], 1)]

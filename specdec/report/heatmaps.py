@@ -27,7 +27,6 @@ def speedups(
     panels: name -> speedups [rows, columns]; nan where memory does not suffice.
     columns, rows: values along the axes.
     labels: of the column axis and of the row axis.
-    title: figure title.
   """
   marks = [_short(column) for column in columns]
   panels = {canvas.label(name, 80): table for name, table in panels.items()}
@@ -49,13 +48,12 @@ def speedups(
     one.set_title(name, loc="left", fontsize=10)
     for i, j in np.ndindex(table.shape):
       _cell(one, i, j, table[i, j], norm)
-    for j in range(table.shape[1]):
-      if np.any(np.isfinite(table[:, j])):
-        best = int(np.nanargmax(table[:, j]))
-        frame = patches.Rectangle(
-          (j - 0.5, best - 0.5), 1, 1, fill=False, linewidth=2, clip_on=False
-        )
-        one.add_patch(frame)
+    for j in np.flatnonzero(np.isfinite(table).any(0)):
+      corner = j - 0.5, np.nanargmax(table[:, j]) - 0.5
+      frame = patches.Rectangle(
+        corner, 1, 1, fill=False, linewidth=2, clip_on=False
+      )
+      one.add_patch(frame)
   return figure
 
 
@@ -83,8 +81,6 @@ def over_batch(
 
   Args:
     curves: name (of a chip, say) -> (speedup, k) of every batch.
-    batches: of the points.
-    title: figure title.
   """
   figure, axes = canvas.figure(max(3.4, 0.32 * len(curves)), title, (), 2)
   for i, (name, points) in enumerate(curves.items()):
@@ -112,7 +108,6 @@ def roofline(
   Args:
     roofs: chip -> (bytes/s, FLOP/s).
     points: kind of pass -> (FLOP/byte, FLOP/s, short label).
-    title: figure title.
   """
   figure, [axes] = canvas.figure(4.4, title, (), 1)
   intensities = [x for passes in points.values() for x, _, _ in passes]

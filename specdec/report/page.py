@@ -104,7 +104,7 @@ def write(
 
   Args:
     answers: prompts (token ids) and answers.
-    rows: of the table at the end.
+    rows: as `summary` of `render`.
   """
   settings = [
     ("target", setup.target),

@@ -40,7 +40,6 @@ def by_group(
 
   Args:
     runs: JSON documents of runs, at most one per group, k and batch.
-    title: figure title.
     caveats: warnings, printed in red below.
 
   Raises:
@@ -64,7 +63,7 @@ def _bars(curves, title, caveats) -> Figure:
   figure, panels = canvas.figure(_height(curves), title, caveats, 2)
   for axes, quantity in zip(panels, (_TOKENS, _TIMES)):
     values, errors = _columns([run for [run] in curves.values()], quantity)
-    axes.barh(
+    bars = axes.barh(
       places,
       values,
       height=0.7,
@@ -72,18 +71,9 @@ def _bars(curves, title, caveats) -> Figure:
       color=["black" if label == ALL else canvas.COLORS[0] for label in curves],
       error_kw=canvas.BARS | {"ecolor": canvas.GRAY, "elinewidth": 1.5},
     )
+    ground = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}
+    axes.bar_label(bars, fmt="%.2f", padding=4, fontsize=9, bbox=ground)
     ends = values + np.nan_to_num(errors)
-    for place, value, end in zip(places, values, ends):
-      if np.isfinite(value):
-        axes.annotate(
-          f"{value:.2f}",
-          (end, place),
-          xytext=(4, 0),
-          textcoords="offset points",
-          va="center",
-          fontsize=9,
-          bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5},
-        )
     axes.axvline(1, color=canvas.GRAY, linewidth=1, linestyle="--", zorder=1.5)
     axes.set_xlim(0, 1.2 * np.max(np.nan_to_num(ends), initial=1))
     axes.set_ylim(len(labels) - 0.5, -0.5)  # downwards
@@ -103,7 +93,6 @@ def over_k(
 
   Args:
     curves: label -> runs as in `by_group`, at most one per k.
-    title, caveats: as in `by_group`.
 
   Raises:
     ValueError: there are no runs, or two of one label share k.
@@ -136,7 +125,6 @@ def over_sizes(
 
   Args:
     runs: of scripts/compare_rules.py, at most one per size, shape and rule.
-    title, caveats: as in `by_group`.
 
   Raises:
     ValueError: there are no runs, or two share size, shape and rule.
@@ -175,12 +163,7 @@ def over_sizes(
 def over_drafters(
   runs: Sequence[dict], title: str, caveats: Sequence[str] = ()
 ) -> Figure:
-  """Plots tokens per target pass and speedup; one row per temperature.
-
-  Args:
-    runs: documents of scripts/compare_drafters.py.
-    title, caveats: as in `by_group`.
-  """
+  """Plots runs of scripts/compare_drafters.py; one row per temperature."""
   temperatures = list(dict.fromkeys(r["drafter"]["temperature"] for r in runs))
   names = list(dict.fromkeys(r["drafter"]["name"] for r in runs))
   figure, panels = canvas.figure(
@@ -224,7 +207,6 @@ def passes(entries: Sequence[dict], title: str) -> Figure:
 
   Args:
     entries: passes of a JSON document of scripts/bench.py, of one context.
-    title: figure title.
 
   Raises:
     ValueError: there are no entries, or two share batch and n.
