@@ -12,6 +12,9 @@ from markupsafe import Markup
 
 from specdec.utils.terminal import is_unsafe
 
+_SIGNS = {chr(code): chr(0x2400 + code) for code in range(0x20)}
+_SIGNS |= {"\n": "↵", "\x7f": "␡"}
+
 
 def render(template: str, **values) -> str:
   """Renders a template; values that are not Markup are escaped."""
@@ -32,7 +35,7 @@ def spell(text: str, keep: str = "") -> str:
 
   These are control characters, directional overrides and lone surrogates.
   """
-  return "".join(x if x in keep else _spelled(x) for x in text)
+  return "".join(x if x in keep else _SIGNS.get(x) or _code(x) for x in text)
 
 
 def escape(text: str) -> Markup:
@@ -40,13 +43,8 @@ def escape(text: str) -> Markup:
   return Markup.escape(spell(text, "\n\t"))
 
 
-def _spelled(character: str) -> str:
-  code = ord(character)
-  if character == "\n":
-    return "↵"
-  if code < 0x20 or code == 0x7F:
-    return chr(0x2421 if code == 0x7F else 0x2400 + code)
-  return f"[U+{code:04X}]" if is_unsafe(character) else character
+def _code(character: str) -> str:
+  return f"[U+{ord(character):04X}]" if is_unsafe(character) else character
 
 
 def _digest(script: str) -> str:

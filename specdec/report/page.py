@@ -17,14 +17,11 @@ from specdec.types import ACCEPTED, BASELINE, BONUS, CORRECTION, NO_DRAFT
 from specdec.utils import files, terminal
 
 _SAMPLED = "sampled from the target:"
-_ORIGINS = {  # class in the page, name, meaning
-  origin: (kind, terminal.NAMES[origin], meaning)
-  for origin, kind, meaning in (
-    (ACCEPTED, "accepted", "a draft token that was accepted"),
-    (CORRECTION, "correction", f"{_SAMPLED} a draft token was rejected"),
-    (BONUS, "bonus", f"{_SAMPLED} all draft tokens were accepted"),
-    (BASELINE, "baseline", f"{_SAMPLED} nothing was drafted"),
-  )
+_ORIGINS = {  # class in the page, meaning
+  ACCEPTED: ("accepted", "a draft token that was accepted"),
+  CORRECTION: ("correction", f"{_SAMPLED} a draft token was rejected"),
+  BONUS: ("bonus", f"{_SAMPLED} all draft tokens were accepted"),
+  BASELINE: ("baseline", f"{_SAMPLED} nothing was drafted"),
 }
 
 
@@ -85,6 +82,7 @@ def render(
     sections=sections,
     summary=summary,
     origins=_ORIGINS,
+    origin_names=terminal.NAMES,
     rounds=rounds,
     marked=_marked,
     has_width=_has_width,

@@ -64,18 +64,13 @@ def several(
 def _title(documents: Sequence[dict]) -> str:
   """Returns what documents have in common: target, rule, temperature, device.
 
-  Of a document without runs: dtype and context instead of rule and temperature.
+  Of documents without runs: dtype and context instead of rule and temperature.
   """
-  settings = documents[0]["settings"]
+  forms = ["{acceptance} acceptance", "temperature {temperature:g}"]
   if not documents[0]["runs"]:
-    return (
-      f"{settings['target']}, {settings['dtype']}, context "
-      f"{settings['context']}, {documents[0]['machine']['device']}"
-    )
-  parts = [
-    {d["settings"]["target"] for d in documents},
-    {f"{d['settings']['acceptance']} acceptance" for d in documents},
-    {f"temperature {d['settings']['temperature']:g}" for d in documents},
-    {d["machine"]["device"] for d in documents},
-  ]
-  return ", ".join(part.pop() for part in parts if len(part) == 1)
+    forms = ["{dtype}", "context {context}"]
+  parts = []
+  for form in ("{target}", *forms, "{device}"):
+    texts = {form.format(**d["settings"] | d["machine"]) for d in documents}
+    parts += texts if len(texts) == 1 else ()
+  return ", ".join(parts)
