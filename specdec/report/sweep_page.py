@@ -30,20 +30,11 @@ def render(sweep: sweeps.Read, header: dict | None) -> str:
     sweep: points, broken lines and failures read from a sweep's folder.
     header: command, machine and versions of the sweep.
   """
-  lines, facts = sweep.lines, {}
-  if header:
-    machine, versions = header["machine"], header["versions"]
-    facts = {
-      "machine": f"{machine['device']}, {machine['cpu_cores']} cores",
-      "date": header["date"],
-      "jax": versions["jax"],
-      "commit": versions["commit"] or "-",
-      "command": header["command"],
-    }
+  lines = sweep.lines
   settings = sweeps.by_setting(lines)
   return html.render(
     "sweep_page.html",
-    facts=facts,
+    header=header,
     lines=lines,
     drafted=[line for line in lines if line["run"]["k"]],
     caveats=sorted({text for line in lines for text in line["caveats"]}),
@@ -106,10 +97,9 @@ def figures(lines: Sequence[dict]) -> dict[str, Figure]:
   drawn = {"scatter": _scatter(drafted)}
   for i, (name, group) in enumerate(sweeps.by_setting(lines).items()):
     drawn[f"over_k_{i}"] = _over_k(group, name)
-    if len({line["run"]["batch"] for line in group}) > 1:
-      batches = [line["run"]["batch"] for line in group]
-      figure = _heatmap(group, batches, name, "batch, rows")
-      drawn[f"heatmap_{i}"] = figure
+    batches = [line["run"]["batch"] for line in group]
+    if len(set(batches)) > 1:
+      drawn[f"heatmap_{i}"] = _heatmap(group, batches, name, "batch, rows")
   for i, (name, group) in enumerate(sweeps.by_drafter(lines).items()):
     drafters = [line["drafter"] for line in group]
     drawn[f"drafters_{i}"] = _heatmap(group, drafters, name, "drafter")
