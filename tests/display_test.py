@@ -3,20 +3,19 @@
 import ast
 import io
 import json
-import subprocess
-import sys
 
 import pytest
 
 import programs
 from specdec.cli import app
-from specdec.report import page
+from specdec.report import html
 from specdec.types import ACCEPTED
 from specdec.utils import terminal
 
 # It writes to the clipboard (OSC 52), clears the screen, turns the line around.
 NASTY = "\x1b]52;c;aGk=\x07\x9b2J\r\x00\x7f\u202e"
 SHOWN = r"\x1b]52;c;aGk=\x07\x9b2J\r\x00\x7f\u202e"
+PRINTING = ("print", "sys.stdout.write", "sys.stderr.write")
 
 
 def assert_harmless(text):
@@ -33,9 +32,9 @@ def test_what_is_obeyed_or_not_seen_is_spelled_out():
     assert same == (chr(code) in "\n\t" or not (control or unseen)), hex(code)
   for code in (0x61C, 0x200B, 0xFEFF, 0xE000, *range(0xE0020, 0xE0080)):
     assert terminal.escape(chr(code)).isascii(), hex(code)
-    assert page.escape(chr(code)) == f"[U+{code:04X}]"
+    assert html.spell(chr(code)) == f"[U+{code:04X}]"
   for text in ("\U0001f468\u200d\U0001f469", "\u0645\u06cc\u200c\u062e"):
-    assert terminal.escape(text) == text == page.escape(text)
+    assert terminal.escape(text) == text == html.spell(text)
   assert terminal.escape(f"a\n{NASTY}\tb") == f"a\n{SHOWN}\tb"
   terminal.escape("\ud800").encode()  # any terminal can write it
 
@@ -57,23 +56,15 @@ def test_tables_stay_tables():
   assert_harmless(terminal.table([(NASTY, NASTY)]))
 
 
-def test_an_error_s_sentence_is_escaped():
+@pytest.mark.parametrize("arguments", [[], [f"--{NASTY}"]])
+def test_an_error_s_sentence_is_escaped(arguments):
   def work(options):
     raise ValueError(f"no model {NASTY}")
 
   with pytest.raises(SystemExit) as raised:
-    app.Program("", lambda flags: None, work)(["program"])
-  assert raised.value.code == f"program: no model {SHOWN}"
-
-
-def test_a_flag_that_is_none_is_escaped():
-  found = subprocess.run(
-    [sys.executable, programs.SCRIPTS / "report.py", "--a\x1b]0;pwn\x07"],
-    capture_output=True,
-    text=True,
-  )
-  assert found.returncode == 1
-  assert r"Unknown command line flag 'a\x1b]0;pwn\x07'" in found.stderr
+    app.Program("", lambda flags: None, work)(["program", *arguments])
+  assert r"\x1b]52;c;aGk" in raised.value.code
+  assert_harmless(raised.value.code)
 
 
 def test_a_traceback_is_escaped(capsys):
@@ -82,66 +73,59 @@ def test_a_traceback_is_escaped(capsys):
   assert capsys.readouterr().err == f"RuntimeError: {SHOWN}\n"
 
 
-def test_tokens_reach_standard_output_escaped(tmp_path, capsys):
-  target = programs.write_model(tmp_path, letters=["a", NASTY, "\x1b[5m"])
-  prompts = tmp_path / "prompts.jsonl"
-  prompts.write_text(json.dumps({"prompt": "aaa"}) + "\n")
+@pytest.fixture(scope="module")
+def target(tmp_path_factory):
+  letters = ["a", NASTY, "\x1b[5m"]
+  return programs.write_model(tmp_path_factory.mktemp("m"), letters=letters)
+
+
+def prompts(folder, *more):
+  """A file of a bad name, with a prompt of a bad category and a bad line."""
+  path = folder / f"{NASTY[:-2].replace(chr(0), '')}.jsonl"
+  lines = [{"prompt": "aaaaaaaaa", "category": NASTY}, {}, *more]
+  path.write_text("\n".join(map(json.dumps, lines)))
+  return path
+
+
+def test_generate_prints_tokens_and_file_names_escaped(
+  target, tmp_path, capsys
+):
+  page = tmp_path / "b\x1b]0;pwn\x07.html"
   programs.run(
-    "generate", f"--target={target}", f"--prompt_file={prompts}",
-    "--max_new_tokens=24", "--color=never", "--temperature=2",
-    f"--html={tmp_path / 'page.html'}",
+    "generate", f"--target={target}", f"--prompt_file={prompts(tmp_path)}",
+    "--max_new_tokens=24", "--color=never", "--temperature=2", "--k=1",
+    "--repeats=1", f"--html={page}",
   )  # fmt: skip
-  said = capsys.readouterr()
-  assert r"\x1b[5m" in said.out and SHOWN in said.out
-  assert_harmless(said.out + said.err.replace("\r", ""))
-  assert_harmless((tmp_path / "page.html").read_text().replace("\r", ""))
+  printed = capsys.readouterr()
+  assert r"\x1b[5m" in printed.out and SHOWN in printed.out
+  assert r"\x1b]52;c;aGk=" in printed.err and "has none of" in printed.err
+  assert_harmless(printed.out + printed.err.replace("\r", ""))
+  assert_harmless(page.read_text().replace("\r", ""))
+
+
+def test_eval_prints_and_writes_categories_escaped(target, tmp_path, capsys):
+  path = prompts(tmp_path, {"prompt": ""})
+  programs.run(
+    "eval", f"--target={target}", f"--prompt_file={path}", "--k=1",
+    "--max_new_tokens=8", f"--output={tmp_path / 'run'}",
+  )  # fmt: skip
+  printed = capsys.readouterr()
+  assert SHOWN in printed.out and "skipped" in printed.err
+  assert_harmless(printed.out + printed.err.replace("\r", ""))
+  assert_harmless((tmp_path / "run" / "table.txt").read_text())
 
 
 def test_programs_print_by_report_or_a_painter():
   root = programs.SCRIPTS.parent
   files = [*programs.SCRIPTS.glob("*.py"), *(root / "specdec").rglob("*.py")]
   # Of escaped text, help pages and JSON.
-  own = {"terminal.py", "app.py", "console.py", "chat_template.py"}
+  escaping = {"terminal.py", "app.py", "console.py", "chat_template.py"}
   raw = [
     f"{file.name}: {ast.unparse(call)}"
     for file in files
-    if file.name not in own
+    if file.name not in escaping
     for call in ast.walk(ast.parse(file.read_text()))
-    if isinstance(call, ast.Call) and ast.unparse(call.func) == "print"
+    if isinstance(call, ast.Call) and ast.unparse(call.func) in PRINTING
     if call.args and not ast.unparse(call.args[0]).startswith("painter.")
   ]
   assert raw == []
-
-
-@pytest.mark.parametrize("name", ["bench", "generate"])
-def test_names_of_prompt_files_are_escaped(tmp_path, capsys, monkeypatch, name):
-  programs.fake_machine(monkeypatch)
-  target = programs.write_model(tmp_path / "target")
-  prompts = tmp_path / "a\x1b]0;pwn\x07.jsonl"
-  prompts.write_text('{"prompt": "aaaaaaaaa"}\n{}\n')
-  page = tmp_path / "b\x1b]0;pwn\x07.html"
-  flags = {"bench": ["--context=8"], "generate": [f"--html={page}"]}
-  programs.run(
-    name, f"--target={target}", f"--prompt_file={prompts}", "--k=1",
-    "--max_new_tokens=8", "--repeats=1", *flags[name],
-  )  # fmt: skip
-  said = capsys.readouterr()
-  assert r"a\x1b]0;pwn\x07.jsonl has none of" in said.err
-  assert not {"\x1b", "\x07"} & set(said.out + said.err)
-
-
-def test_categories_and_names_of_prompts_are_escaped(tmp_path, capsys):
-  target = programs.write_model(tmp_path / "target")
-  prompts = tmp_path / f"{NASTY[:-2].replace(chr(0), '')}.jsonl"
-  lines = [{"prompt": "aaa", "category": NASTY}, {"prompt": ""}]
-  prompts.write_text("\n".join(map(json.dumps, lines)))
-  programs.run(
-    "eval", f"--target={target}", f"--prompt_file={prompts}", "--k=1",
-    "--max_new_tokens=8", f"--output={tmp_path / 'run'}",
-  )  # fmt: skip
-  said = capsys.readouterr()
-  assert SHOWN in said.out and "skipped" in said.err
-  assert_harmless(said.out)
-  skipped = said.err[said.err.index("skipped") :].split("\n")[0]
-  assert_harmless(skipped)
-  assert_harmless((tmp_path / "run" / "table.txt").read_text())

@@ -6,13 +6,14 @@ import re
 
 import pytest
 
+from specdec.benchmark.decoder import NewTokens
 from specdec.report import page
 from specdec.report.answer import Answer, Token
 from specdec.types import ACCEPTED, BASELINE, BONUS, CORRECTION, NO_DRAFT
 
 VOID = {"meta", "br", "link", "img", "input"}
 NASTY = (
-  "<script>alert('1')</script> & \"q\" <!-- </style> $title \x00\x1b\u202e"
+  "<script>alert('1')</script> & \"q\" <!-- </style> {{ title }} \x00\x1b\u202e"
 )
 TOKENS = [
   Token(0, "The", BASELINE, math.log(0.5), NO_DRAFT),
@@ -122,7 +123,7 @@ def test_nothing_from_outside_becomes_markup():
   assert sum(tag == "script" for tag, _ in reader.elements) == 1
   allowed = {tag for tag, _ in Reader(baseline).elements}
   assert {tag for tag, _ in reader.elements} <= allowed | {"tr", "th", "td"}
-  assert "alert('1')" not in text and "$title " in text
+  assert "alert('1')" not in text and "{{ title }} " in text
   assert not set(text) & {"\x00", "\x1b", "\u202e"}
   text.encode("utf-8")  # no half of a surrogate pair is left
 
@@ -167,9 +168,8 @@ class Bytes:
 def answered(data, stops=(), tokenizer=True):
   answer = Answer(Bytes() if tokenizer else None, stops)
   n = len(data)
-  answer.push(
-    data, [ACCEPTED] * n, [-float(i) for i in range(n)], [NO_DRAFT] * n
-  )
+  log_probs = [-float(i) for i in range(n)]
+  answer.push(NewTokens(data, [ACCEPTED] * n, log_probs, [NO_DRAFT] * n))
   answer.finish()
   return answer
 

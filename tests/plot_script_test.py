@@ -5,31 +5,28 @@ import json
 import pytest
 
 import programs
+from specdec.report import result_plots
 
 
-def document(ks=(1, 2), target="a-model"):
-  def run(group, k):
-    estimate = {"value": 1 + 0.2 * k, "error": 0.1}
-    return {
-      "group": group,
-      "k": k,
-      "batch": 1,
-      "acceptance": {"tokens_per_pass": estimate},
-      "speed": {"speedup": estimate},
-    }
-
+def document(target="a-model"):
+  estimate = {"value": 1.2, "error": 0.1}
+  settings = {"target": target, "acceptance": "coupled", "temperature": 0.0}
   return {
     "format": "specdec/1",
-    "settings": {
-      "target": target,
-      "acceptance": "coupled",
-      "temperature": 0.0,
-      "dtype": "float32",
-      "context": 8,
-    },
+    "settings": settings,
     "machine": {"device": "a machine"},
     "caveats": [],
-    "runs": [run(group, k) for group in ("qa", "all") for k in ks],
+    "runs": [
+      {
+        "group": group,
+        "k": k,
+        "batch": 1,
+        "acceptance": {"tokens_per_pass": estimate},
+        "speed": {"speedup": estimate},
+      }
+      for group in ("qa", "all")
+      for k in (1, 2)
+    ],
   }
 
 
@@ -45,9 +42,14 @@ def plot(tmp_path, monkeypatch):
 
 def test_draws_groups_of_one_and_curves_of_several(plot, tmp_path):
   (tmp_path / "a=1.json").write_text(json.dumps(document()))
-  (tmp_path / "b.json").write_text(json.dumps(document(target="other")))
+  (tmp_path / "b.json").write_text(json.dumps(document("other")))
   assert "<svg" in plot("a=1.json")
   assert "<svg" in plot("first=a=1.json", "second=b.json")
+  assert "<svg" in plot("--group=qa", "x=b.json")
+  with pytest.raises(SystemExit, match="--group is for several files"):
+    plot("--group=qa", "b.json")
+  with pytest.raises(SystemExit, match="one or more files"):
+    plot()
 
 
 @pytest.mark.parametrize(
@@ -56,25 +58,10 @@ def test_draws_groups_of_one_and_curves_of_several(plot, tmp_path):
     ("{", "is not JSON"),
     ("[1]", "is none of this repository's results"),
     ('{"a": 1}', "is none of this repository's results"),
-    (
-      json.dumps(document() | {"runs": document()["runs"][:2]}),
-      "has no group 'all'; ",
-    ),
+    (json.dumps(document()), "has no group 'code'; "),
   ],
 )
-def test_anything_else_is_refused(plot, tmp_path, content, sentence):
+def test_anything_else_is_refused(tmp_path, content, sentence):
   (tmp_path / "x.json").write_text(content)
-  with pytest.raises(SystemExit, match=sentence):
-    plot("label=x.json")
-
-
-def test_a_group_of_one_file_is_refused(plot, tmp_path):
-  (tmp_path / "a.json").write_text(json.dumps(document()))
-  with pytest.raises(SystemExit, match="--group is for several files"):
-    plot("--group=qa", "a.json")
-  assert "<svg" in plot("--group=qa", "x=a.json")
-
-
-def test_nothing_to_draw(plot):
-  with pytest.raises(SystemExit, match="one or more files"):
-    plot()
+  with pytest.raises(ValueError, match=sentence):
+    result_plots.several([("label", tmp_path / "x.json")], None, "code")

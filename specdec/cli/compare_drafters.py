@@ -38,7 +38,7 @@ from specdec.benchmark import comparison, drafter_comparison, evaluation
 from specdec.benchmark.setup import Setup
 from specdec.checkpoints import shipped
 from specdec.cli import app, prompt_flags, setup_flags
-from specdec.report import drafter_plots, drafter_tables
+from specdec.report import drafter_tables, plots
 from specdec.training import saving
 from specdec.utils import calls
 
@@ -143,7 +143,7 @@ def compare(options: app.Options) -> None:
     "read_rate": machine.read_rate,
   }
   title = f"Drafters of {options.target}"
-  prompt_flags.publish(folder, document, text, title, drafter_plots.over_k)
+  prompt_flags.publish(folder, document, text, title, plots.over_drafters)
 
 
 main = app.Program(__doc__, define, compare, interrupted=app.CONTINUES)

@@ -12,14 +12,14 @@ holds passes alone (bench.py --nodecode), else its groups.
 from pathlib import Path
 
 from specdec.cli import app
-from specdec.report import result_plots
+from specdec.report import canvas, plots, result_plots
 from specdec.utils import terminal
 
 
 def define(flags: app.Flags) -> None:
   """Defines the flags."""
   flags.string("picture", None, "Picture to write: .png, .svg or .pdf.")
-  flags.string("group", result_plots.ALL, "Which group, of several files.")
+  flags.string("group", plots.ALL, "Which group, of several files.")
   flags.string("title", None, "Default: what the results say.")
 
 
@@ -28,18 +28,19 @@ def plot(options: app.Options) -> None:
   if not (options.arguments and options.picture):
     raise ValueError("give --picture and one or more files of results")
   app.check_writable("--picture", options.picture)
-  files = []
+  paths = []
   for argument in options.arguments:
     label, _, path = argument.partition("=")
-    plain = Path(argument).exists() or not path
-    files.append((argument, argument) if plain else (label, path))
-  if len(files) > 1 or files[0][0] != files[0][1]:
-    result_plots.several(files, options.picture, options.title, options.group)
+    unlabelled = Path(argument).exists() or not path
+    paths.append((argument, argument) if unlabelled else (label, path))
+  label, path = paths[0]
+  if len(paths) > 1 or label != path:
+    figure = result_plots.several(paths, options.title, options.group)
   elif "group" in options.given:
     raise ValueError("--group is for several files, or for LABEL=FILE")
   else:
-    document = result_plots.read(files[0][1])
-    result_plots.single(document, options.picture, options.title)
+    figure = result_plots.single(path, options.title)
+  canvas.save(figure, options.picture)
   terminal.report(options.picture)
 
 

@@ -11,6 +11,7 @@ from specdec.benchmark import prompts, results
 from specdec.benchmark.catalog import Target
 from specdec.cli import app, setup_flags
 from specdec.cli.app import Flags, Options
+from specdec.report import canvas
 from specdec.training import saving
 from specdec.types import PyTree
 from specdec.utils import files, terminal
@@ -79,13 +80,13 @@ def publish(
   document: dict,
   text: str,
   title: str,
-  plot: Callable[..., object],
+  plot: Callable,
   json: str | None = None,
 ) -> None:
   """Prints the table, and writes table.txt, results.json and plot.png.
 
   Args:
-    plot: takes runs, path, title and caveats.
+    plot: takes runs, title and caveats, and returns a figure.
     json: another file for the document.
   """
   terminal.report(text)
@@ -93,5 +94,6 @@ def publish(
   for path in (str(folder / "results.json"), json):
     if path:
       results.write_json(path, document)
-  plot(document["runs"], folder / "plot.png", title, document["caveats"])
+  figure = plot(document["runs"], title, document["caveats"])
+  canvas.save(figure, folder / "plot.png")
   app.note(f"results: {folder}/results.json, table.txt, plot.png")

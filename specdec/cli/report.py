@@ -29,18 +29,13 @@ def define(flags: app.Flags) -> None:
 
 
 def page_of(options: app.Options, paths: list[Path]) -> str:
-  """Returns the file to write.
-
-  Raises:
-    ValueError: it is not given, or an argument does not exist.
-  """
+  """Returns the file to write; refuses arguments that do not exist."""
   if not paths:
     raise ValueError("give a folder of scripts/sweep.py, or several")
-  for path in paths:
-    if not path.exists():
-      raise ValueError(
-        f"{path} does not exist; give a folder of scripts/sweep.py"
-      )
+  if missing := [path for path in paths if not path.exists()]:
+    raise ValueError(
+      f"{missing[0]} does not exist; give a folder of scripts/sweep.py"
+    )
   if options.page is not None:
     return options.page
   if len(paths) > 1 or not paths[0].is_dir():
@@ -66,12 +61,11 @@ def report(options: app.Options) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for name, figure in sweep_page.figures(sweep.lines).items():
       canvas.save(figure, folder / f"{name}.png")
-  for name, lines in sweeps.by_setting(sweep.lines).items():
-    terminal.report(f"{name}: {sweeps.band(lines)}")
-  terminal.report(f"all: {sweeps.band(sweep.lines)}")
   drafted = [line for line in sweep.lines if line["run"]["k"]]
-  if drafted:
-    terminal.report(f"without k = 0: {sweeps.band(drafted)}")
+  groups = [*sweeps.by_setting(sweep.lines).items(), ("all", sweep.lines)]
+  for name, lines in (*groups, ("without k = 0", drafted)):
+    if lines:
+      terminal.report(f"{name}: {sweeps.band(lines)}")
   terminal.report(page)
 
 

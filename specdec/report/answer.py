@@ -46,25 +46,15 @@ class Answer:
     self._stream = TextStream(tokenizer) if tokenizer else None
     self._shown = 0  # tokens
 
-  def push(
-    self,
-    ids: Iterable[int],
-    origins: Iterable[int],
-    log_probs: Iterable[float],
-    draft_log_probs: Iterable[float],
-  ) -> None:
+  def push(self, new: NewTokens) -> None:
     """Takes further tokens; those after a stop string are dropped."""
-    for index, *about in zip(ids, origins, log_probs, draft_log_probs):
+    for index, origin, *log_probs in zip(*new):
       if self.stopped:
         return
-      origin, log_prob, draft_log_prob = about
       text = self._stream.push([index]) if self._stream else f"{index} "
       self.ids.append(int(index))
-      self.tokens.append(
-        Token(
-          int(index), text, int(origin), float(log_prob), float(draft_log_prob)
-        )
-      )
+      token = Token(int(index), text, int(origin), *map(float, log_probs))
+      self.tokens.append(token)
       if self._stream:
         self._take(text)
 
@@ -80,9 +70,8 @@ class Answer:
 
   def show(self, painter: Painter, ended: bool = True) -> None:
     """Prints what is certain and was not printed yet; all of it once ended."""
-    keep = 0
-    if not (ended or self.stopped):
-      keep = max((len(stop) - 1 for stop in self._stops), default=0)
+    certain = ended or self.stopped
+    keep = 0 if certain else max(map(len, self._stops), default=1) - 1
     waiting = sum(len(token.text) for token in self.tokens[self._shown :])
     while self._shown < len(self.tokens):
       token = self.tokens[self._shown]
@@ -120,8 +109,7 @@ def decode_answers(
   stops: Sequence[str] = (),
   painter: Painter | None = None,
 ) -> tuple[Completed, list[Answer]]:
-  """Decodes a batch up to stop strings; with a painter, prints row 0 as it
-  comes.
+  """Decodes a batch up to stop strings; a painter prints row 0 as it comes.
 
   Returns:
     The batch, its texts cut after the tokens that completed a stop string, and
@@ -130,7 +118,7 @@ def decode_answers(
   answers = [Answer(tokenizer, stops) for _ in batch.rows]
 
   def push(row: int, new: NewTokens) -> bool:
-    answers[row].push(*new)
+    answers[row].push(new)
     if painter and row == 0:
       answers[0].show(painter, ended=False)
     return answers[row].stopped
@@ -140,8 +128,7 @@ def decode_answers(
     answer.finish()
   if painter:
     answers[0].show(painter)
-  texts = [answer.ids for answer in answers]
-  return completed._replace(texts=texts), answers
+  return completed._replace(texts=[x.ids for x in answers]), answers
 
 
 def stream_answers(
@@ -186,8 +173,7 @@ def compare_to_stop(
 ) -> runs.Comparison:
   """Times ways of decoding in turns, each text up to a stop string.
 
-  A text is decoded by one program, or in pieces where there are stop strings to
-  look for.
+  Without stop strings a text is decoded by one program, else in pieces.
 
   Args:
     pairs: batches that are timed in every way, at least.

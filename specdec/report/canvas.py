@@ -58,6 +58,35 @@ def label(text: str, width: int = 40, longest: int = 200) -> str:
   return (f" {text}" if text.startswith("_") else text) or "(no name)"
 
 
+def style(
+  color: int, marker: int | None = None, dashes: int | None = None
+) -> dict:
+  """Returns the look of a curve.
+
+  By default curve `color` has a marker and dashes that tell it apart as well.
+  """
+  marker = color if marker is None else marker
+  dashes = color // len(COLORS) if dashes is None else dashes
+  return {
+    "color": COLORS[color % len(COLORS)],
+    "marker": MARKERS[marker % len(MARKERS)],
+    "linestyle": LINES[dashes % len(LINES)],
+    "markersize": 5,
+  }
+
+
+def level(axes: Axes, **changes) -> None:
+  """Draws a dashed line at 1, where speculation gains nothing."""
+  look = {"color": GRAY, "linewidth": 1, "linestyle": "--", "zorder": 0.5}
+  axes.axhline(1, **look | changes)
+
+
+def log2(axes: Axes) -> None:
+  """Scales x in powers of two, written as numbers."""
+  axes.set_xscale("log", base=2)
+  axes.xaxis.set_major_formatter("{x:g}")
+
+
 def save(drawing: Figure, path: str | os.PathLike) -> None:
   """Writes a figure; the file's suffix selects the format."""
   form = os.path.splitext(path)[1][1:] or None

@@ -3,68 +3,41 @@
 import json
 from collections.abc import Callable, Sequence
 
-from specdec.utils.terminal import columns
+from specdec.report.tables import estimate, listed
 
 _SHOWN = 5  # of the best subsets
 
 
 def of_drafters(runs: Sequence[dict]) -> str:
-  """Two tables for each temperature, a line for each drafter.
+  """Formats runs of compare_drafters.py, two tables for each temperature."""
+  chains = [run for run in runs if run["drafter"]["shape"] == "chain"]
+  shapes = [f"k={k}" for k in sorted({run["k"] for run in chains})] + ["tree"]
 
-  Args:
-    runs: of a document of compare_drafters.py.
-  """
-  ks = sorted({run["k"] for run in _chains(runs)})
-  shapes = [*(f"k={k}" for k in ks), "tree"]
+  def by_shape(entry: Callable[[dict], str]) -> dict[str, Callable]:
+    return {
+      shape: lambda row, shape=shape: entry(row[shape]) if shape in row else ""
+      for shape in shapes
+    }
+
   parts = []
   for temperature in sorted({r["drafter"]["temperature"] for r in runs}):
-    groups: dict[str, list[dict]] = {}
+    rows: dict[str, dict[str, dict]] = {}  # a drafter's runs by shape
     for run in runs:
-      if run["drafter"]["temperature"] == temperature:
-        groups.setdefault(run["drafter"]["name"], []).append(run)
+      drafter = run["drafter"]
+      if drafter["temperature"] == temperature:
+        shape = f"k={run['k']}" if drafter["shape"] == "chain" else "tree"
+        rows.setdefault(drafter["name"], {})[shape] = run
+    for row in rows.values():
+      drawn = [run for shape, run in row.items() if shape != "tree"]
+      row["longest"] = max(drawn, key=lambda run: run["k"])
+      row["best"] = max(drawn, key=lambda x: x["speed"]["speedup"]["value"])
+    name = {"drafter": "{[longest][drafter][name]}"}
     title = f"temperature {temperature:g}" if temperature else "greedy"
-    header = ["drafter", "weights", "MB a draft token", "at position 1 2 3 4"]
-    lines = [
-      [name, *_about(group), *_by_shape(group, ks, _tokens)]
-      for name, group in groups.items()
-    ]
-    table = columns([*header, *shapes], lines)
+    table = listed(rows.values(), name | _ABOUT | by_shape(_tokens))
     parts.append(f"{title}; tokens a pass\n\n{table}")
-    lines = [
-      [name, *_by_shape(group, ks, _speed), *_best(group)]
-      for name, group in groups.items()
-    ]
-    header = ["drafter", *shapes, "best", "tokens/s", "baseline"]
-    table = columns(header, lines)
+    table = listed(rows.values(), name | by_shape(_speed) | _BEST)
     parts.append(f"{title}; speedup, measured / by bytes\n\n{table}")
   return "\n\n".join(parts)
-
-
-def _chains(runs: Sequence[dict]) -> list[dict]:
-  return [run for run in runs if run["drafter"]["shape"] == "chain"]
-
-
-def _about(runs: Sequence[dict]) -> list[str]:
-  """A drafter at one temperature: weights, bytes, acceptance by position."""
-  longest = max(_chains(runs), key=lambda run: run["k"])
-  kept = longest["acceptance"]["conditional"][:4]
-  weights, step_bytes = (
-    longest["drafter"][name] for name in ("weights", "step_bytes")
-  )
-  return [
-    f"{weights / 1e6:.2f} M" if weights else "-",
-    f"{step_bytes / 1e6:.2f}" if step_bytes else "-",
-    " ".join("-" if x["value"] is None else f"{x['value']:.2f}" for x in kept),
-  ]
-
-
-def _by_shape(
-  runs: Sequence[dict], ks: Sequence[int], cell: Callable[[dict], str]
-) -> list[str]:
-  """Returns cells of the chain of every k, then of the tree."""
-  by_k = {run["k"]: cell(run) for run in _chains(runs)}
-  trees = [cell(run) for run in runs if run["drafter"]["shape"] == "tree"]
-  return [*(by_k.get(k, "") for k in ks), trees[0] if trees else ""]
 
 
 def _tokens(run: dict) -> str:
@@ -77,46 +50,47 @@ def _speed(run: dict) -> str:
   return f"{run['speed']['speedup']['value']:.2f} / {predicted}"
 
 
-def _best(runs: Sequence[dict]) -> list[str]:
-  """The fastest chain: its speedup, and tokens per second of both."""
-  best = max(_chains(runs), key=lambda run: run["speed"]["speedup"]["value"])
-  speed, speedup = best["speed"], best["speed"]["speedup"]
-  error = "" if speedup["error"] is None else f" ± {speedup['error']:.2f}"
-  return [
-    f"k={best['k']}: {speedup['value']:.2f}{error}",
-    f"{speed['tokens_per_second']:.0f}",
-    f"{speed['baseline_tokens_per_second']:.0f}",
-  ]
+def _millions(row: dict, name: str, unit: str = "") -> str:
+  number = row["longest"]["drafter"][name]
+  return f"{number / 1e6:.2f}{unit}" if number else "-"
+
+
+def _by_position(row: dict) -> str:
+  shares = [x["value"] for x in row["longest"]["acceptance"]["conditional"]]
+  return " ".join("-" if x is None else f"{x:.2f}" for x in shares[:4])
+
+
+_ABOUT = {
+  "weights": lambda row: _millions(row, "weights", " M"),
+  "MB a draft token": lambda row: _millions(row, "step_bytes"),
+  "at position 1 2 3 4": _by_position,
+}
+_BEST = {  # the fastest chain, and tokens per second of both
+  "best": lambda row: (
+    f"k={row['best']['k']}: {estimate('best', 'speed', 'speedup')(row)}"
+  ),
+  "tokens/s": "{[best][speed][tokens_per_second]:.0f}",
+  "baseline": "{[best][speed][baseline_tokens_per_second]:.0f}",
+}
 
 
 def of_subsets(trials: Sequence[dict]) -> str:
-  """The best subsets that choose_layers.py tried, and that of no sublayer.
-
-  Args:
-    trials: of its document.
-  """
-  header = ["", "attention skipped", "MLP skipped", "k", "drafted/round"]
-  header += ["tokens/round", "tokens/s"]
+  """Formats the best trials of choose_layers.py, and that of no sublayer."""
   distinct = {json.dumps(trial): trial for trial in trials}
   ranked = sorted(distinct.values(), key=lambda x: -x["tokens_per_second"])
-  rows = [(str(n), trial) for n, trial in enumerate(ranked[:_SHOWN], 1)]
+  rows = [{"place": n, **x} for n, x in enumerate(ranked[:_SHOWN], 1)]
   nothing = [x for x in ranked if not (x["skip_attention"] + x["skip_mlp"])]
-  rows += [("-", trial) for trial in nothing[:1]]
-  return columns(
-    header,
-    [
-      [
-        place,
-        _spans(trial["skip_attention"]),
-        _spans(trial["skip_mlp"]),
-        str(trial["k"]),
-        f"{trial['drafted_per_round']:.2f}",
-        f"{trial['tokens_per_round']:.2f}",
-        f"{trial['tokens_per_second']:.1f}",
-      ]
-      for place, trial in rows
-    ],
-  )
+  rows += [{"place": "-", **trial} for trial in nothing[:1]]
+  columns = {
+    "": "{[place]}",
+    "attention skipped": lambda trial: _spans(trial["skip_attention"]),
+    "MLP skipped": lambda trial: _spans(trial["skip_mlp"]),
+    "k": "{[k]}",
+    "drafted/round": "{[drafted_per_round]:.2f}",
+    "tokens/round": "{[tokens_per_round]:.2f}",
+    "tokens/s": "{[tokens_per_second]:.1f}",
+  }
+  return listed(rows, columns)
 
 
 def _spans(numbers: Sequence[int]) -> str:

@@ -4,7 +4,6 @@ Invariant: speedup 1 is white, below is orange, above is purple, and every cell
 prints its number.
 """
 
-import os
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -20,32 +19,21 @@ def speedups(
   columns: Sequence,
   rows: Sequence,
   labels: tuple[str, str],
-  path: str | os.PathLike,
   title: str,
-  caveats: Sequence[str] = (),
-) -> None:
+) -> Figure:
   """Plots stacked heatmaps of speedups; frames the best of each column.
 
   Args:
     panels: name -> speedups [rows, columns]; nan where memory does not suffice.
     columns, rows: values along the axes.
     labels: of the column axis and of the row axis.
-    path: output file; its suffix selects the format.
-    title: figure title.
-    caveats: warnings, printed in red below.
   """
-  figure = speedups_figure(panels, columns, rows, labels, title, caveats)
-  canvas.save(figure, path)
-
-
-def speedups_figure(panels, columns, rows, labels, title, caveats=()) -> Figure:
-  """Returns the figure of `speedups`."""
   marks = [_short(column) for column in columns]
   panels = {canvas.label(name, 80): table for name, table in panels.items()}
   extra = max(mark.count("\n") for mark in marks)
   extra += max(name.count("\n") for name in panels)
   height = (0.75 + 0.17 * extra + 0.3 * len(rows)) * len(panels) + 0.3
-  figure, axes = canvas.figure(height, title, caveats, 1, len(panels))
+  figure, axes = canvas.figure(height, title, (), 1, len(panels))
   values = np.concatenate([np.ravel(v) for v in panels.values()])
   most = max(1.5, float(np.nanmax(values, initial=1.0)))
   least = min(0.7, float(np.nanmin(values, initial=1.0)))
@@ -60,13 +48,12 @@ def speedups_figure(panels, columns, rows, labels, title, caveats=()) -> Figure:
     one.set_title(name, loc="left", fontsize=10)
     for i, j in np.ndindex(table.shape):
       _cell(one, i, j, table[i, j], norm)
-    for j in range(table.shape[1]):
-      if np.any(np.isfinite(table[:, j])):
-        best = int(np.nanargmax(table[:, j]))
-        frame = patches.Rectangle(
-          (j - 0.5, best - 0.5), 1, 1, fill=False, linewidth=2, clip_on=False
-        )
-        one.add_patch(frame)
+    for j in np.flatnonzero(np.isfinite(table).any(0)):
+      corner = j - 0.5, np.nanargmax(table[:, j]) - 0.5
+      frame = patches.Rectangle(
+        corner, 1, 1, fill=False, linewidth=2, clip_on=False
+      )
+      one.add_patch(frame)
   return figure
 
 
@@ -88,36 +75,22 @@ def _short(value) -> str:
 def over_batch(
   curves: Mapping[str, Sequence[tuple[float, int]]],
   batches: Sequence[int],
-  path: str | os.PathLike,
   title: str,
-  caveats: Sequence[str] = (),
-) -> None:
+) -> Figure:
   """Plots the best speedup, and its k, over the batch.
 
   Args:
     curves: name (of a chip, say) -> (speedup, k) of every batch.
-    batches: of the points.
-    path, title, caveats: as in `speedups`.
   """
-  canvas.save(_over_batch(curves, batches, title, caveats), path)
-
-
-def _over_batch(curves, batches, title, caveats) -> Figure:
-  figure, axes = canvas.figure(max(3.4, 0.32 * len(curves)), title, caveats, 2)
+  figure, axes = canvas.figure(max(3.4, 0.32 * len(curves)), title, (), 2)
   for i, (name, points) in enumerate(curves.items()):
-    style = {
-      "color": canvas.COLORS[i % len(canvas.COLORS)],
-      "linestyle": canvas.LINES[i // len(canvas.COLORS) % len(canvas.LINES)],
-      "marker": canvas.MARKERS[i % len(canvas.MARKERS)],
-      "markersize": 4,
-    }
+    look = canvas.style(i) | {"markersize": 4, "label": canvas.label(name)}
     for one, values in zip(axes, zip(*points)):
-      one.plot(batches, values, label=canvas.label(name), **style)
+      one.plot(batches, values, **look)
   for one in axes:
-    one.set_xscale("log", base=2)
-    one.xaxis.set_major_formatter(ticker.FormatStrFormatter("%g"))
+    canvas.log2(one)
     one.set_xlabel("batch, rows")
-  axes[0].axhline(1, color=canvas.GRAY, linewidth=1, linestyle="--", zorder=0.5)
+  canvas.level(axes[0])
   axes[0].set_ylabel("best speedup over the baseline, times")
   axes[1].set_ylabel("k that gives it; 0: the baseline")
   axes[1].yaxis.set_major_locator(ticker.MaxNLocator(integer=True))
@@ -128,20 +101,14 @@ def _over_batch(curves, batches, title, caveats) -> Figure:
 def roofline(
   roofs: Mapping[str, tuple[float, float]],
   points: Mapping[str, Sequence[tuple[float, float, str]]],
-  path: str | os.PathLike,
   title: str,
-) -> None:
+) -> Figure:
   """Plots a roofline: FLOP/s over arithmetic intensity.
 
   Args:
     roofs: chip -> (bytes/s, FLOP/s).
     points: kind of pass -> (FLOP/byte, FLOP/s, short label).
-    path, title: as in `speedups`.
   """
-  canvas.save(_roofline(roofs, points, title), path)
-
-
-def _roofline(roofs, points, title) -> Figure:
   figure, [axes] = canvas.figure(4.4, title, (), 1)
   intensities = [x for passes in points.values() for x, _, _ in passes]
   ridges = [peak / rate for rate, peak in roofs.values()]
@@ -159,28 +126,22 @@ def _roofline(roofs, points, title) -> Figure:
     )
   for i, (name, passes) in enumerate(points.items()):
     x, y, words = zip(*passes)
-    axes.plot(
-      x,
-      np.array(y) / 1e12,
-      color=canvas.COLORS[i % len(canvas.COLORS)],
-      marker=canvas.MARKERS[i % len(canvas.MARKERS)],
-      linewidth=0.8,
-      markersize=5,
-      label=canvas.label(name),
-    )
-    for place, word in zip(zip(x, np.array(y) / 1e12), words):
+    y = np.array(y) / 1e12
+    look = canvas.style(i) | {"linewidth": 0.8, "label": canvas.label(name)}
+    axes.plot(x, y, **look)
+    for place, word in zip(zip(x, y), words):
       axes.annotate(
         word,
         place,
         xytext=((5, -9), (-3, 6), (-3, -14))[i % 3],
         textcoords="offset points",
         fontsize=8,
-        color=canvas.COLORS[i % len(canvas.COLORS)],
+        color=look["color"],
       )
   axes.set_xscale("log")
   axes.set_yscale("log")
   for axis in (axes.xaxis, axes.yaxis):
-    axis.set_major_formatter(ticker.FormatStrFormatter("%g"))
+    axis.set_major_formatter("{x:g}")
   axes.set_xlabel("arithmetic intensity, FLOP/byte")
   axes.set_ylabel("TFLOP/s")
   canvas.legend(axes)

@@ -4,39 +4,35 @@ Invariant: plots show measurements only: a null value is a gap, a null error has
 no bar. Colour is never the only distinction, and nothing covers data.
 """
 
-import os
+import re
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 import numpy as np
 from matplotlib import ticker
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from specdec.report import canvas
 
 ALL = "all"  # the group of everything, drawn last and emphasised
 
-_QUANTITIES = (
-  ("acceptance", "tokens_per_pass", "tokens per target pass"),
-  ("speed", "speedup", "speedup over autoregressive decoding, times"),
-)
-_LENGTHS = (
-  ("acceptance", "accepted_length", "accepted tokens a round"),
-  _QUANTITIES[1],
-)
+_TOKENS = "acceptance", "tokens_per_pass", "tokens per target pass"
+_LENGTH = "acceptance", "accepted_length", "accepted tokens a round"
+_SPEEDUP = "speed", "speedup", "speedup over autoregressive decoding"
+_TIMES = *_SPEEDUP[:2], f"{_SPEEDUP[2]}, times"
 _CHILDREN = {
   "none": "",
   "iid": "i.i.d.",
   "without_replacement": "without replacement",
   "deterministic": "likeliest children",
 }
+Curve = tuple[dict, Sequence[float], Sequence[dict]]  # look, x, runs
 
 
 def by_group(
-  runs: Sequence[dict],
-  path: str | os.PathLike,
-  title: str,
-  caveats: Sequence[str] = (),
-) -> None:
+  runs: Sequence[dict], title: str, caveats: Sequence[str] = ()
+) -> Figure:
   """Plots tokens per target pass and speedup by group.
 
   Bars if all runs share one k, else lines over k. Each batch size counts as a
@@ -44,80 +40,19 @@ def by_group(
 
   Args:
     runs: JSON documents of runs, at most one per group, k and batch.
-    path: output file; its suffix selects the format.
-    title: figure title.
     caveats: warnings, printed in red below.
 
   Raises:
     ValueError: there are no runs, or two share group, k and batch.
   """
-  canvas.save(_by_group(runs, title, caveats), path)
-
-
-def speed_over_k(
-  curves: dict[str, Sequence[dict]],
-  path: str | os.PathLike,
-  title: str,
-  caveats: Sequence[str] = (),
-) -> None:
-  """Plots tokens per target pass and speedup over k.
-
-  Args:
-    curves: label -> runs as in `by_group`, at most one per k.
-    path, title, caveats: as in `by_group`.
-
-  Raises:
-    ValueError: there are no runs, or two of one label share k.
-  """
-  canvas.save(_over_k(curves, title, caveats), path)
-
-
-def over_sizes(
-  runs: Sequence[dict],
-  path: str | os.PathLike,
-  title: str,
-  caveats: Sequence[str] = (),
-) -> None:
-  """Plots accepted length and speedup over draft tokens per round.
-
-  Args:
-    runs: of scripts/compare_rules.py, at most one per size, shape and rule.
-    path, title, caveats: as in `by_group`.
-
-  Raises:
-    ValueError: there are no runs, or two share size, shape and rule.
-  """
-  canvas.save(_over_sizes(runs, title, caveats), path)
-
-
-def passes(
-  entries: Sequence[dict],
-  path: str | os.PathLike,
-  title: str,
-) -> None:
-  """Plots T(n), the time of a pass of n tokens, and its roofline.
-
-  Args:
-    entries: passes of a JSON document of scripts/bench.py, of one context.
-    path, title: as in `by_group`.
-
-  Raises:
-    ValueError: there are no entries, or two share batch and n.
-  """
-  canvas.save(_passes(entries, title), path)
-
-
-def _by_group(runs, title, caveats) -> Figure:
   batches = {run["batch"] for run in runs}
   curves: dict[str, list[dict]] = {}
   for run in runs:
-    label = run["group"]
-    if len(batches) > 1:
-      label += f", batch {run['batch']}"
-    curves.setdefault(label, []).append(run)
+    batch = f", batch {run['batch']}" if len(batches) > 1 else ""
+    curves.setdefault(run["group"] + batch, []).append(run)
   curves = dict(sorted(curves.items(), key=lambda curve: curve[0] == ALL))
   if len({run["k"] for run in runs}) > 1:
-    return _over_k(curves, title, caveats)
+    return over_k(curves, title, caveats)
   return _bars(curves, title, caveats)
 
 
@@ -126,9 +61,9 @@ def _bars(curves, title, caveats) -> Figure:
   labels = [_wrap(label) for label in curves]
   places = np.arange(len(labels))
   figure, panels = canvas.figure(_height(curves), title, caveats, 2)
-  for axes, quantity in zip(panels, _QUANTITIES):
+  for axes, quantity in zip(panels, (_TOKENS, _TIMES)):
     values, errors = _columns([run for [run] in curves.values()], quantity)
-    axes.barh(
+    bars = axes.barh(
       places,
       values,
       height=0.7,
@@ -136,22 +71,13 @@ def _bars(curves, title, caveats) -> Figure:
       color=["black" if label == ALL else canvas.COLORS[0] for label in curves],
       error_kw=canvas.BARS | {"ecolor": canvas.GRAY, "elinewidth": 1.5},
     )
+    ground = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}
+    axes.bar_label(bars, fmt="%.2f", padding=4, fontsize=9, bbox=ground)
     ends = values + np.nan_to_num(errors)
-    for place, value, end in zip(places, values, ends):
-      if np.isfinite(value):
-        axes.annotate(
-          f"{value:.2f}",
-          (end, place),
-          xytext=(4, 0),
-          textcoords="offset points",
-          va="center",
-          fontsize=9,
-          bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5},
-        )
     axes.axvline(1, color=canvas.GRAY, linewidth=1, linestyle="--", zorder=1.5)
     axes.set_xlim(0, 1.2 * np.max(np.nan_to_num(ends), initial=1))
     axes.set_ylim(len(labels) - 0.5, -0.5)  # downwards
-    axes.xaxis.set_major_formatter(ticker.FormatStrFormatter("%g"))
+    axes.xaxis.set_major_formatter("{x:g}")
     axes.set_xlabel(quantity[-1])
     axes.set_yticks(places, labels if axes is panels[0] else [])
     axes.tick_params(axis="y", length=0)
@@ -160,79 +86,131 @@ def _bars(curves, title, caveats) -> Figure:
   return figure
 
 
-def _over_k(curves, title, caveats) -> Figure:
+def over_k(
+  curves: dict[str, Sequence[dict]], title: str, caveats: Sequence[str] = ()
+) -> Figure:
+  """Plots tokens per target pass and speedup over k.
+
+  Args:
+    curves: label -> runs as in `by_group`, at most one per k.
+
+  Raises:
+    ValueError: there are no runs, or two of one label share k.
+  """
   curves = _ascending(curves, "k")
   height = max(3.8, _height(curves))
   figure, panels = canvas.figure(height, title, caveats, 2)
   panels[1].sharex(panels[0])
-  for axes, quantity in zip(panels, _QUANTITIES):
-    axes.axhline(1, color=canvas.GRAY, linewidth=1, linestyle="--", zorder=0.5)
-    for i, (label, runs) in enumerate(curves.items()):
-      values, errors = _columns(runs, quantity)
-      ks = [run["k"] for run in runs]
-      style = _style(i, label)
-      axes.errorbar(
-        ks, values, errors, label=_wrap(label), **style, **canvas.BARS
-      )
+  for axes in panels:
+    canvas.level(axes)
+  lines = [
+    (_style(i, label), [run["k"] for run in runs], runs)
+    for i, (label, runs) in enumerate(curves.items())
+  ]
+  _draw(panels, (_TOKENS, _TIMES), lines, "k, drafted tokens a round")
+  for axes in panels:
     axes.xaxis.set_major_locator(
       ticker.MaxNLocator(10, integer=True, min_n_ticks=1)
     )
-    axes.set_xlabel("k, drafted tokens a round")
-    axes.set_ylabel(quantity[-1])
-  canvas.legend(panels[-1])
   return figure
 
 
-def _over_sizes(runs, title, caveats) -> Figure:
-  """Draws a row of panels for lossless rules and one for lossy ones.
+def over_sizes(
+  runs: Sequence[dict], title: str, caveats: Sequence[str] = ()
+) -> Figure:
+  """Plots accepted length and speedup over draft tokens per round.
 
-  Colour encodes the shape, marker the rule, dashes the kind of siblings.
+  A row of panels for lossless rules and one for lossy ones. Colour encodes the
+  shape, marker the rule, dashes the kind of siblings.
+
+  Args:
+    runs: of scripts/compare_rules.py, at most one per size, shape and rule.
+
+  Raises:
+    ValueError: there are no runs, or two share size, shape and rule.
   """
-  if not runs:
-    raise ValueError("there are no runs to plot")
-  points = [(run, run["comparison"]) for run in runs]
-
-  def order(name):
-    return list(dict.fromkeys(labels[name] for _, labels in points))
-
-  shapes, rules, kinds = order("shape"), order("rule"), order("siblings")
-  rows = [row for row in (True, False) if row in order("lossless")]
+  shapes, rules, kinds, lossless = (
+    list(dict.fromkeys(run["comparison"][name] for run in runs))
+    for name in ("shape", "rule", "siblings", "lossless")
+  )
+  rows = sorted(lossless, reverse=True)
   figure, panels = canvas.figure(4.6 * len(rows), title, caveats, 2, len(rows))
-  for lossless, pair in zip(rows, zip(panels[::2], panels[1::2])):
+  for wanted, pair in zip(rows, zip(panels[::2], panels[1::2])):
     curves: dict[tuple, list[dict]] = {}
-    for run, labels in points:
-      if labels["lossless"] == lossless:
+    for run in runs:
+      labels = run["comparison"]
+      if labels["lossless"] == wanted:
         names = labels["shape"], labels["rule"], labels["siblings"]
         curves.setdefault(names, []).append(run)
-    for axes, quantity in zip(pair, _LENGTHS):
-      for names, line in _ascending(curves, "nodes").items():
-        shape, rule, siblings = names
-        values, errors = _columns(line, quantity)
-        axes.errorbar(
-          [run["nodes"] - 1 for run in line],
-          values,
-          errors,
-          label=canvas.label(f"{shape}, {rule}\n{_CHILDREN[siblings]}".strip()),
-          color=canvas.COLORS[shapes.index(shape) % len(canvas.COLORS)],
-          marker=canvas.MARKERS[rules.index(rule) % len(canvas.MARKERS)],
-          linestyle=canvas.LINES[kinds.index(siblings) % len(canvas.LINES)],
-          markersize=5,
-          **canvas.BARS,
-        )
-      axes.set_xscale("log", base=2)
-      axes.xaxis.set_major_formatter(ticker.FormatStrFormatter("%g"))
-      axes.set_xlabel("draft tokens of a round")
-      axes.set_ylabel(quantity[-1])
+    lines = []
+    for names, line in _ascending(curves, "nodes").items():
+      shape, rule, siblings = names
+      look = canvas.style(
+        shapes.index(shape), rules.index(rule), kinds.index(siblings)
+      )
+      label = f"{shape}, {rule}\n{_CHILDREN[siblings]}".strip()
+      look["label"] = canvas.label(label)
+      lines.append((look, [run["nodes"] - 1 for run in line], line))
+    _draw(pair, (_LENGTH, _TIMES), lines, "draft tokens of a round")
+    for axes in pair:
+      canvas.log2(axes)
     pair[0].set_ylim(bottom=0)
-    pair[1].axhline(
-      1, color=canvas.GRAY, linewidth=1, linestyle="--", zorder=0.5
-    )
-    pair[0].set_title("lossless" if lossless else "lossy", loc="left")
-    canvas.legend(pair[1])
+    canvas.level(pair[1])
+    pair[0].set_title("lossless" if wanted else "lossy", loc="left")
   return figure
 
 
-def _passes(entries, title) -> Figure:
+def over_drafters(
+  runs: Sequence[dict], title: str, caveats: Sequence[str] = ()
+) -> Figure:
+  """Plots runs of scripts/compare_drafters.py; one row per temperature."""
+  temperatures = list(dict.fromkeys(r["drafter"]["temperature"] for r in runs))
+  names = list(dict.fromkeys(r["drafter"]["name"] for r in runs))
+  figure, panels = canvas.figure(
+    4.6 * len(temperatures), title, caveats, 2, len(temperatures)
+  )
+  hollow = {"linestyle": "", "markerfacecolor": "none", "label": None}
+  for row, temperature in enumerate(temperatures):
+    pair = panels[2 * row : 2 * row + 2]
+    lines = []
+    for i, name in enumerate(names):
+      look = canvas.style(i) | {"label": canvas.label(_short(name))}
+      for shape, changes in (("chain", {}), ("tree", hollow)):
+        wanted = {"name": name, "temperature": temperature, "shape": shape}
+        line = [run for run in runs if wanted.items() <= run["drafter"].items()]
+        # Of a chain with another drafter ahead of it, its own length.
+        x = [run["k"] if shape == "chain" else run["nodes"] - 1 for run in line]
+        if line:
+          lines.append((look | changes, x, line))
+    label = "draft tokens per round (hollow: a tree)"
+    _draw(pair, (_TOKENS, _SPEEDUP), lines, label, bars=False)
+    for axes in pair:
+      canvas.log2(axes)
+      name = f"temperature {temperature:g}" if temperature else "greedy"
+      axes.set_title(name, loc="left", fontsize=10)
+    canvas.level(pair[1])
+  return figure
+
+
+def _short(name: str) -> str:
+  """Shortens a drafter's call: files to their stems, or their folders."""
+
+  def short(match: re.Match) -> str:
+    path = Path(match[0])
+    return path.parent.name if path.stem in ("best", "last") else path.stem
+
+  return re.sub(r"[^\s(=,'\"]+\.safetensors\b", short, name)
+
+
+def passes(entries: Sequence[dict], title: str) -> Figure:
+  """Plots T(n), the time of a pass of n tokens, and its roofline.
+
+  Args:
+    entries: passes of a JSON document of scripts/bench.py, of one context.
+
+  Raises:
+    ValueError: there are no entries, or two share batch and n.
+  """
   curves: dict[str, list[dict]] = {}
   for entry in entries:
     curves.setdefault(f"batch {entry['batch']}", []).append(entry)
@@ -242,24 +220,41 @@ def _passes(entries, title) -> Figure:
     tokens = [entry["tokens"] for entry in line]
     median = np.array([1e3 * entry["seconds"]["median"] for entry in line])
     low, high = 1e3 * np.array([e["seconds"]["quartiles"] for e in line]).T
-    style = _style(i, label) | {"linestyle": "-"}  # roofs are dashed
+    look = canvas.style(i) | {"linestyle": "-"}  # roofs are dashed
     bars = (median - low, high - median)
-    axes.errorbar(tokens, median, bars, label=label, **style, **canvas.BARS)
+    axes.errorbar(tokens, median, bars, label=label, **look, **canvas.BARS)
     roof = [1e3 * entry["roof_seconds"] for entry in line]
-    axes.plot(tokens, roof, **style | {"linestyle": "--", "markersize": 3})
+    axes.plot(tokens, roof, **look | {"linestyle": "--", "markersize": 3})
   roof = "roof: bytes over\nbandwidth or\nFLOPs over their\nrate, the longer"
   # As an errorbar, because a legend lists those after plain lines.
   axes.errorbar([], [], linestyle="--", color=canvas.GRAY, label=roof)
-  axes.set_xscale("log", base=2)
+  canvas.log2(axes)
   axes.set_yscale("log")
   axes.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
+  axes.yaxis.set_major_formatter("{x:g}")
   for axis in (axes.xaxis, axes.yaxis):
-    axis.set_major_formatter(ticker.FormatStrFormatter("%g"))
     axis.set_minor_formatter(ticker.NullFormatter())
   axes.set_xlabel("n, tokens of each row in a pass")
   axes.set_ylabel("time of a pass, milliseconds")
   canvas.legend(axes)
   return figure
+
+
+def _draw(
+  panels: Sequence[Axes],
+  quantities: Sequence[tuple[str, str, str]],
+  curves: Iterable[Curve],
+  xlabel: str,
+  bars: bool = True,
+) -> None:
+  """Draws each quantity of all curves in a panel, by default with errors."""
+  for axes, quantity in zip(panels, quantities):
+    for look, x, runs in curves:
+      values, errors = _columns(runs, quantity)
+      axes.errorbar(x, values, errors if bars else None, **look, **canvas.BARS)
+    axes.set_xlabel(xlabel)
+    axes.set_ylabel(quantity[-1])
+  canvas.legend(panels[-1])
 
 
 def _height(labels: Iterable[str]) -> float:
@@ -268,21 +263,17 @@ def _height(labels: Iterable[str]) -> float:
 
 
 def _style(i: int, label: str) -> dict:
+  look = canvas.style(i)
   if label == ALL:  # drawn below the thinner lines
-    return {"color": "black", "marker": "o", "linewidth": 4, "zorder": 1.9}
-  return {
-    "color": canvas.COLORS[i % len(canvas.COLORS)],
-    "linestyle": canvas.LINES[i // len(canvas.COLORS) % len(canvas.LINES)],
-    "marker": canvas.MARKERS[i % len(canvas.MARKERS)],
-    "markersize": 5,
-  }
+    look = {"color": "black", "marker": "o", "linewidth": 4, "zorder": 1.9}
+  return look | {"label": _wrap(label)}
 
 
 def _wrap(label: str) -> str:
   return canvas.label(label, 22)
 
 
-def _ascending(curves: dict[str, Sequence[dict]], name: str) -> dict:
+def _ascending(curves: dict, name: str) -> dict:
   """Sorts each curve's points by `name`, which must be unique."""
   if not curves or not all(curves.values()):
     raise ValueError(f"there is nothing to plot in {list(curves)}")

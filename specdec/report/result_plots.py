@@ -4,10 +4,10 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from matplotlib.figure import Figure
+
 from specdec.report import plots
 from specdec.utils.spelling import choices
-
-ALL = "all"  # the group of all prompts together
 
 
 def read(path: str | Path) -> dict:
@@ -26,58 +26,31 @@ def read(path: str | Path) -> dict:
   return document
 
 
-def title_of(documents: Sequence[dict]) -> str:
-  """Returns what documents have in common: target, rule, temperature, device.
-
-  Of documents without runs: dtype and context instead of rule and temperature.
-  """
-  if not documents[0]["runs"]:
-    settings = documents[0]["settings"]
-    return (
-      f"{settings['target']}, {settings['dtype']}, context "
-      f"{settings['context']}, {documents[0]['machine']['device']}"
-    )
-  parts = [
-    {d["settings"]["target"] for d in documents},
-    {f"{d['settings']['acceptance']} acceptance" for d in documents},
-    {f"temperature {d['settings']['temperature']:g}" for d in documents},
-    {d["machine"]["device"] for d in documents},
-  ]
-  return ", ".join(part.pop() for part in parts if len(part) == 1)
-
-
-def single(document: dict, picture: str, title: str | None) -> None:
-  """Plots the time of passes of a document without runs, else its groups.
-
-  Args:
-    picture: output file; its suffix selects the format.
-    title: None: `title_of`.
-  """
-  title = title or title_of([document])
-  if document["runs"]:
-    caveats = sorted(document["caveats"])
-    plots.by_group(document["runs"], picture, title, caveats)
-  else:
-    plots.passes(document["passes"], picture, title)
+def single(path: str, title: str | None) -> Figure:
+  """Plots the groups of a document, or without runs its times of passes."""
+  document = read(path)
+  title = title or _title([document])
+  if not document["runs"]:
+    return plots.passes(document["passes"], title)
+  return plots.by_group(document["runs"], title, sorted(document["caveats"]))
 
 
 def several(
-  files: Sequence[tuple[str, str]],
-  picture: str,
-  title: str | None,
-  group: str = ALL,
-) -> None:
+  paths: Sequence[tuple[str, str]], title: str | None, group: str
+) -> Figure:
   """Plots tokens per pass and speedup over k, a line for each document.
 
   Args:
-    files: label and path of each.
+    paths: label and path of each.
+    title: default: what the documents have in common.
     group: of prompts.
 
   Raises:
     ValueError: a file has no such group.
   """
-  curves, documents = {}, [read(path) for _, path in files]
-  for (label, path), document in zip(files, documents):
+  curves, documents = {}, []
+  for label, path in paths:
+    documents.append(document := read(path))
     curves[label] = [x for x in document["runs"] if x["group"] == group]
     if not curves[label]:
       groups = sorted({run["group"] for run in document["runs"]})
@@ -85,4 +58,19 @@ def several(
         f"{path} has no group {group!r}; {choices(group, groups)}"
       )
   caveats = sorted({c for document in documents for c in document["caveats"]})
-  plots.speed_over_k(curves, picture, title or title_of(documents), caveats)
+  return plots.over_k(curves, title or _title(documents), caveats)
+
+
+def _title(documents: Sequence[dict]) -> str:
+  """Returns what documents have in common: target, rule, temperature, device.
+
+  Of documents without runs: dtype and context instead of rule and temperature.
+  """
+  forms = ["{acceptance} acceptance", "temperature {temperature:g}"]
+  if not documents[0]["runs"]:
+    forms = ["{dtype}", "context {context}"]
+  parts = []
+  for form in ("{target}", *forms, "{device}"):
+    texts = {form.format(**d["settings"] | d["machine"]) for d in documents}
+    parts += texts if len(texts) == 1 else ()
+  return ", ".join(parts)

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from specdec.benchmark.scenario import Scenario
-from specdec.report import heatmaps
+from specdec.report import canvas, heatmaps
 from specdec.report.roofline import Workload, fits, gain
 from specdec.roofline import planning, theory
 from specdec.roofline.chips import Chip
@@ -80,8 +80,10 @@ def draw(
     values = np.array([[value(k, x) for x in points] for k in ks])
     if np.any(np.isnan(values)):
       panel += "; -: does not fit"
-    where = (label, "k"), folder / name, title
-    heatmaps.speedups({panel: values}, names or points, ks, *where)
+    figure = heatmaps.speedups(
+      {panel: values}, names or points, ks, (label, "k"), title
+    )
+    canvas.save(figure, folder / name)
 
   heatmap(
     "k_batch.png",
@@ -122,23 +124,21 @@ def draw(
       most=workload.most,
       names=[f"{s / 1e9:.3g} B\n{rate:.2f}" for s, rate in zip(sizes, rates)],
     )
-  heatmaps.over_batch(
+  figure = heatmaps.over_batch(
     _by_chip(scenario, workload, others),
     workload.batches,
-    folder / "chips.png",
     f"{both}, {rate}; {scenario.num_chips} chips, {deployment.weights}, "
     f"context {context}",
   )
+  canvas.save(figure, folder / "chips.png")
   roofs = {}
   for chip in (deployment.chip, *others):
     dtype = dataclasses.replace(deployment, chip=chip).dtype
     roofs.setdefault(chip.name, (chip.bandwidth, chip.rate(dtype)))
-  heatmaps.roofline(
-    roofs,
-    _passes(pair, workload),
-    folder / "roofline.png",
-    f"{title}, context {context}, one chip",
+  figure = heatmaps.roofline(
+    roofs, _passes(pair, workload), f"{title}, context {context}, one chip"
   )
+  canvas.save(figure, folder / "roofline.png")
 
 
 def _by_chip(

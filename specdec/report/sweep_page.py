@@ -1,64 +1,26 @@
 """Renders a sweep as one HTML page: curves, heatmaps, a sortable table.
 
-Invariant: the page is one file without network requests, and all text from
-files passes `escape`.
+Invariant: in figures predictions are dashed and hollow, measurements solid and
+filled, with error bars.
 """
 
 import base64
-import hashlib
-import importlib.resources
 import io
-import string
+import math
 import textwrap
 from collections.abc import Sequence
 
+import numpy as np
+from matplotlib import ticker
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from specdec.benchmark import metrics, sweeps
-from specdec.report import sweep_plots
-from specdec.report.page import escape
+from specdec.benchmark import sweeps
+from specdec.report import canvas, heatmaps, html
 
 # Inches, for the 358 pixels between a phone's margins: a figure's smallest text
 # (8.5 points) is then 9 pixels high, usual text 11.
 _WIDTH = 4.6
-_SCRIPT = """
-for (const button of document.querySelectorAll("th button")) {
-  button.addEventListener("click", () => {
-    const head = button.closest("th"), table = head.closest("table");
-    const up = head.getAttribute("aria-sort") !== "ascending";
-    for (const other of table.querySelectorAll("th"))
-      other.removeAttribute("aria-sort");
-    head.setAttribute("aria-sort", up ? "ascending" : "descending");
-    const key = row => row.cells[head.cellIndex].dataset.value;
-    const rows = [...table.tBodies[0].rows];
-    rows.sort((a, b) => {
-      const x = key(a), y = key(b), order = x - y;
-      return (up ? 1 : -1) * (isNaN(order) ? x.localeCompare(y) : order);
-    });
-    table.tBodies[0].append(...rows);
-  });
-}
-"""
-_COLUMNS = (
-  "setting", "batch", "k", "tokens a round", "predicted", "measured", "error",
-  "measured / predicted", "round, ms", "predicted, ms", "tokens/s", "load",
-)  # fmt: skip
-
-
-def figures(lines: Sequence[dict]) -> dict[str, Figure]:
-  """Returns the page's figures by name."""
-  evaluated = [line for line in lines if line["run"]["k"]] or list(lines)
-  drawn = {"scatter": sweep_plots.scatter(evaluated, "")}
-  for i, (name, group) in enumerate(sweeps.by_setting(lines).items()):
-    drawn[f"over_k_{i}"] = sweep_plots.over_k(group, name)
-    if len({line["run"]["batch"] for line in group}) > 1:
-      figure = sweep_plots.heatmap(group, "batch", name, "batch, rows")
-      drawn[f"heatmap_{i}"] = figure
-  for i, (name, group) in enumerate(sweeps.by_drafter(lines).items()):
-    figure = sweep_plots.heatmap(group, "drafter", name, "drafter")
-    drawn[f"drafters_{i}"] = figure
-  drawn["prefix_acceptance"] = sweep_plots.prefix_acceptance(evaluated, "")
-  return drawn
 
 
 def render(sweep: sweeps.Read, header: dict | None) -> str:
@@ -69,79 +31,49 @@ def render(sweep: sweeps.Read, header: dict | None) -> str:
     header: command, machine and versions of the sweep.
   """
   lines = sweep.lines
-  evaluated = [line for line in lines if line["run"]["k"]]
-  parts = [_head(header), _paragraph(sweeps.band(lines))]
-  if evaluated and len(evaluated) < len(lines):
-    parts.append(
-      _paragraph(f"Without k = 0, which predicts 1: {sweeps.band(evaluated)}")
-    )
-  parts += [_caveats(lines), _crossovers(lines)]
-  drawn = figures(lines)
-  parts.append("<h2>Measured against predicted</h2>")
-  parts.append(_image(drawn.pop("scatter"), "measured over predicted"))
-  parts.append("<h2>Acceptance by position</h2>")
-  parts.append(
-    _image(drawn.pop("prefix_acceptance"), "prefix acceptance by position")
-  )
-  parts.append("<h2>Setting by setting</h2>")
-  for name, group in sweeps.by_setting(lines).items():
-    parts.append(_paragraph(f"{name}: {sweeps.band(group)}"))
-  parts += [_image(figure, name) for name, figure in drawn.items()]
-  parts += ["<h2>Every point</h2>", _table(lines), _left_out(sweep)]
-  frame = importlib.resources.files("specdec.report") / "sweep_page.html"
-  digest = base64.b64encode(hashlib.sha256(_SCRIPT.encode()).digest()).decode()
-  return string.Template(frame.read_text(encoding="utf-8")).substitute(
-    title="Predicted and measured",
-    body="\n".join(part for part in parts if part),
-    script=_SCRIPT,
-    script_hash=f"sha256-{digest}",
+  settings = sweeps.by_setting(lines)
+  return html.render(
+    "sweep_page.html",
+    header=header,
+    lines=lines,
+    drafted=[line for line in lines if line["run"]["k"]],
+    caveats=sorted({text for line in lines for text in line["caveats"]}),
+    settings=settings,
+    band=sweeps.band,
+    crossover=sweeps.crossover,
+    images_of={name: _svg(x) for name, x in figures(lines).items()},
+    rows=[
+      _row(name, line) for name, group in settings.items() for line in group
+    ],
+    left_out=[
+      *(f"skipped: {text}" for text in sweep.broken),
+      *(f"failed: {x['point']}: {x['error']}" for x in sweep.failed),
+    ],
   )
 
 
-def _paragraph(text) -> str:
-  return f"<p>{escape(str(text))}.</p>"
-
-
-def _head(header: dict | None) -> str:
-  if not header:
-    return ""
-  machine, versions = header["machine"], header["versions"]
-  pairs = {
-    "machine": f"{machine['device']}, {machine['cpu_cores']} cores",
-    "date": header["date"],
-    "jax": versions["jax"],
-    "commit": versions["commit"] or "-",
-    "command": header["command"],
+def _row(name: str, line: dict) -> dict[str, tuple[object, str]]:
+  """Returns a point's row of the table: heading -> value and format."""
+  run, prediction = line["run"], line["prediction"]
+  speed, acceptance = run["speed"], run["acceptance"]
+  return {
+    "setting": (name, "{}"),
+    "batch": (run["batch"], "{}"),
+    "k": (run["k"], "{}"),
+    "tokens a round": (acceptance["tokens_per_pass"]["value"], "{:.2f}"),
+    "predicted": (prediction["speedup"], "{:.2f}"),
+    "measured": (speed["speedup"]["value"], "{:.2f}"),
+    "error": (speed["speedup"]["error"] or 0, "{:.2f}"),
+    "measured / predicted": (sweeps.ratio(line), "{:.2f}"),
+    "round, ms": (1e3 * speed["seconds"] / line["rounds"], "{:.2f}"),
+    "predicted, ms": (1e3 * prediction["round_seconds"], "{:.2f}"),
+    "tokens/s": (speed["tokens_per_second"], "{:.1f}"),
+    "load": (line["load"] or 0, "{:.2f}"),
   }
-  return "<dl>{}</dl>".format(
-    "".join(
-      f"<div><dt>{escape(name)}</dt><dd>{escape(str(value))}</dd></div>"
-      for name, value in pairs.items()
-    )
-  )
 
 
-def _caveats(lines: Sequence[dict]) -> str:
-  texts = sorted({text for line in lines for text in line["caveats"]})
-  return "".join(f'<p class="off">warning: {escape(x)}</p>' for x in texts)
-
-
-def _crossovers(lines: Sequence[dict]) -> str:
-  paragraphs = []
-  for name, group in sweeps.by_setting(lines).items():
-    if len({line["run"]["batch"] for line in group}) > 1:
-      predicted, measured = sweeps.crossover(group)
-      text = (
-        f"{name}: the batch from which on no k gains is "
-        f"{predicted or 'above all tried'} as predicted, "
-        f"{measured or 'above all tried'} as measured."
-      )
-      paragraphs.append(f"<p>{escape(text)}</p>")
-  return "".join(paragraphs)
-
-
-def _narrow(figure: Figure) -> None:
-  """Resizes a figure to a phone's width, legends below the panels."""
+def _svg(figure: Figure) -> str:
+  """Returns a figure, a phone wide and legends below the panels, in base64."""
   height = figure.get_figheight()
   for axes in figure.axes:
     if legend := axes.get_legend():
@@ -154,66 +86,113 @@ def _narrow(figure: Figure) -> None:
   height += 0.2 * (title.count("\n") - before.count("\n"))
   figure.set_size_inches(_WIDTH, height)
   figure.suptitle(title, fontsize=11)
-
-
-def _image(figure: Figure, text: str) -> str:
   buffer = io.BytesIO()
-  _narrow(figure)
   figure.savefig(buffer, format="svg", transparent=True)
-  data = base64.b64encode(buffer.getvalue()).decode()
-  return (
-    f'<figure><img alt="{escape(text)}" '
-    f'src="data:image/svg+xml;base64,{data}"></figure>'
-  )
+  return base64.b64encode(buffer.getvalue()).decode()
 
 
-def _table(lines: Sequence[dict]) -> str:
-  head = "".join(
-    f"<th><button>{escape(name)}</button></th>" for name in _COLUMNS
-  )
-  rows = []
-  for name, group in sweeps.by_setting(lines).items():
-    for line in group:
-      rows.append(_row(name, line))
-  return (
-    f'<div class="wide"><table><thead><tr>{head}</tr></thead>'
-    f"<tbody>{''.join(rows)}</tbody></table></div>"
-  )
+def figures(lines: Sequence[dict]) -> dict[str, Figure]:
+  """Returns the page's figures by name."""
+  drafted = [line for line in lines if line["run"]["k"]] or list(lines)
+  drawn = {"scatter": _scatter(drafted)}
+  for i, (name, group) in enumerate(sweeps.by_setting(lines).items()):
+    drawn[f"over_k_{i}"] = _over_k(group, name)
+    batches = [line["run"]["batch"] for line in group]
+    if len(set(batches)) > 1:
+      drawn[f"heatmap_{i}"] = _heatmap(group, batches, name, "batch, rows")
+  for i, (name, group) in enumerate(sweeps.by_drafter(lines).items()):
+    drafters = [line["drafter"] for line in group]
+    drawn[f"drafters_{i}"] = _heatmap(group, drafters, name, "drafter")
+  drawn["prefix_acceptance"] = _prefix_acceptance(drafted)
+  return drawn
 
 
-def _row(name: str, line: dict) -> str:
-  run, prediction = line["run"], line["prediction"]
-  speed = run["speed"]
-  gain = metrics.Estimate(**speed["speedup"])
-  ratio = sweeps.ratio(line)
-  values = [
-    (name, name),
-    (run["batch"], f"{run['batch']}"),
-    (run["k"], f"{run['k']}"),
-    _number(run["acceptance"]["tokens_per_pass"]["value"], ".2f"),
-    _number(prediction["speedup"], ".2f"),
-    _number(gain.value, ".2f"),
-    _number(gain.error or 0, ".2f"),
-    _number(ratio, ".2f"),
-    _number(1e3 * speed["seconds"] / line["rounds"], ".2f"),
-    _number(1e3 * prediction["round_seconds"], ".2f"),
-    _number(speed["tokens_per_second"], ".1f"),
-    _number(line["load"] or 0, ".2f"),
-  ]
-  cells = []
-  for column, (key, text) in zip(_COLUMNS, values):
-    off = column.startswith("measured /") and not 0.9 <= ratio <= 1.1
-    kind = ' class="off"' if off else ""
-    key, text = escape(str(key)), escape(text)
-    cells.append(f'<td{kind} data-value="{key}">{text}</td>')
-  return f"<tr>{''.join(cells)}</tr>"
+def _over_k(lines: Sequence[dict], title: str) -> Figure:
+  """Plots speedup over k, one colour per batch."""
+  figure, [axes] = canvas.figure(3.6, title, (), 1)
+  batches = sorted({line["run"]["batch"] for line in lines})
+  for i, batch in enumerate(batches):
+    group = [line for line in lines if line["run"]["batch"] == batch]
+    ks = [line["run"]["k"] for line in group]
+    look = canvas.style(i) | {"linestyle": "-"}
+    _errorbar(axes, ks, group, **look, label=f"batch {batch}, measured")
+    predicted = [line["prediction"]["speedup"] for line in group]
+    look |= {"linestyle": "--", "markerfacecolor": "none"}
+    axes.plot(ks, predicted, **look, label=f"batch {batch}, predicted")
+  canvas.level(axes, linestyle=":")
+  axes.xaxis.set_major_locator(ticker.MaxNLocator(10, integer=True))
+  axes.set_xlabel("k, drafted tokens a round")
+  axes.set_ylabel("speedup over autoregressive")
+  canvas.legend(axes)
+  return figure
 
 
-def _number(value: float, form: str) -> tuple[float, str]:
-  return value, format(value, form)
+def _prefix_acceptance(lines: Sequence[dict]) -> Figure:
+  """Plots the prefix acceptance of each setting's largest k."""
+  figure, [axes] = canvas.figure(3.6, "", (), 1)
+  for i, (name, group) in enumerate(sweeps.by_setting(lines).items()):
+    line = max(group, key=lambda x: x["run"]["k"])
+    curve = line["observed"]["prefix_acceptance"]
+    axes.plot(range(1, len(curve) + 1), curve, **_setting_style(i, name))
+  axes.set_ylim(0, 1)
+  axes.xaxis.set_major_locator(ticker.MaxNLocator(10, integer=True))
+  axes.set_xlabel("i, position in the draft")
+  axes.set_ylabel("rounds that accept draft tokens 1 to i")
+  canvas.legend(axes)
+  return figure
 
 
-def _left_out(sweep: sweeps.Read) -> str:
-  texts = [f"skipped: {text}" for text in sweep.broken]
-  texts += [f"failed: {x['point']}: {x['error']}" for x in sweep.failed]
-  return "".join(f'<p class="note">{escape(text)}</p>' for text in texts)
+def _scatter(lines: Sequence[dict]) -> Figure:
+  """Plots measured against predicted speedup, with a band of 10 %."""
+  figure, [axes] = canvas.figure(4.2, "", (), 1)
+  speedups = [line["prediction"]["speedup"] for line in lines]
+  speedups += [line["run"]["speed"]["speedup"]["value"] for line in lines]
+  low, high = 0.8 * min(speedups), 1.2 * max(speedups)
+  span = np.geomspace(low, high, 50)
+  axes.fill_between(
+    span, 0.9 * span, 1.1 * span, color=canvas.GRAY, alpha=0.2, linewidth=0,
+    label="within 0.90 to 1.10",
+  )  # fmt: skip
+  axes.plot(span, span, color=canvas.GRAY, linewidth=1)
+  for i, (name, group) in enumerate(sweeps.by_setting(lines).items()):
+    predicted = [line["prediction"]["speedup"] for line in group]
+    look = _setting_style(i, name) | {"linestyle": "none"}
+    _errorbar(axes, predicted, group, **look)
+  axes.set_xscale("log")
+  axes.set_yscale("log")
+  for axis in (axes.xaxis, axes.yaxis):
+    axis.set_major_locator(ticker.LogLocator(subs=(1, 1.5, 2, 3, 5, 7)))
+    axis.set_major_formatter("{x:g}")
+    axis.set_minor_formatter(ticker.NullFormatter())
+  axes.set_xlabel("predicted speedup, times")
+  axes.set_ylabel("measured speedup, times")
+  canvas.legend(axes)
+  return figure
+
+
+def _errorbar(axes: Axes, x, lines: Sequence[dict], **look) -> None:
+  """Draws measured speedups."""
+  speedups = [line["run"]["speed"]["speedup"] for line in lines]
+  y, errors = zip(*((s["value"], s["error"] or 0) for s in speedups))
+  axes.errorbar(x, y, errors, **look, **canvas.BARS)
+
+
+def _setting_style(i: int, name: str) -> dict:
+  label = canvas.label(name.replace("; ", "\n", 1))
+  return canvas.style(i) | {"markersize": 4, "label": label}
+
+
+def _heatmap(
+  lines: Sequence[dict], places: Sequence, title: str, label: str
+) -> Figure:
+  """Plots measured and predicted speedup over k and each line's place."""
+  columns = list(dict.fromkeys(places))  # in the sweep's order
+  ks = sorted({line["run"]["k"] for line in lines})
+  measured = np.full((len(ks), len(columns)), math.nan)
+  predicted = measured.copy()
+  for line, place in zip(lines, places):
+    where = ks.index(line["run"]["k"]), columns.index(place)
+    measured[where] = line["run"]["speed"]["speedup"]["value"]
+    predicted[where] = line["prediction"]["speedup"]
+  panels = {"measured": measured, "predicted": predicted}
+  return heatmaps.speedups(panels, columns, ks, (label, "k"), title)

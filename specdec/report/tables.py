@@ -1,97 +1,107 @@
 """Tables for a terminal: results, calibrations and choices as text."""
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
+from specdec.benchmark import sweeps
 from specdec.benchmark.auto import Choice
 from specdec.benchmark.metrics import Estimate
 from specdec.benchmark.results import Run
 from specdec.benchmark.setup import Setup
 from specdec.report import roofline
 from specdec.roofline.calibration import Calibration
-from specdec.utils.terminal import columns
+from specdec.utils import terminal
+
+
+def listed(
+  rows: Iterable, columns: Mapping[str, str | Callable[[Any], object]]
+) -> str:
+  """Formats a table, a line for each row.
+
+  Args:
+    columns: heading -> what the column shows of a row: a format string with the
+      row as its argument, or a function of the row.
+  """
+  show = [x if callable(x) else x.format for x in columns.values()]
+  lines = [[str(entry(row)) for entry in show] for row in rows]
+  return terminal.columns([*columns], lines)
+
+
+def estimate(*path: str) -> Callable[[dict], Estimate]:
+  """Returns a column of estimates, found in a document by their path."""
+  return lambda row: Estimate(**functools.reduce(dict.__getitem__, path, row))
 
 
 def by_group(runs: Sequence[Run]) -> str:
-  """A table, a line for every group and k."""
-  header = ["group", "texts", "k", "tokens/pass", "accepted/drafted"]
-  header += ["baseline tok/s", "tok/s", "speedup", "same text"]
-  return columns(
-    header,
-    [
-      [
-        run.group,
-        str(run.acceptance.texts),
-        str(run.k),
-        str(run.acceptance.tokens_per_pass),
-        str(run.acceptance.accepted_per_drafted),
-        f"{run.speed.baseline_tokens_per_second:.1f}",
-        f"{run.speed.tokens_per_second:.1f}",
-        str(run.speed.speedup),
-        f"{run.identity.same}/{run.identity.texts}" if run.identity else "-",
-      ]
-      for run in runs
-    ],
-  )
+  """Formats a line for every group and k."""
+  columns = {
+    "group": "{.group}",
+    "texts": "{.acceptance.texts}",
+    "k": "{.k}",
+    "tokens/pass": "{.acceptance.tokens_per_pass}",
+    "accepted/drafted": "{.acceptance.accepted_per_drafted}",
+    "baseline tok/s": "{.speed.baseline_tokens_per_second:.1f}",
+    "tok/s": "{.speed.tokens_per_second:.1f}",
+    "speedup": "{.speed.speedup}",
+    "same text": lambda run: _same(run.identity and vars(run.identity)),
+  }
+  return listed(runs, columns)
 
 
-def of_passes(passes: Sequence[dict]) -> str:
-  """A table of T(n), from the document of scripts/bench.py."""
-  first = {e["batch"]: e["seconds"]["median"] for e in passes[::-1]}
-  marks, notes = _warnings(passes)
-  header = ["batch x n", "ms", "quartiles", "x first", "GB/s", "GFLOP/s"]
-  table = columns(
-    [*header, "of the roof"],
-    [
-      [
-        f"{e['batch']} x {e['tokens']}{mark}",
-        f"{e['seconds']['median'] * 1e3:.2f}",
-        " ".join(f"{q * 1e3:.2f}" for q in e["seconds"]["quartiles"]),
-        f"{e['seconds']['median'] / first[e['batch']]:.2f}",
-        f"{e['bytes_per_second'] / 1e9:.1f}",
-        f"{e['flops_per_second'] / 1e9:.0f}",
-        f"{e['roof_seconds'] / e['seconds']['median']:.0%}",
-      ]
-      for e, mark in zip(passes, marks)
-    ],
-  )
-  return table + notes
+def _same(identity: Mapping | None) -> str:
+  return f"{identity['same']}/{identity['texts']}" if identity else "-"
 
 
-def _warnings(entries: Sequence[dict]) -> tuple[list[str], str]:
-  """Returns each row's mark, and the footnotes that say what it is for."""
+def of_document(document: dict, setup: Setup) -> str:
+  """Formats a document of bench.py: times of passes, then decoding."""
+  parts = []
+  if passes := document["passes"]:
+    first = {x["batch"]: x["seconds"]["median"] for x in passes[::-1]}
+    columns = {
+      "batch x n": "{0[batch]} x {0[tokens]}{0[mark]}",
+      "ms": lambda x: f"{1e3 * x['seconds']['median']:.2f}",
+      "quartiles": lambda x: "{:.2f} {:.2f}".format(
+        *(1e3 * quartile for quartile in x["seconds"]["quartiles"])
+      ),
+      "x first": lambda x: f"{x['seconds']['median'] / first[x['batch']]:.2f}",
+      "GB/s": lambda x: f"{x['bytes_per_second'] / 1e9:.1f}",
+      "GFLOP/s": lambda x: f"{x['flops_per_second'] / 1e9:.0f}",
+      "of the roof": lambda x: (
+        f"{x['roof_seconds'] / x['seconds']['median']:.0%}"
+      ),
+    }
+    parts += ["\na pass of n tokens a row", _with_warnings(passes, columns)]
+  if runs := document["runs"]:
+    parts.append(f"\ndecoding, {setup.description}, {setup.acceptance}")
+    prompts = dict.fromkeys(run["prompts"] for run in runs)
+    parts += [f"  {text}" for text in prompts]
+    parts += [f"  warning: {caveat}" for caveat in document["caveats"]]
+    columns = {
+      "batch x k": "{0[batch]} x {0[k]}{0[mark]}",
+      "tokens/pass": estimate("acceptance", "tokens_per_pass"),
+      "baseline tok/s": "{[speed][baseline_tokens_per_second]:.1f}",
+      "tok/s": "{[speed][tokens_per_second]:.1f}",
+      "speedup": estimate("speed", "speedup"),
+      "same text": lambda x: _same(x["identity"]),
+      "accept ms": lambda x: f"{1e3 * x['acceptance_seconds']['median']:.2f}",
+      "compile s": "{[compile][seconds]:.1f}",
+      "MB": lambda x: f"{x['memory'] / 1e6:,.0f}",
+    }
+    parts.append(_with_warnings(runs, columns))
+  return "\n".join(parts)
+
+
+def _with_warnings(entries: Sequence[dict], columns: Mapping) -> str:
+  """Formats a table with marks and footnotes for the entries' warnings."""
   notes = [x for entry in entries for x in entry["warnings"]]
-  return (
-    [" *" if entry["warnings"] else "" for entry in entries],
-    "".join(f"\n  * warning: {note}" for note in notes),
-  )
-
-
-def of_bench(runs: Sequence[dict]) -> str:
-  """A table of runs, from the document of scripts/bench.py."""
-
-  def cells(run: dict, mark: str) -> list[str]:
-    speed, acceptance = run["speed"], run["acceptance"]
-    identity = run["identity"]
-    return [
-      f"{run['batch']} x {run['k']}{mark}",
-      str(Estimate(**acceptance["tokens_per_pass"])),
-      f"{speed['baseline_tokens_per_second']:.1f}",
-      f"{speed['tokens_per_second']:.1f}",
-      str(Estimate(**speed["speedup"])),
-      "-" if identity is None else f"{identity['same']}/{identity['texts']}",
-      f"{run['acceptance_seconds']['median'] * 1e3:.2f}",
-      f"{run['compile']['seconds']:.1f}",
-      f"{run['memory'] / 1e6:,.0f}",
-    ]
-
-  header = ["batch x k", "tokens/pass", "baseline tok/s", "tok/s", "speedup"]
-  header += ["same text", "accept ms", "compile s", "MB"]
-  marks, notes = _warnings(runs)
-  return columns(header, list(map(cells, runs, marks))) + notes
+  marked = [x | {"mark": " *" if x["warnings"] else ""} for x in entries]
+  footnotes = "".join(f"\n  * warning: {note}" for note in notes)
+  return listed(marked, columns) + footnotes
 
 
 def of_machine(document: dict) -> str:
-  """Where a document of bench.py was measured, and what that machine can do."""
+  """Names the machine of a document of bench.py and what it can do."""
   machine, settings = document["hardware"], document["settings"]
   products = ", ".join(
     f"{dtype} {rate / 1e9:.0f}" for dtype, rate in machine["flops"].items()
@@ -105,44 +115,20 @@ def of_machine(document: dict) -> str:
   )
 
 
-def of_document(document: dict, setup: Setup) -> str:
-  """The tables of a document of bench.py: passes, then decoding."""
-  parts = []
-  if document["passes"]:
-    table = of_passes(document["passes"])
-    parts.append(f"\na pass of n tokens a row\n{table}")
-  if document["runs"]:
-    parts.append(f"\ndecoding, {setup.description}, {setup.acceptance}")
-    prompts = dict.fromkeys(run["prompts"] for run in document["runs"])
-    parts += [f"  {text}" for text in prompts]
-    parts += [f"  warning: {caveat}" for caveat in document["caveats"]]
-    parts.append(of_bench(document["runs"]))
-  return "\n".join(parts)
-
-
 def of_sweep(lines: Sequence[dict]) -> str:
-  """A line for every point of a sweep that was measured."""
-  header = ["drafter", "rule", "T", "batch", "k", "tokens/round", "predicted"]
-  header += ["measured", "measured/predicted"]
-  rows = []
-  for line in lines:
-    point, run = line["point"], line["run"]
-    speed = Estimate(**run["speed"]["speedup"])
-    predicted = line["prediction"]["speedup"]
-    rows.append(
-      [
-        line["drafter"],
-        point.get("acceptance", "coupled"),
-        f"{point.get('temperature', 0):g}",
-        str(run["batch"]),
-        str(run["k"]),
-        f"{run['acceptance']['tokens_per_pass']['value']:.2f}",
-        f"{predicted:.2f}",
-        str(speed),
-        f"{speed.value / predicted:.2f}",
-      ]
-    )
-  return columns(header, rows)
+  """Formats a line for every point of a sweep that was measured."""
+  columns = {
+    "drafter": "{[drafter]}",
+    "rule": lambda line: line["point"].get("acceptance", "coupled"),
+    "T": lambda line: f"{line['point'].get('temperature', 0):g}",
+    "batch": "{[run][batch]}",
+    "k": "{[run][k]}",
+    "tokens/round": "{[run][acceptance][tokens_per_pass][value]:.2f}",
+    "predicted": "{[prediction][speedup]:.2f}",
+    "measured": estimate("run", "speed", "speedup"),
+    "measured/predicted": lambda line: f"{sweeps.ratio(line):.2f}",
+  }
+  return listed(lines, columns)
 
 
 # Labels of sibling kinds.
@@ -160,36 +146,28 @@ def of_rules(
   tree: dict | None,
   caveats: Sequence[str],
 ) -> str:
-  """A table of compare_rules.py's runs, and the tree that it chose.
+  """Formats the runs of compare_rules.py, and the tree that it chose.
 
   Args:
     ranks, tree: acceptance_by_rank and tree of its document.
   """
-  header = ["draft tokens", "shape", "children", "rule", "expected", "measured"]
-  header += ["over rejection", "tok/s", "speedup", "distribution"]
-
-  def cells(run):
-    comparison = run["comparison"]
-    size = run["nodes"] - 1
-    distribution = (
+  columns = {
+    "draft tokens": lambda run: run["nodes"] - 1,
+    "shape": "{[comparison][shape]}",
+    "children": lambda run: CHILDREN[run["comparison"]["siblings"]],
+    "rule": "{[comparison][rule]}",
+    "expected": estimate("expected"),
+    "measured": estimate("acceptance", "accepted_length"),
+    "over rejection": lambda run: _percent(Estimate(**run["gain"])),
+    "tok/s": "{[speed][tokens_per_second]:.1f}",
+    "speedup": estimate("speed", "speedup"),
+    "distribution": lambda run: (
       "exact"
-      if comparison["lossless"]
-      else f"lossy, TV {comparison['distance']:.3f}"
-    )
-    return [
-      str(size),
-      comparison["shape"],
-      CHILDREN[comparison["siblings"]],
-      comparison["rule"],
-      str(Estimate(**run["expected"])),
-      str(Estimate(**run["acceptance"]["accepted_length"])),
-      _percent(Estimate(**run["gain"])),
-      f"{run['speed']['tokens_per_second']:.1f}",
-      str(Estimate(**run["speed"]["speedup"])),
-      distribution,
-    ]
-
-  lines = [columns(header, [cells(run) for run in runs])]
+      if run["comparison"]["lossless"]
+      else f"lossy, TV {run['comparison']['distance']:.3f}"
+    ),
+  }
+  lines = [listed(runs, columns)]
   lines += [f"  warning: {caveat}" for caveat in caveats]
   return "\n".join(lines + (_tree(ranks, tree) if tree else []))
 
@@ -216,28 +194,25 @@ def _percent(gain: Estimate) -> str:
 
 
 def of_choice(choice: Choice, batch: int, explain: bool) -> str:
-  """The k that was chosen and why: a line, with `explain` tables behind it."""
+  """Formats the k that was chosen and why, with `explain` tables of costs."""
   acceptance = choice.prefix_acceptance
   shares = " ".join(f"{share:.2f}" for share in acceptance) or "-"
   if choice.k:
-    text = (
-      f"k = {choice.k}, {choice.speedup:.2f} times autoregressive decoding "
-      "expected"
-    )
-    if batch > 1:
-      text += " while all rows are at work"
+    text = f"k = {choice.k}, {choice.speedup:.2f} times autoregressive decoding"
+    text += " expected" + (" while all rows are at work" if batch > 1 else "")
   else:
     text = "k = 0: no draft token pays here, so this decodes autoregressively"
   text = f"{text} (batch {batch}; acceptance in first rounds {shares})"
   if not explain:
     return text
-  header = ["k", "tokens a round", "ms a round", "tokens/s", "speedup"]
-  lines = [
-    [str(e.k), f"{e.tokens:.2f}", f"{1e3 * e.seconds:.2f}"]
-    + [f"{batch * e.tokens / e.seconds:.1f}", f"{e.speedup:.2f}"]
-    for e in choice.estimates
-  ]
-  text += "\n\n" + columns(header, lines)
+  columns = {
+    "k": "{.k}",
+    "tokens a round": "{.tokens:.2f}",
+    "ms a round": lambda x: f"{1e3 * x.seconds:.2f}",
+    "tokens/s": lambda x: f"{batch * x.tokens / x.seconds:.1f}",
+    "speedup": "{.speedup:.2f}",
+  }
+  text += "\n\n" + listed(choice.estimates, columns)
   for k in sorted({0, choice.k or 1}):
     text += f"\n\na round of k = {k}, {choice.context} slots of cache\n"
     text += roofline.explain(choice.pair.round(batch, k, choice.context))
@@ -245,26 +220,22 @@ def of_choice(choice: Choice, batch: int, explain: bool) -> str:
 
 
 def of_calibration(calibration: Calibration) -> str:
-  """What was fitted, and how wrong it is."""
-  header = ["model", "one", "weights", "KV", "FLOPs", "p", "ms a layer"]
-  header += ["points", "rms", "formula alone", "held out", "worst"]
-  lines = []
-  for name, fit in calibration.fits.items():
-    e = fit.efficiency
-    lines.append(
-      [
-        name,
-        *(f"{x:.0%}" for x in (e.one, e.weights, e.kv, e.flops)),
-        f"{e.p:.2f}",
-        f"{1e3 * e.layer_overhead:z.3f}",
-        str(fit.in_sample.points),
-        f"{fit.in_sample.rms:.1%}",
-        f"{fit.formula.rms:.1%}",
-        f"{fit.held_out.rms:.1%} of {fit.held_out.points}",
-        f"{fit.held_out.worst:+.1%}",
-      ]
-    )
-  text = columns(header, lines) + "\n\n"
+  """Formats what was fitted, and how wrong it is."""
+  columns = {
+    "model": "{[0]}",
+    "one": "{[1].efficiency.one:.0%}",
+    "weights": "{[1].efficiency.weights:.0%}",
+    "KV": "{[1].efficiency.kv:.0%}",
+    "FLOPs": "{[1].efficiency.flops:.0%}",
+    "p": "{[1].efficiency.p:.2f}",
+    "ms a layer": lambda x: f"{1e3 * x[1].efficiency.layer_overhead:z.3f}",
+    "points": "{[1].in_sample.points}",
+    "rms": "{[1].in_sample.rms:.1%}",
+    "formula alone": "{[1].formula.rms:.1%}",
+    "held out": "{0[1].held_out.rms:.1%} of {0[1].held_out.points}",
+    "worst": "{[1].held_out.worst:+.1%}",
+  }
+  text = listed(calibration.fits.items(), columns)
   header = ["overhead of rounds", "batch", "ms a round", "ms a level"]
   header += ["rounds", "rms", "worst"]
   lines = []
@@ -278,4 +249,4 @@ def of_calibration(calibration: Calibration) -> str:
         values = f"{1e3 * fixed:z.3f}", f"{1e3 * of_level:z.3f}"
         lines.append([kind, f"{batch:g}", *values, *wrong])
         kind, wrong = "", ["", "", ""]
-  return text + columns(header, lines)
+  return text + "\n\n" + terminal.columns(header, lines)
