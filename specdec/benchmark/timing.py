@@ -26,7 +26,7 @@ from specdec.roofline import hardware
 from specdec.types import Model, PyTree
 
 _COMPILED = "/jax/core/compile/backend_compile_duration"
-TOLERANCE = 0.05  # bandwidth itself moves by some percent from run to run
+_TOLERANCE = 0.05  # bandwidth itself moves by some percent from run to run
 _GROSS = 0.5  # share of its bytes' time below which a time is simply wrong
 _TIMED = 0.1  # seconds that a timed program takes at least, roughly
 
@@ -47,10 +47,8 @@ class Timing:
 
 def timing(seconds: Sequence[float]) -> Timing:
   """Sums up."""
-  low, median, high = np.quantile(seconds, (0.25, 0.5, 0.75))
-  return Timing(
-    float(median), min(seconds), (float(low), float(high)), len(seconds)
-  )
+  low, median, high = np.quantile(seconds, (0.25, 0.5, 0.75)).tolist()
+  return Timing(median, min(seconds), (low, high), len(seconds))
 
 
 def pass_timer(
@@ -73,6 +71,7 @@ def pass_timer(
   cache = make(batch, kv.num_slots(slots))
   cache = cache.replace(length=jnp.full((batch,), context))
 
+  @functools.partial(jax.jit, donate_argnums=(1, 2))
   def run(params, ids, cache, passes):
     def body(_, carry):
       output, cache = model.apply(params, *carry)
@@ -81,7 +80,6 @@ def pass_timer(
 
     return jax.lax.fori_loop(0, passes, body, (ids, cache))
 
-  run = jax.jit(run, donate_argnums=(1, 2))
   carry = jnp.zeros((batch, tokens), jnp.int32), cache
 
   def timed(passes: int) -> float:
@@ -124,7 +122,6 @@ def round_timer(
       f"{decoder.max_new_tokens} new tokens have no room for a round of "
       f"{decoder.num_nodes}"
     )
-
   first = decoder.start(Batch(rows, range(len(rows))))
 
   def timed() -> float:
@@ -217,13 +214,13 @@ def check_possible(
     bandwidth: B/s, the best that was measured for a working set of that size.
 
   Returns:
-    A sentence where it is shorter by more than TOLERANCE.
+    A sentence where it is shorter by more than a tolerance.
 
   Raises:
     Impossible: it is shorter than half of that, so nothing can be read off.
   """
   least = size / bandwidth
-  if seconds >= (1 - TOLERANCE) * least:
+  if seconds >= (1 - _TOLERANCE) * least:
     return None
   sentence = (
     f"{what} took {seconds * 1e3:.4g} ms, and moving its {size / 1e6:.4g} "
@@ -272,6 +269,7 @@ def time_acceptance(decoder: Decoder, repeats: int) -> Timing:
   settings = decoder.settings(decoder.batch)
   state = decoder.start(Batch([[1]] * decoder.batch, range(decoder.batch)))
 
+  @jax.jit
   def drafted(params, state):
     draft, _ = step.draft_step(
       decoder.target, decoder.drafter, decoder.rule, params, state
@@ -280,7 +278,7 @@ def time_acceptance(decoder: Decoder, repeats: int) -> Timing:
     count = jnp.full_like(draft.count, spec.max_nodes)  # matched or not
     return draft._replace(parents=parents, count=count, resume=None)
 
-  draft = jax.jit(drafted)(decoder.params, state)
+  draft = drafted(decoder.params, state)
   batch, nodes = draft.tokens.shape
   key = jax.random.key(0)
   place = decoder.places.target if decoder.places else sharding.anywhere
@@ -294,7 +292,8 @@ def time_acceptance(decoder: Decoder, repeats: int) -> Timing:
 
   logits = invented(draft)
 
-  def accept_one(logits, draft, length):
+  @jax.jit
+  def accept(logits, draft, length):
     noise = Noise(
       row_keys(key, jnp.arange(batch)),
       length,
@@ -311,10 +310,9 @@ def time_acceptance(decoder: Decoder, repeats: int) -> Timing:
       spec.max_depth,
     )
 
-  run = jax.jit(accept_one)
   seconds = []
   for _ in range(3 + repeats):
     begin = time.perf_counter()
-    jax.block_until_ready(run(logits, draft, state.length))
+    jax.block_until_ready(accept(logits, draft, state.length))
     seconds.append(time.perf_counter() - begin)
   return timing(seconds[3:])
