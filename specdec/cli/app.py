@@ -6,9 +6,7 @@ so that its --help lists all of them and no other. They are read once, into
 traceback.
 """
 
-import copy
 import dataclasses
-import functools
 import glob
 import logging
 import os
@@ -25,11 +23,10 @@ from absl import app, flags
 from absl import logging as absl_logging
 
 from specdec import multihost
-from specdec.cli import config_flag, integers
+from specdec.cli.flags import Flags
 from specdec.utils import files, terminal
 from specdec.utils.calls import user_line
 
-flags.disclaim_key_flags()  # flags belong to the modules that call Flags
 _MENDABLE = (ValueError, OSError, MemoryError)
 _HELP = ("--help", "-help", "-h", "--helpfull", "--helpshort")
 CONTINUES = "stopped; the same command goes on from here"
@@ -41,64 +38,6 @@ class Options(types.SimpleNamespace):
   `given` holds the names of those that were on the command line; `arguments`
   what is no flag; `argv` the command line without the program's name.
   """
-
-
-class Flags:
-  """Defines the flags of one program."""
-
-  def __init__(self, argv: Sequence[str]):
-    self.values, self._argv = flags.FlagValues(), list(argv)
-    self._left_out: frozenset[str] = frozenset()
-
-  def without(self, names: Sequence[str]) -> "Flags":
-    """Returns these flags, to which none of these names is added."""
-    other = copy.copy(self)
-    other._left_out = self._left_out | frozenset(names)
-    return other
-
-  def _add(self, define: Callable[..., object], name: str, *args, **options):
-    if name not in self._left_out:
-      define(name, *args, flag_values=self.values, **options)
-
-  def string(self, name: str, default: str | None, text: str) -> None:
-    self._add(flags.DEFINE_string, name, default, text)
-
-  def strings(self, name: str, text: str) -> None:
-    """A flag that may be repeated."""
-    self._add(flags.DEFINE_multi_string, name, [], text)
-
-  def list(self, name: str, default: list[str], text: str) -> None:
-    """Texts with commas between them."""
-    self._add(flags.DEFINE_list, name, default, text)
-
-  def integer(
-    self, name: str, default: int | None, text: str, **bounds
-  ) -> None:
-    self._add(flags.DEFINE_integer, name, default, text, **bounds)
-
-  def float(self, name: str, default: float | None, text: str) -> None:
-    self._add(flags.DEFINE_float, name, default, text)
-
-  def bool(self, name: str, default: bool, text: str) -> None:
-    self._add(flags.DEFINE_bool, name, default, text)
-
-  def enum(
-    self, name: str, default: str | None, accepted: Sequence[str], text: str
-  ) -> None:
-    self._add(flags.DEFINE_enum, name, default, accepted, text)
-
-  def integers(
-    self, name: str, default: str | None, text: str, auto: bool = False
-  ) -> None:
-    """One integer or several: 4, or 1,2,4-8; with auto also 'auto', ()."""
-    parser = integers.IntegersOrAuto() if auto else integers.Integers()
-    define = functools.partial(flags.DEFINE, parser)
-    serializer = flags.CsvListSerializer(",")
-    self._add(define, name, default, text, serializer=serializer)
-
-  def config(self, name: str, text: str, shipped: str = "*.py") -> None:
-    """A Python file whose get_config() gives a ConfigDict."""
-    config_flag.define(name, text, shipped, self.values, self._argv)
 
 
 @dataclasses.dataclass(frozen=True)
