@@ -1,6 +1,6 @@
 """Texts that no refactor may change: what is decoded for the golden file.
 
-A cell is a target, a drafter, a rule, a temperature and a seed; its tokens,
+An entry is a target, a drafter, a rule, a temperature and a seed; its tokens,
 origins and counts stand in fixtures/golden/texts.json. They were written on
 version 0.1.0 and are the same on jax 0.10.2 and 0.12.0.1, with and without the
 compiler flags of the tests: logits that differ in their last bits decide no
@@ -44,7 +44,7 @@ V, NEW = learned_kinds.V, 20
 
 
 class Way(NamedTuple):
-  """What decodes the cells of one program."""
+  """What decodes the entries of one program."""
 
   target: str
   drafter: Callable
@@ -56,31 +56,27 @@ def on_table(drafter, rule, batch=3):
   return Way("table", lambda: drafter(table_model.model(V)), rule, batch)
 
 
-def tree_of(expansion):
-  return lambda model: drafters.model(model, shape=expansion)
+def tree_of(shape):
+  return lambda model: drafters.model(model, shape=shape)
 
 
 def chain(k=4):
-  return lambda model: drafters.model(model, k)
+  return tree_of(draft_shape.chain(k))
 
 
 def lookup(k=4):
   return lambda _: drafters.lookup(k, ngram=2, min_ngram=1)
 
 
-def learned(kind, expansion, copies=0):
+def learned(kind, shape, copies=0):
   def make():
-    return serve.drafter(
-      learned_kinds.draft_head(kind),
-      learned_kinds.target()[0],
-      expansion,
-      max_external_drafts=copies,
+    head, target = learned_kinds.draft_head(kind), learned_kinds.target()[0]
+    drafter = serve.drafter(head, target, shape, max_external_drafts=copies)
+    return (
+      drafters.fallback(lookup(copies)(None), drafter) if copies else drafter
     )
 
-  if not copies:
-    return make
-  first = drafters.lookup(copies, ngram=2, min_ngram=1)
-  return lambda: drafters.fallback(first, make())
+  return make
 
 
 def on_llama(make, *arguments, **options):
@@ -91,13 +87,9 @@ def of_shipped(name, k=3):
   def make():
     if name == "model":
       return drafters.model(transformer.model(shipped_draft().config), k)
-    target = shipped_target()
-    own = saved.load(shipped.drafter(name), target)
-    return serve.drafter(
-      own.draft_head(target.config),
-      transformer.model(target.config),
-      draft_shape.chain(k),
-    )
+    config = shipped_target().config
+    head, _ = shipped_head(name)
+    return serve.drafter(head, transformer.model(config), draft_shape.chain(k))
 
   return make
 
@@ -179,6 +171,15 @@ def shipped_draft():
 
 
 @functools.cache
+def shipped_head(name):
+  """A shipped head, and its weights."""
+  target = shipped_target()
+  learned = saved.load(shipped.drafter(name), target)
+  head = learned.draft_head(target.config)
+  return head, draft_heads.weights_of(head, learned.net, target.params)
+
+
+@functools.cache
 def models(name):
   """The target, and the weights of target and draft."""
   if name == "table":
@@ -196,9 +197,7 @@ def models(name):
   model = transformer.model(target.config)
   if name == "shipped":
     return model, Params(target.params, shipped_draft().params)
-  own = saved.load(shipped.drafter(name.split()[1]), target)
-  cell = own.draft_head(target.config)
-  weights = draft_heads.weights_of(cell, own.net, target.params)
+  _, weights = shipped_head(name.split()[1])
   return model, Params(target.params, weights)
 
 
@@ -216,12 +215,12 @@ def prompts(way: Way, vocab_size: int):
 
 
 def decoded(name: str) -> dict[str, dict]:
-  """The cells of one way, by 'way; temperature; seed'."""
+  """The entries of one way, by 'way; temperature; seed'."""
   way = WAYS[name]
   model, params = models(way.target)
   rows, length = prompts(way, model.vocab_size)
   drafter, rule = way.drafter(), way.rule()
-  cells = {}
+  entries = {}
   for temperature in TEMPERATURES:
     for seed in SEEDS if temperature else SEEDS[:1]:
       state = decode.generate(
@@ -239,17 +238,17 @@ def decoded(name: str) -> dict[str, dict]:
       )
       places = [slice(n, m) for n, m in zip(length, np.asarray(state.length))]
       stats = state.stats
-      cells[f"{name}; T = {temperature:g}; seed {seed}"] = {
+      entries[f"{name}; T = {temperature:g}; seed {seed}"] = {
         "tokens": [t[p].tolist() for t, p in zip(state.tokens, places)],
         "origins": [o[p].tolist() for o, p in zip(state.origin, places)],
         "rounds": stats.rounds.tolist(),
         "nodes": stats.nodes.tolist(),
         "accepted": stats.accepted.tolist(),
       }
-  return cells
+  return entries
 
 
 if __name__ == "__main__":
   golden_costs.compare(
-    FILE, {key: cell for way in WAYS for key, cell in decoded(way).items()}
+    FILE, {key: entry for way in WAYS for key, entry in decoded(way).items()}
   )

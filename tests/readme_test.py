@@ -1,6 +1,8 @@
 """README and docs: their Python runs, and what they name exists."""
 
+import contextlib
 import importlib
+import io
 import pathlib
 import re
 
@@ -57,7 +59,16 @@ def test_readme_is_short():
   assert len(TEXT.splitlines()) < 150
 
 
-def test_the_python_of_the_readme_and_its_drafter_run(capsys):
+@pytest.fixture(scope="module")
+def extending():
+  """What the Python of docs/extending.md defines, and what it prints."""
+  printed = io.StringIO()
+  with contextlib.redirect_stdout(printed):
+    scope = run_blocks(ROOT / "docs" / "extending.md")
+  return scope, printed.getvalue()
+
+
+def test_the_python_of_the_readme_and_its_drafter_run(capsys, extending):
   scope = run_blocks(README)
   printed = capsys.readouterr().out
   assert re.search(r"\d\.\d+ ± \d\.\d+ times as fast", printed)
@@ -67,7 +78,7 @@ def test_the_python_of_the_readme_and_its_drafter_run(capsys):
     fast, slow = results.values()
     assert len(fast.texts[0]) == slow.num_rounds == 128 > fast.num_rounds
 
-  other = run_blocks(ROOT / "docs" / "extending.md")
+  other = extending[0]
   ours = other["generate"](
     other["target"],
     scope["repeat"](3),
@@ -78,9 +89,8 @@ def test_the_python_of_the_readme_and_its_drafter_run(capsys):
   np.testing.assert_array_equal(ours.tokens, other["ours"].tokens)
 
 
-def test_the_python_of_extending_runs(capsys):
-  scope = run_blocks(ROOT / "docs" / "extending.md")
-  printed = capsys.readouterr().out
+def test_the_python_of_extending_runs(extending):
+  scope, printed = extending
   assert "same tokens: True" in printed
   errors = re.findall(r"([\d.]+) from the target's distribution", printed)
   assert len(errors) == 2
@@ -118,15 +128,14 @@ def test_the_citation_names_the_version():
 @pytest.mark.parametrize("page", LINKED, ids=name_of)
 def test_links_lead_somewhere(page):
   text = re.sub(r"```.*?```", "", page.read_text(), flags=re.S)
-  broken = []
-  for link in re.findall(r"\]\(([^)\s]+)\)", text):
-    if re.match(r"https?:", link):
-      continue
+
+  def is_broken(link: str) -> bool:
     path, _, anchor = link.partition("#")
     other = (page.parent / path).resolve() if path else page
-    if not other.exists() or (anchor and anchor not in anchors(other)):
-      broken.append(link)
-  assert broken == []
+    return not other.exists() or (anchor and anchor not in anchors(other))
+
+  links = re.findall(r"\]\((?!https?:)([^)\s]+)\)", text)
+  assert [link for link in links if is_broken(link)] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
