@@ -19,6 +19,7 @@ import warnings
 from collections.abc import Callable, Sequence
 
 import jax
+import numpy as np
 from absl import app, flags
 from absl import logging as absl_logging
 
@@ -75,22 +76,21 @@ class Program:
       raise ValueError(str(error)) from error
     if rest and not self.takes_arguments:
       raise ValueError(f"unexpected argument {rest[0]!r}; flags begin with --")
-    for name in values:
-      value = values[name].value
-      if type(value) is int and abs(value) >= 2**31 and name != "seed":
+    parsers = {name: values[name] for name in values}
+    for name, flag in parsers.items():
+      large = type(flag.value) is int and abs(flag.value) >= 2**31
+      if large and name != "seed":
         raise ValueError(
-          f"--{name}={value}; it must be between -2**31 and 2**31"
+          f"--{name}={flag.value}; it must be between -2**31 and 2**31"
         )
-    options = Options(
+    return Options(
       given=frozenset(name for name in values if values[name].present),
       arguments=rest,
       argv=tuple(argv[1:]),
-      parsers={name: values[name] for name in values},
+      parsers=parsers,
+      # A name with a dot is an entry of a config.
+      **{name: x.value for name, x in parsers.items() if "." not in name},
     )
-    for name in values:
-      if "." not in name:  # an entry of a config
-        setattr(options, name, values[name].value)
-    return options
 
   def help(self, name: str) -> str:
     """Returns the help page: what the program does, and every flag."""
@@ -164,24 +164,19 @@ def _no_memory(error: Exception) -> str:
 
 
 def _end(text: str) -> None:
-  """Ends with an error.
-
-  One of several processes goes at once: an orderly end would wait for the
-  others, who wait for it; JAX then ends them, as it misses one.
-  """
+  """Ends with an error."""
   text = terminal.escape(text)
   if not jax.distributed.is_initialized():
     sys.exit(text)
+  # An orderly end would wait for the other processes, who wait for this one;
+  # JAX then ends them, as it misses one.
   print(text, file=sys.stderr, flush=True)
   os._exit(1)
 
 
 def _quiet_libtpu() -> None:
-  """Names a TPU's kind and hosts where there is none, before JAX looks for one.
-
-  Where libtpu is installed it is opened all the same, and misses both in five
-  lines.
-  """
+  """Names a TPU's kind and hosts where there is none: libtpu, if installed,
+  is opened all the same and would miss both in five lines."""
   chips = glob.glob("/dev/accel*") + glob.glob("/dev/vfio/[0-9]*")
   # JAX sets it where it sees no chip.
   if os.environ.get("TPU_SKIP_MDS_QUERY") == "1" and not chips:
@@ -190,14 +185,12 @@ def _quiet_libtpu() -> None:
 
 
 def _excepthook(*error) -> None:
-  """Prints a traceback, its sentence escaped as every other."""
-  lines = traceback.format_exception(*error)
-  print(terminal.escape("".join(lines)), end="", file=sys.stderr)
+  """Prints a traceback, escaped."""
+  note("".join(traceback.format_exception(*error)).rstrip())
 
 
 def _unraisablehook(unraisable) -> None:
-  """Prints an error that nobody catches, but for TensorStore's that comes when
-  Orbax has failed already."""
+  """Prints an uncaught error, but for TensorStore's after one of Orbax."""
   if str(unraisable.exc_value) != "Event loop is closed":
     sys.__unraisablehook__(unraisable)
 
@@ -215,9 +208,7 @@ def _unhush() -> None:
 def check_at_least(options: Options, low: int, *names: str) -> None:
   """Raises ValueError where one of these flags holds a number below `low`."""
   for name in names:
-    value = getattr(options, name)
-    values = value if isinstance(value, tuple) else (value,)
-    for number in values:
+    for number in np.ravel(getattr(options, name)):
       if number is not None and number < low:
         raise ValueError(f"--{name}={number}; it must be >= {low}")
 
@@ -232,8 +223,7 @@ def take_folder(name: str, path: str | None) -> pathlib.Path:
 
   Raises:
     BlockingIOError: another process has it.
-    ValueError: it is not given, or could not be written by the process that
-      writes.
+    ValueError: it is not given, or cannot be written.
   """
   if not path:
     raise ValueError(f"give {name}, a folder")
@@ -243,8 +233,8 @@ def take_folder(name: str, path: str | None) -> pathlib.Path:
 
 
 def check_folder(name: str, path: str) -> None:
-  """Raises ValueError where the folder `path`, given as `name`, could not be
-  written, or created, by the process that writes."""
+  """Raises ValueError where a folder, given as `name`, could not be written,
+  or created, by the process that writes."""
   if not multihost.is_first():
     return
   folder = pathlib.Path(path).absolute()
@@ -257,8 +247,8 @@ def check_folder(name: str, path: str) -> None:
 
 
 def check_writable(name: str, path: str | None) -> None:
-  """Raises ValueError where `path`, given as `name`, could not be written by
-  the process that writes; None is nothing to write."""
+  """Raises ValueError where a file, given as `name`, could not be written by
+  the process that writes."""
   if not path or not multihost.is_first():
     return
   file = pathlib.Path(path)
@@ -276,16 +266,15 @@ def check_writable(name: str, path: str | None) -> None:
 
 
 def named_folders(patterns: Sequence[str]) -> list[pathlib.Path]:
-  """The folders that names or patterns stand for, each once.
+  """Returns the folders that names or patterns stand for, each once.
 
   Raises:
     ValueError: one of the patterns means none.
   """
-  folders: dict[pathlib.Path, None] = {}
+  folders: list[str] = []
   for pattern in patterns:
-    matches = map(pathlib.Path, sorted(glob.glob(pattern)))
-    matches = [path for path in matches if path.is_dir()]
+    matches = [*filter(os.path.isdir, sorted(glob.glob(pattern)))]
     if not matches:
       raise ValueError(f"{pattern} names no folder")
-    folders |= dict.fromkeys(matches)
-  return list(folders)
+    folders += matches
+  return [*dict.fromkeys(map(pathlib.Path, folders))]

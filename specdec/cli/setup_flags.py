@@ -118,9 +118,6 @@ def read(options: Options, **changes) -> None:
 
   Args:
     changes: fields of a Setup that the program sets itself.
-
-  Raises:
-    ValueError: a flag, or flags together, are refused.
   """
   apply_config(options)
   join(options)  # before anything wakes JAX
@@ -217,11 +214,10 @@ def join(options: Options) -> None:
   """
   if not hasattr(options, "distributed"):
     return
-  address = options.processes, options.process
-  given = [number is not None for number in address]
-  if given != [options.coordinator is not None] * 2:
+  address = options.coordinator, options.processes, options.process
+  if address.count(None) not in (0, len(address)):
     raise ValueError("--coordinator, --processes and --process go together")
-  if all(given) and not 0 <= options.process < options.processes:
+  if None not in address and not 0 <= options.process < options.processes:
     raise ValueError(
       f"--process={options.process}; it must be in 0..{options.processes - 1}"
     )
@@ -235,9 +231,7 @@ def join(options: Options) -> None:
     _wait_for_port(options)  # JAX would end the process without a sentence
   try:
     jax.distributed.initialize(
-      options.coordinator,
-      *address,
-      initialization_timeout=options.patience,
+      *address, initialization_timeout=options.patience
     )
   except (RuntimeError, ValueError) as error:
     where = options.coordinator or "a coordinator (give --coordinator)"
@@ -251,12 +245,7 @@ def join(options: Options) -> None:
 
 
 def _wait_for_port(options: Options) -> None:
-  """Waits until the coordinator's port is open.
-
-  Raises:
-    ValueError: the address is none.
-    ConnectionError: it stays closed.
-  """
+  """Waits until the coordinator's port is open, or raises ConnectionError."""
   host, _, port = options.coordinator.rpartition(":")
   if not (host and port.isdecimal()):
     raise ValueError(f"--coordinator={options.coordinator}; give address:port")
