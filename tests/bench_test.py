@@ -69,7 +69,13 @@ def test_tables_then_one_document_on_the_last_line(bench):
   assert "functions of the Python standard library" in text
 
 
-def test_one_batch_is_timed_by_medians_and_profiled(bench, tmp_path):
+def test_one_batch_is_timed_by_medians_profiled_and_late_compiling_marked(
+  bench, tmp_path, monkeypatch
+):
+  late = timing.Compilations(1, 0.0)
+  monkeypatch.setattr(
+    timing, "compilations", lambda: contextlib.nullcontext(late)
+  )
   prompts = tmp_path / "two.jsonl"
   prompts.write_text(2 * '{"prompt": "hello hello"}\n')
   arguments = [f"--prompt_file={prompts}", f"--profile={tmp_path}", "--k=1"]
@@ -80,6 +86,8 @@ def test_one_batch_is_timed_by_medians_and_profiled(bench, tmp_path):
   assert run["speed"]["baseline_seconds"] == run["baseline_seconds"]["median"]
   assert run["seconds"]["repeats"] == 2
   assert run["prompts"].startswith(f"2 prompts of {prompts}")
+  assert run["warnings"] == ["1 programs compiled while batch 2 x 1 was timed"]
+  assert f"  * warning: {run['warnings'][0]}" in lines
 
 
 def test_the_shipped_target_is_benched_on_all_shipped_prompts():
@@ -169,19 +177,6 @@ def test_half_the_time_of_its_bytes_ends_the_run_with_all_of_it_written(
   printed = capsys.readouterr().out.splitlines()
   assert json.loads(printed[-1]) == document
   assert any("1 x 1 *" in line for line in printed)
-
-
-def test_a_run_that_compiles_while_it_is_timed_is_marked(bench, monkeypatch):
-  class Late(timing.Compilations):
-    count = 1
-
-  monkeypatch.setattr(
-    timing, "compilations", lambda: contextlib.nullcontext(Late(1, 0.0))
-  )
-  lines = bench("--passes=1", "--k=1", "--max_new_tokens=4", "--limit=1")
-  [run] = json.loads(lines[-1])["runs"]
-  assert run["warnings"] == ["1 programs compiled while batch 1 x 1 was timed"]
-  assert f"  * warning: {run['warnings'][0]}" in lines
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,7 @@ def test_command_line_ends_with_a_table_and_json(target, tmp_path):
   out = tmp_path / "out.json"
   command = [sys.executable, SCRIPT, f"--target={target}", "--prompt=abcabcab"]
   command += ["--max_new_tokens=20", f"--json={out}", "--color=always"]
-  command += ["--compilation_cache="]
+  command += ["--compilation_cache=", "--repeats=1"]
   result = subprocess.run(command, capture_output=True, text=True)
   assert result.returncode == 0, result.stderr
   assert "same text as the baseline" in result.stdout
@@ -105,15 +105,16 @@ def test_texts_of_a_file_of_prompts_do_not_depend_on_the_batch(
   assert json.loads(out.read_text())["prompts"] == document["prompts"]
 
 
-def test_html_holds_every_prompt_its_tokens_and_the_table(
+def test_html_holds_every_prompt_and_a_config_sets_flags_that_are_not_given(
   run, target, draft, tmp_path, capsys
 ):
   prompts, out = tmp_path / "p.jsonl", tmp_path / "o.json"
   prompts.write_text('{"prompt": "hello"}\n{"prompt": "x"}\n')
-  html = tmp_path / "page.html"
+  html, config = tmp_path / "page.html", tmp_path / "config.py"
+  config.write_text(f"{CONFIG}ConfigDict({{'k': 2, 'max_new_tokens': 12}})")
   arguments = [f"--prompt_file={prompts}", f"--html={html}", f"--json={out}"]
   arguments += [f"--drafter=model({draft})", "--temperature=1", "--k=3"]
-  run(*arguments, "--acceptance=rejection", "--max_new_tokens=12")
+  run(*arguments, "--acceptance=rejection", f"--config={config}")
   text = html.read_text()
   assert text.count("<section>") == 2
   assert len(re.findall(r'class="t [a-z]+" tabindex', text)) == 24
@@ -128,6 +129,7 @@ def test_html_holds_every_prompt_its_tokens_and_the_table(
   assert len(rows) == 9
   for name, value in rows:
     assert f'<th scope="row">{name}</th><td>{value}</td>' in text
+  # k is given, so the config has no say in it.
   for value in (target, f"model({draft})", "rejection", "3", "1", "0"):
     assert f"<dd>{value}</dd>" in text
   compiled = r"^compiling \(kept .*\) \.\.\. \d+\.\d s$"
@@ -190,22 +192,13 @@ def test_progress_shows_seconds_meanwhile_and_at_the_end(capsys):
 def test_stop_string_cuts_both_ways_alike(run, tmp_path):
   out = tmp_path / "o.json"
   common = ["--prompt=abab", "--max_new_tokens=40", f"--json={out}"]
-  run(*common)
+  run(*common, "--repeats=1")
   whole = json.loads(out.read_text())["prompts"][0]["text"]
   stop = whole[9:12]
-  run(*common, f"--stop={stop}", "--stop=never said")
+  run(*common, f"--stop={stop}", "--stop=never there", "--repeats=1")
   document = json.loads(out.read_text())
   assert document["prompts"][0]["text"] == whole[: whole.index(stop)]
   assert document["runs"][0]["identity"]["share"] == 1
-
-
-def test_config_file_sets_flags_but_not_those_given(run, tmp_path):
-  config, out = tmp_path / "c.py", tmp_path / "o.json"
-  config.write_text(CONFIG + "ConfigDict({'k': 2, 'max_new_tokens': 7})\n")
-  run("--prompt=ab", f"--config={config}", f"--json={out}", "--k=4")
-  document = json.loads(out.read_text())
-  assert len(document["prompts"][0]["token_ids"]) == 7
-  assert len(document["runs"][0]["acceptance"]["prefix_acceptance"]) == 4
 
 
 @pytest.mark.parametrize(
@@ -279,17 +272,6 @@ def test_b23_unlike_vocabularies_are_refused(run, tmp_path, letters, sentence):
     run(f"--drafter=model({draft})", "--prompt=ab")
 
 
-def test_broken_prompt_line_is_named_and_skipped(run, tmp_path, capsys):
-  prompts, out = tmp_path / "p.jsonl", tmp_path / "o.json"
-  prompts.write_text('{"prompt": \n{"prompt": "a"}\n')
-  run(f"--prompt_file={prompts}", f"--json={out}", "--repeats=1")
-  assert f"skipped: line 1 of {prompts} is not JSON" in capsys.readouterr().err
-  assert len(json.loads(out.read_text())["prompts"]) == 1
-  prompts.write_text('{"prompt": \n')
-  with pytest.raises(SystemExit, match=r"no prompt: line 1 of .* not J"):
-    run(f"--prompt_file={prompts}")
-
-
 @pytest.mark.parametrize("flag", ["json", "html"])
 def test_an_unwritable_file_is_refused_at_once(
   run, tmp_path, monkeypatch, flag
@@ -311,13 +293,15 @@ def test_memory_is_checked_before_weights_are_read(run, monkeypatch):
     run("--prompt=a")
 
 
-def test_weights_that_are_loaded_are_not_asked_for_again(run, monkeypatch):
+def test_weights_that_are_loaded_are_not_asked_for_again(target, monkeypatch):
   plans = []
   check = memory_plan.check
   monkeypatch.setattr(
     memory_plan, "check", lambda plan, *_: plans.append(plan) or check(plan)
   )
-  run("--prompt=a", "--max_new_tokens=4", "--repeats=1")
+  setup = Setup(str(target), max_new_tokens=4)
+  loaded_target = setup.load_target()
+  setup.check_memory(loaded_target, setup.decoder(loaded_target))
   before, after = plans
   loaded = {"target", "allocator"}
   assert set(before.parts) - set(after.parts) == loaded

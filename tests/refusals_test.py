@@ -121,7 +121,6 @@ def test_a_draft_with_more_nodes_than_the_cache_has_room_for_is_refused():
     (lambda: draft_shape.dynamic(2, 2, 0), "size = 0"),
     (lambda: draft_tree.parallel(0, 2), "there must be a chain"),
     (lambda: draft_tree.parallel(2, 2, 3), "share 3"),
-    (lambda: draft_shape.static([-1, 0, 1, 0]), "not in level order"),
     (lambda: draft_shape.static([-1, 2, 0]), "stands before its parent"),
     (lambda: draft_shape.static([0, 0]), "the root"),
   ],
