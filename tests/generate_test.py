@@ -284,15 +284,6 @@ def test_an_unwritable_file_is_refused_at_once(
     run("--prompt=a", f"--{flag}={tmp_path / 'out'}")
 
 
-def test_memory_is_checked_before_weights_are_read(run, monkeypatch):
-  monkeypatch.setattr(memory_plan, "available", lambda *_: 10_000)
-  monkeypatch.setattr(
-    checkpoints, "load", lambda *_: pytest.fail("loaded all the same")
-  )
-  with pytest.raises(SystemExit, match="GiB are free"):
-    run("--prompt=a")
-
-
 def test_weights_that_are_loaded_are_not_asked_for_again(target, monkeypatch):
   plans = []
   check = memory_plan.check

@@ -26,7 +26,6 @@ def baseline_texts():
   [
     dict(drafter="model(stdlib-0.3m)", shape="chains(2)", k=2),
     dict(drafter="early_exit(1)", shape="optimal(4, [0.6, 0.2])", k=2),
-    dict(drafter="layer_skip(attention=[0])", k=2),
     dict(drafter="early_exit(1)", shape="dynamic(4, top=2)", k=3),
   ],
   ids=lambda settings: " ".join(map(str, settings.values())),
@@ -156,13 +155,14 @@ def test_shapes_by_calls(tree_file):
     (dict(target="stdlib-11m", drafter="head(medusa)", k=8), "has 5 heads"),
     (dict(drafter="model(stdlib-0.3m) | lookup"), "must be deterministic"),
     (dict(drafter="model(nowhere)"), "neither a path nor"),
+    (dict(batch=10**8), "needs .* GiB .* are free"),
   ],
 )
-def test_drafters_that_do_not_fit_are_refused_before_weights_are_read(
+def test_setups_that_do_not_fit_are_refused_before_weights_are_read(
   settings, complaint, monkeypatch
 ):
   monkeypatch.setattr(checkpoints, "load", lambda *_: pytest.fail("loaded"))
-  with pytest.raises((ValueError, OSError), match=complaint):
+  with pytest.raises((ValueError, OSError, MemoryError), match=complaint):
     Setup(**SHORT | settings).load_target()
 
 

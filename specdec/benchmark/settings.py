@@ -43,7 +43,7 @@ class Settings:
     drafter: A call, as name(1, key=2), or of your own: file.py:name(...).
       lookup(ngram=5, min_ngram=3), model(NAME), early_exit(LAYER),
       layer_skip(attention=[1,3], mlp=[2], threshold=0.8), layer_skip(FILE) of
-      choose_layers, head(FILE) of train_drafter, head(NAME). Two with | between
+      choose_layers, head(FILE) or head(NAME), trained ones. Two with | between
       them: the second drafts where the first has no draft: 'lookup(k=4) |
       head(FILE)'. Default lookup, for stdlib-11m model(stdlib-1m).
     acceptance: A call, as name(1, key=2), or of your own: file.py:name(...).

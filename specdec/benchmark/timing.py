@@ -59,12 +59,15 @@ def pass_timer(
   context: int,
   slots: int,
 ) -> Callable[[], float]:
-  """Seconds of one pass of n tokens a row after `context` committed positions,
-  in a cache of so many slots: each call times it once more.
+  """Returns what times one pass of n tokens a row, in seconds, at every call.
 
   As in decoding, passes follow one another inside one program (so many that it
   runs for some time) and each begins with the argmax of the logits of the one
   before; a pass called from the host by itself costs up to twice as much.
+
+  Args:
+    context: committed positions before the pass.
+    slots: positions of the cache.
   """
   # Inside jit, a mesh gets its parts and no device all of it.
   make = jax.jit(model.init_cache, static_argnums=(0, 1))
@@ -104,7 +107,7 @@ def time_pass(
   slots: int,
   repeats: int,
 ) -> Timing:
-  """T(n), as `pass_timer` takes it, over and over."""
+  """Times T(n) over and over; arguments as of `pass_timer`."""
   timed = pass_timer(model, params, batch, tokens, context, slots)
   return timing([timed() for _ in range(repeats)])
 
@@ -112,7 +115,7 @@ def time_pass(
 def round_timer(
   decoder: Decoder, rows: Sequence[Sequence[int]]
 ) -> Callable[[], float]:
-  """Seconds of one round with all rows at work: each call times some more.
+  """Returns what times rounds with all rows at work: seconds of one, a call.
 
   It keeps a prefilled state, and times on copies of it.
   """
@@ -138,7 +141,7 @@ def round_timer(
 
 
 def forget_programs() -> None:
-  """Lets go of what was compiled and is not held by anybody.
+  """Drops compiled programs that nobody holds.
 
   Linux gives a process 65,530 memory maps, and on a CPU every program takes
   many: a long run that keeps all of them ends in a segmentation fault.
@@ -267,40 +270,29 @@ def time_acceptance(decoder: Decoder, repeats: int) -> Timing:
   """
   spec, vocab_size = decoder.drafter.spec, decoder.target.vocab_size
   settings = decoder.settings(decoder.batch)
+  rows, key = jnp.arange(decoder.batch), jax.random.key(0)
   state = decoder.start(Batch([[1]] * decoder.batch, range(decoder.batch)))
-
-  @jax.jit
-  def drafted(params, state):
-    draft, _ = step.draft_step(
-      decoder.target, decoder.drafter, decoder.rule, params, state
-    )
-    parents = traversal.parents_of(spec.with_tree(draft))
-    count = jnp.full_like(draft.count, spec.max_nodes)  # matched or not
-    return draft._replace(parents=parents, count=count, resume=None)
-
-  draft = drafted(decoder.params, state)
-  batch, nodes = draft.tokens.shape
-  key = jax.random.key(0)
   place = decoder.places.target if decoder.places else sharding.anywhere
 
   @jax.jit
-  def invented(draft):
-    logits = 3 * jax.random.normal(key, (batch, nodes, vocab_size))
-    row = jnp.arange(batch)[:, None]
-    favoured = row, draft.parents[:, 1:], draft.tokens[:, 1:]
-    return place(logits.at[favoured].add(20.0), "rows", None, "vocab")
+  def drafted(params, state):
+    parts = decoder.target, decoder.drafter, decoder.rule
+    draft, _ = step.draft_step(*parts, params, state)
+    parents = traversal.parents_of(spec.with_tree(draft))
+    count = jnp.full_like(draft.count, spec.max_nodes)  # matched or not
+    draft = draft._replace(parents=parents, count=count, resume=None)
+    logits = 3 * jax.random.normal(key, (*draft.tokens.shape, vocab_size))
+    favoured = rows[:, None], draft.parents[:, 1:], draft.tokens[:, 1:]
+    logits = logits.at[favoured].add(20.0)
+    return draft, place(logits, "rows", None, "vocab")
 
-  logits = invented(draft)
+  draft, logits = drafted(decoder.params, state)
 
   @jax.jit
   def accept(logits, draft, length):
-    noise = Noise(
-      row_keys(key, jnp.arange(batch)),
-      length,
-      vocab_size,
-      decoder.rule.traversal == "coupled",
-      jnp.any(settings.temperature > 0),
-    )
+    coupled = decoder.rule.traversal == "coupled"
+    sampled = jnp.any(settings.temperature > 0)
+    noise = Noise(row_keys(key, rows), length, vocab_size, coupled, sampled)
     return step.traverse_draft(
       decoder.rule,
       spec.with_tree(draft),

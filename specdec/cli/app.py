@@ -51,7 +51,6 @@ class Program:
     work: the program.
     interrupted: printed after Ctrl-C.
     takes_arguments: it takes arguments that are no flags.
-    mendable: more errors that a user can mend.
   """
 
   doc: str
@@ -59,7 +58,6 @@ class Program:
   work: Callable[[Options], None]
   interrupted: str = "stopped"
   takes_arguments: bool = False
-  mendable: tuple[type[Exception], ...] = ()
 
   def parse(self, argv: Sequence[str]) -> Options:
     """Reads the flags of argv, whose first entry is the program's name.
@@ -111,7 +109,7 @@ class Program:
     except BrokenPipeError:  # whoever read the output has seen enough
       sys.stdout = open(os.devnull, "w")  # noqa: SIM115
       sys.exit(1)
-    except (*_MENDABLE, *self.mendable) as error:
+    except _MENDABLE as error:
       _unhush()
       _end(f"{name}: {str(error) or _no_memory(error)}{user_line(error)}")
     except KeyboardInterrupt:
