@@ -50,9 +50,8 @@ def commands(text: str) -> list[str]:
 
 def anchors(page: pathlib.Path) -> set[str]:
   """Names under which headings of a page can be linked, as GitHub has them."""
-  headings = re.findall(r"^#+ (.*)$", page.read_text(), re.M)
-  plain = (re.sub(r"[^\w\- ]", "", heading.lower()) for heading in headings)
-  return {heading.replace(" ", "-") for heading in plain}
+  headings = re.findall(r"^#+ (.*)$", page.read_text().lower(), re.M)
+  return {re.sub(r"[^\w\- ]", "", x).replace(" ", "-") for x in headings}
 
 
 def test_readme_is_short():
@@ -148,54 +147,42 @@ def test_files_that_are_named_exist(page):
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_flags_that_commands_give_are_the_programs(page):
-  unknown = []
-  for command in commands(page.read_text()):
-    program = re.search(r"scripts/(\w+)\.py", command)
-    if not program:
-      continue
-    module = importlib.import_module(f"specdec.cli.{program[1]}")
-    defined = app.Flags([program[1]])
-    module.main.define(defined)
-    behind = command.partition(program[0])[2]
-    names = {*defined.values} | {f"no{name}" for name in defined.values}
-    unknown += [
-      f"{program[1]} --{flag}"
-      for flag in re.findall(r"(?<= )--(\w+)", behind)
-      if flag not in names | {"help"}
-    ]
-  assert unknown == []
+  given = [
+    (program[1], flag)
+    for command in commands(page.read_text())
+    if (program := re.search(r"scripts/(\w+)\.py", command))
+    for flag in re.findall(r"(?<= )--(\w+)", command[program.end() :])
+  ]
+  programs = {name: app.Flags([name]) for name, _ in given}
+  for name, defined in programs.items():
+    importlib.import_module(f"specdec.cli.{name}").main.define(defined)
+  assert [
+    f"{name} --{flag}"
+    for name, flag in given
+    if flag.removeprefix("no") not in {*programs[name].values}
+    and flag not in {*programs[name].values, "help"}
+  ] == []
 
 
 def test_what_commands_write_is_ignored_by_git():
   text = "".join(page.read_text() for page in PAGES)
-  folders = set(re.findall(r"--(?:output|folder)=(\w+)", text)) - {
-    "DIR",
-    "DIR2",
-  }
+  folders = {*re.findall(r"--(?:output|folder)=(\w+)", text)} - {"DIR", "DIR2"}
   assert {"corpus", "tokenizer", "runs"} <= folders
   ignored = (ROOT / ".gitignore").read_text().splitlines()
-  assert {f"/{folder}/" for folder in folders} <= set(ignored)
+  assert {f"/{folder}/" for folder in folders} <= {*ignored}
 
 
 def test_design_has_every_rule_and_trap_that_the_code_names():
   design = (ROOT / "docs" / "design.md").read_text()
-  rules = set(re.findall(r"^(\d+)\. \*\*", design, re.M))
-  traps = set(re.findall(r"^\| (b\d\d) \|", design, re.M))
+  rules = {*re.findall(r"^(\d+)\. \*\*", design, re.M)}
+  traps = {*re.findall(r"^\| (b\d\d) \|", design, re.M)}
   assert rules == {str(n + 1) for n in range(11)}
   sources = {
-    path: path.read_text()
+    folder: "".join(path.read_text() for path in (ROOT / folder).rglob("*.py"))
     for folder in ("specdec", "scripts", "tests")
-    for path in (ROOT / folder).rglob("*.py")
-    if path.name != "readme_test.py"
   }
-  named = re.findall(
-    r"\brules? (\d+)(?: and (\d+))?", " ".join(sources.values())
-  )
-  assert {n for pair in named for n in pair if n} <= rules
-  tests = {
-    code
-    for path, source in sources.items()
-    for test in re.findall(r"def test_((?:b\d\d_)+)", source)
-    for code in test.strip("_").split("_")
-  }
-  assert tests == traps
+  text = "".join(sources.values())
+  numbers = re.findall(r"\brules? (\d+)(?: and (\d+))?", text)
+  assert {n for pair in numbers for n in pair if n} <= rules
+  tests = re.findall(r"def test_((?:b\d\d_)+)", sources["tests"])
+  assert {*"".join(tests).strip("_").split("_")} == traps
