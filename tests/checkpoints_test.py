@@ -375,9 +375,10 @@ def test_fetch_without_network(tmp_path, monkeypatch):
 
 
 def test_fetch_script(tmp_path):
-  script = [sys.executable, ROOT / "scripts" / "fetch_model.py"]
-  done = subprocess.run([*script, "nope"], capture_output=True, text=True)
+  script = f"{ROOT}/scripts/convert.py"
+  command = [sys.executable, script, "--source"]
+  done = subprocess.run([*command, "nope"], capture_output=True, text=True)
   assert done.returncode == 1 and "Traceback" not in done.stderr
-  assert done.stderr.startswith("fetch_model: nope is neither a path nor")
-  done = subprocess.run([*script, tmp_path], capture_output=True, text=True)
+  assert done.stderr.startswith("convert: nope is neither a path nor")
+  done = subprocess.run([*command, tmp_path], capture_output=True, text=True)
   assert done.returncode == 0 and done.stdout.strip() == str(tmp_path)
