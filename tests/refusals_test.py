@@ -31,70 +31,64 @@ def arguments(draft_vocabulary=V, max_length=12):
   return (params, PROMPT, np.full(2, 9), key), options
 
 
-def check_refused(drafter, rule, sentence, draft_vocabulary=V):
-  positional, options = arguments(draft_vocabulary)
-  with pytest.raises(ValueError, match=sentence):
-    decode.generate(TARGET, drafter, rule, *positional, **options)
-
-
-def of_spec(drafter, **changes):
+def with_spec(drafter, **changes):
   return drafter._replace(spec=drafter.spec._replace(**changes))
 
 
-def of_tree(shape):
+def of_shape(shape):
   return drafters.model(TARGET, shape=shape)
 
 
-@pytest.mark.parametrize("size", [V - 1, V + 1])
-def test_b23_two_vocabularies_are_refused(size):
-  drafter, rule = drafters.model(table_model.model(size), 2), rejection()
-  check_refused(drafter, rule, "share one vocabulary", size)
-
-
-@pytest.mark.parametrize("widths", [(), (2,), (3, 1), (0, 3), (1, 1, 3)])
-def test_widths_that_make_no_sense_are_refused(widths):
-  drafter = of_spec(drafters.lookup(2), widths=widths)
-  check_refused(drafter, coupled(), "widths = ")
-
-
-TREE = draft_shape.static(draft_tree.parallel(2, 2), "iid")
-UNREPEATED = draft_shape.static(draft_tree.parallel(2, 2))
-DYNAMIC = draft_shape.dynamic(2, 2, 4)
-PICKY = rejection()._replace(siblings=frozenset({"iid"}))
+IID = of_shape(draft_shape.static(draft_tree.parallel(2, 2), "iid"))
+UNREPEATED = of_shape(draft_shape.static(draft_tree.parallel(2, 2)))
+DYNAMIC = of_shape(draft_shape.dynamic(2, 2, 4))
+LOOKUP = drafters.lookup(2)
 
 
 @pytest.mark.parametrize(
   "drafter, rule, sentence",
   [
-    (drafters.lookup(2), PICKY, "rejection is right for iid"),
-    (
-      drafters.lookup(2),
-      kseq(),
-      "reads the distribution that each draft token",
+    *(
+      (with_spec(LOOKUP, widths=widths), coupled(), "widths = ")
+      for widths in ((), (2,), (3, 1), (0, 3), (1, 1, 3))
     ),
-    (of_tree(DYNAMIC), kseq(), "reads the distribution"),
-    (of_tree(TREE), acceptance.block(), "drafts trees"),
-    (of_tree(TREE), acceptance.lenience(0.5), "drafts trees"),
-    (of_tree(UNREPEATED), kseq(), "kseq is right for iid, none"),
+    (
+      LOOKUP,
+      rejection()._replace(siblings=frozenset({"iid"})),
+      "rejection is right for iid",
+    ),
+    (LOOKUP, kseq(), "reads the distribution that each draft token"),
+    (DYNAMIC, kseq(), "reads the distribution"),
+    (IID, acceptance.block(), "drafts trees"),
+    (IID, acceptance.lenience(0.5), "drafts trees"),
+    (UNREPEATED, kseq(), "kseq is right for iid, none"),
   ],
 )
-def test_rules_and_shapes_that_do_not_fit_are_refused(drafter, rule, sentence):
-  check_refused(drafter, rule, sentence)
+def test_rules_and_drafts_that_do_not_fit_are_refused(drafter, rule, sentence):
+  positional, options = arguments()
+  with pytest.raises(ValueError, match=sentence):
+    decode.generate(TARGET, drafter, rule, *positional, **options)
+
+
+@pytest.mark.parametrize("size", [V - 1, V + 1])
+def test_b23_two_vocabularies_are_refused(size):
+  positional, options = arguments(size)
+  drafter = drafters.model(table_model.model(size), 2)
+  with pytest.raises(ValueError, match="share one vocabulary"):
+    decode.generate(TARGET, drafter, rejection(), *positional, **options)
 
 
 @pytest.mark.parametrize(
   "drafter, siblings",
-  [
-    (drafters.lookup(2), "none"),
-    (drafters.model(TARGET, 2), "deterministic"),
-  ],
+  [(LOOKUP, "none"), (drafters.model(TARGET, 2), "deterministic")],
 )
 def test_b11_a_distribution_that_the_spec_does_not_promise_is_refused(
   drafter, siblings
 ):
-  """A spec says whether draft tokens have a distribution."""
-  drafter = of_spec(drafter, siblings=siblings)
-  check_refused(drafter, rejection(), "and its spec says siblings = ")
+  drafter = with_spec(drafter, siblings=siblings)
+  positional, options = arguments()
+  with pytest.raises(ValueError, match="and its spec says siblings = "):
+    decode.generate(TARGET, drafter, rejection(), *positional, **options)
 
 
 def test_a_prompt_longer_than_the_buffer_is_refused():
