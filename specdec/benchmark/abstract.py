@@ -14,7 +14,6 @@ from specdec.benchmark.setup import Setup
 from specdec.checkpoints import Checkpoint
 from specdec.compiled import lowering, memory_plan
 from specdec.compiled import steps as compiled
-from specdec.models import transformer
 from specdec.roofline.chips import Chip
 from specdec.types import NO_COST, UNKNOWN_COST, Params
 
@@ -34,17 +33,8 @@ def target(setup: Setup, devices=None) -> Target:
   places = setup.places(config, devices)
   place = places and places.target
   weights = lowering.weights(config, place)
-  return Target(
-    transformer.model(config, place),
-    Checkpoint(config, weights, tokenizer, (), str(source)),
-    setup.dtype,
-    random_weights=True,
-    seed=setup.seed,
-    identity=setup.identity,
-    places=places,
-    drafts={},
-    abstract=True,
-  )
+  checkpoint = Checkpoint(config, weights, tokenizer, (), str(source))
+  return setup.target_of(checkpoint, places, abstract=True)
 
 
 def _tokenizer(source):

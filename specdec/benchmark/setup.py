@@ -172,11 +172,11 @@ class Setup(Settings):
       decoder: whose drafter is planned for as it is; None: nothing is loaded
         yet, and a user's drafter is left out.
     """
+    cost = UNKNOWN_COST
     if decoder is not None:
       cost = decoder.drafter_cost
-    else:
-      drafter = self._abstract_drafter(config, places)
-      cost = (drafter and drafter.cost) or UNKNOWN_COST
+    elif not self.has_user_drafter:
+      cost = self._abstract_drafter(config, places).cost or cost
     draft = self._draft_config
     if draft is not None:  # it is planned for by its config
       cost = NO_COST
@@ -221,17 +221,8 @@ class Setup(Settings):
 
   def _abstract_drafter(
     self, config: TransformerConfig, places: sharding.Places | None
-  ) -> Drafter | None:
-    """Builds the drafter without weights, which refuses what does not fit.
-
-    Returns:
-      None where it is a user's own.
-
-    Raises:
-      ValueError: drafter and target do not go together.
-    """
-    if self.has_user_drafter:
-      return None
+  ) -> Drafter:
+    """Builds the drafter without weights, which refuses what does not fit."""
     draft = self._draft_config
     if draft is not None and not self.random_weights:
       checkpoints.check_vocabulary(config.vocab_size, draft.vocab_size)
@@ -283,9 +274,11 @@ class Setup(Settings):
       bare, context = self._context(call, target, number, leading)
       constructor = calls.find(call, DRAFTERS)
       result = calls.invoke(bare, constructor, context)
-      pair = [result] if isinstance(result, Drafter) else result
-      pair = pair if isinstance(pair, list | tuple) else [pair]
-      if len(pair) > 2 or not isinstance(pair[0], Drafter):
+      alone = isinstance(result, Drafter) or not isinstance(
+        result, list | tuple
+      )
+      pair = [result] if alone else result
+      if len(pair) not in (1, 2) or not isinstance(pair[0], Drafter):
         raise ValueError(
           f"{call} returns a {type(result).__name__}; it must be a Drafter, or "
           "a pair of a Drafter and its weights"
