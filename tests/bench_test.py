@@ -20,7 +20,7 @@ from specdec.models import presets
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory):
-  return programs.write_model(tmp_path_factory.mktemp("target"), num_layers=3)
+  return programs.write_model(tmp_path_factory.mktemp("target"))
 
 
 @pytest.fixture(autouse=True)
@@ -137,46 +137,31 @@ def test_random_presets_with_synthetic_acceptance_say_so(capsys, monkeypatch):
   assert run["acceptance"]["target_passes"] == 2  # 8 tokens, all accepted
 
 
-@pytest.fixture
-def under_its_bytes(monkeypatch, target):
-  """Makes every pass take this share of the time that its bytes take."""
+@pytest.mark.parametrize("share", [0.986, 0.8, 0.4])
+def test_a_time_under_its_bytes_is_marked_and_a_gross_one_ends_the_run(
+  bench, target, tmp_path, capsys, monkeypatch, share
+):
+  """Every pass takes this share of the time that its bytes take."""
   config = checkpoints.inspect(target, "float32")
 
-  def call(share):
-    def time_pass(model, params, batch, tokens, context, *_):
-      size = closed_form.pass_bytes(config, batch, tokens, context)
-      return timing.timing([share * size / 1e15])
+  def time_pass(model, params, batch, tokens, context, *_):
+    size = closed_form.pass_bytes(config, batch, tokens, context)
+    return timing.timing([share * size / 1e15])
 
-    monkeypatch.setattr(timing, "time_pass", time_pass)
-
-  return call
-
-
-@pytest.mark.parametrize("share, marked", [(0.986, False), (0.8, True)])
-def test_a_time_slightly_under_its_bytes(bench, under_its_bytes, share, marked):
-  under_its_bytes(share)
-  lines = bench("--passes=1,3", "--nodecode")  # exits with 0
-  document = json.loads(lines[-1])
+  monkeypatch.setattr(timing, "time_pass", time_pass)
+  out, marked = tmp_path / "out.json", share < 0.95
+  gross = pytest.raises(SystemExit, match="measured wrongly")
+  with gross if share < 0.5 else contextlib.nullcontext():
+    print(*bench("--passes=1,3", "--nodecode", f"--json={out}"), sep="\n")
+  document = json.loads(out.read_text())
+  *lines, last = capsys.readouterr().out.splitlines()
+  assert json.loads(last) == document
   warnings = [entry["warnings"] for entry in document["passes"]]
   assert [*map(len, warnings)] == [marked, marked]
   assert document["impossible"] == [*itertools.chain(*warnings)]
-  text = "\n".join(lines[:-1])
+  text = "\n".join(lines)
   assert ("1 x 3 *" in text) == marked
   assert ("* warning: a pass of 1 x 3 tokens took" in text) == marked
-
-
-def test_half_the_time_of_its_bytes_ends_the_run_with_all_of_it_written(
-  bench, under_its_bytes, tmp_path, capsys
-):
-  under_its_bytes(0.4)
-  out = tmp_path / "out.json"
-  with pytest.raises(SystemExit, match="measured wrongly"):
-    bench("--passes=1", "--nodecode", f"--json={out}")
-  document = json.loads(out.read_text())
-  assert len(document["impossible"]) == 1
-  printed = capsys.readouterr().out.splitlines()
-  assert json.loads(printed[-1]) == document
-  assert any("1 x 1 *" in line for line in printed)
 
 
 @pytest.mark.parametrize(
@@ -184,14 +169,10 @@ def test_half_the_time_of_its_bytes_ends_the_run_with_all_of_it_written(
   [
     (["--repeats=0"], "--repeats=0; it must be >= 1"),
     (["--passes=0,1"], "--passes=0; it must be >= 1"),
-    (["--drafter=early_exit(3)"], "has 3 layers, so it must be in 1..2"),
+    (["--drafter=early_exit(3)"], "has 2 layers, so it must be in 1..1"),
     (["--nodecode", "--k=2"], "--k has no effect with --nodecode"),
     (["--calibrate=c.json", "--limit=2"], "--limit has no effect with --calib"),
     (["--target=preset:llama3-1b"], "is a shape alone; add random_weights"),
-    (
-      ["--target=preset:llama3-405b", "--random_weights"],
-      r"needs .* GiB \(.*target 15.*are free",
-    ),
     (["--batch=200", "--context=1000"], "give --prompt_file"),
     (["--limit=-1"], "--limit=-1; it must be >= 0"),
   ],

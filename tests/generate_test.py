@@ -208,22 +208,18 @@ def test_stop_string_cuts_both_ways_alike(run, tmp_path):
     ("k=1-300000000", "'1-300000000' gives more than 10,000 integers"),
     ("k=99999999999999", "is no list of integers"),
     ("max_new_tokens=99999999999", r"--max_new_tokens=9+; it must be betw"),
-    (f"seed={2**32}", r"seed = 4294967296; it must be in"),  # it would be 0
     ("prompt=", "prompt 0 is empty"),
     ("prompt_file=nowhere.jsonl", "nowhere.jsonl does not exist"),
     ("json=nowhere/o.json", "there is no folder nowhere; make it first"),
-    ("html=nowhere/p.html", "there is no folder nowhere; make it first"),
     ("html=.", "--html=. is a folder; give a file in it"),
     ("chat", "--chat: .* no chat template; leave --chat out"),
-    ("target=nowhere", "nowhere is neither a path nor a known m"),
-    ("target=stdlib-1n", r"did you mean .*stdlib-1m.*\? known: stdlib-0.3m"),
+    ("target=stdlib-1n", "stdlib-1n is neither a .*did you mean .*stdlib-1m"),
     ("drafter=head(nowhere)", "no such drafter as 'nowhere'; k"),
-    ("batch=100000000", "needs .* GiB .* are free"),
     ("config=nowhere.py", r"no such file; .*known: .*lookup\.py"),
   ],
 )
 def test_bad_input_ends_with_one_sentence(run, argument, sentence):
-  given = ["--prompt=a"] if argument.startswith(("batch", "chat")) else []
+  given = ["--prompt=a"] if argument.startswith("chat") else []
   with pytest.raises(SystemExit) as ended:
     run(f"--{argument}", *given)
   assert re.search(sentence, str(ended.value))
@@ -236,7 +232,6 @@ def test_bad_input_ends_with_one_sentence(run, argument, sentence):
     ("get_config = 1", "TypeError: 'int' object is not callable"),
     ("nonsense", "NameError: name 'nonsense' is not defined"),
     ("def get_config(): return None", "gives a NoneType; it must be a"),
-    ("def get_config(): return 1 / 0", "ZeroDivisionError: division by zero"),
   ]
   + [
     (f"{CONFIG}ConfigDict({{{name!r}: {value!r}}})", sentence)
@@ -272,16 +267,13 @@ def test_b23_unlike_vocabularies_are_refused(run, tmp_path, letters, sentence):
     run(f"--drafter=model({draft})", "--prompt=ab")
 
 
-@pytest.mark.parametrize("flag", ["json", "html"])
-def test_an_unwritable_file_is_refused_at_once(
-  run, tmp_path, monkeypatch, flag
-):
+def test_an_unwritable_file_is_refused_at_once(run, tmp_path, monkeypatch):
   monkeypatch.setattr(os, "access", lambda *_: False)
   monkeypatch.setattr(
     checkpoints, "inspect", lambda *_: pytest.fail("read the model first")
   )
-  with pytest.raises(SystemExit, match=f"--{flag}=.*out cannot be written"):
-    run("--prompt=a", f"--{flag}={tmp_path / 'out'}")
+  with pytest.raises(SystemExit, match=r"--html=.*out cannot be written"):
+    run("--prompt=a", f"--html={tmp_path / 'out'}")
 
 
 def test_weights_that_are_loaded_are_not_asked_for_again(target, monkeypatch):
