@@ -125,18 +125,18 @@ def _load_draft(name: str, target: Target) -> Checkpoint:
   source, place = source_of(name), target.draft_place
   size = target.checkpoint.config.vocab_size
   config = config_of(source, target.dtype)
-  if not target.random_weights:
+  if target.random_weights:
+    config = dataclasses.replace(config, vocab_size=size)
+    if target.abstract:
+      weights = lowering.weights(config, place)
+      return Checkpoint(config, weights, None, (), str(source))
+    seed = target.seed + 1
+    draft = checkpoints.random_checkpoint(config, seed, str(source), place)
+  else:
     checkpoints.check_vocabulary(size, config.vocab_size)
     draft = checkpoints.load(source, target.dtype, place)
     tokenizers = target.checkpoint.tokenizer, draft.tokenizer
     checkpoints.check_vocabulary(size, config.vocab_size, *tokenizers)
-    return draft if target.places else draft.packed()
-  config = dataclasses.replace(config, vocab_size=size)
-  if target.abstract:
-    weights = lowering.weights(config, place)
-    return Checkpoint(config, weights, None, (), str(source))
-  seed = target.seed + 1
-  draft = checkpoints.random_checkpoint(config, seed, str(source), place)
   return draft if target.places else draft.packed()
 
 

@@ -142,12 +142,8 @@ class Program:
     )
     warnings.filterwarnings("ignore", "coroutine .* was never awaited")
     sys.excepthook, sys.unraisablehook = _excepthook, _unraisablehook
-
-    def parse(arguments: list[str]) -> list[str]:
-      flags.FLAGS.mark_as_parsed()  # absl's own keep their defaults
-      return arguments
-
-    app.run(self, list(argv or sys.argv), flags_parser=parse)
+    flags.FLAGS.mark_as_parsed()  # absl's own keep their defaults
+    app.run(self, list(argv or sys.argv), flags_parser=list)
 
 
 def _no_memory(error: Exception) -> str:
