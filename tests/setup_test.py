@@ -54,10 +54,7 @@ def test_two_drafters_and_a_comparison():
 
 def test_a_config_is_a_setup():
   config = ml_collections.ConfigDict({"target": "stdlib-1m", "k": 2})
-  assert Setup.from_config(config) == Setup("stdlib-1m", k=2)
-  config.drafters = "lookup"
-  with pytest.raises(ValueError, match=r"setting drafters is unknown.*drafter"):
-    Setup.from_config(config)
+  assert Setup(**config) == Setup("stdlib-1m", k=2)
 
 
 @pytest.mark.parametrize(
