@@ -40,14 +40,14 @@ def bench(target, capsys):
 
 
 def test_tables_then_one_document_on_the_last_line(bench):
-  arguments = ["--passes=1,3", "--batch=1,2", "--k=0,2", "--limit=4"]
+  arguments = ["--passes=1,3", "--batch=1,2", "--k=2", "--limit=4"]
   drafter = "--drafter=early_exit(1)"
   lines = bench(*arguments, drafter, "--max_new_tokens=12")
   document = json.loads(lines[-1])
   passes = [(e["batch"], e["tokens"]) for e in document["passes"]]
   assert passes == [(1, 1), (1, 3), (2, 1), (2, 3)]
   runs = [(run["batch"], run["k"]) for run in document["runs"]]
-  assert runs == [(1, 0), (1, 2), (2, 0), (2, 2)]
+  assert runs == [(1, 2), (2, 2)]
   assert document["impossible"] == []
   for run in document["runs"]:
     assert run["memory"] > 0 and run["baseline_memory"] > 0
@@ -61,7 +61,6 @@ def test_tables_then_one_document_on_the_last_line(bench):
     assert speed["tokens"] == 4 * 12  # every batch once: two pairs or more
     assert speed["tokens"] / speed["seconds"] == speed["tokens_per_second"]
     assert speed["speedup"]["error"] > 0
-  assert document["runs"][0]["acceptance"]["target_passes"] == 4 * 12
   assert document["bandwidth"] > 0
   text = "\n".join(lines[:-1])
   assert "decoding, early_exit(1), coupled" in text
@@ -123,7 +122,7 @@ def test_random_presets_with_synthetic_acceptance_say_so(capsys, monkeypatch):
     shape, num_layers=1, width=16, mlp_width=16, vocab_size=300
   )
   monkeypatch.setattr(presets, "get", lambda name, dtype: small)
-  arguments = ["--target=preset:smollm2-135m", "--random_weights", "--k=3"]
+  arguments = ["--target=preset:smollm2-135m", "--random_weights", "--k=0,3"]
   arguments += ["--acceptance=synthetic(1)", "--max_new_tokens=8"]
   lengths = ["--passes=1", "--repeats=2", "--context=8"]
   programs.run("bench", *arguments, *lengths)
@@ -132,9 +131,9 @@ def test_random_presets_with_synthetic_acceptance_say_so(capsys, monkeypatch):
   assert len(document["caveats"]) == 2
   for caveat in document["caveats"]:
     assert f"warning: {caveat}" in out
-  (run,) = document["runs"]
-  assert run["identity"] is None
-  assert run["acceptance"]["target_passes"] == 2  # 8 tokens, all accepted
+  assert all(run["identity"] is None for run in document["runs"])
+  passes = [run["acceptance"]["target_passes"] for run in document["runs"]]
+  assert passes == [8, 2]  # 8 tokens, all accepted
 
 
 @pytest.mark.parametrize("share", [0.986, 0.8, 0.4])
