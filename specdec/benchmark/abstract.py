@@ -11,7 +11,6 @@ from specdec import checkpoints, decode, sampling
 from specdec.benchmark import catalog
 from specdec.benchmark.catalog import Target, Weighted
 from specdec.benchmark.setup import Setup
-from specdec.checkpoints import Checkpoint
 from specdec.compiled import lowering, memory_plan
 from specdec.compiled import steps as compiled
 from specdec.roofline.chips import Chip
@@ -31,10 +30,7 @@ def target(setup: Setup, devices=None) -> Target:
   if any(call.place is not None for call in setup.drafter_calls):
     tokenizer = _tokenizer(source)  # a user's drafter may read it
   places = setup.places(config, devices)
-  place = places and places.target
-  weights = lowering.weights(config, place)
-  checkpoint = Checkpoint(config, weights, tokenizer, (), str(source))
-  return setup.target_of(checkpoint, places, abstract=True)
+  return setup.abstract_target(config, places, tokenizer)
 
 
 def _tokenizer(source):

@@ -127,13 +127,14 @@ def _load_draft(name: str, target: Target) -> Checkpoint:
   config = config_of(source, target.dtype)
   if target.random_weights:
     config = dataclasses.replace(config, vocab_size=size)
-    if target.abstract:
-      weights = lowering.weights(config, place)
-      return Checkpoint(config, weights, None, (), str(source))
+  checkpoints.check_vocabulary(size, config.vocab_size)
+  if target.abstract:
+    weights = lowering.weights(config, place)
+    return Checkpoint(config, weights, None, (), str(source))
+  if target.random_weights:
     seed = target.seed + 1
     draft = checkpoints.random_checkpoint(config, seed, str(source), place)
   else:
-    checkpoints.check_vocabulary(size, config.vocab_size)
     draft = checkpoints.load(source, target.dtype, place)
     tokenizers = target.checkpoint.tokenizer, draft.tokenizer
     checkpoints.check_vocabulary(size, config.vocab_size, *tokenizers)

@@ -20,7 +20,7 @@ from specdec.benchmark import catalog
 from specdec.benchmark.catalog import DRAFTERS, Target, Weighted
 from specdec.benchmark.decoder import Decoder
 from specdec.benchmark.settings import Settings
-from specdec.checkpoints import Checkpoint, shipped
+from specdec.checkpoints import Checkpoint, Tokenizer, shipped
 from specdec.checkpoints import learned as saved
 from specdec.compiled import lowering, memory_plan
 from specdec.models import transformer
@@ -122,7 +122,7 @@ class Setup(Settings):
       transformer.model(checkpoint.config, places and places.target),
       checkpoint,
       self.dtype,
-      self.random_weights or abstract,
+      self.random_weights,
       self.seed,
       places,
       fingerprint,
@@ -130,6 +130,17 @@ class Setup(Settings):
       drafts={},
       abstract=abstract,
     )
+
+  def abstract_target(
+    self,
+    config: TransformerConfig,
+    places: sharding.Places | None,
+    tokenizer: Tokenizer | None = None,
+  ) -> Target:
+    """Returns the target without weights; reads and allocates nothing."""
+    weights = lowering.weights(config, places and places.target)
+    checkpoint = Checkpoint(config, weights, tokenizer, (), self.target)
+    return self.target_of(checkpoint, places, abstract=True)
 
   def places(
     self, config: TransformerConfig, devices=None
@@ -176,7 +187,8 @@ class Setup(Settings):
     if decoder is not None:
       cost = decoder.drafter_cost
     elif not self.has_user_drafter:
-      cost = self._abstract_drafter(config, places).cost or cost
+      target = self.abstract_target(config, places)  # refuses what cannot fit
+      cost = self.make_drafter(target).drafter.cost or cost
     draft = self._draft_config
     if draft is not None:  # it is planned for by its config
       cost = NO_COST
@@ -218,18 +230,6 @@ class Setup(Settings):
       report(f"memory on each device: {plan}")
     place = target.places and target.places.target
     memory_plan.check(plan.excluding_weights, place)
-
-  def _abstract_drafter(
-    self, config: TransformerConfig, places: sharding.Places | None
-  ) -> Drafter:
-    """Builds the drafter without weights, which refuses what does not fit."""
-    draft = self._draft_config
-    if draft is not None and not self.random_weights:
-      checkpoints.check_vocabulary(config.vocab_size, draft.vocab_size)
-    weights = lowering.weights(config, places and places.target)
-    checkpoint = Checkpoint(config, weights, None, (), self.target)
-    target = self.target_of(checkpoint, places, abstract=True)
-    return self.make_drafter(target).drafter
 
   def decoder(self, target: Target) -> Decoder:
     """Builds the decoder of a loaded target, not yet compiled.
