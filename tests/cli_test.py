@@ -31,17 +31,16 @@ def test_a_program_is_a_short_module_with_help_and_a_launcher(name, capsys):
   module.main([f"scripts/{name}.py", "--help"])
   page = capsys.readouterr().out
   assert page.startswith(textwrap.dedent(module.__doc__).strip())
-  defined = app.Flags([name])
-  module.main.define(defined)
+  defined = {*module.main.flag_values([name])}
   listed = re.findall(r"^\s*--(?:\[no\])?(\w+):", page, re.M)
-  assert sorted(listed) == sorted(defined.values)
+  assert sorted(listed) == sorted(defined)
   text = module.__doc__.replace("\\\n", " ")
   given = {
     flag
     for command in re.findall(rf"scripts/{name}\.py(.*)", text)
     for flag in re.findall(r"(?<= )--(?:no)?(\w+)", command)
   }
-  assert given <= {*defined.values}
+  assert given <= defined
   lines = pathlib.Path(module.__file__).read_text().splitlines()
   assert len(lines) <= MOST_LINES
   launcher = programs.SCRIPTS / f"{name}.py"

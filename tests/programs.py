@@ -13,7 +13,6 @@ from tqdm import tqdm
 
 from specdec import checkpoints
 from specdec.checkpoints import learned
-from specdec.cli import app
 from specdec.models import transformer
 from specdec.models.config import TransformerConfig
 from specdec.roofline import hardware
@@ -41,10 +40,8 @@ def fake_machine(monkeypatch):
 def run(name, *arguments):
   """Runs specdec.cli.NAME with these flags."""
   main = importlib.import_module(f"specdec.cli.{name}").main
-  defined = app.Flags([name])
-  main.define(defined)
   # Compiled programs stay in the tests' own cache, which bench turns off.
-  cached = "compilation_cache" in defined.values
+  cached = "compilation_cache" in main.flag_values([name])
   cache = ["--compilation_cache="] if cached else []
   caching = jax.config.jax_enable_compilation_cache
   try:

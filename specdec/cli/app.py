@@ -59,15 +59,19 @@ class Program:
   interrupted: str = "stopped"
   takes_arguments: bool = False
 
+  def flag_values(self, argv: Sequence[str]) -> flags.FlagValues:
+    """Returns the flags, which a call with argv parses."""
+    defined = Flags(argv)
+    self.define(defined)
+    return defined.values
+
   def parse(self, argv: Sequence[str]) -> Options:
     """Reads the flags of argv, whose first entry is the program's name.
 
     Raises:
       ValueError: a flag, or an argument, is none of this program's.
     """
-    defined = Flags(argv)
-    self.define(defined)
-    values = defined.values
+    values = self.flag_values(argv)
     try:
       rest = values(list(argv))[1:]
     except flags.Error as error:
@@ -92,10 +96,8 @@ class Program:
 
   def help(self, name: str) -> str:
     """Returns the help page: what the program does, and every flag."""
-    defined = Flags([name])
-    self.define(defined)
     text = textwrap.dedent(self.doc).strip()
-    listed = defined.values.get_help().partition("\nabsl.flags:")[0]
+    listed = self.flag_values([name]).get_help().partition("\nabsl.flags:")[0]
     return f"{text}\n\nFlags:\n{listed.rstrip()}\n"
 
   def __call__(self, argv: Sequence[str]) -> None:
