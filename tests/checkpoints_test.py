@@ -372,13 +372,3 @@ def test_fetch_without_network(tmp_path, monkeypatch):
   monkeypatch.setattr(fetching.subprocess, "run", lambda *a, **k: failed)
   with pytest.raises(FileNotFoundError, match=r"network once.*ERROR"):
     fetching.fetch(cache=tmp_path)
-
-
-def test_fetch_script(tmp_path):
-  script = f"{ROOT}/scripts/convert.py"
-  command = [sys.executable, script, "--source"]
-  done = subprocess.run([*command, "nope"], capture_output=True, text=True)
-  assert done.returncode == 1 and "Traceback" not in done.stderr
-  assert done.stderr.startswith("convert: nope is neither a path nor")
-  done = subprocess.run([*command, tmp_path], capture_output=True, text=True)
-  assert done.returncode == 0 and done.stdout.strip() == str(tmp_path)

@@ -50,7 +50,7 @@ ALLOWED = {
 # What trained drafters share, which is no drafter by itself.
 SHARED = {"cost", "draft_head", "head_config", "serve", "size", "unroll"}
 SHARED |= {"vocabulary"}
-PICKLES = ("pickle", "cloudpickle", "dill")
+FOREIGN_BANS = ("ml_collections", "absl", "pickle", "cloudpickle", "dill")
 FLAG_LIBRARIES = ("ml_collections", "absl")  # of cli alone
 
 
@@ -85,7 +85,7 @@ def is_drafter(module: str) -> bool:
 def faults(source: str, module: str) -> list[str]:
   """Imports of `module` (its dotted name) that the rules forbid."""
   room = room_of(module)
-  bans = PICKLES if room == "cli" else PICKLES + FLAG_LIBRARIES
+  bans = {*FOREIGN_BANS} - {*(FLAG_LIBRARIES if room == "cli" else ())}
   rooms = room, *ALLOWED[room].split()
   package = module in ("specdec.drafters", "specdec.drafters.heads")
 

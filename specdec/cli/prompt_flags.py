@@ -53,10 +53,15 @@ def corpus(options: Options, target: Target) -> prompts.Corpus:
 
 def claim(folder: Path, header: dict, params: PyTree, encoded) -> None:
   """Refuses a folder of other settings, prompts, weights or machines."""
-  settings = header["settings"] | {
-    "prompt_checksum": zlib.crc32(repr(encoded).encode()),
-    "weight_checksum": saving.checksum(params),
-    "versions": header["versions"],
-    "machine": {k: v for k, v in header["machine"].items() if k != "load"},
-  }
-  files.claim(folder, settings, setup_flags.FREE)
+  machine = {k: v for k, v in header["machine"].items() if k != "load"}
+  files.claim(
+    folder,
+    header["settings"]
+    | {
+      "prompt_checksum": zlib.crc32(repr(encoded).encode()),
+      "weight_checksum": saving.checksum(params),
+      "versions": header["versions"],
+      "machine": machine,
+    },
+    setup_flags.FREE,
+  )
