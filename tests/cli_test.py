@@ -1,18 +1,21 @@
-"""Every program: its help page, its size, its launcher, and who reads flags."""
+"""Every program: its help page, its size, its launcher, and how errors end."""
 
 import importlib
+import os
 import pathlib
 import re
+import subprocess
+import sys
 import textwrap
 
 import pytest
 
 import programs
-from imports_test import FLAG_LIBRARIES, faults
 from specdec.cli import app, console
 
 ROOT = programs.SCRIPTS.parent
 MOST_LINES = 150
+TPU = ("TPU_ACCELERATOR_TYPE", "TPU_WORKER_HOSTNAMES")
 LAUNCHER = '''"""Runs specdec.cli.{name}; `--help` says what it does."""
 
 from specdec.cli.{name} import main
@@ -22,43 +25,26 @@ if __name__ == "__main__":
 '''
 
 
-def module_of(name: str):
-  return importlib.import_module(f"specdec.cli.{name}")
-
-
 @pytest.mark.parametrize("name", console.programs())
-def test_help_begins_with_the_docstring_and_has_every_flag(name, capsys):
-  module = module_of(name)
+def test_a_program_is_a_short_module_with_help_and_a_launcher(name, capsys):
+  module = importlib.import_module(f"specdec.cli.{name}")
   module.main([f"scripts/{name}.py", "--help"])
   page = capsys.readouterr().out
   assert page.startswith(textwrap.dedent(module.__doc__).strip())
-  defined = app.Flags([name])
-  module.main.define(defined)
+  defined = {*module.main.flag_values([name])}
   listed = re.findall(r"^\s*--(?:\[no\])?(\w+):", page, re.M)
-  assert sorted(listed) == sorted(defined.values)
-
-
-@pytest.mark.parametrize("name", console.programs())
-def test_a_program_is_a_short_module_and_a_launcher(name):
-  lines = pathlib.Path(module_of(name).__file__).read_text().splitlines()
-  assert len(lines) <= MOST_LINES
-  launcher = programs.SCRIPTS / f"{name}.py"
-  assert launcher.read_text() == LAUNCHER.format(name=name)
-
-
-@pytest.mark.parametrize("name", console.programs())
-def test_a_docstring_names_flags_that_exist(name):
-  """In its commands; those of other programs are theirs."""
-  module = module_of(name)
-  defined = app.Flags([name])
-  module.main.define(defined)
+  assert sorted(listed) == sorted(defined)
   text = module.__doc__.replace("\\\n", " ")
   given = {
     flag
     for command in re.findall(rf"scripts/{name}\.py(.*)", text)
     for flag in re.findall(r"(?<= )--(?:no)?(\w+)", command)
   }
-  assert given <= {*defined.values}
+  assert given <= defined
+  lines = pathlib.Path(module.__file__).read_text().splitlines()
+  assert len(lines) <= MOST_LINES
+  launcher = programs.SCRIPTS / f"{name}.py"
+  assert launcher.read_text() == LAUNCHER.format(name=name)
 
 
 def test_specdec_lists_every_program(capsys):
@@ -67,15 +53,86 @@ def test_specdec_lists_every_program(capsys):
   assert listed == console.programs()
 
 
-@pytest.mark.parametrize("library", FLAG_LIBRARIES)
-@pytest.mark.parametrize("room", ["benchmark", "training", "report"])
-def test_a_module_outside_cli_that_reads_flags_is_caught(room, library):
-  assert faults(f"from {library} import x", f"specdec.{room}.x")
-  assert not faults(f"from {library} import x", "specdec.cli.x")
-  assert faults("from specdec.cli import app", f"specdec.{room}.x")
-
-
 def test_no_program_reads_the_global_flags():
   sources = {x.name: x.read_text() for x in (ROOT / "specdec/cli").glob("*.py")}
   users = [name for name, text in sources.items() if "flags.FLAGS" in text]
   assert users == ["app.py"]  # which marks absl's as parsed
+
+
+@pytest.mark.parametrize(
+  "skip, devices, kind, quiet",
+  [
+    ("1", [], None, True),  # JAX found no chip
+    (None, [], None, False),  # it found some
+    ("true", [], None, False),  # somebody else set it
+    ("1", ["/dev/accel0"], None, False),
+    ("1", ["/dev/vfio/0"], None, False),
+    ("1", [], "v6e-8", True),  # what was given stays
+  ],
+)
+def test_libtpu_is_quiet_only_where_there_is_no_tpu(
+  monkeypatch, skip, devices, kind, quiet
+):
+  monkeypatch.setattr(
+    app.glob,
+    "glob",
+    lambda pattern: [x for x in devices if x.startswith(pattern[:8])],
+  )
+  values = {"TPU_SKIP_MDS_QUERY": skip, TPU[0]: kind, TPU[1]: None}
+  environment = {name: x for name, x in values.items() if x is not None}
+  monkeypatch.setattr(os, "environ", environment)
+  app._quiet_libtpu()
+  assert environment.get(TPU[0]) == (kind or ("v5litepod-1" if quiet else None))
+  assert environment.get(TPU[1]) == ("localhost" if quiet else None)
+
+
+CONFIGS = ROOT / "configs" / "train"
+
+
+@pytest.mark.parametrize(
+  "program, arguments, sentence",
+  [
+    (
+      "train",
+      [f"--config={CONFIGS}/target.py", "--config.options.stpes=3"],
+      "--config.options.stpes: did you mean steps",
+    ),
+    (
+      "train",
+      [f"--config={CONFIGS}/target.py", "--config.options.steps.a=3"],
+      "--config.options.steps.a: no entry 'a'",
+    ),
+    (
+      "train",
+      [f"--config={CONFIGS}/draft.py:9m"],
+      f"flag --config={CONFIGS}/draft.py:9m: its get_config() cannot be used: "
+      "ValueError: size '9m' is unknown; known: 0.3m",
+    ),
+    ("train", ["--fodler=a"], "Unknown command line flag 'fodler'. Did you"),
+    ("generate", ["stray", "arguments"], "unexpected argument 'stray';"),
+    ("convert", ["--source=nope"], "nope is neither a path nor"),
+  ],
+)
+def test_a_wrong_command_ends_in_one_sentence(program, arguments, sentence):
+  with pytest.raises(SystemExit) as ended:
+    programs.run(program, *arguments)
+  assert ended.value.code.startswith(f"{program}: {sentence}")
+  assert "\n" not in ended.value.code
+
+
+def test_convert_prints_where_a_model_is(tmp_path, capsys):
+  programs.run("convert", f"--source={tmp_path}")
+  assert capsys.readouterr().out.strip() == str(tmp_path)
+
+
+def test_a_wrong_command_prints_nothing_else():
+  ended = subprocess.run(
+    [sys.executable, "scripts/train.py", "--fodler=a"],
+    cwd=ROOT,
+    env={**os.environ, "PYTHONPATH": str(ROOT)},
+    capture_output=True,
+    text=True,
+  )
+  assert ended.returncode == 1 and not ended.stdout
+  assert ended.stderr.startswith("train: Unknown command line flag 'fodler'")
+  assert ended.stderr.count("\n") == 1

@@ -1,6 +1,6 @@
 """Texts that no refactor may change: what is decoded for the golden file.
 
-A cell is a target, a drafter, a rule, a temperature and a seed; its tokens,
+An entry is a target, a drafter, a rule, a temperature and a seed; its tokens,
 origins and counts stand in fixtures/golden/texts.json. They were written on
 version 0.1.0 and are the same on jax 0.10.2 and 0.12.0.1, with and without the
 compiler flags of the tests: logits that differ in their last bits decide no
@@ -44,7 +44,7 @@ V, NEW = learned_kinds.V, 20
 
 
 class Way(NamedTuple):
-  """What decodes the cells of one program."""
+  """What decodes the entries of one program."""
 
   target: str
   drafter: Callable
@@ -52,117 +52,95 @@ class Way(NamedTuple):
   batch: int = 3
 
 
-def on_table(drafter, rule, batch=3):
-  return Way("table", lambda: drafter(table_model.model(V)), rule, batch)
-
-
-def tree_of(expansion):
-  return lambda model: drafters.model(model, shape=expansion)
-
-
-def chain(k=4):
-  return lambda model: drafters.model(model, k)
+def of(make, *arguments, **options):
+  """Returns what makes this drafter of a target."""
+  return lambda target: make(target, *arguments, **options)
 
 
 def lookup(k=4):
-  return lambda _: drafters.lookup(k, ngram=2, min_ngram=1)
+  return drafters.lookup(k, ngram=2, min_ngram=1)
 
 
-def learned(kind, expansion, copies=0):
-  def make():
-    return serve.drafter(
-      learned_kinds.draft_head(kind),
-      learned_kinds.target()[0],
-      expansion,
-      max_external_drafts=copies,
-    )
-
-  if not copies:
-    return make
-  first = drafters.lookup(copies, ngram=2, min_ngram=1)
-  return lambda: drafters.fallback(first, make())
-
-
-def on_llama(make, *arguments, **options):
-  return lambda: make(learned_kinds.target()[0], *arguments, **options)
-
-
-def of_shipped(name, k=3):
-  def make():
-    if name == "model":
-      return drafters.model(transformer.model(shipped_draft().config), k)
-    target = shipped_target()
-    own = saved.load(shipped.drafter(name), target)
-    return serve.drafter(
-      own.draft_head(target.config),
-      transformer.model(target.config),
-      draft_shape.chain(k),
-    )
+def learned(kind, shape, copies=0):
+  def make(target):
+    head = learned_kinds.draft_head(kind)
+    drafter = serve.drafter(head, target, shape, max_external_drafts=copies)
+    if not copies:
+      return drafter
+    return drafters.fallback(lookup(copies), drafter)
 
   return make
 
 
+def shipped_model(k=3):
+  return lambda _: drafters.model(transformer.model(shipped_draft().config), k)
+
+
+def of_shipped(name):
+  return lambda target: serve.drafter(
+    shipped_head(name)[0], target, draft_shape.chain(3)
+  )
+
+
+CHAIN, SHORT, THREE = map(draft_shape.chain, (4, 2, 3))
 CHAINS = draft_shape.static(draft_tree.parallel(2, 3, 1), "iid")
 TREE = draft_shape.static([-1, 0, 0, 0, 1, 1, 2, 4])
 LIKELIEST = draft_shape.static([-1, 0, 0, 0, 1, 1, 2, 4], "deterministic")
 DYNAMIC = draft_shape.dynamic(3, 3, 7)
+MODEL = of(drafters.model, shape=CHAIN)
 SOME = Skip((1,), (0, 2))
-rejection, coupled = acceptance.rejection, acceptance.coupled
-
+rejection, coupled, block = (
+  acceptance.rejection, acceptance.coupled, acceptance.block,
+)  # fmt: skip
+# Rules whose arguments are not their defaults, as calls.
+RULES = {
+  "lenience": lambda: acceptance.lenience(0.5),
+  "relaxed": lambda: acceptance.relaxed(3, 0.1),
+  "synthetic": lambda: acceptance.synthetic((0.9, 0.5)),
+}
+ON_TABLE = (
+  ("model", MODEL, "rejection coupled block naive lenience typical"),
+  ("model", MODEL, "relaxed synthetic"),
+  ("model", of(drafters.model, shape=SHORT), "kseq"),
+  ("lookup", lambda _: lookup(), "rejection block coupled"),
+  ("chains", of(drafters.model, shape=CHAINS), "kseq rejection"),
+  ("tree", of(drafters.model, shape=TREE), "rejection naive typical"),
+  ("likeliest", of(drafters.model, shape=LIKELIEST), "rejection"),
+  ("dynamic", of(drafters.model, shape=DYNAMIC), "rejection coupled"),
+)
 WAYS = {
   "baseline": Way(
-    "table", lambda: decode.NO_DRAFTER, lambda: decode.NO_DRAFT_RULE
-  ),
-  "model, rejection": on_table(chain(), rejection),
-  "model, rejection, one row": on_table(chain(), rejection, 1),
-  "model, coupled": on_table(chain(), coupled),
-  "model, block": on_table(chain(), acceptance.block),
-  "model, naive": on_table(chain(), acceptance.naive),
-  "model, kseq": on_table(chain(2), acceptance.kseq),
-  "model, lenience": on_table(chain(), lambda: acceptance.lenience(0.5)),
-  "model, typical": on_table(chain(), acceptance.typical),
-  "model, relaxed": on_table(chain(), lambda: acceptance.relaxed(3, 0.1)),
-  "model, synthetic": on_table(
-    chain(), lambda: acceptance.synthetic((0.9, 0.5))
-  ),
-  "lookup, rejection": on_table(lookup(), rejection),
-  "lookup, block": on_table(lookup(), acceptance.block),
-  "lookup, coupled": on_table(lookup(), coupled),
-  "chains, kseq": on_table(tree_of(CHAINS), acceptance.kseq),
-  "chains, rejection": on_table(tree_of(CHAINS), rejection),
-  "tree, rejection": on_table(tree_of(TREE), rejection),
-  "tree, coupled": on_table(tree_of(TREE), coupled, 4),
-  "tree, naive": on_table(tree_of(TREE), acceptance.naive),
-  "tree, typical": on_table(tree_of(TREE), acceptance.typical),
-  "likeliest, rejection": on_table(tree_of(LIKELIEST), rejection),
-  "dynamic, rejection": on_table(tree_of(DYNAMIC), rejection),
-  "dynamic, coupled": on_table(tree_of(DYNAMIC), coupled),
-  "early exit": Way("llama", on_llama(drafters.early_exit, 2, 3), rejection),
-  "early exit, tree": Way(
-    "llama", on_llama(drafters.early_exit, 2, shape=TREE), rejection
-  ),
-  "layer skip": Way(
-    "llama",
-    on_llama(drafters.layer_skip, SOME, 3, drafters.Threshold(0.3)),
-    coupled,
-  ),
-  "layer skip, tree": Way(
-    "llama", on_llama(drafters.layer_skip, SOME, shape=TREE), rejection
+    "table", lambda _: decode.NO_DRAFTER, lambda: decode.NO_DRAFT_RULE
   ),
   **{
-    kind: Way(kind, learned(kind, draft_shape.chain(3)), rule)
-    for kind, rule in zip(
-      learned_kinds.KINDS, (rejection, acceptance.block, coupled) * 3
+    f"{name}, {rule}": Way(
+      "table", drafter, RULES.get(rule) or getattr(acceptance, rule)
     )
+    for name, drafter, rules in ON_TABLE
+    for rule in rules.split()
+  },
+  "model, rejection, one row": Way("table", MODEL, rejection, 1),
+  "tree, coupled": Way("table", of(drafters.model, shape=TREE), coupled, 4),
+  "early exit": Way("llama", of(drafters.early_exit, 2, 3), rejection),
+  "early exit, tree": Way(
+    "llama", of(drafters.early_exit, 2, shape=TREE), rejection
+  ),
+  "layer skip": Way(
+    "llama", of(drafters.layer_skip, SOME, 3, drafters.Threshold(0.3)), coupled
+  ),
+  "layer skip, tree": Way(
+    "llama", of(drafters.layer_skip, SOME, shape=TREE), rejection
+  ),
+  **{
+    kind: Way(kind, learned(kind, THREE), rule)
+    for kind, rule in zip(learned_kinds.KINDS, (rejection, block, coupled) * 3)
   },
   "mtp, tree": Way("mtp", learned("mtp", TREE), rejection),
   "eagle3, dynamic": Way("eagle3", learned("eagle3", DYNAMIC), rejection),
-  "copies, eagle": Way(
-    "eagle", learned("eagle", draft_shape.chain(3), 5), rejection
-  ),
-  "shipped": Way("shipped", of_shipped("model"), rejection, 1),
-  "shipped, block": Way("shipped", of_shipped("model", 4), acceptance.block, 2),
-  "shipped, coupled": Way("shipped", of_shipped("model"), coupled, 2),
+  "copies, eagle": Way("eagle", learned("eagle", THREE, 5), rejection),
+  "shipped": Way("shipped", shipped_model(), rejection, 1),
+  "shipped, block": Way("shipped", shipped_model(4), block, 2),
+  "shipped, coupled": Way("shipped", shipped_model(), coupled, 2),
   "shipped, mtp": Way("shipped mtp", of_shipped("mtp"), rejection, 1),
   "shipped, recycle": Way("shipped recycle", of_shipped("recycle"), coupled, 1),
 }
@@ -179,6 +157,15 @@ def shipped_draft():
 
 
 @functools.cache
+def shipped_head(name):
+  """A shipped head, and its weights."""
+  target = shipped_target()
+  learned = saved.load(shipped.drafter(name), target)
+  head = learned.draft_head(target.config)
+  return head, draft_heads.weights_of(head, learned.net, target.params)
+
+
+@functools.cache
 def models(name):
   """The target, and the weights of target and draft."""
   if name == "table":
@@ -186,20 +173,14 @@ def models(name):
     other = table_model.init_params(jax.random.key(1), V, 0.7)
     draft = jax.tree.map(lambda t, o: t + 0.5 * o, target, other)
     return table_model.model(V), Params(target, draft)
-  if name == "llama":
+  if not name.startswith("shipped"):
     model, weights = learned_kinds.target()
-    return model, Params(weights)
-  if name in learned_kinds.KINDS:
-    model, weights = learned_kinds.target()
-    return model, Params(weights, learned_kinds.weights(name))
+    draft = None if name == "llama" else learned_kinds.weights(name)
+    return model, Params(weights, draft)
   target = shipped_target()
-  model = transformer.model(target.config)
-  if name == "shipped":
-    return model, Params(target.params, shipped_draft().params)
-  own = saved.load(shipped.drafter(name.split()[1]), target)
-  cell = own.draft_head(target.config)
-  weights = draft_heads.weights_of(cell, own.net, target.params)
-  return model, Params(target.params, weights)
+  kind = name.removeprefix("shipped").strip()
+  draft = shipped_head(kind)[1] if kind else shipped_draft().params
+  return transformer.model(target.config), Params(target.params, draft)
 
 
 def prompts(way: Way, vocab_size: int):
@@ -216,12 +197,12 @@ def prompts(way: Way, vocab_size: int):
 
 
 def decoded(name: str) -> dict[str, dict]:
-  """The cells of one way, by 'way; temperature; seed'."""
+  """The entries of one way, by 'way; temperature; seed'."""
   way = WAYS[name]
   model, params = models(way.target)
   rows, length = prompts(way, model.vocab_size)
-  drafter, rule = way.drafter(), way.rule()
-  cells = {}
+  drafter, rule = way.drafter(model), way.rule()
+  entries = {}
   for temperature in TEMPERATURES:
     for seed in SEEDS if temperature else SEEDS[:1]:
       state = decode.generate(
@@ -239,17 +220,17 @@ def decoded(name: str) -> dict[str, dict]:
       )
       places = [slice(n, m) for n, m in zip(length, np.asarray(state.length))]
       stats = state.stats
-      cells[f"{name}; T = {temperature:g}; seed {seed}"] = {
+      entries[f"{name}; T = {temperature:g}; seed {seed}"] = {
         "tokens": [t[p].tolist() for t, p in zip(state.tokens, places)],
         "origins": [o[p].tolist() for o, p in zip(state.origin, places)],
         "rounds": stats.rounds.tolist(),
         "nodes": stats.nodes.tolist(),
         "accepted": stats.accepted.tolist(),
       }
-  return cells
+  return entries
 
 
 if __name__ == "__main__":
   golden_costs.compare(
-    FILE, {key: cell for way in WAYS for key, cell in decoded(way).items()}
+    FILE, {key: entry for way in WAYS for key, entry in decoded(way).items()}
   )

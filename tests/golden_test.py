@@ -7,18 +7,18 @@ import pytest
 import golden
 import golden_costs
 
-CELLS = json.loads(golden.FILE.read_text())
+ENTRIES = json.loads(golden.FILE.read_text())
 
 
 @pytest.mark.parametrize("way", golden.WAYS)
 def test_texts_are_those_of_0_1_0(way):
-  expected = {k: v for k, v in CELLS.items() if k.split(";")[0] == way}
+  expected = {k: v for k, v in ENTRIES.items() if k.split(";")[0] == way}
   assert expected
   assert golden.decoded(way) == expected
 
 
 def test_every_head_is_decoded():
-  assert {key.split(";")[0] for key in CELLS} == set(golden.WAYS)
+  assert {key.split(";")[0] for key in ENTRIES} == set(golden.WAYS)
 
 
 def test_costs_are_those_of_0_1_0():

@@ -13,7 +13,6 @@ from tqdm import tqdm
 
 from specdec import checkpoints
 from specdec.checkpoints import learned
-from specdec.cli import app
 from specdec.models import transformer
 from specdec.models.config import TransformerConfig
 from specdec.roofline import hardware
@@ -41,14 +40,12 @@ def fake_machine(monkeypatch):
 def run(name, *arguments):
   """Runs specdec.cli.NAME with these flags."""
   main = importlib.import_module(f"specdec.cli.{name}").main
-  defined = app.Flags([name])
-  main.define(defined)
   # Compiled programs stay in the tests' own cache, which bench turns off.
-  cached = "compilation_cache" in defined.values
-  own = ["--compilation_cache="] if cached else []
+  cached = "compilation_cache" in main.flag_values([name])
+  cache = ["--compilation_cache="] if cached else []
   caching = jax.config.jax_enable_compilation_cache
   try:
-    main([name, *own, *arguments])
+    main([name, *cache, *arguments])
   finally:
     jax.config.update("jax_enable_compilation_cache", caching)
 
@@ -70,26 +67,20 @@ def waits():
 def save_drafter(target, path, head_config):
   """A random drafter for a target of `write_model`; its weights."""
   checkpoint = checkpoints.load(target)
-  made = learned.Learned(head_config, None, None, "")
-  net = made.draft_head(checkpoint.config).init(jax.random.key(0))
-  mark = learned.fingerprint(checkpoint)
-  learned.save(path, head_config, None, net, mark)
+  head = learned.Learned(head_config, None, None, "").draft_head(
+    checkpoint.config
+  )
+  net = head.init(jax.random.key(0))
+  learned.save(path, head_config, None, net, learned.fingerprint(checkpoint))
   return net
 
 
 def write_model(folder, seed=0, letters=None, **changes):
   """A random two-layer model whose tokens are single letters."""
   letters = letters or [chr(i) for i in range(ord("a"), ord("z") + 1)] + [" "]
-  shape = dict(
-    vocab_size=len(letters),
-    num_layers=2,
-    width=16,
-    mlp_width=32,
-    num_heads=2,
-    num_kv_heads=1,
-    head_dim=8,
-  )
-  config = TransformerConfig(**{**shape, **changes})
+  shape = dict(vocab_size=len(letters), num_layers=2, width=16, mlp_width=32)
+  heads = dict(num_heads=2, num_kv_heads=1, head_dim=8)
+  config = TransformerConfig(**shape | heads | changes)
   params = transformer.init_params(config, jax.random.key(seed))
   checkpoints.save_safetensors(folder, params, config)
   tokenizer = tokenizers.Tokenizer(

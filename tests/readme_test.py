@@ -1,6 +1,8 @@
 """README and docs: their Python runs, and what they name exists."""
 
+import contextlib
 import importlib
+import io
 import pathlib
 import re
 
@@ -10,7 +12,6 @@ import numpy as np
 import pytest
 
 import specdec
-from specdec.cli import app
 
 ROOT = pathlib.Path(__file__).parents[1]
 README = ROOT / "README.md"
@@ -48,16 +49,24 @@ def commands(text: str) -> list[str]:
 
 def anchors(page: pathlib.Path) -> set[str]:
   """Names under which headings of a page can be linked, as GitHub has them."""
-  headings = re.findall(r"^#+ (.*)$", page.read_text(), re.M)
-  plain = (re.sub(r"[^\w\- ]", "", heading.lower()) for heading in headings)
-  return {heading.replace(" ", "-") for heading in plain}
+  headings = re.findall(r"^#+ (.*)$", page.read_text().lower(), re.M)
+  return {re.sub(r"[^\w\- ]", "", x).replace(" ", "-") for x in headings}
 
 
 def test_readme_is_short():
   assert len(TEXT.splitlines()) < 150
 
 
-def test_the_python_of_the_readme_and_its_drafter_run(capsys):
+@pytest.fixture(scope="module")
+def extending():
+  """What the Python of docs/extending.md defines, and what it prints."""
+  printed = io.StringIO()
+  with contextlib.redirect_stdout(printed):
+    scope = run_blocks(ROOT / "docs" / "extending.md")
+  return scope, printed.getvalue()
+
+
+def test_the_python_of_the_readme_and_its_drafter_run(capsys, extending):
   scope = run_blocks(README)
   printed = capsys.readouterr().out
   assert re.search(r"\d\.\d+ ± \d\.\d+ times as fast", printed)
@@ -67,7 +76,7 @@ def test_the_python_of_the_readme_and_its_drafter_run(capsys):
     fast, slow = results.values()
     assert len(fast.texts[0]) == slow.num_rounds == 128 > fast.num_rounds
 
-  other = run_blocks(ROOT / "docs" / "extending.md")
+  other = extending[0]
   ours = other["generate"](
     other["target"],
     scope["repeat"](3),
@@ -78,9 +87,8 @@ def test_the_python_of_the_readme_and_its_drafter_run(capsys):
   np.testing.assert_array_equal(ours.tokens, other["ours"].tokens)
 
 
-def test_the_python_of_extending_runs(capsys):
-  scope = run_blocks(ROOT / "docs" / "extending.md")
-  printed = capsys.readouterr().out
+def test_the_python_of_extending_runs(extending):
+  scope, printed = extending
   assert "same tokens: True" in printed
   errors = re.findall(r"([\d.]+) from the target's distribution", printed)
   assert len(errors) == 2
@@ -118,15 +126,14 @@ def test_the_citation_names_the_version():
 @pytest.mark.parametrize("page", LINKED, ids=name_of)
 def test_links_lead_somewhere(page):
   text = re.sub(r"```.*?```", "", page.read_text(), flags=re.S)
-  broken = []
-  for link in re.findall(r"\]\(([^)\s]+)\)", text):
-    if re.match(r"https?:", link):
-      continue
+
+  def is_broken(link: str) -> bool:
     path, _, anchor = link.partition("#")
     other = (page.parent / path).resolve() if path else page
-    if not other.exists() or (anchor and anchor not in anchors(other)):
-      broken.append(link)
-  assert broken == []
+    return not other.exists() or (anchor and anchor not in anchors(other))
+
+  links = re.findall(r"\]\((?!https?:)([^)\s]+)\)", text)
+  assert [link for link in links if is_broken(link)] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
@@ -139,54 +146,44 @@ def test_files_that_are_named_exist(page):
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_flags_that_commands_give_are_the_programs(page):
-  unknown = []
-  for command in commands(page.read_text()):
-    program = re.search(r"scripts/(\w+)\.py", command)
-    if not program:
-      continue
-    module = importlib.import_module(f"specdec.cli.{program[1]}")
-    defined = app.Flags([program[1]])
-    module.main.define(defined)
-    behind = command.partition(program[0])[2]
-    names = {*defined.values} | {f"no{name}" for name in defined.values}
-    unknown += [
-      f"{program[1]} --{flag}"
-      for flag in re.findall(r"(?<= )--(\w+)", behind)
-      if flag not in names | {"help"}
-    ]
-  assert unknown == []
+  given = [
+    (program[1], flag)
+    for command in commands(page.read_text())
+    if (program := re.search(r"scripts/(\w+)\.py", command))
+    for flag in re.findall(r"(?<= )--(\w+)", command[program.end() :])
+  ]
+  flags = {
+    name: importlib.import_module(f"specdec.cli.{name}").main.flag_values(
+      [name]
+    )
+    for name, _ in given
+  }
+  assert [
+    f"{name} --{flag}"
+    for name, flag in given
+    if not {flag, flag.removeprefix("no")} & {*flags[name], "help"}
+  ] == []
 
 
 def test_what_commands_write_is_ignored_by_git():
   text = "".join(page.read_text() for page in PAGES)
-  folders = set(re.findall(r"--(?:output|folder)=(\w+)", text)) - {
-    "DIR",
-    "DIR2",
-  }
+  folders = {*re.findall(r"--(?:output|folder)=(\w+)", text)} - {"DIR", "DIR2"}
   assert {"corpus", "tokenizer", "runs"} <= folders
   ignored = (ROOT / ".gitignore").read_text().splitlines()
-  assert {f"/{folder}/" for folder in folders} <= set(ignored)
+  assert {f"/{folder}/" for folder in folders} <= {*ignored}
 
 
 def test_design_has_every_rule_and_trap_that_the_code_names():
   design = (ROOT / "docs" / "design.md").read_text()
-  rules = set(re.findall(r"^(\d+)\. \*\*", design, re.M))
-  traps = set(re.findall(r"^\| (b\d\d) \|", design, re.M))
+  rules = {*re.findall(r"^(\d+)\. \*\*", design, re.M)}
+  traps = {*re.findall(r"^\| (b\d\d) \|", design, re.M)}
   assert rules == {str(n + 1) for n in range(11)}
   sources = {
-    path: path.read_text()
+    folder: "".join(path.read_text() for path in (ROOT / folder).rglob("*.py"))
     for folder in ("specdec", "scripts", "tests")
-    for path in (ROOT / folder).rglob("*.py")
-    if path.name != "readme_test.py"
   }
-  named = re.findall(
-    r"\brules? (\d+)(?: and (\d+))?", " ".join(sources.values())
-  )
-  assert {n for pair in named for n in pair if n} <= rules
-  tests = {
-    code
-    for path, source in sources.items()
-    for test in re.findall(r"def test_((?:b\d\d_)+)", source)
-    for code in test.strip("_").split("_")
-  }
-  assert tests == traps
+  text = "".join(sources.values())
+  numbers = re.findall(r"\brules? (\d+)(?: and (\d+))?", text)
+  assert {n for pair in numbers for n in pair if n} <= rules
+  tests = re.findall(r"def test_((?:b\d\d_)+)", sources["tests"])
+  assert {*"".join(tests).strip("_").split("_")} == traps

@@ -14,9 +14,7 @@ from specdec import checkpoints, decode, draft_tree, sampling
 from specdec.benchmark import calibrated, catalog
 from specdec.benchmark.catalog import Target, Weighted
 from specdec.benchmark.setup import Setup
-from specdec.checkpoints import Checkpoint
 from specdec.compiled import lowering, memory_plan
-from specdec.models import transformer
 from specdec.roofline.chips import Chip
 from specdec.roofline.round_cost import deployment_of, round_cost
 from specdec.types import NO_COST, UNKNOWN_COST, Params
@@ -37,19 +35,7 @@ def target(setup: Setup, devices=None) -> Target:
     with contextlib.suppress(FileNotFoundError):
       tokenizer = checkpoints.load_tokenizer(source)  # it may read it
   places = setup.places(config, devices)
-  place = places and places.target
-  weights = lowering.weights(config, place)
-  return Target(
-    transformer.model(config, place),
-    Checkpoint(config, weights, tokenizer, (), str(source)),
-    setup.dtype,
-    random_weights=True,
-    seed=setup.seed,
-    identity=setup.identity,
-    places=places,
-    drafts={},
-    abstract=True,
-  )
+  return setup.abstract_target(config, places, tokenizer)
 
 
 def drafter(setup: Setup, target: Target) -> Weighted:

@@ -91,10 +91,6 @@ def source_of(name: str):
   return name if name.startswith(PRESET) else fetch(name)
 
 
-def _none() -> Drafter:
-  return decode.NO_DRAFTER
-
-
 def _lookup(
   shape: DraftShape,
   acceptance: str,
@@ -121,24 +117,25 @@ def _model(name: str, target: Target, shape: DraftShape) -> Weighted:
   draft = drafts[name]
   model = transformer.model(draft.config, target.draft_place)
   drafter = drafters.model(model, shape=shape)
-  cost = drafter_cost.model(draft.config)
-  return Weighted(drafter._replace(cost=cost), draft.params)
+  drafter = drafter._replace(cost=drafter_cost.model(draft.config))
+  return Weighted(drafter, draft.params)
 
 
 def _load_draft(name: str, target: Target) -> Checkpoint:
-  source = source_of(name)
+  source, place = source_of(name), target.draft_place
   size = target.checkpoint.config.vocab_size
   config = config_of(source, target.dtype)
   if target.random_weights:
     config = dataclasses.replace(config, vocab_size=size)
-    seed, place = target.seed + 1, target.draft_place
-    if target.abstract:
-      weights = lowering.weights(config, place)
-      return Checkpoint(config, weights, None, (), str(source))
+  checkpoints.check_vocabulary(size, config.vocab_size)
+  if target.abstract:
+    weights = lowering.weights(config, place)
+    return Checkpoint(config, weights, None, (), str(source))
+  if target.random_weights:
+    seed = target.seed + 1
     draft = checkpoints.random_checkpoint(config, seed, str(source), place)
   else:
-    checkpoints.check_vocabulary(size, config.vocab_size)
-    draft = checkpoints.load(source, target.dtype, target.draft_place)
+    draft = checkpoints.load(source, target.dtype, place)
     tokenizers = target.checkpoint.tokenizer, draft.tokenizer
     checkpoints.check_vocabulary(size, config.vocab_size, *tokenizers)
   return draft if target.places else draft.packed()
@@ -208,7 +205,10 @@ def _head(
 ) -> Weighted:
   path, config = shipped.drafter(file), target.checkpoint.config
   head_config = saved.inspect(path)
-  _check_kind(kind, file, head_config)
+  if kind not in (None, head_config.kind):
+    raise ValueError(
+      f"{kind}({file}): that file holds a drafter of kind {head_config.kind}"
+    )
   try:
     head_config.check(config)
   except ValueError as error:
@@ -223,30 +223,20 @@ def _head(
     # Which tokens it drafts makes no difference to shapes.
     ids = np.arange(head_config.vocabulary) if head_config.vocabulary else None
     learned = saved.Learned(head_config, ids, None, str(path))
-    head = learned.draft_head(config, target.draft_place)
-    weights = lowering.head_weights(head, target.checkpoint.params, place)
-    return _serve(head, target, shape, weights, max_external_drafts)
-  learned = saved.load(
-    path,
-    target.checkpoint,
-    trained=not target.random_weights,
-    actual=target.fingerprint,
-  )
-  head = learned.draft_head(config, target.draft_place)
-  weights = heads.weights_of(head, learned.net, target.checkpoint.params)
-  if place:  # every device has all of it
-    weights = jax.device_put(weights, place.sharding(()))
   else:
-    weights = layouts.pack(weights)
-  return _serve(head, target, shape, weights, max_external_drafts)
-
-
-def _serve(head, target: Target, shape, weights, max_external_drafts):
-  """Returns the drafter of a head, with its cost."""
-  place = target.places and target.places.target
+    trained = not target.random_weights
+    learned = saved.load(path, target.checkpoint, trained, target.fingerprint)
+  head = learned.draft_head(config, target.draft_place)
+  if target.abstract:
+    weights = lowering.head_weights(head, target.checkpoint.params, place)
+  else:
+    weights = heads.weights_of(head, learned.net, target.checkpoint.params)
+    if place:  # every device has all of it
+      weights = jax.device_put(weights, place.sharding(()))
+    else:
+      weights = layouts.pack(weights)
   drafter = serve.drafter(head, target.model, shape, place, max_external_drafts)
-  cost = head_cost(head, target.checkpoint.config)
-  return Weighted(drafter._replace(cost=cost), weights)
+  return Weighted(drafter._replace(cost=head_cost(head, config)), weights)
 
 
 _CONTEXT = (
@@ -254,14 +244,19 @@ _CONTEXT = (
 )  # fmt: skip
 
 
+def without_k(call: Call) -> Call:
+  """Returns a call without an argument k, which is its Setup's affair."""
+  kwargs = {name: x for name, x in call.kwargs.items() if name != "k"}
+  return call._replace(kwargs=kwargs)
+
+
 def arguments_of(call: Call) -> dict[str, Any]:
   """Returns the arguments of a call of a drafter here, by name.
 
   layer_skip(FILE) has what the file says.
   """
-  kwargs = {name: x for name, x in call.kwargs.items() if name != "k"}
-  bare, context = call._replace(kwargs=kwargs), dict.fromkeys(_CONTEXT)
-  bound = calls.bind(bare, DRAFTERS[call.name], context)
+  context = dict.fromkeys(_CONTEXT)
+  bound = calls.bind(without_k(call), DRAFTERS[call.name], context)
   bound.apply_defaults()
   arguments = {
     name: x for name, x in bound.arguments.items() if name not in _CONTEXT
@@ -274,16 +269,9 @@ def arguments_of(call: Call) -> dict[str, Any]:
   return arguments
 
 
-def _check_kind(kind: str | None, file: str, head_config) -> None:
-  if kind is not None and head_config.kind != kind:
-    raise ValueError(
-      f"{kind}({file}): that file holds a drafter of kind {head_config.kind}"
-    )
-
-
 HEADS = ("head", *drafters.LEARNED)
 DRAFTERS: Mapping[str, Callable] = {
-  "none": _none,
+  "none": lambda: decode.NO_DRAFTER,
   "early_exit": _early_exit,
   "layer_skip": _layer_skip,
   "lookup": _lookup,

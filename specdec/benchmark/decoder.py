@@ -42,17 +42,6 @@ def prompt_size(prompts: Sequence[Sequence[int]]) -> int:
   return -(-longest // PROMPT_STEP) * PROMPT_STEP
 
 
-def check_finite(state: DecodeState, numbers: Sequence[int]) -> None:
-  """Refuses rows that end where a distribution is not finite.
-
-  Raises:
-    ValueError: names the first of them.
-  """
-  faults = faults_of(state, numbers)
-  if faults:
-    raise ValueError(faults[0])
-
-
 def faults_of(state: DecodeState, numbers: Sequence[int]) -> list[str]:
   """Returns a sentence for each row that ends where a distribution is not
   finite.
@@ -72,11 +61,17 @@ def faults_of(state: DecodeState, numbers: Sequence[int]) -> list[str]:
   ]
 
 
+def check_finite(state: DecodeState, numbers: Sequence[int]) -> None:
+  """Raises ValueError with the first sentence of `faults_of`, if any."""
+  if faults := faults_of(state, numbers):
+    raise ValueError(faults[0])
+
+
 class Batch(NamedTuple):
   """Prompts that are decoded together."""
 
   rows: Sequence[Sequence[int]]  # token ids
-  numbers: Sequence[int]  # the prompts' own, which name their noise
+  numbers: Sequence[int]  # of the prompts; they name the rows' noise
 
 
 def batches_of(rows: Sequence[Sequence[int]], size: int) -> list[Batch]:
@@ -143,7 +138,6 @@ class Decoder:
     decode.check_pair(self.drafter.spec, self.rule)
     self._program: jax.stages.Compiled | None = None
     self.is_warm = False  # every program was compiled and run
-    self._on_mesh: decode.Programs | None = None
 
   def baseline(self) -> "Decoder":
     """Returns the autoregressive way of decoding the same batches."""
@@ -163,10 +157,9 @@ class Decoder:
       return self.drafter.cost
     state = jax.eval_shape(lambda: self.start(Batch([], []))).draft_state
     size = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state))
-    weights = sum(x.nbytes for x in jax.tree.leaves(self.params.draft))
     return dataclasses.replace(
       UNKNOWN_COST,
-      weight_bytes=weights,
+      weight_bytes=sum(x.nbytes for x in jax.tree.leaves(self.params.draft)),
       row_bytes=size / self.batch,
       position_bytes=0.0,
     )
@@ -185,76 +178,65 @@ class Decoder:
     """Returns the sampling settings of so many rows."""
     return sampling.settings(batch, self.temperature, self.top_k, self.top_p)
 
-  def start(self, batch: Batch) -> DecodeState:
-    """Prefills a batch; rows that it leaves empty are done from the start."""
+  def _inputs(self, batch: Batch) -> decode.Inputs:
+    """Returns what decoding begins with, in NumPy; rows that the batch leaves
+    empty are done from the start."""
     prompt = np.zeros((self.batch, self.prompt_size), np.int32)
-    length = np.ones((self.batch,), np.int32)
-    limit = np.ones((self.batch,), np.int32)
+    length, limit = np.ones((2, self.batch), np.int32)
     index = np.zeros((self.batch,), np.int32)
     index[: len(batch.rows)] = list(batch.numbers)
     for i, ids in enumerate(batch.rows):
       prompt[i, : len(ids)] = ids
-      length[i] = len(ids)
-      limit[i] = len(ids) + self.max_new_tokens
-    inputs = decode.Inputs(
-      prompt, length, self.key, self.settings(self.batch), limit, index
-    )
+      length[i], limit[i] = len(ids), len(ids) + self.max_new_tokens
+    settings = self.settings(self.batch)
+    return decode.Inputs(prompt, length, self.key, settings, limit, index)
+
+  def start(self, batch: Batch) -> DecodeState:
+    """Prefills a batch."""
+    inputs = self._inputs(batch)
     if self.places:
-      compiled = self._mesh_programs(inputs)
-      where = compiled.inputs._replace(key=None)
+      programs = self._mesh_programs
+      where = programs.inputs._replace(key=None)
       inputs = jax.tree.map(multihost.put, inputs._replace(key=None), where)
-      return compiled.start(self.params, inputs._replace(key=self.key))
-    inputs = jax.tree.map(jnp.asarray, inputs)
-    return decode.start(
-      *self._parts,
-      self.params,
-      inputs.prompt,
-      inputs.prompt_length,
-      inputs.key,
-      max_length=self.max_length,
-      sampling=inputs.sampling,
-      limit=inputs.limit,
-      index=inputs.index,
-    )
+      return programs.start(self.params, inputs._replace(key=self.key))
+    inputs = jax.tree.map(jnp.asarray, inputs)._asdict()
+    length = self.max_length
+    return decode.start(*self._parts, self.params, max_length=length, **inputs)
 
   @property
-  def _parts(self):
+  def _parts(self) -> tuple[Model, Drafter, AcceptanceRule]:
     return self.target, self.drafter, self.rule
 
-  def _mesh_programs(
-    self, inputs: decode.Inputs | None = None
-  ) -> decode.Programs:
-    if self._on_mesh is None:
-      self._on_mesh = decode.on_mesh(
-        *self._parts, self.params, inputs, self.max_length, self.places
-      )
-    return self._on_mesh
+  @functools.cached_property
+  def _mesh_programs(self) -> decode.Programs:
+    inputs = self._inputs(Batch([], []))
+    length = self.max_length
+    return decode.on_mesh(
+      *self._parts, self.params, inputs, length, self.places
+    )
 
   def run(self, state: DecodeState, max_rounds: int) -> DecodeState:
     """Runs at most so many rounds and waits for them; donates the state."""
+    program = self.program(state)
     return jax.block_until_ready(
-      self.program(state)(
-        self.params, state, self._eos_ids, self._whole(np.int32(max_rounds))
-      )
+      program(self.params, state, *self._stops(max_rounds))
     )
 
-  @property
-  def _eos_ids(self) -> jax.Array:
-    return self._whole(np.asarray(self.eos_ids, np.int32))
-
-  def _whole(self, x: np.ndarray) -> jax.Array:
-    """Puts an array on every device."""
+  def _stops(self, max_rounds: int) -> list[jax.Array]:
+    """Returns eos_ids and max_rounds, on every device."""
+    arrays = np.asarray(self.eos_ids, np.int32), np.int32(max_rounds)
     if self.places is None:
-      return jnp.asarray(x)
-    return multihost.put(x, self.places.target.sharding(()))
+      return [*map(jnp.asarray, arrays)]
+    whole = self.places.target.sharding(())
+    return [multihost.put(x, whole) for x in arrays]
 
   def program(self, state: DecodeState | None = None) -> jax.stages.Compiled:
     """Returns the compiled loop; its `memory_analysis` has its bytes."""
     if self._program is None:
       state = self.start(Batch([], [])) if state is None else state
-      arguments = self.params, state, self._eos_ids, self._whole(np.int32(0))
+      arguments = self.params, state, *self._stops(0)
       if self.places:
-        lowered = self._mesh_programs().run.lower(*arguments)
+        lowered = self._mesh_programs.run.lower(*arguments)
       else:
         lowered = decode.run.lower(*self._parts, *arguments)
       self._program = lowered.compile()
@@ -267,7 +249,7 @@ class Decoder:
     return time.perf_counter() - begin
 
   def warm_up(self, rows: Sequence[Sequence[int]]) -> float:
-    """Compiles everything, then runs a few rounds of each program.
+    """Compiles everything, then runs a few rounds of each program, once.
 
     The first pass of each width sets up kernels (0.6 s for SmolLM2 on a CPU),
     so a text of one token over and over, which invites every drafter, is
@@ -276,6 +258,8 @@ class Decoder:
     Returns:
       Seconds that compiling took.
     """
+    if self.is_warm:
+      return 0.0
     seconds = self.compile()
     inviting = [[1] * min(self.prompt_size, 16)]
     for prompts in (inviting, rows):
@@ -322,17 +306,15 @@ class Decoder:
     Raises:
       ValueError: names the first of them.
     """
-    begin = time.perf_counter()
-    state = jax.block_until_ready(self.start(batch))
-    middle = time.perf_counter()
-    state = self.run(state, decode.MAX_ROUNDS)
-    seconds = time.perf_counter() - middle
-    return self._completed(state, batch, seconds, middle - begin, strict)
+    completed = self.decode(batch, every=decode.MAX_ROUNDS)
+    if strict and completed.faults:
+      raise ValueError(completed.faults[0])
+    return completed
 
   def decode(
     self,
     batch: Batch,
-    push: Callable[[int, NewTokens], bool],
+    push: Callable[[int, NewTokens], bool] | None = None,
     every: int = 8,
   ) -> Completed:
     """Decodes a batch in pieces and hands on the tokens of each.
@@ -350,46 +332,33 @@ class Decoder:
       begin = time.perf_counter()
       state = self.run(state, every)
       seconds += time.perf_counter() - begin
-      new_lengths = multihost.whole(state.length)
-      columns = [
-        multihost.whole(column)
-        for column in (
-          state.tokens,
-          state.origin,
-          state.log_probs,
-          state.draft_log_probs,
-        )
-      ]
-      stop = np.zeros((self.batch,), bool)
-      for i, length in enumerate(lengths):
-        new = slice(length, new_lengths[i])
-        stop[i] = push(i, NewTokens(*(column[i, new] for column in columns)))
-        lengths[i] = new_lengths[i]
-      if stop.any():
-        done = multihost.whole(state.done) | stop
-        state = state.replace(done=multihost.put(done, state.done.sharding))
-    return self._completed(state, batch, seconds, prefill_seconds, False)
-
-  def _completed(
-    self, state, batch: Batch, seconds: float, prefill_seconds: float, strict
-  ) -> Completed:
-    if strict:
-      check_finite(state, batch.numbers)
-    tokens, length = (
-      multihost.whole(state.tokens),
-      multihost.whole(state.length),
-    )
-    texts = [
-      tokens[i, len(ids) : length[i]].tolist()
-      for i, ids in enumerate(batch.rows)
-    ]
+      if push:
+        state, lengths = self._push(state, lengths, push)
+    tokens, length = map(multihost.whole, (state.tokens, state.length))
     return Completed(
-      texts,
+      [
+        tokens[i, len(ids) : length[i]].tolist()
+        for i, ids in enumerate(batch.rows)
+      ],
       seconds,
       prefill_seconds,
       _stats_of(state, len(batch.rows)),
       faults_of(state, batch.numbers),
     )
+
+  def _push(self, state: DecodeState, lengths: list[int], push):
+    """Hands on what is new behind these lengths, and stops rows."""
+    ends = multihost.whole(state.length)
+    names = "tokens", "origin", "log_probs", "draft_log_probs"
+    columns = [multihost.whole(getattr(state, name)) for name in names]
+    stop = np.zeros((self.batch,), bool)
+    for i, length in enumerate(lengths):
+      new = (column[i, length : ends[i]] for column in columns)
+      stop[i] = push(i, NewTokens(*new))
+    if stop.any():
+      done = multihost.whole(state.done) | stop
+      state = state.replace(done=multihost.put(done, state.done.sharding))
+    return state, list(ends[: len(lengths)])
 
   def first_difference(
     self,
@@ -406,20 +375,15 @@ class Decoder:
     ids = np.asarray([[*prompt, *baseline[:at]]] * rows)
     position = jnp.asarray([ids.shape[1]])
 
+    @jax.jit
     def last(params, ids):
       cache = self.target.init_cache(rows, ids.shape[1] + 1)
       return self.target.apply(params, ids, cache)[0].logits[:1, -1]
 
-    logits = jnp.asarray(
-      multihost.whole(jax.jit(last)(self.params.target, ids))
-    )
+    logits = jnp.asarray(multihost.whole(last(self.params.target, ids)))
     if self.temperature > 0:
-      noise = Noise(
-        row_keys(self.key, jnp.asarray([index])),
-        position,
-        self.target.vocab_size,
-        coupled=True,
-      )
+      key = row_keys(self.key, jnp.asarray([index]))
+      noise = Noise(key, position, self.target.vocab_size, coupled=True)
       logits = sampling.warp(logits, self.settings(1))
       logits += noise.at_position(position)
     second, best = np.sort(np.asarray(logits[0]))[-2:]

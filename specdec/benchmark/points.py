@@ -127,8 +127,7 @@ def measure_all(
   target: Target,
   prompts: Mapping[int, Batches],
   passes: Sequence[int],
-  ks_of: Callable[[Setup, Batches, Callable], Sequence[int]],
-  num_ks: int,
+  ks: Mapping[int, Sequence[int]],
   repeats: int,
   profile: str | None = None,
 ) -> dict[str, list[dict]]:
@@ -136,15 +135,16 @@ def measure_all(
 
   Args:
     setup: prompt_size is the context behind which passes are timed.
-    prompts: by batch size.
-    ks_of: chooses k for a batch size; it is passed what prints a line.
-    num_ks: how many it returns.
+    prompts, ks: by batch size.
+
+  Returns:
+    Entries of a document: passes, and runs.
   """
   timed, entries, context = [], [], setup.prompt_size
   total = len(prompts) * len(passes)
-  for some in prompts.values():
+  for batch, some in prompts.items():
     count = len(some.batches)
-    total += num_ks * count * -(-repeats // count)
+    total += len(ks[batch]) * count * -(-repeats // count)
   with tqdm(total=total, disable=not sys.stderr.isatty()) as progress:
     for batch, some in prompts.items():
       setup, baseline = dataclasses.replace(setup, batch=batch), None
@@ -152,7 +152,7 @@ def measure_all(
         progress.set_postfix_str(f"batch {batch}, a pass of {n}")
         timed.append(time_pass(setup, target, n, context, repeats))
         progress.update()
-      for k in ks_of(setup, some, progress.write):
+      for k in ks[batch]:
         progress.set_postfix_str(f"batch {batch}, k = {k}")
         entry, baseline = measure(
           dataclasses.replace(setup, k=k),

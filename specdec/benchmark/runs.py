@@ -46,21 +46,6 @@ def interleave(
     yield {name: results[name] for name in names}
 
 
-def speed(
-  results: Sequence[Completed], baseline: Sequence[Completed]
-) -> metrics.Speed:
-  """Sums up the speed of batches against those of the baseline."""
-
-  def columns(some: Sequence[Completed]):
-    return zip(*((x.num_tokens, x.seconds, x.prefill_seconds) for x in some))
-
-  tokens, seconds, prefill = columns(results)
-  other_tokens, other_seconds, other_prefill = columns(baseline)
-  return metrics.speed(
-    tokens, seconds, other_tokens, other_seconds, prefill, other_prefill
-  )
-
-
 @dataclasses.dataclass
 class Comparison:
   """Ways of decoding that were compared on the same batches.
@@ -104,7 +89,13 @@ class Comparison:
 
   def speed(self, name: str) -> metrics.Speed:
     """Sums up one way's speed against the baseline's."""
-    return speed(self.of(name), self.of(BASELINE))
+    columns = (
+      [getattr(one, column) for one in self.of(way)]
+      for column in ("num_tokens", "seconds", "prefill_seconds")
+      for way in (name, BASELINE)
+    )
+    tokens, other_tokens, seconds, other_seconds, *prefill = columns
+    return metrics.speed(tokens, seconds, other_tokens, other_seconds, *prefill)
 
   def run(
     self,
@@ -153,8 +144,7 @@ def compare(
     ValueError: a text ends where a distribution is not finite.
   """
   for decoder in decoders.values():
-    if not decoder.is_warm:
-      decoder.warm_up(batches[0].rows)
+    decoder.warm_up(batches[0].rows)
   ways = {name: one.complete for name, one in decoders.items()}
   results = []
   for one in interleave(ways, batches, repeats, renumber):
@@ -162,6 +152,5 @@ def compare(
     if progress:
       progress()
   sampled = any(one.temperature > 0 for one in decoders.values())
-  return Comparison(
-    dict(decoders), list(batches), results, not (renumber and sampled)
-  )
+  same_noise = not (renumber and sampled)
+  return Comparison(dict(decoders), list(batches), results, same_noise)

@@ -26,7 +26,7 @@ from specdec.roofline import hardware
 from specdec.types import Model, PyTree
 
 _COMPILED = "/jax/core/compile/backend_compile_duration"
-TOLERANCE = 0.05  # bandwidth itself moves by some percent from run to run
+_TOLERANCE = 0.05  # bandwidth itself moves by some percent from run to run
 _GROSS = 0.5  # share of its bytes' time below which a time is simply wrong
 _TIMED = 0.1  # seconds that a timed program takes at least, roughly
 
@@ -47,10 +47,8 @@ class Timing:
 
 def timing(seconds: Sequence[float]) -> Timing:
   """Sums up."""
-  low, median, high = np.quantile(seconds, (0.25, 0.5, 0.75))
-  return Timing(
-    float(median), min(seconds), (float(low), float(high)), len(seconds)
-  )
+  low, median, high = np.quantile(seconds, (0.25, 0.5, 0.75)).tolist()
+  return Timing(median, min(seconds), (low, high), len(seconds))
 
 
 def pass_timer(
@@ -61,18 +59,22 @@ def pass_timer(
   context: int,
   slots: int,
 ) -> Callable[[], float]:
-  """Seconds of one pass of n tokens a row after `context` committed positions,
-  in a cache of so many slots: each call times it once more.
+  """Returns what times one pass of n tokens a row, in seconds, at every call.
 
   As in decoding, passes follow one another inside one program (so many that it
   runs for some time) and each begins with the argmax of the logits of the one
   before; a pass called from the host by itself costs up to twice as much.
+
+  Args:
+    context: committed positions before the pass.
+    slots: positions of the cache.
   """
   # Inside jit, a mesh gets its parts and no device all of it.
   make = jax.jit(model.init_cache, static_argnums=(0, 1))
   cache = make(batch, kv.num_slots(slots))
   cache = cache.replace(length=jnp.full((batch,), context))
 
+  @functools.partial(jax.jit, donate_argnums=(1, 2))
   def run(params, ids, cache, passes):
     def body(_, carry):
       output, cache = model.apply(params, *carry)
@@ -81,7 +83,6 @@ def pass_timer(
 
     return jax.lax.fori_loop(0, passes, body, (ids, cache))
 
-  run = jax.jit(run, donate_argnums=(1, 2))
   carry = jnp.zeros((batch, tokens), jnp.int32), cache
 
   def timed(passes: int) -> float:
@@ -106,7 +107,7 @@ def time_pass(
   slots: int,
   repeats: int,
 ) -> Timing:
-  """T(n), as `pass_timer` takes it, over and over."""
+  """Times T(n) over and over; arguments as of `pass_timer`."""
   timed = pass_timer(model, params, batch, tokens, context, slots)
   return timing([timed() for _ in range(repeats)])
 
@@ -114,7 +115,7 @@ def time_pass(
 def round_timer(
   decoder: Decoder, rows: Sequence[Sequence[int]]
 ) -> Callable[[], float]:
-  """Seconds of one round with all rows at work: each call times some more.
+  """Returns what times rounds with all rows at work: seconds of one, a call.
 
   It keeps a prefilled state, and times on copies of it.
   """
@@ -124,7 +125,6 @@ def round_timer(
       f"{decoder.max_new_tokens} new tokens have no room for a round of "
       f"{decoder.num_nodes}"
     )
-
   first = decoder.start(Batch(rows, range(len(rows))))
 
   def timed() -> float:
@@ -141,7 +141,7 @@ def round_timer(
 
 
 def forget_programs() -> None:
-  """Lets go of what was compiled and is not held by anybody.
+  """Drops compiled programs that nobody holds.
 
   Linux gives a process 65,530 memory maps, and on a CPU every program takes
   many: a long run that keeps all of them ends in a segmentation fault.
@@ -217,13 +217,13 @@ def check_possible(
     bandwidth: B/s, the best that was measured for a working set of that size.
 
   Returns:
-    A sentence where it is shorter by more than TOLERANCE.
+    A sentence where it is shorter by more than a tolerance.
 
   Raises:
     Impossible: it is shorter than half of that, so nothing can be read off.
   """
   least = size / bandwidth
-  if seconds >= (1 - TOLERANCE) * least:
+  if seconds >= (1 - _TOLERANCE) * least:
     return None
   sentence = (
     f"{what} took {seconds * 1e3:.4g} ms, and moving its {size / 1e6:.4g} "
@@ -270,38 +270,29 @@ def time_acceptance(decoder: Decoder, repeats: int) -> Timing:
   """
   spec, vocab_size = decoder.drafter.spec, decoder.target.vocab_size
   settings = decoder.settings(decoder.batch)
+  rows, key = jnp.arange(decoder.batch), jax.random.key(0)
   state = decoder.start(Batch([[1]] * decoder.batch, range(decoder.batch)))
-
-  def drafted(params, state):
-    draft, _ = step.draft_step(
-      decoder.target, decoder.drafter, decoder.rule, params, state
-    )
-    parents = traversal.parents_of(spec.with_tree(draft))
-    count = jnp.full_like(draft.count, spec.max_nodes)  # matched or not
-    return draft._replace(parents=parents, count=count, resume=None)
-
-  draft = jax.jit(drafted)(decoder.params, state)
-  batch, nodes = draft.tokens.shape
-  key = jax.random.key(0)
   place = decoder.places.target if decoder.places else sharding.anywhere
 
   @jax.jit
-  def invented(draft):
-    logits = 3 * jax.random.normal(key, (batch, nodes, vocab_size))
-    row = jnp.arange(batch)[:, None]
-    favoured = row, draft.parents[:, 1:], draft.tokens[:, 1:]
-    return place(logits.at[favoured].add(20.0), "rows", None, "vocab")
+  def drafted(params, state):
+    parts = decoder.target, decoder.drafter, decoder.rule
+    draft, _ = step.draft_step(*parts, params, state)
+    parents = traversal.parents_of(spec.with_tree(draft))
+    count = jnp.full_like(draft.count, spec.max_nodes)  # matched or not
+    draft = draft._replace(parents=parents, count=count, resume=None)
+    logits = 3 * jax.random.normal(key, (*draft.tokens.shape, vocab_size))
+    favoured = rows[:, None], draft.parents[:, 1:], draft.tokens[:, 1:]
+    logits = logits.at[favoured].add(20.0)
+    return draft, place(logits, "rows", None, "vocab")
 
-  logits = invented(draft)
+  draft, logits = drafted(decoder.params, state)
 
-  def accept_one(logits, draft, length):
-    noise = Noise(
-      row_keys(key, jnp.arange(batch)),
-      length,
-      vocab_size,
-      decoder.rule.traversal == "coupled",
-      jnp.any(settings.temperature > 0),
-    )
+  @jax.jit
+  def accept(logits, draft, length):
+    coupled = decoder.rule.traversal == "coupled"
+    sampled = jnp.any(settings.temperature > 0)
+    noise = Noise(row_keys(key, rows), length, vocab_size, coupled, sampled)
     return step.traverse_draft(
       decoder.rule,
       spec.with_tree(draft),
@@ -311,10 +302,9 @@ def time_acceptance(decoder: Decoder, repeats: int) -> Timing:
       spec.max_depth,
     )
 
-  run = jax.jit(accept_one)
   seconds = []
   for _ in range(3 + repeats):
     begin = time.perf_counter()
-    jax.block_until_ready(run(logits, draft, state.length))
+    jax.block_until_ready(accept(logits, draft, state.length))
     seconds.append(time.perf_counter() - begin)
   return timing(seconds[3:])

@@ -6,9 +6,7 @@ so that its --help lists all of them and no other. They are read once, into
 traceback.
 """
 
-import copy
 import dataclasses
-import functools
 import glob
 import logging
 import os
@@ -21,15 +19,15 @@ import warnings
 from collections.abc import Callable, Sequence
 
 import jax
+import numpy as np
 from absl import app, flags
 from absl import logging as absl_logging
 
 from specdec import multihost
-from specdec.cli import config_flag, integers
+from specdec.cli.flags import Flags
 from specdec.utils import files, terminal
 from specdec.utils.calls import user_line
 
-flags.disclaim_key_flags()  # flags belong to the modules that call Flags
 _MENDABLE = (ValueError, OSError, MemoryError)
 _HELP = ("--help", "-help", "-h", "--helpfull", "--helpshort")
 CONTINUES = "stopped; the same command goes on from here"
@@ -43,64 +41,6 @@ class Options(types.SimpleNamespace):
   """
 
 
-class Flags:
-  """Defines the flags of one program."""
-
-  def __init__(self, argv: Sequence[str]):
-    self.values, self._argv = flags.FlagValues(), list(argv)
-    self._left_out: frozenset[str] = frozenset()
-
-  def without(self, names: Sequence[str]) -> "Flags":
-    """Returns these flags, to which none of these names is added."""
-    other = copy.copy(self)
-    other._left_out = self._left_out | frozenset(names)
-    return other
-
-  def _add(self, define: Callable[..., object], name: str, *args, **options):
-    if name not in self._left_out:
-      define(name, *args, flag_values=self.values, **options)
-
-  def string(self, name: str, default: str | None, text: str) -> None:
-    self._add(flags.DEFINE_string, name, default, text)
-
-  def strings(self, name: str, text: str) -> None:
-    """A flag that may be repeated."""
-    self._add(flags.DEFINE_multi_string, name, [], text)
-
-  def list(self, name: str, default: list[str], text: str) -> None:
-    """Texts with commas between them."""
-    self._add(flags.DEFINE_list, name, default, text)
-
-  def integer(
-    self, name: str, default: int | None, text: str, **bounds
-  ) -> None:
-    self._add(flags.DEFINE_integer, name, default, text, **bounds)
-
-  def float(self, name: str, default: float | None, text: str) -> None:
-    self._add(flags.DEFINE_float, name, default, text)
-
-  def bool(self, name: str, default: bool, text: str) -> None:
-    self._add(flags.DEFINE_bool, name, default, text)
-
-  def enum(
-    self, name: str, default: str | None, accepted: Sequence[str], text: str
-  ) -> None:
-    self._add(flags.DEFINE_enum, name, default, accepted, text)
-
-  def integers(
-    self, name: str, default: str | None, text: str, auto: bool = False
-  ) -> None:
-    """One integer or several: 4, or 1,2,4-8; with auto also 'auto', ()."""
-    parser = integers.IntegersOrAuto() if auto else integers.Integers()
-    define = functools.partial(flags.DEFINE, parser)
-    serializer = flags.CsvListSerializer(",")
-    self._add(define, name, default, text, serializer=serializer)
-
-  def config(self, name: str, text: str, shipped: str = "*.py") -> None:
-    """A Python file whose get_config() gives a ConfigDict."""
-    config_flag.define(name, text, shipped, self.values, self._argv)
-
-
 @dataclasses.dataclass(frozen=True)
 class Program:
   """A program: called with an argv it runs; `launch` is for a shell.
@@ -111,7 +51,6 @@ class Program:
     work: the program.
     interrupted: printed after Ctrl-C.
     takes_arguments: it takes arguments that are no flags.
-    mendable: more errors that a user can mend.
   """
 
   doc: str
@@ -119,7 +58,12 @@ class Program:
   work: Callable[[Options], None]
   interrupted: str = "stopped"
   takes_arguments: bool = False
-  mendable: tuple[type[Exception], ...] = ()
+
+  def flag_values(self, argv: Sequence[str]) -> flags.FlagValues:
+    """Returns the flags, which a call with argv parses."""
+    defined = Flags(argv)
+    self.define(defined)
+    return defined.values
 
   def parse(self, argv: Sequence[str]) -> Options:
     """Reads the flags of argv, whose first entry is the program's name.
@@ -127,38 +71,33 @@ class Program:
     Raises:
       ValueError: a flag, or an argument, is none of this program's.
     """
-    defined = Flags(argv)
-    self.define(defined)
-    values = defined.values
+    values = self.flag_values(argv)
     try:
       rest = values(list(argv))[1:]
     except flags.Error as error:
       raise ValueError(str(error)) from error
     if rest and not self.takes_arguments:
       raise ValueError(f"unexpected argument {rest[0]!r}; flags begin with --")
-    for name in values:
-      value = values[name].value
-      if type(value) is int and abs(value) >= 2**31 and name != "seed":
+    parsers = {name: values[name] for name in values}
+    for name, flag in parsers.items():
+      large = type(flag.value) is int and abs(flag.value) >= 2**31
+      if large and name != "seed":
         raise ValueError(
-          f"--{name}={value}; it must be between -2**31 and 2**31"
+          f"--{name}={flag.value}; it must be between -2**31 and 2**31"
         )
-    options = Options(
+    return Options(
       given=frozenset(name for name in values if values[name].present),
       arguments=rest,
       argv=tuple(argv[1:]),
-      parsers={name: values[name] for name in values},
+      parsers=parsers,
+      # A name with a dot is an entry of a config.
+      **{name: x.value for name, x in parsers.items() if "." not in name},
     )
-    for name in values:
-      if "." not in name:  # an entry of a config
-        setattr(options, name, values[name].value)
-    return options
 
   def help(self, name: str) -> str:
     """Returns the help page: what the program does, and every flag."""
-    defined = Flags([name])
-    self.define(defined)
     text = textwrap.dedent(self.doc).strip()
-    listed = defined.values.get_help().partition("\nabsl.flags:")[0]
+    listed = self.flag_values([name]).get_help().partition("\nabsl.flags:")[0]
     return f"{text}\n\nFlags:\n{listed.rstrip()}\n"
 
   def __call__(self, argv: Sequence[str]) -> None:
@@ -172,7 +111,7 @@ class Program:
     except BrokenPipeError:  # whoever read the output has seen enough
       sys.stdout = open(os.devnull, "w")  # noqa: SIM115
       sys.exit(1)
-    except (*_MENDABLE, *self.mendable) as error:
+    except _MENDABLE as error:
       _unhush()
       _end(f"{name}: {str(error) or _no_memory(error)}{user_line(error)}")
     except KeyboardInterrupt:
@@ -205,12 +144,8 @@ class Program:
     )
     warnings.filterwarnings("ignore", "coroutine .* was never awaited")
     sys.excepthook, sys.unraisablehook = _excepthook, _unraisablehook
-
-    def parse(arguments: list[str]) -> list[str]:
-      flags.FLAGS.mark_as_parsed()  # absl's own keep their defaults
-      return arguments
-
-    app.run(self, list(argv or sys.argv), flags_parser=parse)
+    flags.FLAGS.mark_as_parsed()  # absl's own keep their defaults
+    app.run(self, list(argv or sys.argv), flags_parser=list)
 
 
 def _no_memory(error: Exception) -> str:
@@ -225,24 +160,19 @@ def _no_memory(error: Exception) -> str:
 
 
 def _end(text: str) -> None:
-  """Ends with an error.
-
-  One of several processes goes at once: an orderly end would wait for the
-  others, who wait for it; JAX then ends them, as it misses one.
-  """
+  """Ends with an error."""
   text = terminal.escape(text)
   if not jax.distributed.is_initialized():
     sys.exit(text)
+  # An orderly end would wait for the other processes, who wait for this one;
+  # JAX then ends them, as it misses one.
   print(text, file=sys.stderr, flush=True)
   os._exit(1)
 
 
 def _quiet_libtpu() -> None:
-  """Names a TPU's kind and hosts where there is none, before JAX looks for one.
-
-  Where libtpu is installed it is opened all the same, and misses both in five
-  lines.
-  """
+  """Names a TPU's kind and hosts where there is none: libtpu, if installed,
+  is opened all the same and would miss both in five lines."""
   chips = glob.glob("/dev/accel*") + glob.glob("/dev/vfio/[0-9]*")
   # JAX sets it where it sees no chip.
   if os.environ.get("TPU_SKIP_MDS_QUERY") == "1" and not chips:
@@ -251,14 +181,12 @@ def _quiet_libtpu() -> None:
 
 
 def _excepthook(*error) -> None:
-  """Prints a traceback, its sentence escaped as every other."""
-  lines = traceback.format_exception(*error)
-  print(terminal.escape("".join(lines)), end="", file=sys.stderr)
+  """Prints a traceback, escaped."""
+  note("".join(traceback.format_exception(*error)).rstrip())
 
 
 def _unraisablehook(unraisable) -> None:
-  """Prints an error that nobody catches, but for TensorStore's that comes when
-  Orbax has failed already."""
+  """Prints an uncaught error, but for TensorStore's after one of Orbax."""
   if str(unraisable.exc_value) != "Event loop is closed":
     sys.__unraisablehook__(unraisable)
 
@@ -276,9 +204,7 @@ def _unhush() -> None:
 def check_at_least(options: Options, low: int, *names: str) -> None:
   """Raises ValueError where one of these flags holds a number below `low`."""
   for name in names:
-    value = getattr(options, name)
-    values = value if isinstance(value, tuple) else (value,)
-    for number in values:
+    for number in np.ravel(getattr(options, name)):
       if number is not None and number < low:
         raise ValueError(f"--{name}={number}; it must be >= {low}")
 
@@ -293,8 +219,7 @@ def take_folder(name: str, path: str | None) -> pathlib.Path:
 
   Raises:
     BlockingIOError: another process has it.
-    ValueError: it is not given, or could not be written by the process that
-      writes.
+    ValueError: it is not given, or cannot be written.
   """
   if not path:
     raise ValueError(f"give {name}, a folder")
@@ -304,8 +229,8 @@ def take_folder(name: str, path: str | None) -> pathlib.Path:
 
 
 def check_folder(name: str, path: str) -> None:
-  """Raises ValueError where the folder `path`, given as `name`, could not be
-  written, or created, by the process that writes."""
+  """Raises ValueError where a folder, given as `name`, could not be written,
+  or created, by the process that writes."""
   if not multihost.is_first():
     return
   folder = pathlib.Path(path).absolute()
@@ -318,8 +243,8 @@ def check_folder(name: str, path: str) -> None:
 
 
 def check_writable(name: str, path: str | None) -> None:
-  """Raises ValueError where `path`, given as `name`, could not be written by
-  the process that writes; None is nothing to write."""
+  """Raises ValueError where a file, given as `name`, could not be written by
+  the process that writes."""
   if not path or not multihost.is_first():
     return
   file = pathlib.Path(path)
@@ -337,16 +262,15 @@ def check_writable(name: str, path: str | None) -> None:
 
 
 def named_folders(patterns: Sequence[str]) -> list[pathlib.Path]:
-  """The folders that names or patterns stand for, each once.
+  """Returns the folders that names or patterns stand for, each once.
 
   Raises:
     ValueError: one of the patterns means none.
   """
-  folders: dict[pathlib.Path, None] = {}
+  folders: list[str] = []
   for pattern in patterns:
-    matches = map(pathlib.Path, sorted(glob.glob(pattern)))
-    matches = [path for path in matches if path.is_dir()]
+    matches = [*filter(os.path.isdir, sorted(glob.glob(pattern)))]
     if not matches:
       raise ValueError(f"{pattern} names no folder")
-    folders |= dict.fromkeys(matches)
-  return list(folders)
+    folders += matches
+  return [*dict.fromkeys(map(pathlib.Path, folders))]

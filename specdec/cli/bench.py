@@ -86,30 +86,19 @@ def check(options: app.Options) -> None:
 
 def measure(options: app.Options, setup, target, source) -> dict:
   """Times every pass and every point."""
-  batches = {
-    batch: rows.make_batches(source, batch, options.context, options.limit)
-    for batch in options.batch
-  }
-
-  def ks_of(setup, prompts: rows.Batches, write) -> tuple[int, ...]:
-    if not options.decode or options.k != ():
-      return (options.k or (setup.k,)) if options.decode else ()
-    first = prompts.batches[0].rows
-    choice = auto_flags.choose(options, setup, target, first)
-    text = tables.of_choice(choice, setup.batch, options.explain)
-    write(terminal.escape(text))
-    return (choice.k,)
-
-  return points.measure_all(
-    setup,
-    target,
-    batches,
-    options.passes,
-    ks_of,
-    len(options.k or [0]) if options.decode else 0,
-    options.repeats,
-    options.profile,
-  )
+  batches, ks = {}, {}
+  for batch in options.batch:
+    where = source, batch, options.context, options.limit
+    batches[batch] = rows.make_batches(*where)
+    ks[batch] = (options.k or (setup.k,)) if options.decode else ()
+    if options.decode and options.k == ():
+      sized = dataclasses.replace(setup, batch=batch)
+      first = batches[batch].batches[0].rows
+      choice = auto_flags.choose(options, sized, target, first)
+      terminal.report(tables.of_choice(choice, batch, options.explain))
+      ks[batch] = (choice.k,)
+  lengths = options.passes, ks, options.repeats, options.profile
+  return points.measure_all(setup, target, batches, *lengths)
 
 
 def bench(options: app.Options) -> None:
@@ -144,7 +133,7 @@ def bench(options: app.Options) -> None:
     results.write_json(options.json, document)
   terminal.report(json.dumps(document, allow_nan=False))
   if gross:
-    raise timing.Impossible(gross[0])
+    raise ValueError(gross[0])
 
 
-main = app.Program(__doc__, define, bench, mendable=(timing.Impossible,))
+main = app.Program(__doc__, define, bench)

@@ -9,7 +9,7 @@ from specdec.utils import terminal
 from specdec.utils.spelling import choices
 
 _ALIASES = {"compare": "compare_drafters", "compile": "compile_tpu"}
-_OTHERS = {"__init__", "app", "config_flag", "console", "integers"}
+_OTHERS = {"__init__", "app", "console", "flags"}
 
 
 def programs() -> list[str]:

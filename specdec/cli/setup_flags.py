@@ -6,7 +6,9 @@ that are not on the command line.
 """
 
 import dataclasses
+import inspect
 import pathlib
+import re
 import socket
 import time
 from collections.abc import Sequence
@@ -15,19 +17,16 @@ import jax
 
 from specdec import checkpoints, multihost
 from specdec.benchmark import catalog, prompts, provenance
+from specdec.benchmark.settings import Settings, kind_of
 from specdec.benchmark.setup import Setup
 from specdec.checkpoints import shipped
 from specdec.checkpoints.fetch import PACKAGES
-from specdec.cli import app, config_flag
-from specdec.cli.app import Flags, Options
+from specdec.cli import app
+from specdec.cli.app import Options
+from specdec.cli.flags import Flags, parsed
 from specdec.models import presets
 from specdec.utils.spelling import choices
 
-FIELDS = tuple(
-  field.name
-  for field in dataclasses.fields(Setup)
-  if field.name != "prompt_size"
-)
 # What says how processes meet, and nothing about the work.
 PROCESSES = ("coordinator", "distributed", "patience", "process", "processes")
 # What says how tokens are drafted and accepted, and sampled.
@@ -35,24 +34,31 @@ DRAFTING = ("drafter", "acceptance", "shape", "k", "draft_ways")
 DECODING = (*DRAFTING, "temperature", "top_k", "top_p", "chat")
 # What does not change the results.
 FREE = ("output", "json", "compilation_cache", *PROCESSES)
-_GRAMMAR = "A call, as name(1, key=2), or of your own: file.py:name(...). "
+
+
+def _texts() -> dict[str, str]:
+  """Returns what `Settings` says of each field, with the valid names."""
+  attributes = inspect.getdoc(Settings).partition("Attributes:\n")[2]
+  entries = re.findall(r"^  (\w+): (.*?)(?=^  \w|\Z)", attributes, re.M | re.S)
+  default_k = (f"{k} with {name}" for name, k in catalog.DEFAULT_K.items())
+  names = {
+    "target": f"Ours: {', '.join([*shipped.names(), *PACKAGES])}.",
+    "drafter": f"Heads of ours: {', '.join(shipped.drafters())}.",
+    "k": f"Default {', '.join(default_k)}, else {catalog.OTHER_K}.",
+    "random_weights": f"Presets: {', '.join(presets.names())}.",
+  }
+  return {
+    name: " ".join([*text.split(), names.get(name, "")]).strip()
+    for name, text in entries
+  }
 
 
 def define_mesh(flags: Flags) -> None:
   """Defines over which devices and processes a program runs."""
-  flags.string(
-    "mesh",
-    None,
-    "data:N,model:M: N groups of M devices; each group has all weights, and "
-    "shares out heads, inner columns and vocabulary among its M. Default: one "
-    "device; to train, rows over all there are.",
-  )
-  flags.integer(
-    "draft_ways",
-    None,
-    "Of the M, how many share the draft's weights; 1: each has all of them. "
-    "Default: M.",
-  )
+  texts = _texts()
+  mesh = f"{texts['mesh']} To train: rows over all there are."
+  flags.string("mesh", None, mesh)
+  flags.integer("draft_ways", None, texts["draft_ways"])
   flags.bool(
     "distributed",
     False,
@@ -76,78 +82,18 @@ def define(
     auto: --k=auto is accepted.
     without: names of flags that the program has no use for.
   """
-  flags = flags.without(without)
+  flags, texts = flags.without(without), _texts()
   flags.config("config", "File whose get_config() sets flags not given here.")
-  flags.string(
-    "target",
-    shipped.TARGET,
-    "Model whose text is wanted: a directory in Hugging Face's or Orbax's "
-    "layout, a .gguf file, a hub name, one of "
-    f"{', '.join([*shipped.names(), *PACKAGES])}, or, with --random_weights, "
-    "preset:NAME.",
-  )
-  flags.string(
-    "drafter",
-    None,
-    _GRAMMAR + "lookup(ngram=5, min_ngram=3), model(NAME), early_exit(LAYER), "
-    "layer_skip(attention=[1,3], mlp=[2], threshold=0.8), layer_skip(FILE) of "
-    "choose_layers, head(FILE) of train_drafter or one of "
-    f"{', '.join(shipped.drafters())}. Two with | between them: the second "
-    "drafts where the first has no draft: 'lookup(k=4) | head(FILE)'. Default "
-    f"lookup, for {shipped.TARGET} model({shipped.DRAFT}).",
-  )
-  flags.string(
-    "acceptance",
-    "coupled",
-    _GRAMMAR + "coupled: token for token the text of autoregressive sampling "
-    "with this seed. rejection: the same distribution, other noise, accepts "
-    "sampled drafts more often. block: the same distribution, evaluates a "
-    "chain as a whole and accepts most. kseq: the same distribution, for iid "
-    "chains. naive: the same distribution, accepts where a sample of the "
-    "target is the drafted token. greedy: temperature 0 only. Lossy: "
-    "lenience(share=0.5), typical(epsilon=0.09, delta=0.3), relaxed(top=10, "
-    "margin=0.6). synthetic(0.8) accepts at that rate whatever was drafted, to "
-    "study speed; the text is meaningless.",
-  )
-  flags.string(
-    "shape",
-    "chain",
-    "A call. chain: k tokens in a row. chains(3): so many chains of k tokens; "
-    "chains(3, shared=1): they share the first. optimal(12, [0.6, 0.2]): the "
-    "static tree of 12 draft tokens, at most k deep, that keeps most if a "
-    "node's first, second ... child is kept so often. dynamic(16, top=4): "
-    "EAGLE-2's tree, k deep. paths(FILE): JSON, [[0], [1], [0, 0], ...], each "
-    "the child to take at every step, from 0. All but dynamic take "
-    "siblings=iid, without_replacement or deterministic.",
-  )
-  default_k = ", ".join(f"{k} with {n}" for n, k in catalog.DEFAULT_K.items())
-  flags.integers(
-    "k",
-    None,
-    "Drafted tokens a round, 0 for none; of a tree its levels; default "
-    f"{default_k}, else {catalog.OTHER_K}."
-    + (" auto: what pays here." if auto else ""),
-    auto=auto,
-  )
-  flags.float("temperature", 0.0, "0 is greedy.")
-  flags.integer("top_k", None, "Sample among the k likeliest tokens.")
-  flags.float("top_p", None, "Sample among the likeliest of this mass.")
-  flags.integer(
-    "seed",
-    0,
-    "Of all noise; a prompt's number is mixed in.",
-    lower_bound=-(2**31),
-    upper_bound=2**32 - 1,  # beyond, JAX takes the lowest bits
-  )
-  flags.integer("max_new_tokens", 128, "A row stops here at the latest.")
-  flags.integers("batch", "1", "Prompts decoded together.")
-  flags.enum("dtype", "float32", checkpoints.DTYPES, "Of the weights.")
-  flags.bool(
-    "random_weights",
-    False,
-    "Take shapes only, and random weights: for speed, not for text. Presets: "
-    f"{', '.join(presets.names())}.",
-  )
+  kinds = {str: flags.string, int: flags.integer}
+  kinds |= {float: flags.float, bool: flags.bool}
+  others = "k", "batch", "dtype", "prompt_size", "mesh", "draft_ways"
+  for field in dataclasses.fields(Setup):
+    if field.name not in others:
+      kinds[kind_of(field)](field.name, field.default, texts[field.name])
+  pays = " auto: what pays here." if auto else ""
+  flags.integers("k", None, texts["k"] + pays, auto=auto)
+  flags.integers("batch", "1", texts["batch"])
+  flags.enum("dtype", "float32", checkpoints.DTYPES, texts["dtype"])
   flags.strings(
     "prompt_file",
     "Text file (one prompt), or JSONL with prompt, text, turns or token_ids; "
@@ -172,15 +118,10 @@ def read(options: Options, **changes) -> None:
 
   Args:
     changes: fields of a Setup that the program sets itself.
-
-  Raises:
-    ValueError: a flag, or flags together, are refused.
   """
   apply_config(options)
   join(options)  # before anything wakes JAX
   options.k = getattr(options, "k", None)
-  app.check_at_least(options, 0, "k")
-  app.check_at_least(options, 1, "batch", "max_new_tokens")
   for k in options.k or (None,):
     for batch in options.batch:
       setup_of(options, **{"k": k, "batch": batch} | changes)
@@ -199,8 +140,7 @@ def apply_config(options: Options) -> None:
     if name not in accepted:
       raise ValueError(f"--config sets {name!r}; {choices(name, accepted)}")
     if name not in options.given:
-      parsed = config_flag.parsed(options.parsers[name], value)
-      setattr(options, name, parsed)
+      setattr(options, name, parsed(options.parsers[name], value))
       options.given |= {name}
 
 
@@ -211,7 +151,8 @@ def setup_of(options: Options, **changes) -> Setup:
     changes: fields that are set otherwise; k and batch must be among them where
       the flags have several.
   """
-  values = {n: getattr(options, n) for n in FIELDS if hasattr(options, n)}
+  names = (field.name for field in dataclasses.fields(Setup))
+  values = {n: getattr(options, n) for n in names if hasattr(options, n)}
   for name in ("k", "batch"):
     if name not in changes:
       values[name] = single(options, name)
@@ -273,11 +214,10 @@ def join(options: Options) -> None:
   """
   if not hasattr(options, "distributed"):
     return
-  address = options.processes, options.process
-  given = [number is not None for number in address]
-  if given != [options.coordinator is not None] * 2:
+  address = options.coordinator, options.processes, options.process
+  if address.count(None) not in (0, len(address)):
     raise ValueError("--coordinator, --processes and --process go together")
-  if all(given) and not 0 <= options.process < options.processes:
+  if None not in address and not 0 <= options.process < options.processes:
     raise ValueError(
       f"--process={options.process}; it must be in 0..{options.processes - 1}"
     )
@@ -291,9 +231,7 @@ def join(options: Options) -> None:
     _wait_for_port(options)  # JAX would end the process without a sentence
   try:
     jax.distributed.initialize(
-      options.coordinator,
-      *address,
-      initialization_timeout=options.patience,
+      *address, initialization_timeout=options.patience
     )
   except (RuntimeError, ValueError) as error:
     where = options.coordinator or "a coordinator (give --coordinator)"
@@ -307,12 +245,7 @@ def join(options: Options) -> None:
 
 
 def _wait_for_port(options: Options) -> None:
-  """Waits until the coordinator's port is open.
-
-  Raises:
-    ValueError: the address is none.
-    ConnectionError: it stays closed.
-  """
+  """Waits until the coordinator's port is open, or raises ConnectionError."""
   host, _, port = options.coordinator.rpartition(":")
   if not (host and port.isdecimal()):
     raise ValueError(f"--coordinator={options.coordinator}; give address:port")

@@ -1,0 +1,347 @@
+"""How to decode, as a value: what is wanted, checked; nothing is loaded.
+
+Drafter, rule and shape are calls written as text (utils/calls.py, catalog.py).
+"""
+
+import dataclasses
+import functools
+import inspect
+import pathlib
+import typing
+import zlib
+from typing import Any
+
+from specdec import checkpoints, decode, draft_shape, sampling, sharding
+from specdec.benchmark import catalog
+from specdec.benchmark.catalog import DRAFTERS, RULES, SHAPES, Target
+from specdec.benchmark.decoder import PROMPT_STEP
+from specdec.checkpoints import learned as saved
+from specdec.checkpoints import shipped
+from specdec.draft_shape import DraftShape
+from specdec.types import AcceptanceRule
+from specdec.utils import calls
+from specdec.utils.calls import Call
+from specdec.utils.spelling import choices
+
+_KINDS = {str: "a text", int: "an integer", float: "a number", bool: "a bool"}
+
+
+def kind_of(field: dataclasses.Field) -> type:
+  """Returns str, int, float or bool, also of a field that may be None."""
+  return (typing.get_args(field.type) or (field.type,))[0]
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+  """What a `Setup` is made of; the flags of the programs have these texts.
+
+  Attributes:
+    target: Model whose text is wanted: a directory in Hugging Face's or
+      Orbax's layout, a .gguf file, a hub name, a name of ours, or, with
+      random_weights, preset:NAME.
+    drafter: A call, as name(1, key=2), or of your own: file.py:name(...).
+      lookup(ngram=5, min_ngram=3), model(NAME), early_exit(LAYER),
+      layer_skip(attention=[1,3], mlp=[2], threshold=0.8), layer_skip(FILE) of
+      choose_layers, head(FILE) or head(NAME), trained ones. Two with | between
+      them: the second drafts where the first has no draft: 'lookup(k=4) |
+      head(FILE)'. Default lookup, for stdlib-11m model(stdlib-1m).
+    acceptance: A call, as name(1, key=2), or of your own: file.py:name(...).
+      coupled: token for token the text of autoregressive sampling with this
+      seed. rejection: the same distribution, other noise, accepts sampled
+      drafts more often. block: the same distribution, evaluates a chain as a
+      whole and accepts most. kseq: the same distribution, for iid chains.
+      naive: the same distribution, accepts where a sample of the target is the
+      drafted token. greedy: temperature 0 only. Lossy: lenience(share=0.5),
+      typical(epsilon=0.09, delta=0.3), relaxed(top=10, margin=0.6).
+      synthetic(0.8) accepts at that rate whatever was drafted, to study speed;
+      the text is meaningless.
+    shape: A call. chain: k tokens in a row. chains(3): so many chains of k
+      tokens; chains(3, shared=1): they share the first. optimal(12, [0.6,
+      0.2]): the static tree of 12 draft tokens, at most k deep, that keeps
+      most if a node's first, second ... child is kept so often. dynamic(16,
+      top=4): EAGLE-2's tree, k deep. paths(FILE): JSON, [[0], [1], [0, 0],
+      ...], each the child to take at every step, from 0. All but dynamic take
+      siblings=iid, without_replacement or deterministic.
+    k: Drafted tokens a round, 0 for none; of a tree its levels.
+    temperature: 0 is greedy.
+    top_k: Sample among the k likeliest tokens.
+    top_p: Sample among the likeliest of this mass.
+    batch: Prompts decoded together.
+    prompt_size: Tokens that the longest prompt may have.
+    max_new_tokens: A row stops here at the latest.
+    dtype: Of weights and caches.
+    random_weights: Take shapes only, and random weights: for speed, not for
+      text.
+    seed: Of all noise; a prompt's number is mixed in.
+    mesh: data:N,model:M: N groups of M devices; each group has all weights, and
+      shares out heads, inner columns and vocabulary among its M. Default: one
+      device.
+    draft_ways: Of the M, how many share the draft model's weights; 1: each has
+      all of them. Default: M.
+  """
+
+  target: str = shipped.TARGET
+  drafter: str | None = None
+  acceptance: str = "coupled"
+  shape: str = "chain"
+  k: int | None = None
+  temperature: float = 0.0
+  top_k: int | None = None
+  top_p: float | None = None
+  batch: int = 1
+  prompt_size: int = 4 * PROMPT_STEP
+  max_new_tokens: int = 128
+  dtype: str = "float32"
+  random_weights: bool = False
+  seed: int = 0
+  mesh: str | None = None
+  draft_ways: int | None = None
+
+  def __post_init__(self):
+    for field in dataclasses.fields(self):
+      self._check_type(field)
+    if self.drafter is None:
+      shipped_pair = self.target == shipped.TARGET
+      drafter = f"model({shipped.DRAFT})" if shipped_pair else "lookup"
+      object.__setattr__(self, "drafter", drafter)
+    for name in ("target", "drafter", "mesh"):
+      if getattr(self, name) == "":
+        raise ValueError(f"{name} is empty; give a name or leave it out")
+    for name in ("batch", "prompt_size", "max_new_tokens"):
+      if getattr(self, name) < 1:
+        raise ValueError(f"{name} = {getattr(self, name)}; it must be >= 1")
+    if self.k is not None and not 0 <= self.k <= catalog.MAX_DRAFT:
+      raise ValueError(
+        f"k = {self.k:,}; it must be in 0..{catalog.MAX_DRAFT:,}"
+      )
+    if self.dtype not in checkpoints.DTYPES:
+      raise ValueError(f"dtype: {choices(self.dtype, checkpoints.DTYPES)}")
+    if self.target.startswith(catalog.PRESET) and not self.random_weights:
+      raise ValueError(
+        f"{self.target} is a shape alone; add random_weights=True"
+      )
+    if self.mesh is not None:
+      sharding.parse(self.mesh)
+    elif self.draft_ways is not None:
+      raise ValueError("draft_ways is for a mesh")
+    self._check_sampling()
+    self._check_drafters()
+
+  def _check_type(self, field: dataclasses.Field) -> None:
+    """Refuses a value of another type, or beyond 32 bits."""
+    name, kind, value = field.name, kind_of(field), getattr(self, field.name)
+    if value is None and field.type is not kind:
+      return
+    accepted = isinstance(value, (int, float) if kind is float else kind)
+    if not accepted or isinstance(value, bool) != (kind is bool):
+      raise ValueError(f"{name} = {value!r:.60}; it must be {_KINDS[kind]}")
+    # Beyond, JAX would take a seed's lowest bits.
+    most = 2**32 if name == "seed" else 2**31
+    if type(value) is int and not -(2**31) <= value < most:
+      raise ValueError(f"{name} = {value}; it must be in -2**31..{most - 1}")
+    if field.type is float:  # 1 and 1.0 are one setting
+      object.__setattr__(self, name, float(value))
+
+  def _check_sampling(self) -> None:
+    sampling.settings(1, self.temperature, self.top_k, self.top_p)
+    if self.temperature == 0 and not (self.top_k is self.top_p is None):
+      raise ValueError(
+        "top_k and top_p filter what is sampled, and temperature = 0 samples "
+        "nothing; leave them out, or raise the temperature"
+      )
+    if self.temperature > 0 and self.make_rule().name == "greedy":
+      raise ValueError(
+        f"acceptance = greedy at temperature = {self.temperature:g} would not "
+        "sample; take coupled or rejection, or temperature 0"
+      )
+
+  def _check_drafters(self) -> None:
+    """Refuses what needs no weights to be seen."""
+    if len(self.drafter_calls) > 2:
+      raise ValueError(f"{self.drafter}: at most two drafters, with one |")
+    calls_with_k = [call for call in self.drafter_calls if "k" in call.kwargs]
+    if calls_with_k and len(self.drafter_calls) == 1:
+      raise ValueError(
+        f"{self.drafter}: k within a call is for the first of two drafters; "
+        "give the setting k"
+      )
+    if self._shape_call.name == "paths" and self.k not in (None, self._depth):
+      raise ValueError(
+        f"shape = {self.shape} is one tree, whatever k = {self.k} says; leave "
+        "k out"
+      )
+    if not self.levels and self.shape != "chain":
+      raise ValueError(f"shape = {self.shape} needs k >= 1, the tree's levels")
+    if self.draft_ways is not None and self.call_of("model") is None:
+      raise ValueError(
+        f"draft_ways is for a draft model, and {self.drafter} is none"
+      )
+    shape, rule, leading = self.make_shape(), self.make_rule(), 0
+    for number, call in enumerate(self.drafter_calls):
+      constructor = calls.find(call, DRAFTERS)
+      call, context = self._context(call, None, number, leading)
+      leading = context["shape"].spec.max_depth
+      if call.place is not None:
+        taken = inspect.signature(constructor).parameters
+        if "shape" not in taken and self.shape != "chain":
+          raise ValueError(f"{call} takes no shape, and shape = {self.shape}")
+        if not {"k", "shape"} & {*taken} and self.k is not None:
+          raise ValueError(
+            f"{call} takes neither k nor shape, and k = {self.k}; leave k out"
+          )
+        continue
+      calls.bind(call, constructor, context)
+      spec = shape.spec._replace(name=call.name)
+      if call.name == "lookup":
+        spec = calls.invoke(call, constructor, context).spec
+      if call.name in ("early_exit", "layer_skip"):
+        draft_shape.check_scratch(shape)
+      if number == len(self.drafter_calls) - 1 and call.name != "none":
+        decode.check_pair(spec, rule)
+
+  @functools.cached_property
+  def drafter_calls(self) -> list[Call]:
+    """The drafter's calls, parsed."""
+    return calls.parse_all(self.drafter)
+
+  @property
+  def levels(self) -> int:
+    """Levels of a draft: k, or the drafter's default."""
+    if self._shape_call.name == "paths":
+      return self._depth
+    if self.k is not None:
+      return self.k
+    call = self.drafter_calls[-1]
+    if call is self.call_of("layer_skip"):
+      return catalog.arguments_of(call).get("k", catalog.DEFAULT_K[call.name])
+    name = call.name if call.place is None else ""
+    return catalog.DEFAULT_K.get(name, catalog.OTHER_K)
+
+  def call_of(self, *names: str) -> Call | None:
+    """Returns the call of one of our drafters with such a name, if there is."""
+    ours = (call for call in self.drafter_calls if call.place is None)
+    return next((call for call in ours if call.name in names), None)
+
+  @functools.cached_property
+  def _shape_call(self) -> Call:
+    return calls.parse(self.shape)
+
+  @functools.cached_property
+  def _rule_call(self) -> Call:
+    return calls.parse(self.acceptance)
+
+  @property
+  def _depth(self) -> int:
+    """Depth of the tree that paths(FILE) holds."""
+    context = {"siblings": "iid"}
+    shape = calls.invoke(self._shape_call, SHAPES["paths"], context)
+    return shape.spec.max_depth
+
+  @property
+  def description(self) -> str:
+    """The drafter and its shape, for tables and pages."""
+    tree = "" if self.shape == "chain" else f", {self.shape}"
+    return self.drafter + tree
+
+  @property
+  def comparable(self) -> bool:
+    """Whether the text should equal the baseline's, token for token."""
+    rule = self.make_rule()
+    exact = self.temperature == 0 or rule.traversal == "coupled"
+    return rule.lossless and exact
+
+  @property
+  def caveats(self) -> list[str]:
+    """What must be printed wherever results are."""
+    caveats = [self.make_rule().caveat]
+    if self.random_weights:
+      caveats.append(
+        "random weights: nothing follows for a trained model's text"
+      )
+    return [caveat for caveat in caveats if caveat]
+
+  def checksums(self) -> dict[str, int]:
+    """Returns checksums of the files that drafter, rule and shape name."""
+    texts = [
+      text
+      for call in (*self.drafter_calls, self._rule_call, self._shape_call)
+      for text in (call.place, *call.args, *call.kwargs.values())
+      if isinstance(text, str)
+    ]
+    paths = {text: pathlib.Path(text).expanduser() for text in texts}
+    return {
+      text: zlib.crc32(path.read_bytes())
+      for text, path in paths.items()
+      if path.is_file()
+    }
+
+  def make_rule(self) -> AcceptanceRule:
+    """Builds the acceptance rule."""
+    call = self._rule_call
+    rule = calls.invoke(call, calls.find(call, RULES), {})
+    if not isinstance(rule, AcceptanceRule):
+      raise ValueError(
+        f"{call} returns a {type(rule).__name__}; it must be an AcceptanceRule"
+      )
+    return rule
+
+  def make_shape(self) -> DraftShape:
+    """Builds the draft's shape.
+
+    Children of a tree are deterministic at temperature 0, iid for kseq, else
+    without_replacement, unless the call has `siblings`.
+    """
+    call = self._shape_call
+    siblings = "without_replacement"
+    if self._rule_call.name == "kseq":
+      siblings = "iid"
+    elif self.temperature == 0:
+      siblings = "deterministic"  # there is but one token to draw
+    context = {"k": self.levels, "siblings": siblings}
+    return calls.invoke(call, calls.find(call, SHAPES), context)
+
+  def _context(
+    self, call: Call, target: Target | None, number: int, leading: int
+  ) -> tuple[Call, dict[str, Any]]:
+    """Returns a drafter's call without its k, and what it may be passed.
+
+    Args:
+      leading: tokens that the drafter before it may draft.
+    """
+    context = {
+      "target": target,
+      "k": self.levels,
+      "shape": self.make_shape(),
+      "acceptance": self._rule_call.name,
+      "leads": number + 1 < len(self.drafter_calls),
+    }
+    if number:
+      context["max_external_drafts"] = leading
+    if "k" in call.kwargs:  # of this drafter, a chain
+      k = call.kwargs["k"]
+      if type(k) is not int or k > catalog.MAX_DRAFT:
+        raise ValueError(
+          f"{call}: k = {k!r}; it must be an integer, at most "
+          f"{catalog.MAX_DRAFT:,}"
+        )
+      context |= {"k": k, "shape": draft_shape.chain(k)}
+    return catalog.without_k(call), context
+
+  @property
+  def has_user_drafter(self) -> bool:
+    """Whether a function of a user's file or module drafts."""
+    return any(call.place is not None for call in self.drafter_calls)
+
+  @property
+  def has_heads(self) -> bool:
+    """Whether a trained head drafts."""
+    return self.call_of(*catalog.HEADS) is not None
+
+  @property
+  def most_levels(self) -> int | None:
+    """Levels that a head has at most; None: any number."""
+    call = self.call_of(*catalog.HEADS)
+    if call is None:
+      return None
+    path = shipped.drafter(catalog.arguments_of(call)["file"])
+    return saved.inspect(path).most_levels
