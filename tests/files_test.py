@@ -133,7 +133,7 @@ def test_what_a_killed_process_half_wrote_is_removed(tmp_path):
 
 CORPUS = """
 import os, pathlib, signal, sys
-from specdec.cli import stdlib_corpus
+from specdec.cli import prepare_data
 left, write = int(sys.argv.pop()), pathlib.Path.write_bytes
 
 def write_bytes(self, content):
@@ -143,7 +143,8 @@ def write_bytes(self, content):
   return write(self, content)
 
 pathlib.Path.write_bytes = write_bytes
-stdlib_corpus.main.launch()
+sys.argv.append("--make=stdlib")
+prepare_data.main.launch()
 """
 
 

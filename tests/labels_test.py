@@ -11,10 +11,10 @@ from specdec.report import (
   canvas,
   drafter_plots,
   heatmaps,
-  joint_plots,
   plots,
   sweep_page,
-  training_plots,
+  training,
+  training_runs,
 )
 
 NAMES = {
@@ -75,19 +75,28 @@ def sweep(name):
   return sweeps.Read(lines, [], [name])
 
 
-ONE = metrics.Estimate(1.0, 0.1)
+def joint_kind(name):
+  one = metrics.Estimate(1.0, 0.1)
+  options = {"steps": 1, "batch": 1, "sequence": 1, "seed": 0}
+  runs = (training_runs.JointRun(name, {"options": options}, 1.0, 1.0),)
+  return training_runs.Kind(name, one, one, {0: 1.0}, one, runs)
+
+
 PLOTS = {
   "groups": lambda n, p: plots.by_group([run(n), run("all")], p, n, [n]),
   "groups over k": lambda n, p: plots.by_group([run(n), run(n, 3)], p, n, [n]),
   "speed over k": lambda n, p: plots.speed_over_k({n: [run(n)]}, p, n, [n]),
   "sizes": lambda n, p: plots.over_sizes([run(n)], p, n, [n]),
   "drafters": lambda n, p: drafter_plots.over_k([run(n)], p, n, [n]),
-  "training": lambda n, p: training_plots.curves(
-    [(n, [10, 20], [0.5, 0.6], [1.5, 1.6]), ("b", [10], [0.5], [1.5])], p, n
+  "training": lambda n, p: training.plot_curves(
+    [
+      training_runs.Curve(n, (10, 20), (1.5, 1.6), (0.5, 0.6), (0.5, 0.6), 2),
+      training_runs.Curve("b", (10,), (1.5,), (0.5,), (0.5,), 2),
+    ],
+    p,
+    n,
   ),
-  "joint": lambda n, p: joint_plots.losses(
-    [(n, ONE, [1.0])], [(n, ONE, [1.0])], p, n
-  ),
+  "joint": lambda n, p: training.plot_joint([joint_kind(n)], p),
   "heatmap": lambda n, p: heatmaps.speedups(
     {n: np.ones((2, 2))}, [n, "b"], [1, 2], ("draft", "k"), p, n
   ),

@@ -51,8 +51,8 @@ def test_libtpu_is_quiet_only_where_there_is_no_tpu(
     )
     for program, config in (
       ("train", "target"),
-      ("train_drafter", "drafter"),
-      ("train_joint", "joint"),
+      ("train", "drafter"),
+      ("train", "joint"),
     )
   ]
   + [

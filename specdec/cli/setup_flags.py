@@ -91,7 +91,7 @@ def define(
     None,
     _GRAMMAR + "lookup(ngram=5, min_ngram=3), model(NAME), early_exit(LAYER), "
     "layer_skip(attention=[1,3], mlp=[2], threshold=0.8), layer_skip(FILE) of "
-    "choose_layers, head(FILE) of train_drafter or one of "
+    "choose_layers, head(FILE) of train or one of "
     f"{', '.join(shipped.drafters())}. Two with | between them: the second "
     "drafts where the first has no draft: 'lookup(k=4) | head(FILE)'. Default "
     f"lookup, for {shipped.TARGET} model({shipped.DRAFT}).",

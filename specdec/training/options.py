@@ -5,9 +5,9 @@ options in FREE may change when a run is resumed.
 """
 
 import dataclasses
+import math
 
 OPTIMIZERS = ("adamw", "muon")
-_POSITIVE = ("learning_rate", "clip")
 # Options that affect logging and evaluation, not the weights.
 FREE = ("log_every", "eval_every", "save_every", "eval_sequences")
 
@@ -59,20 +59,14 @@ class Options:
 
   def __post_init__(self):
     for field in dataclasses.fields(self):
-      value = getattr(self, field.name)
-      minimum = 0 if field.name in ("warmup", "seed") else 1
-      if field.type is int and value < minimum:
-        raise ValueError(f"{field.name} = {value}; it must be >= {minimum}")
-    for name, low, high in (
-      ("learning_rate", 0, float("inf")),
-      ("final_fraction", 0, 1),
-      ("adam_b2", 0, 1),
-      ("weight_decay", 0, float("inf")),
-      ("clip", 0, float("inf")),
-    ):
-      value = getattr(self, name)
-      if not low <= value <= high or (value == 0 and name in _POSITIVE):
-        raise ValueError(f"{name} = {value}; it must be in {low}..{high}")
+      if field.type is int:
+        least = 0 if field.name in ("warmup", "seed") else 1
+        check_range(self, field.name, least)
+    for name in ("learning_rate", "clip"):
+      check_range(self, name, 0, above=True)
+    check_range(self, "weight_decay", 0)
+    check_range(self, "final_fraction", 0, 1)
+    check_range(self, "adam_b2", 0, 1)
     if self.batch % self.accumulate:
       raise ValueError(
         f"accumulate = {self.accumulate} does not divide batch = {self.batch}"
@@ -81,12 +75,40 @@ class Options:
       raise ValueError(
         f"warmup = {self.warmup}; it must be < steps = {self.steps}"
       )
-    if self.optimizer not in OPTIMIZERS:
-      raise ValueError(
-        f"optimizer {self.optimizer!r} is unknown; known: "
-        f"{', '.join(OPTIMIZERS)}"
-      )
-    if self.dtype not in ("float32", "bfloat16"):
-      raise ValueError(
-        f"dtype {self.dtype!r} is unknown; known: float32, bfloat16"
-      )
+    check_choice(self, "optimizer", OPTIMIZERS)
+    check_choice(self, "dtype", ("float32", "bfloat16"))
+
+
+def check_range(
+  settings: object,
+  name: str,
+  low: float,
+  high: float = math.inf,
+  *,
+  above: bool = False,
+  prefix: str = "",
+) -> None:
+  """Raises ValueError unless low <= settings.name <= high.
+
+  Args:
+    above: also refuses `low` itself.
+    prefix: of the name, in the message.
+  """
+  value = getattr(settings, name)
+  if (value > low if above else value >= low) and value <= high:
+    return
+  limits = f"{'>' if above else '>='} {low}"
+  if high < math.inf:
+    limits = f"in {low}..{high}"
+  raise ValueError(f"{prefix}{name} = {value}; it must be {limits}")
+
+
+def check_choice(
+  settings: object, name: str, accepted: tuple[str, ...]
+) -> None:
+  """Raises ValueError unless settings.name is accepted."""
+  value = getattr(settings, name)
+  if value not in accepted:
+    raise ValueError(
+      f"{name} {value!r} is unknown; known: {', '.join(accepted)}"
+    )

@@ -4,6 +4,7 @@ Invariant: the weights are a function of options, data and initial weights;
 interruptions do not affect them.
 """
 
+import dataclasses
 import functools
 import math
 import sys
@@ -21,10 +22,10 @@ from specdec.training import loop
 from specdec.training.data import Sequences
 from specdec.training.log import Log
 from specdec.training.objective import Objective
-from specdec.training.options import Options
-from specdec.training.saving import Checkpoints
+from specdec.training.options import FREE, Options
+from specdec.training.saving import Checkpoints, checksum
 from specdec.types import PyTree
-from specdec.utils import terminal
+from specdec.utils import files, terminal
 
 
 class NotFinite(ValueError):
@@ -165,6 +166,26 @@ def train(
     log.close()
     checkpoints.close()
   return state.params
+
+
+def settings(
+  setup, texts: tuple[Sequences, Sequences], **trees: PyTree
+) -> dict:
+  """Returns what defines a run: its setup and checksums, as JSON values.
+
+  Args:
+    setup: a dataclass.
+    texts: for training and evaluation.
+    trees: name -> arrays, to take further checksums of.
+  """
+  trees = {"data": texts[0].rows, "held_out": texts[1].rows} | trees
+  checksums = {name: checksum(tree) for name, tree in trees.items()}
+  return dataclasses.asdict(setup) | {"checksums": checksums}
+
+
+def claim(folder: Path, settings: dict) -> None:
+  """Takes the folder of a run, which may resume with other FREE options."""
+  files.claim(folder, settings, FREE)
 
 
 def announce(size: str, options: Options, data: Sequences) -> None:

@@ -24,7 +24,7 @@ BATCH = 16  # rows decoded together
 
 
 def of_target(
-  settings: Samples,
+  settings: Samples | None,
   data: Sequences,
   target: Model,
   params: PyTree,
@@ -34,9 +34,12 @@ def of_target(
   """Returns texts that begin as those of `data` and are continued by `sample`.
 
   Args:
+    settings: without a count: returns `data`.
     data: long enough that `options.sequence` exceeds settings.prompt.
     folder: of the run.
   """
+  if not settings or not settings.count:
+    return data
   rows = sample(
     target,
     params,
@@ -56,7 +59,7 @@ def sample(
   length: int,
   folder: Path,
   *,
-  temperature: float = 1.0,
+  temperature: float,
   seed: int = 0,
 ) -> np.ndarray:
   """Continues prompts by sampling from the target.
@@ -90,17 +93,18 @@ def sample(
       blank = np.zeros((BATCH, length), np.int32)
       tokens = multihost.agree(np.load(path) if multihost.is_first() else blank)
     else:
+      index = start + np.arange(BATCH)
       state = decode.autoregress(
         target,
         Params(params),
-        prompts[start : start + BATCH],
+        prompts[index],
         np.full((BATCH,), prompts.shape[1]),
         jax.random.key(seed),
         max_length=length,
         sampling=sampling.settings(BATCH, temperature),
-        index=start + np.arange(BATCH),
+        index=index,
       )
-      decoder.check_finite(state, start + np.arange(BATCH))
+      decoder.check_finite(state, index)
       tokens = multihost.whole(state.tokens)
       if multihost.is_first():
         files.replace_file(path, functools.partial(np.save, arr=tokens))

@@ -1,4 +1,4 @@
-"""Setups of the programs that train: what is trained, on what, and how.
+"""Setups of training: what is trained, on what, and how.
 
 Each is made of a config, a nested dict, whose every entry is checked before
 anything is loaded.
@@ -6,14 +6,14 @@ anything is loaded.
 
 import dataclasses
 import typing
-from collections.abc import Mapping
-from typing import Any, Self
+from collections.abc import Collection, Mapping
+from typing import Any
 
 from specdec.drafters.heads.head_config import HeadConfig
 from specdec.models.config import TransformerConfig, check_limits
 from specdec.training.drafting import Loss
 from specdec.training.joint import LayerSkip
-from specdec.training.options import Options
+from specdec.training.options import Options, check_range
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,13 +37,9 @@ class Decoding:
   exit_layer: int | None = None
 
   def __post_init__(self):
-    for name, low in (
-      ("prompts", 1), ("length", 1), ("new_tokens", 1), ("temperature", 0)
-    ):  # fmt: skip
-      if getattr(self, name) < low:
-        raise ValueError(
-          f"decoding.{name} = {getattr(self, name)}; it must be >= {low}"
-        )
+    for name in ("prompts", "length", "new_tokens"):
+      check_range(self, name, 1, prefix="decoding.")
+    check_range(self, "temperature", 0, prefix="decoding.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,24 +57,8 @@ class Samples:
   temperature: float
 
 
-class FromConfig:
-  """Made of a config."""
-
-  @classmethod
-  def from_config(cls, config: Mapping[str, Any]) -> Self:
-    """Makes one of nested dicts.
-
-    Raises:
-      ValueError: an entry is unknown, missing or out of range.
-    """
-    try:
-      return _build(cls, config, "")
-    except TypeError as error:  # a comparison with something of another type
-      raise ValueError(f"the config cannot be used: {error}") from error
-
-
 @dataclasses.dataclass(frozen=True)
-class ModelSetup(FromConfig):
+class ModelSetup:
   """A language model trained on text, or distilled from a target.
 
   Attributes:
@@ -112,7 +92,7 @@ class ModelSetup(FromConfig):
 
 
 @dataclasses.dataclass(frozen=True)
-class HeadSetup(FromConfig):
+class HeadSetup:
   """A draft head trained on the hidden states of a frozen target.
 
   Attributes:
@@ -135,7 +115,7 @@ class HeadSetup(FromConfig):
 
 
 @dataclasses.dataclass(frozen=True)
-class JointSetup(FromConfig):
+class JointSetup:
   """A target trained from scratch, with or without an auxiliary loss.
 
   Attributes:
@@ -180,6 +160,26 @@ class JointSetup(FromConfig):
     return "layerskip" if self.layer_skip else "none"
 
 
+def from_config(
+  config: Mapping[str, Any],
+) -> ModelSetup | HeadSetup | JointSetup:
+  """Makes the setup that nested dicts describe.
+
+  A `head_config` without a `model` is a HeadSetup. A `model` with an entry
+  `head_config` or `layer_skip`, though it be None, is a JointSetup.
+
+  Raises:
+    ValueError: an entry is unknown, missing or out of range.
+  """
+  kind = ModelSetup
+  if {"head_config", "layer_skip"} & set(config):
+    kind = JointSetup if "model" in config else HeadSetup
+  try:
+    return _build(kind, config, "")
+  except TypeError as error:  # a comparison with something of another type
+    raise ValueError(f"the config cannot be used: {error}") from error
+
+
 def _build(cls: type, config: Mapping[str, Any], prefix: str):
   """Makes a dataclass, and those that are its fields, of nested dicts.
 
@@ -193,13 +193,9 @@ def _build(cls: type, config: Mapping[str, Any], prefix: str):
       f"the config sets {', '.join(unknown)}; accepted: {', '.join(fields)}"
     )
   required = {
-    name
-    for name, field in fields.items()
-    if field.default is dataclasses.MISSING
+    name for name, x in fields.items() if x.default is dataclasses.MISSING
   }
-  absent = {name for name in required if config.get(name) is None}
-  if absent:
-    raise ValueError(f"the config lacks {_listed(absent, prefix)}")
+  _refuse_absent([x for x in required if config.get(x) is None], prefix)
   hints = typing.get_type_hints(cls)
   values = {}
   for name, value in config.items():
@@ -215,14 +211,14 @@ def _build(cls: type, config: Mapping[str, Any], prefix: str):
   return cls(**values)
 
 
-def _require(setup, *names: str) -> None:
-  absent = {name for name in names if not getattr(setup, name)}
-  if absent:
-    raise ValueError(f"the config lacks {_listed(absent, '')}")
+def _require(setup: ModelSetup | JointSetup, *names: str) -> None:
+  _refuse_absent([name for name in names if not getattr(setup, name)])
 
 
-def _listed(names: set[str], prefix: str) -> str:
-  return ", ".join(prefix + name for name in sorted(names))
+def _refuse_absent(names: Collection[str], prefix: str = "") -> None:
+  if names:
+    absent = ", ".join(prefix + name for name in sorted(names))
+    raise ValueError(f"the config lacks {absent}")
 
 
 def _check_trainable(model: TransformerConfig) -> None:

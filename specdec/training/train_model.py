@@ -5,10 +5,14 @@ written.
 """
 
 import dataclasses
+import statistics
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 
 from specdec import checkpoints, drafters, sharding
@@ -26,13 +30,22 @@ from specdec.training import (
   run,
   samples,
   saving,
-  speed,
 )
 from specdec.training.objective import Objective
-from specdec.training.options import FREE
 from specdec.training.setup import ModelSetup
 from specdec.types import Model, Params, PyTree
 from specdec.utils import files, terminal
+
+_SIZE = 2048  # of square matrices that exceed every cache
+
+
+class Speed(NamedTuple):
+  """Medians over repeats."""
+
+  seconds: float  # of a step
+  tokens_per_second: float
+  flops: float  # FLOP/s of a step
+  gemm_flops: float  # FLOP/s of a product of two square float32 matrices
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,23 +83,17 @@ class Task:
     Raises:
       ValueError: the folder holds another run.
     """
-    setup, options, packed = self.setup, self.setup.options, self.data
-    settings = dataclasses.asdict(setup) | {
-      "checksums": {
-        "data": saving.checksum(packed.rows),
-        "held_out": saving.checksum(self.held_out.rows),
-        "target": saving.checksum(self.frozen),
-        "first_weights": saving.checksum(self.params),
-      }
-    }
-    files.claim(folder, settings, FREE)
-    if setup.samples and setup.samples.count:
-      packed = samples.of_target(
-        setup.samples, packed, self.target_model, self.frozen, options, folder
-      )
+    setup, options, place = self.setup, self.setup.options, self.placement
+    texts = self.data, self.held_out
+    settings = run.settings(
+      setup, texts, target=self.frozen, first_weights=self.params
+    )
+    run.claim(folder, settings)
+    packed = samples.of_target(
+      setup.samples, self.data, self.target_model, self.frozen, options, folder
+    )
     size = f"{setup.model.num_parameters / 1e6:.2f} M parameters"
     run.announce(size, options, packed)
-    place = self.placement
     run.train(
       self.params,
       self.frozen,
@@ -102,17 +109,43 @@ class Task:
       where=place and model_params.shardings(setup.model, place),
     )
 
-  def time_steps(self, repeats: int) -> speed.Speed:
-    """Measures the speed of a training step, without a mesh."""
-    options = self.setup.options
+  def time_steps(self, repeats: int) -> Speed:
+    """Times training steps, without a mesh, and matrix products in turns.
+
+    Args:
+      repeats: timed steps; each is followed by five products. Neither includes
+        compilation.
+    """
+    options, config = self.setup.options, self.setup.model
     optimizer = loop.make_optimizer(options)
-    return speed.measure(
-      loop.make_step(self.objective, optimizer, options),
-      loop.init(self.params, optimizer),
-      self.frozen,
-      jnp.asarray(self.data.batch(0, options.batch)),
-      self.setup.model,
-      repeats,
+    step = loop.make_step(self.objective, optimizer, options)
+    state = loop.init(self.params, optimizer)
+    batch = jnp.asarray(self.data.batch(0, options.batch))
+    square = jnp.ones((_SIZE, _SIZE), jnp.float32)
+    product = jax.jit(jnp.matmul)
+    jax.block_until_ready(product(square, square))
+    state, measures = step(state, self.frozen, batch)
+    jax.block_until_ready(measures)
+    steps, products = [], []
+    for _ in range(repeats):
+      begin = time.perf_counter()
+      state, measures = step(state, self.frozen, batch)
+      jax.block_until_ready((state, measures))
+      steps.append(time.perf_counter() - begin)
+      for _ in range(5):
+        begin = time.perf_counter()
+        jax.block_until_ready(product(square, square))
+        products.append(time.perf_counter() - begin)
+    seconds, length = statistics.median(steps), options.sequence
+    rate = options.batch * length / seconds
+    # Forward and backward pass: six FLOPs for each weight of a token, plus
+    # those of causal attention.
+    attention = config.num_layers * config.num_heads * config.head_dim * length
+    return Speed(
+      seconds,
+      rate,
+      6 * (config.num_parameters + attention) * rate,
+      2 * _SIZE**3 / statistics.median(products),
     )
 
 
@@ -150,11 +183,9 @@ def load(
     )
     target_model = transformer.model(target.config, target_place)
     aim = objective.distillation(model, target_model, setup.loss)
+    drafter = drafters.model(model, setup.decoding.k)
     measure = evaluate.acceptance_by_decoding(
-      target_model,
-      drafters.model(model, setup.decoding.k),
-      held_out,
-      setup.decoding,
+      target_model, drafter, held_out, setup.decoding
     )
     distillation = {
       "target": target,

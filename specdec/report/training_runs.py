@@ -1,0 +1,271 @@
+"""Reads training runs: learning curves, and kinds of joint training compared.
+
+Invariant: numbers come from a run's metrics.jsonl; nothing is extrapolated.
+Joint runs are compared only if they had the same data, number of tokens,
+options and held-out text; differences are between runs with the same initial
+weights, seed by seed.
+"""
+
+import dataclasses
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+from specdec.benchmark import metrics
+from specdec.benchmark.metrics import Estimate
+from specdec.utils import files
+
+BASELINE = "none"
+# Settings in which kinds differ, and options in which runs may differ.
+_KIND_SETTINGS = ("head_config", "loss", "layer_skip")
+_FREE_OPTIONS = ("seed", "log_every", "eval_every", "save_every")
+
+
+@dataclasses.dataclass(frozen=True)
+class Curve:
+  """The evaluations of a drafter's run, in order of steps.
+
+  Attributes:
+    name: of the run's folder.
+    tokens: tokens of text trained on.
+    tokens_per_pass: mean acceptance length in decoding.
+    first: acceptance rate of the first draft token of a round, in decoding.
+    acceptance: teacher-forced acceptance probability of a draft token sampled
+      at temperature 1, averaged over levels.
+    k: draft tokens in each round.
+  """
+
+  name: str
+  tokens: tuple[int, ...]
+  tokens_per_pass: tuple[float, ...]
+  first: tuple[float, ...]
+  acceptance: tuple[float, ...]
+  k: int
+
+  @property
+  def last_doubling(self) -> float | None:
+    """Gain in tokens_per_pass from the last doubling of training tokens.
+
+    Interpolates linearly in the logarithm of tokens. None: the first evaluation
+    came after half of the tokens.
+    """
+    half = self.tokens[-1] / 2
+    for i in range(1, len(self.tokens)):
+      if self.tokens[i - 1] <= half <= self.tokens[i]:
+        a, b = (math.log(self.tokens[j]) for j in (i - 1, i))
+        weight = (math.log(half) - a) / (b - a)
+        low, high = self.tokens_per_pass[i - 1 : i + 1]
+        return self.tokens_per_pass[-1] - (low + weight * (high - low))
+    return None
+
+
+def read_curve(folder: Path) -> Curve:
+  """Reads a drafter's run of train.py, finished or not.
+
+  Raises:
+    ValueError: it is not such a folder, or has no evaluation yet.
+  """
+  try:
+    settings, entries = _read(folder)
+    options, decoding = settings["options"], settings["decoding"]
+    tokens_per_step = options["batch"] * options["sequence"]
+  except (OSError, KeyError, TypeError, ValueError) as error:
+    raise ValueError(f"{folder} is not a run of a drafter") from error
+  held_out = {x["step"]: x for x in entries if x["kind"] == "held_out"}
+  decoded = {x["step"]: x for x in entries if x["kind"] == "decoding"}
+  steps = sorted(held_out.keys() & decoded.keys())
+  if not steps:
+    raise ValueError(f"{folder} has no evaluation yet")
+
+  def mean_level(entry):
+    levels = [v for k, v in entry.items() if k.startswith("acceptance")]
+    return sum(levels) / len(levels)
+
+  return Curve(
+    folder.name,
+    tuple(step * tokens_per_step for step in steps),
+    tuple(decoded[step]["tokens_per_pass"] for step in steps),
+    tuple(decoded[step]["prefix_acceptance"][0] for step in steps),
+    tuple(mean_level(held_out[step]) for step in steps),
+    decoding["k"],
+  )
+
+
+@dataclasses.dataclass(frozen=True)
+class JointRun:
+  """One finished run of joint training.
+
+  Attributes:
+    settings: contents of run.json.
+    loss: the target's held-out loss after the last step, in nats per token.
+    tokens_per_pass: mean acceptance length of its drafter after the last step;
+      None without a drafter.
+  """
+
+  folder: str
+  settings: dict
+  loss: float
+  tokens_per_pass: float | None
+
+  @property
+  def kind(self) -> str:
+    """Kind of the auxiliary loss; BASELINE without one."""
+    return self.settings["kind"]
+
+  @property
+  def seed(self) -> int:
+    """Seed of the initial weights and the order of the data."""
+    return self.settings["options"]["seed"]
+
+  @property
+  def tokens(self) -> int:
+    """Number of tokens trained on."""
+    options = self.settings["options"]
+    return options["steps"] * options["batch"] * options["sequence"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+  """Runs of one kind.
+
+  Attributes:
+    runs: in order of seeds.
+    loss: mean over seeds.
+    difference: mean over seeds of the loss minus BASELINE's with the same seed;
+      without a value if they have no seed in common.
+    differences: seed -> difference.
+    tokens_per_pass: mean over seeds; without a value without a drafter.
+  """
+
+  kind: str
+  loss: Estimate
+  difference: Estimate
+  differences: dict[int, float]
+  tokens_per_pass: Estimate
+  runs: tuple[JointRun, ...]
+
+
+def read_joint(folder: Path) -> JointRun:
+  """Reads a finished run of joint training.
+
+  Raises:
+    ValueError: it is none, or not finished.
+  """
+  try:
+    settings, entries = _read(folder)
+    steps, _ = settings["options"]["steps"], settings["kind"]
+  except (OSError, KeyError, TypeError, json.JSONDecodeError):
+    raise ValueError(f"{folder} is not a run of joint training") from None
+  last = {x["kind"]: x for x in entries if x["step"] == steps}
+  if "held_out" not in last:
+    step = max((x["step"] for x in entries), default=0)
+    raise ValueError(
+      f"{folder} is not finished: its log is at step {step} of {steps}; the "
+      "same command resumes it"
+    )
+  loss = last["held_out"]["loss"]
+  if not math.isfinite(loss):
+    raise ValueError(f"{folder}: held-out loss {loss}")
+  decoding = last.get("decoding", {})
+  return JointRun(str(folder), settings, loss, decoding.get("tokens_per_pass"))
+
+
+def compare(runs: Sequence[JointRun]) -> list[Kind]:
+  """Groups runs by kind, the baseline first.
+
+  Raises:
+    ValueError: there are none, two have the same kind and seed, or they differ
+      in settings that must be equal.
+  """
+  if not runs:
+    raise ValueError("no runs to compare")
+  by_kind: dict[str, dict[int, JointRun]] = {}
+  first_of: dict[tuple, JointRun] = {}
+  for run in runs:
+    of_kind = by_kind.setdefault(run.kind, {})
+    if run.seed in of_kind:
+      raise ValueError(
+        f"{of_kind[run.seed].folder} and {run.folder} have the same kind and "
+        f"seed ({run.kind}, {run.seed})"
+      )
+    of_kind[run.seed] = run
+    # What all runs, those of a kind, and those of a seed must share.
+    for group, shared in (
+      ((), _common),
+      (("kind", run.kind), _of_kind),
+      (("seed", run.seed), _of_seed),
+    ):
+      first = first_of.setdefault(group, run)
+      files.check_same(
+        f"{first.folder} and {run.folder} cannot be compared",
+        shared(first.settings),
+        shared(run.settings),
+      )
+  order = sorted(by_kind, key=lambda name: (name != BASELINE, name))
+  return [_kind(by_kind[x], by_kind.get(BASELINE, {})) for x in order]
+
+
+def _kind(by_seed: dict[int, JointRun], baseline: dict[int, JointRun]) -> Kind:
+  runs = tuple(by_seed[seed] for seed in sorted(by_seed))
+  differences = {
+    run.seed: run.loss - baseline[run.seed].loss
+    for run in runs
+    if run.seed in baseline and run.kind != BASELINE
+  }
+  lengths = [run.tokens_per_pass for run in runs]
+  return Kind(
+    runs[0].kind,
+    _mean([run.loss for run in runs]),
+    _mean(list(differences.values())),
+    differences,
+    _mean([x for x in lengths if x is not None]),
+    runs,
+  )
+
+
+def _mean(values: Sequence[float]) -> Estimate:
+  """Estimates the mean over runs; its standard error needs at least two."""
+  return metrics.ratio(values, [1.0] * len(values))
+
+
+def joint_document(kinds: Sequence[Kind]) -> dict:
+  """Returns a comparison as JSON values, every run included."""
+  documents = [dataclasses.asdict(kind) for kind in kinds]
+  for kind, document in zip(kinds, documents):
+    document["runs"] = [
+      {
+        name: getattr(run, name)
+        for name in ("folder", "seed", "tokens", "loss")
+      }
+      | {"tokens_per_pass": run.tokens_per_pass}
+      for run in kind.runs
+    ]
+  return {
+    "format": "specdec-joint/1",
+    "kinds": documents,
+    "run_settings": kinds[0].runs[0].settings,
+  }
+
+
+def _read(folder: Path) -> tuple[dict, list[dict]]:
+  """Reads a run's settings and log."""
+  settings = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+  return settings, files.read_json_lines(folder / "metrics.jsonl")
+
+
+def _common(settings: dict) -> dict:
+  options, checksums = settings["options"], settings["checksums"]
+  free = ("kind", *_KIND_SETTINGS)
+  return {name: x for name, x in settings.items() if name not in free} | {
+    "options": {k: x for k, x in options.items() if k not in _FREE_OPTIONS},
+    "checksums": {k: x for k, x in checksums.items() if k != "first_weights"},
+  }
+
+
+def _of_kind(settings: dict) -> dict:
+  return {name: settings.get(name) for name in _KIND_SETTINGS}
+
+
+def _of_seed(settings: dict) -> dict:
+  return {"first_weights": settings["checksums"]["first_weights"]}
