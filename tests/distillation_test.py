@@ -120,24 +120,28 @@ class TestDistillation:
     assert measure(Params(params(), negated))["tokens_per_pass"] < 4
 
   def test_samples_are_the_target_s_text_and_resume(self, tmp_path):
-    model = transformer.model(CONFIG)
-    prompts = packed().batch(0, samples.BATCH * 2 + 3)[:, :3]
+    model, texts = transformer.model(CONFIG), packed()
+    settings = setup.Samples(
+      count=2 * samples.BATCH + 3, prompt=3, temperature=0
+    )
+    options = Options(steps=9, batch=4, sequence=8, warmup=2)
+    prompts = texts.evenly_spaced(settings.count)[:, :3]
 
     def sample():
-      return samples.sample(
-        model, params(), prompts, 9, tmp_path, temperature=0
-      )
+      return samples.of_target(
+        settings, texts, model, params(), options, tmp_path
+      ).rows
 
-    texts = sample()
-    assert texts.shape == (2 * samples.BATCH, 9)
-    np.testing.assert_array_equal(texts[:, :3], prompts[: len(texts)])
-    logits = jax.jit(model.apply)(params(), jnp.asarray(texts), None)[0].logits
+    rows = sample()
+    assert rows.shape == (2 * samples.BATCH, 9)
+    np.testing.assert_array_equal(rows[:, :3], prompts[: len(rows)])
+    logits = jax.jit(model.apply)(params(), jnp.asarray(rows), None)[0].logits
     np.testing.assert_array_equal(
-      np.argmax(logits[:, 2:-1], axis=-1), texts[:, 3:]
+      np.argmax(logits[:, 2:-1], axis=-1), rows[:, 3:]
     )
-    (tmp_path / "00000016.npy").unlink()
-    marked = np.load(tmp_path / "00000000.npy") + 1
-    np.save(tmp_path / "00000000.npy", marked)
+    (tmp_path / "samples" / "00000016.npy").unlink()
+    marked = np.load(tmp_path / "samples" / "00000000.npy") + 1
+    np.save(tmp_path / "samples" / "00000000.npy", marked)
     np.testing.assert_array_equal(
-      sample(), np.concatenate([marked, texts[samples.BATCH :]])
+      sample(), np.concatenate([marked, rows[samples.BATCH :]])
     )

@@ -77,8 +77,7 @@ def sweep(name):
 
 def joint_kind(name):
   one = metrics.Estimate(1.0, 0.1)
-  options = {"steps": 1, "batch": 1, "sequence": 1, "seed": 0}
-  runs = (training_runs.JointRun(name, {"options": options}, 1.0, 1.0),)
+  runs = (training_runs.JointRun(name, 0, 1, 1.0, 1.0, name, {}),)
   return training_runs.Kind(name, one, one, {0: 1.0}, one, runs)
 
 

@@ -12,6 +12,8 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
+
 from specdec.benchmark import metrics
 from specdec.benchmark.metrics import Estimate
 from specdec.utils import files
@@ -51,13 +53,12 @@ class Curve:
     came after half of the tokens.
     """
     half = self.tokens[-1] / 2
-    for i in range(1, len(self.tokens)):
-      if self.tokens[i - 1] <= half <= self.tokens[i]:
-        a, b = (math.log(self.tokens[j]) for j in (i - 1, i))
-        weight = (math.log(half) - a) / (b - a)
-        low, high = self.tokens_per_pass[i - 1 : i + 1]
-        return self.tokens_per_pass[-1] - (low + weight * (high - low))
-    return None
+    if half < self.tokens[0]:
+      return None
+    before = np.interp(
+      math.log(half), np.log(self.tokens), self.tokens_per_pass
+    )
+    return self.tokens_per_pass[-1] - float(before)
 
 
 def read_curve(folder: Path) -> Curve:
@@ -78,16 +79,16 @@ def read_curve(folder: Path) -> Curve:
   if not steps:
     raise ValueError(f"{folder} has no evaluation yet")
 
-  def mean_level(entry):
-    levels = [v for k, v in entry.items() if k.startswith("acceptance")]
-    return sum(levels) / len(levels)
-
+  levels = [
+    [x for name, x in held_out[step].items() if name.startswith("acceptance")]
+    for step in steps
+  ]
   return Curve(
     folder.name,
     tuple(step * tokens_per_step for step in steps),
     tuple(decoded[step]["tokens_per_pass"] for step in steps),
     tuple(decoded[step]["prefix_acceptance"][0] for step in steps),
-    tuple(mean_level(held_out[step]) for step in steps),
+    tuple(sum(x) / len(x) for x in levels),
     decoding["k"],
   )
 
@@ -97,32 +98,21 @@ class JointRun:
   """One finished run of joint training.
 
   Attributes:
-    settings: contents of run.json.
+    tokens: number of tokens trained on.
     loss: the target's held-out loss after the last step, in nats per token.
     tokens_per_pass: mean acceptance length of its drafter after the last step;
       None without a drafter.
+    kind: of the auxiliary loss; BASELINE without one.
+    settings: contents of run.json.
   """
 
   folder: str
-  settings: dict
+  seed: int
+  tokens: int
   loss: float
   tokens_per_pass: float | None
-
-  @property
-  def kind(self) -> str:
-    """Kind of the auxiliary loss; BASELINE without one."""
-    return self.settings["kind"]
-
-  @property
-  def seed(self) -> int:
-    """Seed of the initial weights and the order of the data."""
-    return self.settings["options"]["seed"]
-
-  @property
-  def tokens(self) -> int:
-    """Number of tokens trained on."""
-    options = self.settings["options"]
-    return options["steps"] * options["batch"] * options["sequence"]
+  kind: str
+  settings: dict
 
 
 @dataclasses.dataclass(frozen=True)
@@ -154,7 +144,8 @@ def read_joint(folder: Path) -> JointRun:
   """
   try:
     settings, entries = _read(folder)
-    steps, _ = settings["options"]["steps"], settings["kind"]
+    kind, options = settings["kind"], settings["options"]
+    steps = options["steps"]
   except (OSError, KeyError, TypeError, json.JSONDecodeError):
     raise ValueError(f"{folder} is not a run of joint training") from None
   last = {x["kind"]: x for x in entries if x["step"] == steps}
@@ -167,8 +158,15 @@ def read_joint(folder: Path) -> JointRun:
   loss = last["held_out"]["loss"]
   if not math.isfinite(loss):
     raise ValueError(f"{folder}: held-out loss {loss}")
-  decoding = last.get("decoding", {})
-  return JointRun(str(folder), settings, loss, decoding.get("tokens_per_pass"))
+  return JointRun(
+    str(folder),
+    options["seed"],
+    steps * options["batch"] * options["sequence"],
+    loss,
+    last.get("decoding", {}).get("tokens_per_pass"),
+    kind,
+    settings,
+  )
 
 
 def compare(runs: Sequence[JointRun]) -> list[Kind]:
@@ -181,7 +179,7 @@ def compare(runs: Sequence[JointRun]) -> list[Kind]:
   if not runs:
     raise ValueError("no runs to compare")
   by_kind: dict[str, dict[int, JointRun]] = {}
-  first_of: dict[tuple, JointRun] = {}
+  first_of: dict[tuple, tuple[JointRun, dict]] = {}
   for run in runs:
     of_kind = by_kind.setdefault(run.kind, {})
     if run.seed in of_kind:
@@ -190,17 +188,10 @@ def compare(runs: Sequence[JointRun]) -> list[Kind]:
         f"seed ({run.kind}, {run.seed})"
       )
     of_kind[run.seed] = run
-    # What all runs, those of a kind, and those of a seed must share.
-    for group, shared in (
-      ((), _common),
-      (("kind", run.kind), _of_kind),
-      (("seed", run.seed), _of_seed),
-    ):
-      first = first_of.setdefault(group, run)
+    for group, shared in _shared(run).items():
+      first, expected = first_of.setdefault(group, (run, shared))
       files.check_same(
-        f"{first.folder} and {run.folder} cannot be compared",
-        shared(first.settings),
-        shared(run.settings),
+        f"{first.folder} and {run.folder} cannot be compared", expected, shared
       )
   order = sorted(by_kind, key=lambda name: (name != BASELINE, name))
   return [_kind(by_kind[x], by_kind.get(BASELINE, {})) for x in order]
@@ -232,15 +223,9 @@ def _mean(values: Sequence[float]) -> Estimate:
 def joint_document(kinds: Sequence[Kind]) -> dict:
   """Returns a comparison as JSON values, every run included."""
   documents = [dataclasses.asdict(kind) for kind in kinds]
-  for kind, document in zip(kinds, documents):
-    document["runs"] = [
-      {
-        name: getattr(run, name)
-        for name in ("folder", "seed", "tokens", "loss")
-      }
-      | {"tokens_per_pass": run.tokens_per_pass}
-      for run in kind.runs
-    ]
+  for document in documents:
+    for run in document["runs"]:
+      del run["kind"], run["settings"]
   return {
     "format": "specdec-joint/1",
     "kinds": documents,
@@ -254,18 +239,19 @@ def _read(folder: Path) -> tuple[dict, list[dict]]:
   return settings, files.read_json_lines(folder / "metrics.jsonl")
 
 
-def _common(settings: dict) -> dict:
-  options, checksums = settings["options"], settings["checksums"]
+def _shared(run: JointRun) -> dict[tuple, dict]:
+  """Returns what all runs, those of a kind, and those of a seed must share."""
+  settings = run.settings
+  options, checksums = settings["options"], dict(settings["checksums"])
+  first_weights = checksums.pop("first_weights")
   free = ("kind", *_KIND_SETTINGS)
-  return {name: x for name, x in settings.items() if name not in free} | {
-    "options": {k: x for k, x in options.items() if k not in _FREE_OPTIONS},
-    "checksums": {k: x for k, x in checksums.items() if k != "first_weights"},
+  common = {name: x for name, x in settings.items() if name not in free}
+  common["options"] = {
+    name: x for name, x in options.items() if name not in _FREE_OPTIONS
   }
-
-
-def _of_kind(settings: dict) -> dict:
-  return {name: settings.get(name) for name in _KIND_SETTINGS}
-
-
-def _of_seed(settings: dict) -> dict:
-  return {"first_weights": settings["checksums"]["first_weights"]}
+  common["checksums"] = checksums
+  return {
+    (): common,
+    ("kind", run.kind): {name: settings.get(name) for name in _KIND_SETTINGS},
+    ("seed", run.seed): {"first_weights": first_weights},
+  }
