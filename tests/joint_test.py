@@ -23,7 +23,6 @@ from tiny_training import CONFIG, assert_equal, packed
 LAYERS = 3
 SHAPE = dataclasses.replace(CONFIG, num_layers=LAYERS)
 MODEL = transformer.model(SHAPE)
-LANGUAGE_MODEL = jax.jit(objective.language_model(MODEL))
 EXIT_LOSSES = jax.jit(joint.exit_losses(MODEL))
 TINY = dict(width=8, mlp_width=12, num_heads=2, head_dim=4, head="shared")
 STEPS = 12
@@ -57,46 +56,50 @@ def largest(tree):
   return max(float(jnp.max(jnp.abs(x))) for x in jax.tree.leaves(tree))
 
 
+@pytest.fixture(scope="module")
+def baseline():
+  """Loss and gradient of the target as a language model."""
+  (loss, _), gradient = jax.jit(
+    jax.value_and_grad(objective.language_model(MODEL), has_aux=True)
+  )(target(), None, tokens())
+  return loss, gradient
+
+
 class TestDrafter:
   @pytest.mark.parametrize(
     "kind, levels", [("prophet", 1), ("mtp", 1), ("medusa", 2)]
   )
-  def test_its_gradient_reaches_the_target_by_its_weight(self, kind, levels):
+  def test_its_gradient_reaches_the_target_by_its_weight(
+    self, baseline, kind, levels
+  ):
     head = draft_head(kind, levels=levels)
     params = {"target": target(), "drafter": head.init(jax.random.key(1))}
-    batch = tokens()
     both = joint.with_drafter(MODEL, head, Loss("cross_entropy", 0.5))
     (loss, measures), gradient = jax.jit(
-      jax.value_and_grad(lambda x: both(x, None, batch), has_aux=True)
-    )(params)
-    (alone, _), baseline = jax.jit(
-      jax.value_and_grad(
-        lambda x: objective.language_model(MODEL)(x, None, batch), has_aux=True
-      )
-    )(params["target"])
-    np.testing.assert_allclose(measures["cross_entropy"], alone, rtol=1e-6)
-    weighted = alone + 0.5 * measures["auxiliary"]
+      jax.value_and_grad(both, has_aux=True)
+    )(params, None, tokens())
+    np.testing.assert_allclose(
+      measures["cross_entropy"], baseline[0], rtol=1e-6
+    )
+    weighted = baseline[0] + 0.5 * measures["auxiliary"]
     np.testing.assert_allclose(loss, weighted, rtol=1e-6)
     # The auxiliary loss moves the drafter, and every part of the target.
-    overhead = jax.tree.map(jnp.subtract, gradient["target"], baseline)
+    overhead = jax.tree.map(jnp.subtract, gradient["target"], baseline[1])
     for name, part in overhead.items():
       assert largest(part) > 1e-5, name
     assert largest(gradient["drafter"]) > 1e-5
 
-  def test_with_weight_0_the_target_trains_as_a_language_model(self):
+  def test_with_weight_0_the_target_trains_as_a_language_model(self, baseline):
     head = draft_head("medusa", levels=1)
     params = {"target": target(), "drafter": head.init(jax.random.key(1))}
     weightless = joint.with_drafter(MODEL, head, Loss("cross_entropy", 0.0))
-    gradient = jax.jit(jax.grad(weightless, has_aux=True))(
+    gradient, _ = jax.jit(jax.grad(weightless, has_aux=True))(
       params, None, tokens()
-    )[0]
-    baseline = jax.jit(jax.grad(objective.language_model(MODEL), has_aux=True))(
-      target(), None, tokens()
-    )[0]
+    )
     jax.tree.map(
       lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6),
       gradient["target"],
-      baseline,
+      baseline[1],
     )
     assert largest(gradient["drafter"]) == 0
 
@@ -177,14 +180,13 @@ class TestLayerSkip:
         measures["cross_entropy"], exits["cross_entropy"], rtol=1e-6
       )
 
-  def test_evaluation_is_the_target_s_own_loss_with_all_layers(self):
+  def test_evaluation_is_the_target_s_loss_with_all_layers(self, baseline):
     params = {"target": target()}
-    baseline, _ = LANGUAGE_MODEL(target(), None, tokens())
     for evaluated in (EXIT_LOSSES, joint.target_only(MODEL)):
       loss, measures = jax.jit(joint.with_target_loss(evaluated))(
         params, None, tokens()
       )
-      np.testing.assert_allclose(loss, baseline, rtol=1e-6)
+      np.testing.assert_allclose(loss, baseline[0], rtol=1e-6)
       assert loss == measures["cross_entropy"]
 
   def test_a_layer_left_out_learns_nothing(self):

@@ -35,6 +35,19 @@ OPTIONS = Options(
   save_every=3,
   eval_sequences=8,
 )
+# Entries of configs for the programs.
+SHAPE = dict(width=16, mlp_width=24, num_heads=2, num_kv_heads=1, head_dim=8)
+STEPS = dict(
+  steps=12,
+  batch=4,
+  sequence=16,
+  warmup=2,
+  log_every=1,
+  eval_every=6,
+  save_every=4,
+  eval_sequences=4,
+)
+DECODING = dict(k=2, prompts=4, length=8, new_tokens=8, temperature=0.0)
 
 
 def params(seed=0):
@@ -111,21 +124,39 @@ def write_config(path, **entries):
   return f"--config={path}"
 
 
-def run_killed(config, folder, num_lines):
-  """Runs train.py; kills it once its log has so many lines."""
-  process = subprocess.Popen(
-    [sys.executable, programs.SCRIPTS / "train.py", config,
-     f"--folder={folder}"],
-    env=os.environ | {"PYTHONPATH": str(programs.SCRIPTS.parent)},
-    stdout=subprocess.DEVNULL,
-    stderr=subprocess.DEVNULL,
-  )  # fmt: skip
-  path = folder / "metrics.jsonl"
-  while not path.is_file() or len(path.read_text().splitlines()) < num_lines:
-    assert process.poll() is None
-    time.sleep(0.02)
-  process.kill()
-  process.wait()
+def run_program(place, name, **entries):
+  """Runs train.py in place/name; returns that folder."""
+  config, folder = write_config(place / f"{name}.py", **entries), place / name
+  programs.run("train", config, f"--folder={folder}")
+  return folder
+
+
+def assert_kills_change_nothing(place, files, kills=(20,), **entries):
+  """Kills a run of train.py, and compares what it leaves at its end.
+
+  Args:
+    files: of the run's folder.
+    kills: the number of lines in the log at each of them.
+  """
+  entries["options"] = STEPS | dict(steps=60, save_every=7)
+  whole = run_program(place, "whole", **entries)
+  folder, path = place / "killed", place / "killed" / "metrics.jsonl"
+  for num_lines in kills:
+    process = subprocess.Popen(
+      [sys.executable, programs.SCRIPTS / "train.py",
+       f"--config={place / 'whole.py'}", f"--folder={folder}"],
+      env=os.environ | {"PYTHONPATH": str(programs.SCRIPTS.parent)},
+      stdout=subprocess.DEVNULL,
+      stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    while not path.is_file() or len(path.read_text().splitlines()) < num_lines:
+      assert process.poll() is None
+      time.sleep(0.02)
+    process.kill()
+    process.wait()
+  run_program(place, "killed", **entries)
+  for name in files:
+    assert (whole / name).read_bytes() == (folder / name).read_bytes(), name
 
 
 def assert_equal(left, right):

@@ -15,34 +15,21 @@ from specdec.models import transformer
 from specdec.training import train_joint
 from specdec.training.setup import from_config
 from specdec.types import Params
-from tiny_training import log, run_killed, write_config, write_letters
+from tiny_training import (
+  DECODING,
+  SHAPE,
+  STEPS,
+  assert_kills_change_nothing,
+  log,
+  run_program,
+  write_letters,
+)
 
-MODEL = dict(
-  vocab_size=32,
-  num_layers=3,
-  width=16,
-  mlp_width=24,
-  num_heads=2,
-  num_kv_heads=1,
-  head_dim=8,
-  tied=True,
-)
-OPTIONS = dict(
-  steps=12,
-  batch=4,
-  sequence=16,
-  warmup=2,
-  log_every=1,
-  eval_every=6,
-  save_every=4,
-  eval_sequences=4,
-)
-DECODING = dict(k=2, prompts=4, length=8, new_tokens=8, temperature=0.0)
-NET = dict(
-  num_layers=1, width=16, mlp_width=24, num_heads=2, head_dim=8, head="shared"
-)
+MODEL = dict(vocab_size=32, num_layers=3, tied=True, **SHAPE)
 PROPHET = dict(
-  head_config=dict(kind="prophet", levels=2, **NET),
+  head_config=dict(
+    kind="prophet", levels=2, num_layers=1, head="shared", **SHAPE
+  ),
   loss=dict(divergence="cross_entropy", token_weight=1.0, decay=1.0),
 )
 SKIP = dict(
@@ -69,21 +56,14 @@ def entries(place, **changes):
     data=str(place / "text"),
     held_out=str(place / "text" / "b.txt"),
     model=MODEL,
-    options=OPTIONS,
+    options=STEPS,
     decoding=DECODING,
   )
   return shared | changes
 
 
-@pytest.fixture(scope="module")
-def prophet(place):
-  config = write_config(place / "prophet.py", **entries(place, **PROPHET))
-  folder = place / "prophet-0"
-  programs.run("train", config, f"--folder={folder}")
-  return folder
-
-
-def test_its_target_and_drafter_decode_together(prophet):
+def test_its_target_and_drafter_decode_together(place):
+  prophet = run_program(place, "prophet", **entries(place, **PROPHET))
   train, evaluated = log(prophet, "train"), log(prophet, "held_out")
   for entry in train:
     loss = entry["cross_entropy"] + entry["auxiliary"]
@@ -121,18 +101,14 @@ def test_its_target_and_drafter_decode_together(prophet):
   logits, _ = model.apply(target.params, text, None)
   baseline = np.argmax(np.asarray(logits.logits), axis=-1)
   np.testing.assert_array_equal(text[:, 3:], baseline[:, 2:-1])
-
-
-def test_another_target_is_not_its_own(prophet, place):
+  # It is for its target alone.
   other = checkpoints.load(programs.write_model(place / "other", seed=3))
   with pytest.raises(ValueError, match="trained for another target"):
     saved.load(prophet / "best" / "drafter.safetensors", other)
 
 
 def test_layer_skip_drafts_with_its_first_layers(place):
-  config = write_config(place / "skip.py", **entries(place, **SKIP))
-  folder = place / "layerskip-0"
-  programs.run("train", config, f"--folder={folder}")
+  folder = run_program(place, "layerskip", **entries(place, **SKIP))
   evaluated, decoded = (log(folder, x)[-1] for x in ("held_out", "decoding"))
   assert evaluated["exit_1"] > 0 and "exit_3" not in evaluated
   assert decoded["tokens_per_pass"] >= 1
@@ -145,10 +121,6 @@ def test_layer_skip_drafts_with_its_first_layers(place):
     (
       PROPHET | dict(loss=dict(divergence="forward_kl")),
       "joint training needs divergence",
-    ),
-    (
-      SKIP | dict(model=MODEL | dict(num_layers=1)),
-      "1 layers; an early exit needs at least 2",
     ),
     (
       dict(layer_skip=None, model=MODEL | dict(vocab_size=8)),
@@ -164,17 +136,9 @@ def test_refuses_before_it_begins(place, changes, complaint):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["prophet", "layerskip"])
-def test_killed_it_ends_with_the_same_weights(place, kind):
-  changes = PROPHET if kind == "prophet" else SKIP
-  changes = changes | dict(options=OPTIONS | dict(steps=60, save_every=7))
-  config = write_config(place / f"{kind}.py", **entries(place, **changes))
-  whole, killed = (place / f"{kind}-{x}" for x in ("whole", "killed"))
-  programs.run("train", config, f"--folder={whole}")
-  run_killed(config, killed, 20)
-  programs.run("train", config, f"--folder={killed}")
+@pytest.mark.parametrize("changes", [PROPHET, SKIP])
+def test_killed_it_ends_with_the_same_weights(place, tmp_path, changes):
   files = ["metrics.jsonl", "last/model.safetensors", "best/config.json"]
-  if kind == "prophet":
+  if changes is PROPHET:
     files += ["last/drafter.safetensors", "best/drafter.safetensors"]
-  for name in files:
-    assert (whole / name).read_bytes() == (killed / name).read_bytes(), name
+  assert_kills_change_nothing(tmp_path, files, **entries(place, **changes))

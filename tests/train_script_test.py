@@ -11,30 +11,17 @@ import programs
 from specdec import checkpoints
 from specdec.training import train_model
 from specdec.training.setup import from_config
-from tiny_training import log, run_killed, write_config
-
-MODEL = dict(
-  vocab_size=300,
-  num_layers=1,
-  width=16,
-  mlp_width=24,
-  num_heads=2,
-  num_kv_heads=1,
-  head_dim=8,
-  tied=True,
-)
-OPTIONS = dict(
-  steps=20,
-  batch=4,
-  sequence=16,
-  warmup=2,
-  log_every=1,
-  eval_every=10,
-  save_every=5,
-  eval_sequences=4,
+from tiny_training import (
+  DECODING,
+  SHAPE,
+  STEPS,
+  assert_kills_change_nothing,
+  log,
+  run_program,
+  write_config,
 )
 
-DECODING = dict(k=2, prompts=4, length=8, new_tokens=8, temperature=0.0)
+MODEL = dict(vocab_size=300, num_layers=1, tied=True, **SHAPE)
 
 
 @pytest.fixture(scope="module")
@@ -62,39 +49,36 @@ def entries(place, **changes):
     data=str(place / "text"),
     held_out=str(place / "text" / "c.py"),
     model=MODEL,
-    options=OPTIONS,
+    options=STEPS,
   )
   return shared | changes
 
 
 @pytest.fixture(scope="module")
 def target(place):
-  config = write_config(place / "target.py", **entries(place))
-  programs.run("train", config, f"--folder={place / 'target'}")
-  return place / "target" / "best"
+  return run_program(place, "target", **entries(place)) / "best"
 
 
 def test_distils_a_draft_that_generate_can_use(place, target, capsys):
-  config = write_config(
-    place / "draft.py",
+  draft = run_program(
+    place,
+    "draft",
     **entries(
       place,
       target=str(target),
       loss="forward_kl",
-      samples=dict(count=40, prompt=4, temperature=1.0),
+      samples=dict(count=16, prompt=4, temperature=1.0),
       decoding=DECODING,
     ),
   )
-  programs.run("train", config, f"--folder={place / 'draft'}")
   errors = capsys.readouterr().err
   assert "sampling" in errors and "tokens_per_pass" in errors
-  assert "step 20: held-out" in errors
-  decoded = log(place / "draft", "decoding")
-  assert [x["step"] for x in decoded] == [10, 20]
+  assert "step 12: held-out" in errors
+  assert [x["step"] for x in log(draft, "decoding")] == [6, 12]
   programs.run(
     "generate",
     f"--target={target}",
-    f"--drafter=model({place / 'draft' / 'last'})",
+    f"--drafter=model({draft / 'last'})",
     "--prompt=def a1(x):",
     "--max_new_tokens=12",
   )
@@ -102,7 +86,6 @@ def test_distils_a_draft_that_generate_can_use(place, target, capsys):
 
 
 def test_converts_there_and_back(place, target):
-
   def convert(source, name, *flags):
     output = f"--output={place / name}"
     programs.run("convert", f"--source={source}", output, *flags)
@@ -129,7 +112,7 @@ def test_converts_there_and_back(place, target):
   "changes, complaint",
   [
     (dict(data="{place}/absent"), "does not exist"),
-    (dict(options=OPTIONS | dict(sequence=99999)), "one sequence takes 100000"),
+    (dict(options=STEPS | dict(sequence=99999)), "one sequence takes 100000"),
     (
       dict(target="{place}/other", loss="forward_kl", decoding=DECODING),
       "different vocabularies: token ",
@@ -162,9 +145,8 @@ def other_words(place, target):
 
 
 def test_refuses_before_it_begins(place):
-  config = write_config(place / "bad.py", **entries(place, speed="high"))
   with pytest.raises(SystemExit, match=r"^train: the config sets speed"):
-    programs.run("train", config, f"--folder={place / 'bad'}")
+    run_program(place, "bad", **entries(place, speed="high"))
   assert not (place / "bad").exists()
 
 
@@ -202,14 +184,6 @@ def test_a_mesh_of_one_trains_as_none(place, target):
 
 
 @pytest.mark.slow
-def test_killed_twice_it_ends_with_the_same_weights(place, target):
-  steps = OPTIONS | dict(steps=60, save_every=7)
-  config = write_config(place / "long.py", **entries(place, options=steps))
-  whole, killed = place / "whole", place / "killed"
-  programs.run("train", config, f"--folder={whole}")
-  for num_lines in (10, 25):
-    run_killed(config, killed, num_lines)
-  programs.run("train", config, f"--folder={killed}")
-  for name in ("metrics.jsonl", "best/model.safetensors",
-               "last/model.safetensors"):  # fmt: skip
-    assert (whole / name).read_bytes() == (killed / name).read_bytes()
+def test_killed_twice_it_ends_with_the_same_weights(place, tmp_path):
+  files = ["metrics.jsonl", "best/model.safetensors", "last/model.safetensors"]
+  assert_kills_change_nothing(tmp_path, files, (10, 25), **entries(place))

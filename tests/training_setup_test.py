@@ -11,11 +11,10 @@ from specdec.training.setup import (
   ModelSetup,
   from_config,
 )
+from tiny_training import DECODING, SHAPE
 
-SHAPE = dict(width=16, mlp_width=24, num_heads=2, num_kv_heads=1, head_dim=8)
 SHARED = dict(data="text", held_out="text")
 OPTIONS = dict(steps=12, batch=4, sequence=6, warmup=2)
-DECODING = dict(k=2, prompts=2, length=4, new_tokens=6, temperature=0.0)
 LANGUAGE_MODEL = SHARED | dict(
   tokenizer="letters",
   model=dict(vocab_size=32, num_layers=3, **SHAPE),
