@@ -64,24 +64,27 @@ class TestCurves:
     assert "two" in table and "+0.50" in table
     assert picture.stat().st_size > 10_000
 
-  @pytest.mark.parametrize("missing", ["run.json", "metrics.jsonl"])
-  def test_refuses_what_is_no_run(self, tmp_path, missing):
-    folder = write_drafter_run(tmp_path / "one")
-    (folder / missing).unlink()
-    with pytest.raises(ValueError, match="not a run of a drafter"):
+  @pytest.mark.parametrize(
+    "name, complaint",
+    [
+      ("run.json", "not a run of a drafter"),
+      ("metrics.jsonl", "not a run of a drafter"),
+      (None, "no evaluation yet"),
+    ],
+  )
+  def test_refuses_what_is_no_run(self, tmp_path, name, complaint):
+    folder = write_drafter_run(tmp_path / "one", (10,) if name else ())
+    if name:
+      (folder / name).unlink()
+    with pytest.raises(ValueError, match=complaint):
       training_runs.read_curve(folder)
 
-  def test_refuses_a_run_without_evaluations(self, tmp_path):
-    folder = write_drafter_run(tmp_path / "one", ())
-    with pytest.raises(ValueError, match="no evaluation yet"):
-      training_runs.read_curve(folder)
 
-
-def write_joint_run(folder, kind, seed, loss, passes=None, **options):
+def write_joint_run(folder, kind, seed, loss, passes=None, **changes):
+  options = dict(steps=10, batch=2, sequence=8, eval_sequences=4, seed=seed)
   settings = dict(
     kind=kind,
-    options=dict(steps=10, batch=2, sequence=8, eval_sequences=4, seed=seed)
-    | options,
+    options=options | changes.pop("options", {}),
     head_config={"kind": kind} if passes else None,
     layer_skip=None,
     checksums=dict(data=1, held_out=2, first_weights=100 + seed),
@@ -92,7 +95,7 @@ def write_joint_run(folder, kind, seed, loss, passes=None, **options):
   ]
   if passes:
     lines.append(dict(step=10, kind="decoding", tokens_per_pass=passes))
-  return write_files(folder, settings, lines)
+  return write_files(folder, settings | changes, lines)
 
 
 @pytest.fixture
@@ -127,38 +130,32 @@ class TestJoint:
     assert mtp.difference.value is None and mtp.loss.error is None
 
   @pytest.mark.parametrize(
-    "options, complaint",
+    "kind, changes, complaint",
     [
-      (dict(steps=20), "is not finished: its log is at step 10 of 20"),
-      (dict(batch=4), "cannot be compared: options.batch: 4 -> 2"),
-      (dict(eval_sequences=8), "options.eval_sequences: 8 -> 4"),
+      ("mtp", {"options": {"steps": 20}}, "its log is at step 10 of 20"),
+      ("mtp", {"options": {"batch": 4}}, "compared: options.batch: 2 -> 4"),
+      (
+        "mtp",
+        {"options": {"eval_sequences": 8}},
+        "options.eval_sequences: 4 -> 8",
+      ),
+      ("prophet", {}, "have the same kind and seed (prophet, 0)"),
+      (
+        "prophet",
+        {"options": {"seed": 5}, "head_config": {"kind": "prophet", "rank": 9}},
+        "head_config.rank: None -> 9",
+      ),
+      ("mtp", {"options": {"seed": 1}}, "first_weights: "),
     ],
   )
-  def test_refuses_unequal_runs(self, joint, options, complaint):
-    write_joint_run(joint / "mtp-0", "mtp", 0, 4.0, **options)
-    with pytest.raises(ValueError, match=complaint):
+  def test_refuses_unequal_runs(self, joint, kind, changes, complaint):
+    write_joint_run(joint / "x", kind, 0, 4.0, 2.0, **changes)
+    with pytest.raises(ValueError, match=re.escape(complaint)):
       compare(joint)
 
-  @pytest.mark.parametrize(
-    "changes, complaint",
-    [
-      ({}, "have the same kind and seed"),
-      ({"seed": 5, "head_config": {"kind": "prophet", "levels": 9}},
-       "head_config.levels: None -> 9"),
-      ({"seed": 1, "kind": "mtp"}, "first_weights: 101 -> 100"),
-      (None, "not a run of joint training"),
-    ],
-  )  # fmt: skip
-  def test_refuses_what_is_no_comparison(self, joint, changes, complaint):
-    folder = write_joint_run(joint / "prophet-x", "prophet", 0, 4.0, 2.0)
-    path = folder / "run.json"
-    settings = {}
-    if changes is not None:
-      settings = json.loads(path.read_text())
-      settings["options"]["seed"] = changes.pop("seed", 0)
-      settings |= changes
-    path.write_text(json.dumps(settings))
-    with pytest.raises(ValueError, match=re.escape(complaint)):
+  def test_refuses_what_is_no_run(self, joint):
+    (joint / "none-0" / "run.json").write_text("{}")
+    with pytest.raises(ValueError, match="not a run of joint training"):
       compare(joint)
 
   def test_prints_and_writes(self, joint, capsys):

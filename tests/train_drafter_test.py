@@ -86,7 +86,7 @@ def killed_at(monkeypatch, steps):
 
     return batch
 
-  for sequences in (data.Packed, hidden.Cached):
+  for sequences in (data.Sequences, hidden.Cached):
     monkeypatch.setattr(sequences, "batch", dying(sequences.batch))
 
 
