@@ -41,13 +41,12 @@ def read(path: str | Path) -> list[Document]:
   path = Path(path).expanduser()
   if not path.exists():
     raise FileNotFoundError(f"data {path} does not exist")
-  names = {path: path.name}
+  documents, files = [], [path]
   if path.is_dir():
     files = sorted(file for file in path.rglob("*") if file.is_file())
-    names = {file: file.relative_to(path).as_posix() for file in files}
-  documents = []
-  for file, name in names.items():
-    if path.is_dir() and any(x.startswith(".") for x in name.split("/")):
+  for file in files:
+    name = file.relative_to(path if path.is_dir() else path.parent)
+    if path.is_dir() and any(part.startswith(".") for part in name.parts):
       continue
     try:
       content = file.read_text(encoding="utf-8")
@@ -56,7 +55,7 @@ def read(path: str | Path) -> list[Document]:
     if file.suffix == ".jsonl":
       documents += _lines(content, file)
     elif content.strip():
-      documents.append(Document(name, content))
+      documents.append(Document(name.as_posix(), content))
   if not documents:
     raise ValueError(f"data {path} has no text")
   return documents
@@ -168,21 +167,22 @@ class Sequences:
     rows: [n, length + 1] ids; the last column is only a label.
     length: tokens in a sequence.
     count: sequences in an epoch.
+    tokens: in an epoch, without labels.
   """
 
   def __init__(self, rows: np.ndarray, seed: int = 0):
     self.rows, self.seed = rows, seed
     self.count, self.length = len(rows), rows.shape[1] - 1
+    self._windows = rows  # of which an epoch serves some
     self._epoch, self._order = -1, np.zeros(0, int)
 
   @property
   def tokens(self) -> int:
-    """Tokens in one epoch."""
     return self.count * self.length
 
   def batch(self, step: int, size: int) -> np.ndarray:
     """Returns the batch of a step: ids [size, length + 1]."""
-    return self.rows[self._indices(step, size)]
+    return self._windows[self._indices(step, size)]
 
   def evenly_spaced(self, count: int) -> np.ndarray:
     """Returns at most `count` evenly spaced rows, for evaluation."""
@@ -222,14 +222,11 @@ class Packed(Sequences):
       raise ValueError(
         f"the data has {len(ids)} tokens; one sequence takes {length + 1}"
       )
-    self._windows = np.lib.stride_tricks.sliding_window_view(ids, length + 1)
-    super().__init__(self._windows[::length], seed)
+    windows = np.lib.stride_tricks.sliding_window_view(ids, length + 1)
+    super().__init__(windows[::length], seed)
+    self._windows = windows
     self._num_offsets = min(length, len(self._windows))
     self.count = 1 + (len(self._windows) - self._num_offsets) // length
-
-  def batch(self, step: int, size: int) -> np.ndarray:
-    """Returns the batch of a step: ids [size, length + 1]."""
-    return self._windows[self._indices(step, size)]
 
   def _draw(self, rng: np.random.Generator) -> np.ndarray:
     offset = rng.integers(self._num_offsets)

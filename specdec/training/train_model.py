@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -39,15 +38,6 @@ from specdec.utils import files, terminal
 _SIZE = 2048  # of square matrices that exceed every cache
 
 
-class Speed(NamedTuple):
-  """Medians over repeats."""
-
-  seconds: float  # of a step
-  tokens_per_second: float
-  flops: float  # FLOP/s of a step
-  gemm_flops: float  # FLOP/s of a product of two square float32 matrices
-
-
 @dataclasses.dataclass(frozen=True)
 class Task:
   """A model to train, its texts, and the target that it is distilled from.
@@ -55,10 +45,7 @@ class Task:
   Attributes:
     placement: of the weights on a mesh; None without one.
     params: initial weights.
-    data, held_out: sequences.
-    objective: to minimize.
-    target, target_model: None without distillation.
-    decode: returns acceptance measures of weights; None without distillation.
+    decode: returns acceptance measures of weights.
   """
 
   setup: ModelSetup
@@ -83,24 +70,24 @@ class Task:
     Raises:
       ValueError: the folder holds another run.
     """
-    setup, options, place = self.setup, self.setup.options, self.placement
+    setup, place, frozen = self.setup, self.placement, self.frozen
     texts = self.data, self.held_out
-    settings = run.settings(
-      setup, texts, target=self.frozen, first_weights=self.params
+    run.claim(
+      folder,
+      run.settings(setup, texts, target=frozen, first_weights=self.params),
     )
-    run.claim(folder, settings)
     packed = samples.of_target(
-      setup.samples, self.data, self.target_model, self.frozen, options, folder
+      setup.samples, self.data, self.target_model, frozen, setup.options, folder
     )
     size = f"{setup.model.num_parameters / 1e6:.2f} M parameters"
-    run.announce(size, options, packed)
+    run.announce(size, setup.options, packed)
     run.train(
       self.params,
-      self.frozen,
+      frozen,
       self.objective,
       packed,
       self.held_out,
-      options,
+      setup.options,
       folder,
       export=lambda weights, name: saving.export_model(
         folder / name, weights, setup.model, self.tokenizer
@@ -109,12 +96,16 @@ class Task:
       where=place and model_params.shardings(setup.model, place),
     )
 
-  def time_steps(self, repeats: int) -> Speed:
+  def time_steps(self, repeats: int) -> tuple[float, float, float, float]:
     """Times training steps, without a mesh, and matrix products in turns.
 
     Args:
       repeats: timed steps; each is followed by five products. Neither includes
         compilation.
+
+    Returns:
+      Of the median step: seconds, tokens per second, FLOP/s; and FLOP/s of the
+      median product of two square float32 matrices.
     """
     options, config = self.setup.options, self.setup.model
     optimizer = loop.make_optimizer(options)
@@ -123,30 +114,26 @@ class Task:
     batch = jnp.asarray(self.data.batch(0, options.batch))
     square = jnp.ones((_SIZE, _SIZE), jnp.float32)
     product = jax.jit(jnp.matmul)
-    jax.block_until_ready(product(square, square))
-    state, measures = step(state, self.frozen, batch)
-    jax.block_until_ready(measures)
-    steps, products = [], []
-    for _ in range(repeats):
+
+    def timed(function, *arguments):
       begin = time.perf_counter()
-      state, measures = step(state, self.frozen, batch)
-      jax.block_until_ready((state, measures))
-      steps.append(time.perf_counter() - begin)
-      for _ in range(5):
-        begin = time.perf_counter()
-        jax.block_until_ready(product(square, square))
-        products.append(time.perf_counter() - begin)
+      result = jax.block_until_ready(function(*arguments))
+      return result, time.perf_counter() - begin
+
+    steps, products = [], []
+    for repeat in range(repeats + 1):
+      (state, _), step_seconds = timed(step, state, self.frozen, batch)
+      product_seconds = [timed(product, square, square)[1] for _ in range(5)]
+      if repeat:  # the first one compiles
+        steps.append(step_seconds)
+        products += product_seconds
     seconds, length = statistics.median(steps), options.sequence
     rate = options.batch * length / seconds
     # Forward and backward pass: six FLOPs for each weight of a token, plus
     # those of causal attention.
     attention = config.num_layers * config.num_heads * config.head_dim * length
-    return Speed(
-      seconds,
-      rate,
-      6 * (config.num_parameters + attention) * rate,
-      2 * _SIZE**3 / statistics.median(products),
-    )
+    flops = 6 * (config.num_parameters + attention) * rate
+    return seconds, rate, flops, 2 * _SIZE**3 / statistics.median(products)
 
 
 def load(
@@ -209,7 +196,7 @@ def _placements(
   target, place, target_place = None, None, None
   if setup.target:
     target = checkpoints.inspect(fetch(setup.target))
-  if mesh is not None and target is not None:
+  if mesh is not None and target:
     target_place, place = sharding.places(
       mesh, target.counts, setup.model.counts, draft_ways
     )
