@@ -26,24 +26,16 @@ _FREE_OPTIONS = ("seed", "log_every", "eval_every", "save_every")
 
 @dataclasses.dataclass(frozen=True)
 class Curve:
-  """The evaluations of a drafter's run, in order of steps.
+  """The evaluations of a drafter's run, in order of steps."""
 
-  Attributes:
-    name: of the run's folder.
-    tokens: tokens of text trained on.
-    tokens_per_pass: mean acceptance length in decoding.
-    first: acceptance rate of the first draft token of a round, in decoding.
-    acceptance: teacher-forced acceptance probability of a draft token sampled
-      at temperature 1, averaged over levels.
-    k: draft tokens in each round.
-  """
-
-  name: str
-  tokens: tuple[int, ...]
-  tokens_per_pass: tuple[float, ...]
-  first: tuple[float, ...]
+  name: str  # of the run's folder
+  tokens: tuple[int, ...]  # of text trained on
+  tokens_per_pass: tuple[float, ...]  # mean acceptance length in decoding
+  first: tuple[float, ...]  # acceptance rate of a round's first draft token
+  # Teacher-forced acceptance probability of a draft token sampled at
+  # temperature 1, averaged over levels.
   acceptance: tuple[float, ...]
-  k: int
+  k: int  # draft tokens in each round
 
   @property
   def last_doubling(self) -> float | None:
@@ -95,45 +87,27 @@ def read_curve(folder: Path) -> Curve:
 
 @dataclasses.dataclass(frozen=True)
 class JointRun:
-  """One finished run of joint training.
-
-  Attributes:
-    tokens: number of tokens trained on.
-    loss: the target's held-out loss after the last step, in nats per token.
-    tokens_per_pass: mean acceptance length of its drafter after the last step;
-      None without a drafter.
-    kind: of the auxiliary loss; BASELINE without one.
-    settings: contents of run.json.
-  """
+  """One finished run of joint training."""
 
   folder: str
   seed: int
-  tokens: int
-  loss: float
-  tokens_per_pass: float | None
-  kind: str
-  settings: dict
+  tokens: int  # trained on
+  loss: float  # the target's on held-out text at the end, in nats per token
+  tokens_per_pass: float | None  # of its drafter at the end
+  kind: str  # of the auxiliary loss; BASELINE without one
+  settings: dict  # contents of run.json
 
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-  """Runs of one kind.
-
-  Attributes:
-    runs: in order of seeds.
-    loss: mean over seeds.
-    difference: mean over seeds of the loss minus BASELINE's with the same seed;
-      without a value if they have no seed in common.
-    differences: seed -> difference.
-    tokens_per_pass: mean over seeds; without a value without a drafter.
-  """
+  """Runs of one kind, and means over seeds; without a value where none has."""
 
   kind: str
   loss: Estimate
-  difference: Estimate
-  differences: dict[int, float]
+  difference: Estimate  # of the loss, from BASELINE's with the same seed
+  differences: dict[int, float]  # seed -> difference
   tokens_per_pass: Estimate
-  runs: tuple[JointRun, ...]
+  runs: tuple[JointRun, ...]  # in order of seeds
 
 
 def read_joint(folder: Path) -> JointRun:

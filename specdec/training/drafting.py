@@ -23,21 +23,15 @@ from specdec.types import Array, Model, ModelOutput, Params, PyTree
 
 @dataclasses.dataclass(frozen=True)
 class Loss:
-  """Loss of draft tokens.
+  """Loss of draft tokens."""
 
-  Attributes:
-    divergence: one of LOSSES; 'cross_entropy' is of the text's next token, the
-      others are divergences from the target's distribution.
-    token_weight: weight of the divergence.
-    feature_weight: weight of the smooth L1 distance between the head's hidden
-      states and the target's (EAGLE only).
-    decay: weight of a level relative to the previous one.
-  """
-
+  # One of LOSSES; 'cross_entropy' is of the text's next token, the others are
+  # divergences from the target's distribution.
   divergence: str = "forward_kl"
-  token_weight: float = 1.0
+  token_weight: float = 1.0  # of the divergence
+  # Of the smooth L1 distance between the head's hidden states and the target's.
   feature_weight: float = 0.0
-  decay: float = 0.8
+  decay: float = 0.8  # weight of a level relative to the previous one
 
   def __post_init__(self):
     check_choice(self, "divergence", LOSSES)

@@ -26,18 +26,12 @@ from specdec.types import Array, Model, PyTree
 
 @dataclasses.dataclass(frozen=True)
 class LayerSkip:
-  """Hyperparameters of LayerSkip (arXiv:2404.16710).
+  """Hyperparameters of LayerSkip (arXiv:2404.16710)."""
 
-  Attributes:
-    dropout: p_max, the rate at which the last layer is dropped at the last
-      step.
-    exit_scale: e_scale, weight of the exits below the last layer.
-    rotation: R; at step t the layers t mod R, t mod R + R, ... have an exit,
-      and the last one always has.
-  """
-
-  dropout: float = 0.1
-  exit_scale: float = 0.2
+  dropout: float = 0.1  # p_max: of the last layer, at the last step
+  exit_scale: float = 0.2  # e_scale: weight of the exits below the last layer
+  # R: at step t the layers t mod R, t mod R + R, ... have an exit, and the last
+  # one always has.
   rotation: int = 1
 
   def __post_init__(self):

@@ -14,48 +14,30 @@ FREE = ("log_every", "eval_every", "save_every", "eval_sequences")
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-  """Options of a training run.
+  """Options of a training run."""
 
-  Attributes:
-    steps: number of optimizer updates.
-    batch: sequences in one update, over all microbatches.
-    sequence: tokens in a sequence.
-    accumulate: microbatches in an update; divides `batch`.
-    seed: of the initial weights and the order of the data.
-    optimizer: 'adamw', or 'muon' (orthogonalised updates of matrices, AdamW for
-      the rest; prefers larger batches).
-    learning_rate: peak learning rate, reached after `warmup` steps; decays by a
-      cosine to final_fraction times the peak.
-    warmup: steps of linear warmup.
-    final_fraction: last learning rate, as a fraction of the peak.
-    adam_b2: decay of Adam's second moments; closer to 1 for smaller batches
-      (arXiv:2507.07101).
-    weight_decay: decoupled, on matrices only.
-    clip: maximum global norm of the gradient.
-    dtype: 'float32' or 'bfloat16', of the forward and backward pass; weights
-      are stored and updated in float32.
-    log_every, eval_every, save_every: steps between log entries, evaluations
-      and checkpoints.
-    eval_sequences: held-out sequences in one evaluation.
-  """
-
-  steps: int
-  batch: int
-  sequence: int
-  accumulate: int = 1
-  seed: int = 0
+  steps: int  # optimizer updates
+  batch: int  # sequences in one update, over all microbatches
+  sequence: int  # tokens in a sequence
+  accumulate: int = 1  # microbatches in an update; divides `batch`
+  seed: int = 0  # of the initial weights and the order of the data
+  # 'adamw', or 'muon': orthogonalised updates of matrices, AdamW for the rest;
+  # it prefers larger batches.
   optimizer: str = "adamw"
-  learning_rate: float = 1e-3
-  warmup: int = 20
-  final_fraction: float = 0.1
+  learning_rate: float = 1e-3  # the peak; decays by a cosine
+  warmup: int = 20  # steps of linear warmup
+  final_fraction: float = 0.1  # last learning rate, as a fraction of the peak
+  # Decay of second moments; closer to 1 for smaller batches (arXiv:2507.07101).
   adam_b2: float = 0.99
-  weight_decay: float = 0.1
-  clip: float = 1.0
+  weight_decay: float = 0.1  # decoupled, on matrices only
+  clip: float = 1.0  # maximum global norm of the gradient
+  # 'float32' or 'bfloat16', of the forward and backward pass; weights are
+  # stored and updated in float32.
   dtype: str = "float32"
-  log_every: int = 10
-  eval_every: int = 100
-  save_every: int = 100
-  eval_sequences: int = 64
+  log_every: int = 10  # steps between log entries
+  eval_every: int = 100  # ... evaluations
+  save_every: int = 100  # ... checkpoints
+  eval_sequences: int = 64  # held-out sequences in one evaluation
 
   def __post_init__(self):
     for field in dataclasses.fields(self):

@@ -18,23 +18,14 @@ from specdec.training.options import Options, check_range
 
 @dataclasses.dataclass(frozen=True)
 class Decoding:
-  """How a drafter is evaluated: by completing held-out texts.
+  """How a drafter is evaluated: by completing held-out texts."""
 
-  Attributes:
-    k: draft tokens in a round.
-    prompts: how many, evenly spaced in the held-out text.
-    length: tokens of each prompt.
-    new_tokens: tokens to generate after each.
-    temperature: of sampling; 0 is greedy.
-    exit_layer: LayerSkip: how many of the target's layers draft.
-  """
-
-  k: int
-  prompts: int
-  length: int
-  new_tokens: int
-  temperature: float
-  exit_layer: int | None = None
+  k: int  # draft tokens in a round
+  prompts: int  # how many, evenly spaced in the held-out text
+  length: int  # tokens of each prompt
+  new_tokens: int  # to generate after each
+  temperature: float  # of sampling; 0 is greedy
+  exit_layer: int | None = None  # LayerSkip: how many target layers draft
 
   def __post_init__(self):
     for name in ("prompts", "length", "new_tokens"):
@@ -44,40 +35,25 @@ class Decoding:
 
 @dataclasses.dataclass(frozen=True)
 class Samples:
-  """Texts of the target's, to train on instead of the data.
+  """Texts of the target's, to train on instead of the data."""
 
-  Attributes:
-    count: of texts; 0: train on the data itself.
-    prompt: tokens of the data that each begins with.
-    temperature: of sampling.
-  """
-
-  count: int
-  prompt: int
-  temperature: float
+  count: int  # of texts; 0: train on the data itself
+  prompt: int  # tokens of the data that each begins with
+  temperature: float  # of sampling
 
 
 @dataclasses.dataclass(frozen=True)
 class ModelSetup:
-  """A language model trained on text, or distilled from a target.
+  """A language model trained on text, or distilled from a target."""
 
-  Attributes:
-    tokenizer: a checkpoint's, named like --target.
-    data, held_out: texts, for training and evaluation.
-    model: the shape.
-    start: checkpoint with initial weights; None or '': random weights.
-    target: checkpoint to distil from; None or '': there is none.
-    loss: of distillation; see training.objective.
-  """
-
-  tokenizer: str
-  data: str
-  held_out: str
+  tokenizer: str  # a checkpoint's, named like --target
+  data: str  # texts to train on
+  held_out: str  # texts to evaluate on
   model: TransformerConfig
   options: Options
-  start: str | None = None
-  target: str | None = None
-  loss: str | None = None
+  start: str | None = None  # checkpoint with initial weights; '': random ones
+  target: str | None = None  # checkpoint to distil from; '': there is none
+  loss: str | None = None  # of distillation; see training/objective.py
   samples: Samples | None = None
   decoding: Decoding | None = None
 
@@ -93,42 +69,30 @@ class ModelSetup:
 
 @dataclasses.dataclass(frozen=True)
 class HeadSetup:
-  """A draft head trained on the hidden states of a frozen target.
+  """A draft head trained on the hidden states of a frozen target."""
 
-  Attributes:
-    target: checkpoint, named like --target.
-    data, held_out: texts, for training and evaluation.
-    start: drafter with initial weights; None or '': random weights.
-    cache: folder for the target's hidden states; None or '': recomputes them.
-  """
-
-  target: str
-  data: str
-  held_out: str
+  target: str  # checkpoint, named like --target
+  data: str  # texts to train on
+  held_out: str  # texts to evaluate on
   head_config: HeadConfig
   loss: Loss
   options: Options
   decoding: Decoding
   samples: Samples | None = None
-  start: str | None = None
-  cache: str | None = None
+  start: str | None = None  # drafter with initial weights; '': random ones
+  cache: str | None = None  # folder of hidden states; '': recomputes them
 
 
 @dataclasses.dataclass(frozen=True)
 class JointSetup:
   """A target trained from scratch, with or without an auxiliary loss.
 
-  Attributes:
-    tokenizer: a checkpoint's, named like --target.
-    data, held_out: texts, for training and evaluation.
-    model: the target's shape.
-    head_config, loss: of the drafter whose loss is the auxiliary one.
-    layer_skip: LayerSkip instead.
+  That is the `loss` of a drafter of this `head_config`, or `layer_skip`.
   """
 
-  tokenizer: str
-  data: str
-  held_out: str
+  tokenizer: str  # a checkpoint's, named like --target
+  data: str  # texts to train on
+  held_out: str  # texts to evaluate on
   model: TransformerConfig
   options: Options
   head_config: HeadConfig | None = None

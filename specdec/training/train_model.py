@@ -40,24 +40,18 @@ _SIZE = 2048  # of square matrices that exceed every cache
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-  """A model to train, its texts, and the target that it is distilled from.
-
-  Attributes:
-    placement: of the weights on a mesh; None without one.
-    params: initial weights.
-    decode: returns acceptance measures of weights.
-  """
+  """A model to train, its texts, and the target that it is distilled from."""
 
   setup: ModelSetup
   tokenizer: Tokenizer
-  placement: Placement | None
-  params: PyTree
+  placement: Placement | None  # of the weights on a mesh
+  params: PyTree  # initial weights
   data: data.Sequences
   held_out: data.Sequences
   objective: Objective
   target: Checkpoint | None = None
   target_model: Model | None = None
-  decode: Callable[[PyTree], dict] | None = None
+  decode: Callable[[PyTree], dict] | None = None  # acceptance of weights
 
   @property
   def frozen(self) -> PyTree | None:
