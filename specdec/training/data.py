@@ -82,11 +82,7 @@ def _lines(content: str, file: Path) -> Iterator[Document]:
 
 
 def read_texts(path: str | Path) -> list[str]:
-  """As `read`, texts alone.
-
-  Raises:
-    ValueError: a document has token ids instead.
-  """
+  """Reads texts alone; raises ValueError for token ids."""
   documents = read(path)
   for document in documents:
     if not isinstance(document.text, str):
@@ -117,11 +113,7 @@ def load(
 
 
 def load_tokenizer(name: str, vocab_size: int) -> Tokenizer:
-  """Loads the tokenizer of a model that is to be trained.
-
-  Raises:
-    ValueError: it has more tokens than the model, which has `vocab_size`.
-  """
+  """Loads a tokenizer; raises ValueError if it has more than `vocab_size`."""
   tokenizer = checkpoints.load_tokenizer(fetch(name))
   if tokenizer.vocab_size > vocab_size:
     raise ValueError(
@@ -201,15 +193,14 @@ class Sequences:
     return indices
 
   def _draw(self, rng: np.random.Generator) -> np.ndarray:
-    """Returns the indices of an epoch's sequences, in order."""
+    """Orders the sequences of an epoch."""
     return rng.permutation(self.count)
 
 
 class Packed(Sequences):
-  """Tokens packed into sequences.
+  """Tokens packed into sequences, in every epoch from another offset.
 
-  Every epoch starts at another offset, so that the position of a text within
-  its sequence varies.
+  So the position of a text within its sequence varies.
   """
 
   def __init__(self, ids: np.ndarray, length: int, seed: int = 0):

@@ -21,16 +21,12 @@ from specdec.compiled import memory_plan
 from specdec.models import params as model_params
 from specdec.models import transformer
 from specdec.sharding import Placement
-from specdec.training import (
-  data,
-  evaluate,
-  loop,
-  objective,
-  run,
-  samples,
-  saving,
+from specdec.training import data, evaluate, loop, run, samples, saving
+from specdec.training.objective import (
+  Objective,
+  distillation,
+  language_model,
 )
-from specdec.training.objective import Objective
 from specdec.training.setup import ModelSetup
 from specdec.types import Model, Params, PyTree
 from specdec.utils import files, terminal
@@ -59,7 +55,7 @@ class Task:
     return self.target and self.target.params
 
   def train(self, folder: Path) -> None:
-    """Runs the training, resuming it if `folder` has a part of it.
+    """Trains, resuming the run if `folder` has a part of it.
 
     Raises:
       ValueError: the folder holds another run.
@@ -147,35 +143,34 @@ def load(
     MemoryError: it would not fit.
   """
   tokenizer = data.load_tokenizer(setup.tokenizer, setup.model.vocab_size)
-  packed, held_out = data.load(
-    setup.data, setup.held_out, setup.options, tokenizer
-  )
+  texts = data.load(setup.data, setup.held_out, setup.options, tokenizer)
   place, target_place = _placements(setup, mesh, draft_ways)
   model = transformer.model(setup.model, place)
-  if not setup.target:
-    aim, distillation = objective.language_model(model), {}
-  else:
-    target = checkpoints.load(fetch(setup.target), place=target_place)
-    checkpoints.check_vocabulary(
-      target.config.vocab_size,
-      setup.model.vocab_size,
-      target.tokenizer,
-      tokenizer,
-    )
-    target_model = transformer.model(target.config, target_place)
-    aim = objective.distillation(model, target_model, setup.loss)
-    drafter = drafters.model(model, setup.decoding.k)
-    measure = evaluate.acceptance_by_decoding(
-      target_model, drafter, held_out, setup.decoding
-    )
-    distillation = {
-      "target": target,
-      "target_model": target_model,
-      "decode": lambda weights: measure(Params(target.params, weights)),
-    }
   params = _initial_weights(setup, place)
+  if not setup.target:
+    return Task(setup, tokenizer, place, params, *texts, language_model(model))
+  target = checkpoints.load(fetch(setup.target), place=target_place)
+  checkpoints.check_vocabulary(
+    target.config.vocab_size,
+    setup.model.vocab_size,
+    target.tokenizer,
+    tokenizer,
+  )
+  target_model = transformer.model(target.config, target_place)
+  drafter = drafters.model(model, setup.decoding.k)
+  measure = evaluate.acceptance_by_decoding(
+    target_model, drafter, texts[1], setup.decoding
+  )
   return Task(
-    setup, tokenizer, place, params, packed, held_out, aim, **distillation
+    setup,
+    tokenizer,
+    place,
+    params,
+    *texts,
+    distillation(model, target_model, setup.loss),
+    target,
+    target_model,
+    lambda weights: measure(Params(target.params, weights)),
   )
 
 
