@@ -7,14 +7,10 @@ import numpy as np
 import pytest
 
 import programs
-from specdec import acceptance, checkpoints, decode, draft_shape, sampling
+from specdec import checkpoints
 from specdec.checkpoints import learned as saved
-from specdec.drafters.heads import draft_head as draft_heads
-from specdec.drafters.heads import serve
-from specdec.models import transformer
 from specdec.training import train_joint
 from specdec.training.setup import from_config
-from specdec.types import Params
 from tiny_training import (
   DECODING,
   SHAPE,
@@ -62,7 +58,7 @@ def entries(place, **changes):
   return shared | changes
 
 
-def test_its_target_and_drafter_decode_together(place):
+def test_its_target_and_drafter_decode_together(place, capsys):
   prophet = run_program(place, "prophet", **entries(place, **PROPHET))
   train, evaluated = log(prophet, "train"), log(prophet, "held_out")
   for entry in train:
@@ -80,27 +76,15 @@ def test_its_target_and_drafter_decode_together(place):
     learned = saved.load(prophet / name / "drafter.safetensors", target)
     weights.append((target.params, learned.net))
   jax.tree.map(np.testing.assert_array_equal, *weights)  # the end was the best
-  model = transformer.model(target.config)
-  draft_head = learned.draft_head(target.config)
-  prompt = np.full((2, 3), 5)
-  state = decode.generate(
-    model,
-    serve.drafter(draft_head, model, draft_shape.chain(2)),
-    acceptance.coupled(),
-    Params(
-      target.params,
-      draft_heads.weights_of(draft_head, learned.net, target.params),
-    ),
-    prompt,
-    np.full(2, 3),
-    jax.random.key(0),
-    max_length=12,
-    sampling=sampling.settings(2, 0.0),
+  programs.run(
+    "generate",
+    f"--target={prophet / 'last'}",
+    f"--drafter=head({prophet / 'last' / 'drafter.safetensors'})",
+    "--prompt=the cat",
+    "--k=2",
+    "--max_new_tokens=12",
   )
-  text = np.asarray(state.tokens)
-  logits, _ = model.apply(target.params, text, None)
-  baseline = np.argmax(np.asarray(logits.logits), axis=-1)
-  np.testing.assert_array_equal(text[:, 3:], baseline[:, 2:-1])
+  assert re.search(r"same text as the baseline +yes", capsys.readouterr().out)
   # It is for its target alone.
   other = checkpoints.load(programs.write_model(place / "other", seed=3))
   with pytest.raises(ValueError, match="trained for another target"):

@@ -1,5 +1,6 @@
 """Training: steps that are right, runs that resume bit for bit."""
 
+import dataclasses
 import shutil
 
 import jax
@@ -10,7 +11,6 @@ import pytest
 import tiny_training
 from specdec.models import transformer
 from specdec.training import log, loop, objective, run, saving
-from specdec.training.options import Options
 from tiny_training import (
   CONFIG,
   OPTIONS,
@@ -28,9 +28,7 @@ class TestStep:
     batch = jnp.asarray(packed().batch(0, 4))
     results = []
     for pieces in (1, 2):
-      options = Options(
-        steps=9, batch=4, sequence=6, warmup=2, accumulate=pieces
-      )
+      options = dataclasses.replace(OPTIONS, accumulate=pieces)
       optimizer = loop.make_optimizer(options)
       step = loop.make_step(LANGUAGE_MODEL, optimizer, options)
       state, measures = step(loop.init(params(), optimizer), None, batch)
@@ -43,11 +41,10 @@ class TestStep:
     "optimizer, dtype", [("adamw", "float32"), ("muon", "bfloat16")]
   )
   def test_the_loss_falls_and_weights_stay_float32(self, optimizer, dtype):
-    options = Options(
+    options = dataclasses.replace(
+      OPTIONS,
       steps=60,
       batch=8,
-      sequence=6,
-      warmup=5,
       optimizer=optimizer,
       learning_rate=0.02,
       dtype=dtype,
@@ -83,7 +80,7 @@ class TestStep:
     assert int(state.failed) == 1
 
   def test_muon_leaves_the_tables_to_adam(self):
-    options = Options(steps=9, batch=4, sequence=6, warmup=2, optimizer="muon")
+    options = dataclasses.replace(OPTIONS, optimizer="muon")
     optimizer = loop.make_optimizer(options)
     flat = jax.eval_shape(optimizer.init, params())
     deep = jax.eval_shape(optimizer.init, {"target": params()})

@@ -51,7 +51,10 @@ def train(setup: JointSetup, folder: Path) -> None:
       for measured in (False, True)
     )
     measure = evaluate.head_by_decoding(model, serving, held_out, decoding)
-    decode = lambda x: measure(x["target"], x["drafter"])  # noqa: E731
+
+    def decode(weights):
+      return measure(weights["target"], weights["drafter"])
+
     params["drafter"] = net = serving.init(jax.random.key(options.seed))
     net_size = sum(x.size for x in jax.tree.leaves(net))
     size += f" and {net_size / 1e6:.2f} M of the drafter"
@@ -64,7 +67,10 @@ def train(setup: JointSetup, folder: Path) -> None:
     measure = evaluate.acceptance_by_decoding(
       model, drafter, held_out, decoding
     )
-    decode = lambda x: measure(Params(x["target"]))  # noqa: E731
+
+    def decode(weights):
+      return measure(Params(weights["target"]))
+
     packed = data.Numbered(packed)
   else:
     objective = evaluated = joint.target_only(model)
