@@ -39,8 +39,6 @@ class Cached(Sequences):
     """Claims the cache folder.
 
     Args:
-      data: the sequences.
-      target, params: the model and its weights.
       features: layers whose entering residual streams are cached.
       folder: shared by runs with the same target, data and features.
       fingerprint: of the target; see checkpoints.learned.fingerprint.

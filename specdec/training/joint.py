@@ -163,11 +163,7 @@ def exit_losses(model: Model) -> Objective:
 
 
 def with_target_loss(objective: Objective) -> Objective:
-  """Replaces an objective's loss by the target's cross-entropy.
-
-  So that 'best' selects the best target, and held-out losses of different kinds
-  compare.
-  """
+  """Replaces the loss by the target's, which selects 'best' and compares."""
 
   def evaluation(params, frozen, tokens):
     _, measures = objective(params, frozen, tokens)
