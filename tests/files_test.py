@@ -176,7 +176,9 @@ def test_a_corpus_is_replaced_whole_and_by_one_process(tmp_path, monkeypatch):
 
 
 def test_the_corpus_of_this_interpreter(tmp_path):
-  programs.run("stdlib_corpus", f"--output={tmp_path / 'corpus'}")
+  programs.run(
+    "prepare_data", "--make=stdlib", f"--output={tmp_path / 'corpus'}"
+  )
   manifest = json.loads((tmp_path / "corpus" / "manifest.json").read_text())
   for part in ("train", "held_out"):
     names = [x for x in (tmp_path / "corpus" / part).rglob("*") if x.is_file()]

@@ -10,10 +10,10 @@ from specdec.benchmark import metrics, sweeps
 from specdec.report import (
   canvas,
   heatmaps,
-  joint_plots,
   plots,
   sweep_page,
-  training_plots,
+  training,
+  training_runs,
 )
 
 NAMES = {
@@ -66,6 +66,12 @@ def sweep(name):
   return sweeps.Read(lines, [], [name])
 
 
+def joint_kind(name):
+  one = metrics.Estimate(1.0, 0.1)
+  runs = (training_runs.JointRun(name, 0, 1, 1.0, 1.0, name, {}),)
+  return training_runs.Kind(name, one, one, {0: 1.0}, one, runs)
+
+
 ONE = metrics.Estimate(1.0, 0.1)
 FIGURES = {
   "groups": lambda n: plots.by_group([run(n), run("all")], n, [n]),
@@ -82,12 +88,15 @@ FIGURES = {
   ),
 }
 PLOTS = {
-  "training": lambda n, p: training_plots.curves(
-    [(n, [10, 20], [0.5, 0.6], [1.5, 1.6]), ("b", [10], [0.5], [1.5])], p, n
+  "training": lambda n, p: training.plot_curves(
+    [
+      training_runs.Curve(n, (10, 20), (1.5, 1.6), (0.5, 0.6), (0.5, 0.6), 2),
+      training_runs.Curve("b", (10,), (1.5,), (0.5,), (0.5,), 2),
+    ],
+    p,
+    n,
   ),
-  "joint": lambda n, p: joint_plots.losses(
-    [(n, ONE, [1.0])], [(n, ONE, [1.0])], p, n
-  ),
+  "joint": lambda n, p: training.plot_joint([joint_kind(n)], p),
 }
 
 

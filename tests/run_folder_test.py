@@ -162,14 +162,14 @@ TRAIN = programs.SCRIPTS.parent / "configs" / "train"
   "name, arguments",
   [
     ("eval", [*TARGET, "--prompt_file={prompts}"]),
-    ("write_answers", [*TARGET, "--prompt_file={prompts}"]),
+    ("write_text", [*TARGET, "--prompt_file={prompts}"]),
     ("compare_rules", [*TARGET, "--prompt_file={prompts}"]),
     ("compare_drafters", [TARGET[0], "--prompt_file={prompts}"]),
     ("choose_layers", TARGET),
-    ("invent_prompts", TARGET),
+    ("write_text", ["--write=prompts", *TARGET]),
     ("train", [f"--config={TRAIN}/target.py"]),
-    ("train_drafter", [f"--config={TRAIN}/drafter.py:prophet"]),
-    ("train_joint", [f"--config={TRAIN}/joint.py:none"]),
+    ("train", [f"--config={TRAIN}/drafter.py:prophet"]),
+    ("train", [f"--config={TRAIN}/joint.py:none"]),
   ],
 )
 def test_a_folder_in_use_is_refused_before_anything_is_loaded(

@@ -9,30 +9,19 @@ import pytest
 
 import programs
 from specdec import checkpoints
-from tiny_training import run_killed, write_config
-
-MODEL = dict(
-  vocab_size=300,
-  num_layers=1,
-  width=16,
-  mlp_width=24,
-  num_heads=2,
-  num_kv_heads=1,
-  head_dim=8,
-  tied=True,
-)
-OPTIONS = dict(
-  steps=20,
-  batch=4,
-  sequence=16,
-  warmup=2,
-  log_every=1,
-  eval_every=10,
-  save_every=5,
-  eval_sequences=4,
+from specdec.training import train_model
+from specdec.training.setup import from_config
+from tiny_training import (
+  DECODING,
+  SHAPE,
+  STEPS,
+  assert_kills_change_nothing,
+  log,
+  run_program,
+  write_config,
 )
 
-DECODING = dict(k=2, prompts=4, length=8, new_tokens=8, temperature=0.0)
+MODEL = dict(vocab_size=300, num_layers=1, tied=True, **SHAPE)
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +33,8 @@ def place(tmp_path_factory):
     lines = [f"def {name}{i}(x):\n  return x + {i % 7}\n\n" for i in range(150)]
     (folder / "text" / f"{name}.py").write_text("".join(lines))
   programs.run(
-    "train_tokenizer",
+    "prepare_data",
+    "--make=tokenizer",
     f"--data={folder / 'text'}",
     "--vocab_size=300",
     f"--output={folder / 'tokenizer'}",
@@ -59,40 +49,36 @@ def entries(place, **changes):
     data=str(place / "text"),
     held_out=str(place / "text" / "c.py"),
     model=MODEL,
-    options=OPTIONS,
+    options=STEPS,
   )
   return shared | changes
 
 
 @pytest.fixture(scope="module")
 def target(place):
-  config = write_config(place / "target.py", **entries(place))
-  programs.run("train", config, f"--folder={place / 'target'}")
-  return place / "target" / "best"
+  return run_program(place, "target", **entries(place)) / "best"
 
 
 def test_distils_a_draft_that_generate_can_use(place, target, capsys):
-  config = write_config(
-    place / "draft.py",
+  draft = run_program(
+    place,
+    "draft",
     **entries(
       place,
       target=str(target),
       loss="forward_kl",
-      samples=dict(count=40, prompt=4, temperature=1.0),
+      samples=dict(count=16, prompt=4, temperature=1.0),
       decoding=DECODING,
     ),
   )
-  programs.run("train", config, f"--folder={place / 'draft'}")
   errors = capsys.readouterr().err
   assert "sampling" in errors and "tokens_per_pass" in errors
-  assert "step 20: held-out" in errors
-  lines = (place / "draft" / "metrics.jsonl").read_text().splitlines()
-  decoded = [json.loads(x) for x in lines if '"decoding"' in x]
-  assert [x["step"] for x in decoded] == [10, 20]
+  assert "step 12: held-out" in errors
+  assert [x["step"] for x in log(draft, "decoding")] == [6, 12]
   programs.run(
     "generate",
     f"--target={target}",
-    f"--drafter=model({place / 'draft' / 'last'})",
+    f"--drafter=model({draft / 'last'})",
     "--prompt=def a1(x):",
     "--max_new_tokens=12",
   )
@@ -100,7 +86,6 @@ def test_distils_a_draft_that_generate_can_use(place, target, capsys):
 
 
 def test_converts_there_and_back(place, target):
-
   def convert(source, name, *flags):
     output = f"--output={place / name}"
     programs.run("convert", f"--source={source}", output, *flags)
@@ -127,33 +112,27 @@ def test_converts_there_and_back(place, target):
   "changes, complaint",
   [
     (dict(data="{place}/absent"), "does not exist"),
-    (dict(options=OPTIONS | dict(sequence=99999)), "one sequence takes 100000"),
-    (dict(speed="high"), "the config sets speed; accepted: tokenizer, "),
-    (dict(model=MODEL | dict(num_layers=10**9)), "num_layers = 1,000,000,000"),
+    (dict(options=STEPS | dict(sequence=99999)), "one sequence takes 100000"),
     (
       dict(target="{place}/other", loss="forward_kl", decoding=DECODING),
       "different vocabularies: token ",
     ),
-    (dict(loss="total_variation"), "'total_variation' needs a target"),
-    (dict(target="{place}/target/best"), "lacks decoding, loss"),
     (
       dict(start="{place}/target/best", model=MODEL | dict(width=32)),
       "width: 16",
     ),
-    (dict(model=MODEL | dict(dtype="bfloat16")), "trained in float32"),
   ],
 )
-def test_refuses_before_it_begins(place, target, changes, complaint):
-  if "other" in str(changes):
-    _other_words(place, target)
+def test_refuses_texts_and_models_that_do_not_fit(
+  place, target, other_words, changes, complaint
+):
   changes = json.loads(json.dumps(changes).replace("{place}", str(place)))
-  config = write_config(place / "bad.py", **entries(place, **changes))
-  with pytest.raises(SystemExit, match=re.escape(complaint)):
-    programs.run("train", config, f"--folder={place / 'bad'}")
-  assert not (place / "bad").exists()
+  with pytest.raises((ValueError, FileNotFoundError), match=complaint):
+    train_model.load(from_config(entries(place, **changes)))
 
 
-def _other_words(place, target):
+@pytest.fixture(scope="module")
+def other_words(place, target):
   """The target again, with two tokens of its vocabulary exchanged."""
   model = checkpoints.load(target)
   checkpoints.save_safetensors(place / "other", model.params, model.config)
@@ -165,12 +144,10 @@ def _other_words(place, target):
   path.write_text(json.dumps(content))
 
 
-def test_another_config_in_the_same_folder(place, target):
-  changed = entries(place, options=OPTIONS | dict(learning_rate=0.5))
-  config = write_config(place / "changed.py", **changed)
-  change = r"options\.learning_rate: 0\.001 -> 0\.5"
-  with pytest.raises(SystemExit, match=change):
-    programs.run("train", config, f"--folder={place / 'target'}")
+def test_refuses_before_it_begins(place):
+  with pytest.raises(SystemExit, match=r"^train: the config sets speed"):
+    run_program(place, "bad", **entries(place, speed="high"))
+  assert not (place / "bad").exists()
 
 
 @pytest.mark.parametrize(
@@ -202,29 +179,11 @@ def test_a_mesh_of_one_trains_as_none(place, target):
   config = write_config(place / "meshed.py", **entries(place))
   folder = place / "meshed"
   programs.run("train", config, f"--folder={folder}", "--mesh=data:1")
-  losses = [
-    [json.loads(line)["loss"] for line in path.read_text().splitlines()]
-    for path in (folder / "metrics.jsonl", target.parent / "metrics.jsonl")
-  ]
+  losses = [[x["loss"] for x in log(run)] for run in (folder, target.parent)]
   np.testing.assert_allclose(*losses, rtol=1e-4)
 
 
 @pytest.mark.slow
-def test_killed_twice_it_ends_with_the_same_weights(place, target):
-  steps = OPTIONS | dict(steps=60, save_every=7)
-  config = write_config(place / "long.py", **entries(place, options=steps))
-  programs.run("train", config, f"--folder={place / 'whole'}")
-  folder = place / "killed"
-  for num_lines in (10, 25):
-    run_killed("train", config, folder, num_lines)
-  programs.run("train", config, f"--folder={folder}")
-  curves = [
-    (place / name / "metrics.jsonl").read_text() for name in ("whole", "killed")
-  ]
-  assert curves[0] == curves[1]
-  for name in ("best", "last"):
-    first, last = (
-      (place / run / name / "model.safetensors").read_bytes()
-      for run in ("whole", "killed")
-    )
-    assert first == last
+def test_killed_twice_it_ends_with_the_same_weights(place, tmp_path):
+  files = ["metrics.jsonl", "best/model.safetensors", "last/model.safetensors"]
+  assert_kills_change_nothing(tmp_path, files, (10, 25), **entries(place))

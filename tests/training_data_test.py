@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from specdec.training import data
+from specdec.training.ngram import Trigram
 from tiny_training import OPTIONS, packed, stream
 
 
@@ -16,8 +17,8 @@ class TestData:
     (tmp_path / "empty.txt").write_text("  \n")
     (tmp_path / "c.bin").write_bytes(b"\xff\xfe\x00")
     (tmp_path / "d.jsonl").write_text('{"text": "three"}\n\n{"text": "four"}\n')
-    found = [tuple(document) for document in data.read(tmp_path)]
-    assert found == [
+    documents = [tuple(document) for document in data.read(tmp_path)]
+    assert documents == [
       ("a/x.py", "one"),
       ("b.txt", "two"),
       ("d.jsonl:1", "three"),
@@ -46,8 +47,8 @@ class TestData:
     class Words:
       eos_ids, vocab_size = (1,), 6
 
-    found = data.tokenize(data.read(path), Words())
-    assert found.tolist() == [5, 1, 3, 1]  # no second end
+    ids = data.tokenize(data.read(path), Words())
+    assert ids.tolist() == [5, 1, 3, 1]  # no second end
     Words.vocab_size = 5
     with pytest.raises(ValueError, match="token 5; the tokenizer has 5"):
       data.tokenize(data.read(path), Words())
@@ -56,12 +57,6 @@ class TestData:
     path = tmp_path / "x.jsonl"
     path.write_text('{"text": "a\u2028b"}\r\n{"text": "c"}')
     assert [document.text for document in data.read(path)] == ["a\u2028b", "c"]
-
-  def test_empty_and_absent(self, tmp_path):
-    with pytest.raises(ValueError, match="has no text"):
-      data.read(tmp_path)
-    with pytest.raises(FileNotFoundError, match="does not exist"):
-      data.read(tmp_path / "no")
 
   def test_shorter_than_a_sequence(self):
     with pytest.raises(ValueError, match="7 tokens; one sequence takes 8"):
@@ -102,3 +97,26 @@ class TestData:
       np.testing.assert_array_equal(batch["tokens"], baseline.batch(step, 3))
       np.testing.assert_array_equal(batch["step"], step)
       np.testing.assert_array_equal(batch["row"], np.arange(3))
+
+
+@pytest.mark.parametrize("context", [(0, 1), (1, 2), (2, 2), (4, 4), (0, 4)])
+def test_trigram_distributions_sum_to_one(context):
+  # Contexts that were seen, seen in part, and never: token 4 is in no text.
+  stream = np.random.default_rng(0).integers(0, 4, 60)
+  model = Trigram(stream, 5)
+  texts = [np.array([*context, last]) for last in range(5)]
+  distribution = np.exp([model.log_probs(text)[0] for text in texts])
+  np.testing.assert_allclose(distribution.sum(), 1, rtol=1e-12)
+  assert distribution.min() > 0
+
+
+def test_trigram_by_hand():
+  model = Trigram(np.array([0, 1, 2, 0, 1, 2, 0, 1, 3]), 4)
+  # Triples: 012 x2, 120 x2, 201 x2, 013 x1; discount 1 / (1 + 2 * 3) = 1/7.
+  # Pairs by distinct triples: 12, 20, 01, 13, each 1: discount 4 / 4 = 1, so
+  # all falls to singles: 2, 0, 1, 3, each 1, discount 1: uniform, 1/4.
+  probability = 2 / 3 - (1 / 7) / 3 + (2 / 7) / 3 * 0.25
+  log_probs = model.log_probs(np.array([0, 1, 2]))
+  np.testing.assert_allclose(np.exp(log_probs), [probability], rtol=1e-12)
+  with pytest.raises(ValueError, match="2 tokens"):
+    Trigram(np.array([1, 2]), 4)

@@ -1,6 +1,6 @@
 r"""Trains draft heads on the shipped target, with equal data and steps.
 
-  python scripts/train_drafter.py --config=configs/train/drafter.py:prophet \
+  python scripts/train.py --config=configs/train/drafter.py:prophet \
     --folder=runs/prophet
 
 The word after the colon is one of KINDS. See configs/train/target.py for the
@@ -47,7 +47,7 @@ KINDS = {
 
 
 def get_config(kind: str = "prophet") -> config_dict.ConfigDict:
-  """Returns the config of scripts/train_drafter.py for a kind of head."""
+  """Returns the config of scripts/train.py for a kind of head."""
   if kind not in KINDS:
     raise ValueError(f"kind {kind!r} is unknown; known: {', '.join(KINDS)}")
   head_config, loss = KINDS[kind]

@@ -1,8 +1,8 @@
 """Trains a small target from scratch, with or without an auxiliary loss.
 
-  python scripts/train_joint.py --config=configs/train/joint.py:prophet \\
+  python scripts/train.py --config=configs/train/joint.py:prophet \\
     --config.options.seed=0 --folder=runs/joint/prophet-0
-  python scripts/compare_joint.py 'runs/joint/*'
+  python scripts/compare_training.py --show=joint 'runs/joint/*'
 
 The word after the colon is one of KINDS. See configs/train/target.py for the
 corpus. All kinds see the same tokens in the same order, and runs with the same
@@ -34,7 +34,7 @@ def _loss(weight: float, decay: float = 1.0) -> Loss:
 
 
 KINDS = {
-  "none": {},
+  "none": dict(layer_skip=None),
   # Unweighted, as in the original implementation.
   "prophet": dict(
     head_config=HeadConfig("prophet", levels=4, **_SHARED), loss=_loss(1)
@@ -56,7 +56,7 @@ KINDS = {
 
 
 def get_config(kind: str = "prophet") -> config_dict.ConfigDict:
-  """Returns the config of scripts/train_joint.py for a kind."""
+  """Returns the config of scripts/train.py for a kind."""
   if kind not in KINDS:
     raise ValueError(f"kind {kind!r} is unknown; known: {', '.join(KINDS)}")
   model = TransformerConfig(
@@ -99,6 +99,7 @@ def get_config(kind: str = "prophet") -> config_dict.ConfigDict:
         temperature=1.0,
         exit_layer=_LAYERS // 2,
       ),
-      **{name: asdict(entry) for name, entry in KINDS[kind].items()},
+      # An entry, though None, that makes the run one of joint training.
+      **{name: entry and asdict(entry) for name, entry in KINDS[kind].items()},
     )
   )

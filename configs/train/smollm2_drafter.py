@@ -1,20 +1,20 @@
 r"""Trains an EAGLE-3 head for SmolLM2-135M-Instruct on the model's answers.
 
-  python scripts/invent_prompts.py --target=smollm2-135m-instruct \
-    --count=1152 --temperature=1 --max_new_tokens=64 --batch=128 \
-    --output=runs/invented
-  python scripts/training_prompts.py --questions=gsm8k_train.jsonl \
-    --passages=wikitext2_valid.txt --code=corpus/train --count=300 \
-    --output=runs/prompts
-  python scripts/write_answers.py --target=smollm2-135m-instruct --chat \
+  python scripts/write_text.py --write=prompts \
+    --target=smollm2-135m-instruct --count=1152 --temperature=1 \
+    --max_new_tokens=64 --batch=128 --output=runs/invented
+  python scripts/prepare_data.py --make=prompts \
+    --questions=gsm8k_train.jsonl --passages=wikitext2_valid.txt \
+    --code=corpus/train --count=300 --output=runs/prompts
+  python scripts/write_text.py --target=smollm2-135m-instruct --chat \
     --prompt_file=runs/invented/prompts.jsonl \
     --prompt_file=runs/prompts/prompts.jsonl \
     --batch=64 --max_new_tokens=160 --output=runs/answers
-  python scripts/write_answers.py --target=smollm2-135m-instruct --chat \
+  python scripts/write_text.py --target=smollm2-135m-instruct --chat \
     --prompt_file=runs/invented/held_out.jsonl \
     --prompt_file=runs/prompts/held_out.jsonl \
     --batch=64 --max_new_tokens=160 --output=runs/held_out
-  python scripts/train_drafter.py --config=configs/train/smollm2_drafter.py \
+  python scripts/train.py --config=configs/train/smollm2_drafter.py \
     --folder=runs/smollm2_drafter
 
 The head reads three of the 30 layers and has one layer of the target's shape.
@@ -36,7 +36,7 @@ from specdec.training.options import Options
 
 
 def get_config() -> config_dict.ConfigDict:
-  """Returns the config of scripts/train_drafter.py."""
+  """Returns the config of scripts/train.py."""
   head_config = HeadConfig(
     "eagle3",
     width=576,

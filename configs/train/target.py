@@ -1,7 +1,7 @@
 """Trains the shipped target, 11 M parameters on the Python standard library.
 
-python scripts/stdlib_corpus.py --output=corpus
-python scripts/train_tokenizer.py --data=corpus/train --output=tokenizer
+python scripts/prepare_data.py --make=stdlib --output=corpus
+python scripts/prepare_data.py --make=tokenizer --data=corpus/train
 python scripts/train.py --config=configs/train/target.py --folder=runs/target
 """
 

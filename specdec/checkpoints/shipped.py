@@ -30,7 +30,7 @@ def drafter(name: str) -> Path:
   if not path.is_file():
     raise FileNotFoundError(
       f"no such drafter as {name!r}; {choices(name, drafters())}, or a file of "
-      "train_drafter.py"
+      "train.py"
     )
   return path
 

@@ -1,28 +1,53 @@
-"""Trains a language model, or distils a draft from its target.
+"""Trains a language model, a draft of one, or a drafter inside one.
 
   python scripts/train.py --config=configs/train/target.py --folder=runs/target
   python scripts/train.py --config=configs/train/draft.py --folder=runs/draft
+  python scripts/train.py --config=configs/train/drafter.py:prophet \\
+    --folder=runs/prophet
+  python scripts/train.py --config=configs/train/joint.py:prophet \\
+    --folder=runs/joint/prophet-0
   python scripts/train.py ... --config.options.steps=50   # any entry, by name
+
+What is trained follows from the config's entries:
+
+  model                  a language model on text; with `target` a draft that is
+                         distilled from it
+  head_config, no model  a drafter that reads the hidden states of `target`,
+                         which is frozen: acceptance_j and agreement_j in the
+                         log have the text itself as prefix
+  model, and an entry    a target from scratch with an auxiliary loss, whose
+  head_config or         gradient reaches it: of a drafter (head_config and
+  layer_skip             loss), of LayerSkip (random layer dropout, losses at
+                         early exits), or layer_skip=None, the baseline.
+                         Held-out losses are the target's, with all layers.
+                         compare_training.py compares such runs
 
 The same command again resumes a run that was stopped or killed, to the same
 weights bit for bit. The folder gets best/ and last/ (checkpoints that every
-program here and transformers load), metrics.jsonl, TensorBoard's files under
-tensorboard/ and the resumable state under checkpoints/. A draft is evaluated,
-at every evaluation, by decoding with its target.
+program here and transformers load; a drafter that was trained along is
+drafter.safetensors in them), or best.safetensors and last.safetensors (a
+drafter: head config, vocabulary, weights), metrics.jsonl, TensorBoard's files
+under tensorboard/ and the resumable state under checkpoints/. At every
+evaluation a drafter decodes held-out prompts with the real loop and rule.
 """
 
 import os
 
-from specdec.cli import app, setup_flags, training_flags
-from specdec.report import training_tables
-from specdec.training import train_model
-from specdec.training.setup import ModelSetup
+from specdec.cli import app, setup_flags
+from specdec.report import training
+from specdec.training import train_drafter, train_joint, train_model
+from specdec.training.setup import HeadSetup, ModelSetup, from_config
 from specdec.utils import terminal
 
 
 def define(flags: app.Flags) -> None:
   """Defines the flags."""
-  training_flags.define(flags)
+  flags.config(
+    "config",
+    "File whose get_config() says what to train, on what, how.",
+    "train/*.py",
+  )
+  flags.string("folder", None, "Folder of the run.")
   flags.integer(
     "time_steps",
     0,
@@ -31,12 +56,16 @@ def define(flags: app.Flags) -> None:
   setup_flags.define_mesh(flags)
 
 
-def check(options: app.Options, setup: ModelSetup) -> None:
+def check(options: app.Options, setup: object) -> None:
   """Refuses flags that would have no effect."""
   app.check_at_least(options, 0, "time_steps")
-  if options.draft_ways is not None and options.mesh is None:
+  if not isinstance(setup, ModelSetup):
+    why = "is for a language model or a draft of one; this config has another"
+    names = ("time_steps", "mesh", "draft_ways", "distributed")
+    setup_flags.refuse(options, names, why)
+  elif options.draft_ways is not None and options.mesh is None:
     raise ValueError("--draft_ways is for --mesh")
-  if options.draft_ways is not None and not setup.target:
+  elif options.draft_ways is not None and not setup.target:
     raise ValueError("--draft_ways is for a config with a target")
   if options.time_steps:
     why = (
@@ -47,15 +76,22 @@ def check(options: app.Options, setup: ModelSetup) -> None:
 
 def train(options: app.Options) -> None:
   """Checks everything, then trains."""
-  setup = training_flags.read(options, ModelSetup)
+  if options.config is None:
+    raise ValueError("give --config, as configs/train/target.py")
+  setup = from_config(options.config.to_dict())
   check(options, setup)
   setup_flags.join(options)
   if options.time_steps:
     speed = train_model.load(setup).time_steps(options.time_steps)
-    terminal.report(training_tables.speed(*speed, load=os.getloadavg()))
+    terminal.report(training.speed_table(*speed, load=os.getloadavg()))
     return
   folder = app.take_folder("--folder", options.folder)
-  train_model.load(setup, options.mesh, options.draft_ways).train(folder)
+  if isinstance(setup, ModelSetup):
+    train_model.load(setup, options.mesh, options.draft_ways).train(folder)
+  elif isinstance(setup, HeadSetup):
+    train_drafter.train(setup, folder)
+  else:
+    train_joint.train(setup, folder)
 
 
 main = app.Program(__doc__, define, train, interrupted=app.CONTINUES)

@@ -5,7 +5,6 @@ never replaced.
 """
 
 import hashlib
-import io
 import json
 import platform
 import sysconfig
@@ -71,6 +70,7 @@ def prompts(text: str) -> list[str]:
   The end of that line is left out: in most vocabularies it is one token with
   the spaces that follow it.
   """
+  text = text.replace("\r\n", "\n").replace("\r", "\n")
   lines = text.splitlines(keepends=True)
   ends = [i + 1 for i, line in enumerate(lines) if line.endswith("):\n")]
   texts = ["".join(lines[:end]) for end in ends if "def " in lines[end - 1]]
@@ -100,36 +100,35 @@ def write_stdlib(output: Path) -> dict[str, list[int]]:
   if present and "manifest.json" not in present:
     raise ValueError(f"{output} exists and is no corpus; not replaced")
   files.lock(output)
-  contents: dict[str, dict[str, bytes]] = {"train": {}, "held_out": {}}
+  parts: dict[str, dict[str, str]] = {"train": {}, "held_out": {}}
   for path in sorted(library.rglob("*.py")):
     name = path.relative_to(library)
-    content = path.read_bytes()
-    if not is_included(name) or not content.strip():
+    if not is_included(name):
       continue
     try:
-      content.decode()
+      content = path.read_bytes().decode()
     except UnicodeDecodeError:
       continue
-    part = "held_out" if name.parts[0] in HELD_OUT else "train"
-    contents[part][name.as_posix()] = content
+    if content.strip():
+      part = "held_out" if name.parts[0] in HELD_OUT else "train"
+      parts[part][name.as_posix()] = content
+  beginnings = [x for text in parts["held_out"].values() for x in prompts(text)]
   manifest = {
     "source": f"standard library of CPython {platform.python_version()}",
     "licence": "PSF-2.0",
   } | {
-    part: {name: hashlib.sha256(x).hexdigest() for name, x in texts.items()}
-    for part, texts in contents.items()
+    part: {
+      name: hashlib.sha256(text.encode()).hexdigest()
+      for name, text in texts.items()
+    }
+    for part, texts in parts.items()
   }
-  texts = (
-    io.TextIOWrapper(io.BytesIO(x), "utf-8").read()
-    for x in contents["held_out"].values()
-  )
-  beginnings = [prompt for text in texts for prompt in prompts(text)]
 
   def write(folder: Path) -> None:
-    for part, texts in contents.items():
-      for name, content in texts.items():
+    for part, texts in parts.items():
+      for name, text in texts.items():
         (folder / part / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / part / name).write_bytes(content)
+        (folder / part / name).write_bytes(text.encode())
     lines = "".join(json.dumps({"prompt": text}) + "\n" for text in beginnings)
     (folder / "prompts.jsonl").write_text(lines)
     text = json.dumps(manifest, indent=1) + "\n"
@@ -137,7 +136,7 @@ def write_stdlib(output: Path) -> dict[str, list[int]]:
 
   files.replace_folder(output, write)
   sizes = {
-    part: [len(content) for content in texts.values()]
-    for part, texts in contents.items()
+    part: [len(text.encode()) for text in texts.values()]
+    for part, texts in parts.items()
   }
   return sizes | {"prompts": [len(text) for text in beginnings]}

@@ -6,7 +6,7 @@ exactly the batches of an uninterrupted one.
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -41,18 +41,13 @@ def read(path: str | Path) -> list[Document]:
   path = Path(path).expanduser()
   if not path.exists():
     raise FileNotFoundError(f"data {path} does not exist")
-  files = [path]
+  documents, files = [], [path]
   if path.is_dir():
     files = sorted(file for file in path.rglob("*") if file.is_file())
-    names = [file.relative_to(path) for file in files]
-    files = [
-      file
-      for file, name in zip(files, names)
-      if not any(part.startswith(".") for part in name.parts)
-    ]
-  documents = []
   for file in files:
-    name = file.relative_to(path).as_posix() if path.is_dir() else file.name
+    name = file.relative_to(path if path.is_dir() else path.parent)
+    if path.is_dir() and any(part.startswith(".") for part in name.parts):
+      continue
     try:
       content = file.read_text(encoding="utf-8")
     except UnicodeDecodeError:
@@ -60,10 +55,39 @@ def read(path: str | Path) -> list[Document]:
     if file.suffix == ".jsonl":
       documents += _lines(content, file)
     elif content.strip():
-      documents.append(Document(name, content))
+      documents.append(Document(name.as_posix(), content))
   if not documents:
     raise ValueError(f"data {path} has no text")
   return documents
+
+
+def _lines(content: str, file: Path) -> Iterator[Document]:
+  for number, line in enumerate(content.split("\n"), 1):
+    if not line.strip():
+      continue
+    try:
+      entry = json.loads(line)
+    except json.JSONDecodeError as error:
+      raise ValueError(
+        f"line {number} of {file} is not JSON ({error.msg})"
+      ) from None
+    entry = entry if isinstance(entry, dict) else {}
+    text, ids = entry.get("text"), entry.get("token_ids")
+    if isinstance(ids, list) and all(isinstance(i, int) for i in ids):
+      text = tuple(ids)
+    elif not isinstance(text, str):
+      raise ValueError(f"line {number} of {file} has no `text`")
+    if text:
+      yield Document(f"{file.name}:{number}", text)
+
+
+def read_texts(path: str | Path) -> list[str]:
+  """Reads texts alone; raises ValueError for token ids."""
+  documents = read(path)
+  for document in documents:
+    if not isinstance(document.text, str):
+      raise ValueError(f"{document.name} of {path} has token ids; give text")
+  return [document.text for document in documents]
 
 
 def load(
@@ -75,25 +99,21 @@ def load(
     FileNotFoundError: a path does not exist.
     ValueError: one has too little text.
   """
-  packed = []
-  for name, path, seed in (
-    ("data", data, options.seed), ("held_out", held_out, 0)
-  ):  # fmt: skip
+
+  def pack(name: str, path: str, seed: int) -> Packed:
     ids = tokenize(read(path), tokenizer)
     try:
-      packed.append(Packed(ids, options.sequence, seed))
+      packed = Packed(ids, options.sequence, seed)
     except ValueError as error:
       raise ValueError(f"{path}: {error}") from None
     terminal.report(f"{name}: {len(ids):,} tokens of {path}", sys.stderr)
-  return tuple(packed)
+    return packed
+
+  return pack("data", data, options.seed), pack("held_out", held_out, 0)
 
 
 def load_tokenizer(name: str, vocab_size: int) -> Tokenizer:
-  """Loads the tokenizer of a model that is to be trained.
-
-  Raises:
-    ValueError: it has more tokens than the model, which has `vocab_size`.
-  """
+  """Loads a tokenizer; raises ValueError if it has more than `vocab_size`."""
   tokenizer = checkpoints.load_tokenizer(fetch(name))
   if tokenizer.vocab_size > vocab_size:
     raise ValueError(
@@ -101,42 +121,6 @@ def load_tokenizer(name: str, vocab_size: int) -> Tokenizer:
       f"{vocab_size}; the model needs a row for each"
     )
   return tokenizer
-
-
-def read_texts(path: str | Path) -> list[str]:
-  """As `read`, texts alone.
-
-  Raises:
-    ValueError: a document has token ids instead.
-  """
-  documents = read(path)
-  for document in documents:
-    if not isinstance(document.text, str):
-      raise ValueError(f"{document.name} of {path} has token ids; give text")
-  return [document.text for document in documents]
-
-
-def _lines(content: str, file: Path) -> list[Document]:
-  documents = []
-  for number, line in enumerate(content.split("\n"), 1):
-    if not line.strip():
-      continue
-    try:
-      entry = json.loads(line)
-    except json.JSONDecodeError as error:
-      raise ValueError(
-        f"line {number} of {file} is not JSON ({error.msg})"
-      ) from None
-    entry = entry if isinstance(entry, dict) else {}
-    text = entry.get("text")
-    ids = entry.get("token_ids")
-    if isinstance(ids, list) and all(isinstance(i, int) for i in ids):
-      text = tuple(ids)
-    elif not isinstance(text, str):
-      raise ValueError(f"line {number} of {file} has no `text`")
-    if text:
-      documents.append(Document(f"{file.name}:{number}", text))
-  return documents
 
 
 def tokenize(documents: Sequence[Document], tokenizer: Tokenizer) -> np.ndarray:
@@ -175,52 +159,48 @@ class Sequences:
     rows: [n, length + 1] ids; the last column is only a label.
     length: tokens in a sequence.
     count: sequences in an epoch.
+    tokens: in an epoch, without labels.
   """
 
   def __init__(self, rows: np.ndarray, seed: int = 0):
-    self.length, self.seed = rows.shape[1] - 1, seed
-    self.count = len(rows)
-    self.rows = rows
+    self.rows, self.seed = rows, seed
+    self.count, self.length = len(rows), rows.shape[1] - 1
+    self._windows = rows  # of which an epoch serves some
     self._epoch, self._order = -1, np.zeros(0, int)
 
   @property
   def tokens(self) -> int:
-    """Tokens in one epoch."""
     return self.count * self.length
 
   def batch(self, step: int, size: int) -> np.ndarray:
     """Returns the batch of a step: ids [size, length + 1]."""
-    return np.stack([self._at(*index) for index in self._indices(step, size)])
+    return self._windows[self._indices(step, size)]
 
   def evenly_spaced(self, count: int) -> np.ndarray:
     """Returns at most `count` evenly spaced rows, for evaluation."""
     chosen = np.linspace(0, len(self.rows) - 1, count).astype(int)
     return self.rows[np.unique(chosen)]
 
-  def _indices(self, step: int, size: int) -> list[tuple[int, int]]:
-    """Returns (epoch, index within it) of every sequence of a batch."""
-    return [
-      divmod(i, self.count) for i in range(step * size, (step + 1) * size)
-    ]
-
-  def _at(self, epoch: int, index: int) -> np.ndarray:
-    if epoch != self._epoch:
-      self._epoch = epoch
-      self._order = self._draw(np.random.default_rng((self.seed, epoch)))
-    return self._row(self._order[index])
+  def _indices(self, step: int, size: int) -> list[int]:
+    """Returns the index of every sequence of a batch."""
+    indices = []
+    for i in range(step * size, (step + 1) * size):
+      epoch, index = divmod(i, self.count)
+      if epoch != self._epoch:
+        self._epoch = epoch
+        self._order = self._draw(np.random.default_rng((self.seed, epoch)))
+      indices.append(int(self._order[index]))
+    return indices
 
   def _draw(self, rng: np.random.Generator) -> np.ndarray:
+    """Orders the sequences of an epoch."""
     return rng.permutation(self.count)
-
-  def _row(self, index: int) -> np.ndarray:
-    return self.rows[index]
 
 
 class Packed(Sequences):
-  """Tokens packed into sequences.
+  """Tokens packed into sequences, in every epoch from another offset.
 
-  Every epoch starts at another offset, so that the position of a text within
-  its sequence varies.
+  So the position of a text within its sequence varies.
   """
 
   def __init__(self, ids: np.ndarray, length: int, seed: int = 0):
@@ -236,15 +216,12 @@ class Packed(Sequences):
     windows = np.lib.stride_tricks.sliding_window_view(ids, length + 1)
     super().__init__(windows[::length], seed)
     self._windows = windows
-    self._num_offsets = min(length, len(windows))
-    self.count = 1 + (len(windows) - self._num_offsets) // length
+    self._num_offsets = min(length, len(self._windows))
+    self.count = 1 + (len(self._windows) - self._num_offsets) // length
 
   def _draw(self, rng: np.random.Generator) -> np.ndarray:
     offset = rng.integers(self._num_offsets)
     return offset + self.length * rng.permutation(self.count)
-
-  def _row(self, index: int) -> np.ndarray:
-    return self._windows[index]
 
 
 class Numbered(Sequences):

@@ -15,39 +15,28 @@ import optax
 from specdec.drafters.heads import draft_head as draft_heads
 from specdec.drafters.heads.draft_head import DraftHead
 from specdec.drafters.heads.unroll import unroll, valid
-from specdec.training import losses
-from specdec.training.objective import Objective
+from specdec.training import objective as objectives
+from specdec.training.objective import LOSSES, Objective
+from specdec.training.options import check_choice, check_range
 from specdec.types import Array, Model, ModelOutput, Params, PyTree
-
-LOSSES = ("cross_entropy", "forward_kl", "reverse_kl", "total_variation")
 
 
 @dataclasses.dataclass(frozen=True)
 class Loss:
-  """Loss of draft tokens.
+  """Loss of draft tokens."""
 
-  Attributes:
-    divergence: one of LOSSES; 'cross_entropy' is of the text's next token, the
-      others are divergences from the target's distribution.
-    token_weight: weight of the divergence.
-    feature_weight: weight of the smooth L1 distance between the head's hidden
-      states and the target's (EAGLE only).
-    decay: weight of a level relative to the previous one.
-  """
-
+  # One of LOSSES; 'cross_entropy' is of the text's next token, the others are
+  # divergences from the target's distribution.
   divergence: str = "forward_kl"
-  token_weight: float = 1.0
+  token_weight: float = 1.0  # of the divergence
+  # Of the smooth L1 distance between the head's hidden states and the target's.
   feature_weight: float = 0.0
-  decay: float = 0.8
+  decay: float = 0.8  # weight of a level relative to the previous one
 
   def __post_init__(self):
-    if self.divergence not in LOSSES:
-      raise ValueError(
-        f"divergence {self.divergence!r} is unknown; known: {', '.join(LOSSES)}"
-      )
+    check_choice(self, "divergence", LOSSES)
     for name in ("token_weight", "feature_weight", "decay"):
-      if getattr(self, name) < 0:
-        raise ValueError(f"{name} = {getattr(self, name)}; it must be >= 0")
+      check_range(self, name, 0)
 
 
 def objective(
@@ -73,13 +62,15 @@ def objective(
       "states; only 'eagle' does"
     )
 
-  num_layers = target.num_layers
-
   def objective(net, frozen, tokens):
     if isinstance(tokens, dict):  # only final norm and head are left to run
       states, tokens = tokens, tokens["tokens"]
       output, _ = target.apply(
-        frozen, tokens[:, :-1], None, start=num_layers, hidden=states["last"]
+        frozen,
+        tokens[:, :-1],
+        None,
+        start=target.num_layers,
+        hidden=states["last"],
       )
       output = output._replace(features=states["features"])
     else:
@@ -120,10 +111,9 @@ def loss_of_output(
   head_index = jnp.arange(draft_head.vocab_size)  # of a token; -1: not drafted
   if draft_head.ids is not None:
     target_log_probs = target_log_probs[..., draft_head.ids]
-    head_index = (
-      jnp.full((draft_head.vocab_size,), -1)
-      .at[draft_head.ids]
-      .set(jnp.arange(len(draft_head.ids)))
+    head_index = jnp.full_like(head_index, -1)
+    head_index = head_index.at[draft_head.ids].set(
+      jnp.arange(len(draft_head.ids))
     )
   target_probs = jnp.exp(target_log_probs)
   uncovered = 1 - jnp.sum(target_probs, axis=-1)  # mass it cannot draft
@@ -139,18 +129,18 @@ def loss_of_output(
 
     log_probs = jax.nn.log_softmax(logits[level])
     if measure or loss.divergence == "total_variation":
-      rejected = losses.total_variation(log_probs, target_log_probs)
+      rejected = objectives.total_variation(log_probs, target_log_probs)
       rejected += uncovered / 2
     if loss.divergence == "cross_entropy":
       covered = head_index[labels] >= 0
-      value = losses.cross_entropy(
+      value = objectives.cross_entropy(
         log_probs, jnp.maximum(head_index[labels], 0)
       )
       value = jnp.where(covered, value, 0.0)
     elif loss.divergence == "total_variation":
       value = rejected
     elif loss.divergence == "reverse_kl":
-      value = losses.reverse_kl(log_probs, target_log_probs)
+      value = objectives.reverse_kl(log_probs, target_log_probs)
     else:  # forward KL; its first term is the same for all levels
       value = negative_entropy - jnp.sum(target_probs * log_probs, axis=-1)
     level_loss = loss.token_weight * mean(value)

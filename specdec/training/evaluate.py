@@ -4,51 +4,81 @@ Teacher-forced acceptance has the text as prefix; decoding has the target's
 output as prefix and, after the first draft token, only accepted draft tokens.
 """
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specdec import acceptance, decode, multihost, sampling
+from specdec import (
+  acceptance,
+  checkpoints,
+  decode,
+  draft_shape,
+  multihost,
+  sampling,
+)
 from specdec.benchmark import decoder, metrics
-from specdec.checkpoints import Checkpoint
+from specdec.checkpoints.fetch import fetch
+from specdec.drafters.heads import draft_head as draft_heads
+from specdec.drafters.heads import serve
+from specdec.drafters.heads.draft_head import DraftHead
 from specdec.models import transformer
-from specdec.training import losses
+from specdec.training import data, ngram
 from specdec.training.data import Sequences
+from specdec.training.objective import language_model
 from specdec.training.setup import Decoding
-from specdec.types import Drafter, Model, Params
+from specdec.types import Drafter, Model, Params, PyTree
 
-_ROWS = 8  # sequences in one pass of `held_out_loss`
+_ROWS = 8  # sequences in one pass of `held_out_losses`
 
 
-def held_out_loss(checkpoint: Checkpoint, sequences: np.ndarray) -> float:
-  """Returns a model's mean cross-entropy, in nats per token.
+def held_out_losses(
+  names: Sequence[str], held_out: str, sequence: int, counted: str | None
+) -> list[tuple[str, float, float]]:
+  """Measures models on a text, and a 3-gram with the first model's tokens.
 
   Args:
-    sequences: [n, T+1] ids.
+    names: of models, which see pieces of `sequence` tokens.
+    held_out: path of the text.
+    counted: path of the text whose 3-grams are counted; None: no 3-gram.
+
+  Returns:
+    Name, nats a token and bits a byte of each.
   """
-  apply = transformer.model(checkpoint.config).apply
+  size = sum(len(text.encode()) for text in data.read_texts(held_out))
+  documents = data.read(held_out)
+  losses, tokenizers = [], []
 
-  @jax.jit
-  def loss(params, tokens):
-    logits = apply(params, tokens[:, :-1], None)[0].logits
-    log_probs = jax.nn.log_softmax(logits)
-    return jnp.mean(losses.cross_entropy(log_probs, tokens[:, 1:]))
+  def add(name: str, nats: float, count: int) -> None:
+    losses.append((name, nats, nats * count / size / math.log(2)))
 
-  total = 0.0
-  for first in range(0, len(sequences), _ROWS):
-    piece = sequences[first : first + _ROWS]
-    total += float(loss(checkpoint.params, jnp.asarray(piece))) * len(piece)
-  return total / len(sequences)
+  for name in names:
+    model = checkpoints.load(fetch(name))
+    tokenizers.append(model.tokenizer)
+    ids = data.tokenize(documents, model.tokenizer)
+    packed = data.Packed(ids, sequence)
+    rows = packed.evenly_spaced(packed.count)
+    objective = jax.jit(language_model(transformer.model(model.config)))
+    pieces = [rows[i : i + _ROWS] for i in range(0, len(rows), _ROWS)]
+    total = sum(
+      float(objective(model.params, None, jnp.asarray(piece))[0]) * len(piece)
+      for piece in pieces
+    )
+    add(name, total / len(rows), len(ids))
+  if counted:
+    texts = data.read(counted)
+    counted_ids, ids = (
+      data.tokenize(x, tokenizers[0]) for x in (texts, documents)
+    )
+    trigram = ngram.Trigram(counted_ids, tokenizers[0].vocab_size)
+    add("3-gram", -trigram.log_probs(ids).mean(), len(ids))
+  return losses
 
 
 def acceptance_by_decoding(
-  target: Model,
-  drafter: Drafter,
-  held_out: Sequences,
-  decoding: Decoding,
-  seed: int = 0,
+  target: Model, drafter: Drafter, held_out: Sequences, decoding: Decoding
 ) -> Callable[[Params], dict]:
   """Builds a function from weights to acceptance measures of decoding.
 
@@ -79,7 +109,7 @@ def acceptance_by_decoding(
       params,
       prompts,
       np.full((len(prompts),), decoding.length),
-      jax.random.key(seed),
+      jax.random.key(0),
       max_length=decoding.length + decoding.new_tokens,
       sampling=sampling.settings(len(prompts), decoding.temperature),
     )
@@ -92,3 +122,14 @@ def acceptance_by_decoding(
     }
 
   return measure
+
+
+def head_by_decoding(
+  target: Model, head: DraftHead, held_out: Sequences, decoding: Decoding
+) -> Callable[[PyTree, PyTree], dict]:
+  """As acceptance_by_decoding, of the weights of target and draft head."""
+  drafter = serve.drafter(head, target, draft_shape.chain(decoding.k))
+  measure = acceptance_by_decoding(target, drafter, held_out, decoding)
+  return lambda weights, net: measure(
+    Params(weights, draft_heads.weights_of(head, net, weights))
+  )

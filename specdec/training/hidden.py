@@ -39,8 +39,6 @@ class Cached(Sequences):
     """Claims the cache folder.
 
     Args:
-      data: the sequences.
-      target, params: the model and its weights.
       features: layers whose entering residual streams are cached.
       folder: shared by runs with the same target, data and features.
       fingerprint: of the target; see checkpoints.learned.fingerprint.
@@ -50,21 +48,13 @@ class Cached(Sequences):
     """
     super().__init__(data.rows, data.seed)
     self._folder = folder
-    files.claim(
-      folder,
-      {
-        "target": fingerprint,
-        "data": checksum(self.rows),
-        "features": list(features),
-      },
-      shared=True,
-    )
-
-    num_layers = target.num_layers
+    settings = {"target": fingerprint, "data": checksum(self.rows)}
+    settings["features"] = list(features)
+    files.claim(folder, settings, shared=True)
+    layers = (target.num_layers, *features)
 
     @jax.jit
     def run(params, tokens):
-      layers = (num_layers, *features)
       output, _ = target.apply(
         params, tokens[:, :-1], None, head=False, features=layers
       )
@@ -74,27 +64,20 @@ class Cached(Sequences):
 
   def batch(self, step: int, size: int) -> dict:
     """Returns the batch of a step with the target's hidden states."""
-    rows = [self._at(*index) for index in self._indices(step, size)]
+    rows = self._indices(step, size)
     tokens = self.rows[rows]
     missing = [row for row in rows if not self._path(row).is_file()]
     if missing:  # runs the whole batch, so that one program is compiled
-      computed = self._run(tokens)
-      for row, states in zip(rows, np.asarray(computed)):
+      for row, states in zip(rows, np.asarray(self._run(tokens))):
         if row in missing:
           self._write(row, states)
-    states = jnp.asarray(np.stack([self._read(row) for row in rows]))
+    states = jnp.asarray(np.stack([np.load(self._path(row)) for row in rows]))
     states = jax.lax.bitcast_convert_type(states, jnp.bfloat16)
     last, *features = states.astype(jnp.float32).swapaxes(0, 1)
     return {"tokens": tokens, "last": last, "features": tuple(features)}
 
-  def _row(self, index: int) -> int:
-    return int(index)
-
   def _path(self, row: int) -> Path:
     return self._folder / f"{row:08d}.npy"
-
-  def _read(self, row: int) -> np.ndarray:
-    return np.load(self._path(row))
 
   def _write(self, row: int, states: np.ndarray) -> None:
     values = states.view(np.uint16)

@@ -14,42 +14,36 @@ import jax
 import jax.numpy as jnp
 
 from specdec.drafters.heads.draft_head import DraftHead
-from specdec.training import drafting, losses
-from specdec.training.objective import Objective, language_model
+from specdec.training import drafting
+from specdec.training.objective import (
+  Objective,
+  language_model,
+  text_cross_entropy,
+)
+from specdec.training.options import check_range
 from specdec.types import Array, Model, PyTree
 
 
 @dataclasses.dataclass(frozen=True)
 class LayerSkip:
-  """Hyperparameters of LayerSkip (arXiv:2404.16710).
+  """Hyperparameters of LayerSkip (arXiv:2404.16710)."""
 
-  Attributes:
-    dropout: p_max, the rate at which the last layer is dropped at the last
-      step.
-    exit_scale: e_scale, weight of the exits below the last layer.
-    rotation: R; at step t the layers t mod R, t mod R + R, ... have an exit,
-      and the last one always has.
-  """
-
-  dropout: float = 0.1
-  exit_scale: float = 0.2
+  dropout: float = 0.1  # p_max: of the last layer, at the last step
+  exit_scale: float = 0.2  # e_scale: weight of the exits below the last layer
+  # R: at step t the layers t mod R, t mod R + R, ... have an exit, and the last
+  # one always has.
   rotation: int = 1
 
   def __post_init__(self):
-    if not 0 <= self.dropout <= 1:
-      raise ValueError(f"dropout = {self.dropout}; it must be in 0..1")
-    if self.exit_scale < 0:
-      raise ValueError(f"exit_scale = {self.exit_scale}; it must be >= 0")
-    if self.rotation < 1:
-      raise ValueError(f"rotation = {self.rotation}; it must be >= 1")
+    check_range(self, "dropout", 0, 1)
+    check_range(self, "exit_scale", 0)
+    check_range(self, "rotation", 1)
 
 
 def target_only(model: Model) -> Objective:
   """Builds the objective of the target without an auxiliary loss."""
-  baseline = language_model(model)
-  return lambda params, frozen, tokens: baseline(
-    params["target"], frozen, tokens
-  )
+  loss = language_model(model)
+  return lambda params, frozen, tokens: loss(params["target"], frozen, tokens)
 
 
 def with_drafter(
@@ -85,7 +79,7 @@ def with_drafter(
     output, _ = model.apply(
       target, tokens[:, :-1], None, features=draft_head.features
     )
-    cross_entropy = _cross_entropy(output.logits, tokens)
+    cross_entropy = text_cross_entropy(output.logits, tokens)
     auxiliary, measures = drafting.loss_of_output(
       draft_head, unweighted, params["drafter"], target, tokens, output, measure
     )
@@ -99,7 +93,7 @@ def with_drafter(
 
 
 def layer_skip(
-  model: Model, num_layers: int, settings: LayerSkip, steps: int, seed: int
+  model: Model, settings: LayerSkip, steps: int, seed: int
 ) -> Objective:
   """Builds LayerSkip's objective: layer dropout and early-exit losses.
 
@@ -114,8 +108,7 @@ def layer_skip(
   Raises:
     ValueError: the target has fewer than two layers.
   """
-  _check_layers(num_layers)
-  rotation = settings.rotation
+  num_layers, rotation = _check_layers(model), settings.rotation
   num_exits = -(-(num_layers - 1) // rotation)  # below the last layer, at most
 
   def objective(params, frozen, batch):
@@ -124,7 +117,7 @@ def layer_skip(
     step = batch["step"][0]
     rates = drop_rates(num_layers, settings.dropout, step, steps)
     keep = _uniform(seed, batch, num_layers) >= rates[None]
-    residuals = _residuals(model, target, tokens[:, :-1], num_layers, keep)
+    residuals = _residuals(model, target, tokens[:, :-1], keep)
     layer = step % rotation + rotation * jnp.arange(num_exits)
     exists = layer < num_layers - 1
     layer = jnp.minimum(layer, num_layers - 1)
@@ -135,9 +128,9 @@ def layer_skip(
     for i in range(num_exits):  # a static number of heads at every step
       # An exit past the last layer repeats another one with weight zero.
       residual = below[jnp.minimum(layer[i], num_layers - 2)]
-      value = _exit_loss(model, target, tokens, residual, num_layers)
+      value = _exit_loss(model, target, tokens, residual)
       auxiliary += jnp.where(exists[i], weights[layer[i]], 0.0) * value
-    last = _exit_loss(model, target, tokens, residuals[-1], num_layers)
+    last = _exit_loss(model, target, tokens, residuals[-1])
     return weights[-1] * last + auxiliary, {
       "cross_entropy": last,
       "auxiliary": auxiliary,
@@ -146,7 +139,7 @@ def layer_skip(
   return objective
 
 
-def exit_losses(model: Model, num_layers: int) -> Objective:
+def exit_losses(model: Model) -> Objective:
   """Builds the evaluation of a LayerSkip target, without dropout.
 
   Measures: exit_E, cross-entropy after layers 0 .. E - 1.
@@ -154,15 +147,14 @@ def exit_losses(model: Model, num_layers: int) -> Objective:
   Raises:
     ValueError: the target has fewer than two layers.
   """
-  _check_layers(num_layers)
+  _check_layers(model)
 
   def objective(params, frozen, tokens):
     del frozen
     target = params["target"]
-    residuals = _residuals(model, target, tokens[:, :-1], num_layers, None)
     *early, last = (
-      _exit_loss(model, target, tokens, residual, num_layers)
-      for residual in residuals
+      _exit_loss(model, target, tokens, residual)
+      for residual in _residuals(model, target, tokens[:, :-1], None)
     )
     early = {f"exit_{i}": value for i, value in enumerate(early, 1)}
     return last, {"cross_entropy": last, **early}
@@ -171,11 +163,7 @@ def exit_losses(model: Model, num_layers: int) -> Objective:
 
 
 def with_target_loss(objective: Objective) -> Objective:
-  """Replaces an objective's loss by the target's cross-entropy.
-
-  So that 'best' selects the best target, and held-out losses of different kinds
-  compare.
-  """
+  """Replaces the loss by the target's, which selects 'best' and compares."""
 
   def evaluation(params, frozen, tokens):
     _, measures = objective(params, frozen, tokens)
@@ -209,11 +197,13 @@ def exit_weights(num_layers: int, scale: float, active: Array) -> Array:
   return weights / jnp.sum(weights)
 
 
-def _check_layers(num_layers: int) -> None:
-  if num_layers < 2:
+def _check_layers(model: Model) -> int:
+  if model.num_layers < 2:
     raise ValueError(
-      f"the target has {num_layers} layers; an early exit needs at least 2"
+      f"the target has {model.num_layers} layers; an early exit needs at "
+      "least 2"
     )
+  return model.num_layers
 
 
 def _uniform(seed: int, batch: dict[str, Array], num_layers: int) -> Array:
@@ -227,7 +217,7 @@ def _uniform(seed: int, batch: dict[str, Array], num_layers: int) -> Array:
 
 
 def _residuals(
-  model: Model, params: PyTree, text: Array, num_layers: int, keep: Array | None
+  model: Model, params: PyTree, text: Array, keep: Array | None
 ) -> list[Array]:
   """Returns the residual stream after every layer, each [B, T, M].
 
@@ -235,7 +225,7 @@ def _residuals(
     keep: [B, L] bool, False where a row drops a layer; None: all layers run.
   """
   residual, residuals = None, []
-  for i in range(num_layers):
+  for i in range(model.num_layers):
     output, _ = model.apply(
       params,
       text,
@@ -254,15 +244,10 @@ def _residuals(
 
 
 def _exit_loss(
-  model: Model, params: PyTree, tokens: Array, residual: Array, num_layers: int
+  model: Model, params: PyTree, tokens: Array, residual: Array
 ) -> Array:
   """Returns the cross-entropy of final norm and head on a residual stream."""
   output, _ = model.apply(
-    params, tokens[:, :-1], None, start=num_layers, hidden=residual
+    params, tokens[:, :-1], None, start=model.num_layers, hidden=residual
   )
-  return _cross_entropy(output.logits, tokens)
-
-
-def _cross_entropy(logits: Array, tokens: Array) -> Array:
-  log_probs = jax.nn.log_softmax(logits)
-  return jnp.mean(losses.cross_entropy(log_probs, tokens[:, 1:]))
+  return text_cross_entropy(output.logits, tokens)

@@ -4,6 +4,8 @@ Invariant: a step whose loss or gradient is not finite changes no weight and is
 recorded in the state, so that the host need not check every step.
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import optax
@@ -39,10 +41,11 @@ def make_optimizer(options: Options) -> optax.GradientTransformation:
   """Builds the optimizer: clipping by global norm, then AdamW or Muon."""
   rate = schedule(options)
 
-  def is_matrix(path, leaf):
+  def dimensions(path, leaf):
     # Muon is for linear maps, not for lookup tables.
     is_table = any(part.key in ("embed", "head") for part in path)
-    return leaf.ndim == 2 and not is_table
+    is_map = leaf.ndim == 2 and not is_table
+    return optax.contrib.MuonDimensionNumbers() if is_map else None
 
   if options.optimizer == "muon":
     update = optax.contrib.muon(
@@ -50,15 +53,8 @@ def make_optimizer(options: Options) -> optax.GradientTransformation:
       weight_decay=options.weight_decay,
       adam_b2=options.adam_b2,
       consistent_rms=0.2,  # update size of AdamW, for the same learning rate
-      muon_weight_dimension_numbers=lambda params: (
-        jax.tree_util.tree_map_with_path(
-          lambda path, leaf: (
-            optax.contrib.MuonDimensionNumbers()
-            if is_matrix(path, leaf)
-            else None
-          ),
-          params,
-        )
+      muon_weight_dimension_numbers=functools.partial(
+        jax.tree_util.tree_map_with_path, dimensions
       ),
     )
   else:

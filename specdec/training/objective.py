@@ -1,18 +1,66 @@
 """Objectives: functions (params, frozen, tokens) -> (loss, measures).
 
 `tokens` is [B, T+1]; position t predicts token t+1. `frozen` are weights that
-are used but not trained. Measures are means over positions.
+are used but not trained. Measures are means over positions. The losses below
+take float32 log-probabilities [..., V] and return [...]. A draft token is
+accepted with probability 1 - total_variation (Leviathan et al.,
+arXiv:2211.17192); DistillSpec (arXiv:2310.08461) compares the divergences.
 """
 
 from collections.abc import Callable
 
+import chex
 import jax
 import jax.numpy as jnp
 
-from specdec.training import losses
 from specdec.types import Array, Model, PyTree
 
 Objective = Callable[[PyTree, PyTree, Array], tuple[Array, dict[str, Array]]]
+
+
+def cross_entropy(log_probs: Array, tokens: Array) -> Array:
+  """Returns -log_probs [..., V] at tokens [...]."""
+  chex.assert_equal_shape([log_probs[..., 0], tokens])
+  return -jnp.take_along_axis(log_probs, tokens[..., None], -1)[..., 0]
+
+
+def forward_kl(log_probs: Array, target_log_probs: Array) -> Array:
+  """Returns KL(target || draft), which is mass-covering.
+
+  Unlike optax's, it allows log-probabilities of -inf.
+  """
+  chex.assert_equal_shape([log_probs, target_log_probs])
+  # Tokens that the target never emits contribute 0, whatever the draft's.
+  positive = target_log_probs > -jnp.inf
+  log_ratio = jnp.where(positive, target_log_probs, 0.0)
+  log_ratio -= jnp.where(positive, log_probs, 0.0)
+  return jnp.sum(jnp.exp(target_log_probs) * log_ratio, axis=-1)
+
+
+def reverse_kl(log_probs: Array, target_log_probs: Array) -> Array:
+  """Returns KL(draft || target), which is mode-seeking."""
+  return forward_kl(target_log_probs, log_probs)
+
+
+def total_variation(log_probs: Array, target_log_probs: Array) -> Array:
+  """Returns half the L1 distance, the probability of rejecting a token."""
+  chex.assert_equal_shape([log_probs, target_log_probs])
+  difference = jnp.exp(log_probs) - jnp.exp(target_log_probs)
+  return 0.5 * jnp.sum(jnp.abs(difference), axis=-1)
+
+
+DIVERGENCES = {
+  "forward_kl": forward_kl,
+  "reverse_kl": reverse_kl,
+  "total_variation": total_variation,
+}
+LOSSES = ("cross_entropy", *DIVERGENCES)
+
+
+def text_cross_entropy(logits: Array, tokens: Array) -> Array:
+  """Returns the mean cross-entropy of logits [B, T, V] on the text, in nats."""
+  log_probs = jax.nn.log_softmax(logits)
+  return jnp.mean(cross_entropy(log_probs, tokens[:, 1:]))
 
 
 def language_model(model: Model) -> Objective:
@@ -20,8 +68,8 @@ def language_model(model: Model) -> Objective:
 
   def objective(params, frozen, tokens):
     del frozen
-    log_probs = _log_probs(model, params, tokens)
-    loss = jnp.mean(losses.cross_entropy(log_probs, tokens[:, 1:]))
+    logits = model.apply(params, tokens[:, :-1], None)[0].logits
+    loss = text_cross_entropy(logits, tokens)
     return loss, {"cross_entropy": loss}
 
   return objective
@@ -35,34 +83,30 @@ def distillation(draft: Model, target: Model, loss: str) -> Objective:
   text as prefix, as at the first position of a round.
 
   Args:
-    loss: 'cross_entropy' (on the text), or a key of losses.DISTANCES.
+    loss: one of LOSSES; 'cross_entropy' is on the text.
 
   Raises:
     ValueError: there is no such loss.
   """
-  valid = ("cross_entropy", *losses.DISTANCES)
-  if loss not in valid:
-    raise ValueError(f"loss {loss!r} is unknown; known: {', '.join(valid)}")
+  if loss not in LOSSES:
+    raise ValueError(f"loss {loss!r} is unknown; known: {', '.join(LOSSES)}")
 
   def objective(params, frozen, tokens):
-    log_probs = _log_probs(draft, params, tokens)
-    target_log_probs = jax.lax.stop_gradient(_log_probs(target, frozen, tokens))
-    rejected = losses.total_variation(log_probs, target_log_probs)
-    cross_entropy = jnp.mean(losses.cross_entropy(log_probs, tokens[:, 1:]))
-    if loss == "cross_entropy":
-      value = cross_entropy
-    else:
-      value = jnp.mean(losses.DISTANCES[loss](log_probs, target_log_probs))
+    log_probs, target_log_probs = (
+      jax.nn.log_softmax(model.apply(weights, tokens[:, :-1], None)[0].logits)
+      for model, weights in ((draft, params), (target, frozen))
+    )
+    target_log_probs = jax.lax.stop_gradient(target_log_probs)
+    text_loss = jnp.mean(cross_entropy(log_probs, tokens[:, 1:]))
+    value = text_loss
+    if loss != "cross_entropy":
+      value = jnp.mean(DIVERGENCES[loss](log_probs, target_log_probs))
     agree = jnp.argmax(log_probs, -1) == jnp.argmax(target_log_probs, -1)
+    rejected = jnp.mean(total_variation(log_probs, target_log_probs))
     return value, {
-      "cross_entropy": cross_entropy,
-      "acceptance": 1 - jnp.mean(rejected),
+      "cross_entropy": text_loss,
+      "acceptance": 1 - rejected,
       "agreement": jnp.mean(agree.astype(jnp.float32)),
     }
 
   return objective
-
-
-def _log_probs(model: Model, params: PyTree, tokens: Array) -> Array:
-  logits = model.apply(params, tokens[:, :-1], None)[0].logits
-  return jax.nn.log_softmax(logits)

@@ -5,74 +5,50 @@ options in FREE may change when a run is resumed.
 """
 
 import dataclasses
+import math
 
 OPTIMIZERS = ("adamw", "muon")
-_POSITIVE = ("learning_rate", "clip")
 # Options that affect logging and evaluation, not the weights.
 FREE = ("log_every", "eval_every", "save_every", "eval_sequences")
 
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-  """Options of a training run.
+  """Options of a training run."""
 
-  Attributes:
-    steps: number of optimizer updates.
-    batch: sequences in one update, over all microbatches.
-    sequence: tokens in a sequence.
-    accumulate: microbatches in an update; divides `batch`.
-    seed: of the initial weights and the order of the data.
-    optimizer: 'adamw', or 'muon' (orthogonalised updates of matrices, AdamW for
-      the rest; prefers larger batches).
-    learning_rate: peak learning rate, reached after `warmup` steps; decays by a
-      cosine to final_fraction times the peak.
-    warmup: steps of linear warmup.
-    final_fraction: last learning rate, as a fraction of the peak.
-    adam_b2: decay of Adam's second moments; closer to 1 for smaller batches
-      (arXiv:2507.07101).
-    weight_decay: decoupled, on matrices only.
-    clip: maximum global norm of the gradient.
-    dtype: 'float32' or 'bfloat16', of the forward and backward pass; weights
-      are stored and updated in float32.
-    log_every, eval_every, save_every: steps between log entries, evaluations
-      and checkpoints.
-    eval_sequences: held-out sequences in one evaluation.
-  """
-
-  steps: int
-  batch: int
-  sequence: int
-  accumulate: int = 1
-  seed: int = 0
+  steps: int  # optimizer updates
+  batch: int  # sequences in one update, over all microbatches
+  sequence: int  # tokens in a sequence
+  accumulate: int = 1  # microbatches in an update; divides `batch`
+  seed: int = 0  # of the initial weights and the order of the data
+  # 'adamw', or 'muon': orthogonalised updates of matrices, AdamW for the rest;
+  # it prefers larger batches.
   optimizer: str = "adamw"
-  learning_rate: float = 1e-3
-  warmup: int = 20
-  final_fraction: float = 0.1
+  learning_rate: float = 1e-3  # the peak; decays by a cosine
+  warmup: int = 20  # steps of linear warmup
+  final_fraction: float = 0.1  # last learning rate, as a fraction of the peak
+  # Decay of second moments; closer to 1 for smaller batches (arXiv:2507.07101).
   adam_b2: float = 0.99
-  weight_decay: float = 0.1
-  clip: float = 1.0
+  weight_decay: float = 0.1  # decoupled, on matrices only
+  clip: float = 1.0  # maximum global norm of the gradient
+  # 'float32' or 'bfloat16', of the forward and backward pass; weights are
+  # stored and updated in float32.
   dtype: str = "float32"
-  log_every: int = 10
-  eval_every: int = 100
-  save_every: int = 100
-  eval_sequences: int = 64
+  log_every: int = 10  # steps between log entries
+  eval_every: int = 100  # ... evaluations
+  save_every: int = 100  # ... checkpoints
+  eval_sequences: int = 64  # held-out sequences in one evaluation
 
   def __post_init__(self):
     for field in dataclasses.fields(self):
-      value = getattr(self, field.name)
-      minimum = 0 if field.name in ("warmup", "seed") else 1
-      if field.type is int and value < minimum:
-        raise ValueError(f"{field.name} = {value}; it must be >= {minimum}")
-    for name, low, high in (
-      ("learning_rate", 0, float("inf")),
-      ("final_fraction", 0, 1),
-      ("adam_b2", 0, 1),
-      ("weight_decay", 0, float("inf")),
-      ("clip", 0, float("inf")),
-    ):
-      value = getattr(self, name)
-      if not low <= value <= high or (value == 0 and name in _POSITIVE):
-        raise ValueError(f"{name} = {value}; it must be in {low}..{high}")
+      if field.type is int:
+        least = 0 if field.name in ("warmup", "seed") else 1
+        check_range(self, field.name, least)
+    for name in ("learning_rate", "clip"):
+      check_range(self, name, 0, above=True)
+    check_range(self, "weight_decay", 0)
+    check_range(self, "final_fraction", 0, 1)
+    check_range(self, "adam_b2", 0, 1)
     if self.batch % self.accumulate:
       raise ValueError(
         f"accumulate = {self.accumulate} does not divide batch = {self.batch}"
@@ -81,12 +57,40 @@ class Options:
       raise ValueError(
         f"warmup = {self.warmup}; it must be < steps = {self.steps}"
       )
-    if self.optimizer not in OPTIMIZERS:
-      raise ValueError(
-        f"optimizer {self.optimizer!r} is unknown; known: "
-        f"{', '.join(OPTIMIZERS)}"
-      )
-    if self.dtype not in ("float32", "bfloat16"):
-      raise ValueError(
-        f"dtype {self.dtype!r} is unknown; known: float32, bfloat16"
-      )
+    check_choice(self, "optimizer", OPTIMIZERS)
+    check_choice(self, "dtype", ("float32", "bfloat16"))
+
+
+def check_range(
+  settings: object,
+  name: str,
+  low: float,
+  high: float = math.inf,
+  *,
+  above: bool = False,
+  prefix: str = "",
+) -> None:
+  """Raises ValueError unless low <= settings.name <= high.
+
+  Args:
+    above: also refuses `low` itself.
+    prefix: of the name, in the message.
+  """
+  value = getattr(settings, name)
+  if (value > low if above else value >= low) and value <= high:
+    return
+  limits = f"{'>' if above else '>='} {low}"
+  if high < math.inf:
+    limits = f"in {low}..{high}"
+  raise ValueError(f"{prefix}{name} = {value}; it must be {limits}")
+
+
+def check_choice(
+  settings: object, name: str, accepted: tuple[str, ...]
+) -> None:
+  """Raises ValueError unless settings.name is accepted."""
+  value = getattr(settings, name)
+  if value not in accepted:
+    raise ValueError(
+      f"{name} {value!r} is unknown; known: {', '.join(accepted)}"
+    )

@@ -5,7 +5,7 @@ Its answers train a drafter: drafts follow the target's text, not people's.
 
 import ast
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from specdec.training import data
@@ -52,13 +52,11 @@ def passages(path: str | Path) -> list[str]:
 
 
 def functions(path: str | Path) -> list[str]:
-  """Returns heads of Python functions, every other one with a request."""
-  heads = enumerate(_heads(path))
-  return [head if i % 2 else _COMPLETE.format(head) for i, head in heads]
+  """Returns functions up to the end of their docstrings.
 
-
-def _heads(path: str | Path) -> Iterator[str]:
-  """Yields functions up to the end of their docstrings."""
+  Every other one comes with a request.
+  """
+  heads = []
   for text in data.read_texts(path):
     try:
       module = ast.parse(text)
@@ -71,7 +69,10 @@ def _heads(path: str | Path) -> Iterator[str]:
       if len(node.body) > 1 and node.end_lineno - node.lineno > _BODY:
         head = "\n".join(lines[node.lineno - 1 : node.body[1].lineno - 1])
         if len(head) <= _LONG:
-          yield head
+          heads.append(head)
+  return [
+    head if i % 2 else _COMPLETE.format(head) for i, head in enumerate(heads)
+  ]
 
 
 SOURCES = {"questions": questions, "passages": passages, "code": functions}
@@ -85,7 +86,7 @@ def spread(texts: Sequence[str], count: int) -> list[str]:
 
 def write_parts(
   folder: Path, lines: Sequence[dict], every: int
-) -> dict[Path, int]:
+) -> list[tuple[Path, int]]:
   """Writes prompts.jsonl and held_out.jsonl, in the first process only.
 
   Args:
@@ -94,15 +95,12 @@ def write_parts(
     every: each `every`-th prompt goes to held_out.jsonl instead; 0: none.
 
   Returns:
-    File -> number of its prompts.
+    Each file and the number of its prompts.
   """
   parts = {"prompts": [], "held_out": []}
   for i, line in enumerate(lines, 1):
     part = "held_out" if every and i % every == 0 else "prompts"
     parts[part].append(json.dumps(line) + "\n")
-  counts = {}
   for name, part in parts.items():
-    path = folder / f"{name}.jsonl"
-    files.replace_text(path, "".join(part))
-    counts[path] = len(part)
-  return counts
+    files.replace_text(folder / f"{name}.jsonl", "".join(part))
+  return [(folder / f"{name}.jsonl", len(x)) for name, x in parts.items()]

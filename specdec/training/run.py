@@ -4,6 +4,7 @@ Invariant: the weights are a function of options, data and initial weights;
 interruptions do not affect them.
 """
 
+import dataclasses
 import functools
 import math
 import sys
@@ -21,10 +22,10 @@ from specdec.training import loop
 from specdec.training.data import Sequences
 from specdec.training.log import Log
 from specdec.training.objective import Objective
-from specdec.training.options import Options
-from specdec.training.saving import Checkpoints
+from specdec.training.options import FREE, Options
+from specdec.training.saving import Checkpoints, checksum
 from specdec.types import PyTree
-from specdec.utils import terminal
+from specdec.utils import files, terminal
 
 
 class NotFinite(ValueError):
@@ -50,10 +51,7 @@ def train(
   Args:
     params: initial float32 weights.
     frozen: weights that the objective uses but does not train.
-    objective: to minimize.
-    data: training sequences.
     held_out: sequences for evaluation.
-    options: of the run.
     folder: for checkpoints, metrics.jsonl and TensorBoard's files.
     export: called with weights and 'best' (lowest held-out loss so far) or
       'last' (at the end of the run).
@@ -71,12 +69,12 @@ def train(
     NotWritten: the disk is full, for example.
   """
   optimizer = loop.make_optimizer(options)
+  piece = options.batch // options.accumulate  # sequences computed at once
   if where is None:
     state = loop.init(jax.tree.map(jnp.copy, params), optimizer)
     # Data parallel: weights are replicated, rows of a batch are split.
-    mesh = jax.make_mesh(
-      (_num_shards(options),), ("data",), axis_types=(AxisType.Auto,)
-    )
+    ways = math.gcd(jax.device_count(), piece)
+    mesh = jax.make_mesh((ways,), ("data",), axis_types=(AxisType.Auto,))
     replicated = NamedSharding(mesh, PartitionSpec())
     frozen = jax.device_put(frozen, replicated)
     state_shardings = None
@@ -140,7 +138,7 @@ def train(
         values = _evaluate(
           functools.partial(evaluation, state.params, frozen),
           sequences,
-          options.batch // options.accumulate,
+          piece,
           rows,
         )
         if values["loss"] < log.lowest:
@@ -165,6 +163,25 @@ def train(
     log.close()
     checkpoints.close()
   return state.params
+
+
+def settings(
+  setup, texts: tuple[Sequences, Sequences], **trees: PyTree
+) -> dict:
+  """Returns what defines a run: its setup and checksums, as JSON values.
+
+  Args:
+    texts: for training and evaluation.
+    trees: further arrays to take checksums of, by name.
+  """
+  trees = {"data": texts[0].rows, "held_out": texts[1].rows} | trees
+  checksums = {name: checksum(tree) for name, tree in trees.items()}
+  return dataclasses.asdict(setup) | {"checksums": checksums}
+
+
+def claim(folder: Path, settings: dict) -> None:
+  """Takes the folder of a run, which may resume with other FREE options."""
+  files.claim(folder, settings, FREE)
 
 
 def announce(size: str, options: Options, data: Sequences) -> None:
@@ -199,11 +216,6 @@ def _check_finite(state: loop.TrainState, checkpoints: Checkpoints) -> None:
   raise NotFinite(
     f"the loss or its gradient is not finite at step {failed}; {remaining}"
   )
-
-
-def _num_shards(options: Options) -> int:
-  """Returns over how many devices the rows of a microbatch can be split."""
-  return math.gcd(jax.device_count(), options.batch // options.accumulate)
 
 
 def _evaluate(measure, sequences, size: int, rows) -> dict[str, float]:

@@ -24,62 +24,35 @@ BATCH = 16  # rows decoded together
 
 
 def of_target(
-  settings: Samples,
+  settings: Samples | None,
   data: Sequences,
   target: Model,
   params: PyTree,
   options: Options,
   folder: Path,
 ) -> Sequences:
-  """Returns texts that begin as those of `data` and are continued by `sample`.
-
-  Args:
-    data: long enough that `options.sequence` exceeds settings.prompt.
-    folder: of the run.
-  """
-  rows = sample(
-    target,
-    params,
-    data.evenly_spaced(settings.count)[:, : settings.prompt],
-    options.sequence + 1,
-    folder / "samples",
-    temperature=settings.temperature,
-    seed=options.seed,
-  )
-  return Sequences(rows, options.seed)
-
-
-def sample(
-  target: Model,
-  params: PyTree,
-  prompts: np.ndarray,
-  length: int,
-  folder: Path,
-  *,
-  temperature: float = 1.0,
-  seed: int = 0,
-) -> np.ndarray:
-  """Continues prompts by sampling from the target.
+  """Returns texts that begin as those of `data` and are sampled from there on.
 
   No token ends a row: after an end token it continues with another text.
 
   Args:
-    prompts: [n, P] ids with P < length; n is rounded down to a multiple of
-      BATCH.
-    length: of every row, prompt included.
-    folder: for completed batches.
-
-  Returns:
-    [n, length] ids, prompts included.
+    settings: without a count: returns `data`. The count is rounded down to a
+      multiple of BATCH.
+    data: long enough that `options.sequence` exceeds settings.prompt.
+    folder: of the run; completed batches are in its folder `samples`.
 
   Raises:
     ValueError: there are fewer than BATCH prompts, or a distribution is not
       finite.
   """
+  if not settings or not settings.count:
+    return data
+  prompts = data.evenly_spaced(settings.count)[:, : settings.prompt]
   if len(prompts) < BATCH:
     raise ValueError(
       f"{len(prompts)} prompts to sample after; at least {BATCH} are needed"
     )
+  folder, length = folder / "samples", options.sequence + 1
   folder.mkdir(parents=True, exist_ok=True)
   rows = []
   starts = range(0, len(prompts) - BATCH + 1, BATCH)
@@ -90,19 +63,20 @@ def sample(
       blank = np.zeros((BATCH, length), np.int32)
       tokens = multihost.agree(np.load(path) if multihost.is_first() else blank)
     else:
+      index = start + np.arange(BATCH)
       state = decode.autoregress(
         target,
         Params(params),
-        prompts[start : start + BATCH],
+        prompts[index],
         np.full((BATCH,), prompts.shape[1]),
-        jax.random.key(seed),
+        jax.random.key(options.seed),
         max_length=length,
-        sampling=sampling.settings(BATCH, temperature),
-        index=start + np.arange(BATCH),
+        sampling=sampling.settings(BATCH, settings.temperature),
+        index=index,
       )
-      decoder.check_finite(state, start + np.arange(BATCH))
+      decoder.check_finite(state, index)
       tokens = multihost.whole(state.tokens)
       if multihost.is_first():
         files.replace_file(path, functools.partial(np.save, arr=tokens))
     rows.append(tokens)
-  return np.concatenate(rows)
+  return Sequences(np.concatenate(rows), options.seed)

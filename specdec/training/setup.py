@@ -1,4 +1,4 @@
-"""Setups of the programs that train: what is trained, on what, and how.
+"""Setups of training: what is trained, on what, and how.
 
 Each is made of a config, a nested dict, whose every entry is checked before
 anything is loaded.
@@ -6,98 +6,54 @@ anything is loaded.
 
 import dataclasses
 import typing
-from collections.abc import Mapping
-from typing import Any, Self
+from collections.abc import Collection, Mapping
+from typing import Any
 
 from specdec.drafters.heads.head_config import HeadConfig
 from specdec.models.config import TransformerConfig, check_limits
 from specdec.training.drafting import Loss
 from specdec.training.joint import LayerSkip
-from specdec.training.options import Options
+from specdec.training.options import Options, check_range
 
 
 @dataclasses.dataclass(frozen=True)
 class Decoding:
-  """How a drafter is evaluated: by completing held-out texts.
+  """How a drafter is evaluated: by completing held-out texts."""
 
-  Attributes:
-    k: draft tokens in a round.
-    prompts: how many, evenly spaced in the held-out text.
-    length: tokens of each prompt.
-    new_tokens: tokens to generate after each.
-    temperature: of sampling; 0 is greedy.
-    exit_layer: LayerSkip: how many of the target's layers draft.
-  """
-
-  k: int
-  prompts: int
-  length: int
-  new_tokens: int
-  temperature: float
-  exit_layer: int | None = None
+  k: int  # draft tokens in a round
+  prompts: int  # how many, evenly spaced in the held-out text
+  length: int  # tokens of each prompt
+  new_tokens: int  # to generate after each
+  temperature: float  # of sampling; 0 is greedy
+  exit_layer: int | None = None  # LayerSkip: how many target layers draft
 
   def __post_init__(self):
-    for name, low in (
-      ("prompts", 1), ("length", 1), ("new_tokens", 1), ("temperature", 0)
-    ):  # fmt: skip
-      if getattr(self, name) < low:
-        raise ValueError(
-          f"decoding.{name} = {getattr(self, name)}; it must be >= {low}"
-        )
+    for name in ("prompts", "length", "new_tokens"):
+      check_range(self, name, 1, prefix="decoding.")
+    check_range(self, "temperature", 0, prefix="decoding.")
 
 
 @dataclasses.dataclass(frozen=True)
 class Samples:
-  """Texts of the target's, to train on instead of the data.
+  """Texts of the target's, to train on instead of the data."""
 
-  Attributes:
-    count: of texts; 0: train on the data itself.
-    prompt: tokens of the data that each begins with.
-    temperature: of sampling.
-  """
-
-  count: int
-  prompt: int
-  temperature: float
-
-
-class FromConfig:
-  """Made of a config."""
-
-  @classmethod
-  def from_config(cls, config: Mapping[str, Any]) -> Self:
-    """Makes one of nested dicts.
-
-    Raises:
-      ValueError: an entry is unknown, missing or out of range.
-    """
-    try:
-      return _build(cls, config, "")
-    except TypeError as error:  # a comparison with something of another type
-      raise ValueError(f"the config cannot be used: {error}") from error
+  count: int  # of texts; 0: train on the data itself
+  prompt: int  # tokens of the data that each begins with
+  temperature: float  # of sampling
 
 
 @dataclasses.dataclass(frozen=True)
-class ModelSetup(FromConfig):
-  """A language model trained on text, or distilled from a target.
+class ModelSetup:
+  """A language model trained on text, or distilled from a target."""
 
-  Attributes:
-    tokenizer: a checkpoint's, named like --target.
-    data, held_out: texts, for training and evaluation.
-    model: the shape.
-    start: checkpoint with initial weights; None or '': random weights.
-    target: checkpoint to distil from; None or '': there is none.
-    loss: of distillation; see training.objective.
-  """
-
-  tokenizer: str
-  data: str
-  held_out: str
+  tokenizer: str  # a checkpoint's, named like --target
+  data: str  # texts to train on
+  held_out: str  # texts to evaluate on
   model: TransformerConfig
   options: Options
-  start: str | None = None
-  target: str | None = None
-  loss: str | None = None
+  start: str | None = None  # checkpoint with initial weights; '': random ones
+  target: str | None = None  # checkpoint to distil from; '': there is none
+  loss: str | None = None  # of distillation; see training/objective.py
   samples: Samples | None = None
   decoding: Decoding | None = None
 
@@ -112,43 +68,31 @@ class ModelSetup(FromConfig):
 
 
 @dataclasses.dataclass(frozen=True)
-class HeadSetup(FromConfig):
-  """A draft head trained on the hidden states of a frozen target.
+class HeadSetup:
+  """A draft head trained on the hidden states of a frozen target."""
 
-  Attributes:
-    target: checkpoint, named like --target.
-    data, held_out: texts, for training and evaluation.
-    start: drafter with initial weights; None or '': random weights.
-    cache: folder for the target's hidden states; None or '': recomputes them.
-  """
-
-  target: str
-  data: str
-  held_out: str
+  target: str  # checkpoint, named like --target
+  data: str  # texts to train on
+  held_out: str  # texts to evaluate on
   head_config: HeadConfig
   loss: Loss
   options: Options
   decoding: Decoding
   samples: Samples | None = None
-  start: str | None = None
-  cache: str | None = None
+  start: str | None = None  # drafter with initial weights; '': random ones
+  cache: str | None = None  # folder of hidden states; '': recomputes them
 
 
 @dataclasses.dataclass(frozen=True)
-class JointSetup(FromConfig):
+class JointSetup:
   """A target trained from scratch, with or without an auxiliary loss.
 
-  Attributes:
-    tokenizer: a checkpoint's, named like --target.
-    data, held_out: texts, for training and evaluation.
-    model: the target's shape.
-    head_config, loss: of the drafter whose loss is the auxiliary one.
-    layer_skip: LayerSkip instead.
+  That is the `loss` of a drafter of this `head_config`, or `layer_skip`.
   """
 
-  tokenizer: str
-  data: str
-  held_out: str
+  tokenizer: str  # a checkpoint's, named like --target
+  data: str  # texts to train on
+  held_out: str  # texts to evaluate on
   model: TransformerConfig
   options: Options
   head_config: HeadConfig | None = None
@@ -180,6 +124,26 @@ class JointSetup(FromConfig):
     return "layerskip" if self.layer_skip else "none"
 
 
+def from_config(
+  config: Mapping[str, Any],
+) -> ModelSetup | HeadSetup | JointSetup:
+  """Makes the setup that nested dicts describe.
+
+  A `head_config` without a `model` is a HeadSetup. A `model` with an entry
+  `head_config` or `layer_skip`, though it be None, is a JointSetup.
+
+  Raises:
+    ValueError: an entry is unknown, missing or out of range.
+  """
+  kind = ModelSetup
+  if {"head_config", "layer_skip"} & set(config):
+    kind = JointSetup if "model" in config else HeadSetup
+  try:
+    return _build(kind, config, "")
+  except TypeError as error:  # a comparison with something of another type
+    raise ValueError(f"the config cannot be used: {error}") from error
+
+
 def _build(cls: type, config: Mapping[str, Any], prefix: str):
   """Makes a dataclass, and those that are its fields, of nested dicts.
 
@@ -193,13 +157,9 @@ def _build(cls: type, config: Mapping[str, Any], prefix: str):
       f"the config sets {', '.join(unknown)}; accepted: {', '.join(fields)}"
     )
   required = {
-    name
-    for name, field in fields.items()
-    if field.default is dataclasses.MISSING
+    name for name, x in fields.items() if x.default is dataclasses.MISSING
   }
-  absent = {name for name in required if config.get(name) is None}
-  if absent:
-    raise ValueError(f"the config lacks {_listed(absent, prefix)}")
+  _refuse_absent([x for x in required if config.get(x) is None], prefix)
   hints = typing.get_type_hints(cls)
   values = {}
   for name, value in config.items():
@@ -215,14 +175,14 @@ def _build(cls: type, config: Mapping[str, Any], prefix: str):
   return cls(**values)
 
 
-def _require(setup, *names: str) -> None:
-  absent = {name for name in names if not getattr(setup, name)}
-  if absent:
-    raise ValueError(f"the config lacks {_listed(absent, '')}")
+def _require(setup: ModelSetup | JointSetup, *names: str) -> None:
+  _refuse_absent([name for name in names if not getattr(setup, name)])
 
 
-def _listed(names: set[str], prefix: str) -> str:
-  return ", ".join(prefix + name for name in sorted(names))
+def _refuse_absent(names: Collection[str], prefix: str = "") -> None:
+  if names:
+    absent = ", ".join(prefix + name for name in sorted(names))
+    raise ValueError(f"the config lacks {absent}")
 
 
 def _check_trainable(model: TransformerConfig) -> None:

@@ -5,10 +5,13 @@ written.
 """
 
 import dataclasses
+import statistics
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 
 from specdec import checkpoints, drafters, sharding
@@ -18,46 +21,33 @@ from specdec.compiled import memory_plan
 from specdec.models import params as model_params
 from specdec.models import transformer
 from specdec.sharding import Placement
-from specdec.training import (
-  data,
-  evaluate,
-  loop,
-  objective,
-  run,
-  samples,
-  saving,
-  speed,
+from specdec.training import data, evaluate, loop, run, samples, saving
+from specdec.training.objective import (
+  Objective,
+  distillation,
+  language_model,
 )
-from specdec.training.objective import Objective
-from specdec.training.options import FREE
 from specdec.training.setup import ModelSetup
 from specdec.types import Model, Params, PyTree
 from specdec.utils import files, terminal
 
+_SIZE = 2048  # of square matrices that exceed every cache
+
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-  """A model to train, its texts, and the target that it is distilled from.
-
-  Attributes:
-    placement: of the weights on a mesh; None without one.
-    params: initial weights.
-    data, held_out: sequences.
-    objective: to minimize.
-    target, target_model: None without distillation.
-    decode: returns acceptance measures of weights; None without distillation.
-  """
+  """A model to train, its texts, and the target that it is distilled from."""
 
   setup: ModelSetup
   tokenizer: Tokenizer
-  placement: Placement | None
-  params: PyTree
+  placement: Placement | None  # of the weights on a mesh
+  params: PyTree  # initial weights
   data: data.Sequences
   held_out: data.Sequences
   objective: Objective
   target: Checkpoint | None = None
   target_model: Model | None = None
-  decode: Callable[[PyTree], dict] | None = None
+  decode: Callable[[PyTree], dict] | None = None  # acceptance of weights
 
   @property
   def frozen(self) -> PyTree | None:
@@ -65,35 +55,29 @@ class Task:
     return self.target and self.target.params
 
   def train(self, folder: Path) -> None:
-    """Runs the training, resuming it if `folder` has a part of it.
+    """Trains, resuming the run if `folder` has a part of it.
 
     Raises:
       ValueError: the folder holds another run.
     """
-    setup, options, packed = self.setup, self.setup.options, self.data
-    settings = dataclasses.asdict(setup) | {
-      "checksums": {
-        "data": saving.checksum(packed.rows),
-        "held_out": saving.checksum(self.held_out.rows),
-        "target": saving.checksum(self.frozen),
-        "first_weights": saving.checksum(self.params),
-      }
-    }
-    files.claim(folder, settings, FREE)
-    if setup.samples and setup.samples.count:
-      packed = samples.of_target(
-        setup.samples, packed, self.target_model, self.frozen, options, folder
-      )
+    setup, place, frozen = self.setup, self.placement, self.frozen
+    texts = self.data, self.held_out
+    run.claim(
+      folder,
+      run.settings(setup, texts, target=frozen, first_weights=self.params),
+    )
+    packed = samples.of_target(
+      setup.samples, self.data, self.target_model, frozen, setup.options, folder
+    )
     size = f"{setup.model.num_parameters / 1e6:.2f} M parameters"
-    run.announce(size, options, packed)
-    place = self.placement
+    run.announce(size, setup.options, packed)
     run.train(
       self.params,
-      self.frozen,
+      frozen,
       self.objective,
       packed,
       self.held_out,
-      options,
+      setup.options,
       folder,
       export=lambda weights, name: saving.export_model(
         folder / name, weights, setup.model, self.tokenizer
@@ -102,18 +86,44 @@ class Task:
       where=place and model_params.shardings(setup.model, place),
     )
 
-  def time_steps(self, repeats: int) -> speed.Speed:
-    """Measures the speed of a training step, without a mesh."""
-    options = self.setup.options
+  def time_steps(self, repeats: int) -> tuple[float, float, float, float]:
+    """Times training steps, without a mesh, and matrix products in turns.
+
+    Args:
+      repeats: timed steps; each is followed by five products. Neither includes
+        compilation.
+
+    Returns:
+      Of the median step: seconds, tokens per second, FLOP/s; and FLOP/s of the
+      median product of two square float32 matrices.
+    """
+    options, config = self.setup.options, self.setup.model
     optimizer = loop.make_optimizer(options)
-    return speed.measure(
-      loop.make_step(self.objective, optimizer, options),
-      loop.init(self.params, optimizer),
-      self.frozen,
-      jnp.asarray(self.data.batch(0, options.batch)),
-      self.setup.model,
-      repeats,
-    )
+    step = loop.make_step(self.objective, optimizer, options)
+    state = loop.init(self.params, optimizer)
+    batch = jnp.asarray(self.data.batch(0, options.batch))
+    square = jnp.ones((_SIZE, _SIZE), jnp.float32)
+    product = jax.jit(jnp.matmul)
+
+    def timed(function, *arguments):
+      begin = time.perf_counter()
+      result = jax.block_until_ready(function(*arguments))
+      return result, time.perf_counter() - begin
+
+    steps, products = [], []
+    for repeat in range(repeats + 1):
+      (state, _), step_seconds = timed(step, state, self.frozen, batch)
+      product_seconds = [timed(product, square, square)[1] for _ in range(5)]
+      if repeat:  # the first one compiles
+        steps.append(step_seconds)
+        products += product_seconds
+    seconds, length = statistics.median(steps), options.sequence
+    rate = options.batch * length / seconds
+    # Forward and backward pass: six FLOPs for each weight of a token, plus
+    # those of causal attention.
+    attention = config.num_layers * config.num_heads * config.head_dim * length
+    flops = 6 * (config.num_parameters + attention) * rate
+    return seconds, rate, flops, 2 * _SIZE**3 / statistics.median(products)
 
 
 def load(
@@ -133,37 +143,34 @@ def load(
     MemoryError: it would not fit.
   """
   tokenizer = data.load_tokenizer(setup.tokenizer, setup.model.vocab_size)
-  packed, held_out = data.load(
-    setup.data, setup.held_out, setup.options, tokenizer
-  )
+  texts = data.load(setup.data, setup.held_out, setup.options, tokenizer)
   place, target_place = _placements(setup, mesh, draft_ways)
   model = transformer.model(setup.model, place)
-  if not setup.target:
-    aim, distillation = objective.language_model(model), {}
-  else:
-    target = checkpoints.load(fetch(setup.target), place=target_place)
-    checkpoints.check_vocabulary(
-      target.config.vocab_size,
-      setup.model.vocab_size,
-      target.tokenizer,
-      tokenizer,
-    )
-    target_model = transformer.model(target.config, target_place)
-    aim = objective.distillation(model, target_model, setup.loss)
-    measure = evaluate.acceptance_by_decoding(
-      target_model,
-      drafters.model(model, setup.decoding.k),
-      held_out,
-      setup.decoding,
-    )
-    distillation = {
-      "target": target,
-      "target_model": target_model,
-      "decode": lambda weights: measure(Params(target.params, weights)),
-    }
   params = _initial_weights(setup, place)
+  if not setup.target:
+    return Task(setup, tokenizer, place, params, *texts, language_model(model))
+  target = checkpoints.load(fetch(setup.target), place=target_place)
+  checkpoints.check_vocabulary(
+    target.config.vocab_size,
+    setup.model.vocab_size,
+    target.tokenizer,
+    tokenizer,
+  )
+  target_model = transformer.model(target.config, target_place)
+  drafter = drafters.model(model, setup.decoding.k)
+  measure = evaluate.acceptance_by_decoding(
+    target_model, drafter, texts[1], setup.decoding
+  )
   return Task(
-    setup, tokenizer, place, params, packed, held_out, aim, **distillation
+    setup,
+    tokenizer,
+    place,
+    params,
+    *texts,
+    distillation(model, target_model, setup.loss),
+    target,
+    target_model,
+    lambda weights: measure(Params(target.params, weights)),
   )
 
 
@@ -178,7 +185,7 @@ def _placements(
   target, place, target_place = None, None, None
   if setup.target:
     target = checkpoints.inspect(fetch(setup.target))
-  if mesh is not None and target is not None:
+  if mesh is not None and target:
     target_place, place = sharding.places(
       mesh, target.counts, setup.model.counts, draft_ways
     )

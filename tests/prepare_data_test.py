@@ -1,4 +1,4 @@
-"""training_prompts: some of every source, evenly spread."""
+"""prepare_data: prompts of every source, evenly spread, and refusals."""
 
 import json
 
@@ -7,11 +7,7 @@ import pytest
 import programs
 
 
-def run(*arguments):
-  programs.run("training_prompts", *arguments)
-
-
-def test_of_every_source_some(tmp_path):
+def test_prompts_are_spread_over_every_source(tmp_path):
   (tmp_path / "q.jsonl").write_text(
     "".join(json.dumps({"question": f"{i}?"}) + "\n" for i in range(10))
   )
@@ -25,7 +21,9 @@ def test_of_every_source_some(tmp_path):
   )
   (code / "broken.py").write_text("def (")
   out = tmp_path / "out"
-  run(
+  programs.run(
+    "prepare_data",
+    "--make=prompts",
     f"--questions={tmp_path / 'q.jsonl'}",
     f"--passages={tmp_path / 'p.txt'}",
     f"--code={code}",
@@ -53,15 +51,20 @@ def test_of_every_source_some(tmp_path):
 
 
 @pytest.mark.parametrize(
-  "arguments, sentence",
+  "make, arguments, sentence",
   [
-    ([], "give --questions"),
-    (["--count=0"], "--count=0"),
-    (["--every=-1"], "--every=-1; it must be >= 0"),
-    (["--questions=nowhere.jsonl"], "nowhere.jsonl"),
+    ("prompts", [], "give --questions"),
+    ("prompts", ["--count=0"], "--count=0"),
+    ("prompts", ["--every=-1"], "--every=-1; it must be >= 0"),
+    ("prompts", ["--questions=nowhere.jsonl"], "nowhere.jsonl"),
+    ("tokenizer", [], "give --data"),
+    ("stdlib", ["--count=1"], "--count has no effect with --make=stdlib"),
   ],
 )
-def test_refusals(tmp_path, arguments, sentence):
+def test_refusals(tmp_path, make, arguments, sentence):
+  output = tmp_path / "out"
   with pytest.raises(SystemExit, match=sentence):
-    run(f"--output={tmp_path / 'out'}", *arguments)
-  assert not (tmp_path / "out").exists()
+    programs.run(
+      "prepare_data", f"--make={make}", f"--output={output}", *arguments
+    )
+  assert not output.exists()

@@ -1,0 +1,6 @@
+"""Runs specdec.cli.prepare_data; `--help` says what it does."""
+
+from specdec.cli.prepare_data import main
+
+if __name__ == "__main__":
+  main.launch()

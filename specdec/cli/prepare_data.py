@@ -1,0 +1,116 @@
+"""Prepares training data: a corpus, a tokenizer, prompts for a target.
+
+  python scripts/prepare_data.py --make=stdlib --output=corpus
+  python scripts/prepare_data.py --make=tokenizer --data=corpus/train \\
+    --output=tokenizer
+  python scripts/prepare_data.py --make=prompts \\
+    --questions=gsm8k_train.jsonl --passages=wikitext.txt \\
+    --code=corpus/train --count=600 --output=prompts
+
+stdlib copies this interpreter's standard library: train/, held_out/ (modules
+that no model of this repository was trained on), prompts.jsonl (beginnings of
+held-out functions) and manifest.json, the interpreter's version and the SHA-256
+of every file. Leaves out tests, generated tables and files that are not UTF-8.
+The shipped models were trained on CPython 3.11.7. The folder is replaced.
+
+tokenizer trains a byte-level BPE tokenizer on a folder of text or a JSONL file,
+which this repository and transformers read. Any text can be encoded: bytes are
+the alphabet. Id 0 is the token that ends a document.
+
+prompts takes --count prompts of each source that is given, evenly spread over
+it: the `question` of a JSONL file's lines; paragraphs of a text, with a request
+to sum them up, to explain, to ask and answer, to translate or to list;
+beginnings of Python functions, every other one with a request to complete it.
+The folder gets prompts.jsonl and held_out.jsonl: prompt and category, a line
+each, for a target to answer (write_text.py).
+"""
+
+from pathlib import Path
+
+from specdec.cli import app, setup_flags
+from specdec.training import bpe, corpus, data, prompts
+from specdec.utils import terminal
+
+FLAGS = {
+  "stdlib": (),
+  "tokenizer": ("data", "vocab_size"),
+  "prompts": (*prompts.SOURCES, "count", "every"),
+}
+
+
+def define(flags: app.Flags) -> None:
+  """Defines the flags."""
+  flags.enum("make", None, list(FLAGS), "What to make.")
+  flags.string("output", None, "Folder to write; default corpus, or tokenizer.")
+  flags.string("data", None, "Folder or file to train a tokenizer on.")
+  flags.integer("vocab_size", 4096, "Tokens, bytes included.")
+  flags.string("questions", None, "JSONL file whose lines have a question.")
+  flags.string("passages", None, "Text with a paragraph a line.")
+  flags.string("code", None, "Folder of Python files.")
+  flags.integer("count", 600, "Prompts of each source.")
+  flags.integer(
+    "every", 20, "Every N-th prompt goes to held_out.jsonl; 0: none."
+  )
+
+
+def make_stdlib(options: app.Options) -> None:
+  """Writes the corpus and prints its size."""
+  output = options.output or "corpus"
+  app.check_folder("--output", output)
+  sizes = corpus.write_stdlib(Path(output))
+  for part in ("train", "held_out"):
+    size = sum(sizes[part]) / 1e6
+    terminal.report(f"{part}: {len(sizes[part])} files, {size:.2f} MB")
+  terminal.report(f"prompts: {len(sizes['prompts'])}")
+
+
+def make_tokenizer(options: app.Options) -> None:
+  """Reads, trains, writes."""
+  if not options.data:
+    raise ValueError("give --data, a folder or a file of text")
+  output = options.output or "tokenizer"
+  app.check_at_least(options, bpe.MIN_SIZE, "vocab_size")
+  app.check_folder("--output", output)
+  texts = data.read_texts(options.data)
+  tokenizer = bpe.train(texts, options.vocab_size)
+  bpe.save(tokenizer, Path(output))
+  sample = texts[: 1 + len(texts) // 20]
+  terminal.report(
+    f"{tokenizer.get_vocab_size()} tokens; "
+    f"{bpe.bytes_per_token(tokenizer, sample):.2f} bytes a token on "
+    f"{len(sample)} of its documents"
+  )
+
+
+def make_prompts(options: app.Options) -> None:
+  """Reads every source that is given and writes the files."""
+  app.check_at_least(options, 1, "count")
+  app.check_at_least(options, 0, "every")
+  folder = app.take_folder("--output", options.output)
+  lines = []
+  for name, read in prompts.SOURCES.items():
+    path = getattr(options, name)
+    if path:
+      texts = prompts.spread(read(path), options.count)
+      if not texts:
+        raise ValueError(f"--{name}={path} has nothing to ask")
+      lines += [{"prompt": text, "category": name} for text in texts]
+  if not lines:
+    raise ValueError("give --questions, --passages or --code")
+  for path, count in prompts.write_parts(folder, lines, options.every):
+    terminal.report(f"{count} prompts: {path}")
+
+
+def prepare(options: app.Options) -> None:
+  """Checks the flags, then makes what is wanted."""
+  if options.make is None:
+    raise ValueError(f"give --make, one of {', '.join(FLAGS)}")
+  others = {x for names in FLAGS.values() for x in names}
+  others -= {*FLAGS[options.make]}
+  why = f"has no effect with --make={options.make}"
+  setup_flags.refuse(options, sorted(others), why)
+  make = {"stdlib": make_stdlib, "tokenizer": make_tokenizer}
+  make.get(options.make, make_prompts)(options)
+
+
+main = app.Program(__doc__, define, prepare)

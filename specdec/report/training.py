@@ -1,0 +1,149 @@
+"""Tables and plots of training runs: a line for each drafter, or joint kind."""
+
+import os
+from collections.abc import Sequence
+
+from matplotlib import ticker
+
+from specdec.benchmark.metrics import Estimate
+from specdec.report import canvas
+from specdec.report.training_runs import Curve, Kind
+from specdec.utils import terminal
+
+
+def curve_table(curves: Sequence[Curve]) -> str:
+  """Formats learning curves after their last evaluation."""
+  header = ["run", "tokens", "k", "kept", "first", "tokens a pass"]
+  rows = []
+  for curve in curves:
+    gain = curve.last_doubling
+    rows.append(
+      [
+        curve.name,
+        f"{curve.tokens[-1]:,}",
+        str(curve.k),
+        f"{curve.acceptance[-1]:.3f}",
+        f"{curve.first[-1]:.2f}",
+        f"{curve.tokens_per_pass[-1]:.2f}",
+        "-" if gain is None else f"{gain:+.2f}",
+      ]
+    )
+  return terminal.columns([*header, "last doubling"], rows)
+
+
+def plot_curves(
+  curves: Sequence[Curve], path: str | os.PathLike, title: str
+) -> None:
+  """Plots acceptance and tokens per pass; tokens trained on in log scale."""
+  figure, panels = canvas.figure(4.0, title, (), 2)
+  for axes, quantity, label in (
+    (panels[0], "acceptance", "acceptance probability (text)"),
+    (panels[1], "tokens_per_pass", "tokens per target pass (decoding)"),
+  ):
+    for i, curve in enumerate(curves):
+      axes.plot(
+        curve.tokens,
+        getattr(curve, quantity),
+        color=canvas.COLORS[i % len(canvas.COLORS)],
+        marker=canvas.MARKERS[i % len(canvas.MARKERS)],
+        linestyle=canvas.LINES[i // len(canvas.COLORS) % len(canvas.LINES)],
+        markersize=5,
+        label=canvas.label(curve.name),
+      )
+    axes.set_xscale("log")
+    axes.xaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
+    axes.xaxis.set_major_formatter(ticker.EngFormatter(sep=""))
+    axes.xaxis.set_minor_locator(ticker.NullLocator())
+    axes.set_xlabel("tokens trained on")
+    axes.set_ylabel(label)
+  if len(curves) > 1:
+    canvas.legend(panels[1])
+  canvas.save(figure, path)
+
+
+def joint_table(kinds: Sequence[Kind]) -> str:
+  """Formats a comparison of joint training."""
+  header = ("kind", "seeds", "loss", "less none's", "tokens per pass")
+  rows = [
+    (
+      kind.kind,
+      " ".join(str(run.seed) for run in kind.runs),
+      _four_digits(kind.loss),
+      _four_digits(kind.difference),
+      str(kind.tokens_per_pass),
+    )
+    for kind in kinds
+  ]
+  return terminal.columns(header, rows)
+
+
+def _four_digits(estimate: Estimate) -> str:
+  if estimate.value is None:
+    return "-"
+  error = "" if estimate.error is None else f" ± {estimate.error:.4f}"
+  return f"{estimate.value:.4f}{error}"
+
+
+def plot_joint(kinds: Sequence[Kind], path: str | os.PathLike) -> None:
+  """Plots differences of the target's held-out loss, and tokens per pass.
+
+  Every seed is a point next to its kind's mean and standard error, so that the
+  number of runs is visible.
+  """
+  title = (
+    f"Joint training, {kinds[0].runs[0].tokens / 1e6:.2f} M tokens each: "
+    "points are seeds, bars standard errors"
+  )
+  losses = [
+    (kind.kind, kind.difference, list(kind.differences.values()))
+    for kind in kinds
+    if kind.differences
+  ]
+  passes = [
+    (kind.kind, kind.tokens_per_pass, [x.tokens_per_pass for x in kind.runs])
+    for kind in kinds
+    if kind.tokens_per_pass.value is not None
+  ]
+  figure, panels = canvas.figure(3.2, title, (), 2)
+  for axes, columns, label, level in (
+    (panels[0], losses, "held-out loss minus none's, nats/token", 0.0),
+    (panels[1], passes, "tokens per target pass", 1.0),
+  ):
+    axes.axhline(level, color=canvas.GRAY, linewidth=1)
+    for i, (_, mean, values) in enumerate(columns):
+      color = canvas.COLORS[i % len(canvas.COLORS)]
+      axes.errorbar(
+        i, mean.value, mean.error, fmt="_", color=color, ms=18, **canvas.BARS
+      )
+      x = [i + 0.18] * len(values)
+      axes.plot(x, values, "o", color=color, fillstyle="none", ms=4)
+    names = [canvas.label(name, 16) for name, *_ in columns]
+    axes.set_xticks(range(len(columns)), names)
+    axes.set_xlim(-0.5, max(len(columns), 1) - 0.5)
+    axes.set_ylabel(label)
+  canvas.save(figure, path)
+
+
+def speed_table(
+  seconds: float,
+  tokens_per_second: float,
+  flops: float,
+  gemm_flops: float,
+  load: Sequence[float],
+) -> str:
+  """Formats the speed of a training step.
+
+  Args:
+    flops, gemm_flops: FLOP/s, of a step and of a matrix product.
+    load: averages of the number of runnable processes.
+  """
+  return terminal.table(
+    [
+      ("one step", f"{seconds * 1e3:.0f} ms"),
+      ("tokens", f"{tokens_per_second:,.0f} a second"),
+      ("arithmetic", f"{flops / 1e9:.1f} GFLOP/s"),
+      ("a float32 product", f"{gemm_flops / 1e9:.1f} GFLOP/s"),
+      ("share of it", f"{flops / gemm_flops:.0%}"),
+      ("load", " ".join(f"{average:.2f}" for average in load)),
+    ]
+  )

@@ -1,0 +1,105 @@
+"""Setups of training refuse what cannot be trained, before anything loads."""
+
+import re
+
+import pytest
+
+from specdec.training.setup import (
+  HeadSetup,
+  JointSetup,
+  ModelSetup,
+  from_config,
+)
+from tiny_training import DECODING, SHAPE
+
+SHARED = dict(
+  data="text",
+  held_out="text",
+  options=dict(steps=12, batch=4, sequence=6, warmup=2),
+)
+MODEL = dict(vocab_size=32, num_layers=3, **SHAPE)
+LANGUAGE_MODEL = SHARED | dict(tokenizer="letters", model=MODEL)
+HEAD_CONFIG = dict(kind="mtp", head="shared", **SHAPE)
+HEAD = SHARED | dict(
+  target="target",
+  head_config=HEAD_CONFIG,
+  loss=dict(divergence="forward_kl"),
+  decoding=DECODING,
+)
+JOINT = LANGUAGE_MODEL | dict(head_config=None, decoding=DECODING)
+SKIP = dict(layer_skip=dict(dropout=0.5))
+
+
+@pytest.mark.parametrize(
+  "config, setup, kind",
+  [
+    (LANGUAGE_MODEL, ModelSetup, None),
+    (LANGUAGE_MODEL | dict(target="", decoding=DECODING), ModelSetup, None),
+    (HEAD, HeadSetup, None),
+    (JOINT, JointSetup, "none"),
+    (LANGUAGE_MODEL | dict(layer_skip=None), JointSetup, "none"),
+    (
+      JOINT | dict(head_config=HEAD_CONFIG, loss=HEAD["loss"]),
+      JointSetup,
+      "mtp",
+    ),
+    (
+      JOINT | SKIP | dict(decoding=DECODING | dict(exit_layer=1)),
+      JointSetup,
+      "layerskip",
+    ),
+  ],
+)
+def test_a_config_s_entries_say_what_is_trained(config, setup, kind):
+  made = from_config(config)
+  assert type(made) is setup and getattr(made, "kind", None) == kind
+
+
+@pytest.mark.parametrize(
+  "config, part, changes, complaint",
+  [
+    (LANGUAGE_MODEL, None, dict(speed=1), "sets speed; accepted: tokenizer, "),
+    (HEAD, "head_config", dict(colour=1), "sets head_config.colour; accepted"),
+    (LANGUAGE_MODEL, None, dict(target="a"), "the config lacks decoding, loss"),
+    (LANGUAGE_MODEL, None, dict(loss="forward_kl"), "needs a target"),
+    (
+      LANGUAGE_MODEL,
+      None,
+      dict(samples=dict(count=9, prompt=2, temperature=1.0)),
+      "samples.count = 9 needs a target",
+    ),
+    (LANGUAGE_MODEL, "model", dict(num_layers=10**9), "= 1,000,000,000"),
+    (LANGUAGE_MODEL, "model", dict(dtype="bfloat16"), "trained in float32"),
+    (JOINT, "model", dict(dtype="bfloat16"), "trained in float32"),
+    (HEAD, None, dict(loss=None), "the config lacks loss"),
+    (
+      HEAD,
+      None,
+      dict(decoding=dict(k=2)),
+      "lacks decoding.length, decoding.new_tokens",
+    ),
+    (HEAD, "loss", dict(divergence="hinge"), "divergence 'hinge' is unknown; "),
+    (HEAD, "loss", dict(decay=-1.0), "decay = -1.0; it must be >= 0"),
+    (HEAD, "decoding", dict(prompts=0), "decoding.prompts = 0; it must be >= "),
+    (HEAD, "decoding", dict(temperature=-1.0), "decoding.temperature = -1.0"),
+    (JOINT | SKIP, None, dict(head_config=HEAD_CONFIG), "and layer_skip"),
+    (JOINT, None, dict(loss=HEAD["loss"]), "and no head_config to train"),
+    (JOINT, None, dict(head_config=HEAD_CONFIG), "the config lacks loss"),
+    (JOINT, None, SKIP, "the config lacks decoding.exit_layer"),
+    (JOINT | SKIP, "layer_skip", dict(dropout=1.5), "it must be in 0..1"),
+    (HEAD, "options", dict(steps=0), "steps = 0; it must be >= 1"),
+    (HEAD, "options", dict(steps="many"), "the config cannot be used: '"),
+    (HEAD, "options", dict(accumulate=3), "does not divide batch = 4"),
+    (HEAD, "options", dict(warmup=12), "it must be < steps = 12"),
+    (HEAD, "options", dict(optimizer="sgd"), "known: adamw, muon"),
+    (HEAD, "options", dict(dtype="float16"), "known: float32, bfloat16"),
+    (HEAD, "options", dict(learning_rate=0.0), "it must be > 0"),
+    (HEAD, "options", dict(clip=float("nan")), "clip = nan; it must be > 0"),
+    (HEAD, "options", dict(adam_b2=2.0), "adam_b2 = 2.0; it must be in 0..1"),
+  ],
+)
+def test_setups_refuse(config, part, changes, complaint):
+  if part:
+    changes = {part: config[part] | changes}
+  with pytest.raises(ValueError, match=re.escape(complaint)):
+    from_config(config | changes)
