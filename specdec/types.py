@@ -295,7 +295,7 @@ class DrafterCost:
   exit_head: bool = True
 
   @property
-  def is_known(self) -> bool:
+  def is_complete(self) -> bool:
     """Whether a round and the memory of this drafter can be priced."""
     sizes = (self.weight_bytes, self.row_bytes, self.position_bytes, self.step)
     return None not in sizes

@@ -24,7 +24,7 @@ def target(tmp_path_factory):
 
 
 @pytest.fixture(autouse=True)
-def known_hardware(monkeypatch):
+def fake_hardware(monkeypatch):
   programs.fake_machine(monkeypatch)
 
 

@@ -10,7 +10,7 @@ import virtual
 # last two take two fifths off compilation where XLA has them.
 if "XLA_FLAGS" not in os.environ:
   os.environ["XLA_FLAGS"] = " ".join(
-    virtual.known_flags(
+    virtual.supported_flags(
       [
         "--xla_backend_optimization_level=0",
         "--xla_llvm_disable_expensive_passes=true",

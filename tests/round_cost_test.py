@@ -173,7 +173,7 @@ def test_an_unknown_cost_is_not_priced():
   pair = TargetDraftPair(LARGE, UNKNOWN_COST)
   with pytest.raises(ValueError, match="is unknown"):
     pair.memory(1, 100)
-  assert not drafter_cost.fallback(NO_COST, UNKNOWN_COST).is_known
+  assert not drafter_cost.fallback(NO_COST, UNKNOWN_COST).is_complete
 
 
 @pytest.mark.parametrize("kind", KINDS)

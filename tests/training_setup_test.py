@@ -51,8 +51,8 @@ SKIP = dict(layer_skip=dict(dropout=0.5))
   ],
 )
 def test_a_config_s_entries_say_what_is_trained(config, setup, kind):
-  made = from_config(config)
-  assert type(made) is setup and getattr(made, "kind", None) == kind
+  built = from_config(config)
+  assert type(built) is setup and getattr(built, "kind", None) == kind
 
 
 @pytest.mark.parametrize(

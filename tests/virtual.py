@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 
-def known_flags(flags: Sequence[str]) -> list[str]:
+def supported_flags(flags: Sequence[str]) -> list[str]:
   """Returns those of the XLA flags that the installed jaxlib knows.
 
   XLA aborts, without a Python error, a process whose XLA_FLAGS hold a flag that
@@ -45,7 +45,9 @@ def environment(devices: int) -> dict[str, str]:
   flags = [
     os.environ.get("XLA_FLAGS", ""),
     f"--xla_force_host_platform_device_count={devices}",
-    *known_flags(["--xla_cpu_collective_call_terminate_timeout_seconds=600"]),
+    *supported_flags(
+      ["--xla_cpu_collective_call_terminate_timeout_seconds=600"]
+    ),
   ]
   return os.environ | {
     "XLA_FLAGS": " ".join(flags),

@@ -166,7 +166,7 @@ def _pair(
     for one in _passes(setup, target, chip)
   )
   cost = setup.make_drafter(target).drafter.cost
-  if cost is None or not cost.is_known:
+  if cost is None or not cost.is_complete:
     cost = NO_COST  # what drafting takes is then fitted with the overhead
   return TargetDraftPair(deployment, cost, *draft)
 

@@ -153,7 +153,7 @@ class Decoder:
   @property
   def drafter_cost(self) -> DrafterCost:
     """What the drafter holds: as it states, or as its weights and state are."""
-    if self.drafter.cost is not None and self.drafter.cost.is_known:
+    if self.drafter.cost is not None and self.drafter.cost.is_complete:
       return self.drafter.cost
     state = jax.eval_shape(lambda: self.start(Batch([], []))).draft_state
     size = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state))

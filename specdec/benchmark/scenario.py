@@ -142,7 +142,7 @@ class Scenario:
       name = catalog.PRESET + name
     setup = Setup(name, drafter, k=self.most, dtype=dtype, random_weights=True)
     cost = abstract.drafter(setup, abstract.target(setup)).drafter.cost
-    if cost is None or not cost.is_known:
+    if cost is None or not cost.is_complete:
       raise ValueError(
         f"{drafter} has no cost: its Drafter does not say what it holds and "
         "reads (docs/extending.md)"

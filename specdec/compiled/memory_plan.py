@@ -146,7 +146,7 @@ def plan(
   weights = {name: weight_bytes(*model) for name, model in models.items()}
   if drafter.weight_bytes:
     weights["drafter"] = drafter.weight_bytes
-  caveat = "" if drafter.is_known else "the drafter's memory is unknown"
+  caveat = "" if drafter.is_complete else "the drafter's memory is unknown"
   caches = (cache_bytes(m, batch, slots, place) for m, place in models.values())
   decoding = {"KV caches": sum(caches)}
   rows = _padded(batch, places[0])

@@ -67,7 +67,7 @@ def fallback(first: DrafterCost, other: DrafterCost) -> DrafterCost:
   }
   if first.steps == 0 or other.steps == 0:
     drafts = other if first.steps == 0 else first
-    if not (first.is_known and other.is_known):
+    if not (first.is_complete and other.is_complete):
       held["step"] = None
     return dataclasses.replace(drafts, **held)
   if first.steps != other.steps or (_has_passes(first) and _has_passes(other)):

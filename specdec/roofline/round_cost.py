@@ -264,7 +264,7 @@ class TargetDraftPair:
       "target cache": self.target.cache_bytes(batch, slots),
     }
     cost = self.drafter
-    if not cost.is_known:
+    if not cost.is_complete:
       raise ValueError("what this drafter holds in memory is unknown")
     if cost.shape is not None and not cost.shares_target:
       decoder = self.draft or deployment_of(self.target, cost)
