@@ -40,8 +40,10 @@ def recent(target, k):
       after = jnp.take_along_axis(context.tokens, after, axis=1)[:, 0]
       return jnp.where(position < 0, token, after), (after, position >= 0)
 
-    _, (tokens, seen) = jax.lax.scan(extend, context.pending[:, 0], length=k)
-    count = 1 + jnp.sum(jnp.cumprod(seen, axis=0), axis=0, dtype=jnp.int32)
+    _, (tokens, followed) = jax.lax.scan(
+      extend, context.pending[:, 0], length=k
+    )
+    count = 1 + jnp.sum(jnp.cumprod(followed, axis=0), axis=0, dtype=jnp.int32)
     tokens = jnp.concatenate([context.pending, tokens.T], axis=1)
     return Draft(tokens, None, None, count), state
 
