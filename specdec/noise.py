@@ -8,6 +8,7 @@ uncoupled draws of a generation ever share noise.
 
 import dataclasses
 
+import chex
 import jax
 import jax.numpy as jnp
 
@@ -79,7 +80,8 @@ class Noise:
     return self._gumbel(COUPLED, position)
 
   def draft(self, depth, node) -> jax.Array:
-    """[B, V] Gumbel noise to draw node `node` at depth `depth`."""
+    """[B, V] Gumbel noise to draw node `node` at depth `depth`, scalars."""
+    chex.assert_rank([depth, node], 0)
     if self.coupled:
       return self.at_position(self.length - 1 + depth)
     return self._gumbel(DRAFT, self.length, node)

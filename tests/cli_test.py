@@ -111,6 +111,7 @@ CONFIGS = ROOT / "configs" / "train"
     ("train", ["--fodler=a"], "Unknown command line flag 'fodler'. Did you"),
     ("generate", ["stray", "arguments"], "unexpected argument 'stray';"),
     ("convert", ["--source=nope"], "nope is neither a path nor"),
+    ("convert", ["--output=out"], "--output needs --source"),
   ],
 )
 def test_a_wrong_command_ends_in_one_sentence(program, arguments, sentence):

@@ -296,6 +296,12 @@ def test_a_constructor_that_is_not_cached():
   broken("trace", lambda: constructor(TABLE, 3), "two drafters")
 
 
+def test_a_spec_that_cannot_be_hashed():
+  lookup = drafters.lookup(2)
+  spec = lookup.spec._replace(widths=list(lookup.spec.widths))
+  broken("trace", lookup._replace(spec=spec), "cannot be hashed")
+
+
 def test_a_target_cache_that_was_written_to():
   def resumed(draft, context):
     layers = context.target_cache.layers

@@ -54,7 +54,9 @@ def test_two_drafters_and_a_comparison():
 
 def test_a_config_is_a_setup():
   config = ml_collections.ConfigDict({"target": "stdlib-1m", "k": 2})
-  assert Setup(**config) == Setup("stdlib-1m", k=2)
+  assert Setup.from_config(config) == Setup("stdlib-1m", k=2)
+  with pytest.raises(ValueError, match="setting drafters is unknown; did you"):
+    Setup.from_config({"drafters": "lookup"})
 
 
 @pytest.mark.parametrize(
@@ -195,3 +197,9 @@ def test_functions_of_a_users_file_may_have_any_names(tmp_path):
   for name in ("model", "medusa", "layer_skip"):
     setup = Setup(**SHORT, drafter=f"{path}:{name}", k=2)
     assert setup.load().num_nodes == 3
+
+
+def test_a_users_drafter_is_not_asked_for_drafts_of_no_token(tmp_path):
+  path = tmp_path / "mine.py"
+  path.write_text("def drafter(k):\n  raise ValueError('no k')\n")
+  assert Setup(**SHORT, drafter=f"{path}:drafter", k=0).load().num_nodes == 1

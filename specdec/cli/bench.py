@@ -61,7 +61,7 @@ def define(flags: app.Flags) -> None:
     "calibrate",
     None,
     "Instead of all that: fit the cost model to passes and rounds of these "
-    "models, and keep the fits in this file, beside what it holds.",
+    "models, and keep the fits in this file, which keeps what it holds.",
   )
 
 

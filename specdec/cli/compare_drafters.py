@@ -23,7 +23,7 @@ columns of the tables:
                      took. The rest is what small operations cost beyond their
                      bytes. "-": the drafter does not say what it reads
   best               the fastest chain, with one standard error, its tokens per
-                     second, and those of the baseline beside it
+                     second, and those of the baseline
 
 The output folder gets lines.jsonl as points finish, then results.json
 (docs/schema.json), table.txt and plot.png. The same command resumes a run that
@@ -113,12 +113,13 @@ def compare(options: app.Options) -> None:
   points = drafter_comparison.points_of(
     setups, target, options.k, options.tree_size
   )
-  points = {  # a drafter that was trained anew is measured anew
-    (
-      *drafter_comparison.key_of(point),
-      saving.checksum(decoders[point.setup.drafter].params.draft),
-    ): point
-    for point in points
+  checksums = {  # a drafter that was trained anew is measured anew
+    name: saving.checksum(decoder.params.draft)
+    for name, decoder in decoders.items()
+  }
+  points = {
+    (*drafter_comparison.key_of(x), checksums[x.setup.drafter]): x
+    for x in points
   }
   settings = {n: x for n, x in header["settings"].items() if n != "drafters"}
   params, config = target.checkpoint.params, target.checkpoint.config

@@ -36,3 +36,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     sys.exit(terminal.escape(f"specdec: {name}; {choices(name, programs())}"))
   program = importlib.import_module(f"specdec.cli.{name}").main
   program.launch([f"specdec {name}", *argv[2:]])
+
+
+if __name__ == "__main__":
+  main()

@@ -30,7 +30,11 @@ LAYOUTS = {
 
 def define(flags: app.Flags) -> None:
   """Defines the flags."""
-  flags.string("source", MODEL, "What to read, named like --target.")
+  flags.string(
+    "source",
+    MODEL,
+    "What to read, named like --target; by default it fetches 98 MB.",
+  )
   flags.string(
     "cache",
     None,
@@ -56,6 +60,8 @@ def check(options: app.Options) -> Path | None:
   if not options.output:
     setup_flags.refuse(options, ("layout", "dtype"), "is for --output")
     return None
+  if "source" not in options.given:
+    raise ValueError("--output needs --source, the model to rewrite")
   output = Path(options.output).expanduser()
   app.check_folder("--output", str(output))
   if output.exists() and any(output.iterdir()):

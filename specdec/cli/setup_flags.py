@@ -122,6 +122,8 @@ def read(options: Options, **changes) -> None:
   apply_config(options)
   join(options)  # before anything wakes JAX
   options.k = getattr(options, "k", None)
+  app.check_at_least(options, 0, "k")
+  app.check_at_least(options, 1, "batch", "max_new_tokens")
   for k in options.k or (None,):
     for batch in options.batch:
       setup_of(options, **{"k": k, "batch": batch} | changes)

@@ -1,4 +1,4 @@
-"""Runs a list of settings, each with its prediction beside its measurement.
+"""Runs a list of settings, each predicted and measured.
 
   python scripts/sweep.py --sweep=configs/sweeps/shipped.py --output=runs/sweep
   python scripts/report.py runs/sweep             # the page

@@ -25,7 +25,8 @@ def pack(params: dict, backend: str | None = None) -> dict:
   """Packs parameters for decoding on `backend`.
 
   On 'cpu' every matrix becomes [out / block, in, block], for `project` and
-  `look_up` alone. Elsewhere `params` is returned unchanged.
+  `look_up` alone, not for training or saving. Elsewhere `params` is returned
+  unchanged.
 
   Args:
     params: nested dict of arrays, emptied while it is packed, so that at most

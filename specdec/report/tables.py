@@ -128,7 +128,9 @@ def of_sweep(lines: Sequence[dict]) -> str:
     "measured": estimate("run", "speed", "speedup"),
     "measured/predicted": lambda line: f"{sweeps.ratio(line):.2f}",
   }
-  return listed(lines, columns)
+  caveats = sorted({caveat for line in lines for caveat in line["caveats"]})
+  warnings = "".join(f"\n  warning: {caveat}" for caveat in caveats)
+  return listed(lines, columns) + warnings
 
 
 # Labels of sibling kinds.

@@ -234,6 +234,10 @@ class _Trial:
         "two calls of its constructor give two drafters, and each of them is "
         "compiled; decorate it with specdec.utils.constructors.cached",
       )
+    try:
+      hash(self.spec)
+    except TypeError as error:
+      require(False, f"its spec cannot be hashed: {error}")
     self.coupled  # noqa: B018  (traces it)
     traces = self.traces
     length = np.roll(self.inputs["prompt_length"], 1)

@@ -36,7 +36,7 @@ from specdec.utils.constructors import cached
 class TargetWeights(NamedTuple):
   """The target's weights that a head uses."""
 
-  embed: Array  # [V, M], or as models/packing.py packs it
+  embed: Array  # [V, M], or as models/layouts.py packs it
   head: Array  # [n, M], the rows that it may draft
 
 
