@@ -6,8 +6,9 @@ import re
 import pytest
 
 import programs
+from specdec.benchmark.scenario import Scenario
 from specdec.report import papers
-from specdec.roofline import chips, drafter_cost, shapes
+from specdec.roofline import chips, drafter_cost, planning, shapes
 from specdec.roofline.calibration import Calibration, Errors, Fit, RoundFit
 from specdec.roofline.cost import Deployment, Efficiency
 from specdec.roofline.round_cost import Overhead, TargetDraftPair
@@ -49,6 +50,26 @@ def test_tables_pictures_and_cells(tmp_path, capsys):
   assert len(cells) == 3 * 2 * 5
   assert {cell["draft"] for cell in cells} == {"model(llama3-1b)"}
   assert all(c["speedup"] == "1" for c in cells if c["k"] == "0")
+
+
+def test_all_chips_side_by_side(capsys):
+  deployment = dict(weights="int8", compute="fp8", ways=2)
+  flags = [f"--{name}={value}" for name, value in deployment.items()]
+  programs.run("roofline", "--chips=all", "--target=llama3-8b", *flags)
+  text = capsys.readouterr().out
+  rows = {x.split()[0]: x.split()[1:] for x in text.splitlines() if x.split()}
+  for name, chip in chips.CHIPS.items():
+    assert (name in rows) == ("fp8" in chip.flops)
+    if name not in rows:
+      continue
+    scenario = Scenario.of("llama3-8b", "model(llama3-1b)", chip, **deployment)
+    best = planning.best_k(scenario.pair, 1, 2048, 0.75, 8)
+    tokens = best.speedup / scenario.pair.round(1, 0, 2048).seconds
+    assert rows[name][3:6] == [
+      f"{tokens:,.0f}",
+      f"{best.k}",
+      f"{best.speedup:.2f}",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -109,7 +130,7 @@ def test_positions_that_cross_attention_reads(capsys):
     (["--alpha=0.5", "--prefix_acceptance=0.5"], "--alpha and --prefix_acc"),
     (["--correlation=0.5"], "--correlation is of experts"),
     (["--drafter=lookup", "--drafts=0.1"], "--drafts compares draft models"),
-    (["--chips=h100", "--output="], "--chips compares in pictures"),
+    (["--chips=h100,v9"], "no chip 'v9'"),
   ],
 )
 def test_bad_input_is_one_sentence(tmp_path, arguments, sentence):

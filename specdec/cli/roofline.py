@@ -9,6 +9,7 @@
     --drafter='lookup(k=4) | eagle(eagle)'
   python scripts/roofline.py --calibration=calibration.json \\
     --target=stdlib-11m --drafter='model(stdlib-1m)' --alpha=0.85
+  python scripts/roofline.py --chips=all --ways=8  # side by side
   python scripts/roofline.py --papers         # the founding papers' tables
 
 Prints what a round costs term by term, the best k for every batch and context,
@@ -35,7 +36,7 @@ def predict(options: Options) -> None:
     return
   workload = roofline_flags.workload(options)
   scenario = roofline_flags.scenario(options)
-  others = [roofline_flags.chip_of(name) for name in options.chips]
+  others = roofline_flags.other_chips(options)
   drafts = []
   if roofline_flags.compares_drafts(scenario):
     drafts = options.drafts
@@ -49,6 +50,8 @@ def predict(options: Options) -> None:
   report(roofline.memory(scenario, options.context))
   report(roofline.rounds(pair, workload))
   report(roofline.plans(pair, workload))
+  if others:
+    report(roofline.by_chip(scenario, workload, others))
   if drafts:
     report(roofline.best_draft(scenario, workload, drafts, acceptance))
   if options.rank_acceptance:

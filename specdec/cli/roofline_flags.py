@@ -48,7 +48,9 @@ def define(flags: Flags) -> None:
     "Instead of the datasheet's: bandwidth=1e12, memory=9e10, bfloat16=2e14 "
     "(its rate), link_bandwidth, axes, hop_seconds ...",
   )
-  flags.list("chips", [], "With --output: more chips, to compare with.")
+  flags.list(
+    "chips", [], "Also predict for these chips, or for all: a table, a picture."
+  )
   flags.enum(
     "efficiency",
     "typical",
@@ -112,11 +114,17 @@ def check(options: Options) -> None:
     refuse(options, _DEPLOYMENT, why)
   if options.prefix_acceptance:
     refuse(options, ["alpha"], "and --prefix_acceptance: give one of them")
-  if not options.output:
-    refuse(options, ["chips"], "compares in pictures: give --output")
   counts = "ways", "replicas", "draft_ways", "most", "context", "contexts"
   app.check_at_least(options, 1, *counts, "batches")
   app.check_at_least(options, 0, "source")
+
+
+def other_chips(options: Options) -> list[Chip]:
+  """Returns those of --chips; all: that have products of --compute."""
+  if options.chips != ["all"]:
+    return [chip_of(name) for name in options.chips]
+  dtype = options.compute or "bfloat16"
+  return [chip for chip in chips.CHIPS.values() if dtype in chip.flops]
 
 
 def chip_of(name: str, /, **changes) -> Chip:

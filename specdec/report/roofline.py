@@ -9,6 +9,7 @@ import numpy as np
 
 from specdec.benchmark.scenario import Scenario
 from specdec.roofline import planning, theory
+from specdec.roofline.chips import Chip
 from specdec.roofline.round_cost import Round, TargetDraftPair
 from specdec.utils.terminal import columns
 
@@ -147,6 +148,47 @@ def plans(pair: TargetDraftPair, workload: Workload) -> str:
     tensorrt = str(error)
   vllm = json.dumps(planning.as_vllm(ranges))
   return "\n".join([*lines, f"vLLM: {vllm}", f"TensorRT-LLM: {tensorrt}"])
+
+
+def by_chip(
+  scenario: Scenario, workload: Workload, others: Sequence[Chip]
+) -> str:
+  """Lists chips side by side: one row, then the largest batch that pays.
+
+  Args:
+    others: chips beside the scenario's, as many of each.
+  """
+  context, lines = workload.context, []
+  pairs = {scenario.deployment.chip.name: scenario.pair}
+  for chip in others:
+    pairs.setdefault(chip.name, scenario.on(chip).pair)
+  for name, pair in pairs.items():
+    chip = pair.target.chip
+    ridge = chip.rate(pair.target.dtype) / chip.bandwidth
+    line = [name, f"{chip.bandwidth / 1e12:.3g}", f"{ridge:.0f}"]
+    if fits(pair, 1, context):
+      best, baseline = workload.best(pair, 1), pair.round(1, 0, context)
+      tokens = 1 / baseline.seconds
+      batch = planning.break_even_batch(
+        pair, context, workload.acceptance, workload.most
+      )
+      line += [
+        f"{tokens:,.0f}",
+        f"{tokens * best.speedup:,.0f}",
+        str(best.k),
+        f"{best.speedup:.2f}",
+        "4096 still" if batch is None else str(batch - 1),
+        str(planning.largest_batch(pair, context)),
+      ]
+    else:
+      line += ["does not fit", *[""] * 5]
+    lines.append(line)
+  header = ["chip", "TB/s", "FLOP/byte", "baseline tok/s", "tok/s", "k"]
+  header += ["speedup", "pays up to batch", "rows that fit"]
+  return (
+    f"\n{scenario.num_chips} of each chip, batch 1, context {context}\n"
+    + columns(header, lines)
+  )
 
 
 def best_draft(

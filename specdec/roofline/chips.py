@@ -78,6 +78,11 @@ def _chip(name, memory, bandwidth, bfloat16, link, axes, source, **flops):
 
 _GOOGLE = "cloud.google.com; link: scaling-book"
 _NVIDIA = "NVIDIA by scaling-book gpus.md"
+_PCIE = "NVIDIA datasheet; link: PCIe"
+_TPU8 = (
+  "Google, April 2026; bfloat16 and fp8: a quarter and half of its FP4; link: "
+  "0.9 of what is published"
+)
 _CHIPS = (
   _chip("v3", 32 * _GIB, 9.0e11, 1.23e14, 1e11, 2, _GOOGLE),
   _chip("v4", 32 * _GIB, 1.2e12, 2.75e14, 4.5e10, 3, _GOOGLE, int8=2.75e14),
@@ -97,6 +102,25 @@ _CHIPS = (
     "cloud.google.com; link: 0.9 of its 1e11, as of v5e to v6e", fp8=4.614e15,
   ),
   _chip(
+    "v8t", 216e9, 6.528e12, 3.15e15, 1.8e11, 3, _TPU8, fp8=6.3e15
+  ),
+  _chip(
+    "v8i", 288e9, 8.601e12, 2.525e15, 1.08e12, 0,
+    f"{_TPU8}; its network taken for a switch", fp8=5.05e15,
+  ),
+  _chip("l4", 24e9, 3e11, 1.21e14, 3.2e10, 0, _PCIE, int8=2.42e14, fp8=2.42e14),
+  _chip("a10g", 24e9, 6e11, 7e13, 3.2e10, 0, _PCIE, int8=1.4e14),
+  _chip(
+    "rtx4090", 24e9, 1.008e12, 1.652e14, 3.2e10, 0,
+    "NVIDIA Ada whitepaper, float32 sums; link: PCIe", int8=6.606e14,
+    fp8=3.303e14,
+  ),
+  _chip(
+    "rtx5090", 32e9, 1.792e12, 2.095e14, 6.4e10, 0,
+    "NVIDIA RTX Blackwell whitepaper, float32 sums; link: PCIe",
+    int8=8.38e14, fp8=4.19e14,
+  ),
+  _chip(
     "a100", 80e9, 2.039e12, 3.12e14, 3e11, 0,
     "NVIDIA by scaling-book gpus.md; bandwidth: LLM-Viewer", int8=6.24e14,
   ),
@@ -110,6 +134,23 @@ _CHIPS = (
     "b200", 180e9, 8e12, 2.25e15, 9e11, 0,
     "NVIDIA by scaling-book gpus.md; memory: what is usable",
     int8=4.5e15, fp8=4.5e15,
+  ),
+  _chip(
+    "gb200", 186e9, 8e12, 2.5e15, 9e11, 0,
+    "NVIDIA GB200 NVL72 datasheet, of one of its GPUs", int8=5e15, fp8=5e15,
+  ),
+  _chip(
+    "b300", 288e9, 8e12, 2.25e15, 9e11, 0,
+    "NVIDIA HGX B300 datasheet; its int8 is a fraction of fp8 and left out",
+    fp8=4.5e15,
+  ),
+  _chip(
+    "mi300x", 192e9, 5.3e12, 1.3074e15, 4.48e11, 0,
+    "AMD datasheet; link: 7 of 64 GB/s", int8=2.6149e15, fp8=2.6149e15,
+  ),
+  _chip(
+    "mi355x", 288e9, 8e12, 2.5166e15, 5.376e11, 0,
+    "AMD datasheet; link: 7 of 76.8 GB/s", int8=5.0332e15, fp8=5.0332e15,
   ),
 )  # fmt: skip
 CHIPS = {chip.name: chip for chip in _CHIPS}
