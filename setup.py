@@ -20,6 +20,7 @@ setup(
   packages=find_packages(include=["specdec", "specdec.*"]),
   package_data={
     "specdec": ["py.typed", "shipped/*", "shipped/*/*"],
+    "specdec.models": ["*.cc"],
     "specdec.report": ["*.html"],
   },
   install_requires=[

@@ -43,11 +43,6 @@ def write(buffer: jax.Array, new: jax.Array, slot: jax.Array) -> jax.Array:
   own part (sharding.Placement.on_each): a partitioner would gather.
   """
   new = new.astype(buffer.dtype)
-  if new.shape[0] == new.shape[2] == 1:
-    # A single KV vector is fused into two slice updates by XLA's CPU backend,
-    # one of them on a copy of the cache; two vectors (the second is scratch)
-    # are not.
-    new = jnp.concatenate([new, new], axis=2)
   if buffer.shape[0] == 1:  # one slice update, where XLA sees one
     written = jax.lax.dynamic_update_slice(buffer, new, (0, 0, slot[0], 0))
   elif buffer.shape[0] > _MANY:

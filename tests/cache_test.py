@@ -77,8 +77,6 @@ def test_write_touches_its_own_slots(slot, num_tokens):
   wanted = buffer.copy()
   for row, first in enumerate(slot):
     wanted[row, :, first : first + num_tokens] = new[row]
-    if len(slot) == num_tokens == 1:  # one vector alone is written twice
-      wanted[row, :, first + 1] = new[row, :, 0]
   assert got.dtype == buffer.dtype
   np.testing.assert_array_equal(got, wanted)
 
@@ -116,23 +114,6 @@ def test_apply_leaves_the_committed_alone(params):
       assert (np.asarray(old)[written] != np.asarray(new)[written]).any()
       rest = np.delete(np.arange(SLOTS), np.arange(length, length + 5))
       np.testing.assert_array_equal(new[row, :, rest], old[row, :, rest])
-
-
-def test_a_single_token_leaves_a_harmless_second(params):
-  """Batch 1 writes its vector twice; the next token covers the copy."""
-  tokens = random_tokens(1, 12)
-  whole, _ = APPLY(params, tokens, MODEL.init_cache(1, SLOTS))
-  cache, logits = MODEL.init_cache(1, SLOTS), []
-  for i in range(12):
-    output, cache = APPLY(params, tokens[:, i : i + 1], cache)
-    keys = cache.layers[0][0][0]
-    np.testing.assert_array_equal(keys[:, i], keys[:, i + 1])
-    assert not keys[:, i + 2 :].any()
-    cache = kv.commit(cache, jnp.zeros((1, 1), jnp.int32), jnp.array([1]), True)
-    logits.append(output.logits)
-  got = np.concatenate(logits, axis=1)
-  np.testing.assert_allclose(got, whole.logits, rtol=0, atol=2e-5)
-  np.testing.assert_array_equal(cache.length, [12])
 
 
 def test_commit_of_a_chain_moves_nothing():

@@ -7,6 +7,7 @@ checks what holds for every drafter.
 
 import dataclasses
 import functools
+import types
 
 import jax
 import jax.numpy as jnp
@@ -39,7 +40,7 @@ from specdec.drafters.heads import cost as head_cost
 from specdec.drafters.heads import draft_head as draft_heads
 from specdec.drafters.heads import serve
 from specdec.drafters.heads.vocabulary import most_frequent
-from specdec.models import transformer
+from specdec.models import attention, transformer
 from specdec.types import Params
 
 COUPLED, REJECTION = acceptance.coupled(), acceptance.rejection()
@@ -200,21 +201,23 @@ def view_changed(name, change):
   """Draft tokens are a position too `far`, or write `over` the one before."""
 
   def plant(drafter, patch):
-    honest = serve.view_of
+    honest = attention.view
 
-    def view_of(length, parents, first, *rest):
+    def changed(length, parents, first, *rest):
       view = honest(length, parents, first, *rest)
       return change(view) if first else view
 
-    patch.setattr(serve, "view_of", view_of)
+    patch.setattr(serve, "attention", types.SimpleNamespace(view=changed))
     return drafter
 
   plant.__name__ = name
   return plant
 
 
-far = view_changed("far", lambda view: view._replace(where=view.where + 1))
-over = view_changed("over", lambda view: view._replace(slot=view.slot - 1))
+far = view_changed("far", lambda view: view._replace(depth=view.depth + 1))
+over = view_changed(
+  "over", lambda x: x._replace(length=x.length - 1, depth=x.depth + 1)
+)
 
 
 def planted(plant, *kinds):

@@ -21,7 +21,6 @@ from cache_copies import (
   nbytes,
   pairs,
 )
-from specdec import cache as kv
 from specdec import decode
 
 # check_drafter looks at more: chains of early exits and skips, at batch 32.
@@ -81,18 +80,6 @@ def test_the_search_finds_a_buffer_that_is_kept_beside_its_successor():
 
   assert copied(keep_both, lambda buffer: (buffer, buffer))
   assert not copied(write, lambda buffer: buffer)
-
-
-def test_the_search_finds_a_single_vector_write(monkeypatch):
-  """Without the second scratch vector of `cache.write`, XLA copies on CPU."""
-
-  def write(buffer, new, slot):
-    new = new.astype(buffer.dtype)
-    return jax.lax.dynamic_update_slice(buffer, new, (0, 0, slot[0], 0))
-
-  monkeypatch.setattr(kv, "write", write)
-  lowered, (cache, _) = lower(pairs()["baseline"], 1)
-  assert copies(lowered.compile().as_text(), cache)
 
 
 @pytest.mark.slow  # minutes of the TPU's compiler

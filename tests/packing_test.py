@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specdec.models import layouts, transformer
+from specdec.models import cpu_kernels, layouts, transformer
 from specdec.models.config import TransformerConfig
 
 CONFIG = TransformerConfig(
@@ -42,7 +42,7 @@ def test_same_logits(tied, batch, num_tokens):
   expected, _ = apply(params, tokens, cache)
   actual, _ = apply(packed, tokens, cache)
   assert jnp.std(expected.logits) > 1
-  np.testing.assert_allclose(actual.logits, expected.logits, atol=1e-3)
+  np.testing.assert_allclose(actual.logits, expected.logits, atol=3e-3)
 
 
 def test_experts_stay_as_they_are():
@@ -59,6 +59,8 @@ def test_experts_stay_as_they_are():
   "outputs, block", [(192, 64), (96, 32), (48, 16), (40, None)]
 )
 def test_the_largest_block_that_fits(outputs, block):
+  if block == 64 and cpu_kernels.available():
+    block = cpu_kernels.BLOCK
   matrix = jnp.arange(outputs * 4.0).reshape(outputs, 4)
   packed = layouts.pack({"q": {"weight": matrix}}, "cpu")["q"]["weight"]
   assert packed.shape == ((outputs // block, 4, block) if block else (40, 4))

@@ -1,67 +1,225 @@
-"""Positions and attention masks of draft nodes over KV cache slots.
+"""Attention of draft nodes over KV cache slots, and what they may see.
 
 Slots below `length` are committed; slot length + j holds node j of the call.
 Invariant: a sliding window is measured in positions (length + depth), not in
 slots, so drafted nodes never push committed text out of it.
 """
 
+import functools
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from specdec import draft_tree
+from specdec.models import cpu_kernels
+
+BLOCK = 512  # slots that are read at once from a longer cache
 
 
-def positions(
-  length: jax.Array, parents: jax.Array | None, num_nodes: int
-) -> jax.Array:
-  """Returns [B, N]: the absolute position of every node, length + depth.
+class View(NamedTuple):
+  """What the nodes of a call attend to: committed text and their ancestors.
 
-  Arguments are those of `attention_mask`.
+  Attributes:
+    length: [B] committed positions.
+    first: the call runs nodes first .. N - 1, T of them.
+    depth: [1 or B, N] of every node.
+    ancestors: [1 or B, N, N] bool, whether node n attends to node m; None for a
+      chain.
+    window: positions of the sliding window, a node's included; None for all.
+    mask: [B, T, S] bool, which replaces all of that; reverse-mode derivatives
+      need one.
   """
-  depth = draft_tree.depth(
-    draft_tree.chain(num_nodes) if parents is None else parents
-  )
-  return length[:, None] + jnp.atleast_2d(depth)
+
+  length: jax.Array
+  first: int
+  depth: jax.Array
+  ancestors: jax.Array | None
+  window: int | None = None
+  mask: jax.Array | None = None
+
+  @property
+  def slot(self) -> jax.Array:
+    """The slots [B] that the call's first nodes are written to."""
+    return self.length + self.first
+
+  @property
+  def positions(self) -> jax.Array:
+    """Absolute positions of the nodes, length + depth: [B, T]."""
+    return self.length[:, None] + self.depth[:, self.first :]
+
+  def mask_of(self, slots: jax.Array) -> jax.Array:
+    """Returns [B, T, C] bool: whether a node attends to slots [C]."""
+    relative = slots[None] - self.length[:, None]  # [B, C]
+    depth = self.depth[:, self.first :, None]  # [1 or B, T, 1]
+    if self.ancestors is None:
+      slot_depth = relative
+      mask = relative[:, None] <= depth
+    else:
+      batch, nodes = len(self.length), self.depth.shape[1]
+      slot_node = jnp.clip(relative, 0, nodes - 1)
+      ancestors = jnp.broadcast_to(
+        self.ancestors[:, self.first :], (batch, nodes - self.first, nodes)
+      )
+      is_ancestor = jnp.take_along_axis(ancestors, slot_node[:, None], axis=2)
+      mask = (relative < 0)[:, None]
+      mask |= is_ancestor & (relative < nodes)[:, None]
+      all_depths = jnp.broadcast_to(self.depth, (batch, nodes))
+      slot_depth = jnp.where(
+        relative < 0,
+        relative,
+        jnp.take_along_axis(all_depths, slot_node, axis=1),
+      )
+    if self.window is not None:
+      mask &= slot_depth[:, None] > depth - self.window
+    return mask
+
+  def masked(self, num_slots: int) -> "View":
+    """Returns this view with its mask over slots 0 .. num_slots - 1."""
+    return self._replace(mask=self.mask_of(jnp.arange(num_slots)))
+
+  def blocks(self, num_slots: int) -> tuple[jax.Array, jax.Array]:
+    """Returns the first block of slots that some row sees, and one past the
+    last."""
+    used = jnp.minimum(self.length.max() + self.depth.shape[1], num_slots)
+    first = jnp.zeros_like(used)
+    if self.window is not None:
+      first = jnp.maximum(self.length.min() + 1 - self.window, 0) // BLOCK
+    return first, -(-used // BLOCK)
 
 
-def attention_mask(
+def view(
   length: jax.Array,
   parents: jax.Array | None,
-  num_nodes: int,
-  num_slots: int,
+  first: int,
+  num_tokens: int,
   window: int | None = None,
-) -> jax.Array:
-  """Returns [B, N, S] bool: whether node n attends to slot s.
+) -> View:
+  """Returns what nodes first .. first + num_tokens - 1 attend to.
 
   Args:
     length: [B] committed positions.
-    parents: None for a chain, [N] or [B, N] for a tree.
-    window: positions in the sliding window, the node's included; None for full
-      attention.
+    parents: of all nodes so far, [N] or [B, N]; None for a chain.
+    window: positions of the sliding window, the node's included.
   """
-  relative = jnp.arange(num_slots)[None] - length[:, None]  # [B, S]
-  if parents is None:
-    node = jnp.arange(num_nodes)[None, :, None]
-    mask = relative[:, None, :] <= node
-    if window is not None:
-      mask &= relative[:, None, :] > node - window
-    return mask
-  ancestors = jnp.asarray(draft_tree.ancestors(parents))
-  ancestors = jnp.broadcast_to(
-    ancestors, (length.shape[0], num_nodes, num_nodes)
-  )
-  slot_node = jnp.clip(relative, 0, num_nodes - 1)  # [B, S]
-  is_ancestor = jnp.take_along_axis(
-    ancestors, slot_node[:, None, :], axis=2
-  )  # [B, N, S]
-  committed = (relative < 0)[:, None, :]
-  mask = committed | (is_ancestor & (relative < num_nodes)[:, None, :])
-  if window is not None:
-    depth = jnp.broadcast_to(
-      draft_tree.depth(parents), (length.shape[0], num_nodes)
+  chain = draft_tree.chain(first + num_tokens)
+  tree = chain if parents is None else parents
+  ancestors = None
+  if parents is not None:
+    ancestors = jnp.asarray(draft_tree.ancestors(tree))
+    ancestors = ancestors.reshape(-1, *ancestors.shape[-2:])
+  depth = jnp.atleast_2d(draft_tree.depth(tree))
+  return View(length, first, depth, ancestors, window)
+
+
+def attend(
+  query: jax.Array,
+  keys: jax.Array,
+  values: jax.Array,
+  view: View,
+  *,
+  scale: float,
+  cap: float | None = None,
+  on_mesh: bool = False,
+) -> jax.Array:
+  """Computes grouped-query attention over the slots of a cache in use.
+
+  On one CPU a C++ kernel does where there is one (models/cpu_kernels.py).
+  Elsewhere a cache of more than BLOCK slots is read in blocks, up to the
+  longest text of the batch and from the shortest one's window on, with a
+  running maximum and sum (arXiv:2205.14135). What a row does not see changes no
+  bit of its result.
+
+  Args:
+    query: [B, T, heads, D].
+    keys, values: [B, KV heads, S, D].
+    scale: multiplies the scores.
+    cap: bounds the scores to cap * tanh(score / cap).
+    on_mesh: the arrays are divided over devices.
+
+  Returns:
+    [B, T, heads * D].
+  """
+  if view.mask is None and not on_mesh and cpu_kernels.attends(query, keys):
+    ancestors = view.ancestors
+    if ancestors is None:
+      ancestors = np.tri(view.depth.shape[1], dtype=bool)[None]
+    y = jax.lax.platform_dependent(
+      query,
+      keys,
+      values,
+      jnp.asarray(view.length, jnp.int32),
+      ancestors,
+      jnp.asarray(view.depth, jnp.int32),
+      cpu=functools.partial(
+        cpu_kernels.attend,
+        first=view.first,
+        window=view.window,
+        scale=scale,
+        cap=cap,
+      ),
+      default=lambda q, k, v, *_: _by_xla(q, k, v, view, scale, cap),
     )
-    slot_depth = jnp.where(
-      relative < 0, relative, jnp.take_along_axis(depth, slot_node, axis=1)
-    )  # [B, S] position of a slot relative to length
-    mask &= slot_depth[:, None, :] > depth[:, :, None] - window
-  return mask
+  else:
+    y = _by_xla(query, keys, values, view, scale, cap)
+  return y.reshape(*query.shape[:2], -1).astype(query.dtype)
+
+
+def _by_xla(query, keys, values, view, scale, cap) -> jax.Array:
+  """Returns [B, T, heads, D] in float32; arguments as of `attend`."""
+  batch, num_tokens, num_heads, dim = query.shape
+  num_kv_heads, num_slots = keys.shape[1:3]
+  # Groups the queries of each KV head: [B, KV heads, groups * T, D].
+  query = query.reshape(batch, num_tokens, num_kv_heads, -1, dim)
+  query = query.transpose(0, 2, 3, 1, 4).reshape(batch, num_kv_heads, -1, dim)
+
+  def scores(keys, mask):
+    x = jnp.einsum(
+      "bhsd,bhqd->bhsq", keys, query, preferred_element_type=jnp.float32
+    ).swapaxes(2, 3)
+    x = softcap(scale * x, cap).reshape(
+      batch, num_kv_heads, -1, num_tokens, keys.shape[2]
+    )
+    return jnp.where(mask[:, None, None], x, -jnp.inf).reshape(
+      batch, num_kv_heads, -1, keys.shape[2]
+    )
+
+  def weighted(weights, values):
+    weights = weights.astype(values.dtype)
+    return jnp.einsum(
+      "bhqs,bhsd->bhqd", weights, values, preferred_element_type=jnp.float32
+    )
+
+  mask = view.mask
+  if mask is None and num_slots <= BLOCK:
+    mask = view.mask_of(jnp.arange(num_slots))
+  if mask is not None:
+    y = weighted(jax.nn.softmax(scores(keys, mask), axis=-1), values)
+  else:
+
+    def body(i, carry):
+      top, total, y = carry
+      start = jnp.minimum(i * BLOCK, num_slots - BLOCK)
+      slots = start + jnp.arange(BLOCK)
+      mask = view.mask_of(slots) & (slots >= i * BLOCK)[None, None]
+      part = jax.lax.dynamic_slice_in_dim(keys, start, BLOCK, axis=2)
+      x = scores(part, mask)
+      new = jnp.maximum(top, x.max(-1, keepdims=True))
+      shift = jnp.where(new == -jnp.inf, 0, new)
+      x, decay = jnp.exp(x - shift), jnp.exp(top - shift)
+      part = jax.lax.dynamic_slice_in_dim(values, start, BLOCK, axis=2)
+      total = total * decay + x.sum(-1, keepdims=True)
+      return new, total, y * decay + weighted(x, part)
+
+    zeros = jnp.zeros(query.shape, jnp.float32)
+    start = zeros[..., :1] - jnp.inf, zeros[..., :1], zeros
+    _, total, y = jax.lax.fori_loop(*view.blocks(num_slots), body, start)
+    y /= total
+  y = y.reshape(batch, num_heads, num_tokens, dim)
+  return y.swapaxes(1, 2)
+
+
+def softcap(x: jax.Array, cap: float | None) -> jax.Array:
+  """Bounds x smoothly to (-cap, cap); None returns x."""
+  return x if cap is None else cap * jnp.tanh(x / cap)

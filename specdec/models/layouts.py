@@ -1,10 +1,11 @@
 """Weight layouts for fast matrix products on CPU.
 
-XLA's CPU backend transposes an [out, in] matrix at every product with two or
-more tokens, which takes longer than the product. With weights in blocks
-[out / 64, in, 64] it multiplies each block in place, so that verifying four
-tokens takes 0.8 to 1.4 times as long as one (docs/results/passes.md). TPUs and
-GPUs choose operand layouts themselves, so nothing is packed there.
+With weights in blocks [out / 32, in, 32] the kernel of models/cpu_kernels.py
+reads each weight once for several tokens, so that verifying eight costs little
+more than one (docs/results/passes.md). Without a C++ compiler XLA multiplies
+blocks of up to 64 outputs in place: of an [out, in] matrix it would write a
+transposed copy at every product with two or more tokens. TPUs and GPUs choose
+operand layouts themselves, so nothing is packed there.
 """
 
 import functools
@@ -12,8 +13,11 @@ import functools
 import jax
 import jax.numpy as jnp
 
-_BLOCK_SIZES = 64, 32, 16  # the first that divides the outputs is used
-# Largest number of tokens N for which every block is multiplied with a copy of
+from specdec.models import cpu_kernels, quantization
+from specdec.models.quantization import Quantized
+
+_BLOCK_SIZES = 64, 32, 16  # for XLA: the first that divides the outputs
+# Largest number of tokens N for which XLA multiplies every block with a copy of
 # the activations (N / 64 of the matrix's size in all); beyond it the blocks are
 # joined again.
 MAX_BLOCKED_TOKENS = 128
@@ -25,8 +29,9 @@ def pack(params: dict, backend: str | None = None) -> dict:
   """Packs parameters for decoding on `backend`.
 
   On 'cpu' every matrix becomes [out / block, in, block], for `project` and
-  `look_up` alone, not for training or saving. Elsewhere `params` is returned
-  unchanged.
+  `look_up` alone, not for training or saving, with the first block size that
+  divides `out`: 32 for the kernels, or of 64, 32 and 16 without them. Elsewhere
+  `params` is returned unchanged.
 
   Args:
     params: nested dict of arrays, emptied while it is packed, so that at most
@@ -37,7 +42,13 @@ def pack(params: dict, backend: str | None = None) -> dict:
     return params
   if isinstance(params, dict):
     return {name: pack(params.pop(name), "cpu") for name in list(params)}
-  blocks = _BLOCK_SIZES if params.ndim == 2 else ()
+  if isinstance(params, Quantized):
+    fits = (
+      cpu_kernels.available() and len(params.values) % cpu_kernels.BLOCK == 0
+    )
+    return jax.tree.map(pack, params) if fits else params
+  first = (cpu_kernels.BLOCK,) if cpu_kernels.available() else ()
+  blocks = (*first, *_BLOCK_SIZES) if params.ndim == 2 else ()
   block = next((size for size in blocks if len(params) % size == 0), None)
   if block is None:
     return params
@@ -51,16 +62,64 @@ def _in_blocks(weight: jax.Array, block: int) -> jax.Array:
   return weight.reshape(-1, block, weight.shape[1]).swapaxes(1, 2)
 
 
-def project(weight: jax.Array, x: jax.Array, dtype=None) -> jax.Array:
+def quantize(params: dict, group: int = 256) -> dict:
+  """Quantises every matrix of a model, embeddings included; packs it again.
+
+  Biases, norms and mixtures of experts stay as they are.
+
+  Args:
+    params: nested dict of arrays, packed or not; left as it is.
+    group: as of `quantization.quantize`.
+  """
+  quantized = {}
+  for name, x in params.items():
+    if isinstance(x, dict):
+      quantized[name] = x if "router" in x else quantize(x, group)
+    elif name == "weight" and not isinstance(x, Quantized):
+      # One at a time, because queued copies would hold every matrix twice.
+      small = jax.block_until_ready(_quantize(x, group))
+      quantized[name] = pack(small) if x.ndim == 3 else small
+    else:
+      quantized[name] = x
+  return quantized
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _quantize(weight: jax.Array, group: int) -> Quantized:
+  return quantization.quantize(unpack(weight), group)
+
+
+def unpack(weight: jax.Array) -> jax.Array:
+  """Returns a matrix [out, in] from itself or from its packed form."""
+  if weight.ndim == 2:
+    return weight
+  return weight.swapaxes(1, 2).reshape(-1, weight.shape[1])
+
+
+def project(
+  weight: jax.Array | Quantized, x: jax.Array, dtype=None
+) -> jax.Array:
   """Multiplies x [B, T, in] by a matrix [out, in], or packed: [B, T, out].
 
   Args:
-    dtype: of the result; None for the weight's.
+    dtype: of the result; None for that of x.
   """
   batch, num_tokens, width = x.shape
   flat = x.reshape(batch * num_tokens, width)
-  dtype = dtype or weight.dtype
-  if weight.ndim == 2:
+  dtype = dtype or x.dtype
+  scale = None
+  if isinstance(weight, Quantized):
+    weight, scale = weight
+  if cpu_kernels.multiplies(weight, flat):
+    y = cpu_kernels.project(weight, flat, scale).astype(dtype)
+  elif scale is not None:
+    whole = quantization.dequantize(
+      Quantized(unpack(weight), unpack(scale)), x.dtype
+    )
+    y = jax.lax.dot(flat, whole.T, preferred_element_type=dtype)
+  elif weight.dtype != x.dtype:
+    return project(weight.astype(x.dtype), x, dtype)
+  elif weight.ndim == 2:
     y = jax.lax.dot(weight, flat.T, preferred_element_type=dtype).T
   elif len(flat) <= MAX_BLOCKED_TOKENS:
     if len(flat) == 1 and weight.size <= _SMALL_MATRIX:
@@ -74,8 +133,12 @@ def project(weight: jax.Array, x: jax.Array, dtype=None) -> jax.Array:
   return y.reshape(batch, num_tokens, -1)
 
 
-def look_up(weight: jax.Array, tokens: jax.Array) -> jax.Array:
+def look_up(weight: jax.Array | Quantized, tokens: jax.Array) -> jax.Array:
   """Returns rows [..., M] of a matrix [V, M], or of its packed form."""
+  if isinstance(weight, Quantized):
+    values, scale = (look_up(x, tokens) for x in weight)
+    parts = values.reshape(*scale.shape, -1) * scale[..., None]
+    return parts.reshape(values.shape)
   if weight.ndim == 2:
     return weight[tokens]
   block = weight.shape[2]

@@ -15,7 +15,7 @@ from flax import linen as nn
 
 from specdec import cache as kv
 from specdec import sharding
-from specdec.models.attention import attention_mask, positions
+from specdec.models.attention import View, attend, softcap, view
 from specdec.models.config import RopeScaling, TransformerConfig
 from specdec.models.experts import ACTIVATIONS, Experts, weight
 from specdec.models.layouts import look_up, project
@@ -108,17 +108,16 @@ class Attention(nn.Module):
   """Grouped-query attention over cache slots, after writing this call's KV.
 
   Call arguments: x [B, T, M]; layer, (keys, values) of the cache or None;
-  slot [B], the first slot to write; angles from `rope_angles`; mask [B, T, S].
+  angles from `rope_angles`; view, what the tokens attend to.
   """
 
   config: TransformerConfig
   place: Place = sharding.anywhere
 
   @nn.compact
-  def __call__(self, x, layer, slot, angles, mask):
+  def __call__(self, x, layer, angles, view: View):
     c = self.config
     batch, num_tokens, _ = x.shape
-    groups = c.num_heads // c.num_kv_heads
 
     def heads(name, count, axis):
       y = Linear(count * c.head_dim, c.qkv_bias, name=name)(x)
@@ -136,34 +135,22 @@ class Attention(nn.Module):
     if layer is not None:
       axes = sharding.CACHE, sharding.CACHE, ("rows",)
       write = self.place.on_each(kv.write, axes, sharding.CACHE)
-      keys = write(layer[0], keys, slot)
-      values = write(layer[1], values, slot)
+      keys = write(layer[0], keys, view.slot)
+      values = write(layer[1], values, view.slot)
+    elif view.mask is None:
+      view = view.masked(num_tokens)
 
-    # Groups the queries of each KV head: [B, KV heads, groups * T, dim].
-    query = query.reshape(batch, num_tokens, c.num_kv_heads, groups, -1)
-    query = query.transpose(0, 2, 3, 1, 4).reshape(
-      batch, c.num_kv_heads, groups * num_tokens, c.head_dim
+    y = attend(
+      query,
+      keys,
+      values,
+      view,
+      scale=(c.query_scalar or c.head_dim) ** -0.5,
+      cap=c.attention_softcap,
+      on_mesh=self.place is not sharding.anywhere,
     )
-    query = self.place(query, "rows", "key", "group", None)
-    scores = jnp.einsum(
-      "bhsd,bhqd->bhsq", keys, query, preferred_element_type=jnp.float32
-    ).swapaxes(2, 3)
-    scores = scores.reshape(*scores.shape[:2], groups, num_tokens, -1)
-    scores *= (c.query_scalar or c.head_dim) ** -0.5
-    scores = softcap(scores, c.attention_softcap)
-    scores = jnp.where(mask[:, None, None], scores, -jnp.inf)
-    weights = jax.nn.softmax(scores, axis=-1).astype(x.dtype)
-    weights = weights.reshape(batch, c.num_kv_heads, groups * num_tokens, -1)
-    y = jnp.einsum("bhqs,bhsd->bhqd", weights, values)
-    y = y.reshape(batch, c.num_heads, num_tokens, c.head_dim)
-    y = y.swapaxes(1, 2).reshape(batch, num_tokens, -1)
     y = self.place(y, "rows", None, "query")
     return Linear(c.width, name="o")(y), (keys, values)
-
-
-def softcap(x: jax.Array, cap: float | None) -> jax.Array:
-  """Bounds x smoothly to (-cap, cap); None returns x."""
-  return x if cap is None else cap * jnp.tanh(x / cap)
 
 
 class MLP(nn.Module):
@@ -190,13 +177,13 @@ class Layer(nn.Module):
   has_mlp: bool = True
 
   @nn.compact
-  def __call__(self, x, layer, slot, angles, mask):
+  def __call__(self, x, layer, angles, view: View):
     c = self.config
     norm = functools.partial(RMSNorm, c.norm_epsilon, c.norm_offset)
     if self.has_attention:
       y = norm(name="attention_norm")(x)
       attention = Attention(c, self.place, name="attention")
-      y, layer = attention(y, layer, slot, angles, mask)
+      y, layer = attention(y, layer, angles, view)
       y = self.place(y, "rows", None, None)  # sums over the devices of heads
       x = x + (norm(name="attention_post_norm")(y) if c.post_norms else y)
     if self.has_mlp:
@@ -220,7 +207,8 @@ class Embedding(nn.Module):
     self.weight = weight(self, shape, self.config.dtype)
 
   def __call__(self, tokens: jax.Array) -> jax.Array:
-    return look_up(self.weight, tokens)  # [B, T, M]
+    x = look_up(self.weight, tokens)  # [B, T, M]
+    return x.astype(self.config.dtype)
 
   def logits(self, x: jax.Array) -> jax.Array:
     return project(self.weight, x, jnp.float32)  # [B, T, V]
@@ -251,19 +239,16 @@ class Transformer(nn.Module):
     stop = c.num_layers if stop is None else stop
     num_tokens = tokens.shape[1]
     if cache is None:  # training: the tokens attend to each other only
-      length, slots = jnp.zeros(tokens.shape[:1], jnp.int32), num_tokens
+      length = jnp.zeros(tokens.shape[:1], jnp.int32)
       layers = [None] * c.num_layers
     else:
-      length, slots, layers = cache.length, cache.num_slots, list(cache.layers)
-    nodes = first + num_tokens
-    position = positions(length, parents, nodes)[:, first:]  # [B, T]
+      length, layers = cache.length, list(cache.layers)
     windows = c.windows or (None,) * c.num_layers
-    distinct = set(windows[start:stop])
-    masks = {
-      window: attention_mask(length, parents, nodes, slots, window)[:, first:]
-      for window in distinct
+    views = {
+      window: view(length, parents, first, num_tokens, window)
+      for window in set(windows[start:stop])
     }
-    angles = {window: rope_angles(c, position, window) for window in distinct}
+    angles = {w: rope_angles(c, v.positions, w) for w, v in views.items()}
 
     embed = Embedding(c, name="embed")
     x = embed(tokens) if start == 0 else hidden
@@ -275,7 +260,7 @@ class Transformer(nn.Module):
       residuals[i] = x
       runs = (True, True) if skip is None else tuple(i not in s for s in skip)
       x, layers[i] = Layer(c, self.place, *runs, name=f"layer_{i}")(
-        x, layers[i], length + first, angles[windows[i]], masks[windows[i]]
+        x, layers[i], angles[windows[i]], views[windows[i]]
       )
     residuals[stop] = x
     normed = RMSNorm(c.norm_epsilon, c.norm_offset, name="final_norm")(x)

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from specdec import cache as kv
-from specdec.models.attention import attention_mask, positions
+from specdec.models import attention
 from specdec.types import KVCache, Model, ModelOutput
 from specdec.utils.constructors import cached
 
@@ -47,15 +47,15 @@ def model(vocab_size: int) -> Model:
     if start or stop not in (None, 1) or features:
       raise ValueError("the table model has one layer and no inner features")
     num_tokens = tokens.shape[1]
-    nodes, slot = first + num_tokens, cache.length + first
-    where = positions(cache.length, parents, nodes)[:, first:]  # [B, T]
+    view = attention.view(cache.length, parents, first, num_tokens)
+    slot, where = view.slot, view.positions  # [B], [B, T]
     written = tokens[:, None, :, None].astype(jnp.float32)
     keys = kv.write(cache.layers[0][0], written, slot)
     values = where[:, None, :, None].astype(jnp.float32)
     values = kv.write(cache.layers[0][1], values, slot)
-    mask = attention_mask(cache.length, parents, nodes, cache.num_slots)
+    mask = view.mask_of(jnp.arange(cache.num_slots))
     above = values[:, 0, None, :, 0] == where[:, :, None] - 1
-    above &= mask[:, first:]  # [B, T, S]: the slot just above each node
+    above &= mask  # [B, T, S]: the slot just above each node
     previous = jnp.sum(jnp.where(above, keys[:, 0, None, :, 0], 0.0), -1)
     previous = previous.astype(jnp.int32)
     previous = jnp.where(jnp.any(above, -1), previous, vocab_size)

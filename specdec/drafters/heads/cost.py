@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 from jax.extend import core
 
-from specdec.drafters.heads.draft_head import DraftHead, TargetWeights, view_of
+from specdec.drafters.heads.draft_head import DraftHead, TargetWeights
+from specdec.models import attention
 from specdec.models.config import TransformerConfig
 from specdec.types import DrafterCost, ModelOutput, PyTree, StepCost
 
@@ -103,7 +104,7 @@ def step_weights(
   def draft_token(head, *leaves):
     net = jax.tree.unflatten(form, leaves)
     target_weights = TargetWeights(jnp.zeros((1, target.width)), head)
-    view = view_of(zero, None, 0, 1, 1)
+    view = attention.view(zero, None, 0, 1)
     hidden = jnp.zeros((1, 1, width))
     stepped, _ = draft_head.step(
       net, target_weights, tokens, hidden, (), view, level, exit_hidden

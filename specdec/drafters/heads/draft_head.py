@@ -17,7 +17,8 @@ from flax import linen as nn
 from specdec import cache as kv
 from specdec import sharding
 from specdec.drafters.heads.head_config import HeadConfig
-from specdec.models.attention import attention_mask, positions
+from specdec.models import attention
+from specdec.models.attention import View
 from specdec.models.config import TransformerConfig
 from specdec.models.layouts import look_up, project
 from specdec.models.transformer import (
@@ -38,31 +39,6 @@ class TargetWeights(NamedTuple):
 
   embed: Array  # [V, M], or as models/layouts.py packs it
   head: Array  # [n, M], the rows that it may draft
-
-
-class View(NamedTuple):
-  """What the tokens of one call attend to, and where their KV goes."""
-
-  slot: Array  # [B] of the first of them
-  where: Array  # [B, T] positions
-  mask: Array  # [B, T, S]
-
-
-def view_of(
-  length: Array, parents: Array | None, first: int, count: int, slots: int
-) -> View:
-  """Returns the view of nodes first .. first + count - 1 after `length`
-  committed positions.
-
-  Args:
-    parents: of all nodes so far, [first + count] or with rows; None: a chain.
-  """
-  nodes = first + count
-  return View(
-    length + first,
-    positions(length, parents, nodes)[:, first:],
-    attention_mask(length, parents, nodes, slots)[:, first:],
-  )
 
 
 class DraftHead(NamedTuple):
@@ -110,12 +86,12 @@ class Blocks(nn.Module):
   @nn.compact
   def __call__(self, x: Array, layers: tuple, view: View):
     config = self.head_config.layers
-    angles = rope_angles(config, view.where, None)
+    angles = rope_angles(config, view.positions, None)
     new_layers = []
     for i in range(self.head_config.num_layers):
       layer = layers[i] if layers else None
       x, layer = Layer(config, self.place, name=f"layer_{i}")(
-        x, layer, view.slot, angles, view.mask
+        x, layer, angles, view
       )
       new_layers.append(layer)
     return x, tuple(new_layers)
@@ -216,13 +192,13 @@ def head_from_module(
     tokens = jnp.zeros((1, 1), jnp.int32)
     zero = jnp.zeros((1,), jnp.int32)
     count = 2 if head_config.resets_each_round else 1
-    view = view_of(zero, None, 0, count, count)
+    view = attention.view(zero, None, 0, count)
     for depth in range(head_config.levels):
       given, _ = mdl.step(
         target_weights, tokens, given, (), view, depth, exit_hidden
       )
       mdl.logits(target_weights, given, depth)
-      view = view_of(zero, None, 0, 1, 1)
+      view = attention.view(zero, None, 0, 1)
 
   def init(key):
     return jax.jit(lambda key: instance.init(key, method=once))(key)["params"]

@@ -16,7 +16,8 @@ import jax.numpy as jnp
 from specdec import cache as kv
 from specdec import draft_shape, draft_tree, sharding
 from specdec.drafters.heads import draft_head as draft_heads
-from specdec.drafters.heads.draft_head import DraftHead, View, view_of
+from specdec.drafters.heads.draft_head import DraftHead, View
+from specdec.models import attention
 from specdec.types import (
   AcceptResult,
   Array,
@@ -135,7 +136,7 @@ def drafter(
         return None
       before = 1 if resets and first == 0 else 0  # the start
       length = cache.length - before
-      return view_of(length, parents, first, before + count, cache.num_slots)
+      return attention.view(length, parents, first, before + count)
 
     def step(carry, tokens, hidden, view, exit_hidden):
       """One call of the head: logits [B, T, V] of what follows, the carry."""
@@ -220,7 +221,7 @@ def drafter(
         tokens,
         before[:, done:],
         cache.layers,
-        view_of(length, None, 0, tokens.shape[1], cache.num_slots),
+        attention.view(length, None, 0, tokens.shape[1]),
         0,
         features[0][:, done:] if exits else None,
       )
@@ -256,7 +257,7 @@ def _prefill(draft_head, params, context, output, encoded, cache: KVCache):
       part(context.tokens[:, :size]),
       part(before),
       layers,
-      view_of(start, None, 0, chunk, cache.num_slots),
+      attention.view(start, None, 0, chunk),
       0,
       part(output.features[0]) if draft_head.head_config.exits else None,
     )[1]

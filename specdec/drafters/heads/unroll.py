@@ -15,8 +15,8 @@ from specdec.drafters.heads.draft_head import (
   DraftHead,
   TargetWeights,
   View,
-  view_of,
 )
+from specdec.models import attention
 from specdec.types import Array, ModelOutput, PyTree
 
 
@@ -110,15 +110,17 @@ def _view(batch: int, size: int, level: int) -> View:
   mask = np.concatenate(parts, axis=1)
   mask[:level, -1] = True  # no such round: lest nothing be seen
   where, mask = (
-    jnp.broadcast_to(x[None], (batch, *x.shape)) for x in (at, mask)
+    jnp.broadcast_to(jnp.asarray(x)[None], (batch, *x.shape))
+    for x in (at, mask)
   )
-  return View(jnp.zeros((batch,), jnp.int32), where, mask)
+  return View(jnp.zeros((batch,), jnp.int32), 0, where, None, mask=mask)
 
 
 def _fresh(rows: int, level: int) -> View:
   """The same where the cache began anew: the start and the path are seen."""
   first, count = (level + 1, 1) if level else (0, 2)
-  return view_of(jnp.zeros((rows,), jnp.int32), None, first, count, level + 2)
+  start = jnp.zeros((rows,), jnp.int32)
+  return attention.view(start, None, first, count).masked(level + 2)
 
 
 def valid(size: int, level: int) -> Array:

@@ -1,0 +1,495 @@
+// Matrix products and attention of a few tokens, at the speed of memory.
+//
+// All of it is sums over products of a scalar and 32 numbers that lie side by
+// side, for up to kTile rows at once, whose sums stay in registers. A row's sums
+// are taken in the same order whatever the number of rows, so that its result
+// does not depend on its neighbours in any bit.
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <vector>
+
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#endif
+
+#include "xla/ffi/api/ffi.h"
+
+namespace ffi = xla::ffi;
+
+namespace {
+
+// A register of AVX-512; elsewhere the compiler splits it.
+typedef float Lanes __attribute__((vector_size(64)));
+typedef int32_t IntLanes __attribute__((vector_size(64)));
+
+constexpr int kBlock = 32;  // outputs of a block of weights: two Lanes
+#if defined(__AVX512F__)
+constexpr int kTile = 12;  // 24 sums in 32 registers
+#else
+constexpr int kTile = 3;  // AVX2: 12 sums in 16 registers
+#endif
+constexpr int kSegment = 96;              // cache slots of one task
+constexpr int kPrefetch = 8192;           // bytes ahead
+constexpr int64_t kChunkBytes = 1 << 16;  // least work worth a hand-over
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+struct Float32 {
+  typedef float Stored;
+  static float One(float x) { return x; }
+  static Lanes Load(const float* p) {
+    Lanes lanes;
+    std::memcpy(&lanes, p, sizeof(lanes));
+    return lanes;
+  }
+};
+
+struct BFloat16 {
+  typedef uint16_t Stored;
+  static float One(uint16_t x) {
+    const uint32_t bits = static_cast<uint32_t>(x) << 16;
+    float value;
+    std::memcpy(&value, &bits, sizeof(value));
+    return value;
+  }
+  static Lanes Load(const uint16_t* p) {
+    typedef uint16_t Narrow __attribute__((vector_size(32)));
+    typedef uint32_t Wide __attribute__((vector_size(64)));
+    Narrow bits;
+    std::memcpy(&bits, p, sizeof(bits));
+    return (Lanes)(__builtin_convertvector(bits, Wide) << 16);
+  }
+};
+
+struct Int8 {
+  typedef int8_t Stored;
+  static Lanes Load(const int8_t* p) {
+#if defined(__AVX512F__)  // GCC 12 would widen bytes one at a time
+    return (Lanes)_mm512_cvtepi32_ps(
+        _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)));
+#else
+    Lanes lanes;
+    for (int i = 0; i < 16; ++i) lanes[i] = p[i];
+    return lanes;
+#endif
+  }
+};
+
+// Memory to ask for while sums are taken: two cache lines a step.
+struct Ahead {
+  const void* next;
+  int64_t pace;  // bytes from one step to the next
+};
+
+// sum[r] += x[r * row + i * step] * w[i * stride + lane], for i = 0 .. n - 1.
+template <typename W, typename X, int kRows, int kLanes>
+inline void Accumulate(const typename W::Stored* w, int64_t stride,
+                       const typename X::Stored* x, int64_t row, int64_t step,
+                       int64_t n, Ahead ahead, Lanes (&sum)[kRows][kLanes]) {
+  const char* next = static_cast<const char*>(ahead.next);
+  for (int64_t i = 0; i < n; ++i, w += stride, next += ahead.pace) {
+    __builtin_prefetch(next);
+    __builtin_prefetch(next + 64);
+    Lanes weight[kLanes];
+    for (int l = 0; l < kLanes; ++l) weight[l] = W::Load(w + 16 * l);
+#pragma GCC unroll 12
+    for (int r = 0; r < kRows; ++r) {
+      const float scalar = X::One(x[r * row + i * step]);
+      for (int l = 0; l < kLanes; ++l) sum[r][l] += weight[l] * scalar;
+    }
+  }
+}
+
+// Calls f(first, rows) for tiles of at most kTile of `count` rows.
+template <typename F>
+inline void ForTiles(int64_t count, F f) {
+  const int64_t tiles = (count + kTile - 1) / kTile;
+  for (int64_t i = 0; i < tiles; ++i) {  // of nearly equal sizes
+    const int64_t first = count * i / tiles;
+    f(first, count * (i + 1) / tiles - first);
+  }
+}
+
+template <int kRows = kTile, typename F>
+inline void WithRows(int64_t rows, F f) {
+  if (rows == kRows) return f(std::integral_constant<int, kRows>());
+  if constexpr (kRows > 1) WithRows<kRows - 1>(rows, f);
+}
+
+// Runs work(i) for every i < count on the caller and on XLA's own threads. No
+// thread waits for one that has not begun: the caller can finish all alone.
+template <typename Pool, typename Work>
+void ForEach(Pool& pool, int64_t count, int64_t bytes, Work work) {
+  struct State {
+    std::atomic<int64_t> next{0}, done{0};
+  };
+  const int64_t worth = (bytes + kChunkBytes - 1) / kChunkBytes;
+  const int64_t helpers =
+      std::min({count, worth, static_cast<int64_t>(pool.num_threads())}) - 1;
+  if (helpers <= 0) {
+    for (int64_t i = 0; i < count; ++i) work(i);
+    return;
+  }
+  auto state = std::make_shared<State>();
+  state->next.store(0, std::memory_order_release);  // after the caller's writes
+  auto run = [state, count, work] {
+    int64_t finished = 0;
+    for (int64_t i; (i = state->next.fetch_add(1)) < count; ++finished) work(i);
+    state->done.fetch_add(finished, std::memory_order_release);
+  };
+  for (int64_t i = 0; i < helpers; ++i) pool.Schedule([run] { run(); });
+  run();
+  while (state->done.load(std::memory_order_acquire) < count) {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#endif
+  }
+}
+
+// --- Products: y[t, o] = sum_i x[t, i] * w[o, i], w in [out / 32, in, 32]. ---
+
+struct Product {
+  const void* weight;
+  const float* scale;  // [blocks, groups, 32], or null
+  const float* x;      // [tokens, in]
+  float* y;            // [tokens, blocks * 32]
+  int64_t tokens, in, blocks, groups;
+};
+
+template <typename W>
+void Block(const Product& p, int64_t block) {
+  typedef typename W::Stored Stored;
+  const int64_t width = p.in / p.groups;
+  const Stored* w =
+      static_cast<const Stored*>(p.weight) + block * p.in * kBlock;
+  const auto ahead = [](const Stored* from) {
+    return Ahead{from + kPrefetch / sizeof(Stored), kBlock * sizeof(Stored)};
+  };
+  ForTiles(p.tokens, [&](int64_t first, int64_t rows) {
+    WithRows(rows, [&](auto number) {
+      constexpr int kRows = decltype(number)::value;
+      const float* x = p.x + first * p.in;
+      Lanes total[kRows][2] = {};
+      if (p.scale == nullptr) {
+        Accumulate<W, Float32>(w, kBlock, x, p.in, 1, p.in, ahead(w), total);
+      }
+      for (int64_t g = 0; p.scale != nullptr && g < p.groups; ++g) {
+        Lanes sum[kRows][2] = {};
+        const Stored* part = w + g * width * kBlock;
+        Accumulate<W, Float32>(part, kBlock, x + g * width, p.in, 1, width,
+                               ahead(part), sum);
+        const float* s = p.scale + (block * p.groups + g) * kBlock;
+        const Lanes low = Float32::Load(s), high = Float32::Load(s + 16);
+        for (int r = 0; r < kRows; ++r) {
+          total[r][0] += sum[r][0] * low;
+          total[r][1] += sum[r][1] * high;
+        }
+      }
+      for (int r = 0; r < kRows; ++r) {
+        std::memcpy(p.y + (first + r) * p.blocks * kBlock + block * kBlock,
+                    total[r], sizeof(total[r]));
+      }
+    });
+  });
+}
+
+template <typename W, typename Pool>
+void Run(Pool& pool, const Product& p) {
+  const int64_t bytes = p.in * kBlock * sizeof(typename W::Stored);
+  const int64_t size = std::max<int64_t>(1, kChunkBytes / bytes);
+  ForEach(pool, (p.blocks + size - 1) / size, p.blocks * bytes,
+          [p, size](int64_t chunk) {
+            const int64_t end = std::min(p.blocks, (chunk + 1) * size);
+            for (int64_t b = chunk * size; b < end; ++b) Block<W>(p, b);
+          });
+}
+
+ffi::Error Project(ffi::ThreadPool pool, ffi::AnyBuffer weight,
+                   ffi::Buffer<ffi::F32> x, ffi::Buffer<ffi::F32> scale,
+                   ffi::ResultBuffer<ffi::F32> y) {
+  const auto w = weight.dimensions(), xs = x.dimensions();
+  Product p{weight.untyped_data(), nullptr, x.typed_data(), y->typed_data(),
+            xs[0], w[1], w[0], 1};
+  if (scale.element_count() > 0) {
+    p.scale = scale.typed_data();
+    p.groups = scale.dimensions()[1];
+  }
+  switch (weight.element_type()) {
+    case ffi::F32:
+      Run<Float32>(pool, p);
+      return ffi::Error::Success();
+    case ffi::BF16:
+      Run<BFloat16>(pool, p);
+      return ffi::Error::Success();
+    case ffi::S8:
+      Run<Int8>(pool, p);
+      return ffi::Error::Success();
+    default:
+      return ffi::Error::InvalidArgument("weights: float32, bfloat16 or int8");
+  }
+}
+
+// --- Attention of draft nodes to the slots of a KV cache that are in use. ---
+
+struct Attention {
+  const float* query;    // [B, T, heads * group, D]
+  const void* keys;      // [B, heads, S, D]
+  const void* values;    // [B, heads, S, D]
+  const int32_t* length;  // [B] committed slots
+  const uint8_t* seen;    // [B or 1, N, N]: node attends to node
+  const int32_t* depth;   // [B or 1, N]
+  float* y;               // as query
+  int64_t batch, heads, group, tokens, nodes, first, dim, slots, trees, window;
+  float scale, cap;
+
+  int64_t Offset(int64_t b, int64_t h, int64_t r) const {
+    const int64_t t = r / group, g = r % group;
+    return (((b * tokens + t) * heads + h) * group + g) * dim;
+  }
+  int64_t LastSegment(int64_t b) const {  // one past it
+    const int64_t used = std::min<int64_t>(slots, length[b] + nodes);
+    return (used + kSegment - 1) / kSegment;
+  }
+  int64_t FirstSegment(int64_t b) const {
+    return window ? std::max<int64_t>(0, length[b] + 1 - window) / kSegment : 0;
+  }
+  bool Sees(int64_t b, int64_t node, int64_t slot) const {
+    const int64_t relative = slot - length[b], tree = trees > 1 ? b : 0;
+    const int32_t* d = depth + tree * nodes;
+    if (relative >= nodes) return false;
+    if (relative >= 0 && !seen[(tree * nodes + node) * nodes + relative]) {
+      return false;
+    }
+    const int64_t position = relative < 0 ? relative : d[relative];
+    return window == 0 || position > d[node] - window;
+  }
+};
+
+// exp(x) for x <= 0 to 2 units in the last place (Cephes' polynomial).
+inline Lanes Exp(Lanes x) {
+  const Lanes clamped = x < -87.0f ? Lanes{} - 87.0f : x;
+  const Lanes n = (clamped * 1.44269504f + 12582912.0f) - 12582912.0f;
+  const Lanes r = (clamped - n * 0.693359375f) + n * 2.12194440e-4f;
+  Lanes y = r * 1.9875691500e-4f + 1.3981999507e-3f;
+  y = y * r + 8.3334519073e-3f;
+  y = y * r + 4.1665795894e-2f;
+  y = y * r + 1.6666665459e-1f;
+  y = y * r + 5.0000001201e-1f;
+  y = y * r * r + r + 1.0f;
+  const IntLanes power = __builtin_convertvector(n, IntLanes) << 23;
+  y = (Lanes)((IntLanes)y + power);
+  return x < -87.0f ? Lanes{} : y;
+}
+
+// What queries `begin` .. `begin` + `rows` (at most 16 * kLanes) of a KV head
+// get from one segment: the largest score, the sum of exponentials, the sum of
+// values, in rows [2 + D] of `part`. `query` is [D, 32], scaled.
+template <typename KV, int kLanes>
+void Segment(const Attention& a, int64_t b, int64_t h, int64_t segment,
+             const float* query, int64_t begin, int64_t rows, float* part) {
+  const int64_t start = segment * kSegment, stride = a.dim + 2;
+  const int64_t used = std::min<int64_t>(a.slots, a.length[b] + a.nodes);
+  const int64_t count = std::min<int64_t>(kSegment, used - start);
+  const int64_t offset = ((b * a.heads + h) * a.slots + start) * a.dim;
+  const auto* keys = static_cast<const typename KV::Stored*>(a.keys) + offset;
+  const auto* values =
+      static_cast<const typename KV::Stored*>(a.values) + offset;
+
+  // While keys are read, the second half of them and then the values are asked
+  // for; while values are read, the next segment's keys.
+  const int64_t row = a.dim * sizeof(*keys);
+  alignas(64) float scores[kSegment][16 * kLanes];
+  ForTiles(count, [&](int64_t first, int64_t slots) {
+    WithRows(slots, [&](auto number) {
+      Lanes sum[decltype(number)::value][kLanes] = {};
+      const auto* next = first < kSegment / 2
+                             ? keys + (2 * first + kTile) * a.dim
+                             : values + (2 * first - kSegment) * a.dim;
+      const Ahead ahead{next, 2 * slots * row / a.dim};
+      Accumulate<Float32, KV>(query, kBlock, keys + first * a.dim, a.dim, 1,
+                              a.dim, ahead, sum);
+      std::memcpy(scores[first], sum, sizeof(sum));
+    });
+  });
+  if (a.cap > 0) {
+    for (int64_t s = 0; s < count; ++s) {
+      for (float& x : scores[s]) x = a.cap * std::tanh(x / a.cap);
+    }
+  }
+  for (int64_t s = 0; s < count; ++s) {
+    if (a.window == 0 && start + s < a.length[b]) continue;
+    for (int64_t r = 0; r < rows; ++r) {
+      const int64_t node = a.first + (begin + r) / a.group;
+      if (!a.Sees(b, node, start + s)) scores[s][r] = -kInfinity;
+    }
+  }
+
+  alignas(64) float tops[16 * kLanes], sums[16 * kLanes];
+  for (int l = 0; l < 16 * kLanes; l += 16) {
+    Lanes top = Lanes{} - kInfinity, sum = {};
+    for (int64_t s = 0; s < count; ++s) {
+      const Lanes x = Float32::Load(scores[s] + l);
+      top = x > top ? x : top;
+    }
+    const Lanes shift = top > -kInfinity ? top : Lanes{};
+    for (int64_t s = 0; s < count; ++s) {
+      const Lanes x = Exp(Float32::Load(scores[s] + l) - shift);
+      sum += x;
+      std::memcpy(scores[s] + l, &x, sizeof(x));
+    }
+    std::memcpy(tops + l, &top, sizeof(top));
+    std::memcpy(sums + l, &sum, sizeof(sum));
+  }
+  ForTiles(rows, [&](int64_t first, int64_t tile) {
+    WithRows(tile, [&](auto number) {
+      constexpr int kRows = decltype(number)::value;
+      for (int64_t d = 0; d < a.dim; d += kBlock) {
+        Lanes sum[kRows][2] = {};
+        const Ahead ahead{keys + (kSegment + d / 2) * a.dim, row / 2};
+        Accumulate<KV, Float32>(values + d, a.dim, &scores[0][first], 1,
+                                16 * kLanes, count, ahead, sum);
+        for (int r = 0; r < kRows; ++r) {
+          std::memcpy(part + (first + r) * stride + 2 + d, sum[r],
+                      sizeof(sum[r]));
+        }
+      }
+    });
+  });
+  for (int64_t r = 0; r < rows; ++r) {
+    part[r * stride] = tops[r];
+    part[r * stride + 1] = sums[r];
+  }
+}
+
+// Joins the segments of one query, in their order: y [D].
+void Join(const Attention& a, const float* part, int64_t segments,
+          int64_t step, float* y) {
+  float top = -kInfinity, total = 0;
+  for (int64_t s = 0; s < segments; ++s) top = std::max(top, part[s * step]);
+  std::fill(y, y + a.dim, 0.0f);
+  for (int64_t s = 0; s < segments; ++s) {
+    const float* p = part + s * step;
+    if (p[0] == -kInfinity) continue;
+    const float share = std::exp(p[0] - top);
+    total += share * p[1];
+    for (int64_t d = 0; d < a.dim; ++d) y[d] += share * p[2 + d];
+  }
+  for (int64_t d = 0; d < a.dim; ++d) y[d] /= total;
+}
+
+template <typename KV, typename Pool>
+void Run(Pool& pool, const Attention& a) {
+  const int64_t queries = a.group * a.tokens, stride = a.dim + 2;
+  const int64_t tiles = (queries + kBlock - 1) / kBlock;
+  std::vector<int64_t> before(a.batch + 1, 0);  // segments of earlier rows
+  for (int64_t b = 0; b < a.batch; ++b) {
+    before[b + 1] = before[b] + a.LastSegment(b) - a.FirstSegment(b);
+  }
+  const int64_t segments = before[a.batch], step = queries * stride;
+  // Kept between calls: a page that is new to the process costs more to touch.
+  thread_local std::vector<float> laid, partial;
+  laid.assign(a.batch * a.heads * tiles * a.dim * kBlock, 0.0f);
+  partial.resize(a.heads * segments * step);
+  float* scaled = laid.data();   // [B, heads, tiles, D, 32]
+  float* parts = partial.data();  // [heads, segments, queries, 2 + D]
+  for (int64_t b = 0; b < a.batch; ++b) {
+    for (int64_t h = 0; h < a.heads; ++h) {
+      for (int64_t r = 0; r < queries; ++r) {
+        const float* q = a.query + a.Offset(b, h, r);
+        float* to = scaled + r % kBlock +
+                    ((b * a.heads + h) * tiles + r / kBlock) * a.dim * kBlock;
+        for (int64_t d = 0; d < a.dim; ++d) to[d * kBlock] = q[d] * a.scale;
+      }
+    }
+  }
+  const int64_t* rows = before.data();
+  const int64_t bytes =
+      2 * a.heads * segments * kSegment * a.dim * sizeof(typename KV::Stored);
+  ForEach(pool, a.heads * segments, bytes, [=](int64_t task) {
+    const int64_t h = task / segments, s = task % segments;
+    const int64_t b = std::upper_bound(rows, rows + a.batch + 1, s) - rows - 1;
+    for (int64_t i = 0; i < tiles; ++i) {
+      const int64_t count = std::min<int64_t>(kBlock, queries - i * kBlock);
+      auto* run = count > 16 ? Segment<KV, 2> : Segment<KV, 1>;
+      run(a, b, h, a.FirstSegment(b) + s - rows[b],
+          scaled + ((b * a.heads + h) * tiles + i) * a.dim * kBlock, i * kBlock,
+          count, parts + task * step + i * kBlock * stride);
+    }
+  });
+  for (int64_t b = 0; b < a.batch; ++b) {
+    for (int64_t h = 0; h < a.heads; ++h) {
+      for (int64_t r = 0; r < queries; ++r) {
+        Join(a, parts + (h * segments + rows[b]) * step + r * stride,
+             rows[b + 1] - rows[b], step, a.y + a.Offset(b, h, r));
+      }
+    }
+  }
+}
+
+ffi::Error Attend(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> query,
+                  ffi::AnyBuffer keys, ffi::AnyBuffer values,
+                  ffi::Buffer<ffi::S32> length, ffi::Buffer<ffi::PRED> seen,
+                  ffi::Buffer<ffi::S32> depth, ffi::ResultBuffer<ffi::F32> y,
+                  int64_t first, int64_t window, float scale, float cap) {
+  const auto q = query.dimensions(), k = keys.dimensions(),
+             n = seen.dimensions();
+  Attention a{query.typed_data(),
+              keys.untyped_data(),
+              values.untyped_data(),
+              length.typed_data(),
+              reinterpret_cast<const uint8_t*>(seen.typed_data()),
+              depth.typed_data(),
+              y->typed_data(),
+              q[0],
+              k[1],
+              q[2] / k[1],
+              q[1],
+              n[1],
+              first,
+              q[3],
+              k[2],
+              n[0],
+              window,
+              scale,
+              cap};
+  switch (keys.element_type()) {
+    case ffi::F32:
+      Run<Float32>(pool, a);
+      return ffi::Error::Success();
+    case ffi::BF16:
+      Run<BFloat16>(pool, a);
+      return ffi::Error::Success();
+    default:
+      return ffi::Error::InvalidArgument("a KV cache is float32 or bfloat16");
+  }
+}
+
+}  // namespace
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(specdec_project, Project,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Arg<ffi::AnyBuffer>()
+                                  .Arg<ffi::Buffer<ffi::F32>>()
+                                  .Arg<ffi::Buffer<ffi::F32>>()
+                                  .Ret<ffi::Buffer<ffi::F32>>());
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(specdec_attend, Attend,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Arg<ffi::Buffer<ffi::F32>>()
+                                  .Arg<ffi::AnyBuffer>()
+                                  .Arg<ffi::AnyBuffer>()
+                                  .Arg<ffi::Buffer<ffi::S32>>()
+                                  .Arg<ffi::Buffer<ffi::PRED>>()
+                                  .Arg<ffi::Buffer<ffi::S32>>()
+                                  .Ret<ffi::Buffer<ffi::F32>>()
+                                  .Attr<int64_t>("first")
+                                  .Attr<int64_t>("window")
+                                  .Attr<float>("scale")
+                                  .Attr<float>("cap"));

@@ -1,0 +1,179 @@
+"""Matrix products and attention on CPU in C++, built at first use.
+
+XLA's products reach two thirds of the memory bandwidth at one token, and eight
+tokens cost twice as much as one; its attention reads every slot of a cache.
+Those of cpu_kernels.cc read every weight once for up to twelve tokens, and the
+slots that are in use. They are compiled for this machine with its C++
+compiler ($CXX, g++ or clang++; about five seconds) into
+~/.cache/specdec/kernels; without one, or with SPECDEC_KERNELS=off, products go
+through XLA. $CXXFLAGS is appended to the compiler's options.
+"""
+
+import ctypes
+import functools
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+BLOCK = 32  # outputs of a block of a packed matrix, as in cpu_kernels.cc
+_SOURCE = Path(__file__).with_suffix(".cc")
+_OPTIONS = "-O3 -march=native -std=c++17 -shared -fPIC -w"
+_DTYPES = jnp.float32, jnp.bfloat16, jnp.int8
+
+
+@functools.cache
+def available() -> bool:
+  """Builds and registers the kernels; False where that cannot be done.
+
+  The reason is printed once, on stderr.
+  """
+  if os.environ.get("SPECDEC_KERNELS", "") == "off":
+    return False
+  try:
+    library = ctypes.cdll.LoadLibrary(str(_build()))
+    for name in ("specdec_project", "specdec_attend"):
+      handler = jax.ffi.pycapsule(getattr(library, name))
+      jax.ffi.register_ffi_target(name, handler, platform="cpu")
+  except (OSError, subprocess.SubprocessError) as error:
+    print(
+      f"specdec: no C++ kernels on this CPU ({error}); matrix products go "
+      "through XLA, which takes about twice as long for eight tokens. Install "
+      "g++ or clang++ for them, or set SPECDEC_KERNELS=off to hide this line",
+      file=sys.stderr,
+    )
+    return False
+  return True
+
+
+def _build(folder: str | Path = "~/.cache/specdec/kernels") -> Path:
+  """Returns the library for this machine, compiled unless `folder` has it.
+
+  Raises:
+    OSError: no compiler, or `folder` cannot be written.
+    CalledProcessError: the compiler refused the source.
+  """
+  compiler = os.environ.get("CXX") or shutil.which("g++")
+  compiler = compiler or shutil.which("clang++")
+  if compiler is None:
+    raise FileNotFoundError("neither g++ nor clang++ is installed")
+  options = [*_OPTIONS.split(), *os.environ.get("CXXFLAGS", "").split()]
+  # What -march=native means here, as macros, and who compiles.
+  query = [compiler, "-march=native", "-dM", "-E", "-x", "c++", os.devnull]
+  macros = subprocess.run(query, capture_output=True, check=True).stdout
+  key = hashlib.sha256(_SOURCE.read_bytes() + macros)
+  key.update(" ".join([*options, jax.lib.__version__]).encode())
+  library = Path(folder).expanduser() / f"{key.hexdigest()[:16]}.so"
+  if library.exists():
+    return library
+  library.parent.mkdir(parents=True, exist_ok=True)
+  with tempfile.TemporaryDirectory(dir=library.parent) as scratch:
+    built = Path(scratch) / library.name
+    include = f"-isystem{jax.ffi.include_dir()}"
+    command = [compiler, *options, include, str(_SOURCE), "-o", str(built)]
+    subprocess.run(command, capture_output=True, check=True)
+    built.replace(library)  # other processes see a whole file or none
+  return library
+
+
+def multiplies(weight: jax.Array, x: jax.Array) -> bool:
+  """Whether `project` takes these arrays, and the kernels can be had."""
+  return (
+    weight.ndim == 3
+    and weight.shape[2] == BLOCK
+    and weight.dtype in _DTYPES
+    and x.dtype in (jnp.float32, jnp.bfloat16)
+    and available()
+  )
+
+
+def attends(query: jax.Array, keys: jax.Array) -> bool:
+  """Whether `attend` takes these heads, and the kernels can be had."""
+  dim = query.shape[-1]
+  return (
+    jax.default_backend() == "cpu"
+    and dim % 32 == 0
+    and dim <= 256
+    and {query.dtype, keys.dtype}
+    <= {jnp.dtype("float32"), jnp.dtype("bfloat16")}
+    and available()
+  )
+
+
+def project(
+  weight: jax.Array, x: jax.Array, scale: jax.Array | None = None
+) -> jax.Array:
+  """Multiplies activations by a packed matrix, with float32 sums.
+
+  The result for a token does not depend, in any bit, on the other tokens.
+
+  Args:
+    weight: [out / 32, in, 32] in float32, bfloat16 or int8.
+    x: [N, in] in float32 or bfloat16.
+    scale: [out / 32, groups, 32], by which the sums over each group of
+      in / groups consecutive inputs are multiplied; None for ones.
+
+  Returns:
+    [N, out] in float32.
+  """
+  blocks, width, block = weight.shape
+  if block != BLOCK or x.ndim != 2 or x.shape[1] != width:
+    raise ValueError(
+      f"a packed matrix [out / {BLOCK}, in, {BLOCK}] and inputs [N, in] were "
+      f"expected, not {weight.shape} and {x.shape}"
+    )
+  if scale is None:
+    scale = jnp.zeros((0, 1, BLOCK), jnp.float32)
+  result = jax.ShapeDtypeStruct((len(x), blocks * BLOCK), jnp.float32)
+  call = jax.ffi.ffi_call("specdec_project", result)
+  return call(weight, x.astype(jnp.float32), scale.astype(jnp.float32))
+
+
+def attend(
+  query: jax.Array,
+  keys: jax.Array,
+  values: jax.Array,
+  length: jax.Array,
+  ancestors: jax.Array,
+  depth: jax.Array,
+  *,
+  first: int = 0,
+  window: int | None = None,
+  scale: float = 1.0,
+  cap: float | None = None,
+) -> jax.Array:
+  """Computes attention of draft nodes, reading only slots in use.
+
+  Args:
+    query: [B, T, heads, D] in float32 or bfloat16: nodes first .. first + T.
+    keys, values: [B, KV heads, S, D] in float32 or bfloat16.
+    length: [B] committed slots; slot length + n holds node n.
+    ancestors: [B or 1, N, N] bool, N = first + T; node n attends to node m.
+    depth: [B or 1, N] int32 of every node.
+    window: positions of the sliding window, a node's included.
+    scale: multiplies the scores, before they are capped.
+    cap: bounds the scores by cap * tanh(score / cap).
+
+  Returns:
+    As query, in float32.
+  """
+  result = jax.ShapeDtypeStruct(query.shape, jnp.float32)
+  return jax.ffi.ffi_call("specdec_attend", result)(
+    query.astype(jnp.float32),
+    keys,
+    values,
+    length,
+    ancestors,
+    depth,
+    first=np.int64(first),
+    window=np.int64(window or 0),
+    scale=np.float32(scale),
+    cap=np.float32(cap or 0.0),
+  )

@@ -1,0 +1,249 @@
+"""The C++ kernels compute what XLA computes, each row in bits of its own."""
+
+import functools
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specdec.models import attention, cpu_kernels
+
+needs_kernels = pytest.mark.skipif(
+  not cpu_kernels.available(), reason="no C++ compiler, or switched off"
+)
+DTYPES = jnp.float32, jnp.bfloat16, jnp.int8
+
+
+def random(seed: int, shape: tuple[int, ...], dtype=jnp.float32) -> jax.Array:
+  x = np.random.default_rng(seed).normal(size=shape)
+  return jnp.asarray(np.round(40 * x) if dtype == jnp.int8 else x, dtype)
+
+
+@needs_kernels
+@pytest.mark.parametrize("num_tokens", [1, 5, 12, 13, 40])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("groups", [None, 1, 3])
+def test_products_equal_those_of_float64(num_tokens, dtype, groups):
+  weight, x = random(0, (9, 96, 32), dtype), random(1, (num_tokens, 96))
+  scale = None if groups is None else random(2, (9, groups, 32))
+  y = jax.jit(cpu_kernels.project)(weight, x, scale)
+  wide = np.float64(weight.astype(jnp.float32))
+  if groups:
+    wide *= np.repeat(np.float64(scale), 96 // groups, axis=1)
+  expected = np.einsum("ti,bio->tbo", np.float64(x), wide)
+  expected = expected.reshape(num_tokens, -1)
+  np.testing.assert_allclose(y, expected, atol=2e-6 * abs(expected).max())
+
+
+@needs_kernels
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_token_s_product_does_not_depend_on_the_others(dtype):
+  weight, x = random(0, (5, 576, 32), dtype), random(1, (29, 576))
+  together = cpu_kernels.project(weight, x)
+  for count in range(1, 29):
+    some = cpu_kernels.project(weight, x[29 - count :])
+    np.testing.assert_array_equal(some, together[29 - count :])
+
+
+@needs_kernels
+def test_products_in_loops_and_threads():
+  """More work than one thread's, called again and again inside a program."""
+  weight, x = random(0, (40, 1024, 32)) / 32, random(1, (4, 1024))
+
+  @jax.jit
+  def chain(x):
+    def body(_, x):
+      return jnp.tanh(cpu_kernels.project(weight, x)[:, :1024])
+
+    return jax.lax.fori_loop(0, 50, body, x)
+
+  first = chain(x)
+  for _ in range(20):
+    np.testing.assert_array_equal(chain(x), first)
+
+
+@pytest.mark.parametrize("x", [(4,), (2, 3)])
+def test_shapes_are_refused_in_a_sentence(x):
+  with pytest.raises(ValueError, match=r"inputs \[N, in\] were expected"):
+    cpu_kernels.project(jnp.zeros((2, 4, 32)), jnp.zeros(x))
+
+
+# Batch, tokens, first, heads, KV heads, head dim, slots, window, cap, tree.
+ATTENTION = [
+  (1, 1, 0, 9, 3, 64, 512, None, None, False),
+  (1, 8, 0, 9, 3, 64, 512, None, None, False),
+  (3, 5, 2, 4, 2, 32, 300, None, None, True),
+  (2, 6, 0, 4, 1, 256, 300, 40, None, True),
+  (2, 40, 0, 4, 2, 64, 700, None, 50.0, False),
+  (2, 7, 0, 4, 2, 96, 1100, 300, None, False),
+]
+
+
+def attention_case(case, dtype=jnp.float32):
+  batch, tokens, first, heads, kv_heads, dim, slots, window, cap, tree = case
+  nodes = first + tokens
+  query = 2 * random(0, (batch, tokens, heads, dim))
+  keys = random(1, (batch, kv_heads, slots, dim), dtype)
+  values = random(2, (batch, kv_heads, slots, dim), dtype)
+  rng = np.random.default_rng(3)
+  length = jnp.asarray(rng.integers(0, slots - nodes, batch), jnp.int32)
+  parents = None
+  if tree:
+    rows = [[-1, *(rng.integers(0, i) for i in range(1, nodes))]] * batch
+    parents = jnp.asarray(rows, jnp.int32)
+  view = attention.view(length, parents, first, tokens, window)
+  return query, keys, values, view, cap
+
+
+def dense(query, keys, values, view, cap):
+  """Attention by definition in float64, over every slot."""
+  group = query.shape[2] // keys.shape[1]
+  keys, values = (
+    np.repeat(np.float64(x.astype(jnp.float32)), group, axis=1)
+    for x in (keys, values)
+  )
+  x = np.einsum("bthd,bhsd->bhts", np.float64(query), keys) / 8
+  x = x if cap is None else cap * np.tanh(x / cap)
+  mask = np.asarray(view.mask_of(jnp.arange(keys.shape[2])))
+  x = np.where(mask[:, None], x, -np.inf)
+  x = np.exp(x - x.max(-1, keepdims=True))
+  y = np.einsum("bhts,bhsd->bthd", x / x.sum(-1, keepdims=True), values)
+  return y.reshape(*query.shape[:2], -1)
+
+
+@pytest.mark.parametrize("on_mesh", [False, True], ids=["kernel", "xla"])
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize("case", ATTENTION)
+def test_attention_equals_its_definition(case, dtype, on_mesh):
+  *arrays, view, cap = attention_case(case, dtype)
+  attend = functools.partial(attention.attend, scale=1 / 8, on_mesh=on_mesh)
+  y = jax.jit(lambda *arrays: attend(*arrays, view, cap=cap))(*arrays)
+  # The weights of bfloat16 values are rounded too, by XLA.
+  rounded = on_mesh and dtype == jnp.bfloat16
+  np.testing.assert_allclose(
+    y, dense(*arrays, view, cap), atol=2e-2 if rounded else 2e-5
+  )
+
+
+@needs_kernels
+@pytest.mark.parametrize("window", [None, 100])
+def test_attention_of_a_node_does_not_depend_on_rows_later_nodes_or_slots(
+  window,
+):
+  query = random(0, (3, 5, 4, 64))
+  keys, values = random(1, (3, 2, 1300, 64)), random(2, (3, 2, 1300, 64))
+  length = jnp.array([3, 1200, 600], jnp.int32)
+  view = attention.view(length, None, 0, 5, window)
+  together = attention.attend(query, keys, values, view, scale=0.125)
+  for row in range(3):
+    for count in range(1, 6):
+      rows = slice(row, row + 1)
+      slots = slice(int(length[row]) + count)
+      alone = attention.attend(
+        query[rows, :count],
+        keys[rows, :, slots],
+        values[rows, :, slots],
+        attention.view(length[rows], None, 0, count, window),
+        scale=0.125,
+      )
+      np.testing.assert_array_equal(alone, together[rows, :count])
+
+
+@needs_kernels
+def test_slots_past_the_nodes_are_not_read():
+  *arrays, view, _ = attention_case((1, 3, 0, 4, 2, 32, 700, None, None, False))
+  used = int(view.length[0]) + 3
+  expected = attention.attend(*arrays, view, scale=1.0)
+  query, keys, values = arrays
+  y = attention.attend(
+    query,
+    keys.at[:, :, used:].set(jnp.nan),
+    values.at[:, :, used:].set(jnp.nan),
+    view,
+    scale=1.0,
+  )
+  np.testing.assert_array_equal(y, expected)
+
+
+@chex.assert_max_traces(n=1)
+def _attend(query, keys, values, length):
+  view = attention.view(length, None, 0, query.shape[1], 600)
+  return attention.attend(query, keys, values, view, scale=1 / 8, on_mesh=True)
+
+
+def test_one_trace_reads_the_blocks_of_any_length():
+  """Slots no row has reached, or the window has left, are not multiplied."""
+  query, slots = random(0, (2, 3, 4, 32)), 5 * attention.BLOCK
+  keys, values = random(1, (2, 2, slots, 32)), random(2, (2, 2, slots, 32))
+  attend = jax.jit(_attend)
+  for length in ([0, 7], [700, 900], [2100, 2500]):
+    length = jnp.array(length, jnp.int32)
+    view = attention.view(length, None, 0, 3, 600)
+    first, end = (int(i) * attention.BLOCK for i in view.blocks(slots))
+    assert first <= max(0, int(length.min()) - 599)
+    assert length.max() + 3 <= end <= length.max() + 3 + attention.BLOCK
+    unread = jnp.ones(slots, bool).at[first:end].set(False)[:, None]
+    y = attend(
+      query,
+      jnp.where(unread, jnp.nan, keys),
+      jnp.where(unread, jnp.nan, values),
+      length,
+    )
+    expected = dense(query, keys, values, view, None)
+    np.testing.assert_allclose(y, expected, atol=5e-6)
+
+
+def _run(code: str, **environment: str) -> subprocess.CompletedProcess:
+  return subprocess.run(
+    [sys.executable, "-c", code],
+    env={**os.environ, **environment},
+    capture_output=True,
+    text=True,
+    check=True,
+  )
+
+
+def test_without_a_compiler_one_line_says_so(tmp_path):
+  code = (
+    "from specdec.models import cpu_kernels as k;"
+    "print(k.available(), k.available())"
+  )
+  home = {"HOME": str(tmp_path), "CXX": ""}
+  none = _run(code, PATH="", SPECDEC_KERNELS="on", **home)
+  assert none.stdout == "False False\n"
+  assert none.stderr.count("\n") == 1 and "Install g++" in none.stderr
+  broken = _run(code, SPECDEC_KERNELS="on", HOME=str(tmp_path), CXX="false")
+  assert broken.stdout == "False False\n" and broken.stderr.count("\n") == 1
+  off = _run(code, PATH="", SPECDEC_KERNELS="off", **home)
+  assert (off.stdout, off.stderr) == ("False False\n", "")
+
+
+@needs_kernels
+def test_processes_that_build_at_once_share_one_library(tmp_path):
+  code = "from specdec.models import cpu_kernels as k; assert k.available()"
+  command = [sys.executable, "-c", code]
+  environment = {**os.environ, "HOME": str(tmp_path)}
+  several = [subprocess.Popen(command, env=environment) for _ in range(2)]
+  assert [process.wait() for process in several] == [0, 0]
+  assert len(list(tmp_path.glob(".cache/specdec/kernels/*"))) == 1
+
+
+@needs_kernels
+@pytest.mark.slow
+@pytest.mark.parametrize("sanitizer", ["thread", "address,undefined"])
+def test_sanitizers_report_nothing(tmp_path, sanitizer):
+  source = Path(__file__).parent / "tools" / "kernel_race.cc"
+  program = tmp_path / "kernel_race"
+  options = ["-std=c++17", "-O1", "-g", "-march=native", "-w"]
+  include = ["-isystem", jax.ffi.include_dir()]
+  command = ["g++", *options, f"-fsanitize={sanitizer}", *include]
+  subprocess.run([*command, str(source), "-o", str(program)], check=True)
+  result = subprocess.run([program], capture_output=True, text=True)
+  assert result.stdout == "0 of 160 results differ\n"
+  assert (result.returncode, result.stderr) == (0, "")
