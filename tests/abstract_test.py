@@ -37,6 +37,7 @@ def targets():
     ("model(stdlib-1m)", "chain", True),
     ("early_exit(2)", "chains(2)", True),
     ("layer_skip(shipped)", "chain", True),
+    ("quantized(group=32)", "chain", True),
     ("exit(recycle)", "chain", True),
     ("head(shared)", "chain", True),
     ("medusa(medusa)", "dynamic(6, top=2)", False),

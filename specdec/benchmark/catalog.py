@@ -44,7 +44,9 @@ from specdec.utils.calls import Call
 
 PRESET = "preset:"
 MAX_DRAFT = 4096  # tokens of a draft: ancestors are a table of their square
-DEFAULT_K = {"lookup": 5, "model": 3, "early_exit": 3, "layer_skip": 3}
+DEFAULT_K = {
+  "lookup": 5, "model": 3, "early_exit": 3, "layer_skip": 3, "quantized": 8
+}  # fmt: skip
 OTHER_K = 4  # of heads, and of users' drafters
 
 
@@ -196,6 +198,25 @@ def _layer_skip(
   return drafter._replace(cost=cost)
 
 
+def _quantized(
+  target: Target, shape: DraftShape, weights: str = "int8", group: int = 256
+) -> Weighted:
+  if weights != "int8":
+    raise ValueError(f"quantized({weights}): there is int8")
+  if type(group) is not int or group < 1:
+    raise ValueError(f"quantized: group={group!r}; it must be >= 1")
+  if target.checkpoint.config.num_experts:
+    raise ValueError("quantized: a mixture of experts is not quantised")
+  quantize = functools.partial(layouts.quantize, group=group)
+  if target.abstract:
+    params = jax.eval_shape(quantize, target.checkpoint.params)
+  else:
+    params = quantize(target.checkpoint.params)
+  drafter = drafters.quantized(target.model, shape=shape)
+  cost = drafter_cost.quantized(target.checkpoint.config, group)
+  return Weighted(drafter._replace(cost=cost), params)
+
+
 def _head(
   kind: str | None,
   file: str,
@@ -276,6 +297,7 @@ DRAFTERS: Mapping[str, Callable] = {
   "layer_skip": _layer_skip,
   "lookup": _lookup,
   "model": _model,
+  "quantized": _quantized,
   "head": functools.partial(_head, None),
 } | {kind: functools.partial(_head, kind) for kind in drafters.LEARNED}
 RULES: Mapping[str, Callable[..., AcceptanceRule]] = {

@@ -43,7 +43,8 @@ class Settings:
     drafter: A call, as name(1, key=2), or of your own: file.py:name(...).
       lookup(ngram=5, min_ngram=3), model(NAME), early_exit(LAYER),
       layer_skip(attention=[1,3], mlp=[2], threshold=0.8), layer_skip(FILE) of
-      choose_layers, head(FILE) or head(NAME), trained ones. Two with | between
+      choose_layers, quantized(group=256), which is the target in int8,
+      head(FILE) or head(NAME), trained ones. Two with | between
       them: the second drafts where the first has no draft: 'lookup(k=4) |
       head(FILE)'. Default lookup, for stdlib-11m model(stdlib-1m).
     acceptance: A call, as name(1, key=2), or of your own: file.py:name(...).
@@ -195,7 +196,7 @@ class Settings:
       spec = shape.spec._replace(name=call.name)
       if call.name == "lookup":
         spec = calls.invoke(call, constructor, context).spec
-      if call.name in ("early_exit", "layer_skip"):
+      if call.name in ("early_exit", "layer_skip", "quantized"):
         draft_shape.check_scratch(shape)
       if number == len(self.drafter_calls) - 1 and call.name != "none":
         decode.check_pair(spec, rule)

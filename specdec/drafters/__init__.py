@@ -19,6 +19,7 @@ from specdec.drafters.heads.trained_exit import Exit
 from specdec.drafters.layer_skip import Threshold, layer_skip
 from specdec.drafters.lookup import lookup
 from specdec.drafters.model import model
+from specdec.drafters.quantized import quantized
 
 # (head config, target's config, ids, place) -> DraftHead
 eagle, eagle3, hydra, medusa, mtp, prophet, trained_exit = (
@@ -49,5 +50,6 @@ __all__ = [
   "model",
   "mtp",
   "prophet",
+  "quantized",
   "trained_exit",
 ]

@@ -51,6 +51,28 @@ def layer_skip(target: TransformerConfig, skip: Skip) -> DrafterCost:
   )
 
 
+def quantized(target: TransformerConfig, group: int) -> DrafterCost:
+  """Returns the cost of drafting with the target's weights in int8.
+
+  Args:
+    group: weights that share a float32 scale.
+  """
+  shape = shapes.of_config(target)
+  read = shape.num_parameters - (0 if target.tied else shape.embedding)
+  size, kv = 1 + 4 / group, BYTES[target.dtype]
+  return DrafterCost(
+    weight_bytes=size * shape.num_parameters,
+    step=StepCost(
+      bytes=size * read,
+      flops=2 * read,
+      position_bytes=kv * shape.cached,
+      position_flops=2 * sum(layer.score for layer in shape.layers),
+      logits=target.vocab_size,
+      layers=target.num_layers,
+    ),
+  )
+
+
 def fallback(first: DrafterCost, other: DrafterCost) -> DrafterCost:
   """Returns the cost of drafters.fallback: both are held.
 
