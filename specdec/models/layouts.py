@@ -15,6 +15,7 @@ import jax.numpy as jnp
 
 from specdec.models import cpu_kernels, quantization
 from specdec.models.quantization import Quantized
+from specdec.utils import huge_pages
 
 _BLOCK_SIZES = 64, 32, 16  # for XLA: the first that divides the outputs
 # Largest number of tokens N for which XLA multiplies every block with a copy of
@@ -53,7 +54,10 @@ def pack(params: dict, backend: str | None = None) -> dict:
   if block is None:
     return params
   # Blocks, because queued copies would hold every matrix twice.
-  return jax.block_until_ready(_in_blocks(params, block))
+  packed = jax.block_until_ready(_in_blocks(params, block))
+  if jax.default_backend() == "cpu":
+    huge_pages.collapse(packed)
+  return packed
 
 
 @functools.partial(jax.jit, static_argnums=1)  # op by op it would copy twice
