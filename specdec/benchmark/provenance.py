@@ -17,6 +17,7 @@ import jaxlib
 import numpy as np
 
 import specdec
+from specdec.models import cpu_kernels
 from specdec.roofline import hardware
 
 
@@ -54,6 +55,7 @@ def header(settings: dict, caveats: list[str]) -> dict:
   """
   device = jax.devices()[0]
   packages = {x.__name__: x.__version__ for x in (jax, jaxlib, flax, np)}
+  kernels = device.platform == "cpu" and cpu_kernels.available()
   return {
     "format": "specdec/1",
     "command": shlex.join([os.path.relpath(sys.argv[0]), *sys.argv[1:]]),
@@ -62,6 +64,7 @@ def header(settings: dict, caveats: list[str]) -> dict:
       "python": platform.python_version(),
       **packages,
       "specdec": specdec.__version__,
+      "kernels": "C++" if kernels else None,
       "commit": commit(),
     },
     "machine": {

@@ -221,6 +221,7 @@ def fingerprint() -> str:
     jax.device_count(device.platform),
     jax.__version__,
     os.environ.get("XLA_FLAGS", ""),  # e.g. tests want unoptimized code
+    os.environ.get("SPECDEC_KERNELS", ""),  # off: passes take longer
     "huge pages",  # without them less was read
   )
   return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
