@@ -23,6 +23,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from specdec.utils import terminal
+
 BLOCK = 32  # outputs of a block of a packed matrix, as in cpu_kernels.cc
 _SOURCE = Path(__file__).with_suffix(".cc")
 _OPTIONS = "-O3 -march=native -std=c++17 -shared -fPIC -w"
@@ -43,11 +45,11 @@ def available() -> bool:
       handler = jax.ffi.pycapsule(getattr(library, name))
       jax.ffi.register_ffi_target(name, handler, platform="cpu")
   except (OSError, subprocess.SubprocessError) as error:
-    print(
+    terminal.report(
       f"specdec: no C++ kernels on this CPU ({error}); matrix products go "
       "through XLA, which takes about twice as long for eight tokens. Install "
       "g++ or clang++ for them, or set SPECDEC_KERNELS=off to hide this line",
-      file=sys.stderr,
+      sys.stderr,
     )
     return False
   return True
