@@ -2,7 +2,7 @@
 
 With weights in blocks [out / 32, in, 32] the kernel of models/cpu_kernels.py
 reads each weight once for several tokens, so that verifying eight costs little
-more than one (docs/results/passes.md). Without a C++ compiler XLA multiplies
+more than one (docs/results/kernels.md). Without a C++ compiler XLA multiplies
 blocks of up to 64 outputs in place: of an [out, in] matrix it would write a
 transposed copy at every product with two or more tokens. TPUs and GPUs choose
 operand layouts themselves, so nothing is packed there.
@@ -55,8 +55,7 @@ def pack(params: dict, backend: str | None = None) -> dict:
     return params
   # Blocks, because queued copies would hold every matrix twice.
   packed = jax.block_until_ready(_in_blocks(params, block))
-  if jax.default_backend() == "cpu":
-    huge_pages.collapse(packed)
+  huge_pages.collapse(packed)
   return packed
 
 
@@ -79,7 +78,7 @@ def quantize(params: dict, group: int = 256) -> dict:
   for name, x in params.items():
     if isinstance(x, dict):
       quantized[name] = x if "router" in x else quantize(x, group)
-    elif name == "weight" and not isinstance(x, Quantized):
+    elif name == "weight":
       # One at a time, because queued copies would hold every matrix twice.
       small = jax.block_until_ready(_quantize(x, group))
       quantized[name] = pack(small) if x.ndim == 3 else small
@@ -140,9 +139,8 @@ def project(
 def look_up(weight: jax.Array | Quantized, tokens: jax.Array) -> jax.Array:
   """Returns rows [..., M] of a matrix [V, M], or of its packed form."""
   if isinstance(weight, Quantized):
-    values, scale = (look_up(x, tokens) for x in weight)
-    parts = values.reshape(*scale.shape, -1) * scale[..., None]
-    return parts.reshape(values.shape)
+    rows = Quantized(*(look_up(x, tokens) for x in weight))
+    return quantization.dequantize(rows)
   if weight.ndim == 2:
     return weight[tokens]
   block = weight.shape[2]

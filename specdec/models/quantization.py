@@ -41,8 +41,7 @@ def quantize(weight: jax.Array, group: int = 256) -> Quantized:
 
 
 def dequantize(weight: Quantized, dtype=jnp.float32) -> jax.Array:
-  """Returns the matrix [out, in] that quantised weights stand for."""
+  """Returns rows [..., in] of what weights that are not packed stand for."""
   values, scale = weight
-  outputs, inputs = values.shape
-  parts = values.astype(jnp.float32).reshape(outputs, scale.shape[1], -1)
-  return (parts * scale[..., None]).reshape(outputs, inputs).astype(dtype)
+  parts = values.reshape(*scale.shape, -1) * scale[..., None]
+  return parts.reshape(values.shape).astype(dtype)

@@ -150,19 +150,26 @@ def plans(pair: TargetDraftPair, workload: Workload) -> str:
   return "\n".join([*lines, f"vLLM: {vllm}", f"TensorRT-LLM: {tensorrt}"])
 
 
+def pairs_of(
+  scenario: Scenario, others: Sequence[Chip]
+) -> dict[str, TargetDraftPair]:
+  """Returns the pair on the scenario's chip and on others, by their names."""
+  pairs = {scenario.deployment.chip.name: scenario.pair}
+  for chip in others:
+    pairs.setdefault(chip.name, scenario.on(chip).pair)
+  return pairs
+
+
 def by_chip(
   scenario: Scenario, workload: Workload, others: Sequence[Chip]
 ) -> str:
   """Lists chips side by side: one row, then the largest batch that pays.
 
   Args:
-    others: chips beside the scenario's, as many of each.
+    others: more chips, as many of each.
   """
   context, lines = workload.context, []
-  pairs = {scenario.deployment.chip.name: scenario.pair}
-  for chip in others:
-    pairs.setdefault(chip.name, scenario.on(chip).pair)
-  for name, pair in pairs.items():
+  for name, pair in pairs_of(scenario, others).items():
     chip = pair.target.chip
     ridge = chip.rate(pair.target.dtype) / chip.bandwidth
     line = [name, f"{chip.bandwidth / 1e12:.3g}", f"{ridge:.0f}"]

@@ -14,7 +14,7 @@ import numpy as np
 
 from specdec.benchmark.scenario import Scenario
 from specdec.report import canvas, heatmaps
-from specdec.report.roofline import Workload, fits, gain
+from specdec.report.roofline import Workload, fits, gain, pairs_of
 from specdec.roofline import planning, theory
 from specdec.roofline.chips import Chip
 from specdec.roofline.round_cost import TargetDraftPair
@@ -145,11 +145,8 @@ def _by_chip(
   scenario: Scenario, workload: Workload, others: Sequence[Chip]
 ) -> dict[str, list[tuple[float, float]]]:
   """Returns chip -> (speedup, k) of every batch, nan where it does not fit."""
-  pairs = {scenario.deployment.chip.name: scenario.pair}
-  for chip in others:
-    pairs.setdefault(chip.name, scenario.on(chip).pair)
   curves = {}
-  for name, pair in pairs.items():
+  for name, pair in pairs_of(scenario, others).items():
     points = []
     for batch in workload.batches:
       best = workload.best(pair, batch)

@@ -138,8 +138,7 @@ def measure_bandwidth(size: int, repeats: int = 5) -> float:
       one.
   """
   matrix = jnp.ones((max(1, size // (4 * _ROW)), _ROW), jnp.float32)
-  if _device().platform == "cpu":
-    huge_pages.collapse(jax.block_until_ready(matrix))
+  huge_pages.collapse(jax.block_until_ready(matrix))
   run = functools.partial(_reads, matrix, jnp.ones((_ROW,), jnp.float32))
   return matrix.nbytes / _seconds_per_pass(run, repeats)
 

@@ -265,7 +265,7 @@ class _Trial:
     )
 
   def check_greedy(self) -> None:
-    """Under each rule that the drafter goes with, beside sampled rows."""
+    """Under each rule that goes with the drafter, among sampled rows."""
     cold = np.flatnonzero(self.inputs["temperature"] == 0)
     for rule in self.rules:
       self.same_text(self.run(rule), cold, f"under {rule.name}")

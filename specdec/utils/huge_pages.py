@@ -17,11 +17,12 @@ def collapse(array: jax.Array) -> None:
   done nothing happens; the array's content never changes.
 
   Args:
-    array: on one CPU device, computed.
+    array: computed; those of other devices, or of several, are left alone.
   """
   if isinstance(array, jax.core.Tracer) or array.nbytes < _SIZE // 2:
     return
-  if not sys.platform.startswith("linux"):
+  platforms = [device.platform for device in array.devices()]
+  if platforms != ["cpu"] or not sys.platform.startswith("linux"):
     return
   begin = array.unsafe_buffer_pointer()
   end = begin + array.nbytes
