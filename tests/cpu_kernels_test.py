@@ -32,7 +32,7 @@ def random(seed: int, shape: tuple[int, ...], dtype=jnp.float32) -> jax.Array:
 def test_products_equal_those_of_float64(num_tokens, dtype, groups):
   weight, x = random(0, (9, 96, 32), dtype), random(1, (num_tokens, 96))
   scale = None if groups is None else random(2, (9, groups, 32))
-  y = jax.jit(cpu_kernels.project)(weight, x, scale)
+  (y,) = jax.jit(cpu_kernels.project)(x, (weight, scale))
   wide = np.float64(weight.astype(jnp.float32))
   if groups:
     wide *= np.repeat(np.float64(scale), 96 // groups, axis=1)
@@ -44,11 +44,26 @@ def test_products_equal_those_of_float64(num_tokens, dtype, groups):
 @needs_kernels
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_token_s_product_does_not_depend_on_the_others(dtype):
-  weight, x = random(0, (5, 576, 32), dtype), random(1, (29, 576))
-  together = cpu_kernels.project(weight, x)
+  matrix, x = (random(0, (5, 576, 32), dtype), None), random(1, (29, 576))
+  (together,) = cpu_kernels.project(x, matrix)
   for count in range(1, 29):
-    some = cpu_kernels.project(weight, x[29 - count :])
+    (some,) = cpu_kernels.project(x[29 - count :], matrix)
     np.testing.assert_array_equal(some, together[29 - count :])
+
+
+@needs_kernels
+def test_several_matrices_give_the_bits_of_each():
+  """Of several sizes and types, more than one thread's work."""
+  x = random(1, (7, 576))
+  matrices = [
+    (random(2, (40, 576, 32)), None),
+    (random(3, (3, 576, 32), jnp.bfloat16), None),
+    (random(4, (90, 576, 32), jnp.int8), random(5, (90, 9, 32))),
+    (random(6, (1, 576, 32)), random(7, (1, 1, 32))),
+  ]
+  together = jax.jit(cpu_kernels.project)(x, *matrices)
+  alone = [cpu_kernels.project(x, matrix)[0] for matrix in matrices]
+  chex.assert_trees_all_equal(together, alone)
 
 
 @needs_kernels
@@ -59,7 +74,7 @@ def test_products_in_loops_and_threads():
   @jax.jit
   def chain(x):
     def body(_, x):
-      return jnp.tanh(cpu_kernels.project(weight, x)[:, :1024])
+      return jnp.tanh(cpu_kernels.project(x, (weight, None))[0][:, :1024])
 
     return jax.lax.fori_loop(0, 50, body, x)
 
@@ -71,7 +86,7 @@ def test_products_in_loops_and_threads():
 @pytest.mark.parametrize("x", [(4,), (2, 3)])
 def test_shapes_are_refused_in_a_sentence(x):
   with pytest.raises(ValueError, match=r"inputs \[N, in\] were expected"):
-    cpu_kernels.project(jnp.zeros((2, 4, 32)), jnp.zeros(x))
+    cpu_kernels.project(jnp.zeros(x), (jnp.zeros((2, 4, 32)), None))
 
 
 # Batch, tokens, first, heads, KV heads, head dim, slots, window, cap, tree.

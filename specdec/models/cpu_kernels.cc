@@ -151,7 +151,8 @@ void ForEach(Pool& pool, int64_t count, int64_t bytes, Work work) {
   }
 }
 
-// --- Products: y[t, o] = sum_i x[t, i] * w[o, i], w in [out / 32, in, 32]. ---
+// --- Products y[t, o] = sum_i x[t, i] * w[o, i], w in [out / 32, in, 32], of
+// one x and several w. ---
 
 struct Product {
   const void* weight;
@@ -159,6 +160,8 @@ struct Product {
   const float* x;      // [tokens, in]
   float* y;            // [tokens, blocks * 32]
   int64_t tokens, in, blocks, groups;
+  int64_t together = 1;                             // blocks of one task
+  void (*block)(const Product&, int64_t) = nullptr;
 };
 
 template <typename W>
@@ -198,40 +201,56 @@ void Block(const Product& p, int64_t block) {
   });
 }
 
-template <typename W, typename Pool>
-void Run(Pool& pool, const Product& p) {
-  const int64_t bytes = p.in * kBlock * sizeof(typename W::Stored);
-  const int64_t size = std::max<int64_t>(1, kChunkBytes / bytes);
-  ForEach(pool, (p.blocks + size - 1) / size, p.blocks * bytes,
-          [p, size](int64_t chunk) {
-            const int64_t end = std::min(p.blocks, (chunk + 1) * size);
-            for (int64_t b = chunk * size; b < end; ++b) Block<W>(p, b);
-          });
-}
-
-ffi::Error Project(ffi::ThreadPool pool, ffi::AnyBuffer weight,
-                   ffi::Buffer<ffi::F32> x, ffi::Buffer<ffi::F32> scale,
-                   ffi::ResultBuffer<ffi::F32> y) {
-  const auto w = weight.dimensions(), xs = x.dimensions();
-  Product p{weight.untyped_data(), nullptr, x.typed_data(), y->typed_data(),
-            xs[0], w[1], w[0], 1};
-  if (scale.element_count() > 0) {
-    p.scale = scale.typed_data();
-    p.groups = scale.dimensions()[1];
+ffi::Error Project(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x,
+                   ffi::RemainingArgs matrices, ffi::RemainingRets results) {
+  const auto xs = x.dimensions();
+  std::vector<Product> products;
+  std::vector<int64_t> before = {0};  // chunks of earlier products
+  int64_t bytes = 0;
+  for (size_t i = 0; i < results.size(); ++i) {
+    const auto weight = matrices.get<ffi::AnyBuffer>(2 * i);
+    const auto scale = matrices.get<ffi::Buffer<ffi::F32>>(2 * i + 1);
+    const auto y = results.get<ffi::Buffer<ffi::F32>>(i);
+    if (!weight || !scale || !y) {
+      return ffi::Error::InvalidArgument("a weight and a scale for each result");
+    }
+    const auto w = weight->dimensions();
+    Product p{weight->untyped_data(), nullptr, x.typed_data(),
+              (*y)->typed_data(),     xs[0],   w[1],
+              w[0],                   1};
+    if (scale->element_count() > 0) {
+      p.scale = scale->typed_data();
+      p.groups = scale->dimensions()[1];
+    }
+    switch (weight->element_type()) {
+      case ffi::F32:
+        p.block = Block<Float32>;
+        break;
+      case ffi::BF16:
+        p.block = Block<BFloat16>;
+        break;
+      case ffi::S8:
+        p.block = Block<Int8>;
+        break;
+      default:
+        return ffi::Error::InvalidArgument("weights: float32, bfloat16 or int8");
+    }
+    const int64_t size = weight->size_bytes() / w[0];  // of a block
+    p.together = std::max<int64_t>(1, kChunkBytes / size);
+    before.push_back(before.back() + (p.blocks + p.together - 1) / p.together);
+    bytes += weight->size_bytes();
+    products.push_back(p);
   }
-  switch (weight.element_type()) {
-    case ffi::F32:
-      Run<Float32>(pool, p);
-      return ffi::Error::Success();
-    case ffi::BF16:
-      Run<BFloat16>(pool, p);
-      return ffi::Error::Success();
-    case ffi::S8:
-      Run<Int8>(pool, p);
-      return ffi::Error::Success();
-    default:
-      return ffi::Error::InvalidArgument("weights: float32, bfloat16 or int8");
-  }
+  ForEach(pool, before.back(), bytes, [&products, &before](int64_t chunk) {
+    const int64_t i =
+        std::upper_bound(before.begin(), before.end(), chunk) -
+        before.begin() - 1;
+    const Product& p = products[i];
+    const int64_t first = (chunk - before[i]) * p.together;
+    const int64_t end = std::min(p.blocks, first + p.together);
+    for (int64_t b = first; b < end; ++b) p.block(p, b);
+  });
+  return ffi::Error::Success();
 }
 
 // --- Attention of draft nodes to the slots of a KV cache that are in use. ---
@@ -474,10 +493,9 @@ ffi::Error Attend(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> query,
 XLA_FFI_DEFINE_HANDLER_SYMBOL(specdec_project, Project,
                               ffi::Ffi::Bind()
                                   .Ctx<ffi::ThreadPool>()
-                                  .Arg<ffi::AnyBuffer>()
                                   .Arg<ffi::Buffer<ffi::F32>>()
-                                  .Arg<ffi::Buffer<ffi::F32>>()
-                                  .Ret<ffi::Buffer<ffi::F32>>());
+                                  .RemainingArgs()
+                                  .RemainingRets());
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(specdec_attend, Attend,
                               ffi::Ffi::Bind()

@@ -110,32 +110,37 @@ def attends(query: jax.Array, keys: jax.Array) -> bool:
 
 
 def project(
-  weight: jax.Array, x: jax.Array, scale: jax.Array | None = None
-) -> jax.Array:
-  """Multiplies activations by a packed matrix, with float32 sums.
+  x: jax.Array, *matrices: tuple[jax.Array, jax.Array | None]
+) -> list[jax.Array]:
+  """Multiplies activations by packed matrices, with float32 sums.
 
-  The result for a token does not depend, in any bit, on the other tokens.
+  The result for a token does not depend, in any bit, on the other tokens. One
+  call for several matrices hands out their blocks as if they were one.
 
   Args:
-    weight: [out / 32, in, 32] in float32, bfloat16 or int8.
     x: [N, in] in float32 or bfloat16.
-    scale: [out / 32, groups, 32], by which the sums over each group of
+    matrices: pairs of a weight [out / 32, in, 32] in float32, bfloat16 or int8,
+      and a scale [out / 32, groups, 32], by which the sums over each group of
       in / groups consecutive inputs are multiplied; None for ones.
 
   Returns:
-    [N, out] in float32.
+    [N, out] in float32, for each of the matrices.
   """
-  blocks, width, block = weight.shape
-  if block != BLOCK or x.ndim != 2 or x.shape[1] != width:
-    raise ValueError(
-      f"a packed matrix [out / {BLOCK}, in, {BLOCK}] and inputs [N, in] were "
-      f"expected, not {weight.shape} and {x.shape}"
-    )
-  if scale is None:
-    scale = jnp.zeros((0, 1, BLOCK), jnp.float32)
-  result = jax.ShapeDtypeStruct((len(x), blocks * BLOCK), jnp.float32)
-  call = jax.ffi.ffi_call("specdec_project", result)
-  return call(weight, x.astype(jnp.float32), scale.astype(jnp.float32))
+  buffers, results = [], []
+  for weight, scale in matrices:
+    blocks, width, block = weight.shape
+    if block != BLOCK or x.ndim != 2 or x.shape[1] != width:
+      raise ValueError(
+        f"a packed matrix [out / {BLOCK}, in, {BLOCK}] and inputs [N, in] were "
+        f"expected, not {weight.shape} and {x.shape}"
+      )
+    if scale is None:
+      scale = jnp.zeros((0, 1, BLOCK), jnp.float32)
+    buffers += [weight, scale.astype(jnp.float32)]
+    shape = len(x), blocks * BLOCK
+    results.append(jax.ShapeDtypeStruct(shape, jnp.float32))
+  call = jax.ffi.ffi_call("specdec_project", results)
+  return call(x.astype(jnp.float32), *buffers)
 
 
 def attend(

@@ -9,6 +9,7 @@ operand layouts themselves, so nothing is packed there.
 """
 
 import functools
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -107,33 +108,48 @@ def project(
   Args:
     dtype: of the result; None for that of x.
   """
-  batch, num_tokens, width = x.shape
-  flat = x.reshape(batch * num_tokens, width)
+  return project_all([weight], x, dtype)[0]
+
+
+def project_all(
+  weights: Sequence[jax.Array | Quantized], x: jax.Array, dtype=None
+) -> list[jax.Array]:
+  """Multiplies x by several matrices, as `project` does by each of them.
+
+  The kernels read them in one call, which spares the hand-over of work to
+  threads that each would need.
+  """
+  flat = x.reshape(-1, x.shape[-1])
   dtype = dtype or x.dtype
-  scale = None
-  if isinstance(weight, Quantized):
-    weight, scale = weight
-  if cpu_kernels.multiplies(weight, flat):
-    y = cpu_kernels.project(weight, flat, scale).astype(dtype)
-  elif scale is not None:
-    whole = quantization.dequantize(
-      Quantized(unpack(weight), unpack(scale)), x.dtype
-    )
-    y = jax.lax.dot(flat, whole.T, preferred_element_type=dtype)
-  elif weight.dtype != x.dtype:
-    return project(weight.astype(x.dtype), x, dtype)
-  elif weight.ndim == 2:
-    y = jax.lax.dot(weight, flat.T, preferred_element_type=dtype).T
-  elif len(flat) <= MAX_BLOCKED_TOKENS:
-    if len(flat) == 1 and weight.size <= _SMALL_MATRIX:
-      flat = jnp.concatenate([flat, flat])
-    copies = jnp.broadcast_to(flat[None], (len(weight), *flat.shape))
-    y = jnp.einsum("gni,gio->gno", copies, weight, preferred_element_type=dtype)
-    y = y.swapaxes(0, 1)[: batch * num_tokens]
+  pairs = [w if isinstance(w, Quantized) else (w, None) for w in weights]
+  if all(cpu_kernels.multiplies(values, flat) for values, _ in pairs):
+    products = cpu_kernels.project(flat, *pairs)
   else:
-    joined = weight.swapaxes(0, 1).reshape(width, -1)
-    y = jax.lax.dot(flat, joined, preferred_element_type=dtype)
-  return y.reshape(batch, num_tokens, -1)
+    products = [_by_xla(*pair, flat, dtype) for pair in pairs]
+  return [y.astype(dtype).reshape(*x.shape[:-1], -1) for y in products]
+
+
+def _by_xla(
+  weight: jax.Array, scale: jax.Array | None, x: jax.Array, dtype
+) -> jax.Array:
+  """Multiplies x [N, in] by a matrix, packed or not: [N, out]."""
+  if scale is not None:
+    whole = Quantized(unpack(weight), unpack(scale))
+    whole = quantization.dequantize(whole, x.dtype)
+    return jax.lax.dot(x, whole.T, preferred_element_type=dtype)
+  if weight.dtype != x.dtype:
+    weight = weight.astype(x.dtype)
+  if weight.ndim == 2:
+    return jax.lax.dot(weight, x.T, preferred_element_type=dtype).T
+  if len(x) <= MAX_BLOCKED_TOKENS:
+    copied = x
+    if len(x) == 1 and weight.size <= _SMALL_MATRIX:
+      copied = jnp.concatenate([x, x])
+    copies = jnp.broadcast_to(copied[None], (len(weight), *copied.shape))
+    y = jnp.einsum("gni,gio->gno", copies, weight, preferred_element_type=dtype)
+    return y.swapaxes(0, 1)[: len(x)].reshape(len(x), -1)
+  joined = weight.swapaxes(0, 1).reshape(x.shape[1], -1)
+  return jax.lax.dot(x, joined, preferred_element_type=dtype)
 
 
 def look_up(weight: jax.Array | Quantized, tokens: jax.Array) -> jax.Array:

@@ -18,7 +18,7 @@ from specdec import sharding
 from specdec.models.attention import View, attend, softcap, view
 from specdec.models.config import RopeScaling, TransformerConfig
 from specdec.models.experts import ACTIVATIONS, Experts, weight
-from specdec.models.layouts import look_up, project
+from specdec.models.layouts import look_up, project, project_all
 from specdec.types import KVCache, Model, ModelOutput, Skip
 from specdec.utils.constructors import cached
 
@@ -31,14 +31,26 @@ class Linear(nn.Module):
   features: int
   bias: bool = False
 
-  @nn.compact
   def __call__(self, x: jax.Array) -> jax.Array:
-    shape = (self.features, x.shape[-1])
-    y = project(weight(self, shape, x.dtype), x)
+    return linear(x, self)[0]
+
+  @nn.compact
+  def parameters(self, x: jax.Array) -> tuple[jax.Array, jax.Array | None]:
+    """Returns the weight for inputs x, and the bias."""
+    bias = None
     if self.bias:
       shape = (self.features,)
-      y += self.param("bias", nn.initializers.zeros, shape, x.dtype)[None, None]
-    return y
+      bias = self.param("bias", nn.initializers.zeros, shape, x.dtype)
+    return weight(self, (self.features, x.shape[-1]), x.dtype), bias
+
+
+def linear(x: jax.Array, *layers: Linear) -> list[jax.Array]:
+  """Applies linear maps to the same x [B, T, in], reading them in one call."""
+  weights, biases = zip(*(layer.parameters(x) for layer in layers))
+  return [
+    y if bias is None else y + bias[None, None]
+    for y, bias in zip(project_all(weights, x), biases)
+  ]
 
 
 class RMSNorm(nn.Module):
@@ -119,18 +131,25 @@ class Attention(nn.Module):
     c = self.config
     batch, num_tokens, _ = x.shape
 
-    def heads(name, count, axis):
-      y = Linear(count * c.head_dim, c.qkv_bias, name=name)(x)
-      y = y.reshape(batch, num_tokens, count, c.head_dim)
+    def layer_of(name, count):
+      return Linear(count * c.head_dim, c.qkv_bias, name=name)
+
+    def heads(y, axis):
+      y = y.reshape(batch, num_tokens, -1, c.head_dim)
       return self.place(y, "rows", None, axis, None)
 
-    query = heads("q", c.num_heads, "query")
-    key = heads("k", c.num_kv_heads, "key")
+    query, key, value = linear(
+      x,
+      layer_of("q", c.num_heads),
+      layer_of("k", c.num_kv_heads),
+      layer_of("v", c.num_kv_heads),
+    )
+    query, key = heads(query, "query"), heads(key, "key")
     if c.qk_norm:
       query = RMSNorm(c.norm_epsilon, c.norm_offset, name="q_norm")(query)
       key = RMSNorm(c.norm_epsilon, c.norm_offset, name="k_norm")(key)
     query, key = rotate(query, *angles), rotate(key, *angles)
-    value = heads("v", c.num_kv_heads, "key")
+    value = heads(value, "key")
     keys, values = key.swapaxes(1, 2), value.swapaxes(1, 2)
     if layer is not None:
       axes = sharding.CACHE, sharding.CACHE, ("rows",)
@@ -161,8 +180,11 @@ class MLP(nn.Module):
 
   @nn.compact
   def __call__(self, x: jax.Array) -> jax.Array:
-    gate = Linear(self.config.mlp_width, name="gate")(x)
-    up = Linear(self.config.mlp_width, name="up")(x)
+    gate, up = linear(
+      x,
+      Linear(self.config.mlp_width, name="gate"),
+      Linear(self.config.mlp_width, name="up"),
+    )
     inner = ACTIVATIONS[self.config.activation](gate) * up
     inner = self.place(inner, "rows", None, "mlp")
     return Linear(self.config.width, name="down")(inner)
