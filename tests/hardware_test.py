@@ -239,6 +239,7 @@ def test_a_doubted_time_is_held_against_all_devices_measured_again(monkeypatch):
   size, flops = pass_bound(config, 1, 1, 0)
   entry = {"batch": 1, "tokens": 1, "context": 0, "bytes": size, "flops": flops}
   entry |= {"seconds": {"least": size / 6e9}, "warnings": []}
+  entry["bandwidth"] = 1e9
   document = {"bandwidth": 1e9, "passes": [entry], "runs": []}
   mesh = SimpleNamespace(mesh=SimpleNamespace(size=2))
   target = SimpleNamespace(

@@ -14,6 +14,7 @@ from specdec.benchmark import runs, timing
 from specdec.benchmark.decoder import Batch, Decoder, batches_of
 from specdec.models import presets, transformer
 from specdec.models.config import TransformerConfig
+from specdec.roofline import hardware
 from specdec.types import Params
 
 SMALL = TransformerConfig(
@@ -156,6 +157,23 @@ def test_passes_and_acceptance_are_timed(small, decoders):
   assert taken.median <= taken.quartiles[1]
   assert taken.repeats == 4
   assert timing.time_acceptance(decoders["lookup"], 3).median > 0
+
+
+def test_passes_and_readings_of_the_bandwidth_take_turns(monkeypatch):
+  calls, rates = [], iter([3e9, 1e9, 2e9])
+
+  def timer(name, seconds):
+    return lambda: calls.append(name) or seconds
+
+  def reader(size):
+    return lambda: calls.append("read") or next(rates)
+
+  monkeypatch.setattr(hardware, "bandwidth_timer", reader)
+  timers = [timer("one", 1.0), timer("eight", 2.0)]
+  taken, rate = timing.time_passes(timers, {"w": jnp.ones(4)}, repeats=3)
+  assert calls == 3 * ["read", "one", "one", "eight"]  # the first is discarded
+  assert [x.median for x in taken] == [1.0, 2.0] and rate == 2e9
+  assert taken[0].repeats == 3
 
 
 def test_a_time_is_held_against_its_bytes():

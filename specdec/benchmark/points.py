@@ -23,29 +23,42 @@ from specdec.roofline.hardware import Hardware
 from specdec.utils import terminal
 
 
-def time_pass(
-  setup: Setup, target: Target, tokens: int, context: int, repeats: int
-) -> dict:
-  """Times a pass of so many tokens a row behind a context: T(n)."""
-  batch, checkpoint = setup.batch, target.checkpoint
-  slots = context + setup.max_new_tokens + tokens  # as decoding has them
-  shape = batch, tokens, context
-  with terminal.progress(f"compiling and timing a pass of {batch} x {tokens}"):
-    taken = timing.time_pass(
-      target.model, checkpoint.params, *shape, slots, repeats
-    )
-  size, arithmetic = pass_bound(checkpoint.config, *shape)
-  return {
-    "batch": batch,
-    "tokens": tokens,
-    "context": context,
-    "seconds": dataclasses.asdict(taken),
-    "bytes": size,
-    "bytes_per_second": size / taken.median,
-    "flops": arithmetic,
-    "flops_per_second": arithmetic / taken.median,
-    "warnings": [],
-  }
+def time_passes(
+  setup: Setup,
+  target: Target,
+  passes: Sequence[int],
+  context: int,
+  repeats: int,
+) -> list[dict]:
+  """Times passes of so many tokens a row behind a context: T(n).
+
+  They are timed in turns, and between them the memory's bandwidth.
+  """
+  checkpoint, timers = target.checkpoint, []
+  shapes = [(setup.batch, tokens, context) for tokens in passes]
+  for shape in shapes:
+    slots = context + setup.max_new_tokens + shape[1]  # as decoding has them
+    with terminal.progress(f"compiling a pass of {shape[0]} x {shape[1]}"):
+      timers.append(
+        timing.pass_timer(target.model, checkpoint.params, *shape, slots)
+      )
+  with terminal.progress(f"timing {len(passes)} passes of batch {setup.batch}"):
+    taken, rate = timing.time_passes(timers, checkpoint.params, repeats)
+  entries = []
+  for shape, seconds in zip(shapes, taken):
+    size, arithmetic = pass_bound(checkpoint.config, *shape)
+    entry = {
+      **dict(zip(("batch", "tokens", "context"), shape)),
+      "seconds": dataclasses.asdict(seconds),
+      "bytes": size,
+      "bytes_per_second": size / seconds.median,
+      "bandwidth": rate,
+      "flops": arithmetic,
+      "flops_per_second": arithmetic / seconds.median,
+      "warnings": [],
+    }
+    entries.append(entry)
+  return entries
 
 
 def measure(
@@ -141,16 +154,16 @@ def measure_all(
     Entries of a document: passes, and runs.
   """
   timed, entries, context = [], [], setup.prompt_size
-  total = len(prompts) * len(passes)
+  total = len(prompts) * bool(passes)
   for batch, some in prompts.items():
     count = len(some.batches)
     total += len(ks[batch]) * count * -(-repeats // count)
   with tqdm(total=total, disable=not sys.stderr.isatty()) as progress:
     for batch, some in prompts.items():
       setup, baseline = dataclasses.replace(setup, batch=batch), None
-      for n in passes:
-        progress.set_postfix_str(f"batch {batch}, a pass of {n}")
-        timed.append(time_pass(setup, target, n, context, repeats))
+      if passes:
+        progress.set_postfix_str(f"batch {batch}, passes")
+        timed += time_passes(setup, target, passes, context, repeats)
         progress.update()
       for k in ks[batch]:
         progress.set_postfix_str(f"batch {batch}, k = {k}")
@@ -235,8 +248,10 @@ def check_times(
     devices = target.places.target.mesh.size
   document["bandwidth"] *= devices
   for entry in document["passes"]:
+    entry["bandwidth"] *= devices
+    document["bandwidth"] = max(document["bandwidth"], entry["bandwidth"])
     compute = entry["flops"] / (peak * devices) if peak else 0.0
-    memory = entry["bytes"] / document["bandwidth"]
+    memory = entry["bytes"] / entry["bandwidth"]
     entry["roof_seconds"] = max(memory, compute)
   faults = _faults(document, config, document["bandwidth"])
   if faults:  # or was the machine busy both times that it was measured?

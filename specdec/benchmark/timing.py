@@ -78,8 +78,7 @@ def pass_timer(
   def run(params, ids, cache, passes):
     def body(_, carry):
       output, cache = model.apply(params, *carry)
-      ids = jnp.argmax(output.logits, axis=-1).astype(jnp.int32)
-      return ids, cache
+      return sampling.argmax(output.logits), cache
 
     return jax.lax.fori_loop(0, passes, body, (ids, cache))
 
@@ -110,6 +109,30 @@ def time_pass(
   """Times T(n) over and over; arguments as of `pass_timer`."""
   timed = pass_timer(model, params, batch, tokens, context, slots)
   return timing([timed() for _ in range(repeats)])
+
+
+def time_passes(
+  timers: Sequence[Callable[[], float]], params: PyTree, repeats: int
+) -> tuple[list[Timing], float]:
+  """Times several passes in turns, with the memory's bandwidth.
+
+  A machine whose speed comes and goes is thus the same one for all of them.
+
+  Args:
+    timers: of `pass_timer`.
+    params: as many bytes are read for the bandwidth.
+
+  Returns:
+    A timing of each pass, and the median bandwidth of a device in B/s.
+  """
+  read = hardware.bandwidth_timer(_read_size(params))
+  rates, seconds = [], [[] for _ in timers]
+  for _ in range(repeats):
+    rates.append(read())
+    timers[0]()  # the first program after reading is slow for a moment
+    for taken, timed in zip(seconds, timers):
+      taken.append(timed())
+  return [timing(taken) for taken in seconds], float(np.median(rates))
 
 
 def round_timer(
@@ -201,10 +224,14 @@ def peak_memory() -> int | None:
 
 def bandwidth_of(params: PyTree) -> float:
   """B/s at which as many bytes as these weights have can be read, now."""
+  return hardware.measure_bandwidth(_read_size(params), repeats=15)
+
+
+def _read_size(params: PyTree) -> int:
+  """Bytes to read for the bandwidth that bounds products of these weights."""
   size = sum(leaf.nbytes for leaf in jax.tree.leaves(params))
   # Of less, it is mostly the products' beginning that would be timed.
-  size = min(max(size, 4 << 20), 1 << 30)
-  return hardware.measure_bandwidth(size, repeats=15)
+  return min(max(size, 4 << 20), 1 << 30)
 
 
 def check_possible(

@@ -86,17 +86,15 @@ def _best(call: Callable[[], Any], repeats: int) -> float:
   return min(timer.repeat(repeats, number=1))
 
 
-def _seconds_per_pass(run: Callable[[int], Any], repeats: int) -> float:
-  """Returns the least seconds of one pass; run(n) does n of them.
+def _pass_timer(run: Callable[[int], Any]) -> Callable[[], float]:
+  """Returns what times one pass, in seconds; run(n) does n of them.
 
-  Raises n until a call takes _TIMING seconds.
+  n is so large that a call takes _TIMING seconds.
   """
   passes = 1
-  while True:
-    seconds = _best(functools.partial(run, passes), repeats)
-    if seconds >= _TIMING:
-      return seconds / passes
+  while (seconds := _best(functools.partial(run, passes), 1)) < _TIMING:
     passes = math.ceil(1.5 * passes * _TIMING / seconds)
+  return lambda: _best(functools.partial(run, passes), 1) / passes
 
 
 @functools.partial(jax.jit, static_argnums=2)
@@ -128,19 +126,30 @@ def _square(matrix: jax.Array) -> jax.Array:
 
 
 def measure_bandwidth(size: int, repeats: int = 5) -> float:
-  """Measures B/s read by matrix-vector products on the default device.
+  """Measures B/s read on the default device: the best of so many timings.
 
-  Takes the best of `repeats` timings. One program reads the matrix many times,
-  so that a small one stays in cache and dispatch does not count.
+  Args:
+    size: as of `bandwidth_timer`.
+  """
+  read = bandwidth_timer(size)
+  return max(read() for _ in range(repeats))
+
+
+def bandwidth_timer(size: int) -> Callable[[], float]:
+  """Returns what measures B/s read by matrix-vector products, at every call.
+
+  One program reads the matrix many times, so that a small one stays in cache
+  and dispatch does not count.
 
   Args:
     size: bytes of the float32 matrix, rounded down to rows of 8 KiB, at least
-      one.
+      one. It is held as long as what is returned.
   """
   matrix = jnp.ones((max(1, size // (4 * _ROW)), _ROW), jnp.float32)
   huge_pages.collapse(jax.block_until_ready(matrix))
   run = functools.partial(_reads, matrix, jnp.ones((_ROW,), jnp.float32))
-  return matrix.nbytes / _seconds_per_pass(run, repeats)
+  seconds = _pass_timer(run)
+  return lambda: matrix.nbytes / seconds()
 
 
 def measure_copy(size: int, repeats: int = 5) -> float:
@@ -158,7 +167,8 @@ def measure_copy(size: int, repeats: int = 5) -> float:
       target = _copy(source, target)
     return target
 
-  return 2 * source.nbytes / _seconds_per_pass(run, repeats)
+  seconds = _pass_timer(run)
+  return 2 * source.nbytes / min(seconds() for _ in range(repeats))
 
 
 def measure_flops(
