@@ -14,7 +14,7 @@ from specdec.compiled import lowering, steps
 EXAMPLES = pathlib.Path(__file__).parents[1] / "examples"
 SMALL = (
   "--mesh=model:4", "--target=preset:llama3-1b",
-  "--drafter=model(preset:llama3-1b)", "--batch=2", "--context=512", "--k=3",
+  "--drafter=model(preset:llama3-1b)", "--batch=2", "--context=32768", "--k=3",
   "--acceptance=rejection", "--temperature=1",
 )  # fmt: skip
 
@@ -51,7 +51,8 @@ def test_a_small_preset_on_four_chips(tmp_path):
     moved = step["read"] + step["written"]
     expected = document["cost_model"][step["step"]]["bytes"]
     assert 0.9 < moved / expected < 1.15, step["step"]
-  assert verify["temporaries"] < 32 * 2**20
+  # Half of it is KV, in blocks of which as many are read as a text fills.
+  assert verify["temporaries"] < 64 * 2**20
   assert all(step["fits"] for step in document["steps"])
 
 

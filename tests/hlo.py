@@ -24,7 +24,7 @@ def products(text, pattern):
   """How often products whose op_name has `pattern` run, by what it captured
   and their first dimension: Counter[(captured, rows)]."""
   program, counts = hlo.Program(text), collections.Counter()
-  for outer, _, times in program.runs(unknown=math.nan):
+  for outer, _, times in program.runs({"": math.nan}):
     for one in (outer, *program.inside(outer)):
       match = re.search(pattern, one.line)
       if one.op == "dot" and match:

@@ -73,10 +73,16 @@ def test_main_memory_is_counted_and_nothing_else():
 
 def test_loops_of_unknown_length_count_as_asked():
   text = TEXT.replace(', backend_config={"known_trip_count":{"n":"3"}}', "")
-  for unknown in (0, 1, 5):
-    touched = traffic.touches(hlo.Program(text), unknown)
+  named = text.replace("while(%start), ", "while(%start), OP ").replace(
+    "OP ", 'metadata={op_name="jit(step)/cache_blocks/while"}, '
+  )
+  for unknown, expected in (
+    ({}, 1), ({"": 0}, 0), ({"": 5}, 5),
+    ({"cache_blocks": 9, "": 5}, 9), ({"other": 7}, 1),
+  ):  # fmt: skip
+    touched = traffic.touches(hlo.Program(named), unknown)
     counts = {t.name: t.times for t in touched}
-    assert counts.get("written", 0) == unknown
+    assert counts.get("written", 0) == expected
 
 
 def test_collectives_by_kind():

@@ -25,6 +25,7 @@ from specdec.benchmark import abstract, results
 from specdec.benchmark.setup import Setup
 from specdec.cli import app, setup_flags
 from specdec.compiled import lowering, steps
+from specdec.models import attention
 from specdec.report import steps as report
 from specdec.utils import files, terminal
 from specdec.utils.spelling import choices
@@ -96,13 +97,16 @@ def compile_tpu(options: app.Options) -> None:
   lowered, plan = abstract.steps(*parts), abstract.plan(*parts)
   estimates = abstract.estimates(*parts, chip)
   terminal.report(f"on each chip, of its {chip.memory / 2**30:.0f} GiB: {plan}")
-  # Rows that are behind are rare: a draft model's loop for them is not run.
-  unknown = {"draft": 0.0} if target.drafts else {}
+  # Attention reads the whole context. Rows that are behind are rare: a draft
+  # model's loop for them is not run.
+  blocks = {attention.LOOP: -(-options.context // attention.BLOCK)}
+  counts = {"draft": blocks | {"": 0.0}} if target.drafts else {}
   compiled = []
   for name in options.steps:
     with terminal.progress(f"compiling {name}"):
       if options.here:
-        step, text = steps.compile_step(lowered[name], unknown.get(name, 1.0))
+        count = counts.get(name, blocks)
+        step, text = steps.compile_step(lowered[name], count)
         if options.hlo:
           folder = pathlib.Path(options.hlo)
           folder.mkdir(parents=True, exist_ok=True)

@@ -7,6 +7,8 @@ often as the caller states (default once).
 import dataclasses
 import math
 import re
+import types
+from collections.abc import Mapping
 from typing import NamedTuple
 
 _BYTES = {
@@ -117,6 +119,9 @@ def _instruction(line: str) -> Instruction | None:
   )
 
 
+NO_COUNTS: Mapping[str, float] = types.MappingProxyType({})
+
+
 class Program:
   """The computations of an HLO text."""
 
@@ -137,12 +142,13 @@ class Program:
     return self.computations.get(one.attribute(attribute) or "", {})
 
   def runs(
-    self, unknown: float = 1.0
+    self, unknown: Mapping[str, float] = NO_COUNTS
   ) -> list[tuple[Instruction, dict[str, Instruction], float]]:
     """Lists executed instructions, fused ones excluded.
 
     Args:
-      unknown: trip count to assume for loops without a constant one.
+      unknown: trip counts to assume for loops without a constant one: of the
+        first name that is part of JAX's name of the loop; 1 if there is none.
 
     Returns:
       (instruction, its computation, times executed).
@@ -154,7 +160,10 @@ class Program:
         executed.append((one, computation, times))
         if one.op == "while":
           count = self._trip_count(one, computation)
-          total = times * (unknown if count is None else count)
+          if count is None:
+            named = (n for name, n in unknown.items() if name in one.source)
+            count = next(named, 1.0)
+          total = times * count
           visit(self.called(one, "body"), total)
           visit(self.called(one, "condition"), total)
         elif one.op == "conditional":

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import jax
 from jax.experimental import topologies
@@ -52,12 +52,14 @@ def chip_of(topology: str) -> Chip:
 
 
 def compile_step(
-  lower: Callable[[], jax.stages.Lowered], unknown: float = 1.0
+  lower: Callable[[], jax.stages.Lowered],
+  unknown: Mapping[str, float] = hlo.NO_COUNTS,
 ) -> tuple[dict, str]:
   """Returns what a compiled step needs and does, and its program.
 
   Args:
-    unknown: how often loops run whose condition depends on data.
+    unknown: how often loops run whose condition depends on data, as of
+      hlo.Program.runs.
   """
   begin = time.perf_counter()
   compiled = lower().compile()

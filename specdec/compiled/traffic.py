@@ -7,6 +7,7 @@ slice's size.
 
 import collections
 import re
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from specdec.compiled import hlo
@@ -38,7 +39,9 @@ class Exchange(NamedTuple):
   source: str
 
 
-def exchanges(program: hlo.Program, unknown: float = 1.0) -> list[Exchange]:
+def exchanges(
+  program: hlo.Program, unknown: Mapping[str, float] = hlo.NO_COUNTS
+) -> list[Exchange]:
   """Lists executed collectives; `unknown` as in hlo.Program.runs."""
   collectives = []
   for outer, _, times in program.runs(unknown):
@@ -75,7 +78,9 @@ class Touched(NamedTuple):
   source: str
 
 
-def touches(program: hlo.Program, unknown: float = 1.0) -> list[Touched]:
+def touches(
+  program: hlo.Program, unknown: Mapping[str, float] = hlo.NO_COUNTS
+) -> list[Touched]:
   """Lists every instruction's main-memory traffic.
 
   `unknown` as in hlo.Program.runs.

@@ -16,6 +16,7 @@ from specdec import draft_tree
 from specdec.models import cpu_kernels
 
 BLOCK = 512  # slots that are read at once from a longer cache
+LOOP = "cache_blocks"  # name of the loop over them in compiled programs
 
 
 class View(NamedTuple):
@@ -214,7 +215,8 @@ def _by_xla(query, keys, values, view, scale, cap) -> jax.Array:
 
     zeros = jnp.zeros(query.shape, jnp.float32)
     start = zeros[..., :1] - jnp.inf, zeros[..., :1], zeros
-    _, total, y = jax.lax.fori_loop(*view.blocks(num_slots), body, start)
+    with jax.named_scope(LOOP):
+      _, total, y = jax.lax.fori_loop(*view.blocks(num_slots), body, start)
     y /= total
   y = y.reshape(batch, num_heads, num_tokens, dim)
   return y.swapaxes(1, 2)
