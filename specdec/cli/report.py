@@ -1,6 +1,7 @@
-"""Makes one HTML page of one or several sweeps.
+"""Makes one HTML page of one or several sweeps, or fills pages from results.
 
   python scripts/report.py runs/sweep                  # runs/sweep/report.html
+  python scripts/report.py --results=results           # README.md, docs/
   python scripts/report.py --page=all.html runs/a runs/b runs/c/lines.jsonl
 
 Curves and heatmaps of what was predicted and what was measured, acceptance by
@@ -8,15 +9,20 @@ position, a table to sort, the band of measured over predicted, and the batch at
 which speculation stops paying. A point that several sweeps measured is pooled:
 a machine whose speed comes and goes is judged better by more than one visit. A
 broken line is reported and left out; nothing is written but the page.
+
+With --results, the regions of Markdown pages (the arguments; by default
+README.md and docs/) are written anew from what scripts/reproduce.py measured,
+and so are pictures beside them.
 """
 
+import functools
 import json
 import sys
 from pathlib import Path
 
 from specdec.benchmark import sweeps
-from specdec.cli import app
-from specdec.report import canvas, sweep_page
+from specdec.cli import app, setup_flags
+from specdec.report import canvas, regions, sweep_page
 from specdec.utils import files, terminal
 
 
@@ -25,6 +31,7 @@ def define(flags: app.Flags) -> None:
   flags.string(
     "page", None, "File to write; default report.html in the one folder given."
   )
+  flags.string("results", None, "Folder of reproduce.py: fill pages from it.")
   flags.string("pictures", None, "Folder for the page's pictures as PNG files.")
 
 
@@ -43,8 +50,31 @@ def page_of(options: app.Options, paths: list[Path]) -> str:
   return str(paths[0] / "report.html")
 
 
+def fill(options: app.Options) -> None:
+  """Fills regions of pages from --results."""
+  setup_flags.refuse(options, ["page", "pictures"], "is for sweeps")
+  app.check_folder("--results", options.results)
+  pages = [Path(argument) for argument in options.arguments]
+  pages = pages or regions.pages(Path())
+  if not pages:
+    raise ValueError("there are no README.md and docs/ here; name pages")
+  documents = regions.Documents(Path(options.results))
+  for page in pages:
+    text = page.read_text(encoding="utf-8")
+    draw = functools.partial(_draw, page.parent)
+    if (new := regions.fill(text, documents, draw)) != text:
+      files.replace_text(page, new)
+      terminal.report(page)
+
+
+def _draw(folder: Path, name: str, figure) -> None:
+  canvas.save(figure, folder / name)
+
+
 def report(options: app.Options) -> None:
   """Reads the sweeps, writes the page, prints the bands."""
+  if options.results:
+    return fill(options)
   paths = [Path(argument) for argument in options.arguments]
   page = page_of(options, paths)
   app.check_writable("--page", page)

@@ -8,8 +8,12 @@ from specdec.report.tables import estimate, listed
 _SHOWN = 5  # of the best subsets
 
 
-def of_drafters(runs: Sequence[dict]) -> str:
-  """Formats runs of compare_drafters.py, two tables for each temperature."""
+def of_drafters(runs: Sequence[dict], listed: Callable = listed) -> str:
+  """Formats runs of compare_drafters.py, two tables for each temperature.
+
+  Args:
+    listed: of `tables`, or `markdown`.
+  """
   chains = [run for run in runs if run["drafter"]["shape"] == "chain"]
   shapes = [f"k={k}" for k in sorted({run["k"] for run in chains})] + ["tree"]
 
