@@ -14,7 +14,7 @@ import pytest
 import safetensors.numpy
 
 import programs
-from specdec.benchmark import timing
+from specdec.benchmark import reproduction, timing
 from specdec.drafters.heads.head_config import HeadConfig
 
 PATH = pathlib.Path(__file__).parents[1] / "docs" / "schema.json"
@@ -257,6 +257,10 @@ def test_real_documents_are_of_this_form_and_show_all_of_it(run):
   documents = {name: run(name)[0] for name in (*names, "compare_drafters")}
   last = run("bench")[1].splitlines()[-1]
   assert json.loads(last) == documents["bench"]
+  about = {"name": "x", "quick": False, "minutes": 1 / 3, "busy_cores": 0.1}
+  documents["kept"] = reproduction.published(
+    documents["bench"], "python scripts/bench.py", about, None
+  )
   for document in documents.values():
     VALIDATOR.validate(document)
   shown = {name for _, name in members(list(documents.values()))}
@@ -265,5 +269,6 @@ def test_real_documents_are_of_this_form_and_show_all_of_it(run):
   assert greedy["identity"]["share"] == 1
   [sampled] = documents["sampled"]["runs"]
   assert sampled["identity"] is sampled["acceptance"]["alpha"]["value"] is None
+  del documents["kept"]  # what that adds may be left out
   for document in documents.values():
     assert_refuses_faults(document | {"runs": document["runs"][:1]})

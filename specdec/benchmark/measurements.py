@@ -25,7 +25,8 @@ class Measurement(NamedTuple):
     flags: all but the one that says where results go; {prompts} stands for a
       file of prompts of four kinds, {results} for the folder of all results.
     minutes: about how long it takes on two CPU cores.
-    quick: flags of a quick run, which take the place of those of that name.
+    quick: flags of a quick run, which take the place of those of that name;
+      None: a quick run leaves it out, as another like it is there.
     to: the flag that says where results go: a file, or --output, a folder.
     environment: NAME=VALUE, by which the command differs from others.
     needs: a module or a file without which it cannot run, and how to get it.
@@ -35,14 +36,14 @@ class Measurement(NamedTuple):
   program: str
   flags: tuple[str, ...]
   minutes: float
-  quick: tuple[str, ...] = ()
+  quick: tuple[str, ...] | None = ()
   to: str = "json"
   environment: str = ""
   needs: tuple[str, str] | None = None
 
   def argv(self, results: Path, prompts: str, quick: bool) -> list[str]:
     """Returns the flags of a run, each once."""
-    flags = self.flags + (self.quick if quick else ())
+    flags = self.flags + ((quick and self.quick) or ())
     once = {flag.partition("=")[0]: flag for flag in flags}
     places = {"{results}": str(results), "{prompts}": prompts}
     pattern = "|".join(map(re.escape, places))
@@ -76,10 +77,7 @@ _RULES_QUICK = ("--limit=1", "--max_new_tokens=16", "--sizes=4")
 _TEXTS = (SMOLLM2, "--chat", "--prompt_file={prompts}", "--max_new_tokens=128")
 _TEXTS_QUICK = ("--limit=1", "--max_new_tokens=12", "--k=2")
 _ONE = ("--limit=1", "--max_new_tokens=16", "--k=2")
-_TPU = (
-  "libtpu",
-  "pip install libtpu; it needs no TPU",
-)
+_TPU = "libtpu", "pip install libtpu; it needs no TPU"
 _TRAINED = "train it: docs/training.md"
 _HEAD = "runs/smollm2_drafter/best.safetensors"
 _EAGLE3 = "runs/eagle3_all/best.safetensors"
@@ -99,7 +97,7 @@ def _passes() -> Iterable[Measurement]:
           "bench",
           (*flags, *_PASSES, f"--context={context}"),
           minutes,
-          _FEW,
+          _FEW if context == 128 else None,
           environment=environment,
         )
     # Slots are context, new tokens and the pass together.
@@ -123,8 +121,9 @@ def _smollm2() -> Iterable[Measurement]:
     ("layer_skip", "layer_skip(attention=[14,17,20,23,26])", "1,2,4", 2.5),
   ):
     flags = (*_TEXTS, f"--drafter={drafter}", f"--k={ks}")
+    quick = None if name == "layer_skip" else _TEXTS_QUICK
     yield Measurement(
-      f"smollm2_{name}", "eval", flags, minutes, _TEXTS_QUICK, "output"
+      f"smollm2_{name}", "eval", flags, minutes, quick, "output"
     )
   yield Measurement(
     "smollm2_head",
@@ -156,8 +155,8 @@ MEASUREMENTS = (
   Measurement(
     "drafters",
     "compare_drafters",
-    (HELD_OUT, "--limit=8", "--max_new_tokens=96", "--k=1,2,4,8"),
-    14,
+    (HELD_OUT, "--limit=8", "--max_new_tokens=96", "--k=2,4,8"),
+    9,
     (
       "--limit=1",
       "--max_new_tokens=16",
@@ -170,11 +169,11 @@ MEASUREMENTS = (
     "drafters_trained",
     "compare_drafters",
     (
-      *(HELD_OUT, "--limit=8", "--max_new_tokens=96", "--k=1,2,4,8"),
+      *(HELD_OUT, "--limit=8", "--max_new_tokens=96", "--k=2,4,8"),
       f"--drafters=head({_EAGLE3})",
     ),
-    2,
-    _ONE,
+    1,
+    None,
     "output",
     needs=(_EAGLE3, _TRAINED),
   ),
@@ -185,7 +184,7 @@ MEASUREMENTS = (
       *(*_RULES, "--temperature=1", "--sizes=8"),
       "--shapes=chain,2 chains,optimal tree",
     ),
-    7,
+    5,
     (*_RULES_QUICK, "--only=rejection; block", "--shapes=chain"),
     "output",
   ),
@@ -196,7 +195,7 @@ MEASUREMENTS = (
       *(*_RULES, "--temperature=1", "--sizes=4,6,8", "--shapes=chain"),
       *("--only=rejection; block", "--limit=32"),
     ),
-    3,
+    2,
     _RULES_QUICK,
     "output",
   ),
@@ -204,7 +203,7 @@ MEASUREMENTS = (
     "shapes_greedy",
     "compare_rules",
     (*_RULES, "--only=coupled", *_TREES),
-    6,
+    4.5,
     (*_RULES_QUICK, "--shapes=chain,dynamic tree"),
     "output",
   ),
@@ -212,8 +211,8 @@ MEASUREMENTS = (
     "shapes_sampled",
     "compare_rules",
     (*_RULES, "--temperature=1", "--only=rejection", *_TREES),
-    6,
-    (*_RULES_QUICK, "--shapes=chain,dynamic tree"),
+    4.5,
+    None,
     "output",
   ),
   *_smollm2(),
@@ -229,7 +228,7 @@ MEASUREMENTS = (
     "sweep_shipped",
     "sweep",
     ("--sweep=configs/sweeps/shipped.py", "--shard=0/2"),
-    25,
+    17,
     ("--sweep=configs/sweeps/quick.py",),
     "output",
   ),
@@ -237,8 +236,8 @@ MEASUREMENTS = (
     "sweep_smollm2",
     "sweep",
     ("--sweep=configs/sweeps/smollm2.py",),
-    10,
-    ("--sweep=configs/sweeps/quick.py",),
+    8,
+    None,
     "output",
   ),
   Measurement("papers", "roofline", ("--papers",), 0.1),
@@ -291,10 +290,7 @@ MEASUREMENTS = (
       "--steps=draft,verify,accept",
     ),
     4,
-    (
-      *("--topology=v5e:2x2", "--mesh=model:4", "--target=preset:llama3-1b"),
-      *("--drafter=lookup", "--steps=verify", "--context=256"),
-    ),
+    None,
     needs=_TPU,
   ),
 )

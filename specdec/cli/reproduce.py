@@ -54,10 +54,14 @@ def reproduce(options: app.Options) -> None:
   wanted = measurements.MEASUREMENTS
   if options.only:
     wanted = measurements.named(options.only)
+  if options.quick:
+    wanted = [one for one in wanted if one.quick is not None]
   if options.list:
     for one in wanted:
       terminal.report(f"{one.name} ({one.minutes:g} min)")
       terminal.report(f"  {plan.command(one)}")
+      if missing := one.missing():
+        terminal.report(f"  skipped: {missing}")
     total = sum(one.minutes for one in wanted)
     terminal.report(f"{len(wanted)} measurements, {total:.0f} min")
     return
