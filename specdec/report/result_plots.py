@@ -26,11 +26,6 @@ def read(path: str | Path) -> dict:
   return document
 
 
-def single(path: str, title: str | None) -> Figure:
-  """Plots the groups of a document, or without runs its times of passes."""
-  return of_document(read(path), title)
-
-
 def of_document(document: dict, title: str | None = None) -> Figure:
   """Plots what a document holds, as the program that wrote it does."""
   runs, settings = document.get("runs", ()), document["settings"]
@@ -47,28 +42,19 @@ def of_document(document: dict, title: str | None = None) -> Figure:
   return plots.by_group(runs, title, caveats)
 
 
-def several(
-  paths: Sequence[tuple[str, str]], title: str | None, group: str
+def of_documents(
+  documents: dict[str, dict], title: str | None = None, group: str = plots.ALL
 ) -> Figure:
   """Plots tokens per pass and speedup over k, a line for each document.
 
   Args:
-    paths: label and path of each.
+    documents: by label.
     title: default: what the documents have in common.
     group: of prompts.
 
   Raises:
-    ValueError: a file has no such group.
+    ValueError: a document has no such group.
   """
-  return of_documents(
-    {label: read(path) for label, path in paths}, title, group
-  )
-
-
-def of_documents(
-  documents: dict[str, dict], title: str | None = None, group: str = plots.ALL
-) -> Figure:
-  """Plots a line for each document, as `several` does for files."""
   curves = {}
   for label, document in documents.items():
     curves[label] = [x for x in document["runs"] if x["group"] == group]
