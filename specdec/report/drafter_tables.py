@@ -51,7 +51,7 @@ def _tokens(run: dict) -> str:
 def _speed(run: dict) -> str:
   predicted = run["predicted"]
   predicted = "-" if predicted is None else f"{predicted:.2f}"
-  return f"{run['speed']['speedup']['value']:.2f} / {predicted}"
+  return f"{estimate('speed', 'speedup')(run)} / {predicted}"
 
 
 def _millions(row: dict, name: str, unit: str = "") -> str:
