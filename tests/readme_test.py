@@ -17,10 +17,11 @@ ROOT = pathlib.Path(__file__).parents[1]
 README = ROOT / "README.md"
 TEXT = README.read_text()
 PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]
-# Pages whose links are followed; the paths on results are those of 0.1.0.
+# Pages whose links are followed; the paths of 0.1.0 are its own.
 LINKED = [
   *PAGES,
-  *sorted((ROOT / "docs" / "results").glob("*.md")),
+  *sorted((ROOT / "docs" / "results").rglob("*.md")),
+  ROOT / "results" / "README.md",
   ROOT / "CHANGELOG.md",
   ROOT / "specdec" / "shipped" / "README.md",
 ]

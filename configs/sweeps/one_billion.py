@@ -4,7 +4,7 @@
     --output=runs/one_billion
 
 9 points, 15 minutes on two CPU cores. The weights are random, so only speed is
-meaningful. For results see docs/results/predictions.md.
+meaningful. For results see docs/results/0.1.0/predictions.md.
 """
 
 from ml_collections import ConfigDict

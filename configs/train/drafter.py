@@ -7,8 +7,8 @@ The word after the colon is one of KINDS. See configs/train/target.py for the
 corpus. Each head has 0.3 to 0.6 M weights and drafts the 1536 most frequent of
 the 4096 tokens, 88.5 % of the text. On two busy cores 600 steps took 7 to 22
 minutes and reached 1.5 (medusa) to 3.3 (recycle) tokens per target step with
-chains of four (docs/results/drafters.md). `head` and `shared` are early exits
-with only a vocabulary projection, trained or the target's.
+chains of four (docs/results/0.1.0/drafters.md). `head` and `shared` are early
+exits with only a vocabulary projection, trained or the target's.
 """
 
 from dataclasses import asdict

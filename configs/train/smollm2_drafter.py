@@ -23,7 +23,7 @@ projection, since there is too little text to train another one.
 
 On two cores the answers took 26 minutes (with other load) and the 900 steps 31
 minutes: 1.63 tokens per target step on held-out answers
-(docs/results/smollm2.md).
+(docs/results/0.1.0/smollm2.md).
 """
 
 from dataclasses import asdict

@@ -101,7 +101,7 @@ def _lookup(
   leads: bool = False,
 ) -> Drafter:
   if min_ngram is None:
-    # 2 was found on held-out answers (docs/results/smollm2.md); synthetic
+    # 2 was found on held-out answers (docs/results/0.1.0/smollm2.md); synthetic
     # acceptance evaluates whatever is drafted.
     min_ngram = 2 if leads else 0 if acceptance == "synthetic" else 3
   if leads and not min_ngram:

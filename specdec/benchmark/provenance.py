@@ -10,6 +10,7 @@ import platform
 import shlex
 import subprocess
 import sys
+import time
 
 import flax
 import jax
@@ -26,23 +27,57 @@ def load() -> float | None:
   return round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None
 
 
+def busy_cores(seconds: float = 2.0) -> float | None:
+  """How many cores are busy just now; None where nobody says.
+
+  Unlike the load, it knows nothing of what has ended a moment ago.
+  """
+  try:
+    before, idle_before = _core_ticks()
+    time.sleep(seconds)
+    after, idle_after = _core_ticks()
+  except OSError:
+    return None
+  share = 1 - (idle_after - idle_before) / max(after - before, 1)
+  return round(share * (os.cpu_count() or 1), 2)
+
+
+def _core_ticks() -> tuple[int, int]:
+  """Returns (all, idle) of all cores since Linux began."""
+  first = pathlib.Path("/proc/stat").read_text().partition("\n")[0]
+  ticks = [int(x) for x in first.split()[1:9]]
+  return sum(ticks), ticks[3] + ticks[4]
+
+
 def now() -> str:
   """Local time with its offset from UTC, ISO 8601."""
   return datetime.datetime.now().astimezone().isoformat(timespec="seconds")
 
 
 def commit() -> str | None:
-  """The sources' commit, marked where files were changed; None outside git."""
+  """The sources' commit, marked where files were changed; None outside git.
+
+  Pages and results are no sources: they change as a reproduction goes on.
+  """
+  pages = [f":(top,exclude){name}" for name in ("docs", "results", "*.md")]
   try:
-    result = subprocess.run(
-      ["git", "describe", "--always", "--dirty", "--abbrev=12"],
-      cwd=pathlib.Path(__file__).parent,
-      capture_output=True,
-      text=True,
-      check=True,
-    )
+    revision = _git("rev-parse", "--short=12", "HEAD")
+    options = "--porcelain", "--untracked-files=no"
+    changed = _git("status", *options, "--", ":/", *pages)
   except (OSError, subprocess.CalledProcessError):
     return None
+  return revision + ("-dirty" if changed else "")
+
+
+def _git(*arguments: str) -> str:
+  """Returns what git says of the repository with the sources."""
+  result = subprocess.run(
+    ["git", *arguments],
+    cwd=pathlib.Path(__file__).parent,
+    capture_output=True,
+    text=True,
+    check=True,
+  )
   return result.stdout.strip()
 
 

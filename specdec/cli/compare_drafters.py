@@ -57,7 +57,7 @@ def define(flags: app.Flags) -> None:
     "drafters",
     None,
     "Calls with ; between them, each as --drafter of other programs. Default, "
-    f"for {shipped.TARGET}: {_SHIPPED}; and every trained head in the package.",
+    f"for {shipped.TARGET}: {_SHIPPED}; quantized; every head in the package.",
   )
   flags.string("acceptance", "rejection", "A call, as in other programs.")
   flags.integers("k", "1-8", "Draft tokens of the chains.")
@@ -74,7 +74,7 @@ def setups_of(options: app.Options) -> list[Setup]:
     if options.target != shipped.TARGET:
       raise ValueError(f"--target={options.target}: give its --drafters")
     heads = [f"head({name})" for name in shipped.drafters()]
-    names = "; ".join([_SHIPPED, *heads])
+    names = "; ".join([_SHIPPED, "quantized", *heads])
   base = setup_flags.setup_of(
     options,
     k=min(options.k),

@@ -35,7 +35,7 @@ def define(flags: app.Flags) -> None:
   flags.integer(
     "repeats",
     3,
-    "Pairs of decodings, of either kind, that are timed at least.",
+    "Interleaved pairs, speculative and baseline, that are timed at least.",
   )
   flags.string(
     "html",

@@ -1,6 +1,9 @@
-"""Makes one HTML page of one or several sweeps.
+"""Reports results: a page of sweeps, a picture, or all pages of results.
 
   python scripts/report.py runs/sweep                  # runs/sweep/report.html
+  python scripts/report.py --results=results           # README.md, docs/
+  python scripts/report.py --picture=drafters.png \\
+    lookup=runs/lookup/results.json draft=runs/draft/results.json
   python scripts/report.py --page=all.html runs/a runs/b runs/c/lines.jsonl
 
 Curves and heatmaps of what was predicted and what was measured, acceptance by
@@ -8,15 +11,25 @@ position, a table to sort, the band of measured over predicted, and the batch at
 which speculation stops paying. A point that several sweeps measured is pooled:
 a machine whose speed comes and goes is judged better by more than one visit. A
 broken line is reported and left out; nothing is written but the page.
+
+With --results, the regions of Markdown pages (the arguments; by default
+README.md and docs/) are written anew from what scripts/reproduce.py measured,
+and so are pictures beside them.
+
+With --picture, arguments are results of other programs. One FILE: T(n) where it
+holds passes alone (bench.py --nodecode), else its runs. LABEL=FILE, or several
+files: tokens per pass and speedup over k, a line each, of all prompts together
+(--group for one category).
 """
 
+import functools
 import json
 import sys
 from pathlib import Path
 
 from specdec.benchmark import sweeps
-from specdec.cli import app
-from specdec.report import canvas, sweep_page
+from specdec.cli import app, setup_flags
+from specdec.report import canvas, plots, regions, result_plots, sweep_page
 from specdec.utils import files, terminal
 
 
@@ -25,6 +38,10 @@ def define(flags: app.Flags) -> None:
   flags.string(
     "page", None, "File to write; default report.html in the one folder given."
   )
+  flags.string("results", None, "Folder of reproduce.py: fill pages from it.")
+  flags.string("picture", None, "Picture to write: .png, .svg or .pdf.")
+  flags.string("group", plots.ALL, "With --picture: which, of several files.")
+  flags.string("title", None, "With --picture; default: what results say.")
   flags.string("pictures", None, "Folder for the page's pictures as PNG files.")
 
 
@@ -43,8 +60,57 @@ def page_of(options: app.Options, paths: list[Path]) -> str:
   return str(paths[0] / "report.html")
 
 
+def fill(options: app.Options) -> None:
+  """Fills regions of pages from --results."""
+  setup_flags.refuse(options, ["page", "pictures"], "is for sweeps")
+  app.check_folder("--results", options.results)
+  pages = [Path(argument) for argument in options.arguments]
+  pages = pages or regions.pages(Path())
+  if not pages:
+    raise ValueError("there are no README.md and docs/ here; name pages")
+  documents = regions.Documents(Path(options.results))
+  for page in pages:
+    text = page.read_text(encoding="utf-8")
+    draw = functools.partial(_draw, page.parent)
+    if (new := regions.fill(text, documents, draw)) != text:
+      files.replace_text(page, new)
+      terminal.report(page)
+
+
+def _draw(folder: Path, name: str, figure) -> None:
+  canvas.save(figure, folder / name)
+
+
+def draw(options: app.Options) -> None:
+  """Plots files of results."""
+  setup_flags.refuse(options, ["page", "pictures"], "is for sweeps")
+  if not options.arguments:
+    raise ValueError("give --picture and one or more files of results")
+  app.check_writable("--picture", options.picture)
+  documents = {}
+  for argument in options.arguments:
+    label, _, path = argument.partition("=")
+    unlabelled = Path(argument).exists() or not path
+    path = argument if unlabelled else path
+    documents[argument if unlabelled else label] = result_plots.read(path)
+  if len(documents) > 1 or not unlabelled:
+    several = documents, options.title, options.group
+    figure = result_plots.of_documents(*several)
+  elif "group" in options.given:
+    raise ValueError("--group is for several files, or for LABEL=FILE")
+  else:
+    [document] = documents.values()
+    figure = result_plots.of_document(document, options.title)
+  canvas.save(figure, options.picture)
+  terminal.report(options.picture)
+
+
 def report(options: app.Options) -> None:
   """Reads the sweeps, writes the page, prints the bands."""
+  if options.picture:
+    return draw(options)
+  if options.results:
+    return fill(options)
   paths = [Path(argument) for argument in options.arguments]
   page = page_of(options, paths)
   app.check_writable("--page", page)

@@ -14,13 +14,14 @@
 
 Prints what a round costs term by term, the best k for every batch and context,
 where speculation stops paying, the gain at equal memory, and schedules for
-engines. With --output it writes pictures (speedup over k and batch, k and
-context, k and draft size, k and acceptance; chips side by side; the roofline)
-and cells.csv.
+engines; --json keeps it, with command and versions. With --output it writes
+pictures (speedup over k and batch, k and context, k and draft size, k and
+acceptance; chips side by side; the roofline) and cells.csv.
 """
 
 import sys
 
+from specdec.benchmark import provenance, results
 from specdec.cli import app, roofline_flags, setup_flags
 from specdec.cli.app import Options
 from specdec.report import papers, roofline, roofline_plots
@@ -31,8 +32,9 @@ def predict(options: Options) -> None:
   """Prints the tables; with --output also draws."""
   setup_flags.apply_config(options)
   roofline_flags.check(options)
+  app.check_writable("--json", options.json)
   if options.papers:
-    report(papers.tables())
+    _publish(options, [papers.tables()])
     return
   workload = roofline_flags.workload(options)
   scenario = roofline_flags.scenario(options)
@@ -47,20 +49,37 @@ def predict(options: Options) -> None:
   if scenario.calibration is not None:
     setting = scenario.setting or "none, for it has no such rounds"
     report(f"overhead of rounds by the calibration: {setting}", sys.stderr)
-  report(roofline.memory(scenario, options.context))
-  report(roofline.rounds(pair, workload))
-  report(roofline.plans(pair, workload))
+  tables = [
+    roofline.memory(scenario, options.context),
+    roofline.rounds(pair, workload),
+    roofline.plans(pair, workload),
+  ]
   if others:
-    report(roofline.by_chip(scenario, workload, others))
+    tables.append(roofline.by_chip(scenario, workload, others))
   if drafts:
-    report(roofline.best_draft(scenario, workload, drafts, acceptance))
+    compared = scenario, workload, drafts, acceptance
+    tables.append(roofline.best_draft(*compared))
   if options.rank_acceptance:
     rates = roofline_flags.numbers("rank_acceptance", options.rank_acceptance)
-    report(roofline.best_tree(pair, workload, rates))
+    tables.append(roofline.best_tree(pair, workload, rates))
+  _publish(options, tables)
   if folder:
     roofline_plots.write_cells(folder / "cells.csv", scenario, workload)
     roofline_plots.draw(folder, scenario, workload, others, drafts, acceptance)
     report(f"pictures and cells.csv: {folder}", sys.stderr)
+
+
+def _publish(options: Options, tables: list[str]) -> None:
+  """Prints tables; with --json also keeps them."""
+  for table in tables:
+    report(table)
+  if options.json:
+    settings = {
+      name: getattr(options, name)
+      for name in sorted(options.given - {"config"})
+    }
+    header = provenance.header(settings, [])
+    results.write_json(options.json, header | {"tables": tables})
 
 
 main = app.Program(__doc__, roofline_flags.define, predict)

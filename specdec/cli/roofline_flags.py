@@ -41,6 +41,7 @@ def define(flags: Flags) -> None:
     "between them, or your own, file.py:name(...), whose Drafter has a cost.",
   )
   flags.string("output", None, "Folder for pictures and cells.csv.")
+  flags.string("json", None, "File for what is printed.")
   flags.config("config", "File whose get_config() sets flags not given here.")
   flags.list(
     "numbers",
@@ -107,7 +108,7 @@ def define(flags: Flags) -> None:
 def check(options: Options) -> None:
   """Raises ValueError where a flag has no effect with others."""
   if options.papers:
-    others = sorted(options.given - {"papers"})
+    others = sorted(options.given - {"papers", "json"})
     refuse(options, others, "has no effect on the papers' tables")
   if options.calibration:
     why = "is the calibrated machine's; leave it out with --calibration"

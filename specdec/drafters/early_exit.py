@@ -10,7 +10,7 @@ A round of k chained draft tokens costs (k + 1) E layers of one token each, k
 heads, and L - E layers of k + 1 tokens. Against an independent draft there is
 no second set of weights and no second cache. Layers that were never trained to
 predict by themselves draft badly: without such training this is usually slower
-than the autoregressive baseline (docs/results/texts.md).
+than the autoregressive baseline (docs/results/smollm2.md).
 """
 
 import jax

@@ -2,7 +2,7 @@
 
 With weights in blocks [out / 32, in, 32] the kernel of models/cpu_kernels.py
 reads each weight once for several tokens, so that verifying eight costs little
-more than one (docs/results/kernels.md). Without a C++ compiler XLA multiplies
+more than one (docs/results/passes.md). Without a C++ compiler XLA multiplies
 blocks of up to 64 outputs in place: of an [out, in] matrix it would write a
 transposed copy at every product with two or more tokens. TPUs and GPUs choose
 operand layouts themselves, so nothing is packed there.

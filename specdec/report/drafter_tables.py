@@ -8,8 +8,12 @@ from specdec.report.tables import estimate, listed
 _SHOWN = 5  # of the best subsets
 
 
-def of_drafters(runs: Sequence[dict]) -> str:
-  """Formats runs of compare_drafters.py, two tables for each temperature."""
+def of_drafters(runs: Sequence[dict], listed: Callable = listed) -> str:
+  """Formats runs of compare_drafters.py, two tables for each temperature.
+
+  Args:
+    listed: of `tables`, or `markdown`.
+  """
   chains = [run for run in runs if run["drafter"]["shape"] == "chain"]
   shapes = [f"k={k}" for k in sorted({run["k"] for run in chains})] + ["tree"]
 
@@ -47,7 +51,7 @@ def _tokens(run: dict) -> str:
 def _speed(run: dict) -> str:
   predicted = run["predicted"]
   predicted = "-" if predicted is None else f"{predicted:.2f}"
-  return f"{run['speed']['speedup']['value']:.2f} / {predicted}"
+  return f"{estimate('speed', 'speedup')(run)} / {predicted}"
 
 
 def _millions(row: dict, name: str, unit: str = "") -> str:

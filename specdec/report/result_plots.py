@@ -26,39 +26,46 @@ def read(path: str | Path) -> dict:
   return document
 
 
-def single(path: str, title: str | None) -> Figure:
-  """Plots the groups of a document, or without runs its times of passes."""
-  document = read(path)
+def of_document(document: dict, title: str | None = None) -> Figure:
+  """Plots what a document holds, as the program that wrote it does."""
+  runs, settings = document.get("runs", ()), document["settings"]
+  caveats = sorted(document["caveats"])
+  if runs and "drafter" in runs[0]:
+    title = title or f"Drafters of {settings['target']}"
+    return plots.over_drafters(runs, title, caveats)
+  if runs and "comparison" in runs[0]:
+    names = "{target}, {drafter}, temperature {temperature:g}"
+    return plots.over_sizes(runs, title or names.format(**settings), caveats)
   title = title or _title([document])
-  if not document["runs"]:
+  if not runs:
     return plots.passes(document["passes"], title)
-  return plots.by_group(document["runs"], title, sorted(document["caveats"]))
+  return plots.by_group(runs, title, caveats)
 
 
-def several(
-  paths: Sequence[tuple[str, str]], title: str | None, group: str
+def of_documents(
+  documents: dict[str, dict], title: str | None = None, group: str = plots.ALL
 ) -> Figure:
   """Plots tokens per pass and speedup over k, a line for each document.
 
   Args:
-    paths: label and path of each.
+    documents: by label.
     title: default: what the documents have in common.
     group: of prompts.
 
   Raises:
-    ValueError: a file has no such group.
+    ValueError: a document has no such group.
   """
-  curves, documents = {}, []
-  for label, path in paths:
-    documents.append(document := read(path))
+  curves = {}
+  for label, document in documents.items():
     curves[label] = [x for x in document["runs"] if x["group"] == group]
     if not curves[label]:
       groups = sorted({run["group"] for run in document["runs"]})
       raise ValueError(
-        f"{path} has no group {group!r}; {choices(group, groups)}"
+        f"{label} has no group {group!r}; {choices(group, groups)}"
       )
-  caveats = sorted({c for document in documents for c in document["caveats"]})
-  return plots.over_k(curves, title or _title(documents), caveats)
+  several = [*documents.values()]
+  caveats = sorted({c for document in several for c in document["caveats"]})
+  return plots.over_k(curves, title or _title(several), caveats)
 
 
 def _title(documents: Sequence[dict]) -> str:
@@ -67,7 +74,7 @@ def _title(documents: Sequence[dict]) -> str:
   Of documents without runs: dtype and context instead of rule and temperature.
   """
   forms = ["{acceptance} acceptance", "temperature {temperature:g}"]
-  if not documents[0]["runs"]:
+  if not documents[0].get("runs"):
     forms = ["{dtype}", "context {context}"]
   parts = []
   for form in ("{target}", *forms, "{device}"):

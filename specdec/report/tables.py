@@ -23,9 +23,21 @@ def listed(
     columns: heading -> what the column shows of a row: a format string with the
       row as its argument, or a function of the row.
   """
+  return terminal.columns([*columns], _cells(rows, columns))
+
+
+def markdown(
+  rows: Iterable, columns: Mapping[str, str | Callable[[Any], object]]
+) -> str:
+  """Formats the same table as a page has it."""
+  lines = [[*columns], ["---"] * len(columns), *_cells(rows, columns)]
+  lines = [[x.replace("|", "\\|") for x in line] for line in lines]
+  return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def _cells(rows: Iterable, columns: Mapping) -> list[list[str]]:
   show = [x if callable(x) else x.format for x in columns.values()]
-  lines = [[str(entry(row)) for entry in show] for row in rows]
-  return terminal.columns([*columns], lines)
+  return [[str(entry(row)) for entry in show] for row in rows]
 
 
 def estimate(*path: str) -> Callable[[dict], Estimate]:
@@ -147,11 +159,13 @@ def of_rules(
   ranks: dict[str, Sequence[float]],
   tree: dict | None,
   caveats: Sequence[str],
+  listed: Callable[[Iterable, Mapping], str] = listed,
 ) -> str:
   """Formats the runs of compare_rules.py, and the tree that it chose.
 
   Args:
     ranks, tree: acceptance_by_rank and tree of its document.
+    listed: or `markdown`.
   """
   columns = {
     "draft tokens": lambda run: run["nodes"] - 1,
@@ -160,7 +174,7 @@ def of_rules(
     "rule": "{[comparison][rule]}",
     "expected": estimate("expected"),
     "measured": estimate("acceptance", "accepted_length"),
-    "over rejection": lambda run: _percent(Estimate(**run["gain"])),
+    "over rejection": lambda run: percent(Estimate(**run["gain"])),
     "tok/s": "{[speed][tokens_per_second]:.1f}",
     "speedup": estimate("speed", "speedup"),
     "distribution": lambda run: (
@@ -187,7 +201,7 @@ def _tree(ranks: dict[str, Sequence[float]], tree: dict) -> list[str]:
   ]
 
 
-def _percent(gain: Estimate) -> str:
+def percent(gain: Estimate) -> str:
   """'+3.4 ± 0.2 %'."""
   if gain.value is None:
     return "-"

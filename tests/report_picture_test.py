@@ -1,11 +1,10 @@
-"""plot draws what bench and eval wrote, and refuses the rest."""
+"""report --picture draws what bench and eval wrote, and refuses the rest."""
 
 import json
 
 import pytest
 
 import programs
-from specdec.report import result_plots
 
 
 def document(target="a-model"):
@@ -34,7 +33,7 @@ def document(target="a-model"):
 def plot(tmp_path, monkeypatch):
   def call(*arguments):
     monkeypatch.chdir(tmp_path)
-    programs.run("plot", "--picture=out.svg", *arguments)
+    programs.run("report", "--picture=out.svg", *arguments)
     return (tmp_path / "out.svg").read_text()
 
   return call
@@ -61,7 +60,7 @@ def test_draws_groups_of_one_and_curves_of_several(plot, tmp_path):
     (json.dumps(document()), "has no group 'code'; "),
   ],
 )
-def test_anything_else_is_refused(tmp_path, content, sentence):
+def test_anything_else_is_refused(plot, tmp_path, content, sentence):
   (tmp_path / "x.json").write_text(content)
-  with pytest.raises(ValueError, match=sentence):
-    result_plots.several([("label", tmp_path / "x.json")], None, "code")
+  with pytest.raises(SystemExit, match=sentence):
+    plot("--group=code", "label=x.json")

@@ -1,0 +1,6 @@
+"""Runs specdec.cli.reproduce; `--help` says what it does."""
+
+from specdec.cli.reproduce import main
+
+if __name__ == "__main__":
+  main.launch()

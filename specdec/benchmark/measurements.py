@@ -1,0 +1,309 @@
+"""The measurements that docs/results shows: programs with their flags.
+
+A new one is a line here, and a region of a page that shows it.
+"""
+
+import importlib.util
+import re
+import shlex
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+from specdec.utils.spelling import choices
+
+HELD_OUT = "--prompt_file=specdec/shipped/prompts.jsonl"
+FOUR_KINDS = "configs/prompts/four_kinds.jsonl"
+
+
+class Measurement(NamedTuple):
+  """A command, and where its results come from.
+
+  Attributes:
+    name: of its file in results/.
+    program: of scripts/.
+    flags: all but the one that says where results go; {prompts} stands for a
+      file of prompts of four kinds, {results} for the folder of all results.
+    minutes: about how long it takes on two CPU cores.
+    quick: flags of a quick run, which take the place of those of that name;
+      None: a quick run leaves it out, as another like it is there.
+    to: the flag that says where results go: a file, or --output, a folder.
+    environment: NAME=VALUE, by which the command differs from others.
+    needs: a module or a file without which it cannot run, and how to get it.
+  """
+
+  name: str
+  program: str
+  flags: tuple[str, ...]
+  minutes: float
+  quick: tuple[str, ...] | None = ()
+  to: str = "json"
+  environment: str = ""
+  needs: tuple[str, str] | None = None
+
+  def argv(self, results: Path, prompts: str, quick: bool) -> list[str]:
+    """Returns the flags of a run, each once."""
+    flags = self.flags + ((quick and self.quick) or ())
+    once = {flag.partition("=")[0]: flag for flag in flags}
+    places = {"{results}": str(results), "{prompts}": prompts}
+    pattern = "|".join(map(re.escape, places))
+    return [re.sub(pattern, lambda x: places[x[0]], x) for x in once.values()]
+
+  def command(self, argv: Iterable[str]) -> str:
+    """Returns what one would type."""
+    command = ["python", f"scripts/{self.program}.py", *argv]
+    return f"{self.environment} {shlex.join(command)}".strip()
+
+  def missing(self) -> str:
+    """Says what it needs and is not there, or nothing."""
+    if self.needs is None:
+      return ""
+    what, how = self.needs
+    if Path(what).exists() or (
+      what.isidentifier() and importlib.util.find_spec(what)
+    ):
+      return ""
+    return f"{what} is not here: {how}"
+
+
+SMOLLM2 = "--target=smollm2-135m-instruct"
+_PASSES = ("--nodecode", "--passes=1,2,4,8,12,16", "--batch=1,4", "--repeats=9")
+_FEW = ("--passes=1,8", "--repeats=2")
+_PAIR = "--drafter=model(stdlib-1m)"
+_SAMPLED = ("--temperature=1", "--acceptance=rejection")
+_RULES = (HELD_OUT, _PAIR, "--limit=8", "--max_new_tokens=96")
+_TREES = ("--shapes=chain,optimal tree,dynamic tree", "--sizes=4,8,16,24")
+_RULES_QUICK = ("--limit=1", "--max_new_tokens=16", "--sizes=4")
+_TEXTS = (SMOLLM2, "--chat", "--prompt_file={prompts}", "--max_new_tokens=128")
+_TEXTS_QUICK = ("--limit=1", "--max_new_tokens=12", "--k=2")
+_ONE = ("--limit=1", "--max_new_tokens=16", "--k=2")
+_TPU = "libtpu", "pip install libtpu; it needs no TPU"
+_TRAINED = "train it: docs/training.md"
+_HEAD = "runs/smollm2_drafter/best.safetensors"
+_EAGLE3 = "runs/eagle3_all/best.safetensors"
+
+
+def _passes() -> Iterable[Measurement]:
+  """T(n) of two targets, with and without kernels, at two contexts."""
+  for target, flags, minutes in (
+    ("shipped", (), 0.5),
+    ("smollm2", (SMOLLM2,), 1),
+  ):
+    for kernels in ("", "_xla"):
+      environment = "SPECDEC_KERNELS=off" if kernels else ""
+      for context in (128, 1024):
+        yield Measurement(
+          f"passes_{target}_{context}{kernels}",
+          "bench",
+          (*flags, *_PASSES, f"--context={context}"),
+          minutes,
+          _FEW if context == 128 else None,
+          environment=environment,
+        )
+    # Slots are context, new tokens and the pass together.
+    for slots in (256, 8192):
+      new = f"--max_new_tokens={slots - 64 - 1}"
+      yield Measurement(
+        f"slots_{target}_{slots}",
+        "bench",
+        (*flags, "--nodecode", "--passes=1", "--context=64", new),
+        0.3,
+        ("--repeats=2",),
+      )
+
+
+def _smollm2() -> Iterable[Measurement]:
+  """SmolLM2 on four kinds of prompts, by drafter."""
+  for name, drafter, ks, minutes in (
+    ("quantized", "quantized", "4,6,8,10", 3),
+    ("lookup", "lookup(min_ngram=2)", "2,3,5,8", 3),
+    ("early_exit", "early_exit(26)", "1,2,4", 2.5),
+    ("layer_skip", "layer_skip(attention=[14,17,20,23,26])", "1,2,4", 2.5),
+  ):
+    flags = (*_TEXTS, f"--drafter={drafter}", f"--k={ks}")
+    quick = None if name == "layer_skip" else _TEXTS_QUICK
+    yield Measurement(
+      f"smollm2_{name}", "eval", flags, minutes, quick, "output"
+    )
+  yield Measurement(
+    "smollm2_head",
+    "eval",
+    (*_TEXTS, f"--drafter=lookup(k=4) | head({_HEAD})", "--k=2"),
+    1.5,
+    _TEXTS_QUICK,
+    "output",
+    needs=(_HEAD, _TRAINED),
+  )
+
+
+MEASUREMENTS = (
+  *_passes(),
+  Measurement(
+    "pair_greedy",
+    "bench",
+    ("--k=1-8", "--passes=1"),
+    2.5,
+    ("--k=3", "--limit=4", "--max_new_tokens=32", "--repeats=3"),
+  ),
+  Measurement(
+    "pair_sampled",
+    "bench",
+    (*_SAMPLED, "--k=1,2,3,4,6,8", "--passes=1"),
+    2,
+    ("--k=3", "--limit=4", "--max_new_tokens=32", "--repeats=3"),
+  ),
+  Measurement(
+    "drafters",
+    "compare_drafters",
+    (HELD_OUT, "--limit=8", "--max_new_tokens=96", "--k=2,4,8"),
+    9,
+    (
+      "--limit=1",
+      "--max_new_tokens=16",
+      "--k=2",
+      "--drafters=lookup; head(eagle)",
+    ),
+    "output",
+  ),
+  Measurement(
+    "drafters_trained",
+    "compare_drafters",
+    (
+      *(HELD_OUT, "--limit=8", "--max_new_tokens=96", "--k=2,4,8"),
+      f"--drafters=head({_EAGLE3})",
+    ),
+    1,
+    None,
+    "output",
+    needs=(_EAGLE3, _TRAINED),
+  ),
+  Measurement(
+    "rules",
+    "compare_rules",
+    (
+      *(*_RULES, "--temperature=1", "--sizes=8"),
+      "--shapes=chain,2 chains,optimal tree",
+    ),
+    5,
+    (*_RULES_QUICK, "--only=rejection; block", "--shapes=chain"),
+    "output",
+  ),
+  Measurement(
+    "block",
+    "compare_rules",
+    (
+      *(*_RULES, "--temperature=1", "--sizes=4,6,8", "--shapes=chain"),
+      *("--only=rejection; block", "--limit=32"),
+    ),
+    2,
+    _RULES_QUICK,
+    "output",
+  ),
+  Measurement(
+    "shapes_greedy",
+    "compare_rules",
+    (*_RULES, "--only=coupled", *_TREES),
+    4.5,
+    (*_RULES_QUICK, "--shapes=chain,dynamic tree"),
+    "output",
+  ),
+  Measurement(
+    "shapes_sampled",
+    "compare_rules",
+    (*_RULES, "--temperature=1", "--only=rejection", *_TREES),
+    4.5,
+    None,
+    "output",
+  ),
+  *_smollm2(),
+  Measurement(
+    "calibration",
+    "bench",
+    (_PAIR, "--k=2,5,8", "--batch=1,3,6", "--context=64"),
+    2,
+    ("--k=2", "--batch=1", "--repeats=2", "--max_new_tokens=16"),
+    to="calibrate",
+  ),
+  Measurement(
+    "sweep_shipped",
+    "sweep",
+    ("--sweep=configs/sweeps/shipped.py", "--shard=0/2"),
+    17,
+    ("--sweep=configs/sweeps/quick.py",),
+    "output",
+  ),
+  Measurement(
+    "sweep_smollm2",
+    "sweep",
+    ("--sweep=configs/sweeps/smollm2.py",),
+    8,
+    None,
+    "output",
+  ),
+  Measurement("papers", "roofline", ("--papers",), 0.1),
+  Measurement(
+    "roofline_v6e",
+    "roofline",
+    (
+      *("--chip=v6e", "--ways=8", "--target=llama3-70b"),
+      *(
+        "--drafter=model(llama3-1b)",
+        "--batches=1,8,32",
+        "--contexts=2048,8192",
+      ),
+    ),
+    0.1,
+  ),
+  Measurement(
+    "roofline_here",
+    "roofline",
+    (
+      *("--calibration={results}/calibration.json", "--target=stdlib-11m"),
+      *(_PAIR, "--prefix_acceptance=0.85,0.7,0.58,0.47,0.4,0.35,0.3,0.26"),
+      *("--batches=1,2,4,8", "--contexts=128", "--context=128"),
+    ),
+    0.1,
+  ),
+  Measurement(
+    "tpu_8b",
+    "compile_tpu",
+    (
+      *("--topology=v5e:2x4", "--mesh=model:8", "--target=preset:llama3-8b"),
+      *("--drafter=model(preset:llama3-1b)", "--batch=1", "--k=4"),
+      *_SAMPLED,
+      "--steps=draft,verify,accept,loop",
+    ),
+    3,
+    (
+      *("--topology=v5e:2x2", "--mesh=model:4", "--target=preset:llama3-1b"),
+      *("--drafter=lookup", "--steps=verify", "--context=256"),
+    ),
+    needs=_TPU,
+  ),
+  Measurement(
+    "tpu_70b",
+    "compile_tpu",
+    (
+      *("--topology=v6e:2x4", "--mesh=model:8", "--target=preset:llama3-70b"),
+      *("--drafter=model(preset:llama3-1b)", "--batch=8", "--k=4"),
+      *_SAMPLED,
+      "--steps=draft,verify,accept",
+    ),
+    4,
+    None,
+    needs=_TPU,
+  ),
+)
+
+
+def named(names: Iterable[str]) -> list[Measurement]:
+  """Returns those of these names, in their usual order.
+
+  Raises:
+    ValueError: there is none of a name.
+  """
+  known = {one.name: one for one in MEASUREMENTS}
+  wanted = set(names)
+  for name in wanted - set(known):
+    raise ValueError(choices(name, known))
+  return [one for one in MEASUREMENTS if one.name in wanted]

@@ -1,0 +1,135 @@
+"""Fills regions of Markdown pages from results/, so that no number is typed.
+
+  <!-- results: TABLE NAME ... --> ... <!-- end -->
+  <!-- value: NAME runs[k=3,group=all].speed.speedup .2f --> ... <!-- end -->
+
+TABLE is one of result_tables.TABLES, NAME a measurement (scripts/reproduce.py
+--list). The path of a value leads through a document: [key=value] takes the
+entry of a list whose members say so.
+"""
+
+import functools
+import re
+import shlex
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+from specdec.benchmark import reproduction
+from specdec.benchmark.metrics import Estimate
+from specdec.report import result_tables, summary
+from specdec.report.result_tables import Missing
+from specdec.utils.spelling import choices
+
+# Not in a code span, where one is explained.
+REGION = re.compile(
+  r"(?<!`)<!-- (results|value): (.+?) -->(.*?)<!-- end -->", re.S
+)
+_STEP = re.compile(r"(\w+)(?:\[([^\]]*)\])?\.?")
+
+
+class Documents(Mapping):
+  """The documents of a folder by name; Missing where there is none."""
+
+  def __init__(self, folder: Path):
+    self._folder = folder
+    self._read = functools.cache(lambda name: reproduction.read(folder, name))
+
+  def __getitem__(self, name: str) -> dict:
+    document = self._read(name)
+    if document is None:
+      raise Missing(name)
+    return document
+
+  def __iter__(self):
+    return (path.stem for path in sorted(self._folder.glob("*.json")))
+
+  def __len__(self) -> int:
+    return sum(1 for _ in self)
+
+
+def pages(root: Path) -> list[Path]:
+  """Returns the pages of a checkout whose regions are filled.
+
+  Pages of docs/results/0.1.0 are an archive, which nothing regenerates.
+  """
+  found = [*root.glob("README.md"), *sorted(root.glob("docs/*.md"))]
+  return found + sorted(root.glob("docs/results/*.md"))
+
+
+def fill(
+  text: str,
+  documents: Documents,
+  draw: Callable[[str, Figure], object] | None = None,
+) -> str:
+  """Returns a page with each region written anew.
+
+  Args:
+    draw: takes the name of a picture beside the page and its figure; without it
+      none is drawn.
+
+  Raises:
+    ValueError: a region asks for what there is not.
+  """
+  shown: set[str] = set()  # measurements whose head the page has
+
+  def written(match: re.Match) -> str:
+    kind, order, _ = match.groups()
+    name, *arguments = shlex.split(order)
+    try:
+      if kind == "value":
+        new = value(documents[name], *arguments)
+      else:
+        new = "\n\n" + _table(name, arguments, documents, shown, draw) + "\n\n"
+    except Missing as error:
+      new = error.sentence
+      new = f"\n\n{new}\n\n" if kind == "results" else new
+    return f"<!-- {kind}: {order} -->{new}<!-- end -->"
+
+  return REGION.sub(written, text)
+
+
+def _table(table: str, names, documents, shown: set[str], draw) -> str:
+  """Returns a table, or picture, and heads of what the page has not shown."""
+  if table == "picture":
+    return _picture(names, documents, draw)
+  known = result_tables.TABLES | summary.TABLES
+  if table not in known:
+    raise ValueError(f"results: {table}; {choices(table, known)}")
+  text = known[table](documents, *names)
+  new = [name for name in names if name in documents and name not in shown]
+  shown.update(new)
+  heads = "\n".join(result_tables.head(documents[name]) for name in new)
+  return f"{text}\n\n{heads}".strip()
+
+
+def _picture(arguments, documents, draw) -> str:
+  """Has a picture drawn: FILE NAME, or FILE NAME NAME ... over k."""
+  file, *names = arguments
+  figure = result_tables.figure(documents, file, names)
+  if draw:
+    draw(file, figure)
+  return f"![{Path(file).stem.replace('_', ' ')}]({file})"
+
+
+def value(document: dict, path: str, form: str = ".2f") -> str:
+  """Returns one value of a document, as text.
+
+  Raises:
+    ValueError: it has no such path.
+  """
+  found = document
+  try:
+    for name, wanted in _STEP.findall(path):
+      found = found[name]
+      if wanted:
+        pairs = [pair.split("=") for pair in wanted.split(",")]
+        [found] = [
+          x for x in found if all(str(x[key]) == y for key, y in pairs)
+        ]
+  except (KeyError, TypeError, ValueError) as error:
+    raise ValueError(f"there is no {path} in it") from error
+  if isinstance(found, dict):
+    return str(Estimate(**found))
+  return format(found, form) if isinstance(found, float) else str(found)

@@ -1,0 +1,332 @@
+"""Tables and pictures of docs/results, of the documents in results/.
+
+Each takes documents by name, and the names that a region gives.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+
+from matplotlib.figure import Figure
+
+from specdec.benchmark import sweeps
+from specdec.report import (
+  drafter_tables,
+  result_plots,
+  steps,
+  sweep_page,
+  tables,
+)
+from specdec.report.tables import estimate, markdown
+from specdec.roofline.calibration import Calibration
+
+
+class Missing(KeyError):
+  """A measurement that is not there; its name."""
+
+  @property
+  def sentence(self) -> str:
+    """What a page says in its place."""
+    return (
+      f"not measured yet: `python scripts/reproduce.py --only={self.args[0]}`"
+    )
+
+
+def head(document: dict) -> str:
+  """Says what was run when and where, in one line."""
+  versions = document["versions"]
+  machine, about = document.get("machine", {}), document["measurement"]
+  parts = [
+    document["date"][:16].replace("T", " "),
+    f"commit {versions.get('commit') or 'unknown'}",
+  ]
+  if machine:
+    parts.append(f"{machine['device']}, {machine['cpu_cores']} cores")
+  if about["busy_cores"] is not None:
+    parts.append(f"{about['busy_cores']:.1f} of them busy before")
+  if "jax" in versions:
+    kernels = "C++ kernels" if versions["kernels"] else "products of XLA"
+    names = "Python {python}, jax {jax}, flax {flax}".format(**versions)
+    parts += [names, kernels]
+  parts.append(f"{about['minutes']:.1f} min")
+  quick = "**a quick run, not a measurement**: " * about["quick"]
+  return f"- {quick}`{document['command']}`: {'; '.join(parts)}"
+
+
+def find(entries: Sequence[dict], **wanted) -> dict:
+  """Returns the entry whose members say so.
+
+  Raises:
+    KeyError: there is none.
+  """
+  for entry in entries:
+    if all(entry[name] == x for name, x in wanted.items()):
+      return entry
+  raise KeyError(wanted)
+
+
+def passes(documents: Mapping, *names: str) -> str:
+  """T(n): a row for each document and batch, ms and times one token."""
+  rows, counts = [], {}
+  for name in names:
+    document = documents[name]
+    for batch in dict.fromkeys(x["batch"] for x in document["passes"]):
+      some = {x["tokens"]: x for x in document["passes"] if x["batch"] == batch}
+      rows.append({"of": document, "batch": batch, "passes": some})
+      counts |= dict.fromkeys(some)
+
+  def cell(n: int) -> Callable[[dict], str]:
+    def text(row: dict) -> str:
+      if n not in row["passes"]:
+        return ""
+      first = min(row["passes"])
+      taken, least = (row["passes"][x]["seconds"]["median"] for x in (n, first))
+      times = "" if n == first else f" ({taken / least:.2f})"
+      return f"{1e3 * taken:.2f}{times}"
+
+    return text
+
+  def roof(row: dict) -> str:
+    one = row["passes"][min(row["passes"])]
+    return f"{one['roof_seconds'] / one['seconds']['median']:.0%}"
+
+  columns = {
+    "products": lambda row: row["of"]["versions"]["kernels"] or "XLA",
+    "context": "{[of][settings][context]}",
+    "rows": "{[batch]}",
+    **{f"n = {n}": cell(n) for n in sorted(counts)},
+    "first, of the roof": roof,
+    "peak memory, MB": lambda row: f"{row['of']['peak_memory'] / 1e6:,.0f}",
+  }
+  return markdown(rows, columns)
+
+
+def slots(documents: Mapping, *names: str) -> str:
+  """One token behind 64, in buffers of several sizes."""
+
+  def size(document: dict) -> int:
+    [one] = document["passes"]
+    new = document["settings"]["max_new_tokens"]
+    return one["context"] + new + one["tokens"]
+
+  columns = {
+    "target": "{[settings][target]}",
+    "committed": "{[settings][context]}",
+    "slots": size,
+    "ms": lambda x: f"{1e3 * x['passes'][0]['seconds']['median']:.2f}",
+    "quartiles": lambda x: " to ".join(
+      f"{1e3 * q:.2f}" for q in x["passes"][0]["seconds"]["quartiles"]
+    ),
+  }
+  return markdown([documents[name] for name in names], columns)
+
+
+def same(run: dict) -> str:
+  """How many texts equal autoregressive decoding's."""
+  identity = run["identity"]
+  return f"{identity['same']} of {identity['texts']}" if identity else "-"
+
+
+def decoding(documents: Mapping, name: str) -> str:
+  """Runs of bench.py, by batch and k."""
+  document = documents[name]
+  columns = {
+    "rows": "{[batch]}",
+    "k": "{[k]}",
+    "tokens per target step": estimate("acceptance", "tokens_per_pass"),
+    "baseline, tokens/s": "{[speed][baseline_tokens_per_second]:.0f}",
+    "tokens/s": "{[speed][tokens_per_second]:.0f}",
+    "speedup": estimate("speed", "speedup"),
+    "same text": same,
+    "compiled in, s": "{[compile][seconds]:.1f}",
+    "MB": lambda run: f"{run['memory'] / 1e6:,.0f}",
+  }
+  prompts = ", ".join(dict.fromkeys(x["prompts"] for x in document["runs"]))
+  return f"{prompts}\n\n{markdown(document['runs'], columns)}"
+
+
+def groups(documents: Mapping, name: str) -> str:
+  """Runs of eval.py: tokens per target step and speedup, by prompts and k."""
+  runs = documents[name]["runs"]
+  ks = sorted({run["k"] for run in runs})
+  rows = [
+    {run["k"]: run for run in runs if run["group"] == group}
+    for group in dict.fromkeys(run["group"] for run in runs)
+  ]
+
+  def cell(k: int) -> Callable[[dict], str]:
+    tokens = estimate("acceptance", "tokens_per_pass")
+    speedup = estimate("speed", "speedup")
+    return lambda row: f"{tokens(row[k])}, {speedup(row[k])}"
+
+  def every(row: dict) -> str:
+    return " ".join(dict.fromkeys(map(same, row.values())))
+
+  columns = {
+    "prompts": lambda row: row[ks[0]]["group"],
+    "texts": lambda row: row[ks[0]]["acceptance"]["texts"],
+    "baseline, tokens/s": lambda row: (
+      f"{row[ks[0]]['speed']['baseline_tokens_per_second']:.1f}"
+    ),
+    **{f"k = {k}": cell(k) for k in ks},
+    "same text": every,
+  }
+  return markdown(rows, columns)
+
+
+def drafters(documents: Mapping, *names: str) -> str:
+  """Runs of compare_drafters.py, several documents as one."""
+  runs = [run for name in names for run in documents[name]["runs"]]
+  return drafter_tables.of_drafters(runs, markdown)
+
+
+def rules(documents: Mapping, name: str) -> str:
+  """Runs of compare_rules.py, and the tree that pays most."""
+  document = documents[name]
+  parts = document["acceptance_by_rank"], document["tree"]
+  caveats = document["caveats"]
+  text = tables.of_rules(document["runs"], *parts, caveats, markdown)
+  table, *notes = text.split("\n  ")
+  return "\n".join([table + "\n" * bool(notes), *(f"- {x}" for x in notes)])
+
+
+def best_shapes(documents: Mapping, *names: str) -> str:
+  """The fastest chain and the fastest tree of each document, by size."""
+  rows = []
+  for name in names:
+    runs = documents[name]["runs"]
+    for nodes in sorted({run["nodes"] for run in runs}):
+      some = [run for run in runs if run["nodes"] == nodes]
+      kinds = {}
+      for run in some:
+        chain = run["comparison"]["shape"] == "chain"
+        kinds.setdefault("chain" if chain else "tree", []).append(run)
+      best = {kind: max(x, key=_speedup) for kind, x in kinds.items()}
+      rows.append({"of": documents[name], "nodes": nodes, **best})
+
+  def cell(kind: str) -> Callable[[dict], str]:
+    def text(row: dict) -> str:
+      if kind not in row:
+        return ""
+      run = row[kind]
+      text = str(estimate("speed", "speedup")(run))
+      if kind == "tree":
+        text += f", {run['comparison']['shape']}"
+        more = "chain" in row and _speedup(run) > _speedup(row["chain"])
+        text = f"**{text}**" if more else text
+      return text
+
+    return text
+
+  columns = {
+    "temperature": "{[of][settings][temperature]:g}",
+    "draft tokens": lambda row: row["nodes"] - 1,
+    "chain": cell("chain"),
+    "best tree (bold: ahead of the chain)": cell("tree"),
+  }
+  return markdown(rows, columns)
+
+
+def _speedup(run: dict) -> float:
+  return run["speed"]["speedup"]["value"]
+
+
+def sweep(documents: Mapping, name: str) -> str:
+  """Measured and predicted speedup of every cell, bold outside the band."""
+  lines = documents[name]["lines"]
+  ks = sorted({line["run"]["k"] for line in lines})
+
+  def cell(k: int) -> Callable[[dict], str]:
+    def text(row: dict) -> str:
+      if k not in row:
+        return ""
+      line = row[k]
+      text = (
+        f"{_speedup(line['run']):.2f} / {line['prediction']['speedup']:.2f}"
+      )
+      return text if 0.9 <= sweeps.ratio(line) <= 1.1 else f"**{text}**"
+
+    return text
+
+  parts = []
+  for title, group in sweeps.by_setting(lines).items():
+    rows: dict[int, dict] = {}
+    for line in group:
+      rows.setdefault(line["run"]["batch"], {})[line["run"]["k"]] = line
+    columns = {"rows": lambda row: next(iter(row.values()))["run"]["batch"]}
+    columns |= {f"k = {k}": cell(k) for k in ks}
+    text = f"{title}: {sweeps.band(group)}"
+    parts.append(f"{text}\n\n{markdown(rows.values(), columns)}")
+  parts.append(f"All: {sweeps.band(lines)}.")
+  failed = documents[name].get("failed", ())
+  parts += [f"- failed: {x['point']}: {x['error']}" for x in failed]
+  return "\n\n".join(parts)
+
+
+def printed(documents: Mapping, name: str) -> str:
+  """What roofline.py printed: Markdown as it is, else as it stands."""
+  text = "\n\n".join(documents[name]["tables"])
+  return text if "\n| --- |" in text else f"```\n{text}\n```"
+
+
+def compiled(documents: Mapping, name: str) -> str:
+  """Steps that compile_tpu.py compiled."""
+  document = documents[name]
+  parts = document["steps"], document["cost_model"], document["memory"]
+  return f"```\n{steps.table(*parts)}\n```"
+
+
+def calibration(documents: Mapping, name: str) -> str:
+  """Fits of bench.py --calibrate."""
+  fitted = Calibration.from_json(json.dumps(documents[name]))
+  return f"```\n{tables.of_calibration(fitted)}\n```"
+
+
+def identities(documents: Mapping) -> dict[str, tuple[int, int]]:
+  """Returns how many texts were compared with the baseline's, and are equal.
+
+  Raises:
+    Missing: nothing was.
+  """
+  counts = {}
+  for name in documents:
+    runs = documents[name].get("runs", ())
+    some = [x["identity"] for x in runs if x["group"] == "all"]
+    if some := [x for x in some if x]:
+      counts[name] = tuple(sum(x[y] for x in some) for y in ("texts", "same"))
+  if not counts:
+    raise Missing("pair_greedy")
+  return counts
+
+
+def identity(documents: Mapping) -> str:
+  """Of every measurement, how many texts are autoregressive decoding's."""
+  names = "measurement", "texts", "equal to the baseline's"
+  rows = [(name, *counts) for name, counts in identities(documents).items()]
+  return markdown(rows, {x: f"{{[{i}]}}" for i, x in enumerate(names)})
+
+
+def figure(documents: Mapping, file: str, names: Sequence[str]) -> Figure:
+  """Returns the picture of one document, or of several over k.
+
+  Args:
+    file: its name; of a sweep also says which of its page's figures.
+  """
+  if len(names) > 1:
+    labels = [name.partition("_")[2] for name in names]
+    several = {x: documents[name] for x, name in zip(labels, names)}
+    return result_plots.of_documents(several)
+  document = documents[names[0]]
+  if "lines" in document:
+    figures = sweep_page.figures(document["lines"])
+    kinds = sorted(figures, key=lambda kind: kind not in file)
+    return figures[kinds[0]]
+  return result_plots.of_document(document)
+
+
+TABLES: dict[str, Callable[..., str]] = {
+  one.__name__: one
+  for one in (
+    passes, slots, decoding, groups, drafters, rules, best_shapes, sweep,
+    printed, compiled, calibration, identity,
+  )
+}  # fmt: skip

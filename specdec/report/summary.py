@@ -1,0 +1,267 @@
+"""The tables of answers: docs/results/README.md's, and README.md's.
+
+A row is a question, the page that says more, and what answers it from results/.
+A goal stands beside its figure; one that is missed says so.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
+
+from specdec.benchmark import sweeps
+from specdec.benchmark.metrics import Estimate
+from specdec.report.result_tables import Missing, find, identities
+from specdec.report.tables import estimate, markdown, percent
+
+_SPEEDUP = estimate("speed", "speedup")
+_TOKENS = estimate("acceptance", "tokens_per_pass")
+Of = Callable[[Mapping], str]
+
+
+class Answer(NamedTuple):
+  """A row: `of` takes documents, and may raise Missing, or KeyError where a
+  quick run left something out. `first`: it stands in README.md as well."""
+
+  question: str
+  page: str
+  of: Of
+  first: bool = False
+
+
+def goal(number: float, bound: float, most: bool = True, form=".2f") -> str:
+  """Writes a number beside its goal, which is `most`, or least."""
+  met = number <= bound if most else number >= bound
+  text = f"{number:{form}} (goal {bound:{form}}"
+  return f"{text})" if met else f"**{text}, missed)**"
+
+
+def _time(document: dict, batch: int, tokens: int) -> float:
+  one = find(document["passes"], batch=batch, tokens=tokens)
+  return one["seconds"]["median"]
+
+
+def _flatness(target: str, *bounds: float | None) -> Of:
+  """T(8) and T(16) over T(1), with and without kernels."""
+
+  def answer(documents: Mapping) -> str:
+    texts = []
+    for context in (128, 1024):
+      name = f"passes_{target}_{context}"
+      for n, bound in zip((8, 16), bounds):
+        ours, xla = (
+          _time(documents[name + kind], 1, n)
+          / _time(documents[name + kind], 1, 1)
+          for kind in ("", "_xla")
+        )
+        text = f"{ours:.2f}" if bound is None else goal(ours, bound)
+        texts.append(f"context {context}, {n}: {text}, XLA {xla:.2f}")
+    return "; ".join(texts)
+
+  return answer
+
+
+def _roof(documents: Mapping) -> str:
+  texts = []
+  for target, bound in (("smollm2", 0.88), ("shipped", 0.75)):
+    for context in (128, 1024):
+      document = documents[f"passes_{target}_{context}"]
+      one = find(document["passes"], batch=1, tokens=1)
+      share = one["roof_seconds"] / one["seconds"]["median"]
+      text = goal(share, bound, most=False, form=".0%")
+      texts.append(f"{target}, context {context}: {text}")
+  return "; ".join(texts)
+
+
+def _rows(documents: Mapping) -> str:
+  document = documents["passes_smollm2_128"]
+  return goal(_time(document, 4, 4) / _time(document, 4, 1), 1.7)
+
+
+def _buffers(documents: Mapping) -> str:
+  texts = []
+  for target in ("smollm2", "shipped"):
+    names = (f"slots_{target}_{slots}" for slots in (8192, 256))
+    many, few = (_time(documents[name], 1, 1) for name in names)
+    texts.append(f"{target}: {goal(many / few, 1.05)}")
+  return "; ".join(texts)
+
+
+def _fastest(runs: Iterable[dict]) -> dict:
+  return max(runs, key=lambda run: _SPEEDUP(run).value)
+
+
+def _best(name: str) -> Of:
+  """The fastest k of all prompts together."""
+
+  def answer(documents: Mapping) -> str:
+    best = _fastest(x for x in documents[name]["runs"] if x["group"] == "all")
+    verdict = "" if _SPEEDUP(best).value > 1 else "**no**: "
+    return (
+      f"{verdict}{_SPEEDUP(best)} times, k = {best['k']}, {_TOKENS(best)} "
+      "tokens per target step"
+    )
+
+  return answer
+
+
+def _drafter(documents: Mapping) -> str:
+  texts = []
+  for temperature in (0.0, 1.0):
+    by_name: dict[str, list[dict]] = {}
+    for run in documents["drafters"]["runs"]:
+      if run["drafter"]["temperature"] == temperature:
+        by_name.setdefault(run["drafter"]["name"], []).append(run)
+    best = {name: _fastest(runs) for name, runs in by_name.items()}
+    ranked = sorted(best.items(), key=lambda x: -_SPEEDUP(x[1]).value)
+    shown = (
+      f"`{name}` {_SPEEDUP(x)} ({x['drafter']['shape']} of {x['nodes'] - 1})"
+      for name, x in ranked[:2]
+    )
+    texts.append(f"temperature {temperature:g}: {', then '.join(shown)}")
+  return "; ".join(texts)
+
+
+def _trees(documents: Mapping) -> str:
+  texts = []
+  for name in ("shapes_greedy", "shapes_sampled"):
+    kinds: dict[bool, list[dict]] = {True: [], False: []}
+    for run in documents[name]["runs"]:
+      kinds[run["comparison"]["shape"] == "chain"].append(run)
+    chain, tree = _fastest(kinds[True]), _fastest(kinds[False])
+    pays = _SPEEDUP(tree).value > _SPEEDUP(chain).value
+    temperature = documents[name]["settings"]["temperature"]
+    texts.append(
+      f"temperature {temperature:g}: {'yes' if pays else '**no**'}, "
+      f"{_SPEEDUP(tree)} with {tree['nodes'] - 1} draft tokens, a chain "
+      f"{_SPEEDUP(chain)} with {chain['nodes'] - 1}"
+    )
+  return "; ".join(texts)
+
+
+def _block(documents: Mapping) -> str:
+  texts = [
+    f"{percent(Estimate(**run['gain']))} at k = {run['k']}"
+    for run in documents["block"]["runs"]
+    if run["comparison"]["rule"] == "block"
+  ]
+  return f"block; tokens per target step {', '.join(texts)}"
+
+
+def _by_kind(name: str, k: int, each: float, mean: float | None = None) -> Of:
+  """The speedup of each kind of prompts, and goals of each and of the mean."""
+
+  def answer(documents: Mapping) -> str:
+    kinds = {
+      run["group"]: _SPEEDUP(run).value
+      for run in documents[name]["runs"]
+      if run["k"] == k and run["group"] != "all"
+    }
+    if not kinds:
+      raise KeyError(k)
+    shown = [f"{x} {goal(y, each, most=False)}" for x, y in kinds.items()]
+    if mean is not None:
+      average = math.exp(sum(map(math.log, kinds.values())) / len(kinds))
+      shown.append(f"geometric mean {goal(average, mean, most=False)}")
+    return f"k = {k}: {', '.join(shown)}"
+
+  return answer
+
+
+def _band(documents: Mapping) -> str:
+  texts = []
+  for name in ("sweep_shipped", "sweep_smollm2"):
+    band = sweeps.band(documents[name]["lines"])
+    share = goal(band.within / band.cells, 0.95, most=False, form=".0%")
+    texts.append(f"{band.within} of {band.cells} cells of {name}: {share}")
+  return f"within 0.90 to 1.10: {'; '.join(texts)}"
+
+
+def _identity(documents: Mapping) -> str:
+  texts, same = (sum(x) for x in zip(*identities(documents).values()))
+  return f"{same} of {texts} texts equal autoregressive decoding's"
+
+
+def _tpu(documents: Mapping) -> str:
+  texts = []
+  for name in ("tpu_8b", "tpu_70b"):
+    document = documents[name]
+    step = find(document["steps"], step="verify")
+    moved = step["read"] + step["written"]
+    share = moved / document["cost_model"]["verify"]["bytes"]
+    texts.append(f"{document['settings']['target']} {share:.2f}")
+  return (
+    f"bytes of verification over the cost model's: {', '.join(texts)}; "
+    "**nothing was run on a TPU**"
+  )
+
+
+ANSWERS = (
+  Answer("Is the text the model's own?", "correctness", _identity),
+  Answer(
+    "SmolLM2: what do 8 and 16 tokens a pass cost, times one?",
+    *("passes", _flatness("smollm2", 1.2, 1.6)),
+    first=True,
+  ),
+  Answer(
+    "The shipped target: the same", "passes", _flatness("shipped", 1.3, None)
+  ),
+  Answer("How near its roof is a pass of one token?", "passes", _roof),
+  Answer("SmolLM2: 4 rows of 4 tokens, times 4 rows of 1", "passes", _rows),
+  Answer("64 tokens in 8192 slots, times in 256", "passes", _buffers),
+  Answer(
+    "What does the shipped pair gain, greedily?",
+    *("pair", _best("pair_greedy")),
+    first=True,
+  ),
+  Answer("And at temperature 1?", "pair", _best("pair_sampled")),
+  Answer("Which drafter is fastest?", "drafters", _drafter, first=True),
+  Answer("Do trees pay?", "rules", _trees, first=True),
+  Answer("Block or token verification?", "rules", _block, first=True),
+  Answer(
+    "What does SmolLM2 gain that drafts for itself in int8?",
+    *("smollm2", _by_kind("smollm2_quantized", 8, 1.8)),
+    first=True,
+  ),
+  Answer(
+    "What does it gain by prompt lookup?",
+    *("smollm2", _by_kind("smollm2_lookup", 5, 0.97, 1.35)),
+    first=True,
+  ),
+  Answer(
+    "Does its untrained early exit pay?",
+    *("smollm2", _best("smollm2_early_exit")),
+  ),
+  Answer("Does skipping layers?", "smollm2", _best("smollm2_layer_skip")),
+  Answer("And a trained head behind copies?", "smollm2", _best("smollm2_head")),
+  Answer("How good are predictions?", "predictions", _band, first=True),
+  Answer("Does it compile well for TPUs?", "tpu", _tpu),
+)
+
+
+def answers(documents: Mapping) -> str:
+  """A line for every question, for docs/results/README.md."""
+  return _listed(documents, ANSWERS, "")
+
+
+def headlines(documents: Mapping) -> str:
+  """The first of them, for README.md."""
+  return _listed(documents, [x for x in ANSWERS if x.first], "docs/results/")
+
+
+def _listed(documents: Mapping, rows: Iterable[Answer], folder: str) -> str:
+  def answer(row: Answer) -> str:
+    try:
+      return row.of(documents)
+    except Missing as error:
+      return error.sentence
+    except KeyError as error:
+      return f"not in these results: {error}"
+
+  columns = {
+    "question": lambda row: f"[{row.question}]({folder}{row.page}.md)",
+    "answer": answer,
+  }
+  return markdown(rows, columns)
+
+
+TABLES = {"answers": answers, "headlines": headlines}

@@ -1,0 +1,193 @@
+"""Pages of results: what they show is what results/ holds, and nothing else."""
+
+import json
+import pathlib
+import re
+
+import pytest
+
+import programs
+from specdec.benchmark import reproduction
+from specdec.benchmark.measurements import FOUR_KINDS, MEASUREMENTS
+from specdec.report import regions, summary
+from specdec.report.regions import REGION, Documents
+
+ROOT = programs.SCRIPTS.parent
+RESULTS = Documents(ROOT / "results")
+PAGES = regions.pages(ROOT)
+SHOWN = {page: page.read_text() for page in PAGES}
+NAMES = {one.name: one for one in MEASUREMENTS}
+
+
+def name_of(page: pathlib.Path) -> str:
+  return str(page.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_a_page_is_what_its_results_give(page):
+  pictures = []
+  filled = regions.fill(SHOWN[page], RESULTS, lambda x, _: pictures.append(x))
+  assert filled == SHOWN[page], "python scripts/report.py --results=results"
+  assert [x for x in pictures if not (page.parent / x).is_file()] == []
+
+
+@pytest.mark.parametrize(
+  "page", [x for x in PAGES if x.parent.name == "results"], ids=name_of
+)
+def test_numbers_are_in_regions_alone(page):
+  prose = re.sub(r"\]\([^)]*\)|`[^`]*`", "", REGION.sub("", SHOWN[page]))
+  prose = prose.replace("0.90 to 1.10", "").replace("0.1.0", "")
+  assert re.findall(r"\d+\.\d+|\d+ ?%|±.*\d", prose) == []
+
+
+def test_every_measurement_is_shown_and_none_that_there_is_not():
+  orders = [x[1] for text in SHOWN.values() for x in REGION.findall(text)]
+  shown = {name for order in orders for name in order.split() if name in NAMES}
+  assert shown == {*NAMES}
+  assert {*RESULTS} <= {*NAMES}
+  for row in summary.ANSWERS:
+    assert (ROOT / "docs" / "results" / f"{row.page}.md").is_file()
+
+
+@pytest.mark.parametrize("name", [*RESULTS])
+def test_results_are_whole_runs_of_these_commands(name):
+  document = RESULTS[name]
+  assert not document["measurement"]["quick"]
+  plan = reproduction.Plan(pathlib.Path("results"), pathlib.Path(), FOUR_KINDS)
+  assert document["command"] == plan.command(NAMES[name])
+
+
+def test_results_are_small():
+  sizes = [x.stat().st_size for x in (ROOT / "results").glob("*.json")]
+  assert sum(sizes) < 3e6
+
+
+ESTIMATE = {"value": 1.25, "error": 0.05}
+
+
+def document(**changes):
+  return {
+    "command": "python scripts/x.py",
+    "date": "2026-01-02T03:04:05+00:00",
+    "versions": {
+      "python": "3.13", "jax": "1", "flax": "2", "kernels": "C++",
+      "commit": "abc",
+    },
+    "machine": {"device": "a machine", "cpu_cores": 2},
+    "measurement": {
+      "name": "one", "quick": False, "minutes": 1.5, "busy_cores": 0.1
+    },
+    "settings": {"target": "t", "context": 128, "temperature": 0.0},
+    "peak_memory": 5e6,
+    "passes": [
+      {
+        "batch": 1,
+        "tokens": n,
+        "seconds": {"median": s, "quartiles": [s, s]},
+        "roof_seconds": 0.009,
+      }
+      for n, s in ((1, 0.010), (8, 0.013))
+    ],
+    "runs": [
+      {
+        "group": group, "k": k, "batch": 1, "nodes": k + 1,
+        "acceptance": {"tokens_per_pass": ESTIMATE, "texts": 2},
+        "speed": {"speedup": ESTIMATE, "baseline_tokens_per_second": 60.0},
+        "identity": {"texts": 2, "same": 2},
+      }
+      for group in ("code", "all")
+      for k in (2, 3)
+    ],
+  } | changes  # fmt: skip
+
+
+@pytest.fixture
+def folder(tmp_path):
+  (tmp_path / "one.json").write_text(json.dumps(document()))
+  return tmp_path
+
+
+def fill(folder, *orders, draw=None):
+  text = "".join(f"<!-- {order} -->9.99<!-- end -->\n" for order in orders)
+  return regions.fill(text, Documents(folder), draw)
+
+
+def test_a_table_comes_with_command_machine_and_versions_once(folder):
+  text = fill(folder, "results: passes one", "results: passes one")
+  row = "| C++ | 128 | 1 | 10.00 | 13.00 (1.30) | 90% | 5 |"
+  assert text.count(row) == 2
+  head = (
+    "- `python scripts/x.py`: 2026-01-02 03:04; commit abc; a machine, 2 "
+    "cores; 0.1 of them busy before; Python 3.13, jax 1, flax 2; C++ kernels; "
+    "1.5 min"
+  )
+  assert text.count(head) == 1
+  assert "9.99" not in text
+  assert regions.fill(text, Documents(folder)) == text
+  # A number that somebody edits is noticed.
+  assert regions.fill(text.replace("1.30", "1.03"), Documents(folder)) == text
+
+
+def test_texts_of_a_kind_stand_by_k(folder):
+  text = fill(folder, "results: groups one")
+  cell = "1.25 ± 0.05, 1.25 ± 0.05"
+  assert f"| code | 2 | 60.0 | {cell} | {cell} | 2 of 2 |" in text
+
+
+def test_values_stand_in_sentences(folder):
+  speedup = "value: one runs[k=3,group=all].speed.speedup"
+  tokens = f"{speedup}.value .1f"
+  text = fill(folder, speedup, tokens, "value: one settings.target")
+  assert re.findall("-->(.*)<!-- end", text) == ["1.25 ± 0.05", "1.2", "t"]
+
+
+@pytest.mark.parametrize(
+  ("order", "sentence"),
+  [
+    ("results: passes two", "not measured yet: .*--only=two"),
+    ("value: two runs", "not measured yet: .*--only=two"),
+    ("results: answers", r"own\?.*1?\d of \d texts equal"),
+    ("results: headlines", r"docs/results/pair.md\) \| not measured yet"),
+  ],
+)
+def test_what_is_not_there_is_named(folder, order, sentence):
+  assert re.search(sentence, fill(folder, order))
+
+
+@pytest.mark.parametrize(
+  ("order", "sentence"),
+  [
+    ("results: pass one", "did you mean passes"),
+    ("value: one runs[k=9].speed", "there is no runs"),
+    ("value: one passes[batch=1].seconds", "there is no passes"),
+  ],
+)
+def test_what_cannot_be_is_refused(folder, order, sentence):
+  with pytest.raises(ValueError, match=sentence):
+    fill(folder, order)
+
+
+def test_a_goal_stands_beside_its_figure():
+  assert summary.goal(1.1, 1.2) == "1.10 (goal 1.20)"
+  assert summary.goal(1.3, 1.2) == "**1.30 (goal 1.20, missed)**"
+  assert summary.goal(0.8, 0.88, most=False, form=".0%") == (
+    "**80% (goal 88%, missed)**"
+  )
+
+
+def test_the_program_writes_pages_and_pictures(folder, monkeypatch, capsys):
+  passes = document(runs=[], caveats=[], settings={
+    "target": "t", "dtype": "float32", "context": 128,
+  })  # fmt: skip
+  (folder / "one.json").write_text(json.dumps(passes))
+  page = folder / "page.md"
+  page.write_text("<!-- results: picture t.png one --><!-- end -->")
+  programs.run("report", f"--results={folder}", str(page))
+  assert "![t](t.png)" in page.read_text()
+  assert (folder / "t.png").stat().st_size > 10_000
+  capsys.readouterr()
+  programs.run("report", f"--results={folder}", str(page))
+  assert not capsys.readouterr().out
+  monkeypatch.chdir(folder)
+  with pytest.raises(SystemExit, match="name pages"):
+    programs.run("report", f"--results={folder}")
