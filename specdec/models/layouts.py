@@ -24,6 +24,9 @@ _BLOCK_SIZES = 64, 32, 16  # for XLA: the first that divides the outputs
 MAX_BLOCKED_TOKENS = 128
 # With at most so many weights a product with one token is slower than with two.
 _SMALL_MATRIX = 600_000
+# Types of four bits -> those of two in a byte.
+_NIBBLES = {jnp.dtype(jnp.int4): jnp.int8, jnp.dtype(jnp.uint4): jnp.uint8}
+_HALF = cpu_kernels.BLOCK // 2
 
 
 def pack(params: dict, backend: str | None = None) -> dict:
@@ -44,9 +47,8 @@ def pack(params: dict, backend: str | None = None) -> dict:
   if isinstance(params, dict):
     return {name: pack(params.pop(name), "cpu") for name in list(params)}
   if isinstance(params, Quantized):
-    fits = (
-      cpu_kernels.available() and len(params.values) % cpu_kernels.BLOCK == 0
-    )
+    blocks = len(params.values) % cpu_kernels.BLOCK == 0
+    fits = cpu_kernels.available() and params.values.ndim == 2 and blocks
     return jax.tree.map(pack, params) if fits else params
   first = (cpu_kernels.BLOCK,) if cpu_kernels.available() else ()
   blocks = (*first, *_BLOCK_SIZES) if params.ndim == 2 else ()
@@ -61,41 +63,52 @@ def pack(params: dict, backend: str | None = None) -> dict:
 
 @functools.partial(jax.jit, static_argnums=1)  # op by op it would copy twice
 def _in_blocks(weight: jax.Array, block: int) -> jax.Array:
-  """Reshapes [out, in] to [out / block, in, block]."""
-  return weight.reshape(-1, block, weight.shape[1]).swapaxes(1, 2)
+  """Reshapes [out, in] to [out / block, in, block], of 4 bits two a byte."""
+  if weight.dtype not in _NIBBLES:
+    return weight.reshape(-1, block, weight.shape[1]).swapaxes(1, 2)
+  wide = _in_blocks(weight.astype(_NIBBLES[weight.dtype]), block)
+  low, high = jnp.split(wide, 2, axis=2)
+  return low & 15 | high << 4
 
 
-def quantize(params: dict, group: int = 256) -> dict:
+def _halves(weight: jax.Array) -> tuple[jax.Array, jax.Array]:
+  """Returns what bits 0 to 3 and bits 4 to 7 of bytes stand for."""
+  return weight << 4 >> 4, weight >> 4  # of int8 with their sign
+
+
+def quantize(params: dict, group: int = 256, bits: int = 8) -> dict:
   """Quantises every matrix of a model, embeddings included; packs it again.
 
   Biases, norms and mixtures of experts stay as they are.
 
   Args:
     params: nested dict of arrays, packed or not; left as it is.
-    group: as of `quantization.quantize`.
+    group, bits: as of `quantization.quantize`.
   """
   quantized = {}
   for name, x in params.items():
     if isinstance(x, dict):
-      quantized[name] = x if "router" in x else quantize(x, group)
+      quantized[name] = x if "router" in x else quantize(x, group, bits)
     elif name == "weight":
       # One at a time, because queued copies would hold every matrix twice.
-      small = jax.block_until_ready(_quantize(x, group))
+      small = jax.block_until_ready(_quantize(x, group, bits))
       quantized[name] = pack(small) if x.ndim == 3 else small
     else:
       quantized[name] = x
   return quantized
 
 
-@functools.partial(jax.jit, static_argnums=1)
-def _quantize(weight: jax.Array, group: int) -> Quantized:
-  return quantization.quantize(unpack(weight), group)
+@functools.partial(jax.jit, static_argnums=(1, 2))
+def _quantize(weight: jax.Array, group: int, bits: int) -> Quantized:
+  return quantization.quantize(unpack(weight), group, bits)
 
 
 def unpack(weight: jax.Array) -> jax.Array:
   """Returns a matrix [out, in] from itself or from its packed form."""
   if weight.ndim == 2:
     return weight
+  if weight.shape[2] == _HALF and weight.dtype in _NIBBLES.values():
+    weight = jnp.concatenate(_halves(weight), axis=2)
   return weight.swapaxes(1, 2).reshape(-1, weight.shape[1])
 
 
@@ -110,15 +123,13 @@ def project(
   batch, num_tokens, width = x.shape
   flat = x.reshape(batch * num_tokens, width)
   dtype = dtype or x.dtype
-  scale = None
+  quantized = scale = offset = None
   if isinstance(weight, Quantized):
-    weight, scale = weight
+    quantized, (weight, scale, offset) = weight, weight
   if cpu_kernels.multiplies(weight, flat):
-    y = cpu_kernels.project(weight, flat, scale).astype(dtype)
-  elif scale is not None:
-    whole = quantization.dequantize(
-      Quantized(unpack(weight), unpack(scale)), x.dtype
-    )
+    y = cpu_kernels.project(weight, flat, scale, offset).astype(dtype)
+  elif quantized is not None:
+    whole = quantization.dequantize(jax.tree.map(unpack, quantized), x.dtype)
     y = jax.lax.dot(flat, whole.T, preferred_element_type=dtype)
   elif weight.dtype != x.dtype:
     return project(weight.astype(x.dtype), x, dtype)
@@ -139,9 +150,12 @@ def project(
 def look_up(weight: jax.Array | Quantized, tokens: jax.Array) -> jax.Array:
   """Returns rows [..., M] of a matrix [V, M], or of its packed form."""
   if isinstance(weight, Quantized):
-    rows = Quantized(*(look_up(x, tokens) for x in weight))
+    rows = jax.tree.map(lambda x: look_up(x, tokens), weight)
     return quantization.dequantize(rows)
   if weight.ndim == 2:
     return weight[tokens]
   block = weight.shape[2]
+  if block == _HALF and weight.dtype in _NIBBLES.values():
+    low, high = _halves(weight[tokens // (2 * block), :, tokens % block])
+    return jnp.where((tokens % (2 * block) < block)[..., None], low, high)
   return weight[tokens // block, :, tokens % block]
