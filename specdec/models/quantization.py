@@ -38,12 +38,17 @@ def quantize(weight: jax.Array, group: int = 256, bits: int = 8) -> Quantized:
     bits: 8 or 4.
   """
   outputs, inputs = weight.shape
-  group = next(n for n in range(min(group, inputs), 0, -1) if inputs % n == 0)
+  group = largest_divisor(inputs, group)
   parts = weight.astype(jnp.float32).reshape(outputs, -1, group)
   scale = jnp.max(jnp.abs(parts), axis=2) / (2 ** (bits - 1) - 1)
   values = jnp.round(parts / jnp.where(scale > 0, scale, 1)[..., None])
   values = values.reshape(outputs, inputs).astype(jnp.int8)
   return Quantized(values if bits == 8 else values.astype(jnp.int4), scale)
+
+
+def largest_divisor(number: int, limit: int) -> int:
+  """Returns the largest divisor of a number up to a limit."""
+  return next(n for n in range(min(limit, number), 0, -1) if number % n == 0)
 
 
 def dequantize(weight: Quantized, dtype=jnp.float32) -> jax.Array:
