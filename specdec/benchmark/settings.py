@@ -44,7 +44,8 @@ class Settings:
     drafter: A call, as name(1, key=2), or of your own: file.py:name(...).
       lookup(ngram=5, min_ngram=3), model(NAME), early_exit(LAYER),
       layer_skip(attention=[1,3], mlp=[2], threshold=0.8), layer_skip(FILE) of
-      choose_layers, quantized(group=256), which is the target in int8,
+      choose_layers, quantized(group=256), which is the target in int8 or,
+      quantized(int4, group=32), in int4,
       head(FILE) or head(NAME), trained ones. Two with | between
       them: the second drafts where the first has no draft: 'lookup(k=4) |
       head(FILE)'. Default lookup, for stdlib-11m model(stdlib-1m).

@@ -152,7 +152,7 @@ def shardings(
     if isinstance(spec, ParamSpec):
       return placement.sharding(spec.axes, path, spec.shape)
     axes, shape, _ = spec.scale
-    if shape[1] % placement.ways(axes[1]):
+    if axes[1] and shape[1] % placement.ways(axes[1]):
       if not cut_groups:
         raise ValueError(
           f"{path}: {placement.ways(axes[1])} devices do not divide its "
