@@ -12,7 +12,7 @@ from flax import traverse_util
 from gguf import GGMLQuantizationType as Kind
 
 from gguf_files import CONFIG, random_params, write
-from specdec import checkpoints
+from specdec import checkpoints, decode, sampling
 from specdec.benchmark import abstract, catalog
 from specdec.benchmark.setup import Setup
 from specdec.checkpoints import compressed
@@ -22,6 +22,7 @@ from specdec.models import params as model_params
 from specdec.models.quantization import Quantized, dequantize
 from specdec.models.weight_formats import WeightFormat
 from specdec.roofline.cost import pass_bound
+from specdec.types import Params
 
 STORED = WeightFormat("stored")
 TOKENS = jnp.array([[1, 5, 9, 2, 30, 7]])
@@ -34,6 +35,18 @@ def logits(checkpoint):
   cache = model.init_cache(1, 16)
   output, _ = jax.jit(model.apply)(checkpoint.params, TOKENS, cache)
   return output.logits
+
+
+def greedy(checkpoint):
+  return decode.autoregress(
+    transformer.model(checkpoint.config),
+    Params(checkpoint.params),
+    TOKENS,
+    jnp.array([TOKENS.size]),
+    jax.random.key(0),
+    max_length=24,
+    sampling=sampling.settings(1),
+  ).tokens
 
 
 def is_quantized(x):
@@ -65,7 +78,9 @@ def test_a_gguf_s_own_bytes_give_the_dequantised_logits(
     )
   expected = logits(whole)
   assert abs(expected).max() > 1
-  np.testing.assert_allclose(logits(kept.packed()), expected, atol=1e-4)
+  kept = kept.packed()
+  np.testing.assert_allclose(logits(kept), expected, atol=1e-4)
+  np.testing.assert_array_equal(greedy(kept), greedy(whole))
 
 
 cpu_kernels_there = cpu_kernels.available()
