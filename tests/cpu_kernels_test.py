@@ -41,10 +41,42 @@ def test_products_equal_those_of_float64(num_tokens, dtype, groups):
   np.testing.assert_allclose(y, expected, atol=2e-6 * abs(expected).max())
 
 
+def nibbles(dtype, blocks=5, inputs=576, groups=18):
+  """Random bytes, scales and offsets, and the weights [out, in] they mean."""
+  rng = np.random.default_rng(0)
+  raw = rng.integers(0, 256, (blocks, inputs, 16)).astype(np.uint8)
+  scale = random(2, (blocks, groups, 32))
+  offset = random(3, scale.shape) if dtype == jnp.uint8 else None
+  four = np.concatenate([raw & 15, raw >> 4], axis=2).astype(np.float64)
+  if dtype == jnp.int8:
+    four -= 16 * (four > 7)
+  width = inputs // groups
+  four *= np.repeat(scale, width, axis=1)
+  if offset is not None:
+    four += np.repeat(offset, width, axis=1)
+  return (jnp.asarray(raw).view(dtype), scale, offset), four
+
+
 @needs_kernels
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", [jnp.int8, jnp.uint8])
+@pytest.mark.parametrize("num_tokens", [1, 13])
+def test_products_of_two_weights_a_byte(dtype, num_tokens):
+  matrix, wide = nibbles(dtype)
+  x = random(1, (num_tokens, 576))
+  (y,) = jax.jit(cpu_kernels.project)(x, matrix)
+  expected = np.einsum("ti,bio->tbo", np.float64(x), wide)
+  expected = expected.reshape(num_tokens, -1)
+  np.testing.assert_allclose(y, expected, atol=2e-6 * abs(expected).max())
+
+
+@needs_kernels
+@pytest.mark.parametrize("dtype", [*DTYPES, "int4", "uint4"])
 def test_a_token_s_product_does_not_depend_on_the_others(dtype):
-  matrix, x = (random(0, (5, 576, 32), dtype), None), random(1, (29, 576))
+  x = random(1, (29, 576))
+  if isinstance(dtype, str):
+    matrix, _ = nibbles({"int4": jnp.int8}.get(dtype, jnp.uint8))
+  else:
+    matrix = (random(0, (5, 576, 32), dtype),)
   (together,) = cpu_kernels.project(x, matrix)
   for count in range(1, 29):
     (some,) = cpu_kernels.project(x[29 - count :], matrix)
@@ -60,6 +92,8 @@ def test_several_matrices_give_the_bits_of_each():
     (random(3, (3, 576, 32), jnp.bfloat16), None),
     (random(4, (90, 576, 32), jnp.int8), random(5, (90, 9, 32))),
     (random(6, (1, 576, 32)), random(7, (1, 1, 32))),
+    nibbles(jnp.uint8)[0],
+    nibbles(jnp.int8, blocks=80)[0],
   ]
   together = jax.jit(cpu_kernels.project)(x, *matrices)
   alone = [cpu_kernels.project(x, matrix)[0] for matrix in matrices]
@@ -260,5 +294,5 @@ def test_sanitizers_report_nothing(tmp_path, sanitizer):
   command = ["g++", *options, f"-fsanitize={sanitizer}", *include]
   subprocess.run([*command, str(source), "-o", str(program)], check=True)
   result = subprocess.run([program], capture_output=True, text=True)
-  assert result.stdout == "0 of 160 results differ\n"
+  assert result.stdout == "0 of 240 results differ\n"
   assert (result.returncode, result.stderr) == (0, "")

@@ -39,7 +39,8 @@ ALLOWED = {
   "testing": f"{_MODELS} draft_shape traversal acceptance step decode "
   "compiled.hlo",
   "drafters": f"{_CORE} draft_shape models {_CACHED}",
-  "roofline": "types draft_tree models.config models.presets utils",
+  "roofline": "types draft_tree models.config models.params models.presets "
+  "utils",
   "checkpoints": f"{_MODELS} drafters",
   "compiled": _TOOLS,
   "benchmark": f"{_TOOLS} compiled",

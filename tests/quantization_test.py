@@ -30,31 +30,40 @@ def matrix(outputs=64, inputs=128):
 @pytest.mark.parametrize(
   "group, groups", [(32, 4), (64, 2), (1000, 1), (48, 4)]
 )
-def test_weights_are_rounded_to_the_nearest_multiple(group, groups):
+@pytest.mark.parametrize("bits", [8, 4])
+def test_weights_are_rounded_to_the_nearest_multiple(group, groups, bits):
   weight = matrix()
-  quantized = quantization.quantize(weight, group)
-  assert quantized.values.dtype == jnp.int8
+  quantized = quantization.quantize(weight, group, bits)
+  assert quantized.values.dtype == {8: jnp.int8, 4: jnp.int4}[bits]
   assert quantized.scale.shape == (64, groups)
   error = abs(quantization.dequantize(quantized) - weight)
   half = np.repeat(quantized.scale / 2, 128 // groups, axis=1)
   assert np.all(error <= half * 1.001)
   largest = abs(quantized.values.astype(jnp.int32)).reshape(64, groups, -1)
-  assert np.all(np.delete(largest.max(2), 3, axis=0) == 127)
+  most = 2 ** (bits - 1) - 1
+  assert np.all(np.delete(largest.max(2), 3, axis=0) == most)
 
 
 @pytest.mark.parametrize("group", [32, 128])
 @pytest.mark.parametrize("batch, num_tokens", [(1, 1), (2, 7)])
 @pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("dtype", ["int8", "int4", "uint4"])
 def test_products_and_rows_are_those_of_the_rounded_matrix(
-  group, batch, num_tokens, packed
+  group, batch, num_tokens, packed, dtype
 ):
-  quantized = quantization.quantize(matrix(), group)
+  quantized = quantization.quantize(
+    matrix(), group, 8 if dtype[-1] == "8" else 4
+  )
+  if dtype == "uint4":  # as Q4_1: from 0 on, with an offset
+    values = (quantized.values.astype(jnp.int8) + 8).astype(jnp.uint4)
+    offset = -8 * quantized.scale + jnp.arange(64.0)[:, None]
+    quantized = Quantized(values, quantized.scale, offset)
   whole = np.float64(quantization.dequantize(quantized))
   if packed:
     quantized = layouts.pack(quantized, "cpu")
   x = jax.random.normal(jax.random.key(1), (batch, num_tokens, 128))
   y = jax.jit(layouts.project)(quantized, x)
-  np.testing.assert_allclose(y, np.float64(x) @ whole.T, atol=1e-4)
+  np.testing.assert_allclose(y, np.float64(x) @ whole.T, rtol=2e-6, atol=3e-4)
   tokens = jnp.array([[0, 63, 17], [3, 32, 31]])
   rows = layouts.look_up(quantized, tokens)
   np.testing.assert_array_equal(rows, np.float32(whole)[tokens])

@@ -28,7 +28,7 @@ def target(setup: Setup, devices=None) -> Target:
     devices: of the mesh; default all of JAX's.
   """
   source = catalog.source_of(setup.target)
-  config = catalog.config_of(source, setup.dtype)
+  config = setup.target_config()
   tokenizer = None
   by_user = any(call.place is not None for call in setup.drafter_calls)
   if by_user and not str(source).startswith(catalog.PRESET):

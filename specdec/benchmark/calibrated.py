@@ -73,6 +73,7 @@ def _drafter_name(setup: Setup) -> str:
 
 def _target_name(setup: Setup) -> str:
   dtype = "" if setup.dtype == "float32" else f", {setup.dtype}"
+  dtype += f", weights {setup.weights}" if setup.weights else ""
   return setup.target + dtype + (f", {setup.mesh}" if setup.mesh else "")
 
 
@@ -128,9 +129,11 @@ def _passes(setup: Setup, target: Target, chip: Chip) -> list[Passes]:
     return [ours]
   if call.name == "model":
     setup.make_drafter(target)  # reads the draft's checkpoint
-    draft_name = str(catalog.arguments_of(call)["name"])
+    arguments = catalog.arguments_of(call)
+    draft_name = catalog.draft_name(arguments["name"], arguments["weights"])
     draft, place = target.drafts[draft_name], target.draft_place
-    name = draft_name + name.removeprefix(setup.target)
+    dtype = "" if setup.dtype == "float32" else f", {setup.dtype}"
+    name = draft_name + dtype + (f", {setup.mesh}" if setup.mesh else "")
     name += f", {setup.draft_ways} ways" if setup.draft_ways else ""
     shape = shapes.of_config(draft.config)
     deployment = dataclasses.replace(ours.deployment, shape=shape)

@@ -29,18 +29,21 @@ from specdec import (
 from specdec.checkpoints import Checkpoint, shipped
 from specdec.checkpoints import learned as saved
 from specdec.checkpoints.fetch import fetch
-from specdec.compiled import lowering
+from specdec.compiled import lowering, memory_plan
 from specdec.draft_shape import DraftShape
 from specdec.drafters.heads import draft_head as heads
 from specdec.drafters.heads import serve
 from specdec.drafters.heads.cost import drafter_cost as head_cost
 from specdec.models import layouts, presets, transformer
+from specdec.models import params as model_params
 from specdec.models.config import TransformerConfig
+from specdec.models.weight_formats import BITS, STORED, WeightFormat
 from specdec.roofline import drafter_cost
 from specdec.sharding import Places
 from specdec.types import AcceptanceRule, Drafter, Model, PyTree, Skip
 from specdec.utils import calls
 from specdec.utils.calls import Call
+from specdec.utils.spelling import choices
 
 PRESET = "preset:"
 MAX_DRAFT = 4096  # tokens of a draft: ancestors are a table of their square
@@ -77,11 +80,44 @@ class Weighted(NamedTuple):
   params: PyTree = None
 
 
-def config_of(source, dtype: str) -> TransformerConfig:
+def weight_format(text: str | None) -> WeightFormat | None:
+  """Reads the call that says how matrices are held; None: in dtype.
+
+  Raises:
+    ValueError: it is of another form.
+  """
+  if text is None:
+    return None
+  call = calls.parse(str(text))
+  if call.place is not None or call.name not in WEIGHTS:
+    raise ValueError(f"weights = {text}; {choices(call.name, WEIGHTS)}")
+  form = calls.invoke(call, WEIGHTS[call.name], {})
+  group = form.group
+  if group is not None and (type(group) is not int or group < 1):
+    raise ValueError(f"weights = {text}: group={group!r}; it must be >= 1")
+  return form
+
+
+WEIGHTS: Mapping[str, Callable[..., WeightFormat]] = {
+  "float32": lambda: WeightFormat("float32"),
+  "bfloat16": lambda: WeightFormat("bfloat16"),
+  "int8": lambda group=None: WeightFormat("int8", group),
+  "int4": lambda group=32: WeightFormat("int4", group),
+  STORED: lambda: WeightFormat(STORED),
+}
+
+
+def config_of(
+  source, dtype: str, weights: str | None = None
+) -> TransformerConfig:
   """Returns the config of a preset or a checkpoint; reads no weights."""
   if str(source).startswith(PRESET):
-    return presets.get(str(source).removeprefix(PRESET), dtype)
-  return checkpoints.inspect(source, dtype)
+    form = weight_format(weights)
+    if form is not None and form.kind == STORED:
+      raise ValueError(f"weights = {weights}: {source} has no file")
+    config = presets.get(str(source).removeprefix(PRESET), dtype)
+    return dataclasses.replace(config, weights=form)
+  return checkpoints.inspect(source, dtype, weight_format(weights))
 
 
 def source_of(name: str):
@@ -111,22 +147,29 @@ def _lookup(
   return drafters.lookup(shape=shape, ngram=ngram, min_ngram=min_ngram)
 
 
-def _model(name: str, target: Target, shape: DraftShape) -> Weighted:
-  name = str(name)
+def _model(
+  name: str, target: Target, shape: DraftShape, weights: str | None = None
+) -> Weighted:
   drafts = {} if target.drafts is None else target.drafts
-  if name not in drafts:
-    drafts[name] = _load_draft(name, target)
-  draft = drafts[name]
+  key = draft_name(name, weights)
+  if key not in drafts:
+    drafts[key] = _load_draft(str(name), target, weights)
+  draft = drafts[key]
   model = transformer.model(draft.config, target.draft_place)
   drafter = drafters.model(model, shape=shape)
   drafter = drafter._replace(cost=drafter_cost.model(draft.config))
   return Weighted(drafter, draft.params)
 
 
-def _load_draft(name: str, target: Target) -> Checkpoint:
+def draft_name(name: str, weights: str | None = None) -> str:
+  """Returns under which name a draft model is kept."""
+  return f"{name}, {weights}" if weights else str(name)
+
+
+def _load_draft(name: str, target: Target, held: str | None) -> Checkpoint:
   source, place = source_of(name), target.draft_place
   size = target.checkpoint.config.vocab_size
-  config = config_of(source, target.dtype)
+  config = config_of(source, target.dtype, held)
   if target.random_weights:
     config = dataclasses.replace(config, vocab_size=size)
   checkpoints.check_vocabulary(size, config.vocab_size)
@@ -137,7 +180,8 @@ def _load_draft(name: str, target: Target) -> Checkpoint:
     seed = target.seed + 1
     draft = checkpoints.random_checkpoint(config, seed, str(source), place)
   else:
-    draft = checkpoints.load(source, target.dtype, place)
+    form = weight_format(held)
+    draft = checkpoints.load(source, target.dtype, place, form)
     tokenizers = target.checkpoint.tokenizer, draft.tokenizer
     checkpoints.check_vocabulary(size, config.vocab_size, *tokenizers)
   return draft if target.places else draft.packed()
@@ -201,19 +245,35 @@ def _layer_skip(
 def _quantized(
   target: Target, shape: DraftShape, weights: str = "int8", group: int = 256
 ) -> Weighted:
-  if weights != "int8":
-    raise ValueError(f"quantized({weights}): there is int8")
+  if weights not in ("int8", "int4"):
+    raise ValueError(f"quantized({weights}): there are int8 and int4")
+  bits = BITS[weights]
   if type(group) is not int or group < 1:
     raise ValueError(f"quantized: group={group!r}; it must be >= 1")
-  if target.checkpoint.config.num_experts:
+  config = target.checkpoint.config
+  if config.num_experts:
     raise ValueError("quantized: a mixture of experts is not quantised")
-  quantize = functools.partial(layouts.quantize, group=group)
+  if config.is_quantized:
+    raise ValueError(
+      "quantized: the target's weights are integers already; it rounds those "
+      "that are not"
+    )
+  cost = drafter_cost.quantized(config, group, bits)
+  place = target.places and target.places.target
+  small = model_params.in_groups(config, bits, group)
+  if place:  # its devices share it
+    part = memory_plan.weight_bytes(small, place) / cost.weight_bytes
+    step = cost.step._replace(
+      bytes=part * cost.step.bytes, flops=part * cost.step.flops
+    )
+    cost = dataclasses.replace(
+      cost, weight_bytes=part * cost.weight_bytes, step=step
+    )
   if target.abstract:
-    params = jax.eval_shape(quantize, target.checkpoint.params)
+    params = lowering.weights(small, place, cut_groups=True)
   else:
-    params = quantize(target.checkpoint.params)
+    params = layouts.quantize(target.checkpoint.params, group, bits)
   drafter = drafters.quantized(target.model, shape=shape)
-  cost = drafter_cost.quantized(target.checkpoint.config, group)
   return Weighted(drafter._replace(cost=cost), params)
 
 

@@ -19,6 +19,7 @@ from specdec.benchmark.decoder import PROMPT_STEP
 from specdec.checkpoints import learned as saved
 from specdec.checkpoints import shipped
 from specdec.draft_shape import DraftShape
+from specdec.models.weight_formats import STORED
 from specdec.types import AcceptanceRule
 from specdec.utils import calls
 from specdec.utils.calls import Call
@@ -43,7 +44,8 @@ class Settings:
     drafter: A call, as name(1, key=2), or of your own: file.py:name(...).
       lookup(ngram=5, min_ngram=3), model(NAME), early_exit(LAYER),
       layer_skip(attention=[1,3], mlp=[2], threshold=0.8), layer_skip(FILE) of
-      choose_layers, quantized(group=256), which is the target in int8,
+      choose_layers, quantized(group=256), which is the target in int8 or,
+      quantized(int4, group=32), in int4,
       head(FILE) or head(NAME), trained ones. Two with | between
       them: the second drafts where the first has no draft: 'lookup(k=4) |
       head(FILE)'. Default lookup, for stdlib-11m model(stdlib-1m).
@@ -71,7 +73,11 @@ class Settings:
     batch: Prompts decoded together.
     prompt_size: Tokens that the longest prompt may have.
     max_new_tokens: A row stops here at the latest.
-    dtype: Of weights and caches.
+    dtype: Of activations and caches, and of weights.
+    weights: Of the target's matrices, if not dtype; a call. float32, bfloat16;
+      int8: one scale an output; int8(group=64), int4(group=32): a scale for so
+      many inputs; stored: as the file holds them, Q8_0, Q4_0 and Q4_1 of GGUF
+      or compressed-tensors. Of a draft model: model(NAME, weights=int8).
     random_weights: Take shapes only, and random weights: for speed, not for
       text.
     seed: Of all noise; a prompt's number is mixed in.
@@ -94,6 +100,7 @@ class Settings:
   prompt_size: int = 4 * PROMPT_STEP
   max_new_tokens: int = 128
   dtype: str = "float32"
+  weights: str | None = None
   random_weights: bool = False
   seed: int = 0
   mesh: str | None = None
@@ -118,6 +125,7 @@ class Settings:
       )
     if self.dtype not in checkpoints.DTYPES:
       raise ValueError(f"dtype: {choices(self.dtype, checkpoints.DTYPES)}")
+    catalog.weight_format(self.weights)
     if self.target.startswith(catalog.PRESET) and not self.random_weights:
       raise ValueError(
         f"{self.target} is a shape alone; add random_weights=True"
@@ -269,6 +277,12 @@ class Settings:
   def caveats(self) -> list[str]:
     """What must be printed wherever results are."""
     caveats = [self.make_rule().caveat]
+    form = catalog.weight_format(self.weights)
+    if form and form.kind not in (STORED, "float32", self.dtype):
+      caveats.append(
+        f"weights in {self.weights}: what is lossless is so relative to the "
+        f"target in {form.kind}, not to the weights of its file"
+      )
     if self.random_weights:
       caveats.append(
         "random weights: nothing follows for a trained model's text"

@@ -25,6 +25,7 @@ from specdec.checkpoints import learned as saved
 from specdec.compiled import lowering, memory_plan
 from specdec.models import transformer
 from specdec.models.config import TransformerConfig
+from specdec.models.weight_formats import STORED
 from specdec.roofline import drafter_cost
 from specdec.types import NO_COST, UNKNOWN_COST, Drafter, Params
 from specdec.utils import calls
@@ -41,7 +42,8 @@ class Setup(Settings):
   @property
   def identity(self) -> tuple:
     """What decides on the loaded target; a decoder's target must agree."""
-    fields = [self.target, self.dtype, self.random_weights, self.mesh]
+    fields = [self.target, self.dtype, self.weights, self.random_weights]
+    fields.append(self.mesh)
     if self.random_weights:
       fields.append(self.seed)
     if self.mesh:  # it places the drafter, too
@@ -55,8 +57,13 @@ class Setup(Settings):
       ValueError: drafter and target do not go together.
       FileNotFoundError: a model or a file is not there.
     """
-    config = catalog.config_of(catalog.source_of(self.target), self.dtype)
+    config = self.target_config()
     self.memory_plan(config, self.places(config))
+
+  def target_config(self) -> TransformerConfig:
+    """Reads the config of the target; no weights."""
+    source = catalog.source_of(self.target)
+    return catalog.config_of(source, self.dtype, self.weights)
 
   def load(self, report: Callable[[str], None] = silent) -> Decoder:
     """Reads the weights and returns the decoder, not yet compiled.
@@ -86,7 +93,10 @@ class Setup(Settings):
       num_tokens: of the largest pass of the target apart from decoding, a row.
     """
     source = catalog.source_of(self.target)
-    config = catalog.config_of(source, self.dtype)
+    config = self.target_config()
+    form = catalog.weight_format(self.weights)
+    if self.random_weights and form and form.kind == STORED:
+      raise ValueError("weights = stored: random weights are in no file")
     places = self.places(config)
     plan = self.memory_plan(config, places, num_tokens=num_tokens)
     report(f"memory on each device: {plan}")
@@ -101,7 +111,7 @@ class Setup(Settings):
       )
     else:
       report(f"loading {source}")
-      checkpoint = checkpoints.load(source, self.dtype, place)
+      checkpoint = checkpoints.load(source, self.dtype, place, form)
     fingerprint = None
     heads = any(setup.has_heads for setup in (self, *others))
     if not self.random_weights and heads:
@@ -165,8 +175,9 @@ class Setup(Settings):
     call = self.call_of("model")
     if call is None:
       return None
-    name = str(catalog.arguments_of(call)["name"])
-    return catalog.config_of(catalog.source_of(name), self.dtype)
+    arguments = catalog.arguments_of(call)
+    source = catalog.source_of(str(arguments["name"]))
+    return catalog.config_of(source, self.dtype, arguments["weights"])
 
   def memory_plan(
     self,

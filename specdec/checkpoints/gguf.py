@@ -7,8 +7,9 @@ query and key rows stays inside this module.
 
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
 from gguf import GGUFReader, GGUFValueType, quants
 
@@ -19,7 +20,9 @@ from specdec.models.config import (
   TransformerConfig,
   check_limits,
 )
+from specdec.models.quantization import Quantized
 from specdec.models.transformer import rope_frequencies
+from specdec.models.weight_formats import WeightFormat
 from specdec.utils.spelling import check_choice, naming
 
 # Fields of TransformerConfig in which each architecture differs from Llama.
@@ -33,6 +36,19 @@ ARCHITECTURES = {
 }
 _PATTERN = {"gemma2": 2, "gemma3": 6}  # every n-th layer has full attention
 
+
+class _Kept(NamedTuple):
+  """A type of blocks of 32 weights: a float16 scale, an offset, integers."""
+
+  form: WeightFormat
+  size: int  # bytes of a block
+
+
+_KEPT = {
+  "Q8_0": _Kept(WeightFormat("int8", 32), 34),
+  "Q4_0": _Kept(WeightFormat("int4", 32), 18),
+  "Q4_1": _Kept(WeightFormat("uint4", 32), 20),
+}
 # Far above any real file, and still few enough to loop over.
 _MAX_TENSORS, _MAX_STRINGS = 2**17, 2**24
 
@@ -90,6 +106,11 @@ class Weights:
     self._tensors = {tensor.name: tensor for tensor in reader.tensors}
     # Its value begins the model's other keys.
     self.architecture = self.get("general.architecture")
+    self.formats = {  # of matrices that can be held as they are stored
+      name: _KEPT[tensor.tensor_type.name].form
+      for name, tensor in self._tensors.items()
+      if tensor.tensor_type.name in _KEPT and len(tensor.shape) == 2
+    }
     self._last: tuple = (None, None)  # (name, spec), array: cache of `read`
 
   @property
@@ -115,6 +136,31 @@ class Weights:
     if self._last[0] != (name, spec):
       self._last = (name, spec), self._read(name, spec)
     return self._last[1][index]
+
+  def integers(self, name: str, spec: Tensor) -> Quantized:
+    """Returns a matrix of `formats` as it is stored, its scales as float32."""
+    tensor = self._tensors[name]
+    kept = _KEPT[tensor.tensor_type.name]
+    rows = self.shapes[name][0]
+    raw = np.ascontiguousarray(tensor.data).view(np.uint8)
+    blocks = raw.reshape(rows, -1, kept.size)
+    bounds = 2 + 2 * kept.form.has_offset
+    halves = np.ascontiguousarray(blocks[..., :bounds]).view(np.float16)
+    scales = halves.astype(np.float32)
+    stored = blocks[..., bounds:]
+    if kept.form.kind == "int8":
+      values = stored.view(np.int8)
+    else:
+      values = np.concatenate([stored & 15, stored >> 4], axis=-1)
+      if kept.form.kind == "int4":
+        values = values.view(np.int8) - 8
+      values = values.astype(jnp.dtype(kept.form.kind))
+    parts = [values.reshape(rows, -1), scales[..., 0]]
+    if kept.form.has_offset:
+      parts.append(scales[..., 1])
+    if spec.permuted_heads and self.architecture == "llama":
+      parts = [unpermute(part, spec.permuted_heads) for part in parts]
+    return Quantized(*parts)
 
   def _read(self, name: str, spec: Tensor | None) -> np.ndarray:
     tensor = self._tensors[name]

@@ -4,6 +4,7 @@ Invariant: nothing is unpickled; a directory with only pickled weights is
 rejected.
 """
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,11 @@ from flax import traverse_util
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from specdec.checkpoints import hf_config, names
+from specdec.checkpoints import compressed, hf_config, names
 from specdec.models.config import TransformerConfig
+from specdec.models.quantization import Quantized
 from specdec.utils import files
+from specdec.utils.spelling import naming
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 _FLOATS = ("F64", "F32", "F16", "BF16")
@@ -58,7 +61,10 @@ def has_weights(directory: Path) -> bool:
 def config(directory: Path, dtype: str) -> TransformerConfig:
   """Parses config.json; raises as `hf_config.parse`."""
   path = directory / "config.json"
-  return hf_config.parse(read_json(path, required=True), str(path), dtype)
+  content = read_json(path, required=True)
+  compressed.check(content, str(path))
+  content.pop(compressed.KEY, None)
+  return hf_config.parse(content, str(path), dtype)
 
 
 def eos_tokens(directory: Path) -> tuple[int | str, ...]:
@@ -111,14 +117,36 @@ class Weights:
     for path in _shards(directory):
       file = open_safetensors(path, "numpy")
       self._files |= {name: file for name in file.keys()}  # noqa: SIM118
-
-  @property
-  def shapes(self) -> dict[str, tuple[int, ...]]:
-    """Shape of every tensor by name."""
-    return {
+    shapes = {
       name: tuple(file.get_slice(name).get_shape())
       for name, file in self._files.items()
     }
+    self.shapes, self.formats = shapes, {}  # of matrices, quantised or not
+    if read_json(directory / "config.json").get(compressed.KEY):
+      with naming(self.source):
+        self.shapes, self.formats = compressed.logical(shapes)
+
+  def integers(
+    self, name: str, tensor: names.Tensor | None = None
+  ) -> Quantized:
+    """Returns a matrix of `formats` as it is stored, its scales as float32."""
+    del tensor
+    if self.formats[name].kind == "int4":
+      values = compressed.unpack(self._whole(name + compressed.PACKED, "I32"))
+    else:
+      values = self._whole(name, "I8")
+    scale = self._whole(f"{name}_scale", *_FLOATS).astype(np.float32)
+    return Quantized(values, scale)
+
+  def _whole(self, name: str, *accepted: str) -> np.ndarray:
+    stored = self._files[name].get_slice(name)
+    dtype = stored.get_dtype()
+    if dtype not in accepted:
+      raise ValueError(
+        f"{name} in {self.source} is stored as {dtype}; accepted: "
+        f"{', '.join(accepted)}"
+      )
+    return self._files[name].get_tensor(name)
 
   def read(
     self, name: str, tensor: names.Tensor, index: tuple[slice, ...] = ()
@@ -128,6 +156,8 @@ class Weights:
     Raises ValueError unless that is floating point of 16 bits or more.
     """
     del tensor  # only GGUF files need conversion
+    if name in self.formats:
+      return _dequantized(self.integers(name))[index]
     stored = self._files[name].get_slice(name)
     dtype = stored.get_dtype()
     if dtype not in _FLOATS:
@@ -136,6 +166,12 @@ class Weights:
         f"{', '.join(_FLOATS)}"
       )
     return stored[index or (slice(None),) * len(stored.get_shape())]
+
+
+def _dequantized(weight: Quantized) -> np.ndarray:
+  values, scale, _ = weight
+  parts = values.astype(np.float32).reshape(*scale.shape, -1)
+  return (parts * scale[..., None]).reshape(values.shape)
 
 
 def _shards(directory: Path) -> list[Path]:
@@ -166,6 +202,10 @@ def save_safetensors(
   write_config(directory, params, config)
   flat, arrays = traverse_util.flatten_dict(params, sep="/"), {}
   for tensor in names.tensors(config):
+    if isinstance(flat[tensor.path], Quantized):
+      [name] = tensor.hugging_face
+      arrays |= compressed.arrays(name, flat[tensor.path])
+      continue
     array = np.asarray(flat[tensor.path])
     arrays |= zip(
       tensor.hugging_face, array if len(tensor.hugging_face) > 1 else [array]
@@ -185,14 +225,29 @@ def write_config(
   Raises ValueError where they do not, or no Hugging Face architecture has these
   options.
   """
-  rendered = hf_config.render(config)
+  rendered = hf_config.render(dataclasses.replace(config, weights=None))
   flat = traverse_util.flatten_dict(params, sep="/")
+  logical = {
+    path: leaf.values if isinstance(leaf, Quantized) else leaf
+    for path, leaf in flat.items()
+  }
   names.check(
     {tensor.path: tensor.shape for tensor in names.tensors(config)},
-    {path: leaf.shape for path, leaf in flat.items()},
+    {path: leaf.shape for path, leaf in logical.items()},
     "params",
   )
-  rendered["torch_dtype"] = str(next(iter(flat.values())).dtype)
+  rendered["torch_dtype"] = str(flat["final_norm/scale"].dtype)
+  if any(isinstance(leaf, Quantized) for leaf in flat.values()):
+    formats = {
+      tensor.hugging_face[0].removesuffix(".weight"): config.format_of(
+        tensor.path
+      )
+      for tensor in names.tensors(config)
+      if tensor.path.endswith("/weight")
+    }
+    rendered[compressed.KEY] = compressed.scheme(
+      {name: x if x.is_integer else None for name, x in formats.items()}
+    )
   directory.mkdir(parents=True, exist_ok=True)
   text = json.dumps(rendered, indent=2) + "\n"
   files.replace_file(directory / "config.json", text)

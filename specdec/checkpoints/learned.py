@@ -23,6 +23,7 @@ from specdec.checkpoints.loading import Checkpoint, check_finite
 from specdec.drafters.heads.draft_head import DraftHead
 from specdec.drafters.heads.head_config import HeadConfig
 from specdec.models.config import TransformerConfig
+from specdec.models.quantization import Quantized
 from specdec.sharding import Placement
 from specdec.types import PyTree
 from specdec.utils import files
@@ -53,26 +54,31 @@ def fingerprint(target: Checkpoint) -> dict[str, str]:
   """Hashes the config, tokenizer and weights of a drafter's target.
 
   Samples some values of every tensor and rounds them to bfloat16, so that the
-  dtype a target is loaded in makes no difference. Of the tokenizer only the
-  vocabulary enters.
+  dtype a target is loaded in makes no difference; integers stand for other
+  weights, and are left out. Of the tokenizer only the vocabulary enters.
   """
   config = dataclasses.asdict(target.config)
-  del config["dtype"]
+  del config["dtype"], config["weights"]
   weights = hashlib.sha256()
   flat = traverse_util.flatten_dict(target.params, sep="/")
   for name in sorted(flat):
     leaf = flat[name]
+    if isinstance(leaf, Quantized):
+      continue
     size = int(np.prod(leaf.shape))
     chosen = np.linspace(0, size - 1, min(size, _SAMPLE)).astype(int)
     values = multihost.whole(leaf[np.unravel_index(chosen, leaf.shape)])
     weights.update(f"{name}{leaf.shape}".encode())
     weights.update(np.asarray(values, jax.numpy.bfloat16).tobytes())
   tokens = target.tokenizer.tokens if target.tokenizer else ()
-  return {
+  hashes = {
     "config": _hash(json.dumps(config, sort_keys=True)),
     "tokenizer": _hash(json.dumps(list(tokens))),
     "weights": weights.hexdigest()[:16],
   }
+  if any(isinstance(leaf, Quantized) for leaf in flat.values()):
+    del hashes["weights"]
+  return hashes
 
 
 def _hash(text: str) -> str:

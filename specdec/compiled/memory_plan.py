@@ -10,13 +10,13 @@ were fitted to XLA's buffer assignments and to peak resident sizes
 
 import dataclasses
 import math
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 import jax
 
 from specdec import cache as kv
 from specdec.cache import CHUNK
-from specdec.models import layouts, params
+from specdec.models import cpu_kernels, layouts, params
 from specdec.models.config import TransformerConfig
 from specdec.roofline import hardware
 from specdec.sharding import CACHE, Placement, Places
@@ -75,10 +75,11 @@ def _share(axes, place: Placement | None) -> int:
 def weight_bytes(
   config: TransformerConfig, place: Placement | None = None
 ) -> float:
-  """Returns bytes of a model's parameters in its dtype, per device."""
-  return _bytes_of(config) * sum(
-    math.prod(spec.shape) / _share(spec.axes, place)
-    for spec in params.specs(config).values()
+  """Returns bytes of a model's parameters as they are held, per device."""
+  return sum(
+    leaf.nbytes / _share(leaf.axes, place)
+    for spec in params.held(config).values()
+    for leaf in params.leaves(spec)
   )
 
 
@@ -177,7 +178,10 @@ def plan(
     decoding["allocator"] = _HOLES * sum(s for s in sizes if s < _MAPPED)
   bits = _drawing_bytes(configs if random_weights else [])
   drawing = {"random bits of weights": bits}
-  peak = max(decoding, drawing, key=lambda parts: sum(parts.values()))
+  # Quantised are matrices that have been read as float32.
+  whole = [_tensor_bytes(config) for config in configs if config.weights]
+  loading = {"the largest matrix": 2 * max(map(max, whole), default=0)}
+  peak = max(decoding, drawing, loading, key=lambda parts: sum(parts.values()))
   return Plan({"runtime": _RUNTIME / devices} | weights | peak, caveat)
 
 
@@ -200,12 +204,15 @@ def _pass_bytes(
   """
   rows = _padded(batch, place) / _share(("rows",), place)
   size = _bytes_of(config)
-  weights = weight_bytes(config, place)
+  weights = weight_bytes(dataclasses.replace(config, weights=None), place)
   copies = 0
-  if rows * tokens > layouts.MAX_BLOCKED_TOKENS:
+  if config.weights is not None:  # others than the kernels multiply a copy
+    if place is not None or not cpu_kernels.available():
+      copies = 4 / size * weights
+  elif rows * tokens > layouts.MAX_BLOCKED_TOKENS:
     table = size * config.vocab_size * config.width / _share(("vocab",), place)
     copies += weights - (0 if head else (2 - config.tied) * table)
-  if size < 4:
+  if size < 4 and config.weights is None:
     copies += 4 / size * weights
   scores = config.num_heads / _share(("query",), place) * slots
   inner = config.mlp_width * max(1, config.num_experts)
@@ -220,7 +227,7 @@ def _tensor_bytes(config: TransformerConfig) -> list[int]:
   return [size * math.prod(s.shape) for s in params.specs(config).values()]
 
 
-def _drawing_bytes(models: Iterable[TransformerConfig]) -> float:
+def _drawing_bytes(models: Sequence[TransformerConfig]) -> float:
   """Estimates peak bytes of random initialisation beyond the weights."""
   allocated = peak = 0
   for config in models:
@@ -228,7 +235,8 @@ def _drawing_bytes(models: Iterable[TransformerConfig]) -> float:
       allocated += size
       bits = _DRAWING[config.dtype] / _bytes_of(config) * size
       peak = max(peak, allocated + bits)
-  return max(0, peak - allocated)
+  held = sum(weight_bytes(config) for config in models)
+  return max(0, peak - held)
 
 
 def training(

@@ -4,6 +4,7 @@ import dataclasses
 import math
 import numbers
 
+from specdec.models.weight_formats import WeightFormat
 from specdec.utils.spelling import check_choice
 
 ACTIVATIONS, DTYPES = ("silu", "gelu_tanh"), ("float32", "bfloat16")
@@ -123,6 +124,8 @@ class TransformerConfig:
   experts_per_token: int = 0
   normalize_experts: bool = True  # a token's routing weights sum to one
   dtype: str = "float32"  # of activations, KV cache and weights
+  # Of all matrices, or of those with these paths; None: dtype.
+  weights: WeightFormat | tuple[tuple[str, WeightFormat], ...] | None = None
 
   @property
   def counts(self) -> dict[str, int]:
@@ -169,6 +172,28 @@ class TransformerConfig:
       )
     check_choice("activation", self.activation, ACTIVATIONS)
     check_choice("dtype", self.dtype, DTYPES)
+    one_for_all = isinstance(self.weights, WeightFormat)
+    if self.num_experts and one_for_all and self.weights.is_integer:
+      raise ValueError(
+        f"weights = {self.weights}: a mixture of experts is held in "
+        f"{' or '.join(DTYPES)}"
+      )
+
+  @property
+  def is_quantized(self) -> bool:
+    """Whether matrices are held as integers."""
+    if isinstance(self.weights, WeightFormat):
+      return self.weights.is_integer
+    return any(form.is_integer for _, form in self.weights or ())
+
+  def format_of(self, path: str) -> WeightFormat:
+    """Returns how the parameter of that path is held."""
+    held = WeightFormat(self.dtype)
+    if self.weights is None or not path.endswith("/weight"):
+      return held
+    if isinstance(self.weights, WeightFormat):
+      return self.weights
+    return dict(self.weights).get(path, held)
 
   @property
   def num_parameters(self) -> int:

@@ -80,6 +80,39 @@ struct Int8 {
   }
 };
 
+// Two weights a byte: bits 0 to 3 of byte i are of output i of a block, bits 4
+// to 7 of output i + 16; in two's complement or from 0 to 15.
+template <bool kSigned>
+struct Nibble {
+  typedef uint8_t Stored;
+  static Lanes Load(const uint8_t* p, int half) {
+#if defined(__AVX512F__)
+    const __m128i bytes = _mm_loadu_si128((const __m128i*)p);
+    const IntLanes wide = (IntLanes)_mm512_cvtepi8_epi32(bytes);
+#else
+    IntLanes wide;
+    for (int i = 0; i < 16; ++i) wide[i] = static_cast<int8_t>(p[i]);
+#endif
+    const IntLanes four = half ? wide >> 4 : (wide << 28) >> 28;
+    return __builtin_convertvector(kSigned ? four : four & 15, Lanes);
+  }
+};
+
+// Elements that hold 32 weights, and the lanes of half of them.
+template <typename W>
+constexpr int kStored = kBlock;
+template <bool kSigned>
+constexpr int kStored<Nibble<kSigned>> = kBlock / 2;
+
+template <typename W>
+inline Lanes LoadHalf(const typename W::Stored* w, int half) {
+  if constexpr (kStored<W> < kBlock) {
+    return W::Load(w, half);
+  } else {
+    return W::Load(w + 16 * half);
+  }
+}
+
 // Memory to ask for while sums are taken: two cache lines a step.
 struct Ahead {
   const void* next;
@@ -96,7 +129,7 @@ inline void Accumulate(const typename W::Stored* w, int64_t stride,
     __builtin_prefetch(next);
     __builtin_prefetch(next + 64);
     Lanes weight[kLanes];
-    for (int l = 0; l < kLanes; ++l) weight[l] = W::Load(w + 16 * l);
+    for (int l = 0; l < kLanes; ++l) weight[l] = LoadHalf<W>(w, l);
 #pragma GCC unroll 12
     for (int r = 0; r < kRows; ++r) {
       const float scalar = X::One(x[r * row + i * step]);
@@ -160,7 +193,9 @@ struct Product {
   const float* x;      // [tokens, in]
   float* y;            // [tokens, blocks * 32]
   int64_t tokens, in, blocks, groups;
-  int64_t together = 1;                             // blocks of one task
+  const float* offset = nullptr;  // as scale: w = scale * weight + offset
+  const float* sums = nullptr;    // [tokens, groups] of x, with an offset
+  int64_t together = 1;           // blocks of one task
   void (*block)(const Product&, int64_t) = nullptr;
 };
 
@@ -169,9 +204,10 @@ void Block(const Product& p, int64_t block) {
   typedef typename W::Stored Stored;
   const int64_t width = p.in / p.groups;
   const Stored* w =
-      static_cast<const Stored*>(p.weight) + block * p.in * kBlock;
+      static_cast<const Stored*>(p.weight) + block * p.in * kStored<W>;
   const auto ahead = [](const Stored* from) {
-    return Ahead{from + kPrefetch / sizeof(Stored), kBlock * sizeof(Stored)};
+    return Ahead{from + kPrefetch / sizeof(Stored),
+                 kStored<W> * sizeof(Stored)};
   };
   ForTiles(p.tokens, [&](int64_t first, int64_t rows) {
     WithRows(rows, [&](auto number) {
@@ -179,18 +215,28 @@ void Block(const Product& p, int64_t block) {
       const float* x = p.x + first * p.in;
       Lanes total[kRows][2] = {};
       if (p.scale == nullptr) {
-        Accumulate<W, Float32>(w, kBlock, x, p.in, 1, p.in, ahead(w), total);
+        Accumulate<W, Float32>(w, kStored<W>, x, p.in, 1, p.in, ahead(w),
+                               total);
       }
       for (int64_t g = 0; p.scale != nullptr && g < p.groups; ++g) {
         Lanes sum[kRows][2] = {};
-        const Stored* part = w + g * width * kBlock;
-        Accumulate<W, Float32>(part, kBlock, x + g * width, p.in, 1, width,
+        const Stored* part = w + g * width * kStored<W>;
+        Accumulate<W, Float32>(part, kStored<W>, x + g * width, p.in, 1, width,
                                ahead(part), sum);
         const float* s = p.scale + (block * p.groups + g) * kBlock;
         const Lanes low = Float32::Load(s), high = Float32::Load(s + 16);
         for (int r = 0; r < kRows; ++r) {
           total[r][0] += sum[r][0] * low;
           total[r][1] += sum[r][1] * high;
+        }
+        if (p.offset == nullptr) continue;
+        const float* o = p.offset + (block * p.groups + g) * kBlock;
+        const Lanes first_half = Float32::Load(o);
+        const Lanes second_half = Float32::Load(o + 16);
+        for (int r = 0; r < kRows; ++r) {
+          const float inputs = p.sums[(first + r) * p.groups + g];
+          total[r][0] += first_half * inputs;
+          total[r][1] += second_half * inputs;
         }
       }
       for (int r = 0; r < kRows; ++r) {
@@ -201,18 +247,31 @@ void Block(const Product& p, int64_t block) {
   });
 }
 
+// Sums of x over every group of inputs, [tokens, groups].
+std::vector<float> GroupSums(const Product& p) {
+  std::vector<float> sums(p.tokens * p.groups, 0.0f);
+  const int64_t width = p.in / p.groups;
+  for (size_t i = 0; i < sums.size(); ++i) {
+    for (int64_t j = 0; j < width; ++j) sums[i] += p.x[i * width + j];
+  }
+  return sums;
+}
+
 ffi::Error Project(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x,
                    ffi::RemainingArgs matrices, ffi::RemainingRets results) {
   const auto xs = x.dimensions();
   std::vector<Product> products;
   std::vector<int64_t> before = {0};  // chunks of earlier products
+  std::vector<std::vector<float>> sums;  // kept until the work is done
   int64_t bytes = 0;
   for (size_t i = 0; i < results.size(); ++i) {
-    const auto weight = matrices.get<ffi::AnyBuffer>(2 * i);
-    const auto scale = matrices.get<ffi::Buffer<ffi::F32>>(2 * i + 1);
+    const auto weight = matrices.get<ffi::AnyBuffer>(3 * i);
+    const auto scale = matrices.get<ffi::Buffer<ffi::F32>>(3 * i + 1);
+    const auto offset = matrices.get<ffi::Buffer<ffi::F32>>(3 * i + 2);
     const auto y = results.get<ffi::Buffer<ffi::F32>>(i);
-    if (!weight || !scale || !y) {
-      return ffi::Error::InvalidArgument("a weight and a scale for each result");
+    if (!weight || !scale || !offset || !y) {
+      return ffi::Error::InvalidArgument(
+          "a weight, a scale and an offset for each result");
     }
     const auto w = weight->dimensions();
     Product p{weight->untyped_data(), nullptr, x.typed_data(),
@@ -222,6 +281,12 @@ ffi::Error Project(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x,
       p.scale = scale->typed_data();
       p.groups = scale->dimensions()[1];
     }
+    if (offset->element_count() > 0) {
+      p.offset = offset->typed_data();
+      sums.push_back(GroupSums(p));
+      p.sums = sums.back().data();
+    }
+    const bool nibbles = w[2] < kBlock;
     switch (weight->element_type()) {
       case ffi::F32:
         p.block = Block<Float32>;
@@ -230,10 +295,14 @@ ffi::Error Project(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x,
         p.block = Block<BFloat16>;
         break;
       case ffi::S8:
-        p.block = Block<Int8>;
+        p.block = nibbles ? Block<Nibble<true>> : Block<Int8>;
+        break;
+      case ffi::U8:
+        p.block = Block<Nibble<false>>;
         break;
       default:
-        return ffi::Error::InvalidArgument("weights: float32, bfloat16 or int8");
+        return ffi::Error::InvalidArgument(
+            "weights: float32, bfloat16, int8 or two of four bits a byte");
     }
     const int64_t size = weight->size_bytes() / w[0];  // of a block
     p.together = std::max<int64_t>(1, kChunkBytes / size);

@@ -28,7 +28,12 @@ from specdec.utils import terminal
 BLOCK = 32  # outputs of a block of a packed matrix, as in cpu_kernels.cc
 _SOURCE = Path(__file__).with_suffix(".cc")
 _OPTIONS = "-O3 -march=native -std=c++17 -shared -fPIC -w"
-_DTYPES = jnp.float32, jnp.bfloat16, jnp.int8
+# Elements a block holds for an input -> their types: two weights a byte, or one
+# an element.
+_STORED = {
+  BLOCK // 2: (jnp.int8, jnp.uint8),
+  BLOCK: (jnp.float32, jnp.bfloat16, jnp.int8),
+}
 
 
 @functools.cache
@@ -89,8 +94,7 @@ def multiplies(weight: jax.Array, x: jax.Array) -> bool:
   """Whether `project` takes these arrays, and the kernels can be had."""
   return (
     weight.ndim == 3
-    and weight.shape[2] == BLOCK
-    and weight.dtype in _DTYPES
+    and weight.dtype in _STORED.get(weight.shape[2], ())
     and x.dtype in (jnp.float32, jnp.bfloat16)
     and available()
   )
@@ -110,7 +114,7 @@ def attends(query: jax.Array, keys: jax.Array) -> bool:
 
 
 def project(
-  x: jax.Array, *matrices: tuple[jax.Array, jax.Array | None]
+  x: jax.Array, *matrices: tuple[jax.Array | None, ...]
 ) -> list[jax.Array]:
   """Multiplies activations by packed matrices, with float32 sums.
 
@@ -119,24 +123,28 @@ def project(
 
   Args:
     x: [N, in] in float32 or bfloat16.
-    matrices: pairs of a weight [out / 32, in, 32] in float32, bfloat16 or int8,
-      and a scale [out / 32, groups, 32], by which the sums over each group of
-      in / groups consecutive inputs are multiplied; None for ones.
+    matrices: each a weight, and if it has them its scale and offset. A weight
+      is [out / 32, in, 32] in float32, bfloat16 or int8; or [out / 32, in, 16]
+      with two weights a byte, int8 if they are signed, else uint8. With a scale
+      [out / 32, groups, 32] the sums over each group of in / groups consecutive
+      inputs are multiplied by it; an offset is as scale, and is added to the
+      weights after it. None for ones, and for zeros.
 
   Returns:
     [N, out] in float32, for each of the matrices.
   """
+  nothing = jnp.zeros((0, 1, BLOCK), jnp.float32)
   buffers, results = [], []
-  for weight, scale in matrices:
+  for weight, *scales in matrices:
     blocks, width, block = weight.shape
-    if block != BLOCK or x.ndim != 2 or x.shape[1] != width:
+    if block not in _STORED or x.ndim != 2 or x.shape[1] != width:
       raise ValueError(
         f"a packed matrix [out / {BLOCK}, in, {BLOCK}] and inputs [N, in] were "
         f"expected, not {weight.shape} and {x.shape}"
       )
-    if scale is None:
-      scale = jnp.zeros((0, 1, BLOCK), jnp.float32)
-    buffers += [weight, scale.astype(jnp.float32)]
+    buffers.append(weight)
+    for scale in (*scales, None, None)[:2]:
+      buffers.append(nothing if scale is None else scale.astype(jnp.float32))
     shape = len(x), blocks * BLOCK
     results.append(jax.ShapeDtypeStruct(shape, jnp.float32))
   call = jax.ffi.ffi_call("specdec_project", results)

@@ -25,6 +25,9 @@ _BLOCK_SIZES = 64, 32, 16  # for XLA: the first that divides the outputs
 MAX_BLOCKED_TOKENS = 128
 # With at most so many weights a product with one token is slower than with two.
 _SMALL_MATRIX = 600_000
+# Types of four bits -> those of two in a byte.
+_NIBBLES = {jnp.dtype(jnp.int4): jnp.int8, jnp.dtype(jnp.uint4): jnp.uint8}
+_HALF = cpu_kernels.BLOCK // 2
 
 
 def pack(params: dict, backend: str | None = None) -> dict:
@@ -45,9 +48,8 @@ def pack(params: dict, backend: str | None = None) -> dict:
   if isinstance(params, dict):
     return {name: pack(params.pop(name), "cpu") for name in list(params)}
   if isinstance(params, Quantized):
-    fits = (
-      cpu_kernels.available() and len(params.values) % cpu_kernels.BLOCK == 0
-    )
+    blocks = len(params.values) % cpu_kernels.BLOCK == 0
+    fits = cpu_kernels.available() and params.values.ndim == 2 and blocks
     return jax.tree.map(pack, params) if fits else params
   first = (cpu_kernels.BLOCK,) if cpu_kernels.available() else ()
   blocks = (*first, *_BLOCK_SIZES) if params.ndim == 2 else ()
@@ -62,41 +64,52 @@ def pack(params: dict, backend: str | None = None) -> dict:
 
 @functools.partial(jax.jit, static_argnums=1)  # op by op it would copy twice
 def _in_blocks(weight: jax.Array, block: int) -> jax.Array:
-  """Reshapes [out, in] to [out / block, in, block]."""
-  return weight.reshape(-1, block, weight.shape[1]).swapaxes(1, 2)
+  """Reshapes [out, in] to [out / block, in, block], of 4 bits two a byte."""
+  if weight.dtype not in _NIBBLES:
+    return weight.reshape(-1, block, weight.shape[1]).swapaxes(1, 2)
+  wide = _in_blocks(weight.astype(_NIBBLES[weight.dtype]), block)
+  low, high = jnp.split(wide, 2, axis=2)
+  return low & 15 | high << 4
 
 
-def quantize(params: dict, group: int = 256) -> dict:
+def _halves(weight: jax.Array) -> tuple[jax.Array, jax.Array]:
+  """Returns what bits 0 to 3 and bits 4 to 7 of bytes stand for."""
+  return weight << 4 >> 4, weight >> 4  # of int8 with their sign
+
+
+def quantize(params: dict, group: int = 256, bits: int = 8) -> dict:
   """Quantises every matrix of a model, embeddings included; packs it again.
 
   Biases, norms and mixtures of experts stay as they are.
 
   Args:
     params: nested dict of arrays, packed or not; left as it is.
-    group: as of `quantization.quantize`.
+    group, bits: as of `quantization.quantize`.
   """
   quantized = {}
   for name, x in params.items():
     if isinstance(x, dict):
-      quantized[name] = x if "router" in x else quantize(x, group)
+      quantized[name] = x if "router" in x else quantize(x, group, bits)
     elif name == "weight":
       # One at a time, because queued copies would hold every matrix twice.
-      small = jax.block_until_ready(_quantize(x, group))
+      small = jax.block_until_ready(_quantize(x, group, bits))
       quantized[name] = pack(small) if x.ndim == 3 else small
     else:
       quantized[name] = x
   return quantized
 
 
-@functools.partial(jax.jit, static_argnums=1)
-def _quantize(weight: jax.Array, group: int) -> Quantized:
-  return quantization.quantize(unpack(weight), group)
+@functools.partial(jax.jit, static_argnums=(1, 2))
+def _quantize(weight: jax.Array, group: int, bits: int) -> Quantized:
+  return quantization.quantize(unpack(weight), group, bits)
 
 
 def unpack(weight: jax.Array) -> jax.Array:
   """Returns a matrix [out, in] from itself or from its packed form."""
   if weight.ndim == 2:
     return weight
+  if weight.shape[2] == _HALF and weight.dtype in _NIBBLES.values():
+    weight = jnp.concatenate(_halves(weight), axis=2)
   return weight.swapaxes(1, 2).reshape(-1, weight.shape[1])
 
 
@@ -121,21 +134,18 @@ def project_all(
   """
   flat = x.reshape(-1, x.shape[-1])
   dtype = dtype or x.dtype
-  pairs = [w if isinstance(w, Quantized) else (w, None) for w in weights]
-  if all(cpu_kernels.multiplies(values, flat) for values, _ in pairs):
-    products = cpu_kernels.project(flat, *pairs)
+  parts = [w if isinstance(w, Quantized) else (w,) for w in weights]
+  if all(cpu_kernels.multiplies(values, flat) for values, *_ in parts):
+    products = cpu_kernels.project(flat, *parts)
   else:
-    products = [_by_xla(*pair, flat, dtype) for pair in pairs]
+    products = [_by_xla(weight, flat, dtype) for weight in weights]
   return [y.astype(dtype).reshape(*x.shape[:-1], -1) for y in products]
 
 
-def _by_xla(
-  weight: jax.Array, scale: jax.Array | None, x: jax.Array, dtype
-) -> jax.Array:
+def _by_xla(weight: jax.Array | Quantized, x: jax.Array, dtype) -> jax.Array:
   """Multiplies x [N, in] by a matrix, packed or not: [N, out]."""
-  if scale is not None:
-    whole = Quantized(unpack(weight), unpack(scale))
-    whole = quantization.dequantize(whole, x.dtype)
+  if isinstance(weight, Quantized):
+    whole = quantization.dequantize(jax.tree.map(unpack, weight), x.dtype)
     return jax.lax.dot(x, whole.T, preferred_element_type=dtype)
   if weight.dtype != x.dtype:
     weight = weight.astype(x.dtype)
@@ -155,9 +165,12 @@ def _by_xla(
 def look_up(weight: jax.Array | Quantized, tokens: jax.Array) -> jax.Array:
   """Returns rows [..., M] of a matrix [V, M], or of its packed form."""
   if isinstance(weight, Quantized):
-    rows = Quantized(*(look_up(x, tokens) for x in weight))
+    rows = jax.tree.map(lambda x: look_up(x, tokens), weight)
     return quantization.dequantize(rows)
   if weight.ndim == 2:
     return weight[tokens]
   block = weight.shape[2]
+  if block == _HALF and weight.dtype in _NIBBLES.values():
+    low, high = _halves(weight[tokens // (2 * block), :, tokens % block])
+    return jnp.where((tokens % (2 * block) < block)[..., None], low, high)
   return weight[tokens // block, :, tokens % block]

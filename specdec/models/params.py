@@ -1,22 +1,32 @@
-"""Shape, logical axes and sharding of every parameter of a decoder.
+"""Shape, type, logical axes and sharding of every parameter of a decoder.
 
 Paths are those of the Flax parameter tree, joined by '/'. Axis names are those
 of `sharding.Rules`; an axis without a rule there is replicated.
 """
 
+import dataclasses
+import math
 from typing import NamedTuple
 
 from flax import traverse_util
 
 from specdec import sharding
 from specdec.models.config import TransformerConfig
+from specdec.models.quantization import Quantized, largest_divisor
+from specdec.models.weight_formats import BITS, WeightFormat
+from specdec.utils.spelling import naming
 
 
 class ParamSpec(NamedTuple):
   """Logical axes and sizes of one parameter, dimension by dimension."""
 
-  axes: tuple[str, ...]
+  axes: tuple[str | None, ...]
   shape: tuple[int, ...]
+  dtype: str = "float32"
+
+  @property
+  def nbytes(self) -> float:
+    return BITS[self.dtype] / 8 * math.prod(self.shape)
 
 
 def _layer_axes(config: TransformerConfig) -> dict[str, tuple[str, ...]]:
@@ -71,15 +81,89 @@ def specs(config: TransformerConfig) -> dict[str, ParamSpec]:
   }
 
 
-def shardings(config: TransformerConfig, placement: sharding.Placement) -> dict:
+def held(config: TransformerConfig) -> dict[str, ParamSpec | Quantized]:
+  """Returns path -> ParamSpec as the parameter is held, or Quantized of them.
+
+  Raises ValueError where a group does not divide the inputs of a matrix.
+  """
+  return {
+    path: _held(path, spec, config.format_of(path))
+    for path, spec in specs(config).items()
+  }
+
+
+def _held(
+  path: str, spec: ParamSpec, form: WeightFormat
+) -> ParamSpec | Quantized:
+  values = spec._replace(dtype=form.kind)
+  if not form.is_integer:
+    return values
+  with naming(path):
+    groups = form.groups(spec.shape[1])
+  # One scale for all inputs goes with each of their parts.
+  axes = spec.axes[0], spec.axes[1] if groups > 1 else None
+  scale = ParamSpec(axes, (spec.shape[0], groups))
+  return Quantized(values, scale, scale if form.has_offset else None)
+
+
+def leaves(spec: ParamSpec | Quantized) -> list[ParamSpec]:
+  """Returns the arrays of which a parameter consists."""
+  return [spec] if isinstance(spec, ParamSpec) else [x for x in spec if x]
+
+
+def in_groups(
+  config: TransformerConfig, bits: int, group: int
+) -> TransformerConfig:
+  """Returns a config whose matrices are held as layouts.quantize holds them."""
+  return dataclasses.replace(
+    config,
+    weights=tuple(
+      (path, WeightFormat(f"int{bits}", largest_divisor(spec.shape[1], group)))
+      for path, spec in specs(config).items()
+      if path.endswith("/weight")
+    ),
+  )
+
+
+def read_size(config: TransformerConfig) -> float:
+  """Returns the bytes of a weight, on average, that a pass reads."""
+  every = held(config)
+  if not config.tied:
+    del every["embed/weight"]  # one row a token
+  sizes = sum(x.nbytes for spec in every.values() for x in leaves(spec))
+  return sizes / sum(math.prod(leaves(x)[0].shape) for x in every.values())
+
+
+def shardings(
+  config: TransformerConfig,
+  placement: sharding.Placement,
+  cut_groups: bool = False,
+) -> dict:
   """Returns the NamedSharding of every parameter, as a tree like the params.
+
+  Args:
+    cut_groups: where devices do not divide the groups of a matrix, each has all
+      its scales; else that is refused.
 
   Raises ValueError where an axis is not divisible by its devices.
   """
+
+  def place(path: str, spec: ParamSpec | Quantized):
+    if isinstance(spec, ParamSpec):
+      return placement.sharding(spec.axes, path, spec.shape)
+    axes, shape, _ = spec.scale
+    if axes[1] and shape[1] % placement.ways(axes[1]):
+      if not cut_groups:
+        raise ValueError(
+          f"{path}: {placement.ways(axes[1])} devices do not divide its "
+          f"{shape[1]} groups of {config.format_of(path)}; take int8, one "
+          "group an output, or smaller groups"
+        )
+      axes = axes[0], None
+    scale = placement.sharding(axes, path, shape)
+    values = placement.sharding(spec.values.axes, path, spec.values.shape)
+    return Quantized(values, scale, spec.offset and scale)
+
   return traverse_util.unflatten_dict(
-    {
-      path: placement.sharding(spec.axes, path, spec.shape)
-      for path, spec in specs(config).items()
-    },
-    sep="/",
+    {path: place(path, spec) for path, spec in held(config).items()}, sep="/"
   )

@@ -118,10 +118,13 @@ def of_machine(document: dict) -> str:
   products = ", ".join(
     f"{dtype} {rate / 1e9:.0f}" for dtype, rate in machine["flops"].items()
   )
+  types = settings["dtype"]
+  if settings.get("weights"):
+    types += f" with weights in {settings['weights']}"
   return (
     f"{machine['name']}, load {document['machine']['load']} before and "
     f"{document['load_after']} after; {settings['target']}, "
-    f"{settings['dtype']}, context {settings['context']}\n"
+    f"{types}, context {settings['context']}\n"
     f"reads {document['bandwidth'] / 1e9:.1f} GB/s at the weights' size, now; "
     f"large products, 10^9 operations/s on {machine['date']}: {products}"
   )

@@ -179,9 +179,14 @@ class Deployment:
     return self.weights if self.weights in self.chip.flops else "bfloat16"
 
   @property
+  def weight_size(self) -> float:
+    """Bytes of a weight."""
+    return self.shape.weight_size or BYTES[self.weights]
+
+  @property
   def weight_bytes(self) -> float:
     """Bytes of the weights per chip, all layers."""
-    return self.shape.num_parameters * BYTES[self.weights] / self.ways
+    return self.shape.num_parameters * self.weight_size / self.ways
 
   def cache_bytes(self, batch: float, context: float) -> float:
     """Returns bytes of the KV cache per chip, all layers.
@@ -219,7 +224,7 @@ class Deployment:
 
   def _products(self, m: float) -> list[Term]:
     """Counts products: weights are read once and multiply all m tokens."""
-    size = BYTES[self.weights]
+    size = self.weight_size
     dense = touched = routed = 0.0
     for layer, count in self.shape.counted(self.start, self.end):
       dense += count * layer.weights

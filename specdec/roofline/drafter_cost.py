@@ -26,7 +26,7 @@ def model(
     shape, dtype = shapes.of_config(draft), dtype or draft.dtype
   size = BYTES[dtype or "bfloat16"]
   return DrafterCost(
-    weight_bytes=size * shape.num_parameters,
+    weight_bytes=(shape.weight_size or size) * shape.num_parameters,
     position_bytes=size * shape.cached,
     catch_up=1,
     shape=shape,
@@ -51,15 +51,17 @@ def layer_skip(target: TransformerConfig, skip: Skip) -> DrafterCost:
   )
 
 
-def quantized(target: TransformerConfig, group: int) -> DrafterCost:
-  """Returns the cost of drafting with the target's weights in int8.
+def quantized(
+  target: TransformerConfig, group: int, bits: int = 8
+) -> DrafterCost:
+  """Returns the cost of drafting with the target's weights in int8 or int4.
 
   Args:
     group: weights that share a float32 scale.
   """
   shape = shapes.of_config(target)
   read = shape.num_parameters - (0 if target.tied else shape.embedding)
-  size, kv = 1 + 4 / group, BYTES[target.dtype]
+  size, kv = bits / 8 + 4 / group, BYTES[target.dtype]
   return DrafterCost(
     weight_bytes=size * shape.num_parameters,
     step=StepCost(

@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from specdec.models import presets
+from specdec.models import params, presets
 from specdec.models.config import TransformerConfig
 from specdec.types import Skip
 from specdec.utils.spelling import choices
@@ -42,6 +42,7 @@ class Shape:
   num_heads: int
   tied: bool  # embedding and vocabulary projection share one table
   idle: int = 0  # weights held that decoding never reads, such as an encoder
+  weight_size: float | None = None  # bytes; None: of a deployment's dtype
 
   @property
   def embedding(self) -> int:
@@ -93,7 +94,8 @@ def of_config(
     layers = _without(layers, skip, c.num_experts * c.width or expert)
   name = name or f"{c.num_parameters / 1e6:.3g} M"
   sizes = c.width, c.vocab_size, c.num_heads, c.tied
-  return Shape(name, tuple(layers), *sizes)
+  weight_size = None if c.weights is None else params.read_size(c)
+  return Shape(name, tuple(layers), *sizes, weight_size=weight_size)
 
 
 def _without(layers: list[Layer], skip: Skip, mlp: int) -> list[Layer]:

@@ -69,6 +69,22 @@ std::vector<float> Multiply(Pool& pool, int seed) {
   return y;
 }
 
+std::vector<float> MultiplyNibbles(Pool& pool, int seed) {
+  const int64_t tokens = 1 + seed % 14, in = 512, blocks = 24, groups = 16;
+  const auto random = Random(blocks * in * kBlock / 2, seed);
+  std::vector<uint8_t> weight(random.size());
+  for (size_t i = 0; i < weight.size(); ++i) weight[i] = static_cast<int>(64 * random[i]);
+  const auto x = Random(tokens * in, seed + 1);
+  const auto scale = Random(blocks * groups * kBlock, seed + 2);
+  const auto offset = Random(scale.size(), seed + 3);
+  std::vector<float> y(tokens * blocks * kBlock);
+  Product p{weight.data(), scale.data(), x.data(), y.data(),
+            tokens,        in,           blocks,   groups};
+  p.offset = offset.data();
+  seed % 2 ? Run<Nibble<true>>(pool, p) : Run<Nibble<false>>(pool, p);
+  return y;
+}
+
 std::vector<float> Attend(Pool& pool, int seed) {
   const int64_t batch = 2, heads = 2, group = 3, dim = 64, slots = 700;
   const int64_t tokens = 1 + seed % 9, nodes = tokens + seed % 3;
@@ -96,12 +112,13 @@ int main() {
   const auto check = [&](int from) {
     for (int seed = from; seed < from + 40; ++seed) {
       wrong += Multiply(pool, seed) != Multiply(alone, seed);
+      wrong += MultiplyNibbles(pool, seed) != MultiplyNibbles(alone, seed);
       wrong += Attend(pool, seed) != Attend(alone, seed);
     }
   };
   std::thread other(check, 100);
   check(0);
   other.join();
-  std::printf("%d of 160 results differ\n", wrong.load());
+  std::printf("%d of 240 results differ\n", wrong.load());
   return wrong > 0;
 }

@@ -1,0 +1,155 @@
+"""Safetensors in the layout of compressed-tensors (written as by its 0.20.0).
+
+A matrix X.weight is int8 in `int-quantized`. In `pack-quantized` it is
+X.weight_packed, int32 of eight numbers of four bits, from the lowest bits on,
+each plus 8, and X.weight_shape. X.weight_scale is [out, groups] in both.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from specdec.models.quantization import Quantized
+from specdec.models.weight_formats import WeightFormat
+from specdec.utils.spelling import check_choice
+
+VERSION = "0.20.0"  # of compressed-tensors, whose layout is written
+KEY, PACKED = "quantization_config", "_packed"
+_BITS = {"int-quantized": 8, "pack-quantized": 4}
+_SCALE, _SHAPE = "_scale", "_shape"
+
+
+def check(config: Mapping[str, Any], source: str) -> None:
+  """Raises ValueError where a config.json says what is not implemented."""
+  scheme = config.get(KEY)
+  if scheme is None:
+    return
+  scheme = scheme if isinstance(scheme, dict) else {}
+  what, method = f"{source} is quantised by", scheme.get("quant_method")
+  check_choice(what, method, ("compressed-tensors",), "; accepted")
+  form = scheme.get("format")
+  check_choice(f"{source} has weights in", form, _BITS, "; accepted")
+  groups = scheme.get("config_groups")
+  if not (isinstance(groups, dict) and groups):
+    raise ValueError(f"{source} has no config_groups in {KEY}")
+  if scheme.get("kv_cache_scheme"):
+    raise ValueError(f"{source} has kv_cache_scheme; accepted: null")
+  for group in groups.values():
+    group = group if isinstance(group, dict) else {}
+    weights = group.get("weights")
+    weights = weights if isinstance(weights, dict) else {}
+    for name in ("input_activations", "output_activations"):
+      if group.get(name):
+        raise ValueError(f"{source} quantises {name}; accepted: weights alone")
+    for name, accepted in (
+      ("type", ("int", None)),
+      ("num_bits", (_BITS[form],)),
+      ("symmetric", (True, None)),
+      ("strategy", ("channel", "group")),
+      ("actorder", (None, False, "weight", "static")),
+    ):
+      if weights.get(name) not in accepted:
+        raise ValueError(
+          f"{source} has {name} = {weights.get(name)!r:.60} in {KEY}; "
+          f"accepted: {accepted[0]!r}"
+        )
+
+
+def logical(
+  shapes: Mapping[str, tuple[int, ...]],
+) -> tuple[dict[str, tuple[int, ...]], dict[str, WeightFormat]]:
+  """Returns shapes of the matrices that tensors stand for, and their formats.
+
+  Raises:
+    ValueError: scales do not fit their matrix.
+  """
+  whole, formats = dict(shapes), {}
+  for name in [x for x in shapes if x.endswith(".weight" + _SCALE)]:
+    base, scale = name.removesuffix(_SCALE), whole.pop(name)
+    kind, shape = "int8", shapes.get(base, ())
+    if base + PACKED in shapes:
+      whole.pop(base + _SHAPE, None)
+      rows, columns = whole.pop(base + PACKED)
+      kind, shape = "int4", (rows, 8 * columns)
+    if len(scale) != 2 or len(shape) != 2 or scale[0] != shape[0]:
+      raise ValueError(f"{name} has shape {scale}, and {base} {shape}")
+    if shape[1] % scale[1]:
+      raise ValueError(f"{name} has {scale[1]} groups of {shape[1]} inputs")
+    whole[base] = shape
+    group = shape[1] // scale[1] if scale[1] > 1 else None
+    formats[base] = WeightFormat(kind, group)
+  return whole, formats
+
+
+def unpack(packed: np.ndarray) -> np.ndarray:
+  """Returns int4 [out, in] of int32 [out, in / 8]."""
+  bits = np.arange(0, 32, 4, dtype=np.uint32)
+  four = packed.view(np.uint32)[:, :, None] >> bits & 15
+  four = four.astype(np.int8).reshape(len(packed), -1) - 8
+  return four.astype(ml_dtypes.int4)
+
+
+def arrays(name: str, weight: Quantized) -> dict[str, np.ndarray]:
+  """Returns the tensors that hold the matrix `name` of a file.
+
+  Raises:
+    ValueError: the layout cannot say it.
+  """
+  if weight.offset is not None:
+    raise ValueError(
+      f"{name} has offsets that are no multiples of its scales, which "
+      "compressed-tensors cannot hold; leave --weights=stored out"
+    )
+  values, scale = np.asarray(weight.values), np.asarray(weight.scale)
+  held = {name + _SCALE: scale}
+  if values.dtype == np.int8:
+    return held | {name: values}
+  if values.shape[1] % 8:
+    raise ValueError(f"{name} has {values.shape[1]} inputs; 8 must divide them")
+  four = (values.astype(np.int8) + 8).astype(np.uint32)
+  four = four.reshape(len(values), -1, 8)
+  packed = np.zeros(four.shape[:2], np.uint32)
+  for i in range(8):
+    packed |= four[:, :, i] << np.uint32(4 * i)
+  shape = np.asarray(values.shape, np.int64)
+  return held | {name + PACKED: packed.view(np.int32), name + _SHAPE: shape}
+
+
+def scheme(formats: Mapping[str, WeightFormat | None]) -> dict[str, Any]:
+  """Returns the quantization_config of modules by name.
+
+  Args:
+    formats: None for matrices that are not quantised.
+
+  Raises:
+    ValueError: they are quantised in several ways.
+  """
+  several = {form for form in formats.values() if form}
+  if len(several) > 1:
+    raise ValueError(
+      f"matrices are held in {', '.join(sorted(map(str, several)))}; a file of "
+      "compressed-tensors holds one kind: give it by --weights"
+    )
+  [form] = several
+  bits = int(form.kind == "int8") * 4 + 4
+  weights = {
+    "num_bits": bits,
+    "type": "int",
+    "symmetric": True,
+    "strategy": "group" if form.group else "channel",
+    "group_size": form.group,
+    "dynamic": False,
+  }
+  layout = next(name for name, n in _BITS.items() if n == bits)
+  return {
+    "quant_method": "compressed-tensors",
+    "version": VERSION,
+    "format": layout,
+    "quantization_status": "compressed",
+    "config_groups": {
+      "group_0": {"targets": ["Linear", "Embedding"], "weights": weights}
+    },
+    "ignore": [name for name, form in formats.items() if form is None],
+  }
