@@ -120,7 +120,7 @@ def of_machine(document: dict) -> str:
   )
   types = settings["dtype"]
   if settings.get("weights"):
-    types += f" with weights in {settings['weights']}"
+    types += f", weights {settings['weights']}"
   return (
     f"{machine['name']}, load {document['machine']['load']} before and "
     f"{document['load_after']} after; {settings['target']}, "
