@@ -112,6 +112,18 @@ def _passes() -> Iterable[Measurement]:
       )
 
 
+def _weights() -> Iterable[Measurement]:
+  """T(n) of SmolLM2 with its weights in other types."""
+  for weights in ("bfloat16", "int8", "int4", "stored"):
+    yield Measurement(
+      f"weights_smollm2_{weights}",
+      "bench",
+      (SMOLLM2, f"--weights={weights}", *_PASSES[:2], "--repeats=9"),
+      0.5,
+      _FEW if weights == "stored" else None,
+    )
+
+
 def _smollm2() -> Iterable[Measurement]:
   """SmolLM2 on four kinds of prompts, by drafter."""
   for name, drafter, ks, minutes in (
@@ -126,6 +138,25 @@ def _smollm2() -> Iterable[Measurement]:
       f"smollm2_{name}", "eval", flags, minutes, quick, "output"
     )
   yield Measurement(
+    "gemma_quantized",
+    "eval",
+    (
+      *("--target=gemma3-270m", "--prompt_file={prompts}", "--limit=1"),
+      *("--max_new_tokens=96", "--drafter=quantized", "--k=4,6,8"),
+    ),
+    4,
+    None,
+    "output",
+  )
+  yield Measurement(
+    "engines",
+    "compare_engines",
+    (*_TEXTS, "--limit=1", "--repeats=3"),
+    4,
+    None,
+    needs=("llama_cpp", "pip install llama-cpp-python"),
+  )
+  yield Measurement(
     "smollm2_head",
     "eval",
     (*_TEXTS, f"--drafter=lookup(k=4) | head({_HEAD})", "--k=2"),
@@ -138,6 +169,7 @@ def _smollm2() -> Iterable[Measurement]:
 
 MEASUREMENTS = (
   *_passes(),
+  *_weights(),
   Measurement(
     "pair_greedy",
     "bench",

@@ -91,6 +91,7 @@ def passes(documents: Mapping, *names: str) -> str:
 
   columns = {
     "products": lambda row: row["of"]["versions"]["kernels"] or "XLA",
+    "weights": lambda row: row["of"]["settings"].get("weights") or "as dtype",
     "context": "{[of][settings][context]}",
     "rows": "{[batch]}",
     **{f"n = {n}": cell(n) for n in sorted(counts)},
@@ -187,6 +188,14 @@ def rules(documents: Mapping, name: str) -> str:
   text = tables.of_rules(document["runs"], *parts, caveats, markdown)
   table, *notes = text.split("\n  ")
   return "\n".join([table + "\n" * bool(notes), *(f"- {x}" for x in notes)])
+
+
+def engines(documents: Mapping, name: str) -> str:
+  """Tokens/s of specdec and of other engines, from compare_engines.py."""
+  first, rest = tables.of_engines(documents[name], markdown).split("\n", 1)
+  table, *notes = rest.split("\n  ")
+  notes = "\n".join(f"- {note}" for note in notes)
+  return "\n\n".join(filter(None, (first, table, notes)))
 
 
 def best_shapes(documents: Mapping, *names: str) -> str:
@@ -326,7 +335,7 @@ def figure(documents: Mapping, file: str, names: Sequence[str]) -> Figure:
 TABLES: dict[str, Callable[..., str]] = {
   one.__name__: one
   for one in (
-    passes, slots, decoding, groups, drafters, rules, best_shapes, sweep,
-    printed, compiled, calibration, identity,
+    passes, slots, decoding, groups, drafters, rules, engines, best_shapes,
+    sweep, printed, compiled, calibration, identity,
   )
 }  # fmt: skip

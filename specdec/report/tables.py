@@ -191,8 +191,8 @@ def of_rules(
   return "\n".join(lines + (_tree(ranks, tree) if tree else []))
 
 
-def of_engines(document: dict) -> str:
-  """Formats a document of compare_engines.py."""
+def of_engines(document: dict, form=listed) -> str:
+  """Formats a document of compare_engines.py; `form` makes its table."""
 
   def rate(estimate: dict) -> str:
     error = estimate["error"]
@@ -218,7 +218,7 @@ def of_engines(document: dict) -> str:
     "{prompt_tokens} + {new_tokens}".format(**prompt) for prompt in prompts
   )
   lines = [f"tokens of each prompt, and new ones: {sizes}"]
-  lines.append(listed(engines, columns))
+  lines.append(form(engines, columns))
   for engine in engines:
     for sentence in engine["identity"]["differences"]:
       lines.append(f"  {engine['name']}: {sentence}")
