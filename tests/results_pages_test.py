@@ -114,7 +114,7 @@ def fill(folder, *orders, draw=None):
 
 def test_a_table_comes_with_command_machine_and_versions_once(folder):
   text = fill(folder, "results: passes one", "results: passes one")
-  row = "| C++ | 128 | 1 | 10.00 | 13.00 (1.30) | 90% | 5 |"
+  row = "| C++ | as dtype | 128 | 1 | 10.00 | 13.00 (1.30) | 90% | 5 |"
   assert text.count(row) == 2
   head = (
     "- `python scripts/x.py`: 2026-01-02 03:04; commit abc; a machine, 2 "
