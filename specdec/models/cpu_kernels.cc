@@ -12,6 +12,7 @@
 #include <cstring>
 #include <limits>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #if defined(__AVX512F__)
@@ -175,6 +176,8 @@ void ForEach(Pool& pool, int64_t count, int64_t bytes, Work work) {
     for (int64_t i; (i = state->next.fetch_add(1)) < count; ++finished) work(i);
     state->done.fetch_add(finished, std::memory_order_release);
   };
+  // Helpers that spin until the next product comes were tried: the work between
+  // products got so much slower that a pass took an eighth longer.
   for (int64_t i = 0; i < helpers; ++i) pool.Schedule([run] { run(); });
   run();
   while (state->done.load(std::memory_order_acquire) < count) {
@@ -195,8 +198,9 @@ struct Product {
   int64_t tokens, in, blocks, groups;
   const float* offset = nullptr;  // as scale: w = scale * weight + offset
   const float* sums = nullptr;    // [tokens, groups] of x, with an offset
-  int64_t together = 1;           // blocks of one task
   void (*block)(const Product&, int64_t) = nullptr;
+  int64_t bytes = 0;     // of the weights of a block
+  int64_t together = 1;  // blocks of one task
 };
 
 template <typename W>
@@ -257,13 +261,42 @@ std::vector<float> GroupSums(const Product& p) {
   return sums;
 }
 
+template <typename W>
+Product Of(Product p) {  // with weights of this type
+  p.block = Block<W>;
+  p.bytes = p.in * kStored<W> * sizeof(typename W::Stored);
+  return p;
+}
+
+// Multiplies by all of them as if their blocks were those of one.
+template <typename Pool>
+void Run(Pool& pool, std::vector<Product> products) {
+  std::vector<std::vector<float>> sums;  // kept until the work is done
+  std::vector<int64_t> before = {0};     // tasks of earlier products
+  int64_t bytes = 0;
+  for (Product& p : products) {
+    if (p.offset != nullptr) {
+      sums.push_back(GroupSums(p));
+      p.sums = sums.back().data();
+    }
+    p.together = std::max<int64_t>(1, kChunkBytes / p.bytes);
+    before.push_back(before.back() + (p.blocks + p.together - 1) / p.together);
+    bytes += p.blocks * p.bytes;
+  }
+  ForEach(pool, before.back(), bytes, [&products, &before](int64_t task) {
+    const auto next = std::upper_bound(before.begin(), before.end(), task);
+    const int64_t i = next - before.begin() - 1;
+    const Product& p = products[i];
+    const int64_t first = (task - before[i]) * p.together;
+    const int64_t end = std::min(p.blocks, first + p.together);
+    for (int64_t b = first; b < end; ++b) p.block(p, b);
+  });
+}
+
 ffi::Error Project(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x,
                    ffi::RemainingArgs matrices, ffi::RemainingRets results) {
   const auto xs = x.dimensions();
   std::vector<Product> products;
-  std::vector<int64_t> before = {0};  // chunks of earlier products
-  std::vector<std::vector<float>> sums;  // kept until the work is done
-  int64_t bytes = 0;
   for (size_t i = 0; i < results.size(); ++i) {
     const auto weight = matrices.get<ffi::AnyBuffer>(3 * i);
     const auto scale = matrices.get<ffi::Buffer<ffi::F32>>(3 * i + 1);
@@ -281,44 +314,27 @@ ffi::Error Project(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x,
       p.scale = scale->typed_data();
       p.groups = scale->dimensions()[1];
     }
-    if (offset->element_count() > 0) {
-      p.offset = offset->typed_data();
-      sums.push_back(GroupSums(p));
-      p.sums = sums.back().data();
-    }
+    if (offset->element_count() > 0) p.offset = offset->typed_data();
     const bool nibbles = w[2] < kBlock;
     switch (weight->element_type()) {
       case ffi::F32:
-        p.block = Block<Float32>;
+        products.push_back(Of<Float32>(p));
         break;
       case ffi::BF16:
-        p.block = Block<BFloat16>;
+        products.push_back(Of<BFloat16>(p));
         break;
       case ffi::S8:
-        p.block = nibbles ? Block<Nibble<true>> : Block<Int8>;
+        products.push_back(nibbles ? Of<Nibble<true>>(p) : Of<Int8>(p));
         break;
       case ffi::U8:
-        p.block = Block<Nibble<false>>;
+        products.push_back(Of<Nibble<false>>(p));
         break;
       default:
         return ffi::Error::InvalidArgument(
             "weights: float32, bfloat16, int8 or two of four bits a byte");
     }
-    const int64_t size = weight->size_bytes() / w[0];  // of a block
-    p.together = std::max<int64_t>(1, kChunkBytes / size);
-    before.push_back(before.back() + (p.blocks + p.together - 1) / p.together);
-    bytes += weight->size_bytes();
-    products.push_back(p);
   }
-  ForEach(pool, before.back(), bytes, [&products, &before](int64_t chunk) {
-    const int64_t i =
-        std::upper_bound(before.begin(), before.end(), chunk) -
-        before.begin() - 1;
-    const Product& p = products[i];
-    const int64_t first = (chunk - before[i]) * p.together;
-    const int64_t end = std::min(p.blocks, first + p.together);
-    for (int64_t b = first; b < end; ++b) p.block(p, b);
-  });
+  Run(pool, std::move(products));
   return ffi::Error::Success();
 }
 
