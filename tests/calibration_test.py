@@ -209,13 +209,15 @@ def test_a_calibration_is_read_as_it_was_written():
     TargetDraftPair(model), [RoundTime(1, 0, 256, 1.0)]
   )
   saved = calibration.Calibration(
-    MACHINE, {"a": fit, "b": endless}, {"a, lookup": overhead}
+    MACHINE, {"a": fit, "b": endless}, {"a, lookup": overhead}, {"a": 1e10}
   )
   assert calibration.Calibration.from_json(saved.to_json()) == saved
   assert saved.place("a", model).efficiency == fit.efficiency
   with pytest.raises(ValueError, match="has no 'c'; it has: a, b"):
     saved.place("c", model)
   old = json.loads(saved.to_json()) | {"format": "specdec/calibration/2"}
+  del old["bandwidth"]
+  saved = dataclasses.replace(saved, bandwidth={})
   old["beside"] = old.pop("overhead")
   for entry in old["beside"].values():
     entry["plain"] = entry.pop("baseline")
@@ -224,6 +226,17 @@ def test_a_calibration_is_read_as_it_was_written():
   for broken in ("{}", "[]", '{"format": "specdec/calibration/2"}', "no"):
     with pytest.raises(ValueError):
       calibration.Calibration.from_json(broken)
+
+
+def test_a_pace_scales_what_main_memory_has_a_part_in():
+  """A set that fits the caches is read as fast as ever."""
+  sets = (4 << 20, 9e10), (64 << 20, 6e10), (1 << 30, 4e10)
+  machine = dataclasses.replace(MACHINE, bandwidth=sets)
+  model = deployment()
+  saved = calibration.Calibration(machine, {"a": fitted(model, 2, 4)})
+  same, half = (saved.place("a", model, pace).chip for pace in (1.0, 0.5))
+  assert (same.bandwidth, half.bandwidth) == (4e10, 2e10)
+  assert half.caches == ((4 << 20, 9e10), (64 << 20, 3e10))
 
 
 def stats(rounds, drafted, accepted, widths):

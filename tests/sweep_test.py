@@ -8,7 +8,7 @@ import shutil
 import pytest
 
 import programs
-from specdec.benchmark import sweep_run, sweeps, timing
+from specdec.benchmark import calibrated, sweep_run, sweeps, timing
 from specdec.benchmark.decoder import Decoder
 from specdec.benchmark.setup import Setup
 from specdec.benchmark.sweep_run import Lengths, Rounds, SweepBench
@@ -228,6 +228,23 @@ def test_what_is_measured_is_predicted_again(sweep, tmp_path, monkeypatch):
     assert new["run"] == old["run"] and new["date"] == old["date"]
     assert new["prediction"] == old["prediction"]  # of the same calibration
   assert len(sweeps.read([tmp_path / "out"]).lines) == 2
+
+
+def test_a_prediction_is_of_the_bandwidth_around_its_point(
+  sweep, tmp_path, monkeypatch
+):
+  path = tmp_path / "out" / "calibration.json"
+  assert all(json.loads(path.read_text())["bandwidth"].values())
+  bandwidths, pair_of = [], calibrated.pair_of
+
+  def recorded(*arguments):
+    bandwidths.append(arguments[3])
+    return pair_of(*arguments)
+
+  monkeypatch.setattr(calibrated, "pair_of", recorded)
+  sweep(POINTS, "--repredict")
+  measured = [line["bandwidth"] for line in lines_of(tmp_path)[: len(POINTS)]]
+  assert bandwidths == measured == len(POINTS) * [1e15]
 
 
 def parse(sweep):

@@ -160,12 +160,12 @@ def skip_of(call: calls.Call) -> Skip:
 
 
 def _pair(
-  setup: Setup, target: Target, calibration: Calibration
+  setup: Setup, target: Target, calibration: Calibration, pace: float = 1.0
 ) -> TargetDraftPair:
   """Returns target and drafter on the calibrated machine, without overhead."""
   chip = chips.of_hardware(calibration.hardware)
   deployment, *draft = (
-    calibration.place(one.name, one.deployment)
+    calibration.place(one.name, one.deployment, pace)
     for one in _passes(setup, target, chip)
   )
   cost = setup.make_drafter(target).drafter.cost
@@ -175,9 +175,15 @@ def _pair(
 
 
 def pair_of(
-  setup: Setup, target: Target, calibration: Calibration
+  setup: Setup,
+  target: Target,
+  calibration: Calibration,
+  bandwidth: float | None = None,
 ) -> TargetDraftPair:
   """Returns target and drafter on the calibrated machine.
+
+  Args:
+    bandwidth: as `Calibration.bandwidth`, but now; None: as it was then.
 
   Raises:
     ValueError: the calibration is of other models or another setting.
@@ -188,7 +194,10 @@ def pair_of(
       f"this calibration has {'; '.join(calibration.overhead)}, and not "
       f"{setting}: run bench.py --calibrate with these flags"
     )
-  fit, pair = calibration.overhead[setting], _pair(setup, target, calibration)
+  fit = calibration.overhead[setting]
+  then = calibration.bandwidth.get(_target_name(setup))
+  pace = bandwidth / then if bandwidth and then else 1.0
+  pair = _pair(setup, target, calibration, pace)
   return dataclasses.replace(
     pair, overhead=fit.ours, baseline_overhead=fit.baseline
   )
@@ -313,13 +322,14 @@ def timed(
     return pilot(dataclasses.replace(drafting, batch=batch, k=k), target)
 
   groups.append(calibrate.rounds(make, rows, batches, ks, report))
+  groups.append([_reading(target, groups[0][0])])
   times = calibrate.in_turns(groups, repeats, report)
   _warn_impossible(target, times[0], report)
   ours, slower = passes[0], 1.0
   if ours.name in base.fits:  # what is timed now is kept as if timed then
     fitted = base.place(ours.name, ours.deployment)
     slower = drift(fitted, base.fits[ours.name].times, times[0])
-  *timed_passes, rounds = (
+  *timed_passes, rounds, [reading] = (
     [time._replace(seconds=time.seconds / slower) for time in group]
     for group in times
   )
@@ -329,7 +339,24 @@ def timed(
       fits[one.name] = fit_passes(one.deployment, some, others)
   pair = _pair(setup, target, Calibration(machine, fits))
   overhead = {setting_of(setup): fit_overhead(pair, rounds)}
-  return Calibration(machine, fits, base.overhead | overhead)
+  bandwidth = {ours.name: 1 / reading.seconds} | base.bandwidth
+  return Calibration(machine, fits, base.overhead | overhead, bandwidth)
+
+
+def _reading(target: Target, first: calibrate.Timer) -> calibrate.Timer:
+  """Returns what times a byte read from memory, as a pass of no tokens.
+
+  Args:
+    first: is run after it, because what follows a reading is slow.
+  """
+  read = timing.bandwidth_timer(target.checkpoint.params)
+
+  def run() -> float:
+    seconds = 1 / read()
+    first.run()
+    return seconds
+
+  return calibrate.Timer(PassTime(0, 0, 0, 0.0), run)
 
 
 def _warn_impossible(

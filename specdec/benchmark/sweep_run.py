@@ -11,8 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 from tqdm import tqdm
 
+from specdec import multihost
 from specdec.benchmark import (
   calibrated,
   prompts,
@@ -37,6 +39,7 @@ _ACCEPTED = [
   if field.name not in _OF_MACHINES
 ] + [*_OF_TEXTS]
 _PARTS = ("points", "common", "calibrate", "whole")
+_READINGS = 3  # of the bandwidth, before a point and after it
 _COUNTED = 3  # how often sampled texts are decoded to see how draft tokens fare
 Report = Callable[[str], None]
 
@@ -197,11 +200,14 @@ class SweepBench:
     self._most_batch = max([*rounds.batch, *(p.setup.batch for p in points)])
     self._most_k = max([*rounds.k, *(p.setup.levels for p in points)])
     self._setups = [point.setup for point in points]
-    self._loaded: tuple[tuple, Bench, timing.Limit] | None = None
+    self._loaded: tuple[tuple, Bench, timing.Limit, Callable] | None = None
     self._calibration = calibrated.read(path)
 
-  def _load(self, point: Point) -> tuple[Bench, timing.Limit]:
-    """Returns target and prompts of a point; loads one target at a time."""
+  def _load(
+    self, point: Point
+  ) -> tuple[Bench, timing.Limit, Callable[[], float]]:
+    """Returns target and prompts of a point, and what limits it and reads the
+    bandwidth; loads one target at a time."""
     setup, lengths = point.setup, self._lengths
     parts = setup.seed, point.prompt_files, point.chat, setup.identity
     if not (self._loaded and self._loaded[0] == parts):
@@ -212,7 +218,8 @@ class SweepBench:
       count = max(lengths.texts, *self._rounds.batch)
       encoded = rows.make_rows(source, count, lengths.context)
       limit = timing.Limit(target.checkpoint.params)
-      self._loaded = parts, Bench(target, encoded), limit
+      read = timing.bandwidth_timer(target.checkpoint.params)
+      self._loaded = parts, Bench(target, encoded), limit, read
     return self._loaded[1:]
 
   def _calibrate(self, setup: Setup, bench: Bench, report: Report) -> None:
@@ -245,13 +252,15 @@ class SweepBench:
     Args:
       line: an earlier line, whose times are kept.
     """
-    setup, (bench, limit) = point.setup, self._load(point)
+    setup, (bench, limit, read) = point.setup, self._load(point)
     self._calibrate(setup, bench, report)
     if line is None:
-      line = self._time(setup, bench, limit, report)
+      line = self._time(setup, bench, limit, read, report)
       timing.forget_programs()
     predicted = prediction.predict(
-      calibrated.pair_of(setup, bench.target, self._calibration),
+      calibrated.pair_of(
+        setup, bench.target, self._calibration, line.get("bandwidth")
+      ),
       prediction.Observed(**line["observed"]),
       self._lengths.texts,
       setup.batch,
@@ -261,7 +270,12 @@ class SweepBench:
     return line | {"prediction": dataclasses.asdict(predicted)}
 
   def _time(
-    self, setup: Setup, bench: Bench, limit: timing.Limit, report: Report
+    self,
+    setup: Setup,
+    bench: Bench,
+    limit: timing.Limit,
+    read: Callable[[], float],
+    report: Report,
   ) -> dict:
     report("compiling")
     texts = self._lengths.texts
@@ -270,11 +284,13 @@ class SweepBench:
     what = f"batch {setup.batch}, k = {setup.levels}"
     ways = bench.ways(setup, batches[0].rows, what)
     decoder = ways[runs.OURS]
+    rates = [read() for _ in range(_READINGS)]
     report("counting")
     observed = self._count(setup, decoder, batches, repeats)
     report("timing")
     load = provenance.load()
     comparison = runs.compare(ways, batches, repeats, renumber=texts)
+    rates += [read() for _ in range(_READINGS)]
     run = comparison.run(runs.OURS, setup.k)
     # Of each way no round may be faster than the bandwidth allows.
     config, warnings = bench.target.checkpoint.config, []
@@ -290,6 +306,7 @@ class SweepBench:
       warnings.append(limit.check(what, seconds, size))
     return {
       "load": load,
+      "bandwidth": float(multihost.agree(float(np.median(rates)))),
       "run": run.document(),
       "rounds": rounds[runs.OURS],
       "observed": dataclasses.asdict(observed),

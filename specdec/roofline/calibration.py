@@ -23,6 +23,7 @@ from specdec.roofline.round_cost import NOTHING, Overhead, TargetDraftPair
 _FORMAT = "specdec/calibration/3"
 # Where a format keeps overheads; version 0.1.0 wrote the older one.
 _OVERHEAD = {_FORMAT: "overhead", "specdec/calibration/2": "beside"}
+_CACHED = 32 << 20  # bytes of a set that main memory has no part in, roughly
 _SHARES = ("one", "weights", "kv", "flops")
 
 
@@ -248,9 +249,16 @@ class Calibration:
   fits: dict[str, Fit] = dataclasses.field(default_factory=dict)  # by model
   # By setting: models, drafter, rule, sampled or greedy.
   overhead: dict[str, RoundFit] = dataclasses.field(default_factory=dict)
+  # By target: B/s at which as much as its weights was read in the same turns.
+  bandwidth: dict[str, float] = dataclasses.field(default_factory=dict)
 
-  def place(self, name: str, deployment: Deployment) -> Deployment:
+  def place(
+    self, name: str, deployment: Deployment, pace: float = 1.0
+  ) -> Deployment:
     """Returns a deployment on this machine with its fitted efficiency.
+
+    Args:
+      pace: the main memory's bandwidth now, over that at calibration.
 
     Raises:
       ValueError: there is no fit of that model.
@@ -260,6 +268,14 @@ class Calibration:
         f"this calibration has no {name!r}; it has: {', '.join(self.fits)}"
       )
     chip = chips.of_hardware(self.hardware)
+    # What fits the caches of a core is not read from there.
+    caches = tuple(
+      (size, rate * (pace if size > _CACHED else 1.0))
+      for size, rate in chip.caches
+    )
+    chip = dataclasses.replace(
+      chip, bandwidth=chip.bandwidth * pace, caches=caches
+    )
     fit = self.fits[name]
     return dataclasses.replace(deployment, chip=chip, efficiency=fit.efficiency)
 
@@ -288,6 +304,7 @@ class Calibration:
         Hardware.from_json(json.dumps(document["hardware"])),
         {name: _fit(entry) for name, entry in fits.items()},
         {setting: _overhead(entry) for setting, entry in overhead.items()},
+        document.get("bandwidth", {}),
       )
     except (AttributeError, KeyError, TypeError) as error:
       raise ValueError(f"not the text of a calibration: {error}") from error
