@@ -100,16 +100,14 @@ def _passes() -> Iterable[Measurement]:
           _FEW if context == 128 else None,
           environment=environment,
         )
-    # Slots are context, new tokens and the pass together.
-    for slots in (256, 8192):
-      new = f"--max_new_tokens={slots - 64 - 1}"
-      yield Measurement(
-        f"slots_{target}_{slots}",
-        "bench",
-        (*flags, "--nodecode", "--passes=1", "--context=64", new),
-        0.3,
-        ("--repeats=2",),
-      )
+    slots = "--passes=1", "--context=64", "--slots=256,1024,4096,8192"
+    yield Measurement(
+      f"slots_{target}",
+      "bench",
+      (*flags, "--nodecode", *slots, "--repeats=15"),
+      0.5,
+      ("--repeats=2",),
+    )
 
 
 def _weights() -> Iterable[Measurement]:

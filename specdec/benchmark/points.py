@@ -29,26 +29,37 @@ def time_passes(
   passes: Sequence[int],
   context: int,
   repeats: int,
+  slots: Sequence[int] = (),
 ) -> list[dict]:
   """Times passes of so many tokens a row behind a context: T(n).
 
   They are timed in turns, and between them the memory's bandwidth.
+
+  Args:
+    slots: of the KV cache, each pass with each; default as decoding has them.
   """
   checkpoint, timers = target.checkpoint, []
-  shapes = [(setup.batch, tokens, context) for tokens in passes]
-  for shape in shapes:
-    slots = context + setup.max_new_tokens + shape[1]  # as decoding has them
+  usual = context + setup.max_new_tokens
+  shapes, sizes = zip(
+    *(
+      ((setup.batch, tokens, context), size)
+      for tokens in passes
+      for size in slots or (usual + tokens,)
+    )
+  )
+  for shape, size in zip(shapes, sizes):
     with terminal.progress(f"compiling a pass of {shape[0]} x {shape[1]}"):
       timers.append(
-        timing.pass_timer(target.model, checkpoint.params, *shape, slots)
+        timing.pass_timer(target.model, checkpoint.params, *shape, size)
       )
   with terminal.progress(f"timing {len(passes)} passes of batch {setup.batch}"):
     taken, rate = timing.time_passes(timers, checkpoint.params, repeats)
   entries = []
-  for shape, seconds in zip(shapes, taken):
+  for shape, held, seconds in zip(shapes, sizes, taken):
     size, arithmetic = pass_bound(checkpoint.config, *shape)
     entry = {
       **dict(zip(("batch", "tokens", "context"), shape)),
+      "slots": held,
       "seconds": dataclasses.asdict(seconds),
       "bytes": size,
       "bytes_per_second": size / seconds.median,
@@ -143,12 +154,14 @@ def measure_all(
   ks: Mapping[int, Sequence[int]],
   repeats: int,
   profile: str | None = None,
+  slots: Sequence[int] = (),
 ) -> dict[str, list[dict]]:
   """Times passes and decoding of every batch size, as entries of a document.
 
   Args:
     setup: prompt_size is the context behind which passes are timed.
     prompts, ks: by batch size.
+    slots: as of `time_passes`.
 
   Returns:
     Entries of a document: passes, and runs.
@@ -163,7 +176,7 @@ def measure_all(
       setup, baseline = dataclasses.replace(setup, batch=batch), None
       if passes:
         progress.set_postfix_str(f"batch {batch}, passes")
-        timed += time_passes(setup, target, passes, context, repeats)
+        timed += time_passes(setup, target, passes, context, repeats, slots)
         progress.update()
       for k in ks[batch]:
         progress.set_postfix_str(f"batch {batch}, k = {k}")

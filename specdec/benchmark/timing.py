@@ -116,7 +116,8 @@ def time_passes(
 ) -> tuple[list[Timing], float]:
   """Times several passes in turns, with the memory's bandwidth.
 
-  A machine whose speed comes and goes is thus the same one for all of them.
+  A machine whose speed comes and goes is thus the same one for all of them, and
+  each is first in turn, right after the reading, about as often as any other.
 
   Args:
     timers: of `pass_timer`.
@@ -125,13 +126,14 @@ def time_passes(
   Returns:
     A timing of each pass, and the median bandwidth of a device in B/s.
   """
-  read = hardware.bandwidth_timer(_read_size(params))
+  read = bandwidth_timer(params)
   rates, seconds = [], [[] for _ in timers]
-  for _ in range(repeats):
+  for turn in range(repeats):
     rates.append(read())
-    timers[0]()  # the first program after reading is slow for a moment
-    for taken, timed in zip(seconds, timers):
-      taken.append(timed())
+    order = [(turn + i) % len(timers) for i in range(len(timers))]
+    timers[order[0]]()  # the first program after reading is slow for a moment
+    for i in order:
+      seconds[i].append(timers[i]())
   return [timing(taken) for taken in seconds], float(np.median(rates))
 
 
@@ -225,6 +227,11 @@ def peak_memory() -> int | None:
 def bandwidth_of(params: PyTree) -> float:
   """B/s at which as many bytes as these weights have can be read, now."""
   return hardware.measure_bandwidth(_read_size(params), repeats=15)
+
+
+def bandwidth_timer(params: PyTree) -> Callable[[], float]:
+  """Returns what measures that bandwidth anew at every call, in B/s."""
+  return hardware.bandwidth_timer(_read_size(params))
 
 
 def _read_size(params: PyTree) -> int:

@@ -7,14 +7,13 @@
   python scripts/bench.py --target=preset:llama3-1b --random_weights \\
     --acceptance='synthetic(0.8)' --k=1-8           # speed, and no checkpoint
 
-A pass of n tokens is timed for each n of --passes: T(n). Then the same prompts
-are decoded autoregressively and speculatively in turns, each program compiled
-and run once before the clock starts; no token ends a text. Prompts are cut to
---context tokens; without --prompt_file they are the 32 held-out Python
-functions that come with the package, or random tokens where the target has no
-tokenizer; --limit=4 takes fewer of them. This machine's bandwidth is measured
-before and after, by reading as many bytes as the weights have; a time that it
-forbids is marked in the table. The last line is one JSON document.
+A pass of n tokens is timed for each n of --passes: T(n), in turns with reading
+as many bytes as the weights have. Then the same prompts are decoded
+autoregressively and speculatively in turns, each program compiled and run once
+before the clock starts; no token ends a text. Prompts are cut to --context
+tokens; without --prompt_file they are the 32 held-out Python functions of the
+package, or random tokens where the target has no tokenizer. A time that the
+bandwidth forbids is marked in the table. The last line is one JSON document.
 """
 
 import dataclasses
@@ -41,6 +40,12 @@ def define(flags: app.Flags) -> None:
   auto_flags.define(flags.without(["compilation_cache"]))  # it is timed
   flags.integers(
     "passes", "1,2,4,8,16", "Tokens of the passes timed alone: T(n)."
+  )
+  flags.integers(
+    "slots",
+    None,
+    "Slots of the KV cache of passes alone, several to compare; default "
+    "--context + --max_new_tokens + n.",
   )
   flags.bool("decode", True, "Decode, too; --nodecode for passes alone.")
   flags.integer("context", 128, "Tokens of every prompt.")
@@ -70,6 +75,9 @@ def check(options: app.Options) -> None:
   auto_flags.read(options)
   app.check_at_least(options, 0, "limit")
   app.check_at_least(options, 1, "repeats", "context", "passes")
+  app.check_at_least(options, options.context + max(options.passes), "slots")
+  if options.slots and options.decode:
+    raise ValueError("--slots is for passes alone; give --nodecode")
   if not options.decode:
     names = (*setup_flags.DECODING, "limit", "profile", "prompt_file")
     setup_flags.refuse(options, names, "has no effect with --nodecode")
@@ -97,7 +105,7 @@ def measure(options: app.Options, setup, target, source) -> dict:
       choice = auto_flags.choose(options, sized, target, first)
       terminal.report(tables.of_choice(choice, batch, options.explain))
       ks[batch] = (choice.k,)
-  lengths = options.passes, ks, options.repeats, options.profile
+  lengths = options.passes, ks, options.repeats, options.profile, options.slots
   return points.measure_all(setup, target, batches, *lengths)
 
 
@@ -106,6 +114,9 @@ def bench(options: app.Options) -> None:
   check(options)
   jax.config.update("jax_enable_compilation_cache", False)
   setup = setup_flags.largest(options, prompt_size=options.context)
+  if options.slots:  # for the memory plan
+    new = max(options.slots) - options.context
+    setup = dataclasses.replace(setup, max_new_tokens=new)
   header = setup_flags.header(options, setup)
   machine = hardware.local(progress=app.note)
   target = setup.load_target(app.note, num_tokens=max(options.passes))

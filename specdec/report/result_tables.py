@@ -102,23 +102,24 @@ def passes(documents: Mapping, *names: str) -> str:
 
 
 def slots(documents: Mapping, *names: str) -> str:
-  """One token behind 64, in buffers of several sizes."""
-
-  def size(document: dict) -> int:
-    [one] = document["passes"]
-    new = document["settings"]["max_new_tokens"]
-    return one["context"] + new + one["tokens"]
-
+  """One token behind a context, in caches of several sizes."""
+  rows = []
+  for name in names:
+    first, *_ = entries = documents[name]["passes"]
+    rows += [{"of": documents[name], "first": first, "x": x} for x in entries]
   columns = {
-    "target": "{[settings][target]}",
-    "committed": "{[settings][context]}",
-    "slots": size,
-    "ms": lambda x: f"{1e3 * x['passes'][0]['seconds']['median']:.2f}",
-    "quartiles": lambda x: " to ".join(
-      f"{1e3 * q:.2f}" for q in x["passes"][0]["seconds"]["quartiles"]
+    "target": "{[of][settings][target]}",
+    "committed": "{[x][context]}",
+    "slots": "{[x][slots]}",
+    "ms": lambda row: f"{1e3 * row['x']['seconds']['median']:.2f}",
+    "quartiles": lambda row: " to ".join(
+      f"{1e3 * q:.2f}" for q in row["x"]["seconds"]["quartiles"]
+    ),
+    "times the first": lambda row: (
+      f"{row['x']['seconds']['median'] / row['first']['seconds']['median']:.2f}"
     ),
   }
-  return markdown([documents[name] for name in names], columns)
+  return markdown(rows, columns)
 
 
 def same(run: dict) -> str:

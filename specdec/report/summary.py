@@ -60,6 +60,9 @@ def _flatness(target: str, *bounds: float | None) -> Of:
   return answer
 
 
+_PEERS = "llama.cpp", "transformers"
+
+
 def _roof(documents: Mapping) -> str:
   texts = []
   for target, bound in (("smollm2", 0.88), ("shipped", 0.75)):
@@ -80,8 +83,10 @@ def _rows(documents: Mapping) -> str:
 def _buffers(documents: Mapping) -> str:
   texts = []
   for target in ("smollm2", "shipped"):
-    names = (f"slots_{target}_{slots}" for slots in (8192, 256))
-    many, few = (_time(documents[name], 1, 1) for name in names)
+    passes = documents[f"slots_{target}"]["passes"]
+    many, few = (
+      find(passes, slots=slots)["seconds"]["median"] for slots in (8192, 256)
+    )
     texts.append(f"{target}: {goal(many / few, 1.05)}")
   return "; ".join(texts)
 
@@ -167,6 +172,22 @@ def _by_kind(name: str, k: int, each: float, mean: float | None = None) -> Of:
   return answer
 
 
+def _engines(documents: Mapping) -> str:
+  """Our best mean of tokens per second, and that of llama.cpp's 8 bits."""
+  engines = documents["engines"]["engines"]
+  other = find(engines, name="llama.cpp-Q8_0")
+  ours = max(
+    (x for x in engines if not x["name"].startswith(_PEERS)),
+    key=lambda x: x["mean"]["value"],
+  )
+  share = ours["mean"]["value"] / other["mean"]["value"]
+  return (
+    f"{ours['name']}: {ours['mean']['value']:.0f} tokens/s in float32, "
+    f"{other['name']}: {other['mean']['value']:.0f}: "
+    f"{goal(share, 1.0, most=False)} times"
+  )
+
+
 def _band(documents: Mapping) -> str:
   texts = []
   for name in ("sweep_shipped", "sweep_smollm2"):
@@ -227,6 +248,7 @@ ANSWERS = (
     *("smollm2", _by_kind("smollm2_lookup", 5, 0.97, 1.35)),
     first=True,
   ),
+  Answer("Is that as fast as 8 bits of llama.cpp?", "smollm2", _engines),
   Answer(
     "Does its untrained early exit pay?",
     *("smollm2", _best("smollm2_early_exit")),
