@@ -149,7 +149,7 @@ def products_of(run, drafter, *more):
     lambda params, state: run(model, drafter, REJECTION, params, state, *more)
   )
   hlo = program.lower(Params(params), state).compile().as_text()
-  counts = products(hlo, r"(layer_\d+/(?:mlp/gate|attention/q)|head\.logits)")
+  counts = products(hlo, r"(layer_\d+/(?:mlp/down|attention/o)|head\.logits)")
   size = rows.stop - rows.start
   return {(name, count // size): n for (name, count), n in counts.items()}
 
@@ -162,7 +162,7 @@ def sublayers(layers, skip=NOTHING):
   return [
     f"layer_{i}/{name}"
     for i, (name, skipped) in itertools.product(
-      layers, (("attention/q", skip.attention), ("mlp/gate", skip.mlp))
+      layers, (("attention/o", skip.attention), ("mlp/down", skip.mlp))
     )
     if i not in skipped
   ]
@@ -188,7 +188,7 @@ def test_the_count_sees_a_verification_that_starts_at_the_bottom():
     return draft._replace(resume=None), draft_state
 
   counts = products_of_a_round(drafter._replace(propose=propose))
-  assert counts["layer_0/mlp/gate", 4] == counts["layer_1/mlp/gate", 4] == 1
+  assert counts["layer_0/mlp/down", 4] == counts["layer_1/mlp/down", 4] == 1
 
 
 @pytest.mark.parametrize("skip", [SOME, Skip((0, 2), (0,))])

@@ -641,7 +641,7 @@ def _cache_copies(text: str, buffers) -> list[str]:
   shapes = {tuple(sorted(buffer.shape)) for buffer in buffers}
   program = hlo.Program(text)
   copies = []
-  for instruction, _, times in program.runs(unknown=2.0):
+  for instruction, _, times in program.runs({"": 2.0}):
     if times < 2:
       continue
     for one in (instruction, *program.inside(instruction)):
