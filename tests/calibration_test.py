@@ -228,13 +228,13 @@ def test_a_calibration_is_read_as_it_was_written():
       calibration.Calibration.from_json(broken)
 
 
-def test_a_pace_scales_what_main_memory_has_a_part_in():
+def test_a_bandwidth_ratio_scales_what_main_memory_has_a_part_in():
   """A set that fits the caches is read as fast as ever."""
   sets = (4 << 20, 9e10), (64 << 20, 6e10), (1 << 30, 4e10)
   machine = dataclasses.replace(MACHINE, bandwidth=sets)
   model = deployment()
   saved = calibration.Calibration(machine, {"a": fitted(model, 2, 4)})
-  same, half = (saved.place("a", model, pace).chip for pace in (1.0, 0.5))
+  same, half = (saved.place("a", model, x).chip for x in (1.0, 0.5))
   assert (same.bandwidth, half.bandwidth) == (4e10, 2e10)
   assert half.caches == ((4 << 20, 9e10), (64 << 20, 3e10))
 

@@ -117,6 +117,21 @@ def test_products_in_loops_and_threads():
     np.testing.assert_array_equal(chain(x), first)
 
 
+@pytest.mark.parametrize(
+  "scales, sentence",
+  [
+    (((1, 1, 32),), "scales .2, groups that divide 6, 32. were"),
+    (((2, 4, 32),), "not .2, 4, 32."),
+    (((2, 3, 32), (2, 2, 32)), "not .2, 2, 32."),
+    ((None, (2, 3, 32)), "an offset goes with a scale"),
+  ],
+)
+def test_scales_of_other_weights_are_refused(scales, sentence):
+  scales = [x if x is None else jnp.zeros(x) for x in scales]
+  with pytest.raises(ValueError, match=sentence):
+    cpu_kernels.project(jnp.zeros((1, 6)), (jnp.zeros((2, 6, 32)), *scales))
+
+
 @pytest.mark.parametrize("x", [(4,), (2, 3)])
 def test_shapes_are_refused_in_a_sentence(x):
   with pytest.raises(ValueError, match=r"inputs \[N, in\] were expected"):

@@ -239,7 +239,7 @@ def test_a_doubted_time_is_held_against_all_devices_measured_again(monkeypatch):
   size, flops = pass_bound(config, 1, 1, 0)
   entry = {"batch": 1, "tokens": 1, "context": 0, "bytes": size, "flops": flops}
   entry |= {"seconds": {"least": size / 6e9}, "warnings": []}
-  entry["bandwidth"] = 1e9
+  entry |= {"bandwidth": 1e9, "bandwidth_share": {"value": 0.8, "error": None}}
   document = {"bandwidth": 1e9, "passes": [entry], "runs": []}
   mesh = SimpleNamespace(mesh=SimpleNamespace(size=2))
   target = SimpleNamespace(
@@ -249,3 +249,4 @@ def test_a_doubted_time_is_held_against_all_devices_measured_again(monkeypatch):
   monkeypatch.setattr(timing, "bandwidth_of", lambda _: 3e9)
   assert points.check_times(document, Setup(), target, MEASURED) == []
   assert document["bandwidth"] == 6e9 and not entry["warnings"]
+  assert entry["bandwidth_share"] == {"value": 0.4, "error": None}

@@ -46,6 +46,7 @@ def plan(tmp_path, monkeypatch):
   """A plan whose programs are fakes, on a quiet machine."""
   monkeypatch.setattr(provenance, "busy_cores", lambda: 0.1)
   fake = tmp_path / "fake.py"
+  monkeypatch.setattr(provenance, "commit", lambda: "a commit")
   commit = f"COMMIT = {provenance.commit()!r}\n"
   fake.write_text(commit + textwrap.dedent(FAKE))
   return Plan(
@@ -169,6 +170,7 @@ def test_a_killed_run_goes_on_where_it_was(plan, tmp_path):
     "from specdec.benchmark.measurements import Measurement\n"
     "from pathlib import PosixPath\n"
     "provenance.busy_cores = lambda: 0.0\n"
+    "provenance.commit = lambda: 'a commit'\n"
     f"plan = reproduction.{plan!r}\n"
     f"reproduction.run([{one!r}], plan, print)\n"
   )
@@ -188,6 +190,23 @@ def test_a_killed_run_goes_on_where_it_was(plan, tmp_path):
   (plan.scratch / "one" / "begun.json").write_text("[]")
   run(plan._replace(forced=frozenset(["one"])), one._replace(program="good"))
   assert starts(plan, "one") == 1
+
+
+def test_what_was_begun_with_changed_sources_begins_anew(plan, monkeypatch):
+  one, begun = fake("one"), plan.scratch / "one"
+  for commit, expected in (("a commit", 6), ("a commit-dirty", 1), (None, 1)):
+    monkeypatch.setattr(provenance, "commit", lambda commit=commit: commit)
+    begun.mkdir(parents=True)
+    (begun / "starts").write_text("5")
+    stamp = json.dumps([commit, plan.command(one)])
+    (begun / "begun.json").write_text(stamp)
+    run(plan._replace(forced=frozenset(["one"])), one)
+    assert starts(plan, "one") == expected
+
+
+def test_a_document_is_kept_whatever_its_texts_hold():
+  document = {"x": ["a],", "b", '},{"'], "runs": [{"k": 1}, {"k": 2}], "n": []}
+  assert json.loads(reproduction._text(document)) == document
 
 
 def test_the_program_lists_and_refuses(tmp_path, monkeypatch, capsys):

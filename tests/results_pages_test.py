@@ -84,6 +84,9 @@ def document(**changes):
         "batch": 1,
         "tokens": n,
         "seconds": {"median": s, "quartiles": [s, s]},
+        "times_first": {"value": s / 0.010, "error": 0.02},
+        "bandwidth": 4e10,
+        "bandwidth_share": {"value": 0.87, "error": 0.02},
         "roof_seconds": 0.009,
       }
       for n, s in ((1, 0.010), (8, 0.013))
@@ -114,7 +117,8 @@ def fill(folder, *orders, draw=None):
 
 def test_a_table_comes_with_command_machine_and_versions_once(folder):
   text = fill(folder, "results: passes one", "results: passes one")
-  row = "| C++ | as dtype | 128 | 1 | 10.00 | 13.00 (1.30) | 90% | 5 |"
+  row = "| C++ | as dtype | 128 | 1 | 10.00 | 13.00 (1.30 ± 0.02) | 40 | "
+  row += "87 ± 2 % | 90% | 5 |"
   assert text.count(row) == 2
   head = (
     "- `python scripts/x.py`: 2026-01-02 03:04; commit abc; a machine, 2 "
@@ -146,7 +150,7 @@ def test_values_stand_in_sentences(folder):
   [
     ("results: passes two", "not measured yet: .*--only=two"),
     ("value: two runs", "not measured yet: .*--only=two"),
-    ("results: answers", r"own\?.*1?\d of \d texts equal"),
+    ("results: answers", r"own\?.*1?\d of \d comparisons"),
     ("results: headlines", r"docs/results/pair.md\) \| not measured yet"),
   ],
 )

@@ -160,12 +160,15 @@ def skip_of(call: calls.Call) -> Skip:
 
 
 def _pair(
-  setup: Setup, target: Target, calibration: Calibration, pace: float = 1.0
+  setup: Setup,
+  target: Target,
+  calibration: Calibration,
+  bandwidth_ratio: float = 1.0,
 ) -> TargetDraftPair:
   """Returns target and drafter on the calibrated machine, without overhead."""
   chip = chips.of_hardware(calibration.hardware)
   deployment, *draft = (
-    calibration.place(one.name, one.deployment, pace)
+    calibration.place(one.name, one.deployment, bandwidth_ratio)
     for one in _passes(setup, target, chip)
   )
   cost = setup.make_drafter(target).drafter.cost
@@ -196,8 +199,8 @@ def pair_of(
     )
   fit = calibration.overhead[setting]
   then = calibration.bandwidth.get(_target_name(setup))
-  pace = bandwidth / then if bandwidth and then else 1.0
-  pair = _pair(setup, target, calibration, pace)
+  bandwidth_ratio = bandwidth / then if bandwidth and then else 1.0
+  pair = _pair(setup, target, calibration, bandwidth_ratio)
   return dataclasses.replace(
     pair, overhead=fit.ours, baseline_overhead=fit.baseline
   )

@@ -49,6 +49,15 @@ def ratio(over: Sequence[float], under: Sequence[float]) -> Estimate:
   return Estimate(value, _error(1.0, deviation))
 
 
+def geometric_mean(quotients: Sequence[float]) -> Estimate:
+  """Returns the geometric mean of repeated quotients, error by their spread."""
+  logs = np.log(np.asarray(quotients, float))
+  value, count = float(np.exp(np.mean(logs))), len(logs)
+  if count < 2:
+    return Estimate(value)
+  return Estimate(value, float(value * np.std(logs, ddof=1) / np.sqrt(count)))
+
+
 @dataclasses.dataclass(frozen=True)
 class Acceptance:
   """What became of the drafts of some texts. Positions count from 1.

@@ -121,7 +121,8 @@ class _LlamaCpp:
 
   def rewind(self, length: int) -> None:
     memory = self._api.llama_get_memory(self._model.ctx)
-    self._api.llama_memory_seq_rm(memory, -1, length, -1)
+    if not self._api.llama_memory_seq_rm(memory, -1, length, -1):
+      raise RuntimeError("llama.cpp cannot rewind the cache of this model")
     self._length = length
 
 

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 
 import jax
+import numpy as np
 from tqdm import tqdm
 
 from specdec import multihost
@@ -53,17 +54,22 @@ def time_passes(
         timing.pass_timer(target.model, checkpoint.params, *shape, size)
       )
   with terminal.progress(f"timing {len(passes)} passes of batch {setup.batch}"):
-    taken, rate = timing.time_passes(timers, checkpoint.params, repeats)
+    turns = timing.time_passes(timers, checkpoint.params, repeats)
   entries = []
-  for shape, held, seconds in zip(shapes, sizes, taken):
+  for shape, held, row in zip(shapes, sizes, turns.seconds):
     size, arithmetic = pass_bound(checkpoint.config, *shape)
+    seconds = timing.timing(row)
+    first = metrics.geometric_mean(row / turns.seconds[0])
+    share = metrics.geometric_mean(size / (turns.rates * row))
     entry = {
       **dict(zip(("batch", "tokens", "context"), shape)),
       "slots": held,
       "seconds": dataclasses.asdict(seconds),
       "bytes": size,
       "bytes_per_second": size / seconds.median,
-      "bandwidth": rate,
+      "times_first": dataclasses.asdict(first),
+      "bandwidth": float(np.median(turns.rates)),
+      "bandwidth_share": dataclasses.asdict(share),
       "flops": arithmetic,
       "flops_per_second": arithmetic / seconds.median,
       "warnings": [],
@@ -262,9 +268,12 @@ def check_times(
   document["bandwidth"] *= devices
   for entry in document["passes"]:
     entry["bandwidth"] *= devices
+    share = entry["bandwidth_share"]
+    share |= {name: x and x / devices for name, x in share.items()}
     document["bandwidth"] = max(document["bandwidth"], entry["bandwidth"])
+  for entry in document["passes"]:
     compute = entry["flops"] / (peak * devices) if peak else 0.0
-    memory = entry["bytes"] / entry["bandwidth"]
+    memory = entry["bytes"] / document["bandwidth"]
     entry["roof_seconds"] = max(memory, compute)
   faults = _faults(document, config, document["bandwidth"])
   if faults:  # or was the machine busy both times that it was measured?

@@ -62,7 +62,8 @@ class Plan(NamedTuple):
     document = read(self.results, one.name)
     if document is None or one.name in self.forced:
       return False
-    if self.again and document["versions"].get("commit") != commit:
+    measured = document["versions"].get("commit")
+    if self.again and (measured != commit or _is_dirty(commit)):
       return False
     return document["command"] == self.command(one)
 
@@ -80,7 +81,12 @@ class Plan(NamedTuple):
 def read(results: Path, name: str) -> dict | None:
   """Returns the document of a measurement, None where there is none."""
   path = results / f"{name}.json"
-  return json.loads(path.read_text("utf-8")) if path.is_file() else None
+  if not path.is_file():
+    return None
+  try:
+    return json.loads(path.read_text("utf-8"))
+  except ValueError as error:
+    raise ValueError(f"{path} is no JSON ({error}); delete it") from error
 
 
 def run(measurements: Sequence[Measurement], plan: Plan, report: Report):
@@ -123,8 +129,9 @@ def _run_one(
   folder = plan.scratch / one.name
   stamp = json.dumps([commit, plan.command(one)])
   begun = folder / "begun.json"
-  if begun.is_file() and begun.read_text() != stamp:
-    shutil.rmtree(folder)  # of other sources, or flags
+  goes_on = begun.is_file() and begun.read_text() == stamp
+  if not goes_on or _is_dirty(commit):
+    _discard(folder)  # of other sources, or flags
   folder.mkdir(parents=True, exist_ok=True)
   files.replace_text(begun, stamp)
   busy = _wait(plan.patience, report)
@@ -151,12 +158,42 @@ def _run_one(
     "busy_cores": busy,
   }
   document = published(document, plan.command(one), about, commit)
-  text = json.dumps(document, allow_nan=False, separators=(",", ":"))
-  # A line for each entry of what is long, so that changes can be seen.
-  text = text.replace('},{"', '},\n{"').replace('],"', '],\n"')
-  files.replace_text(plan.results / f"{one.name}.json", text + "\n")
-  shutil.rmtree(folder)
+  try:
+    text = _text(document)
+  except ValueError as error:
+    return f"no results: {error}"
+  files.replace_text(plan.results / f"{one.name}.json", text)
+  _discard(folder)
   return ""
+
+
+def _is_dirty(commit: str | None) -> bool:
+  """Whether two runs of this commit may be of different sources."""
+  return commit is None or commit.endswith("-dirty")
+
+
+def _discard(folder: Path) -> None:
+  """Removes a folder; a kill leaves all of it or none under its name."""
+  gone = folder.with_name(folder.name + ".gone")
+  shutil.rmtree(gone, ignore_errors=True)
+  if folder.exists():
+    folder.rename(gone)
+    shutil.rmtree(gone)
+
+
+def _text(document: dict) -> str:
+  """Serialises, a line for each member and each entry of a list of dicts."""
+
+  def compact(value) -> str:
+    return json.dumps(value, allow_nan=False, separators=(",", ":"))
+
+  members = []
+  for name, value in document.items():
+    text = compact(value)
+    if isinstance(value, list) and value and isinstance(value[0], dict):
+      text = "[\n" + ",\n".join(map(compact, value)) + "\n]"
+    members.append(f"{compact(name)}:{text}")
+  return "{" + ",\n".join(members) + "}\n"
 
 
 def _wait(patience: float, report: Report) -> float | None:

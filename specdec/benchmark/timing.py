@@ -12,6 +12,7 @@ import resource
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 import jax
 import jax.monitoring
@@ -111,30 +112,39 @@ def time_pass(
   return timing([timed() for _ in range(repeats)])
 
 
+class Turns(NamedTuple):
+  """Several passes, timed in turns with the memory's bandwidth.
+
+  Attributes:
+    seconds: [passes, turns].
+    rates: [turns] B/s of a device, read just before.
+  """
+
+  seconds: np.ndarray
+  rates: np.ndarray
+
+
 def time_passes(
   timers: Sequence[Callable[[], float]], params: PyTree, repeats: int
-) -> tuple[list[Timing], float]:
+) -> Turns:
   """Times several passes in turns, with the memory's bandwidth.
 
-  A machine whose speed comes and goes is thus the same one for all of them, and
-  each is first in turn, right after the reading, about as often as any other.
+  A machine whose speed comes and goes is thus the same one for all of them. The
+  order is another one in every turn, as what ran before a pass slows it.
 
   Args:
     timers: of `pass_timer`.
     params: as many bytes are read for the bandwidth.
-
-  Returns:
-    A timing of each pass, and the median bandwidth of a device in B/s.
   """
   read = bandwidth_timer(params)
-  rates, seconds = [], [[] for _ in timers]
+  rates, seconds = [], np.zeros((len(timers), repeats))
   for turn in range(repeats):
     rates.append(read())
-    order = [(turn + i) % len(timers) for i in range(len(timers))]
+    order = np.random.default_rng(turn).permutation(len(timers))
     timers[order[0]]()  # the first program after reading is slow for a moment
     for i in order:
-      seconds[i].append(timers[i]())
-  return [timing(taken) for taken in seconds], float(np.median(rates))
+      seconds[i, turn] = timers[i]()
+  return Turns(seconds, np.array(rates))
 
 
 def round_timer(

@@ -77,7 +77,7 @@ def _with_formats(
     held = tuple(
       (tensor.path, reader.formats[parts[0]])
       for parts, tensor in _entries(reader, config)
-      if parts[0] in reader.formats
+      if len(parts) == 1 and parts[0] in reader.formats  # not of experts
     )
     if not held:
       raise ValueError(

@@ -43,7 +43,7 @@ from specdec.utils.spelling import check_choice
 
 _WITHOUT = (
   *setup_flags.DRAFTING, *setup_flags.PROCESSES, "temperature", "top_k",
-  "top_p", "batch", "dtype", "mesh", "random_weights", "seed",
+  "top_p", "batch", "dtype", "weights", "mesh", "random_weights", "seed",
 )  # fmt: skip
 
 

@@ -142,6 +142,7 @@ def project(
         f"a packed matrix [out / {BLOCK}, in, {BLOCK}] and inputs [N, in] were "
         f"expected, not {weight.shape} and {x.shape}"
       )
+    _check_scales(weight, *scales)
     buffers.append(weight)
     for scale in (*scales, None, None)[:2]:
       buffers.append(nothing if scale is None else scale.astype(jnp.float32))
@@ -149,6 +150,22 @@ def project(
     results.append(jax.ShapeDtypeStruct(shape, jnp.float32))
   call = jax.ffi.ffi_call("specdec_project", results)
   return call(x.astype(jnp.float32), *buffers)
+
+
+def _check_scales(weight: jax.Array, scale=None, offset=None) -> None:
+  """Refuses scales and offsets that are not those of the weight."""
+  blocks, width, _ = weight.shape
+  groups = 0 if scale is None else scale.shape[1]
+  if scale is None and offset is not None:
+    raise ValueError("an offset goes with a scale")
+  for x in (scale, offset):
+    if x is not None and (
+      x.shape != (blocks, groups, BLOCK) or groups < 1 or width % groups
+    ):
+      raise ValueError(
+        f"scales [{blocks}, groups that divide {width}, {BLOCK}] were "
+        f"expected, not {x.shape}"
+      )
 
 
 def attend(

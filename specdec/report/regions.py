@@ -54,8 +54,8 @@ def pages(root: Path) -> list[Path]:
 
   Pages of docs/results/0.1.0 are an archive, which nothing regenerates.
   """
-  found = [*root.glob("README.md"), *sorted(root.glob("docs/*.md"))]
-  return found + sorted(root.glob("docs/results/*.md"))
+  patterns = "README.md", "docs/*.md", "docs/results/*.md"
+  return [path for pattern in patterns for path in sorted(root.glob(pattern))]
 
 
 def fill(
@@ -75,7 +75,9 @@ def fill(
   shown: set[str] = set()  # measurements whose head the page has
 
   def written(match: re.Match) -> str:
-    kind, order, _ = match.groups()
+    kind, order, old = match.groups()
+    if "<!-- results: " in old or "<!-- value: " in old:
+      raise ValueError(f"<!-- {kind}: {order} --> has no <!-- end -->")
     name, *arguments = shlex.split(order)
     try:
       if kind == "value":
@@ -94,10 +96,10 @@ def _table(table: str, names, documents, shown: set[str], draw) -> str:
   """Returns a table, or picture, and heads of what the page has not shown."""
   if table == "picture":
     return _picture(names, documents, draw)
-  known = result_tables.TABLES | summary.TABLES
-  if table not in known:
-    raise ValueError(f"results: {table}; {choices(table, known)}")
-  text = known[table](documents, *names)
+  every = result_tables.TABLES | summary.TABLES
+  if table not in every:
+    raise ValueError(f"results: {table}; {choices(table, every)}")
+  text = every[table](documents, *names)
   new = [name for name in names if name in documents and name not in shown]
   shown.update(new)
   heads = "\n".join(result_tables.head(documents[name]) for name in new)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from matplotlib.figure import Figure
 
 from specdec.benchmark import sweeps
+from specdec.benchmark.metrics import Estimate
 from specdec.report import (
   drafter_tables,
   result_plots,
@@ -78,15 +79,18 @@ def passes(documents: Mapping, *names: str) -> str:
     def text(row: dict) -> str:
       if n not in row["passes"]:
         return ""
-      first = min(row["passes"])
-      taken, least = (row["passes"][x]["seconds"]["median"] for x in (n, first))
-      times = "" if n == first else f" ({taken / least:.2f})"
-      return f"{1e3 * taken:.2f}{times}"
+      one = row["passes"][n]
+      times = Estimate(**one["times_first"])
+      shown = "" if n == min(row["passes"]) else f" ({times})"
+      return f"{1e3 * one['seconds']['median']:.2f}{shown}"
 
     return text
 
+  def first(row: dict) -> dict:
+    return row["passes"][min(row["passes"])]
+
   def roof(row: dict) -> str:
-    one = row["passes"][min(row["passes"])]
+    one = first(row)
     return f"{one['roof_seconds'] / one['seconds']['median']:.0%}"
 
   columns = {
@@ -95,8 +99,10 @@ def passes(documents: Mapping, *names: str) -> str:
     "context": "{[of][settings][context]}",
     "rows": "{[batch]}",
     **{f"n = {n}": cell(n) for n in sorted(counts)},
+    "GB/s read then": lambda row: f"{first(row)['bandwidth'] / 1e9:.0f}",
+    "first, of that": lambda row: tables.share(first(row)["bandwidth_share"]),
     "first, of the roof": roof,
-    "peak memory, MB": lambda row: f"{row['of']['peak_memory'] / 1e6:,.0f}",
+    "MB, this process": lambda row: f"{row['of']['peak_memory'] / 1e6:,.0f}",
   }
   return markdown(rows, columns)
 
@@ -105,8 +111,8 @@ def slots(documents: Mapping, *names: str) -> str:
   """One token behind a context, in caches of several sizes."""
   rows = []
   for name in names:
-    first, *_ = entries = documents[name]["passes"]
-    rows += [{"of": documents[name], "first": first, "x": x} for x in entries]
+    entries = documents[name]["passes"]
+    rows += [{"of": documents[name], "x": x} for x in entries]
   columns = {
     "target": "{[of][settings][target]}",
     "committed": "{[x][context]}",
@@ -115,9 +121,7 @@ def slots(documents: Mapping, *names: str) -> str:
     "quartiles": lambda row: " to ".join(
       f"{1e3 * q:.2f}" for q in row["x"]["seconds"]["quartiles"]
     ),
-    "times the first": lambda row: (
-      f"{row['x']['seconds']['median'] / row['first']['seconds']['median']:.2f}"
-    ),
+    "times the first": estimate("x", "times_first"),
   }
   return markdown(rows, columns)
 
@@ -267,6 +271,9 @@ def sweep(documents: Mapping, name: str) -> str:
     text = f"{title}: {sweeps.band(group)}"
     parts.append(f"{text}\n\n{markdown(rows.values(), columns)}")
   parts.append(f"All: {sweeps.band(lines)}.")
+  drafted = [line for line in lines if line["run"]["k"]]
+  if drafted:
+    parts.append(f"Without k = 0: {sweeps.band(drafted)}.")
   failed = documents[name].get("failed", ())
   parts += [f"- failed: {x['point']}: {x['error']}" for x in failed]
   return "\n\n".join(parts)
@@ -310,7 +317,7 @@ def identities(documents: Mapping) -> dict[str, tuple[int, int]]:
 
 def identity(documents: Mapping) -> str:
   """Of every measurement, how many texts are autoregressive decoding's."""
-  names = "measurement", "texts", "equal to the baseline's"
+  names = "measurement", "comparisons", "equal to the baseline's"
   rows = [(name, *counts) for name, counts in identities(documents).items()]
   return markdown(rows, {x: f"{{[{i}]}}" for i, x in enumerate(names)})
 

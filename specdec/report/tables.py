@@ -65,20 +65,27 @@ def _same(identity: Mapping | None) -> str:
   return f"{identity['same']}/{identity['texts']}" if identity else "-"
 
 
+def share(estimate: Mapping) -> str:
+  """'87 ± 2 %'."""
+  error = estimate["error"]
+  error = "" if error is None else f" ± {100 * error:.0f}"
+  return f"{100 * estimate['value']:.0f}{error} %"
+
+
 def of_document(document: dict, setup: Setup) -> str:
   """Formats a document of bench.py: times of passes, then decoding."""
   parts = []
   if passes := document["passes"]:
-    first = {x["batch"]: x["seconds"]["median"] for x in passes[::-1]}
     columns = {
       "batch x n": "{0[batch]} x {0[tokens]}{0[mark]}",
       "ms": lambda x: f"{1e3 * x['seconds']['median']:.2f}",
       "quartiles": lambda x: "{:.2f} {:.2f}".format(
         *(1e3 * quartile for quartile in x["seconds"]["quartiles"])
       ),
-      "x first": lambda x: f"{x['seconds']['median'] / first[x['batch']]:.2f}",
+      "x first": estimate("times_first"),
       "GB/s": lambda x: f"{x['bytes_per_second'] / 1e9:.1f}",
       "GFLOP/s": lambda x: f"{x['flops_per_second'] / 1e9:.0f}",
+      "of the rate read then": lambda x: share(x["bandwidth_share"]),
       "of the roof": lambda x: (
         f"{x['roof_seconds'] / x['seconds']['median']:.0%}"
       ),

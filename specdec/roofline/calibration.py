@@ -253,12 +253,12 @@ class Calibration:
   bandwidth: dict[str, float] = dataclasses.field(default_factory=dict)
 
   def place(
-    self, name: str, deployment: Deployment, pace: float = 1.0
+    self, name: str, deployment: Deployment, bandwidth_ratio: float = 1.0
   ) -> Deployment:
     """Returns a deployment on this machine with its fitted efficiency.
 
     Args:
-      pace: the main memory's bandwidth now, over that at calibration.
+      bandwidth_ratio: of the main memory, now over at calibration.
 
     Raises:
       ValueError: there is no fit of that model.
@@ -270,11 +270,11 @@ class Calibration:
     chip = chips.of_hardware(self.hardware)
     # What fits the caches of a core is not read from there.
     caches = tuple(
-      (size, rate * (pace if size > _CACHED else 1.0))
+      (size, rate * (bandwidth_ratio if size > _CACHED else 1.0))
       for size, rate in chip.caches
     )
     chip = dataclasses.replace(
-      chip, bandwidth=chip.bandwidth * pace, caches=caches
+      chip, bandwidth=chip.bandwidth * bandwidth_ratio, caches=caches
     )
     fit = self.fits[name]
     return dataclasses.replace(deployment, chip=chip, efficiency=fit.efficiency)
