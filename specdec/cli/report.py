@@ -69,6 +69,12 @@ def fill(options: app.Options) -> None:
   if not pages:
     raise ValueError("there are no README.md and docs/ here; name pages")
   documents = regions.Documents(Path(options.results))
+  quick = [x for x in documents if documents[x]["measurement"]["quick"]]
+  if quick and not options.arguments:
+    raise ValueError(
+      f"{options.results} has quick runs, no measurements ({quick[0]}): name "
+      "the pages to fill"
+    )
   for page in pages:
     text = page.read_text(encoding="utf-8")
     draw = functools.partial(_draw, page.parent)
