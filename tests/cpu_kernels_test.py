@@ -2,6 +2,7 @@
 
 import functools
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +19,15 @@ needs_kernels = pytest.mark.skipif(
   not cpu_kernels.available(), reason="no C++ compiler, or switched off"
 )
 DTYPES = jnp.float32, jnp.bfloat16, jnp.int8
+
+
+@pytest.mark.skipif(
+  os.environ.get("SPECDEC_KERNELS") == "off" or not shutil.which("g++"),
+  reason="no compiler, or switched off",
+)
+def test_a_compiler_builds_the_kernels_with_this_jax():
+  """Else the tests below would be skipped, and products go through XLA."""
+  assert cpu_kernels.available()
 
 
 def random(seed: int, shape: tuple[int, ...], dtype=jnp.float32) -> jax.Array:

@@ -301,7 +301,7 @@ ffi::Error Project(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x,
     const auto weight = matrices.get<ffi::AnyBuffer>(3 * i);
     const auto scale = matrices.get<ffi::Buffer<ffi::F32>>(3 * i + 1);
     const auto offset = matrices.get<ffi::Buffer<ffi::F32>>(3 * i + 2);
-    const auto y = results.get<ffi::Buffer<ffi::F32>>(i);
+    auto y = results.get<ffi::Buffer<ffi::F32>>(i);
     if (!weight || !scale || !offset || !y) {
       return ffi::Error::InvalidArgument(
           "a weight, a scale and an offset for each result");
