@@ -6,7 +6,7 @@ import pytest
 
 import gguf_files
 import programs
-from specdec.benchmark import engines, peers
+from specdec.benchmark import engines, metrics, peers
 from specdec.benchmark.decoder import Batch
 from specdec.benchmark.setup import Setup
 
@@ -50,10 +50,10 @@ def test_a_pass_is_timed_behind_the_same_context_every_time():
 
 def test_geometric_means_have_the_error_of_their_repeats():
   [rates] = (np.array([[2.0, 8.0], [4.0, 16.0]]),)  # means 4 and 8
-  mean = engines.geometric_mean(rates)
+  mean = metrics.geometric_mean(rates)
   assert mean.value == pytest.approx(32**0.5)
   assert mean.error == pytest.approx(mean.value * np.log(2) / 2)
-  assert engines.geometric_mean(rates[:1]).error is None
+  assert metrics.geometric_mean(rates[:1]).error is None
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,10 @@ ALLOWED = {
   "traversal": "types draft_tree",
   "draft_shape": f"types draft_tree sampling {_CACHED}",
   "stats": "types draft_tree traversal",
-  "models": f"{_CORE} utils.spelling utils.terminal utils.huge_pages {_CACHED}",
+  "models": (
+    f"{_CORE} utils.calls utils.spelling utils.terminal utils.huge_pages "
+    f"{_CACHED}"
+  ),
   "acceptance": f"types draft_tree sampling {_CACHED}",
   "step": f"{_CORE} traversal stats",
   "inputs": "types sampling",

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from specdec import checkpoints, sharding
-from specdec.benchmark import abstract, catalog
+from specdec.benchmark import abstract
 from specdec.benchmark.setup import Setup
 from specdec.compiled import memory_plan
 from specdec.models import params as model_params
+from specdec.models import weight_formats
 from specdec.models.config import TransformerConfig
 from specdec.models.weight_formats import WeightFormat
 
@@ -42,7 +43,7 @@ def test_eight_devices_write_what_one_writes(weights):
 
 
 def config_with(weights):
-  form = catalog.weight_format(weights)
+  form = weight_formats.parse(weights)
   return dataclasses.replace(CONFIG, weights=form)
 
 

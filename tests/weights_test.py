@@ -13,11 +13,11 @@ from gguf import GGMLQuantizationType as Kind
 
 from gguf_files import CONFIG, random_params, write
 from specdec import checkpoints, decode, sampling
-from specdec.benchmark import abstract, catalog
+from specdec.benchmark import abstract
 from specdec.benchmark.setup import Setup
 from specdec.checkpoints import compressed
 from specdec.compiled import memory_plan
-from specdec.models import cpu_kernels, layouts, transformer
+from specdec.models import cpu_kernels, layouts, transformer, weight_formats
 from specdec.models import params as model_params
 from specdec.models.quantization import Quantized, dequantize
 from specdec.models.weight_formats import WeightFormat
@@ -91,7 +91,7 @@ cpu_kernels_there = cpu_kernels.available()
 )
 def test_compressed_tensors_round_trip(tmp_path, weights):
   path = write(tmp_path / "m.gguf")
-  form = catalog.weight_format(weights)
+  form = weight_formats.parse(weights)
   model = checkpoints.load(path, weights=form)
   folder = tmp_path / "saved"
   checkpoints.save_safetensors(folder, model.params, model.config)

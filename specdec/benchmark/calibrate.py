@@ -78,6 +78,23 @@ def passes(
   return timers
 
 
+def reading(params: PyTree, first: Timer) -> Timer:
+  """Returns what times a byte read from memory, as a pass of no tokens.
+
+  Args:
+    params: as many bytes are read.
+    first: is run after it, because what follows a reading is slow.
+  """
+  read = timing.bandwidth_timer(params)
+
+  def run() -> float:
+    seconds = 1 / read()
+    first.run()
+    return seconds
+
+  return Timer(PassTime(0, 0, 0, 0.0), run)
+
+
 def rounds(
   make: Callable[[int, int], Decoder],
   rows: Sequence[Sequence[int]],

@@ -72,9 +72,13 @@ def _drafter_name(setup: Setup) -> str:
 
 
 def _target_name(setup: Setup) -> str:
+  return _placed(catalog.held_name(setup.target, setup.weights), setup)
+
+
+def _placed(name: str, setup: Setup) -> str:
+  """Adds to a model's name with what and on what a setup runs it."""
   dtype = "" if setup.dtype == "float32" else f", {setup.dtype}"
-  dtype += f", weights {setup.weights}" if setup.weights else ""
-  return setup.target + dtype + (f", {setup.mesh}" if setup.mesh else "")
+  return name + dtype + (f", {setup.mesh}" if setup.mesh else "")
 
 
 def check(setup: Setup) -> None:
@@ -130,10 +134,9 @@ def _passes(setup: Setup, target: Target, chip: Chip) -> list[Passes]:
   if call.name == "model":
     setup.make_drafter(target)  # reads the draft's checkpoint
     arguments = catalog.arguments_of(call)
-    draft_name = catalog.draft_name(arguments["name"], arguments["weights"])
+    draft_name = catalog.held_name(arguments["name"], arguments["weights"])
     draft, place = target.drafts[draft_name], target.draft_place
-    dtype = "" if setup.dtype == "float32" else f", {setup.dtype}"
-    name = draft_name + dtype + (f", {setup.mesh}" if setup.mesh else "")
+    name = _placed(draft_name, setup)
     name += f", {setup.draft_ways} ways" if setup.draft_ways else ""
     shape = shapes.of_config(draft.config)
     deployment = dataclasses.replace(ours.deployment, shape=shape)
@@ -325,7 +328,7 @@ def timed(
     return pilot(dataclasses.replace(drafting, batch=batch, k=k), target)
 
   groups.append(calibrate.rounds(make, rows, batches, ks, report))
-  groups.append([_reading(target, groups[0][0])])
+  groups.append([calibrate.reading(target.checkpoint.params, groups[0][0])])
   times = calibrate.in_turns(groups, repeats, report)
   _warn_impossible(target, times[0], report)
   ours, slower = passes[0], 1.0
@@ -344,22 +347,6 @@ def timed(
   overhead = {setting_of(setup): fit_overhead(pair, rounds)}
   bandwidth = {ours.name: 1 / reading.seconds} | base.bandwidth
   return Calibration(machine, fits, base.overhead | overhead, bandwidth)
-
-
-def _reading(target: Target, first: calibrate.Timer) -> calibrate.Timer:
-  """Returns what times a byte read from memory, as a pass of no tokens.
-
-  Args:
-    first: is run after it, because what follows a reading is slow.
-  """
-  read = timing.bandwidth_timer(target.checkpoint.params)
-
-  def run() -> float:
-    seconds = 1 / read()
-    first.run()
-    return seconds
-
-  return calibrate.Timer(PassTime(0, 0, 0, 0.0), run)
 
 
 def _warn_impossible(

@@ -34,16 +34,15 @@ from specdec.draft_shape import DraftShape
 from specdec.drafters.heads import draft_head as heads
 from specdec.drafters.heads import serve
 from specdec.drafters.heads.cost import drafter_cost as head_cost
-from specdec.models import layouts, presets, transformer
+from specdec.models import layouts, presets, transformer, weight_formats
 from specdec.models import params as model_params
 from specdec.models.config import TransformerConfig
-from specdec.models.weight_formats import BITS, STORED, WeightFormat
+from specdec.models.weight_formats import BITS, STORED
 from specdec.roofline import drafter_cost
 from specdec.sharding import Places
 from specdec.types import AcceptanceRule, Drafter, Model, PyTree, Skip
 from specdec.utils import calls
 from specdec.utils.calls import Call
-from specdec.utils.spelling import choices
 
 PRESET = "preset:"
 MAX_DRAFT = 4096  # tokens of a draft: ancestors are a table of their square
@@ -80,44 +79,17 @@ class Weighted(NamedTuple):
   params: PyTree = None
 
 
-def weight_format(text: str | None) -> WeightFormat | None:
-  """Reads the call that says how matrices are held; None: in dtype.
-
-  Raises:
-    ValueError: it is of another form.
-  """
-  if text is None:
-    return None
-  call = calls.parse(str(text))
-  if call.place is not None or call.name not in WEIGHTS:
-    raise ValueError(f"weights = {text}; {choices(call.name, WEIGHTS)}")
-  form = calls.invoke(call, WEIGHTS[call.name], {})
-  group = form.group
-  if group is not None and (type(group) is not int or group < 1):
-    raise ValueError(f"weights = {text}: group={group!r}; it must be >= 1")
-  return form
-
-
-WEIGHTS: Mapping[str, Callable[..., WeightFormat]] = {
-  "float32": lambda: WeightFormat("float32"),
-  "bfloat16": lambda: WeightFormat("bfloat16"),
-  "int8": lambda group=None: WeightFormat("int8", group),
-  "int4": lambda group=32: WeightFormat("int4", group),
-  STORED: lambda: WeightFormat(STORED),
-}
-
-
 def config_of(
   source, dtype: str, weights: str | None = None
 ) -> TransformerConfig:
   """Returns the config of a preset or a checkpoint; reads no weights."""
   if str(source).startswith(PRESET):
-    form = weight_format(weights)
+    form = weight_formats.parse(weights)
     if form is not None and form.kind == STORED:
       raise ValueError(f"weights = {weights}: {source} has no file")
     config = presets.get(str(source).removeprefix(PRESET), dtype)
     return dataclasses.replace(config, weights=form)
-  return checkpoints.inspect(source, dtype, weight_format(weights))
+  return checkpoints.inspect(source, dtype, weight_formats.parse(weights))
 
 
 def source_of(name: str):
@@ -151,7 +123,7 @@ def _model(
   name: str, target: Target, shape: DraftShape, weights: str | None = None
 ) -> Weighted:
   drafts = {} if target.drafts is None else target.drafts
-  key = draft_name(name, weights)
+  key = held_name(name, weights)
   if key not in drafts:
     drafts[key] = _load_draft(str(name), target, weights)
   draft = drafts[key]
@@ -161,8 +133,8 @@ def _model(
   return Weighted(drafter, draft.params)
 
 
-def draft_name(name: str, weights: str | None = None) -> str:
-  """Returns under which name a draft model is kept."""
+def held_name(name: str, weights: str | None = None) -> str:
+  """Returns a model's name with the types of its matrices, if given."""
   return f"{name}, {weights}" if weights else str(name)
 
 
@@ -180,7 +152,7 @@ def _load_draft(name: str, target: Target, held: str | None) -> Checkpoint:
     seed = target.seed + 1
     draft = checkpoints.random_checkpoint(config, seed, str(source), place)
   else:
-    form = weight_format(held)
+    form = weight_formats.parse(held)
     draft = checkpoints.load(source, target.dtype, place, form)
     tokenizers = target.checkpoint.tokenizer, draft.tokenizer
     checkpoints.check_vocabulary(size, config.vocab_size, *tokenizers)

@@ -92,19 +92,6 @@ class Measured:
     return document
 
 
-def geometric_mean(rates: np.ndarray) -> Estimate:
-  """Means over prompts, with an error by the spread of the repeats' means.
-
-  Args:
-    rates: [repeats, prompts].
-  """
-  means, error = np.mean(np.log(rates), axis=1), None
-  value = float(np.exp(np.mean(means)))
-  if len(means) > 1:
-    error = float(value * np.std(means, ddof=1) / np.sqrt(len(means)))
-  return Estimate(value, error)
-
-
 def measure(
   decoders: Mapping[str, Decoder],
   peers: Mapping[str, Engine],
@@ -146,8 +133,8 @@ def measure(
       Measured(
         name,
         tuple(metrics.ratio([n] * repeats, column) for n, column in each),
-        geometric_mean(np.array(counts) / taken),
-        geometric_mean(seconds[runs.BASELINE] / taken),
+        metrics.geometric_mean(np.array(counts) / taken),
+        metrics.geometric_mean(seconds[runs.BASELINE] / taken),
         Identity(len(rows), len(rows) - len(differences), differences),
         passes.get(name),
       )

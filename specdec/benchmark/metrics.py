@@ -49,13 +49,20 @@ def ratio(over: Sequence[float], under: Sequence[float]) -> Estimate:
   return Estimate(value, _error(1.0, deviation))
 
 
-def geometric_mean(quotients: Sequence[float]) -> Estimate:
-  """Returns the geometric mean of repeated quotients, error by their spread."""
-  logs = np.log(np.asarray(quotients, float))
-  value, count = float(np.exp(np.mean(logs))), len(logs)
-  if count < 2:
-    return Estimate(value)
-  return Estimate(value, float(value * np.std(logs, ddof=1) / np.sqrt(count)))
+def geometric_mean(rates: Sequence[float] | np.ndarray) -> Estimate:
+  """Returns the geometric mean of rates or quotients.
+
+  The error is by the spread of the repeats' means.
+
+  Args:
+    rates: [repeats], or [repeats, prompts].
+  """
+  logs = np.log(np.asarray(rates, float))
+  means, error = logs.reshape(len(logs), -1).mean(axis=1), None
+  value = float(np.exp(np.mean(means)))
+  if len(means) > 1:
+    error = float(value * np.std(means, ddof=1) / np.sqrt(len(means)))
+  return Estimate(value, error)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -81,6 +81,11 @@ def _git(*arguments: str) -> str:
   return result.stdout.strip()
 
 
+def is_dirty(commit: str | None) -> bool:
+  """Whether two runs of what `commit` returned may be of different sources."""
+  return commit is None or commit.endswith("-dirty")
+
+
 def header(settings: dict, caveats: list[str]) -> dict:
   """The part that all JSON documents have alike (docs/schema.json).
 

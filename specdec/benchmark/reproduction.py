@@ -63,7 +63,7 @@ class Plan(NamedTuple):
     if document is None or one.name in self.forced:
       return False
     measured = document["versions"].get("commit")
-    if self.again and (measured != commit or _is_dirty(commit)):
+    if self.again and (measured != commit or provenance.is_dirty(commit)):
       return False
     return document["command"] == self.command(one)
 
@@ -130,7 +130,7 @@ def _run_one(
   stamp = json.dumps([commit, plan.command(one)])
   begun = folder / "begun.json"
   goes_on = begun.is_file() and begun.read_text() == stamp
-  if not goes_on or _is_dirty(commit):
+  if not goes_on or provenance.is_dirty(commit):
     _discard(folder)  # of other sources, or flags
   folder.mkdir(parents=True, exist_ok=True)
   files.replace_text(begun, stamp)
@@ -165,11 +165,6 @@ def _run_one(
   files.replace_text(plan.results / f"{one.name}.json", text)
   _discard(folder)
   return ""
-
-
-def _is_dirty(commit: str | None) -> bool:
-  """Whether two runs of this commit may be of different sources."""
-  return commit is None or commit.endswith("-dirty")
 
 
 def _discard(folder: Path) -> None:

@@ -19,6 +19,7 @@ from specdec.benchmark.decoder import PROMPT_STEP
 from specdec.checkpoints import learned as saved
 from specdec.checkpoints import shipped
 from specdec.draft_shape import DraftShape
+from specdec.models import weight_formats
 from specdec.models.weight_formats import STORED
 from specdec.types import AcceptanceRule
 from specdec.utils import calls
@@ -125,7 +126,7 @@ class Settings:
       )
     if self.dtype not in checkpoints.DTYPES:
       raise ValueError(f"dtype: {choices(self.dtype, checkpoints.DTYPES)}")
-    catalog.weight_format(self.weights)
+    weight_formats.parse(self.weights)
     if self.target.startswith(catalog.PRESET) and not self.random_weights:
       raise ValueError(
         f"{self.target} is a shape alone; add random_weights=True"
@@ -277,7 +278,7 @@ class Settings:
   def caveats(self) -> list[str]:
     """What must be printed wherever results are."""
     caveats = [self.make_rule().caveat]
-    form = catalog.weight_format(self.weights)
+    form = weight_formats.parse(self.weights)
     if form and form.kind not in (STORED, "float32", self.dtype):
       caveats.append(
         f"weights in {self.weights}: what is lossless is so relative to the "

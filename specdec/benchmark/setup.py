@@ -23,7 +23,7 @@ from specdec.benchmark.settings import Settings
 from specdec.checkpoints import Checkpoint, Tokenizer, shipped
 from specdec.checkpoints import learned as saved
 from specdec.compiled import lowering, memory_plan
-from specdec.models import transformer
+from specdec.models import transformer, weight_formats
 from specdec.models.config import TransformerConfig
 from specdec.models.weight_formats import STORED
 from specdec.roofline import drafter_cost
@@ -94,7 +94,7 @@ class Setup(Settings):
     """
     source = catalog.source_of(self.target)
     config = self.target_config()
-    form = catalog.weight_format(self.weights)
+    form = weight_formats.parse(self.weights)
     if self.random_weights and form and form.kind == STORED:
       raise ValueError("weights = stored: random weights are in no file")
     places = self.places(config)

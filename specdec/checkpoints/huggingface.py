@@ -16,7 +16,7 @@ from safetensors.numpy import save_file
 
 from specdec.checkpoints import compressed, hf_config, names
 from specdec.models.config import TransformerConfig
-from specdec.models.quantization import Quantized
+from specdec.models.quantization import Quantized, dequantize
 from specdec.utils import files
 from specdec.utils.spelling import naming
 
@@ -138,7 +138,8 @@ class Weights:
     scale = self._whole(f"{name}_scale", *_FLOATS).astype(np.float32)
     return Quantized(values, scale)
 
-  def _whole(self, name: str, *accepted: str) -> np.ndarray:
+  def _slice(self, name: str, *accepted: str):
+    """Returns a tensor that is read when it is indexed."""
     stored = self._files[name].get_slice(name)
     dtype = stored.get_dtype()
     if dtype not in accepted:
@@ -146,7 +147,10 @@ class Weights:
         f"{name} in {self.source} is stored as {dtype}; accepted: "
         f"{', '.join(accepted)}"
       )
-    return self._files[name].get_tensor(name)
+    return stored
+
+  def _whole(self, name: str, *accepted: str) -> np.ndarray:
+    return self._slice(name, *accepted)[:]
 
   def read(
     self, name: str, tensor: names.Tensor, index: tuple[slice, ...] = ()
@@ -157,21 +161,9 @@ class Weights:
     """
     del tensor  # only GGUF files need conversion
     if name in self.formats:
-      return _dequantized(self.integers(name))[index]
-    stored = self._files[name].get_slice(name)
-    dtype = stored.get_dtype()
-    if dtype not in _FLOATS:
-      raise ValueError(
-        f"{name} in {self.source} is stored as {dtype}; accepted: "
-        f"{', '.join(_FLOATS)}"
-      )
+      return dequantize(self.integers(name))[index]
+    stored = self._slice(name, *_FLOATS)
     return stored[index or (slice(None),) * len(stored.get_shape())]
-
-
-def _dequantized(weight: Quantized) -> np.ndarray:
-  values, scale, _ = weight
-  parts = values.astype(np.float32).reshape(*scale.shape, -1)
-  return (parts * scale[..., None]).reshape(values.shape)
 
 
 def _shards(directory: Path) -> list[Path]:

@@ -20,10 +20,10 @@ import jax
 import jax.numpy as jnp
 
 from specdec import checkpoints
-from specdec.benchmark import catalog
 from specdec.checkpoints.fetch import MODEL, PACKAGES, fetch, sha256
 from specdec.checkpoints.loading import check_finite
 from specdec.cli import app, setup_flags
+from specdec.models import weight_formats
 from specdec.models.quantization import Quantized
 from specdec.models.weight_formats import STORED, WeightFormat
 from specdec.utils import files, terminal
@@ -93,7 +93,7 @@ def convert(options: app.Options) -> None:
     if source.is_file():
       terminal.report(f"sha256 {sha256(source)}")
     return
-  form = catalog.weight_format(options.weights)
+  form = weight_formats.parse(options.weights)
   if form and options.layout == "orbax":
     raise ValueError("--weights is for --layout=safetensors")
   if form and form.kind in DTYPES:

@@ -73,7 +73,7 @@ def reproduce(options: app.Options) -> None:
   app.check_folder("--output", results)
   plan.results.mkdir(parents=True, exist_ok=True)
   signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends both
-  if (provenance.commit() or "-dirty").endswith("-dirty"):
+  if provenance.is_dirty(provenance.commit()):
     app.note("warning: sources are changed, or no checkout: no commit has them")
   failed = reproduction.run(wanted, plan, terminal.report)
   for name, lines in failed.items():

@@ -1,6 +1,10 @@
 """In which types matrices are held."""
 
 import dataclasses
+from collections.abc import Callable, Mapping
+
+from specdec.utils import calls
+from specdec.utils.spelling import choices
 
 BITS = {"float32": 32, "bfloat16": 16, "int8": 8, "int4": 4, "uint4": 4}
 STORED = "stored"  # as a checkpoint's file holds each matrix
@@ -46,3 +50,30 @@ class WeightFormat:
         f"{divisors[-1]} do"
       )
     return inputs // group
+
+
+CALLS: Mapping[str, Callable[..., WeightFormat]] = {
+  "float32": lambda: WeightFormat("float32"),
+  "bfloat16": lambda: WeightFormat("bfloat16"),
+  "int8": lambda group=None: WeightFormat("int8", group),
+  "int4": lambda group=32: WeightFormat("int4", group),
+  STORED: lambda: WeightFormat(STORED),
+}
+
+
+def parse(text: str | None) -> WeightFormat | None:
+  """Reads the call that says how matrices are held; None: in dtype.
+
+  Raises:
+    ValueError: it is of another form.
+  """
+  if text is None:
+    return None
+  call = calls.parse(str(text))
+  if call.place is not None or call.name not in CALLS:
+    raise ValueError(f"weights = {text}; {choices(call.name, CALLS)}")
+  form = calls.invoke(call, CALLS[call.name], {})
+  group = form.group
+  if group is not None and (type(group) is not int or group < 1):
+    raise ValueError(f"weights = {text}: group={group!r}; it must be >= 1")
+  return form
