@@ -216,6 +216,8 @@ def test_the_program_lists_and_refuses(tmp_path, monkeypatch, capsys):
   assert "  python scripts/roofline.py --papers\n1 measurements" in printed
   with pytest.raises(SystemExit, match="did you mean papers"):
     programs.run("reproduce", "--only=paper")
+  with pytest.raises(SystemExit, match="--only= names nothing"):
+    programs.run("reproduce", "--list", "--only=")
   monkeypatch.chdir(tmp_path)
   with pytest.raises(SystemExit, match="at the root of a checkout"):
     programs.run("reproduce")

@@ -192,6 +192,21 @@ def test_the_program_writes_pages_and_pictures(folder, monkeypatch, capsys):
   capsys.readouterr()
   programs.run("report", f"--results={folder}", str(page))
   assert not capsys.readouterr().out
+  nowhere = folder / "nowhere"
+  with pytest.raises(SystemExit, match="nowhere holds no results"):
+    programs.run("report", f"--results={nowhere}", str(page))
   monkeypatch.chdir(folder)
   with pytest.raises(SystemExit, match="name pages"):
     programs.run("report", f"--results={folder}")
+
+
+@pytest.mark.parametrize(
+  "text",
+  [
+    "<!-- results: passes one --> kept <!-- value: one date --><!-- end -->",
+    "<!-- value: one date --><!-- end --> kept <!-- results: passes one -->",
+  ],
+)
+def test_a_region_without_its_end_is_refused(folder, text):
+  with pytest.raises(ValueError, match="has no <!-- end -->"):
+    regions.fill(text, Documents(folder))

@@ -245,3 +245,8 @@ def test_sizes_of_a_stored_file(tmp_path):
   held = memory_plan.weight_bytes(config) - 4 * 5 * CONFIG.width
   assert held == matrices * bits / 8
   assert model_params.read_size(config) < 0.8
+
+
+def test_a_group_that_no_matrix_has_is_refused_at_once():
+  with pytest.raises(ValueError, match="do not divide 576 inputs; 576 do"):
+    WeightFormat("int8", 10**12).groups(576)

@@ -9,7 +9,6 @@ one is met by another.
 import datetime
 import json
 import os
-import shutil
 import subprocess
 import sys
 import time
@@ -131,7 +130,7 @@ def _run_one(
   begun = folder / "begun.json"
   goes_on = begun.is_file() and begun.read_text() == stamp
   if not goes_on or provenance.is_dirty(commit):
-    _discard(folder)  # of other sources, or flags
+    files.remove_folder(folder)  # of other sources, or flags
   folder.mkdir(parents=True, exist_ok=True)
   files.replace_text(begun, stamp)
   busy = _wait(plan.patience, report)
@@ -163,17 +162,8 @@ def _run_one(
   except ValueError as error:
     return f"no results: {error}"
   files.replace_text(plan.results / f"{one.name}.json", text)
-  _discard(folder)
+  files.remove_folder(folder)
   return ""
-
-
-def _discard(folder: Path) -> None:
-  """Removes a folder; a kill leaves all of it or none under its name."""
-  gone = folder.with_name(folder.name + ".gone")
-  shutil.rmtree(gone, ignore_errors=True)
-  if folder.exists():
-    folder.rename(gone)
-    shutil.rmtree(gone)
 
 
 def _text(document: dict) -> str:

@@ -69,6 +69,11 @@ def fill(options: app.Options) -> None:
   if not pages:
     raise ValueError("there are no README.md and docs/ here; name pages")
   documents = regions.Documents(Path(options.results))
+  if not len(documents):
+    raise ValueError(
+      f"--results={options.results} holds no results; scripts/reproduce.py "
+      "measures them"
+    )
   quick = [x for x in documents if documents[x]["measurement"]["quick"]]
   if quick and not options.arguments:
     raise ValueError(

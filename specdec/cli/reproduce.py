@@ -51,6 +51,8 @@ def reproduce(options: app.Options) -> None:
     frozenset(options.only),
     options.patience,
   )
+  if "only" in options.given and not options.only:
+    raise ValueError("--only= names nothing; leave it out to run all")
   wanted = measurements.MEASUREMENTS
   if options.only:
     wanted = measurements.named(options.only)

@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Callable, Mapping
 
+from specdec.models import quantization
 from specdec.utils import calls
 from specdec.utils.spelling import choices
 
@@ -44,10 +45,9 @@ class WeightFormat:
     """
     group = self.group or inputs
     if inputs % group:
-      divisors = [n for n in range(1, group) if inputs % n == 0]
       raise ValueError(
         f"{self}: groups of {group} do not divide {inputs} inputs; "
-        f"{divisors[-1]} do"
+        f"{quantization.largest_divisor(inputs, group)} do"
       )
     return inputs // group
 

@@ -26,6 +26,7 @@ from specdec.utils.spelling import choices
 REGION = re.compile(
   r"(?<!`)<!-- (results|value): (.+?) -->(.*?)<!-- end -->", re.S
 )
+_BEGIN = re.compile(r"(?<!`)<!-- (?:results|value): .+? -->")
 _STEP = re.compile(r"(\w+)(?:\[([^\]]*)\])?\.?")
 
 
@@ -72,12 +73,13 @@ def fill(
   Raises:
     ValueError: a region asks for what there is not.
   """
+  rest = REGION.sub(lambda match: match[3], text)
+  if unclosed := _BEGIN.search(rest):
+    raise ValueError(f"{unclosed[0]} or one before it has no <!-- end -->")
   shown: set[str] = set()  # measurements whose head the page has
 
   def written(match: re.Match) -> str:
-    kind, order, old = match.groups()
-    if "<!-- results: " in old or "<!-- value: " in old:
-      raise ValueError(f"<!-- {kind}: {order} --> has no <!-- end -->")
+    kind, order, _ = match.groups()
     name, *arguments = shlex.split(order)
     try:
       if kind == "value":

@@ -157,6 +157,15 @@ def replace_folder(
   shutil.rmtree(old, ignore_errors=True)
 
 
+def remove_folder(folder: Path) -> None:
+  """Removes a folder; a kill leaves all of it or none under its name."""
+  gone = folder.with_name(f".{folder.name}.gone")
+  shutil.rmtree(gone, ignore_errors=True)
+  if folder.exists():
+    folder.rename(gone)
+    shutil.rmtree(gone)
+
+
 def restore(target: Path) -> None:
   """Deletes the old folder if the new one is in place, else puts it back."""
   old = target.with_name(f".{target.name}.old")
