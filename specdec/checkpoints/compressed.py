@@ -34,8 +34,12 @@ def check(config: Mapping[str, Any], source: str) -> None:
   groups = scheme.get("config_groups")
   if not (isinstance(groups, dict) and groups):
     raise ValueError(f"{source} has no config_groups in {KEY}")
-  if scheme.get("kv_cache_scheme"):
-    raise ValueError(f"{source} has kv_cache_scheme; accepted: null")
+  for name in ("kv_cache_scheme", "transform_config"):
+    if scheme.get(name):
+      raise ValueError(f"{source} has {name}; accepted: null")
+  sparsity = scheme.get("sparsity_config") or {}
+  pattern = sparsity.get("format", "dense")
+  check_choice(f"{source} has sparsity", pattern, ("dense",), "; accepted")
   for group in groups.values():
     group = group if isinstance(group, dict) else {}
     weights = group.get("weights")
@@ -47,6 +51,7 @@ def check(config: Mapping[str, Any], source: str) -> None:
       ("type", ("int", None)),
       ("num_bits", (_BITS[form],)),
       ("symmetric", (True, None)),
+      ("dynamic", (False, None)),
       ("strategy", ("channel", "group")),
       ("actorder", (None, False, "weight", "static")),
     ):
@@ -71,11 +76,11 @@ def logical(
     kind, shape = "int8", shapes.get(base, ())
     if base + PACKED in shapes:
       whole.pop(base + _SHAPE, None)
-      rows, columns = whole.pop(base + PACKED)
-      kind, shape = "int4", (rows, 8 * columns)
+      *rows, columns = whole.pop(base + PACKED)
+      kind, shape = "int4", (*rows, 8 * columns)
     if len(scale) != 2 or len(shape) != 2 or scale[0] != shape[0]:
       raise ValueError(f"{name} has shape {scale}, and {base} {shape}")
-    if shape[1] % scale[1]:
+    if not scale[1] or shape[1] % scale[1]:
       raise ValueError(f"{name} has {scale[1]} groups of {shape[1]} inputs")
     whole[base] = shape
     group = shape[1] // scale[1] if scale[1] > 1 else None
