@@ -111,7 +111,7 @@ def replace_file(
     if is_stream(path):
       with open(path, "wb") as file:
         return _write(file, content)
-    _remove_scratch(target.parent)
+    _remove_scratch_once(target.parent)
     scratch = _scratch(target)
     try:
       with scratch.open("wb") as file:
@@ -130,7 +130,6 @@ def _scratch(target: Path) -> Path:
   return target.with_name(f".{name}.{_HOST}.{os.getpid()}.part")
 
 
-@functools.cache  # once in a process, since folders can be large
 def _remove_scratch(folder: Path) -> None:
   """Removes what processes of this host left that no longer exist."""
   for file in folder.glob(f".*.{glob.escape(_HOST)}.*.part"):
@@ -140,6 +139,9 @@ def _remove_scratch(folder: Path) -> None:
         os.kill(int(file.name.split(".")[-2]), 0)
       except ProcessLookupError:
         shutil.rmtree(file) if file.is_dir() else file.unlink()
+
+
+_remove_scratch_once = functools.cache(_remove_scratch)  # large folders
 
 
 def replace_folder(
@@ -155,6 +157,7 @@ def replace_folder(
   with naming_errors(path):
     restore(target)
     _remove_scratch(target.parent)
+    shutil.rmtree(scratch, ignore_errors=True)
     try:
       write(scratch)
     except BaseException:
