@@ -224,11 +224,13 @@ def test_a_kill_while_folders_change_places_loses_neither(
         lambda path, **_: kill() if path == old and old.exists() else None,
       )
     else:
-      killed = "best" if step == "first rename" else ".best"
+      killed = "best" if step == "first rename" else ".part"
       patch.setattr(
         pathlib.Path,
         "rename",
-        lambda self, new: kill() if self.name == killed else rename(self, new),
+        lambda self, new: (
+          kill() if self.name.endswith(killed) else rename(self, new)
+        ),
       )
     files.replace_folder(given, writer("new"))
   with pytest.raises(OSError, match="No space left"):
@@ -239,6 +241,38 @@ def test_a_kill_while_folders_change_places_loses_neither(
   files.replace_folder(given, writer("newer"))
   assert (given / "weights").read_text() == "newer"
   assert sorted(os.listdir(tmp_path)) == names and given.is_symlink() == link
+
+
+def test_two_writers_of_a_folder_leave_one_whole(tmp_path):
+  target = tmp_path / "best"
+  code = (
+    "import sys; from specdec.utils import files\n"
+    "def write(folder):\n"
+    "  folder.mkdir()\n"
+    "  (folder / 'a').write_text('other')\n"
+    "  print('begun', flush=True); sys.stdin.readline()\n"
+    "  (folder / 'b').write_text('other')\n"
+    "files.replace_folder(sys.argv[1], write)\n"
+  )
+  with subprocess.Popen(
+    [sys.executable, "-c", code, target],
+    stdin=subprocess.PIPE,
+    stdout=subprocess.PIPE,
+    text=True,
+  ) as other:
+    assert other.stdout.readline() == "begun\n"
+
+    def write(folder):
+      folder.mkdir()
+      for name in "ab":
+        (folder / name).write_text("ours")
+
+    files.replace_folder(target, write)
+    assert [x.read_text() for x in target.iterdir()] == ["ours"] * 2
+    other.communicate("\n")
+    assert other.returncode == 0
+  assert [x.read_text() for x in target.iterdir()] == ["other"] * 2
+  assert os.listdir(tmp_path) == ["best"]
 
 
 def test_a_line_that_does_not_fit_is_not_begun(tmp_path):

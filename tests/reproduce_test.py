@@ -16,6 +16,7 @@ import programs
 from specdec.benchmark import provenance, reproduction
 from specdec.benchmark.measurements import FOUR_KINDS, MEASUREMENTS, Measurement
 from specdec.benchmark.reproduction import Plan
+from specdec.utils import files
 
 ROOT = programs.SCRIPTS.parent
 # Counts in its folder how often it was started; `slow` waits the first time.
@@ -190,6 +191,21 @@ def test_a_killed_run_goes_on_where_it_was(plan, tmp_path):
   (plan.scratch / "one" / "begun.json").write_text("[]")
   run(plan._replace(forced=frozenset(["one"])), one._replace(program="good"))
   assert starts(plan, "one") == 1
+
+
+def test_a_measurement_outlives_its_parent_with_the_lock(plan):
+  one = fake("one", "slow", to="output")
+  files.lock(plan.scratch)
+  (plan.scratch / "one").mkdir()
+  with open(os.devnull, "w") as log:
+    child = plan.start(one, log)
+  files.release()  # as a kill of this process would
+  with pytest.raises(BlockingIOError, match="is in use by process"):
+    files.lock(plan.scratch)
+  child.kill()
+  child.wait()
+  files.lock(plan.scratch)
+  files.release()
 
 
 def test_what_was_begun_with_changed_sources_begins_anew(plan, monkeypatch):

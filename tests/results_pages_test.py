@@ -164,11 +164,20 @@ def test_what_is_not_there_is_named(folder, order, sentence):
     ("results: pass one", "did you mean passes"),
     ("value: one runs[k=9].speed", "there is no runs"),
     ("value: one passes[batch=1].seconds", "there is no passes"),
+    ("results: decoding one", "<!-- results: decoding one -->: 'prompts'"),
+    ("value: one settings.context .2f .3f", "<!-- value: one settings"),
   ],
 )
 def test_what_cannot_be_is_refused(folder, order, sentence):
   with pytest.raises(ValueError, match=sentence):
     fill(folder, order)
+
+
+@pytest.mark.parametrize("content", ["[]", "{", '{"date": 1}'])
+def test_a_file_of_something_else_is_refused_by_name(tmp_path, content):
+  (tmp_path / "one.json").write_text(content)
+  with pytest.raises(ValueError, match=r"one\.json is no.*delete it"):
+    reproduction.read(tmp_path, "one")
 
 
 def test_a_goal_stands_beside_its_figure():

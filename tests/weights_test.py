@@ -140,6 +140,16 @@ def test_packed_int4_is_laid_out_as_compressed_tensors_does():
       },
       "symmetric = False",
     ),
+    (
+      {
+        "config_groups": {
+          "a": {
+            "weights": {"num_bits": 8, "strategy": "group", "group_size": 8}
+          }
+        }
+      },
+      "has a scale for every .* inputs, and config.json says 8",
+    ),
   ],
 )
 def test_other_quantisation_is_refused_by_name(tmp_path, change, sentence):

@@ -18,6 +18,7 @@ from specdec.benchmark.catalog import Target
 from specdec.benchmark.decoder import Completed, Decoder
 from specdec.benchmark.rows import Batches
 from specdec.benchmark.setup import Setup
+from specdec.compiled import memory_plan
 from specdec.models.config import TransformerConfig
 from specdec.roofline.cost import pass_bound
 from specdec.roofline.hardware import Hardware
@@ -38,6 +39,9 @@ def time_passes(
 
   Args:
     slots: of the KV cache, each pass with each; default as decoding has them.
+
+  Raises:
+    MemoryError: their caches, one for each, do not fit.
   """
   checkpoint, timers = target.checkpoint, []
   usual = context + setup.max_new_tokens
@@ -48,6 +52,12 @@ def time_passes(
       for size in slots or (usual + tokens,)
     )
   )
+  place = target.places and target.places.target
+  caches = sum(
+    memory_plan.cache_bytes(checkpoint.config, setup.batch, size, place)
+    for size in sizes
+  )
+  memory_plan.check(memory_plan.Plan({"KV caches of passes": caches}), place)
   for shape, size in zip(shapes, sizes):
     with terminal.progress(f"compiling a pass of {shape[0]} x {shape[1]}"):
       timers.append(

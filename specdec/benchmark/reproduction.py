@@ -23,6 +23,7 @@ from specdec.utils import files
 QUIET = 0.3  # cores that others may keep busy
 _DIGITS = 6  # significant ones of numbers that are kept
 _LAST = 6  # lines of a program that failed
+_HEAD = {"date", "versions", "command", "measurement"}  # of every document
 Report = Callable[[str], object]
 
 
@@ -73,7 +74,12 @@ class Plan(NamedTuple):
     argv = [*self.launch, one.program, *self._argv(one), f"--{one.to}={place}"]
     names = dict(x.split("=", 1) for x in one.environment.split())
     return subprocess.Popen(
-      argv, env={**os.environ, **names}, stdout=log, stderr=subprocess.STDOUT
+      argv,
+      env={**os.environ, **names},
+      stdout=log,
+      stderr=subprocess.STDOUT,
+      # Nobody else measures while it lives, even if this process is killed.
+      pass_fds=[files.lock_of(self.scratch)],
     )
 
 
@@ -83,9 +89,14 @@ def read(results: Path, name: str) -> dict | None:
   if not path.is_file():
     return None
   try:
-    return json.loads(path.read_text("utf-8"))
+    document = json.loads(path.read_text("utf-8"))
   except ValueError as error:
     raise ValueError(f"{path} is no JSON ({error}); delete it") from error
+  if not isinstance(document, dict) or not document.keys() >= _HEAD:
+    raise ValueError(
+      f"{path} is nothing that scripts/reproduce.py wrote; delete it"
+    )
+  return document
 
 
 def run(measurements: Sequence[Measurement], plan: Plan, report: Report):

@@ -63,14 +63,21 @@ def check(config: Mapping[str, Any], source: str) -> None:
 
 
 def logical(
-  shapes: Mapping[str, tuple[int, ...]],
+  shapes: Mapping[str, tuple[int, ...]], scheme: Mapping[str, Any]
 ) -> tuple[dict[str, tuple[int, ...]], dict[str, WeightFormat]]:
   """Returns shapes of the matrices that tensors stand for, and their formats.
 
+  Args:
+    scheme: the quantization_config that goes with them, as `check` lets pass.
+
   Raises:
-    ValueError: scales do not fit their matrix.
+    ValueError: scales do not fit their matrix, or the scheme.
   """
   whole, formats = dict(shapes), {}
+  weights = [group["weights"] for group in scheme["config_groups"].values()]
+  sizes = {
+    x.get("group_size") if x["strategy"] == "group" else None for x in weights
+  }
   for name in [x for x in shapes if x.endswith(".weight" + _SCALE)]:
     base, scale = name.removesuffix(_SCALE), whole.pop(name)
     kind, shape = "int8", shapes.get(base, ())
@@ -82,8 +89,14 @@ def logical(
       raise ValueError(f"{name} has shape {scale}, and {base} {shape}")
     if not scale[1] or shape[1] % scale[1]:
       raise ValueError(f"{name} has {scale[1]} groups of {shape[1]} inputs")
+    group = shape[1] // scale[1]
+    if group not in sizes and (None not in sizes or scale[1] > 1):
+      raise ValueError(
+        f"{name} has a scale for every {group} inputs, and config.json says "
+        f"{' or '.join(str(x or 'one for all') for x in sizes)}"
+      )
     whole[base] = shape
-    group = shape[1] // scale[1] if scale[1] > 1 else None
+    group = group if scale[1] > 1 else None
     formats[base] = WeightFormat(kind, group)
   return whole, formats
 

@@ -6,6 +6,7 @@ rejected.
 
 import dataclasses
 import json
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -122,9 +123,9 @@ class Weights:
       for name, file in self._files.items()
     }
     self.shapes, self.formats = shapes, {}  # of matrices, quantised or not
-    if read_json(directory / "config.json").get(compressed.KEY):
+    if scheme := read_json(directory / "config.json").get(compressed.KEY):
       with naming(self.source):
-        self.shapes, self.formats = compressed.logical(shapes)
+        self.shapes, self.formats = compressed.logical(shapes, scheme)
 
   def integers(
     self, name: str, tensor: names.Tensor | None = None
@@ -205,6 +206,9 @@ def save_safetensors(
   with files.naming_errors(directory / SINGLE):
     try:
       save_file(arrays, directory / SINGLE, metadata={"format": "pt"})
+      # save_file lets no one else read it, whatever the umask says.
+      mode = (directory / "config.json").stat().st_mode
+      (directory / SINGLE).chmod(stat.S_IMODE(mode))
     except SafetensorError as error:
       raise OSError(str(error)) from error
 

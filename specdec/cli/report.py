@@ -83,7 +83,11 @@ def fill(options: app.Options) -> None:
   for page in pages:
     text = page.read_text(encoding="utf-8")
     draw = functools.partial(_draw, page.parent)
-    if (new := regions.fill(text, documents, draw)) != text:
+    try:
+      new = regions.fill(text, documents, draw)
+    except ValueError as error:
+      raise ValueError(f"{page}: {error}") from error
+    if new != text:
       files.replace_text(page, new)
       terminal.report(page)
 

@@ -50,10 +50,15 @@ def available() -> bool:
       handler = jax.ffi.pycapsule(getattr(library, name))
       jax.ffi.register_ffi_target(name, handler, platform="cpu")
   except (OSError, subprocess.SubprocessError) as error:
+    reason, remedy = str(error), "Install g++ or clang++ for them"
+    if isinstance(error, subprocess.CalledProcessError):
+      said = error.stderr.decode(errors="replace").strip().splitlines()
+      reason = f"{error.cmd[0]} failed: {'; '.join(said[:3])}"
+      remedy = "Name another compiler by CXX"
     terminal.report(
-      f"specdec: no C++ kernels on this CPU ({error}); matrix products go "
-      "through XLA, which takes about twice as long for eight tokens. Install "
-      "g++ or clang++ for them, or set SPECDEC_KERNELS=off to hide this line",
+      f"specdec: no C++ kernels on this CPU ({reason}); matrix products go "
+      "through XLA, which takes about twice as long for eight tokens. "
+      f"{remedy}, or set SPECDEC_KERNELS=off to hide this line",
       sys.stderr,
     )
     return False

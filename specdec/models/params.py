@@ -125,6 +125,13 @@ def in_groups(
   )
 
 
+def row_size(config: TransformerConfig) -> float:
+  """Returns bytes of a weight of the vocabulary projection, scales included."""
+  spec = held(config)["embed/weight" if config.tied else "head/weight"]
+  size = sum(x.nbytes for x in leaves(spec))
+  return size / (config.vocab_size * config.width)
+
+
 def read_size(config: TransformerConfig) -> float:
   """Returns the bytes of a weight, on average, that a pass reads."""
   every = held(config)

@@ -89,6 +89,10 @@ def fill(
     except Missing as error:
       new = error.sentence
       new = f"\n\n{new}\n\n" if kind == "results" else new
+    except (KeyError, TypeError, IndexError, ValueError) as error:
+      raise ValueError(
+        f"<!-- {kind}: {order} -->: {error or type(error).__name__}"
+      ) from error
     return f"<!-- {kind}: {order} -->{new}<!-- end -->"
 
   return REGION.sub(written, text)

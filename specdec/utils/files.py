@@ -75,6 +75,11 @@ def lock(folder: Path) -> None:
     restore(folder / old.name[1 : -len(".old")])
 
 
+def lock_of(folder: Path) -> int:
+  """Returns the descriptor of a lock, for a child that shall share it."""
+  return _locks[folder.resolve()].fileno()
+
+
 def release() -> None:
   """Releases all locks; removes folders created by `lock` and still empty."""
   while _locks:
@@ -106,10 +111,8 @@ def replace_file(
     if is_stream(path):
       with open(path, "wb") as file:
         return _write(file, content)
-    _remove_scratch(target.parent)
-    # Named after the process, as others may be writing the same file.
-    name = os.fsdecode(os.fsencode(target.name)[:150])
-    scratch = target.with_name(f".{name}.{_HOST}.{os.getpid()}.part")
+    _remove_scratch_once(target.parent)
+    scratch = _scratch(target)
     try:
       with scratch.open("wb") as file:
         _write(file, content)
@@ -121,16 +124,24 @@ def replace_file(
       raise
 
 
-@functools.cache  # once in a process, since folders can be large
+def _scratch(target: Path) -> Path:
+  """Names what is incomplete after the process: others may write it too."""
+  name = os.fsdecode(os.fsencode(target.name)[:150])
+  return target.with_name(f".{name}.{_HOST}.{os.getpid()}.part")
+
+
 def _remove_scratch(folder: Path) -> None:
-  """Removes partial files of processes on this host that no longer exist."""
+  """Removes what processes of this host left that no longer exist."""
   for file in folder.glob(f".*.{glob.escape(_HOST)}.*.part"):
     # Other errors mean that the process is alive or another user's.
     with contextlib.suppress(OSError, ValueError, OverflowError):
       try:
         os.kill(int(file.name.split(".")[-2]), 0)
       except ProcessLookupError:
-        file.unlink()
+        shutil.rmtree(file) if file.is_dir() else file.unlink()
+
+
+_remove_scratch_once = functools.cache(_remove_scratch)  # large folders
 
 
 def replace_folder(
@@ -142,9 +153,10 @@ def replace_folder(
   the disk is full, for example.
   """
   target = Path(path).resolve()  # keeps symbolic links
-  scratch, old = (target.with_name(f".{target.name}{x}") for x in ("", ".old"))
+  scratch, old = _scratch(target), target.with_name(f".{target.name}.old")
   with naming_errors(path):
     restore(target)
+    _remove_scratch(target.parent)
     shutil.rmtree(scratch, ignore_errors=True)
     try:
       write(scratch)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax.extend import core
 
 from specdec.drafters.heads.draft_head import DraftHead, TargetWeights
-from specdec.models import attention
+from specdec.models import attention, params
 from specdec.models.config import TransformerConfig
 from specdec.types import DrafterCost, ModelOutput, PyTree, StepCost
 
@@ -33,8 +33,10 @@ def drafter_cost(
   net, encoded = _shapes(draft_head, target)
   tokens = config.vocabulary or target.vocab_size
   rows = tokens * target.width if config.head == "shared" else 0
-  row_size = 4 if target.dtype == "float32" else 2
   copied = rows if draft_head.ids is not None else 0
+  row_size = params.row_size(target)
+  if copied and row_size < 2:  # rows of integers are copied as float32
+    row_size = _SIZE
   held = step_weights(draft_head, target) - rows
   kv = scores = 0
   update = None
