@@ -166,7 +166,8 @@ def test_a_busy_machine_is_waited_for_and_then_named(plan, monkeypatch):
 def test_a_killed_run_goes_on_where_it_was(plan, tmp_path):
   one = fake("one", "slow", to="output")
   script = (
-    "import pathlib\n"
+    "import pathlib, signal\n"
+    "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
     "from specdec.benchmark import provenance, reproduction\n"
     "from specdec.benchmark.measurements import Measurement\n"
     "from pathlib import PosixPath\n"

@@ -22,7 +22,6 @@ files: tokens per pass and speedup over k, a line each, of all prompts together
 (--group for one category).
 """
 
-import functools
 import json
 import sys
 from pathlib import Path
@@ -31,6 +30,7 @@ from specdec.benchmark import sweeps
 from specdec.cli import app, setup_flags
 from specdec.report import canvas, plots, regions, result_plots, sweep_page
 from specdec.utils import files, terminal
+from specdec.utils.spelling import naming
 
 
 def define(flags: app.Flags) -> None:
@@ -82,18 +82,15 @@ def fill(options: app.Options) -> None:
     )
   for page in pages:
     text = page.read_text(encoding="utf-8")
-    draw = functools.partial(_draw, page.parent)
-    try:
-      new = regions.fill(text, documents, draw)
-    except ValueError as error:
-      raise ValueError(f"{page}: {error}") from error
+    with naming(str(page)):
+      new = regions.fill(
+        text,
+        documents,
+        lambda name, x, at=page.parent: canvas.save(x, at / name),
+      )
     if new != text:
       files.replace_text(page, new)
       terminal.report(page)
-
-
-def _draw(folder: Path, name: str, figure) -> None:
-  canvas.save(figure, folder / name)
 
 
 def draw(options: app.Options) -> None:
