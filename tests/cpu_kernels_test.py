@@ -30,6 +30,20 @@ def test_a_compiler_builds_the_kernels_with_this_jax():
   assert cpu_kernels.available()
 
 
+@pytest.mark.skipif(
+  os.environ.get("SPECDEC_KERNELS") == "off", reason="switched off"
+)
+def test_a_compiler_that_fails_is_quoted(tmp_path, monkeypatch, capsys):
+  compiler = tmp_path / "compiler"
+  compiler.write_text("#!/bin/sh\necho 'no such architecture' >&2\nexit 1\n")
+  compiler.chmod(0o755)
+  monkeypatch.setenv("CXX", str(compiler))
+  assert not cpu_kernels.available.__wrapped__()
+  printed = " ".join(capsys.readouterr().err.split())
+  assert f"{compiler} failed: no such architecture)" in printed
+  assert "Name another compiler by CXX" in printed
+
+
 def random(seed: int, shape: tuple[int, ...], dtype=jnp.float32) -> jax.Array:
   x = np.random.default_rng(seed).normal(size=shape)
   return jnp.asarray(np.round(40 * x) if dtype == jnp.int8 else x, dtype)

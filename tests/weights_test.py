@@ -95,6 +95,8 @@ def test_compressed_tensors_round_trip(tmp_path, weights):
   model = checkpoints.load(path, weights=form)
   folder = tmp_path / "saved"
   checkpoints.save_safetensors(folder, model.params, model.config)
+  modes = {path.stat().st_mode for path in folder.iterdir()}
+  assert len(modes) == 1  # whoever reads one of them reads all
   again = checkpoints.load(folder, weights=STORED)
   chex.assert_trees_all_equal(again.params, model.params)
   chex.assert_trees_all_equal_dtypes(again.params, model.params)

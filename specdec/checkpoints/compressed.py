@@ -96,8 +96,7 @@ def logical(
         f"{' or '.join(str(x or 'one for all') for x in sizes)}"
       )
     whole[base] = shape
-    group = group if scale[1] > 1 else None
-    formats[base] = WeightFormat(kind, group)
+    formats[base] = WeightFormat(kind, group if scale[1] > 1 else None)
   return whole, formats
 
 

@@ -52,8 +52,8 @@ def available() -> bool:
   except (OSError, subprocess.SubprocessError) as error:
     reason, remedy = str(error), "Install g++ or clang++ for them"
     if isinstance(error, subprocess.CalledProcessError):
-      said = error.stderr.decode(errors="replace").strip().splitlines()
-      reason = f"{error.cmd[0]} failed: {'; '.join(said[:3])}"
+      lines = error.stderr.decode(errors="replace").strip().splitlines()
+      reason = f"{error.cmd[0]} failed: {'; '.join(lines[:3])}"
       remedy = "Name another compiler by CXX"
     terminal.report(
       f"specdec: no C++ kernels on this CPU ({reason}); matrix products go "

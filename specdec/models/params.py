@@ -6,6 +6,7 @@ of `sharding.Rules`; an axis without a rule there is replicated.
 
 import dataclasses
 import math
+from collections.abc import Collection
 from typing import NamedTuple
 
 from flax import traverse_util
@@ -125,11 +126,10 @@ def in_groups(
   )
 
 
-def row_size(config: TransformerConfig) -> float:
-  """Returns bytes of a weight of the vocabulary projection, scales included."""
-  spec = held(config)["embed/weight" if config.tied else "head/weight"]
-  size = sum(x.nbytes for x in leaves(spec))
-  return size / (config.vocab_size * config.width)
+def head_weight_size(config: TransformerConfig) -> float:
+  """Returns the bytes of a weight of the vocabulary projection."""
+  table = "embed/weight" if config.tied else "head/weight"
+  return _weight_size([held(config)[table]])
 
 
 def read_size(config: TransformerConfig) -> float:
@@ -137,8 +137,13 @@ def read_size(config: TransformerConfig) -> float:
   every = held(config)
   if not config.tied:
     del every["embed/weight"]  # one row a token
-  sizes = sum(x.nbytes for spec in every.values() for x in leaves(spec))
-  return sizes / sum(math.prod(leaves(x)[0].shape) for x in every.values())
+  return _weight_size(every.values())
+
+
+def _weight_size(every: Collection[ParamSpec | Quantized]) -> float:
+  """Returns the bytes of a weight, its share of scales and offsets included."""
+  sizes = sum(x.nbytes for spec in every for x in leaves(spec))
+  return sizes / sum(math.prod(leaves(spec)[0].shape) for spec in every)
 
 
 def shardings(

@@ -91,7 +91,7 @@ def fill(
       new = f"\n\n{new}\n\n" if kind == "results" else new
     except (KeyError, TypeError, IndexError, ValueError) as error:
       raise ValueError(
-        f"<!-- {kind}: {order} -->: {error or type(error).__name__}"
+        f"<!-- {kind}: {order} -->: {str(error) or type(error).__name__}"
       ) from error
     return f"<!-- {kind}: {order} -->{new}<!-- end -->"
 

@@ -141,7 +141,8 @@ def _remove_scratch(folder: Path) -> None:
         shutil.rmtree(file) if file.is_dir() else file.unlink()
 
 
-_remove_scratch_once = functools.cache(_remove_scratch)  # large folders
+# Once in a process, since folders can be large.
+_remove_scratch_once = functools.cache(_remove_scratch)
 
 
 def replace_folder(

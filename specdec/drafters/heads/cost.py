@@ -34,7 +34,7 @@ def drafter_cost(
   tokens = config.vocabulary or target.vocab_size
   rows = tokens * target.width if config.head == "shared" else 0
   copied = rows if draft_head.ids is not None else 0
-  row_size = params.row_size(target)
+  row_size = params.head_weight_size(target)
   if copied and row_size < 2:  # rows of integers are copied as float32
     row_size = _SIZE
   held = step_weights(draft_head, target) - rows
