@@ -1,6 +1,7 @@
 """Fits recover the parameters that generated the times, or report errors."""
 
 import dataclasses
+import functools
 import json
 import math
 import re
@@ -104,17 +105,39 @@ def test_drift_is_the_median_over_points_timed_twice():
 
 def test_turns_that_were_slow_are_slow_for_all():
   rng = np.random.default_rng(0)
-  true = np.array([1.0, 2.0, 5.0, 3.0])
-  slow = np.repeat(np.exp(rng.normal(0, 0.3, 9)), len(true))
-  clock = iter(np.tile(true, 9) * slow)
+  true = [1.0, 2.0, 5.0, 3.0]
+  slow = np.exp(rng.normal(0, 0.3, 9))
+  runs = []
+
+  def run(number: int) -> float:
+    runs.append(number)
+    return true[number] * slow[(len(runs) - 1) // 6]
+
   timers = [
-    calibrate.Timer(PassTime(1, n, 1, 0.0), lambda: next(clock))
+    calibrate.Timer(PassTime(1, n, 1, 0.0), functools.partial(run, n))
     for n in range(4)
   ]
   first, second = calibrate.in_turns([timers[:3], timers[3:]], 9)
   assert [time.tokens for time in first + second] == [0, 1, 2, 3]
   seconds = np.array([time.seconds for time in first + second])
-  np.testing.assert_allclose(seconds / seconds[0], true)
+  np.testing.assert_allclose(seconds / seconds[0], np.array(true) / true[0])
+  # The group of one timer is timed as often as that of three, in between.
+  assert runs == [0, 3, 1, 3, 2, 3] * 9
+
+
+@pytest.mark.parametrize("noise, turns", [(0.0, 4), (0.5, 12)])
+def test_turns_are_added_where_times_scatter(noise, turns):
+  rng = np.random.default_rng(1)
+  timers = [
+    calibrate.Timer(
+      PassTime(1, n, 1, 0.0), lambda: float(np.exp(rng.normal(0, noise)))
+    )
+    for n in range(3)
+  ]
+  reports = []
+  calibrate.in_turns([timers], 4, reports.append)
+  assert len(reports) == turns + 1
+  assert "1 standard error" in reports[-1]
 
 
 def test_a_calibration_needs_points_that_took_time():

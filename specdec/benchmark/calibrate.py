@@ -23,6 +23,9 @@ _KNOTS = (
 )  # fmt: skip
 _UNSEEN = ((3, 1), (1, 5), (2, 5), (1, 7), (5, 4), (3, 7), (7, 8), (11, 5))
 
+_MOST_RUNS = 4  # of one timer in a turn
+_ENOUGH = 0.02  # standard error of a time
+
 
 def plan(
   batch: int, tokens: int, context: int
@@ -118,6 +121,22 @@ def rounds(
   return timers
 
 
+def _schedule(sizes: Sequence[int]) -> list[int]:
+  """Returns what a turn runs in order: indices of timers, groups interleaved.
+
+  A group of few timers is run up to `_MOST_RUNS` times, spread over the turn.
+
+  Args:
+    sizes: timers of each group, which are numbered one after the other.
+  """
+  order, first = [], 0
+  for size in sizes:
+    runs = size * min(max(max(sizes) // max(size, 1), 1), _MOST_RUNS)
+    order += [((i + 0.5) / runs, first + i % size) for i in range(runs)]
+    first += size
+  return [timer for _, timer in sorted(order)]
+
+
 def in_turns(
   groups: Sequence[Sequence[Timer]],
   repeats: int,
@@ -126,18 +145,45 @@ def in_turns(
   """Returns the times of every group, taken in turns.
 
   A turn in which the machine was slow was slow for all: what its times have in
-  common is taken out before the median over turns.
+  common is taken out before the median over turns. While the standard error of
+  a median exceeds 2 %, turns are added, up to three times `repeats`.
   """
   timers = [timer for group in groups for timer in group]
-  logs = np.zeros((repeats, len(timers)))
-  for turn in range(repeats):
-    progress(f"timing passes and rounds, turn {turn + 1} of {repeats}")
-    logs[turn] = np.log([timer.run() for timer in timers])
-  for _ in range(10):
-    middle = np.median(logs, axis=0)
-    logs -= np.median(logs - middle, axis=1, keepdims=True)
-  seconds = iter(np.exp(np.median(logs, axis=0)).tolist())
+  schedule = np.array(_schedule([len(group) for group in groups]))
+  turns: list[np.ndarray] = []
+  while True:
+    least = max(repeats, len(turns) + 1)
+    progress(f"timing passes and rounds, turn {len(turns) + 1} of {least}")
+    logs = np.log([timers[which].run() for which in schedule])
+    turns.append(
+      np.array([logs[schedule == n].mean() for n in range(len(timers))])
+    )
+    if len(turns) < repeats:
+      continue
+    middle, error = _without_drift(np.array(turns))
+    if error.max() <= _ENOUGH or len(turns) >= 3 * repeats:
+      break
+  worst = timers[int(error.argmax())].time[:2]
+  progress(f"timed within {error.max():.1%} (1 standard error; worst {worst})")
+  seconds = iter(np.exp(middle).tolist())
   return [
     [timer.time._replace(seconds=next(seconds)) for timer in group]
     for group in groups
   ]
+
+
+def _without_drift(logs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+  """Returns medians over turns without what turns have in common, and errors.
+
+  Args:
+    logs: [turns, timers] log seconds; a turn's median deviation is common.
+
+  Returns:
+    [timers] medians, and standard errors of them by the median deviation.
+  """
+  for _ in range(10):
+    middle = np.median(logs, axis=0)
+    logs = logs - np.median(logs - middle, axis=1, keepdims=True)
+  middle = np.median(logs, axis=0)
+  deviation = 1.48 * np.median(np.abs(logs - middle), axis=0)
+  return middle, 1.25 * deviation / np.sqrt(len(logs))
