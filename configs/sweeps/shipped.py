@@ -18,7 +18,7 @@ def get_config() -> ConfigDict:
   config.whole = {
     "context": 64,
     "texts": 16,
-    "pairs": 12,
+    "pairs": 48,
     "calibration_repeats": 15,
   }
   config.common = {

@@ -23,7 +23,7 @@ _KNOTS = (
 )  # fmt: skip
 _UNSEEN = ((3, 1), (1, 5), (2, 5), (1, 7), (5, 4), (3, 7), (7, 8), (11, 5))
 
-_MOST_RUNS = 4  # of one timer in a turn
+_MOST_RUNS = 2  # of one timer in a turn
 _ENOUGH = 0.02  # standard error of a time
 
 
@@ -146,7 +146,7 @@ def in_turns(
 
   A turn in which the machine was slow was slow for all: what its times have in
   common is taken out before the median over turns. While the standard error of
-  a median exceeds 2 %, turns are added, up to three times `repeats`.
+  a median exceeds 2 %, turns are added, up to twice `repeats`.
   """
   timers = [timer for group in groups for timer in group]
   schedule = np.array(_schedule([len(group) for group in groups]))
@@ -161,7 +161,7 @@ def in_turns(
     if len(turns) < repeats:
       continue
     middle, error = _without_drift(np.array(turns))
-    if error.max() <= _ENOUGH or len(turns) >= 3 * repeats:
+    if error.max() <= _ENOUGH or len(turns) >= 2 * repeats:
       break
   worst = timers[int(error.argmax())].time[:2]
   progress(f"timed within {error.max():.1%} (1 standard error; worst {worst})")

@@ -152,7 +152,8 @@ def round_timer(
 ) -> Callable[[], float]:
   """Returns what times rounds with all rows at work: seconds of one, a call.
 
-  It keeps a prefilled state, and times on copies of it.
+  It keeps a prefilled state, and times on copies of it, as often as it takes
+  to have timed rounds for a while.
   """
   most = decoder.max_new_tokens // decoder.num_nodes
   if most < 1:
@@ -162,7 +163,7 @@ def round_timer(
     )
   first = decoder.start(Batch(rows, range(len(rows))))
 
-  def timed() -> float:
+  def once() -> float:
     state = jax.block_until_ready(jax.tree.map(jnp.copy, first))
     begin = time.perf_counter()
     state = decoder.run(state, 0)  # what a call costs by itself
@@ -171,8 +172,10 @@ def round_timer(
     end = time.perf_counter()
     return max(end - middle - (middle - begin), 0.5 * (end - middle)) / most
 
-  timed()
-  return timed
+  once()
+  count = max(1, round(_TIMED / (most * min(once(), once()))))
+  count = int(multihost.agree(count))
+  return lambda: sum(once() for _ in range(count)) / count
 
 
 def forget_programs() -> None:
