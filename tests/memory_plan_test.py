@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from specdec.compiled import memory_plan
-from specdec.models import presets
+from specdec.models import cpu_kernels, presets
 from specdec.types import UNKNOWN_COST, DrafterCost
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -112,7 +112,19 @@ def plan(name, dtype, **options):
   return memory_plan.plan(config, None, **(shape | options))
 
 
-def test_a_cpu_multiplies_bfloat16_in_float32():
+@pytest.fixture
+def no_kernels(monkeypatch):
+  monkeypatch.setattr(cpu_kernels, "available", lambda: False)
+
+
+def test_kernels_multiply_weights_as_they_are_held(monkeypatch):
+  monkeypatch.setattr(cpu_kernels, "available", lambda: True)
+  for dtype, batch in (("float32", 1), ("bfloat16", 1), ("bfloat16", 22)):
+    parts = plan("llama3-1b", dtype, cpu=True, batch=batch).parts
+    assert parts["copies of weights"] == 0
+
+
+def test_without_kernels_a_cpu_multiplies_bfloat16_in_float32(no_kernels):
   wide, narrow = (
     plan("llama3-1b", dtype, cpu=True) for dtype in ("float32", "bfloat16")
   )
@@ -122,7 +134,7 @@ def test_a_cpu_multiplies_bfloat16_in_float32():
   assert "copies of weights" not in plan("llama3-1b", "bfloat16").parts
 
 
-def test_many_tokens_are_multiplied_by_unpacked_matrices():
+def test_without_kernels_many_tokens_take_unpacked_matrices(no_kernels):
   few, many, rounds = (
     plan("smollm2-135m", "float32", cpu=True, batch=batch).parts
     for batch in (1, 4, 22)  # a round of so many nodes computes logits as well

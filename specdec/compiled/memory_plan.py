@@ -195,8 +195,9 @@ def _pass_bytes(
 ) -> tuple[float, float]:
   """Estimates bytes (copies of weights, activations) of a pass on a CPU.
 
-  XLA multiplies in float32, and many tokens with unpacked matrices; it keeps
-  both forms of all matrices alive throughout the decoding loop.
+  The kernels multiply weights as they are held. XLA multiplies in float32, and
+  many tokens with unpacked matrices; it keeps both forms of all matrices alive
+  throughout the decoding loop.
 
   Args:
     tokens: per row.
@@ -206,14 +207,13 @@ def _pass_bytes(
   size = _bytes_of(config)
   weights = weight_bytes(dataclasses.replace(config, weights=None), place)
   copies = 0
-  if config.weights is not None:  # others than the kernels multiply a copy
-    if place is not None or not cpu_kernels.available():
+  if place is not None or not cpu_kernels.available():
+    if config.weights is not None or size < 4:
       copies = 4 / size * weights
-  elif rows * tokens > layouts.MAX_BLOCKED_TOKENS:
-    table = size * config.vocab_size * config.width / _share(("vocab",), place)
-    copies += weights - (0 if head else (2 - config.tied) * table)
-  if size < 4 and config.weights is None:
-    copies += 4 / size * weights
+    if config.weights is None and rows * tokens > layouts.MAX_BLOCKED_TOKENS:
+      table = size * config.vocab_size * config.width
+      table /= _share(("vocab",), place)
+      copies += weights - (0 if head else (2 - config.tied) * table)
   scores = config.num_heads / _share(("query",), place) * slots
   inner = config.mlp_width * max(1, config.num_experts)
   inner /= _share(("mlp",), place)
