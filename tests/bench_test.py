@@ -12,9 +12,11 @@ import pytest
 import closed_form
 import programs
 from specdec import checkpoints
-from specdec.benchmark import rows, timing
+from specdec.benchmark import points, rows, timing
+from specdec.benchmark.setup import Setup
 from specdec.checkpoints import shipped
 from specdec.checkpoints.fetch import fetch
+from specdec.compiled import memory_plan
 from specdec.models import presets
 
 
@@ -185,3 +187,14 @@ def test_bad_input_ends_with_one_sentence(target, capsys, arguments, sentence):
   assert message.startswith("bench: ")
   assert "\n" not in message
   assert re.search(sentence, message), message
+
+
+def test_caches_of_passes_that_do_not_fit_are_refused(monkeypatch):
+  setup = Setup(max_new_tokens=8)
+  target = setup.load_target()
+  monkeypatch.setattr(timing, "pass_timer", lambda *_: pytest.fail("compiled"))
+  # One cache of the two would fit.
+  one = memory_plan.cache_bytes(target.checkpoint.config, 1, 4096)
+  monkeypatch.setattr(memory_plan, "available", lambda _: int(1.5 * one))
+  with pytest.raises(MemoryError, match="KV caches of passes"):
+    points.time_passes(setup, target, [1, 8], 64, 2, slots=(4096, 4096))

@@ -183,6 +183,28 @@ def test_the_speculative_text_is_that_of_the_target_as_it_is_held(
 
 
 @pytest.mark.parametrize(
+  "target, drafter",
+  [
+    ("stdlib-11m", "head(eagle)"),  # it reads the projection as it is held
+    ("stdlib-1m", "early_exit(1)"),
+    ("stdlib-1m", "layer_skip(attention=[1])"),
+  ],
+)
+def test_drafters_from_the_target_s_own_weights_read_integers(target, drafter):
+  k = 3 if "head" in drafter else SMALL["k"]
+  settings = SMALL | {"target": target, "drafter": drafter, "k": k}
+  whole, held = Setup(**settings), Setup(weights="int8", **settings)
+  rounds = []
+  for setup in (whole, held):
+    decoder = setup.load()
+    [batch] = decoder.encode(["def total(numbers):\n"])
+    ours, plain = decoder.decode(batch), decoder.baseline().decode(batch)
+    assert ours.texts == plain.texts
+    rounds.append(ours.num_rounds)
+  assert abs(rounds[0] - rounds[1]) <= 3  # what it drafts is as good
+
+
+@pytest.mark.parametrize(
   "weights, bits", [(None, 32), ("bfloat16", 16), ("int8", 8), ("int4", 4)]
 )
 def test_the_plan_and_the_roofline_know_what_is_held(weights, bits):
