@@ -94,10 +94,10 @@ def test_the_plan_is_near_the_peak(name, tmp_path):
     "-c", GENERATE, *flags, f"--prompt_file={file}",
     f"--batch={count}", "--max_new_tokens=32", "--compilation_cache=",
   )  # fmt: skip
-  # The last plan counts the prompts.
+  # The first plan draws weights, the last one counts the prompts.
   plans = re.findall(r"memory on each device: ([\d.]+) GiB", result.stderr)
   peak = int(re.findall(r"peak (\d+)", result.stderr)[-1])
-  assert float(plans[-1]) * 2**30 == pytest.approx(peak, rel=0.25)
+  assert max(map(float, plans)) * 2**30 == pytest.approx(peak, rel=0.25)
 
 
 def test_random_weights_are_drawn_and_packed_one_by_one():
