@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from specdec import cache as kv
+from specdec import multihost
 from specdec.benchmark import timing
 from specdec.benchmark.decoder import Decoder
 from specdec.roofline.calibration import PassTime, RoundTime
@@ -22,7 +23,6 @@ _KNOTS = (
   384, 512, 1024,
 )  # fmt: skip
 _UNSEEN = ((3, 1), (1, 5), (2, 5), (1, 7), (5, 4), (3, 7), (7, 8), (11, 5))
-
 _MOST_RUNS = 2  # of one timer in a turn
 _ENOUGH = 0.02  # standard error of a time
 
@@ -152,16 +152,16 @@ def in_turns(
   schedule = np.array(_schedule([len(group) for group in groups]))
   turns: list[np.ndarray] = []
   while True:
-    least = max(repeats, len(turns) + 1)
-    progress(f"timing passes and rounds, turn {len(turns) + 1} of {least}")
+    turn = len(turns) + 1
+    total = max(repeats, turn)
+    progress(f"timing passes and rounds, turn {turn} of {total}")
     logs = np.log([timers[which].run() for which in schedule])
-    turns.append(
-      np.array([logs[schedule == n].mean() for n in range(len(timers))])
-    )
-    if len(turns) < repeats:
+    turns.append(np.bincount(schedule, logs) / np.bincount(schedule))
+    if turn < repeats:
       continue
     middle, error = _without_drift(np.array(turns))
-    if error.max() <= _ENOUGH or len(turns) >= 2 * repeats:
+    # All processes take another turn, or none does.
+    if multihost.agree(error.max()) <= _ENOUGH or turn >= 2 * repeats:
       break
   worst = timers[int(error.argmax())].time[:2]
   progress(f"timed within {error.max():.1%} (1 standard error; worst {worst})")

@@ -207,7 +207,9 @@ def _pass_bytes(
   size = _bytes_of(config)
   weights = weight_bytes(dataclasses.replace(config, weights=None), place)
   copies = 0
-  if place is not None or not cpu_kernels.available():
+  # The kernels multiply neither on a mesh nor by experts.
+  on_mesh_or_experts = place is not None or config.num_experts > 0
+  if on_mesh_or_experts or not cpu_kernels.available():
     if config.weights is not None or size < 4:
       copies = 4 / size * weights
     if config.weights is None and rows * tokens > layouts.MAX_BLOCKED_TOKENS:
