@@ -20,6 +20,7 @@ from specdec.inputs import (
   Inputs,
   check_pair,
   check_shapes,
+  check_source,
   check_weights,
   checked,
 )
@@ -38,6 +39,7 @@ from specdec.types import (
   Params,
   PyTree,
   Sampling,
+  Source,
   Stats,
 )
 
@@ -71,10 +73,14 @@ def start(
   sampling: Sampling,
   limit: Array | None = None,
   index: Array | None = None,
+  source: Source | None = None,
 ) -> DecodeState:
   """Prefill: the state before the first round. Arguments as `generate`'s."""
   check_pair(drafter.spec, rule)
-  check_shapes(Inputs(prompt, prompt_length, key, sampling, limit, index))
+  check_source(target, source)
+  check_shapes(
+    Inputs(prompt, prompt_length, key, sampling, limit, index, source)
+  )
   check_weights(params)
   batch, size = prompt.shape
   if size > max_length:
@@ -95,11 +101,14 @@ def start(
   def counts(*shape):
     return jnp.zeros(shape, jnp.int32)
 
+  cache = target.init_cache(batch, slots)
+  if source is not None:
+    cache = cache.replace(cross=target.encode(params.target, source))
   cache, prefill_output = kv.prefill(
     target,
     params.target,
     tokens[:, :size],
-    target.init_cache(batch, slots),
+    cache,
     length - 1,
     chunk=chunk,
     features=spec.features,
@@ -128,6 +137,7 @@ def start(
     log_probs=jnp.zeros((batch, max_length), jnp.float32),
     draft_log_probs=jnp.full((batch, max_length), NO_DRAFT, jnp.float32),
     origin=jnp.full((batch, max_length), PROMPT, jnp.int8),
+    source=source,
   )
   context = step.context_of(state, target.vocab_size, rule)
   return state.replace(
@@ -303,6 +313,7 @@ def generate(
   eos_ids: Sequence[int] = (),
   limit: Array | None = None,
   index: Array | None = None,
+  source: Source | None = None,
   mesh: sharding.Places | sharding.Placement | None = None,
 ) -> DecodeState:
   """Prompt in, text out: prefill and all rounds as one compiled program.
@@ -321,6 +332,8 @@ def generate(
     limit: [B] length at which a row stops; default max_length.
     index: [B] numbers that name the rows' noise; default 0..B-1. A row's text
       depends on its index and not on its place or its neighbours.
+    source: what the encoder of an encoder-decoder reads. The prompt is then
+      the beginning of its output: the start token, and more if you like.
     mesh: where target and draft lie (`sharding.places`); target, drafter and
       params were constructed and loaded for it. Prefill and loop are then two
       programs. Default: one device.
@@ -331,12 +344,14 @@ def generate(
 
   Raises:
     ValueError: prompt_length out of 1..P; token ids that the target does not
-      have; arrays of another batch size; P > max_length; a drafter whose
+      have; arrays of another batch size; P > max_length; a source without an
+      encoder, or an encoder without a source; a drafter whose
       siblings the rule is not right for; distributions over different
       vocabularies; rows that do not divide over the mesh, or weights that do
       not lie on it.
   """
-  inputs = Inputs(prompt, prompt_length, key, sampling, limit, index)
+  inputs = Inputs(prompt, prompt_length, key, sampling, limit, index, source)
+  check_source(target, source)
   inputs, eos_ids = checked(inputs, eos_ids, max_length, target.vocab_size)
   parts = target, drafter, rule
   if mesh is None:
@@ -387,6 +402,7 @@ def stream(
   eos_ids: Sequence[int] = (),
   limit: Array | None = None,
   index: Array | None = None,
+  source: Source | None = None,
   mesh: sharding.Places | sharding.Placement | None = None,
 ) -> Iterator[DecodeState]:
   """`generate` in pieces: the state after prefill and after every few rounds.
@@ -396,7 +412,8 @@ def stream(
   """
   if every < 1:
     raise ValueError(f"every = {every}; it must be >= 1")
-  inputs = Inputs(prompt, prompt_length, key, sampling, limit, index)
+  inputs = Inputs(prompt, prompt_length, key, sampling, limit, index, source)
+  check_source(target, source)
   inputs, eos_ids = checked(inputs, eos_ids, max_length, target.vocab_size)
   parts = target, drafter, rule
   first, rest = _programs(parts, params, inputs, eos_ids, max_length, mesh)

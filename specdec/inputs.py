@@ -12,8 +12,10 @@ from specdec.types import (
   AcceptanceRule,
   Array,
   DraftSpec,
+  Model,
   Params,
   Sampling,
+  Source,
 )
 
 _INT32 = np.iinfo(np.int32)
@@ -28,6 +30,22 @@ class Inputs(NamedTuple):
   sampling: Sampling
   limit: Array | None = None  # [B]
   index: Array | None = None  # [B]
+  source: Source | None = None
+
+
+def check_source(target: Model, source: Source | None) -> None:
+  """Refuses a source for a decoder alone, and an encoder-decoder without one.
+
+  Raises:
+    ValueError: says which.
+  """
+  if target.encode is None and source is not None:
+    raise ValueError("the target is a decoder alone: it has no use for source")
+  if target.encode is not None and source is None:
+    raise ValueError(
+      "the target is an encoder-decoder: give source, the tokens that its "
+      "encoder reads"
+    )
 
 
 def check_pair(spec: DraftSpec, rule: AcceptanceRule) -> None:
@@ -84,7 +102,16 @@ def check_shapes(inputs: Inputs) -> None:
   rows = {
     name: getattr(inputs, name) for name in ("prompt_length", "limit", "index")
   }
-  for name, value in {"prompt": prompt, **rows}.items():
+  texts = {"prompt": prompt}
+  if inputs.source is not None:
+    texts["source"], rows["source.length"] = inputs.source
+    shape = np.shape(inputs.source.tokens)
+    if len(shape) != 2 or 0 in shape or shape[0] != batch:
+      raise ValueError(
+        f"source has shape {shape}; it must be [{batch}, P], token ids for "
+        "each row of the prompt"
+      )
+  for name, value in {**texts, **rows}.items():
     if value is None:
       continue
     dtype = value.dtype if hasattr(value, "dtype") else np.asarray(value).dtype
@@ -120,6 +147,13 @@ def _check_range(name: str, value, low: int, high: int = _INT32.max) -> None:
     raise ValueError(f"{name} = {bad.flat[0]}; it must be in {low}..{high}")
 
 
+def _check_text(name: str, tokens, length, vocab_size: int) -> None:
+  size = np.shape(tokens)[1]
+  _check_range(name, length, 1, size)
+  inside = np.arange(size) < np.asarray(length)[:, None]
+  _check_range("token id", np.asarray(tokens)[inside], 0, vocab_size - 1)
+
+
 def checked(
   inputs: Inputs, eos_ids: Sequence[int], max_length: int, vocab_size: int
 ) -> tuple[Inputs, Array]:
@@ -141,14 +175,14 @@ def checked(
   _check_range("max_length", max_length, 1)
   leaves = jax.tree.leaves(inputs._replace(key=None))
   if not any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
-    prompt, prompt_length, _, sampling, *rows = inputs
-    size = np.shape(prompt)[1]
-    _check_range("prompt_length", prompt_length, 1, size)
-    inside = np.arange(size) < np.asarray(prompt_length)[:, None]
-    _check_range("token id", np.asarray(prompt)[inside], 0, vocab_size - 1)
-    for name, value in zip(("limit", "index"), rows):
+    _check_text("prompt_length", *inputs[:2], vocab_size)
+    if inputs.source is not None:
+      _check_text("source.length", *inputs.source, vocab_size)
+    for name in ("limit", "index"):
+      value = getattr(inputs, name)
       _check_range(name, 0 if value is None else value, 0)
-    warp.settings(len(inside), **vars(sampling))  # refuses what is out of range
+    # Refuses what is out of range.
+    warp.settings(len(inputs.prompt), **vars(inputs.sampling))
 
   def int32(x):
     return None if x is None else jnp.asarray(x, jnp.int32)
@@ -158,5 +192,6 @@ def checked(
     prompt_length=int32(inputs.prompt_length),
     limit=int32(inputs.limit),
     index=int32(inputs.index),
+    source=jax.tree.map(int32, inputs.source),
   )
   return inputs, int32(eos_ids)

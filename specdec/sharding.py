@@ -355,7 +355,11 @@ def of_state(
       )
 
     layers = jax.tree_util.tree_map_with_path(buffer, buffers.layers)
-    return KVCache(layers=layers, length=rows)
+    cross = buffers.cross
+    if cross is not None:
+      heads = jax.tree_util.tree_map_with_path(buffer, cross.layers)
+      cross = cross.replace(layers=heads, length=rows)
+    return KVCache(layers, rows, cross)
 
   def of_draft(x) -> PyTree:
     return cache(draft or target, "draft_state", x) if is_cache(x) else rows

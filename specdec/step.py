@@ -343,7 +343,12 @@ def context_of(
   """What the drafter may see of this state."""
   noise = _noise(state, vocab_size, rule)
   return Context(
-    state.tokens, state.length, state.sampling, state.target_cache, noise.draft
+    state.tokens,
+    state.length,
+    state.sampling,
+    state.target_cache,
+    noise.draft,
+    state.source,
   )
 
 

@@ -24,12 +24,28 @@ class Params(NamedTuple):
   draft: PyTree = None
 
 
+class Source(NamedTuple):
+  """What an encoder reads: one ragged text a row."""
+
+  tokens: Array  # [B, P] token ids, each row padded at its end with anything
+  length: Array  # [B], each in 1..P
+
+
+@struct.dataclass
+class CrossKV:
+  """Keys and values of a source, computed once and read by every pass."""
+
+  layers: tuple[tuple[Array, Array], ...]  # (k, v) a layer: [B, heads, P, dim]
+  length: Array  # [B] positions of the source
+
+
 @struct.dataclass
 class KVCache:
   """Keys and values; slots at or past `length` are scratch, never undone."""
 
   layers: tuple[tuple[Array, Array], ...]  # (k, v) a layer: [B, heads, S, dim]
   length: Array  # [B] committed positions
+  cross: CrossKV | None = None  # of the source; None: a decoder alone
 
   @property
   def num_slots(self) -> int:
@@ -54,7 +70,7 @@ class Skip(NamedTuple):
 
 
 class Model(NamedTuple):
-  """A language model with an explicit cache: two pure functions, two sizes.
+  """A language model with an explicit cache: pure functions and two sizes.
 
   apply(params, tokens, cache, *, parents=None, first=0, start=0, stop=None,
         hidden=None, head=True, features=(), skip=None)
@@ -71,12 +87,15 @@ class Model(NamedTuple):
     skipped attention writes no KV, and the stream passes by. Only a drafter
     of this model asks for it; a model may lack it.
   init_cache(batch, slots) -> KVCache, all empty.
+  encode(params, source) -> CrossKV of a Source, which the cache holds as
+    `cross` before the first call of apply; None: a decoder alone.
   """
 
   apply: Callable[..., tuple[ModelOutput, KVCache]]
   init_cache: Callable[[int, int], KVCache]
   vocab_size: int
   num_layers: int
+  encode: Callable[[PyTree, Source], CrossKV] | None = None
 
 
 @struct.dataclass
@@ -197,6 +216,7 @@ class Context(NamedTuple):
   noise: Callable[[Any, Any], Array]  # (depth, node) -> Gumbel [B, V] for
   #   drawing node `node` at depth `depth` >= 1. Children drawn together (top-k)
   #   share the noise of the first of them.
+  source: Source | None = None  # of an encoder-decoder
 
   @property
   def pending(self) -> Array:
@@ -382,3 +402,4 @@ class DecodeState:
   log_probs: Array  # [B, L] of the target at temperature 1, without filters
   draft_log_probs: Array  # [B, L] of what the draft drew from; or NO_DRAFT
   origin: Array  # [B, L] int8, one of PROMPT .. BASELINE
+  source: Source | None = None  # of an encoder-decoder

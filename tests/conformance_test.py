@@ -13,6 +13,7 @@ import pytest
 import learned_kinds
 from learned_kinds import small_chunks  # noqa: F401, a fixture
 from specdec import acceptance, draft_shape, draft_tree, drafters
+from specdec.drafters.heads import draft_head as draft_heads
 from specdec.drafters.heads import serve
 from specdec.models import transformer
 from specdec.testing import check_drafter, check_rule
@@ -126,6 +127,17 @@ SOME, ALL = Skip((1,), (1, 2)), Skip((0, 1, 2), (0, 1, 2))
   [
     slow("llama", lambda target: drafters.model(target, 3), REJECTION),
     ("gemma", exits(1, 3), REJECTION),
+    ("t5", lambda target: drafters.model(target, shape=TREE), REJECTION),
+    ("t5", exits(2, 3), REJECTION),
+    slow("t5", lambda target: drafters.model(target, 3), None),
+    slow("t5", lambda target: drafters.quantized(target, 3), REJECTION),
+    slow("t5", skips(SOME, shape=CHAINS), KSEQ),
+    slow("t5", exits(1, shape=DYNAMIC), REJECTION),
+    slow(
+      "t5",
+      lambda target: drafters.lookup(3, ngram=2, min_ngram=0),
+      REJECTION,
+    ),
     slow("gemma", exits(2, shape=CHAINS), KSEQ),
     ("llama", skips(SOME, 2, threshold=0.3), REJECTION),
     (
@@ -195,6 +207,19 @@ def test_draft_heads(kind, shape):
   assert 0 < stats.accepted.sum() < stats.evaluated.sum()
   assert np.all(stats.rounds > stats.drafted[:, 0])  # some were not drafted
   assert np.all(stats.widths > 0)
+
+
+@pytest.mark.parametrize("kind", ["mtp", slow("eagle3"), slow("medusa")])
+def test_draft_heads_of_an_encoder_decoder(kind):
+  target, params = learned_kinds.target("t5")
+  head = learned_kinds.draft_head(kind, config=learned_kinds.T5)
+  net = learned_kinds.sharpened(head.init(jax.random.key(1)), 6)
+  drafter = serve.drafter(head, target, draft_shape.chain(3))
+  weights = draft_heads.weights_of(head, net, params)
+  stats = check_drafter(
+    drafter, target, Params(params, weights), rules=REJECTION
+  )
+  assert 0 < stats.accepted.sum() < stats.evaluated.sum()
 
 
 @pytest.mark.parametrize("kind", ["eagle", slow("mtp"), slow("medusa")])

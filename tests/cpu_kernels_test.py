@@ -198,6 +198,8 @@ def dense(query, keys, values, view, cap):
   )
   x = np.einsum("bthd,bhsd->bhts", np.float64(query), keys) / 8
   x = x if cap is None else cap * np.tanh(x / cap)
+  if view.bias is not None:
+    x = x + np.float64(view.bias_of(jnp.arange(keys.shape[2])))
   mask = np.asarray(view.mask_of(jnp.arange(keys.shape[2])))
   x = np.where(mask[:, None], x, -np.inf)
   x = np.exp(x - x.max(-1, keepdims=True))
@@ -217,6 +219,42 @@ def test_attention_equals_its_definition(case, dtype, on_mesh):
   np.testing.assert_allclose(
     y, dense(*arrays, view, cap), atol=2e-2 if rounded else 2e-5
   )
+
+
+@pytest.mark.parametrize("on_mesh", [False, True], ids=["kernel", "xla"])
+@pytest.mark.parametrize("case", ATTENTION)
+def test_attention_with_a_bias_by_relative_position(case, on_mesh):
+  *arrays, view, cap = attention_case(case)
+  reach, heads = 30, arrays[0].shape[2]
+  bias = jax.random.normal(jax.random.key(5), (2 * reach + 1, heads))
+  view = view._replace(bias=2 * bias)
+  attend = functools.partial(attention.attend, scale=1 / 8, on_mesh=on_mesh)
+  y = jax.jit(lambda *arrays: attend(*arrays, view, cap=cap))(*arrays)
+  np.testing.assert_allclose(y, dense(*arrays, view, cap), atol=2e-5)
+
+
+def test_the_bias_of_a_tree_by_hand():
+  """Six committed slots; node 3, a grandchild, is at position 8."""
+  parents = jnp.array([[-1, 0, 0, 1]])
+  view = attention.view(jnp.array([6]), parents, 0, 4)
+  distance = view.distance(jnp.array([4, 5, 6, 7, 8, 9]))
+  np.testing.assert_array_equal(distance[0, 3], [4, 3, 2, 1, 1, 0])
+  bias = jnp.arange(5.0)[:, None] - 2  # of heads, the distance up to 2
+  biases = view._replace(bias=bias).bias_of(jnp.array([4, 8, 9]))
+  np.testing.assert_array_equal(biases[0, 0, 3], [2, 1, 0])
+  np.testing.assert_array_equal(biases[0, 0, 0], [2, -1, -2])
+
+
+@pytest.mark.parametrize("on_mesh", [False, True], ids=["kernel", "xla"])
+def test_attention_to_a_source_sees_all_of_it_and_no_more(on_mesh):
+  query = random(0, (3, 5, 4, 32))
+  keys, values = random(1, (3, 4, 9, 32)), random(2, (3, 4, 9, 32))
+  view = attention.source_view(jnp.array([9, 1, 4]), 5)
+  mask = view.mask_of(jnp.arange(9))
+  np.testing.assert_array_equal(mask.sum(-1), [[9] * 5, [1] * 5, [4] * 5])
+  y = attention.attend(query, keys, values, view, scale=1 / 8, on_mesh=on_mesh)
+  expected = dense(query, keys, values, view, None)
+  np.testing.assert_allclose(y, expected, atol=2e-5)
 
 
 @needs_kernels

@@ -46,7 +46,20 @@ GEMMA = dataclasses.replace(
   scale_embedding=True,
   logit_softcap=5.0,
 )
-CONFIGS = {"llama": TARGET, "gemma": GEMMA}
+# Of T5 1.0, but for a head of its own; the dimension is one of the kernels'.
+T5 = dataclasses.replace(
+  TARGET,
+  head_dim=32,
+  num_kv_heads=TARGET.num_heads,
+  query_scalar=1.0,
+  gated=False,
+  activation="relu",
+  relative_buckets=4,
+  relative_distance=6,
+  scale_logits=True,
+  encoder_layers=2,
+)
+CONFIGS = {"llama": TARGET, "gemma": GEMMA, "t5": T5}
 _SMALL = dict(width=16, mlp_width=24, num_heads=2, num_kv_heads=1, head_dim=8)
 _EVERY = {
   "eagle": dict(head="shared"),

@@ -20,6 +20,7 @@ from specdec.checkpoints import hf_config
 from specdec.models import experts, layouts, transformer
 from specdec.models import params as model_params
 from specdec.models.config import RopeScaling, TransformerConfig
+from specdec.types import Source
 
 PARITY = Path(__file__).parent / "fixtures" / "parity"
 RECORDED = sorted(folder.name for folder in PARITY.iterdir())
@@ -35,8 +36,11 @@ CONFIG = TransformerConfig(
 )
 # The windows are less than any text and any path.
 WINDOWED = dataclasses.replace(CONFIG, windows=(None, 4, 2))
-BOTH = pytest.mark.parametrize(
-  "config", [CONFIG, WINDOWED], ids=["full", "windows"]
+RELATIVE = dataclasses.replace(CONFIG, relative_buckets=4, relative_distance=5)
+ALL = pytest.mark.parametrize(
+  "config",
+  [CONFIG, WINDOWED, RELATIVE],
+  ids=["full", "windows", "relative"],
 )
 TREE = np.array([-1, 0, 0, 0, 1, 1, 3, 4, 7, 8], np.int32)  # five deep
 SLOTS = 32
@@ -90,15 +94,26 @@ def recorded(name):
   checkpoint = checkpoints.load(PARITY / name)
   expected = load_file(PARITY / name / "expected.safetensors")
   assert expected["logits"].dtype == np.float32
-  return checkpoint, jnp.asarray(expected["tokens"]), expected["logits"]
+  return checkpoint, jnp.asarray(expected["tokens"]), expected
+
+
+def prepared(model, config, expected):
+  """An empty cache for a recorded model, which has seen the source if any."""
+  cache = empty(config, len(expected["tokens"]))
+  if "source" not in expected:
+    return cache
+  source = Source(expected["source"], expected["source_length"])
+  encode = jax.jit(transformer.model(config).encode)
+  return cache.replace(cross=encode(model.params, source))
 
 
 @pytest.mark.parametrize("name", RECORDED)
 def test_recorded_logits_in_passes_of_several_lengths(name):
   """Each row keeps its own number of every eight; the rest is scratch."""
-  model, tokens, expected = recorded(name)
+  model, tokens, arrays = recorded(name)
+  expected = arrays["logits"]
   size, logits = tokens.shape[1], np.full_like(expected, np.nan)
-  cache, start = empty(model.config, len(tokens)), np.array([0, 0])
+  cache, start = prepared(model, model.config, arrays), np.array([0, 0])
   for width, kept in [
     (8, (3, 7)),
     (1, (1, 1)),
@@ -145,13 +160,21 @@ def test_recorded_logits_in_passes_of_several_lengths(name):
     ("mixtral", {"normalize_experts": False}),
     ("qwen3_moe", {"normalize_experts": True}),
     ("qwen3_moe_normalized", {"experts_per_token": 2}),
+    ("t5", {"scale_logits": False}),
+    ("t5", {"query_scalar": None}),
+    ("t5", {"relative_distance": 13}),
+    ("t5_gated", {"scale_logits": True}),
+    ("t5_gated", {"activation": "silu"}),
+    ("t5_gated", {"tied": True}),
+    ("mt5", {"encoder_layers": 1}),
   ],
 )
 def test_recorded_logits_would_show_a_mistake(name, changes):
   model, tokens, expected = recorded(name)
   config = changed(model.config, **changes)
-  output, _ = run(config, model.params, tokens, empty(config, len(tokens)))
-  assert np.abs(output.logits - expected).max() > 1e-2
+  cache = prepared(model, config, expected)
+  output, _ = run(config, model.params, tokens, cache)
+  assert np.abs(output.logits - expected["logits"]).max() > 1e-2
 
 
 def sees(parents, lengths, windows):
@@ -169,7 +192,7 @@ def sees(parents, lengths, windows):
   return reach > 0
 
 
-@BOTH
+@ALL
 def test_logits_depend_on_ancestors_only(config):
   """By derivatives: exactly zero, or not, where the mask says so."""
   lengths = (0, 6)
@@ -192,7 +215,7 @@ def test_logits_depend_on_ancestors_only(config):
   np.testing.assert_array_equal(depends, sees(TREE, lengths, per_layer))
 
 
-@BOTH
+@ALL
 def test_a_node_is_the_end_of_its_path(config):
   """Each node's logits are those of its path from the root run as a chain."""
   params = sharp_params(config)
@@ -295,6 +318,9 @@ FAMILIES = {
   "gemma": {"post_norms": True, "norm_offset": True},
   "mixtral": {"num_experts": 3, "experts_per_token": 2},
   "qwen3_moe": {"num_experts": 3, "experts_per_token": 2, "qk_norm": True},
+  "relative": {"relative_buckets": 8, "head_dim": 7},
+  "ungated": {"gated": False, "activation": "relu"},
+  "t5": {"relative_buckets": 8, "encoder_layers": 2, "num_kv_heads": 4},
 }
 
 
@@ -398,7 +424,11 @@ def test_norm_offset_is_exact_in_bfloat16():
     ({"norm_epsilon": math.inf}, "norm_epsilon = inf"),
     ({"num_layers": 2.0}, "num_layers = 2.0; it must be an integer >= 1"),
     ({"width": True}, "width = True"),
-    ({"activation": "relu"}, "'relu' is unknown; known: silu, gelu_tanh"),
+    ({"activation": "gelu"}, "'gelu' is unknown; known: silu, gelu_tanh, relu"),
+    ({"relative_buckets": 6}, "relative_buckets = 6 up to relative_distance"),
+    ({"encoder_layers": 1}, "an encoder needs relative_buckets"),
+    ({"encoder_layers": -1}, "encoder_layers = -1; it must be >= 0"),
+    ({"start_token": 19}, r"start_token = 19; it must be in 0\.\.18"),
     ({"num_experts": 1}, "num_experts = 1; it must be 0 or > 1"),
     ({"num_experts": 4}, r"experts_per_token = 0 .* in 1\.\.4"),
     ({"experts_per_token": 2}, r"experts_per_token = 2 .* in 0\.\.0"),

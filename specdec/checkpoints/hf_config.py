@@ -9,6 +9,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from specdec.checkpoints import t5_config
 from specdec.checkpoints.architectures import (
   ARCHITECTURES,
   KEYS,
@@ -50,9 +51,15 @@ _ROPE_FIELDS = {
 
 
 def parse(
-  config: Mapping[str, Any], source: str, dtype: str
+  config: Mapping[str, Any],
+  source: str,
+  dtype: str,
+  has_head: bool | None = None,
 ) -> TransformerConfig:
   """Converts a decoded config.json, to load the weights in `dtype`.
+
+  Args:
+    has_head: whether the files hold a vocabulary projection; None: unknown.
 
   Raises ValueError, beginning with `source`, where the architecture or an
   option is not implemented, or a size is missing.
@@ -60,10 +67,13 @@ def parse(
   names = config.get("architectures") or []
   names = list(map(str, names if isinstance(names, list) else [names]))
   name = names[0] if len(names) == 1 else None
+  if name in t5_config.ARCHITECTURES:
+    return t5_config.parse(config, source, dtype, has_head)
   if name not in ARCHITECTURES:
+    accepted = ", ".join({**ARCHITECTURES, **t5_config.ARCHITECTURES})
     raise ValueError(
       f"{source} is of architecture {join_names(names) or 'unknown'}; "
-      f"accepted: {', '.join(ARCHITECTURES)}"
+      f"accepted: {accepted}"
     )
   architecture = ARCHITECTURES[name]
   for option, accepted in (ONLY | architecture.only).items():
@@ -239,10 +249,13 @@ def render(config: TransformerConfig) -> dict[str, Any]:
   if not any(config.windows):
     config = dataclasses.replace(config, windows=())
   candidates = []
-  for name in ARCHITECTURES:
+  names = [*ARCHITECTURES]
+  if config.encoder_layers:
+    names = ["T5ForConditionalGeneration"]
+  for name in names:
     rendered = _render(config, name)
     try:
-      parsed = vars(parse(rendered, name, config.dtype))
+      parsed = vars(parse(rendered, name, config.dtype, not config.tied))
     except ValueError:
       continue
     differing = [x for x in parsed if parsed[x] != getattr(config, x)]
@@ -258,6 +271,8 @@ def render(config: TransformerConfig) -> dict[str, Any]:
 
 def _render(config: TransformerConfig, name: str) -> dict[str, Any]:
   """Renders `config` as one architecture, ignoring what it cannot express."""
+  if name in t5_config.ARCHITECTURES:
+    return t5_config.render(config)
   architecture = ARCHITECTURES[name]
   rendered = {
     "architectures": [name],

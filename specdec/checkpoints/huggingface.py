@@ -65,7 +65,10 @@ def config(directory: Path, dtype: str) -> TransformerConfig:
   content = read_json(path, required=True)
   compressed.check(content, str(path))
   content.pop(compressed.KEY, None)
-  return hf_config.parse(content, str(path), dtype)
+  has_head = None
+  if has_weights(directory):
+    has_head = "lm_head.weight" in Weights(directory).shapes
+  return hf_config.parse(content, str(path), dtype, has_head)
 
 
 def eos_tokens(directory: Path) -> tuple[int | str, ...]:

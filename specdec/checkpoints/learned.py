@@ -50,6 +50,12 @@ class Learned(NamedTuple):
     return make(self.head_config, target, self.ids, place)
 
 
+# Options of a config that files of older versions know nothing of: they are
+# hashed where they are in use.
+_NEWER = "gated", "relative_buckets", "relative_distance", "scale_logits"
+_NEWER += "encoder_layers", "start_token"
+
+
 def fingerprint(target: Checkpoint) -> dict[str, str]:
   """Hashes the config, tokenizer and weights of a drafter's target.
 
@@ -57,8 +63,13 @@ def fingerprint(target: Checkpoint) -> dict[str, str]:
   dtype a target is loaded in makes no difference; integers stand for other
   weights, and are left out. Of the tokenizer only the vocabulary enters.
   """
-  config = dataclasses.asdict(target.config)
-  del config["dtype"], config["weights"]
+  defaults = {x.name: x.default for x in dataclasses.fields(target.config)}
+  config = {
+    name: value
+    for name, value in dataclasses.asdict(target.config).items()
+    if name not in (*_NEWER, "dtype", "weights")
+    or (name in _NEWER and value != defaults[name])
+  }
   weights = hashlib.sha256()
   flat = traverse_util.flatten_dict(target.params, sep="/")
   for name in sorted(flat):

@@ -67,11 +67,53 @@ _QWEN3_MOE = {
   "mlp/down": ("mlp.experts.{}.down_proj", "ffn_down_exps"),
 }
 
-# Redundant tensors that some files carry: rotary tables, and a copy of a tied
-# embedding as head.
+# Of T5: below the model, a layer of a stack, and its sublayers, which are
+# numbered; the MLP is the last of them.
+_T5 = {
+  "embed": "shared",
+  "head": "lm_head",
+  "final_norm": "final_layer_norm",
+  "relative_bias": "block.0.layer.0.SelfAttention.relative_attention_bias",
+  "attention_norm": "0.layer_norm",
+  "attention": "0.SelfAttention",
+  "cross_norm": "1.layer_norm",
+  "cross": "1.EncDecAttention",
+  "mlp_norm": "{}.layer_norm",
+  "mlp/gate": "{}.DenseReluDense.wi_0",
+  "mlp/up": "{}.DenseReluDense.wi_1",
+  "mlp/down": "{}.DenseReluDense.wo",
+}
+
+# Redundant tensors that some files carry: rotary tables, copies of a tied
+# embedding, and a bias of cross-attention that T5 never reads.
 IGNORED = re.compile(
   r".*rotary_emb\.inv_freq|lm_head\.weight|output\.weight|rope_freqs\.weight"
+  r"|(en|de)coder\.embed_tokens\.weight"
+  r"|decoder\..*\.EncDecAttention\.relative_attention_bias\.weight"
 )
+
+
+def _t5_name(path: str, config: TransformerConfig) -> str:
+  """Returns the name in Hugging Face's files of T5, without its end."""
+  if path in ("embed", "head"):
+    return _T5[path]
+  rest = path.removeprefix(params.ENCODER)
+  in_encoder = rest != path
+  layer = re.match(r"(layer|cross)_(\d+)/", rest)
+  if layer is None:
+    return f"{'encoder' if in_encoder else 'decoder'}.{_T5[rest]}"
+  rest = rest[layer.end() :]
+  if layer[1] == "cross":  # keys and values, which our encoder projects
+    in_encoder, rest = False, f"cross/{rest}"
+  stack, mlp = ("encoder", 1) if in_encoder else ("decoder", 2)
+  sublayer, _, projection = rest.partition("/")
+  if rest == "mlp/up" and not config.gated:
+    name = "{}.DenseReluDense.wi"
+  elif rest in _T5:
+    name = _T5[rest]
+  else:
+    name = f"{_T5[sublayer]}.{projection}"
+  return f"{stack}.block.{layer[2]}.layer.{name.format(mlp)}"
 
 
 def tensors(config: TransformerConfig) -> list[Tensor]:
@@ -86,7 +128,9 @@ def tensors(config: TransformerConfig) -> list[Tensor]:
   def tensor(path: str, spec: params.ParamSpec) -> Tensor:
     name, end = path.rsplit("/", 1)
     stored_end = ".bias" if end == "bias" else ".weight"
-    if layer := re.match(r"layer_(\d+)/", name):
+    if config.encoder_layers:  # no GGUF file of these is read
+      hugging_face, gguf = _t5_name(name, config), path
+    elif layer := re.match(r"layer_(\d+)/", name):
       hugging_face, gguf = in_layer[name[layer.end() :]]
       hugging_face = f"model.layers.{layer[1]}.{hugging_face}"
       gguf = f"blk.{layer[1]}.{gguf}"

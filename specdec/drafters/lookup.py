@@ -2,8 +2,9 @@
 before.
 
 Saxena's prompt lookup decoding (2023). It copies from prompt and output alike,
-has no weights and no state. Invariant: a draft is a function of committed text
-only, so it is deterministic (`log_probs` None) and any rule may evaluate it.
+and from an encoder-decoder's source; it has no weights and no state. Invariant:
+a draft is a function of committed text and source only, so it is deterministic
+(`log_probs` None) and any rule may evaluate it.
 """
 
 import jax
@@ -37,6 +38,22 @@ def _propose_row(
   period = jnp.maximum(length - 1 - end, 1)
   draft_tokens = tokens[end + 1 + jnp.arange(k) % period]
   return draft_tokens, longest >= min_ngram
+
+
+def _with_source(context: Context) -> tuple[Array, Array]:
+  """Returns the text [B, P + L] that may be copied, source first, and its
+  length [B]."""
+  if context.source is None:
+    return context.tokens, context.length
+  source, tokens = context.source.tokens, context.tokens
+  both = jnp.concatenate([source, tokens], axis=1)
+  column = jnp.arange(both.shape[1])[None]
+  first = context.source.length[:, None]  # where the output begins
+  index = jnp.where(column < first, column, column - first + source.shape[1])
+  both = jnp.take_along_axis(
+    both, jnp.minimum(index, both.shape[1] - 1), axis=1
+  )
+  return both, context.length + context.source.length
 
 
 @cached
@@ -76,7 +93,7 @@ def lookup(
     del params
     draft_tokens, matches = jax.vmap(
       lambda t, n: _propose_row(t, n, ngram, min_ngram, k)
-    )(context.tokens, context.length)
+    )(*_with_source(context))
     tokens = jnp.concatenate([context.pending, draft_tokens], axis=1)
     count = jnp.where(matches, k + 1, 1)
     return Draft(tokens, None, None, count), draft_state

@@ -98,11 +98,20 @@ def model(
     batch, size = context.tokens.shape
     chunk = min(kv.CHUNK, size)
     slots = kv.num_slots(size + max(shape.num_run, num_nodes, chunk))
+    cache = draft_model.init_cache(batch, slots)
+    if draft_model.encode is not None:
+      if context.source is None:
+        raise ValueError(
+          "the draft is an encoder-decoder and the target is not: it would "
+          "have nothing to encode"
+        )
+      cross = draft_model.encode(params.draft, context.source)
+      cache = cache.replace(cross=cross)
     cache, _ = kv.prefill(
       draft_model,
       params.draft,
       context.tokens,
-      draft_model.init_cache(batch, slots),
+      cache,
       context.length - 1,
       chunk=chunk,
     )

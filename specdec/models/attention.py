@@ -31,6 +31,8 @@ class View(NamedTuple):
     window: positions of the sliding window, a node's included; None for all.
     mask: [B, T, S] bool, which replaces all of that; reverse-mode derivatives
       need one.
+    bias: [2 R + 1, heads] float32, added to the scores by how far a node's
+      position is behind the slot's, from -R on; farther ones as R. None: none.
   """
 
   length: jax.Array
@@ -39,6 +41,7 @@ class View(NamedTuple):
   ancestors: jax.Array | None
   window: int | None = None
   mask: jax.Array | None = None
+  bias: jax.Array | None = None
 
   @property
   def slot(self) -> jax.Array:
@@ -50,31 +53,47 @@ class View(NamedTuple):
     """Absolute positions of the nodes, length + depth: [B, T]."""
     return self.length[:, None] + self.depth[:, self.first :]
 
+  def _nodes_of(self, slots: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Returns slots [C] relative to `length`, and the nodes there: [B, C]."""
+    relative = slots[None] - self.length[:, None]
+    return relative, jnp.clip(relative, 0, self.depth.shape[1] - 1)
+
+  def distance(self, slots: jax.Array) -> jax.Array:
+    """Returns [B, T, C]: how far a node's position is behind that of slots [C].
+
+    Meaningless for slots that no node attends to.
+    """
+    relative, node = self._nodes_of(slots)
+    if self.ancestors is not None:
+      depth = jnp.broadcast_to(
+        self.depth, (len(self.length), self.depth.shape[1])
+      )
+      depth = jnp.take_along_axis(depth, node, axis=1)
+      relative = jnp.where(relative < 0, relative, depth)
+    return self.depth[:, self.first :, None] - relative[:, None]
+
   def mask_of(self, slots: jax.Array) -> jax.Array:
     """Returns [B, T, C] bool: whether a node attends to slots [C]."""
-    relative = slots[None] - self.length[:, None]  # [B, C]
-    depth = self.depth[:, self.first :, None]  # [1 or B, T, 1]
+    relative, node = self._nodes_of(slots)
     if self.ancestors is None:
-      slot_depth = relative
-      mask = relative[:, None] <= depth
+      mask = relative[:, None] <= self.depth[:, self.first :, None]
     else:
       batch, nodes = len(self.length), self.depth.shape[1]
-      slot_node = jnp.clip(relative, 0, nodes - 1)
       ancestors = jnp.broadcast_to(
         self.ancestors[:, self.first :], (batch, nodes - self.first, nodes)
       )
-      is_ancestor = jnp.take_along_axis(ancestors, slot_node[:, None], axis=2)
+      is_ancestor = jnp.take_along_axis(ancestors, node[:, None], axis=2)
       mask = (relative < 0)[:, None]
       mask |= is_ancestor & (relative < nodes)[:, None]
-      all_depths = jnp.broadcast_to(self.depth, (batch, nodes))
-      slot_depth = jnp.where(
-        relative < 0,
-        relative,
-        jnp.take_along_axis(all_depths, slot_node, axis=1),
-      )
     if self.window is not None:
-      mask &= slot_depth[:, None] > depth - self.window
+      mask &= self.distance(slots) < self.window
     return mask
+
+  def bias_of(self, slots: jax.Array) -> jax.Array:
+    """Returns [B, heads, T, C]: what is added to the scores of slots [C]."""
+    reach = len(self.bias) // 2
+    index = jnp.clip(self.distance(slots), -reach, reach) + reach
+    return jnp.moveaxis(self.bias[index], -1, 1)
 
   def masked(self, num_slots: int) -> "View":
     """Returns this view with its mask over slots 0 .. num_slots - 1."""
@@ -112,6 +131,13 @@ def view(
     ancestors = ancestors.reshape(-1, *ancestors.shape[-2:])
   depth = jnp.atleast_2d(draft_tree.depth(tree))
   return View(length, first, depth, ancestors, window)
+
+
+def source_view(length: jax.Array, num_tokens: int) -> View:
+  """Returns what attends to all of a source: its first `length` [B] slots."""
+  nobody = np.zeros((1, num_tokens, num_tokens), bool)
+  depth = jnp.zeros((1, num_tokens), jnp.int32)
+  return View(length, 0, depth, nobody)
 
 
 def attend(
@@ -153,6 +179,7 @@ def attend(
       jnp.asarray(view.length, jnp.int32),
       ancestors,
       jnp.asarray(view.depth, jnp.int32),
+      view.bias,
       cpu=functools.partial(
         cpu_kernels.attend,
         first=view.first,
@@ -175,13 +202,16 @@ def _by_xla(query, keys, values, view, scale, cap) -> jax.Array:
   query = query.reshape(batch, num_tokens, num_kv_heads, -1, dim)
   query = query.transpose(0, 2, 3, 1, 4).reshape(batch, num_kv_heads, -1, dim)
 
-  def scores(keys, mask):
+  def scores(keys, mask, slots):
     x = jnp.einsum(
       "bhsd,bhqd->bhsq", keys, query, preferred_element_type=jnp.float32
     ).swapaxes(2, 3)
     x = softcap(scale * x, cap).reshape(
       batch, num_kv_heads, -1, num_tokens, keys.shape[2]
     )
+    if view.bias is not None:
+      bias = view.bias_of(slots)
+      x += bias.reshape(bias.shape[0], *x.shape[1:])
     return jnp.where(mask[:, None, None], x, -jnp.inf).reshape(
       batch, num_kv_heads, -1, keys.shape[2]
     )
@@ -192,11 +222,11 @@ def _by_xla(query, keys, values, view, scale, cap) -> jax.Array:
       "bhqs,bhsd->bhqd", weights, values, preferred_element_type=jnp.float32
     )
 
-  mask = view.mask
+  mask, slots = view.mask, jnp.arange(num_slots)
   if mask is None and num_slots <= BLOCK:
-    mask = view.mask_of(jnp.arange(num_slots))
+    mask = view.mask_of(slots)
   if mask is not None:
-    y = weighted(jax.nn.softmax(scores(keys, mask), axis=-1), values)
+    y = weighted(jax.nn.softmax(scores(keys, mask, slots), axis=-1), values)
   else:
 
     def body(i, carry):
@@ -205,7 +235,7 @@ def _by_xla(query, keys, values, view, scale, cap) -> jax.Array:
       slots = start + jnp.arange(BLOCK)
       mask = view.mask_of(slots) & (slots >= i * BLOCK)[None, None]
       part = jax.lax.dynamic_slice_in_dim(keys, start, BLOCK, axis=2)
-      x = scores(part, mask)
+      x = scores(part, mask, slots)
       new = jnp.maximum(top, x.max(-1, keepdims=True))
       shift = jnp.where(new == -jnp.inf, 0, new)
       x, decay = jnp.exp(x - shift), jnp.exp(top - shift)

@@ -1,4 +1,4 @@
-"""Configuration of a decoder-only transformer, for models and cost models."""
+"""Configuration of a transformer decoder, with an encoder or without."""
 
 import dataclasses
 import math
@@ -7,7 +7,8 @@ import numbers
 from specdec.models.weight_formats import WeightFormat
 from specdec.utils.spelling import check_choice
 
-ACTIVATIONS, DTYPES = ("silu", "gelu_tanh"), ("float32", "bfloat16")
+ACTIVATIONS = "silu", "gelu_tanh", "relu"
+DTYPES = "float32", "bfloat16"
 # Far above any published model; files with more are damaged or hostile.
 _MAX_LAYERS, _MAX_EXPERTS = 4096, 2**17
 # Fields of TransformerConfig after vocab_size.
@@ -55,6 +56,14 @@ def _check_positive(config, *names: str, optional: bool = False) -> None:
       )
 
 
+def _check_buckets(buckets: int, distance: int) -> None:
+  if buckets < 4 or buckets % 4 or distance <= buckets // 2:
+    raise ValueError(
+      f"relative_buckets = {buckets} up to relative_distance = {distance}; "
+      "buckets must be a multiple of 4, and the distance above half of them"
+    )
+
+
 @dataclasses.dataclass(frozen=True)
 class RopeScaling:
   """Scaling of rotary frequencies beyond the trained context.
@@ -86,18 +95,18 @@ class RopeScaling:
 
 @dataclasses.dataclass(frozen=True)
 class TransformerConfig:
-  """Configuration of a decoder-only transformer of the Llama lineage.
+  """Configuration of a transformer of the Llama lineage, or of T5's.
 
   The defaults describe Llama. Qwen 2 sets `qkv_bias`, Qwen 3 `qk_norm`, Mixtral
-  and Qwen 3 MoE the experts; options marked Gemma belong to Gemma 2 and 3. All
-  options are independent of each other. Norms, softmax and logits are computed
-  in float32 in either dtype.
+  and Qwen 3 MoE the experts; options marked Gemma belong to Gemma 2 and 3,
+  those marked T5 to T5 and mT5. All options are independent of each other.
+  Norms, softmax and logits are computed in float32 in either dtype.
   """
 
   vocab_size: int
   num_layers: int
   width: int  # of the residual stream
-  mlp_width: int  # inner width of the gated MLP, or of each expert
+  mlp_width: int  # inner width of the MLP, or of each expert
   num_heads: int  # of queries; a multiple of num_kv_heads
   num_kv_heads: int
   head_dim: int
@@ -120,10 +129,18 @@ class TransformerConfig:
   norm_offset: bool = False  # RMSNorm multiplies by 1 + scale (Gemma)
   scale_embedding: bool = False  # embeddings times sqrt(width) (Gemma)
   activation: str = "silu"  # of the MLP's gate; 'gelu_tanh' (Gemma)
+  gated: bool = True  # False: act(up(x)) instead of act(gate(x)) up(x) (T5 1.0)
   num_experts: int = 0  # in each layer; 0: a dense MLP without a router
   experts_per_token: int = 0
   normalize_experts: bool = True  # a token's routing weights sum to one
   dtype: str = "float32"  # of activations, KV cache and weights
+  # Buckets of a learned bias by relative position, shared by all layers, in the
+  # place of rotary embeddings (T5, arXiv:1910.10683); 0: rotary embeddings.
+  relative_buckets: int = 0
+  relative_distance: int = 128  # from here on positions share the last bucket
+  scale_logits: bool = False  # logits divided by sqrt(width) (T5 1.0)
+  encoder_layers: int = 0  # of the encoder that decoder layers attend to (T5)
+  start_token: int = 0  # with which an encoder-decoder's output begins
   # Of all matrices, or of those with these paths; None: dtype.
   weights: WeightFormat | tuple[tuple[str, WeightFormat], ...] | None = None
 
@@ -148,7 +165,7 @@ class TransformerConfig:
         f"num_heads = {self.num_heads} is not a multiple of num_kv_heads = "
         f"{self.num_kv_heads}"
       )
-    if self.head_dim % 2:
+    if self.head_dim % 2 and not self.relative_buckets:
       raise ValueError(
         f"head_dim = {self.head_dim}; rotary embeddings need an even one"
       )
@@ -169,6 +186,23 @@ class TransformerConfig:
       raise ValueError(
         f"experts_per_token = {self.experts_per_token} with num_experts = "
         f"{self.num_experts}; it must be in {minimum}..{self.num_experts}"
+      )
+    if self.relative_buckets:
+      _check_buckets(self.relative_buckets, self.relative_distance)
+    if self.encoder_layers < 0:
+      raise ValueError(
+        f"encoder_layers = {self.encoder_layers}; it must be >= 0"
+      )
+    if self.encoder_layers and not self.relative_buckets:
+      raise ValueError("an encoder needs relative_buckets")
+    if self.num_experts and not self.gated:
+      raise ValueError("experts are gated: gated = False is for dense MLPs")
+    if self.encoder_layers and (any(self.windows) or self.num_experts):
+      raise ValueError("an encoder needs full attention and dense MLPs")
+    if not 0 <= self.start_token < self.vocab_size:
+      raise ValueError(
+        f"start_token = {self.start_token}; it must be in "
+        f"0..{self.vocab_size - 1}"
       )
     check_choice("activation", self.activation, ACTIVATIONS)
     check_choice("dtype", self.dtype, DTYPES)
@@ -199,19 +233,29 @@ class TransformerConfig:
   def num_parameters(self) -> int:
     """Number of weights; a tied embedding counts once."""
     heads = self.num_heads + self.num_kv_heads
-    layer = self.width * self.head_dim * 2 * heads  # q, k, v and o
+    attention = self.width * self.head_dim * 2 * heads  # q, k, v and o
+    layer = attention
     if self.qkv_bias:
       layer += self.head_dim * (heads + self.num_kv_heads)
     if self.qk_norm:
       layer += 2 * self.head_dim
     layer += (4 if self.post_norms else 2) * self.width
-    layer += max(self.num_experts, 1) * 3 * self.width * self.mlp_width
+    matrices = 3 if self.gated else 2
+    layer += max(self.num_experts, 1) * matrices * self.width * self.mlp_width
     layer += self.num_experts * self.width  # the router
-    embeddings = self.vocab_size * self.width * (1 if self.tied else 2)
-    return self.num_layers * layer + embeddings + self.width
+    outside = self.vocab_size * self.width * (1 if self.tied else 2)
+    outside += self.width + self.relative_buckets * self.num_heads
+    if self.encoder_layers:
+      outside += self.encoder_layers * layer
+      outside += self.width + self.relative_buckets * self.num_heads
+      layer += attention + self.width  # cross-attention and its norm
+    return self.num_layers * layer + outside
 
   @property
   def cache_bytes_per_token(self) -> int:
-    """Bytes of the KV cache for one position of one row, over all layers."""
+    """Bytes of the KV cache for one position of one row, over all layers.
+
+    Cross-attention keeps as many for each position of the source.
+    """
     size = 4 if self.dtype == "float32" else 2
     return 2 * self.num_layers * self.num_kv_heads * self.head_dim * size

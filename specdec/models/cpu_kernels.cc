@@ -347,8 +347,10 @@ struct Attention {
   const int32_t* length;  // [B] committed slots
   const uint8_t* seen;    // [B or 1, N, N]: node attends to node
   const int32_t* depth;   // [B or 1, N]
+  const float* bias;      // [2 * reach + 1, heads * group], added to scores
   float* y;               // as query
   int64_t batch, heads, group, tokens, nodes, first, dim, slots, trees, window;
+  int64_t reach;  // -1: no bias
   float scale, cap;
 
   int64_t Offset(int64_t b, int64_t h, int64_t r) const {
@@ -362,15 +364,23 @@ struct Attention {
   int64_t FirstSegment(int64_t b) const {
     return window ? std::max<int64_t>(0, length[b] + 1 - window) / kSegment : 0;
   }
-  bool Sees(int64_t b, int64_t node, int64_t slot) const {
+  // How far a node's position is behind that of a slot in use.
+  int64_t Distance(int64_t b, int64_t node, int64_t slot) const {
     const int64_t relative = slot - length[b], tree = trees > 1 ? b : 0;
     const int32_t* d = depth + tree * nodes;
-    if (relative >= nodes) return false;
+    return d[node] - (relative < 0 ? relative : d[relative]);
+  }
+  bool Sees(int64_t b, int64_t node, int64_t slot) const {
+    const int64_t relative = slot - length[b], tree = trees > 1 ? b : 0;
     if (relative >= 0 && !seen[(tree * nodes + node) * nodes + relative]) {
       return false;
     }
-    const int64_t position = relative < 0 ? relative : d[relative];
-    return window == 0 || position > d[node] - window;
+    return window == 0 || Distance(b, node, slot) < window;
+  }
+  float Bias(int64_t b, int64_t h, int64_t row, int64_t slot) const {
+    const int64_t distance = Distance(b, first + row / group, slot);
+    const int64_t near = std::clamp(distance, -reach, reach);
+    return bias[(near + reach) * heads * group + h * group + row % group];
   }
 };
 
@@ -423,6 +433,13 @@ void Segment(const Attention& a, int64_t b, int64_t h, int64_t segment,
   if (a.cap > 0) {
     for (int64_t s = 0; s < count; ++s) {
       for (float& x : scores[s]) x = a.cap * std::tanh(x / a.cap);
+    }
+  }
+  if (a.reach >= 0) {
+    for (int64_t s = 0; s < count; ++s) {
+      for (int64_t r = 0; r < rows; ++r) {
+        scores[s][r] += a.Bias(b, h, begin + r, start + s);
+      }
     }
   }
   for (int64_t s = 0; s < count; ++s) {
@@ -538,7 +555,8 @@ void Run(Pool& pool, const Attention& a) {
 ffi::Error Attend(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> query,
                   ffi::AnyBuffer keys, ffi::AnyBuffer values,
                   ffi::Buffer<ffi::S32> length, ffi::Buffer<ffi::PRED> seen,
-                  ffi::Buffer<ffi::S32> depth, ffi::ResultBuffer<ffi::F32> y,
+                  ffi::Buffer<ffi::S32> depth, ffi::Buffer<ffi::F32> bias,
+                  ffi::ResultBuffer<ffi::F32> y,
                   int64_t first, int64_t window, float scale, float cap) {
   const auto q = query.dimensions(), k = keys.dimensions(),
              n = seen.dimensions();
@@ -548,6 +566,7 @@ ffi::Error Attend(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> query,
               length.typed_data(),
               reinterpret_cast<const uint8_t*>(seen.typed_data()),
               depth.typed_data(),
+              bias.typed_data(),
               y->typed_data(),
               q[0],
               k[1],
@@ -559,6 +578,7 @@ ffi::Error Attend(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> query,
               k[2],
               n[0],
               window,
+              bias.element_count() ? bias.dimensions()[0] / 2 : -1,
               scale,
               cap};
   switch (keys.element_type()) {
@@ -591,6 +611,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(specdec_attend, Attend,
                                   .Arg<ffi::Buffer<ffi::S32>>()
                                   .Arg<ffi::Buffer<ffi::PRED>>()
                                   .Arg<ffi::Buffer<ffi::S32>>()
+                                  .Arg<ffi::Buffer<ffi::F32>>()
                                   .Ret<ffi::Buffer<ffi::F32>>()
                                   .Attr<int64_t>("first")
                                   .Attr<int64_t>("window")

@@ -180,6 +180,7 @@ def attend(
   length: jax.Array,
   ancestors: jax.Array,
   depth: jax.Array,
+  bias: jax.Array | None = None,
   *,
   first: int = 0,
   window: int | None = None,
@@ -194,6 +195,8 @@ def attend(
     length: [B] committed slots; slot length + n holds node n.
     ancestors: [B or 1, N, N] bool, N = first + T; node n attends to node m.
     depth: [B or 1, N] int32 of every node.
+    bias: [2 R + 1, heads] float32, added to the (capped) scores by how far a
+      node's position is behind the slot's, from -R to R; None: none.
     window: positions of the sliding window, a node's included.
     scale: multiplies the scores, before they are capped.
     cap: bounds the scores by cap * tanh(score / cap).
@@ -202,6 +205,8 @@ def attend(
     As query, in float32.
   """
   result = jax.ShapeDtypeStruct(query.shape, jnp.float32)
+  if bias is None:
+    bias = jnp.zeros((0, query.shape[2]), jnp.float32)
   return jax.ffi.ffi_call("specdec_attend", result)(
     query.astype(jnp.float32),
     keys,
@@ -209,6 +214,7 @@ def attend(
     length,
     ancestors,
     depth,
+    bias,
     first=np.int64(first),
     window=np.int64(window or 0),
     scale=np.float32(scale),

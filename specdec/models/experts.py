@@ -17,6 +17,7 @@ from specdec.models.layouts import project
 ACTIVATIONS = {
   "silu": jax.nn.silu,
   "gelu_tanh": functools.partial(jax.nn.gelu, approximate=True),
+  "relu": jax.nn.relu,
 }
 
 # Jitted, so that eager callers too compile one program for each shape.

@@ -1,4 +1,4 @@
-"""Shape, type, logical axes and sharding of every parameter of a decoder.
+"""Shape, type, logical axes and sharding of every parameter of a model.
 
 Paths are those of the Flax parameter tree, joined by '/'. Axis names are those
 of `sharding.Rules`; an axis without a rule there is replicated.
@@ -17,6 +17,8 @@ from specdec.models.quantization import Quantized, largest_divisor
 from specdec.models.weight_formats import BITS, WeightFormat
 from specdec.utils.spelling import naming
 
+ENCODER = "encoder/"  # begins the paths of what a decoding pass does not read
+
 
 class ParamSpec(NamedTuple):
   """Logical axes and sizes of one parameter, dimension by dimension."""
@@ -30,8 +32,14 @@ class ParamSpec(NamedTuple):
     return BITS[self.dtype] / 8 * math.prod(self.shape)
 
 
-def _layer_axes(config: TransformerConfig) -> dict[str, tuple[str, ...]]:
-  """Returns path below a layer -> logical axes."""
+def _layer_axes(
+  config: TransformerConfig, cross: bool
+) -> dict[str, tuple[str, ...]]:
+  """Returns path below a layer -> logical axes.
+
+  Args:
+    cross: the layer attends to a source.
+  """
   axes: dict[str, tuple[str, ...]] = {"attention_norm/scale": ("width",)}
   for name, axis in {"q": "query", "k": "key", "v": "key"}.items():
     axes[f"attention/{name}/weight"] = (axis, "width")
@@ -40,6 +48,10 @@ def _layer_axes(config: TransformerConfig) -> dict[str, tuple[str, ...]]:
     if config.qk_norm and name != "v":
       axes[f"attention/{name}_norm/scale"] = ("head",)
   axes["attention/o/weight"] = ("width", "query")
+  if cross:
+    axes["cross_norm/scale"] = ("width",)
+    axes["cross/q/weight"] = ("query", "width")
+    axes["cross/o/weight"] = ("width", "query")
   axes["mlp_norm/scale"] = ("width",)
   if config.post_norms:
     axes["attention_post_norm/scale"] = ("width",)
@@ -48,7 +60,8 @@ def _layer_axes(config: TransformerConfig) -> dict[str, tuple[str, ...]]:
   if config.num_experts:
     stack = ("experts",)
     axes["mlp/router/weight"] = ("experts", "width")
-  axes["mlp/gate/weight"] = (*stack, "mlp", "width")
+  if config.gated:
+    axes["mlp/gate/weight"] = (*stack, "mlp", "width")
   axes["mlp/up/weight"] = (*stack, "mlp", "width")
   axes["mlp/down/weight"] = (*stack, "width", "mlp")
   return axes
@@ -62,11 +75,23 @@ def specs(config: TransformerConfig) -> dict[str, ParamSpec]:
   }
   if not config.tied:
     axes["head/weight"] = ("vocab", "width")
-  layer_axes = _layer_axes(config)
-  for layer in range(config.num_layers):
-    axes |= {
-      f"layer_{layer}/{path}": names for path, names in layer_axes.items()
-    }
+  if config.relative_buckets:
+    axes["relative_bias/table"] = ("buckets", "heads")
+
+  def add_layers(count: int, prefix: str, cross: bool) -> None:
+    in_layer = _layer_axes(config, cross)
+    for i in range(count):
+      axes.update({f"{prefix}{i}/{path}": x for path, x in in_layer.items()})
+
+  add_layers(config.num_layers, "layer_", bool(config.encoder_layers))
+  if config.encoder_layers:
+    axes[f"{ENCODER}relative_bias/table"] = ("buckets", "heads")
+    add_layers(config.encoder_layers, f"{ENCODER}layer_", cross=False)
+    axes[f"{ENCODER}final_norm/scale"] = ("width",)
+    for layer in range(config.num_layers):
+      for name in "kv":
+        path = f"{ENCODER}cross_{layer}/{name}/weight"
+        axes[path] = ("key", "width")
   sizes = {
     "vocab": config.vocab_size,
     "width": config.width,
@@ -75,6 +100,8 @@ def specs(config: TransformerConfig) -> dict[str, ParamSpec]:
     "key": config.num_kv_heads * config.head_dim,
     "head": config.head_dim,
     "experts": config.num_experts,
+    "buckets": config.relative_buckets,
+    "heads": config.num_heads,
   }
   return {
     path: ParamSpec(names, tuple(sizes[name] for name in names))
@@ -137,7 +164,9 @@ def read_size(config: TransformerConfig) -> float:
   every = held(config)
   if not config.tied:
     del every["embed/weight"]  # one row a token
-  return _weight_size(every.values())
+  return _weight_size(
+    [spec for path, spec in every.items() if not path.startswith(ENCODER)]
+  )
 
 
 def _weight_size(every: Collection[ParamSpec | Quantized]) -> float:

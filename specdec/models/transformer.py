@@ -1,4 +1,4 @@
-"""Flax decoder for the Llama, Qwen, Mixtral and Gemma families.
+"""Flax decoder for the Llama, Qwen, Mixtral, Gemma and T5 families.
 
 Weights are [out, in] as in checkpoints, or packed by models/layouts.py. Norms,
 rotary angles, softmax and logits are float32 in either dtype. `place`
@@ -11,15 +11,22 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import linen as nn
 
 from specdec import cache as kv
 from specdec import sharding
-from specdec.models.attention import View, attend, softcap, view
+from specdec.models.attention import (
+  View,
+  attend,
+  softcap,
+  source_view,
+  view,
+)
 from specdec.models.config import RopeScaling, TransformerConfig
-from specdec.models.experts import ACTIVATIONS, Experts, weight
-from specdec.models.layouts import look_up, project, project_all
-from specdec.types import KVCache, Model, ModelOutput, Skip
+from specdec.models.experts import ACTIVATIONS, Experts, normal, weight
+from specdec.models.layouts import look_up, project, project_all, unpack
+from specdec.types import CrossKV, KVCache, Model, ModelOutput, Skip, Source
 from specdec.utils.constructors import cached
 
 Place = Callable[..., jax.Array]  # (x, *names of its axes) -> x
@@ -116,11 +123,67 @@ def rotate(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
   return jnp.concatenate(rotated, axis=-1).astype(x.dtype)
 
 
+def distance_buckets(
+  buckets: int, reach: int, bidirectional: bool
+) -> np.ndarray:
+  """Returns T5's bucket of each distance -reach .. reach: [2 reach + 1] ints.
+
+  Half of the buckets hold one distance each, the others grow with its logarithm
+  up to `reach` (arXiv:1910.10683, section 2.1). A distance is how far a query
+  is behind its key; without `bidirectional` those ahead share bucket 0, with it
+  they have half of the buckets.
+  """
+  distance = np.arange(-reach, reach + 1)
+  offset = 0
+  if bidirectional:
+    buckets //= 2
+    offset = np.where(distance < 0, buckets, 0)
+    distance = np.abs(distance)
+  distance = np.maximum(distance, 0)
+  exact = buckets // 2
+  # In float32, as checkpoints were trained.
+  grown = np.log(np.maximum(distance, 1).astype(np.float32) / exact)
+  grown = grown / np.float32(np.log(reach / exact)) * (buckets - exact)
+  grown = np.minimum(exact + grown.astype(np.int32), buckets - 1)
+  return offset + np.where(distance < exact, distance, grown)
+
+
+class RelativeBias(nn.Module):
+  """Learned bias of attention by relative position (arXiv:1910.10683).
+
+  A call returns View.bias [2 R + 1, heads], R = relative_distance.
+  """
+
+  config: TransformerConfig
+  bidirectional: bool = False
+
+  @nn.compact
+  def __call__(self) -> jax.Array:
+    c = self.config
+    shape = c.relative_buckets, c.num_heads
+    # Not param, which would reject the shape of a packed table.
+    table = self.variable(
+      "params",
+      "table",
+      lambda: normal(self.make_rng("params"), shape, jnp.dtype(c.dtype)),
+    ).value
+    index = distance_buckets(
+      c.relative_buckets, c.relative_distance, self.bidirectional
+    )
+    return unpack(table).astype(jnp.float32)[index]
+
+
+def split_heads(y: jax.Array, head_dim: int, place: Place, axis: str):
+  """Returns y [B, T, heads * head_dim] as [B, T, heads, head_dim]."""
+  y = y.reshape(*y.shape[:2], -1, head_dim)
+  return place(y, "rows", None, axis, None)
+
+
 class Attention(nn.Module):
   """Grouped-query attention over cache slots, after writing this call's KV.
 
   Call arguments: x [B, T, M]; layer, (keys, values) of the cache or None;
-  angles from `rope_angles`; view, what the tokens attend to.
+  angles from `rope_angles`, or None; view, what the tokens attend to.
   """
 
   config: TransformerConfig
@@ -129,14 +192,13 @@ class Attention(nn.Module):
   @nn.compact
   def __call__(self, x, layer, angles, view: View):
     c = self.config
-    batch, num_tokens, _ = x.shape
+    num_tokens = x.shape[1]
 
     def layer_of(name, count):
       return Linear(count * c.head_dim, c.qkv_bias, name=name)
 
     def heads(y, axis):
-      y = y.reshape(batch, num_tokens, -1, c.head_dim)
-      return self.place(y, "rows", None, axis, None)
+      return split_heads(y, c.head_dim, self.place, axis)
 
     query, key, value = linear(
       x,
@@ -148,7 +210,8 @@ class Attention(nn.Module):
     if c.qk_norm:
       query = RMSNorm(c.norm_epsilon, c.norm_offset, name="q_norm")(query)
       key = RMSNorm(c.norm_epsilon, c.norm_offset, name="k_norm")(key)
-    query, key = rotate(query, *angles), rotate(key, *angles)
+    if angles is not None:
+      query, key = rotate(query, *angles), rotate(key, *angles)
     value = heads(value, "key")
     keys, values = key.swapaxes(1, 2), value.swapaxes(1, 2)
     if layer is not None:
@@ -172,22 +235,60 @@ class Attention(nn.Module):
     return Linear(c.width, name="o")(y), (keys, values)
 
 
+class CrossHeads(nn.Module):
+  """Keys and values of a source for one decoder layer's cross-attention."""
+
+  config: TransformerConfig
+  place: Place = sharding.anywhere
+
+  @nn.compact
+  def __call__(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    c = self.config
+    width = c.num_kv_heads * c.head_dim
+    heads = (
+      split_heads(y, c.head_dim, self.place, "key").swapaxes(1, 2)
+      for y in linear(x, Linear(width, name="k"), Linear(width, name="v"))
+    )
+    return tuple(self.place(y, *sharding.CACHE) for y in heads)
+
+
+class CrossAttention(nn.Module):
+  """Attention over a source's keys and values, (k, v) [B, heads, P, dim]."""
+
+  config: TransformerConfig
+  place: Place = sharding.anywhere
+
+  @nn.compact
+  def __call__(self, x, layer, view: View):
+    c = self.config
+    query = Linear(c.num_heads * c.head_dim, name="q")(x)
+    y = attend(
+      split_heads(query, c.head_dim, self.place, "query"),
+      *layer,
+      view,
+      scale=(c.query_scalar or c.head_dim) ** -0.5,
+      on_mesh=self.place is not sharding.anywhere,
+    )
+    y = self.place(y, "rows", None, "query")
+    return Linear(c.width, name="o")(y)
+
+
 class MLP(nn.Module):
-  """Gated feed-forward (arXiv:2002.05202)."""
+  """Feed-forward layer, gated (arXiv:2002.05202) or not."""
 
   config: TransformerConfig
   place: Place = sharding.anywhere
 
   @nn.compact
   def __call__(self, x: jax.Array) -> jax.Array:
-    gate, up = linear(
-      x,
-      Linear(self.config.mlp_width, name="gate"),
-      Linear(self.config.mlp_width, name="up"),
-    )
-    inner = ACTIVATIONS[self.config.activation](gate) * up
+    c = self.config
+    names = ("gate", "up") if c.gated else ("up",)
+    first, *rest = linear(x, *(Linear(c.mlp_width, name=n) for n in names))
+    inner = ACTIVATIONS[c.activation](first)
+    for up in rest:
+      inner *= up
     inner = self.place(inner, "rows", None, "mlp")
-    return Linear(self.config.width, name="down")(inner)
+    return Linear(c.width, name="down")(inner)
 
 
 class Layer(nn.Module):
@@ -199,7 +300,8 @@ class Layer(nn.Module):
   has_mlp: bool = True
 
   @nn.compact
-  def __call__(self, x, layer, angles, view: View):
+  def __call__(self, x, layer, angles, view: View, source=None):
+    """`source`: None, or (keys, values) and the view of cross-attention."""
     c = self.config
     norm = functools.partial(RMSNorm, c.norm_epsilon, c.norm_offset)
     if self.has_attention:
@@ -208,6 +310,10 @@ class Layer(nn.Module):
       y, layer = attention(y, layer, angles, view)
       y = self.place(y, "rows", None, None)  # sums over the devices of heads
       x = x + (norm(name="attention_post_norm")(y) if c.post_norms else y)
+    if self.has_attention and source is not None:
+      y = norm(name="cross_norm")(x)
+      y = CrossAttention(c, self.place, name="cross")(y, *source)
+      x = x + self.place(y, "rows", None, None)
     if self.has_mlp:
       y = norm(name="mlp_norm")(x)
       if c.num_experts:
@@ -236,6 +342,39 @@ class Embedding(nn.Module):
     return project(self.weight, x, jnp.float32)  # [B, T, V]
 
 
+class Encoder(nn.Module):
+  """Encoder of T5: a source's keys and values for every decoder layer.
+
+  It holds the projections of cross-attention to keys and values, because they
+  are read once a source; and it embeds as the decoder does.
+  """
+
+  config: TransformerConfig
+  place: Place = sharding.anywhere
+
+  @nn.compact
+  def __call__(self, source: Source) -> CrossKV:
+    c = self.config
+    num_tokens = source.tokens.shape[1]
+    length = source.length
+    everything = view(jnp.zeros_like(length), None, 0, num_tokens)
+    everything = everything._replace(
+      mask=source_view(length, num_tokens).mask_of(jnp.arange(num_tokens)),
+      bias=RelativeBias(c, bidirectional=True, name="relative_bias")(),
+    )
+    x = Embedding(c, name="embed")(source.tokens)
+    x = self.place(x, "rows", None, None)
+    for i in range(c.encoder_layers):
+      layer = Layer(c, self.place, name=f"layer_{i}")
+      x, _ = layer(x, None, None, everything)
+    x = RMSNorm(c.norm_epsilon, c.norm_offset, name="final_norm")(x)
+    layers = [
+      CrossHeads(c, self.place, name=f"cross_{i}")(x)
+      for i in range(c.num_layers)
+    ]
+    return CrossKV(tuple(layers), length)
+
+
 class Transformer(nn.Module):
   """Decoder; see `types.Model.apply` for the arguments of a call."""
 
@@ -256,7 +395,9 @@ class Transformer(nn.Module):
     head: bool = True,
     features: tuple[int, ...] = (),
     skip: Skip | None = None,
+    cross: CrossKV | None = None,
   ) -> tuple[ModelOutput, KVCache]:
+    """`cross`: in training, where there is no cache to hold it."""
     c = self.config
     stop = c.num_layers if stop is None else stop
     num_tokens = tokens.shape[1]
@@ -264,13 +405,29 @@ class Transformer(nn.Module):
       length = jnp.zeros(tokens.shape[:1], jnp.int32)
       layers = [None] * c.num_layers
     else:
-      length, layers = cache.length, list(cache.layers)
+      length, layers, cross = cache.length, list(cache.layers), cache.cross
+    if bool(c.encoder_layers) != (cross is not None):
+      raise ValueError(
+        "an encoder-decoder needs a source and the cache that `encode` made of "
+        "it; a decoder alone has neither"
+      )
     windows = c.windows or (None,) * c.num_layers
     views = {
       window: view(length, parents, first, num_tokens, window)
       for window in set(windows[start:stop])
     }
-    angles = {w: rope_angles(c, v.positions, w) for w, v in views.items()}
+    if c.relative_buckets:
+      bias = RelativeBias(c, name="relative_bias")()
+      views = {w: v._replace(bias=bias) for w, v in views.items()}
+      angles = dict.fromkeys(views)
+    else:
+      angles = {w: rope_angles(c, v.positions, w) for w, v in views.items()}
+    source = [None] * c.num_layers
+    if cross is not None:
+      seen = source_view(cross.length, num_tokens)
+      if cache is None:
+        seen = seen.masked(cross.layers[0][0].shape[2])
+      source = [(layer, seen) for layer in cross.layers]
 
     embed = Embedding(c, name="embed")
     x = embed(tokens) if start == 0 else hidden
@@ -282,14 +439,15 @@ class Transformer(nn.Module):
       residuals[i] = x
       runs = (True, True) if skip is None else tuple(i not in s for s in skip)
       x, layers[i] = Layer(c, self.place, *runs, name=f"layer_{i}")(
-        x, layers[i], angles[windows[i]], views[windows[i]]
+        x, layers[i], angles[windows[i]], views[windows[i]], source[i]
       )
     residuals[stop] = x
     normed = RMSNorm(c.norm_epsilon, c.norm_offset, name="final_norm")(x)
     logits = None
     if head:
       table = embed if c.tied else Embedding(c, name="head")
-      logits = softcap(table.logits(normed), c.logit_softcap)
+      x = normed * c.width**-0.5 if c.scale_logits else normed
+      logits = softcap(table.logits(x), c.logit_softcap)
       logits = self.place(logits, "rows", None, "vocab")
     output = ModelOutput(logits, normed, tuple(residuals[i] for i in features))
     if cache is not None:
@@ -299,7 +457,7 @@ class Transformer(nn.Module):
 
 @cached
 def model(config: TransformerConfig, place: Place | None = None) -> Model:
-  """Builds a decoder; `place` is a sharding.Placement, None for one device."""
+  """Builds a model; `place` is a sharding.Placement, None for one device."""
   place = place or sharding.anywhere
   module = Transformer(config, place)
 
@@ -318,7 +476,19 @@ def model(config: TransformerConfig, place: Place | None = None) -> Model:
     layers = jax.tree.map(lambda x: place(x, *sharding.CACHE), cache.layers)
     return cache.replace(layers=layers)
 
-  return Model(apply, init_cache, config.vocab_size, config.num_layers)
+  encoder = Encoder(config, place)
+
+  def encode(params, source: Source) -> CrossKV:
+    read = params["encoder"] | {"embed": params["embed"]}
+    return encoder.apply({"params": read}, source)
+
+  return Model(
+    apply,
+    init_cache,
+    config.vocab_size,
+    config.num_layers,
+    encode if config.encoder_layers else None,
+  )
 
 
 def init_params(config: TransformerConfig, key: jax.Array):
@@ -328,4 +498,15 @@ def init_params(config: TransformerConfig, key: jax.Array):
   of them together take several times their memory.
   """
   tokens = jax.ShapeDtypeStruct((1, 1), jnp.int32)
-  return Transformer(config).lazy_init(key, tokens, None)["params"]
+  if not config.encoder_layers:
+    return Transformer(config).lazy_init(key, tokens, None)["params"]
+  length = jax.ShapeDtypeStruct((1,), jnp.int32)
+  encoder_key, key = jax.random.split(key)
+  source = Source(tokens, length)
+  encoder = Encoder(config).lazy_init(encoder_key, source)["params"]
+  del encoder["embed"]  # the decoder's
+  size = (1, config.num_kv_heads, 1, config.head_dim)
+  cross = jax.ShapeDtypeStruct(size, config.dtype)
+  cross = CrossKV(((cross, cross),) * config.num_layers, length)
+  init = functools.partial(Transformer(config).lazy_init, key, tokens, None)
+  return init(cross=cross)["params"] | {"encoder": encoder}

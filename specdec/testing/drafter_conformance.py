@@ -25,6 +25,7 @@ from specdec.types import (
   Drafter,
   Model,
   Params,
+  Source,
   Stats,
 )
 
@@ -123,9 +124,11 @@ def _propose(target, drafter, params, state: DecodeState, noise):
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _log_probs_after(target, params, tokens, length, settings):
+def _log_probs_after(target, params, tokens, length, settings, source):
   """[B, V] warped log-probabilities of the token that follows each text."""
   cache = target.init_cache(*tokens.shape)
+  if source is not None:
+    cache = cache.replace(cross=target.encode(params, source))
   output, _ = target.apply(params, tokens, cache)
   logits = output.logits[jnp.arange(len(tokens)), length - 1]
   return sampling.warp(logits, settings)
@@ -171,6 +174,7 @@ class _Trial:
       "limit": np.full(ROWS, LENGTH),
       "index": row,
     }
+    self.inputs |= self.sources()
     # Of distributions: one setting for all rows, few tokens are possible.
     self.settings = {
       "temperature": np.full(ROWS, 1.0),
@@ -178,11 +182,27 @@ class _Trial:
       "top_p": np.full(ROWS, 1.0),
     }
 
+    first = {name: x[:1].repeat(ROWS, 0) for name, x in self.sources().items()}
+    self.alike = self.settings | first
+
+  def sources(self) -> dict[str, np.ndarray]:
+    """Random ragged sources for an encoder, if the target has one."""
+    if self.target.encode is None:
+      return {}
+    shape = ROWS, _PROMPT
+    return {
+      "source": self.rng.integers(0, self.target.vocab_size, shape),
+      "source_length": self.rng.integers(1, _PROMPT + 1, ROWS),
+    }
+
   def start(self, drafter=None, **changes) -> DecodeState:
     """The state after prefill; `changes` of self.inputs."""
     inputs = self.inputs | changes
     warp = {name: inputs.pop(name) for name in self.settings}
     inputs = {name: jnp.asarray(x, jnp.int32) for name, x in inputs.items()}
+    if "source" in inputs:
+      length = inputs.pop("source_length")
+      inputs["source"] = Source(inputs["source"], length)
     return decode.start(
       self.target,
       drafter or self.drafter,
@@ -329,6 +349,7 @@ class _Trial:
       "top_k": np.full(ROWS, vocab_size),
       "top_p": np.full(ROWS, 0.8),
       "index": 100 + np.arange(ROWS),
+      **self.sources(),
     }
     for name, values in other.items():
       values[place] = self.inputs[name][kept]
@@ -465,7 +486,10 @@ class _Trial:
 
   def after(self, texts: Sequence[tuple[int, ...]]) -> np.ndarray:
     """[len(texts), V] the target's probabilities of what follows each."""
-    probs = []
+    probs, source = [], None
+    if self.target.encode is not None:
+      tokens, length = self.alike["source"], self.alike["source_length"]
+      source = Source(jnp.asarray(tokens), jnp.asarray(length))
     for first in range(0, len(texts), ROWS):
       tokens = np.zeros((ROWS, LENGTH + self.spec.max_depth), np.int32)
       length = np.ones(ROWS, np.int32)
@@ -477,6 +501,7 @@ class _Trial:
         tokens,
         length,
         sampling.settings(ROWS, **self.settings),
+        source,
       )
       probs.append(np.exp(np.asarray(log_probs, float)))
     probs = np.concatenate(probs)[: len(texts)]
@@ -508,7 +533,7 @@ class _Trial:
       prompt=self.prompt[:1].repeat(ROWS, 0),
       prompt_length=np.full(ROWS, 5),
       index=np.zeros(ROWS),
-      **self.settings,
+      **self.alike,
     )
     drafts, count = self.every_draft(state)
     total = drafts.weight.sum()
@@ -606,7 +631,7 @@ class _Trial:
         prompt_length=np.full(ROWS, prompt_length),
         limit=np.full(ROWS, prompt_length + _NEW),
         index=call * ROWS + np.arange(ROWS),
-        **self.settings,
+        **self.alike,
       )
       tokens = np.asarray(state.tokens)[:, prompt_length:][:, :_NEW]
       for text in map(tuple, tokens.tolist()):

@@ -6,8 +6,9 @@ Builds a small random model a variant, runs it on random tokens and writes one
 folder each: config.json and model.safetensors as transformers saves them, and
 expected.safetensors with `tokens` [2, 24] and float32 `logits` [2, 24, V].
 Needs torch and transformers, which specdec itself does not; the recorded
-folders are part of the repository, so tests run without them. Without names,
-all variants are recorded. A new family is one row of VARIANTS.
+folders are part of the repository, so tests run without them. Encoder-decoders
+have `source` [2, 20] and `source_length` [2] in it as well. Without names, all
+variants are recorded. A new family is one row of VARIANTS.
 """
 
 from pathlib import Path
@@ -40,6 +41,17 @@ GEMMA = {
   "query_pre_attn_scalar": 20,
   "tie_word_embeddings": True,
   "pad_token_id": None,
+}
+# Its scores are not divided by sqrt(d_kv).
+T5 = {
+  "d_model": 32,
+  "d_kv": 12,
+  "d_ff": 40,
+  "num_layers": 2,
+  "num_heads": 4,
+  "relative_attention_num_buckets": 8,
+  "relative_attention_max_distance": 14,
+  "decoder_start_token_id": 0,
 }
 QWEN3_MOE = {
   "moe_intermediate_size": 16,
@@ -135,6 +147,14 @@ VARIANTS = {
     "qwen3_moe",
     QWEN3_MOE | {"norm_topk_prob": True, "num_experts_per_tok": 3},
   ),
+  # 1.0: ReLU, a tied head and scaled logits; more layers here than there.
+  "t5": ("t5", T5 | {"num_decoder_layers": 3}),
+  # 1.1: a gated MLP and a head of its own.
+  "t5_gated": (
+    "t5",
+    T5 | {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
+  ),
+  "mt5": ("mt5", T5),
 }
 
 _OUTPUT = flags.DEFINE_string(
@@ -146,22 +166,48 @@ def record(name: str, folder: Path) -> str:
   """Writes one variant's three files; returns a line about them."""
   torch.manual_seed(SEED)
   model_type, options = VARIANTS[name]
-  config = transformers.AutoConfig.for_model(model_type, **(COMMON | options))
-  model = transformers.AutoModelForCausalLM.from_config(
+  with_encoder = "d_model" in options
+  if with_encoder:
+    options = {"vocab_size": VOCABULARY} | options
+    kind = transformers.AutoModelForSeq2SeqLM
+  else:
+    options = COMMON | options
+    kind = transformers.AutoModelForCausalLM
+  config = transformers.AutoConfig.for_model(model_type, **options)
+  model = kind.from_config(
     config, dtype=torch.float32, attn_implementation="eager"
   )
   model.eval()
+  inputs = {}
   with torch.no_grad():
+    if with_encoder and name != "t5":
+      # It ties them where a file has none, whatever its config says.
+      model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.clone())
     for weight in model.parameters():
       if weight.ndim == 1:  # norms and biases start as ones and zeros: hidden
         weight += 0.3 * torch.randn_like(weight)
+      elif with_encoder:
+        weight[:] = 0.2 * torch.randn_like(weight)
     tokens = torch.randint(VOCABULARY, (BATCH, LENGTH))
-    logits = model(input_ids=tokens, use_cache=False).logits
+    if with_encoder:
+      source = torch.randint(VOCABULARY, (BATCH, 20))
+      length = torch.tensor([20, 13])
+      seen = (torch.arange(20)[None] < length[:, None]).long()
+      inputs = {"source": source, "source_length": length}
+      logits = model(
+        input_ids=source,
+        attention_mask=seen,
+        decoder_input_ids=tokens,
+        use_cache=False,
+      ).logits
+    else:
+      logits = model(input_ids=tokens, use_cache=False).logits
   model.save_pretrained(folder)
   (folder / "generation_config.json").unlink(missing_ok=True)
+  arrays = {"tokens": tokens} | inputs
+  arrays = {name: x.to(torch.int32) for name, x in arrays.items()}
   save_file(
-    {"tokens": tokens.to(torch.int32), "logits": logits.contiguous()},
-    folder / "expected.safetensors",
+    arrays | {"logits": logits.contiguous()}, folder / "expected.safetensors"
   )
   for file in folder.iterdir():
     file.chmod(0o644)  # safetensors writes for the owner alone

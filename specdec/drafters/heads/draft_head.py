@@ -119,6 +119,8 @@ def shared_score(
   target_weights: TargetWeights, target: TransformerConfig, x: Array
 ) -> Array:
   """[B, T, n] the target's logits of what stands for its hidden states."""
+  if target.scale_logits:
+    x = x * target.width**-0.5
   return softcap(
     project(target_weights.head, x, jnp.float32), target.logit_softcap
   )

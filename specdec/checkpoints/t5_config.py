@@ -1,0 +1,138 @@
+"""Converts config.json of T5 (1.0, 1.1, Flan, ...) and mT5, and back.
+
+Invariant: as of hf_config, every option that affects the distribution is either
+converted or rejected by name.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from specdec.models.config import TransformerConfig, check_limits
+from specdec.utils.spelling import naming
+
+ARCHITECTURES = {
+  "T5ForConditionalGeneration": "t5",
+  "MT5ForConditionalGeneration": "mt5",
+  "T5WithLMHeadModel": "t5",  # as transformers named it before version 3
+}
+# feed_forward_proj -> (activation, gated).
+_MLPS = {
+  "relu": ("relu", False),
+  "gated-gelu": ("gelu_tanh", True),
+  "gated-silu": ("silu", True),
+}
+# Key -> its default in transformers.
+_SIZES = {
+  "vocab_size": None,
+  "d_model": None,
+  "d_kv": 64,
+  "d_ff": None,
+  "num_layers": None,
+  "num_decoder_layers": None,
+  "num_heads": None,
+  "relative_attention_num_buckets": 32,
+  "relative_attention_max_distance": 128,
+  "decoder_start_token_id": 0,
+}
+
+
+def parse(
+  config: Mapping[str, Any], source: str, dtype: str, has_head: bool | None
+) -> TransformerConfig:
+  """Converts a decoded config.json, to load the weights in `dtype`.
+
+  Args:
+    has_head: whether the files hold a vocabulary projection; None: unknown.
+
+  Raises ValueError, beginning with `source`, where an option is not
+  implemented, or a size is missing.
+  """
+  config = dict(config)
+  if config.get("num_decoder_layers") is None:
+    config["num_decoder_layers"] = config.get("num_layers")
+  sizes = {}
+  for key, default in _SIZES.items():
+    value = config.get(key)
+    value = default if value is None else value
+    if type(value) is not int or not 0 <= value < 2**31:
+      raise ValueError(
+        f"{source} has {key} = {value!r:.60}; it must be an integer in "
+        "0..2**31-1"
+      )
+    sizes[key] = value
+  mt5 = ARCHITECTURES[config["architectures"][0]] == "mt5"
+  mlp = config.get("feed_forward_proj", "gated-gelu" if mt5 else "relu")
+  if mlp not in tuple(_MLPS):
+    raise ValueError(
+      f"{source} has feed_forward_proj = {mlp!r:.60}; accepted: "
+      f"{', '.join(_MLPS)}"
+    )
+  epsilon = config.get("layer_norm_epsilon", 1e-6)
+  if type(epsilon) not in (int, float):
+    raise ValueError(
+      f"{source} has layer_norm_epsilon = {epsilon!r:.60}; it must be a number"
+    )
+  flags = {"tie_word_embeddings": True, "scale_decoder_outputs": None}
+  for key, default in flags.items():
+    flags[key] = default if config.get(key) is None else config[key]
+    if flags[key] not in (True, False, None):
+      raise ValueError(
+        f"{source} has {key} = {flags[key]!r:.60}; it must be true or false"
+      )
+  tied, scaled = flags.values()
+  if scaled is None and not mt5:  # transformers 4: one key for both
+    scaled = tied
+  else:  # transformers 5 writes tie_word_embeddings = true, whatever holds
+    scaled = bool(scaled)
+    tied = scaled if has_head is None else not has_head
+  with naming(source):
+    check_limits(max(sizes["num_layers"], sizes["num_decoder_layers"]), 0)
+    activation, gated = _MLPS[mlp]
+    return TransformerConfig(
+      vocab_size=sizes["vocab_size"],
+      num_layers=sizes["num_decoder_layers"],
+      width=sizes["d_model"],
+      mlp_width=sizes["d_ff"],
+      num_heads=sizes["num_heads"],
+      num_kv_heads=sizes["num_heads"],
+      head_dim=sizes["d_kv"],
+      norm_epsilon=epsilon,
+      tied=tied,
+      scale_logits=scaled,
+      query_scalar=1.0,
+      activation=activation,
+      gated=gated,
+      relative_buckets=sizes["relative_attention_num_buckets"],
+      relative_distance=sizes["relative_attention_max_distance"],
+      encoder_layers=sizes["num_layers"],
+      start_token=sizes["decoder_start_token_id"],
+      dtype=dtype,
+    )
+
+
+def render(config: TransformerConfig) -> dict[str, Any]:
+  """Returns a config.json that `parse` converts back, where it can."""
+  mlp = [x for x, y in _MLPS.items() if y == (config.activation, config.gated)]
+  rendered = {
+    "architectures": ["T5ForConditionalGeneration"],
+    "model_type": "t5",
+    "is_encoder_decoder": True,
+    "vocab_size": config.vocab_size,
+    "d_model": config.width,
+    "d_kv": config.head_dim,
+    "d_ff": config.mlp_width,
+    "num_layers": config.encoder_layers,
+    "num_decoder_layers": config.num_layers,
+    "num_heads": config.num_heads,
+    "relative_attention_num_buckets": config.relative_buckets,
+    "relative_attention_max_distance": config.relative_distance,
+    "layer_norm_epsilon": config.norm_epsilon,
+    "feed_forward_proj": mlp[0] if mlp else config.activation,
+    "tie_word_embeddings": config.tied,
+    "decoder_start_token_id": config.start_token,
+    "pad_token_id": config.start_token,
+    "torch_dtype": config.dtype,
+  }
+  if config.scale_logits != config.tied:
+    rendered["scale_decoder_outputs"] = config.scale_logits
+  return rendered
