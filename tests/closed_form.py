@@ -14,6 +14,15 @@ def _active(config: TransformerConfig) -> int:
     weights -= config.num_layers * unused * 3 * config.width * config.mlp_width
   if not config.tied:
     weights -= config.vocab_size * config.width
+  weights -= config.relative_buckets * config.num_heads
+  if config.encoder_layers:
+    inner = config.num_heads * config.head_dim
+    layer = 4 * config.width * inner + 2 * config.width
+    layer += (3 if config.gated else 2) * config.width * config.mlp_width
+    weights -= config.encoder_layers * layer + config.width
+    weights -= config.relative_buckets * config.num_heads
+    # Cross-attention's keys and values are projected once a source.
+    weights -= config.num_layers * 2 * config.width * inner
   return weights
 
 

@@ -95,8 +95,9 @@ def test_shapes_and_bounds_of_presets_are_the_closed_form(name):
       expected = closed_form.pass_flops(config, *where)
       assert bound.flops == pytest.approx(expected, rel=1e-3)
   shape = shapes.get(name)
-  # Without the final norm.
-  assert config.num_parameters - shape.num_parameters == config.width
+  # Without the final norm, and the decoder's biases by relative position.
+  rest = config.width + config.relative_buckets * config.num_heads
+  assert config.num_parameters - shape.num_parameters == rest
   assert 2 * shape.cached == config.cache_bytes_per_token
 
 

@@ -48,6 +48,12 @@ PUBLISHED = {
   "smollm2-135m": 134_515_008,
   "smollm2-360m": 361_821_120,
   "smollm2-1.7b": 1_711_376_384,
+  # google/flan-t5-*, as large as google/t5-v1_1-*.
+  "t5-small": 76_961_152,
+  "t5-base": 247_577_856,
+  "t5-large": 783_150_080,
+  "t5-xl": 2_849_757_184,
+  "t5-xxl": 11_135_332_352,
 }
 
 
@@ -88,8 +94,11 @@ def test_options_are_those_of_an_architecture():
   for name in presets.names():
     expected = architectures.get(name.split("-")[0], "Llama")
     expected += "Moe" if name == "qwen3-30b-a3b" else ""
+    expected += "ForCausalLM"
+    if name.startswith("t5"):
+      expected = "T5ForConditionalGeneration"
     rendered = hf_config.render(presets.get(name))
-    assert rendered["architectures"] == [f"{expected}ForCausalLM"], name
+    assert rendered["architectures"] == [expected], name
 
 
 def test_options_are_the_published_ones():

@@ -103,9 +103,9 @@ THRESHOLD = "layer_skip(attention=[1], threshold=0.5)"
     ("stdlib-11m", "model(stdlib-1m, size=3)", r"it is model\(name"),
     ("stdlib-11m", f"lookup(k=2) | {THRESHOLD}", r"\(attention=\[1\], mlp=\["),
     ("stdlib-11m", "nonsense", "did you mean none"),
-    ("t5-xxl", "layer_skip(attention=[1])", "t5-xxl is a shape: take model"),
-    ("t5-xxl", "lookup(k=2) | head(eagle)", "t5-xxl is a shape: take model"),
-    ("t5-xxl", "early_exit(24)", "24 layers"),
+    ("deepseek-v3", "layer_skip(attention=[1])", "v3 is a shape: take model"),
+    ("deepseek-v3", "lookup(k=2) | head(eagle)", "v3 is a shape: take mod"),
+    ("deepseek-v3", "early_exit(61)", "61 layers"),
     ("gpt-5", "lookup", "no model 'gpt-5'"),
     ("0.5", "lookup", "target 0.5 is a share of itself; give"),
   ],
@@ -121,8 +121,17 @@ def test_settings_without_effect_are_refused():
       Scenario.of("llama3-70b", "lookup", CHIP, **{name: value})
 
 
+def test_positions_of_a_source_are_priced():
+  costs = [
+    Scenario.of("t5-xxl", "model(t5-small)", CHIP, source=n).pair.target
+    for n in (0, 100)
+  ]
+  less, more = (x.cost(1, 1, 50).bytes for x in costs)
+  assert more - less == 100 * 24 * 2 * 4096 * 2
+
+
 def test_a_shape_without_a_config_has_early_exits():
-  pair = Scenario.of("t5-xxl", "early_exit(4)", CHIP, source=100).pair
+  pair = Scenario.of("deepseek-v3", "early_exit(4)", CHIP).pair
   assert (pair.draft.stop, pair.drafter.exit_layer) == (4, 4)
-  both = Scenario.of("t5-xxl", "lookup(k=4) | early_exit(4)", CHIP)
+  both = Scenario.of("deepseek-v3", "lookup(k=4) | early_exit(4)", CHIP)
   assert both.cost == pair.drafter

@@ -1,6 +1,6 @@
-"""Configs of published decoders, by name.
+"""Configs of published models, by name.
 
-Invariant: a preset has exactly as many weights as the published decoder, except
+Invariant: a preset has exactly as many weights as the published model, except
 Chinchilla, whose layers differ in kind. Imports no model code, so that the
 roofline model can use presets.
 """
@@ -61,7 +61,22 @@ _GEMMA3_LARGE = _GEMMA3 | {
 }
 _SMOLLM2 = _TIED | {"vocab_size": 49_152, "rope_theta": 100_000.0}
 
-# Without T5, LaMDA and DeepSeek: encoder-decoders and MLA are not implemented.
+# T5 1.1: heads of 64, a gated MLP, a head of its own.
+_T5 = {
+  "vocab_size": 32_128,
+  "norm_epsilon": 1e-6,
+  "query_scalar": 1.0,
+  "activation": "gelu_tanh",
+  "relative_buckets": 32,
+}
+
+
+def _t5(layers: int, width: int, mlp_width: int, heads: int):
+  options = _T5 | {"encoder_layers": layers}
+  return _config(options, layers, width, mlp_width, heads, heads, 64)
+
+
+# Without LaMDA and DeepSeek: MLA is not implemented.
 _PRESETS = {
   "llama2-7b": _config(_LLAMA2, 32, 4096, 11008, 32, 32, 128),
   "llama2-13b": _config(_LLAMA2, 40, 5120, 13824, 40, 40, 128),
@@ -104,6 +119,11 @@ _PRESETS = {
   "smollm2-1.7b": _config(
     _SMOLLM2 | {"rope_theta": 130_000.0}, 24, 2048, 8192, 32, 32, 64
   ),
+  "t5-small": _t5(8, 512, 1024, 6),
+  "t5-base": _t5(12, 768, 2048, 12),
+  "t5-large": _t5(24, 1024, 2816, 16),
+  "t5-xl": _t5(24, 2048, 5120, 32),
+  "t5-xxl": _t5(24, 4096, 10_240, 64),
   # The pair of arXiv:2302.01318. Its MLPs are ungated, 4 x width wide;
   # a gated MLP with as many weights has 8 / 3 x width, rounded to a multiple
   # of 16. Their relative position matrices (width^2 in each layer, the rest of
@@ -119,7 +139,7 @@ def names() -> list[str]:
 
 
 def get(name: str, dtype: str = "float32") -> TransformerConfig:
-  """Returns the config of a decoder; raises ValueError if it is unknown."""
+  """Returns the config of a model; raises ValueError if it is unknown."""
   if name not in _PRESETS:
     raise ValueError(f"preset {name!r} is unknown; {choices(name, names())}")
   return dataclasses.replace(_PRESETS[name], dtype=dtype)

@@ -1,12 +1,12 @@
 """Counts a decoder's weights, cached values and multiply-adds, layer by layer.
 
-Covers every TransformerConfig, and published models which that config cannot
-express: T5 1.1 (arXiv:1910.10683; its decoder cross-attends to a source) and
-DeepSeek-V3 (arXiv:2412.19437; latent attention, shared experts).
+Covers every TransformerConfig, and a published model which that config cannot
+express: DeepSeek-V3 (arXiv:2412.19437; latent attention, shared experts).
 """
 
 import collections
 import dataclasses
+import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -74,28 +74,32 @@ def of_config(
     skip: sublayers to leave out; a layer with neither sublayer is dropped.
   """
   c = config
-  expert = 3 * c.width * c.mlp_width
-  embeddings = c.vocab_size * c.width * (1 if c.tied else 2)
-  dense = (c.num_parameters - embeddings - c.width) // c.num_layers
+  mlp = (3 if c.gated else 2) * c.width * c.mlp_width
+  sizes = {path: math.prod(x.shape) for path, x in params.specs(c).items()}
+  dense = sum(x for path, x in sizes.items() if path.startswith("layer_0/"))
+  kv, score = 2 * c.num_kv_heads * c.head_dim, 2 * c.num_heads * c.head_dim
   layers = [
     Layer(
-      weights=dense - c.num_experts * expert,
-      kv=2 * c.num_kv_heads * c.head_dim,
+      weights=dense - c.num_experts * mlp,
+      kv=kv,
       kv_heads=c.num_kv_heads,
-      score=2 * c.num_heads * c.head_dim,
+      score=score,
       window=window,
-      expert=expert if c.num_experts else 0,
+      expert=mlp if c.num_experts else 0,
       num_experts=c.num_experts,
       per_token=c.experts_per_token,
+      source_kv=kv if c.encoder_layers else 0,
+      source_score=score if c.encoder_layers else 0,
     )
     for window in c.windows or (None,) * c.num_layers
   ]
   if skip is not None:
-    layers = _without(layers, skip, c.num_experts * c.width or expert)
+    layers = _without(layers, skip, c.num_experts * c.width or mlp)
   name = name or f"{c.num_parameters / 1e6:.3g} M"
-  sizes = c.width, c.vocab_size, c.num_heads, c.tied
+  shared = c.width, c.vocab_size, c.num_heads, c.tied
   weight_size = None if c.weights is None else params.read_size(c)
-  return Shape(name, tuple(layers), *sizes, weight_size=weight_size)
+  idle = sum(x for path, x in sizes.items() if path.startswith(params.ENCODER))
+  return Shape(name, tuple(layers), *shared, idle, weight_size)
 
 
 def _without(layers: list[Layer], skip: Skip, mlp: int) -> list[Layer]:
@@ -107,31 +111,14 @@ def _without(layers: list[Layer], skip: Skip, mlp: int) -> list[Layer]:
   kept = []
   for i, layer in enumerate(layers):
     if i in skip.attention:
-      layer = layer._replace(weights=mlp, kv=0, score=0, window=None)
+      without = dict(kv=0, score=0, source_kv=0, source_score=0, window=None)
+      layer = layer._replace(weights=mlp, **without)
     if i in skip.mlp:
       rest = layer.weights - mlp
       layer = layer._replace(weights=rest, expert=0, num_experts=0, per_token=0)
     if layer.weights:
       kept.append(layer)
   return kept
-
-
-def _t5(name, num_layers, width, mlp_width, heads):
-  """T5 1.1: heads of 64, gated MLP, untied embeddings."""
-  inner = 64 * heads
-  attention, mlp = 4 * width * inner, 3 * width * mlp_width
-  # Cross-attention's K and V are projected once, from the source.
-  layer = Layer(
-    weights=attention + attention // 2 + mlp,
-    kv=2 * inner,
-    kv_heads=heads,
-    score=2 * inner,
-    source_kv=2 * inner,
-    source_score=2 * inner,
-  )
-  encoder = num_layers * (attention + mlp)
-  idle = encoder + num_layers * attention // 2
-  return Shape(name, (layer,) * num_layers, width, 32_128, heads, False, idle)
 
 
 def _deepseek_v3():
@@ -156,17 +143,7 @@ def _deepseek_v3():
   return Shape("deepseek-v3", layers, width, 129_280, heads, False)
 
 
-_OTHERS = {
-  shape.name: shape
-  for shape in (
-    _t5("t5-small", 8, 512, 1024, 6),
-    _t5("t5-base", 12, 768, 2048, 12),
-    _t5("t5-large", 24, 1024, 2816, 16),
-    _t5("t5-xl", 24, 2048, 5120, 32),
-    _t5("t5-xxl", 24, 4096, 10_240, 64),
-    _deepseek_v3(),
-  )
-}
+_OTHERS = {"deepseek-v3": _deepseek_v3()}
 
 
 def names() -> list[str]:
