@@ -85,8 +85,14 @@ def steps(
     drafter.drafter,
     rule,
     Params(target.checkpoint.params, drafter.params),
-    lowering.inputs(setup.batch, setup.prompt_size, settings, target.places),
-    setup.prompt_size + setup.max_new_tokens,
+    lowering.inputs(
+      setup.batch,
+      setup.prompt_size,
+      settings,
+      target.places,
+      encoded=target.model.encode is not None,
+    ),
+    setup.max_length(target.checkpoint.config),
     target.places,
   )
 
@@ -98,7 +104,7 @@ def plan(setup: Setup, target: Target, drafter: Weighted) -> memory_plan.Plan:
     target.checkpoint.config,
     *(draft or [None]),
     batch=setup.batch,
-    max_length=setup.prompt_size + setup.max_new_tokens,
+    max_length=setup.max_length(target.checkpoint.config),
     num_nodes=drafter.drafter.spec.max_nodes,
     places=target.places,
     drafter=NO_COST if draft else drafter.drafter.cost or UNKNOWN_COST,
@@ -117,7 +123,7 @@ def estimates(
     step -> bytes of memory, FLOPs and bytes sent.
   """
   cost, spec = drafter.drafter.cost or UNKNOWN_COST, drafter.drafter.spec
-  where = setup.batch, setup.prompt_size + setup.max_new_tokens
+  where = setup.batch, setup.max_length(target.checkpoint.config)
   deployment = calibrated.target_deployment(setup, target, chip)
   # Verification goes on where an early exit ends, if nodes keep their order.
   start = cost.exit_layer if spec.parents is not None else 0

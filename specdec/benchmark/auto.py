@@ -87,7 +87,7 @@ def _timed(setup: Setup, target: Target, rows, path: Path) -> Calibration:
       (list(rows) * batch)[:batch],
       (batch,),
       sorted({1, most_k}),
-      setup.prompt_size + setup.max_new_tokens,
+      setup.max_length(target.checkpoint.config),
       base,
     )
   path.parent.mkdir(parents=True, exist_ok=True)

@@ -70,14 +70,20 @@ def passes(
   params: PyTree,
   points: Sequence[tuple[int, int, int]],
   progress: Progress = lambda _: None,
+  source: int = 1,
 ) -> list[Timer]:
-  """Compiles passes of every (batch, tokens, context)."""
+  """Compiles passes of every (batch, tokens, context).
+
+  Args:
+    source: positions that an encoder-decoder's cross-attention reads.
+  """
   timers = []
   for batch, tokens, slots in points:
     progress(f"compiling a pass of {batch} x {tokens}")
     shape = batch, tokens, slots // 2, slots
     time = PassTime(batch, tokens, kv.num_slots(slots), 0.0)
-    timers.append(Timer(time, timing.pass_timer(model, params, *shape)))
+    timer = timing.pass_timer(model, params, *shape, source)
+    timers.append(Timer(time, timer))
   return timers
 
 

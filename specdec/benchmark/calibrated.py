@@ -118,8 +118,14 @@ def on_mesh(
 
 def target_deployment(setup: Setup, target: Target, chip: Chip) -> Deployment:
   """Returns the target on chips, spread over the setup's mesh."""
-  shape = shapes.of_config(target.checkpoint.config)
-  deployment = Deployment(shape, chip, weights=setup.dtype, kv=setup.dtype)
+  config = target.checkpoint.config
+  deployment = Deployment(
+    shapes.of_config(config),
+    chip,
+    weights=setup.dtype,
+    kv=setup.dtype,
+    source=setup.prompt_size if config.encoder_layers else 0,
+  )
   return on_mesh(deployment, target.places and target.places.target)
 
 
@@ -317,7 +323,9 @@ def timed(
       points, unseen = [*points[::6], *unseen], []
     kept.append(len(points))
     points = [*points, *unseen]
-    groups.append(calibrate.passes(one.model, one.params, points, report))
+    source = max(1, one.deployment.source)
+    timers = calibrate.passes(one.model, one.params, points, report, source)
+    groups.append(timers)
   drafting, lookup = setup, setup.call_of("lookup")
   if lookup is not None:  # a draft in every round
     ngram = catalog.arguments_of(lookup)["ngram"]

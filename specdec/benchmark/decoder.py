@@ -30,6 +30,7 @@ from specdec.types import (
   Model,
   Params,
   Sampling,
+  Source,
   Stats,
 )
 
@@ -115,7 +116,9 @@ class NewTokens(NamedTuple):
 class Decoder:
   """One way of decoding batches of one shape.
 
-  With `places` it runs on a mesh; target and drafter were built for them.
+  The prompts of an encoder-decoder are what its encoder reads; its output
+  begins with `start_token`. With `places` it runs on a mesh; target and drafter
+  were built for them.
   Programs are compiled when first needed and kept.
   """
 
@@ -133,6 +136,7 @@ class Decoder:
   top_p: float | None = None
   places: sharding.Places | None = None
   tokenizer: Tokenizer | None = None
+  start_token: int = 0
 
   def __post_init__(self):
     decode.check_pair(self.drafter.spec, self.rule)
@@ -166,8 +170,17 @@ class Decoder:
 
   @property
   def max_length(self) -> int:
-    """L, prompt and output together."""
-    return self.prompt_size + self.max_new_tokens
+    """L, prompt and output together; of an encoder-decoder the output."""
+    return self.max_new_tokens + (1 if self.has_encoder else self.prompt_size)
+
+  @property
+  def has_encoder(self) -> bool:
+    """Whether the target is an encoder-decoder."""
+    return self.target.encode is not None
+
+  def num_given(self, ids: Sequence[int]) -> int:
+    """Returns the tokens in front of a prompt's output."""
+    return 1 if self.has_encoder else len(ids)
 
   @functools.cached_property
   def num_slots(self) -> int:
@@ -181,15 +194,24 @@ class Decoder:
   def _inputs(self, batch: Batch) -> decode.Inputs:
     """Returns what decoding begins with, in NumPy; rows that the batch leaves
     empty are done from the start."""
-    prompt = np.zeros((self.batch, self.prompt_size), np.int32)
-    length, limit = np.ones((2, self.batch), np.int32)
+    text = np.zeros((self.batch, self.prompt_size), np.int32)
+    size, limit = np.ones((2, self.batch), np.int32)
     index = np.zeros((self.batch,), np.int32)
     index[: len(batch.rows)] = list(batch.numbers)
     for i, ids in enumerate(batch.rows):
-      prompt[i, : len(ids)] = ids
-      length[i], limit[i] = len(ids), len(ids) + self.max_new_tokens
+      text[i, : len(ids)], size[i] = ids, len(ids)
+      limit[i] = self.num_given(ids) + self.max_new_tokens
+    prompt, length, source = text, size, None
+    if self.has_encoder:
+      prompt, source = (
+        np.full_like(text[:, :1], self.start_token),
+        Source(text, size),
+      )
+      length = np.ones_like(size)
     settings = self.settings(self.batch)
-    return decode.Inputs(prompt, length, self.key, settings, limit, index)
+    return decode.Inputs(
+      prompt, length, self.key, settings, limit, index, source
+    )
 
   def start(self, batch: Batch) -> DecodeState:
     """Prefills a batch."""
@@ -327,7 +349,8 @@ class Decoder:
     begin = time.perf_counter()
     state = jax.block_until_ready(self.start(batch))
     prefill_seconds = time.perf_counter() - begin
-    lengths, seconds = [len(ids) for ids in batch.rows], 0.0
+    begins = [self.num_given(ids) for ids in batch.rows]
+    lengths, seconds = begins, 0.0
     while not np.all(multihost.whole(state.done)):
       begin = time.perf_counter()
       state = self.run(state, every)
@@ -336,10 +359,7 @@ class Decoder:
         state, lengths = self._push(state, lengths, push)
     tokens, length = map(multihost.whole, (state.tokens, state.length))
     return Completed(
-      [
-        tokens[i, len(ids) : length[i]].tolist()
-        for i, ids in enumerate(batch.rows)
-      ],
+      [tokens[i, first : length[i]].tolist() for i, first in enumerate(begins)],
       seconds,
       prefill_seconds,
       _stats_of(state, len(batch.rows)),
@@ -372,12 +392,17 @@ class Decoder:
     at = next((i for i, (a, b) in enumerate(both) if a != b), len(both))
     # As many equal rows as a mesh must have.
     rows = self.places.target.ways("rows") if self.places else 1
-    ids = np.asarray([[*prompt, *baseline[:at]]] * rows)
+    given = [self.start_token] if self.has_encoder else prompt
+    ids = np.asarray([[*given, *baseline[:at]]] * rows)
     position = jnp.asarray([ids.shape[1]])
 
     @jax.jit
     def last(params, ids):
       cache = self.target.init_cache(rows, ids.shape[1] + 1)
+      if self.has_encoder:
+        tokens = jnp.asarray([list(prompt)] * rows)
+        source = Source(tokens, jnp.full((rows,), len(prompt)))
+        cache = cache.replace(cross=self.target.encode(params, source))
       return self.target.apply(params, ids, cache)[0].logits[:1, -1]
 
     logits = jnp.asarray(multihost.whole(last(self.params.target, ids)))

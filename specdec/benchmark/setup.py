@@ -179,6 +179,12 @@ class Setup(Settings):
     source = catalog.source_of(str(arguments["name"]))
     return catalog.config_of(source, self.dtype, arguments["weights"])
 
+  def max_length(self, config: TransformerConfig) -> int:
+    """Returns L, prompt and output together; of an encoder-decoder, whose
+    encoder reads the prompt, the output and its start token."""
+    given = 1 if config.encoder_layers else self.prompt_size
+    return given + self.max_new_tokens
+
   def memory_plan(
     self,
     config: TransformerConfig,
@@ -209,7 +215,7 @@ class Setup(Settings):
       config,
       draft,
       batch=self.batch,
-      max_length=self.prompt_size + self.max_new_tokens,
+      max_length=self.max_length(config),
       num_nodes=max(
         self.make_shape().spec.max_nodes, 1 + max(leading), num_tokens
       ),
@@ -275,6 +281,7 @@ class Setup(Settings):
       top_p=self.top_p,
       places=target.places,
       tokenizer=target.checkpoint.tokenizer,
+      start_token=target.checkpoint.config.start_token,
     )
 
   def make_drafter(self, target: Target) -> Weighted:

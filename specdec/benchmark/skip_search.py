@@ -117,7 +117,7 @@ class SkipBench:
       efficiency=TYPICAL,
     )
     cost = drafter_cost.layer_skip(target.checkpoint.config, skip)
-    where = setup.batch, setup.prompt_size + setup.max_new_tokens
+    where = setup.batch, setup.max_length(target.checkpoint.config)
     lengths = range(k + 1)
     seconds = [round_cost(deployment, cost, n, *where).seconds for n in lengths]
     return float(np.interp(drafted, lengths, seconds))

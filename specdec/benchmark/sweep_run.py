@@ -228,7 +228,7 @@ class SweepBench:
     most = self._most_batch, self._most_k
     if base and calibrated.covers(setup, target, base, *most):
       return
-    length = setup.prompt_size + setup.max_new_tokens
+    length = setup.max_length(target.checkpoint.config)
     self._calibration = calibrated.timed(
       dataclasses.replace(setup, max_new_tokens=rounds.length(setup)),
       target,

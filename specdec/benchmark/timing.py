@@ -24,7 +24,7 @@ from specdec import multihost, sampling, sharding, step, traversal
 from specdec.benchmark.decoder import Batch, Decoder
 from specdec.noise import Noise, row_keys
 from specdec.roofline import hardware
-from specdec.types import Model, PyTree
+from specdec.types import Model, PyTree, Source
 
 _COMPILED = "/jax/core/compile/backend_compile_duration"
 _TOLERANCE = 0.05  # bandwidth itself moves by some percent from run to run
@@ -59,6 +59,7 @@ def pass_timer(
   tokens: int,
   context: int,
   slots: int,
+  source: int = 1,
 ) -> Callable[[], float]:
   """Returns what times one pass of n tokens a row, in seconds, at every call.
 
@@ -69,10 +70,15 @@ def pass_timer(
   Args:
     context: committed positions before the pass.
     slots: positions of the cache.
+    source: positions that an encoder-decoder's cross-attention reads.
   """
   # Inside jit, a mesh gets its parts and no device all of it.
   make = jax.jit(model.init_cache, static_argnums=(0, 1))
   cache = make(batch, kv.num_slots(slots))
+  if model.encode is not None:
+    tokens_read = jnp.zeros((batch, source), jnp.int32)
+    text = Source(tokens_read, jnp.full((batch,), source))
+    cache = cache.replace(cross=jax.jit(model.encode)(params, text))
   cache = cache.replace(length=jnp.full((batch,), context))
 
   @functools.partial(jax.jit, donate_argnums=(1, 2))

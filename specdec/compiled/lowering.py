@@ -15,7 +15,15 @@ from specdec.drafters.heads import draft_head
 from specdec.drafters.heads.draft_head import DraftHead
 from specdec.models import params as model_params
 from specdec.models.config import TransformerConfig
-from specdec.types import AcceptanceRule, Drafter, Model, Params, PyTree, Resume
+from specdec.types import (
+  AcceptanceRule,
+  Drafter,
+  Model,
+  Params,
+  PyTree,
+  Resume,
+  Source,
+)
 
 STEPS = ("prefill", "draft", "verify", "accept", "loop")
 
@@ -70,18 +78,26 @@ def _shaped(x, sharding) -> jax.ShapeDtypeStruct:
 
 
 def inputs(
-  batch: int, prompt: int, settings: sampling.Sampling, places: sharding.Places
+  batch: int,
+  prompt: int,
+  settings: sampling.Sampling,
+  places: sharding.Places,
+  encoded: bool = False,
 ) -> decode.Inputs:
   """Returns the inputs of a generation as sharded shapes.
 
   Args:
     prompt: P, tokens of the prompt buffer.
     settings: of `batch` rows.
+    encoded: an encoder reads the prompt, and the output begins with one token.
   """
   row = jax.ShapeDtypeStruct((batch,), jnp.int32)
   ids = jax.ShapeDtypeStruct((batch, prompt), jnp.int32)
+  source = Source(ids, row) if encoded else None
+  if encoded:
+    ids = jax.ShapeDtypeStruct((batch, 1), jnp.int32)
   key, sampled = jax.eval_shape(lambda: (jax.random.key(0), settings))
-  shapes = decode.Inputs(ids, row, key, sampled, row, row)
+  shapes = decode.Inputs(ids, row, key, sampled, row, row, source)
   return jax.tree.map(_shaped, shapes, decode.input_shardings(shapes, places))
 
 

@@ -125,12 +125,14 @@ def plan(
   """Estimates peak bytes per device.
 
   Args:
-    max_length: tokens of a row, prompt and output.
+    max_length: tokens of a row, prompt and output; of an encoder-decoder the
+      output.
     num_nodes: nodes of a draft; logits and probabilities are
       [batch, num_nodes, V].
     drafter: what the drafter holds besides `draft`; its weights are replicated.
       Unknown sizes are left out, with a caveat.
-    prompt_size: P, tokens of the prompt buffer; 0: unknown.
+    prompt_size: P, tokens of the prompt buffer, or of the encoder's source; 0:
+      unknown.
     random_weights: weights are drawn at random, not loaded.
     cpu: the devices are this process's share of a CPU.
   """
@@ -140,8 +142,9 @@ def plan(
     for name, config, place in zip(_MODELS, (target, draft), places)
     if config is not None
   }
-  chunk = min(CHUNK, prompt_size)
-  slots = max(max_length + num_nodes, prompt_size + chunk)
+  given = 1 if target.encoder_layers else prompt_size
+  chunk = min(CHUNK, given)
+  slots = max(max_length + num_nodes, given + chunk)
   if cpu:
     slots = kv.num_slots(slots)
   weights = {name: weight_bytes(*model) for name, model in models.items()}
@@ -150,6 +153,11 @@ def plan(
   caveat = "" if drafter.is_complete else "the drafter's memory is unknown"
   caches = (cache_bytes(m, batch, slots, place) for m, place in models.values())
   decoding = {"KV caches": sum(caches)}
+  decoding["KV caches"] += sum(
+    cache_bytes(config, batch, prompt_size, place)
+    for config, place in models.values()
+    if config.encoder_layers
+  )
   rows = _padded(batch, places[0])
   position = (drafter.position_bytes or 0) + drafter.hidden_bytes
   state = rows * ((drafter.row_bytes or 0) + max_length * position)
@@ -162,6 +170,11 @@ def plan(
     return Plan(weights | decoding, caveat)
 
   prefill = [_pass_bytes(*m, batch, chunk, slots) for m in models.values()]
+  prefill += [
+    _pass_bytes(config, place, batch, prompt_size, prompt_size)
+    for config, place in models.values()
+    if config.encoder_layers
+  ]
   rounds = [  # tokens per row, of a target pass and of a draft pass
     _pass_bytes(*model, batch, tokens, slots, head=True)
     for model, tokens in zip(models.values(), (num_nodes, 1))
