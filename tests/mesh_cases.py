@@ -37,7 +37,7 @@ from specdec.drafters.heads import serve
 from specdec.models import params as model_params
 from specdec.models import transformer
 from specdec.models.config import TransformerConfig
-from specdec.types import Params, Skip
+from specdec.types import Params, Skip, Source
 
 BATCH, PROMPT, LENGTH, K, EOS = 8, 6, 18, 2, (3,)
 TARGET = TransformerConfig(
@@ -271,6 +271,53 @@ def test_eight_devices_write_what_one_writes(drafter, rule, mesh, less):
     return
   for buffer in jax.tree.leaves(draft_state.cache.layers):
     assert buffer.sharding.shard_shape(buffer.shape)[:2] == (rows, heads)
+
+
+@pytest.mark.parametrize("mesh", [(2, 4), pytest.param((8, 1), marks=SLOW)])
+def test_an_encoder_decoder_writes_what_it_writes_on_one_device(mesh):
+  """Ragged sources; the draft is the target, somewhat changed."""
+  config = dataclasses.replace(learned_kinds.T5, vocab_size=64)
+  target = learned_kinds.sharpened(
+    transformer.init_params(config, jax.random.key(0)), 4
+  )
+  draft = jax.tree.map(
+    lambda x: x + 0.02 * jax.random.normal(jax.random.key(1), x.shape), target
+  )
+  rng = np.random.default_rng(0)
+  source = Source(
+    rng.integers(0, 64, (BATCH, 9), dtype=np.int32),
+    rng.integers(1, 10, BATCH, dtype=np.int32),
+  )
+
+  def decoded(where=None):
+    model, other = (
+      transformer.model(config, place) for place in where or (None, None)
+    )
+    params, options = (target, draft), {}
+    if where:
+      params = (put(x, config, p) for x, p in zip(params, where))
+      options["mesh"] = where
+    return decode.generate(
+      model,
+      drafters.model(other, K),
+      RULES["rejection"],
+      Params(*params),
+      np.zeros((BATCH, 1), np.int32),
+      np.ones((BATCH,), np.int32),
+      jax.random.key(7),
+      max_length=LENGTH,
+      sampling=sampling.settings(BATCH, np.arange(BATCH) % 2),
+      source=source,
+      **options,
+    )
+
+  text = f"data:{mesh[0]},model:{mesh[1]}"
+  state = decoded(sharding.places(text, config.counts, config.counts))
+  assert_same(state, decoded())
+  assert state.stats.accepted.sum() > 0
+  key, _ = state.target_cache.cross.layers[0]
+  part = BATCH // mesh[0], config.num_heads // mesh[1]
+  assert key.sharding.shard_shape(key.shape)[:2] == part
 
 
 def test_a_stream_on_a_mesh_and_a_loop_of_calls_compiles_once(monkeypatch):
