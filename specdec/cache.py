@@ -5,6 +5,8 @@ overwritten. Invariant: S >= committed length + tokens of one call (at least
 2), or a write would clamp onto committed KV.
 """
 
+import math
+
 import jax
 import jax.numpy as jnp
 from jax.experimental.layout import Layout, with_layout_constraint
@@ -16,6 +18,7 @@ _LANES = 128  # of a TPU's tile
 _ROWS = Layout(major_to_minor=(0, 1, 2, 3))
 _COLUMNS = Layout(major_to_minor=(0, 1, 3, 2))
 _TILE = 16  # slots; other counts get another layout at a TPU program's entry
+_MOVED = 256  # slots that `permute` moves at once
 _MANY = 64  # rows; of more, an operation for each makes too long a program
 
 
@@ -143,6 +146,31 @@ def _read_one_by_one(buffer, source):
       for row in range(buffer.shape[0])
     ]
   )
+
+
+def permute(cache: KVCache, rows: jax.Array, used: jax.Array) -> KVCache:
+  """Moves row rows[r] to row r, in blocks of slots up to the last in use.
+
+  The cross-attention of rows that change places must be the same.
+
+  Args:
+    rows: [B].
+    used: slots that hold anything, the largest number over rows.
+  """
+  block = math.gcd(cache.num_slots, _MOVED)
+
+  def body(i, layers):
+    def move(x):
+      part = jax.lax.dynamic_slice_in_dim(x, i * block, block, axis=2)
+      return jax.lax.dynamic_update_slice_in_dim(
+        x, part[rows], i * block, axis=2
+      )
+
+    return jax.tree.map(move, layers)
+
+  used = jnp.minimum(used, cache.num_slots)
+  layers = jax.lax.fori_loop(0, -(-used // block), body, cache.layers)
+  return cache.replace(layers=layers, length=cache.length[rows])
 
 
 def prefill(

@@ -47,7 +47,7 @@ MAX_ROUNDS = np.iinfo(np.int32).max
 _PARTS = ("target", "drafter", "rule")  # static arguments of every program
 
 
-def _in_32_bits(function):
+def in_32_bits(function):
   """Traces a program with 32-bit numbers, whatever jax_enable_x64 says."""
 
   @functools.wraps(function)
@@ -59,7 +59,7 @@ def _in_32_bits(function):
 
 
 @functools.partial(jax.jit, static_argnames=(*_PARTS, "max_length"))
-@_in_32_bits
+@in_32_bits
 def start(
   target: Model,
   drafter: Drafter,
@@ -146,7 +146,7 @@ def start(
 
 
 @functools.partial(jax.jit, static_argnames=_PARTS, donate_argnames=("state",))
-@_in_32_bits
+@in_32_bits
 def run(
   target: Model,
   drafter: Drafter,

@@ -7,6 +7,8 @@ of acceptance is drawn here. A round is traversed to its end and truncated
 afterwards, so an EOS or a limit never changes what was drawn.
 """
 
+from collections.abc import Callable
+
 import chex
 import jax
 import jax.numpy as jnp
@@ -387,9 +389,7 @@ def decode_step(
 ) -> DecodeState:
   """One round: every row that is not done grows by at least one token.
 
-  The draft runs at the smallest static width that holds it, each width inside
-  a loop of at most one turn: a cache carried through `lax.cond` or
-  `lax.switch` would be copied every round (rule 9).
+  The draft runs at the smallest static width that holds it (`at_width`).
   """
   spec = drafter.spec
   _check_room(state, spec)
@@ -403,9 +403,24 @@ def decode_step(
       target, drafter, rule, params, state, part, output, *outcome
     )
 
+  return at_width(spec, draft, state.done, finish, state)
+
+
+def at_width(
+  spec: DraftSpec,
+  draft: Draft,
+  done: Array,
+  finish: Callable[[int, PyTree], PyTree],
+  state: PyTree,
+) -> PyTree:
+  """Returns finish(width, state), at the smallest width that holds the draft.
+
+  Each width stands in a loop of at most one turn: a cache carried through
+  `lax.cond` or `lax.switch` would be copied every round (rule 9).
+  """
   if len(spec.widths) == 1:
     return finish(spec.max_nodes, state)
-  needed = jnp.max(jnp.where(state.done, 1, draft.count))
+  needed = jnp.max(jnp.where(done, 1, draft.count))
   choice = jnp.sum(needed > jnp.asarray(spec.widths[:-1]))
   for index, width in enumerate(spec.widths):
     turns = (choice == index).astype(jnp.int32)
