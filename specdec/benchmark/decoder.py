@@ -191,7 +191,7 @@ class Decoder:
     """Returns the sampling settings of so many rows."""
     return sampling.settings(batch, self.temperature, self.top_k, self.top_p)
 
-  def _inputs(self, batch: Batch) -> decode.Inputs:
+  def inputs(self, batch: Batch) -> decode.Inputs:
     """Returns what decoding begins with, in NumPy; rows that the batch leaves
     empty are done from the start."""
     text = np.zeros((self.batch, self.prompt_size), np.int32)
@@ -215,7 +215,7 @@ class Decoder:
 
   def start(self, batch: Batch) -> DecodeState:
     """Prefills a batch."""
-    inputs = self._inputs(batch)
+    inputs = self.inputs(batch)
     if self.places:
       programs = self._mesh_programs
       where = programs.inputs._replace(key=None)
@@ -231,7 +231,7 @@ class Decoder:
 
   @functools.cached_property
   def _mesh_programs(self) -> decode.Programs:
-    inputs = self._inputs(Batch([], []))
+    inputs = self.inputs(Batch([], []))
     length = self.max_length
     return decode.on_mesh(
       *self._parts, self.params, inputs, length, self.places

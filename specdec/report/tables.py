@@ -311,3 +311,22 @@ def of_calibration(calibration: Calibration) -> str:
         lines.append([kind, f"{batch:g}", *values, *wrong])
         kind, wrong = "", ["", "", ""]
   return text + "\n\n" + terminal.columns(header, lines)
+
+
+def of_beams(entries: Sequence[dict], form=listed) -> str:
+  """Formats a line for every width of a beam search.
+
+  Args:
+    form: `listed`, or `markdown`.
+  """
+  columns = {
+    "width": "{0[width]}",
+    "steps": "{0[steps]}",
+    "rounds": "{0[rounds]}",
+    "steps/round": "{0[steps_per_round]:.2f}",
+    "plain s": "{0[plain_seconds]:.2f}",
+    "s": "{0[seconds]:.2f}",
+    "speedup": estimate("speedup"),
+    "same beams": "{0[same_beams]} of {0[batches]}",
+  }
+  return form(entries, columns)
