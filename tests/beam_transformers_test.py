@@ -1,0 +1,140 @@
+"""Beam search finds the beams of transformers, token for token.
+
+Slow, and skipped without torch and transformers; the models are the package's
+own, and a T5 of random weights.
+"""
+
+import json
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specdec import beam, checkpoints, draft_shape, drafters
+from specdec.checkpoints import shipped
+from specdec.models import layouts, transformer
+from specdec.types import Params, Source
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+pytestmark = pytest.mark.slow
+
+HERE = pathlib.Path(__file__).parent
+NEW, ROWS = 24, 20
+SEARCHES = [
+  beam.Search(1),
+  beam.Search(3, 0.0, "never"),
+  beam.Search(4, 1.0, True),
+  beam.Search(5, 2.0),
+  beam.Search(8, 0.6),
+]
+
+
+def theirs(folder, prompts, search, eos, **options):
+  """[(token ids, score)] lists of transformers, best first, one a prompt."""
+  kind = transformers.AutoModelForCausalLM
+  if "T5" in (pathlib.Path(folder) / "config.json").read_text():
+    kind = transformers.AutoModelForSeq2SeqLM
+  model = kind.from_pretrained(folder, dtype=torch.float32).eval()
+  results = []
+  for ids in prompts:
+    with torch.no_grad():
+      found = model.generate(
+        torch.tensor([ids]),
+        attention_mask=torch.ones((1, len(ids)), dtype=torch.long),
+        num_beams=search.width,
+        num_return_sequences=search.width,
+        length_penalty=search.length_penalty,
+        early_stopping=search.early_stopping,
+        max_new_tokens=NEW,
+        do_sample=False,
+        eos_token_id=list(eos),
+        pad_token_id=0,
+        return_dict_in_generate=True,
+        output_scores=True,
+        **options,
+      )
+    scores = [None] * search.width
+    if search.width > 1:
+      scores = found.sequences_scores.tolist()
+    results.append([*zip(found.sequences.tolist(), scores)])
+  return results
+
+
+def compare(beams, expected, eos):
+  best = jax.tree.map(np.asarray, beams.best)
+  for row, answers in enumerate(expected):
+    for i, (ids, score) in enumerate(answers):
+      ours = best.tokens[row, i, : best.length[row, i]].tolist()
+      assert ours == ids[: len(ours)], (row, i)
+      assert {*ids[len(ours) :]} <= {0, eos[0]}, (row, i)  # padding
+      if score is not None:
+        assert best.scores[row, i] == pytest.approx(score, abs=2e-4)
+
+
+@pytest.mark.parametrize("search", SEARCHES, ids=str)
+def test_a_decoder(search):
+  folder = shipped.FOLDER / "stdlib-11m"
+  checkpoint = checkpoints.load(folder)
+  lines = (shipped.FOLDER / "prompts.jsonl").read_text().splitlines()
+  texts = [json.loads(line)["prompt"] for line in lines[:ROWS]]
+  prompts = [checkpoint.tokenizer.encode(text)[:40] for text in texts]
+  [line] = checkpoint.tokenizer.encode("\n", add_special=False)
+  eos = (line, 5)
+  expected = theirs(folder, prompts, search, eos)
+  size = max(map(len, prompts))
+  prompt = np.zeros((ROWS, size), np.int32)
+  for row, ids in enumerate(prompts):
+    prompt[row, : len(ids)] = ids
+  length = np.array([*map(len, prompts)])
+  model = transformer.model(checkpoint.config)
+  for drafter in (None, drafters.quantized(model, shape=_tree())):
+    found = beam.beam_search(
+      model,
+      Params(checkpoint.params, _drafting(drafter, checkpoint.params)),
+      jnp.asarray(prompt),
+      jnp.asarray(length),
+      search,
+      max_length=size + NEW,
+      eos_ids=eos,
+      limit=jnp.asarray(length + NEW),
+      **({"drafter": drafter} if drafter else {}),
+    )
+    compare(found, expected, eos)
+
+
+def _tree():
+  return draft_shape.dynamic(3, 3, 8)
+
+
+def _drafting(drafter, params):
+  return layouts.quantize(params) if drafter else None
+
+
+@pytest.mark.parametrize("name", ["t5", "t5_gated"])
+@pytest.mark.parametrize("search", SEARCHES, ids=str)
+def test_an_encoder_decoder(search, name):
+  folder = HERE / "fixtures" / "parity" / name
+  checkpoint = checkpoints.load(folder)
+  rng = np.random.default_rng(0)
+  source = rng.integers(3, 64, (ROWS, 12), dtype=np.int32)
+  length = rng.integers(1, 13, ROWS)
+  prompts = [row[:n].tolist() for row, n in zip(source, length)]
+  # With a cache it takes the decoder to have as many layers as the encoder.
+  expected = theirs(folder, prompts, search, (1,), use_cache=False)
+  model = transformer.model(checkpoint.config)
+  for drafter in (None, drafters.model(model, shape=_tree())):
+    found = beam.beam_search(
+      model,
+      Params(checkpoint.params, checkpoint.params),
+      jnp.zeros((ROWS, 1), jnp.int32),
+      jnp.ones((ROWS,), jnp.int32),
+      search,
+      max_length=1 + NEW,
+      eos_ids=(1,),
+      source=Source(jnp.asarray(source), jnp.asarray(length)),
+      **({"drafter": drafter} if drafter else {}),
+    )
+    compare(found, expected, (1,))
