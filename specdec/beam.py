@@ -91,7 +91,7 @@ class BeamState:
   scores: Array  # [B, w] sums of log-probabilities of the running beams
   finished: Finished
   improvable: Array  # [B] bool: a running beam may still become one of the best
-  start: Array  # [B] length of the prompts
+  begin: Array  # [B] length of the prompts
 
   @property
   def best(self) -> Finished:
@@ -167,7 +167,7 @@ def _walk_step(
   draft: Draft,
   logits: Array,
   state: DecodeState,
-  start: Array,
+  begin: Array,
   eos_ids: Array,
   depth: int,
   walk: _Walk,
@@ -218,7 +218,7 @@ def _walk_step(
   written = jnp.clip(position, 0, depth)[:, None]
   written = jnp.take_along_axis(new, jnp.broadcast_to(written, texts.shape), 2)
   texts = jnp.where(inside[:, None], written, texts)
-  output = (length + 1 - start).astype(jnp.float32)[:, None]
+  output = (length + 1 - begin).astype(jnp.float32)[:, None]
   final = scores[:, first] / output**search.length_penalty
   full = jnp.all(walk.finished.done, axis=1) & (search.early_stopping is True)
   may = walk.improvable & ~full
@@ -232,9 +232,9 @@ def _walk_step(
     final,
     ended & may[:, None],
   )
-  ahead = (limit - start) if search.early_stopping == "never" else None
+  ahead = (limit - begin) if search.early_stopping == "never" else None
   if ahead is None or search.length_penalty <= 0:
-    ahead = length + 1 - start
+    ahead = length + 1 - begin
   hope = new_scores[:, 0] / ahead.astype(jnp.float32) ** search.length_penalty
   worst = jnp.where(
     finished.done, finished.scores.min(axis=1, keepdims=True), _NEVER
@@ -397,7 +397,7 @@ def _walk(
   return jax.lax.while_loop(
     lambda walk: jnp.any(walk.going),
     lambda walk: _walk_step(
-      search, draft, logits, beams.state, beams.start, eos_ids, depth, walk
+      search, draft, logits, beams.state, beams.begin, eos_ids, depth, walk
     ),
     walk,
   )
@@ -442,15 +442,38 @@ def _result(walk: _Walk, draft: Draft) -> tuple[AcceptResult, RoundOutput]:
   return result, output
 
 
-def _start(target, drafter, search, params, inputs, max_length) -> BeamState:
-  """Prefills the prompts, `search.width` rows each."""
+_STATIC = "target", "drafter", "search"
+
+
+@functools.partial(jax.jit, static_argnames=(*_STATIC, "max_length"))
+@decode.in_32_bits
+def start(
+  target: Model,
+  drafter: Drafter,
+  search: Search,
+  params: Params,
+  inputs: Inputs,
+  max_length: int,
+) -> BeamState:
+  """Prefills the prompts: the state before the first round."""
   batch, width = len(inputs.prompt), search.width
-  repeat = functools.partial(jnp.repeat, repeats=width, axis=0)
-  given = inputs._replace(key=None, index=None)
-  given = jax.tree.map(repeat, given)._replace(key=inputs.key)
-  options = given._asdict() | {"max_length": max_length}
-  state = decode.start(target, drafter, RULE, params, **options)
-  # All beams are one: only the first of them counts.
+
+  def prefilled(inputs: Inputs) -> DecodeState:
+    options = inputs._asdict() | {"max_length": max_length}
+    return decode.start(target, drafter, RULE, params, **options)
+
+  def repeated(x: Array) -> Array:
+    return jnp.repeat(x, width, axis=0)
+
+  # Beams are one text so far: each prompt is read once, and what has rows is
+  # repeated.
+  rows = jax.tree.map(repeated, inputs._replace(key=None))
+  shapes = jax.eval_shape(prefilled, rows._replace(key=inputs.key))
+  state = jax.tree.map(
+    lambda x, shape: x if x.shape == shape.shape else repeated(x),
+    prefilled(inputs),
+    shapes,
+  )
   scores = jnp.zeros((batch, width)).at[:, 1:].set(_NEVER)
   shape = batch, width
   finished = Finished(
@@ -459,22 +482,52 @@ def _start(target, drafter, search, params, inputs, max_length) -> BeamState:
     jnp.full(shape, _NEVER, jnp.float32),
     jnp.zeros(shape, bool),
   )
-  start = inputs.prompt_length.astype(jnp.int32)
+  begin = inputs.prompt_length.astype(jnp.int32)
   improvable = jnp.ones((batch,), bool)
-  return BeamState(state, scores, finished, improvable, start)
+  return BeamState(state, scores, finished, improvable, begin)
 
 
-@functools.partial(
-  jax.jit, static_argnames=("target", "drafter", "search", "max_length")
-)
+@functools.partial(jax.jit, static_argnames=_STATIC, donate_argnames=("beams",))
 @decode.in_32_bits
-def _search(target, drafter, search, params, inputs, eos_ids, max_length):
-  beams = _start(target, drafter, search, params, inputs, max_length)
+def run(
+  target: Model,
+  drafter: Drafter,
+  search: Search,
+  params: Params,
+  beams: BeamState,
+  eos_ids: Array,
+) -> BeamState:
+  """Runs rounds until every prompt is done; donates the state."""
   return jax.lax.while_loop(
     lambda beams: ~jnp.all(beams.state.done),
     lambda beams: _round(target, drafter, search, params, beams, eos_ids),
     beams,
   )
+
+
+def check(
+  target: Model, search: Search, eos_ids: Sequence[int], source: Source | None
+) -> None:
+  """Refuses what cannot be searched.
+
+  Raises:
+    ValueError: width < 1; an unknown early_stopping; a vocabulary smaller than
+      what a step weighs; a source without an encoder, or the reverse.
+  """
+  if search.width < 1:
+    raise ValueError(f"width = {search.width}; it must be >= 1")
+  if search.early_stopping not in STOPPING:
+    raise ValueError(
+      f"early_stopping = {search.early_stopping!r}; accepted: "
+      f"{', '.join(map(repr, STOPPING))}"
+    )
+  most = max(2, 1 + len(eos_ids)) * search.width
+  if target.vocab_size < most:
+    raise ValueError(
+      f"a step of {search.width} beams weighs {most} continuations; the "
+      f"vocabulary has {target.vocab_size} tokens"
+    )
+  check_source(target, source)
 
 
 def beam_search(
@@ -492,8 +545,8 @@ def beam_search(
 ) -> BeamState:
   """Searches the likeliest texts of each prompt, w beams side by side.
 
-  One compiled program for a batch shape. The result depends on the drafter in
-  its counts of rounds alone.
+  Two compiled programs, `start` and `run`, for a batch shape. The result
+  depends on the drafter in its counts of rounds alone.
 
   Args:
     params: weights of target and, where the drafter has any, of the draft.
@@ -511,26 +564,13 @@ def beam_search(
     The last BeamState; `best` has the beams.
 
   Raises:
-    ValueError: as `decode.generate`; width < 1; an unknown early_stopping; a
-      vocabulary smaller than what a step weighs.
+    ValueError: as `decode.generate` and `check`.
   """
-  if search.width < 1:
-    raise ValueError(f"width = {search.width}; it must be >= 1")
-  if search.early_stopping not in STOPPING:
-    raise ValueError(
-      f"early_stopping = {search.early_stopping!r}; accepted: "
-      f"{', '.join(map(repr, STOPPING))}"
-    )
-  most = max(2, 1 + len(eos_ids)) * search.width
-  if target.vocab_size < most:
-    raise ValueError(
-      f"a step of {search.width} beams weighs {most} continuations; the "
-      f"vocabulary has {target.vocab_size} tokens"
-    )
-  check_source(target, source)
+  check(target, search, eos_ids, source)
   settings = sampling.settings(len(prompt), 0.0)
   inputs = Inputs(
     prompt, prompt_length, jax.random.key(0), settings, limit, None, source
   )
   inputs, eos_ids = checked(inputs, eos_ids, max_length, target.vocab_size)
-  return _search(target, drafter, search, params, inputs, eos_ids, max_length)
+  parts = target, drafter, search, params
+  return run(*parts, start(*parts, inputs, max_length), eos_ids)

@@ -14,7 +14,6 @@ import numpy as np
 from specdec import beam
 from specdec.benchmark import metrics, runs
 from specdec.benchmark.decoder import Batch, Decoder
-from specdec.types import Source
 from specdec.utils import terminal
 
 
@@ -25,8 +24,7 @@ class Beams:
   texts: list[list[list[int]]]  # [prompts][beams] new token ids, best first
   scores: np.ndarray  # [prompts, w]
   rounds: int  # passes of the target after prefill
-  steps: int  # of beam search, of the prompt that takes most
-  seconds: float  # prefill included
+  seconds: float  # of all rounds, prefill excluded
 
 
 def search(decoder: Decoder, batch: Batch, how: beam.Search) -> Beams:
@@ -34,24 +32,18 @@ def search(decoder: Decoder, batch: Batch, how: beam.Search) -> Beams:
 
   Its temperature, filters and acceptance rule have no part in it.
   """
-  inputs = decoder.inputs(batch)
+  inputs = decoder.inputs(batch)._replace(index=None)
+  beam.check(decoder.target, how, decoder.eos_ids, inputs.source)
+  inputs = jax.tree.map(jnp.asarray, inputs)
+  parts = decoder.target, decoder.drafter, how, decoder.params
+  beams = beam.start(*parts, inputs, decoder.max_length)
+  eos_ids = jnp.asarray(decoder.eos_ids, jnp.int32)
+  beams = jax.block_until_ready(beams)
   begin = time.perf_counter()
-  found = beam.beam_search(
-    decoder.target,
-    decoder.params,
-    jnp.asarray(inputs.prompt),
-    jnp.asarray(inputs.prompt_length),
-    how,
-    max_length=decoder.max_length,
-    drafter=decoder.drafter,
-    eos_ids=tuple(decoder.eos_ids),
-    limit=jnp.asarray(inputs.limit),
-    source=inputs.source and Source(*map(jnp.asarray, inputs.source)),
-  )
-  found = jax.block_until_ready(found)
+  found = jax.block_until_ready(beam.run(*parts, beams, eos_ids))
   seconds = time.perf_counter() - begin
   best = jax.tree.map(np.asarray, found.best)
-  count, begins = len(batch.rows), np.asarray(found.start)
+  count, begins = len(batch.rows), np.asarray(found.begin)
   texts = [
     [
       best.tokens[row, i, begins[row] : best.length[row, i]].tolist()
@@ -64,7 +56,6 @@ def search(decoder: Decoder, batch: Batch, how: beam.Search) -> Beams:
     texts,
     best.scores[:count],
     int(stats.widths.sum()),
-    int(stats.emitted.max()),
     seconds,
   )
 

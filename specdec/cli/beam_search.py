@@ -13,7 +13,7 @@ beams that it keeps were drafted. The table says how many steps a pass of the
 target made, and the speedup with its standard error:
 
   steps/round  steps of plain beam search for each round of the drafter's
-  speedup      of whole searches, prefill included
+  speedup      of all rounds, prefill excluded
   same beams   batches whose texts are the same, of all
 
 --shape decides how wide drafts are; chains serve width 1, and trees the others.

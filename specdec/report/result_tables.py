@@ -195,6 +195,11 @@ def rules(documents: Mapping, name: str) -> str:
   return "\n".join([table + "\n" * bool(notes), *(f"- {x}" for x in notes)])
 
 
+def beams(documents: Mapping, name: str) -> str:
+  """Widths of beam_search.py."""
+  return tables.of_beams(documents[name]["beam_searches"], markdown)
+
+
 def engines(documents: Mapping, name: str) -> str:
   """Tokens/s of specdec and of other engines, from compare_engines.py."""
   first, rest = tables.of_engines(documents[name], markdown).split("\n", 1)
@@ -343,7 +348,7 @@ def figure(documents: Mapping, file: str, names: Sequence[str]) -> Figure:
 TABLES: dict[str, Callable[..., str]] = {
   one.__name__: one
   for one in (
-    passes, slots, decoding, groups, drafters, rules, engines, best_shapes,
-    sweep, printed, compiled, calibration, identity,
+    passes, slots, decoding, groups, drafters, rules, beams, engines,
+    best_shapes, sweep, printed, compiled, calibration, identity,
   )
 }  # fmt: skip
