@@ -183,6 +183,17 @@ def test_a_row_ends_for_itself_and_does_not_depend_on_the_others():
       np.testing.assert_allclose(ours[0], theirs[row], atol=1e-5)
 
 
+@pytest.mark.parametrize("size", [10, 128, 1000, 1281])
+def test_the_largest_in_order_and_the_first_of_equal_ones(size):
+  x = np.random.default_rng(0).integers(0, 50, (3, size)).astype(np.float32)
+  x[1] = 7
+  x[2, : size // 2] = -np.inf
+  values, index = beam._largest(jnp.asarray(x), 5)
+  expected = np.argsort(-x, axis=1, kind="stable")[:, :5]
+  np.testing.assert_array_equal(index, expected)
+  np.testing.assert_array_equal(values, np.take_along_axis(x, expected, 1))
+
+
 def test_long_caches_are_permuted_in_blocks():
   search = beam.Search(3, 0.8)
   short = found(search, drafter_of("tree"), eos=(2,)).best
