@@ -122,6 +122,32 @@ def _weights() -> Iterable[Measurement]:
     )
 
 
+def _beams() -> Iterable[Measurement]:
+  """Beam search by width, with trees of a small draft and of the target's own
+  weights in int8."""
+  quick = "--limit=1", "--max_new_tokens=6", "--widths=1,2", "--repeats=1"
+  yield Measurement(
+    "beams_shipped",
+    "beam_search",
+    (
+      *(HELD_OUT, _PAIR, "--limit=20", "--max_new_tokens=64"),
+      *("--shape=dynamic(8)", "--k=3"),
+    ),
+    2,
+    quick,
+  )
+  yield Measurement(
+    "beams_smollm2",
+    "beam_search",
+    (
+      *(SMOLLM2, "--chat", "--prompt_file={prompts}", "--drafter=quantized"),
+      *("--shape=dynamic(4)", "--k=2", "--max_new_tokens=32", "--limit=4"),
+    ),
+    4,
+    None,
+  )
+
+
 def _smollm2() -> Iterable[Measurement]:
   """SmolLM2 on four kinds of prompts, by drafter."""
   for name, drafter, ks, minutes in (
@@ -246,6 +272,7 @@ MEASUREMENTS = (
     "output",
   ),
   *_smollm2(),
+  *_beams(),
   Measurement(
     "calibration",
     "bench",

@@ -181,6 +181,15 @@ def _by_kind(name: str, k: int, each: float, mean: float | None = None) -> Of:
   return answer
 
 
+def _beams(documents: Mapping) -> str:
+  texts = []
+  for target in ("smollm2", "shipped"):
+    entries = documents[f"beams_{target}"]["beam_searches"]
+    gains = (f"{x['width']}: {Estimate(**x['speedup'])}" for x in entries)
+    texts.append(f"{target}, by width {', '.join(gains)}")
+  return "; ".join(texts)
+
+
 def _engines(documents: Mapping) -> str:
   """Our best mean of tokens per second, and that of llama.cpp's 8 bits."""
   engines = documents["engines"]["engines"]
@@ -254,6 +263,7 @@ ANSWERS = (
   Answer("Which drafter is fastest?", "drafters", _drafter, first=True),
   Answer("Do trees pay?", "rules", _trees, first=True),
   Answer("Block or token verification?", "rules", _block, first=True),
+  Answer("Does beam search gain by drafts?", "beam_search", _beams),
   Answer(
     "What does SmolLM2 gain that drafts for itself in int8?",
     *("smollm2", _by_kind("smollm2_quantized", 8, 1.8)),
