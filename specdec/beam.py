@@ -16,6 +16,7 @@ over length ** length_penalty ranks what is finished.
 """
 
 import functools
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -526,6 +527,10 @@ def check(
     raise ValueError(
       f"early_stopping = {search.early_stopping!r}; accepted: "
       f"{', '.join(map(repr, STOPPING))}"
+    )
+  if not math.isfinite(search.length_penalty):
+    raise ValueError(
+      f"length_penalty = {search.length_penalty}; it must be finite"
     )
   most = max(2, 1 + len(eos_ids)) * search.width
   if target.vocab_size < most:

@@ -362,5 +362,5 @@ def named(names: Iterable[str]) -> list[Measurement]:
   known = {one.name: one for one in MEASUREMENTS}
   wanted = set(names)
   for name in wanted - set(known):
-    raise ValueError(choices(name, known))
+    raise ValueError(f"no measurement is named {name}; {choices(name, known)}")
   return [one for one in MEASUREMENTS if one.name in wanted]

@@ -20,6 +20,7 @@ target made, and the speedup with its standard error:
 """
 
 import dataclasses
+import math
 
 from specdec import beam
 from specdec.benchmark import beams, prompts, results
@@ -78,6 +79,10 @@ def checked(options: app.Options) -> Setup:
   setup_flags.read(options)
   app.check_at_least(options, 1, "widths", "repeats")
   app.check_at_least(options, 0, "limit")
+  if not math.isfinite(options.length_penalty):
+    raise ValueError(
+      f"--length_penalty={options.length_penalty}; it must be finite"
+    )
   if options.prompt is not None and options.prompt_file:
     raise ValueError("give --prompt or --prompt_file, not both")
   return setup_flags.setup_of(options, prompt_size=prompt_size([[0]]))

@@ -57,6 +57,9 @@ def reproduce(options: app.Options) -> None:
   if options.only:
     wanted = measurements.named(options.only)
   if options.quick:
+    slow = [one.name for one in wanted if one.quick is None]
+    if options.only and slow:
+      raise ValueError(f"--quick: {', '.join(slow)} cannot be run quickly")
     wanted = [one for one in wanted if one.quick is not None]
   if options.list:
     for one in wanted:
@@ -73,7 +76,10 @@ def reproduce(options: app.Options) -> None:
       "the root of a checkout"
     )
   app.check_folder("--output", results)
-  plan.results.mkdir(parents=True, exist_ok=True)
+  try:
+    plan.results.mkdir(parents=True, exist_ok=True)
+  except OSError as error:
+    raise ValueError(f"--output={results}: {error.strerror}") from error
   signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends both
   if provenance.is_dirty(provenance.commit()):
     app.note("warning: sources are changed, or no checkout: no commit has them")

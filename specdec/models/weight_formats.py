@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 
 from specdec.models import quantization
 from specdec.utils import calls
-from specdec.utils.spelling import choices
+from specdec.utils.spelling import choices, naming
 
 BITS = {"float32": 32, "bfloat16": 16, "int8": 8, "int4": 4, "uint4": 4}
 STORED = "stored"  # as a checkpoint's file holds each matrix
@@ -69,11 +69,14 @@ def parse(text: str | None) -> WeightFormat | None:
   """
   if text is None:
     return None
-  call = calls.parse(str(text))
+  with naming(f"weights = {text!r}"):
+    call = calls.parse(str(text))
   if call.place is not None or call.name not in CALLS:
     raise ValueError(f"weights = {text}; {choices(call.name, CALLS)}")
   form = calls.invoke(call, CALLS[call.name], {})
   group = form.group
   if group is not None and (type(group) is not int or group < 1):
-    raise ValueError(f"weights = {text}: group={group!r}; it must be >= 1")
+    raise ValueError(
+      f"weights = {text}: group={group!r}; it must be an integer >= 1"
+    )
   return form
