@@ -39,6 +39,7 @@ ALLOWED = {
   "step": f"{_CORE} traversal stats",
   "inputs": "types sampling",
   "decode": f"{_CORE} step inputs multihost",
+  "beam": f"{_CORE} decode inputs step traversal",
   "testing": f"{_MODELS} draft_shape traversal acceptance step decode "
   "compiled.hlo",
   "drafters": f"{_CORE} draft_shape models {_CACHED}",
@@ -46,10 +47,10 @@ ALLOWED = {
   "utils",
   "checkpoints": f"{_MODELS} drafters",
   "compiled": _TOOLS,
-  "benchmark": f"{_TOOLS} compiled",
+  "benchmark": f"{_TOOLS} beam compiled",
   "training": f"{_TOOLS} benchmark compiled",
   "report": f"{_TOOLS} benchmark compiled",
-  "cli": f"{_TOOLS} benchmark compiled training report",
+  "cli": f"{_TOOLS} beam benchmark compiled training report",
 }
 # What drafters share, which is no drafter by itself.
 SHARED = {"cost", "draft_head", "head_config", "serve", "unroll"}
