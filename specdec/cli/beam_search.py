@@ -10,7 +10,7 @@ The best beam of every prompt is printed for the first of --widths; then each
 width is searched with the drafter and without it, in turns. Beams and scores
 are those of plain beam search, whatever drafts; a step is accepted where all
 beams that it keeps were drafted. The table says how many steps a pass of the
-target made, and the speedup with its standard error:
+target made, and the speedup with the standard error of its repeats:
 
   steps/round  steps of plain beam search for each round of the drafter's
   speedup      of all rounds, prefill excluded
