@@ -230,8 +230,6 @@ def _walk_step(
   full = jnp.all(walk.finished.done, axis=1) & (search.early_stopping is True)
   may = walk.improvable & ~full
   ended = ends[:, first]
-  # As transformers does, what may not be added still counts as worse by far.
-  final = final + jnp.where(may[:, None], 0, jnp.float32(_NEVER))
   finished = _finish(
     walk.finished,
     texts,
