@@ -244,7 +244,7 @@ def test_a_draft_model_in_int8_costs_and_holds_int8():
   "settings, sentence",
   [
     ({"weights": "int7"}, "weights = int7; did you mean int8 or int4"),
-    ({"weights": "int8(group=0)"}, "group=0; it must be >= 1"),
+    ({"weights": "int8(group=0)"}, "group=0; it must be an integer >= 1"),
     ({"weights": "int8(group=100)"}, "groups of 100 do not divide"),
     ({"weights": "stored"}, "no matrix that can be kept as it is stored"),
     ({"weights": "int8", "drafter": "quantized"}, "are integers already"),
