@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 import subprocess
 import sys
 import tracemalloc
@@ -54,6 +55,19 @@ def test_saved_as_transformers_saves_it(tmp_path, name):
       for folder in (tmp_path, PARITY / name)
     )
     assert ours == theirs
+
+
+@pytest.mark.parametrize("name", ["llama_mha", "t5", "t5_gated"])
+def test_a_config_is_read_without_the_shards(tmp_path, name):
+  """As from the hub, of which only the JSON files were fetched."""
+  shutil.copy(PARITY / name / "config.json", tmp_path)
+  whole = checkpoints.inspect(PARITY / name)
+  shards = dict.fromkeys(tensors(PARITY / name), "model-1-of-2.safetensors")
+  index = json.dumps({"weight_map": shards})
+  (tmp_path / "model.safetensors.index.json").write_text(index)
+  assert checkpoints.inspect(tmp_path) == whole
+  with pytest.raises(FileNotFoundError, match="lacks model-1-of-2"):
+    checkpoints.load(tmp_path)
 
 
 @pytest.mark.parametrize("stored", [np.float32, np.float16, ml_dtypes.bfloat16])

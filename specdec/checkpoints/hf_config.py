@@ -50,6 +50,16 @@ _ROPE_FIELDS = {
 }
 
 
+def _architectures(config: Mapping[str, Any]) -> list[str]:
+  names = config.get("architectures") or []
+  return list(map(str, names if isinstance(names, list) else [names]))
+
+
+def needs_weights(config: Mapping[str, Any]) -> bool:
+  """Whether `parse` must know what the files hold: of T5, whether a head."""
+  return not t5_config.ARCHITECTURES.keys().isdisjoint(_architectures(config))
+
+
 def parse(
   config: Mapping[str, Any],
   source: str,
@@ -64,8 +74,7 @@ def parse(
   Raises ValueError, beginning with `source`, where the architecture or an
   option is not implemented, or a size is missing.
   """
-  names = config.get("architectures") or []
-  names = list(map(str, names if isinstance(names, list) else [names]))
+  names = _architectures(config)
   name = names[0] if len(names) == 1 else None
   if name in t5_config.ARCHITECTURES:
     return t5_config.parse(config, source, dtype, has_head)

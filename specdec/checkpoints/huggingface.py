@@ -7,6 +7,7 @@ rejected.
 import dataclasses
 import json
 import stat
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -66,9 +67,22 @@ def config(directory: Path, dtype: str) -> TransformerConfig:
   compressed.check(content, str(path))
   content.pop(compressed.KEY, None)
   has_head = None
-  if has_weights(directory):
-    has_head = "lm_head.weight" in Weights(directory).shapes
+  if hf_config.needs_weights(content):
+    names_there = _names(directory)
+    has_head = names_there and "lm_head.weight" in names_there
   return hf_config.parse(content, str(path), dtype, has_head)
+
+
+def _names(directory: Path) -> Collection[str] | None:
+  """Returns the tensors that a directory holds or lists; None: unknown.
+
+  An index says it where the weights themselves are not there.
+  """
+  if (directory / INDEX).is_file():
+    return _weight_map(directory / INDEX)
+  if (directory / SINGLE).is_file():
+    return open_safetensors(directory / SINGLE, "numpy").keys()
+  return None
 
 
 def eos_tokens(directory: Path) -> tuple[int | str, ...]:
@@ -170,13 +184,19 @@ class Weights:
     return stored[index or (slice(None),) * len(stored.get_shape())]
 
 
+def _weight_map(index: Path) -> dict[str, Any]:
+  """Reads name -> shard of an index, neither checked."""
+  shards = read_json(index).get("weight_map")
+  if not isinstance(shards, dict) or not shards:
+    raise ValueError(f"{index} has no weight_map")
+  return shards
+
+
 def _shards(directory: Path) -> list[Path]:
   index = directory / INDEX
   if not index.is_file():
     return [directory / SINGLE]
-  shards = read_json(index).get("weight_map")
-  if not isinstance(shards, dict) or not shards:
-    raise ValueError(f"{index} has no weight_map")
+  shards = _weight_map(index)
   for shard in shards.values():
     if not (isinstance(shard, str) and shard and Path(shard).name == shard):
       raise ValueError(

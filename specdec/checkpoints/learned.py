@@ -67,8 +67,8 @@ def fingerprint(target: Checkpoint) -> dict[str, str]:
   config = {
     name: value
     for name, value in dataclasses.asdict(target.config).items()
-    if name not in (*_NEWER, "dtype", "weights")
-    or (name in _NEWER and value != defaults[name])
+    if name not in ("dtype", "weights")
+    and not (name in _NEWER and value == defaults[name])
   }
   weights = hashlib.sha256()
   flat = traverse_util.flatten_dict(target.params, sep="/")
