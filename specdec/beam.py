@@ -26,7 +26,7 @@ from flax import struct
 
 from specdec import cache as kv
 from specdec import decode, sampling, step
-from specdec.inputs import Inputs, check_source, checked
+from specdec.inputs import Inputs, checked
 from specdec.traversal import children, drafted, parents_of
 from specdec.types import (
   ACCEPTED,
@@ -510,14 +510,12 @@ def run(
   )
 
 
-def check(
-  target: Model, search: Search, eos_ids: Sequence[int], source: Source | None
-) -> None:
+def check(target: Model, search: Search, eos_ids: Sequence[int]) -> None:
   """Refuses what cannot be searched.
 
   Raises:
     ValueError: width < 1; an unknown early_stopping; a vocabulary smaller than
-      what a step weighs; a source without an encoder, or the reverse.
+      what a step weighs.
   """
   if search.width < 1:
     raise ValueError(f"width = {search.width}; it must be >= 1")
@@ -536,7 +534,6 @@ def check(
       f"a step of {search.width} beams weighs {most} continuations; the "
       f"vocabulary has {target.vocab_size} tokens"
     )
-  check_source(target, source)
 
 
 def beam_search(
@@ -575,7 +572,7 @@ def beam_search(
   Raises:
     ValueError: as `decode.generate` and `check`.
   """
-  check(target, search, eos_ids, source)
+  check(target, search, eos_ids)
   settings = sampling.settings(len(prompt), 0.0)
   inputs = Inputs(
     prompt, prompt_length, jax.random.key(0), settings, limit, None, source

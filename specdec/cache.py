@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental.layout import Layout, with_layout_constraint
 
-from specdec.types import KVCache, Model, ModelOutput, PyTree
+from specdec.types import KVCache, Model, ModelOutput, PyTree, Source
 
 CHUNK = 128  # tokens of one pass over a prompt
 _LANES = 128  # of a TPU's tile
@@ -37,6 +37,29 @@ def init(
     for _ in range(num_layers)
   )
   return KVCache(layers=layers, length=jnp.zeros((batch,), jnp.int32))
+
+
+def empty(
+  model: Model,
+  params: PyTree,
+  batch: int,
+  slots: int,
+  source: Source | None = None,
+) -> KVCache:
+  """An empty cache, which of an encoder-decoder holds the encoded source.
+
+  Args:
+    source: what the encoder reads; a decoder alone does not look at it.
+
+  Raises:
+    ValueError: an encoder-decoder without a source.
+  """
+  cache = model.init_cache(batch, slots)
+  if model.encode is None:
+    return cache
+  if source is None:
+    raise ValueError("an encoder-decoder has no source to encode")
+  return cache.replace(cross=model.encode(params, source))
 
 
 def write(buffer: jax.Array, new: jax.Array, slot: jax.Array) -> jax.Array:

@@ -101,14 +101,11 @@ def start(
   def counts(*shape):
     return jnp.zeros(shape, jnp.int32)
 
-  cache = target.init_cache(batch, slots)
-  if source is not None:
-    cache = cache.replace(cross=target.encode(params.target, source))
   cache, prefill_output = kv.prefill(
     target,
     params.target,
     tokens[:, :size],
-    cache,
+    kv.empty(target, params.target, batch, slots, source),
     length - 1,
     chunk=chunk,
     features=spec.features,
@@ -351,7 +348,6 @@ def generate(
       not lie on it.
   """
   inputs = Inputs(prompt, prompt_length, key, sampling, limit, index, source)
-  check_source(target, source)
   inputs, eos_ids = checked(inputs, eos_ids, max_length, target.vocab_size)
   parts = target, drafter, rule
   if mesh is None:
@@ -413,7 +409,6 @@ def stream(
   if every < 1:
     raise ValueError(f"every = {every}; it must be >= 1")
   inputs = Inputs(prompt, prompt_length, key, sampling, limit, index, source)
-  check_source(target, source)
   inputs, eos_ids = checked(inputs, eos_ids, max_length, target.vocab_size)
   parts = target, drafter, rule
   first, rest = _programs(parts, params, inputs, eos_ids, max_length, mesh)

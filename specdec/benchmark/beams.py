@@ -33,7 +33,7 @@ def search(decoder: Decoder, batch: Batch, how: beam.Search) -> Beams:
   Its temperature, filters and acceptance rule have no part in it.
   """
   inputs = decoder.inputs(batch)._replace(index=None)
-  beam.check(decoder.target, how, decoder.eos_ids, inputs.source)
+  beam.check(decoder.target, how, decoder.eos_ids)
   inputs = jax.tree.map(jnp.asarray, inputs)
   parts = decoder.target, decoder.drafter, how, decoder.params
   beams = beam.start(*parts, inputs, decoder.max_length)

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from specdec import cache as kv
 from specdec import decode, multihost, sampling, sharding
 from specdec.checkpoints import Tokenizer
 from specdec.noise import Noise, row_keys
@@ -396,13 +397,13 @@ class Decoder:
     ids = np.asarray([[*given, *baseline[:at]]] * rows)
     position = jnp.asarray([ids.shape[1]])
 
+    text = jnp.asarray([list(prompt)] * rows)
+
     @jax.jit
     def last(params, ids):
-      cache = self.target.init_cache(rows, ids.shape[1] + 1)
-      if self.has_encoder:
-        tokens = jnp.asarray([list(prompt)] * rows)
-        source = Source(tokens, jnp.full((rows,), len(prompt)))
-        cache = cache.replace(cross=self.target.encode(params, source))
+      source = Source(text, jnp.full((rows,), len(prompt)))
+      slots = ids.shape[1] + 1
+      cache = kv.empty(self.target, params, rows, slots, source)
       return self.target.apply(params, ids, cache)[0].logits[:1, -1]
 
     logits = jnp.asarray(multihost.whole(last(self.params.target, ids)))

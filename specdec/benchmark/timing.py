@@ -73,12 +73,10 @@ def pass_timer(
     source: positions that an encoder-decoder's cross-attention reads.
   """
   # Inside jit, a mesh gets its parts and no device all of it.
-  make = jax.jit(model.init_cache, static_argnums=(0, 1))
-  cache = make(batch, kv.num_slots(slots))
-  if model.encode is not None:
-    tokens_read = jnp.zeros((batch, source), jnp.int32)
-    text = Source(tokens_read, jnp.full((batch,), source))
-    cache = cache.replace(cross=jax.jit(model.encode)(params, text))
+  make = jax.jit(functools.partial(kv.empty, model), static_argnums=(1, 2))
+  length = jnp.full((batch,), source)
+  text = Source(jnp.zeros((batch, source), jnp.int32), length)
+  cache = make(params, batch, kv.num_slots(slots), text)
   cache = cache.replace(length=jnp.full((batch,), context))
 
   @functools.partial(jax.jit, donate_argnums=(1, 2))

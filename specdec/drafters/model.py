@@ -98,20 +98,16 @@ def model(
     batch, size = context.tokens.shape
     chunk = min(kv.CHUNK, size)
     slots = kv.num_slots(size + max(shape.num_run, num_nodes, chunk))
-    cache = draft_model.init_cache(batch, slots)
-    if draft_model.encode is not None:
-      if context.source is None:
-        raise ValueError(
-          "the draft is an encoder-decoder and the target is not: it would "
-          "have nothing to encode"
-        )
-      cross = draft_model.encode(params.draft, context.source)
-      cache = cache.replace(cross=cross)
+    if draft_model.encode is not None and context.source is None:
+      raise ValueError(
+        "the draft is an encoder-decoder and the target is not: it would "
+        "have nothing to encode"
+      )
     cache, _ = kv.prefill(
       draft_model,
       params.draft,
       context.tokens,
-      cache,
+      kv.empty(draft_model, params.draft, batch, slots, context.source),
       context.length - 1,
       chunk=chunk,
     )

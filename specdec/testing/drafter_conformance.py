@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specdec import acceptance, decode, sampling, step
+from specdec import cache as kv
 from specdec.compiled import hlo
 from specdec.testing import enumeration
 from specdec.testing.books import Broken, check_books, require
@@ -126,9 +127,7 @@ def _propose(target, drafter, params, state: DecodeState, noise):
 @functools.partial(jax.jit, static_argnums=0)
 def _log_probs_after(target, params, tokens, length, settings, source):
   """[B, V] warped log-probabilities of the token that follows each text."""
-  cache = target.init_cache(*tokens.shape)
-  if source is not None:
-    cache = cache.replace(cross=target.encode(params, source))
+  cache = kv.empty(target, params, *tokens.shape, source)
   output, _ = target.apply(params, tokens, cache)
   logits = output.logits[jnp.arange(len(tokens)), length - 1]
   return sampling.warp(logits, settings)
