@@ -3,6 +3,7 @@
   python scripts/prepare_data.py --make=stdlib --output=corpus
   python scripts/prepare_data.py --make=tokenizer --data=corpus/train \\
     --output=tokenizer
+  python scripts/prepare_data.py --make=pairs --data=corpus --output=pairs
   python scripts/prepare_data.py --make=prompts \\
     --questions=gsm8k_train.jsonl --passages=wikitext.txt \\
     --code=corpus/train --count=600 --output=prompts
@@ -17,6 +18,11 @@ tokenizer trains a byte-level BPE tokenizer on a folder of text or a JSONL file,
 which this repository and transformers read. Any text can be encoded: bytes are
 the alphabet. Id 0 is the token that ends a document.
 
+pairs reads the functions of such a corpus for an encoder-decoder: a docstring
+from the function without it, and a body from the signature and its docstring.
+The folder gets train.jsonl and held_out.jsonl, a source and a text a line, and
+prompts.jsonl, 16 held-out sources of each task.
+
 prompts takes --count prompts of each source that is given, evenly spread over
 it: the `question` of a JSONL file's lines; paragraphs of a text, with a request
 to sum them up, to explain, to ask and answer, to translate or to list;
@@ -28,12 +34,14 @@ each, for a target to answer (write_text.py).
 from pathlib import Path
 
 from specdec.cli import app, setup_flags
-from specdec.training import bpe, corpus, data, prompts
+from specdec.training import bpe, corpus, data, functions, prompts
 from specdec.utils import terminal
 
+PROMPTS = 16  # of each task of --make=pairs
 FLAGS = {
   "stdlib": (),
   "tokenizer": ("data", "vocab_size"),
+  "pairs": ("data",),
   "prompts": (*prompts.SOURCES, "count", "every"),
 }
 
@@ -42,7 +50,7 @@ def define(flags: app.Flags) -> None:
   """Defines the flags."""
   flags.enum("make", None, list(FLAGS), "What to make.")
   flags.string("output", None, "Folder to write; default corpus, or tokenizer.")
-  flags.string("data", None, "Folder or file to train a tokenizer on.")
+  flags.string("data", None, "Text to train a tokenizer on, or a corpus.")
   flags.integer("vocab_size", 4096, "Tokens, bytes included.")
   flags.string("questions", None, "JSONL file whose lines have a question.")
   flags.string("passages", None, "Text with a paragraph a line.")
@@ -82,6 +90,16 @@ def make_tokenizer(options: app.Options) -> None:
   )
 
 
+def make_pairs(options: app.Options) -> None:
+  """Reads the corpus, writes and counts pairs."""
+  if not options.data:
+    raise ValueError("give --data, a folder that --make=stdlib wrote")
+  folder = app.take_folder("--output", options.output)
+  counts = functions.write(Path(options.data), folder, PROMPTS)
+  for part, (docstrings, bodies) in counts.items():
+    terminal.report(f"{part}: {docstrings} docstrings, {bodies} bodies")
+
+
 def make_prompts(options: app.Options) -> None:
   """Reads every source that is given and writes the files."""
   app.check_at_least(options, 1, "count")
@@ -109,8 +127,13 @@ def prepare(options: app.Options) -> None:
   others -= {*FLAGS[options.make]}
   why = f"has no effect with --make={options.make}"
   setup_flags.refuse(options, sorted(others), why)
-  make = {"stdlib": make_stdlib, "tokenizer": make_tokenizer}
-  make.get(options.make, make_prompts)(options)
+  make = {
+    "stdlib": make_stdlib,
+    "tokenizer": make_tokenizer,
+    "pairs": make_pairs,
+    "prompts": make_prompts,
+  }
+  make[options.make](options)
 
 
 main = app.Program(__doc__, define, prepare)

@@ -1,5 +1,8 @@
 """Reads text files and packs their tokens into training sequences.
 
+An encoder-decoder learns from pairs, a source and the text to write from it,
+each in a row of its own.
+
 Invariant: a batch is a function of (seed, step), so that a resumed run sees
 exactly the batches of an uninterrupted one.
 """
@@ -10,12 +13,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import jax
 import numpy as np
 
 from specdec import checkpoints
 from specdec.checkpoints import Tokenizer
 from specdec.checkpoints.fetch import fetch
 from specdec.training.options import Options
+from specdec.types import Array, PyTree, Source
 from specdec.utils import terminal
 
 
@@ -24,6 +29,15 @@ class Document(NamedTuple):
 
   name: str  # relative path of its file, with the line number in JSON lines
   text: str | tuple[int, ...]  # or token ids
+  source: str | None = None  # that the text is written from
+
+
+class Pairs(NamedTuple):
+  """A batch for an encoder-decoder."""
+
+  source: Source
+  tokens: Array  # [B, T+1]: a start token, a text and its end, padding
+  length: Array  # [B] how many of the T labels count
 
 
 def read(path: str | Path) -> list[Document]:
@@ -31,8 +45,9 @@ def read(path: str | Path) -> list[Document]:
 
   Args:
     path: a folder, whose files are read recursively; a .jsonl file of objects
-      with `text` or `token_ids`; or any other text file. Hidden files and files
-      that are not valid UTF-8 are skipped.
+      with `text` or `token_ids`, and `source` for an encoder-decoder; or any
+      other text file. Hidden files and files that are not valid UTF-8 are
+      skipped.
 
   Raises:
     FileNotFoundError: the path does not exist.
@@ -78,7 +93,7 @@ def _lines(content: str, file: Path) -> Iterator[Document]:
     elif not isinstance(text, str):
       raise ValueError(f"line {number} of {file} has no `text`")
     if text:
-      yield Document(f"{file.name}:{number}", text)
+      yield Document(f"{file.name}:{number}", text, entry.get("source"))
 
 
 def read_texts(path: str | Path) -> list[str]:
@@ -91,17 +106,35 @@ def read_texts(path: str | Path) -> list[str]:
 
 
 def load(
-  data: str, held_out: str, options: Options, tokenizer: Tokenizer
-) -> tuple["Packed", "Packed"]:
+  data: str,
+  held_out: str,
+  options: Options,
+  tokenizer: Tokenizer,
+  start_token: int | None = None,
+) -> tuple["Sequences", "Sequences"]:
   """Reads, tokenizes and packs training and held-out texts.
+
+  Args:
+    start_token: of an encoder-decoder, whose texts have sources and are not
+      packed; None for a decoder.
 
   Raises:
     FileNotFoundError: a path does not exist.
     ValueError: one has too little text.
   """
 
-  def pack(name: str, path: str, seed: int) -> Packed:
-    ids = tokenize(read(path), tokenizer)
+  def pack(name: str, path: str, seed: int) -> Sequences:
+    documents = read(path)
+    if start_token is not None:
+      pairs = pair(documents, tokenizer, start_token, options)
+      sources = pairs.source.length.sum()
+      terminal.report(
+        f"{name}: {len(documents):,} pairs of {path}, {sources:,} tokens of "
+        f"sources and {pairs.length.sum():,} of texts",
+        sys.stderr,
+      )
+      return Sequences(pairs, seed)
+    ids = tokenize(documents, tokenizer)
     try:
       packed = Packed(ids, options.sequence, seed)
     except ValueError as error:
@@ -137,7 +170,7 @@ def tokenize(documents: Sequence[Document], tokenizer: Tokenizer) -> np.ndarray:
     raise ValueError("the tokenizer has no end token")
   end = tokenizer.eos_ids[0]
   ids: list[int] = []
-  for name, text in documents:
+  for name, text, _ in documents:
     if isinstance(text, str):
       ids += tokenizer.encode(text, add_special=False)
     elif not 0 <= min(text) <= max(text) < tokenizer.vocab_size:
@@ -152,19 +185,61 @@ def tokenize(documents: Sequence[Document], tokenizer: Tokenizer) -> np.ndarray:
   return np.asarray(ids, np.int32)
 
 
+def pair(
+  documents: Sequence[Document],
+  tokenizer: Tokenizer,
+  start_token: int,
+  options: Options,
+) -> Pairs:
+  """Tokenizes sources and texts, each cut where a row of `options` ends.
+
+  Raises:
+    ValueError: the tokenizer has no end token, or a document is no pair.
+  """
+  if not tokenizer.eos_ids:
+    raise ValueError("the tokenizer has no end token")
+  end = tokenizer.eos_ids[0]
+  sources, texts = [], []
+  for name, text, source in documents:
+    if not (isinstance(source, str) and isinstance(text, str) and source):
+      raise ValueError(
+        f"{name} has no `source` and `text`; an encoder-decoder learns from "
+        "pairs (prepare_data.py --make=pairs)"
+      )
+    sources.append(tokenizer.encode(source))
+    ids = tokenizer.encode(text, add_special=False)
+    texts.append([start_token, *ids, end])
+  source, source_length = _padded(sources, options.source, end)
+  tokens, length = _padded(texts, options.sequence + 1, end)
+  return Pairs(Source(source, source_length), tokens, length - 1)
+
+
+def _padded(
+  rows: Sequence[Sequence[int]], size: int, padding: int
+) -> tuple[np.ndarray, np.ndarray]:
+  """Returns rows cut or padded to [n, size], and their lengths [n]."""
+  result = np.full((len(rows), size), padding, np.int32)
+  length = np.asarray([min(len(row), size) for row in rows], np.int32)
+  for i, row in enumerate(rows):
+    result[i, : length[i]] = row[:size]
+  return result, length
+
+
 class Sequences:
   """Sequences in batches, shuffled anew every epoch.
 
   Attributes:
-    rows: [n, length + 1] ids; the last column is only a label.
+    rows: [n, length + 1] ids, of which the last column is only a label; or
+      Pairs of n.
     length: tokens in a sequence.
     count: sequences in an epoch.
     tokens: in an epoch, without labels.
   """
 
-  def __init__(self, rows: np.ndarray, seed: int = 0):
+  def __init__(self, rows: PyTree, seed: int = 0):
     self.rows, self.seed = rows, seed
-    self.count, self.length = len(rows), rows.shape[1] - 1
+    ids = rows.tokens if isinstance(rows, Pairs) else rows
+    self.count, self.length = len(ids), ids.shape[1] - 1
     self._windows = rows  # of which an epoch serves some
     self._epoch, self._order = -1, np.zeros(0, int)
 
@@ -172,14 +247,16 @@ class Sequences:
   def tokens(self) -> int:
     return self.count * self.length
 
-  def batch(self, step: int, size: int) -> np.ndarray:
-    """Returns the batch of a step: ids [size, length + 1]."""
-    return self._windows[self._indices(step, size)]
+  def batch(self, step: int, size: int) -> PyTree:
+    """Returns the batch of a step: ids [size, length + 1], or Pairs."""
+    indices = self._indices(step, size)
+    return jax.tree.map(lambda x: x[indices], self._windows)
 
-  def evenly_spaced(self, count: int) -> np.ndarray:
+  def evenly_spaced(self, count: int) -> PyTree:
     """Returns at most `count` evenly spaced rows, for evaluation."""
-    chosen = np.linspace(0, len(self.rows) - 1, count).astype(int)
-    return self.rows[np.unique(chosen)]
+    last = len(jax.tree.leaves(self.rows)[0]) - 1
+    chosen = np.unique(np.linspace(0, last, count).astype(int))
+    return jax.tree.map(lambda x: x[chosen], self.rows)
 
   def _indices(self, step: int, size: int) -> list[int]:
     """Returns the index of every sequence of a batch."""

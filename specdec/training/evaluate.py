@@ -46,6 +46,9 @@ def held_out_losses(
 
   Returns:
     Name, nats a token and bits a byte of each.
+
+  Raises:
+    ValueError: a model is an encoder-decoder.
   """
   size = sum(len(text.encode()) for text in data.read_texts(held_out))
   documents = data.read(held_out)
@@ -56,6 +59,8 @@ def held_out_losses(
 
   for name in names:
     model = checkpoints.load(fetch(name))
+    if model.config.encoder_layers:
+      raise ValueError(f"{name} is an encoder-decoder; a text has no sources")
     tokenizers.append(model.tokenizer)
     ids = data.tokenize(documents, model.tokenizer)
     packed = data.Packed(ids, sequence)
@@ -78,12 +83,19 @@ def held_out_losses(
 
 
 def acceptance_by_decoding(
-  target: Model, drafter: Drafter, held_out: Sequences, decoding: Decoding
+  target: Model,
+  drafter: Drafter,
+  held_out: Sequences,
+  decoding: Decoding,
+  eos_ids: Sequence[int] = (),
 ) -> Callable[[Params], dict]:
   """Builds a function from weights to acceptance measures of decoding.
 
   Prompts are beginnings of held-out sequences, decoded as one batch by
-  rejection sampling; no token ends a row early.
+  rejection sampling.
+
+  Args:
+    eos_ids: tokens that end a row early.
 
   Returns:
     A function of the weights of target and drafter that returns
@@ -93,7 +105,9 @@ def acceptance_by_decoding(
   Raises:
     ValueError: the prompts are longer than a sequence.
   """
-  rows = held_out.evenly_spaced(decoding.prompts)
+  rows, source = held_out.evenly_spaced(decoding.prompts), None
+  if isinstance(rows, data.Pairs):
+    rows, source = rows.tokens, rows.source
   if decoding.length > rows.shape[1]:
     raise ValueError(
       f"decoding.length = {decoding.length}; a sequence has {rows.shape[1]} "
@@ -112,6 +126,8 @@ def acceptance_by_decoding(
       jax.random.key(0),
       max_length=decoding.length + decoding.new_tokens,
       sampling=sampling.settings(len(prompts), decoding.temperature),
+      eos_ids=eos_ids,
+      source=source,
     )
     decoder.check_finite(state, range(len(prompts)))
     stats = metrics.acceptance([jax.tree.map(multihost.whole, state.stats)])

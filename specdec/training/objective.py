@@ -1,8 +1,9 @@
 """Objectives: functions (params, frozen, tokens) -> (loss, measures).
 
-`tokens` is [B, T+1]; position t predicts token t+1. `frozen` are weights that
-are used but not trained. Measures are means over positions. The losses below
-take float32 log-probabilities [..., V] and return [...]. A draft token is
+`tokens` is [B, T+1], or data.Pairs for an encoder-decoder; position t predicts
+token t+1. `frozen` are weights that are used but not trained. Measures are
+means over positions, without padding. The losses below take float32
+log-probabilities [..., V] and return [...]. A draft token is
 accepted with probability 1 - total_variation (Leviathan et al.,
 arXiv:2211.17192); DistillSpec (arXiv:2310.08461) compares the divergences.
 """
@@ -13,9 +14,10 @@ import chex
 import jax
 import jax.numpy as jnp
 
+from specdec.training.data import Pairs
 from specdec.types import Array, Model, PyTree
 
-Objective = Callable[[PyTree, PyTree, Array], tuple[Array, dict[str, Array]]]
+Objective = Callable[[PyTree, PyTree, PyTree], tuple[Array, dict[str, Array]]]
 
 
 def cross_entropy(log_probs: Array, tokens: Array) -> Array:
@@ -63,13 +65,35 @@ def text_cross_entropy(logits: Array, tokens: Array) -> Array:
   return jnp.mean(cross_entropy(log_probs, tokens[:, 1:]))
 
 
+def predictions(model: Model, params: PyTree, batch: PyTree) -> Array:
+  """Returns logits [B, T, V] of a model's predictions for a batch."""
+  if not isinstance(batch, Pairs):
+    return model.apply(params, batch[:, :-1], None)[0].logits
+  cross = model.encode(params, batch.source)
+  return model.apply(params, batch.tokens[:, :-1], None, cross=cross)[0].logits
+
+
+def labels(batch: PyTree) -> Array:
+  """Returns the tokens [B, T] that a batch's positions predict."""
+  return (batch.tokens if isinstance(batch, Pairs) else batch)[:, 1:]
+
+
+def mean(values: Array, batch: PyTree) -> Array:
+  """Returns the mean of values [B, T] over the positions of a batch."""
+  if not isinstance(batch, Pairs):
+    return jnp.mean(values)
+  position = jnp.arange(values.shape[1])
+  counts = (position[None] < batch.length[:, None]).astype(values.dtype)
+  return jnp.sum(values * counts) / jnp.sum(counts)
+
+
 def language_model(model: Model) -> Objective:
   """Builds the cross-entropy of a language model, in nats per token."""
 
   def objective(params, frozen, tokens):
     del frozen
-    logits = model.apply(params, tokens[:, :-1], None)[0].logits
-    loss = text_cross_entropy(logits, tokens)
+    log_probs = jax.nn.log_softmax(predictions(model, params, tokens))
+    loss = mean(cross_entropy(log_probs, labels(tokens)), tokens)
     return loss, {"cross_entropy": loss}
 
   return objective
@@ -93,20 +117,20 @@ def distillation(draft: Model, target: Model, loss: str) -> Objective:
 
   def objective(params, frozen, tokens):
     log_probs, target_log_probs = (
-      jax.nn.log_softmax(model.apply(weights, tokens[:, :-1], None)[0].logits)
+      jax.nn.log_softmax(predictions(model, weights, tokens))
       for model, weights in ((draft, params), (target, frozen))
     )
     target_log_probs = jax.lax.stop_gradient(target_log_probs)
-    text_loss = jnp.mean(cross_entropy(log_probs, tokens[:, 1:]))
+    text_loss = mean(cross_entropy(log_probs, labels(tokens)), tokens)
     value = text_loss
     if loss != "cross_entropy":
-      value = jnp.mean(DIVERGENCES[loss](log_probs, target_log_probs))
+      value = mean(DIVERGENCES[loss](log_probs, target_log_probs), tokens)
     agree = jnp.argmax(log_probs, -1) == jnp.argmax(target_log_probs, -1)
-    rejected = jnp.mean(total_variation(log_probs, target_log_probs))
+    rejected = mean(total_variation(log_probs, target_log_probs), tokens)
     return value, {
       "cross_entropy": text_loss,
       "acceptance": 1 - rejected,
-      "agreement": jnp.mean(agree.astype(jnp.float32)),
+      "agreement": mean(agree.astype(jnp.float32), tokens),
     }
 
   return objective

@@ -18,7 +18,8 @@ class Options:
 
   steps: int  # optimizer updates
   batch: int  # sequences in one update, over all microbatches
-  sequence: int  # tokens in a sequence
+  sequence: int  # tokens in a sequence; of an encoder-decoder in a text
+  source: int = 0  # tokens of what an encoder-decoder reads, in a sequence
   accumulate: int = 1  # microbatches in an update; divides `batch`
   seed: int = 0  # of the initial weights and the order of the data
   # 'adamw', or 'muon': orthogonalised updates of matrices, AdamW for the rest;
@@ -42,7 +43,7 @@ class Options:
   def __post_init__(self):
     for field in dataclasses.fields(self):
       if field.type is int:
-        least = 0 if field.name in ("warmup", "seed") else 1
+        least = 0 if field.name in ("source", "warmup", "seed") else 1
         check_range(self, field.name, least)
     for name in ("learning_rate", "clip"):
       check_range(self, name, 0, above=True)

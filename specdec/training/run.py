@@ -7,6 +7,7 @@ interruptions do not affect them.
 import dataclasses
 import functools
 import math
+import operator
 import sys
 import time
 from collections.abc import Callable
@@ -90,6 +91,7 @@ def train(
       jax.device_put(params, where)
     )
   rows = NamedSharding(mesh, PartitionSpec("data"))
+  put = functools.partial(multihost.put, where=rows)
   checkpoints = Checkpoints(folder)
   restored, faults = checkpoints.restore(state)
   for fault in faults:
@@ -116,9 +118,7 @@ def train(
   timed_from, timed_since = first, time.perf_counter()
   try:
     for index in range(first, options.steps):
-      batch = jax.tree.map(
-        lambda x: multihost.put(x, rows), data.batch(index, options.batch)
-      )
+      batch = jax.tree.map(put, data.batch(index, options.batch))
       state, measures = step(state, frozen, batch)
       bar.update()
       now = index + 1
@@ -221,10 +221,14 @@ def _check_finite(state: loop.TrainState, checkpoints: Checkpoints) -> None:
 def _evaluate(measure, sequences, size: int, rows) -> dict[str, float]:
   """Returns means of measures over sequences, evaluating `size` at a time."""
   totals: dict[str, float] = {}
-  for first in range(0, len(sequences), size):
-    batch = sequences[first : first + size]
-    if len(batch) % rows.mesh.shape["data"] == 0:
-      batch = multihost.put(batch, rows)
+  total = len(jax.tree.leaves(sequences)[0])
+  for first in range(0, total, size):
+    part = slice(first, first + size)
+    batch = jax.tree.map(operator.itemgetter(part), sequences)
+    count = len(jax.tree.leaves(batch)[0])
+    if count % rows.mesh.shape["data"] == 0:
+      put = functools.partial(multihost.put, where=rows)
+      batch = jax.tree.map(put, batch)
     for name, value in measure(batch).items():
-      totals[name] = totals.get(name, 0.0) + float(value) * len(batch)
-  return {name: total / len(sequences) for name, total in totals.items()}
+      totals[name] = totals.get(name, 0.0) + float(value) * count
+  return {name: sum_ / total for name, sum_ in totals.items()}

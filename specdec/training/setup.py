@@ -59,6 +59,17 @@ class ModelSetup:
 
   def __post_init__(self):
     _check_trainable(self.model)
+    if bool(self.model.encoder_layers) != bool(self.options.source):
+      raise ValueError(
+        f"model.encoder_layers = {self.model.encoder_layers} and "
+        f"options.source = {self.options.source}: an encoder needs the length "
+        "of its sources, and a decoder alone has none"
+      )
+    if self.model.encoder_layers and self.samples and self.samples.count:
+      raise ValueError(
+        f"samples.count = {self.samples.count}: the texts of an "
+        "encoder-decoder are not sampled from its target; set 0"
+      )
     if self.target:
       _require(self, "decoding", "loss")
     elif self.loss not in (None, "cross_entropy"):
@@ -82,6 +93,13 @@ class HeadSetup:
   start: str | None = None  # drafter with initial weights; '': random ones
   cache: str | None = None  # folder of hidden states; '': recomputes them
 
+  def __post_init__(self):
+    if self.options.source:
+      raise ValueError(
+        f"options.source = {self.options.source}: draft heads learn from "
+        "decoders alone, which have no source"
+      )
+
 
 @dataclasses.dataclass(frozen=True)
 class JointSetup:
@@ -102,6 +120,11 @@ class JointSetup:
 
   def __post_init__(self):
     _check_trainable(self.model)
+    if self.model.encoder_layers or self.options.source:
+      raise ValueError(
+        f"model.encoder_layers = {self.model.encoder_layers}, options.source = "
+        f"{self.options.source}: a target of joint training is a decoder"
+      )
     if self.head_config and self.layer_skip:
       raise ValueError(
         "the config sets head_config and layer_skip; take one of them"

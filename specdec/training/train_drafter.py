@@ -32,7 +32,13 @@ def train(setup: HeadSetup, folder: Path) -> None:
   """
   options, head_config = setup.options, setup.head_config
   source = fetch(setup.target)
-  head_config.check(checkpoints.inspect(source))
+  config = checkpoints.inspect(source)
+  if config.encoder_layers:
+    raise ValueError(
+      f"target {setup.target} is an encoder-decoder; draft heads are trained "
+      "on decoders alone"
+    )
+  head_config.check(config)
   target = checkpoints.load(source)
   if target.tokenizer is None:
     raise ValueError(f"target {setup.target} brings no tokenizer")

@@ -101,7 +101,7 @@ class Task:
     optimizer = loop.make_optimizer(options)
     step = loop.make_step(self.objective, optimizer, options)
     state = loop.init(self.params, optimizer)
-    batch = jnp.asarray(self.data.batch(0, options.batch))
+    batch = jax.tree.map(jnp.asarray, self.data.batch(0, options.batch))
     square = jnp.ones((_SIZE, _SIZE), jnp.float32)
     product = jax.jit(jnp.matmul)
 
@@ -143,7 +143,13 @@ def load(
     MemoryError: it would not fit.
   """
   tokenizer = data.load_tokenizer(setup.tokenizer, setup.model.vocab_size)
-  texts = data.load(setup.data, setup.held_out, setup.options, tokenizer)
+  texts = data.load(
+    setup.data,
+    setup.held_out,
+    setup.options,
+    tokenizer,
+    setup.model.start_token if setup.model.encoder_layers else None,
+  )
   place, target_place = _placements(setup, mesh, draft_ways)
   model = transformer.model(setup.model, place)
   params = _initial_weights(setup, place)
@@ -159,7 +165,11 @@ def load(
   target_model = transformer.model(target.config, target_place)
   drafter = drafters.model(model, setup.decoding.k)
   measure = evaluate.acceptance_by_decoding(
-    target_model, drafter, texts[1], setup.decoding
+    target_model,
+    drafter,
+    texts[1],
+    setup.decoding,
+    tokenizer.eos_ids if target_model.encode else (),
   )
   return Task(
     setup,

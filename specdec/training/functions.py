@@ -1,0 +1,111 @@
+"""Pairs for an encoder-decoder, from Python functions.
+
+Two tasks, named by the beginning of the source as T5's are: 'docstring: ' and a
+function without its docstring, whose docstring is the text; 'body: ' and a
+signature with its docstring, whose body is the text.
+"""
+
+import ast
+import json
+import textwrap
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from specdec.training import data
+from specdec.training.prompts import spread
+from specdec.utils import files
+
+_PROMPT = 480  # characters of a source that is a prompt
+_FUNCTION = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+class Pair(NamedTuple):
+  """One example of a task."""
+
+  category: str  # 'docstring' or 'body'
+  source: str
+  text: str
+
+
+def pairs(path: str | Path) -> list[Pair]:
+  """Returns both tasks' pairs of all functions, methods too, in files' order.
+
+  Functions without a docstring serve the task 'body' alone, and those that are
+  nothing but a docstring neither.
+
+  Raises:
+    FileNotFoundError, ValueError: as data.read_texts.
+  """
+  result = []
+  for text in data.read_texts(path):
+    try:
+      module = ast.parse(text)
+    except SyntaxError:
+      continue
+    lines = text.splitlines(keepends=True)
+    for node in ast.walk(module):
+      if isinstance(node, _FUNCTION):
+        result += _of_function(node, lines)
+  return result
+
+
+def _of_function(node: _FUNCTION, lines: Sequence[str]) -> Iterator[Pair]:
+  docstring = ast.get_docstring(node)
+  body = node.body[1:] if docstring else node.body
+  first = node.body[0]
+  # `def f(): return 0` has no head that ends with a line.
+  if not body or first.lineno == node.lineno:
+    return
+  head = lines[node.lineno - 1 : first.lineno - 1]
+  described = lines[first.lineno - 1 : first.end_lineno] if docstring else []
+  rest = lines[first.lineno - 1 + len(described) : node.end_lineno]
+  if docstring:
+    source = textwrap.dedent("".join([*head, *rest]))
+    yield Pair("docstring", f"docstring: {source}", docstring)
+  indent = len(lines[node.lineno - 1]) - len(lines[node.lineno - 1].lstrip())
+  source = textwrap.dedent("".join([*head, *described]))
+  text = "".join(line[indent:] if line.strip() else "\n" for line in rest)
+  yield Pair("body", f"body: {source}", text.strip("\n"))
+
+
+def write(
+  corpus: Path, folder: Path, prompts: int
+) -> dict[str, tuple[int, int]]:
+  """Writes the pairs of a corpus (training/corpus.py) to a folder.
+
+  train.jsonl and held_out.jsonl have a source and a text a line, and
+  prompts.jsonl sources of the held-out part as prompts, with categories.
+
+  Args:
+    folder: exists already.
+    prompts: of each task, evenly spaced among the short ones.
+
+  Returns:
+    How many pairs of each task train and held_out have.
+
+  Raises:
+    FileNotFoundError, ValueError: the corpus is none, or has no function.
+  """
+  counts = {}
+  for part in ("train", "held_out"):
+    members = pairs(corpus / part)
+    by_task = {
+      task: [pair for pair in members if pair.category == task]
+      for task in ("docstring", "body")
+    }
+    if not all(by_task.values()):
+      raise ValueError(f"{corpus / part} has no function with a docstring")
+    counts[part] = tuple(len(x) for x in by_task.values())
+    rows = [{"source": pair.source, "text": pair.text} for pair in members]
+    lines = "".join(json.dumps(row) + "\n" for row in rows)
+    files.replace_text(folder / f"{part}.jsonl", lines)
+  chosen = []
+  for task, members in by_task.items():
+    short = [pair.source for pair in members if len(pair.source) <= _PROMPT]
+    chosen += [
+      {"prompt": source, "category": task} for source in spread(short, prompts)
+    ]
+  lines = "".join(json.dumps(row) + "\n" for row in chosen)
+  files.replace_text(folder / "prompts.jsonl", lines)
+  return counts
