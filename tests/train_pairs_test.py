@@ -246,14 +246,11 @@ def test_prepared_pairs_are_read_back(tmp_path):
   )
   documents = data.read(out / "train.jsonl")
   assert len(documents) == 4 and all(x.source for x in documents)
-  lines = (out / "prompts.jsonl").read_text().splitlines()
-  prompts = [json.loads(line) for line in lines]
-  assert [x["category"] for x in prompts] == [
-    "docstring",
-    "body",
-    "body",
-    "body",
-  ]
+  for task, count in (("docstring", 1), ("body", 3)):
+    lines = (out / f"{task}.jsonl").read_text().splitlines()
+    prompts = [json.loads(line) for line in lines]
+    assert [x["category"] for x in prompts] == [task] * count
+    assert all(x["prompt"].startswith(f"{task}: def ") for x in prompts)
   (tmp_path / "corpus" / "held_out" / "m.py").write_text("a = 1\n")
   with pytest.raises(SystemExit, match="has no function with a docstring"):
     programs.run(

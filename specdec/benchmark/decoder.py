@@ -179,6 +179,14 @@ class Decoder:
     """Whether the target is an encoder-decoder."""
     return self.target.encode is not None
 
+  def endless(self) -> "Decoder":
+    """Returns it with texts of one length: no token ends them.
+
+    An encoder-decoder's texts keep their ends, past which it has nothing to
+    write.
+    """
+    return self if self.has_encoder else dataclasses.replace(self, eos_ids=())
+
   def num_given(self, ids: Sequence[int]) -> int:
     """Returns the tokens in front of a prompt's output."""
     return 1 if self.has_encoder else len(ids)

@@ -59,7 +59,7 @@ def make_batches(source: Source, batch: int, size: int, limit: int) -> Batches:
     ValueError: there are too few for a batch.
   """
   target = source.checkpoint
-  shipped_prompts = prompts.read(shipped.PROMPTS)
+  shipped_prompts = prompts.read(shipped.prompts_of(target.source))
   most = max(batch, limit or len(shipped_prompts))
   library = "of the Python standard library"
   if source.files:
@@ -72,7 +72,8 @@ def make_batches(source: Source, batch: int, size: int, limit: int) -> Batches:
   elif size <= _SHIPPED_TOKENS and batch <= len(shipped_prompts):
     vocab_size = target.config.vocab_size
     rows = prompts.encode(shipped_prompts, target.tokenizer, False, vocab_size)
-    rows = [ids[-size:] for ids in rows[:most]]
+    whole = target.config.encoder_layers  # which reads a source's beginning
+    rows = [ids[:size] if whole else ids[-size:] for ids in rows[:most]]
     ours = pathlib.Path(target.source).parent == shipped.FOLDER
     held_out = "held-out " if ours else ""
     text = f"{held_out}functions {library}, {size} tokens each at most"
@@ -88,6 +89,9 @@ def make_rows(
 ) -> list[list[int]]:
   """Returns `count` prompts of exactly `size` tokens.
 
+  The sources of an encoder-decoder, where files have them, are whole and have
+  at most as many.
+
   Args:
     least: where there are fewer than `count`, as many are enough.
 
@@ -100,11 +104,15 @@ def make_rows(
   if source.files:
     wanted = [prompt for file in source.files for prompt in prompts.read(file)]
     encoded = prompts.encode(wanted, target.tokenizer, source.chat, vocab_size)
-    rows = [ids[:size] for ids in encoded if len(ids) >= size]
+    if target.config.encoder_layers:
+      rows = [ids for ids in encoded if len(ids) <= size]
+    else:
+      rows = [ids[:size] for ids in encoded if len(ids) >= size]
     if len(rows) < least:
       raise ValueError(
-        f"{len(rows)} prompts have --context={size} tokens or more and --batch "
-        f"is {least}; give more of them, or a shorter context"
+        f"{len(rows)} prompts have --context={size} tokens or "
+        f"{'fewer' if target.config.encoder_layers else 'more'} and --batch is "
+        f"{least}; give more of them, or another context"
       )
     return rows[:count]
   if target.tokenizer is None:

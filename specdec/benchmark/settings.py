@@ -49,7 +49,7 @@ class Settings:
       quantized(int4, group=32), in int4,
       head(FILE) or head(NAME), trained ones. Two with | between
       them: the second drafts where the first has no draft: 'lookup(k=4) |
-      head(FILE)'. Default lookup, for stdlib-11m model(stdlib-1m).
+      head(FILE)'. Default lookup, for a shipped target its draft.
     acceptance: A call, as name(1, key=2), or of your own: file.py:name(...).
       coupled: token for token the text of autoregressive sampling with this
       seed. rejection: the same distribution, other noise, accepts sampled
@@ -111,8 +111,8 @@ class Settings:
     for field in dataclasses.fields(self):
       self._check_type(field)
     if self.drafter is None:
-      shipped_pair = self.target == shipped.TARGET
-      drafter = f"model({shipped.DRAFT})" if shipped_pair else "lookup"
+      draft = shipped.DRAFTS.get(self.target)
+      drafter = f"model({draft})" if draft else "lookup"
       object.__setattr__(self, "drafter", drafter)
     for name in ("target", "drafter", "mesh"):
       if getattr(self, name) == "":

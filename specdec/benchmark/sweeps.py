@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from specdec.benchmark import metrics
+from specdec.roofline import theory
 
 
 class Read(NamedTuple):
@@ -99,6 +100,20 @@ def ratio(line: dict) -> float:
   """Returns measured over predicted speedup."""
   speedup = line["run"]["speed"]["speedup"]["value"]
   return speedup / line["prediction"]["speedup"]
+
+
+def by_formula(line: dict) -> float | None:
+  """Returns the speedup by theorem 3.8 of Leviathan et al. (arXiv:2211.17192).
+
+  That is by alpha and c alone. None without draft tokens.
+  """
+  run = line["run"]
+  cost = line["prediction"].get("cost")  # which old sweeps lack
+  if not run["k"] or cost is None:
+    return None
+  alpha = run["acceptance"]["alpha"]
+  curve = theory.iid_prefix_acceptance(alpha["value"], run["k"])
+  return theory.speedup(curve, cost)
 
 
 class Band(NamedTuple):

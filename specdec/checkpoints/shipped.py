@@ -10,11 +10,20 @@ from specdec.utils.spelling import choices
 
 FOLDER = Path(__file__).parent.parent / "shipped"
 TARGET, DRAFT = "stdlib-11m", "stdlib-1m"
+# An encoder-decoder that writes docstrings for functions, and bodies.
+T5, T5_DRAFT = "stdlib-t5-5m", "stdlib-t5-0.5m"
+DRAFTS = {TARGET: DRAFT, T5: T5_DRAFT}
 # The beginning of a Python function that is in none of the training data, and
 # 32 of them in JSON lines.
 PROMPT, PROMPTS = FOLDER / "prompt.txt", FOLDER / "prompts.jsonl"
 # Layers of TARGET to skip in drafting, chosen by choose_layers.py.
 SKIP = FOLDER / "drafters" / "skip.json"
+
+
+def prompts_of(folder: str | Path) -> Path:
+  """Returns the prompts for a model: those in its folder, or PROMPTS."""
+  own = Path(folder) / "docstring.jsonl"
+  return own if own.is_file() else PROMPTS
 
 
 def drafters() -> list[str]:

@@ -23,11 +23,10 @@ import dataclasses
 import math
 
 from specdec import beam
-from specdec.benchmark import beams, prompts, results
+from specdec.benchmark import beams, results
 from specdec.benchmark.decoder import batches_of, prompt_size
 from specdec.benchmark.setup import Setup
-from specdec.checkpoints import shipped
-from specdec.cli import app, setup_flags
+from specdec.cli import app, prompt_flags, setup_flags
 from specdec.report import tables
 from specdec.utils import terminal
 
@@ -58,22 +57,6 @@ def define(flags: app.Flags) -> None:
   flags.integer("repeats", 3, "Interleaved pairs that are timed.")
 
 
-def encode_prompts(options: app.Options, checkpoint) -> list[list[int]]:
-  """Token ids of what was asked, or of a first example."""
-  setup_flags.check_chat(options, checkpoint.tokenizer)
-  if options.prompt_file:
-    wanted = [p for file in options.prompt_file for p in prompts.read(file)]
-    wanted = wanted[: options.limit or None]
-  else:
-    text = options.prompt
-    if text is None:
-      text = shipped.PROMPT.read_text()
-      app.note(f"no --prompt: continuing\n\n{text}")
-    wanted = [prompts.Prompt(text=text)]
-  size = checkpoint.config.vocab_size
-  return prompts.encode(wanted, checkpoint.tokenizer, options.chat, size)
-
-
 def checked(options: app.Options) -> Setup:
   """Returns the setup of flags that can work."""
   setup_flags.read(options)
@@ -94,7 +77,7 @@ def run(options: app.Options) -> None:
   header = setup_flags.header(options, setup)
   most = dataclasses.replace(setup, batch=setup.batch * max(options.widths))
   target = most.load_target(app.note)
-  encoded = encode_prompts(options, target.checkpoint)
+  encoded = prompt_flags.encode(options, target.checkpoint, options.limit)
   batch = min(setup.batch, len(encoded))
   size = prompt_size(encoded)
   setup = dataclasses.replace(setup, batch=batch, prompt_size=size)

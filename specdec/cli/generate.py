@@ -18,10 +18,9 @@ import sys
 
 from tqdm import tqdm
 
-from specdec.benchmark import prompts, results, runs
+from specdec.benchmark import results, runs
 from specdec.benchmark.decoder import batches_of, prompt_size
-from specdec.checkpoints import shipped
-from specdec.cli import app, auto_flags, setup_flags
+from specdec.cli import app, auto_flags, prompt_flags, setup_flags
 from specdec.report import page, tables
 from specdec.report.answer import compare_to_stop, stream_answers
 from specdec.utils import terminal
@@ -63,25 +62,6 @@ def check(options: app.Options) -> None:
   app.check_writable("--html", options.html)
 
 
-def encode_prompts(options: app.Options, checkpoint) -> list[list[int]]:
-  """Token ids of what was asked, or of a first example."""
-  tokenizer = checkpoint.tokenizer
-  setup_flags.check_chat(options, tokenizer)
-  if options.prompt_file:
-    wanted = [p for file in options.prompt_file for p in prompts.read(file)]
-  elif options.prompt is not None:
-    wanted = [prompts.Prompt(text=options.prompt)]
-  elif tokenizer is None:
-    wanted = [prompts.Prompt(token_ids=tuple(range(16)))]
-    app.note("no --prompt and no tokenizer: tokens 0 to 15")
-  else:
-    text = shipped.PROMPT.read_text()
-    wanted = [prompts.Prompt(text=text)]
-    app.note(f"no --prompt: completing\n\n{text}")
-  size = checkpoint.config.vocab_size
-  return prompts.encode(wanted, tokenizer, options.chat, size)
-
-
 def generate(options: app.Options) -> None:
   """The whole run: check, load, decode, compare, report."""
   check(options)
@@ -89,7 +69,7 @@ def generate(options: app.Options) -> None:
   header = setup_flags.header(options, setup)
   target = setup.load_target(app.note)
   tokenizer = target.checkpoint.tokenizer
-  encoded = encode_prompts(options, target.checkpoint)
+  encoded = prompt_flags.encode(options, target.checkpoint)
   batch, choice = min(setup.batch, len(encoded)), None
   if target.places:  # rows that are too many stand empty
     batch = target.places.target.divisible(batch)

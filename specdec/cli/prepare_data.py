@@ -21,7 +21,7 @@ the alphabet. Id 0 is the token that ends a document.
 pairs reads the functions of such a corpus for an encoder-decoder: a docstring
 from the function without it, and a body from the signature and its docstring.
 The folder gets train.jsonl and held_out.jsonl, a source and a text a line, and
-prompts.jsonl, 16 held-out sources of each task.
+docstring.jsonl and body.jsonl, 32 held-out sources each as prompts.
 
 prompts takes --count prompts of each source that is given, evenly spread over
 it: the `question` of a JSONL file's lines; paragraphs of a text, with a request
@@ -37,7 +37,7 @@ from specdec.cli import app, setup_flags
 from specdec.training import bpe, corpus, data, functions, prompts
 from specdec.utils import terminal
 
-PROMPTS = 16  # of each task of --make=pairs
+PROMPTS = 32  # of each task of --make=pairs
 FLAGS = {
   "stdlib": (),
   "tokenizer": ("data", "vocab_size"),

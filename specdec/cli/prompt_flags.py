@@ -9,6 +9,7 @@ from pathlib import Path
 
 from specdec.benchmark import prompts, results
 from specdec.benchmark.catalog import Target
+from specdec.checkpoints import Checkpoint, shipped
 from specdec.cli import app, setup_flags
 from specdec.cli.app import Flags, Options
 from specdec.report import canvas
@@ -52,6 +53,34 @@ def corpus(options: Options, target: Target) -> prompts.Corpus:
     options.limit,
     options.max_prompt_tokens,
   )
+
+
+def encode(
+  options: Options, checkpoint: Checkpoint, limit: int = 0
+) -> list[list[int]]:
+  """Token ids of --prompt or --prompt_file, or of a first example.
+
+  Args:
+    limit: prompts of the files, 0 for all of them.
+  """
+  tokenizer = checkpoint.tokenizer
+  setup_flags.check_chat(options, tokenizer)
+  if options.prompt_file:
+    wanted = [p for file in options.prompt_file for p in prompts.read(file)]
+    wanted = wanted[: limit or None]
+  elif options.prompt is not None:
+    wanted = [prompts.Prompt(text=options.prompt)]
+  elif tokenizer is None:
+    wanted = [prompts.Prompt(token_ids=tuple(range(16)))]
+    app.note("no --prompt and no tokenizer: tokens 0 to 15")
+  else:
+    text = shipped.PROMPT.read_text()
+    if checkpoint.config.encoder_layers:
+      text = prompts.read(shipped.prompts_of(checkpoint.source))[0].text
+    wanted = [prompts.Prompt(text=text)]
+    app.note(f"no --prompt: taking\n\n{text}")
+  size = checkpoint.config.vocab_size
+  return prompts.encode(wanted, tokenizer, options.chat, size)
 
 
 def claim(folder: Path, header: dict, params: PyTree, encoded) -> files.Lines:

@@ -5,6 +5,7 @@ Each takes documents by name, and the names that a region gives.
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 from matplotlib.figure import Figure
 
@@ -284,6 +285,37 @@ def sweep(documents: Mapping, name: str) -> str:
   return "\n\n".join(parts)
 
 
+def leviathan(documents: Mapping, name: str) -> str:
+  """A sweep as Leviathan et al.'s tables 2 and 3, prompts by file's name."""
+  lines = documents[name]["lines"]
+  columns = {
+    "task": lambda x: Path(x["point"].get("prompt_file", "")).stem,
+    "drafter": "{[drafter]}",
+    "T": lambda line: f"{line['point'].get('temperature', 0):g}",
+    "k": "{[run][k]}",
+    "alpha": tables.acceptance_rate,
+    "c": tables.draft_cost,
+    "by alpha, c": tables.by_formula,
+    "predicted": "{[prediction][speedup]:.2f}",
+    "measured": estimate("run", "speed", "speedup"),
+    "measured / by alpha, c": lambda x: f"{_of_formula(x):.2f}",
+    "measured / predicted": lambda x: f"{sweeps.ratio(x):.2f}",
+  }
+  ratios = [_of_formula(line) for line in lines]
+  text = f"Measured / by alpha, c: {min(ratios):.2f} to {max(ratios):.2f}."
+  failed = documents[name].get("failed", ())
+  text += "".join(f"\n- failed: {x['point']}: {x['error']}" for x in failed)
+  return (
+    f"{markdown(lines, columns)}\n\n{text} Measured / predicted: "
+    f"{sweeps.band(lines)}."
+  )
+
+
+def _of_formula(line: dict) -> float:
+  """Returns measured over the speedup by alpha and c, 1 without drafts."""
+  return _speedup(line["run"]) / (sweeps.by_formula(line) or 1.0)
+
+
 def printed(documents: Mapping, name: str) -> str:
   """What roofline.py printed: Markdown as it is, else as it stands."""
   text = "\n\n".join(documents[name]["tables"])
@@ -349,6 +381,6 @@ TABLES: dict[str, Callable[..., str]] = {
   one.__name__: one
   for one in (
     passes, slots, decoding, groups, drafters, rules, beams, engines,
-    best_shapes, sweep, printed, compiled, calibration, identity,
+    best_shapes, sweep, leviathan, printed, compiled, calibration, identity,
   )
 }  # fmt: skip

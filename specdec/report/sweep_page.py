@@ -61,6 +61,7 @@ def _row(name: str, line: dict) -> dict[str, tuple[object, str]]:
     "batch": (run["batch"], "{}"),
     "k": (run["k"], "{}"),
     "tokens a round": (acceptance["tokens_per_pass"]["value"], "{:.2f}"),
+    "by alpha, c": (sweeps.by_formula(line) or 0, "{:.2f}"),
     "predicted": (prediction["speedup"], "{:.2f}"),
     "measured": (speed["speedup"]["value"], "{:.2f}"),
     "error": (speed["speedup"]["error"] or 0, "{:.2f}"),

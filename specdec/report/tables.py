@@ -137,6 +137,24 @@ def of_machine(document: dict) -> str:
   )
 
 
+def acceptance_rate(line: dict) -> str:
+  """Formats a point's alpha; empty without draft tokens."""
+  alpha = line["run"]["acceptance"]["alpha"] if line["run"]["k"] else None
+  return f"{alpha['value']:.2f}" if alpha else ""
+
+
+def draft_cost(line: dict) -> str:
+  """Formats a point's c; empty without draft tokens."""
+  cost = line["prediction"].get("cost") if line["run"]["k"] else None
+  return "" if cost is None else f"{cost:.2f}"
+
+
+def by_formula(line: dict) -> str:
+  """Formats sweeps.by_formula."""
+  speedup = sweeps.by_formula(line)
+  return "" if speedup is None else f"{speedup:.2f}"
+
+
 def of_sweep(lines: Sequence[dict]) -> str:
   """Formats a line for every point of a sweep that was measured."""
   columns = {
@@ -146,6 +164,9 @@ def of_sweep(lines: Sequence[dict]) -> str:
     "batch": "{[run][batch]}",
     "k": "{[run][k]}",
     "tokens/round": "{[run][acceptance][tokens_per_pass][value]:.2f}",
+    "alpha": acceptance_rate,
+    "c": draft_cost,
+    "by alpha, c": by_formula,
     "predicted": "{[prediction][speedup]:.2f}",
     "measured": estimate("run", "speed", "speedup"),
     "measured/predicted": lambda line: f"{sweeps.ratio(line):.2f}",

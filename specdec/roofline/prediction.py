@@ -24,6 +24,9 @@ class Observed:
   # observed, not derived from the curve: rows wait for the slowest row of their
   # batch, texts differ, and rounds of one text are correlated.
   rounds: float
+  # Rounds of autoregressive decoding for the same texts; None: all texts have
+  # the length that was asked for.
+  baseline_rounds: float | None = None
 
   def __post_init__(self):
     theory.check_prefix_acceptance(self.prefix_acceptance)
@@ -54,6 +57,7 @@ def observed(runs: Sequence[Sequence[Stats]]) -> Observed:
     tuple(np.minimum.accumulate(np.clip(rates, 0, 1)).tolist()),
     1.0 if len(widths) == 1 else float(1 - widths[0] / widths.sum()),
     float(widths.sum()) / len(runs),
+    float(sum(np.max(s.emitted) for s in batches)) / len(runs),
   )
 
 
@@ -68,6 +72,7 @@ class Prediction:
   speedup: float  # baseline_seconds / seconds
   tokens: float  # per round and row, by the prefix acceptance curve
   steady_speedup: float  # by that curve, if finished rows were replaced at once
+  cost: float  # c: time of drafting a token over that of a target pass for one
 
 
 def predict(
@@ -78,12 +83,19 @@ def predict(
   context: int,
   tokens: int,
 ) -> Prediction:
-  """Predicts `texts` texts of `tokens` new tokens each, in batches."""
+  """Predicts `texts` texts of at most `tokens` new tokens, in batches."""
   rates, wide = observation.prefix_acceptance, observation.wide
-  points = planning.sweep_k(pair, batch, context, rates, len(rates), wide)
+  levels = len(rates)
+  points = planning.sweep_k(pair, batch, context, rates, levels, wide)
   baseline, ours = points[0].seconds, points[-1]
   seconds = observation.rounds * ours.seconds
-  baseline_seconds = -(-texts // batch) * tokens * baseline
+  baseline_rounds = observation.baseline_rounds
+  if baseline_rounds is None:
+    baseline_rounds = -(-texts // batch) * tokens
+  baseline_seconds = baseline_rounds * baseline
+  drafted = pair.round(batch, levels, context)
+  drafted = drafted.only("draft", "first layers", "update")
+  one = pair.round(batch, 0, context).only("target")
   return Prediction(
     round_seconds=ours.seconds,
     baseline_round_seconds=baseline,
@@ -92,4 +104,5 @@ def predict(
     speedup=baseline_seconds / seconds,
     tokens=ours.tokens,
     steady_speedup=ours.speedup,
+    cost=drafted.seconds / max(levels, 1) / one.seconds,
   )

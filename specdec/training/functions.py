@@ -16,7 +16,7 @@ from specdec.training import data
 from specdec.training.prompts import spread
 from specdec.utils import files
 
-_PROMPT = 480  # characters of a source that is a prompt
+_PROMPT = 400  # most characters of a source that is a prompt
 _FUNCTION = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -74,8 +74,8 @@ def write(
 ) -> dict[str, tuple[int, int]]:
   """Writes the pairs of a corpus (training/corpus.py) to a folder.
 
-  train.jsonl and held_out.jsonl have a source and a text a line, and
-  prompts.jsonl sources of the held-out part as prompts, with categories.
+  train.jsonl and held_out.jsonl have a source and a text a line;
+  docstring.jsonl and body.jsonl have held-out sources as prompts.
 
   Args:
     folder: exists already.
@@ -100,12 +100,11 @@ def write(
     rows = [{"source": pair.source, "text": pair.text} for pair in members]
     lines = "".join(json.dumps(row) + "\n" for row in rows)
     files.replace_text(folder / f"{part}.jsonl", lines)
-  chosen = []
   for task, members in by_task.items():
     short = [pair.source for pair in members if len(pair.source) <= _PROMPT]
-    chosen += [
-      {"prompt": source, "category": task} for source in spread(short, prompts)
-    ]
-  lines = "".join(json.dumps(row) + "\n" for row in chosen)
-  files.replace_text(folder / "prompts.jsonl", lines)
+    lines = "".join(
+      json.dumps({"prompt": source, "category": task}) + "\n"
+      for source in spread(short, prompts)
+    )
+    files.replace_text(folder / f"{task}.jsonl", lines)
   return counts
