@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import learned_kinds
-from specdec import beam, draft_shape, draft_tree, drafters
+from specdec import beam, beam_traversal, draft_shape, draft_tree, drafters
 from specdec.models import transformer
 from specdec.types import Params, Source
 
@@ -186,7 +186,7 @@ def test_the_largest_in_order_and_the_first_of_equal_ones(size):
   x = np.random.default_rng(0).integers(0, 50, (3, size)).astype(np.float32)
   x[1] = 7
   x[2, : size // 2] = -np.inf
-  values, index = beam._largest(jnp.asarray(x), 5)
+  values, index = beam_traversal._largest(jnp.asarray(x), 5)
   expected = np.argsort(-x, axis=1, kind="stable")[:, :5]
   np.testing.assert_array_equal(index, expected)
   np.testing.assert_array_equal(values, np.take_along_axis(x, expected, 1))
