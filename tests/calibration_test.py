@@ -195,6 +195,24 @@ def test_no_round_is_predicted_faster_than_its_bytes_allow():
   assert 0 < result.speedup < 17
 
 
+def test_c_and_the_rounds_of_texts_that_end_early():
+  pair = early_exit()
+  observed = prediction.Observed((0.5, 0.25), 1.0, 10.0)
+  full = prediction.predict(pair, observed, 4, 2, 256, 30)
+  assert full.baseline_seconds == pytest.approx(
+    60 * full.baseline_round_seconds
+  )
+  two = pair.round(2, 2, 256)
+  passes = pair.round(2, 0, 256).seconds, pair.round(2, 2, 256).seconds
+  verify = two.only("target").seconds
+  assert full.cost == pytest.approx((passes[1] - verify) / 2 / passes[0])
+  ended = dataclasses.replace(observed, baseline_rounds=30.0)
+  half = prediction.predict(pair, ended, 4, 2, 256, 30)
+  assert half.speedup == pytest.approx(full.speedup / 2)
+  none = prediction.predict(pair, prediction.Observed((), 1, 9), 4, 2, 256, 30)
+  assert none.cost == 0
+
+
 def test_a_negative_overhead_leaves_the_time_of_the_bytes():
   below = Overhead(((1, -1.0, -1.0),))
   pair = early_exit(below, below)

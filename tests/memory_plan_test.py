@@ -61,6 +61,10 @@ SETTINGS = {
     4, 500, ("--random_weights", "--target=preset:smollm2-135m"),
   ),
   "270 M, large vocabulary": (4, 500, (*RANDOM, "--target=preset:gemma3-270m")),
+  "T5": (4, 100, ("--target=stdlib-t5-5m",)),
+  "T5 base, drawn": (
+    4, 400, ("--random_weights", "--target=preset:t5-base"),
+  ),
   "1 B": (1, 60, (*RANDOM, "--target=preset:llama3-1b")),
 }  # fmt: skip
 

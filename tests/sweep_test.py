@@ -13,6 +13,7 @@ from specdec.benchmark.decoder import Decoder
 from specdec.benchmark.setup import Setup
 from specdec.benchmark.sweep_run import Lengths, Rounds, SweepBench
 from specdec.cli.sweep import shard_of
+from specdec.report import tables
 from specdec.roofline import hardware
 
 POINTS = [{"k": 1, "batch": 2}, {"k": 0, "batch": 1}]
@@ -351,6 +352,21 @@ def line(k, batch, measured, predicted, **point):
     "prediction": {"speedup": predicted, "round_seconds": 0.1},
     "observed": {"prefix_acceptance": [0.5] * k, "wide": 1.0},
   }
+
+
+def test_theorem_3_8_by_alpha_and_c():
+  # Their EnDe row of T5-small at temperature 0.
+  one = line(7, 1, 3.4, 3.0)
+  one["run"]["acceptance"]["alpha"] = {"value": 0.75, "error": None}
+  assert sweeps.by_formula(one) is None  # of a sweep that did not write c
+  one["prediction"]["cost"] = 0.02
+  expected = (1 - 0.75**8) / (0.25 * (7 * 0.02 + 1))
+  assert sweeps.by_formula(one) == pytest.approx(expected)
+  table = tables.of_sweep([one | {"caveats": []}])
+  assert table.splitlines()[-1].split()[7:10] == ["0.75", "0.02", "3.16"]
+  zero = line(0, 1, 1.0, 1.0)
+  zero["prediction"]["cost"] = 0.0
+  assert sweeps.by_formula(zero) is None
 
 
 def write_lines(folder, lines):

@@ -36,7 +36,7 @@ def get_config(models: str = "shipped") -> ConfigDict:
   config.common = {"acceptance": "rejection", "batch": 1}
   config.calibrate = {"batch": (1,), "k": (2, 6)}
   if models == "shipped":
-    config.common |= {"target": shipped.T5, "max_new_tokens": 64}
+    config.common.update({"target": shipped.T5, "max_new_tokens": 64})
     config.whole = {"context": 128, "texts": 32, "pairs": 64}
     drafts = [(f"model({shipped.T5_DRAFT})", k) for k in (3, 5, 7)]
     drafts += [("early_exit(1)", 3), ("quantized(int8)", 5), ("lookup", 5)]
@@ -52,11 +52,13 @@ def get_config(models: str = "shipped") -> ConfigDict:
       )
     ]
   else:
-    config.common |= {
-      "target": "google/flan-t5-xxl",
-      "max_new_tokens": 128,
-      "dtype": "bfloat16",
-    }
+    config.common.update(
+      {
+        "target": "google/flan-t5-xxl",
+        "max_new_tokens": 128,
+        "dtype": "bfloat16",
+      }
+    )
     config.whole = {"context": 512, "texts": 64, "pairs": 64}
     config.points = [
       {

@@ -19,7 +19,7 @@ from specdec.utils import terminal
 
 @dataclasses.dataclass
 class Beams:
-  """What a search of one batch found."""
+  """The beams of one batch, and what they took."""
 
   texts: list[list[list[int]]]  # [prompts][beams] new token ids, best first
   scores: np.ndarray  # [prompts, w]
@@ -40,10 +40,10 @@ def search(decoder: Decoder, batch: Batch, how: beam.Search) -> Beams:
   eos_ids = jnp.asarray(decoder.eos_ids, jnp.int32)
   beams = jax.block_until_ready(beams)
   begin = time.perf_counter()
-  found = jax.block_until_ready(beam.run(*parts, beams, eos_ids))
+  beams = jax.block_until_ready(beam.run(*parts, beams, eos_ids))
   seconds = time.perf_counter() - begin
-  best = jax.tree.map(np.asarray, found.best)
-  count, begins = len(batch.rows), np.asarray(found.begin)
+  best = jax.tree.map(np.asarray, beams.best)
+  count, begins = len(batch.rows), np.asarray(beams.begin)
   texts = [
     [
       best.tokens[row, i, begins[row] : best.length[row, i]].tolist()
@@ -51,7 +51,7 @@ def search(decoder: Decoder, batch: Batch, how: beam.Search) -> Beams:
     ]
     for row in range(count)
   ]
-  stats = found.state.stats
+  stats = beams.state.stats
   return Beams(
     texts,
     best.scores[:count],
@@ -69,7 +69,7 @@ def compare(
   """Yields, for every search, what a drafter gains over plain beam search.
 
   The speedup is the geometric mean over batches of seconds over seconds, its
-  standard error that of the repeats.
+  standard error that of the batches; of one batch that of the repeats.
   """
   ways = {runs.OURS: decoder, runs.BASELINE: decoder.baseline()}
   for how in searches:
@@ -86,23 +86,24 @@ def compare(
     shape = repeats, len(batches)
     seconds = [[x.seconds for x in part] for part in (ours, plain)]
     quotients = np.divide(seconds[1], seconds[0]).reshape(shape)
+    by_batch = quotients.T if len(batches) > 1 else quotients
     same = [
       a.texts == b.texts for a, b in zip(ours[: shape[1]], plain[: shape[1]])
     ]
     apart = max(
       float(np.abs(a.scores - b.scores).max()) for a, b in zip(ours, plain)
     )
+    rounds, steps = (sum(x.rounds for x in part) for part in (ours, plain))
     yield {
       "width": how.width,
       "length_penalty": how.length_penalty,
       "early_stopping": how.early_stopping,
-      "rounds": sum(x.rounds for x in ours) // repeats,
-      "steps": sum(x.rounds for x in plain) // repeats,
-      "steps_per_round": sum(x.rounds for x in plain)
-      / sum(x.rounds for x in ours),
+      "rounds": rounds // repeats,
+      "steps": steps // repeats,
+      "steps_per_round": steps / rounds,
       "seconds": sum(seconds[0]) / repeats,
       "plain_seconds": sum(seconds[1]) / repeats,
-      "speedup": dataclasses.asdict(metrics.geometric_mean(quotients)),
+      "speedup": dataclasses.asdict(metrics.geometric_mean(by_batch)),
       "batches": len(batches),
       "same_beams": sum(same),
       "largest_score_difference": apart,

@@ -297,6 +297,22 @@ MEASUREMENTS = (
     None,
     "output",
   ),
+  Measurement(
+    "leviathan",
+    "sweep",
+    ("--sweep=configs/sweeps/leviathan.py",),
+    15,
+    None,
+    "output",
+  ),
+  Measurement(
+    "calibration_t5",
+    "bench",
+    ("--target=stdlib-t5-5m", "--k=2,5,8", "--batch=1,3,6", "--context=64"),
+    2,
+    None,
+    to="calibrate",
+  ),
   Measurement("papers", "roofline", ("--papers",), 0.1),
   Measurement(
     "roofline_v6e",
