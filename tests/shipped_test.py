@@ -9,6 +9,7 @@ import jax
 import numpy as np
 import pytest
 
+import specdec
 from specdec import (
   acceptance,
   checkpoints,
@@ -17,6 +18,7 @@ from specdec import (
   generate,
   settings,
 )
+from specdec.benchmark.decoder import Batch
 from specdec.checkpoints import learned, shipped
 from specdec.checkpoints.fetch import fetch
 from specdec.decode import autoregress
@@ -33,7 +35,7 @@ def size(folder):
 
 
 def test_a_target_its_draft_and_three_more():
-  drafts = [name for name in shipped.names() if name != shipped.TARGET]
+  drafts = [name for name in shipped.names() if name not in shipped.DRAFTS]
   assert shipped.DRAFT in drafts and len(drafts) >= 4
   folders = {name: fetch(name) for name in shipped.names()}
   assert all(size(folders[name]) < 3 * MEGA for name in drafts)
@@ -45,6 +47,32 @@ def test_a_target_its_draft_and_three_more():
     for name in (shipped.TARGET, shipped.DRAFT)
   )
   assert 5 * MEGA <= target <= 13 * MEGA and 10 * draft <= target
+
+
+def test_an_encoder_decoder_and_a_draft_a_tenth_of_it():
+  folders = [fetch(name) for name in (shipped.T5, shipped.T5_DRAFT)]
+  assert sum(map(size, folders)) < 12 * MEGA
+  target, draft = map(checkpoints.inspect, folders)
+  assert target.encoder_layers and draft.encoder_layers
+  assert 5 * MEGA <= target.num_parameters <= 15 * MEGA
+  assert 0.08 < draft.num_parameters / target.num_parameters < 0.12
+  decoder = specdec.load(shipped.T5, prompt_size=128, max_new_tokens=48)
+  assert decoder.drafter.spec.num_nodes > 1
+  # Texts end by themselves, where those of decoders are cut for timing.
+  assert decoder.endless().eos_ids == decoder.eos_ids == (0,)
+  tokenizer, ended = decoder.tokenizer, 0
+  for task in ("docstring", "body"):
+    lines = (folders[0] / f"{task}.jsonl").read_text().splitlines()
+    assert len(lines) == 32
+    sources = [json.loads(line)["prompt"] for line in lines[:3]]
+    assert all(source.startswith(f"{task}: ") for source in sources)
+    batch = [tokenizer.encode(source) for source in sources]
+    for ids in batch:
+      one = Batch([ids], [0])
+      text = decoder.complete(one).texts[0]
+      assert text == decoder.baseline().complete(one).texts[0]
+      ended += text[-1] == 0
+  assert ended > 0
 
 
 def test_the_card_names_every_model():

@@ -47,7 +47,7 @@ def get_config(name: str = "target") -> config_dict.ConfigDict:
     batch=16,
     sequence=96,
     source=128,
-    learning_rate=2e-3,
+    learning_rate=7e-4,
     warmup=100,
     final_fraction=0.02,
     adam_b2=0.999,
@@ -67,7 +67,7 @@ def get_config(name: str = "target") -> config_dict.ConfigDict:
   )
   if name == "draft":
     config.target, config.loss = "stdlib-t5-5m", "forward_kl"
-    config.options.steps = 1500
+    config.options.steps, config.options.learning_rate = 1500, 2e-3
     config.decoding = dict(
       k=4, prompts=32, length=1, new_tokens=64, temperature=0.0
     )

@@ -95,16 +95,26 @@ class Tokenizer:
     text = self._template.render(messages, self.special)
     return self.encode(text, add_special=False)  # the template writes them
 
-  def save(self, directory: str | Path) -> None:
-    """Writes the files that `from_directory` and transformers read."""
+  def save(self, directory: str | Path, start_token: int | None = None) -> None:
+    """Writes the files that `from_directory` and transformers read.
+
+    Args:
+      start_token: with which an encoder-decoder's output begins.
+    """
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
     files.replace_file(directory / "tokenizer.json", self._inner.to_str())
     config = {"tokenizer_class": "PreTrainedTokenizerFast", **self.special}
     config["clean_up_tokenization_spaces"] = False
     objects = {"tokenizer_config.json": config}
+    generation = {}
     if self.eos_ids:
-      objects["generation_config.json"] = {"eos_token_id": list(self.eos_ids)}
+      generation["eos_token_id"] = list(self.eos_ids)
+    if start_token is not None:
+      generation["decoder_start_token_id"] = start_token
+      generation["pad_token_id"] = start_token
+    if generation:
+      objects["generation_config.json"] = generation
     for name, content in objects.items():
       text = json.dumps(content, indent=2) + "\n"
       files.replace_file(directory / name, text)

@@ -167,7 +167,8 @@ def export_model(
 
   def write(folder: Path) -> None:
     checkpoints.save_safetensors(folder, params, config)
-    tokenizer.save(folder)
+    start_token = config.start_token if config.encoder_layers else None
+    tokenizer.save(folder, start_token)
     if extra is not None:
       extra(folder)
 
