@@ -57,7 +57,7 @@ def test_an_encoder_decoder_and_a_draft_a_tenth_of_it():
   assert 5 * MEGA <= target.num_parameters <= 15 * MEGA
   assert 0.08 < draft.num_parameters / target.num_parameters < 0.12
   decoder = specdec.load(shipped.T5, prompt_size=128, max_new_tokens=48)
-  assert decoder.drafter.spec.num_nodes > 1
+  assert decoder.drafter.spec.max_depth > 1
   # Texts end by themselves, where those of decoders are cut for timing.
   assert decoder.endless().eos_ids == decoder.eos_ids == (0,)
   tokenizer, ended = decoder.tokenizer, 0
