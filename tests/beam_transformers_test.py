@@ -1,7 +1,7 @@
 """Beam search finds the beams of transformers, token for token.
 
 Slow, and skipped without torch and transformers; the models are the package's
-own, and a T5 of random weights.
+own, and T5s of random weights.
 """
 
 import json
@@ -113,17 +113,32 @@ def _drafting(drafter, params):
   return layouts.quantize(params) if drafter else None
 
 
-@pytest.mark.parametrize("name", ["t5", "t5_gated"])
-@pytest.mark.parametrize("search", SEARCHES, ids=str)
-def test_an_encoder_decoder(search, name):
-  folder = HERE / "fixtures" / "parity" / name
-  checkpoint = checkpoints.load(folder)
+def _sources(name):
+  """A model's folder, ROWS sources for it, and its end token."""
+  if name == shipped.T5:
+    folder = shipped.FOLDER / name
+    tokenizer = checkpoints.load_tokenizer(folder)
+    lines = shipped.prompts_of(folder).read_text().splitlines()[:ROWS]
+    texts = [json.loads(line)["prompt"] for line in lines]
+    return folder, [tokenizer.encode(text) for text in texts], 0
   rng = np.random.default_rng(0)
   source = rng.integers(3, 64, (ROWS, 12), dtype=np.int32)
   length = rng.integers(1, 13, ROWS)
   prompts = [row[:n].tolist() for row, n in zip(source, length)]
+  return HERE / "fixtures" / "parity" / name, prompts, 1
+
+
+@pytest.mark.parametrize("name", ["t5", "t5_gated", shipped.T5])
+@pytest.mark.parametrize("search", SEARCHES, ids=str)
+def test_an_encoder_decoder(search, name):
+  folder, prompts, end = _sources(name)
+  checkpoint = checkpoints.load(folder)
+  length = np.array([*map(len, prompts)])
+  source = np.zeros((ROWS, length.max()), np.int32)
+  for row, ids in enumerate(prompts):
+    source[row, : len(ids)] = ids
   # With a cache it takes the decoder to have as many layers as the encoder.
-  expected = theirs(folder, prompts, search, (1,), use_cache=False)
+  expected = theirs(folder, prompts, search, (end,), use_cache=False)
   model = transformer.model(checkpoint.config)
   for drafter in (None, drafters.model(model, shape=_tree())):
     found = beam.beam_search(
@@ -133,8 +148,8 @@ def test_an_encoder_decoder(search, name):
       jnp.ones((ROWS,), jnp.int32),
       search,
       max_length=1 + NEW,
-      eos_ids=(1,),
+      eos_ids=(end,),
       source=Source(jnp.asarray(source), jnp.asarray(length)),
       **({"drafter": drafter} if drafter else {}),
     )
-    compare(found, expected, (1,))
+    compare(found, expected, (end,))
