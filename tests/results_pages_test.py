@@ -57,6 +57,12 @@ def test_results_are_whole_runs_of_these_commands(name):
   assert document["command"] == plan.command(NAMES[name])
 
 
+@pytest.mark.parametrize("name", [*RESULTS])
+def test_results_name_no_folder_of_a_machine(name):
+  text = (ROOT / "results" / f"{name}.json").read_text()
+  assert re.findall(r'"/[^"]*/', text) == []
+
+
 def test_results_are_small():
   sizes = [x.stat().st_size for x in (ROOT / "results").glob("*.json")]
   assert sum(sizes) < 3e6

@@ -24,7 +24,7 @@ from ml_collections import ConfigDict
 from specdec.checkpoints import shipped
 from specdec.report.papers import LEVIATHAN_2
 
-FOLDER = shipped.FOLDER / shipped.T5
+FOLDER = f"specdec/shipped/{shipped.T5}"  # from the repository's root
 TASKS = {"EnDe": "ende.jsonl", "CNNDM": "cnndm.jsonl"}
 
 
@@ -42,7 +42,7 @@ def get_config(models: str = "shipped") -> ConfigDict:
     drafts += [("early_exit(1)", 3), ("quantized(int8)", 5), ("lookup", 5)]
     config.points = [
       {
-        "prompt_file": str(FOLDER / f"{task}.jsonl"),
+        "prompt_file": f"{FOLDER}/{task}.jsonl",
         "drafter": drafter,
         "temperature": temperature,
         "k": k,
