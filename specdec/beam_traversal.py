@@ -139,7 +139,7 @@ def traverse(
   return jax.lax.while_loop(
     lambda traversal: jnp.any(traversal.going),
     lambda traversal: _step(
-      search, draft, logits, beams.state, beams.begin, eos_ids, depth, traversal
+      search, draft, logits, beams, eos_ids, depth, traversal
     ),
     traversal,
   )
@@ -188,24 +188,16 @@ def _step(
   search: Search,
   draft: Draft,
   logits: Array,
-  state: DecodeState,
-  begin: Array,
+  beams: BeamState,
   eos_ids: Array,
   depth: int,
   traversal: Traversal,
 ) -> Traversal:
-  """Makes one step of beam search, for prompts that are going.
-
-  Args:
-    draft: [B w, N], its tree in place.
-    logits: [B w, N, V].
-    state: before the round.
-    depth: D, most steps that drafts allow beyond one.
-  """
+  """Makes one step, for prompts that are going; arguments as `traverse`."""
   batch, width = traversal.row.shape
-  length = (
-    state.length.reshape(batch, width)[:, 0] + traversal.steps
-  )  # committed
+  state, begin = beams.state, beams.begin
+  committed = state.length.reshape(batch, width)[:, 0]  # before the round
+  length = committed + traversal.steps
   limit = state.limit.reshape(batch, width)[:, 0]
   source = jnp.arange(batch)[:, None] * width + traversal.row  # [B, w] rows
 
@@ -236,8 +228,7 @@ def _step(
   texts = _take(state.tokens.reshape(batch, width, -1), traversal.row)
   texts = _take(texts, beam[:, first])
   new = extended(traversal.tokens, beam[:, first], token[:, first])
-  at = length - traversal.steps  # [B] where the round's tokens begin
-  position = jnp.arange(texts.shape[-1])[None] - at[:, None]  # [B, L]
+  position = jnp.arange(texts.shape[-1])[None] - committed[:, None]  # [B, L]
   inside = (position >= 0) & (position <= traversal.steps[:, None])
   written = jnp.clip(position, 0, depth)[:, None]
   written = jnp.take_along_axis(new, jnp.broadcast_to(written, texts.shape), 2)

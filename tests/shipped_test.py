@@ -59,7 +59,7 @@ def test_an_encoder_decoder_and_a_draft_a_tenth_of_it():
   decoder = specdec.load(shipped.T5, prompt_size=128, max_new_tokens=48)
   assert decoder.drafter.spec.max_depth > 1
   # Texts end by themselves, where those of decoders are cut for timing.
-  assert decoder.endless().eos_ids == decoder.eos_ids == (0,)
+  assert decoder.for_timing().eos_ids == decoder.eos_ids == (0,)
   tokenizer, ended = decoder.tokenizer, 0
   for task in ("docstring", "body"):
     lines = (folders[0] / f"{task}.jsonl").read_text().splitlines()

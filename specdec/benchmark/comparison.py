@@ -69,7 +69,7 @@ class Point(NamedTuple):
 
 
 class Bench:
-  """Times ways of decoding the same prompts; see Decoder.endless."""
+  """Times ways of decoding the same prompts; see Decoder.for_timing."""
 
   def __init__(self, target: Target, encoded: Sequence[Sequence[int]]):
     self.target, self.encoded = target, encoded
@@ -79,7 +79,7 @@ class Bench:
     """Builds the decoder of a setup, and checks that it fits."""
     decoder = setup.decoder(self.target)
     setup.check_memory(self.target, decoder)
-    return decoder.endless()
+    return decoder.for_timing()
 
   def ways(
     self,

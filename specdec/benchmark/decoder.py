@@ -179,8 +179,8 @@ class Decoder:
     """Whether the target is an encoder-decoder."""
     return self.target.encode is not None
 
-  def endless(self) -> "Decoder":
-    """Returns it with texts of one length: no token ends them.
+  def for_timing(self) -> "Decoder":
+    """Returns it with texts of one length, which no token ends.
 
     An encoder-decoder's texts keep their ends, past which it has nothing to
     write.

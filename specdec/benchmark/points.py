@@ -108,7 +108,7 @@ def measure(
   Returns:
     The point's document, and the compiled baseline.
   """
-  decoder = setup.decoder(target).endless()
+  decoder = setup.decoder(target).for_timing()
   batches, k = prompts.batches, setup.k
   k = decoder.drafter.spec.max_depth if k is None else k
   with terminal.progress(f"compiling batch {setup.batch}, k = {k}"):

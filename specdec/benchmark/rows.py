@@ -72,8 +72,9 @@ def make_batches(source: Source, batch: int, size: int, limit: int) -> Batches:
   elif size <= _SHIPPED_TOKENS and batch <= len(shipped_prompts):
     vocab_size = target.config.vocab_size
     rows = prompts.encode(shipped_prompts, target.tokenizer, False, vocab_size)
-    whole = target.config.encoder_layers  # which reads a source's beginning
-    rows = [ids[:size] if whole else ids[-size:] for ids in rows[:most]]
+    # A source's task is at its beginning, what to continue at a prompt's end.
+    part = slice(size) if target.config.encoder_layers else slice(-size, None)
+    rows = [ids[part] for ids in rows[:most]]
     ours = pathlib.Path(target.source).parent == shipped.FOLDER
     held_out = "held-out " if ours else ""
     text = f"{held_out}functions {library}, {size} tokens each at most"
@@ -104,15 +105,15 @@ def make_rows(
   if source.files:
     wanted = [prompt for file in source.files for prompt in prompts.read(file)]
     encoded = prompts.encode(wanted, target.tokenizer, source.chat, vocab_size)
+    rows = [ids[:size] for ids in encoded if len(ids) >= size]
+    fitting = "more"
     if target.config.encoder_layers:
       rows = [ids for ids in encoded if len(ids) <= size]
-    else:
-      rows = [ids[:size] for ids in encoded if len(ids) >= size]
+      fitting = "fewer"
     if len(rows) < least:
       raise ValueError(
-        f"{len(rows)} prompts have --context={size} tokens or "
-        f"{'fewer' if target.config.encoder_layers else 'more'} and --batch is "
-        f"{least}; give more of them, or another context"
+        f"{len(rows)} prompts have --context={size} tokens or {fitting} and "
+        f"--batch is {least}; give more of them, or another context"
       )
     return rows[:count]
   if target.tokenizer is None:

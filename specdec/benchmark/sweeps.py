@@ -102,6 +102,12 @@ def ratio(line: dict) -> float:
   return speedup / line["prediction"]["speedup"]
 
 
+def of_formula(line: dict) -> float:
+  """Returns measured speedup over `by_formula`, over 1 without draft tokens."""
+  speedup = line["run"]["speed"]["speedup"]["value"]
+  return speedup / (by_formula(line) or 1.0)
+
+
 def by_formula(line: dict) -> float | None:
   """Returns the speedup by theorem 3.8 of Leviathan et al. (arXiv:2211.17192).
 

@@ -95,11 +95,11 @@ class Tokenizer:
     text = self._template.render(messages, self.special)
     return self.encode(text, add_special=False)  # the template writes them
 
-  def save(self, directory: str | Path, start_token: int | None = None) -> None:
+  def save(self, directory: str | Path, first_token: int | None = None) -> None:
     """Writes the files that `from_directory` and transformers read.
 
     Args:
-      start_token: with which an encoder-decoder's output begins.
+      first_token: with which an encoder-decoder's output begins.
     """
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
@@ -110,9 +110,9 @@ class Tokenizer:
     generation = {}
     if self.eos_ids:
       generation["eos_token_id"] = list(self.eos_ids)
-    if start_token is not None:
-      generation["decoder_start_token_id"] = start_token
-      generation["pad_token_id"] = start_token
+    if first_token is not None:
+      generation["decoder_start_token_id"] = first_token
+      generation["pad_token_id"] = first_token
     if generation:
       objects["generation_config.json"] = generation
     for name, content in objects.items():

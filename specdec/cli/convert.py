@@ -113,9 +113,7 @@ def convert(options: app.Options) -> None:
   def write(folder):
     LAYOUTS[options.layout](folder, params, model.config)
     if model.tokenizer is not None:
-      config = model.config
-      start_token = config.start_token if config.encoder_layers else None
-      model.tokenizer.save(folder, start_token)
+      model.tokenizer.save(folder, model.config.first_token)
     elif model.eos_ids:
       text = json.dumps({"eos_token_id": list(model.eos_ids)}) + "\n"
       files.replace_file(folder / "generation_config.json", text)

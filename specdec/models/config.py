@@ -145,6 +145,11 @@ class TransformerConfig:
   weights: WeightFormat | tuple[tuple[str, WeightFormat], ...] | None = None
 
   @property
+  def first_token(self) -> int | None:
+    """Token with which an encoder-decoder's output begins; None: a decoder."""
+    return self.start_token if self.encoder_layers else None
+
+  @property
   def counts(self) -> dict[str, int]:
     """Sizes of the dimensions that a mesh splits, by sharding.Rules names."""
     return {

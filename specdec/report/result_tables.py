@@ -298,10 +298,10 @@ def leviathan(documents: Mapping, name: str) -> str:
     "by alpha, c": tables.by_formula,
     "predicted": "{[prediction][speedup]:.2f}",
     "measured": estimate("run", "speed", "speedup"),
-    "measured / by alpha, c": lambda x: f"{_of_formula(x):.2f}",
+    "measured / by alpha, c": lambda x: f"{sweeps.of_formula(x):.2f}",
     "measured / predicted": lambda x: f"{sweeps.ratio(x):.2f}",
   }
-  ratios = [_of_formula(line) for line in lines]
+  ratios = [sweeps.of_formula(line) for line in lines]
   text = f"Measured / by alpha, c: {min(ratios):.2f} to {max(ratios):.2f}."
   failed = documents[name].get("failed", ())
   text += "".join(f"\n- failed: {x['point']}: {x['error']}" for x in failed)
@@ -309,11 +309,6 @@ def leviathan(documents: Mapping, name: str) -> str:
     f"{markdown(lines, columns)}\n\n{text} Measured / predicted: "
     f"{sweeps.band(lines)}."
   )
-
-
-def _of_formula(line: dict) -> float:
-  """Returns measured over the speedup by alpha and c, 1 without drafts."""
-  return _speedup(line["run"]) / (sweeps.by_formula(line) or 1.0)
 
 
 def printed(documents: Mapping, name: str) -> str:

@@ -110,12 +110,12 @@ def load(
   held_out: str,
   options: Options,
   tokenizer: Tokenizer,
-  start_token: int | None = None,
+  first_token: int | None = None,
 ) -> tuple["Sequences", "Sequences"]:
   """Reads, tokenizes and packs training and held-out texts.
 
   Args:
-    start_token: of an encoder-decoder, whose texts have sources and are not
+    first_token: of an encoder-decoder, whose texts have sources and are not
       packed; None for a decoder.
 
   Raises:
@@ -125,8 +125,8 @@ def load(
 
   def pack(name: str, path: str, seed: int) -> Sequences:
     documents = read(path)
-    if start_token is not None:
-      pairs = pair(documents, tokenizer, start_token, options)
+    if first_token is not None:
+      pairs = pair(documents, tokenizer, first_token, options)
       sources = pairs.source.length.sum()
       terminal.report(
         f"{name}: {len(documents):,} pairs of {path}, {sources:,} tokens of "
@@ -188,7 +188,7 @@ def tokenize(documents: Sequence[Document], tokenizer: Tokenizer) -> np.ndarray:
 def pair(
   documents: Sequence[Document],
   tokenizer: Tokenizer,
-  start_token: int,
+  first_token: int,
   options: Options,
 ) -> Pairs:
   """Tokenizes sources and texts, each cut where a row of `options` ends.
@@ -208,7 +208,7 @@ def pair(
       )
     sources.append(tokenizer.encode(source))
     ids = tokenizer.encode(text, add_special=False)
-    texts.append([start_token, *ids, end])
+    texts.append([first_token, *ids, end])
   source, source_length = _padded(sources, options.source, end)
   tokens, length = _padded(texts, options.sequence + 1, end)
   return Pairs(Source(source, source_length), tokens, length - 1)

@@ -59,12 +59,6 @@ DIVERGENCES = {
 LOSSES = ("cross_entropy", *DIVERGENCES)
 
 
-def text_cross_entropy(logits: Array, tokens: Array) -> Array:
-  """Returns the mean cross-entropy of logits [B, T, V] on the text, in nats."""
-  log_probs = jax.nn.log_softmax(logits)
-  return jnp.mean(cross_entropy(log_probs, tokens[:, 1:]))
-
-
 def predictions(model: Model, params: PyTree, batch: PyTree) -> Array:
   """Returns logits [B, T, V] of a model's predictions for a batch."""
   if not isinstance(batch, Pairs):
@@ -87,13 +81,18 @@ def mean(values: Array, batch: PyTree) -> Array:
   return jnp.sum(values * counts) / jnp.sum(counts)
 
 
+def text_cross_entropy(logits: Array, batch: PyTree) -> Array:
+  """Returns the mean cross-entropy of logits [B, T, V] on the text, in nats."""
+  log_probs = jax.nn.log_softmax(logits)
+  return mean(cross_entropy(log_probs, labels(batch)), batch)
+
+
 def language_model(model: Model) -> Objective:
   """Builds the cross-entropy of a language model, in nats per token."""
 
   def objective(params, frozen, tokens):
     del frozen
-    log_probs = jax.nn.log_softmax(predictions(model, params, tokens))
-    loss = mean(cross_entropy(log_probs, labels(tokens)), tokens)
+    loss = text_cross_entropy(predictions(model, params, tokens), tokens)
     return loss, {"cross_entropy": loss}
 
   return objective

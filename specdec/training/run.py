@@ -221,14 +221,14 @@ def _check_finite(state: loop.TrainState, checkpoints: Checkpoints) -> None:
 def _evaluate(measure, sequences, size: int, rows) -> dict[str, float]:
   """Returns means of measures over sequences, evaluating `size` at a time."""
   totals: dict[str, float] = {}
+  put = functools.partial(multihost.put, where=rows)
   total = len(jax.tree.leaves(sequences)[0])
   for first in range(0, total, size):
     part = slice(first, first + size)
     batch = jax.tree.map(operator.itemgetter(part), sequences)
     count = len(jax.tree.leaves(batch)[0])
     if count % rows.mesh.shape["data"] == 0:
-      put = functools.partial(multihost.put, where=rows)
       batch = jax.tree.map(put, batch)
     for name, value in measure(batch).items():
       totals[name] = totals.get(name, 0.0) + float(value) * count
-  return {name: sum_ / total for name, sum_ in totals.items()}
+  return {name: value / total for name, value in totals.items()}

@@ -167,8 +167,7 @@ def export_model(
 
   def write(folder: Path) -> None:
     checkpoints.save_safetensors(folder, params, config)
-    start_token = config.start_token if config.encoder_layers else None
-    tokenizer.save(folder, start_token)
+    tokenizer.save(folder, config.first_token)
     if extra is not None:
       extra(folder)
 

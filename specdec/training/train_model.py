@@ -148,7 +148,7 @@ def load(
     setup.held_out,
     setup.options,
     tokenizer,
-    setup.model.start_token if setup.model.encoder_layers else None,
+    setup.model.first_token,
   )
   place, target_place = _placements(setup, mesh, draft_ways)
   model = transformer.model(setup.model, place)
