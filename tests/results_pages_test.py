@@ -31,13 +31,26 @@ def test_a_page_is_what_its_results_give(page):
   assert [x for x in pictures if not (page.parent / x).is_file()] == []
 
 
+def prose_of(page):
+  """What stands outside regions, code and links."""
+  prose = re.sub(r"```.*?```", "", REGION.sub("", SHOWN[page]), flags=re.S)
+  return re.sub(r"\]\([^)]*\)|`[^`]*`", "", prose)
+
+
 @pytest.mark.parametrize(
   "page", [x for x in PAGES if x.parent.name == "results"], ids=name_of
 )
 def test_numbers_are_in_regions_alone(page):
-  prose = re.sub(r"\]\([^)]*\)|`[^`]*`", "", REGION.sub("", SHOWN[page]))
-  prose = prose.replace("0.90 to 1.10", "").replace("0.1.0", "")
+  prose = prose_of(page).replace("0.90 to 1.10", "").replace("0.1.0", "")
   assert re.findall(r"\d+\.\d+|\d+ ?%|±.*\d", prose) == []
+
+
+MEASURED = r"\d+ ?%|± *\d|\d (?:ms|GB/s|tokens/s)|\d times (?:as|faster)"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_no_page_types_a_measured_number(page):
+  assert re.findall(rf".*(?:{MEASURED}).*", prose_of(page)) == []
 
 
 def test_every_measurement_is_shown_and_none_that_there_is_not():
@@ -225,3 +238,32 @@ def test_the_program_writes_pages_and_pictures(folder, monkeypatch, capsys):
 def test_a_region_without_its_end_is_refused(folder, text):
   with pytest.raises(ValueError, match="has no <!-- end -->"):
     regions.fill(text, Documents(folder))
+
+
+@pytest.mark.parametrize(
+  "gain, speeds, text",
+  [
+    ((1.1, 0.01), (1.5, 1.2), "block; k = 4: +10.0 ± 1.0 % tokens"),
+    ((0.9, 0.01), (1.5, 1.2), "token; k = 4: -10.0"),
+    ((1.01, 0.01), (1.5, 1.2), "either; k = 4"),
+    ((1.1, 0.01), (1.5, 1.49), "1.49 ± 0.01, which cannot be told apart"),
+  ],
+)
+def test_the_verdict_on_rules_is_computed(gain, speeds, text):
+  runs = [
+    {
+      "k": 4,
+      "comparison": {"rule": rule},
+      "gain": dict(zip(("value", "error"), gain)),
+      "speed": {"speedup": {"value": speed, "error": 0.01}},
+    }
+    for rule, speed in zip(("block", "rejection"), speeds)
+  ]
+  [answer] = [x.of for x in summary.ANSWERS if x.question.startswith("Block")]
+  assert text in answer({"block": {"runs": runs}})
+
+
+def test_what_ran_on_a_gpu_is_named():
+  [answer] = [x.of for x in summary.ANSWERS if "GPU" in x.question]
+  assert "nothing" in answer({"a": {"machine": {"backend": "cpu"}}})
+  assert answer({"h100": {"machine": {"backend": "gpu"}}}) == "h100"

@@ -364,6 +364,10 @@ def test_theorem_3_8_by_alpha_and_c():
   assert sweeps.by_formula(one) == pytest.approx(expected)
   table = tables.of_sweep([one | {"caveats": []}])
   assert table.splitlines()[-1].split()[7:10] == ["0.75", "0.02", "3.16"]
+  assert sweeps.of_formula(one) == pytest.approx(3.4 / expected)
+  one["observed"]["wide"] = 0.4  # it did not draft in every round
+  assert sweeps.by_formula(one) is sweeps.of_formula(one) is None
+  assert sweeps.formula_ratios([one]) == []
   zero = line(0, 1, 1.0, 1.0)
   zero["prediction"]["cost"] = 0.0
   assert sweeps.by_formula(zero) is None

@@ -10,11 +10,13 @@ docstrings for functions and bodies for signatures instead of translation and
 summaries. The second takes the paper's rows, on an accelerator with room for 11
 billion weights (--mesh=model:4 shares them out), but Flan-T5's weights, which
 know both tasks; the paper fine-tuned its own. It reads ende.jsonl and
-cnndm.jsonl from the current folder, 64 prompts each: lines {"prompt":
-"translate English to German: ..."} and {"prompt": "summarize: ..."}.
+cnndm.jsonl from the current folder, 64 prompts each, which you write from your
+copies of WMT and CNN/DM: lines {"prompt": "translate English to German: ..."}
+and {"prompt": "summarize: ..."}.
 
 Every point has alpha, c, the speedup that they predict by theorem 3.8, and what
-was measured; alpha by itself is table 3. docs/results/t5.md has the first.
+was measured; alpha by itself is table 3 as far as its drafts are trained models
+(not its n-grams). docs/results/t5.md has the first.
 """
 
 import itertools

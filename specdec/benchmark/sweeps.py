@@ -102,20 +102,29 @@ def ratio(line: dict) -> float:
   return speedup / line["prediction"]["speedup"]
 
 
-def of_formula(line: dict) -> float:
-  """Returns measured speedup over `by_formula`, over 1 without draft tokens."""
-  speedup = line["run"]["speed"]["speedup"]["value"]
-  return speedup / (by_formula(line) or 1.0)
+def of_formula(line: dict) -> float | None:
+  """Returns measured speedup over `by_formula`; None where that is None."""
+  predicted = by_formula(line)
+  if predicted is None:
+    return None
+  return line["run"]["speed"]["speedup"]["value"] / predicted
+
+
+def formula_ratios(lines: Sequence[dict]) -> list[float]:
+  """Returns `of_formula` of the lines to which the formula applies."""
+  return [x for x in map(of_formula, lines) if x is not None]
 
 
 def by_formula(line: dict) -> float | None:
   """Returns the speedup by theorem 3.8 of Leviathan et al. (arXiv:2211.17192).
 
-  That is by alpha and c alone. None without draft tokens.
+  That is by alpha and c alone. None without draft tokens, and for a drafter
+  that does not draft in every round, as prompt lookup: the theorem is about k
+  draft tokens in each.
   """
   run = line["run"]
   cost = line["prediction"].get("cost")  # which old sweeps lack
-  if not run["k"] or cost is None:
+  if not run["k"] or cost is None or line["observed"]["wide"] < 1:
     return None
   alpha = run["acceptance"]["alpha"]
   curve = theory.iid_prefix_acceptance(alpha["value"], run["k"])

@@ -298,10 +298,10 @@ def leviathan(documents: Mapping, name: str) -> str:
     "by alpha, c": tables.by_formula,
     "predicted": "{[prediction][speedup]:.2f}",
     "measured": estimate("run", "speed", "speedup"),
-    "measured / by alpha, c": lambda x: f"{sweeps.of_formula(x):.2f}",
+    "measured / by alpha, c": tables.of_formula,
     "measured / predicted": lambda x: f"{sweeps.ratio(x):.2f}",
   }
-  ratios = [sweeps.of_formula(line) for line in lines]
+  ratios = sweeps.formula_ratios(lines)
   text = f"Measured / by alpha, c: {min(ratios):.2f} to {max(ratios):.2f}."
   failed = documents[name].get("failed", ())
   text += "".join(f"\n- failed: {x['point']}: {x['error']}" for x in failed)

@@ -5,6 +5,7 @@ A goal stands beside its figure; one that is missed says so.
 """
 
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
@@ -114,6 +115,12 @@ def _best(name: str) -> Of:
   return answer
 
 
+def _differ(a: Estimate, b: Estimate) -> bool:
+  """Whether two figures are more than two standard errors apart."""
+  error = math.hypot(a.error or 0, b.error or 0)
+  return abs(a.value - b.value) >= 2 * error
+
+
 def _drafter(documents: Mapping) -> str:
   texts = []
   for temperature in (0.0, 1.0):
@@ -127,7 +134,10 @@ def _drafter(documents: Mapping) -> str:
       f"`{name}` {_SPEEDUP(x)} ({x['drafter']['shape']} of {x['nodes'] - 1})"
       for name, x in ranked[:2]
     )
-    texts.append(f"temperature {temperature:g}: {', then '.join(shown)}")
+    text = f"temperature {temperature:g}: {', then '.join(shown)}"
+    if not _differ(*(_SPEEDUP(x) for _, x in ranked[:2])):
+      text += ", which cannot be told apart"
+    texts.append(text)
   return "; ".join(texts)
 
 
@@ -139,9 +149,8 @@ def _trees(documents: Mapping) -> str:
       kinds[run["comparison"]["shape"] == "chain"].append(run)
     chain, tree = _fastest(kinds[True]), _fastest(kinds[False])
     ours, other = _SPEEDUP(tree), _SPEEDUP(chain)
-    error = 2 * math.hypot(ours.error or 0, other.error or 0)
     verdict = "yes" if ours.value > other.value else "**no**"
-    if abs(ours.value - other.value) < error:
+    if not _differ(ours, other):
       verdict = "cannot be told apart"
     temperature = documents[name]["settings"]["temperature"]
     texts.append(
@@ -153,12 +162,22 @@ def _trees(documents: Mapping) -> str:
 
 
 def _block(documents: Mapping) -> str:
-  texts = [
-    f"{percent(Estimate(**run['gain']))} at k = {run['k']}"
-    for run in documents["block"]["runs"]
-    if run["comparison"]["rule"] == "block"
-  ]
-  return f"block; tokens per target step {', '.join(texts)}"
+  by_rule: dict[str, list[dict]] = {}
+  for run in documents["block"]["runs"]:
+    by_rule.setdefault(run["comparison"]["rule"], []).append(run)
+  texts, verdicts = [], set()
+  for run in by_rule["block"]:
+    token = find(by_rule["rejection"], k=run["k"])
+    gain, speeds = Estimate(**run["gain"]), (_SPEEDUP(run), _SPEEDUP(token))
+    verdict = "block" if gain.value > 1 else "token"
+    verdicts.add(verdict if _differ(gain, Estimate(1.0, None)) else "either")
+    apart = "" if _differ(*speeds) else ", which cannot be told apart"
+    texts.append(
+      f"k = {run['k']}: {percent(gain)} tokens per target step, speedup "
+      f"{speeds[0]} and {speeds[1]}{apart}"
+    )
+  verdict = verdicts.pop() if len(verdicts) == 1 else "it depends on k"
+  return f"{verdict}; {'; '.join(texts)}"
 
 
 def _by_kind(name: str, k: int, each: float, mean: float | None = None) -> Of:
@@ -216,18 +235,23 @@ def _band(documents: Mapping) -> str:
     lines = [x for x in documents[name]["lines"] if x["run"]["k"]]
     band = sweeps.band(lines)
     share = goal(band.within / band.cells, 0.95, most=False, form=".0%")
-    texts.append(f"{band.within} of {band.cells} cells of {name}: {share}")
+    part = re.search(r"--shard=\d+/(\d+)", documents[name]["command"])
+    part = f" (one point in {part[1]} of it)" if part else ""
+    texts.append(
+      f"{band.within} of {band.cells} cells of {name}{part}: {share}"
+    )
   return f"within 0.90 to 1.10, k = 0 not counted: {'; '.join(texts)}"
 
 
 def _formula(documents: Mapping) -> str:
   lines = documents["leviathan"]["lines"]
-  ours = [sweeps.of_formula(line) for line in lines]
+  ours = sweeps.formula_ratios(lines)
   theirs = [row.measured / row.predicted for row in papers.LEVIATHAN_2]
   return (
     f"a trained encoder-decoder: measured {min(ours):.2f} to {max(ours):.2f} "
     "times what alpha and c predict (T5-XXL in the paper: "
-    f"{min(theirs):.2f} to {max(theirs):.2f}); by calibrated rounds "
+    f"{min(theirs):.2f} to {max(theirs):.2f}), prompt lookup left out; by "
+    "calibrated rounds "
     f"{sweeps.band(lines)}"
   )
 
@@ -252,6 +276,15 @@ def _tpu(documents: Mapping) -> str:
     f"bytes of verification over the cost model's: {', '.join(texts)}; "
     "**nothing was run on a TPU**"
   )
+
+
+def _gpu(documents: Mapping) -> str:
+  runs = [
+    name
+    for name in documents
+    if documents[name].get("machine", {}).get("backend") == "gpu"
+  ]
+  return ", ".join(runs) or "**nothing was run on a GPU**"
 
 
 ANSWERS = (
@@ -297,6 +330,7 @@ ANSWERS = (
   Answer("And a trained head behind copies?", "smollm2", _best("smollm2_head")),
   Answer("How good are predictions?", "predictions", _band, first=True),
   Answer("Does it compile well for TPUs?", "tpu", _tpu),
+  Answer("And on a GPU?", "tpu", _gpu, first=True),
 )
 
 

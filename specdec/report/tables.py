@@ -155,6 +155,12 @@ def by_formula(line: dict) -> str:
   return "" if speedup is None else f"{speedup:.2f}"
 
 
+def of_formula(line: dict) -> str:
+  """Formats sweeps.of_formula."""
+  ratio = sweeps.of_formula(line)
+  return "" if ratio is None else f"{ratio:.2f}"
+
+
 def of_sweep(lines: Sequence[dict]) -> str:
   """Formats a line for every point of a sweep that was measured."""
   columns = {
