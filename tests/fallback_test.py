@@ -214,6 +214,11 @@ def test_no_address_of_noise_repeats(record):  # noqa: F811
       lambda: learned_of("recycle"),
       "an early exit cannot stand behind",
     ),
+    (
+      lambda: drafters.lookup(2),
+      lambda: drafters.model(target()[0], k=2),
+      "model cannot be the fallback",
+    ),
   ],
 )
 def test_pairs_that_do_not_fit_are_refused(first, other, sentence):

@@ -189,7 +189,7 @@ def test_a_killed_run_goes_on_where_it_was(plan, tmp_path):
   # Of other sources, or flags, it begins anew.
   (plan.scratch / "one").mkdir()
   (plan.scratch / "one" / "starts").write_text("5")
-  (plan.scratch / "one" / "begun.json").write_text("[]")
+  (plan.scratch / "one" / "begun.json").write_bytes(b"\xff\xfe")  # damaged
   run(plan._replace(forced=frozenset(["one"])), one._replace(program="good"))
   assert starts(plan, "one") == 1
 

@@ -168,7 +168,7 @@ def test_a_killed_sweep_goes_on_and_repeats_nothing(
 
 
 def test_a_point_that_fails_is_written_down_and_the_others_go_on(
-  calibrated_sweep, tmp_path, monkeypatch, capsys
+  calibrated_sweep, tmp_path, monkeypatch
 ):
   measure = SweepBench.measure
 
@@ -179,12 +179,13 @@ def test_a_point_that_fails_is_written_down_and_the_others_go_on(
 
   with monkeypatch.context() as patch:
     patch.setattr(SweepBench, "measure", fails)
-    calibrated_sweep(POINTS)
-  assert "1 points failed" in capsys.readouterr().out
+    with pytest.raises(SystemExit, match=f"1 of {len(POINTS)} points failed"):
+      calibrated_sweep(POINTS)
   lines = lines_of(tmp_path)
   assert lines[0]["error"] == "RuntimeError: no more memory"
   assert "run" in lines[1]
-  calibrated_sweep(POINTS)
+  with pytest.raises(SystemExit, match="1 of"):
+    calibrated_sweep(POINTS)
   assert len(lines_of(tmp_path)) == 2  # not tried again
   calibrated_sweep(POINTS, "--retry")
   assert "run" in lines_of(tmp_path)[2]

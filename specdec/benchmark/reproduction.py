@@ -92,9 +92,10 @@ def read(results: Path, name: str) -> dict | None:
     document = json.loads(path.read_text("utf-8"))
   except ValueError as error:
     raise ValueError(f"{path} is no JSON ({error}); delete it") from error
-  if not isinstance(document, dict) or not document.keys() >= _HEAD:
+  whole = isinstance(document, dict) and document.keys() >= _HEAD
+  if not whole or not {"name", "quick"} <= {*(document["measurement"] or ())}:
     raise ValueError(
-      f"{path} is nothing that scripts/reproduce.py wrote; delete it"
+      f"{path} was not written by scripts/reproduce.py; delete it"
     )
   return document
 
@@ -139,7 +140,7 @@ def _run_one(
   folder = plan.scratch / one.name
   stamp = json.dumps([commit, plan.command(one)])
   begun = folder / "begun.json"
-  goes_on = begun.is_file() and begun.read_text() == stamp
+  goes_on = begun.is_file() and begun.read_bytes() == stamp.encode()
   if not goes_on or provenance.is_dirty(commit):
     files.remove_folder(folder)  # of other sources, or flags
   folder.mkdir(parents=True, exist_ok=True)

@@ -112,8 +112,9 @@ def make_rows(
       fitting = "fewer"
     if len(rows) < least:
       raise ValueError(
-        f"{len(rows)} prompts have --context={size} tokens or {fitting} and "
-        f"--batch is {least}; give more of them, or another context"
+        f"{len(rows)} prompts have {size} tokens, the context, or {fitting}; "
+        f"a batch or a sweep's texts need {least}: give more of them, or "
+        "another context"
       )
     return rows[:count]
   if target.tokenizer is None:

@@ -45,10 +45,10 @@ class Settings:
     drafter: A call, as name(1, key=2), or of your own: file.py:name(...).
       lookup(ngram=5, min_ngram=3), model(NAME), early_exit(LAYER),
       layer_skip(attention=[1,3], mlp=[2], threshold=0.8), layer_skip(FILE) of
-      choose_layers, quantized(group=256), which is the target in int8 or,
-      quantized(int4, group=32), in int4,
-      head(FILE) or head(NAME), trained ones. Two with | between
-      them: the second drafts where the first has no draft: 'lookup(k=4) |
+      choose_layers, quantized(group=256), which is the target in int8 with a
+      scale for at most so many inputs, or quantized(int4, group=32),
+      head(FILE) or head(NAME), trained ones. Two with | between them: the
+      second, a head, drafts where the first has no draft: 'lookup(k=4) |
       head(FILE)'. Default lookup, for a shipped target its draft.
     acceptance: A call, as name(1, key=2), or of your own: file.py:name(...).
       coupled: token for token the text of autoregressive sampling with this
@@ -311,7 +311,7 @@ class Settings:
     rule = calls.invoke(call, calls.find(call, RULES), {})
     if not isinstance(rule, AcceptanceRule):
       raise ValueError(
-        f"{call} returns a {type(rule).__name__}; it must be an AcceptanceRule"
+        f"{call} returned {type(rule).__name__}; it must be an AcceptanceRule"
       )
     return rule
 

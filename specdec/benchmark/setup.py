@@ -300,7 +300,7 @@ class Setup(Settings):
       pair = [result] if alone else result
       if len(pair) not in (1, 2) or not isinstance(pair[0], Drafter):
         raise ValueError(
-          f"{call} returns a {type(result).__name__}; it must be a Drafter, or "
+          f"{call} returned {type(result).__name__}; it must be a Drafter, or "
           "a pair of a Drafter and its weights"
         )
       built.append(Weighted(*pair))

@@ -138,7 +138,9 @@ def sweep(options: app.Options) -> None:
   terminal.report(tables.of_sweep(measured))
   failed = len(points) - len(measured)
   if failed:
-    terminal.report(f"{failed} points failed; {folder}/lines.jsonl says why")
+    raise ValueError(
+      f"{failed} of {len(points)} points failed; {folder}/lines.jsonl says why"
+    )
 
 
 main = app.Program(__doc__, define, sweep, interrupted=app.CONTINUES)

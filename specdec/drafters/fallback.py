@@ -48,6 +48,12 @@ def fallback(first: Drafter, other: Drafter) -> Drafter:
       f"as lookup; siblings of {first.name} are {ours.siblings!r} and its "
       f"features {ours.features}"
     )
+  if not theirs.max_external_drafts:
+    raise ValueError(
+      f"{other.name} cannot be the fallback for another: it does not "
+      "go on after what that drafted (max_external_drafts); trained heads do, "
+      "but for exits"
+    )
   if theirs.max_external_drafts < max(1, ours.max_depth):
     raise ValueError(
       f"{other.name} goes on after {theirs.max_external_drafts} draft tokens "
