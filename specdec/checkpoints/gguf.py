@@ -21,7 +21,7 @@ from specdec.models.config import (
   check_limits,
 )
 from specdec.models.quantization import Quantized
-from specdec.models.transformer import rope_frequencies
+from specdec.models.rotary import rope_frequencies
 from specdec.models.weight_formats import WeightFormat
 from specdec.utils.spelling import check_choice, naming
 

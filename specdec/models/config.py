@@ -1,9 +1,9 @@
 """Configuration of a transformer decoder, with an encoder or without."""
 
 import dataclasses
-import math
-import numbers
 
+from specdec.models.checks import check_counts, check_positive
+from specdec.models.rope_scaling import RopeScaling
 from specdec.models.weight_formats import WeightFormat
 from specdec.utils.spelling import check_choice
 
@@ -36,61 +36,12 @@ def check_limits(num_layers: int, num_experts: int) -> None:
     )
 
 
-def _check_counts(config, *names: str) -> None:
-  for name in names:
-    value = getattr(config, name)
-    count = isinstance(value, numbers.Integral) and not isinstance(value, bool)
-    if not count or value < 1:
-      raise ValueError(f"{name} = {value!r}; it must be an integer >= 1")
-
-
-def _check_positive(config, *names: str, optional: bool = False) -> None:
-  for name in names:
-    value = getattr(config, name)
-    if value is None and optional:
-      continue
-    if not (isinstance(value, numbers.Real) and 0 < value < math.inf):
-      or_none = "None or " if optional else ""
-      raise ValueError(
-        f"{name} = {value!r}; it must be {or_none}finite and > 0"
-      )
-
-
 def _check_buckets(buckets: int, distance: int) -> None:
   if buckets < 4 or buckets % 4 or distance <= buckets // 2:
     raise ValueError(
       f"relative_buckets = {buckets} up to relative_distance = {distance}; "
       "buckets must be a multiple of 4, and the distance above half of them"
     )
-
-
-@dataclasses.dataclass(frozen=True)
-class RopeScaling:
-  """Scaling of rotary frequencies beyond the trained context.
-
-  Kind 'linear' divides all frequencies by `factor`. Kind 'llama3' (Llama 3.1)
-  divides those of wavelengths above original_length / low_frequency_factor,
-  leaves those below original_length / high_frequency_factor unchanged, and
-  interpolates between them; original_length is the context of pre-training.
-  """
-
-  kind: str
-  factor: float
-  low_frequency_factor: float = 1.0
-  high_frequency_factor: float = 4.0
-  original_length: int = 8192
-
-  def __post_init__(self):
-    check_choice("rope scaling kind", self.kind, ("linear", "llama3"))
-    _check_positive(
-      self, "factor", "low_frequency_factor", "high_frequency_factor"
-    )
-    _check_counts(self, "original_length")
-    low, high = self.low_frequency_factor, self.high_frequency_factor
-    if self.kind == "llama3" and low >= high:
-      raise ValueError(
-        f"low_frequency_factor = {low} must be < high_frequency_factor = {high}"
-      )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,11 +111,11 @@ class TransformerConfig:
     }
 
   def __post_init__(self):
-    _check_counts(self, "vocab_size", *SIZES)
-    _check_positive(self, "norm_epsilon", "rope_theta")
+    check_counts(self, "vocab_size", *SIZES)
+    check_positive(self, "norm_epsilon", "rope_theta")
     optional = "local_rope_theta", "query_scalar"
     optional += "attention_softcap", "logit_softcap"
-    _check_positive(self, *optional, optional=True)
+    check_positive(self, *optional, optional=True)
     if self.num_heads % self.num_kv_heads:
       raise ValueError(
         f"num_heads = {self.num_heads} is not a multiple of num_kv_heads = "
