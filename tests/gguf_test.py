@@ -17,7 +17,7 @@ from gguf_files import CONFIG, byte_level, permute, random_params, write
 from specdec import checkpoints
 from specdec.checkpoints import gguf as reading
 from specdec.checkpoints import gguf_tokenizer
-from specdec.models.config import RopeScaling
+from specdec.models.rope_scaling import RopeScaling
 
 PARITY = Path(__file__).parent / "fixtures" / "parity"
 WINDOW = {"attention.sliding_window": 5}

@@ -2,11 +2,13 @@
 
 import dataclasses
 import functools
+import math
 
 import pytest
 
 from specdec.checkpoints import hf_config
-from specdec.models.config import RopeScaling, TransformerConfig
+from specdec.models.config import TransformerConfig
+from specdec.models.rope_scaling import LongRope, RopeScaling, Yarn
 
 BASE = {
   "vocab_size": 8,
@@ -59,6 +61,31 @@ def test_absent_keys_have_the_defaults_of_transformers(architecture, fields):
     ("Llama", {"rope_scaling": {"type": "default"}}, {"rope_scaling": None}),
     ("Llama", {"rope_scaling": {"type": "linear", "factor": 2}},
      {"rope_scaling": RopeScaling("linear", 2.0)}),
+    # As Qwen's model cards ask for it.
+    ("Qwen2",
+     {"rope_scaling": {"type": "yarn", "factor": 4.0,
+                       "original_max_position_embeddings": 32768}},
+     {"rope_scaling": Yarn(4.0, 32768, 1 + 0.1 * math.log(4))}),
+    # As DeepSeek-R1's distillations would, with what is missing derived.
+    ("Llama",
+     {"max_position_embeddings": 64,
+      "original_max_position_embeddings": 8,
+      "rope_parameters": {"rope_type": "yarn", "factor": None, "mscale": 2.0,
+                          "mscale_all_dim": 1.0, "beta_fast": 16,
+                          "truncate": False}},
+     {"rope_scaling": Yarn(
+       8.0, 8, (1 + 0.2 * math.log(8)) / (1 + 0.1 * math.log(8)), 16,
+       truncate=False)}),
+    ("Llama",
+     {"max_position_embeddings": 8, "rope_scaling": {
+       "type": "yarn", "factor": 2.0, "attention_factor": 1.5}},
+     {"rope_scaling": Yarn(2.0, 8, 1.5)}),
+    ("Llama",
+     {"max_position_embeddings": 64, "rope_scaling": {
+       "type": "longrope", "original_max_position_embeddings": 8,
+       "short_factor": [1], "long_factor": [9.0]}},
+     {"rope_scaling": LongRope(
+       (1.0,), (9.0,), 8, 64, math.sqrt(1 + math.log(8) / math.log(8)))}),
     ("Llama", {"sliding_window": 9}, {"windows": ()}),
     ("Llama", {"head_dim": None}, {"head_dim": 2}),
     ("Mistral", {"sliding_window": None, "num_key_value_heads": 4},
@@ -103,6 +130,7 @@ def test_options_are_carried(architecture, changes, fields):
   assert hf_config.parse(hf_config.render(config), "", "float32") == config
 
 
+YARN = {"max_position_embeddings": 64}
 LOCAL = {"sliding_attention": {"rope_type": "linear", "factor": 2.0}}
 
 
@@ -114,7 +142,28 @@ LOCAL = {"sliding_attention": {"rope_type": "linear", "factor": 2.0}}
     ("Qwen3", {"attention_bias": True}, "attention_bias = True; accepted"),
     ("Llama", {"mlp_bias": True}, "json has mlp_bias = True; accepted"),
     ("Llama", {"hidden_act": "gelu"}, "hidden_act = 'gelu'; accepted: 'silu'"),
-    ("Llama", {"rope_scaling": {"type": "yarn"}}, "'yarn'; accepted: default"),
+    ("Llama", {"rope_scaling": {"type": "dynamic"}},
+     "'dynamic'; accepted: default, linear, llama3, yarn, longrope"),
+    ("Llama", {"rope_scaling": {"type": "yarn"}}, "lacks original_max_posi"),
+    ("Llama", YARN | {"rope_scaling": {
+      "type": "yarn", "factor": 4, "mscale": 1, "mscale_all_dim": -1e30}},
+     "attention_factor = -"),
+    ("Llama", YARN | {"rope_scaling": {"type": "yarn", "factor": "4"}},
+     "factor = '4'; it must be a number"),
+    ("Llama", YARN | {"rope_scaling": {"type": "yarn", "beta_slow": 32}},
+     "beta_slow = 32 must be < beta_fast = 32.0"),
+    ("Llama", YARN | {"rope_scaling": {"type": "yarn", "factor": 4},
+                      "rope_theta": 1.0}, "theta = 1.0; yarn needs one above"),
+    ("Llama", YARN | {"rope_scaling": {"type": "longrope"}}, "lacks short_fac"),
+    ("Llama", YARN | {"rope_scaling": {
+      "type": "longrope", "short_factor": [1, 2], "long_factor": [1, 2]}},
+     "longrope has 2 factors for 1 pairs of rotated"),
+    ("Llama", YARN | {"rope_scaling": {
+      "type": "longrope", "short_factor": [0], "long_factor": [1]}},
+     "short_factors = 0.0; it must be finite and > 0"),
+    ("Llama", YARN | {"rope_scaling": {
+      "type": "longrope", "short_factor": ["1"], "long_factor": [1]}},
+     r"short_factor = \['1'\]; it must be a list of numbers"),
     ("Llama", {"rope_scaling": {"rope_type": "llama3", "factor": 8}},
      "lacks low_freq"),
     ("Llama", {"quantization_config": {"bits": 4}}, "quantization_config = "),

@@ -7,7 +7,7 @@ import pytest
 
 from specdec.checkpoints import hf_config
 from specdec.models import presets
-from specdec.models.config import RopeScaling
+from specdec.models.rope_scaling import RopeScaling
 
 SIGLIP = 416_866_032  # 400M, 896 pixels; in the larger Gemma 3
 # The parameter counts of the safetensors on Hugging Face, less SigLIP and its
@@ -122,4 +122,8 @@ def test_presets_import_no_model_code():
   tree = ast.parse(pathlib.Path(presets.__file__).read_text())
   modules = {x.module for x in ast.walk(tree) if isinstance(x, ast.ImportFrom)}
   ours = {module for module in modules if module.startswith("specdec")}
-  assert ours == {"specdec.models.config", "specdec.utils.spelling"}
+  assert ours == {
+    "specdec.models.config",
+    "specdec.models.rope_scaling",
+    "specdec.utils.spelling",
+  }

@@ -27,7 +27,6 @@ KEYS = {
 ONLY = {
   "attention_bias": (False, None),
   "mlp_bias": (False, None),
-  "partial_rotary_factor": (1.0, 1, None),
   "quantization_config": (None,),
 }
 _SILU = {"hidden_act": ("silu",)}
@@ -65,6 +64,11 @@ class Architecture(NamedTuple):
   keys: Mapping[str, str] = {}  # in addition to KEYS
   absent: Mapping[str, Any] = {}  # overrides LLAMA_ABSENT
   only: Mapping[str, tuple] = _SILU  # in addition to ONLY
+
+  @property
+  def is_phi(self) -> bool:
+    """Whether its rotary embeddings have the options of Phi-3's."""
+    return self.model_type == "phi3"
 
   @property
   def layer_types(self) -> bool:

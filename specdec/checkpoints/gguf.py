@@ -14,13 +14,9 @@ import numpy as np
 from gguf import GGUFReader, GGUFValueType, quants
 
 from specdec.checkpoints.names import Tensor
-from specdec.models.config import (
-  GEMMA,
-  RopeScaling,
-  TransformerConfig,
-  check_limits,
-)
+from specdec.models.config import GEMMA, TransformerConfig, check_limits
 from specdec.models.quantization import Quantized
+from specdec.models.rope_scaling import RopeScaling
 from specdec.models.rotary import rope_frequencies
 from specdec.models.weight_formats import WeightFormat
 from specdec.utils.spelling import check_choice, naming

@@ -3,7 +3,7 @@
 import dataclasses
 
 from specdec.models.checks import check_counts, check_positive
-from specdec.models.rope_scaling import RopeScaling
+from specdec.models.rope_scaling import LongRope, Scaling, Yarn
 from specdec.models.weight_formats import WeightFormat
 from specdec.utils.spelling import check_choice
 
@@ -63,7 +63,8 @@ class TransformerConfig:
   head_dim: int
   norm_epsilon: float = 1e-5  # added to the mean square inside RMSNorm
   rope_theta: float = 10_000.0  # base of the rotary frequencies
-  rope_scaling: RopeScaling | None = None
+  rope_scaling: Scaling | None = None
+  rotary_dims: int | None = None  # first ones of a head (Phi-4 mini); None: all
   # Base, unscaled, in layers with a window (Gemma 3); None: as elsewhere.
   local_rope_theta: float | None = None
   tied: bool = False  # the embedding is also the vocabulary projection
@@ -121,10 +122,8 @@ class TransformerConfig:
         f"num_heads = {self.num_heads} is not a multiple of num_kv_heads = "
         f"{self.num_kv_heads}"
       )
-    if self.head_dim % 2 and not self.relative_buckets:
-      raise ValueError(
-        f"head_dim = {self.head_dim}; rotary embeddings need an even one"
-      )
+    if not self.relative_buckets:
+      self._check_rotary()
     if self.windows and len(self.windows) != self.num_layers:
       raise ValueError(
         f"windows has {len(self.windows)} entries for {self.num_layers} layers"
@@ -167,6 +166,28 @@ class TransformerConfig:
       raise ValueError(
         f"weights = {self.weights}: a mixture of experts is held in "
         f"{' or '.join(DTYPES)}"
+      )
+
+  def _check_rotary(self) -> None:
+    if self.head_dim % 2 and self.rotary_dims is None:
+      raise ValueError(
+        f"head_dim = {self.head_dim}; rotary embeddings need an even one"
+      )
+    dims = self.head_dim if self.rotary_dims is None else self.rotary_dims
+    if dims % 2 or not 0 < dims <= self.head_dim:
+      raise ValueError(
+        f"rotary_dims = {dims}; it must be even and in 2..head_dim = "
+        f"{self.head_dim}"
+      )
+    scaling, pairs = self.rope_scaling, dims // 2
+    if isinstance(scaling, LongRope) and len(scaling.factors) != pairs:
+      raise ValueError(
+        f"longrope has {len(scaling.factors)} factors for {pairs} pairs of "
+        "rotated dimensions"
+      )
+    if isinstance(scaling, Yarn) and self.rope_theta <= 1:
+      raise ValueError(
+        f"rope_theta = {self.rope_theta}; yarn needs one above 1"
       )
 
   @property

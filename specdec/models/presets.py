@@ -8,7 +8,8 @@ roofline model can use presets.
 import dataclasses
 from typing import Any
 
-from specdec.models.config import GEMMA, SIZES, RopeScaling, TransformerConfig
+from specdec.models.config import GEMMA, SIZES, TransformerConfig
+from specdec.models.rope_scaling import RopeScaling
 from specdec.utils.spelling import choices
 
 

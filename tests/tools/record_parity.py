@@ -35,6 +35,12 @@ COMMON = {
   "tie_word_embeddings": False,
 }
 LINEAR = {"rope_type": "linear", "rope_theta": 500.0, "factor": 3.0}
+YARN = {
+  "rope_type": "yarn",
+  "rope_theta": 500.0,
+  "factor": 4.0,
+  "original_max_position_embeddings": 16,
+}
 GEMMA = {
   "num_key_value_heads": 2,
   "head_dim": 12,
@@ -87,6 +93,45 @@ VARIANTS = {
   "llama_linear": (
     "llama",
     {"num_key_value_heads": 1, "rope_parameters": LINEAR},
+  ),
+  # Of five pairs of dimensions the first turns 2.5 times and more, the last
+  # less than once: kept, and stretched.
+  "qwen3_yarn": (
+    "qwen3",
+    {
+      "head_dim": 16,
+      "num_key_value_heads": 2,
+      "rope_parameters": YARN | {"beta_fast": 2.0, "beta_slow": 0.25},
+    },
+  ),
+  # As DeepSeek derives the attention factor, and gpt-oss has the passage.
+  "qwen2_yarn_mscale": (
+    "qwen2",
+    {
+      "num_key_value_heads": 2,
+      "rope_parameters": YARN
+      | {
+        "beta_fast": 2.0,
+        "beta_slow": 0.25,
+        "mscale": 2.0,
+        "mscale_all_dim": 0.5,
+        "truncate": False,
+      },
+    },
+  ),
+  # Texts of 24 tokens are beyond the context of pre-training; a llama with it
+  # is how others than Phi-3 have it.
+  "llama_longrope": (
+    "llama",
+    {
+      "rope_parameters": {
+        "rope_type": "longrope",
+        "rope_theta": 500.0,
+        "original_max_position_embeddings": 16,
+        "short_factor": [1.0, 1.1, 1.2, 1.3],
+        "long_factor": [1.5, 2.0, 4.0, 8.0],
+      },
+    },
   ),
   # Two layers of window 5 see 8 positions back: less than the text.
   "mistral_window": (
