@@ -7,6 +7,7 @@ import math
 import pytest
 
 from specdec.checkpoints import hf_config
+from specdec.models import presets
 from specdec.models.config import TransformerConfig
 from specdec.models.rope_scaling import LongRope, RopeScaling, Yarn
 
@@ -131,6 +132,33 @@ def test_options_are_carried(architecture, changes, fields):
 
 
 YARN = {"max_position_embeddings": 64}
+
+
+def test_the_text_of_a_model_that_sees_images():
+  """As config.json of google/gemma-3-4b-it, whose sizes are mostly missing."""
+  config = {
+    "architectures": ["Gemma3ForConditionalGeneration"],
+    "model_type": "gemma3",
+    "text_config": {
+      "hidden_size": 2560,
+      "intermediate_size": 10240,
+      "model_type": "gemma3_text",
+      "num_hidden_layers": 34,
+      "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+      "sliding_window": 1024,
+    },
+    "vision_config": {"hidden_size": 1152, "model_type": "siglip_vision_model"},
+  }
+  assert hf_config.parse(config, "", "float32") == presets.get("gemma3-4b")
+  untied = config | {"tie_word_embeddings": False}
+  assert not hf_config.parse(untied, "", "float32").tied
+  with pytest.raises(ValueError, match="text_config = 1; it must be an object"):
+    hf_config.parse(config | {"text_config": 1}, "config.json", "float32")
+  bidirectional = {"text_config": {"use_bidirectional_attention": True}}
+  with pytest.raises(ValueError, match="use_bidirectional_attention = True"):
+    hf_config.parse(config | bidirectional, "config.json", "float32")
+
+
 LOCAL = {"sliding_attention": {"rope_type": "linear", "factor": 2.0}}
 
 

@@ -161,6 +161,7 @@ def test_recorded_logits_in_passes_of_several_lengths(name):
     ("gemma3", {"local_rope_theta": None}),
     ("gemma3", {"rope_scaling": None}),
     ("gemma3", {"windows": (None, 5, 5, 5)}),
+    ("gemma3_images", {"windows": (None, 5)}),
     ("mixtral", {"experts_per_token": 3}),
     ("mixtral", {"normalize_experts": False}),
     ("qwen3_moe", {"normalize_experts": True}),

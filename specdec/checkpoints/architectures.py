@@ -95,6 +95,20 @@ _GEMMA_ABSENT = {
 }
 _EXPERTS = {"experts_per_token": "num_experts_per_tok"}
 
+# Architectures that also see images -> that of their text_config, and the
+# sizes that may be missing in it.
+WITH_IMAGES: dict[str, tuple[str, dict[str, int]]] = {
+  "Gemma3ForConditionalGeneration": (
+    "Gemma3ForCausalLM",
+    {
+      "vocab_size": 262_208,
+      "hidden_size": 2304,
+      "intermediate_size": 9216,
+      "num_hidden_layers": 26,
+      "num_attention_heads": 8,
+    },
+  ),
+}
 ARCHITECTURES = {
   "LlamaForCausalLM": Architecture("llama", lambda *_: False),
   "MistralForCausalLM": Architecture(

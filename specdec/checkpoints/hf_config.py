@@ -15,6 +15,7 @@ from specdec.checkpoints.architectures import (
   KEYS,
   LLAMA_ABSENT,
   ONLY,
+  WITH_IMAGES,
   Architecture,
 )
 from specdec.checkpoints.hf_values import BOOLEANS, FULL, SLIDING, typed
@@ -22,14 +23,15 @@ from specdec.models.config import TransformerConfig, check_limits
 from specdec.utils.spelling import join_names, naming
 
 
-def _architectures(config: Mapping[str, Any]) -> list[str]:
+def architectures(config: Mapping[str, Any]) -> list[str]:
+  """Returns what a decoded config.json gives as its architectures."""
   names = config.get("architectures") or []
   return list(map(str, names if isinstance(names, list) else [names]))
 
 
 def needs_weights(config: Mapping[str, Any]) -> bool:
   """Whether `parse` must know what the files hold: of T5, whether a head."""
-  return not t5_config.ARCHITECTURES.keys().isdisjoint(_architectures(config))
+  return not t5_config.ARCHITECTURES.keys().isdisjoint(architectures(config))
 
 
 def parse(
@@ -46,12 +48,19 @@ def parse(
   Raises ValueError, beginning with `source`, where the architecture or an
   option is not implemented, or a size is missing.
   """
-  names = _architectures(config)
+  names = architectures(config)
   name = names[0] if len(names) == 1 else None
   if name in t5_config.ARCHITECTURES:
     return t5_config.parse(config, source, dtype, has_head)
+  if name in WITH_IMAGES:
+    name, absent = WITH_IMAGES[name]
+    text = typed(config, "text_config", source) or {}
+    tied = typed(config, "tie_word_embeddings", source)
+    config = absent | text | {"tie_word_embeddings": tied is not False}
   if name not in ARCHITECTURES:
-    accepted = ", ".join({**ARCHITECTURES, **t5_config.ARCHITECTURES})
+    accepted = ", ".join(
+      {**ARCHITECTURES, **WITH_IMAGES, **t5_config.ARCHITECTURES}
+    )
     raise ValueError(
       f"{source} is of architecture {join_names(names) or 'unknown'}; "
       f"accepted: {accepted}"

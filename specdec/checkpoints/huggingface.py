@@ -16,7 +16,7 @@ from flax import traverse_util
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from specdec.checkpoints import compressed, hf_config, names
+from specdec.checkpoints import compressed, hf_config, names, stored_names
 from specdec.models.config import TransformerConfig
 from specdec.models.quantization import Quantized, dequantize
 from specdec.utils import files
@@ -135,12 +135,16 @@ class Weights:
     for path in _shards(directory):
       file = open_safetensors(path, "numpy")
       self._files |= {name: file for name in file.keys()}  # noqa: SIM118
+    content = read_json(directory / "config.json")
+    self._stored = stored_names.text_names(  # name -> that in the file
+      self._files, hf_config.architectures(content)
+    )
     shapes = {
-      name: tuple(file.get_slice(name).get_shape())
-      for name, file in self._files.items()
+      name: tuple(self._files[stored].get_slice(stored).get_shape())
+      for name, stored in self._stored.items()
     }
     self.shapes, self.formats = shapes, {}  # of matrices, quantised or not
-    if scheme := read_json(directory / "config.json").get(compressed.KEY):
+    if scheme := content.get(compressed.KEY):
       with naming(self.source):
         self.shapes, self.formats = compressed.logical(shapes, scheme)
 
@@ -158,7 +162,8 @@ class Weights:
 
   def _slice(self, name: str, *accepted: str):
     """Returns a tensor that is read when it is indexed."""
-    stored = self._files[name].get_slice(name)
+    stored = self._stored[name]
+    stored = self._files[stored].get_slice(stored)
     dtype = stored.get_dtype()
     if dtype not in accepted:
       raise ValueError(

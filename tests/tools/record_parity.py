@@ -176,6 +176,29 @@ VARIANTS = {
       },
     },
   ),
+  # Its text only: the vision tower is in the file and stays unread.
+  "gemma3_images": (
+    "gemma3",
+    {
+      "text_config": COMMON
+      | GEMMA
+      | {
+        "num_hidden_layers": 2,
+        "sliding_window": 5,
+        "sliding_window_pattern": 2,
+        "rope_scaling": LINEAR,
+      },
+      "vision_config": {
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "image_size": 28,
+        "patch_size": 14,
+      },
+      "mm_tokens_per_image": 4,
+    },
+  ),
   "mixtral": (
     "mixtral",
     {
@@ -215,6 +238,8 @@ def record(name: str, folder: Path) -> str:
   if with_encoder:
     options = {"vocab_size": VOCABULARY} | options
     kind = transformers.AutoModelForSeq2SeqLM
+  elif "text_config" in options:
+    kind = transformers.AutoModelForImageTextToText
   else:
     options = COMMON | options
     kind = transformers.AutoModelForCausalLM
