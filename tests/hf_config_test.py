@@ -35,6 +35,8 @@ GEMMA = {"head_dim": 256, "num_kv_heads": 4, "query_scalar": 256, "tied": True}
     ("Mistral", {"windows": (4096,) * 8, "num_kv_heads": 8}),
     ("Qwen2", {"head_dim": 2, "num_kv_heads": 32, "qkv_bias": True}),
     ("Qwen3", {"head_dim": 128, "num_kv_heads": 32, "qk_norm": True}),
+    ("SmolLM3", {"num_kv_heads": 4, "rope_theta": 2e6, "tied": True,
+                 "unrotated_layers": (3, 7)}),
     ("Gemma2", GEMMA | {"windows": (4096, None) * 4, "attention_softcap": 50.0,
                         "logit_softcap": 30.0}),
     ("Gemma3", GEMMA | {"windows": (4096,) * 5 + (None,) + (4096,) * 2,
@@ -97,6 +99,13 @@ def test_absent_keys_have_the_defaults_of_transformers(architecture, fields):
       {"windows": (None,) * 6 + (7, 7)},
     ),
     ("Qwen3", {"sliding_window": 7}, {"windows": ()}),
+    ("SmolLM3", {"no_rope_layers": [1] * 5 + [0, 1, 1, 0]},
+     {"unrotated_layers": (5,)}),
+    ("SmolLM3", {"no_rope_layers": [True] * 8}, {"unrotated_layers": ()}),
+    ("SmolLM3", {"no_rope_layer_interval": 3, "use_sliding_window": True,
+                 "sliding_window": 9},
+     {"unrotated_layers": (2, 5),
+      "windows": (None, None, 9, None, None, 9, None, None)}),
     (
       "Qwen3Moe",
       {"use_sliding_window": True, "sliding_window": 7, "num_local_experts": 4,
@@ -213,6 +222,9 @@ LOCAL = {"sliding_attention": {"rope_type": "linear", "factor": 2.0}}
       {"rope_parameters": {"partial_rotary_factor": 0.5}},
       "partial_rotary_factor = 0.5; accepted: 1.0",
     ),
+    ("SmolLM3", {"no_rope_layers": [1] * 7}, r"_layers = \[1, .*accepted"),
+    ("SmolLM3", {"no_rope_layers": [2] * 8}, "accepted: 1 with rotary"),
+    ("SmolLM3", {"no_rope_layer_interval": 0}, "interval = 0; it must be >= 1"),
     ("Qwen3Moe", {"mlp_only_layers": [1]}, r"mlp_only_layers = \[1\];"),
     ("Qwen3Moe", {"decoder_sparse_step": 2}, "decoder_sparse_step = 2;"),
     ("Mixtral", {"num_local_experts": 1}, "num_experts = 1; it must be"),
@@ -240,7 +252,7 @@ def test_unsupported_options_are_refused(architecture, changes, sentence):
 def test_render_names_what_no_architecture_has():
   changed = functools.partial(dataclasses.replace, parse("LlamaForCausalLM"))
   with pytest.raises(ValueError, match=r"Llama.* and differs in windows"):
-    hf_config.render(changed(windows=(None, 4) * 4))
+    hf_config.render(changed(windows=(3, 4) * 4))
   with pytest.raises(ValueError, match=r"Qwen2.* differs in qk_norm"):
     hf_config.render(changed(qkv_bias=True, qk_norm=True))
   rendered = hf_config.render(changed(windows=(None,) * 8))

@@ -51,6 +51,10 @@ def _late(config: Mapping[str, Any], layer: int) -> bool:
   return _all(config, layer) and layer >= config["max_window_layers"]
 
 
+def _without_rotation(config: Mapping[str, Any], layer: int) -> bool:
+  return _all(config, layer) and not config["no_rope_layers"][layer]
+
+
 def _all_but_every(config: Mapping[str, Any], layer: int) -> bool:
   return (layer + 1) % config["sliding_window_pattern"] != 0
 
@@ -73,7 +77,7 @@ class Architecture(NamedTuple):
   @property
   def layer_types(self) -> bool:
     """Whether config.json may list the kind of each layer in layer_types."""
-    return self.sliding in (_late, _all_but_every)
+    return self.sliding in (_late, _without_rotation, _all_but_every)
 
 
 _QWEN = {
@@ -119,6 +123,18 @@ ARCHITECTURES = {
   ),
   "Qwen3ForCausalLM": Architecture(
     "qwen3", _late, implied={"qk_norm": True}, absent=_QWEN | {"head_dim": 128}
+  ),
+  "SmolLM3ForCausalLM": Architecture(
+    "smollm3",
+    _without_rotation,
+    absent={
+      "num_key_value_heads": 4,
+      "rope_theta": 2e6,
+      "tie_word_embeddings": True,
+      "use_sliding_window": False,
+      "no_rope_layers": None,
+      "no_rope_layer_interval": 4,
+    },
   ),
   "Gemma2ForCausalLM": Architecture(
     "gemma2",

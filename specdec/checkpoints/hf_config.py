@@ -79,6 +79,12 @@ def parse(
     fields[ours] = bool(value) if theirs in BOOLEANS else value
   with naming(source):
     check_limits(fields["num_layers"], fields.get("num_experts", 0))
+    if "no_rope_layers" in architecture.absent:
+      config["no_rope_layers"] = _rotated(config, source)
+      rotated = config["no_rope_layers"]
+      fields["unrotated_layers"] = tuple(
+        i for i, rotates in enumerate(rotated) if not rotates
+      )
     windows = _windows(config, architecture, source)
     rope = hf_rope.parse(
       config, source, any(windows), fields["head_dim"], architecture.is_phi
@@ -110,6 +116,25 @@ def _with_defaults(
   if not config.get("use_sliding_window", True):
     config["sliding_window"] = None
   return config
+
+
+def _rotated(config: Mapping[str, Any], source: str) -> list[int]:
+  """Returns 1 for a layer with rotary embeddings, and 0, as no_rope_layers."""
+  layers = config["num_hidden_layers"]
+  rotated = typed(config, "no_rope_layers", source)
+  if rotated is None:
+    every = typed(config, "no_rope_layer_interval", source)
+    if every < 1:
+      raise ValueError(f"no_rope_layer_interval = {every}; it must be >= 1")
+    return [int((i + 1) % every > 0) for i in range(layers)]
+  if len(rotated) < layers or any(
+    type(x) not in (int, bool) or x not in (0, 1) for x in rotated
+  ):
+    raise ValueError(
+      f"{source} has no_rope_layers = {rotated!r:.200}; accepted: 1 with "
+      "rotary embeddings, or 0, for each layer"
+    )
+  return rotated[:layers]
 
 
 def _windows(
@@ -191,6 +216,10 @@ def _render(config: TransformerConfig, name: str) -> dict[str, Any]:
     rendered["sliding_window"] = window
   if "use_sliding_window" in architecture.absent:
     rendered["use_sliding_window"] = window is not None
+  if "no_rope_layers" in architecture.absent:
+    rendered["no_rope_layers"] = [
+      int(i not in config.unrotated_layers) for i in range(config.num_layers)
+    ]
   if architecture.layer_types:
     rendered["layer_types"] = [
       SLIDING if w else FULL for w in config.windows

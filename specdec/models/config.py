@@ -65,6 +65,7 @@ class TransformerConfig:
   rope_theta: float = 10_000.0  # base of the rotary frequencies
   rope_scaling: Scaling | None = None
   rotary_dims: int | None = None  # first ones of a head (Phi-4 mini); None: all
+  unrotated_layers: tuple[int, ...] = ()  # without rotary embeddings (SmolLM3)
   # Base, unscaled, in layers with a window (Gemma 3); None: as elsewhere.
   local_rope_theta: float | None = None
   tied: bool = False  # the embedding is also the vocabulary projection
@@ -178,6 +179,11 @@ class TransformerConfig:
       raise ValueError(
         f"rotary_dims = {dims}; it must be even and in 2..head_dim = "
         f"{self.head_dim}"
+      )
+    layers = self.unrotated_layers
+    if not set(layers) <= set(range(self.num_layers)):
+      raise ValueError(
+        f"unrotated_layers = {layers}; each must be in 0..{self.num_layers - 1}"
       )
     scaling, pairs = self.rope_scaling, dims // 2
     if isinstance(scaling, LongRope) and len(scaling.factors) != pairs:

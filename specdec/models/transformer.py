@@ -399,8 +399,9 @@ class Transformer(nn.Module):
     for i in range(start, stop):
       residuals[i] = x
       runs = (True, True) if skip is None else tuple(i not in s for s in skip)
+      turned = None if i in c.unrotated_layers else angles[windows[i]]
       x, layers[i] = Layer(c, self.place, *runs, name=f"layer_{i}")(
-        x, layers[i], angles[windows[i]], views[windows[i]], source[i]
+        x, layers[i], turned, views[windows[i]], source[i]
       )
     residuals[stop] = x
     normed = RMSNorm(c.norm_epsilon, c.norm_offset, name="final_norm")(x)

@@ -34,6 +34,7 @@ COMMON = {
   "initializer_range": 0.25,
   "tie_word_embeddings": False,
 }
+NO_TOKENS = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
 LINEAR = {"rope_type": "linear", "rope_theta": 500.0, "factor": 3.0}
 YARN = {
   "rope_type": "yarn",
@@ -151,6 +152,21 @@ VARIANTS = {
   "qwen3": (
     "qwen3",
     {"num_key_value_heads": 2, "head_dim": 12, "tie_word_embeddings": True},
+  ),
+  # Layers 1 and 3 have no rotation; 3 has the window.
+  "smollm3": (
+    "smollm3",
+    {
+      "num_hidden_layers": 4,
+      "num_key_value_heads": 2,
+      "tie_word_embeddings": True,
+      "no_rope_layer_interval": 2,
+      "use_sliding_window": True,
+      "sliding_window": 5,
+      "layer_types": ["full_attention"] * 3 + ["sliding_attention"],
+      **NO_TOKENS,
+      "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
+    },
   ),
   # The caps of the released model, 50 and 30, would not show: these do.
   "gemma2": (
