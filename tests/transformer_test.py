@@ -150,6 +150,9 @@ def test_recorded_logits_in_passes_of_several_lengths(name):
     ("qwen2_window", {"qkv_bias": False}),
     ("qwen2_window", {"windows": (5, None)}),
     ("qwen3", {"qk_norm": False}),
+    ("phi3_window", {"windows": ()}),
+    ("phi3_longrope", {"rope_scaling": None}),
+    ("phi3_longrope_short", {"rope_scaling": None}),
     ("smollm3", {"unrotated_layers": ()}),
     ("smollm3", {"unrotated_layers": (1, 2)}),
     ("smollm3", {"windows": ()}),
@@ -425,6 +428,8 @@ def test_norm_offset_is_exact_in_bfloat16():
   [
     ("llama_longrope", "max_length", 16),  # the short factors
     ("llama_longrope", "attention_factor", 1.0),
+    ("phi3_longrope", "max_length", 16),
+    ("phi3_longrope_short", "max_length", 65),
     ("qwen2_yarn_mscale", "truncate", True),
     ("qwen2_yarn_mscale", "beta_fast", 32.0),
   ],
@@ -467,6 +472,7 @@ def test_recorded_logits_depend_on_the_scaling(name, field, value):
       r"rotary_dims = 3; it must be even and in 2..head_dim",
     ),
     ({"unrotated_layers": (3,)}, r"unrotated_layers = \(3,\); each must be in"),
+    ({"fused": True, "qkv_bias": True}, "and no biases"),
     ({"rotary_dims": 10}, "rotary_dims = 10; it must be even"),
     ({"rotary_dims": 0}, "rotary_dims = 0; it must be even"),
   ],

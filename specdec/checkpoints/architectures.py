@@ -124,6 +124,16 @@ ARCHITECTURES = {
   "Qwen3ForCausalLM": Architecture(
     "qwen3", _late, implied={"qk_norm": True}, absent=_QWEN | {"head_dim": 128}
   ),
+  "Phi3ForCausalLM": Architecture(
+    "phi3",
+    _all,
+    implied={"fused": True},
+    absent={
+      "rms_norm_eps": 1e-5,
+      "max_position_embeddings": 4096,
+      "original_max_position_embeddings": 4096,
+    },
+  ),
   "SmolLM3ForCausalLM": Architecture(
     "smollm3",
     _without_rotation,

@@ -34,6 +34,11 @@ def needs_weights(config: Mapping[str, Any]) -> bool:
   return not t5_config.ARCHITECTURES.keys().isdisjoint(architectures(config))
 
 
+def is_fused(config: Mapping[str, Any]) -> bool:
+  """Whether files hold several matrices as one (Phi-3)."""
+  return architectures(config) == ["Phi3ForCausalLM"]
+
+
 def parse(
   config: Mapping[str, Any],
   source: str,

@@ -11,6 +11,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 from flax import traverse_util
 from safetensors import SafetensorError, safe_open
@@ -147,13 +148,44 @@ class Weights:
     if scheme := content.get(compressed.KEY):
       with naming(self.source):
         self.shapes, self.formats = compressed.logical(shapes, scheme)
+    self._parts = {}  # name -> the matrix that holds it, and its rows there
+    if hf_config.is_fused(content):
+      self._split(config(directory, "float32"))
+
+  def _split(self, config: TransformerConfig) -> None:
+    """Replaces matrices that hold several by these.
+
+    Raises ValueError where they have other sizes.
+    """
+    for whole, parts in stored_names.fused(config).items():
+      rows, *rest = self.shapes.pop(whole, (0,))
+      ends = np.cumsum([tensor.shape[0] for tensor in parts]).tolist()
+      if rows != ends[-1]:
+        raise ValueError(
+          f"{whole} in {self.source} has {rows} rows; the config requires "
+          f"{ends[-1]}"
+        )
+      form = self.formats.pop(whole, None)
+      for tensor, start, stop in zip(parts, [0, *ends], ends):
+        [name] = tensor.hugging_face
+        self.shapes[name] = (stop - start, *rest)
+        self._parts[name] = whole, slice(start, stop)
+        if form is not None:
+          self.formats[name] = form
 
   def integers(
     self, name: str, tensor: names.Tensor | None = None
   ) -> Quantized:
     """Returns a matrix of `formats` as it is stored, its scales as float32."""
     del tensor
-    if self.formats[name].kind == "int4":
+    if name in self._parts:
+      whole, rows = self._parts[name]
+      kind = self.formats[name].kind
+      return jax.tree.map(lambda x: x[rows], self._integers(whole, kind))
+    return self._integers(name, self.formats[name].kind)
+
+  def _integers(self, name: str, kind: str) -> Quantized:
+    if kind == "int4":
       values = compressed.unpack(self._whole(name + compressed.PACKED, "I32"))
     else:
       values = self._whole(name, "I8")
@@ -185,8 +217,13 @@ class Weights:
     del tensor  # only GGUF files need conversion
     if name in self.formats:
       return dequantize(self.integers(name))[index]
-    stored = self._slice(name, *_FLOATS)
-    return stored[index or (slice(None),) * len(stored.get_shape())]
+    index = index or (slice(None),) * len(self.shapes[name])
+    if name in self._parts:
+      size = self.shapes[name][0]
+      name, rows = self._parts[name]
+      start, stop, _ = index[0].indices(size)
+      index = slice(rows.start + start, rows.start + stop), *index[1:]
+    return self._slice(name, *_FLOATS)[index]
 
 
 def _weight_map(index: Path) -> dict[str, Any]:
@@ -222,15 +259,16 @@ def save_safetensors(
   directory = Path(directory)
   write_config(directory, params, config)
   flat, arrays = traverse_util.flatten_dict(params, sep="/"), {}
-  for tensor in names.tensors(config):
-    if isinstance(flat[tensor.path], Quantized):
-      [name] = tensor.hugging_face
-      arrays |= compressed.arrays(name, flat[tensor.path])
+  leaves = {x.hugging_face: flat[x.path] for x in names.tensors(config)}
+  for whole, parts in stored_names.fused(config).items():
+    held = [leaves.pop(tensor.hugging_face) for tensor in parts]
+    leaves[(whole,)] = jax.tree.map(_stacked, *held)
+  for stored, leaf in leaves.items():
+    if isinstance(leaf, Quantized):
+      arrays |= compressed.arrays(stored[0], leaf)
       continue
-    array = np.asarray(flat[tensor.path])
-    arrays |= zip(
-      tensor.hugging_face, array if len(tensor.hugging_face) > 1 else [array]
-    )
+    array = np.asarray(leaf)
+    arrays |= zip(stored, array if len(stored) > 1 else [array])
   with files.naming_errors(directory / SINGLE):
     try:
       save_file(arrays, directory / SINGLE, metadata={"format": "pt"})
@@ -239,6 +277,10 @@ def save_safetensors(
       (directory / SINGLE).chmod(stat.S_IMODE(mode))
     except SafetensorError as error:
       raise OSError(str(error)) from error
+
+
+def _stacked(*matrices: jax.Array) -> np.ndarray:
+  return np.concatenate([np.asarray(matrix) for matrix in matrices])
 
 
 def write_config(
@@ -262,10 +304,15 @@ def write_config(
   )
   rendered["torch_dtype"] = str(flat["final_norm/scale"].dtype)
   if any(isinstance(leaf, Quantized) for leaf in flat.values()):
+    wholes = {
+      tensor.path: whole
+      for whole, parts in stored_names.fused(config).items()
+      for tensor in parts
+    }
     formats = {
-      tensor.hugging_face[0].removesuffix(".weight"): config.format_of(
-        tensor.path
-      )
+      wholes.get(tensor.path, tensor.hugging_face[0]).removesuffix(
+        ".weight"
+      ): config.format_of(tensor.path)
       for tensor in names.tensors(config)
       if tensor.path.endswith("/weight")
     }

@@ -54,7 +54,7 @@ class Learned(NamedTuple):
 # hashed where they are in use.
 _NEWER = "gated", "relative_buckets", "relative_distance", "scale_logits"
 _NEWER += "encoder_layers", "start_token", "rotary_dims"
-_NEWER += ("unrotated_layers",)
+_NEWER += "unrotated_layers", "fused"
 
 
 def fingerprint(target: Checkpoint) -> dict[str, str]:

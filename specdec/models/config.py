@@ -83,6 +83,8 @@ class TransformerConfig:
   scale_embedding: bool = False  # embeddings times sqrt(width) (Gemma)
   activation: str = "silu"  # of the MLP's gate; 'gelu_tanh' (Gemma)
   gated: bool = True  # False: act(up(x)) instead of act(gate(x)) up(x) (T5 1.0)
+  # Files hold q, k and v as one matrix, and gate and up as another (Phi-3).
+  fused: bool = False
   num_experts: int = 0  # in each layer; 0: a dense MLP without a router
   experts_per_token: int = 0
   normalize_experts: bool = True  # a token's routing weights sum to one
@@ -151,6 +153,12 @@ class TransformerConfig:
       )
     if self.encoder_layers and not self.relative_buckets:
       raise ValueError("an encoder needs relative_buckets")
+    if self.fused and (
+      self.num_experts or self.qkv_bias or not self.gated or self.encoder_layers
+    ):
+      raise ValueError(
+        "fused matrices are of a decoder with gated, dense MLPs and no biases"
+      )
     if self.num_experts and not self.gated:
       raise ValueError("experts are gated: gated = False is for dense MLPs")
     if self.encoder_layers and (any(self.windows) or self.num_experts):

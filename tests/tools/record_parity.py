@@ -153,6 +153,42 @@ VARIANTS = {
     "qwen3",
     {"num_key_value_heads": 2, "head_dim": 12, "tie_word_embeddings": True},
   ),
+  # As Phi-3 mini: short texts, of a model without and with longrope.
+  "phi3_window": (
+    "phi3",
+    {"num_key_value_heads": 2, "sliding_window": 5, **NO_TOKENS},
+  ),
+  # As Phi-4 mini. The recorded texts are beyond the original context, so that
+  # transformers, too, has the long factors.
+  "phi3_longrope": (
+    "phi3",
+    {
+      **NO_TOKENS,
+      "num_key_value_heads": 2,
+      "tie_word_embeddings": True,
+      "original_max_position_embeddings": 16,
+      "partial_rotary_factor": 0.75,
+      "rope_parameters": {
+        "rope_type": "longrope",
+        "rope_theta": 500.0,
+        "short_factor": [1.0, 1.1, 1.2],
+        "long_factor": [1.5, 2.0, 4.0],
+      },
+    },
+  ),
+  "phi3_longrope_short": (
+    "phi3",
+    {
+      **NO_TOKENS,
+      "original_max_position_embeddings": 64,
+      "rope_parameters": {
+        "rope_type": "longrope",
+        "rope_theta": 500.0,
+        "short_factor": [1.0, 1.1, 1.2, 1.4],
+        "long_factor": [1.5, 2.0, 4.0, 8.0],
+      },
+    },
+  ),
   # Layers 1 and 3 have no rotation; 3 has the window.
   "smollm3": (
     "smollm3",
