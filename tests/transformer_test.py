@@ -19,7 +19,7 @@ from specdec import checkpoints, draft_tree
 from specdec.checkpoints import hf_config
 from specdec.models import experts, layouts, transformer
 from specdec.models import params as model_params
-from specdec.models.config import TransformerConfig
+from specdec.models.config import OLMO2, TransformerConfig
 from specdec.models.rope_scaling import LongRope, RopeScaling, Yarn
 from specdec.types import Source
 
@@ -153,6 +153,8 @@ def test_recorded_logits_in_passes_of_several_lengths(name):
     ("phi3_window", {"windows": ()}),
     ("phi3_longrope", {"rope_scaling": None}),
     ("phi3_longrope_short", {"rope_scaling": None}),
+    ("olmo2", {"norm_epsilon": 1e-1}),
+    ("olmo2", {"rope_theta": 1e4}),
     ("smollm3", {"unrotated_layers": ()}),
     ("smollm3", {"unrotated_layers": (1, 2)}),
     ("smollm3", {"windows": ()}),
@@ -328,6 +330,8 @@ FAMILIES = {
   "qwen2": {"qkv_bias": True},
   "qwen3": {"qk_norm": True},
   "gemma": {"post_norms": True, "norm_offset": True},
+  "olmo2": OLMO2,
+  "phi4": {"rotary_dims": 6, "fused": True},
   "mixtral": {"num_experts": 3, "experts_per_token": 2},
   "qwen3_moe": {"num_experts": 3, "experts_per_token": 2, "qk_norm": True},
   "relative": {"relative_buckets": 8, "head_dim": 7},
@@ -473,6 +477,8 @@ def test_recorded_logits_depend_on_the_scaling(name, field, value):
     ),
     ({"unrotated_layers": (3,)}, r"unrotated_layers = \(3,\); each must be in"),
     ({"fused": True, "qkv_bias": True}, "and no biases"),
+    ({"joint_qk_norm": True}, "joint_qk_norm = True needs qk_norm"),
+    ({"pre_norms": False}, "pre_norms = False needs post_norms"),
     ({"rotary_dims": 10}, "rotary_dims = 10; it must be even"),
     ({"rotary_dims": 0}, "rotary_dims = 0; it must be even"),
   ],

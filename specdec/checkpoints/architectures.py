@@ -8,7 +8,7 @@ names.py.
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from specdec.models.config import GEMMA
+from specdec.models.config import GEMMA, OLMO2
 
 # Field of TransformerConfig -> key of config.json.
 KEYS = {
@@ -133,6 +133,12 @@ ARCHITECTURES = {
       "max_position_embeddings": 4096,
       "original_max_position_embeddings": 4096,
     },
+  ),
+  "Olmo2ForCausalLM": Architecture(
+    "olmo2",
+    lambda *_: False,
+    implied=OLMO2,
+    absent={"rms_norm_eps": 1e-5},
   ),
   "SmolLM3ForCausalLM": Architecture(
     "smollm3",

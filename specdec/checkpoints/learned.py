@@ -54,7 +54,7 @@ class Learned(NamedTuple):
 # hashed where they are in use.
 _NEWER = "gated", "relative_buckets", "relative_distance", "scale_logits"
 _NEWER += "encoder_layers", "start_token", "rotary_dims"
-_NEWER += "unrotated_layers", "fused"
+_NEWER += "unrotated_layers", "fused", "joint_qk_norm", "pre_norms"
 
 
 def fingerprint(target: Checkpoint) -> dict[str, str]:

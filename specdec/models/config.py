@@ -21,6 +21,12 @@ GEMMA = {
   "scale_embedding": True,
   "activation": "gelu_tanh",
 }
+OLMO2 = {
+  "pre_norms": False,
+  "post_norms": True,
+  "qk_norm": True,
+  "joint_qk_norm": True,
+}
 
 
 def check_limits(num_layers: int, num_experts: int) -> None:
@@ -74,10 +80,14 @@ class TransformerConfig:
   windows: tuple[int | None, ...] = ()
   qkv_bias: bool = False
   qk_norm: bool = False  # query and key heads pass an RMSNorm before RoPE
+  joint_qk_norm: bool = (
+    False  # qk_norm's norms are of all heads at once (OLMo 2)
+  )
   # Scores are divided by its square root (Gemma); None: by that of head_dim.
   query_scalar: float | None = None
   attention_softcap: float | None = None  # c of scores c tanh(s / c) (Gemma 2)
   logit_softcap: float | None = None  # the same for the logits (Gemma 2)
+  pre_norms: bool = True  # inputs of attention and MLP are normed (not OLMo 2)
   post_norms: bool = False  # outputs of attention and MLP are normed (Gemma)
   norm_offset: bool = False  # RMSNorm multiplies by 1 + scale (Gemma)
   scale_embedding: bool = False  # embeddings times sqrt(width) (Gemma)
@@ -159,6 +169,12 @@ class TransformerConfig:
       raise ValueError(
         "fused matrices are of a decoder with gated, dense MLPs and no biases"
       )
+    if self.joint_qk_norm and not self.qk_norm:
+      raise ValueError("joint_qk_norm = True needs qk_norm")
+    if not self.pre_norms and (not self.post_norms or self.encoder_layers):
+      raise ValueError(
+        "pre_norms = False needs post_norms, and a decoder without an encoder"
+      )
     if self.num_experts and not self.gated:
       raise ValueError("experts are gated: gated = False is for dense MLPs")
     if self.encoder_layers and (any(self.windows) or self.num_experts):
@@ -229,8 +245,8 @@ class TransformerConfig:
     if self.qkv_bias:
       layer += self.head_dim * (heads + self.num_kv_heads)
     if self.qk_norm:
-      layer += 2 * self.head_dim
-    layer += (4 if self.post_norms else 2) * self.width
+      layer += self.head_dim * (heads if self.joint_qk_norm else 2)
+    layer += 2 * (self.pre_norms + self.post_norms) * self.width
     matrices = 3 if self.gated else 2
     layer += max(self.num_experts, 1) * matrices * self.width * self.mlp_width
     layer += self.num_experts * self.width  # the router

@@ -167,10 +167,16 @@ class Attention(nn.Module):
       layer_of("k", c.num_kv_heads),
       layer_of("v", c.num_kv_heads),
     )
+
+    def normed(query, key):
+      norm = functools.partial(RMSNorm, c.norm_epsilon, c.norm_offset)
+      return norm(name="q_norm")(query), norm(name="k_norm")(key)
+
+    if c.joint_qk_norm:
+      query, key = normed(query, key)
     query, key = heads(query, "query"), heads(key, "key")
-    if c.qk_norm:
-      query = RMSNorm(c.norm_epsilon, c.norm_offset, name="q_norm")(query)
-      key = RMSNorm(c.norm_epsilon, c.norm_offset, name="k_norm")(key)
+    if c.qk_norm and not c.joint_qk_norm:
+      query, key = normed(query, key)
     if angles is not None:
       query, key = rotate(query, *angles), rotate(key, *angles)
     value = heads(value, "key")
@@ -253,7 +259,10 @@ class MLP(nn.Module):
 
 
 class Layer(nn.Module):
-  """Pre-norm decoder layer; the residual stream bypasses disabled sublayers."""
+  """Decoder layer; the residual stream bypasses disabled sublayers.
+
+  Norms lie in front of sublayers, behind them, or both.
+  """
 
   config: TransformerConfig
   place: Place = sharding.anywhere
@@ -266,7 +275,7 @@ class Layer(nn.Module):
     c = self.config
     norm = functools.partial(RMSNorm, c.norm_epsilon, c.norm_offset)
     if self.has_attention:
-      y = norm(name="attention_norm")(x)
+      y = norm(name="attention_norm")(x) if c.pre_norms else x
       attention = Attention(c, self.place, name="attention")
       y, layer = attention(y, layer, angles, view)
       y = self.place(y, "rows", None, None)  # sums over the devices of heads
@@ -276,7 +285,7 @@ class Layer(nn.Module):
       y = CrossAttention(c, self.place, name="cross")(y, *source)
       x = x + self.place(y, "rows", None, None)
     if self.has_mlp:
-      y = norm(name="mlp_norm")(x)
+      y = norm(name="mlp_norm")(x) if c.pre_norms else x
       if c.num_experts:
         y = Experts(c, name="mlp")(y)
       else:

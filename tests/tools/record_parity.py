@@ -189,6 +189,14 @@ VARIANTS = {
       },
     },
   ),
+  "olmo2": (
+    "olmo2",
+    {
+      **NO_TOKENS,
+      "num_key_value_heads": 2,
+      "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
+    },
+  ),
   # Layers 1 and 3 have no rotation; 3 has the window.
   "smollm3": (
     "smollm3",
