@@ -12,11 +12,63 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from families import DRAFTERS, LENGTHS, decoded, recorded
 from specdec import checkpoints
 from specdec.models import weight_formats
+from texts import texts
 
 PARITY = Path(__file__).parent / "fixtures" / "parity"
 WEIGHTS = "model.safetensors"
+
+# Of each recorded model with something new, what a text passes: the end of a
+# window, the original context of a scaling, layers without rotation, several.
+PASSED = {
+  "qwen3_yarn": 16,
+  "llama_longrope": 16,
+  "gemma3_images": 5,
+  "phi3_window": 5,
+  "phi3_longrope": 16,
+  "smollm3": 5,
+  "olmo2": 0,
+}
+SLOW = pytest.mark.slow
+
+
+def cases():
+  """Each drafter with some family; all of both are slow."""
+  quick = {
+    ("qwen3_yarn", "model"),
+    ("llama_longrope", "lookup"),
+    ("gemma3_images", "lookup"),
+    ("phi3_window", "early_exit"),
+    ("phi3_longrope", "tree"),
+    ("smollm3", "layer_skip"),
+    ("smollm3", "eagle3"),
+    ("olmo2", "early_exit"),
+    ("olmo2", "mtp"),
+  }
+  for name in PASSED:
+    for drafter in (*DRAFTERS, "eagle3", "mtp"):
+      slow = (name, drafter) not in quick
+      yield pytest.param(name, drafter, marks=SLOW if slow else ())
+
+
+@pytest.mark.parametrize("name, drafter", list(cases()))
+def test_coupled_text_is_autoregressive_text(name, drafter):
+  state, alone = decoded(name, drafter), decoded(name, "baseline")
+  assert texts(state) == texts(alone)
+  assert np.asarray(alone.length).min() > PASSED[name] + 5
+  assert min(LENGTHS) < 5
+  assert state.stats.accepted.sum() > 0
+
+
+def test_integers_of_every_option_and_layers_that_are_left_out():
+  """An int8 target drafts for itself with half of its sublayers."""
+  for name in ("smollm3", "olmo2", "phi3_longrope"):
+    held = recorded(name, "int8")
+    assert held.config.is_quantized
+    state = decoded(name, "layer_skip", weights="int8")
+    assert texts(state) == texts(decoded(name, "baseline", weights="int8"))
 
 
 @pytest.mark.parametrize("weights", ["int8", "int8(group=8)", "int4(group=8)"])

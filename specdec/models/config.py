@@ -80,9 +80,7 @@ class TransformerConfig:
   windows: tuple[int | None, ...] = ()
   qkv_bias: bool = False
   qk_norm: bool = False  # query and key heads pass an RMSNorm before RoPE
-  joint_qk_norm: bool = (
-    False  # qk_norm's norms are of all heads at once (OLMo 2)
-  )
+  joint_qk_norm: bool = False  # these norms span all heads at once (OLMo 2)
   # Scores are divided by its square root (Gemma); None: by that of head_dim.
   query_scalar: float | None = None
   attention_softcap: float | None = None  # c of scores c tanh(s / c) (Gemma 2)
