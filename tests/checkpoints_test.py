@@ -41,7 +41,11 @@ def assert_same(loaded, params):
   jax.tree.map(np.testing.assert_array_equal, loaded, params)
 
 
-@pytest.mark.parametrize("name", RECORDED)
+# It is written as it is held, dequantised.
+UNCHANGED = [name for name in RECORDED if name != "qwen3_fp8"]
+
+
+@pytest.mark.parametrize("name", UNCHANGED)
 def test_saved_as_transformers_saves_it(tmp_path, name):
   checkpoint = checkpoints.load(PARITY / name)
   checkpoints.save_safetensors(tmp_path, checkpoint.params, checkpoint.config)
@@ -294,7 +298,7 @@ def test_save_checks_params_and_config(tmp_path):
   with pytest.raises(ValueError, match="params lacks layer_1/attention_norm"):
     checkpoints.save_safetensors(tmp_path, save(tmp_path, config), CONFIG)
   with pytest.raises(ValueError, match="differs in windows"):
-    save(tmp_path, dataclasses.replace(CONFIG, windows=(None, 4)))
+    save(tmp_path, dataclasses.replace(CONFIG, windows=(3, 4)))
 
 
 def test_fetch(tmp_path, monkeypatch):

@@ -17,7 +17,13 @@ from flax import traverse_util
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from specdec.checkpoints import compressed, hf_config, names, stored_names
+from specdec.checkpoints import (
+  compressed,
+  float8,
+  hf_config,
+  names,
+  stored_names,
+)
 from specdec.models.config import TransformerConfig
 from specdec.models.quantization import Quantized, dequantize
 from specdec.utils import files
@@ -65,7 +71,11 @@ def config(directory: Path, dtype: str) -> TransformerConfig:
   """Parses config.json; raises as `hf_config.parse`."""
   path = directory / "config.json"
   content = read_json(path, required=True)
-  compressed.check(content, str(path))
+  scheme = content.get(compressed.KEY)
+  if float8.applies(scheme):
+    float8.check(scheme, str(path))
+  else:
+    compressed.check(content, str(path))
   content.pop(compressed.KEY, None)
   has_head = None
   if hf_config.needs_weights(content):
@@ -133,9 +143,11 @@ class Weights:
   def __init__(self, directory: Path):
     self.source = str(directory)
     self._files = {}
+    self._paths, self._mapped = {}, {}
     for path in _shards(directory):
       file = open_safetensors(path, "numpy")
       self._files |= {name: file for name in file.keys()}  # noqa: SIM118
+      self._paths |= {name: path for name in file.keys()}  # noqa: SIM118
     content = read_json(directory / "config.json")
     self._stored = stored_names.text_names(  # name -> that in the file
       self._files, hf_config.architectures(content)
@@ -145,7 +157,12 @@ class Weights:
       for name, stored in self._stored.items()
     }
     self.shapes, self.formats = shapes, {}  # of matrices, quantised or not
-    if scheme := content.get(compressed.KEY):
+    self._scales = {}  # of matrices in float8: name -> that of its scales
+    scheme = content.get(compressed.KEY)
+    if float8.applies(scheme):
+      with naming(self.source):
+        self.shapes, self._scales = float8.logical(shapes)
+    elif scheme:
       with naming(self.source):
         self.shapes, self.formats = compressed.logical(shapes, scheme)
     self._parts = {}  # name -> the matrix that holds it, and its rows there
@@ -204,6 +221,14 @@ class Weights:
       )
     return stored
 
+  def _float8(self, name: str) -> np.ndarray:
+    self._slice(name, float8.STORED)
+    stored = self._stored[name]
+    path = self._paths[stored]
+    if path not in self._mapped:
+      self._mapped[path] = float8.Mapped(path)
+    return self._mapped[path].tensor(stored)
+
   def _whole(self, name: str, *accepted: str) -> np.ndarray:
     return self._slice(name, *accepted)[:]
 
@@ -223,6 +248,9 @@ class Weights:
       name, rows = self._parts[name]
       start, stop, _ = index[0].indices(size)
       index = slice(rows.start + start, rows.start + stop), *index[1:]
+    if name in self._scales:
+      scale = self._whole(self._scales[name], *_FLOATS)
+      return float8.dequantize(self._float8(name), scale, index)
     return self._slice(name, *_FLOATS)[index]
 
 

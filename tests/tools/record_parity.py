@@ -11,12 +11,14 @@ have `source` [2, 20] and `source_length` [2] in it as well. Without names, all
 variants are recorded. A new family is one row of VARIANTS.
 """
 
+import itertools
+import json
 from pathlib import Path
 
 import torch
 import transformers
 from absl import app, flags
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 BATCH, LENGTH, VOCABULARY = 2, 24, 64
 SEED = 20
@@ -212,6 +214,24 @@ VARIANTS = {
       "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
     },
   ),
+  # Matrices in float8 e4m3, a scale for each block of 128 by 128: transformers
+  # dequantises them as well.
+  "qwen3_fp8": (
+    "qwen3",
+    {
+      "hidden_size": 128,
+      "intermediate_size": 256,
+      "num_hidden_layers": 1,
+      "num_key_value_heads": 2,
+      "head_dim": 32,
+      "initializer_range": 0.1,
+      "quantization_config": {
+        "quant_method": "fp8",
+        "activation_scheme": "dynamic",
+        "weight_block_size": [128, 128],
+      },
+    },
+  ),
   # The caps of the released model, 50 and 30, would not show: these do.
   "gemma2": (
     "gemma2",
@@ -290,6 +310,33 @@ _OUTPUT = flags.DEFINE_string(
 )
 
 
+def in_float8(model, folder: Path, scheme: dict):
+  """Writes a model in float8; returns what transformers reads of it."""
+  del model.config.quantization_config
+  model.save_pretrained(folder)
+  arrays = load_file(folder / "model.safetensors")
+  for name in [x for x in arrays if "_proj" in x]:
+    weight = arrays[name]
+    blocks = [-(-size // 128) for size in weight.shape]
+    scale = torch.empty(blocks)
+    for i, j in itertools.product(*map(range, blocks)):
+      part = weight[128 * i : 128 * i + 128, 128 * j : 128 * j + 128]
+      scale[i, j] = part.abs().max() / 448  # the largest e4m3
+      part /= scale[i, j]
+    arrays[name] = weight.to(torch.float8_e4m3fn)
+    arrays[f"{name}_scale_inv"] = scale
+  save_file(arrays, folder / "model.safetensors", {"format": "pt"})
+  path = folder / "config.json"
+  config = json.loads(path.read_text()) | {"quantization_config": scheme}
+  path.write_text(json.dumps(config, indent=2) + "\n")
+  return transformers.AutoModelForCausalLM.from_pretrained(
+    folder,
+    dtype=torch.float32,
+    attn_implementation="eager",
+    quantization_config=transformers.FineGrainedFP8Config(dequantize=True),
+  ).eval()
+
+
 def record(name: str, folder: Path) -> str:
   """Writes one variant's three files; returns a line about them."""
   torch.manual_seed(SEED)
@@ -308,7 +355,7 @@ def record(name: str, folder: Path) -> str:
     config, dtype=torch.float32, attn_implementation="eager"
   )
   model.eval()
-  inputs = {}
+  inputs, quantized = {}, options.get("quantization_config")
   with torch.no_grad():
     if with_encoder and name != "t5":
       # It ties them where a file has none, whatever its config says.
@@ -318,6 +365,8 @@ def record(name: str, folder: Path) -> str:
         weight += 0.3 * torch.randn_like(weight)
       elif with_encoder:
         weight[:] = 0.2 * torch.randn_like(weight)
+    if quantized:
+      model = in_float8(model, folder, quantized)
     tokens = torch.randint(VOCABULARY, (BATCH, LENGTH))
     if with_encoder:
       source = torch.randint(VOCABULARY, (BATCH, 20))
@@ -332,7 +381,8 @@ def record(name: str, folder: Path) -> str:
       ).logits
     else:
       logits = model(input_ids=tokens, use_cache=False).logits
-  model.save_pretrained(folder)
+  if not quantized:
+    model.save_pretrained(folder)
   (folder / "generation_config.json").unlink(missing_ok=True)
   arrays = {"tokens": tokens} | inputs
   arrays = {name: x.to(torch.int32) for name, x in arrays.items()}
