@@ -75,6 +75,14 @@ class Architecture(NamedTuple):
     return self.model_type == "phi3"
 
   @property
+  def pads(self) -> bool:
+    """Whether transformers assumes a padding token beyond small vocabularies.
+
+    It refuses the model then, unless config.json says that there is none.
+    """
+    return self.model_type in ("phi3", "smollm3")
+
+  @property
   def layer_types(self) -> bool:
     """Whether config.json may list the kind of each layer in layer_types."""
     return self.sliding in (_late, _without_rotation, _all_but_every)

@@ -216,6 +216,8 @@ def _render(config: TransformerConfig, name: str) -> dict[str, Any]:
   rendered |= {theirs: getattr(config, ours) for ours, theirs in keys.items()}
   for option in architecture.only.keys() & {"hidden_act", "hidden_activation"}:
     rendered[option] = architecture.only[option][0]
+  if architecture.pads:
+    rendered["pad_token_id"] = None
   window = max(filter(None, config.windows), default=None)
   if window or "sliding_window" in architecture.absent:
     rendered["sliding_window"] = window
