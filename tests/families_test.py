@@ -14,8 +14,8 @@ from safetensors.numpy import load_file, save_file
 
 from families import DRAFTERS, LENGTHS, decoded, recorded
 from specdec import checkpoints
-from specdec.models import weight_formats
-from texts import texts
+from specdec.models import transformer, weight_formats
+from texts import forward, texts
 
 PARITY = Path(__file__).parent / "fixtures" / "parity"
 WEIGHTS = "model.safetensors"
@@ -69,6 +69,16 @@ def test_integers_of_every_option_and_layers_that_are_left_out():
     assert held.config.is_quantized
     state = decoded(name, "layer_skip", weights="int8")
     assert texts(state) == texts(decoded(name, "baseline", weights="int8"))
+
+
+@pytest.mark.parametrize("name", PASSED)
+def test_packed_weights_give_the_recorded_logits(name):
+  """As decoding on a CPU has them, with kernels of its own where there are."""
+  loaded = checkpoints.load(PARITY / name).packed()
+  expected = load_file(PARITY / name / "expected.safetensors")
+  model = transformer.model(loaded.config)
+  logits = forward(model, loaded.params, expected["tokens"])
+  np.testing.assert_allclose(logits, expected["logits"], rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("weights", ["int8", "int8(group=8)", "int4(group=8)"])

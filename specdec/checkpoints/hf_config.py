@@ -85,11 +85,9 @@ def parse(
   with naming(source):
     check_limits(fields["num_layers"], fields.get("num_experts", 0))
     if "no_rope_layers" in architecture.absent:
-      config["no_rope_layers"] = _rotated(config, source)
-      rotated = config["no_rope_layers"]
-      fields["unrotated_layers"] = tuple(
-        i for i, rotates in enumerate(rotated) if not rotates
-      )
+      rotated = config["no_rope_layers"] = _rotated(config, source)
+      unrotated = (i for i, rotates in enumerate(rotated) if not rotates)
+      fields["unrotated_layers"] = tuple(unrotated)
     windows = _windows(config, architecture, source)
     rope = hf_rope.parse(
       config, source, any(windows), fields["head_dim"], architecture.is_phi

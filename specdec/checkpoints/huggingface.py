@@ -332,17 +332,10 @@ def write_config(
   )
   rendered["torch_dtype"] = str(flat["final_norm/scale"].dtype)
   if any(isinstance(leaf, Quantized) for leaf in flat.values()):
-    wholes = {
-      tensor.path: whole
-      for whole, parts in stored_names.fused(config).items()
-      for tensor in parts
-    }
     formats = {
-      wholes.get(tensor.path, tensor.hugging_face[0]).removesuffix(
-        ".weight"
-      ): config.format_of(tensor.path)
-      for tensor in names.tensors(config)
-      if tensor.path.endswith("/weight")
+      name.removesuffix(".weight"): config.format_of(path)
+      for path, name in stored_names.in_file(config).items()
+      if path.endswith("/weight")
     }
     rendered[compressed.KEY] = compressed.scheme(
       {name: x if x.is_integer else None for name, x in formats.items()}

@@ -37,6 +37,19 @@ def fused(config: TransformerConfig) -> dict[str, list[names.Tensor]]:
   return held
 
 
+def in_file(config: TransformerConfig) -> dict[str, str]:
+  """Returns path of a parameter -> its name in the file, of a first expert."""
+  wholes = {
+    tensor.path: whole
+    for whole, parts in fused(config).items()
+    for tensor in parts
+  }
+  return {
+    tensor.path: wholes.get(tensor.path, tensor.hugging_face[0])
+    for tensor in names.tensors(config)
+  }
+
+
 def text_names(
   stored_names: Iterable[str], architectures: Iterable[str]
 ) -> dict[str, str]:

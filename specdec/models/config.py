@@ -56,7 +56,8 @@ class TransformerConfig:
 
   The defaults describe Llama. Qwen 2 sets `qkv_bias`, Qwen 3 `qk_norm`, Mixtral
   and Qwen 3 MoE the experts; options marked Gemma belong to Gemma 2 and 3,
-  those marked T5 to T5 and mT5. All options are independent of each other.
+  those marked T5 to T5 and mT5. All options are independent of each other,
+  unless the checks say otherwise.
   Norms, softmax and logits are computed in float32 in either dtype.
   """
 

@@ -1,4 +1,4 @@
-"""Flax decoder for the Llama, Qwen, Mixtral, Gemma and T5 families.
+"""Flax decoder for the families of docs/checkpoints.md, Llama's and T5's.
 
 Weights are [out, in] as in checkpoints, or packed by models/layouts.py. Norms,
 rotary angles, softmax and logits are float32 in either dtype. `place`
