@@ -24,6 +24,9 @@ WEIGHTS = "model.safetensors"
 # With a part of a block at the ends of rows and of columns.
 WIDE = dataclasses.replace(CONFIG, num_layers=1, width=160, mlp_width=200)
 PHI = dataclasses.replace(WIDE, fused=True, rotary_dims=8)
+EXPERTS = dataclasses.replace(
+  WIDE, num_experts=2, experts_per_token=1, qk_norm=True
+)
 BLOCKS = {"quant_method": "fp8", "weight_block_size": [128, 128]}
 
 
@@ -90,7 +93,9 @@ def write(folder, form, config=WIDE):
   return meant
 
 
-@pytest.mark.parametrize("config", [WIDE, PHI], ids=["llama", "phi3"])
+@pytest.mark.parametrize(
+  "config", [WIDE, PHI, EXPERTS], ids=["llama", "phi3", "experts"]
+)
 @pytest.mark.parametrize("form", FORMS)
 def test_matrices_are_what_their_scales_make_of_them(tmp_path, form, config):
   meant = write(tmp_path, form, config)

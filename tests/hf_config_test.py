@@ -160,6 +160,70 @@ def test_options_are_carried(architecture, changes, fields):
 YARN = {"max_position_embeddings": 64}
 
 
+PUBLISHED = {  # what is in config.json, but for what says nothing of the model
+  "smollm3-3b": ("SmolLM3", {
+    "hidden_size": 2048, "intermediate_size": 11008, "num_hidden_layers": 36,
+    "num_attention_heads": 16, "num_key_value_heads": 4, "vocab_size": 128256,
+    "max_position_embeddings": 65536, "rms_norm_eps": 1e-6,
+    "rope_theta": 5000000.0, "rope_scaling": None, "sliding_window": None,
+    "use_sliding_window": False, "max_window_layers": 28,
+    "layer_types": ["full_attention"] * 36, "no_rope_layer_interval": 4,
+    "no_rope_layers": [1, 1, 1, 0] * 9,
+  }),
+  "phi3-mini": ("Phi3", {
+    "hidden_size": 3072, "intermediate_size": 8192, "num_hidden_layers": 32,
+    "num_attention_heads": 32, "num_key_value_heads": 32, "vocab_size": 32064,
+    "max_position_embeddings": 4096, "original_max_position_embeddings": 4096,
+    "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "rope_scaling": None,
+    "sliding_window": 2047, "attention_bias": False,
+  }),
+  "phi4": ("Phi3", {
+    "hidden_size": 5120, "intermediate_size": 17920, "num_hidden_layers": 40,
+    "num_attention_heads": 40, "num_key_value_heads": 10, "vocab_size": 100352,
+    "max_position_embeddings": 16384, "rms_norm_eps": 1e-5,
+    "original_max_position_embeddings": 16384, "rope_theta": 250000,
+    "rope_scaling": None, "sliding_window": None,
+  }),
+  "olmo2-7b": ("Olmo2", {
+    "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32,
+    "num_attention_heads": 32, "num_key_value_heads": 32, "vocab_size": 100352,
+    "max_position_embeddings": 4096, "rms_norm_eps": 1e-6,
+    "rope_theta": 500000, "rope_scaling": None, "attention_bias": False,
+  }),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_configs_are_presets(name):
+  architecture, config = PUBLISHED[name]
+  config = {"architectures": [f"{architecture}ForCausalLM"]} | config
+  assert hf_config.parse(config, "", "float32") == presets.get(name)
+
+
+def test_phi4_mini_has_the_factors_of_long_texts():
+  architecture, config = PUBLISHED["phi3-mini"]
+  config = {"architectures": [f"{architecture}ForCausalLM"]} | config | {
+    "num_attention_heads": 24, "num_key_value_heads": 8, "vocab_size": 200064,
+    "max_position_embeddings": 131072, "partial_rotary_factor": 0.75,
+    "sliding_window": 262144, "tie_word_embeddings": True,
+    "rope_scaling": {
+      "type": "longrope", "short_factor": [1.0] * 48, "long_factor": [2.0] * 48,
+    },
+  }  # fmt: skip
+  parsed = hf_config.parse(config, "", "float32")
+  scaling = parsed.rope_scaling
+  assert scaling.factors == (2.0,) * 48
+  assert scaling.attention_factor == pytest.approx(1.1902, abs=1e-4)
+  same = dataclasses.replace(parsed, rope_scaling=None)
+  assert same == presets.get("phi4-mini")
+  # As docs/checkpoints.md has it for short texts.
+  config["max_position_embeddings"] = 4096
+  config["rope_scaling"]["attention_factor"] = scaling.attention_factor
+  short = hf_config.parse(config, "", "float32").rope_scaling
+  assert short.factors == (1.0,) * 48
+  assert short.attention_factor == scaling.attention_factor
+
+
 def test_the_text_of_a_model_that_sees_images():
   """As config.json of google/gemma-3-4b-it, whose sizes are mostly missing."""
   config = {
