@@ -85,7 +85,7 @@ def write(path, params=None, config=CONFIG, kind=Kind.F32, change=None, **keys):
     if array is None:
       continue
     array = array + np.float32(tensor.gguf_offset)
-    if tensor.permuted_heads and arch == "llama":
+    if tensor.permuted_heads and arch in ("llama", "smollm3"):
       array = permute(array, tensor.permuted_heads)
     if array.ndim == 2 and kind != Kind.F32:
       data = gguf.quants.quantize(array, kind)

@@ -17,7 +17,7 @@ from gguf_files import CONFIG, byte_level, permute, random_params, write
 from specdec import checkpoints
 from specdec.checkpoints import gguf as reading
 from specdec.checkpoints import gguf_tokenizer
-from specdec.models.config import RopeScaling
+from specdec.models.rope_scaling import RopeScaling
 
 PARITY = Path(__file__).parent / "fixtures" / "parity"
 WINDOW = {"attention.sliding_window": 5}
@@ -66,6 +66,8 @@ EXPERTS = {"expert_count": 4, "expert_used_count": 2}
      WINDOW | LINEAR | {"attention.sliding_window_pattern": 3,
                         "rope.scaling.factor": 3.0,
                         "rope.freq_base_swa": 100.0}),
+    ("smollm3", "smollm3", {"unrotated_layers": (3,), "windows": ()}, {}),
+    ("olmo2", "olmo2", {}, {}),
     ("llama", "mixtral", {}, WINDOW | EXPERTS),
     ("qwen3moe", "qwen3_moe_normalized", {},
      {"feed_forward_length": 99, "expert_feed_forward_length": 16,
@@ -158,6 +160,8 @@ def test_metadata(tmp_path, keys, field, value):
     ({"block_count": 1}, "holds blk.1.*which this architecture"),
     ({"feed_forward_length": 95}, r"ffn_gate.* shape \(96, 64\).*\(95, 64\)"),
     ({"rope.dimension_count": 8}, "rope.dimension_count = 8; accepted: 16"),
+    ({"arch": "phi3"}, "architecture 'phi3'; accepted: llama.*smollm3, olmo2"),
+    ({"arch": "olmo2"} | WINDOW, "= 5 without specifying its layers"),
     ({"arch": "qwen3"} | WINDOW, "= 5 without specifying its layers"),
     ({"arch": "gemma2", "rope.freq_base_swa": 5.0}, "base_swa is not impleme"),
     ({"arch": "gemma3", "attention.scale": 0.5}, "on.scale, not implemented"),
@@ -288,7 +292,15 @@ def test_bos_and_eos_are_added_as_the_file_says(tokenizer_of):
 
 
 @pytest.mark.parametrize(
-  "pre, pieces", [("smollm", 4), ("qwen2", 4), ("llama-bpe", 2), ("gpt-2", 1)]
+  "pre, pieces",
+  [
+    ("smollm", 4),
+    ("qwen2", 4),
+    ("llama-bpe", 2),
+    ("smaug-bpe", 2),
+    ("dbrx", 2),
+    ("gpt-2", 1),
+  ],
 )
 def test_numbers_are_cut_as_each_kind_does(tokenizer_of, pre, pieces):
   options = gguf_tokenizer.PRE_TOKENIZERS[pre]

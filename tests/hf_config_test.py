@@ -2,11 +2,14 @@
 
 import dataclasses
 import functools
+import math
 
 import pytest
 
 from specdec.checkpoints import hf_config
-from specdec.models.config import RopeScaling, TransformerConfig
+from specdec.models import presets
+from specdec.models.config import TransformerConfig
+from specdec.models.rope_scaling import LongRope, RopeScaling, Yarn
 
 BASE = {
   "vocab_size": 8,
@@ -32,6 +35,13 @@ GEMMA = {"head_dim": 256, "num_kv_heads": 4, "query_scalar": 256, "tied": True}
     ("Mistral", {"windows": (4096,) * 8, "num_kv_heads": 8}),
     ("Qwen2", {"head_dim": 2, "num_kv_heads": 32, "qkv_bias": True}),
     ("Qwen3", {"head_dim": 128, "num_kv_heads": 32, "qk_norm": True}),
+    ("Phi3", {"head_dim": 2, "num_kv_heads": 32, "norm_epsilon": 1e-5,
+              "rope_scaling": None, "fused": True}),
+    ("Olmo2", {"head_dim": 2, "num_kv_heads": 32, "norm_epsilon": 1e-5,
+               "pre_norms": False, "post_norms": True, "qk_norm": True,
+               "joint_qk_norm": True}),
+    ("SmolLM3", {"num_kv_heads": 4, "rope_theta": 2e6, "tied": True,
+                 "unrotated_layers": (3, 7)}),
     ("Gemma2", GEMMA | {"windows": (4096, None) * 4, "attention_softcap": 50.0,
                         "logit_softcap": 30.0}),
     ("Gemma3", GEMMA | {"windows": (4096,) * 5 + (None,) + (4096,) * 2,
@@ -59,6 +69,31 @@ def test_absent_keys_have_the_defaults_of_transformers(architecture, fields):
     ("Llama", {"rope_scaling": {"type": "default"}}, {"rope_scaling": None}),
     ("Llama", {"rope_scaling": {"type": "linear", "factor": 2}},
      {"rope_scaling": RopeScaling("linear", 2.0)}),
+    # As Qwen's model cards ask for it.
+    ("Qwen2",
+     {"rope_scaling": {"type": "yarn", "factor": 4.0,
+                       "original_max_position_embeddings": 32768}},
+     {"rope_scaling": Yarn(4.0, 32768, 1 + 0.1 * math.log(4))}),
+    # As DeepSeek-R1's distillations would, with what is missing derived.
+    ("Llama",
+     {"max_position_embeddings": 64,
+      "original_max_position_embeddings": 8,
+      "rope_parameters": {"rope_type": "yarn", "factor": None, "mscale": 2.0,
+                          "mscale_all_dim": 1.0, "beta_fast": 16,
+                          "truncate": False}},
+     {"rope_scaling": Yarn(
+       8.0, 8, (1 + 0.2 * math.log(8)) / (1 + 0.1 * math.log(8)), 16,
+       truncate=False)}),
+    ("Llama",
+     {"max_position_embeddings": 8, "rope_scaling": {
+       "type": "yarn", "factor": 2.0, "attention_factor": 1.5}},
+     {"rope_scaling": Yarn(2.0, 8, 1.5)}),
+    ("Llama",
+     {"max_position_embeddings": 64, "rope_scaling": {
+       "type": "longrope", "original_max_position_embeddings": 8,
+       "short_factor": [1], "long_factor": [9.0]}},
+     {"rope_scaling": LongRope(
+       (1.0,), (9.0,), 8, 64, math.sqrt(1 + math.log(8) / math.log(8)))}),
     ("Llama", {"sliding_window": 9}, {"windows": ()}),
     ("Llama", {"head_dim": None}, {"head_dim": 2}),
     ("Mistral", {"sliding_window": None, "num_key_value_heads": 4},
@@ -69,6 +104,25 @@ def test_absent_keys_have_the_defaults_of_transformers(architecture, fields):
       {"windows": (None,) * 6 + (7, 7)},
     ),
     ("Qwen3", {"sliding_window": 7}, {"windows": ()}),
+    # As Phi-3's first files name it: the ratio of lengths stands for a factor,
+    # and the length outside goes before that in the object.
+    ("Phi3",
+     {"hidden_size": 256, "partial_rotary_factor": 0.5,
+      "max_position_embeddings": 16, "original_max_position_embeddings": 4,
+      "sliding_window": 3, "rope_scaling": {
+        "type": "su", "original_max_position_embeddings": 5,
+        "short_factor": [1.0, 2], "long_factor": [3.0, 4.0]}},
+     {"rotary_dims": 4, "windows": (3,) * 8, "rope_scaling": LongRope(
+       (1.0, 2.0), (3.0, 4.0), 4, 16, math.sqrt(2.0))}),
+    ("Phi3", {"hidden_size": 32 * 96, "partial_rotary_factor": 0.26},
+     {"rotary_dims": 24}),
+    ("SmolLM3", {"no_rope_layers": [1] * 5 + [0, 1, 1, 0]},
+     {"unrotated_layers": (5,)}),
+    ("SmolLM3", {"no_rope_layers": [True] * 8}, {"unrotated_layers": ()}),
+    ("SmolLM3", {"no_rope_layer_interval": 3, "use_sliding_window": True,
+                 "sliding_window": 9},
+     {"unrotated_layers": (2, 5),
+      "windows": (None, None, 9, None, None, 9, None, None)}),
     (
       "Qwen3Moe",
       {"use_sliding_window": True, "sliding_window": 7, "num_local_experts": 4,
@@ -103,6 +157,98 @@ def test_options_are_carried(architecture, changes, fields):
   assert hf_config.parse(hf_config.render(config), "", "float32") == config
 
 
+YARN = {"max_position_embeddings": 64}
+
+
+PUBLISHED = {  # what is in config.json, but for what says nothing of the model
+  "smollm3-3b": ("SmolLM3", {
+    "hidden_size": 2048, "intermediate_size": 11008, "num_hidden_layers": 36,
+    "num_attention_heads": 16, "num_key_value_heads": 4, "vocab_size": 128256,
+    "max_position_embeddings": 65536, "rms_norm_eps": 1e-6,
+    "rope_theta": 5000000.0, "rope_scaling": None, "sliding_window": None,
+    "use_sliding_window": False, "max_window_layers": 28,
+    "layer_types": ["full_attention"] * 36, "no_rope_layer_interval": 4,
+    "no_rope_layers": [1, 1, 1, 0] * 9,
+  }),
+  "phi3-mini": ("Phi3", {
+    "hidden_size": 3072, "intermediate_size": 8192, "num_hidden_layers": 32,
+    "num_attention_heads": 32, "num_key_value_heads": 32, "vocab_size": 32064,
+    "max_position_embeddings": 4096, "original_max_position_embeddings": 4096,
+    "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "rope_scaling": None,
+    "sliding_window": 2047, "attention_bias": False,
+  }),
+  "phi4": ("Phi3", {
+    "hidden_size": 5120, "intermediate_size": 17920, "num_hidden_layers": 40,
+    "num_attention_heads": 40, "num_key_value_heads": 10, "vocab_size": 100352,
+    "max_position_embeddings": 16384, "rms_norm_eps": 1e-5,
+    "original_max_position_embeddings": 16384, "rope_theta": 250000,
+    "rope_scaling": None, "sliding_window": None,
+  }),
+  "olmo2-7b": ("Olmo2", {
+    "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32,
+    "num_attention_heads": 32, "num_key_value_heads": 32, "vocab_size": 100352,
+    "max_position_embeddings": 4096, "rms_norm_eps": 1e-6,
+    "rope_theta": 500000, "rope_scaling": None, "attention_bias": False,
+  }),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_configs_are_presets(name):
+  architecture, config = PUBLISHED[name]
+  config = {"architectures": [f"{architecture}ForCausalLM"]} | config
+  assert hf_config.parse(config, "", "float32") == presets.get(name)
+
+
+def test_phi4_mini_has_the_factors_of_long_texts():
+  architecture, config = PUBLISHED["phi3-mini"]
+  config = {"architectures": [f"{architecture}ForCausalLM"]} | config | {
+    "num_attention_heads": 24, "num_key_value_heads": 8, "vocab_size": 200064,
+    "max_position_embeddings": 131072, "partial_rotary_factor": 0.75,
+    "sliding_window": 262144, "tie_word_embeddings": True,
+    "rope_scaling": {
+      "type": "longrope", "short_factor": [1.0] * 48, "long_factor": [2.0] * 48,
+    },
+  }  # fmt: skip
+  parsed = hf_config.parse(config, "", "float32")
+  scaling = parsed.rope_scaling
+  assert scaling.factors == (2.0,) * 48
+  assert scaling.attention_factor == pytest.approx(1.1902, abs=1e-4)
+  same = dataclasses.replace(parsed, rope_scaling=None)
+  assert same == presets.get("phi4-mini")
+  # As docs/checkpoints.md has it for short texts.
+  config["max_position_embeddings"] = 4096
+  config["rope_scaling"]["attention_factor"] = scaling.attention_factor
+  short = hf_config.parse(config, "", "float32").rope_scaling
+  assert short.factors == (1.0,) * 48
+  assert short.attention_factor == scaling.attention_factor
+
+
+def test_the_text_of_a_model_that_sees_images():
+  """As config.json of google/gemma-3-4b-it, whose sizes are mostly missing."""
+  config = {
+    "architectures": ["Gemma3ForConditionalGeneration"],
+    "model_type": "gemma3",
+    "text_config": {
+      "hidden_size": 2560,
+      "intermediate_size": 10240,
+      "model_type": "gemma3_text",
+      "num_hidden_layers": 34,
+      "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+      "sliding_window": 1024,
+    },
+    "vision_config": {"hidden_size": 1152, "model_type": "siglip_vision_model"},
+  }
+  assert hf_config.parse(config, "", "float32") == presets.get("gemma3-4b")
+  untied = config | {"tie_word_embeddings": False}
+  assert not hf_config.parse(untied, "", "float32").tied
+  with pytest.raises(ValueError, match="text_config = 1; it must be an object"):
+    hf_config.parse(config | {"text_config": 1}, "config.json", "float32")
+  bidirectional = {"text_config": {"use_bidirectional_attention": True}}
+  with pytest.raises(ValueError, match="use_bidirectional_attention = True"):
+    hf_config.parse(config | bidirectional, "config.json", "float32")
+
+
 LOCAL = {"sliding_attention": {"rope_type": "linear", "factor": 2.0}}
 
 
@@ -114,7 +260,28 @@ LOCAL = {"sliding_attention": {"rope_type": "linear", "factor": 2.0}}
     ("Qwen3", {"attention_bias": True}, "attention_bias = True; accepted"),
     ("Llama", {"mlp_bias": True}, "json has mlp_bias = True; accepted"),
     ("Llama", {"hidden_act": "gelu"}, "hidden_act = 'gelu'; accepted: 'silu'"),
-    ("Llama", {"rope_scaling": {"type": "yarn"}}, "'yarn'; accepted: default"),
+    ("Llama", {"rope_scaling": {"type": "dynamic"}},
+     "'dynamic'; accepted: default, linear, llama3, yarn, longrope"),
+    ("Llama", {"rope_scaling": {"type": "yarn"}}, "lacks original_max_posi"),
+    ("Llama", YARN | {"rope_scaling": {
+      "type": "yarn", "factor": 4, "mscale": 1, "mscale_all_dim": -1e30}},
+     "attention_factor = -"),
+    ("Llama", YARN | {"rope_scaling": {"type": "yarn", "factor": "4"}},
+     "factor = '4'; it must be a number"),
+    ("Llama", YARN | {"rope_scaling": {"type": "yarn", "beta_slow": 32}},
+     "beta_slow = 32 must be < beta_fast = 32.0"),
+    ("Llama", YARN | {"rope_scaling": {"type": "yarn", "factor": 4},
+                      "rope_theta": 1.0}, "theta = 1.0; yarn needs one above"),
+    ("Llama", YARN | {"rope_scaling": {"type": "longrope"}}, "lacks short_fac"),
+    ("Llama", YARN | {"rope_scaling": {
+      "type": "longrope", "short_factor": [1, 2], "long_factor": [1, 2]}},
+     "longrope has 2 factors for 1 pairs of rotated"),
+    ("Llama", YARN | {"rope_scaling": {
+      "type": "longrope", "short_factor": [0], "long_factor": [1]}},
+     "short_factors = 0.0; it must be finite and > 0"),
+    ("Llama", YARN | {"rope_scaling": {
+      "type": "longrope", "short_factor": ["1"], "long_factor": [1]}},
+     r"short_factor = \['1'\]; it must be a list of numbers"),
     ("Llama", {"rope_scaling": {"rope_type": "llama3", "factor": 8}},
      "lacks low_freq"),
     ("Llama", {"quantization_config": {"bits": 4}}, "quantization_config = "),
@@ -136,6 +303,12 @@ LOCAL = {"sliding_attention": {"rope_type": "linear", "factor": 2.0}}
       {"rope_parameters": {"partial_rotary_factor": 0.5}},
       "partial_rotary_factor = 0.5; accepted: 1.0",
     ),
+    ("Phi3", {"rope_scaling": {"type": "linear", "factor": 2.0}},
+     "by 'linear'; accepted: default, longrope"),
+    ("Phi3", {"partial_rotary_factor": 0.5}, "rotary_dims = 1; it must be e"),
+    ("SmolLM3", {"no_rope_layers": [1] * 7}, r"_layers = \[1, .*accepted"),
+    ("SmolLM3", {"no_rope_layers": [2] * 8}, "accepted: 1 with rotary"),
+    ("SmolLM3", {"no_rope_layer_interval": 0}, "interval = 0; it must be >= 1"),
     ("Qwen3Moe", {"mlp_only_layers": [1]}, r"mlp_only_layers = \[1\];"),
     ("Qwen3Moe", {"decoder_sparse_step": 2}, "decoder_sparse_step = 2;"),
     ("Mixtral", {"num_local_experts": 1}, "num_experts = 1; it must be"),
@@ -163,7 +336,7 @@ def test_unsupported_options_are_refused(architecture, changes, sentence):
 def test_render_names_what_no_architecture_has():
   changed = functools.partial(dataclasses.replace, parse("LlamaForCausalLM"))
   with pytest.raises(ValueError, match=r"Llama.* and differs in windows"):
-    hf_config.render(changed(windows=(None, 4) * 4))
+    hf_config.render(changed(windows=(3, 4) * 4))
   with pytest.raises(ValueError, match=r"Qwen2.* differs in qk_norm"):
     hf_config.render(changed(qkv_bias=True, qk_norm=True))
   rendered = hf_config.render(changed(windows=(None,) * 8))

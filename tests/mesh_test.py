@@ -10,6 +10,7 @@ import virtual
 
 CASES = pathlib.Path(__file__).with_name("mesh_cases.py")
 WEIGHTS = CASES.with_name("weights_mesh_cases.py")
+FAMILIES = CASES.with_name("families_mesh_cases.py")
 HEADS = "eagle or mtp or prophet or medusa or hydra or recycle or head"
 
 
@@ -24,7 +25,7 @@ HEADS = "eagle or mtp or prophet or medusa or hydra or recycle or head"
 def test_eight_devices_equal_one(marked, names):
   done = subprocess.run(
     [sys.executable, "-m", "pytest", "-q", "-x", "-n", "0", "--durations=5"]
-    + ["-m", marked, "-k", names, CASES, WEIGHTS],
+    + ["-m", marked, "-k", names, CASES, WEIGHTS, FAMILIES],
     env=virtual.environment(8),
     stdout=subprocess.PIPE,
     stderr=subprocess.STDOUT,

@@ -7,7 +7,7 @@ import pytest
 
 from specdec.checkpoints import hf_config
 from specdec.models import presets
-from specdec.models.config import RopeScaling
+from specdec.models.rope_scaling import RopeScaling
 
 SIGLIP = 416_866_032  # 400M, 896 pixels; in the larger Gemma 3
 # The parameter counts of the safetensors on Hugging Face, less SigLIP and its
@@ -48,6 +48,15 @@ PUBLISHED = {
   "smollm2-135m": 134_515_008,
   "smollm2-360m": 361_821_120,
   "smollm2-1.7b": 1_711_376_384,
+  "smollm3-3b": 3_075_098_624,
+  "phi3-mini": 3_821_079_552,
+  "phi3-medium": 13_960_238_080,
+  "phi4-mini": 3_836_021_760,
+  "phi4": 14_659_507_200,
+  "olmo2-1b": 1_484_916_736,
+  "olmo2-7b": 7_298_617_344,
+  "olmo2-13b": 13_716_198_400,
+  "olmo2-32b": 32_234_279_936,
   # google/flan-t5-*, as large as google/t5-v1_1-*.
   "t5-small": 76_961_152,
   "t5-base": 247_577_856,
@@ -90,6 +99,10 @@ def test_options_are_those_of_an_architecture():
     "qwen3": "Qwen3",
     "gemma2": "Gemma2",
     "gemma3": "Gemma3",
+    "smollm3": "SmolLM3",
+    "phi3": "Phi3",
+    "phi4": "Phi3",
+    "olmo2": "Olmo2",
   }
   for name in presets.names():
     expected = architectures.get(name.split("-")[0], "Llama")
@@ -112,6 +125,11 @@ def test_options_are_the_published_ones():
     ("gemma3-27b", "query_scalar", 168),
     ("gemma3-1b", "rope_scaling", None),
     ("gemma3-4b", "rope_scaling", RopeScaling("linear", 8.0)),
+    ("smollm3-3b", "unrotated_layers", (3, 7, 11, 15, 19, 23, 27, 31, 35)),
+    ("phi3-mini", "windows", (2047,) * 32),
+    ("phi4", "windows", ()),
+    ("phi4-mini", "rotary_dims", 96),
+    ("olmo2-32b", "pre_norms", False),
     ("llama3-1b", "rope_scaling", RopeScaling("llama3", 32.0)),
     ("llama3-8b", "rope_scaling", RopeScaling("llama3", 8.0)),
   ):
@@ -122,4 +140,8 @@ def test_presets_import_no_model_code():
   tree = ast.parse(pathlib.Path(presets.__file__).read_text())
   modules = {x.module for x in ast.walk(tree) if isinstance(x, ast.ImportFrom)}
   ours = {module for module in modules if module.startswith("specdec")}
-  assert ours == {"specdec.models.config", "specdec.utils.spelling"}
+  assert ours == {
+    "specdec.models.config",
+    "specdec.models.rope_scaling",
+    "specdec.utils.spelling",
+  }

@@ -19,7 +19,8 @@ from specdec import checkpoints, draft_tree
 from specdec.checkpoints import hf_config
 from specdec.models import experts, layouts, transformer
 from specdec.models import params as model_params
-from specdec.models.config import RopeScaling, TransformerConfig
+from specdec.models.config import OLMO2, TransformerConfig
+from specdec.models.rope_scaling import LongRope, RopeScaling, Yarn
 from specdec.types import Source
 
 PARITY = Path(__file__).parent / "fixtures" / "parity"
@@ -140,11 +141,23 @@ def test_recorded_logits_in_passes_of_several_lengths(name):
     ("llama_gqa_llama3", {"rope_scaling": None}),
     ("llama_gqa_llama3", {"rope_scaling": RopeScaling("linear", 8.0)}),
     ("llama_linear", {"rope_scaling": None}),
+    ("qwen3_yarn", {"rope_scaling": Yarn(4.0, 16, 1.0, 2.0, 0.25)}),
+    ("qwen3_yarn", {"rope_scaling": RopeScaling("linear", 4.0)}),
+    ("qwen2_yarn_mscale", {"rope_scaling": Yarn(4.0, 16, 1.1, 2.0, 0.25)}),
+    ("llama_longrope", {"rope_scaling": None}),
     ("mistral_window", {"windows": ()}),
     ("mistral_window", {"windows": (5, 6)}),
     ("qwen2_window", {"qkv_bias": False}),
     ("qwen2_window", {"windows": (5, None)}),
     ("qwen3", {"qk_norm": False}),
+    ("phi3_window", {"windows": ()}),
+    ("phi3_longrope", {"rope_scaling": None}),
+    ("phi3_longrope_short", {"rope_scaling": None}),
+    ("olmo2", {"norm_epsilon": 1e-1}),
+    ("olmo2", {"rope_theta": 1e4}),
+    ("smollm3", {"unrotated_layers": ()}),
+    ("smollm3", {"unrotated_layers": (1, 2)}),
+    ("smollm3", {"windows": ()}),
     ("gemma2", {"attention_softcap": None}),
     ("gemma2", {"logit_softcap": None}),
     ("gemma2", {"query_scalar": None}),
@@ -156,6 +169,7 @@ def test_recorded_logits_in_passes_of_several_lengths(name):
     ("gemma3", {"local_rope_theta": None}),
     ("gemma3", {"rope_scaling": None}),
     ("gemma3", {"windows": (None, 5, 5, 5)}),
+    ("gemma3_images", {"windows": (None, 5)}),
     ("mixtral", {"experts_per_token": 3}),
     ("mixtral", {"normalize_experts": False}),
     ("qwen3_moe", {"normalize_experts": True}),
@@ -316,6 +330,8 @@ FAMILIES = {
   "qwen2": {"qkv_bias": True},
   "qwen3": {"qk_norm": True},
   "gemma": {"post_norms": True, "norm_offset": True},
+  "olmo2": OLMO2,
+  "phi4": {"rotary_dims": 6, "fused": True},
   "mixtral": {"num_experts": 3, "experts_per_token": 2},
   "qwen3_moe": {"num_experts": 3, "experts_per_token": 2, "qk_norm": True},
   "relative": {"relative_buckets": 8, "head_dim": 7},
@@ -412,6 +428,23 @@ def test_norm_offset_is_exact_in_bfloat16():
 
 
 @pytest.mark.parametrize(
+  "name, field, value",
+  [
+    ("llama_longrope", "max_length", 16),  # the short factors
+    ("llama_longrope", "attention_factor", 1.0),
+    ("phi3_longrope", "max_length", 16),
+    ("phi3_longrope_short", "max_length", 65),
+    ("qwen2_yarn_mscale", "truncate", True),
+    ("qwen2_yarn_mscale", "beta_fast", 32.0),
+  ],
+)
+def test_recorded_logits_depend_on_the_scaling(name, field, value):
+  config = recorded(name)[0].config
+  scaling = changed(config.rope_scaling, **{field: value})
+  test_recorded_logits_would_show_a_mistake(name, {"rope_scaling": scaling})
+
+
+@pytest.mark.parametrize(
   "changes, sentence",
   [
     ({"windows": (0, 3, 3)}, "each must be None or >= 1"),
@@ -437,10 +470,33 @@ def test_norm_offset_is_exact_in_bfloat16():
     ({"rope_scaling": ("llama3", 8.0, 1.0, math.inf)}, "cy_factor = inf"),
     ({"rope_scaling": ("llama3", 8.0, 4.0, 4.0)}, "cy_factor = 4.0 must be <"),
     ({"rope_scaling": ("llama3", 8.0, 1.0, 4.0, 0)}, "original_length = 0; it"),
-    ({"rope_scaling": ("yarn", 8.0)}, "'yarn' is unknown; known: linear, llam"),
+    ({"rope_scaling": ("ntk", 8.0)}, "'ntk' is unknown; known: linear, llama"),
+    (
+      {"rotary_dims": 3},
+      r"rotary_dims = 3; it must be even and in 2..head_dim",
+    ),
+    ({"unrotated_layers": (3,)}, r"unrotated_layers = \(3,\); each must be in"),
+    ({"fused": True, "qkv_bias": True}, "and no biases"),
+    ({"joint_qk_norm": True}, "joint_qk_norm = True needs qk_norm"),
+    ({"pre_norms": False}, "pre_norms = False needs post_norms"),
+    ({"rotary_dims": 10}, "rotary_dims = 10; it must be even"),
+    ({"rotary_dims": 0}, "rotary_dims = 0; it must be even"),
   ],
 )
 def test_configs_that_are_refused(changes, sentence):
   with pytest.raises(ValueError, match=sentence):
     scaling = changes.get("rope_scaling", ("linear", 1.0))
     changed(CONFIG, **changes | {"rope_scaling": RopeScaling(*scaling)})
+
+
+def test_scalings_that_are_refused():
+  with pytest.raises(ValueError, match=r"beta_slow = 2\.0 must be < beta_fast"):
+    Yarn(4.0, 16, 1.0, 2.0, 2.0)
+  with pytest.raises(ValueError, match="attention_factor = nan; it must be"):
+    Yarn(4.0, 16, math.nan)
+  with pytest.raises(ValueError, match="2 short_factors and 1 long_factors"):
+    LongRope((1.0, 1.0), (1.0,), 8, 16, 1.0)
+  with pytest.raises(ValueError, match="long_factors = inf; it must be finite"):
+    LongRope((1.0,), (math.inf,), 8, 16, 1.0)
+  assert LongRope((1.0,), (2.0,), 8, 8, 1.0).factors == (1.0,)
+  assert LongRope((1.0,), (2.0,), 8, 9, 1.0).factors == (2.0,)

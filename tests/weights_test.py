@@ -125,7 +125,7 @@ def test_packed_int4_is_laid_out_as_compressed_tensors_does():
   "change, sentence",
   [
     ({"quant_method": "gptq"}, "quantised by 'gptq'; accepted: compressed"),
-    ({"format": "float-quantized"}, "in 'float-quantized'; accepted: int-qua"),
+    ({"format": "marlin-24"}, "in 'marlin-24'; accepted: int-quantized, p"),
     ({"kv_cache_scheme": {"num_bits": 8}}, "has kv_cache_scheme"),
     (
       {"transform_config": {"config_groups": {"a": 1}}},

@@ -8,7 +8,7 @@ names.py.
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from specdec.models.config import GEMMA
+from specdec.models.config import GEMMA, OLMO2
 
 # Field of TransformerConfig -> key of config.json.
 KEYS = {
@@ -27,7 +27,6 @@ KEYS = {
 ONLY = {
   "attention_bias": (False, None),
   "mlp_bias": (False, None),
-  "partial_rotary_factor": (1.0, 1, None),
   "quantization_config": (None,),
 }
 _SILU = {"hidden_act": ("silu",)}
@@ -52,6 +51,10 @@ def _late(config: Mapping[str, Any], layer: int) -> bool:
   return _all(config, layer) and layer >= config["max_window_layers"]
 
 
+def _without_rotation(config: Mapping[str, Any], layer: int) -> bool:
+  return _all(config, layer) and not config["no_rope_layers"][layer]
+
+
 def _all_but_every(config: Mapping[str, Any], layer: int) -> bool:
   return (layer + 1) % config["sliding_window_pattern"] != 0
 
@@ -67,9 +70,22 @@ class Architecture(NamedTuple):
   only: Mapping[str, tuple] = _SILU  # in addition to ONLY
 
   @property
+  def is_phi(self) -> bool:
+    """Whether its rotary embeddings have the options of Phi-3's."""
+    return self.model_type == "phi3"
+
+  @property
+  def pads(self) -> bool:
+    """Whether transformers assumes a padding token beyond small vocabularies.
+
+    It refuses the model then, unless config.json says that there is none.
+    """
+    return self.model_type in ("phi3", "smollm3")
+
+  @property
   def layer_types(self) -> bool:
     """Whether config.json may list the kind of each layer in layer_types."""
-    return self.sliding in (_late, _all_but_every)
+    return self.sliding in (_late, _without_rotation, _all_but_every)
 
 
 _QWEN = {
@@ -91,6 +107,20 @@ _GEMMA_ABSENT = {
 }
 _EXPERTS = {"experts_per_token": "num_experts_per_tok"}
 
+# Architectures that also see images -> that of their text_config, and the
+# sizes that may be missing in it.
+WITH_IMAGES: dict[str, tuple[str, dict[str, int]]] = {
+  "Gemma3ForConditionalGeneration": (
+    "Gemma3ForCausalLM",
+    {
+      "vocab_size": 262_208,
+      "hidden_size": 2304,
+      "intermediate_size": 9216,
+      "num_hidden_layers": 26,
+      "num_attention_heads": 8,
+    },
+  ),
+}
 ARCHITECTURES = {
   "LlamaForCausalLM": Architecture("llama", lambda *_: False),
   "MistralForCausalLM": Architecture(
@@ -101,6 +131,34 @@ ARCHITECTURES = {
   ),
   "Qwen3ForCausalLM": Architecture(
     "qwen3", _late, implied={"qk_norm": True}, absent=_QWEN | {"head_dim": 128}
+  ),
+  "Phi3ForCausalLM": Architecture(
+    "phi3",
+    _all,
+    implied={"fused": True},
+    absent={
+      "rms_norm_eps": 1e-5,
+      "max_position_embeddings": 4096,
+      "original_max_position_embeddings": 4096,
+    },
+  ),
+  "Olmo2ForCausalLM": Architecture(
+    "olmo2",
+    lambda *_: False,
+    implied=OLMO2,
+    absent={"rms_norm_eps": 1e-5},
+  ),
+  "SmolLM3ForCausalLM": Architecture(
+    "smollm3",
+    _without_rotation,
+    absent={
+      "num_key_value_heads": 4,
+      "rope_theta": 2e6,
+      "tie_word_embeddings": True,
+      "use_sliding_window": False,
+      "no_rope_layers": None,
+      "no_rope_layer_interval": 4,
+    },
   ),
   "Gemma2ForCausalLM": Architecture(
     "gemma2",

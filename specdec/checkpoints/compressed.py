@@ -17,6 +17,8 @@ from specdec.utils.spelling import check_choice
 
 VERSION = "0.20.0"  # of compressed-tensors, whose layout is written
 KEY, PACKED = "quantization_config", "_packed"
+METHOD, FP8 = "compressed-tensors", "fp8"
+FLOAT8 = "float-quantized"  # a format that float8.py reads, and FP8
 _BITS = {"int-quantized": 8, "pack-quantized": 4}
 _SCALE, _SHAPE = "_scale", "_shape"
 
@@ -28,25 +30,15 @@ def check(config: Mapping[str, Any], source: str) -> None:
     return
   scheme = scheme if isinstance(scheme, dict) else {}
   what, method = f"{source} is quantised by", scheme.get("quant_method")
-  check_choice(what, method, ("compressed-tensors",), "; accepted")
-  form = scheme.get("format")
-  check_choice(f"{source} has weights in", form, _BITS, "; accepted")
-  groups = scheme.get("config_groups")
-  if not (isinstance(groups, dict) and groups):
-    raise ValueError(f"{source} has no config_groups in {KEY}")
-  for name in ("kv_cache_scheme", "transform_config"):
-    if scheme.get(name):
-      raise ValueError(f"{source} has {name}; accepted: null")
-  sparsity = scheme.get("sparsity_config") or {}
-  pattern = sparsity.get("format", "dense")
-  check_choice(f"{source} has sparsity", pattern, ("dense",), "; accepted")
-  for group in groups.values():
-    group = group if isinstance(group, dict) else {}
-    weights = group.get("weights")
-    weights = weights if isinstance(weights, dict) else {}
-    for name in ("input_activations", "output_activations"):
-      if group.get(name):
-        raise ValueError(f"{source} quantises {name}; accepted: weights alone")
+  methods = METHOD, FP8
+  check_choice(what, method, methods, "; accepted")
+  form, forms = scheme.get("format"), (*_BITS, FLOAT8)
+  check_choice(f"{source} has weights in", form, forms, "; accepted")
+  for group, weights in groups(scheme, source):
+    if group.get("input_activations"):
+      raise ValueError(
+        f"{source} quantises input_activations; accepted: weights alone"
+      )
     for name, accepted in (
       ("type", ("int", None)),
       ("num_bits", (_BITS[form],)),
@@ -60,6 +52,34 @@ def check(config: Mapping[str, Any], source: str) -> None:
           f"{source} has {name} = {weights.get(name)!r:.60} in {KEY}; "
           f"accepted: {accepted[0]!r}"
         )
+
+
+def groups(
+  scheme: Mapping[str, Any], source: str
+) -> list[tuple[Mapping[str, Any], Mapping[str, Any]]]:
+  """Returns config_groups, each with its weights, as far as both are objects.
+
+  Raises ValueError where what goes for all of them is not implemented.
+  """
+  found = scheme.get("config_groups")
+  if not (isinstance(found, dict) and found):
+    raise ValueError(f"{source} has no config_groups in {KEY}")
+  for name in ("kv_cache_scheme", "transform_config"):
+    if scheme.get(name):
+      raise ValueError(f"{source} has {name}; accepted: null")
+  sparsity = scheme.get("sparsity_config") or {}
+  pattern = sparsity.get("format", "dense")
+  check_choice(f"{source} has sparsity", pattern, ("dense",), "; accepted")
+  pairs = []
+  for group in found.values():
+    group = group if isinstance(group, dict) else {}
+    weights = group.get("weights")
+    if group.get("output_activations"):
+      raise ValueError(
+        f"{source} quantises output_activations; accepted: weights alone"
+      )
+    pairs.append((group, weights if isinstance(weights, dict) else {}))
+  return pairs
 
 
 def logical(
@@ -161,7 +181,7 @@ def scheme(formats: Mapping[str, WeightFormat | None]) -> dict[str, Any]:
   }
   layout = next(name for name, n in _BITS.items() if n == bits)
   return {
-    "quant_method": "compressed-tensors",
+    "quant_method": METHOD,
     "version": VERSION,
     "format": layout,
     "quantization_status": "compressed",

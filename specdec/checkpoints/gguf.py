@@ -16,12 +16,13 @@ from gguf import GGUFReader, GGUFValueType, quants
 from specdec.checkpoints.names import Tensor
 from specdec.models.config import (
   GEMMA,
-  RopeScaling,
+  OLMO2,
   TransformerConfig,
   check_limits,
 )
 from specdec.models.quantization import Quantized
-from specdec.models.transformer import rope_frequencies
+from specdec.models.rope_scaling import RopeScaling
+from specdec.models.rotary import rope_frequencies
 from specdec.models.weight_formats import WeightFormat
 from specdec.utils.spelling import check_choice, naming
 
@@ -33,7 +34,10 @@ ARCHITECTURES = {
   "qwen3moe": {"qk_norm": True},
   "gemma2": GEMMA,
   "gemma3": GEMMA | {"qk_norm": True},
+  "smollm3": {},
+  "olmo2": OLMO2,
 }
+_PERMUTED = "llama", "smollm3"  # whose rows of queries and keys are reordered
 _PATTERN = {"gemma2": 2, "gemma3": 6}  # every n-th layer has full attention
 
 
@@ -158,7 +162,7 @@ class Weights:
     parts = [values.reshape(rows, -1), scales[..., 0]]
     if kept.form.has_offset:
       parts.append(scales[..., 1])
-    if spec.permuted_heads and self.architecture == "llama":
+    if spec.permuted_heads and self.architecture in _PERMUTED:
       parts = [unpermute(part, spec.permuted_heads) for part in parts]
     return Quantized(*parts)
 
@@ -173,7 +177,7 @@ class Weights:
       ) from error
     if spec is None:
       return array
-    if spec.permuted_heads and self.architecture == "llama":
+    if spec.permuted_heads and self.architecture in _PERMUTED:
       array = unpermute(array, spec.permuted_heads)
     return array - np.float32(spec.gguf_offset) if spec.gguf_offset else array
 
@@ -274,6 +278,10 @@ def config(weights: Weights, dtype: str) -> TransformerConfig:
       num_experts=experts,
       experts_per_token=count("expert_used_count") if experts else 0,
       **ARCHITECTURES[architecture],
+      # llama.cpp has every fourth without rotation, whatever the file says.
+      unrotated_layers=tuple(range(3, layers, 4))
+      if architecture == "smollm3"
+      else (),
       **_gemma(weights, layers, theta, width // max(heads, 1), head_dim),
       dtype=dtype,
     )

@@ -65,6 +65,9 @@ PRE_TOKENIZERS = {
   "gpt-2": _ByteLevel(_BYTES),
   "llama-bpe": _LLAMA3,
   "llama3": _LLAMA3,
+  # Of SmolLM3 and of OLMo 2, which split words as Llama 3 does.
+  "smaug-bpe": _ByteLevel(_words(r"\p{N}{1,3}")),
+  "dbrx": _ByteLevel(_words(r"\p{N}{1,3}")),
   "qwen2": _ByteLevel(_words(r"\p{N}")),
 }
 

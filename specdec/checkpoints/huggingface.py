@@ -11,12 +11,19 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 from flax import traverse_util
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from specdec.checkpoints import compressed, hf_config, names
+from specdec.checkpoints import (
+  compressed,
+  float8,
+  hf_config,
+  names,
+  stored_names,
+)
 from specdec.models.config import TransformerConfig
 from specdec.models.quantization import Quantized, dequantize
 from specdec.utils import files
@@ -64,7 +71,11 @@ def config(directory: Path, dtype: str) -> TransformerConfig:
   """Parses config.json; raises as `hf_config.parse`."""
   path = directory / "config.json"
   content = read_json(path, required=True)
-  compressed.check(content, str(path))
+  scheme = content.get(compressed.KEY)
+  if float8.applies(scheme):
+    float8.check(scheme, str(path))
+  else:
+    compressed.check(content, str(path))
   content.pop(compressed.KEY, None)
   has_head = None
   if hf_config.needs_weights(content):
@@ -132,24 +143,66 @@ class Weights:
   def __init__(self, directory: Path):
     self.source = str(directory)
     self._files = {}
+    self._paths, self._mapped = {}, {}
     for path in _shards(directory):
       file = open_safetensors(path, "numpy")
       self._files |= {name: file for name in file.keys()}  # noqa: SIM118
+      self._paths |= {name: path for name in file.keys()}  # noqa: SIM118
+    content = read_json(directory / "config.json")
+    self._stored = stored_names.text_names(  # name -> that in the file
+      self._files, hf_config.architectures(content)
+    )
     shapes = {
-      name: tuple(file.get_slice(name).get_shape())
-      for name, file in self._files.items()
+      name: tuple(self._files[stored].get_slice(stored).get_shape())
+      for name, stored in self._stored.items()
     }
     self.shapes, self.formats = shapes, {}  # of matrices, quantised or not
-    if scheme := read_json(directory / "config.json").get(compressed.KEY):
+    self._scales = {}  # of matrices in float8: name -> that of its scales
+    scheme = content.get(compressed.KEY)
+    if float8.applies(scheme):
+      with naming(self.source):
+        self.shapes, self._scales = float8.logical(shapes)
+    elif scheme:
       with naming(self.source):
         self.shapes, self.formats = compressed.logical(shapes, scheme)
+    self._parts = {}  # name -> the matrix that holds it, and its rows there
+    if hf_config.is_fused(content):
+      self._split(config(directory, "float32"))
+
+  def _split(self, config: TransformerConfig) -> None:
+    """Replaces matrices that hold several by these.
+
+    Raises ValueError where they have other sizes.
+    """
+    for whole, parts in stored_names.fused(config).items():
+      rows, *rest = self.shapes.pop(whole, (0,))
+      ends = np.cumsum([tensor.shape[0] for tensor in parts]).tolist()
+      if rows != ends[-1]:
+        raise ValueError(
+          f"{whole} in {self.source} has {rows} rows; the config requires "
+          f"{ends[-1]}"
+        )
+      form = self.formats.pop(whole, None)
+      for tensor, start, stop in zip(parts, [0, *ends], ends):
+        [name] = tensor.hugging_face
+        self.shapes[name] = (stop - start, *rest)
+        self._parts[name] = whole, slice(start, stop)
+        if form is not None:
+          self.formats[name] = form
 
   def integers(
     self, name: str, tensor: names.Tensor | None = None
   ) -> Quantized:
     """Returns a matrix of `formats` as it is stored, its scales as float32."""
     del tensor
-    if self.formats[name].kind == "int4":
+    if name in self._parts:
+      whole, rows = self._parts[name]
+      kind = self.formats[name].kind
+      return jax.tree.map(lambda x: x[rows], self._integers(whole, kind))
+    return self._integers(name, self.formats[name].kind)
+
+  def _integers(self, name: str, kind: str) -> Quantized:
+    if kind == "int4":
       values = compressed.unpack(self._whole(name + compressed.PACKED, "I32"))
     else:
       values = self._whole(name, "I8")
@@ -158,7 +211,8 @@ class Weights:
 
   def _slice(self, name: str, *accepted: str):
     """Returns a tensor that is read when it is indexed."""
-    stored = self._files[name].get_slice(name)
+    stored = self._stored[name]
+    stored = self._files[stored].get_slice(stored)
     dtype = stored.get_dtype()
     if dtype not in accepted:
       raise ValueError(
@@ -166,6 +220,14 @@ class Weights:
         f"{', '.join(accepted)}"
       )
     return stored
+
+  def _float8(self, name: str) -> np.ndarray:
+    self._slice(name, float8.STORED)
+    stored = self._stored[name]
+    path = self._paths[stored]
+    if path not in self._mapped:
+      self._mapped[path] = float8.Mapped(path)
+    return self._mapped[path].tensor(stored)
 
   def _whole(self, name: str, *accepted: str) -> np.ndarray:
     return self._slice(name, *accepted)[:]
@@ -180,8 +242,16 @@ class Weights:
     del tensor  # only GGUF files need conversion
     if name in self.formats:
       return dequantize(self.integers(name))[index]
-    stored = self._slice(name, *_FLOATS)
-    return stored[index or (slice(None),) * len(stored.get_shape())]
+    index = index or (slice(None),) * len(self.shapes[name])
+    if name in self._parts:
+      size = self.shapes[name][0]
+      name, rows = self._parts[name]
+      start, stop, _ = index[0].indices(size)
+      index = slice(rows.start + start, rows.start + stop), *index[1:]
+    if name in self._scales:
+      scale = self._whole(self._scales[name], *_FLOATS)
+      return float8.dequantize(self._float8(name), scale, index)
+    return self._slice(name, *_FLOATS)[index]
 
 
 def _weight_map(index: Path) -> dict[str, Any]:
@@ -217,15 +287,16 @@ def save_safetensors(
   directory = Path(directory)
   write_config(directory, params, config)
   flat, arrays = traverse_util.flatten_dict(params, sep="/"), {}
-  for tensor in names.tensors(config):
-    if isinstance(flat[tensor.path], Quantized):
-      [name] = tensor.hugging_face
-      arrays |= compressed.arrays(name, flat[tensor.path])
+  leaves = {x.hugging_face: flat[x.path] for x in names.tensors(config)}
+  for whole, parts in stored_names.fused(config).items():
+    held = [leaves.pop(tensor.hugging_face) for tensor in parts]
+    leaves[(whole,)] = jax.tree.map(_stacked, *held)
+  for stored, leaf in leaves.items():
+    if isinstance(leaf, Quantized):
+      arrays |= compressed.arrays(stored[0], leaf)
       continue
-    array = np.asarray(flat[tensor.path])
-    arrays |= zip(
-      tensor.hugging_face, array if len(tensor.hugging_face) > 1 else [array]
-    )
+    array = np.asarray(leaf)
+    arrays |= zip(stored, array if len(stored) > 1 else [array])
   with files.naming_errors(directory / SINGLE):
     try:
       save_file(arrays, directory / SINGLE, metadata={"format": "pt"})
@@ -234,6 +305,10 @@ def save_safetensors(
       (directory / SINGLE).chmod(stat.S_IMODE(mode))
     except SafetensorError as error:
       raise OSError(str(error)) from error
+
+
+def _stacked(*matrices: jax.Array) -> np.ndarray:
+  return np.concatenate([np.asarray(matrix) for matrix in matrices])
 
 
 def write_config(
@@ -258,11 +333,9 @@ def write_config(
   rendered["torch_dtype"] = str(flat["final_norm/scale"].dtype)
   if any(isinstance(leaf, Quantized) for leaf in flat.values()):
     formats = {
-      tensor.hugging_face[0].removesuffix(".weight"): config.format_of(
-        tensor.path
-      )
-      for tensor in names.tensors(config)
-      if tensor.path.endswith("/weight")
+      name.removesuffix(".weight"): config.format_of(path)
+      for path, name in stored_names.in_file(config).items()
+      if path.endswith("/weight")
     }
     rendered[compressed.KEY] = compressed.scheme(
       {name: x if x.is_integer else None for name, x in formats.items()}

@@ -53,7 +53,8 @@ class Learned(NamedTuple):
 # Options of a config that files of older versions know nothing of: they are
 # hashed where they are in use.
 _NEWER = "gated", "relative_buckets", "relative_distance", "scale_logits"
-_NEWER += "encoder_layers", "start_token"
+_NEWER += "encoder_layers", "start_token", "rotary_dims"
+_NEWER += "unrotated_layers", "fused", "joint_qk_norm", "pre_norms"
 
 
 def fingerprint(target: Checkpoint) -> dict[str, str]:

@@ -1,9 +1,9 @@
 """Configuration of a transformer decoder, with an encoder or without."""
 
 import dataclasses
-import math
-import numbers
 
+from specdec.models.checks import check_counts, check_positive
+from specdec.models.rope_scaling import LongRope, Scaling, Yarn
 from specdec.models.weight_formats import WeightFormat
 from specdec.utils.spelling import check_choice
 
@@ -21,6 +21,12 @@ GEMMA = {
   "scale_embedding": True,
   "activation": "gelu_tanh",
 }
+OLMO2 = {
+  "pre_norms": False,
+  "post_norms": True,
+  "qk_norm": True,
+  "joint_qk_norm": True,
+}
 
 
 def check_limits(num_layers: int, num_experts: int) -> None:
@@ -36,26 +42,6 @@ def check_limits(num_layers: int, num_experts: int) -> None:
     )
 
 
-def _check_counts(config, *names: str) -> None:
-  for name in names:
-    value = getattr(config, name)
-    count = isinstance(value, numbers.Integral) and not isinstance(value, bool)
-    if not count or value < 1:
-      raise ValueError(f"{name} = {value!r}; it must be an integer >= 1")
-
-
-def _check_positive(config, *names: str, optional: bool = False) -> None:
-  for name in names:
-    value = getattr(config, name)
-    if value is None and optional:
-      continue
-    if not (isinstance(value, numbers.Real) and 0 < value < math.inf):
-      or_none = "None or " if optional else ""
-      raise ValueError(
-        f"{name} = {value!r}; it must be {or_none}finite and > 0"
-      )
-
-
 def _check_buckets(buckets: int, distance: int) -> None:
   if buckets < 4 or buckets % 4 or distance <= buckets // 2:
     raise ValueError(
@@ -65,41 +51,13 @@ def _check_buckets(buckets: int, distance: int) -> None:
 
 
 @dataclasses.dataclass(frozen=True)
-class RopeScaling:
-  """Scaling of rotary frequencies beyond the trained context.
-
-  Kind 'linear' divides all frequencies by `factor`. Kind 'llama3' (Llama 3.1)
-  divides those of wavelengths above original_length / low_frequency_factor,
-  leaves those below original_length / high_frequency_factor unchanged, and
-  interpolates between them; original_length is the context of pre-training.
-  """
-
-  kind: str
-  factor: float
-  low_frequency_factor: float = 1.0
-  high_frequency_factor: float = 4.0
-  original_length: int = 8192
-
-  def __post_init__(self):
-    check_choice("rope scaling kind", self.kind, ("linear", "llama3"))
-    _check_positive(
-      self, "factor", "low_frequency_factor", "high_frequency_factor"
-    )
-    _check_counts(self, "original_length")
-    low, high = self.low_frequency_factor, self.high_frequency_factor
-    if self.kind == "llama3" and low >= high:
-      raise ValueError(
-        f"low_frequency_factor = {low} must be < high_frequency_factor = {high}"
-      )
-
-
-@dataclasses.dataclass(frozen=True)
 class TransformerConfig:
   """Configuration of a transformer of the Llama lineage, or of T5's.
 
   The defaults describe Llama. Qwen 2 sets `qkv_bias`, Qwen 3 `qk_norm`, Mixtral
   and Qwen 3 MoE the experts; options marked Gemma belong to Gemma 2 and 3,
-  those marked T5 to T5 and mT5. All options are independent of each other.
+  those marked T5 to T5 and mT5. All options are independent of each other,
+  unless the checks say otherwise.
   Norms, softmax and logits are computed in float32 in either dtype.
   """
 
@@ -112,7 +70,9 @@ class TransformerConfig:
   head_dim: int
   norm_epsilon: float = 1e-5  # added to the mean square inside RMSNorm
   rope_theta: float = 10_000.0  # base of the rotary frequencies
-  rope_scaling: RopeScaling | None = None
+  rope_scaling: Scaling | None = None
+  rotary_dims: int | None = None  # first ones of a head (Phi-4 mini); None: all
+  unrotated_layers: tuple[int, ...] = ()  # without rotary embeddings (SmolLM3)
   # Base, unscaled, in layers with a window (Gemma 3); None: as elsewhere.
   local_rope_theta: float | None = None
   tied: bool = False  # the embedding is also the vocabulary projection
@@ -121,15 +81,19 @@ class TransformerConfig:
   windows: tuple[int | None, ...] = ()
   qkv_bias: bool = False
   qk_norm: bool = False  # query and key heads pass an RMSNorm before RoPE
+  joint_qk_norm: bool = False  # these norms span all heads at once (OLMo 2)
   # Scores are divided by its square root (Gemma); None: by that of head_dim.
   query_scalar: float | None = None
   attention_softcap: float | None = None  # c of scores c tanh(s / c) (Gemma 2)
   logit_softcap: float | None = None  # the same for the logits (Gemma 2)
+  pre_norms: bool = True  # inputs of attention and MLP are normed (not OLMo 2)
   post_norms: bool = False  # outputs of attention and MLP are normed (Gemma)
   norm_offset: bool = False  # RMSNorm multiplies by 1 + scale (Gemma)
   scale_embedding: bool = False  # embeddings times sqrt(width) (Gemma)
   activation: str = "silu"  # of the MLP's gate; 'gelu_tanh' (Gemma)
   gated: bool = True  # False: act(up(x)) instead of act(gate(x)) up(x) (T5 1.0)
+  # Files hold q, k and v as one matrix, and gate and up as another (Phi-3).
+  fused: bool = False
   num_experts: int = 0  # in each layer; 0: a dense MLP without a router
   experts_per_token: int = 0
   normalize_experts: bool = True  # a token's routing weights sum to one
@@ -160,20 +124,18 @@ class TransformerConfig:
     }
 
   def __post_init__(self):
-    _check_counts(self, "vocab_size", *SIZES)
-    _check_positive(self, "norm_epsilon", "rope_theta")
+    check_counts(self, "vocab_size", *SIZES)
+    check_positive(self, "norm_epsilon", "rope_theta")
     optional = "local_rope_theta", "query_scalar"
     optional += "attention_softcap", "logit_softcap"
-    _check_positive(self, *optional, optional=True)
+    check_positive(self, *optional, optional=True)
     if self.num_heads % self.num_kv_heads:
       raise ValueError(
         f"num_heads = {self.num_heads} is not a multiple of num_kv_heads = "
         f"{self.num_kv_heads}"
       )
-    if self.head_dim % 2 and not self.relative_buckets:
-      raise ValueError(
-        f"head_dim = {self.head_dim}; rotary embeddings need an even one"
-      )
+    if not self.relative_buckets:
+      self._check_rotary()
     if self.windows and len(self.windows) != self.num_layers:
       raise ValueError(
         f"windows has {len(self.windows)} entries for {self.num_layers} layers"
@@ -200,6 +162,18 @@ class TransformerConfig:
       )
     if self.encoder_layers and not self.relative_buckets:
       raise ValueError("an encoder needs relative_buckets")
+    if self.fused and (
+      self.num_experts or self.qkv_bias or not self.gated or self.encoder_layers
+    ):
+      raise ValueError(
+        "fused matrices are of a decoder with gated, dense MLPs and no biases"
+      )
+    if self.joint_qk_norm and not self.qk_norm:
+      raise ValueError("joint_qk_norm = True needs qk_norm")
+    if not self.pre_norms and (not self.post_norms or self.encoder_layers):
+      raise ValueError(
+        "pre_norms = False needs post_norms, and a decoder without an encoder"
+      )
     if self.num_experts and not self.gated:
       raise ValueError("experts are gated: gated = False is for dense MLPs")
     if self.encoder_layers and (any(self.windows) or self.num_experts):
@@ -216,6 +190,33 @@ class TransformerConfig:
       raise ValueError(
         f"weights = {self.weights}: a mixture of experts is held in "
         f"{' or '.join(DTYPES)}"
+      )
+
+  def _check_rotary(self) -> None:
+    if self.head_dim % 2 and self.rotary_dims is None:
+      raise ValueError(
+        f"head_dim = {self.head_dim}; rotary embeddings need an even one"
+      )
+    dims = self.head_dim if self.rotary_dims is None else self.rotary_dims
+    if dims % 2 or not 0 < dims <= self.head_dim:
+      raise ValueError(
+        f"rotary_dims = {dims}; it must be even and in 2..head_dim = "
+        f"{self.head_dim}"
+      )
+    layers = self.unrotated_layers
+    if not set(layers) <= set(range(self.num_layers)):
+      raise ValueError(
+        f"unrotated_layers = {layers}; each must be in 0..{self.num_layers - 1}"
+      )
+    scaling, pairs = self.rope_scaling, dims // 2
+    if isinstance(scaling, LongRope) and len(scaling.factors) != pairs:
+      raise ValueError(
+        f"longrope has {len(scaling.factors)} factors for {pairs} pairs of "
+        "rotated dimensions"
+      )
+    if isinstance(scaling, Yarn) and self.rope_theta <= 1:
+      raise ValueError(
+        f"rope_theta = {self.rope_theta}; yarn needs one above 1"
       )
 
   @property
@@ -243,8 +244,8 @@ class TransformerConfig:
     if self.qkv_bias:
       layer += self.head_dim * (heads + self.num_kv_heads)
     if self.qk_norm:
-      layer += 2 * self.head_dim
-    layer += (4 if self.post_norms else 2) * self.width
+      layer += self.head_dim * (heads if self.joint_qk_norm else 2)
+    layer += 2 * (self.pre_norms + self.post_norms) * self.width
     matrices = 3 if self.gated else 2
     layer += max(self.num_experts, 1) * matrices * self.width * self.mlp_width
     layer += self.num_experts * self.width  # the router

@@ -40,19 +40,23 @@ def _layer_axes(
   Args:
     cross: the layer attends to a source.
   """
-  axes: dict[str, tuple[str, ...]] = {"attention_norm/scale": ("width",)}
+  axes: dict[str, tuple[str, ...]] = {}
+  if config.pre_norms:
+    axes["attention_norm/scale"] = ("width",)
   for name, axis in {"q": "query", "k": "key", "v": "key"}.items():
     axes[f"attention/{name}/weight"] = (axis, "width")
     if config.qkv_bias:
       axes[f"attention/{name}/bias"] = (axis,)
     if config.qk_norm and name != "v":
-      axes[f"attention/{name}_norm/scale"] = ("head",)
+      whole = axis if config.joint_qk_norm else "head"
+      axes[f"attention/{name}_norm/scale"] = (whole,)
   axes["attention/o/weight"] = ("width", "query")
   if cross:
     axes["cross_norm/scale"] = ("width",)
     axes["cross/q/weight"] = ("query", "width")
     axes["cross/o/weight"] = ("width", "query")
-  axes["mlp_norm/scale"] = ("width",)
+  if config.pre_norms:
+    axes["mlp_norm/scale"] = ("width",)
   if config.post_norms:
     axes["attention_post_norm/scale"] = ("width",)
     axes["mlp_post_norm/scale"] = ("width",)

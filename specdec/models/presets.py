@@ -8,7 +8,8 @@ roofline model can use presets.
 import dataclasses
 from typing import Any
 
-from specdec.models.config import GEMMA, SIZES, RopeScaling, TransformerConfig
+from specdec.models.config import GEMMA, OLMO2, SIZES, TransformerConfig
+from specdec.models.rope_scaling import RopeScaling
 from specdec.utils.spelling import choices
 
 
@@ -60,6 +61,26 @@ _GEMMA3_LARGE = _GEMMA3 | {
   "rope_scaling": RopeScaling("linear", 8.0),
 }
 _SMOLLM2 = _TIED | {"vocab_size": 49_152, "rope_theta": 100_000.0}
+_SMOLLM3 = _TIED | {
+  "vocab_size": 128_256,
+  "norm_epsilon": 1e-6,
+  "rope_theta": 5e6,
+  "unrotated_layers": tuple(range(3, 36, 4)),
+}
+_PHI3 = {"vocab_size": 32_064, "windows": (2047,), "fused": True}  # of 4k
+_PHI4 = {"vocab_size": 100_352, "rope_theta": 250_000.0, "fused": True}
+# Its longrope is left out: 96 divisors that change no cost.
+_PHI4_MINI = _TIED | {
+  "vocab_size": 200_064,
+  "windows": (262_144,),
+  "rotary_dims": 96,
+  "fused": True,
+}
+_OLMO2 = OLMO2 | {
+  "vocab_size": 100_352,
+  "norm_epsilon": 1e-6,
+  "rope_theta": 500_000.0,
+}
 
 # T5 1.1: heads of 64, a gated MLP, a head of its own.
 _T5 = {
@@ -119,6 +140,15 @@ _PRESETS = {
   "smollm2-1.7b": _config(
     _SMOLLM2 | {"rope_theta": 130_000.0}, 24, 2048, 8192, 32, 32, 64
   ),
+  "smollm3-3b": _config(_SMOLLM3, 36, 2048, 11008, 16, 4, 128),
+  "phi3-mini": _config(_PHI3, 32, 3072, 8192, 32, 32, 96),
+  "phi3-medium": _config(_PHI3, 40, 5120, 17920, 40, 10, 128),
+  "phi4-mini": _config(_PHI4_MINI, 32, 3072, 8192, 24, 8, 128),
+  "phi4": _config(_PHI4, 40, 5120, 17920, 40, 10, 128),
+  "olmo2-1b": _config(_OLMO2, 16, 2048, 8192, 16, 16, 128),
+  "olmo2-7b": _config(_OLMO2, 32, 4096, 11008, 32, 32, 128),
+  "olmo2-13b": _config(_OLMO2, 40, 5120, 13824, 40, 40, 128),
+  "olmo2-32b": _config(_OLMO2, 64, 5120, 27648, 40, 8, 128),
   "t5-small": _t5(8, 512, 1024, 6),
   "t5-base": _t5(12, 768, 2048, 12),
   "t5-large": _t5(24, 1024, 2816, 16),

@@ -1,4 +1,4 @@
-"""Flax decoder for the Llama, Qwen, Mixtral, Gemma and T5 families.
+"""Flax decoder for the families of docs/checkpoints.md, Llama's and T5's.
 
 Weights are [out, in] as in checkpoints, or packed by models/layouts.py. Norms,
 rotary angles, softmax and logits are float32 in either dtype. `place`
@@ -23,9 +23,10 @@ from specdec.models.attention import (
   source_view,
   view,
 )
-from specdec.models.config import RopeScaling, TransformerConfig
+from specdec.models.config import TransformerConfig
 from specdec.models.experts import ACTIVATIONS, Experts, normal, weight
 from specdec.models.layouts import look_up, project, project_all, unpack
+from specdec.models.rotary import rope_angles, rotate
 from specdec.types import CrossKV, KVCache, Model, ModelOutput, Skip, Source
 from specdec.utils.constructors import cached
 
@@ -81,46 +82,6 @@ class RMSNorm(nn.Module):
     y *= jax.lax.rsqrt(jnp.mean(y * y, -1, keepdims=True) + self.epsilon)
     scale = jnp.expand_dims(scale, tuple(range(x.ndim - 1)))
     return (y * scale).astype(x.dtype)
-
-
-def rope_frequencies(
-  theta: float, head_dim: int, scaling: RopeScaling | None
-) -> jax.Array:
-  """Returns the scaled rotary frequencies, [head_dim / 2] rad per position."""
-  frequency = theta ** (
-    -jnp.arange(0, head_dim, 2, dtype=jnp.float32) / head_dim
-  )
-  if scaling is None:
-    return frequency
-  if scaling.kind == "linear":
-    return frequency / scaling.factor
-  turns = scaling.original_length * frequency / (2 * jnp.pi)
-  low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
-  unscaled = jnp.clip((turns - low) / (high - low), 0.0, 1.0)
-  return unscaled * frequency + (1 - unscaled) * frequency / scaling.factor
-
-
-def rope_angles(
-  config: TransformerConfig, position: jax.Array, window: int | None
-) -> tuple[jax.Array, jax.Array]:
-  """Returns (cos, sin) at position [B, T], each [B, T, 1, head_dim / 2].
-
-  The sliding window of the layer selects the rotary base.
-  """
-  theta, scaling = config.rope_theta, config.rope_scaling
-  if window is not None and config.local_rope_theta is not None:
-    theta, scaling = config.local_rope_theta, None
-  frequency = rope_frequencies(theta, config.head_dim, scaling)
-  angle = position[:, :, None, None].astype(jnp.float32)
-  angle *= frequency[None, None, None]
-  return jnp.cos(angle), jnp.sin(angle)
-
-
-def rotate(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
-  """Rotates pairs (i, i + dim / 2) of x [B, T, H, dim] (arXiv:2104.09864)."""
-  first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
-  rotated = [first * cos - second * sin, second * cos + first * sin]
-  return jnp.concatenate(rotated, axis=-1).astype(x.dtype)
 
 
 def distance_buckets(
@@ -206,10 +167,16 @@ class Attention(nn.Module):
       layer_of("k", c.num_kv_heads),
       layer_of("v", c.num_kv_heads),
     )
+
+    def normed(query, key):
+      norm = functools.partial(RMSNorm, c.norm_epsilon, c.norm_offset)
+      return norm(name="q_norm")(query), norm(name="k_norm")(key)
+
+    if c.joint_qk_norm:
+      query, key = normed(query, key)
     query, key = heads(query, "query"), heads(key, "key")
-    if c.qk_norm:
-      query = RMSNorm(c.norm_epsilon, c.norm_offset, name="q_norm")(query)
-      key = RMSNorm(c.norm_epsilon, c.norm_offset, name="k_norm")(key)
+    if c.qk_norm and not c.joint_qk_norm:
+      query, key = normed(query, key)
     if angles is not None:
       query, key = rotate(query, *angles), rotate(key, *angles)
     value = heads(value, "key")
@@ -292,7 +259,10 @@ class MLP(nn.Module):
 
 
 class Layer(nn.Module):
-  """Pre-norm decoder layer; the residual stream bypasses disabled sublayers."""
+  """Decoder layer; the residual stream bypasses disabled sublayers.
+
+  Norms lie in front of sublayers, behind them, or both.
+  """
 
   config: TransformerConfig
   place: Place = sharding.anywhere
@@ -305,7 +275,7 @@ class Layer(nn.Module):
     c = self.config
     norm = functools.partial(RMSNorm, c.norm_epsilon, c.norm_offset)
     if self.has_attention:
-      y = norm(name="attention_norm")(x)
+      y = norm(name="attention_norm")(x) if c.pre_norms else x
       attention = Attention(c, self.place, name="attention")
       y, layer = attention(y, layer, angles, view)
       y = self.place(y, "rows", None, None)  # sums over the devices of heads
@@ -315,7 +285,7 @@ class Layer(nn.Module):
       y = CrossAttention(c, self.place, name="cross")(y, *source)
       x = x + self.place(y, "rows", None, None)
     if self.has_mlp:
-      y = norm(name="mlp_norm")(x)
+      y = norm(name="mlp_norm")(x) if c.pre_norms else x
       if c.num_experts:
         y = Experts(c, name="mlp")(y)
       else:
@@ -438,8 +408,9 @@ class Transformer(nn.Module):
     for i in range(start, stop):
       residuals[i] = x
       runs = (True, True) if skip is None else tuple(i not in s for s in skip)
+      turned = None if i in c.unrotated_layers else angles[windows[i]]
       x, layers[i] = Layer(c, self.place, *runs, name=f"layer_{i}")(
-        x, layers[i], angles[windows[i]], views[windows[i]], source[i]
+        x, layers[i], turned, views[windows[i]], source[i]
       )
     residuals[stop] = x
     normed = RMSNorm(c.norm_epsilon, c.norm_offset, name="final_norm")(x)

@@ -11,12 +11,14 @@ have `source` [2, 20] and `source_length` [2] in it as well. Without names, all
 variants are recorded. A new family is one row of VARIANTS.
 """
 
+import itertools
+import json
 from pathlib import Path
 
 import torch
 import transformers
 from absl import app, flags
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 BATCH, LENGTH, VOCABULARY = 2, 24, 64
 SEED = 20
@@ -34,7 +36,14 @@ COMMON = {
   "initializer_range": 0.25,
   "tie_word_embeddings": False,
 }
+NO_TOKENS = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
 LINEAR = {"rope_type": "linear", "rope_theta": 500.0, "factor": 3.0}
+YARN = {
+  "rope_type": "yarn",
+  "rope_theta": 500.0,
+  "factor": 4.0,
+  "original_max_position_embeddings": 16,
+}
 GEMMA = {
   "num_key_value_heads": 2,
   "head_dim": 12,
@@ -88,6 +97,45 @@ VARIANTS = {
     "llama",
     {"num_key_value_heads": 1, "rope_parameters": LINEAR},
   ),
+  # Of five pairs of dimensions the first turns 2.5 times and more, the last
+  # less than once: kept, and stretched.
+  "qwen3_yarn": (
+    "qwen3",
+    {
+      "head_dim": 16,
+      "num_key_value_heads": 2,
+      "rope_parameters": YARN | {"beta_fast": 2.0, "beta_slow": 0.25},
+    },
+  ),
+  # As DeepSeek derives the attention factor, and gpt-oss has the passage.
+  "qwen2_yarn_mscale": (
+    "qwen2",
+    {
+      "num_key_value_heads": 2,
+      "rope_parameters": YARN
+      | {
+        "beta_fast": 2.0,
+        "beta_slow": 0.25,
+        "mscale": 2.0,
+        "mscale_all_dim": 0.5,
+        "truncate": False,
+      },
+    },
+  ),
+  # Texts of 24 tokens are beyond the context of pre-training; a llama with it
+  # is how others than Phi-3 have it.
+  "llama_longrope": (
+    "llama",
+    {
+      "rope_parameters": {
+        "rope_type": "longrope",
+        "rope_theta": 500.0,
+        "original_max_position_embeddings": 16,
+        "short_factor": [1.0, 1.1, 1.2, 1.3],
+        "long_factor": [1.5, 2.0, 4.0, 8.0],
+      },
+    },
+  ),
   # Two layers of window 5 see 8 positions back: less than the text.
   "mistral_window": (
     "mistral",
@@ -106,6 +154,83 @@ VARIANTS = {
   "qwen3": (
     "qwen3",
     {"num_key_value_heads": 2, "head_dim": 12, "tie_word_embeddings": True},
+  ),
+  # As Phi-3 mini: short texts, of a model without and with longrope.
+  "phi3_window": (
+    "phi3",
+    {"num_key_value_heads": 2, "sliding_window": 5, **NO_TOKENS},
+  ),
+  # As Phi-4 mini. The recorded texts are beyond the original context, so that
+  # transformers, too, has the long factors.
+  "phi3_longrope": (
+    "phi3",
+    {
+      **NO_TOKENS,
+      "num_key_value_heads": 2,
+      "tie_word_embeddings": True,
+      "original_max_position_embeddings": 16,
+      "partial_rotary_factor": 0.75,
+      "rope_parameters": {
+        "rope_type": "longrope",
+        "rope_theta": 500.0,
+        "short_factor": [1.0, 1.1, 1.2],
+        "long_factor": [1.5, 2.0, 4.0],
+      },
+    },
+  ),
+  "phi3_longrope_short": (
+    "phi3",
+    {
+      **NO_TOKENS,
+      "original_max_position_embeddings": 64,
+      "rope_parameters": {
+        "rope_type": "longrope",
+        "rope_theta": 500.0,
+        "short_factor": [1.0, 1.1, 1.2, 1.4],
+        "long_factor": [1.5, 2.0, 4.0, 8.0],
+      },
+    },
+  ),
+  "olmo2": (
+    "olmo2",
+    {
+      **NO_TOKENS,
+      "num_key_value_heads": 2,
+      "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
+    },
+  ),
+  # Layers 1 and 3 have no rotation; 3 has the window.
+  "smollm3": (
+    "smollm3",
+    {
+      "num_hidden_layers": 4,
+      "num_key_value_heads": 2,
+      "tie_word_embeddings": True,
+      "no_rope_layer_interval": 2,
+      "use_sliding_window": True,
+      "sliding_window": 5,
+      "layer_types": ["full_attention"] * 3 + ["sliding_attention"],
+      **NO_TOKENS,
+      "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
+    },
+  ),
+  # Matrices in float8 e4m3, a scale for each block of 128 by 128: transformers
+  # dequantises them as well.
+  "qwen3_fp8": (
+    "qwen3",
+    {
+      "hidden_size": 128,
+      "intermediate_size": 256,
+      "num_hidden_layers": 1,
+      "num_key_value_heads": 2,
+      "head_dim": 32,
+      "initializer_range": 0.1,
+      "quantization_config": {
+        "quant_method": "fp8",
+        "activation_scheme": "dynamic",
+        "weight_block_size": [128, 128],
+      },
+    },
   ),
   # The caps of the released model, 50 and 30, would not show: these do.
   "gemma2": (
@@ -129,6 +254,29 @@ VARIANTS = {
         "full_attention": LINEAR,
         "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
       },
+    },
+  ),
+  # Its text only: the vision tower is in the file and stays unread.
+  "gemma3_images": (
+    "gemma3",
+    {
+      "text_config": COMMON
+      | GEMMA
+      | {
+        "num_hidden_layers": 2,
+        "sliding_window": 5,
+        "sliding_window_pattern": 2,
+        "rope_scaling": LINEAR,
+      },
+      "vision_config": {
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "image_size": 28,
+        "patch_size": 14,
+      },
+      "mm_tokens_per_image": 4,
     },
   ),
   "mixtral": (
@@ -162,6 +310,33 @@ _OUTPUT = flags.DEFINE_string(
 )
 
 
+def in_float8(model, folder: Path, scheme: dict):
+  """Writes a model in float8; returns what transformers reads of it."""
+  del model.config.quantization_config
+  model.save_pretrained(folder)
+  arrays = load_file(folder / "model.safetensors")
+  for name in [x for x in arrays if "_proj" in x]:
+    weight = arrays[name]
+    blocks = [-(-size // 128) for size in weight.shape]
+    scale = torch.empty(blocks)
+    for i, j in itertools.product(*map(range, blocks)):
+      part = weight[128 * i : 128 * i + 128, 128 * j : 128 * j + 128]
+      scale[i, j] = part.abs().max() / 448  # the largest e4m3
+      part /= scale[i, j]
+    arrays[name] = weight.to(torch.float8_e4m3fn)
+    arrays[f"{name}_scale_inv"] = scale
+  save_file(arrays, folder / "model.safetensors", {"format": "pt"})
+  path = folder / "config.json"
+  config = json.loads(path.read_text()) | {"quantization_config": scheme}
+  path.write_text(json.dumps(config, indent=2) + "\n")
+  return transformers.AutoModelForCausalLM.from_pretrained(
+    folder,
+    dtype=torch.float32,
+    attn_implementation="eager",
+    quantization_config=transformers.FineGrainedFP8Config(dequantize=True),
+  ).eval()
+
+
 def record(name: str, folder: Path) -> str:
   """Writes one variant's three files; returns a line about them."""
   torch.manual_seed(SEED)
@@ -170,6 +345,8 @@ def record(name: str, folder: Path) -> str:
   if with_encoder:
     options = {"vocab_size": VOCABULARY} | options
     kind = transformers.AutoModelForSeq2SeqLM
+  elif "text_config" in options:
+    kind = transformers.AutoModelForImageTextToText
   else:
     options = COMMON | options
     kind = transformers.AutoModelForCausalLM
@@ -178,7 +355,7 @@ def record(name: str, folder: Path) -> str:
     config, dtype=torch.float32, attn_implementation="eager"
   )
   model.eval()
-  inputs = {}
+  inputs, quantized = {}, options.get("quantization_config")
   with torch.no_grad():
     if with_encoder and name != "t5":
       # It ties them where a file has none, whatever its config says.
@@ -188,6 +365,8 @@ def record(name: str, folder: Path) -> str:
         weight += 0.3 * torch.randn_like(weight)
       elif with_encoder:
         weight[:] = 0.2 * torch.randn_like(weight)
+    if quantized:
+      model = in_float8(model, folder, quantized)
     tokens = torch.randint(VOCABULARY, (BATCH, LENGTH))
     if with_encoder:
       source = torch.randint(VOCABULARY, (BATCH, 20))
@@ -202,7 +381,8 @@ def record(name: str, folder: Path) -> str:
       ).logits
     else:
       logits = model(input_ids=tokens, use_cache=False).logits
-  model.save_pretrained(folder)
+  if not quantized:
+    model.save_pretrained(folder)
   (folder / "generation_config.json").unlink(missing_ok=True)
   arrays = {"tokens": tokens} | inputs
   arrays = {name: x.to(torch.int32) for name, x in arrays.items()}

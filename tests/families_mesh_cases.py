@@ -1,0 +1,47 @@
+"""Families of models on eight virtual devices; run by mesh_test.py."""
+
+import chex
+import jax
+import numpy as np
+import pytest
+
+from families import PARITY, decoded, recorded
+from specdec import checkpoints, sharding
+from specdec.models import params as model_params
+from texts import texts
+
+# Mesh, drafter and a model with something that is new to a mesh: norms over
+# heads on several devices, parts of heads, layers without rotation, windows.
+CASES = [
+  ("olmo2", "early_exit", (2, 4)),
+  ("phi3_longrope", "model", (4, 2)),
+  ("smollm3", "layer_skip", (2, 4)),
+  ("gemma3_images", "lookup", (2, 4)),
+]
+
+
+def lying(mesh, config):
+  text = f"data:{mesh[0]},model:{mesh[1]}"
+  return sharding.places(text, config.counts, config.counts)
+
+
+@pytest.mark.parametrize("name, drafter, mesh", CASES)
+def test_eight_devices_write_what_one_writes(name, drafter, mesh):
+  where = lying(mesh, recorded(name).config)
+  state, alone = decoded(name, drafter, where), decoded(name, drafter)
+  assert texts(state) == texts(alone)
+  np.testing.assert_array_equal(state.stats.accepted, alone.stats.accepted)
+  assert alone.stats.accepted.sum() > 0
+
+
+@pytest.mark.parametrize("name", ["olmo2", "phi3_window", "gemma3_images"])
+def test_every_device_reads_its_part(name):
+  alone = recorded(name)
+  where = lying((2, 4), alone.config).target
+  loaded = checkpoints.load(PARITY / name, place=where)
+  chex.assert_trees_all_equal(loaded.params, alone.params)
+  whole = model_params.shardings(alone.config, where)
+  assert jax.tree.map(lambda x: x.sharding, loaded.params) == whole
+  query = loaded.params["layer_0"]["attention"]["q"]["weight"]
+  rows = alone.config.num_heads * alone.config.head_dim // 4
+  assert query.sharding.shard_shape(query.shape) == (rows, 32)
