@@ -94,7 +94,7 @@ def read(results: Path, name: str) -> dict | None:
     raise ValueError(f"{path} is no JSON ({error}); delete it") from error
   if not isinstance(document, dict) or not document.keys() >= _HEAD:
     raise ValueError(
-      f"{path} is nothing that scripts/reproduce.py wrote; delete it"
+      f"{path} was not written by scripts/reproduce.py; delete it"
     )
   return document
 

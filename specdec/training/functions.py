@@ -52,7 +52,7 @@ def pairs(path: str | Path) -> list[Pair]:
 
 
 def _lines(text: str) -> list[str]:
-  """Returns the lines that ast counts; str.splitlines would split at \\f too."""
+  """Returns the lines that ast counts, which do not end at a form feed."""
   return list(io.StringIO(text, newline=""))
 
 
