@@ -1,5 +1,6 @@
 """The conformance kit on everything that exists, and on planted bugs."""
 
+import dataclasses
 import functools
 import importlib.util
 import pathlib
@@ -97,10 +98,15 @@ def test_heads_by_enumeration(ids, copies, shape):
   check_drafter(drafter, TABLE, params, rules=REJECTION)
 
 
+# Of a head size for which attention on a CPU is that of the C++ kernels.
+WIDE = dataclasses.replace(learned_kinds.TARGET, head_dim=32)
+CONFIGS = learned_kinds.CONFIGS | {"wide": WIDE}
+
+
 @functools.cache
 def llama(name="llama"):
   """(model, params of target and a draft that often agrees)."""
-  config = learned_kinds.CONFIGS[name]
+  config = CONFIGS[name]
   target, other = (
     jax.tree.map(lambda x: 3 * x, transformer.init_params(config, key))
     for key in jax.random.split(jax.random.key(0))
@@ -127,6 +133,7 @@ SOME, ALL = Skip((1,), (1, 2)), Skip((0, 1, 2), (0, 1, 2))
   [
     slow("llama", lambda target: drafters.model(target, 3), REJECTION),
     ("gemma", exits(1, 3), REJECTION),
+    ("wide", exits(2, shape=DYNAMIC), REJECTION),
     ("t5", lambda target: drafters.model(target, shape=TREE), REJECTION),
     ("t5", exits(2, 3), REJECTION),
     slow("t5", lambda target: drafters.model(target, 3), None),

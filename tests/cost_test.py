@@ -32,11 +32,12 @@ def test_chips_and_their_ridges():
     flops = chip.rate("bfloat16")
     assert flops / chip.bandwidth == pytest.approx(ridge, abs=0.1)
   for chip in chips.CHIPS.values():
-    assert chip.source
+    assert chip.source and ("inferred" in chip.source) == bool(chip.inferred)
     assert 100 < chip.rate("bfloat16") / chip.bandwidth < 700
     assert all(rate >= chip.rate("bfloat16") for rate in chip.flops.values())
   assert chips.get("v6e", bandwidth=1e12).bandwidth == 1e12
   assert chips.get("v4", int8=1e14).rate("int8") == 1e14
+  assert chips.get("v8t", fp8=6e15).inferred == ("bfloat16",)
 
 
 NAN = float("nan")

@@ -44,6 +44,40 @@ def test_a_compiler_that_fails_is_quoted(tmp_path, monkeypatch, capsys):
   assert "Name another compiler by CXX" in printed
 
 
+@pytest.mark.skipif(
+  os.environ.get("SPECDEC_KERNELS") == "off", reason="switched off"
+)
+@pytest.mark.parametrize(
+  "named, reason",
+  [
+    ("no-such-compiler -m64", "'no-such-compiler') matrix"),
+    ("'g++", """(CXX is "'g++": No closing quotation)"""),
+  ],
+)
+def test_a_compiler_that_is_not_there_is_named(
+  named, reason, monkeypatch, capsys
+):
+  monkeypatch.setenv("CXX", named)
+  assert not cpu_kernels.available.__wrapped__()
+  printed = " ".join(capsys.readouterr().err.split())
+  assert reason.replace(") matrix", ");") in printed
+  assert "Name another compiler by CXX, or unset it" in printed
+
+
+@needs_kernels
+def test_a_compiler_may_have_options(tmp_path, monkeypatch):
+  monkeypatch.setenv("CXX", f"{shutil.which('env')} -u NOTHING g++")
+  monkeypatch.setenv("CXXFLAGS", "-O0")
+  assert cpu_kernels._build(tmp_path).parent == tmp_path
+
+
+@pytest.mark.parametrize("switch", ["0", "false", "OFF"])
+def test_a_switch_that_is_neither_on_nor_off_is_refused(switch, monkeypatch):
+  monkeypatch.setenv("SPECDEC_KERNELS", switch)
+  with pytest.raises(ValueError, match=f"is '{switch}'; it must be on or off"):
+    cpu_kernels.available.__wrapped__()
+
+
 def random(seed: int, shape: tuple[int, ...], dtype=jnp.float32) -> jax.Array:
   x = np.random.default_rng(seed).normal(size=shape)
   return jnp.asarray(np.round(40 * x) if dtype == jnp.int8 else x, dtype)
@@ -162,6 +196,50 @@ def test_shapes_are_refused_in_a_sentence(x):
     cpu_kernels.project(jnp.zeros(x), (jnp.zeros((2, 4, 32)), None))
 
 
+@pytest.mark.parametrize(
+  "dtype, block, sentence",
+  [
+    (jnp.float32, 16, "not 16 of float32"),
+    (jnp.bfloat16, 16, "not 16 of bfloat16"),
+    (jnp.uint8, 32, "not 32 of uint8"),
+    (jnp.int8, 64, "16 of int8, uint8; 32 of float32, bfloat16, int8; not 64"),
+  ],
+)
+def test_blocks_of_other_types_are_refused(dtype, block, sentence):
+  """Of float32 with 16 outputs a block the kernel would read 32."""
+  weight = jnp.ones((2, 64, block), dtype)
+  with pytest.raises(ValueError, match=sentence):
+    cpu_kernels.project(jnp.ones((1, 64)), (weight,))
+
+
+NOTHING = np.zeros((0, 1, 32), np.float32)
+
+
+@needs_kernels
+@pytest.mark.parametrize(
+  "shapes, results, sentence",
+  [
+    (((1, 64), (2, 64, 16)), 64, "weights are float32, bfloat16 or int8"),
+    (((1, 64), (2, 32, 32)), 64, "a matrix is .out / 32, in, 32 or 16."),
+    (((1, 64), (2, 64, 32)), 32, r"a result is \[N, out\]"),
+    (((1, 64), (2, 64, 32), (1, 1, 32)), 64, "scales are .out / 32, groups"),
+    (((1, 64), (2, 64, 32), (2, 3, 32)), 64, "scales are .out / 32, groups"),
+    (
+      ((1, 64), (2, 64, 32), (2, 2, 32), (2, 1, 32)),
+      64,
+      "offsets are as the scales",
+    ),
+  ],
+)
+def test_the_library_refuses_what_it_would_read_past(shapes, results, sentence):
+  """Whoever calls it, and not by `project`."""
+  buffers = [np.ones(shape, np.float32) for shape in shapes]
+  buffers += [NOTHING] * (4 - len(buffers))
+  result = [jax.ShapeDtypeStruct((1, results), jnp.float32)]
+  with pytest.raises(Exception, match=sentence):
+    jax.ffi.ffi_call("specdec_project", result)(*buffers)
+
+
 # Batch, tokens, first, heads, KV heads, head dim, slots, window, cap, tree.
 ATTENTION = [
   (1, 1, 0, 9, 3, 64, 512, None, None, False),
@@ -183,7 +261,9 @@ def attention_case(case, dtype=jnp.float32):
   length = jnp.asarray(rng.integers(0, slots - nodes, batch), jnp.int32)
   parents = None
   if tree:
-    rows = [[-1, *(rng.integers(0, i) for i in range(1, nodes))]] * batch
+    rows = [
+      [-1, *(rng.integers(0, i) for i in range(1, nodes))] for _ in range(batch)
+    ]
     parents = jnp.asarray(rows, jnp.int32)
   view = attention.view(length, parents, first, tokens, window)
   return query, keys, values, view, cap
@@ -282,6 +362,139 @@ def test_attention_of_a_node_does_not_depend_on_rows_later_nodes_or_slots(
 
 
 @needs_kernels
+def test_attention_of_a_node_does_not_depend_on_how_many_nodes_share_scratch():
+  """Of 64 nodes a wave is 26 segments, of one all of them."""
+  query = random(0, (2, 64, 9, 64))
+  keys, values = random(1, (2, 3, 4300, 64)), random(2, (2, 3, 4300, 64))
+  length = jnp.array([4236, 2900], jnp.int32)
+  view = attention.view(length, None, 0, 64)
+  together = attention.attend(query, keys, values, view, scale=0.125)
+  expected = dense(query, keys, values, view, None)
+  np.testing.assert_allclose(together, expected, atol=2e-5)
+  for node in (0, 37, 63):
+    alone = attention.attend(
+      query[:, node : node + 1],
+      keys,
+      values,
+      attention.view(length + node, None, 0, 1),
+      scale=0.125,
+    )
+    np.testing.assert_array_equal(alone[:, 0], together[:, node])
+
+
+def kernel_arguments(batch=2, nodes=5, heads=4, dim=32, slots=40):
+  """Of cpu_kernels.attend: a tree a row."""
+  view = attention.view(
+    jnp.arange(7, 7 + batch, dtype=jnp.int32),
+    jnp.array([[-1, 0, 0, 1, 2], [-1, 0, 1, 1, 0]])[:batch, :nodes],
+    0,
+    nodes,
+  )
+  return {
+    "query": random(0, (batch, nodes, heads, dim)),
+    "keys": random(1, (batch, 2, slots, dim)),
+    "values": random(2, (batch, 2, slots, dim)),
+    "length": view.length,
+    "ancestors": view.ancestors,
+    "depth": view.depth,
+    "bias": random(3, (7, heads)),
+  }
+
+
+@needs_kernels
+def test_rows_may_share_depths_or_ancestors_alone():
+  arrays = kernel_arguments()
+  for name, other in (("depth", "ancestors"), ("ancestors", "depth")):
+    shared = arrays[name][:1]
+    repeated = jnp.broadcast_to(shared, arrays[name].shape)
+    assert np.any(arrays[other][0] != arrays[other][1])
+    np.testing.assert_array_equal(
+      cpu_kernels.attend(**arrays | {name: shared}, window=4),
+      cpu_kernels.attend(**arrays | {name: repeated}, window=4),
+    )
+
+
+def without_one(x, axis):
+  return jax.lax.slice_in_dim(x, 0, x.shape[axis] - 1, axis=axis)
+
+
+CHANGES = [
+  ({"values": lambda x: x.astype(jnp.bfloat16)}, "expected: float32 .2, 2, 40"),
+  ({"values": lambda x: without_one(x, 2)}, "values float32 .2, 2, 39, 32. do"),
+  ({"keys": lambda x: x.astype(jnp.float16)}, "bfloat16 or float32 .2, 2, 40"),
+  ({"keys": lambda x: x[:1], "values": lambda x: x[:1]}, "keys float32 .1, 2"),
+  (
+    dict.fromkeys(("query", "keys", "values"), lambda x: x[..., :24]),
+    "D a multiple of 32, .* not .2, 5, 4, 24. and .2, 2, 40, 24.",
+  ),
+  ({"query": lambda x: x[:, :, :3]}, "3 query heads are not a multiple of 2"),
+  ({"length": lambda x: x[:1]}, "length int32 .1. do not go with"),
+  ({"ancestors": lambda x: without_one(x, 2)}, "expected: bool .1, 5, 5. or"),
+  (
+    {"depth": lambda x: without_one(x, 1)},
+    "depth int32 .2, 4. .*expected: int",
+  ),
+  ({"bias": lambda x: without_one(x, 0)}, "expected: float32 .5, 4."),
+  ({"bias": lambda x: without_one(x, 1)}, "expected: float32 .7, 4."),
+  ({"first": lambda _: 1}, "queries .2, 5, 4, 32. from node 1 on"),
+]
+
+
+@pytest.mark.parametrize("changes, sentence", CHANGES)
+def test_attention_refuses_arrays_that_do_not_go_together(changes, sentence):
+  arrays = kernel_arguments() | {"first": 0}
+  changed = {name: change(arrays[name]) for name, change in changes.items()}
+  with pytest.raises(ValueError, match=sentence):
+    cpu_kernels.attend(**arrays | changed)
+
+
+@needs_kernels
+@pytest.mark.parametrize("changes, _", CHANGES)
+def test_the_library_refuses_them_too(changes, _, monkeypatch):
+  monkeypatch.setattr(cpu_kernels, "_check_attention", lambda *_: None)
+  arrays = kernel_arguments() | {"first": 0}
+  changed = {name: change(arrays[name]) for name, change in changes.items()}
+  with pytest.raises(
+    Exception, match=r"queries are|ancestors are|a bias is|and values are"
+  ):
+    cpu_kernels.attend(**arrays | changed)
+
+
+@needs_kernels
+@pytest.mark.parametrize("length", [-1000, -3, 41, 10000])
+def test_a_length_outside_the_cache_harms_no_other_row(length):
+  arrays = kernel_arguments()
+  expected = cpu_kernels.attend(**arrays, window=9)
+  lengths = jnp.array([length, arrays["length"][1]], jnp.int32)
+  y = cpu_kernels.attend(**arrays | {"length": lengths}, window=9)
+  np.testing.assert_array_equal(y[1], expected[1])
+
+
+@needs_kernels
+def test_scratch_does_not_grow_with_the_cache():
+  """Sums over all 167 segments at once would be 51 MB."""
+  code = """if True:
+    import jax, jax.numpy as jnp
+    from specdec.models import attention
+
+    def resident():
+      pages = open("/proc/self/statm").read().split()[1]
+      return int(pages) * 4096 / 2**20
+
+    query, keys = jnp.ones((1, 128, 9, 64)), jnp.ones((1, 3, 16384, 64))
+    values, view = keys + 1, attention.view
+    attend = jax.jit(lambda length, *arrays: attention.attend(
+      *arrays, view(length, None, 0, 128), scale=1.0))
+    arrays = query, keys, values
+    attend(jnp.array([1]), *arrays).block_until_ready()
+    before = resident()
+    attend(jnp.array([16000]), *arrays).block_until_ready()
+    print(resident() - before)
+  """
+  assert float(_run(code).stdout) < 16
+
+
+@needs_kernels
 def test_slots_past_the_nodes_are_not_read():
   *arrays, view, _ = attention_case((1, 3, 0, 4, 2, 32, 700, None, None, False))
   used = int(view.length[0]) + 3
@@ -360,16 +573,31 @@ def test_processes_that_build_at_once_share_one_library(tmp_path):
   assert len(list(tmp_path.glob(".cache/specdec/kernels/*"))) == 1
 
 
-@needs_kernels
+def compiled(folder: Path, *options: str) -> Path:
+  """Compiles tools/kernel_race.cc, and the kernels with it."""
+  source = Path(__file__).parent / "tools" / "kernel_race.cc"
+  program = folder / "kernel_race"
+  command = ["g++", "-std=c++17", "-march=native", "-w", *options]
+  include = ["-isystem", jax.ffi.include_dir()]
+  subprocess.run([*command, *include, source, "-o", program], check=True)
+  return program
+
+
+needs_gcc = pytest.mark.skipif(not shutil.which("g++"), reason="no g++")
+
+
+@needs_gcc
+def test_a_call_that_waits_leaves_the_processor_to_others(tmp_path):
+  program = compiled(tmp_path, "-O0")
+  printed = subprocess.run([program, "wait"], capture_output=True, text=True)
+  assert printed.returncode == 0 and float(printed.stdout) < 0.3
+
+
+@needs_gcc
 @pytest.mark.slow
 @pytest.mark.parametrize("sanitizer", ["thread", "address,undefined"])
 def test_sanitizers_report_nothing(tmp_path, sanitizer):
-  source = Path(__file__).parent / "tools" / "kernel_race.cc"
-  program = tmp_path / "kernel_race"
-  options = ["-std=c++17", "-O1", "-g", "-march=native", "-w"]
-  include = ["-isystem", jax.ffi.include_dir()]
-  command = ["g++", *options, f"-fsanitize={sanitizer}", *include]
-  subprocess.run([*command, str(source), "-o", str(program)], check=True)
+  program = compiled(tmp_path, "-O1", "-g", f"-fsanitize={sanitizer}")
   result = subprocess.run([program], capture_output=True, text=True)
   assert result.stdout == "0 of 240 results differ\n"
   assert (result.returncode, result.stderr) == (0, "")

@@ -62,6 +62,18 @@ def test_absent_keys_have_the_defaults_of_transformers(architecture, fields):
     assert getattr(config, name) == value, name
 
 
+@pytest.mark.parametrize("name", ["T5", "MT5"])
+def test_one_architecture_needs_no_list(name):
+  sizes = {"vocab_size": 8, "d_model": 8, "d_ff": 8, "num_heads": 2}
+  sizes |= {"num_layers": 2, "d_kv": 4}
+  architecture = f"{name}ForConditionalGeneration"
+  alone, listed = (
+    hf_config.parse(sizes | {"architectures": x}, "config.json", "float32")
+    for x in (architecture, [architecture])
+  )
+  assert alone == listed and alone.gated == (name == "MT5")
+
+
 @pytest.mark.parametrize(
   "architecture, changes, fields",
   [

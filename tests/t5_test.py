@@ -7,6 +7,7 @@ by the kit in conformance_test.
 import dataclasses
 import functools
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -81,6 +82,34 @@ def test_padding_and_neighbours_of_a_source_change_nothing():
   other[:, 0] = (other[:, 0] + 1) % CONFIG.vocab_size
   changed = np.any(generate(source=other).tokens != expected.tokens, axis=1)
   assert changed.all()
+
+
+def test_an_encoder_scales_its_embedding():
+  """As a decoder: all options of a config are independent."""
+  model, params = pair()
+  scaled = transformer.model(dataclasses.replace(CONFIG, scale_embedding=True))
+  source = Source(jnp.asarray(SOURCE), jnp.asarray(LENGTHS))
+  grown = jax.tree.map(lambda x: x * CONFIG.width**0.5, params.target["embed"])
+  chex.assert_trees_all_close(
+    jax.jit(scaled.encode)(params.target, source),
+    jax.jit(model.encode)(params.target | {"embed": grown}, source),
+    atol=1e-4,
+  )
+
+
+def test_the_bias_of_an_encoder_is_the_same_in_every_row():
+  model, params = pair()
+  source = Source(jnp.asarray(SOURCE), jnp.asarray(LENGTHS))
+  jaxpr = jax.make_jaxpr(model.encode)(params.target, source)
+  shapes = {
+    x.aval.shape
+    for equation in jaxpr.eqns
+    if equation.primitive.name == "gather"
+    for x in equation.outvars
+  }
+  positions, heads = SOURCE.shape[1], CONFIG.num_heads
+  assert (1, positions, positions, heads) in shapes
+  assert (ROWS, positions, positions, heads) not in shapes
 
 
 def test_lookup_copies_from_the_source():

@@ -80,6 +80,46 @@ def test_functions_become_pairs(tmp_path):
   ]
 
 
+def test_lines_are_those_that_python_counts(tmp_path):
+  """Not ended by a form feed, nor by a separator inside a string."""
+  module = (
+    'def first():\n  """One."""\n  return "\u2028\x1c"\n\x0c\n'
+    'def second():\n  """Two\x0b."""\n  return 2\n'
+  )
+  (tmp_path / "m.py").write_text(module)
+  assert [tuple(pair) for pair in functions.pairs(tmp_path)] == [
+    (
+      "docstring",
+      'docstring: def first():\n  return "\u2028\x1c"\n',
+      "One.",
+    ),
+    (
+      "body",
+      'body: def first():\n  """One."""\n',
+      '  return "\u2028\x1c"',
+    ),
+    ("docstring", "docstring: def second():\n  return 2\n", "Two\x0b."),
+    ("body", 'body: def second():\n  """Two\x0b."""\n', "  return 2"),
+  ]
+  line = json.dumps({"text": "x = 1\rdef f():\r\n  return x\n"})
+  (tmp_path / "mac.jsonl").write_text(line)
+  (pair,) = functions.pairs(tmp_path / "mac.jsonl")
+  assert pair.source == "body: def f():\r\n"
+
+
+def test_decorators_of_a_body_s_first_function_are_its_own(tmp_path):
+  (tmp_path / "m.py").write_text(
+    "def outer(\n  a\n):\n"
+    "  @wraps(\n    a\n  )\n  @again\n"
+    "  def inner():\n    return a\n"
+    "def one_line(a,\n  b): return a\n"
+  )
+  outer, inner = functions.pairs(tmp_path)
+  assert outer.source == "body: def outer(\n  a\n):\n"
+  assert outer.text.startswith("  @wraps(\n    a\n  )\n  @again\n  def inner()")
+  assert inner.source == "body: def inner():\n"
+
+
 class Letters:
   """A tokenizer whose 26 tokens are letters; sources end with an `s`."""
 

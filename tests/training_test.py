@@ -10,7 +10,8 @@ import pytest
 
 import tiny_training
 from specdec.models import transformer
-from specdec.training import log, loop, objective, run, saving
+from specdec.training import data, log, loop, objective, run, saving
+from specdec.types import Source
 from tiny_training import (
   CONFIG,
   OPTIONS,
@@ -36,6 +37,48 @@ class TestStep:
     jax.tree.map(
       lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), *results
     )
+
+  def test_accumulated_pairs_of_unequal_lengths_equal_one_batch(self):
+    """A microbatch of few tokens must not weigh as much as one of many."""
+    config = dataclasses.replace(
+      CONFIG,
+      num_kv_heads=CONFIG.num_heads,
+      encoder_layers=1,
+      relative_buckets=4,
+      relative_distance=8,
+    )
+    rng = np.random.default_rng(0)
+    source, tokens = rng.integers(0, config.vocab_size, (2, 4, 9))
+    lengths = np.array([8, 7, 1, 2], np.int32)
+    batch = data.Pairs(Source(source, np.full(4, 9)), tokens, lengths)
+    weights = transformer.init_params(config, jax.random.key(0))
+    results = []
+    for pieces in (1, 2, 4):
+      options = dataclasses.replace(OPTIONS, accumulate=pieces)
+      optimizer = loop.make_optimizer(options)
+      model = objective.language_model(transformer.model(config))
+      step = loop.make_step(model, optimizer, options)
+      start = loop.init(jax.tree.map(jnp.copy, weights), optimizer)
+      results.append(step(start, None, batch)[1])
+    for result in results[1:]:
+      for name in ("loss", "gradient_norm"):
+        np.testing.assert_allclose(result[name], results[0][name], rtol=1e-5)
+
+  def test_an_evaluation_in_parts_weighs_tokens(self):
+    lengths = np.array([8, 6, 1], np.int32)
+    tokens, source = np.zeros((3, 9), int), np.zeros((3, 2), int)
+    sequences = data.Pairs(Source(source, lengths), tokens, lengths)
+    mesh = jax.make_mesh((1,), ("data",))
+    where = jax.NamedSharding(mesh, jax.P("data"))
+
+    def measure(batch):
+      values = jnp.arange(8.0)[None] * batch.length[:, None]
+      return {"loss": objective.mean(values, batch)}
+
+    whole, parts = (
+      run._evaluate(measure, sequences, size, where)["loss"] for size in (3, 1)
+    )
+    assert parts == pytest.approx(whole) == pytest.approx((224 + 90) / 15)
 
   @pytest.mark.parametrize(
     "optimizer, dtype", [("adamw", "float32"), ("muon", "bfloat16")]

@@ -88,7 +88,7 @@ def passes(
 
 
 def reading(params: PyTree, first: Timer) -> Timer:
-  """Returns what times a byte read from memory, as a pass of no tokens.
+  """Returns a timer of reading one byte from memory, as a pass of no tokens.
 
   Args:
     params: as many bytes are read.

@@ -1,6 +1,6 @@
 """The measurements that docs/results shows: programs with their flags.
 
-A new one is a line here, and a region of a page that shows it.
+To add one, add a line here, and a region to a page that shows it.
 """
 
 import importlib.util

@@ -60,7 +60,9 @@ def parse(
         "0..2**31-1"
       )
     sizes[key] = value
-  mt5 = ARCHITECTURES[config["architectures"][0]] == "mt5"
+  names = config["architectures"]  # a list of one, or its member alone
+  name = names if isinstance(names, str) else names[0]
+  mt5 = ARCHITECTURES[name] == "mt5"
   mlp = config.get("feed_forward_proj", "gated-gelu" if mt5 else "relu")
   if mlp not in tuple(_MLPS):
     raise ValueError(

@@ -24,9 +24,9 @@ def quantized(
 ) -> Drafter:
   """Drafts with Params.draft, which are the target's at fewer bits.
 
-  They are `quantization.quantize_params(target_params)`, packed like any other
-  (models/layouts.py). Its draft tokens are drawn from the warped distribution
-  that it hands over, under the sampling settings of the row. It has no state.
+  They are `layouts.quantize(target_params)` of models/layouts.py, packed if
+  those are. Draft tokens are drawn from the warped distribution that it hands
+  over, under the sampling settings of the row. It has no state.
 
   Args:
     target: the very model that verifies.

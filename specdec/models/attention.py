@@ -31,8 +31,9 @@ class View(NamedTuple):
     window: positions of the sliding window, a node's included; None for all.
     mask: [B, T, S] bool, which replaces all of that; reverse-mode derivatives
       need one.
-    bias: [2 R + 1, heads] float32, added to the scores by how far a node's
-      position is behind the slot's, from -R on; farther ones as R. None: none.
+    bias: [2 R + 1, heads] float32, added to the scores by how far the slot lies
+      before the node in positions, from -R to R; farther ones as these two.
+      None: none.
   """
 
   length: jax.Array
@@ -59,7 +60,7 @@ class View(NamedTuple):
     return relative, jnp.clip(relative, 0, self.depth.shape[1] - 1)
 
   def distance(self, slots: jax.Array) -> jax.Array:
-    """Returns [B, T, C]: how far a node's position is behind that of slots [C].
+    """Returns [B, T, C]: how far slots [C] lie before a node, in positions.
 
     Meaningless for slots that no node attends to.
     """
@@ -152,11 +153,11 @@ def attend(
 ) -> jax.Array:
   """Computes grouped-query attention over the slots of a cache in use.
 
-  On one CPU a C++ kernel does where there is one (models/cpu_kernels.py).
-  Elsewhere a cache of more than BLOCK slots is read in blocks, up to the
-  longest text of the batch and from the shortest one's window on, with a
-  running maximum and sum (arXiv:2205.14135). What a row does not see changes no
-  bit of its result.
+  On a single CPU a C++ kernel computes it, if one could be built
+  (models/cpu_kernels.py). Elsewhere a cache of more than BLOCK slots is read in
+  blocks, up to the longest text of the batch and from the shortest one's window
+  on, with a running maximum and sum (arXiv:2205.14135). What a row does not see
+  changes no bit of its result.
 
   Args:
     query: [B, T, heads, D].

@@ -12,6 +12,9 @@
 #include <cstring>
 #include <limits>
 #include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -38,6 +41,8 @@ constexpr int kTile = 3;  // AVX2: 12 sums in 16 registers
 constexpr int kSegment = 96;              // cache slots of one task
 constexpr int kPrefetch = 8192;           // bytes ahead
 constexpr int64_t kChunkBytes = 1 << 16;  // least work worth a hand-over
+constexpr int kSpins = 1 << 10;           // before a thread yields: some 20 us
+constexpr int64_t kScratch = 1 << 20;     // floats of each kind of scratch
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 struct Float32 {
@@ -114,7 +119,7 @@ inline Lanes LoadHalf(const typename W::Stored* w, int half) {
   }
 }
 
-// Memory to ask for while sums are taken: two cache lines a step.
+// Memory to prefetch while sums are computed: two cache lines a step.
 struct Ahead {
   const void* next;
   int64_t pace;  // bytes from one step to the next
@@ -180,22 +185,66 @@ void ForEach(Pool& pool, int64_t count, int64_t bytes, Work work) {
   // products got so much slower that a pass took an eighth longer.
   for (int64_t i = 0; i < helpers; ++i) pool.Schedule([run] { run(); });
   run();
-  while (state->done.load(std::memory_order_acquire) < count) {
+  for (int spins = 0; state->done.load(std::memory_order_acquire) < count;) {
+    if (spins == kSpins) {  // a helper may need this processor
+      std::this_thread::yield();
+      continue;
+    }
+    ++spins;
 #if defined(__x86_64__)
     __builtin_ia32_pause();
 #endif
   }
 }
 
+// Memory of one call. The next call gets it too, since a page that is new to
+// the process costs more to touch, unless it is large.
+class Scratch {
+ public:
+  Scratch() {
+    std::lock_guard<std::mutex> lock(Mutex());
+    if (Idle().empty()) return;
+    kept_ = std::move(Idle().back());
+    Idle().pop_back();
+  }
+  ~Scratch() {
+    if (kept_.size > 4 * kScratch) return;
+    std::lock_guard<std::mutex> lock(Mutex());
+    Idle().push_back(std::move(kept_));
+  }
+  float* Floats(int64_t count) {  // of any value
+    if (count > kept_.size) {
+      kept_.floats.reset();
+      kept_ = {std::unique_ptr<float[]>(new float[count]), count};
+    }
+    return kept_.floats.get();
+  }
+
+ private:
+  struct Kept {
+    std::unique_ptr<float[]> floats;
+    int64_t size = 0;
+  };
+  static std::mutex& Mutex() {
+    static auto* mutex = new std::mutex;
+    return *mutex;
+  }
+  static std::vector<Kept>& Idle() {  // as many as calls ran at once
+    static auto* idle = new std::vector<Kept>;
+    return *idle;
+  }
+  Kept kept_;
+};
+
 // --- Products y[t, o] = sum_i x[t, i] * w[o, i], w in [out / 32, in, 32], of
 // one x and several w. ---
 
 struct Product {
-  const void* weight;
-  const float* scale;  // [blocks, groups, 32], or null
-  const float* x;      // [tokens, in]
-  float* y;            // [tokens, blocks * 32]
-  int64_t tokens, in, blocks, groups;
+  const void* weight = nullptr;
+  const float* scale = nullptr;  // [blocks, groups, 32], or null
+  const float* x = nullptr;      // [tokens, in]
+  float* y = nullptr;            // [tokens, blocks * 32]
+  int64_t tokens = 0, in = 0, blocks = 0, groups = 1;
   const float* offset = nullptr;  // as scale: w = scale * weight + offset
   const float* sums = nullptr;    // [tokens, groups] of x, with an offset
   void (*block)(const Product&, int64_t) = nullptr;
@@ -293,6 +342,46 @@ void Run(Pool& pool, std::vector<Product> products) {
   });
 }
 
+typedef ffi::Span<const int64_t> Shape;
+
+bool Is(Shape shape, std::initializer_list<int64_t> sizes) {
+  return std::equal(shape.begin(), shape.end(), sizes.begin(), sizes.end());
+}
+
+ffi::Error Refused(const std::string& sentence) {
+  return ffi::Error::InvalidArgument(sentence);
+}
+
+// What is wrong with a matrix and its scales, which is nothing after the checks
+// of cpu_kernels.py; null: nothing.
+const char* Mistake(Shape x, ffi::AnyBuffer weight, Shape scale, Shape offset,
+                    Shape y) {
+  const Shape w = weight.dimensions();
+  if (x.size() != 2 || w.size() != 3 || w[1] != x[1] || w[1] == 0) {
+    return "a matrix is [out / 32, in, 32 or 16], and inputs [N, in]";
+  }
+  const ffi::DataType type = weight.element_type();
+  const bool whole =
+      type == ffi::F32 || type == ffi::BF16 || type == ffi::S8;
+  const bool halves = type == ffi::S8 || type == ffi::U8;
+  if (!(w[2] == kBlock && whole) && !(w[2] == kBlock / 2 && halves)) {
+    return "weights are float32, bfloat16 or int8, 32 a block, or two a byte, "
+           "16 bytes a block";
+  }
+  if (!Is(y, {x[0], w[0] * kBlock})) return "a result is [N, out]";
+  const auto count = [](Shape shape) {
+    return shape.size() == 3 ? shape[0] * shape[1] * shape[2] : -1;
+  };
+  const bool groups = count(scale) > 0 && w[1] % scale[1] == 0;
+  if (count(scale) != 0 && !(groups && Is(scale, {w[0], scale[1], kBlock}))) {
+    return "scales are [out / 32, groups that divide in, 32]";
+  }
+  if (count(offset) != 0 && !(groups && Is(offset, {w[0], scale[1], kBlock}))) {
+    return "offsets are as the scales";
+  }
+  return nullptr;
+}
+
 ffi::Error Project(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x,
                    ffi::RemainingArgs matrices, ffi::RemainingRets results) {
   const auto xs = x.dimensions();
@@ -303,13 +392,19 @@ ffi::Error Project(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x,
     const auto offset = matrices.get<ffi::Buffer<ffi::F32>>(3 * i + 2);
     auto y = results.get<ffi::Buffer<ffi::F32>>(i);
     if (!weight || !scale || !offset || !y) {
-      return ffi::Error::InvalidArgument(
-          "a weight, a scale and an offset for each result");
+      return Refused("a weight, a scale and an offset for each result");
     }
+    const char* mistake = Mistake(xs, *weight, scale->dimensions(),
+                                  offset->dimensions(), (*y)->dimensions());
+    if (mistake != nullptr) return Refused(mistake);
     const auto w = weight->dimensions();
-    Product p{weight->untyped_data(), nullptr, x.typed_data(),
-              (*y)->typed_data(),     xs[0],   w[1],
-              w[0],                   1};
+    Product p;
+    p.weight = weight->untyped_data();
+    p.x = x.typed_data();
+    p.y = (*y)->typed_data();
+    p.tokens = xs[0];
+    p.in = w[1];
+    p.blocks = w[0];
     if (scale->element_count() > 0) {
       p.scale = scale->typed_data();
       p.groups = scale->dimensions()[1];
@@ -326,12 +421,8 @@ ffi::Error Project(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x,
       case ffi::S8:
         products.push_back(nibbles ? Of<Nibble<true>>(p) : Of<Int8>(p));
         break;
-      case ffi::U8:
+      default:  // U8
         products.push_back(Of<Nibble<false>>(p));
-        break;
-      default:
-        return ffi::Error::InvalidArgument(
-            "weights: float32, bfloat16, int8 or two of four bits a byte");
     }
   }
   Run(pool, std::move(products));
@@ -341,33 +432,39 @@ ffi::Error Project(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x,
 // --- Attention of draft nodes to the slots of a KV cache that are in use. ---
 
 struct Attention {
-  const float* query;    // [B, T, heads * group, D]
-  const void* keys;      // [B, heads, S, D]
-  const void* values;    // [B, heads, S, D]
-  const int32_t* length;  // [B] committed slots
-  const uint8_t* seen;    // [B or 1, N, N]: node attends to node
-  const int32_t* depth;   // [B or 1, N]
-  const float* bias;      // [2 * reach + 1, heads * group], added to scores
-  float* y;               // as query
-  int64_t batch, heads, group, tokens, nodes, first, dim, slots, trees, window;
-  int64_t reach;  // -1: no bias
-  float scale, cap;
+  const float* query = nullptr;     // [B, T, heads * group, D]
+  const void* keys = nullptr;       // [B, heads, S, D]
+  const void* values = nullptr;     // [B, heads, S, D]
+  const int32_t* length = nullptr;  // [B] committed slots
+  const uint8_t* seen = nullptr;    // [trees, N, N]: node attends to node
+  const int32_t* depth = nullptr;   // [depths, N]
+  const float* bias = nullptr;  // [2 * reach + 1, heads * group], on scores
+  float* y = nullptr;           // as query
+  int64_t batch = 1, heads = 1, group = 1, tokens = 1, dim = 0, slots = 0;
+  int64_t nodes = 1, first = 0;     // N = first + T
+  int64_t trees = 1, depths = 1;    // 1 for all rows, or B
+  int64_t window = 0, reach = -1;   // 0: no window; -1: no bias
+  float scale = 1.0f, cap = 0.0f;  // 0: no cap
 
   int64_t Offset(int64_t b, int64_t h, int64_t r) const {
     const int64_t t = r / group, g = r % group;
     return (((b * tokens + t) * heads + h) * group + g) * dim;
   }
+  int64_t Used(int64_t b) const {  // slots, whatever `length` says
+    return std::clamp<int64_t>(length[b] + nodes, 0, slots);
+  }
   int64_t LastSegment(int64_t b) const {  // one past it
-    const int64_t used = std::min<int64_t>(slots, length[b] + nodes);
-    return (used + kSegment - 1) / kSegment;
+    return (Used(b) + kSegment - 1) / kSegment;
   }
   int64_t FirstSegment(int64_t b) const {
-    return window ? std::max<int64_t>(0, length[b] + 1 - window) / kSegment : 0;
+    if (window == 0) return 0;
+    const int64_t first = std::max<int64_t>(0, length[b] + 1 - window);
+    return std::min(first / kSegment, LastSegment(b));
   }
-  // How far a node's position is behind that of a slot in use.
+  // How far a slot in use lies before a node, in positions.
   int64_t Distance(int64_t b, int64_t node, int64_t slot) const {
-    const int64_t relative = slot - length[b], tree = trees > 1 ? b : 0;
-    const int32_t* d = depth + tree * nodes;
+    const int64_t relative = slot - length[b];
+    const int32_t* d = depth + (depths > 1 ? b : 0) * nodes;
     return d[node] - (relative < 0 ? relative : d[relative]);
   }
   bool Sees(int64_t b, int64_t node, int64_t slot) const {
@@ -400,22 +497,21 @@ inline Lanes Exp(Lanes x) {
   return x < -87.0f ? Lanes{} : y;
 }
 
-// What queries `begin` .. `begin` + `rows` (at most 16 * kLanes) of a KV head
-// get from one segment: the largest score, the sum of exponentials, the sum of
-// values, in rows [2 + D] of `part`. `query` is [D, 32], scaled.
+// Attends queries `begin` .. `begin` + `rows` (at most 16 * kLanes) of a KV head
+// to one segment. Writes rows [2 + D] of `part`: the largest score, the sum of
+// exponentials, the weighted sum of values. `query` is [D, 32], scaled.
 template <typename KV, int kLanes>
 void Segment(const Attention& a, int64_t b, int64_t h, int64_t segment,
              const float* query, int64_t begin, int64_t rows, float* part) {
   const int64_t start = segment * kSegment, stride = a.dim + 2;
-  const int64_t used = std::min<int64_t>(a.slots, a.length[b] + a.nodes);
-  const int64_t count = std::min<int64_t>(kSegment, used - start);
+  const int64_t count = std::min<int64_t>(kSegment, a.Used(b) - start);
   const int64_t offset = ((b * a.heads + h) * a.slots + start) * a.dim;
   const auto* keys = static_cast<const typename KV::Stored*>(a.keys) + offset;
   const auto* values =
       static_cast<const typename KV::Stored*>(a.values) + offset;
 
-  // While keys are read, the second half of them and then the values are asked
-  // for; while values are read, the next segment's keys.
+  // While keys are read, the second half of them and then the values are
+  // prefetched; while values are read, the next segment's keys.
   const int64_t row = a.dim * sizeof(*keys);
   alignas(64) float scores[kSegment][16 * kLanes];
   ForTiles(count, [&](int64_t first, int64_t slots) {
@@ -487,68 +583,111 @@ void Segment(const Attention& a, int64_t b, int64_t h, int64_t segment,
   }
 }
 
-// Joins the segments of one query, in their order: y [D].
-void Join(const Attention& a, const float* part, int64_t segments,
-          int64_t step, float* y) {
-  float top = -kInfinity, total = 0;
-  for (int64_t s = 0; s < segments; ++s) top = std::max(top, part[s * step]);
-  std::fill(y, y + a.dim, 0.0f);
-  for (int64_t s = 0; s < segments; ++s) {
-    const float* p = part + s * step;
-    if (p[0] == -kInfinity) continue;
-    const float share = std::exp(p[0] - top);
-    total += share * p[1];
-    for (int64_t d = 0; d < a.dim; ++d) y[d] += share * p[2 + d];
+// Softmax of a query over the segments so far, relative to the largest score.
+struct Softmax {
+  float top = -kInfinity, total = 0.0f;
+
+  // Adds segments of the query, in their order, to y [D]. The order is all that
+  // the bits depend on: not how many segments one call adds.
+  void Add(const float* part, int64_t segments, int64_t step, int64_t dim,
+           float* y) {
+    for (int64_t s = 0; s < segments; ++s, part += step) {
+      if (part[0] == -kInfinity) continue;
+      const bool higher = part[0] > top;
+      const float decay = higher ? std::exp(top - part[0]) : 1.0f;
+      const float share = higher ? 1.0f : std::exp(part[0] - top);
+      if (higher) top = part[0];
+      total = total * decay + share * part[1];
+      for (int64_t d = 0; d < dim; ++d) y[d] = y[d] * decay + share * part[2 + d];
+    }
   }
-  for (int64_t d = 0; d < a.dim; ++d) y[d] /= total;
+};
+
+// Attends rows `from` .. `end` of the batch. Scratch holds their queries, laid
+// out, and a wave of segments of all KV heads, whose results are then added.
+template <typename KV, typename Pool>
+void RunRows(Pool& pool, const Attention& a, int64_t from, int64_t end,
+             Scratch& scratch) {
+  const int64_t queries = a.group * a.tokens, stride = a.dim + 2;
+  const int64_t tiles = (queries + kBlock - 1) / kBlock, tile = a.dim * kBlock;
+  const int64_t step = queries * stride, pairs = (end - from) * a.heads;
+  std::vector<int64_t> before = {0};  // segments of earlier rows
+  for (int64_t b = from; b < end; ++b) {
+    before.push_back(before.back() + a.LastSegment(b) - a.FirstSegment(b));
+  }
+  const int64_t segments = before.back();
+  // Two tasks a thread, at least.
+  const int64_t least = (2 * pool.num_threads() + a.heads - 1) / a.heads;
+  const int64_t wave = std::min(
+      segments, std::max<int64_t>(least, kScratch / std::max<int64_t>(1, a.heads * step)));
+  // [rows, heads, tiles, D, 32], then [heads, wave, queries, 2 + D].
+  float* const laid =
+      scratch.Floats(pairs * tiles * tile + a.heads * wave * step);
+  float* const parts = laid + pairs * tiles * tile;
+  std::vector<Softmax> softmax(pairs * queries);
+  // Calls f(query, its softmax, its offset in query and y) for all of tile i.
+  const auto for_queries = [&](int64_t i, auto f) {
+    const int64_t pair = i / tiles, first = i % tiles * kBlock;
+    const int64_t b = from + pair / a.heads, h = pair % a.heads;
+    for (int64_t r = first; r < std::min(queries, first + kBlock); ++r) {
+      f(r, softmax[pair * queries + r], a.Offset(b, h, r));
+    }
+  };
+
+  const int64_t laid_bytes = pairs * tiles * tile * sizeof(float);
+  ForEach(pool, pairs * tiles, laid_bytes, [&](int64_t i) {
+    float* const to = laid + i * tile;
+    std::fill(to, to + tile, 0.0f);
+    for_queries(i, [&](int64_t r, Softmax&, int64_t at) {
+      for (int64_t d = 0; d < a.dim; ++d) {
+        to[d * kBlock + r % kBlock] = a.query[at + d] * a.scale;
+      }
+      std::fill_n(a.y + at, a.dim, 0.0f);
+    });
+  });
+  for (int64_t start = 0; start < segments; start += wave) {
+    const int64_t some = std::min(wave, segments - start);
+    const int64_t bytes =
+        2 * a.heads * some * kSegment * a.dim * sizeof(typename KV::Stored);
+    ForEach(pool, a.heads * some, bytes, [&](int64_t task) {
+      const int64_t h = task / some, s = start + task % some;
+      const int64_t i =
+          std::upper_bound(before.begin(), before.end(), s) - before.begin() - 1;
+      const float* query = laid + (i * a.heads + h) * tiles * tile;
+      float* part = parts + task * step;
+      for (int64_t first = 0; first < queries; first += kBlock) {
+        const int64_t count = std::min<int64_t>(kBlock, queries - first);
+        auto* run = count > 16 ? Segment<KV, 2> : Segment<KV, 1>;
+        run(a, from + i, h, a.FirstSegment(from + i) + s - before[i],
+            query + first * a.dim, first, count, part + first * stride);
+      }
+    });
+    const int64_t parts_bytes = a.heads * some * step * sizeof(float);
+    ForEach(pool, pairs * tiles, parts_bytes / 16, [&](int64_t i) {
+      const int64_t b = i / tiles / a.heads, h = i / tiles % a.heads;
+      const int64_t first = std::max(start, before[b]);
+      const int64_t count = std::min(start + some, before[b + 1]) - first;
+      const float* part = parts + (h * some + first - start) * step;
+      for_queries(i, [&](int64_t r, Softmax& sum, int64_t at) {
+        sum.Add(part + r * stride, count, step, a.dim, a.y + at);
+      });
+    });
+  }
+  for (int64_t i = 0; i < pairs * tiles; ++i) {
+    for_queries(i, [&](int64_t, Softmax& sum, int64_t at) {
+      for (int64_t d = 0; d < a.dim; ++d) a.y[at + d] /= sum.total;
+    });
+  }
 }
 
 template <typename KV, typename Pool>
 void Run(Pool& pool, const Attention& a) {
-  const int64_t queries = a.group * a.tokens, stride = a.dim + 2;
-  const int64_t tiles = (queries + kBlock - 1) / kBlock;
-  std::vector<int64_t> before(a.batch + 1, 0);  // segments of earlier rows
-  for (int64_t b = 0; b < a.batch; ++b) {
-    before[b + 1] = before[b] + a.LastSegment(b) - a.FirstSegment(b);
-  }
-  const int64_t segments = before[a.batch], step = queries * stride;
-  // Kept between calls: a page that is new to the process costs more to touch.
-  thread_local std::vector<float> laid, partial;
-  laid.assign(a.batch * a.heads * tiles * a.dim * kBlock, 0.0f);
-  partial.resize(a.heads * segments * step);
-  float* scaled = laid.data();   // [B, heads, tiles, D, 32]
-  float* parts = partial.data();  // [heads, segments, queries, 2 + D]
-  for (int64_t b = 0; b < a.batch; ++b) {
-    for (int64_t h = 0; h < a.heads; ++h) {
-      for (int64_t r = 0; r < queries; ++r) {
-        const float* q = a.query + a.Offset(b, h, r);
-        float* to = scaled + r % kBlock +
-                    ((b * a.heads + h) * tiles + r / kBlock) * a.dim * kBlock;
-        for (int64_t d = 0; d < a.dim; ++d) to[d * kBlock] = q[d] * a.scale;
-      }
-    }
-  }
-  const int64_t* rows = before.data();
-  const int64_t bytes =
-      2 * a.heads * segments * kSegment * a.dim * sizeof(typename KV::Stored);
-  ForEach(pool, a.heads * segments, bytes, [=](int64_t task) {
-    const int64_t h = task / segments, s = task % segments;
-    const int64_t b = std::upper_bound(rows, rows + a.batch + 1, s) - rows - 1;
-    for (int64_t i = 0; i < tiles; ++i) {
-      const int64_t count = std::min<int64_t>(kBlock, queries - i * kBlock);
-      auto* run = count > 16 ? Segment<KV, 2> : Segment<KV, 1>;
-      run(a, b, h, a.FirstSegment(b) + s - rows[b],
-          scaled + ((b * a.heads + h) * tiles + i) * a.dim * kBlock, i * kBlock,
-          count, parts + task * step + i * kBlock * stride);
-    }
-  });
-  for (int64_t b = 0; b < a.batch; ++b) {
-    for (int64_t h = 0; h < a.heads; ++h) {
-      for (int64_t r = 0; r < queries; ++r) {
-        Join(a, parts + (h * segments + rows[b]) * step + r * stride,
-             rows[b + 1] - rows[b], step, a.y + a.Offset(b, h, r));
-      }
-    }
+  const int64_t tiles = (a.group * a.tokens + kBlock - 1) / kBlock;
+  const int64_t floats = std::max<int64_t>(1, a.heads * tiles * a.dim * kBlock);
+  const int64_t rows = std::max<int64_t>(1, kScratch / floats);
+  Scratch scratch;
+  for (int64_t b = 0; b < a.batch; b += rows) {
+    RunRows<KV>(pool, a, b, std::min(a.batch, b + rows), scratch);
   }
 }
 
@@ -558,39 +697,63 @@ ffi::Error Attend(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> query,
                   ffi::Buffer<ffi::S32> depth, ffi::Buffer<ffi::F32> bias,
                   ffi::ResultBuffer<ffi::F32> y,
                   int64_t first, int64_t window, float scale, float cap) {
-  const auto q = query.dimensions(), k = keys.dimensions(),
-             n = seen.dimensions();
-  Attention a{query.typed_data(),
-              keys.untyped_data(),
-              values.untyped_data(),
-              length.typed_data(),
-              reinterpret_cast<const uint8_t*>(seen.typed_data()),
-              depth.typed_data(),
-              bias.typed_data(),
-              y->typed_data(),
-              q[0],
-              k[1],
-              q[2] / k[1],
-              q[1],
-              n[1],
-              first,
-              q[3],
-              k[2],
-              n[0],
-              window,
-              bias.element_count() ? bias.dimensions()[0] / 2 : -1,
-              scale,
-              cap};
-  switch (keys.element_type()) {
-    case ffi::F32:
-      Run<Float32>(pool, a);
-      return ffi::Error::Success();
-    case ffi::BF16:
-      Run<BFloat16>(pool, a);
-      return ffi::Error::Success();
-    default:
-      return ffi::Error::InvalidArgument("a KV cache is float32 or bfloat16");
+  const Shape q = query.dimensions(), k = keys.dimensions(),
+              n = seen.dimensions(), depths = depth.dimensions(),
+              biases = bias.dimensions();
+  // What cpu_kernels.py has checked, once more: a mistake would read memory of
+  // others.
+  if (q.size() != 4 || k.size() != 4 || q[0] != k[0] || q[3] != k[3] ||
+      k[1] == 0 || q[2] % k[1] != 0 || q[3] % kBlock != 0 ||
+      !Is(values.dimensions(), {k[0], k[1], k[2], k[3]}) ||
+      !Is(y->dimensions(), {q[0], q[1], q[2], q[3]}) ||
+      !Is(length.dimensions(), {q[0]})) {
+    return Refused(
+        "queries are [B, T, heads, D], D a multiple of 32, keys and values [B, "
+        "KV heads, S, D], lengths [B]");
   }
+  const int64_t nodes = first + q[1];
+  if (n.size() != 3 || !Is(n, {n[0] == 1 ? 1 : q[0], nodes, nodes}) ||
+      depths.size() != 2 || !Is(depths, {depths[0] == 1 ? 1 : q[0], nodes}) ||
+      first < 0 || window < 0) {
+    return Refused(
+        "ancestors are [B or 1, N, N] and depths [B or 1, N], N = first + T");
+  }
+  if (biases.size() != 2 || biases[1] != q[2] ||
+      (biases[0] != 0 && biases[0] % 2 == 0)) {
+    return Refused("a bias is [2 R + 1, heads]");
+  }
+  Attention a;
+  a.query = query.typed_data();
+  a.keys = keys.untyped_data();
+  a.values = values.untyped_data();
+  a.length = length.typed_data();
+  a.seen = reinterpret_cast<const uint8_t*>(seen.typed_data());
+  a.depth = depth.typed_data();
+  a.bias = bias.typed_data();
+  a.y = y->typed_data();
+  a.batch = q[0];
+  a.tokens = q[1];
+  a.heads = k[1];
+  a.group = q[2] / k[1];
+  a.dim = q[3];
+  a.slots = k[2];
+  a.nodes = nodes;
+  a.first = first;
+  a.trees = n[0];
+  a.depths = depths[0];
+  a.window = window;
+  a.reach = biases[0] > 0 ? biases[0] / 2 : -1;
+  a.scale = scale;
+  a.cap = cap;
+  if (keys.element_type() == ffi::F32 && values.element_type() == ffi::F32) {
+    Run<Float32>(pool, a);
+  } else if (keys.element_type() == ffi::BF16 &&
+             values.element_type() == ffi::BF16) {
+    Run<BFloat16>(pool, a);
+  } else {
+    return Refused("keys and values are float32, or bfloat16, both");
+  }
+  return ffi::Error::Success();
 }
 
 }  // namespace

@@ -6,13 +6,20 @@ Those of cpu_kernels.cc read every weight once for up to twelve tokens, and the
 slots that are in use. They are compiled for this machine with its C++
 compiler ($CXX, g++ or clang++; about five seconds) into
 ~/.cache/specdec/kernels; without one, or with SPECDEC_KERNELS=off, products go
-through XLA. $CXXFLAGS is appended to the compiler's options.
+through XLA. $CXX may have options, as in 'ccache g++'; $CXXFLAGS is appended to
+the compiler's options.
+
+Attention also takes scratch outside XLA's memory, for its queries in another
+layout and for sums over segments of slots: about 4 MB each, or what the queries
+of one row and two tasks a thread need, if that is more. Up to 16 MB of it are
+kept for the next call.
 """
 
 import ctypes
 import functools
 import hashlib
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -41,8 +48,14 @@ def available() -> bool:
   """Builds and registers the kernels; False where that cannot be done.
 
   The reason is printed once, on stderr.
+
+  Raises:
+    ValueError: SPECDEC_KERNELS is neither on nor off.
   """
-  if os.environ.get("SPECDEC_KERNELS", "") == "off":
+  switch = os.environ.get("SPECDEC_KERNELS") or "on"
+  if switch not in ("on", "off"):
+    raise ValueError(f"SPECDEC_KERNELS is {switch!r}; it must be on or off")
+  if switch == "off":
     return False
   try:
     library = ctypes.cdll.LoadLibrary(str(_build()))
@@ -55,6 +68,8 @@ def available() -> bool:
       lines = error.stderr.decode(errors="replace").strip().splitlines()
       reason = f"{error.cmd[0]} failed: {'; '.join(lines[:3])}"
       remedy = "Name another compiler by CXX"
+    elif os.environ.get("CXX"):
+      remedy = "Name another compiler by CXX, or unset it"
     terminal.report(
       f"specdec: no C++ kernels on this CPU ({reason}); matrix products go "
       "through XLA, which takes about twice as long for eight tokens. "
@@ -65,6 +80,21 @@ def available() -> bool:
   return True
 
 
+def _compiler() -> list[str]:
+  """Returns the words of the command that compiles C++."""
+  named = os.environ.get("CXX", "")
+  try:
+    words = shlex.split(named)
+  except ValueError as error:
+    raise OSError(f"CXX is {named!r}: {error}") from None
+  if words:
+    return words
+  found = shutil.which("g++") or shutil.which("clang++")
+  if found is None:
+    raise FileNotFoundError("neither g++ nor clang++ is installed")
+  return [found]
+
+
 def _build(folder: str | Path = "~/.cache/specdec/kernels") -> Path:
   """Returns the library for this machine, compiled unless `folder` has it.
 
@@ -72,13 +102,10 @@ def _build(folder: str | Path = "~/.cache/specdec/kernels") -> Path:
     OSError: no compiler, or `folder` cannot be written.
     CalledProcessError: the compiler refused the source.
   """
-  compiler = os.environ.get("CXX") or shutil.which("g++")
-  compiler = compiler or shutil.which("clang++")
-  if compiler is None:
-    raise FileNotFoundError("neither g++ nor clang++ is installed")
+  compiler = _compiler()
   options = [*_OPTIONS.split(), *os.environ.get("CXXFLAGS", "").split()]
   # What -march=native means here, as macros, and who compiles.
-  query = [compiler, "-march=native", "-dM", "-E", "-x", "c++", os.devnull]
+  query = [*compiler, "-march=native", "-dM", "-E", "-x", "c++", os.devnull]
   macros = subprocess.run(query, capture_output=True, check=True).stdout
   key = hashlib.sha256(_SOURCE.read_bytes() + macros)
   key.update(" ".join([*options, jax.lib.__version__]).encode())
@@ -89,7 +116,7 @@ def _build(folder: str | Path = "~/.cache/specdec/kernels") -> Path:
   with tempfile.TemporaryDirectory(dir=library.parent) as scratch:
     built = Path(scratch) / library.name
     include = f"-isystem{jax.ffi.include_dir()}"
-    command = [compiler, *options, include, str(_SOURCE), "-o", str(built)]
+    command = [*compiler, *options, include, str(_SOURCE), "-o", str(built)]
     subprocess.run(command, capture_output=True, check=True)
     built.replace(library)  # other processes see a whole file or none
   return library
@@ -141,13 +168,9 @@ def project(
   nothing = jnp.zeros((0, 1, BLOCK), jnp.float32)
   buffers, results = [], []
   for weight, *scales in matrices:
-    blocks, width, block = weight.shape
-    if block not in _STORED or x.ndim != 2 or x.shape[1] != width:
-      raise ValueError(
-        f"a packed matrix [out / {BLOCK}, in, {BLOCK}] and inputs [N, in] were "
-        f"expected, not {weight.shape} and {x.shape}"
-      )
+    _check_matrix(weight, x)
     _check_scales(weight, *scales)
+    blocks = len(weight)
     buffers.append(weight)
     for scale in (*scales, None, None)[:2]:
       buffers.append(nothing if scale is None else scale.astype(jnp.float32))
@@ -155,6 +178,24 @@ def project(
     results.append(jax.ShapeDtypeStruct(shape, jnp.float32))
   call = jax.ffi.ffi_call("specdec_project", results)
   return call(x.astype(jnp.float32), *buffers)
+
+
+def _check_matrix(weight: jax.Array, x: jax.Array) -> None:
+  """Refuses a matrix that is not packed, or not for inputs x."""
+  if weight.ndim != 3 or x.ndim != 2 or x.shape[1] != weight.shape[1]:
+    raise ValueError(
+      f"a packed matrix [out / {BLOCK}, in, {BLOCK}] and inputs [N, in] were "
+      f"expected, not {weight.shape} and {x.shape}"
+    )
+  if weight.dtype not in _STORED.get(weight.shape[2], ()):
+    stored = "; ".join(
+      f"{block} of {', '.join(jnp.dtype(x).name for x in dtypes)}"
+      for block, dtypes in _STORED.items()
+    )
+    raise ValueError(
+      f"a packed matrix has blocks of {stored}; not {weight.shape[2]} of "
+      f"{weight.dtype}"
+    )
 
 
 def _check_scales(weight: jax.Array, scale=None, offset=None) -> None:
@@ -195,15 +236,19 @@ def attend(
     length: [B] committed slots; slot length + n holds node n.
     ancestors: [B or 1, N, N] bool, N = first + T; node n attends to node m.
     depth: [B or 1, N] int32 of every node.
-    bias: [2 R + 1, heads] float32, added to the (capped) scores by how far a
-      node's position is behind the slot's, from -R to R; None: none.
+    bias: [2 R + 1, heads] float32, added to the (capped) scores by how far the
+      slot lies before the node in positions, from -R to R; None: none.
     window: positions of the sliding window, a node's included.
     scale: multiplies the scores, before they are capped.
     cap: bounds the scores by cap * tanh(score / cap).
 
   Returns:
     As query, in float32.
+
+  Raises:
+    ValueError: an array is of another shape or type.
   """
+  _check_attention(query, keys, values, length, ancestors, depth, bias, first)
   result = jax.ShapeDtypeStruct(query.shape, jnp.float32)
   if bias is None:
     bias = jnp.zeros((0, query.shape[2]), jnp.float32)
@@ -220,3 +265,43 @@ def attend(
     scale=np.float32(scale),
     cap=np.float32(cap or 0.0),
   )
+
+
+def _check_attention(
+  query, keys, values, length, ancestors, depth, bias, first
+) -> None:
+  """Refuses arguments of `attend` that the kernel would read past the end."""
+  if query.ndim != 4 or keys.ndim != 4 or query.shape[3] % BLOCK:
+    raise ValueError(
+      f"queries [B, T, heads, D], D a multiple of {BLOCK}, and keys [B, KV "
+      f"heads, S, D] were expected, not {query.shape} and {keys.shape}"
+    )
+  batch, num_tokens, num_heads, dim = query.shape
+  num_kv_heads, slots = keys.shape[1:3]
+  if num_kv_heads < 1 or num_heads % num_kv_heads:
+    raise ValueError(
+      f"{num_heads} query heads are not a multiple of {num_kv_heads} KV heads"
+    )
+  cache = batch, num_kv_heads, slots, dim
+  nodes, rows = first + num_tokens, {1, batch}
+  floats = {jnp.dtype("float32"), jnp.dtype("bfloat16")}
+  integers, booleans = {jnp.dtype("int32")}, {jnp.dtype("bool")}
+  expected = {
+    "keys": (keys, {cache}, floats),
+    "values": (values, {cache}, {keys.dtype}),
+    "length": (length, {(batch,)}, integers),
+    "ancestors": (ancestors, {(n, nodes, nodes) for n in rows}, booleans),
+    "depth": (depth, {(n, nodes) for n in rows}, integers),
+  }
+  if bias is not None:
+    odd = len(bias) - 1 + len(bias) % 2
+    expected["bias"] = bias, {(odd, num_heads)}, {jnp.dtype("float32")}
+  for name, (x, shapes, dtypes) in expected.items():
+    if x.shape not in shapes or x.dtype not in dtypes:
+      raise ValueError(
+        f"{name} {x.dtype} {list(x.shape)} do not go with queries "
+        f"{list(query.shape)} from node {first} on and keys {keys.dtype} "
+        f"{list(keys.shape)}; expected: "
+        f"{' or '.join(sorted(x.name for x in dtypes))} "
+        f"{' or '.join(str(list(x)) for x in sorted(shapes))}"
+      )

@@ -90,9 +90,9 @@ def distance_buckets(
   """Returns T5's bucket of each distance -reach .. reach: [2 reach + 1] ints.
 
   Half of the buckets hold one distance each, the others grow with its logarithm
-  up to `reach` (arXiv:1910.10683, section 2.1). A distance is how far a query
-  is behind its key; without `bidirectional` those ahead share bucket 0, with it
-  they have half of the buckets.
+  up to `reach` (arXiv:1910.10683, section 2.1). A distance is how far the key
+  lies before the query; without `bidirectional` keys after it share bucket 0,
+  with it they have half of the buckets.
   """
   distance = np.arange(-reach, reach + 1)
   offset = 0
@@ -327,13 +327,15 @@ class Encoder(nn.Module):
     c = self.config
     num_tokens = source.tokens.shape[1]
     length = source.length
-    everything = view(jnp.zeros_like(length), None, 0, num_tokens)
+    everything = view(jnp.zeros(1, jnp.int32), None, 0, num_tokens)
     everything = everything._replace(
       mask=source_view(length, num_tokens).mask_of(jnp.arange(num_tokens)),
       bias=RelativeBias(c, bidirectional=True, name="relative_bias")(),
     )
     x = Embedding(c, name="embed")(source.tokens)
     x = self.place(x, "rows", None, None)
+    if c.scale_embedding:
+      x *= jnp.asarray(c.width**0.5, x.dtype)
     for i in range(c.encoder_layers):
       layer = Layer(c, self.place, name=f"layer_{i}")
       x, _ = layer(x, None, None, everything)

@@ -172,7 +172,8 @@ def by_chip(
   for name, pair in pairs_of(scenario, others).items():
     chip = pair.target.chip
     ridge = chip.rate(pair.target.dtype) / chip.bandwidth
-    line = [name, f"{chip.bandwidth / 1e12:.3g}", f"{ridge:.0f}"]
+    guess = "~" if pair.target.dtype in chip.inferred else ""
+    line = [name, f"{chip.bandwidth / 1e12:.3g}", f"{guess}{ridge:.0f}"]
     if fits(pair, 1, context):
       best, baseline = workload.best(pair, 1), pair.round(1, 0, context)
       tokens = 1 / baseline.seconds
@@ -193,8 +194,8 @@ def by_chip(
   header = ["chip", "TB/s", "FLOP/byte", "baseline tok/s", "tok/s", "k"]
   header += ["speedup", "pays up to batch", "rows that fit"]
   return (
-    f"\n{scenario.num_chips} of each chip, batch 1, context {context}\n"
-    + columns(header, lines)
+    f"\n{scenario.num_chips} of each chip, batch 1, context {context}; ~: a "
+    "FLOP/s that is inferred, not published\n" + columns(header, lines)
   )
 
 

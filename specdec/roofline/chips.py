@@ -1,7 +1,9 @@
 """Datasheets of accelerators: memory, bandwidth, FLOP/s, interconnect.
 
 Numbers are the vendor's; where two sources disagree, the measured or the lower
-one. `source` names them. Peaks are for dense arithmetic. `get` overrides any.
+one. `source` names them. Memory is what the vendor lists for one accelerator,
+or its share of a system's. Peaks are for dense arithmetic; `inferred` names
+those that nobody has published. `get` overrides any.
 All-reduces are priced after the scaling book (jax-ml/scaling-book, tpus.md and
 gpus.md): a ring sends in both directions at once, a line in one; small messages
 are bound by hop latency.
@@ -36,6 +38,7 @@ class Chip:
   # (working set in bytes, B/s of re-reading a set up to that size), ascending;
   # larger sets are read from main memory.
   caches: tuple[tuple[float, float], ...] = ()
+  inferred: tuple[str, ...] = ()  # dtypes whose rates are not published
 
   def __post_init__(self):
     for name in ("memory", "bandwidth", "link_bandwidth", "rows", "wrap"):
@@ -69,20 +72,40 @@ _GIB = 2**30
 _HOP = 1e-6  # scaling-book, tpus.md: about 1 us; a switch counts as one hop
 
 
-def _chip(name, memory, bandwidth, bfloat16, link, axes, source, **flops):
+def _chip(
+  name, memory, bandwidth, bfloat16, link, axes, source, inferred=(), **flops
+):
   # 2D pods wrap around only over a full axis of 16, 3D ones per cube of 4.
   wrap = {0: 1, 2: 16, 3: 4}[axes]
   rates = {"bfloat16": bfloat16, **flops}
-  return Chip(name, memory, bandwidth, rates, link, axes, wrap, _HOP, 8, source)
+  return Chip(
+    name,
+    memory,
+    bandwidth,
+    rates,
+    link,
+    axes,
+    wrap,
+    _HOP,
+    8,
+    source,
+    inferred=inferred,
+  )
 
 
-_GOOGLE = "cloud.google.com; link: scaling-book"
+# Pages: jax-ml.github.io/scaling-book/tpus and /gpus; cloud.google.com/tpu/docs
+# with /v3, v4, v5e, v5p, v6e or tpu7x; nvidia.com/en-us/data-center with /l4,
+# h100, h200 or gb200-nvl72; amd.com/en/products/accelerators/instinct.
+_GOOGLE = "cloud.google.com/tpu/docs; link: scaling-book"
 _NVIDIA = "NVIDIA by scaling-book gpus.md"
 _PCIE = "NVIDIA datasheet; link: PCIe"
+_NIM = "docs.nvidia.com, support matrix of NIM for LLMs 2.0.6"
 _TPU8 = (
-  "Google, April 2026; bfloat16 and fp8: a quarter and half of its FP4; link: "
-  "0.9 of what is published"
+  "cloud.google.com, TPU 8t and TPU 8i technical deep dive, April 2026; "
+  "bfloat16 and fp8 inferred: a quarter and half of its FP4; link: 0.9 of what "
+  "is published"
 )
+_FROM_FP4 = ("bfloat16", "fp8")
 _CHIPS = (
   _chip("v3", 32 * _GIB, 9.0e11, 1.23e14, 1e11, 2, _GOOGLE),
   _chip("v4", 32 * _GIB, 1.2e12, 2.75e14, 4.5e10, 3, _GOOGLE, int8=2.75e14),
@@ -102,11 +125,11 @@ _CHIPS = (
     "cloud.google.com; link: 0.9 of its 1e11, as of v5e to v6e", fp8=4.614e15,
   ),
   _chip(
-    "v8t", 216e9, 6.528e12, 3.15e15, 1.8e11, 3, _TPU8, fp8=6.3e15
+    "v8t", 216e9, 6.528e12, 3.15e15, 1.8e11, 3, _TPU8, _FROM_FP4, fp8=6.3e15
   ),
   _chip(
     "v8i", 288e9, 8.601e12, 2.525e15, 1.08e12, 0,
-    f"{_TPU8}; its network taken for a switch", fp8=5.05e15,
+    f"{_TPU8}; its network taken for a switch", _FROM_FP4, fp8=5.05e15,
   ),
   _chip("l4", 24e9, 3e11, 1.21e14, 3.2e10, 0, _PCIE, int8=2.42e14, fp8=2.42e14),
   _chip("a10g", 24e9, 6e11, 7e13, 3.2e10, 0, _PCIE, int8=1.4e14),
@@ -132,16 +155,18 @@ _CHIPS = (
   ),
   _chip(
     "b200", 180e9, 8e12, 2.25e15, 9e11, 0,
-    "NVIDIA by scaling-book gpus.md; memory: what is usable",
+    f"{_NVIDIA}; memory: {_NIM}",
     int8=4.5e15, fp8=4.5e15,
   ),
   _chip(
     "gb200", 186e9, 8e12, 2.5e15, 9e11, 0,
-    "NVIDIA GB200 NVL72 datasheet, of one of its GPUs", int8=5e15, fp8=5e15,
+    "NVIDIA GB200 NVL72 datasheet, of one of its 72 GPUs",
+    int8=5e15, fp8=5e15,
   ),
   _chip(
     "b300", 288e9, 8e12, 2.25e15, 9e11, 0,
-    "NVIDIA HGX B300 datasheet; its int8 is a fraction of fp8 and left out",
+    "NVIDIA HGX B300 datasheet; its int8 is a fraction of fp8 and left out; "
+    f"memory: {_NIM}",
     fp8=4.5e15,
   ),
   _chip(
@@ -177,7 +202,7 @@ def get(
       f"no chip {name!r}; {choices(name, CHIPS)}; local is this machine"
     )
   fields = {f.name for f in dataclasses.fields(Chip)}
-  fields -= {"name", "source", "flops", "caches"}
+  fields -= {"name", "source", "flops", "caches", "inferred"}
   flops = {key: numbers.pop(key) for key in TYPES if key in numbers}
   for key, value in numbers.items():
     if key not in fields:
@@ -189,6 +214,7 @@ def get(
       if value != int(value):
         raise ValueError(f"{key} = {value}; it must be whole")
       numbers[key] = int(value)
+  numbers["inferred"] = tuple(x for x in chip.inferred if x not in flops)
   flops = {**chip.flops, **flops}
   return dataclasses.replace(chip, flops=flops, **numbers)
 

@@ -6,6 +6,7 @@ signature with its docstring, whose body is the text.
 """
 
 import ast
+import io
 import json
 import textwrap
 from collections.abc import Iterator, Sequence
@@ -43,23 +44,31 @@ def pairs(path: str | Path) -> list[Pair]:
       module = ast.parse(text)
     except SyntaxError:
       continue
-    lines = text.splitlines(keepends=True)
+    lines = _lines(text)
     for node in ast.walk(module):
       if isinstance(node, _FUNCTION):
         result += _of_function(node, lines)
   return result
 
 
+def _lines(text: str) -> list[str]:
+  """Returns the lines that ast counts, which do not end at a form feed."""
+  return list(io.StringIO(text, newline=""))
+
+
 def _of_function(node: _FUNCTION, lines: Sequence[str]) -> Iterator[Pair]:
   docstring = ast.get_docstring(node)
   body = node.body[1:] if docstring else node.body
   first = node.body[0]
+  before = lines[first.lineno - 1].encode()[: first.col_offset]
   # `def f(): return 0` has no head that ends with a line.
-  if not body or first.lineno == node.lineno:
+  if not body or before.strip():
     return
-  head = lines[node.lineno - 1 : first.lineno - 1]
-  described = lines[first.lineno - 1 : first.end_lineno] if docstring else []
-  rest = lines[first.lineno - 1 + len(described) : node.end_lineno]
+  decorators = getattr(first, "decorator_list", [])
+  start = min(x.lineno for x in (first, *decorators)) - 1
+  head = lines[node.lineno - 1 : start]
+  described = lines[start : first.end_lineno] if docstring else []
+  rest = lines[start + len(described) : node.end_lineno]
   if docstring:
     source = textwrap.dedent("".join([*head, *rest]))
     yield Pair("docstring", f"docstring: {source}", docstring)

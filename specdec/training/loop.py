@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import optax
 from flax import struct
 
-from specdec.training.objective import Objective
+from specdec.training.objective import Objective, num_positions
 from specdec.training.options import Options
 from specdec.types import Array, PyTree
 
@@ -143,13 +143,14 @@ def make_step(
 
     def add(total, microbatch):
       terms = value_and_grad(params, frozen, microbatch)
-      return optax.tree.add(total, terms), None
+      weight = num_positions(microbatch)
+      return jax.tree.map(lambda t, x: t + weight * x, total, terms), None
 
     first = jax.tree.map(lambda x: x[0], microbatches)
     shapes = jax.eval_shape(value_and_grad, params, frozen, first)
     zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
     total, _ = jax.lax.scan(add, zeros, microbatches)
-    return jax.tree.map(lambda x: x / options.accumulate, total)
+    return jax.tree.map(lambda x: x / num_positions(tokens), total)
 
   def step(state: TrainState, frozen: PyTree, tokens: Array):
     gradient, measures = accumulated(state.params, frozen, tokens)

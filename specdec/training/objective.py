@@ -81,6 +81,16 @@ def mean(values: Array, batch: PyTree) -> Array:
   return jnp.sum(values * counts) / jnp.sum(counts)
 
 
+def num_positions(batch: PyTree) -> Array | int:
+  """Returns what a batch weighs in a mean over several.
+
+  Positions without padding; or rows, if all have as many.
+  """
+  if isinstance(batch, Pairs):
+    return batch.length.sum()
+  return len(jax.tree.leaves(batch)[0])
+
+
 def text_cross_entropy(logits: Array, batch: PyTree) -> Array:
   """Returns the mean cross-entropy of logits [B, T, V] on the text, in nats."""
   log_probs = jax.nn.log_softmax(logits)

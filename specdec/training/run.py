@@ -22,7 +22,7 @@ from specdec import multihost
 from specdec.training import loop
 from specdec.training.data import Sequences
 from specdec.training.log import Log
-from specdec.training.objective import Objective
+from specdec.training.objective import Objective, num_positions
 from specdec.training.options import FREE, Options
 from specdec.training.saving import Checkpoints, checksum
 from specdec.types import PyTree
@@ -219,15 +219,20 @@ def _check_finite(state: loop.TrainState, checkpoints: Checkpoints) -> None:
 
 
 def _evaluate(measure, sequences, size: int, rows) -> dict[str, float]:
-  """Returns means of measures over sequences, evaluating `size` at a time."""
-  totals: dict[str, float] = {}
+  """Returns means of measures over sequences, evaluating `size` at a time.
+
+  Args:
+    rows: sharding of a batch whose rows its mesh divides.
+  """
+  totals, total = {}, 0
   put = functools.partial(multihost.put, where=rows)
-  total = len(jax.tree.leaves(sequences)[0])
-  for first in range(0, total, size):
+  rows_in_all = len(jax.tree.leaves(sequences)[0])
+  for first in range(0, rows_in_all, size):
     part = slice(first, first + size)
     batch = jax.tree.map(operator.itemgetter(part), sequences)
-    count = len(jax.tree.leaves(batch)[0])
-    if count % rows.mesh.shape["data"] == 0:
+    count = int(num_positions(batch))
+    total += count
+    if len(jax.tree.leaves(batch)[0]) % rows.mesh.shape["data"] == 0:
       batch = jax.tree.map(put, batch)
     for name, value in measure(batch).items():
       totals[name] = totals.get(name, 0.0) + float(value) * count
