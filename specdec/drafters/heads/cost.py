@@ -97,6 +97,9 @@ def step_weights(
   config = draft_head.head_config
   net, given = _shapes(draft_head, target)
   leaves, form = jax.tree.flatten(net)
+  tables = [
+    path[0].key == "embed" for path, _ in jax.tree.leaves_with_path(net)
+  ]
   # Below a prophet's start come hidden states of its own.
   width = config.width if config.resets_each_round else given.shape[-1]
   exit_hidden = jnp.zeros((1, 1, target.width)) if config.exits else None
@@ -121,4 +124,5 @@ def step_weights(
   read = {
     v for e in jaxpr.eqns for v in e.invars if not isinstance(v, core.Literal)
   }
-  return sum(math.prod(v.aval.shape) for v in jaxpr.invars if v in read)
+  whole = [v for v, table in zip(jaxpr.invars, [False, *tables]) if not table]
+  return sum(math.prod(v.aval.shape) for v in whole if v in read)

@@ -5,11 +5,15 @@ file.
 """
 
 import dataclasses
+from collections.abc import Mapping
 from typing import NamedTuple
 
-from specdec.models.config import TransformerConfig
+from specdec.models.config import RopeScaling, TransformerConfig
+from specdec.utils.spelling import check_choice
 
-HEADS = ("own", "shared")
+HEADS = ("own", "shared")  # and embeddings
+LAYOUTS = ("compact", "published")
+FEATURE_NORMS = ("none", "each", "joint")
 
 
 class Kind(NamedTuple):
@@ -23,6 +27,8 @@ class Kind(NamedTuple):
     exits: it runs the target's first layers.
     resets: its KV cache is empty at the start of every round.
     predicts_hidden: it predicts the target's hidden states.
+    published: options of the published layout that it has; None: it has only
+      the compact one.
   """
 
   num_layers: int | None = 1
@@ -31,15 +37,32 @@ class Kind(NamedTuple):
   exits: bool = False
   resets: bool = False
   predicts_hidden: bool = False
+  published: tuple[str, ...] | None = None
 
 
+_LAYER_OPTIONS = "embed", "qkv_bias", "qk_norm", "rope_scaling"
 KINDS = {
-  "eagle": Kind(heads=("shared",), predicts_hidden=True),
-  "eagle3": Kind(reads_features=True),
+  "eagle": Kind(
+    heads=("shared",),
+    predicts_hidden=True,
+    published=("bias", *_LAYER_OPTIONS),
+  ),
+  "eagle3": Kind(
+    reads_features=True,
+    published=(
+      *("feature_norm", "norm_before_residual", "feeds_back_norm"),
+      *_LAYER_OPTIONS,
+    ),
+  ),
   "exit": Kind(num_layers=0, exits=True),
   "hydra": Kind(num_layers=None),
-  "medusa": Kind(num_layers=None),
-  "mtp": Kind(),
+  "medusa": Kind(num_layers=None, published=("residual_layers",)),
+  "mtp": Kind(
+    published=(
+      *("feeds_back_norm", "hidden_first", "norm_offset"),
+      *_LAYER_OPTIONS,
+    ),
+  ),
   "prophet": Kind(resets=True),
 }
 _MOST = 1024  # layers, or levels: what a loop is made over
@@ -65,6 +88,22 @@ class HeadConfig:
     feeds_back_hidden: exit: the target's last hidden state of the round before
       is an input.
     norm_epsilon, rope_theta: as in TransformerConfig.
+    layout: 'compact', of any width, in few weights; 'published', the shapes of
+      the papers' code, so that checkpoints load and can be served elsewhere.
+      Of the published layout alone are, of the kinds in KINDS:
+    embed: 'own', an embedding of its own, or 'shared', the target's.
+    bias: EAGLE: of the map that fuses embedding and hidden state.
+    feature_norm: EAGLE-3: 'each' stream passes a norm before they are fused
+      (EAGLE 3.1), all as one ('joint', gpt-oss), or 'none' (the paper).
+    norm_before_residual: EAGLE-3: the residual stream of its first layer
+      starts from the normed hidden state.
+    feeds_back_norm: EAGLE-3 and MTP: the next draft token is given the hidden
+      state after the final norm, not before it.
+    hidden_first: MTP: the hidden state is ahead of the embedding where the two
+      are fused (MiMo).
+    norm_offset: MTP: as in TransformerConfig (Qwen3-Next).
+    residual_layers: Medusa: residual blocks of a head.
+    qkv_bias, qk_norm, rope_scaling: of its layers, as in TransformerConfig.
   """
 
   kind: str
@@ -82,21 +121,33 @@ class HeadConfig:
   feeds_back_hidden: bool = False
   norm_epsilon: float = 1e-5
   rope_theta: float = 10_000.0
+  layout: str = "compact"
+  embed: str = "shared"
+  bias: bool = False
+  feature_norm: str = "none"
+  norm_before_residual: bool = False
+  feeds_back_norm: bool = False
+  hidden_first: bool = False
+  norm_offset: bool = False
+  residual_layers: int = 1
+  qkv_bias: bool = False
+  qk_norm: bool = False
+  rope_scaling: RopeScaling | None = None
 
   def __post_init__(self):
+    if isinstance(self.rope_scaling, Mapping):  # of a file or a ConfigDict
+      scaling = RopeScaling(**self.rope_scaling)
+      object.__setattr__(self, "rope_scaling", scaling)
     for field in dataclasses.fields(self):
       _check_type(field, getattr(self, field.name))
     for name in ("num_layers", "levels"):
       if getattr(self, name) > _MOST:
         raise ValueError(f"{name} = {getattr(self, name)}; at most {_MOST}")
-    if self.kind not in KINDS:
-      raise ValueError(
-        f"kind {self.kind!r} is unknown; known: {', '.join(KINDS)}"
-      )
-    if self.head not in HEADS:
-      raise ValueError(
-        f"head {self.head!r} is unknown; known: {', '.join(HEADS)}"
-      )
+    check_choice("kind", self.kind, KINDS)
+    check_choice("head", self.head, HEADS)
+    check_choice("embed", self.embed, HEADS)
+    check_choice("feature_norm", self.feature_norm, FEATURE_NORMS)
+    self._check_layout()
     if self.levels < 1:
       raise ValueError(f"levels = {self.levels}; it must be >= 1")
     if self.vocabulary < 0:
@@ -125,6 +176,39 @@ class HeadConfig:
         f"{' or '.join(map(repr, self._kind.heads))}"
       )
     self.layers  # noqa: B018  (checks the shape)
+
+  def _check_layout(self) -> None:
+    """Refuses options that the layout of this kind does not have."""
+    check_choice("layout", self.layout, LAYOUTS)
+    options = self._kind.published
+    if self.is_published and options is None:
+      kinds = [name for name in KINDS if KINDS[name].published is not None]
+      raise ValueError(
+        f"layout = 'published' of {self.kind}: there is none but of "
+        f"{', '.join(kinds)}"
+      )
+    allowed = options if self.is_published else ()
+    for name in _PUBLISHED:
+      default = _DEFAULTS[name]
+      if getattr(self, name) != default and name not in allowed:
+        raise ValueError(
+          f"{name} = {getattr(self, name)!r} of {self.kind} with layout = "
+          f"{self.layout!r}; it must be {default!r}"
+        )
+    if self.residual_layers < 1:
+      raise ValueError(
+        f"residual_layers = {self.residual_layers}; it must be >= 1"
+      )
+
+  @property
+  def is_published(self) -> bool:
+    """Whether its shapes are those of the papers' code."""
+    return self.layout == "published"
+
+  @property
+  def skips_first(self) -> bool:
+    """Whether its KV cache leaves out the first token, which follows none."""
+    return self.is_published and self.num_layers > 0
 
   @property
   def _kind(self) -> Kind:
@@ -163,6 +247,10 @@ class HeadConfig:
       head_dim=self.head_dim,
       norm_epsilon=self.norm_epsilon,
       rope_theta=self.rope_theta,
+      rope_scaling=self.rope_scaling,
+      qkv_bias=self.qkv_bias,
+      qk_norm=self.qk_norm,
+      norm_offset=self.norm_offset,
     )
 
   def check(self, target: TransformerConfig) -> None:
@@ -184,11 +272,29 @@ class HeadConfig:
         f"exit_layer = {self.exit_layer}; this target has {count} layers, so "
         f"it must be in 1..{count - 1}"
       )
+    self._check_width(target.width)
     if self.vocabulary > target.vocab_size:
       raise ValueError(
         f"vocabulary = {self.vocabulary}; the target has {target.vocab_size} "
         "tokens"
       )
+
+  def _check_width(self, width: int) -> None:
+    """Refuses a target of another width where the published layout has one."""
+    same = self.kind != "eagle3" or "shared" in (self.embed, self.head)
+    if self.is_published and same and self.width != width:
+      raise ValueError(
+        f"width = {self.width}: {self.kind} with layout = 'published' has the "
+        f"target's width, {width}"
+      )
+
+
+_DEFAULTS = {
+  field.name: field.default for field in dataclasses.fields(HeadConfig)
+}
+_PUBLISHED = sorted(
+  {x for kind in KINDS.values() for x in kind.published or ()}
+)
 
 
 def _check_type(field: dataclasses.Field, value) -> None:
@@ -202,6 +308,8 @@ def _check_type(field: dataclasses.Field, value) -> None:
     words = "a number below 1e38"
   elif kind in (str, bool):
     right, words = isinstance(value, kind), f"a {kind.__name__}"
+  elif kind == RopeScaling | None:
+    right, words = isinstance(value, kind), "None or a RopeScaling"
   else:
     right = isinstance(value, tuple) and all(map(whole, value))
     words = "integers"
