@@ -132,7 +132,7 @@ class Weights:
   def __init__(self, directory: Path):
     self.source = str(directory)
     self._files = {}
-    for path in _shards(directory):
+    for path in shards(directory):
       file = open_safetensors(path, "numpy")
       self._files |= {name: file for name in file.keys()}  # noqa: SIM118
     shapes = {
@@ -192,7 +192,8 @@ def _weight_map(index: Path) -> dict[str, Any]:
   return shards
 
 
-def _shards(directory: Path) -> list[Path]:
+def shards(directory: Path) -> list[Path]:
+  """Returns the safetensors files of a directory; raises as `Weights`."""
   index = directory / INDEX
   if not index.is_file():
     return [directory / SINGLE]
@@ -226,6 +227,11 @@ def save_safetensors(
     arrays |= zip(
       tensor.hugging_face, array if len(tensor.hugging_face) > 1 else [array]
     )
+  save_arrays(directory, arrays)
+
+
+def save_arrays(directory: Path, arrays: dict[str, np.ndarray]) -> None:
+  """Writes model.safetensors beside config.json; raises NotWritten."""
   with files.naming_errors(directory / SINGLE):
     try:
       save_file(arrays, directory / SINGLE, metadata={"format": "pt"})
