@@ -148,10 +148,37 @@ def record(name: str, folder: Path) -> None:
   print(name, {key: tuple(x.shape) for key, x in expected.items()})
 
 
+def record_pickled(folder: Path) -> None:
+  """Writes what torch.save does: Medusa's heads, and tensors of all kinds."""
+  import sys
+
+  sys.path.insert(0, str(FOLDER.parent.parent))
+  import formats_test
+
+  folder.mkdir(parents=True, exist_ok=True)
+  arrays = formats_test.arrays_of(formats_test.MANIFESTS["Medusa"])
+  heads = {name: torch.from_numpy(x) for name, x in arrays.items()}
+  torch.save(heads, folder / "medusa_lm_head.pt")
+  numbers = torch.arange(24).reshape(4, 6)
+  torch.save(
+    {
+      "turned": numbers.to(torch.bfloat16).T[1:4],
+      "steps": torch.arange(24)[3::5],
+      "scalar": torch.tensor(1.5, dtype=torch.float16),
+      "spread": torch.tensor([7.0]).expand(3, 2),
+      "flags": torch.tensor([True, False]),
+      "none": torch.empty(0, 3),
+    },
+    folder / "mixed.pt",
+  )
+
+
 def main(argv):
   names = argv[1:] or list(VARIANTS)
   for name in names:
     record(name, Path(flags.FLAGS.output) / name)
+  if len(argv) == 1:
+    record_pickled(Path(flags.FLAGS.output).parent / "pickled")
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ from specdec.drafters.heads.head_config import HeadConfig
 from specdec.models.config import TransformerConfig
 from specdec.types import PyTree
 from specdec.utils import files as disk
+from specdec.utils.spelling import naming
 
 # In the order in which they are tried.
 FORMATS = speculators, medusa, native_mtp, eagle
@@ -85,7 +86,8 @@ def inspect(
 def _parse(files: Files, target: Target | None) -> Stored:
   for module in FORMATS:
     if module.matches(files):
-      return module.parse(files, target)
+      with naming(files.source):
+        return module.parse(files, target)
   kinds = [*(files.config.get("architectures") or ())]
   kinds.append(files.config.get("model_type"))
   absent = [_ABSENT[kind] for kind in kinds if kind in _ABSENT]
@@ -159,7 +161,8 @@ def _check_target(
         f"{source} is for another target{verifier} than this one: "
         f"{what} {expected} there, {actual} here"
       )
-  stored.head_config.check(target)
+  with naming(source):
+    stored.head_config.check(target)
 
 
 def _read_ids(files: Files, count: int, vocab_size: int) -> np.ndarray | None:

@@ -1,6 +1,5 @@
-"""Opens a folder with somebody's drafter: its config and its tensors, lazily."""
+"""Opens a folder with somebody's drafter: config and tensors, not yet read."""
 
-import functools
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -40,24 +39,31 @@ def open_folder(folder: Path) -> Files:
     paths = huggingface.shards(folder)
   paths = [path for path in paths if path.is_file()]
   if paths:
-    stored = {}
-    for path in paths:
-      file = huggingface.open_safetensors(path, "numpy")
-      stored |= {name: file for name in file.keys()}  # noqa: SIM118
-    shapes = {
-      name: tuple(file.get_slice(name).get_shape())
-      for name, file in stored.items()
-    }
-    return Files(
-      source, config, shapes, lambda name: stored[name].get_tensor(name)
-    )
+    return Files(source, config, *_safetensors(paths))
   for name in _PICKLED:
     if (folder / name).is_file():
-      tensors = pickled.read(folder / name)
-      shapes = {name: tensor.shape for name, tensor in tensors.items()}
-      read = functools.partial(pickled.Tensor.read)
-      return Files(source, config, shapes, lambda name: read(tensors[name]))
+      return Files(source, config, *_pickle(folder / name))
   raise FileNotFoundError(
     f"{folder} holds no weights: none of "
     f"{join_names((huggingface.INDEX, *_SAFETENSORS, *_PICKLED))}"
   )
+
+
+def _safetensors(paths: list[Path]):
+  """Returns shapes and reader of the tensors in all files."""
+  stored = {}
+  for path in paths:
+    file = huggingface.open_safetensors(path, "numpy")
+    stored |= {name: file for name in file.keys()}  # noqa: SIM118
+  shapes = {
+    name: tuple(file.get_slice(name).get_shape())
+    for name, file in stored.items()
+  }
+  return shapes, lambda name: stored[name].get_tensor(name)
+
+
+def _pickle(path: Path):
+  """Returns shapes and reader of the tensors that torch.save wrote."""
+  tensors = pickled.read(path)
+  shapes = {name: tensor.shape for name, tensor in tensors.items()}
+  return shapes, lambda name: tensors[name].read()

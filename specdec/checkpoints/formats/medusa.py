@@ -36,10 +36,8 @@ def parse(files: Files, target: Target | None) -> Stored:
   if not places:
     raise ValueError(f"{source} holds no residual block of a Medusa head")
   heads, blocks = (max(numbers) + 1 for numbers in zip(*places))
-  width = shapes["0.0.linear.weight"][0] if (0, 0) in places else 0
-  projection = shapes.get(f"0.{blocks}.weight")
-  if projection is None:
-    raise ValueError(f"{source} lacks 0.{blocks}.weight")
+  projection = shapes.get(f"0.{blocks}.weight", (0, 0))
+  width = shapes.get("0.0.linear.weight", projection[1:])[0]
   head_config = HeadConfig(
     kind="medusa",
     layout="published",
@@ -48,7 +46,10 @@ def parse(files: Files, target: Target | None) -> Stored:
     levels=heads,
     residual_layers=blocks,
   )
-  return Stored(NAME, head_config, tables.medusa(head_config), projection[0])
+  # Of another shape, it is the tensor that is named, not the target.
+  vocab_size = projection[0] if projection[1:] == (width,) else None
+  table = tables.medusa(head_config)
+  return Stored(NAME, head_config, table, vocab_size)
 
 
 def render(head_config: HeadConfig, target: Target) -> dict[str, Any]:

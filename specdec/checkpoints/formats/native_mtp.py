@@ -4,7 +4,6 @@ DeepSeek-V3 and GLM-4.5 keep them behind the model's layers, Qwen3-Next below
 `mtp.`, MiMo below `model.mtp_layers.`; blocks must be ordinary decoder layers.
 """
 
-import re
 from typing import NamedTuple
 
 from specdec.checkpoints import hf_config

@@ -45,10 +45,13 @@ class Tensor(NamedTuple):
   strides: tuple[int, ...]
 
   def read(self) -> np.ndarray:
-    """Returns the array, in its stored dtype."""
-    with zipfile.ZipFile(self.path) as archive:
-      content = archive.read(f"{self.prefix}/data/{self.storage.name}")
-    flat = np.frombuffer(content, self.storage.dtype)
+    """Returns the array, in its stored dtype; raises ValueError if damaged."""
+    member = f"{self.prefix}/data/{self.storage.name}"
+    try:
+      with zipfile.ZipFile(self.path) as archive:
+        flat = np.frombuffer(archive.read(member), self.storage.dtype)
+    except (KeyError, ValueError, zipfile.BadZipFile) as error:
+      raise ValueError(f"{self.path} is damaged: {error}") from error
     last = self.offset + sum(
       (n - 1) * s for n, s in zip(self.shape, self.strides)
     )

@@ -203,7 +203,7 @@ def render(head_config: HeadConfig, target: Target) -> dict[str, Any]:
     "norm_before_fc": head_config.feature_norm == "joint",
     "fc_norm": head_config.feature_norm == "each",
     "norm_output": head_config.feeds_back_norm,
-    "embed_requires_grad": head_config.embed == "own",
+    "embed_requires_grad": False,
   }
 
 
