@@ -9,7 +9,7 @@ the 4096 tokens, 88.5 % of the text. On two busy cores 600 steps took 7 to 22
 minutes and reached 1.5 (medusa) to 3.3 (recycle) tokens per target step with
 chains of four (docs/results/0.1.0/drafters.md). `head` and `shared` are early
 exits with only a vocabulary projection, trained or the target's. Names that
-begin with published_ are of the shapes of the papers' code, which other programs
+begin with published_ have the shapes of the papers' code, which others can
 load.
 """
 
