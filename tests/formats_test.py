@@ -171,6 +171,9 @@ REFERENCES = {
 }
 
 
+MLP_SPECULATORS = {"MLP speculator": False, "tied MLP speculator": True}
+
+
 def random_inputs():
   rng = np.random.default_rng(1)
   tokens = rng.integers(0, 16, T)
@@ -180,7 +183,7 @@ def random_inputs():
 
 
 def test_every_manifest_has_a_reference():
-  assert {*REFERENCES, "Medusa"} == {*MANIFESTS}
+  assert {*REFERENCES, "Medusa", *MLP_SPECULATORS} == {*MANIFESTS}
 
 
 @pytest.mark.parametrize("name", REFERENCES)
@@ -215,6 +218,22 @@ def test_medusa_counts_heads_and_blocks_from_the_tensors(tmp_path):
   for level in range(3):
     for root in range(1, T - level):
       expected = reference.medusa(arrays, streams[-1][root - 1], level, 2)
+      gap = np.abs(ours[level, root + level] - expected).max()
+      assert gap < 1e-4, (level, root)
+
+
+@pytest.mark.parametrize("name, tied", MLP_SPECULATORS.items())
+def test_an_mlp_speculator(name, tied, tmp_path):
+  manifest = MANIFESTS[name]
+  arrays = arrays_of(manifest)
+  drafter = formats.load(write(tmp_path, manifest), TARGET)
+  theirs = reference.MlpSpeculator(arrays, tied, 3, 12)
+  tokens, streams, _ = random_inputs()
+  ours = unrolled(TARGET, drafter, tokens, streams)
+  for level in range(3):
+    for root in range(1, T - level):
+      seen = tokens[root : root + level + 1]
+      expected = theirs.logits(streams[-1][root - 1], seen)
       gap = np.abs(ours[level, root + level] - expected).max()
       assert gap < 1e-4, (level, root)
 
@@ -419,7 +438,7 @@ def test_layers_that_a_head_cannot_have(tmp_path):
 def test_formats_without_a_drafter_here_are_named(tmp_path):
   for config, what in (
     ({"architectures": ["DFlashDraftModel"]}, "DFlash"),
-    ({"model_type": "mlp_speculator"}, "MLP speculator"),
+    ({"model_type": "recurrent_drafting_drafter"}, "ReDrafter"),
     ({"architectures": ["LlamaForCausalLM"]}, "no drafter"),
   ):
     manifest = {"config": config, "shapes": {"a.weight": [2]}}

@@ -84,6 +84,9 @@ _EVERY = {
     kind="mtp", head="shared", hidden_first=True, feeds_back_norm=True
   ),
   "published_medusa": dict(kind="medusa", num_layers=0, residual_layers=2),
+  "published_mlp": dict(
+    kind="mlp_speculator", num_layers=0, width=12, scale_input=True
+  ),
 }
 KINDS = tuple(_EVERY)
 
@@ -112,7 +115,7 @@ def draft_head(
 ) -> draft_heads.DraftHead:
   """Of a target's config; it can draft `ids`, or, full, every token."""
   ids = None if full else ids
-  if kind.startswith("published"):
+  if kind.startswith("published") and "width" not in _EVERY[kind]:
     changes = dict(width=config.width) | changes
   entries = head_config(kind, 0 if full else len(ids), **changes)
   return drafters.LEARNED[entries.kind](entries, config, ids, place)

@@ -6,6 +6,8 @@ computes is the last output of a pass over the pairs (token, hidden state) that
 it has seen.
 """
 
+import math
+
 import numpy as np
 
 EPSILON, THETA = 1e-6, 10_000.0
@@ -166,3 +168,28 @@ def medusa(w, hidden, head, blocks):
     y = hidden @ w[f"{head}.{i}.linear.weight"].T + w[f"{head}.{i}.linear.bias"]
     hidden = hidden + silu(y)
   return hidden @ w[f"{head}.{blocks}.weight"].T
+
+
+class MlpSpeculator:
+  def __init__(self, w, tied, levels, width, scale_input=True):
+    self.w, self.tied, self.scale_input = w, tied, scale_input
+    state_weight = 0.5 ** (0.5 / levels)
+    embed_weight = np.sqrt((1 - state_weight**2) * (width / 2))
+    self.alpha = embed_weight / state_weight
+
+  def logits(self, hidden, tokens):
+    """Of what follows `tokens`, drafted one after the other from `hidden`."""
+    state = rms(hidden, 1.0) / np.sqrt(2) if self.scale_input else hidden
+    for i, token in enumerate(tokens):
+      own = 0 if self.tied else i
+      w = {
+        x: self.w[f"speculator.{x}.{own}.weight"] for x in ("emb", "ln", "head")
+      }
+      project = self.w[
+        f"speculator.proj.{min(i, 1) if self.tied else i}.weight"
+      ]
+      state = project @ state + self.alpha * w["emb"][token]
+      state = rms(state, w["ln"]) + self.w[f"speculator.ln.{own}.bias"]
+      erf = np.vectorize(math.erf)(state / np.sqrt(2))
+      state = state * (1 + erf) / 2
+    return w["head"] @ state

@@ -11,6 +11,7 @@ from specdec.drafters.heads.eagle import Eagle, PublishedEagle
 from specdec.drafters.heads.eagle3 import Eagle3, PublishedEagle3
 from specdec.drafters.heads.hydra import Hydra
 from specdec.drafters.heads.medusa import Medusa, PublishedMedusa
+from specdec.drafters.heads.mlp_speculator import MlpSpeculator
 from specdec.drafters.heads.mtp import Mtp, PublishedMtp
 from specdec.drafters.heads.prophet import Prophet
 from specdec.drafters.heads.trained_exit import Exit
@@ -35,6 +36,7 @@ eagle = _head_of(Eagle, PublishedEagle)
 eagle3 = _head_of(Eagle3, PublishedEagle3)
 hydra = _head_of(Hydra)
 medusa = _head_of(Medusa, PublishedMedusa)
+mlp_speculator = _head_of(None, MlpSpeculator)
 mtp = _head_of(Mtp, PublishedMtp)
 prophet = _head_of(Prophet)
 trained_exit = _head_of(Exit)
@@ -44,6 +46,7 @@ LEARNED = {  # by HeadConfig.kind
   "exit": trained_exit,
   "hydra": hydra,
   "medusa": medusa,
+  "mlp_speculator": mlp_speculator,
   "mtp": mtp,
   "prophet": prophet,
 }
@@ -59,6 +62,7 @@ __all__ = [
   "layer_skip",
   "lookup",
   "medusa",
+  "mlp_speculator",
   "model",
   "mtp",
   "prophet",

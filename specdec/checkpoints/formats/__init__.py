@@ -6,6 +6,7 @@ one, write the module and list it in FORMATS, or in WRITTEN too.
 """
 
 import json
+import re
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,6 +19,7 @@ from specdec.checkpoints import huggingface, names
 from specdec.checkpoints.formats import (
   eagle,
   medusa,
+  mlp_speculator,
   native_mtp,
   speculators,
 )
@@ -30,7 +32,7 @@ from specdec.utils import files as disk
 from specdec.utils.spelling import naming
 
 # In the order in which they are tried.
-FORMATS = speculators, medusa, native_mtp, eagle
+FORMATS = speculators, medusa, mlp_speculator, native_mtp, eagle
 WRITTEN = {module.NAME: module for module in (speculators, eagle, medusa)}
 _OFFSETS, _KEPT = "d2t", "t2d"
 _FLOATS = "float64", "float32", "float16", "bfloat16"
@@ -38,8 +40,6 @@ _FLOATS = "float64", "float32", "float16", "bfloat16"
 _ABSENT = {
   "DFlashDraftModel": "DFlash",
   "DFlash2DraftModel": "DFlash2",
-  "MLPSpeculatorPreTrainedModel": "IBM's MLP speculator",
-  "mlp_speculator": "IBM's MLP speculator",
   "recurrent_drafting_drafter": "ReDrafter",
 }
 
@@ -123,7 +123,7 @@ def load(folder: Path, target: TransformerConfig) -> Drafter:
       if name.startswith(stored.prefix) and name not in (_OFFSETS, _KEPT)
     },
     files.source,
-    ignored=None,
+    ignored=re.compile(stored.ignored) if stored.ignored else None,
   )
   flat = {}
   for path, name in stored.table.items():

@@ -33,7 +33,7 @@ _FAMILIES = {
       "hidden_norm/scale": "hnorm.weight",
       "norm/scale": "shared_head.norm.weight",
       "head/weight": "shared_head.head.weight",
-      "embed/weight": "embed_tokens.weight",
+      "embed_table/weight": "embed_tokens.weight",
     },
     {},
   ),
@@ -98,8 +98,8 @@ def parse(files: Files, target: Target | None) -> Stored:
   parsed = hf_config.parse(files.config | layer, source, "float32")
   outside = {path: prefix + x for path, x in family.outside.items()}
   own = {
-    key: "own" if outside.get(f"{key}/weight") in files.shapes else "shared"
-    for key in ("embed", "head")
+    key: "own" if outside.get(path) in files.shapes else "shared"
+    for key, path in tables.OWN.items()
   }
   fields = tables.decoder_fields(parsed) | own | family.options
   head_config = HeadConfig(kind="mtp", layout="published", levels=1, **fields)

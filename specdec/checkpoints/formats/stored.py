@@ -30,6 +30,7 @@ class Stored(NamedTuple):
     verifier: name of that target; None: not said.
     target_width: of that target; None: as the drafter's.
     prefix: with which the names of the drafter's tensors begin.
+    ignored: regular expression of tensors that may be there and are not read.
   """
 
   format: str
@@ -39,6 +40,7 @@ class Stored(NamedTuple):
   verifier: str | None = None
   target_width: int | None = None
   prefix: str = ""
+  ignored: str | None = None
 
 
 def typed(

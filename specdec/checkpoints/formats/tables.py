@@ -12,6 +12,8 @@ from specdec.checkpoints import names
 from specdec.drafters.heads.head_config import HeadConfig
 from specdec.models.config import TransformerConfig
 
+# What may be a drafter's own or the target's, by option of HeadConfig.
+OWN = {"embed": "embed_table/weight", "head": "head/weight"}
 # Stream entering layer i of the target, as ours and speculators' ids; z-lab's
 # and vLLM's DFlash configs name the layer that it leaves.
 _CONVENTIONS = {"speculators": 0, "z-lab": 1, "vllm": 1}
@@ -57,7 +59,7 @@ def eagle(head_config: HeadConfig) -> dict[str, str]:
   for path, name in layers(head_config, "layers.{}.").items():
     table[path if path.startswith("layer_0/") else f"blocks/{path}"] = name
   if head_config.embed == "own":
-    table["embed/weight"] = "embed_tokens.weight"
+    table["embed_table/weight"] = "embed_tokens.weight"
   if head_config.kind == "eagle":
     del table["layer_0/attention_norm/scale"]
     table["fuse/weight"] = "fc.weight"
@@ -91,8 +93,8 @@ def mtp(
     f"blocks/{path}": name for path, name in layers(head_config, prefix).items()
   }
   for path, name in outside.items():
-    owner = {"embed/weight": "embed", "head/weight": "head"}.get(path)
-    if owner is None or getattr(head_config, owner) == "own":
+    owners = [x for x in OWN if OWN[x] == path]
+    if all(getattr(head_config, x) == "own" for x in owners):
       table[path] = name
   return table
 

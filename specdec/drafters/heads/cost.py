@@ -98,10 +98,10 @@ def step_weights(
   net, given = _shapes(draft_head, target)
   leaves, form = jax.tree.flatten(net)
   tables = [
-    path[0].key == "embed" for path, _ in jax.tree.leaves_with_path(net)
+    path[0].key.startswith("embed_table")
+    for path, _ in jax.tree.leaves_with_path(net)
   ]
-  # Below a prophet's start come hidden states of its own.
-  width = config.width if config.resets_each_round else given.shape[-1]
+  width = config.width if config.has_own_hidden else given.shape[-1]
   exit_hidden = jnp.zeros((1, 1, target.width)) if config.exits else None
   tokens, zero = jnp.zeros((1, 1), jnp.int32), jnp.zeros((1,), jnp.int32)
   level = min(1, config.levels - 1)

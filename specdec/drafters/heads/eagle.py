@@ -71,7 +71,7 @@ class PublishedEagle(HeadModule):
 
   def setup(self):
     r = self.head_config
-    self.embed = Embed(r, self.target)
+    self.embed_table = Embed(r, self.target)
     self.fuse = Linear(r.width, r.bias)
     self.layer_0 = _FirstLayer(r.layers, self.place)
     self.blocks = Blocks(r, self.place, first=1)
@@ -79,7 +79,7 @@ class PublishedEagle(HeadModule):
   def step(
     self, target_weights, tokens, hidden, layers, view, depth, exit_hidden
   ):
-    x = self.embed(target_weights, tokens)
+    x = self.embed_table(target_weights, tokens)
     x = self.fuse(jnp.concatenate([x, hidden], axis=-1))
     x, first = self.layer_0(x, layers[0] if layers else None, view)
     x, others = self.blocks(x, layers[1:], view)

@@ -89,7 +89,7 @@ class PublishedEagle3(HeadModule):
     count = {"none": 0, "joint": 1, "each": len(r.features)}[r.feature_norm]
     self.stream_norms = [RMSNorm(r.norm_epsilon) for _ in range(count)]
     self.gather = Linear(r.width)
-    self.embed = Embed(r, self.target)
+    self.embed_table = Embed(r, self.target)
     self.layer_0 = _FirstLayer(r, self.place)
     self.blocks = Blocks(r, self.place, first=1)
     self.norm = RMSNorm(r.norm_epsilon)
@@ -109,7 +109,7 @@ class PublishedEagle3(HeadModule):
     self, target_weights, tokens, hidden, layers, view, depth, exit_hidden
   ):
     x, first = self.layer_0(
-      self.embed(target_weights, tokens),
+      self.embed_table(target_weights, tokens),
       hidden,
       layers[0] if layers else None,
       view,

@@ -27,8 +27,11 @@ class Kind(NamedTuple):
     exits: it runs the target's first layers.
     resets: its KV cache is empty at the start of every round.
     predicts_hidden: it predicts the target's hidden states.
+    own_hidden: its hidden states have its own width, unlike what it is encoded
+      from the target's.
     published: options of the published layout that it has; None: it has only
       the compact one.
+    compact: it has a compact layout.
   """
 
   num_layers: int | None = 1
@@ -37,7 +40,9 @@ class Kind(NamedTuple):
   exits: bool = False
   resets: bool = False
   predicts_hidden: bool = False
+  own_hidden: bool = False
   published: tuple[str, ...] | None = None
+  compact: bool = True
 
 
 _LAYER_OPTIONS = "embed", "qkv_bias", "qk_norm", "rope_scaling"
@@ -57,13 +62,20 @@ KINDS = {
   "exit": Kind(num_layers=0, exits=True),
   "hydra": Kind(num_layers=None),
   "medusa": Kind(num_layers=None, published=("residual_layers",)),
+  "mlp_speculator": Kind(
+    num_layers=None,
+    heads=("own",),
+    own_hidden=True,
+    published=("scale_input", "tied"),
+    compact=False,
+  ),
   "mtp": Kind(
     published=(
       *("feeds_back_norm", "hidden_first", "norm_offset"),
       *_LAYER_OPTIONS,
     ),
   ),
-  "prophet": Kind(resets=True),
+  "prophet": Kind(resets=True, own_hidden=True),
 }
 _MOST = 1024  # layers, or levels: what a loop is made over
 
@@ -103,6 +115,9 @@ class HeadConfig:
       are fused (MiMo).
     norm_offset: MTP: as in TransformerConfig (Qwen3-Next).
     residual_layers: Medusa: residual blocks of a head.
+    tied: MLP speculator: all draft tokens have the same weights, but for the
+      first projection.
+    scale_input: MLP speculator: it reads a normalized hidden state.
     qkv_bias, qk_norm, rope_scaling: of its layers, as in TransformerConfig.
   """
 
@@ -130,6 +145,8 @@ class HeadConfig:
   hidden_first: bool = False
   norm_offset: bool = False
   residual_layers: int = 1
+  tied: bool = False
+  scale_input: bool = False
   qkv_bias: bool = False
   qk_norm: bool = False
   rope_scaling: RopeScaling | None = None
@@ -187,6 +204,10 @@ class HeadConfig:
         f"layout = 'published' of {self.kind}: there is none but of "
         f"{', '.join(kinds)}"
       )
+    if not self.is_published and not self._kind.compact:
+      raise ValueError(
+        f"layout = {self.layout!r} of {self.kind}: there is none"
+      )
     allowed = options if self.is_published else ()
     for name in _PUBLISHED:
       default = _DEFAULTS[name]
@@ -223,6 +244,11 @@ class HeadConfig:
   def predicts_hidden(self) -> bool:
     """Whether it predicts the target's hidden states."""
     return self._kind.predicts_hidden
+
+  @property
+  def has_own_hidden(self) -> bool:
+    """Whether its hidden states are of another width than what it encodes."""
+    return self._kind.own_hidden
 
   @property
   def resets_each_round(self) -> bool:
@@ -281,8 +307,9 @@ class HeadConfig:
 
   def _check_width(self, width: int) -> None:
     """Refuses a target of another width where the published layout has one."""
-    same = self.kind != "eagle3" or "shared" in (self.embed, self.head)
-    if self.is_published and same and self.width != width:
+    own = self.kind == "eagle3" and self.embed == self.head == "own"
+    free = own or self.kind == "mlp_speculator"
+    if self.is_published and not free and self.width != width:
       raise ValueError(
         f"width = {self.width}: {self.kind} with layout = 'published' has the "
         f"target's width, {width}"

@@ -51,7 +51,7 @@ class PublishedMtp(HeadModule):
     r = self.head_config
     norm = functools.partial(RMSNorm, r.norm_epsilon, r.norm_offset)
     self.hidden_norm, self.embed_norm, self.norm = norm(), norm(), norm()
-    self.embed = Embed(r, self.target)
+    self.embed_table = Embed(r, self.target)
     self.fuse = Linear(r.width)
     self.blocks = Blocks(r, self.place)
     self.head = Head(r, self.target, self.num_tokens, normed=True)
@@ -60,7 +60,7 @@ class PublishedMtp(HeadModule):
     self, target_weights, tokens, hidden, layers, view, depth, exit_hidden
   ):
     parts = [
-      self.embed_norm(self.embed(target_weights, tokens)),
+      self.embed_norm(self.embed_table(target_weights, tokens)),
       self.hidden_norm(hidden),
     ]
     if self.head_config.hidden_first:
