@@ -171,6 +171,7 @@ REFERENCES = {
 }
 
 
+REDRAFTERS = {"ReDrafter": True, "ReDrafter without RNN": False}
 MLP_SPECULATORS = {"MLP speculator": False, "tied MLP speculator": True}
 
 
@@ -183,7 +184,7 @@ def random_inputs():
 
 
 def test_every_manifest_has_a_reference():
-  assert {*REFERENCES, "Medusa", *MLP_SPECULATORS} == {*MANIFESTS}
+  assert {*REFERENCES, "Medusa", *MLP_SPECULATORS, *REDRAFTERS} == {*MANIFESTS}
 
 
 @pytest.mark.parametrize("name", REFERENCES)
@@ -234,6 +235,28 @@ def test_an_mlp_speculator(name, tied, tmp_path):
     for root in range(1, T - level):
       seen = tokens[root : root + level + 1]
       expected = theirs.logits(streams[-1][root - 1], seen)
+      gap = np.abs(ours[level, root + level] - expected).max()
+      assert gap < 1e-4, (level, root)
+
+
+@pytest.mark.parametrize("name, rnn", REDRAFTERS.items())
+def test_a_redrafter(name, rnn, tmp_path):
+  manifest = MANIFESTS[name]
+  arrays = arrays_of(manifest)
+  drafter = formats.load(write(tmp_path, manifest), TARGET)
+  tokens, streams, weights = random_inputs()
+  used = {key: jnp.asarray(x, jnp.float32) for key, x in weights.items()}
+  ours = unrolled(TARGET, drafter, tokens, streams, TargetWeights(**used))
+  for level in range(LEVELS):
+    for root in range(1, T - level):
+      expected = reference.redrafter(
+        arrays,
+        streams[-1][root - 1],
+        tokens[root : root + level + 1],
+        weights["embed"],
+        2,
+        rnn,
+      )
       gap = np.abs(ours[level, root + level] - expected).max()
       assert gap < 1e-4, (level, root)
 
@@ -438,7 +461,6 @@ def test_layers_that_a_head_cannot_have(tmp_path):
 def test_formats_without_a_drafter_here_are_named(tmp_path):
   for config, what in (
     ({"architectures": ["DFlashDraftModel"]}, "DFlash"),
-    ({"model_type": "recurrent_drafting_drafter"}, "ReDrafter"),
     ({"architectures": ["LlamaForCausalLM"]}, "no drafter"),
   ):
     manifest = {"config": config, "shapes": {"a.weight": [2]}}

@@ -84,6 +84,9 @@ _EVERY = {
     kind="mtp", head="shared", hidden_first=True, feeds_back_norm=True
   ),
   "published_medusa": dict(kind="medusa", num_layers=0, residual_layers=2),
+  "published_redrafter": dict(
+    kind="redrafter", num_layers=0, width=20, rnn=True
+  ),
   "published_mlp": dict(
     kind="mlp_speculator", num_layers=0, width=12, scale_input=True
   ),

@@ -193,3 +193,20 @@ class MlpSpeculator:
       erf = np.vectorize(math.erf)(state / np.sqrt(2))
       state = state * (1 + erf) / 2
     return w["head"] @ state
+
+
+def redrafter(w, hidden, tokens, embed, blocks, rnn=True):
+  """Logits of what follows `tokens`, drafted from `hidden`."""
+  state = np.zeros_like(hidden)
+  for token in tokens:
+    if rnn:
+      state = w["rnn_u.weight"] @ state + w["rnn_u.bias"]
+      state = silu(state + w["rnn_w.weight"] @ embed[token])
+    else:
+      state = state + embed[token]
+  x = np.concatenate([hidden, state])
+  x = w["input_proj.weight"] @ x + w["input_proj.bias"]
+  for i in range(blocks):
+    y = w[f"lm_head.{i}.linear.weight"] @ x + w[f"lm_head.{i}.linear.bias"]
+    x = x + silu(y)
+  return w[f"lm_head.{blocks}.weight"] @ x

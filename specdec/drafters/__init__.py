@@ -14,6 +14,7 @@ from specdec.drafters.heads.medusa import Medusa, PublishedMedusa
 from specdec.drafters.heads.mlp_speculator import MlpSpeculator
 from specdec.drafters.heads.mtp import Mtp, PublishedMtp
 from specdec.drafters.heads.prophet import Prophet
+from specdec.drafters.heads.redrafter import ReDrafter
 from specdec.drafters.heads.trained_exit import Exit
 from specdec.drafters.layer_skip import Threshold, layer_skip
 from specdec.drafters.lookup import lookup
@@ -39,6 +40,7 @@ medusa = _head_of(Medusa, PublishedMedusa)
 mlp_speculator = _head_of(None, MlpSpeculator)
 mtp = _head_of(Mtp, PublishedMtp)
 prophet = _head_of(Prophet)
+redrafter = _head_of(None, ReDrafter)
 trained_exit = _head_of(Exit)
 LEARNED = {  # by HeadConfig.kind
   "eagle": eagle,
@@ -49,6 +51,7 @@ LEARNED = {  # by HeadConfig.kind
   "mlp_speculator": mlp_speculator,
   "mtp": mtp,
   "prophet": prophet,
+  "redrafter": redrafter,
 }
 
 __all__ = [
@@ -67,5 +70,6 @@ __all__ = [
   "mtp",
   "prophet",
   "quantized",
+  "redrafter",
   "trained_exit",
 ]

@@ -21,6 +21,7 @@ from specdec.checkpoints.formats import (
   medusa,
   mlp_speculator,
   native_mtp,
+  redrafter,
   speculators,
 )
 from specdec.checkpoints.formats.files import PATTERNS, Files, open_folder
@@ -32,7 +33,10 @@ from specdec.utils import files as disk
 from specdec.utils.spelling import naming
 
 # In the order in which they are tried.
-FORMATS = speculators, medusa, mlp_speculator, native_mtp, eagle
+FORMATS = (
+  *(speculators, medusa, mlp_speculator, redrafter, native_mtp),
+  eagle,
+)
 WRITTEN = {module.NAME: module for module in (speculators, eagle, medusa)}
 _OFFSETS, _KEPT = "d2t", "t2d"
 _FLOATS = "float64", "float32", "float16", "bfloat16"
@@ -40,7 +44,6 @@ _FLOATS = "float64", "float32", "float16", "bfloat16"
 _ABSENT = {
   "DFlashDraftModel": "DFlash",
   "DFlash2DraftModel": "DFlash2",
-  "recurrent_drafting_drafter": "ReDrafter",
 }
 
 __all__ = [

@@ -20,8 +20,8 @@ class Kind(NamedTuple):
   """What the heads of a kind have in common.
 
   Attributes:
-    num_layers: of its own that it needs at least; None: it has none, but a head
-      for each level.
+    num_layers: of its own that it needs at least; None: it has none.
+    by_level: it has a head for each level, and can draft no more.
     heads: those of HEADS that it may have.
     reads_features: it reads streams entering layers of the target.
     exits: it runs the target's first layers.
@@ -35,6 +35,7 @@ class Kind(NamedTuple):
   """
 
   num_layers: int | None = 1
+  by_level: bool = False
   heads: tuple[str, ...] = HEADS
   reads_features: bool = False
   exits: bool = False
@@ -60,10 +61,13 @@ KINDS = {
     ),
   ),
   "exit": Kind(num_layers=0, exits=True),
-  "hydra": Kind(num_layers=None),
-  "medusa": Kind(num_layers=None, published=("residual_layers",)),
+  "hydra": Kind(num_layers=None, by_level=True),
+  "medusa": Kind(
+    num_layers=None, by_level=True, published=("residual_layers",)
+  ),
   "mlp_speculator": Kind(
     num_layers=None,
+    by_level=True,
     heads=("own",),
     own_hidden=True,
     published=("scale_input", "tied"),
@@ -76,6 +80,12 @@ KINDS = {
     ),
   ),
   "prophet": Kind(resets=True, own_hidden=True),
+  "redrafter": Kind(
+    num_layers=None,
+    heads=("own",),
+    published=("residual_layers", "rnn"),
+    compact=False,
+  ),
 }
 _MOST = 1024  # layers, or levels: what a loop is made over
 
@@ -88,9 +98,11 @@ class HeadConfig:
     kind: one of KINDS.
     width: W, of its own residual stream.
     mlp_width, num_heads, num_kv_heads, head_dim: of its decoder layers.
-    num_layers: decoder layers of its own; Medusa and Hydra have none.
-    levels: draft tokens in a row that it is trained for. Medusa and Hydra have
-      a head for each and can draft no more; the others may go on.
+    num_layers: decoder layers of its own; Medusa, Hydra, MLP speculators and
+      ReDrafter have none.
+    levels: draft tokens in a row that it is trained for. Medusa, Hydra and MLP
+      speculators have a head for each and can draft no more; the others may go
+      on.
     head: 'own', a vocabulary projection [n, W] of its own, or 'shared', the
       target's rows behind a map from W to the target's width.
     vocabulary: n, how many tokens it can draft, the most frequent ones;
@@ -114,7 +126,8 @@ class HeadConfig:
     hidden_first: MTP: the hidden state is ahead of the embedding where the two
       are fused (MiMo).
     norm_offset: MTP: as in TransformerConfig (Qwen3-Next).
-    residual_layers: Medusa: residual blocks of a head.
+    residual_layers: Medusa and ReDrafter: residual blocks of a head.
+    rnn: ReDrafter: its state passes a recurrent layer, or only sums up.
     tied: MLP speculator: all draft tokens have the same weights, but for the
       first projection.
     scale_input: MLP speculator: it reads a normalized hidden state.
@@ -147,6 +160,7 @@ class HeadConfig:
   residual_layers: int = 1
   tied: bool = False
   scale_input: bool = False
+  rnn: bool = False
   qkv_bias: bool = False
   qk_norm: bool = False
   rope_scaling: RopeScaling | None = None
@@ -258,7 +272,7 @@ class HeadConfig:
   @property
   def most_levels(self) -> int | None:
     """Deepest draft token it can draft; None: any."""
-    return self.levels if self._kind.num_layers is None else None
+    return self.levels if self._kind.by_level else None
 
   @property
   def layers(self) -> TransformerConfig:
@@ -308,7 +322,7 @@ class HeadConfig:
   def _check_width(self, width: int) -> None:
     """Refuses a target of another width where the published layout has one."""
     own = self.kind == "eagle3" and self.embed == self.head == "own"
-    free = own or self.kind == "mlp_speculator"
+    free = own or self.kind in ("mlp_speculator", "redrafter")
     if self.is_published and not free and self.width != width:
       raise ValueError(
         f"width = {self.width}: {self.kind} with layout = 'published' has the "
