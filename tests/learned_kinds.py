@@ -70,6 +70,26 @@ _EVERY = {
   "hydra": dict(num_layers=0),
   "recycle": dict(kind="exit", exit_layer=2, feeds_back_hidden=True),
   "head": dict(kind="exit", exit_layer=1, num_layers=0, head="shared"),
+  "published_eagle": dict(kind="eagle", head="shared", bias=True),
+  "published_eagle3": dict(
+    kind="eagle3",
+    features=(1, 2, 3),
+    embed="own",
+    num_layers=2,
+    feature_norm="each",
+    norm_before_residual=True,
+    qk_norm=True,
+  ),
+  "published_mtp": dict(
+    kind="mtp", head="shared", hidden_first=True, feeds_back_norm=True
+  ),
+  "published_medusa": dict(kind="medusa", num_layers=0, residual_layers=2),
+  "published_redrafter": dict(
+    kind="redrafter", num_layers=0, width=20, rnn=True
+  ),
+  "published_mlp": dict(
+    kind="mlp_speculator", num_layers=0, width=12, scale_input=True
+  ),
 }
 KINDS = tuple(_EVERY)
 
@@ -77,6 +97,8 @@ KINDS = tuple(_EVERY)
 def head_config(name: str, vocabulary: int = len(IDS), **changes) -> HeadConfig:
   """Of a name in KINDS; `recycle` and `head` are exits."""
   entries = dict(kind=name, vocabulary=vocabulary, **_SMALL)
+  if name.startswith("published"):
+    entries |= dict(layout="published", width=TARGET.width)
   return HeadConfig(**entries | _EVERY[name] | changes)
 
 
@@ -96,6 +118,8 @@ def draft_head(
 ) -> draft_heads.DraftHead:
   """Of a target's config; it can draft `ids`, or, full, every token."""
   ids = None if full else ids
+  if kind.startswith("published") and "width" not in _EVERY[kind]:
+    changes = dict(width=config.width) | changes
   entries = head_config(kind, 0 if full else len(ids), **changes)
   return drafters.LEARNED[entries.kind](entries, config, ids, place)
 
@@ -196,11 +220,13 @@ def differences(kind, full, state, origin=None):
     np.asarray(x) for x in (state.tokens, state.draft_log_probs)
   )
   origin = np.asarray(state.origin) if origin is None else origin
+  first = draft_head(kind, full).start  # position of the first root
   gaps = {}
   for b, (start, stop) in enumerate(zip(LENGTHS, np.asarray(state.length))):
     level = 0
     for p in range(start, stop):
-      if origin[b, p] in (ACCEPTED, CORRECTION):
+      trained = p - 1 - level >= first
+      if trained and origin[b, p] in (ACCEPTED, CORRECTION):
         ours = handed_over[b, p]
         theirs = trained_on[level, b, p - 1, tokens[b, p]]
         gap = 0.0 if ours == theirs else abs(ours - theirs)  # both may be -inf

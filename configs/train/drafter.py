@@ -8,7 +8,9 @@ corpus. Each head has 0.3 to 0.6 M weights and drafts the 1536 most frequent of
 the 4096 tokens, 88.5 % of the text. On two busy cores 600 steps took 7 to 22
 minutes and reached 1.5 (medusa) to 3.3 (recycle) tokens per target step with
 chains of four (docs/results/0.1.0/drafters.md). `head` and `shared` are early
-exits with only a vocabulary projection, trained or the target's.
+exits with only a vocabulary projection, trained or the target's. Names that
+begin with published_ have the shapes of the papers' code, which others can
+load.
 """
 
 from dataclasses import asdict
@@ -21,6 +23,9 @@ from specdec.training.options import Options
 
 _FEW = 1536
 _WIDE = dict(vocabulary=_FEW)
+# Of the published layouts, which have the target's width; Medusa's draft from
+# the whole vocabulary.
+_PUBLISHED = dict(layout="published", width=384)
 KINDS = {
   "eagle": (
     HeadConfig("eagle", head="shared", **_WIDE),
@@ -28,6 +33,24 @@ KINDS = {
   ),
   "eagle3": (HeadConfig("eagle3", features=(2, 4, 6), **_WIDE), Loss()),
   "mtp": (HeadConfig("mtp", head="shared", **_WIDE), Loss()),
+  "published_eagle": (
+    HeadConfig("eagle", head="shared", **_WIDE, **_PUBLISHED),
+    Loss(token_weight=0.1, feature_weight=1.0),
+  ),
+  "published_eagle3": (
+    HeadConfig("eagle3", features=(2, 3, 5), **_WIDE, **_PUBLISHED),
+    Loss(),
+  ),
+  "published_mtp": (
+    HeadConfig(
+      "mtp", head="shared", feeds_back_norm=True, **_WIDE, **_PUBLISHED
+    ),
+    Loss(),
+  ),
+  "published_medusa": (
+    HeadConfig("medusa", num_layers=0, levels=5, **_PUBLISHED),
+    Loss(),
+  ),
   "prophet": (HeadConfig("prophet", **_WIDE), Loss()),
   "medusa": (HeadConfig("medusa", num_layers=0, levels=5, **_WIDE), Loss()),
   "hydra": (HeadConfig("hydra", num_layers=0, levels=5, **_WIDE), Loss()),

@@ -256,8 +256,8 @@ def _head(
   shape: DraftShape,
   max_external_drafts: int = 0,
 ) -> Weighted:
-  path, config = shipped.drafter(file), target.checkpoint.config
-  head_config = saved.inspect(path)
+  path, config = saved.resolve(file), target.checkpoint.config
+  head_config = saved.inspect(path, config)
   if kind not in (None, head_config.kind):
     raise ValueError(
       f"{kind}({file}): that file holds a drafter of kind {head_config.kind}"

@@ -373,5 +373,5 @@ class Settings:
     call = self.call_of(*catalog.HEADS)
     if call is None:
       return None
-    path = shipped.drafter(catalog.arguments_of(call)["file"])
+    path = saved.resolve(catalog.arguments_of(call)["file"])
     return saved.inspect(path).most_levels

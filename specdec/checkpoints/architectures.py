@@ -129,6 +129,13 @@ ARCHITECTURES = {
   "Qwen2ForCausalLM": Architecture(
     "qwen2", _late, implied={"qkv_bias": True}, absent=_QWEN
   ),
+  "MiMoForCausalLM": Architecture(  # Qwen 2 with MTP layers
+    "mimo",
+    _late,
+    implied={"qkv_bias": True},
+    absent=_QWEN,
+    only=_SILU | {"attention_bias": (True, None)},
+  ),
   "Qwen3ForCausalLM": Architecture(
     "qwen3", _late, implied={"qk_norm": True}, absent=_QWEN | {"head_dim": 128}
   ),

@@ -144,13 +144,14 @@ class Weights:
     self.source = str(directory)
     self._files = {}
     self._paths, self._mapped = {}, {}
-    for path in _shards(directory):
+    for path in shards(directory):
       file = open_safetensors(path, "numpy")
       self._files |= {name: file for name in file.keys()}  # noqa: SIM118
       self._paths |= {name: path for name in file.keys()}  # noqa: SIM118
     content = read_json(directory / "config.json")
     self._stored = stored_names.text_names(  # name -> that in the file
-      self._files, hf_config.architectures(content)
+      stored_names.without_mtp(self._files, content),
+      hf_config.architectures(content),
     )
     shapes = {
       name: tuple(self._files[stored].get_slice(stored).get_shape())
@@ -262,7 +263,8 @@ def _weight_map(index: Path) -> dict[str, Any]:
   return shards
 
 
-def _shards(directory: Path) -> list[Path]:
+def shards(directory: Path) -> list[Path]:
+  """Returns the safetensors files of a directory; raises as `Weights`."""
   index = directory / INDEX
   if not index.is_file():
     return [directory / SINGLE]
@@ -297,6 +299,11 @@ def save_safetensors(
       continue
     array = np.asarray(leaf)
     arrays |= zip(stored, array if len(stored) > 1 else [array])
+  save_arrays(directory, arrays)
+
+
+def save_arrays(directory: Path, arrays: dict[str, np.ndarray]) -> None:
+  """Writes model.safetensors beside config.json; raises NotWritten."""
   with files.naming_errors(directory / SINGLE):
     try:
       save_file(arrays, directory / SINGLE, metadata={"format": "pt"})

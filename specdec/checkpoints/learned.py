@@ -1,6 +1,7 @@
 """Saves and loads trained drafters as self-describing safetensors files.
 
-The file's metadata hold the HeadConfig and the fingerprint of the target.
+The file's metadata hold the HeadConfig and the fingerprint of the target. A
+folder instead of a file is a drafter in somebody else's format (formats/).
 Invariant: a file is renamed into place once it is complete, so that an
 interrupted write leaves the previous file.
 """
@@ -18,6 +19,7 @@ from safetensors import SafetensorError
 from safetensors.flax import save as save_bytes
 
 from specdec import drafters, multihost
+from specdec.checkpoints import formats, hub, shipped, tokenizer
 from specdec.checkpoints.huggingface import open_safetensors
 from specdec.checkpoints.loading import Checkpoint, check_finite
 from specdec.drafters.heads.draft_head import DraftHead
@@ -131,8 +133,30 @@ def save(
   files.replace_file(path, content)
 
 
-def inspect(path: str | Path) -> HeadConfig:
-  """Reads only the head config; raises as `load`."""
+def resolve(name: str) -> Path:
+  """Returns the file or folder of a drafter: a path, or the name of one.
+
+  Raises:
+    FileNotFoundError: neither a file, a folder, one of ours nor on the hub.
+  """
+  path = Path(name).expanduser()
+  if path.is_dir():
+    return path
+  if path.exists() or name in shipped.drafters() or not hub.is_hub_name(name):
+    return shipped.drafter(name)
+  return hub.snapshot(name, formats.PATTERNS)
+
+
+def inspect(
+  path: str | Path, target: TransformerConfig | None = None
+) -> HeadConfig:
+  """Reads only the head config; raises as `load`.
+
+  Args:
+    target: decides on what the formats of others leave to it.
+  """
+  if Path(path).is_dir():
+    return formats.inspect(Path(path), target)
   return _open(path)[1]
 
 
@@ -145,7 +169,9 @@ def load(
   """Reads a trained drafter, with float32 weights.
 
   Args:
-    target: the model to draft for; None skips all checks against it.
+    path: its file, or a folder in one of the formats of others.
+    target: the model to draft for; None skips all checks against it, and only
+      of a file.
     trained: whether the drafter must have been trained for this very target,
       not just for a model of its shape.
     actual: the target's fingerprint, taken before its weights were packed.
@@ -155,6 +181,8 @@ def load(
     ValueError: the file is not a drafter, is damaged, or was trained for
       another target.
   """
+  if Path(path).is_dir():
+    return _load_folder(Path(path), target)
   file, head_config, fingerprinted = _open(path)
   if target is not None and trained:
     actual = actual or fingerprint(target)
@@ -202,6 +230,18 @@ def load(
         )
   check_finite(net, path)
   return learned
+
+
+def _load_folder(folder: Path, target: Checkpoint) -> Learned:
+  """Reads a drafter in somebody else's format."""
+  own = tokenizer.from_directory(folder)
+  tokens = target.config.vocab_size
+  with naming(str(folder)):
+    tokenizer.check_vocabulary(tokens, tokens, target.tokenizer, own)
+  drafter = formats.load(folder, target.config)
+  check_finite(drafter.net, folder)
+  head_config = drafter.stored.head_config
+  return Learned(head_config, drafter.ids, drafter.net, str(folder))
 
 
 def _open(path):

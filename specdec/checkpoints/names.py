@@ -154,15 +154,20 @@ def check(
   expected: Mapping[str, tuple[int, ...]],
   actual: Mapping[str, tuple[int, ...]],
   source: str,
+  ignored: re.Pattern | None = IGNORED,
 ) -> None:
-  """Raises ValueError for a missing, unexpected or misshapen tensor."""
+  """Raises ValueError for a missing, unexpected or misshapen tensor.
+
+  Args:
+    ignored: names of tensors that may be there without being expected.
+  """
   missing = [name for name in expected if name not in actual]
   if missing:
     raise ValueError(f"{source} lacks {join_names(missing)}")
   unexpected = [
     name
     for name in actual
-    if name not in expected and not IGNORED.fullmatch(name)
+    if name not in expected and not (ignored and ignored.fullmatch(name))
   ]
   if unexpected:
     raise ValueError(

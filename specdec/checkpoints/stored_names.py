@@ -1,7 +1,8 @@
 """Where files hold the tensors of names.py: under other names, or in one."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from specdec.checkpoints import names
 from specdec.checkpoints.architectures import WITH_IMAGES
@@ -66,3 +67,20 @@ def text_names(
         name = ours + stored.removeprefix(prefix)
     found[name] = stored
   return found
+
+
+def without_mtp(
+  stored_names: Iterable[str], config: Mapping[str, Any]
+) -> list[str]:
+  """Returns names without those of MTP layers, which are drafters.
+
+  Args:
+    config: the decoded config.json that goes with them.
+  """
+  count = config.get("num_hidden_layers")
+  more = config.get("num_nextn_predict_layers") or 0
+  prefixes = ["mtp.", "model.mtp_layers."]
+  if type(count) is type(more) is int:
+    layers = range(count, count + min(more, 64))
+    prefixes += [f"model.layers.{i}." for i in layers]
+  return [x for x in stored_names if not x.startswith(tuple(prefixes))]

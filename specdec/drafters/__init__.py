@@ -4,36 +4,54 @@ Those in `LEARNED` return a `heads.draft_head.DraftHead` instead, which is
 trained as well; `heads.serve.drafter` makes a Drafter of it.
 """
 
-import functools
-
 from specdec.drafters.early_exit import early_exit
 from specdec.drafters.fallback import fallback
 from specdec.drafters.heads.draft_head import head_from_module
-from specdec.drafters.heads.eagle import Eagle
-from specdec.drafters.heads.eagle3 import Eagle3
+from specdec.drafters.heads.eagle import Eagle, PublishedEagle
+from specdec.drafters.heads.eagle3 import Eagle3, PublishedEagle3
 from specdec.drafters.heads.hydra import Hydra
-from specdec.drafters.heads.medusa import Medusa
-from specdec.drafters.heads.mtp import Mtp
+from specdec.drafters.heads.medusa import Medusa, PublishedMedusa
+from specdec.drafters.heads.mlp_speculator import MlpSpeculator
+from specdec.drafters.heads.mtp import Mtp, PublishedMtp
 from specdec.drafters.heads.prophet import Prophet
+from specdec.drafters.heads.redrafter import ReDrafter
 from specdec.drafters.heads.trained_exit import Exit
 from specdec.drafters.layer_skip import Threshold, layer_skip
 from specdec.drafters.lookup import lookup
 from specdec.drafters.model import model
 from specdec.drafters.quantized import quantized
 
+
+def _head_of(compact, published=None):
+  """Returns a constructor of a kind's heads, of either layout."""
+
+  def construct(head_config, target, ids=None, place=None):
+    module = published if head_config.is_published else compact
+    return head_from_module(module, head_config, target, ids, place)
+
+  return construct
+
+
 # (head config, target's config, ids, place) -> DraftHead
-eagle, eagle3, hydra, medusa, mtp, prophet, trained_exit = (
-  functools.partial(head_from_module, module)
-  for module in (Eagle, Eagle3, Hydra, Medusa, Mtp, Prophet, Exit)
-)
+eagle = _head_of(Eagle, PublishedEagle)
+eagle3 = _head_of(Eagle3, PublishedEagle3)
+hydra = _head_of(Hydra)
+medusa = _head_of(Medusa, PublishedMedusa)
+mlp_speculator = _head_of(None, MlpSpeculator)
+mtp = _head_of(Mtp, PublishedMtp)
+prophet = _head_of(Prophet)
+redrafter = _head_of(None, ReDrafter)
+trained_exit = _head_of(Exit)
 LEARNED = {  # by HeadConfig.kind
   "eagle": eagle,
   "eagle3": eagle3,
   "exit": trained_exit,
   "hydra": hydra,
   "medusa": medusa,
+  "mlp_speculator": mlp_speculator,
   "mtp": mtp,
   "prophet": prophet,
+  "redrafter": redrafter,
 }
 
 __all__ = [
@@ -47,9 +65,11 @@ __all__ = [
   "layer_skip",
   "lookup",
   "medusa",
+  "mlp_speculator",
   "model",
   "mtp",
   "prophet",
   "quantized",
+  "redrafter",
   "trained_exit",
 ]

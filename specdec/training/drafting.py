@@ -121,7 +121,7 @@ def loss_of_output(
   logits, hidden = unroll(draft_head, net, target_weights, text, output, levels)
   total, measures = 0.0, {}
   for level in range(levels):
-    mask = valid(length, level)[None].astype(jnp.float32)
+    mask = valid(draft_head, length, level)[None].astype(jnp.float32)
     count = text.shape[0] * jnp.sum(mask)
 
     def mean(x, mask=mask, count=count):

@@ -97,8 +97,11 @@ def step_weights(
   config = draft_head.head_config
   net, given = _shapes(draft_head, target)
   leaves, form = jax.tree.flatten(net)
-  # Below a prophet's start come hidden states of its own.
-  width = config.width if config.resets_each_round else given.shape[-1]
+  tables = [
+    path[0].key.startswith("embed_table")
+    for path, _ in jax.tree.leaves_with_path(net)
+  ]
+  width = config.width if config.has_own_hidden else given.shape[-1]
   exit_hidden = jnp.zeros((1, 1, target.width)) if config.exits else None
   tokens, zero = jnp.zeros((1, 1), jnp.int32), jnp.zeros((1,), jnp.int32)
   level = min(1, config.levels - 1)
@@ -121,4 +124,5 @@ def step_weights(
   read = {
     v for e in jaxpr.eqns for v in e.invars if not isinstance(v, core.Literal)
   }
-  return sum(math.prod(v.aval.shape) for v in jaxpr.invars if v in read)
+  whole = [v for v, table in zip(jaxpr.invars, [False, *tables]) if not table]
+  return sum(math.prod(v.aval.shape) for v in whole if v in read)

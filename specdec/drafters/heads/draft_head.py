@@ -76,20 +76,26 @@ class DraftHead(NamedTuple):
       self.head_config.num_layers > 0 and not self.head_config.resets_each_round
     )
 
+  @property
+  def start(self) -> int:
+    """Position of the first token in its KV cache."""
+    return int(self.head_config.skips_first)
+
 
 class Blocks(nn.Module):
-  """The drafter's own decoder layers."""
+  """The drafter's own decoder layers, from layer `first` on."""
 
   head_config: HeadConfig
   place: Place = sharding.anywhere
+  first: int = 0
 
   @nn.compact
   def __call__(self, x: Array, layers: tuple, view: View):
     config = self.head_config.layers
     angles = rope_angles(config, view.positions, None)
     new_layers = []
-    for i in range(self.head_config.num_layers):
-      layer = layers[i] if layers else None
+    for i in range(self.first, self.head_config.num_layers):
+      layer = layers[i - self.first] if layers else None
       x, layer = Layer(config, self.place, name=f"layer_{i}")(
         x, layer, angles, view
       )
@@ -103,10 +109,12 @@ class Head(nn.Module):
   head_config: HeadConfig
   target: TransformerConfig
   num_tokens: int
+  normed: bool = False  # what it is given has passed the norm
 
   @nn.compact
   def __call__(self, target_weights: TargetWeights, x: Array) -> Array:
-    x = RMSNorm(self.head_config.norm_epsilon, name="norm")(x)
+    if not self.normed:
+      x = RMSNorm(self.head_config.norm_epsilon, name="norm")(x)
     if self.head_config.head == "own":
       shape = (self.num_tokens, x.shape[-1])
       return project(weight(self, shape, x.dtype), x, jnp.float32)
@@ -129,6 +137,20 @@ def shared_score(
 def embedded(target_weights: TargetWeights, tokens: Array) -> Array:
   """[B, T, M] the target's embeddings, its weights left as they are."""
   return look_up(target_weights.embed, tokens)
+
+
+class Embed(nn.Module):
+  """Embeddings [B, T, W] of tokens: its own table's, or the target's."""
+
+  head_config: HeadConfig
+  target: TransformerConfig
+
+  @nn.compact
+  def __call__(self, target_weights: TargetWeights, tokens: Array) -> Array:
+    if self.head_config.embed == "shared":
+      return embedded(target_weights, tokens)
+    shape = self.target.vocab_size, self.head_config.width
+    return look_up(weight(self, shape, jnp.float32), tokens)
 
 
 class HeadModule(nn.Module):

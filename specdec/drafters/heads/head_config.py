@@ -5,42 +5,88 @@ file.
 """
 
 import dataclasses
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from specdec.models.config import TransformerConfig
+from specdec.models.rope_scaling import RopeScaling, Yarn
+from specdec.utils.spelling import check_choice
 
-HEADS = ("own", "shared")
+HEADS = ("own", "shared")  # and embeddings
+LAYOUTS = ("compact", "published")
+FEATURE_NORMS = ("none", "each", "joint")
 
 
 class Kind(NamedTuple):
   """What the heads of a kind have in common.
 
   Attributes:
-    num_layers: of its own that it needs at least; None: it has none, but a head
-      for each level.
+    num_layers: of its own that it needs at least; None: it has none.
+    by_level: it has a head for each level, and can draft no more.
     heads: those of HEADS that it may have.
     reads_features: it reads streams entering layers of the target.
     exits: it runs the target's first layers.
     resets: its KV cache is empty at the start of every round.
     predicts_hidden: it predicts the target's hidden states.
+    own_hidden: its hidden states have its own width, unlike what it is encoded
+      from the target's.
+    published: options of the published layout that it has; None: it has only
+      the compact one.
+    compact: it has a compact layout.
   """
 
   num_layers: int | None = 1
+  by_level: bool = False
   heads: tuple[str, ...] = HEADS
   reads_features: bool = False
   exits: bool = False
   resets: bool = False
   predicts_hidden: bool = False
+  own_hidden: bool = False
+  published: tuple[str, ...] | None = None
+  compact: bool = True
 
 
+_LAYER_OPTIONS = "embed", "qkv_bias", "qk_norm", "rope_scaling"
 KINDS = {
-  "eagle": Kind(heads=("shared",), predicts_hidden=True),
-  "eagle3": Kind(reads_features=True),
+  "eagle": Kind(
+    heads=("shared",),
+    predicts_hidden=True,
+    published=("bias", *_LAYER_OPTIONS),
+  ),
+  "eagle3": Kind(
+    reads_features=True,
+    published=(
+      *("feature_norm", "norm_before_residual", "feeds_back_norm"),
+      *_LAYER_OPTIONS,
+    ),
+  ),
   "exit": Kind(num_layers=0, exits=True),
-  "hydra": Kind(num_layers=None),
-  "medusa": Kind(num_layers=None),
-  "mtp": Kind(),
-  "prophet": Kind(resets=True),
+  "hydra": Kind(num_layers=None, by_level=True),
+  "medusa": Kind(
+    num_layers=None, by_level=True, published=("residual_layers",)
+  ),
+  "mlp_speculator": Kind(
+    num_layers=None,
+    by_level=True,
+    heads=("own",),
+    own_hidden=True,
+    published=("scale_input", "tied"),
+    compact=False,
+  ),
+  "mtp": Kind(
+    published=(
+      *("feeds_back_norm", "hidden_first", "norm_offset"),
+      *_LAYER_OPTIONS,
+    ),
+  ),
+  "prophet": Kind(resets=True, own_hidden=True),
+  "redrafter": Kind(
+    num_layers=None,
+    heads=("own",),
+    published=("residual_layers", "rnn"),
+    compact=False,
+  ),
 }
 _MOST = 1024  # layers, or levels: what a loop is made over
 
@@ -53,9 +99,11 @@ class HeadConfig:
     kind: one of KINDS.
     width: W, of its own residual stream.
     mlp_width, num_heads, num_kv_heads, head_dim: of its decoder layers.
-    num_layers: decoder layers of its own; Medusa and Hydra have none.
-    levels: draft tokens in a row that it is trained for. Medusa and Hydra have
-      a head for each and can draft no more; the others may go on.
+    num_layers: decoder layers of its own; Medusa, Hydra, MLP speculators and
+      ReDrafter have none.
+    levels: draft tokens in a row that it is trained for. Medusa, Hydra and MLP
+      speculators have a head for each and can draft no more; the others may go
+      on.
     head: 'own', a vocabulary projection [n, W] of its own, or 'shared', the
       target's rows behind a map from W to the target's width.
     vocabulary: n, how many tokens it can draft, the most frequent ones;
@@ -65,6 +113,26 @@ class HeadConfig:
     feeds_back_hidden: exit: the target's last hidden state of the round before
       is an input.
     norm_epsilon, rope_theta: as in TransformerConfig.
+    layout: 'compact', of any width, in few weights; 'published', the shapes of
+      the papers' code, so that checkpoints load and can be served elsewhere.
+      Of the published layout alone are, of the kinds in KINDS:
+    embed: 'own', an embedding of its own, or 'shared', the target's.
+    bias: EAGLE: of the map that fuses embedding and hidden state.
+    feature_norm: EAGLE-3: 'each' stream passes a norm before they are fused
+      (EAGLE 3.1), all as one ('joint', gpt-oss), or 'none' (the paper).
+    norm_before_residual: EAGLE-3: the residual stream of its first layer
+      starts from the normed hidden state.
+    feeds_back_norm: EAGLE-3 and MTP: the next draft token is given the hidden
+      state after the final norm, not before it.
+    hidden_first: MTP: the hidden state is ahead of the embedding where the two
+      are fused (MiMo).
+    norm_offset: MTP: as in TransformerConfig (Qwen3-Next).
+    residual_layers: Medusa and ReDrafter: residual blocks of a head.
+    rnn: ReDrafter: its state passes a recurrent layer, or only sums up.
+    tied: MLP speculator: all draft tokens have the same weights, but for the
+      first projection.
+    scale_input: MLP speculator: it reads a normalized hidden state.
+    qkv_bias, qk_norm, rope_scaling: of its layers, as in TransformerConfig.
   """
 
   kind: str
@@ -82,21 +150,37 @@ class HeadConfig:
   feeds_back_hidden: bool = False
   norm_epsilon: float = 1e-5
   rope_theta: float = 10_000.0
+  layout: str = "compact"
+  embed: str = "shared"
+  bias: bool = False
+  feature_norm: str = "none"
+  norm_before_residual: bool = False
+  feeds_back_norm: bool = False
+  hidden_first: bool = False
+  norm_offset: bool = False
+  residual_layers: int = 1
+  tied: bool = False
+  scale_input: bool = False
+  rnn: bool = False
+  qkv_bias: bool = False
+  qk_norm: bool = False
+  rope_scaling: RopeScaling | Yarn | None = None
 
   def __post_init__(self):
+    if isinstance(self.rope_scaling, Mapping):  # of a file or a ConfigDict
+      kind = Yarn if "beta_fast" in self.rope_scaling else RopeScaling
+      scaling = kind(**self.rope_scaling)
+      object.__setattr__(self, "rope_scaling", scaling)
     for field in dataclasses.fields(self):
       _check_type(field, getattr(self, field.name))
     for name in ("num_layers", "levels"):
       if getattr(self, name) > _MOST:
         raise ValueError(f"{name} = {getattr(self, name)}; at most {_MOST}")
-    if self.kind not in KINDS:
-      raise ValueError(
-        f"kind {self.kind!r} is unknown; known: {', '.join(KINDS)}"
-      )
-    if self.head not in HEADS:
-      raise ValueError(
-        f"head {self.head!r} is unknown; known: {', '.join(HEADS)}"
-      )
+    check_choice("kind", self.kind, KINDS)
+    check_choice("head", self.head, HEADS)
+    check_choice("embed", self.embed, HEADS)
+    check_choice("feature_norm", self.feature_norm, FEATURE_NORMS)
+    self._check_layout()
     if self.levels < 1:
       raise ValueError(f"levels = {self.levels}; it must be >= 1")
     if self.vocabulary < 0:
@@ -126,6 +210,43 @@ class HeadConfig:
       )
     self.layers  # noqa: B018  (checks the shape)
 
+  def _check_layout(self) -> None:
+    """Refuses options that the layout of this kind does not have."""
+    check_choice("layout", self.layout, LAYOUTS)
+    options = self._kind.published
+    if self.is_published and options is None:
+      kinds = [name for name in KINDS if KINDS[name].published is not None]
+      raise ValueError(
+        f"layout = 'published' of {self.kind}: there is none but of "
+        f"{', '.join(kinds)}"
+      )
+    if not self.is_published and not self._kind.compact:
+      raise ValueError(
+        f"layout = {self.layout!r} of {self.kind}: there is none"
+      )
+    allowed = options if self.is_published else ()
+    for name in _PUBLISHED:
+      default = _DEFAULTS[name]
+      if getattr(self, name) != default and name not in allowed:
+        raise ValueError(
+          f"{name} = {getattr(self, name)!r} of {self.kind} with layout = "
+          f"{self.layout!r}; it must be {default!r}"
+        )
+    if self.residual_layers < 1:
+      raise ValueError(
+        f"residual_layers = {self.residual_layers}; it must be >= 1"
+      )
+
+  @property
+  def is_published(self) -> bool:
+    """Whether its shapes are those of the papers' code."""
+    return self.layout == "published"
+
+  @property
+  def skips_first(self) -> bool:
+    """Whether its KV cache leaves out the first token, which follows none."""
+    return self.is_published and self.num_layers > 0
+
   @property
   def _kind(self) -> Kind:
     return KINDS[self.kind]
@@ -141,6 +262,11 @@ class HeadConfig:
     return self._kind.predicts_hidden
 
   @property
+  def has_own_hidden(self) -> bool:
+    """Whether its hidden states are of another width than what it encodes."""
+    return self._kind.own_hidden
+
+  @property
   def resets_each_round(self) -> bool:
     """Whether its KV cache is empty at the start of every round."""
     return self._kind.resets
@@ -148,7 +274,7 @@ class HeadConfig:
   @property
   def most_levels(self) -> int | None:
     """Deepest draft token it can draft; None: any."""
-    return self.levels if self._kind.num_layers is None else None
+    return self.levels if self._kind.by_level else None
 
   @property
   def layers(self) -> TransformerConfig:
@@ -163,6 +289,10 @@ class HeadConfig:
       head_dim=self.head_dim,
       norm_epsilon=self.norm_epsilon,
       rope_theta=self.rope_theta,
+      rope_scaling=self.rope_scaling,
+      qkv_bias=self.qkv_bias,
+      qk_norm=self.qk_norm,
+      norm_offset=self.norm_offset,
     )
 
   def check(self, target: TransformerConfig) -> None:
@@ -184,11 +314,30 @@ class HeadConfig:
         f"exit_layer = {self.exit_layer}; this target has {count} layers, so "
         f"it must be in 1..{count - 1}"
       )
+    self._check_width(target.width)
     if self.vocabulary > target.vocab_size:
       raise ValueError(
         f"vocabulary = {self.vocabulary}; the target has {target.vocab_size} "
         "tokens"
       )
+
+  def _check_width(self, width: int) -> None:
+    """Refuses a target of another width where the published layout has one."""
+    own = self.kind == "eagle3" and self.embed == self.head == "own"
+    free = own or self.kind in ("mlp_speculator", "redrafter")
+    if self.is_published and not free and self.width != width:
+      raise ValueError(
+        f"width = {self.width}: {self.kind} with layout = 'published' has the "
+        f"target's width, {width}"
+      )
+
+
+_DEFAULTS = {
+  field.name: field.default for field in dataclasses.fields(HeadConfig)
+}
+_PUBLISHED = sorted(
+  {x for kind in KINDS.values() for x in kind.published or ()}
+)
 
 
 def _check_type(field: dataclasses.Field, value) -> None:
@@ -202,6 +351,8 @@ def _check_type(field: dataclasses.Field, value) -> None:
     words = "a number below 1e38"
   elif kind in (str, bool):
     right, words = isinstance(value, kind), f"a {kind.__name__}"
+  elif kind == RopeScaling | Yarn | None:
+    right, words = isinstance(value, kind), "None, a RopeScaling or a Yarn"
   else:
     right = isinstance(value, tuple) and all(map(whole, value))
     words = "integers"

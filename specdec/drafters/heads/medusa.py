@@ -2,9 +2,9 @@
 
 Cai et al., arXiv:2401.10774. Head j reads the target's hidden state before
 the pending token and drafts the token j + 1 after that one; no head depends on
-what the others drafted. Heads are residual blocks before one vocabulary
-projection that they share (in the paper each has its own, a copy of the
-target's).
+what the others drafted. Heads are residual blocks before a vocabulary
+projection: in the published layout each has its own, in the compact one they
+share it, behind a narrower hidden state.
 """
 
 import jax
@@ -34,3 +34,28 @@ class Medusa(HeadModule):
   def logits(self, target_weights, hidden, depth):
     x = hidden + jax.nn.silu(self.residual[depth](hidden))
     return self.head(target_weights, x)
+
+
+class PublishedMedusa(HeadModule):
+  """Medusa as its authors' code has it; hidden [B, T, M], the target's."""
+
+  def setup(self):
+    r = self.head_config
+    self.residual = [
+      [Linear(r.width, bias=True) for _ in range(r.residual_layers)]
+      for _ in range(r.levels)
+    ]
+    self.heads = [
+      Head(r, self.target, self.num_tokens, normed=True)
+      for _ in range(r.levels)
+    ]
+
+  def step(
+    self, target_weights, tokens, hidden, layers, view, depth, exit_hidden
+  ):
+    return hidden, layers
+
+  def logits(self, target_weights, hidden, depth):
+    for block in self.residual[depth]:
+      hidden = hidden + jax.nn.silu(block(hidden))
+    return self.heads[depth](target_weights, hidden)

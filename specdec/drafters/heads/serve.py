@@ -2,10 +2,11 @@
 
 Invariant: after `init` and every `update` the head's own KV cache holds every
 committed token but the pending one, each computed from the target's output
-before it, and `seed` encodes the target's last output. So rounds of any length,
-undrafted ones too, leave nothing to catch up with. Draft tokens fill scratch
-slots past `length`; the accepted ones are run again on the target's own
-hidden states.
+before it, and `seed` encodes the target's last output. In the published layout
+the first token, before which there is none, is left out; so the length is -1
+while that token is pending. So rounds of any length, undrafted ones too, leave
+nothing to catch up with. Draft tokens fill scratch slots past `length`; the
+accepted ones are run again on the target's own hidden states.
 """
 
 from typing import NamedTuple
@@ -37,7 +38,8 @@ class State(NamedTuple):
   """What a head carries from round to round."""
 
   seed: Array  # [B, W'] `encode` of the token before the pending one; 0: none
-  cache: KVCache  # length [B]: committed tokens but the pending one
+  cache: KVCache  # length [B]: committed tokens but the pending one, and but
+  #                 the first of the published layout
 
 
 class _Carry(NamedTuple):
@@ -96,13 +98,13 @@ def drafter(
     last = context.length - 2
     seed = _row(encoded, jnp.maximum(last, 0))
     seed = jnp.where(last[:, None] >= 0, seed, 0)
-    layers = ()
+    layers, length = (), context.length - 1 - draft_head.start
     if draft_head.has_kv_cache:
       size = context.tokens.shape[1]
       scratch = max(shape.num_run, max(spec.max_depth, max_external_drafts) + 1)
       cache = draft_head.init_cache(len(last), kv.num_slots(size + scratch))
       layers = _prefill(draft_head, params, context, output, encoded, cache)
-    return State(seed, KVCache(layers, context.length - 1))
+    return State(seed, KVCache(layers, length))
 
   def run_exit(params, carry, tokens, parents, first):
     """Runs nodes through the target's first layers: [B, T, M], and a carry."""
@@ -135,7 +137,7 @@ def drafter(
       if not head_config.num_layers:
         return None
       before = 1 if resets and first == 0 else 0  # the start
-      length = cache.length - before
+      length = jnp.maximum(cache.length, 0) - before
       return attention.view(length, parents, first, before + count)
 
     def step(carry, tokens, hidden, view, exit_hidden):
@@ -214,12 +216,18 @@ def drafter(
     if draft_head.has_kv_cache and path.shape[1] > done:
       tokens = jnp.take_along_axis(draft.tokens, path, axis=1)[:, done:]
       before = jnp.concatenate([state.seed[:, None], encoded[:, :-1]], axis=1)
-      length = cache.length + done
+      before, length = before[:, done:], cache.length + done
+      if draft_head.start:  # the first token of all has no slot
+        absent = length < 0
+        tokens = jnp.where(absent[:, None], jnp.roll(tokens, -1, 1), tokens)
+        rolled = jnp.roll(before, -1, 1)
+        before = jnp.where(absent[:, None, None], rolled, before)
+        length = jnp.maximum(length, 0)
       _, layers = draft_head.step(
         params.draft["net"],
         draft_heads.target_weights_of(params),
         tokens,
-        before[:, done:],
+        before,
         cache.layers,
         attention.view(length, None, 0, tokens.shape[1]),
         0,
@@ -238,9 +246,12 @@ def drafter(
 
 def _prefill(draft_head, params, context, output, encoded, cache: KVCache):
   """Layers of the head's KV cache, filled with the prompt in pieces."""
-  batch, size = encoded.shape[:2]
+  tokens = context.tokens[:, : encoded.shape[1]]
+  before = jnp.pad(encoded, ((0, 0), (1, 0), (0, 0)))[:, :-1]
+  if draft_head.start and tokens.shape[1] > 1:
+    tokens, before = tokens[:, 1:], before[:, 1:]
+  batch, size = tokens.shape
   chunk = min(kv.CHUNK, size)
-  before = jnp.pad(encoded, ((0, 0), (1, 0), (0, 0)))[:, :size]
   target_weights = draft_heads.target_weights_of(params)
 
   def fill(i, layers):
@@ -254,7 +265,7 @@ def _prefill(draft_head, params, context, output, encoded, cache: KVCache):
     return draft_head.step(
       params.draft["net"],
       target_weights,
-      part(context.tokens[:, :size]),
+      part(tokens),
       part(before),
       layers,
       attention.view(start, None, 0, chunk),

@@ -78,7 +78,7 @@ def unroll(
         lambda x: _shifted(whole(x)).reshape(x.shape), layers
       )
     else:
-      view = _view(batch, size, level)
+      view = _view(batch, size, level, draft_head.start)
     stepped, layers = draft_head.step(
       weights,
       target_weights,
@@ -101,14 +101,19 @@ def _shifted(x: Array) -> Array:
   return jnp.pad(x, ((0, 0), (1, 0), (0, 0)))[:, :-1]
 
 
-def _view(batch: int, size: int, level: int) -> View:
-  """Of level `level`, its KV behind those of the levels before."""
+def _view(batch: int, size: int, level: int, start: int) -> View:
+  """Of level `level`, its KV behind those of the levels before.
+
+  Args:
+    start: position of the first token in the head's KV cache.
+  """
   at = np.arange(size)
-  parts = [at[None, :] <= at[:, None] - level]  # committed, up to the root
+  # Committed, up to the root.
+  parts = [(at[None, :] <= at[:, None] - level) & (at[None, :] >= start)]
   for m in range(1, level + 1):  # the path: level m stood level - m before
     parts.append(at[None, :] == at[:, None] - (level - m))
   mask = np.concatenate(parts, axis=1)
-  mask[:level, -1] = True  # no such round: lest nothing be seen
+  mask[: level + start, -1] = True  # no such round: lest nothing be seen
   where, mask = (
     jnp.broadcast_to(jnp.asarray(x)[None], (batch, *x.shape))
     for x in (at, mask)
@@ -123,6 +128,6 @@ def _fresh(rows: int, level: int) -> View:
   return attention.view(start, None, first, count).masked(level + 2)
 
 
-def valid(size: int, level: int) -> Array:
+def valid(draft_head: DraftHead, size: int, level: int) -> Array:
   """[T] bool: positions at which a round may stand at this level."""
-  return jax.lax.iota(jnp.int32, size) >= level
+  return jax.lax.iota(jnp.int32, size) >= level + draft_head.start

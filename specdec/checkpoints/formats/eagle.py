@@ -1,0 +1,131 @@
+"""EAGLE 1, 2 and 3 as SafeAILab, SpecForge and ModelOpt publish them."""
+
+from typing import Any
+
+from specdec.checkpoints import hf_config
+from specdec.checkpoints.formats import tables
+from specdec.checkpoints.formats.files import Files
+from specdec.checkpoints.formats.stored import Stored, Target, typed
+from specdec.drafters.heads.head_config import HeadConfig
+from specdec.utils.spelling import check_choice
+
+NAME = "eagle"
+KINDS = "eagle", "eagle3"
+_FIRST, _MIDDLE = "layers.0.", "midlayer."
+_SPECFORGE = "LlamaForCausalLMEagle3"
+
+
+def _is_eagle3(files: Files) -> bool:
+  config = files.config
+  return (
+    "draft_vocab_size" in config
+    or _SPECFORGE in (config.get("architectures") or ())
+    or any(name.startswith(_MIDDLE) for name in files.shapes)
+  )
+
+
+def matches(files: Files) -> bool:
+  """Whether a folder is of this layout."""
+  has = files.shapes.__contains__
+  first = any(
+    has(f"{layer}self_attn.q_proj.weight") for layer in (_FIRST, _MIDDLE)
+  )
+  return first and has("fc.weight")
+
+
+def parse(files: Files, target: Target | None) -> Stored:
+  """Returns what a folder holds; raises ValueError where that is unknown."""
+  config, source, shapes = files.config, files.source, files.shapes
+  layer = config | {"architectures": ["LlamaForCausalLM"]}
+  parsed = hf_config.parse(layer, source, "float32")
+  fields = tables.decoder_fields(parsed) | {"layout": "published"}
+  embed = "own" if "embed_tokens.weight" in shapes else "shared"
+  if not _is_eagle3(files):
+    # Their embedding is a copy of the target's.
+    head_config = HeadConfig(
+      kind="eagle",
+      head="shared",
+      embed=embed,
+      bias=typed(config, "bias", bool, source, True),
+      **fields,
+    )
+    names = tables.eagle(head_config)
+    return Stored(NAME, head_config, names, parsed.vocab_size)
+  extra = typed(config, "eagle_config", dict, source, {})
+  if not typed(extra, "use_aux_hidden_state", bool, source, True):
+    raise ValueError(
+      f"{source} has use_aux_hidden_state = false; an EAGLE-3 without streams "
+      "of the target's layers does not load"
+    )
+  key = "eagle_aux_hidden_state_layer_ids"
+  features = extra.get(key, config.get(key))
+  if features is None:
+    features = tables.default_layers(target.num_layers) if target else (0,) * 3
+  size = typed(config, "draft_vocab_size", int, source, parsed.vocab_size)
+  head_config = HeadConfig(
+    kind="eagle3",
+    features=tuple(features),
+    vocabulary=0 if size == parsed.vocab_size else size,
+    embed=embed,
+    head="own" if "lm_head.weight" in shapes else "shared",
+    feature_norm="each"
+    if typed(config, "fc_norm", bool, source, False)
+    else "none",
+    norm_before_residual=typed(
+      config, "norm_before_residual", bool, source, False
+    ),
+    feeds_back_norm=typed(config, "norm_output", bool, source, False),
+    **fields,
+  )
+  names = tables.eagle(head_config)
+  if f"{_FIRST}hidden_norm.weight" not in shapes:
+    names = _midlayer(names)
+  width = typed(config, "target_hidden_size", int, source, head_config.width)
+  return Stored(NAME, head_config, names, parsed.vocab_size, None, width)
+
+
+def _midlayer(names: dict[str, str]) -> dict[str, str]:
+  return {
+    path: name.replace(_FIRST, _MIDDLE) if name.startswith(_FIRST) else name
+    for path, name in names.items()
+  }
+
+
+def render(head_config: HeadConfig, target: Target) -> dict[str, Any]:
+  """Returns the config.json of a head, as `parse` reads it.
+
+  Raises:
+    ValueError: the layout has no place for one of its options.
+  """
+  check_choice(
+    "kind", head_config.kind, KINDS, f" cannot be written as {NAME}; known"
+  )
+  if head_config.feature_norm == "joint" or head_config.qk_norm:
+    raise ValueError(
+      f"{NAME} has no place for a joint feature_norm or qk_norm; write it as "
+      "speculators"
+    )
+  config = hf_config.render(head_config.layers)
+  config |= {"vocab_size": target.vocab_size, "tie_word_embeddings": False}
+  if target.max_length:
+    config["max_position_embeddings"] = target.max_length
+  if head_config.kind == "eagle":
+    return config | {"bias": head_config.bias}
+  return config | {
+    "architectures": [_SPECFORGE],
+    "draft_vocab_size": head_config.vocabulary or target.vocab_size,
+    "target_hidden_size": target.width,
+    "eagle_config": {
+      "eagle_aux_hidden_state_layer_ids": list(head_config.features),
+      "use_aux_hidden_state": True,
+    },
+    "norm_before_residual": head_config.norm_before_residual,
+    "fc_norm": head_config.feature_norm == "each",
+    "norm_output": head_config.feeds_back_norm,
+  }
+
+
+def table(head_config: HeadConfig) -> dict[str, str]:
+  """Returns path -> tensor name, for writing."""
+  names = tables.eagle(head_config)
+  return names if head_config.kind == "eagle" else _midlayer(names)

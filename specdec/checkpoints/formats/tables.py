@@ -1,0 +1,140 @@
+"""Names of a published head's weights: paths in its parameters, tensor names.
+
+Paths are joined by '/'. Every format has the same tensors in the same
+orientation, [out, in], under names of its own, so one table a kind serves all.
+"""
+
+import dataclasses
+import re
+from collections.abc import Mapping
+
+from specdec.checkpoints import names
+from specdec.drafters.heads.head_config import HeadConfig
+from specdec.models.config import TransformerConfig
+
+# What may be a drafter's own or the target's, by option of HeadConfig.
+OWN = {"embed": "embed_table/weight", "head": "head/weight"}
+# Stream entering layer i of the target, as ours and speculators' ids; z-lab's
+# and vLLM's DFlash configs name the layer that it leaves.
+_CONVENTIONS = {"speculators": 0, "z-lab": 1, "vllm": 1}
+
+
+def convert_layers(
+  ids: tuple[int, ...], source: str, result: str
+) -> tuple[int, ...]:
+  """Converts the target's layers that a drafter reads between conventions.
+
+  Args:
+    source, result: 'speculators' (as HeadConfig.features), 'z-lab' or 'vllm'.
+  """
+  shift = _CONVENTIONS[source] - _CONVENTIONS[result]
+  return tuple(i + shift for i in ids)
+
+
+def default_layers(num_layers: int) -> tuple[int, ...]:
+  """Returns the layers that EAGLE-3 reads unless its config names others."""
+  return 2, num_layers // 2, num_layers - 3
+
+
+def layers(head_config: HeadConfig, prefix: str) -> dict[str, str]:
+  """Returns path below the decoder layers -> tensor name.
+
+  Args:
+    prefix: of the tensor names, with {} for the number of a layer.
+  """
+  table = {}
+  for tensor in names.tensors(head_config.layers):
+    layer = re.match(r"layer_(\d+)/", tensor.path)
+    if layer is None:
+      continue
+    [name] = tensor.hugging_face
+    name = name.removeprefix(f"model.layers.{layer[1]}.")
+    table[tensor.path] = prefix.format(layer[1]) + name
+  return table
+
+
+def eagle(head_config: HeadConfig) -> dict[str, str]:
+  """Returns path -> tensor name of an EAGLE 1, 2 or 3."""
+  table = {}
+  for path, name in layers(head_config, "layers.{}.").items():
+    table[path if path.startswith("layer_0/") else f"blocks/{path}"] = name
+  if head_config.embed == "own":
+    table["embed_table/weight"] = "embed_tokens.weight"
+  if head_config.kind == "eagle":
+    del table["layer_0/attention_norm/scale"]
+    table["fuse/weight"] = "fc.weight"
+    if head_config.bias:
+      table["fuse/bias"] = "fc.bias"
+    return table
+  table["gather/weight"] = "fc.weight"
+  table["layer_0/hidden_norm/scale"] = "layers.0.hidden_norm.weight"
+  table["norm/scale"] = "norm.weight"
+  if head_config.head == "own":
+    table["head/weight"] = "lm_head.weight"
+  if head_config.feature_norm == "joint":
+    table["stream_norms_0/scale"] = "input_norm.weight"
+  elif head_config.feature_norm == "each":
+    for i in range(len(head_config.features)):
+      table[f"stream_norms_{i}/scale"] = f"fc_norm.{i}.weight"
+  return table
+
+
+def mtp(
+  head_config: HeadConfig, prefix: str, outside: Mapping[str, str]
+) -> dict[str, str]:
+  """Returns path -> tensor name of an MTP layer.
+
+  Args:
+    prefix: of the tensor names of its decoder layers, as in `layers`.
+    outside: path -> tensor name of all else; embedding and head only if they
+      are the drafter's own.
+  """
+  table = {
+    f"blocks/{path}": name for path, name in layers(head_config, prefix).items()
+  }
+  for path, name in outside.items():
+    owners = [x for x in OWN if OWN[x] == path]
+    if all(getattr(head_config, x) == "own" for x in owners):
+      table[path] = name
+  return table
+
+
+def medusa(head_config: HeadConfig) -> dict[str, str]:
+  """Returns path -> tensor name of Medusa's heads."""
+  table, blocks = {}, head_config.residual_layers
+  for head in range(head_config.levels):
+    for i in range(blocks):
+      for end in ("weight", "bias"):
+        table[f"residual_{head}_{i}/{end}"] = f"{head}.{i}.linear.{end}"
+    table[f"heads_{head}/weight"] = f"{head}.{blocks}.weight"
+  return table
+
+
+# Fields that HeadConfig and the config of a decoder share.
+_SHARED = (
+  *("width", "mlp_width", "num_heads", "num_kv_heads", "head_dim"),
+  *("norm_epsilon", "rope_theta", "rope_scaling", "qkv_bias", "qk_norm"),
+  *("norm_offset", "num_layers"),
+)
+
+
+def decoder_fields(config: TransformerConfig) -> dict:
+  """Returns the fields of HeadConfig that a decoder's config decides on.
+
+  Raises:
+    ValueError: the decoder has options that a head's layers do not have.
+  """
+  fields = {name: getattr(config, name) for name in _SHARED}
+  free = {"kind": "mtp", "layout": "published", "num_layers": config.num_layers}
+  layers = HeadConfig(**fields | free).layers
+  differing = [
+    f"{field.name} = {getattr(config, field.name)!r:.60}"
+    for field in dataclasses.fields(config)
+    if field.name not in ("vocab_size", "tied", "dtype", *_SHARED)
+    and getattr(config, field.name) != getattr(layers, field.name)
+  ]
+  if differing:
+    raise ValueError(
+      f"its layers have {', '.join(differing)}; those of draft heads do not"
+    )
+  return fields

@@ -1,0 +1,183 @@
+"""Drafters of other formats through the programs: converted, and decoding."""
+
+import dataclasses
+import json
+import re
+
+import jax
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+import formats_test
+import programs
+from specdec import checkpoints
+from specdec.checkpoints import learned
+from specdec.drafters.heads.head_config import HeadConfig
+
+LAYERS = dict(
+  layout="published",
+  width=16,
+  mlp_width=24,
+  num_heads=2,
+  num_kv_heads=1,
+  head_dim=8,
+)
+HEADS = {
+  "eagle3": (
+    HeadConfig("eagle3", features=(0, 1, 2), embed="own", **LAYERS),
+    "speculators",
+  ),
+  "mtp": (
+    HeadConfig("mtp", head="shared", feeds_back_norm=True, **LAYERS),
+    "speculators",
+  ),
+  "eagle": (HeadConfig("eagle", head="shared", bias=True, **LAYERS), "eagle"),
+  "medusa": (
+    HeadConfig("medusa", layout="published", width=16, num_layers=0, levels=3),
+    "medusa",
+  ),
+}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+  return tmp_path_factory.mktemp("drafters")
+
+
+@pytest.fixture(scope="module")
+def target(place):
+  return programs.write_model(place / "target")
+
+
+def convert(target, source, output, *flags):
+  programs.run(
+    "convert",
+    f"--source={source}",
+    f"--target={target}",
+    f"--output={output}",
+    *flags,
+  )
+
+
+@pytest.mark.parametrize("kind", HEADS)
+def test_a_trained_drafter_goes_there_and_back(kind, place, target, capsys):
+  head_config, layout = HEADS[kind]
+  path = place / f"{kind}.safetensors"
+  programs.save_drafter(target, path, head_config)
+  convert(target, path, place / kind, f"--layout={layout}")
+  assert f"{kind}: {kind} for " in capsys.readouterr().out
+  convert(target, place / kind, place / f"{kind}_back", "--layout=specdec")
+  loaded = checkpoints.load(target)
+  first = learned.load(path, loaded)
+  last = learned.load(place / f"{kind}_back" / "drafter.safetensors", loaded)
+  jax.tree.map(np.testing.assert_array_equal, first.net, last.net)
+  # SafeAILab's config does not say how many levels it was trained for.
+  levels = {"levels": 4} if layout == "eagle" else {}
+  expected = dataclasses.replace(first.head_config, **levels)
+  assert last.head_config == expected
+  programs.run(
+    "generate",
+    f"--target={target}",
+    f"--drafter={kind}({place / kind})",
+    "--k=2",
+    "--prompt=def a1(x):",
+    "--max_new_tokens=12",
+  )
+  assert re.search(r"same text as the baseline +yes", capsys.readouterr().out)
+
+
+def test_what_is_written_names_the_target(place, target):
+  config = json.loads((place / "eagle3" / "config.json").read_text())
+  verifier = config["speculators_config"]["verifier"]
+  assert verifier == {
+    "name_or_path": str(target),
+    "architectures": ["LlamaForCausalLM"],
+  }
+  assert config["torch_dtype"] == "float32"
+  arrays = load_file(place / "eagle3" / "model.safetensors")
+  assert arrays["layers.0.self_attn.q_proj.weight"].shape == (16, 32)
+
+
+@pytest.mark.parametrize(
+  "flags, message",
+  [
+    (["--layout=speculators"], "give --target"),
+    (["--layout=orbax", "--target=stdlib-11m"], "one of specdec, speculators"),
+    (["--layout=eagle", "--target=stdlib-11m"], "layout = 'compact'"),
+  ],
+)
+def test_refusals(flags, message, tmp_path):
+  with pytest.raises(SystemExit, match=message):
+    programs.run(
+      "convert", "--source=mtp", f"--output={tmp_path / 'a'}", *flags
+    )
+
+
+def test_a_drafter_of_another_tokenizer_is_refused(place, target, tmp_path):
+  letters = [" ", *map(chr, range(ord("a"), ord("z") + 1))]
+  other = programs.write_model(tmp_path / "other", letters=letters)
+  for name in ("tokenizer.json", "tokenizer_config.json"):
+    if (other / name).is_file():
+      (place / "eagle" / name).write_bytes((other / name).read_bytes())
+  try:
+    with pytest.raises(SystemExit, match="different vocabularies"):
+      programs.run(
+        "generate",
+        f"--target={target}",
+        f"--drafter=eagle({place / 'eagle'})",
+        "--prompt=a",
+      )
+  finally:
+    for path in place.glob("eagle/tokenizer*"):
+      path.unlink()
+
+
+@pytest.mark.parametrize(
+  "family, architecture, prefix",
+  [
+    ("DeepSeek MTP", "LlamaForCausalLM", "model.layers.2."),
+    ("MiMo MTP", "MiMoForCausalLM", "model.mtp_layers.0."),
+    ("Qwen MTP", "Qwen3ForCausalLM", "mtp."),
+  ],
+)
+def test_a_models_own_mtp_layer_drafts_for_it(
+  family, architecture, prefix, tmp_path, capsys
+):
+  options = {
+    "MiMoForCausalLM": {"qkv_bias": True},
+    "Qwen3ForCausalLM": {"qk_norm": True},
+  }
+  folder = programs.write_model(
+    tmp_path / "model",
+    width=8,
+    mlp_width=12,
+    head_dim=4,
+    **options.get(architecture, {}),
+  )
+  manifest = formats_test.MANIFESTS[family]
+  own = formats_test.arrays_of(manifest)
+  mark = prefix.replace(".2.", ".6.")
+  rows = {"embed_tokens", "shared_head.head"}
+  arrays = load_file(folder / "model.safetensors")
+  for name, array in own.items():
+    if not name.startswith(mark):
+      continue
+    if any(x in name for x in rows):
+      array = arrays["model.embed_tokens.weight"]
+    arrays[name.replace(mark, prefix)] = array
+  save_file(arrays, folder / "model.safetensors")
+  config = json.loads((folder / "config.json").read_text())
+  config |= {"architectures": [architecture], "num_nextn_predict_layers": 1}
+  config.pop("attention_bias", None)
+  (folder / "config.json").write_text(json.dumps(config))
+  programs.run(
+    "generate",
+    f"--target={folder}",
+    f"--drafter=mtp({folder})",
+    "--k=2",
+    "--prompt=def a1(x):",
+    "--max_new_tokens=12",
+  )
+  printed = capsys.readouterr().out
+  assert re.search(r"same text as the baseline +yes", printed)

@@ -1,0 +1,566 @@
+"""Drafters in the formats of others: loaded exactly, written back bit for bit.
+
+fixtures/drafters: folders that the `speculators` package wrote, and logits that
+it computed (tools/record_drafters.py). fixtures/drafter_manifests.json: names
+and shapes of every format's tensors, for drafters of random numbers, which are
+compared with published_heads.py.
+"""
+
+import json
+import pathlib
+import pickle
+import zipfile
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+import published_heads as reference
+from specdec import drafters
+from specdec.checkpoints import formats
+from specdec.checkpoints.formats import pickled, tables
+from specdec.drafters.heads.draft_head import TargetWeights
+from specdec.drafters.heads.unroll import growing, unroll
+from specdec.models.config import TransformerConfig
+from specdec.types import ModelOutput
+
+FOLDER = pathlib.Path(__file__).parent / "fixtures"
+RECORDED = sorted(path.name for path in FOLDER.glob("drafters/*"))
+MANIFESTS = json.loads((FOLDER / "drafter_manifests.json").read_text())
+T, LEVELS = 12, 3
+
+
+def target(width=8, vocab_size=16):
+  return TransformerConfig(
+    vocab_size=vocab_size,
+    num_layers=6,
+    width=width,
+    mlp_width=20,
+    num_heads=2,
+    num_kv_heads=1,
+    head_dim=8,
+  )
+
+
+TARGET = target()
+
+
+def unrolled(config, drafter, tokens, streams, weights=None):
+  """[levels, T, n] logits of a drafter, teacher-forced.
+
+  Args:
+    tokens: [T].
+    streams: of the target, each [T, M]; of a head without features its last
+      hidden state alone.
+    weights: TargetWeights, of which it may use both, one or none.
+  """
+  head_config = drafter.stored.head_config
+  make = drafters.LEARNED[head_config.kind]
+  head = make(head_config, config, drafter.ids, growing)
+  streams = [jnp.asarray(x, jnp.float32)[None] for x in streams]
+  features = tuple(streams) if head_config.features else ()
+  output = ModelOutput(None, streams[-1], features)
+  levels = min(LEVELS, head_config.most_levels or LEVELS)
+  logits, _ = jax.jit(
+    lambda net: unroll(
+      head, net, weights, jnp.asarray(tokens, jnp.int32)[None], output, levels
+    )
+  )(drafter.net)
+  return np.stack([x[0] for x in logits])
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_logits_are_those_of_speculators(name):
+  expected = load_file(FOLDER / "drafters" / name / "expected.safetensors")
+  config = target(16, 24)
+  drafter = formats.load(FOLDER / "drafters" / name, config)
+  weights = None
+  if "embed" in expected:
+    weights = TargetWeights(
+      jnp.asarray(expected["embed"]), jnp.asarray(expected["head"])
+    )
+  hidden, theirs = expected["hidden"], expected["logits"]
+  streams = np.split(hidden, hidden.shape[1] // config.width, axis=1)
+  ours = unrolled(config, drafter, expected["tokens"], streams, weights)
+  # Later steps of its MTP attend to hidden states of their own step only, which
+  # no decoder with a KV cache does.
+  for level in range(1 if name.startswith("mtp") else LEVELS):
+    first = 1 + level
+    gap = ours[level, first:][: len(theirs[level])]
+    gap = gap - theirs[level, : len(gap)]
+    assert len(gap) >= T - LEVELS - 1 and theirs.std() > 0.3
+    assert np.abs(gap).max() < 1e-4, level
+
+
+def arrays_of(manifest):
+  """Random tensors of a manifest; 8 of the 16 tokens where it drafts fewer."""
+  rng = np.random.default_rng(5)
+  arrays = {}
+  for name, shape in manifest["shapes"].items():
+    noise = rng.normal(size=shape)
+    norm = len(shape) == 1 and not name.endswith("bias")
+    arrays[name] = np.float32(1 + 0.3 * noise if norm else 0.5 * noise)
+  if manifest.get("vocabulary"):
+    ids = np.array([0, 2, 3, 7, 8, 11, 14, 15])
+    arrays["d2t"] = ids - np.arange(8)
+    arrays["t2d"] = np.isin(np.arange(16), ids)
+  return arrays
+
+
+def write(folder, manifest, arrays=None, **changes):
+  folder.mkdir(parents=True, exist_ok=True)
+  config = manifest["config"] | changes
+  config = {key: x for key, x in config.items() if x != "absent"}
+  (folder / "config.json").write_text(json.dumps(config))
+  arrays = arrays_of(manifest) if arrays is None else arrays
+  save_file(arrays, folder / "model.safetensors")
+  return folder
+
+
+def mtp_names(prefix, *names):
+  return [prefix + name for name in names]
+
+
+SPECULATORS_MTP = mtp_names(
+  "mtp_layers.0.",
+  *("input_proj", "token_layernorm", "hidden_layernorm", "final_layernorm"),
+)
+DEEPSEEK = "model.layers.6."
+MIMO = "model.mtp_layers.0."
+REFERENCES = {
+  "speculators eagle3": lambda w, t: reference.Eagle3(
+    w, t, "layers.0.", normed_residual=True
+  ),
+  "speculators mtp": lambda w, t: reference.Mtp(
+    w, t, "mtp_layers.0.", SPECULATORS_MTP
+  ),
+  "EAGLE": reference.Eagle,
+  "EAGLE-3": lambda w, t: reference.Eagle3(w, t, "midlayer."),
+  "SpecForge": lambda w, t: reference.Eagle3(w, t, "midlayer.", eagle31=True),
+  "DeepSeek MTP": lambda w, t: reference.Mtp(
+    w,
+    t,
+    DEEPSEEK,
+    mtp_names(DEEPSEEK, "eh_proj", "enorm", "hnorm", "shared_head.norm"),
+    returns_normed=False,
+    embed=f"{DEEPSEEK}embed_tokens.weight",
+    head=f"{DEEPSEEK}shared_head.head.weight",
+  ),
+  "Qwen MTP": lambda w, t: reference.Mtp(
+    w,
+    t,
+    "mtp.layers.0.",
+    mtp_names(
+      "mtp.", "fc", "pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm"
+    ),
+    offset=1.0,
+  ),
+  "MiMo MTP": lambda w, t: reference.Mtp(
+    w,
+    t,
+    MIMO,
+    mtp_names(
+      MIMO,
+      *("input_proj", "token_layernorm", "hidden_layernorm", "final_layernorm"),
+    ),
+    hidden_first=True,
+  ),
+}
+
+
+REDRAFTERS = {"ReDrafter": True, "ReDrafter without RNN": False}
+MLP_SPECULATORS = {"MLP speculator": False, "tied MLP speculator": True}
+
+
+def random_inputs():
+  rng = np.random.default_rng(1)
+  tokens = rng.integers(0, 16, T)
+  streams = [rng.normal(size=(T, 8)) for _ in range(3)]
+  weights = {key: 0.5 * rng.normal(size=(16, 8)) for key in ("embed", "head")}
+  return tokens, streams, weights
+
+
+def test_every_manifest_has_a_reference():
+  assert {*REFERENCES, "Medusa", *MLP_SPECULATORS, *REDRAFTERS} == {*MANIFESTS}
+
+
+@pytest.mark.parametrize("name", REFERENCES)
+def test_logits_are_those_of_the_published_forward_pass(name, tmp_path):
+  manifest = MANIFESTS[name]
+  arrays = arrays_of(manifest)
+  drafter = formats.load(write(tmp_path, manifest), TARGET)
+  tokens, streams, weights = random_inputs()
+  theirs = REFERENCES[name](
+    {key: x.astype(np.float64) for key, x in arrays.items()}, weights
+  )
+  used = {key: jnp.asarray(x, jnp.float32) for key, x in weights.items()}
+  ours = unrolled(TARGET, drafter, tokens, streams, TargetWeights(**used))
+  seen = []
+  for level in range(LEVELS):
+    for root in range(1, T - level):
+      expected = reference.drafted(theirs, tokens, streams, root, level)
+      seen.append(expected)
+      gap = np.abs(ours[level, root + level] - expected).max()
+      assert gap < 1e-4, (level, root)
+  assert np.std(seen) > 0.3
+
+
+def test_medusa_counts_heads_and_blocks_from_the_tensors(tmp_path):
+  manifest = MANIFESTS["Medusa"]
+  arrays = arrays_of(manifest)
+  drafter = formats.load(write(tmp_path, manifest), TARGET)
+  head_config = drafter.stored.head_config
+  assert (head_config.levels, head_config.residual_layers) == (3, 2)
+  tokens, streams, _ = random_inputs()
+  ours = unrolled(TARGET, drafter, tokens, streams)
+  for level in range(3):
+    for root in range(1, T - level):
+      expected = reference.medusa(arrays, streams[-1][root - 1], level, 2)
+      gap = np.abs(ours[level, root + level] - expected).max()
+      assert gap < 1e-4, (level, root)
+
+
+@pytest.mark.parametrize("name, tied", MLP_SPECULATORS.items())
+def test_an_mlp_speculator(name, tied, tmp_path):
+  manifest = MANIFESTS[name]
+  arrays = arrays_of(manifest)
+  drafter = formats.load(write(tmp_path, manifest), TARGET)
+  theirs = reference.MlpSpeculator(arrays, tied, 3, 12)
+  tokens, streams, _ = random_inputs()
+  ours = unrolled(TARGET, drafter, tokens, streams)
+  for level in range(3):
+    for root in range(1, T - level):
+      seen = tokens[root : root + level + 1]
+      expected = theirs.logits(streams[-1][root - 1], seen)
+      gap = np.abs(ours[level, root + level] - expected).max()
+      assert gap < 1e-4, (level, root)
+
+
+@pytest.mark.parametrize("name, rnn", REDRAFTERS.items())
+def test_a_redrafter(name, rnn, tmp_path):
+  manifest = MANIFESTS[name]
+  arrays = arrays_of(manifest)
+  drafter = formats.load(write(tmp_path, manifest), TARGET)
+  tokens, streams, weights = random_inputs()
+  used = {key: jnp.asarray(x, jnp.float32) for key, x in weights.items()}
+  ours = unrolled(TARGET, drafter, tokens, streams, TargetWeights(**used))
+  for level in range(LEVELS):
+    for root in range(1, T - level):
+      expected = reference.redrafter(
+        arrays,
+        streams[-1][root - 1],
+        tokens[root : root + level + 1],
+        weights["embed"],
+        2,
+        rnn,
+      )
+      gap = np.abs(ours[level, root + level] - expected).max()
+      assert gap < 1e-4, (level, root)
+
+
+WRITABLE = {
+  "speculators eagle3": "speculators",
+  "speculators mtp": "speculators",
+  "EAGLE": "eagle",
+  "EAGLE-3": "eagle",
+  "SpecForge": "eagle",
+  "Medusa": "medusa",
+}
+
+
+@pytest.mark.parametrize("name, format_name", WRITABLE.items())
+def test_there_and_back_bit_for_bit(name, format_name, tmp_path):
+  manifest = MANIFESTS[name]
+  drafter = formats.load(write(tmp_path / "theirs", manifest), TARGET)
+  head_config = drafter.stored.head_config
+  to = formats.Target(6, 8, 16, "somebody/target", ("LlamaForCausalLM",), 64)
+  formats.save(
+    tmp_path / "ours",
+    format_name,
+    head_config,
+    drafter.ids,
+    drafter.net,
+    to,
+    "float32",
+  )
+  written = load_file(tmp_path / "ours" / "model.safetensors")
+  expected = arrays_of(manifest)
+  assert {*written} == {*expected}
+  for key, array in expected.items():
+    assert written[key].dtype == array.dtype, key
+    np.testing.assert_array_equal(written[key], array, key)
+  again = formats.load(tmp_path / "ours", TARGET)
+  assert again.stored.head_config == head_config
+  assert again.stored.verifier in (None, "somebody/target")
+  config = json.loads((tmp_path / "ours" / "config.json").read_text())
+  if format_name == "speculators":
+    theirs = manifest["config"]
+    kept = {*theirs} - {"speculators_version", "target_hidden_size"}
+    for key in kept - {"transformer_layer_config"}:
+      assert config[key] == theirs[key], key
+    layer = theirs["transformer_layer_config"]
+    assert layer.items() <= config["transformer_layer_config"].items()
+
+
+def test_a_recorded_drafter_is_written_as_it_was(tmp_path):
+  for name in RECORDED:
+    drafter = formats.load(FOLDER / "drafters" / name, target(16, 24))
+    to = formats.Target(6, 16, 24, "somebody/target", ("LlamaForCausalLM",))
+    head_config, ids = drafter.stored.head_config, drafter.ids
+    folder = tmp_path / name
+    formats.save(
+      folder, "speculators", head_config, ids, drafter.net, to, "float32"
+    )
+    theirs = load_file(FOLDER / "drafters" / name / "model.safetensors")
+    written = load_file(folder / "model.safetensors")
+    # Its package writes the mapping of all tokens, too.
+    assert {*written} == {*theirs} - ({"d2t", "t2d"} if ids is None else set())
+    for key in written:
+      np.testing.assert_array_equal(written[key], theirs[key], key)
+
+
+def test_layers_in_three_conventions():
+  entering = (2, 3, 6)
+  assert tables.convert_layers(entering, "speculators", "z-lab") == (1, 2, 5)
+  assert tables.convert_layers(entering, "speculators", "vllm") == (1, 2, 5)
+  assert tables.convert_layers((1, 2, 5), "z-lab", "speculators") == entering
+  assert tables.convert_layers((1, 2, 5), "vllm", "z-lab") == (1, 2, 5)
+
+
+def test_layers_that_a_config_leaves_out_depend_on_the_target(tmp_path):
+  folder = write(tmp_path, MANIFESTS["EAGLE-3"])
+  assert formats.inspect(folder, TARGET).features == (2, 3, 3)
+
+
+def refused(folder, config=TARGET):
+  with pytest.raises((ValueError, FileNotFoundError)) as error:
+    formats.load(folder, config)
+  assert str(folder) in str(error.value)
+  return str(error.value)
+
+
+# Tensors by which a format is known, and those that a drafter may share.
+RECOGNISED = (
+  "fc.weight",
+  "q_proj.weight",
+  "eh_proj.weight",
+  "input_proj.weight",
+)
+SHARED = "embed_tokens.weight", "lm_head.weight", "shared_head.head.weight"
+
+
+@pytest.mark.parametrize("name", MANIFESTS)
+def test_a_tensor_that_is_missing_unknown_or_misshapen_is_named(name, tmp_path):
+  manifest = MANIFESTS[name]
+  drafter = formats.load(write(tmp_path / "whole", manifest), TARGET)
+  for key in drafter.stored.table.values():
+    arrays = arrays_of(manifest)
+    array = arrays.pop(key)
+    if not key.endswith(SHARED):
+      error = refused(write(tmp_path / "missing", manifest, arrays))
+      recognised = key.endswith(RECOGNISED) and "holds no drafter" in error
+      assert key in error or recognised
+    if array.ndim == 2 and array.shape[0] != array.shape[1]:
+      arrays[key] = np.ascontiguousarray(array.T)
+      assert key in refused(write(tmp_path / "turned", manifest, arrays))
+  arrays = arrays_of(manifest)
+  extra = f"{drafter.stored.prefix}layers.0.self_attn.sinks"
+  arrays[extra] = np.zeros(2, np.float32)
+  assert extra in refused(write(tmp_path / "more", manifest, arrays))
+
+
+EAGLE3, SPECULATORS = MANIFESTS["EAGLE-3"], MANIFESTS["speculators eagle3"]
+
+
+def changed(folder, manifest, arrays=(), **config):
+  return refused(
+    write(folder, manifest, arrays_of(manifest) | dict(arrays), **config)
+  )
+
+
+def test_norm_before_residual_must_be_said(tmp_path):
+  error = changed(tmp_path, SPECULATORS, norm_before_residual="absent")
+  assert "norm_before_residual" in error
+
+
+def test_a_vocabulary_that_contradicts_itself(tmp_path):
+  kept = arrays_of(EAGLE3)["t2d"]
+  error = changed(tmp_path / "a", EAGLE3, {"t2d": ~kept})
+  assert "d2t and t2d name different tokens" in error
+  offsets = np.array([5, 4, 3, 2, 1, 0, 0, 0])  # token 5 again and again
+  error = changed(tmp_path / "b", EAGLE3, {"d2t": offsets})
+  assert "ascending" in error
+  error = changed(tmp_path / "c", EAGLE3, {"d2t": np.full(8, 9)})
+  assert "below 16" in error
+  error = changed(tmp_path / "d", EAGLE3, {"d2t": np.zeros(7, np.int64)})
+  assert "7 tokens" in error
+  arrays = arrays_of(EAGLE3)
+  del arrays["d2t"]
+  assert "no d2t" in refused(write(tmp_path / "e", EAGLE3, arrays))
+  forge = MANIFESTS["SpecForge"]  # of all tokens
+  error = changed(tmp_path / "f", forge, {"t2d": np.ones(16, bool)})
+  assert "every token" in error
+
+
+def test_the_mapping_of_all_tokens_to_themselves_is_none(tmp_path):
+  forge = MANIFESTS["SpecForge"]
+  arrays = arrays_of(forge) | {"d2t": np.zeros(16, np.int64)}
+  assert formats.load(write(tmp_path, forge, arrays), TARGET).ids is None
+
+
+@pytest.mark.parametrize(
+  "config, what",
+  [
+    (target(16), "hidden width 8 there, 16 here"),
+    (target(8, 32), "tokens 16 there, 32 here"),
+  ],
+)
+def test_another_target_is_refused_by_what_differs(config, what, tmp_path):
+  error = refused(write(tmp_path, SPECULATORS), config)
+  assert "somebody/target" in error and what in error
+
+
+@pytest.mark.parametrize(
+  "changes, what",
+  [
+    (dict(speculators_model_type="eagle"), "versions up to 0.4"),
+    (dict(speculators_model_type="dflash"), "eagle3, mtp"),
+    (dict(transformer_layer_config="here"), "of type dict"),
+    (dict(speculators_config={}), "proposal_methods"),
+    (dict(norm_before_fc=True, fc_norm=True), "both"),
+    (dict(draft_vocab_size=True), "of type int"),
+  ],
+)
+def test_a_config_of_speculators_that_does_not_load(changes, what, tmp_path):
+  assert what in changed(tmp_path, SPECULATORS, **changes)
+
+
+def test_layers_that_a_head_cannot_have(tmp_path):
+  layer = SPECULATORS["config"]["transformer_layer_config"]
+  window = {
+    "model_type": "qwen3",
+    "sliding_window": 4,
+    "use_sliding_window": True,
+  }
+  window |= {"layer_types": ["sliding_attention"]}
+  error = changed(
+    tmp_path / "a", SPECULATORS, transformer_layer_config=layer | window
+  )
+  assert "windows = (4,)" in error
+  error = changed(
+    tmp_path / "b",
+    SPECULATORS,
+    transformer_layer_config=layer | {"attention_bias": True},
+  )
+  assert "attention_bias" in error
+
+
+def test_formats_without_a_drafter_here_are_named(tmp_path):
+  for config, what in (
+    ({"architectures": ["DFlashDraftModel"]}, "DFlash"),
+    ({"architectures": ["LlamaForCausalLM"]}, "no drafter"),
+  ):
+    manifest = {"config": config, "shapes": {"a.weight": [2]}}
+    error = refused(write(tmp_path, manifest))
+    assert what in error and "speculators, medusa" in error
+
+
+def test_mtp_layers_of_unknown_blocks_are_named(tmp_path):
+  manifest = MANIFESTS["DeepSeek MTP"]
+  for key, what in (
+    ("self_attn.kv_a_proj_with_mqa.weight", "MLA"),
+    ("mlp.experts.0.gate_proj.weight", "mixture of experts"),
+  ):
+    more = {DEEPSEEK + key: np.zeros(2, np.float32)}
+    assert what in changed(tmp_path, manifest, more)
+
+
+def test_pickled_tensors_are_read_as_torch_saved_them():
+  """Views, strides and types; see tools/record_drafters.py."""
+  tensors = pickled.read(FOLDER / "pickled" / "mixed.pt")
+  ours = {name: tensor.read() for name, tensor in tensors.items()}
+  numbers = np.arange(24).reshape(4, 6)
+  np.testing.assert_array_equal(ours["turned"], numbers.T[1:4])
+  assert ours["turned"].dtype == ml_dtypes.bfloat16
+  np.testing.assert_array_equal(ours["steps"], np.arange(24)[3::5])
+  assert ours["steps"].dtype == np.int64
+  np.testing.assert_array_equal(ours["scalar"], np.float16(1.5))
+  np.testing.assert_array_equal(ours["spread"], np.full((3, 2), 7, np.float32))
+  np.testing.assert_array_equal(ours["flags"], [True, False])
+  assert ours["none"].shape == (0, 3)
+
+
+def test_pickled_medusa_is_the_same_drafter(tmp_path):
+  manifest = MANIFESTS["Medusa"]
+  (tmp_path / "config.json").write_text(json.dumps(manifest["config"]))
+  path = tmp_path / "medusa_lm_head.pt"
+  path.write_bytes((FOLDER / "pickled" / "medusa_lm_head.pt").read_bytes())
+  ours = formats.load(tmp_path, TARGET)
+  theirs = formats.load(write(tmp_path / "same", manifest), TARGET)
+  assert ours.stored.head_config == theirs.stored.head_config
+  jax.tree.map(np.testing.assert_array_equal, ours.net, theirs.net)
+
+
+RAN = []
+
+
+class Harmful:
+  """Pickles as a call of a function."""
+
+  def __init__(self, call, *args):
+    self.call, self.args = call, args
+
+  def __reduce__(self):
+    return self.call, self.args
+
+
+@pytest.mark.parametrize(
+  "content, name",
+  [
+    (Harmful(RAN.append, "ran"), "getattr"),
+    ({"a": Harmful(eval, "RAN.append(1)")}, "eval"),
+    ({"a": Harmful(pathlib.Path, "x")}, "pathlib"),
+    (np.zeros(3), "numpy"),
+    ({"a": 1}, "named tensors"),
+    ({}, "named tensors"),
+    ([1], "named tensors"),
+  ],
+)
+def test_nothing_but_tensors_is_unpickled(content, name, tmp_path):
+  path = tmp_path / "pytorch_model.bin"
+  with zipfile.ZipFile(path, "w") as archive:
+    archive.writestr("archive/data.pkl", pickle.dumps(content, protocol=2))
+  with pytest.raises(ValueError, match=name) as error:
+    pickled.read(path)
+  assert str(path) in str(error.value) and not RAN
+
+
+def test_damaged_pickles_are_refused(tmp_path):
+  path = tmp_path / "a.pt"
+  path.write_bytes(pickle.dumps({"a": 1}))  # as torch before 1.6
+  with pytest.raises(ValueError, match=r"since version 1\.6"):
+    pickled.read(path)
+  whole = (FOLDER / "pickled" / "mixed.pt").read_bytes()
+  with zipfile.ZipFile(FOLDER / "pickled" / "mixed.pt") as archive:
+    names = {name: archive.read(name) for name in archive.namelist()}
+  [key] = [name for name in names if name.endswith("data.pkl")]
+  for count in (0, 5, len(names[key]) // 2):
+    with zipfile.ZipFile(path, "w") as archive:
+      for name, content in names.items():
+        content = content[:count] if name == key else content
+        archive.writestr(name, content)
+    with pytest.raises(ValueError, match="is damaged"):
+      pickled.read(path)
+  with zipfile.ZipFile(path, "w") as archive:
+    for name, content in names.items():
+      short = "/data/" in name
+      archive.writestr(name, content[:1] if short else content)
+  with pytest.raises(ValueError, match="is damaged"):
+    for tensor in pickled.read(path).values():
+      tensor.read()
+  path.write_bytes(whole[: len(whole) // 2])
+  with pytest.raises(ValueError):
+    pickled.read(path)
