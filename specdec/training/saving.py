@@ -8,7 +8,6 @@ are ever resumed from.
 import contextlib
 import os
 import re
-import shutil
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -56,12 +55,7 @@ class Checkpoints:
     """
     # Checked first, since Orbax fails in the background after half of it.
     size = sum(x.nbytes for x in jax.tree.leaves(state))
-    free = shutil.disk_usage(self.folder).free
-    if size > free:
-      raise files.NotWritten(
-        f"{self.folder} could not be written: a checkpoint takes "
-        f"{size / 1e6:.1f} MB, and {free / 1e6:.1f} MB are free"
-      )
+    files.check_space(self.folder, size, "a checkpoint")
     item = {"state": state, "checksum": np.array([checksum(state)], np.uint32)}
     with self._errors_named():
       self._manager.save(int(state.step), args=ocp.args.StandardSave(item))

@@ -200,6 +200,18 @@ def naming_errors(path: str | os.PathLike) -> Iterator[None]:
     raise NotWritten(f"{path} could not be written: {reason}") from error
 
 
+def check_space(folder: Path, size: int, what: str) -> None:
+  """Raises NotWritten where a disk has less than `size` bytes for `what`."""
+  folder = folder.absolute()
+  present = next(x for x in (folder, *folder.parents) if x.exists())
+  free = shutil.disk_usage(present).free
+  if size > free:
+    raise NotWritten(
+      f"{folder} could not be written: {what} takes {size / 1e6:,.1f} MB, and "
+      f"{free / 1e6:,.1f} MB are free"
+    )
+
+
 def is_stream(path: str | os.PathLike) -> bool:
   """Whether a path is not a regular file: a pipe, a terminal, /dev/stdout."""
   special = Path(path).exists() and not Path(path).is_file()
