@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from specdec.checkpoints import hub, shipped
-from specdec.utils import files, terminal
+from specdec.utils import files, remote, terminal
 from specdec.utils.spelling import choices, join_names
 
 
@@ -67,6 +67,7 @@ def fetch(name: str = MODEL, cache: str | Path | None = None) -> Path:
     NotWritten: the disk has too little space.
     ValueError: the downloaded file has the wrong digest.
   """
+  remote.check_local("", name)
   if name and Path(name).expanduser().exists():
     return Path(name).expanduser()
   if name in shipped.names():

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from specdec import multihost
 from specdec.checkpoints import huggingface, orbax_layout
-from specdec.utils import files, terminal
+from specdec.utils import files, remote, terminal
 from specdec.utils.spelling import join_names
 
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
@@ -32,6 +32,7 @@ def resolve(source: str | Path, patterns: tuple[str, ...] = ALL_FILES) -> Path:
     FileNotFoundError: nothing of that name exists locally or on the hub.
     ValueError: its weights are in no supported format.
   """
+  remote.check_local("", source)
   path = Path(source).expanduser()
   if not path.exists():
     if not is_hub_name(str(source)):

@@ -19,7 +19,7 @@ from safetensors.numpy import save_file
 from specdec.checkpoints import compressed, hf_config, names
 from specdec.models.config import TransformerConfig
 from specdec.models.quantization import Quantized, dequantize
-from specdec.utils import files
+from specdec.utils import files, remote
 from specdec.utils.spelling import naming
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
@@ -214,7 +214,7 @@ def save_safetensors(
 
   Raises `write_config`'s errors, and NotWritten where the disk is full.
   """
-  directory = Path(directory)
+  directory = remote.as_path(directory)
   write_config(directory, params, config)
   flat, arrays = traverse_util.flatten_dict(params, sep="/"), {}
   for tensor in names.tensors(config):
@@ -226,12 +226,13 @@ def save_safetensors(
     arrays |= zip(
       tensor.hugging_face, array if len(tensor.hugging_face) > 1 else [array]
     )
-  with files.naming_errors(directory / SINGLE):
+  with files.written(directory / SINGLE) as file:
     try:
-      save_file(arrays, directory / SINGLE, metadata={"format": "pt"})
+      save_file(arrays, file, metadata={"format": "pt"})
       # save_file lets no one else read it, whatever the umask says.
-      mode = (directory / "config.json").stat().st_mode
-      (directory / SINGLE).chmod(stat.S_IMODE(mode))
+      if file == directory / SINGLE:
+        mode = (directory / "config.json").stat().st_mode
+        file.chmod(stat.S_IMODE(mode))
     except SafetensorError as error:
       raise OSError(str(error)) from error
 
@@ -267,6 +268,6 @@ def write_config(
     rendered[compressed.KEY] = compressed.scheme(
       {name: x if x.is_integer else None for name, x in formats.items()}
     )
-  directory.mkdir(parents=True, exist_ok=True)
+  files.make_folder(directory)
   text = json.dumps(rendered, indent=2) + "\n"
   files.replace_file(directory / "config.json", text)

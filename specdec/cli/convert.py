@@ -26,7 +26,7 @@ from specdec.cli import app, setup_flags
 from specdec.models import weight_formats
 from specdec.models.quantization import Quantized
 from specdec.models.weight_formats import STORED, WeightFormat
-from specdec.utils import files, terminal
+from specdec.utils import files, remote, terminal
 
 DTYPES = "float32", "bfloat16", "float16"
 LAYOUTS = {
@@ -77,7 +77,7 @@ def check(options: app.Options) -> Path | None:
     return None
   if "source" not in options.given:
     raise ValueError("--output needs --source, the model to rewrite")
-  output = Path(options.output).expanduser()
+  output = remote.as_path(options.output).expanduser()
   app.check_folder("--output", str(output))
   if output.exists() and any(output.iterdir()):
     raise ValueError(f"{output} is not empty; name another folder")
@@ -118,9 +118,11 @@ def convert(options: app.Options) -> None:
       text = json.dumps({"eos_token_id": list(model.eos_ids)}) + "\n"
       files.replace_file(folder / "generation_config.json", text)
     checkpoints.load(folder, weights=form and WeightFormat(STORED))
+    written = (x for x in folder.rglob("*") if x.is_file())
+    sizes.extend(x.stat().st_size for x in written)
 
+  sizes: list[int] = []
   files.replace_folder(output, write)
-  sizes = [x.stat().st_size for x in output.rglob("*") if x.is_file()]
   terminal.report(
     f"{output}: {model.config.num_parameters / 1e6:.2f} M parameters, "
     f"{sum(sizes) / 1e6:.1f} MB in {len(sizes)} files"

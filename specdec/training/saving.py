@@ -21,7 +21,7 @@ from specdec.checkpoints import Tokenizer
 from specdec.models.config import TransformerConfig
 from specdec.training.loop import TrainState
 from specdec.types import PyTree
-from specdec.utils import files
+from specdec.utils import files, remote
 
 KEPT = 2  # newest checkpoints to keep
 # Messages of TensorStore's system errors, which are not OSErrors.
@@ -36,7 +36,9 @@ class Checkpoints:
   """The `checkpoints` folder in a run's folder."""
 
   def __init__(self, folder: Path):
-    self.folder = (folder / "checkpoints").absolute()
+    self.folder = folder / "checkpoints"
+    if not remote.is_remote(folder):  # which Orbax writes to by its name
+      self.folder = self.folder.absolute()
     self._manager = ocp.CheckpointManager(
       self.folder,
       options=ocp.CheckpointManagerOptions(
@@ -53,6 +55,7 @@ class Checkpoints:
       NotWritten: the disk has too little space, or the previous checkpoint
         could not be written.
     """
+    files.flush()  # a resumed run has every line up to its checkpoint
     # Checked first, since Orbax fails in the background after half of it.
     size = sum(x.nbytes for x in jax.tree.leaves(state))
     files.check_space(self.folder, size, "a checkpoint")
@@ -102,10 +105,10 @@ class Checkpoints:
   def _move_to_unusable(self, steps: list[int]) -> None:
     unusable = self.folder.with_name("unusable")
     for step in steps if multihost.is_first() else ():
-      unusable.mkdir(exist_ok=True)
+      files.make_folder(unusable)
       names = (unusable / f"{step}-{i}" for i in range(1000))
       free = next(name for name in names if not name.exists())
-      (self.folder / str(step)).rename(free)
+      files.move_folder(self.folder / str(step), free)
     if steps:
       multihost.agree(0)  # barrier: the others wait for the first
       self._manager.reload()
