@@ -111,11 +111,19 @@ def test_what_is_read_must_be_copied_first_in_python_too(bucket):
       read("gs://bucket/m")
 
 
-def test_texts_may_have_schemes(bucket, capsys):
+def test_texts_may_have_schemes_and_pages_go_to_the_store(bucket, capsys):
   programs.run(
-    "generate", "--prompt=gs://x", "--target=stdlib-1m", "--max_new_tokens=2"
+    "generate",
+    "--prompt=gs://x",
+    "--target=stdlib-1m",
+    "--max_new_tokens=2",
+    "--html=gs://bucket/text.html",
+    "--json=gs://bucket/text.json",
   )
   assert capsys.readouterr().out
+  document = json.loads(bucket.objects["bucket/text.json"])
+  assert document["prompts"]
+  assert b"<html" in bucket.objects["bucket/text.html"]
 
 
 def test_a_file_has_its_old_or_its_new_content(bucket):
