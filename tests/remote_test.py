@@ -111,6 +111,14 @@ def test_what_is_read_must_be_copied_first_in_python_too(bucket):
       read("gs://bucket/m")
 
 
+def test_the_cache_of_models_is_local(monkeypatch):
+  monkeypatch.setenv("SPECDEC_CACHE", "gs://bucket/cache")
+  with pytest.raises(
+    ValueError, match=r"^the cache of models, gs://bucket/cach"
+  ):
+    fetching.cache_folder()
+
+
 def test_texts_may_have_schemes_and_pages_go_to_the_store(bucket, capsys):
   programs.run(
     "generate",
@@ -358,12 +366,13 @@ def test_checkpoints_are_saved_from_python(bucket, tmp_path):
   )
 
 
-def test_eval_resumes_there_and_repeats_nothing(bucket, tmp_path, monkeypatch):
+def eval_flags(tmp_path):
+  """Flags of a small evaluation in the store."""
   programs.write_model(tmp_path / "model")
   prompts = tmp_path / "prompts.jsonl"
   texts = ["hello there", "abcabcabc", "ein zwei drei"]
   prompts.write_text("".join(json.dumps({"prompt": x}) + "\n" for x in texts))
-  flags = [
+  return [
     f"--target={tmp_path / 'model'}",
     f"--prompt_file={prompts}",
     "--max_new_tokens=8",
@@ -371,6 +380,26 @@ def test_eval_resumes_there_and_repeats_nothing(bucket, tmp_path, monkeypatch):
     "--output=gs://bucket/eval",
     "--json=gs://bucket/other.json",
   ]
+
+
+@pytest.mark.parametrize("name", ["lines.jsonl", "results.json"])
+def test_a_store_that_stops_taking_ends_a_program_in_a_sentence(
+  bucket, tmp_path, capsys, name
+):
+  def fail(path):
+    if path.endswith(name):
+      raise RuntimeError("quota exceeded")
+
+  bucket.fail = fail
+  sentence = f"^eval: gs://bucket/eval/{name} could not be written: quota exc"
+  with pytest.raises(SystemExit, match=sentence):
+    programs.run("eval", *eval_flags(tmp_path))
+  assert "warning" not in capsys.readouterr().err
+  assert "lines.jsonl" in "".join(bucket.objects) or name == "lines.jsonl"
+
+
+def test_eval_resumes_there_and_repeats_nothing(bucket, tmp_path):
+  flags = eval_flags(tmp_path)
   programs.run("eval", *flags)
   found = names(bucket, "bucket/eval")
   assert sorted(found) == [

@@ -98,9 +98,9 @@ def fetch(name: str = MODEL, cache: str | Path | None = None) -> Path:
 
 def cache_folder(cache: str | Path | None = None) -> Path:
   """Returns the folder of downloaded models; `cache` as `fetch` takes it."""
-  return Path(
-    cache or os.environ.get("SPECDEC_CACHE") or "~/.cache/specdec"
-  ).expanduser()
+  folder = cache or os.environ.get("SPECDEC_CACHE") or "~/.cache/specdec"
+  remote.check_local("the cache of models, ", folder)
+  return Path(folder).expanduser()
 
 
 def sha256(path: str | Path) -> str:

@@ -119,6 +119,7 @@ class Program:
       return
     try:
       self.work(self.parse(argv))
+      files.flush()
     except BrokenPipeError:  # whoever read the output has seen enough
       sys.stdout = open(os.devnull, "w")  # noqa: SIM115
       sys.exit(1)

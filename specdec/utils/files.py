@@ -96,23 +96,13 @@ def lock_of(folder: Path) -> int:
 def release() -> None:
   """Releases all locks; removes folders created by `lock` and still empty.
 
-  Uploads what is appended to remote files. Raises NotWritten.
+  Uploads what was appended to remote files, or says that it could not.
   """
   try:
     flush()
-  finally:
-    remote.close()
-    _release_local()
-
-
-def flush() -> None:
-  """Uploads lines appended to remote files so far; raises NotWritten."""
-  for path in remote.grown():
-    with naming_errors(path):
-      remote.upload_copy(path)
-
-
-def _release_local() -> None:
+  except NotWritten as error:
+    terminal.report(f"warning: {error}", file=sys.stderr)
+  remote.close()
   while _locks:
     folder, file = _locks.popitem()
     with contextlib.suppress(OSError):  # it may have been removed
@@ -121,6 +111,20 @@ def _release_local() -> None:
         folder.rmdir()
     _created.discard(folder)
     file.close()
+
+
+def flush() -> None:
+  """Uploads what was appended to remote files so far.
+
+  Raises NotWritten where that fails; it is not tried again.
+  """
+  for path in remote.grown():
+    with naming_errors(path):
+      try:
+        remote.upload_copy(path)
+      except Exception:
+        remote.forget(path)
+        raise
 
 
 class NotWritten(OSError):
@@ -379,7 +383,10 @@ def claim(
 
 
 def append(path: Path, line: str) -> None:
-  """Appends a line in the first process; raises NotWritten, leaving none."""
+  """Appends a line in the first process.
+
+  Raises NotWritten, leaving none of it, or in a store all of it for `flush`.
+  """
   if not multihost.is_first():
     return
   if remote.is_remote(path):

@@ -84,7 +84,8 @@ def _has_gcsfs() -> bool:
 def check_local(name: str, path: str | os.PathLike) -> None:
   """Raises ValueError where a path, given as `name`, is that of a store."""
   if is_remote(path):
-    name = f"{name}=" if name else ""
+    # A flag, or words that end in a space.
+    name = f"{name}=" if name and not name.endswith(" ") else name
     raise ValueError(
       f"{name}{os.fspath(path)} must be a local path; copy it, as with "
       f"`gcloud storage cp --recursive {os.fspath(path)} .`"
