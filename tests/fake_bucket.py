@@ -17,7 +17,7 @@ import types
 import urllib.parse
 
 from etils.epath import backend, gpath
-from fsspec.spec import AbstractFileSystem
+from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
 
 from specdec.utils import remote
 
@@ -102,21 +102,17 @@ class Files(AbstractFileSystem):
     pass
 
 
-class _Written(io.BytesIO):
-  """An object that is there once it is closed."""
+class _Written(AbstractBufferedFile):
+  """An object that is there once it is closed, also after an exception."""
 
   def __init__(self, files: Files, path: str):
-    super().__init__()
-    self._files, self._path = files, path
+    super().__init__(files, path, mode="wb", block_size=2**16)
+    self._parts: list[bytes] = []
 
-  def __exit__(self, kind, *rest):
-    if kind is None:
-      self.close()
-
-  def close(self):
-    if not self.closed:
-      self._files.put_object(self._path, self.getvalue())
-    super().close()
+  def _upload_chunk(self, final=False):
+    self._parts.append(self.buffer.getvalue())
+    if final:
+      self.fs.put_object(self.path, b"".join(self._parts))
 
 
 def _handler(files: Files):

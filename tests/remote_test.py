@@ -1,8 +1,11 @@
 """Outputs in an object store: what is written whole, what a kill leaves."""
 
+import gc
 import importlib.util
+import io
 import json
 import os
+import shutil
 
 import numpy as np
 import pytest
@@ -134,7 +137,7 @@ def test_texts_may_have_schemes_and_pages_go_to_the_store(bucket, capsys):
   assert b"<html" in bucket.objects["bucket/text.html"]
 
 
-def test_a_file_has_its_old_or_its_new_content(bucket):
+def test_a_file_has_its_old_or_its_new_content(bucket, monkeypatch):
   files.replace_file("gs://bucket/a/b.txt", "old")
   assert bucket.objects == {"bucket/a/b.txt": b"old"}
 
@@ -144,6 +147,19 @@ def test_a_file_has_its_old_or_its_new_content(bucket):
 
   with pytest.raises(KeyboardInterrupt):
     files.replace_file("gs://bucket/a/b.txt", stop)
+  assert bucket.objects == {"bucket/a/b.txt": b"old"}
+  copy = shutil.copyfileobj
+
+  def cut(source, target, size):
+    copy(io.BytesIO(source.read()[:-1]), target)
+    raise KeyboardInterrupt
+
+  with monkeypatch.context() as patch:
+    patch.setattr(shutil, "copyfileobj", cut)
+    for content in ("new", "new" * 100_000):
+      with pytest.raises(KeyboardInterrupt):
+        files.replace_file("gs://bucket/a/b.txt", content)
+  gc.collect()
   assert bucket.objects == {"bucket/a/b.txt": b"old"}
   bucket.fail = lambda name: 1 / 0
   with pytest.raises(

@@ -111,7 +111,15 @@ def check_writable(name: str, path: str) -> None:
 def upload(file: Path, path) -> None:
   """Copies a local file to an object, which is then replaced whole."""
   with file.open("rb") as source, path.open("wb") as target:
-    shutil.copyfileobj(source, target, 1 << 24)
+    try:
+      shutil.copyfileobj(source, target, 1 << 24)
+    except BaseException:
+      # Closed, it would become an object with what was copied so far.
+      with contextlib.suppress(Exception):
+        target.discard()
+      with contextlib.suppress(AttributeError):
+        target.closed = True
+      raise
 
 
 def upload_folder(folder: Path, path) -> None:
