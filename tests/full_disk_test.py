@@ -89,10 +89,10 @@ def test_a_checkpoint_that_will_not_fit_is_not_begun(tmp_path, monkeypatch):
   checkpoints = saving.Checkpoints(tmp_path)
   optimizer = loop.make_optimizer(tiny_training.OPTIONS)
   state = loop.init(tiny_training.params(), optimizer)
-  usage = saving.shutil.disk_usage(tmp_path)
+  usage = files.shutil.disk_usage(tmp_path)
   with monkeypatch.context() as patch:
     full = usage._replace(free=100)
-    patch.setattr(saving.shutil, "disk_usage", lambda _: full)
+    patch.setattr(files.shutil, "disk_usage", lambda _: full)
     with pytest.raises(files.NotWritten) as raised:
       checkpoints.save(state)
   assert str(raised.value).startswith(

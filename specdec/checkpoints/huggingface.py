@@ -26,7 +26,7 @@ from specdec.checkpoints import (
 )
 from specdec.models.config import TransformerConfig
 from specdec.models.quantization import Quantized, dequantize
-from specdec.utils import files
+from specdec.utils import files, remote
 from specdec.utils.spelling import naming
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
@@ -286,7 +286,7 @@ def save_safetensors(
 
   Raises `write_config`'s errors, and NotWritten where the disk is full.
   """
-  directory = Path(directory)
+  directory = remote.as_path(directory)
   write_config(directory, params, config)
   flat, arrays = traverse_util.flatten_dict(params, sep="/"), {}
   leaves = {x.hugging_face: flat[x.path] for x in names.tensors(config)}
@@ -304,12 +304,13 @@ def save_safetensors(
 
 def save_arrays(directory: Path, arrays: dict[str, np.ndarray]) -> None:
   """Writes model.safetensors beside config.json; raises NotWritten."""
-  with files.naming_errors(directory / SINGLE):
+  with files.written(directory / SINGLE) as file:
     try:
-      save_file(arrays, directory / SINGLE, metadata={"format": "pt"})
+      save_file(arrays, file, metadata={"format": "pt"})
       # save_file lets no one else read it, whatever the umask says.
-      mode = (directory / "config.json").stat().st_mode
-      (directory / SINGLE).chmod(stat.S_IMODE(mode))
+      if file == directory / SINGLE:
+        mode = (directory / "config.json").stat().st_mode
+        file.chmod(stat.S_IMODE(mode))
     except SafetensorError as error:
       raise OSError(str(error)) from error
 
@@ -347,6 +348,6 @@ def write_config(
     rendered[compressed.KEY] = compressed.scheme(
       {name: x if x.is_integer else None for name, x in formats.items()}
     )
-  directory.mkdir(parents=True, exist_ok=True)
+  files.make_folder(directory)
   text = json.dumps(rendered, indent=2) + "\n"
   files.replace_file(directory / "config.json", text)

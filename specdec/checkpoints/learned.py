@@ -28,7 +28,7 @@ from specdec.models.config import TransformerConfig
 from specdec.models.quantization import Quantized
 from specdec.sharding import Placement
 from specdec.types import PyTree
-from specdec.utils import files
+from specdec.utils import files, remote
 from specdec.utils.spelling import naming
 
 SUFFIX = ".safetensors"
@@ -127,8 +127,8 @@ def save(
   if ids is not None:
     arrays[_IDS] = jax.numpy.asarray(ids, "int32")
   metadata = {"head_config": dataclasses.asdict(head_config), "target": target}
-  path = Path(path)
-  path.parent.mkdir(parents=True, exist_ok=True)
+  path = remote.as_path(path)
+  files.make_folder(path.parent)
   content = save_bytes(arrays, {"specdec": json.dumps(metadata)})
   files.replace_file(path, content)
 

@@ -15,6 +15,7 @@ from flax import traverse_util
 from specdec.checkpoints import huggingface, names
 from specdec.models import params as model_params
 from specdec.models.config import TransformerConfig
+from specdec.utils import remote
 
 FOLDER = "orbax"
 
@@ -28,7 +29,9 @@ def save(
   directory: str | Path, params: dict, config: TransformerConfig
 ) -> None:
   """Writes config.json and orbax/, replacing them; raises `write_config`'s."""
-  directory = Path(directory).absolute()
+  directory = remote.as_path(directory)
+  if not remote.is_remote(directory):
+    directory = directory.absolute()
   huggingface.write_config(directory, params, config)
   with ocp.StandardCheckpointer() as checkpointer:
     checkpointer.save(directory / FOLDER, params, force=True)

@@ -6,6 +6,7 @@ documents their training.
 
 from pathlib import Path
 
+from specdec.utils import remote
 from specdec.utils.spelling import choices
 
 FOLDER = Path(__file__).parent.parent / "shipped"
@@ -35,6 +36,7 @@ def drafter(name: str) -> Path:
   """Returns the file of a drafter, by name or path; or FileNotFoundError."""
   if name in drafters():
     return FOLDER / "drafters" / f"{name}.safetensors"
+  remote.check_local("", name)
   path = Path(name).expanduser()
   if not path.is_file():
     raise FileNotFoundError(

@@ -13,7 +13,7 @@ import tokenizers
 
 from specdec.checkpoints import huggingface
 from specdec.checkpoints.chat_template import ChatTemplate
-from specdec.utils import files
+from specdec.utils import files, remote
 
 
 class Tokenizer:
@@ -101,8 +101,8 @@ class Tokenizer:
     Args:
       first_token: with which an encoder-decoder's output begins.
     """
-    directory = Path(directory)
-    directory.mkdir(parents=True, exist_ok=True)
+    directory = remote.as_path(directory)
+    files.make_folder(directory)
     files.replace_file(directory / "tokenizer.json", self._inner.to_str())
     config = {"tokenizer_class": "PreTrainedTokenizerFast", **self.special}
     config["clean_up_tokenization_spaces"] = False

@@ -25,10 +25,14 @@ from absl import logging as absl_logging
 
 from specdec import multihost
 from specdec.cli.flags import Flags
-from specdec.utils import files, terminal
+from specdec.utils import files, remote, terminal
 from specdec.utils.calls import user_line
 
 _MENDABLE = (ValueError, OSError, MemoryError)
+# Flags of what is written, also to an object store, and flags of texts; what
+# others name is read, or written, here.
+_REMOTE = ("output", "folder", "json", "html", "picture")
+_TEXTS = ("prompt", "stop", "title")
 _HELP = ("--help", "-help", "-h", "--helpfull", "--helpshort")
 CONTINUES = "stopped; the same command goes on from here"
 
@@ -78,6 +82,8 @@ class Program:
       raise ValueError(str(error)) from error
     if rest and not self.takes_arguments:
       raise ValueError(f"unexpected argument {rest[0]!r}; flags begin with --")
+    for argument in rest:
+      remote.check_local("", argument)
     parsers = {name: values[name] for name in values}
     for name, flag in parsers.items():
       large = type(flag.value) is int and abs(flag.value) >= 2**31
@@ -85,6 +91,11 @@ class Program:
         raise ValueError(
           f"--{name}={flag.value}; it must be between -2**31 and 2**31"
         )
+      if name not in _REMOTE + _TEXTS:
+        listed = isinstance(flag.value, list | tuple)
+        for value in flag.value if listed else [flag.value]:
+          if isinstance(value, str):
+            remote.check_local(f"--{name}", value)
     return Options(
       given=frozenset(name for name in values if values[name].present),
       arguments=rest,
@@ -108,6 +119,7 @@ class Program:
       return
     try:
       self.work(self.parse(argv))
+      files.flush()
     except BrokenPipeError:  # whoever read the output has seen enough
       sys.stdout = open(os.devnull, "w")  # noqa: SIM115
       sys.exit(1)
@@ -224,14 +236,18 @@ def take_folder(name: str, path: str | None) -> pathlib.Path:
   if not path:
     raise ValueError(f"give {name}, a folder")
   check_folder(name, path)
-  files.lock(pathlib.Path(path))
-  return pathlib.Path(path)
+  folder = remote.as_path(path)
+  files.lock(folder)
+  return folder
 
 
 def check_folder(name: str, path: str) -> None:
   """Raises ValueError where a folder, given as `name`, could not be written,
   or created, by the process that writes."""
   if not multihost.is_first():
+    return
+  if remote.is_remote(path):
+    remote.check_writable(name, path)
     return
   folder = pathlib.Path(path).absolute()
   present = next(x for x in (folder, *folder.parents) if os.path.lexists(x))
@@ -246,6 +262,9 @@ def check_writable(name: str, path: str | None) -> None:
   """Raises ValueError where a file, given as `name`, could not be written by
   the process that writes."""
   if not path or not multihost.is_first():
+    return
+  if remote.is_remote(path):
+    remote.check_writable(name, path)
     return
   file = pathlib.Path(path)
   if file.is_dir():

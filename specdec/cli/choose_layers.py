@@ -32,7 +32,7 @@ from specdec.benchmark.setup import Setup
 from specdec.cli import app, setup_flags
 from specdec.report import drafter_tables
 from specdec.roofline import chips, hardware
-from specdec.utils import calls, files, terminal
+from specdec.utils import calls, files, remote, terminal
 
 _WITHOUT = ("drafter", "shape", "draft_ways", *setup_flags.PROCESSES)
 _FREE = (*setup_flags.FREE, "trials")  # may change when a run is resumed
@@ -95,6 +95,8 @@ def setup_of(options: app.Options) -> Setup:
 def choose_layers(options: app.Options) -> None:
   """The whole run: check, load, search, measure the best, report."""
   setup_flags.read(options, drafter="layer_skip()")
+  # The search's journal is locked, and appended to.
+  remote.check_local("--output", options.output or "")
   folder = app.take_folder("--output", options.output)
   setup = setup_of(options)
   skip_search.library()

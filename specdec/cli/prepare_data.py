@@ -35,7 +35,7 @@ from pathlib import Path
 
 from specdec.cli import app, setup_flags
 from specdec.training import bpe, corpus, data, functions, prompts
-from specdec.utils import terminal
+from specdec.utils import remote, terminal
 
 PROMPTS = 32  # of each task of --make=pairs
 FLAGS = {
@@ -123,6 +123,7 @@ def prepare(options: app.Options) -> None:
   """Checks the flags, then makes what is wanted."""
   if options.make is None:
     raise ValueError(f"give --make, one of {', '.join(FLAGS)}")
+  remote.check_local("--output", options.output or "")
   others = {x for names in FLAGS.values() for x in names}
   others -= {*FLAGS[options.make]}
   why = f"has no effect with --make={options.make}"

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from specdec.benchmark import measurements, provenance, reproduction
 from specdec.cli import app
-from specdec.utils import terminal
+from specdec.utils import remote, terminal
 
 
 def define(flags: app.Flags) -> None:
@@ -41,6 +41,8 @@ def define(flags: app.Flags) -> None:
 def reproduce(options: app.Options) -> None:
   """Lists, or runs, what is wanted."""
   app.check_at_least(options, 0, "patience")
+  # Some measurements read what others wrote.
+  remote.check_local("--output", options.output or "")
   results = options.output or ("runs/quick" if options.quick else "results")
   plan = reproduction.Plan(
     Path(results),

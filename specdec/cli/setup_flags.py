@@ -25,6 +25,7 @@ from specdec.cli import app
 from specdec.cli.app import Options
 from specdec.cli.flags import Flags, parsed
 from specdec.models import presets
+from specdec.utils import remote
 from specdec.utils.spelling import choices
 
 # What says how processes meet, and nothing about the work.
@@ -131,6 +132,7 @@ def read(options: Options, **changes) -> None:
     prompts.scan(file)  # is there any?
   app.check_writable("--json", getattr(options, "json", None))
   if getattr(options, "compilation_cache", None):
+    remote.check_local("--compilation_cache", options.compilation_cache)
     folder = pathlib.Path(options.compilation_cache).expanduser()
     jax.config.update("jax_compilation_cache_dir", str(folder))
 

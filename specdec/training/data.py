@@ -21,7 +21,7 @@ from specdec.checkpoints import Tokenizer
 from specdec.checkpoints.fetch import fetch
 from specdec.training.options import Options
 from specdec.types import Array, PyTree, Source
-from specdec.utils import terminal
+from specdec.utils import remote, terminal
 
 
 class Document(NamedTuple):
@@ -53,6 +53,7 @@ def read(path: str | Path) -> list[Document]:
     FileNotFoundError: the path does not exist.
     ValueError: there is no text, or a JSON line without one.
   """
+  remote.check_local("data", path)
   path = Path(path).expanduser()
   if not path.exists():
     raise FileNotFoundError(f"data {path} does not exist")

@@ -14,7 +14,7 @@ from tensorboardX import event_file_writer, summary
 from tensorboardX.proto import event_pb2
 
 from specdec import multihost
-from specdec.utils import files
+from specdec.utils import files, remote
 
 
 class Log:
@@ -44,15 +44,15 @@ class Log:
     self._events = None
     if multihost.is_first():
       # SummaryWriter would write in a thread, which a full disk kills.
-      self._folder = folder / "tensorboard"
-      self._folder.mkdir(exist_ok=True)
+      self._folder = local = folder / "tensorboard"
+      if remote.is_remote(folder):
+        local = remote.scratch() / "tensorboard"
+      local.mkdir(exist_ok=True)
       with files.naming_errors(self._folder):
-        self._events = event_file_writer.EventsWriter(
-          str(self._folder / "events")
-        )
+        self._events = event_file_writer.EventsWriter(str(local / "events"))
         start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
         self._add(step + 1, session_log=start)  # voids later steps
-        self._events.flush()
+        self._flush()
 
   def write(self, step: int, kind: str, measures: dict) -> None:
     """Appends an entry.
@@ -78,13 +78,20 @@ class Log:
         for i, part in enumerate(value, 1):
           if part is not None:
             self._add(step, summary=summary.scalar(f"{kind}/{name}/{i}", part))
-      self._events.flush()
+      self._flush()
 
   def close(self) -> None:
     """Closes the event file, which is flushed already."""
     if self._events:
       with contextlib.suppress(OSError):
         self._events.close()
+    files.flush()
+
+  def _flush(self) -> None:
+    self._events.flush()
+    if remote.is_remote(self._folder):
+      for file in (remote.scratch() / "tensorboard").iterdir():
+        remote.mirror(file, self._folder / file.name)
 
   def _add(self, step: int, **content) -> None:
     self._events.write_event(

@@ -53,7 +53,7 @@ def of_target(
       f"{len(prompts)} prompts to sample after; at least {BATCH} are needed"
     )
   folder, length = folder / "samples", options.sequence + 1
-  folder.mkdir(parents=True, exist_ok=True)
+  files.make_folder(folder)
   rows = []
   starts = range(0, len(prompts) - BATCH + 1, BATCH)
   for start in tqdm(starts, desc="sampling", unit=f" x {BATCH} rows"):
@@ -61,7 +61,7 @@ def of_target(
     if multihost.agree(path.is_file()):
       # Only the first of several processes has the file.
       blank = np.zeros((BATCH, length), np.int32)
-      tokens = multihost.agree(np.load(path) if multihost.is_first() else blank)
+      tokens = multihost.agree(_read(path) if multihost.is_first() else blank)
     else:
       index = start + np.arange(BATCH)
       state = decode.autoregress(
@@ -80,3 +80,8 @@ def of_target(
         files.replace_file(path, functools.partial(np.save, arr=tokens))
     rows.append(tokens)
   return Sequences(np.concatenate(rows), options.seed)
+
+
+def _read(path: Path) -> np.ndarray:
+  with path.open("rb") as file:
+    return np.load(file)

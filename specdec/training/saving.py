@@ -8,7 +8,6 @@ are ever resumed from.
 import contextlib
 import os
 import re
-import shutil
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,7 +21,7 @@ from specdec.checkpoints import Tokenizer
 from specdec.models.config import TransformerConfig
 from specdec.training.loop import TrainState
 from specdec.types import PyTree
-from specdec.utils import files
+from specdec.utils import files, remote
 
 KEPT = 2  # newest checkpoints to keep
 # Messages of TensorStore's system errors, which are not OSErrors.
@@ -37,7 +36,9 @@ class Checkpoints:
   """The `checkpoints` folder in a run's folder."""
 
   def __init__(self, folder: Path):
-    self.folder = (folder / "checkpoints").absolute()
+    self.folder = folder / "checkpoints"
+    if not remote.is_remote(folder):  # which Orbax writes to by its name
+      self.folder = self.folder.absolute()
     self._manager = ocp.CheckpointManager(
       self.folder,
       options=ocp.CheckpointManagerOptions(
@@ -54,14 +55,10 @@ class Checkpoints:
       NotWritten: the disk has too little space, or the previous checkpoint
         could not be written.
     """
+    files.flush()  # a resumed run has every line up to its checkpoint
     # Checked first, since Orbax fails in the background after half of it.
     size = sum(x.nbytes for x in jax.tree.leaves(state))
-    free = shutil.disk_usage(self.folder).free
-    if size > free:
-      raise files.NotWritten(
-        f"{self.folder} could not be written: a checkpoint takes "
-        f"{size / 1e6:.1f} MB, and {free / 1e6:.1f} MB are free"
-      )
+    files.check_space(self.folder, size, "a checkpoint")
     item = {"state": state, "checksum": np.array([checksum(state)], np.uint32)}
     with self._errors_named():
       self._manager.save(int(state.step), args=ocp.args.StandardSave(item))
@@ -108,10 +105,10 @@ class Checkpoints:
   def _move_to_unusable(self, steps: list[int]) -> None:
     unusable = self.folder.with_name("unusable")
     for step in steps if multihost.is_first() else ():
-      unusable.mkdir(exist_ok=True)
+      files.make_folder(unusable)
       names = (unusable / f"{step}-{i}" for i in range(1000))
       free = next(name for name in names if not name.exists())
-      (self.folder / str(step)).rename(free)
+      files.move_folder(self.folder / str(step), free)
     if steps:
       multihost.agree(0)  # barrier: the others wait for the first
       self._manager.reload()

@@ -19,7 +19,7 @@ from specdec.drafters.heads.unroll import growing
 from specdec.models import transformer
 from specdec.training import data, drafting, evaluate, hidden, run, samples
 from specdec.training.setup import HeadSetup
-from specdec.utils import files, terminal
+from specdec.utils import files, remote, terminal
 
 
 def train(setup: HeadSetup, folder: Path) -> None:
@@ -31,6 +31,7 @@ def train(setup: HeadSetup, folder: Path) -> None:
     FileNotFoundError: a text or the target is not there.
   """
   options, head_config = setup.options, setup.head_config
+  remote.check_local("cache", setup.cache or "")
   source = fetch(setup.target)
   config = checkpoints.inspect(source)
   if config.encoder_layers:

@@ -2,7 +2,8 @@
 
 Invariant: after a kill at any moment, or with a full disk, the same command
 resumes from the folder and repeats nothing that was recorded. Only one program
-writes to a folder at a time, and only its first process.
+writes to a folder at a time, and only its first process. Paths of an
+object store promise less: utils/remote.py says what.
 """
 
 import contextlib
@@ -16,12 +17,13 @@ import shlex
 import shutil
 import socket
 import sys
+import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
 from specdec import multihost
-from specdec.utils import terminal
+from specdec.utils import remote, terminal
 
 _HOST = socket.gethostname()[:40]
 _locks: dict[Path, TextIO] = {}  # folder -> its lock file, open while locked
@@ -38,8 +40,14 @@ def lock(folder: Path) -> None:
     BlockingIOError: another process has the lock; the message names it.
     NotWritten: the folder cannot be created.
   """
+  if not multihost.is_first():
+    return
+  if remote.is_remote(folder):
+    with naming_errors(folder / ".lock"):
+      remote.lock(folder, _holder())
+    return
   folder = folder.resolve()
-  if folder in _locks or not multihost.is_first():
+  if folder in _locks:
     return
   with naming_errors(folder / ".lock"):
     if not folder.is_dir():
@@ -64,15 +72,20 @@ def lock(folder: Path) -> None:
     )
   with naming_errors(folder / ".lock"):
     file.truncate(0)
-    now = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
-    file.write(
-      f"process {os.getpid()} on {socket.gethostname()} since {now} "
-      f"({shlex.join(sys.argv)})"
-    )
+    file.write(_holder())
     file.flush()
   _locks[folder] = file
   for old in folder.glob(".*.old"):
     restore(folder / old.name[1 : -len(".old")])
+
+
+def _holder() -> str:
+  """Describes this process to whoever finds its lock."""
+  now = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
+  return (
+    f"process {os.getpid()} on {socket.gethostname()} since {now} "
+    f"({shlex.join(sys.argv)})"
+  )
 
 
 def lock_of(folder: Path) -> int:
@@ -81,7 +94,15 @@ def lock_of(folder: Path) -> int:
 
 
 def release() -> None:
-  """Releases all locks; removes folders created by `lock` and still empty."""
+  """Releases all locks; removes folders created by `lock` and still empty.
+
+  Uploads what was appended to remote files, or says that it could not.
+  """
+  try:
+    flush()
+  except NotWritten as error:
+    terminal.report(f"warning: {error}", file=sys.stderr)
+  remote.close()
   while _locks:
     folder, file = _locks.popitem()
     with contextlib.suppress(OSError):  # it may have been removed
@@ -90,6 +111,20 @@ def release() -> None:
         folder.rmdir()
     _created.discard(folder)
     file.close()
+
+
+def flush() -> None:
+  """Uploads what was appended to remote files so far.
+
+  Raises NotWritten where that fails; it is not tried again.
+  """
+  for path in remote.grown():
+    with naming_errors(path):
+      try:
+        remote.upload_copy(path)
+      except Exception:
+        remote.forget(path)
+        raise
 
 
 class NotWritten(OSError):
@@ -106,6 +141,11 @@ def replace_file(
   """
   if isinstance(content, str):
     content = content.encode()
+  if remote.is_remote(path):
+    remote.forget(path)
+    with written(remote.as_path(path)) as file, file.open("wb") as opened:
+      _write(opened, content)
+    return
   with naming_errors(path):
     target = Path(path).resolve()  # keeps symbolic links
     if is_stream(path):
@@ -150,9 +190,17 @@ def replace_folder(
 ) -> None:
   """Replaces a folder as a whole: it has either its old or its new files.
 
-  `write` creates and fills the folder that it is given. Raises NotWritten where
-  the disk is full, for example.
+  `write` creates and fills the local folder that it is given. Raises NotWritten
+  where the disk is full, for example.
   """
+  if remote.is_remote(path):
+    with tempfile.TemporaryDirectory() as scratch:
+      folder = Path(scratch) / "new"
+      with naming_errors(folder):
+        write(folder)
+      with naming_errors(path):
+        remote.upload_folder(folder, remote.as_path(path))
+    return
   target = Path(path).resolve()  # keeps symbolic links
   scratch, old = _scratch(target), target.with_name(f".{target.name}.old")
   with naming_errors(path):
@@ -168,6 +216,38 @@ def replace_folder(
       target.rename(old)
     scratch.rename(target)
   shutil.rmtree(old, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def written(path) -> Iterator[Path]:
+  """Yields a local path for a file, and uploads it if `path` is remote.
+
+  Of a local path it yields the path itself. Raises NotWritten.
+  """
+  if not remote.is_remote(path):
+    with naming_errors(path):
+      yield path
+    return
+  with tempfile.TemporaryDirectory() as scratch:
+    file = Path(scratch) / path.name
+    with naming_errors(file):
+      yield file
+    with naming_errors(path):
+      remote.upload(file, path)
+
+
+def make_folder(path) -> None:
+  """Creates a folder, and those above it; in a store there are none."""
+  if not remote.is_remote(path):
+    path.mkdir(parents=True, exist_ok=True)
+
+
+def move_folder(folder, to) -> None:
+  """Moves a folder to a place where none is."""
+  if remote.is_remote(folder):
+    remote.move_folder(folder, to)
+  else:
+    folder.rename(to)
 
 
 def remove_folder(folder: Path) -> None:
@@ -190,14 +270,36 @@ def restore(target: Path) -> None:
 
 @contextlib.contextmanager
 def naming_errors(path: str | os.PathLike) -> Iterator[None]:
-  """Converts OSErrors to NotWritten with the name of the file."""
+  """Converts OSErrors to NotWritten with the name of the file.
+
+  Of a remote file every error, since stores raise many unrelated types.
+  """
   try:
     yield
   except NotWritten:
     raise
-  except OSError as error:
-    reason = error.strerror or error
+  except Exception as error:
+    if not (remote.is_remote(path) or isinstance(error, OSError)):
+      raise
+    reason = getattr(error, "strerror", None) or error
     raise NotWritten(f"{path} could not be written: {reason}") from error
+
+
+def check_space(folder: Path, size: int, what: str) -> None:
+  """Raises NotWritten where a disk has less than `size` bytes for `what`.
+
+  A store has room.
+  """
+  if remote.is_remote(folder):
+    return
+  folder = folder.absolute()
+  present = next(x for x in (folder, *folder.parents) if x.exists())
+  free = shutil.disk_usage(present).free
+  if size > free:
+    raise NotWritten(
+      f"{folder} could not be written: {what} takes {size / 1e6:,.1f} MB, and "
+      f"{free / 1e6:,.1f} MB are free"
+    )
 
 
 def is_stream(path: str | os.PathLike) -> bool:
@@ -265,7 +367,7 @@ def claim(
   if not multihost.is_first():
     return
   if shared:
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
   else:
     lock(folder)
   path = folder / "run.json"
@@ -281,8 +383,17 @@ def claim(
 
 
 def append(path: Path, line: str) -> None:
-  """Appends a line in the first process; raises NotWritten, leaving none."""
+  """Appends a line in the first process.
+
+  Raises NotWritten, leaving none of it, or in a store all of it for `flush`.
+  """
   if not multihost.is_first():
+    return
+  if remote.is_remote(path):
+    with naming_errors(path):
+      copy = remote.copy_of(path)
+      append(copy, line)
+      remote.mirror(copy, path)
     return
   with naming_errors(path), path.open("ab", buffering=0) as file:
     size = file.tell()

@@ -254,7 +254,7 @@ def save(
       _OFFSETS: np.asarray(ids, np.int64) - np.arange(len(ids)),
       _KEPT: kept,
     }
-  folder.mkdir(parents=True, exist_ok=True)
+  disk.make_folder(folder)
   text = json.dumps(config, indent=2) + "\n"
   disk.replace_file(folder / "config.json", text)
   huggingface.save_arrays(folder, arrays)
