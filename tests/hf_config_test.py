@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from specdec.checkpoints import hf_config
+from specdec.checkpoints import hf_config, t5_config
 from specdec.models import presets
 from specdec.models.config import TransformerConfig
 from specdec.models.rope_scaling import LongRope, RopeScaling, Yarn
@@ -60,6 +60,22 @@ def test_absent_keys_have_the_defaults_of_transformers(architecture, fields):
   defaults = {"rope_theta": 1e4, "norm_epsilon": 1e-6, "windows": ()}
   for name, value in (defaults | {"tied": False} | fields).items():
     assert getattr(config, name) == value, name
+
+
+def test_an_option_of_transformers_5_is_written_where_it_is_needed():
+  """Version 4 would scale the logits of every model with a tied head."""
+  config = TransformerConfig(
+    8, 2, 8, 8, 2, 2, 4, relative_buckets=4, encoder_layers=2, query_scalar=1.0
+  )
+  for tied, scaled, written in (
+    (True, False, False),
+    (False, True, True),
+    (True, True, None),
+    (False, False, None),
+  ):
+    changed = dataclasses.replace(config, tied=tied, scale_logits=scaled)
+    rendered = t5_config.render(changed)
+    assert rendered.get("scale_decoder_outputs") is written
 
 
 @pytest.mark.parametrize("name", ["T5", "MT5"])
