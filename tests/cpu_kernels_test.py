@@ -570,7 +570,59 @@ def test_processes_that_build_at_once_share_one_library(tmp_path):
   environment = {**os.environ, "HOME": str(tmp_path)}
   several = [subprocess.Popen(command, env=environment) for _ in range(2)]
   assert [process.wait() for process in several] == [0, 0]
-  assert len(list(tmp_path.glob(".cache/specdec/kernels/*"))) == 1
+  assert len(list(tmp_path.glob(".cache/specdec/kernels/*.so"))) == 1
+
+
+@needs_kernels
+@pytest.mark.parametrize("count", [0, 20_000, -1])
+def test_a_damaged_library_is_built_again(count, tmp_path, monkeypatch):
+  monkeypatch.setenv("CXXFLAGS", "-O0")
+  library = cpu_kernels._build(tmp_path)
+  whole = library.read_bytes()
+  library.write_bytes(whole[:count] if count >= 0 else whole + b"x")
+  assert cpu_kernels._build(tmp_path) == library
+  assert library.read_bytes() == whole
+  library.with_suffix(".sha256").unlink()
+  assert cpu_kernels._build(tmp_path) == library
+
+
+def test_no_place_for_the_library_is_said_so(tmp_path, monkeypatch, capsys):
+  (tmp_path / "home").write_text("a file")
+  monkeypatch.setenv("HOME", str(tmp_path / "home"))
+  assert not cpu_kernels.available.__wrapped__()
+  printed = " ".join(capsys.readouterr().err.split())
+  assert "Set HOME to a folder that can be written" in printed
+
+  def homeless(path):
+    raise RuntimeError("Could not determine home directory.")
+
+  monkeypatch.setattr(Path, "expanduser", homeless)
+  assert not cpu_kernels.available.__wrapped__()
+  assert "Could not determine home directory" in capsys.readouterr().err
+
+
+def test_a_compiler_that_says_nothing_is_named(monkeypatch, capsys):
+  monkeypatch.setenv("CXX", "false")
+  assert not cpu_kernels.available.__wrapped__()
+  assert "false failed: exit status 1" in capsys.readouterr().err
+
+
+@needs_kernels
+def test_kernels_are_mapped_like_any_function():
+  rng = np.random.default_rng(0)
+  x = jnp.asarray(rng.normal(size=(3, 2, 16)), jnp.float32)
+  weight = jnp.asarray(rng.normal(size=(1, 16, 32)), jnp.float32)
+  [several] = jax.vmap(lambda x: cpu_kernels.project(x, (weight,)))(x)
+  for part, alone in zip(several, x):
+    [expected] = cpu_kernels.project(alone, (weight,))
+    np.testing.assert_array_equal(part, expected)
+
+
+@needs_kernels
+def test_a_matrix_without_inputs_is_refused():
+  weight = jnp.zeros((2, 0, 32))
+  with pytest.raises(ValueError, match="in >= 1"):
+    cpu_kernels.project(jnp.zeros((1, 0)), (weight,))
 
 
 def compiled(folder: Path, *options: str) -> Path:

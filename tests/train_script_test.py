@@ -9,6 +9,7 @@ import pytest
 
 import programs
 from specdec import checkpoints
+from specdec.checkpoints import shipped
 from specdec.training import train_model
 from specdec.training.setup import from_config
 from tiny_training import (
@@ -97,6 +98,12 @@ def test_converts_there_and_back(place, target):
   jax.tree.map(np.testing.assert_array_equal, first.params, last.params)
   assert first.tokenizer.tokens == last.tokenizer.tokens
   assert first.eos_ids == last.eos_ids == (0,)
+  # An encoder-decoder whose file has no key for a tied head.
+  convert("stdlib-t5-0.5m", "t5_orbax", "--layout=orbax")
+  ours = checkpoints.load(shipped.FOLDER / "stdlib-t5-0.5m")
+  again = checkpoints.load(place / "t5_orbax")
+  assert again.config == ours.config
+  jax.tree.map(np.testing.assert_array_equal, ours.params, again.params)
   convert(target, "half", "--dtype=float16")
   half = checkpoints.load(place / "half")
   jax.tree.map(

@@ -110,6 +110,24 @@ def test_compressed_tensors_round_trip(tmp_path, weights):
   chex.assert_trees_all_close(whole, expected, rtol=1e-6)
 
 
+def test_a_matrix_of_one_group_is_stored_again(tmp_path):
+  config = TransformerConfig(
+    vocab_size=32,
+    num_layers=1,
+    width=32,
+    mlp_width=64,  # two groups of inputs
+    num_heads=1,
+    num_kv_heads=1,
+    head_dim=32,
+    weights=weight_formats.parse("int4(group=32)"),
+  )
+  model = checkpoints.random_checkpoint(config)
+  for folder in (tmp_path / "once", tmp_path / "twice"):
+    checkpoints.save_safetensors(folder, model.params, model.config)
+    model = checkpoints.load(folder, weights=STORED)
+  assert {*dict(model.config.weights).values()} == {config.weights}
+
+
 def test_packed_int4_is_laid_out_as_compressed_tensors_does():
   values = jnp.array([[-8, -7, 0, 1, 2, 3, 4, 7]], jnp.int8).astype(jnp.int4)
   tensors = compressed.arrays("x.weight", Quantized(values, jnp.ones((1, 1))))

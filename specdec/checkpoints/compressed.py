@@ -116,7 +116,7 @@ def logical(
         f"{' or '.join(str(x or 'one for all') for x in sizes)}"
       )
     whole[base] = shape
-    formats[base] = WeightFormat(kind, group if scale[1] > 1 else None)
+    formats[base] = WeightFormat(kind, group if group in sizes else None)
   return whole, formats
 
 

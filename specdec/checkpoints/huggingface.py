@@ -29,6 +29,7 @@ from specdec.models.quantization import Quantized, dequantize
 from specdec.utils import files, remote
 from specdec.utils.spelling import naming
 
+ORBAX = "orbax"  # folder of an Orbax checkpoint, beside config.json
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 _FLOATS = ("F64", "F32", "F16", "BF16")
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token")
@@ -80,7 +81,10 @@ def config(directory: Path, dtype: str) -> TransformerConfig:
   has_head = None
   if hf_config.needs_weights(content):
     names_there = _names(directory)
-    has_head = names_there and "lm_head.weight" in names_there
+    if names_there is not None:
+      has_head = "lm_head.weight" in names_there
+    elif (directory / ORBAX).is_dir():  # whose config is ours, and true
+      has_head = not content.get("tie_word_embeddings", True)
   return hf_config.parse(content, str(path), dtype, has_head)
 
 

@@ -17,7 +17,7 @@ from specdec.models import params as model_params
 from specdec.models.config import TransformerConfig
 from specdec.utils import remote
 
-FOLDER = "orbax"
+FOLDER = huggingface.ORBAX
 
 
 def has_weights(directory: Path) -> bool:

@@ -66,8 +66,11 @@ def available() -> bool:
     reason, remedy = str(error), "Install g++ or clang++ for them"
     if isinstance(error, subprocess.CalledProcessError):
       lines = error.stderr.decode(errors="replace").strip().splitlines()
-      reason = f"{error.cmd[0]} failed: {'; '.join(lines[:3])}"
+      lines = lines[:3] or [f"exit status {error.returncode}"]
+      reason = f"{error.cmd[0]} failed: {'; '.join(lines)}"
       remedy = "Name another compiler by CXX"
+    elif isinstance(error, _NoFolder):
+      remedy = "Set HOME to a folder that can be written"
     elif os.environ.get("CXX"):
       remedy = "Name another compiler by CXX, or unset it"
     terminal.report(
@@ -78,6 +81,10 @@ def available() -> bool:
     )
     return False
   return True
+
+
+class _NoFolder(OSError):
+  """The folder of compiled kernels cannot be written."""
 
 
 def _compiler() -> list[str]:
@@ -98,6 +105,9 @@ def _compiler() -> list[str]:
 def _build(folder: str | Path = "~/.cache/specdec/kernels") -> Path:
   """Returns the library for this machine, compiled unless `folder` has it.
 
+  A library that is not the one that was compiled, as after a full disk or a
+  power failure, is compiled again: loading it could kill the process.
+
   Raises:
     OSError: no compiler, or `folder` cannot be written.
     CalledProcessError: the compiler refused the source.
@@ -109,17 +119,35 @@ def _build(folder: str | Path = "~/.cache/specdec/kernels") -> Path:
   macros = subprocess.run(query, capture_output=True, check=True).stdout
   key = hashlib.sha256(_SOURCE.read_bytes() + macros)
   key.update(" ".join([*options, jax.lib.__version__]).encode())
-  library = Path(folder).expanduser() / f"{key.hexdigest()[:16]}.so"
-  if library.exists():
-    return library
-  library.parent.mkdir(parents=True, exist_ok=True)
-  with tempfile.TemporaryDirectory(dir=library.parent) as scratch:
-    built = Path(scratch) / library.name
+  name = f"{key.hexdigest()[:16]}.so"
+  try:
+    library = Path(folder).expanduser() / name
+    if _is_whole(library):
+      return library
+    library.parent.mkdir(parents=True, exist_ok=True)
+    scratch = tempfile.TemporaryDirectory(dir=library.parent)
+  except (OSError, RuntimeError) as error:  # RuntimeError: there is no home
+    raise _NoFolder(f"{folder}: {error}") from error
+  with scratch as place:
+    built = Path(place) / name
     include = f"-isystem{jax.ffi.include_dir()}"
     command = [*compiler, *options, include, str(_SOURCE), "-o", str(built)]
     subprocess.run(command, capture_output=True, check=True)
-    built.replace(library)  # other processes see a whole file or none
+    digest = built.with_suffix(".sha256")
+    digest.write_text(hashlib.sha256(built.read_bytes()).hexdigest())
+    # Other processes see a whole file or none.
+    built.replace(library)
+    digest.replace(library.with_suffix(".sha256"))
   return library
+
+
+def _is_whole(library: Path) -> bool:
+  """Whether a library is there, as it was compiled."""
+  digest = library.with_suffix(".sha256")
+  if not (library.is_file() and digest.is_file()):
+    return False
+  content = hashlib.sha256(library.read_bytes()).hexdigest()
+  return digest.read_text() == content
 
 
 def multiplies(weight: jax.Array, x: jax.Array) -> bool:
@@ -176,16 +204,17 @@ def project(
       buffers.append(nothing if scale is None else scale.astype(jnp.float32))
     shape = len(x), blocks * BLOCK
     results.append(jax.ShapeDtypeStruct(shape, jnp.float32))
-  call = jax.ffi.ffi_call("specdec_project", results)
+  call = jax.ffi.ffi_call("specdec_project", results, vmap_method="sequential")
   return call(x.astype(jnp.float32), *buffers)
 
 
 def _check_matrix(weight: jax.Array, x: jax.Array) -> None:
   """Refuses a matrix that is not packed, or not for inputs x."""
-  if weight.ndim != 3 or x.ndim != 2 or x.shape[1] != weight.shape[1]:
+  fits = weight.ndim == 3 and x.ndim == 2 and x.shape[1] == weight.shape[1]
+  if not fits or not x.shape[1]:
     raise ValueError(
-      f"a packed matrix [out / {BLOCK}, in, {BLOCK}] and inputs [N, in] were "
-      f"expected, not {weight.shape} and {x.shape}"
+      f"a packed matrix [out / {BLOCK}, in, {BLOCK}] and inputs [N, in], in >= "
+      f"1, were expected, not {weight.shape} and {x.shape}"
     )
   if weight.dtype not in _STORED.get(weight.shape[2], ()):
     stored = "; ".join(
@@ -252,7 +281,8 @@ def attend(
   result = jax.ShapeDtypeStruct(query.shape, jnp.float32)
   if bias is None:
     bias = jnp.zeros((0, query.shape[2]), jnp.float32)
-  return jax.ffi.ffi_call("specdec_attend", result)(
+  call = jax.ffi.ffi_call("specdec_attend", result, vmap_method="sequential")
+  return call(
     query.astype(jnp.float32),
     keys,
     values,
