@@ -19,6 +19,7 @@ from specdec.checkpoints import compressed
 from specdec.compiled import memory_plan
 from specdec.models import cpu_kernels, layouts, transformer, weight_formats
 from specdec.models import params as model_params
+from specdec.models.config import TransformerConfig
 from specdec.models.quantization import Quantized, dequantize
 from specdec.models.weight_formats import WeightFormat
 from specdec.roofline.cost import pass_bound
