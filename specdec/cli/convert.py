@@ -61,7 +61,6 @@ def define(flags: app.Flags) -> None:
     "Of the weights. Of the two of 16 bits float16 keeps three bits more and "
     "overflows at 65504, which is refused.",
   )
-
   flags.string(
     "weights",
     None,
