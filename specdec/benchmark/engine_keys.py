@@ -66,6 +66,8 @@ def _own_rule(name: str, handed: Handed, warnings: list[str], has: str) -> None:
     raise ValueError(
       f"{name} does not have the lossy rule {handed.rule}; it has {has}"
     )
+  if not handed.temperature:  # any lossless rule gives the likeliest tokens
+    return
   warnings.append(
     f"{handed.rule} is no rule of {name}, which has {has}: the text has the "
     "same distribution, not the same tokens, and acceptance may differ"
@@ -109,7 +111,8 @@ def _vllm_config(method, handed, place, schedule, warnings) -> dict:
     if not any(one.k for one in schedule):
       warnings.append("by the cost model no batch pays: decode without a draft")
     else:
-      config |= planning.as_vllm(schedule)
+      ranges = [list(one) for one in schedule]
+      config["num_speculative_tokens_per_batch_size"] = ranges
   return config
 
 

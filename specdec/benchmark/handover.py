@@ -196,7 +196,7 @@ def write(
       target = conversion.convert_model(source, "safetensors", path, dtype)
       generation = path / "generation_config.json"
       if not generation.exists():  # engines look for one
-        _write_json(generation, {"eos_token_id": list(target.eos_ids)})
+        _write_json(generation, {})
     elif handed.head is not None:
       target = checkpoints.load(source)
     if handed.kind == "model":

@@ -49,8 +49,7 @@ ENGINES = {
     engine_keys.vllm_tpu,
   ),
   "sglang": Engine(
-    "sgl-project/sglang, docs/advanced_features/speculative_decoding.md at "
-    "067ad4d",
+    "sgl-project/sglang, its speculative_decoding.md at 067ad4d",
     {"lookup": "NGRAM", "model": "STANDALONE"}
     | {"eagle": "EAGLE", "eagle3": "EAGLE3"},
     {"eagle": "eagle", "eagle3": "eagle"},
