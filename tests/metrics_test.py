@@ -2,15 +2,18 @@
 distribution.
 """
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import specdec
+from specdec import decode, step
 from specdec.benchmark import metrics
 from specdec.testing import table_model
-from specdec.types import Stats
+from specdec.types import ACCEPTED, Stats
 
 
 def stats(rounds):
@@ -55,6 +58,69 @@ def test_every_quantity_by_hand():
   assert counts.accepted_lengths == (1, 1, 1, 1)
 
 
+def test_the_metrics_of_vllm_by_hand():
+  # k = 3: two full drafts, a round without one, one cut by EOS, a short one.
+  texts = [
+    [(3, 3, False), (3, 1, False), (0, 0, False), (3, 2, True)],
+    [(2, 0, False), (0, 0, False)],
+  ]
+  counts = metrics.acceptance([stats(texts)])
+  assert counts.target_passes == 6
+  assert dataclasses.asdict(counts.speculative_decoding) == {
+    "mean_acceptance_length": 1 + 6 / 4,
+    "draft_acceptance_rate": 6 / 11,
+    "acceptance_histogram": (1, 1, 1, 1),
+    "num_spec_steps": 4,
+    "num_accepted_draft_tokens": 6,
+    "num_draft_tokens": 11,
+    "num_spec_tokens": 3,
+  }
+  # Ours divides by all rounds, and counts two rounds more without a token.
+  assert counts.tokens_per_pass.value == (4 + 2 + 1 + 2 + 1 + 1) / 6
+  assert counts.accepted_lengths == (3, 1, 1, 1)
+
+
+@pytest.mark.parametrize(
+  "limit, eos, key", [(40, -1, 3), (39, -1, 3), (40, 4, 2)]
+)
+def test_the_metrics_of_vllm_are_those_of_a_recount(limit, eos, key):
+  """Round by round, by each draft and the origins of the tokens it gave."""
+  target, k = table_model.model(5), 3
+  parts = (
+    target,
+    specdec.drafters.lookup(k, min_ngram=1),
+    specdec.acceptance.rejection(),
+    specdec.Params(table_model.init_params(jax.random.key(0), 5)),
+  )
+  state = decode.start(
+    *parts,
+    jnp.array([[1, 2, 3, 4]]),
+    jnp.array([4]),
+    jax.random.key(key),
+    max_length=4 + limit,
+    sampling=specdec.settings(1, 0.7),
+  )
+  histogram, proposed, rounds = np.zeros(k + 1, int), 0, 0
+  draft = jax.jit(lambda state: step.draft_step(*parts, state)[0])
+  while not state.done[0]:
+    count, before = int(draft(state).count[0]) - 1, int(state.length[0])
+    state = decode.run(*parts, state, np.array([eos]), 1)
+    origins = np.asarray(state.origin[0, before : int(state.length[0])])
+    if count:
+      histogram[np.sum(origins == ACCEPTED)] += 1
+    proposed, rounds = proposed + count, rounds + 1
+  if eos >= 0:
+    assert state.length[0] < 4 + limit and origins[-1] == ACCEPTED
+  counts = metrics.acceptance([jax.tree.map(np.asarray, state.stats)])
+  ours = counts.speculative_decoding
+  assert ours.acceptance_histogram == (*histogram,)
+  assert ours.num_spec_steps == histogram.sum() < rounds == counts.target_passes
+  assert ours.num_draft_tokens == proposed
+  accepted = int(np.sum(histogram * np.arange(k + 1)))
+  assert ours.num_accepted_draft_tokens == accepted > 0
+  assert ours.mean_acceptance_length == 1 + accepted / histogram.sum()
+
+
 def test_nothing_drafted_is_undefined_not_zero():
   counts = metrics.acceptance([stats([[(1, 0, False)]])])
   assert counts.prefix_acceptance[0].value == 0
@@ -65,6 +131,9 @@ def test_nothing_drafted_is_undefined_not_zero():
   assert counts.accepted_per_drafted.value is None
   assert counts.alpha.value is None
   assert counts.accepted_lengths == (3,)
+  ours = counts.speculative_decoding
+  assert ours.mean_acceptance_length is ours.draft_acceptance_rate is None
+  assert ours.acceptance_histogram == (0,) and ours.num_spec_steps == 0
   assert str(counts.alpha) == "-"
 
 

@@ -5,6 +5,7 @@ any shape with random weights. Nothing is compared with the target: the text
 means nothing, and whoever prints it says so (AcceptanceRule.caveat).
 """
 
+import math
 from collections.abc import Sequence
 
 import jax.numpy as jnp
@@ -15,18 +16,53 @@ from specdec.acceptance.distributions import target_residual
 from specdec.types import SIBLINGS, AcceptanceRule, Array, Draft
 from specdec.utils.constructors import cached
 
+_MOST = 4096  # draft tokens that a length may speak of
+
+
+def rates_of_length(length: float) -> tuple[float, ...]:
+  """Returns conditional rates by depth whose mean acceptance length is given.
+
+  The schedule is vLLM's (synthetic_acceptance_length), of least variance: with
+  n = floor(length - 1), tokens 1 to n are accepted, token n + 1 with what is
+  left of length - 1, and none behind it. vLLM's rates are unconditional, u_d
+  that the first d tokens are accepted; ours are u_d / u_(d-1), which differ
+  from them nowhere but where both are 0.
+
+  Raises:
+    ValueError: the length is below 1, or is no number.
+  """
+  if not 1 <= length <= _MOST + 1:
+    raise ValueError(
+      f"length = {length:g}; a mean acceptance length is at least 1, and at "
+      "most k + 1"
+    )
+  whole = math.floor(length - 1)
+  return (1.0,) * whole + (length - 1 - whole, 0.0)
+
 
 @cached
-def synthetic(rates: float | Sequence[float]) -> AcceptanceRule:
+def synthetic(
+  rates: float | Sequence[float] | None = None, length: float | None = None
+) -> AcceptanceRule:
   """Keeps a token at depth d with probability rates[d - 1].
 
   Args:
     rates: P(kept | its parent was kept and its earlier siblings refused), by
       depth; the last one, or the only one, holds for all deeper ones.
+    length: instead, the mean acceptance length of chains, 1 to k + 1: 1 + the
+      mean number of accepted tokens (`rates_of_length`). A round that the
+      length limit cuts short accepts less.
 
   Raises:
-    ValueError: there is no rate, or one outside [0, 1].
+    ValueError: there is no rate, or one outside [0, 1]; both are given; or a
+      length below 1.
   """
+  if (rates is None) == (length is None):
+    raise ValueError("synthetic: give rates or length, one of them")
+  name = "synthetic acceptance"
+  if length is not None:
+    rates = rates_of_length(length)
+    name += f" of mean length {length:g}"
   rates = tuple(map(float, rates if np.ndim(rates) else [rates]))
   if not rates:
     raise ValueError("rates is empty; give at least one, in [0, 1]")
@@ -46,5 +82,5 @@ def synthetic(rates: float | Sequence[float]) -> AcceptanceRule:
     frozenset(SIBLINGS),
     lossless=False,
     name="synthetic",
-    caveat="synthetic acceptance: the text is meaningless",
+    caveat=f"{name}: the text is meaningless",
   )

@@ -66,6 +66,66 @@ def geometric_mean(rates: Sequence[float] | np.ndarray) -> Estimate:
 
 
 @dataclasses.dataclass(frozen=True)
+class SpeculativeDecoding:
+  """The acceptance metrics of vLLM, by its names and definitions.
+
+  They are those of `metrics.speculative_decoding` in a response of vLLM (its
+  acceptance_metrics.md), summed over texts. Of one decode our numbers differ
+  where
+    * we count what is committed: tokens accepted behind an EOS or the length
+      limit are not, and vLLM counts them before it trims;
+    * a round without a draft is none of these steps, and is one of ours;
+    * a draft is a tree: all its nodes are draft tokens, those of one path can
+      be accepted.
+
+  Attributes:
+    mean_acceptance_length: 1 + num_accepted_draft_tokens / num_spec_steps, up
+      to num_spec_tokens + 1; None where nothing was drafted. Ours,
+      tokens_per_pass, is over all rounds and counts what was committed.
+    draft_acceptance_rate: num_accepted_draft_tokens / num_draft_tokens.
+    acceptance_histogram: [num_spec_tokens + 1], entry n the steps that accepted
+      n tokens; their sum is num_spec_steps.
+    num_spec_steps: rounds that verified a draft, summed over texts.
+    num_accepted_draft_tokens: accepted, as in `Acceptance`.
+    num_draft_tokens: drafted, as in `Acceptance`.
+    num_spec_tokens: k, the most tokens that a step can accept; of a tree its
+      levels.
+  """
+
+  mean_acceptance_length: float | None
+  draft_acceptance_rate: float | None
+  acceptance_histogram: tuple[int, ...]
+  num_spec_steps: int
+  num_accepted_draft_tokens: int
+  num_draft_tokens: int
+  num_spec_tokens: int
+
+  @classmethod
+  def of(
+    cls, drafted: np.ndarray, accepted: np.ndarray, nodes: np.ndarray
+  ) -> "SpeculativeDecoding":
+    """Computes them from the counts of `Stats`, by row.
+
+    Args:
+      drafted, accepted: [R, D]. Every round that has a draft drafts depth 1:
+        a row that is not done has room for one token.
+      nodes: [R].
+    """
+    steps = int(np.sum(drafted[:, :1]))
+    at_least = np.sum(accepted, axis=0)
+    kept, proposed = int(np.sum(accepted)), int(np.sum(nodes))
+    return cls(
+      mean_acceptance_length=1 + kept / steps if steps else None,
+      draft_acceptance_rate=kept / proposed if proposed else None,
+      acceptance_histogram=(*(-np.diff([steps, *at_least, 0])).tolist(),),
+      num_spec_steps=steps,
+      num_accepted_draft_tokens=kept,
+      num_draft_tokens=proposed,
+      num_spec_tokens=accepted.shape[1],
+    )
+
+
+@dataclasses.dataclass(frozen=True)
 class Acceptance:
   """What became of the drafts of some texts. Positions count from 1.
 
@@ -89,6 +149,7 @@ class Acceptance:
     alpha: accepted / evaluated over all positions: the maximum-likelihood rate
       if acceptance were independent and alike at every position.
     accepted_lengths: entry n counts the rounds that accepted n tokens.
+    speculative_decoding: the same counts by vLLM's names.
   """
 
   texts: int
@@ -104,6 +165,7 @@ class Acceptance:
   conditional: tuple[Estimate, ...]
   alpha: Estimate
   accepted_lengths: tuple[int, ...]
+  speculative_decoding: SpeculativeDecoding
 
 
 def acceptance(stats: Sequence[Stats]) -> Acceptance:
@@ -136,6 +198,7 @@ def acceptance(stats: Sequence[Stats]) -> Acceptance:
     conditional=by_position(evaluated),
     alpha=ratio(per_row, np.sum(evaluated, axis=1)),
     accepted_lengths=tuple(int(n) for n in lengths),
+    speculative_decoding=SpeculativeDecoding.of(drafted, accepted, nodes),
   )
 
 

@@ -58,8 +58,9 @@ class Settings:
       naive: the same distribution, accepts where a sample of the target is the
       drafted token. greedy: temperature 0 only. Lossy: lenience(share=0.5),
       typical(epsilon=0.09, delta=0.3), relaxed(top=10, margin=0.6).
-      synthetic(0.8) accepts at that rate whatever was drafted, to study speed;
-      the text is meaningless.
+      synthetic(0.8) accepts at that rate whatever was drafted, and
+      synthetic(length=3.2) at vLLM's rates for that mean acceptance length, 1
+      to k + 1, to study speed; the text is meaningless.
     shape: A call. chain: k tokens in a row. chains(3): so many chains of k
       tokens; chains(3, shared=1): they share the first. optimal(12, [0.6,
       0.2]): the static tree of 12 draft tokens, at most k deep, that keeps
@@ -188,6 +189,12 @@ class Settings:
         f"draft_ways is for a draft model, and {self.drafter} is none"
       )
     shape, rule, leading = self.make_shape(), self.make_rule(), 0
+    length = self.synthetic_length
+    if length is not None and length > self.levels + 1:
+      raise ValueError(
+        f"acceptance = {self.acceptance}: a mean acceptance length is at most "
+        f"k + 1 = {self.levels + 1}"
+      )
     for number, call in enumerate(self.drafter_calls):
       constructor = calls.find(call, DRAFTERS)
       call, context = self._context(call, None, number, leading)
@@ -253,6 +260,20 @@ class Settings:
   @functools.cached_property
   def _rule_call(self) -> Call:
     return calls.parse(self.acceptance)
+
+  @functools.cached_property
+  def rule_arguments(self) -> dict[str, Any]:
+    """The arguments of the acceptance rule's call, by name."""
+    call = self._rule_call
+    bound = calls.bind(call, calls.find(call, RULES), {})
+    bound.apply_defaults()
+    return dict(bound.arguments)
+
+  @property
+  def synthetic_length(self) -> float | None:
+    """The mean acceptance length that synthetic(length=) was given."""
+    ours = self._rule_call.place is None and self._rule_call.name == "synthetic"
+    return self.rule_arguments["length"] if ours else None
 
   @property
   def _depth(self) -> int:

@@ -45,6 +45,16 @@ def estimate(*path: str) -> Callable[[dict], Estimate]:
   return lambda row: Estimate(**functools.reduce(dict.__getitem__, path, row))
 
 
+def acceptance_length(run: Mapping) -> str:
+  """Returns vLLM's mean acceptance length of a run's document.
+
+  '-' where nothing was drafted, or the document is older than the entry.
+  """
+  counts = run["acceptance"].get("speculative_decoding") or {}
+  length = counts.get("mean_acceptance_length")
+  return "-" if length is None else f"{length:.2f}"
+
+
 def by_group(runs: Sequence[Run]) -> str:
   """Formats a line for every group and k."""
   columns = {
@@ -52,6 +62,7 @@ def by_group(runs: Sequence[Run]) -> str:
     "texts": "{.acceptance.texts}",
     "k": "{.k}",
     "tokens/pass": "{.acceptance.tokens_per_pass}",
+    "acceptance length": lambda run: acceptance_length(run.document()),
     "accepted/drafted": "{.acceptance.accepted_per_drafted}",
     "baseline tok/s": "{.speed.baseline_tokens_per_second:.1f}",
     "tok/s": "{.speed.tokens_per_second:.1f}",
@@ -99,6 +110,7 @@ def of_document(document: dict, setup: Setup) -> str:
     columns = {
       "batch x k": "{0[batch]} x {0[k]}{0[mark]}",
       "tokens/pass": estimate("acceptance", "tokens_per_pass"),
+      "acceptance length": acceptance_length,
       "baseline tok/s": "{[speed][baseline_tokens_per_second]:.1f}",
       "tok/s": "{[speed][tokens_per_second]:.1f}",
       "speedup": estimate("speed", "speedup"),

@@ -1,0 +1,6 @@
+"""Runs specdec.cli.export; `--help` says what it does."""
+
+from specdec.cli.export import main
+
+if __name__ == "__main__":
+  main.launch()

@@ -1,0 +1,334 @@
+"""The options by which each inference engine drafts and accepts.
+
+What an engine refuses is a ValueError of one sentence; what it does otherwise
+than this code is a warning. Whose keys these are stands in serving.ENGINES.
+"""
+
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from specdec.checkpoints.formats import tables
+from specdec.drafters.heads.head_config import HeadConfig
+from specdec.roofline import planning
+from specdec.roofline.planning import BatchRange
+
+
+class Handed(NamedTuple):
+  """A way of drafting and accepting, as engines see it."""
+
+  kind: str  # lookup, model, or a kind of head
+  k: int
+  arguments: Mapping[str, Any]  # of the drafter's call
+  head: HeadConfig | None
+  tree: Mapping[str, int] | None  # size and top of a dynamic tree; None: chain
+  rule: str
+  rule_arguments: Mapping[str, Any]
+  lossless: bool
+  temperature: float
+  num_layers: int  # of the target
+  architecture: str  # of the target
+
+
+class Served(NamedTuple):
+  """What one engine is given."""
+
+  config: dict[str, Any]  # its JSON or YAML
+  command: tuple[str, ...]
+  environment: dict[str, str]
+  warnings: tuple[str, ...]
+
+  @property
+  def shell(self) -> str:
+    """The command line, quoted for a shell."""
+    names = [f"{name}={value}" for name, value in self.environment.items()]
+    return shlex.join([*(["env", *names] if names else ()), *self.command])
+
+
+class Place(NamedTuple):
+  """Where an engine finds things."""
+
+  target: str
+  drafter: str
+  config: str  # a file with Served.config
+
+
+# The engine's JSON or YAML, its command line, environment variables.
+Rendered = tuple[dict[str, Any], list[str], dict[str, str]]
+
+
+def _own_rule(name: str, handed: Handed, warnings: list[str], has: str) -> None:
+  """Warns that an engine accepts by a lossless rule of its own."""
+  if not handed.lossless:
+    raise ValueError(
+      f"{name} does not have the lossy rule {handed.rule}; it has {has}"
+    )
+  if not handed.temperature:  # any lossless rule gives the likeliest tokens
+    return
+  warnings.append(
+    f"{handed.rule} is no rule of {name}, which has {has}: the text has the "
+    "same distribution, not the same tokens, and acceptance may differ"
+  )
+
+
+def _vllm_rule(handed: Handed, warnings: list[str]) -> dict[str, Any]:
+  samples = handed.kind not in ("lookup", "medusa") and handed.rule != "naive"
+  drawn = samples and handed.temperature > 0
+  keys = {
+    "draft_sample_method": "probabilistic" if drawn else "greedy",
+    "rejection_sample_method": "standard",
+  }
+  if handed.rule == "block":
+    keys["rejection_sample_method"] = "block"
+  elif handed.rule == "synthetic":
+    keys["rejection_sample_method"] = "synthetic"
+    length, rates = (handed.rule_arguments[x] for x in ("length", "rates"))
+    if length is not None:
+      keys["synthetic_acceptance_length"] = length
+    else:
+      rates = np.atleast_1d(rates).astype(float)
+      place = np.minimum(np.arange(handed.k), len(rates) - 1)
+      keys["synthetic_acceptance_rates"] = np.cumprod(rates[place]).tolist()
+  elif handed.rule != "rejection":
+    has = "standard, block and synthetic"
+    _own_rule("vLLM", handed, warnings, has)
+  return keys
+
+
+def _vllm_config(method, handed, place, schedule, warnings) -> dict:
+  config = {"method": method}
+  if handed.kind == "lookup":
+    least = handed.arguments["min_ngram"]
+    config["prompt_lookup_max"] = handed.arguments["ngram"]
+    config["prompt_lookup_min"] = max(1, 3 if least is None else least)
+  else:
+    config["model"] = place.drafter
+  config["num_speculative_tokens"] = handed.k
+  if schedule:
+    if not any(one.k for one in schedule):
+      warnings.append("by the cost model no batch pays: decode without a draft")
+    else:
+      ranges = [list(one) for one in schedule]
+      config["num_speculative_tokens_per_batch_size"] = ranges
+  return config
+
+
+def vllm(
+  method: str,
+  handed: Handed,
+  place: Place,
+  schedule: Sequence[BatchRange] | None,
+  warnings: list[str],
+) -> Rendered:
+  """Renders what vLLM on GPUs is given."""
+  rule = _vllm_rule(handed, warnings)
+  config = _vllm_config(method, handed, place, schedule, warnings) | rule
+  if handed.kind == "mtp" and not handed.architecture.startswith(
+    ("MiMo", "Qwen3Next")
+  ):
+    warnings.append(
+      "vLLM constructs MTP layers in speculators' layout for MiMo and "
+      f"Qwen3-Next; whether it does for {handed.architecture} was not seen"
+    )
+  if handed.kind == "eagle" and handed.head.bias:
+    warnings.append(
+      "vLLM's EAGLE has no bias in fc and leaves it out: acceptance drops; "
+      "train with bias = False"
+    )
+  return config, _vllm_command(place, config), {}
+
+
+def _vllm_command(place: Place, config: dict) -> list[str]:
+  text = json.dumps(config, separators=(",", ":"))
+  return ["vllm", "serve", place.target, "--speculative-config", text]
+
+
+def vllm_tpu(
+  method: str,
+  handed: Handed,
+  place: Place,
+  schedule: Sequence[BatchRange] | None,
+  warnings: list[str],
+) -> Rendered:
+  """Renders what vLLM on TPUs is given, with tpu-inference's JAX models."""
+  if handed.rule not in ("rejection", "greedy"):
+    _own_rule("vLLM on TPUs", handed, warnings, "standard rejection")
+  if handed.head is not None:
+    _check_first_eagle3("vLLM on TPUs", handed, fixed_layers=True)
+  config = _vllm_config(method, handed, place, schedule, warnings)
+  if "num_speculative_tokens_per_batch_size" in config:
+    warnings.append(
+      "the runner on TPUs drafts num_speculative_tokens at every batch size, "
+      "whatever the schedule says"
+    )
+  # It drafts the likeliest tokens at any temperature.
+  config |= {
+    "draft_sample_method": "greedy",
+    "rejection_sample_method": "standard",
+  }
+  return config, _vllm_command(place, config), {}
+
+
+def _check_first_eagle3(
+  engine: str, handed: Handed, fixed_layers: bool, residual: bool = True
+) -> None:
+  """Refuses what the EAGLE-3 of SafeAILab, the first, does not have.
+
+  Args:
+    fixed_layers: the engine reads the paper's three layers of the target.
+    residual: it knows norm_before_residual.
+  """
+  head = handed.head
+  expected = {
+    "feature_norm": "none", "feeds_back_norm": False, "num_layers": 1,
+    "head": "own", "qk_norm": False, "qkv_bias": False,
+  }  # fmt: skip
+  if fixed_layers:
+    expected["features"] = tables.default_layers(handed.num_layers)
+  if not residual:
+    expected["norm_before_residual"] = False
+  for name, value in expected.items():
+    if getattr(head, name) != value:
+      raise ValueError(
+        f"{engine} reads an EAGLE-3 with {name} = {value!r} only; this one has "
+        f"{getattr(head, name)!r}"
+      )
+
+
+def _chain_flags(handed: Handed) -> dict[str, Any]:
+  tree = handed.tree or {"size": handed.k, "top": 1}
+  return {
+    "speculative-num-steps": handed.k,
+    "speculative-eagle-topk": tree["top"],
+    "speculative-num-draft-tokens": tree["size"] + 1,  # the last token, too
+  }
+
+
+def _sglang_like(module: str, flags: dict, place: Place) -> list[str]:
+  pairs = [(f"--{name}", str(value)) for name, value in flags.items()]
+  command = ["python3", "-m", module, "--model-path", place.target]
+  return command + [x for pair in pairs for x in pair]
+
+
+def _simulated(handed: Handed, prefix: str) -> dict[str, str]:
+  """Returns the environment variables of synthetic(length=)."""
+  length = handed.rule_arguments.get("length")
+  if handed.rule != "synthetic" or length is None:
+    return {}
+  return {
+    f"{prefix}SIMULATE_ACC_LEN": f"{length:g}",
+    f"{prefix}SIMULATE_ACC_METHOD": "match-expected",
+    f"{prefix}SIMULATE_ACC_TOKEN_MODE": "real-draft-token",
+  }
+
+
+def _one_k(engine: str, schedule, warnings: list[str]) -> None:
+  if schedule:
+    warnings.append(f"{engine} drafts one k at all batches: no schedule")
+
+
+def sglang(
+  method: str,
+  handed: Handed,
+  place: Place,
+  schedule: Sequence[BatchRange] | None,
+  warnings: list[str],
+) -> Rendered:
+  """Renders what SGLang is given."""
+  environment = _simulated(handed, "SGLANG_")
+  if not environment and handed.rule != "greedy":
+    has = "one of its own, and synthetic(length=L)"
+    _own_rule("SGLang", handed, warnings, has)
+  _one_k("SGLang", schedule, warnings)
+  flags = {"speculative-algorithm": method}
+  if handed.kind == "lookup":
+    if handed.tree:
+      raise ValueError("SGLang's NGRAM is handed over as a chain only")
+    flags["speculative-num-draft-tokens"] = handed.k + 1
+    flags["speculative-ngram-max-bfs-breadth"] = 1
+    warnings.append(
+      "SGLang matches by a trie of its own: ngram and min_ngram are left out"
+    )
+  else:
+    if handed.kind == "eagle" and not handed.head.bias:
+      raise ValueError(
+        "SGLang's EAGLE has a bias in fc; train with bias = True"
+      )
+    flags["speculative-draft-model-path"] = place.drafter
+    flags |= _chain_flags(handed)
+  command = _sglang_like("sglang.launch_server", flags, place)
+  return flags, command, environment
+
+
+def sglang_jax(
+  method: str,
+  handed: Handed,
+  place: Place,
+  schedule: Sequence[BatchRange] | None,
+  warnings: list[str],
+) -> Rendered:
+  """Renders what SGLang-JAX is given."""
+  environment = _simulated(handed, "")
+  if not environment and handed.rule != "greedy":
+    has = "one of its own, and synthetic(length=L)"
+    _own_rule("SGLang-JAX", handed, warnings, has)
+  _check_first_eagle3("SGLang-JAX", handed, True, residual=False)
+  _one_k("SGLang-JAX", schedule, warnings)
+  flags = {"speculative-algorithm": method}
+  flags["speculative-draft-model-path"] = place.drafter
+  flags |= _chain_flags(handed)
+  command = _sglang_like("sgl_jax.launch_server", flags, place)
+  return flags, command, environment
+
+
+def tensorrt_llm(
+  method: str,
+  handed: Handed,
+  place: Place,
+  schedule: Sequence[BatchRange] | None,
+  warnings: list[str],
+) -> Rendered:
+  """Renders what TensorRT-LLM is given."""
+  config: dict[str, Any] = {"decoding_type": method, "max_draft_len": handed.k}
+  environment, heads = {}, handed.kind == "eagle3"
+  length = handed.rule_arguments.get("length")
+  if handed.rule == "synthetic" and length is not None and length % 1 == 0:
+    name = "TLLM_SPEC_DECODE_FORCE_NUM_ACCEPTED_TOKENS"
+    environment[name] = f"{length - 1:g}"
+  elif handed.rule == "rejection" and heads:
+    config["use_rejection_sampling"] = True
+  elif handed.rule not in ("greedy", "naive"):
+    has = "exact match, rejection sampling for Eagle3, and synthetic(length=N)"
+    _own_rule("TensorRT-LLM", handed, warnings, has + " of a whole number")
+  if handed.kind == "lookup":
+    config["max_matching_ngram_size"] = handed.arguments["ngram"]
+    warnings.append("TensorRT-LLM has no min_ngram: it is left out")
+  else:
+    config["speculative_model"] = place.drafter
+  if heads:
+    _check_first_eagle3("TensorRT-LLM", handed, False)
+    features = handed.head.features  # it names the layer that a stream leaves
+    layers = tables.convert_layers(features, "speculators", "z-lab")
+    config["eagle3_layers_to_capture"] = list(layers)
+  if handed.tree:
+    size, top = handed.tree["size"], handed.tree["top"]
+    if not (heads and handed.k <= size <= top * handed.k):
+      raise ValueError(
+        "TensorRT-LLM drafts dynamic trees with Eagle3 alone, of k to top x k "
+        f"draft tokens; here {handed.kind}, {size} tokens, k = {handed.k}"
+      )
+    config |= {"use_dynamic_tree": True, "dynamic_tree_max_topK": top}
+    config["max_total_draft_tokens"] = size
+  elif schedule:
+    try:
+      config |= planning.as_tensorrt_llm(schedule)
+    except ValueError as error:
+      warnings.append(f"no schedule: {error}")
+  whole: dict[str, Any] = {"speculative_config": config}
+  if not heads:
+    whole["disable_overlap_scheduler"] = True
+  command = ["trtllm-serve", place.target, "--config", place.config]
+  return whole, command, environment

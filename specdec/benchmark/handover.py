@@ -1,0 +1,316 @@
+"""Hands a Setup over to inference engines: one folder with all they need.
+
+  target/       the model as Hugging Face has it, unless the engine has it
+  drafter/      the draft model, or the head in the layout that the engine
+                reads; drafter-ENGINE/ where several are given a head
+  ENGINE.json   the engine's own options (tensorrt-llm.yaml: JSON is YAML)
+  handover.json all of it, with command lines, warnings and refusals, and whose
+                keys they are
+
+Nothing is written before every engine has been asked what it refuses.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import specdec
+from specdec import checkpoints
+from specdec.benchmark import catalog
+from specdec.benchmark.engine_keys import Handed, Place, Served
+from specdec.benchmark.schedules import Prices
+from specdec.benchmark.serving import ENGINES, serve
+from specdec.benchmark.settings import Settings
+from specdec.benchmark.setup import Setup
+from specdec.checkpoints import Checkpoint, conversion, formats
+from specdec.checkpoints import learned as saved
+from specdec.checkpoints.fetch import fetch
+from specdec.checkpoints.formats import tables
+from specdec.drafters.heads.head_config import HeadConfig
+from specdec.models.config import TransformerConfig
+from specdec.roofline import planning
+from specdec.utils import calls, files
+
+NAME = "handover.json"
+
+
+def describe(
+  setup: Settings, target: TransformerConfig, architecture: str
+) -> Handed:
+  """Returns a Setup as engines see it; reads configs, no weights.
+
+  Args:
+    target: the config of the target's model.
+    architecture: its name in config.json.
+
+  Raises:
+    ValueError: no engine here serves such a thing.
+  """
+  if target.encoder_layers:
+    raise ValueError(
+      f"{setup.target} is an encoder-decoder; the engines here serve decoders"
+    )
+  if len(setup.drafter_calls) > 1:
+    raise ValueError(
+      f"{setup.drafter}: no engine here has two drafters, one for the other; "
+      "export one of them"
+    )
+  [call] = setup.drafter_calls
+  kind, arguments, head = call.name, {}, None
+  if call.place is None and kind in catalog.DRAFTERS:
+    arguments = catalog.arguments_of(call)
+  if call.place is None and kind in catalog.HEADS:
+    head = saved.inspect(saved.resolve(arguments["file"]), target)
+    head.check(target)
+    kind = head.kind
+  known = {name: None for x in ENGINES.values() for name in x.methods}
+  if call.place or kind not in known:
+    raise ValueError(
+      f"{call} drafts in no engine here; of our drafters these do in some: "
+      f"{', '.join(known)}"
+    )
+  if arguments.get("weights"):
+    raise ValueError(
+      f"{call}: a draft is handed over unquantised; leave weights"
+    )
+  if head is not None and not head.is_published:
+    raise ValueError(
+      f"{call}: a head with layout = {head.layout!r} is read by no engine; "
+      "train one with layout = 'published'"
+    )
+  if setup.levels < 1:
+    raise ValueError("k = 0 drafts nothing; an engine is given k >= 1")
+  most = head and head.most_levels
+  if most is not None and setup.levels > most:
+    raise ValueError(
+      f"k = {setup.levels}; {call} has {most} heads, one a token"
+    )
+  tree = None
+  if setup.shape != "chain":
+    if calls.parse(setup.shape).name != "dynamic":
+      raise ValueError(
+        f"shape = {setup.shape}: no engine here drafts such trees; chain goes "
+        "to all of them, dynamic(SIZE, top=TOP) to SGLang and TensorRT-LLM"
+      )
+    shape = calls.parse(setup.shape)
+    bound = calls.bind(shape, catalog.SHAPES["dynamic"], {"k": setup.levels})
+    bound.apply_defaults()
+    tree = {name: bound.arguments[name] for name in ("size", "top")}
+  return Handed(
+    kind,
+    setup.levels,
+    arguments,
+    head,
+    tree,
+    setup.make_rule().name,
+    setup.rule_arguments,
+    setup.make_rule().lossless,
+    setup.temperature,
+    target.num_layers,
+    architecture,
+  )
+
+
+class Handover(NamedTuple):
+  """What is handed over: of each engine what it is given, or its refusal."""
+
+  served: dict[str, Served]
+  refused: dict[str, str]
+  schedule: list[planning.BatchRange] | None
+
+
+def _folder(handed: Handed, engine: str, engines: Sequence[str]) -> str | None:
+  """Returns the name of the folder with an engine's drafter; None: no file."""
+  if handed.kind == "lookup":
+    return None
+  return f"drafter-{engine}" if handed.head and len(engines) > 1 else "drafter"
+
+
+def ask(
+  setup: Setup,
+  handed: Handed,
+  engines: Sequence[str],
+  output: Path,
+  target_as: str | None = None,
+  schedule: list[planning.BatchRange] | None = None,
+) -> Handover:
+  """Asks engines what they take; writes nothing.
+
+  Args:
+    engines: of ENGINES; with several, those that refuse are left out.
+    output: the folder that will be written.
+    target_as: the name by which engines find the target; None: in the folder.
+
+  Raises:
+    ValueError: all of them refuse; with one, its own sentence.
+  """
+  served, refused = {}, {}
+  for engine in engines:
+    drafter = _folder(handed, engine, engines)
+    place = Place(
+      target_as or str(output / "target"),
+      str(output / (drafter or "")),
+      str(output / file_of(engine)),
+    )
+    try:
+      served[engine] = serve(engine, handed, place, schedule)
+    except ValueError as error:
+      refused[engine] = str(error)
+  if not served:
+    raise ValueError("; ".join(dict.fromkeys(refused.values())))
+  return Handover(served, refused, schedule)
+
+
+def file_of(engine: str) -> str:
+  """Returns the name of the file with an engine's own options."""
+  return f"{engine}.{'yaml' if engine == 'tensorrt-llm' else 'json'}"
+
+
+def write(
+  output: Path,
+  setup: Setup,
+  handed: Handed,
+  handover: Handover,
+  dtype: str,
+  target_as: str | None = None,
+  prices: Prices | None = None,
+) -> None:
+  """Writes the folder; what `ask` returned is its content.
+
+  Args:
+    dtype: of the written weights.
+
+  Raises:
+    ValueError: target and draft have different vocabularies, a drafter is
+      damaged or for another target, or weights do not fit into dtype.
+  """
+  source = Path(fetch(setup.target))
+  engines = [*handover.served, *handover.refused]
+
+  def fill(folder: Path) -> None:
+    folder.mkdir(parents=True)
+    target = None
+    if target_as is None:
+      path = folder / "target"
+      target = conversion.convert_model(source, "safetensors", path, dtype)
+      generation = path / "generation_config.json"
+      if not generation.exists():  # engines look for one
+        _write_json(generation, {})
+    elif handed.head is not None:
+      target = checkpoints.load(source)
+    if handed.kind == "model":
+      draft = conversion.convert_model(
+        Path(fetch(str(handed.arguments["name"]))),
+        "safetensors",
+        folder / "drafter",
+        dtype,
+      )
+      sizes = target_of(setup).vocab_size, draft.config.vocab_size
+      tokenizers = checkpoints.load_tokenizer(source), draft.tokenizer
+      checkpoints.check_vocabulary(*sizes, *tokenizers)
+    elif handed.head is not None:
+      learned = saved.load(saved.resolve(handed.arguments["file"]), target)
+      name = target_as or str(output / "target")
+      for engine in handover.served:
+        path = folder / _folder(handed, engine, engines)
+        _write_head(path, engine, learned, setup, target, name, dtype)
+    for engine, served in handover.served.items():
+      _write_json(folder / file_of(engine), served.config)
+    document = _document(setup, handover, dtype, prices)
+    _write_json(folder / NAME, document)
+
+  files.replace_folder(output, fill)
+
+
+def target_of(setup: Setup) -> TransformerConfig:
+  """Reads the config of the target; refuses a shape alone."""
+  if setup.target.startswith(catalog.PRESET):
+    raise ValueError(f"{setup.target} is a shape alone; engines need weights")
+  return setup.target_config()
+
+
+def _write_head(
+  folder: Path,
+  engine: str,
+  learned: saved.Learned,
+  setup: Setup,
+  target: Checkpoint,
+  name: str,
+  dtype: str,
+) -> None:
+  """Writes a head in the layout and by the names that an engine reads."""
+  head_config = learned.head_config
+  layout = ENGINES[engine].layouts[head_config.kind]
+  described = conversion.describe_target(setup.target, target.config)
+  described = described._replace(name=name)
+  formats.save(
+    folder, layout, head_config, learned.ids, learned.net, described, dtype
+  )
+  if layout == "eagle":
+    path = folder / "config.json"
+    config = json.loads(path.read_text(encoding="utf-8"))
+    _write_json(path, config | _eagle_keys(engine, head_config, target, config))
+
+
+def _eagle_keys(
+  engine: str, head_config: HeadConfig, target: Checkpoint, config: dict
+) -> dict:
+  """Returns what engines expect in the config of an EAGLE, each otherwise.
+
+  SGLang names the layer that a stream leaves, and the architecture by its own
+  name; the others take the authors' config. The paper's layers are every
+  engine's default, and are left out.
+  """
+  eagle3 = head_config.kind == "eagle3"
+  ending = "Eagle3" if eagle3 else "Eagle"
+  sglang = engine.startswith("sglang")
+  keys = {"architectures": ["LlamaForCausalLM" + (ending if sglang else "")]}
+  if eagle3:
+    inner = {"use_aux_hidden_state": True}
+    features = head_config.features
+    if features != tables.default_layers(target.config.num_layers):
+      convention = "z-lab" if sglang else "speculators"
+      ids = tables.convert_layers(features, "speculators", convention)
+      inner["eagle_aux_hidden_state_layer_ids"] = list(ids)
+    keys["eagle_config"] = inner
+  return keys
+
+
+def _document(
+  setup: Setup, handover: Handover, dtype: str, prices: Prices | None
+) -> dict:
+  schedule = None
+  if prices is not None:
+    schedule = {
+      "chip": prices.chip.name,
+      "ways": prices.ways,
+      "context": prices.context,
+      "prefix_acceptance": prices.prefix_acceptance,
+      "ranges": [list(one) for one in handover.schedule],
+    }
+  names = "target", "drafter", "acceptance", "shape", "temperature"
+  return {
+    "specdec": specdec.__version__,
+    **{name: getattr(setup, name) for name in names},
+    "k": setup.levels,
+    "dtype": dtype,
+    "schedule": schedule,
+    "engines": {
+      engine: {
+        "keys_of": ENGINES[engine].keys,
+        "config": served.config,
+        "command": list(served.command),
+        "environment": served.environment,
+        "shell": served.shell,
+        "warnings": list(served.warnings),
+      }
+      for engine, served in handover.served.items()
+    },
+    "refused": handover.refused,
+  }
+
+
+def _write_json(path: Path, content: dict) -> None:
+  text = json.dumps(content, indent=2, allow_nan=False) + "\n"
+  files.replace_file(path, text)
