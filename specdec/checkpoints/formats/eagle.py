@@ -13,6 +13,7 @@ NAME = "eagle"
 KINDS = "eagle", "eagle3"
 _FIRST, _MIDDLE = "layers.0.", "midlayer."
 _SPECFORGE = "LlamaForCausalLMEagle3"
+_LAYERS = "eagle_aux_hidden_state_layer_ids"
 
 
 def _is_eagle3(files: Files) -> bool:
@@ -57,10 +58,7 @@ def parse(files: Files, target: Target | None) -> Stored:
       f"{source} has use_aux_hidden_state = false; an EAGLE-3 without streams "
       "of the target's layers does not load"
     )
-  key = "eagle_aux_hidden_state_layer_ids"
-  features = extra.get(key, config.get(key))
-  if features is None:
-    features = tables.default_layers(target.num_layers) if target else (0,) * 3
+  features = _features(config, extra, target)
   size = typed(config, "draft_vocab_size", int, source, parsed.vocab_size)
   head_config = HeadConfig(
     kind="eagle3",
@@ -84,6 +82,19 @@ def parse(files: Files, target: Target | None) -> Stored:
   return Stored(NAME, head_config, names, parsed.vocab_size, None, width)
 
 
+def _features(config, extra, target: Target | None) -> tuple[int, ...]:
+  """Returns the streams that an EAGLE-3 reads, by the layers they enter.
+
+  SGLang and SpecForge name the layers that they leave, in eagle_config; vLLM
+  those that they enter, at the top level.
+  """
+  if config.get(_LAYERS) is not None:
+    return tuple(config[_LAYERS])
+  if extra.get(_LAYERS):
+    return tables.convert_layers(extra[_LAYERS], "z-lab", "speculators")
+  return tables.default_layers(target.num_layers) if target else (0,) * 3
+
+
 def _midlayer(names: dict[str, str]) -> dict[str, str]:
   return {
     path: name.replace(_FIRST, _MIDDLE) if name.startswith(_FIRST) else name
@@ -105,6 +116,11 @@ def render(head_config: HeadConfig, target: Target) -> dict[str, Any]:
       f"{NAME} has no place for a joint feature_norm or qk_norm; write it as "
       "speculators"
     )
+  if 0 in head_config.features:
+    raise ValueError(
+      f"features = {head_config.features}: {NAME} names the layers that a "
+      "stream leaves, and embeddings leave none; write it as speculators"
+    )
   config = hf_config.render(head_config.layers)
   config |= {"vocab_size": target.vocab_size, "tie_word_embeddings": False}
   if target.max_length:
@@ -115,8 +131,11 @@ def render(head_config: HeadConfig, target: Target) -> dict[str, Any]:
     "architectures": [_SPECFORGE],
     "draft_vocab_size": head_config.vocabulary or target.vocab_size,
     "target_hidden_size": target.width,
+    _LAYERS: list(head_config.features),
     "eagle_config": {
-      "eagle_aux_hidden_state_layer_ids": list(head_config.features),
+      _LAYERS: list(
+        tables.convert_layers(head_config.features, "speculators", "z-lab")
+      ),
       "use_aux_hidden_state": True,
     },
     "norm_before_residual": head_config.norm_before_residual,
