@@ -616,8 +616,8 @@ void RunRows(Pool& pool, const Attention& a, int64_t from, int64_t end,
     before.push_back(before.back() + a.LastSegment(b) - a.FirstSegment(b));
   }
   const int64_t segments = before.back();
-  // Two tasks a thread, at least.
-  const int64_t least = (2 * pool.num_threads() + a.heads - 1) / a.heads;
+  // Four tasks a thread, at least.
+  const int64_t least = (4 * pool.num_threads() + a.heads - 1) / a.heads;
   const int64_t wave = std::min(
       segments, std::max<int64_t>(least, kScratch / std::max<int64_t>(1, a.heads * step)));
   // [rows, heads, tiles, D, 32], then [heads, wave, queries, 2 + D].

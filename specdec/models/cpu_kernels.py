@@ -11,7 +11,7 @@ the compiler's options.
 
 Attention also takes scratch outside XLA's memory, for its queries in another
 layout and for sums over segments of slots: about 4 MB each, or what the queries
-of one row and two tasks a thread need, if that is more. Up to 16 MB of it are
+of one row and four tasks a thread need, if that is more. Up to 16 MB of it are
 kept for the next call.
 """
 
