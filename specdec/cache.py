@@ -5,7 +5,7 @@ overwritten. Invariant: S >= committed length + tokens of one call (at least
 2), or a write would clamp onto committed KV.
 """
 
-import math
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,7 @@ _LANES = 128  # of a TPU's tile
 _ROWS = Layout(major_to_minor=(0, 1, 2, 3))
 _COLUMNS = Layout(major_to_minor=(0, 1, 3, 2))
 _TILE = 16  # slots; other counts get another layout at a TPU program's entry
-_MOVED = 256  # slots that `permute` moves at once
+_MOVED = 64  # slots that `in_blocks` takes at once
 _MANY = 64  # rows; of more, an operation for each makes too long a program
 
 
@@ -171,28 +171,67 @@ def _read_one_by_one(buffer, source):
   )
 
 
-def permute(cache: KVCache, rows: jax.Array, used: jax.Array) -> KVCache:
+def in_blocks(
+  change: Callable[[PyTree], PyTree],
+  buffers: PyTree,
+  axis: int,
+  first: jax.Array,
+  used: jax.Array,
+) -> PyTree:
+  """Replaces slots first .. used - 1 of buffers in place, a block at a time.
+
+  It costs what is in use, not what the buffers have room for. The blocks may
+  reach a little beyond both ends.
+
+  Args:
+    change: takes the same slots of every buffer and returns as many, which
+      depend on no others.
+    axis: of the slots, counted from the end: buffers differ in rank.
+    first, used: [].
+  """
+
+  def body(i, buffers):
+    def start(x):  # the last block may overlap the one before it
+      return jnp.minimum(i * _MOVED, max(0, x.shape[axis] - _MOVED))
+
+    def part(x):
+      size = min(_MOVED, x.shape[axis])
+      return jax.lax.dynamic_slice_in_dim(x, start(x), size, axis)
+
+    def put(x, old, new):
+      slot = start(x) + jax.lax.broadcasted_iota(
+        jnp.int32, old.shape, old.ndim + axis
+      )
+      new = jnp.where(slot >= i * _MOVED, new, old)
+      return jax.lax.dynamic_update_slice_in_dim(x, new, start(x), axis)
+
+    parts = jax.tree.map(part, buffers)
+    return jax.tree.map(put, buffers, parts, change(parts))
+
+  most = max(x.shape[axis] for x in jax.tree.leaves(buffers))
+  used = jnp.minimum(used, most)
+  return jax.lax.fori_loop(first // _MOVED, -(-used // _MOVED), body, buffers)
+
+
+def permute(
+  cache: KVCache, rows: jax.Array, first: jax.Array, used: jax.Array
+) -> KVCache:
   """Moves row rows[r] to row r, in blocks of slots up to the last in use.
 
   The cross-attention of rows that change places must be the same.
 
   Args:
     rows: [B].
-    used: slots that hold anything, the largest number over rows.
+    first: [] slots before it are the same in rows that change places.
+    used: [] slots that hold anything, the largest number over rows.
   """
-  block = math.gcd(cache.num_slots, _MOVED)
+  layers = cache.layers
+  if layers:
 
-  def body(i, layers):
-    def move(x):
-      part = jax.lax.dynamic_slice_in_dim(x, i * block, block, axis=2)
-      return jax.lax.dynamic_update_slice_in_dim(
-        x, part[rows], i * block, axis=2
-      )
+    def move(parts):
+      return jax.tree.map(lambda x: x[rows], parts)
 
-    return jax.tree.map(move, layers)
-
-  used = jnp.minimum(used, cache.num_slots)
-  layers = jax.lax.fori_loop(0, -(-used // block), body, cache.layers)
+    layers = in_blocks(move, layers, -2, first, used)
   return cache.replace(layers=layers, length=cache.length[rows])
 
 
