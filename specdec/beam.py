@@ -24,7 +24,7 @@ import jax.numpy as jnp
 
 from specdec import cache as kv
 from specdec import decode, sampling, step
-from specdec.beam_step import NEVER, Search
+from specdec.beam_step import NEVER, Search, take
 from specdec.beam_traversal import (
   BeamState,
   Finished,
@@ -106,19 +106,21 @@ def _move_texts(
   ranking, shape = traversal.ranking, traversal.beam.shape
   rows = rows_of(traversal.beam).reshape(-1)
 
-  def move(parts):
-    finished, *running = parts
-    tokens = running[0].reshape(*shape, -1)
-    both = jnp.concatenate([finished, tokens], axis=1)  # [B, 2w, slots]
-    finished = jnp.take_along_axis(both, ranking.beam[..., None], axis=1)
-    return finished, *(x[rows] for x in running)
+  def keep(finished, tokens):
+    both = [finished, tokens.reshape(*shape, -1)]  # [B, 2w, slots]
+    return take(jnp.concatenate(both, axis=1), ranking.beam)
 
-  # Draft log-probabilities are none of a beam's, in any row.
-  texts = beams.finished.tokens, state.tokens, state.log_probs, state.origin
-  length = state.length.reshape(shape)
-  finished, tokens, log_probs, origin = kv.in_blocks(
-    move, texts, -1, beams.begin.min(), length.max()
+  def move(parts):
+    return jax.tree.map(lambda x: x[rows], parts)
+
+  length, first = state.length.reshape(shape), beams.begin.min()
+  finished, used = kv.in_blocks(
+    keep, beams.finished.tokens, -1, first, length.max(), state.tokens
   )
+  # Draft log-probabilities are none of a beam's, in any row.
+  texts = state.tokens, state.log_probs, state.origin
+  texts, _ = kv.in_blocks(move, texts, -1, first, used)
+  tokens, log_probs, origin = texts
   new = jnp.where(ranking.beam >= shape[1], ranking.length - length[:, :1], 0)
   finished, new_tokens, length, new = (
     x.reshape(-1, *x.shape[2:]) for x in (finished, ranking.tokens, length, new)

@@ -172,45 +172,58 @@ def _read_one_by_one(buffer, source):
 
 
 def in_blocks(
-  change: Callable[[PyTree], PyTree],
+  change: Callable[..., PyTree],
   buffers: PyTree,
   axis: int,
   first: jax.Array,
   used: jax.Array,
-) -> PyTree:
+  *others: jax.Array,
+) -> tuple[PyTree, jax.Array]:
   """Replaces slots first .. used - 1 of buffers in place, a block at a time.
 
   It costs what is in use, not what the buffers have room for. The blocks may
   reach a little beyond both ends.
 
   Args:
-    change: takes the same slots of every buffer and returns as many, which
-      depend on no others.
+    change: takes the same slots of all buffers and others, and returns those of
+      the buffers; they depend on no other slots.
     axis: of the slots, counted from the end: buffers differ in rank.
     first, used: [].
+    others: buffers that are read alone.
+
+  Returns:
+    The buffers, and the end of the last block, [], known when all is written: a
+    call that changes `others` in place takes it as `used`, and no copy of them
+    is made.
   """
 
-  def body(i, buffers):
-    def start(x):  # the last block may overlap the one before it
-      return jnp.minimum(i * _MOVED, max(0, x.shape[axis] - _MOVED))
+  def start(x, i):  # the last block may overlap the one before it
+    return jnp.minimum(i * _MOVED, max(0, x.shape[axis] - _MOVED))
 
-    def part(x):
-      size = min(_MOVED, x.shape[axis])
-      return jax.lax.dynamic_slice_in_dim(x, start(x), size, axis)
+  def part(x, i):
+    size = min(_MOVED, x.shape[axis])
+    return jax.lax.dynamic_slice_in_dim(x, start(x, i), size, axis)
+
+  def body(carry):
+    i, buffers = carry
 
     def put(x, old, new):
-      slot = start(x) + jax.lax.broadcasted_iota(
+      slot = start(x, i) + jax.lax.broadcasted_iota(
         jnp.int32, old.shape, old.ndim + axis
       )
       new = jnp.where(slot >= i * _MOVED, new, old)
-      return jax.lax.dynamic_update_slice_in_dim(x, new, start(x), axis)
+      return jax.lax.dynamic_update_slice_in_dim(x, new, start(x, i), axis)
 
-    parts = jax.tree.map(part, buffers)
-    return jax.tree.map(put, buffers, parts, change(parts))
+    old = jax.tree.map(lambda x: part(x, i), buffers)
+    new = change(old, *(part(x, i) for x in others))
+    return i + 1, jax.tree.map(put, buffers, old, new)
 
   most = max(x.shape[axis] for x in jax.tree.leaves(buffers))
-  used = jnp.minimum(used, most)
-  return jax.lax.fori_loop(first // _MOVED, -(-used // _MOVED), body, buffers)
+  stop = -(-jnp.minimum(used, most) // _MOVED)
+  i, buffers = jax.lax.while_loop(
+    lambda carry: carry[0] < stop, body, (first // _MOVED, buffers)
+  )
+  return buffers, i * _MOVED
 
 
 def permute(
@@ -231,7 +244,7 @@ def permute(
     def move(parts):
       return jax.tree.map(lambda x: x[rows], parts)
 
-    layers = in_blocks(move, layers, -2, first, used)
+    layers, _ = in_blocks(move, layers, -2, first, used)
   return cache.replace(layers=layers, length=cache.length[rows])
 
 
