@@ -18,7 +18,7 @@ _LANES = 128  # of a TPU's tile
 _ROWS = Layout(major_to_minor=(0, 1, 2, 3))
 _COLUMNS = Layout(major_to_minor=(0, 1, 3, 2))
 _TILE = 16  # slots; other counts get another layout at a TPU program's entry
-_MOVED = 64  # slots that `in_blocks` takes at once
+_MOVED = 16 * _TILE, _TILE  # slots that `in_blocks` takes at once
 _MANY = 64  # rows; of more, an operation for each makes too long a program
 
 
@@ -181,12 +181,13 @@ def in_blocks(
 ) -> tuple[PyTree, jax.Array]:
   """Replaces slots first .. used - 1 of buffers in place, a block at a time.
 
-  It costs what is in use, not what the buffers have room for. The blocks may
-  reach a little beyond both ends.
+  It costs what is in use, not what the buffers have room for. Blocks are large
+  and at the end small, which may reach a little beyond both ends.
 
   Args:
     change: takes the same slots of all buffers and others, and returns those of
       the buffers; they depend on no other slots.
+    buffers: of as many slots each.
     axis: of the slots, counted from the end: buffers differ in rank.
     first, used: [].
     others: buffers that are read alone.
@@ -197,33 +198,34 @@ def in_blocks(
     is made.
   """
 
-  def start(x, i):  # the last block may overlap the one before it
-    return jnp.minimum(i * _MOVED, max(0, x.shape[axis] - _MOVED))
+  slots = jax.tree.leaves(buffers)[0].shape[axis]
 
-  def part(x, i):
-    size = min(_MOVED, x.shape[axis])
-    return jax.lax.dynamic_slice_in_dim(x, start(x, i), size, axis)
+  def replace(size: int, slot: jax.Array, buffers: PyTree) -> PyTree:
+    size = min(size, slots)
+    start = jnp.minimum(slot, slots - size)  # of the last block, before `slot`
 
-  def body(carry):
-    i, buffers = carry
+    def part(x):
+      return jax.lax.dynamic_slice_in_dim(x, start, size, axis)
 
     def put(x, old, new):
-      slot = start(x, i) + jax.lax.broadcasted_iota(
-        jnp.int32, old.shape, old.ndim + axis
-      )
-      new = jnp.where(slot >= i * _MOVED, new, old)
-      return jax.lax.dynamic_update_slice_in_dim(x, new, start(x, i), axis)
+      if slots % _TILE:
+        number = jax.lax.broadcasted_iota(jnp.int32, new.shape, new.ndim + axis)
+        new = jnp.where(start + number >= slot, new, old)
+      return jax.lax.dynamic_update_slice_in_dim(x, new, start, axis)
 
-    old = jax.tree.map(lambda x: part(x, i), buffers)
-    new = change(old, *(part(x, i) for x in others))
-    return i + 1, jax.tree.map(put, buffers, old, new)
+    old = jax.tree.map(part, buffers)
+    return jax.tree.map(put, buffers, old, change(old, *map(part, others)))
 
-  most = max(x.shape[axis] for x in jax.tree.leaves(buffers))
-  stop = -(-jnp.minimum(used, most) // _MOVED)
-  i, buffers = jax.lax.while_loop(
-    lambda carry: carry[0] < stop, body, (first // _MOVED, buffers)
-  )
-  return buffers, i * _MOVED
+  used = jnp.minimum(used, slots)
+  carry = first // _TILE * _TILE, buffers
+  for size in _MOVED:
+    least = size if size > _TILE else 1  # slots left that are worth a block
+    carry = jax.lax.while_loop(
+      lambda carry, least=least: carry[0] + least <= used,
+      lambda carry, size=size: (carry[0] + size, replace(size, *carry)),
+      carry,
+    )
+  return carry[1], carry[0]
 
 
 def permute(
