@@ -5,14 +5,14 @@ beam, one pass of the target verifies all of them, and beam search is then
 followed through the verified nodes: a step is right if each beam that it keeps
 is a drafted child of one that it kept before. The first step that leaves the
 drafts ends the round; its tokens become pending. So every round makes at least
-one step of plain beam search, which is the same loop without a drafter, and the
-beams and their scores are those of plain beam search, exactly: no drafter can
-change them. Rows are permuted at commit alone.
+one step of plain beam search, which is the same loop without a drafter, and no
+drafter changes what is found: scores agree to the rounding of float32, in which
+a pass of several nodes and a pass of one differ, and so do the beams, but where
+two sums are as near as that.
 
-Scores, finished beams and stopping are those of transformers' `generate` with
-`num_beams`: all beams start as one, a step weighs (1 + E) width continuations
-for E end tokens (two for each beam at least), and the sum of log-probabilities
-over length ** length_penalty ranks what is finished.
+Rows are permuted at commit alone: KV caches and texts from the first generated
+position to the last, whatever the buffers have room for. What a step weighs,
+how beams end and how they are ranked is transformers' (beam_step.py).
 """
 
 import functools
@@ -24,12 +24,13 @@ import jax.numpy as jnp
 
 from specdec import cache as kv
 from specdec import decode, sampling, step
+from specdec.beam_step import NEVER, Search, take
 from specdec.beam_traversal import (
-  NEVER,
   BeamState,
   Finished,
-  Search,
+  Traversal,
   result_of,
+  rows_of,
   traverse,
 )
 from specdec.inputs import Inputs, checked
@@ -38,8 +39,11 @@ from specdec.types import (
   AcceptanceRule,
   Array,
   DecodeState,
+  Draft,
   Drafter,
+  KVCache,
   Model,
+  ModelOutput,
   Params,
   PyTree,
   Source,
@@ -52,31 +56,6 @@ RULE = AcceptanceRule(
 )
 
 
-def _permuted(state: DecodeState, rows: Array, num_nodes: int) -> DecodeState:
-  """Returns the state in which row r continues the text of rows[r].
-
-  Noise and counts belong to a place, and beams of one prompt share their source
-  and all that limits them.
-
-  Args:
-    num_nodes: verified and not yet committed.
-  """
-
-  def of(x: PyTree) -> PyTree:
-    same = lambda x: x.ndim > 0 and len(x) == len(rows)  # noqa: E731
-    return jax.tree.map(lambda x: x[rows] if same(x) else x, x)
-
-  cache = state.target_cache
-  return state.replace(
-    tokens=of(state.tokens),
-    target_cache=kv.permute(cache, rows, cache.length.max() + num_nodes),
-    draft_state=of(state.draft_state),
-    log_probs=of(state.log_probs),
-    draft_log_probs=of(state.draft_log_probs),
-    origin=of(state.origin),
-  )
-
-
 def _round(
   target: Model,
   drafter: Drafter,
@@ -87,43 +66,129 @@ def _round(
 ) -> BeamState:
   """One round: every prompt that is not done makes at least one step."""
   spec = drafter.spec
-  draft, state = step.draft_step(target, drafter, RULE, params, beams.state)
-  beams = beams.replace(state=state)
 
-  def finish(width: int, beams: BeamState) -> BeamState:
-    part = spec.with_tree(step.first_nodes(draft, width))
-    state = beams.state
-    output, state = step.verify_step(target, spec, params.target, state, part)
-    depth = min(spec.max_depth, width - 1)
-    traversal = traverse(search, part, output.logits, beams, eos_ids, depth)
+  def finish(state, draft, output, beams):
+    draft = spec.with_tree(draft)
+    num_nodes = draft.tokens.shape[1]
+    depth = min(spec.max_depth, num_nodes - 1)
+    traversal = traverse(
+      search, draft, output.logits, beams.replace(state=state), eos_ids, depth
+    )
+    state, finished = _move_texts(state, beams, traversal)
     if search.width > 1:
-      rows = (
-        jnp.arange(len(traversal.steps))[:, None] * search.width + traversal.row
-      )
-      rows = rows.reshape(-1)
-      state = _permuted(state, rows, width)
-      moved = (part._replace(resume=None), output)
-      part, output = jax.tree.map(
-        lambda x: x[rows] if isinstance(x, jax.Array) else x, moved
-      )
+      rows = rows_of(traversal.beam).reshape(-1)
+      first = beams.begin.min() - 1  # beams share their prompt's KV
+      state = _move_rows(spec.name, state, rows, first, num_nodes)
+      draft, output = _move_nodes(draft, output, rows)
     state = step.commit_step(
-      target,
-      drafter,
-      RULE,
-      params,
-      state,
-      part,
-      output,
-      *result_of(traversal, part),
+      *(target, drafter, RULE, params, state, draft, output),
+      *result_of(traversal, draft),
     )
-    return beams.replace(
-      state=state,
-      scores=traversal.scores,
-      finished=traversal.finished,
-      improvable=traversal.improvable,
-    )
+    return state, beams.replace(scores=traversal.scores, finished=finished)
 
-  return step.at_width(spec, draft, beams.state.done, finish, beams)
+  state, beams = step.draft_and_verify(
+    *(target, drafter, RULE, params, beams.state),
+    finish,
+    beams.replace(state=None),
+  )
+  return beams.replace(state=state)
+
+
+def _move_texts(
+  state: DecodeState, beams: BeamState, traversal: Traversal
+) -> tuple[DecodeState, Finished]:
+  """Copies texts to where their beams now are, and those that are finished.
+
+  Returns:
+    The state of B w rows with texts of before the round in their new places,
+    and the finished beams, with what they got in this round.
+  """
+  ranking, shape = traversal.ranking, traversal.beam.shape
+  rows = rows_of(traversal.beam).reshape(-1)
+
+  def keep(finished, tokens):
+    both = [finished, tokens.reshape(*shape, -1)]  # [B, 2w, slots]
+    return take(jnp.concatenate(both, axis=1), ranking.beam)
+
+  def move(parts):
+    return jax.tree.map(lambda x: x[rows], parts)
+
+  length, first = state.length.reshape(shape), beams.begin.min()
+  finished, used = kv.in_blocks(
+    keep, beams.finished.tokens, -1, first, length.max(), state.tokens
+  )
+  # Draft log-probabilities are none of a beam's, in any row.
+  texts = state.tokens, state.log_probs, state.origin
+  texts, _ = kv.in_blocks(move, texts, -1, first, used)
+  tokens, log_probs, origin = texts
+  new = jnp.where(ranking.beam >= shape[1], ranking.length - length[:, :1], 0)
+  finished, new_tokens, length, new = (
+    x.reshape(-1, *x.shape[2:]) for x in (finished, ranking.tokens, length, new)
+  )
+  finished = step.append(finished, new_tokens, length, new)
+  return (
+    state.replace(tokens=tokens, log_probs=log_probs, origin=origin),
+    Finished(
+      finished.reshape(*shape, -1), ranking.length, ranking.scores, ranking.done
+    ),
+  )
+
+
+def _move_rows(
+  name: str, state: DecodeState, rows: Array, first: Array, num_nodes: int
+) -> DecodeState:
+  """Moves what row rows[r] has in caches and drafter's state to row r.
+
+  Noise and counts belong to a place, and beams of one prompt share their source
+  and all that limits them.
+
+  Args:
+    name: the drafter's.
+    rows: [B w].
+    first: [] cache slots before it are the same in all beams of a prompt.
+    num_nodes: verified and not yet committed.
+
+  Raises:
+    ValueError: a part of the drafter's state does not have its rows first.
+  """
+  used, size = state.length.max(), state.tokens.shape[1]
+
+  def move(path, x: PyTree) -> PyTree:
+    if isinstance(x, KVCache):
+      # It has room for a text of `size` and for its scratch behind that.
+      room = x.num_slots - size if x.layers else 0
+      return kv.permute(x, rows, first, used + room)
+    if x.shape[:1] != rows.shape:
+      raise ValueError(
+        f"the state of {name}{jax.tree_util.keystr(path)} has the shape "
+        f"{x.shape}; its first axis must be the {len(rows)} rows of the batch"
+      )
+    return x[rows]
+
+  cache = state.target_cache
+  return state.replace(
+    target_cache=kv.permute(cache, rows, first, used - 1 + num_nodes),
+    draft_state=jax.tree_util.tree_map_with_path(
+      move, state.draft_state, is_leaf=lambda x: isinstance(x, KVCache)
+    ),
+  )
+
+
+def _move_nodes(
+  draft: Draft, output: ModelOutput, rows: Array
+) -> tuple[Draft, ModelOutput]:
+  """Moves the verified nodes of row rows[r], and what follows them, to row r.
+
+  Args:
+    draft: [B w, N]; one tree of all rows, parents [N], stays as it is.
+    output: [B w, N, ...].
+    rows: [B w].
+  """
+  shared, parents = draft._replace(parents=None, resume=None), draft.parents
+  moved, output = jax.tree.map(lambda x: x[rows], (shared, output))
+  if parents.ndim == 2:
+    parents = parents[rows]
+  return moved._replace(parents=parents), output
 
 
 _STATIC = "target", "drafter", "search"
@@ -161,14 +226,13 @@ def start(
   scores = jnp.zeros((batch, width)).at[:, 1:].set(NEVER)
   shape = batch, width
   finished = Finished(
-    jnp.zeros((*shape, max_length), jnp.int32),
+    state.tokens.reshape(*shape, max_length),
     jnp.zeros(shape, jnp.int32),
     jnp.full(shape, NEVER, jnp.float32),
     jnp.zeros(shape, bool),
   )
   begin = inputs.prompt_length.astype(jnp.int32)
-  improvable = jnp.ones((batch,), bool)
-  return BeamState(state, scores, finished, improvable, begin)
+  return BeamState(state, scores, finished, begin)
 
 
 @functools.partial(jax.jit, static_argnames=_STATIC, donate_argnames=("beams",))
@@ -207,7 +271,7 @@ def check(target: Model, search: Search, eos_ids: Sequence[int]) -> None:
     raise ValueError(
       f"length_penalty = {search.length_penalty}; it must be finite"
     )
-  most = max(2, 1 + len(eos_ids)) * search.width
+  most = search.num_weighed(len(eos_ids))
   if target.vocab_size < most:
     raise ValueError(
       f"a step of {search.width} beams weighs {most} continuations; the "

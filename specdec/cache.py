@@ -5,7 +5,7 @@ overwritten. Invariant: S >= committed length + tokens of one call (at least
 2), or a write would clamp onto committed KV.
 """
 
-import math
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,7 @@ _LANES = 128  # of a TPU's tile
 _ROWS = Layout(major_to_minor=(0, 1, 2, 3))
 _COLUMNS = Layout(major_to_minor=(0, 1, 3, 2))
 _TILE = 16  # slots; other counts get another layout at a TPU program's entry
-_MOVED = 256  # slots that `permute` moves at once
+_MOVED = 16 * _TILE, _TILE  # slots that `in_blocks` takes at once
 _MANY = 64  # rows; of more, an operation for each makes too long a program
 
 
@@ -171,28 +171,82 @@ def _read_one_by_one(buffer, source):
   )
 
 
-def permute(cache: KVCache, rows: jax.Array, used: jax.Array) -> KVCache:
+def in_blocks(
+  change: Callable[..., PyTree],
+  buffers: PyTree,
+  axis: int,
+  first: jax.Array,
+  used: jax.Array,
+  *others: jax.Array,
+) -> tuple[PyTree, jax.Array]:
+  """Replaces slots first .. used - 1 of buffers in place, a block at a time.
+
+  It costs what is in use, not what the buffers have room for. Blocks are large
+  and at the end small, which may reach a little beyond both ends.
+
+  Args:
+    change: takes the same slots of all buffers and others, and returns those of
+      the buffers; they depend on no other slots.
+    buffers: of as many slots each.
+    axis: of the slots, counted from the end: buffers differ in rank.
+    first, used: [].
+    others: buffers that are read alone.
+
+  Returns:
+    The buffers, and the end of the last block, [], known when all is written: a
+    call that changes `others` in place takes it as `used`, and no copy of them
+    is made.
+  """
+
+  slots = jax.tree.leaves(buffers)[0].shape[axis]
+
+  def replace(size: int, slot: jax.Array, buffers: PyTree) -> PyTree:
+    size = min(size, slots)
+    start = jnp.minimum(slot, slots - size)  # of the last block, before `slot`
+
+    def part(x):
+      return jax.lax.dynamic_slice_in_dim(x, start, size, axis)
+
+    def put(x, old, new):
+      if slots % _TILE:
+        number = jax.lax.broadcasted_iota(jnp.int32, new.shape, new.ndim + axis)
+        new = jnp.where(start + number >= slot, new, old)
+      return jax.lax.dynamic_update_slice_in_dim(x, new, start, axis)
+
+    old = jax.tree.map(part, buffers)
+    return jax.tree.map(put, buffers, old, change(old, *map(part, others)))
+
+  used = jnp.minimum(used, slots)
+  carry = first // _TILE * _TILE, buffers
+  for size in _MOVED:
+    least = size if size > _TILE else 1  # slots left that are worth a block
+    carry = jax.lax.while_loop(
+      lambda carry, least=least: carry[0] + least <= used,
+      lambda carry, size=size: (carry[0] + size, replace(size, *carry)),
+      carry,
+    )
+  return carry[1], carry[0]
+
+
+def permute(
+  cache: KVCache, rows: jax.Array, first: jax.Array, used: jax.Array
+) -> KVCache:
   """Moves row rows[r] to row r, in blocks of slots up to the last in use.
 
   The cross-attention of rows that change places must be the same.
 
   Args:
     rows: [B].
-    used: slots that hold anything, the largest number over rows.
+    first: [] slots before it are the same in rows that change places.
+    used: [] slots that hold anything, the largest number over rows.
   """
-  block = math.gcd(cache.num_slots, _MOVED)
+  layers = cache.layers
+  if layers:
 
-  def body(i, layers):
-    def move(x):
-      part = jax.lax.dynamic_slice_in_dim(x, i * block, block, axis=2)
-      return jax.lax.dynamic_update_slice_in_dim(
-        x, part[rows], i * block, axis=2
-      )
+    def move(parts):
+      return jax.tree.map(lambda x: x[rows], parts)
 
-    return jax.tree.map(move, layers)
-
-  used = jnp.minimum(used, cache.num_slots)
-  layers = jax.lax.fori_loop(0, -(-used // block), body, cache.layers)
+    layers, _ = in_blocks(move, layers, -2, first, used)
   return cache.replace(layers=layers, length=cache.length[rows])
 
 

@@ -164,7 +164,7 @@ def commit_step(
   )
 
   def put(buffer, new):
-    return _put(buffer, new, state.length, count)
+    return append(buffer, new, state.length, count)
 
   return state.replace(
     tokens=put(state.tokens, round_output.tokens),
@@ -329,7 +329,7 @@ def truncate(
   return AcceptResult(path, last, next_token[:, 0], count, done, fault)
 
 
-def _put(buffer: Array, new: Array, start: Array, count: Array) -> Array:
+def append(buffer: Array, new: Array, start: Array, count: Array) -> Array:
   """Writes new[b, :count[b]] to buffer[b] from start[b] on, and no more."""
   step = jnp.arange(new.shape[1])
   index = jnp.where(
@@ -391,19 +391,49 @@ def decode_step(
 
   The draft runs at the smallest static width that holds it (`at_width`).
   """
+
+  def finish(state, draft, output, rest):
+    outcome = accept_step(
+      rule, drafter.spec, draft, output.logits, state, eos_ids
+    )
+    state = commit_step(
+      target, drafter, rule, params, state, draft, output, *outcome
+    )
+    return state, rest
+
+  return draft_and_verify(target, drafter, rule, params, state, finish)[0]
+
+
+def draft_and_verify(
+  target: Model,
+  drafter: Drafter,
+  rule: AcceptanceRule,
+  params: Params,
+  state: DecodeState,
+  finish: Callable[..., tuple[DecodeState, PyTree]],
+  rest: PyTree = None,
+) -> tuple[DecodeState, PyTree]:
+  """A round up to verification; what is left of it is `finish`.
+
+  Args:
+    finish: (state, draft, output, rest) -> (state, rest) accepts nodes of the
+      draft, the first of it that hold it, and commits.
+    rest: what else a loop carries from round to round.
+
+  Raises:
+    ValueError: the caches have no room for the drafter's nodes.
+  """
   spec = drafter.spec
   _check_room(state, spec)
   draft, state = draft_step(target, drafter, rule, params, state)
 
-  def finish(width: int, state: DecodeState) -> DecodeState:
+  def verified(width: int, carry):
+    state, rest = carry
     part = first_nodes(draft, width)
     output, state = verify_step(target, spec, params.target, state, part)
-    outcome = accept_step(rule, spec, part, output.logits, state, eos_ids)
-    return commit_step(
-      target, drafter, rule, params, state, part, output, *outcome
-    )
+    return finish(state, part, output, rest)
 
-  return at_width(spec, draft, state.done, finish, state)
+  return at_width(spec, draft, state.done, verified, (state, rest))
 
 
 def at_width(

@@ -10,11 +10,19 @@ import numpy as np
 import pytest
 
 import learned_kinds
-from specdec import beam, beam_traversal, draft_shape, draft_tree, drafters
+from specdec import (
+  beam,
+  beam_step,
+  decode,
+  draft_shape,
+  draft_tree,
+  drafters,
+  sampling,
+)
 from specdec.models import transformer
-from specdec.types import Params, Source
+from specdec.types import NO_FAULT, TARGET_FAULT, Params, Source
 
-V, LENGTH = 11, 18
+V, LENGTH = 23, 18
 CONFIG = dataclasses.replace(learned_kinds.TARGET, vocab_size=V, num_layers=2)
 MODEL = transformer.model(CONFIG)
 PROMPT = np.random.default_rng(0).integers(0, V, (3, 5))
@@ -53,6 +61,7 @@ def _whole(weights, tokens):
 def reference(prompt, search, eos=(), limit=LENGTH):
   """Beams as lists: (score, text), best first; and whether they finished."""
   width, penalty, early = search
+  early = True if width == 1 else early  # greedy decoding
   running, finished = [(0.0, tuple(prompt))], []
   while True:
     options = [
@@ -112,7 +121,8 @@ def same_as_reference(beams, search, eos=(), limits=(LENGTH,) * 3):
 @pytest.mark.parametrize(
   "search, eos",
   [
-    *((beam.Search(width), (2,)) for width in (1, 2, 3, 4, 5)),
+    *((beam.Search(width), (2,)) for width in range(1, 9)),
+    (beam.Search(7, 0.6, "never"), (2, 7)),
     (beam.Search(3), ()),
     (beam.Search(2), (2, 5)),
     *(
@@ -125,6 +135,25 @@ def same_as_reference(beams, search, eos=(), limits=(LENGTH,) * 3):
 )
 def test_plain_search_is_that_of_lists(search, eos):
   same_as_reference(found(search, eos=eos), search, eos)
+
+
+@pytest.mark.parametrize("early", [False, True, "never"])
+@pytest.mark.parametrize("penalty", [-1.0, 0.0, 2.0])
+def test_one_beam_is_greedy_decoding(penalty, early):
+  best = found(beam.Search(1, penalty, early), eos=(2, 7)).best
+  texts = decode.autoregress(
+    MODEL,
+    params(),
+    jnp.asarray(PROMPT),
+    jnp.asarray(SIZES),
+    jax.random.key(0),
+    max_length=LENGTH,
+    sampling=sampling.settings(3, 0.0),
+    eos_ids=(2, 7),
+  )
+  np.testing.assert_array_equal(best.length[:, 0], texts.length)
+  np.testing.assert_array_equal(best.tokens[:, 0], texts.tokens)
+  assert (np.asarray(texts.length) < LENGTH).any()  # an end token came
 
 
 def drafter_of(name):
@@ -145,7 +174,7 @@ def drafter_of(name):
 )
 @pytest.mark.parametrize(
   "search",
-  [beam.Search(1), beam.Search(3, 0.6, True), beam.Search(5, 1.5)],
+  [beam.Search(1), beam.Search(3, 0.6, True), beam.Search(8, 1.5)],
   ids=str,
 )
 def test_no_drafter_changes_a_beam(name, search):
@@ -186,7 +215,7 @@ def test_the_largest_in_order_and_the_first_of_equal_ones(size):
   x = np.random.default_rng(0).integers(0, 50, (3, size)).astype(np.float32)
   x[1] = 7
   x[2, : size // 2] = -np.inf
-  values, index = beam_traversal._largest(jnp.asarray(x), 5)
+  values, index = beam_step.largest(jnp.asarray(x), 5)
   expected = np.argsort(-x, axis=1, kind="stable")[:, :5]
   np.testing.assert_array_equal(index, expected)
   np.testing.assert_array_equal(values, np.take_along_axis(x, expected, 1))
@@ -244,7 +273,7 @@ def test_an_encoder_decoder():
     (beam.Search(0), "width = 0; it must be >= 1"),
     (beam.Search(2, 1.0, "maybe"), "early_stopping = 'maybe'; accepted: False"),
     (beam.Search(2, math.nan), "length_penalty = nan; it must be finite"),
-    (beam.Search(6), "a step of 6 beams weighs 12 continuations; the vocab"),
+    (beam.Search(12), "a step of 12 beams weighs 24 continuations; the vocab"),
   ],
 )
 def test_what_cannot_be_searched_is_refused(search, sentence):
@@ -253,15 +282,73 @@ def test_what_cannot_be_searched_is_refused(search, sentence):
 
 
 def test_scores_are_sums_of_log_probabilities():
-  """Of the running beams too, and the state's log_probs add up to them."""
+  """Of the running beams at the end too, which the state's log_probs add up
+  to."""
   beams = found(beam.Search(2), drafter_of("tree"))
-  total = np.asarray(beams.state.log_probs).reshape(3, 2, -1)
+  state, running = beams.state, np.asarray(beams.scores)
+  total = np.asarray(state.log_probs).reshape(3, 2, -1).sum(axis=-1)
+  np.testing.assert_allclose(total, running, atol=1e-4)
+  texts = np.asarray(state.tokens).reshape(3, 2, -1)
+
+  def exact(text, size):
+    return sum(
+      log_probs_after(tuple(text[:n]))[text[n]] for n in range(size, LENGTH)
+    )
+
   for row, size in enumerate(SIZES):
     for i in range(2):
-      text = beams.best.tokens[row, i].tolist()
-      exact = sum(
-        log_probs_after(tuple(text[:n]))[text[n]] for n in range(size, LENGTH)
-      )
+      best = beams.best.tokens[row, i].tolist()
       score = float(beams.best.scores[row, i]) * (LENGTH - size)
-      assert math.isclose(score, exact, abs_tol=1e-3)
-  assert np.isfinite(total).all()
+      assert math.isclose(score, exact(best, size), abs_tol=1e-3)
+      sum_of_running = exact(texts[row, i].tolist(), size)
+      assert math.isclose(running[row, i], sum_of_running, abs_tol=1e-3)
+
+
+def test_other_state_of_a_drafter_has_its_rows_first():
+  drafter = drafter_of("tree")
+  init = drafter.init
+  wrong = drafter._replace(
+    init=lambda *args: {"own": init(*args), "seen": jnp.zeros((2, 3))},
+    propose=lambda params, state, context: (
+      drafter.propose(params, state["own"], context)[0],
+      state,
+    ),
+    update=lambda params, state, *rest: state,
+  )
+  with pytest.raises(ValueError, match=r"model\['seen'\] has the shape \(2, 3"):
+    found(beam.Search(3), wrong)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_prompt_stops_before_a_distribution_that_is_not_finite(value):
+  def apply(weights, tokens, cache, **options):
+    output, written = MODEL.apply(weights, tokens, cache, **options)
+    if output.logits is None:
+      return output, written
+    position = cache.length[:, None] + jnp.arange(tokens.shape[1])[None]
+    broken = (position >= 9) & (jnp.arange(9) // 3 == 1)[:, None]
+    logits = jnp.where(broken[..., None], value, output.logits)
+    return output._replace(logits=logits), written
+
+  healthy = found(beam.Search(3)).best
+  drafter = drafter_of("chain")
+  for options in ({}, {"drafter": drafter}):
+    beams = beam.beam_search(
+      MODEL._replace(apply=apply),
+      params(),
+      jnp.asarray(PROMPT),
+      jnp.asarray(SIZES),
+      beam.Search(3),
+      max_length=LENGTH,
+      **options,
+    )
+    fault = np.asarray(beams.state.fault).reshape(3, 3)
+    assert fault.tolist() == [
+      [x] * 3 for x in (NO_FAULT, TARGET_FAULT, NO_FAULT)
+    ]
+    length = np.asarray(beams.state.length).reshape(3, 3)
+    assert length.tolist() == [[LENGTH] * 3, [10] * 3, [LENGTH] * 3]
+    assert not beams.best.done[1].any()
+    assert np.isfinite(beams.best.scores).all()
+    for row in (0, 2):
+      np.testing.assert_array_equal(beams.best.tokens[row], healthy.tokens[row])

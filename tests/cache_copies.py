@@ -13,15 +13,20 @@ import re
 import jax
 import jax.numpy as jnp
 
+import learned_kinds
 from hlo import in_loops
 from specdec import (
   acceptance,
+  beam,
   decode,
   draft_shape,
   draft_tree,
   drafters,
   sampling,
 )
+from specdec.drafters.heads import draft_head as draft_heads
+from specdec.drafters.heads import serve
+from specdec.inputs import Inputs
 from specdec.models import transformer
 from specdec.models.config import TransformerConfig
 from specdec.types import Params, Skip
@@ -50,6 +55,7 @@ DRAFT = TransformerConfig(
 SKIP = Skip((0,), (1,))
 # Operations that make a second buffer of what they are given.
 COPYING = ("copy", "copy-start", "transpose", "concatenate", "pad", "reverse")
+COPYING += ("gather",)
 
 
 def pairs(target=TARGET, draft=DRAFT):
@@ -117,6 +123,40 @@ def lower(
   return lowered, cache_buffers(lowered.out_info)
 
 
+def beam_drafters():
+  """Name -> drafter and the draft's weights, as shapes."""
+  weights = jax.eval_shape(
+    functools.partial(transformer.init_params, DRAFT), jax.random.key(0)
+  )
+  named = {name: (pair[0], weights) for name, pair in pairs().items()}
+  head = learned_kinds.draft_head("eagle", full=True, config=TARGET)
+  shape = draft_shape.dynamic(2, 3, 6)
+  drafter = serve.drafter(head, transformer.model(TARGET), shape)
+
+  def of_head(key):
+    target = transformer.init_params(TARGET, key)
+    return draft_heads.weights_of(head, head.init(key), target)
+
+  return named | {
+    "eagle": (drafter, jax.eval_shape(of_head, jax.random.key(0)))
+  }
+
+
+def lower_beams(drafter, weights, search, batch):
+  """`beam.run`, lowered; its caches' buffers, and those of texts."""
+  args = arguments((drafter, search), batch)
+  static, (params, prompt, length, key, settings) = args
+  params = params._replace(draft=weights)
+  inputs = Inputs(prompt, length, key, settings, length, None, None)
+  start = functools.partial(beam.start, *static, max_length=MAX_LENGTH)
+  beams = jax.eval_shape(start, params, inputs)
+  eos_ids = jax.ShapeDtypeStruct((1,), jnp.int32)
+  state = beams.state
+  texts = state.tokens, state.log_probs, beams.finished.tokens
+  lowered = beam.run.lower(*static, params, beams, eos_ids)
+  return lowered, cache_buffers(state), texts
+
+
 def cache_buffers(state):
   """K and V of the target, and of the drafter where it has a cache."""
   drafter = jax.tree.leaves(state.draft_state)
@@ -153,7 +193,7 @@ def check_in_place(lowered, buffers, drafter_buffers):
   for buffer in {x.shape for x in (*buffers, *drafter_buffers)}:
     shape = ",".join(map(str, buffer))
     assert any(f"[{shape}]" in line for line in in_loops(hlo)), shape
-  assert copies(hlo, buffers + drafter_buffers) == []
+  assert copies(hlo, (*buffers, *drafter_buffers)) == []
   temporary = compiled.memory_analysis().temp_size_in_bytes
   assert temporary < nbytes(buffers) / 4, temporary / nbytes(buffers)
 

@@ -14,14 +14,16 @@ import cache_copies
 from cache_copies import (
   MAX_LENGTH,
   arguments,
+  beam_drafters,
   cache_buffers,
   check_in_place,
   copies,
   lower,
+  lower_beams,
   nbytes,
   pairs,
 )
-from specdec import decode
+from specdec import beam, decode
 
 # check_drafter looks at more: chains of early exits and skips, at batch 32.
 DUE = {(name, 1) for name in ("baseline", "lookup", "model", "early exit")}
@@ -41,6 +43,27 @@ def test_generation_never_copies_a_cache(name, batch):
   assert len(cache) == 4
   assert len(drafter_cache) == (2 if name.startswith("model") else 0)
   check_in_place(lowered, cache, drafter_cache)
+
+
+BEAM_DUE = {"baseline", "model", "model, dynamic", "eagle"}
+
+
+@pytest.mark.parametrize(
+  "name",
+  [
+    pytest.param(name, marks=() if name in BEAM_DUE else pytest.mark.slow)
+    for name in beam_drafters()
+  ],
+)
+def test_beam_search_never_copies_a_cache_nor_a_text(name):
+  lowered, (cache, drafter_cache), texts = lower_beams(
+    *beam_drafters()[name], beam.Search(3), batch=2
+  )
+  has_cache = name.startswith("model") or name == "eagle"
+  assert len(drafter_cache) == 2 * has_cache
+  # Prompt lookup shifts whole texts to compare them with themselves.
+  texts = () if name == "lookup" else texts
+  check_in_place(lowered, cache, (*drafter_cache, *texts))
 
 
 def test_stream_gives_its_buffers_on():
