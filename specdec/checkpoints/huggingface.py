@@ -29,7 +29,7 @@ from specdec.models.quantization import Quantized, dequantize
 from specdec.utils import files, remote
 from specdec.utils.spelling import naming
 
-ORBAX = "orbax"  # folder of an Orbax checkpoint, beside config.json
+ORBAX = "orbax"  # folder of an Orbax checkpoint, next to config.json
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 _FLOATS = ("F64", "F32", "F16", "BF16")
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token")
@@ -307,7 +307,7 @@ def save_safetensors(
 
 
 def save_arrays(directory: Path, arrays: dict[str, np.ndarray]) -> None:
-  """Writes model.safetensors beside config.json; raises NotWritten."""
+  """Writes model.safetensors next to config.json; raises NotWritten."""
   with files.written(directory / SINGLE) as file:
     try:
       save_file(arrays, file, metadata={"format": "pt"})

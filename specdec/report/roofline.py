@@ -172,8 +172,8 @@ def by_chip(
   for name, pair in pairs_of(scenario, others).items():
     chip = pair.target.chip
     ridge = chip.rate(pair.target.dtype) / chip.bandwidth
-    guess = "~" if pair.target.dtype in chip.inferred else ""
-    line = [name, f"{chip.bandwidth / 1e12:.3g}", f"{guess}{ridge:.0f}"]
+    mark = "~" if pair.target.dtype in chip.inferred else ""
+    line = [name, f"{chip.bandwidth / 1e12:.3g}", f"{mark}{ridge:.0f}"]
     if fits(pair, 1, context):
       best, baseline = workload.best(pair, 1), pair.round(1, 0, context)
       tokens = 1 / baseline.seconds

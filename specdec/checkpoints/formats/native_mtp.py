@@ -13,7 +13,6 @@ from specdec.checkpoints.formats.stored import Stored, Target
 from specdec.drafters.heads.head_config import HeadConfig
 
 NAME = "native MTP"
-KINDS = ("mtp",)
 
 
 class _Family(NamedTuple):

@@ -1,4 +1,4 @@
-"""ReDrafter: a recurrent network beside the target's last hidden state.
+"""ReDrafter: a recurrent network fed the target's last hidden state.
 
 Cheng et al. (Apple), arXiv:2403.09919. Its state starts empty and takes up the
 embeddings of the pending token and of every draft token; the target's hidden
