@@ -105,19 +105,21 @@ def test_a_decoder(search, name):
     prompt[row, : len(ids)] = ids
   length = np.array([*map(len, prompts)])
   model = transformer.model(checkpoint.config)
-  for drafter in (None, drafters.quantized(model, shape=_tree())):
+  tree = drafters.quantized(model, shape=_tree())
+  few = ROWS if name != "smollm2" else 3  # its trees take minutes
+  for drafter, rows in ((None, ROWS), (tree, few)):
     found = beam.beam_search(
       model,
       Params(checkpoint.params, _drafting(drafter, checkpoint.params)),
-      jnp.asarray(prompt),
-      jnp.asarray(length),
+      jnp.asarray(prompt[:rows]),
+      jnp.asarray(length[:rows]),
       search,
       max_length=size + new,
       eos_ids=eos,
-      limit=jnp.asarray(length + new),
+      limit=jnp.asarray(length[:rows] + new),
       **({"drafter": drafter} if drafter else {}),
     )
-    compare(found, expected, eos)
+    compare(found, expected[:rows], eos)
 
 
 def _tree():
