@@ -1,9 +1,10 @@
 """Beam search finds the beams of transformers, token for token.
 
 Slow, and skipped without torch and transformers; the models are the package's
-own, and T5s of random weights.
+own, T5s of random weights, and SmolLM2, which is fetched.
 """
 
+import functools
 import json
 import pathlib
 
@@ -12,8 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import programs
 from specdec import beam, checkpoints, draft_shape, drafters
-from specdec.checkpoints import shipped
+from specdec.checkpoints import fetch, shipped
 from specdec.models import layouts, transformer
 from specdec.types import Params, Source
 
@@ -24,7 +26,7 @@ pytestmark = pytest.mark.slow
 HERE = pathlib.Path(__file__).parent
 NEW, ROWS = 24, 20
 SEARCHES = [
-  beam.Search(1),
+  beam.Search(1, 2.0, "never"),
   beam.Search(3, 0.0, "never"),
   beam.Search(4, 1.0, True),
   beam.Search(5, 2.0),
@@ -48,13 +50,12 @@ def theirs(folder, prompts, search, eos, **options):
         num_return_sequences=search.width,
         length_penalty=search.length_penalty,
         early_stopping=search.early_stopping,
-        max_new_tokens=NEW,
         do_sample=False,
         eos_token_id=list(eos),
         pad_token_id=0,
         return_dict_in_generate=True,
         output_scores=True,
-        **options,
+        **{"max_new_tokens": NEW} | options,
       )
     scores = [None] * search.width
     if search.width > 1:
@@ -74,35 +75,51 @@ def compare(beams, expected, eos):
         assert best.scores[row, i] == pytest.approx(score, abs=2e-4)
 
 
+@functools.cache
+def smollm2():
+  """A folder with SmolLM2 as Hugging Face lays it out."""
+  folder = fetch.cache_folder() / "smollm2-135m-instruct-float32"
+  if not folder.exists():
+    source = "--source=smollm2-135m-instruct"
+    programs.run("convert", source, f"--output={folder}")
+  return folder
+
+
 @pytest.mark.parametrize("search", SEARCHES, ids=str)
-def test_a_decoder(search):
-  folder = shipped.FOLDER / "stdlib-11m"
+@pytest.mark.parametrize("name", ["stdlib-11m", "smollm2"])
+def test_a_decoder(search, name):
+  if name == "smollm2":
+    folder, new = smollm2(), 16
+  else:
+    folder, new = shipped.FOLDER / name, NEW
   checkpoint = checkpoints.load(folder)
   lines = (shipped.FOLDER / "prompts.jsonl").read_text().splitlines()
   texts = [json.loads(line)["prompt"] for line in lines[:ROWS]]
   prompts = [checkpoint.tokenizer.encode(text)[:40] for text in texts]
   [line] = checkpoint.tokenizer.encode("\n", add_special=False)
   eos = (line, 5)
-  expected = theirs(folder, prompts, search, eos)
+  expected = theirs(folder, prompts, search, eos, max_new_tokens=new)
   size = max(map(len, prompts))
   prompt = np.zeros((ROWS, size), np.int32)
   for row, ids in enumerate(prompts):
     prompt[row, : len(ids)] = ids
   length = np.array([*map(len, prompts)])
   model = transformer.model(checkpoint.config)
-  for drafter in (None, drafters.quantized(model, shape=_tree())):
+  tree = drafters.quantized(model, shape=_tree())
+  few = ROWS if name != "smollm2" else 3  # its trees take minutes
+  for drafter, rows in ((None, ROWS), (tree, few)):
     found = beam.beam_search(
       model,
       Params(checkpoint.params, _drafting(drafter, checkpoint.params)),
-      jnp.asarray(prompt),
-      jnp.asarray(length),
+      jnp.asarray(prompt[:rows]),
+      jnp.asarray(length[:rows]),
       search,
-      max_length=size + NEW,
+      max_length=size + new,
       eos_ids=eos,
-      limit=jnp.asarray(length + NEW),
+      limit=jnp.asarray(length[:rows] + new),
       **({"drafter": drafter} if drafter else {}),
     )
-    compare(found, expected, eos)
+    compare(found, expected[:rows], eos)
 
 
 def _tree():

@@ -129,7 +129,10 @@ def beam_drafters():
     functools.partial(transformer.init_params, DRAFT), jax.random.key(0)
   )
   named = {name: (pair[0], weights) for name, pair in pairs().items()}
-  head = learned_kinds.draft_head("eagle", full=True, config=TARGET)
+  # Its cache is no block of the target's: sizes are what is compared.
+  head = learned_kinds.draft_head(
+    "eagle", full=True, config=TARGET, head_dim=16
+  )
   shape = draft_shape.dynamic(2, 3, 6)
   drafter = serve.drafter(head, transformer.model(TARGET), shape)
 

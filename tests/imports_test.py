@@ -39,8 +39,9 @@ ALLOWED = {
   "step": f"{_CORE} traversal stats",
   "inputs": "types sampling",
   "decode": f"{_CORE} step inputs multihost",
-  "beam": f"{_CORE} beam_traversal decode inputs step",
-  "beam_traversal": "types traversal",
+  "beam": f"{_CORE} beam_step beam_traversal decode inputs step",
+  "beam_step": "types",
+  "beam_traversal": "types traversal beam_step",
   "testing": f"{_MODELS} draft_shape traversal acceptance step decode "
   "compiled.hlo",
   "drafters": f"{_CORE} draft_shape models utils.spelling {_CACHED}",

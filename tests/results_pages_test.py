@@ -157,6 +157,21 @@ def test_texts_of_a_kind_stand_by_k(folder):
   assert f"| code | 2 | 60.0 | {cell} | {cell} | 2 of 2 |" in text
 
 
+def test_widths_at_which_beam_search_gains_or_loses_stand_below(tmp_path):
+  entries = [
+    {"width": width, "steps": 9, "rounds": 6, "steps_per_round": 1.5,
+     "plain_seconds": 2.0, "seconds": 1.0, "same_beams": 4, "batches": 4,
+     "error_over": "batches", "speedup": {"value": speedup, "error": 0.05}}
+    for width, speedup in ((1, 1.5), (2, 1.2), (4, 1.04), (8, 0.8))
+  ]  # fmt: skip
+  one = document(beam_searches=entries)
+  (tmp_path / "one.json").write_text(json.dumps(one))
+  text = fill(tmp_path, "results: beams one")
+  assert "- faster than plain beam search at width 1, 2\n" in text
+  assert "- slower than plain beam search at width 8\n" in text
+  assert "- standard errors are over batches" in text
+
+
 def test_values_stand_in_sentences(folder):
   speedup = "value: one runs[k=3,group=all].speed.speedup"
   tokens = f"{speedup}.value .1f"

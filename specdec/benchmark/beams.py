@@ -104,6 +104,7 @@ def compare(
       "seconds": sum(seconds[0]) / repeats,
       "plain_seconds": sum(seconds[1]) / repeats,
       "speedup": dataclasses.asdict(metrics.geometric_mean(by_batch)),
+      "error_over": "batches" if len(batches) > 1 else "repeats",
       "batches": len(batches),
       "same_beams": sum(same),
       "largest_score_difference": apart,

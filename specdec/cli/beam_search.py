@@ -8,9 +8,10 @@
 
 The best beam of every prompt is printed for the first of --widths; then each
 width is searched with the drafter and without it, in turns. Beams and scores
-are those of plain beam search, whatever drafts; a step is accepted where all
-beams that it keeps were drafted. The table says how many steps a pass of the
-target made, and the speedup with the standard error of its repeats:
+are those of plain beam search, whatever drafts, to the rounding of float32; a
+step is accepted where all beams that it keeps were drafted. The table says how
+many steps a pass of the target made, and the speedup with its standard error,
+over batches, or over repeats of a single batch:
 
   steps/round  steps of plain beam search for each round of the drafter's
   speedup      of all rounds, prefill excluded
@@ -92,19 +93,19 @@ def run(options: app.Options) -> None:
   batches = batches_of(encoded, batch)
   first = [beams.search(decoder, one, searches[0]) for one in batches]
   tokenizer = target.checkpoint.tokenizer
-  found = [
+  best = [
     (ids, score)
     for one in first
     for texts, scores in zip(one.texts, one.scores)
     for ids, score in [(texts[0], float(scores[0]))]
   ]
-  for ids, score in found:
+  for ids, score in best:
     text = str(ids) if tokenizer is None else tokenizer.decode(ids)
     terminal.report(f"{score:.4f} {text}\n")
   entries = [*beams.compare(decoder, batches, searches, options.repeats)]
   terminal.report(tables.of_beams(entries))
   if options.json:
-    texts = [{"token_ids": ids, "score": score} for ids, score in found]
+    texts = [{"token_ids": ids, "score": score} for ids, score in best]
     document = header | {"beam_searches": entries, "texts": texts}
     results.write_json(options.json, document)
 

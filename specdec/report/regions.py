@@ -127,17 +127,15 @@ def value(document: dict, path: str, form: str = ".2f") -> str:
   Raises:
     ValueError: it has no such path.
   """
-  found = document
+  part = document
   try:
     for name, wanted in _STEP.findall(path):
-      found = found[name]
+      part = part[name]
       if wanted:
         pairs = [pair.split("=") for pair in wanted.split(",")]
-        [found] = [
-          x for x in found if all(str(x[key]) == y for key, y in pairs)
-        ]
+        [part] = [x for x in part if all(str(x[key]) == y for key, y in pairs)]
   except (KeyError, TypeError, ValueError) as error:
     raise ValueError(f"there is no {path} in it") from error
-  if isinstance(found, dict):
-    return str(Estimate(**found))
-  return format(found, form) if isinstance(found, float) else str(found)
+  if isinstance(part, dict):
+    return str(Estimate(**part))
+  return format(part, form) if isinstance(part, float) else str(part)

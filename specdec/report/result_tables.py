@@ -197,8 +197,22 @@ def rules(documents: Mapping, name: str) -> str:
 
 
 def beams(documents: Mapping, name: str) -> str:
-  """Widths of beam_search.py."""
-  return tables.of_beams(documents[name]["beam_searches"], markdown)
+  """Widths of beam_search.py, and at which of them drafts lose or gain."""
+  entries = documents[name]["beam_searches"]
+  notes = []
+  for word, sign in (("faster", 1), ("slower", -1)):
+    widths = [
+      str(x["width"])
+      for x in entries
+      if sign * (x["speedup"]["value"] - 1) > (x["speedup"]["error"] or 0)
+    ]
+    if widths:
+      widths = ", ".join(widths)
+      notes.append(f"- {word} than plain beam search at width {widths}")
+  if over := {x["error_over"] for x in entries if "error_over" in x}:
+    notes.append(f"- standard errors are over {', '.join(sorted(over))}")
+  table = tables.of_beams(entries, markdown)
+  return "\n\n".join([table, *filter(None, ["\n".join(notes)])])
 
 
 def engines(documents: Mapping, name: str) -> str:
