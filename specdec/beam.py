@@ -262,7 +262,10 @@ def check(target: Model, search: Search, eos_ids: Sequence[int]) -> None:
   """
   if search.width < 1:
     raise ValueError(f"width = {search.width}; it must be >= 1")
-  if search.early_stopping not in STOPPING:
+  # 1 equals True, and both would share one compiled program.
+  if type(search.early_stopping) is not bool and (
+    search.early_stopping != "never"
+  ):
     raise ValueError(
       f"early_stopping = {search.early_stopping!r}; accepted: "
       f"{', '.join(map(repr, STOPPING))}"

@@ -272,6 +272,7 @@ def test_an_encoder_decoder():
   [
     (beam.Search(0), "width = 0; it must be >= 1"),
     (beam.Search(2, 1.0, "maybe"), "early_stopping = 'maybe'; accepted: False"),
+    (beam.Search(2, 1.0, 1), "early_stopping = 1; accepted: False"),
     (beam.Search(2, math.nan), "length_penalty = nan; it must be finite"),
     (beam.Search(12), "a step of 12 beams weighs 24 continuations; the vocab"),
   ],
