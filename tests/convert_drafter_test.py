@@ -29,7 +29,9 @@ HEADS = {
     "speculators",
   ),
   "mtp": (
-    HeadConfig("mtp", head="shared", feeds_back_norm=True, **LAYERS),
+    HeadConfig(
+      "mtp", head="shared", feeds_back_norm=True, qk_norm=True, **LAYERS
+    ),
     "speculators",
   ),
   "eagle": (HeadConfig("eagle", head="shared", bias=True, **LAYERS), "eagle"),
@@ -94,7 +96,7 @@ def test_what_is_written_names_the_target(place, target):
     "name_or_path": str(target),
     "architectures": ["LlamaForCausalLM"],
   }
-  assert config["torch_dtype"] == "float32"
+  assert config["dtype"] == "float32"
   arrays = load_file(place / "eagle3" / "model.safetensors")
   assert arrays["layers.0.self_attn.q_proj.weight"].shape == (16, 32)
 

@@ -6,9 +6,11 @@ and shapes of every format's tensors, for drafters of random numbers, which are
 compared with published_heads.py.
 """
 
+import dataclasses
 import json
 import pathlib
 import pickle
+import re
 import zipfile
 
 import jax
@@ -286,7 +288,9 @@ def test_there_and_back_bit_for_bit(name, format_name, tmp_path):
     to,
     "float32",
   )
-  written = load_file(tmp_path / "ours" / "model.safetensors")
+  [path] = (tmp_path / "ours").glob("*.safetensors")
+  assert path.stem == ("medusa_lm_head" if name == "Medusa" else "model")
+  written = load_file(path)
   expected = arrays_of(manifest)
   assert {*written} == {*expected}
   for key, array in expected.items():
@@ -415,7 +419,10 @@ def test_norm_before_residual_must_be_said(tmp_path):
 def test_a_vocabulary_that_contradicts_itself(tmp_path):
   kept = arrays_of(EAGLE3)["t2d"]
   error = changed(tmp_path / "a", EAGLE3, {"t2d": ~kept})
-  assert "d2t and t2d name different tokens" in error
+  assert "t2d does not name the tokens" in error
+  for wrong in (np.append(kept, False), kept[None]):
+    error = changed(tmp_path / "a", EAGLE3, {"t2d": wrong})
+    assert "t2d does not name the tokens" in error
   offsets = np.array([5, 4, 3, 2, 1, 0, 0, 0])  # token 5 again and again
   error = changed(tmp_path / "b", EAGLE3, {"d2t": offsets})
   assert "ascending" in error
@@ -427,13 +434,16 @@ def test_a_vocabulary_that_contradicts_itself(tmp_path):
   del arrays["d2t"]
   assert "no d2t" in refused(write(tmp_path / "e", EAGLE3, arrays))
   forge = MANIFESTS["SpecForge"]  # of all tokens
-  error = changed(tmp_path / "f", forge, {"t2d": np.ones(16, bool)})
-  assert "every token" in error
+  error = changed(tmp_path / "f", forge, {"t2d": np.arange(16) < 9})
+  assert "t2d does not name the tokens" in error
+  error = changed(tmp_path / "g", EAGLE3, {"d2t": np.zeros(0, np.int64)})
+  assert "n > 0" in error
 
 
 def test_the_mapping_of_all_tokens_to_themselves_is_none(tmp_path):
   forge = MANIFESTS["SpecForge"]
   arrays = arrays_of(forge) | {"d2t": np.zeros(16, np.int64)}
+  arrays["t2d"] = np.ones(16, bool)
   assert formats.load(write(tmp_path, forge, arrays), TARGET).ids is None
 
 
@@ -462,6 +472,93 @@ def test_another_target_is_refused_by_what_differs(config, what, tmp_path):
 )
 def test_a_config_of_speculators_that_does_not_load(changes, what, tmp_path):
   assert what in changed(tmp_path, SPECULATORS, **changes)
+
+
+@pytest.mark.parametrize("ids", [5, "abc", [None], [-1], {"a": 1}, [True]])
+def test_layers_that_are_no_list_of_integers(ids, tmp_path):
+  key = "eagle_aux_hidden_state_layer_ids"
+  for manifest in (SPECULATORS, EAGLE3):
+    error = changed(tmp_path / "a", manifest, **{key: ids})
+    assert f"{key} = " in error and "list of integers" in error
+  error = changed(tmp_path / "b", EAGLE3, eagle_config={key: ids})
+  assert "list of integers" in error
+
+
+@pytest.mark.parametrize(
+  "changes, what",
+  [
+    (dict(eagle_config={"use_aux_hidden_state": False}), "accepted: True"),
+    (dict(eagle_config={"parallel_draft_step": 4}), "accepted: 1"),
+    (dict(draft_vocab_size=9), "9"),
+  ],
+)
+def test_a_config_of_eagle3_that_does_not_load(changes, what, tmp_path):
+  assert what in changed(tmp_path, EAGLE3, **changes)
+
+
+def test_spellings_of_eagle3_that_load(tmp_path):
+  more = {"input_norm.weight": np.ones(24, np.float32)}
+  more["midlayer.self_attn.rotary_emb.inv_freq"] = np.ones(2, np.float32)
+  arrays = arrays_of(EAGLE3) | more
+  key = "eagle_aux_hidden_state_layer_ids"
+  folder = write(
+    tmp_path, EAGLE3, arrays, eagle_config={"norm_before_fc": True}, **{key: []}
+  )
+  head_config = formats.load(folder, TARGET).stored.head_config
+  assert head_config.feature_norm == "joint"
+  assert head_config.features == (2, 3, 3)
+  folder = write(tmp_path / "b", MANIFESTS["EAGLE"], draft_vocab_size=None)
+  assert formats.inspect(folder, TARGET).kind == "eagle"
+
+
+def test_sizes_that_no_drafter_has_are_refused_at_once(tmp_path):
+  error = changed(
+    tmp_path, MANIFESTS["ReDrafter"], num_draft_layers=100_000_000
+  )
+  assert "residual_layers = 100000000" in error
+
+
+def head_of(name, tmp_path, **changes):
+  """(head config with changes, its random weights)."""
+  head_config = formats.load(
+    write(tmp_path / "a", MANIFESTS[name]), TARGET
+  ).stored.head_config
+  head_config = dataclasses.replace(head_config, **changes)
+  ids = np.arange(8) if head_config.vocabulary else None
+  head = drafters.LEARNED[head_config.kind](head_config, TARGET, ids)
+  return head_config, ids, head.init(jax.random.key(0))
+
+
+@pytest.mark.parametrize(
+  "name, changes, what",
+  [
+    ("speculators mtp", dict(num_layers=2), "num_layers = 2"),
+    ("speculators mtp", dict(qk_norm=False), "qk_norm = False"),
+    ("speculators mtp", dict(hidden_first=True), "hidden_first = True"),
+    ("speculators eagle3", dict(features=(1, 2, 2)), "different layers"),
+    ("speculators eagle3", dict(head="shared"), "a head of its own"),
+  ],
+)
+def test_what_readers_of_speculators_would_take_for_another_is_not_written(
+  name, changes, what, tmp_path
+):
+  arguments = head_of(name, tmp_path, **changes)
+  with pytest.raises(ValueError, match=what):
+    formats.save(
+      tmp_path / "b", "speculators", *arguments, formats.Target(6, 8, 16)
+    )
+  assert not (tmp_path / "b").exists()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("format_name", ["speculators", "eagle"])
+def test_a_written_config_says_one_type(format_name, dtype, tmp_path):
+  arguments = head_of("speculators eagle3", tmp_path)
+  folder = tmp_path / "b"
+  to = formats.Target(6, 8, 16)
+  formats.save(folder, format_name, *arguments, to, dtype)
+  config = (folder / "config.json").read_text()
+  assert re.findall(r'"(?:torch_)?dtype": "(\w+)"', config) == [dtype]
 
 
 def test_layers_that_a_head_cannot_have(tmp_path):
@@ -549,7 +646,7 @@ class Harmful:
     (Harmful(RAN.append, "ran"), "getattr"),
     ({"a": Harmful(eval, "RAN.append(1)")}, "eval"),
     ({"a": Harmful(pathlib.Path, "x")}, "pathlib"),
-    (np.zeros(3), "numpy"),
+    (np.zeros(3), "numpy|BYTES"),
     ({"a": 1}, "named tensors"),
     ({}, "named tensors"),
     ([1], "named tensors"),
@@ -588,5 +685,35 @@ def test_damaged_pickles_are_refused(tmp_path):
     for tensor in pickled.read(path).values():
       tensor.read()
   path.write_bytes(whole[: len(whole) // 2])
-  with pytest.raises(ValueError):
+  with pytest.raises(ValueError, match=r"a\.pt is no whole zip"):
+    pickled.read(path)
+
+
+@pytest.mark.parametrize(
+  "content, what",
+  [
+    (b"\x80\x02}" + b")" + b"\x85" * 3_000_000 + b"K\x01s.", "tuples"),
+    (b"\x80\x02}r\x00\x00\x00\x08.", "entry 134217728"),
+    (b"\x80\x02\x82\x01.", "EXT1"),
+    (b"\x80\x02(ios\nsystem\n.", "INST"),
+    (b"\x80\x02}X\x01", "is damaged"),
+    (b"", "is damaged"),
+  ],
+)
+def test_pickles_that_could_crash_a_reader_are_refused(content, what, tmp_path):
+  path = tmp_path / "a.pt"
+  with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+    archive.writestr("archive/data.pkl", content)
+  with pytest.raises(ValueError, match=what) as error:
+    pickled.read(path)
+  assert str(path) in str(error.value)
+
+
+@pytest.mark.parametrize("names", [[], ["a/data.pkl", "b/data.pkl"]])
+def test_an_archive_without_one_pickle_is_refused(names, tmp_path):
+  path = tmp_path / "a.pt"
+  with zipfile.ZipFile(path, "w") as archive:
+    for name in [*names, "x"]:
+      archive.writestr(name, b"")
+  with pytest.raises(ValueError, match=rf"a\.pt .*{len(names)} data\.pkl"):
     pickled.read(path)

@@ -43,7 +43,12 @@ KINDS = {
   ),
   "published_mtp": (
     HeadConfig(
-      "mtp", head="shared", feeds_back_norm=True, **_WIDE, **_PUBLISHED
+      "mtp",
+      head="shared",
+      feeds_back_norm=True,
+      qk_norm=True,
+      **_WIDE,
+      **_PUBLISHED,
     ),
     Loss(),
   ),

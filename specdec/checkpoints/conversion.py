@@ -1,5 +1,6 @@
 """Rewrites models and drafters in another layout."""
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -122,4 +123,14 @@ def convert_drafter(
     path = output
     described = describe_target(target, model.config)
     formats.save(output, layout, head_config, ids, net, described, dtype)
-  return saved.load(path, model)
+  result = saved.load(path, model)
+  # What a format cannot say: how many levels a head was trained for.
+  wrote = dataclasses.replace(head_config, levels=result.head_config.levels)
+  same = jax.tree.map(
+    lambda a, b: bool(jnp.array_equal(a.astype(dtype), b.astype(dtype))),
+    net,
+    result.net,
+  )
+  if wrote != result.head_config or not all(jax.tree.leaves(same)):
+    raise ValueError(f"{layout} does not hold this {head_config.kind} exactly")
+  return result

@@ -306,13 +306,15 @@ def save_safetensors(
   save_arrays(directory, arrays)
 
 
-def save_arrays(directory: Path, arrays: dict[str, np.ndarray]) -> None:
-  """Writes model.safetensors next to config.json; raises NotWritten."""
-  with files.written(directory / SINGLE) as file:
+def save_arrays(
+  directory: Path, arrays: dict[str, np.ndarray], name: str = SINGLE
+) -> None:
+  """Writes a safetensors file next to config.json; raises NotWritten."""
+  with files.written(directory / name) as file:
     try:
       save_file(arrays, file, metadata={"format": "pt"})
       # save_file lets no one else read it, whatever the umask says.
-      if file == directory / SINGLE:
+      if file == directory / name:
         mode = (directory / "config.json").stat().st_mode
         file.chmod(stat.S_IMODE(mode))
     except SafetensorError as error:

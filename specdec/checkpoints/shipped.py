@@ -40,8 +40,8 @@ def drafter(name: str) -> Path:
   path = Path(name).expanduser()
   if not path.is_file():
     raise FileNotFoundError(
-      f"no such drafter as {name!r}; {choices(name, drafters())}, or a file of "
-      "train.py"
+      f"no such drafter as {name!r}; {choices(name, drafters())}, a file of "
+      "train.py, or a folder or a name on the hub in a format of others"
     )
   return path
 

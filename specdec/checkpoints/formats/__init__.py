@@ -1,8 +1,9 @@
 """Drafters in the formats of others: read by their config, nothing guessed.
 
 A format is a module with NAME, matches(files), parse(files, target) and, where
-it can be written, render(head_config, target) and table(head_config). To add
-one, write the module and list it in FORMATS, or in WRITTEN too.
+it can be written, render(head_config, target, dtype), table(head_config) and
+maybe FILE, the name of its weights. To add one, write the module and list it in
+FORMATS, or in WRITTEN too.
 """
 
 import json
@@ -126,7 +127,7 @@ def load(folder: Path, target: TransformerConfig) -> Drafter:
       if name.startswith(stored.prefix) and name not in (_OFFSETS, _KEPT)
     },
     files.source,
-    ignored=re.compile(stored.ignored) if stored.ignored else None,
+    ignored=re.compile(rf"{stored.ignored or '-'}|.*rotary_emb\.inv_freq"),
   )
   flat = {}
   for path, name in stored.table.items():
@@ -174,38 +175,35 @@ def _read_ids(files: Files, count: int, vocab_size: int) -> np.ndarray | None:
   d2t holds id - index of each, t2d whether a token of the target is one.
   """
   source, here = files.source, files.shapes
-  if not count:
-    if _OFFSETS in here or _KEPT in here:
-      ids = _offsets(files, vocab_size) if _OFFSETS in here else None
-      if ids is None or len(ids) != vocab_size or np.any(np.diff(ids) != 1):
-        raise ValueError(
-          f"{source} holds {_OFFSETS} or {_KEPT}, and its config says that it "
-          "drafts every token of the target"
-        )
-    return None
-  if _OFFSETS not in here:
+  ids = np.arange(vocab_size, dtype=np.int32)
+  if _OFFSETS in here:
+    ids = _offsets(files, vocab_size)
+  elif count:
     raise ValueError(
       f"{source} drafts {count} of {vocab_size} tokens and holds no {_OFFSETS}"
     )
-  ids = _offsets(files, vocab_size)
-  if len(ids) != count:
+  if len(ids) != (count or vocab_size):
     raise ValueError(
       f"{source} holds a {_OFFSETS} of {len(ids)} tokens; its config says "
-      f"{count}"
+      f"{count or vocab_size}"
     )
   if _KEPT in here:
-    kept = np.flatnonzero(files.read(_KEPT))
-    if not np.array_equal(kept, ids):
+    kept = files.read(_KEPT)
+    if kept.shape != (vocab_size,) or not np.array_equal(
+      np.flatnonzero(kept), ids
+    ):
       raise ValueError(
-        f"{source} is damaged: {_OFFSETS} and {_KEPT} name different tokens"
+        f"{source} is damaged: {_KEPT} does not name the tokens that it drafts"
       )
-  return ids
+  return ids if count else None
 
 
 def _offsets(files: Files, vocab_size: int) -> np.ndarray:
   offsets = files.read(_OFFSETS)
-  if offsets.dtype.kind not in "iu" or offsets.ndim != 1:
-    raise ValueError(f"{files.source}: {_OFFSETS} must hold integers [n]")
+  if offsets.dtype.kind not in "iu" or offsets.ndim != 1 or not len(offsets):
+    raise ValueError(
+      f"{files.source}: {_OFFSETS} must hold integers [n], n > 0"
+    )
   ids = offsets.astype(np.int64) + np.arange(len(offsets))
   if np.any(np.diff(ids) <= 0) or ids[0] < 0 or ids[-1] >= vocab_size:
     raise ValueError(
@@ -240,9 +238,10 @@ def save(
       f"a head with layout = {head_config.layout!r} has shapes that no format "
       "but ours knows; train one with layout = 'published'"
     )
-  config = module.render(head_config, target) | {"torch_dtype": dtype}
+  config = module.render(head_config, target, dtype)
   flat = traverse_util.flatten_dict(net, sep="/")
   table = module.table(head_config)
+  assert len({*table.values()}) == len(table), table  # a name a tensor
   arrays = {
     table[path]: np.asarray(jax.numpy.asarray(x, dtype))
     for path, x in flat.items()
@@ -257,4 +256,5 @@ def save(
   disk.make_folder(folder)
   text = json.dumps(config, indent=2) + "\n"
   disk.replace_file(folder / "config.json", text)
-  huggingface.save_arrays(folder, arrays)
+  name = getattr(module, "FILE", huggingface.SINGLE)
+  huggingface.save_arrays(folder, arrays, name)

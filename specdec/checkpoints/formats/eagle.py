@@ -5,7 +5,12 @@ from typing import Any
 from specdec.checkpoints import hf_config
 from specdec.checkpoints.formats import tables
 from specdec.checkpoints.formats.files import Files
-from specdec.checkpoints.formats.stored import Stored, Target, typed
+from specdec.checkpoints.formats.stored import (
+  Stored,
+  Target,
+  layer_ids,
+  typed,
+)
 from specdec.drafters.heads.head_config import HeadConfig
 from specdec.utils.spelling import check_choice
 
@@ -14,12 +19,19 @@ KINDS = "eagle", "eagle3"
 _FIRST, _MIDDLE = "layers.0.", "midlayer."
 _SPECFORGE = "LlamaForCausalLMEagle3"
 _LAYERS = "eagle_aux_hidden_state_layer_ids"
+_ONLY = {  # options of eagle_config -> what this EAGLE-3 is
+  "use_aux_hidden_state": True,
+  "use_input_layernorm_in_first_layer": True,
+  "use_last_layernorm": True,
+  "use_mtp_layernorm": False,
+  "parallel_draft_step": 1,
+}
 
 
 def _is_eagle3(files: Files) -> bool:
   config = files.config
   return (
-    "draft_vocab_size" in config
+    config.get("draft_vocab_size") is not None
     or _SPECFORGE in (config.get("architectures") or ())
     or any(name.startswith(_MIDDLE) for name in files.shapes)
   )
@@ -53,22 +65,26 @@ def parse(files: Files, target: Target | None) -> Stored:
     names = tables.eagle(head_config)
     return Stored(NAME, head_config, names, parsed.vocab_size)
   extra = typed(config, "eagle_config", dict, source, {})
-  if not typed(extra, "use_aux_hidden_state", bool, source, True):
-    raise ValueError(
-      f"{source} has use_aux_hidden_state = false; an EAGLE-3 without streams "
-      "of the target's layers does not load"
-    )
-  features = _features(config, extra, target)
+  for key, value in _ONLY.items():
+    if extra.get(key, value) != value:
+      raise ValueError(
+        f"{source} has {key} = {extra[key]!r:.60} in eagle_config; accepted: "
+        f"{value!r}"
+      )
+  features = _features(config, extra, target, source)
   size = typed(config, "draft_vocab_size", int, source, parsed.vocab_size)
+  if size != parsed.vocab_size and "lm_head.weight" not in shapes:
+    raise ValueError(
+      f"{source} drafts {size} of {parsed.vocab_size} tokens and lacks "
+      "lm_head.weight"
+    )
   head_config = HeadConfig(
     kind="eagle3",
-    features=tuple(features),
+    features=features,
     vocabulary=0 if size == parsed.vocab_size else size,
     embed=embed,
     head="own" if "lm_head.weight" in shapes else "shared",
-    feature_norm="each"
-    if typed(config, "fc_norm", bool, source, False)
-    else "none",
+    feature_norm=_feature_norm(config, extra, source),
     norm_before_residual=typed(
       config, "norm_before_residual", bool, source, False
     ),
@@ -82,17 +98,26 @@ def parse(files: Files, target: Target | None) -> Stored:
   return Stored(NAME, head_config, names, parsed.vocab_size, None, width)
 
 
-def _features(config, extra, target: Target | None) -> tuple[int, ...]:
+def _features(config, extra, target: Target | None, source: str):
   """Returns the streams that an EAGLE-3 reads, by the layers they enter.
 
   SGLang and SpecForge name the layers that they leave, in eagle_config; vLLM
-  those that they enter, at the top level.
+  those that they enter, at the top level. An empty list stands for the paper's.
   """
-  if config.get(_LAYERS) is not None:
-    return tuple(config[_LAYERS])
+  if config.get(_LAYERS):
+    return layer_ids(config[_LAYERS], source)
   if extra.get(_LAYERS):
-    return tables.convert_layers(extra[_LAYERS], "z-lab", "speculators")
+    left = layer_ids(extra[_LAYERS], source)
+    return tables.convert_layers(left, "z-lab", "speculators")
   return tables.default_layers(target.num_layers) if target else (0,) * 3
+
+
+def _feature_norm(config, extra, source: str) -> str:
+  """Returns HeadConfig.feature_norm."""
+  if typed(config, "fc_norm", bool, source, False):
+    return "each"
+  joint = extra.get("norm_before_fc", config.get("norm_before_fc"))
+  return "joint" if joint else "none"
 
 
 def _midlayer(names: dict[str, str]) -> dict[str, str]:
@@ -102,7 +127,9 @@ def _midlayer(names: dict[str, str]) -> dict[str, str]:
   }
 
 
-def render(head_config: HeadConfig, target: Target) -> dict[str, Any]:
+def render(
+  head_config: HeadConfig, target: Target, dtype: str
+) -> dict[str, Any]:
   """Returns the config.json of a head, as `parse` reads it.
 
   Raises:
@@ -111,10 +138,9 @@ def render(head_config: HeadConfig, target: Target) -> dict[str, Any]:
   check_choice(
     "kind", head_config.kind, KINDS, f" cannot be written as {NAME}; known"
   )
-  if head_config.feature_norm == "joint" or head_config.qk_norm:
+  if head_config.qk_norm:
     raise ValueError(
-      f"{NAME} has no place for a joint feature_norm or qk_norm; write it as "
-      "speculators"
+      f"{NAME} has no place for qk_norm; write it as speculators"
     )
   if 0 in head_config.features:
     raise ValueError(
@@ -123,6 +149,7 @@ def render(head_config: HeadConfig, target: Target) -> dict[str, Any]:
     )
   config = hf_config.render(head_config.layers)
   config |= {"vocab_size": target.vocab_size, "tie_word_embeddings": False}
+  config["torch_dtype"] = dtype
   if target.max_length:
     config["max_position_embeddings"] = target.max_length
   if head_config.kind == "eagle":
@@ -137,6 +164,7 @@ def render(head_config: HeadConfig, target: Target) -> dict[str, Any]:
         tables.convert_layers(head_config.features, "speculators", "z-lab")
       ),
       "use_aux_hidden_state": True,
+      "norm_before_fc": head_config.feature_norm == "joint",
     },
     "norm_before_residual": head_config.norm_before_residual,
     "fc_norm": head_config.feature_norm == "each",

@@ -10,6 +10,7 @@ from specdec.drafters.heads.head_config import HeadConfig
 from specdec.utils.spelling import check_choice
 
 NAME = "medusa"
+FILE = "medusa_lm_head.safetensors"
 KINDS = ("medusa",)
 
 
@@ -31,13 +32,18 @@ def parse(files: Files, target: Target | None) -> Stored:
       f"{source} is Medusa with vLLM's names; give the original "
       "medusa_lm_head.safetensors or medusa_lm_head.pt"
     )
-  places = [re.fullmatch(r"(\d+)\.(\d+)\.linear\.weight", x) for x in shapes]
+  places = [
+    re.fullmatch(r"([0-9]{1,4})\.([0-9]{1,4})\.linear\.weight", x)
+    for x in shapes
+  ]
   places = [(int(x[1]), int(x[2])) for x in places if x]
   if not places:
     raise ValueError(f"{source} holds no residual block of a Medusa head")
   heads, blocks = (max(numbers) + 1 for numbers in zip(*places))
   projection = shapes.get(f"0.{blocks}.weight", (0, 0))
-  width = shapes.get("0.0.linear.weight", projection[1:])[0]
+  if "0.0.linear.weight" not in shapes:
+    raise ValueError(f"{source} lacks 0.0.linear.weight")
+  width = shapes["0.0.linear.weight"][0]
   head_config = HeadConfig(
     kind="medusa",
     layout="published",
@@ -52,7 +58,9 @@ def parse(files: Files, target: Target | None) -> Stored:
   return Stored(NAME, head_config, table, vocab_size)
 
 
-def render(head_config: HeadConfig, target: Target) -> dict[str, Any]:
+def render(
+  head_config: HeadConfig, target: Target, dtype: str
+) -> dict[str, Any]:
   """Returns the config.json of heads, as `parse` reads it.
 
   Raises:
@@ -73,6 +81,7 @@ def render(head_config: HeadConfig, target: Target) -> dict[str, Any]:
     "medusa_num_layers": head_config.residual_layers,
     "hidden_size": head_config.width,
     "vocab_size": target.vocab_size,
+    "torch_dtype": dtype,
     "base_model_name_or_path": target.name,
   }
 

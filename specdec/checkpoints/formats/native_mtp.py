@@ -88,8 +88,7 @@ def parse(files: Files, target: Target | None) -> Stored:
   for part, what in _REFUSED.items():
     if any(part in x for x in inside):
       raise ValueError(
-        f"the MTP layer in {source} has {what}; those of ordinary decoder "
-        "layers load"
+        f"its MTP layer has {what}; those of ordinary decoder layers load"
       )
   layer = {"num_hidden_layers": 1, "layer_types": None}
   parsed = hf_config.parse(files.config | layer, source, "float32")

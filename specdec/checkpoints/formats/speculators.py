@@ -1,6 +1,7 @@
-"""The layout of vLLM's `speculators`, which vLLM, and by it TPUs, serve from.
+"""The layout of vLLM's `speculators`, from which vLLM serves EAGLE-3 heads.
 
-Keys and tensors are those of versions 0.5 to 0.9 of the package.
+Keys and tensors are those of versions 0.5 to 0.9 of the package, which also
+trains and loads MTP layers of Qwen 3; vLLM 0.32 does not read those.
 """
 
 from collections.abc import Mapping
@@ -9,7 +10,12 @@ from typing import Any
 from specdec.checkpoints import hf_config
 from specdec.checkpoints.formats import tables
 from specdec.checkpoints.formats.files import Files
-from specdec.checkpoints.formats.stored import Stored, Target, typed
+from specdec.checkpoints.formats.stored import (
+  Stored,
+  Target,
+  layer_ids,
+  typed,
+)
 from specdec.drafters.heads.head_config import HeadConfig
 from specdec.utils.spelling import check_choice, join_names
 
@@ -110,7 +116,9 @@ def parse(files: Files, target: Target | None) -> Stored:
       "different defaults; add it to config.json as the drafter was trained"
     )
   features = config.get("eagle_aux_hidden_state_layer_ids")
-  if features is None:
+  if features:
+    features = layer_ids(features, source)
+  else:
     features = tables.default_layers(target.num_layers) if target else (0,) * 3
   norms = [
     typed(config, name, bool, source, False)
@@ -120,7 +128,7 @@ def parse(files: Files, target: Target | None) -> Stored:
     raise ValueError(f"{source} has both norm_before_fc and fc_norm")
   size = typed(config, "draft_vocab_size", int, source, 32000)
   head_config = HeadConfig(
-    features=tuple(features),
+    features=features,
     vocabulary=0 if size == vocab_size else size,
     embed="own" if "embed_tokens.weight" in files.shapes else "shared",
     head="own" if "lm_head.weight" in files.shapes else "shared",
@@ -140,15 +148,46 @@ def parse(files: Files, target: Target | None) -> Stored:
   )
 
 
-def render(head_config: HeadConfig, target: Target) -> dict[str, Any]:
+def _check_written(head_config: HeadConfig) -> None:
+  """Refuses a head that the package's readers would not load as it is."""
+  check_choice(
+    "kind", head_config.kind, KINDS, f" cannot be written as {NAME}; known"
+  )
+  if head_config.kind == "eagle3":
+    if head_config.head == "shared":
+      raise ValueError(f"{NAME} knows EAGLE-3 with a head of its own only")
+    if len({*head_config.features}) < len(head_config.features):
+      raise ValueError(
+        f"features = {head_config.features}: {NAME} wants different layers"
+      )
+    return
+  wanted = {
+    "num_layers": 1,
+    "head": "shared",
+    "embed": "shared",
+    "feeds_back_norm": True,
+    "hidden_first": False,
+    "norm_offset": False,
+    "qk_norm": True,  # the layers of Qwen 3
+    "qkv_bias": False,
+  }
+  for name, value in wanted.items():
+    if getattr(head_config, name) != value:
+      raise ValueError(
+        f"{name} = {getattr(head_config, name)!r}: {NAME} knows MTP with "
+        f"{name} = {value!r} only"
+      )
+
+
+def render(
+  head_config: HeadConfig, target: Target, dtype: str
+) -> dict[str, Any]:
   """Returns the config.json of a head, as `parse` reads it.
 
   Raises:
     ValueError: the layout has no place for one of its options.
   """
-  check_choice(
-    "kind", head_config.kind, KINDS, f" cannot be written as {NAME}; known"
-  )
+  _check_written(head_config)
   layer = hf_config.render(head_config.layers)
   model_type = layer["model_type"]
   if model_type not in _LAYERS:
@@ -156,7 +195,7 @@ def render(head_config: HeadConfig, target: Target) -> dict[str, Any]:
       f"layers of {model_type} cannot be written as {NAME}; known: "
       f"{join_names(_LAYERS)}"
     )
-  del layer["architectures"]
+  del layer["architectures"], layer["torch_dtype"]
   layer |= {"vocab_size": target.vocab_size, "hidden_act": "silu"}
   layer |= {"attention_bias": False, "tie_word_embeddings": False}
   if target.max_length:
@@ -182,17 +221,9 @@ def render(head_config: HeadConfig, target: Target) -> dict[str, Any]:
     },
     "transformer_layer_config": layer,
     "tie_word_embeddings": False,
-    "dtype": "bfloat16",
+    "dtype": dtype,
   }
   if head_config.kind == "mtp":
-    if head_config.head == "own" or head_config.embed == "own":
-      raise ValueError(
-        f"{NAME} knows no MTP with an embedding or head of its own"
-      )
-    if not head_config.feeds_back_norm or head_config.hidden_first:
-      raise ValueError(
-        f"{NAME} knows MTP with feeds_back_norm and without hidden_first only"
-      )
     layer["num_hidden_layers"] = target.num_layers
     return config | {"num_nextn_predict_layers": 1}
   return config | {

@@ -63,3 +63,19 @@ def typed(
       f"{source} has {key} = {value!r:.60}; it must be of type {kind.__name__}"
     )
   return value
+
+
+def layer_ids(value: Any, source: str, low: int = 0) -> tuple[int, ...]:
+  """Returns the target's layers that a config lists.
+
+  Raises:
+    ValueError: they are no list of integers >= low.
+  """
+  if not isinstance(value, list) or not all(
+    type(x) is int and x >= low for x in value
+  ):
+    raise ValueError(
+      f"{source} has eagle_aux_hidden_state_layer_ids = {value!r:.60}; they "
+      f"must be a list of integers >= {low}"
+    )
+  return tuple(value)

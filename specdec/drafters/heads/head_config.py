@@ -173,7 +173,7 @@ class HeadConfig:
       object.__setattr__(self, "rope_scaling", scaling)
     for field in dataclasses.fields(self):
       _check_type(field, getattr(self, field.name))
-    for name in ("num_layers", "levels"):
+    for name in ("num_layers", "levels", "residual_layers"):
       if getattr(self, name) > _MOST:
         raise ValueError(f"{name} = {getattr(self, name)}; at most {_MOST}")
     check_choice("kind", self.kind, KINDS)
