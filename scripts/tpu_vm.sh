@@ -59,10 +59,11 @@ create() {
       --spot) options+=(--spot) ;;
       --queued) queued=yes ;;
       --disk=*)
-        project=$(gcloud config get-value project 2>/dev/null || echo PROJECT)
+        project=$(gcloud config get-value project 2>/dev/null || true)
         disk=${option#*=} mode=read-write
+        [[ $disk ]] || usage
         [[ $disk != *:ro ]] || mode=read-only
-        disk=projects/$project/zones/$zone/disks/${disk%:ro}
+        disk=projects/${project:-PROJECT}/zones/$zone/disks/${disk%:ro}
         options+=("--data-disk=source=$disk,mode=$mode")
         ;;
       *) usage ;;
@@ -86,6 +87,10 @@ environment='if mountpoint -q /data && [ -w /data ]; then
 [[ $# -ge 3 ]] || usage
 what=$1 name=$2 zone=$3
 shift 3
+case "$what" in
+  queue | setup | mount | status | stop) [[ $# -eq 0 ]] || usage ;;
+  delete) [[ $# -le 1 ]] || usage ;;
+esac
 
 case "$what" in
   disk)
@@ -161,13 +166,13 @@ case "$what" in
       fi)"'
     ;;
   log)
-    [[ $# -le 1 ]] || usage
+    [[ $# -le 1 && ${1:-20} =~ ^[0-9]+$ ]] || usage
     remote "tail -n ${1:-20} specdec/run.log" --worker=0
     ;;
   stop) remote 'cd specdec && kill -TERM -- -$(cat run.pid)' ;;
   fetch)
     [[ $# -eq 1 ]] || usage
-    mkdir -p "$(dirname "$1")"
+    ${PREFIX:-} mkdir -p "$(dirname "$1")"
     tpu scp --recurse "$name:specdec/$1" "$1" --zone="$zone" --worker=0
     ;;
   delete)

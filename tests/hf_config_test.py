@@ -369,3 +369,14 @@ def test_render_names_what_no_architecture_has():
     hf_config.render(changed(qkv_bias=True, qk_norm=True))
   rendered = hf_config.render(changed(windows=(None,) * 8))
   assert rendered["architectures"] == ["LlamaForCausalLM"]
+
+
+def test_a_mistral_of_mixed_windows_is_refused():
+  """transformers takes it for another architecture."""
+  config = BASE | {"architectures": ["MistralForCausalLM"], "sliding_window": 4}
+  slides = ["sliding_attention"] * BASE["num_hidden_layers"]
+  listed = hf_config.parse(config | {"layer_types": slides}, "a", "float32")
+  assert {*listed.windows} == {4}
+  mixed = ["full_attention", *slides[1:]]
+  with pytest.raises(ValueError, match=r"a has layer_types .* in none"):
+    hf_config.parse(config | {"layer_types": mixed}, "a", "float32")

@@ -47,6 +47,8 @@ def names(store, folder):
     ("s3://bucket/run", r"nothing is written to s3://; accepted: gs://"),
     ("memory://run", r"nothing is written to memory://"),
     ("gs:///run", "should be gs://BUCKET/NAME"),
+    ("gs:/bucket/run", "has no //, as in gs://bucket"),
+    ("s3:bucket", "has no //, as in gs://bucket"),
     ("gs://bucket/", "should be gs://BUCKET/NAME"),
     ("gs://bucket/run", r"needs gcsfs, .* `pip install specdec-jax\[gcs\]`"),
   ],
@@ -92,6 +94,7 @@ def test_a_store_that_takes_nothing_is_refused_at_the_door(bucket):
     ("prepare_data", ["--make=stdlib", "--output=gs://bucket/corpus"]),
     ("choose_layers", ["--target=stdlib-1m", "--output=gs://bucket/layers"]),
     ("compare_training", ["gs://bucket/run"]),
+    ("export", ["--drafter=lookup", "--k=2", "--output=gs://bucket/x"]),
   ],
 )
 def test_what_is_read_must_be_copied_first(bucket, name, flags):

@@ -119,6 +119,10 @@ def test_what_gcloud_is_asked(place, arguments, expected):
     ("create me here", "A TPU VM, or every worker"),
     ("create me here v6e-8 --cheap", "A TPU VM, or every worker"),
     ("explode me here", "A TPU VM, or every worker"),
+    ("create me here v6e-8 --disk=", "A TPU VM, or every worker"),
+    ("log me here 1;rm", "A TPU VM, or every worker"),
+    ("stop me here now", "A TPU VM, or every worker"),
+    ("delete me here --queued x", "A TPU VM, or every worker"),
     ("create me here v9-8", "no runtime known for v9-8; set TPU_VERSION"),
   ],
 )

@@ -6,6 +6,7 @@ means nothing, and whoever prints it says so (AcceptanceRule.caveat).
 """
 
 import math
+import numbers
 from collections.abc import Sequence
 
 import jax.numpy as jnp
@@ -31,6 +32,9 @@ def rates_of_length(length: float) -> tuple[float, ...]:
   Raises:
     ValueError: the length is below 1, or is no number.
   """
+  number = isinstance(length, numbers.Real) and not isinstance(length, bool)
+  if not number:
+    raise ValueError(f"length = {length!r:.60}; it must be a number")
   if not 1 <= length <= _MOST + 1:
     raise ValueError(
       f"length = {length:g}; a mean acceptance length is at least 1, and at "
@@ -62,7 +66,7 @@ def synthetic(
   name = "synthetic acceptance"
   if length is not None:
     rates = rates_of_length(length)
-    name += f" of mean length {length:g}"
+    name += f" of mean length {length:g} in chains"
   rates = tuple(map(float, rates if np.ndim(rates) else [rates]))
   if not rates:
     raise ValueError("rates is empty; give at least one, in [0, 1]")

@@ -190,6 +190,11 @@ class Settings:
       )
     shape, rule, leading = self.make_shape(), self.make_rule(), 0
     length = self.synthetic_length
+    if length is not None and self.shape != "chain":
+      raise ValueError(
+        f"acceptance = {self.acceptance}: a length is for chains, and shape = "
+        f"{self.shape}; give rates"
+      )
     if length is not None and length > self.levels + 1:
       raise ValueError(
         f"acceptance = {self.acceptance}: a mean acceptance length is at most "

@@ -162,6 +162,14 @@ def _windows(
       f"{source} has layer_types = {kinds!r:.200}; accepted: {SLIDING} or "
       f"{FULL} for each layer"
     )
+  listed = config.get("layer_types")
+  derived = [SLIDING if slides else FULL for slides in sliding]
+  # With others, a config is Ministral to transformers.
+  if architecture.model_type == "mistral" and listed not in (None, derived):
+    raise ValueError(
+      f"{source} has layer_types = {listed!r:.200}; a Mistral has its "
+      "sliding_window in all layers or in none"
+    )
   if not any(sliding):
     return ()
   if window is None:

@@ -23,6 +23,7 @@ from specdec.benchmark.setup import Setup
 from specdec.checkpoints import conversion
 from specdec.cli import app, roofline_flags, setup_flags
 from specdec.cli.app import Options
+from specdec.utils import remote
 from specdec.utils.terminal import report
 
 ALL = "all"
@@ -72,6 +73,7 @@ def check(options: Options) -> tuple[Setup, Path]:
   setup = setup_flags.setup_of(options, batch=1)
   if not options.output:
     raise ValueError("give --output, a new folder")
+  remote.check_local("--output", options.output)
   output = Path(options.output).expanduser()
   app.check_folder("--output", str(output))
   if output.exists() and any(output.iterdir()):

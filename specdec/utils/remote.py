@@ -31,7 +31,8 @@ from specdec.utils import terminal
 
 PERIOD = 10.0  # seconds between two uploads of a file that grows
 LAST = "config.json"  # without it a checkpoint is none
-_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+# The second is a slip of the first, which would name a local folder.
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://|(?:gs|s3):")
 
 
 class _Copy:
@@ -60,6 +61,8 @@ def as_path(path: str | os.PathLike):
     return Path(path)
   text = os.fspath(path)
   scheme = _SCHEME.match(text)[1]
+  if scheme is None:
+    raise ValueError(f"{text} has no //, as in gs://bucket/folder")
   if scheme != "gs":
     raise ValueError(
       f"{text}: nothing is written to {scheme}://; accepted: gs://, or a local "
@@ -93,13 +96,13 @@ def check_local(name: str, path: str | os.PathLike) -> None:
 
 
 def check_writable(name: str, path: str) -> None:
-  """Raises ValueError where beside `path`, given as `name`, nothing can be
+  """Raises ValueError where next to `path`, given as `name`, nothing can be
   written and removed."""
   try:
-    probe = as_path(path)
-    probe = probe.with_name(f".{probe.name}.probe")
-    probe.write_text("")
-    probe.unlink()
+    trial = as_path(path)
+    trial = trial.with_name(f".{trial.name}.trial")
+    trial.write_text("")
+    trial.unlink()
   except ValueError as error:
     raise ValueError(f"{name}={error}") from error
   # Stores, and libraries that log in to them, raise many unrelated types.
