@@ -210,12 +210,13 @@ def project(
 
 def _check_matrix(weight: jax.Array, x: jax.Array) -> None:
   """Refuses a matrix that is not packed, or not for inputs x."""
-  fits = weight.ndim == 3 and x.ndim == 2 and x.shape[1] == weight.shape[1]
-  if not fits or not x.shape[1]:
+  if weight.ndim != 3 or x.ndim != 2 or x.shape[1] != weight.shape[1]:
     raise ValueError(
-      f"a packed matrix [out / {BLOCK}, in, {BLOCK}] and inputs [N, in], in >= "
-      f"1, were expected, not {weight.shape} and {x.shape}"
+      f"a packed matrix [out / {BLOCK}, in, {BLOCK}] and inputs [N, in] were "
+      f"expected, not {weight.shape} and {x.shape}"
     )
+  if not x.shape[1]:
+    raise ValueError("a matrix without inputs; in >= 1 is expected")
   if weight.dtype not in _STORED.get(weight.shape[2], ()):
     stored = "; ".join(
       f"{block} of {', '.join(jnp.dtype(x).name for x in dtypes)}"
