@@ -22,6 +22,7 @@ from specdec.types import Params, Source
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.slow
+torch.set_num_threads(1)  # its threads wait for one another on shared cores
 
 HERE = pathlib.Path(__file__).parent
 NEW, ROWS = 24, 20

@@ -40,6 +40,8 @@ from specdec.types import Params, Skip
 
 FILE = pathlib.Path(__file__).parent / "fixtures" / "golden" / "texts.json"
 TEMPERATURES, SEEDS = (0.0, 1.0), (0, 1)
+# The published layouts are younger than the golden texts.
+OF_0_1_0 = [x for x in learned_kinds.KINDS if not x.startswith("published")]
 V, NEW = learned_kinds.V, 20
 
 
@@ -133,7 +135,7 @@ WAYS = {
   ),
   **{
     kind: Way(kind, learned(kind, THREE), rule)
-    for kind, rule in zip(learned_kinds.KINDS, (rejection, block, coupled) * 3)
+    for kind, rule in zip(OF_0_1_0, (rejection, block, coupled) * 3)
   },
   "mtp, tree": Way("mtp", learned("mtp", TREE), rejection),
   "eagle3, dynamic": Way("eagle3", learned("eagle3", DYNAMIC), rejection),

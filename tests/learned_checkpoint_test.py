@@ -110,10 +110,16 @@ def test_another_target_is_refused_by_what_is_unlike(
   )  # it is no one's: nothing asked
 
 
-@pytest.mark.parametrize("name", ["none.safetensors", ""])
-def test_a_file_that_does_not_exist_is_refused(whom, tmp_path, name):
+@pytest.mark.parametrize(
+  "name, missing",
+  [
+    ("none.safetensors", r"drafter .*none\.safetensors"),
+    ("", r"config\.json"),  # a folder is a drafter of another format
+  ],
+)
+def test_a_file_that_does_not_exist_is_refused(whom, tmp_path, name, missing):
   for read in (saved.inspect, lambda path: saved.load(path, whom)):
-    with pytest.raises(FileNotFoundError, match=r"drafter .* does not exist"):
+    with pytest.raises(FileNotFoundError, match=f"{missing} does not exist"):
       read(tmp_path / name)
 
 
