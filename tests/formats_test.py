@@ -536,7 +536,6 @@ def head_of(name, tmp_path, **changes):
     ("speculators mtp", dict(qk_norm=False), "qk_norm = False"),
     ("speculators mtp", dict(hidden_first=True), "hidden_first = True"),
     ("speculators eagle3", dict(features=(1, 2, 2)), "different layers"),
-    ("speculators eagle3", dict(head="shared"), "a head of its own"),
   ],
 )
 def test_what_readers_of_speculators_would_take_for_another_is_not_written(

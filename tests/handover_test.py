@@ -30,7 +30,9 @@ HEADS = {
   "shared": HeadConfig(
     "eagle3", features=(2, 4, 5), head="shared", feature_norm="each", **LAYERS
   ),
-  "mtp": HeadConfig("mtp", head="shared", feeds_back_norm=True, **LAYERS),
+  "mtp": HeadConfig(
+    "mtp", head="shared", feeds_back_norm=True, qk_norm=True, **LAYERS
+  ),
   "eagle": HeadConfig("eagle", head="shared", bias=True, **LAYERS),
   "plain": HeadConfig("eagle", head="shared", **LAYERS),
   "medusa": HeadConfig(

@@ -196,9 +196,11 @@ def test_a_point_that_fails_is_written_down_and_the_others_go_on(
 def test_no_time_may_beat_its_bytes(calibrated_sweep, tmp_path, monkeypatch):
   with monkeypatch.context() as patch:
     patch.setattr(hardware, "measure_bandwidth", lambda *_, **__: 1.0)
-    calibrated_sweep(POINTS[:1])
+    with pytest.raises(SystemExit, match="1 of 1 points failed"):
+      calibrated_sweep(POINTS[:1])
     (tmp_path / "out" / "calibration.json").rename(tmp_path / "kept.json")
-    calibrated_sweep(POINTS[1:])
+    with pytest.raises(SystemExit, match="1 of 1 points failed"):
+      calibrated_sweep(POINTS[1:])
     (tmp_path / "kept.json").rename(tmp_path / "out" / "calibration.json")
   for line in lines_of(tmp_path):
     assert "Impossible" in line["error"]

@@ -204,7 +204,7 @@ class TransformerConfig:
         f"{self.head_dim}"
       )
     layers = self.unrotated_layers
-    if not set(layers) <= set(range(self.num_layers)):
+    if any(layer not in range(self.num_layers) for layer in layers):
       raise ValueError(
         f"unrotated_layers = {layers}; each must be in 0..{self.num_layers - 1}"
       )

@@ -154,8 +154,6 @@ def _check_written(head_config: HeadConfig) -> None:
     "kind", head_config.kind, KINDS, f" cannot be written as {NAME}; known"
   )
   if head_config.kind == "eagle3":
-    if head_config.head == "shared":
-      raise ValueError(f"{NAME} knows EAGLE-3 with a head of its own only")
     if len({*head_config.features}) < len(head_config.features):
       raise ValueError(
         f"features = {head_config.features}: {NAME} wants different layers"
