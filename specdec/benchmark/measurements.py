@@ -375,8 +375,8 @@ def named(names: Iterable[str]) -> list[Measurement]:
   Raises:
     ValueError: there is none of a name.
   """
-  known = {one.name: one for one in MEASUREMENTS}
+  valid = [one.name for one in MEASUREMENTS]
   wanted = set(names)
-  for name in wanted - set(known):
-    raise ValueError(f"no measurement is named {name}; {choices(name, known)}")
+  for name in wanted.difference(valid):
+    raise ValueError(f"no measurement is named {name}; {choices(name, valid)}")
   return [one for one in MEASUREMENTS if one.name in wanted]

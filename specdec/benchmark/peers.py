@@ -52,8 +52,8 @@ class Peer(NamedTuple):
   @property
   def missing(self) -> str | None:
     """What to install, if anything."""
-    found = map(importlib.util.find_spec, self.packages)
-    if all(spec is not None for spec in found):
+    specs = map(importlib.util.find_spec, self.packages)
+    if None not in specs:
       return None
     return f"not installed: pip install {' '.join(self.packages.values())}"
 

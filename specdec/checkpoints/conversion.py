@@ -49,9 +49,13 @@ def convert_model(
       into dtype.
   """
   if weights and layout == "orbax":
-    raise ValueError("--weights is for --layout=safetensors")
+    raise ValueError(
+      f"weights = {weights} go into layout = 'safetensors', not {layout!r}"
+    )
   if weights and weights.kind in (*DTYPES, "float16"):
-    raise ValueError(f"--weights={weights}: give --dtype={weights}")
+    raise ValueError(
+      f"weights = {weights} are no integers; give dtype = {weights}"
+    )
   model = checkpoints.load(source, weights=weights)
   params = jax.tree.map(
     lambda x: x if isinstance(x, Quantized) else x.astype(jnp.dtype(dtype)),

@@ -6,6 +6,7 @@ Whatever else the pickle names is refused before it is called, so that nothing
 of the file is ever run.
 """
 
+import contextlib
 import io
 import pickle
 import pickletools
@@ -45,6 +46,23 @@ class Refused(ValueError):
   """A file that holds something other than tensors, or is damaged."""
 
 
+@contextlib.contextmanager
+def _refusing(path: Path):
+  """Raises Refused for whatever goes wrong in a damaged file."""
+  try:
+    yield
+  except Refused:
+    raise
+  except zipfile.BadZipFile as error:
+    raise Refused(
+      f"{path} is no whole zip archive, as torch.save writes since version 1.6"
+    ) from error
+  except Exception as error:  # an archive and a pickle can fail in any way
+    raise Refused(
+      f"{path} is damaged: {type(error).__name__}: {error}"
+    ) from error
+
+
 class _Storage(NamedTuple):
   """A file of the archive that holds raw numbers."""
 
@@ -65,14 +83,8 @@ class Tensor(NamedTuple):
 
   def read(self) -> np.ndarray:
     """Returns the array, in its stored dtype; raises Refused if damaged."""
-    try:
+    with _refusing(self.path):
       return self._read()
-    except Refused:
-      raise
-    except Exception as error:  # an archive can fail in any way
-      raise Refused(
-        f"{self.path} is damaged: {type(error).__name__}: {error}"
-      ) from error
 
   def _read(self) -> np.ndarray:
     member = f"{self.prefix}/data/{self.storage.name}"
@@ -162,7 +174,7 @@ def read(path: Path) -> dict[str, Tensor]:
     Refused: it is damaged, older than torch 1.6, or holds something other than
       named tensors.
   """
-  try:
+  with _refusing(path):
     with zipfile.ZipFile(path) as archive:
       members = [x for x in archive.namelist() if x.endswith("/data.pkl")]
       if len(members) != 1:
@@ -181,14 +193,4 @@ def read(path: Path) -> dict[str, Tensor]:
     }
     if not tensors or len(tensors) != len(stored):
       raise Refused(f"{path} does not hold named tensors")
-  except zipfile.BadZipFile as error:
-    raise Refused(
-      f"{path} is no whole zip archive, as torch.save writes since version 1.6"
-    ) from error
-  except Refused:
-    raise
-  except Exception as error:  # a pickle can fail in any way
-    raise Refused(
-      f"{path} is damaged: {type(error).__name__}: {error}"
-    ) from error
   return tensors

@@ -22,6 +22,8 @@ from specdec.models.attention import View
 from specdec.models.config import TransformerConfig
 from specdec.models.layouts import look_up, project
 from specdec.models.transformer import (
+  MLP,
+  Attention,
   Layer,
   Linear,
   Place,
@@ -101,6 +103,32 @@ class Blocks(nn.Module):
       )
       new_layers.append(layer)
     return x, tuple(new_layers)
+
+
+def attend_and_feed(
+  config: TransformerConfig,
+  place: Place,
+  stream: Array,
+  read: Array,
+  layer: tuple[Array, Array] | None,
+  view: View,
+):
+  """Runs a decoder layer whose attention reads something other than the stream.
+
+  Its modules belong to the `nn.compact` method that calls it.
+
+  Args:
+    stream: [B, T, W] residual stream.
+    read: [B, T, any] what attention reads.
+    layer: its keys and values; None: no cache.
+    view: positions and mask.
+  """
+  angles = rope_angles(config, view.positions, None)
+  attention = Attention(config, place, name="attention")
+  y, layer = attention(read, layer, angles, view)
+  x = stream + y
+  y = RMSNorm(config.norm_epsilon, name="mlp_norm")(x)
+  return x + MLP(config, place, name="mlp")(y), layer
 
 
 class Head(nn.Module):

@@ -16,18 +16,12 @@ from specdec.drafters.heads.draft_head import (
   Blocks,
   Embed,
   HeadModule,
+  attend_and_feed,
   embedded,
   shared_score,
 )
 from specdec.models.config import TransformerConfig
-from specdec.models.transformer import (
-  MLP,
-  Attention,
-  Linear,
-  Place,
-  RMSNorm,
-  rope_angles,
-)
+from specdec.models.transformer import Linear, Place
 
 
 class Eagle(HeadModule):
@@ -57,13 +51,7 @@ class _FirstLayer(nn.Module):
 
   @nn.compact
   def __call__(self, x, layer, view):
-    c = self.config
-    angles = rope_angles(c, view.positions, None)
-    attention = Attention(c, self.place, name="attention")
-    y, layer = attention(x, layer, angles, view)
-    x = x + y
-    y = RMSNorm(c.norm_epsilon, name="mlp_norm")(x)
-    return x + MLP(c, self.place, name="mlp")(y), layer
+    return attend_and_feed(self.config, self.place, x, x, layer, view)
 
 
 class PublishedEagle(HeadModule):

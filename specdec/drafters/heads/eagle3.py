@@ -18,17 +18,11 @@ from specdec.drafters.heads.draft_head import (
   Embed,
   Head,
   HeadModule,
+  attend_and_feed,
   embedded,
 )
 from specdec.drafters.heads.head_config import HeadConfig
-from specdec.models.transformer import (
-  MLP,
-  Attention,
-  Linear,
-  Place,
-  RMSNorm,
-  rope_angles,
-)
+from specdec.models.transformer import Linear, Place, RMSNorm
 
 
 class Eagle3(HeadModule):
@@ -69,16 +63,14 @@ class _FirstLayer(nn.Module):
     c = r.layers
     embed = RMSNorm(c.norm_epsilon, name="attention_norm")(embed)
     normed = RMSNorm(c.norm_epsilon, name="hidden_norm")(hidden)
-    x = normed if r.norm_before_residual else hidden
-    y, layer = Attention(c, self.place, name="attention")(
+    return attend_and_feed(
+      c,
+      self.place,
+      normed if r.norm_before_residual else hidden,
       jnp.concatenate([embed, normed], axis=-1),
       layer,
-      rope_angles(c, view.positions, None),
       view,
     )
-    x = x + y
-    y = RMSNorm(c.norm_epsilon, name="mlp_norm")(x)
-    return x + MLP(c, self.place, name="mlp")(y), layer
 
 
 class PublishedEagle3(HeadModule):
