@@ -590,6 +590,14 @@ def test_formats_without_a_drafter_here_are_named(tmp_path):
     assert what in error and "speculators, medusa" in error
 
 
+@pytest.mark.parametrize("value", [-1, True, [1], ["x"], {"x": {}}])
+def test_names_in_a_config_that_are_of_another_type(value, tmp_path):
+  nothing = {"config": {"model_type": value}, "shapes": {"a.weight": [2]}}
+  assert "no drafter" in refused(write(tmp_path / "a", nothing))
+  folder = write(tmp_path / "b", MANIFESTS["EAGLE"], architectures=value)
+  assert formats.inspect(folder, TARGET).kind == "eagle"
+
+
 def test_mtp_layers_of_unknown_blocks_are_named(tmp_path):
   manifest = MANIFESTS["DeepSeek MTP"]
   for key, what in (

@@ -16,7 +16,7 @@ import numpy as np
 from flax import traverse_util
 
 from specdec import drafters
-from specdec.checkpoints import huggingface, names
+from specdec.checkpoints import hf_config, huggingface, names
 from specdec.checkpoints.formats import (
   eagle,
   medusa,
@@ -92,8 +92,8 @@ def _parse(files: Files, target: Target | None) -> Stored:
     if module.matches(files):
       with naming(files.source):
         return module.parse(files, target)
-  kinds = [*(files.config.get("architectures") or ())]
-  kinds.append(files.config.get("model_type"))
+  kinds = hf_config.architectures(files.config)
+  kinds.append(str(files.config.get("model_type")))
   absent = [_ABSENT[kind] for kind in kinds if kind in _ABSENT]
   what = f"a {absent[0]}, which does not load" if absent else "no drafter"
   raise ValueError(

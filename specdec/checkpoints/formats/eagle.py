@@ -32,7 +32,7 @@ def _is_eagle3(files: Files) -> bool:
   config = files.config
   return (
     config.get("draft_vocab_size") is not None
-    or _SPECFORGE in (config.get("architectures") or ())
+    or _SPECFORGE in hf_config.architectures(config)
     or any(name.startswith(_MIDDLE) for name in files.shapes)
   )
 
