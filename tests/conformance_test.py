@@ -83,19 +83,28 @@ def test_a_threshold_by_enumeration():
   )
 
 
+CHAIN = draft_shape.chain(2)
+
+
 @pytest.mark.parametrize(
-  "ids, copies, shape",
+  "kind, ids, copies, shape",
   [
     # More siblings than tokens to draft: the last is any other token.
-    ((0, 2), 0, draft_shape.static([-1, 0, 0, 0])),
-    ((), 3, draft_shape.chain(2)),  # behind copies
-    slow((1, 2), 3, draft_shape.chain(2)),
-    slow((0, 2), 0, draft_shape.chain(3)),
+    ("mtp", (0, 2), 0, draft_shape.static([-1, 0, 0, 0])),
+    ("mtp", (), 3, CHAIN),  # behind copies
+    slow("mtp", (1, 2), 3, CHAIN),
+    slow("mtp", (0, 2), 0, draft_shape.chain(3)),
+    ("published_eagle3", (0, 2, 3), 0, CHAIN),
+    slow("published_eagle3", (1, 3), 0, draft_shape.static([-1, 0, 0, 1])),
+    slow("published_eagle3", (1, 2), 3, CHAIN),
+    *(slow(kind, (1, 3), 0, CHAIN) for kind in learned_kinds.KINDS[8:]),
   ],
 )
-def test_heads_by_enumeration(ids, copies, shape):
-  drafter, params = learned_kinds.of_table("mtp", ids, shape, copies)
-  check_drafter(drafter, TABLE, params, rules=REJECTION)
+def test_heads_by_enumeration(kind, ids, copies, shape):
+  drafter, params = learned_kinds.of_table(kind, ids, shape, copies)
+  published = kind.startswith("published") and drafter.spec.chain
+  rules = (*REJECTION, acceptance.block()) if published else REJECTION
+  check_drafter(drafter, learned_kinds.STREAMS, params, rules=rules)
 
 
 # Of a head size for which attention on a CPU is that of the C++ kernels.

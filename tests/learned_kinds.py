@@ -21,7 +21,7 @@ from specdec.drafters.heads.unroll import growing, unroll
 from specdec.models import transformer
 from specdec.models.config import TransformerConfig
 from specdec.testing import table_model
-from specdec.types import ACCEPTED, CORRECTION, Params
+from specdec.types import ACCEPTED, CORRECTION, Model, Params
 from texts import texts
 
 V = 17
@@ -244,9 +244,23 @@ TABLES = Params(
 )
 
 
+def _of_streams() -> Model:
+  """TABLE, and streams to read: the logits, in another order each."""
+
+  def apply(params, tokens, cache, *, features=(), **options):
+    output, cache = TABLE.apply(params, tokens, cache, **options)
+    streams = tuple(jnp.roll(output.hidden, i, -1) for i in features)
+    return output._replace(features=streams), cache
+
+  return TABLE._replace(apply=apply)
+
+
+STREAMS = _of_streams()
+
+
 @functools.cache
 def of_table(kind: str, ids, shape, copies: int = 0):
-  """(drafter, Params) of a head whose target is TABLE: its hidden states are
+  """(drafter, Params) of a head whose target is STREAMS: its hidden states are
   the logits, its embeddings random.
 
   Args:
@@ -256,7 +270,7 @@ def of_table(kind: str, ids, shape, copies: int = 0):
   width = TABLE.vocab_size
   config = TransformerConfig(
     vocab_size=width,
-    num_layers=1,
+    num_layers=3,
     width=width,
     mlp_width=4,
     num_heads=1,
@@ -267,7 +281,7 @@ def of_table(kind: str, ids, shape, copies: int = 0):
   embed = jax.random.normal(jax.random.key(3), (width, width))
   params = TABLES.target | {"embed": {"weight": embed}}
   net = sharpened(head.init(jax.random.key(4)), 3)
-  drafter = serve.drafter(head, TABLE, shape, max_external_drafts=copies)
+  drafter = serve.drafter(head, STREAMS, shape, max_external_drafts=copies)
   if copies:
     drafter = drafters.fallback(
       drafters.lookup(copies, ngram=2, min_ngram=2), drafter

@@ -1,4 +1,4 @@
-"""Training a drafter: runs that resume, caches, refusals."""
+"""Training a drafter: runs that resume, caches, starts, refusals."""
 
 import json
 
@@ -8,7 +8,9 @@ import pytest
 
 from learned_kinds import head_config
 from specdec import checkpoints, drafters
+from specdec.checkpoints import conversion, formats
 from specdec.checkpoints import learned as saved
+from specdec.drafters.heads.head_config import HeadConfig
 from specdec.drafters.heads.unroll import growing
 from specdec.models import transformer
 from specdec.training import data, drafting, hidden, train_drafter
@@ -169,6 +171,35 @@ class TestRun:
     np.testing.assert_array_equal(before, after)
 
 
+PUBLISHED = HEAD_CONFIG | dict(layout="published", levels=4)
+FOREIGN = {  # in a format that others read
+  "speculators": dict(kind="eagle3", features=(0, 1, 2)),
+  "eagle": dict(kind="eagle", vocabulary=0),
+}
+
+
+@pytest.mark.parametrize("layout, changes", FOREIGN.items())
+def test_it_begins_as_a_drafter_in_another_format(
+  place, layout, changes, monkeypatch
+):
+  entry, target = PUBLISHED | changes, checkpoints.load(place / "target")
+  ids = np.arange(0, 22, 2) if entry["vocabulary"] else None
+  head = drafters.LEARNED[entry["kind"]](
+    HeadConfig(**entry), target.config, ids
+  )
+  net, folder = head.init(jax.random.key(5)), place / layout
+  to = conversion.describe_target(str(place / "target"), target.config)
+  formats.save(folder, layout, head.head_config, ids, net, to, "float32")
+  begun = []
+  monkeypatch.setattr(
+    training_run, "train", lambda *args, **_: begun.extend(args)
+  )
+  setup = from_config(entries(place, start=str(folder), head_config=entry))
+  train_drafter.train(setup, place / f"from_{layout}")
+  files.release()
+  jax.tree.map(np.testing.assert_array_equal, begun[0], net)
+
+
 CACHED = dict(
   head_config=HEAD_CONFIG | dict(kind="eagle3", features=(0, 2), head="own")
 )
@@ -276,7 +307,22 @@ REFUSALS = {
     dict(start="{place}/whole/last.safetensors", target="{place}/other"),
     "different weights",
   ),
-  "no start": (dict(start="{place}/none"), "none does not exist"),
+  "start's layout": (
+    dict(
+      start="{place}/whole/last.safetensors",
+      head_config=PUBLISHED,
+      samples=dict(count=16, prompt=4, temperature=1.0),
+    ),
+    "layout: compact -> published",
+  ),
+  "start's vocabulary": (
+    dict(
+      start="{place}/whole/last.safetensors",
+      head_config=HEAD_CONFIG | dict(vocabulary=12),
+    ),
+    "vocabulary: 11 -> 12",
+  ),
+  "no start": (dict(start="{place}/none"), "no such drafter as .*none"),
 }
 
 

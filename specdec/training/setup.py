@@ -90,7 +90,7 @@ class HeadSetup:
   options: Options
   decoding: Decoding
   samples: Samples | None = None
-  start: str | None = None  # drafter with initial weights; '': random ones
+  start: str | None = None  # drafter that it begins as; '': random weights
   cache: str | None = None  # folder of hidden states; '': recomputes them
 
   def __post_init__(self):

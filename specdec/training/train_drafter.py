@@ -43,6 +43,13 @@ def train(setup: HeadSetup, folder: Path) -> None:
   target = checkpoints.load(source)
   if target.tokenizer is None:
     raise ValueError(f"target {setup.target} brings no tokenizer")
+  start = setup.start and saved.load(saved.resolve(setup.start), target)
+  if start:
+    files.check_same(
+      "start is of another head config",
+      dataclasses.asdict(start.head_config),
+      dataclasses.asdict(head_config),
+    )
   packed, held_out = texts = data.load(
     setup.data, setup.held_out, options, target.tokenizer
   )
@@ -54,13 +61,7 @@ def train(setup: HeadSetup, folder: Path) -> None:
   packed = samples.of_target(
     setup.samples, packed, model, target.params, options, folder
   )
-  start = setup.start and saved.load(setup.start, target)
   if start:
-    files.check_same(
-      "start is of another head config",
-      dataclasses.asdict(start.head_config),
-      dataclasses.asdict(head_config),
-    )
     ids = start.ids
   else:
     ids, _ = vocabulary.most_frequent(
