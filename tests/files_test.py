@@ -102,6 +102,10 @@ def test_a_folder_is_replaced_whole_or_not_at_all(tmp_path):
   files.replace_folder(target, write)
   with full_disk(), pytest.raises(OSError, match=f"^{target} could not be"):
     files.replace_folder(target, lambda folder: write(folder, 2 * BYTES))
+  with full_disk(), pytest.raises(OSError, match=f"^{target}/x could not be"):
+    files.replace_folder(
+      target, lambda folder: files.replace_file(folder / "x", "x" * 2 * BYTES)
+    )
   assert os.listdir(tmp_path) == ["best"]
   assert (target / "weights").stat().st_size == 1
   files.replace_folder(target, lambda folder: write(folder, 2))

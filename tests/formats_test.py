@@ -532,20 +532,20 @@ def head_of(name, tmp_path, **changes):
 @pytest.mark.parametrize(
   "name, changes, what",
   [
+    ("speculators mtp", dict(vocabulary=8), "vocabulary = 8"),
+    ("EAGLE", dict(vocabulary=8), "vocabulary = 8: eagle knows"),
     ("speculators mtp", dict(num_layers=2), "num_layers = 2"),
     ("speculators mtp", dict(qk_norm=False), "qk_norm = False"),
     ("speculators mtp", dict(hidden_first=True), "hidden_first = True"),
     ("speculators eagle3", dict(features=(1, 2, 2)), "different layers"),
   ],
 )
-def test_what_readers_of_speculators_would_take_for_another_is_not_written(
+def test_what_readers_would_take_for_another_is_not_written(
   name, changes, what, tmp_path
 ):
-  arguments = head_of(name, tmp_path, **changes)
+  arguments, layout = head_of(name, tmp_path, **changes), WRITABLE[name]
   with pytest.raises(ValueError, match=what):
-    formats.save(
-      tmp_path / "b", "speculators", *arguments, formats.Target(6, 8, 16)
-    )
+    formats.save(tmp_path / "b", layout, *arguments, formats.Target(6, 8, 16))
   assert not (tmp_path / "b").exists()
 
 

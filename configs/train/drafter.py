@@ -10,7 +10,7 @@ minutes and reached 1.5 (medusa) to 3.3 (recycle) tokens per target step with
 chains of four (docs/results/0.1.0/drafters.md). `head` and `shared` are early
 exits with only a vocabulary projection, trained or the target's. Names that
 begin with published_ have the shapes of the papers' code, which others can
-load.
+load: published_eagle and published_mtp with --config.head_config.vocabulary=0.
 """
 
 from dataclasses import asdict

@@ -209,8 +209,11 @@ def replace_folder(
     shutil.rmtree(scratch, ignore_errors=True)
     try:
       write(scratch)
-    except BaseException:
+    except BaseException as error:
       shutil.rmtree(scratch, ignore_errors=True)
+      if isinstance(error, NotWritten):  # names what is there no longer
+        message = str(error).replace(str(scratch), str(target))
+        raise NotWritten(message) from error
       raise
     if target.exists():
       target.rename(old)

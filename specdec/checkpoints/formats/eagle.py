@@ -142,6 +142,11 @@ def render(
     raise ValueError(
       f"{NAME} has no place for qk_norm; write it as speculators"
     )
+  if head_config.kind == "eagle" and head_config.vocabulary:
+    raise ValueError(
+      f"vocabulary = {head_config.vocabulary}: {NAME} knows EAGLE 1 and 2 with "
+      "the whole vocabulary, 0, only"
+    )
   if 0 in head_config.features:
     raise ValueError(
       f"features = {head_config.features}: {NAME} names the layers that a "

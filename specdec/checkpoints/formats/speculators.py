@@ -161,6 +161,7 @@ def _check_written(head_config: HeadConfig) -> None:
     return
   wanted = {
     "num_layers": 1,
+    "vocabulary": 0,
     "head": "shared",
     "embed": "shared",
     "feeds_back_norm": True,
