@@ -94,7 +94,7 @@ CHAIN = draft_shape.chain(2)
     ("mtp", (), 3, CHAIN),  # behind copies
     slow("mtp", (1, 2), 3, CHAIN),
     slow("mtp", (0, 2), 0, draft_shape.chain(3)),
-    ("published_eagle3", (0, 2, 3), 0, CHAIN),
+    slow("published_eagle3", (0, 2, 3), 0, CHAIN),
     slow("published_eagle3", (1, 3), 0, draft_shape.static([-1, 0, 0, 1])),
     slow("published_eagle3", (1, 2), 3, CHAIN),
     *(slow(kind, (1, 3), 0, CHAIN) for kind in learned_kinds.KINDS[8:]),

@@ -67,18 +67,21 @@ def decoded(name, drafter, where=None, weights=None):
         lambda x: x + 0.02 * jax.random.normal(noise, x.shape), target
       )
   else:
-    layers = {"features": (1, 2)} if drafter == "eagle3" else {}
+    layers = {"features": (1, 2)} if drafter.endswith("eagle3") else {}
+    place = where and where.draft
     head = learned_kinds.draft_head(
-      drafter, True, config=loaded.config, **layers
+      drafter, True, place, config=loaded.config, **layers
     )
     shape = draft_shape.chain(K)
-    made = serve.drafter(head, models[0], shape)
+    made = serve.drafter(head, models[0], shape, where and where.target)
     net = learned_kinds.sharpened(head.init(jax.random.key(1)), 6)
     draft = draft_heads.weights_of(head, net, target)
   options = {}
   if where:
     put = [model_params.shardings(loaded.config, place) for place in where]
     target = jax.device_put(target, put[0])
+    if drafter not in DRAFTERS:  # a head lies whole on every chip
+      put[1] = where.target.sharding(())
     draft = None if draft is None else jax.device_put(draft, put[1])
     options["mesh"] = where
   rng = np.random.default_rng(0)

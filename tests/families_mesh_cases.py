@@ -5,10 +5,16 @@ import jax
 import numpy as np
 import pytest
 
+import learned_kinds
 from families import PARITY, decoded, recorded
 from specdec import checkpoints, sharding
 from specdec.models import params as model_params
 from texts import texts
+
+
+def slow(*case):
+  return pytest.param(*case, marks=pytest.mark.slow)
+
 
 # Mesh, drafter and a model with something that is new to a mesh: norms over
 # heads on several devices, parts of heads, layers without rotation, windows.
@@ -17,17 +23,24 @@ CASES = [
   ("phi3_longrope", "model", (4, 2)),
   ("smollm3", "layer_skip", (2, 4)),
   ("gemma3_images", "lookup", (2, 4)),
+  slow("gemma3", "published_eagle3", (2, 4)),
+  slow("gemma3", "published_mtp", (4, 2)),
+  slow("olmo2", "published_eagle3", (4, 2)),
+  slow("olmo2", "published_mtp", (2, 4)),
 ]
 
 
-def lying(mesh, config):
+def lying(mesh, config, drafter="model"):
   text = f"data:{mesh[0]},model:{mesh[1]}"
-  return sharding.places(text, config.counts, config.counts)
+  if not drafter.startswith("published"):
+    return sharding.places(text, config.counts, config.counts)
+  counts = learned_kinds.head_config("mtp").layers.counts
+  return sharding.places(text, config.counts, counts, 1)
 
 
 @pytest.mark.parametrize("name, drafter, mesh", CASES)
 def test_eight_devices_write_what_one_writes(name, drafter, mesh):
-  where = lying(mesh, recorded(name).config)
+  where = lying(mesh, recorded(name).config, drafter)
   state, alone = decoded(name, drafter, where), decoded(name, drafter)
   assert texts(state) == texts(alone)
   np.testing.assert_array_equal(state.stats.accepted, alone.stats.accepted)
