@@ -39,6 +39,40 @@ app.Program("", lambda flags: None, work).launch(["train"])
 """
 
 
+CONVERT = """
+import pathlib, resource, sys
+import tiny_training
+from specdec import checkpoints
+from specdec.cli import app
+
+folder = pathlib.Path(sys.argv.pop())
+
+def work(options):
+  resource.setrlimit(resource.RLIMIT_FSIZE, (3000, -1))
+  checkpoints.save_orbax(
+    folder, tiny_training.params(), tiny_training.CONFIG
+  )
+
+app.Program("", lambda flags: None, work).launch(["convert"])
+"""
+
+
+def test_an_orbax_model_that_does_not_fit_is_named_in_a_sentence(tmp_path):
+  folder = tmp_path / "model"
+  code = f"import sys; sys.path += {[str(TESTS)]!r}\n{CONVERT}"
+  done = subprocess.run(
+    [sys.executable, "-c", code, folder],
+    capture_output=True,
+    text=True,
+    timeout=300,
+    cwd=TESTS.parent,
+  )
+  assert done.returncode == 1
+  assert done.stderr == (
+    f"convert: {folder}/orbax could not be written: File too large\n"
+  )
+
+
 def test_a_checkpoint_that_does_not_fit_ends_a_run_in_a_sentence(tmp_path):
   code = TRAIN.format(paths=[str(TESTS)])
   folder = tmp_path / "run"

@@ -15,7 +15,7 @@ from flax import traverse_util
 from specdec.checkpoints import huggingface, names
 from specdec.models import params as model_params
 from specdec.models.config import TransformerConfig
-from specdec.utils import remote
+from specdec.utils import orbax_errors, remote
 
 FOLDER = huggingface.ORBAX
 
@@ -28,12 +28,18 @@ def has_weights(directory: Path) -> bool:
 def save(
   directory: str | Path, params: dict, config: TransformerConfig
 ) -> None:
-  """Writes config.json and orbax/, replacing them; raises `write_config`'s."""
+  """Writes config.json and orbax/, replacing them.
+
+  Raises `write_config`'s, and NotWritten where the disk is full.
+  """
   directory = remote.as_path(directory)
   if not remote.is_remote(directory):
     directory = directory.absolute()
   huggingface.write_config(directory, params, config)
-  with ocp.StandardCheckpointer() as checkpointer:
+  with (
+    orbax_errors.named(directory / FOLDER),
+    ocp.StandardCheckpointer() as checkpointer,
+  ):
     checkpointer.save(directory / FOLDER, params, force=True)
 
 

@@ -5,11 +5,8 @@ a checksum of its values, so that neither an interrupted write nor damaged files
 are ever resumed from.
 """
 
-import contextlib
-import os
-import re
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import jax
@@ -21,15 +18,9 @@ from specdec.checkpoints import Tokenizer
 from specdec.models.config import TransformerConfig
 from specdec.training.loop import TrainState
 from specdec.types import PyTree
-from specdec.utils import files, remote
+from specdec.utils import files, orbax_errors, remote
 
 KEPT = 2  # newest checkpoints to keep
-# Messages of TensorStore's system errors, which are not OSErrors.
-_SYSTEM_ERROR = re.compile(
-  "no space left|RESOURCE_EXHAUSTED|disk quota|permission|file too large|"
-  "read-only file system|input/output error",
-  re.IGNORECASE,
-)
 
 
 class Checkpoints:
@@ -60,7 +51,7 @@ class Checkpoints:
     size = sum(x.nbytes for x in jax.tree.leaves(state))
     files.check_space(self.folder, size, "a checkpoint")
     item = {"state": state, "checksum": np.array([checksum(state)], np.uint32)}
-    with self._errors_named():
+    with orbax_errors.named(self.folder):
       self._manager.save(int(state.step), args=ocp.args.StandardSave(item))
 
   def restore(self, like: TrainState) -> tuple[TrainState | None, list[str]]:
@@ -115,33 +106,17 @@ class Checkpoints:
 
   def newest(self) -> int | None:
     """Returns the step of the newest checkpoint, after pending writes."""
-    with self._errors_named():
+    with orbax_errors.named(self.folder):
       self._manager.wait_until_finished()
     return self._manager.latest_step()
 
   def close(self) -> None:
     """Waits for pending writes and closes the folder."""
-    with self._errors_named():
+    with orbax_errors.named(self.folder):
       try:
         self._manager.wait_until_finished()
       finally:
         self._manager.close()
-
-  @contextlib.contextmanager
-  def _errors_named(self) -> Iterator[None]:
-    """Raises NotWritten for system errors of Orbax's writers."""
-    try:
-      yield
-    except Exception as error:
-      code = re.search(r"os_error_code='(\d+)'", str(error))  # TensorStore's
-      is_system = code or _SYSTEM_ERROR.search(str(error))
-      if not (isinstance(error, OSError) or is_system):
-        raise
-      line = (str(error).splitlines() or [type(error).__name__])[0][:300]
-      reason = os.strerror(int(code[1])) if code else line
-      raise files.NotWritten(
-        f"{self.folder} could not be written: {reason}"
-      ) from error
 
 
 def export_model(
