@@ -8,14 +8,15 @@ siblings; no token that was drawn is re-ranked or dropped. What is re-ranked
 (`dynamic`) was not drawn.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specdec import draft_tree, sampling
+from specdec import draft_length, draft_tree, sampling
+from specdec.draft_length import LengthPolicy, Plan
 from specdec.types import Array, Context, Draft, DraftSpec, PyTree
 from specdec.utils.constructors import cached
 
@@ -48,7 +49,8 @@ class DraftShape(NamedTuple):
   num_run: int  # nodes run at most, the pending token included
   in_place: bool  # node n is run in slot n
   sample_tree: Callable[..., tuple[SampledTree, PyTree]]
-  loops: bool = False  # it is chain(k), which `sample_chain` draws as well
+  loops: bool = False  # it is a chain, which `sample_chain` draws as well
+  policy: LengthPolicy | None = None  # how long that becomes; None: all of it
 
 
 def resolve(k: int | None, shape: DraftShape | None) -> DraftShape:
@@ -78,8 +80,7 @@ def sample_chain(
   carry: PyTree,
   *,
   logits: Array | None = None,
-  going: Array | None = None,
-  goes_on: Callable[[Array, Array], Array] | None = None,
+  policy: LengthPolicy | None = None,
 ) -> tuple[Draft, PyTree]:
   """Draws up to k >= 1 tokens in a row in a loop: `extend` is traced once.
 
@@ -87,55 +88,93 @@ def sample_chain(
     extend: (carry, token [B, 1], its node) -> (carry, logits [B, V] after it).
     carry: what `extend` threads; arrays only.
     logits: [B, V] after the pending token; None: it is run first.
-    going: [B] bool: rows that draft at all; default all.
-    goes_on: (logits, token [B]) -> [B] bool: whether a row drafts on after that
-      token; default always. Nodes past the one that ended a row are not in use.
+    policy: which rows draft each level; default all. Nodes past the one that
+      ended a row are not in use.
 
   Returns:
-    The draft of k + 1 nodes, the last of them not run, and the carry.
+    The draft of k + 1 nodes, the last one in use not run, and the carry.
   """
   batch = context.length.shape[0]
   pending = context.pending[:, 0]
 
-  def draw(depth, going, draft, logits):
+  def draw(depth, plan, draft, logits):
+    if policy is not None:
+      plan = policy.admit(plan, logits)
     log_probs = sampling.warp(logits, context.sampling)
     token = sampling.argmax(log_probs + context.noise(depth, depth))
     draft = draft._replace(
       tokens=draft.tokens.at[depth].set(token),
       log_probs=draft.log_probs.at[depth].set(log_probs),
-      count=draft.count + going,
+      count=draft.count + plan.going,
     )
-    if goes_on is not None:
-      going &= goes_on(logits, token)
-    return going, draft
+    if policy is not None:
+      certainty = policy.certainty(logits, token)
+      plan = policy.go_on(plan, depth, certainty)
+    if draft.certainty is not None:
+      classes = draft.certainty.at[depth].set(certainty)
+      draft = draft._replace(certainty=classes)
+    return plan, draft
 
   def turn(depth, state):
-    going, draft, carry = state
+    plan, draft, carry = state
     carry, logits = extend(carry, draft.tokens[depth - 1][:, None], depth - 1)
-    return *draw(depth, going, draft, logits), carry
+    return *draw(depth, plan, draft, logits), carry
 
-  going = jnp.ones((batch,), bool) if going is None else going
+  plan = Plan(jnp.ones((batch,), bool))
+  plan = plan if policy is None else policy.begin(context, None)
   draft = Draft(  # nodes first, until the end; node 0 was not drawn
     jnp.zeros((k + 1, batch), pending.dtype).at[0].set(pending),
     None,
     jnp.zeros((k + 1, batch, context.vocab_size)),
     jnp.ones_like(context.length),
   )
+  if policy is not None and policy.classes:
+    draft = draft._replace(certainty=jnp.zeros((k + 1, batch), jnp.int32))
   first = 1
   if logits is not None:
-    going, draft = draw(1, going, draft, logits)
+    plan, draft = draw(1, plan, draft, logits)
     first = 2
-  state = going, draft, carry
-  if goes_on is None:  # no row can stop: the compiler knows how many turns
+  state = plan, draft, carry
+  if policy is None:  # no row can stop: the compiler knows how many turns
     _, draft, carry = jax.lax.fori_loop(first, k + 1, turn, state)
   else:
     _, (_, draft, carry) = jax.lax.while_loop(
-      lambda loop: (loop[0] <= k) & jnp.any(loop[1][0]),
+      lambda loop: (loop[0] <= k) & jnp.any(loop[1][0].going),
       lambda loop: (loop[0] + 1, turn(*loop)),
       (jnp.int32(first), state),
     )
-  tokens, log_probs = draft.tokens.T, draft.log_probs.swapaxes(0, 1)
-  return draft._replace(tokens=tokens, log_probs=log_probs), carry
+  certainty = draft.certainty
+  draft = draft._replace(
+    tokens=draft.tokens.T,
+    log_probs=draft.log_probs.swapaxes(0, 1),
+    certainty=None if certainty is None else certainty.T,
+  )
+  return draft, carry
+
+
+def unless_idle(
+  shape: DraftShape,
+  context: Context,
+  propose: Callable[[PyTree], tuple[Draft, PyTree]],
+  carry: PyTree,
+) -> tuple[Draft, PyTree]:
+  """Returns propose(carry), or the pending token alone and the carry, where the
+  shape's policy lets no row draft: nothing of a draft model runs then.
+
+  Args:
+    propose: its draft resumes nothing.
+  """
+  if shape.policy is None:
+    return propose(carry)
+  turns = jnp.any(shape.policy.begin(context, None).going).astype(jnp.int32)
+  draft = jax.eval_shape(lambda: propose(carry)[0])
+  draft = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), draft)
+  draft = draft._replace(
+    tokens=draft.tokens.at[:, :1].set(context.pending),
+    count=jnp.ones_like(context.length),
+  )
+  # At most one turn, not a branch: that would copy the cache (rule 9).
+  return jax.lax.fori_loop(0, turns, lambda _, x: propose(x[1]), (draft, carry))
 
 
 @cached
@@ -232,6 +271,74 @@ def chain(k: int) -> DraftShape:
   if k < 0:
     raise ValueError(f"k = {k}; it must be >= 0")
   return static(draft_tree.chain(k + 1), "iid")._replace(loops=True)
+
+
+def _decided(k: int, policy: LengthPolicy) -> DraftShape:
+  """Returns the shape of a chain of at most k tokens, as long as decided."""
+  if not 1 <= k <= draft_length.MOST:
+    raise ValueError(f"k = {k}; of drafts that end early 1 to 64 levels")
+  whole = chain(k)
+
+  def sample_tree(context, logits, run, carry, run_leaves=False):
+    """Draws all levels; nodes that the policy would not have are not in use."""
+    facing = [logits]
+
+    def recorded(*args):
+      carry, after = run(*args)
+      if after is not None:
+        facing.append(after[:, 0])
+      return carry, after
+
+    tree, carry = whole.sample_tree(
+      context, logits, recorded, carry, run_leaves
+    )
+    levels = zip(facing, tree.draft.tokens.T[1:])
+    count, certainty = draft_length.count_levels(policy, context, [*levels])
+    certainty = certainty if policy.classes else None
+    draft = tree.draft._replace(count=count, certainty=certainty)
+    return tree._replace(draft=draft), carry
+
+  spec = whole.spec._replace(
+    widths=draft_length.step_widths(k), classes=policy.classes
+  )
+  return whole._replace(spec=spec, sample_tree=sample_tree, policy=policy)
+
+
+@cached
+def adaptive(k: int, costs: Sequence[float] | None = None) -> DraftShape:
+  """Returns chains of 0 to k tokens, as many as are expected to pay.
+
+  `draft_length.adaptive` says how the batch decides in every round.
+
+  Args:
+    k: 1 to 64.
+    costs: [k + 1] of a round that drafts 0 .. k levels, verified at the
+      smallest of `draft_length.step_widths` that holds them, in any unit
+      (`roofline.planning.step_costs`); default `guessed_costs`.
+
+  Raises:
+    ValueError: k is out of range, or the costs are not k + 1 ascending ones.
+  """
+  if costs is None:
+    costs = draft_length.guessed_costs(k)
+  costs = draft_length.check_costs(costs, k)
+  return _decided(k, draft_length.adaptive(costs))
+
+
+@cached
+def entropy(k: int, limit: float = 0.4, gamma: float = 0.2) -> DraftShape:
+  """Returns chains of 0 to k tokens that end where the draft is uncertain:
+  AdaEDL's stop, `draft_length.entropy`.
+
+  Raises:
+    ValueError: k is out of range, limit is above 1, or gamma is negative.
+  """
+  if limit > 1 or gamma < 0:
+    raise ValueError(
+      f"limit = {limit} and gamma = {gamma}; they must satisfy limit <= 1 and "
+      "gamma >= 0"
+    )
+  return _decided(k, draft_length.entropy(limit, gamma))
 
 
 def _siblings(kind, context, logits, depth, children) -> dict:

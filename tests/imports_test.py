@@ -29,7 +29,8 @@ ALLOWED = {
   "multihost": "",
   "utils": "types multihost",
   "traversal": "types draft_tree",
-  "draft_shape": f"types draft_tree sampling {_CACHED}",
+  "draft_length": "types",
+  "draft_shape": f"types draft_length draft_tree sampling {_CACHED}",
   "stats": "types draft_tree traversal",
   "models": (
     f"{_CORE} utils.calls utils.spelling utils.terminal utils.huge_pages "
@@ -44,7 +45,7 @@ ALLOWED = {
   "beam_traversal": "types traversal beam_step",
   "testing": f"{_MODELS} draft_shape traversal acceptance step decode "
   "compiled.hlo",
-  "drafters": f"{_CORE} draft_shape models utils.spelling {_CACHED}",
+  "drafters": f"{_CORE} draft_length draft_shape models utils.spelling {_CACHED}",
   "roofline": "types draft_tree models.config models.params models.presets "
   "utils",
   "checkpoints": f"{_MODELS} drafters",
