@@ -24,14 +24,16 @@ the sample that an uncoupled row turns out to be.
 """
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specdec.types import Array, Context, PyTree
+from specdec import draft_shape
+from specdec.draft_shape import DraftShape, LengthPolicy, Plan
+from specdec.types import Array, Context
+from specdec.utils.constructors import cached
 
 MOST = 64  # levels of a draft whose length is decided
 # A draft token's probability by the draft, before any warp, in classes.
@@ -40,48 +42,13 @@ CLASSES = 1 + len(_EDGES)
 _PRIOR = 0.7  # acceptance where nothing is known,
 _WEIGHT = 4.0  # and after how many outcomes as much is due to these
 _HOPELESS = 0.02  # survival at which a row stops; the batch pays for its width
-_EXPLORATION = (
-  0.01  # share of time spent on drafts that are not expected to pay
-)
-
-
-class Plan(NamedTuple):
-  """What a policy has decided, and carries from level to level."""
-
-  going: Array  # [B] bool: rows that draft the next level
-  memory: PyTree = None
-
-
-class LengthPolicy(NamedTuple):
-  """Decides how long each row's chain becomes; pure functions.
-
-  begin(context, able [B] bool or None) -> Plan, before level 1. Rows that are
-    not able have no draft to verify; None: all have.
-  certainty(logits [B, V], token [B]) -> [B]: how sure the draft is of a token
-    drawn after these logits: a class in 0 .. classes - 1.
-  go_on(plan, depth, certainty [B]) -> Plan, after the token at `depth`, which
-    may be traced, was drawn; it is verified all the same.
-  admit(plan, logits) -> Plan, before a token is drawn after these logits.
-  classes: of certainty, whose outcomes are kept (Context.outcomes).
-  """
-
-  begin: Callable[[Context, Array | None], Plan]
-  certainty: Callable[[Array, Array], Array]
-  go_on: Callable[[Plan, Any, Array], Plan]
-  admit: Callable[[Plan, Array], Plan] = lambda plan, logits: plan
-  classes: int = 0
-
-
-def step_widths(k: int) -> tuple[int, ...]:
-  """Returns few node counts up to k + 1 at which rounds are compiled."""
-  drafted = {0, k, *(2**i for i in range(k.bit_length()))}
-  return tuple(1 + n for n in sorted(drafted))
+_EXPLORATION = 0.01  # most of the time that drafts which may not pay may take
 
 
 def guessed_costs(k: int) -> tuple[float, ...]:
   """Returns a table for where none is known: a draft step costs a tenth of the
   target's pass, and each token of that a twentieth."""
-  widths = step_widths(k)
+  widths = draft_shape.step_widths(k)
   nodes = (min(w for w in widths if w > levels) for levels in range(k + 1))
   return tuple(
     1 + 0.1 * levels + 0.05 * (n - 1) for levels, n in enumerate(nodes)
@@ -123,7 +90,7 @@ def _rates(outcomes: Array, prior: Array | float) -> tuple[Array, Array]:
   return (kept + _WEIGHT * batch) / (tried + _WEIGHT), batch
 
 
-def adaptive(costs: Sequence[float]) -> LengthPolicy:
+def by_costs(costs: Sequence[float]) -> LengthPolicy:
   """Drafts on while another level is expected to pay for what it costs.
 
   A row survives depth d with the product of its tokens' acceptance so far, each
@@ -145,12 +112,12 @@ def adaptive(costs: Sequence[float]) -> LengthPolicy:
   levels = len(costs) - 1
   table = np.asarray(costs, np.float32)
   dear = (costs[1] - costs[0]) / (_EXPLORATION * costs[0])
-  period = int(np.clip(math.ceil(dear), 16, 2**20))
+  period = int(np.clip(math.ceil(round(dear, 3)), 16, 2**20))
 
   def decide(going, depth, survival, gained, rates):
     """Whether level depth + 1 pays, and the rows [B] that have a chance."""
     deeper = jnp.arange(1, levels + 1) > depth  # [k]
-    ahead = jnp.cumprod(jnp.where(deeper, rates, 1.0), axis=1)
+    ahead = jnp.cumprod(jnp.where(deeper[None], rates, 1.0), axis=1)
     ahead = jnp.where(going[:, None], survival[:, None] * ahead, 0.0)  # [B, k]
     gain = jnp.cumsum(jnp.where(deeper, jnp.sum(ahead, axis=0), 0.0))
     now = gained / jnp.take(table, depth)
@@ -194,10 +161,10 @@ def _by_probability(logits: Array, token: Array) -> Array:
   logits = logits.astype(jnp.float32)
   own = jnp.take_along_axis(logits, token[:, None], axis=1)
   total = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
-  return jnp.sum(jnp.exp(own - total) >= jnp.array(_EDGES), axis=1)
+  return jnp.sum(jnp.exp(own - total) >= jnp.array([_EDGES]), axis=1)
 
 
-def entropy(limit: float, gamma: float) -> LengthPolicy:
+def by_entropy(limit: float, gamma: float) -> LengthPolicy:
   """AdaEDL (arXiv:2410.18351): stops where 1 - sqrt(gamma H(q)) < limit.
 
   The left side bounds acceptance from below; H in nats, of the draft's
@@ -256,3 +223,79 @@ def count_levels(
     count += plan.going
     plan = policy.go_on(plan, depth, columns[-1])
   return count, jnp.stack(columns, axis=1)
+
+
+def check_k(k: int) -> None:
+  """Raises ValueError where k is out of range."""
+  if not 1 <= k <= MOST:
+    raise ValueError(f"k = {k}; of what is decided it must be in 1..{MOST}")
+
+
+def decided(k: int, policy: LengthPolicy) -> DraftShape:
+  """Returns the shape of a chain of at most k tokens, as long as decided.
+
+  Raises:
+    ValueError: k is out of range.
+  """
+  check_k(k)
+  whole = draft_shape.chain(k)
+
+  def sample_tree(context, logits, run, carry, run_leaves=False):
+    """Draws all levels; nodes that the policy would not have are not in use."""
+    facing = [logits]
+
+    def recorded(*args):
+      carry, after = run(*args)
+      if after is not None:
+        facing.append(after[:, 0])
+      return carry, after
+
+    tree, carry = whole.sample_tree(
+      context, logits, recorded, carry, run_leaves
+    )
+    levels = zip(facing, tree.draft.tokens.T[1:])
+    count, certainty = count_levels(policy, context, [*levels])
+    certainty = certainty if policy.classes else None
+    draft = tree.draft._replace(count=count, certainty=certainty)
+    return tree._replace(draft=draft), carry
+
+  spec = whole.spec._replace(
+    widths=draft_shape.step_widths(k), classes=policy.classes
+  )
+  return whole._replace(spec=spec, sample_tree=sample_tree, policy=policy)
+
+
+@cached
+def adaptive(k: int, costs: Sequence[float] | None = None) -> DraftShape:
+  """Returns chains of 0 to k tokens, as many as are expected to pay.
+
+  `by_costs` says how the batch decides in every round.
+
+  Args:
+    k: 1 to 64.
+    costs: [k + 1] of a round that drafts 0 .. k levels, verified at the
+      smallest of `draft_shape.step_widths` that holds them, in any unit
+      (`roofline.planning.step_costs`); default `guessed_costs`.
+
+  Raises:
+    ValueError: k is out of range, or the costs are not k + 1 ascending ones.
+  """
+  check_k(k)
+  costs = check_costs(guessed_costs(k) if costs is None else costs, k)
+  return decided(k, by_costs(costs))
+
+
+@cached
+def entropy(k: int, limit: float = 0.4, gamma: float = 0.2) -> DraftShape:
+  """Returns chains of 0 to k tokens that end where the draft is uncertain:
+  AdaEDL's stop, `by_entropy`.
+
+  Raises:
+    ValueError: k is out of range, limit is above 1, or gamma is negative.
+  """
+  if limit > 1 or gamma < 0:
+    raise ValueError(
+      f"limit = {limit} and gamma = {gamma}; they must satisfy limit <= 1 and "
+      "gamma >= 0"
+    )
+  return decided(k, by_entropy(limit, gamma))

@@ -8,15 +8,14 @@ siblings; no token that was drawn is re-ranked or dropped. What is re-ranked
 (`dynamic`) was not drawn.
 """
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specdec import draft_length, draft_tree, sampling
-from specdec.draft_length import LengthPolicy, Plan
+from specdec import draft_tree, sampling
 from specdec.types import Array, Context, Draft, DraftSpec, PyTree
 from specdec.utils.constructors import cached
 
@@ -35,6 +34,33 @@ class SampledTree(NamedTuple):
 
   draft: Draft
   slot: Array  # [B, N] index into the nodes run; -1: the node was not run
+
+
+class Plan(NamedTuple):
+  """What a policy has decided, and carries from level to level."""
+
+  going: Array  # [B] bool: rows that draft the next level
+  memory: PyTree = None
+
+
+class LengthPolicy(NamedTuple):
+  """Decides how long each row's chain becomes; pure functions.
+
+  begin(context, able [B] bool or None) -> Plan, before level 1. Rows that are
+    not able have no draft to verify; None: all have.
+  certainty(logits [B, V], token [B]) -> [B]: how sure the draft is of a token
+    drawn after these logits: a class in 0 .. classes - 1.
+  go_on(plan, depth, certainty [B]) -> Plan, after the token at `depth`, which
+    may be traced, was drawn; it is verified all the same.
+  admit(plan, logits) -> Plan, before a token is drawn after these logits.
+  classes: of certainty, whose outcomes are kept (Context.outcomes).
+  """
+
+  begin: Callable[[Context, Array | None], Plan]
+  certainty: Callable[[Array, Array], Array]
+  go_on: Callable[[Plan, Any, Array], Plan]
+  admit: Callable[[Plan, Array], Plan] = lambda plan, logits: plan
+  classes: int = 0
 
 
 class DraftShape(NamedTuple):
@@ -250,6 +276,12 @@ def static(parents, siblings: str = "without_replacement") -> DraftShape:
   return DraftShape(spec, num_nodes, True, sample_tree)
 
 
+def step_widths(k: int) -> tuple[int, ...]:
+  """Returns few node counts up to k + 1 at which rounds are compiled."""
+  drafted = {0, k, *(2**i for i in range(k.bit_length()))}
+  return tuple(1 + n for n in sorted(drafted))
+
+
 def check_scratch(shape: DraftShape) -> None:
   """Refuses a shape that does not fit the scratch slots of the target's cache.
 
@@ -271,74 +303,6 @@ def chain(k: int) -> DraftShape:
   if k < 0:
     raise ValueError(f"k = {k}; it must be >= 0")
   return static(draft_tree.chain(k + 1), "iid")._replace(loops=True)
-
-
-def _decided(k: int, policy: LengthPolicy) -> DraftShape:
-  """Returns the shape of a chain of at most k tokens, as long as decided."""
-  if not 1 <= k <= draft_length.MOST:
-    raise ValueError(f"k = {k}; of drafts that end early 1 to 64 levels")
-  whole = chain(k)
-
-  def sample_tree(context, logits, run, carry, run_leaves=False):
-    """Draws all levels; nodes that the policy would not have are not in use."""
-    facing = [logits]
-
-    def recorded(*args):
-      carry, after = run(*args)
-      if after is not None:
-        facing.append(after[:, 0])
-      return carry, after
-
-    tree, carry = whole.sample_tree(
-      context, logits, recorded, carry, run_leaves
-    )
-    levels = zip(facing, tree.draft.tokens.T[1:])
-    count, certainty = draft_length.count_levels(policy, context, [*levels])
-    certainty = certainty if policy.classes else None
-    draft = tree.draft._replace(count=count, certainty=certainty)
-    return tree._replace(draft=draft), carry
-
-  spec = whole.spec._replace(
-    widths=draft_length.step_widths(k), classes=policy.classes
-  )
-  return whole._replace(spec=spec, sample_tree=sample_tree, policy=policy)
-
-
-@cached
-def adaptive(k: int, costs: Sequence[float] | None = None) -> DraftShape:
-  """Returns chains of 0 to k tokens, as many as are expected to pay.
-
-  `draft_length.adaptive` says how the batch decides in every round.
-
-  Args:
-    k: 1 to 64.
-    costs: [k + 1] of a round that drafts 0 .. k levels, verified at the
-      smallest of `draft_length.step_widths` that holds them, in any unit
-      (`roofline.planning.step_costs`); default `guessed_costs`.
-
-  Raises:
-    ValueError: k is out of range, or the costs are not k + 1 ascending ones.
-  """
-  if costs is None:
-    costs = draft_length.guessed_costs(k)
-  costs = draft_length.check_costs(costs, k)
-  return _decided(k, draft_length.adaptive(costs))
-
-
-@cached
-def entropy(k: int, limit: float = 0.4, gamma: float = 0.2) -> DraftShape:
-  """Returns chains of 0 to k tokens that end where the draft is uncertain:
-  AdaEDL's stop, `draft_length.entropy`.
-
-  Raises:
-    ValueError: k is out of range, limit is above 1, or gamma is negative.
-  """
-  if limit > 1 or gamma < 0:
-    raise ValueError(
-      f"limit = {limit} and gamma = {gamma}; they must satisfy limit <= 1 and "
-      "gamma >= 0"
-    )
-  return _decided(k, draft_length.entropy(limit, gamma))
 
 
 def _siblings(kind, context, logits, depth, children) -> dict:

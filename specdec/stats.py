@@ -83,11 +83,10 @@ def remember(
   by_class = fade * outcomes.by_class
   if draft.certainty is not None:
     certainty = draft.certainty[:, 1:]
-    index = jnp.arange(by_class.shape[1])
-    same = certainty[..., None] == index  # [B, N - 1, classes]
-    by_class += jnp.einsum(
-      "bdc,bdx->bcx", same * 1.0, new[:, : same.shape[1]] * 1.0
-    )
+    classes = jnp.arange(by_class.shape[1])[None, None]
+    same = 1.0 * (certainty[..., None] == classes)  # [B, N - 1, classes]
+    verified = 1.0 * new[:, : same.shape[1]]
+    by_class += jnp.einsum("bdc,bdx->bcx", same, verified)
   return Outcomes(
     fade * outcomes.by_depth + new,
     by_class,

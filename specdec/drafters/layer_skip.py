@@ -17,7 +17,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from specdec import draft_length, draft_shape
+from specdec import draft_shape
 from specdec.drafters.sample_model import sample_model
 from specdec.types import (
   Array,
@@ -118,7 +118,7 @@ def layer_skip(
     if k == 0:
       threshold = None
     else:
-      spec = spec._replace(widths=draft_length.step_widths(k)[1:])
+      spec = spec._replace(widths=draft_shape.step_widths(k)[1:])
 
   def init(params, context: Context, prefill_output):
     del params, prefill_output
@@ -138,12 +138,10 @@ def layer_skip(
 
     policy = shape.policy
     if state is not None:
-      policy = draft_length.LengthPolicy(
-        begin=lambda context, able=None: draft_length.Plan(~state.over),
+      policy = draft_shape.LengthPolicy(
+        begin=lambda context, able=None: draft_shape.Plan(~state.over),
         certainty=is_likely,
-        go_on=lambda plan, depth, likely: draft_length.Plan(
-          plan.going & likely
-        ),
+        go_on=lambda plan, depth, likely: draft_shape.Plan(plan.going & likely),
       )
     apply = functools.partial(target.apply, params.target, skip=skip)
     draft, _, cache, _ = sample_model(

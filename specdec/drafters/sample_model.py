@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from specdec import draft_shape, draft_tree
-from specdec.draft_length import LengthPolicy
+from specdec.draft_shape import LengthPolicy
 from specdec.types import Array, Context, Draft, KVCache
 
 
