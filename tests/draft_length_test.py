@@ -253,6 +253,11 @@ def test_20000_texts_follow_the_distribution(name, rule):
   assert p_of(drafter_of(name), RULES[rule]) > SMALLEST_P
 
 
+@pytest.mark.parametrize("bug", [peeks, pytest.param(trims, marks=SLOW)])
+def test_texts_by_the_token_itself_are_caught(bug):
+  assert p_of(dropping(bug), RULES["rejection"], groups=2000) < SMALLEST_P
+
+
 def by_accept_draws(key):
   """A row drafts where the uniform that accepts its first token is small."""
   honest = drafters.model(MODEL, K)
