@@ -36,6 +36,7 @@ from specdec.types import (
   Drafter,
   DraftSpec,
   Model,
+  Outcomes,
   Params,
   PyTree,
   Sampling,
@@ -135,10 +136,20 @@ def start(
     draft_log_probs=jnp.full((batch, max_length), NO_DRAFT, jnp.float32),
     origin=jnp.full((batch, max_length), PROMPT, jnp.int8),
     source=source,
+    outcomes=_no_outcomes(batch, spec) if spec.classes else None,
   )
   context = step.context_of(state, target.vocab_size, rule)
   return state.replace(
     draft_state=drafter.init(params, context, prefill_output)
+  )
+
+
+def _no_outcomes(batch: int, spec: DraftSpec) -> Outcomes:
+  """What is known of draft tokens before the first round."""
+  return Outcomes(
+    jnp.zeros((batch, spec.max_depth, 2), jnp.float32),
+    jnp.zeros((batch, spec.classes, 2), jnp.float32),
+    jnp.zeros((batch,), jnp.int32),
   )
 
 

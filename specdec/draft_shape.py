@@ -9,7 +9,7 @@ siblings; no token that was drawn is re-ranked or dropped. What is re-ranked
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -36,6 +36,33 @@ class SampledTree(NamedTuple):
   slot: Array  # [B, N] index into the nodes run; -1: the node was not run
 
 
+class Plan(NamedTuple):
+  """What a policy has decided, and carries from level to level."""
+
+  going: Array  # [B] bool: rows that draft the next level
+  memory: PyTree = None
+
+
+class LengthPolicy(NamedTuple):
+  """Decides how long each row's chain becomes; pure functions.
+
+  begin(context, able [B] bool or None) -> Plan, before level 1. Rows that are
+    not able have no draft to verify; None: all have.
+  certainty(logits [B, V], token [B]) -> [B]: how sure the draft is of a token
+    drawn after these logits: a class in 0 .. classes - 1.
+  go_on(plan, depth, certainty [B]) -> Plan, after the token at `depth`, which
+    may be traced, was drawn; it is verified all the same.
+  admit(plan, logits) -> Plan, before a token is drawn after these logits.
+  classes: of certainty, whose outcomes are kept (Context.outcomes).
+  """
+
+  begin: Callable[[Context, Array | None], Plan]
+  certainty: Callable[[Array, Array], Array]
+  go_on: Callable[[Plan, Any, Array], Plan]
+  admit: Callable[[Plan, Array], Plan] = lambda plan, logits: plan
+  classes: int = 0
+
+
 class DraftShape(NamedTuple):
   """The shape of a draft, for any drafter that can run a tree.
 
@@ -48,7 +75,8 @@ class DraftShape(NamedTuple):
   num_run: int  # nodes run at most, the pending token included
   in_place: bool  # node n is run in slot n
   sample_tree: Callable[..., tuple[SampledTree, PyTree]]
-  loops: bool = False  # it is chain(k), which `sample_chain` draws as well
+  loops: bool = False  # it is a chain, which `sample_chain` draws as well
+  policy: LengthPolicy | None = None  # how long that becomes; None: all of it
 
 
 def resolve(k: int | None, shape: DraftShape | None) -> DraftShape:
@@ -78,8 +106,7 @@ def sample_chain(
   carry: PyTree,
   *,
   logits: Array | None = None,
-  going: Array | None = None,
-  goes_on: Callable[[Array, Array], Array] | None = None,
+  policy: LengthPolicy | None = None,
 ) -> tuple[Draft, PyTree]:
   """Draws up to k >= 1 tokens in a row in a loop: `extend` is traced once.
 
@@ -87,55 +114,93 @@ def sample_chain(
     extend: (carry, token [B, 1], its node) -> (carry, logits [B, V] after it).
     carry: what `extend` threads; arrays only.
     logits: [B, V] after the pending token; None: it is run first.
-    going: [B] bool: rows that draft at all; default all.
-    goes_on: (logits, token [B]) -> [B] bool: whether a row drafts on after that
-      token; default always. Nodes past the one that ended a row are not in use.
+    policy: which rows draft each level; default all. Nodes past the one that
+      ended a row are not in use.
 
   Returns:
-    The draft of k + 1 nodes, the last of them not run, and the carry.
+    The draft of k + 1 nodes, the last one in use not run, and the carry.
   """
   batch = context.length.shape[0]
   pending = context.pending[:, 0]
 
-  def draw(depth, going, draft, logits):
+  def draw(depth, plan, draft, logits):
+    if policy is not None:
+      plan = policy.admit(plan, logits)
     log_probs = sampling.warp(logits, context.sampling)
     token = sampling.argmax(log_probs + context.noise(depth, depth))
     draft = draft._replace(
       tokens=draft.tokens.at[depth].set(token),
       log_probs=draft.log_probs.at[depth].set(log_probs),
-      count=draft.count + going,
+      count=draft.count + plan.going,
     )
-    if goes_on is not None:
-      going &= goes_on(logits, token)
-    return going, draft
+    if policy is not None:
+      certainty = policy.certainty(logits, token)
+      plan = policy.go_on(plan, depth, certainty)
+    if draft.certainty is not None:
+      classes = draft.certainty.at[depth].set(certainty)
+      draft = draft._replace(certainty=classes)
+    return plan, draft
 
   def turn(depth, state):
-    going, draft, carry = state
+    plan, draft, carry = state
     carry, logits = extend(carry, draft.tokens[depth - 1][:, None], depth - 1)
-    return *draw(depth, going, draft, logits), carry
+    return *draw(depth, plan, draft, logits), carry
 
-  going = jnp.ones((batch,), bool) if going is None else going
+  plan = Plan(jnp.ones((batch,), bool))
+  plan = plan if policy is None else policy.begin(context, None)
   draft = Draft(  # nodes first, until the end; node 0 was not drawn
     jnp.zeros((k + 1, batch), pending.dtype).at[0].set(pending),
     None,
     jnp.zeros((k + 1, batch, context.vocab_size)),
     jnp.ones_like(context.length),
   )
+  if policy is not None and policy.classes:
+    draft = draft._replace(certainty=jnp.zeros((k + 1, batch), jnp.int32))
   first = 1
   if logits is not None:
-    going, draft = draw(1, going, draft, logits)
+    plan, draft = draw(1, plan, draft, logits)
     first = 2
-  state = going, draft, carry
-  if goes_on is None:  # no row can stop: the compiler knows how many turns
+  state = plan, draft, carry
+  if policy is None:  # no row can stop: the compiler knows how many turns
     _, draft, carry = jax.lax.fori_loop(first, k + 1, turn, state)
   else:
     _, (_, draft, carry) = jax.lax.while_loop(
-      lambda loop: (loop[0] <= k) & jnp.any(loop[1][0]),
+      lambda loop: (loop[0] <= k) & jnp.any(loop[1][0].going),
       lambda loop: (loop[0] + 1, turn(*loop)),
       (jnp.int32(first), state),
     )
-  tokens, log_probs = draft.tokens.T, draft.log_probs.swapaxes(0, 1)
-  return draft._replace(tokens=tokens, log_probs=log_probs), carry
+  certainty = draft.certainty
+  draft = draft._replace(
+    tokens=draft.tokens.T,
+    log_probs=draft.log_probs.swapaxes(0, 1),
+    certainty=None if certainty is None else certainty.T,
+  )
+  return draft, carry
+
+
+def unless_idle(
+  shape: DraftShape,
+  context: Context,
+  propose: Callable[[PyTree], tuple[Draft, PyTree]],
+  carry: PyTree,
+) -> tuple[Draft, PyTree]:
+  """Returns propose(carry), or the pending token alone and the carry, where the
+  shape's policy lets no row draft: nothing of a draft model runs then.
+
+  Args:
+    propose: its draft resumes nothing.
+  """
+  if shape.policy is None:
+    return propose(carry)
+  turns = jnp.any(shape.policy.begin(context, None).going).astype(jnp.int32)
+  draft = jax.eval_shape(lambda: propose(carry)[0])
+  draft = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), draft)
+  draft = draft._replace(
+    tokens=draft.tokens.at[:, :1].set(context.pending),
+    count=jnp.ones_like(context.length),
+  )
+  # At most one turn, not a branch: that would copy the cache (rule 9).
+  return jax.lax.fori_loop(0, turns, lambda _, x: propose(x[1]), (draft, carry))
 
 
 @cached
@@ -209,6 +274,12 @@ def static(parents, siblings: str = "without_replacement") -> DraftShape:
     return SampledTree(draft, jnp.broadcast_to(slot, tokens.shape)), carry
 
   return DraftShape(spec, num_nodes, True, sample_tree)
+
+
+def step_widths(k: int) -> tuple[int, ...]:
+  """Returns few node counts up to k + 1 at which rounds are compiled."""
+  drafted = {0, k, *(2**i for i in range(k.bit_length()))}
+  return tuple(1 + n for n in sorted(drafted))
 
 
 def check_scratch(shape: DraftShape) -> None:

@@ -9,9 +9,12 @@ from specdec.types import (
   AcceptResult,
   Array,
   Draft,
+  Outcomes,
   RoundOutput,
   Stats,
 )
+
+_FADE = 0.98  # of outcomes, for every later round that drafts
 
 
 def tally(
@@ -61,4 +64,31 @@ def tally(
     kept=stats.kept + jnp.where(whole, accepted, 0),
     nodes=stats.nodes + jnp.where(alive, draft.count - 1, 0),
     widths=stats.widths.at[chosen].add(1),
+  )
+
+
+def remember(
+  outcomes: Outcomes, draft: Draft, before: Stats, after: Stats
+) -> Outcomes:
+  """Adds a round's chain to what is known of draft tokens.
+
+  Args:
+    draft: as verified.
+    before, after: of `tally`: the counts without and with the round.
+  """
+  pairs = [(x.accepted, x.evaluated) for x in (after, before)]
+  new = jnp.stack([a - b for a, b in zip(*pairs)], axis=-1)  # [B, D, 2]
+  drafted = after.drafted[:, 0] > before.drafted[:, 0]
+  fade = jnp.where(drafted, _FADE, 1.0)[:, None, None]
+  by_class = fade * outcomes.by_class
+  if draft.certainty is not None:
+    certainty = draft.certainty[:, 1:]
+    classes = jnp.arange(by_class.shape[1])[None, None]
+    same = 1.0 * (certainty[..., None] == classes)  # [B, N - 1, classes]
+    verified = 1.0 * new[:, : same.shape[1]]
+    by_class += jnp.einsum("bdc,bdx->bcx", same, verified)
+  return Outcomes(
+    fade * outcomes.by_depth + new,
+    by_class,
+    jnp.where(drafted, 0, outcomes.idle + 1),
   )

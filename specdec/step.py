@@ -166,6 +166,17 @@ def commit_step(
   def put(buffer, new):
     return append(buffer, new, state.length, count)
 
+  counts = stats.tally(
+    state.stats,
+    draft,
+    round_output,
+    accept_result,
+    state.limit - state.length,
+    spec.widths.index(draft.tokens.shape[1]),
+  )
+  outcomes = state.outcomes
+  if outcomes is not None:
+    outcomes = stats.remember(outcomes, draft, state.stats, counts)
   return state.replace(
     tokens=put(state.tokens, round_output.tokens),
     length=state.length + count,
@@ -175,14 +186,8 @@ def commit_step(
       state.target_cache, accept_result.path, count, spec.chain
     ),
     draft_state=draft_state,
-    stats=stats.tally(
-      state.stats,
-      draft,
-      round_output,
-      accept_result,
-      state.limit - state.length,
-      spec.widths.index(draft.tokens.shape[1]),
-    ),
+    stats=counts,
+    outcomes=outcomes,
     log_probs=put(state.log_probs, round_output.log_probs),
     draft_log_probs=put(state.draft_log_probs, round_output.draft_log_probs),
     origin=put(state.origin, round_output.origin),
@@ -351,6 +356,8 @@ def context_of(
     state.target_cache,
     noise.draft,
     state.source,
+    state.done,
+    state.outcomes,
   )
 
 
@@ -376,6 +383,7 @@ def first_nodes(draft: Draft, width: int) -> Draft:
     parents=None if draft.parents is None else draft.parents[..., :width],
     log_probs=None if draft.log_probs is None else draft.log_probs[:, :width],
     resume=resume,
+    certainty=None if draft.certainty is None else draft.certainty[:, :width],
   )
 
 

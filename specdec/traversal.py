@@ -66,7 +66,7 @@ def _of_rows(function, draft: Draft, target_log_probs: Array, *node: Array):
   # A tree that rows share stays the NumPy array it is.
   axes = Draft(0, None if draft.parents.ndim == 1 else 0, 0, 0)
   return jax.vmap(function, in_axes=(axes, 0, *(0 for _ in node)))(
-    draft._replace(resume=None), target_log_probs, *node
+    draft._replace(resume=None, certainty=None), target_log_probs, *node
   )
 
 

@@ -127,6 +127,8 @@ class DraftSpec(NamedTuple):
     max_external_drafts: it may be a fallback: propose need not be called in
       every round, and update takes chains of so many draft tokens that another
       drafter drafted.
+    classes: of how certain a chain's tokens are (Draft.certainty); their
+      outcomes are kept for propose (Context.outcomes). 0: none are.
     name: for errors and tables.
   """
 
@@ -137,6 +139,7 @@ class DraftSpec(NamedTuple):
   siblings: str = "none"
   features: tuple[int, ...] | None = None
   max_external_drafts: int = 0
+  classes: int = 0
   name: str = "the drafter"
 
   @classmethod
@@ -181,6 +184,7 @@ class Draft(NamedTuple):
   #                          given its earlier siblings; None: deterministic
   count: Array  # [B] nodes in use, the root included
   resume: Resume | None = None
+  certainty: Array | None = None  # [B, N] class of each node, of spec.classes
 
 
 class RoundOutput(NamedTuple):
@@ -206,6 +210,18 @@ class AcceptResult(NamedTuple):
   fault: Array  # [B] int8: NO_FAULT, or why the row was stopped
 
 
+@struct.dataclass
+class Outcomes:
+  """What became of a row's draft tokens lately; older rounds count for less.
+
+  Pairs are (accepted, evaluated): evaluated if all before it were accepted.
+  """
+
+  by_depth: Array  # [B, D, 2]
+  by_class: Array  # [B, spec.classes, 2]
+  idle: Array  # [B] rounds since the row last drafted
+
+
 class Context(NamedTuple):
   """What a drafter may see of the decode state. Read only."""
 
@@ -217,6 +233,8 @@ class Context(NamedTuple):
   #   drawing node `node` at depth `depth` >= 1. Children drawn together (top-k)
   #   share the noise of the first of them.
   source: Source | None = None  # of an encoder-decoder
+  done: Array | None = None  # [B] bool
+  outcomes: Outcomes | None = None  # of earlier rounds; None: spec.classes is 0
 
   @property
   def pending(self) -> Array:
@@ -403,3 +421,4 @@ class DecodeState:
   draft_log_probs: Array  # [B, L] of what the draft drew from; or NO_DRAFT
   origin: Array  # [B, L] int8, one of PROMPT .. BASELINE
   source: Source | None = None  # of an encoder-decoder
+  outcomes: Outcomes | None = None  # None: the drafter asks for none

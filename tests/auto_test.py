@@ -1,10 +1,13 @@
-"""--k=auto: what pays by the costs and the first rounds, 0 included."""
+"""--k=auto: what pays by the costs and the first rounds, 0 included; and
+--k=adaptive, which takes the same costs into the loop."""
 
 import json
+import re
 import shutil
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import programs
@@ -158,6 +161,30 @@ def test_bench_chooses_for_every_batch(target, costs, tmp_path, capsys):
   assert [run["batch"] for run in document["runs"]] == [1, 2]
 
 
+def test_the_loop_is_given_what_rounds_cost(target, costs, tmp_path, capsys):
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setitem(costs, "slope", 0.25)  # of a pass, for every token more
+    generate(target, tmp_path / "c.json", "--k=adaptive", "--most_k=3")
+  printed = capsys.readouterr().out
+  [numbers] = re.findall(r"k = 3 at most, adaptive\(costs=\[(.*)\]\)", printed)
+  table = [float(number) for number in numbers.split(", ")]
+  # Three levels and the pending token stand in a pass of four, as two do not.
+  np.testing.assert_allclose(table, [1, 1.25, 1.5, 1.75], rtol=0.1)
+  assert "draft tokens a round" in printed
+
+
+def test_bench_has_a_table_for_every_batch(target, costs, tmp_path, capsys):
+  bench(
+    target, "--k=adaptive", "--most_k=2", "--batch=1,2", "--passes=1",
+    "--limit=2", f"--calibration={tmp_path / 'c.json'}",
+  )  # fmt: skip
+  printed = capsys.readouterr().out
+  document = json.loads(printed.splitlines()[-1])
+  assert document["settings"]["k"] == "adaptive"
+  assert [run["k"] for run in document["runs"]] == [2, 2]
+  assert re.findall(r"adaptive.* \(batch (.)\)", printed) == ["1", "2"]
+
+
 def test_bench_calibrates_and_reports_its_errors(
   target, costs, tmp_path, capsys
 ):
@@ -214,6 +241,9 @@ def test_rounds_of_several_kinds_are_not_calibrated(
     (["--k=auto", "--shape=chains(2)"], "is of chains"),
     (["--k=auto", "--calibration=/nowhere/x.json"], "there is no folder"),
     (["--k=2", "--most_k=3"], "is for --k=auto"),
+    (["--k=adaptive", "--shape=chains(2)"], "is of chains"),
+    (["--k=adaptive", "--explain"], "--explain is for --k=auto"),
+    (["--k=adaptive", "--most_k=65", "--max_new_tokens=99"], r"in 1\.\.64"),
   ],
 )
 def test_bad_input(target, arguments, sentence):

@@ -19,6 +19,7 @@ from specdec import (
   acceptance,
   beam,
   decode,
+  draft_length,
   draft_shape,
   draft_tree,
   drafters,
@@ -63,6 +64,7 @@ def pairs(target=TARGET, draft=DRAFT):
   small, large = transformer.model(draft), transformer.model(target)
   chains = draft_shape.static(draft_tree.parallel(2, 3), "iid")
   dynamic = draft_shape.dynamic(2, 3, 6)
+  adaptive = draft_length.adaptive(3)
   rejection, kseq = acceptance.rejection(), acceptance.kseq()
   threshold = drafters.Threshold()
   named = {
@@ -80,6 +82,7 @@ def pairs(target=TARGET, draft=DRAFT):
   }.items():
     named[name] = drafter(k=K), rejection
     named[f"{name}, chains"] = drafter(shape=chains), kseq
+    named[f"{name}, adaptive"] = drafter(shape=adaptive), rejection
     if name != "layer skip":
       named[f"{name}, dynamic"] = drafter(shape=dynamic), rejection
   return named

@@ -17,7 +17,7 @@ _CORE = "types draft_tree noise sampling cache sharding"
 _CACHED = "utils.constructors"
 _MODELS = f"{_CORE} models utils multihost"
 _LOOP = f"{_MODELS} draft_shape traversal stats step decode inputs acceptance"
-_TOOLS = f"{_LOOP} testing drafters roofline checkpoints"
+_TOOLS = f"{_LOOP} draft_length testing drafters roofline checkpoints"
 ALLOWED = {
   "__init__": "types sampling decode acceptance drafters",
   "types": "",
@@ -29,6 +29,7 @@ ALLOWED = {
   "multihost": "",
   "utils": "types multihost",
   "traversal": "types draft_tree",
+  "draft_length": f"types draft_shape {_CACHED}",
   "draft_shape": f"types draft_tree sampling {_CACHED}",
   "stats": "types draft_tree traversal",
   "models": (
@@ -44,7 +45,8 @@ ALLOWED = {
   "beam_traversal": "types traversal beam_step",
   "testing": f"{_MODELS} draft_shape traversal acceptance step decode "
   "compiled.hlo",
-  "drafters": f"{_CORE} draft_shape models utils.spelling {_CACHED}",
+  "drafters": f"{_CORE} draft_shape draft_length models utils.spelling "
+  f"{_CACHED}",
   "roofline": "types draft_tree models.config models.params models.presets "
   "utils",
   "checkpoints": f"{_MODELS} drafters",

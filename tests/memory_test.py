@@ -28,6 +28,7 @@ from specdec import beam, decode
 # check_drafter looks at more: chains of early exits and skips, at batch 32.
 DUE = {(name, 1) for name in ("baseline", "lookup", "model", "early exit")}
 DUE |= {(f"model{shape}", 4) for shape in ("", ", chains", ", dynamic")}
+DUE |= {("model, adaptive", 4), ("early exit, adaptive", 1)}
 DUE |= {("baseline", 4), ("early exit, dynamic", 4)}
 
 

@@ -10,7 +10,7 @@ from specdec.drafters.heads import cost as head_cost
 from specdec.models import presets
 from specdec.roofline import chips, drafter_cost, shapes
 from specdec.roofline.cost import TYPICAL, Deployment
-from specdec.roofline.planning import best_k, best_tree, sweep_k
+from specdec.roofline.planning import best_k, best_tree, step_costs, sweep_k
 from specdec.roofline.round_cost import (
   Overhead,
   TargetDraftPair,
@@ -69,6 +69,18 @@ def test_a_draft_model_costs_the_same_by_config_shape_and_deployment():
   other = dataclasses.replace(LARGE, shape=shapes.get("smollm2-135m"))
   with pytest.raises(ValueError, match="vocabularies of 128256 and 49152"):
     round_cost(other, by_config, 4, 1, 100)
+
+
+def test_a_table_of_rounds_prices_levels_and_the_width_that_holds_them():
+  draft = shapes.get("llama3-1b")
+  pair = TargetDraftPair(LARGE, drafter_cost.model(draft))
+  table = step_costs(pair, 2, 500, (1, 2, 3, 5))
+  assert len(table) == 5 and list(table) == sorted(table)
+  for levels in (0, 1, 2, 4):  # a width is just as wide
+    seconds = pair.round(2, levels, 500).seconds
+    assert table[levels] == pytest.approx(seconds, rel=1e-9)
+  one = dataclasses.replace(LARGE, shape=draft).cost(2, 1, 500).seconds
+  assert table[4] - table[3] == pytest.approx(one, rel=1e-6)
 
 
 def test_an_exit_and_skipped_layers_run_parts_of_the_target():

@@ -1,11 +1,12 @@
-"""Chooses k: by what rounds cost, and by how first draft tokens fare."""
+"""Chooses k by what rounds cost and how first draft tokens fare, or lets the
+loop choose it by what rounds cost."""
 
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from specdec import multihost
+from specdec import draft_shape, multihost
 from specdec.benchmark import calibrated
 from specdec.benchmark.catalog import Target
 from specdec.benchmark.decoder import prompt_size
@@ -50,11 +51,7 @@ def choose(
     calibration: a file of `calibrated.write`; what it lacks is timed first, and
       kept. Default: one for each machine, in ~/.cache/specdec/calibration.
   """
-  setup = dataclasses.replace(setup, k=most_k, prompt_size=prompt_size(rows))
-  calibrated.check(setup)
-  folder = Path("~/.cache/specdec/calibration").expanduser()
-  path = Path(calibration or folder / f"{hardware.fingerprint()}.json")
-  pair = calibrated.pair_of(setup, target, _timed(setup, target, rows, path))
+  setup, pair = _priced(setup, target, rows, most_k, calibration)
   decoder = calibrated.pilot(setup, target)
   slots = decoder.num_slots
   what = f"compiling k = {most_k} and trying it for {_ROUNDS} rounds"
@@ -72,6 +69,39 @@ def choose(
   best = max(points, key=lambda point: point.speedup)
   k, speedup = map(float, multihost.agree([best.k, best.speedup]))
   return Choice(int(k), speedup, points, seen.prefix_acceptance, pair, slots)
+
+
+def adaptive(
+  setup: Setup,
+  target: Target,
+  rows: Sequence[Sequence[int]],
+  most_k: int,
+  calibration: str | None = None,
+) -> Setup:
+  """Returns the setup whose rounds draft 0 to most_k tokens, as it pays.
+
+  Arguments as of `choose`. Nothing is decoded for it.
+  """
+  sized, pair = _priced(setup, target, rows, most_k, calibration)
+  context = sized.max_length(target.checkpoint.config)
+  widths = draft_shape.step_widths(most_k)
+  costs = planning.step_costs(pair, setup.batch, context, widths)
+  costs = multihost.agree([cost / costs[0] for cost in costs])
+  numbers = ", ".join(f"{float(cost):.4g}" for cost in costs)
+  shape = f"adaptive(costs=[{numbers}])"
+  return dataclasses.replace(setup, k=most_k, shape=shape)
+
+
+def _priced(
+  setup: Setup, target: Target, rows, most_k: int, calibration: str | None
+) -> tuple[Setup, TargetDraftPair]:
+  """Returns the setup with the largest k, and what its models cost here."""
+  setup = dataclasses.replace(setup, k=most_k, prompt_size=prompt_size(rows))
+  calibrated.check(setup)
+  folder = Path("~/.cache/specdec/calibration").expanduser()
+  path = Path(calibration or folder / f"{hardware.fingerprint()}.json")
+  timed = _timed(setup, target, rows, path)
+  return setup, calibrated.pair_of(setup, target, timed)
 
 
 def _timed(setup: Setup, target: Target, rows, path: Path) -> Calibration:

@@ -22,6 +22,7 @@ from specdec import (
   acceptance,
   checkpoints,
   decode,
+  draft_length,
   draft_shape,
   draft_tree,
   drafters,
@@ -201,7 +202,7 @@ def _layer_skip(
   if file is not None:
     document = read_skip(file)
     attention, mlp = document["attention"], document["mlp"]
-    if threshold is None and shape.loops:
+    if threshold is None and shape.loops and shape.policy is None:
       threshold = document["threshold"]
   skip = Skip(tuple(attention or ()), tuple(mlp or ()))
   if any(type(layer) is not int for layers in skip for layer in layers):
@@ -381,9 +382,11 @@ def _paths(file: str, siblings: str) -> DraftShape:
 
 
 SHAPES: Mapping[str, Callable[..., DraftShape]] = {
+  "adaptive": draft_length.adaptive,
   "chain": draft_shape.chain,
   "chains": _chains,
   "dynamic": _dynamic,
+  "entropy": draft_length.entropy,
   "optimal": _optimal,
   "paths": _paths,
 }

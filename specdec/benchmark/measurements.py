@@ -148,6 +148,34 @@ def _beams() -> Iterable[Measurement]:
   )
 
 
+# How a batch's drafts get their length: the last three decide it themselves.
+LENGTHS = {
+  "fixed": ("--k=1,2,4,8",),
+  "auto": ("--k=auto",),
+  "adaptive": ("--k=adaptive",),
+  "entropy": ("--shape=entropy(limit=0.4)", "--k=8"),
+}
+
+
+def _lengths() -> Iterable[Measurement]:
+  """Fixed k, auto, adaptive and AdaEDL by batch: pair, and SmolLM2's int8."""
+  smollm2 = SMOLLM2, "--drafter=quantized", "--max_new_tokens=48"
+  for target, flags, minutes in (
+    ("shipped", (_PAIR, *_SAMPLED), 1.5),
+    ("smollm2", smollm2, 4),
+  ):
+    for name, length in LENGTHS.items():
+      yield Measurement(
+        f"lengths_{target}_{name}",
+        "bench",
+        (*flags, *length, "--batch=1,4,16,64", "--limit=8", "--passes=1"),
+        minutes * (3 if name == "fixed" else 1),
+        ("--batch=2", "--limit=2", "--max_new_tokens=12", "--repeats=2")
+        if target == "shipped"
+        else None,
+      )
+
+
 def _smollm2() -> Iterable[Measurement]:
   """SmolLM2 on four kinds of prompts, by drafter."""
   for name, drafter, ks, minutes in (
@@ -272,6 +300,7 @@ MEASUREMENTS = (
     "output",
   ),
   *_smollm2(),
+  *_lengths(),
   *_beams(),
   Measurement(
     "calibration",

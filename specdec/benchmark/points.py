@@ -167,7 +167,7 @@ def measure_all(
   target: Target,
   prompts: Mapping[int, Batches],
   passes: Sequence[int],
-  ks: Mapping[int, Sequence[int]],
+  setups: Mapping[int, Sequence[Setup]],
   repeats: int,
   profile: str | None = None,
   slots: Sequence[int] = (),
@@ -176,7 +176,7 @@ def measure_all(
 
   Args:
     setup: prompt_size is the context behind which passes are timed.
-    prompts, ks: by batch size.
+    prompts, setups: by batch size, which these setups have.
     slots: as of `time_passes`.
 
   Returns:
@@ -186,7 +186,7 @@ def measure_all(
   total = len(prompts) * bool(passes)
   for batch, some in prompts.items():
     count = len(some.batches)
-    total += len(ks[batch]) * count * -(-repeats // count)
+    total += len(setups[batch]) * count * -(-repeats // count)
   with tqdm(total=total, disable=not sys.stderr.isatty()) as progress:
     for batch, some in prompts.items():
       setup, baseline = dataclasses.replace(setup, batch=batch), None
@@ -194,10 +194,10 @@ def measure_all(
         progress.set_postfix_str(f"batch {batch}, passes")
         timed += time_passes(setup, target, passes, context, repeats, slots)
         progress.update()
-      for k in ks[batch]:
-        progress.set_postfix_str(f"batch {batch}, k = {k}")
+      for one in setups[batch]:
+        progress.set_postfix_str(f"batch {batch}, k = {one.k}")
         entry, baseline = measure(
-          dataclasses.replace(setup, k=k),
+          one,
           target,
           some,
           repeats,

@@ -65,11 +65,16 @@ class Run:
       same = "not comparable"
     elif identity.same < identity.texts:
       same = "no: " + "; ".join(identity.differences[:3])
+    counts, passes = acceptance.speculative_decoding, acceptance.target_passes
+    length = f"{acceptance.drafted / passes:.2f}"
+    if counts.num_spec_steps < passes:
+      length += f" (none in {1 - counts.num_spec_steps / passes:.0%} of rounds)"
     return [
       tokens_per_pass,
       ("mean acceptance length", acceptance_length(acceptance)),
       ("accepted up to position", _by_position(acceptance.prefix_acceptance)),
       ("accepted at position", _by_position(acceptance.conditional)),
+      ("draft tokens a round", length),
       ("drafted, of them wasted", drafted),
       ("speculative", f"{speed.tokens_per_second:.1f} tokens/s"),
       ("baseline", f"{speed.baseline_tokens_per_second:.1f} tokens/s"),

@@ -66,8 +66,12 @@ class Settings:
       0.2]): the static tree of 12 draft tokens, at most k deep, that keeps
       most if a node's first, second ... child is kept so often. dynamic(16,
       top=4): EAGLE-2's tree, k deep. paths(FILE): JSON, [[0], [1], [0, 0],
-      ...], each the child to take at every step, from 0. All but dynamic take
-      siblings=iid, without_replacement or deterministic.
+      ...], each the child to take at every step, from 0. Of these all but
+      dynamic take siblings=iid, without_replacement or deterministic.
+      adaptive(costs=[1, 1.2, ...]): at most k tokens in a row, as many as the
+      batch expects to pay in every round; costs are those of rounds of 0 to k
+      levels. entropy(limit=0.4, gamma=0.2): at most k, until 1 - sqrt(gamma H)
+      of the draft falls below the limit (AdaEDL).
     k: Drafted tokens a round, 0 for none; of a tree its levels.
     temperature: 0 is greedy.
     top_k: Sample among the k likeliest tokens.
@@ -290,8 +294,12 @@ class Settings:
   @property
   def description(self) -> str:
     """The drafter and its shape, for tables and pages."""
-    tree = "" if self.shape == "chain" else f", {self.shape}"
-    return self.drafter + tree
+    if self.shape == "chain":
+      return self.drafter
+    call = self._shape_call
+    if call.name == "adaptive":  # a table of costs is too long for a line
+      call = call._replace(args=(), kwargs={})
+    return f"{self.drafter}, {call}"
 
   @property
   def comparable(self) -> bool:

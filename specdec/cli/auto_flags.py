@@ -1,8 +1,13 @@
-"""The flags of a Setup whose k may be auto."""
+"""The flags of a Setup whose k may be auto or adaptive."""
+
+import dataclasses
 
 from specdec.benchmark import auto, calibrated
+from specdec.benchmark.setup import Setup
 from specdec.cli import app, setup_flags
 from specdec.cli.app import Flags, Options
+from specdec.report import tables
+from specdec.utils import terminal
 
 _NAMES = ("most_k", "calibration", "explain")
 
@@ -10,12 +15,13 @@ _NAMES = ("most_k", "calibration", "explain")
 def define(flags: Flags) -> None:
   """Defines them."""
   setup_flags.define(flags, auto=True)
-  flags.integer("most_k", 8, "With --k=auto: the largest that is tried.")
+  largest = "With --k=auto or adaptive: the largest that is tried."
+  flags.integer("most_k", 8, largest)
   flags.string(
     "calibration",
     None,
-    "With --k=auto: file of bench.py --calibrate; what it lacks is timed "
-    "first, and kept. Default: one for each machine, in "
+    "With --k=auto or adaptive: file of bench.py --calibrate; what it lacks is "
+    "timed first, and kept. Default: one for each machine, in "
     "~/.cache/specdec/calibration.",
   )
   flags.bool(
@@ -27,7 +33,7 @@ def read(options: Options) -> None:
   """Reads them; refuses what cannot work, or has no effect."""
   setup_flags.read(options)
   if options.k != ():
-    setup_flags.refuse(options, _NAMES, "is for --k=auto")
+    setup_flags.refuse(options, _NAMES, "is for --k=auto or --k=adaptive")
     return
   if not 1 <= options.most_k < options.max_new_tokens:
     raise ValueError(
@@ -38,9 +44,23 @@ def read(options: Options) -> None:
   calibrated.check(setup)
   if setup.most_levels is not None:  # a head has no more
     options.most_k = min(options.most_k, setup.most_levels)
+  if options.adaptive:
+    setup_flags.refuse(options, ["explain"], "is for --k=auto")
+    setup_flags.setup_of(options, k=options.most_k, batch=1, shape="adaptive")
   app.check_writable("--calibration", options.calibration)
 
 
-def choose(options: Options, setup, target, rows) -> auto.Choice:
-  """Chooses k for one batch of prompts."""
-  return auto.choose(setup, target, rows, options.most_k, options.calibration)
+def decide(
+  options: Options, setup, target, rows
+) -> tuple[Setup, auto.Choice | None]:
+  """Returns the setup with the k that pays for one batch of prompts, or with
+  the shape that finds it in every round, and prints why."""
+  arguments = setup, target, rows, options.most_k, options.calibration
+  if options.adaptive:
+    setup = auto.adaptive(*arguments)
+    text = f"k = {setup.k} at most, {setup.shape} (batch {setup.batch})"
+    terminal.report(text)
+    return setup, None
+  choice = auto.choose(*arguments)
+  terminal.report(tables.of_choice(choice, setup.batch, options.explain))
+  return dataclasses.replace(setup, k=choice.k), choice

@@ -88,25 +88,25 @@ def check(options: app.Options) -> None:
     names = ("passes", "decode", "limit", "profile", "json")
     setup_flags.refuse(options, names, "has no effect with --calibrate")
     if options.k == ():
-      raise ValueError("--calibrate needs numbers, not --k=auto")
+      raise ValueError("--calibrate needs numbers for --k")
     calibrated.check(setup_flags.largest(options))
 
 
 def measure(options: app.Options, setup, target, source) -> dict:
   """Times every pass and every point."""
-  batches, ks = {}, {}
+  batches, setups = {}, {}
   for batch in options.batch:
     where = source, batch, options.context, options.limit
     batches[batch] = rows.make_batches(*where)
-    ks[batch] = (options.k or (setup.k,)) if options.decode else ()
+    sized = dataclasses.replace(setup, batch=batch)
+    ks = (options.k or (setup.k,)) if options.decode else ()
+    setups[batch] = [dataclasses.replace(sized, k=k) for k in ks]
     if options.decode and options.k == ():
-      sized = dataclasses.replace(setup, batch=batch)
       first = batches[batch].batches[0].rows
-      choice = auto_flags.choose(options, sized, target, first)
-      terminal.report(tables.of_choice(choice, batch, options.explain))
-      ks[batch] = (choice.k,)
-  lengths = options.passes, ks, options.repeats, options.profile, options.slots
-  return points.measure_all(setup, target, batches, *lengths)
+      setups[batch] = [auto_flags.decide(options, sized, target, first)[0]]
+  how = options.repeats, options.profile, options.slots
+  passes = options.passes
+  return points.measure_all(setup, target, batches, passes, setups, *how)
 
 
 def bench(options: app.Options) -> None:

@@ -15,14 +15,16 @@ from specdec.utils.spelling import choices
 flags.disclaim_key_flags()  # flags belong to the modules that call Flags
 _SHIPPED = pathlib.Path(__file__).parents[2] / "configs"
 _MOST = 10_000  # integers of one flag
+ADAPTIVE = ("adaptive",)  # what is no number
 
 
 class Integers(flags.ArgumentParser):
-  """An integer or several, as a tuple: 4, or 1,2,4-8; auto, (), if accepted."""
+  """An integer or several, as a tuple: 4, or 1,2,4-8; if accepted also auto,
+  (), and adaptive, ADAPTIVE."""
 
   def __init__(self, auto: bool = False):
     self._auto = auto
-    also = "; or auto" if auto else ""
+    also = "; or auto, or adaptive" if auto else ""
     self.syntactic_help = f"an integer, or several: 1,2,4-8{also}"
 
   def parse(self, argument) -> tuple[int, ...]:
@@ -33,6 +35,8 @@ class Integers(flags.ArgumentParser):
     """
     if self._auto and argument == "auto":
       return ()
+    if self._auto and argument in ("adaptive", ADAPTIVE):
+      return ADAPTIVE
     if isinstance(argument, int):
       return (argument,)
     if isinstance(argument, list | tuple):
@@ -91,7 +95,7 @@ class Flags:
   def integers(
     self, name: str, default: str | None, text: str, auto: bool = False
   ) -> None:
-    """One integer or several: 4, or 1,2,4-8; with auto also 'auto', ()."""
+    """One integer or several: 4, or 1,2,4-8; with auto also words."""
     define = self._integers_or_auto if auto else self._integers
     define(name, default, text, serializer=flags.CsvListSerializer(","))
 

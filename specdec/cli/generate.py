@@ -21,7 +21,7 @@ from tqdm import tqdm
 from specdec.benchmark import results, runs
 from specdec.benchmark.decoder import batches_of, prompt_size
 from specdec.cli import app, auto_flags, prompt_flags, setup_flags
-from specdec.report import page, tables
+from specdec.report import page
 from specdec.report.answer import compare_to_stop, stream_answers
 from specdec.utils import terminal
 
@@ -76,9 +76,8 @@ def generate(options: app.Options) -> None:
   size, planned = prompt_size(encoded), setup.prompt_size
   setup = dataclasses.replace(setup, batch=batch, prompt_size=size)
   if options.k == ():
-    choice = auto_flags.choose(options, setup, target, encoded[:batch])
-    terminal.report(tables.of_choice(choice, batch, options.explain))
-    setup = dataclasses.replace(setup, k=choice.k)
+    first = encoded[:batch]
+    setup, choice = auto_flags.decide(options, setup, target, first)
   decoder = setup.decoder(target)
   setup.check_memory(target, decoder, app.note, size > planned)
   painter = terminal.Painter(options.color, sys.stdout)

@@ -23,7 +23,7 @@ from specdec.checkpoints import shipped
 from specdec.checkpoints.fetch import PACKAGES
 from specdec.cli import app
 from specdec.cli.app import Options
-from specdec.cli.flags import Flags, parsed
+from specdec.cli.flags import ADAPTIVE, Flags, parsed
 from specdec.models import presets
 from specdec.utils import remote
 from specdec.utils.spelling import choices
@@ -80,7 +80,7 @@ def define(
   """Defines them.
 
   Args:
-    auto: --k=auto is accepted.
+    auto: --k=auto and --k=adaptive are accepted.
     without: names of flags that the program has no use for.
   """
   flags, texts = flags.without(without), _texts()
@@ -92,6 +92,7 @@ def define(
     if field.name not in others:
       kinds[kind_of(field)](field.name, field.default, texts[field.name])
   pays = " auto: what pays here." if auto else ""
+  pays += " adaptive: up to --most_k, what pays in each round." if auto else ""
   flags.integers("k", None, texts["k"] + pays, auto=auto)
   flags.integers("batch", "1", texts["batch"])
   flags.enum("dtype", "float32", checkpoints.DTYPES, texts["dtype"])
@@ -123,6 +124,8 @@ def read(options: Options, **changes) -> None:
   apply_config(options)
   join(options)  # before anything wakes JAX
   options.k = getattr(options, "k", None)
+  options.adaptive = options.k == ADAPTIVE
+  options.k = () if options.adaptive else options.k
   app.check_at_least(options, 0, "k")
   app.check_at_least(options, 1, "batch", "max_new_tokens")
   for k in options.k or (None,):
@@ -193,6 +196,8 @@ def header(options: Options, setup: Setup) -> dict:
     for name in sorted(options.parsers)
     if name not in ("json", "config") and "." not in name
   }
+  if getattr(options, "adaptive", False):
+    settings["k"] = "adaptive"
   if "drafter" in settings:
     settings["drafter"] = setup.drafter
   if checksums := setup.checksums():

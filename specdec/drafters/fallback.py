@@ -2,7 +2,7 @@
 
 As prompt lookup ahead of a learned drafter: copies are drafted without a pass
 and go on for long where text repeats itself, and the other drafts the rest.
-Invariant: who drafts a row depends on committed text alone, so what a row does
+Invariant: who drafts a row is known before anything is drawn, so what a row does
 not take was never part of its draft, and its distribution is exact (rule 7).
 """
 
@@ -67,6 +67,7 @@ def fallback(first: Drafter, other: Drafter) -> Drafter:
     tuple(sorted({*drafting, *theirs.widths})),
     siblings=theirs.siblings,
     features=theirs.features,
+    classes=max(ours.classes, theirs.classes),
     name=f"{first.name} | {other.name}",
   )
 

@@ -113,13 +113,12 @@ def layer_skip(
         raise ValueError(
           f"threshold {name} = {getattr(threshold, name)}; it must be in 0..1"
         )
-    if not shape.loops:
+    if not shape.loops or shape.policy is not None:
       raise ValueError("a threshold ends chains; give k, or shape=chain(k)")
     if k == 0:
       threshold = None
     else:
-      drafted = {n for n in (*(2**i for i in range(8)), k) if n <= k}
-      spec = spec._replace(widths=tuple(1 + n for n in sorted(drafted)))
+      spec = spec._replace(widths=draft_shape.step_widths(k)[1:])
 
   def init(params, context: Context, prefill_output):
     del params, prefill_output
@@ -137,12 +136,16 @@ def layer_skip(
       log_prob = jnp.take_along_axis(log_probs, token[:, None], axis=1)
       return jnp.exp(log_prob[:, 0]) >= state.threshold
 
-    adaptive = {}
+    policy = shape.policy
     if state is not None:
-      adaptive = {"going": ~state.over, "goes_on": is_likely}
+      policy = draft_shape.LengthPolicy(
+        begin=lambda context, able=None: draft_shape.Plan(~state.over),
+        certainty=is_likely,
+        go_on=lambda plan, depth, likely: draft_shape.Plan(plan.going & likely),
+      )
     apply = functools.partial(target.apply, params.target, skip=skip)
     draft, _, cache, _ = sample_model(
-      context, shape, apply, context.target_cache, **adaptive
+      context, shape, apply, context.target_cache, policy=policy
     )
     return draft._replace(resume=Resume(None, cache.layers)), state
 

@@ -10,7 +10,7 @@ a draft is a function of committed text and source only, so it is deterministic
 import jax
 import jax.numpy as jnp
 
-from specdec import draft_shape
+from specdec import draft_length, draft_shape
 from specdec.types import NO_COST, Array, Context, Draft, Drafter
 from specdec.utils.constructors import cached
 
@@ -18,9 +18,9 @@ _LONGEST = 64  # tokens of an n-gram: each is compared by code of its own
 
 
 def _propose_row(
-  tokens: Array, length: Array, max_ngram: int, min_ngram: int, k: int
+  tokens: Array, length: Array, max_ngram: int, k: int
 ) -> tuple[Array, Array]:
-  """Draft tokens [k] after tokens[:length], and whether there are any."""
+  """Draft tokens [k] after tokens[:length], and the length of the match."""
   position = jnp.arange(tokens.shape[0])
   # matched[j]: how many tokens ending at j equal those ending at length - 1.
   matched = jnp.zeros_like(position)
@@ -37,7 +37,7 @@ def _propose_row(
   # in LZ77: "ababab" drafts "ababab".
   period = jnp.maximum(length - 1 - end, 1)
   draft_tokens = tokens[end + 1 + jnp.arange(k) % period]
-  return draft_tokens, longest >= min_ngram
+  return draft_tokens, longest
 
 
 def _with_source(context: Context) -> tuple[Array, Array]:
@@ -68,7 +68,7 @@ def lookup(
 
   Args:
     k: draft tokens a round, short for shape=draft_shape.chain(k).
-    shape: a chain.
+    shape: a chain; one that decides its length does so by the match.
     ngram: longest match looked for.
     min_ngram: shortest match worth a draft; below it nothing is drafted and the
       round is an autoregressive one. 0 drafts always, with anything.
@@ -77,7 +77,8 @@ def lookup(
     ValueError: both or neither of k and shape are given, k < 0, the shape is no
       chain, or the n-grams are out of range.
   """
-  spec = draft_shape.resolve(k, shape).spec
+  shape = draft_shape.resolve(k, shape)
+  spec, policy = shape.spec, shape.policy
   if not spec.chain:
     raise ValueError("lookup drafts chains: give k, or shape=chain(k)")
   k = spec.max_depth
@@ -87,15 +88,22 @@ def lookup(
       f"0 <= min_ngram <= ngram and 1 <= ngram <= {_LONGEST}"
     )
   widths = (1, k + 1) if k and min_ngram else (k + 1,)
+  widths = widths if policy is None else spec.widths
   spec = spec._replace(widths=widths, siblings="deterministic", name="lookup")
 
   def propose(params, draft_state, context: Context):
     del params
-    draft_tokens, matches = jax.vmap(
-      lambda t, n: _propose_row(t, n, ngram, min_ngram, k)
-    )(*_with_source(context))
+    draft_tokens, longest = jax.vmap(lambda t, n: _propose_row(t, n, ngram, k))(
+      *_with_source(context)
+    )
     tokens = jnp.concatenate([context.pending, draft_tokens], axis=1)
+    matches, certainty = longest >= min_ngram, None
     count = jnp.where(matches, k + 1, 1)
-    return Draft(tokens, None, None, count), draft_state
+    if policy is not None:
+      certainty = jnp.clip(longest - min_ngram, 0, draft_length.CLASSES - 1)
+      count, certainty = draft_length.count_levels(
+        policy, context, k, certainty, matches
+      )
+    return Draft(tokens, None, None, count, certainty=certainty), draft_state
 
   return Drafter(spec, lambda *_: None, propose, lambda *_: None, NO_COST)

@@ -119,25 +119,31 @@ def model(
   def propose(params: Params, state: _State, context: Context):
     if depth == 0:
       return draft_shape.pending_only(context), state
-    logits, cache = _catch_up(draft_model, params, state.cache, context)
 
-    if shape.loops:
-      cache = cache.replace(length=context.length)
-    apply = functools.partial(draft_model.apply, params.draft)
-    draft, slot, cache, _ = sample_model(
-      context, shape, apply, cache, logits=logits
-    )
-    return draft, _State(cache, slot)
+    def drafted(state: _State):
+      logits, cache = _catch_up(draft_model, params, state.cache, context)
+      if shape.loops:
+        cache = cache.replace(length=context.length)
+      apply = functools.partial(draft_model.apply, params.draft)
+      draft, slot, cache, _ = sample_model(
+        context, shape, apply, cache, logits=logits
+      )
+      if shape.loops:  # of the tokens that were fed, all but the drafted ones
+        cache = cache.replace(length=context.length)
+      return draft, _State(cache, slot)
+
+    return draft_shape.unless_idle(shape, context, drafted, state)
 
   def update(params, state: _State, context, draft, accept_result, output):
-    del params, draft, output
+    del params, output
     if depth == 0:
       return state
     accepted, cache = accept_result.num_accepted, state.cache
     if shape.loops:
-      # KV of the pending token and of every draft token but the last were
-      # written.
-      length = context.length + jnp.minimum(accepted, depth - 1)
+      # KV of the pending token and of every draft token but the last one were
+      # written; where nothing was drafted, no KV was.
+      drafted = jnp.maximum(draft.count - 2, 0)
+      length = cache.length + jnp.minimum(accepted, drafted)
       return state._replace(cache=cache.replace(length=length))
     slot = jnp.take_along_axis(state.slot, accept_result.path, axis=1)
     last = jnp.take_along_axis(slot, accepted[:, None], axis=1)[:, 0]

@@ -3,8 +3,10 @@
 from collections.abc import Callable
 
 import jax
+import jax.numpy as jnp
 
 from specdec import draft_shape, draft_tree
+from specdec.draft_shape import LengthPolicy
 from specdec.types import Array, Context, Draft, KVCache
 
 
@@ -17,7 +19,7 @@ def sample_model(
   logits: Array | None = None,
   streams: Array | None = None,
   run_leaves: bool = False,
-  **stopping,
+  policy: LengthPolicy | None = None,
 ) -> tuple[Draft, Array | None, KVCache, Array | None]:
   """Draws a chain in a loop of one token a pass, a tree in one pass a level.
 
@@ -27,7 +29,7 @@ def sample_model(
     logits: [B, V] after the pending token; None: it is run first.
     streams: [B, N, M], filled with the first features of the nodes.
     run_leaves: leaves of a chain or a static tree are run too.
-    stopping: of `draft_shape.sample_chain`.
+    policy: of how long a chain becomes; default the shape's.
 
   Returns:
     The draft; SampledTree.slot, None of a chain; cache and streams.
@@ -53,12 +55,15 @@ def sample_model(
 
   carry, slot = (cache, streams), None
   if shape.loops:
-    depth = shape.spec.max_depth
+    leaf, policy = shape.spec.max_depth, policy or shape.policy
     draft, carry = draft_shape.sample_chain(
-      context, depth, extend_chain, carry, logits=logits, **stopping
+      context, leaf, extend_chain, carry, logits=logits, policy=policy
     )
-    if run_leaves:
-      carry, _ = run(carry, draft.tokens[:, -1:], depth, head=False)
+    if run_leaves:  # rows that are shorter had theirs run on the way
+      if policy is not None:
+        leaf = jnp.max(carry[0].length - cache.length)  # nodes that were run
+      token = jax.lax.dynamic_slice_in_dim(draft.tokens, leaf, 1, axis=1)
+      carry, _ = run(carry, token, leaf, head=False)
   else:
     if logits is None:
       root = context.pending, draft_tree.chain(1), 0, True

@@ -260,6 +260,34 @@ def best_shapes(documents: Mapping, *names: str) -> str:
   return markdown(rows, columns)
 
 
+def lengths(documents: Mapping, *names: str) -> str:
+  """Speedups by batch: of every fixed k, and of drafts that find their length.
+
+  Args:
+    names: measurements whose names end with one of measurements.LENGTHS.
+  """
+  rows, columns = {}, {"rows": "{[batch]}"}
+
+  def cell(heading: str) -> Callable[[dict], str]:
+    def text(row: dict) -> str:
+      text = str(estimate("speed", "speedup")(row[heading]))
+      best = max(
+        (x for x in row if x != "batch"), key=lambda x: _speedup(row[x])
+      )
+      return f"**{text}**" if heading == best else text
+
+    return text
+
+  for name in names:
+    for run in documents[name]["runs"]:
+      kind = name.rpartition("_")[2]
+      heading = f"k = {run['k']}" if kind == "fixed" else kind
+      row = rows.setdefault(run["batch"], {"batch": run["batch"]})
+      row[heading] = run
+      columns[heading] = cell(heading)
+  return markdown(rows.values(), columns)
+
+
 def _speedup(run: dict) -> float:
   return run["speed"]["speedup"]["value"]
 
@@ -390,6 +418,7 @@ TABLES: dict[str, Callable[..., str]] = {
   one.__name__: one
   for one in (
     passes, slots, decoding, groups, drafters, rules, beams, engines,
-    best_shapes, sweep, leviathan, printed, compiled, calibration, identity,
+    best_shapes, lengths, sweep, leviathan, printed, compiled, calibration,
+    identity,
   )
 }  # fmt: skip

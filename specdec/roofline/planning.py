@@ -58,6 +58,29 @@ def sweep_k(
   return points
 
 
+def step_costs(
+  pair: TargetDraftPair, batch: float, context: float, widths: Sequence[int]
+) -> tuple[float, ...]:
+  """Returns the seconds of rounds that draft 0, 1, ... levels of a chain.
+
+  Args:
+    widths: ascending node counts; a round is verified at the smallest that
+      holds its draft and the pending token.
+
+  Returns:
+    As many as the last width: a table for `draft_length.adaptive`. It ascends.
+  """
+  seconds = []
+  for levels in range(widths[-1]):
+    nodes = min(width for width in widths if width > levels)
+    drafted, verified = (
+      pair.round(batch, draft, context) for draft in (levels, nodes - 1)
+    )
+    drafting = drafted.seconds - drafted.only("target").seconds
+    seconds.append(drafting + verified.only("target").seconds)
+  return tuple(np.maximum.accumulate(seconds).tolist())
+
+
 def best_k(
   pair: TargetDraftPair,
   batch: float,

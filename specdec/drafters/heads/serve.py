@@ -9,6 +9,7 @@ nothing to catch up with. Draft tokens fill scratch slots past `length`; the
 accepted ones are run again on the target's own hidden states.
 """
 
+import functools
 from typing import NamedTuple
 
 import jax
@@ -125,6 +126,12 @@ def drafter(
     return stream, carry._replace(target=cache, exit_hidden=hidden)
 
   def propose(params: Params, state: State, context: Context):
+    if exits:  # verification goes on from what it runs, draft or no draft
+      return drafted(params, state, context)
+    run = functools.partial(drafted, params, context=context)
+    return draft_shape.unless_idle(shape, context, run, state)
+
+  def drafted(params: Params, state: State, context: Context):
     weights = params.draft["net"], draft_heads.target_weights_of(params)
     pending, cache = context.pending, state.cache
     if resets:  # an empty cache, and a start before the pending token
@@ -212,7 +219,8 @@ def drafter(
     # The accepted tokens are run again, on the target's output before each.
     # Slot `length` is the pending token's, which `propose` ran so, if it was
     # called.
-    done = 0 if max_external_drafts else 1
+    skipped = max_external_drafts or (shape.policy is not None and not exits)
+    done = 0 if skipped else 1
     if draft_head.has_kv_cache and path.shape[1] > done:
       tokens = jnp.take_along_axis(draft.tokens, path, axis=1)[:, done:]
       before = jnp.concatenate([state.seed[:, None], encoded[:, :-1]], axis=1)

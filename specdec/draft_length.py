@@ -1,0 +1,301 @@
+"""How many tokens every row drafts in a round, decided level by level.
+
+A policy is asked before a level is drafted, by whatever samples the draft
+(draft_shape.py), and answers for all rows together, as one more level costs the
+whole batch a draft step and a wider verification.
+
+Rule 7, and why it is enough. Let F_d be what a policy has been given before
+level d + 1 is drawn: outcomes of earlier rounds, and of this one the tokens of
+levels 1 to d in all rows and the distributions that follow them. It sees no
+noise. So F_d fixes which rows have a node d + 1; the noise that draws, accepts
+and follows these nodes is of this round (rule 4: its address is the committed
+length), thus independent of all earlier ones, and of that of levels 1 to d. The
+claim: given F_d, in every row the text from its node d on, as a lossless rule
+leaves it, has the target's distribution (for `block`, which weighs a path as a
+whole: with the weight that this path has down to node d), independently of the
+other rows. It holds where F_d makes d a leaf. Where it does not, the rows draw
+their nodes d + 1 independently, F_(d+1) has it by induction, and the mean over
+these draws is what the rule is exact for, whatever other rows do. At d = 0 it
+says that texts are exact and rows independent. Coupled rules need none of this:
+their text is a function of its own noise, however much of it is drafted.
+
+What is not independent of the neighbours is how much a row drafts, and with it
+the sample that an uncoupled row turns out to be.
+"""
+
+import math
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specdec import draft_shape
+from specdec.draft_shape import DraftShape, LengthPolicy, Plan
+from specdec.types import Array, Context
+from specdec.utils.constructors import cached
+
+MOST = 64  # levels of a draft whose length is decided
+# A draft token's probability by the draft, before any warp, in classes.
+_EDGES = (0.1, 0.3, 0.5, 0.7, 0.85, 0.95)
+CLASSES = 1 + len(_EDGES)
+_PRIOR = 0.7  # acceptance where nothing is known,
+_WEIGHT = 4.0  # and after how many outcomes as much is due to these
+_HOPELESS = 0.02  # survival at which a row stops; the batch pays for its width
+_EXPLORATION = 0.01  # most of the time that drafts which may not pay may take
+
+
+def guessed_costs(k: int) -> tuple[float, ...]:
+  """Returns a table for where none is known: a draft step costs a tenth of the
+  target's pass, and each token of that a twentieth."""
+  widths = draft_shape.step_widths(k)
+  nodes = (min(w for w in widths if w > levels) for levels in range(k + 1))
+  return tuple(
+    1 + 0.1 * levels + 0.05 * (n - 1) for levels, n in enumerate(nodes)
+  )
+
+
+def check_costs(costs: Sequence[float], k: int) -> tuple[float, ...]:
+  """Returns a table of k + 1 costs, checked.
+
+  Raises:
+    ValueError: there are not as many, or they are not finite, positive and
+      ascending.
+  """
+  costs = tuple(float(cost) for cost in costs)
+  steps = np.diff(costs)
+  if len(costs) != k + 1:
+    raise ValueError(
+      f"{len(costs)} costs for k = {k}; give one for each of 0 .. k levels"
+    )
+  if not (np.isfinite(costs).all() and costs[0] > 0 and np.all(steps >= 0)):
+    raise ValueError(f"costs {costs}: they must be finite, > 0 and ascending")
+  return costs
+
+
+def _active(context: Context) -> Array:
+  """[B] bool: rows that still write."""
+  done = context.done
+  return context.length > 0 if done is None else ~done
+
+
+def _rates(outcomes: Array, prior: Array | float) -> tuple[Array, Array]:
+  """Shrinks (accepted, evaluated) [B, 2] to the batch's rate, it to `prior`.
+
+  Returns the rate of each row [B] and that of the batch.
+  """
+  kept, tried = outcomes[..., 0], outcomes[..., 1]
+  batch = jnp.sum(kept) + _WEIGHT * prior
+  batch = batch / (jnp.sum(tried) + _WEIGHT)
+  return (kept + _WEIGHT * batch) / (tried + _WEIGHT), batch
+
+
+def by_costs(costs: Sequence[float]) -> LengthPolicy:
+  """Drafts on while another level is expected to pay for what it costs.
+
+  A row survives depth d with the product of its tokens' acceptance so far, each
+  by its class of certainty. Deeper levels are expected by position. Both are
+  rates measured on this row, shrunk to the batch's, those of a deeper position
+  to the one before it; older outcomes fade. With s_i the survival of depth i,
+  summed over the A rows that are not done, a level is drafted if for some
+  e > d (a width may hold several levels)
+
+    (A + s_1 + .. + s_e) / costs[e]  >=  (A + s_1 + .. + s_d) / costs[d]
+
+  After so many rounds without a draft that it costs one percent at most, one
+  level is drafted to see whether it pays by now; what it takes a draft model to
+  catch up is not in that percent.
+
+  Args:
+    costs: [k + 1] of a round that drafts 0 .. k levels, in any unit.
+  """
+  levels = len(costs) - 1
+  table = np.asarray(costs, np.float32)
+  dear = (costs[1] - costs[0]) / (_EXPLORATION * costs[0])
+  period = int(np.clip(math.ceil(round(dear, 3)), 16, 2**20))
+
+  def decide(going, depth, survival, gained, rates):
+    """Whether level depth + 1 pays, and the rows [B] that have a chance."""
+    deeper = jnp.arange(1, levels + 1) > depth  # [k]
+    ahead = jnp.cumprod(jnp.where(deeper[None], rates, 1.0), axis=1)
+    ahead = jnp.where(going[:, None], survival[:, None] * ahead, 0.0)  # [B, k]
+    gain = jnp.cumsum(jnp.where(deeper, jnp.sum(ahead, axis=0), 0.0))
+    now = gained / jnp.take(table, depth)
+    pays = jnp.any(deeper & ((gained + gain) / table[1:] >= now))
+    next_one = jnp.minimum(depth, levels - 1)
+    return pays, jnp.take(ahead, next_one, axis=1) >= _HOPELESS
+
+  def begin(context: Context, able: Array | None = None) -> Plan:
+    active, outcomes = _active(context), context.outcomes
+    by_depth, prior = [], jnp.float32(_PRIOR)
+    for d in range(levels):
+      rate, prior = _rates(outcomes.by_depth[:, d], prior)
+      by_depth.append(rate)
+    _, prior = _rates(jnp.sum(outcomes.by_depth, axis=1), _PRIOR)
+    by_class = [
+      _rates(outcomes.by_class[:, i], prior)[0] for i in range(CLASSES)
+    ]
+    rates = jnp.stack(by_depth, axis=1), jnp.stack(by_class, axis=1)
+    going = active if able is None else active & able
+    survival, gained = going * 1.0, jnp.sum(active * 1.0)
+    pays, alive = decide(going, 0, survival, gained, rates[0])
+    idle = outcomes.idle >= period
+    going &= (pays & (alive | idle)) | jnp.all(idle)
+    return Plan(going, (survival, gained, *rates))
+
+  def go_on(plan: Plan, depth, certainty: Array) -> Plan:
+    survival, gained, by_depth, by_class = plan.memory
+    rate = jnp.take_along_axis(by_class, certainty[:, None], axis=1)[:, 0]
+    survival = jnp.where(plan.going, survival * rate, survival)
+    gained += jnp.sum(jnp.where(plan.going, survival, 0.0))
+    memory = survival, gained, by_depth, by_class
+    pays, alive = decide(plan.going, depth, survival, gained, by_depth)
+    return Plan(plan.going & pays & alive, memory)
+
+  return LengthPolicy(begin, _by_probability, go_on, classes=CLASSES)
+
+
+def _by_probability(logits: Array, token: Array) -> Array:
+  """[B] class of a draft token, by its probability before any warp: after it a
+  greedy row's tokens all have probability 1."""
+  logits = logits.astype(jnp.float32)
+  own = jnp.take_along_axis(logits, token[:, None], axis=1)
+  total = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
+  return jnp.sum(jnp.exp(own - total) >= jnp.array([_EDGES]), axis=1)
+
+
+def by_entropy(limit: float, gamma: float) -> LengthPolicy:
+  """AdaEDL (arXiv:2410.18351): stops where 1 - sqrt(gamma H(q)) < limit.
+
+  The left side bounds acceptance from below; H in nats, of the draft's
+  distribution before any warp. The token that would be drawn from it is not.
+  """
+
+  def admit(plan: Plan, logits: Array) -> Plan:
+    log_probs = jax.nn.log_softmax(logits.astype(jnp.float32))
+    # exp(-inf) * -inf is nan where a token is impossible
+    terms = jnp.where(log_probs > -jnp.inf, jnp.exp(log_probs) * log_probs, 0.0)
+    bound = 1.0 - jnp.sqrt(gamma * -jnp.sum(terms, axis=-1))
+    return plan._replace(going=plan.going & (bound >= limit))
+
+  return LengthPolicy(
+    begin=lambda context, able=None: Plan(
+      _active(context) & (True if able is None else able)
+    ),
+    certainty=lambda logits, token: jnp.zeros_like(token),
+    go_on=lambda plan, depth, certainty: plan,
+    admit=admit,
+  )
+
+
+def count_levels(
+  policy: LengthPolicy,
+  context: Context,
+  levels: Sequence[tuple[Array, Array]] | int,
+  certainty: Array | None = None,
+  able: Array | None = None,
+) -> tuple[Array, Array]:
+  """Asks a policy about levels whose tokens are there already.
+
+  They were drafted at once, or are free: what the policy is given of them is
+  what it would have been given before each was drawn.
+
+  Args:
+    levels: logits [B, V] before each level and the token [B] drawn there; or
+      how many there are, of a draft without distributions.
+    certainty: [B] class of all tokens of such a draft.
+    able: [B] rows that have such a draft.
+
+  Returns:
+    Nodes in use [B], the root included, and certainty [B, N], the root's 0.
+  """
+  plan = policy.begin(context, able)
+  count = jnp.ones_like(context.length)
+  columns = [jnp.zeros_like(count)]
+  known = range(levels) if certainty is not None else levels
+  for depth, level in enumerate(known, 1):
+    if certainty is None:
+      logits, token = level
+      plan = policy.admit(plan, logits)
+      columns.append(policy.certainty(logits, token))
+    else:
+      columns.append(certainty)
+    count += plan.going
+    plan = policy.go_on(plan, depth, columns[-1])
+  return count, jnp.stack(columns, axis=1)
+
+
+def check_k(k: int) -> None:
+  """Raises ValueError where k is out of range."""
+  if not 1 <= k <= MOST:
+    raise ValueError(f"k = {k}; of what is decided it must be in 1..{MOST}")
+
+
+def decided(k: int, policy: LengthPolicy) -> DraftShape:
+  """Returns the shape of a chain of at most k tokens, as long as decided.
+
+  Raises:
+    ValueError: k is out of range.
+  """
+  check_k(k)
+  whole = draft_shape.chain(k)
+
+  def sample_tree(context, logits, run, carry, run_leaves=False):
+    """Draws all levels; nodes that the policy would not have are not in use."""
+    facing = [logits]
+
+    def recorded(*args):
+      carry, after = run(*args)
+      if after is not None:
+        facing.append(after[:, 0])
+      return carry, after
+
+    tree, carry = whole.sample_tree(
+      context, logits, recorded, carry, run_leaves
+    )
+    levels = zip(facing, tree.draft.tokens.T[1:])
+    count, certainty = count_levels(policy, context, [*levels])
+    certainty = certainty if policy.classes else None
+    draft = tree.draft._replace(count=count, certainty=certainty)
+    return tree._replace(draft=draft), carry
+
+  spec = whole.spec._replace(
+    widths=draft_shape.step_widths(k), classes=policy.classes
+  )
+  return whole._replace(spec=spec, sample_tree=sample_tree, policy=policy)
+
+
+@cached
+def adaptive(k: int, costs: Sequence[float] | None = None) -> DraftShape:
+  """Returns chains of 0 to k tokens, as many as are expected to pay.
+
+  `by_costs` says how the batch decides in every round.
+
+  Args:
+    k: 1 to 64.
+    costs: [k + 1] of a round that drafts 0 .. k levels, verified at the
+      smallest of `draft_shape.step_widths` that holds them, in any unit
+      (`roofline.planning.step_costs`); default `guessed_costs`.
+
+  Raises:
+    ValueError: k is out of range, or the costs are not k + 1 ascending ones.
+  """
+  check_k(k)
+  costs = check_costs(guessed_costs(k) if costs is None else costs, k)
+  return decided(k, by_costs(costs))
+
+
+@cached
+def entropy(k: int, limit: float = 0.4, gamma: float = 0.2) -> DraftShape:
+  """Returns chains of 0 to k tokens that end where the draft is uncertain:
+  AdaEDL's stop, `by_entropy`.
+
+  Raises:
+    ValueError: k is out of range, limit is above 1, or gamma is negative.
+  """
+  if limit > 1 or gamma < 0:
+    raise ValueError(
+      f"limit = {limit} and gamma = {gamma}; they must satisfy limit <= 1 and "
+      "gamma >= 0"
+    )
+  return decided(k, by_entropy(limit, gamma))

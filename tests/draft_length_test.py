@@ -1,0 +1,532 @@
+"""Drafts whose length is decided in the loop: lossless, and worth it."""
+
+import functools
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import learned_kinds
+from specdec import (
+  acceptance,
+  decode,
+  draft_length,
+  draft_shape,
+  drafters,
+  noise,
+  sampling,
+)
+from specdec.drafters.heads import serve
+from specdec.models import transformer
+from specdec.testing import check_drafter, enumeration, table_model
+from specdec.types import Outcomes, Params, Skip
+from text_statistics import SMALLEST_P, exact, p_value
+
+V, K, NEW = 3, 2, 3
+MODEL = table_model.model(V)
+PARAMS = Params(
+  table_model.init_params(jax.random.key(0), V, 1.2),
+  table_model.init_params(jax.random.key(1), V, 1.2),
+)
+SLOW = pytest.mark.slow
+RULES = {
+  rule.name: rule
+  for rule in (
+    acceptance.rejection(),
+    acceptance.block(),
+    acceptance.naive(),
+    acceptance.kseq(),
+    acceptance.coupled(),
+  )
+}
+UNCOUPLED = [name for name in RULES if name != "coupled"]
+
+
+def by_tokens() -> draft_length.DraftShape:
+  """Adversarial: a level is drafted by the parity of all rows' last tokens."""
+
+  def begin(context, able=None):
+    last = context.pending[:, 0]
+    return draft_shape.Plan((last + jnp.sum(last)) % 2 == 0)
+
+  def go_on(plan, depth, token):
+    going = plan.going & ((token + jnp.sum(token)) % 2 == 0)
+    return draft_shape.Plan(going)
+
+  policy = draft_shape.LengthPolicy(begin, lambda logits, token: token, go_on)
+  return draft_length.decided(K, policy)
+
+
+# Costs by which every class of certainty, and either row, decides otherwise.
+SHAPES = {
+  "tokens": by_tokens(),
+  "adaptive": draft_length.adaptive(K, [1.0, 1.45, 1.85]),
+  "entropy": draft_length.entropy(K, limit=0.55),
+}
+
+
+def drafter_of(name: str):
+  return drafters.model(MODEL, shape=SHAPES[name])
+
+
+def start(drafter, rule, rows, key=0, params=PARAMS, new=NEW):
+  """The state of `rows` rows before their first round."""
+  return decode.start(
+    MODEL,
+    drafter,
+    rule,
+    params,
+    jnp.zeros((rows, 1), jnp.int32),
+    jnp.ones((rows,), jnp.int32),
+    jax.random.key(key) if isinstance(key, int) else key,
+    max_length=1 + new,
+    sampling=sampling.settings(rows, 1.0),
+  )
+
+
+def suspicious(state):
+  """The state with outcomes by which the tokens of both rows decide whether
+  they draft on: only if neither is one that the draft finds unlikely."""
+  if state.outcomes is None:
+    return state
+  tried = 400.0 * jnp.ones_like(state.outcomes.by_class[..., 0])
+  rare = jnp.arange(draft_length.CLASSES)[None] < 2
+  pairs = jnp.stack([tried * jnp.where(rare, 0.1, 0.95), tried], axis=-1)
+  by_depth = jnp.array([[[280.0, 400.0]] * K] * len(tried))
+  outcomes = state.outcomes.replace(by_class=pairs, by_depth=by_depth)
+  return state.replace(outcomes=outcomes)
+
+
+def run(drafter, rule, state, params=PARAMS, rounds=decode.MAX_ROUNDS):
+  eos = jnp.array([-1])
+  return decode.run(MODEL, drafter, rule, params, state, eos, rounds)
+
+
+# Exactly: one round of two rows, by enumeration of what both may draft.
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def propose(drafter, state, forced):
+  """The draft whose node n is forced[:, n] [B, N], where it can be drawn."""
+
+  def force(depth, node):
+    del depth
+    return 1e4 * jax.nn.one_hot(jnp.take(forced, node, axis=1), V)
+
+  context = decode.step.context_of(state, V, acceptance.rejection())
+  draft, _ = drafter.propose(PARAMS, state.draft_state, context._replace(
+    noise=force))  # fmt: skip
+  return draft
+
+
+def joint_error(drafter, rule, rounds: int) -> tuple[float, set[int]]:
+  """Largest error of P(text of row 0, text of row 1) after a round, and the
+  lengths of drafts."""
+  state = start(drafter, rule, 2, new=20)
+  state = suspicious(run(drafter, rule, state, rounds=rounds))
+  logits, tables = np.asarray(PARAMS.target["table"], float), []
+  tokens, length = np.asarray(state.tokens), np.asarray(state.length)
+  for row in range(2):
+    past = (V, *tokens[row, : length[row]])
+    tables.append([
+      np.array([
+        enumeration.softmax(logits[(*past, *text)[-2:]], 1.0)
+        for text in itertools.product(range(V), repeat=d)
+      ]).reshape((V,) * (d + 1))
+      for d in range(K + 1)
+    ])  # fmt: skip
+
+  @functools.cache
+  def emitted(row, text, drawn, count):
+    drawn = np.frombuffer(drawn, np.float32).reshape(1, K + 1, V)
+    draft = enumeration.Drafts(
+      np.ones(1), np.array([text], np.int32), np.array([[-1, 0, 1]]), drawn
+    )
+    return enumeration.emitted(rule, draft, tables[row], count=count).joint
+
+  joint, lengths = 0.0, set()
+  for pair in itertools.product(range(V), repeat=2 * K):
+    forced = np.zeros((2, K + 1), np.int32)
+    forced[:, 1:] = np.reshape(pair, (2, K))
+    draft = jax.tree.map(np.asarray, propose(drafter, state, forced))
+    weight, parts = 1.0, []
+    for row in range(2):
+      count = int(draft.count[row])
+      drawn = np.exp(draft.log_probs[row])
+      for node in range(1, K + 1):  # those that were not run have none
+        run_ = abs(drawn[node].sum() - 1) < 1e-3
+        weight *= drawn[node, draft.tokens[row, node]] if run_ else 1 / V
+      drawn[[0, *range(count, K + 1)]] = 1 / V
+      text = draft.tokens[row] * (np.arange(K + 1) < count)
+      text[0] = 0
+      parts.append(emitted(row, tuple(text), drawn.tobytes(), count))
+      lengths.add(count)
+    joint = joint + weight * np.multiply.outer(*parts)
+  wanted = np.multiply.outer(*map(enumeration.text_distribution, tables))
+  return float(np.abs(joint - wanted).max()), lengths
+
+
+@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("rule", ["rejection", "block", "naive"])
+def test_two_rows_that_decide_together_are_exact_and_independent(name, rule):
+  errors, lengths = zip(
+    *(joint_error(drafter_of(name), RULES[rule], rounds) for rounds in (0, 3))
+  )
+  assert max(errors) < 1e-6
+  assert any(len(some) > 1 for some in lengths), lengths
+
+
+def dropping(unwanted):
+  """A drafter that leaves out nodes: unwanted(draft, node) -> [B] bool."""
+  honest = drafters.model(MODEL, K)
+
+  def propose(params, state, context):
+    draft, state = honest.propose(params, state, context)
+    going, count = jnp.ones_like(draft.count, bool), 1
+    for node in range(1, K + 1):
+      going &= ~unwanted(draft, node)
+      count += going
+    return draft._replace(count=count), state
+
+  spec = honest.spec._replace(widths=draft_shape.step_widths(K))
+  return honest._replace(spec=spec, propose=propose)
+
+
+def peeks(draft, node):
+  """A level's own token decides whether the level is there."""
+  return draft.tokens[:, node] == 1
+
+
+def trims(draft, node):
+  """What was drawn and is unlikely is not verified."""
+  drawn = jnp.take_along_axis(draft.log_probs, draft.tokens[..., None], 2)
+  return drawn[:, node, 0] < jnp.log(0.4)
+
+
+def looks_at_neighbours(draft, node):
+  """The other row's token of this very level: each row alone would be exact,
+  both together are not independent."""
+  return draft.tokens[::-1, node] == 1
+
+
+@pytest.mark.parametrize("bug", [peeks, trims, looks_at_neighbours])
+@pytest.mark.parametrize("rule", ["rejection", "block"])
+def test_decisions_by_the_token_itself_are_caught(bug, rule):
+  assert joint_error(dropping(bug), RULES[rule], 0)[0] > 1e-4
+
+
+# By chi-square: the loop, round after round, in batches of two rows.
+
+
+def texts_of(drafter, rule, groups, params=PARAMS):
+  """[2 groups, NEW] tokens of batches of two rows, each with its own key."""
+
+  @jax.jit
+  def decoded(key):
+    state = suspicious(start(drafter, rule, 2, key, params))
+    return run(drafter, rule, state, params).tokens[:, 1:]
+
+  keys = jax.random.split(jax.random.key(7), groups)
+  return np.asarray(jax.vmap(decoded)(keys)).reshape(-1, NEW)
+
+
+def p_of(drafter, rule, params=PARAMS, groups=10_000) -> float:
+  joint = exact(((0,), 1.0, V, 1.0), params)
+  joint = joint.sum(axis=tuple(range(NEW, joint.ndim)))
+  return p_value(texts_of(drafter, rule, groups, params), joint)
+
+
+DUE = {("tokens", "block"), ("adaptive", "rejection")}
+
+
+@pytest.mark.parametrize(
+  "name, rule",
+  [
+    pytest.param(*case, marks=() if case in DUE else SLOW)
+    for case in itertools.product(SHAPES, RULES)
+    if case[1] != "kseq"
+  ],
+)
+def test_20000_texts_follow_the_distribution(name, rule):
+  assert p_of(drafter_of(name), RULES[rule]) > SMALLEST_P
+
+
+@pytest.mark.parametrize("bug", [peeks, pytest.param(trims, marks=SLOW)])
+def test_texts_by_the_token_itself_are_caught(bug):
+  assert p_of(dropping(bug), RULES["rejection"], groups=2000) < SMALLEST_P
+
+
+def by_accept_draws(key):
+  """A row drafts where the uniform that accepts its first token is small."""
+  honest = drafters.model(MODEL, K)
+
+  def propose(params, state, context):
+    draft, state = honest.propose(params, state, context)
+    keys = noise.row_keys(key, jnp.arange(len(draft.count)))
+    keys = noise.fold(keys, noise.ACCEPT, context.length, 1)
+    small = jax.vmap(jax.random.uniform)(keys) < 0.5
+    return draft._replace(count=jnp.where(small, draft.count, 1)), state
+
+  spec = honest.spec._replace(widths=(1, K + 1))
+  return honest._replace(spec=spec, propose=propose)
+
+
+def test_a_decision_that_has_seen_the_accept_draws_is_caught():
+  key, rule, rows = jax.random.key(3), RULES["rejection"], 20_000
+  joint = exact(((0,), 1.0, V, 1.0)).sum(axis=-1)
+  p = {}
+  for name, seen in (("own", key), ("other", jax.random.key(4))):
+    drafter = by_accept_draws(seen)
+    state = run(drafter, rule, start(drafter, rule, rows, key))
+    p[name] = p_value(np.asarray(state.tokens[:, 1:]), joint)
+  assert p["own"] < SMALLEST_P < p["other"]
+
+
+# Coupled text, whoever the neighbours are.
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_coupled_text_is_plain_text_among_any_neighbours(name):
+  drafter, rule = drafter_of(name), RULES["coupled"]
+  plain = start(decode.NO_DRAFTER, decode.NO_DRAFT_RULE, 6, new=12)
+  plain = run(decode.NO_DRAFTER, decode.NO_DRAFT_RULE, plain).tokens
+  for rows in (6, 2):
+    state = run(drafter, rule, start(drafter, rule, rows, new=12))
+    np.testing.assert_array_equal(state.tokens, plain[:rows])
+    assert np.count_nonzero(state.stats.widths) > 1
+
+
+# The kit, but for rows: which sample an uncoupled row becomes is up to all.
+
+TABLE, TABLES = learned_kinds.TABLE, learned_kinds.TABLES
+ADAPTIVE = draft_length.adaptive(3, [1.0, 1.2, 1.5, 1.8])
+ENTROPY = draft_length.entropy(3, 0.5)
+
+
+@pytest.mark.parametrize(
+  "drafter",
+  [
+    lambda: drafters.model(TABLE, shape=ADAPTIVE),
+    pytest.param(lambda: drafters.model(TABLE, shape=ENTROPY), marks=SLOW),
+    pytest.param(
+      lambda: drafters.lookup(shape=ADAPTIVE, ngram=2, min_ngram=1), marks=SLOW
+    ),
+  ],
+)
+def test_drafters_of_a_table(drafter):
+  rules = RULES["rejection"], RULES["block"]
+  check_drafter(drafter, TABLE, TABLES, rules=rules, skip=["rows"])
+
+
+@pytest.mark.parametrize(
+  "drafter",
+  [
+    lambda target: drafters.early_exit(
+      target, 1, shape=draft_length.entropy(3, 0.305)
+    ),
+    pytest.param(
+      lambda target: drafters.early_exit(target, 1, shape=ADAPTIVE), marks=SLOW
+    ),
+    pytest.param(
+      lambda target: drafters.layer_skip(target, Skip((1,)), shape=ADAPTIVE),
+      marks=SLOW,
+    ),
+  ],
+)
+def test_drafters_of_a_transformer(drafter):
+  config = learned_kinds.TARGET
+  target = transformer.model(config)
+  weights = jax.tree.map(
+    lambda x: 3 * x, transformer.init_params(config, jax.random.key(0))
+  )
+  stats = check_drafter(
+    lambda: drafter(target),
+    target,
+    Params(weights),
+    rules=[RULES["rejection"]],
+    skip=["rows"],
+  )
+  assert np.count_nonzero(stats.widths) > 1
+
+
+@pytest.mark.parametrize(
+  "kind", [pytest.param(kind, marks=SLOW) for kind in ("eagle3", "medusa")]
+)
+def test_draft_heads(kind):
+  target, params = learned_kinds.target()
+  shape = draft_length.adaptive(3, [1.0, 1.5, 1.9, 2.4])
+  drafter = serve.drafter(learned_kinds.draft_head(kind, True), target, shape)
+  params = Params(params, learned_kinds.weights(kind, True))
+  rules = [RULES["rejection"]]
+  stats = check_drafter(drafter, target, params, rules=rules, skip=["rows"])
+  assert np.count_nonzero(stats.widths) > 1
+
+
+# What is decided.
+
+
+def context_of(acceptance_by_depth, done, idle=0, evidence=400.0):
+  """Of rows with much evidence, [B, D] rates."""
+  rates = np.asarray(acceptance_by_depth, float)
+  pairs = np.stack([evidence * rates, 0 * rates + evidence], axis=-1)
+  classes = np.repeat(pairs[:, :1], draft_length.CLASSES, axis=1)
+  rows = len(rates)
+  state = start(decode.NO_DRAFTER, decode.NO_DRAFT_RULE, rows)
+  return decode.step.context_of(state, V, RULES["coupled"])._replace(
+    done=jnp.asarray(done),
+    outcomes=Outcomes(
+      jnp.asarray(pairs), jnp.asarray(classes), jnp.full((rows,), idle)
+    ),
+  )
+
+
+def levels_of(costs, context, certainty=0):
+  """How many levels each row drafts."""
+  rows, levels = len(context.length), len(costs) - 1
+  count, _ = draft_length.count_levels(
+    draft_length.by_costs(tuple(costs)),
+    context,
+    levels,
+    jnp.full((rows,), certainty),
+  )
+  return (np.asarray(count) - 1).tolist()
+
+
+@pytest.mark.parametrize(
+  "rates, done, costs, levels",
+  [
+    ([[0.9, 0.9, 0.9]], [False], [1, 1.1, 1.2, 1.3], [3]),
+    # 1.9 / 1.5 > 1, and 2.71 / 2.3 < 1.9 / 1.5.
+    ([[0.9, 0.9, 0.9]], [False], [1, 1.5, 2.3, 3.0], [1]),
+    ([[0.4, 0.4, 0.4]], [False], [1, 1.5, 2.0, 2.5], [0]),
+    # A step of the table that two more levels pay for, and one would not.
+    ([[0.9, 0.9, 0.9]], [False], [1, 1.95, 1.95, 1.95], [3]),
+    # 5 tokens in 1.6 are fewer than 4 in 1: the good row waits for the others,
+    ([[1, 1]] + 3 * [[0, 0]], 4 * [False], [1, 1.6, 2.2], [0, 0, 0, 0]),
+    # until they are done, which is when only it counts.
+    ([[1, 1]] + 3 * [[0, 0]], [False] + 3 * [True], [1, 1.6, 2.2],
+     [2, 0, 0, 0]),
+    # A row without hope stops where the others go on.
+    ([[0, 0]] + 3 * [[1, 1]], 4 * [False], [1, 1.1, 1.2], [0, 2, 2, 2]),
+  ],
+)  # fmt: skip
+def test_levels_are_drafted_while_they_pay(rates, done, costs, levels):
+  assert levels_of(costs, context_of(rates, done)) == levels
+
+
+def test_one_level_is_tried_now_and_then():
+  """Of 0.6 passes more, after 60 rounds: one percent of the time."""
+  costs, rates = [1, 1.6, 2.2], [[0.1, 0.1]] * 2
+  for idle, levels in ((59, [0, 0]), (60, [1, 1])):
+    context = context_of(rates, [False] * 2, idle)
+    assert levels_of(costs, context) == levels
+
+
+def test_rows_of_one_batch_are_told_apart():
+  """What is measured on a row counts more than what is on the others."""
+  context = context_of([[0.9, 0.9], [0.2, 0.2]], [False] * 2, evidence=40.0)
+  rates = draft_length.by_costs((1.0, 1.2, 1.4)).begin(context, None).memory[2]
+  np.testing.assert_allclose(rates[:, 0], [0.87, 0.23], atol=0.02)
+
+
+GOOD = [(0, 1, 1), (1, 1, 0), (1, 0, 1)]  # before it, last token, what follows
+BAD = [(2, 3, 3), (3, 3, 2), (3, 2, 3)]
+
+
+def cycles(*wrong):
+  """Logits of two cycles of three tokens; `wrong` cycles are left at once."""
+  table = np.zeros((5, 4, 4), np.float32)
+  for cycle in (GOOD, BAD):
+    for before, last, following in cycle:
+      table[before, last, following ^ 2 if cycle in wrong else following] = 20
+      table[4, last, last | 1] = 20  # of a text of one token
+  return {"table": jnp.asarray(table)}
+
+
+def rounds_of(params_by_round, limit, costs):
+  """Levels drafted in every round, and the last state."""
+  target, rows = table_model.model(4), len(limit)
+  drafter = drafters.model(
+    target, shape=draft_length.adaptive(len(costs) - 1, costs)
+  )
+  prompt = jnp.array([[0, 1, 1]] + [[2, 3, 3]] * (rows - 1))
+  parts = target, drafter, RULES["rejection"]
+  state = decode.start(
+    *parts,
+    params_by_round(0),
+    prompt,
+    jnp.full((rows,), 3),
+    jax.random.key(0),
+    max_length=max(limit),
+    limit=jnp.asarray(limit),
+    sampling=sampling.settings(rows),
+  )
+  levels, number = [], 0
+  while not bool(jnp.all(state.done)):
+    before = np.asarray(state.stats.widths)
+    state = decode.run(
+      *parts, params_by_round(number), state, jnp.array([-1]), 1
+    )
+    width = int(np.argmax(np.asarray(state.stats.widths) - before))
+    levels.append(drafter.spec.widths[width] - 1)
+    number += 1
+  return levels, state
+
+
+def check_cycles(state):
+  """Rows continue their cycle: greedy text, whatever was drafted."""
+  for row, length in enumerate(np.asarray(state.length)):
+    cycle = [0, 1, 1] if row == 0 else [2, 3, 3]
+    wanted = (cycle * 200)[:length]
+    assert np.asarray(state.tokens)[row, :length].tolist() == wanted
+
+
+def test_a_batch_stops_drafting_and_begins_again_as_rows_finish():
+  params = Params(cycles(), cycles(BAD))
+  levels, state = rounds_of(lambda _: params, [130, 45, 45, 45], [1, 1.5, 1.9])
+  check_cycles(state)
+  first = levels.index(0)
+  back = first + next(i for i, k in enumerate(levels[first:]) if k)
+  assert first < 10  # it did try
+  assert 38 <= back <= 44  # nothing pays before the others are done
+  assert min(levels[back:]) >= 1 and levels[-1] == 2
+  # All of these were accepted: the draft's cache has caught up.
+  assert int(state.stats.accepted[0].sum()) == int(state.stats.nodes[0])
+
+
+def test_drafting_begins_again_when_acceptance_rises():
+  bad, good = Params(cycles(), cycles(GOOD)), Params(cycles(), cycles())
+  rounds = 150
+  levels, state = rounds_of(
+    lambda number: bad if number < rounds else good, [450], [1, 1.6, 2.2]
+  )
+  check_cycles(state)
+  idle = levels[20:rounds]
+  assert 1 <= np.count_nonzero(idle) <= 1 + len(idle) // 60
+  assert max(idle) == 1  # one level, to see
+  assert levels[-1] == 2
+
+
+@pytest.mark.parametrize(
+  "make, sentence",
+  [
+    (lambda: draft_length.adaptive(0), r"it must be in 1..64"),
+    (lambda: draft_length.adaptive(2, [1, 2]), "2 costs for k = 2; give one"),
+    (lambda: draft_length.adaptive(1, [2, 1]), "finite, > 0 and ascending"),
+    (lambda: draft_length.entropy(2, 1.5), "limit <= 1"),
+    (
+      lambda: drafters.layer_skip(
+        transformer.model(learned_kinds.TARGET),
+        Skip((1,)),
+        threshold=drafters.Threshold(),
+        shape=ADAPTIVE,
+      ),
+      "a threshold ends chains",
+    ),
+  ],
+)
+def test_bad_arguments(make, sentence):
+  with pytest.raises(ValueError, match=sentence):
+    make()
