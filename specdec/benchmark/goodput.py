@@ -1,335 +1,152 @@
-"""Prompts that arrive and leave: a queue, served by the rows of one state.
+"""Goodput under loads: ways of decoding that serve the same queues in turns.
 
-Rows that are done are given to prompts that wait, so that the batch stays full
-while there is work. Goodput is committed tokens per second from the first
-arrival to the last token, prefill included: what a drafter really gains under a
-load. Invariant: nothing here knows how tokens are drafted, and the baseline is
-served by the very same code.
+A load is the rate at which prompts arrive over the rate that the autoregressive
+baseline can answer them at, which is measured first; at a load of infinity all
+of them are there from the beginning.
 """
 
-import collections
 import dataclasses
 import math
-import time
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
-from specdec import decode, slots
-from specdec.benchmark import metrics
-from specdec.benchmark.decoder import Batch, Decoder, check_finite
-from specdec.inputs import Inputs, checked
-from specdec.types import DecodeState, Stats
+from specdec.benchmark import metrics, runs, timing
+from specdec.benchmark.queues import Request, Served, Server, requests_of
+from specdec.benchmark.runs import BASELINE
 
-_WARM = 8  # new tokens of each text that is decoded to warm up
+_SHARES = 0.5, 0.9, 0.99  # of latencies
 
 
-class Request(NamedTuple):
-  """A prompt and when it comes."""
-
-  number: int  # names the noise of its text
-  ids: Sequence[int]
-  arrival: float  # seconds after the first may come
-  new_tokens: int  # at most
-
-
-class Answer(NamedTuple):
-  """What became of a request; times are seconds on the clock of `arrival`."""
-
-  request: Request
-  tokens: list[int]  # new ones
-  admitted: float  # when its prefill began
-  first: float  # when its first token was seen
-  finished: float
-  stats: Stats  # NumPy, of one row; `widths` are zero
-
-  @property
-  def latency(self) -> float:
-    """Seconds from its arrival to its last token."""
-    return self.finished - self.request.arrival
-
-  @property
-  def first_latency(self) -> float:
-    """Seconds from its arrival to its first token."""
-    return self.first - self.request.arrival
-
-
-@dataclasses.dataclass(frozen=True)
-class Served:
-  """A queue that was served: its answers in the order of their numbers."""
-
-  answers: list[Answer]
-  seconds: float  # until the last token
-  rounds: int  # each one pass of the target over all rows
-  refills: int  # each one prefill
-  rows: int  # of the batch
-
-  @property
-  def num_tokens(self) -> int:
-    """New tokens of all answers."""
-    return sum(len(one.tokens) for one in self.answers)
-
-  @property
-  def goodput(self) -> float:
-    """Committed tokens per second."""
-    return self.num_tokens / self.seconds
-
-  @property
-  def occupancy(self) -> float:
-    """Share of rows that were at work, over rounds."""
-    work = sum(int(one.stats.rounds.sum()) for one in self.answers)
-    return work / (self.rounds * self.rows)
-
-  @property
-  def texts(self) -> list[list[int]]:
-    """New token ids, in the order of the requests' numbers."""
-    return [one.tokens for one in self.answers]
-
-
-class _Held(NamedTuple):
-  """Who is in a row."""
-
-  request: Request
-  admitted: float
-  first: float | None  # None: no token was seen yet
-
-
-@dataclasses.dataclass
-class Server:
-  """Serves queues with the rows of one decoder.
-
-  The host looks at the state when a row is done, after the first round of a
-  prompt, and, while rows are empty and prompts are still to come, after every
-  few rounds. Its two programs are compiled once, whatever the requests are.
-
-  Attributes:
-    decoder: batch, prompt_size and max_new_tokens are what a row has room for.
-    together: prompts of one prefill, R; where fewer wait, it costs as much.
-    every: rounds between looks at the queue while rows are empty.
-    clock, sleep: of seconds.
+def check_loads(loads: Sequence[float]) -> None:
+  """Refuses loads that are none.
 
   Raises:
-    ValueError: together is not in 1..batch, every < 1, or a mesh.
+    ValueError: there are none, or one is not above 0.
   """
-
-  decoder: Decoder
-  together: int = 1
-  every: int = 4
-  clock: Callable[[], float] = time.perf_counter
-  sleep: Callable[[float], None] = time.sleep
-
-  def __post_init__(self):
-    if not 1 <= self.together <= self.decoder.batch:
-      raise ValueError(
-        f"{self.together} prompts prefilled together; it must be in "
-        f"1..{self.decoder.batch}, the rows of the batch"
-      )
-    if self.every < 1:
-      raise ValueError(f"every = {self.every}; it must be >= 1")
-    if self.decoder.places:
-      raise ValueError(
-        "rows arrive and leave on one device alone: leave the mesh out"
-      )
-    self._arriving = dataclasses.replace(self.decoder, batch=self.together)
-
-  @property
-  def _parts(self) -> tuple:
-    one = self.decoder
-    return one.target, one.drafter, one.rule, one.params
-
-  def check(self, requests: Sequence[Request]) -> None:
-    """Refuses requests that cannot be served, before any work.
-
-    Raises:
-      ValueError: there are none; two of one number; a prompt, an arrival or a
-        number of tokens out of range.
-    """
-    if not requests:
-      raise ValueError("there are no prompts to serve")
-    numbers = collections.Counter(one.number for one in requests)
-    if (often := numbers.most_common(1)[0])[1] > 1:
-      raise ValueError(
-        f"{often[1]} requests have the number {often[0]}; each needs its own"
-      )
-    decoder = self.decoder
-    for number, ids, arrival, new_tokens in requests:
-      if not 1 <= len(ids) <= decoder.prompt_size:
-        raise ValueError(
-          f"prompt {number} has {len(ids)} tokens; a row has room for 1 to "
-          f"{decoder.prompt_size}"
-        )
-      if not 1 <= new_tokens <= decoder.max_new_tokens:
-        raise ValueError(
-          f"prompt {number} asks for {new_tokens} new tokens; a row has room "
-          f"for 1 to {decoder.max_new_tokens}"
-        )
-      if not 0 <= arrival < math.inf:
-        raise ValueError(
-          f"prompt {number} arrives after {arrival} seconds; it must be a "
-          "number >= 0"
-        )
-    for some in _pieces(requests, self.together):
-      size = decoder.target.vocab_size
-      checked(self._inputs(some), decoder.eos_ids, decoder.max_length, size)
-
-  def serve(self, requests: Sequence[Request]) -> Served:
-    """Answers every request once.
-
-    Raises:
-      ValueError: of `check`, or a text ends where a distribution is not finite.
-    """
-    self.check(requests)
-    order = sorted(requests, key=lambda one: (one.arrival, one.number))
-    queue = collections.deque(order)
-    held: list[_Held | None] = [None] * self.decoder.batch
-    answers: list[Answer] = []
-    refills = 0
-    state = jax.block_until_ready(self.decoder.start(Batch([], [])))
-    begin = self.clock()
-    now = 0.0
-    while queue or any(held):
-      now = self.clock() - begin
-      free = [row for row, one in enumerate(held) if one is None]
-      some: list[Request] = []
-      most = min(len(free), self.together)
-      while queue and len(some) < most and queue[0].arrival <= now:
-        some.append(queue.popleft())
-      if some:
-        state = self._refill(state, free, some)
-        refills += 1
-        for row, request in zip(free, some):
-          held[row] = _Held(request, now, None)
-      elif not any(held):
-        self.sleep(queue[0].arrival - now)
-      else:
-        state = self._run(state, held, bool(queue))
-        done, length = jax.device_get((state.done, state.length))
-        now = self.clock() - begin
-        for row, one in enumerate(held):
-          if one is not None and one.first is None:
-            held[row] = one._replace(first=now)
-        answers += self._leave(state, held, done, length, now)
-    rounds = int(np.sum(jax.device_get(state.stats.widths)))
-    answers.sort(key=lambda one: one.request.number)
-    return Served(answers, now, rounds, refills, self.decoder.batch)
-
-  def warm_up(self, prompts: Sequence[Sequence[int]]) -> None:
-    """Compiles both programs and runs them, for every width of a draft.
-
-    As `Decoder.warm_up` does, a text of one token over and over, which invites
-    every drafter, is decoded as well as the prompts.
-    """
-    inviting = [1] * min(self.decoder.prompt_size, 16)
-    some = [inviting, *prompts[: self.decoder.batch]]
-    new = min(_WARM, self.decoder.max_new_tokens)
-    self.serve([Request(i, ids, 0.0, new) for i, ids in enumerate(some)])
-
-  def _inputs(self, some: Sequence[Request]) -> Inputs:
-    """The inputs of at most R requests."""
-    rows, numbers, new_tokens = zip(
-      *((one.ids, one.number, one.new_tokens) for one in some)
-    )
-    inputs = self._arriving.inputs(Batch(rows, numbers))
-    given = [self.decoder.num_given(ids) for ids in rows]
-    inputs.limit[: len(some)] = np.add(given, new_tokens)
-    return inputs
-
-  def _refill(
-    self, state: DecodeState, free: Sequence[int], some: Sequence[Request]
-  ) -> DecodeState:
-    """Puts requests into the first rows that are free; donates the state."""
-    rows = np.full((self.together,), self.decoder.batch, np.int32)
-    rows[: len(some)] = free[: len(some)]
-    inputs = jax.tree.map(jnp.asarray, self._inputs(some))
-    return slots.refill(*self._parts, state, jnp.asarray(rows), inputs)
-
-  def _run(
-    self, state: DecodeState, held: Sequence[_Held | None], more: bool
-  ) -> DecodeState:
-    """Runs until another row is done, or it is time to look; donates the state.
-
-    Args:
-      more: prompts are still to come.
-    """
-    empty = held.count(None)
-    rounds = decode.MAX_ROUNDS
-    if more and empty:
-      rounds = self.every
-    if any(one is not None and one.first is None for one in held):
-      rounds = 1  # its first token is due
-    limits = np.int32(rounds), np.int32(empty + 1)
-    eos_ids = np.asarray(self.decoder.eos_ids, np.int32)
-    return decode.run(*self._parts, state, *map(jnp.asarray, (eos_ids, *limits)))
-
-  def _leave(self, state, held, done, length, now: float) -> list[Answer]:
-    """Takes the rows that are done, with what their states count."""
-    leaving = [row for row, x in enumerate(held) if x is not None and done[row]]
-    if not leaving:
-      return []
-    check_finite(state, [x.request.number if x else 0 for x in held])
-    tokens, stats = jax.device_get((state.tokens, state.stats))
-    stats = stats.replace(widths=np.zeros_like(stats.widths))
-    answers = []
-    for row in leaving:
-      request, admitted, first = held[row]
-      begin = self.decoder.num_given(request.ids)
-      text = tokens[row, begin : length[row]].tolist()
-      counts = jax.tree.map(lambda x, row=row: x[row : row + 1].copy(), stats)
-      answers.append(Answer(request, text, admitted, first, now, counts))
-      held[row] = None
-    return answers
+  if not loads:
+    raise ValueError("give at least one load")
+  for load in loads:
+    if not load > 0:
+      raise ValueError(f"a load of {load:g}; it must be > 0, or inf")
 
 
-def _pieces(some: Sequence, size: int) -> list[Sequence]:
-  return [some[i : i + size] for i in range(0, len(some), size)]
-
-
-def requests_of(
+def compare(
+  servers: Mapping[str, Server],
   prompts: Sequence[Sequence[int]],
+  loads: Sequence[float],
   count: int,
-  most: int,
+  repeats: int,
   least: int | None = None,
-  rate: float | None = None,
   seed: int = 0,
-) -> list[Request]:
-  """Returns requests for prompts, taken again and again until there are enough.
+  comparable: bool = False,
+  progress: Callable[[], object] = lambda: None,
+) -> Iterator[list[dict]]:
+  """Yields for every load an entry of each way, the baseline first.
 
-  Gaps between arrivals are exponential and scale with 1 / rate: another rate is
-  the same sequence of arrivals, faster or slower.
+  The same requests arrive at the same times in every way and repeat. A machine
+  whose speed drifts drifts under all ways alike.
 
   Args:
-    most, least: bounds, both included, of the new tokens that each asks for,
-      drawn uniformly; least None: `most` for all.
-    rate: requests a second; None: all are there from the beginning.
+    servers: by name, of batches of one shape; one is BASELINE.
+    count, least, seed: as `requests_of` takes them, and how many.
+    repeats: how often each load is served in each way.
+    comparable: texts should equal the baseline's: counts those that do.
+    progress: called after each serving.
 
   Raises:
-    ValueError: no prompts, count < 1, a rate that is not positive, or bounds
-      out of order.
+    ValueError: of `check_loads`, `requests_of` or `Server.check`.
   """
-  if not prompts:
-    raise ValueError("there are no prompts to serve")
-  if count < 1:
-    raise ValueError(f"{count} requests; there must be at least 1")
-  least = most if least is None else least
-  if not 1 <= least <= most:
-    raise ValueError(
-      f"{least} to {most} new tokens; it must be 1 <= least <= most"
-    )
-  if rate is not None and not 0 < rate < math.inf:
-    raise ValueError(f"{rate} requests a second; it must be a number > 0")
-  rng = np.random.default_rng(seed)
-  gaps = rng.exponential(size=count)
-  new_tokens = rng.integers(least, most + 1, size=count).tolist()
-  arrival = np.zeros(count) if rate is None else np.cumsum(gaps) / rate
-  return [
-    Request(i, prompts[i % len(prompts)], float(arrival[i]), new_tokens[i])
-    for i in range(count)
-  ]
+  check_loads(loads)
+  plain = servers[BASELINE]
+  most = plain.decoder.max_new_tokens
+  given = prompts, count, most, least
+  everything = requests_of(*given, seed=seed)
+  for server in servers.values():
+    server.check(everything)
+  for server in servers.values():
+    server.warm_up(prompts)
+  first = plain.serve(everything)
+  capacity = len(first.answers) / first.seconds
+
+  def counted(server: Server) -> Callable[[Sequence[Request]], Served]:
+    def serve(requests: Sequence[Request]) -> Served:
+      served = server.serve(requests)
+      progress()
+      return served
+
+    return serve
+
+  ways = {name: counted(server) for name, server in servers.items()}
+  for load in loads:
+    rate = None if math.isinf(load) else load * capacity
+    requests = requests_of(*given, rate=rate, seed=seed)
+    with timing.compilations() as late:
+      results = [*runs.interleave(ways, [requests], repeats)]
+    warnings = []
+    if late.count:
+      warnings.append(f"{late.count} programs compiled while it was timed")
+    shared = {
+      "load": None if rate is None else load,
+      "requests_per_second": rate,
+      "capacity": capacity,
+      "warnings": warnings,
+    }
+    yield [
+      shared | _entry(name, servers[name], results, comparable)
+      for name in [BASELINE, *(x for x in servers if x != BASELINE)]
+    ]
 
 
-def acceptance(served: Sequence[Served]) -> metrics.Acceptance:
-  """What became of the drafts of all answers."""
-  return metrics.acceptance([x.stats for one in served for x in one.answers])
+def _entry(
+  name: str, server: Server, results: Sequence[Mapping], comparable: bool
+) -> dict:
+  """Sums up one way at one load, over repeats."""
+  ours, plain = ([one[x] for one in results] for x in (name, BASELINE))
+  same = None
+  if comparable and name != BASELINE:
+    same = sum(a == b for a, b in zip(ours[0].texts, plain[0].texts))
+  answers = [one for served in ours for one in served.answers]
+  quotients = [a.goodput / b.goodput for a, b in zip(ours, plain)]
+  faster = [_latency(b) / _latency(a) for a, b in zip(ours, plain)]
+  return {
+    "name": name,
+    "batch": server.decoder.batch,
+    "k": server.decoder.drafter.spec.max_depth,
+    "nodes": server.decoder.num_nodes,
+    "requests": len(ours[0].answers),
+    "repeats": len(ours),
+    "goodput": _mean([one.goodput for one in ours]),
+    "speedup": dataclasses.asdict(metrics.geometric_mean(quotients)),
+    "latency": _spread([one.latency for one in answers]),
+    "first_token": _spread([one.first_latency for one in answers]),
+    "latency_speedup": dataclasses.asdict(metrics.geometric_mean(faster)),
+    "occupancy": float(np.mean([one.occupancy for one in ours])),
+    "rounds": ours[0].rounds,
+    "refills": ours[0].refills,
+    "tokens": ours[0].num_tokens,
+    "seconds": [one.seconds for one in ours],
+    "same_texts": same,
+    "acceptance": dataclasses.asdict(
+      metrics.acceptance([one.stats for one in ours[0].answers])
+    ),
+  }
+
+
+def _latency(served: Served) -> float:
+  return float(np.mean([one.latency for one in served.answers]))
+
+
+def _mean(values: Sequence[float]) -> dict:
+  """A mean and its standard error over repeats, as an Estimate."""
+  error = None
+  if len(values) > 1:
+    error = float(np.std(values, ddof=1) / np.sqrt(len(values)))
+  return dataclasses.asdict(metrics.Estimate(float(np.mean(values)), error))
+
+
+def _spread(seconds: Sequence[float]) -> dict[str, float]:
+  """Mean and quantiles of latencies in seconds."""
+  quantiles = np.quantile(seconds, _SHARES).tolist()
+  names = (f"p{100 * share:g}" for share in _SHARES)
+  return {"mean": float(np.mean(seconds)), **dict(zip(names, quantiles))}
