@@ -26,23 +26,17 @@ from specdec import (
   sampling,
   slots,
 )
-from specdec.benchmark.decoder import Batch, Decoder
+from specdec.benchmark.decoder import Batch
 from specdec.benchmark.queues import Request, Server
 from specdec.compiled import hlo
 from specdec.drafters.heads import serve
 from specdec.inputs import Inputs
-from specdec.testing import table_model
 from specdec.types import Params, Skip
+from table_loop import MODEL, NEW, PARAMS, SIZE, V, decoder_of, table_decoder
 from texts import frozen, texts
 
-COUNT, ROWS, NEW, SIZE = 7, 3, 9, 5
+COUNT = 7
 LENGTHS = [1, 5, 2, 4, 5, 3, 1]
-V = 4
-TABLE = table_model.model(V)
-TABLES = Params(
-  table_model.init_params(jax.random.key(0), V),
-  table_model.init_params(jax.random.key(1), V),
-)
 COUPLED, REJECTION = acceptance.coupled(), acceptance.rejection()
 TREE = draft_shape.static([-1, 0, 0, 1, 1, 2])
 CHAINS = draft_shape.static(draft_tree.parallel(2, 2), "iid")
@@ -53,16 +47,6 @@ def prompts(vocab_size):
   rows = np.random.default_rng(3).integers(0, vocab_size, (COUNT, SIZE))
   rows[:, 3:] = rows[:, :2]  # something to look up
   return [row[:n].tolist() for row, n in zip(rows, LENGTHS)]
-
-
-def decoder_of(drafter, rule, model=TABLE, params=TABLES, rows=ROWS, **options):
-  options = {"max_new_tokens": NEW, "temperature": 1.0} | options
-  key = jax.random.key(5)
-  return Decoder(model, drafter, rule, params, key, rows, SIZE, **options)
-
-
-def table_decoder(rule=REJECTION, drafter=None, **options):
-  return decoder_of(drafter or drafters.model(TABLE, 3), rule, **options)
 
 
 def large_decoder(rule, make, draft=None, name="llama"):
@@ -91,9 +75,9 @@ CASES = {
     decode.NO_DRAFT_RULE, decode.NO_DRAFTER
   ),
   "model": table_decoder,
-  "tree": lambda rule: table_decoder(rule, drafters.model(TABLE, shape=TREE)),
+  "tree": lambda rule: table_decoder(rule, drafters.model(MODEL, shape=TREE)),
   "chains": lambda rule: table_decoder(
-    rule, drafters.model(TABLE, shape=CHAINS)
+    rule, drafters.model(MODEL, shape=CHAINS)
   ),
   "lookup": lambda rule: table_decoder(
     rule, drafters.lookup(3, ngram=2, min_ngram=1)
@@ -241,7 +225,7 @@ def forgetting(name):
 def test_planted_something_of_who_was_there_before_is_kept(leaf, monkeypatch):
   """An old length or KV, old counts, an old key: each is noticed."""
   monkeypatch.setattr(slots, "row_axes", forgetting(leaf))
-  drafter = anew(drafters.model(TABLE, 3))
+  drafter = anew(drafters.model(MODEL, 3))
   with pytest.raises(AssertionError, match="assert"):
     check(table_decoder(drafter=drafter))
 
@@ -267,7 +251,7 @@ def test_planted_noise_by_slot_is_noticed(monkeypatch):
     del index
     return honest(*args, **options)
 
-  drafter = anew(drafters.model(TABLE, 3))
+  drafter = anew(drafters.model(MODEL, 3))
   decoder = table_decoder(drafter=drafter)
   monkeypatch.setattr(slots.decode, "start", start)
   served = Server(decoder).serve(requests_of(decoder))
@@ -276,7 +260,7 @@ def test_planted_noise_by_slot_is_noticed(monkeypatch):
 
 
 def test_many_refills_are_one_trace():
-  drafter, traces = drafters.model(TABLE, 2), []
+  drafter, traces = drafters.model(MODEL, 2), []
 
   def init(*args):
     traces.append(args)
@@ -315,21 +299,21 @@ def arriving(numbers, count, **options):
 
 def started(drafter, inputs, size=14):
   options = inputs._asdict() | {"max_length": size}
-  return decode.start(TABLE, drafter, REJECTION, TABLES, **options)
+  return decode.start(MODEL, drafter, REJECTION, PARAMS, **options)
 
 
 def refilled(drafter, state, rows, inputs):
   rows = jnp.asarray(rows, jnp.int32)
-  parts = TABLE, drafter, REJECTION, TABLES
+  parts = MODEL, drafter, REJECTION, PARAMS
   return slots.refill(*parts, state, rows, inputs)
 
 
 def test_a_refill_writes_all_of_its_rows_and_nothing_else():
   """Every leaf, bit by bit, those included that no text depends on."""
-  drafter = drafters.model(TABLE, shape=TREE)
+  drafter = drafters.model(MODEL, shape=TREE)
   state = started(drafter, arriving([0, 1, 2, 3], 4))
   state = decode.run(
-    TABLE, drafter, REJECTION, TABLES, state, jnp.array([-1]), 3
+    MODEL, drafter, REJECTION, PARAMS, state, jnp.array([-1]), 3
   )
   before = frozen(state)
   state = refilled(drafter, state, [2, 0, 4, 1], arriving([5, 6, 4, 3], 4))
@@ -369,7 +353,7 @@ def test_rows_may_be_any_axis_and_what_is_of_no_row_goes_on():
   for count in (1, 3):  # as few, and as many, as there are rows
     state = started(drafter, arriving([0, 1, 2], 3))
     state = decode.run(
-      TABLE, drafter, REJECTION, TABLES, state, jnp.array([-1]), 2
+      MODEL, drafter, REJECTION, PARAMS, state, jnp.array([-1]), 2
     )
     some = arriving([4], count)
     state = refilled(drafter, state, [1, 3, 3][:count], some)
@@ -393,7 +377,7 @@ def test_rows_may_be_any_axis_and_what_is_of_no_row_goes_on():
   ],
 )
 def test_other_inputs_than_the_state_began_with_are_refused(change, sentence):
-  drafter = drafters.model(TABLE, 2)
+  drafter = drafters.model(MODEL, 2)
   state = started(drafter, arriving([0, 1, 2], 3), size=13)
   with pytest.raises(ValueError, match=sentence):
     refilled(drafter, state, [0, 1], change(arriving([3, 4], 2)))
@@ -407,7 +391,7 @@ def test_a_state_that_is_of_pairs_of_rows_is_refused():
 
 
 def test_another_drafter_than_the_state_began_with_is_refused():
-  state = started(drafters.model(TABLE, 2), arriving([0, 1, 2], 3))
+  state = started(drafters.model(MODEL, 2), arriving([0, 1, 2], 3))
   with pytest.raises(ValueError, match="take the drafter"):
     refilled(drafters.lookup(2), state, [0], arriving([3], 1))
 
@@ -476,7 +460,7 @@ def test_a_refill_copies_no_cache_but_its_rows(name):
 
 def test_a_run_may_stop_at_any_number_of_rows_that_are_done():
   drafter = drafters.lookup(2)
-  parts = TABLE, drafter, REJECTION, TABLES
+  parts = MODEL, drafter, REJECTION, PARAMS
   limit = jnp.array([6, 14, 9], jnp.int32)
   state = started(drafter, arriving([0, 2, 6], 3, limit=limit))
   run = functools.partial(decode.run, *parts)

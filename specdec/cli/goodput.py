@@ -33,7 +33,7 @@ from specdec.benchmark.queues import Server, requests_of
 from specdec.benchmark.runs import BASELINE
 from specdec.benchmark.setup import Setup
 from specdec.cli import app, prompt_flags, setup_flags
-from specdec.report import tables
+from specdec.report import goodput_tables
 from specdec.utils import terminal
 
 
@@ -133,13 +133,16 @@ def run(options: app.Options) -> None:
     with terminal.progress(f"serving with batch {batch}"):
       for some in goodput.compare(servers, *given, *more):
         entries += some
-  terminal.report(tables.of_goodput(entries))
+  terminal.report(goodput_tables.listed(entries))
   notes = [x for one in entries for x in one["warnings"]]
   for text in dict.fromkeys([*header["caveats"], *notes]):
     terminal.report(f"  warning: {text}")
   if options.json:
-    document = header | {"runs": [], "goodput": entries}
-    results.write_json(options.json, document)
+    sizes = [*map(len, prompts)]
+    queue = {"prompts": len(prompts), "shortest": min(sizes)}
+    queue["longest"] = max(sizes)
+    document = {"runs": [], "goodput": entries, "queue": queue}
+    results.write_json(options.json, header | document)
 
 
 main = app.Program(__doc__, define, run)

@@ -13,6 +13,7 @@ from specdec.benchmark import sweeps
 from specdec.benchmark.metrics import Estimate
 from specdec.report import (
   drafter_tables,
+  goodput_tables,
   result_plots,
   steps,
   sweep_page,
@@ -215,6 +216,11 @@ def beams(documents: Mapping, name: str) -> str:
   return "\n\n".join([table, *filter(None, ["\n".join(notes)])])
 
 
+def goodput(documents: Mapping, name: str) -> str:
+  """Loads of goodput.py, and under which of them a way loses."""
+  return goodput_tables.page(documents[name]["goodput"])
+
+
 def engines(documents: Mapping, name: str) -> str:
   """Tokens/s of specdec and of other engines, from compare_engines.py."""
   first, rest = tables.of_engines(documents[name], markdown).split("\n", 1)
@@ -390,6 +396,7 @@ TABLES: dict[str, Callable[..., str]] = {
   one.__name__: one
   for one in (
     passes, slots, decoding, groups, drafters, rules, beams, engines,
+    goodput,
     best_shapes, sweep, leviathan, printed, compiled, calibration, identity,
   )
 }  # fmt: skip

@@ -369,31 +369,3 @@ def of_beams(entries: Sequence[dict], form=listed) -> str:
     "same beams": "{0[same_beams]} of {0[batches]}",
   }
   return form(entries, columns)
-
-
-def of_goodput(entries: Sequence[dict], form=listed) -> str:
-  """Formats a line for every batch, load and way of goodput.py.
-
-  Args:
-    form: `listed`, or `markdown`.
-  """
-
-  def latency(name: str, of: str) -> Callable[[dict], str]:
-    return lambda row: f"{1e3 * row[name][of]:.0f}"
-
-  columns = {
-    "batch, load": lambda x: f"{x['batch']}, {x['load'] or 'all at once'}",
-    "way": "{0[name]}",
-    "tokens/s": lambda x: f"{Estimate(**x['goodput'])}",
-    "x plain": estimate("speedup"),
-    "latency ms": latency("latency", "mean"),
-    "p90": latency("latency", "p90"),
-    "first token ms": latency("first_token", "mean"),
-    "occupancy": "{0[occupancy]:.2f}",
-    "tokens/pass": estimate("acceptance", "tokens_per_pass"),
-    "acceptance length": acceptance_length,
-    "same text": lambda x: (
-      "-" if x["same_texts"] is None else f"{x['same_texts']}/{x['requests']}"
-    ),
-  }
-  return form(entries, columns)
