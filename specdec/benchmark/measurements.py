@@ -150,15 +150,15 @@ def _beams() -> Iterable[Measurement]:
 
 def _goodput() -> Iterable[Measurement]:
   """Prompts that arrive and leave, by batch and load."""
-  loads = "--loads=0.5,0.9,inf"
+  loads = "--loads=0.9,inf"
   yield Measurement(
     "goodput_shipped",
     "goodput",
     (
       *(HELD_OUT, _PAIR, "--k=2,4", "--batch=1,4,16", loads),
-      *("--requests=48", "--max_new_tokens=64", "--least_new_tokens=16"),
+      *("--requests=32", "--max_new_tokens=64", "--least_new_tokens=16"),
     ),
-    6,
+    2.5,
     (
       *("--k=2", "--batch=2", "--loads=inf", "--requests=4"),
       *("--max_new_tokens=16", "--least_new_tokens=4", "--repeats=2"),
