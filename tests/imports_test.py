@@ -43,8 +43,8 @@ ALLOWED = {
   "beam": f"{_CORE} beam_step beam_traversal decode inputs step",
   "beam_step": "types",
   "beam_traversal": "types traversal beam_step",
-  "testing": f"{_MODELS} draft_shape traversal acceptance step decode "
-  "compiled.hlo",
+  "testing": f"{_MODELS} draft_shape traversal acceptance step decode inputs "
+  "slots compiled.hlo",
   "drafters": f"{_CORE} draft_shape models utils.spelling {_CACHED}",
   "roofline": "types draft_tree models.config models.params models.presets "
   "utils",
