@@ -6,6 +6,7 @@ That texts are those of one batch: slots_test.
 import itertools
 import json
 import math
+import re
 
 import jax
 import numpy as np
@@ -19,6 +20,7 @@ from specdec.benchmark.metrics import acceptance
 from specdec.benchmark.queues import Request, Server, requests_of
 from specdec.benchmark.runs import BASELINE
 from specdec.cli import goodput as program
+from specdec.report import result_tables, summary
 from specdec.types import ModelOutput
 from table_loop import MODEL, NEW, SIZE, table_decoder
 
@@ -297,6 +299,50 @@ def test_the_program_prints_and_writes_every_load(folder, tmp_path, capsys):
   assert printed[0].split()[:2] == ["batch,", "load"]
   assert len(printed) == 9
   assert printed[4].split()[:4] == ["1,", "all", "at", "once"]
+
+
+def entry(name, batch, load, speedup):
+  estimate = {"value": speedup, "error": 0.01}
+  latency = {"mean": 0.5, "p50": 0.5, "p90": 0.25, "p99": 1.0}
+  tokens = {"tokens_per_pass": {"value": 2.5, "error": None}}
+  return {
+    "name": name,
+    "batch": batch,
+    "load": load,
+    "goodput": {"value": 200 * speedup, "error": None},
+    "speedup": estimate,
+    "latency": latency,
+    "first_token": latency,
+    "occupancy": 0.875,
+    "acceptance": tokens,
+    "same_texts": None if name == BASELINE else 7,
+    "requests": 8,
+  }
+
+
+def test_a_page_says_where_a_way_loses():
+  entries = [
+    entry(name, batch, load, speedup)
+    for batch, gain in ((1, 1.5), (16, 0.75))
+    for load in (0.5, None)
+    for name, speedup in ((BASELINE, 1.0), ("k = 2", gain), ("k = 4", 1.25))
+  ]
+  document = {"goodput_shipped": {"goodput": entries}}
+  page = result_tables.TABLES["goodput"](document, "goodput_shipped")
+  lost = "k = 2 at 16, 0.5; k = 2 at 16, all at once"
+  assert page.endswith(f"goodput (batch, load): {lost}")
+  row = "| 16, all at once | k = 2 | 150.0 | 0.75 ± 0.01 | 500 | 250 | 500 |"
+  assert f"\n{row} 0.88 | 2.50 | - | 7/8 |" in page
+  [answer] = [x for x in summary.ANSWERS if x.page == "goodput"]
+  best = "batch 1: 1.50 ± 0.01 times, k = 2; batch 16: 1.25 ± 0.01 times, k = 4"
+  assert answer.of(document) == f"all at once, the best of all ways: {best}"
+
+
+def test_the_python_of_the_page_on_measuring_runs(capsys):
+  page = (programs.SCRIPTS.parent / "docs" / "measuring.md").read_text()
+  [block] = re.findall(r"```python\n(.*?)```", page, re.S)
+  exec(block, {})
+  assert "tokens/s [" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
