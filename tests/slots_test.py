@@ -6,7 +6,6 @@ that nobody leaves say what every text and every count must be.
 
 import dataclasses
 import functools
-import math
 
 import chex
 import jax
@@ -28,7 +27,6 @@ from specdec import (
 )
 from specdec.benchmark.decoder import Batch
 from specdec.benchmark.queues import Request, Server
-from specdec.compiled import hlo
 from specdec.drafters.heads import serve
 from specdec.inputs import Inputs
 from specdec.types import Params, Skip
@@ -396,32 +394,6 @@ def test_another_drafter_than_the_state_began_with_is_refused():
     refilled(drafters.lookup(2), state, [0], arriving([3], 1))
 
 
-def lower(name, batch, count):
-  """`refill`, lowered for a large cache, and the shape of its state."""
-  static, traced = cache_copies.arguments(cache_copies.pairs()[name], batch)
-
-  def begin(params, prompt, length, key, settings):
-    return decode.start(
-      *static,
-      *(params, prompt, length, key),
-      max_length=cache_copies.MAX_LENGTH,
-      sampling=settings,
-    )
-
-  state = jax.eval_shape(begin, *traced)
-  params, *rows = traced
-  prompt, length, key, settings = (
-    jax.tree.map(
-      lambda x: jax.ShapeDtypeStruct((count, *x.shape[1:]), x.dtype), x
-    )
-    if i != 2
-    else x
-    for i, x in enumerate(rows)
-  )
-  inputs = Inputs(prompt, length, key, settings, length, length)
-  return slots.refill.lower(*static, params, state, length, inputs), state
-
-
 @pytest.mark.parametrize(
   "name",
   [
@@ -435,27 +407,32 @@ def lower(name, batch, count):
 def test_a_refill_copies_no_cache_but_its_rows(name):
   """Anywhere in the program, and not in its loops alone."""
   batch, count = 8, 1
-  lowered, state = lower(name, batch, count)
-  compiled = lowered.compile()
-  cache, drafter_cache = cache_copies.cache_buffers(state)
-  buffers = cache + drafter_cache
-  sizes = {math.prod(x.shape) for x in buffers}
-  program = hlo.Program(compiled.as_text())
-  every = [
-    one for part in program.computations.values() for one in part.values()
-  ]
-  written = [x for x in every if x.op == "dynamic-update-slice"]
-  assert {math.prod(b.shape) for x in written for b in x.buffers} >= sizes
-  assert not [
-    one.line
-    for one in every
-    if one.op in cache_copies.COPYING
-    and sizes & {math.prod(b.shape) for b in one.buffers}
-  ]
-  rows = cache_copies.nbytes(buffers) * count / batch
-  memory = compiled.memory_analysis()
-  assert memory.temp_size_in_bytes < 1.2 * rows
-  assert memory.alias_size_in_bytes > cache_copies.nbytes(buffers)
+  pair = cache_copies.pairs()[name]
+  lowered, (cache, drafter_cache) = cache_copies.lower_refill(
+    pair, batch, count
+  )
+  compiled, buffers = lowered.compile(), cache + drafter_cache
+  # The search did see the writes.
+  writes = "dynamic-update-slice("
+  lines = [x for x in compiled.as_text().splitlines() if writes in x]
+  for buffer in buffers:
+    shape = ",".join(map(str, buffer.shape))
+    assert any(f"[{shape}]" in line for line in lines)
+  assert cache_copies.copies_anywhere(compiled.as_text(), buffers) == []
+  size, memory = cache_copies.nbytes(buffers), compiled.memory_analysis()
+  assert memory.temp_size_in_bytes < 1.2 * size * count / batch
+  assert memory.alias_size_in_bytes > size
+
+
+def test_planted_a_state_that_is_not_given_away_is_copied(monkeypatch):
+  kept = jax.jit(
+    slots.refill.__wrapped__, static_argnames=("target", "drafter", "rule")
+  )
+  monkeypatch.setattr(slots, "refill", kept)
+  lowered, (cache, _) = cache_copies.lower_refill(
+    cache_copies.pairs()["baseline"], 8, 1
+  )
+  assert cache_copies.copies_anywhere(lowered.compile().as_text(), cache)
 
 
 def test_a_run_may_stop_at_any_number_of_rows_that_are_done():

@@ -9,6 +9,7 @@ served by the very same code.
 
 import collections
 import dataclasses
+import functools
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -264,11 +265,16 @@ class Server:
     check_finite(state, [x.request.number if x else 0 for x in held])
     tokens, stats = jax.device_get((state.tokens, state.stats))
     widths, answers = np.zeros_like(stats.widths), []
+
+    def of_row(x: np.ndarray, row: int) -> np.ndarray:
+      by_row = x.shape[:1] == (len(held),)
+      return x[row : row + 1].copy() if by_row else x
+
     for row in leaving:
       request, admitted, first = held[row]
       begin = self.decoder.num_given(request.ids)
       text = tokens[row, begin : length[row]].tolist()
-      counts = jax.tree.map(lambda x, row=row: x[row : row + 1].copy(), stats)
+      counts = jax.tree.map(functools.partial(of_row, row=row), stats)
       counts = counts.replace(widths=widths)
       answers.append(Answer(request, text, admitted, first, now, counts))
       held[row] = None

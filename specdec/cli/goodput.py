@@ -125,8 +125,8 @@ def run(options: app.Options) -> None:
       whole = dataclasses.replace(setup, batch=batch + options.refill)
       whole.check_memory(target, decoder, app.note)
       how = options.refill, options.every
-      name = f"k = {decoder.drafter.spec.max_depth}"
-      servers[name] = Server(decoder, *how)
+      k = decoder.drafter.spec.max_depth if setup.k is None else setup.k
+      servers[f"k = {k}"] = Server(decoder, *how)
     servers[BASELINE] = Server(decoder.baseline(), *how)
     given = prompts, loads, options.requests, options.repeats
     more = options.least_new_tokens, options.seed, setup.comparable
