@@ -94,7 +94,7 @@ def start(
   slots = kv.num_slots(max(max_length + spec.max_nodes, size + chunk))
   length = prompt_length.astype(jnp.int32)
   limit = max_length if limit is None else limit.astype(jnp.int32)
-  limit = jnp.minimum(jnp.full((batch,), max_length), limit)
+  limit = jnp.minimum(jnp.full((batch,), max_length, jnp.int32), limit)
   index = jnp.arange(batch) if index is None else index.astype(jnp.int32)
   tokens = jnp.zeros((batch, max_length), jnp.int32)
   tokens = tokens.at[:, :size].set(prompt.astype(jnp.int32))
@@ -163,16 +163,23 @@ def run(
   state: DecodeState,
   eos_ids: Array,
   max_rounds: Array | int = MAX_ROUNDS,
+  num_done: Array | None = None,
 ) -> DecodeState:
   """Rounds until every row is done, or `max_rounds` of them, without the host.
 
   The state's buffers are given to the result (donated): use only that.
+
+  Args:
+    num_done: [] rows that are done when it may stop; default all of them.
   """
   max_rounds = jnp.asarray(max_rounds, jnp.int32)
 
   def unfinished(carry):
     state, n = carry
-    return ~jnp.all(state.done) & (n < max_rounds)
+    left = ~jnp.all(state.done)
+    if num_done is not None:
+      left &= jnp.sum(state.done) < num_done
+    return left & (n < max_rounds)
 
   def body(carry):
     state, n = carry

@@ -24,7 +24,9 @@ from specdec import (
   draft_tree,
   drafters,
   sampling,
+  slots,
 )
+from specdec.compiled import hlo as parsed
 from specdec.drafters.heads import draft_head as draft_heads
 from specdec.drafters.heads import serve
 from specdec.inputs import Inputs
@@ -126,6 +128,37 @@ def lower(
   return lowered, cache_buffers(lowered.out_info)
 
 
+def lower_refill(
+  pair,
+  batch,
+  count,
+  target=TARGET,
+  draft=DRAFT,
+  sharding=None,
+  max_length=MAX_LENGTH,
+):
+  """`slots.refill` of `count` rows, lowered, and its caches' buffers."""
+  static, traced = arguments(pair, batch, target, draft, sharding)
+
+  def begin(params, *inputs):
+    inputs = Inputs(*inputs)._asdict()
+    return decode.start(*static, params, **inputs, max_length=max_length)
+
+  def of_rows(x):
+    shape = (count, *x.shape[1:])
+    return jax.ShapeDtypeStruct(shape, x.dtype, sharding=sharding)
+
+  state = jax.tree.map(
+    lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
+    jax.eval_shape(begin, *traced),
+  )
+  params, prompt, length, key, settings = traced
+  prompt, rows, settings = jax.tree.map(of_rows, (prompt, length, settings))
+  inputs = Inputs(prompt, rows, key, settings, rows, rows)
+  lowered = slots.refill.lower(*static, params, state, rows, inputs)
+  return lowered, cache_buffers(state)
+
+
 def beam_drafters():
   """Name -> drafter and the draft's weights, as shapes."""
   weights = jax.eval_shape(
@@ -187,6 +220,17 @@ def copies(hlo, buffers):
   return lines
 
 
+def copies_anywhere(hlo, buffers):
+  """Lines, in loops or not, that make another buffer of a cache's size."""
+  sizes = {math.prod(buffer.shape) for buffer in buffers}
+  return [
+    one.line.strip()
+    for part in parsed.Program(hlo).computations.values()
+    for one in part.values()
+    if one.op in COPYING and sizes & {math.prod(b.shape) for b in one.buffers}
+  ]
+
+
 def check_in_place(lowered, buffers, drafter_buffers):
   """Asserts that a program copies no cache in a loop; few temporaries.
 
@@ -233,6 +277,15 @@ def tpu_findings(topology="v5e:2x2"):
         "temporary": compiled.memory_analysis().temp_size_in_bytes,
         "cache": nbytes(cache),
       }
+  lowered, (cache, drafter_cache) = lower_refill(
+    pairs(target, draft)["model"], 4, 1, target, draft, sharding, 2**16 + 58
+  )
+  compiled = lowered.compile()
+  findings["refill"] = {
+    "copies": copies_anywhere(compiled.as_text(), cache + drafter_cache),
+    "temporary": compiled.memory_analysis().temp_size_in_bytes,
+    "cache": nbytes(cache + drafter_cache),
+  }
   return findings
 
 

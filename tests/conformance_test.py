@@ -351,6 +351,31 @@ def test_a_spec_that_cannot_be_hashed():
   broken("trace", lookup._replace(spec=spec), "cannot be hashed")
 
 
+def carrying(init):
+  """A drafter of one token, or none, as its state says of each row."""
+  lookup = drafters.lookup(1, min_ngram=0)
+
+  def propose(params, state, context):
+    draft, _ = lookup.propose(params, None, context)
+    return draft._replace(count=1 + state[: len(draft.count)]), state
+
+  return lookup._replace(
+    init=lambda params, context, output: init(len(context.length)),
+    propose=propose,
+    update=lambda params, state, *rest: state,
+  )
+
+
+def test_rows_that_know_their_slot():
+  first = carrying(lambda batch: 0 + (jnp.arange(batch) < batch // 2))
+  broken("slots", first, "row 3 in the place of another")
+
+
+def test_a_state_of_two_entries_a_row():
+  doubled = carrying(lambda batch: jnp.zeros(2 * batch, jnp.int32))
+  broken("slots", doubled, "its rows cannot be told apart: state.draft_state")
+
+
 def test_a_target_cache_that_was_written_to():
   def resumed(draft, context):
     layers = context.target_cache.layers

@@ -40,18 +40,19 @@ ALLOWED = {
   "step": f"{_CORE} traversal stats",
   "inputs": "types sampling",
   "decode": f"{_CORE} step inputs multihost",
+  "slots": "types decode inputs",
   "beam": f"{_CORE} beam_step beam_traversal decode inputs step",
   "beam_step": "types",
   "beam_traversal": "types traversal beam_step",
-  "testing": f"{_MODELS} draft_shape traversal acceptance step decode "
-  "compiled.hlo",
   "drafters": f"{_CORE} draft_shape draft_length models utils.spelling "
   f"{_CACHED}",
+  "testing": f"{_MODELS} draft_shape traversal acceptance step decode inputs "
+  "slots compiled.hlo",
   "roofline": "types draft_tree models.config models.params models.presets "
   "utils",
   "checkpoints": f"{_MODELS} drafters",
   "compiled": _TOOLS,
-  "benchmark": f"{_TOOLS} beam compiled",
+  "benchmark": f"{_TOOLS} beam slots compiled",
   "training": f"{_TOOLS} benchmark compiled",
   "report": f"{_TOOLS} benchmark compiled",
   "cli": f"{_TOOLS} beam benchmark compiled training report",

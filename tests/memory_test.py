@@ -123,7 +123,7 @@ def test_tpu_program_never_copies_a_cache():
   )
   assert result.returncode == 0, result.stderr[-2000:]
   findings = json.loads(result.stdout.splitlines()[-1])
-  assert len(findings) == 2 * len(pairs())
+  assert len(findings) == 2 * len(pairs()) + 1  # and a refill
   for name, finding in findings.items():
     assert finding["copies"] == [], name
     # Of one row's whole cache, drafted in and then verified at one of several

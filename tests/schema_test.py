@@ -105,6 +105,10 @@ def run(folder):
       *(prompts, f"--drafters={names}", "--k=1", "--tree_size=3"),
     ],
     "compare_engines": [prompts, "--drafters=lookup", "--repeats=2"],
+    "goodput": [
+      *(prompts, "--drafter=lookup(min_ngram=0)", "--k=2", "--requests=3"),
+      *("--repeats=2", "--loads=0.9,inf"),
+    ],
   }
 
   @functools.cache
@@ -329,7 +333,7 @@ def test_is_a_schema_that_describes_every_property_and_allows_no_other():
 
 def test_real_documents_are_of_this_form_and_show_all_of_it(run):
   names = "greedy", "sampled", "bench", "eval", "compare_rules"
-  names += "compare_drafters", "compare_engines"
+  names += "compare_drafters", "compare_engines", "goodput"
   documents = {name: run(name)[0] for name in names}
   last = run("bench")[1].splitlines()[-1]
   assert json.loads(last) == documents["bench"]

@@ -4,7 +4,8 @@ import jax
 import numpy as np
 import pytest
 
-from specdec import decode, drafters, noise, sampling
+from specdec import acceptance, decode, drafters, noise, sampling
+from specdec.benchmark.decoder import Decoder
 from specdec.testing import table_model
 from specdec.types import Params
 
@@ -46,6 +47,22 @@ def generate(
     prompt[rows],
     **defaults | options,
   )
+
+
+ROWS, NEW, SIZE = 3, 9, 5  # of decoders: rows, new tokens, a prompt's buffer
+
+
+def decoder_of(drafter, rule, model=MODEL, params=PARAMS, rows=ROWS, **options):
+  """A decoder of a few rows, by default of the tables."""
+  options = {"max_new_tokens": NEW, "temperature": 1.0} | options
+  key = jax.random.key(5)
+  return Decoder(model, drafter, rule, params, key, rows, SIZE, **options)
+
+
+def table_decoder(rule=None, drafter=None, **options):
+  """One whose drafter is by default a model that drafts three."""
+  rule = rule or acceptance.rejection()
+  return decoder_of(drafter or drafters.model(MODEL, 3), rule, **options)
 
 
 @pytest.fixture

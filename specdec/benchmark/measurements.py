@@ -176,6 +176,24 @@ def _lengths() -> Iterable[Measurement]:
       )
 
 
+def _goodput() -> Iterable[Measurement]:
+  """Prompts that arrive and leave, by batch and load."""
+  loads = "--loads=0.9,inf"
+  yield Measurement(
+    "goodput_shipped",
+    "goodput",
+    (
+      *(HELD_OUT, _PAIR, "--k=2,4", "--batch=1,4,16", loads),
+      *("--requests=32", "--max_new_tokens=64", "--least_new_tokens=16"),
+    ),
+    2.5,
+    (
+      *("--k=2", "--batch=2", "--loads=inf", "--requests=4"),
+      *("--max_new_tokens=16", "--least_new_tokens=4", "--repeats=2"),
+    ),
+  )
+
+
 def _smollm2() -> Iterable[Measurement]:
   """SmolLM2 on four kinds of prompts, by drafter."""
   for name, drafter, ks, minutes in (
@@ -302,6 +320,7 @@ MEASUREMENTS = (
   *_smollm2(),
   *_lengths(),
   *_beams(),
+  *_goodput(),
   Measurement(
     "calibration",
     "bench",

@@ -2,8 +2,9 @@
 
 As prompt lookup ahead of a learned drafter: copies are drafted without a pass
 and go on for long where text repeats itself, and the other drafts the rest.
-Invariant: who drafts a row is known before anything is drawn, so what a row does
-not take was never part of its draft, and its distribution is exact (rule 7).
+Invariant: who drafts a row is known before anything is drawn, so what a row
+does not take was never part of its draft, and its distribution is exact
+(rule 7).
 """
 
 from typing import NamedTuple

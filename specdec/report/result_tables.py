@@ -13,6 +13,7 @@ from specdec.benchmark import sweeps
 from specdec.benchmark.metrics import Estimate
 from specdec.report import (
   drafter_tables,
+  goodput_tables,
   result_plots,
   steps,
   sweep_page,
@@ -213,6 +214,11 @@ def beams(documents: Mapping, name: str) -> str:
     notes.append(f"- standard errors are over {', '.join(sorted(over))}")
   table = tables.of_beams(entries, markdown)
   return "\n\n".join([table, *filter(None, ["\n".join(notes)])])
+
+
+def goodput(documents: Mapping, name: str) -> str:
+  """Loads of goodput.py, and under which of them a way loses."""
+  return goodput_tables.page(documents[name]["goodput"])
 
 
 def engines(documents: Mapping, name: str) -> str:
@@ -418,7 +424,7 @@ TABLES: dict[str, Callable[..., str]] = {
   one.__name__: one
   for one in (
     passes, slots, decoding, groups, drafters, rules, beams, engines,
-    best_shapes, lengths, sweep, leviathan, printed, compiled, calibration,
-    identity,
+    goodput, best_shapes, lengths, sweep, leviathan, printed, compiled,
+    calibration, identity,
   )
 }  # fmt: skip

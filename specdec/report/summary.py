@@ -210,6 +210,19 @@ def _beams(documents: Mapping) -> str:
   return "; ".join(texts)
 
 
+def _goodput(documents: Mapping) -> str:
+  entries = documents["goodput_shipped"]["goodput"]
+  points = dict.fromkeys((x["batch"], x["load"]) for x in entries)
+  texts = []
+  for batch, load in points:
+    if load is None:
+      ways = [x for x in entries if (x["batch"], x["load"]) == (batch, load)]
+      best = max(ways, key=lambda x: x["speedup"]["value"])
+      gain = Estimate(**best["speedup"])
+      texts.append(f"batch {batch}: {gain} times, {best['name']}")
+  return f"all at once, the best of all ways: {'; '.join(texts)}"
+
+
 def _engines(documents: Mapping) -> str:
   """Our best mean of tokens per second, and that of llama.cpp's 8 bits."""
   engines = documents["engines"]["engines"]
@@ -310,6 +323,9 @@ ANSWERS = (
   Answer("Do trees pay?", "rules", _trees, first=True),
   Answer("Block or token verification?", "rules", _block, first=True),
   Answer("Does the paper's formula predict T5?", "t5", _formula),
+  Answer(
+    "What does drafting gain where prompts come and go?", "goodput", _goodput
+  ),
   Answer("Does beam search gain by drafts?", "beam_search", _beams),
   Answer(
     "What does SmolLM2 gain that drafts for itself in int8?",

@@ -14,9 +14,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specdec import acceptance, decode, sampling, step
+from specdec import acceptance, decode, sampling, slots, step
 from specdec import cache as kv
 from specdec.compiled import hlo
+from specdec.inputs import Inputs
 from specdec.testing import enumeration
 from specdec.testing.books import Broken, check_books, require
 from specdec.types import (
@@ -36,6 +37,7 @@ INVARIANTS = {
   "greedy": "greedy rows are greedy text",
   "eos": "rows end at an EOS or at the limit, and then stay as they are",
   "rows": "a row does not depend on its neighbours",
+  "slots": "a row does not depend on who was there before",
   "drawn": "it hands over what its tokens were drawn from",
   "state": "its state is that of the committed text",
   "distribution": "text has the target's distribution",
@@ -45,6 +47,7 @@ INVARIANTS = {
 ROWS = 32  # of every batch
 LENGTH = 28  # prompt and output
 _PROMPT = 9  # tokens of the longest prompt
+_ARRIVING = 6  # rows that take the place of others; ROWS / 3 at most
 _NEVER = -1  # no token has this id
 _NEW = 3  # tokens of a text whose distribution is checked
 _TINY = 5  # vocabulary whose texts are enumerated
@@ -194,25 +197,28 @@ class _Trial:
       "source_length": self.rng.integers(1, _PROMPT + 1, ROWS),
     }
 
-  def start(self, drafter=None, **changes) -> DecodeState:
-    """The state after prefill; `changes` of self.inputs."""
-    inputs = self.inputs | changes
+  def given(self, rows=slice(None), **changes) -> Inputs:
+    """What some rows begin with; `changes` of self.inputs."""
+    inputs = {
+      n: np.asarray(x)[rows] for n, x in (self.inputs | changes).items()
+    }
     warp = {name: inputs.pop(name) for name in self.settings}
     inputs = {name: jnp.asarray(x, jnp.int32) for name, x in inputs.items()}
     if "source" in inputs:
       length = inputs.pop("source_length")
       inputs["source"] = Source(inputs["source"], length)
+    settings = sampling.settings(len(inputs["prompt"]), **warp)
+    return Inputs(key=jax.random.key(0), sampling=settings, **inputs)
+
+  def start(self, drafter=None, **changes) -> DecodeState:
+    """The state after prefill; `changes` of self.inputs."""
     return decode.start(
       self.target,
       drafter or self.drafter,
       decode.NO_DRAFT_RULE if drafter else acceptance.coupled(),
       self.params,
-      inputs.pop("prompt"),
-      inputs.pop("prompt_length"),
-      jax.random.key(0),
       max_length=LENGTH,
-      sampling=sampling.settings(ROWS, **warp),
-      **inputs,
+      **self.given(**changes)._asdict(),
     )
 
   def go_on(self, rule, state, eos=_NEVER, rounds=decode.MAX_ROUNDS, run=None):
@@ -359,6 +365,23 @@ class _Trial:
     limit = np.where(np.arange(ROWS) == alone, LENGTH, 1)
     single = _frozen(self.run(limit=limit))
     _require_same(together, alone, single, alone, "alone", atol=1e-4)
+
+  def check_slots(self) -> None:
+    """Put where other rows were at work: it has the text it had among all."""
+    together = _frozen(self.run())
+    arriving = np.arange(_ARRIVING)
+    place = 3 * arriving + 1  # where they were not before
+    state = self.run(rounds=3)
+    parts = self.target, self.drafter, _REJECTION, self.params
+    try:
+      state = slots.refill(
+        *parts, state, jnp.asarray(place), self.given(arriving)
+      )
+    except ValueError as error:
+      require(False, f"its rows cannot be told apart: {error}")
+    state = self.go_on(_REJECTION, state)
+    where = "in the place of another"
+    _require_same(together, arriving, _frozen(state), place, where, atol=1e-4)
 
   def noise(self) -> np.ndarray:
     """Gumbel noise [ROWS, A, V] of all addresses of a draft."""

@@ -1,0 +1,63 @@
+"""Tables of goodput.py: queues served by slot, under loads."""
+
+from collections.abc import Callable, Sequence
+
+from specdec.benchmark.metrics import Estimate
+from specdec.benchmark.runs import BASELINE
+from specdec.report import tables
+from specdec.report.tables import acceptance_length, estimate
+
+_LEAST = 0.97  # times the baseline, below which a way is said to lose
+
+
+def listed(entries: Sequence[dict], form=tables.listed) -> str:
+  """Formats a line for every batch, load and way.
+
+  Args:
+    form: `tables.listed`, or `tables.markdown`.
+  """
+  columns = {
+    "batch, load": _where,
+    "way": "{0[name]}",
+    "tokens/s": lambda x: _rounded(Estimate(**x["goodput"])),
+    "x plain": estimate("speedup"),
+    "latency ms": _latency("latency", "mean"),
+    "p90": _latency("latency", "p90"),
+    "first token ms": _latency("first_token", "mean"),
+    "occupancy": "{0[occupancy]:.2f}",
+    "tokens/pass": estimate("acceptance", "tokens_per_pass"),
+    "acceptance length": acceptance_length,
+    "same text": _same,
+  }
+  return form(entries, columns)
+
+
+def page(entries: Sequence[dict]) -> str:
+  """Formats the same as a page has it, and says where a way loses."""
+  losses = [
+    f"{x['name']} at {_where(x)}"
+    for x in entries
+    if x["name"] != BASELINE and x["speedup"]["value"] < _LEAST
+  ]
+  lost = "; ".join(losses) or "nowhere"
+  text = f"- under {_LEAST} times the baseline's goodput (batch, load): {lost}"
+  return f"{listed(entries, tables.markdown)}\n\n{text}"
+
+
+def _where(entry: dict) -> str:
+  load = entry["load"]
+  return f"{entry['batch']}, {'all at once' if load is None else f'{load:g}'}"
+
+
+def _latency(name: str, of: str) -> Callable[[dict], str]:
+  return lambda entry: f"{1e3 * entry[name][of]:.0f}"
+
+
+def _rounded(rate: Estimate) -> str:
+  error = "" if rate.error is None else f" ± {rate.error:.1f}"
+  return f"{rate.value:.1f}{error}"
+
+
+def _same(entry: dict) -> str:
+  same = entry["same_texts"]
+  return "-" if same is None else f"{same}/{entry['requests']}"
