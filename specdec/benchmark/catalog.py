@@ -126,11 +126,14 @@ def _suffix(
   target: Target | None,
   corpus: str | None = None,
   max_match: int = 16,
-  min_match: int = 2,
+  min_match: int | None = None,
   factor: float = 1.0,
   min_prob: float = 0.1,
   children: int = 4,
+  leads: bool = False,
 ) -> Weighted:
+  if min_match is None:  # as lookup, where another would draft instead
+    min_match = 2 if leads else 1
   drafter = drafters.suffix(
     shape=shape,
     corpus=corpus is not None,

@@ -47,7 +47,7 @@ class Settings:
       layer_skip(attention=[1,3], mlp=[2], threshold=0.8), layer_skip(FILE) of
       choose_layers, quantized(group=256), which is the target in int8 with a
       scale for at most so many inputs, or quantized(int4, group=32),
-      suffix(corpus=FILE, min_match=2, factor=1, min_prob=0.1), which copies
+      suffix(corpus=FILE, min_match=1, factor=1, min_prob=0.1), which copies
       what mostly followed, here and in the texts of --save_corpus; recycling,
       which drafts what the target last thought likely; head(FILE) or
       head(NAME), trained ones. Two with | between them: the

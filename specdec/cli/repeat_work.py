@@ -34,7 +34,6 @@ def define(flags: app.Flags) -> None:
   setup_flags.define(flags, without=("drafter", "shape", "draft_ways", "mesh"))
   prompt_flags.define(flags)
   flags.string("edit", EDIT, "Text put behind a prompt that is asked again.")
-  flags.integer("min_match", 2, "Shortest match of all three drafters.")
 
 
 def edited(options: app.Options) -> list[dict]:
@@ -57,9 +56,7 @@ def repeat(options: app.Options) -> None:
   lines = edited(options)
   k = setup_flags.single(options, "k")
   size = evaluation.buffer_size()
-  setup = setup_flags.setup_of(
-    options, drafter=f"suffix(min_match={options.min_match})", prompt_size=size
-  )
+  setup = setup_flags.setup_of(options, drafter="suffix", prompt_size=size)
   header = setup_flags.header(options, setup)
   target = setup.load_target(app.note)
   checkpoint = target.checkpoint
@@ -78,11 +75,10 @@ def repeat(options: app.Options) -> None:
   files.replace_text(folder / "edited.jsonl", text)
   options.prompt_file = [str(folder / "edited.jsonl")]
   again = prompt_flags.corpus(options, target)
-  least = f"min_match={options.min_match}"
   names = {
-    "lookup": f"lookup(min_ngram={options.min_match})",
-    "suffix": f"suffix({least})",
-    "suffix and corpus": f"suffix(corpus='{place}', {least})",
+    "lookup": "lookup(min_ngram=2)",
+    "suffix": "suffix",
+    "suffix and corpus": f"suffix(corpus='{place}')",
   }
   runs, measured = [], []
   for number, (name, call) in enumerate(names.items()):

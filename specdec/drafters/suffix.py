@@ -132,7 +132,7 @@ def suffix(
   shape: draft_shape.DraftShape | None = None,
   corpus: bool = False,
   max_match: int = 16,
-  min_match: int = 2,
+  min_match: int = 1,
   factor: float = 1.0,
   min_prob: float = 0.1,
   children: int = 4,
