@@ -5,6 +5,7 @@ import json
 import pytest
 
 import programs
+from specdec.benchmark import calibrated
 from specdec.benchmark.setup import Setup
 from specdec.checkpoints import text_corpus
 from specdec.drafters.fallback import Both
@@ -125,6 +126,11 @@ def test_sampled_trees_are_deterministic_ones(target):
 def test_what_cannot_work_is_refused_before_anything_is_read(changes, words):
   with pytest.raises(ValueError, match=words):
     Setup("nowhere", **changes)
+
+
+def test_rounds_of_many_lengths_are_not_calibrated():
+  with pytest.raises(ValueError, match="suffix decides how much it drafts"):
+    calibrated.check(Setup("nowhere", "suffix", k=2))
 
 
 def test_corpora_of_others_are_refused_before_weights_are_read(

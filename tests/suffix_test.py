@@ -198,6 +198,7 @@ def test_a_tree_holds_what_places_disagree_about():
     ({"k": 2, "factor": 0.0}, "factor = 0.0"),
     ({"k": 2, "min_prob": 1.5}, "min_prob = 1.5"),
     ({"k": 2, "children": 0}, "children = 0"),
+    ({"k": 2, "max_match": 2.5}, "max_match = 2.5; it must be an integer"),
     ({"k": 65}, "at most 64"),
     ({}, "give one"),
     ({"shape": draft_shape.static([-1, 0, 0])}, "trees that the text shapes"),

@@ -166,6 +166,13 @@ def suffix(
       "suffix drafts chains, and trees that the text shapes: give k, "
       "shape=chain(k) or shape=dynamic(...)"
     )
+  for name, x in (
+    ("min_match", min_match),
+    ("max_match", max_match),
+    ("children", children),
+  ):
+    if type(x) is not int:
+      raise ValueError(f"{name} = {x!r}; it must be an integer")
   if not 1 <= min_match <= max_match <= _LONGEST:
     raise ValueError(
       f"min_match = {min_match} and max_match = {max_match}; they must satisfy "
