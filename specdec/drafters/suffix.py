@@ -178,8 +178,8 @@ def suffix(
       f"min_match = {min_match} and max_match = {max_match}; they must satisfy "
       f"1 <= min_match <= max_match <= {_LONGEST}"
     )
-  if not factor > 0:
-    raise ValueError(f"factor = {factor}; it must be > 0")
+  if not 0 < factor <= _LONGEST:
+    raise ValueError(f"factor = {factor}; it must be in (0, {_LONGEST}]")
   if not 0 <= min_prob <= 1:
     raise ValueError(f"min_prob = {min_prob}; it must be in 0..1")
   if not 1 <= children <= PLACES:
