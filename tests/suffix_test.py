@@ -176,6 +176,8 @@ def test_the_draft_of_which_more_is_expected_is_taken():
   drafter = drafters.suffix(4, corpus=True, min_match=1)
   text = [0, 1, 2, 3, 1, 2]  # its end stood once before: 3 followed
   assert draft_of(drafter, text, of([[3, 3]]))[0] == [3, 1]
+  shorter = of([[2, 0, 0]])  # one token matches: one draft token
+  assert draft_of(drafter, text, shorter)[0] == [3, 1]
   longer = of([[3, 1, 2, 0, 0, 0]])  # three tokens match here, two there
   assert draft_of(drafter, text, longer)[0] == [0, 0, 0]
 
