@@ -316,6 +316,8 @@ def test_flags(tmp_path, monkeypatch):
       "model",
       "early_exit",
       "layer_skip",
+      "recycling",
+      "suffix",
       "head",
       "x.py:f",
     ],

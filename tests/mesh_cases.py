@@ -32,6 +32,7 @@ from specdec import (
 )
 from specdec.checkpoints import huggingface
 from specdec.compiled import hlo, lowering, traffic
+from specdec.drafters import suffix_index
 from specdec.drafters.heads import draft_head as draft_heads
 from specdec.drafters.heads import serve
 from specdec.models import params as model_params
@@ -51,6 +52,7 @@ TARGET = TransformerConfig(
 )
 DRAFT = dataclasses.replace(TARGET, num_layers=1, width=16, num_kv_heads=4)
 IDS = np.arange(0, 64, 2)
+PLAIN = "baseline", "baseline"  # drafter and rule
 MESHES = ((8, 1), (4, 2), (2, 4), (1, 8))
 SLOW = pytest.mark.slow
 
@@ -61,6 +63,13 @@ DYNAMIC = draft_shape.dynamic(2, 2, 4)
 DRAFTERS = {  # (target, draft) -> Drafter
   "baseline": lambda *_: decode.NO_DRAFTER,
   "lookup": lambda *_: drafters.lookup(K, min_ngram=1),
+  "corpus": lambda *_: drafters.suffix(
+    shape=DYNAMIC, corpus=True, min_match=1, factor=2.0
+  ),
+  "recycling": lambda target, _: drafters.recycling(
+    target.vocab_size, shape=STATIC
+  ),
+  "suffix": lambda *_: drafters.suffix(K, min_match=1),
   "model": lambda _, draft: drafters.model(draft, K),
   "early_exit": lambda target, _: drafters.early_exit(target, 1, K),
   "layer_skip": lambda target, _: drafters.layer_skip(
@@ -104,6 +113,8 @@ RULES = {
 DUE = [  # (drafter, rule, (data, model)), and whether the draft has fewer chips
   ("baseline", "baseline", (4, 2), False),
   ("lookup", "greedy", (1, 8), False),
+  ("corpus", "coupled", (2, 4), False),
+  ("recycling", "rejection", (1, 8), False),
   ("model", "naive", (2, 4), True),
   ("model", "rejection", (1, 8), True),
   ("early_exit", "block", (2, 4), False),
@@ -177,7 +188,7 @@ def fits(drafter, rule):
 
 def matrix():
   """Every drafter, rule and mesh; heads under two rules."""
-  pairs = [("baseline", "baseline")]
+  pairs = [PLAIN]
   pairs += itertools.product(list(DRAFTERS)[1:], list(RULES)[1:])
   pairs += itertools.product(HEADS, ("coupled", "rejection"))
   due = {case[:3] for case in DUE}
@@ -199,6 +210,10 @@ def weights(drafter="model"):
     )
     for i, config in enumerate((TARGET, DRAFT))
   )
+  if drafter == "corpus":
+    rows = np.random.default_rng(0).integers(0, 64, (40, 20))
+    index = suffix_index.build([*rows, *np.asarray(one_device(*PLAIN).tokens)])
+    draft = jax.tree.map(np.asarray, index)
   if drafter in HEADS:
     head = head_of(drafter, TARGET)
     net = learned_kinds.sharpened(head.init(jax.random.key(1)), 6)
@@ -213,10 +228,11 @@ def put(params, config, place):
 def decoded(drafter, rule, where=None, decoding=decode.generate, **options):
   """The state of eight prompts, every other row sampled unless greedy."""
   _, models = models_of(where)
-  target, draft = weights(drafter if drafter in HEADS else "model")
+  whole = drafter in (*HEADS, "corpus")
+  target, draft = weights(drafter if whole else "model")
   if where:
     target = put(target, TARGET, where.target)
-    if drafter in HEADS:
+    if whole:
       draft = jax.device_put(draft, where.target.sharding(()))
     else:
       draft = put(draft, DRAFT, where.draft)
@@ -261,6 +277,8 @@ def test_eight_devices_write_what_one_writes(drafter, rule, mesh, less):
   heads = max(1, TARGET.num_kv_heads // mesh[1])
   assert key.sharding.shard_shape(key.shape)[:2] == (rows, heads)
   draft_state = getattr(state.draft_state, "other", state.draft_state)
+  if drafter in ("corpus", "recycling"):
+    assert state.stats.accepted.sum() > 0
   if drafter in HEADS:
     assert state.stats.drafted.sum() > 0
     heads = learned_kinds.head_config("mtp").num_kv_heads  # whole

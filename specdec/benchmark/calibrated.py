@@ -98,8 +98,10 @@ def check(setup: Setup) -> None:
   taken = inspect.signature(calls.find(call, catalog.DRAFTERS)).parameters
   if call.place is not None and not {"k", "shape"} & {*taken}:
     raise ValueError(f"{call} takes neither k nor shape: there is no k to fit")
-  skips = call is setup.call_of("layer_skip")
-  if skips and catalog.arguments_of(call)["threshold"] is not None:
+  decides = call is setup.call_of("suffix")
+  if call is setup.call_of("layer_skip"):
+    decides = catalog.arguments_of(call)["threshold"] is not None
+  if decides:
     raise ValueError(
       f"{setup.drafter} decides how much it drafts; calibration prices rounds "
       "of one length"

@@ -27,11 +27,12 @@ from specdec import (
   draft_tree,
   drafters,
 )
-from specdec.checkpoints import Checkpoint, shipped
+from specdec.checkpoints import Checkpoint, shipped, text_corpus
 from specdec.checkpoints import learned as saved
 from specdec.checkpoints.fetch import fetch
 from specdec.compiled import lowering, memory_plan
 from specdec.draft_shape import DraftShape
+from specdec.drafters import suffix_index
 from specdec.drafters.heads import draft_head as heads
 from specdec.drafters.heads import serve
 from specdec.drafters.heads.cost import drafter_cost as head_cost
@@ -48,7 +49,8 @@ from specdec.utils.calls import Call
 PRESET = "preset:"
 MAX_DRAFT = 4096  # tokens of a draft: ancestors are a table of their square
 DEFAULT_K = {
-  "lookup": 5, "model": 3, "early_exit": 3, "layer_skip": 3, "quantized": 8
+  "lookup": 5, "model": 3, "early_exit": 3, "layer_skip": 3, "quantized": 8,
+  "suffix": 8,
 }  # fmt: skip
 OTHER_K = 4  # of heads, and of users' drafters
 
@@ -118,6 +120,48 @@ def _lookup(
       "lookup(min_ngram=0) would always draft, and the drafter after | never"
     )
   return drafters.lookup(shape=shape, ngram=ngram, min_ngram=min_ngram)
+
+
+def _suffix(
+  shape: DraftShape,
+  target: Target | None,
+  corpus: str | None = None,
+  max_match: int = 16,
+  min_match: int | None = None,
+  factor: float = 1.0,
+  min_prob: float = 0.1,
+  children: int = 4,
+  leads: bool = False,
+) -> Weighted:
+  if min_match is None:  # as lookup, where another would draft instead
+    min_match = 2 if leads else 1
+  drafter = drafters.suffix(
+    shape=shape,
+    corpus=corpus is not None,
+    max_match=max_match,
+    min_match=min_match,
+    factor=factor,
+    min_prob=min_prob,
+    children=children,
+  )
+  if corpus is None or target is None:
+    return Weighted(drafter)
+  size, tokenizer = target.model.vocab_size, target.checkpoint.tokenizer
+  texts = text_corpus.load(corpus, size, tokenizer)
+  place = target.places and target.places.target
+  if target.abstract:
+    index = lowering.replicated(suffix_index.shapes(texts), place)
+  else:
+    index = suffix_index.build(texts)
+    index = jax.device_put(index, place.sharding(()) if place else None)
+  held = sum(x.size * x.dtype.itemsize for x in index)
+  cost = dataclasses.replace(drafter.cost, weight_bytes=held)
+  return Weighted(drafter._replace(cost=cost), index)
+
+
+def _recycling(shape: DraftShape, target: Target | None) -> Drafter:
+  size = 2**31 if target is None else target.model.vocab_size
+  return drafters.recycling(size, shape=shape)
 
 
 def _model(
@@ -331,6 +375,8 @@ DRAFTERS: Mapping[str, Callable] = {
   "lookup": _lookup,
   "model": _model,
   "quantized": _quantized,
+  "recycling": _recycling,
+  "suffix": _suffix,
   "head": functools.partial(_head, None),
 } | {kind: functools.partial(_head, kind) for kind in drafters.LEARNED}
 RULES: Mapping[str, Callable[..., AcceptanceRule]] = {

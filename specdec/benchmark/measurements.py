@@ -208,6 +208,14 @@ def _smollm2() -> Iterable[Measurement]:
       f"smollm2_{name}", "eval", flags, minutes, quick, "output"
     )
   yield Measurement(
+    "smollm2_repeated",
+    "repeat_work",
+    (*_TEXTS, "--k=8", "--max_new_tokens=64"),
+    2,
+    _TEXTS_QUICK,
+    "output",
+  )
+  yield Measurement(
     "gemma_quantized",
     "eval",
     (

@@ -47,7 +47,10 @@ class Settings:
       layer_skip(attention=[1,3], mlp=[2], threshold=0.8), layer_skip(FILE) of
       choose_layers, quantized(group=256), which is the target in int8 with a
       scale for at most so many inputs, or quantized(int4, group=32),
-      head(FILE) or head(NAME), trained ones. Two with | between them: the
+      suffix(corpus=FILE, min_match=1, factor=1, min_prob=0.1), which copies
+      what mostly followed, here and in the texts of --save_corpus; recycling,
+      which drafts what the target last thought likely; head(FILE) or
+      head(NAME), trained ones. Two with | between them: the
       second, a head, drafts where the first has no draft: 'lookup(k=4) |
       head(FILE)'. Default lookup, for a shipped target its draft.
     acceptance: A call, as name(1, key=2), or of your own: file.py:name(...).
@@ -219,8 +222,9 @@ class Settings:
         continue
       calls.bind(call, constructor, context)
       spec = shape.spec._replace(name=call.name)
-      if call.name == "lookup":
-        spec = calls.invoke(call, constructor, context).spec
+      if call.name in ("lookup", "recycling", "suffix"):
+        built = calls.invoke(call, constructor, context)
+        spec = getattr(built, "drafter", built).spec
       if call.name in ("early_exit", "layer_skip", "quantized"):
         draft_shape.check_scratch(shape)
       if number == len(self.drafter_calls) - 1 and call.name != "none":

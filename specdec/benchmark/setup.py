@@ -23,6 +23,7 @@ from specdec.benchmark.settings import Settings
 from specdec.checkpoints import Checkpoint, Tokenizer, shipped
 from specdec.checkpoints import learned as saved
 from specdec.compiled import lowering, memory_plan
+from specdec.drafters.fallback import Both
 from specdec.models import transformer, weight_formats
 from specdec.models.config import TransformerConfig
 from specdec.models.weight_formats import STORED
@@ -310,7 +311,9 @@ class Setup(Settings):
         raise ValueError(f"{call} drafts {depth} levels, and k = {wanted}")
     if len(built) == 1:
       return built[0]
-    (first, _), (other, params) = built
+    (first, held), (other, params) = built
+    if held is not None:
+      params = Both(held, params)
     costs = first.cost or UNKNOWN_COST, other.cost or UNKNOWN_COST
     drafter = drafters.fallback(first, other)
     return Weighted(

@@ -20,6 +20,7 @@ from tqdm import tqdm
 
 from specdec.benchmark import results, runs
 from specdec.benchmark.decoder import batches_of, prompt_size
+from specdec.checkpoints import text_corpus
 from specdec.cli import app, auto_flags, prompt_flags, setup_flags
 from specdec.report import page
 from specdec.report.answer import compare_to_stop, stream_answers
@@ -43,6 +44,12 @@ def define(flags: app.Flags) -> None:
     "origin and round, each token's draft and target probability under the "
     "pointer, and the table.",
   )
+  flags.string(
+    "save_corpus",
+    None,
+    "Add prompts and answers to this file of texts, or begin it: what "
+    "--drafter='suffix(corpus=FILE)' copies from. Of one vocabulary.",
+  )
   flags.enum(
     "color", "auto", ("auto", "always", "never"), "Colour tokens by origin."
   )
@@ -60,6 +67,7 @@ def check(options: app.Options) -> None:
   if "" in options.stop:
     raise ValueError("--stop='' would end every answer; give some text")
   app.check_writable("--html", options.html)
+  app.check_writable("--save_corpus", options.save_corpus)
 
 
 def generate(options: app.Options) -> None:
@@ -96,6 +104,11 @@ def generate(options: app.Options) -> None:
   answers, faults = stream_answers(
     decoder, shown, tokenizer, options.stop, painter
   )
+  if options.save_corpus:
+    texts = [[*ids, *answer.ids] for ids, answer in zip(encoded, answers)]
+    size = target.checkpoint.config.vocab_size
+    count = text_corpus.add(options.save_corpus, texts, size, tokenizer)
+    app.note(f"{count} texts in {options.save_corpus}")
   comparison = compare_to_stop(
     decoders, batches, tokenizer, options.stop, options.repeats, quiet
   )

@@ -20,6 +20,8 @@ from specdec.drafters.layer_skip import Threshold, layer_skip
 from specdec.drafters.lookup import lookup
 from specdec.drafters.model import model
 from specdec.drafters.quantized import quantized
+from specdec.drafters.recycling import recycling
+from specdec.drafters.suffix import suffix
 
 
 def _head_of(compact, published=None):
@@ -70,6 +72,8 @@ __all__ = [
   "mtp",
   "prophet",
   "quantized",
+  "recycling",
   "redrafter",
+  "suffix",
   "trained_exit",
 ]

@@ -13,13 +13,31 @@ import jax
 import jax.numpy as jnp
 
 from specdec import draft_tree
-from specdec.types import Array, Context, Draft, Drafter, DraftSpec, PyTree
+from specdec.types import (
+  Array,
+  Context,
+  Draft,
+  Drafter,
+  DraftSpec,
+  Params,
+  PyTree,
+)
 from specdec.utils.constructors import cached
 
 
-class _State(NamedTuple):
+class Both(NamedTuple):
+  """Params.draft, or the state, of two drafters."""
+
   first: PyTree
   other: PyTree
+
+
+def _params_of(params: Params) -> Both:
+  """Returns the Params of each; what is no `Both` is the second's."""
+  parts = params.draft
+  if not isinstance(parts, Both):
+    parts = Both(None, parts)
+  return Both(*(params._replace(draft=part) for part in parts))
 
 
 @cached
@@ -32,7 +50,8 @@ def fallback(first: Drafter, other: Drafter) -> Drafter:
   Args:
     first: a deterministic chain, which asks for no states of the target and
       whose `update` goes by the accept_result, whoever drafted:
-      drafters.lookup.
+      drafters.lookup, drafters.suffix. Where it has weights, Params.draft are
+      `Both`.
     other: a chain, whose spec.max_external_drafts are at least as many as
       `first` drafts.
 
@@ -73,17 +92,19 @@ def fallback(first: Drafter, other: Drafter) -> Drafter:
   )
 
   def init(params, context: Context, prefill_output):
-    return _State(
-      first.init(params, context, None),
-      other.init(params, context, prefill_output),
+    ours, theirs = _params_of(params)
+    return Both(
+      first.init(ours, context, None),
+      other.init(theirs, context, prefill_output),
     )
 
-  def propose(params, state: _State, context: Context):
-    copied, before = first.propose(params, state.first, context)
+  def propose(params, state: Both, context: Context):
+    ours, theirs = _params_of(params)
+    copied, before = first.propose(ours, state.first, context)
     has_draft = copied.count > 1
 
     def ask(_, carry):
-      draft, after = other.propose(params, carry[1], context)
+      draft, after = other.propose(theirs, carry[1], context)
       padded = [
         None if x is None else _to(size, x)
         for x in (draft.tokens, draft.log_probs)
@@ -106,12 +127,13 @@ def fallback(first: Drafter, other: Drafter) -> Drafter:
       )
     count = jnp.where(has_draft, copied.count, count)
     draft = Draft(tokens, None, all_log_probs, count)
-    return draft, _State(before, after)
+    return draft, Both(before, after)
 
-  def update(params, state: _State, *rest):
-    return _State(
-      first.update(params, state.first, *rest),
-      other.update(params, state.other, *rest),
+  def update(params, state: Both, *rest):
+    ours, theirs = _params_of(params)
+    return Both(
+      first.update(ours, state.first, *rest),
+      other.update(theirs, state.other, *rest),
     )
 
   return Drafter(spec, init, propose, update)

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from specdec import draft_length, draft_shape
+from specdec.drafters import text_match
 from specdec.types import NO_COST, Array, Context, Draft, Drafter
 from specdec.utils.constructors import cached
 
@@ -22,15 +23,7 @@ def _propose_row(
 ) -> tuple[Array, Array]:
   """Draft tokens [k] after tokens[:length], and the length of the match."""
   position = jnp.arange(tokens.shape[0])
-  # matched[j]: how many tokens ending at j equal those ending at length - 1.
-  matched = jnp.zeros_like(position)
-  unbroken = jnp.ones_like(position, dtype=bool)
-  for back in range(max_ngram):
-    last = tokens[jnp.maximum(length - 1 - back, 0)]
-    same = jnp.roll(tokens, back) == last  # tokens[j - back]
-    unbroken &= same & (position >= back) & (back < length)
-    matched += unbroken
-  matched = jnp.where(position < length - 1, matched, -1)
+  matched = text_match.match_lengths(tokens, length, max_ngram)
   longest = jnp.max(matched)
   end = jnp.max(jnp.where(matched == longest, position, -1))  # latest of them
   # A copy that reaches the end of the text goes on from its own beginning, as
@@ -38,22 +31,6 @@ def _propose_row(
   period = jnp.maximum(length - 1 - end, 1)
   draft_tokens = tokens[end + 1 + jnp.arange(k) % period]
   return draft_tokens, longest
-
-
-def _with_source(context: Context) -> tuple[Array, Array]:
-  """Returns the text [B, P + L] that may be copied, source first, and its
-  length [B]."""
-  if context.source is None:
-    return context.tokens, context.length
-  source, tokens = context.source.tokens, context.tokens
-  both = jnp.concatenate([source, tokens], axis=1)
-  column = jnp.arange(both.shape[1])[None]
-  first = context.source.length[:, None]  # where the output begins
-  index = jnp.where(column < first, column, column - first + source.shape[1])
-  both = jnp.take_along_axis(
-    both, jnp.minimum(index, both.shape[1] - 1), axis=1
-  )
-  return both, context.length + context.source.length
 
 
 @cached
@@ -94,7 +71,7 @@ def lookup(
   def propose(params, draft_state, context: Context):
     del params
     draft_tokens, longest = jax.vmap(lambda t, n: _propose_row(t, n, ngram, k))(
-      *_with_source(context)
+      *text_match.with_source(context)
     )
     tokens = jnp.concatenate([context.pending, draft_tokens], axis=1)
     matches, certainty = longest >= min_ngram, None

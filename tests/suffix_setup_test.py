@@ -1,0 +1,171 @@
+"""Suffix decoding and token recycling by name: corpora, hybrids, programs."""
+
+import json
+
+import pytest
+
+import programs
+from specdec.benchmark import calibrated
+from specdec.benchmark.setup import Setup
+from specdec.checkpoints import text_corpus
+from specdec.drafters.fallback import Both
+from specdec.drafters.heads.head_config import HeadConfig
+from specdec.drafters.suffix_index import SuffixIndex
+
+HEAD = dict(
+  num_layers=1,
+  width=16,
+  mlp_width=24,
+  num_heads=2,
+  num_kv_heads=1,
+  head_dim=8,
+  head="shared",
+)
+SIZES = dict(k=3, prompt_size=64, max_new_tokens=24, batch=2)
+PROMPTS = ["abcabcabc", "hello there"]
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory):
+  folder = programs.write_model(tmp_path_factory.mktemp("target"))
+  programs.save_drafter(
+    folder, folder / "head.safetensors", HeadConfig("mtp", **HEAD)
+  )
+  return folder
+
+
+@pytest.fixture(scope="module")
+def file(target):
+  """A corpus of the target's own answers, by generate.py."""
+  prompts = target / "prompts.jsonl"
+  prompts.write_text("".join(json.dumps({"prompt": x}) + "\n" for x in PROMPTS))
+  path = target / "corpus.npz"
+  programs.run(
+    "generate",
+    f"--target={target}",
+    f"--prompt_file={prompts}",
+    f"--save_corpus={path}",
+    "--max_new_tokens=24",
+    "--batch=2",
+    "--drafter=suffix",
+    "--k=2",
+    "--repeats=1",
+  )
+  return path
+
+
+def texts(decoder):
+  [batch] = decoder.encode(PROMPTS)
+  return decoder.complete(batch)
+
+
+def test_a_run_saves_what_it_wrote_and_another_copies_it(target, file):
+  held = text_corpus.load(file, 27)
+  assert len(held) == 2 and {len(x) - 24 for x in held} == {9, 11}
+  setup = Setup(str(target), f"suffix(corpus='{file}')", **SIZES)
+  decoder = setup.load()
+  assert isinstance(decoder.params.draft, SuffixIndex)
+  size = sum(len(x) + 1 for x in held)
+  assert decoder.drafter_cost.weight_bytes == 8 * size
+  ours, baseline = texts(decoder), texts(decoder.baseline())
+  assert ours.texts == baseline.texts
+  alone = texts(Setup(str(target), "suffix", **SIZES).load())
+  assert alone.texts == baseline.texts
+  # It has read all of it before: 24 tokens by four, one round to spare.
+  assert ours.num_rounds <= 7 < alone.num_rounds
+  assert file.name in str(setup.checksums())
+
+
+@pytest.mark.parametrize("first", ["suffix(k=4, corpus='{}')", "suffix(k=4)"])
+@pytest.mark.parametrize("other", ["head({}/head.safetensors)", "recycling"])
+def test_hybrids(target, file, first, other):
+  call = f"{first.format(file)} | {other.format(target)}"
+  decoder = Setup(str(target), call, **SIZES).load()
+  held = isinstance(decoder.params.draft, Both)
+  assert held == ("corpus" in first)
+  assert decoder.drafter_cost.is_complete or other == "recycling"
+  assert texts(decoder).texts == texts(decoder.baseline()).texts
+
+
+def test_recycling_in_trees(target):
+  shape = "optimal(6, [0.5, 0.2])"
+  setup = Setup(str(target), "recycling", shape=shape, **SIZES)
+  decoder = setup.load()
+  assert decoder.drafter_cost.row_bytes == 4 * 27 * 2
+  ours, baseline = texts(decoder), texts(decoder.baseline())
+  assert ours.texts == baseline.texts
+  assert ours.stats.accepted.sum() > 0
+
+
+def test_sampled_trees_are_deterministic_ones(target):
+  for drafter, shape in (
+    ("suffix", "dynamic(6)"),
+    ("recycling", "optimal(6, [0.5, 0.2])"),
+  ):
+    setup = Setup(
+      *(str(target), drafter, "rejection", shape), temperature=1.0, **SIZES
+    )
+    spec = setup.load().drafter.spec
+    assert spec.siblings == "deterministic"
+
+
+@pytest.mark.parametrize(
+  "changes, words",
+  [
+    (dict(drafter="suffix(depth=2)"), r"it is suffix\(corpus"),
+    (dict(drafter="suffix(min_prob=2)"), "min_prob = 2; it must be in 0..1"),
+    (dict(drafter="recycling(2)"), "recycling"),
+    (dict(drafter="suffix", shape="chains(2)", k=2), "shape=dynamic"),
+    (dict(drafter="recycling", shape="dynamic(3)", k=2), "static trees"),
+    (
+      dict(drafter="suffix", acceptance="kseq", temperature=1.0),
+      "kseq",
+    ),
+  ],
+)
+def test_what_cannot_work_is_refused_before_anything_is_read(changes, words):
+  with pytest.raises(ValueError, match=words):
+    Setup("nowhere", **changes)
+
+
+def test_rounds_of_many_lengths_are_not_calibrated():
+  with pytest.raises(ValueError, match="suffix decides how much it drafts"):
+    calibrated.check(Setup("nowhere", "suffix", k=2))
+
+
+def test_corpora_of_others_are_refused_before_weights_are_read(
+  target, tmp_path
+):
+  path = tmp_path / "other.npz"
+  setup = Setup(str(target), f"suffix(corpus='{path}')", **SIZES)
+  with pytest.raises(FileNotFoundError, match=r"other\.npz"):
+    setup.check_sources()
+  text_corpus.add(path, [[1, 2, 3]], 31)
+  with pytest.raises(ValueError, match="over 31 token ids, and the target has"):
+    setup.check_sources()
+
+
+def test_the_same_prompts_again(target, file, tmp_path, capsys):
+  programs.run(
+    "repeat_work",
+    f"--target={target}",
+    f"--prompt_file={target / 'prompts.jsonl'}",
+    f"--output={tmp_path / 'again'}",
+    "--edit= thanks",
+    "--max_new_tokens=16",
+    "--k=3",
+    "--batch=2",
+  )
+  document = json.loads((tmp_path / "again" / "results.json").read_text())
+  runs = {run["group"]: run for run in document["runs"]}
+  assert [*runs] == ["lookup", "suffix", "suffix and corpus"]
+  for run in runs.values():
+    assert run["identity"]["share"] == 1
+    assert run["acceptance"]["emitted"] == 32
+  prompts = (tmp_path / "again" / "edited.jsonl").read_text().splitlines()
+  assert [json.loads(x)["prompt"] for x in prompts] == [
+    f"{x} thanks" for x in PROMPTS
+  ]
+  held = text_corpus.load(tmp_path / "again" / "corpus.npz", 27)
+  assert sorted(len(x) for x in held) == [9 + 16, 11 + 16]
+  assert "suffix and corpus" in capsys.readouterr().out
