@@ -14,7 +14,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from specdec import draft_shape
+from specdec import draft_length, draft_shape
 from specdec.drafters import suffix_index, text_match
 from specdec.types import NO_COST, Array, Context, Draft, Drafter
 from specdec.utils.constructors import cached
@@ -146,6 +146,7 @@ def suffix(
   Args:
     k: most draft tokens a round, short for shape=draft_shape.chain(k).
     shape: a chain, or draft_shape.dynamic, whose size and depth bound the tree.
+      A chain that decides its length does so by the match, within these bounds.
     corpus: Params.draft is a suffix_index.SuffixIndex of earlier texts. Text
       and corpus are asked, and the draft of which more is expected is taken.
     max_match: longest match looked for.
@@ -158,7 +159,8 @@ def suffix(
     ValueError: both or neither of k and shape are given, k < 0, the shape is a
       static tree, or another argument is out of range.
   """
-  spec = draft_shape.resolve(k, shape).spec
+  shape = draft_shape.resolve(k, shape)
+  spec, policy = shape.spec, shape.policy
   if not spec.chain and (
     spec.parents is not None or spec.siblings != "deterministic"
   ):
@@ -193,6 +195,7 @@ def suffix(
   # Rounds of no draft, of a short one, of a whole one. Of a tree that moves KV
   # about, XLA on CPU would copy the cache from one width to the next (rule 9).
   widths = tuple(sorted({1, (size + 1) // 2, size})) if chain else (size,)
+  widths = widths if policy is None else spec.widths
   spec = spec._replace(widths=widths, siblings="deterministic", name="suffix")
   widest = 1 if chain else children
 
@@ -203,14 +206,16 @@ def suffix(
     return _grow(followed, limit, size, widest, min_prob)
 
   def draft_row(tokens, length, index):
-    tree = grown(_in_text(tokens, length, max_match, depth))
+    followed = _in_text(tokens, length, max_match, depth)
+    matched, tree = followed.matched, grown(followed)
     if corpus:
       found = suffix_index.longest_match(index, tokens, length, max_match)
       after, used = suffix_index.continuations(index, *found, PLACES, depth)
       other = grown(Followed(after, used, found[0]))
       better = other.score > tree.score
       tree = jax.tree.map(lambda x, y: jnp.where(better, x, y), other, tree)
-    return *_in_level_order(tree), tree.count
+      matched = jnp.where(better, found[0], matched)
+    return *_in_level_order(tree), tree.count, matched
 
   def propose(params, draft_state, context: Context):
     if depth == 0:
@@ -221,11 +226,19 @@ def suffix(
         "suffix(corpus=True) needs an index of suffixes as Params.draft; "
         f"it was given {type(index).__name__}"
       )
-    tokens, parents, count = jax.vmap(draft_row, (0, 0, None))(
+    tokens, parents, count, matched = jax.vmap(draft_row, (0, 0, None))(
       *text_match.with_source(context), index
     )
     tokens = jnp.concatenate([context.pending, tokens[:, 1:]], axis=1)
-    draft = Draft(tokens, None if chain else parents, None, count)
-    return draft, draft_state
+    certainty = None
+    if policy is not None:
+      most = draft_length.CLASSES - 1
+      certainty = jnp.clip(matched - min_match, 0, most)
+      decided, certainty = draft_length.count_levels(
+        policy, context, depth, certainty, count > 1
+      )
+      count = jnp.minimum(count, decided)
+    parents = None if chain else parents
+    return Draft(tokens, parents, None, count, certainty=certainty), draft_state
 
   return Drafter(spec, lambda *_: None, propose, lambda *_: None, NO_COST)
