@@ -56,7 +56,7 @@ ALLOWED = {
 }
 # What drafters share, which is no drafter by itself.
 SHARED = {"cost", "draft_head", "head_config", "serve", "unroll"}
-SHARED |= {"sample_model", "vocabulary"}
+SHARED |= {"sample_model", "token_map", "vocabulary"}
 FOREIGN_BANS = ("ml_collections", "absl", "pickle", "cloudpickle", "dill")
 FLAG_LIBRARIES = ("ml_collections", "absl")  # of cli alone
 UNPICKLER = "specdec.checkpoints.formats.pickled"  # runs nothing that it reads

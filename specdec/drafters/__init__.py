@@ -18,7 +18,7 @@ from specdec.drafters.heads.redrafter import ReDrafter
 from specdec.drafters.heads.trained_exit import Exit
 from specdec.drafters.layer_skip import Threshold, layer_skip
 from specdec.drafters.lookup import lookup
-from specdec.drafters.model import model
+from specdec.drafters.model import model, translated
 from specdec.drafters.quantized import quantized
 
 
@@ -72,4 +72,5 @@ __all__ = [
   "quantized",
   "redrafter",
   "trained_exit",
+  "translated",
 ]
