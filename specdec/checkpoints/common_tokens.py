@@ -37,9 +37,9 @@ class CommonTokens(NamedTuple):
     pieces = len(self.token_map.pieces) / max(target - self.num_unspelled, 1)
     return (
       f"{count:,} common tokens, {count / target:.0%} of the target's "
-      f"{target:,} and {count / draft:.0%} of the draft's {draft:,}; a token of "
-      f"the target is {pieces:.1f} of the draft's, and {self.num_unspelled:,} "
-      "are none"
+      f"{target:,} and {count / draft:.0%} of the draft's {draft:,}; a token "
+      f"of the target is {pieces:.1f} of the draft's, and "
+      f"{self.num_unspelled:,} are none"
     )
 
 
@@ -114,13 +114,12 @@ class _Vocabulary:
   def __init__(self, tokenizer: Tokenizer, size: int):
     inner = tokenizer.inner
     self._model = inner.model
-    self._marks = _marks(inner)
+    self._is_bytes = _is_byte_level(inner)
     added = inner.get_added_tokens_decoder()
     special = {i for i, token in added.items() if token.special}
     self.data: list[bytes | None] = [None] * size
     self.plain: dict[bytes, int] = {}
     self.special: dict[str, int] = {}
-    self._ids: dict[str, int] = {}
     byte_tokens = []
     for number, token in enumerate(tokenizer.tokens[:size]):
       if not token:
@@ -130,7 +129,7 @@ class _Vocabulary:
         self.data[number] = token.encode()
         continue
       data = self._bytes(token)
-      self.data[number], self._ids[token] = data, number
+      self.data[number] = data
       if self._is_byte(token):
         byte_tokens.append((data, number))
       else:
@@ -162,22 +161,22 @@ class _Vocabulary:
     return self.special.get(tokenizer.special.get(name, ""))
 
   def _is_byte(self, token: str) -> bool:
-    return not self._marks and _BYTE.fullmatch(token) is not None
+    return not self._is_bytes and _BYTE.fullmatch(token) is not None
 
   def _bytes(self, token: str) -> bytes:
     if self._is_byte(token):
       return bytes([int(_BYTE.fullmatch(token)[1], 16)])
-    if not self._marks:
+    if not self._is_bytes:
       return token.replace(_SPACE, " ").encode()
     try:
-      return bytes(self._marks[letter] for letter in token)
-    except KeyError:  # added as text, not in letters that stand for bytes
+      return token.translate(_BYTES).encode("latin-1")
+    except UnicodeEncodeError:  # not in letters that stand for bytes
       return token.encode()
 
   def _string(self, data: bytes) -> str:
     """What the model's own vocabulary writes for bytes; '' for broken text."""
-    if self._marks:
-      return "".join(_LETTERS[byte] for byte in data)
+    if self._is_bytes:
+      return data.decode("latin-1").translate(_LETTERS)
     try:
       return data.decode().replace(" ", _SPACE)
     except UnicodeDecodeError:
@@ -186,17 +185,17 @@ class _Vocabulary:
   def spell(self, data: bytes) -> tuple[int, ...]:
     """Returns ids whose bytes are `data`: as the model splits it, or byte by
     byte; () where it has no such bytes."""
-    string = self._string(data)
-    pieces = [piece.id for piece in self._model.tokenize(string)]
-    known = all(piece < len(self.data) for piece in pieces)
-    if known and b"".join(self.data[i] or b"" for i in pieces) == data:
+    pieces = self._model.tokenize(self._string(data))
+    pieces = [piece.id for piece in pieces]
+    known = max(pieces, default=0) < len(self.data)
+    if known and b"".join([self.data[i] or b"" for i in pieces]) == data:
       return tuple(pieces)
     single = [self._single.get(bytes([byte])) for byte in data]
     return () if None in single else tuple(single)
 
 
-def _marks(inner: tokenizers.Tokenizer) -> dict[str, int]:
-  """Returns the byte of each letter of byte-level BPE, {} for SentencePiece.
+def _is_byte_level(inner: tokenizers.Tokenizer) -> bool:
+  """Whether letters of its tokens stand for bytes; else it is SentencePiece.
 
   Raises:
     ValueError: it is neither.
@@ -206,18 +205,18 @@ def _marks(inner: tokenizers.Tokenizer) -> dict[str, int]:
   steps = decoder.get("decoders", [decoder])
   names = [step.get("type") for step in steps]
   if kind in _MODELS and "ByteLevel" in names:
-    return {letter: byte for byte, letter in enumerate(_LETTERS)}
+    return True
   marked = any(
     step.get("type") == "Metaspace"
     or (step.get("type") == "Replace" and _SPACE in str(step.get("pattern")))
     for step in steps
   )
   if kind in _MODELS and marked:
-    return {}
+    return False
   raise ValueError(
-    f"a tokenizer of model {kind} and decoder {', '.join(map(str, names))}: its "
-    "tokens are not known as bytes; those of byte-level BPE and SentencePiece "
-    "(BPE or Unigram) are"
+    f"a tokenizer of model {kind} and decoder {', '.join(map(str, names))}: "
+    "its tokens are not known as bytes; those of byte-level BPE and of "
+    "SentencePiece (BPE or Unigram) are"
   )
 
 
@@ -225,7 +224,7 @@ def _state(decoder) -> dict:
   return json.loads(decoder.__getstate__())
 
 
-def _letters() -> list[str]:
+def _letters() -> dict[int, str]:
   """Returns the printable letter of each byte, as GPT-2 chose them.
 
   Bytes that are printable in Latin-1 are themselves, the others the letters
@@ -233,7 +232,10 @@ def _letters() -> list[str]:
   """
   printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
   others = iter(range(256, 512))
-  return [chr(b) if b in printable else chr(next(others)) for b in range(256)]
+  return {b: chr(b if b in printable else next(others)) for b in range(256)}
 
 
 _LETTERS = _letters()
+# Latin-1 letters that stand for no byte become one that Latin-1 lacks.
+_BYTES = dict.fromkeys(range(256), "\uffff")
+_BYTES |= {ord(letter): chr(byte) for byte, letter in _LETTERS.items()}

@@ -124,9 +124,7 @@ def spread(logits: Array, token_map: TokenMap) -> Array:
   return jnp.where(to_draft >= 0, moved, -jnp.inf)
 
 
-def num_kept(
-  token_map: TokenMap, tokens: Array, num_accepted: Array
-) -> Array:
+def num_kept(token_map: TokenMap, tokens: Array, num_accepted: Array) -> Array:
   """[B] accepted draft tokens, tokens [B, D], before the first not common one.
 
   The draft read another token in that one's place.

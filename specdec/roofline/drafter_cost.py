@@ -75,6 +75,37 @@ def quantized(
   )
 
 
+def translated(
+  draft: TransformerConfig, target_vocab: int, room: int, map_bytes: float
+) -> DrafterCost:
+  """Returns the cost of a draft model with another tokenizer.
+
+  Its passes are priced by what they read and compute, and a cached position as
+  one of the target's: texts have about as many tokens of either.
+
+  Args:
+    target_vocab: token ids of the target, to which logits are moved.
+    room: tokens of the draft that a row has room for, a token of the target.
+    map_bytes: of the map of token ids.
+  """
+  shape = shapes.of_config(draft)
+  read = shape.num_parameters - (0 if draft.tied else shape.embedding)
+  size, kv = shape.weight_size or BYTES[draft.dtype], BYTES[draft.dtype]
+  return DrafterCost(
+    weight_bytes=size * shape.num_parameters + map_bytes,
+    position_bytes=room * (kv * shape.cached + 4),
+    step=StepCost(
+      bytes=size * read,
+      flops=2 * read,
+      position_bytes=kv * shape.cached,
+      position_flops=2 * sum(layer.score for layer in shape.layers),
+      logits=draft.vocab_size + target_vocab,
+      layers=draft.num_layers,
+    ),
+    catch_up=3,
+  )
+
+
 def fallback(first: DrafterCost, other: DrafterCost) -> DrafterCost:
   """Returns the cost of drafters.fallback: both are held.
 
