@@ -29,7 +29,7 @@ def mapped(spelled, to_draft, prefix=()) -> TokenMap:
   """A map of the pieces of every token of the target."""
   start = np.cumsum([0, *map(len, spelled)])
   pieces = [piece for pieces in spelled for piece in pieces]
-  arrays = to_draft, start, pieces, prefix
+  arrays = to_draft, start, pieces, prefix, to_draft
   return TokenMap(*(np.array(x, np.int32) for x in arrays))
 
 
@@ -134,6 +134,33 @@ def test_transformers(options):
     rules=REJECTION,
   )
   assert 0 < stats.accepted.sum() < stats.evaluated.sum()
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_head_in_the_order_of_the_target(tied):
+  """Logits are those that would have been moved, of fewer rows."""
+  config = dataclasses.replace(
+    learned_kinds.GEMMA, vocab_size=23, tied=tied, scale_logits=True
+  )
+  params = transformer.init_params(config, jax.random.key(0))
+  table = jax.tree.map(jnp.asarray, TRANSFORMER_MAP)
+  tokens = jnp.array([[0, 2, 16], [13, 4, 4]])
+  other, weights, ordered = token_map.in_order(config, params, table)
+  assert weights["head"]["weight"].shape == (V, config.width)
+  assert ordered.column is None and table.column is not None
+  whole, part = (
+    token_map.model_of(transformer.model(c), t).apply(p, tokens, None)[0].logits
+    for c, p, t in ((config, params, table), (other, weights, ordered))
+  )
+  np.testing.assert_allclose(whole, part, rtol=1e-5)
+  assert np.all(np.isinf(whole) == (TRANSFORMER_MAP.to_draft < 0))
+  shapes = jax.eval_shape(lambda: (params, table))
+  abstract = token_map.in_order(config, *shapes)
+  assert jax.tree.structure(abstract[1:]) == jax.tree.structure(
+    (weights, ordered)
+  )
+  same = dataclasses.replace(config, vocab_size=V)
+  assert token_map.in_order(same, params, table)[2] is table
 
 
 def test_a_row_without_room_is_not_drafted_for():

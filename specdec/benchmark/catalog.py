@@ -37,7 +37,7 @@ from specdec.draft_shape import DraftShape
 from specdec.drafters.heads import draft_head as heads
 from specdec.drafters.heads import serve
 from specdec.drafters.heads.cost import drafter_cost as head_cost
-from specdec.drafters.token_map import MappedWeights, TokenMap
+from specdec.drafters.token_map import MappedWeights, TokenMap, in_order
 from specdec.models import layouts, presets, transformer, weight_formats
 from specdec.models import params as model_params
 from specdec.models.config import TransformerConfig
@@ -192,29 +192,32 @@ def _translated(
   source, form = source_of(str(name)), weight_formats.parse(weights)
   config = config_of(source, target.dtype, weights)
   sizes = target.checkpoint.config.vocab_size, config.vocab_size
-  drafter = drafters.translated(
-    transformer.model(config), shape=shape, room=room
-  )
   sources = str(source_of(target.checkpoint.source)), str(source)
   if any(one.startswith(PRESET) for one in sources):  # of no tokenizer: a cost
     size = sizes[0]
-    shapes = (size,), (size + 1,), (4 * size,), (0,)
+    shapes = (size,), (size + 1,), (4 * size,), (0,), (size,)
     token_map = TokenMap(*(np.zeros(one, np.int32) for one in shapes))
   else:
     token_map = _token_map(*sources, *sizes)
   if target.abstract:
-    params = lowering.weights(config, None)
+    whole = lowering.weights(config, None)
+    config, *parts = in_order(config, whole, token_map)
   else:
     key = f"translated {held_name(name, weights)}"
     drafts = {} if target.drafts is None else target.drafts
     if key not in drafts:
       draft = checkpoints.load(source, target.dtype, weights=form)
-      drafts[key] = draft.packed()
-    params = drafts[key].params
-    token_map = jax.tree.map(jnp.asarray, token_map)
-  held = sum(x.nbytes for x in token_map)
-  cost = drafter_cost.translated(config, sizes[0], room, held)
-  return Weighted(drafter._replace(cost=cost), MappedWeights(params, token_map))
+      config, params, token_map = in_order(config, draft.params, token_map)
+      token_map = jax.tree.map(jnp.asarray, token_map)
+      params = MappedWeights(layouts.pack(params), token_map)
+      drafts[key] = dataclasses.replace(draft, config=config, params=params)
+    config, parts = drafts[key].config, drafts[key].params
+  drafter = drafters.translated(
+    transformer.model(config), shape=shape, room=room
+  )
+  params = MappedWeights(*parts)
+  cost = drafter_cost.translated(config, sizes[0], room, params.token_map)
+  return Weighted(drafter._replace(cost=cost), params)
 
 
 @functools.lru_cache(maxsize=8)

@@ -92,7 +92,7 @@ def common_tokens(
   pieces = np.array([x for one in spelled for x in one], np.int32)
   prefix = np.array(theirs.prefix, np.int32)
   return CommonTokens(
-    TokenMap(to_draft, start, pieces, prefix),
+    TokenMap(to_draft, start, pieces, prefix, to_draft),
     num_common,
     (target_size, draft_size),
     sum(not one for one in spelled),

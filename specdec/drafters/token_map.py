@@ -7,11 +7,13 @@ its own. Invariant: a common token is spelled with the draft's token of the same
 string, so what was drafted and accepted keeps its KV.
 """
 
+import dataclasses
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from specdec.models.config import TransformerConfig
 from specdec.types import Array, Context, Model, PyTree
 
 
@@ -26,6 +28,8 @@ class TokenMap(NamedTuple):
   start: Array  # [V + 1]
   pieces: Array  # [P] token ids of the draft
   prefix: Array  # [p] token ids that begin every text of the draft
+  column: Array | None  # [V] of the draft's logits, any where there is none;
+  #                       None: they stand in the target's order (`in_order`)
 
 
 class MappedWeights(NamedTuple):
@@ -119,9 +123,33 @@ def model_of(draft_model: Model, token_map: TokenMap) -> Model:
 
 def spread(logits: Array, token_map: TokenMap) -> Array:
   """[..., V'] over the draft's tokens to [..., V]; -inf where not common."""
-  to_draft = token_map.to_draft
-  moved = jnp.take(logits, jnp.maximum(to_draft, 0), axis=-1)
-  return jnp.where(to_draft >= 0, moved, -jnp.inf)
+  if token_map.column is not None:
+    logits = jnp.take(logits, jnp.maximum(token_map.column, 0), axis=-1)
+  return jnp.where(token_map.to_draft >= 0, logits, -jnp.inf)
+
+
+def in_order(
+  config: TransformerConfig, params: dict, token_map: TokenMap
+) -> tuple[TransformerConfig, dict, TokenMap]:
+  """Gives a draft whose vocabulary is the larger one a head of V rows.
+
+  They stand in the target's order, so that no row is read that cannot be drawn,
+  and no logits are moved. A draft of the smaller vocabulary, or of integers,
+  stays as it is.
+
+  Args:
+    params: not packed; or all of them shapes, as those of the token map.
+  """
+  size = token_map.to_draft.shape[0]
+  if config.vocab_size <= size or config.weights is not None:
+    return config, params, token_map
+  table = params["embed" if config.tied else "head"]["weight"]
+  rows = jax.ShapeDtypeStruct((size, config.width), table.dtype)
+  if not isinstance(table, jax.ShapeDtypeStruct):
+    rows = table[jnp.maximum(token_map.to_draft, 0)]
+  config = dataclasses.replace(config, tied=False)
+  params = params | {"head": {"weight": rows}}
+  return config, params, token_map._replace(column=None)
 
 
 def num_kept(token_map: TokenMap, tokens: Array, num_accepted: Array) -> Array:

@@ -4,6 +4,7 @@ Trained heads: specdec.drafters.heads.cost.
 """
 
 import dataclasses
+from typing import NamedTuple
 
 from specdec.models.config import TransformerConfig
 from specdec.roofline import shapes
@@ -76,7 +77,7 @@ def quantized(
 
 
 def translated(
-  draft: TransformerConfig, target_vocab: int, room: int, map_bytes: float
+  draft: TransformerConfig, target_vocab: int, room: int, token_map: NamedTuple
 ) -> DrafterCost:
   """Returns the cost of a draft model with another tokenizer.
 
@@ -86,20 +87,26 @@ def translated(
   Args:
     target_vocab: token ids of the target, to which logits are moved.
     room: tokens of the draft that a row has room for, a token of the target.
-    map_bytes: of the map of token ids.
+    token_map: drafters.token_map.TokenMap; without `column` the draft's head
+      has a row for every token of the target.
   """
   shape = shapes.of_config(draft)
-  read = shape.num_parameters - (0 if draft.tied else shape.embedding)
+  moved = 0 if token_map.column is None else draft.vocab_size
+  held = shape.num_parameters
+  if not moved:
+    held += draft.width * (target_vocab - draft.vocab_size)
+  read = held - (0 if draft.tied else shape.embedding)
   size, kv = shape.weight_size or BYTES[draft.dtype], BYTES[draft.dtype]
+  tables = (x for x in token_map if x is not None)
   return DrafterCost(
-    weight_bytes=size * shape.num_parameters + map_bytes,
+    weight_bytes=size * held + sum(x.nbytes for x in tables),
     position_bytes=room * (kv * shape.cached + 4),
     step=StepCost(
       bytes=size * read,
       flops=2 * read,
       position_bytes=kv * shape.cached,
       position_flops=2 * sum(layer.score for layer in shape.layers),
-      logits=draft.vocab_size + target_vocab,
+      logits=moved + target_vocab,
       layers=draft.num_layers,
     ),
     catch_up=3,
