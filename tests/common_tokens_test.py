@@ -152,6 +152,26 @@ def test_ids_without_an_embedding_are_left_out():
   assert np.all(np.diff(wide.start)[-3:] == 0)
 
 
+def test_unigrams():
+  """Of SentencePiece too, but without bytes: some tokens are nothing to it."""
+  words = ["<unk>", "▁", *"achinstde", "▁the", "▁cat", "at", "\u00e9"]
+  inner = tokenizers.Tokenizer(
+    models.Unigram([(word, -len(words) / len(word)) for word in words], 0)
+  )
+  inner.decoder = decoders.Metaspace()
+  inner.add_special_tokens(["<unk>"])
+  draft = checkpoints.Tokenizer(inner)
+  found = compare(BYTES, draft, SIZES | {draft: len(words)})
+  for token, pieces in (
+    ("Ġthe", ["▁the"]),
+    ("Ġcat", ["▁cat"]),
+    ("Ġand", ["▁", "a", "n", "d"]),
+    ("x", []),
+    ("Ã", []),
+  ):
+    assert spelled(found, draft, id_of(BYTES, token)) == pieces
+
+
 def test_what_is_said():
   found = compare(PIECES, BYTES)
   share = found.num_common / SIZES[PIECES]

@@ -12,6 +12,7 @@ from specdec import acceptance, draft_shape, drafters
 from specdec.drafters import token_map
 from specdec.drafters.token_map import MappedWeights, TokenMap
 from specdec.models import transformer
+from specdec.models.weight_formats import WeightFormat
 from specdec.testing import check_drafter, table_model
 from specdec.testing.drafter_conformance import INVARIANTS
 from specdec.types import Params
@@ -160,7 +161,9 @@ def test_a_head_in_the_order_of_the_target(tied):
     (weights, ordered)
   )
   same = dataclasses.replace(config, vocab_size=V)
-  assert token_map.in_order(same, params, table)[2] is table
+  integers = dataclasses.replace(config, weights=WeightFormat("int8"))
+  for kept in (same, integers):
+    assert token_map.in_order(kept, params, table)[2] is table
 
 
 def test_a_row_without_room_is_not_drafted_for():
