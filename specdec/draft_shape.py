@@ -79,6 +79,18 @@ class DraftShape(NamedTuple):
   policy: LengthPolicy | None = None  # how long that becomes; None: all of it
 
 
+def among(policy: LengthPolicy | None, able: Array) -> LengthPolicy:
+  """Returns the policy, or one that drafts every level, of rows `able` [B]."""
+  if policy is not None:
+    begin = policy.begin
+    return policy._replace(begin=lambda context, _=None: begin(context, able))
+  return LengthPolicy(
+    begin=lambda context, _=None: Plan(able),
+    certainty=lambda logits, token: jnp.zeros_like(token),
+    go_on=lambda plan, depth, certainty: plan,
+  )
+
+
 def resolve(k: int | None, shape: DraftShape | None) -> DraftShape:
   """Returns `shape`, or chain(k) where k is given instead.
 

@@ -362,7 +362,9 @@ def test_draft_heads(kind):
   drafter = serve.drafter(learned_kinds.draft_head(kind, True), target, shape)
   params = Params(params, learned_kinds.weights(kind, True))
   rules = [RULES["rejection"]]
-  stats = check_drafter(drafter, target, params, rules=rules, skip=["rows", "slots"])
+  stats = check_drafter(
+    drafter, target, params, rules=rules, skip=["rows", "slots"]
+  )
   assert np.count_nonzero(stats.widths) > 1
 
 

@@ -59,7 +59,8 @@ ALLOWED = {
 }
 # What drafters share, which is no drafter by itself.
 SHARED = {"cost", "draft_head", "head_config", "serve", "unroll"}
-SHARED |= {"sample_model", "suffix_index", "text_match", "vocabulary"}
+SHARED |= {"sample_model", "suffix_index", "text_match", "token_map"}
+SHARED |= {"vocabulary"}
 FOREIGN_BANS = ("ml_collections", "absl", "pickle", "cloudpickle", "dill")
 FLAG_LIBRARIES = ("ml_collections", "absl")  # of cli alone
 UNPICKLER = "specdec.checkpoints.formats.pickled"  # runs nothing that it reads

@@ -3,10 +3,12 @@
 import dataclasses
 
 import jax
+import numpy as np
 import pytest
 
 from learned_kinds import IDS, KINDS, TARGET, draft_head
 from specdec.drafters.heads import cost as head_cost
+from specdec.drafters.token_map import TokenMap
 from specdec.models import presets
 from specdec.roofline import chips, drafter_cost, shapes
 from specdec.roofline.cost import TYPICAL, Deployment
@@ -81,6 +83,34 @@ def test_a_table_of_rounds_prices_levels_and_the_width_that_holds_them():
     assert table[levels] == pytest.approx(seconds, rel=1e-9)
   one = dataclasses.replace(LARGE, shape=draft).cost(2, 1, 500).seconds
   assert table[4] - table[3] == pytest.approx(one, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+  "name, ordered", [("gemma3-270m", True), ("smollm2-135m", False)]
+)
+def test_a_draft_of_another_tokenizer_reads_rows_that_it_can_draw(
+  name, ordered
+):
+  config = presets.get(name, "bfloat16")
+  whole, target_size = drafter_cost.model(config), LARGE.shape.vocab_size
+  column = None if ordered else np.zeros(target_size, np.int32)
+  table = TokenMap(*(np.zeros(n, np.int32) for n in (5, 6, 7, 0)), column)
+  if ordered:  # as `in_order` leaves it
+    config = dataclasses.replace(config, tied=False)
+  cost = drafter_cost.translated(config, target_size, 3, table)
+  layers = whole.shape.num_parameters - config.vocab_size * config.width
+  head = target_size if ordered else config.vocab_size
+  assert cost.step.bytes == 2 * (layers + head * config.width)
+  tables = 4 * (18 + (0 if ordered else target_size))
+  held = tables + whole.weight_bytes
+  held += 2 * target_size * config.width if ordered else 0
+  assert cost.weight_bytes == held
+  assert cost.position_bytes == 3 * (whole.position_bytes + 4)
+  parts = named(round_cost(LARGE, cost, 3, 2, 500))
+  assert parts["draft, 1 token"][0] == 2
+  assert parts["draft, 4 tokens"][0] == 1  # what is committed, in pieces
+  memory = TargetDraftPair(LARGE, cost).memory(2, 100)
+  assert memory["draft cache"] == 2 * 100 * cost.position_bytes
 
 
 def test_an_exit_and_skipped_layers_run_parts_of_the_target():
@@ -214,7 +244,7 @@ def test_a_trained_head_reads_its_weights_once_a_step(kind, full):
     assert drafter.exit_layer == config.exit_layer
     first = dataclasses.replace(TINY, stop=config.exit_layer, head=False)
     assert parts["draft, 1 token"] == (3, first.cost(2, 1, 50))
-    assert parts["draft head, 1 token"][0] == 3
+    assert parts["draft, 1 token"][0] == 3
     late = dataclasses.replace(TINY, start=config.exit_layer)
     assert parts[verified][1] == late.cost(2, 4, 50)
   else:

@@ -12,10 +12,12 @@ import dataclasses
 import functools
 import json
 import pathlib
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from specdec import (
@@ -29,6 +31,7 @@ from specdec import (
 )
 from specdec.checkpoints import Checkpoint, shipped, text_corpus
 from specdec.checkpoints import learned as saved
+from specdec.checkpoints.common_tokens import common_tokens
 from specdec.checkpoints.fetch import fetch
 from specdec.compiled import lowering, memory_plan
 from specdec.draft_shape import DraftShape
@@ -36,6 +39,7 @@ from specdec.drafters import suffix_index
 from specdec.drafters.heads import draft_head as heads
 from specdec.drafters.heads import serve
 from specdec.drafters.heads.cost import drafter_cost as head_cost
+from specdec.drafters.token_map import MappedWeights, TokenMap, in_order
 from specdec.models import layouts, presets, transformer, weight_formats
 from specdec.models import params as model_params
 from specdec.models.config import TransformerConfig
@@ -43,14 +47,14 @@ from specdec.models.weight_formats import BITS, STORED
 from specdec.roofline import drafter_cost
 from specdec.sharding import Places
 from specdec.types import AcceptanceRule, Drafter, Model, PyTree, Skip
-from specdec.utils import calls
+from specdec.utils import calls, terminal
 from specdec.utils.calls import Call
 
 PRESET = "preset:"
 MAX_DRAFT = 4096  # tokens of a draft: ancestors are a table of their square
 DEFAULT_K = {
-  "lookup": 5, "model": 3, "early_exit": 3, "layer_skip": 3, "quantized": 8,
-  "suffix": 8,
+  "lookup": 5, "model": 3, "translated": 3, "early_exit": 3, "layer_skip": 3,
+  "quantized": 8, "suffix": 8,
 }  # fmt: skip
 OTHER_K = 4  # of heads, and of users' drafters
 
@@ -189,7 +193,7 @@ def _load_draft(name: str, target: Target, held: str | None) -> Checkpoint:
   config = config_of(source, target.dtype, held)
   if target.random_weights:
     config = dataclasses.replace(config, vocab_size=size)
-  checkpoints.check_vocabulary(size, config.vocab_size)
+  _check_vocabulary(name, size, config.vocab_size)
   if target.abstract:
     weights = lowering.weights(config, place)
     return Checkpoint(config, weights, None, (), str(source))
@@ -200,8 +204,79 @@ def _load_draft(name: str, target: Target, held: str | None) -> Checkpoint:
     form = weight_formats.parse(held)
     draft = checkpoints.load(source, target.dtype, place, form)
     tokenizers = target.checkpoint.tokenizer, draft.tokenizer
-    checkpoints.check_vocabulary(size, config.vocab_size, *tokenizers)
+    _check_vocabulary(name, size, config.vocab_size, *tokenizers)
   return draft if target.places else draft.packed()
+
+
+def _check_vocabulary(name: str, *args) -> None:
+  """Checks as checkpoints.check_vocabulary; names what takes another one."""
+  try:
+    checkpoints.check_vocabulary(*args)
+  except ValueError as error:
+    raise ValueError(
+      f"{error}; translated({name}) drafts with another tokenizer"
+    ) from None
+
+
+def _translated(
+  name: str,
+  target: Target,
+  shape: DraftShape,
+  weights: str | None = None,
+  room: int = 2,
+) -> Weighted:
+  shape_alone = target.abstract and str(name).startswith(PRESET)
+  if target.random_weights and not shape_alone:
+    raise ValueError(
+      f"translated({name}) compares tokenizers, and random weights have none"
+    )
+  if target.places:
+    raise ValueError(
+      f"translated({name}) drafts on one device, and there is a mesh"
+    )
+  source, form = source_of(str(name)), weight_formats.parse(weights)
+  config = config_of(source, target.dtype, weights)
+  sizes = target.checkpoint.config.vocab_size, config.vocab_size
+  sources = str(source_of(target.checkpoint.source)), str(source)
+  if any(one.startswith(PRESET) for one in sources):  # of no tokenizer: a cost
+    size = sizes[0]
+    shapes = (size,), (size + 1,), (4 * size,), (0,), (size,)
+    token_map = TokenMap(*(np.zeros(one, np.int32) for one in shapes))
+  else:
+    token_map = _token_map(*sources, *sizes)
+  if target.abstract:
+    whole = lowering.weights(config, None)
+    config, *parts = in_order(config, whole, token_map)
+  else:
+    key = f"translated {held_name(name, weights)}"
+    drafts = {} if target.drafts is None else target.drafts
+    if key not in drafts:
+      draft = checkpoints.load(source, target.dtype, weights=form)
+      config, params, token_map = in_order(config, draft.params, token_map)
+      token_map = jax.tree.map(jnp.asarray, token_map)
+      params = MappedWeights(layouts.pack(params), token_map)
+      drafts[key] = dataclasses.replace(draft, config=config, params=params)
+    config, parts = drafts[key].config, drafts[key].params
+  drafter = drafters.translated(
+    transformer.model(config), shape=shape, room=room
+  )
+  params = MappedWeights(*parts)
+  cost = drafter_cost.translated(config, sizes[0], room, params.token_map)
+  return Weighted(drafter._replace(cost=cost), params)
+
+
+@functools.lru_cache(maxsize=8)
+def _token_map(
+  target: str, draft: str, target_size: int, draft_size: int
+) -> TokenMap:
+  """Compares the tokenizers of two models, and says what they share."""
+  found = common_tokens(
+    *map(checkpoints.load_tokenizer, (target, draft)),
+    target_size,
+    draft_size,
+  )
+  terminal.report(f"{draft}: {found}", file=sys.stderr)
+  return found.token_map
 
 
 def _early_exit(layer: int, target: Target, shape: DraftShape) -> Drafter:
@@ -377,6 +452,7 @@ DRAFTERS: Mapping[str, Callable] = {
   "quantized": _quantized,
   "recycling": _recycling,
   "suffix": _suffix,
+  "translated": _translated,
   "head": functools.partial(_head, None),
 } | {kind: functools.partial(_head, kind) for kind in drafters.LEARNED}
 RULES: Mapping[str, Callable[..., AcceptanceRule]] = {

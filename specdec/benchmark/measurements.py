@@ -226,6 +226,22 @@ def _smollm2() -> Iterable[Measurement]:
     None,
     "output",
   )
+  for name, target, draft in (
+    ("gemma", "gemma3-270m", "smollm2-135m-instruct"),
+    ("smollm2", "smollm2-135m-instruct", "gemma3-270m"),
+  ):
+    for ending, sampled in (
+      ("", ()),
+      ("_sampled", ("--temperature=1", "--acceptance=block")),
+    ):
+      flags = (
+        *(f"--target={target}", "--prompt_file={prompts}", "--limit=1"),
+        *("--max_new_tokens=96", f"--drafter=translated({draft})"),
+        *("--k=1,3,5", *sampled),
+      )
+      yield Measurement(
+        f"translated_{name}{ending}", "eval", flags, 2, None, "output"
+      )
   yield Measurement(
     "engines",
     "compare_engines",

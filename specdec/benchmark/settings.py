@@ -43,7 +43,8 @@ class Settings:
       Orbax's layout, a .gguf file, a hub name, a name of ours, or, with
       random_weights, preset:NAME.
     drafter: A call, as name(1, key=2), or of your own: file.py:name(...).
-      lookup(ngram=5, min_ngram=3), model(NAME), early_exit(LAYER),
+      lookup(ngram=5, min_ngram=3), model(NAME), translated(NAME) for a model
+      with another tokenizer, early_exit(LAYER),
       layer_skip(attention=[1,3], mlp=[2], threshold=0.8), layer_skip(FILE) of
       choose_layers, quantized(group=256), which is the target in int8 with a
       scale for at most so many inputs, or quantized(int4, group=32),

@@ -42,6 +42,11 @@ class Tokenizer:
     self._template: ChatTemplate | None = None
     self.limit = limit
 
+  @property
+  def inner(self) -> tokenizers.Tokenizer:
+    """The library's object, to be read only."""
+    return self._inner
+
   @functools.cached_property
   def tokens(self) -> tuple[str | None, ...]:
     """Token of every id as in the vocabulary; None for unassigned ids."""

@@ -18,7 +18,7 @@ from specdec.drafters.heads.redrafter import ReDrafter
 from specdec.drafters.heads.trained_exit import Exit
 from specdec.drafters.layer_skip import Threshold, layer_skip
 from specdec.drafters.lookup import lookup
-from specdec.drafters.model import model
+from specdec.drafters.model import model, translated
 from specdec.drafters.quantized import quantized
 from specdec.drafters.recycling import recycling
 from specdec.drafters.suffix import suffix
@@ -76,4 +76,5 @@ __all__ = [
   "redrafter",
   "suffix",
   "trained_exit",
+  "translated",
 ]

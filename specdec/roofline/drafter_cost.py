@@ -4,6 +4,7 @@ Trained heads: specdec.drafters.heads.cost.
 """
 
 import dataclasses
+from typing import NamedTuple
 
 from specdec.models.config import TransformerConfig
 from specdec.roofline import shapes
@@ -72,6 +73,43 @@ def quantized(
       logits=target.vocab_size,
       layers=target.num_layers,
     ),
+  )
+
+
+def translated(
+  draft: TransformerConfig, target_vocab: int, room: int, token_map: NamedTuple
+) -> DrafterCost:
+  """Returns the cost of a draft model with another tokenizer.
+
+  Its passes are priced by what they read and compute, and a cached position as
+  one of the target's: texts have about as many tokens of either.
+
+  Args:
+    target_vocab: token ids of the target, to which logits are moved.
+    room: tokens of the draft that a row has room for, a token of the target.
+    token_map: drafters.token_map.TokenMap; without `column` the draft's head
+      has a row for every token of the target.
+  """
+  shape = shapes.of_config(draft)
+  moved = 0 if token_map.column is None else draft.vocab_size
+  held = shape.num_parameters
+  if not moved:
+    held += draft.width * (target_vocab - draft.vocab_size)
+  read = held - (0 if draft.tied else shape.embedding)
+  size, kv = shape.weight_size or BYTES[draft.dtype], BYTES[draft.dtype]
+  tables = (x for x in token_map if x is not None)
+  return DrafterCost(
+    weight_bytes=size * held + sum(x.nbytes for x in tables),
+    position_bytes=room * (kv * shape.cached + 4),
+    step=StepCost(
+      bytes=size * read,
+      flops=2 * read,
+      position_bytes=kv * shape.cached,
+      position_flops=2 * sum(layer.score for layer in shape.layers),
+      logits=moved + target_vocab,
+      layers=draft.num_layers,
+    ),
+    catch_up=3,
   )
 
 
