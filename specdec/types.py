@@ -330,7 +330,8 @@ class AcceptanceRule(NamedTuple):
 
   accept_prob(draft, target_log_probs) -> [N]: probability that node n is
     accepted, given that its parent is and that its earlier siblings were
-    refused; with traversal 'last_success' given nothing.
+    refused; with traversal 'last_success' given nothing, with 'post_order'
+    that all nodes before it in post-order were refused (the root's is 1).
   residual(draft, target_log_probs, node) -> [V]: distribution of the token that
     follows when `node` is the last one accepted.
   In both, draft.tokens and draft.parents are [N], draft.log_probs [N, V] or
@@ -339,7 +340,8 @@ class AcceptanceRule(NamedTuple):
 
   Attributes:
     traversal: 'first_child'; 'last_success': of a chain, up to its last
-      accepted node; 'longest': to the deepest node accepted with all its
+      accepted node; 'post_order': to the first node accepted, children before
+      their parent; 'longest': to the deepest node accepted with all its
       ancestors; 'coupled': decode reads neither function (accept_prob says
       what to expect).
     siblings: the kinds of siblings it is right for.

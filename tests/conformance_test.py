@@ -285,6 +285,7 @@ def test_the_recent_example():
     acceptance.block(),
     acceptance.kseq(),
     acceptance.naive(),
+    acceptance.traversal(),
     acceptance.coupled(),
     acceptance.greedy(),
     acceptance.lenience(0.5),

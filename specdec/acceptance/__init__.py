@@ -7,6 +7,7 @@ from specdec.acceptance.lossy import lenience, relaxed, typical
 from specdec.acceptance.naive import naive
 from specdec.acceptance.rejection import rejection
 from specdec.acceptance.synthetic import synthetic
+from specdec.acceptance.traversal import traversal
 
 __all__ = [
   "block",
@@ -18,5 +19,6 @@ __all__ = [
   "rejection",
   "relaxed",
   "synthetic",
+  "traversal",
   "typical",
 ]

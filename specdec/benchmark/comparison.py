@@ -31,7 +31,7 @@ from specdec.types import AcceptanceRule
 from specdec.utils import files, terminal
 
 RULES = (
-  "rejection", "block", "kseq", "coupled", "naive",
+  "rejection", "block", "traversal", "kseq", "coupled", "naive",
   "lenience", "typical", "relaxed",
 )  # fmt: skip
 SHAPES = ("chain", "2 chains", "4 chains", "optimal tree", "dynamic tree")

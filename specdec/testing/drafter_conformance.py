@@ -681,6 +681,7 @@ def _every_rule() -> list[AcceptanceRule]:
     acceptance.rejection(),
     acceptance.block(),
     acceptance.kseq(),
+    acceptance.traversal(),
     acceptance.naive(),
     acceptance.greedy(),
     acceptance.lenience(0.5),

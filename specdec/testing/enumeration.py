@@ -312,11 +312,31 @@ def _longest_ends(tokens, parents, accept_prob):
   return ends
 
 
+def _post_order_ends(tokens, parents, accept_prob):
+  """The first node kept, children before their parent; the root is kept."""
+  del tokens
+  ends = np.zeros_like(accept_prob)
+  for row, tree in enumerate(parents.tolist()):
+    later = 1.0  # nothing was kept so far
+    for node in _post_order(tree, 0):
+      kept = accept_prob[row, node] if node else 1.0
+      ends[row, node] = later * kept
+      later *= 1.0 - kept
+  return ends
+
+
+def _post_order(tree: list[int], node: int) -> list[int]:
+  """Nodes of a subtree, each after those below it."""
+  below = [child for child, parent in enumerate(tree) if parent == node]
+  return [n for child in below for n in _post_order(tree, child)] + [node]
+
+
 # How a path ends: (tokens, parents, accept_prob) [M, N] -> [M, N].
 TRAVERSALS = {
   "first_child": _first_child_ends,
   "last_success": _last_success_ends,
   "longest": _longest_ends,
+  "post_order": _post_order_ends,
 }
 
 
