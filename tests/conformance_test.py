@@ -289,6 +289,7 @@ def test_the_recent_example():
     acceptance.coupled(),
     acceptance.greedy(),
     acceptance.lenience(0.5),
+    acceptance.fly(window=1),
     acceptance.typical(),
     acceptance.relaxed(2, 0.5),
     acceptance.synthetic([0.8, 0.5]),

@@ -685,6 +685,7 @@ def _every_rule() -> list[AcceptanceRule]:
     acceptance.naive(),
     acceptance.greedy(),
     acceptance.lenience(0.5),
+    acceptance.fly(window=1),
     acceptance.typical(),
     acceptance.relaxed(2, 0.5),
   ]

@@ -41,8 +41,11 @@ def accepted_at_most(
   nodes = slice(count)
   depths = draft_tree.depth(drafts.parents)[:, nodes]
   texts = [
-    [tuple(row[path_of(tree, node)]) for node in range(len(row))[nodes]]
-    for row, tree in zip(drafts.tokens.tolist(), drafts.parents)
+    [
+      tuple(row[path_of(tree, node)].tolist())
+      for node in range(len(row))[nodes]
+    ]
+    for row, tree in zip(drafts.tokens, drafts.parents)
   ]
   # What may be emitted: a text that some draft spells, and a token after it.
   spelled = sorted({text for row in texts for text in row})
@@ -61,13 +64,12 @@ def accepted_at_most(
   for draft, row in enumerate(texts):
     for node, text in enumerate(row):
       terms.add(first + number[text], draft * num_nodes + node, -1.0)
-  for text, row in number.items():
+  for row in number.values():
     for token in range(vocab_size):
       terms.add(first + row, ends + row * vocab_size + token, 1.0)
 
-  # Lossless: the texts of every length, written on by the target where the
-  # round was shorter, have its distribution. It is enough to say so of texts of
-  # D + 1 tokens, and those only differ where some draft goes on.
+  # Lossless: texts of D + 1 tokens, written on by the target where the round was
+  # shorter, have its distribution.
   whole = depths.max() + 1
   for text in np.ndindex((vocab_size,) * whole):
     after = [target_distributions[d][text[: d + 1]] for d in range(whole)]
