@@ -370,29 +370,6 @@ def distance(distribution: np.ndarray, other: np.ndarray) -> float:
   return float(np.abs(distribution - other).sum() / 2)
 
 
-def tabular_loss(
-  rule: AcceptanceRule, siblings: str, temperature: float = 1.0
-) -> float:
-  """Total variation between what a rule emits and the target's distribution.
-
-  Of the first three tokens, without top-k and top-p, on random tables of four
-  tokens: draft and target are unlike each other (normal logits of deviation
-  1.5). The draft is a chain of two, or a tree of five draft tokens where there
-  are siblings; the mean of five pairs of tables is taken.
-
-  Args:
-    siblings: how draft tokens are drawn, a kind of DraftSpec.siblings.
-  """
-  chain = siblings == "none" or rule.chains_only
-  parents = [-1, 0, 1] if chain else [-1, 0, 0, 1, 1, 2]
-  distances = []
-  for seed in range(5):
-    ours, theirs = random_distributions(seed, 4, 2, temperature)
-    outcome = emitted(rule, drafts(siblings, parents, ours), theirs)
-    distances.append(distance(outcome.joint, text_distribution(theirs)))
-  return float(np.mean(distances))
-
-
 def random_distributions(
   seed: int, vocab_size: int, depth: int, temperature: float
 ) -> list[list[np.ndarray]]:

@@ -7,8 +7,6 @@ linear program: what a rule falls short of it is the rule's own loss, not the
 draft's. On one path block verification reaches it (arXiv:2403.10444).
 """
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from specdec import draft_tree
@@ -51,49 +49,46 @@ def accepted_at_most(
   spelled = sorted({text for row in texts for text in row})
   number = {text: i for i, text in enumerate(spelled)}
   num_drafts, num_nodes = depths.shape
-  ends = num_drafts * num_nodes  # ends[m, n]: draft m, and node n is the last
-  emits = len(spelled) * vocab_size  # emits[t, y]: text t, then token y
+  # Unknown: P(node n is the last | draft m), and how often a text and a token
+  # after it are emitted, over how often the target writes them.
+  ends = num_drafts * num_nodes
+  emits = len(spelled) * vocab_size
   terms, right = _Terms(), []
 
-  for draft, row in enumerate(texts):  # every draft ends somewhere
-    for node in range(len(row)):
+  for draft in range(num_drafts):  # every draft ends somewhere
+    for node in range(num_nodes):
       terms.add(len(right), draft * num_nodes + node, 1.0)
-    right.append(drafts.weight[draft])
-  first = len(right)  # what ends after a text is emitted with a token
+    right.append(1.0)
+  first = len(right)  # a round that ends after a text emits a token
   right += [0.0] * len(spelled)
+  scale = [_prob(target_distributions, text) or 1.0 for text in spelled]
   for draft, row in enumerate(texts):
     for node, text in enumerate(row):
-      terms.add(first + number[text], draft * num_nodes + node, -1.0)
-  for row in number.values():
-    for token in range(vocab_size):
-      terms.add(first + row, ends + row * vocab_size + token, 1.0)
+      i = number[text]
+      share = drafts.weight[draft] / scale[i]
+      terms.add(first + i, draft * num_nodes + node, -share)
+  for text, i in number.items():
+    for token, prob in enumerate(target_distributions[len(text)][text]):
+      if _prob(target_distributions, text) > 0:  # else nothing ends here
+        terms.add(first + i, ends + i * vocab_size + token, prob)
 
-  # Lossless: texts of D + 1 tokens, written on by the target where the round was
+  # Lossless: texts of D + 1 tokens, written on by the target where a round was
   # shorter, have its distribution.
-  whole = depths.max() + 1
+  whole = int(depths.max()) + 1
   for text in np.ndindex((vocab_size,) * whole):
-    after = [target_distributions[d][text[: d + 1]] for d in range(whole)]
-    if min(after) <= 0:
+    if _prob(target_distributions, text) <= 0:
       continue
-    rest = np.append(np.cumprod(after[::-1])[::-1], 1.0)  # P(from token d on)
     for size in range(whole):
-      if (row := number.get(text[:size])) is not None:
-        column = ends + row * vocab_size + text[size]
-        terms.add(len(right), column, rest[size + 1] / rest[0])
+      if (i := number.get(text[:size])) is not None:
+        terms.add(len(right), ends + i * vocab_size + text[size], 1.0)
     right.append(1.0)
-  bounds = np.full((ends + emits, 2), (0.0, np.inf))
-  for text, row in number.items():  # no token that the target never writes
-    bounds[ends + row * vocab_size :, 1][:vocab_size] = np.where(
-      _prob(target_distributions, text) > 0, np.inf, 0.0
-    )
   matrix = sparse.csr_array(
     (terms.values, (terms.rows, terms.columns)),
     shape=(len(right), ends + emits),
   )
-  gain = np.concatenate([depths.reshape(-1), np.zeros(emits)])
-  found = optimize.linprog(
-    -gain, A_eq=matrix, b_eq=right, bounds=bounds, method="highs"
-  )
+  gain = (drafts.weight[:, None] * depths).reshape(-1)
+  gain = np.concatenate([gain, np.zeros(emits)])
+  found = optimize.linprog(-gain, A_eq=matrix, b_eq=right, method="highs")
   if not found.success:
     raise ValueError(f"no optimum: {found.message}")
   return float(-found.fun)
@@ -111,9 +106,7 @@ class _Terms:
     self.values.append(value)
 
 
-def _prob(distributions: Sequence[np.ndarray], text) -> np.ndarray:
-  """[V] probabilities of a text with each token after it."""
-  prob = 1.0
-  for depth in range(len(text)):
-    prob = prob * distributions[depth][text[: depth + 1]]
-  return prob * distributions[len(text)][text]
+def _prob(distributions: Distributions, text: tuple[int, ...]) -> float:
+  """Probability of a text."""
+  steps = range(1, len(text) + 1)
+  return float(np.prod([distributions[n - 1][text[:n]] for n in steps]))
