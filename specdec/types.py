@@ -127,6 +127,8 @@ class DraftSpec(NamedTuple):
     max_external_drafts: it may be a fallback: propose need not be called in
       every round, and update takes chains of so many draft tokens that another
       drafter drafted.
+    num_chains: how many i.i.d. chains, which share but the root, every draft
+      is; 0: it is no such tree.
     name: for errors and tables.
   """
 
@@ -137,6 +139,7 @@ class DraftSpec(NamedTuple):
   siblings: str = "none"
   features: tuple[int, ...] | None = None
   max_external_drafts: int = 0
+  num_chains: int = 0
   name: str = "the drafter"
 
   @classmethod
@@ -348,6 +351,8 @@ class AcceptanceRule(NamedTuple):
     lossless: whether the text has the target's distribution.
     caveat: what every print of its output must say; '': nothing.
     chains_only: it evaluates one path.
+    most_chains: of i.i.d. children it evaluates only chains that share nothing
+      but the root, so many at most; 0: any tree.
     name: for errors and tables.
   """
 
@@ -358,6 +363,7 @@ class AcceptanceRule(NamedTuple):
   lossless: bool
   caveat: str = ""
   chains_only: bool = False
+  most_chains: int = 0
   name: str = "the rule"
 
 

@@ -286,6 +286,7 @@ def test_the_recent_example():
     acceptance.kseq(),
     acceptance.naive(),
     acceptance.traversal(),
+    acceptance.multipath(),
     acceptance.coupled(),
     acceptance.greedy(),
     acceptance.lenience(0.5),

@@ -83,6 +83,7 @@ CASES = [
   ("dynamic", acceptance.rejection),
   ("without_replacement", acceptance.coupled),
   ("without_replacement", acceptance.traversal),
+  ("chains", acceptance.multipath),
 ]
 MORE = [
   ("lookup", acceptance.block),

@@ -4,6 +4,7 @@ from specdec.acceptance.block import block
 from specdec.acceptance.exact import coupled, greedy
 from specdec.acceptance.kseq import kseq
 from specdec.acceptance.lossy import fly, lenience, relaxed, typical
+from specdec.acceptance.multipath import multipath
 from specdec.acceptance.naive import naive
 from specdec.acceptance.rejection import rejection
 from specdec.acceptance.synthetic import synthetic
@@ -16,6 +17,7 @@ __all__ = [
   "greedy",
   "kseq",
   "lenience",
+  "multipath",
   "naive",
   "rejection",
   "relaxed",

@@ -32,7 +32,7 @@ from specdec.types import AcceptanceRule
 from specdec.utils import files, terminal
 
 RULES = (
-  "rejection", "block", "traversal", "kseq", "coupled", "naive",
+  "rejection", "block", "traversal", "multipath", "kseq", "coupled", "naive",
   "lenience", "fly", "typical", "relaxed",
 )  # fmt: skip
 SHAPES = ("chain", "2 chains", "4 chains", "optimal tree", "dynamic tree")
