@@ -157,6 +157,19 @@ def test_no_lossless_rule_exceeds_the_optimum_on_the_tables():
       assert coupled.accepted <= coupled.optimum + 1e-6
     else:
       assert np.isnan(coupled.accepted)
+      assert strict.accepted < leaves_first.accepted - 0.01
+  # Of point masses no rule is better than another.
+  assert strict.accepted == pytest.approx(strict.optimum, abs=1e-6)
+  kseq, leaves_first, multipath = (
+    tabular.on_tables(rule, "iid")
+    for rule in (
+      acceptance.kseq(),
+      acceptance.traversal(),
+      acceptance.multipath(),
+    )
+  )
+  assert kseq.accepted < leaves_first.accepted < multipath.accepted
+  assert multipath.accepted <= multipath.optimum + 1e-6
 
 
 def test_lossy_rules_at_equal_length(monkeypatch):

@@ -201,8 +201,8 @@ def with_line(old: str, new: str):
 BUGS = {
   "the chain counts as drawn alone": ("drawn * powers\n", "drawn\n"),
   "one chain fewer": (
-    "_chosen(drawn, before, below, mass, num)",
-    "_chosen(drawn, before, below, mass, num - 1)",
+    " = _chosen(drawn, before, below, mass, num)",
+    " = _chosen(drawn, before, below, mass, num - 1)",
   ),
   "the chains before it are forgotten": ("low / scale, own", "below, own"),
   "the last in order is taken": ("jnp.where(children, order, -1)", (
