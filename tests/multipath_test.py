@@ -127,6 +127,17 @@ def test_of_two_chains_it_accepts_most_of_the_lossless_rules():
     assert ours > max(others) + 0.05 and min(others) > one
 
 
+def test_of_a_draft_that_is_the_target_it_accepts_less_than_the_others():
+  _, target = distributions(3, 2)
+  parents = draft_tree.parallel(2, 2)
+  ours, theirs = (
+    distribution.check(rule, parents, "iid", target, target).accepted
+    for rule in (RULE, acceptance.traversal())
+  )
+  np.testing.assert_allclose(theirs, 2, atol=1e-5)
+  assert ours < theirs - 0.1
+
+
 # float32.
 
 

@@ -152,7 +152,9 @@ def multipath() -> AcceptanceRule:
   """The rule above, for chains drawn independently from the pending token.
 
   They must be joined where they begin alike (draft_tree.canonical, as
-  draft_shape.static does). On one chain it is block verification.
+  draft_shape.static does). On one chain it is block verification. It pays where
+  draft and target differ: the choice moves the distribution away from the
+  draft's, and a draft that is the target's own is not accepted whole.
   """
   return AcceptanceRule(
     _accept_prob,
