@@ -242,7 +242,12 @@ def static(parents, siblings: str = "without_replacement") -> DraftShape:
     siblings="none" if single and siblings != "deterministic" else siblings,
   )
   if joined:  # the tree depends on what was drawn
-    spec = spec._replace(parents=None)
+    num_chains = int(np.sum(parents == 0))
+    if not np.array_equal(
+      parents, draft_tree.parallel(num_chains, spec.max_depth)
+    ):
+      num_chains = 0
+    spec = spec._replace(parents=None, num_chains=num_chains)
   families: dict[int, list[int]] = {}
   for node, parent in enumerate(parents[1:].tolist(), 1):
     families.setdefault(parent, []).append(node)

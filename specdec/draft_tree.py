@@ -225,6 +225,26 @@ def previous_sibling(parents):
   return (earlier_siblings(parents) * (index[None, :] + 1)).max(-1) - 1
 
 
+def post_order(parents):
+  """Each node's place in post-order: children in order, then their parent.
+
+  Args:
+    parents: [..., N].
+
+  Returns:
+    [..., N] int32: a node comes after everything below it and after the
+    subtrees of its earlier siblings.
+  """
+  above = ancestors(parents)  # [..., n, j]: j is n or above it
+  shape = (*(1,) * (parents.ndim - 1), *parents.shape[-1:] * 2)
+  later = np.tri(shape[-1], k=-1, dtype=bool).reshape(shape)  # n after m
+  earlier = later & (parents[..., :, None] == parents[..., None, :])
+  size = above.sum(-2, dtype=np.int32)  # of the subtree of every node
+  left = (earlier * size[..., None, :]).sum(-1, dtype=np.int32)
+  first = (above * left[..., None, :]).sum(-1, dtype=np.int32)
+  return first + size - 1
+
+
 def max_siblings(parents):
   """Most children that a node has: an int where the tree is static."""
   rank = sibling_rank(parents)[1:]

@@ -69,6 +69,13 @@ def check_pair(spec: DraftSpec, rule: AcceptanceRule) -> None:
       f"siblings of {spec.name} are {spec.siblings!r}; {rule.name} is right "
       f"for {', '.join(sorted(rule.siblings))}{why}"
     )
+  most = rule.most_chains
+  if most and spec.siblings == "iid" and not 1 <= spec.num_chains <= most:
+    drafts = f"{spec.num_chains} chains" if spec.num_chains else "another tree"
+    raise ValueError(
+      f"{rule.name} evaluates i.i.d. chains that share only the pending token, "
+      f"at most {most}, as float32 carries no more; {spec.name} drafts {drafts}"
+    )
   ascending = tuple(sorted(set(spec.widths)))
   if spec.widths != ascending or spec.widths[-1:] != (spec.max_nodes,):
     raise ValueError(

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from specdec import cache as kv
-from specdec import sampling, stats
+from specdec import draft_tree, sampling, stats
 from specdec.noise import Noise
 from specdec.traversal import (
   TRAVERSALS,
@@ -215,12 +215,14 @@ def traverse_draft(
   """
   normaliser = jax.nn.logsumexp(logits, axis=-1)  # [B, N]
   sound = jnp.isfinite(normaliser)
-  if rule.traversal == "last_success":
-    # It weighs a chain as a whole, and nothing can follow a node that is not
-    # sound: the chain ends there.
-    node = jnp.arange(sound.shape[1])
-    first = jnp.min(jnp.where(sound, len(node), node[None]), axis=-1)
-    draft = draft._replace(count=jnp.minimum(draft.count, first + 1))
+  if rule.traversal in ("last_success", "post_order"):
+    # It weighs a draft as a whole, and nothing can follow a node that is not
+    # sound: the draft ends with that node's level.
+    height = jnp.broadcast_to(draft_tree.depth(draft.parents), sound.shape)
+    used = drafted(draft)
+    deepest = jnp.min(jnp.where(~sound & used, height, depth), axis=-1)
+    used &= height <= deepest[:, None]
+    draft = draft._replace(count=jnp.sum(used, axis=-1, dtype=jnp.int32))
   if rule.traversal == "coupled":
     path, num_accepted, next_token = _traverse_coupled(
       draft, target_log_probs, noise, depth

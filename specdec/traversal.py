@@ -149,6 +149,16 @@ def _longest(draft: Draft, kept: Array, depth: int):
   alive = jnp.all(~above | kept[:, None, :] | root[None, None], axis=-1)
   height = draft_tree.depth(parents)
   last = jnp.argmax(jnp.where(alive, height, -1), axis=-1)
+  return _path_to(last, above, height, depth)
+
+
+def _path_to(last: Array, above: Array, height: Array, depth: int):
+  """The path from the root to `last` [B], the last node repeated.
+
+  Args:
+    above: [B, N, N], of draft_tree.ancestors.
+    height: [B, N], of draft_tree.depth.
+  """
   row = jnp.arange(len(last))
   num_accepted = height[row, last]
   step = jnp.minimum(jnp.arange(depth + 1)[None], num_accepted[:, None])
@@ -167,10 +177,35 @@ def _longest_prefix_acceptance(
   return reached.astype(jnp.float32)
 
 
+def _post_order(draft: Draft, kept: Array, depth: int):
+  """To the first kept node in post-order, the root if there is none before."""
+  parents = parents_of(draft)
+  kept = kept.at[:, 0].set(True)
+  place = draft_tree.post_order(parents)
+  last = jnp.argmin(jnp.where(kept, place, kept.shape[1]), axis=-1)
+  above, height = draft_tree.ancestors(parents), draft_tree.depth(parents)
+  return _path_to(last, above, height, depth)
+
+
+def _post_order_prefix_acceptance(
+  draft: Draft, accept_prob: Array, depth: int
+) -> Array:
+  parents = parents_of(draft)
+  accept_prob = jnp.where(drafted(draft), accept_prob, 0.0)
+  place = draft_tree.post_order(parents)
+  before = place[:, None, :] < place[:, :, None]  # [B, n, m]: m before n
+  refused = jnp.where(before, 1.0 - accept_prob[:, None, :], 1.0)
+  ends = accept_prob * jnp.prod(refused, axis=-1)
+  step = jnp.arange(1, depth + 1)[None, :, None]
+  deep = draft_tree.depth(parents)[:, None, :] >= step  # [B, D, N]
+  return jnp.sum(jnp.where(deep, ends[:, None, :], 0.0), axis=-1)
+
+
 TRAVERSALS = {
   # step.py follows it.
   "coupled": Traversal(None, _first_child_prefix_acceptance),
   "first_child": Traversal(_first_child, _first_child_prefix_acceptance),
   "last_success": Traversal(_last_success, _last_success_prefix_acceptance),
   "longest": Traversal(_longest, _longest_prefix_acceptance),
+  "post_order": Traversal(_post_order, _post_order_prefix_acceptance),
 }

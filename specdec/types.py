@@ -129,6 +129,8 @@ class DraftSpec(NamedTuple):
       drafter drafted.
     classes: of how certain a chain's tokens are (Draft.certainty); their
       outcomes are kept for propose (Context.outcomes). 0: none are.
+    num_chains: how many i.i.d. chains, which share but the root, every draft
+      is; 0: it is no such tree.
     name: for errors and tables.
   """
 
@@ -140,6 +142,7 @@ class DraftSpec(NamedTuple):
   features: tuple[int, ...] | None = None
   max_external_drafts: int = 0
   classes: int = 0
+  num_chains: int = 0
   name: str = "the drafter"
 
   @classmethod
@@ -348,7 +351,8 @@ class AcceptanceRule(NamedTuple):
 
   accept_prob(draft, target_log_probs) -> [N]: probability that node n is
     accepted, given that its parent is and that its earlier siblings were
-    refused; with traversal 'last_success' given nothing.
+    refused; with traversal 'last_success' given nothing, with 'post_order'
+    that all nodes before it in post-order were refused (the root's is 1).
   residual(draft, target_log_probs, node) -> [V]: distribution of the token that
     follows when `node` is the last one accepted.
   In both, draft.tokens and draft.parents are [N], draft.log_probs [N, V] or
@@ -357,13 +361,16 @@ class AcceptanceRule(NamedTuple):
 
   Attributes:
     traversal: 'first_child'; 'last_success': of a chain, up to its last
-      accepted node; 'longest': to the deepest node accepted with all its
+      accepted node; 'post_order': to the first node accepted, children before
+      their parent; 'longest': to the deepest node accepted with all its
       ancestors; 'coupled': decode reads neither function (accept_prob says
       what to expect).
     siblings: the kinds of siblings it is right for.
     lossless: whether the text has the target's distribution.
     caveat: what every print of its output must say; '': nothing.
     chains_only: it evaluates one path.
+    most_chains: of i.i.d. children it evaluates only chains that share nothing
+      but the root, so many at most; 0: any tree.
     name: for errors and tables.
   """
 
@@ -374,6 +381,7 @@ class AcceptanceRule(NamedTuple):
   lossless: bool
   caveat: str = ""
   chains_only: bool = False
+  most_chains: int = 0
   name: str = "the rule"
 
 

@@ -36,6 +36,7 @@ RULES = {
   "rejection": acceptance.rejection(),
   "kseq": acceptance.kseq(),
   "block": acceptance.block(),
+  "traversal": acceptance.traversal(),
   "naive": acceptance.naive(),
   "greedy": acceptance.greedy(),
 }
@@ -134,7 +135,7 @@ def accepts_all(rule, shape, kind, warp) -> bool:
   Deterministic children are its distribution at temperature 0 only, and a
   second child that has one draft token below it may be the one accepted.
   """
-  if rule not in ("rejection", "kseq", "block"):
+  if rule not in ("rejection", "kseq", "block", "traversal"):
     return False
   sampled = kind not in ("deterministic", "dynamic")
   return warp == "greedy" or (sampled and (shape, kind) != ("tree", "iid"))
@@ -198,6 +199,7 @@ def test_chains_are_accepted_as_the_papers_say(k, warp):
       "rejection": distribution.chain_acceptance(draft, target),
       "kseq": distribution.chain_acceptance(draft, target),
       "block": distribution.block_acceptance(draft, target),
+      "traversal": distribution.block_acceptance(draft, target),
     }
     for name, value in expected.items():
       np.testing.assert_allclose(accepted[name], value, atol=1e-6)

@@ -12,9 +12,10 @@ from specdec.benchmark.decoder import batches_of
 from specdec.benchmark.setup import Setup
 from specdec.drafters.heads.head_config import HeadConfig
 from specdec.models import presets
+from specdec.report import lossy_table
 from specdec.roofline import drafter_cost
 from specdec.roofline.cost import pass_bound
-from specdec.testing import enumeration
+from specdec.testing import tabular
 from specdec.types import NO_COST, Skip
 
 RANKS = {
@@ -125,15 +126,71 @@ def test_trees_that_ranks_make_smaller_or_drafters_cannot_draw_are_left_out():
 
 def test_the_loss_on_tables_is_none_for_lossless_rules_and_at_temperature_0():
   for kind in ("none", "without_replacement", "deterministic"):
-    loss = enumeration.tabular_loss(acceptance.rejection(), kind)
-    assert loss < 1e-6
-    assert enumeration.tabular_loss(acceptance.typical(), kind) > 0.05
-    assert enumeration.tabular_loss(acceptance.typical(), kind, 0.0) < 1e-6
+    strict = tabular.on_tables(acceptance.rejection(), kind)
+    assert strict.distance < 1e-6
+    assert strict.accepted <= strict.optimum + 1e-6
+    assert tabular.on_tables(acceptance.typical(), kind).distance > 0.05
+    greedy = tabular.on_tables(acceptance.typical(), kind, 0.0)
+    assert greedy.distance < 1e-6
   half, whole = (
-    enumeration.tabular_loss(acceptance.lenience(share), "none")
+    tabular.on_tables(acceptance.lenience(share), "none").distance
     for share in (0.5, 0.9)
   )
   assert half > whole > 0
+
+
+def test_no_lossless_rule_exceeds_the_optimum_on_the_tables():
+  best = tabular.on_tables(acceptance.block(), "none")
+  assert best.accepted == pytest.approx(best.optimum, abs=1e-6)
+  for kind in ("none", "iid", "without_replacement", "deterministic"):
+    strict, leaves_first, coupled = (
+      tabular.on_tables(rule, kind)
+      for rule in (
+        acceptance.rejection(),
+        acceptance.traversal(),
+        acceptance.coupled(),
+      )
+    )
+    assert strict.accepted <= leaves_first.accepted + 1e-6
+    assert leaves_first.accepted <= leaves_first.optimum + 1e-6
+    if kind in ("none", "deterministic"):  # else it does not know
+      assert coupled.accepted <= coupled.optimum + 1e-6
+    else:
+      assert np.isnan(coupled.accepted)
+      assert strict.accepted < leaves_first.accepted - 0.01
+  # Of point masses no rule is better than another.
+  assert strict.accepted == pytest.approx(strict.optimum, abs=1e-6)
+  kseq, leaves_first, multipath = (
+    tabular.on_tables(rule, "iid")
+    for rule in (
+      acceptance.kseq(),
+      acceptance.traversal(),
+      acceptance.multipath(),
+    )
+  )
+  assert kseq.accepted < leaves_first.accepted < multipath.accepted
+  assert multipath.accepted <= multipath.optimum + 1e-6
+
+
+def test_lossy_rules_at_equal_length(monkeypatch):
+  """Rules that keep whatever is likely lose more than those of a ratio."""
+  monkeypatch.setattr(tabular, "_HALVINGS", 3)
+  monkeypatch.setattr(tabular, "GAINS", (1.5, 9.0))
+  rows = {(row.gain, row.rule.split("(")[0]): row for row in (
+    tabular.at_equal_length()
+  )}  # fmt: skip
+  strict = rows[1.0, "rejection"]
+  names = ("lenience", "fly", "typical", "relaxed")
+  for name in names:
+    row = rows[1.5, name]
+    assert row.accepted == pytest.approx(1.5 * strict.accepted, abs=1e-6)
+    assert row.distance > 0.1 and row.divergence > row.distance**2
+  ours = [rows[1.5, name].distance for name in names]
+  assert max(ours[:2]) < min(ours[2:])
+  # No chain of three has nine times as many tokens.
+  assert sum(np.isnan(row.accepted) for row in rows.values()) == len(names)
+  text = lossy_table.of_equal_length([*rows.values()])
+  assert "x 9.00" in text and "total variation" in text
 
 
 def test_nothing_compiles_in_the_clock_after_programs_were_forgotten(target):

@@ -82,10 +82,15 @@ CASES = [
   ("chains", acceptance.kseq),
   ("dynamic", acceptance.rejection),
   ("without_replacement", acceptance.coupled),
+  ("without_replacement", acceptance.traversal),
+  ("chains", acceptance.multipath),
 ]
 MORE = [
   ("lookup", acceptance.block),
   ("shared", acceptance.kseq),
+  ("shared", acceptance.traversal),
+  ("dynamic", acceptance.traversal),
+  ("stopping", acceptance.traversal),
   ("chains", acceptance.naive),
   ("iid", acceptance.rejection),
   ("stopping", acceptance.rejection),

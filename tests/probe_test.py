@@ -41,6 +41,7 @@ def decoder_of(shape, rule, batch=300):
     ("chain", acceptance.coupled, [acceptance.rejection]),
     ("chains", acceptance.kseq, [acceptance.rejection]),
     ("dynamic", acceptance.coupled, [acceptance.rejection]),
+    ("tree", acceptance.traversal, [acceptance.rejection]),
     pytest.param("chain", acceptance.block, [], marks=pytest.mark.slow),
     pytest.param("tree", acceptance.rejection, [], marks=pytest.mark.slow),
   ],

@@ -261,7 +261,13 @@ def test_numbers_out_of_range_are_refused(build, sentence):
 
 @pytest.mark.parametrize(
   "rule",
-  [KSEQ, acceptance.rejection(), BLOCK, acceptance.coupled()],
+  [
+    KSEQ,
+    acceptance.rejection(),
+    BLOCK,
+    acceptance.coupled(),
+    acceptance.traversal(),
+  ],
 )
 def test_no_rule_sorts_the_vocabulary(rule):
   """rule 11; sorting a few nodes is another matter."""

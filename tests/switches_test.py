@@ -46,6 +46,11 @@ WAYS = {
   ),
   "dynamic": (shaped(draft_shape.dynamic(2, 2, 4)), acceptance.naive()),
   "typical": (drafters.model(MODEL, 3), acceptance.typical()),
+  "multipath": (shaped(CHAINS), acceptance.multipath()),
+  "traversal": (
+    shaped(draft_shape.static([-1, 0, 0, 1, 1])),
+    acceptance.traversal(),
+  ),
 }
 
 
@@ -170,7 +175,9 @@ def test_block_follows_the_target_up_to_a_broken_distribution():
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-@pytest.mark.parametrize("way", ["rejection", "block", "kseq", "tree"])
+@pytest.mark.parametrize(
+  "way", ["rejection", "block", "kseq", "tree", "traversal", "multipath"]
+)
 def test_a_draft_that_is_not_finite_stops_the_row(way, value):
   params = PARAMS._replace(draft=broken(PARAMS.draft, value))
   for temperature in (0.0, 1.0):

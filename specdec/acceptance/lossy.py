@@ -2,11 +2,14 @@
 
 What each of them changes can be stated: lenience bounds every token's
 probability, typical and relaxed acceptance keep what is likely enough under the
-target. All of them read warped distributions: at temperature 0 they are greedy.
+target, FLy what the tokens after it agree with. All of them read warped
+distributions: at temperature 0 they are greedy.
 """
 
+import jax
 import jax.numpy as jnp
 
+from specdec import sampling
 from specdec.acceptance.distributions import (
   prob_of_tokens,
   ratio,
@@ -107,6 +110,94 @@ def relaxed(top: int = 10, margin: float = 0.6) -> AcceptanceRule:
     "relaxed",
     likely,
     f"lossy: any of the {top} likeliest tokens within {margin:g}",
+  )
+
+
+@cached
+def fly(
+  window: int = 2, threshold: float = 0.3, top: int = 3
+) -> AcceptanceRule:
+  """Keeps a token that rejection refuses if the `window` tokens after it agree.
+
+  FLy (arXiv:2511.22972), as vLLM draws it: a refusal is overruled where the
+  target is unsure, where it could have written the token at all, and where
+  rejection accepts all of the next `window` draft tokens, which must be there;
+  the token after them may be overruled again. One path only. Paper and vLLM
+  have a window of 6, or k - 1 where that is less; here it is a number, as a
+  row's text must not depend on the width that its neighbours need. At
+  temperature 0 the warped distribution is sure of itself, and nothing is
+  overruled.
+
+  Args:
+    window: draft tokens that must be accepted after the refused one, >= 1.
+    threshold: entropy of the target's likeliest tokens, in nats, from which on
+      it counts as unsure: minus the sum of p log p.
+    top: of so many tokens, >= 1.
+  """
+  for name, value in (("window", window), ("top", top)):
+    if not value >= 1 or value % 1:
+      raise ValueError(f"{name} = {value}; it must be a whole number >= 1")
+  if not threshold >= 0:
+    raise ValueError(f"threshold = {threshold:g}; it must be >= 0")
+  window, top, strict = int(window), int(top), rejection()
+
+  def unsure(log_probs: Array) -> Array:
+    """[N] whether the target is, after each node."""
+    left, entropy = log_probs, 0.0
+    column = jax.lax.broadcasted_iota(jnp.int32, left.shape, 1)
+    for _ in range(min(top, left.shape[1])):
+      best = sampling.argmax(left)[:, None]
+      largest = jnp.take_along_axis(left, best, axis=1)[:, 0]
+      possible = largest > -jnp.inf
+      entropy -= jnp.where(possible, jnp.exp(largest) * largest, 0.0)
+      left = jnp.where(column == best, -jnp.inf, left)
+    return entropy >= threshold
+
+  def accept_prob(draft: Draft, target_log_probs: Array) -> Array:
+    num_nodes = len(target_log_probs)
+    node = jnp.arange(num_nodes)
+    used = node < draft.count
+    native = strict.accept_prob(draft, target_log_probs)
+    native = jnp.where(used & (node > 0), native, 0.0)
+    agree = jnp.ones(num_nodes)  # the next `window` nodes are accepted
+    for step in range(1, window + 1):
+      after = jnp.concatenate([native[step:], jnp.zeros(min(step, num_nodes))])
+      agree *= after[:num_nodes]
+    likely = prob_of_tokens(draft, target_log_probs) > 0
+    above = jnp.maximum(node - 1, 0)
+    overruled = jnp.where(unsure(target_log_probs)[above] & likely, agree, 0.0)
+
+    def visit(last: Array, carry):
+      """Splits the probability of coming to a node: further, or no further."""
+      reach, ends = carry
+      child = last + 1
+      refused = jnp.where(child < draft.count, 1.0 - native[child], 0.0)
+      onward = jnp.where(child < draft.count, native[child], 0.0)
+      over = jnp.where(child < draft.count, overruled[child], 0.0)
+      here = reach[last]
+      reach = reach.at[child].add(here * onward)
+      reach = reach.at[child + window].add(here * refused * over)
+      whole = child >= draft.count  # nothing is left to refuse
+      stop = jnp.where(whole, here, here * refused * (1.0 - over))
+      return reach, ends.at[last].set(stop)
+
+    reach = jnp.zeros(num_nodes + window + 1).at[0].set(1.0)
+    _, ends = jax.lax.fori_loop(
+      0, num_nodes, visit, (reach, jnp.zeros(num_nodes))
+    )
+    # The last node that is accepted, given that none behind it is.
+    up_to = jnp.cumsum(ends)
+    return jnp.where(up_to > 0, ends / jnp.where(up_to > 0, up_to, 1.0), 0.0)
+
+  return strict._replace(
+    accept_prob=accept_prob,
+    traversal="last_success",
+    siblings=frozenset({"none", "deterministic"}),
+    lossless=False,
+    chains_only=True,
+    name="fly",
+    caveat=f"lossy: FLy keeps a refused token where the target is unsure and "
+    f"the next {window} are accepted",
   )
 
 

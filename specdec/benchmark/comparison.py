@@ -8,6 +8,7 @@ autoregressive decoding.
 import dataclasses
 import functools
 import itertools
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -26,13 +27,13 @@ from specdec.benchmark.catalog import Target
 from specdec.benchmark.decoder import Decoder, batches_of
 from specdec.benchmark.setup import Setup
 from specdec.roofline import trees
-from specdec.testing import enumeration
+from specdec.testing import tabular
 from specdec.types import AcceptanceRule
 from specdec.utils import files, terminal
 
 RULES = (
-  "rejection", "block", "kseq", "coupled", "naive",
-  "lenience", "typical", "relaxed",
+  "rejection", "block", "traversal", "multipath", "kseq", "coupled", "naive",
+  "lenience", "fly", "typical", "relaxed",
 )  # fmt: skip
 SHAPES = ("chain", "2 chains", "4 chains", "optimal tree", "dynamic tree")
 RANKED = ("without_replacement", "deterministic")  # siblings of static trees
@@ -302,18 +303,18 @@ def compare(
   def measure(point: Point) -> dict:
     setup, shape = point
     worth, line = expected(shape)[setup.acceptance], bench.measure(point)
-    rule, distance = setup.make_rule(), 0.0
-    if not rule.lossless:
-      distance = enumeration.tabular_loss(
-        rule, shape.siblings, setup.temperature
-      )
+    rule = setup.make_rule()
+    tables = tabular.on_tables(rule, shape.siblings, setup.temperature)
+    known = not math.isnan(tables.accepted)
     worth |= {"round_seconds": line["round_seconds"]}
     worth["comparison"] = {
       "rule": setup.acceptance,
       "shape": shape.name,
       "siblings": shape.siblings,
       "lossless": rule.lossless,
-      "distance": distance,
+      "distance": 0.0 if rule.lossless else tables.distance,
+      "accepted_on_tables": tables.accepted if known else None,
+      "optimum_on_tables": tables.optimum,
     }
     return {"run": line["run"] | worth}
 

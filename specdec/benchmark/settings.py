@@ -58,10 +58,12 @@ class Settings:
       coupled: token for token the text of autoregressive sampling with this
       seed. rejection: the same distribution, other noise, accepts sampled
       drafts more often. block: the same distribution, evaluates a chain as a
-      whole and accepts most. kseq: the same distribution, for iid chains.
+      whole and accepts most. traversal: the same for trees, from the leaves
+      upward. kseq, multipath: the same distribution, for iid chains.
       naive: the same distribution, accepts where a sample of the target is the
       drafted token. greedy: temperature 0 only. Lossy: lenience(share=0.5),
-      typical(epsilon=0.09, delta=0.3), relaxed(top=10, margin=0.6).
+      fly(window=2, threshold=0.3, top=3), typical(epsilon=0.09, delta=0.3),
+      relaxed(top=10, margin=0.6).
       synthetic(0.8) accepts at that rate whatever was drafted, and
       synthetic(length=3.2) at vLLM's rates for that mean acceptance length, 1
       to k + 1, to study speed; the text is meaningless.
@@ -357,12 +359,12 @@ class Settings:
   def make_shape(self) -> DraftShape:
     """Builds the draft's shape.
 
-    Children of a tree are deterministic at temperature 0, iid for kseq, else
-    without_replacement, unless the call has `siblings`.
+    Children of a tree are deterministic at temperature 0, iid for kseq and
+    multipath, else without_replacement, unless the call has `siblings`.
     """
     call = self._shape_call
     siblings = "without_replacement"
-    if self._rule_call.name == "kseq":
+    if self._rule_call.name in ("kseq", "multipath"):
       siblings = "iid"
     elif self.temperature == 0:
       siblings = "deterministic"  # there is but one token to draw

@@ -18,14 +18,16 @@ right for a shape:
   measured       accepted tokens per round of that rule's own texts, with one
                  standard error. A lossy rule writes other texts.
   distribution   exact; for a lossy rule the total variation between its output
-                 and the target's distribution, on small random tables (V = 4,
-                 two levels; at this temperature, without top-k and top-p).
+                 and the target's distribution, on small random tables (V = 4)
+  of optimum     accepted tokens on those tables over the most that any lossless
+                 rule could accept there, by a linear program.
 
 Decoding is timed in turns with the autoregressive baseline; no token ends a
 text. The output folder gets lines.jsonl as points finish, then results.json
 (docs/schema.json), table.txt, plot.png and tree.json: the static tree that pays
 most by the times measured, for --shape='paths(tree.json)' of other programs.
-The same command resumes a run that was killed.
+The same command resumes a run that was killed. --tables decodes nothing: it
+prints what lossy rules do on such tables when all accept equally much.
 """
 
 import dataclasses
@@ -35,8 +37,9 @@ from specdec.benchmark import comparison, evaluation
 from specdec.benchmark.comparison import RULES, SHAPES
 from specdec.benchmark.setup import Setup
 from specdec.cli import app, prompt_flags, setup_flags
-from specdec.report import plots, tables
-from specdec.utils import calls, files
+from specdec.report import lossy_table, plots, tables
+from specdec.testing import tabular
+from specdec.utils import calls, files, terminal
 from specdec.utils.spelling import choices
 
 # Any that fall: which shapes there are hardly depends on them.
@@ -55,6 +58,7 @@ def define(flags: app.Flags) -> None:
     "Rules, with ; between them: calls, as --acceptance of other programs.",
   )
   flags.list("shapes", [*SHAPES], "Shapes of the drafts.")
+  flags.bool("tables", False, "Compare lossy rules on small tables instead.")
 
 
 def rules_of(options: app.Options) -> tuple[str, ...]:
@@ -99,6 +103,9 @@ def setup_of(options: app.Options) -> Setup:
 
 def compare(options: app.Options) -> None:
   """The whole run: check, load, compare, report."""
+  if options.tables:
+    text = lossy_table.of_equal_length(tabular.at_equal_length())
+    return terminal.report(text)
   setup_flags.read(options)
   folder, setup = prompt_flags.read(options), setup_of(options)
   header = setup_flags.header(options, setup)

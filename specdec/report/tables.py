@@ -232,9 +232,22 @@ def of_rules(
       else f"lossy, TV {run['comparison']['distance']:.3f}"
     ),
   }
+  if any("optimum_on_tables" in run["comparison"] for run in runs):
+    columns["of optimum"] = lambda run: _of_optimum(**run["comparison"])
   lines = [listed(runs, columns)]
   lines += [f"  warning: {caveat}" for caveat in caveats]
   return "\n".join(lines + (_tree(ranks, tree) if tree else []))
+
+
+def _of_optimum(
+  accepted_on_tables: float | None = None,
+  optimum_on_tables: float | None = None,
+  **comparison,
+) -> str:
+  """Share of what a lossless rule can accept, on small tables."""
+  if accepted_on_tables is None or not optimum_on_tables:
+    return "-"
+  return f"{accepted_on_tables / optimum_on_tables:.1%}"
 
 
 def of_engines(document: dict, form=listed) -> str:

@@ -152,10 +152,13 @@ class _Trial:
     self.sampled = self.spec.siblings != "deterministic"
     if rules is None:
       kind, chain = self.spec.siblings, self.spec.chain
+      chains = self.spec.num_chains if kind == "iid" else 1
       rules = [
         rule
         for rule in _every_rule()
-        if kind in rule.siblings and (chain or not rule.chains_only)
+        if kind in rule.siblings
+        and (chain or not rule.chains_only)
+        and (not rule.most_chains or 1 <= chains <= rule.most_chains)
       ]
     self.rules = rules
     self.params = jax.tree.map(jnp.asarray, params)
@@ -704,9 +707,12 @@ def _every_rule() -> list[AcceptanceRule]:
     acceptance.rejection(),
     acceptance.block(),
     acceptance.kseq(),
+    acceptance.multipath(),
+    acceptance.traversal(),
     acceptance.naive(),
     acceptance.greedy(),
     acceptance.lenience(0.5),
+    acceptance.fly(window=1),
     acceptance.typical(),
     acceptance.relaxed(2, 0.5),
   ]

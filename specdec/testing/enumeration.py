@@ -312,11 +312,31 @@ def _longest_ends(tokens, parents, accept_prob):
   return ends
 
 
+def _post_order_ends(tokens, parents, accept_prob):
+  """The first node kept, children before their parent; the root is kept."""
+  del tokens
+  ends = np.zeros_like(accept_prob)
+  for row, tree in enumerate(parents.tolist()):
+    later = 1.0  # nothing was kept so far
+    for node in _post_order(tree, 0):
+      kept = accept_prob[row, node] if node else 1.0
+      ends[row, node] = later * kept
+      later *= 1.0 - kept
+  return ends
+
+
+def _post_order(tree: list[int], node: int) -> list[int]:
+  """Nodes of a subtree, each after those below it."""
+  below = [child for child, parent in enumerate(tree) if parent == node]
+  return [n for child in below for n in _post_order(tree, child)] + [node]
+
+
 # How a path ends: (tokens, parents, accept_prob) [M, N] -> [M, N].
 TRAVERSALS = {
   "first_child": _first_child_ends,
   "last_success": _last_success_ends,
   "longest": _longest_ends,
+  "post_order": _post_order_ends,
 }
 
 
@@ -348,29 +368,6 @@ def generated(one_round, vocab_size: int, length: int) -> np.ndarray:
 def distance(distribution: np.ndarray, other: np.ndarray) -> float:
   """Total variation."""
   return float(np.abs(distribution - other).sum() / 2)
-
-
-def tabular_loss(
-  rule: AcceptanceRule, siblings: str, temperature: float = 1.0
-) -> float:
-  """Total variation between what a rule emits and the target's distribution.
-
-  Of the first three tokens, without top-k and top-p, on random tables of four
-  tokens: draft and target are unlike each other (normal logits of deviation
-  1.5). The draft is a chain of two, or a tree of five draft tokens where there
-  are siblings; the mean of five pairs of tables is taken.
-
-  Args:
-    siblings: how draft tokens are drawn, a kind of DraftSpec.siblings.
-  """
-  chain = siblings == "none" or rule.chains_only
-  parents = [-1, 0, 1] if chain else [-1, 0, 0, 1, 1, 2]
-  distances = []
-  for seed in range(5):
-    ours, theirs = random_distributions(seed, 4, 2, temperature)
-    outcome = emitted(rule, drafts(siblings, parents, ours), theirs)
-    distances.append(distance(outcome.joint, text_distribution(theirs)))
-  return float(np.mean(distances))
 
 
 def random_distributions(

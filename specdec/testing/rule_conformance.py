@@ -26,6 +26,7 @@ RULE_INVARIANTS = {
 
 _EXACT = 1e-5
 _CHAIN, _TREE = (-1, 0, 1), (-1, 0, 0, 1, 1, 2)  # enumerated for rules
+_CHAINS = (-1, 0, 0, 1, 2)
 _UNTRACEABLE = (
   jax.errors.ConcretizationTypeError,
   jax.errors.TracerArrayConversionError,
@@ -73,8 +74,11 @@ def _shapes(rule: AcceptanceRule) -> list[tuple[str, tuple[int, ...]]]:
   """(kind of siblings, parents) of drafts that the rule is right for."""
   shapes = [(kind, _CHAIN) for kind in ("none", "deterministic")]
   if not rule.chains_only:
-    kinds = ("iid", "without_replacement", "deterministic")
-    shapes += [(kind, _TREE) for kind in kinds]
+    chains = _CHAINS if rule.most_chains else _TREE
+    shapes += [("iid", chains)]
+    shapes += [
+      (kind, _TREE) for kind in ("without_replacement", "deterministic")
+    ]
   return [shape for shape in shapes if shape[0] in rule.siblings]
 
 
