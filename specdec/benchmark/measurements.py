@@ -183,7 +183,8 @@ def _goodput() -> Iterable[Measurement]:
     "goodput_shipped",
     "goodput",
     (
-      *(HELD_OUT, _PAIR, "--k=2,4", "--batch=1,4,16", loads),
+      *(HELD_OUT, _PAIR, *_SAMPLED, "--k=2,4", "--batch=1,4,16", loads),
+      *("--length=auto", "--length=adaptive", "--length=entropy(limit=0.4)"),
       *("--requests=32", "--max_new_tokens=64", "--least_new_tokens=16"),
     ),
     2.5,

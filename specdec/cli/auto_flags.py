@@ -1,6 +1,7 @@
 """The flags of a Setup whose k may be auto or adaptive."""
 
 import dataclasses
+from collections.abc import Iterator, Sequence
 
 from specdec.benchmark import auto, calibrated
 from specdec.benchmark.setup import Setup
@@ -15,18 +16,31 @@ _NAMES = ("most_k", "calibration", "explain")
 def define(flags: Flags) -> None:
   """Defines them."""
   setup_flags.define(flags, auto=True)
-  largest = "With --k=auto or adaptive: the largest that is tried."
-  flags.integer("most_k", 8, largest)
-  flags.string(
-    "calibration",
-    None,
-    "With --k=auto or adaptive: file of bench.py --calibrate; what it lacks is "
-    "timed first, and kept. Default: one for each machine, in "
-    "~/.cache/specdec/calibration.",
-  )
+  _define_costs(flags, "With --k=auto or adaptive")
   flags.bool(
     "explain", False, "With --k=auto: print what rounds cost, term by term."
   )
+
+
+def _define_costs(flags: Flags, where: str) -> None:
+  """Defines what k is chosen from."""
+  flags.integer("most_k", 8, f"{where}: the largest that is tried.")
+  flags.string(
+    "calibration",
+    None,
+    f"{where}: file of bench.py --calibrate; what it lacks is timed first, and "
+    "kept. Default: one for each machine, in ~/.cache/specdec/calibration.",
+  )
+
+
+def define_lengths(flags: Flags) -> None:
+  """Defines ways of deciding k that are compared with numbers."""
+  flags.strings(
+    "length",
+    "Beside the numbers of --k: auto, adaptive, or a shape that ends chains, "
+    "such as 'entropy(limit=0.4)'; repeatable.",
+  )
+  _define_costs(flags, "With --length")
 
 
 def read(options: Options) -> None:
@@ -48,6 +62,37 @@ def read(options: Options) -> None:
     setup_flags.refuse(options, ["explain"], "is for --k=auto")
     setup_flags.setup_of(options, k=options.most_k, batch=1, shape="adaptive")
   app.check_writable("--calibration", options.calibration)
+
+
+def check_lengths(options: Options) -> None:
+  """Refuses values of --length that cannot work."""
+  for name in options.length:
+    shape = {"auto": "chain"}.get(name, name)
+    setup = setup_flags.setup_of(
+      options, k=options.most_k, batch=1, shape=shape
+    )
+    if name in ("auto", "adaptive"):
+      calibrated.check(dataclasses.replace(setup, shape="chain"))
+    if setup.make_shape().policy is None and name != "auto":
+      raise ValueError(
+        f"--length={name} decides nothing; give auto, adaptive, or a shape "
+        "such as 'entropy(limit=0.4)'"
+      )
+
+
+def lengths(
+  options: Options, setup: Setup, target, rows: Sequence[Sequence[int]]
+) -> Iterator[tuple[str, Setup]]:
+  """Yields the setups of --length, decided for one batch of prompts."""
+  arguments = setup, target, rows, options.most_k, options.calibration
+  for name in options.length:
+    if name == "auto":
+      k = auto.choose(*arguments).k
+      yield f"auto, k = {k}", dataclasses.replace(setup, k=k)
+    elif name == "adaptive":
+      yield name, auto.adaptive(*arguments)
+    else:
+      yield name, dataclasses.replace(setup, k=options.most_k, shape=name)
 
 
 def decide(

@@ -3,6 +3,7 @@
   python scripts/goodput.py                # models in the package: a first look
   python scripts/goodput.py --k=2,4 --batch=1,4,16 --loads=0.5,0.9,inf \\
     --least_new_tokens=16 --json=goodput.json
+  python scripts/goodput.py --k=2,4 --length=auto --length=adaptive
   python scripts/goodput.py --prompt_file=P.jsonl --drafter=lookup --k=5 \\
     --temperature=1 --acceptance=rejection --requests=200 --refill=4
 
@@ -27,12 +28,12 @@ and time of arrival.
 
 import dataclasses
 
-from specdec.benchmark import goodput, results, rows
+from specdec.benchmark import goodput, results
 from specdec.benchmark.decoder import prompt_size
 from specdec.benchmark.queues import Server, requests_of
 from specdec.benchmark.runs import BASELINE
 from specdec.benchmark.setup import Setup
-from specdec.cli import app, prompt_flags, setup_flags
+from specdec.cli import app, auto_flags, prompt_flags, setup_flags
 from specdec.report import goodput_tables
 from specdec.utils import terminal
 
@@ -41,6 +42,7 @@ def define(flags: app.Flags) -> None:
   """Defines the flags."""
   without = "mesh", "draft_ways", *setup_flags.PROCESSES
   setup_flags.define(flags, without=without)
+  auto_flags.define_lengths(flags)
   flags.integer("limit", 0, "Different prompts, 0 for all that there are.")
   flags.integer(
     "context", 64, "Tokens of a prompt at most, without --prompt_file."
@@ -78,6 +80,7 @@ def loads_of(options: app.Options) -> list[float]:
 def checked(options: app.Options) -> list[Setup]:
   """Returns the setups of every batch and k, of flags that can work."""
   setup_flags.read(options)
+  auto_flags.check_lengths(options)
   app.check_at_least(options, 0, "limit")
   app.check_at_least(options, 1, "context", "requests", "repeats", "every")
   app.check_at_least(options, 1, "refill", "least_new_tokens")
@@ -97,15 +100,23 @@ def checked(options: app.Options) -> list[Setup]:
   ]
 
 
-def prompts_of(options: app.Options, checkpoint) -> list[list[int]]:
-  """Returns token ids of --prompt_file, or of what `bench` decodes."""
-  if options.prompt_file:
-    return prompt_flags.encode(options, checkpoint, options.limit)
-  source = rows.Source(checkpoint, seed=options.seed)
-  wanted = max(options.batch), options.context, options.limit
-  made = rows.make_batches(source, *wanted)
-  app.note(made.description)
-  return [ids for batch in made.batches for ids in batch.rows]
+def servers_of(
+  options: app.Options, setups: list[Setup], target, prompts: list[list[int]]
+) -> dict[str, Server]:
+  """Returns the ways of one batch by name, the baseline among them."""
+  first = dataclasses.replace(setups[0], prompt_size=prompt_size(prompts))
+  named = [(None, dataclasses.replace(first, k=one.k)) for one in setups]
+  some = prompts[: first.batch]
+  named += auto_flags.lengths(options, first, target, some)
+  servers, how = {}, (options.refill, options.every)
+  for name, setup in named:
+    decoder = setup.decoder(target)
+    # A refill holds rows of its own.
+    whole = dataclasses.replace(setup, batch=setup.batch + options.refill)
+    whole.check_memory(target, decoder, app.note)
+    k = decoder.drafter.spec.max_depth if setup.k is None else setup.k
+    servers[name or f"k = {k}"] = Server(decoder, *how)
+  return servers | {BASELINE: Server(decoder.baseline(), *how)}
 
 
 def run(options: app.Options) -> None:
@@ -114,22 +125,13 @@ def run(options: app.Options) -> None:
   header = setup_flags.header(options, setups[-1])
   first = dataclasses.replace(setups[-1], batch=max(options.batch))
   target = first.load_target(app.note)
-  prompts = prompts_of(options, target.checkpoint)
+  prompts = prompt_flags.given_or_held_out(options, target.checkpoint)
   entries = []
   for batch in options.batch:
-    servers = {}
-    for setup in (one for one in setups if one.batch == batch):
-      setup = dataclasses.replace(setup, prompt_size=prompt_size(prompts))
-      decoder = setup.decoder(target)
-      # A refill holds rows of its own.
-      whole = dataclasses.replace(setup, batch=batch + options.refill)
-      whole.check_memory(target, decoder, app.note)
-      how = options.refill, options.every
-      k = decoder.drafter.spec.max_depth if setup.k is None else setup.k
-      servers[f"k = {k}"] = Server(decoder, *how)
-    servers[BASELINE] = Server(decoder.baseline(), *how)
+    sized = [one for one in setups if one.batch == batch]
+    servers = servers_of(options, sized, target, prompts)
     given = prompts, loads, options.requests, options.repeats
-    more = options.least_new_tokens, options.seed, setup.comparable
+    more = options.least_new_tokens, options.seed, sized[0].comparable
     with terminal.progress(f"serving with batch {batch}"):
       for some in goodput.compare(servers, *given, *more):
         entries += some

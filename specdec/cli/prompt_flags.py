@@ -7,7 +7,7 @@ import zlib
 from collections.abc import Callable
 from pathlib import Path
 
-from specdec.benchmark import prompts, results
+from specdec.benchmark import prompts, results, rows
 from specdec.benchmark.catalog import Target
 from specdec.checkpoints import Checkpoint, shipped
 from specdec.cli import app, setup_flags
@@ -126,3 +126,16 @@ def publish(
   figure = plot(document["runs"], title, document["caveats"])
   canvas.save(figure, folder / "plot.png")
   app.note(f"results: {folder}/results.json, table.txt, plot.png")
+
+
+def given_or_held_out(
+  options: Options, checkpoint: Checkpoint
+) -> list[list[int]]:
+  """Returns token ids of --prompt_file, or of what `bench` decodes."""
+  if options.prompt_file:
+    return encode(options, checkpoint, options.limit)
+  source = rows.Source(checkpoint, seed=options.seed)
+  wanted = max(options.batch), options.context, options.limit
+  made = rows.make_batches(source, *wanted)
+  app.note(made.description)
+  return [ids for batch in made.batches for ids in batch.rows]
