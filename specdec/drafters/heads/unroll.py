@@ -7,28 +7,37 @@ The tokens are the text's. What level j sees at position i is what decoding
 would: committed positions up to the root, i - j, and its own path behind it.
 """
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from specdec import sharding
 from specdec.drafters.heads.draft_head import (
   DraftHead,
   TargetWeights,
   View,
 )
 from specdec.models import attention
+from specdec.models.transformer import Place
 from specdec.types import Array, ModelOutput, PyTree
 
 
+@dataclasses.dataclass(frozen=True)
 class Growing:
   """Stands in for a placement in training: KV grow by concatenation.
 
   A cache written in place would be copied by every gradient.
+
+  Attributes:
+    place: of activations, on a mesh.
   """
 
+  place: Place = sharding.anywhere
+
   def __call__(self, x: Array, *names: str | None) -> Array:
-    del names
-    return x
+    return self.place(x, *names)
 
   def on_each(self, write, arguments, result):
     del write, arguments, result
