@@ -1,40 +1,42 @@
-"""Drafters trained on eight virtual devices; run by training_mesh_test.py.
+"""Training on eight virtual devices; run by training_mesh_test.py.
 
-Losses of every step, of held-out texts and of decoding are one device's, and
-a run that is stopped goes on upon another mesh.
+Losses of every step and of held-out texts are one device's, and a run that is
+stopped goes on upon another mesh.
 """
 
-import json
-
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import programs
-from learned_kinds import KINDS, TARGET, draft_head
-from specdec import checkpoints, sharding
-from specdec.checkpoints import learned as saved
+import tiny_training
+from specdec import checkpoints
+from specdec.drafters.heads.head_config import HeadConfig
 from specdec.models import transformer
+from specdec.models.config import TransformerConfig
 from specdec.training import (
   data,
+  drafting,
   placing,
   run,
-  train_drafter,
-  train_joint,
 )
-from specdec.training import objective as objectives
 from specdec.training.options import Options
-from specdec.training.setup import from_config
-from specdec.types import Source
-from tiny_training import DECODING, Killed, log
+from tiny_training import Killed, log
 
 SHAPE = dict(width=16, mlp_width=32, num_heads=4, num_kv_heads=2, head_dim=8)
+SLOW = pytest.mark.slow
 OPTIONS = dict(
-  steps=4, batch=8, sequence=10, warmup=1, learning_rate=1e-3, log_every=1,
-  eval_every=4, save_every=2, eval_sequences=12, accumulate=1,
-)  # fmt: skip
+  steps=4,
+  batch=8,
+  sequence=10,
+  warmup=1,
+  learning_rate=1e-3,
+  log_every=1,
+  eval_every=4,
+  save_every=2,
+  eval_sequences=12,
+)
 ONE = "data:1"
+CONFIG = TransformerConfig(vocab_size=32, num_layers=2, **SHAPE)
 HEADS = {
   "eagle3": dict(features=(0, 2), vocabulary=11),
   "published_eagle3": dict(
@@ -44,64 +46,14 @@ HEADS = {
   "medusa": dict(num_layers=0),
   "prophet": dict(head="shared"),
 }
-CASES = [  # head, mesh, devices that share its weights
-  ("eagle3", "data:4,model:2", None),
-  ("published_eagle3", "data:2,model:4", None),
-  ("mtp", "data:8", None),
-  ("medusa", "data:2,model:4", 2),
-  ("prophet", "data:4,model:2", 1),
-]
-JOINT = {
-  "mtp": dict(
-    head_config=dict(kind="mtp", levels=2, head="shared", **SHAPE),
-    loss=dict(divergence="cross_entropy", token_weight=0.3),
-  ),
-  "layer_skip": dict(
-    layer_skip=dict(dropout=0.5, rotation=2),
-    decoding=DECODING | dict(exit_layer=1),
-  ),
-}
 
 
-@pytest.fixture(scope="module")
-def place(tmp_path_factory):
-  folder = tmp_path_factory.mktemp("place")
-  (folder / "target").mkdir()
-  programs.write_model(folder / "target", vocab_size=32, **SHAPE)
-  (folder / "target" / "tokenizer_config.json").write_text('{"eos_token": "z"}')
-  words = np.random.default_rng(0).permutation("the cat sat on a mat".split() * 40)
-  (folder / "text").write_text(" ".join(words))
-  return folder
+def head_entries(head):
+  return dict(kind=head, levels=2) | SHAPE | HEADS[head]
 
 
-def entries(place, head, **options):
-  return dict(
-    target=str(place / "target"),
-    data=str(place / "text"),
-    held_out=str(place / "text"),
-    head_config=dict(kind=head, levels=2) | SHAPE | HEADS[head],
-    loss=dict(divergence="forward_kl"),
-    options=OPTIONS | options,
-    decoding=DECODING,
-  )
-
-
-def joint_entries(place, kind):
-  shared = dict(
-    tokenizer=str(place / "target"),
-    data=str(place / "text"),
-    held_out=str(place / "text"),
-    model=dict(vocab_size=32, num_layers=2, **SHAPE),
-    options=OPTIONS,
-    decoding=DECODING,
-  )
-  return shared | JOINT[kind]
-
-
-def trained(place, name, setup, mesh, ways=None, stop=None):
-  """The run's log; it is killed before step `stop`."""
-  setup, folder = from_config(setup), place / name
-  train = train_joint if hasattr(setup, "model") else train_drafter
+def killing(patch, stop):
+  """Makes the batch of a step kill the run."""
   honest = data.Packed.batch
 
   def batch(self, step, size):
@@ -109,38 +61,87 @@ def trained(place, name, setup, mesh, ways=None, stop=None):
       raise Killed
     return honest(self, step, size)
 
+  patch.setattr(data.Packed, "batch", batch)
+
+
+def run_head(folder, head, mesh, ways=None, stop=None):
+  """Trains a head and is not evaluated by decoding; returns its log.
+
+  Args:
+    stop: step before which it is killed; None: never.
+  """
+  options, head_config = Options(**OPTIONS), HeadConfig(**head_entries(head))
+  where = placing.places(mesh, CONFIG, head_config, options, ways)
+  target = checkpoints.random_checkpoint(CONFIG, 0, place=where.target)
+  model = transformer.model(CONFIG, where.target)
+  ids = np.arange(head_config.vocabulary) if head_config.vocabulary else None
+  serving, unrolled = placing.heads(head_config, CONFIG, ids, where.draft)
+  net = placing.put(unrolled, serving.init(jax.random.key(1)), where.draft)
+  packed = data.Packed(tiny_training.stream(), options.sequence)
   with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(data.Packed, "batch", batch)
-    train.train(setup, folder, mesh, ways)
+    killing(patch, stop)
+    run.train(
+      net,
+      target.params,
+      drafting.objective(unrolled, model, drafting.Loss()),
+      packed,
+      packed,
+      options,
+      folder,
+      export=lambda *_: None,
+      where=where.draft and placing.shardings(unrolled, net, where.draft),
+    )
   return log(folder)
 
 
 def assert_same(ours, theirs):
-  assert len(ours) == len(theirs) > 5
+  assert len(ours) == len(theirs) > 4
   for one, other in zip(ours, theirs):
     assert one.keys() == other.keys()
-    for name in one:
-      if name != "kind":
-        np.testing.assert_allclose(
-          one[name], other[name], rtol=1e-5, atol=1e-5, err_msg=name
-        )
+    for name in {*one} - {"kind"}:
+      np.testing.assert_allclose(
+        one[name], other[name], rtol=1e-5, atol=1e-5, err_msg=name
+      )
 
 
 @pytest.fixture(scope="module")
-def alone(place):
-  """Logs of one device, by head."""
-  logs = {}
+def alone(tmp_path_factory):
+  """(head) -> its log of one device."""
+  logs, folder = {}, tmp_path_factory.mktemp("alone")
 
   def of(head):
     if head not in logs:
-      name = f"{head}_alone"
-      logs[head] = trained(place, name, entries(place, head), ONE)
+      logs[head] = run_head(folder / head, head, ONE)
     return logs[head]
 
   return of
 
 
-@pytest.mark.parametrize("head, mesh, ways", CASES)
-def test_eight_devices_train_as_one(place, alone, head, mesh, ways):
-  ours = trained(place, f"{head}_meshed", entries(place, head), mesh, ways)
-  assert_same(ours, alone(head))
+@pytest.mark.parametrize(
+  "head, mesh, ways",
+  [
+    ("eagle3", "data:2,model:4", 2),
+    ("published_eagle3", "data:2,model:4", None),
+    ("mtp", "data:8", None),
+    ("medusa", "data:4,model:2", None),
+    ("prophet", "data:4,model:2", 1),
+    pytest.param("eagle3", "model:8", 4, marks=SLOW),
+    pytest.param("published_eagle3", "data:8", None, marks=SLOW),
+    pytest.param("prophet", "data:2,model:4", None, marks=SLOW),
+  ],
+)
+def test_heads_learn_on_eight_devices_as_on_one(
+  tmp_path, alone, head, mesh, ways
+):
+  assert_same(run_head(tmp_path, head, mesh, ways), alone(head))
+
+
+@pytest.mark.parametrize(
+  "first, second",
+  [("data:4,model:2", ONE), (ONE, "data:2,model:4")],
+)
+def test_a_run_goes_on_upon_another_mesh(tmp_path, alone, first, second):
+  with pytest.raises(Killed):
+    run_head(tmp_path, "eagle3", first, stop=3)
+  assert [x["step"] for x in log(tmp_path)] == [1, 2, 3]
+  assert_same(run_head(tmp_path, "eagle3", second), alone("eagle3"))

@@ -7,7 +7,7 @@ slice's size.
 
 import collections
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 from specdec.compiled import hlo
@@ -65,6 +65,28 @@ def by_kind(collectives: list[Exchange]) -> dict[str, tuple[float, float]]:
     sums[one.kind][1] += one.times * one.bytes
   ordered = sorted(sums.items(), key=lambda item: -item[1][1])
   return {kind: (count, size) for kind, (count, size) in ordered}
+
+
+def gathered(
+  collectives: list[Exchange], shapes: Collection[tuple[int, ...]]
+) -> list[Exchange]:
+  """Returns the all-gathers after which a chip holds all of such an array.
+
+  Args:
+    shapes: of arrays that are shared out; their dimensions may have changed
+      places.
+  """
+
+  def sides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(sorted(size for size in shape if size > 1))
+
+  whole = {sides(shape) for shape in shapes}
+  return [
+    one
+    for one in collectives
+    if one.kind == "all-gather"
+    and any(sides(shape) in whole for shape in one.shape)
+  ]
 
 
 class Touched(NamedTuple):
