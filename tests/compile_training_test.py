@@ -83,7 +83,7 @@ def test_a_step_that_takes_too_long_or_too_much_is_reported(
   assert argv == [*flags, "--here", "--patience_seconds=0"]
   printed = capsys.readouterr().out
   assert "not in 9 s" in printed and "is unknown" in printed
-  assert "the optimizer's moments" in printed  # the plan
+  assert "target 0.02" in printed  # the plan's
 
 
 def test_what_is_gathered_is_listed():

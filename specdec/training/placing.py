@@ -7,6 +7,7 @@ whole on every device. Losses are means over the whole batch wherever its rows
 lie, so a mesh changes rounding and nothing else.
 """
 
+import functools
 import math
 import sys
 
@@ -95,9 +96,13 @@ def whole(place: Placement) -> Placement:
 
 def gathered(net: PyTree, place: Placement | None) -> PyTree:
   """Returns weights of which every device has all."""
-  if place is None:
-    return net
-  return jax.jit(lambda x: x, out_shardings=place.sharding(()))(net)
+  return net if place is None else _gather(place.sharding(()))(net)
+
+
+@functools.lru_cache
+def _gather(where: jax.sharding.NamedSharding):
+  """Returns a function that puts a tree there; it is compiled once."""
+  return jax.jit(lambda x: x, out_shardings=where)
 
 
 def put(head: DraftHead, net: PyTree, place: Placement | None) -> PyTree:
