@@ -24,8 +24,8 @@ class Cached(Sequences):
   """Batches {tokens [b, T+1], last [b, T, M], features ([b, T, M], ...)}.
 
   `last` is the residual stream entering the target's final norm; it and the
-  features are of the type of the target's weights. Every epoch
-  has the same sequences, in another order.
+  features are of the type of the target's weights. Every epoch has the same
+  sequences, in another order.
   """
 
   def __init__(
