@@ -34,10 +34,10 @@ _LAYER = dict(
   num_heads=32,
   num_kv_heads=8,
   head_dim=128,
-  rope_theta=500_000.0,
 )
 # Three streams, entering layers 2, L / 2 and L - 3 of 32; 32,000 of 128,256
-# tokens; seven levels of training-time test, the next with 0.8 of the weight:
+# tokens; seven levels of training-time test, the next with 0.8 of the weight;
+# rotary embeddings with base 10,000, whatever the target has:
 # github.com/SafeAILab/EAGLE, eagle/traineagle3: config.json, main.py,
 # modeling_llama_kv.py, cnets.py.
 _EAGLE3 = HeadConfig(
@@ -84,9 +84,12 @@ KINDS = {
   # github.com/sgl-project/SpecForge, scripts/train_mtp.py, its defaults: one
   # layer behind a frozen target with the target's head, 6e-4, the first 4 % of
   # the steps warmup, clipped at 1, one sequence a GPU of at most 3072 tokens,
-  # six epochs. One level, as in DeepSeek-V3 (arXiv:2412.19437, section 4.2).
+  # six epochs; rotary embeddings are the target's. One level, as in DeepSeek-V3
+  # (arXiv:2412.19437, section 4.2).
   "mtp": dict(
-    head_config=HeadConfig("mtp", head="shared", levels=1, **_LAYER),
+    head_config=HeadConfig(
+      "mtp", head="shared", levels=1, rope_theta=500_000.0, **_LAYER
+    ),
     loss=Loss("cross_entropy"),
     options=dict(
       steps=50_000,
