@@ -42,14 +42,23 @@ class Exchange(NamedTuple):
 def exchanges(
   program: hlo.Program, unknown: Mapping[str, float] = hlo.NO_COUNTS
 ) -> list[Exchange]:
-  """Lists executed collectives; `unknown` as in hlo.Program.runs."""
-  collectives = []
+  """Lists executed collectives; `unknown` as in hlo.Program.runs.
+
+  A TPU runs a collective beside computations in several fusions, each of which
+  shows it: it counts once.
+  """
+  collectives, fused = [], set()
   for outer, _, times in program.runs(unknown):
     if not times:
       continue
     for one in (outer, *program.inside(outer)):
       kind = one.op.removesuffix("-start")
       if kind in COLLECTIVES:
+        channel = re.search(r"channel_id=(\d+)", one.line)
+        if one is not outer and channel:
+          if channel[1] in fused:
+            continue
+          fused.add(channel[1])
         buffers = one.results
         shapes = tuple(b.shape for b in buffers)
         size = sum(b.payload for b in buffers)
