@@ -59,8 +59,10 @@ def test_every_kind_of_command_is_found():
   assert names == [
     "bench",
     "compile_tpu",
+    "compile_training",
     *["generate"] * 5,
     "prepare_data",
+    "train",
     "train",
   ]
 

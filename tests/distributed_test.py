@@ -5,15 +5,17 @@ import socket
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 import programs
 import virtual
+from tiny_training import DECODING, SHAPE, log, write_config, write_letters
 
 
-def generate(*arguments, devices=2):
+def generate(*arguments, devices=2, program="generate"):
   return subprocess.Popen(
-    [sys.executable, programs.SCRIPTS / "generate.py", *arguments],
+    [sys.executable, programs.SCRIPTS / f"{program}.py", *arguments],
     env=virtual.environment(devices),
     stdout=subprocess.PIPE,
     stderr=subprocess.PIPE,
@@ -84,6 +86,62 @@ def test_two_processes_equal_one(common, alone, tmp_path, mesh, devices):
   assert (printed, outputs[1][1]) == ([], "")
   assert not (tmp_path / "1.json").exists()
   assert token_ids(tmp_path / "0.json") == alone
+
+
+OPTIONS = dict(
+  steps=4, batch=4, sequence=8, warmup=1, log_every=1, eval_every=4,
+  save_every=2, eval_sequences=4,
+)  # fmt: skip
+HEAD = dict(kind="eagle3", levels=2, features=(0, 2), vocabulary=11, **SHAPE)
+JOINT = dict(
+  model=dict(vocab_size=28, num_layers=2, **SHAPE),
+  head_config=HEAD | dict(vocabulary=0),
+  loss=dict(divergence="cross_entropy"),
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("joint", [False, True])
+def test_two_processes_train_what_one_trains(tmp_path, joint):
+  target = write_letters(tmp_path / "target")
+  (tmp_path / "text").write_text("the cat sat on a mat " * 30)
+  text = str(tmp_path / "text")
+  shared = dict(data=text, held_out=text, options=OPTIONS, decoding=DECODING)
+  if joint:
+    entries = shared | JOINT | dict(tokenizer=str(target))
+  else:
+    loss = dict(divergence="forward_kl")
+    entries = shared | dict(target=str(target), head_config=HEAD, loss=loss)
+  config = write_config(tmp_path / "config.py", **entries)
+  programs.run("train", config, f"--folder={tmp_path / 'alone'}")
+  port, folder = free_port(), tmp_path / "run"
+  pair = [
+    generate(
+      config,
+      "--distributed",
+      f"--coordinator=127.0.0.1:{port}",
+      "--processes=2",
+      f"--process={i}",
+      "--mesh=data:2",
+      f"--folder={folder}",
+      devices=1,
+      program="train",
+    )
+    for i in range(2)
+  ]
+  outputs = [one.communicate(timeout=600) for one in pair]
+  for one, (_, errors) in zip(pair, outputs):
+    assert one.returncode == 0, errors[-2000:]
+  for ours, theirs in zip(log(folder), log(tmp_path / "alone"), strict=True):
+    for name in {*ours} - {"kind"}:
+      np.testing.assert_allclose(
+        ours[name], theirs[name], rtol=1e-5, atol=1e-5, err_msg=name
+      )
+  files = [
+    sorted(str(x.relative_to(y)) for x in y.glob("[bl]*"))
+    for y in (folder, tmp_path / "alone")
+  ]
+  assert files[0] == files[1] != []
 
 
 def test_who_is_not_there_is_named(common):

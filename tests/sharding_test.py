@@ -113,5 +113,6 @@ def test_memory_of_each_device():
   # All but the norms are shared by four.
   assert split.parts["target"] == pytest.approx(alone["target"] / 4, rel=0.01)
   assert "target 3." in str(split) and "draft" not in str(split)
-  train = memory_plan.training(config, config, place, place)
+  weights = memory_plan.weight_bytes(config, place)
+  train = memory_plan.training(weights, weights)
   assert train.needed == pytest.approx(1.1 * 5 * split.parts["target"])

@@ -85,6 +85,34 @@ def test_loops_of_unknown_length_count_as_asked():
     assert counts.get("written", 0) == expected
 
 
+def test_a_collective_in_several_fusions_counts_once():
+  """The pieces of one have its channel; another channel is another one."""
+  inside = "  %all-gather.{} = f32[8,8]{{1,0}} all-gather(%p), channel_id={}"
+  called = (("one", 7), ("two", 7), ("three", 8))
+  text = "\n".join(
+    f"%{name} (p: f32[4,8]) -> f32[8,8] {{\n"
+    "  %p = f32[4,8]{1,0} parameter(0)\n"
+    f"{inside.format(name, channel)}\n}}\n"
+    for name, channel in called
+  )
+  text += "ENTRY %main (a: f32[4,8]) -> f32[8,8] {\n"
+  text += "  %a = f32[4,8]{1,0} parameter(0)\n"
+  for name, _ in called:
+    text += f"  %run.{name} = f32[8,8]{{1,0}} fusion(%a), calls=%{name}\n"
+  found = traffic.exchanges(hlo.Program(text + "}\n"))
+  assert traffic.by_kind(found) == {"all-gather": (2.0, 512.0)}
+
+
+def test_gathered_finds_whole_weights():
+  def one(kind, *shape):
+    return traffic.Exchange(kind, (shape,), 1.0, 1.0, "")
+
+  shared_out = {(64, 32), (48, 32)}
+  whole = one("all-gather", 1, 32, 64)
+  others = one("all-gather", 64, 16), one("all-reduce", 64, 32)
+  assert traffic.gathered([whole, *others], shared_out) == [whole]
+
+
 def test_collectives_by_kind():
   exchanges = traffic.exchanges(hlo.Program(TEXT))
   assert [(x.kind, x.shape, x.bytes) for x in exchanges] == [

@@ -337,6 +337,14 @@ def test_it_refuses_before_it_begins(place, whole, name):
   assert not (place / "bad").exists()
 
 
+def test_a_cache_is_for_one_process(place, monkeypatch):
+  monkeypatch.setattr(jax, "process_count", lambda: 2)
+  setup = from_config(entries(place, cache=str(place / "states")))
+  with pytest.raises(ValueError, match="cached by one process, and there are"):
+    train_drafter.train(setup, place / "bad", "data:1")
+  assert not (place / "bad").exists()
+
+
 def test_refuses_another_config_in_the_same_folder(place, whole):
   complaint = r"^train: (.|\n)*options\.learning_rate: 0\.02 -> 0\.5"
   with pytest.raises(SystemExit, match=complaint):

@@ -1,9 +1,12 @@
 """Setups of training refuse what cannot be trained, before anything loads."""
 
+import importlib.util
 import re
 
 import pytest
 
+import programs
+from specdec.models import presets
 from specdec.training.setup import (
   HeadSetup,
   JointSetup,
@@ -103,3 +106,28 @@ def test_setups_refuse(config, part, changes, complaint):
     changes = {part: config[part] | changes}
   with pytest.raises(ValueError, match=re.escape(complaint)):
     from_config(config | changes)
+
+
+def published(kind=None):
+  """KINDS of configs/train/published.py, or the setup of one."""
+  path = programs.SCRIPTS.parent / "configs" / "train" / "published.py"
+  spec = importlib.util.spec_from_file_location("published", path)
+  module = importlib.util.module_from_spec(spec)
+  spec.loader.exec_module(module)
+  if kind is None:
+    return module.KINDS
+  return from_config(module.get_config(kind).to_dict())
+
+
+def test_published_settings_fit_an_8b_target():
+  target = presets.get("llama3-8b")
+  for kind in published():
+    setup = published(kind)
+    assert isinstance(setup, HeadSetup)
+    setup.head_config.check(target)
+    assert setup.options.dtype == "bfloat16"
+  eagle3 = published("eagle3")
+  assert eagle3.head_config.features == (2, 32 // 2, 32 - 3)
+  assert (eagle3.head_config.levels, eagle3.loss.decay) == (7, 0.8)
+  with pytest.raises(ValueError, match="known: eagle3, specforge_eagle3, mtp"):
+    published("dream")

@@ -16,10 +16,7 @@ cost model's count), collectives, and how long compiling took. Every step
 is compiled in a process of its own, for at most --patience_seconds.
 """
 
-import os
 import pathlib
-
-import jax
 
 from specdec.benchmark import abstract, results
 from specdec.benchmark.setup import Setup
@@ -30,11 +27,6 @@ from specdec.report import steps as report
 from specdec.utils import files, terminal
 from specdec.utils.spelling import choices
 
-_ENVIRONMENT = {
-  "TPU_SKIP_MDS_QUERY": "1",  # no metadata server is asked
-  "JAX_PLATFORMS": "cpu",  # no chip is opened
-  "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
-}
 # Flags of programs that decode, which make no difference to what is compiled.
 _LEFT_OUT = (
   "chat", "compilation_cache", "max_new_tokens", "prompt_file",
@@ -87,10 +79,7 @@ def read(options: app.Options) -> Setup:
 
 def compile_tpu(options: app.Options) -> None:
   """Compiles the steps, each in a process of its own, and prints a table."""
-  for name, value in _ENVIRONMENT.items():
-    os.environ.setdefault(name, value)
-  jax.config.update("jax_platforms", os.environ["JAX_PLATFORMS"])
-  jax.config.update("jax_enable_compilation_cache", False)  # it is timed
+  steps.open_no_chip()
   setup, chip = read(options), steps.chip_of(options.topology)
   target = abstract.target(setup, steps.devices(options.topology))
   parts = setup, target, abstract.drafter(setup, target)

@@ -61,12 +61,12 @@ def check(options: app.Options, setup: object) -> None:
   app.check_at_least(options, 0, "time_steps")
   if not isinstance(setup, ModelSetup):
     why = "is for a language model or a draft of one; this config has another"
-    names = ("time_steps", "mesh", "draft_ways", "distributed")
-    setup_flags.refuse(options, names, why)
-  elif options.draft_ways is not None and options.mesh is None:
+    setup_flags.refuse(options, ("time_steps",), why)
+  parts = (getattr(setup, x, None) for x in ("target", "head_config"))
+  if options.draft_ways is not None and options.mesh is None:
     raise ValueError("--draft_ways is for --mesh")
-  elif options.draft_ways is not None and not setup.target:
-    raise ValueError("--draft_ways is for a config with a target")
+  if options.draft_ways is not None and not any(parts):
+    raise ValueError("--draft_ways is for a config with a target or a head")
   if options.time_steps:
     why = (
       "has no effect with --time_steps, which times one device; leave it out"
@@ -86,12 +86,13 @@ def train(options: app.Options) -> None:
     terminal.report(training.speed_table(*speed, load=os.getloadavg()))
     return
   folder = app.take_folder("--folder", options.folder)
+  where = options.mesh, options.draft_ways
   if isinstance(setup, ModelSetup):
-    train_model.load(setup, options.mesh, options.draft_ways).train(folder)
+    train_model.load(setup, *where).train(folder)
   elif isinstance(setup, HeadSetup):
-    train_drafter.train(setup, folder)
+    train_drafter.train(setup, folder, *where)
   else:
-    train_joint.train(setup, folder)
+    train_joint.train(setup, folder, *where)
 
 
 main = app.Program(__doc__, define, train, interrupted=app.CONTINUES)

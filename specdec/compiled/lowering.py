@@ -47,7 +47,7 @@ def weights(
   if place is None:
     return shapes
   shardings = model_params.shardings(config, place, cut_groups)
-  return jax.tree.map(_shaped, shapes, shardings)
+  return jax.tree.map(shaped, shapes, shardings)
 
 
 def head_weights(
@@ -70,10 +70,11 @@ def head_weights(
 def replicated(tree: PyTree, place: sharding.Placement | None) -> PyTree:
   """Returns arrays or shapes as shapes of which every device has all."""
   whole = place and place.sharding(())
-  return jax.tree.map(lambda x: _shaped(x, whole), tree)
+  return jax.tree.map(lambda x: shaped(x, whole), tree)
 
 
-def _shaped(x, sharding) -> jax.ShapeDtypeStruct:
+def shaped(x, sharding) -> jax.ShapeDtypeStruct:
+  """Returns an array or a shape as a shape that lies there."""
   return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
 
 
@@ -98,7 +99,7 @@ def inputs(
     ids = jax.ShapeDtypeStruct((batch, 1), jnp.int32)
   key, sampled = jax.eval_shape(lambda: (jax.random.key(0), settings))
   shapes = decode.Inputs(ids, row, key, sampled, row, row, source)
-  return jax.tree.map(_shaped, shapes, decode.input_shardings(shapes, places))
+  return jax.tree.map(shaped, shapes, decode.input_shardings(shapes, places))
 
 
 def steps(
@@ -133,12 +134,12 @@ def steps(
 
   draft, hidden, _ = jax.eval_shape(drafting, params, state)
   draft = draft._replace(
-    tokens=_shaped(draft.tokens, rows),
-    parents=draft.parents and _shaped(draft.parents, rows),
-    log_probs=draft.log_probs and _shaped(draft.log_probs, distribution),
-    count=_shaped(draft.count, rows),
+    tokens=shaped(draft.tokens, rows),
+    parents=draft.parents and shaped(draft.parents, rows),
+    log_probs=draft.log_probs and shaped(draft.log_probs, distribution),
+    count=shaped(draft.count, rows),
   )
-  hidden = hidden and _shaped(hidden, rows)
+  hidden = hidden and shaped(hidden, rows)
 
   def restored(draft, hidden, state):
     if not resumed:

@@ -254,23 +254,16 @@ def _drawing_bytes(models: Sequence[TransformerConfig]) -> float:
   return max(0, peak - held)
 
 
-def training(
-  model: TransformerConfig,
-  target: TransformerConfig | None = None,
-  place: Placement | None = None,
-  target_place: Placement | None = None,
-) -> Plan:
-  """Estimates bytes per device to train a model, without activations.
+def training(size: float, frozen: float = 0) -> Plan:
+  """Estimates bytes per device to train, without activations.
 
   Args:
-    target: frozen teacher of distillation.
+    size: bytes of the trained weights on a device, in float32.
+    frozen: of a target that is not trained.
   """
-  size = weight_bytes(model, place)  # training keeps float32 weights
   names = ("weights", "gradients", "the optimizer's moments")
   parts = dict(zip(names, (size, size, 2 * size)))
-  if target is not None:
-    parts["target"] = weight_bytes(target, target_place)
-  return Plan(parts)
+  return Plan(parts | ({"target": frozen} if frozen else {}))
 
 
 def check(estimate: Plan, place: Placement | None = None) -> None:

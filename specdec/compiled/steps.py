@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import jax
 from jax.experimental import topologies
@@ -25,6 +25,19 @@ _TRIED = (
   "v6e:2x4", "v6e:4x4", "v6e:16x16", "tpu7x:2x2x1",
 )  # fmt: skip
 _CHIPS = {"tpu7x": "v7"}
+_ENVIRONMENT = {
+  "TPU_SKIP_MDS_QUERY": "1",  # no metadata server is asked
+  "JAX_PLATFORMS": "cpu",  # no chip is opened
+  "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+}
+
+
+def open_no_chip() -> None:
+  """Sets JAX up to compile for absent chips, before anything wakes it."""
+  for name, value in _ENVIRONMENT.items():
+    os.environ.setdefault(name, value)
+  jax.config.update("jax_platforms", os.environ["JAX_PLATFORMS"])
+  jax.config.update("jax_enable_compilation_cache", False)  # it is timed
 
 
 def devices(topology: str) -> list:
@@ -54,12 +67,15 @@ def chip_of(topology: str) -> Chip:
 def compile_step(
   lower: Callable[[], jax.stages.Lowered],
   unknown: Mapping[str, float] = hlo.NO_COUNTS,
+  shared_out: Collection[tuple[int, ...]] | None = None,
 ) -> tuple[dict, str]:
   """Returns what a compiled step needs and does, and its program.
 
   Args:
     unknown: how often loops run whose condition depends on data, as of
       hlo.Program.runs.
+    shared_out: shapes of weights of which no chip should gather one whole; the
+      report then says what is gathered so.
   """
   begin = time.perf_counter()
   compiled = lower().compile()
@@ -79,6 +95,9 @@ def compile_step(
     "collectives": traffic.by_kind(exchanges),
     "exchanges": [one._asdict() for one in exchanges],
   }
+  if shared_out is not None:
+    whole = traffic.gathered(exchanges, shared_out)
+    report["gathered"] = [one._asdict() for one in whole]
   return report, text
 
 

@@ -7,7 +7,7 @@ slice's size.
 
 import collections
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 from specdec.compiled import hlo
@@ -42,14 +42,23 @@ class Exchange(NamedTuple):
 def exchanges(
   program: hlo.Program, unknown: Mapping[str, float] = hlo.NO_COUNTS
 ) -> list[Exchange]:
-  """Lists executed collectives; `unknown` as in hlo.Program.runs."""
-  collectives = []
+  """Lists executed collectives; `unknown` as in hlo.Program.runs.
+
+  A TPU runs a collective beside computations in several fusions, each of which
+  shows it: it counts once.
+  """
+  collectives, fused = [], set()
   for outer, _, times in program.runs(unknown):
     if not times:
       continue
     for one in (outer, *program.inside(outer)):
       kind = one.op.removesuffix("-start")
       if kind in COLLECTIVES:
+        channel = re.search(r"channel_id=(\d+)", one.line)
+        if one is not outer and channel:
+          if channel[1] in fused:
+            continue
+          fused.add(channel[1])
         buffers = one.results
         shapes = tuple(b.shape for b in buffers)
         size = sum(b.payload for b in buffers)
@@ -65,6 +74,28 @@ def by_kind(collectives: list[Exchange]) -> dict[str, tuple[float, float]]:
     sums[one.kind][1] += one.times * one.bytes
   ordered = sorted(sums.items(), key=lambda item: -item[1][1])
   return {kind: (count, size) for kind, (count, size) in ordered}
+
+
+def gathered(
+  collectives: list[Exchange], shapes: Collection[tuple[int, ...]]
+) -> list[Exchange]:
+  """Returns the all-gathers after which a chip holds all of such an array.
+
+  Args:
+    shapes: of arrays that are shared out; their dimensions may have changed
+      places.
+  """
+
+  def sides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(sorted(size for size in shape if size > 1))
+
+  whole = {sides(shape) for shape in shapes}
+  return [
+    one
+    for one in collectives
+    if one.kind == "all-gather"
+    and any(sides(shape) in whole for shape in one.shape)
+  ]
 
 
 class Touched(NamedTuple):

@@ -32,8 +32,8 @@ class ParamSpec(NamedTuple):
     return BITS[self.dtype] / 8 * math.prod(self.shape)
 
 
-def _layer_axes(
-  config: TransformerConfig, cross: bool
+def layer_axes(
+  config: TransformerConfig, cross: bool = False
 ) -> dict[str, tuple[str, ...]]:
   """Returns path below a layer -> logical axes.
 
@@ -83,7 +83,7 @@ def specs(config: TransformerConfig) -> dict[str, ParamSpec]:
     axes["relative_bias/table"] = ("buckets", "heads")
 
   def add_layers(count: int, prefix: str, cross: bool) -> None:
-    in_layer = _layer_axes(config, cross)
+    in_layer = layer_axes(config, cross)
     for i in range(count):
       axes.update({f"{prefix}{i}/{path}": x for path, x in in_layer.items()})
 

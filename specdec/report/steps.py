@@ -33,6 +33,19 @@ def table(
   return columns(_HEADER, lines)
 
 
+def gathered(report: dict) -> str:
+  """Says which weights that are shared out a step puts together on a chip."""
+  if "gathered" not in report:
+    return "which weights a chip gathers is unknown"
+  if not report["gathered"]:
+    return "no weight of the target is gathered whole on a chip"
+  return "\n".join(
+    f"gathered whole on a chip: {one['shape']}, {one['times']:g} times, "
+    f"{one['bytes'] / 1e6:.1f} MB, by {one['source']}"
+    for one in report["gathered"]
+  )
+
+
 def _line(report: dict, estimate, memory: float) -> list[str]:
   needed, model = steps.held(report), ""
   if estimate:

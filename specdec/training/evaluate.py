@@ -25,6 +25,7 @@ from specdec.drafters.heads import draft_head as draft_heads
 from specdec.drafters.heads import serve
 from specdec.drafters.heads.draft_head import DraftHead
 from specdec.models import transformer
+from specdec.sharding import Placement
 from specdec.training import data, ngram
 from specdec.training.data import Sequences
 from specdec.training.objective import language_model
@@ -141,10 +142,18 @@ def acceptance_by_decoding(
 
 
 def head_by_decoding(
-  target: Model, head: DraftHead, held_out: Sequences, decoding: Decoding
+  target: Model,
+  head: DraftHead,
+  held_out: Sequences,
+  decoding: Decoding,
+  place: Placement | None = None,
 ) -> Callable[[PyTree, PyTree], dict]:
-  """As acceptance_by_decoding, of the weights of target and draft head."""
-  drafter = serve.drafter(head, target, draft_shape.chain(decoding.k))
+  """As acceptance_by_decoding, of the weights of target and draft head.
+
+  Args:
+    place: of the target, on whose mesh it decodes.
+  """
+  drafter = serve.drafter(head, target, draft_shape.chain(decoding.k), place)
   measure = acceptance_by_decoding(target, drafter, held_out, decoding)
   return lambda weights, net: measure(
     Params(weights, draft_heads.weights_of(head, net, weights))

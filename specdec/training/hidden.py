@@ -23,8 +23,9 @@ from specdec.utils import files
 class Cached(Sequences):
   """Batches {tokens [b, T+1], last [b, T, M], features ([b, T, M], ...)}.
 
-  `last` is the residual stream entering the target's final norm. Every epoch
-  has the same sequences, in another order.
+  `last` is the residual stream entering the target's final norm; it and the
+  features are of the type of the target's weights. Every epoch has the same
+  sequences, in another order.
   """
 
   def __init__(
@@ -61,6 +62,7 @@ class Cached(Sequences):
       return jnp.stack(output.features, axis=1).astype(jnp.bfloat16)
 
     self._run = functools.partial(run, params)
+    self._dtype = jax.tree.leaves(params)[0].dtype
 
   def batch(self, step: int, size: int) -> dict:
     """Returns the batch of a step with the target's hidden states."""
@@ -73,7 +75,7 @@ class Cached(Sequences):
           self._write(row, states)
     states = jnp.asarray(np.stack([np.load(self._path(row)) for row in rows]))
     states = jax.lax.bitcast_convert_type(states, jnp.bfloat16)
-    last, *features = states.astype(jnp.float32).swapaxes(0, 1)
+    last, *features = states.astype(self._dtype).swapaxes(0, 1)
     return {"tokens": tokens, "last": last, "features": tuple(features)}
 
   def _path(self, row: int) -> Path:

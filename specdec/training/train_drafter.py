@@ -11,36 +11,61 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from specdec import checkpoints, drafters
+from specdec import checkpoints
 from specdec.checkpoints import learned as saved
 from specdec.checkpoints.fetch import fetch
 from specdec.drafters.heads import vocabulary
-from specdec.drafters.heads.unroll import growing
 from specdec.models import transformer
-from specdec.training import data, drafting, evaluate, hidden, run, samples
+from specdec.training import (
+  data,
+  drafting,
+  evaluate,
+  hidden,
+  placing,
+  run,
+  samples,
+)
 from specdec.training.setup import HeadSetup
 from specdec.utils import files, remote, terminal
 
 
-def train(setup: HeadSetup, folder: Path) -> None:
-  """Trains, resuming the run if `folder` has a part of it.
+def train(
+  setup: HeadSetup,
+  folder: Path,
+  mesh: str | None = None,
+  draft_ways: int | None = None,
+) -> None:
+  """Trains, resuming the run if `folder` has a part of it, on whatever mesh.
+
+  Args:
+    mesh: 'data:N,model:M' (sharding.parse); None: one copy of all weights on
+      each device.
+    draft_ways: how many devices of the M share the head's weights, default M.
 
   Raises:
     ValueError: the config, the texts and the target do not go together, or the
       folder holds another run.
     FileNotFoundError: a text or the target is not there.
+    MemoryError: it would not fit.
   """
   options, head_config = setup.options, setup.head_config
   remote.check_local("cache", setup.cache or "")
+  if setup.cache and jax.process_count() > 1:
+    raise ValueError(
+      f"cache = {setup.cache}: hidden states are cached by one process, and "
+      f"there are {jax.process_count()}; leave it out"
+    )
   source = fetch(setup.target)
-  config = checkpoints.inspect(source)
+  config = checkpoints.inspect(source, options.dtype)
   if config.encoder_layers:
     raise ValueError(
       f"target {setup.target} is an encoder-decoder; draft heads are trained "
       "on decoders alone"
     )
   head_config.check(config)
-  target = checkpoints.load(source)
+  where = placing.places(mesh, config, head_config, options, draft_ways)
+  placing.check_memory(head_config, config, where)
+  target = checkpoints.load(source, options.dtype, where.target)
   if target.tokenizer is None:
     raise ValueError(f"target {setup.target} brings no tokenizer")
   start = setup.start and saved.load(saved.resolve(setup.start), target)
@@ -53,7 +78,7 @@ def train(setup: HeadSetup, folder: Path) -> None:
   packed, held_out = texts = data.load(
     setup.data, setup.held_out, options, target.tokenizer
   )
-  model = transformer.model(target.config)
+  model = transformer.model(target.config, where.target)
   fingerprint = saved.fingerprint(target)
   settings = run.settings(setup, texts) | {"fingerprint": fingerprint}
   if setup.samples and setup.samples.count:
@@ -73,16 +98,18 @@ def train(setup: HeadSetup, folder: Path) -> None:
       f"{np.isin(packed.rows, ids).mean():.1%} of the text",
       file=sys.stderr,
     )
-  serving, unrolled = (
-    drafters.LEARNED[head_config.kind](head_config, target.config, ids, place)
-    for place in (None, growing)
+  serving, unrolled = placing.heads(
+    head_config, target.config, ids, where.draft
   )
   params = start.net if start else serving.init(jax.random.key(options.seed))
+  params = placing.put(unrolled, params, where.draft)
   objective, evaluated = (
     drafting.objective(unrolled, model, setup.loss, measure)
     for measure in (False, True)
   )
-  measure = evaluate.head_by_decoding(model, serving, held_out, setup.decoding)
+  measure = evaluate.head_by_decoding(
+    model, serving, held_out, setup.decoding, where.target
+  )
   run.claim(folder, settings)
   size = sum(x.size for x in jax.tree.leaves(params)) / 1e6
   run.announce(f"{head_config.kind}, {size:.2f} M parameters", options, packed)
@@ -106,6 +133,10 @@ def train(setup: HeadSetup, folder: Path) -> None:
     export=lambda net, name: saved.save(
       folder / f"{name}{saved.SUFFIX}", head_config, ids, net, fingerprint
     ),
-    decode=lambda net: measure(target.params, jax.tree.map(saved.rounded, net)),
+    decode=lambda net: measure(
+      target.params,
+      jax.tree.map(saved.rounded, placing.gathered(net, where.draft)),
+    ),
+    where=where.draft and placing.shardings(unrolled, params, where.draft),
     evaluated=evaluated,
   )

@@ -8,54 +8,73 @@ from pathlib import Path
 
 import jax
 
-from specdec import checkpoints, drafters
+from specdec import checkpoints, drafters, multihost
 from specdec.checkpoints import learned as saved
 from specdec.drafters.heads import vocabulary
-from specdec.drafters.heads.unroll import growing
+from specdec.models import params as model_params
 from specdec.models import transformer
-from specdec.training import data, evaluate, joint, run, saving
+from specdec.training import data, evaluate, joint, placing, run, saving
 from specdec.training.setup import JointSetup
 from specdec.types import Params
 
 DRAFTER = f"drafter{saved.SUFFIX}"  # its file, in the target's folder
 
 
-def train(setup: JointSetup, folder: Path) -> None:
-  """Trains, resuming the run if `folder` has a part of it.
+def train(
+  setup: JointSetup,
+  folder: Path,
+  mesh: str | None = None,
+  draft_ways: int | None = None,
+) -> None:
+  """Trains, resuming the run if `folder` has a part of it, on whatever mesh.
+
+  Args:
+    mesh, draft_ways: as of train_drafter.train.
 
   Raises:
     ValueError: the config and the texts do not go together, or the folder holds
       another run.
     FileNotFoundError: a text or the tokenizer is not there.
+    MemoryError: it would not fit.
   """
   config, options, decoding = setup.model, setup.options, setup.decoding
-  head_config, model = setup.head_config, transformer.model(config)
+  head_config = setup.head_config
+  where = placing.places(mesh, config, head_config, options, draft_ways)
+  placing.check_memory(head_config, config, where, True)
+  model = transformer.model(config, where.target)
   tokenizer = data.load_tokenizer(setup.tokenizer, config.vocab_size)
   packed, held_out = texts = data.load(
     setup.data, setup.held_out, options, tokenizer
   )
-  target = checkpoints.random_checkpoint(config, options.seed).params
-  params = {"target": target}
+  target = checkpoints.random_checkpoint(
+    config, options.seed, place=where.target
+  ).params
+  params, lie = {"target": target}, {}
+  if where.target:
+    lie["target"] = model_params.shardings(config, where.target)
   size = f"{setup.kind}, {config.num_parameters / 1e6:.2f} M parameters"
   decode, ids = None, None
   if head_config:
     ids, _ = vocabulary.most_frequent(
       packed.rows, head_config.vocabulary, config.vocab_size
     )
-    serving, unrolled = (
-      drafters.LEARNED[head_config.kind](head_config, config, ids, place)
-      for place in (None, growing)
-    )
+    serving, unrolled = placing.heads(head_config, config, ids, where.draft)
     objective, evaluated = (
       joint.with_drafter(model, unrolled, setup.loss, measured)
       for measured in (False, True)
     )
-    measure = evaluate.head_by_decoding(model, serving, held_out, decoding)
+    measure = evaluate.head_by_decoding(
+      model, serving, held_out, decoding, where.target
+    )
 
     def decode(weights):
-      return measure(weights["target"], weights["drafter"])
+      net = placing.gathered(weights["drafter"], where.draft)
+      return measure(weights["target"], net)
 
-    params["drafter"] = net = serving.init(jax.random.key(options.seed))
+    net = serving.init(jax.random.key(options.seed))
+    params["drafter"] = net = placing.put(unrolled, net, where.draft)
+    if where.draft:
+      lie["drafter"] = placing.shardings(unrolled, net, where.draft)
     net_size = sum(x.size for x in jax.tree.leaves(net))
     size += f" and {net_size / 1e6:.2f} M of the drafter"
   elif setup.layer_skip:
@@ -78,13 +97,16 @@ def train(setup: JointSetup, folder: Path) -> None:
   run.claim(folder, settings | {"kind": setup.kind})
 
   def export(weights, name):
+    # Of every process, before the first one writes.
+    net = jax.tree.map(multihost.whole, weights.get("drafter"))
+
     def write_drafter(scratch):  # which is for these weights and no others
       fingerprint = saved.fingerprint(checkpoints.load(scratch))
       saved.save(
         scratch / DRAFTER,
         head_config,
         ids,
-        weights["drafter"],
+        net,
         fingerprint,
         "float32",
       )
@@ -104,5 +126,6 @@ def train(setup: JointSetup, folder: Path) -> None:
     folder,
     export=export,
     decode=decode,
+    where=lie if mesh else None,
     evaluated=joint.with_target_loss(evaluated),
   )

@@ -21,7 +21,15 @@ from specdec.compiled import memory_plan
 from specdec.models import params as model_params
 from specdec.models import transformer
 from specdec.sharding import Placement
-from specdec.training import data, evaluate, loop, run, samples, saving
+from specdec.training import (
+  data,
+  evaluate,
+  loop,
+  placing,
+  run,
+  samples,
+  saving,
+)
 from specdec.training.objective import (
   Objective,
   distillation,
@@ -201,13 +209,12 @@ def _placements(
     )
   elif mesh is not None:
     place = sharding.places(mesh, setup.model.counts).target
-  piece = setup.options.batch // setup.options.accumulate
-  if place and piece % place.ways("rows"):
-    raise ValueError(
-      f"mesh = {mesh} does not divide the {piece} sequences that are computed "
-      "at once (options.batch / options.accumulate)"
-    )
-  plan = memory_plan.training(setup.model, target, place, target_place)
+  if place:
+    placing.check_rows(mesh, place, setup.options)
+  plan = memory_plan.training(
+    memory_plan.weight_bytes(setup.model, place),
+    memory_plan.weight_bytes(target, target_place) if target else 0,
+  )
   terminal.report(
     f"train: memory on each device: {plan} and activations", file=sys.stderr
   )

@@ -126,9 +126,10 @@ def attend_and_feed(
   angles = rope_angles(config, view.positions, None)
   attention = Attention(config, place, name="attention")
   y, layer = attention(read, layer, angles, view)
-  x = stream + y
+  x = place(stream + y, "rows", None, None)  # sums over the devices of heads
   y = RMSNorm(config.norm_epsilon, name="mlp_norm")(x)
-  return x + MLP(config, place, name="mlp")(y), layer
+  y = MLP(config, place, name="mlp")(y)
+  return place(x + y, "rows", None, None), layer
 
 
 class Head(nn.Module):

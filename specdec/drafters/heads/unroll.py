@@ -7,28 +7,36 @@ The tokens are the text's. What level j sees at position i is what decoding
 would: committed positions up to the root, i - j, and its own path behind it.
 """
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
-import numpy as np
 
+from specdec import sharding
 from specdec.drafters.heads.draft_head import (
   DraftHead,
   TargetWeights,
   View,
 )
 from specdec.models import attention
+from specdec.models.transformer import Place
 from specdec.types import Array, ModelOutput, PyTree
 
 
+@dataclasses.dataclass(frozen=True)
 class Growing:
   """Stands in for a placement in training: KV grow by concatenation.
 
   A cache written in place would be copied by every gradient.
+
+  Attributes:
+    place: of activations, on a mesh.
   """
 
+  place: Place = sharding.anywhere
+
   def __call__(self, x: Array, *names: str | None) -> Array:
-    del names
-    return x
+    return self.place(x, *names)
 
   def on_each(self, write, arguments, result):
     del write, arguments, result
@@ -107,16 +115,18 @@ def _view(batch: int, size: int, level: int, start: int) -> View:
   Args:
     start: position of the first token in the head's KV cache.
   """
-  at = np.arange(size)
+  # Of iotas: as constants the masks of long texts would fill the program.
+  at = jnp.arange(size)
+  row, column = at[:, None], at[None, :]
   # Committed, up to the root.
-  parts = [(at[None, :] <= at[:, None] - level) & (at[None, :] >= start)]
+  parts = [(column <= row - level) & (column >= start)]
   for m in range(1, level + 1):  # the path: level m stood level - m before
-    parts.append(at[None, :] == at[:, None] - (level - m))
-  mask = np.concatenate(parts, axis=1)
-  mask[: level + start, -1] = True  # no such round: lest nothing be seen
+    parts.append(column == row - (level - m))
+  # No such round: lest nothing be seen.
+  parts[-1] |= (row < level + start) & (column == size - 1)
+  mask = jnp.concatenate(parts, axis=1)
   where, mask = (
-    jnp.broadcast_to(jnp.asarray(x)[None], (batch, *x.shape))
-    for x in (at, mask)
+    jnp.broadcast_to(x[None], (batch, *x.shape)) for x in (at, mask)
   )
   return View(jnp.zeros((batch,), jnp.int32), 0, where, None, mask=mask)
 

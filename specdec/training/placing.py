@@ -1,0 +1,176 @@
+"""Places a target and its draft head on a mesh for training.
+
+The target lies as it is served. Of the head, whatever kind it is, heads and
+inner columns of decoder layers are split as a model's are (sharding.py), every
+other matrix along the first dimension that its devices divide, and vectors lie
+whole on every device. Losses are means over the whole batch wherever its rows
+lie, so a mesh changes rounding and nothing else.
+"""
+
+import functools
+import math
+import sys
+
+import jax
+import numpy as np
+
+from specdec import drafters, multihost, sharding
+from specdec.compiled import memory_plan
+from specdec.drafters.heads.draft_head import DraftHead
+from specdec.drafters.heads.head_config import HeadConfig
+from specdec.drafters.heads.unroll import Growing
+from specdec.models import params as model_params
+from specdec.models.config import TransformerConfig
+from specdec.sharding import Placement, Places
+from specdec.training.options import Options
+from specdec.types import PyTree
+from specdec.utils import terminal
+
+
+def places(
+  mesh: str | None,
+  target: TransformerConfig,
+  head_config: HeadConfig | None,
+  options: Options,
+  draft_ways: int | None = None,
+  devices=None,
+) -> Places:
+  """Returns where target and head lie; nowhere in particular without a mesh.
+
+  Args:
+    mesh: 'data:N,model:M' (sharding.parse).
+    head_config: None: there is no head.
+    draft_ways: how many devices of the M share the head's weights, default M;
+      1: each has all of them.
+    devices: default all of JAX's.
+
+  Raises:
+    ValueError: the mesh has more devices than there are, or they do not divide
+      the sequences that are computed at once, the target or the head.
+  """
+  if mesh is None:
+    return Places(None)
+  counts = None
+  if head_config:
+    # Matrices outside of its layers are split where that is possible.
+    layers = head_config.layers.counts | {"vocab": 0}
+    counts = layers if head_config.num_layers else dict.fromkeys(layers, 0)
+  where = sharding.places(mesh, target.counts, counts, draft_ways, devices)
+  check_rows(mesh, where.target, options)
+  return where
+
+
+def check_rows(mesh: str, place: Placement, options: Options) -> None:
+  """Raises ValueError where the mesh does not divide a microbatch."""
+  piece = options.batch // options.accumulate
+  if piece % place.ways("rows"):
+    raise ValueError(
+      f"mesh = {mesh} does not divide the {piece} sequences that are computed "
+      "at once (options.batch / options.accumulate)"
+    )
+
+
+def heads(
+  head_config: HeadConfig,
+  target: TransformerConfig,
+  ids: np.ndarray | None,
+  place: Placement | None,
+) -> tuple[DraftHead, DraftHead]:
+  """Returns a head as it drafts, and as it is trained.
+
+  Args:
+    ids: [n] tokens that it can draft; None: all.
+    place: of the head in training; it drafts with all of its weights on every
+      device.
+  """
+  serving = place and whole(place)
+  training = Growing(place) if place else Growing()
+  make = drafters.LEARNED[head_config.kind]
+  return tuple(make(head_config, target, ids, x) for x in (serving, training))
+
+
+def whole(place: Placement) -> Placement:
+  """Returns the placement of which every device has all, but for the rows."""
+  return Placement(place.mesh, sharding.Rules(rows=place.rules.rows))
+
+
+def gathered(net: PyTree, place: Placement | None) -> PyTree:
+  """Returns weights of which every device has all."""
+  return net if place is None else _gather(place.sharding(()))(net)
+
+
+@functools.lru_cache
+def _gather(where: jax.sharding.NamedSharding):
+  """Returns a function that puts a tree there; it is compiled once."""
+  return jax.jit(lambda x: x, out_shardings=where)
+
+
+def put(head: DraftHead, net: PyTree, place: Placement | None) -> PyTree:
+  """Returns a head's weights, which every process has, on their devices."""
+  if place is None:
+    return net
+  return jax.tree.map(multihost.put, net, shardings(head, net, place))
+
+
+def shardings(head: DraftHead, net: PyTree, place: Placement) -> PyTree:
+  """Returns the NamedSharding of every weight of a head.
+
+  Args:
+    net: arrays or shapes.
+  """
+  in_layers = model_params.layer_axes(head.head_config.layers)
+  ways = place.ways("mlp")
+
+  def of_leaf(path, x) -> jax.sharding.NamedSharding:
+    name = "/".join(part.key for part in path)
+    for end, axes in in_layers.items():
+      if name.endswith(f"/{end}"):
+        return place.sharding(axes, name, x.shape)
+    axes = [None] * x.ndim
+    divisible = [i for i, size in enumerate(x.shape) if size % ways == 0]
+    if x.ndim > 1 and divisible:
+      axes[divisible[0]] = "mlp"
+    return place.sharding(tuple(axes), name)
+
+  return jax.tree_util.tree_map_with_path(of_leaf, net)
+
+
+def plan(
+  head_config: HeadConfig | None,
+  target: TransformerConfig,
+  where: Places,
+  trains_target: bool = False,
+) -> memory_plan.Plan:
+  """Estimates what each device must hold.
+
+  Args:
+    head_config: None: there is no head.
+    target: its config; it is held in its dtype.
+  """
+  head_size, size = 0, memory_plan.weight_bytes(target, where.target)
+  if head_config:
+    few = head_config.vocabulary
+    ids = np.arange(few) if few else None
+    _, head = heads(head_config, target, ids, where.draft)
+    net = jax.eval_shape(head.init, jax.random.key(0))
+    shapes = [x.shape for x in jax.tree.leaves(net)]
+    if where.draft:
+      lie = jax.tree.leaves(shardings(head, net, where.draft))
+      shapes = [to.shard_shape(shape) for to, shape in zip(lie, shapes)]
+    head_size = 4 * sum(map(math.prod, shapes))  # float32
+  if trains_target:
+    return memory_plan.training(head_size + size)
+  return memory_plan.training(head_size, size)
+
+
+def check_memory(*args) -> None:
+  """Reports the `plan` of these arguments.
+
+  Raises:
+    MemoryError: it would not fit.
+  """
+  estimate, where = plan(*args), args[2]
+  terminal.report(
+    f"train: memory on each device: {estimate} and activations", sys.stderr
+  )
+  memory_plan.check(estimate, where.target)

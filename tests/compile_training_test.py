@@ -1,0 +1,94 @@
+"""A draft head's training step compiles for a TPU that is not there."""
+
+import json
+import subprocess
+import sys
+
+import jax
+import pytest
+
+import programs
+from specdec.compiled import steps
+from specdec.report import steps as report
+
+CONFIGS = programs.SCRIPTS.parent / "configs" / "train"
+SMALL = (
+  "--mesh=data:2,model:2", f"--config={CONFIGS / 'drafter.py'}:eagle3",
+  "--config.options.sequence=32", "--config.options.batch=4",
+  "--config.head_config.levels=2", "--config.options.dtype=bfloat16",
+)  # fmt: skip
+
+
+def test_a_small_head_on_four_chips(tmp_path):
+  pytest.importorskip("libtpu", reason="libtpu is not installed")
+  path = tmp_path / "step.json"
+  script = programs.SCRIPTS / "compile_training.py"
+  flags = "--topology=v5e:2x2", "--here", f"--json={path}"
+  done = subprocess.run(  # libtpu is opened once in a process
+    [sys.executable, script, *SMALL, *flags],
+    capture_output=True,
+    text=True,
+    check=False,
+  )
+  assert done.returncode == 0, done.stderr[-2000:]
+  assert "no weight of the target is gathered whole" in done.stdout
+  document = json.loads(path.read_text())
+  [step] = document["steps"]
+  assert step["fits"] and step["gathered"] == [] and step["read"] > 0
+  # Weights, moments and the target; gradients are temporary.
+  plan = document["plan"]
+  held = sum(plan.values()) - plan["gradients"]
+  assert step["arguments"] == pytest.approx(held, rel=0.15)
+
+
+@pytest.mark.parametrize(
+  "flags, sentence",
+  [
+    ([], "give --config, as configs/train/published.py:eagle3"),
+    (SMALL[1:2], "give --mesh, e.g. --mesh=data:2,model:8"),
+    (SMALL, "needs 4 devices; there are 1"),
+    (
+      ["--mesh=data:1", f"--config={CONFIGS / 'target.py'}"],
+      "--config is not that of a draft head",
+    ),
+    ([*SMALL, "--here", "--patience_seconds=9"], "--here has no time limit"),
+    ([*SMALL, "--topology=v9:1x1"], "no chip 'v9'"),
+    ([*SMALL, "--folder=x"], "Unknown command line flag 'folder'"),
+  ],
+)
+def test_flags_are_refused(monkeypatch, flags, sentence):
+  monkeypatch.setattr(steps, "devices", lambda _: jax.devices()[:1])
+  monkeypatch.setattr(steps, "open_no_chip", lambda: None)
+  with pytest.raises(SystemExit, match=sentence):
+    programs.run("compile_training", *flags)
+
+
+def test_a_step_that_takes_too_long_or_too_much_is_reported(
+  monkeypatch, capsys
+):
+  commands = []
+
+  def apart(module, argv, patience):
+    commands.append((module, argv, patience))
+    return {"error": f"not in {patience} s"}
+
+  monkeypatch.setattr(steps, "devices", lambda _: jax.devices())
+  monkeypatch.setattr(steps, "open_no_chip", lambda: None)
+  monkeypatch.setattr(steps, "compile_apart", apart)
+  flags = [*SMALL, "--mesh=data:1", "--patience_seconds=9"]
+  with pytest.raises(SystemExit, match="train: not compiled, or too much"):
+    programs.run("compile_training", *flags)
+  [(module, argv, patience)] = commands
+  assert (module, patience) == ("specdec.cli.compile_training", 9)
+  assert argv == [*flags, "--here", "--patience_seconds=0"]
+  printed = capsys.readouterr().out
+  assert "not in 9 s" in printed and "is unknown" in printed
+  assert "target 0.02" in printed  # the plan's
+
+
+def test_what_is_gathered_is_listed():
+  one = {"shape": [[64, 32]], "times": 2, "bytes": 8e6, "source": "jit(step)/x"}
+  line = report.gathered({"gathered": [one]})
+  assert line == (
+    "gathered whole on a chip: [[64, 32]], 2 times, 8.0 MB, by jit(step)/x"
+  )

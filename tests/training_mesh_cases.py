@@ -1,0 +1,419 @@
+"""Training on eight virtual devices; run by training_mesh_test.py.
+
+Losses of every step and of held-out texts are one device's, and a run that is
+stopped goes on upon another mesh.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import programs
+import tiny_training
+from specdec import checkpoints, sharding
+from specdec.checkpoints import learned as saved
+from specdec.compiled import steps
+from specdec.drafters.heads.head_config import HeadConfig
+from specdec.models import transformer
+from specdec.models.config import TransformerConfig
+from specdec.training import (
+  ahead,
+  data,
+  drafting,
+  evaluate,
+  objective,
+  placing,
+  run,
+  train_drafter,
+  train_joint,
+)
+from specdec.training.options import Options
+from specdec.training.setup import from_config
+from specdec.types import Source
+from tiny_training import DECODING, Killed, log
+
+SHAPE = dict(width=16, mlp_width=32, num_heads=4, num_kv_heads=2, head_dim=8)
+SLOW = pytest.mark.slow
+OPTIONS = dict(
+  steps=4,
+  batch=8,
+  sequence=10,
+  warmup=1,
+  learning_rate=1e-3,
+  log_every=1,
+  eval_every=4,
+  save_every=2,
+  eval_sequences=12,
+)
+ONE, DEVICES = "data:1", 8
+CONFIG = TransformerConfig(vocab_size=32, num_layers=2, **SHAPE)
+HEADS = {
+  "eagle3": dict(features=(0, 2), vocabulary=11),
+  "published_eagle3": dict(
+    kind="eagle3", features=(0, 1, 2), layout="published", vocabulary=16
+  ),
+  "mtp": dict(head="shared", vocabulary=12),
+  "medusa": dict(num_layers=0),
+  "prophet": dict(head="shared"),
+}
+
+
+def head_entries(head):
+  return dict(kind=head, levels=2) | SHAPE | HEADS[head]
+
+
+def killing(patch, stop):
+  """Makes the batch of a step kill the run."""
+  honest = data.Packed.batch
+
+  def batch(self, step, size):
+    if step == stop:
+      raise Killed
+    return honest(self, step, size)
+
+  patch.setattr(data.Packed, "batch", batch)
+
+
+def run_head(folder, head, mesh, ways=None, stop=None):
+  """Trains a head and is not evaluated by decoding; returns its log.
+
+  Args:
+    stop: step before which it is killed; None: never.
+  """
+  options, head_config = Options(**OPTIONS), HeadConfig(**head_entries(head))
+  where = placing.places(mesh, CONFIG, head_config, options, ways)
+  target = checkpoints.random_checkpoint(CONFIG, 0, place=where.target)
+  model = transformer.model(CONFIG, where.target)
+  ids = np.arange(head_config.vocabulary) if head_config.vocabulary else None
+  serving, unrolled = placing.heads(head_config, CONFIG, ids, where.draft)
+  net = placing.put(unrolled, serving.init(jax.random.key(1)), where.draft)
+  packed = data.Packed(tiny_training.stream(), options.sequence)
+  with pytest.MonkeyPatch.context() as patch:
+    killing(patch, stop)
+    run.train(
+      net,
+      target.params,
+      drafting.objective(unrolled, model, drafting.Loss()),
+      packed,
+      packed,
+      options,
+      folder,
+      export=lambda *_: None,
+      where=where.draft and placing.shardings(unrolled, net, where.draft),
+    )
+  return log(folder)
+
+
+def assert_same(ours, theirs):
+  assert len(ours) == len(theirs) > 4
+  for one, other in zip(ours, theirs):
+    assert one.keys() == other.keys()
+    for name in {*one} - {"kind"}:
+      np.testing.assert_allclose(
+        one[name], other[name], rtol=1e-5, atol=1e-5, err_msg=name
+      )
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+  """(head) -> its log of one device."""
+  logs, folder = {}, tmp_path_factory.mktemp("alone")
+
+  def of(head):
+    if head not in logs:
+      logs[head] = run_head(folder / head, head, ONE)
+    return logs[head]
+
+  return of
+
+
+@pytest.mark.parametrize(
+  "head, mesh, ways",
+  [
+    ("published_eagle3", "data:2,model:4", None),
+    pytest.param("eagle3", "data:2,model:4", 2, marks=SLOW),
+    pytest.param("eagle3", "model:8", 4, marks=SLOW),
+    pytest.param("published_eagle3", "data:8", None, marks=SLOW),
+    pytest.param("mtp", "data:8", None, marks=SLOW),
+    pytest.param("medusa", "data:4,model:2", None, marks=SLOW),
+    pytest.param("prophet", "data:4,model:2", 1, marks=SLOW),
+    pytest.param("prophet", "data:2,model:4", None, marks=SLOW),
+  ],
+)
+def test_heads_learn_on_eight_devices_as_on_one(
+  tmp_path, alone, head, mesh, ways
+):
+  assert_same(run_head(tmp_path, head, mesh, ways), alone(head))
+
+
+@pytest.mark.parametrize(
+  "first, second",
+  [
+    (ONE, "data:2,model:4"),
+    pytest.param("data:4,model:2", ONE, marks=SLOW),
+  ],
+)
+def test_a_run_goes_on_upon_another_mesh(tmp_path, alone, first, second):
+  with pytest.raises(Killed):
+    run_head(tmp_path, "eagle3", first, stop=3)
+  assert [x["step"] for x in log(tmp_path)] == [1, 2, 3]
+  assert_same(run_head(tmp_path, "eagle3", second), alone("eagle3"))
+
+
+@pytest.mark.parametrize("head", ["published_eagle3", "medusa"])
+def test_a_head_lies_where_its_plan_says(head):
+  head_config = HeadConfig(**head_entries(head))
+  options = Options(**OPTIONS)
+  where = placing.places("data:2,model:4", CONFIG, head_config, options)
+  ids = np.arange(head_config.vocabulary) if head_config.vocabulary else None
+  serving, unrolled = placing.heads(head_config, CONFIG, ids, where.draft)
+  net = placing.put(unrolled, serving.init(jax.random.key(0)), where.draft)
+  held = sum(
+    4 * np.prod(x.sharding.shard_shape(x.shape)) for x in jax.tree.leaves(net)
+  )
+  whole = sum(x.nbytes for x in jax.tree.leaves(net))
+  plan = placing.plan(head_config, CONFIG, where)
+  assert plan.parts["weights"] == held < whole / 3
+  if head == "published_eagle3":
+    layer = net["layer_0"]
+    parts = {
+      name: layer["attention"][name]["weight"].sharding.spec for name in "qko"
+    }
+    # Two KV heads for four devices: pairs of them share one.
+    assert parts == {
+      "q": jax.P(("model", "model_2"), None),
+      "k": jax.P(("model",), None),
+      "o": jax.P(None, ("model", "model_2")),
+    }
+  again = placing.gathered(net, where.draft)
+  for one, other in zip(jax.tree.leaves(again), jax.tree.leaves(net)):
+    assert one.sharding.is_fully_replicated
+    np.testing.assert_array_equal(one, other)
+
+
+def bigram(params, frozen, batch):
+  """The loss of a table of next tokens, on texts of unequal lengths."""
+  del frozen
+  logits = params["table"][batch.tokens[:, :-1]]
+  loss = objective.text_cross_entropy(logits, batch)
+  return loss, {"cross_entropy": loss}
+
+
+def run_ragged(folder, data_ways):
+  rng = np.random.default_rng(0)
+  tokens = rng.integers(0, 7, (40, 11), dtype=np.int32)
+  length = rng.integers(1, 11, 40, dtype=np.int32)
+  source = Source(tokens, length)  # of which the table knows nothing
+  rows = data.Sequences(data.Pairs(source, tokens, length))
+  mesh = sharding.make_mesh(data_ways, 1)
+  whole = sharding.Placement(mesh, sharding.Rules()).sharding(())
+  table = jax.random.normal(jax.random.key(0), (7, 7))
+  run.train(
+    {"table": table},
+    None,
+    bigram,
+    rows,
+    rows,
+    Options(**OPTIONS | dict(accumulate=2, batch=16)),
+    folder,
+    export=lambda *_: None,
+    where={"table": whole},
+  )
+  return log(folder)
+
+
+def mean_of_devices(values, batch):
+  """The bug: every device takes the mean of its own rows, then all do."""
+  position = jnp.arange(values.shape[1])
+  counts = (position[None] < batch.length[:, None]).astype(values.dtype)
+  sums, counts = (
+    x.reshape(DEVICES, -1).sum(axis=1) for x in (values * counts, counts)
+  )
+  return jnp.mean(sums / counts)
+
+
+def test_a_mean_is_over_all_rows_wherever_they_lie(tmp_path, monkeypatch):
+  alone = run_ragged(tmp_path / "alone", 1)
+  assert_same(run_ragged(tmp_path / "meshed", 8), alone)
+  monkeypatch.setattr(objective, "mean", mean_of_devices)
+  with pytest.raises(AssertionError, match="Not equal to tolerance"):
+    assert_same(run_ragged(tmp_path / "planted", 8), alone)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+  """A folder with a target, which is also a tokenizer, and a text."""
+  folder = tmp_path_factory.mktemp("place")
+  (folder / "target").mkdir()
+  programs.write_model(folder / "target", vocab_size=32, **SHAPE)
+  settings = folder / "target" / "tokenizer_config.json"
+  settings.write_text('{"eos_token": "z"}')
+  words = ["the", "cat", "sat", "on", "a", "mat"] * 40
+  words = np.random.default_rng(0).permutation(words)
+  (folder / "text").write_text(" ".join(words))
+  return folder
+
+
+def entries(place, **changes):
+  text = str(place / "text")
+  shared = dict(data=text, held_out=text, options=OPTIONS, decoding=DECODING)
+  return from_config(shared | changes)
+
+
+def joint(place, **changes):
+  return entries(
+    place,
+    tokenizer=str(place / "target"),
+    model=dict(vocab_size=32, num_layers=2, **SHAPE),
+    **changes,
+  )
+
+
+JOINT = {
+  "mtp": dict(
+    head_config=head_entries("mtp") | dict(vocabulary=0),
+    loss=dict(divergence="cross_entropy", token_weight=0.3),
+  ),
+  "layerskip": dict(
+    layer_skip=dict(dropout=0.5, rotation=1),
+    decoding=DECODING | dict(exit_layer=1),
+  ),
+}
+
+
+@pytest.mark.parametrize(
+  "kind, decodes",
+  [
+    ("mtp", False),
+    pytest.param("mtp", True, marks=SLOW),
+    pytest.param("layerskip", True, marks=SLOW),
+  ],
+)
+def test_joint_training_on_eight_devices_is_that_on_one(
+  place, tmp_path, monkeypatch, kind, decodes
+):
+  if not decodes:
+    monkeypatch.setattr(
+      evaluate, "head_by_decoding", lambda *_: lambda *_: {"tokens": 1.0}
+    )
+  setup = joint(place, **JOINT[kind])
+  logs = []
+  for name, mesh in (("alone", ONE), ("meshed", "data:2,model:4")):
+    train_joint.train(setup, tmp_path / name, mesh)
+    logs.append(log(tmp_path / name))
+  assert_same(*reversed(logs))
+  if kind == "mtp":  # of one device or of eight, the drafter is its target's
+    target = checkpoints.load(tmp_path / "meshed" / "last")
+    path = tmp_path / "meshed" / "last" / "drafter.safetensors"
+    assert saved.load(path, target).head_config.kind == "mtp"
+
+
+@SLOW
+@pytest.mark.parametrize("head", HEADS)
+def test_a_whole_run_with_decoding_and_a_cache(place, tmp_path, head):
+  setup = entries(
+    place,
+    target=str(place / "target"),
+    head_config=head_entries(head),
+    loss=dict(divergence="forward_kl"),
+    cache=str(tmp_path / "cache") if head == "eagle3" else None,
+  )
+  logs = []
+  for name, mesh in (("alone", None), ("meshed", "data:2,model:4")):
+    train_drafter.train(setup, tmp_path / name, mesh)
+    logs.append(log(tmp_path / name))
+  assert_same(*reversed(logs))
+  target = checkpoints.load(place / "target")
+  first, second = (
+    saved.load(tmp_path / name / "last.safetensors", target).net
+    for name in ("alone", "meshed")
+  )
+  for one, other in zip(jax.tree.leaves(first), jax.tree.leaves(second)):
+    # Rounded to bfloat16, which rounds unlike what lies near a tie.
+    np.testing.assert_allclose(one, other, rtol=1e-2, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+  "mesh, options, sentence",
+  [
+    ("data:8,model:2", {}, "needs 16 devices; there are 8"),
+    ("data:3", {}, "mesh = data:3 does not divide the 8 sequences"),
+    ("data:8", dict(accumulate=2), "does not divide the 4 sequences"),
+    ("model:8", {}, "8 chips do not divide the 4 query heads of the target"),
+    ("model:4,rows:2", {}, "'rows:2' is no axis"),
+  ],
+)
+def test_meshes_that_cannot_be_are_refused_before_a_weight_is_read(
+  place, tmp_path, monkeypatch, mesh, options, sentence
+):
+  monkeypatch.setattr(checkpoints, "load", None)
+  setup = entries(
+    place,
+    target=str(place / "target"),
+    head_config=head_entries("eagle3"),
+    loss=dict(divergence="forward_kl"),
+    options=OPTIONS | options,
+  )
+  with pytest.raises(ValueError, match=sentence):
+    train_drafter.train(setup, tmp_path / "run", mesh)
+  assert not (tmp_path / "run").exists()
+  with pytest.raises(ValueError, match=sentence):
+    train_joint.train(
+      joint(place, **JOINT["mtp"] | dict(options=OPTIONS | options)),
+      tmp_path / "run",
+      mesh,
+    )
+
+
+def test_a_head_s_own_heads_must_divide(place, tmp_path):
+  three = head_entries("eagle3") | dict(num_heads=6, num_kv_heads=3)
+  setup = entries(
+    place,
+    target=str(place / "target"),
+    head_config=three,
+    loss=dict(divergence="forward_kl"),
+  )
+  with pytest.raises(ValueError, match="4 chips do not divide the 6 query he"):
+    train_drafter.train(setup, tmp_path / "run", "data:2,model:4")
+  where = placing.places(
+    "data:2,model:4", CONFIG, setup.head_config, setup.options, draft_ways=1
+  )
+  assert where.draft.ways("query") == 1
+
+
+def test_no_weight_of_the_target_is_gathered(place, monkeypatch):
+  """What is lowered from shapes has what a real run has."""
+  setup = entries(
+    place,
+    target=str(place / "target"),
+    head_config=head_entries("published_eagle3") | dict(levels=1),
+    loss=dict(divergence="forward_kl"),
+  )
+
+  def compiled():
+    step = ahead.step(setup, "data:2,model:4")
+    report, _ = steps.compile_step(step.lower, shared_out=step.shared_out)
+    plan = step.plan.parts
+    held = sum(plan.values()) - plan["gradients"]
+    assert report["arguments"] == pytest.approx(held, rel=0.02)
+    return report["gathered"]
+
+  assert compiled() == []
+  honest = drafting.objective
+
+  def planted(*args, **options):
+    compute = honest(*args, **options)
+
+    def objective(net, frozen, tokens):
+      whole = jax.sharding.PartitionSpec()
+      mesh = sharding.places("data:2,model:4", CONFIG.counts).target.mesh
+      frozen = jax.lax.with_sharding_constraint(
+        frozen, jax.sharding.NamedSharding(mesh, whole)
+      )
+      return compute(net, frozen, tokens)
+
+    return objective
+
+  monkeypatch.setattr(drafting, "objective", planted)
+  assert {tuple(x["shape"][0]) for x in compiled()} >= {(32, 16), (16, 32)}
