@@ -109,6 +109,7 @@ for _name, _options in _BLOCKS.items():
     features=(1, 3),
     levels=3,
     num_layers=2 if _name == "dflash" else 1,
+    num_heads=3,  # scores of a block have no cache's shape
     block=BlockConfig(rank=4, **_options),
   )
 
@@ -302,7 +303,9 @@ def of_table(kind: str, ids, shape, copies: int = 0):
     num_kv_heads=1,
     head_dim=4,
   )
-  head = draft_head(kind, not ids, config=config, ids=np.array(ids))
+  changes = {"features": (1,)} if kind in BLOCKS else {}
+  ids = np.array(ids)
+  head = draft_head(kind, not len(ids), config=config, ids=ids, **changes)
   embed = jax.random.normal(jax.random.key(3), (width, width))
   params = TABLES.target | {"embed": {"weight": embed}}
   net = sharpened(head.init(jax.random.key(4)), 3)

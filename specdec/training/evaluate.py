@@ -16,13 +16,13 @@ from specdec import (
   checkpoints,
   decode,
   draft_shape,
+  drafters,
   multihost,
   sampling,
 )
 from specdec.benchmark import decoder, metrics
 from specdec.checkpoints.fetch import fetch
 from specdec.drafters.heads import draft_head as draft_heads
-from specdec.drafters.heads import serve
 from specdec.drafters.heads.draft_head import DraftHead
 from specdec.models import transformer
 from specdec.training import data, ngram
@@ -144,7 +144,7 @@ def head_by_decoding(
   target: Model, head: DraftHead, held_out: Sequences, decoding: Decoding
 ) -> Callable[[PyTree, PyTree], dict]:
   """As acceptance_by_decoding, of the weights of target and draft head."""
-  drafter = serve.drafter(head, target, draft_shape.chain(decoding.k))
+  drafter = drafters.from_head(head, target, draft_shape.chain(decoding.k))
   measure = acceptance_by_decoding(target, drafter, held_out, decoding)
   return lambda weights, net: measure(
     Params(weights, draft_heads.weights_of(head, net, weights))

@@ -78,7 +78,7 @@ def train(setup: HeadSetup, folder: Path) -> None:
   )
   params = start.net if start else serving.init(jax.random.key(options.seed))
   objective, evaluated = (
-    drafting.objective(unrolled, model, setup.loss, measure)
+    drafting.objective(unrolled, model, setup.loss, measure, options.seed)
     for measure in (False, True)
   )
   measure = evaluate.head_by_decoding(model, serving, held_out, setup.decoding)
@@ -94,6 +94,8 @@ def train(setup: HeadSetup, folder: Path) -> None:
       Path(setup.cache),
       fingerprint,
     )
+  if head_config.block:  # its anchors are drawn
+    packed = data.Numbered(packed)
   run.train(
     params,
     target.params,

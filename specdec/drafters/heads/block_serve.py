@@ -147,14 +147,13 @@ def drafter(
       above = jnp.asarray(parents)[..., first:]
       above = jnp.broadcast_to(above, tokens.shape)[:, :, None]
 
-      def of_parents(x):
-        gap = first - x.shape[1]  # leaves, which were not run
-        x = jnp.pad(x, ((0, 0), (0, gap), (0, 0)))
-        return x, jnp.take_along_axis(x, above, axis=1)
-
-      pairs = jax.tree.map(of_parents, carry.state)
-      before, state = jax.tree.transpose(
-        jax.tree.structure(carry.state), jax.tree.structure((0, 0)), pairs
+      # Leaves, which were not run, have no state.
+      before = jax.tree.map(
+        lambda x: jnp.pad(x, ((0, 0), (0, first - x.shape[1]), (0, 0))),
+        carry.state,
+      )
+      state = jax.tree.map(
+        lambda x: jnp.take_along_axis(x, above, axis=1), before
       )
       state, logits = step(state, tokens, carry.level)
       state = jax.tree.map(
