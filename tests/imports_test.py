@@ -55,8 +55,11 @@ ALLOWED = {
   "cli": f"{_TOOLS} beam benchmark compiled training report",
 }
 # What drafters share, which is no drafter by itself.
-SHARED = {"cost", "draft_head", "head_config", "serve", "unroll"}
-SHARED |= {"sample_model", "vocabulary"}
+SHARED = {"cost", "draft_head", "head_config", "head_kinds", "serve"}
+SHARED |= {"sample_model", "unroll", "vocabulary", "successor"}
+SHARED |= {
+  f"block_{name}" for name in ("config", "cost", "head", "serve", "unroll")
+}
 FOREIGN_BANS = ("ml_collections", "absl", "pickle", "cloudpickle", "dill")
 FLAG_LIBRARIES = ("ml_collections", "absl")  # of cli alone
 UNPICKLER = "specdec.checkpoints.formats.pickled"  # runs nothing that it reads

@@ -1,14 +1,17 @@
 """Drafters: functions that return a `types.Drafter`, one file per idea.
 
 Those in `LEARNED` return a `heads.draft_head.DraftHead` instead, or a
-`heads.block.BlockHead`, which are trained as well; `from_head` makes a Drafter
-of either.
+`heads.block_head.BlockHead`, which are trained as well; `from_head` makes a
+Drafter of either.
 """
+
+import functools
 
 from specdec.drafters.early_exit import early_exit
 from specdec.drafters.fallback import fallback
 from specdec.drafters.heads import block_serve, serve
-from specdec.drafters.heads.block import block
+from specdec.drafters.heads.block import Block
+from specdec.drafters.heads.block_head import block_from_module
 from specdec.drafters.heads.draft_head import head_from_module
 from specdec.drafters.heads.eagle import Eagle, PublishedEagle
 from specdec.drafters.heads.eagle3 import Eagle3, PublishedEagle3
@@ -45,6 +48,7 @@ def from_head(
 
 
 # (head config, target's config, ids, place) -> DraftHead or BlockHead
+block = functools.partial(block_from_module, Block)
 eagle = _head_of(Eagle, PublishedEagle)
 eagle3 = _head_of(Eagle3, PublishedEagle3)
 hydra = _head_of(Hydra)

@@ -14,7 +14,7 @@ import numpy as np
 import optax
 
 from specdec.drafters.heads import draft_head as draft_heads
-from specdec.drafters.heads.block import BlockHead
+from specdec.drafters.heads.block_head import BlockHead
 from specdec.drafters.heads.block_unroll import context_of, unroll
 from specdec.training import draft_losses
 from specdec.training.draft_losses import Aim, BlockLoss, Loss

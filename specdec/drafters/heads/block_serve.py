@@ -15,7 +15,7 @@ import numpy as np
 from specdec import cache as kv
 from specdec import draft_shape, sharding
 from specdec.drafters.heads import draft_head as draft_heads
-from specdec.drafters.heads.block import Attend, BlockHead
+from specdec.drafters.heads.block_head import Attend, BlockHead
 from specdec.models import attention
 from specdec.models.attention import View
 from specdec.types import (

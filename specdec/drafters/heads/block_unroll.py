@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specdec.drafters.heads.block import Attend, BlockHead
+from specdec.drafters.heads.block_head import Attend, BlockHead
 from specdec.drafters.heads.draft_head import TargetWeights
 from specdec.types import Array, ModelOutput, PyTree
 
