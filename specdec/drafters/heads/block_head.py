@@ -17,6 +17,7 @@ from specdec import sharding
 from specdec.drafters.heads.draft_head import TargetWeights, cache_constructor
 from specdec.drafters.heads.head_config import HeadConfig
 from specdec.models.config import TransformerConfig
+from specdec.models.transformer import Place
 from specdec.types import Array, KVCache, ModelOutput, PyTree
 from specdec.utils.constructors import cached
 
@@ -48,6 +49,7 @@ class BlockHead(NamedTuple):
   """
 
   head_config: HeadConfig
+  place: Place  # of its activations and cache
   features: tuple[int, ...]  # DraftSpec.features
   ids: np.ndarray | None  # [n] tokens that it can draft; None: all
   vocab_size: int  # V
@@ -132,6 +134,7 @@ def block_from_module(
   methods = "encode context draft logits begin step confidence"
   return BlockHead(
     head_config,
+    place or sharding.anywhere,
     head_config.features,
     ids,
     target.vocab_size,

@@ -32,6 +32,8 @@ from specdec.types import (
 )
 from specdec.utils.constructors import cached
 
+_WRITE = sharding.CACHE, sharding.CACHE, ("rows",)  # axes of kv.write's
+
 
 class _Carry(NamedTuple):
   """What drafting threads from level to level of a tree."""
@@ -74,8 +76,7 @@ def drafter(
     net = params.draft["net"]
     encoded = head.encode(net, output)
     positions = first[:, None] + jnp.arange(encoded.shape[1])[None]
-    axes = sharding.CACHE, sharding.CACHE, ("rows",)
-    put = place.on_each(kv.write, axes, sharding.CACHE)
+    put = head.place.on_each(kv.write, _WRITE, sharding.CACHE)
     return jax.tree.map(
       lambda buffer, new: put(buffer, new, first),
       cache.layers,
@@ -103,7 +104,7 @@ def drafter(
   def run_block(weights, cache: KVCache, context: Context):
     """Hidden states [B, D, W] of the draft's slots, and the cache's layers."""
     view = block_view(head, cache.length, num_slots)
-    attends = [_cached(head, layer, view, place) for layer in cache.layers]
+    attends = [_cached(head, layer, view) for layer in cache.layers]
     hidden, layers = head.draft(
       *weights, context.pending, view.positions[:, None], attends
     )
@@ -200,10 +201,9 @@ def block_view(head: BlockHead, length: Array, num_slots: int) -> View:
   )._replace(ancestors=None if block.causal else everyone)
 
 
-def _cached(head: BlockHead, layer, view: View, place) -> Attend:
+def _cached(head: BlockHead, layer, view: View) -> Attend:
   """Attention over a layer's context and the block, written behind it."""
-  axes = sharding.CACHE, sharding.CACHE, ("rows",)
-  put = place.on_each(kv.write, axes, sharding.CACHE)
+  put = head.place.on_each(kv.write, _WRITE, sharding.CACHE)
 
   def attend(query, key, value):
     keys, values = (
@@ -216,7 +216,7 @@ def _cached(head: BlockHead, layer, view: View, place) -> Attend:
       values,
       view,
       scale=head.head_config.head_dim**-0.5,
-      on_mesh=place is not sharding.anywhere,
+      on_mesh=head.place is not sharding.anywhere,
     )
     return y, (keys, values)
 
