@@ -69,7 +69,11 @@ def forms_apart(kind, drafter):
   return differences(kind, False, state)
 
 
-@pytest.mark.parametrize("kind", BLOCKS)
+@pytest.mark.parametrize(
+  "kind",
+  ["dflash", "dspark", "domino"]
+  + [slow(x) for x in BLOCKS if x not in ("dflash", "dspark", "domino")],
+)
 def test_b21_a_chain_is_drafted_by_the_distributions_it_is_trained_on(kind):
   gaps = forms_apart(kind, drafter_of(kind))
   assert set(gaps) == set(range(K))  # tokens of every level were evaluated
@@ -83,7 +87,7 @@ def test_b21_a_chain_is_drafted_by_the_distributions_it_is_trained_on(kind):
   "kind, ids, shape, rules",
   [
     ("dflash", (), CHAIN, (REJECTION, acceptance.block())),
-    ("dspark", (), draft_shape.static([-1, 0, 0, 1, 1]), (REJECTION,)),
+    slow("dspark", (), draft_shape.static([-1, 0, 0, 1, 1]), (REJECTION,)),
     slow("dspark", (), CHAIN, None),
     slow("rnn", (0, 2), CHAIN, (REJECTION, acceptance.block())),
     slow("domino", (), draft_shape.static([-1, 0, 0, 1, 1]), (REJECTION,)),
@@ -104,9 +108,9 @@ def uneven(kind, shape, full):
 @pytest.mark.parametrize(
   "kind, shape",
   [
-    ("dflash", CHAIN),
-    ("windowed", DYNAMIC),
     ("rnn", TREE),
+    slow("dflash", CHAIN),
+    slow("windowed", DYNAMIC),
     slow("dspark", CHAIN),
     slow("domino", TREE),
     slow("dflash", draft_shape.chain(0)),
@@ -144,7 +148,7 @@ def proposed(drafter, kind, state):
 
 
 @pytest.mark.parametrize(
-  "kind", ["domino", *(slow(x) for x in BLOCKS if x != "domino")]
+  "kind", ["rnn", *(slow(x) for x in BLOCKS if x != "rnn")]
 )
 def test_b21_so_is_a_tree_in_the_middle_of_a_text(kind):
   """Every node's text is taught from the round's anchor."""
@@ -190,7 +194,7 @@ def best_first(log_probs, size):
   return chosen
 
 
-@pytest.mark.parametrize("size", [1, 5, 12])
+@pytest.mark.parametrize("size", [slow(1), slow(5), 12])
 def test_a_dynamic_tree_as_wide_as_it_is_large_is_ddtrees(size):
   """`dynamic(SIZE, top=SIZE)` of a block: the best product tree, in jit."""
   depth, batch, vocab_size = 4, 5, 16
@@ -351,6 +355,7 @@ def test_the_kit_sees_a_block_left_in_the_cache():
   broken("state", honest._replace(update=update), params)
 
 
+@SLOW
 def test_fallback():
   """Behind copies, whose rounds leave nothing to catch up with."""
   head, (model, params) = draft_head("dspark", True), target()

@@ -107,6 +107,7 @@ class Block(nn.Module):
     if b.mask_token < 0:
       self.mask = self.param("mask", nn.initializers.normal(0.02), (r.width,))
     if r.width != self.target.width:
+      self.embed_norm = RMSNorm(r.norm_epsilon)
       self.down = Linear(r.width)
     self.layer = [
       BlockLayer(self.config, self.place) for _ in range(r.num_layers)
@@ -155,7 +156,9 @@ class Block(nn.Module):
 
   def _embed(self, target_weights: TargetWeights, tokens: Array) -> Array:
     x = embedded(target_weights, tokens)
-    return x if x.shape[-1] == self.head_config.width else self.down(x)
+    if x.shape[-1] == self.head_config.width:
+      return x
+    return self.down(self.embed_norm(x))
 
   def logits(self, target_weights: TargetWeights, hidden: Array) -> Array:
     return self.head(target_weights, hidden)
