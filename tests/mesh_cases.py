@@ -33,7 +33,6 @@ from specdec import (
 from specdec.checkpoints import huggingface
 from specdec.compiled import hlo, lowering, traffic
 from specdec.drafters.heads import draft_head as draft_heads
-from specdec.drafters.heads import serve
 from specdec.models import params as model_params
 from specdec.models import transformer
 from specdec.models.config import TransformerConfig
@@ -84,9 +83,10 @@ HEAD_SHAPES = {
   "copies": draft_shape.chain(2),  # behind a lookup
 }
 COPIED = 4  # draft tokens of a lookup, more than the head behind it drafts
+HEAD_KINDS = (*learned_kinds.KINDS, "dflash", "dspark")
 HEADS = [
   f"{kind} {shape}"
-  for kind, shape in itertools.product(learned_kinds.KINDS, HEAD_SHAPES)
+  for kind, shape in itertools.product(HEAD_KINDS, HEAD_SHAPES)
   if not (shape == "copies" and learned_kinds.head_config(kind).exits)
 ]
 RULES = {
@@ -147,7 +147,8 @@ def head_of(name, config, place=None):
   """Kinds with a head of their own draft some tokens, the others all."""
   kind, _ = name.split()
   few = learned_kinds.head_config(kind).head == "own"
-  layers = {"features": (1, 2)} if kind == "eagle3" else {}
+  reads = kind == "eagle3" or kind in learned_kinds.BLOCKS
+  layers = {"features": (1, 2)} if reads else {}
   if kind in ("recycle", "head"):
     layers = {"exit_layer": 1}
   return learned_kinds.draft_head(kind, not few, place, config, IDS, **layers)
@@ -159,7 +160,9 @@ def drafter_of(name, models, config=TARGET, where=None):
   target, draft = where or (None, None)
   head, (_, shape) = head_of(name, config, draft), name.split()
   copied = COPIED if shape == "copies" else 0
-  drafter = serve.drafter(head, models[0], HEAD_SHAPES[shape], target, copied)
+  drafter = drafters.from_head(
+    head, models[0], HEAD_SHAPES[shape], target, copied
+  )
   if copied:
     first = drafters.lookup(copied, min_ngram=1)
     drafter = drafters.fallback(first, drafter)
