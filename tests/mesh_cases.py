@@ -147,8 +147,9 @@ def head_of(name, config, place=None):
   """Kinds with a head of their own draft some tokens, the others all."""
   kind, _ = name.split()
   few = learned_kinds.head_config(kind).head == "own"
-  reads = kind == "eagle3" or kind in learned_kinds.BLOCKS
-  layers = {"features": (1, 2)} if reads else {}
+  layers = {"features": (1, 2)} if kind == "eagle3" else {}
+  if kind in learned_kinds.BLOCKS:
+    layers = {"features": (1, 2), "num_heads": 2}
   if kind in ("recycle", "head"):
     layers = {"exit_layer": 1}
   return learned_kinds.draft_head(kind, not few, place, config, IDS, **layers)
@@ -272,7 +273,8 @@ def test_eight_devices_write_what_one_writes(drafter, rule, mesh, less):
     heads = max(1, DRAFT.num_kv_heads // chips)
   else:
     return
-  for buffer in jax.tree.leaves(draft_state.cache.layers):
+  cache = getattr(draft_state, "cache", draft_state)
+  for buffer in jax.tree.leaves(cache.layers):
     assert buffer.sharding.shard_shape(buffer.shape)[:2] == (rows, heads)
 
 
