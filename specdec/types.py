@@ -314,6 +314,9 @@ class DrafterCost:
       describe; None: unknown.
     update: the pass after verification that re-runs the accepted path, if any.
     steps: sequential draft steps of a round; None: one per level.
+    tokens: per row of every draft step, whatever is drafted: the slots of a
+      block; None: the nodes that a level runs.
+    level: one more step for every level, such as a successor's; None: none.
     catch_up: tokens per row that the first step takes beyond the pending one.
     shape: roofline.shapes.Shape of the decoder whose passes draft; None: none.
     shares_target: weights and cache of `shape` are the target's (layer skip).
@@ -329,6 +332,8 @@ class DrafterCost:
   step: StepCost | None = NO_STEP
   update: StepCost | None = None
   steps: int | None = None
+  tokens: int | None = None
+  level: StepCost | None = None
   catch_up: int = 0
   shape: Any = None
   shares_target: bool = False

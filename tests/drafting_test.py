@@ -87,6 +87,16 @@ FORMULAS = {
 }
 
 
+def hybrid(p, q):
+  """KL, and the more a token is accepted the less of it."""
+  rejected = FORMULAS["total_variation"](p, q)
+  share = np.exp(-3 * (1 - rejected))
+  return share * FORMULAS["forward_kl"](p, q) + (1 - share) * rejected
+
+
+FORMULAS["lk_hybrid"] = hybrid
+
+
 @pytest.mark.parametrize("divergence", FORMULAS)
 def test_distances_of_distributions(divergence):
   expected = mean_of_levels(of_every_level(FORMULAS[divergence]))

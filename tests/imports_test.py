@@ -58,9 +58,12 @@ ALLOWED = {
   "cli": f"{_TOOLS} beam benchmark compiled training report",
 }
 # What drafters share, which is no drafter by itself.
-SHARED = {"cost", "draft_head", "head_config", "serve", "unroll"}
+SHARED = {"cost", "draft_head", "head_config", "head_kinds", "serve"}
 SHARED |= {"sample_model", "suffix_index", "text_match", "token_map"}
-SHARED |= {"vocabulary"}
+SHARED |= {"successor", "unroll", "vocabulary"}
+SHARED |= {
+  f"block_{name}" for name in ("config", "cost", "head", "serve", "unroll")
+}
 FOREIGN_BANS = ("ml_collections", "absl", "pickle", "cloudpickle", "dill")
 FLAG_LIBRARIES = ("ml_collections", "absl")  # of cli alone
 UNPICKLER = "specdec.checkpoints.formats.pickled"  # runs nothing that it reads

@@ -14,8 +14,9 @@ import pytest
 
 from specdec import cache as kv
 from specdec import decode, drafters, sampling
+from specdec.drafters.heads import block_unroll
 from specdec.drafters.heads import draft_head as draft_heads
-from specdec.drafters.heads import serve
+from specdec.drafters.heads.block_config import BlockConfig
 from specdec.drafters.heads.head_config import HeadConfig
 from specdec.drafters.heads.unroll import growing, unroll
 from specdec.models import transformer
@@ -92,10 +93,29 @@ _EVERY = {
   ),
 }
 KINDS = tuple(_EVERY)
+_BLOCKS = {
+  "dflash": {},
+  "jetspec": dict(causal=True),
+  "dspark": dict(slots="next", successor="markov", confidence=True),
+  "windowed": dict(window=4),
+  "gated": dict(slots="next", successor="gated_markov", mask_token=3),
+  "rnn": dict(successor="rnn_markov", causal=True, confidence=True),
+  "domino": dict(slots="next", successor="gru", state=6),
+}
+BLOCKS = tuple(_BLOCKS)
+for _name, _options in _BLOCKS.items():
+  _EVERY[_name] = dict(
+    kind="block",
+    features=(1, 3),
+    levels=3,
+    num_layers=2 if _name == "dflash" else 1,
+    num_heads=3,  # scores of a block have no cache's shape
+    block=BlockConfig(rank=4, **_options),
+  )
 
 
 def head_config(name: str, vocabulary: int = len(IDS), **changes) -> HeadConfig:
-  """Of a name in KINDS; `recycle` and `head` are exits."""
+  """Of a name in KINDS or BLOCKS; `recycle` and `head` are exits."""
   entries = dict(kind=name, vocabulary=vocabulary, **_SMALL)
   if name.startswith("published"):
     entries |= dict(layout="published", width=TARGET.width)
@@ -194,6 +214,21 @@ def baseline(end=NEVER):
   )
 
 
+def every_block(head, net, target_weights, tokens, output):
+  """[levels, B, T, n] logits, as `teacher`: every position is an anchor."""
+  size, levels = tokens.shape[1], head.head_config.levels
+  anchors = jnp.broadcast_to(jnp.arange(size), tokens.shape)
+  context = block_unroll.context_of(head, net, output)
+  padded = jnp.pad(tokens, ((0, 0), (0, levels)))
+  logits = block_unroll.unroll(
+    head, net, target_weights, padded, context, anchors
+  ).logits
+  return [
+    jnp.pad(logits[:, : size - j, j], ((0, 0), (j, 0), (0, 0)))
+    for j in range(levels)
+  ]
+
+
 @functools.cache
 def teacher(kind, full=False):
   """(tokens [B, T], draft's weights) -> log-probabilities [K, B, T, V]: level
@@ -205,7 +240,11 @@ def teacher(kind, full=False):
   def distributions(tokens, draft):
     output, _ = model.apply(params, tokens, None, features=head.features)
     target_weights = draft_heads.target_weights_of(Params(params, draft))
-    logits, _ = unroll(head, draft["net"], target_weights, tokens, output, K)
+    given = draft["net"], target_weights, tokens
+    if head.head_config.block:
+      logits = every_block(head, *given, output)
+    else:
+      logits, _ = unroll(head, *given, output, K)
     return jax.nn.log_softmax(draft_heads.spread(head, jnp.stack(logits)))
 
   return distributions
@@ -220,7 +259,8 @@ def differences(kind, full, state, origin=None):
     np.asarray(x) for x in (state.tokens, state.draft_log_probs)
   )
   origin = np.asarray(state.origin) if origin is None else origin
-  first = draft_head(kind, full).start  # position of the first root
+  # Position of the first root.
+  first = int(draft_head(kind, full).head_config.skips_first)
   gaps = {}
   for b, (start, stop) in enumerate(zip(LENGTHS, np.asarray(state.length))):
     level = 0
@@ -277,11 +317,13 @@ def of_table(kind: str, ids, shape, copies: int = 0):
     num_kv_heads=1,
     head_dim=4,
   )
-  head = draft_head(kind, not ids, config=config, ids=np.array(ids))
+  changes = {"features": (1,)} if kind in BLOCKS else {}
+  ids = np.array(ids)
+  head = draft_head(kind, not len(ids), config=config, ids=ids, **changes)
   embed = jax.random.normal(jax.random.key(3), (width, width))
   params = TABLES.target | {"embed": {"weight": embed}}
   net = sharpened(head.init(jax.random.key(4)), 3)
-  drafter = serve.drafter(head, STREAMS, shape, max_external_drafts=copies)
+  drafter = drafters.from_head(head, STREAMS, shape, max_external_drafts=copies)
   if copies:
     drafter = drafters.fallback(
       drafters.lookup(copies, ngram=2, min_ngram=2), drafter

@@ -34,7 +34,6 @@ from specdec.checkpoints import huggingface
 from specdec.compiled import hlo, lowering, traffic
 from specdec.drafters import suffix_index
 from specdec.drafters.heads import draft_head as draft_heads
-from specdec.drafters.heads import serve
 from specdec.models import params as model_params
 from specdec.models import transformer
 from specdec.models.config import TransformerConfig
@@ -93,9 +92,10 @@ HEAD_SHAPES = {
   "copies": draft_shape.chain(2),  # behind a lookup
 }
 COPIED = 4  # draft tokens of a lookup, more than the head behind it drafts
+HEAD_KINDS = (*learned_kinds.KINDS, "dflash", "dspark")
 HEADS = [
   f"{kind} {shape}"
-  for kind, shape in itertools.product(learned_kinds.KINDS, HEAD_SHAPES)
+  for kind, shape in itertools.product(HEAD_KINDS, HEAD_SHAPES)
   if not (shape == "copies" and learned_kinds.head_config(kind).exits)
 ]
 RULES = {
@@ -159,6 +159,8 @@ def head_of(name, config, place=None):
   kind, _ = name.split()
   few = learned_kinds.head_config(kind).head == "own"
   layers = {"features": (1, 2)} if kind == "eagle3" else {}
+  if kind in learned_kinds.BLOCKS:
+    layers = {"features": (1, 2), "num_heads": 2}
   if kind in ("recycle", "head"):
     layers = {"exit_layer": 1}
   return learned_kinds.draft_head(kind, not few, place, config, IDS, **layers)
@@ -170,7 +172,9 @@ def drafter_of(name, models, config=TARGET, where=None):
   target, draft = where or (None, None)
   head, (_, shape) = head_of(name, config, draft), name.split()
   copied = COPIED if shape == "copies" else 0
-  drafter = serve.drafter(head, models[0], HEAD_SHAPES[shape], target, copied)
+  drafter = drafters.from_head(
+    head, models[0], HEAD_SHAPES[shape], target, copied
+  )
   if copied:
     first = drafters.lookup(copied, min_ngram=1)
     drafter = drafters.fallback(first, drafter)
@@ -287,7 +291,8 @@ def test_eight_devices_write_what_one_writes(drafter, rule, mesh, less):
     heads = max(1, DRAFT.num_kv_heads // chips)
   else:
     return
-  for buffer in jax.tree.leaves(draft_state.cache.layers):
+  cache = getattr(draft_state, "cache", draft_state)
+  for buffer in jax.tree.leaves(cache.layers):
     assert buffer.sharding.shard_shape(buffer.shape)[:2] == (rows, heads)
 
 

@@ -6,10 +6,12 @@ import jax
 import numpy as np
 import pytest
 
+import specdec
 from learned_kinds import head_config
 from specdec import checkpoints, drafters
 from specdec.checkpoints import conversion, formats
 from specdec.checkpoints import learned as saved
+from specdec.drafters.heads.block_config import BlockConfig
 from specdec.drafters.heads.head_config import HeadConfig
 from specdec.drafters.heads.unroll import growing
 from specdec.models import transformer
@@ -279,6 +281,36 @@ class TestCache:
     setup = from_config(entries(place, **changes))
     with pytest.raises(ValueError, match=f"states[^ ]* .*{changed}: "):
       train_drafter.train(setup, place / f"refused_{changed}")
+
+
+BLOCK = dict(slots="next", successor="markov", rank=4, confidence=True)
+
+
+def test_a_block_learns_resumes_and_is_a_drafter(place, monkeypatch):
+  """With hidden states from a cache, and anchors that are drawn."""
+  changes = dict(
+    head_config=HEAD_CONFIG
+    | dict(kind="block", features=(0, 2), head="own", block=BLOCK),
+    loss=dict(block=dict(anchors=4, confidence_weight=1.0)),
+    cache=str(place / "block_states"),
+  )
+  folder = run(place, "block", **changes)
+  losses = [x["loss"] for x in log(folder, "train")]
+  assert losses[-1] < losses[0]
+  held_out = log(folder, "held_out")[-1]
+  assert 0 < held_out["accepted_length"] < 2
+  assert log(folder, "decoding")[-1]["tokens_per_pass"] >= 1
+  killed_at(monkeypatch, [3])
+  with pytest.raises(SystemExit):
+    run(place, "block_killed", **changes)
+  same(run(place, "block_killed", **changes), folder)
+
+  file = folder / "last.safetensors"
+  decoder = specdec.load(str(place / "target"), drafter=f"block({file})", k=2)
+  assert saved.inspect(file).block == BlockConfig(**BLOCK)
+  assert decoder.drafter.name == "block" and decoder.drafter_cost.is_complete
+  with pytest.raises(ValueError, match="drafts 2 tokens in a row at most"):
+    specdec.load(str(place / "target"), drafter=f"block({file})", k=3)
 
 
 REFUSALS = {

@@ -5,7 +5,8 @@ r"""Trains draft heads on the shipped target, with equal data and steps.
 
 The word after the colon is one of KINDS. See configs/train/target.py for the
 corpus. Each head has 0.3 to 0.6 M weights and drafts the 1536 most frequent of
-the 4096 tokens, 88.5 % of the text. On two busy cores 600 steps took 7 to 22
+the 4096 tokens, 88.5 % of the text. dflash, jetspec, dspark and domino write a
+block in one pass. On two busy cores 600 steps took 7 to 22
 minutes and reached 1.5 (medusa) to 3.3 (recycle) tokens per target step with
 chains of four (docs/results/0.1.0/drafters.md). `head` and `shared` are early
 exits with only a vocabulary projection, trained or the target's. Names that
@@ -17,8 +18,9 @@ from dataclasses import asdict
 
 from ml_collections import config_dict
 
+from specdec.drafters.heads.block_config import BlockConfig
 from specdec.drafters.heads.head_config import HeadConfig
-from specdec.training.drafting import Loss
+from specdec.training.draft_losses import BlockLoss, Loss
 from specdec.training.options import Options
 
 _FEW = 1536
@@ -26,7 +28,46 @@ _WIDE = dict(vocabulary=_FEW)
 # Of the published layouts, which have the target's width; Medusa's draft from
 # the whole vocabulary.
 _PUBLISHED = dict(layout="published", width=384)
+
+
+def _block(
+  loss: Loss, mlp_width: int = 160, **options
+) -> tuple[HeadConfig, Loss]:
+  """Returns a block drafter of seven draft tokens and 0.6 M weights."""
+  config = HeadConfig(
+    "block",
+    features=(2, 4, 6),
+    levels=7,
+    num_layers=2,
+    mlp_width=mlp_width,
+    block=BlockConfig(**options),
+    **_WIDE,
+  )
+  return config, loss
+
+
+# gamma = 4 for blocks of 7 or 8 tokens (DFlash, section 4; DSpark's code).
+_GAMMA_4 = dict(decay=0.7788)
+_DSPARK = BlockLoss(cross_entropy_weight=0.1, confidence_weight=1.0)
 KINDS = {
+  "dflash": _block(Loss(**_GAMMA_4)),
+  "jetspec": _block(Loss(**_GAMMA_4), causal=True),
+  "dspark": _block(  # .1 CE + .9 L1, which is twice the total variation
+    Loss("total_variation", token_weight=1.8, block=_DSPARK, **_GAMMA_4),
+    mlp_width=64,
+    slots="next",
+    successor="markov",
+    rank=12,
+    confidence=True,
+  ),
+  "domino": _block(
+    Loss(block=BlockLoss(base_weight=0.5), **_GAMMA_4),
+    mlp_width=64,
+    slots="next",
+    successor="gru",
+    rank=16,
+    state=32,
+  ),
   "eagle": (
     HeadConfig("eagle", head="shared", **_WIDE),
     Loss(token_weight=0.1, feature_weight=1.0),

@@ -37,7 +37,6 @@ from specdec.compiled import lowering, memory_plan
 from specdec.draft_shape import DraftShape
 from specdec.drafters import suffix_index
 from specdec.drafters.heads import draft_head as heads
-from specdec.drafters.heads import serve
 from specdec.drafters.heads.cost import drafter_cost as head_cost
 from specdec.drafters.token_map import MappedWeights, TokenMap, in_order
 from specdec.models import layouts, presets, transformer, weight_formats
@@ -389,7 +388,7 @@ def _head(
   levels, most = shape.spec.max_depth, head_config.most_levels
   if most is not None and levels > most:
     raise ValueError(
-      f"k = {levels}; {path} has {most} heads, one a draft token"
+      f"k = {levels}; {path} drafts {most} tokens in a row at most"
     )
   place = target.places and target.places.target
   if target.abstract:
@@ -408,7 +407,9 @@ def _head(
       weights = jax.device_put(weights, place.sharding(()))
     else:
       weights = layouts.pack(weights)
-  drafter = serve.drafter(head, target.model, shape, place, max_external_drafts)
+  drafter = drafters.from_head(
+    head, target.model, shape, place, max_external_drafts
+  )
   return Weighted(drafter._replace(cost=head_cost(head, config)), weights)
 
 

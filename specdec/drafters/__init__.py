@@ -1,11 +1,17 @@
 """Drafters: functions that return a `types.Drafter`, one file per idea.
 
-Those in `LEARNED` return a `heads.draft_head.DraftHead` instead, which is
-trained as well; `heads.serve.drafter` makes a Drafter of it.
+Those in `LEARNED` return a `heads.draft_head.DraftHead` instead, or a
+`heads.block_head.BlockHead`, which are trained as well; `from_head` makes a
+Drafter of either.
 """
+
+import functools
 
 from specdec.drafters.early_exit import early_exit
 from specdec.drafters.fallback import fallback
+from specdec.drafters.heads import block_serve, serve
+from specdec.drafters.heads.block import Block
+from specdec.drafters.heads.block_head import block_from_module
 from specdec.drafters.heads.draft_head import head_from_module
 from specdec.drafters.heads.eagle import Eagle, PublishedEagle
 from specdec.drafters.heads.eagle3 import Eagle3, PublishedEagle3
@@ -22,6 +28,7 @@ from specdec.drafters.model import model, translated
 from specdec.drafters.quantized import quantized
 from specdec.drafters.recycling import recycling
 from specdec.drafters.suffix import suffix
+from specdec.types import Drafter
 
 
 def _head_of(compact, published=None):
@@ -34,7 +41,16 @@ def _head_of(compact, published=None):
   return construct
 
 
-# (head config, target's config, ids, place) -> DraftHead
+def from_head(
+  head, target, shape, place=None, max_external_drafts=0
+) -> Drafter:
+  """Returns the drafter of a trained head; see `heads.serve.drafter`."""
+  of = block_serve if head.head_config.block else serve
+  return of.drafter(head, target, shape, place, max_external_drafts)
+
+
+# (head config, target's config, ids, place) -> DraftHead or BlockHead
+block = functools.partial(block_from_module, Block)
 eagle = _head_of(Eagle, PublishedEagle)
 eagle3 = _head_of(Eagle3, PublishedEagle3)
 hydra = _head_of(Hydra)
@@ -45,6 +61,7 @@ prophet = _head_of(Prophet)
 redrafter = _head_of(None, ReDrafter)
 trained_exit = _head_of(Exit)
 LEARNED = {  # by HeadConfig.kind
+  "block": block,
   "eagle": eagle,
   "eagle3": eagle3,
   "exit": trained_exit,
@@ -59,10 +76,12 @@ LEARNED = {  # by HeadConfig.kind
 __all__ = [
   "LEARNED",
   "Threshold",
+  "block",
   "eagle",
   "eagle3",
   "early_exit",
   "fallback",
+  "from_head",
   "hydra",
   "layer_skip",
   "lookup",

@@ -117,7 +117,8 @@ def round_cost(
   frontiers, nodes = (1, *levels[:-1]), 1 + sum(levels)
   steps = [] if drafter.steps == 0 else list(frontiers)
   if drafter.steps:
-    steps = [sum(frontiers) / drafter.steps] * drafter.steps
+    tokens = drafter.tokens or sum(frontiers) / drafter.steps
+    steps = [tokens] * drafter.steps
   if steps:
     steps[0] += drafter.catch_up
   parts = []
@@ -129,6 +130,10 @@ def round_cost(
       cost = step_cost(target, drafter.step, batch, tokens, context)
       name = f"draft head, {_tokens(tokens)}" if decoder else name
       parts.append((name, times, cost))
+  if drafter.level is not None:
+    for tokens, times in sorted(collections.Counter(frontiers).items()):
+      cost = step_cost(target, drafter.level, batch, tokens, context)
+      parts.append((f"draft successor, {_tokens(tokens)}", times, cost))
   if drafter.exit_layer:
     # The leaves have no KV in the first layers yet.
     first_layers = dataclasses.replace(decoder, head=False)

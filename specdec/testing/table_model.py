@@ -25,7 +25,8 @@ def init_params(
 
 @cached
 def model(vocab_size: int) -> Model:
-  """A second-order Markov model; hidden states are its logits (M = V)."""
+  """A second-order Markov model; hidden states are its logits (M = V), and so
+  is the one stream that it has to read, 1."""
 
   def init_cache(batch: int, slots: int) -> KVCache:
     return kv.init(batch, slots, 1, 1, 1, jnp.float32)
@@ -44,8 +45,8 @@ def model(vocab_size: int) -> Model:
     features=(),
   ):
     del hidden
-    if start or stop not in (None, 1) or features:
-      raise ValueError("the table model has one layer and no inner features")
+    if start or stop not in (None, 1) or {*features} - {1}:
+      raise ValueError("the table model has one layer and the stream behind it")
     num_tokens = tokens.shape[1]
     view = attention.view(cache.length, parents, first, num_tokens)
     slot, where = view.slot, view.positions  # [B], [B, T]
@@ -60,7 +61,8 @@ def model(vocab_size: int) -> Model:
     previous = previous.astype(jnp.int32)
     previous = jnp.where(jnp.any(above, -1), previous, vocab_size)
     logits = params["table"][previous, tokens]
-    output = ModelOutput(logits if head else None, logits)
+    streams = (logits,) * len(features)
+    output = ModelOutput(logits if head else None, logits, streams)
     return output, cache.replace(layers=((keys, values),))
 
   return Model(apply, init_cache, vocab_size, 1)

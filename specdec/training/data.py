@@ -305,18 +305,20 @@ class Packed(Sequences):
 class Numbered(Sequences):
   """Batches {tokens [b, T+1], step [b], row [b]}, for stochastic objectives.
 
-  Step and row are the address of an objective's noise, so that a resumed run
-  draws the same numbers.
+  What batches of training/hidden.py hold besides goes along. Step and row are
+  the address of an objective's noise, so that a resumed run draws the same
+  numbers.
   """
 
   def __init__(self, data: Sequences):
     super().__init__(data.rows, data.seed)
     self.count, self._data = data.count, data
 
-  def batch(self, step: int, size: int) -> dict[str, np.ndarray]:
+  def batch(self, step: int, size: int) -> dict[str, PyTree]:
     """Returns the batch of a step with its addresses."""
-    return {
-      "tokens": self._data.batch(step, size),
+    batch = self._data.batch(step, size)
+    batch = batch if isinstance(batch, dict) else {"tokens": batch}
+    return batch | {
       "step": np.full(size, step, np.int32),
       "row": np.arange(size, dtype=np.int32),
     }

@@ -1,12 +1,8 @@
 """Objective of draft heads: teacher-forced draft tokens of a frozen target.
 
 Every position of a text is the root of a draft (drafters/heads/unroll.py), and
-level j of the draft has weight decay^j. A head with a reduced vocabulary is
-compared with the target's probabilities of those tokens; the remaining
-probability mass always counts as rejected.
+level j of the draft has weight decay^j.
 """
-
-import dataclasses
 
 import jax
 import jax.numpy as jnp
@@ -15,46 +11,42 @@ import optax
 from specdec.drafters.heads import draft_head as draft_heads
 from specdec.drafters.heads.draft_head import DraftHead
 from specdec.drafters.heads.unroll import unroll, valid
-from specdec.training import objective as objectives
-from specdec.training.objective import LOSSES, Objective
-from specdec.training.options import check_choice, check_range
+from specdec.training import block_drafting, draft_losses
+from specdec.training.draft_losses import LOSSES, Loss
+from specdec.training.objective import Objective
 from specdec.types import Array, Model, ModelOutput, Params, PyTree
 
-
-@dataclasses.dataclass(frozen=True)
-class Loss:
-  """Loss of draft tokens."""
-
-  # One of LOSSES; 'cross_entropy' is of the text's next token, the others are
-  # divergences from the target's distribution.
-  divergence: str = "forward_kl"
-  token_weight: float = 1.0  # of the divergence
-  # Of the smooth L1 distance between the head's hidden states and the target's.
-  feature_weight: float = 0.0
-  decay: float = 0.8  # weight of a level relative to the previous one
-
-  def __post_init__(self):
-    check_choice(self, "divergence", LOSSES)
-    for name in ("token_weight", "feature_weight", "decay"):
-      check_range(self, name, 0)
+__all__ = ["LOSSES", "Loss", "loss_of_output", "objective"]
 
 
 def objective(
-  draft_head: DraftHead, target: Model, loss: Loss, measure: bool = True
+  draft_head: DraftHead,
+  target: Model,
+  loss: Loss,
+  measure: bool = True,
+  seed: int = 0,
 ) -> Objective:
   """Builds the objective of a draft head, with the target's weights frozen.
 
   The objective takes tokens [B, T+1], or a batch of training/hidden.py with the
-  target's hidden states.
+  target's hidden states. Of a BlockHead, it is block_drafting's.
 
   Args:
+    seed: of a block drafter's anchors.
     measure: also returns, for each level j from 1, acceptance_j and
       agreement_j: the probability that a draft token is accepted at temperature
       1 and 0, with the text as prefix. Without it a step is faster.
 
   Raises:
-    ValueError: feature_weight with a kind that does not predict hidden states.
+    ValueError: feature_weight with a kind that does not predict hidden states,
+      or options of blocks with another kind.
   """
+  block = draft_head.head_config.block
+  if loss.block and not block:
+    raise ValueError(
+      f"loss.block belongs to a block drafter, not to "
+      f"{draft_head.head_config.kind}"
+    )
   if loss.feature_weight and not draft_head.head_config.predicts_hidden:
     raise ValueError(
       f"feature_weight = {loss.feature_weight}: a head of kind "
@@ -62,9 +54,10 @@ def objective(
       "states; only 'eagle' does"
     )
 
-  def objective(net, frozen, tokens):
-    if isinstance(tokens, dict):  # only final norm and head are left to run
-      states, tokens = tokens, tokens["tokens"]
+  def objective(net, frozen, batch):
+    states = batch if isinstance(batch, dict) else {"tokens": batch}
+    tokens = states["tokens"]
+    if "last" in states:  # only final norm and head are left to run
       output, _ = target.apply(
         frozen,
         tokens[:, :-1],
@@ -78,6 +71,10 @@ def objective(
         frozen, tokens[:, :-1], None, features=draft_head.features
       )
     output = jax.lax.stop_gradient(output)
+    if block:
+      return block_drafting.loss_of_output(
+        draft_head, loss, net, frozen, states, output, measure, seed
+      )
     return loss_of_output(
       draft_head, loss, net, frozen, tokens, output, measure
     )
@@ -106,18 +103,7 @@ def loss_of_output(
   target_weights = draft_heads.target_weights_of(
     Params(target, draft_heads.weights_of(draft_head, net, target))
   )
-  target_log_probs = jax.nn.log_softmax(output.logits)
-  target_argmax = jnp.argmax(target_log_probs, axis=-1)
-  head_index = jnp.arange(draft_head.vocab_size)  # of a token; -1: not drafted
-  if draft_head.ids is not None:
-    target_log_probs = target_log_probs[..., draft_head.ids]
-    head_index = jnp.full_like(head_index, -1)
-    head_index = head_index.at[draft_head.ids].set(
-      jnp.arange(len(draft_head.ids))
-    )
-  target_probs = jnp.exp(target_log_probs)
-  uncovered = 1 - jnp.sum(target_probs, axis=-1)  # mass it cannot draft
-  negative_entropy = jnp.sum(target_probs * target_log_probs, axis=-1)
+  goal = draft_losses.aim(draft_head, output.logits, labels)
   logits, hidden = unroll(draft_head, net, target_weights, text, output, levels)
   total, measures = 0.0, {}
   for level in range(levels):
@@ -128,28 +114,15 @@ def loss_of_output(
       return jnp.sum(x * mask) / count
 
     log_probs = jax.nn.log_softmax(logits[level])
-    if measure or loss.divergence == "total_variation":
-      rejected = objectives.total_variation(log_probs, target_log_probs)
-      rejected += uncovered / 2
-    if loss.divergence == "cross_entropy":
-      covered = head_index[labels] >= 0
-      value = objectives.cross_entropy(
-        log_probs, jnp.maximum(head_index[labels], 0)
-      )
-      value = jnp.where(covered, value, 0.0)
-    elif loss.divergence == "total_variation":
-      value = rejected
-    elif loss.divergence == "reverse_kl":
-      value = objectives.reverse_kl(log_probs, target_log_probs)
-    else:  # forward KL; its first term is the same for all levels
-      value = negative_entropy - jnp.sum(target_probs * log_probs, axis=-1)
+    value = draft_losses.token_loss(loss.divergence, log_probs, goal)
     level_loss = loss.token_weight * mean(value)
     if loss.feature_weight:
       distance = optax.losses.huber_loss(hidden[level], output.hidden)
       level_loss += loss.feature_weight * mean(jnp.mean(distance, axis=-1))
     total += loss.decay**level * level_loss
     if measure:
-      agree = jnp.argmax(log_probs, axis=-1) == head_index[target_argmax]
+      rejected = draft_losses.rejected(log_probs, goal)
+      agree = jnp.argmax(log_probs, axis=-1) == goal.best
       measures[f"acceptance_{level + 1}"] = 1 - mean(rejected)
       measures[f"agreement_{level + 1}"] = mean(agree.astype(jnp.float32))
   weight = sum(loss.decay**level for level in range(levels))

@@ -16,13 +16,13 @@ from specdec import (
   checkpoints,
   decode,
   draft_shape,
+  drafters,
   multihost,
   sampling,
 )
 from specdec.benchmark import decoder, metrics
 from specdec.checkpoints.fetch import fetch
 from specdec.drafters.heads import draft_head as draft_heads
-from specdec.drafters.heads import serve
 from specdec.drafters.heads.draft_head import DraftHead
 from specdec.models import transformer
 from specdec.sharding import Placement
@@ -153,7 +153,8 @@ def head_by_decoding(
   Args:
     place: of the target, on whose mesh it decodes.
   """
-  drafter = serve.drafter(head, target, draft_shape.chain(decoding.k), place)
+  shape = draft_shape.chain(decoding.k)
+  drafter = drafters.from_head(head, target, shape, place)
   measure = acceptance_by_decoding(target, drafter, held_out, decoding)
   return lambda weights, net: measure(
     Params(weights, draft_heads.weights_of(head, net, weights))

@@ -63,8 +63,13 @@ def with_drafter(
 
   Raises:
     ValueError: the loss is not cross-entropy on the text, or uses hidden
-      states, which change together with the target.
+      states, which change together with the target; or the head is a block
+      drafter.
   """
+  if draft_head.head_config.block:
+    raise ValueError(
+      "a block drafter is trained on a frozen target, not jointly with it"
+    )
   if loss.divergence != "cross_entropy" or loss.feature_weight:
     raise ValueError(
       f"divergence = {loss.divergence!r}, feature_weight = "

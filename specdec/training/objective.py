@@ -51,8 +51,25 @@ def total_variation(log_probs: Array, target_log_probs: Array) -> Array:
   return 0.5 * jnp.sum(jnp.abs(difference), axis=-1)
 
 
+def mixed(kl: Array, distance: Array) -> Array:
+  """Returns the LK hybrid loss (arXiv:2602.23881) of two losses [...].
+
+  Forward KL while a token is mostly rejected, more and more the probability of
+  rejection itself as it comes to be accepted.
+  """
+  share = jnp.exp(-3 * jax.lax.stop_gradient(1 - distance))
+  return share * kl + (1 - share) * distance
+
+
+def lk_hybrid(log_probs: Array, target_log_probs: Array) -> Array:
+  """Returns `mixed` of forward KL and total variation."""
+  pair = log_probs, target_log_probs
+  return mixed(forward_kl(*pair), total_variation(*pair))
+
+
 DIVERGENCES = {
   "forward_kl": forward_kl,
+  "lk_hybrid": lk_hybrid,
   "reverse_kl": reverse_kl,
   "total_variation": total_variation,
 }

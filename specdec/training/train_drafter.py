@@ -104,7 +104,7 @@ def train(
   params = start.net if start else serving.init(jax.random.key(options.seed))
   params = placing.put(unrolled, params, where.draft)
   objective, evaluated = (
-    drafting.objective(unrolled, model, setup.loss, measure)
+    drafting.objective(unrolled, model, setup.loss, measure, options.seed)
     for measure in (False, True)
   )
   measure = evaluate.head_by_decoding(
@@ -122,6 +122,8 @@ def train(
       Path(setup.cache),
       fingerprint,
     )
+  if head_config.block:  # its anchors are drawn
+    packed = data.Numbered(packed)
   run.train(
     params,
     target.params,

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend import core
 
+from specdec.drafters.heads import block_cost
 from specdec.drafters.heads.draft_head import DraftHead, TargetWeights
 from specdec.models import attention, params
 from specdec.models.config import TransformerConfig
@@ -22,7 +23,7 @@ def num_weights(net: PyTree) -> int:
 def drafter_cost(
   draft_head: DraftHead, target: TransformerConfig
 ) -> DrafterCost:
-  """Counts what a head holds and what its step reads.
+  """Counts what a head holds and what its step reads; see block_cost of blocks.
 
   Rows of the target's vocabulary projection count as the target's, unless the
   head drafts from a smaller vocabulary: then it holds a copy of its rows. Of
@@ -30,6 +31,8 @@ def drafter_cost(
   stands for all.
   """
   config = draft_head.head_config
+  if config.block:
+    return block_cost.drafter_cost(draft_head, target)
   net, encoded = _shapes(draft_head, target)
   tokens = config.vocabulary or target.vocab_size
   rows = tokens * target.width if config.head == "shared" else 0

@@ -217,11 +217,7 @@ def head_from_module(
   """
   head_config.check(target)
   ids = None if ids is None else np.array(ids)
-  if (0 if ids is None else len(ids)) != head_config.vocabulary:
-    raise ValueError(
-      f"the head config says vocabulary = {head_config.vocabulary}, and "
-      f"{'none' if ids is None else len(ids)} are given"
-    )
+  head_config.check_ids(ids)
   exits = (head_config.exit_layer,) if head_config.exits else ()
   features = exits or head_config.features
   num_tokens = head_config.vocabulary or target.vocab_size
@@ -256,7 +252,23 @@ def head_from_module(
   def init(key):
     return jax.jit(lambda key: instance.init(key, method=once))(key)["params"]
 
-  def init_cache(batch, slots):
+  return DraftHead(
+    head_config,
+    features,
+    ids,
+    target.vocab_size,
+    init,
+    cache_constructor(head_config, place),
+    *(call(method) for method in (module.encode, module.step, module.logits)),
+  )
+
+
+def cache_constructor(
+  head_config: HeadConfig, place: sharding.Placement | None
+) -> Callable[[int, int], KVCache]:
+  """Returns (batch, slots) -> an empty cache of a head's own layers."""
+
+  def init_cache(batch: int, slots: int) -> KVCache:
     config = head_config.layers
     cache = kv.init(
       batch,
@@ -271,15 +283,7 @@ def head_from_module(
     layers = jax.tree.map(lambda x: place(x, *sharding.CACHE), cache.layers)
     return cache.replace(layers=layers)
 
-  return DraftHead(
-    head_config,
-    features,
-    ids,
-    target.vocab_size,
-    init,
-    init_cache,
-    *(call(method) for method in (module.encode, module.step, module.logits)),
-  )
+  return init_cache
 
 
 def target_weights_of(params: Params) -> TargetWeights:

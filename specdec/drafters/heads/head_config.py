@@ -5,89 +5,16 @@ file.
 """
 
 import dataclasses
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
 
+from specdec.drafters.heads.block_config import BlockConfig
+from specdec.drafters.heads.head_kinds import HEADS, KINDS, Kind
 from specdec.models.config import TransformerConfig
 from specdec.models.rope_scaling import RopeScaling, Yarn
 from specdec.utils.spelling import check_choice
 
-HEADS = ("own", "shared")  # and embeddings
 LAYOUTS = ("compact", "published")
 FEATURE_NORMS = ("none", "each", "joint")
-
-
-class Kind(NamedTuple):
-  """What the heads of a kind have in common.
-
-  Attributes:
-    num_layers: of its own that it needs at least; None: it has none.
-    by_level: it has a head for each level, and can draft no more.
-    heads: those of HEADS that it may have.
-    reads_features: it reads streams entering layers of the target.
-    exits: it runs the target's first layers.
-    resets: its KV cache is empty at the start of every round.
-    predicts_hidden: it predicts the target's hidden states.
-    own_hidden: its hidden states have its own width, unlike what it is encoded
-      from the target's.
-    published: options of the published layout that it has; None: it has only
-      the compact one.
-    compact: it has a compact layout.
-  """
-
-  num_layers: int | None = 1
-  by_level: bool = False
-  heads: tuple[str, ...] = HEADS
-  reads_features: bool = False
-  exits: bool = False
-  resets: bool = False
-  predicts_hidden: bool = False
-  own_hidden: bool = False
-  published: tuple[str, ...] | None = None
-  compact: bool = True
-
-
-_LAYER_OPTIONS = "embed", "qkv_bias", "qk_norm", "rope_scaling"
-KINDS = {
-  "eagle": Kind(
-    heads=("shared",),
-    predicts_hidden=True,
-    published=("bias", *_LAYER_OPTIONS),
-  ),
-  "eagle3": Kind(
-    reads_features=True,
-    published=(
-      *("feature_norm", "norm_before_residual", "feeds_back_norm"),
-      *_LAYER_OPTIONS,
-    ),
-  ),
-  "exit": Kind(num_layers=0, exits=True),
-  "hydra": Kind(num_layers=None, by_level=True),
-  "medusa": Kind(
-    num_layers=None, by_level=True, published=("residual_layers",)
-  ),
-  "mlp_speculator": Kind(
-    num_layers=None,
-    by_level=True,
-    heads=("own",),
-    own_hidden=True,
-    published=("scale_input", "tied"),
-    compact=False,
-  ),
-  "mtp": Kind(
-    published=(
-      *("feeds_back_norm", "hidden_first", "norm_offset"),
-      *_LAYER_OPTIONS,
-    ),
-  ),
-  "prophet": Kind(resets=True, own_hidden=True),
-  "redrafter": Kind(
-    num_layers=None,
-    heads=("own",),
-    published=("residual_layers", "rnn"),
-    compact=False,
-  ),
-}
 _MOST = 1024  # layers, or levels: what a loop is made over
 
 
@@ -108,7 +35,8 @@ class HeadConfig:
       target's rows behind a map from W to the target's width.
     vocabulary: n, how many tokens it can draft, the most frequent ones;
       0: all.
-    features: EAGLE-3: layers of the target whose entering streams it reads.
+    features: EAGLE-3 and blocks: layers of the target whose entering streams it
+      reads.
     exit_layer: exit: E, how many of the target's layers draft.
     feeds_back_hidden: exit: the target's last hidden state of the round before
       is an input.
@@ -133,6 +61,7 @@ class HeadConfig:
       first projection.
     scale_input: MLP speculator: it reads a normalized hidden state.
     qkv_bias, qk_norm, rope_scaling: of its layers, as in TransformerConfig.
+    block: options of a block drafter alone.
   """
 
   kind: str
@@ -165,12 +94,17 @@ class HeadConfig:
   qkv_bias: bool = False
   qk_norm: bool = False
   rope_scaling: RopeScaling | Yarn | None = None
+  block: BlockConfig | None = None
 
   def __post_init__(self):
     if isinstance(self.rope_scaling, Mapping):  # of a file or a ConfigDict
       kind = Yarn if "beta_fast" in self.rope_scaling else RopeScaling
       scaling = kind(**self.rope_scaling)
       object.__setattr__(self, "rope_scaling", scaling)
+    if isinstance(self.block, Mapping):
+      object.__setattr__(self, "block", BlockConfig(**self.block))
+    elif self.block is None and self.kind == "block":
+      object.__setattr__(self, "block", BlockConfig())
     for field in dataclasses.fields(self):
       _check_type(field, getattr(self, field.name))
     for name in ("num_layers", "levels", "residual_layers"):
@@ -203,6 +137,8 @@ class HeadConfig:
       )
     if self.feeds_back_hidden and not self.exits:
       raise ValueError(f"recycle belongs to an exit, not to {self.kind}")
+    if self.block and self.kind != "block":
+      raise ValueError(f"block belongs to a block drafter, not to {self.kind}")
     if self.head not in self._kind.heads:
       raise ValueError(
         f"head = {self.head!r} of {self.kind}; it must be "
@@ -276,6 +212,15 @@ class HeadConfig:
     """Deepest draft token it can draft; None: any."""
     return self.levels if self._kind.by_level else None
 
+  def check_levels(self, depth: int) -> None:
+    """Refuses drafts that are deeper than it can draft."""
+    most = self.most_levels
+    if most is not None and depth > most:
+      has = f"slots for {most}" if self.block else f"{most} heads, one a level"
+      raise ValueError(
+        f"{depth} levels of draft tokens; this {self.kind} has {has}"
+      )
+
   @property
   def layers(self) -> TransformerConfig:
     """Its decoder layers, as a decoder's config; it has no such vocabulary."""
@@ -320,6 +265,19 @@ class HeadConfig:
         f"vocabulary = {self.vocabulary}; the target has {target.vocab_size} "
         "tokens"
       )
+    if self.block and self.block.mask_token >= target.vocab_size:
+      raise ValueError(
+        f"block.mask_token = {self.block.mask_token}; the target has "
+        f"{target.vocab_size} tokens"
+      )
+
+  def check_ids(self, ids: Sequence[int] | None) -> None:
+    """Refuses another number of tokens than `vocabulary`; None are all."""
+    if (0 if ids is None else len(ids)) != self.vocabulary:
+      raise ValueError(
+        f"the head config says vocabulary = {self.vocabulary}, and "
+        f"{'none' if ids is None else len(ids)} are given"
+      )
 
   def _check_width(self, width: int) -> None:
     """Refuses a target of another width where the published layout has one."""
@@ -353,6 +311,8 @@ def _check_type(field: dataclasses.Field, value) -> None:
     right, words = isinstance(value, kind), f"a {kind.__name__}"
   elif kind == RopeScaling | Yarn | None:
     right, words = isinstance(value, kind), "None, a RopeScaling or a Yarn"
+  elif kind == BlockConfig | None:
+    right, words = isinstance(value, kind), "None or a BlockConfig"
   else:
     right = isinstance(value, tuple) and all(map(whole, value))
     words = "integers"

@@ -79,12 +79,7 @@ def drafter(
   """
   head_config, spec = draft_head.head_config, shape.spec
   exits, resets = head_config.exits, head_config.resets_each_round
-  most = head_config.most_levels
-  if most is not None and spec.max_depth > most:
-    raise ValueError(
-      f"{spec.max_depth} levels of draft tokens; this {head_config.kind} has "
-      f"{most} heads, one a level"
-    )
+  head_config.check_levels(spec.max_depth)
   if exits:
     draft_shape.check_scratch(shape)
   if exits and max_external_drafts:

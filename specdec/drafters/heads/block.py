@@ -1,0 +1,183 @@
+"""Block drafters: all draft tokens of a round in one pass over the target's KV.
+
+DFlash (Chen et al., arXiv:2602.06036). Streams entering several of the target's
+layers are projected to one context vector for each verified token; every layer
+of the drafter makes keys and values of its own from them. A block, the pending
+token (the anchor) and masks behind it, attends to this context and to itself;
+slot by slot it gives distributions of the tokens to come. JetSpec's block is
+causal, DSpark and Domino add what follows from the tokens drawn (successor.py).
+
+The anchor's own hidden state is not known when it is the anchor: the context
+are the committed tokens but the pending one.
+"""
+
+from collections.abc import Sequence
+
+import jax.numpy as jnp
+from flax import linen as nn
+
+from specdec import sharding
+from specdec.drafters.heads import successor
+from specdec.drafters.heads.block_head import Attend
+from specdec.drafters.heads.draft_head import Head, TargetWeights, embedded
+from specdec.drafters.heads.head_config import HeadConfig
+from specdec.models.config import TransformerConfig
+from specdec.models.rotary import rotate
+from specdec.models.transformer import (
+  MLP,
+  Linear,
+  Place,
+  RMSNorm,
+  linear,
+  rope_angles,
+  split_heads,
+)
+from specdec.types import Array, ModelOutput, PyTree
+
+
+class BlockAttention(nn.Module):
+  """Projections of attention whose keys and values come from two sources."""
+
+  config: TransformerConfig
+  place: Place = sharding.anywhere
+
+  def setup(self):
+    c = self.config
+    self.q = Linear(c.num_heads * c.head_dim, c.qkv_bias)
+    self.k = Linear(c.num_kv_heads * c.head_dim, c.qkv_bias)
+    self.v = Linear(c.num_kv_heads * c.head_dim, c.qkv_bias)
+    self.o = Linear(c.width)
+    self.q_norm = RMSNorm(c.norm_epsilon)
+    self.k_norm = RMSNorm(c.norm_epsilon)
+
+  def _heads(self, y: Array, axis: str) -> Array:
+    return split_heads(y, self.config.head_dim, self.place, axis)
+
+  def _stored(self, key: Array, value: Array, angles) -> tuple[Array, Array]:
+    key = rotate(self.k_norm(self._heads(key, "key")), *angles)
+    value = self._heads(value, "key")
+    return key.swapaxes(1, 2), value.swapaxes(1, 2)
+
+  def context(self, x: Array, angles) -> tuple[Array, Array]:
+    """Returns keys and values [B, KV heads, T, D] of context x [B, T, W]."""
+    return self._stored(*linear(x, self.k, self.v), angles)
+
+  def __call__(self, x: Array, angles, attend: Attend):
+    query, key, value = linear(x, self.q, self.k, self.v)
+    query = rotate(self.q_norm(self._heads(query, "query")), *angles)
+    y, left = attend(query, *self._stored(key, value, angles))
+    return self.o(self.place(y, "rows", None, "query")), left
+
+
+class BlockLayer(nn.Module):
+  """A decoder layer over slots; only its keys and values know the context."""
+
+  config: TransformerConfig
+  place: Place = sharding.anywhere
+
+  def setup(self):
+    c = self.config
+    self.attention_norm = RMSNorm(c.norm_epsilon)
+    self.attention = BlockAttention(c, self.place)
+    self.mlp_norm = RMSNorm(c.norm_epsilon)
+    self.mlp = MLP(c, self.place)
+
+  def context(self, x: Array, angles) -> tuple[Array, Array]:
+    return self.attention.context(x, angles)
+
+  def __call__(self, x: Array, angles, attend: Attend):
+    y, left = self.attention(self.attention_norm(x), angles, attend)
+    x = x + y
+    return x + self.mlp(self.mlp_norm(x)), left
+
+
+class Block(nn.Module):
+  """`BlockHead`'s functions."""
+
+  head_config: HeadConfig
+  target: TransformerConfig
+  num_tokens: int
+  place: Place = sharding.anywhere
+
+  def setup(self):
+    r, b = self.head_config, self.head_config.block
+    self.config = r.layers
+    self.gather = Linear(r.width)
+    self.context_norm = RMSNorm(r.norm_epsilon)
+    if b.mask_token < 0:
+      self.mask = self.param("mask", nn.initializers.normal(0.02), (r.width,))
+    if r.width != self.target.width:
+      self.embed_norm = RMSNorm(r.norm_epsilon)
+      self.down = Linear(r.width)
+    self.layer = [
+      BlockLayer(self.config, self.place) for _ in range(r.num_layers)
+    ]
+    self.norm = RMSNorm(r.norm_epsilon)
+    self.head = Head(r, self.target, self.num_tokens, normed=True)
+    if b.successor != "none":
+      kind = successor.KINDS[b.successor]
+      self.successor = kind(r, self.target, self.num_tokens)
+    if b.confidence:
+      self.confidence_head = Linear(1, bias=True)
+
+  def encode(self, output: ModelOutput) -> Array:
+    return self.context_norm(
+      self.gather(jnp.concatenate(output.features, axis=-1))
+    )
+
+  def context(self, encoded: Array, positions: Array):
+    angles = rope_angles(self.config, positions, None)
+    return tuple(layer.context(encoded, angles) for layer in self.layer)
+
+  def draft(
+    self,
+    target_weights: TargetWeights,
+    anchors: Array,
+    positions: Array,
+    attends: Sequence[Attend],
+  ) -> tuple[Array, tuple]:
+    b, (batch, blocks, slots) = self.head_config.block, positions.shape
+    first = self._embed(target_weights, anchors)[:, :, None]
+    if b.mask_token < 0:
+      mask = self.mask.astype(first.dtype)
+    else:
+      mask = self._embed(target_weights, jnp.full((1, 1), b.mask_token))[0, 0]
+    size = batch, blocks, slots - 1, first.shape[-1]
+    x = jnp.concatenate([first, jnp.broadcast_to(mask, size)], axis=2)
+    x = x.reshape(batch, blocks * slots, -1)
+    positions = positions.reshape(batch, -1)
+    angles = rope_angles(self.config, positions, None)
+    left = []
+    for layer, attend in zip(self.layer, attends, strict=True):
+      x, part = layer(x, angles, attend)
+      left.append(part)
+    x = self.norm(x).reshape(batch, blocks, slots, -1)
+    return x[:, :, b.offset :], tuple(left)
+
+  def _embed(self, target_weights: TargetWeights, tokens: Array) -> Array:
+    x = embedded(target_weights, tokens)
+    if x.shape[-1] == self.head_config.width:
+      return x
+    return self.down(self.embed_norm(x))
+
+  def logits(self, target_weights: TargetWeights, hidden: Array) -> Array:
+    return self.head(target_weights, hidden)
+
+  def begin(self, batch: int, num_tokens: int) -> PyTree:
+    if self.head_config.block.successor == "none":
+      return ()
+    return self.successor.begin(batch, num_tokens)
+
+  def step(self, target_weights, state, tokens, hidden, logits, depth):
+    if self.head_config.block.successor == "none":
+      return state, logits
+    state, term = self.successor.step(
+      target_weights, state, tokens, hidden, depth
+    )
+    return state, logits + term.astype(logits.dtype)
+
+  def confidence(self, hidden: Array, tokens: Array) -> Array:
+    if self.head_config.block.successor != "none":
+      memory = self.successor.memory(tokens).astype(hidden.dtype)
+      hidden = jnp.concatenate([hidden, memory], axis=-1)
+    return self.confidence_head(hidden)[..., 0]

@@ -1,0 +1,64 @@
+"""The configuration of a block drafter, beyond that of every head."""
+
+import dataclasses
+
+from specdec.utils.spelling import check_choice
+
+SLOTS = ("in_place", "next")
+SUCCESSORS = ("none", "markov", "gated_markov", "rnn_markov", "gru")
+
+
+@dataclasses.dataclass(frozen=True)
+class BlockConfig:
+  """How a block of draft tokens is written in one pass.
+
+  Attributes:
+    causal: a slot sees the slots before it (JetSpec, arXiv:2606.18394), not
+      all of the block (DFlash, arXiv:2602.06036).
+    slots: 'in_place', slot j stands for the token at anchor + j and slot 0, the
+      anchor's own, is not used (DFlash); or 'next', slot j predicts the token
+      at anchor + j + 1 (DSpark, arXiv:2607.05147).
+    successor: what is added to a slot's logits given the draft token before it:
+      'markov', W2 W1[token]; 'gated_markov', W2 (gate W1[token]);
+      'rnn_markov', with a state over the block (all DSpark); 'gru', of the
+      slot's hidden state and a GRU over the draft's tokens (Domino,
+      arXiv:2605.29707), from the second draft token on; or 'none'.
+    rank: of W1 and W2, or of the GRU's vocabulary projection.
+    state: size of the GRU's state; 0: the head's width.
+    window: positions of context that a slot sees, its own included; 0: all.
+    confidence: it predicts the probability that a draft token is accepted
+      (DSpark); trained beside the draft, and read by nobody yet.
+    mask_token: whose embedding the slots behind the anchor begin with; -1: a
+      vector of their own.
+  """
+
+  causal: bool = False
+  slots: str = "in_place"
+  successor: str = "none"
+  rank: int = 32
+  state: int = 0
+  window: int = 0
+  confidence: bool = False
+  mask_token: int = -1
+
+  def __post_init__(self):
+    for field in dataclasses.fields(self):
+      value = getattr(self, field.name)
+      if type(value) is not field.type:
+        raise ValueError(
+          f"block.{field.name} = {value!r:.60}; it must be of type "
+          f"{field.type.__name__}"
+        )
+    check_choice("block.slots", self.slots, SLOTS)
+    check_choice("block.successor", self.successor, SUCCESSORS)
+    least = {"rank": 1, "state": 0, "window": 0, "mask_token": -1}
+    for name, low in least.items():
+      if not low <= getattr(self, name) < 2**31:
+        raise ValueError(
+          f"block.{name} = {getattr(self, name)}; it must be >= {low}"
+        )
+
+  @property
+  def offset(self) -> int:
+    """Slots of a block ahead of the one that its first draft token is of."""
+    return int(self.slots == "in_place")

@@ -1,0 +1,69 @@
+"""What a block drafter holds, and what its one pass of a round reads."""
+
+import jax
+
+from specdec.drafters.heads.block_head import BlockHead
+from specdec.models import params
+from specdec.models.config import TransformerConfig
+from specdec.types import DrafterCost, StepCost
+
+SIZE = 4  # bytes of its weights and KV, which are float32
+
+
+def drafter_cost(head: BlockHead, target: TransformerConfig) -> DrafterCost:
+  """Counts a block's weights by what reads them.
+
+  The pass of a round reads its layers, the map from embeddings and the
+  vocabulary projection; the update reads what makes context: the projection of
+  streams, and the layers' maps to keys and values; every draft token the
+  successor. Rows of the target's vocabulary projection count as the target's,
+  unless it drafts from a smaller vocabulary: then it holds a copy of them.
+  """
+  config = head.head_config
+  net = jax.eval_shape(head.init, jax.random.key(0))
+  tokens = config.vocabulary or target.vocab_size
+  rows = tokens * target.width if config.head == "shared" else 0
+  copied = rows if head.ids is not None else 0
+  row_size = params.head_weight_size(target)
+  if copied and row_size < 2:  # rows of integers are copied as float32
+    row_size = SIZE
+  successor = dict(net.get("successor", {}))
+  table = num_weights(successor.pop("first", {}))  # of which one row is read
+  level = num_weights(successor) + num_weights(net.get("confidence_head", {}))
+  encoder = num_weights([net["gather"], net["context_norm"]])
+  held = num_weights(net) - table - level - encoder
+  stored = encoder + sum(
+    num_weights([net[f"layer_{i}"]["attention"][name] for name in "kv"])
+    for i in range(config.num_layers)
+  )
+  kv = 2 * config.num_layers * config.num_kv_heads * config.head_dim
+  scores = 2 * config.num_layers * config.num_heads * config.head_dim
+  hidden = 1 + len(config.features)
+  return DrafterCost(
+    weight_bytes=SIZE * num_weights(net) + row_size * copied,
+    position_bytes=SIZE * kv,
+    hidden_bytes=SIZE * hidden * target.width,
+    step=StepCost(
+      bytes=SIZE * held + row_size * copied,
+      flops=2 * (held + copied),
+      target_bytes=row_size * (rows - copied),
+      target_flops=2 * (rows - copied),
+      position_bytes=SIZE * kv,
+      position_flops=2 * scores,
+      logits=tokens,
+      layers=config.num_layers,
+    ),
+    update=StepCost(bytes=SIZE * stored, flops=2 * stored),
+    steps=1,
+    # A causal block is cut where the draft ends.
+    tokens=None if config.block.causal else head.num_slots(),
+    catch_up=config.block.offset if config.block.causal else 0,
+    level=None
+    if config.block.successor == "none"
+    else StepCost(bytes=SIZE * level, flops=2 * level, logits=tokens),
+  )
+
+
+def num_weights(net) -> int:
+  """Returns how many there are in a tree of shapes."""
+  return sum(leaf.size for leaf in jax.tree.leaves(net))

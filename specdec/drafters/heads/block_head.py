@@ -1,0 +1,144 @@
+"""A block drafter as pure functions: what draft_head.py is to other heads.
+
+One BlockHead is run by block_serve.py when it drafts and by block_unroll.py
+when it is trained: the same weights through the same functions, so the two
+cannot disagree.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import linen as nn
+
+from specdec import sharding
+from specdec.drafters.heads.draft_head import TargetWeights, cache_constructor
+from specdec.drafters.heads.head_config import HeadConfig
+from specdec.models.config import TransformerConfig
+from specdec.models.transformer import Place
+from specdec.types import Array, KVCache, ModelOutput, PyTree
+from specdec.utils.constructors import cached
+
+# (query [B, T, heads, D], key, value [B, KV heads, T, D]) of a block
+#   -> ([B, T, heads * D], whatever the layer leaves behind).
+Attend = Callable[[Array, Array, Array], tuple[Array, PyTree]]
+
+
+class BlockHead(NamedTuple):
+  """A block drafter as pure functions of its weights.
+
+  B rows, A blocks a row, S slots and K draft tokens a block, W its width, n
+  tokens it can draft.
+
+  init(key) -> weights
+  init_cache(batch, slots) -> KVCache of the context
+  encode(weights, output) -> [B, T, W], the context of a ModelOutput's tokens
+  context(weights, encoded, positions [B, T]) -> (key, value) a layer,
+    [B, KV heads, T, D]
+  draft(weights, target_weights, anchors [B, A], positions [B, A, S], attends)
+    -> (hidden [B, A, K, W], what each of `attends`, one a layer, left behind)
+  logits(weights, target_weights, hidden [B, T, W]) -> [B, T, n]
+  begin(weights, batch, num_tokens) -> the successor's state before the anchor
+  step(weights, target_weights, state, tokens [B, T], hidden [B, T, W], logits
+      [B, T, n], depth)
+    -> (state, logits [B, T, n] given the tokens); as successor.Successor.step
+  confidence(weights, hidden [B, T, W], tokens [B, T]) -> [B, T] logits of the
+    probability that the draft token behind `tokens` is accepted
+  """
+
+  head_config: HeadConfig
+  place: Place  # of its activations and cache
+  features: tuple[int, ...]  # DraftSpec.features
+  ids: np.ndarray | None  # [n] tokens that it can draft; None: all
+  vocab_size: int  # V
+  init: Callable[[Array], PyTree]
+  init_cache: Callable[[int, int], KVCache]
+  encode: Callable[[PyTree, ModelOutput], Array]
+  context: Callable[..., tuple[tuple[Array, Array], ...]]
+  draft: Callable[..., tuple[Array, tuple]]
+  logits: Callable[..., Array]
+  begin: Callable[..., PyTree]
+  step: Callable[..., tuple[PyTree, Array]]
+  confidence: Callable[..., Array]
+
+  def num_slots(self, k: int | None = None) -> int:
+    """S for k draft tokens, by default as many as it is trained for.
+
+    Only a causal block may be cut: any other's slots see all of it.
+    """
+    config = self.head_config
+    k = k if k is not None and config.block.causal else config.levels
+    return k + config.block.offset
+
+
+@cached
+def block_from_module(
+  module: type[nn.Module],
+  head_config: HeadConfig,
+  target: TransformerConfig,
+  ids: np.ndarray | None = None,
+  place: sharding.Placement | None = None,
+) -> BlockHead:
+  """Returns the block drafter of a Flax module with BlockHead's methods.
+
+  Args:
+    ids: [n] tokens that it can draft; None: all.
+    place: on a mesh; its weights lie whole on every chip.
+
+  Raises:
+    ValueError: the head config does not fit the target, or the ids the head
+      config.
+  """
+  head_config.check(target)
+  ids = None if ids is None else np.array(ids)
+  head_config.check_ids(ids)
+  num_tokens = head_config.vocabulary or target.vocab_size
+  instance = module(head_config, target, num_tokens, place or sharding.anywhere)
+
+  def call(method):
+    def run(weights, *args):
+      return instance.apply({"params": weights}, *args, method=method)
+
+    return run
+
+  def once(mdl):
+    """Every weight there is."""
+    stream = jnp.zeros((1, 1, target.width))
+    zero = jnp.zeros((1, 1), jnp.int32)
+    target_weights = TargetWeights(
+      jnp.zeros((max(1, head_config.block.mask_token + 1), target.width)),
+      jnp.zeros((num_tokens, target.width)),
+    )
+    streams = (stream,) * len(head_config.features)
+    mdl.context(mdl.encode(ModelOutput(None, stream, streams)), zero)
+
+    def attend(query, key, value):
+      return query.reshape(*query.shape[:2], -1), None
+
+    slots = head_config.levels + head_config.block.offset
+    positions = jnp.zeros((1, 1, slots), jnp.int32)
+    attends = [attend] * head_config.num_layers
+    hidden, _ = mdl.draft(target_weights, zero, positions, attends)
+    hidden = hidden[:, 0, :1]
+    logits = mdl.logits(target_weights, hidden)
+    state = mdl.begin(1, 1)
+    mdl.step(target_weights, state, zero, hidden, logits, 0)
+    if head_config.block.confidence:
+      mdl.confidence(hidden, zero)
+
+  def init(key):
+    return jax.jit(lambda key: instance.init(key, method=once))(key)["params"]
+
+  methods = "encode context draft logits begin step confidence"
+  return BlockHead(
+    head_config,
+    place or sharding.anywhere,
+    head_config.features,
+    ids,
+    target.vocab_size,
+    init,
+    cache_constructor(head_config, place),
+    *(call(getattr(module, name)) for name in methods.split()),
+  )

@@ -1,0 +1,223 @@
+"""Serving a block drafter: a BlockHead behind the three functions of a Drafter.
+
+Invariant: after `init` and every `update` the cache holds the context of every
+committed token but the pending one, and its length is their number. A block's
+own keys and values fill scratch slots past `length` and are overwritten by the
+next update, so rounds that were not drafted leave nothing to catch up with.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specdec import cache as kv
+from specdec import draft_shape, sharding
+from specdec.drafters.heads import draft_head as draft_heads
+from specdec.drafters.heads.block_head import Attend, BlockHead
+from specdec.models import attention
+from specdec.models.attention import View
+from specdec.types import (
+  AcceptResult,
+  Array,
+  Context,
+  Draft,
+  Drafter,
+  KVCache,
+  Model,
+  ModelOutput,
+  Params,
+  PyTree,
+)
+from specdec.utils.constructors import cached
+
+_WRITE = sharding.CACHE, sharding.CACHE, ("rows",)  # axes of kv.write's
+
+
+class _Carry(NamedTuple):
+  """What drafting threads from level to level of a tree."""
+
+  level: int  # of the next call
+  state: PyTree  # the successor's, [B, nodes run so far, size]
+
+
+@cached
+def drafter(
+  head: BlockHead,
+  target: Model,
+  shape: draft_shape.DraftShape,
+  place: sharding.Placement | None = None,
+  max_external_drafts: int = 0,
+) -> Drafter:
+  """Drafts a chain or a tree from one pass of the block.
+
+  Weights: params.draft as `draft_head.weights_of` returns it. Its state is the
+  KVCache of the context.
+
+  Args:
+    target: the very model that verifies.
+    shape: what a draft looks like.
+    place: the target's, on a mesh: distributions are split as its own are.
+    max_external_drafts: of DraftSpec; for `drafters.fallback`.
+
+  Raises:
+    ValueError: the shape is deeper than the block.
+  """
+  del target  # its output is all that is read of it
+  head_config, spec = head.head_config, shape.spec
+  depth = spec.max_depth
+  head_config.check_levels(depth)
+  num_slots = head.num_slots(depth)
+  place = place or sharding.anywhere
+
+  def write(params, cache: KVCache, output: ModelOutput, first: Array):
+    """Layers with the context of an output [B, T] in slots first, ..."""
+    net = params.draft["net"]
+    encoded = head.encode(net, output)
+    positions = first[:, None] + jnp.arange(encoded.shape[1])[None]
+    put = head.place.on_each(kv.write, _WRITE, sharding.CACHE)
+    return jax.tree.map(
+      lambda buffer, new: put(buffer, new, first),
+      cache.layers,
+      head.context(net, encoded, positions),
+    )
+
+  def init(params: Params, context: Context, output: ModelOutput):
+    batch, size = output.features[0].shape[:2]
+    scratch = max(num_slots, max(depth, max_external_drafts) + 1)
+    slots = kv.num_slots(context.tokens.shape[1] + scratch)
+    cache, chunk = head.init_cache(batch, slots), min(kv.CHUNK, size)
+
+    def fill(i, layers):
+      # The last piece may begin before the one ahead of it has ended.
+      start = jnp.minimum(i * chunk, size - chunk)
+      piece = jax.tree.map(
+        lambda x: jax.lax.dynamic_slice_in_dim(x, start, chunk, axis=1), output
+      )
+      first = jnp.full((batch,), start, jnp.int32)
+      return write(params, cache.replace(layers=layers), piece, first)
+
+    layers = jax.lax.fori_loop(0, -(-size // chunk), fill, cache.layers)
+    return KVCache(layers, context.length - 1)
+
+  def run_block(weights, cache: KVCache, context: Context):
+    """Hidden states [B, D, W] of the draft's slots, and the cache's layers."""
+    view = block_view(head, cache.length, num_slots)
+    attends = [_cached(head, layer, view) for layer in cache.layers]
+    hidden, layers = head.draft(
+      *weights, context.pending, view.positions[:, None], attends
+    )
+    return hidden[:, 0, :depth], layers
+
+  def propose(params: Params, cache: KVCache, context: Context):
+    if depth == 0:
+      return draft_shape.pending_only(context), cache
+    weights = params.draft["net"], draft_heads.target_weights_of(params)
+    hidden, layers = run_block(weights, cache, context)
+    base = head.logits(*weights, hidden)
+    cache = cache.replace(layers=layers)
+
+    def step(state, tokens, level):
+      """Behind tokens [B, T] of a level: the state, and logits [B, T, V]."""
+      at_level = (
+        jnp.broadcast_to(
+          jax.lax.dynamic_slice_in_dim(x, level, 1, axis=1),
+          (*tokens.shape, x.shape[-1]),
+        )
+        for x in (hidden, base)
+      )
+      state, logits = head.step(*weights, state, tokens, *at_level, level)
+      logits = draft_heads.spread(head, logits)
+      return state, place(logits, "rows", None, "vocab")
+
+    start = head.begin(weights[0], len(base), 1)
+    if shape.loops:
+
+      def extend(state, token, node):
+        state, logits = step(state, token, node)
+        return state, logits[:, 0]
+
+      draft, _ = draft_shape.sample_chain(context, depth, extend, start)
+      return draft, cache
+
+    def run(carry, tokens, parents, first, need_logits):
+      """One level: each node goes on from its parent's state."""
+      if not need_logits:
+        return carry, None
+      above = jnp.asarray(parents)[..., first:]
+      above = jnp.broadcast_to(above, tokens.shape)[:, :, None]
+
+      # Leaves, which were not run, have no state.
+      before = jax.tree.map(
+        lambda x: jnp.pad(x, ((0, 0), (0, first - x.shape[1]), (0, 0))),
+        carry.state,
+      )
+      state = jax.tree.map(
+        lambda x: jnp.take_along_axis(x, above, axis=1), before
+      )
+      state, logits = step(state, tokens, carry.level)
+      state = jax.tree.map(
+        lambda old, new: jnp.concatenate([old, new], axis=1), before, state
+      )
+      return _Carry(carry.level + 1, state), logits
+
+    state, logits = step(start, context.pending, 0)
+    carry = _Carry(1, state)
+    tree, _ = shape.sample_tree(context, logits[:, 0], run, carry)
+    return tree.draft, cache
+
+  def update(
+    params: Params,
+    cache: KVCache,
+    context: Context,
+    draft: Draft,
+    accept_result: AcceptResult,
+    output: ModelOutput,
+  ):
+    del context, draft
+    path = accept_result.path[:, :, None]
+    features = tuple(
+      jnp.take_along_axis(x, path, axis=1) for x in output.features
+    )
+    accepted = output._replace(logits=None, features=features)
+    layers = write(params, cache, accepted, cache.length)
+    return KVCache(layers, cache.length + accept_result.num_committed)
+
+  spec = spec._replace(
+    features=head.features,
+    max_external_drafts=max_external_drafts,
+    name=head_config.kind,
+  )
+  return Drafter(spec, init, propose, update)
+
+
+def block_view(head: BlockHead, length: Array, num_slots: int) -> View:
+  """Returns what the slots of a block see: the context and each other."""
+  block = head.head_config.block
+  everyone = np.ones((1, num_slots, num_slots), bool)
+  return attention.view(
+    length, None, 0, num_slots, block.window or None
+  )._replace(ancestors=None if block.causal else everyone)
+
+
+def _cached(head: BlockHead, layer, view: View) -> Attend:
+  """Attention over a layer's context and the block, written behind it."""
+  put = head.place.on_each(kv.write, _WRITE, sharding.CACHE)
+
+  def attend(query, key, value):
+    keys, values = (
+      put(layer[0], key, view.slot),
+      put(layer[1], value, view.slot),
+    )
+    y = attention.attend(
+      query,
+      keys,
+      values,
+      view,
+      scale=head.head_config.head_dim**-0.5,
+      on_mesh=head.place is not sharding.anywhere,
+    )
+    return y, (keys, values)
+
+  return attend

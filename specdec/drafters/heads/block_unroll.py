@@ -1,0 +1,128 @@
+"""Runs blocks at many anchors of a text at once, as decoding would run each.
+
+The block of the anchor at position a sees the context of positions before a and
+itself; the tokens behind the anchor are the text's. Masks are of anchors by
+positions and of slots by slots: nothing is as large as all slots by all slots.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specdec.drafters.heads.block_head import Attend, BlockHead
+from specdec.drafters.heads.draft_head import TargetWeights
+from specdec.types import Array, ModelOutput, PyTree
+
+
+class Unrolled(NamedTuple):
+  """What blocks draft: entry k is of the token k + 1 behind the anchor."""
+
+  logits: Array  # [B, A, K, n] given the anchor and the text behind it
+  base: Array  # [B, A, K, n] without the successor's part
+  confidence: Array | None  # [B, A, K] logits
+
+
+def unroll(
+  head: BlockHead,
+  weights: PyTree,
+  target_weights: TargetWeights,
+  tokens: Array,
+  context: tuple[tuple[Array, Array], ...],
+  anchors: Array,
+) -> Unrolled:
+  """Runs the block of every anchor.
+
+  Args:
+    tokens: [B, T].
+    context: `context_of` them.
+    anchors: [B, A] positions, each with K tokens behind it but for the last
+      one, which is not read.
+  """
+  config = head.head_config
+  levels, slots = config.levels, head.num_slots()
+  places = anchors[:, :, None] + jnp.arange(slots)[None, None]
+  attends = [_packed(head, layer, anchors, slots) for layer in context]
+  anchor_tokens = jnp.take_along_axis(tokens, anchors, axis=1)
+  hidden, _ = head.draft(
+    weights, target_weights, anchor_tokens, places, attends
+  )
+  batch, blocks, _, width = hidden.shape
+  base = head.logits(
+    weights, target_weights, hidden.reshape(batch, blocks * levels, width)
+  ).reshape(batch, blocks, levels, -1)
+  state = head.begin(weights, batch, blocks)
+  logits, confidence = [], []
+  for level in range(levels):
+    before = jnp.take_along_axis(tokens, anchors + level, axis=1)
+    at_level = hidden[:, :, level], base[:, :, level]
+    state, given = head.step(
+      weights, target_weights, state, before, *at_level, level
+    )
+    logits.append(given)
+    if config.block.confidence:
+      confidence.append(head.confidence(weights, hidden[:, :, level], before))
+  return Unrolled(
+    jnp.stack(logits, axis=2),
+    base,
+    jnp.stack(confidence, axis=2) if confidence else None,
+  )
+
+
+def context_of(
+  head: BlockHead, weights: PyTree, output: ModelOutput
+) -> tuple[tuple[Array, Array], ...]:
+  """Returns each layer's keys and values of a text that begins at position 0.
+
+  Args:
+    output: of the target on it; features as in head.features.
+  """
+  encoded = head.encode(weights, output)
+  positions = jnp.arange(encoded.shape[1])[None]
+  return head.context(weights, encoded, positions)
+
+
+def _packed(head: BlockHead, layer, anchors: Array, slots: int) -> Attend:
+  """Attention of all blocks over the context before them and themselves."""
+  config, (keys, values) = head.head_config, layer
+  block, number = config.block, np.arange(slots)
+  size, blocks = keys.shape[2], anchors.shape[1]
+  anchor = anchors[:, :, None, None]
+  position = jnp.arange(size)[None, None, None]
+  before = position < anchor  # [B, A, 1, T]
+  inside = np.ones((slots, slots), bool)
+  if block.causal:
+    inside = np.tri(slots, dtype=bool)
+  if block.window:
+    before &= anchor + number[None, None, :, None] - position < block.window
+    inside &= number[:, None] - number[None] < block.window
+
+  before, inside = before[:, None, None], inside[None, None, None, None]
+
+  def attend(query, key, value):
+    batch, heads = keys.shape[:2]
+
+    def by_block(x):  # [B, heads, A * S, D]
+      return x.reshape(batch, heads, blocks, slots, -1)
+
+    query = query.reshape(batch, blocks, slots, heads, -1, config.head_dim)
+
+    def scores(form, keys, mask):
+      x = jnp.einsum(form, query, keys, preferred_element_type=jnp.float32)
+      x = config.head_dim**-0.5 * x  # [B, heads, group, A, S, ...]
+      return jnp.where(mask, x, -jnp.inf)
+
+    both = jnp.concatenate(
+      [
+        scores("baskgd,bktd->bkgast", keys, before),
+        scores("baskgd,bkaud->bkgasu", by_block(key), inside),
+      ],
+      axis=-1,
+    )
+    shares = jax.nn.softmax(both, axis=-1).astype(values.dtype)
+    y = jnp.einsum("bkgast,bktd->baskgd", shares[..., :size], values)
+    y += jnp.einsum("bkgasu,bkaud->baskgd", shares[..., size:], by_block(value))
+    return y.reshape(batch, blocks * slots, -1), None
+
+  return attend

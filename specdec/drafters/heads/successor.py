@@ -1,0 +1,123 @@
+"""What a slot's logits gain from the draft tokens before it.
+
+The slots of a block know nothing of each other's tokens. A successor adds what
+follows from the tokens that were drawn, so that a draft's distribution is a
+chain of conditionals: small steps behind one large pass. `step` is called once
+for each draft token; a state, [B, T, size] or (), goes along.
+"""
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from specdec.drafters.heads.draft_head import embedded
+from specdec.drafters.heads.head_config import HeadConfig
+from specdec.models.config import TransformerConfig
+from specdec.models.experts import Weight
+from specdec.models.layouts import look_up
+from specdec.models.transformer import Linear
+from specdec.types import Array, PyTree
+
+
+class Successor(nn.Module):
+  """Base of the kinds below.
+
+  Methods:
+    begin(batch, num_tokens): the state before the anchor.
+    step(target_weights, state, tokens [B, T], hidden [B, T, W], depth):
+      the state behind the tokens, and a term [B, T, n] of the logits of what
+      follows them. `hidden` is of the slot that is drawn next, `depth` (from 0)
+      the number of draft tokens up to `tokens`.
+    memory(tokens): [B, T, any] what the confidence head reads of them.
+  """
+
+  head_config: HeadConfig
+  target: TransformerConfig
+  num_tokens: int
+
+  def begin(self, batch: int, num_tokens: int) -> PyTree:
+    return ()
+
+
+class Markov(Successor):
+  """DSpark's low-rank matrix of transitions: W2 W1[token]."""
+
+  def setup(self):
+    rank = self.head_config.block.rank
+    self.first = Weight((self.target.vocab_size, rank))
+    self.second = Linear(self.num_tokens)
+
+  def memory(self, tokens: Array) -> Array:
+    return look_up(self.first(jnp.float32), tokens)
+
+  def step(self, target_weights, state, tokens, hidden, depth):
+    return state, self.second(self.memory(tokens))
+
+
+class GatedMarkov(Markov):
+  """The same, W1[token] gated by the slot's hidden state and itself."""
+
+  def setup(self):
+    super().setup()
+    self.gate = Linear(self.head_config.block.rank)
+
+  def step(self, target_weights, state, tokens, hidden, depth):
+    memory = self.memory(tokens)
+    gate = self.gate(jnp.concatenate([hidden, memory], axis=-1))
+    return state, self.second(jax.nn.sigmoid(gate) * memory)
+
+
+class RnnMarkov(Markov):
+  """The same with a gated recurrent state over the tokens of the block."""
+
+  def setup(self):
+    super().setup()
+    self.joint = Linear(3 * self.head_config.block.rank)
+
+  def begin(self, batch, num_tokens):
+    return jnp.zeros((batch, num_tokens, self.head_config.block.rank))
+
+  def step(self, target_weights, state, tokens, hidden, depth):
+    x = jnp.concatenate([state, self.memory(tokens), hidden], axis=-1)
+    gate, candidate, output = jnp.split(self.joint(x), 3, axis=-1)
+    gate = jax.nn.sigmoid(gate)
+    state = gate * state + (1 - gate) * jnp.tanh(candidate)
+    return state, self.second(jnp.tanh(output))
+
+
+class Gru(Successor):
+  """Domino's GRU over the target's embeddings of the tokens, and two layers
+  over the slot's hidden state and its own."""
+
+  def setup(self):
+    self.size = self.head_config.block.state or self.head_config.width
+    self.inputs = Linear(3 * self.size)
+    self.recurrent = Linear(3 * self.size)
+    self.narrow = Linear(self.head_config.block.rank)
+    self.wide = Linear(self.num_tokens)
+
+  def begin(self, batch, num_tokens):
+    return jnp.zeros((batch, num_tokens, self.size))
+
+  def memory(self, tokens: Array) -> Array:
+    return jnp.zeros((*tokens.shape, 0))
+
+  def step(self, target_weights, state, tokens, hidden, depth):
+    x = embedded(target_weights, tokens).astype(state.dtype)
+    reset, update, new = jnp.split(self.inputs(x), 3, axis=-1)
+    past = jnp.split(self.recurrent(state), 3, axis=-1)
+    reset = jax.nn.sigmoid(reset + past[0])
+    update = jax.nn.sigmoid(update + past[1])
+    new = jnp.tanh(new + reset * past[2])
+    state = (1 - update) * new + update * state
+    both = jnp.concatenate([hidden, state], axis=-1)
+    term = self.wide(jax.nn.silu(self.narrow(both)))
+    return state, jnp.where(depth > 0, term, 0.0)
+
+
+KINDS = {
+  "markov": Markov,
+  "gated_markov": GatedMarkov,
+  "rnn_markov": RnnMarkov,
+  "gru": Gru,
+}

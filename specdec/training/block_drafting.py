@@ -1,0 +1,149 @@
+"""Objective of block drafters: blocks at random positions of a frozen target's
+texts.
+
+Every block sees the target's hidden states strictly before its anchor
+(drafters/heads/block_unroll.py), and its draft tokens are compared with what
+the target says along the text. Where a batch has addresses (data.Numbered) the
+anchors are drawn, without replacement and as a function of (seed, step, row);
+elsewhere, as in evaluation, they are evenly spaced.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from specdec.drafters.heads import draft_head as draft_heads
+from specdec.drafters.heads.block_head import BlockHead
+from specdec.drafters.heads.block_unroll import context_of, unroll
+from specdec.training import draft_losses
+from specdec.training.draft_losses import Aim, BlockLoss, Loss
+from specdec.types import Array, ModelOutput, Params, PyTree
+
+
+def anchors_of(
+  batch: dict[str, Array], count: int, levels: int, seed: int
+) -> Array:
+  """Returns the positions [B, A] at which blocks begin, A = count at most.
+
+  Every one has `levels` labels behind it.
+
+  Raises:
+    ValueError: a sequence is shorter than a draft.
+  """
+  rows, size = batch["tokens"].shape
+  places = size - levels  # the last column is only a label
+  if places < 1:
+    raise ValueError(
+      f"a sequence of {size - 1} tokens; a block drafts {levels}"
+    )
+  count = min(count, places)
+  if "step" not in batch:
+    even = np.linspace(0, places - 1, count).astype(np.int32)
+    return jnp.broadcast_to(even, (rows, count))
+
+  def of_row(step, row):
+    key = jax.random.fold_in(jax.random.key(seed), step)
+    noise = jax.random.uniform(jax.random.fold_in(key, row), (places,))
+    return jax.lax.top_k(noise, count)[1]
+
+  return jax.vmap(of_row)(batch["step"], batch["row"])
+
+
+def dpace_weights(text_loss: Array, smoothing: float) -> Array:
+  """Returns D-PACE's weights [..., K] of levels (arXiv:2605.18810).
+
+  Of level j, the sum over k >= j of the products of smoothed probabilities up
+  to k: how much the expected accepted length depends on it. Not differentiated.
+
+  Args:
+    text_loss: [..., K] -log q of the text's tokens.
+    smoothing: a of (1 - a) q + a.
+  """
+  right = (1 - smoothing) * jnp.exp(-text_loss) + smoothing
+  reached = jnp.cumprod(right, axis=-1)
+  weights = jnp.flip(jnp.cumsum(jnp.flip(reached, -1), axis=-1), -1)
+  return jax.lax.stop_gradient(weights)
+
+
+def loss_of_output(
+  head: BlockHead,
+  loss: Loss,
+  net: PyTree,
+  target: PyTree,
+  batch: dict[str, Array],
+  output: ModelOutput,
+  measure: bool = True,
+  seed: int = 0,
+) -> tuple[Array, dict[str, Array]]:
+  """Computes loss and measures from the target's output.
+
+  Measures: acceptance_j and agreement_j as of drafting.objective, with the text
+  as prefix; accepted_length, the draft tokens that a round would have accepted
+  at temperature 1 had it drafted the text: the mean of sum_j prod_{i <= j}
+  acceptance; confidence_error, how far the confidence is from the acceptance.
+
+  Args:
+    target: weights of the target.
+    batch: tokens [B, T+1], and the addresses step and row [B].
+    output: of the target on tokens[:, :-1], with logits.
+  """
+  tokens, options = batch["tokens"], loss.block or BlockLoss()
+  levels = head.head_config.levels
+  anchors = anchors_of(batch, options.anchors, levels, seed)
+  text, labels = tokens[:, :-1], tokens[:, 1:]
+  target_weights = draft_heads.target_weights_of(
+    Params(target, draft_heads.weights_of(head, net, target))
+  )
+  aims = draft_losses.aim(head, output.logits, labels)
+  context = context_of(head, net, output)
+
+  def of_anchors(anchors):
+    unrolled = unroll(head, net, target_weights, text, context, anchors)
+    # Entry k is drafted behind position anchor + k of the text.
+    goal = aims.at(anchors[:, :, None] + jnp.arange(levels)[None, None])
+    log_probs = jax.nn.log_softmax(unrolled.logits)
+    total = _total(loss, options, log_probs, goal)
+    if options.base_weight:
+      base = jax.nn.log_softmax(unrolled.base)
+      total += options.base_weight * _total(loss, options, base, goal)
+    measures = {}
+    accepted = 1 - draft_losses.rejected(log_probs, goal)
+    if unrolled.confidence is not None:
+      aimed = jax.lax.stop_gradient(jnp.clip(accepted, 0, 1))
+      entropy = optax.losses.sigmoid_binary_cross_entropy(
+        unrolled.confidence, aimed
+      )
+      total += options.confidence_weight * jnp.mean(entropy)
+      error = jnp.abs(jax.nn.sigmoid(unrolled.confidence) - aimed)
+      measures["confidence_error"] = jnp.mean(error)
+    agree = jnp.argmax(log_probs, axis=-1) == goal.best
+    for level in range(levels):
+      for name, value in (("acceptance", accepted), ("agreement", agree)):
+        value = jnp.mean(value[:, :, level].astype(jnp.float32))
+        measures[f"{name}_{level + 1}"] = value
+    lengths = jnp.sum(jnp.cumprod(accepted, axis=-1), axis=-1)
+    measures["accepted_length"] = jnp.mean(lengths)
+    return total, measures if measure else {}
+
+  groups = anchors.shape[1] // (options.at_once or anchors.shape[1])
+  if groups < 2 or anchors.shape[1] % groups:
+    return of_anchors(anchors)
+  parts = jnp.stack(jnp.split(anchors, groups, axis=1))
+  means = jax.lax.map(jax.checkpoint(of_anchors), parts)
+  return jax.tree.map(jnp.mean, means)
+
+
+def _total(loss: Loss, options: BlockLoss, log_probs: Array, goal: Aim):
+  """Returns the mean over blocks of the weighted mean over levels, []."""
+  text = draft_losses.text_loss(log_probs, goal)
+  value = loss.token_weight * draft_losses.token_loss(
+    loss.divergence, log_probs, goal
+  )
+  value += options.cross_entropy_weight * text
+  if options.weighting == "dpace":
+    weights = dpace_weights(text, options.smoothing)
+  else:
+    weights = loss.decay ** jnp.arange(log_probs.shape[2], dtype=jnp.float32)
+    weights = jnp.broadcast_to(weights, value.shape)
+  return jnp.sum(weights * value) / jnp.sum(weights)

@@ -1,0 +1,140 @@
+"""Losses of draft tokens against the target's distribution, by name.
+
+A head with a reduced vocabulary is compared with the target's probabilities of
+those tokens; the remaining probability mass always counts as rejected.
+"""
+
+import dataclasses
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from specdec.training import objective as objectives
+from specdec.training.objective import LOSSES
+from specdec.training.options import check_choice, check_range
+from specdec.types import Array
+
+WEIGHTINGS = ("decay", "dpace")
+
+
+@dataclasses.dataclass(frozen=True)
+class BlockLoss:
+  """What the loss of block drafters has beyond that of every head."""
+
+  anchors: int = 32  # positions of a sequence at which a block begins
+  at_once: int = 0  # of them whose logits exist at a time; 0: all
+  # Of the levels: 'decay', Loss.decay^j, or 'dpace', how much longer a draft
+  # would be accepted for being right there (D-PACE, arXiv:2605.18810).
+  weighting: str = "decay"
+  smoothing: float = 0.5  # of D-PACE
+  cross_entropy_weight: float = 0.0  # on the text, beside the divergence
+  base_weight: float = 0.0  # of the same loss without the successor's part
+  confidence_weight: float = 0.0  # of the confidence head's cross-entropy
+
+  def __post_init__(self):
+    check_range(self, "anchors", 1, prefix="loss.block.")
+    for name in ("at_once", "cross_entropy_weight", "base_weight"):
+      check_range(self, name, 0, prefix="loss.block.")
+    check_range(self, "confidence_weight", 0, prefix="loss.block.")
+    check_range(self, "smoothing", 0, 1, prefix="loss.block.")
+    check_choice(self, "weighting", WEIGHTINGS)
+    if self.at_once and self.anchors % self.at_once:
+      raise ValueError(
+        f"loss.block.at_once = {self.at_once} does not divide anchors = "
+        f"{self.anchors}"
+      )
+
+
+@dataclasses.dataclass(frozen=True)
+class Loss:
+  """Loss of draft tokens."""
+
+  # One of LOSSES; 'cross_entropy' is of the text's next token, the others are
+  # divergences from the target's distribution.
+  divergence: str = "forward_kl"
+  token_weight: float = 1.0  # of the divergence
+  # Of the smooth L1 distance between the head's hidden states and the target's.
+  feature_weight: float = 0.0
+  # Weight of a level relative to the previous one. Papers on blocks state gamma
+  # of exp(-(j - 1) / gamma): decay = exp(-1 / gamma).
+  decay: float = 0.8
+  block: BlockLoss | None = None  # of block drafters alone; None: its defaults
+
+  def __post_init__(self):
+    check_choice(self, "divergence", LOSSES)
+    for name in ("token_weight", "feature_weight", "decay"):
+      check_range(self, name, 0)
+
+
+class Aim(NamedTuple):
+  """What a target says after each token [...], in a head's n tokens."""
+
+  log_probs: Array  # [..., n]
+  negative_entropy: Array  # [...] of these tokens
+  uncovered: Array  # [...] mass of tokens that the head cannot draft
+  best: Array  # [...] its likeliest token, -1 where the head cannot draft it
+  label: Array  # [...] the text's next token; -1 likewise
+
+  def at(self, index: Array) -> "Aim":
+    """Returns positions index [B, any] of an Aim of [B, T]."""
+
+    def take(x):
+      return jax.vmap(lambda row, places: row[places])(x, index)
+
+    return jax.tree.map(take, self)
+
+
+def aim(head, logits: Array, labels: Array) -> Aim:
+  """Returns what a head is compared with.
+
+  Args:
+    head: a DraftHead or BlockHead.
+    logits: [B, T, V] of the target.
+    labels: [B, T] the text's next tokens.
+  """
+  log_probs = jax.nn.log_softmax(logits)
+  best = jnp.argmax(log_probs, axis=-1)
+  number = jnp.arange(head.vocab_size)  # of a token; -1: not drafted
+  if head.ids is not None:
+    log_probs = log_probs[..., head.ids]
+    number = jnp.full_like(number, -1)
+    number = number.at[head.ids].set(jnp.arange(len(head.ids)))
+  probs = jnp.exp(log_probs)
+  return Aim(
+    log_probs,
+    jnp.sum(probs * log_probs, axis=-1),
+    1 - jnp.sum(probs, axis=-1),
+    number[best],
+    number[labels],
+  )
+
+
+def rejected(log_probs: Array, aim: Aim) -> Array:
+  """Returns the probability [...] that a draft token is rejected."""
+  distance = objectives.total_variation(log_probs, aim.log_probs)
+  return distance + aim.uncovered / 2
+
+
+def text_loss(log_probs: Array, aim: Aim) -> Array:
+  """Returns the cross-entropy [...] on the text, 0 for tokens not drafted."""
+  value = objectives.cross_entropy(log_probs, jnp.maximum(aim.label, 0))
+  return jnp.where(aim.label >= 0, value, 0.0)
+
+
+def token_loss(name: str, log_probs: Array, aim: Aim) -> Array:
+  """Returns the loss [...] of that name, one of LOSSES."""
+  if name == "cross_entropy":
+    return text_loss(log_probs, aim)
+  if name == "total_variation":
+    return rejected(log_probs, aim)
+  if name == "reverse_kl":
+    return objectives.reverse_kl(log_probs, aim.log_probs)
+  # Its first term is the same for all levels.
+  forward_kl = aim.negative_entropy - jnp.sum(
+    jnp.exp(aim.log_probs) * log_probs, axis=-1
+  )
+  if name == "forward_kl":
+    return forward_kl
+  distance = rejected(log_probs, aim)
+  return objectives.mixed(forward_kl, distance)

@@ -1,0 +1,296 @@
+"""What block drafters are trained on, against its formulas written out."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from scipy import special
+
+import learned_kinds
+from learned_kinds import IDS, V, target
+from specdec.drafters.heads import block_unroll
+from specdec.drafters.heads import draft_head as draft_heads
+from specdec.training import block_drafting, drafting
+from specdec.training.draft_losses import BlockLoss, Loss
+from specdec.types import Params
+
+K, DECAY, SEED = 3, 0.5, 7
+TOKENS = np.random.default_rng(0).integers(0, V, (3, 13))
+BATCH = dict(tokens=TOKENS, step=np.full(3, 4), row=np.arange(3))
+ANCHORS = 6
+# One program of everything that a loss can have.
+EVERYTHING = dict(
+  anchors=ANCHORS,
+  cross_entropy_weight=0.1,
+  base_weight=0.5,
+  confidence_weight=2.0,
+)
+
+
+@functools.cache
+def drafter(kind="dspark"):
+  """(head, net)."""
+  head = learned_kinds.draft_head(kind)
+  return head, learned_kinds.sharpened(head.init(jax.random.key(1)), 4)
+
+
+@functools.cache
+def losses(**options):
+  """{divergence: ((loss, measures), gradient)}, of one program."""
+  head, net = drafter()
+  model, params = target()
+  block = BlockLoss(**(EVERYTHING | options))
+
+  def grade(net, batch):
+    return {
+      name: jax.value_and_grad(
+        drafting.objective(
+          head, model, Loss(name, 0.9, decay=DECAY, block=block), seed=SEED
+        ),
+        has_aux=True,
+      )(net, params, batch)
+      for name in ("forward_kl", *([] if options else ["total_variation"]))
+    }
+
+  return jax.jit(grade)(net, BATCH)
+
+
+@functools.cache
+def by_hand():
+  """(target [B, A, K, V], draft and base [B, A, K, n], confidence and labels
+  [B, A, K]) in float64, of the anchors that are drawn."""
+  head, net = drafter()
+  model, params = target()
+  draft = draft_heads.weights_of(head, net, params)
+  weights = draft_heads.target_weights_of(Params(params, draft))
+  anchors = block_drafting.anchors_of(BATCH, ANCHORS, K, SEED)
+
+  @jax.jit
+  def run():
+    text = jnp.asarray(TOKENS[:, :-1])
+    output, _ = model.apply(params, text, None, features=head.features)
+    context = block_unroll.context_of(head, net, output)
+    unrolled = block_unroll.unroll(head, net, weights, text, context, anchors)
+    return output.logits, *unrolled
+
+  logits, *ours, sure = jax.tree.map(lambda x: np.asarray(x, float), run())
+  rows = np.arange(3)[:, None, None]
+  places = np.asarray(anchors)[:, :, None] + np.arange(K)
+  goal = special.softmax(logits, -1)[rows, places]
+  ours = [special.softmax(x, -1) for x in ours]
+  return goal, *ours, special.expit(sure), TOKENS[rows, places + 1]
+
+
+def accepted(goal, ours):
+  return np.minimum(goal[..., IDS], ours).sum(-1)
+
+
+def kl(goal, ours):
+  p = goal[..., IDS]
+  return (p * np.log(p / ours)).sum(-1)
+
+
+def text_loss(ours, labels):
+  """-log of the text's tokens, 0 of those that cannot be drafted."""
+  place = np.minimum(np.searchsorted(IDS, labels), len(IDS) - 1)
+  drafted = np.take_along_axis(ours, place[..., None], -1)[..., 0]
+  return np.where(np.isin(labels, IDS), -np.log(drafted), 0)
+
+
+def expected(divergence, weights):
+  """The whole loss, with weights [..., K] of the levels of a draft's loss."""
+  goal, ours, base, sure, labels = by_hand()
+  total = 0
+  for share, drafted in ((1.0, ours), (0.5, base)):
+    text = text_loss(drafted, labels)
+    value = 0.9 * divergence(goal, drafted) + 0.1 * text
+    weight = np.broadcast_to(weights(text), value.shape)
+    total += share * (weight * value).sum() / weight.sum()
+  aim = accepted(goal, ours)
+  entropy = -aim * np.log(sure) - (1 - aim) * np.log(1 - sure)
+  return total + 2.0 * entropy.mean()
+
+
+DIVERGENCES = {
+  "forward_kl": kl,
+  "total_variation": lambda goal, ours: 1 - accepted(goal, ours),
+}
+
+
+@pytest.mark.parametrize("name", DIVERGENCES)
+def test_levels_decay(name):
+  wanted = expected(DIVERGENCES[name], lambda _: DECAY ** np.arange(K))
+  np.testing.assert_allclose(losses()[name][0][0], wanted, rtol=1e-5)
+
+
+def test_dpace_weighs_what_a_level_is_worth():
+  def weights(text):
+    right = 0.5 * np.exp(-text) + 0.5
+    reached = np.cumprod(right, -1)
+    return np.stack([reached[..., j:].sum(-1) for j in range(K)], -1)
+
+  wanted = expected(kl, weights)
+  loss = losses(weighting="dpace")["forward_kl"][0][0]
+  np.testing.assert_allclose(loss, wanted, rtol=1e-5)
+  assert abs(wanted - expected(kl, lambda _: DECAY ** np.arange(K))) > 1e-3
+
+
+def test_measures():
+  goal, ours, _, sure, _ = by_hand()
+  kept = accepted(goal, ours)
+  _, measures = losses()["forward_kl"][0]
+  same = goal.argmax(-1) == IDS[ours.argmax(-1)]
+  for j in range(K):
+    for name, value in (("acceptance", kept), ("agreement", same)):
+      found = measures[f"{name}_{j + 1}"]
+      np.testing.assert_allclose(found, value[..., j].mean(), rtol=1e-5)
+  length = kept[..., 0] * (1 + kept[..., 1] * (1 + kept[..., 2]))
+  np.testing.assert_allclose(
+    measures["accepted_length"], length.mean(), rtol=1e-5
+  )
+  np.testing.assert_allclose(
+    measures["confidence_error"], np.abs(sure - kept).mean(), rtol=1e-4
+  )
+
+
+def test_a_few_anchors_at_once_are_all_of_them():
+  whole, parts = losses()["forward_kl"], losses(at_once=2)["forward_kl"]
+  close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6)
+  jax.tree.map(close, parts, whole)
+
+
+def test_every_weight_learns():
+  """And `base_weight` and `confidence_weight` are of something."""
+  _, gradient = losses()["forward_kl"]
+  assert all(np.any(x != 0) for x in jax.tree.leaves(gradient))
+
+
+def test_anchors_are_drawn_by_their_address():
+  def draw(count, seed=SEED, **changes):
+    return np.asarray(
+      block_drafting.anchors_of(BATCH | changes, count, K, seed)
+    )
+
+  some, every = draw(4), draw(99)
+  assert some.shape == (3, 4) and every.shape == (3, 10)
+  for row in every:  # each has K labels behind it: the last is position 12
+    assert sorted(row) == list(range(10))
+  assert all(len(set(row)) == 4 for row in some)
+  np.testing.assert_array_equal(some, draw(4))
+  for other in (draw(4, seed=8), draw(4, step=np.full(3, 5))):
+    assert np.any(other != some)
+  swapped = draw(4, row=np.array([1, 0, 2]))
+  np.testing.assert_array_equal(swapped, some[[1, 0, 2]])
+
+
+def test_anchors_of_evaluation_are_evenly_spaced():
+  batch = {"tokens": TOKENS}
+  even = block_drafting.anchors_of(batch, 4, K, SEED)
+  np.testing.assert_array_equal(even, [[0, 3, 6, 9]] * 3)
+  with pytest.raises(ValueError, match="a sequence of 2 tokens; a block draf"):
+    block_drafting.anchors_of({"tokens": TOKENS[:, :3]}, 4, K, SEED)
+
+
+@pytest.mark.parametrize("kind", ["dflash", "windowed"])
+def test_a_block_sees_what_is_before_its_anchor_and_in_its_window(kind):
+  head, net = drafter(kind)
+  anchor, size = 5, 9
+  model, params = target()
+  weights = draft_heads.target_weights_of(
+    Params(params, draft_heads.weights_of(head, net, params))
+  )
+  text = jnp.asarray(TOKENS[:1, :size])
+  output, _ = model.apply(params, text, None, features=head.features)
+
+  @jax.jit
+  def drafted(encoded):
+    context = head.context(net, encoded, jnp.arange(size)[None])
+    return block_unroll.unroll(
+      head, net, weights, text, context, jnp.array([[anchor]])
+    ).logits[0, 0]
+
+  encoded = head.encode(net, output)
+  honest = drafted(encoded)
+  window = head.head_config.block.window or size
+  for position in range(size):
+    other = drafted(encoded.at[:, position].add(1.0))
+    changed = np.any(np.asarray(other != honest), axis=-1)
+    for draft in range(K):
+      own = anchor + head.head_config.block.offset + draft
+      seen = position < anchor and own - position < window
+      assert changed[draft] == seen, (position, draft)
+
+
+@pytest.mark.parametrize(
+  "options, complaint",
+  [
+    (dict(anchors=0), "loss.block.anchors = 0; it must be >= 1"),
+    (dict(at_once=5), "at_once = 5 does not divide anchors = 32"),
+    (dict(weighting="pace"), "weighting 'pace' is unknown; known: decay, dpa"),
+    (dict(smoothing=2.0), "loss.block.smoothing = 2.0; it must be in 0..1"),
+    (dict(base_weight=-1.0), "loss.block.base_weight = -1.0"),
+    (dict(confidence_weight=-1.0), "loss.block.confidence_weight = -1.0"),
+  ],
+)
+def test_losses_refuse(options, complaint):
+  with pytest.raises(ValueError, match=complaint):
+    BlockLoss(**options)
+
+
+def test_options_of_blocks_are_of_blocks():
+  head = learned_kinds.draft_head("mtp")
+  loss = Loss(block=BlockLoss())
+  with pytest.raises(ValueError, match="belongs to a block drafter"):
+    drafting.objective(head, target()[0], loss)
+
+
+STEPS, ODDS = (1, 2), (0.9, 0.1)  # of a text that walks along the vocabulary
+
+
+def walks(step):
+  """A batch of such texts."""
+  rng = np.random.default_rng(step)
+  start, steps = (
+    rng.integers(0, V, (16, 1)),
+    rng.choice(STEPS, (16, 32), p=ODDS),
+  )
+  tokens = np.concatenate([start, start + np.cumsum(steps, axis=1)], axis=1)
+  batch = {"step": np.full(16, step, np.int32), "row": np.arange(16)}
+  return batch | {"tokens": (tokens % V).astype(np.int32)}
+
+
+@pytest.mark.slow
+def test_slots_learn_what_they_can_know():
+  """Slots that know nothing of each other learn how far a walk may have come;
+  a successor learns its next step."""
+  spread, entropies = np.array([1.0]), []
+  for _ in range(K):
+    spread = np.convolve(spread, ODDS)
+    entropies.append(-(spread * np.log(spread)).sum())
+  weights = 0.8 ** np.arange(K)
+  alone = (weights * entropies).sum() / weights.sum()
+  reached, (model, params) = {}, target()
+  for kind in ("dflash", "dspark"):
+    head = learned_kinds.draft_head(kind, full=True, num_layers=2)
+    loss = Loss("cross_entropy", block=BlockLoss(anchors=8))
+    objective = drafting.objective(head, model, loss, measure=False)
+    optimizer = optax.adam(5e-3)
+
+    @jax.jit
+    def step(net, state, batch, objective=objective, optimizer=optimizer):
+      grade = jax.value_and_grad(objective, has_aux=True)
+      (value, _), gradient = grade(net, params, batch)
+      updates, state = optimizer.update(gradient, state)
+      return optax.apply_updates(net, updates), state, value
+
+    net, values = head.init(jax.random.key(1)), []
+    state = optimizer.init(net)
+    for number in range(400):
+      net, state, value = step(net, state, walks(number))
+      values.append(float(value))
+    reached[kind] = np.mean(values[-20:])
+  assert abs(reached["dflash"] - alone) < 0.05
+  assert abs(reached["dspark"] - entropies[0]) < 0.05 < alone - entropies[0]

@@ -1,0 +1,430 @@
+"""Block drafters: every switch, from random weights.
+
+That they are right is that a round drafts slot by slot what training computes
+at the same anchor (trap B21), for every switch, and that the conformance kit
+finds nothing.
+"""
+
+import dataclasses
+import functools
+import heapq
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import learned_kinds
+from learned_kinds import (
+  BATCH,
+  BLOCKS,
+  TARGET,
+  K,
+  L,
+  V,
+  differences,
+  draft_head,
+  small_chunks,  # noqa: F401, a fixture
+  speculate,
+  stumbling,
+  target,
+  weights,
+)
+from specdec import acceptance, draft_shape, draft_tree, drafters, step
+from specdec.drafters.heads import block_serve, block_unroll
+from specdec.drafters.heads import cost as head_cost
+from specdec.drafters.heads.block_config import BlockConfig
+from specdec.roofline import chips, shapes
+from specdec.roofline.cost import Deployment
+from specdec.roofline.round_cost import round_cost
+from specdec.testing import check_drafter
+from specdec.testing.drafter_conformance import INVARIANTS
+from specdec.types import Params
+
+REJECTION = acceptance.rejection()
+CHAIN = draft_shape.chain(K)
+TREE = draft_shape.static([-1, 0, 0, 1, 1, 2, 3])
+DYNAMIC = draft_shape.dynamic(2, 3, 5)
+TINY = Deployment(shapes.of_config(TARGET), chips.get("v5e"))
+SLOW = pytest.mark.slow
+EXACT = 1e-5  # of log-probabilities handed over and trained on
+
+
+def slow(*case):
+  return pytest.param(*case, marks=SLOW)
+
+
+@functools.cache
+def drafter_of(kind, shape=CHAIN, full=False):
+  return drafters.from_head(draft_head(kind, full), target()[0], shape)
+
+
+def forms_apart(kind, drafter):
+  """[|log-probability handed over - trained on|] by level, of texts whose
+  rounds are of any length and sometimes not drafted."""
+  state = speculate(
+    stumbling(drafter), REJECTION, weights(kind), np.ones(BATCH)
+  )
+  return differences(kind, False, state)
+
+
+@pytest.mark.parametrize(
+  "kind",
+  ["dflash", "dspark", "domino"]
+  + [slow(x) for x in BLOCKS if x not in ("dflash", "dspark", "domino")],
+)
+def test_b21_a_chain_is_drafted_by_the_distributions_it_is_trained_on(kind):
+  gaps = forms_apart(kind, drafter_of(kind))
+  assert set(gaps) == set(range(K))  # tokens of every level were evaluated
+  assert len(gaps[0]) > 50 and len(gaps[1]) > 5
+  for level, values in gaps.items():
+    print(kind, level, max(values), len(values))
+    assert max(values) < EXACT, level
+
+
+@pytest.mark.parametrize(
+  "kind, ids, shape, rules",
+  [
+    ("dflash", (), CHAIN, (REJECTION, acceptance.block())),
+    slow("dspark", (), draft_shape.static([-1, 0, 0, 1, 1]), (REJECTION,)),
+    slow("dspark", (), CHAIN, None),
+    slow("rnn", (0, 2), CHAIN, (REJECTION, acceptance.block())),
+    slow("domino", (), draft_shape.static([-1, 0, 0, 1, 1]), (REJECTION,)),
+    slow("jetspec", (1, 2), CHAIN, (REJECTION, acceptance.block())),
+    slow("gated", (), draft_shape.chain(2), (REJECTION, acceptance.block())),
+  ],
+)
+def test_by_enumeration(kind, ids, shape, rules):
+  drafter, params = learned_kinds.of_table(kind, ids, shape)
+  check_drafter(drafter, learned_kinds.TABLE, params, rules=rules)
+
+
+@functools.cache
+def uneven(kind, shape, full):
+  return stumbling(drafter_of(kind, shape, full), shape.loops)
+
+
+@pytest.mark.parametrize(
+  "kind, shape",
+  [
+    ("rnn", TREE),
+    slow("dflash", CHAIN),
+    slow("windowed", DYNAMIC),
+    slow("dspark", CHAIN),
+    slow("domino", TREE),
+    slow("dflash", draft_shape.chain(0)),
+    slow("jetspec", draft_shape.chain(1)),
+    slow("gated", draft_shape.static(draft_tree.parallel(2, 2), "iid")),
+    slow("jetspec", DYNAMIC),
+    slow("domino", CHAIN),
+  ],
+)
+def test_of_a_transformer(kind, shape):
+  """With rounds that are not drafted; chains draft every token."""
+  model, params = target()
+  full = shape.loops
+  params = Params(params, weights(kind, full))
+  make = functools.partial(uneven, kind, shape, full)
+  stats = check_drafter(make, model, params, rules=(REJECTION,))
+  if shape.spec.max_depth:
+    assert 0 < stats.accepted.sum() < stats.evaluated.sum()
+    assert np.all(stats.rounds > stats.drafted[:, 0])
+
+
+def proposed(drafter, kind, state):
+  """(tokens [B, N], parents [B, N], log_probs) of a round."""
+  params = Params(target()[1], weights(kind))
+
+  @jax.jit
+  def propose(params, state):
+    context = step.context_of(state, V, REJECTION)
+    draft, _ = drafter.propose(params, state.draft_state, context)
+    return drafter.spec.with_tree(draft)
+
+  draft = jax.tree.map(np.asarray, propose(params, state))
+  parents = np.broadcast_to(draft.parents, draft.tokens.shape)
+  return draft.tokens, parents, draft.log_probs
+
+
+@pytest.mark.parametrize(
+  "kind", ["rnn", *(slow(x) for x in BLOCKS if x != "rnn")]
+)
+def test_b21_so_is_a_tree_in_the_middle_of_a_text(kind):
+  """Every node's text is taught from the round's anchor."""
+  drafter = drafter_of(kind, TREE)
+  state = speculate(drafter, REJECTION, weights(kind), np.ones(BATCH), most=4)
+  tokens, parents, log_probs = proposed(drafter, kind, state)
+  length = np.asarray(state.length)
+  lines = np.zeros((BATCH, tokens.shape[1], L + K), np.int32)
+  depth = draft_tree.depth(parents[0])
+  for b, n in np.ndindex(*tokens.shape):
+    lines[b, n, : length[b]] = state.tokens[b, : length[b]]
+    node = n
+    while node:
+      lines[b, n, length[b] - 1 + depth[node]] = tokens[b, node]
+      node = parents[b, node]
+  taught = learned_kinds.teacher(kind)(lines.reshape(-1, L + K), weights(kind))
+  taught = np.asarray(taught).reshape(K, *lines.shape, V)
+  checked = 0
+  for b, n in np.ndindex(*tokens.shape):
+    children = np.flatnonzero(parents[b] == n)
+    if len(children):
+      expected = taught[depth[n], b, n, length[b] - 1 + depth[n]]
+      np.testing.assert_allclose(log_probs[b, children[0]], expected, atol=1e-5)
+      checked += 1
+  assert checked == BATCH * len(set(parents[0])) - BATCH  # but the root's -1
+
+
+def best_first(log_probs, size):
+  """DDTree's heap (arXiv:2604.12989): the `size` likeliest texts, of slots
+  [D, V] that know nothing of each other, as {path of tokens}."""
+  order = np.argsort(-log_probs, axis=1, kind="stable")
+  ranked = np.take_along_axis(log_probs, order, axis=1)
+  heap, chosen = [(-ranked[0, 0], (0,))], set()
+  while len(chosen) < size:
+    cost, ranks = heapq.heappop(heap)
+    chosen.add(tuple(order[d, rank] for d, rank in enumerate(ranks)))
+    depth, rank = len(ranks) - 1, ranks[-1]
+    if rank + 1 < ranked.shape[1]:
+      sibling = cost + ranked[depth, rank] - ranked[depth, rank + 1]
+      heapq.heappush(heap, (sibling, (*ranks[:-1], rank + 1)))
+    if depth + 1 < len(ranked):
+      heapq.heappush(heap, (cost - ranked[depth + 1, 0], (*ranks, 0)))
+  return chosen
+
+
+@pytest.mark.parametrize("size", [slow(1), slow(5), 12])
+def test_a_dynamic_tree_as_wide_as_it_is_large_is_ddtrees(size):
+  """`dynamic(SIZE, top=SIZE)` of a block: the best product tree, in jit."""
+  depth, batch, vocab_size = 4, 5, 16
+  rng = np.random.default_rng(size)
+  logits = 2 * rng.normal(size=(batch, depth, vocab_size)).astype(np.float32)
+  shape = draft_shape.dynamic(size, depth, size)
+  pending = jnp.zeros((batch, 1), jnp.int32)
+  context = types.SimpleNamespace(
+    pending=pending, length=jnp.ones((batch,), jnp.int32)
+  )
+
+  def run(level, tokens, parents, first, need_logits):
+    at_level = jnp.asarray(logits[:, level])[:, None]
+    at_level = jnp.broadcast_to(at_level, (*tokens.shape, vocab_size))
+    return level + 1, at_level
+
+  @jax.jit
+  def sample():
+    tree, _ = shape.sample_tree(context, jnp.asarray(logits[:, 0]), run, 1)
+    return tree.draft.tokens, tree.draft.parents
+
+  tokens, parents = map(np.asarray, sample())
+  log_probs = np.asarray(jax.nn.log_softmax(logits))
+  for row in range(batch):
+    paths = [()]
+    for node in range(1, size + 1):
+      paths.append((*paths[parents[row, node]], tokens[row, node]))
+    assert {*paths[1:]} == best_first(log_probs[row], size)
+
+
+# Mistakes that the two forms, or the conformance kit, must see.
+
+
+def its_own_position(kind, patch):
+  """Context that includes the anchor, in training."""
+  honest = block_unroll._packed
+
+  def packed(head, layer, anchors, slots):
+    return honest(head, layer, anchors + 1, slots)
+
+  patch.setattr(block_unroll, "_packed", packed)
+  return drafter_of.__wrapped__(kind)
+
+
+def a_position_too_far(kind, patch):
+  """A block that stands one position behind its anchor."""
+  honest = block_serve.block_view
+
+  def view(*args):
+    seen = honest(*args)
+    return seen._replace(depth=seen.depth + 1)
+
+  patch.setattr(block_serve, "block_view", view)
+  return drafter_of.__wrapped__(kind)
+
+
+def a_slot_too_far(kind, patch):
+  """A draft token that is read off the next slot."""
+  head = draft_head(kind)
+
+  def draft(*args):
+    hidden, layers = head.draft(*args)
+    return jnp.roll(hidden, -1, axis=2), layers
+
+  wrong = head._replace(draft=draft)
+  return block_serve.drafter.__wrapped__(wrong, target()[0], CHAIN)
+
+
+def causal_after_all(kind, patch):
+  """A mask inside the block that training does not have."""
+  head = draft_head(kind)
+  block = dataclasses.replace(head.head_config.block, causal=True)
+  wrong = head._replace(
+    head_config=dataclasses.replace(head.head_config, block=block)
+  )
+  return block_serve.drafter.__wrapped__(wrong, target()[0], CHAIN)
+
+
+def left_in_the_cache(kind, patch):
+  """The block's keys and values, instead of the context's."""
+  drafter = drafter_of(kind)
+
+  def update(params, state, *rest):
+    return drafter.update(params, state, *rest).replace(layers=state.layers)
+
+  return drafter._replace(update=update)
+
+
+def no_context(kind, patch):
+  """A cache that stays empty."""
+  drafter = drafter_of(kind)
+
+  def propose(params, state, context):
+    empty = state.replace(length=0 * state.length)
+    return drafter.propose(params, empty, context)[0], state
+
+  return drafter._replace(propose=propose)
+
+
+@pytest.mark.parametrize(
+  "kind, plant",
+  [
+    ("dflash", its_own_position),
+    ("dflash", left_in_the_cache),
+    slow("dflash", a_position_too_far),
+    slow("dspark", a_slot_too_far),
+    slow("dflash", causal_after_all),
+    slow("dflash", no_context),
+    slow("windowed", its_own_position),
+    slow("dspark", left_in_the_cache),
+  ],
+)
+def test_b21_sees(kind, plant, monkeypatch):
+  learned_kinds.teacher.cache_clear()
+  try:
+    gaps = forms_apart(kind, plant(kind, monkeypatch))
+  finally:
+    learned_kinds.teacher.cache_clear()
+  worst = max(max(values) for values in gaps.values())
+  print(f"{kind}, {plant.__name__}: {worst:.3g}")
+  assert worst > 100 * EXACT
+
+
+def broken(invariant, drafter, params):
+  with pytest.raises(AssertionError, match=f"breaks '{invariant}'"):
+    check_drafter(
+      drafter,
+      learned_kinds.TABLE,
+      params,
+      rules=(REJECTION,),
+      skip={*INVARIANTS} - {invariant},
+    )
+
+
+def test_the_kit_sees_a_distribution_without_the_successors_part():
+  honest, params = learned_kinds.of_table("dspark", (), CHAIN)
+
+  def propose(params, state, context):
+    draft, state = honest.propose(params, state, context)
+    second = params.draft["net"]["successor"]["second"]
+    net = params.draft["net"] | {
+      "successor": params.draft["net"]["successor"]
+      | {"second": jax.tree.map(jnp.zeros_like, second)}
+    }
+    without = params._replace(draft=params.draft | {"net": net})
+    base, _ = honest.propose(without, state, context)
+    return draft._replace(log_probs=base.log_probs), state
+
+  broken("drawn", honest._replace(propose=propose), params)
+
+
+def test_the_kit_sees_a_block_left_in_the_cache():
+  honest, params = learned_kinds.of_table("dflash", (), CHAIN)
+
+  def update(params, state, *rest):
+    return honest.update(params, state, *rest).replace(layers=state.layers)
+
+  broken("state", honest._replace(update=update), params)
+
+
+@SLOW
+def test_fallback():
+  """Behind copies, whose rounds leave nothing to catch up with."""
+  head, (model, params) = draft_head("dspark", True), target()
+  behind = drafters.from_head(head, model, CHAIN, max_external_drafts=5)
+  first = drafters.lookup(5, ngram=2, min_ngram=1)
+  check_drafter(
+    drafters.fallback(first, behind),
+    model,
+    Params(params, weights("dspark", True)),
+    rules=(REJECTION,),
+    skip={"distribution"},
+  )
+
+
+@pytest.mark.parametrize(
+  "changes, complaint",
+  [
+    (dict(slots="middle"), "block.slots 'middle' is unknown; known: in_place"),
+    (dict(successor="gpt"), "block.successor 'gpt' is unknown; known: none, m"),
+    (dict(rank=0), "block.rank = 0; it must be >= 1"),
+    (dict(window=-1), "block.window = -1; it must be >= 0"),
+    (dict(causal=1), "block.causal = 1; it must be of type bool"),
+    (dict(mask_token=V), "block.mask_token = 17; the target has 17 tokens"),
+  ],
+)
+def test_configs_refuse(changes, complaint):
+  with pytest.raises(ValueError, match=complaint):
+    draft_head("dflash", block=BlockConfig(**changes))
+
+
+def test_a_block_is_of_block_drafters_and_no_deeper_than_its_slots():
+  with pytest.raises(ValueError, match="belongs to a block drafter, not to mt"):
+    learned_kinds.head_config("mtp", block=BlockConfig())
+  with pytest.raises(ValueError, match="this block has slots for 3"):
+    drafter_of("dflash", draft_shape.chain(4))
+
+
+def test_only_a_causal_block_is_cut():
+  assert draft_head("dflash").num_slots(1) == 1 + K
+  assert draft_head("jetspec").num_slots(1) == 2
+  assert draft_head("dspark").num_slots(1) == K
+
+
+def test_cost_is_of_one_pass_and_of_small_steps():
+  head = draft_head("dspark", full=True)
+  cost = head_cost.drafter_cost(head, TARGET)
+  net = jax.eval_shape(head.init, jax.random.key(0))
+  every = sum(x.size for x in jax.tree.leaves(net))
+  assert cost.weight_bytes == 4 * every
+  config, rank = head.head_config, head.head_config.block.rank
+  second, sure = V * rank, config.width + rank + 1  # what a draft token reads
+  assert cost.level.bytes == 4 * (second + sure)
+  encoder = 2 * TARGET.width * config.width + config.width
+  stored = encoder + 2 * config.width * config.head_dim
+  assert cost.update.bytes == 4 * stored
+  # Keys and values of the block are projected as the context's are.
+  assert cost.step.bytes == 4 * (every - encoder - V * rank - second - sure)
+  cache = head.init_cache(2, 5)
+  kept = sum(x.nbytes for x in jax.tree.leaves(cache.layers))
+  assert 2 * 5 * cost.position_bytes == kept
+  parts = {
+    name: (times, part)
+    for name, times, part in round_cost(TINY, cost, K, 2, 50).parts
+  }
+  assert parts[f"draft, {K} tokens"][0] == 1
+  assert parts["draft successor, 1 token"][0] == K
+  wide = head_cost.drafter_cost(draft_head("dflash"), TARGET)
+  names = [x[0] for x in round_cost(TINY, wide, 1, 2, 50).parts]
+  assert f"draft, {K + 1} tokens" in names  # however few are drafted
+  cut = head_cost.drafter_cost(draft_head("jetspec"), TARGET)
+  names = [x[0] for x in round_cost(TINY, cut, 1, 2, 50).parts]
+  assert "draft, 2 tokens" in names
