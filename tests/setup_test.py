@@ -148,7 +148,10 @@ def test_shapes_by_calls(tree_file):
     (dict(drafter="early_exit(99)"), "has 2 layers"),
     (dict(drafter="layer_skip(attention=[99])"), "names layer 99"),
     (dict(drafter="medusa(eagle)"), "of kind eagle"),
-    (dict(target="stdlib-11m", drafter="head(medusa)", k=8), "has 5 heads"),
+    (
+      dict(target="stdlib-11m", drafter="head(medusa)", k=8),
+      "drafts 5 tokens in a row",
+    ),
     (dict(drafter="model(stdlib-0.3m) | lookup"), "must be deterministic"),
     (dict(drafter="model(nowhere)"), "neither a path nor"),
     (dict(batch=10**8), "needs .* GiB .* are free"),
