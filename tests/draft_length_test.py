@@ -18,7 +18,6 @@ from specdec import (
   noise,
   sampling,
 )
-from specdec.drafters.heads import serve
 from specdec.models import transformer
 from specdec.testing import check_drafter, enumeration, table_model
 from specdec.types import Outcomes, Params, Skip
@@ -354,12 +353,14 @@ def test_drafters_of_a_transformer(drafter):
 
 
 @pytest.mark.parametrize(
-  "kind", [pytest.param(kind, marks=SLOW) for kind in ("eagle3", "medusa")]
+  "kind",
+  [pytest.param(kind, marks=SLOW) for kind in ("eagle3", "medusa", "dspark")],
 )
 def test_draft_heads(kind):
   target, params = learned_kinds.target()
   shape = draft_length.adaptive(3, [1.0, 1.5, 1.9, 2.4])
-  drafter = serve.drafter(learned_kinds.draft_head(kind, True), target, shape)
+  head = learned_kinds.draft_head(kind, True)
+  drafter = drafters.from_head(head, target, shape)
   params = Params(params, learned_kinds.weights(kind, True))
   rules = [RULES["rejection"]]
   stats = check_drafter(

@@ -113,6 +113,12 @@ def drafter(
   def propose(params: Params, cache: KVCache, context: Context):
     if depth == 0:
       return draft_shape.pending_only(context), cache
+    return draft_shape.unless_idle(
+      shape, context, lambda cache: drafted(params, cache, context), cache
+    )
+
+  def drafted(params: Params, cache: KVCache, context: Context):
+    """A draft of `propose` by one pass of the block."""
     weights = params.draft["net"], draft_heads.target_weights_of(params)
     hidden, layers = run_block(weights, cache, context)
     base = head.logits(*weights, hidden)
@@ -138,7 +144,9 @@ def drafter(
         state, logits = step(state, token, node)
         return state, logits[:, 0]
 
-      draft, _ = draft_shape.sample_chain(context, depth, extend, start)
+      draft, _ = draft_shape.sample_chain(
+        context, depth, extend, start, policy=shape.policy
+      )
       return draft, cache
 
     def run(carry, tokens, parents, first, need_logits):
