@@ -45,7 +45,7 @@ _HOPELESS = 0.02  # survival at which a row stops; the batch pays for its width
 _EXPLORATION = 0.01  # most of the time that drafts which may not pay may take
 
 
-def guessed_costs(k: int) -> tuple[float, ...]:
+def default_costs(k: int) -> tuple[float, ...]:
   """Returns a table for where none is known: a draft step costs a tenth of the
   target's pass, and each token of that a twentieth."""
   widths = draft_shape.step_widths(k)
@@ -212,8 +212,8 @@ def count_levels(
   plan = policy.begin(context, able)
   count = jnp.ones_like(context.length)
   columns = [jnp.zeros_like(count)]
-  known = range(levels) if certainty is not None else levels
-  for depth, level in enumerate(known, 1):
+  drawn = range(levels) if certainty is not None else levels
+  for depth, level in enumerate(drawn, 1):
     if certainty is None:
       logits, token = level
       plan = policy.admit(plan, logits)
@@ -275,13 +275,13 @@ def adaptive(k: int, costs: Sequence[float] | None = None) -> DraftShape:
     k: 1 to 64.
     costs: [k + 1] of a round that drafts 0 .. k levels, verified at the
       smallest of `draft_shape.step_widths` that holds them, in any unit
-      (`roofline.planning.step_costs`); default `guessed_costs`.
+      (`roofline.planning.step_costs`); default `default_costs`.
 
   Raises:
     ValueError: k is out of range, or the costs are not k + 1 ascending ones.
   """
   check_k(k)
-  costs = check_costs(guessed_costs(k) if costs is None else costs, k)
+  costs = check_costs(default_costs(k) if costs is None else costs, k)
   return decided(k, by_costs(costs))
 
 

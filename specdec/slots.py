@@ -5,8 +5,9 @@ R prompts apart and puts all that a state holds of them in the rows' place, so
 nothing of who was there before is left. It knows no drafter: which axis of a
 leaf counts rows is read off its shapes. Invariants: a row's text depends on
 its prompt, its index and the key, and on no slot, neighbour or time of arrival
-(rule 4); one trace for any number of prompts; no copy of a cache but of the R
-rows.
+(rule 4; where rows decide together how much to draft, that holds for coupled
+rules alone, as draft_length.py says); one trace for any number of prompts; no
+copy of a cache but of the R rows.
 """
 
 import functools

@@ -35,6 +35,8 @@ RULES = {
   for rule in (
     acceptance.rejection(),
     acceptance.block(),
+    acceptance.traversal(),
+    acceptance.multipath(),
     acceptance.naive(),
     acceptance.kseq(),
     acceptance.coupled(),
@@ -295,6 +297,19 @@ def test_coupled_text_is_plain_text_among_any_neighbours(name):
     state = run(drafter, rule, start(drafter, rule, rows, new=12))
     np.testing.assert_array_equal(state.tokens, plain[:rows])
     assert np.count_nonzero(state.stats.widths) > 1
+
+
+def test_recycling_drafts_no_more_than_is_decided():
+  dear = draft_length.adaptive(K, [1.0, 9.0, 99.0])
+  drafted = {}
+  for name, shape in (
+    ("whole", draft_shape.chain(K)),
+    ("dear", dear),
+  ):
+    drafter, rule = drafters.recycling(V, shape=shape), RULES["rejection"]
+    state = run(drafter, rule, start(drafter, rule, 6, new=12))
+    drafted[name] = int(jnp.sum(state.stats.drafted))
+  assert drafted["whole"] > drafted["dear"] == 0
 
 
 # The kit, but for rows and slots: which sample an uncoupled row becomes is up

@@ -338,6 +338,20 @@ def test_a_page_says_where_a_way_loses():
   assert answer.of(document) == f"all at once, the best of all ways: {best}"
 
 
+@pytest.mark.parametrize(
+  "speedup, where", [(1.43, "nowhere"), (1.42, "1, all at once")]
+)
+def test_a_page_says_where_adaptive_falls_short_of_the_best_number(
+  speedup, where
+):
+  ways = (BASELINE, 1.0), ("k = 2", 1.5), ("k = 4", 1.25), ("adaptive", speedup)
+  entries = [entry(name, 1, None, value) for name, value in ways]
+  entries += [entry("adaptive", 4, None, 1.0), entry("k = 2", 4, None, 1.0)]
+  document = {"goodput_shipped": {"goodput": entries}}
+  page = result_tables.TABLES["goodput"](document, "goodput_shipped")
+  assert page.endswith(f"adaptive under 0.95 times the best number's: {where}")
+
+
 def test_the_python_of_the_page_on_measuring_runs(capsys):
   page = (programs.SCRIPTS.parent / "docs" / "measuring.md").read_text()
   [block] = re.findall(r"```python\n(.*?)```", page, re.S)

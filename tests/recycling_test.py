@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import learned_kinds
-from specdec import acceptance, draft_shape, drafters
+from specdec import acceptance, draft_length, draft_shape, drafters
 from specdec.testing import check_drafter
 from specdec.testing.drafter_conformance import INVARIANTS
 from specdec.types import (
@@ -118,6 +118,18 @@ def test_conformance(shape, rules):
   )
   if shape.spec.max_depth:
     assert 0 < stats.accepted.sum() < stats.evaluated.sum()
+
+
+@SLOW
+def test_conformance_where_a_batch_decides():
+  shape = draft_length.adaptive(3, [1.0, 1.2, 1.5, 1.8])
+  check_drafter(
+    lambda: drafters.recycling(V, shape=shape),
+    TABLE,
+    TABLES,
+    rules=REJECTION,
+    skip={*LEARNS, "rows", "slots"},
+  )
 
 
 @pytest.mark.parametrize("shape", [draft_shape.chain(3), TREE])

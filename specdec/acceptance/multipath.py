@@ -1,6 +1,6 @@
 """Greedy multi-path block verification: the best of several i.i.d. chains.
 
-arXiv:2602.16961. The walk from the root takes, of the drafted children, the one
+arXiv:2602.16961. From the root it takes, of the drafted children, the one
 whose token the target likes most beyond the draft; the chain that it ends on is
 evaluated by block verification, as if it had been drawn alone from the
 distribution that such a choice has. Invariant: the order of the tokens after a
@@ -29,11 +29,11 @@ _STEPS, _WIDEST = 32, 8.0  # steps of log2(p / q), from -8 to 8
 
 def _place(target: Array, drawn: Array) -> Array:
   """[V] int32: the step of each token's ratio p / q, from low to high."""
-  known = (target > 0) & (drawn > 0)
-  ratio = jnp.where(known, target, 1.0) / jnp.where(known, drawn, 1.0)
+  drawable = (target > 0) & (drawn > 0)
+  ratio = jnp.where(drawable, target, 1.0) / jnp.where(drawable, drawn, 1.0)
   share = (jnp.log2(ratio) + _WIDEST) / (2 * _WIDEST)
   step = jnp.clip(share * _STEPS, 0, _STEPS - 1).astype(jnp.int32)
-  return jnp.where(known, step, 0)
+  return jnp.where(drawable, step, 0)
 
 
 def _mass_before(drawn: Array, place: Array) -> Array:
@@ -76,7 +76,7 @@ def _chosen(drawn, before, below, mass, num):
   return chosen / jnp.sum(chosen)
 
 
-def _walk(draft: Draft, target_log_probs: Array, wanted: Array):
+def _follow_chosen(draft: Draft, target_log_probs: Array, wanted: Array):
   """Follows the chosen chain.
 
   Returns:
@@ -138,13 +138,13 @@ def _walk(draft: Draft, target_log_probs: Array, wanted: Array):
 def _accept_prob(draft: Draft, target_log_probs: Array) -> Array:
   if draft.log_probs is None:  # the root alone
     return jnp.ones(len(target_log_probs))
-  return _walk(draft, target_log_probs, jnp.int32(0))[0]
+  return _follow_chosen(draft, target_log_probs, jnp.int32(0))[0]
 
 
 def _residual(draft: Draft, target_log_probs: Array, node: Array) -> Array:
   if draft.log_probs is None:
     return jnp.exp(target_log_probs[node])
-  return _walk(draft, target_log_probs, node)[1]
+  return _follow_chosen(draft, target_log_probs, node)[1]
 
 
 @cached

@@ -269,13 +269,13 @@ def _token_map(
   target: str, draft: str, target_size: int, draft_size: int
 ) -> TokenMap:
   """Compares the tokenizers of two models, and says what they share."""
-  found = common_tokens(
+  common = common_tokens(
     *map(checkpoints.load_tokenizer, (target, draft)),
     target_size,
     draft_size,
   )
-  terminal.report(f"{draft}: {found}", file=sys.stderr)
-  return found.token_map
+  terminal.report(f"{draft}: {common}", file=sys.stderr)
+  return common.token_map
 
 
 def _early_exit(layer: int, target: Target, shape: DraftShape) -> Drafter:

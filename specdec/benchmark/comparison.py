@@ -305,7 +305,7 @@ def compare(
     worth, line = expected(shape)[setup.acceptance], bench.measure(point)
     rule = setup.make_rule()
     tables = tabular.on_tables(rule, shape.siblings, setup.temperature)
-    known = not math.isnan(tables.accepted)
+    measured = not math.isnan(tables.accepted)
     worth |= {"round_seconds": line["round_seconds"]}
     worth["comparison"] = {
       "rule": setup.acceptance,
@@ -313,7 +313,7 @@ def compare(
       "siblings": shape.siblings,
       "lossless": rule.lossless,
       "distance": 0.0 if rule.lossless else tables.distance,
-      "accepted_on_tables": tables.accepted if known else None,
+      "accepted_on_tables": tables.accepted if measured else None,
       "optimum_on_tables": tables.optimum,
     }
     return {"run": line["run"] | worth}

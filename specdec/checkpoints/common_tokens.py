@@ -187,8 +187,8 @@ class _Vocabulary:
     byte; () where it has no such bytes."""
     pieces = self._model.tokenize(self._string(data))
     pieces = [piece.id for piece in pieces]
-    known = max(pieces, default=0) < len(self.data)
-    if known and b"".join([self.data[i] or b"" for i in pieces]) == data:
+    within = max(pieces, default=0) < len(self.data)
+    if within and b"".join([self.data[i] or b"" for i in pieces]) == data:
       return tuple(pieces)
     single = [self._single.get(bytes([byte])) for byte in data]
     return () if None in single else tuple(single)

@@ -23,7 +23,7 @@ there from the beginning. The table has a line for each batch, load and way:
   same text     requests whose text is the baseline's, where it should be
 
 A text is the one that its prompt has anywhere, whatever its slot, neighbours
-and time of arrival.
+and time of arrival; with --length=adaptive, of a coupled rule alone.
 """
 
 import dataclasses

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specdec import draft_shape, draft_tree, sampling
+from specdec import draft_length, draft_shape, draft_tree, sampling
 from specdec.types import (
   Array,
   Context,
@@ -63,13 +63,15 @@ def recycling(
   Args:
     vocab_size: V, of the target.
     k: draft tokens a round, short for shape=draft_shape.chain(k).
-    shape: a chain or a static tree.
+    shape: a chain or a static tree. A chain that decides its length does so by
+      acceptance at each position: a table says nothing of how sure it is.
 
   Raises:
     ValueError: both or neither of k and shape are given, k < 0, the tree is not
       static, or a node has more children than there are tokens.
   """
-  spec = draft_shape.resolve(k, shape).spec
+  shape = draft_shape.resolve(k, shape)
+  spec, policy = shape.spec, shape.policy
   if spec.parents is None:
     raise ValueError(
       "recycling drafts chains and static trees: give k, shape=chain(k) or "
@@ -83,9 +85,10 @@ def recycling(
       f"a node has {top} children, and there are {vocab_size} tokens"
     )
   rank = draft_tree.sibling_rank(parents)
+  # Of a tree XLA on CPU would copy the cache from width to width (rule 9).
+  widths = tuple(sorted({1, size})) if spec.chain else (size,)
   spec = spec._replace(
-    # Of a tree XLA on CPU would copy the cache from width to width (rule 9).
-    widths=tuple(sorted({1, size})) if spec.chain else (size,),
+    widths=widths if policy is None else spec.widths,
     siblings="deterministic",
     max_external_drafts=_ANY if spec.chain else 0,
     name="recycling",
@@ -99,19 +102,25 @@ def recycling(
 
   def propose(params, table, context: Context):
     rows = jnp.arange(table.shape[0])[:, None]
-    nodes, known = [context.pending], [jnp.ones_like(context.pending, bool)]
+    nodes, filled = [context.pending], [jnp.ones_like(context.pending, bool)]
     for level in draft_tree.levels(parents)[1:]:
       above = jnp.concatenate(nodes, axis=1)[:, parents[level]]
       entry = table[rows, above, jnp.asarray(rank[level])[None]]
       nodes.append(jnp.where(entry < 0, -1 - entry, entry))
-      known.append(entry >= 0)
+      filled.append(entry >= 0)
     tokens = jnp.concatenate(nodes, axis=1)
-    known = jnp.concatenate(known, axis=1)
+    filled = jnp.concatenate(filled, axis=1)
     if spec.chain:
-      count = jnp.sum(jnp.cumprod(known, axis=1), axis=1, dtype=jnp.int32)
+      count = jnp.sum(jnp.cumprod(filled, axis=1), axis=1, dtype=jnp.int32)
     else:
-      count = jnp.where(known[:, 1], size, 1).astype(jnp.int32)
-    return Draft(tokens, None, None, count), table
+      count = jnp.where(filled[:, 1], size, 1).astype(jnp.int32)
+    certainty = None
+    if policy is not None:
+      decided, certainty = draft_length.count_levels(
+        policy, context, depth, jnp.zeros_like(count), count > 1
+      )
+      count = jnp.minimum(count, decided)
+    return Draft(tokens, None, None, count, certainty=certainty), table
 
   def update(params, table, context, draft, accept_result, target_output):
     if depth == 0:

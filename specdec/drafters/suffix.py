@@ -31,7 +31,7 @@ class Followed(NamedTuple):
   matched: Array  # [] length of the match
 
 
-class Grown(NamedTuple):
+class CandidateTree(NamedTuple):
   """A tree of N nodes in the order in which they were added."""
 
   tokens: Array  # [N]; of node 0 nothing
@@ -55,9 +55,9 @@ def _in_text(tokens, length, most: int, depth: int) -> Followed:
   return Followed(after, ends >= 0, longest)
 
 
-def _grow(
+def _build_tree(
   followed: Followed, limit: Array, nodes: int, children: int, min_prob: float
-) -> Grown:
+) -> CandidateTree:
   """Adds the likeliest continuation to a tree until none is likely enough.
 
   The probability of a node is the share of places that go on to it: the product
@@ -95,7 +95,7 @@ def _grow(
     slots = node * children + jnp.arange(children)
     ours, theirs = offers(heard, depth + 1)
     votes = votes.at[best].set(0).at[slots].set(theirs)
-    tree = Grown(
+    tree = CandidateTree(
       tree.tokens.at[node].set(jnp.maximum(token, 0)),
       tree.parents.at[node].set(jnp.where(likely, parent, node - 1)),
       tree.depth.at[node].set(depth + 1),
@@ -105,7 +105,7 @@ def _grow(
     return tree, alive.at[node].set(heard), tokens.at[slots].set(ours), votes
 
   zeros = jnp.zeros(nodes, jnp.int32)
-  empty = Grown(zeros, zeros - 1, zeros, jnp.int32(1), jnp.float32(0))
+  empty = CandidateTree(zeros, zeros - 1, zeros, jnp.int32(1), jnp.float32(0))
   first = offers(followed.used, jnp.int32(0))
   waiting = jnp.zeros((2, nodes * children), jnp.int32)
   tokens, votes = waiting.at[:, :children].set(jnp.stack(first))
@@ -113,7 +113,7 @@ def _grow(
   return jax.lax.fori_loop(1, nodes, add, (empty, alive, tokens, votes))[0]
 
 
-def _in_level_order(tree: Grown) -> tuple[Array, Array]:
+def _in_level_order(tree: CandidateTree) -> tuple[Array, Array]:
   """Tokens and parents [N] of a tree, level by level; unused nodes last."""
   node = jnp.arange(tree.tokens.shape[0])
   depth = jnp.where(node < tree.count, tree.depth, len(node))
@@ -199,22 +199,22 @@ def suffix(
   spec = spec._replace(widths=widths, siblings="deterministic", name="suffix")
   widest = 1 if chain else children
 
-  def grown(followed: Followed) -> Grown:
+  def built(followed: Followed) -> CandidateTree:
     limit = jnp.floor(factor * followed.matched).astype(jnp.int32)
     limit = jnp.where(followed.matched < min_match, 0, limit)
     limit = jnp.minimum(limit, depth)
-    return _grow(followed, limit, size, widest, min_prob)
+    return _build_tree(followed, limit, size, widest, min_prob)
 
   def draft_row(tokens, length, index):
     followed = _in_text(tokens, length, max_match, depth)
-    matched, tree = followed.matched, grown(followed)
+    matched, tree = followed.matched, built(followed)
     if corpus:
-      found = suffix_index.longest_match(index, tokens, length, max_match)
-      after, used = suffix_index.continuations(index, *found, PLACES, depth)
-      other = grown(Followed(after, used, found[0]))
+      match = suffix_index.longest_match(index, tokens, length, max_match)
+      after, used = suffix_index.continuations(index, *match, PLACES, depth)
+      other = built(Followed(after, used, match[0]))
       better = other.score > tree.score
       tree = jax.tree.map(lambda x, y: jnp.where(better, x, y), other, tree)
-      matched = jnp.where(better, found[0], matched)
+      matched = jnp.where(better, match[0], matched)
     return *_in_level_order(tree), tree.count, matched
 
   def propose(params, draft_state, context: Context):

@@ -67,7 +67,9 @@ def build(texts: Iterable[Sequence[int]]) -> SuffixIndex:
   return SuffixIndex(tokens, order.astype(np.int32))
 
 
-def search(index: SuffixIndex, pattern: Array, length: Array) -> tuple:
+def search(
+  index: SuffixIndex, pattern: Array, length: Array
+) -> tuple[Array, Array]:
   """Returns the range [low, high) of `order` whose suffixes begin with a
   pattern.
 
@@ -117,10 +119,10 @@ def longest_match(
   start = length - lengths
   at = jnp.clip(start[:, None] + jnp.arange(most)[None], 0, tokens.shape[0] - 1)
   low, high = jax.vmap(search, (None, 0, 0))(index, tokens[at], lengths)
-  found = (low < high) & (start >= 0)
-  # A suffix of what is there is there: the longest is the last found.
-  best = jnp.maximum(jnp.sum(found) - 1, 0)
-  return jnp.sum(found), low[best], high[best]
+  # A suffix of what is there is there: as many lengths as the longest has.
+  matched = jnp.sum((low < high) & (start >= 0))
+  best = jnp.maximum(matched - 1, 0)
+  return matched, low[best], high[best]
 
 
 def continuations(
@@ -130,15 +132,15 @@ def continuations(
   high: Array,
   places: int,
   depth: int,
-) -> Array:
-  """Returns [places, depth] what followed a match; -1 where a text had ended.
+) -> tuple[Array, Array]:
+  """Returns what followed a match, and which places are in use.
 
   Of a range of more suffixes than `places`, evenly spaced ones. As those that
   go on alike are contiguous, at any depth, the share of each continuation among
   them is that of the whole range, to 1 / places.
 
   Returns:
-    The tokens, -1 where there are none; and which places are in use.
+    Tokens [places, depth], -1 where the text had ended; and [places] bool.
   """
   count = high - low
   place = jnp.arange(places)

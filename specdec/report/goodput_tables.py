@@ -8,6 +8,7 @@ from specdec.report import tables
 from specdec.report.tables import acceptance_length, estimate
 
 _LEAST = 0.97  # times the baseline, below which a way is said to lose
+_NEAR = 0.95  # times the best number, below which `adaptive` falls short
 
 
 def listed(entries: Sequence[dict], form=tables.listed) -> str:
@@ -41,7 +42,25 @@ def page(entries: Sequence[dict]) -> str:
   ]
   lost = "; ".join(losses) or "nowhere"
   text = f"- under {_LEAST} times the baseline's goodput (batch, load): {lost}"
+  if any(x["name"] == "adaptive" for x in entries):
+    short = "; ".join(_short_of_best(entries)) or "nowhere"
+    text += f"\n- adaptive under {_NEAR} times the best number's: {short}"
   return f"{listed(entries, tables.markdown)}\n\n{text}"
+
+
+def _short_of_best(entries: Sequence[dict]) -> list[str]:
+  """Where `adaptive` gains less than the best k that was given as a number."""
+  best: dict[str, float] = {}
+  for entry in entries:
+    if entry["name"].startswith("k = "):
+      where, speedup = _where(entry), entry["speedup"]["value"]
+      best[where] = max(best.get(where, 0.0), speedup)
+  return [
+    _where(x)
+    for x in entries
+    if x["name"] == "adaptive"
+    and x["speedup"]["value"] < _NEAR * best.get(_where(x), 0.0)
+  ]
 
 
 def _where(entry: dict) -> str:
