@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import learned_kinds
-from specdec import acceptance, draft_shape, drafters
+from specdec import acceptance, draft_length, draft_shape, drafters
 from specdec.testing import check_drafter
 from specdec.testing.drafter_conformance import INVARIANTS
 from specdec.types import (
@@ -181,6 +181,8 @@ def test_planted_a_table_that_sees_the_noise_to_come():
   "shape, words",
   [
     (draft_shape.dynamic(2, 2, 3), "chains and static trees"),
+    (draft_length.adaptive(3), "no shape decides"),
+    (draft_length.entropy(3), "no shape decides"),
     (draft_shape.static([-1] + [0] * 9), "9 children, and there are 4"),
   ],
 )

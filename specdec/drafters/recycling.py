@@ -67,13 +67,20 @@ def recycling(
 
   Raises:
     ValueError: both or neither of k and shape are given, k < 0, the tree is not
-      static, or a node has more children than there are tokens.
+      static, the shape decides lengths, or a node has more children than there
+      are tokens.
   """
-  spec = draft_shape.resolve(k, shape).spec
+  shape = draft_shape.resolve(k, shape)
+  spec = shape.spec
   if spec.parents is None:
     raise ValueError(
       "recycling drafts chains and static trees: give k, shape=chain(k) or "
       "shape=static(parents)"
+    )
+  if shape.policy is not None:
+    raise ValueError(
+      "recycling drafts all that its table knows, and no shape decides about "
+      "it: give k, or shape=chain(k)"
     )
   size, depth = spec.max_nodes, spec.max_depth
   parents = np.array(spec.parents, np.int32)
