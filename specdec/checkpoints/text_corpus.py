@@ -81,6 +81,14 @@ def load(
   return [part.tolist() for part in np.split(tokens, ends) if part.size]
 
 
+def check(
+  path: str | None, vocab_size: int, tokenizer: Tokenizer | None = None
+) -> None:
+  """Raises ValueError where `add` would: before there is anything to add."""
+  if path is not None and Path(path).expanduser().exists():
+    load(path, vocab_size, tokenizer)
+
+
 @contextlib.contextmanager
 def _alone(folder: Path) -> Iterator[None]:
   """Waits for other programs that add to a corpus in this folder."""
