@@ -62,6 +62,9 @@ def check_costs(costs: Sequence[float], k: int) -> tuple[float, ...]:
     ValueError: there are not as many, or they are not finite, positive and
       ascending.
   """
+  listed = isinstance(costs, list | tuple | np.ndarray)
+  if not listed or not all(map(_is_number, costs)):
+    raise ValueError(f"costs = {costs!r}; give a list of numbers")
   costs = tuple(float(cost) for cost in costs)
   steps = np.diff(costs)
   if len(costs) != k + 1:
@@ -70,7 +73,23 @@ def check_costs(costs: Sequence[float], k: int) -> tuple[float, ...]:
     )
   if not (np.isfinite(costs).all() and costs[0] > 0 and np.all(steps >= 0)):
     raise ValueError(f"costs {costs}: they must be finite, > 0 and ascending")
+  if not (costs[0] >= 1e-30 and costs[-1] <= 1e30):
+    raise ValueError(f"costs {costs}: they must be in 1e-30..1e30, of float32")
   return costs
+
+
+def _is_number(x) -> bool:
+  return isinstance(x, int | float | np.number) and not isinstance(x, bool)
+
+
+def check_certainty(policy: LengthPolicy | None, name: str) -> None:
+  """Raises ValueError where a policy reads the distributions of a draft, and
+  the draft of this name has none."""
+  if policy is not None and not policy.classes:
+    raise ValueError(
+      f"{name} drafts without a distribution, which shape = entropy reads; "
+      "give k, or shape=adaptive(...)"
+    )
 
 
 def _active(context: Context) -> Array:
@@ -293,7 +312,11 @@ def entropy(k: int, limit: float = 0.4, gamma: float = 0.2) -> DraftShape:
   Raises:
     ValueError: k is out of range, limit is above 1, or gamma is negative.
   """
-  if limit > 1 or gamma < 0:
+  if not all(map(_is_number, (limit, gamma))):
+    raise ValueError(
+      f"limit = {limit!r} and gamma = {gamma!r}; they must be numbers"
+    )
+  if not (limit <= 1 and gamma >= 0):  # nor nan
     raise ValueError(
       f"limit = {limit} and gamma = {gamma}; they must satisfy limit <= 1 and "
       "gamma >= 0"

@@ -535,7 +535,19 @@ def test_drafting_begins_again_when_acceptance_rises():
     (lambda: draft_length.adaptive(0), r"it must be in 1..64"),
     (lambda: draft_length.adaptive(2, [1, 2]), "2 costs for k = 2; give one"),
     (lambda: draft_length.adaptive(1, [2, 1]), "finite, > 0 and ascending"),
+    (lambda: draft_length.adaptive(1, "12"), "'12'; give a list of numbers"),
+    (lambda: draft_length.adaptive(1, 5), "costs = 5; give a list of numbers"),
+    (lambda: draft_length.adaptive(1, ["a", 2]), "give a list of numbers"),
+    (
+      lambda: draft_length.adaptive(1, [1, np.nan]),
+      "finite, > 0 and ascending",
+    ),
+    (lambda: draft_length.adaptive(1, [1, 1e39]), r"1e-30\.\.1e30, of float32"),
+    (lambda: draft_length.adaptive(1, [1e-50, 1]), r"1e-30\.\.1e30"),
     (lambda: draft_length.entropy(2, 1.5), "limit <= 1"),
+    (lambda: draft_length.entropy(2, np.nan), "limit <= 1"),
+    (lambda: draft_length.entropy(2, "nan"), "'nan' .* must be numbers"),
+    (lambda: drafters.lookup(shape=ENTROPY), "lookup drafts without a distri"),
     (
       lambda: drafters.layer_skip(
         transformer.model(learned_kinds.TARGET),

@@ -29,7 +29,7 @@ from learned_kinds import (
   target,
   weights,
 )
-from specdec import acceptance, draft_shape, drafters, noise
+from specdec import acceptance, draft_length, draft_shape, drafters, noise
 from specdec.drafters.heads import serve
 from specdec.testing.books import check_books
 from table_loop import record  # noqa: F401, a fixture
@@ -218,6 +218,11 @@ def test_no_address_of_noise_repeats(record):  # noqa: F811
       lambda: drafters.lookup(2),
       lambda: drafters.model(target()[0], k=2),
       "model cannot be the fallback",
+    ),
+    (
+      lambda: drafters.lookup(shape=draft_length.adaptive(2)),
+      lambda: learned_of("eagle", draft_shape.chain(2)),
+      "goes with one drafter",
     ),
   ],
 )

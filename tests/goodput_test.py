@@ -369,6 +369,13 @@ def test_the_python_of_the_page_on_measuring_runs(capsys):
     (["--requests=0"], "--requests=0; it must be >= 1"),
     (["--refill=2"], "--refill=2 is more than --batch=1"),
     (["--every=0"], "--every=0"),
+    (["--most_k=5"], "--most_k is for --length"),
+    (["--calibration=c.json"], "--calibration is for --length"),
+    (["--length=adaptive"], "--most_k=8; it must be >= 1 and leave room in"),
+    (
+      ["--length=auto", "--most_k=2", "--calibration=nowhere/c.json"],
+      "--calibration=nowhere/c.json",
+    ),
     (["--least_new_tokens=9"], "9 to 8 new tokens"),
     (["--prompt_file=nowhere.jsonl"], "nowhere.jsonl does not exist"),
     (["--json=nowhere/a.json"], "--json=nowhere/a.json"),

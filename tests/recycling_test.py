@@ -193,6 +193,7 @@ def test_planted_a_table_that_sees_the_noise_to_come():
   "shape, words",
   [
     (draft_shape.dynamic(2, 2, 3), "chains and static trees"),
+    (draft_length.entropy(3), "drafts without a distribution"),
     (draft_shape.static([-1] + [0] * 9), "9 children, and there are 4"),
   ],
 )

@@ -6,6 +6,7 @@ import pytest
 
 import programs
 from specdec.benchmark import calibrated
+from specdec.benchmark.decoder import Decoder
 from specdec.benchmark.setup import Setup
 from specdec.checkpoints import text_corpus
 from specdec.drafters.fallback import Both
@@ -52,6 +53,24 @@ def file(target):
     "--repeats=1",
   )
   return path
+
+
+def test_a_corpus_that_takes_no_texts_is_refused_before_any_is_written(
+  target, tmp_path, monkeypatch
+):
+  def warm_up(*_):
+    raise AssertionError("a decoder is compiled")
+
+  monkeypatch.setattr(Decoder, "warm_up", warm_up)
+  text_corpus.add(tmp_path / "other.npz", [[1]], 9)
+  (tmp_path / "text.npz").write_text("a text")
+  for name, sentence in (
+    ("other.npz", "over 9 token ids"),
+    ("text.npz", "no corpus of texts"),
+  ):
+    corpus = f"--save_corpus={tmp_path / name}"
+    with pytest.raises(SystemExit, match=sentence):
+      programs.run("generate", f"--target={target}", corpus, "--prompt=ab")
 
 
 def texts(decoder):

@@ -8,7 +8,15 @@ import numpy as np
 import pytest
 
 import learned_kinds
-from specdec import acceptance, decode, draft_shape, drafters, sampling, step
+from specdec import (
+  acceptance,
+  decode,
+  draft_length,
+  draft_shape,
+  drafters,
+  sampling,
+  step,
+)
 from specdec.drafters import suffix_index
 from specdec.testing import check_drafter
 from specdec.testing.drafter_conformance import INVARIANTS
@@ -203,6 +211,7 @@ def test_a_tree_holds_what_places_disagree_about():
     ({"k": 2, "max_match": 2.5}, "max_match = 2.5; it must be an integer"),
     ({"k": 65}, "at most 64"),
     ({}, "give one"),
+    ({"shape": draft_length.entropy(3)}, "without a distribution"),
     ({"shape": draft_shape.static([-1, 0, 0])}, "trees that the text shapes"),
   ],
 )

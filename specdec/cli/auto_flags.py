@@ -49,11 +49,9 @@ def read(options: Options) -> None:
   if options.k != ():
     setup_flags.refuse(options, _NAMES, "is for --k=auto or --k=adaptive")
     return
-  if not 1 <= options.most_k < options.max_new_tokens:
-    raise ValueError(
-      f"--most_k={options.most_k}; it must be >= 1 and leave room in "
-      f"--max_new_tokens={options.max_new_tokens}"
-    )
+  _check_most_k(options)
+  if options.drafter == "none":
+    raise ValueError("--drafter=none drafts nothing: there is no k to choose")
   setup = setup_flags.setup_of(options, k=1, batch=1)
   calibrated.check(setup)
   if setup.most_levels is not None:  # a head has no more
@@ -64,8 +62,21 @@ def read(options: Options) -> None:
   app.check_writable("--calibration", options.calibration)
 
 
+def _check_most_k(options: Options) -> None:
+  if not 1 <= options.most_k < options.max_new_tokens:
+    raise ValueError(
+      f"--most_k={options.most_k}; it must be >= 1 and leave room in "
+      f"--max_new_tokens={options.max_new_tokens}"
+    )
+
+
 def check_lengths(options: Options) -> None:
-  """Refuses values of --length that cannot work."""
+  """Refuses values of --length that cannot work, and flags without it."""
+  if not options.length:
+    setup_flags.refuse(options, ("most_k", "calibration"), "is for --length")
+    return
+  _check_most_k(options)
+  app.check_writable("--calibration", options.calibration)
   for name in options.length:
     shape = {"auto": "chain"}.get(name, name)
     setup = setup_flags.setup_of(

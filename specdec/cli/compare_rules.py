@@ -42,7 +42,6 @@ from specdec.testing import tabular
 from specdec.utils import calls, files, terminal
 from specdec.utils.spelling import choices
 
-# Any that fall: which shapes there are hardly depends on them.
 _SOME_RANKS = dict.fromkeys(comparison.RANKED, (0.5, 0.25, 0.1))
 
 
@@ -63,8 +62,7 @@ def define(flags: app.Flags) -> None:
 
 def rules_of(options: app.Options) -> tuple[str, ...]:
   """Returns the calls of --only."""
-  parts = calls.split(options.only, ";")
-  return tuple(str(calls.parse(part)) for part in parts)
+  return tuple(str(calls.parse(x)) for x in calls.split(options.only, ";"))
 
 
 def shapes_of(
@@ -104,6 +102,8 @@ def setup_of(options: app.Options) -> Setup:
 def compare(options: app.Options) -> None:
   """The whole run: check, load, compare, report."""
   if options.tables:
+    others = sorted(options.given - {"tables"})
+    setup_flags.refuse(options, others, "has no effect with --tables")
     text = lossy_table.of_equal_length(tabular.at_equal_length())
     return terminal.report(text)
   setup_flags.read(options)

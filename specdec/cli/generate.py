@@ -78,6 +78,8 @@ def generate(options: app.Options) -> None:
   target = setup.load_target(app.note)
   tokenizer = target.checkpoint.tokenizer
   encoded = prompt_flags.encode(options, target.checkpoint)
+  vocabulary = target.checkpoint.config.vocab_size, tokenizer
+  text_corpus.check(options.save_corpus, *vocabulary)
   batch, choice = min(setup.batch, len(encoded)), None
   if target.places:  # rows that are too many stand empty
     batch = target.places.target.divisible(batch)
@@ -106,8 +108,7 @@ def generate(options: app.Options) -> None:
   )
   if options.save_corpus:
     texts = [[*ids, *answer.ids] for ids, answer in zip(encoded, answers)]
-    size = target.checkpoint.config.vocab_size
-    count = text_corpus.add(options.save_corpus, texts, size, tokenizer)
+    count = text_corpus.add(options.save_corpus, texts, *vocabulary)
     app.note(f"{count} texts in {options.save_corpus}")
   comparison = compare_to_stop(
     decoders, batches, tokenizer, options.stop, options.repeats, quiet

@@ -136,6 +136,6 @@ def given_or_held_out(
     return encode(options, checkpoint, options.limit)
   source = rows.Source(checkpoint, seed=options.seed)
   wanted = max(options.batch), options.context, options.limit
-  made = rows.make_batches(source, *wanted)
-  app.note(made.description)
-  return [ids for batch in made.batches for ids in batch.rows]
+  batches = rows.make_batches(source, *wanted)
+  app.note(batches.description)
+  return [ids for batch in batches.batches for ids in batch.rows]

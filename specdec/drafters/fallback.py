@@ -68,6 +68,11 @@ def fallback(first: Drafter, other: Drafter) -> Drafter:
       f"as lookup; siblings of {first.name} are {ours.siblings!r} and its "
       f"features {ours.features}"
     )
+  if ours.classes or theirs.classes:
+    raise ValueError(
+      "a shape that learns from outcomes, as adaptive, goes with one drafter, "
+      f"and there are two: {first.name} and {other.name}"
+    )
   if not theirs.max_external_drafts:
     raise ValueError(
       f"{other.name} cannot be the fallback for another: it does not "

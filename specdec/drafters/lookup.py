@@ -52,12 +52,13 @@ def lookup(
 
   Raises:
     ValueError: both or neither of k and shape are given, k < 0, the shape is no
-      chain, or the n-grams are out of range.
+      chain or reads distributions, or the n-grams are out of range.
   """
   shape = draft_shape.resolve(k, shape)
   spec, policy = shape.spec, shape.policy
   if not spec.chain:
     raise ValueError("lookup drafts chains: give k, or shape=chain(k)")
+  draft_length.check_certainty(policy, "lookup")
   k = spec.max_depth
   if not 0 <= min_ngram <= ngram or not 1 <= ngram <= _LONGEST:
     raise ValueError(

@@ -68,7 +68,8 @@ def recycling(
 
   Raises:
     ValueError: both or neither of k and shape are given, k < 0, the tree is not
-      static, or a node has more children than there are tokens.
+      static, the shape reads distributions, or a node has more children than
+      there are tokens.
   """
   shape = draft_shape.resolve(k, shape)
   spec, policy = shape.spec, shape.policy
@@ -77,6 +78,7 @@ def recycling(
       "recycling drafts chains and static trees: give k, shape=chain(k) or "
       "shape=static(parents)"
     )
+  draft_length.check_certainty(policy, "recycling")
   size, depth = spec.max_nodes, spec.max_depth
   parents = np.array(spec.parents, np.int32)
   top = max(1, draft_tree.max_siblings(parents))

@@ -157,7 +157,7 @@ def suffix(
 
   Raises:
     ValueError: both or neither of k and shape are given, k < 0, the shape is a
-      static tree, or another argument is out of range.
+      static tree or reads distributions, or another argument is out of range.
   """
   shape = draft_shape.resolve(k, shape)
   spec, policy = shape.spec, shape.policy
@@ -168,6 +168,7 @@ def suffix(
       "suffix drafts chains, and trees that the text shapes: give k, "
       "shape=chain(k) or shape=dynamic(...)"
     )
+  draft_length.check_certainty(policy, "suffix")
   for name, x in (
     ("min_match", min_match),
     ("max_match", max_match),

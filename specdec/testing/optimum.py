@@ -88,10 +88,10 @@ def accepted_at_most(
   )
   gain = (drafts.weight[:, None] * depths).reshape(-1)
   gain = np.concatenate([gain, np.zeros(emits)])
-  found = optimize.linprog(-gain, A_eq=matrix, b_eq=right, method="highs")
-  if not found.success:
-    raise ValueError(f"no optimum: {found.message}")
-  return float(-found.fun)
+  solution = optimize.linprog(-gain, A_eq=matrix, b_eq=right, method="highs")
+  if not solution.success:
+    raise ValueError(f"no optimum: {solution.message}")
+  return float(-solution.fun)
 
 
 class _Terms:
