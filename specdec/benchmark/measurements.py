@@ -200,6 +200,8 @@ def _smollm2() -> Iterable[Measurement]:
   for name, drafter, ks, minutes in (
     ("quantized", "quantized", "4,6,8,10", 3),
     ("lookup", "lookup(min_ngram=2)", "2,3,5,8", 3),
+    ("suffix", "suffix", "5,8", 2),
+    ("recycling", "recycling", "2,4", 2),
     ("early_exit", "early_exit(26)", "1,2,4", 2.5),
     ("layer_skip", "layer_skip(attention=[14,17,20,23,26])", "1,2,4", 2.5),
   ):
