@@ -269,7 +269,7 @@ def test_the_tree_is_as_deep_as_every_drafter_allows(target, tmp_path):
   assert kinds[0.0].siblings == "deterministic"
   assert kinds[1.0].siblings == "without_replacement"
   assert all(spec.max_depth == 2 for spec in kinds.values())
-  with pytest.raises(ValueError, match=r"k = 3; .*two.safetensors has 2 heads"):
+  with pytest.raises(ValueError, match=r"k = 3; .*two.safetensors drafts 2"):
     dataclasses.replace(setups[1], k=3).check_sources()
 
 

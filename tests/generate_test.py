@@ -126,7 +126,7 @@ def test_html_holds_every_prompt_and_a_config_sets_flags_that_are_not_given(
   assert len(shares) > 24 and all(0 <= share <= 1 for share in shares)
   printed = capsys.readouterr()
   rows = re.findall(r"^  (\w.*?)   +(.*)$", printed.out, re.MULTILINE)
-  assert len(rows) == 10
+  assert len(rows) == 11
   for name, value in rows:
     assert f'<th scope="row">{name}</th><td>{value}</td>' in text
   # k is given, so the config has no say in it.

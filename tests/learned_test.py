@@ -298,7 +298,7 @@ def test_a_vocabulary_other_than_the_head_configs_is_refused(ids):
 @pytest.mark.parametrize(
   "kind, changes, complaint",
   [
-    ("eagle", dict(kind="beagle"), "kind 'beagle' is unknown; known: eagle, "),
+    ("eagle", dict(kind="beagle"), "kind 'beagle' is unknown; known: block, "),
     ("eagle", dict(head="our"), "head 'our' is unknown; known: own, shared"),
     ("eagle", dict(head="own"), "it must be 'shared'"),
     ("mtp", dict(levels=0), "levels = 0; it must be >= 1"),
