@@ -39,6 +39,17 @@ app.Program("", lambda flags: None, work).launch(["train"])
 """
 
 
+def run(code: str, folder: pathlib.Path) -> subprocess.CompletedProcess:
+  """Runs a program that is given a folder."""
+  return subprocess.run(
+    [sys.executable, "-c", code, folder],
+    capture_output=True,
+    text=True,
+    timeout=300,
+    cwd=TESTS.parent,
+  )
+
+
 CONVERT = """
 import pathlib, resource, sys
 import tiny_training
@@ -60,13 +71,7 @@ app.Program("", lambda flags: None, work).launch(["convert"])
 def test_an_orbax_model_that_does_not_fit_is_named_in_a_sentence(tmp_path):
   folder = tmp_path / "model"
   code = f"import sys; sys.path += {[str(TESTS)]!r}\n{CONVERT}"
-  done = subprocess.run(
-    [sys.executable, "-c", code, folder],
-    capture_output=True,
-    text=True,
-    timeout=300,
-    cwd=TESTS.parent,
-  )
+  done = run(code, folder)
   assert done.returncode == 1
   assert done.stderr == (
     f"convert: {folder}/orbax could not be written: File too large\n"
@@ -76,13 +81,7 @@ def test_an_orbax_model_that_does_not_fit_is_named_in_a_sentence(tmp_path):
 def test_a_checkpoint_that_does_not_fit_ends_a_run_in_a_sentence(tmp_path):
   code = TRAIN.format(paths=[str(TESTS)])
   folder = tmp_path / "run"
-  done = subprocess.run(
-    [sys.executable, "-c", code, folder],
-    capture_output=True,
-    text=True,
-    timeout=300,
-    cwd=TESTS.parent,
-  )
+  done = run(code, folder)
   assert done.returncode == 1
   progress, error = done.stderr.rstrip("\n").rsplit("\n", 1)
   assert error == (

@@ -5,9 +5,9 @@ import jax
 from specdec.drafters.heads.block_head import BlockHead
 from specdec.models import params
 from specdec.models.config import TransformerConfig
-from specdec.types import DrafterCost, StepCost
+from specdec.types import DrafterCost, PyTree, StepCost
 
-SIZE = 4  # bytes of its weights and KV, which are float32
+SIZE = 4  # bytes of a head's weights, state and KV, which are float32
 
 
 def drafter_cost(head: BlockHead, target: TransformerConfig) -> DrafterCost:
@@ -22,11 +22,7 @@ def drafter_cost(head: BlockHead, target: TransformerConfig) -> DrafterCost:
   config = head.head_config
   net = jax.eval_shape(head.init, jax.random.key(0))
   tokens = config.vocabulary or target.vocab_size
-  rows = tokens * target.width if config.head == "shared" else 0
-  copied = rows if head.ids is not None else 0
-  row_size = params.head_weight_size(target)
-  if copied and row_size < 2:  # rows of integers are copied as float32
-    row_size = SIZE
+  rows, copied, row_size = vocabulary_rows(head, target)
   successor = dict(net.get("successor", {}))
   table = num_weights(successor.pop("first", {}))  # of which one row is read
   level = num_weights(successor) + num_weights(net.get("confidence_head", {}))
@@ -64,6 +60,19 @@ def drafter_cost(head: BlockHead, target: TransformerConfig) -> DrafterCost:
   )
 
 
-def num_weights(net) -> int:
-  """Returns how many there are in a tree of shapes."""
+def vocabulary_rows(head, target: TransformerConfig) -> tuple[int, int, float]:
+  """Returns how many weights of the target's vocabulary projection a DraftHead
+  or BlockHead reads, how many it holds a copy of, and the bytes of each."""
+  config = head.head_config
+  tokens = config.vocabulary or target.vocab_size
+  rows = tokens * target.width if config.head == "shared" else 0
+  copied = rows if head.ids is not None else 0
+  row_size = params.head_weight_size(target)
+  if copied and row_size < 2:  # rows of integers are copied as float32
+    row_size = SIZE
+  return rows, copied, row_size
+
+
+def num_weights(net: PyTree) -> int:
+  """Returns a head's number of weights, the target's left out."""
   return sum(leaf.size for leaf in jax.tree.leaves(net))

@@ -14,7 +14,11 @@ import numpy as np
 from flax import linen as nn
 
 from specdec import sharding
-from specdec.drafters.heads.draft_head import TargetWeights, cache_constructor
+from specdec.drafters.heads.draft_head import (
+  TargetWeights,
+  cache_constructor,
+  instantiate,
+)
 from specdec.drafters.heads.head_config import HeadConfig
 from specdec.models.config import TransformerConfig
 from specdec.models.transformer import Place
@@ -91,17 +95,8 @@ def block_from_module(
     ValueError: the head config does not fit the target, or the ids the head
       config.
   """
-  head_config.check(target)
-  ids = None if ids is None else np.array(ids)
-  head_config.check_ids(ids)
-  num_tokens = head_config.vocabulary or target.vocab_size
-  instance = module(head_config, target, num_tokens, place or sharding.anywhere)
-
-  def call(method):
-    def run(weights, *args):
-      return instance.apply({"params": weights}, *args, method=method)
-
-    return run
+  instance, ids, call = instantiate(module, head_config, target, ids, place)
+  num_tokens = instance.num_tokens
 
   def once(mdl):
     """Every weight there is."""

@@ -7,17 +7,11 @@ import jax.numpy as jnp
 from jax.extend import core
 
 from specdec.drafters.heads import block_cost
+from specdec.drafters.heads.block_cost import SIZE, num_weights
 from specdec.drafters.heads.draft_head import DraftHead, TargetWeights
-from specdec.models import attention, params
+from specdec.models import attention
 from specdec.models.config import TransformerConfig
-from specdec.types import DrafterCost, ModelOutput, PyTree, StepCost
-
-_SIZE = 4  # bytes of a head's weights, state and KV, which are float32
-
-
-def num_weights(net: PyTree) -> int:
-  """Returns the head's number of weights, the target's left out."""
-  return sum(leaf.size for leaf in jax.tree.leaves(net))
+from specdec.types import DrafterCost, ModelOutput, StepCost
 
 
 def drafter_cost(
@@ -35,11 +29,7 @@ def drafter_cost(
     return block_cost.drafter_cost(draft_head, target)
   net, encoded = _shapes(draft_head, target)
   tokens = config.vocabulary or target.vocab_size
-  rows = tokens * target.width if config.head == "shared" else 0
-  copied = rows if draft_head.ids is not None else 0
-  row_size = params.head_weight_size(target)
-  if copied and row_size < 2:  # rows of integers are copied as float32
-    row_size = _SIZE
+  rows, copied, row_size = block_cost.vocabulary_rows(draft_head, target)
   held = step_weights(draft_head, target) - rows
   kv = scores = 0
   update = None
@@ -48,24 +38,24 @@ def drafter_cost(
     scores = 2 * config.num_layers * config.num_heads * config.head_dim
     rerun = step_weights(draft_head, target, logits=False)
     update = StepCost(
-      bytes=_SIZE * rerun,
+      bytes=SIZE * rerun,
       flops=2 * rerun,
-      position_bytes=_SIZE * kv,
+      position_bytes=SIZE * kv,
       position_flops=2 * scores,
       layers=config.num_layers,
     )
   hidden = 1 + len(config.features) + config.exits
   return DrafterCost(
-    weight_bytes=_SIZE * num_weights(net) + row_size * copied,
-    row_bytes=_SIZE * encoded.shape[-1],
-    position_bytes=_SIZE * kv,
-    hidden_bytes=_SIZE * hidden * target.width,
+    weight_bytes=SIZE * num_weights(net) + row_size * copied,
+    row_bytes=SIZE * encoded.shape[-1],
+    position_bytes=SIZE * kv,
+    hidden_bytes=SIZE * hidden * target.width,
     step=StepCost(
-      bytes=_SIZE * held + row_size * copied,
+      bytes=SIZE * held + row_size * copied,
       flops=2 * (held + copied),
       target_bytes=row_size * (rows - copied),
       target_flops=2 * (rows - copied),
-      position_bytes=_SIZE * kv,
+      position_bytes=SIZE * kv,
       position_flops=2 * scores,
       logits=tokens,
       layers=max(1, config.num_layers),

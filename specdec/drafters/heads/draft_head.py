@@ -197,6 +197,34 @@ class HeadModule(nn.Module):
     return self.head(target_weights, hidden)
 
 
+def instantiate(
+  module: type[nn.Module],
+  head_config: HeadConfig,
+  target: TransformerConfig,
+  ids: np.ndarray | None,
+  place: sharding.Placement | None,
+) -> tuple[nn.Module, np.ndarray | None, Callable[[Callable], Callable]]:
+  """Returns the module of a head, the ids as an array, and a function that
+  makes a pure function (weights, *args) of a method.
+
+  Raises:
+    ValueError: of `head_from_module`.
+  """
+  head_config.check(target)
+  ids = None if ids is None else np.array(ids)
+  head_config.check_ids(ids)
+  num_tokens = head_config.vocabulary or target.vocab_size
+  instance = module(head_config, target, num_tokens, place or sharding.anywhere)
+
+  def call(method):
+    def run(weights, *args):
+      return instance.apply({"params": weights}, *args, method=method)
+
+    return run
+
+  return instance, ids, call
+
+
 @cached
 def head_from_module(
   module: type[HeadModule],
@@ -215,19 +243,10 @@ def head_from_module(
     ValueError: the head config does not fit the target, or the ids the head
       config.
   """
-  head_config.check(target)
-  ids = None if ids is None else np.array(ids)
-  head_config.check_ids(ids)
+  instance, ids, call = instantiate(module, head_config, target, ids, place)
+  num_tokens = instance.num_tokens
   exits = (head_config.exit_layer,) if head_config.exits else ()
   features = exits or head_config.features
-  num_tokens = head_config.vocabulary or target.vocab_size
-  instance = module(head_config, target, num_tokens, place or sharding.anywhere)
-
-  def call(method):
-    def run(weights, *args):
-      return instance.apply({"params": weights}, *args, method=method)
-
-    return run
 
   def once(mdl):
     """Every weight there is."""
