@@ -81,7 +81,7 @@ def _follow_chosen(draft: Draft, target_log_probs: Array, wanted: Array):
 
   Returns:
     [N] each node's probability of being accepted once those behind it on the
-    chain were refused, 0 beside the chain, and [V] what follows node `wanted`.
+    chain were refused, 0 off the chain, and [V] what follows node `wanted`.
   """
   num_nodes, vocab_size = target_log_probs.shape
   parents = jnp.asarray(draft.parents)

@@ -37,7 +37,7 @@ def define_lengths(flags: Flags) -> None:
   """Defines ways of deciding k that are compared with numbers."""
   flags.strings(
     "length",
-    "Beside the numbers of --k: auto, adaptive, or a shape that ends chains, "
+    "Besides the numbers of --k: auto, adaptive, or a shape that ends chains, "
     "such as 'entropy(limit=0.4)'; repeatable.",
   )
   _define_costs(flags, "With --length")

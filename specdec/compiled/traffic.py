@@ -44,8 +44,8 @@ def exchanges(
 ) -> list[Exchange]:
   """Lists executed collectives; `unknown` as in hlo.Program.runs.
 
-  A TPU runs a collective beside computations in several fusions, each of which
-  shows it: it counts once.
+  A TPU runs a collective along with computations in several fusions, each of
+  which shows it: it counts once.
   """
   collectives, fused = [], set()
   for outer, _, times in program.runs(unknown):

@@ -28,7 +28,7 @@ class BlockLoss:
   # would be accepted for being right there (D-PACE, arXiv:2605.18810).
   weighting: str = "decay"
   smoothing: float = 0.5  # of D-PACE
-  cross_entropy_weight: float = 0.0  # on the text, beside the divergence
+  cross_entropy_weight: float = 0.0  # on the text, added to the divergence
   base_weight: float = 0.0  # of the same loss without the successor's part
   confidence_weight: float = 0.0  # of the confidence head's cross-entropy
 

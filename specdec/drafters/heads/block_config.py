@@ -27,7 +27,7 @@ class BlockConfig:
     state: size of the GRU's state; 0: the head's width.
     window: positions of context that a slot sees, its own included; 0: all.
     confidence: it predicts the probability that a draft token is accepted
-      (DSpark); trained beside the draft, and read by nobody yet.
+      (DSpark); trained along with the draft, and read by nobody yet.
     mask_token: whose embedding the slots behind the anchor begin with; -1: a
       vector of their own.
   """
