@@ -40,7 +40,7 @@ MOST = 64  # levels of a draft whose length is decided
 _EDGES = (0.1, 0.3, 0.5, 0.7, 0.85, 0.95)
 CLASSES = 1 + len(_EDGES)
 _PRIOR = 0.7  # acceptance where nothing is known,
-_WEIGHT = 4.0  # and after how many outcomes as much is due to these
+_WEIGHT = 8.0  # and after how many outcomes as much is due to these
 _HOPELESS = 0.02  # survival at which a row stops; the batch pays for its width
 _EXPLORATION = 0.01  # most of the time that drafts which may not pay may take
 

@@ -141,33 +141,33 @@ def sample_chain(
     log_probs = sampling.warp(logits, context.sampling)
     token = sampling.argmax(log_probs + context.noise(depth, depth))
     draft = draft._replace(
-      tokens=draft.tokens.at[depth].set(token),
-      log_probs=draft.log_probs.at[depth].set(log_probs),
+      tokens=draft.tokens.at[:, depth].set(token),
+      log_probs=draft.log_probs.at[:, depth].set(log_probs),
       count=draft.count + plan.going,
     )
     if policy is not None:
       certainty = policy.certainty(logits, token)
       plan = policy.go_on(plan, depth, certainty)
     if draft.certainty is not None:
-      classes = draft.certainty.at[depth].set(certainty)
+      classes = draft.certainty.at[:, depth].set(certainty)
       draft = draft._replace(certainty=classes)
     return plan, draft
 
   def turn(depth, state):
     plan, draft, carry = state
-    carry, logits = extend(carry, draft.tokens[depth - 1][:, None], depth - 1)
+    carry, logits = extend(carry, draft.tokens[:, depth - 1, None], depth - 1)
     return *draw(depth, plan, draft, logits), carry
 
   plan = Plan(jnp.ones((batch,), bool))
   plan = plan if policy is None else policy.begin(context, None)
-  draft = Draft(  # nodes first, until the end; node 0 was not drawn
-    jnp.zeros((k + 1, batch), pending.dtype).at[0].set(pending),
+  draft = Draft(  # node 0 was not drawn
+    jnp.zeros((batch, k + 1), pending.dtype).at[:, 0].set(pending),
     None,
-    jnp.zeros((k + 1, batch, context.vocab_size)),
+    jnp.zeros((batch, k + 1, context.vocab_size)),
     jnp.ones_like(context.length),
   )
   if policy is not None and policy.classes:
-    draft = draft._replace(certainty=jnp.zeros((k + 1, batch), jnp.int32))
+    draft = draft._replace(certainty=jnp.zeros((batch, k + 1), jnp.int32))
   first = 1
   if logits is not None:
     plan, draft = draw(1, plan, draft, logits)
@@ -181,38 +181,16 @@ def sample_chain(
       lambda loop: (loop[0] + 1, turn(*loop)),
       (jnp.int32(first), state),
     )
-  certainty = draft.certainty
-  draft = draft._replace(
-    tokens=draft.tokens.T,
-    log_probs=draft.log_probs.swapaxes(0, 1),
-    certainty=None if certainty is None else certainty.T,
-  )
   return draft, carry
 
 
-def unless_idle(
-  shape: DraftShape,
-  context: Context,
-  propose: Callable[[PyTree], tuple[Draft, PyTree]],
-  carry: PyTree,
-) -> tuple[Draft, PyTree]:
-  """Returns propose(carry), or the pending token alone and the carry, where the
-  shape's policy lets no row draft: nothing of a draft model runs then.
-
-  Args:
-    propose: its draft resumes nothing.
-  """
-  if shape.policy is None:
-    return propose(carry)
-  turns = jnp.any(shape.policy.begin(context, None).going).astype(jnp.int32)
-  draft = jax.eval_shape(lambda: propose(carry)[0])
-  draft = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), draft)
-  draft = draft._replace(
-    tokens=draft.tokens.at[:, :1].set(context.pending),
-    count=jnp.ones_like(context.length),
-  )
-  # At most one turn, not a branch: that would copy the cache (rule 9).
-  return jax.lax.fori_loop(0, turns, lambda _, x: propose(x[1]), (draft, carry))
+def idle(shape: DraftShape) -> Callable[[Context], Array] | None:
+  """Returns `Drafter.idle` of a draft model whose drafts have this shape: what
+  says that its policy lets no row draft."""
+  policy = shape.policy
+  if policy is None:
+    return None
+  return lambda context: ~jnp.any(policy.begin(context, None).going)
 
 
 @cached

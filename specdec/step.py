@@ -7,6 +7,7 @@ of acceptance is drawn here. A round is traversed to its end and truncated
 afterwards, so an EOS or a limit never changes what was drawn.
 """
 
+import functools
 from collections.abc import Callable
 
 import chex
@@ -46,6 +47,7 @@ from specdec.types import (
   PyTree,
   RoundOutput,
 )
+from specdec.utils import loops
 
 
 def draft_step(
@@ -56,6 +58,8 @@ def draft_step(
   state: DecodeState,
 ) -> tuple[Draft, DecodeState]:
   """Runs the drafter, and puts the cache layers that it wrote in place.
+
+  Of these the draft then has their number alone.
 
   Raises:
     ValueError: the draft is not what the drafter's spec says.
@@ -68,6 +72,8 @@ def draft_step(
   if draft.resume is not None:  # its layers are the cache's own, written
     below = draft.resume.layers
     cache = cache.replace(layers=below + cache.layers[len(below) :])
+    written = draft.resume._replace(layers=(None,) * len(below))
+    draft = draft._replace(resume=written)
   return draft, state.replace(draft_state=draft_state, target_cache=cache)
 
 
@@ -435,38 +441,53 @@ def draft_and_verify(
   """
   spec = drafter.spec
   _check_room(state, spec)
-  draft, state = draft_step(target, drafter, rule, params, state)
 
-  def verified(width: int, carry):
+  def verified(width: int, carry, draft: Draft):
     state, rest = carry
     part = first_nodes(draft, width)
     output, state = verify_step(target, spec, params.target, state, part)
     return finish(state, part, output, rest)
 
-  return at_width(spec, draft, state.done, verified, (state, rest))
+  def drafted(carry, _=None):
+    state, rest = carry
+    draft, state = draft_step(target, drafter, rule, params, state)
+    return at_width(spec, draft, state.done, verified, (state, rest))
+
+  def alone(carry, _):
+    context = context_of(carry[0], target.vocab_size, rule)
+    return verified(1, carry, pending_only(context, spec))
+
+  if drafter.idle is None:
+    return drafted((state, rest))
+  idle = drafter.idle(context_of(state, target.vocab_size, rule))
+  carry = loops.when(~idle, drafted, (state, rest), ())
+  return loops.when(idle, alone, carry, ())
+
+
+def pending_only(context: Context, spec: DraftSpec) -> Draft:
+  """Returns the draft of the pending token alone, of a drafter that drafts."""
+  log_probs = None
+  if spec.siblings != "deterministic":
+    log_probs = jnp.zeros((*context.pending.shape, context.vocab_size))
+  return Draft(context.pending, None, log_probs, jnp.ones_like(context.length))
 
 
 def at_width(
   spec: DraftSpec,
   draft: Draft,
   done: Array,
-  finish: Callable[[int, PyTree], PyTree],
+  finish: Callable[[int, PyTree, Draft], PyTree],
   state: PyTree,
 ) -> PyTree:
-  """Returns finish(width, state), at the smallest width that holds the draft.
-
-  Each width stands in a loop of at most one turn: a cache carried through
-  `lax.cond` or `lax.switch` would be copied every round (rule 9).
-  """
+  """Returns finish(width, state, draft), at the smallest width that holds the
+  draft."""
   if len(spec.widths) == 1:
-    return finish(spec.max_nodes, state)
+    return finish(spec.max_nodes, state, draft)
   needed = jnp.max(jnp.where(done, 1, draft.count))
   choice = jnp.sum(needed > jnp.asarray(spec.widths[:-1]))
   for index, width in enumerate(spec.widths):
-    turns = (choice == index).astype(jnp.int32)
-    state = jax.lax.fori_loop(
-      0, turns, lambda _, s, width=width: finish(width, s), state
-    )
+    run = functools.partial(finish, width)
+    state = loops.when(choice == index, run, state, draft)
   return state
 
 

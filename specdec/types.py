@@ -263,6 +263,8 @@ class Drafter(NamedTuple):
     target_output hold the nodes that were verified, which may be fewer than N.
   cost: what it holds and reads, for the cost model and the memory plan; None:
     unknown.
+  idle(context) -> scalar bool, whether no row is to draft: the round is then
+    one of autoregressive decoding, and `propose` is not called. None: never.
   """
 
   spec: DraftSpec
@@ -270,6 +272,7 @@ class Drafter(NamedTuple):
   propose: Callable[[Params, PyTree, Context], tuple[Draft, PyTree]]
   update: Callable[..., PyTree]
   cost: "DrafterCost | None" = None
+  idle: Callable[[Context], Array] | None = None
 
   @property
   def name(self) -> str:

@@ -448,7 +448,7 @@ def test_rows_of_one_batch_are_told_apart():
   """What is measured on a row counts more than what is on the others."""
   context = context_of([[0.9, 0.9], [0.2, 0.2]], [False] * 2, evidence=40.0)
   rates = draft_length.by_costs((1.0, 1.2, 1.4)).begin(context, None).memory[2]
-  np.testing.assert_allclose(rates[:, 0], [0.87, 0.23], atol=0.02)
+  np.testing.assert_allclose(rates[:, 0], [0.84, 0.26], atol=0.01)
 
 
 GOOD = [(0, 1, 1), (1, 1, 0), (1, 0, 1)]  # before it, last token, what follows
@@ -513,7 +513,8 @@ def test_a_batch_stops_drafting_and_begins_again_as_rows_finish():
   assert 38 <= back <= 44  # nothing pays before the others are done
   assert min(levels[back:]) >= 1 and levels[-1] == 2
   # All of these were accepted: the draft's cache has caught up.
-  assert int(state.stats.accepted[0].sum()) == int(state.stats.nodes[0])
+  counts = state.stats
+  assert int(counts.accepted[0].sum()) == int(counts.drafted[0].sum())
 
 
 def test_drafting_begins_again_when_acceptance_rises():

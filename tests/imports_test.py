@@ -37,7 +37,7 @@ ALLOWED = {
     f"{_CACHED}"
   ),
   "acceptance": f"types draft_tree sampling {_CACHED}",
-  "step": f"{_CORE} traversal stats",
+  "step": f"{_CORE} traversal stats utils.loops",
   "inputs": "types sampling",
   "decode": f"{_CORE} step inputs multihost",
   "slots": "types decode inputs",
@@ -45,7 +45,7 @@ ALLOWED = {
   "beam_step": "types",
   "beam_traversal": "types traversal beam_step",
   "drafters": f"{_CORE} draft_shape draft_length models utils.spelling "
-  f"{_CACHED}",
+  f"utils.loops {_CACHED}",
   "testing": f"{_MODELS} draft_shape traversal acceptance step decode inputs "
   "slots compiled.hlo",
   "roofline": "types draft_tree models.config models.params models.presets "

@@ -22,6 +22,7 @@ from specdec.types import (
   Params,
   PyTree,
 )
+from specdec.utils import loops
 from specdec.utils.constructors import cached
 
 
@@ -108,20 +109,26 @@ def fallback(first: Drafter, other: Drafter) -> Drafter:
     copied, before = first.propose(ours, state.first, context)
     has_draft = copied.count > 1
 
-    def ask(_, carry):
-      draft, after = other.propose(theirs, carry[1], context)
+    def ask(carry, text):
+      tokens, length = text
+      ours = context._replace(tokens=tokens, length=length)
+      draft, after = other.propose(theirs, carry[1], ours)
       padded = [
         None if x is None else _to(size, x)
         for x in (draft.tokens, draft.log_probs)
       ]
       return (*padded, draft.count), after
 
-    # At most one turn, not a branch: that would copy the cache (rule 9).
-    shapes = jax.eval_shape(lambda: ask(0, (None, state.other))[0])
-    nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-    turns = jnp.any(~has_draft).astype(jnp.int32)
-    (tokens, all_log_probs, count), after = jax.lax.fori_loop(
-      0, turns, ask, (nothing, state.other)
+    text, wanted = (context.tokens, context.length), jnp.any(~has_draft)
+    if other.idle is not None:
+      wanted &= ~other.idle(context)
+    shapes = jax.eval_shape(lambda: ask((None, state.other), text)[0])
+    _, distributions, _ = jax.tree.map(
+      lambda x: jnp.zeros(x.shape, x.dtype), shapes
+    )
+    nothing = _to(size, copied.tokens), distributions, copied.count
+    (tokens, all_log_probs, count), after = loops.when(
+      wanted, ask, (nothing, state.other), text
     )
     tokens = jnp.where(has_draft[:, None], _to(size, copied.tokens), tokens)
     if all_log_probs is not None:  # a copy is certain of every token

@@ -191,38 +191,35 @@ def _drafter(
     if depth == 0:
       return draft_shape.pending_only(context), state
 
-    def drafted(state: _State):
-      (weights, mapped), text = parts(params), state.text
-      if room:
-        text = token_map.read(text, mapped, context, depth + 1)
-      tokens, length = committed(text, context)
-      logits, cache = _catch_up(
-        draft_model, weights, state.cache, tokens, length, window
+    (weights, mapped), text = parts(params), state.text
+    if room:
+      text = token_map.read(text, mapped, context, depth + 1)
+    tokens, length = committed(text, context)
+    logits, cache = _catch_up(
+      draft_model, weights, state.cache, tokens, length, window
+    )
+    ours, policy = draft_model, shape.policy
+    if room:
+      ours = token_map.model_of(draft_model, mapped)
+      logits = token_map.spread(logits, mapped)
+      policy = draft_shape.among(policy, text.drafts)
+    if logits.shape[-1] != context.vocab_size:
+      raise ValueError(
+        f"the draft's distribution is over {logits.shape[-1]} tokens and the "
+        f"target's over {context.vocab_size}; they must share one vocabulary"
       )
-      ours, policy = draft_model, shape.policy
-      if room:
-        ours = token_map.model_of(draft_model, mapped)
-        logits = token_map.spread(logits, mapped)
-        policy = draft_shape.among(policy, text.drafts)
-      if logits.shape[-1] != context.vocab_size:
-        raise ValueError(
-          f"the draft's distribution is over {logits.shape[-1]} tokens and the "
-          f"target's over {context.vocab_size}; they must share one vocabulary"
-        )
-      if shape.loops:
-        cache = cache.replace(length=length)
-      apply = functools.partial(ours.apply, weights)
-      draft, slot, cache, _ = sample_model(
-        context, shape, apply, cache, logits=logits, policy=policy
-      )
-      if shape.loops:  # of the tokens that were fed, all but the drafted ones
-        cache = cache.replace(length=length)
-      if room:
-        count = jnp.where(text.drafts, draft.count, 1)
-        draft = draft._replace(count=count)
-      return draft, _State(cache, slot, text)
-
-    return draft_shape.unless_idle(shape, context, drafted, state)
+    if shape.loops:
+      cache = cache.replace(length=length)
+    apply = functools.partial(ours.apply, weights)
+    draft, slot, cache, _ = sample_model(
+      context, shape, apply, cache, logits=logits, policy=policy
+    )
+    if shape.loops:  # of the tokens that were fed, all but the drafted ones
+      cache = cache.replace(length=length)
+    if room:
+      count = jnp.where(text.drafts, draft.count, 1)
+      draft = draft._replace(count=count)
+    return draft, _State(cache, slot, text)
 
   def update(params, state: _State, context, draft, accept_result, output):
     del output
@@ -251,4 +248,5 @@ def _drafter(
       cache = cache.replace(length=jnp.where(text.length > 0, kept, 0))
     return state._replace(cache=cache)
 
-  return Drafter(shape.spec._replace(name=name), init, propose, update)
+  spec, idle = shape.spec._replace(name=name), draft_shape.idle(shape)
+  return Drafter(spec, init, propose, update, idle=idle)

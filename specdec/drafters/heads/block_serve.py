@@ -113,12 +113,6 @@ def drafter(
   def propose(params: Params, cache: KVCache, context: Context):
     if depth == 0:
       return draft_shape.pending_only(context), cache
-    return draft_shape.unless_idle(
-      shape, context, lambda cache: drafted(params, cache, context), cache
-    )
-
-  def drafted(params: Params, cache: KVCache, context: Context):
-    """A draft of `propose` by one pass of the block."""
     weights = params.draft["net"], draft_heads.target_weights_of(params)
     hidden, layers = run_block(weights, cache, context)
     base = head.logits(*weights, hidden)
@@ -197,7 +191,7 @@ def drafter(
     max_external_drafts=max_external_drafts,
     name=head_config.kind,
   )
-  return Drafter(spec, init, propose, update)
+  return Drafter(spec, init, propose, update, idle=draft_shape.idle(shape))
 
 
 def block_view(head: BlockHead, length: Array, num_slots: int) -> View:

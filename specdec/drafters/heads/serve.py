@@ -9,7 +9,6 @@ nothing to catch up with. Draft tokens fill scratch slots past `length`; the
 accepted ones are run again on the target's own hidden states.
 """
 
-import functools
 from typing import NamedTuple
 
 import jax
@@ -121,12 +120,6 @@ def drafter(
     return stream, carry._replace(target=cache, exit_hidden=hidden)
 
   def propose(params: Params, state: State, context: Context):
-    if exits:  # verification goes on from what it runs, draft or no draft
-      return drafted(params, state, context)
-    run = functools.partial(drafted, params, context=context)
-    return draft_shape.unless_idle(shape, context, run, state)
-
-  def drafted(params: Params, state: State, context: Context):
     weights = params.draft["net"], draft_heads.target_weights_of(params)
     pending, cache = context.pending, state.cache
     if resets:  # an empty cache, and a start before the pending token
@@ -244,7 +237,8 @@ def drafter(
     max_external_drafts=max_external_drafts,
     name=head_config.kind,
   )
-  return Drafter(spec, init, propose, update)
+  idle = None if exits else draft_shape.idle(shape)
+  return Drafter(spec, init, propose, update, idle=idle)
 
 
 def _prefill(draft_head, params, context, output, encoded, cache: KVCache):
