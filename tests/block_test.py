@@ -232,8 +232,8 @@ def its_own_position(kind, patch):
   """Context that includes the anchor, in training."""
   honest = block_unroll._packed
 
-  def packed(head, layer, anchors, slots):
-    return honest(head, layer, anchors + 1, slots)
+  def packed(head, layer, anchors, *rest):
+    return honest(head, layer, anchors + 1, *rest)
 
   patch.setattr(block_unroll, "_packed", packed)
   return drafter_of.__wrapped__(kind)

@@ -18,6 +18,8 @@ from flax import traverse_util
 from specdec import drafters
 from specdec.checkpoints import hf_config, huggingface, names
 from specdec.checkpoints.formats import (
+  deepspec,
+  dflash,
   eagle,
   medusa,
   mlp_speculator,
@@ -35,16 +37,21 @@ from specdec.utils.spelling import naming
 
 # In the order in which they are tried.
 FORMATS = (
-  *(speculators, medusa, mlp_speculator, redrafter, native_mtp),
-  eagle,
+  *(speculators, dflash, deepspec, medusa, mlp_speculator, redrafter),
+  *(native_mtp, eagle),
 )
-WRITTEN = {module.NAME: module for module in (speculators, eagle, medusa)}
+_WRITTEN = speculators, eagle, medusa, dflash, deepspec
+WRITTEN = {module.NAME: module for module in _WRITTEN}
 _OFFSETS, _KEPT = "d2t", "t2d"
 _FLOATS = "float64", "float32", "float16", "bfloat16"
 # Architectures and types of drafters that do not load.
 _ABSENT = {
-  "DFlashDraftModel": "DFlash",
   "DFlash2DraftModel": "DFlash2",
+  "DFlashLagunaForCausalLM": "DFlash with Laguna's layers",
+  "DominoDraftModel": "Domino",
+  "Gemma4DSparkModel": "DSpark with Gemma 4's layers",
+  "K3DSparkModel": "DSpark with latent attention",
+  "MuseGlimmerAssistantModel": "DFlash with Muse Glimmer's keys",
 }
 
 __all__ = [
@@ -69,7 +76,12 @@ class Drafter(NamedTuple):
 
 def target_of(config: TransformerConfig) -> Target:
   """Returns what a drafter's format needs to know of a target."""
-  return Target(config.num_layers, config.width, config.vocab_size)
+  return Target(
+    config.num_layers,
+    config.width,
+    config.vocab_size,
+    logit_softcap=config.logit_softcap,
+  )
 
 
 def inspect(
@@ -88,13 +100,12 @@ def inspect(
 
 
 def _parse(files: Files, target: Target | None) -> Stored:
+  kinds = hf_config.architectures(files.config)
+  absent = [_ABSENT[kind] for kind in kinds if kind in _ABSENT]
   for module in FORMATS:
-    if module.matches(files):
+    if module.matches(files) and not absent:
       with naming(files.source):
         return module.parse(files, target)
-  kinds = hf_config.architectures(files.config)
-  kinds.append(str(files.config.get("model_type")))
-  absent = [_ABSENT[kind] for kind in kinds if kind in _ABSENT]
   what = f"a {absent[0]}, which does not load" if absent else "no drafter"
   raise ValueError(
     f"{files.source} holds {what}; drafters of these formats load: "

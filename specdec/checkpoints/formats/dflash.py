@@ -1,0 +1,145 @@
+"""DFlash as z-lab publishes it (z-lab/dflash, dflash/model.py).
+
+Keys of its own stand in `dflash_config`, of older files some at the top level.
+Where a config does not say, layers with a window are causal inside the block,
+others see all of it; what it says in is_causal goes before dflash_config.causal
+(vllm-project/vllm, vllm/model_executor/models/qwen3_dflash.py; causal_head is
+JetSpec's name for it). It reads the target's embedding and vocabulary
+projection.
+"""
+
+from typing import Any
+
+from specdec.checkpoints import hf_config
+from specdec.checkpoints.formats import blocks
+from specdec.checkpoints.formats.files import Files
+from specdec.checkpoints.formats.stored import Stored, Target, typed
+from specdec.drafters.heads.block_config import BlockConfig
+from specdec.drafters.heads.head_config import HeadConfig
+from specdec.utils.spelling import check_choice
+
+NAME = "dflash"
+_ARCHITECTURE, _NESTED = "DFlashDraftModel", "dflash_config"
+_CAUSAL = "causal", "causal_head"
+_SETTINGS = (
+  *("block_size", "mask_token_id", blocks.LAYER_IDS, *_CAUSAL),
+  *("num_target_layers", "final_logit_softcapping"),
+)
+# Options -> the values under which this is exact.
+_ONLY = {
+  "attention_mode": ("gqa", "mha"),
+  "attention_sink_bias": (False,),
+  "input_embedding_scale": (1.0,),
+  "is_neox_style": (True,),
+  "logit_scale": (1.0,),
+  "output_multiplier": (1.0,),
+  "projector_type": ("dflash",),
+  "use_swa": (False,),
+}
+
+
+def matches(files: Files) -> bool:
+  """Whether a folder is of this layout."""
+  return _ARCHITECTURE in hf_config.architectures(files.config)
+
+
+def _check_options(config, nested, source: str) -> None:
+  """Refuses what this drafter would have beyond its layers."""
+  for key in nested:
+    known = *_SETTINGS, *_ONLY
+    check_choice(f"{source}: key of {_NESTED}", key, known)
+  for key, accepted in _ONLY.items():
+    for value in (config.get(key), nested.get(key)):
+      if value is not None and value not in accepted:
+        raise ValueError(
+          f"{source} has {key} = {value!r:.60}; accepted: "
+          f"{' or '.join(map(repr, accepted))}"
+        )
+
+
+def _causal(config, nested, source: str) -> bool | None:
+  """Returns whether it says to be causal inside the block; None: it doesn't."""
+  said = typed(config, "is_causal", bool, source, None)
+  for key in _CAUSAL:
+    if said is None:
+      said = blocks.setting(config, nested, key, bool, source, None)
+  return said
+
+
+def _default_layers(count: int, layers: int) -> list[int]:
+  """Returns the layers that are read where a config names none: evenly spread
+  over 1..count - 3, as older versions of the repository do."""
+  if layers == 1:
+    return [count // 2]
+  return [round(1 + i * (count - 4) / (layers - 1)) for i in range(layers)]
+
+
+def parse(files: Files, target: Target | None) -> Stored:
+  """Returns what a folder holds; raises ValueError where that is unknown."""
+  config, source = files.config, files.source
+  nested = typed(config, _NESTED, dict, source, {})
+  _check_options(config, nested, source)
+
+  def setting(key, kind, *default):
+    return blocks.setting(config, nested, key, kind, source, *default)
+
+  fields, windows, vocab_size = blocks.decoder(config, source)
+  size = setting("block_size", int)
+  if size < 2:
+    raise ValueError(f"{source} has block_size = {size}; it must be >= 2")
+  count = setting("num_target_layers", int, None)
+  softcap = setting("final_logit_softcapping", float, None)
+  blocks.check_target(softcap, count, target, source)
+  layers = setting(blocks.LAYER_IDS, list, None)
+  if layers is None and count:
+    layers = _default_layers(count, fields["num_layers"])
+  seen = blocks.seen(windows, _causal(config, nested, source), size, source)
+  head_config = HeadConfig(
+    kind="block",
+    layout="published",
+    levels=size - 1,
+    features=blocks.features_of(layers, 0, source, target),
+    block=BlockConfig(mask_token=setting("mask_token_id", int), **seen),
+    **blocks.owned(files.shapes),
+    **fields,
+  )
+  return Stored(NAME, head_config, blocks.table(head_config), vocab_size)
+
+
+def render(
+  head_config: HeadConfig, target: Target, dtype: str
+) -> dict[str, Any]:
+  """Returns the config.json of a head, as `parse` reads it.
+
+  Raises:
+    ValueError: the layout has no place for one of its options.
+  """
+  wanted = {
+    "kind": ("block",),
+    "block.slots": ("in_place",),
+    "block.successor": ("none",),
+    "block.confidence": (False,),
+    "vocabulary": (0,),
+    "embed": ("shared",),
+    "head": ("shared",),
+  }
+  blocks.check_written(head_config, NAME, wanted)
+  config = blocks.render(head_config, target, dtype)
+  nested = {
+    "block_size": config["block_size"],
+    "mask_token_id": config.pop("mask_token_id"),
+    blocks.LAYER_IDS: blocks.layers_left(head_config, 0, NAME),
+  }
+  if target.logit_softcap:
+    nested["final_logit_softcapping"] = target.logit_softcap
+  block = head_config.block
+  if not block.causal_window:
+    config["is_causal"] = nested["causal"] = block.causal
+  return config | {
+    "architectures": [_ARCHITECTURE],
+    "num_target_layers": target.num_layers,
+    _NESTED: nested,
+  }
+
+
+table = blocks.table
