@@ -6,6 +6,7 @@ layout are compared with published_blocks.py.
 """
 
 import dataclasses
+import importlib.util
 import json
 import pathlib
 
@@ -20,6 +21,7 @@ from formats_test import refused, target
 from published_blocks import FEW, LAYERS, MANIFESTS, SIZE, V
 from specdec import (
   acceptance,
+  checkpoints,
   decode,
   draft_shape,
   drafters,
@@ -27,6 +29,7 @@ from specdec import (
   step,
 )
 from specdec.checkpoints import formats
+from specdec.checkpoints.fetch import fetch
 from specdec.drafters.heads import block_unroll
 from specdec.drafters.heads import draft_head as draft_heads
 from specdec.drafters.heads.draft_head import TargetWeights
@@ -527,6 +530,7 @@ def test_architectures_that_do_not_load_are_named(architecture, what, tmp_path):
     ("speculators dspark", "eagle", {}, "cannot be written as eagle"),
     ("JetSpec", "speculators", {}, "block.causal = True: speculators knows"),
     ("DFlash", "dflash", {"features": (0, 2)}, "embeddings leave none"),
+    ("DFlash", "dflash", {"features": (2, 6)}, "layer 5, the target's last"),
     ("DeepSpec DSpark", "deepspec", {"features": (3, 1)}, "ascending layers"),
     ("DFlash", "dflash", {"layout": "compact"}, "layout = 'compact'"),
   ],
@@ -540,6 +544,29 @@ def test_what_readers_would_take_for_another_is_not_written(
   with pytest.raises(ValueError, match=what):
     saved(tmp_path / "b", layout, drafter._replace(stored=stored))
   assert not (tmp_path / "b").exists()
+
+
+def test_blocks_that_train_py_trains_are_written_and_read(tmp_path):
+  path = pathlib.Path(__file__).parent.parent / "configs/train/drafter.py"
+  spec = importlib.util.spec_from_file_location("drafter_config", path)
+  module = importlib.util.module_from_spec(spec)
+  spec.loader.exec_module(module)
+  config = checkpoints.inspect(fetch("stdlib-11m"), "float32")
+  to = formats.target_of(config)
+  for name, layouts in (
+    ("published_dflash", ("dflash", "speculators")),
+    ("published_dspark", ("deepspec", "speculators")),
+  ):
+    head_config, _ = module.KINDS[name]
+    head = drafters.LEARNED["block"](head_config, config)
+    net = jax.tree.map(
+      lambda x: np.zeros(x.shape, np.float32),
+      jax.eval_shape(head.init, jax.random.key(0)),
+    )
+    for layout in layouts:
+      folder = tmp_path / name / layout
+      formats.save(folder, layout, head_config, None, net, to, "float32")
+      assert formats.load(folder, config).stored.head_config == head_config
 
 
 def test_a_tree_and_a_cut_that_only_causal_blocks_take(tmp_path):

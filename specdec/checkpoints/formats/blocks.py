@@ -6,7 +6,7 @@ deepspec/modeling/dspark/qwen3/modeling.py and markov_head.py).
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from specdec.checkpoints import hf_config
@@ -150,13 +150,19 @@ def features_of(
   numbers = layer_ids(left, source, low, LAYER_IDS)
   if not numbers:
     raise ValueError(f"{source} has no layers in {LAYER_IDS}")
-  if target and target.num_layers - 1 in numbers:
-    raise ValueError(
-      f"{source} reads what leaves layer {target.num_layers - 1}, the target's "
-      "last one: some readers take it before the final norm and some behind "
-      f"it; accepted: {low}..{target.num_layers - 2}"
-    )
+  if target:
+    _check_last(numbers, target, source)
   return tables.convert_layers(numbers, "z-lab", "speculators")
+
+
+def _check_last(left: Sequence[int], target: Target, source: str) -> None:
+  last = target.num_layers - 1
+  if last in left:
+    raise ValueError(
+      f"{source} reads what leaves layer {last}, the target's last one: some "
+      "readers take it before the final norm and some behind it; accepted: "
+      f"layers below {last}"
+    )
 
 
 def check_target(
@@ -195,7 +201,9 @@ def check_written(
       )
 
 
-def layers_left(head_config: HeadConfig, low: int, layout: str) -> list[int]:
+def layers_left(
+  head_config: HeadConfig, low: int, layout: str, target: Target
+) -> list[int]:
   """Returns the layers whose output is read, as `features_of` takes them."""
   left = tables.convert_layers(head_config.features, "speculators", "z-lab")
   if min(left) < low:
@@ -203,6 +211,7 @@ def layers_left(head_config: HeadConfig, low: int, layout: str) -> list[int]:
       f"features = {head_config.features}: {layout} names the layers that a "
       "stream leaves, and embeddings leave none"
     )
+  _check_last(left, target, f"features = {head_config.features}: {layout}")
   return list(left)
 
 

@@ -119,7 +119,7 @@ def render(
     "vocabulary": (0,),
   }
   blocks.check_written(head_config, NAME, wanted)
-  left = blocks.layers_left(head_config, _LOWEST, NAME)
+  left = blocks.layers_left(head_config, _LOWEST, NAME, target)
   if left != sorted({*left}):
     raise ValueError(
       f"features = {head_config.features}: {NAME} wants ascending layers"

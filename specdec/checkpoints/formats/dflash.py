@@ -128,7 +128,7 @@ def render(
   nested = {
     "block_size": config["block_size"],
     "mask_token_id": config.pop("mask_token_id"),
-    blocks.LAYER_IDS: blocks.layers_left(head_config, 0, NAME),
+    blocks.LAYER_IDS: blocks.layers_left(head_config, 0, NAME, target),
   }
   if target.logit_softcap:
     nested["final_logit_softcapping"] = target.logit_softcap
