@@ -177,7 +177,8 @@ def log_softmax(x):
 
 
 @pytest.mark.parametrize(
-  "name", ["DFlash of mixed layers", "DeepSpec rnn", "speculators dspark"]
+  "name",
+  ["DFlash of mixed layers", "Domino", "DeepSpec rnn", "speculators dspark"],
 )
 def test_a_draft_is_of_the_published_distributions(name, tmp_path):
   """One round behind a prompt, streams as transformers numbers hidden_states:
@@ -440,7 +441,11 @@ def nested(name="DFlash", **changes):
     ("DFlash", {"num_target_layers": 36}, "36 layers; this one has 6"),
     ("DFlash", {"model_type": "llama"}, "supported: qwen3"),
     ("DFlash", {"attention_bias": True}, "attention_bias"),
-    ("DFlash", nested(projector_type="domino"), "accepted: 'dflash'"),
+    ("DFlash", nested(projector_type="gpt"), "known: dflash, domino"),
+    ("DFlash", nested(shift_label=True), "shift_label = True with projector"),
+    ("Domino", nested("Domino", shift_label=False), "accepted: True"),
+    ("Domino", nested("Domino", pure_draft_prefix_len=0), "accepted: 1"),
+    ("Domino", nested("Domino", emb_dim=None), "emb_dim = None; it must be"),
     ("DFlash", nested(use_swa=True), "use_swa = True; accepted: False"),
     ("DFlash", nested(output_multiplier=0.2), "0.2; accepted: 1.0"),
     ("DFlash", nested(gate=1), "'gate' is unknown; known: block_size, mask_"),
@@ -494,6 +499,12 @@ def test_a_config_that_does_not_load(name, changes, what, tmp_path):
   assert what in refused(write(tmp_path, name, **changes))
 
 
+def test_a_domino_by_both_names_of_its_architecture(tmp_path):
+  folder = write(tmp_path, "Domino", architectures=["DominoDraftModel"])
+  block = formats.inspect(folder, TARGET).block
+  assert (block.successor, block.state, block.slots) == ("gru", 5, "next")
+
+
 def test_a_target_that_bounds_its_logits_is_told_from_one_that_does_not(
   tmp_path,
 ):
@@ -510,7 +521,6 @@ def test_a_target_that_bounds_its_logits_is_told_from_one_that_does_not(
   "architecture, what",
   [
     ("DFlash2DraftModel", "a DFlash2, which does not load"),
-    ("DominoDraftModel", "a Domino, which does not load"),
     ("Gemma4DSparkModel", "a DSpark with Gemma 4's layers, which"),
     ("MuseGlimmerAssistantModel", "a DFlash with Muse Glimmer's keys, which"),
   ],
@@ -524,10 +534,12 @@ def test_architectures_that_do_not_load_are_named(architecture, what, tmp_path):
   "name, layout, changes, what",
   [
     ("DFlash", "deepspec", {}, "block.slots = 'in_place': deepspec knows"),
-    ("DeepSpec DSpark", "dflash", {}, "block.slots = 'next': dflash knows"),
+    ("DeepSpec DSpark", "dflash", {}, "block.successor = 'markov': dflash"),
+    ("DeepSpec DFlash", "dflash", {}, "block.slots = 'next': dflash knows"),
     ("DeepSpec DFlash", "speculators", {}, "embed = 'own': speculators knows"),
     ("speculators dflash", "dflash", {}, "vocabulary = 8: dflash knows"),
     ("speculators dspark", "eagle", {}, "cannot be written as eagle"),
+    ("Domino", "speculators", {}, "block.successor = 'gru': speculators know"),
     ("JetSpec", "speculators", {}, "block.causal = True: speculators knows"),
     ("DFlash", "dflash", {"features": (0, 2)}, "embeddings leave none"),
     ("DFlash", "dflash", {"features": (2, 6)}, "layer 5, the target's last"),

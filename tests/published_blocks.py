@@ -14,6 +14,7 @@ from published_heads import (
   rest,
   rms,
   rotate,
+  silu,
 )
 
 D, MLP, V, FEW, RANK, LAYERS = 8, 12, 16, 8, 3, 2
@@ -64,6 +65,13 @@ def markov(kind, drafted=V):
 CONFIDENCE = {
   "confidence_head.proj.weight": (1, D + RANK),
   "confidence_head.proj.bias": (1,),
+}
+STATE = 5
+DOMINO = {
+  "prefix_gru.weight_ih_l0": (3 * STATE, D),
+  "prefix_gru.weight_hh_l0": (3 * STATE, STATE),
+  "embed_proj.0.weight": (RANK, D + STATE),
+  "embed_proj.2.weight": (V, RANK),
 }
 COPIES = {"embed_tokens.weight": (V, D), "lm_head.weight": (V, D)}
 LAYER = {
@@ -193,6 +201,23 @@ MANIFESTS = {
     backbone(LAYERS, 3),
     (CAUSAL, CAUSAL),
   ),
+  "Domino": (
+    ZLAB
+    | {
+      "block_size": SIZE,
+      "dflash_config": {
+        "mask_token_id": MASK,
+        "target_layer_ids": [0, 2, 3],
+        "projector_type": "domino",
+        "emb_dim": RANK,
+        "gru_hidden_dim": STATE,
+        "pure_draft_prefix_len": 1,
+        "shift_label": True,
+      },
+    },
+    backbone(LAYERS, 3) | DOMINO,
+    (FULL, FULL),
+  ),
   "DeepSpec DFlash": (
     DEEPSPEC | {"markov_rank": 0, "enable_confidence_head": False},
     backbone(LAYERS, 3) | COPIES,
@@ -282,6 +307,15 @@ def sigmoid(x):
   return 1 / (1 + np.exp(-x))
 
 
+def gru(w, x, state):
+  """torch.nn.GRU without biases: the state behind one more input."""
+  reset, update, new = np.split(w["prefix_gru.weight_ih_l0"] @ x, 3)
+  past = np.split(w["prefix_gru.weight_hh_l0"] @ state, 3)
+  reset, update = sigmoid(reset + past[0]), sigmoid(update + past[1])
+  new = np.tanh(new + reset * past[2])
+  return (1 - update) * new + update * state
+
+
 def drafted(manifest, w, target, tokens, streams, anchor):
   """[K, n] logits of the slots that draft, and [K] of confidence or None.
 
@@ -291,11 +325,14 @@ def drafted(manifest, w, target, tokens, streams, anchor):
   config, _, sees = manifest
   kind = config.get("speculators_model_type")
   in_place = kind == "dflash" or config["architectures"] == ["DFlashDraftModel"]
+  if "prefix_gru.weight_ih_l0" in w:
+    in_place = False
   embed = w.get("embed_tokens.weight", target["embed"])
   head = w.get("lm_head.weight", target["head"])
   before = [x[:anchor] for x in streams]
   hidden = slots(w, embed, tokens[anchor], before, sees)[int(in_place) :]
   logits, state, confidence = [], np.zeros(RANK), []
+  seen = np.zeros(STATE)
   for k, h in enumerate(hidden):
     out, features = head @ h, h
     if "markov_head.markov_w1.weight" in w:
@@ -312,6 +349,11 @@ def drafted(manifest, w, target, tokens, streams, anchor):
         state = sigmoid(keep) * state + (1 - sigmoid(keep)) * np.tanh(new)
         memory = np.tanh(memory)
       out = out + w["markov_head.markov_w2.weight"] @ memory
+    if "prefix_gru.weight_ih_l0" in w:
+      seen = gru(w, embed[tokens[anchor + k]], seen)
+      x = w["embed_proj.0.weight"] @ np.concatenate([h, seen])
+      if k:  # the first slot drafts alone
+        out = out + w["embed_proj.2.weight"] @ silu(x)
     logits.append(out)
     if "confidence_head.proj.weight" in w:
       sure = w["confidence_head.proj.weight"] @ features

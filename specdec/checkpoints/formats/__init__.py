@@ -48,7 +48,6 @@ _FLOATS = "float64", "float32", "float16", "bfloat16"
 _ABSENT = {
   "DFlash2DraftModel": "DFlash2",
   "DFlashLagunaForCausalLM": "DFlash with Laguna's layers",
-  "DominoDraftModel": "Domino",
   "Gemma4DSparkModel": "DSpark with Gemma 4's layers",
   "K3DSparkModel": "DSpark with latent attention",
   "MuseGlimmerAssistantModel": "DFlash with Muse Glimmer's keys",

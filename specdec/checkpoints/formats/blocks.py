@@ -2,7 +2,8 @@
 
 All of them have DFlash's tensors, 58 of a drafter of five layers (z-lab/dflash,
 dflash/model.py); DSpark's heads are beyond that (deepseek-ai/DeepSpec,
-deepspec/modeling/dspark/qwen3/modeling.py and markov_head.py).
+deepspec/modeling/dspark/qwen3/modeling.py and markov_head.py), and so is
+Domino's (vllm-project/speculators at 284081e, models/dflash/domino.py).
 """
 
 import dataclasses
@@ -17,6 +18,12 @@ from specdec.utils.spelling import check_choice
 
 # markov_head_type -> BlockConfig.successor, and what it has beyond W1 and W2.
 MARKOV = {"vanilla": "markov", "gated": "gated_markov", "rnn": "rnn_markov"}
+_GRU = {
+  "inputs": "prefix_gru.weight_ih_l0",
+  "recurrent": "prefix_gru.weight_hh_l0",
+  "narrow": "embed_proj.0.weight",
+  "wide": "embed_proj.2.weight",
+}
 _MIXED = {"gated_markov": "gate", "rnn_markov": "joint"}
 LAYER_IDS = "target_layer_ids"
 _NAMES = {"embed": "embed_tokens.weight", "head": "lm_head.weight"}
@@ -36,7 +43,9 @@ def table(head_config: HeadConfig) -> dict[str, str]:
     if getattr(head_config, option) == "own":
       names[tables.OWN[option]] = name
   block = head_config.block
-  if block.successor != "none":
+  if block.successor == "gru":
+    names |= {f"successor/{x}/weight": name for x, name in _GRU.items()}
+  elif block.successor != "none":
     names["successor/first/weight"] = "markov_head.markov_w1.weight"
     names["successor/second/weight"] = "markov_head.markov_w2.weight"
   for end in ("weight", "bias"):

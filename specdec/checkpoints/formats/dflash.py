@@ -1,13 +1,15 @@
-"""DFlash as z-lab publishes it (z-lab/dflash, dflash/model.py).
+"""DFlash as z-lab publishes it (z-lab/dflash, dflash/model.py), and Domino.
 
 Keys of its own stand in `dflash_config`, of older files some at the top level.
 Where a config does not say, layers with a window are causal inside the block,
 others see all of it; what it says in is_causal goes before dflash_config.causal
 (vllm-project/vllm, vllm/model_executor/models/qwen3_dflash.py; causal_head is
 JetSpec's name for it). It reads the target's embedding and vocabulary
-projection.
+projection. A Domino is one with projector_type 'domino'
+(sgl-project/SpecForge, configs/qwen3-8b-domino.json).
 """
 
+from collections.abc import Callable
 from typing import Any
 
 from specdec.checkpoints import hf_config
@@ -20,10 +22,12 @@ from specdec.utils.spelling import check_choice
 
 NAME = "dflash"
 _ARCHITECTURE, _NESTED = "DFlashDraftModel", "dflash_config"
+_DOMINO = "DominoDraftModel"  # the same with a successor
 _CAUSAL = "causal", "causal_head"
 _SETTINGS = (
   *("block_size", "mask_token_id", blocks.LAYER_IDS, *_CAUSAL),
-  *("num_target_layers", "final_logit_softcapping"),
+  *("num_target_layers", "final_logit_softcapping", "projector_type"),
+  *("emb_dim", "gru_hidden_dim", "pure_draft_prefix_len", "shift_label"),
 )
 # Options -> the values under which this is exact.
 _ONLY = {
@@ -33,14 +37,14 @@ _ONLY = {
   "is_neox_style": (True,),
   "logit_scale": (1.0,),
   "output_multiplier": (1.0,),
-  "projector_type": ("dflash",),
   "use_swa": (False,),
 }
 
 
 def matches(files: Files) -> bool:
   """Whether a folder is of this layout."""
-  return _ARCHITECTURE in hf_config.architectures(files.config)
+  names = hf_config.architectures(files.config)
+  return _ARCHITECTURE in names or _DOMINO in names
 
 
 def _check_options(config, nested, source: str) -> None:
@@ -64,6 +68,30 @@ def _causal(config, nested, source: str) -> bool | None:
     if said is None:
       said = blocks.setting(config, nested, key, bool, source, None)
   return said
+
+
+def _successor(setting: Callable, source: str) -> dict[str, Any]:
+  """Returns the fields of BlockConfig of slots and what follows them.
+
+  Raises:
+    ValueError: a Domino begins or predicts elsewhere than its authors'.
+  """
+  projector = setting("projector_type", str, "dflash")
+  check_choice(f"{source}: projector_type", projector, ("dflash", "domino"))
+  domino = projector == "domino"
+  wanted = {"shift_label": domino, "pure_draft_prefix_len": int(domino)}
+  for key, value in wanted.items():
+    said = setting(key, type(value), type(value)())
+    if said != value:
+      raise ValueError(
+        f"{source} has {key} = {said!r} with projector_type = {projector!r}; "
+        f"accepted: {value!r}"
+      )
+  if not domino:
+    return {}
+  sizes = {"rank": setting("emb_dim", int)}
+  sizes["state"] = setting("gru_hidden_dim", int)
+  return {"slots": "next", "successor": "gru"} | sizes
 
 
 def _default_layers(count: int, layers: int) -> list[int]:
@@ -93,13 +121,16 @@ def parse(files: Files, target: Target | None) -> Stored:
   layers = setting(blocks.LAYER_IDS, list, None)
   if layers is None and count:
     layers = _default_layers(count, fields["num_layers"])
+  successor = _successor(setting, source)
   seen = blocks.seen(windows, _causal(config, nested, source), size, source)
   head_config = HeadConfig(
     kind="block",
     layout="published",
-    levels=size - 1,
+    levels=size if successor else size - 1,
     features=blocks.features_of(layers, 0, source, target),
-    block=BlockConfig(mask_token=setting("mask_token_id", int), **seen),
+    block=BlockConfig(
+      mask_token=setting("mask_token_id", int), **seen, **successor
+    ),
     **blocks.owned(files.shapes),
     **fields,
   )
@@ -114,10 +145,12 @@ def render(
   Raises:
     ValueError: the layout has no place for one of its options.
   """
+  block = head_config.block
+  domino = block and block.successor == "gru"
   wanted = {
     "kind": ("block",),
-    "block.slots": ("in_place",),
-    "block.successor": ("none",),
+    "block.successor": ("none", "gru"),
+    "block.slots": ("next" if domino else "in_place",),
     "block.confidence": (False,),
     "vocabulary": (0,),
     "embed": ("shared",),
@@ -132,7 +165,10 @@ def render(
   }
   if target.logit_softcap:
     nested["final_logit_softcapping"] = target.logit_softcap
-  block = head_config.block
+  if domino:
+    nested |= {"projector_type": "domino", "shift_label": True}
+    nested |= {"pure_draft_prefix_len": 1, "emb_dim": block.rank}
+    nested["gru_hidden_dim"] = block.state or head_config.width
   if not block.causal_window:
     config["is_causal"] = nested["causal"] = block.causal
   return config | {
