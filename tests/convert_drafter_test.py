@@ -111,6 +111,31 @@ def test_a_trained_drafter_goes_there_and_back(name, place, target, capsys):
   assert re.search(r"same text as the baseline +yes", capsys.readouterr().out)
 
 
+def test_copies_of_the_targets_tables_are_left_out(place, target, tmp_path):
+  """DeepSpec's files hold both; what differs in one number stays its own."""
+  head_config, _ = HEADS["dspark"]
+  own = dataclasses.replace(head_config, embed="own", head="own")
+  programs.save_drafter(target, tmp_path / "own.safetensors", own)
+  convert(
+    target, tmp_path / "own.safetensors", tmp_path / "b", "--layout=deepspec"
+  )
+  path = tmp_path / "b" / "model.safetensors"
+  loaded, arrays = checkpoints.load(target), load_file(path)
+  assert learned.load(path.parent, loaded).head_config == own
+  theirs = load_file(target / "model.safetensors")
+  arrays["embed_tokens.weight"] = theirs["model.embed_tokens.weight"]
+  arrays["lm_head.weight"] = theirs["lm_head.weight"].copy()
+  save_file(arrays, path)
+  read = learned.load(path.parent, loaded)
+  assert read.head_config == head_config
+  assert not {"embed_table", "head"} & {*read.net}
+  convert(target, path.parent, tmp_path / "c", "--layout=speculators")
+  arrays["lm_head.weight"][3, 5] += 1e-3
+  save_file(arrays, path)
+  read = learned.load(path.parent, loaded)
+  assert (read.head_config.embed, read.head_config.head) == ("shared", "own")
+
+
 def test_what_is_written_names_the_target(place, target):
   config = json.loads((place / "eagle3" / "config.json").read_text())
   verifier = config["speculators_config"]["verifier"]
