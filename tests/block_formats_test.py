@@ -403,6 +403,46 @@ def test_layers_by_the_three_conventions(name, ids, entering, tmp_path):
   assert written[key] == ids
 
 
+ALL_SLIDING = {"layer_types": ["sliding_attention"] * LAYERS}
+SPECULATORS_SLIDING = {
+  "transformer_layer_config": reference.LAYER | reference.SLIDING | ALL_SLIDING
+}
+
+
+@pytest.mark.parametrize(
+  "name, changes, sees",
+  [  # (window, full_layers, causal, causal_window)
+    ("DFlash", {}, (0, (), False, False)),
+    ("DFlash", {"is_causal": True}, (0, (), True, False)),
+    ("JetSpec", {}, (0, (), True, False)),
+    ("JetSpec", {"is_causal": False}, (0, (), False, False)),
+    ("DFlash of mixed layers", {}, (5, (1,), False, True)),
+    ("DFlash of mixed layers", {"is_causal": True}, (5, (1,), True, False)),
+    ("DFlash of mixed layers", {"causal": False}, (5, (1,), False, False)),
+    ("DFlash of mixed layers", ALL_SLIDING, (5, (), True, False)),
+    ("DFlash with a window", {}, (5, (), False, False)),
+    ("DFlash with a window", {"is_causal": None}, (5, (), True, False)),
+    ("DeepSpec DSpark", {}, (0, (), False, False)),
+    ("speculators dflash", {}, (5, (1,), False, True)),
+    ("speculators dflash", SPECULATORS_SLIDING, (5, (), True, False)),
+    (
+      "speculators dflash",
+      SPECULATORS_SLIDING | {"sliding_window_non_causal": True},
+      (5, (), False, False),
+    ),
+  ],
+)
+def test_what_slots_see_by_the_config(name, changes, sees, tmp_path):
+  head_config = formats.inspect(write(tmp_path, name, **changes), TARGET)
+  block = head_config.block
+  fields = "window", "full_layers", "causal", "causal_window"
+  assert tuple(getattr(block, field) for field in fields) == sees
+  folder = tmp_path / "b"
+  drafter = formats.load(tmp_path, TARGET)
+  saved(folder, WRITTEN[name], drafter)
+  assert formats.inspect(folder, TARGET) == head_config
+
+
 @pytest.mark.parametrize("name", MANIFESTS)
 def test_a_tensor_that_is_missing_unknown_or_misshapen_is_named(name, tmp_path):
   drafter = formats.load(write(tmp_path / "whole", name), TARGET)
