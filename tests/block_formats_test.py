@@ -598,6 +598,15 @@ def test_what_readers_would_take_for_another_is_not_written(
   assert not (tmp_path / "b").exists()
 
 
+def test_weights_without_a_place_are_named(tmp_path):
+  drafter = formats.load(write(tmp_path / "a", "DFlash"), TARGET)
+  net = drafter.net | {"gate": {"weight": np.ones((2, 2), np.float32)}}
+  for layout in ("dflash", "speculators"):
+    with pytest.raises(ValueError, match="no place for gate/weight of this"):
+      saved(tmp_path / "b", layout, drafter._replace(net=net))
+  assert not (tmp_path / "b").exists()
+
+
 def test_blocks_that_train_py_trains_are_written_and_read(tmp_path):
   path = pathlib.Path(__file__).parent.parent / "configs/train/drafter.py"
   spec = importlib.util.spec_from_file_location("drafter_config", path)

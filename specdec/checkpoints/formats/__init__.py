@@ -33,7 +33,7 @@ from specdec.drafters.heads.head_config import HeadConfig
 from specdec.models.config import TransformerConfig
 from specdec.types import PyTree
 from specdec.utils import files as disk
-from specdec.utils.spelling import naming
+from specdec.utils.spelling import join_names, naming
 
 # In the order in which they are tried.
 FORMATS = (
@@ -252,6 +252,11 @@ def save(
   flat = traverse_util.flatten_dict(net, sep="/")
   table = module.table(head_config)
   assert len({*table.values()}) == len(table), table  # a name a tensor
+  if unknown := sorted({*flat} - {*table}):
+    raise ValueError(
+      f"{format_name} has no place for {join_names(unknown)} of this "
+      f"{head_config.kind}"
+    )
   arrays = {
     table[path]: np.asarray(jax.numpy.asarray(x, dtype))
     for path, x in flat.items()
