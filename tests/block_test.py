@@ -232,8 +232,8 @@ def its_own_position(kind, patch):
   """Context that includes the anchor, in training."""
   honest = block_unroll._packed
 
-  def packed(head, layer, anchors, slots):
-    return honest(head, layer, anchors + 1, slots)
+  def packed(head, layer, anchors, *rest):
+    return honest(head, layer, anchors + 1, *rest)
 
   patch.setattr(block_unroll, "_packed", packed)
   return drafter_of.__wrapped__(kind)
@@ -379,6 +379,10 @@ def test_fallback():
     (dict(window=-1), "block.window = -1; it must be >= 0"),
     (dict(causal=1), "block.causal = 1; it must be of type bool"),
     (dict(mask_token=V), "block.mask_token = 17; the target has 17 tokens"),
+    (dict(full_layers=(0,)), "block.causal_window = False need a block.window"),
+    (dict(causal_window=True), "need a block.window above 0"),
+    (dict(full_layers=(2,), window=4), r"= \(2,\); its layers are 0..1"),
+    (dict(full_layers=1, window=4), "full_layers = 1; it must be of type tup"),
   ],
 )
 def test_configs_refuse(changes, complaint):
@@ -422,6 +426,13 @@ def test_cost_is_of_one_pass_and_of_small_steps():
   }
   assert parts[f"draft, {K} tokens"][0] == 1
   assert parts["draft successor, 1 token"][0] == K
+  kind = "published_block"  # of whose own embeddings a block reads two rows
+  own, shared = (
+    head_cost.drafter_cost(draft_head(kind, True, embed=embed), TARGET)
+    for embed in ("own", "shared")
+  )
+  assert own.step == shared.step and own.level == shared.level
+  assert own.weight_bytes - shared.weight_bytes == 4 * V * TARGET.width
   wide = head_cost.drafter_cost(draft_head("dflash"), TARGET)
   names = [x[0] for x in round_cost(TINY, wide, 1, 2, 50).parts]
   assert f"draft, {K + 1} tokens" in names  # however few are drafted

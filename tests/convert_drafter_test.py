@@ -13,6 +13,7 @@ import formats_test
 import programs
 from specdec import checkpoints
 from specdec.checkpoints import learned
+from specdec.drafters.heads.block_config import BlockConfig
 from specdec.drafters.heads.head_config import HeadConfig
 
 LAYERS = dict(
@@ -22,6 +23,9 @@ LAYERS = dict(
   num_heads=2,
   num_kv_heads=1,
   head_dim=8,
+)
+DSPARK = BlockConfig(
+  slots="next", successor="markov", rank=3, confidence=True, mask_token=5
 )
 HEADS = {
   "eagle3": (
@@ -38,6 +42,24 @@ HEADS = {
   "medusa": (
     HeadConfig("medusa", layout="published", width=16, num_layers=0, levels=3),
     "medusa",
+  ),
+  "dflash": (
+    HeadConfig(
+      "block",
+      features=(1,),
+      head="shared",
+      block=BlockConfig(mask_token=5),
+      **LAYERS,
+    ),
+    "dflash",
+  ),
+  "dspark": (
+    HeadConfig("block", features=(0, 1), head="shared", block=DSPARK, **LAYERS),
+    "deepspec",
+  ),
+  "dspark_of_speculators": (
+    HeadConfig("block", features=(1, 2), head="shared", block=DSPARK, **LAYERS),
+    "speculators",
   ),
 }
 
@@ -62,17 +84,17 @@ def convert(target, source, output, *flags):
   )
 
 
-@pytest.mark.parametrize("kind", HEADS)
-def test_a_trained_drafter_goes_there_and_back(kind, place, target, capsys):
-  head_config, layout = HEADS[kind]
-  path = place / f"{kind}.safetensors"
+@pytest.mark.parametrize("name", HEADS)
+def test_a_trained_drafter_goes_there_and_back(name, place, target, capsys):
+  head_config, layout = HEADS[name]
+  path, kind = place / f"{name}.safetensors", head_config.kind
   programs.save_drafter(target, path, head_config)
-  convert(target, path, place / kind, f"--layout={layout}")
-  assert f"{kind}: {kind} for " in capsys.readouterr().out
-  convert(target, place / kind, place / f"{kind}_back", "--layout=specdec")
+  convert(target, path, place / name, f"--layout={layout}")
+  assert f"{name}: {kind} for " in capsys.readouterr().out
+  convert(target, place / name, place / f"{name}_back", "--layout=specdec")
   loaded = checkpoints.load(target)
   first = learned.load(path, loaded)
-  last = learned.load(place / f"{kind}_back" / "drafter.safetensors", loaded)
+  last = learned.load(place / f"{name}_back" / "drafter.safetensors", loaded)
   jax.tree.map(np.testing.assert_array_equal, first.net, last.net)
   # SafeAILab's config does not say how many levels it was trained for.
   levels = {"levels": 4} if layout == "eagle" else {}
@@ -81,12 +103,37 @@ def test_a_trained_drafter_goes_there_and_back(kind, place, target, capsys):
   programs.run(
     "generate",
     f"--target={target}",
-    f"--drafter={kind}({place / kind})",
+    f"--drafter={kind}({place / name})",
     "--k=2",
     "--prompt=def a1(x):",
     "--max_new_tokens=12",
   )
   assert re.search(r"same text as the baseline +yes", capsys.readouterr().out)
+
+
+def test_copies_of_the_targets_tables_are_left_out(place, target, tmp_path):
+  """DeepSpec's files hold both; what differs in one number stays its own."""
+  head_config, _ = HEADS["dspark"]
+  own = dataclasses.replace(head_config, embed="own", head="own")
+  programs.save_drafter(target, tmp_path / "own.safetensors", own)
+  convert(
+    target, tmp_path / "own.safetensors", tmp_path / "b", "--layout=deepspec"
+  )
+  path = tmp_path / "b" / "model.safetensors"
+  loaded, arrays = checkpoints.load(target), load_file(path)
+  assert learned.load(path.parent, loaded).head_config == own
+  theirs = load_file(target / "model.safetensors")
+  arrays["embed_tokens.weight"] = theirs["model.embed_tokens.weight"]
+  arrays["lm_head.weight"] = theirs["lm_head.weight"].copy()
+  save_file(arrays, path)
+  read = learned.load(path.parent, loaded)
+  assert read.head_config == head_config
+  assert not {"embed_table", "head"} & {*read.net}
+  convert(target, path.parent, tmp_path / "c", "--layout=speculators")
+  arrays["lm_head.weight"][3, 5] += 1e-3
+  save_file(arrays, path)
+  read = learned.load(path.parent, loaded)
+  assert (read.head_config.embed, read.head_config.head) == ("shared", "own")
 
 
 def test_what_is_written_names_the_target(place, target):

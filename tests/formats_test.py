@@ -463,7 +463,7 @@ def test_another_target_is_refused_by_what_differs(config, what, tmp_path):
   "changes, what",
   [
     (dict(speculators_model_type="eagle"), "versions up to 0.4"),
-    (dict(speculators_model_type="dflash"), "eagle3, mtp"),
+    (dict(speculators_model_type="peagle"), "eagle3, mtp, dflash, dspark"),
     (dict(transformer_layer_config="here"), "of type dict"),
     (dict(speculators_config={}), "proposal_methods"),
     (dict(norm_before_fc=True, fc_norm=True), "both"),
@@ -582,12 +582,12 @@ def test_layers_that_a_head_cannot_have(tmp_path):
 
 def test_formats_without_a_drafter_here_are_named(tmp_path):
   for config, what in (
-    ({"architectures": ["DFlashDraftModel"]}, "DFlash"),
+    ({"architectures": ["DFlash2DraftModel"]}, "a DFlash2, which does not"),
     ({"architectures": ["LlamaForCausalLM"]}, "no drafter"),
   ):
     manifest = {"config": config, "shapes": {"a.weight": [2]}}
     error = refused(write(tmp_path, manifest))
-    assert what in error and "speculators, medusa" in error
+    assert what in error and "deepspec, medusa" in error
 
 
 @pytest.mark.parametrize("value", [-1, True, [1], ["x"], {"x": {}}])

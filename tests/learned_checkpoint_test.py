@@ -51,7 +51,7 @@ def file(whom, tmp_path_factory):
   return path
 
 
-@pytest.mark.parametrize("kind", [*KINDS, *BLOCKS[-2:]])
+@pytest.mark.parametrize("kind", [*KINDS, *BLOCKS[-3:]])
 def test_there_and_back(kind, tmp_path):
   path = tmp_path / "a.safetensors"
   config, _, net = drafter_for(TARGET, kind)

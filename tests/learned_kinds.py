@@ -101,6 +101,15 @@ _BLOCKS = {
   "gated": dict(slots="next", successor="gated_markov", mask_token=3),
   "rnn": dict(successor="rnn_markov", causal=True, confidence=True),
   "domino": dict(slots="next", successor="gru", state=6),
+  "published_block": dict(
+    slots="next",
+    successor="gated_markov",
+    window=4,
+    full_layers=(0,),
+    causal_window=True,
+    confidence=True,
+    mask_token=3,
+  ),
 }
 BLOCKS = tuple(_BLOCKS)
 for _name, _options in _BLOCKS.items():
@@ -108,10 +117,11 @@ for _name, _options in _BLOCKS.items():
     kind="block",
     features=(1, 3),
     levels=3,
-    num_layers=2 if _name == "dflash" else 1,
+    num_layers=2 if _name in ("dflash", "published_block") else 1,
     num_heads=3,  # scores of a block have no cache's shape
     block=BlockConfig(rank=4, **_options),
   )
+_EVERY["published_block"]["embed"] = "own"
 
 
 def head_config(name: str, vocabulary: int = len(IDS), **changes) -> HeadConfig:

@@ -177,6 +177,9 @@ PUBLISHED = HEAD_CONFIG | dict(layout="published", levels=4)
 FOREIGN = {  # in a format that others read
   "speculators": dict(kind="eagle3", features=(0, 1, 2)),
   "eagle": dict(kind="eagle", vocabulary=0),
+  "dflash": dict(
+    kind="block", vocabulary=0, features=(1,), block=dict(mask_token=3)
+  ),
 }
 
 

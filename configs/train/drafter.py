@@ -14,6 +14,8 @@ Names that begin with published_, and mtp, have the shapes of the papers' code,
 which others can load: published_eagle and mtp with
 --config.head_config.vocabulary=0. They have more weights: mtp 0.9 M,
 published_eagle3 1.7 M, published_medusa 8.6 M, a vocabulary projection a head.
+published_dflash and published_dspark (1.6 M, 1.7 M) draft all tokens by the
+target's projection.
 Which layout is the plain name's was decided by tokens per target step after 300
 steps of 4 x 256 tokens, seeds 0 to 2 (docs/training.md has the commands): the
 published MTP had more than compact_mtp with every seed, the published EAGLE-3
@@ -53,6 +55,21 @@ def _block(
   return config, loss
 
 
+def _published_block(loss: Loss, **options) -> tuple[HeadConfig, Loss]:
+  """Returns a block drafter of the shapes that others load."""
+  config = HeadConfig(
+    "block",
+    features=(1, 3, 5),
+    levels=7,
+    num_layers=2,
+    head="shared",
+    block=BlockConfig(**options),
+    **_PUBLISHED,
+  )
+  return config, loss
+
+
+_MASK = 188  # of the target's tokens the byte 0xFF, which no text has
 # gamma = 4 for blocks of 7 or 8 tokens (DFlash, section 4; DSpark's code).
 _GAMMA_4 = dict(decay=0.7788)
 _DSPARK = BlockLoss(cross_entropy_weight=0.1, confidence_weight=1.0)
@@ -74,6 +91,15 @@ KINDS = {
     successor="gru",
     rank=16,
     state=32,
+  ),
+  "published_dflash": _published_block(Loss(**_GAMMA_4), mask_token=_MASK),
+  "published_dspark": _published_block(
+    Loss("total_variation", token_weight=1.8, block=_DSPARK, **_GAMMA_4),
+    slots="next",
+    successor="markov",
+    rank=12,
+    confidence=True,
+    mask_token=_MASK,
   ),
   "eagle": (
     HeadConfig("eagle", head="shared", **_WIDE),

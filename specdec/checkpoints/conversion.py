@@ -95,6 +95,7 @@ def describe_target(name: str, config: TransformerConfig) -> formats.Target:
     name,
     tuple(content["architectures"]),
     content.get("max_position_embeddings"),
+    config.logit_softcap,
   )
 
 

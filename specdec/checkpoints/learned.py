@@ -240,8 +240,32 @@ def _load_folder(folder: Path, target: Checkpoint) -> Learned:
     tokenizer.check_vocabulary(tokens, tokens, target.tokenizer, own)
   drafter = formats.load(folder, target.config)
   check_finite(drafter.net, folder)
-  head_config = drafter.stored.head_config
-  return Learned(head_config, drafter.ids, drafter.net, str(folder))
+  head_config, net = drafter.stored.head_config, drafter.net
+  if head_config.block:
+    head_config, net = _without_copies(head_config, net, target.params)
+  return Learned(head_config, drafter.ids, net, str(folder))
+
+
+def _without_copies(
+  head_config: HeadConfig, net: PyTree, target: PyTree
+) -> tuple[HeadConfig, PyTree]:
+  """Leaves out tables that are the target's, bit by bit, as of DeepSpec.
+
+  Where the target's are integers or lie on several hosts they stay.
+  """
+  kept, shared = dict(net), {}
+  for option, name, ours in (
+    ("embed", "embed_table", "embed"),
+    ("head", "head", "head" if "head" in target else "embed"),
+  ):
+    own = kept.get(name, {}).get("weight")
+    table = target[ours]["weight"]
+    if isinstance(table, Quantized) or not table.is_fully_addressable:
+      continue
+    if own is not None and np.array_equal(own, table.astype(own.dtype)):
+      shared[option] = "shared"
+      del kept[name]
+  return dataclasses.replace(head_config, **shared), kept
 
 
 def _open(path):

@@ -15,8 +15,9 @@ Both carry config.json and the tokenizer. A quantised GGUF is dequantised,
 unless --weights=stored; integers are written as compressed-tensors does.
 
 With --target the source is a drafter for that model: a file of train.py, a
-folder of speculators, EAGLE 1 to 3, SpecForge or Medusa, or a model with MTP
-layers. It is written as speculators, eagle or medusa, or as ours (specdec).
+folder of speculators, DFlash, DeepSpec, EAGLE 1 to 3, SpecForge or Medusa, or a
+model with MTP layers. It is written as speculators, dflash, deepspec, eagle or
+medusa, or as ours (specdec).
 """
 
 from collections.abc import Callable

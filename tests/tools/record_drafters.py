@@ -6,18 +6,23 @@ Builds a small random drafter a variant, saves it as the package does, and runs
 it on random tokens and hidden states: expected.safetensors holds `tokens` [T],
 `hidden` [T, n * M] and float32 `logits` [levels, fewer than T, V]. Entry i of
 level j follows tokens 0 .. i + 1 + j, of which the last j are given as draft
-tokens.
+tokens. Of a block drafter (fixtures/block_drafters) `logits` are [A, B, V], of
+the slots of the blocks at `anchors` [A], given the text, and `confidence` is
+[A, B].
 Needs torch and speculators, which specdec itself does not. Verifiers are not
 read: a drafter without an embedding or a head of its own is given random ones,
 `embed` and `head`.
 """
 
+import sys
 from pathlib import Path
 
 import torch
 from absl import app, flags
 from safetensors.torch import save_file
 from speculators.config import SpeculatorsConfig, VerifierConfig
+from speculators.models.dflash import DFlashDraftModel, DFlashSpeculatorConfig
+from speculators.models.dspark import DSparkDraftModel, DSparkSpeculatorConfig
 from speculators.models.eagle3 import Eagle3DraftModel, Eagle3SpeculatorConfig
 from speculators.models.mtp import MTPDraftModel, MTPSpeculatorConfig
 from speculators.proposals.greedy import GreedyTokenProposalConfig
@@ -75,7 +80,63 @@ VARIANTS = {
   ),
   "mtp_qwen3": ("mtp", Qwen3Config(**LAYER | {"num_hidden_layers": 4}), {}),
 }
+BLOCK = {
+  "block_size": 4,
+  "mask_token_id": 23,
+  "aux_hidden_state_layer_ids": [1, 3],
+}
+BLOCKS = {
+  "dflash_few": (
+    "dflash",
+    Qwen3Config(**LAYER | {"num_hidden_layers": 2}),
+    {"draft_vocab_size": 10},
+  ),
+  "dflash_mixed": (
+    "dflash",
+    Qwen3Config(
+      **LAYER | {"num_hidden_layers": 3},
+      layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+      use_sliding_window=True,
+      sliding_window=16,
+    ),
+    {"draft_vocab_size": 24},
+  ),
+  "dspark": (
+    "dspark",
+    LlamaConfig(**LAYER, rms_norm_eps=1e-5),
+    {"draft_vocab_size": 24, "markov_rank": 5},
+  ),
+  "dspark_gated": (
+    "dspark",
+    Qwen3Config(
+      **LAYER,
+      layer_types=["sliding_attention"],
+      use_sliding_window=True,
+      sliding_window=16,
+    ),
+    {
+      "draft_vocab_size": 10,
+      "markov_rank": 5,
+      "markov_head_type": "gated",
+      "sample_from_anchor": False,
+      "sliding_window_non_causal": True,
+    },
+  ),
+  "dspark_rnn": (
+    "dspark",
+    Qwen3Config(**LAYER),
+    {
+      "draft_vocab_size": 24,
+      "markov_rank": 5,
+      "markov_head_type": "rnn",
+      "enable_confidence_head": False,
+    },
+  ),
+}
+ANCHORS = 4, 7
 CLASSES = {
+  "dflash": (DFlashDraftModel, DFlashSpeculatorConfig),
+  "dspark": (DSparkDraftModel, DSparkSpeculatorConfig),
   "eagle3": (Eagle3DraftModel, Eagle3SpeculatorConfig),
   "mtp": (MTPDraftModel, MTPSpeculatorConfig),
 }
@@ -97,8 +158,8 @@ def config_of(kind, layer, options):
   )
 
 
-def record(name: str, folder: Path) -> None:
-  kind, layer, options = VARIANTS[name]
+def random_model(kind, layer, options):
+  """A model of random weights, which drafts random tokens if not all."""
   torch.manual_seed(SEED)
   model = CLASSES[kind][0](config_of(kind, layer, options)).float().eval()
   with torch.no_grad():
@@ -112,6 +173,56 @@ def record(name: str, folder: Path) -> None:
     kept[torch.randperm(layer.vocab_size)[:size]] = True
     ids = kept.nonzero()[:, 0]
     model.load_vocab_mappings(kept, ids - torch.arange(size))
+  return model
+
+
+def write(model, expected: dict, folder: Path) -> None:
+  """Saves a model as the package does, and what it computed."""
+  folder.mkdir(parents=True, exist_ok=True)
+  model.save_pretrained(folder)
+  (folder / "config.py").unlink(missing_ok=True)  # the package's own code
+  save_file(expected, folder / "expected.safetensors")
+  for file in folder.iterdir():
+    file.chmod(0o644)  # safetensors writes for the owner alone
+  print(folder.name, {key: tuple(x.shape) for key, x in expected.items()})
+
+
+def record_block(name: str, folder: Path) -> None:
+  kind, layer, options = BLOCKS[name]
+  layer._attn_implementation = "eager"
+  model = random_model(kind, layer, BLOCK | options)
+  tokens = torch.randint(layer.vocab_size, (LENGTH,))
+  hidden = torch.randn(LENGTH, 2 * layer.hidden_size)
+  is_anchor = torch.isin(torch.arange(LENGTH), torch.tensor(ANCHORS))
+  seen = []
+  core = sys.modules[type(model).__module__]
+  core.compute_metrics = lambda *args, **_: seen.extend(args) or (None, None)
+  with torch.no_grad():
+    model(
+      hidden_states=hidden[None],
+      input_ids=tokens[None],
+      loss_mask=is_anchor[None].long(),
+      verifier_last_hidden_states=hidden[None, :, : layer.hidden_size],
+      document_ids=torch.zeros(1, LENGTH, dtype=torch.long),
+      max_anchors=len(ANCHORS),
+    )
+  shape = len(ANCHORS), BLOCK["block_size"]
+  expected = {
+    "tokens": tokens,
+    "hidden": hidden,
+    "anchors": torch.tensor(ANCHORS),
+    "logits": seen[0].reshape(*shape, -1).clone(),
+    "embed": model.embed_tokens.weight.detach().clone(),
+    "head": model.lm_head.weight.detach().clone(),
+  }
+  if getattr(model, "confidence_head", None) is not None:
+    expected["confidence"] = seen[2].reshape(shape).clone()
+  write(model, expected, folder)
+
+
+def record(name: str, folder: Path) -> None:
+  kind, layer, options = VARIANTS[name]
+  model = random_model(kind, layer, options)
   tokens = torch.randint(layer.vocab_size, (LENGTH,))
   count = len(options.get("eagle_aux_hidden_state_layer_ids", [0]))
   hidden = torch.randn(LENGTH, count * layer.hidden_size)
@@ -139,19 +250,11 @@ def record(name: str, folder: Path) -> None:
       "embed": model.embed_tokens.weight.detach().clone(),
       "head": model.lm_head.weight.detach().clone(),
     }
-  folder.mkdir(parents=True, exist_ok=True)
-  model.save_pretrained(folder)
-  (folder / "config.py").unlink(missing_ok=True)  # the package's own code
-  save_file(expected, folder / "expected.safetensors")
-  for file in folder.iterdir():
-    file.chmod(0o644)  # safetensors writes for the owner alone
-  print(name, {key: tuple(x.shape) for key, x in expected.items()})
+  write(model, expected, folder)
 
 
 def record_pickled(folder: Path) -> None:
   """Writes what torch.save does: Medusa's heads, and tensors of all kinds."""
-  import sys
-
   sys.path.insert(0, str(FOLDER.parent.parent))
   import formats_test
 
@@ -174,11 +277,14 @@ def record_pickled(folder: Path) -> None:
 
 
 def main(argv):
-  names = argv[1:] or list(VARIANTS)
-  for name in names:
-    record(name, Path(flags.FLAGS.output) / name)
+  output = Path(flags.FLAGS.output)
+  for name in argv[1:] or [*VARIANTS, *BLOCKS]:
+    if name in BLOCKS:
+      record_block(name, output.parent / "block_drafters" / name)
+    else:
+      record(name, output / name)
   if len(argv) == 1:
-    record_pickled(Path(flags.FLAGS.output).parent / "pickled")
+    record_pickled(output.parent / "pickled")
 
 
 if __name__ == "__main__":

@@ -18,6 +18,8 @@ from flax import traverse_util
 from specdec import drafters
 from specdec.checkpoints import hf_config, huggingface, names
 from specdec.checkpoints.formats import (
+  deepspec,
+  dflash,
   eagle,
   medusa,
   mlp_speculator,
@@ -31,20 +33,24 @@ from specdec.drafters.heads.head_config import HeadConfig
 from specdec.models.config import TransformerConfig
 from specdec.types import PyTree
 from specdec.utils import files as disk
-from specdec.utils.spelling import naming
+from specdec.utils.spelling import join_names, naming
 
 # In the order in which they are tried.
 FORMATS = (
-  *(speculators, medusa, mlp_speculator, redrafter, native_mtp),
-  eagle,
+  *(speculators, dflash, deepspec, medusa, mlp_speculator, redrafter),
+  *(native_mtp, eagle),
 )
-WRITTEN = {module.NAME: module for module in (speculators, eagle, medusa)}
+_WRITTEN = speculators, eagle, medusa, dflash, deepspec
+WRITTEN = {module.NAME: module for module in _WRITTEN}
 _OFFSETS, _KEPT = "d2t", "t2d"
 _FLOATS = "float64", "float32", "float16", "bfloat16"
 # Architectures and types of drafters that do not load.
 _ABSENT = {
-  "DFlashDraftModel": "DFlash",
   "DFlash2DraftModel": "DFlash2",
+  "DFlashLagunaForCausalLM": "DFlash with Laguna's layers",
+  "Gemma4DSparkModel": "DSpark with Gemma 4's layers",
+  "K3DSparkModel": "DSpark with latent attention",
+  "MuseGlimmerAssistantModel": "DFlash with Muse Glimmer's keys",
 }
 
 __all__ = [
@@ -69,7 +75,12 @@ class Drafter(NamedTuple):
 
 def target_of(config: TransformerConfig) -> Target:
   """Returns what a drafter's format needs to know of a target."""
-  return Target(config.num_layers, config.width, config.vocab_size)
+  return Target(
+    config.num_layers,
+    config.width,
+    config.vocab_size,
+    logit_softcap=config.logit_softcap,
+  )
 
 
 def inspect(
@@ -88,13 +99,12 @@ def inspect(
 
 
 def _parse(files: Files, target: Target | None) -> Stored:
+  kinds = hf_config.architectures(files.config)
+  absent = [_ABSENT[kind] for kind in kinds if kind in _ABSENT]
   for module in FORMATS:
-    if module.matches(files):
+    if module.matches(files) and not absent:
       with naming(files.source):
         return module.parse(files, target)
-  kinds = hf_config.architectures(files.config)
-  kinds.append(str(files.config.get("model_type")))
-  absent = [_ABSENT[kind] for kind in kinds if kind in _ABSENT]
   what = f"a {absent[0]}, which does not load" if absent else "no drafter"
   raise ValueError(
     f"{files.source} holds {what}; drafters of these formats load: "
@@ -242,6 +252,11 @@ def save(
   flat = traverse_util.flatten_dict(net, sep="/")
   table = module.table(head_config)
   assert len({*table.values()}) == len(table), table  # a name a tensor
+  if unknown := sorted({*flat} - {*table}):
+    raise ValueError(
+      f"{format_name} has no place for {join_names(unknown)} of this "
+      f"{head_config.kind}"
+    )
   arrays = {
     table[path]: np.asarray(jax.numpy.asarray(x, dtype))
     for path, x in flat.items()

@@ -1,14 +1,15 @@
 """The layout of vLLM's `speculators`, from which vLLM serves EAGLE-3 heads.
 
 Keys and tensors are those of versions 0.5 to 0.9 of the package, which also
-trains and loads MTP layers of Qwen 3; vLLM 0.32 does not read those.
+trains and loads MTP layers of Qwen 3; vLLM 0.32 does not read those. Its block
+drafters are in speculators_blocks.py.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
 from specdec.checkpoints import hf_config
-from specdec.checkpoints.formats import tables
+from specdec.checkpoints.formats import blocks, speculators_blocks, tables
 from specdec.checkpoints.formats.files import Files
 from specdec.checkpoints.formats.stored import (
   Stored,
@@ -22,8 +23,13 @@ from specdec.utils.spelling import check_choice, join_names
 NAME = "speculators"
 VERSION = "0.9.0"  # whose keys are written
 _TYPE = "speculators_model_type"
-KINDS = "eagle3", "mtp"
-_ARCHITECTURES = {"eagle3": "Eagle3Speculator", "mtp": "MTPDraftModel"}
+KINDS = "eagle3", "mtp", *speculators_blocks.ARCHITECTURES
+_OURS = "eagle3", "mtp", "block"  # kinds of heads
+_ARCHITECTURES = {
+  "eagle3": "Eagle3Speculator",
+  "mtp": "MTPDraftModel",
+  **speculators_blocks.ARCHITECTURES,
+}
 _MTP = {
   "fuse/weight": "mtp_layers.0.input_proj.weight",
   "embed_norm/scale": "mtp_layers.0.token_layernorm.weight",
@@ -55,17 +61,20 @@ def matches(files: Files) -> bool:
   return _TYPE in files.config
 
 
-def _decoder(config: Mapping[str, Any], source: str, **changes) -> dict:
-  """Returns the fields of a HeadConfig from transformer_layer_config."""
+def _layer(config: Mapping[str, Any], source: str) -> dict[str, Any]:
+  """Returns transformer_layer_config with what transformers leaves out."""
   layer = typed(config, "transformer_layer_config", dict, source)
   model_type = layer.get("model_type", "qwen3")
   check_choice(
     f"{source}: model_type", model_type, _LAYERS, " is not supported; supported"
   )
   architecture, defaults = _LAYERS[model_type]
-  layer = (
-    _SIZES | defaults | layer | changes | {"architectures": [architecture]}
-  )
+  return _SIZES | defaults | layer | {"architectures": [architecture]}
+
+
+def _decoder(config: Mapping[str, Any], source: str, **changes) -> dict:
+  """Returns the fields of a HeadConfig from transformer_layer_config."""
+  layer = _layer(config, source) | changes
   parsed = hf_config.parse(layer, source, "float32")
   return tables.decoder_fields(parsed) | {"vocab_size": parsed.vocab_size}
 
@@ -97,6 +106,10 @@ def parse(files: Files, target: Target | None) -> Stored:
       "their authors publish them"
     )
   check_choice(f"{source}: {_TYPE}", kind, KINDS, " does not load; known")
+  if kind in speculators_blocks.ARCHITECTURES:
+    named = {"format": NAME, "verifier": verifier(config)}
+    layer = _layer(config, source)
+    return speculators_blocks.parse(files, target, kind, layer, **named)
   common = dict(kind=kind, layout="published", levels=_levels(config, source))
   if kind == "mtp":
     if config.get("num_nextn_predict_layers", 1) != 1:
@@ -151,8 +164,10 @@ def parse(files: Files, target: Target | None) -> Stored:
 def _check_written(head_config: HeadConfig) -> None:
   """Refuses a head that the package's readers would not load as it is."""
   check_choice(
-    "kind", head_config.kind, KINDS, f" cannot be written as {NAME}; known"
+    "kind", head_config.kind, _OURS, f" cannot be written as {NAME}; known"
   )
+  if head_config.block:
+    return speculators_blocks.check_written(head_config, NAME)
   if head_config.kind == "eagle3":
     if len({*head_config.features}) < len(head_config.features):
       raise ValueError(
@@ -187,7 +202,12 @@ def render(
     ValueError: the layout has no place for one of its options.
   """
   _check_written(head_config)
-  layer = hf_config.render(head_config.layers)
+  kind = head_config.kind
+  if head_config.block:
+    kind = speculators_blocks.kind_of(head_config)
+    layer = blocks.render_layers(head_config)
+  else:
+    layer = hf_config.render(head_config.layers)
   model_type = layer["model_type"]
   if model_type not in _LAYERS:
     raise ValueError(
@@ -206,11 +226,11 @@ def render(
     "accept_tolerance": 0.0,
   }
   config = {
-    "architectures": [_ARCHITECTURES[head_config.kind]],
-    _TYPE: head_config.kind,
+    "architectures": [_ARCHITECTURES[kind]],
+    _TYPE: kind,
     "speculators_version": VERSION,
     "speculators_config": {
-      "algorithm": head_config.kind,
+      "algorithm": kind,
       "default_proposal_method": "greedy",
       "proposal_methods": [proposal],
       "verifier": {
@@ -222,6 +242,8 @@ def render(
     "tie_word_embeddings": False,
     "dtype": dtype,
   }
+  if head_config.block:
+    return config | speculators_blocks.render(head_config, target)
   if head_config.kind == "mtp":
     layer["num_hidden_layers"] = target.num_layers
     return config | {"num_nextn_predict_layers": 1}
@@ -239,6 +261,8 @@ def render(
 
 def table(head_config: HeadConfig) -> dict[str, str]:
   """Returns path -> tensor name, for writing."""
+  if head_config.block:
+    return blocks.table(head_config)
   if head_config.kind == "mtp":
     return tables.mtp(head_config, "mtp_layers.0.", _MTP)
   return tables.eagle(head_config)

@@ -17,6 +17,7 @@ class Target(NamedTuple):
   name: str = ""  # by which an engine finds it
   architectures: tuple[str, ...] = ()
   max_length: int | None = None  # positions that it was made for
+  logit_softcap: float | None = None  # TransformerConfig.logit_softcap
 
 
 class Stored(NamedTuple):
@@ -65,8 +66,13 @@ def typed(
   return value
 
 
-def layer_ids(value: Any, source: str, low: int = 0) -> tuple[int, ...]:
-  """Returns the target's layers that a config lists.
+def layer_ids(
+  value: Any,
+  source: str,
+  low: int = 0,
+  key: str = "eagle_aux_hidden_state_layer_ids",
+) -> tuple[int, ...]:
+  """Returns the target's layers that a config lists under `key`.
 
   Raises:
     ValueError: they are no list of integers >= low.
@@ -75,7 +81,7 @@ def layer_ids(value: Any, source: str, low: int = 0) -> tuple[int, ...]:
     type(x) is int and x >= low for x in value
   ):
     raise ValueError(
-      f"{source} has eagle_aux_hidden_state_layer_ids = {value!r:.60}; they "
-      f"must be a list of integers >= {low}"
+      f"{source} has {key} = {value!r:.60}; they must be a list of integers >= "
+      f"{low}"
     )
   return tuple(value)

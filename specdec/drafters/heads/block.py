@@ -19,7 +19,7 @@ from flax import linen as nn
 from specdec import sharding
 from specdec.drafters.heads import successor
 from specdec.drafters.heads.block_head import Attend
-from specdec.drafters.heads.draft_head import Head, TargetWeights, embedded
+from specdec.drafters.heads.draft_head import Embed, Head, TargetWeights
 from specdec.drafters.heads.head_config import HeadConfig
 from specdec.models.config import TransformerConfig
 from specdec.models.rotary import rotate
@@ -109,6 +109,7 @@ class Block(nn.Module):
     if r.width != self.target.width:
       self.embed_norm = RMSNorm(r.norm_epsilon)
       self.down = Linear(r.width)
+    self.embed_table = Embed(r, self.target)
     self.layer = [
       BlockLayer(self.config, self.place) for _ in range(r.num_layers)
     ]
@@ -155,7 +156,7 @@ class Block(nn.Module):
     return x[:, :, b.offset :], tuple(left)
 
   def _embed(self, target_weights: TargetWeights, tokens: Array) -> Array:
-    x = embedded(target_weights, tokens)
+    x = self.embed_table(target_weights, tokens)
     if x.shape[-1] == self.head_config.width:
       return x
     return self.down(self.embed_norm(x))

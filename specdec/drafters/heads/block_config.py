@@ -1,6 +1,7 @@
 """The configuration of a block drafter, beyond that of every head."""
 
 import dataclasses
+import typing
 
 from specdec.utils.spelling import check_choice
 
@@ -26,6 +27,9 @@ class BlockConfig:
     rank: of W1 and W2, or of the GRU's vocabulary projection.
     state: size of the GRU's state; 0: the head's width.
     window: positions of context that a slot sees, its own included; 0: all.
+    full_layers: layers, from 0, that see all of the context for all that.
+    causal_window: the layers with a window are causal in the block, whatever
+      `causal` says of the others (z-lab's drafters of mixed layers).
     confidence: it predicts the probability that a draft token is accepted
       (DSpark); trained along with the draft, and read by nobody yet.
     mask_token: whose embedding the slots behind the anchor begin with; -1: a
@@ -38,16 +42,21 @@ class BlockConfig:
   rank: int = 32
   state: int = 0
   window: int = 0
+  full_layers: tuple[int, ...] = ()
+  causal_window: bool = False
   confidence: bool = False
   mask_token: int = -1
 
   def __post_init__(self):
+    if isinstance(self.full_layers, list):  # of a file
+      object.__setattr__(self, "full_layers", tuple(self.full_layers))
     for field in dataclasses.fields(self):
       value = getattr(self, field.name)
-      if type(value) is not field.type:
+      kind = typing.get_origin(field.type) or field.type
+      if type(value) is not kind:
         raise ValueError(
           f"block.{field.name} = {value!r:.60}; it must be of type "
-          f"{field.type.__name__}"
+          f"{kind.__name__}"
         )
     check_choice("block.slots", self.slots, SLOTS)
     check_choice("block.successor", self.successor, SUCCESSORS)
@@ -57,6 +66,17 @@ class BlockConfig:
         raise ValueError(
           f"block.{name} = {getattr(self, name)}; it must be >= {low}"
         )
+    if (self.full_layers or self.causal_window) and not self.window:
+      raise ValueError(
+        f"block.full_layers = {self.full_layers} and block.causal_window = "
+        f"{self.causal_window} need a block.window above 0"
+      )
+
+  def attention(self, layer: int) -> tuple[int | None, bool]:
+    """Returns the window of a layer, None for all of the context, and whether
+    it is causal in the block."""
+    window = None if layer in self.full_layers else self.window or None
+    return window, self.causal or (self.causal_window and window is not None)
 
   @property
   def offset(self) -> int:

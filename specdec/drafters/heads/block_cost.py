@@ -25,6 +25,7 @@ def drafter_cost(head: BlockHead, target: TransformerConfig) -> DrafterCost:
   rows, copied, row_size = vocabulary_rows(head, target)
   successor = dict(net.get("successor", {}))
   table = num_weights(successor.pop("first", {}))  # of which one row is read
+  table += num_weights(net.get("embed_table", {}))
   level = num_weights(successor) + num_weights(net.get("confidence_head", {}))
   encoder = num_weights([net["gather"], net["context_norm"]])
   held = num_weights(net) - table - level - encoder

@@ -103,10 +103,16 @@ def drafter(
 
   def run_block(weights, cache: KVCache, context: Context):
     """Hidden states [B, D, W] of the draft's slots, and the cache's layers."""
-    view = block_view(head, cache.length, num_slots)
-    attends = [_cached(head, layer, view) for layer in cache.layers]
+    views = [
+      block_view(head, cache.length, num_slots, i)
+      for i in range(len(cache.layers))
+    ]
+    attends = [
+      _cached(head, layer, view)
+      for layer, view in zip(cache.layers, views, strict=True)
+    ]
     hidden, layers = head.draft(
-      *weights, context.pending, view.positions[:, None], attends
+      *weights, context.pending, views[0].positions[:, None], attends
     )
     return hidden[:, 0, :depth], layers
 
@@ -194,13 +200,14 @@ def drafter(
   return Drafter(spec, init, propose, update, idle=draft_shape.idle(shape))
 
 
-def block_view(head: BlockHead, length: Array, num_slots: int) -> View:
-  """Returns what the slots of a block see: the context and each other."""
-  block = head.head_config.block
+def block_view(
+  head: BlockHead, length: Array, num_slots: int, layer: int
+) -> View:
+  """Returns what a block's slots see in a layer: context and each other."""
+  window, causal = head.head_config.block.attention(layer)
   everyone = np.ones((1, num_slots, num_slots), bool)
-  return attention.view(
-    length, None, 0, num_slots, block.window or None
-  )._replace(ancestors=None if block.causal else everyone)
+  view = attention.view(length, None, 0, num_slots, window)
+  return view._replace(ancestors=None if causal else everyone)
 
 
 def _cached(head: BlockHead, layer, view: View) -> Attend:

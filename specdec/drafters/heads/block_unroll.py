@@ -43,7 +43,10 @@ def unroll(
   config = head.head_config
   levels, slots = config.levels, head.num_slots()
   places = anchors[:, :, None] + jnp.arange(slots)[None, None]
-  attends = [_packed(head, layer, anchors, slots) for layer in context]
+  attends = [
+    _packed(head, layer, anchors, slots, *config.block.attention(i))
+    for i, layer in enumerate(context)
+  ]
   anchor_tokens = jnp.take_along_axis(tokens, anchors, axis=1)
   hidden, _ = head.draft(
     weights, target_weights, anchor_tokens, places, attends
@@ -83,20 +86,27 @@ def context_of(
   return head.context(weights, encoded, positions)
 
 
-def _packed(head: BlockHead, layer, anchors: Array, slots: int) -> Attend:
+def _packed(
+  head: BlockHead,
+  layer,
+  anchors: Array,
+  slots: int,
+  window: int | None,
+  causal: bool,
+) -> Attend:
   """Attention of all blocks over the context before them and themselves."""
   config, (keys, values) = head.head_config, layer
-  block, number = config.block, np.arange(slots)
+  number = np.arange(slots)
   size, blocks = keys.shape[2], anchors.shape[1]
   anchor = anchors[:, :, None, None]
   position = jnp.arange(size)[None, None, None]
   before = position < anchor  # [B, A, 1, T]
   inside = np.ones((slots, slots), bool)
-  if block.causal:
+  if causal:
     inside = np.tri(slots, dtype=bool)
-  if block.window:
-    before &= anchor + number[None, None, :, None] - position < block.window
-    inside &= number[:, None] - number[None] < block.window
+  if window:
+    before &= anchor + number[None, None, :, None] - position < window
+    inside &= number[:, None] - number[None] < window
 
   before, inside = before[:, None, None], inside[None, None, None, None]
 

@@ -60,7 +60,8 @@ class HeadConfig:
     tied: MLP speculator: all draft tokens have the same weights, but for the
       first projection.
     scale_input: MLP speculator: it reads a normalized hidden state.
-    qkv_bias, qk_norm, rope_scaling: of its layers, as in TransformerConfig.
+    qkv_bias, qk_norm, rope_scaling: of its layers, as in TransformerConfig;
+      layers of a block have norms of queries and keys without being asked.
     block: options of a block drafter alone.
   """
 
@@ -139,6 +140,11 @@ class HeadConfig:
       raise ValueError(f"recycle belongs to an exit, not to {self.kind}")
     if self.block and self.kind != "block":
       raise ValueError(f"block belongs to a block drafter, not to {self.kind}")
+    full = self.block.full_layers if self.block else ()
+    if not {*full} <= {*range(self.num_layers)}:
+      raise ValueError(
+        f"block.full_layers = {full}; its layers are 0..{self.num_layers - 1}"
+      )
     if self.head not in self._kind.heads:
       raise ValueError(
         f"head = {self.head!r} of {self.kind}; it must be "
@@ -168,6 +174,11 @@ class HeadConfig:
           f"{name} = {getattr(self, name)!r} of {self.kind} with layout = "
           f"{self.layout!r}; it must be {default!r}"
         )
+    if self.block and self.is_published and self.block.mask_token < 0:
+      raise ValueError(
+        f"block.mask_token = {self.block.mask_token} with layout = "
+        "'published': published blocks begin with a token of the target, >= 0"
+      )
     if self.residual_layers < 1:
       raise ValueError(
         f"residual_layers = {self.residual_layers}; it must be >= 1"
@@ -181,7 +192,7 @@ class HeadConfig:
   @property
   def skips_first(self) -> bool:
     """Whether its KV cache leaves out the first token, which follows none."""
-    return self.is_published and self.num_layers > 0
+    return self.is_published and self.num_layers > 0 and not self.block
 
   @property
   def _kind(self) -> Kind:
@@ -236,7 +247,7 @@ class HeadConfig:
       rope_theta=self.rope_theta,
       rope_scaling=self.rope_scaling,
       qkv_bias=self.qkv_bias,
-      qk_norm=self.qk_norm,
+      qk_norm=self.qk_norm or bool(self.block),
       norm_offset=self.norm_offset,
     )
 

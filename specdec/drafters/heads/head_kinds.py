@@ -37,7 +37,11 @@ class Kind(NamedTuple):
 
 _LAYER_OPTIONS = "embed", "qkv_bias", "qk_norm", "rope_scaling"
 KINDS = {
-  "block": Kind(by_level=True, reads_features=True),
+  "block": Kind(
+    by_level=True,
+    reads_features=True,
+    published=("embed", "rope_scaling"),
+  ),
   "eagle": Kind(
     heads=("shared",),
     predicts_hidden=True,

@@ -47,6 +47,11 @@ class Markov(Successor):
     self.first = Weight((self.target.vocab_size, rank))
     self.second = Linear(self.num_tokens)
 
+  @property
+  def _has_bias(self) -> bool:
+    """Whether what mixes W1[token] with other things has one, as published."""
+    return self.head_config.is_published
+
   def memory(self, tokens: Array) -> Array:
     return look_up(self.first(jnp.float32), tokens)
 
@@ -59,7 +64,7 @@ class GatedMarkov(Markov):
 
   def setup(self):
     super().setup()
-    self.gate = Linear(self.head_config.block.rank)
+    self.gate = Linear(self.head_config.block.rank, self._has_bias)
 
   def step(self, target_weights, state, tokens, hidden, depth):
     memory = self.memory(tokens)
@@ -72,7 +77,7 @@ class RnnMarkov(Markov):
 
   def setup(self):
     super().setup()
-    self.joint = Linear(3 * self.head_config.block.rank)
+    self.joint = Linear(3 * self.head_config.block.rank, self._has_bias)
 
   def begin(self, batch, num_tokens):
     return jnp.zeros((batch, num_tokens, self.head_config.block.rank))

@@ -1,0 +1,181 @@
+"""DFlash as z-lab publishes it (z-lab/dflash, dflash/model.py), and Domino.
+
+Keys of its own stand in `dflash_config`, of older files some at the top level.
+Where a config does not say, layers with a window are causal inside the block,
+others see all of it; what it says in is_causal goes before dflash_config.causal
+(vllm-project/vllm, vllm/model_executor/models/qwen3_dflash.py; causal_head is
+JetSpec's name for it). It reads the target's embedding and vocabulary
+projection. A Domino is one with projector_type 'domino'
+(sgl-project/SpecForge, configs/qwen3-8b-domino.json).
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from specdec.checkpoints import hf_config
+from specdec.checkpoints.formats import blocks
+from specdec.checkpoints.formats.files import Files
+from specdec.checkpoints.formats.stored import Stored, Target, typed
+from specdec.drafters.heads.block_config import BlockConfig
+from specdec.drafters.heads.head_config import HeadConfig
+from specdec.utils.spelling import check_choice
+
+NAME = "dflash"
+_ARCHITECTURE, _NESTED = "DFlashDraftModel", "dflash_config"
+_DOMINO = "DominoDraftModel"  # the same with a successor
+_CAUSAL = "causal", "causal_head"
+_SETTINGS = (
+  *("block_size", "mask_token_id", blocks.LAYER_IDS, *_CAUSAL),
+  *("num_target_layers", "final_logit_softcapping", "projector_type"),
+  *("emb_dim", "gru_hidden_dim", "pure_draft_prefix_len", "shift_label"),
+)
+# Options -> the values under which this is exact.
+_ONLY = {
+  "attention_mode": ("gqa", "mha"),
+  "attention_sink_bias": (False,),
+  "input_embedding_scale": (1.0,),
+  "is_neox_style": (True,),
+  "logit_scale": (1.0,),
+  "output_multiplier": (1.0,),
+  "use_swa": (False,),
+}
+
+
+def matches(files: Files) -> bool:
+  """Whether a folder is of this layout."""
+  names = hf_config.architectures(files.config)
+  return _ARCHITECTURE in names or _DOMINO in names
+
+
+def _check_options(config, nested, source: str) -> None:
+  """Refuses what this drafter would have beyond its layers."""
+  for key in nested:
+    known = *_SETTINGS, *_ONLY
+    check_choice(f"{source}: key of {_NESTED}", key, known)
+  for key, accepted in _ONLY.items():
+    for value in (config.get(key), nested.get(key)):
+      if value is not None and value not in accepted:
+        raise ValueError(
+          f"{source} has {key} = {value!r:.60}; accepted: "
+          f"{' or '.join(map(repr, accepted))}"
+        )
+
+
+def _causal(config, nested, source: str) -> bool | None:
+  """Returns whether it says to be causal inside the block; None: it doesn't."""
+  said = typed(config, "is_causal", bool, source, None)
+  for key in _CAUSAL:
+    if said is None:
+      said = blocks.setting(config, nested, key, bool, source, None)
+  return said
+
+
+def _successor(setting: Callable, source: str) -> dict[str, Any]:
+  """Returns the fields of BlockConfig of slots and what follows them.
+
+  Raises:
+    ValueError: a Domino begins or predicts elsewhere than its authors'.
+  """
+  projector = setting("projector_type", str, "dflash")
+  check_choice(f"{source}: projector_type", projector, ("dflash", "domino"))
+  domino = projector == "domino"
+  wanted = {"shift_label": domino, "pure_draft_prefix_len": int(domino)}
+  for key, value in wanted.items():
+    said = setting(key, type(value), type(value)())
+    if said != value:
+      raise ValueError(
+        f"{source} has {key} = {said!r} with projector_type = {projector!r}; "
+        f"accepted: {value!r}"
+      )
+  if not domino:
+    return {}
+  sizes = {"rank": setting("emb_dim", int)}
+  sizes["state"] = setting("gru_hidden_dim", int)
+  return {"slots": "next", "successor": "gru"} | sizes
+
+
+def _default_layers(count: int, layers: int) -> list[int]:
+  """Returns the layers that are read where a config names none: evenly spread
+  over 1..count - 3, as older versions of the repository do."""
+  if layers == 1:
+    return [count // 2]
+  return [round(1 + i * (count - 4) / (layers - 1)) for i in range(layers)]
+
+
+def parse(files: Files, target: Target | None) -> Stored:
+  """Returns what a folder holds; raises ValueError where that is unknown."""
+  config, source = files.config, files.source
+  nested = typed(config, _NESTED, dict, source, {})
+  _check_options(config, nested, source)
+
+  def setting(key, kind, *default):
+    return blocks.setting(config, nested, key, kind, source, *default)
+
+  fields, windows, vocab_size = blocks.decoder(config, source)
+  size = setting("block_size", int)
+  if size < 2:
+    raise ValueError(f"{source} has block_size = {size}; it must be >= 2")
+  count = setting("num_target_layers", int, None)
+  softcap = setting("final_logit_softcapping", float, None)
+  blocks.check_target(softcap, count, target, source)
+  layers = setting(blocks.LAYER_IDS, list, None)
+  if layers is None and count:
+    layers = _default_layers(count, fields["num_layers"])
+  successor = _successor(setting, source)
+  seen = blocks.seen(windows, _causal(config, nested, source), size, source)
+  head_config = HeadConfig(
+    kind="block",
+    layout="published",
+    levels=size if successor else size - 1,
+    features=blocks.features_of(layers, 0, source, target),
+    block=BlockConfig(
+      mask_token=setting("mask_token_id", int), **seen, **successor
+    ),
+    **blocks.owned(files.shapes),
+    **fields,
+  )
+  return Stored(NAME, head_config, blocks.table(head_config), vocab_size)
+
+
+def render(
+  head_config: HeadConfig, target: Target, dtype: str
+) -> dict[str, Any]:
+  """Returns the config.json of a head, as `parse` reads it.
+
+  Raises:
+    ValueError: the layout has no place for one of its options.
+  """
+  block = head_config.block
+  domino = block and block.successor == "gru"
+  wanted = {
+    "kind": ("block",),
+    "block.successor": ("none", "gru"),
+    "block.slots": ("next" if domino else "in_place",),
+    "block.confidence": (False,),
+    "vocabulary": (0,),
+    "embed": ("shared",),
+    "head": ("shared",),
+  }
+  blocks.check_written(head_config, NAME, wanted)
+  config = blocks.render(head_config, target, dtype)
+  nested = {
+    "block_size": config["block_size"],
+    "mask_token_id": config.pop("mask_token_id"),
+    blocks.LAYER_IDS: blocks.layers_left(head_config, 0, NAME, target),
+  }
+  if target.logit_softcap:
+    nested["final_logit_softcapping"] = target.logit_softcap
+  if domino:
+    nested |= {"projector_type": "domino", "shift_label": True}
+    nested |= {"pure_draft_prefix_len": 1, "emb_dim": block.rank}
+    nested["gru_hidden_dim"] = block.state or head_config.width
+  if not block.causal_window:
+    config["is_causal"] = nested["causal"] = block.causal
+  return config | {
+    "architectures": [_ARCHITECTURE],
+    "num_target_layers": target.num_layers,
+    _NESTED: nested,
+  }
+
+
+table = blocks.table
