@@ -315,7 +315,7 @@ class DrafterCost:
     update: the pass after verification that re-runs the accepted path, if any.
     steps: sequential draft steps of a round; None: one per level.
     tokens: per row of every draft step, whatever is drafted: the slots of a
-      block; None: the nodes that a level runs.
+      block; None: the nodes that a level runs, or with `steps` one a level.
     level: one more step for every level, such as a successor's; None: none.
     catch_up: tokens per row that the first step takes beyond the pending one.
     shape: roofline.shapes.Shape of the decoder whose passes draft; None: none.

@@ -14,11 +14,12 @@ import pytest
 
 from specdec import cache as kv
 from specdec import decode, drafters, sampling
+from specdec.drafters import mask_slots
 from specdec.drafters.heads import block_unroll
 from specdec.drafters.heads import draft_head as draft_heads
 from specdec.drafters.heads.block_config import BlockConfig
 from specdec.drafters.heads.head_config import HeadConfig
-from specdec.drafters.heads.unroll import growing, unroll
+from specdec.drafters.heads.unroll import growing, unroll, unroll_slots
 from specdec.models import transformer
 from specdec.models.config import TransformerConfig
 from specdec.testing import table_model
@@ -93,6 +94,19 @@ _EVERY = {
   ),
 }
 KINDS = tuple(_EVERY)
+PARALLEL = "peagle", "published_peagle"
+_EVERY |= {
+  "peagle": dict(features=(1, 3), num_layers=2, num_heads=3),
+  "published_peagle": dict(
+    kind="peagle",
+    features=(1, 2, 3),
+    num_layers=2,
+    feature_norm="joint",
+    norm_before_residual=True,
+    feeds_back_norm=True,
+    mask_token=3,
+  ),
+}
 _BLOCKS = {
   "dflash": {},
   "jetspec": dict(causal=True),
@@ -115,7 +129,7 @@ for _name, _options in _BLOCKS.items():
 
 
 def head_config(name: str, vocabulary: int = len(IDS), **changes) -> HeadConfig:
-  """Of a name in KINDS or BLOCKS; `recycle` and `head` are exits."""
+  """Of a name in KINDS, PARALLEL or BLOCKS; `recycle` and `head` are exits."""
   entries = dict(kind=name, vocabulary=vocabulary, **_SMALL)
   if name.startswith("published"):
     entries |= dict(layout="published", width=TARGET.width)
@@ -229,6 +243,18 @@ def every_block(head, net, target_weights, tokens, output):
   ]
 
 
+def every_round(head, net, target_weights, tokens, output):
+  """The same of a parallel head: every position is a root of all levels."""
+  size, levels = tokens.shape[1], K
+  rounds = jnp.broadcast_to(jnp.arange(size), tokens.shape)
+  slots = mask_slots.behind(rounds, (size,) * (levels - 1), size)
+  logits = unroll_slots(head, net, target_weights, tokens, output, slots)
+  return [
+    jnp.pad(x[:, : size - j], ((0, 0), (j, 0), (0, 0)))
+    for j, x in enumerate(logits)
+  ]
+
+
 @functools.cache
 def teacher(kind, full=False):
   """(tokens [B, T], draft's weights) -> log-probabilities [K, B, T, V]: level
@@ -243,6 +269,8 @@ def teacher(kind, full=False):
     given = draft["net"], target_weights, tokens
     if head.head_config.block:
       logits = every_block(head, *given, output)
+    elif head.head_config.parallel:
+      logits = every_round(head, *given, output)
     else:
       logits, _ = unroll(head, *given, output, K)
     return jax.nn.log_softmax(draft_heads.spread(head, jnp.stack(logits)))
@@ -317,7 +345,8 @@ def of_table(kind: str, ids, shape, copies: int = 0):
     num_kv_heads=1,
     head_dim=4,
   )
-  changes = {"features": (1,)} if kind in BLOCKS else {}
+  single = kind in BLOCKS or kind in PARALLEL
+  changes = {"features": (1,)} if single else {}
   ids = np.array(ids)
   head = draft_head(kind, not len(ids), config=config, ids=ids, **changes)
   embed = jax.random.normal(jax.random.key(3), (width, width))

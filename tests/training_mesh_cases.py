@@ -55,6 +55,7 @@ HEADS = {
   ),
   "mtp": dict(head="shared", vocabulary=12),
   "medusa": dict(num_layers=0),
+  "peagle": dict(features=(0, 2), vocabulary=16),
   "prophet": dict(head="shared"),
 }
 
@@ -137,6 +138,7 @@ def alone(tmp_path_factory):
     pytest.param("published_eagle3", "data:8", None, marks=SLOW),
     pytest.param("mtp", "data:8", None, marks=SLOW),
     pytest.param("medusa", "data:4,model:2", None, marks=SLOW),
+    pytest.param("peagle", "data:2,model:4", None, marks=SLOW),
     pytest.param("prophet", "data:4,model:2", 1, marks=SLOW),
     pytest.param("prophet", "data:2,model:4", None, marks=SLOW),
   ],

@@ -117,7 +117,7 @@ def round_cost(
   frontiers, nodes = (1, *levels[:-1]), 1 + sum(levels)
   steps = [] if drafter.steps == 0 else list(frontiers)
   if drafter.steps:
-    tokens = drafter.tokens or sum(frontiers) / drafter.steps
+    tokens = drafter.tokens or len(levels) / drafter.steps
     steps = [tokens] * drafter.steps
   if steps:
     steps[0] += drafter.catch_up

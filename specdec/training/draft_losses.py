@@ -47,6 +47,22 @@ class BlockLoss:
 
 
 @dataclasses.dataclass(frozen=True)
+class TokenDrop:
+  """How many mask slots of a sequence are trained: PARD's conditional drop.
+
+  Level j has slots in the share max(keep^j, least) of the rounds, those of the
+  level before among them (arXiv:2504.18583, section 3.3). Level 0 has all.
+  """
+
+  keep: float = 0.7
+  least: float = 0.2
+
+  def __post_init__(self):
+    for name in ("keep", "least"):
+      check_range(self, name, 0, 1, prefix="drop.")
+
+
+@dataclasses.dataclass(frozen=True)
 class Loss:
   """Loss of draft tokens."""
 
@@ -60,6 +76,7 @@ class Loss:
   # of exp(-(j - 1) / gamma): decay = exp(-1 / gamma).
   decay: float = 0.8
   block: BlockLoss | None = None  # of block drafters alone; None: its defaults
+  drop: TokenDrop | None = None  # of peagle alone; None: its defaults
 
   def __post_init__(self):
     check_choice(self, "divergence", LOSSES)

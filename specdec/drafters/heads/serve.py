@@ -17,6 +17,7 @@ import jax.numpy as jnp
 
 from specdec import cache as kv
 from specdec import draft_shape, draft_tree, sharding
+from specdec.drafters import mask_slots
 from specdec.drafters.heads import draft_head as draft_heads
 from specdec.drafters.heads.draft_head import DraftHead, View
 from specdec.models import attention
@@ -61,7 +62,8 @@ def drafter(
   place: sharding.Placement | None = None,
   max_external_drafts: int = 0,
 ) -> Drafter:
-  """Drafts a chain or a tree, a level in one call.
+  """Drafts a chain or a tree, a level in one call, or all of it in one pass of
+  a parallel head.
 
   Weights: params.draft as `draft_head.weights_of` returns it.
 
@@ -123,8 +125,36 @@ def drafter(
   def propose(params: Params, state: State, context: Context):
     if exits:  # verification goes on from what it runs, draft or no draft
       return drafted(params, state, context)
-    run = functools.partial(drafted, params, context=context)
+    if head_config.parallel and spec.max_depth == 0:
+      return draft_shape.pending_only(context), state
+    once = in_one_pass if head_config.parallel else drafted
+    run = functools.partial(once, params, context=context)
     return draft_shape.unless_idle(shape, context, run, state)
+
+  def in_one_pass(params: Params, state: State, context: Context):
+    """A draft of a parallel head: the pending token, and masks behind it."""
+    weights, depth = (
+      (params.draft["net"], draft_heads.target_weights_of(params)),
+      spec.max_depth,
+    )
+    behind = ((0, 0), (0, depth - 1))
+    stepped, layers = draft_head.step(
+      *weights,
+      jnp.pad(context.pending, behind, constant_values=-1),
+      jnp.pad(state.seed[:, None], (*behind, (0, 0))),
+      state.cache.layers,
+      attention.view(jnp.maximum(state.cache.length, 0), None, 0, depth),
+      0,
+      None,
+    )
+
+    def finish(logits):
+      logits = draft_heads.spread(draft_head, logits)
+      return place(logits, "rows", None, "vocab")
+
+    logits = draft_head.logits(*weights, stepped, 0)
+    draft = mask_slots.draw(context, shape, logits, finish)
+    return draft, state._replace(cache=state.cache.replace(layers=layers))
 
   def drafted(params: Params, state: State, context: Context):
     weights = params.draft["net"], draft_heads.target_weights_of(params)
