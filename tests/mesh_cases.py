@@ -80,6 +80,7 @@ DRAFTERS = {  # (target, draft) -> Drafter
     draft, shape=draft_shape.static(PATHS, "deterministic")
   ),
   "dynamic": lambda _, draft: drafters.model(draft, shape=DYNAMIC),
+  "pard": lambda _, draft: drafters.pard(draft, 3, shape=STATIC),
   "exit_tree": lambda target, _: drafters.early_exit(target, 1, shape=STATIC),
   "exit_dynamic": lambda target, _: drafters.early_exit(
     target, 1, shape=DYNAMIC

@@ -30,6 +30,7 @@ from specdec.drafters.heads.trained_exit import Exit
 from specdec.drafters.layer_skip import Threshold, layer_skip
 from specdec.drafters.lookup import lookup
 from specdec.drafters.model import model, translated
+from specdec.drafters.pard import pard
 from specdec.drafters.quantized import quantized
 from specdec.drafters.recycling import recycling
 from specdec.drafters.suffix import suffix
@@ -96,6 +97,7 @@ __all__ = [
   "mlp_speculator",
   "model",
   "mtp",
+  "pard",
   "peagle",
   "prophet",
   "quantized",

@@ -120,7 +120,7 @@ def round_cost(
     tokens = drafter.tokens or len(levels) / drafter.steps
     steps = [tokens] * drafter.steps
   if steps:
-    steps[0] += drafter.catch_up
+    steps[0] += drafter.catch_up + drafter.level_catch_up * len(levels)
   parts = []
   for tokens, times in sorted(collections.Counter(steps).items()):
     name = f"draft, {_tokens(tokens)}"
