@@ -115,6 +115,7 @@ _BLOCKS = {
   "gated": dict(slots="next", successor="gated_markov", mask_token=3),
   "rnn": dict(successor="rnn_markov", causal=True, confidence=True),
   "domino": dict(slots="next", successor="gru", state=6),
+  "dflash2": dict(successor="selector", candidates=3, taps=2, group=4),
 }
 BLOCKS = tuple(_BLOCKS)
 for _name, _options in _BLOCKS.items():
@@ -137,7 +138,15 @@ def head_config(name: str, vocabulary: int = len(IDS), **changes) -> HeadConfig:
 
 
 def sharpened(weights, by):
-  return jax.tree.map(lambda x: by * x if x.ndim == 2 else x, weights)
+  """What begins as the identity, DFlash2's convolutions, does no longer."""
+
+  def sharpen(x):
+    if x.ndim < 2:
+      return x
+    noise = jax.random.normal(jax.random.key(x.size), x.shape)
+    return x + 0.5 * noise if x.ndim == 3 or not np.any(x) else by * x
+
+  return jax.tree.map(sharpen, weights)
 
 
 @functools.cache
@@ -326,15 +335,8 @@ def _of_streams() -> Model:
 STREAMS = _of_streams()
 
 
-@functools.cache
-def of_table(kind: str, ids, shape, copies: int = 0):
-  """(drafter, Params) of a head whose target is STREAMS: its hidden states are
-  the logits, its embeddings random.
-
-  Args:
-    ids: tokens that it can draft, () for all.
-    copies: draft tokens of a lookup that goes first, 0 for none.
-  """
+def table_head(kind: str, ids=()):
+  """A head whose target is STREAMS; it can draft `ids`, () for all."""
   width = TABLE.vocab_size
   config = TransformerConfig(
     vocab_size=width,
@@ -348,7 +350,19 @@ def of_table(kind: str, ids, shape, copies: int = 0):
   single = kind in BLOCKS or kind in PARALLEL
   changes = {"features": (1,)} if single else {}
   ids = np.array(ids)
-  head = draft_head(kind, not len(ids), config=config, ids=ids, **changes)
+  return draft_head(kind, not len(ids), config=config, ids=ids, **changes)
+
+
+@functools.cache
+def of_table(kind: str, ids, shape, copies: int = 0):
+  """(drafter, Params) of a `table_head`: the target's hidden states are its
+  logits, its embeddings random.
+
+  Args:
+    ids: tokens that it can draft, () for all.
+    copies: draft tokens of a lookup that goes first, 0 for none.
+  """
+  width, head = TABLE.vocab_size, table_head(kind, ids)
   embed = jax.random.normal(jax.random.key(3), (width, width))
   params = TABLES.target | {"embed": {"weight": embed}}
   net = sharpened(head.init(jax.random.key(4)), 3)

@@ -93,7 +93,7 @@ HEAD_SHAPES = {
   "copies": draft_shape.chain(2),  # behind a lookup
 }
 COPIED = 4  # draft tokens of a lookup, more than the head behind it drafts
-HEAD_KINDS = (*learned_kinds.KINDS, "peagle", "dflash", "dspark")
+HEAD_KINDS = (*learned_kinds.KINDS, "peagle", "dflash2", "dspark")
 HEADS = [
   f"{kind} {shape}"
   for kind, shape in itertools.product(HEAD_KINDS, HEAD_SHAPES)

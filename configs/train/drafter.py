@@ -5,10 +5,10 @@ r"""Trains draft heads on the shipped target, with equal data and steps.
 
 The word after the colon is one of KINDS. See configs/train/target.py for the
 corpus. Each head has 0.3 to 0.6 M weights and drafts the 1536 most frequent of
-the 4096 tokens, 88.5 % of the text. dflash, jetspec, dspark, domino and peagle
-write a draft in one pass. On two busy cores 600 steps took 7 to 22 minutes
-(docs/results/0.1.0/drafters.md). `head` and `shared` are early exits with only
-a vocabulary projection, trained or the target's.
+the 4096 tokens, 88.5 % of the text. dflash, dflash2, jetspec, dspark, domino
+and peagle write a draft in one pass. On two busy cores 600 steps took 7 to 22
+minutes (docs/results/0.1.0/drafters.md). `head` and `shared` are early exits
+with only a vocabulary projection, trained or the target's.
 
 Names that begin with published_, and mtp, have the shapes of the papers' code,
 which others can load: published_eagle and mtp with
@@ -74,6 +74,11 @@ KINDS = {
     successor="gru",
     rank=16,
     state=32,
+  ),
+  # KL, and the selector's cross-entropy with the same weight, as in
+  # vllm-project/speculators; taps and group are published, too.
+  "dflash2": _block(
+    Loss(**_GAMMA_4), mlp_width=48, successor="selector", rank=12, taps=2
   ),
   "eagle": (
     HeadConfig("eagle", head="shared", **_WIDE),

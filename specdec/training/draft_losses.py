@@ -31,12 +31,15 @@ class BlockLoss:
   cross_entropy_weight: float = 0.0  # on the text, added to the divergence
   base_weight: float = 0.0  # of the same loss without the successor's part
   confidence_weight: float = 0.0  # of the confidence head's cross-entropy
+  # Of a selector's cross-entropy on the target's likeliest token.
+  selector_weight: float = 1.0
 
   def __post_init__(self):
     check_range(self, "anchors", 1, prefix="loss.block.")
     for name in ("at_once", "cross_entropy_weight", "base_weight"):
       check_range(self, name, 0, prefix="loss.block.")
-    check_range(self, "confidence_weight", 0, prefix="loss.block.")
+    for name in ("confidence_weight", "selector_weight"):
+      check_range(self, name, 0, prefix="loss.block.")
     check_range(self, "smoothing", 0, 1, prefix="loss.block.")
     check_choice(self, "weighting", WEIGHTINGS)
     if self.at_once and self.anchors % self.at_once:

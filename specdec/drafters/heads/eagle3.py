@@ -133,8 +133,8 @@ class _Masks(HeadModule):
     super().setup()
     r, size = self.head_config, self.target.width
     init = nn.initializers.normal(0.02)
-    streams = (len(r.features), size)
-    self.mask_hidden = self.param("mask_hidden", init, streams)
+    count = len(r.features)
+    self.mask_hidden = self.param("mask_hidden", init, (count * size,))
     if r.mask_token < 0:
       width = r.width if r.embed == "own" else size
       self.mask = self.param("mask", init, (width,))
@@ -150,8 +150,9 @@ class _Masks(HeadModule):
     return jnp.where(known[..., None], x, self.mask.astype(x.dtype))
 
   def step(self, target_weights, tokens, hidden, *rest):
-    streams = tuple(x[None, None] for x in self.mask_hidden)
-    mask = self.encode(ModelOutput(None, streams[0], streams))
+    count = len(self.head_config.features)
+    streams = jnp.split(self.mask_hidden[None, None], count, axis=-1)
+    mask = self.encode(ModelOutput(None, streams[0], tuple(streams)))
     masked = tokens[..., None] < 0
     hidden = jnp.where(masked, mask.astype(hidden.dtype), hidden)
     return super().step(target_weights, tokens, hidden, *rest)

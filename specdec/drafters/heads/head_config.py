@@ -147,6 +147,10 @@ class HeadConfig:
         f"mask_token = {self.mask_token} of {self.kind}: a token's id, or -1; "
         "only peagle has masks"
       )
+    if self.block and self.block.taps and self.width % self.block.group:
+      raise ValueError(
+        f"block.group = {self.block.group} does not divide width = {self.width}"
+      )
     if self.head not in self._kind.heads:
       raise ValueError(
         f"head = {self.head!r} of {self.kind}; it must be "
