@@ -165,7 +165,7 @@ def test_masks_learn_what_they_can_know():
 
   net, values = head.init(jax.random.key(1)), []
   state = optimizer.init(net)
-  for number in range(400):
+  for number in range(600):
     net, state, value = step(net, state, walks(number))
     values.append(float(value))
   print(np.mean(values[-20:]), np.mean(entropies))
