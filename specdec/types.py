@@ -318,9 +318,10 @@ class DrafterCost:
     update: the pass after verification that re-runs the accepted path, if any.
     steps: sequential draft steps of a round; None: one per level.
     tokens: per row of every draft step, whatever is drafted: the slots of a
-      block; None: the nodes that a level runs.
+      block; None: the nodes that a level runs, or with `steps` one a level.
     level: one more step for every level, such as a successor's; None: none.
-    catch_up: tokens per row that the first step takes beyond the pending one.
+    catch_up: tokens per row that the first step takes beyond the pending one,
+    level_catch_up: and how many more for every level.
     shape: roofline.shapes.Shape of the decoder whose passes draft; None: none.
     shares_target: weights and cache of `shape` are the target's (layer skip).
     exit_layer: number of the target's first layers that every step runs and
@@ -338,6 +339,7 @@ class DrafterCost:
   tokens: int | None = None
   level: StepCost | None = None
   catch_up: int = 0
+  level_catch_up: int = 0
   shape: Any = None
   shares_target: bool = False
   exit_layer: int = 0

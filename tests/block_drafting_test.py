@@ -1,5 +1,6 @@
 """What block drafters are trained on, against its formulas written out."""
 
+import dataclasses
 import functools
 
 import jax
@@ -74,7 +75,7 @@ def by_hand():
     output, _ = model.apply(params, text, None, features=head.features)
     context = block_unroll.context_of(head, net, output)
     unrolled = block_unroll.unroll(head, net, weights, text, context, anchors)
-    return output.logits, *unrolled
+    return output.logits, *unrolled[:3]
 
   logits, *ours, sure = jax.tree.map(lambda x: np.asarray(x, float), run())
   rows = np.arange(3)[:, None, None]
@@ -168,6 +169,73 @@ def test_every_weight_learns():
   assert all(np.any(x != 0) for x in jax.tree.leaves(gradient))
 
 
+@pytest.mark.parametrize("weighting", ["decay", "dpace"])
+def test_a_selector_learns_the_targets_choice_among_candidates(weighting):
+  """The slots' own distributions by the divergence, and the selector's by
+  cross-entropy; a label that is no candidate takes the last one's place."""
+  head, net = drafter("dflash2")
+  model, params = target()
+  block = head.head_config.block
+  # With all tokens as candidates, the scores of all.
+  wide = learned_kinds.draft_head(
+    "dflash2", block=dataclasses.replace(block, candidates=len(IDS))
+  )
+  options = BlockLoss(anchors=ANCHORS, selector_weight=0.7, weighting=weighting)
+  loss = Loss("forward_kl", decay=DECAY, block=options)
+  objective = drafting.objective(head, model, loss, seed=SEED)
+  draft = draft_heads.weights_of(head, net, params)
+  rows = draft_heads.target_weights_of(Params(params, draft))
+  anchors = block_drafting.anchors_of(BATCH, ANCHORS, K, SEED)
+
+  @jax.jit
+  def run(net):
+    grade = jax.value_and_grad(objective, has_aux=True)(net, params, BATCH)
+    text = jnp.asarray(TOKENS[:, :-1])
+    output, _ = model.apply(params, text, None, features=head.features)
+    context = block_unroll.context_of(wide, net, output)
+    scored, served = (
+      block_unroll.unroll(x, net, rows, text, context, anchors)
+      for x in (wide, head)
+    )
+    return grade, output.logits, scored.base, scored.logits, served.logits
+
+  ((value, measures), gradient), *rest = jax.tree.map(np.asarray, run(net))
+  logits, base, scores, served = (x.astype(float) for x in rest)
+  row = np.arange(3)[:, None, None]
+  places = np.asarray(anchors)[:, :, None] + np.arange(K)
+  goal = special.softmax(logits, -1)[row, places]
+  best = goal.argmax(-1)
+  known = np.isin(best, IDS)
+  label = np.where(known, np.searchsorted(IDS, best), 0)[..., None]
+  chosen = np.argsort(-base, axis=-1)[..., : block.candidates]
+  found = (chosen == label).any(-1)
+  assert 0.1 < found[known].mean() < 0.9
+  chosen[..., -1:] = np.where(found[..., None], chosen[..., -1:], label)
+  among = np.take_along_axis(scores, chosen, -1)
+  own = np.take_along_axis(scores, label, -1)[..., 0]
+  entropy = np.where(known, special.logsumexp(among, -1) - own, 0)
+  slots = special.softmax(base, -1)
+
+  def weighed(value, text):
+    weight = DECAY ** np.arange(K)
+    if weighting == "dpace":
+      reached = np.cumprod(0.5 * np.exp(-text) + 0.5, -1)
+      weight = np.flip(np.cumsum(np.flip(reached, -1), -1), -1)
+    weight = np.broadcast_to(weight, value.shape)
+    return (weight * value).sum() / weight.sum()
+
+  text = text_loss(slots, TOKENS[row, places + 1])
+  wanted = weighed(kl(goal, slots), text) + 0.7 * weighed(entropy, entropy)
+  np.testing.assert_allclose(value, wanted, rtol=2e-5)
+  recall = (found & known).mean()
+  np.testing.assert_allclose(measures["candidate_recall"], recall, rtol=1e-6)
+  kept = accepted(goal, special.softmax(served, -1))
+  for j in range(K):
+    found = measures[f"acceptance_{j + 1}"]
+    np.testing.assert_allclose(found, kept[..., j].mean(), rtol=2e-5)
+  assert all(np.any(x != 0) for x in jax.tree.leaves(gradient))
+
+
 def test_anchors_are_drawn_by_their_address():
   def draw(count, seed=SEED, **changes):
     return np.asarray(
@@ -233,6 +301,7 @@ def test_a_block_sees_what_is_before_its_anchor_and_in_its_window(kind):
     (dict(smoothing=2.0), "loss.block.smoothing = 2.0; it must be in 0..1"),
     (dict(base_weight=-1.0), "loss.block.base_weight = -1.0"),
     (dict(confidence_weight=-1.0), "loss.block.confidence_weight = -1.0"),
+    (dict(selector_weight=-1.0), "loss.block.selector_weight = -1.0"),
   ],
 )
 def test_losses_refuse(options, complaint):

@@ -32,7 +32,7 @@ from learned_kinds import (
   weights,
 )
 from specdec import acceptance, draft_shape, draft_tree, drafters, step
-from specdec.drafters.heads import block_serve, block_unroll
+from specdec.drafters.heads import block, block_serve, block_unroll
 from specdec.drafters.heads import cost as head_cost
 from specdec.drafters.heads.block_config import BlockConfig
 from specdec.roofline import chips, shapes
@@ -71,8 +71,8 @@ def forms_apart(kind, drafter):
 
 @pytest.mark.parametrize(
   "kind",
-  ["dflash", "dspark", "domino"]
-  + [slow(x) for x in BLOCKS if x not in ("dflash", "dspark", "domino")],
+  ["dflash", "dspark", "domino", "dflash2"]
+  + [slow(x) for x in BLOCKS[:-1] if x not in ("dflash", "dspark", "domino")],
 )
 def test_b21_a_chain_is_drafted_by_the_distributions_it_is_trained_on(kind):
   gaps = forms_apart(kind, drafter_of(kind))
@@ -87,6 +87,9 @@ def test_b21_a_chain_is_drafted_by_the_distributions_it_is_trained_on(kind):
   "kind, ids, shape, rules",
   [
     ("dflash", (), CHAIN, (REJECTION, acceptance.block())),
+    ("dflash2", (), CHAIN, (REJECTION, acceptance.block())),
+    slow("dflash2", (0, 1, 3), draft_shape.static([-1, 0, 0]), (REJECTION,)),
+    slow("dflash2", (), CHAIN, None),
     slow("dspark", (), draft_shape.static([-1, 0, 0, 1, 1]), (REJECTION,)),
     slow("dspark", (), CHAIN, None),
     slow("rnn", (0, 2), CHAIN, (REJECTION, acceptance.block())),
@@ -109,6 +112,9 @@ def uneven(kind, shape, full):
   "kind, shape",
   [
     ("rnn", TREE),
+    ("dflash2", CHAIN),
+    slow("dflash2", TREE),
+    slow("dflash2", DYNAMIC),
     slow("dflash", CHAIN),
     slow("windowed", DYNAMIC),
     slow("dspark", CHAIN),
@@ -294,9 +300,21 @@ def no_context(kind, patch):
   return drafter._replace(propose=propose)
 
 
+def a_shift_across_blocks(kind, patch):
+  """Convolutions that reach into the block before, in training."""
+  honest = block.Convolution.__call__
+
+  def convolved(self, x, slots):
+    return honest(self, x, x.shape[1])
+
+  patch.setattr(block.Convolution, "__call__", convolved)
+  return drafter_of.__wrapped__(kind)
+
+
 @pytest.mark.parametrize(
   "kind, plant",
   [
+    ("dflash2", a_shift_across_blocks),
     ("dflash", its_own_position),
     ("dflash", left_in_the_cache),
     slow("dflash", a_position_too_far),
@@ -346,6 +364,114 @@ def test_the_kit_sees_a_distribution_without_the_successors_part():
   broken("drawn", honest._replace(propose=propose), params)
 
 
+def test_the_kit_sees_a_distribution_that_is_no_selectors():
+  """The slot's whole distribution, instead of the candidates'."""
+  honest, params = learned_kinds.of_table("dflash2", (), CHAIN)
+  head = learned_kinds.table_head("dflash2")
+
+  def without(*args):
+    state, _ = head.step(*args)
+    return state, args[-2]
+
+  whole = drafters.from_head(
+    head._replace(step=without), learned_kinds.STREAMS, CHAIN
+  )
+
+  def propose(params, state, context):
+    draft, after = honest.propose(params, state, context)
+    base, _ = whole.propose(params, state, context)
+    return draft._replace(log_probs=base.log_probs), after
+
+  broken("drawn", honest._replace(propose=propose), params)
+
+
+def test_a_selectors_support_is_its_candidates():
+  """And its probabilities are of their scores, written out."""
+  head, draft = draft_head("dflash2"), weights("dflash2")
+  rng = np.random.default_rng(0)
+  hidden, logits = rng.normal(size=(2, 4, 16)), rng.normal(size=(2, 4, 11))
+  tokens = rng.integers(0, V, (2, 4))
+  _, given = head.step(
+    draft["net"],
+    None,
+    (),
+    jnp.asarray(tokens),
+    jnp.asarray(hidden, jnp.float32),
+    jnp.asarray(logits, jnp.float32),
+    0,
+  )
+  net = jax.tree.map(lambda x: np.asarray(x, float), draft["net"]["successor"])
+  first, second, narrow = (
+    net[x]["weight"] for x in ("first", "second", "narrow")
+  )
+  scores = logits + (first[tokens] * (hidden @ narrow.T)) @ second.T
+  chosen = np.argsort(-logits, axis=-1)[..., :3]
+  kept = np.zeros(logits.shape, bool)
+  np.put_along_axis(kept, chosen, True, -1)
+  given = np.asarray(given)
+  np.testing.assert_array_equal(np.isfinite(given), kept)
+  np.testing.assert_allclose(given[kept], scores[kept], rtol=1e-4, atol=1e-5)
+
+
+def test_a_convolution_by_hand():
+  taps, group, slots, width = 2, 4, 3, 8
+  module = block.Convolution(taps, group)
+  rng = np.random.default_rng(0)
+  x, y = rng.normal(size=(2, 2, 2 * slots, width)).astype(np.float32)
+  base = rng.normal(size=(2, taps, width)).astype(np.float32)
+  dynamic = rng.normal(size=(2 * taps * width // group, width))
+  dynamic = dynamic.astype(np.float32)
+  params = {"base": base, "dynamic": {"weight": dynamic}}
+
+  @jax.jit
+  def both(x, y):
+    before, behind = module.apply({"params": params}, x, slots)
+    return before, behind(y)
+
+  ours = both(x, y)
+  kernels = (x @ dynamic.T).reshape(2, 2 * slots, 2, taps, width // group)
+  for side, (given, result) in enumerate(zip((x, y), ours)):
+    for b, s, c in np.ndindex(*x.shape):
+      total = sum(
+        given[b, s - tap, c]
+        * (base[side, tap, c] + kernels[b, s, side, tap, c // group])
+        for tap in range(taps)
+        if s % slots >= tap
+      )
+      np.testing.assert_allclose(result[b, s, c], total, rtol=1e-4, atol=1e-4)
+
+
+def test_dflash2_begins_as_dflash():
+  """But for the selector: its convolutions change no bit."""
+  plain = draft_head("dflash")
+  options = dataclasses.replace(plain.head_config.block, taps=2, group=4)
+  convolved = draft_head("dflash", block=options)
+  net, other = (x.init(jax.random.key(1)) for x in (convolved, plain))
+  model, params = target()
+  tokens = jnp.asarray(np.random.default_rng(0).integers(0, V, (2, 12)))
+  output, _ = model.apply(params, tokens, None, features=plain.features)
+  shared = other | {
+    name: net[name] | layer
+    for name, layer in other.items()
+    if name.startswith("layer")
+  }
+  draft = learned_kinds.draft_heads.weights_of(plain, other, params)
+  rows = learned_kinds.draft_heads.target_weights_of(Params(params, draft))
+
+  def drafted(head, net):
+    @jax.jit
+    def run(net):
+      logits = learned_kinds.every_block(head, net, rows, tokens, output)
+      return jnp.stack(logits)
+
+    return run(net)
+
+  assert len(jax.tree.leaves(shared)) == len(jax.tree.leaves(other)) + 8
+  np.testing.assert_array_equal(
+    drafted(convolved, shared), drafted(plain, other)
+  )
+
+
 def test_the_kit_sees_a_block_left_in_the_cache():
   honest, params = learned_kinds.of_table("dflash", (), CHAIN)
 
@@ -378,6 +504,8 @@ def test_fallback():
     (dict(rank=0), "block.rank = 0; it must be >= 1"),
     (dict(window=-1), "block.window = -1; it must be >= 0"),
     (dict(causal=1), "block.causal = 1; it must be of type bool"),
+    (dict(candidates=0), "block.candidates = 0; it must be >= 1"),
+    (dict(taps=2, group=5), "block.group = 5 does not divide width = 16"),
     (dict(mask_token=V), "block.mask_token = 17; the target has 17 tokens"),
     (dict(full_layers=(0,)), "block.causal_window = False need a block.window"),
     (dict(causal_window=True), "need a block.window above 0"),
@@ -436,6 +564,11 @@ def test_cost_is_of_one_pass_and_of_small_steps():
   wide = head_cost.drafter_cost(draft_head("dflash"), TARGET)
   names = [x[0] for x in round_cost(TINY, wide, 1, 2, 50).parts]
   assert f"draft, {K + 1} tokens" in names  # however few are drafted
+  chosen = draft_head("dflash2", full=True)
+  cost = head_cost.drafter_cost(chosen, TARGET)
+  # Of the selector's tables a draft token reads its row, and its candidates'.
+  rank, block_width = chosen.head_config.block.rank, chosen.head_config.width
+  assert cost.level.bytes == 4 * rank * (block_width + 1 + 3)
   cut = head_cost.drafter_cost(draft_head("jetspec"), TARGET)
   names = [x[0] for x in round_cost(TINY, cut, 1, 2, 50).parts]
   assert "draft, 2 tokens" in names

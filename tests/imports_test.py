@@ -59,8 +59,14 @@ ALLOWED = {
 }
 # What drafters share, which is no drafter by itself.
 SHARED = {"cost", "draft_head", "head_config", "head_kinds", "serve"}
-SHARED |= {"sample_model", "suffix_index", "text_match", "token_map"}
-SHARED |= {"successor", "unroll", "vocabulary"}
+SHARED |= {
+  "mask_slots",
+  "sample_model",
+  "suffix_index",
+  "text_match",
+  "token_map",
+}
+SHARED |= {"mask_slots", "successor", "unroll", "vocabulary"}
 SHARED |= {
   f"block_{name}" for name in ("config", "cost", "head", "serve", "unroll")
 }

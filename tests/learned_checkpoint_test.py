@@ -11,7 +11,14 @@ import pytest
 from safetensors import safe_open
 from safetensors.flax import save_file
 
-from learned_kinds import BLOCKS, IDS, KINDS, TARGET, draft_head
+from learned_kinds import (
+  BLOCKS,
+  IDS,
+  KINDS,
+  PARALLEL,
+  TARGET,
+  draft_head,
+)
 from programs import write_model
 from specdec import checkpoints, draft_shape
 from specdec.checkpoints import learned as saved
@@ -51,7 +58,7 @@ def file(whom, tmp_path_factory):
   return path
 
 
-@pytest.mark.parametrize("kind", [*KINDS, *BLOCKS[-3:]])
+@pytest.mark.parametrize("kind", [*KINDS, *PARALLEL, *BLOCKS[-4:]])
 def test_there_and_back(kind, tmp_path):
   path = tmp_path / "a.safetensors"
   config, _, net = drafter_for(TARGET, kind)

@@ -14,11 +14,12 @@ import pytest
 
 from specdec import cache as kv
 from specdec import decode, drafters, sampling
+from specdec.drafters import mask_slots
 from specdec.drafters.heads import block_unroll
 from specdec.drafters.heads import draft_head as draft_heads
 from specdec.drafters.heads.block_config import BlockConfig
 from specdec.drafters.heads.head_config import HeadConfig
-from specdec.drafters.heads.unroll import growing, unroll
+from specdec.drafters.heads.unroll import growing, unroll, unroll_slots
 from specdec.models import transformer
 from specdec.models.config import TransformerConfig
 from specdec.testing import table_model
@@ -93,6 +94,19 @@ _EVERY = {
   ),
 }
 KINDS = tuple(_EVERY)
+PARALLEL = "peagle", "published_peagle"
+_EVERY |= {
+  "peagle": dict(features=(1, 3), num_layers=2, num_heads=3),
+  "published_peagle": dict(
+    kind="peagle",
+    features=(1, 2, 3),
+    num_layers=2,
+    feature_norm="joint",
+    norm_before_residual=True,
+    feeds_back_norm=True,
+    mask_token=3,
+  ),
+}
 _BLOCKS = {
   "dflash": {},
   "jetspec": dict(causal=True),
@@ -110,6 +124,7 @@ _BLOCKS = {
     confidence=True,
     mask_token=3,
   ),
+  "dflash2": dict(successor="selector", candidates=3, taps=2, group=4),
 }
 BLOCKS = tuple(_BLOCKS)
 for _name, _options in _BLOCKS.items():
@@ -125,7 +140,7 @@ _EVERY["published_block"]["embed"] = "own"
 
 
 def head_config(name: str, vocabulary: int = len(IDS), **changes) -> HeadConfig:
-  """Of a name in KINDS or BLOCKS; `recycle` and `head` are exits."""
+  """Of a name in KINDS, PARALLEL or BLOCKS; `recycle` and `head` are exits."""
   entries = dict(kind=name, vocabulary=vocabulary, **_SMALL)
   if name.startswith("published"):
     entries |= dict(layout="published", width=TARGET.width)
@@ -133,7 +148,15 @@ def head_config(name: str, vocabulary: int = len(IDS), **changes) -> HeadConfig:
 
 
 def sharpened(weights, by):
-  return jax.tree.map(lambda x: by * x if x.ndim == 2 else x, weights)
+  """What begins as the identity, DFlash2's convolutions, does no longer."""
+
+  def sharpen(x):
+    if x.ndim < 2:
+      return x
+    noise = jax.random.normal(jax.random.key(x.size), x.shape)
+    return x + 0.5 * noise if x.ndim == 3 or not np.any(x) else by * x
+
+  return jax.tree.map(sharpen, weights)
 
 
 @functools.cache
@@ -239,6 +262,18 @@ def every_block(head, net, target_weights, tokens, output):
   ]
 
 
+def every_round(head, net, target_weights, tokens, output):
+  """The same of a parallel head: every position is a root of all levels."""
+  size, levels = tokens.shape[1], K
+  rounds = jnp.broadcast_to(jnp.arange(size), tokens.shape)
+  slots = mask_slots.behind(rounds, (size,) * (levels - 1), size)
+  logits = unroll_slots(head, net, target_weights, tokens, output, slots)
+  return [
+    jnp.pad(x[:, : size - j], ((0, 0), (j, 0), (0, 0)))
+    for j, x in enumerate(logits)
+  ]
+
+
 @functools.cache
 def teacher(kind, full=False):
   """(tokens [B, T], draft's weights) -> log-probabilities [K, B, T, V]: level
@@ -253,6 +288,8 @@ def teacher(kind, full=False):
     given = draft["net"], target_weights, tokens
     if head.head_config.block:
       logits = every_block(head, *given, output)
+    elif head.head_config.parallel:
+      logits = every_round(head, *given, output)
     else:
       logits, _ = unroll(head, *given, output, K)
     return jax.nn.log_softmax(draft_heads.spread(head, jnp.stack(logits)))
@@ -308,15 +345,8 @@ def _of_streams() -> Model:
 STREAMS = _of_streams()
 
 
-@functools.cache
-def of_table(kind: str, ids, shape, copies: int = 0):
-  """(drafter, Params) of a head whose target is STREAMS: its hidden states are
-  the logits, its embeddings random.
-
-  Args:
-    ids: tokens that it can draft, () for all.
-    copies: draft tokens of a lookup that goes first, 0 for none.
-  """
+def table_head(kind: str, ids=()):
+  """A head whose target is STREAMS; it can draft `ids`, () for all."""
   width = TABLE.vocab_size
   config = TransformerConfig(
     vocab_size=width,
@@ -327,9 +357,22 @@ def of_table(kind: str, ids, shape, copies: int = 0):
     num_kv_heads=1,
     head_dim=4,
   )
-  changes = {"features": (1,)} if kind in BLOCKS else {}
+  single = kind in BLOCKS or kind in PARALLEL
+  changes = {"features": (1,)} if single else {}
   ids = np.array(ids)
-  head = draft_head(kind, not len(ids), config=config, ids=ids, **changes)
+  return draft_head(kind, not len(ids), config=config, ids=ids, **changes)
+
+
+@functools.cache
+def of_table(kind: str, ids, shape, copies: int = 0):
+  """(drafter, Params) of a `table_head`: the target's hidden states are its
+  logits, its embeddings random.
+
+  Args:
+    ids: tokens that it can draft, () for all.
+    copies: draft tokens of a lookup that goes first, 0 for none.
+  """
+  width, head = TABLE.vocab_size, table_head(kind, ids)
   embed = jax.random.normal(jax.random.key(3), (width, width))
   params = TABLES.target | {"embed": {"weight": embed}}
   net = sharpened(head.init(jax.random.key(4)), 3)

@@ -80,6 +80,7 @@ DRAFTERS = {  # (target, draft) -> Drafter
     draft, shape=draft_shape.static(PATHS, "deterministic")
   ),
   "dynamic": lambda _, draft: drafters.model(draft, shape=DYNAMIC),
+  "pard": lambda _, draft: drafters.pard(draft, 3, shape=STATIC),
   "exit_tree": lambda target, _: drafters.early_exit(target, 1, shape=STATIC),
   "exit_dynamic": lambda target, _: drafters.early_exit(
     target, 1, shape=DYNAMIC
@@ -92,7 +93,7 @@ HEAD_SHAPES = {
   "copies": draft_shape.chain(2),  # behind a lookup
 }
 COPIED = 4  # draft tokens of a lookup, more than the head behind it drafts
-HEAD_KINDS = (*learned_kinds.KINDS, "dflash", "dspark")
+HEAD_KINDS = (*learned_kinds.KINDS, "peagle", "dflash2", "dspark")
 HEADS = [
   f"{kind} {shape}"
   for kind, shape in itertools.product(HEAD_KINDS, HEAD_SHAPES)
@@ -159,7 +160,7 @@ def head_of(name, config, place=None):
   kind, _ = name.split()
   few = learned_kinds.head_config(kind).head == "own"
   layers = {"features": (1, 2)} if kind == "eagle3" else {}
-  if kind in learned_kinds.BLOCKS:
+  if kind in (*learned_kinds.BLOCKS, *learned_kinds.PARALLEL):
     layers = {"features": (1, 2), "num_heads": 2}
   if kind in ("recycle", "head"):
     layers = {"exit_layer": 1}

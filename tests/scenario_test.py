@@ -22,6 +22,7 @@ LARGE = Deployment(
   shapes.get("llama3-8b"), CHIP, ways=2, replicas=2, efficiency=TYPICAL
 )
 MODEL = drafter_cost.model(shapes.get("llama3-1b"))
+PARD = drafter_cost.pard(shapes.get("llama3-1b"))
 SKIP = drafter_cost.layer_skip(
   presets.get("llama3-8b", "bfloat16"), Skip((3,), (5,))
 )
@@ -36,6 +37,7 @@ def shipped_target(drafter, **settings):
   [
     ("model(llama3-1b)", MODEL),
     ("model(0.03)", drafter_cost.model(shapes.scaled(LARGE.shape, 0.03))),
+    ("pard(llama3-1b)", PARD),
     ("early_exit(8)", drafter_cost.early_exit(8)),
     ("layer_skip(attention=[3], mlp=[5])", SKIP),
     ("lookup", NO_COST),

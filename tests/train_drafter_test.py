@@ -316,6 +316,27 @@ def test_a_block_learns_resumes_and_is_a_drafter(place, monkeypatch):
     specdec.load(str(place / "target"), drafter=f"block({file})", k=3)
 
 
+def test_a_parallel_head_learns_resumes_and_is_a_drafter(place, monkeypatch):
+  """With mask slots that are drawn."""
+  changes = dict(
+    head_config=HEAD_CONFIG | dict(kind="peagle", features=(0, 2), head="own"),
+    loss=dict(decay=1.0, drop=dict(keep=0.5, least=0.3)),
+  )
+  folder = run(place, "peagle", **changes)
+  losses = [x["loss"] for x in log(folder, "train")]
+  assert losses[-1] < losses[0]
+  assert 0 < log(folder, "held_out")[-1]["acceptance_2"] < 1
+  assert log(folder, "decoding")[-1]["tokens_per_pass"] >= 1
+  killed_at(monkeypatch, [3])
+  with pytest.raises(SystemExit):
+    run(place, "peagle_killed", **changes)
+  same(run(place, "peagle_killed", **changes), folder)
+
+  file = folder / "last.safetensors"
+  decoder = specdec.load(str(place / "target"), drafter=f"peagle({file})", k=3)
+  assert decoder.drafter.name == "peagle" and decoder.drafter_cost.is_complete
+
+
 REFUSALS = {
   "short data": (dict(data="{place}/short"), "short: the data has 8 tokens"),
   "short held-out": (dict(held_out="{place}/short"), "one sequence takes 13"),

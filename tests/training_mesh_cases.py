@@ -14,6 +14,7 @@ import tiny_training
 from specdec import checkpoints, sharding
 from specdec.checkpoints import learned as saved
 from specdec.compiled import steps
+from specdec.drafters.heads.block_config import BlockConfig
 from specdec.drafters.heads.head_config import HeadConfig
 from specdec.models import transformer
 from specdec.models.config import TransformerConfig
@@ -27,6 +28,7 @@ from specdec.training import (
   run,
   train_drafter,
   train_joint,
+  train_model,
 )
 from specdec.training.options import Options
 from specdec.training.setup import from_config
@@ -55,6 +57,12 @@ HEADS = {
   ),
   "mtp": dict(head="shared", vocabulary=12),
   "medusa": dict(num_layers=0),
+  "peagle": dict(features=(0, 2), vocabulary=16),
+  "dflash2": dict(
+    kind="block",
+    features=(0, 2),
+    block=BlockConfig(successor="selector", candidates=4, taps=2, group=4),
+  ),
   "prophet": dict(head="shared"),
 }
 
@@ -137,6 +145,8 @@ def alone(tmp_path_factory):
     pytest.param("published_eagle3", "data:8", None, marks=SLOW),
     pytest.param("mtp", "data:8", None, marks=SLOW),
     pytest.param("medusa", "data:4,model:2", None, marks=SLOW),
+    pytest.param("peagle", "data:2,model:4", None, marks=SLOW),
+    pytest.param("dflash2", "data:4,model:2", None, marks=SLOW),
     pytest.param("prophet", "data:4,model:2", 1, marks=SLOW),
     pytest.param("prophet", "data:2,model:4", None, marks=SLOW),
   ],
@@ -332,6 +342,23 @@ def test_a_whole_run_with_decoding_and_a_cache(place, tmp_path, head):
   for one, other in zip(jax.tree.leaves(first), jax.tree.leaves(second)):
     # Rounded to bfloat16, which rounds unlike what lies near a tie.
     np.testing.assert_allclose(one, other, rtol=1e-2, atol=1e-5)
+
+
+@SLOW
+def test_a_draft_learns_from_masks_on_eight_devices_as_on_one(place, tmp_path):
+  setup = entries(
+    place,
+    tokenizer=str(place / "target"),
+    target=str(place / "target"),
+    model=dict(vocab_size=32, num_layers=1, mask_token=31, **SHAPE),
+    loss="forward_kl",
+    masks=dict(levels=3),
+  )
+  logs = []
+  for name, mesh in (("alone", None), ("meshed", "data:2,model:4")):
+    train_model.load(setup, mesh).train(tmp_path / name)
+    logs.append(log(tmp_path / name))
+  assert_same(*reversed(logs))
 
 
 @pytest.mark.parametrize(

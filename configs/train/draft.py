@@ -2,8 +2,9 @@
 
   python scripts/train.py --config=configs/train/draft.py:1m --folder=runs/1m
 
-The size after the colon is one of SIZES. See configs/train/target.py for the
-corpus. --config.target=runs/target/best selects another target.
+The size after the colon is one of SIZES; `pard` is the 1m, taught to draft all
+tokens in one pass. See configs/train/target.py for the corpus.
+--config.target=runs/target/best selects another target.
 """
 
 from dataclasses import asdict
@@ -11,6 +12,7 @@ from dataclasses import asdict
 from ml_collections import config_dict
 
 from specdec.models.config import TransformerConfig
+from specdec.training.masked import Masks
 from specdec.training.options import Options
 
 # name -> (layers, width, MLP width, query heads, steps)
@@ -19,7 +21,9 @@ SIZES = {
   "0.6m": (2, 96, 256, 3, 300),
   "1m": (2, 128, 384, 4, 600),
   "1.4m": (3, 160, 416, 5, 300),
+  "pard": (2, 128, 384, 4, 600),
 }
+_MASK = 188  # the byte 0xff in the shipped tokenizer: no text has it
 
 
 def get_config(size: str = "1m") -> config_dict.ConfigDict:
@@ -36,6 +40,7 @@ def get_config(size: str = "1m") -> config_dict.ConfigDict:
     num_kv_heads=1,
     head_dim=32,
     tied=True,
+    mask_token=_MASK if size == "pard" else None,
   )
   options = Options(
     steps=steps,
@@ -64,5 +69,7 @@ def get_config(size: str = "1m") -> config_dict.ConfigDict:
       # Trains on `count` texts sampled from the target after `prompt` tokens of
       # the corpus; 0: on the corpus itself.
       samples=dict(count=0, prompt=32, temperature=1.0),
+      # Shares of PARD (github.com/AMD-AGI/PARD): 0.7, at least 0.1.
+      masks=asdict(Masks()) if size == "pard" else {},
     )
   )

@@ -5,10 +5,10 @@ r"""Trains draft heads on the shipped target, with equal data and steps.
 
 The word after the colon is one of KINDS. See configs/train/target.py for the
 corpus. Each head has 0.3 to 0.6 M weights and drafts the 1536 most frequent of
-the 4096 tokens, 88.5 % of the text. dflash, jetspec, dspark and domino write a
-block in one pass. On two busy cores 600 steps took 7 to 22 minutes
-(docs/results/0.1.0/drafters.md). `head` and `shared` are early exits with only
-a vocabulary projection, trained or the target's.
+the 4096 tokens, 88.5 % of the text. dflash, dflash2, jetspec, dspark, domino
+and peagle write a draft in one pass. On two busy cores 600 steps took 7 to 22
+minutes (docs/results/0.1.0/drafters.md). `head` and `shared` are early exits
+with only a vocabulary projection, trained or the target's.
 
 Names that begin with published_, and mtp, have the shapes of the papers' code,
 which others can load: published_eagle and mtp with
@@ -29,7 +29,7 @@ from ml_collections import config_dict
 
 from specdec.drafters.heads.block_config import BlockConfig
 from specdec.drafters.heads.head_config import HeadConfig
-from specdec.training.draft_losses import BlockLoss, Loss
+from specdec.training.draft_losses import BlockLoss, Loss, TokenDrop
 from specdec.training.options import Options
 
 _FEW = 1536
@@ -101,11 +101,29 @@ KINDS = {
     confidence=True,
     mask_token=_MASK,
   ),
+  # KL, and the selector's cross-entropy with the same weight, as in
+  # vllm-project/speculators; taps and group are published, too.
+  "dflash2": _block(
+    Loss(**_GAMMA_4), mlp_width=48, successor="selector", rank=12, taps=2
+  ),
   "eagle": (
     HeadConfig("eagle", head="shared", **_WIDE),
     Loss(token_weight=0.1, feature_weight=1.0),
   ),
   "eagle3": (HeadConfig("eagle3", features=(2, 4, 6), **_WIDE), Loss()),
+  # Levels weigh the same, and drop.keep and drop.least are 0.7 and 0.2, as in
+  # vllm-project/speculators.
+  "peagle": (
+    HeadConfig(
+      "peagle",
+      features=(2, 4, 6),
+      levels=7,
+      num_layers=2,
+      mlp_width=128,
+      **_WIDE,
+    ),
+    Loss(decay=1.0, drop=TokenDrop()),
+  ),
   "published_eagle": (
     HeadConfig("eagle", head="shared", **_WIDE, **_PUBLISHED),
     Loss(token_weight=0.1, feature_weight=1.0),

@@ -136,10 +136,10 @@ def _passes(setup: Setup, target: Target, chip: Chip) -> list[Passes]:
   config, params = target.checkpoint.config, target.checkpoint.params
   name, model = _target_name(setup), target.model
   ours = Passes(name, target_deployment(setup, target, chip), model, params)
-  call = setup.call_of("model", "early_exit", "layer_skip")
+  call = setup.call_of("model", "pard", "early_exit", "layer_skip")
   if call is None:
     return [ours]
-  if call.name == "model":
+  if call.name in ("model", "pard"):
     setup.make_drafter(target)  # reads the draft's checkpoint
     arguments = catalog.arguments_of(call)
     draft_name = catalog.held_name(arguments["name"], arguments["weights"])

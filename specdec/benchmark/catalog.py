@@ -53,7 +53,7 @@ PRESET = "preset:"
 MAX_DRAFT = 4096  # tokens of a draft: ancestors are a table of their square
 DEFAULT_K = {
   "lookup": 5, "model": 3, "translated": 3, "early_exit": 3, "layer_skip": 3,
-  "quantized": 8, "suffix": 8,
+  "quantized": 8, "suffix": 8, "pard": 8,
 }  # fmt: skip
 OTHER_K = 4  # of heads, and of users' drafters
 
@@ -170,15 +170,42 @@ def _recycling(shape: DraftShape, target: Target | None) -> Drafter:
 def _model(
   name: str, target: Target, shape: DraftShape, weights: str | None = None
 ) -> Weighted:
+  draft, model = _draft_of(name, target, weights)
+  drafter = drafters.model(model, shape=shape)
+  drafter = drafter._replace(cost=drafter_cost.model(draft.config))
+  return Weighted(drafter, draft.params)
+
+
+def _pard(
+  name: str,
+  target: Target,
+  shape: DraftShape,
+  mask_token: int | None = None,
+  weights: str | None = None,
+) -> Weighted:
+  draft, model = _draft_of(name, target, weights)
+  if mask_token is None:
+    mask_token = draft.config.mask_token
+  if mask_token is None:
+    raise ValueError(
+      f"{name} names no pard_token in its config.json: it was not taught to "
+      f"draft from masks; take model({name}), or pard({name}, mask_token=ID)"
+    )
+  drafter = drafters.pard(model, mask_token, shape=shape)
+  drafter = drafter._replace(cost=drafter_cost.pard(draft.config))
+  return Weighted(drafter, draft.params)
+
+
+def _draft_of(
+  name: str, target: Target, weights: str | None
+) -> tuple[Checkpoint, Model]:
+  """Returns a draft model, loaded once."""
   drafts = {} if target.drafts is None else target.drafts
   key = held_name(name, weights)
   if key not in drafts:
     drafts[key] = _load_draft(str(name), target, weights)
   draft = drafts[key]
-  model = transformer.model(draft.config, target.draft_place)
-  drafter = drafters.model(model, shape=shape)
-  drafter = drafter._replace(cost=drafter_cost.model(draft.config))
-  return Weighted(drafter, draft.params)
+  return draft, transformer.model(draft.config, target.draft_place)
 
 
 def held_name(name: str, weights: str | None = None) -> str:
@@ -450,6 +477,7 @@ DRAFTERS: Mapping[str, Callable] = {
   "layer_skip": _layer_skip,
   "lookup": _lookup,
   "model": _model,
+  "pard": _pard,
   "quantized": _quantized,
   "recycling": _recycling,
   "suffix": _suffix,

@@ -84,7 +84,7 @@ class Scenario:
   @property
   def draft_name(self) -> str | None:
     """The draft model's name; None: another drafter drafts."""
-    models = [call for call in self.drafter_calls if _is(call, "model")]
+    models = [call for call in self.drafter_calls if _is(call, "model", "pard")]
     return str(catalog.arguments_of(models[-1])["name"]) if models else None
 
   @property
@@ -115,9 +115,10 @@ class Scenario:
     for call in self.drafter_calls:  # whose k is a matter of rounds
       kwargs = {name: x for name, x in call.kwargs.items() if name != "k"}
       call = call._replace(kwargs=kwargs)
-      if _is(call, "model"):
+      if _is(call, "model", "pard"):
         shape = self.shape_of(str(catalog.arguments_of(call)["name"]))
-        costs.append(drafter_cost.model(shape, self.deployment.weights))
+        cost_of = getattr(drafter_cost, call.name)
+        costs.append(cost_of(shape, self.deployment.weights))
       elif config is not None:
         costs.append(self._built(str(call)))
       elif _is(call, "lookup"):
@@ -197,9 +198,9 @@ class Scenario:
     return next(matches, None)
 
 
-def _is(call: Call, name: str) -> bool:
-  """Whether a call names one of our drafters."""
-  return call.place is None and call.name == name
+def _is(call: Call, *names: str) -> bool:
+  """Whether a call names one of these drafters of ours."""
+  return call.place is None and call.name in names
 
 
 def _check_threshold(call: Call) -> None:

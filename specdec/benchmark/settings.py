@@ -194,7 +194,7 @@ class Settings:
       )
     if not self.levels and self.shape != "chain":
       raise ValueError(f"shape = {self.shape} needs k >= 1, the tree's levels")
-    if self.draft_ways is not None and self.call_of("model") is None:
+    if self.draft_ways is not None and self.call_of("model", "pard") is None:
       raise ValueError(
         f"draft_ways is for a draft model, and {self.drafter} is none"
       )

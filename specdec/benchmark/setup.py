@@ -173,7 +173,7 @@ class Setup(Settings):
   @property
   def _draft_config(self) -> TransformerConfig | None:
     """The config of the draft model, if there is one."""
-    call = self.call_of("model")
+    call = self.call_of("model", "pard")
     if call is None:
       return None
     arguments = catalog.arguments_of(call)

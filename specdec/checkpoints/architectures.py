@@ -21,6 +21,7 @@ KEYS = {
   "head_dim": "head_dim",
   "norm_epsilon": "rms_norm_eps",
   "tied": "tie_word_embeddings",
+  "mask_token": "pard_token",
 }
 # Key -> values under which the implementation is exact; a missing key means the
 # first of them.

@@ -220,6 +220,8 @@ def _render(config: TransformerConfig, name: str) -> dict[str, Any]:
   }
   keys = KEYS | architecture.keys
   rendered |= {theirs: getattr(config, ours) for ours, theirs in keys.items()}
+  if config.mask_token is None:  # as in configs of models that are no drafts
+    del rendered["pard_token"]
   for option in architecture.only.keys() & {"hidden_act", "hidden_activation"}:
     rendered[option] = architecture.only[option][0]
   if architecture.pads:

@@ -19,6 +19,7 @@ _MAY_BE_NONE = (
   *("attn_logit_softcapping", "final_logit_softcapping", "sliding_window"),
   *("attention_factor", "mscale", "mscale_all_dim", "beta_fast", "beta_slow"),
   *("layer_types", "no_rope_layers", "partial_rotary_factor", "factor"),
+  "pard_token",
   *BOOLEANS,
   *_OBJECTS,
 )

@@ -57,6 +57,7 @@ class Learned(NamedTuple):
 _NEWER = "gated", "relative_buckets", "relative_distance", "scale_logits"
 _NEWER += "encoder_layers", "start_token", "rotary_dims"
 _NEWER += "unrotated_layers", "fused", "joint_qk_norm", "pre_norms"
+_NEWER += ("mask_token",)
 
 
 def fingerprint(target: Checkpoint) -> dict[str, str]:

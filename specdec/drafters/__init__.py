@@ -14,7 +14,12 @@ from specdec.drafters.heads.block import Block
 from specdec.drafters.heads.block_head import block_from_module
 from specdec.drafters.heads.draft_head import head_from_module
 from specdec.drafters.heads.eagle import Eagle, PublishedEagle
-from specdec.drafters.heads.eagle3 import Eagle3, PublishedEagle3
+from specdec.drafters.heads.eagle3 import (
+  Eagle3,
+  PEagle,
+  PublishedEagle3,
+  PublishedPEagle,
+)
 from specdec.drafters.heads.hydra import Hydra
 from specdec.drafters.heads.medusa import Medusa, PublishedMedusa
 from specdec.drafters.heads.mlp_speculator import MlpSpeculator
@@ -25,6 +30,7 @@ from specdec.drafters.heads.trained_exit import Exit
 from specdec.drafters.layer_skip import Threshold, layer_skip
 from specdec.drafters.lookup import lookup
 from specdec.drafters.model import model, translated
+from specdec.drafters.pard import pard
 from specdec.drafters.quantized import quantized
 from specdec.drafters.recycling import recycling
 from specdec.drafters.suffix import suffix
@@ -57,6 +63,7 @@ hydra = _head_of(Hydra)
 medusa = _head_of(Medusa, PublishedMedusa)
 mlp_speculator = _head_of(None, MlpSpeculator)
 mtp = _head_of(Mtp, PublishedMtp)
+peagle = _head_of(PEagle, PublishedPEagle)
 prophet = _head_of(Prophet)
 redrafter = _head_of(None, ReDrafter)
 trained_exit = _head_of(Exit)
@@ -69,6 +76,7 @@ LEARNED = {  # by HeadConfig.kind
   "medusa": medusa,
   "mlp_speculator": mlp_speculator,
   "mtp": mtp,
+  "peagle": peagle,
   "prophet": prophet,
   "redrafter": redrafter,
 }
@@ -89,6 +97,8 @@ __all__ = [
   "mlp_speculator",
   "model",
   "mtp",
+  "pard",
+  "peagle",
   "prophet",
   "quantized",
   "recycling",

@@ -104,6 +104,8 @@ class TransformerConfig:
   relative_distance: int = 128  # from here on positions share the last bucket
   scale_logits: bool = False  # logits divided by sqrt(width) (T5 1.0)
   encoder_layers: int = 0  # of the encoder that decoder layers attend to (T5)
+  # Stands for tokens that a draft has not drawn yet (PARD); None: it has none.
+  mask_token: int | None = None
   start_token: int = 0  # with which an encoder-decoder's output begins
   # Of all matrices, or of those with these paths; None: dtype.
   weights: WeightFormat | tuple[tuple[str, WeightFormat], ...] | None = None
@@ -181,6 +183,13 @@ class TransformerConfig:
     if not 0 <= self.start_token < self.vocab_size:
       raise ValueError(
         f"start_token = {self.start_token}; it must be in "
+        f"0..{self.vocab_size - 1}"
+      )
+    if self.mask_token is not None and not (
+      0 <= self.mask_token < self.vocab_size
+    ):
+      raise ValueError(
+        f"mask_token = {self.mask_token}; it must be None or in "
         f"0..{self.vocab_size - 1}"
       )
     check_choice("activation", self.activation, ACTIVATIONS)

@@ -368,8 +368,10 @@ class Transformer(nn.Module):
     features: tuple[int, ...] = (),
     skip: Skip | None = None,
     cross: CrossKV | None = None,
+    seen: View | None = None,
   ) -> tuple[ModelOutput, KVCache]:
-    """`cross`: in training, where there is no cache to hold it."""
+    """`cross`: in training, where there is no cache to hold it; `seen` what the
+    tokens attend to, in the place of `parents`: in training as well."""
     c = self.config
     stop = c.num_layers if stop is None else stop
     num_tokens = tokens.shape[1]
@@ -384,10 +386,9 @@ class Transformer(nn.Module):
         "it; a decoder alone has neither"
       )
     windows = c.windows or (None,) * c.num_layers
-    views = {
-      window: view(length, parents, first, num_tokens, window)
-      for window in set(windows[start:stop])
-    }
+    if seen is None:
+      seen = view(length, parents, first, num_tokens)
+    views = {w: seen._replace(window=w) for w in set(windows[start:stop])}
     if c.relative_buckets:
       bias = RelativeBias(c, name="relative_bias")()
       views = {w: v._replace(bias=bias) for w, v in views.items()}

@@ -34,6 +34,20 @@ def model(
   )
 
 
+def pard(
+  draft: TransformerConfig | Shape, dtype: str | None = None
+) -> DrafterCost:
+  """Returns the cost of a draft model that drafts from masks.
+
+  Its one pass of a round takes the tokens that the round before may have
+  committed, one a level and the pending one, and the masks behind them.
+  Arguments are those of `model`.
+  """
+  return dataclasses.replace(
+    model(draft, dtype), steps=1, catch_up=0, level_catch_up=1
+  )
+
+
 def early_exit(exit_layer: int) -> DrafterCost:
   """Returns the cost of drafting with the target's first layers and its head.
 

@@ -117,10 +117,10 @@ def round_cost(
   frontiers, nodes = (1, *levels[:-1]), 1 + sum(levels)
   steps = [] if drafter.steps == 0 else list(frontiers)
   if drafter.steps:
-    tokens = drafter.tokens or sum(frontiers) / drafter.steps
+    tokens = drafter.tokens or len(levels) / drafter.steps
     steps = [tokens] * drafter.steps
   if steps:
-    steps[0] += drafter.catch_up
+    steps[0] += drafter.catch_up + drafter.level_catch_up * len(levels)
   parts = []
   for tokens, times in sorted(collections.Counter(steps).items()):
     name = f"draft, {_tokens(tokens)}"

@@ -81,7 +81,9 @@ def loss_of_output(
   Measures: acceptance_j and agreement_j as of drafting.objective, with the text
   as prefix; accepted_length, the draft tokens that a round would have accepted
   at temperature 1 had it drafted the text: the mean of sum_j prod_{i <= j}
-  acceptance; confidence_error, how far the confidence is from the acceptance.
+  acceptance; confidence_error, how far the confidence is from the acceptance;
+  candidate_recall, how often the target's likeliest token is a candidate of a
+  selector.
 
   Args:
     target: weights of the target.
@@ -99,15 +101,25 @@ def loss_of_output(
   context = context_of(head, net, output)
 
   def of_anchors(anchors):
-    unrolled = unroll(head, net, target_weights, text, context, anchors)
     # Entry k is drafted behind position anchor + k of the text.
     goal = aims.at(anchors[:, :, None] + jnp.arange(levels)[None, None])
+    labels = jnp.maximum(goal.best, 0)
+    unrolled = unroll(head, net, target_weights, text, context, anchors, labels)
     log_probs = jax.nn.log_softmax(unrolled.logits)
-    total = _total(loss, options, log_probs, goal)
-    if options.base_weight:
-      base = jax.nn.log_softmax(unrolled.base)
-      total += options.base_weight * _total(loss, options, base, goal)
-    measures = {}
+    base, measures = jax.nn.log_softmax(unrolled.base), {}
+    if unrolled.selection is None:
+      total = _total(loss, options, log_probs, goal)
+      if options.base_weight:
+        total += options.base_weight * _total(loss, options, base, goal)
+    else:  # what no candidate is has no probability: the slots' own are trained
+      total = _total(loss, options, base, goal)
+      entropy, found = unrolled.selection
+      known = goal.best >= 0
+      entropy = jnp.where(known, entropy, 0.0)
+      chosen = _weighted(loss, options, entropy, entropy)
+      total += options.selector_weight * chosen
+      found = (found & known).astype(jnp.float32)
+      measures["candidate_recall"] = jnp.mean(found)
     accepted = 1 - draft_losses.rejected(log_probs, goal)
     if unrolled.confidence is not None:
       aimed = jax.lax.stop_gradient(jnp.clip(accepted, 0, 1))
@@ -141,9 +153,14 @@ def _total(loss: Loss, options: BlockLoss, log_probs: Array, goal: Aim):
     loss.divergence, log_probs, goal
   )
   value += options.cross_entropy_weight * text
+  return _weighted(loss, options, value, text)
+
+
+def _weighted(loss: Loss, options: BlockLoss, value: Array, text: Array):
+  """Returns the same of value [B, A, K]; D-PACE's weights are of `text`."""
   if options.weighting == "dpace":
     weights = dpace_weights(text, options.smoothing)
   else:
-    weights = loss.decay ** jnp.arange(log_probs.shape[2], dtype=jnp.float32)
+    weights = loss.decay ** jnp.arange(value.shape[2], dtype=jnp.float32)
     weights = jnp.broadcast_to(weights, value.shape)
   return jnp.sum(weights * value) / jnp.sum(weights)

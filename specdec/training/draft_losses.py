@@ -31,12 +31,15 @@ class BlockLoss:
   cross_entropy_weight: float = 0.0  # on the text, added to the divergence
   base_weight: float = 0.0  # of the same loss without the successor's part
   confidence_weight: float = 0.0  # of the confidence head's cross-entropy
+  # Of a selector's cross-entropy on the target's likeliest token.
+  selector_weight: float = 1.0
 
   def __post_init__(self):
     check_range(self, "anchors", 1, prefix="loss.block.")
     for name in ("at_once", "cross_entropy_weight", "base_weight"):
       check_range(self, name, 0, prefix="loss.block.")
-    check_range(self, "confidence_weight", 0, prefix="loss.block.")
+    for name in ("confidence_weight", "selector_weight"):
+      check_range(self, name, 0, prefix="loss.block.")
     check_range(self, "smoothing", 0, 1, prefix="loss.block.")
     check_choice(self, "weighting", WEIGHTINGS)
     if self.at_once and self.anchors % self.at_once:
@@ -44,6 +47,22 @@ class BlockLoss:
         f"loss.block.at_once = {self.at_once} does not divide anchors = "
         f"{self.anchors}"
       )
+
+
+@dataclasses.dataclass(frozen=True)
+class TokenDrop:
+  """How many mask slots of a sequence are trained: PARD's conditional drop.
+
+  Level j has slots in the share max(keep^j, least) of the rounds, those of the
+  level before among them (arXiv:2504.18583, section 3.3). Level 0 has all.
+  """
+
+  keep: float = 0.7
+  least: float = 0.2
+
+  def __post_init__(self):
+    for name in ("keep", "least"):
+      check_range(self, name, 0, 1, prefix="drop.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,6 +79,7 @@ class Loss:
   # of exp(-(j - 1) / gamma): decay = exp(-1 / gamma).
   decay: float = 0.8
   block: BlockLoss | None = None  # of block drafters alone; None: its defaults
+  drop: TokenDrop | None = None  # of peagle alone; None: its defaults
 
   def __post_init__(self):
     check_choice(self, "divergence", LOSSES)

@@ -1,7 +1,8 @@
 """Objective of draft heads: teacher-forced draft tokens of a frozen target.
 
 Every position of a text is the root of a draft (drafters/heads/unroll.py), and
-level j of the draft has weight decay^j.
+level j of the draft has weight decay^j. Of a parallel head, which drafts all
+levels in one pass, some positions are roots of all of it (rounds.py).
 """
 
 import jax
@@ -10,9 +11,9 @@ import optax
 
 from specdec.drafters.heads import draft_head as draft_heads
 from specdec.drafters.heads.draft_head import DraftHead
-from specdec.drafters.heads.unroll import unroll, valid
-from specdec.training import block_drafting, draft_losses
-from specdec.training.draft_losses import LOSSES, Loss
+from specdec.drafters.heads.unroll import unroll, unroll_slots, valid
+from specdec.training import block_drafting, draft_losses, rounds
+from specdec.training.draft_losses import LOSSES, Loss, TokenDrop
 from specdec.training.objective import Objective
 from specdec.types import Array, Model, ModelOutput, Params, PyTree
 
@@ -32,20 +33,24 @@ def objective(
   target's hidden states. Of a BlockHead, it is block_drafting's.
 
   Args:
-    seed: of a block drafter's anchors.
+    seed: of the positions at which blocks and parallel drafts begin.
     measure: also returns, for each level j from 1, acceptance_j and
       agreement_j: the probability that a draft token is accepted at temperature
       1 and 0, with the text as prefix. Without it a step is faster.
 
   Raises:
     ValueError: feature_weight with a kind that does not predict hidden states,
-      or options of blocks with another kind.
+      or options of one kind with another.
   """
   block = draft_head.head_config.block
   if loss.block and not block:
     raise ValueError(
       f"loss.block belongs to a block drafter, not to "
       f"{draft_head.head_config.kind}"
+    )
+  if loss.drop and not draft_head.head_config.parallel:
+    raise ValueError(
+      f"loss.drop belongs to peagle, not to {draft_head.head_config.kind}"
     )
   if loss.feature_weight and not draft_head.head_config.predicts_hidden:
     raise ValueError(
@@ -76,7 +81,7 @@ def objective(
         draft_head, loss, net, frozen, states, output, measure, seed
       )
     return loss_of_output(
-      draft_head, loss, net, frozen, tokens, output, measure
+      draft_head, loss, net, frozen, states, output, measure, seed
     )
 
   return objective
@@ -87,42 +92,56 @@ def loss_of_output(
   loss: Loss,
   net: PyTree,
   target: PyTree,
-  tokens: Array,
+  batch: dict[str, Array],
   output: ModelOutput,
   measure: bool = True,
+  seed: int = 0,
 ) -> tuple[Array, dict[str, Array]]:
   """Computes loss and measures of `objective` from the target's output.
 
   Args:
     target: weights of the target.
-    tokens: [B, T+1].
+    batch: tokens [B, T+1], and the addresses step and row [B].
     output: of the target on tokens[:, :-1], with logits.
   """
-  text, labels = tokens[:, :-1], tokens[:, 1:]
+  text, labels = batch["tokens"][:, :-1], batch["tokens"][:, 1:]
   length, levels = text.shape[1], draft_head.head_config.levels
   target_weights = draft_heads.target_weights_of(
     Params(target, draft_heads.weights_of(draft_head, net, target))
   )
   goal = draft_losses.aim(draft_head, output.logits, labels)
-  logits, hidden = unroll(draft_head, net, target_weights, text, output, levels)
+  given = draft_head, net, target_weights, text, output
+  goals = [goal] * levels
+  if draft_head.head_config.parallel:
+    slots = rounds.slots_of(
+      batch, levels, loss.drop or TokenDrop(), seed, draft_head.start
+    )
+    logits, hidden = unroll_slots(*given, slots), ()
+    place = slots.by_level(slots.positions)
+    goals[1:] = [goal.at(x) for x in place[1:]]
+  else:
+    logits, hidden = unroll(*given, levels)
   total, measures = 0.0, {}
   for level in range(levels):
-    mask = valid(draft_head, length, level)[None].astype(jnp.float32)
+    if level and draft_head.head_config.parallel:
+      mask = jnp.ones((1, logits[level].shape[1]))
+    else:
+      mask = valid(draft_head, length, level)[None].astype(jnp.float32)
     count = text.shape[0] * jnp.sum(mask)
 
     def mean(x, mask=mask, count=count):
       return jnp.sum(x * mask) / count
 
     log_probs = jax.nn.log_softmax(logits[level])
-    value = draft_losses.token_loss(loss.divergence, log_probs, goal)
+    value = draft_losses.token_loss(loss.divergence, log_probs, goals[level])
     level_loss = loss.token_weight * mean(value)
     if loss.feature_weight:
       distance = optax.losses.huber_loss(hidden[level], output.hidden)
       level_loss += loss.feature_weight * mean(jnp.mean(distance, axis=-1))
     total += loss.decay**level * level_loss
     if measure:
-      rejected = draft_losses.rejected(log_probs, goal)
-      agree = jnp.argmax(log_probs, axis=-1) == goal.best
+      rejected = draft_losses.rejected(log_probs, goals[level])
+      agree = jnp.argmax(log_probs, axis=-1) == goals[level].best
       measures[f"acceptance_{level + 1}"] = 1 - mean(rejected)
       measures[f"agreement_{level + 1}"] = mean(agree.astype(jnp.float32))
   weight = sum(loss.decay**level for level in range(levels))

@@ -63,12 +63,13 @@ def with_drafter(
 
   Raises:
     ValueError: the loss is not cross-entropy on the text, or uses hidden
-      states, which change together with the target; or the head is a block
-      drafter.
+      states, which change together with the target; or the head drafts all
+      levels in one pass.
   """
-  if draft_head.head_config.block:
+  head_config = draft_head.head_config
+  if head_config.block or head_config.parallel:
     raise ValueError(
-      "a block drafter is trained on a frozen target, not jointly with it"
+      f"{head_config.kind} is trained on a frozen target, not jointly with it"
     )
   if loss.divergence != "cross_entropy" or loss.feature_weight:
     raise ValueError(
@@ -86,7 +87,13 @@ def with_drafter(
     )
     cross_entropy = text_cross_entropy(output.logits, tokens)
     auxiliary, measures = drafting.loss_of_output(
-      draft_head, unweighted, params["drafter"], target, tokens, output, measure
+      draft_head,
+      unweighted,
+      params["drafter"],
+      target,
+      {"tokens": tokens},
+      output,
+      measure,
     )
     return cross_entropy + loss.token_weight * auxiliary, {
       "cross_entropy": cross_entropy,

@@ -125,6 +125,12 @@ def language_model(model: Model) -> Objective:
   return objective
 
 
+def check_loss(loss: str) -> None:
+  """Raises ValueError for what is none of LOSSES."""
+  if loss not in LOSSES:
+    raise ValueError(f"loss {loss!r} is unknown; known: {', '.join(LOSSES)}")
+
+
 def distillation(draft: Model, target: Model, loss: str) -> Objective:
   """Builds the objective of a draft model distilled from a frozen target.
 
@@ -138,8 +144,7 @@ def distillation(draft: Model, target: Model, loss: str) -> Objective:
   Raises:
     ValueError: there is no such loss.
   """
-  if loss not in LOSSES:
-    raise ValueError(f"loss {loss!r} is unknown; known: {', '.join(LOSSES)}")
+  check_loss(loss)
 
   def objective(params, frozen, tokens):
     log_probs, target_log_probs = (

@@ -13,6 +13,7 @@ from specdec.drafters.heads.head_config import HeadConfig
 from specdec.models.config import TransformerConfig, check_limits
 from specdec.training.drafting import Loss
 from specdec.training.joint import LayerSkip
+from specdec.training.masked import Masks
 from specdec.training.options import Options, check_range
 
 
@@ -56,9 +57,17 @@ class ModelSetup:
   loss: str | None = None  # of distillation; see training/objective.py
   samples: Samples | None = None
   decoding: Decoding | None = None
+  masks: Masks | None = None  # of a draft that is taught to draft in one pass
 
   def __post_init__(self):
     _check_trainable(self.model)
+    if self.masks and (self.model.mask_token is None or not self.target):
+      raise ValueError(
+        "masks are for a draft with a mask token and a target: set "
+        "model.mask_token and target"
+      )
+    if self.masks and self.model.encoder_layers:
+      raise ValueError("masks are for decoders alone, without encoder_layers")
     if bool(self.model.encoder_layers) != bool(self.options.source):
       raise ValueError(
         f"model.encoder_layers = {self.model.encoder_layers} and "

@@ -122,7 +122,7 @@ def train(
       Path(setup.cache),
       fingerprint,
     )
-  if head_config.block:  # its anchors are drawn
+  if head_config.block or head_config.parallel:  # where they begin is drawn
     packed = data.Numbered(packed)
   run.train(
     params,

@@ -25,6 +25,7 @@ from specdec.training import (
   data,
   evaluate,
   loop,
+  masked,
   placing,
   run,
   samples,
@@ -77,6 +78,8 @@ class Task:
     packed = samples.of_target(
       setup.samples, self.data, self.target_model, frozen, setup.options, folder
     )
+    if setup.masks:  # which slots are trained is drawn
+      packed = data.Numbered(packed)
     size = f"{setup.model.num_parameters / 1e6:.2f} M parameters"
     run.announce(size, setup.options, packed)
     run.train(
@@ -171,7 +174,20 @@ def load(
     tokenizer,
   )
   target_model = transformer.model(target.config, target_place)
-  drafter = drafters.model(model, setup.decoding.k)
+  if setup.masks:
+    mask_token = setup.model.mask_token
+    drafter = drafters.pard(model, mask_token, setup.decoding.k)
+    objective = masked.distillation(
+      model,
+      target_model,
+      setup.loss,
+      setup.masks,
+      mask_token,
+      setup.options.seed,
+    )
+  else:
+    drafter = drafters.model(model, setup.decoding.k)
+    objective = distillation(model, target_model, setup.loss)
   measure = evaluate.acceptance_by_decoding(
     target_model,
     drafter,
@@ -185,7 +201,7 @@ def load(
     place,
     params,
     *texts,
-    distillation(model, target_model, setup.loss),
+    objective,
     target,
     target_model,
     lambda weights: measure(Params(target.params, weights)),
@@ -223,7 +239,8 @@ def _placements(
 
 
 def _initial_weights(setup: ModelSetup, place: Placement | None) -> PyTree:
-  """Returns random weights, or those of the checkpoint `start`."""
+  """Returns random weights, or those of the checkpoint `start`, which may have
+  another mask token or none."""
   if not setup.start:
     return checkpoints.random_checkpoint(
       setup.model, setup.options.seed, place=place
@@ -231,7 +248,7 @@ def _initial_weights(setup: ModelSetup, place: Placement | None) -> PyTree:
   start = checkpoints.load(fetch(setup.start), place=place)
   files.check_same(
     "start is of another shape",
-    dataclasses.asdict(start.config),
+    dataclasses.asdict(start.config) | {"mask_token": setup.model.mask_token},
     dataclasses.asdict(setup.model),
   )
   return start.params

@@ -6,18 +6,22 @@ of the drafter makes keys and values of its own from them. A block, the pending
 token (the anchor) and masks behind it, attends to this context and to itself;
 slot by slot it gives distributions of the tokens to come. JetSpec's block is
 causal, DSpark and Domino add what follows from the tokens drawn (successor.py).
+DFlash2 (github.com/z-lab/dflash) chooses among a slot's likeliest tokens, and
+convolves the slots around attention and MLP.
 
 The anchor's own hidden state is not known when it is the anchor: the context
 are the committed tokens but the pending one.
 """
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 
 import jax.numpy as jnp
 from flax import linen as nn
 
 from specdec import sharding
 from specdec.drafters.heads import successor
+from specdec.drafters.heads.block_config import BlockConfig
 from specdec.drafters.heads.block_head import Attend
 from specdec.drafters.heads.draft_head import Embed, Head, TargetWeights
 from specdec.drafters.heads.head_config import HeadConfig
@@ -69,10 +73,63 @@ class BlockAttention(nn.Module):
     return self.o(self.place(y, "rows", None, "query")), left
 
 
+class _Zeros(Linear):
+  """A linear map without a bias whose weights begin as zeros."""
+
+  @nn.compact
+  def parameters(self, x):
+    shape = self.features, x.shape[-1]
+    zeros = self.variable("params", "weight", jnp.zeros, shape, x.dtype)
+    return zeros.value, None
+
+
+def _identity(key: Array, shape: tuple[int, ...], dtype) -> Array:
+  """Kernels [2, taps, W] that change nothing."""
+  return jnp.zeros(shape, dtype).at[:, 0].set(1)
+
+
+class Convolution(nn.Module):
+  """DFlash2's grouped causal convolutions, ahead of a sublayer and behind it.
+
+  Channel c of slot s becomes the sum over taps t <= s of its channel in slot
+  s - t, times base[t, c] and what a linear map of slot s says for the channel's
+  group. Both kernels are read off the sublayer's input. They begin as the
+  identity, so that training begins as DFlash.
+  """
+
+  taps: int
+  group: int
+
+  @nn.compact
+  def __call__(self, x: Array, slots: int) -> tuple[Array, Callable]:
+    """Returns the input [B, A S, W] of the sublayer, and what maps its output.
+
+    Args:
+      x: [B, A S, W], blocks of S = `slots` slots.
+    """
+    width = x.shape[-1]
+    base = self.param("base", _identity, (2, self.taps, width), x.dtype)
+    groups = width // self.group
+    dynamic = _Zeros(2 * self.taps * groups, name="dynamic")(x)
+    dynamic = dynamic.reshape(x.shape[0], -1, slots, 2, self.taps, groups)
+
+    def convolve(side: int, x: Array) -> Array:
+      x = x.reshape(x.shape[0], -1, slots, width)
+      total = jnp.zeros_like(x)
+      for tap in range(min(self.taps, slots)):
+        before = jnp.pad(x, ((0, 0), (0, 0), (tap, 0), (0, 0)))[:, :, :slots]
+        kernel = jnp.repeat(dynamic[..., side, tap, :], self.group, axis=-1)
+        total += before * (base[side, tap][None, None, None] + kernel)
+      return total.reshape(x.shape[0], -1, width)
+
+    return convolve(0, x), functools.partial(convolve, 1)
+
+
 class BlockLayer(nn.Module):
   """A decoder layer over slots; only its keys and values know the context."""
 
   config: TransformerConfig
+  block: BlockConfig
   place: Place = sharding.anywhere
 
   def setup(self):
@@ -81,14 +138,23 @@ class BlockLayer(nn.Module):
     self.attention = BlockAttention(c, self.place)
     self.mlp_norm = RMSNorm(c.norm_epsilon)
     self.mlp = MLP(c, self.place)
+    if self.block.taps:
+      self.attention_conv = Convolution(self.block.taps, self.block.group)
+      self.mlp_conv = Convolution(self.block.taps, self.block.group)
 
   def context(self, x: Array, angles) -> tuple[Array, Array]:
     return self.attention.context(x, angles)
 
-  def __call__(self, x: Array, angles, attend: Attend):
-    y, left = self.attention(self.attention_norm(x), angles, attend)
-    x = x + y
-    return x + self.mlp(self.mlp_norm(x)), left
+  def __call__(self, x: Array, angles, attend: Attend, slots: int):
+    y, behind = self.attention_norm(x), lambda y: y
+    if self.block.taps:
+      y, behind = self.attention_conv(y, slots)
+    y, left = self.attention(y, angles, attend)
+    x = x + behind(y)
+    y = self.mlp_norm(x)
+    if self.block.taps:
+      y, behind = self.mlp_conv(y, slots)
+    return x + behind(self.mlp(y)), left
 
 
 class Block(nn.Module):
@@ -111,7 +177,7 @@ class Block(nn.Module):
       self.down = Linear(r.width)
     self.embed_table = Embed(r, self.target)
     self.layer = [
-      BlockLayer(self.config, self.place) for _ in range(r.num_layers)
+      BlockLayer(self.config, b, self.place) for _ in range(r.num_layers)
     ]
     self.norm = RMSNorm(r.norm_epsilon)
     self.head = Head(r, self.target, self.num_tokens, normed=True)
@@ -150,7 +216,7 @@ class Block(nn.Module):
     angles = rope_angles(self.config, positions, None)
     left = []
     for layer, attend in zip(self.layer, attends, strict=True):
-      x, part = layer(x, angles, attend)
+      x, part = layer(x, angles, attend, slots)
       left.append(part)
     x = self.norm(x).reshape(batch, blocks, slots, -1)
     return x[:, :, b.offset :], tuple(left)
@@ -172,10 +238,14 @@ class Block(nn.Module):
   def step(self, target_weights, state, tokens, hidden, logits, depth):
     if self.head_config.block.successor == "none":
       return state, logits
-    state, term = self.successor.step(
-      target_weights, state, tokens, hidden, depth
+    return self.successor.step(
+      target_weights, state, tokens, hidden, logits, depth
     )
-    return state, logits + term.astype(logits.dtype)
+
+  def selection(
+    self, hidden: Array, tokens: Array, logits: Array, labels: Array
+  ) -> tuple[Array, Array]:
+    return self.successor.selection(hidden, tokens, logits, labels)
 
   def confidence(self, hidden: Array, tokens: Array) -> Array:
     if self.head_config.block.successor != "none":

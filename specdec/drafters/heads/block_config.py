@@ -6,7 +6,7 @@ import typing
 from specdec.utils.spelling import check_choice
 
 SLOTS = ("in_place", "next")
-SUCCESSORS = ("none", "markov", "gated_markov", "rnn_markov", "gru")
+SUCCESSORS = ("none", "markov", "gated_markov", "rnn_markov", "gru", "selector")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,8 +23,15 @@ class BlockConfig:
       'markov', W2 W1[token]; 'gated_markov', W2 (gate W1[token]);
       'rnn_markov', with a state over the block (all DSpark); 'gru', of the
       slot's hidden state and a GRU over the draft's tokens (Domino,
-      arXiv:2605.29707), from the second draft token on; or 'none'.
-    rank: of W1 and W2, or of the GRU's vocabulary projection.
+      arXiv:2605.29707), from the second draft token on; 'selector', a bilinear
+      term of the slot's likeliest tokens, which no other can be drawn beside
+      (DFlash2, github.com/z-lab/dflash); or 'none'.
+    rank: of W1 and W2, of the GRU's vocabulary projection, or of the selector.
+    candidates: of the selector: how many tokens a slot's distribution has.
+    taps: of grouped causal convolutions over the slots, ahead of and behind
+      attention and MLP of every layer (DFlash2 has 2); 0: there are none.
+    group: channels that share the part of a convolution's kernel that depends
+      on the slot.
     state: size of the GRU's state; 0: the head's width.
     window: positions of context that a slot sees, its own included; 0: all.
     full_layers: layers, from 0, that see all of the context for all that.
@@ -40,6 +47,9 @@ class BlockConfig:
   slots: str = "in_place"
   successor: str = "none"
   rank: int = 32
+  candidates: int = 16
+  taps: int = 0
+  group: int = 16
   state: int = 0
   window: int = 0
   full_layers: tuple[int, ...] = ()
@@ -61,6 +71,7 @@ class BlockConfig:
     check_choice("block.slots", self.slots, SLOTS)
     check_choice("block.successor", self.successor, SUCCESSORS)
     least = {"rank": 1, "state": 0, "window": 0, "mask_token": -1}
+    least |= {"candidates": 1, "taps": 0, "group": 1}
     for name, low in least.items():
       if not low <= getattr(self, name) < 2**31:
         raise ValueError(

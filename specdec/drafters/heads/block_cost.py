@@ -26,9 +26,14 @@ def drafter_cost(head: BlockHead, target: TransformerConfig) -> DrafterCost:
   successor = dict(net.get("successor", {}))
   table = num_weights(successor.pop("first", {}))  # of which one row is read
   table += num_weights(net.get("embed_table", {}))
+  rows_read = 0
+  if config.block.successor == "selector":
+    table += num_weights(successor.pop("second"))
+    rows_read = config.block.rank * (1 + config.block.candidates)
   level = num_weights(successor) + num_weights(net.get("confidence_head", {}))
   encoder = num_weights([net["gather"], net["context_norm"]])
   held = num_weights(net) - table - level - encoder
+  level += rows_read
   stored = encoder + sum(
     num_weights([net[f"layer_{i}"]["attention"][name] for name in "kv"])
     for i in range(config.num_layers)

@@ -48,6 +48,8 @@ class BlockHead(NamedTuple):
   step(weights, target_weights, state, tokens [B, T], hidden [B, T, W], logits
       [B, T, n], depth)
     -> (state, logits [B, T, n] given the tokens); as successor.Successor.step
+  selection(weights, hidden [B, T, W], tokens [B, T], logits [B, T, n], labels
+      [B, T]) -> as successor.Selector.selection; of no other successor
   confidence(weights, hidden [B, T, W], tokens [B, T]) -> [B, T] logits of the
     probability that the draft token behind `tokens` is accepted
   """
@@ -65,6 +67,7 @@ class BlockHead(NamedTuple):
   logits: Callable[..., Array]
   begin: Callable[..., PyTree]
   step: Callable[..., tuple[PyTree, Array]]
+  selection: Callable[..., tuple[Array, Array]]
   confidence: Callable[..., Array]
 
   def num_slots(self, k: int | None = None) -> int:
@@ -126,7 +129,7 @@ def block_from_module(
   def init(key):
     return jax.jit(lambda key: instance.init(key, method=once))(key)["params"]
 
-  methods = "encode context draft logits begin step confidence"
+  methods = "encode context draft logits begin step selection confidence"
   return BlockHead(
     head_config,
     place or sharding.anywhere,

@@ -22,6 +22,9 @@ class Unrolled(NamedTuple):
   logits: Array  # [B, A, K, n] given the anchor and the text behind it
   base: Array  # [B, A, K, n] without the successor's part
   confidence: Array | None  # [B, A, K] logits
+  # Of a selector with labels: its cross-entropy, and whether they were
+  # candidates, [B, A, K].
+  selection: tuple[Array, Array] | None
 
 
 def unroll(
@@ -31,6 +34,7 @@ def unroll(
   tokens: Array,
   context: tuple[tuple[Array, Array], ...],
   anchors: Array,
+  labels: Array | None = None,
 ) -> Unrolled:
   """Runs the block of every anchor.
 
@@ -39,6 +43,7 @@ def unroll(
     context: `context_of` them.
     anchors: [B, A] positions, each with K tokens behind it but for the last
       one, which is not read.
+    labels: [B, A, K] what a selector should choose, of what it can draft.
   """
   config = head.head_config
   levels, slots = config.levels, head.num_slots()
@@ -56,7 +61,7 @@ def unroll(
     weights, target_weights, hidden.reshape(batch, blocks * levels, width)
   ).reshape(batch, blocks, levels, -1)
   state = head.begin(weights, batch, blocks)
-  logits, confidence = [], []
+  logits, confidence, selection = [], [], []
   for level in range(levels):
     before = jnp.take_along_axis(tokens, anchors + level, axis=1)
     at_level = hidden[:, :, level], base[:, :, level]
@@ -64,12 +69,16 @@ def unroll(
       weights, target_weights, state, before, *at_level, level
     )
     logits.append(given)
+    if config.block.successor == "selector" and labels is not None:
+      own = hidden[:, :, level], before, base[:, :, level], labels[:, :, level]
+      selection.append(head.selection(weights, *own))
     if config.block.confidence:
       confidence.append(head.confidence(weights, hidden[:, :, level], before))
   return Unrolled(
     jnp.stack(logits, axis=2),
     base,
     jnp.stack(confidence, axis=2) if confidence else None,
+    tuple(jnp.stack(x, axis=2) for x in zip(*selection)) or None,
   )
 
 

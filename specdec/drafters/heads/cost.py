@@ -61,6 +61,7 @@ def drafter_cost(
       layers=max(1, config.num_layers),
     ),
     update=update,
+    steps=1 if config.parallel else None,
     catch_up=int(config.resets_each_round),
     exit_layer=config.exit_layer,
     exit_head=False,

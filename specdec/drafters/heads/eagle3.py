@@ -8,6 +8,10 @@ In the published layout the first layer's queries, keys and values read the
 normed embedding and the normed hidden state next to each other. The compact
 layout fuses the two to one width ahead of the layer, and its streams pass a
 norm each before they are fused, as in EAGLE 3.1.
+
+P-EAGLE (arXiv:2602.01469) drafts all levels in one pass: what is not drawn yet
+is a mask token, and the streams that nobody has computed are learned. A token
+below 0 is such a mask.
 """
 
 import jax.numpy as jnp
@@ -23,6 +27,7 @@ from specdec.drafters.heads.draft_head import (
 )
 from specdec.drafters.heads.head_config import HeadConfig
 from specdec.models.transformer import Linear, Place, RMSNorm
+from specdec.types import ModelOutput
 
 
 class Eagle3(HeadModule):
@@ -43,10 +48,13 @@ class Eagle3(HeadModule):
     x = jnp.concatenate([norm(x) for norm, x in pairs], axis=-1)
     return self.gather(x)
 
+  def embed_tokens(self, target_weights, tokens):
+    return embedded(target_weights, tokens)
+
   def step(
     self, target_weights, tokens, hidden, layers, view, depth, exit_hidden
   ):
-    x = self.embed_norm(embedded(target_weights, tokens))
+    x = self.embed_norm(self.embed_tokens(target_weights, tokens))
     x = self.fuse(jnp.concatenate([x, self.norm(hidden)], axis=-1))
     return self.blocks(hidden + x, layers, view)
 
@@ -97,11 +105,14 @@ class PublishedEagle3(HeadModule):
       x = self.stream_norms[0](x)
     return self.gather(x)
 
+  def embed_tokens(self, target_weights, tokens):
+    return self.embed_table(target_weights, tokens)
+
   def step(
     self, target_weights, tokens, hidden, layers, view, depth, exit_hidden
   ):
     x, first = self.layer_0(
-      self.embed_table(target_weights, tokens),
+      self.embed_tokens(target_weights, tokens),
       hidden,
       layers[0] if layers else None,
       view,
@@ -113,3 +124,43 @@ class PublishedEagle3(HeadModule):
   def logits(self, target_weights, hidden, depth):
     x = hidden if self.head_config.feeds_back_norm else self.norm(hidden)
     return self.head(target_weights, x)
+
+
+class _Masks(HeadModule):
+  """What P-EAGLE adds to either layout; `hidden` of a mask is not read."""
+
+  def setup(self):
+    super().setup()
+    r, size = self.head_config, self.target.width
+    init = nn.initializers.normal(0.02)
+    count = len(r.features)
+    self.mask_hidden = self.param("mask_hidden", init, (count * size,))
+    if r.mask_token < 0:
+      width = r.width if r.embed == "own" else size
+      self.mask = self.param("mask", init, (width,))
+
+  def embed_tokens(self, target_weights, tokens):
+    mask_token = self.head_config.mask_token
+    known = tokens >= 0
+    x = super().embed_tokens(
+      target_weights, jnp.where(known, tokens, max(mask_token, 0))
+    )
+    if mask_token >= 0:
+      return x
+    return jnp.where(known[..., None], x, self.mask.astype(x.dtype))
+
+  def step(self, target_weights, tokens, hidden, *rest):
+    count = len(self.head_config.features)
+    streams = jnp.split(self.mask_hidden[None, None], count, axis=-1)
+    mask = self.encode(ModelOutput(None, streams[0], tuple(streams)))
+    masked = tokens[..., None] < 0
+    hidden = jnp.where(masked, mask.astype(hidden.dtype), hidden)
+    return super().step(target_weights, tokens, hidden, *rest)
+
+
+class PEagle(_Masks, Eagle3):
+  """EAGLE-3 as a parallel drafter."""
+
+
+class PublishedPEagle(_Masks, PublishedEagle3):
+  """The same in the published layout."""

@@ -38,6 +38,8 @@ class HeadConfig:
     features: EAGLE-3 and blocks: layers of the target whose entering streams it
       reads.
     exit_layer: exit: E, how many of the target's layers draft.
+    mask_token: P-EAGLE: whose embedding stands for tokens that are not drawn
+      yet; -1: a vector of its own.
     feeds_back_hidden: exit: the target's last hidden state of the round before
       is an input.
     norm_epsilon, rope_theta: as in TransformerConfig.
@@ -46,8 +48,8 @@ class HeadConfig:
       Of the published layout alone are, of the kinds in KINDS:
     embed: 'own', an embedding of its own, or 'shared', the target's.
     bias: EAGLE: of the map that fuses embedding and hidden state.
-    feature_norm: EAGLE-3: 'each' stream passes a norm before they are fused
-      (EAGLE 3.1), all as one ('joint', gpt-oss), or 'none' (the paper).
+    feature_norm: EAGLE-3, P-EAGLE: 'each' stream passes a norm before they are
+      fused (EAGLE 3.1), all as one ('joint', gpt-oss), or 'none' (the paper).
     norm_before_residual: EAGLE-3: the residual stream of its first layer
       starts from the normed hidden state.
     feeds_back_norm: EAGLE-3 and MTP: the next draft token is given the hidden
@@ -77,6 +79,7 @@ class HeadConfig:
   vocabulary: int = 0
   features: tuple[int, ...] = ()
   exit_layer: int = 0
+  mask_token: int = -1
   feeds_back_hidden: bool = False
   norm_epsilon: float = 1e-5
   rope_theta: float = 10_000.0
@@ -144,6 +147,15 @@ class HeadConfig:
     if not {*full} <= {*range(self.num_layers)}:
       raise ValueError(
         f"block.full_layers = {full}; its layers are 0..{self.num_layers - 1}"
+      )
+    if self.mask_token < -1 or (self.mask_token >= 0 and not self.parallel):
+      raise ValueError(
+        f"mask_token = {self.mask_token} of {self.kind}: a token's id, or -1; "
+        "only peagle has masks"
+      )
+    if self.block and self.block.taps and self.width % self.block.group:
+      raise ValueError(
+        f"block.group = {self.block.group} does not divide width = {self.width}"
       )
     if self.head not in self._kind.heads:
       raise ValueError(
@@ -214,6 +226,11 @@ class HeadConfig:
     return self._kind.own_hidden
 
   @property
+  def parallel(self) -> bool:
+    """Whether masks stand for tokens not drawn yet: one pass for all levels."""
+    return self._kind.parallel
+
+  @property
   def resets_each_round(self) -> bool:
     """Whether its KV cache is empty at the start of every round."""
     return self._kind.resets
@@ -276,6 +293,11 @@ class HeadConfig:
         f"vocabulary = {self.vocabulary}; the target has {target.vocab_size} "
         "tokens"
       )
+    if self.mask_token >= target.vocab_size:
+      raise ValueError(
+        f"mask_token = {self.mask_token}; the target has {target.vocab_size} "
+        "tokens"
+      )
     if self.block and self.block.mask_token >= target.vocab_size:
       raise ValueError(
         f"block.mask_token = {self.block.mask_token}; the target has "
@@ -292,7 +314,7 @@ class HeadConfig:
 
   def _check_width(self, width: int) -> None:
     """Refuses a target of another width where the published layout has one."""
-    own = self.kind == "eagle3" and self.embed == self.head == "own"
+    own = self.kind in ("eagle3", "peagle") and self.embed == self.head == "own"
     free = own or self.kind in ("mlp_speculator", "redrafter")
     if self.is_published and not free and self.width != width:
       raise ValueError(

@@ -16,6 +16,8 @@ class Kind(NamedTuple):
     exits: it runs the target's first layers.
     resets: its KV cache is empty at the start of every round.
     predicts_hidden: it predicts the target's hidden states.
+    parallel: it drafts all levels in one pass, with masks for tokens that are
+      not drawn yet.
     own_hidden: its hidden states have its own width, unlike what it is encoded
       from the target's.
     published: options of the published layout that it has; None: it has only
@@ -31,11 +33,16 @@ class Kind(NamedTuple):
   resets: bool = False
   predicts_hidden: bool = False
   own_hidden: bool = False
+  parallel: bool = False
   published: tuple[str, ...] | None = None
   compact: bool = True
 
 
 _LAYER_OPTIONS = "embed", "qkv_bias", "qk_norm", "rope_scaling"
+_EAGLE3 = (
+  *("feature_norm", "norm_before_residual", "feeds_back_norm"),
+  *_LAYER_OPTIONS,
+)
 KINDS = {
   "block": Kind(
     by_level=True,
@@ -47,13 +54,7 @@ KINDS = {
     predicts_hidden=True,
     published=("bias", *_LAYER_OPTIONS),
   ),
-  "eagle3": Kind(
-    reads_features=True,
-    published=(
-      *("feature_norm", "norm_before_residual", "feeds_back_norm"),
-      *_LAYER_OPTIONS,
-    ),
-  ),
+  "eagle3": Kind(reads_features=True, published=_EAGLE3),
   "exit": Kind(num_layers=0, exits=True),
   "hydra": Kind(num_layers=None, by_level=True),
   "medusa": Kind(
@@ -73,6 +74,7 @@ KINDS = {
       *_LAYER_OPTIONS,
     ),
   ),
+  "peagle": Kind(reads_features=True, parallel=True, published=_EAGLE3),
   "prophet": Kind(resets=True, own_hidden=True),
   "redrafter": Kind(
     num_layers=None,

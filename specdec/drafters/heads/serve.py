@@ -16,6 +16,7 @@ import jax.numpy as jnp
 
 from specdec import cache as kv
 from specdec import draft_shape, draft_tree, sharding
+from specdec.drafters import mask_slots
 from specdec.drafters.heads import draft_head as draft_heads
 from specdec.drafters.heads.draft_head import DraftHead, View
 from specdec.models import attention
@@ -60,7 +61,8 @@ def drafter(
   place: sharding.Placement | None = None,
   max_external_drafts: int = 0,
 ) -> Drafter:
-  """Drafts a chain or a tree, a level in one call.
+  """Drafts a chain or a tree, a level in one call, or all of it in one pass of
+  a parallel head.
 
   Weights: params.draft as `draft_head.weights_of` returns it.
 
@@ -120,6 +122,38 @@ def drafter(
     return stream, carry._replace(target=cache, exit_hidden=hidden)
 
   def propose(params: Params, state: State, context: Context):
+    if not head_config.parallel:
+      return by_levels(params, state, context)
+    if spec.max_depth == 0:
+      return draft_shape.pending_only(context), state
+    return in_one_pass(params, state, context)
+
+  def in_one_pass(params: Params, state: State, context: Context):
+    """A draft of a parallel head: the pending token, and masks behind it."""
+    weights, depth = (
+      (params.draft["net"], draft_heads.target_weights_of(params)),
+      spec.max_depth,
+    )
+    behind = ((0, 0), (0, depth - 1))
+    stepped, layers = draft_head.step(
+      *weights,
+      jnp.pad(context.pending, behind, constant_values=-1),
+      jnp.pad(state.seed[:, None], (*behind, (0, 0))),
+      state.cache.layers,
+      attention.view(jnp.maximum(state.cache.length, 0), None, 0, depth),
+      0,
+      None,
+    )
+
+    def finish(logits):
+      logits = draft_heads.spread(draft_head, logits)
+      return place(logits, "rows", None, "vocab")
+
+    logits = draft_head.logits(*weights, stepped, 0)
+    draft = mask_slots.draw(context, shape, logits, finish)
+    return draft, state._replace(cache=state.cache.replace(layers=layers))
+
+  def by_levels(params: Params, state: State, context: Context):
     weights = params.draft["net"], draft_heads.target_weights_of(params)
     pending, cache = context.pending, state.cache
     if resets:  # an empty cache, and a start before the pending token

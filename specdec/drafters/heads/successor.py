@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
+from specdec import sampling
 from specdec.drafters.heads.draft_head import embedded
 from specdec.drafters.heads.head_config import HeadConfig
 from specdec.models.config import TransformerConfig
@@ -24,10 +25,12 @@ class Successor(nn.Module):
 
   Methods:
     begin(batch, num_tokens): the state before the anchor.
-    step(target_weights, state, tokens [B, T], hidden [B, T, W], depth):
-      the state behind the tokens, and a term [B, T, n] of the logits of what
-      follows them. `hidden` is of the slot that is drawn next, `depth` (from 0)
-      the number of draft tokens up to `tokens`.
+    step(target_weights, state, tokens [B, T], hidden [B, T, W],
+        logits [B, T, n], depth):
+      the state behind the tokens, and the logits of what follows them. `hidden`
+      and `logits` are of the slot that is drawn next, `depth` (from 0) the
+      number of draft tokens up to `tokens`.
+    term(the same without logits): the state, and what is added to the logits.
     memory(tokens): [B, T, any] what the confidence head reads of them.
   """
 
@@ -37,6 +40,10 @@ class Successor(nn.Module):
 
   def begin(self, batch: int, num_tokens: int) -> PyTree:
     return ()
+
+  def step(self, target_weights, state, tokens, hidden, logits, depth):
+    state, term = self.term(target_weights, state, tokens, hidden, depth)
+    return state, logits + term.astype(logits.dtype)
 
 
 class Markov(Successor):
@@ -55,7 +62,7 @@ class Markov(Successor):
   def memory(self, tokens: Array) -> Array:
     return look_up(self.first(jnp.float32), tokens)
 
-  def step(self, target_weights, state, tokens, hidden, depth):
+  def term(self, target_weights, state, tokens, hidden, depth):
     return state, self.second(self.memory(tokens))
 
 
@@ -66,7 +73,7 @@ class GatedMarkov(Markov):
     super().setup()
     self.gate = Linear(self.head_config.block.rank, self._has_bias)
 
-  def step(self, target_weights, state, tokens, hidden, depth):
+  def term(self, target_weights, state, tokens, hidden, depth):
     memory = self.memory(tokens)
     gate = self.gate(jnp.concatenate([hidden, memory], axis=-1))
     return state, self.second(jax.nn.sigmoid(gate) * memory)
@@ -82,7 +89,7 @@ class RnnMarkov(Markov):
   def begin(self, batch, num_tokens):
     return jnp.zeros((batch, num_tokens, self.head_config.block.rank))
 
-  def step(self, target_weights, state, tokens, hidden, depth):
+  def term(self, target_weights, state, tokens, hidden, depth):
     x = jnp.concatenate([state, self.memory(tokens), hidden], axis=-1)
     gate, candidate, output = jnp.split(self.joint(x), 3, axis=-1)
     gate = jax.nn.sigmoid(gate)
@@ -107,7 +114,7 @@ class Gru(Successor):
   def memory(self, tokens: Array) -> Array:
     return jnp.zeros((*tokens.shape, 0))
 
-  def step(self, target_weights, state, tokens, hidden, depth):
+  def term(self, target_weights, state, tokens, hidden, depth):
     x = embedded(target_weights, tokens).astype(state.dtype)
     reset, update, new = jnp.split(self.inputs(x), 3, axis=-1)
     past = jnp.split(self.recurrent(state), 3, axis=-1)
@@ -120,9 +127,75 @@ class Gru(Successor):
     return state, jnp.where(depth > 0, term, 0.0)
 
 
+class Selector(Successor):
+  """DFlash2's choice among a slot's likeliest tokens.
+
+  Candidate c scores its logit and <W1[token] * (H hidden), W2[c]>; no other
+  token has a probability.
+  """
+
+  def setup(self):
+    block = self.head_config.block
+    self.count = min(block.candidates, self.num_tokens)
+    self.first = Weight((self.target.vocab_size, block.rank))
+    self.second = Weight((self.num_tokens, block.rank))
+    self.narrow = Linear(block.rank)
+
+  def memory(self, tokens: Array) -> Array:
+    return look_up(self.first(jnp.float32), tokens)
+
+  def _scores(self, hidden, tokens, logits, ids: Array) -> Array:
+    """[B, T, C] of tokens ids [B, T, C] that it can draft."""
+    read = self.memory(tokens) * self.narrow(hidden)
+    rows = look_up(self.second(jnp.float32), ids)
+    term = jnp.sum(read[:, :, None] * rows, axis=-1)
+    own = jnp.take_along_axis(logits, ids, axis=-1)
+    return own + term.astype(own.dtype)
+
+  def step(self, target_weights, state, tokens, hidden, logits, depth):
+    ids = _likeliest(logits, self.count)
+    scores = self._scores(hidden, tokens, logits, ids)
+    none = jnp.full_like(logits, -jnp.inf)
+    return state, jnp.put_along_axis(none, ids, scores, -1, inplace=False)
+
+  def selection(
+    self, hidden: Array, tokens: Array, logits: Array, labels: Array
+  ) -> tuple[Array, Array]:
+    """Returns the cross-entropy [B, T] of labels among the candidates, and
+    whether they are candidates; one that is not takes the last one's place.
+
+    Args:
+      hidden, tokens, logits: as of `step`.
+      labels: [B, T] among the tokens that it can draft.
+    """
+    ids = _likeliest(logits, self.count)
+    found = jnp.any(ids == labels[..., None], axis=-1)
+    last = jnp.where(found, ids[..., -1], labels)
+    ids = jnp.concatenate([ids[..., :-1], last[..., None]], axis=-1)
+    log_probs = jax.nn.log_softmax(self._scores(hidden, tokens, logits, ids))
+    right = ids == labels[..., None]
+    return -jnp.sum(jnp.where(right, log_probs, 0.0), axis=-1), found
+
+
+def _likeliest(logits: Array, count: int) -> Array:
+  """[..., count] tokens, the likeliest first, by reductions over all."""
+  logits = jax.lax.stop_gradient(logits)
+  column = jax.lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1)
+
+  def turn(i, carry):
+    left, ids = carry
+    best = sampling.argmax(left)
+    left = jnp.where(column == best[..., None], -jnp.inf, left)
+    return left, ids.at[..., i].set(best)
+
+  ids = jnp.zeros((*logits.shape[:-1], count), jnp.int32)
+  return jax.lax.fori_loop(0, count, turn, (logits, ids))[1]
+
+
 KINDS = {
   "markov": Markov,
   "gated_markov": GatedMarkov,
   "rnn_markov": RnnMarkov,
   "gru": Gru,
+  "selector": Selector,
 }

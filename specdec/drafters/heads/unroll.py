@@ -18,6 +18,7 @@ from specdec.drafters.heads.draft_head import (
   TargetWeights,
   View,
 )
+from specdec.drafters.mask_slots import Slots
 from specdec.models import attention
 from specdec.models.transformer import Place
 from specdec.types import Array, ModelOutput, PyTree
@@ -102,6 +103,40 @@ def unroll(
     hidden.append(stepped)
     given = _shifted(stepped)
   return logits, hidden
+
+
+def unroll_slots(
+  draft_head: DraftHead,
+  weights: PyTree,
+  target_weights: TargetWeights,
+  tokens: Array,
+  output: ModelOutput,
+  slots: Slots,
+) -> list[Array]:
+  """Returns logits of every level of a parallel head, by one pass.
+
+  Args:
+    draft_head, weights, target_weights, tokens, output: as of `unroll`.
+    slots: behind the tokens.
+
+  Returns:
+    Of each level [B, n, tokens it can draft]: what its slots draft. Roots
+    before `draft_head.start` mean nothing.
+  """
+  given = _shifted(draft_head.encode(weights, output))
+  rest = slots.root.shape[1] - tokens.shape[1]
+  stepped, _ = draft_head.step(
+    weights,
+    target_weights,
+    slots.tokens(tokens, -1),
+    jnp.pad(given, ((0, 0), (0, rest), (0, 0))),
+    (),
+    slots.view(draft_head.start),
+    0,
+    None,
+  )
+  logits = draft_head.logits(weights, target_weights, stepped, 0)
+  return slots.by_level(logits)
 
 
 def _shifted(x: Array) -> Array:
