@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import programs
-from specdec.benchmark import calibrated, timing
+from specdec.benchmark import calibrated, provenance, timing
 from specdec.benchmark.decoder import Decoder
 from specdec.benchmark.setup import Setup
 from specdec.drafters.heads.head_config import HeadConfig
@@ -132,6 +132,19 @@ def test_a_calibration_is_kept_and_explained(
   calibration.write_text("{")
   with pytest.raises(SystemExit, match=r"calibration.json: .*delete it"):
     generate(target, calibration)
+
+
+def test_a_busy_machine_is_named_before_it_is_timed(
+  target, costs, tmp_path, monkeypatch, capsys
+):
+  path = tmp_path / "new.json"
+  for busy, named in ((1.4, True), (0.1, False), (None, False)):
+    path.unlink(missing_ok=True)
+    monkeypatch.setattr(provenance, "busy_cores", lambda _, busy=busy: busy)
+    generate(target, path)
+    printed = "".join(capsys.readouterr())
+    assert ("others keep 1.4 cores busy" in printed) == named
+    assert (f"delete {path}" in printed) == named
 
 
 def test_a_larger_batch_is_timed_anew(target, calibration, tmp_path):

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from specdec import draft_shape, multihost
-from specdec.benchmark import calibrated
+from specdec.benchmark import calibrated, provenance
 from specdec.benchmark.catalog import Target
 from specdec.benchmark.decoder import prompt_size
 from specdec.benchmark.setup import Setup
@@ -110,6 +110,12 @@ def _timed(setup: Setup, target: Target, rows, path: Path) -> Calibration:
   batch, most_k = setup.batch, setup.levels
   if base and calibrated.covers(setup, target, base, batch, most_k):
     return base
+  busy = provenance.busy_cores(0.5)
+  if busy is not None and busy > provenance.QUIET:
+    terminal.report(
+      f"warning: others keep {busy:.1f} cores busy; what rounds cost is timed "
+      f"all the same and kept: delete {path} to have it timed anew"
+    )
   with terminal.progress(f"timing this machine for --k=auto (kept in {path})"):
     calibration = calibrated.timed(
       setup,

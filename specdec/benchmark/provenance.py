@@ -22,6 +22,9 @@ from specdec.models import cpu_kernels
 from specdec.roofline import hardware
 
 
+QUIET = 0.3  # cores that others may keep busy
+
+
 def load() -> float | None:
   """Runnable processes, mean of the last minute; None where nobody says."""
   return round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None

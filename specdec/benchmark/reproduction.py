@@ -20,7 +20,6 @@ from specdec.benchmark import provenance, sweeps
 from specdec.benchmark.measurements import Measurement
 from specdec.utils import files
 
-QUIET = 0.3  # cores that others may keep busy
 _DIGITS = 6  # significant ones of numbers that are kept
 _LAST = 6  # lines of a program that failed
 _HEAD = {"date", "versions", "command", "measurement"}  # of every document
@@ -196,7 +195,7 @@ def _text(document: dict) -> str:
 def _wait(patience: float, report: Report) -> float | None:
   """Waits until the machine is quiet; returns how many cores are busy."""
   end = time.monotonic() + patience
-  while (busy := provenance.busy_cores()) is not None and busy > QUIET:
+  while (busy := provenance.busy_cores()) is not None and busy > provenance.QUIET:
     if time.monotonic() > end:
       report(f"  warning: others keep {busy:.1f} cores busy")
       break
