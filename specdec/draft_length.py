@@ -121,17 +121,18 @@ def by_costs(costs: Sequence[float]) -> LengthPolicy:
 
     (A + s_1 + .. + s_e) / costs[e]  >=  (A + s_1 + .. + s_d) / costs[d]
 
-  After so many rounds without a draft that it costs one percent at most, one
-  level is drafted to see whether it pays by now; what it takes a draft model to
-  catch up is not in that percent.
+  Once a row has gone without a draft for so many rounds that it costs one
+  percent at most, all draft one level to see whether it pays by now; what it
+  takes a draft model to catch up is not in that percent.
 
   Args:
     costs: [k + 1] of a round that drafts 0 .. k levels, in any unit.
   """
   levels = len(costs) - 1
   table = np.asarray(costs, np.float32)
-  dear = (costs[1] - costs[0]) / (_EXPLORATION * costs[0])
-  period = int(np.clip(math.ceil(round(dear, 3)), 16, 2**20))
+  extra = (costs[1] - costs[0]) / costs[0]
+  period = math.ceil(round(extra / _EXPLORATION, 3))
+  period = int(np.clip(period, 16, 2**20))
 
   def decide(going, depth, survival, gained, rates):
     """Whether level depth + 1 pays, and the rows [B] that have a chance."""
@@ -158,8 +159,8 @@ def by_costs(costs: Sequence[float]) -> LengthPolicy:
     going = active if able is None else active & able
     survival, gained = going * 1.0, jnp.sum(active * 1.0)
     pays, alive = decide(going, 0, survival, gained, rates[0])
-    idle = outcomes.idle >= period
-    going &= (pays & (alive | idle)) | jnp.all(idle)
+    idle = active & (outcomes.idle >= period)
+    going &= (pays & (alive | idle)) | jnp.any(idle)
     return Plan(going, (survival, gained, *rates))
 
   def go_on(plan: Plan, depth, certainty: Array) -> Plan:

@@ -439,8 +439,13 @@ def test_levels_are_drafted_while_they_pay(rates, done, costs, levels):
 def test_one_level_is_tried_now_and_then():
   """Of 0.6 passes more, after 60 rounds: one percent of the time."""
   costs, rates = [1, 1.6, 2.2], [[0.1, 0.1]] * 2
-  for idle, levels in ((59, [0, 0]), (60, [1, 1])):
-    context = context_of(rates, [False] * 2, idle)
+  for idle, done, levels in (
+    (59, [False, False], [0, 0]),
+    (60, [False, False], [1, 1]),
+    ([60, 3], [False, False], [1, 1]),  # whose neighbour came later
+    ([60, 3], [True, False], [0, 0]),
+  ):
+    context = context_of(rates, done, idle)
     assert levels_of(costs, context) == levels
 
 

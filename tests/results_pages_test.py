@@ -9,7 +9,7 @@ import pytest
 import programs
 from specdec.benchmark import reproduction
 from specdec.benchmark.measurements import FOUR_KINDS, MEASUREMENTS
-from specdec.report import regions, summary
+from specdec.report import regions, result_tables, summary
 from specdec.report.regions import REGION, Documents
 
 ROOT = programs.SCRIPTS.parent
@@ -281,6 +281,30 @@ def test_the_verdict_on_rules_is_computed(gain, speeds, text):
   ]
   [answer] = [x.of for x in summary.ANSWERS if x.question.startswith("Block")]
   assert text in answer({"block": {"runs": runs}})
+
+
+@pytest.mark.parametrize(
+  "speeds, lost, short",
+  [
+    ({1: (1.5, 1.6), 4: (1.0, 0.98)}, "none", "none"),
+    ({1: (1.5, 1.4), 4: (1.0, 0.96)}, "4", "1"),
+    ({1: (0.9, 0.8), 4: (0.8, 0.5)}, "1, 4", "1, 4"),
+  ],
+)
+def test_lengths_that_gain_too_little_are_named(speeds, lost, short):
+  def document(way: int) -> dict:
+    return {
+      "runs": [
+        {"k": 2, "batch": batch, "speed": {"speedup": {"value": pair[way]}}}
+        for batch, pair in speeds.items()
+      ]
+    }
+
+  names = "lengths_x_fixed", "lengths_x_adaptive"
+  documents = {name: document(way) for way, name in enumerate(names)}
+  text = result_tables.lengths(documents, *names)
+  assert f"decoding alone, rows: {lost}\n" in text
+  assert text.endswith(f"the best number's, rows: {short}")
 
 
 def test_what_ran_on_a_gpu_is_named():

@@ -158,21 +158,24 @@ LENGTHS = {
 
 
 def _lengths() -> Iterable[Measurement]:
-  """Fixed k, auto, adaptive and AdaEDL by batch: pair, and SmolLM2's int8."""
+  """Fixed k, auto, adaptive and AdaEDL by batch: the pair, SmolLM2's int8, and
+  copies, of which some rows have many and others none."""
   smollm2 = SMOLLM2, "--drafter=quantized", "--max_new_tokens=48"
+  quick = ("--batch=2", "--limit=2", "--max_new_tokens=12", "--repeats=2")
   for target, flags, minutes in (
     ("shipped", (_PAIR, *_SAMPLED), 1.5),
+    ("copies", ("--drafter=lookup", "--temperature=0.5"), 1),
     ("smollm2", smollm2, 4),
   ):
     for name, length in LENGTHS.items():
+      if (target, name) == ("copies", "entropy"):
+        continue  # copies have no distribution
       yield Measurement(
         f"lengths_{target}_{name}",
         "bench",
         (*flags, *length, "--batch=1,4,16,64", "--limit=8", "--passes=1"),
         minutes * (3 if name == "fixed" else 1),
-        ("--batch=2", "--limit=2", "--max_new_tokens=12", "--repeats=2")
-        if target == "shipped"
-        else None,
+        None if target == "smollm2" else quick,
       )
 
 

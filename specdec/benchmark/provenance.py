@@ -21,7 +21,6 @@ import specdec
 from specdec.models import cpu_kernels
 from specdec.roofline import hardware
 
-
 QUIET = 0.3  # cores that others may keep busy
 
 

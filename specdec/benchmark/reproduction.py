@@ -195,7 +195,9 @@ def _text(document: dict) -> str:
 def _wait(patience: float, report: Report) -> float | None:
   """Waits until the machine is quiet; returns how many cores are busy."""
   end = time.monotonic() + patience
-  while (busy := provenance.busy_cores()) is not None and busy > provenance.QUIET:
+  while (
+    busy := provenance.busy_cores()
+  ) is not None and busy > provenance.QUIET:
     if time.monotonic() > end:
       report(f"  warning: others keep {busy:.1f} cores busy")
       break

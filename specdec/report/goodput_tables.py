@@ -7,8 +7,8 @@ from specdec.benchmark.runs import BASELINE
 from specdec.report import tables
 from specdec.report.tables import acceptance_length, estimate
 
-_LEAST = 0.97  # times the baseline, below which a way is said to lose
-_NEAR = 0.95  # times the best number, below which `adaptive` falls short
+LEAST = 0.97  # times the baseline, below which a way is said to lose
+NEAR = 0.95  # times the best number, below which `adaptive` falls short
 
 
 def listed(entries: Sequence[dict], form=tables.listed) -> str:
@@ -38,13 +38,13 @@ def page(entries: Sequence[dict]) -> str:
   losses = [
     f"{x['name']} at {_where(x)}"
     for x in entries
-    if x["name"] != BASELINE and x["speedup"]["value"] < _LEAST
+    if x["name"] != BASELINE and x["speedup"]["value"] < LEAST
   ]
   lost = "; ".join(losses) or "nowhere"
-  text = f"- under {_LEAST} times the baseline's goodput (batch, load): {lost}"
+  text = f"- under {LEAST} times the baseline's goodput (batch, load): {lost}"
   if any(x["name"] == "adaptive" for x in entries):
     short = "; ".join(_short_of_best(entries)) or "nowhere"
-    text += f"\n- adaptive under {_NEAR} times the best number's: {short}"
+    text += f"\n- adaptive under {NEAR} times the best number's: {short}"
   return f"{listed(entries, tables.markdown)}\n\n{text}"
 
 
@@ -59,7 +59,7 @@ def _short_of_best(entries: Sequence[dict]) -> list[str]:
     _where(x)
     for x in entries
     if x["name"] == "adaptive"
-    and x["speedup"]["value"] < _NEAR * best.get(_where(x), 0.0)
+    and x["speedup"]["value"] < NEAR * best.get(_where(x), 0.0)
   ]
 
 

@@ -291,7 +291,27 @@ def lengths(documents: Mapping, *names: str) -> str:
       row = rows.setdefault(run["batch"], {"batch": run["batch"]})
       row[heading] = run
       columns[heading] = cell(heading)
-  return markdown(rows.values(), columns)
+  table = markdown(rows.values(), columns)
+  decided = [row for row in rows.values() if "adaptive" in row]
+  return f"{table}\n\n{_where_short(decided)}" if decided else table
+
+
+def _where_short(rows: Sequence[dict]) -> str:
+  """Says at which batches `adaptive` loses, or gains less than a number."""
+  lost, short = [], []
+  for row in rows:
+    speedup = _speedup(row["adaptive"])
+    numbers = [_speedup(run) for k, run in row.items() if k.startswith("k = ")]
+    if speedup < goodput_tables.LEAST:
+      lost.append(str(row["batch"]))
+    if speedup < goodput_tables.NEAR * max(numbers, default=0.0):
+      short.append(str(row["batch"]))
+  lost, short = (", ".join(x) or "none" for x in (lost, short))
+  return (
+    f"- adaptive under {goodput_tables.LEAST} times decoding alone, rows: "
+    f"{lost}\n- under {goodput_tables.NEAR} times the best number's, rows: "
+    f"{short}"
+  )
 
 
 def _speedup(run: dict) -> float:

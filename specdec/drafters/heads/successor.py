@@ -169,12 +169,12 @@ class Selector(Successor):
       labels: [B, T] among the tokens that it can draft.
     """
     ids = _likeliest(logits, self.count)
-    found = jnp.any(ids == labels[..., None], axis=-1)
-    last = jnp.where(found, ids[..., -1], labels)
+    listed = jnp.any(ids == labels[..., None], axis=-1)
+    last = jnp.where(listed, ids[..., -1], labels)
     ids = jnp.concatenate([ids[..., :-1], last[..., None]], axis=-1)
     log_probs = jax.nn.log_softmax(self._scores(hidden, tokens, logits, ids))
     right = ids == labels[..., None]
-    return -jnp.sum(jnp.where(right, log_probs, 0.0), axis=-1), found
+    return -jnp.sum(jnp.where(right, log_probs, 0.0), axis=-1), listed
 
 
 def _likeliest(logits: Array, count: int) -> Array:
