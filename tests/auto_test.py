@@ -157,6 +157,39 @@ def test_a_larger_batch_is_timed_anew(target, calibration, tmp_path):
   assert len(second["fits"]) == 1 and second["fits"] != first["fits"]
 
 
+def batches_timed(path) -> set[int]:
+  [fit] = calibrated.read(path).overhead.values()
+  return {r.batch for r in fit.times}
+
+
+def test_a_batch_is_priced_by_rounds_of_about_its_size(
+  target, costs, calibration, tmp_path
+):
+  """What a round of 8 rows adds to its passes is not what one of 1 does."""
+  assert batches_timed(calibration) == {1}
+  prompts = tmp_path / "p.jsonl"
+  prompts.write_text('{"prompt": "abab"}\n' * 8)
+  other = tmp_path / "other.json"
+  for path in (calibration, other):
+    many = f"--prompt_file={prompts}", "--batch=8"
+    generate(target, path, *many, prompt=None)
+  assert batches_timed(calibration) == {1, 8}
+  assert batches_timed(other) == {8}
+  generate(target, other)
+  assert batches_timed(other) == {1, 8}
+
+
+def test_several_batches_are_timed_together(target, costs, tmp_path):
+  path = tmp_path / "all.json"
+  with programs.waits() as waits:
+    bench(
+      target, "--k=adaptive", "--drafter=lookup", "--batch=1,4", "--most_k=2",
+      "--passes=1", f"--calibration={path}",
+    )  # fmt: skip
+  assert batches_timed(path) == {1, 4}
+  assert sum(wait.startswith("timing this machine") for wait in waits) == 1
+
+
 def bench(target, *arguments):
   programs.run(
     "bench", f"--target={target}", "--context=8", "--max_new_tokens=8",

@@ -41,6 +41,7 @@ def choose(
   rows: Sequence[Sequence[int]],
   most_k: int,
   calibration: str | None = None,
+  batches: Sequence[int] = (),
 ) -> Choice:
   """Returns the k <= most_k, 0 included, that should decode rows fastest.
 
@@ -50,8 +51,9 @@ def choose(
     rows: prompts, one batch of them.
     calibration: a file of `calibrated.write`; what it lacks is timed first, and
       kept. Default: one for each machine, in ~/.cache/specdec/calibration.
+    batches: others that will be asked for, timed together with the setup's.
   """
-  setup, pair = _priced(setup, target, rows, most_k, calibration)
+  setup, pair = _priced(setup, target, rows, most_k, calibration, batches)
   decoder = calibrated.pilot(setup, target)
   slots = decoder.num_slots
   what = f"compiling k = {most_k} and trying it for {_ROUNDS} rounds"
@@ -77,12 +79,13 @@ def adaptive(
   rows: Sequence[Sequence[int]],
   most_k: int,
   calibration: str | None = None,
+  batches: Sequence[int] = (),
 ) -> Setup:
   """Returns the setup whose rounds draft 0 to most_k tokens, as it pays.
 
   Arguments as of `choose`. Nothing is decoded for it.
   """
-  sized, pair = _priced(setup, target, rows, most_k, calibration)
+  sized, pair = _priced(setup, target, rows, most_k, calibration, batches)
   context = sized.max_length(target.checkpoint.config)
   widths = draft_shape.step_widths(most_k)
   costs = planning.step_costs(pair, setup.batch, context, widths)
@@ -93,22 +96,33 @@ def adaptive(
 
 
 def _priced(
-  setup: Setup, target: Target, rows, most_k: int, calibration: str | None
+  setup: Setup,
+  target: Target,
+  rows: Sequence[Sequence[int]],
+  most_k: int,
+  calibration: str | None,
+  batches: Sequence[int],
 ) -> tuple[Setup, TargetDraftPair]:
   """Returns the setup with the largest k, and what its models cost here."""
   setup = dataclasses.replace(setup, k=most_k, prompt_size=prompt_size(rows))
   calibrated.check(setup)
   folder = Path("~/.cache/specdec/calibration").expanduser()
   path = Path(calibration or folder / f"{hardware.fingerprint()}.json")
-  timed = _timed(setup, target, rows, path)
+  timed = _timed(setup, target, rows, path, sorted({setup.batch, *batches}))
   return setup, calibrated.pair_of(setup, target, timed)
 
 
-def _timed(setup: Setup, target: Target, rows, path: Path) -> Calibration:
-  """Reads a file, and times what it lacks."""
-  base = calibrated.read(path)
-  batch, most_k = setup.batch, setup.levels
-  if base and calibrated.covers(setup, target, base, batch, most_k):
+def _timed(
+  setup: Setup, target: Target, rows, path: Path, batches: Sequence[int]
+) -> Calibration:
+  """Reads a file, and times what it lacks of these batches."""
+  base, most_k = calibrated.read(path), setup.levels
+  absent = [
+    batch
+    for batch in batches
+    if not (base and calibrated.covers(setup, target, base, batch, most_k))
+  ]
+  if not absent:
     return base
   busy = provenance.busy_cores(0.5)
   if busy is not None and busy > provenance.QUIET:
@@ -120,8 +134,8 @@ def _timed(setup: Setup, target: Target, rows, path: Path) -> Calibration:
     calibration = calibrated.timed(
       setup,
       target,
-      (list(rows) * batch)[:batch],
-      (batch,),
+      (list(rows) * max(absent))[: max(absent)],
+      absent,
       sorted({1, most_k}),
       setup.max_length(target.checkpoint.config),
       base,

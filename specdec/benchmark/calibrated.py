@@ -257,14 +257,11 @@ def covers(
     return False
   passes = _passes(setup, target, chips.of_hardware(calibration.hardware))
   rounds = calibration.overhead[setting].times
-  return (
-    all(
-      _has_passes(calibration, one.name, batch, tokens)
-      for one, tokens in zip(passes, (k + 1, 1))
-    )
-    and max(r.batch for r in rounds) >= batch / 2
-    and max(r.k for r in rounds) >= k / 2
-  )
+  batches = [r.batch for r in rounds if r.k >= k / 2] or [0]
+  return all(
+    _has_passes(calibration, one.name, batch, tokens)
+    for one, tokens in zip(passes, (k + 1, 1))
+  ) and min(batches) / 2 <= batch <= 2 * max(batches)
 
 
 def _has_passes(
@@ -354,7 +351,11 @@ def timed(
       some, others = group[:count], group[count:]
       fits[one.name] = fit_passes(one.deployment, some, others)
   pair = _pair(setup, target, Calibration(machine, fits))
-  overhead = {setting_of(setup): fit_overhead(pair, rounds)}
+  setting = setting_of(setup)
+  if setting in base.overhead:  # what other batches had stays known
+    earlier = base.overhead[setting].times
+    rounds = [*(r for r in earlier if r.batch not in batches), *rounds]
+  overhead = {setting: fit_overhead(pair, rounds)}
   bandwidth = {ours.name: 1 / reading.seconds} | base.bandwidth
   return Calibration(machine, fits, base.overhead | overhead, bandwidth)
 

@@ -95,7 +95,7 @@ def lengths(
   options: Options, setup: Setup, target, rows: Sequence[Sequence[int]]
 ) -> Iterator[tuple[str, Setup]]:
   """Yields the setups of --length, decided for one batch of prompts."""
-  arguments = setup, target, rows, options.most_k, options.calibration
+  arguments = _arguments(options, setup, target, rows)
   for name in options.length:
     if name == "auto":
       k = auto.choose(*arguments).k
@@ -111,7 +111,7 @@ def decide(
 ) -> tuple[Setup, auto.Choice | None]:
   """Returns the setup with the k that pays for one batch of prompts, or with
   the shape that finds it in every round, and prints why."""
-  arguments = setup, target, rows, options.most_k, options.calibration
+  arguments = _arguments(options, setup, target, rows)
   if options.adaptive:
     setup = auto.adaptive(*arguments)
     text = f"k = {setup.k} at most, {setup.shape} (batch {setup.batch})"
@@ -120,3 +120,9 @@ def decide(
   choice = auto.choose(*arguments)
   terminal.report(tables.of_choice(choice, setup.batch, options.explain))
   return dataclasses.replace(setup, k=choice.k), choice
+
+
+def _arguments(options: Options, *given) -> tuple:
+  """Returns the arguments of auto.choose and auto.adaptive."""
+  batches = options.batch if isinstance(options.batch, tuple) else ()
+  return *given, options.most_k, options.calibration, batches
