@@ -115,8 +115,8 @@ def test_slots_of_evaluation_are_the_same_for_every_batch():
 @pytest.mark.parametrize(
   "options, complaint",
   [
-    (dict(keep=1.1), "drop.keep = 1.1; it must be in 0..1"),
-    (dict(least=-0.1), "drop.least = -0.1; it must be in 0..1"),
+    (dict(keep=1.1), "keep = 1.1; it must be in 0..1"),
+    (dict(least=-0.1), "least = -0.1; it must be in 0..1"),
   ],
 )
 def test_shares_are_checked(options, complaint):

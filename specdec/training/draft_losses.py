@@ -62,7 +62,7 @@ class TokenDrop:
 
   def __post_init__(self):
     for name in ("keep", "least"):
-      check_range(self, name, 0, 1, prefix="drop.")
+      check_range(self, name, 0, 1)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -24,8 +24,8 @@ class BlockConfig:
       'rnn_markov', with a state over the block (all DSpark); 'gru', of the
       slot's hidden state and a GRU over the draft's tokens (Domino,
       arXiv:2605.29707), from the second draft token on; 'selector', a bilinear
-      term of the slot's likeliest tokens, which no other can be drawn beside
-      (DFlash2, github.com/z-lab/dflash); or 'none'.
+      term, and only the slot's likeliest tokens can be drawn (DFlash2,
+      github.com/z-lab/dflash); or 'none'.
     rank: of W1 and W2, of the GRU's vocabulary projection, or of the selector.
     candidates: of the selector: how many tokens a slot's distribution has.
     taps: of grouped causal convolutions over the slots, ahead of and behind

@@ -130,10 +130,8 @@ def drafter(
 
   def in_one_pass(params: Params, state: State, context: Context):
     """A draft of a parallel head: the pending token, and masks behind it."""
-    weights, depth = (
-      (params.draft["net"], draft_heads.target_weights_of(params)),
-      spec.max_depth,
-    )
+    weights = params.draft["net"], draft_heads.target_weights_of(params)
+    depth = spec.max_depth
     behind = ((0, 0), (0, depth - 1))
     stepped, layers = draft_head.step(
       *weights,
