@@ -397,7 +397,9 @@ def context_of(acceptance_by_depth, done, idle=0, evidence=400.0):
   return decode.step.context_of(state, V, RULES["coupled"])._replace(
     done=jnp.asarray(done),
     outcomes=Outcomes(
-      jnp.asarray(pairs), jnp.asarray(classes), jnp.full((rows,), idle)
+      jnp.asarray(pairs),
+      jnp.asarray(classes),
+      jnp.broadcast_to(jnp.asarray(idle), rows),
     ),
   )
 
