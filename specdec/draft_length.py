@@ -159,7 +159,7 @@ def by_costs(costs: Sequence[float]) -> LengthPolicy:
     going = active if able is None else active & able
     survival, gained = going * 1.0, jnp.sum(active * 1.0)
     pays, alive = decide(going, 0, survival, gained, rates[0])
-    idle = active & (outcomes.idle >= period)
+    idle = going & (outcomes.idle >= period)
     going &= (pays & (alive | idle)) | jnp.any(idle)
     return Plan(going, (survival, gained, *rates))
 

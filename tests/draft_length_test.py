@@ -397,12 +397,14 @@ def context_of(acceptance_by_depth, done, idle=0, evidence=400.0):
   return decode.step.context_of(state, V, RULES["coupled"])._replace(
     done=jnp.asarray(done),
     outcomes=Outcomes(
-      jnp.asarray(pairs), jnp.asarray(classes), jnp.full((rows,), idle)
+      jnp.asarray(pairs),
+      jnp.asarray(classes),
+      jnp.broadcast_to(jnp.asarray(idle), rows),
     ),
   )
 
 
-def levels_of(costs, context, certainty=0):
+def levels_of(costs, context, certainty=0, able=None):
   """How many levels each row drafts."""
   rows, levels = len(context.length), len(costs) - 1
   count, _ = draft_length.count_levels(
@@ -410,6 +412,7 @@ def levels_of(costs, context, certainty=0):
     context,
     levels,
     jnp.full((rows,), certainty),
+    able if able is None else jnp.array(able),
   )
   return (np.asarray(count) - 1).tolist()
 
@@ -447,6 +450,14 @@ def test_one_level_is_tried_now_and_then():
   ):
     context = context_of(rates, done, idle)
     assert levels_of(costs, context) == levels
+
+
+def test_a_row_that_has_no_draft_to_try_makes_no_other_try():
+  """Prompt lookup in a text that never repeats itself: it would have all other
+  rows draft in every round, whether that pays or not."""
+  context = context_of([[0.1, 0.1]] * 2, [False, False], [3, 1000])
+  for able, levels in (([True, False], [0, 0]), ([True, True], [1, 1])):
+    assert levels_of([1, 1.6, 2.2], context, able=able) == levels
 
 
 def test_rows_of_one_batch_are_told_apart():
