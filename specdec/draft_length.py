@@ -42,7 +42,8 @@ CLASSES = 1 + len(_EDGES)
 _PRIOR = 0.7  # acceptance where nothing is known,
 _WEIGHT = 8.0  # and after how many outcomes as much is due to these
 _HOPELESS = 0.02  # survival at which a row stops; the batch pays for its width
-_EXPLORATION = 0.01  # most of the time that drafts which may not pay may take
+_EXPLORATION = 0.02  # most of the time that drafts which may not pay may take
+_NEVER = 2**30  # rounds
 
 
 def default_costs(k: int) -> tuple[float, ...]:
@@ -109,7 +110,7 @@ def _rates(outcomes: Array, prior: Array | float) -> tuple[Array, Array]:
   return (kept + _WEIGHT * batch) / (tried + _WEIGHT), batch
 
 
-def by_costs(costs: Sequence[float]) -> LengthPolicy:
+def by_costs(costs: Sequence[float], catch_up: float = 0.0) -> LengthPolicy:
   """Drafts on while another level is expected to pay for what it costs.
 
   A row survives depth d with the product of its tokens' acceptance so far, each
@@ -121,18 +122,22 @@ def by_costs(costs: Sequence[float]) -> LengthPolicy:
 
     (A + s_1 + .. + s_e) / costs[e]  >=  (A + s_1 + .. + s_d) / costs[d]
 
-  Once a row has gone without a draft for so many rounds that it costs one
-  percent at most, all draft one level to see whether it pays by now; what it
-  takes a draft model to catch up is not in that percent.
+  Once a row has gone without a draft for so many rounds that it costs two
+  percent at most, all draft one level to see whether it pays by now. Where the
+  draft model would take as much to catch up alone, they never do.
 
   Args:
     costs: [k + 1] of a round that drafts 0 .. k levels, in any unit.
+    catch_up: what a draft model takes for every round that it was left out of,
+      in the same unit.
   """
   levels = len(costs) - 1
   table = np.asarray(costs, np.float32)
-  extra = (costs[1] - costs[0]) / costs[0]
-  period = math.ceil(round(extra / _EXPLORATION, 3))
-  period = int(np.clip(period, 16, 2**20))
+  spare = _EXPLORATION * costs[0] - catch_up
+  period = _NEVER
+  if spare > 0:
+    period = math.ceil(round((costs[1] - costs[0]) / spare, 3))
+    period = int(np.clip(period, 16, _NEVER))
 
   def decide(going, depth, survival, gained, rates):
     """Whether level depth + 1 pays, and the rows [B] that have a chance."""
@@ -286,7 +291,9 @@ def decided(k: int, policy: LengthPolicy) -> DraftShape:
 
 
 @cached
-def adaptive(k: int, costs: Sequence[float] | None = None) -> DraftShape:
+def adaptive(
+  k: int, costs: Sequence[float] | None = None, catch_up: float = 0.0
+) -> DraftShape:
   """Returns chains of 0 to k tokens, as many as are expected to pay.
 
   `by_costs` says how the batch decides in every round.
@@ -296,13 +303,18 @@ def adaptive(k: int, costs: Sequence[float] | None = None) -> DraftShape:
     costs: [k + 1] of a round that drafts 0 .. k levels, verified at the
       smallest of `draft_shape.step_widths` that holds them, in any unit
       (`roofline.planning.step_costs`); default `default_costs`.
+    catch_up: what a draft model takes for every round that it was left out of,
+      in the same unit (`TargetDraftPair.catch_up`).
 
   Raises:
-    ValueError: k is out of range, or the costs are not k + 1 ascending ones.
+    ValueError: k is out of range, the costs are not k + 1 ascending ones, or
+      catch_up is no number >= 0.
   """
   check_k(k)
   costs = check_costs(default_costs(k) if costs is None else costs, k)
-  return decided(k, by_costs(costs))
+  if not (_is_number(catch_up) and 0 <= catch_up < math.inf):
+    raise ValueError(f"catch_up = {catch_up!r}; it must be a number >= 0")
+  return decided(k, by_costs(costs, float(catch_up)))
 
 
 @cached

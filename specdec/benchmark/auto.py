@@ -89,9 +89,10 @@ def adaptive(
   context = sized.max_length(target.checkpoint.config)
   widths = draft_shape.step_widths(most_k)
   costs = planning.step_costs(pair, setup.batch, context, widths)
+  costs = *costs, pair.catch_up(setup.batch, context)
   costs = multihost.agree([cost / costs[0] for cost in costs])
-  numbers = ", ".join(f"{float(cost):.4g}" for cost in costs)
-  shape = f"adaptive(costs=[{numbers}])"
+  *levels, catch_up = (f"{float(cost):.4g}" for cost in costs)
+  shape = f"adaptive(costs=[{', '.join(levels)}], catch_up={catch_up})"
   return dataclasses.replace(setup, k=most_k, shape=shape)
 
 

@@ -42,6 +42,7 @@ class Overhead:
 
 
 NOTHING = Overhead()
+_PIECE = 8  # tokens of a pass in which a draft model catches up
 
 
 class Round(NamedTuple):
@@ -249,6 +250,15 @@ class TargetDraftPair:
       draft_deployment=self.draft,
       overhead=self.overhead if draft else self.baseline_overhead,
     )
+
+  def catch_up(self, batch: float, context: float) -> float:
+    """Returns the seconds, a position, that a draft model takes to read what
+    was written without it; 0 of drafters that keep up with every round."""
+    if self.drafter.shape is None or self.drafter.shares_target:
+      return 0.0
+    decoder = self.draft or deployment_of(self.target, self.drafter)
+    decoder = dataclasses.replace(decoder, head=False)
+    return decoder.cost(batch, _PIECE, context).seconds / _PIECE
 
   def speedup(
     self, batch: float, context: float, prefix_acceptance: Sequence[float]
