@@ -437,7 +437,8 @@ def draft_and_verify(
     rest: what else a loop carries from round to round.
 
   Raises:
-    ValueError: the caches have no room for the drafter's nodes.
+    ValueError: the caches have no room for the drafter's nodes, or it has idle
+      rounds and no width for them.
   """
   spec = drafter.spec
   _check_room(state, spec)
@@ -459,6 +460,11 @@ def draft_and_verify(
 
   if drafter.idle is None:
     return drafted((state, rest))
+  if 1 not in spec.widths or spec.parents is None:
+    raise ValueError(
+      f"{spec.name} has idle rounds: 1 must be among its widths {spec.widths}, "
+      "and its tree stand in its spec"
+    )
   idle = drafter.idle(context_of(state, target.vocab_size, rule))
   carry = loops.when(~idle, drafted, (state, rest), ())
   return loops.when(idle, alone, carry, ())

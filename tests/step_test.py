@@ -93,6 +93,15 @@ def test_the_seams_compose_to_a_round(name):
   assert int(state.stats.rounds[0]) == 2
 
 
+def test_idle_rounds_need_a_width_of_their_own():
+  target, drafter, rule, params, state = started("lookup")
+  spec = drafter.spec._replace(widths=(drafter.spec.max_nodes,))
+  idle = drafter._replace(spec=spec, idle=lambda _: jnp.array(False))
+  one_round = functools.partial(step.decode_step, target, idle, rule)
+  with pytest.raises(ValueError, match="1 must be among its widths"):
+    jax.eval_shape(one_round, params, state, EOS)
+
+
 def test_a_seam_refuses_arrays_that_do_not_fit():
   target, _ = learned_kinds.target()
   spec, rule = draft_shape.chain(3).spec, acceptance.rejection()
