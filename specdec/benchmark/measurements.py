@@ -162,10 +162,10 @@ def _lengths() -> Iterable[Measurement]:
   copies, of which some rows have many and others none."""
   smollm2 = SMOLLM2, "--drafter=quantized", "--max_new_tokens=48"
   quick = ("--batch=2", "--limit=2", "--max_new_tokens=12", "--repeats=2")
-  for target, flags, minutes in (
-    ("shipped", (_PAIR, *_SAMPLED), 1.5),
-    ("copies", ("--drafter=lookup", "--temperature=0.5"), 1),
-    ("smollm2", smollm2, 4),
+  for target, flags, batches, minutes in (
+    ("shipped", (_PAIR, *_SAMPLED), "1,4,16,64", 1.5),
+    ("copies", ("--drafter=lookup", "--temperature=0.5"), "1,4,16,64", 1),
+    ("smollm2", smollm2, "1,4,16", 3),
   ):
     for name, length in LENGTHS.items():
       if (target, name) == ("copies", "entropy"):
@@ -173,8 +173,8 @@ def _lengths() -> Iterable[Measurement]:
       yield Measurement(
         f"lengths_{target}_{name}",
         "bench",
-        (*flags, *length, "--batch=1,4,16,64", "--limit=8", "--passes=1"),
-        minutes * (3 if name == "fixed" else 1),
+        (*flags, *length, f"--batch={batches}", "--limit=8", "--passes=1"),
+        minutes * (3 if name in ("fixed", "auto") else 1),  # auto calibrates
         None if target == "smollm2" else quick,
       )
 
