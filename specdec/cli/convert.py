@@ -14,10 +14,9 @@ weights one Orbax checkpoint, which is read and written shard by shard.
 Both carry config.json and the tokenizer. A quantised GGUF is dequantised,
 unless --weights=stored; integers are written as compressed-tensors does.
 
-With --target the source is a drafter for that model: a file of train.py, a
-folder of speculators, DFlash, DeepSpec, EAGLE 1 to 3, SpecForge or Medusa, or a
-model with MTP layers. It is written as speculators, dflash, deepspec, eagle or
-medusa, or as ours (specdec).
+With --target the source is a drafter for it: a file of train.py, a folder of
+speculators, DFlash, DeepSpec, EAGLE 1 to 3, SpecForge or Medusa, or MTP layers.
+It is written as one of --layout, or as ours (specdec).
 """
 
 from collections.abc import Callable
