@@ -36,7 +36,8 @@ from specdec.types import Array, Context
 from specdec.utils.constructors import cached
 
 MOST = 64  # levels of a draft whose length is decided
-# A draft token's probability by the draft, before any warp, in classes.
+# Edges of the classes of a draft token, by the probability of its acceptance
+# as the draft sees it.
 _EDGES = (0.1, 0.3, 0.5, 0.7, 0.85, 0.95)
 CLASSES = 1 + len(_EDGES)
 _PRIOR = 0.7  # acceptance where nothing is known,
@@ -177,16 +178,11 @@ def by_costs(costs: Sequence[float], catch_up: float = 0.0) -> LengthPolicy:
     pays, alive = decide(plan.going, depth, survival, gained, by_depth)
     return Plan(plan.going & pays & alive, memory)
 
-  return LengthPolicy(begin, _by_probability, go_on, classes=CLASSES)
+  return LengthPolicy(begin, _classify, go_on, classes=CLASSES)
 
 
-def _by_probability(logits: Array, token: Array) -> Array:
-  """[B] class of a draft token, by its probability before any warp: after it a
-  greedy row's tokens all have probability 1."""
-  logits = logits.astype(jnp.float32)
-  own = jnp.take_along_axis(logits, token[:, None], axis=1)
-  total = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
-  return jnp.sum(jnp.exp(own - total) >= jnp.array([_EDGES]), axis=1)
+def _classify(probability: Array) -> Array:
+  return jnp.sum(probability[:, None] >= jnp.array([_EDGES]), axis=1)
 
 
 def by_entropy(limit: float, gamma: float) -> LengthPolicy:
@@ -207,7 +203,7 @@ def by_entropy(limit: float, gamma: float) -> LengthPolicy:
     begin=lambda context, able=None: Plan(
       _active(context) & (True if able is None else able)
     ),
-    certainty=lambda logits, token: jnp.zeros_like(token),
+    classify=draft_shape.unclassified,
     go_on=lambda plan, depth, certainty: plan,
     admit=admit,
   )
@@ -242,7 +238,8 @@ def count_levels(
     if certainty is None:
       logits, token = level
       plan = policy.admit(plan, logits)
-      columns.append(policy.certainty(logits, token))
+      sure = draft_shape.own_probability(logits, token)
+      columns.append(policy.classify(sure))
     else:
       columns.append(certainty)
     count += plan.going

@@ -48,8 +48,8 @@ class LengthPolicy(NamedTuple):
 
   begin(context, able [B] bool or None) -> Plan, before level 1. Rows that are
     not able have no draft to verify; None: all have.
-  certainty(logits [B, V], token [B]) -> [B]: how sure the draft is of a token
-    drawn after these logits: a class in 0 .. classes - 1.
+  classify(probability [B]) -> [B]: the class, in 0 .. classes - 1, of a token
+    that the draft expects to be accepted with this probability.
   go_on(plan, depth, certainty [B]) -> Plan, after the token at `depth`, which
     may be traced, was drawn; it is verified all the same.
   admit(plan, logits) -> Plan, before a token is drawn after these logits.
@@ -57,7 +57,7 @@ class LengthPolicy(NamedTuple):
   """
 
   begin: Callable[[Context, Array | None], Plan]
-  certainty: Callable[[Array, Array], Array]
+  classify: Callable[[Array], Array]
   go_on: Callable[[Plan, Any, Array], Plan]
   admit: Callable[[Plan, Array], Plan] = lambda plan, logits: plan
   classes: int = 0
@@ -79,6 +79,19 @@ class DraftShape(NamedTuple):
   policy: LengthPolicy | None = None  # how long that becomes; None: all of it
 
 
+def unclassified(probability: Array) -> Array:
+  """Returns the class of every token where there is one only."""
+  return jnp.zeros(probability.shape, jnp.int32)
+
+
+def own_probability(logits: Array, token: Array) -> Array:
+  """[B] probability of a token by the logits [B, V] it was drawn from, before
+  any warp: after it a greedy row's tokens all have probability 1."""
+  logits = logits.astype(jnp.float32)
+  own = jnp.take_along_axis(logits, token[:, None], axis=1)[:, 0]
+  return jnp.exp(own - jax.nn.logsumexp(logits, axis=-1))
+
+
 def among(policy: LengthPolicy | None, able: Array) -> LengthPolicy:
   """Returns the policy, or one that drafts every level, of rows `able` [B]."""
   if policy is not None:
@@ -86,7 +99,7 @@ def among(policy: LengthPolicy | None, able: Array) -> LengthPolicy:
     return policy._replace(begin=lambda context, _=None: begin(context, able))
   return LengthPolicy(
     begin=lambda context, _=None: Plan(able),
-    certainty=lambda logits, token: jnp.zeros_like(token),
+    classify=unclassified,
     go_on=lambda plan, depth, certainty: plan,
   )
 
@@ -119,6 +132,7 @@ def sample_chain(
   *,
   logits: Array | None = None,
   policy: LengthPolicy | None = None,
+  confidence: Callable[[PyTree], Array] | None = None,
 ) -> tuple[Draft, PyTree]:
   """Draws up to k >= 1 tokens in a row in a loop: `extend` is traced once.
 
@@ -128,6 +142,8 @@ def sample_chain(
     logits: [B, V] after the pending token; None: it is run first.
     policy: which rows draft each level; default all. Nodes past the one that
       ended a row are not in use.
+    confidence: carry -> [B], how probable it is that the token drawn after its
+      logits is accepted; default, the probability that it was drawn with.
 
   Returns:
     The draft of k + 1 nodes, the last one in use not run, and the carry.
@@ -135,7 +151,7 @@ def sample_chain(
   batch = context.length.shape[0]
   pending = context.pending[:, 0]
 
-  def draw(depth, plan, draft, logits):
+  def draw(depth, plan, draft, logits, carry):
     if policy is not None:
       plan = policy.admit(plan, logits)
     log_probs = sampling.warp(logits, context.sampling)
@@ -146,7 +162,8 @@ def sample_chain(
       count=draft.count + plan.going,
     )
     if policy is not None:
-      certainty = policy.certainty(logits, token)
+      sure = confidence(carry) if confidence else own_probability(logits, token)
+      certainty = policy.classify(sure)
       plan = policy.go_on(plan, depth, certainty)
     if draft.certainty is not None:
       classes = draft.certainty.at[:, depth].set(certainty)
@@ -156,7 +173,7 @@ def sample_chain(
   def turn(depth, state):
     plan, draft, carry = state
     carry, logits = extend(carry, draft.tokens[:, depth - 1, None], depth - 1)
-    return *draw(depth, plan, draft, logits), carry
+    return *draw(depth, plan, draft, logits, carry), carry
 
   plan = Plan(jnp.ones((batch,), bool))
   plan = plan if policy is None else policy.begin(context, None)
@@ -170,7 +187,7 @@ def sample_chain(
     draft = draft._replace(certainty=jnp.zeros((batch, k + 1), jnp.int32))
   first = 1
   if logits is not None:
-    plan, draft = draw(1, plan, draft, logits)
+    plan, draft = draw(1, plan, draft, logits, carry)
     first = 2
   state = plan, draft, carry
   if policy is None:  # no row can stop: the compiler knows how many turns

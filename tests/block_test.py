@@ -31,9 +31,17 @@ from learned_kinds import (
   target,
   weights,
 )
-from specdec import acceptance, draft_shape, draft_tree, drafters, step
+from specdec import (
+  acceptance,
+  draft_length,
+  draft_shape,
+  draft_tree,
+  drafters,
+  step,
+)
 from specdec.drafters.heads import block, block_serve, block_unroll
 from specdec.drafters.heads import cost as head_cost
+from specdec.drafters.heads import draft_head as draft_heads
 from specdec.drafters.heads.block_config import BlockConfig
 from specdec.roofline import chips, shapes
 from specdec.roofline.cost import Deployment
@@ -46,6 +54,7 @@ REJECTION = acceptance.rejection()
 CHAIN = draft_shape.chain(K)
 TREE = draft_shape.static([-1, 0, 0, 1, 1, 2, 3])
 DYNAMIC = draft_shape.dynamic(2, 3, 5)
+SURE = draft_length.adaptive(2, [1.0, 1.5, 2.0])
 TINY = Deployment(shapes.of_config(TARGET), chips.get("v5e"))
 SLOW = pytest.mark.slow
 EXACT = 1e-5  # of log-probabilities handed over and trained on
@@ -96,6 +105,7 @@ def test_b21_a_chain_is_drafted_by_the_distributions_it_is_trained_on(kind):
     slow("domino", (), draft_shape.static([-1, 0, 0, 1, 1]), (REJECTION,)),
     slow("jetspec", (1, 2), CHAIN, (REJECTION, acceptance.block())),
     slow("gated", (), draft_shape.chain(2), (REJECTION, acceptance.block())),
+    ("dspark", (), SURE, (REJECTION, acceptance.block())),
   ],
 )
 def test_by_enumeration(kind, ids, shape, rules):
@@ -139,7 +149,7 @@ def test_of_a_transformer(kind, shape):
 
 
 def proposed(drafter, kind, state):
-  """(tokens [B, N], parents [B, N], log_probs) of a round."""
+  """The draft of a round."""
   params = Params(target()[1], weights(kind))
 
   @jax.jit
@@ -150,7 +160,7 @@ def proposed(drafter, kind, state):
 
   draft = jax.tree.map(np.asarray, propose(params, state))
   parents = np.broadcast_to(draft.parents, draft.tokens.shape)
-  return draft.tokens, parents, draft.log_probs
+  return draft._replace(parents=parents)
 
 
 @pytest.mark.parametrize(
@@ -160,7 +170,7 @@ def test_b21_so_is_a_tree_in_the_middle_of_a_text(kind):
   """Every node's text is taught from the round's anchor."""
   drafter = drafter_of(kind, TREE)
   state = speculate(drafter, REJECTION, weights(kind), np.ones(BATCH), most=4)
-  tokens, parents, log_probs = proposed(drafter, kind, state)
+  tokens, parents, log_probs, *_ = proposed(drafter, kind, state)
   length = np.asarray(state.length)
   lines = np.zeros((BATCH, tokens.shape[1], L + K), np.int32)
   depth = draft_tree.depth(parents[0])
@@ -180,6 +190,34 @@ def test_b21_so_is_a_tree_in_the_middle_of_a_text(kind):
       np.testing.assert_allclose(log_probs[b, children[0]], expected, atol=1e-5)
       checked += 1
   assert checked == BATCH * len(set(parents[0])) - BATCH  # but the root's -1
+
+
+@pytest.mark.parametrize("kind", ["rnn", slow("dspark")])
+def test_a_block_is_as_sure_of_its_tokens_as_it_is_taught(kind):
+  """In the middle of a text, of all levels, by its confidence head."""
+  shape = draft_length.adaptive(K, [1.0] * (K + 1))  # every level pays
+  drafter, head = drafter_of(kind, shape), draft_head(kind)
+  state = speculate(drafter, REJECTION, weights(kind), np.ones(BATCH), most=4)
+  draft = proposed(drafter, kind, state)
+  anchors = np.asarray(state.length)[:, None] - 1
+  text = np.zeros((BATCH, L + K + 1), np.int32)
+  text[:, :L] = state.tokens
+  np.put_along_axis(text, anchors + np.arange(K + 1), draft.tokens, axis=1)
+  model, params = target()
+  output, _ = model.apply(params, text, None, features=head.features)
+  net = weights(kind)["net"]
+  unrolled = block_unroll.unroll(
+    head,
+    net,
+    draft_heads.target_weights_of(Params(params, weights(kind))),
+    jnp.asarray(text),
+    block_unroll.context_of(head, net, output),
+    jnp.asarray(anchors),
+  )
+  probability = jax.nn.sigmoid(unrolled.confidence[:, 0])  # [B, K]
+  expected = np.stack([shape.policy.classify(x) for x in probability.T], axis=1)
+  assert np.all(draft.count == K + 1) and len(np.unique(expected)) > 1
+  np.testing.assert_array_equal(draft.certainty[:, 1:], expected)
 
 
 def best_first(log_probs, size):

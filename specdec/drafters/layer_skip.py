@@ -14,7 +14,6 @@ be kept; in return nothing of a draft is verification's to go on from.
 import functools
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 
 from specdec import draft_shape
@@ -131,16 +130,11 @@ def layer_skip(
     if k == 0:
       return draft_shape.pending_only(context), state
 
-    def is_likely(logits, token):
-      log_probs = jax.nn.log_softmax(logits)
-      log_prob = jnp.take_along_axis(log_probs, token[:, None], axis=1)
-      return jnp.exp(log_prob[:, 0]) >= state.threshold
-
     policy = shape.policy
     if state is not None:
       policy = draft_shape.LengthPolicy(
         begin=lambda context, able=None: draft_shape.Plan(~state.over),
-        certainty=is_likely,
+        classify=lambda probability: probability >= state.threshold,
         go_on=lambda plan, depth, likely: draft_shape.Plan(plan.going & likely),
       )
     apply = functools.partial(target.apply, params.target, skip=skip)

@@ -38,7 +38,8 @@ class BlockConfig:
     causal_window: the layers with a window are causal in the block, whatever
       `causal` says of the others (z-lab's drafters of mixed layers).
     confidence: it predicts the probability that a draft token is accepted
-      (DSpark); trained along with the draft, and read by nobody yet.
+      (DSpark); a draft whose length is decided (`draft_length.adaptive`) has
+      its tokens' classes from it.
     mask_token: whose embedding the slots behind the anchor begin with; -1: a
       vector of their own.
   """

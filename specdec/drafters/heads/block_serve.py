@@ -139,13 +139,23 @@ def drafter(
 
     start = head.begin(weights[0], len(base), 1)
     if shape.loops:
+      confident = head_config.block.confidence and shape.policy is not None
 
-      def extend(state, token, node):
-        state, logits = step(state, token, node)
-        return state, logits[:, 0]
+      def extend(carry, token, node):
+        state, logits = step(carry[0], token, node)
+        sure = carry[1]
+        if confident:
+          slot = jax.lax.dynamic_slice_in_dim(hidden, node, 1, axis=1)
+          sure = head.confidence(weights[0], slot, token)[:, 0]
+        return (state, sure), logits[:, 0]
 
       draft, _ = draft_shape.sample_chain(
-        context, depth, extend, start, policy=shape.policy
+        context,
+        depth,
+        extend,
+        (start, jnp.zeros(len(base), base.dtype)),
+        policy=shape.policy,
+        confidence=(lambda x: jax.nn.sigmoid(x[1])) if confident else None,
       )
       return draft, cache
 
