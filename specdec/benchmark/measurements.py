@@ -181,20 +181,38 @@ def _lengths() -> Iterable[Measurement]:
 
 def _goodput() -> Iterable[Measurement]:
   """Prompts that arrive and leave, by batch and load."""
-  loads = "--loads=0.9,inf"
+  lengths = "--length=auto", "--length=adaptive"
+  shipped = (
+    HELD_OUT,
+    _PAIR,
+    *_SAMPLED,
+    *lengths,
+    "--length=entropy(limit=0.4)",
+  )
+  shipped += ("--loads=0.9,inf", "--max_new_tokens=64", "--least_new_tokens=16")
+  quick = "--k=2", "--batch=2", "--loads=inf", "--requests=4", "--repeats=2"
+  quick += "--max_new_tokens=16", "--least_new_tokens=4"
+  for name, flags in (
+    ("shipped", ("--k=2,4", "--batch=1,4,16", "--requests=32")),
+    ("shipped_64", ("--k=1,2", "--batch=64", "--requests=192")),
+  ):
+    yield Measurement(
+      f"goodput_{name}",
+      "goodput",
+      (*shipped, *flags),
+      2.5,
+      quick if name == "shipped" else None,
+    )
   yield Measurement(
-    "goodput_shipped",
+    "goodput_smollm2",
     "goodput",
     (
-      *(HELD_OUT, _PAIR, *_SAMPLED, "--k=2,4", "--batch=1,4,16", loads),
-      *("--length=auto", "--length=adaptive", "--length=entropy(limit=0.4)"),
-      *("--requests=32", "--max_new_tokens=64", "--least_new_tokens=16"),
+      *(*_TEXTS, "--drafter=quantized", *lengths, "--k=2,4", "--batch=1,4"),
+      *("--loads=0.9,inf", "--requests=12", "--max_new_tokens=32"),
+      "--least_new_tokens=8",
     ),
-    2.5,
-    (
-      *("--k=2", "--batch=2", "--loads=inf", "--requests=4"),
-      *("--max_new_tokens=16", "--least_new_tokens=4", "--repeats=2"),
-    ),
+    6,
+    None,
   )
 
 
