@@ -1,17 +1,14 @@
 r"""Trains drafters of the shipped target that can be compared: equal weights.
 
-  for kind in draft eagle3 mtp dflash jetspec next dspark; do
-    python scripts/train.py --config=configs/train/equal.py:$kind \
-      --folder=runs/equal/$kind-0
-  done
-  python scripts/reproduce.py --only=equal_greedy,equal_sampled
+  python scripts/train.py --config=configs/train/equal.py:dflash \
+    --folder=runs/equal/dflash-0
 
 The word after the colon is one of KINDS. All see the same tokens in the same
 order for as many steps, and hold 0.90 M weights beyond the target's, within a
 tenth, but for the four that vary width and depth. Every block has 16 slots
 (DFlash's, gamma 7), so that drafts of 3 to 15 tokens cost the same pass. What a
 kind is: configs/train/drafter.py and draft.py, whose settings are used but for
-those below.
+those below. docs/training.md has the commands of the whole comparison.
 """
 
 import runpy
@@ -32,28 +29,33 @@ def _block(kind: str, mlp_width: int, **options) -> tuple[str, str, dict]:
   return "drafter", kind, changes
 
 
+def _like_dflash(**changes) -> tuple[str, str, dict]:
+  file, kind, others = _block("dflash", 552)
+  return file, kind, others | changes
+
+
 # name -> the file and the kind that it is like, and what differs of the head.
 KINDS = {
   "draft": ("draft", "1m", {}),
   "pard": ("draft", "pard", {}),
-  "eagle3": ("drafter", "eagle3", {"mlp_width": 384}),
+  "eagle3": ("drafter", "eagle3", {"mlp_width": 1120}),
   "mtp": ("drafter", "mtp", {}),
-  "peagle": ("drafter", "peagle", {"mlp_width": 160, "levels": _LEVELS}),
-  "dflash": _block("dflash", 384),
-  "jetspec": _block("jetspec", 384),
-  "windowed": _block("dflash", 384, window=64),
-  "next": _block("dflash", 384, slots="next"),
-  "dspark": _block("dspark", 384),
-  "gated": _block("dspark", 384, successor="gated_markov"),
-  "rnn": _block("dspark", 384, successor="rnn_markov"),
-  "domino": _block("domino", 384),
-  "selector": _block("dflash2", 384, taps=0),
-  "dflash2": _block("dflash2", 384),
+  "peagle": ("drafter", "peagle", {"mlp_width": 512, "levels": _LEVELS}),
+  "dflash": _block("dflash", 552),
+  "jetspec": _block("jetspec", 552),
+  "windowed": _block("dflash", 552, window=64),
+  "next": _block("dflash", 552, slots="next"),
+  "dspark": _block("dspark", 464),
+  "gated": _block("dspark", 460, successor="gated_markov"),
+  "rnn": _block("dspark", 448, successor="rnn_markov"),
+  "domino": _block("domino", 496),
+  "selector": _block("dflash2", 464, taps=0),
+  "dflash2": _block("dflash2", 440),
   # Where the curve turns: half and twice the width, one and four layers.
-  "narrow": ("drafter", "dflash", {"width": 64}),
-  "wide": ("drafter", "dflash", {"width": 256}),
-  "shallow": ("drafter", "dflash", {"num_layers": 1}),
-  "deep": ("drafter", "dflash", {"num_layers": 4}),
+  "narrow": _like_dflash(width=64),
+  "wide": _like_dflash(width=256),
+  "shallow": _like_dflash(num_layers=1),
+  "deep": _like_dflash(num_layers=4),
 }
 
 
@@ -67,6 +69,6 @@ def get_config(kind: str = "dflash") -> config_dict.ConfigDict:
   config.options.update(_OPTIONS)
   for key, value in changes.items():
     config.update_from_flattened_dict({f"head_config.{key}": value})
-  if changes.get("levels") == _LEVELS and "block" in config.loss:
+  if kind not in ("draft", "pard") and config.head_config.kind == "block":
     config.loss.decay = _GAMMA_7
   return config

@@ -80,7 +80,26 @@ _ONE = ("--limit=1", "--max_new_tokens=16", "--k=2")
 _TPU = "libtpu", "pip install libtpu; it needs no TPU"
 _TRAINED = "train it: docs/training.md"
 _HEAD = "runs/smollm2_drafter/best.safetensors"
-_EAGLE3 = "runs/eagle3_all/best.safetensors"
+# Trained by configs/train/equal.py, with seeds 0 to 2 or 0.
+_EQUAL = "; ".join(
+  f"{kind}(runs/equal/{name}-{seed}/best{ending})"
+  for kind, ending, names, seeds in (
+    ("model", "", ("draft",), 1),
+    ("pard", "", ("pard",), 1),
+    ("head", ".safetensors", ("eagle3", "dflash", "dspark"), 3),
+    (
+      "head",
+      ".safetensors",
+      (
+        *("mtp", "peagle", "jetspec", "windowed", "next", "gated", "rnn"),
+        *("domino", "selector", "dflash2", "narrow", "wide", "shallow", "deep"),
+      ),
+      1,
+    ),
+  )
+  for name in names
+  for seed in range(seeds)
+)
 
 
 def _passes() -> Iterable[Measurement]:
@@ -316,16 +335,16 @@ MEASUREMENTS = (
     "output",
   ),
   Measurement(
-    "drafters_trained",
+    "equal",
     "compare_drafters",
     (
-      *(HELD_OUT, "--limit=8", "--max_new_tokens=96", "--k=2,4,8"),
-      f"--drafters=head({_EAGLE3})",
+      *(HELD_OUT, "--limit=6", "--max_new_tokens=96", "--k=3,5,7,11,15"),
+      *("--tree_size=0", f"--drafters={_EQUAL}"),
     ),
-    1,
+    25,
     None,
     "output",
-    needs=(_EAGLE3, _TRAINED),
+    needs=("runs/equal/dflash-0/best.safetensors", _TRAINED),
   ),
   Measurement(
     "rules",
