@@ -17,6 +17,7 @@ from specdec.roofline.round_cost import TargetDraftPair
 from specdec.utils import terminal
 
 _ROUNDS = 16  # from which acceptance is learnt
+_TURNS = 7  # of timing, or twice as many on a noisy machine
 
 
 class Choice(NamedTuple):
@@ -140,6 +141,7 @@ def _timed(
       sorted({1, most_k}),
       setup.max_length(target.checkpoint.config),
       base,
+      _TURNS,
     )
   path.parent.mkdir(parents=True, exist_ok=True)
   calibrated.write(path, calibration)
