@@ -113,13 +113,13 @@ def loss_of_output(
         total += options.base_weight * _total(loss, options, base, goal)
     else:  # what no candidate is has no probability: the slots' own are trained
       total = _total(loss, options, base, goal)
-      entropy, found = unrolled.selection
+      entropy, is_candidate = unrolled.selection
       known = goal.best >= 0
       entropy = jnp.where(known, entropy, 0.0)
       chosen = _weighted(loss, options, entropy, entropy)
       total += options.selector_weight * chosen
-      found = (found & known).astype(jnp.float32)
-      measures["candidate_recall"] = jnp.mean(found)
+      recalled = (is_candidate & known).astype(jnp.float32)
+      measures["candidate_recall"] = jnp.mean(recalled)
     accepted = 1 - draft_losses.rejected(log_probs, goal)
     if unrolled.confidence is not None:
       aimed = jax.lax.stop_gradient(jnp.clip(accepted, 0, 1))
