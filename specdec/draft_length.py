@@ -115,11 +115,11 @@ def by_costs(costs: Sequence[float], catch_up: float = 0.0) -> LengthPolicy:
   """Drafts on while another level is expected to pay for what it costs.
 
   A row's prefix acceptance at depth d is the product of its tokens' acceptance
-  so far, each by its class of certainty. Deeper levels are expected by position.
-  Both are rates measured on this row, shrunk to the batch's, those of a deeper
-  position to the one before it; older outcomes fade. With s_i the prefix
-  acceptance at depth i, summed over the A rows that are not done, a level is
-  drafted if for some e > d (a width may hold several levels)
+  so far, each by its class of certainty. Deeper levels are expected by
+  position. Both are rates measured on this row, shrunk to the batch's, those of
+  a deeper position to the one before it; older outcomes fade. With s_i the
+  prefix acceptance at depth i, summed over the A rows that are not done, a
+  level is drafted if for some e > d (a width may hold several levels)
 
     (A + s_1 + .. + s_e) / costs[e]  >=  (A + s_1 + .. + s_d) / costs[d]
 
