@@ -72,6 +72,7 @@ def _published_block(loss: Loss, **options) -> tuple[HeadConfig, Loss]:
 _MASK = 188  # of the target's tokens the byte 0xFF, which no text has
 # gamma = 4 for blocks of 7 or 8 tokens (DFlash, section 4; DSpark's code).
 _GAMMA_4 = dict(decay=0.7788)
+_STEPS = 600
 _DSPARK = BlockLoss(cross_entropy_weight=0.1, confidence_weight=1.0)
 KINDS = {
   "dflash": _block(Loss(**_GAMMA_4)),
@@ -84,8 +85,8 @@ KINDS = {
     rank=12,
     confidence=True,
   ),
-  "domino": _block(
-    Loss(block=BlockLoss(base_weight=0.5), **_GAMMA_4),
+  "domino": _block(  # the base loss goes as training does, from 1 to 0
+    Loss(block=BlockLoss(base_weight=1.0, base_steps=_STEPS), **_GAMMA_4),
     mlp_width=64,
     slots="next",
     successor="gru",
@@ -172,7 +173,7 @@ def get_config(kind: str = "prophet") -> config_dict.ConfigDict:
     raise ValueError(f"kind {kind!r} is unknown; known: {', '.join(KINDS)}")
   head_config, loss = KINDS[kind]
   options = Options(
-    steps=600,
+    steps=_STEPS,
     batch=8,
     sequence=256,
     learning_rate=2e-3,

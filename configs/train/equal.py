@@ -71,4 +71,6 @@ def get_config(kind: str = "dflash") -> config_dict.ConfigDict:
     config.update_from_flattened_dict({f"head_config.{key}": value})
   if kind not in ("draft", "pard") and config.head_config.kind == "block":
     config.loss.decay = _GAMMA_7
+    if like == "domino":
+      config.loss.block.base_steps = config.options.steps
   return config
