@@ -67,9 +67,13 @@ def get_config(kind: str = "dflash") -> config_dict.ConfigDict:
   path = Path(__file__).with_name(f"{name}.py")
   config = runpy.run_path(str(path))["get_config"](like)
   config.options.update(_OPTIONS)
+  if name == "draft":
+    return config
   for key, value in changes.items():
     config.update_from_flattened_dict({f"head_config.{key}": value})
-  if kind not in ("draft", "pard") and config.head_config.kind == "block":
+  if config.head_config.features:  # the same layers of all
+    config.cache = "runs/equal_states"
+  if config.head_config.kind == "block":
     config.loss.decay = _GAMMA_7
     if like == "domino":
       config.loss.block.base_steps = config.options.steps
