@@ -31,7 +31,9 @@ def check_loads(loads: Sequence[float]) -> None:
     raise ValueError("give at least one load")
   for load in loads:
     if not load >= LEAST_LOAD:
-      raise ValueError(f"a load of {load:g}; it must be >= {LEAST_LOAD}, or inf")
+      raise ValueError(
+        f"a load of {load:g}; it must be >= {LEAST_LOAD}, or inf"
+      )
 
 
 def compare(

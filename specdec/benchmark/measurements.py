@@ -180,11 +180,13 @@ def _lengths() -> Iterable[Measurement]:
   """Fixed k, auto, adaptive and AdaEDL by batch: the pair, SmolLM2's int8, and
   copies, of which some rows have many and others none."""
   smollm2 = SMOLLM2, "--drafter=quantized", "--max_new_tokens=48"
+  many = *smollm2, "--repeats=3"  # one row takes what 64 do, 64 times
   quick = ("--batch=2", "--limit=2", "--max_new_tokens=12", "--repeats=2")
   for target, flags, batches, minutes in (
     ("shipped", (_PAIR, *_SAMPLED), "1,4,16,64", 1.5),
     ("copies", ("--drafter=lookup", "--temperature=0.5"), "1,4,16,64", 1),
     ("smollm2", smollm2, "1,4,16", 3),
+    ("smollm2_many", many, "64", 2),
   ):
     for name, length in LENGTHS.items():
       if (target, name) == ("copies", "entropy"):
@@ -194,7 +196,7 @@ def _lengths() -> Iterable[Measurement]:
         "bench",
         (*flags, *length, f"--batch={batches}", "--limit=8", "--passes=1"),
         minutes * (3 if name in ("fixed", "auto") else 1),  # auto calibrates
-        None if target == "smollm2" else quick,
+        None if target.startswith("smollm2") else quick,
       )
 
 
