@@ -47,18 +47,18 @@ UNCOUPLED = [name for name in RULES if name != "coupled"]
 
 def by_tokens() -> draft_length.DraftShape:
   """Adversarial: a level is drafted by the parity of all rows' last tokens,
-  of those that were drawn in thousandths of their probability."""
+  of those that were drawn in sixteenths of their probability."""
 
   def begin(context, able=None):
     last = context.pending[:, 0]
     return draft_shape.Plan((last + jnp.sum(last)) % 2 == 0)
 
-  def go_on(plan, depth, thousandths):
-    going = plan.going & ((thousandths + jnp.sum(thousandths)) % 2 == 0)
+  def go_on(plan, depth, sixteenths):
+    going = plan.going & ((sixteenths + jnp.sum(sixteenths)) % 2 == 0)
     return draft_shape.Plan(going)
 
   def classify(probability):
-    return (1000 * probability).astype(jnp.int32)
+    return (16 * probability).astype(jnp.int32)
 
   policy = draft_shape.LengthPolicy(begin, classify, go_on)
   return draft_length.decided(K, policy)

@@ -23,7 +23,7 @@ fewer; the published Medusa more, in 26 times the weights, which every round
 reads.
 """
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from ml_collections import config_dict
 
@@ -167,6 +167,15 @@ KINDS = {
 }
 
 
+def _whole(head_config: HeadConfig, loss: Loss) -> Loss:
+  """Returns the loss with every option that flags may set."""
+  if head_config.kind == "block" and loss.block is None:
+    return replace(loss, block=BlockLoss())
+  if head_config.kind == "peagle" and loss.drop is None:
+    return replace(loss, drop=TokenDrop())
+  return loss
+
+
 def get_config(kind: str = "prophet") -> config_dict.ConfigDict:
   """Returns the config of scripts/train.py for a kind of head."""
   if kind not in KINDS:
@@ -190,7 +199,7 @@ def get_config(kind: str = "prophet") -> config_dict.ConfigDict:
       data="corpus/train",
       held_out="corpus/held_out",
       head_config=asdict(head_config),
-      loss=asdict(loss),
+      loss=asdict(_whole(head_config, loss)),
       options=asdict(options),
       start="",  # drafter with initial weights; "": random weights
       # Folder to cache the target's hidden states in; "": recomputes them.

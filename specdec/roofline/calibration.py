@@ -194,6 +194,27 @@ class RoundFit:
   errors: Errors
   times: tuple[RoundTime, ...] = ()
 
+  def scale(self, pair: TargetDraftPair, batch: int, most: int) -> np.ndarray:
+    """Returns [most + 1] what rounds of k = 0 .. most took, times the model's.
+
+    Of the batch timed that is nearest; between the values of k that were timed
+    it goes from one to the next in a line. A pass's time jumps where other
+    products take over, which no line in k can say.
+
+    Args:
+      pair: with this overhead.
+    """
+    nearest = min(
+      {r.batch for r in self.times}, key=lambda x: abs(math.log(x / batch))
+    )
+    ratio = {
+      r.k: r.seconds / pair.round(r.batch, r.k, r.context).seconds
+      for r in self.times
+      if r.batch == nearest
+    }
+    ks = sorted(ratio)
+    return np.interp(np.arange(most + 1), ks, [ratio[k] for k in ks])
+
 
 def fit_overhead(
   pair: TargetDraftPair, rounds: Sequence[RoundTime]
