@@ -197,9 +197,9 @@ class RoundFit:
   def scale(self, pair: TargetDraftPair, batch: int, most: int) -> np.ndarray:
     """Returns [most + 1] what rounds of k = 0 .. most took, times the model's.
 
-    Of the batch timed that is nearest; between the values of k that were timed
-    it goes from one to the next in a line. A pass's time jumps where other
-    products take over, which no line in k can say.
+    Of the batch timed that is nearest, and of the next k that was timed. A
+    pass's time jumps where other products take over, which no line in k can
+    say: until they are timed, more tokens count as being past the jump.
 
     Args:
       pair: with this overhead.
@@ -213,7 +213,8 @@ class RoundFit:
       if r.batch == nearest
     }
     ks = sorted(ratio)
-    return np.interp(np.arange(most + 1), ks, [ratio[k] for k in ks])
+    places = np.searchsorted(ks, np.arange(most + 1)).clip(max=len(ks) - 1)
+    return np.array([ratio[ks[place]] for place in places])
 
 
 def fit_overhead(
