@@ -49,7 +49,7 @@ def test_priced_and_run_by_random_weights(tmp_path, capsys):
   """One call drafts in a roofline and, with random weights, in a decoder."""
   path = tmp_path / "prices.json"
   flags = "--chip=v6e", "--ways=1", "--target=llama3-8b", "--batches=1"
-  flags += "--contexts=1024", "--k=7", "--alpha=0.8", f"--json={path}"
+  flags += "--contexts=1024", "--most=7", "--alpha=0.8", f"--json={path}"
   programs.run("roofline", *flags, "--drafter=head(preset:dspark)")
   assert json.loads(path.read_text())
   with pytest.raises(SystemExit):
