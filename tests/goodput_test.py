@@ -364,7 +364,7 @@ def test_the_python_of_the_page_on_measuring_runs(capsys):
   [
     (["--loads=0"], "a load of 0; it must be >= 0.001, or inf"),
     (["--loads=1,-2"], "a load of -2"),
-    (["--loads=much"], "--loads=much; give numbers > 0, or inf"),
+    (["--loads=much"], "--loads=much; give numbers >= 0.001, or inf"),
     (["--loads="], "give at least one load"),
     (["--requests=0"], "--requests=0; it must be >= 1"),
     (["--refill=2"], "--refill=2 is more than --batch=1"),
