@@ -22,6 +22,7 @@ HEAD = dict(
   head_dim=8,
   head="shared",
 )
+FOLDER = "it's again"  # a call that names it is written with other quotes
 SIZES = dict(k=3, prompt_size=64, max_new_tokens=24, batch=2)
 PROMPTS = ["abcabcabc", "hello there"]
 
@@ -169,22 +170,22 @@ def test_the_same_prompts_again(target, file, tmp_path, capsys):
     "repeat_work",
     f"--target={target}",
     f"--prompt_file={target / 'prompts.jsonl'}",
-    f"--output={tmp_path / 'again'}",
+    f"--output={tmp_path / FOLDER}",
     "--edit= thanks",
     "--max_new_tokens=16",
     "--k=3",
     "--batch=2",
   )
-  document = json.loads((tmp_path / "again" / "results.json").read_text())
+  document = json.loads((tmp_path / FOLDER / "results.json").read_text())
   runs = {run["group"]: run for run in document["runs"]}
   assert [*runs] == ["lookup", "suffix", "suffix and corpus"]
   for run in runs.values():
     assert run["identity"]["share"] == 1
     assert run["acceptance"]["emitted"] == 32
-  prompts = (tmp_path / "again" / "edited.jsonl").read_text().splitlines()
+  prompts = (tmp_path / FOLDER / "edited.jsonl").read_text().splitlines()
   assert [json.loads(x)["prompt"] for x in prompts] == [
     f"{x} thanks" for x in PROMPTS
   ]
-  held = text_corpus.load(tmp_path / "again" / "corpus.npz", 27)
+  held = text_corpus.load(tmp_path / FOLDER / "corpus.npz", 27)
   assert sorted(len(x) for x in held) == [9 + 16, 11 + 16]
   assert "suffix and corpus" in capsys.readouterr().out
