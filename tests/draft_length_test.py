@@ -42,7 +42,6 @@ RULES = {
     acceptance.coupled(),
   )
 }
-UNCOUPLED = [name for name in RULES if name != "coupled"]
 
 
 def by_tokens() -> draft_length.DraftShape:
@@ -251,7 +250,6 @@ DUE = {("tokens", "block"), ("adaptive", "rejection")}
   [
     pytest.param(*case, marks=() if case in DUE else SLOW)
     for case in itertools.product(SHAPES, RULES)
-    if case[1] != "kseq"
   ],
 )
 def test_20000_texts_follow_the_distribution(name, rule):
