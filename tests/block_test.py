@@ -108,7 +108,6 @@ def test_b21_a_chain_is_drafted_by_the_distributions_it_is_trained_on(kind):
     slow("domino", (), draft_shape.static([-1, 0, 0, 1, 1]), (REJECTION,)),
     slow("jetspec", (1, 2), CHAIN, (REJECTION, acceptance.block())),
     slow("gated", (), draft_shape.chain(2), (REJECTION, acceptance.block())),
-    ("dspark", (), SURE, (REJECTION, acceptance.block())),
   ],
 )
 def test_by_enumeration(kind, ids, shape, rules):
@@ -228,11 +227,10 @@ def test_a_block_in_bfloat16_decides_its_length(kind):
   """Traced alone: what a loop carries must keep its type."""
   config = dataclasses.replace(TARGET, dtype="bfloat16")
   model, head = transformer.model(config), draft_head(kind, config=config)
+  nets = weights(kind)["net"], target()[1]
 
   def counts():
-    net, ours = jax.tree.map(
-      lambda x: x.astype(jnp.bfloat16), (weights(kind)["net"], target()[1])
-    )
+    net, ours = jax.tree.map(lambda x: x.astype(jnp.bfloat16), nets)
     params = Params(ours, draft_heads.weights_of(head, net, ours))
     drafter = drafters.from_head(head, model, SURE)
     parts = model, drafter, REJECTION, params
