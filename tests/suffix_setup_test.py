@@ -2,6 +2,8 @@
 
 import json
 
+import jax
+import jax.numpy as jnp
 import pytest
 
 import programs
@@ -12,6 +14,7 @@ from specdec.checkpoints import text_corpus
 from specdec.drafters.fallback import Both
 from specdec.drafters.heads.head_config import HeadConfig
 from specdec.drafters.suffix_index import SuffixIndex
+from specdec.noise import row_keys
 
 HEAD = dict(
   num_layers=1,
@@ -94,6 +97,30 @@ def test_a_run_saves_what_it_wrote_and_another_copies_it(target, file):
   # It has read all of it before: 24 tokens by four, one round to spare.
   assert ours.num_rounds <= 7 < alone.num_rounds
   assert file.name in str(setup.checksums())
+
+
+def test_what_a_seed_wrote_is_copied_under_other_noise(target, file, tmp_path):
+  """But for coupled rules, whose text is that of the seed: rule 7."""
+  loaded = Setup(str(target)).load_target()
+  larger = tmp_path / "larger.npz"
+  larger.write_bytes(file.read_bytes())
+  text_corpus.add(larger, [[1, 2, 3]], 27, loaded.checkpoint.tokenizer)
+
+  def keys(drafter, acceptance="rejection"):
+    setup = Setup(str(target), drafter, acceptance, temperature=1.0, **SIZES)
+    rows = row_keys(setup.decoder(loaded).key, jnp.arange(64))
+    return {*map(tuple, jax.random.key_data(rows).tolist())}
+
+  alone, held, more = (
+    keys(drafter)
+    for drafter in (
+      "suffix",
+      f"suffix(corpus='{file}')",
+      f"suffix(k=2, corpus='{larger}') | recycling",
+    )
+  )
+  assert not (alone & held or alone & more or held & more)
+  assert keys(f"suffix(corpus='{file}')", "coupled") == alone
 
 
 @pytest.mark.parametrize("first", ["suffix(k=4, corpus='{}')", "suffix(k=4)"])
