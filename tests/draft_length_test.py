@@ -22,6 +22,7 @@ from specdec.models import transformer
 from specdec.testing import check_drafter, enumeration, table_model
 from specdec.types import Outcomes, Params, Skip
 from text_statistics import SMALLEST_P, exact, p_value
+from texts import texts
 
 V, K, NEW = 3, 2, 3
 MODEL = table_model.model(V)
@@ -366,6 +367,33 @@ def test_recycling_drafts_no_more_than_is_decided():
     state = run(drafter, rule, start(drafter, rule, 6, new=12))
     drafted[name] = int(jnp.sum(state.stats.drafted))
   assert drafted["whole"] > drafted["dear"] == 0
+
+
+DEAR = draft_length.adaptive(2, [1.0, 9.0, 99.0])
+IDLE = {
+  "early_exit": lambda target: drafters.early_exit(target, 1, shape=DEAR),
+  "layer_skip": lambda target: drafters.layer_skip(
+    target, Skip((1,)), shape=DEAR
+  ),
+  "quantized": lambda target: drafters.quantized(target, shape=DEAR),
+}
+
+
+@pytest.mark.parametrize("name", IDLE)
+def test_the_target_drafts_nothing_for_itself_where_no_row_is_to_draft(name):
+  """Nor is there room made for a draft's distributions."""
+  target, params = learned_kinds.target()
+  honest, calls = IDLE[name](target), []
+
+  def propose(*args):
+    jax.debug.callback(lambda: calls.append(name))
+    return honest.propose(*args)
+
+  drafter = honest._replace(propose=propose)
+  state = learned_kinds.speculate(drafter, RULES["coupled"], params)
+  jax.effects_barrier()
+  assert texts(state) == learned_kinds.baseline()
+  assert not calls
 
 
 # The kit, but for rows and slots: which sample an uncoupled row becomes is up
