@@ -118,10 +118,17 @@ def test_shares_of_a_large_range_are_right_to_one_place():
         assert abs(count / len(everything) - seen[text] / 32) <= 1 / 32
 
 
-@pytest.mark.parametrize("texts", [[], [[], []]])
-def test_no_text_is_no_index(texts):
-  with pytest.raises(ValueError, match="needs a text"):
-    suffix_index.build(texts)
+@pytest.mark.parametrize("make", [suffix_index.build, suffix_index.shapes])
+def test_what_is_no_index_is_refused(make, monkeypatch):
+  """Its shapes are too, which are asked for before any weights are read."""
+  monkeypatch.setattr(suffix_index, "MOST_TOKENS", 4)
+  for texts, sentence in (
+    ([], "needs a text"),
+    ([[], []], "needs a text"),
+    ([[1, 2], [3]], "5 tokens are too many .* at most 4"),
+  ):
+    with pytest.raises(ValueError, match=sentence):
+      make(texts)
 
 
 def draft_of(drafter, text, params=TABLES, size=24):
