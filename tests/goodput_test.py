@@ -3,10 +3,12 @@
 That texts are those of one batch: slots_test.
 """
 
+import dataclasses
 import itertools
 import json
 import math
 import re
+import types
 
 import jax
 import numpy as np
@@ -15,10 +17,12 @@ import pytest
 import programs
 from specdec import acceptance as rules
 from specdec import decode, drafters
-from specdec.benchmark import goodput, queues
+from specdec.benchmark import calibrated, goodput, queues
 from specdec.benchmark.metrics import acceptance
 from specdec.benchmark.queues import Request, Server, requests_of
 from specdec.benchmark.runs import BASELINE
+from specdec.benchmark.setup import Setup
+from specdec.cli import auto_flags
 from specdec.cli import goodput as program
 from specdec.report import result_tables, summary
 from specdec.types import ModelOutput
@@ -372,6 +376,7 @@ def test_the_python_of_the_page_on_measuring_runs(capsys):
     (["--most_k=5"], "--most_k is for --length"),
     (["--calibration=c.json"], "--calibration is for --length"),
     (["--length=adaptive"], "--most_k=8; it must be >= 1 and leave room in"),
+    (["--length=auto", "--most_k=2", "--drafter=none"], "no k to choose"),
     (
       ["--length=auto", "--most_k=2", "--calibration=nowhere/c.json"],
       "--calibration=nowhere/c.json",
@@ -391,6 +396,40 @@ def test_flags_that_cannot_work_end_before_a_model_is_loaded(
   with pytest.raises(SystemExit) as ended:
     run(folder, *flags)
   assert sentence in ended.value.code and "\n" not in ended.value.code
+
+
+def lengths_of(**given):
+  """Options of --length alone, the others their defaults."""
+  options = {"length": ["auto", "adaptive"], "most_k": 5, "max_new_tokens": 8}
+  options |= {"drafter": "lookup", "k": None, "batch": (1,)}
+  return types.SimpleNamespace(**options | given, calibration=None, given=())
+
+
+def test_the_levels_of_a_head_bound_what_is_tried(monkeypatch):
+  """Before, `adaptive` of a head with fewer ended after the target was read."""
+  monkeypatch.setattr(Setup, "most_levels", 2)
+  options = lengths_of()
+  auto_flags.check_lengths(options)
+  assert options.most_k == 2
+
+
+def test_lengths_are_decided_for_chains_whatever_shape_numbers_have(
+  monkeypatch,
+):
+  def choose(setup, *_):
+    calibrated.check(setup)
+    return types.SimpleNamespace(k=3)
+
+  def adaptive(setup, *_):
+    calibrated.check(setup)
+    return dataclasses.replace(setup, k=5, shape="adaptive")
+
+  monkeypatch.setattr(auto_flags.auto, "choose", choose)
+  monkeypatch.setattr(auto_flags.auto, "adaptive", adaptive)
+  setup = Setup("nowhere", "lookup", shape="adaptive(costs=[1, 1.5])", k=1)
+  ways = dict(auto_flags.lengths(lengths_of(), setup, None, [[1]]))
+  shapes = {name: (one.k, one.shape) for name, one in ways.items()}
+  assert shapes == {"auto, k = 3": (3, "chain"), "adaptive": (5, "adaptive")}
 
 
 def test_an_interrupted_run_leaves_what_was_written_before(
