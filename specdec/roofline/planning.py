@@ -58,6 +58,18 @@ def sweep_k(
   return points
 
 
+def chain_seconds(
+  pair: TargetDraftPair, batch: float, context: float, steps: int, nodes: int
+) -> float:
+  """Returns the seconds of a round of so many draft steps, one token each, that
+  verifies `nodes` nodes, however many of these were drafted."""
+  drafted, verified = (
+    pair.round(batch, draft, context) for draft in (steps, nodes - 1)
+  )
+  drafting = drafted.seconds - drafted.only("target").seconds
+  return drafting + verified.only("target").seconds
+
+
 def step_costs(
   pair: TargetDraftPair, batch: float, context: float, widths: Sequence[int]
 ) -> tuple[float, ...]:
@@ -73,11 +85,7 @@ def step_costs(
   seconds = []
   for levels in range(widths[-1]):
     nodes = min(width for width in widths if width > levels)
-    drafted, verified = (
-      pair.round(batch, draft, context) for draft in (levels, nodes - 1)
-    )
-    drafting = drafted.seconds - drafted.only("target").seconds
-    seconds.append(drafting + verified.only("target").seconds)
+    seconds.append(chain_seconds(pair, batch, context, levels, nodes))
   return tuple(np.maximum.accumulate(seconds).tolist())
 
 
