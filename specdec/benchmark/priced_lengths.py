@@ -42,8 +42,8 @@ class Load(NamedTuple):
   Attributes:
     name: for tables.
     agreements: how often rows accept a draft token, in turns from row to row.
-    steady: only rounds in which all rows are at work count, as if rows that
-      are done were replaced; else all, until the last row is done.
+    steady: only rounds count in which all rows have room for a whole draft, as
+      if rows that are done were replaced; else all, until the last row is done.
     least: tokens that a row asks for, up to TOKENS, drawn evenly.
   """
 
@@ -78,7 +78,7 @@ class Rounds(NamedTuple):
   nodes: np.ndarray  # nodes of a row that were verified, used or not
   caught_up: np.ndarray  # tokens of a row that the draft model read before
   emitted: np.ndarray  # tokens of all rows
-  steady: np.ndarray  # bool: all rows were at work
+  steady: np.ndarray  # bool: all rows had room for a whole draft
 
 
 class Way(NamedTuple):
@@ -94,7 +94,7 @@ def _decoded(way, params, prompt, limit, key, max_rounds):
   drafter = drafters.model(_MODEL, shape=way.shape)
   parts = _MODEL, drafter, _RULE
   batch, size = len(prompt), 1 + TOKENS
-  widths = jnp.array(drafter.spec.widths)
+  widths, depth = jnp.array(drafter.spec.widths), drafter.spec.max_depth
   state = decode.start(
     *parts,
     params,
@@ -116,7 +116,7 @@ def _decoded(way, params, prompt, limit, key, max_rounds):
     old, new = before.stats, after.stats
     steps = jnp.max(new.nodes - old.nodes)
     if way.looks:
-      steps = jnp.minimum(steps + 1, drafter.spec.max_depth)
+      steps = jnp.minimum(steps + 1, depth)
     # It begins a round with the last two tokens, and reads the others before.
     behind = jnp.max(before.length - 2 - before.draft_state.cache.length)
     pieces = jnp.where(steps > 0, -(-jnp.maximum(behind, 0) // PIECE), 0)
@@ -125,7 +125,7 @@ def _decoded(way, params, prompt, limit, key, max_rounds):
       jnp.dot(new.widths - old.widths, widths),
       PIECE * pieces,
       jnp.sum(new.emitted - old.emitted),
-      ~jnp.any(before.done),
+      jnp.all(before.limit - before.length > depth),
     )
     put = jax.tree.map(lambda all_, one: all_.at[number].set(one), rounds, this)
     return number + 1, after, put
