@@ -12,7 +12,7 @@ from specdec import draft_length, draft_shape, drafters
 from specdec.benchmark import priced_lengths
 from specdec.benchmark.priced_lengths import Draw, Load, Way
 from specdec.benchmark.scenario import Scenario
-from specdec.report import result_tables
+from specdec.report import goodput_tables, result_tables
 from specdec.roofline import chips, planning
 from specdec.testing import table_model
 
@@ -154,6 +154,41 @@ def test_wrong_costs_choose_other_lengths_and_lose():
     totals.append((rounds.steps.mean(), seconds.sum()))
   assert totals[0][0] > 2 > 0.2 > totals[1][0]
   assert totals[0][1] < 0.8 * totals[1][1]
+
+
+def least_gains(load: Load, batch: int) -> tuple[float, float]:
+  """What `adaptive` must gain: times plain, and times the best number.
+
+  The goals, or how far below them it may stay where it does: it weighs the
+  tokens of the whole batch, so that rows that accept nothing wait for the
+  others, and all for them in the end; and it does less well with few rows.
+  """
+  if not load.steady:
+    return 0.75, 0.85
+  if batch == 4:
+    return goodput_tables.LEAST, 0.82
+  if load.agreements == priced_lengths.UNEQUAL:
+    return goodput_tables.LEAST, 0.9
+  return goodput_tables.LEAST, goodput_tables.NEAR
+
+
+@pytest.mark.parametrize(
+  "batch", [16, pytest.param(4, marks=SLOW), pytest.param(64, marks=SLOW)]
+)
+def test_where_costs_are_exact_adaptive_gains_what_it_should(batch):
+  named = priced_lengths.ways(PAIR, batch, CONTEXT, 8)
+  del named["entropy"]
+  for load in priced_lengths.loads(0.8)[:3]:
+    draws = [Draw.of(load, batch, seed) for seed in range(2)]
+    speedups = {}
+    for name, way in named.items():
+      rounds = [priced_lengths.decoded(way, draw)[0] for draw in draws]
+      entry = priced_lengths.summed(PAIR, CONTEXT, load, draws, rounds)
+      speedups[name] = entry["speed"]["speedup"]["value"]
+    ours = speedups.pop("adaptive")
+    of_plain, of_best = least_gains(load, batch)
+    assert ours >= of_plain, load.name
+    assert ours >= of_best * max(speedups.values()), load.name
 
 
 def entry(load: str, batch: int, way: str, speedup: float) -> dict:

@@ -251,10 +251,10 @@ def compare(
         all_rounds = [decoded(*one)[0] for one in zip(some, draws)]
         entry = {"load": load.name, "batch": batch, "way": name}
         entry["k"] = [way.shape.spec.max_depth for way in some]
-        yield entry | _summed(pair, context, load, draws, all_rounds)
+        yield entry | summed(pair, context, load, draws, all_rounds)
 
 
-def _summed(
+def summed(
   pair: TargetDraftPair,
   context: int,
   load: Load,
