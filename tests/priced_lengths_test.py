@@ -164,7 +164,7 @@ def least_gains(load: Load, batch: int) -> tuple[float, float]:
   others, and all for them in the end; and it does less well with few rows.
   """
   if not load.steady:
-    return 0.75, 0.85
+    return 0.75, 0.8
   if batch == 4:
     return goodput_tables.LEAST, 0.82
   if load.agreements == priced_lengths.UNEQUAL:
