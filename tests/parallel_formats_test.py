@@ -82,11 +82,14 @@ def test_logits_are_those_of_speculators(tmp_path):
   config = heads.target(16, 24)
   drafter = formats.load(folder, config)
   streams = np.split(expected["hidden"], 3, axis=1)
-  roots, levels = (expected[x].astype(int) for x in ("roots", "levels"))
-  every = np.unique(roots)
+  # The package samples slots in front of the text's first pair, too.
+  real = expected["roots"] > 0
+  roots, levels = (expected[x][real].astype(int) for x in ("roots", "levels"))
+  every = np.arange(1, roots.max() + 1)
   ours = unrolled(config, drafter, expected["tokens"], streams, every, 3)
-  gap = ours[levels, roots - every[0]] - expected["logits"]
-  assert {*levels} == {0, 1, 2} and expected["logits"].std() > 0.3
+  theirs = expected["logits"][real]
+  gap = ours[levels, roots - 1] - theirs
+  assert np.bincount(levels).min() > 5 and theirs.std() > 0.3
   assert np.abs(gap).max() < 1e-4
   to = blocks.TO._replace(width=16, vocab_size=24)
   arguments = drafter.stored.head_config, drafter.ids, drafter.net, to
@@ -159,18 +162,12 @@ def test_a_peagle_that_does_not_load(name, changes, what, tmp_path):
 
 
 @pytest.mark.parametrize("layout", ["speculators", "eagle"])
-@pytest.mark.parametrize(
-  "changes, what",
-  [
-    ({"mask_token": -1}, "{}: mask_token = -1; masks of a published P-EAGLE"),
-    ({"layout": "compact"}, "layout = 'compact'"),
-  ],
-)
-def test_a_peagle_that_is_not_written(layout, changes, what, tmp_path):
+def test_a_peagle_with_masks_of_its_own_is_not_written(layout, tmp_path):
   read = formats.load(peagle(tmp_path / "a", PARALLEL[0]), TARGET)
-  head_config = dataclasses.replace(read.stored.head_config, **changes)
+  head_config = dataclasses.replace(read.stored.head_config, mask_token=-1)
+  what = f"{layout}: mask_token = -1; masks of a published P-EAGLE"
   arguments = head_config, read.ids, read.net, blocks.TO
-  with pytest.raises(ValueError, match=what.format(layout)):
+  with pytest.raises(ValueError, match=what):
     formats.save(tmp_path / "b", layout, *arguments)
   assert not (tmp_path / "b").exists()
 

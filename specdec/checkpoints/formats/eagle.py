@@ -55,7 +55,9 @@ def matches(files: Files) -> bool:
 def parse(files: Files, target: Target | None) -> Stored:
   """Returns what a folder holds; raises ValueError where that is unknown."""
   config, source, shapes = files.config, files.source, files.shapes
-  layer = config | {"architectures": ["LlamaForCausalLM"]}
+  masks = {x: config[x] for x in _MASK_TOKENS if config.get(x) is not None}
+  layer = {key: x for key, x in config.items() if key not in _MASK_TOKENS}
+  layer["architectures"] = ["LlamaForCausalLM"]
   parsed = hf_config.parse(layer, source, "float32")
   fields = tables.decoder_fields(parsed) | {"layout": "published"}
   embed = "own" if "embed_tokens.weight" in shapes else "shared"
@@ -84,7 +86,6 @@ def parse(files: Files, target: Target | None) -> Stored:
       f"{source} drafts {size} of {parsed.vocab_size} tokens and lacks "
       "lm_head.weight"
     )
-  masks = {x: config[x] for x in _MASK_TOKENS if config.get(x) is not None}
   is_parallel = bool(masks) or tables.MASK in shapes
   head_config = HeadConfig(
     kind="peagle" if is_parallel else "eagle3",
@@ -102,7 +103,7 @@ def parse(files: Files, target: Target | None) -> Stored:
   )
   tables.check_mask(head_config, source)
   names = tables.eagle(head_config)
-  if f"{_FIRST}hidden_norm.weight" not in shapes:
+  if any(name.startswith(_MIDDLE) for name in shapes):
     names = _midlayer(names)
   width = typed(config, "target_hidden_size", int, source, head_config.width)
   return Stored(NAME, head_config, names, parsed.vocab_size, None, width)
