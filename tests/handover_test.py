@@ -37,6 +37,7 @@ def block(**options):
 HEADS = {
   "eagle3": HeadConfig("eagle3", features=(2, 4, 5), **LAYERS),
   "early": HeadConfig("eagle3", features=(1, 2, 3), **LAYERS),
+  "low": HeadConfig("eagle3", features=(0, 2, 4), **LAYERS),
   "shared": HeadConfig(
     "eagle3", features=(2, 4, 5), head="shared", feature_norm="each", **LAYERS
   ),
@@ -303,6 +304,10 @@ def test_a_head_that_its_format_does_not_hold_is_refused_first(place, tmp_path):
   with pytest.raises(SystemExit, match=r"block\.slots = 'next': dflash knows"):
     export(place, tmp_path / "a", "next", "all")
   assert not (tmp_path / "a").exists()
+  document = export(place, tmp_path / "b", "low", "all")
+  assert {*document["engines"]} == {"vllm"}
+  for engine in ("sglang", "tensorrt-llm"):
+    assert "embeddings leave none" in document["refused"][engine]
 
 
 def test_dynamic_trees(place):
