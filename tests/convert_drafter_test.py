@@ -27,6 +27,9 @@ LAYERS = dict(
 DSPARK = BlockConfig(
   slots="next", successor="markov", rank=3, confidence=True, mask_token=5
 )
+DFLASH2 = BlockConfig(
+  successor="selector", rank=3, candidates=5, taps=2, group=4, mask_token=5
+)
 HEADS = {
   "eagle3": (
     HeadConfig("eagle3", features=(0, 1, 2), embed="own", **LAYERS),
@@ -42,6 +45,20 @@ HEADS = {
   "medusa": (
     HeadConfig("medusa", layout="published", width=16, num_layers=0, levels=3),
     "medusa",
+  ),
+  "peagle": (
+    HeadConfig(
+      "peagle", features=(0, 1, 2), mask_token=5, embed="own", **LAYERS
+    ),
+    "speculators",
+  ),
+  "peagle_of_vllm": (
+    HeadConfig("peagle", features=(1,), mask_token=5, **LAYERS),
+    "eagle",
+  ),
+  "dflash2": (
+    HeadConfig("block", features=(1,), head="shared", block=DFLASH2, **LAYERS),
+    "dflash",
   ),
   "dflash": (
     HeadConfig(

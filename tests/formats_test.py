@@ -173,6 +173,7 @@ REFERENCES = {
 }
 
 
+PARALLEL = "speculators peagle", "P-EAGLE"  # parallel_formats_test.py
 REDRAFTERS = {"ReDrafter": True, "ReDrafter without RNN": False}
 MLP_SPECULATORS = {"MLP speculator": False, "tied MLP speculator": True}
 
@@ -186,7 +187,8 @@ def random_inputs():
 
 
 def test_every_manifest_has_a_reference():
-  assert {*REFERENCES, "Medusa", *MLP_SPECULATORS, *REDRAFTERS} == {*MANIFESTS}
+  others = {"Medusa", *MLP_SPECULATORS, *REDRAFTERS, *PARALLEL}
+  assert {*REFERENCES, *others} == {*MANIFESTS}
 
 
 @pytest.mark.parametrize("name", REFERENCES)
@@ -265,10 +267,12 @@ def test_a_redrafter(name, rnn, tmp_path):
 
 WRITABLE = {
   "speculators eagle3": "speculators",
+  "speculators peagle": "speculators",
   "speculators mtp": "speculators",
   "EAGLE": "eagle",
   "EAGLE-3": "eagle",
   "SpecForge": "eagle",
+  "P-EAGLE": "eagle",
   "Medusa": "medusa",
 }
 
@@ -463,7 +467,10 @@ def test_another_target_is_refused_by_what_differs(config, what, tmp_path):
   "changes, what",
   [
     (dict(speculators_model_type="eagle"), "versions up to 0.4"),
-    (dict(speculators_model_type="peagle"), "eagle3, mtp, dflash, dspark"),
+    (
+      dict(speculators_model_type="hydra"),
+      "eagle3, peagle, mtp, dflash, dflash2, dspark",
+    ),
     (dict(transformer_layer_config="here"), "of type dict"),
     (dict(speculators_config={}), "proposal_methods"),
     (dict(norm_before_fc=True, fc_norm=True), "both"),
@@ -582,7 +589,7 @@ def test_layers_that_a_head_cannot_have(tmp_path):
 
 def test_formats_without_a_drafter_here_are_named(tmp_path):
   for config, what in (
-    ({"architectures": ["DFlash2DraftModel"]}, "a DFlash2, which does not"),
+    ({"architectures": ["Gemma4DSparkModel"]}, "which does not load"),
     ({"architectures": ["LlamaForCausalLM"]}, "no drafter"),
   ):
     manifest = {"config": config, "shapes": {"a.weight": [2]}}

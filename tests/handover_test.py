@@ -16,6 +16,7 @@ from specdec.benchmark.schedules import Prices
 from specdec.benchmark.setup import Setup
 from specdec.checkpoints import learned
 from specdec.cli import export as program
+from specdec.drafters.heads.block_config import BlockConfig
 from specdec.drafters.heads.head_config import HeadConfig
 from specdec.roofline import chips, planning
 
@@ -24,9 +25,19 @@ CHIP = chips.get("v6e")
 PAGE = ROOT / "docs" / "serving.md"
 SHAPE = dict(width=16, num_heads=2, num_kv_heads=1, head_dim=8)
 LAYERS = dict(layout="published", mlp_width=24, **SHAPE)
+
+
+def block(**options):
+  config = BlockConfig(mask_token=5, rank=3, **options)
+  return HeadConfig(
+    "block", features=(2, 4), levels=3, head="shared", block=config, **LAYERS
+  )
+
+
 HEADS = {
   "eagle3": HeadConfig("eagle3", features=(2, 4, 5), **LAYERS),
   "early": HeadConfig("eagle3", features=(1, 2, 3), **LAYERS),
+  "low": HeadConfig("eagle3", features=(0, 2, 4), **LAYERS),
   "shared": HeadConfig(
     "eagle3", features=(2, 4, 5), head="shared", feature_norm="each", **LAYERS
   ),
@@ -35,6 +46,17 @@ HEADS = {
   ),
   "eagle": HeadConfig("eagle", head="shared", bias=True, **LAYERS),
   "plain": HeadConfig("eagle", head="shared", **LAYERS),
+  "peagle": HeadConfig("peagle", features=(2, 4, 5), mask_token=5, **LAYERS),
+  "peagle31": HeadConfig(
+    *("peagle",), features=(2,), mask_token=5, feature_norm="each", **LAYERS
+  ),
+  "dflash": block(),
+  "jetspec": block(causal=True),
+  "dflash2": block(successor="selector", taps=2, group=4),
+  "dspark": block(successor="markov", slots="next", confidence=True),
+  "gated": block(successor="gated_markov", slots="next"),
+  "domino": block(successor="gru", slots="next"),
+  "next": block(slots="next"),
   "medusa": HeadConfig(
     "medusa", layout="published", width=16, num_layers=0, levels=3
   ),
@@ -57,6 +79,8 @@ def place(tmp_path_factory):
 def drafter_of(place, name):
   if name == "lookup":
     return "lookup(ngram=4, min_ngram=2)"
+  if name == "suffix":
+    return "suffix(max_match=8, factor=2.0, min_prob=0.2)"
   if name == "model":
     return f"model({place / 'draft'})"
   return f"head({place / name}.safetensors)"
@@ -96,6 +120,15 @@ SERVED = {
     "prompt_lookup_max": 4,
     "prompt_lookup_min": 2,
   },
+  ("vllm", "suffix"): {
+    "method": "suffix",
+    "num_speculative_tokens": 3,
+    "suffix_decoding_max_tree_depth": 11,
+    "suffix_decoding_max_spec_factor": 2.0,
+    "suffix_decoding_min_token_prob": 0.2,
+    "suffix_decoding_max_cached_requests": 0,
+    "draft_sample_method": "greedy",
+  },
   ("vllm", "model"): {"method": "draft_model"},
   ("vllm", "eagle3"): {"method": "eagle3"},
   ("vllm", "early"): {"method": "eagle3"},
@@ -103,12 +136,22 @@ SERVED = {
   ("vllm", "mtp"): {"method": "mtp"},
   ("vllm", "plain"): {"method": "eagle"},
   ("vllm", "medusa"): {"method": "medusa"},
+  ("vllm", "peagle"): {"method": "eagle3", "parallel_drafting": True},
+  ("vllm", "dflash"): {"method": "dflash"},
+  ("vllm", "jetspec"): {"method": "dflash"},
+  ("vllm", "dflash2"): {"method": "dflash"},
+  ("vllm", "dspark"): {"method": "dspark"},
   ("vllm-tpu", "lookup"): {"method": "ngram"},
   ("vllm-tpu", "eagle3"): {"method": "eagle3"},
   ("sglang", "lookup"): {"speculative-algorithm": "NGRAM"},
   ("sglang", "model"): {"speculative-algorithm": "STANDALONE"},
   ("sglang", "eagle3"): {"speculative-algorithm": "EAGLE3"},
   ("sglang", "eagle"): {"speculative-algorithm": "EAGLE"},
+  ("sglang", "dflash"): {
+    "speculative-algorithm": "DFLASH",
+    "speculative-num-draft-tokens": 4,
+  },
+  ("sglang", "dflash2"): {"speculative-algorithm": "DFLASH"},
   ("sglang-jax", "eagle3"): {"speculative-algorithm": "EAGLE3"},
   ("tensorrt-llm", "lookup"): {"decoding_type": "NGram"},
   ("tensorrt-llm", "model"): {"decoding_type": "DraftTarget"},
@@ -133,7 +176,7 @@ def test_what_is_written_is_read_back(engine, name, place, tmp_path):
   assert (output / "target" / "generation_config.json").is_file()
   assert (output / "target" / "tokenizer.json").is_file()
   drafter = output / "drafter"
-  if name == "lookup":
+  if name in ("lookup", "suffix"):
     assert not drafter.exists()
     return
   assert str(drafter) in json.dumps(entry)
@@ -146,10 +189,13 @@ def test_what_is_written_is_read_back(engine, name, place, tmp_path):
   equal(ours.net, theirs.net)
   assert theirs.head_config.features == ours.head_config.features
   config = json.loads((drafter / "config.json").read_text())
-  if engine == "vllm" and name in ("eagle3", "mtp"):
+  if engine == "vllm" and name in ("eagle3", "mtp", "peagle", "dspark"):
     verifier = config["speculators_config"]["verifier"]
     assert verifier["name_or_path"] == str(output / "target")
-  if engine.startswith("sglang"):
+  if name.startswith("dflash"):
+    two = "2" if name == "dflash2" else ""
+    assert config["architectures"] == [f"DFlash{two}DraftModel"]
+  elif engine.startswith("sglang"):
     ending = "Eagle3" if name == "eagle3" else "Eagle"
     assert config["architectures"] == [f"LlamaForCausalLM{ending}"]
 
@@ -232,6 +278,38 @@ def test_synthetic_acceptance_is_handed_over(place):
   assert trt.environment == {name: "2"}
 
 
+def test_what_is_said_of_drafts_that_an_engine_writes_its_own_way(place):
+  cut = serve(place, "vllm", "dflash", k=2)
+  assert "2 draft tokens of the 3 that it was trained" in " ".join(cut.warnings)
+  for name in ("dflash", "jetspec"):  # a causal block may be cut
+    k = 3 if name == "dflash" else 2
+    assert not serve(place, "vllm", name, k=k).warnings
+  ranges = [planning.BatchRange(1, 8, 3), planning.BatchRange(9, 128, 1)]
+  assert (
+    "num_speculative_tokens_per_batch_size"
+    in serve(place, "vllm", "dflash", ranges).config
+  )
+  choice = serve(place, "vllm", "dflash2", ranges)
+  assert "num_speculative_tokens_per_batch_size" not in choice.config
+  assert "V2 model runner" in choice.warnings[0]
+  assert "one k at all batches" in choice.warnings[1]
+  copies = serve(place, "vllm", drafter="suffix(corpus=old.txt)")
+  assert "suffix_decoding_max_cached_requests" not in copies.config
+  assert "corpus is left out" in " ".join(copies.warnings)
+  drawn = serve(place, "vllm", "dspark", temperature=1.0)
+  assert drawn.config["draft_sample_method"] == "probabilistic"
+
+
+def test_a_head_that_its_format_does_not_hold_is_refused_first(place, tmp_path):
+  with pytest.raises(SystemExit, match=r"block\.slots = 'next': dflash knows"):
+    export(place, tmp_path / "a", "next", "all")
+  assert not (tmp_path / "a").exists()
+  document = export(place, tmp_path / "b", "low", "all")
+  assert {*document["engines"]} == {"vllm"}
+  for engine in ("sglang", "tensorrt-llm"):
+    assert "embeddings leave none" in document["refused"][engine]
+
+
 def test_dynamic_trees(place):
   tree = dict(shape="dynamic(6, top=3)", name="eagle3")
   flags = serve(place, "sglang", **tree).config
@@ -258,6 +336,15 @@ def test_dynamic_trees(place):
     ("tensorrt-llm", "model", {"shape": "dynamic(6)"}, "with Eagle3 alone"),
     ("sglang", "plain", {}, "has a bias in fc"),
     ("sglang", "mtp", {}, "sglang has no drafter mtp"),
+    ("sglang", "suffix", {}, "sglang has no drafter suffix"),
+    ("sglang", "dflash", {"shape": "dynamic(6)"}, "DFLASH is handed over as a"),
+    ("sglang", "dflash2", {"k": 2}, "SGLang drafts as many .* give k = 3"),
+    ("vllm", "dflash2", {"k": 2}, "dflash2 wants all of its own: give k = 3"),
+    ("vllm", "dspark", {"k": 1}, "dspark wants all of its own: give k = 3"),
+    ("vllm", "dflash", {"k": 4}, "this block has slots for 3"),
+    ("vllm", "gated", {}, "DSpark has a Markov head of type vanilla; this one"),
+    ("vllm", "domino", {}, "drafts in no engine here; of our drafters"),
+    ("vllm", "peagle31", {}, "P-EAGLE has no norm for each stream"),
     ("vllm-tpu", "model", {}, "vllm-tpu has no drafter model; it has eagle3"),
     ("sglang-jax", "shared", {}, "feature_norm = 'none' only"),
     ("tensorrt-llm", "medusa", {}, "tensorrt-llm has no drafter medusa"),

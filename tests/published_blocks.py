@@ -1,9 +1,12 @@
 """Published block drafters in NumPy, by the names of their tensors.
 
-Written from z-lab's and DeepSpec's forward passes, on purpose without a line of
-specdec. MANIFESTS: the config.json, the tensors and what a slot sees, of small
-drafters in every layout.
+Written from z-lab's and DeepSpec's forward passes and what they say of DFlash2
+(vllm-project/vllm, pull request 52816), on purpose without a line of specdec.
+MANIFESTS: the config.json, the tensors and what a slot sees, of small drafters
+in every layout.
 """
+
+from functools import partial
 
 import numpy as np
 
@@ -11,7 +14,7 @@ from published_heads import (
   HEAD_DIM,
   HEADS,
   KV_HEADS,
-  rest,
+  mlp,
   rms,
   rotate,
   silu,
@@ -19,6 +22,7 @@ from published_heads import (
 
 D, MLP, V, FEW, RANK, LAYERS = 8, 12, 16, 8, 3, 2
 MASK, SIZE = 13, 4  # tokens and slots of a block
+TAPS, GROUP, TOP = 2, 4, 5  # of DFlash2: kernel, channels that share it, choice
 FULL, CAUSAL = (None, False), (None, True)
 
 
@@ -73,6 +77,28 @@ DOMINO = {
   "embed_proj.0.weight": (RANK, D + STATE),
   "embed_proj.2.weight": (V, RANK),
 }
+
+
+def dflash2(layers, d=D, taps=TAPS, group=GROUP, rank=RANK, tokens=V):
+  """Of the convolutions and the selector in z-lab/dflash, dflash/model.py."""
+  shapes = {
+    "candidate_selector.predecessor_codebook": (tokens, rank),
+    "candidate_selector.successor_codebook": (tokens, rank),
+    "candidate_selector.hidden_projection.weight": (rank, d),
+  }
+  for i in range(layers):
+    for name in (f"layers.{i}.attention_conv", f"layers.{i}.mlp_conv"):
+      shapes[f"{name}.base_kernel"] = 2, taps, d
+      shapes[f"{name}.kernel_projection.weight"] = 2 * taps * d // group, d
+  return shapes
+
+
+CHOICE = {
+  "conv_kernel_size": TAPS,
+  "conv_group_size": GROUP,
+  "selector_rank": RANK,
+  "selector_top_k": TOP,
+}
 COPIES = {"embed_tokens.weight": (V, D), "lm_head.weight": (V, D)}
 LAYER = {
   "model_type": "qwen3",
@@ -115,10 +141,9 @@ DSPARK = {
 
 def speculators(kind, layer, slots, **keys):
   """The config.json of version 0.9.0, as the package saves it."""
+  names = {"dflash": "DFlash", "dflash2": "DFlash2", "dspark": "DSpark"}
   return {
-    "architectures": [
-      {"dflash": "DFlash", "dspark": "DSpark"}[kind] + "DraftModel"
-    ],
+    "architectures": [f"{names[kind]}DraftModel"],
     "speculators_model_type": kind,
     "speculators_version": "0.9.0",
     "speculators_config": {
@@ -218,6 +243,23 @@ MANIFESTS = {
     backbone(LAYERS, 3) | DOMINO,
     (FULL, FULL),
   ),
+  "DFlash2": (
+    ZLAB
+    | SLIDING
+    | {
+      "architectures": ["DFlash2DraftModel"],
+      "layer_types": ["sliding_attention"] * 2,
+      "is_causal": False,
+      "dflash_config": {
+        "block_size": SIZE,
+        "mask_token_id": MASK,
+        "target_layer_ids": [0, 2, 3],
+        **CHOICE,
+      },
+    },
+    backbone(LAYERS, 3) | dflash2(LAYERS),
+    ((5, False), (5, False)),
+  ),
   "DeepSpec DFlash": (
     DEEPSPEC | {"markov_rank": 0, "enable_confidence_head": False},
     backbone(LAYERS, 3) | COPIES,
@@ -244,6 +286,16 @@ MANIFESTS = {
     speculators("dflash", LAYER | SLIDING, SIZE - 1, draft_vocab_size=FEW),
     backbone(LAYERS, 3) | {"lm_head.weight": (FEW, D)},
     ((5, True), FULL),
+  ),
+  "speculators dflash2": (
+    speculators(
+      "dflash2",
+      LAYER | SLIDING,
+      SIZE - 1,
+      **{**CHOICE, "conv_kernel_size": 3, "sliding_window_non_causal": True},
+    ),
+    backbone(LAYERS, 3) | dflash2(LAYERS, taps=3),
+    ((5, False), FULL),
   ),
   "speculators dspark": (
     speculators("dspark", LAYER, SIZE, **DSPARK),
@@ -285,6 +337,43 @@ def attention(w, prefix, context, x, window, causal):
   return y @ w[f"{prefix}self_attn.o_proj.weight"].T
 
 
+def convolve(x, base, dynamic):
+  """Convolves slots x [S, d] by base [taps, d] + dynamic [S, taps, groups]."""
+  y = np.zeros_like(x)
+  for slot in range(len(x)):
+    for tap in range(min(len(base), slot + 1)):
+      kernel = base[tap] + np.repeat(dynamic[slot, tap], GROUP)
+      y[slot] += kernel * x[slot - tap]
+  return y
+
+
+def convolved(w, name, x, sublayer):
+  """A sublayer between two convolutions, where a drafter has them."""
+  if f"{name}.base_kernel" not in w:
+    return sublayer(x)
+  base = w[f"{name}.base_kernel"]
+  dynamic = x @ w[f"{name}.kernel_projection.weight"].T
+  dynamic = dynamic.reshape(len(x), 2, base.shape[1], -1)
+  y = sublayer(convolve(x, base[0], dynamic[:, 0]))
+  return convolve(y, base[1], dynamic[:, 1])
+
+
+def choose(w, logits, hidden, token):
+  """Scores of the likeliest tokens behind another; no other has any."""
+  first, second, narrow = (
+    w[f"candidate_selector.{name}"]
+    for name in (
+      *("predecessor_codebook", "successor_codebook"),
+      "hidden_projection.weight",
+    )
+  )
+  likeliest = np.argsort(-logits)[:TOP]
+  scores = np.full_like(logits, -np.inf)
+  term = second[likeliest] @ (first[token] * (narrow @ hidden))
+  scores[likeliest] = logits[likeliest] + term
+  return scores
+
+
 def slots(w, embed, token, streams, sees):
   """[S, d] hidden states of the block behind an anchor.
 
@@ -298,8 +387,10 @@ def slots(w, embed, token, streams, sees):
   for i, (window, causal) in enumerate(sees):
     prefix = f"layers.{i}."
     y = rms(x, w[f"{prefix}input_layernorm.weight"])
-    x = x + attention(w, prefix, context, y, window, causal)
-    x = rest(w, prefix, x)
+    seen = partial(attention, w, prefix, context, window=window, causal=causal)
+    x = x + convolved(w, f"{prefix}attention_conv", y, seen)
+    y = rms(x, w[f"{prefix}post_attention_layernorm.weight"])
+    x = x + convolved(w, f"{prefix}mlp_conv", y, partial(mlp, w, prefix))
   return rms(x, w["norm.weight"])
 
 
@@ -323,8 +414,7 @@ def drafted(manifest, w, target, tokens, streams, anchor):
     tokens: [T], the anchor's and those that are drafted behind it given.
   """
   config, _, sees = manifest
-  kind = config.get("speculators_model_type")
-  in_place = kind == "dflash" or config["architectures"] == ["DFlashDraftModel"]
+  in_place = config["architectures"][0].startswith("DFlash")
   if "prefix_gru.weight_ih_l0" in w:
     in_place = False
   embed = w.get("embed_tokens.weight", target["embed"])
@@ -354,6 +444,8 @@ def drafted(manifest, w, target, tokens, streams, anchor):
       x = w["embed_proj.0.weight"] @ np.concatenate([h, seen])
       if k:  # the first slot drafts alone
         out = out + w["embed_proj.2.weight"] @ silu(x)
+    if "candidate_selector.predecessor_codebook" in w:
+      out = choose(w, out, h, tokens[anchor + k])
     logits.append(out)
     if "confidence_head.proj.weight" in w:
       sure = w["confidence_head.proj.weight"] @ features

@@ -53,12 +53,16 @@ def attention(w, prefix, x, offset=0.0):
   return y @ w[f"{prefix}self_attn.o_proj.weight"].T
 
 
+def mlp(w, prefix, x):
+  gate = silu(x @ w[f"{prefix}mlp.gate_proj.weight"].T)
+  up = x @ w[f"{prefix}mlp.up_proj.weight"].T
+  return (gate * up) @ w[f"{prefix}mlp.down_proj.weight"].T
+
+
 def rest(w, prefix, x, offset=0.0):
   """The MLP half of a layer."""
   y = rms(x, w[f"{prefix}post_attention_layernorm.weight"], offset)
-  gate = silu(y @ w[f"{prefix}mlp.gate_proj.weight"].T)
-  up = y @ w[f"{prefix}mlp.up_proj.weight"].T
-  return x + (gate * up) @ w[f"{prefix}mlp.down_proj.weight"].T
+  return x + mlp(w, prefix, y)
 
 
 def layer(w, prefix, x, offset=0.0):
@@ -109,6 +113,30 @@ class Eagle3:
     if not self.eagle31:
       hidden = rms(hidden, self.w["norm.weight"])
     return hidden @ self.w["lm_head.weight"].T
+
+
+def peagle(w, target, mask, tokens, streams, root, levels, **options):
+  """[levels, n] logits of what follows token `root`, all of one pass.
+
+  Args:
+    mask: token that stands for those that are not drawn yet.
+    tokens: [T]; none behind `root` is read.
+    streams: the target's, each [T, d].
+    options: of Eagle3, whose first layer it has; the others are ordinary ones.
+  """
+  behind = levels - 1
+  hidden = np.concatenate(streams, axis=-1)[:root]
+  masks = np.tile(w["mask_hidden"].reshape(1, -1), (behind, 1))
+  hidden = np.concatenate([hidden, masks]) @ w["fc.weight"].T
+  embed = w.get("embed_tokens.weight", target["embed"])
+  embeds = embed[[*tokens[1 : root + 1], *[mask] * behind]]
+  x = Eagle3(w, target, "layers.0.", **options).step(embeds, hidden)
+  number = 1
+  while f"layers.{number}.input_layernorm.weight" in w:
+    x = layer(w, f"layers.{number}.", x)
+    number += 1
+  x = rms(x[root - 1 :], w["norm.weight"])
+  return x @ w.get("lm_head.weight", target["head"]).T
 
 
 class Mtp:

@@ -1,15 +1,13 @@
 """The options by which each inference engine drafts and accepts.
 
 What an engine refuses is a ValueError of one sentence; what it does otherwise
-than this code is a warning. Whose keys these are stands in serving.ENGINES.
+than this code is a warning. Whose keys these are stands in serving.ENGINES;
+vLLM's are in vllm_keys.py.
 """
 
-import json
 import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
-
-import numpy as np
 
 from specdec.checkpoints.formats import tables
 from specdec.drafters.heads.head_config import HeadConfig
@@ -20,7 +18,7 @@ from specdec.roofline.planning import BatchRange
 class Handed(NamedTuple):
   """A way of drafting and accepting, as engines see it."""
 
-  kind: str  # lookup, model, or a kind of head
+  kind: str  # lookup, suffix, model, or a head's, of a block its published one
   k: int
   arguments: Mapping[str, Any]  # of the drafter's call
   head: HeadConfig | None
@@ -60,7 +58,7 @@ class Place(NamedTuple):
 Rendered = tuple[dict[str, Any], list[str], dict[str, str]]
 
 
-def _own_rule(name: str, handed: Handed, warnings: list[str], has: str) -> None:
+def own_rule(name: str, handed: Handed, warnings: list[str], has: str) -> None:
   """Warns that an engine accepts by a lossless rule of its own."""
   if not handed.lossless:
     raise ValueError(
@@ -74,103 +72,23 @@ def _own_rule(name: str, handed: Handed, warnings: list[str], has: str) -> None:
   )
 
 
-def _vllm_rule(handed: Handed, warnings: list[str]) -> dict[str, Any]:
-  samples = handed.kind not in ("lookup", "medusa") and handed.rule != "naive"
-  drawn = samples and handed.temperature > 0
-  keys = {
-    "draft_sample_method": "probabilistic" if drawn else "greedy",
-    "rejection_sample_method": "standard",
-  }
-  if handed.rule == "block":
-    keys["rejection_sample_method"] = "block"
-  elif handed.rule == "synthetic":
-    keys["rejection_sample_method"] = "synthetic"
-    length, rates = (handed.rule_arguments[x] for x in ("length", "rates"))
-    if length is not None:
-      keys["synthetic_acceptance_length"] = length
-    else:
-      rates = np.atleast_1d(rates).astype(float)
-      place = np.minimum(np.arange(handed.k), len(rates) - 1)
-      keys["synthetic_acceptance_rates"] = np.cumprod(rates[place]).tolist()
-  elif handed.rule != "rejection":
-    has = "standard, block and synthetic"
-    _own_rule("vLLM", handed, warnings, has)
-  return keys
-
-
-def _vllm_config(method, handed, place, schedule, warnings) -> dict:
-  config = {"method": method}
-  if handed.kind == "lookup":
-    least = handed.arguments["min_ngram"]
-    config["prompt_lookup_max"] = handed.arguments["ngram"]
-    config["prompt_lookup_min"] = max(1, 3 if least is None else least)
-  else:
-    config["model"] = place.drafter
-  config["num_speculative_tokens"] = handed.k
-  if schedule:
-    if not any(one.k for one in schedule):
-      warnings.append("by the cost model no batch pays: decode without a draft")
-    else:
-      ranges = [list(one) for one in schedule]
-      config["num_speculative_tokens_per_batch_size"] = ranges
-  return config
-
-
-def vllm(
-  method: str,
-  handed: Handed,
-  place: Place,
-  schedule: Sequence[BatchRange] | None,
-  warnings: list[str],
-) -> Rendered:
-  """Renders what vLLM on GPUs is given."""
-  rule = _vllm_rule(handed, warnings)
-  config = _vllm_config(method, handed, place, schedule, warnings) | rule
-  if handed.kind == "mtp":
-    warnings.append(
-      "vLLM 0.32 does not read MTP layers in speculators' layout; the package "
-      "speculators does"
+def check_block(engine: str, handed: Handed, warnings: list[str]) -> None:
+  """Refuses or warns of blocks of another size than a head's own."""
+  levels, block = handed.head.levels, handed.head.block
+  if handed.k == levels or block.causal:
+    return
+  if handed.kind != "dflash":
+    raise ValueError(
+      f"{engine} drafts as many tokens as slots of a block, and a "
+      f"{handed.kind} wants all of its own: give k = {levels}"
     )
-  if handed.kind == "eagle" and handed.head.bias:
-    warnings.append(
-      "vLLM's EAGLE has no bias in fc and leaves it out: acceptance drops; "
-      "train with bias = False"
-    )
-  return config, _vllm_command(place, config), {}
+  warnings.append(
+    f"{engine} cuts the block to {handed.k} draft tokens of the {levels} that "
+    "it was trained for: acceptance may fall"
+  )
 
 
-def _vllm_command(place: Place, config: dict) -> list[str]:
-  text = json.dumps(config, separators=(",", ":"))
-  return ["vllm", "serve", place.target, "--speculative-config", text]
-
-
-def vllm_tpu(
-  method: str,
-  handed: Handed,
-  place: Place,
-  schedule: Sequence[BatchRange] | None,
-  warnings: list[str],
-) -> Rendered:
-  """Renders what vLLM on TPUs is given, with tpu-inference's JAX models."""
-  if handed.rule not in ("rejection", "greedy"):
-    _own_rule("vLLM on TPUs", handed, warnings, "standard rejection")
-  if handed.head is not None:
-    _check_first_eagle3("vLLM on TPUs", handed, fixed_layers=True)
-  config = _vllm_config(method, handed, place, schedule, warnings)
-  if "num_speculative_tokens_per_batch_size" in config:
-    warnings.append(
-      "the runner on TPUs drafts num_speculative_tokens at every batch size, "
-      "whatever the schedule says"
-    )
-  # It drafts the likeliest tokens at any temperature.
-  config |= {
-    "draft_sample_method": "greedy",
-    "rejection_sample_method": "standard",
-  }
-  return config, _vllm_command(place, config), {}
-
-
-def _check_first_eagle3(
+def check_first_eagle3(
   engine: str, handed: Handed, fixed_layers: bool, residual: bool = True
 ) -> None:
   """Refuses what the EAGLE-3 of SafeAILab, the first, does not have.
@@ -223,7 +141,7 @@ def _simulated(handed: Handed, prefix: str) -> dict[str, str]:
   }
 
 
-def _one_k(engine: str, schedule, warnings: list[str]) -> None:
+def one_k(engine: str, schedule, warnings: list[str]) -> None:
   if schedule:
     warnings.append(f"{engine} drafts one k at all batches: no schedule")
 
@@ -239,8 +157,8 @@ def sglang(
   environment = _simulated(handed, "SGLANG_")
   if not environment and handed.rule != "greedy":
     has = "one of its own, and synthetic(length=L)"
-    _own_rule("SGLang", handed, warnings, has)
-  _one_k("SGLang", schedule, warnings)
+    own_rule("SGLang", handed, warnings, has)
+  one_k("SGLang", schedule, warnings)
   flags = {"speculative-algorithm": method}
   if handed.kind == "lookup":
     if handed.tree:
@@ -250,6 +168,12 @@ def sglang(
     warnings.append(
       "SGLang matches by a trie of its own: ngram and min_ngram are left out"
     )
+  elif handed.head is not None and handed.head.block:
+    if handed.tree:
+      raise ValueError("SGLang's DFLASH is handed over as a chain only")
+    check_block("SGLang", handed, warnings)
+    flags["speculative-draft-model-path"] = place.drafter
+    flags["speculative-num-draft-tokens"] = handed.k + 1
   else:
     if handed.kind == "eagle" and not handed.head.bias:
       raise ValueError(
@@ -272,9 +196,9 @@ def sglang_jax(
   environment = _simulated(handed, "")
   if not environment and handed.rule != "greedy":
     has = "one of its own, and synthetic(length=L)"
-    _own_rule("SGLang-JAX", handed, warnings, has)
-  _check_first_eagle3("SGLang-JAX", handed, True, residual=False)
-  _one_k("SGLang-JAX", schedule, warnings)
+    own_rule("SGLang-JAX", handed, warnings, has)
+  check_first_eagle3("SGLang-JAX", handed, True, residual=False)
+  one_k("SGLang-JAX", schedule, warnings)
   flags = {"speculative-algorithm": method}
   flags["speculative-draft-model-path"] = place.drafter
   flags |= _chain_flags(handed)
@@ -300,14 +224,14 @@ def tensorrt_llm(
     config["use_rejection_sampling"] = True
   elif handed.rule not in ("greedy", "naive"):
     has = "exact match, rejection sampling for Eagle3, and synthetic(length=N)"
-    _own_rule("TensorRT-LLM", handed, warnings, has + " of a whole number")
+    own_rule("TensorRT-LLM", handed, warnings, has + " of a whole number")
   if handed.kind == "lookup":
     config["max_matching_ngram_size"] = handed.arguments["ngram"]
     warnings.append("TensorRT-LLM has no min_ngram: it is left out")
   else:
     config["speculative_model"] = place.drafter
   if heads:
-    _check_first_eagle3("TensorRT-LLM", handed, False)
+    check_first_eagle3("TensorRT-LLM", handed, False)
     features = handed.head.features  # it names the layer that a stream leaves
     layers = tables.convert_layers(features, "speculators", "z-lab")
     config["eagle3_layers_to_capture"] = list(layers)

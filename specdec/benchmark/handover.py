@@ -26,9 +26,11 @@ from specdec.benchmark.setup import Setup
 from specdec.checkpoints import Checkpoint, conversion, formats
 from specdec.checkpoints import learned as saved
 from specdec.checkpoints.fetch import fetch
+from specdec.checkpoints.formats import blocks
 from specdec.models.config import TransformerConfig
 from specdec.roofline import planning
 from specdec.utils import calls, files
+from specdec.utils.spelling import naming
 
 NAME = "handover.json"
 
@@ -61,7 +63,7 @@ def describe(
   if call.place is None and kind in catalog.HEADS:
     head = saved.inspect(saved.resolve(arguments["file"]), target)
     head.check(target)
-    kind = head.kind
+    kind = blocks.kind_of(head.block) if head.block else head.kind
   known = {name: None for x in ENGINES.values() for name in x.methods}
   if call.place or kind not in known:
     raise ValueError(
@@ -79,11 +81,9 @@ def describe(
     )
   if setup.levels < 1:
     raise ValueError("k = 0 drafts nothing; an engine is given k >= 1")
-  most = head and head.most_levels
-  if most is not None and setup.levels > most:
-    raise ValueError(
-      f"k = {setup.levels}; {call} has {most} heads, one a token"
-    )
+  if head is not None:
+    with naming(str(call)):
+      head.check_levels(setup.levels)
   tree = None
   if setup.shape != "chain":
     if calls.parse(setup.shape).name != "dynamic":
@@ -120,7 +120,7 @@ class Handover(NamedTuple):
 
 def _folder(handed: Handed, engine: str, engines: Sequence[str]) -> str | None:
   """Returns the name of the folder with an engine's drafter; None: no file."""
-  if handed.kind == "lookup":
+  if handed.kind in ("lookup", "suffix"):
     return None
   return f"drafter-{engine}" if handed.head and len(engines) > 1 else "drafter"
 
@@ -143,7 +143,9 @@ def ask(
   Raises:
     ValueError: all of them refuse; with one, its own sentence.
   """
-  served, refused = {}, {}
+  served, refused, described = {}, {}, None
+  if handed.head is not None:
+    described = conversion.describe_target(setup.target, target_of(setup))
   for engine in engines:
     drafter = _folder(handed, engine, engines)
     place = Place(
@@ -152,7 +154,11 @@ def ask(
       str(output / file_of(engine)),
     )
     try:
-      served[engine] = serve(engine, handed, place, schedule)
+      given = serve(engine, handed, place, schedule)
+      if described is not None:
+        layout = ENGINES[engine].layouts[handed.kind]
+        formats.render(layout, handed.head, described)
+      served[engine] = given
     except ValueError as error:
       refused[engine] = str(error)
   if not served:
@@ -212,7 +218,9 @@ def write(
       name = target_as or str(output / "target")
       for engine in handover.served:
         path = folder / _folder(handed, engine, engines)
-        _write_head(path, engine, learned, setup, target, name, dtype)
+        layout = ENGINES[engine].layouts[handed.kind]
+        arguments = learned, setup, target, name, dtype
+        _write_head(path, engine, layout, *arguments)
     for engine, served in handover.served.items():
       _write_json(folder / file_of(engine), served.config)
     document = _document(setup, handover, dtype, prices)
@@ -231,6 +239,7 @@ def target_of(setup: Setup) -> TransformerConfig:
 def _write_head(
   folder: Path,
   engine: str,
+  layout: str,
   learned: saved.Learned,
   setup: Setup,
   target: Checkpoint,
@@ -239,7 +248,6 @@ def _write_head(
 ) -> None:
   """Writes a head in the layout and by the names that an engine reads."""
   head_config = learned.head_config
-  layout = ENGINES[engine].layouts[head_config.kind]
   described = conversion.describe_target(setup.target, target.config)
   described = described._replace(name=name)
   formats.save(

@@ -2,13 +2,13 @@
 
 Keys are those of the version or commit that stands in ENGINES, as its sources
 or documentation have them. To add an engine, write its function in
-engine_keys.py and an entry here.
+engine_keys.py, beside vllm_keys.py, and an entry here.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from specdec.benchmark import engine_keys
+from specdec.benchmark import engine_keys, vllm_keys
 from specdec.benchmark.engine_keys import Handed, Place, Served
 from specdec.roofline.planning import BatchRange
 
@@ -18,7 +18,8 @@ class Engine(NamedTuple):
 
   Attributes:
     keys: whose keys are written.
-    methods: its name for each kind of drafter that it has.
+    methods: its name for each kind of drafter that it has; of a block drafter
+      that it is published under.
     layouts: of formats.WRITTEN, for each kind of head.
     trees: it drafts dynamic trees.
     render: of engine_keys.
@@ -34,25 +35,30 @@ class Engine(NamedTuple):
 ENGINES = {
   "vllm": Engine(
     "vllm-project/vllm, vllm/config/speculative.py at 002e77c1",
-    {"lookup": "ngram", "model": "draft_model"}
-    | {kind: kind for kind in ("eagle", "eagle3", "mtp", "medusa")},
-    {"eagle": "eagle", "medusa": "medusa"}
-    | {kind: "speculators" for kind in ("eagle3", "mtp")},
+    {"lookup": "ngram", "model": "draft_model", "peagle": "eagle3"}
+    | {kind: kind for kind in ("eagle", "eagle3", "mtp", "medusa", "suffix")}
+    | {"dflash": "dflash", "dflash2": "dflash", "dspark": "dspark"},
+    {"eagle": "eagle", "medusa": "medusa", "dflash": "dflash"}
+    | {"dflash2": "dflash"}
+    | {kind: "speculators" for kind in ("dspark", "eagle3", "mtp", "peagle")},
     False,
-    engine_keys.vllm,
+    vllm_keys.vllm,
   ),
   "vllm-tpu": Engine(
     "vllm-project/tpu-inference at b8692ff, flax_nnx",
     {"lookup": "ngram", "eagle3": "eagle3"},
     {"eagle3": "eagle"},
     False,
-    engine_keys.vllm_tpu,
+    vllm_keys.vllm_tpu,
   ),
   "sglang": Engine(
-    "sgl-project/sglang, its speculative_decoding.md at 067ad4d",
+    "sgl-project/sglang, its speculative_decoding.md at 067ad4d; of DFLASH "
+    "z-lab/dflash, its README.md at 0a2da23",
     {"lookup": "NGRAM", "model": "STANDALONE"}
-    | {"eagle": "EAGLE", "eagle3": "EAGLE3"},
-    {"eagle": "eagle", "eagle3": "eagle"},
+    | {"eagle": "EAGLE", "eagle3": "EAGLE3"}
+    | {"dflash": "DFLASH", "dflash2": "DFLASH"},
+    {"eagle": "eagle", "eagle3": "eagle"}
+    | {"dflash": "dflash", "dflash2": "dflash"},
     True,
     engine_keys.sglang,
   ),

@@ -15,7 +15,7 @@ Both carry config.json and the tokenizer. A quantised GGUF is dequantised,
 unless --weights=stored; integers are written as compressed-tensors does.
 
 With --target the source is a drafter for it: a file of train.py, a folder of
-speculators, DFlash, DeepSpec, EAGLE 1 to 3, SpecForge or Medusa, or MTP layers.
+speculators, DFlash, DeepSpec, EAGLE, P-EAGLE, SpecForge, Medusa, or MTP layers.
 It is written as one of --layout, or as ours (specdec).
 """
 

@@ -8,7 +8,8 @@ it on random tokens and hidden states: expected.safetensors holds `tokens` [T],
 level j follows tokens 0 .. i + 1 + j, of which the last j are given as draft
 tokens. Of a block drafter (fixtures/block_drafters) `logits` are [A, B, V], of
 the slots of the blocks at `anchors` [A], given the text, and `confidence` is
-[A, B].
+[A, B]. Of a P-EAGLE (fixtures/parallel_drafters) `logits` are [N, V], of the
+slots at `levels` [N] behind the tokens `roots` [N].
 Needs torch and speculators, which specdec itself does not. Verifiers are not
 read: a drafter without an embedding or a head of its own is given random ones,
 `embed` and `head`.
@@ -22,9 +23,14 @@ from absl import app, flags
 from safetensors.torch import save_file
 from speculators.config import SpeculatorsConfig, VerifierConfig
 from speculators.models.dflash import DFlashDraftModel, DFlashSpeculatorConfig
+from speculators.models.dflash2 import (
+  DFlash2DraftModel,
+  DFlash2SpeculatorConfig,
+)
 from speculators.models.dspark import DSparkDraftModel, DSparkSpeculatorConfig
 from speculators.models.eagle3 import Eagle3DraftModel, Eagle3SpeculatorConfig
 from speculators.models.mtp import MTPDraftModel, MTPSpeculatorConfig
+from speculators.models.peagle import PEagleDraftModel, PEagleSpeculatorConfig
 from speculators.proposals.greedy import GreedyTokenProposalConfig
 from transformers import LlamaConfig, Qwen3Config
 
@@ -80,6 +86,18 @@ VARIANTS = {
   ),
   "mtp_qwen3": ("mtp", Qwen3Config(**LAYER | {"num_hidden_layers": 4}), {}),
 }
+PARALLEL = {
+  "peagle": (
+    "peagle",
+    LlamaConfig(**LAYER | {"num_hidden_layers": 2}, rms_norm_eps=1e-5),
+    {
+      "draft_vocab_size": 10,
+      "eagle_aux_hidden_state_layer_ids": [1, 2, 3],
+      "norm_before_residual": True,
+      "mask_token_id": 23,
+    },
+  ),
+}
 BLOCK = {
   "block_size": 4,
   "mask_token_id": 23,
@@ -100,6 +118,17 @@ BLOCKS = {
       sliding_window=16,
     ),
     {"draft_vocab_size": 24},
+  ),
+  "dflash2": (
+    "dflash2",
+    Qwen3Config(**LAYER | {"num_hidden_layers": 2}),
+    {
+      "draft_vocab_size": 24,
+      "conv_kernel_size": 3,
+      "conv_group_size": 4,
+      "selector_rank": 5,
+      "selector_top_k": 6,
+    },
   ),
   "dspark": (
     "dspark",
@@ -136,9 +165,11 @@ BLOCKS = {
 ANCHORS = 4, 7
 CLASSES = {
   "dflash": (DFlashDraftModel, DFlashSpeculatorConfig),
+  "dflash2": (DFlash2DraftModel, DFlash2SpeculatorConfig),
   "dspark": (DSparkDraftModel, DSparkSpeculatorConfig),
   "eagle3": (Eagle3DraftModel, Eagle3SpeculatorConfig),
   "mtp": (MTPDraftModel, MTPSpeculatorConfig),
+  "peagle": (PEagleDraftModel, PEagleSpeculatorConfig),
 }
 
 
@@ -187,6 +218,55 @@ def write(model, expected: dict, folder: Path) -> None:
   print(folder.name, {key: tuple(x.shape) for key, x in expected.items()})
 
 
+def watch(model) -> dict:
+  """Returns what the model's forward pass will hand to its metrics."""
+  core, seen = sys.modules[type(model).__module__], {}
+
+  def compute_metrics(*args, **named):
+    seen.update(dict(enumerate(args)) | named)
+    return None, None
+
+  core.compute_metrics = compute_metrics
+  if hasattr(core, "selector_training_candidates"):  # those that it serves
+    core.selector_training_candidates = lambda ids, _: (ids, None, None)
+  return seen
+
+
+def logits_of(seen: dict) -> torch.Tensor:
+  """[1, A B, V] of a block drafter, -inf where a selector has no candidate."""
+  if "candidate_logits" not in seen:
+    return seen[0]
+  none = torch.full_like(seen["unary_logits"], -torch.inf)
+  ids, scores = seen["training_candidate_ids"], seen["candidate_logits"]
+  return none.scatter(-1, ids, scores)
+
+
+def record_parallel(name: str, folder: Path) -> None:
+  kind, layer, options = PARALLEL[name]
+  model = random_model(kind, layer, options)
+  tokens = torch.randint(layer.vocab_size, (LENGTH,))
+  hidden = torch.randn(LENGTH, 3 * layer.hidden_size)
+  seen = watch(model)
+  with torch.no_grad():
+    model(
+      hidden_states=hidden[None, :-1],
+      input_ids=tokens[None, 1:],
+      document_ids=torch.zeros(1, LENGTH - 1, dtype=torch.long),
+      verifier_last_hidden_states=hidden[None, :-1, : layer.hidden_size],
+      num_depths=LEVELS,
+      down_sample_ratio=1.0,
+      down_sample_ratio_min=1.0,
+    )
+  expected = {
+    "tokens": tokens,
+    "hidden": hidden,
+    "logits": seen["logits"][0].contiguous(),
+    "roots": seen["anchor_pos"] + 1,
+    "levels": seen["depth"],
+  }
+  write(model, expected, folder)
+
+
 def record_block(name: str, folder: Path) -> None:
   kind, layer, options = BLOCKS[name]
   layer._attn_implementation = "eager"
@@ -194,9 +274,7 @@ def record_block(name: str, folder: Path) -> None:
   tokens = torch.randint(layer.vocab_size, (LENGTH,))
   hidden = torch.randn(LENGTH, 2 * layer.hidden_size)
   is_anchor = torch.isin(torch.arange(LENGTH), torch.tensor(ANCHORS))
-  seen = []
-  core = sys.modules[type(model).__module__]
-  core.compute_metrics = lambda *args, **_: seen.extend(args) or (None, None)
+  seen = watch(model)
   with torch.no_grad():
     model(
       hidden_states=hidden[None],
@@ -211,7 +289,7 @@ def record_block(name: str, folder: Path) -> None:
     "tokens": tokens,
     "hidden": hidden,
     "anchors": torch.tensor(ANCHORS),
-    "logits": seen[0].reshape(*shape, -1).clone(),
+    "logits": logits_of(seen).reshape(*shape, -1).clone(),
     "embed": model.embed_tokens.weight.detach().clone(),
     "head": model.lm_head.weight.detach().clone(),
   }
@@ -278,9 +356,11 @@ def record_pickled(folder: Path) -> None:
 
 def main(argv):
   output = Path(flags.FLAGS.output)
-  for name in argv[1:] or [*VARIANTS, *BLOCKS]:
+  for name in argv[1:] or [*VARIANTS, *BLOCKS, *PARALLEL]:
     if name in BLOCKS:
       record_block(name, output.parent / "block_drafters" / name)
+    elif name in PARALLEL:
+      record_parallel(name, output.parent / "parallel_drafters" / name)
     else:
       record(name, output / name)
   if len(argv) == 1:

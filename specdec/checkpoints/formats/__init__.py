@@ -9,7 +9,7 @@ FORMATS, or in WRITTEN too.
 import json
 import re
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -26,6 +26,7 @@ from specdec.checkpoints.formats import (
   native_mtp,
   redrafter,
   speculators,
+  tables,
 )
 from specdec.checkpoints.formats.files import PATTERNS, Files, open_folder
 from specdec.checkpoints.formats.stored import Stored, Target
@@ -46,7 +47,6 @@ _OFFSETS, _KEPT = "d2t", "t2d"
 _FLOATS = "float64", "float32", "float16", "bfloat16"
 # Architectures and types of drafters that do not load.
 _ABSENT = {
-  "DFlash2DraftModel": "DFlash2",
   "DFlashLagunaForCausalLM": "DFlash with Laguna's layers",
   "Gemma4DSparkModel": "DSpark with Gemma 4's layers",
   "K3DSparkModel": "DSpark with latent attention",
@@ -61,6 +61,7 @@ __all__ = [
   "Target",
   "inspect",
   "load",
+  "render",
   "save",
 ]
 
@@ -132,7 +133,7 @@ def load(folder: Path, target: TransformerConfig) -> Drafter:
   names.check(
     {name: shapes[path] for path, name in stored.table.items()},
     {
-      name: shape
+      name: _without_ones(shape) if name == tables.MASK else shape
       for name, shape in files.shapes.items()
       if name.startswith(stored.prefix) and name not in (_OFFSETS, _KEPT)
     },
@@ -144,7 +145,8 @@ def load(folder: Path, target: TransformerConfig) -> Drafter:
     array = files.read(name)
     if array.dtype.name not in _FLOATS:
       raise ValueError(f"{name} in {files.source} is stored as {array.dtype}")
-    flat[path] = jax.numpy.asarray(array.astype(np.float32))
+    array = array.astype(np.float32).reshape(shapes[path])
+    flat[path] = jax.numpy.asarray(array)
   return Drafter(stored, ids, traverse_util.unflatten_dict(flat, sep="/"))
 
 
@@ -158,6 +160,13 @@ def _shapes(
     path: leaf.shape
     for path, leaf in traverse_util.flatten_dict(net, sep="/").items()
   }
+
+
+def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
+  """Returns a shape without leading axes of one entry; vLLM flattens them."""
+  while len(shape) > 1 and shape[0] == 1:
+    shape = shape[1:]
+  return shape
 
 
 def _check_target(
@@ -223,6 +232,21 @@ def _offsets(files: Files, vocab_size: int) -> np.ndarray:
   return ids.astype(np.int32)
 
 
+def render(
+  format_name: str,
+  head_config: HeadConfig,
+  target: Target,
+  dtype: str = "bfloat16",
+) -> dict[str, Any]:
+  """Returns the config.json of a drafter; raises as `save`."""
+  if not head_config.is_published:
+    raise ValueError(
+      f"a head with layout = {head_config.layout!r} has shapes that no format "
+      "but ours knows; train one with layout = 'published'"
+    )
+  return WRITTEN[format_name].render(head_config, target, dtype)
+
+
 def save(
   folder: Path,
   format_name: str,
@@ -243,12 +267,7 @@ def save(
     ValueError: the format has no place for an option of the drafter.
   """
   module = WRITTEN[format_name]
-  if not head_config.is_published:
-    raise ValueError(
-      f"a head with layout = {head_config.layout!r} has shapes that no format "
-      "but ours knows; train one with layout = 'published'"
-    )
-  config = module.render(head_config, target, dtype)
+  config = render(format_name, head_config, target, dtype)
   flat = traverse_util.flatten_dict(net, sep="/")
   table = module.table(head_config)
   assert len({*table.values()}) == len(table), table  # a name a tensor
@@ -261,6 +280,8 @@ def save(
     table[path]: np.asarray(jax.numpy.asarray(x, dtype))
     for path, x in flat.items()
   }
+  if tables.MASK in arrays:  # as speculators and SpecForge have it
+    arrays[tables.MASK] = arrays[tables.MASK][None, None]
   if ids is not None:
     kept = np.zeros((target.vocab_size,), bool)
     kept[ids] = True

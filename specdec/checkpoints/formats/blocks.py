@@ -2,17 +2,19 @@
 
 All of them have DFlash's tensors, 58 of a drafter of five layers (z-lab/dflash,
 dflash/model.py); DSpark's heads are beyond that (deepseek-ai/DeepSpec,
-deepspec/modeling/dspark/qwen3/modeling.py and markov_head.py), and so is
-Domino's (vllm-project/speculators at 284081e, models/dflash/domino.py).
+deepspec/modeling/dspark/qwen3/modeling.py and markov_head.py), and so are
+Domino's (vllm-project/speculators at 284081e, models/dflash/domino.py) and
+DFlash2's convolutions and selector (z-lab/dflash at 1012959, dflash/model.py).
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from specdec.checkpoints import hf_config
 from specdec.checkpoints.formats import tables
 from specdec.checkpoints.formats.stored import Target, layer_ids, typed
+from specdec.drafters.heads.block_config import BlockConfig
 from specdec.drafters.heads.head_config import HeadConfig
 from specdec.utils.spelling import check_choice
 
@@ -25,6 +27,22 @@ _GRU = {
   "wide": "embed_proj.2.weight",
 }
 _MIXED = {"gated_markov": "gate", "rnn_markov": "joint"}
+_SELECTOR = {
+  "first": "predecessor_codebook",
+  "second": "successor_codebook",
+  "narrow": "hidden_projection.weight",
+}
+_CONVOLUTION = {
+  "base": "base_kernel",
+  "dynamic/weight": "kernel_projection.weight",
+}
+# Options of BlockConfig -> keys of a DFlash2, which has them all.
+DFLASH2 = {
+  "taps": "conv_kernel_size",
+  "group": "conv_group_size",
+  "rank": "selector_rank",
+  "candidates": "selector_top_k",
+}
 LAYER_IDS = "target_layer_ids"
 _NAMES = {"embed": "embed_tokens.weight", "head": "lm_head.weight"}
 _QWEN = "Qwen3ForCausalLM"
@@ -43,8 +61,13 @@ def table(head_config: HeadConfig) -> dict[str, str]:
     if getattr(head_config, option) == "own":
       names[tables.OWN[option]] = name
   block = head_config.block
+  if block.taps:
+    names |= _convolutions(head_config.num_layers)
   if block.successor == "gru":
     names |= {f"successor/{x}/weight": name for x, name in _GRU.items()}
+  elif block.successor == "selector":
+    for path, name in _SELECTOR.items():
+      names[f"successor/{path}/weight"] = f"candidate_selector.{name}"
   elif block.successor != "none":
     names["successor/first/weight"] = "markov_head.markov_w1.weight"
     names["successor/second/weight"] = "markov_head.markov_w2.weight"
@@ -54,6 +77,23 @@ def table(head_config: HeadConfig) -> dict[str, str]:
     if block.confidence:
       names[f"confidence_head/{end}"] = f"confidence_head.proj.{end}"
   return names
+
+
+def _convolutions(num_layers: int) -> dict[str, str]:
+  return {
+    f"layer_{i}/{part}/{path}": f"layers.{i}.{part}.{name}"
+    for i in range(num_layers)
+    for part in ("attention_conv", "mlp_conv")
+    for path, name in _CONVOLUTION.items()
+  }
+
+
+def kind_of(block: BlockConfig) -> str:
+  """Returns the name under which a block drafter is published: dflash, dflash2,
+  domino or dspark."""
+  if block.successor == "none" and not block.confidence:
+    return "dflash"
+  return {"gru": "domino", "selector": "dflash2"}.get(block.successor, "dspark")
 
 
 def owned(shapes: Mapping[str, Any]) -> dict[str, str]:
@@ -143,6 +183,45 @@ def setting(
   return typed({key: values[0]} if values else {}, key, kind, source, *default)
 
 
+def parse_dflash2(
+  setting: Callable[[str], int],
+  block_size: int,
+  vocab_size: int,
+  source: str,
+) -> dict[str, Any]:
+  """Returns the fields of BlockConfig that make a DFlash a DFlash2.
+
+  Args:
+    setting: returns the value of one of the keys in DFLASH2.
+
+  Raises:
+    ValueError: no reader runs such sizes.
+  """
+  fields = {option: setting(key) for option, key in DFLASH2.items()}
+  _check_dflash2(fields, block_size, vocab_size, source)
+  return fields | {"successor": "selector"}
+
+
+def render_dflash2(
+  block: BlockConfig, block_size: int, vocab_size: int, layout: str
+) -> dict[str, int]:
+  """Returns the keys that `parse_dflash2` reads; raises as it does."""
+  fields = {option: getattr(block, option) for option in DFLASH2}
+  _check_dflash2(fields, block_size, vocab_size, layout)
+  return {key: fields[option] for option, key in DFLASH2.items()}
+
+
+def _check_dflash2(
+  fields: Mapping[str, int], block_size: int, vocab_size: int, place: str
+) -> None:
+  for option, most in (("taps", block_size), ("candidates", vocab_size)):
+    if not 1 <= fields[option] <= most:
+      raise ValueError(
+        f"{place}: {DFLASH2[option]} = {fields[option]}; a DFlash2 with "
+        f"block_size = {block_size} and {vocab_size} tokens has 1 to {most}"
+      )
+
+
 def features_of(
   left: list | None, low: int, source: str, target: Target | None
 ) -> tuple[int, ...]:
@@ -200,9 +279,12 @@ def check_written(
   Args:
     wanted: option of HeadConfig, or 'block.' and one of BlockConfig -> values.
   """
+  block = head_config.block
+  if block and block.successor != "selector":  # it convolves no others
+    wanted = {**wanted, "block.taps": (0,)}
   for name, values in wanted.items():
     *below, field = name.split(".")
-    value = getattr(head_config.block if below else head_config, field)
+    value = getattr(block if below else head_config, field)
     if value not in values:
       raise ValueError(
         f"{name} = {value!r}: {layout} knows block drafters with {name} = "

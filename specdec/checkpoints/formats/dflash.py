@@ -1,4 +1,7 @@
-"""DFlash as z-lab publishes it (z-lab/dflash, dflash/model.py), and Domino.
+"""DFlash and DFlash2 as z-lab publishes them, and Domino.
+
+z-lab/dflash, dflash/model.py; DFlash2 is an architecture of its own, with keys
+for its convolutions and its selector.
 
 Keys of its own stand in `dflash_config`, of older files some at the top level.
 Where a config does not say, layers with a window are causal inside the block,
@@ -22,7 +25,8 @@ from specdec.utils.spelling import check_choice
 
 NAME = "dflash"
 _ARCHITECTURE, _NESTED = "DFlashDraftModel", "dflash_config"
-_DOMINO = "DominoDraftModel"  # the same with a successor
+_DFLASH2 = "DFlash2DraftModel"
+_DOMINO = "DominoDraftModel"  # the first with a successor
 _CAUSAL = "causal", "causal_head"
 _SETTINGS = (
   *("block_size", "mask_token_id", blocks.LAYER_IDS, *_CAUSAL),
@@ -44,13 +48,17 @@ _ONLY = {
 def matches(files: Files) -> bool:
   """Whether a folder is of this layout."""
   names = hf_config.architectures(files.config)
-  return _ARCHITECTURE in names or _DOMINO in names
+  return not {_ARCHITECTURE, _DFLASH2, _DOMINO}.isdisjoint(names)
 
 
-def _check_options(config, nested, source: str) -> None:
-  """Refuses what this drafter would have beyond its layers."""
+def _check_options(config, nested, more, source: str) -> None:
+  """Refuses what this drafter would have beyond its layers.
+
+  Args:
+    more: keys of its kind of drafter.
+  """
   for key in nested:
-    known = *_SETTINGS, *_ONLY
+    known = *_SETTINGS, *more, *_ONLY
     check_choice(f"{source}: key of {_NESTED}", key, known)
   for key, accepted in _ONLY.items():
     for value in (config.get(key), nested.get(key)):
@@ -106,7 +114,9 @@ def parse(files: Files, target: Target | None) -> Stored:
   """Returns what a folder holds; raises ValueError where that is unknown."""
   config, source = files.config, files.source
   nested = typed(config, _NESTED, dict, source, {})
-  _check_options(config, nested, source)
+  is_dflash2 = _DFLASH2 in hf_config.architectures(config)
+  more = blocks.DFLASH2.values() if is_dflash2 else ()
+  _check_options(config, nested, more, source)
 
   def setting(key, kind, *default):
     return blocks.setting(config, nested, key, kind, source, *default)
@@ -122,11 +132,20 @@ def parse(files: Files, target: Target | None) -> Stored:
   if layers is None and count:
     layers = _default_layers(count, fields["num_layers"])
   successor = _successor(setting, source)
+  if is_dflash2 and successor:
+    raise ValueError(
+      f"{source} is a DFlash2 with projector_type = 'domino'; accepted: "
+      "'dflash'"
+    )
+  if is_dflash2:
+    successor = blocks.parse_dflash2(
+      lambda key: setting(key, int), size, vocab_size, source
+    )
   seen = blocks.seen(windows, _causal(config, nested, source), size, source)
   head_config = HeadConfig(
     kind="block",
     layout="published",
-    levels=size if successor else size - 1,
+    levels=size if successor.get("slots") == "next" else size - 1,
     features=blocks.features_of(layers, 0, source, target),
     block=BlockConfig(
       mask_token=setting("mask_token_id", int), **seen, **successor
@@ -149,7 +168,7 @@ def render(
   domino = block and block.successor == "gru"
   wanted = {
     "kind": ("block",),
-    "block.successor": ("none", "gru"),
+    "block.successor": ("none", "gru", "selector"),
     "block.slots": ("next" if domino else "in_place",),
     "block.confidence": (False,),
     "vocabulary": (0,),
@@ -169,10 +188,15 @@ def render(
     nested |= {"projector_type": "domino", "shift_label": True}
     nested |= {"pure_draft_prefix_len": 1, "emb_dim": block.rank}
     nested["gru_hidden_dim"] = block.state or head_config.width
+  dflash2 = block.successor == "selector"
+  if dflash2:
+    nested |= blocks.render_dflash2(
+      block, config["block_size"], target.vocab_size, NAME
+    )
   if not block.causal_window:
     config["is_causal"] = nested["causal"] = block.causal
   return config | {
-    "architectures": [_ARCHITECTURE],
+    "architectures": [_DFLASH2 if dflash2 else _ARCHITECTURE],
     "num_target_layers": target.num_layers,
     _NESTED: nested,
   }

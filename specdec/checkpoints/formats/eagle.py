@@ -1,4 +1,8 @@
-"""EAGLE 1, 2 and 3 as SafeAILab, SpecForge and ModelOpt publish them."""
+"""EAGLE 1, 2 and 3 as SafeAILab, SpecForge and ModelOpt publish them.
+
+P-EAGLE is an EAGLE-3 with `mask_hidden` and a token for masks, under one of the
+names that vLLM reads (vllm/v1/spec_decode/llm_base_proposer.py at 00c4f22).
+"""
 
 from typing import Any
 
@@ -15,10 +19,11 @@ from specdec.drafters.heads.head_config import HeadConfig
 from specdec.utils.spelling import check_choice
 
 NAME = "eagle"
-KINDS = "eagle", "eagle3"
+KINDS = "eagle", "eagle3", "peagle"
 _FIRST, _MIDDLE = "layers.0.", "midlayer."
 _SPECFORGE = "LlamaForCausalLMEagle3"
 _LAYERS = "eagle_aux_hidden_state_layer_ids"
+_MASK_TOKENS = "ptd_token_id", "pard_token", "mask_token_id"
 _ONLY = {  # options of eagle_config -> what this EAGLE-3 is
   "use_aux_hidden_state": True,
   "use_input_layernorm_in_first_layer": True,
@@ -32,6 +37,7 @@ def _is_eagle3(files: Files) -> bool:
   config = files.config
   return (
     config.get("draft_vocab_size") is not None
+    or tables.MASK in files.shapes
     or _SPECFORGE in hf_config.architectures(config)
     or any(name.startswith(_MIDDLE) for name in files.shapes)
   )
@@ -49,7 +55,9 @@ def matches(files: Files) -> bool:
 def parse(files: Files, target: Target | None) -> Stored:
   """Returns what a folder holds; raises ValueError where that is unknown."""
   config, source, shapes = files.config, files.source, files.shapes
-  layer = config | {"architectures": ["LlamaForCausalLM"]}
+  masks = {x: config[x] for x in _MASK_TOKENS if config.get(x) is not None}
+  layer = {key: x for key, x in config.items() if key not in _MASK_TOKENS}
+  layer["architectures"] = ["LlamaForCausalLM"]
   parsed = hf_config.parse(layer, source, "float32")
   fields = tables.decoder_fields(parsed) | {"layout": "published"}
   embed = "own" if "embed_tokens.weight" in shapes else "shared"
@@ -78,8 +86,10 @@ def parse(files: Files, target: Target | None) -> Stored:
       f"{source} drafts {size} of {parsed.vocab_size} tokens and lacks "
       "lm_head.weight"
     )
+  is_parallel = bool(masks) or tables.MASK in shapes
   head_config = HeadConfig(
-    kind="eagle3",
+    kind="peagle" if is_parallel else "eagle3",
+    mask_token=_mask_token(masks, source) if is_parallel else -1,
     features=features,
     vocabulary=0 if size == parsed.vocab_size else size,
     embed=embed,
@@ -91,8 +101,9 @@ def parse(files: Files, target: Target | None) -> Stored:
     feeds_back_norm=typed(config, "norm_output", bool, source, False),
     **fields,
   )
+  tables.check_mask(head_config, source)
   names = tables.eagle(head_config)
-  if f"{_FIRST}hidden_norm.weight" not in shapes:
+  if any(name.startswith(_MIDDLE) for name in shapes):
     names = _midlayer(names)
   width = typed(config, "target_hidden_size", int, source, head_config.width)
   return Stored(NAME, head_config, names, parsed.vocab_size, None, width)
@@ -110,6 +121,17 @@ def _features(config, extra, target: Target | None, source: str):
     left = layer_ids(extra[_LAYERS], source)
     return tables.convert_layers(left, "z-lab", "speculators")
   return tables.default_layers(target.num_layers) if target else (0,) * 3
+
+
+def _mask_token(named: dict[str, Any], source: str) -> int:
+  """Returns HeadConfig.mask_token; raises ValueError where names differ."""
+  values = [*named.values()]
+  if not values or any(value != values[0] for value in values):
+    raise ValueError(
+      f"{source} names {named or 'no token'} for masks; give one as "
+      f"{_MASK_TOKENS[0]}"
+    )
+  return typed(named, next(iter(named)), int, source)
 
 
 def _feature_norm(config, extra, source: str) -> str:
@@ -147,6 +169,7 @@ def render(
       f"vocabulary = {head_config.vocabulary}: {NAME} knows EAGLE 1 and 2 with "
       "the whole vocabulary, 0, only"
     )
+  tables.check_mask(head_config, NAME)
   if 0 in head_config.features:
     raise ValueError(
       f"features = {head_config.features}: {NAME} names the layers that a "
@@ -159,6 +182,8 @@ def render(
     config["max_position_embeddings"] = target.max_length
   if head_config.kind == "eagle":
     return config | {"bias": head_config.bias}
+  if head_config.parallel:
+    config[_MASK_TOKENS[0]] = head_config.mask_token
   return config | {
     "architectures": [_SPECFORGE],
     "draft_vocab_size": head_config.vocabulary or target.vocab_size,
@@ -180,4 +205,4 @@ def render(
 def table(head_config: HeadConfig) -> dict[str, str]:
   """Returns path -> tensor name, for writing."""
   names = tables.eagle(head_config)
-  return names if head_config.kind == "eagle" else _midlayer(names)
+  return _midlayer(names) if head_config.kind == "eagle3" else names

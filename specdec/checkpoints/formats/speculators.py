@@ -1,8 +1,8 @@
 """The layout of vLLM's `speculators`, from which vLLM serves EAGLE-3 heads.
 
 Keys and tensors are those of versions 0.5 to 0.9 of the package, which also
-trains and loads MTP layers of Qwen 3; vLLM 0.32 does not read those. Its block
-drafters are in speculators_blocks.py.
+trains and loads P-EAGLE, and MTP layers of Qwen 3; vLLM 0.32 does not read the
+latter. Its block drafters are in speculators_blocks.py.
 """
 
 from collections.abc import Mapping
@@ -23,10 +23,11 @@ from specdec.utils.spelling import check_choice, join_names
 NAME = "speculators"
 VERSION = "0.9.0"  # whose keys are written
 _TYPE = "speculators_model_type"
-KINDS = "eagle3", "mtp", *speculators_blocks.ARCHITECTURES
-_OURS = "eagle3", "mtp", "block"  # kinds of heads
+KINDS = "eagle3", "peagle", "mtp", *speculators_blocks.ARCHITECTURES
+_OURS = "eagle3", "peagle", "mtp", "block"  # kinds of heads
 _ARCHITECTURES = {
   "eagle3": "Eagle3Speculator",
+  "peagle": "PEagleSpeculator",
   "mtp": "MTPDraftModel",
   **speculators_blocks.ARCHITECTURES,
 }
@@ -140,6 +141,8 @@ def parse(files: Files, target: Target | None) -> Stored:
   if all(norms):
     raise ValueError(f"{source} has both norm_before_fc and fc_norm")
   size = typed(config, "draft_vocab_size", int, source, 32000)
+  if kind == "peagle":
+    fields["mask_token"] = typed(config, "mask_token_id", int, source)
   head_config = HeadConfig(
     features=features,
     vocabulary=0 if size == vocab_size else size,
@@ -151,6 +154,7 @@ def parse(files: Files, target: Target | None) -> Stored:
     **common,
     **fields,
   )
+  tables.check_mask(head_config, source)
   return Stored(
     NAME,
     head_config,
@@ -168,7 +172,8 @@ def _check_written(head_config: HeadConfig) -> None:
   )
   if head_config.block:
     return speculators_blocks.check_written(head_config, NAME)
-  if head_config.kind == "eagle3":
+  if head_config.kind in ("eagle3", "peagle"):
+    tables.check_mask(head_config, NAME)
     if len({*head_config.features}) < len(head_config.features):
       raise ValueError(
         f"features = {head_config.features}: {NAME} wants different layers"
@@ -204,7 +209,7 @@ def render(
   _check_written(head_config)
   kind = head_config.kind
   if head_config.block:
-    kind = speculators_blocks.kind_of(head_config)
+    kind = blocks.kind_of(head_config.block)
     layer = blocks.render_layers(head_config)
   else:
     layer = hf_config.render(head_config.layers)
@@ -247,6 +252,8 @@ def render(
   if head_config.kind == "mtp":
     layer["num_hidden_layers"] = target.num_layers
     return config | {"num_nextn_predict_layers": 1}
+  if head_config.parallel:
+    config["mask_token_id"] = head_config.mask_token
   return config | {
     "draft_vocab_size": head_config.vocabulary or target.vocab_size,
     "norm_before_residual": head_config.norm_before_residual,
@@ -255,7 +262,7 @@ def render(
     "norm_before_fc": head_config.feature_norm == "joint",
     "fc_norm": head_config.feature_norm == "each",
     "norm_output": head_config.feeds_back_norm,
-    "embed_requires_grad": False,
+    "embed_requires_grad": head_config.parallel,
   }
 
 

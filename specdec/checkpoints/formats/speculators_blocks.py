@@ -1,6 +1,6 @@
-"""Block drafters in the layout of vLLM's `speculators`: dflash and dspark.
+"""Block drafters of vLLM's `speculators`: types dflash, dflash2 and dspark.
 
-As version 0.9.0 of the package (speculators/models/dflash and models/dspark)
+As version 0.9.0 of the package (speculators/models/dflash, dflash2 and dspark)
 trains and saves them: without an embedding, and with a vocabulary projection
 only where it drafts fewer tokens than the target has. Older versions saved both
 always. Layers are counted by the stream that enters them.
@@ -25,7 +25,17 @@ from specdec.checkpoints.formats.stored import (
 from specdec.drafters.heads.block_config import BlockConfig
 from specdec.drafters.heads.head_config import HeadConfig
 
-ARCHITECTURES = {"dflash": "DFlashDraftModel", "dspark": "DSparkDraftModel"}
+ARCHITECTURES = {
+  "dflash": "DFlashDraftModel",
+  "dflash2": "DFlash2DraftModel",
+  "dspark": "DSparkDraftModel",
+}
+_DFLASH2 = {  # sizes where a config says none
+  "conv_kernel_size": 2,
+  "conv_group_size": 16,
+  "selector_rank": 256,
+  "selector_top_k": 16,
+}
 _LAYERS = "aux_hidden_state_layer_ids"
 
 
@@ -71,9 +81,21 @@ def parse(
       f"{source} has markov_head_type = 'rnn' with sample_from_anchor = False, "
       "whose state begins a slot earlier; accepted: True"
     )
-  everyone = typed(config, "sliding_window_non_causal", bool, source, False)
+  everyone = typed(
+    config, "sliding_window_non_causal", bool, source, kind == "dflash2"
+  )
   seen = blocks.seen(windows, False if everyone else None, size, source)
   drafted = typed(config, "draft_vocab_size", int, source, 32000)
+  if kind == "dflash2":
+    if drafted != vocab_size:
+      raise ValueError(
+        f"{source} is a DFlash2 that drafts {drafted} of {vocab_size} tokens; "
+        "its selector has all"
+      )
+    heads = blocks.parse_dflash2(
+      lambda key: typed(config, key, int, source, _DFLASH2[key]),
+      *(size, vocab_size, source),
+    )
   own = blocks.owned(files.shapes)
   if drafted != vocab_size and own["head"] == "shared":
     raise ValueError(
@@ -108,17 +130,11 @@ def parse(
   )
 
 
-def kind_of(head_config: HeadConfig) -> str:
-  """Returns the type under which a block drafter is written."""
-  block = head_config.block
-  heads = block.successor != "none" or block.confidence
-  return "dspark" if heads else "dflash"
-
-
 def check_written(head_config: HeadConfig, layout: str) -> None:
   """Refuses a head that the package's readers would not load as it is."""
   block = head_config.block
-  wanted = {"block.successor": ("none", *blocks.MARKOV.values())}
+  successors = "none", "selector", *blocks.MARKOV.values()
+  wanted = {"block.successor": successors}
   # The package takes the target's where it drafts all tokens.
   wanted |= {"embed": ("shared",)}
   wanted |= {"head": ("own" if head_config.vocabulary else "shared",)}
@@ -126,6 +142,8 @@ def check_written(head_config: HeadConfig, layout: str) -> None:
     wanted |= {"block.causal": (False,)}
   if block.successor == "rnn_markov":
     wanted |= {"block.slots": ("next",)}
+  if block.successor == "selector":
+    wanted |= {"block.confidence": (False,), "vocabulary": (0,)}
   blocks.check_written(head_config, layout, wanted)
 
 
@@ -143,6 +161,10 @@ def render(head_config: HeadConfig, target: Target) -> dict[str, Any]:
     ),
     "sample_from_anchor": block.slots == "next",
   }
-  if kind_of(head_config) == "dspark":
+  kind = blocks.kind_of(block)
+  if kind == "dspark":
     keys |= deepspec.render_heads(head_config)
+  elif kind == "dflash2":
+    size, tokens = keys["block_size"], target.vocab_size
+    keys |= blocks.render_dflash2(block, size, tokens, "speculators")
   return keys

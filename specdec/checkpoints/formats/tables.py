@@ -14,6 +14,7 @@ from specdec.models.config import TransformerConfig
 
 # What may be a drafter's own or the target's, by option of HeadConfig.
 OWN = {"embed": "embed_table/weight", "head": "head/weight"}
+MASK = "mask_hidden"  # of a P-EAGLE, its path and its tensor's name
 # Stream entering layer i of the target, as ours and speculators' ids; z-lab's
 # and vLLM's DFlash configs name the layer that it leaves.
 _CONVENTIONS = {"speculators": 0, "z-lab": 1, "vllm": 1}
@@ -54,7 +55,7 @@ def layers(head_config: HeadConfig, prefix: str) -> dict[str, str]:
 
 
 def eagle(head_config: HeadConfig) -> dict[str, str]:
-  """Returns path -> tensor name of an EAGLE 1, 2 or 3."""
+  """Returns path -> tensor name of an EAGLE 1, 2 or 3, or a P-EAGLE."""
   table = {}
   for path, name in layers(head_config, "layers.{}.").items():
     table[path if path.startswith("layer_0/") else f"blocks/{path}"] = name
@@ -66,6 +67,8 @@ def eagle(head_config: HeadConfig) -> dict[str, str]:
     if head_config.bias:
       table["fuse/bias"] = "fc.bias"
     return table
+  if head_config.parallel:
+    table[MASK] = MASK
   table["gather/weight"] = "fc.weight"
   table["layer_0/hidden_norm/scale"] = "layers.0.hidden_norm.weight"
   table["norm/scale"] = "norm.weight"
@@ -77,6 +80,19 @@ def eagle(head_config: HeadConfig) -> dict[str, str]:
     for i in range(len(head_config.features)):
       table[f"stream_norms_{i}/scale"] = f"fc_norm.{i}.weight"
   return table
+
+
+def check_mask(head_config: HeadConfig, place: str) -> None:
+  """Refuses a P-EAGLE whose masks are no token of the target.
+
+  Args:
+    place: where it is read from, or the layout that it is written in.
+  """
+  if head_config.parallel and head_config.mask_token < 0:
+    raise ValueError(
+      f"{place}: mask_token = {head_config.mask_token}; masks of a published "
+      "P-EAGLE are a token of the target, >= 0"
+    )
 
 
 def mtp(
