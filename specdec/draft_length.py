@@ -32,7 +32,7 @@ import numpy as np
 
 from specdec import draft_shape
 from specdec.draft_shape import DraftShape, LengthPolicy, Plan
-from specdec.types import Array, Context
+from specdec.types import Array, Context, Outcomes
 from specdec.utils.constructors import cached
 
 MOST = 64  # levels of a draft whose length is decided
@@ -100,15 +100,41 @@ def _active(context: Context) -> Array:
   return context.length > 0 if done is None else ~done
 
 
-def _rates(outcomes: Array, prior: Array | float) -> tuple[Array, Array]:
-  """Shrinks (accepted, evaluated) [B, 2] to the batch's rate, it to `prior`.
+def _batch_rate(outcomes: Array, prior: Array | float) -> Array:
+  """Shrinks (accepted, evaluated) [B, 2], summed over rows, to `prior` []."""
+  kept, tried = jnp.sum(outcomes[..., 0]), jnp.sum(outcomes[..., 1])
+  return (kept + _WEIGHT * prior) / (tried + _WEIGHT)
 
-  Returns the rate of each row [B] and that of the batch.
+
+def _row_rates(outcomes: Array, prior: Array) -> Array:
+  """Shrinks (accepted, evaluated) [B, 2] to `prior` [B], or []."""
+  prior = jnp.clip(prior, 0.0, 1.0)
+  return (outcomes[..., 0] + _WEIGHT * prior) / (outcomes[..., 1] + _WEIGHT)
+
+
+def _estimates(outcomes: Outcomes) -> tuple[Array, Array]:
+  """Acceptance by position [B, D] and by class [B, C] of every row.
+
+  A position's rate in the batch is shrunk to that of the one before, a class's
+  to that of all tokens. A row's own is shrunk to the batch's, times what the
+  row has accepted of the position before, or of all tokens, over what the batch
+  has: a row that accepts little will do so where it has not been seen yet.
   """
-  kept, tried = outcomes[..., 0], outcomes[..., 1]
-  batch = jnp.sum(kept) + _WEIGHT * prior
-  batch = batch / (jnp.sum(tried) + _WEIGHT)
-  return (kept + _WEIGHT * batch) / (tried + _WEIGHT), batch
+  depths, classes = outcomes.by_depth, outcomes.by_class
+  batch = row = jnp.float32(_PRIOR)
+  by_depth = []
+  for d in range(depths.shape[1]):
+    before, batch = batch, _batch_rate(depths[:, d], batch)
+    row = _row_rates(depths[:, d], row * batch / before)
+    by_depth.append(row)
+  total = jnp.sum(depths, axis=1)
+  batch = _batch_rate(total, _PRIOR)
+  ratio = _row_rates(total, batch) / batch
+  by_class = [
+    _row_rates(classes[:, i], ratio * _batch_rate(classes[:, i], batch))
+    for i in range(classes.shape[1])
+  ]
+  return jnp.stack(by_depth, axis=1), jnp.stack(by_class, axis=1)
 
 
 def by_costs(costs: Sequence[float], catch_up: float = 0.0) -> LengthPolicy:
@@ -121,7 +147,13 @@ def by_costs(costs: Sequence[float], catch_up: float = 0.0) -> LengthPolicy:
   prefix acceptance at depth i, summed over the A rows that are not done, a
   level is drafted if for some e > d (a width may hold several levels)
 
-    (A + s_1 + .. + s_e) / costs[e]  >=  (A + s_1 + .. + s_d) / costs[d]
+    s_(d+1) + .. + s_e  >=  rate (costs[e] - costs[d])
+
+  where rate is what the batch writes at the best number of levels, by position:
+  the largest (A + s_1 + .. + s_e) / costs[e] of all e before anything is drawn.
+  Time is worth that much elsewhere, so whoever stops by it gains at least what
+  that number does (Dinkelbach). A round's own quotient would not do: a lucky
+  draft would be ended too early and an unlucky one too late.
 
   Once a row has gone without a draft for so many rounds that it costs two
   percent at most, all draft one level to see whether it pays by now. Where the
@@ -140,42 +172,42 @@ def by_costs(costs: Sequence[float], catch_up: float = 0.0) -> LengthPolicy:
     period = math.ceil(round((costs[1] - costs[0]) / spare, 3))
     period = int(np.clip(period, 16, _NEVER))
 
-  def decide(going, depth, prefix, gained, rates):
-    """Whether level depth + 1 pays, and the rows [B] that have a chance."""
+  def expected(going, depth, prefix, rates):
+    """Prefix acceptance of rows going [B, k], and its sums over rows and levels
+    past `depth` [k]."""
     deeper = jnp.arange(1, levels + 1) > depth  # [k]
     ahead = jnp.cumprod(jnp.where(deeper[None], rates, 1.0), axis=1)
-    ahead = jnp.where(going[:, None], prefix[:, None] * ahead, 0.0)  # [B, k]
-    gain = jnp.cumsum(jnp.where(deeper, jnp.sum(ahead, axis=0), 0.0))
-    now = gained / jnp.take(table, depth)
-    pays = jnp.any(deeper & ((gained + gain) / table[1:] >= now))
+    ahead = jnp.where(going[:, None], prefix[:, None] * ahead, 0.0)
+    return ahead, jnp.cumsum(jnp.where(deeper, jnp.sum(ahead, axis=0), 0.0))
+
+  def decide(going, depth, prefix, rate, rates):
+    """Whether level depth + 1 pays, and the rows [B] that have a chance."""
+    ahead, gain = expected(going, depth, prefix, rates)
+    dearer = table[1:] - jnp.take(table, depth)
+    deeper = jnp.arange(1, levels + 1) > depth
+    pays = jnp.any(deeper & (gain >= rate * dearer))
     next_one = jnp.minimum(depth, levels - 1)
     return pays, jnp.take(ahead, next_one, axis=1) >= _HOPELESS
 
   def begin(context: Context, able: Array | None = None) -> Plan:
     active, outcomes = _active(context), context.outcomes
-    by_depth, prior = [], jnp.float32(_PRIOR)
-    for d in range(levels):
-      rate, prior = _rates(outcomes.by_depth[:, d], prior)
-      by_depth.append(rate)
-    _, prior = _rates(jnp.sum(outcomes.by_depth, axis=1), _PRIOR)
-    by_class = [
-      _rates(outcomes.by_class[:, i], prior)[0] for i in range(CLASSES)
-    ]
-    rates = jnp.stack(by_depth, axis=1), jnp.stack(by_class, axis=1)
+    rates = _estimates(outcomes)
     going = active if able is None else active & able
-    prefix, gained = going * 1.0, jnp.sum(active * 1.0)
-    pays, alive = decide(going, 0, prefix, gained, rates[0])
+    prefix = going * 1.0
+    _, gain = expected(going, 0, prefix, rates[0])
+    gain = jnp.concatenate([jnp.zeros(1), gain])
+    rate = jnp.max((jnp.sum(active * 1.0) + gain) / table)
+    pays, alive = decide(going, 0, prefix, rate, rates[0])
     idle = going & (outcomes.idle >= period)
     going &= (pays & (alive | idle)) | jnp.any(idle)
-    return Plan(going, (prefix, gained, *rates))
+    return Plan(going, (prefix, rate, *rates))
 
   def go_on(plan: Plan, depth, certainty: Array) -> Plan:
-    prefix, gained, by_depth, by_class = plan.memory
-    rate = jnp.take_along_axis(by_class, certainty[:, None], axis=1)[:, 0]
-    prefix = jnp.where(plan.going, prefix * rate, prefix)
-    gained += jnp.sum(jnp.where(plan.going, prefix, 0.0))
-    memory = prefix, gained, by_depth, by_class
-    pays, alive = decide(plan.going, depth, prefix, gained, by_depth)
+    prefix, rate, by_depth, by_class = plan.memory
+    own = jnp.take_along_axis(by_class, certainty[:, None], axis=1)[:, 0]
+    prefix = jnp.where(plan.going, prefix * own, prefix)
+    memory = prefix, rate, by_depth, by_class
+    pays, alive = decide(plan.going, depth, prefix, rate, by_depth)
     return Plan(plan.going & pays & alive, memory)
 
   return LengthPolicy(begin, _classify, go_on, classes=CLASSES)
