@@ -267,6 +267,30 @@ def _smollm2() -> Iterable[Measurement]:
   )
 
 
+def _training() -> Iterable[Measurement]:
+  """A step of training a published head of an 8 B model, compiled for slices
+  of sixteen v5e and of eight v6e."""
+  for head, slices in (
+    ("eagle3", {"v5e": ("--config.options.accumulate=8",), "v6e": ()}),
+    ("dflash", {"v5e": (), "v6e": ()}),
+  ):
+    for chip, flags in slices.items():
+      shape, rows = ("4x4", 2) if chip == "v5e" else ("2x4", 1)
+      yield Measurement(
+        f"training_{head}_{chip}",
+        "compile_training",
+        (
+          f"--config=configs/train/published.py:{head}",
+          "--config.target=preset:llama3-8b",
+          *flags,
+          *(f"--topology={chip}:{shape}", f"--mesh=data:{rows},model:8"),
+        ),
+        6,
+        None,
+        needs=_TPU,
+      )
+
+
 MEASUREMENTS = (
   *_passes(),
   *_weights(),
@@ -444,6 +468,7 @@ MEASUREMENTS = (
     None,
     needs=_TPU,
   ),
+  *_training(),
 )
 
 
