@@ -1,13 +1,14 @@
 """What a block drafter holds, and what its one pass of a round reads."""
 
 import jax
+import jax.numpy as jnp
 
 from specdec.drafters.heads.block_head import BlockHead
 from specdec.models import params
 from specdec.models.config import TransformerConfig
 from specdec.types import DrafterCost, PyTree, StepCost
 
-SIZE = 4  # bytes of a head's weights, state and KV, which are float32
+SIZE = 4  # bytes of a head's weights, which are float32
 
 
 def drafter_cost(head: BlockHead, target: TransformerConfig) -> DrafterCost:
@@ -40,17 +41,17 @@ def drafter_cost(head: BlockHead, target: TransformerConfig) -> DrafterCost:
   )
   kv = 2 * config.num_layers * config.num_kv_heads * config.head_dim
   scores = 2 * config.num_layers * config.num_heads * config.head_dim
-  hidden = 1 + len(config.features)
+  hidden, size = 1 + len(config.features), state_size(target)
   return DrafterCost(
     weight_bytes=SIZE * num_weights(net) + row_size * copied,
-    position_bytes=SIZE * kv,
-    hidden_bytes=SIZE * hidden * target.width,
+    position_bytes=size * kv,
+    hidden_bytes=size * hidden * target.width,
     step=StepCost(
       bytes=SIZE * held + row_size * copied,
       flops=2 * (held + copied),
       target_bytes=row_size * (rows - copied),
       target_flops=2 * (rows - copied),
-      position_bytes=SIZE * kv,
+      position_bytes=size * kv,
       position_flops=2 * scores,
       logits=tokens,
       layers=config.num_layers,
@@ -64,6 +65,12 @@ def drafter_cost(head: BlockHead, target: TransformerConfig) -> DrafterCost:
     if config.block.successor == "none"
     else StepCost(bytes=SIZE * level, flops=2 * level, logits=tokens),
   )
+
+
+def state_size(target: TransformerConfig) -> int:
+  """Returns the bytes of a number of a head's state, which has the target's
+  dtype: its KV, and the streams that it keeps."""
+  return jnp.dtype(target.dtype).itemsize
 
 
 def vocabulary_rows(head, target: TransformerConfig) -> tuple[int, int, float]:
