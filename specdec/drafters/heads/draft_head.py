@@ -330,6 +330,15 @@ def spread(draft_head: DraftHead, logits: Array) -> Array:
   return jnp.concatenate([logits, none], axis=-1)[..., place]
 
 
+def in_dtype(net: PyTree, dtype: str) -> PyTree:
+  """Returns a head's weights in a dtype: to draft with, the target's.
+
+  Products of a TPU are of bfloat16: of float32 weights it would make a copy
+  every round, to read that at every level.
+  """
+  return jax.tree.map(lambda x: x.astype(dtype), net)
+
+
 def weights_of(
   draft_head: DraftHead, net: PyTree, target: PyTree
 ) -> dict[str, Any]:
