@@ -42,7 +42,7 @@ _EDGES = (0.1, 0.3, 0.5, 0.7, 0.85, 0.95)
 CLASSES = 1 + len(_EDGES)
 _PRIOR = 0.7  # acceptance where nothing is known,
 _WEIGHT = 8.0  # and after how many outcomes as much is due to these
-_HOPELESS = 0.02  # survival at which a row stops; the batch pays for its width
+_HOPELESS = 0.02  # prefix acceptance at which a row stops
 _EXPLORATION = 0.02  # most of the time that drafts which may not pay may take
 _NEVER = 2**30  # rounds
 
@@ -114,12 +114,12 @@ def _rates(outcomes: Array, prior: Array | float) -> tuple[Array, Array]:
 def by_costs(costs: Sequence[float], catch_up: float = 0.0) -> LengthPolicy:
   """Drafts on while another level is expected to pay for what it costs.
 
-  A row survives depth d with the product of its tokens' acceptance so far, each
-  by its class of certainty. Deeper levels are expected by position. Both are
-  rates measured on this row, shrunk to the batch's, those of a deeper position
-  to the one before it; older outcomes fade. With s_i the survival of depth i,
-  summed over the A rows that are not done, a level is drafted if for some
-  e > d (a width may hold several levels)
+  A row's prefix acceptance at depth d is the product of its tokens' acceptance
+  so far, each by its class of certainty. Deeper levels are expected by
+  position. Both are rates measured on this row, shrunk to the batch's, those of
+  a deeper position to the one before it; older outcomes fade. With s_i the
+  prefix acceptance at depth i, summed over the A rows that are not done, a
+  level is drafted if for some e > d (a width may hold several levels)
 
     (A + s_1 + .. + s_e) / costs[e]  >=  (A + s_1 + .. + s_d) / costs[d]
 
@@ -140,11 +140,11 @@ def by_costs(costs: Sequence[float], catch_up: float = 0.0) -> LengthPolicy:
     period = math.ceil(round((costs[1] - costs[0]) / spare, 3))
     period = int(np.clip(period, 16, _NEVER))
 
-  def decide(going, depth, survival, gained, rates):
+  def decide(going, depth, prefix, gained, rates):
     """Whether level depth + 1 pays, and the rows [B] that have a chance."""
     deeper = jnp.arange(1, levels + 1) > depth  # [k]
     ahead = jnp.cumprod(jnp.where(deeper[None], rates, 1.0), axis=1)
-    ahead = jnp.where(going[:, None], survival[:, None] * ahead, 0.0)  # [B, k]
+    ahead = jnp.where(going[:, None], prefix[:, None] * ahead, 0.0)  # [B, k]
     gain = jnp.cumsum(jnp.where(deeper, jnp.sum(ahead, axis=0), 0.0))
     now = gained / jnp.take(table, depth)
     pays = jnp.any(deeper & ((gained + gain) / table[1:] >= now))
@@ -163,19 +163,19 @@ def by_costs(costs: Sequence[float], catch_up: float = 0.0) -> LengthPolicy:
     ]
     rates = jnp.stack(by_depth, axis=1), jnp.stack(by_class, axis=1)
     going = active if able is None else active & able
-    survival, gained = going * 1.0, jnp.sum(active * 1.0)
-    pays, alive = decide(going, 0, survival, gained, rates[0])
+    prefix, gained = going * 1.0, jnp.sum(active * 1.0)
+    pays, alive = decide(going, 0, prefix, gained, rates[0])
     idle = going & (outcomes.idle >= period)
     going &= (pays & (alive | idle)) | jnp.any(idle)
-    return Plan(going, (survival, gained, *rates))
+    return Plan(going, (prefix, gained, *rates))
 
   def go_on(plan: Plan, depth, certainty: Array) -> Plan:
-    survival, gained, by_depth, by_class = plan.memory
+    prefix, gained, by_depth, by_class = plan.memory
     rate = jnp.take_along_axis(by_class, certainty[:, None], axis=1)[:, 0]
-    survival = jnp.where(plan.going, survival * rate, survival)
-    gained += jnp.sum(jnp.where(plan.going, survival, 0.0))
-    memory = survival, gained, by_depth, by_class
-    pays, alive = decide(plan.going, depth, survival, gained, by_depth)
+    prefix = jnp.where(plan.going, prefix * rate, prefix)
+    gained += jnp.sum(jnp.where(plan.going, prefix, 0.0))
+    memory = prefix, gained, by_depth, by_class
+    pays, alive = decide(plan.going, depth, prefix, gained, by_depth)
     return Plan(plan.going & pays & alive, memory)
 
   return LengthPolicy(begin, _classify, go_on, classes=CLASSES)

@@ -27,7 +27,7 @@ def target(tmp_path_factory):
 @pytest.fixture(scope="module")
 def costs():
   """Passes and rounds take what the test states, by number of tokens."""
-  stated = {"slope": 0.0}
+  stated = {"slope": 0.0, "wide": 0.0}
 
   def seconds(batch, tokens):
     return 1e-3 * (1 + stated["slope"] * (batch * tokens - 1))
@@ -36,7 +36,8 @@ def costs():
     return lambda: seconds(batch, tokens)
 
   def round_timer(decoder, rows):
-    return lambda: seconds(decoder.batch, decoder.num_nodes)
+    wide = stated["wide"] * (decoder.num_nodes > 3)  # than other kernels take
+    return lambda: seconds(decoder.batch, decoder.num_nodes) + wide
 
   with pytest.MonkeyPatch.context() as patch:
     programs.fake_machine(patch)
@@ -86,6 +87,23 @@ def test_free_draft_tokens_are_taken_and_dear_ones_are_not(
     patch.setitem(costs, "slope", 1.0)  # every token costs a pass
     generate(target, paths[1], "--acceptance=synthetic(0.2)", "--most_k=4")
   assert "k = 0: no draft token pays here" in capsys.readouterr().out
+
+
+def test_rounds_are_priced_by_the_times_of_their_own_width(
+  target, costs, tmp_path, capsys
+):
+  """No line through k = 1 and k = 4 knows where other kernels take over."""
+  arguments = "--acceptance=synthetic(0.9)", "--most_k=4"
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setitem(costs, "wide", 1e-3)
+    path = tmp_path / "jump.json"
+    generate(target, path, *arguments)
+    printed = capsys.readouterr().out
+    assert "k = 2, " in printed, printed
+    generate(target, path, *arguments, "--k=adaptive")
+  shown = re.search(r"costs=\[(.*?)\]", capsys.readouterr().out)[1]
+  table = [float(cost) for cost in shown.split(", ")]
+  assert [*table[:3], table[4]] == pytest.approx([1.0, 1.0, 1.0, 2.0], abs=0.01)
 
 
 def keys_of(key, rows=64):

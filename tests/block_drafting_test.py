@@ -26,7 +26,8 @@ ANCHORS = 6
 EVERYTHING = dict(
   anchors=ANCHORS,
   cross_entropy_weight=0.1,
-  base_weight=0.5,
+  base_weight=1.0,
+  base_steps=8,  # at step 4: half of it
   confidence_weight=2.0,
 )
 

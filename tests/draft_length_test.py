@@ -46,19 +46,21 @@ UNCOUPLED = [name for name in RULES if name != "coupled"]
 
 
 def by_tokens() -> draft_length.DraftShape:
-  """Adversarial: a level is drafted by the parity of all rows' last tokens,
-  of those that were drawn in thousandths of their probability."""
+  """Adversarial: a level is drafted by the last tokens of a row and of all, of
+  those that were drawn by sixteenths of their probability."""
+
+  def agreed(numbers):
+    total = jnp.sum(numbers)
+    return ((numbers + total) % 2 == 0) & (total % 3 > 0)
 
   def begin(context, able=None):
-    last = context.pending[:, 0]
-    return draft_shape.Plan((last + jnp.sum(last)) % 2 == 0)
+    return draft_shape.Plan(agreed(context.pending[:, 0]))
 
-  def go_on(plan, depth, thousandths):
-    going = plan.going & ((thousandths + jnp.sum(thousandths)) % 2 == 0)
-    return draft_shape.Plan(going)
+  def go_on(plan, depth, sixteenths):
+    return draft_shape.Plan(plan.going & agreed(sixteenths))
 
   def classify(probability):
-    return (1000 * probability).astype(jnp.int32)
+    return (16 * probability).astype(jnp.int32)
 
   policy = draft_shape.LengthPolicy(begin, classify, go_on)
   return draft_length.decided(K, policy)

@@ -362,7 +362,7 @@ def test_the_python_of_the_page_on_measuring_runs(capsys):
 @pytest.mark.parametrize(
   "flags, sentence",
   [
-    (["--loads=0"], "a load of 0; it must be > 0, or inf"),
+    (["--loads=0"], "a load of 0; it must be >= 0.001, or inf"),
     (["--loads=1,-2"], "a load of -2"),
     (["--loads=much"], "--loads=much; give numbers > 0, or inf"),
     (["--loads="], "give at least one load"),

@@ -58,7 +58,8 @@ ALLOWED = {
   "cli": f"{_TOOLS} beam benchmark compiled training report",
 }
 # What drafters share, which is no drafter by itself.
-SHARED = {"cost", "draft_head", "head_config", "head_kinds", "serve"}
+SHARED = {"cost", "draft_head", "serve"}
+SHARED |= {"head_config", "head_kinds", "head_presets"}
 SHARED |= {
   "mask_slots",
   "sample_model",

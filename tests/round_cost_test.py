@@ -83,6 +83,9 @@ def test_a_table_of_rounds_prices_levels_and_the_width_that_holds_them():
     assert table[levels] == pytest.approx(seconds, rel=1e-9)
   one = dataclasses.replace(LARGE, shape=draft).cost(2, 1, 500).seconds
   assert table[4] - table[3] == pytest.approx(one, rel=1e-6)
+  scale = np.array([1.0, 1.0, 1.0, 9.0, 2.0])  # of 3 no round fills its width
+  scaled = step_costs(pair, 2, 500, (1, 2, 3, 5), scale)
+  assert scaled == pytest.approx([*table[:3], 2 * table[3], 2 * table[4]])
 
 
 @pytest.mark.parametrize(
@@ -198,6 +201,9 @@ def test_every_k_is_predicted_and_the_fastest_is_best():
   # Rounds without draft tokens are as fast as the baseline's.
   half = sweep_k(pair, 2, 500, rates, wide=0.5)[3].seconds
   assert half == pytest.approx((points[3].seconds + points[0].seconds) / 2)
+  scaled = sweep_k(pair, 2, 500, rates, scale=[2.0, 1.0, 3.0, 1.0, 1.0])
+  assert scaled[2].seconds == pytest.approx(3 * points[2].seconds)
+  assert scaled[2].speedup == pytest.approx(points[2].speedup * 2 / 3)
 
 
 def test_steps_of_a_parallel_drafter_and_tokens_to_catch_up():

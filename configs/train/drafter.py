@@ -23,7 +23,7 @@ fewer; the published Medusa more, in 26 times the weights, which every round
 reads.
 """
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from ml_collections import config_dict
 
@@ -72,6 +72,7 @@ def _published_block(loss: Loss, **options) -> tuple[HeadConfig, Loss]:
 _MASK = 188  # of the target's tokens the byte 0xFF, which no text has
 # gamma = 4 for blocks of 7 or 8 tokens (DFlash, section 4; DSpark's code).
 _GAMMA_4 = dict(decay=0.7788)
+_STEPS = 600
 _DSPARK = BlockLoss(cross_entropy_weight=0.1, confidence_weight=1.0)
 KINDS = {
   "dflash": _block(Loss(**_GAMMA_4)),
@@ -84,8 +85,8 @@ KINDS = {
     rank=12,
     confidence=True,
   ),
-  "domino": _block(
-    Loss(block=BlockLoss(base_weight=0.5), **_GAMMA_4),
+  "domino": _block(  # the base loss goes as training does, from 1 to 0
+    Loss(block=BlockLoss(base_weight=1.0, base_steps=_STEPS), **_GAMMA_4),
     mlp_width=64,
     slots="next",
     successor="gru",
@@ -166,13 +167,22 @@ KINDS = {
 }
 
 
+def _whole(head_config: HeadConfig, loss: Loss) -> Loss:
+  """Returns the loss with every option that flags may set."""
+  if head_config.kind == "block" and loss.block is None:
+    return replace(loss, block=BlockLoss())
+  if head_config.kind == "peagle" and loss.drop is None:
+    return replace(loss, drop=TokenDrop())
+  return loss
+
+
 def get_config(kind: str = "prophet") -> config_dict.ConfigDict:
   """Returns the config of scripts/train.py for a kind of head."""
   if kind not in KINDS:
     raise ValueError(f"kind {kind!r} is unknown; known: {', '.join(KINDS)}")
   head_config, loss = KINDS[kind]
   options = Options(
-    steps=600,
+    steps=_STEPS,
     batch=8,
     sequence=256,
     learning_rate=2e-3,
@@ -189,7 +199,7 @@ def get_config(kind: str = "prophet") -> config_dict.ConfigDict:
       data="corpus/train",
       held_out="corpus/held_out",
       head_config=asdict(head_config),
-      loss=asdict(loss),
+      loss=asdict(_whole(head_config, loss)),
       options=asdict(options),
       start="",  # drafter with initial weights; "": random weights
       # Folder to cache the target's hidden states in; "": recomputes them.

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+
 from specdec import draft_shape, multihost
 from specdec.benchmark import calibrated, provenance
 from specdec.benchmark.catalog import Target
@@ -17,6 +19,7 @@ from specdec.roofline.round_cost import TargetDraftPair
 from specdec.utils import terminal
 
 _ROUNDS = 16  # from which acceptance is learnt
+_TURNS = 7  # of timing, or twice as many on a noisy machine
 
 
 class Choice(NamedTuple):
@@ -53,14 +56,17 @@ def choose(
       kept. Default: one for each machine, in ~/.cache/specdec/calibration.
     batches: others that will be asked for, timed together with the setup's.
   """
-  setup, pair = _priced(setup, target, rows, most_k, calibration, batches)
+  setup, pair, scale = _priced(
+    setup, target, rows, most_k, calibration, batches
+  )
   decoder = calibrated.pilot(setup, target)
   slots = decoder.num_slots
   what = f"compiling k = {most_k} and trying it for {_ROUNDS} rounds"
   with terminal.progress(what):
     seen = prediction.observed([[decoder.first_rounds(rows, _ROUNDS)]])
   points = planning.sweep_k(
-    pair, setup.batch, slots, seen.prefix_acceptance, most_k, seen.wide
+    *(pair, setup.batch, slots, seen.prefix_acceptance, most_k, seen.wide),
+    scale=scale,
   )
   # A round that drafts moves what one without drafts does: of a noisy fit an
   # overhead below 0 must not say otherwise.
@@ -85,11 +91,13 @@ def adaptive(
 
   Arguments as of `choose`. Nothing is decoded for it.
   """
-  sized, pair = _priced(setup, target, rows, most_k, calibration, batches)
+  sized, pair, scale = _priced(
+    setup, target, rows, most_k, calibration, batches
+  )
   context = sized.max_length(target.checkpoint.config)
   widths = draft_shape.step_widths(most_k)
-  costs = planning.step_costs(pair, setup.batch, context, widths)
-  costs = *costs, pair.catch_up(setup.batch, context)
+  costs = planning.step_costs(pair, setup.batch, context, widths, scale)
+  costs = *costs, scale[0] * pair.catch_up(setup.batch, context)
   costs = multihost.agree([cost / costs[0] for cost in costs])
   *levels, catch_up = (f"{float(cost):.4g}" for cost in costs)
   shape = f"adaptive(costs=[{', '.join(levels)}], catch_up={catch_up})"
@@ -103,14 +111,17 @@ def _priced(
   most_k: int,
   calibration: str | None,
   batches: Sequence[int],
-) -> tuple[Setup, TargetDraftPair]:
-  """Returns the setup with the largest k, and what its models cost here."""
+) -> tuple[Setup, TargetDraftPair, np.ndarray]:
+  """Returns the setup with the largest k, what its models cost here, and what
+  its rounds of 0 to most_k tokens took, times that."""
   setup = dataclasses.replace(setup, k=most_k, prompt_size=prompt_size(rows))
   calibrated.check(setup)
   folder = Path("~/.cache/specdec/calibration").expanduser()
   path = Path(calibration or folder / f"{hardware.fingerprint()}.json")
   timed = _timed(setup, target, rows, path, sorted({setup.batch, *batches}))
-  return setup, calibrated.pair_of(setup, target, timed)
+  pair = calibrated.pair_of(setup, target, timed)
+  fit = timed.overhead[calibrated.setting_of(setup)]
+  return setup, pair, fit.scale(pair, setup.batch, most_k)
 
 
 def _timed(
@@ -118,10 +129,11 @@ def _timed(
 ) -> Calibration:
   """Reads a file, and times what it lacks of these batches."""
   base, most_k = calibrated.read(path), setup.levels
+  ks = calibrated.step_ks(most_k)
   absent = [
     batch
     for batch in batches
-    if not (base and calibrated.covers(setup, target, base, batch, most_k))
+    if not (base and calibrated.covers(setup, target, base, batch, most_k, ks))
   ]
   if not absent:
     return base
@@ -137,9 +149,10 @@ def _timed(
       target,
       (list(rows) * max(absent))[: max(absent)],
       absent,
-      sorted({1, most_k}),
+      ks,
       setup.max_length(target.checkpoint.config),
       base,
+      _TURNS,
     )
   path.parent.mkdir(parents=True, exist_ok=True)
   calibrated.write(path, calibration)

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import jax
 
-from specdec import multihost, sharding
+from specdec import draft_shape, multihost, sharding
 from specdec.benchmark import calibrate, catalog, timing
 from specdec.benchmark.catalog import Target
 from specdec.benchmark.decoder import Decoder
@@ -248,20 +248,40 @@ def write(path: str | Path, calibration: Calibration) -> None:
   files.replace_text(Path(path), calibration.to_json())
 
 
+def step_ks(most_k: int) -> list[int]:
+  """Returns the draft tokens of rounds whose times --k=auto decides by."""
+  return [width - 1 for width in draft_shape.step_widths(most_k)[1:]]
+
+
 def covers(
-  setup: Setup, target: Target, calibration: Calibration, batch: int, k: int
+  setup: Setup,
+  target: Target,
+  calibration: Calibration,
+  batch: int,
+  k: int,
+  ks: Sequence[int] = (),
 ) -> bool:
-  """Whether it was made for this setup, with about such a batch and k."""
+  """Whether it was made for this setup, with about such a batch and k.
+
+  Args:
+    ks: whose rounds must have been timed, all with one batch.
+  """
   setting = setting_of(setup)
   if setting not in calibration.overhead:
     return False
   passes = _passes(setup, target, chips.of_hardware(calibration.hardware))
-  rounds = calibration.overhead[setting].times
-  batches = [r.batch for r in rounds if r.k >= k / 2] or [0]
-  return all(
+  timed_ks: dict[int, set[int]] = {}
+  for r in calibration.overhead[setting].times:
+    timed_ks.setdefault(r.batch, set()).add(r.k)
+  near = [
+    one
+    for one, known in timed_ks.items()
+    if max(known) >= k / 2 and known >= {*ks} and one / 2 <= batch <= 2 * one
+  ]
+  return bool(near) and all(
     _has_passes(calibration, one.name, batch, tokens)
     for one, tokens in zip(passes, (k + 1, 1))
-  ) and min(batches) / 2 <= batch <= 2 * max(batches)
+  )
 
 
 def _has_passes(
@@ -390,7 +410,8 @@ def calibrate_file(
   """
   most_k, size = max(setup.levels, 1), setup.prompt_size
   # A head may have no more levels.
-  ks = sorted({k for k in (2, 5, most_k) if k <= most_k or not setup.has_heads})
+  ks = {2, 5, *step_ks(most_k)}
+  ks = sorted(k for k in ks if k <= most_k or not setup.has_heads)
   batches = sorted({1, (setup.batch + 1) // 2, setup.batch})
   calibration = timed(
     setup,

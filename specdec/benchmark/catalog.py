@@ -37,7 +37,9 @@ from specdec.compiled import lowering, memory_plan
 from specdec.draft_shape import DraftShape
 from specdec.drafters import suffix_index
 from specdec.drafters.heads import draft_head as heads
+from specdec.drafters.heads import head_presets
 from specdec.drafters.heads.cost import drafter_cost as head_cost
+from specdec.drafters.heads.head_config import HeadConfig
 from specdec.drafters.token_map import MappedWeights, TokenMap, in_order
 from specdec.models import layouts, presets, transformer, weight_formats
 from specdec.models import params as model_params
@@ -395,6 +397,16 @@ def _quantized(
   return Weighted(drafter._replace(cost=cost), params)
 
 
+def inspect_head(
+  file: str, target: TransformerConfig
+) -> tuple[str | pathlib.Path, HeadConfig]:
+  """Returns where a head is, or a preset's name, and its config."""
+  if file.startswith(PRESET):
+    return file, head_presets.get(file.removeprefix(PRESET), target)
+  path = saved.resolve(file)
+  return path, saved.inspect(path, target)
+
+
 def _head(
   kind: str | None,
   file: str,
@@ -402,8 +414,10 @@ def _head(
   shape: DraftShape,
   max_external_drafts: int = 0,
 ) -> Weighted:
-  path, config = saved.resolve(file), target.checkpoint.config
-  head_config = saved.inspect(path, config)
+  config, preset = target.checkpoint.config, file.startswith(PRESET)
+  if preset and not (target.abstract or target.random_weights):
+    raise ValueError(f"head({file}) is a shape; --random_weights gives weights")
+  path, head_config = inspect_head(file, config)
   if kind not in (None, head_config.kind):
     raise ValueError(
       f"{kind}({file}): that file holds a drafter of kind {head_config.kind}"
@@ -418,8 +432,8 @@ def _head(
       f"k = {levels}; {path} drafts {most} tokens in a row at most"
     )
   place = target.places and target.places.target
-  if target.abstract:
-    # Which tokens it drafts makes no difference to shapes.
+  if target.abstract or preset:
+    # Which tokens it drafts makes no difference to costs.
     ids = np.arange(head_config.vocabulary) if head_config.vocabulary else None
     learned = saved.Learned(head_config, ids, None, str(path))
   else:
@@ -430,7 +444,8 @@ def _head(
     params = target.checkpoint.params
     weights = lowering.head_weights(head, params, place, config.dtype)
   else:
-    net = heads.in_dtype(learned.net, config.dtype)
+    net = head.init(jax.random.key(target.seed)) if preset else learned.net
+    net = heads.in_dtype(net, config.dtype)
     weights = heads.weights_of(head, net, target.checkpoint.params)
     if place:  # every device has all of it
       weights = jax.device_put(weights, place.sharding(()))

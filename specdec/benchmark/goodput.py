@@ -18,17 +18,22 @@ from specdec.benchmark.runs import BASELINE
 _SHARES = 0.5, 0.9, 0.99  # of latencies
 
 
+LEAST_LOAD = 1e-3  # prompts would wait for each other for ages
+
+
 def check_loads(loads: Sequence[float]) -> None:
   """Refuses loads that are none.
 
   Raises:
-    ValueError: there are none, or one is not above 0.
+    ValueError: there are none, or one is below a thousandth.
   """
   if not loads:
     raise ValueError("give at least one load")
   for load in loads:
-    if not load > 0:
-      raise ValueError(f"a load of {load:g}; it must be > 0, or inf")
+    if not load >= LEAST_LOAD:
+      raise ValueError(
+        f"a load of {load:g}; it must be >= {LEAST_LOAD}, or inf"
+      )
 
 
 def compare(

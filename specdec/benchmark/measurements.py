@@ -80,7 +80,26 @@ _ONE = ("--limit=1", "--max_new_tokens=16", "--k=2")
 _TPU = "libtpu", "pip install libtpu; it needs no TPU"
 _TRAINED = "train it: docs/training.md"
 _HEAD = "runs/smollm2_drafter/best.safetensors"
-_EAGLE3 = "runs/eagle3_all/best.safetensors"
+# Trained by configs/train/equal.py, with seeds 0 to 2 or 0.
+_EQUAL = "; ".join(
+  f"{kind}(runs/equal/{name}-{seed}/best{ending})"
+  for kind, ending, names, seeds in (
+    ("model", "", ("draft",), 1),
+    ("pard", "", ("pard",), 1),
+    ("head", ".safetensors", ("eagle3", "dflash", "dspark"), 3),
+    (
+      "head",
+      ".safetensors",
+      (
+        *("mtp", "peagle", "jetspec", "windowed", "next", "gated", "rnn"),
+        *("domino", "selector", "dflash2", "narrow", "wide", "shallow", "deep"),
+      ),
+      1,
+    ),
+  )
+  for name in names
+  for seed in range(seeds)
+)
 
 
 def _passes() -> Iterable[Measurement]:
@@ -161,11 +180,13 @@ def _lengths() -> Iterable[Measurement]:
   """Fixed k, auto, adaptive and AdaEDL by batch: the pair, SmolLM2's int8, and
   copies, of which some rows have many and others none."""
   smollm2 = SMOLLM2, "--drafter=quantized", "--max_new_tokens=48"
+  many = *smollm2, "--repeats=3"  # one row takes what 64 do, 64 times
   quick = ("--batch=2", "--limit=2", "--max_new_tokens=12", "--repeats=2")
   for target, flags, batches, minutes in (
     ("shipped", (_PAIR, *_SAMPLED), "1,4,16,64", 1.5),
     ("copies", ("--drafter=lookup", "--temperature=0.5"), "1,4,16,64", 1),
     ("smollm2", smollm2, "1,4,16", 3),
+    ("smollm2_many", many, "64", 2),
   ):
     for name, length in LENGTHS.items():
       if (target, name) == ("copies", "entropy"):
@@ -175,26 +196,44 @@ def _lengths() -> Iterable[Measurement]:
         "bench",
         (*flags, *length, f"--batch={batches}", "--limit=8", "--passes=1"),
         minutes * (3 if name in ("fixed", "auto") else 1),  # auto calibrates
-        None if target == "smollm2" else quick,
+        None if target.startswith("smollm2") else quick,
       )
 
 
 def _goodput() -> Iterable[Measurement]:
   """Prompts that arrive and leave, by batch and load."""
-  loads = "--loads=0.9,inf"
+  lengths = "--length=auto", "--length=adaptive"
+  shipped = (
+    HELD_OUT,
+    _PAIR,
+    *_SAMPLED,
+    *lengths,
+    "--length=entropy(limit=0.4)",
+  )
+  shipped += ("--loads=0.9,inf", "--max_new_tokens=64", "--least_new_tokens=16")
+  quick = "--k=2", "--batch=2", "--loads=inf", "--requests=4", "--repeats=2"
+  quick += "--max_new_tokens=16", "--least_new_tokens=4"
+  for name, flags in (
+    ("shipped", ("--k=2,4", "--batch=1,4,16", "--requests=32")),
+    ("shipped_64", ("--k=1,2", "--batch=64", "--requests=192")),
+  ):
+    yield Measurement(
+      f"goodput_{name}",
+      "goodput",
+      (*shipped, *flags),
+      2.5,
+      quick if name == "shipped" else None,
+    )
   yield Measurement(
-    "goodput_shipped",
+    "goodput_smollm2",
     "goodput",
     (
-      *(HELD_OUT, _PAIR, *_SAMPLED, "--k=2,4", "--batch=1,4,16", loads),
-      *("--length=auto", "--length=adaptive", "--length=entropy(limit=0.4)"),
-      *("--requests=32", "--max_new_tokens=64", "--least_new_tokens=16"),
+      *(*_TEXTS, "--drafter=quantized", *lengths, "--k=2,4", "--batch=1,4"),
+      *("--loads=0.9,inf", "--requests=12", "--max_new_tokens=32"),
+      "--least_new_tokens=8",
     ),
-    2.5,
-    (
-      *("--k=2", "--batch=2", "--loads=inf", "--requests=4"),
-      *("--max_new_tokens=16", "--least_new_tokens=4", "--repeats=2"),
-    ),
+    6,
+    None,
   )
 
 
@@ -322,16 +361,16 @@ MEASUREMENTS = (
     "output",
   ),
   Measurement(
-    "drafters_trained",
+    "equal",
     "compare_drafters",
     (
-      *(HELD_OUT, "--limit=8", "--max_new_tokens=96", "--k=2,4,8"),
-      f"--drafters=head({_EAGLE3})",
+      *(HELD_OUT, "--limit=6", "--max_new_tokens=96", "--k=3,5,7,11,15"),
+      *("--tree_size=0", f"--drafters={_EQUAL}"),
     ),
-    1,
+    25,
     None,
     "output",
-    needs=(_EAGLE3, _TRAINED),
+    needs=("runs/equal/dflash-0/best.safetensors", _TRAINED),
   ),
   Measurement(
     "rules",

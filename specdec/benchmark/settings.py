@@ -16,7 +16,6 @@ from specdec import checkpoints, decode, draft_shape, sampling, sharding
 from specdec.benchmark import catalog
 from specdec.benchmark.catalog import DRAFTERS, RULES, SHAPES, Target
 from specdec.benchmark.decoder import PROMPT_STEP
-from specdec.checkpoints import learned as saved
 from specdec.checkpoints import shipped
 from specdec.draft_shape import DraftShape
 from specdec.models import weight_formats
@@ -414,5 +413,5 @@ class Settings:
     call = self.call_of(*catalog.HEADS)
     if call is None:
       return None
-    path = saved.resolve(catalog.arguments_of(call)["file"])
-    return saved.inspect(path).most_levels
+    file = catalog.arguments_of(call)["file"]
+    return catalog.inspect_head(file, self.target_config())[1].most_levels

@@ -72,7 +72,7 @@ def loads_of(options: app.Options) -> list[float]:
     loads = [float(load) for load in options.loads]
   except ValueError:
     text = ",".join(options.loads)
-    raise ValueError(f"--loads={text}; give numbers > 0, or inf") from None
+    raise ValueError(f"--loads={text}; give numbers >= 0.001, or inf") from None
   goodput.check_loads(loads)
   return loads
 

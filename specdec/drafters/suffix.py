@@ -71,15 +71,15 @@ def _build_tree(
   total = jnp.maximum(jnp.sum(followed.used), 1)
   place = jnp.arange(PLACES)
 
-  def offers(alive, depth):
-    """Tokens and counts [children] of what may follow the places `alive`."""
+  def candidates(places, depth):
+    """Tokens and counts [children] of what may follow these places [PLACES]."""
     last = followed.tokens.shape[1] - 1
     token = followed.tokens[:, jnp.minimum(depth, last)]
-    voting = alive & (token >= 0) & (depth < limit)
+    voting = places & (token >= 0) & (depth < limit)
     same = (token[:, None] == token[None]) & voting[:, None] & voting[None]
-    # Of equal counts the first place's is offered first, the latest text's.
-    speaks = voting & ~jnp.any(same & (place[None] < place[:, None]), axis=1)
-    votes = jnp.where(speaks, jnp.sum(same, axis=1), 0)
+    # Of equal counts the first place's is taken first, the latest text's.
+    is_first = voting & ~jnp.any(same & (place[None] < place[:, None]), axis=1)
+    votes = jnp.where(is_first, jnp.sum(same, axis=1), 0)
     chosen = jax.lax.top_k(votes, children)
     return token[chosen[1]], chosen[0]
 
@@ -90,10 +90,10 @@ def _build_tree(
     depth = tree.depth[parent]
     likely = (count > 0) & (count >= min_prob * total)
     last = followed.tokens.shape[1] - 1
-    heard = followed.tokens[:, jnp.minimum(depth, last)] == token
-    heard &= alive[parent] & likely
+    reached = followed.tokens[:, jnp.minimum(depth, last)] == token
+    reached &= alive[parent] & likely
     slots = node * children + jnp.arange(children)
-    ours, theirs = offers(heard, depth + 1)
+    ours, theirs = candidates(reached, depth + 1)
     votes = votes.at[best].set(0).at[slots].set(theirs)
     tree = CandidateTree(
       tree.tokens.at[node].set(jnp.maximum(token, 0)),
@@ -102,11 +102,11 @@ def _build_tree(
       tree.count + likely,
       tree.score + jnp.where(likely, count / total, 0.0),
     )
-    return tree, alive.at[node].set(heard), tokens.at[slots].set(ours), votes
+    return tree, alive.at[node].set(reached), tokens.at[slots].set(ours), votes
 
   zeros = jnp.zeros(nodes, jnp.int32)
   empty = CandidateTree(zeros, zeros - 1, zeros, jnp.int32(1), jnp.float32(0))
-  first = offers(followed.used, jnp.int32(0))
+  first = candidates(followed.used, jnp.int32(0))
   waiting = jnp.zeros((2, nodes * children), jnp.int32)
   tokens, votes = waiting.at[:, :children].set(jnp.stack(first))
   alive = jnp.zeros((nodes, PLACES), bool).at[0].set(followed.used)

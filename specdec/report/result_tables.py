@@ -13,6 +13,7 @@ from specdec.benchmark import sweeps
 from specdec.benchmark.metrics import Estimate
 from specdec.report import (
   drafter_tables,
+  equal_tables,
   goodput_tables,
   result_plots,
   steps,
@@ -185,6 +186,16 @@ def drafters(documents: Mapping, *names: str) -> str:
   """Runs of compare_drafters.py, several documents as one."""
   runs = [run for name in names for run in documents[name]["runs"]]
   return drafter_tables.of_drafters(runs, markdown)
+
+
+def equal(documents: Mapping, name: str) -> str:
+  """Drafters of equal weights: means over seeds."""
+  return equal_tables.by_seed(documents[name]["runs"])
+
+
+def priced(documents: Mapping, name: str) -> str:
+  """Their published shapes for a large target, by the acceptance measured."""
+  return equal_tables.priced(documents[name]["runs"])
 
 
 def rules(documents: Mapping, name: str) -> str:
@@ -443,8 +454,8 @@ def figure(documents: Mapping, file: str, names: Sequence[str]) -> Figure:
 TABLES: dict[str, Callable[..., str]] = {
   one.__name__: one
   for one in (
-    passes, slots, decoding, groups, drafters, rules, beams, engines,
-    goodput, best_shapes, lengths, sweep, leviathan, printed, compiled,
+    passes, slots, decoding, groups, drafters, equal, priced, rules, beams,
+    engines, goodput, best_shapes, lengths, sweep, leviathan, printed, compiled,
     calibration, identity,
   )
 }  # fmt: skip

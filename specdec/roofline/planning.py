@@ -38,6 +38,7 @@ def sweep_k(
   prefix_acceptance,
   most: int = 16,
   wide: float = 1.0,
+  scale: Sequence[float] | None = None,
 ) -> list[Point]:
   """Predicts rounds of k = 0, 1, ..., most.
 
@@ -46,26 +47,34 @@ def sweep_k(
       bounds k.
     wide: share of the batch's rounds that have draft tokens at all; the others
       run one token a row, as the baseline does.
+    scale: [most + 1] factors of rounds' seconds (RoundFit.scale); default 1.
   """
   rates = curve(prefix_acceptance, most)
-  baseline = pair.round(batch, 0, context).seconds
+  scale = np.ones(most + 1) if scale is None else scale
+  baseline = scale[0] * pair.round(batch, 0, context).seconds
   points = [Point(0, 1.0, baseline, 1.0)]
   for k in range(1, len(rates) + 1):
     tokens = theory.expected_tokens(rates[:k])
-    full = pair.round(batch, k, context).seconds
+    full = scale[k] * pair.round(batch, k, context).seconds
     seconds = wide * full + (1 - wide) * baseline
     points.append(Point(k, tokens, seconds, tokens * baseline / seconds))
   return points
 
 
 def step_costs(
-  pair: TargetDraftPair, batch: float, context: float, widths: Sequence[int]
+  pair: TargetDraftPair,
+  batch: float,
+  context: float,
+  widths: Sequence[int],
+  scale: Sequence[float] | None = None,
 ) -> tuple[float, ...]:
   """Returns the seconds of rounds that draft 0, 1, ... levels of a chain.
 
   Args:
     widths: ascending node counts; a round is verified at the smallest that
       holds its draft and the pending token.
+    scale: factors of the seconds of rounds that fill their width, as of
+      `sweep_k`.
 
   Returns:
     As many as the last width: a table for `draft_length.adaptive`. It ascends.
@@ -77,7 +86,8 @@ def step_costs(
       pair.round(batch, draft, context) for draft in (levels, nodes - 1)
     )
     drafting = drafted.seconds - drafted.only("target").seconds
-    seconds.append(drafting + verified.only("target").seconds)
+    whole = drafting + verified.only("target").seconds
+    seconds.append(whole * (1.0 if scale is None else scale[nodes - 1]))
   return tuple(np.maximum.accumulate(seconds).tolist())
 
 

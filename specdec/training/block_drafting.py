@@ -110,16 +110,17 @@ def loss_of_output(
     if unrolled.selection is None:
       total = _total(loss, options, log_probs, goal)
       if options.base_weight:
-        total += options.base_weight * _total(loss, options, base, goal)
+        weight = _base_weight(options, batch)
+        total += weight * _total(loss, options, base, goal)
     else:  # what no candidate is has no probability: the slots' own are trained
       total = _total(loss, options, base, goal)
-      entropy, found = unrolled.selection
+      entropy, is_candidate = unrolled.selection
       known = goal.best >= 0
       entropy = jnp.where(known, entropy, 0.0)
       chosen = _weighted(loss, options, entropy, entropy)
       total += options.selector_weight * chosen
-      found = (found & known).astype(jnp.float32)
-      measures["candidate_recall"] = jnp.mean(found)
+      recalled = (is_candidate & known).astype(jnp.float32)
+      measures["candidate_recall"] = jnp.mean(recalled)
     accepted = 1 - draft_losses.rejected(log_probs, goal)
     if unrolled.confidence is not None:
       aimed = jax.lax.stop_gradient(jnp.clip(accepted, 0, 1))
@@ -144,6 +145,19 @@ def loss_of_output(
   parts = jnp.stack(jnp.split(anchors, groups, axis=1))
   means = jax.lax.map(jax.checkpoint(of_anchors), parts)
   return jax.tree.map(jnp.mean, means)
+
+
+def _base_weight(options: BlockLoss, batch: dict[str, Array]) -> Array | float:
+  """Returns the weight of slots without their successor in a step.
+
+  Evaluation has no step: there it is that of the end.
+  """
+  if not options.base_steps:
+    return options.base_weight
+  if "step" not in batch:
+    return 0.0
+  done = jnp.mean(batch["step"].astype(jnp.float32)) / options.base_steps
+  return options.base_weight * jnp.maximum(0.0, 1.0 - done)
 
 
 def _total(loss: Loss, options: BlockLoss, log_probs: Array, goal: Aim):

@@ -30,13 +30,19 @@ class BlockLoss:
   smoothing: float = 0.5  # of D-PACE
   cross_entropy_weight: float = 0.0  # on the text, added to the divergence
   base_weight: float = 0.0  # of the same loss without the successor's part
+  base_steps: int = 0  # in which base_weight falls to 0; 0: it stays (Domino)
   confidence_weight: float = 0.0  # of the confidence head's cross-entropy
   # Of a selector's cross-entropy on the target's likeliest token.
   selector_weight: float = 1.0
 
   def __post_init__(self):
     check_range(self, "anchors", 1, prefix="loss.block.")
-    for name in ("at_once", "cross_entropy_weight", "base_weight"):
+    for name in (
+      "at_once",
+      "cross_entropy_weight",
+      "base_weight",
+      "base_steps",
+    ):
       check_range(self, name, 0, prefix="loss.block.")
     for name in ("confidence_weight", "selector_weight"):
       check_range(self, name, 0, prefix="loss.block.")

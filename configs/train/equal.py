@@ -1,0 +1,80 @@
+r"""Trains drafters of the shipped target that can be compared: equal weights.
+
+  python scripts/train.py --config=configs/train/equal.py:dflash \
+    --folder=runs/equal/dflash-0
+
+The word after the colon is one of KINDS. All see the same tokens in the same
+order for as many steps, and hold 0.90 M weights beyond the target's, within a
+tenth, but for the four that vary width and depth. Every block has 16 slots
+(DFlash's, gamma 7), so that drafts of 3 to 15 tokens cost the same pass. What a
+kind is: configs/train/drafter.py and draft.py, whose settings are used but for
+those below. docs/training.md has the commands of the whole comparison.
+"""
+
+import runpy
+from pathlib import Path
+
+from ml_collections import config_dict
+
+_LEVELS = 15
+_GAMMA_7 = 0.8669  # exp(-1 / 7), of blocks of 16 (DFlash, section 4)
+_OPTIONS = dict(steps=400, batch=4, warmup=20, eval_every=200, save_every=100)
+
+
+def _block(kind: str, mlp_width: int, **options) -> tuple[str, str, dict]:
+  """Returns a block drafter of 15 draft tokens, like another but for options
+  of `head_config.block`."""
+  changes = {"mlp_width": mlp_width, "levels": _LEVELS}
+  changes |= {f"block.{name}": value for name, value in options.items()}
+  return "drafter", kind, changes
+
+
+def _like_dflash(**changes) -> tuple[str, str, dict]:
+  file, kind, others = _block("dflash", 552)
+  return file, kind, others | changes
+
+
+# name -> the file and the kind that it is like, and what differs of the head.
+KINDS = {
+  "draft": ("draft", "1m", {}),
+  "pard": ("draft", "pard", {}),
+  "eagle3": ("drafter", "eagle3", {"mlp_width": 1120}),
+  "mtp": ("drafter", "mtp", {}),
+  "peagle": ("drafter", "peagle", {"mlp_width": 512, "levels": _LEVELS}),
+  "dflash": _block("dflash", 552),
+  "jetspec": _block("jetspec", 552),
+  "windowed": _block("dflash", 552, window=64),
+  "next": _block("dflash", 552, slots="next"),
+  "dspark": _block("dspark", 464),
+  "gated": _block("dspark", 460, successor="gated_markov"),
+  "rnn": _block("dspark", 448, successor="rnn_markov"),
+  "domino": _block("domino", 496),
+  "selector": _block("dflash2", 464, taps=0),
+  "dflash2": _block("dflash2", 440),
+  # Where the curve turns: half and twice the width, one and four layers.
+  "narrow": _like_dflash(width=64),
+  "wide": _like_dflash(width=256),
+  "shallow": _like_dflash(num_layers=1),
+  "deep": _like_dflash(num_layers=4),
+}
+
+
+def get_config(kind: str = "dflash") -> config_dict.ConfigDict:
+  """Returns the config of scripts/train.py for one of KINDS."""
+  if kind not in KINDS:
+    raise ValueError(f"kind {kind!r} is unknown; known: {', '.join(KINDS)}")
+  name, like, changes = KINDS[kind]
+  path = Path(__file__).with_name(f"{name}.py")
+  config = runpy.run_path(str(path))["get_config"](like)
+  config.options.update(_OPTIONS)
+  if name == "draft":
+    return config
+  for key, value in changes.items():
+    config.update_from_flattened_dict({f"head_config.{key}": value})
+  if config.head_config.features:  # the same layers of all
+    config.cache = "runs/equal_states"
+  if config.head_config.kind == "block":
+    config.loss.decay = _GAMMA_7
+    if like == "domino":
+      config.loss.block.base_steps = config.options.steps
+  return config

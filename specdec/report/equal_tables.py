@@ -1,0 +1,115 @@
+"""Tables of drafters trained with equal weights: configs/train/equal.py."""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from specdec.benchmark.scenario import Scenario
+from specdec.report.tables import markdown
+from specdec.roofline import chips, planning
+
+# Published shapes of what was trained, for TARGET, and their longest draft.
+TARGET, CONTEXT = "llama3-8b", 2048
+TWINS = {
+  "draft": ("model(llama3-1b)", 15),
+  "eagle3": ("head(preset:eagle3)", 15),
+  "dflash": ("head(preset:dflash)", 15),
+  "dspark": ("head(preset:dspark)", 7),
+}
+CHIPS = "v6e", "h100"
+
+
+def kind_of(run: Mapping) -> str:
+  """Returns the kind of a drafter in a folder KIND-SEED, or its call."""
+  named = re.search(r"/([\w.]+)-\d+/", run["drafter"]["name"])
+  return named[1] if named else run["drafter"]["name"]
+
+
+def _chains(runs: Sequence[dict]) -> dict[tuple[float, str], dict[int, list]]:
+  """Runs by temperature and kind, and by k, in the order of their names."""
+  groups: dict[tuple[float, str], dict[int, list]] = {}
+  for run in runs:
+    drafter = run["drafter"]
+    if drafter["shape"] == "chain":
+      group = groups.setdefault((drafter["temperature"], kind_of(run)), {})
+      group.setdefault(run["k"], []).append(run)
+  return groups
+
+
+def _spread(values: Sequence[float]) -> str:
+  """Writes a mean, and the standard error of it where there are several."""
+  mean = f"{np.mean(values):.2f}"
+  if len(values) == 1:
+    return mean
+  return f"{mean} ± {np.std(values, ddof=1) / len(values) ** 0.5:.2f}"
+
+
+def _by_k(
+  groups: Mapping, temperature: float, value: Callable[[dict], float]
+) -> str:
+  rows = [
+    {"kind": kind, "runs": by_k}
+    for (of, kind), by_k in groups.items()
+    if of == temperature
+  ]
+  ks = sorted({k for row in rows for k in row["runs"]})
+
+  def cell(k: int) -> Callable[[dict], str]:
+    def text(row: dict) -> str:
+      runs = row["runs"].get(k, ())
+      return _spread([value(run) for run in runs]) if runs else ""
+
+    return text
+
+  def seeds(row: dict) -> int:
+    return max(map(len, row["runs"].values()))
+
+  columns = {"kind": "{[kind]}", "seeds": lambda row: str(seeds(row))}
+  return markdown(rows, columns | {f"k={k}": cell(k) for k in ks})
+
+
+def by_seed(runs: Sequence[dict]) -> str:
+  """Tokens a pass and speedups of every kind, means over seeds."""
+  groups, parts = _chains(runs), []
+  for temperature in sorted({temperature for temperature, _ in groups}):
+    title = f"temperature {temperature:g}" if temperature else "greedy"
+    for name, value in (
+      ("tokens a pass", lambda x: x["acceptance"]["tokens_per_pass"]["value"]),
+      ("speedup", lambda x: x["speed"]["speedup"]["value"]),
+    ):
+      table = _by_k(groups, temperature, value)
+      parts.append(f"{title}; {name}, means over seeds\n\n{table}")
+  return "\n\n".join(parts)
+
+
+def priced(runs: Sequence[dict]) -> str:
+  """Predicts published shapes for an 8 B target by the acceptance measured.
+
+  The acceptance by position is that of the longest chain, a mean over seeds; a
+  model of the shipped target's size says how curves bend, not how high they
+  are for an 8 B target.
+  """
+  rows = []
+  for (temperature, kind), by_k in _chains(runs).items():
+    if kind not in TWINS:
+      continue
+    drafter, most = TWINS[kind]
+    longest = by_k[max(by_k)]
+    curves = [
+      [x["value"] or 0.0 for x in run["acceptance"]["conditional"]]
+      for run in longest
+    ]
+    size = min(most, *map(len, curves)) if curves else most
+    prefix = np.cumprod(np.mean([x[:size] for x in curves], axis=0))
+    row = {"temperature": f"{temperature:g}", "kind": kind, "as": drafter}
+    for name in CHIPS:
+      scenario = Scenario.of(TARGET, drafter, chips.get(name), most=size)
+      points = planning.sweep_k(
+        scenario.pair, 1, CONTEXT, tuple(prefix), most=size
+      )
+      best = max(points, key=lambda point: point.speedup)
+      row[name] = f"{best.speedup:.2f}, k = {best.k}"
+    rows.append(row)
+  columns = {name: f"{{[{name}]}}" for name in ("temperature", "kind", "as")}
+  return markdown(rows, columns | {name: f"{{[{name}]}}" for name in CHIPS})

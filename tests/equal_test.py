@@ -1,0 +1,107 @@
+"""Drafters at equal weights: the configs, and the tables of their results."""
+
+import runpy
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import programs
+from specdec import drafters
+from specdec.checkpoints import shipped
+from specdec.drafters.heads import draft_head
+from specdec.models import params as model_params
+from specdec.models.config import TransformerConfig
+from specdec.report import equal_tables
+from specdec.training.setup import from_config
+
+CONFIG = runpy.run_path(
+  str(programs.SCRIPTS.parent / "configs" / "train" / "equal.py")
+)
+UNEQUAL = {"narrow", "wide", "shallow", "deep"}  # on purpose
+TARGET = TransformerConfig(
+  vocab_size=4096,
+  num_layers=8,
+  width=384,
+  mlp_width=8,
+  num_heads=6,
+  num_kv_heads=2,
+  head_dim=64,
+)
+
+
+def weights(kind: str) -> int:
+  """What a drafter holds beyond the target's."""
+  setup = from_config(CONFIG["get_config"](kind).to_dict())
+  if kind in ("draft", "pard"):
+    specs = model_params.specs(setup.model).values()
+    return sum(int(np.prod(spec.shape)) for spec in specs)
+  head_config = setup.head_config
+  ids = np.arange(head_config.vocabulary) if head_config.vocabulary else None
+  head = drafters.LEARNED[head_config.kind](head_config, TARGET, ids, None)
+  table = jax.ShapeDtypeStruct((4096, 384), jnp.float32)
+
+  def held(key, table):
+    params = {"head": {"weight": table}}
+    return draft_head.weights_of(head, head.init(key), params)
+
+  tree = jax.eval_shape(held, jax.random.key(0), table)
+  return sum(leaf.size for leaf in jax.tree.leaves(tree))
+
+
+@pytest.mark.parametrize(
+  "kind", [x for x in CONFIG["KINDS"] if x not in UNEQUAL]
+)
+def test_as_many_weights_as_the_draft_model(kind):
+  assert weights(kind) == pytest.approx(weights("draft"), rel=0.1)
+
+
+def test_equal_tokens_and_steps():
+  setups = [
+    from_config(CONFIG["get_config"](x).to_dict()) for x in CONFIG["KINDS"]
+  ]
+  seen = {
+    (x.options.steps, x.options.batch, x.options.sequence) for x in setups
+  }
+  assert len(seen) == 1
+  assert len({(x.data, x.target, x.options.seed) for x in setups}) == 1
+  assert str(shipped.TARGET) == setups[0].target
+
+
+def run(kind, seed, k, speedup, rates=(0.8, 0.7, 0.6)):
+  return {
+    "k": k,
+    "drafter": {
+      "name": f"head(runs/equal/{kind}-{seed}/best.safetensors)",
+      "temperature": 0.0,
+      "shape": "chain",
+    },
+    "acceptance": {
+      "tokens_per_pass": {"value": 2.0 + seed},
+      "conditional": [{"value": rate} for rate in rates],
+    },
+    "speed": {"speedup": {"value": speedup}},
+  }
+
+
+def test_means_over_seeds():
+  runs = [run("dflash", seed, 3, 1.0 + 0.3 * seed) for seed in range(3)]
+  runs.append(run("rnn", 0, 5, 1.5))
+  tokens, speed = equal_tables.by_seed(runs).split("greedy; speedup")
+  # 2, 3, 4: a deviation of 1, over the root of 3.
+  assert "| dflash | 3 | 3.00 ± 0.58 |  |" in tokens
+  assert "| dflash | 3 | 1.30 ± 0.17 |  |" in speed
+  assert "| rnn | 1 |  | 1.50 |" in speed
+
+
+def test_better_acceptance_is_worth_more_at_8b():
+  def prices(rates):
+    table = equal_tables.priced([run("dspark", 0, 3, 1.0, rates)])
+    line = table.splitlines()[-1]
+    return [float(x.split(",")[0]) for x in line.split(" | ")[3:]]
+
+  poor, good = prices((0.3, 0.2, 0.1)), prices((0.95, 0.95, 0.95))
+  assert len(poor) == len(equal_tables.CHIPS)
+  assert all(1.0 <= a < b for a, b in zip(poor, good))
+  assert equal_tables.priced([run("rnn", 0, 3, 1.0)]).count("\n") == 1
