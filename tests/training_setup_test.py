@@ -151,6 +151,8 @@ def test_published_blocks(kind, slots, gamma):
   assert config.levels + config.block.offset == slots
   decay = math.exp(-1 / gamma) if gamma else 1.0
   assert loss.decay == pytest.approx(decay, abs=5e-5)
+  assert loss.block.base_steps == (50_000 if kind == "domino" else 0)
+  assert setup.options.steps == 50_000
   # Streams that leave layers 1 to L - 3, which enter the ones behind them.
   leaving = np.linspace(1, 32 - 3, 5).round().astype(int)
   assert config.features == tuple(leaving + 1)

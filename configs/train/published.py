@@ -203,14 +203,14 @@ KINDS = {
   # qwen3-8b-domino-online.yaml: blocks of 16, gamma 7, a GRU of 1024, rank 256,
   # 256 anchors; 6e-4, a cosine after 4 % of the steps, clipped at 1, 8 GPUs x 2
   # sequences of at most 3072 tokens, six epochs. The weight of the loss without
-  # the GRU's part goes from 1 to 0 there, the other's from 0 to 1: half each.
+  # the GRU's part falls from 1 to 0 over all steps; the other's rises from 0 to
+  # 1 there, and is 1 here.
   "domino": dict(
     head_config=_block(16, slots="next", successor="gru", rank=256, state=1024),
     loss=Loss(
       "cross_entropy",
-      token_weight=0.5,
       decay=0.8669,
-      block=_anchors(256, base_weight=1.0),
+      block=_anchors(256, base_weight=1.0, base_steps=_OF_BLOCKS["steps"]),
     ),
     options=dict(batch=16, accumulate=2, sequence=3072, **_OF_BLOCKS),
   ),
