@@ -306,6 +306,24 @@ def _smollm2() -> Iterable[Measurement]:
   )
 
 
+def _heads() -> Iterable[Measurement]:
+  """Steps with a published head of an 8 B model, compiled for eight v5e."""
+  for head, k in (("eagle3", 4), ("dflash", 15)):
+    yield Measurement(
+      f"tpu_{head}",
+      "compile_tpu",
+      (
+        *("--topology=v5e:2x4", "--mesh=model:8", "--target=preset:llama3-8b"),
+        *(f"--drafter=head(preset:{head})", "--batch=1", f"--k={k}"),
+        *_SAMPLED,
+        "--steps=draft,verify,loop",
+      ),
+      1.5,
+      None,
+      needs=_TPU,
+    )
+
+
 def _training() -> Iterable[Measurement]:
   """A step of training a published head of an 8 B model, compiled for slices
   of sixteen v5e and of eight v6e."""
@@ -507,6 +525,7 @@ MEASUREMENTS = (
     None,
     needs=_TPU,
   ),
+  *_heads(),
   *_training(),
 )
 
