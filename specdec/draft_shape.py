@@ -142,8 +142,8 @@ def sample_chain(
     logits: [B, V] after the pending token; None: it is run first.
     policy: which rows draft each level; default all. Nodes past the one that
       ended a row are not in use.
-    confidence: carry -> [B], how probable it is that the token drawn after its
-      logits is accepted; default, the probability that it was drawn with.
+    confidence: carry of `extend` -> [B], how probable it is that the token
+      drawn after these logits is accepted; default `own_probability`.
 
   Returns:
     The draft of k + 1 nodes, the last one in use not run, and the carry.

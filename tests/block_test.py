@@ -33,16 +33,19 @@ from learned_kinds import (
 )
 from specdec import (
   acceptance,
+  decode,
   draft_length,
   draft_shape,
   draft_tree,
   drafters,
+  sampling,
   step,
 )
 from specdec.drafters.heads import block, block_serve, block_unroll
 from specdec.drafters.heads import cost as head_cost
 from specdec.drafters.heads import draft_head as draft_heads
 from specdec.drafters.heads.block_config import BlockConfig
+from specdec.models import transformer
 from specdec.roofline import chips, shapes
 from specdec.roofline.cost import Deployment
 from specdec.roofline.round_cost import round_cost
@@ -105,7 +108,6 @@ def test_b21_a_chain_is_drafted_by_the_distributions_it_is_trained_on(kind):
     slow("domino", (), draft_shape.static([-1, 0, 0, 1, 1]), (REJECTION,)),
     slow("jetspec", (1, 2), CHAIN, (REJECTION, acceptance.block())),
     slow("gated", (), draft_shape.chain(2), (REJECTION, acceptance.block())),
-    ("dspark", (), SURE, (REJECTION, acceptance.block())),
   ],
 )
 def test_by_enumeration(kind, ids, shape, rules):
@@ -218,6 +220,31 @@ def test_a_block_is_as_sure_of_its_tokens_as_it_is_taught(kind):
   expected = np.stack([shape.policy.classify(x) for x in probability.T], axis=1)
   assert np.all(draft.count == K + 1) and len(np.unique(expected)) > 1
   np.testing.assert_array_equal(draft.certainty[:, 1:], expected)
+
+
+@pytest.mark.parametrize("kind", ["dspark", "rnn"])
+def test_a_block_in_bfloat16_decides_its_length(kind):
+  """Traced alone: what a loop carries must keep its type."""
+  config = dataclasses.replace(TARGET, dtype="bfloat16")
+  model, head = transformer.model(config), draft_head(kind, config=config)
+  nets = weights(kind)["net"], target()[1]
+
+  def counts():
+    net, ours = jax.tree.map(lambda x: x.astype(jnp.bfloat16), nets)
+    params = Params(ours, draft_heads.weights_of(head, net, ours))
+    drafter = drafters.from_head(head, model, SURE)
+    parts = model, drafter, REJECTION, params
+    state = decode.start(
+      *parts,
+      jnp.zeros((BATCH, 1), jnp.int32),
+      jnp.ones(BATCH, jnp.int32),
+      jax.random.key(0),
+      max_length=L,
+      sampling=sampling.settings(BATCH, 1.0),
+    )
+    return decode.run(*parts, state, jnp.array([-1])).stats.drafted
+
+  assert jax.eval_shape(counts).shape == (BATCH, 2)
 
 
 def best_first(log_probs, size):

@@ -2,6 +2,8 @@
 
 import dataclasses
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -12,11 +14,13 @@ from specdec.benchmark.decoder import batches_of
 from specdec.benchmark.setup import Setup
 from specdec.drafters.heads.head_config import HeadConfig
 from specdec.models import presets
+from specdec.noise import row_keys
 from specdec.report import lossy_table
 from specdec.roofline import drafter_cost
 from specdec.roofline.cost import pass_bound
 from specdec.testing import tabular
 from specdec.types import NO_COST, Skip
+from specdec.utils import files
 
 RANKS = {
   "without_replacement": [0.6, 0.2, 0.1],
@@ -203,6 +207,31 @@ def test_nothing_compiles_in_the_clock_after_programs_were_forgotten(target):
       runs.compare(decoders, batches_of(bench.encoded, 1))
     assert late.count == 0
     timing.forget_programs()
+
+
+def test_a_tree_is_built_from_other_noise_than_its_texts_have(
+  target, tmp_path, monkeypatch
+):
+  """Rule 7: what decides how much is drafted has not seen it."""
+
+  def rows(decoder):
+    keys = row_keys(decoder.key, jnp.arange(64))
+    return {*map(tuple, jax.random.key_data(keys).tolist())}
+
+  seen = []
+
+  def by_rank(decoder, encoded):
+    seen.append(rows(decoder))
+    return np.array([0.5, 0.1])
+
+  module = comparison.expected_acceptance
+  monkeypatch.setattr(module, "acceptance_by_rank", by_rank)
+  sizes = {"prompt_size": 8, "max_new_tokens": 4, "temperature": 1.0}
+  setup = Setup(str(target), drafter="early_exit(1)", k=1, **sizes)
+  bench = comparison.Bench(setup.load_target(), [[1, 2, 3]])
+  comparison.measure_ranks(bench, setup, files.Lines(tmp_path / "lines.jsonl"))
+  assert len(seen) == 2
+  assert not any(rows(bench.decoder(setup)) & one for one in seen)
 
 
 CONFIG = presets.get("llama3-1b", "float32")

@@ -22,6 +22,7 @@ from specdec.models import transformer
 from specdec.testing import check_drafter, enumeration, table_model
 from specdec.types import Outcomes, Params, Skip
 from text_statistics import SMALLEST_P, exact, p_value
+from texts import texts
 
 V, K, NEW = 3, 2, 3
 MODEL = table_model.model(V)
@@ -42,7 +43,6 @@ RULES = {
     acceptance.coupled(),
   )
 }
-UNCOUPLED = [name for name in RULES if name != "coupled"]
 
 
 def by_tokens() -> draft_length.DraftShape:
@@ -74,14 +74,30 @@ SHAPES = {
 }
 
 
+def by_confidence() -> draft_length.DraftShape:
+  """Adversarial: a level is drafted by the parity of the thousandths of how
+  sure a block's confidence head is of all rows' tokens before it."""
+
+  def go_on(plan, depth, odd):
+    return draft_shape.Plan(plan.going & ((odd + jnp.sum(odd)) % 2 == 0))
+
+  policy = draft_shape.LengthPolicy(
+    begin=lambda context, able=None: draft_shape.Plan(context.length > 0),
+    classify=lambda sure: (1000 * sure).astype(jnp.int32) % 2,
+    go_on=go_on,
+    classes=2,
+  )
+  return draft_length.decided(K, policy)
+
+
 def drafter_of(name: str):
   return drafters.model(MODEL, shape=SHAPES[name])
 
 
-def start(drafter, rule, rows, key=0, params=PARAMS, new=NEW):
+def start(drafter, rule, rows, key=0, params=PARAMS, new=NEW, target=MODEL):
   """The state of `rows` rows before their first round."""
   return decode.start(
-    MODEL,
+    target,
     drafter,
     rule,
     params,
@@ -96,7 +112,7 @@ def start(drafter, rule, rows, key=0, params=PARAMS, new=NEW):
 def suspicious(state):
   """The state with outcomes by which the tokens of both rows decide whether
   they draft on: only if neither is one that the draft finds unlikely."""
-  if state.outcomes is None:
+  if state.outcomes is None or state.outcomes.by_class.shape[1] == 2:
     return state
   tried = 400.0 * jnp.ones_like(state.outcomes.by_class[..., 0])
   rare = jnp.arange(draft_length.CLASSES)[None] < 2
@@ -106,66 +122,77 @@ def suspicious(state):
   return state.replace(outcomes=outcomes)
 
 
-def run(drafter, rule, state, params=PARAMS, rounds=decode.MAX_ROUNDS):
+def run(
+  drafter,
+  rule,
+  state,
+  params=PARAMS,
+  rounds=decode.MAX_ROUNDS,
+  target=MODEL,
+):
   eos = jnp.array([-1])
-  return decode.run(MODEL, drafter, rule, params, state, eos, rounds)
+  return decode.run(target, drafter, rule, params, state, eos, rounds)
 
 
 # Exactly: one round of two rows, by enumeration of what both may draft.
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def propose(drafter, state, forced):
+def propose(drafter, params, state, forced):
   """The draft whose node n is forced[:, n] [B, N], where it can be drawn."""
+  size = len(params.target["table"]) - 1
 
   def force(depth, node):
     del depth
-    return 1e4 * jax.nn.one_hot(jnp.take(forced, node, axis=1), V)
+    return 1e4 * jax.nn.one_hot(jnp.take(forced, node, axis=1), size)
 
-  context = decode.step.context_of(state, V, acceptance.rejection())
-  draft, _ = drafter.propose(PARAMS, state.draft_state, context._replace(
+  context = decode.step.context_of(state, size, acceptance.rejection())
+  draft, _ = drafter.propose(params, state.draft_state, context._replace(
     noise=force))  # fmt: skip
   return draft
 
 
-def joint_error(drafter, rule, rounds: int) -> tuple[float, set[int]]:
+def joint_error(
+  drafter, rule, rounds: int, target=MODEL, params=PARAMS
+) -> tuple[float, set[int]]:
   """Largest error of P(text of row 0, text of row 1) after a round, and the
   lengths of drafts."""
-  state = start(drafter, rule, 2, new=20)
-  state = suspicious(run(drafter, rule, state, rounds=rounds))
-  logits, tables = np.asarray(PARAMS.target["table"], float), []
+  state = start(drafter, rule, 2, 0, params, 20, target)
+  state = suspicious(run(drafter, rule, state, params, rounds, target))
+  logits, tables = np.asarray(params.target["table"], float), []
+  size = target.vocab_size
   tokens, length = np.asarray(state.tokens), np.asarray(state.length)
   for row in range(2):
-    past = (V, *tokens[row, : length[row]])
+    past = (size, *tokens[row, : length[row]])
     tables.append([
       np.array([
         enumeration.softmax(logits[(*past, *text)[-2:]], 1.0)
-        for text in itertools.product(range(V), repeat=d)
-      ]).reshape((V,) * (d + 1))
+        for text in itertools.product(range(size), repeat=d)
+      ]).reshape((size,) * (d + 1))
       for d in range(K + 1)
     ])  # fmt: skip
 
   @functools.cache
   def emitted(row, text, drawn, count):
-    drawn = np.frombuffer(drawn, np.float32).reshape(1, K + 1, V)
+    drawn = np.frombuffer(drawn, np.float32).reshape(1, K + 1, size)
     draft = enumeration.Drafts(
       np.ones(1), np.array([text], np.int32), np.array([[-1, 0, 1]]), drawn
     )
     return enumeration.emitted(rule, draft, tables[row], count=count).joint
 
   joint, lengths = 0.0, set()
-  for pair in itertools.product(range(V), repeat=2 * K):
+  for pair in itertools.product(range(size), repeat=2 * K):
     forced = np.zeros((2, K + 1), np.int32)
     forced[:, 1:] = np.reshape(pair, (2, K))
-    draft = jax.tree.map(np.asarray, propose(drafter, state, forced))
+    draft = jax.tree.map(np.asarray, propose(drafter, params, state, forced))
     weight, parts = 1.0, []
     for row in range(2):
       count = int(draft.count[row])
       drawn = np.exp(draft.log_probs[row])
       for node in range(1, K + 1):  # those that were not run have none
         run_ = abs(drawn[node].sum() - 1) < 1e-3
-        weight *= drawn[node, draft.tokens[row, node]] if run_ else 1 / V
-      drawn[[0, *range(count, K + 1)]] = 1 / V
+        weight *= drawn[node, draft.tokens[row, node]] if run_ else 1 / size
+      drawn[[0, *range(count, K + 1)]] = 1 / size
       text = draft.tokens[row] * (np.arange(K + 1) < count)
       text[0] = 0
       parts.append(emitted(row, tuple(text), drawn.tobytes(), count))
@@ -183,6 +210,33 @@ def test_two_rows_that_decide_together_are_exact_and_independent(name, rule):
   )
   assert max(errors) < 1e-6
   assert any(len(some) > 1 for some in lengths), lengths
+
+
+@pytest.mark.parametrize("rule", ["rejection", "block"])
+def test_rows_that_decide_by_a_confidence_head_are_exact_and_independent(rule):
+  drafter, params = learned_kinds.of_table("dspark", (), by_confidence())
+  table = learned_kinds.STREAMS
+  errors, lengths = zip(
+    *(joint_error(drafter, RULES[rule], n, table, params) for n in (0, 3))
+  )
+  assert max(errors) < 1e-6
+  assert any(len(some) > 1 for some in lengths), lengths
+
+
+def test_a_confidence_that_has_seen_the_token_s_own_noise_is_caught():
+  """The level is there by what its own noise will draw."""
+  honest, params = learned_kinds.of_table("dspark", (), draft_shape.chain(K))
+
+  def propose(params, state, context):
+    draft, state = honest.propose(params, state, context)
+    next_one = jnp.argmax(context.noise(2, 2), axis=-1)
+    count = jnp.where(next_one == 1, 2, K + 1)
+    return draft._replace(count=count), state
+
+  spec = honest.spec._replace(widths=draft_shape.step_widths(K))
+  drafter = honest._replace(spec=spec, propose=propose)
+  table = learned_kinds.STREAMS
+  assert joint_error(drafter, RULES["rejection"], 0, table, params)[0] > 1e-4
 
 
 def dropping(unwanted):
@@ -253,7 +307,6 @@ DUE = {("tokens", "block"), ("adaptive", "rejection")}
   [
     pytest.param(*case, marks=() if case in DUE else SLOW)
     for case in itertools.product(SHAPES, RULES)
-    if case[1] != "kseq"
   ],
 )
 def test_20000_texts_follow_the_distribution(name, rule):
@@ -316,6 +369,33 @@ def test_recycling_drafts_no_more_than_is_decided():
     state = run(drafter, rule, start(drafter, rule, 6, new=12))
     drafted[name] = int(jnp.sum(state.stats.drafted))
   assert drafted["whole"] > drafted["dear"] == 0
+
+
+DEAR = draft_length.adaptive(2, [1.0, 9.0, 99.0])
+IDLE = {
+  "early_exit": lambda target: drafters.early_exit(target, 1, shape=DEAR),
+  "layer_skip": lambda target: drafters.layer_skip(
+    target, Skip((1,)), shape=DEAR
+  ),
+  "quantized": lambda target: drafters.quantized(target, shape=DEAR),
+}
+
+
+@pytest.mark.parametrize("name", IDLE)
+def test_the_target_drafts_nothing_for_itself_where_no_row_is_to_draft(name):
+  """Nor is there room made for a draft's distributions."""
+  target, params = learned_kinds.target()
+  honest, calls = IDLE[name](target), []
+
+  def propose(*args):
+    jax.debug.callback(lambda: calls.append(name))
+    return honest.propose(*args)
+
+  drafter = honest._replace(propose=propose)
+  state = learned_kinds.speculate(drafter, RULES["coupled"], params)
+  jax.effects_barrier()
+  assert texts(state) == learned_kinds.baseline()
+  assert not calls
 
 
 # The kit, but for rows and slots: which sample an uncoupled row becomes is up

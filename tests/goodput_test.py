@@ -3,10 +3,12 @@
 That texts are those of one batch: slots_test.
 """
 
+import dataclasses
 import itertools
 import json
 import math
 import re
+import types
 
 import jax
 import numpy as np
@@ -15,10 +17,12 @@ import pytest
 import programs
 from specdec import acceptance as rules
 from specdec import decode, drafters
-from specdec.benchmark import goodput, queues
+from specdec.benchmark import calibrated, goodput, queues
 from specdec.benchmark.metrics import acceptance
 from specdec.benchmark.queues import Request, Server, requests_of
 from specdec.benchmark.runs import BASELINE
+from specdec.benchmark.setup import Setup
+from specdec.cli import auto_flags
 from specdec.cli import goodput as program
 from specdec.report import result_tables, summary
 from specdec.types import ModelOutput
@@ -311,6 +315,7 @@ def entry(name, batch, load, speedup):
     "load": load,
     "goodput": {"value": 200 * speedup, "error": None},
     "speedup": estimate,
+    "latency_speedup": {"value": 1.0 if load else 2.0, "error": 0.01},
     "latency": latency,
     "first_token": latency,
     "occupancy": 0.875,
@@ -329,9 +334,10 @@ def test_a_page_says_where_a_way_loses():
   ]
   document = {"goodput_shipped": {"goodput": entries}}
   page = result_tables.TABLES["goodput"](document, "goodput_shipped")
-  lost = "k = 2 at 16, 0.5; k = 2 at 16, all at once"
-  assert page.endswith(f"goodput (batch, load): {lost}")
-  row = "| 16, all at once | k = 2 | 150.0 | 0.75 ± 0.01 | 500 | 250 | 500 |"
+  # Below a load of 1 all answer what arrives, and here as fast.
+  assert page.endswith("answers (batch, load): k = 2 at 16, all at once")
+  row = "| 16, all at once | k = 2 | 150.0 | 0.75 ± 0.01 | 2.00 ± 0.01 | 500 |"
+  row += " 250 | 500 |"
   assert f"\n{row} 0.88 | 2.50 | - | 7/8 |" in page
   [answer] = [x for x in summary.ANSWERS if x.page == "goodput"]
   best = "batch 1: 1.50 ± 0.01 times, k = 2; batch 16: 1.25 ± 0.01 times, k = 4"
@@ -364,7 +370,7 @@ def test_the_python_of_the_page_on_measuring_runs(capsys):
   [
     (["--loads=0"], "a load of 0; it must be >= 0.001, or inf"),
     (["--loads=1,-2"], "a load of -2"),
-    (["--loads=much"], "--loads=much; give numbers > 0, or inf"),
+    (["--loads=much"], "--loads=much; give numbers >= 0.001, or inf"),
     (["--loads="], "give at least one load"),
     (["--requests=0"], "--requests=0; it must be >= 1"),
     (["--refill=2"], "--refill=2 is more than --batch=1"),
@@ -372,6 +378,7 @@ def test_the_python_of_the_page_on_measuring_runs(capsys):
     (["--most_k=5"], "--most_k is for --length"),
     (["--calibration=c.json"], "--calibration is for --length"),
     (["--length=adaptive"], "--most_k=8; it must be >= 1 and leave room in"),
+    (["--length=auto", "--most_k=2", "--drafter=none"], "no k to choose"),
     (
       ["--length=auto", "--most_k=2", "--calibration=nowhere/c.json"],
       "--calibration=nowhere/c.json",
@@ -391,6 +398,40 @@ def test_flags_that_cannot_work_end_before_a_model_is_loaded(
   with pytest.raises(SystemExit) as ended:
     run(folder, *flags)
   assert sentence in ended.value.code and "\n" not in ended.value.code
+
+
+def lengths_of(**given):
+  """Options of --length alone, the others their defaults."""
+  options = {"length": ["auto", "adaptive"], "most_k": 5, "max_new_tokens": 8}
+  options |= {"drafter": "lookup", "k": None, "batch": (1,)}
+  return types.SimpleNamespace(**options | given, calibration=None, given=())
+
+
+def test_the_levels_of_a_head_bound_what_is_tried(monkeypatch):
+  """Before, `adaptive` of a head with fewer ended after the target was read."""
+  monkeypatch.setattr(Setup, "most_levels", 2)
+  options = lengths_of()
+  auto_flags.check_lengths(options)
+  assert options.most_k == 2
+
+
+def test_lengths_are_decided_for_chains_whatever_shape_numbers_have(
+  monkeypatch,
+):
+  def choose(setup, *_):
+    calibrated.check(setup)
+    return types.SimpleNamespace(k=3)
+
+  def adaptive(setup, *_):
+    calibrated.check(setup)
+    return dataclasses.replace(setup, k=5, shape="adaptive")
+
+  monkeypatch.setattr(auto_flags.auto, "choose", choose)
+  monkeypatch.setattr(auto_flags.auto, "adaptive", adaptive)
+  setup = Setup("nowhere", "lookup", shape="adaptive(costs=[1, 1.5])", k=1)
+  ways = dict(auto_flags.lengths(lengths_of(), setup, None, [[1]]))
+  shapes = {name: (one.k, one.shape) for name, one in ways.items()}
+  assert shapes == {"auto, k = 3": (3, "chain"), "adaptive": (5, "adaptive")}
 
 
 def test_an_interrupted_run_leaves_what_was_written_before(

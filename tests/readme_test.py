@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import specdec
+from specdec.benchmark.setup import Setup
 
 ROOT = pathlib.Path(__file__).parents[1]
 README = ROOT / "README.md"
@@ -164,6 +165,16 @@ def test_flags_that_commands_give_are_the_programs(page):
     for name, flag in given
     if not {flag, flag.removeprefix("no")} & {*flags[name], "help"}
   ] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_shapes_and_rules_that_a_page_names_are_accepted(page, monkeypatch):
+  """But for those with a placeholder, as FILE, N or three dots."""
+  monkeypatch.chdir(ROOT)
+  named = re.findall(r"--(shape|acceptance)='([^']*)'", page.read_text())
+  for name, call in named:
+    if not re.search(r"\b[A-Z]+\b|\.\.\.", call):
+      Setup(k=3, temperature=1.0, **{name: call})
 
 
 def test_what_commands_write_is_ignored_by_git():

@@ -9,7 +9,7 @@ import pytest
 import programs
 from specdec.benchmark import reproduction
 from specdec.benchmark.measurements import FOUR_KINDS, MEASUREMENTS
-from specdec.report import regions, result_tables, summary
+from specdec.report import length_tables, regions, summary
 from specdec.report.regions import REGION, Documents
 
 ROOT = programs.SCRIPTS.parent
@@ -302,7 +302,7 @@ def test_lengths_that_gain_too_little_are_named(speeds, lost, short):
 
   names = "lengths_x_fixed", "lengths_x_adaptive"
   documents = {name: document(way) for way, name in enumerate(names)}
-  text = result_tables.lengths(documents, *names)
+  text = length_tables.lengths(documents, *names)
   assert f"decoding alone, rows: {lost}\n" in text
   assert text.endswith(f"the best number's, rows: {short}")
 

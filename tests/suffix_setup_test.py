@@ -2,6 +2,8 @@
 
 import json
 
+import jax
+import jax.numpy as jnp
 import pytest
 
 import programs
@@ -12,6 +14,7 @@ from specdec.checkpoints import text_corpus
 from specdec.drafters.fallback import Both
 from specdec.drafters.heads.head_config import HeadConfig
 from specdec.drafters.suffix_index import SuffixIndex
+from specdec.noise import row_keys
 
 HEAD = dict(
   num_layers=1,
@@ -22,6 +25,7 @@ HEAD = dict(
   head_dim=8,
   head="shared",
 )
+FOLDER = "it's again"  # a call that names it is written with other quotes
 SIZES = dict(k=3, prompt_size=64, max_new_tokens=24, batch=2)
 PROMPTS = ["abcabcabc", "hello there"]
 
@@ -93,6 +97,30 @@ def test_a_run_saves_what_it_wrote_and_another_copies_it(target, file):
   # It has read all of it before: 24 tokens by four, one round to spare.
   assert ours.num_rounds <= 7 < alone.num_rounds
   assert file.name in str(setup.checksums())
+
+
+def test_what_a_seed_wrote_is_copied_under_other_noise(target, file, tmp_path):
+  """But for coupled rules, whose text is that of the seed: rule 7."""
+  loaded = Setup(str(target)).load_target()
+  larger = tmp_path / "larger.npz"
+  larger.write_bytes(file.read_bytes())
+  text_corpus.add(larger, [[1, 2, 3]], 27, loaded.checkpoint.tokenizer)
+
+  def keys(drafter, acceptance="rejection"):
+    setup = Setup(str(target), drafter, acceptance, temperature=1.0, **SIZES)
+    rows = row_keys(setup.decoder(loaded).key, jnp.arange(64))
+    return {*map(tuple, jax.random.key_data(rows).tolist())}
+
+  alone, held, more = (
+    keys(drafter)
+    for drafter in (
+      "suffix",
+      f"suffix(corpus='{file}')",
+      f"suffix(k=2, corpus='{larger}') | recycling",
+    )
+  )
+  assert not (alone & held or alone & more or held & more)
+  assert keys(f"suffix(corpus='{file}')", "coupled") == alone
 
 
 @pytest.mark.parametrize("first", ["suffix(k=4, corpus='{}')", "suffix(k=4)"])
@@ -169,22 +197,22 @@ def test_the_same_prompts_again(target, file, tmp_path, capsys):
     "repeat_work",
     f"--target={target}",
     f"--prompt_file={target / 'prompts.jsonl'}",
-    f"--output={tmp_path / 'again'}",
+    f"--output={tmp_path / FOLDER}",
     "--edit= thanks",
     "--max_new_tokens=16",
     "--k=3",
     "--batch=2",
   )
-  document = json.loads((tmp_path / "again" / "results.json").read_text())
+  document = json.loads((tmp_path / FOLDER / "results.json").read_text())
   runs = {run["group"]: run for run in document["runs"]}
   assert [*runs] == ["lookup", "suffix", "suffix and corpus"]
   for run in runs.values():
     assert run["identity"]["share"] == 1
     assert run["acceptance"]["emitted"] == 32
-  prompts = (tmp_path / "again" / "edited.jsonl").read_text().splitlines()
+  prompts = (tmp_path / FOLDER / "edited.jsonl").read_text().splitlines()
   assert [json.loads(x)["prompt"] for x in prompts] == [
     f"{x} thanks" for x in PROMPTS
   ]
-  held = text_corpus.load(tmp_path / "again" / "corpus.npz", 27)
+  held = text_corpus.load(tmp_path / FOLDER / "corpus.npz", 27)
   assert sorted(len(x) for x in held) == [9 + 16, 11 + 16]
   assert "suffix and corpus" in capsys.readouterr().out

@@ -21,6 +21,7 @@ from specdec.drafters import suffix_index
 from specdec.testing import check_drafter
 from specdec.testing.drafter_conformance import INVARIANTS
 from specdec.types import Params
+from text_statistics import SMALLEST_P, p_value
 
 TABLE, TABLES = learned_kinds.TABLE, learned_kinds.TABLES
 V = TABLE.vocab_size
@@ -117,10 +118,17 @@ def test_shares_of_a_large_range_are_right_to_one_place():
         assert abs(count / len(everything) - seen[text] / 32) <= 1 / 32
 
 
-@pytest.mark.parametrize("texts", [[], [[], []]])
-def test_no_text_is_no_index(texts):
-  with pytest.raises(ValueError, match="needs a text"):
-    suffix_index.build(texts)
+@pytest.mark.parametrize("make", [suffix_index.build, suffix_index.shapes])
+def test_what_is_no_index_is_refused(make, monkeypatch):
+  """Its shapes are too, which are asked for before any weights are read."""
+  monkeypatch.setattr(suffix_index, "MOST_TOKENS", 4)
+  for texts, sentence in (
+    ([], "needs a text"),
+    ([[], []], "needs a text"),
+    ([[1, 2], [3]], "5 tokens are too many .* at most 4"),
+  ):
+    with pytest.raises(ValueError, match=sentence):
+      make(texts)
 
 
 def draft_of(drafter, text, params=TABLES, size=24):
@@ -198,6 +206,36 @@ def test_a_tree_holds_what_places_disagree_about():
   assert (tokens, parents) == ([2, 3, 3, 0, 0], [0, 0, 1, 1, 2])
   single = drafters.suffix(shape=TREE, corpus=True, children=1)
   assert draft_of(single, [0, 1], corpus) == ([2, 3], [0, 1])
+
+
+def test_a_copy_under_the_noise_that_wrote_it_is_not_the_targets_text():
+  """The uniform draw that refused another token then judges what came in its
+  place; under other noise the very same copies are exact."""
+  drafter, rule = drafters.suffix(1, corpus=True), REJECTION[0]
+  corpora = [suffix_index.build([[0, token]]) for token in range(V)]
+  corpora = jax.tree.map(lambda *x: jnp.stack(x), *corpora)
+
+  @jax.jit
+  @jax.vmap
+  def first_token(key, copied):
+    index = jax.tree.map(lambda x: x[copied], corpora)
+    parts = TABLE, drafter, rule, TABLES._replace(draft=index)
+    prompt, length = jnp.zeros((1, 1), jnp.int32), jnp.ones(1, jnp.int32)
+    settings = sampling.settings(1, 1.0)
+    state = decode.start(
+      *parts, prompt, length, key, max_length=2, sampling=settings
+    )
+    return decode.run(*parts, state, jnp.array([-1])).tokens[0, 1]
+
+  keys = jax.random.split(jax.random.key(0), 4000)
+  others = jax.random.split(jax.random.key(1), 4000)
+  wrote = first_token(keys, jnp.zeros(4000, jnp.int32))
+  exact = np.asarray(jax.nn.softmax(TABLES.target["table"][V, 0]), float)
+  p = [
+    p_value(np.asarray(first_token(some, wrote))[:, None], exact)
+    for some in (keys, others)
+  ]
+  assert p[0] < SMALLEST_P < p[1]
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ KINDS = {
   "draft": ("draft", "1m", {}),
   "pard": ("draft", "pard", {}),
   "eagle3": ("drafter", "eagle3", {"mlp_width": 1120}),
-  "mtp": ("drafter", "mtp", {}),
+  "mtp": ("drafter", "compact_mtp", {}),
   "peagle": ("drafter", "peagle", {"mlp_width": 512, "levels": _LEVELS}),
   "dflash": _block("dflash", 552),
   "jetspec": _block("jetspec", 552),

@@ -26,6 +26,7 @@ from specdec.benchmark import (
 from specdec.benchmark.catalog import Target
 from specdec.benchmark.decoder import Decoder, batches_of
 from specdec.benchmark.setup import Setup
+from specdec.noise import pilot_key
 from specdec.roofline import trees
 from specdec.testing import tabular
 from specdec.types import AcceptanceRule
@@ -241,7 +242,8 @@ def measure_ranks(
 ) -> dict[str, list[float]]:
   """Returns, by kind of siblings, how often the r-th of many is accepted.
 
-  It is measured where `lines` does not hold it, and kept there.
+  It is measured where `lines` does not hold it, and kept there. As a tree is
+  built from it, the noise is of its own (rule 7).
   """
   for line in lines.entries:
     if "ranks" in line:
@@ -249,6 +251,7 @@ def measure_ranks(
   ranks = {}
   for siblings in RANKED:
     decoder = bench.decoder(_star(siblings).setup(setup, "rejection"))
+    decoder = dataclasses.replace(decoder, key=pilot_key(decoder.key))
     with terminal.progress(f"counting acceptance by rank, {siblings}"):
       shares = expected_acceptance.acceptance_by_rank(decoder, bench.encoded)
     # float32 may sum to 1 + 1e-7.

@@ -177,8 +177,8 @@ LENGTHS = {
 
 
 def _lengths() -> Iterable[Measurement]:
-  """Fixed k, auto, adaptive and AdaEDL by batch: the pair, SmolLM2's int8, and
-  copies, of which some rows have many and others none."""
+  """Fixed k, auto, adaptive and AdaEDL by batch: the pair, SmolLM2's int8,
+  copies, of which some rows have many and others none, and priced tables."""
   smollm2 = SMOLLM2, "--drafter=quantized", "--max_new_tokens=48"
   many = *smollm2, "--repeats=3"  # one row takes what 64 do, 64 times
   quick = ("--batch=2", "--limit=2", "--max_new_tokens=12", "--repeats=2")
@@ -198,6 +198,17 @@ def _lengths() -> Iterable[Measurement]:
         minutes * (3 if name in ("fixed", "auto") else 1),  # auto calibrates
         None if target.startswith("smollm2") else quick,
       )
+  yield Measurement(
+    "lengths_table",
+    "roofline",
+    (
+      *("--chip=v6e", "--ways=1", "--target=llama3-8b"),
+      *("--drafter=model(llama3-1b)", "--batches=1,4,16,64", "--context=512"),
+      *("--alpha=0.8", "--lengths=4"),
+    ),
+    2.5,
+    ("--batches=2", "--most=2", "--lengths=1"),
+  )
 
 
 def _goodput() -> Iterable[Measurement]:

@@ -1,10 +1,10 @@
 """Prompts that arrive and leave: a queue, served by the rows of one state.
 
 Rows that are done are given to prompts that wait, so that the batch stays full
-while there is work. Goodput is committed tokens per second from the first
-arrival to the last token, prefill included: what a drafter really gains under a
-load. Invariant: nothing here knows how tokens are drafted, and the baseline is
-served by the very same code.
+while there is work. Goodput is committed tokens per second from the beginning
+to the last token, prefill included: what a drafter really gains under a load.
+Invariant: nothing here knows how tokens are drafted, and the baseline is served
+by the very same code.
 """
 
 import collections

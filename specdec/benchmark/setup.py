@@ -14,6 +14,7 @@ import inspect
 from collections.abc import Callable, Sequence
 
 import jax
+import jax.numpy as jnp
 
 from specdec import checkpoints, decode, drafters, sharding
 from specdec.benchmark import catalog
@@ -272,7 +273,7 @@ class Setup(Settings):
       weighted.drafter,
       decode.NO_DRAFT_RULE if nothing else self.make_rule(),
       Params(target.checkpoint.params, weighted.params),
-      jax.random.key(self.seed),
+      self._key(),
       batch=self.batch,
       prompt_size=self.prompt_size,
       max_new_tokens=self.max_new_tokens,
@@ -284,6 +285,19 @@ class Setup(Settings):
       tokenizer=target.checkpoint.tokenizer,
       start_token=target.checkpoint.config.start_token,
     )
+
+  def _key(self) -> jax.Array:
+    """Returns the key of all noise: the seed's.
+
+    A corpus may hold what this seed wrote, so what is copied from it has seen
+    that noise. Coupled text is the same for all that; other rules would accept
+    it too often (rule 7), so the content of the corpus is mixed in.
+    """
+    key, call = jax.random.key(self.seed), self.call_of("suffix")
+    corpus = catalog.arguments_of(call)["corpus"] if call else None
+    if corpus is None or self.make_rule().traversal == "coupled":
+      return key
+    return jax.random.fold_in(key, jnp.uint32(self.checksums()[corpus]))
 
   def make_drafter(self, target: Target) -> Weighted:
     """Builds the drafter of a loaded target and reads its weights."""

@@ -49,25 +49,27 @@ def read(options: Options) -> None:
   if options.k != ():
     setup_flags.refuse(options, _NAMES, "is for --k=auto or --k=adaptive")
     return
-  _check_most_k(options)
-  if options.drafter == "none":
-    raise ValueError("--drafter=none drafts nothing: there is no k to choose")
-  setup = setup_flags.setup_of(options, k=1, batch=1)
-  calibrated.check(setup)
-  if setup.most_levels is not None:  # a head has no more
-    options.most_k = min(options.most_k, setup.most_levels)
+  _check_costs(options)
+  calibrated.check(setup_flags.setup_of(options, k=1, batch=1))
   if options.adaptive:
     setup_flags.refuse(options, ["explain"], "is for --k=auto")
     setup_flags.setup_of(options, k=options.most_k, batch=1, shape="adaptive")
-  app.check_writable("--calibration", options.calibration)
 
 
-def _check_most_k(options: Options) -> None:
+def _check_costs(options: Options) -> None:
+  """Checks what k is chosen from; a head's levels bound --most_k."""
   if not 1 <= options.most_k < options.max_new_tokens:
     raise ValueError(
       f"--most_k={options.most_k}; it must be >= 1 and leave room in "
       f"--max_new_tokens={options.max_new_tokens}"
     )
+  if options.drafter == "none":
+    raise ValueError("--drafter=none drafts nothing: there is no k to choose")
+  whole = {"k": options.most_k, "batch": 1, "shape": "chain"}
+  levels = setup_flags.setup_of(options, **whole).most_levels
+  if levels is not None:  # a head has no more
+    options.most_k = min(options.most_k, levels)
+  app.check_writable("--calibration", options.calibration)
 
 
 def check_lengths(options: Options) -> None:
@@ -75,8 +77,7 @@ def check_lengths(options: Options) -> None:
   if not options.length:
     setup_flags.refuse(options, ("most_k", "calibration"), "is for --length")
     return
-  _check_most_k(options)
-  app.check_writable("--calibration", options.calibration)
+  _check_costs(options)
   for name in options.length:
     shape = {"auto": "chain"}.get(name, name)
     setup = setup_flags.setup_of(
@@ -94,7 +95,9 @@ def check_lengths(options: Options) -> None:
 def lengths(
   options: Options, setup: Setup, target, rows: Sequence[Sequence[int]]
 ) -> Iterator[tuple[str, Setup]]:
-  """Yields the setups of --length, decided for one batch of prompts."""
+  """Yields the setups of --length, decided for one batch of prompts: chains,
+  whatever shape the numbers of --k have."""
+  setup = dataclasses.replace(setup, shape="chain")
   arguments = _arguments(options, setup, target, rows)
   for name in options.length:
     if name == "auto":

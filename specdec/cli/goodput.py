@@ -15,7 +15,7 @@ there from the beginning. The table has a line for each batch, load and way:
 
   tokens/s      goodput: committed tokens a second, prefill included, with one
                 standard error over --repeats. Under a load below 1 all ways
-                answer what arrives: then latencies differ.
+                answer what arrives, and latencies differ: x faster answered
   x plain       goodput over the baseline's
   latency       from a prompt's arrival to its last token; p90: of 9 in 10
   first token   from a prompt's arrival to its first token

@@ -78,7 +78,7 @@ def repeat(options: app.Options) -> None:
   names = {
     "lookup": "lookup(min_ngram=2)",
     "suffix": "suffix",
-    "suffix and corpus": f"suffix(corpus='{place}')",
+    "suffix and corpus": f"suffix(corpus={str(place)!r})",
   }
   runs, measured = [], []
   for number, (name, call) in enumerate(names.items()):

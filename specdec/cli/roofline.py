@@ -11,20 +11,26 @@
     --target=stdlib-11m --drafter='model(stdlib-1m)' --alpha=0.85
   python scripts/roofline.py --chips=all --ways=8  # side by side
   python scripts/roofline.py --papers         # the founding papers' tables
+  python scripts/roofline.py --chip=v6e --ways=1 --target=llama3-8b \\
+    --batches=1,4,16,64 --alpha=0.8 --lengths=8  # fixed k, auto, adaptive, ..
 
 Prints what a round costs term by term, the best k for every batch and context,
 where speculation stops paying, the gain at equal memory, and schedules for
 engines; --json keeps it, with command and versions. With --output it writes
 pictures (speedup over k and batch, k and context, k and draft size, k and
-acceptance; chips side by side; the roofline) and cells.csv.
+acceptance; chips side by side; the roofline) and cells.csv. With --lengths it
+also decodes table models by draft lengths that are fixed or decided, and prices
+their rounds.
 """
 
 import sys
 
-from specdec.benchmark import provenance, results
+from specdec.benchmark import priced_lengths, provenance, results
+from specdec.benchmark.scenario import Scenario
 from specdec.cli import app, roofline_flags, setup_flags
 from specdec.cli.app import Options
-from specdec.report import papers, roofline, roofline_plots
+from specdec.report import length_tables, papers, roofline, roofline_plots
+from specdec.utils import terminal
 from specdec.utils.terminal import report
 
 
@@ -34,7 +40,7 @@ def predict(options: Options) -> None:
   roofline_flags.check(options)
   app.check_writable("--json", options.json)
   if options.papers:
-    _publish(options, [papers.tables()])
+    _publish(options, [papers.tables()], {})
     return
   workload = roofline_flags.workload(options)
   scenario = roofline_flags.scenario(options)
@@ -62,15 +68,29 @@ def predict(options: Options) -> None:
   if options.rank_acceptance:
     rates = roofline_flags.numbers("rank_acceptance", options.rank_acceptance)
     tables.append(roofline.best_tree(pair, workload, rates))
-  _publish(options, tables)
+  lengths = _lengths(options, scenario)
+  if lengths:
+    tables.append(length_tables.priced(lengths))
+  _publish(options, tables, {"lengths": lengths} if lengths else {})
   if folder:
     roofline_plots.write_cells(folder / "cells.csv", scenario, workload)
     roofline_plots.draw(folder, scenario, workload, others, drafts, acceptance)
     report(f"pictures and cells.csv: {folder}", sys.stderr)
 
 
-def _publish(options: Options, tables: list[str]) -> None:
-  """Prints tables; with --json also keeps them."""
+def _lengths(options: Options, scenario: Scenario) -> list[dict]:
+  """Returns what --lengths asks for, or nothing."""
+  if not options.lengths:
+    return []
+  most, repeats = options.most, options.lengths
+  given = options.batches, options.context, options.alpha, most, repeats
+  scenario.pair.check_memory(max(options.batches), options.context)
+  with terminal.progress("decoding table models"):
+    return [*priced_lengths.compare(scenario.pair, *given)]
+
+
+def _publish(options: Options, tables: list[str], more: dict) -> None:
+  """Prints tables; with --json also keeps them, and what else there is."""
   for table in tables:
     report(table)
   if options.json:
@@ -79,7 +99,7 @@ def _publish(options: Options, tables: list[str]) -> None:
       for name in sorted(options.given - {"config"})
     }
     header = provenance.header(settings, [])
-    results.write_json(options.json, header | {"tables": tables})
+    results.write_json(options.json, header | {"tables": tables} | more)
 
 
 main = app.Program(__doc__, roofline_flags.define, predict)

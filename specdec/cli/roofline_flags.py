@@ -102,6 +102,13 @@ def define(flags: Flags) -> None:
   flags.integers("batches", batches, "Of tables and pictures.")
   flags.integer("most", 8, "Largest k.", upper_bound=64)
   flags.integer("source", 0, "Positions that cross-attention reads (T5).")
+  flags.integer(
+    "lengths",
+    0,
+    "Repeats of decoding table models, whose rounds are priced: fixed k, auto, "
+    "adaptive and AdaEDL by --batches, rows that accept --alpha and rows that "
+    "accept unequally.",
+  )
   flags.bool("papers", False, "Only print the papers' tables, recomputed.")
 
 
@@ -115,9 +122,10 @@ def check(options: Options) -> None:
     refuse(options, _DEPLOYMENT, why)
   if options.prefix_acceptance:
     refuse(options, ["alpha"], "and --prefix_acceptance: give one of them")
+    refuse(options, ["lengths"], "has rows that accept --alpha everywhere")
   counts = "ways", "replicas", "draft_ways", "most", "context", "contexts"
   app.check_at_least(options, 1, *counts, "batches")
-  app.check_at_least(options, 0, "source")
+  app.check_at_least(options, 0, "source", "lengths")
 
 
 def other_chips(options: Options) -> list[Chip]:
@@ -162,6 +170,9 @@ def scenario(options: Options) -> Scenario:
   if not compares_drafts(built):
     why = "compares draft models on a datasheet's chip; here is none"
     refuse(options, ["drafts", "draft_acceptance"], why)
+  cost = built.cost
+  if cost.shape is None or cost.shares_target or cost.steps is not None:
+    refuse(options, ["lengths"], "prices the steps of a draft model(NAME)")
   return built
 
 

@@ -80,5 +80,5 @@ def early_exit(
     return draft._replace(resume=Resume(streams, cache.layers)), draft_state
 
   cost = DrafterCost(exit_layer=exit_layer)
-  spec = shape.spec._replace(name="early_exit")
-  return Drafter(spec, lambda *_: None, propose, lambda *_: None, cost)
+  spec, idle = shape.spec._replace(name="early_exit"), draft_shape.idle(shape)
+  return Drafter(spec, lambda *_: None, propose, lambda *_: None, cost, idle)

@@ -93,7 +93,6 @@ def fallback(first: Drafter, other: Drafter) -> Drafter:
     tuple(sorted({*drafting, *theirs.widths})),
     siblings=theirs.siblings,
     features=theirs.features,
-    classes=max(ours.classes, theirs.classes),
     name=f"{first.name} | {other.name}",
   )
 

@@ -160,4 +160,4 @@ def layer_skip(
       over,
     )
 
-  return Drafter(spec, init, propose, update)
+  return Drafter(spec, init, propose, update, idle=draft_shape.idle(shape))

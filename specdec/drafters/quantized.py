@@ -51,4 +51,5 @@ def quantized(
     )
     return draft._replace(resume=Resume(None, cache.layers)), draft_state
 
-  return Drafter(spec, lambda *_: None, propose, lambda *_: None)
+  idle = draft_shape.idle(shape)
+  return Drafter(spec, lambda *_: None, propose, lambda *_: None, idle=idle)

@@ -7,7 +7,7 @@ separator, which is no token, stands behind each text, so that no match and no
 continuation crosses from one text to the next.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -28,32 +28,36 @@ class SuffixIndex(NamedTuple):
   order: Array  # [M] int32: where the suffixes begin, in sorted order
 
 
-def shapes(texts: Iterable[Sequence[int]]) -> SuffixIndex:
-  """Returns the index of texts as shapes: what it would hold, not sorted."""
+def shapes(texts: Sequence[Sequence[int]]) -> SuffixIndex:
+  """Returns the index of texts as shapes: what it would hold, not sorted.
+
+  Raises:
+    ValueError: the texts hold no token, or more than an index can.
+  """
   size = sum(len(text) + 1 for text in texts if len(text))
+  if not size:
+    raise ValueError("an index of suffixes needs a text, and there is none")
+  if size > MOST_TOKENS:
+    raise ValueError(
+      f"{size:,} tokens are too many for an index of suffixes; at most "
+      f"{MOST_TOKENS:,}"
+    )
   one = jax.ShapeDtypeStruct((size,), np.int32)
   return SuffixIndex(one, one)
 
 
-def build(texts: Iterable[Sequence[int]]) -> SuffixIndex:
+def build(texts: Sequence[Sequence[int]]) -> SuffixIndex:
   """Sorts the suffixes of texts, on the host.
 
   Returns:
     The index as NumPy arrays.
 
   Raises:
-    ValueError: the texts hold no token, or more than an index can.
+    ValueError: as `shapes`.
   """
+  [size] = shapes(texts).tokens.shape
   parts = [np.asarray([*text, _END], np.int32) for text in texts if len(text)]
-  if not parts:
-    raise ValueError("an index of suffixes needs a text, and there is none")
   tokens = np.concatenate(parts)
-  if len(tokens) > MOST_TOKENS:
-    raise ValueError(
-      f"{len(tokens):,} tokens are too many for an index of suffixes; at most "
-      f"{MOST_TOKENS:,}"
-    )
-  size = len(tokens)
   rank = np.unique(tokens, return_inverse=True)[1].astype(np.int64)
   order, span = np.argsort(rank, kind="stable"), 1
   while span < DEPTH and rank.max() < size - 1:

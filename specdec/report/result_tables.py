@@ -15,6 +15,7 @@ from specdec.report import (
   drafter_tables,
   equal_tables,
   goodput_tables,
+  length_tables,
   result_plots,
   steps,
   sweep_page,
@@ -277,54 +278,6 @@ def best_shapes(documents: Mapping, *names: str) -> str:
   return markdown(rows, columns)
 
 
-def lengths(documents: Mapping, *names: str) -> str:
-  """Speedups by batch: of every fixed k, and of drafts that find their length.
-
-  Args:
-    names: measurements whose names end with one of measurements.LENGTHS.
-  """
-  rows, columns = {}, {"rows": "{[batch]}"}
-
-  def cell(heading: str) -> Callable[[dict], str]:
-    def text(row: dict) -> str:
-      text = str(estimate("speed", "speedup")(row[heading]))
-      best = max(
-        (x for x in row if x != "batch"), key=lambda x: _speedup(row[x])
-      )
-      return f"**{text}**" if heading == best else text
-
-    return text
-
-  for name in names:
-    for run in documents[name]["runs"]:
-      kind = name.rpartition("_")[2]
-      heading = f"k = {run['k']}" if kind == "fixed" else kind
-      row = rows.setdefault(run["batch"], {"batch": run["batch"]})
-      row[heading] = run
-      columns[heading] = cell(heading)
-  table = markdown(rows.values(), columns)
-  decided = [row for row in rows.values() if "adaptive" in row]
-  return f"{table}\n\n{_where_short(decided)}" if decided else table
-
-
-def _where_short(rows: Sequence[dict]) -> str:
-  """Says at which batches `adaptive` loses, or gains less than a number."""
-  lost, short = [], []
-  for row in rows:
-    speedup = _speedup(row["adaptive"])
-    numbers = [_speedup(run) for k, run in row.items() if k.startswith("k = ")]
-    if speedup < goodput_tables.LEAST:
-      lost.append(str(row["batch"]))
-    if speedup < goodput_tables.NEAR * max(numbers, default=0.0):
-      short.append(str(row["batch"]))
-  lost, short = (", ".join(x) or "none" for x in (lost, short))
-  return (
-    f"- adaptive under {goodput_tables.LEAST} times decoding alone, rows: "
-    f"{lost}\n- under {goodput_tables.NEAR} times the best number's, rows: "
-    f"{short}"
-  )
-
-
 def _speedup(run: dict) -> float:
   return run["speed"]["speedup"]["value"]
 
@@ -455,7 +408,8 @@ TABLES: dict[str, Callable[..., str]] = {
   one.__name__: one
   for one in (
     passes, slots, decoding, groups, drafters, equal, priced, rules, beams,
-    engines, goodput, best_shapes, lengths, sweep, leviathan, printed, compiled,
+    engines, goodput, best_shapes, length_tables.lengths,
+    length_tables.priced_lengths, sweep, leviathan, printed, compiled,
     calibration, identity,
   )
 }  # fmt: skip

@@ -61,6 +61,18 @@ def sweep_k(
   return points
 
 
+def chain_seconds(
+  pair: TargetDraftPair, batch: float, context: float, steps: int, nodes: int
+) -> float:
+  """Returns the seconds of a round of so many draft steps, one token each, that
+  verifies `nodes` nodes, however many of these were drafted."""
+  drafted, verified = (
+    pair.round(batch, draft, context) for draft in (steps, nodes - 1)
+  )
+  drafting = drafted.seconds - drafted.only("target").seconds
+  return drafting + verified.only("target").seconds
+
+
 def step_costs(
   pair: TargetDraftPair,
   batch: float,
@@ -82,11 +94,7 @@ def step_costs(
   seconds = []
   for levels in range(widths[-1]):
     nodes = min(width for width in widths if width > levels)
-    drafted, verified = (
-      pair.round(batch, draft, context) for draft in (levels, nodes - 1)
-    )
-    drafting = drafted.seconds - drafted.only("target").seconds
-    whole = drafting + verified.only("target").seconds
+    whole = chain_seconds(pair, batch, context, levels, nodes)
     seconds.append(whole * (1.0 if scale is None else scale[nodes - 1]))
   return tuple(np.maximum.accumulate(seconds).tolist())
 

@@ -42,7 +42,7 @@ class Overhead:
 
 
 NOTHING = Overhead()
-_PIECE = 8  # tokens of a pass in which a draft model catches up
+PIECE = 8  # tokens of a pass in which a draft model catches up
 
 
 class Round(NamedTuple):
@@ -258,7 +258,7 @@ class TargetDraftPair:
       return 0.0
     decoder = self.draft or deployment_of(self.target, self.drafter)
     decoder = dataclasses.replace(decoder, head=False)
-    return decoder.cost(batch, _PIECE, context).seconds / _PIECE
+    return decoder.cost(batch, PIECE, context).seconds / PIECE
 
   def speedup(
     self, batch: float, context: float, prefix_acceptance: Sequence[float]

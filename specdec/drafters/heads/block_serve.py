@@ -139,7 +139,9 @@ def drafter(
 
     start = head.begin(weights[0], len(base), 1)
     if shape.loops:
-      confident = head_config.block.confidence and shape.policy is not None
+      policy = shape.policy
+      classified = policy is not None and policy.classes
+      confident = head_config.block.confidence and classified
 
       def extend(carry, token, node):
         state, logits = step(carry[0], token, node)
@@ -147,15 +149,16 @@ def drafter(
         if confident:
           slot = jax.lax.dynamic_slice_in_dim(hidden, node, 1, axis=1)
           sure = head.confidence(weights[0], slot, token)[:, 0]
+          sure = jax.nn.sigmoid(sure.astype(jnp.float32))
         return (state, sure), logits[:, 0]
 
       draft, _ = draft_shape.sample_chain(
         context,
         depth,
         extend,
-        (start, jnp.zeros(len(base), base.dtype)),
-        policy=shape.policy,
-        confidence=(lambda x: jax.nn.sigmoid(x[1])) if confident else None,
+        (start, jnp.zeros(len(base), jnp.float32)),
+        policy=policy,
+        confidence=(lambda carry: carry[1]) if confident else None,
       )
       return draft, cache
 
