@@ -610,9 +610,14 @@ def test_cost_is_of_one_pass_and_of_small_steps():
   assert cost.update.bytes == 4 * stored
   # Keys and values of the block are projected as the context's are.
   assert cost.step.bytes == 4 * (every - encoder - V * rank - second - sure)
-  cache = head.init_cache(2, 5)
-  kept = sum(x.nbytes for x in jax.tree.leaves(cache.layers))
-  assert 2 * 5 * cost.position_bytes == kept
+  for dtype in ("float32", "bfloat16"):  # KV is of the target's
+    config = dataclasses.replace(TARGET, dtype=dtype)
+    head = draft_head("dspark", full=True, config=config)
+    cache = head.init_cache(2, 5)
+    kept = sum(x.nbytes for x in jax.tree.leaves(cache.layers))
+    same = head_cost.drafter_cost(head, config)
+    assert 2 * 5 * same.position_bytes == kept
+    assert same.position_bytes == same.step.position_bytes
   parts = {
     name: (times, part)
     for name, times, part in round_cost(TINY, cost, K, 2, 50).parts

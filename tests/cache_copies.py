@@ -58,7 +58,7 @@ DRAFT = TransformerConfig(
 SKIP = Skip((0,), (1,))
 # Operations that make a second buffer of what they are given.
 COPYING = ("copy", "copy-start", "transpose", "concatenate", "pad", "reverse")
-COPYING += ("gather",)
+COPYING += ("gather", "convert")
 
 
 def pairs(target=TARGET, draft=DRAFT):

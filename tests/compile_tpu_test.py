@@ -9,7 +9,10 @@ import jax
 import pytest
 
 import programs
+from cache_copies import copies_anywhere
+from specdec.checkpoints import learned
 from specdec.compiled import lowering, steps
+from specdec.drafters.heads.head_config import HeadConfig
 
 EXAMPLES = pathlib.Path(__file__).parents[1] / "examples"
 SMALL = (
@@ -19,10 +22,10 @@ SMALL = (
 )  # fmt: skip
 
 
-def run(*arguments):
+def run(*arguments, base=SMALL):
   """In a process of its own: libtpu is opened once."""
   return subprocess.run(
-    [sys.executable, programs.SCRIPTS / "compile_tpu.py", *SMALL, *arguments],
+    [sys.executable, programs.SCRIPTS / "compile_tpu.py", *base, *arguments],
     capture_output=True,
     text=True,
     check=False,
@@ -54,6 +57,64 @@ def test_a_small_preset_on_four_chips(tmp_path):
   # Half of it is KV, in blocks of which as many are read as a text fills.
   assert verify["temporaries"] < 64 * 2**20
   assert all(step["fits"] for step in document["steps"])
+
+
+BLOCK = dict(features=(2, 4, 6), levels=7, num_layers=2)
+HEADS = {
+  "eagle": HeadConfig("eagle", head="shared"),
+  "block": HeadConfig("block", **BLOCK),
+  "peagle": HeadConfig("peagle", **BLOCK),
+}
+
+
+def compiled(drafter, folder, *flags):
+  """The document of the steps with a head, and their programs in a folder."""
+  pytest.importorskip("libtpu", reason="libtpu is not installed")
+  path = folder / "steps.json"
+  done = run(
+    *(f"--drafter={drafter}", "--k=4", *flags, "--here"),
+    *("--acceptance=rejection", "--temperature=1"),
+    *(f"--json={path}", f"--hlo={folder}"),
+    base=(),
+  )
+  assert done.returncode == 0, done.stderr[-2000:]
+  return json.loads(path.read_text())
+
+
+def test_a_head_reads_the_weights_that_it_has(tmp_path):
+  """Of float32 weights a bfloat16 copy was made, and read by later levels."""
+  flags = "--topology=v5e:2x4", "--mesh=model:8", "--target=preset:llama3-8b"
+  head = "head(preset:eagle3)"
+  document = compiled(head, tmp_path, *flags, "--steps=draft")
+  [draft], expected = document["steps"], document["cost_model"]["draft"]
+  moved = draft["read"] + draft["written"]
+  assert 0.97 < moved / expected["bytes"] < 1.03
+  assert draft["temporaries"] < 64 * 2**20
+
+
+@pytest.mark.parametrize("kind", HEADS)
+def test_a_head_reads_the_cache_that_it_has(kind, tmp_path):
+  """KV in float32 was converted whole ahead of the loop over its blocks, and
+  for that moved to on-chip memory and back."""
+  head = tmp_path / "head.safetensors"
+  learned.save(head, HEADS[kind], None, {}, {})  # no weight is read
+  flags = "--topology=v5e:2x2", "--mesh=data:4", "--target=stdlib-11m"
+  size = "--batch=4", "--context=65536"
+  document = compiled(
+    f"head({head})", tmp_path, *flags, *size, "--steps=draft,loop"
+  )
+  cache = jax.ShapeDtypeStruct((1, 1, 65552, 32), "bfloat16")
+  for step in ("draft", "loop"):
+    text = (tmp_path / f"{step}.txt").read_text()
+    assert "[1,1,65552,32]" in text
+    assert copies_anywhere(text, [cache]) == [], step
+  draft, expected = document["steps"][0], document["cost_model"]["draft"]
+  moved = draft["read"] + draft["written"]
+  # Small as it is, the compiler may take the table of embeddings on the chip
+  # whole, and keeps the weights there from one pass of eagle's to the next.
+  table = 4096 * 384 * 2
+  assert moved < 1.05 * expected["bytes"] + table
+  assert moved > (0.8 if kind == "eagle" else 0.97) * expected["bytes"]
 
 
 def test_a_slice_that_libtpu_lacks_is_refused():

@@ -351,17 +351,35 @@ def test_an_exits_tree_keeps_what_it_runs():
     serve.drafter(head, target()[0], draft_shape.dynamic(3, 3, 2))
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_cost_of_state_is_the_size_of_its_arrays(kind):
-  batch, length = 2, 5
-  head = draft_head(kind)
-  layers = head.init_cache(batch, length).layers if head.has_kv_cache else ()
-  kept = sum(x.nbytes for x in jax.tree.leaves(layers))
-  streams = 1 + len(head.features)  # the hidden state, and these
-  read = 4 * batch * length * streams * TARGET.width
-  cost = head_cost.drafter_cost(head, TARGET)
-  per_position = cost.position_bytes + cost.hidden_bytes
-  assert batch * length * per_position == kept + read
+def test_cost_of_state_is_the_size_of_its_arrays(kind, dtype):
+  config = dataclasses.replace(TARGET, dtype=dtype)
+  model, head = transformer.model(config), draft_head(kind, config=config)
+  drafter = serve.drafter(head, model, draft_shape.chain(K))
+  cost = head_cost.drafter_cost(head, config)
+
+  def begin(key, prompt, length):
+    target = transformer.init_params(config, key)
+    draft = draft_heads.weights_of(head, head.init(key), target)
+    cache = model.init_cache(len(length), L)
+    output, _ = model.apply(target, prompt, cache, features=head.features)
+    state = decode.start(
+      *(model, drafter, COUPLED, Params(target, draft), prompt, length, key),
+      max_length=L,
+      sampling=sampling.settings(BATCH, 0.0),
+    )
+    return (output.hidden, output.features), state.draft_state
+
+  read, state = jax.eval_shape(begin, jax.random.key(0), prompts(), LENGTHS)
+
+  def size(tree):
+    return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
+
+  assert size(read) == prompts().size * cost.hidden_bytes
+  assert size(state.seed) == BATCH * cost.row_bytes
+  slots = state.cache.num_slots if head.has_kv_cache else 0
+  assert size(state.cache.layers) == BATCH * slots * cost.position_bytes
 
 
 def test_weights_that_a_draft_token_reads():

@@ -71,6 +71,19 @@ def test_main_memory_is_counted_and_nothing_else():
   assert set(touched) == {"copy-start", "read", "written"}
 
 
+def test_what_the_last_run_has_fetched_counts_once():
+  def read(text):
+    return sum(t.read for t in traffic.touches(hlo.Program(text)))
+
+  first, last = "copy-start(%b)", "  ROOT %result"
+  marked = TEXT.replace(first, first + ", cross_program_prefetch_index=0")
+  kind = "(bf16[2,128]{1,0:T(8,128)(2,1)S(1)}, bf16[2,128]{1,0:T(8,128)(2,1)})"
+  again = f"  %copy-start.1 = {kind} {first}\n{last}"
+  size = 8 * 128 * 2  # of b, in whole tiles
+  assert read(TEXT.replace(last, again)) == read(TEXT) + size
+  assert read(marked.replace(last, again)) == read(TEXT) == read(marked)
+
+
 def test_loops_of_unknown_length_count_as_asked():
   text = TEXT.replace(', backend_config={"known_trip_count":{"n":"3"}}', "")
   named = text.replace("while(%start), ", "while(%start), OP ").replace(

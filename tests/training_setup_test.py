@@ -1,12 +1,15 @@
 """Setups of training refuse what cannot be trained, before anything loads."""
 
 import importlib.util
+import math
 import re
 
+import numpy as np
 import pytest
 
 import programs
-from specdec.models import presets
+from specdec.models import presets, transformer
+from specdec.training import drafting, placing
 from specdec.training.setup import (
   HeadSetup,
   JointSetup,
@@ -126,8 +129,33 @@ def test_published_settings_fit_an_8b_target():
     assert isinstance(setup, HeadSetup)
     setup.head_config.check(target)
     assert setup.options.dtype == "bfloat16"
+    count = setup.head_config.vocabulary
+    ids = np.arange(count) if count else None
+    head, _ = placing.heads(setup.head_config, target, ids, None)
+    # Refused if head and loss did not go together.
+    drafting.objective(head, transformer.model(target), setup.loss)
   eagle3 = published("eagle3")
   assert eagle3.head_config.features == (2, 32 // 2, 32 - 3)
   assert (eagle3.head_config.levels, eagle3.loss.decay) == (7, 0.8)
   with pytest.raises(ValueError, match="known: eagle3, specforge_eagle3, mtp"):
     published("dream")
+
+
+@pytest.mark.parametrize(
+  "kind, slots, gamma",
+  [("dflash", 10, 5), ("dspark", 7, 4), ("domino", 16, 7), ("jetspec", 16, 0)],
+)
+def test_published_blocks(kind, slots, gamma):
+  setup = published(kind)
+  config, loss = setup.head_config, setup.loss
+  assert config.levels + config.block.offset == slots
+  decay = math.exp(-1 / gamma) if gamma else 1.0
+  assert loss.decay == pytest.approx(decay, abs=5e-5)
+  assert loss.block.base_steps == (50_000 if kind == "domino" else 0)
+  assert setup.options.steps == 50_000
+  # Streams that leave layers 1 to L - 3, which enter the ones behind them.
+  leaving = np.linspace(1, 32 - 3, 5).round().astype(int)
+  assert config.features == tuple(leaving + 1)
+  assert config.rope_scaling == presets.get("llama3-8b").rope_scaling
+  assert 0.04 * setup.options.steps == setup.options.warmup
+  assert setup.options.learning_rate == (3e-4 if kind == "jetspec" else 6e-4)

@@ -441,9 +441,11 @@ def _head(
     learned = saved.load(path, target.checkpoint, trained, target.fingerprint)
   head = learned.draft_head(config, target.draft_place)
   if target.abstract:
-    weights = lowering.head_weights(head, target.checkpoint.params, place)
+    params = target.checkpoint.params
+    weights = lowering.head_weights(head, params, place, config.dtype)
   else:
     net = head.init(jax.random.key(target.seed)) if preset else learned.net
+    net = heads.in_dtype(net, config.dtype)
     weights = heads.weights_of(head, net, target.checkpoint.params)
     if place:  # every device has all of it
       weights = jax.device_put(weights, place.sharding(()))

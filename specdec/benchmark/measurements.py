@@ -317,6 +317,48 @@ def _smollm2() -> Iterable[Measurement]:
   )
 
 
+def _heads() -> Iterable[Measurement]:
+  """Steps with a published head of an 8 B model, compiled for eight v5e."""
+  for head, k in (("eagle3", 4), ("dflash", 15)):
+    yield Measurement(
+      f"tpu_{head}",
+      "compile_tpu",
+      (
+        *("--topology=v5e:2x4", "--mesh=model:8", "--target=preset:llama3-8b"),
+        *(f"--drafter=head(preset:{head})", "--batch=1", f"--k={k}"),
+        *_SAMPLED,
+        "--steps=draft,verify,loop",
+      ),
+      1.5,
+      None,
+      needs=_TPU,
+    )
+
+
+def _training() -> Iterable[Measurement]:
+  """A step of training a published head of an 8 B model, compiled for slices
+  of sixteen v5e and of eight v6e."""
+  for head, slices in (
+    ("eagle3", {"v5e": ("--config.options.accumulate=8",), "v6e": ()}),
+    ("dflash", {"v5e": (), "v6e": ()}),
+  ):
+    for chip, flags in slices.items():
+      shape, rows = ("4x4", 2) if chip == "v5e" else ("2x4", 1)
+      yield Measurement(
+        f"training_{head}_{chip}",
+        "compile_training",
+        (
+          f"--config=configs/train/published.py:{head}",
+          "--config.target=preset:llama3-8b",
+          *flags,
+          *(f"--topology={chip}:{shape}", f"--mesh=data:{rows},model:8"),
+        ),
+        6,
+        None,
+        needs=_TPU,
+      )
+
+
 MEASUREMENTS = (
   *_passes(),
   *_weights(),
@@ -494,6 +536,8 @@ MEASUREMENTS = (
     None,
     needs=_TPU,
   ),
+  *_heads(),
+  *_training(),
 )
 
 

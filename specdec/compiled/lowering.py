@@ -51,19 +51,24 @@ def weights(
 
 
 def head_weights(
-  head: DraftHead, target, place: sharding.Placement | None
+  head: DraftHead,
+  target,
+  place: sharding.Placement | None,
+  dtype: str = "float32",
 ) -> PyTree:
   """Returns Params.draft of a trained head as shapes.
 
   Args:
     target: the target's parameters, as shapes.
     place: of the target; every device has all of a head.
+    dtype: of the head's weights.
   """
-  shapes = jax.eval_shape(
-    lambda key, target: draft_head.weights_of(head, head.init(key), target),
-    jax.random.key(0),
-    target,
-  )
+
+  def weights(key, target):
+    net = draft_head.in_dtype(head.init(key), dtype)
+    return draft_head.weights_of(head, net, target)
+
+  shapes = jax.eval_shape(weights, jax.random.key(0), target)
   return replicated(shapes, place)
 
 

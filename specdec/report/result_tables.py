@@ -350,7 +350,7 @@ def printed(documents: Mapping, name: str) -> str:
 
 
 def compiled(documents: Mapping, name: str) -> str:
-  """Steps that compile_tpu.py compiled."""
+  """Steps that compile_tpu.py or compile_training.py compiled."""
   document = documents[name]
   parts = document["steps"], document["cost_model"], document["memory"]
   return f"```\n{steps.table(*parts)}\n```"

@@ -1,13 +1,12 @@
 """What a block drafter holds, and what its one pass of a round reads."""
 
 import jax
+import jax.numpy as jnp
 
 from specdec.drafters.heads.block_head import BlockHead
 from specdec.models import params
 from specdec.models.config import TransformerConfig
 from specdec.types import DrafterCost, PyTree, StepCost
-
-SIZE = 4  # bytes of a head's weights, state and KV, which are float32
 
 
 def drafter_cost(head: BlockHead, target: TransformerConfig) -> DrafterCost:
@@ -40,30 +39,36 @@ def drafter_cost(head: BlockHead, target: TransformerConfig) -> DrafterCost:
   )
   kv = 2 * config.num_layers * config.num_kv_heads * config.head_dim
   scores = 2 * config.num_layers * config.num_heads * config.head_dim
-  hidden = 1 + len(config.features)
+  hidden, size = 1 + len(config.features), item_size(target)
   return DrafterCost(
-    weight_bytes=SIZE * num_weights(net) + row_size * copied,
-    position_bytes=SIZE * kv,
-    hidden_bytes=SIZE * hidden * target.width,
+    weight_bytes=size * num_weights(net) + row_size * copied,
+    position_bytes=size * kv,
+    hidden_bytes=size * hidden * target.width,
     step=StepCost(
-      bytes=SIZE * held + row_size * copied,
+      bytes=size * held + row_size * copied,
       flops=2 * (held + copied),
       target_bytes=row_size * (rows - copied),
       target_flops=2 * (rows - copied),
-      position_bytes=SIZE * kv,
+      position_bytes=size * kv,
       position_flops=2 * scores,
       logits=tokens,
       layers=config.num_layers,
     ),
-    update=StepCost(bytes=SIZE * stored, flops=2 * stored),
+    update=StepCost(bytes=size * stored, flops=2 * stored),
     steps=1,
     # A causal block is cut where the draft ends.
     tokens=None if config.block.causal else head.num_slots(),
     catch_up=config.block.offset if config.block.causal else 0,
     level=None
     if config.block.successor == "none"
-    else StepCost(bytes=SIZE * level, flops=2 * level, logits=tokens),
+    else StepCost(bytes=size * level, flops=2 * level, logits=tokens),
   )
+
+
+def item_size(target: TransformerConfig) -> int:
+  """Returns the bytes of a number of a head, which has the target's dtype: of
+  its weights, its KV and the streams that it keeps."""
+  return jnp.dtype(target.dtype).itemsize
 
 
 def vocabulary_rows(head, target: TransformerConfig) -> tuple[int, int, float]:
@@ -75,7 +80,7 @@ def vocabulary_rows(head, target: TransformerConfig) -> tuple[int, int, float]:
   copied = rows if head.ids is not None else 0
   row_size = params.head_weight_size(target)
   if copied and row_size < 2:  # rows of integers are copied as float32
-    row_size = SIZE
+    row_size = 4
   return rows, copied, row_size
 
 

@@ -137,6 +137,6 @@ def block_from_module(
     ids,
     target.vocab_size,
     init,
-    cache_constructor(head_config, place),
+    cache_constructor(head_config, target, place),
     *(call(getattr(module, name)) for name in methods.split()),
   )

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax.extend import core
 
 from specdec.drafters.heads import block_cost
-from specdec.drafters.heads.block_cost import SIZE, num_weights
+from specdec.drafters.heads.block_cost import num_weights
 from specdec.drafters.heads.draft_head import DraftHead, TargetWeights
 from specdec.models import attention
 from specdec.models.config import TransformerConfig
@@ -32,30 +32,30 @@ def drafter_cost(
   rows, copied, row_size = block_cost.vocabulary_rows(draft_head, target)
   held = step_weights(draft_head, target) - rows
   kv = scores = 0
-  update = None
+  size, update = block_cost.item_size(target), None
   if draft_head.has_kv_cache:
     kv = 2 * config.num_layers * config.num_kv_heads * config.head_dim
     scores = 2 * config.num_layers * config.num_heads * config.head_dim
     rerun = step_weights(draft_head, target, logits=False)
     update = StepCost(
-      bytes=SIZE * rerun,
+      bytes=size * rerun,
       flops=2 * rerun,
-      position_bytes=SIZE * kv,
+      position_bytes=size * kv,
       position_flops=2 * scores,
       layers=config.num_layers,
     )
   hidden = 1 + len(config.features) + config.exits
   return DrafterCost(
-    weight_bytes=SIZE * num_weights(net) + row_size * copied,
-    row_bytes=SIZE * encoded.shape[-1],
-    position_bytes=SIZE * kv,
-    hidden_bytes=SIZE * hidden * target.width,
+    weight_bytes=size * num_weights(net) + row_size * copied,
+    row_bytes=size * encoded.shape[-1],
+    position_bytes=size * kv,
+    hidden_bytes=size * hidden * target.width,
     step=StepCost(
-      bytes=SIZE * held + row_size * copied,
+      bytes=size * held + row_size * copied,
       flops=2 * (held + copied),
       target_bytes=row_size * (rows - copied),
       target_flops=2 * (rows - copied),
-      position_bytes=SIZE * kv,
+      position_bytes=size * kv,
       position_flops=2 * scores,
       logits=tokens,
       layers=max(1, config.num_layers),

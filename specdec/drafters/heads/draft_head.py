@@ -277,15 +277,22 @@ def head_from_module(
     ids,
     target.vocab_size,
     init,
-    cache_constructor(head_config, place),
+    cache_constructor(head_config, target, place),
     *(call(method) for method in (module.encode, module.step, module.logits)),
   )
 
 
 def cache_constructor(
-  head_config: HeadConfig, place: sharding.Placement | None
+  head_config: HeadConfig,
+  target: TransformerConfig,
+  place: sharding.Placement | None,
 ) -> Callable[[int, int], KVCache]:
-  """Returns (batch, slots) -> an empty cache of a head's own layers."""
+  """Returns (batch, slots) -> an empty cache of a head's own layers.
+
+  KV is of the target's dtype, as are the streams that it is made from. A wider
+  cache would be read twice: a TPU, whose products are of bfloat16, converts
+  all of it before the loop over its blocks.
+  """
 
   def init_cache(batch: int, slots: int) -> KVCache:
     config = head_config.layers
@@ -295,7 +302,7 @@ def cache_constructor(
       head_config.num_layers,
       config.num_kv_heads,
       config.head_dim,
-      jnp.float32,
+      jnp.dtype(target.dtype),
     )
     if place is None:
       return cache
@@ -321,6 +328,15 @@ def spread(draft_head: DraftHead, logits: Array) -> Array:
   place[draft_head.ids] = np.arange(len(draft_head.ids))
   none = jnp.full((*logits.shape[:-1], 1), -jnp.inf, logits.dtype)
   return jnp.concatenate([logits, none], axis=-1)[..., place]
+
+
+def in_dtype(net: PyTree, dtype: str) -> PyTree:
+  """Returns a head's weights in a dtype: to draft with, the target's.
+
+  Products of a TPU are of bfloat16: of float32 weights it would make a copy
+  every round, to read that at every level.
+  """
+  return jax.tree.map(lambda x: x.astype(dtype), net)
 
 
 def weights_of(
