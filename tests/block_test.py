@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import block_plants
 import learned_kinds
 from learned_kinds import (
   BATCH,
@@ -300,13 +301,7 @@ def test_a_dynamic_tree_as_wide_as_it_is_large_is_ddtrees(size):
 
 
 def its_own_position(kind, patch):
-  """Context that includes the anchor, in training."""
-  honest = block_unroll._packed
-
-  def packed(head, layer, anchors, *rest):
-    return honest(head, layer, anchors + 1, *rest)
-
-  patch.setattr(block_unroll, "_packed", packed)
+  block_plants.train_its_own_position(patch)
   return drafter_of.__wrapped__(kind)
 
 
@@ -337,10 +332,7 @@ def a_slot_too_far(kind, patch):
 def causal_after_all(kind, patch):
   """A mask inside the block that training does not have."""
   head = draft_head(kind)
-  block = dataclasses.replace(head.head_config.block, causal=True)
-  wrong = head._replace(
-    head_config=dataclasses.replace(head.head_config, block=block)
-  )
+  wrong = head._replace(head_config=block_plants.other_mask(head.head_config))
   return block_serve.drafter.__wrapped__(wrong, target()[0], CHAIN)
 
 
@@ -355,14 +347,7 @@ def left_in_the_cache(kind, patch):
 
 
 def no_context(kind, patch):
-  """A cache that stays empty."""
-  drafter = drafter_of(kind)
-
-  def propose(params, state, context):
-    empty = state.replace(length=0 * state.length)
-    return drafter.propose(params, empty, context)[0], state
-
-  return drafter._replace(propose=propose)
+  return block_plants.served_without_context(drafter_of(kind))
 
 
 def a_shift_across_blocks(kind, patch):

@@ -1,0 +1,60 @@
+"""Mistakes of block drafters, to plant in training or in decoding.
+
+The name says which: `train_...` patches what training runs, `served_...`
+returns what decodes.
+"""
+
+import dataclasses
+
+import jax.numpy as jnp
+
+from specdec.drafters.heads import block_unroll
+from specdec.training import draft_losses
+
+
+def _train_before(patch, last):
+  """Context before position last(anchor) instead of before the anchor."""
+  honest = block_unroll._packed
+
+  def packed(head, layer, anchors, *rest):
+    return honest(head, layer, last(anchors), *rest)
+
+  patch.setattr(block_unroll, "_packed", packed)
+
+
+def train_its_own_position(patch):
+  """Context that includes the anchor, whose hidden state is of the future."""
+  _train_before(patch, lambda anchors: anchors + 1)
+
+
+def train_no_context(patch):
+  """Blocks that see nothing but themselves."""
+  _train_before(patch, lambda anchors: anchors - 2**20)
+
+
+def train_a_token_too_far(patch):
+  """Slots that are taught the target's distributions of the next slots."""
+  honest = draft_losses.aim
+
+  def aim(head, logits, labels):
+    logits, labels = (jnp.roll(x, -1, axis=1) for x in (logits, labels))
+    return honest(head, logits, labels)
+
+  patch.setattr(draft_losses, "aim", aim)
+
+
+def served_without_context(drafter):
+  """A cache that stays empty."""
+
+  def propose(params, state, context):
+    empty = state.replace(length=0 * state.length)
+    return drafter.propose(params, empty, context)[0], state
+
+  return drafter._replace(propose=propose)
+
+
+def other_mask(head_config):
+  """Causal inside the block where it was full, and full where causal."""
+  block = head_config.block
+  block = dataclasses.replace(block, causal=not block.causal)
+  return dataclasses.replace(head_config, block=block)
