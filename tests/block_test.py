@@ -219,8 +219,9 @@ def test_a_block_is_as_sure_of_its_tokens_as_it_is_taught(kind):
   )
   probability = jax.nn.sigmoid(unrolled.confidence[:, 0])  # [B, K]
   expected = np.stack([shape.policy.classify(x) for x in probability.T], axis=1)
-  assert np.all(draft.count == K + 1) and len(np.unique(expected)) > 1
-  np.testing.assert_array_equal(draft.certainty[:, 1:], expected)
+  used = np.arange(1, K + 1) < draft.count[:, None]  # hopeless rows stop
+  assert used.mean() > 0.9 and len(np.unique(expected[used])) > 1
+  np.testing.assert_array_equal(draft.certainty[:, 1:][used], expected[used])
 
 
 @pytest.mark.parametrize("kind", ["dspark", "rnn"])
