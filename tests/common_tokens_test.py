@@ -208,7 +208,9 @@ SHORT = dict(target="stdlib-1m", k=2, prompt_size=16, max_new_tokens=12)
   "options",
   [
     {"temperature": 1.0},
-    {"temperature": 0.0, "acceptance": "block"},
+    pytest.param(
+      {"temperature": 0.0, "acceptance": "block"}, marks=pytest.mark.slow
+    ),
     {"temperature": 1.0, "shape": "optimal(4, [0.5, 0.2])"},
   ],
 )
