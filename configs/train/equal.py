@@ -39,6 +39,7 @@ def _block(kind: str, mlp_width: int, **options) -> tuple[str, str, dict]:
 
 
 def _like_dflash(**changes) -> tuple[str, str, dict]:
+  """Returns `dflash` with other options of `head_config`."""
   file, kind, others = _block("dflash", 552)
   return file, kind, others | changes
 

@@ -16,8 +16,6 @@ from specdec.benchmark.queues import Request, Served, Server, requests_of
 from specdec.benchmark.runs import BASELINE
 
 _SHARES = 0.5, 0.9, 0.99  # of latencies
-
-
 LEAST_LOAD = 1e-3  # prompts would wait for each other for ages
 
 

@@ -95,12 +95,11 @@ def priced(runs: Sequence[dict]) -> str:
     if kind not in TWINS:
       continue
     drafter, most = TWINS[kind]
-    longest = by_k[max(by_k)]
     curves = [
       [x["value"] or 0.0 for x in run["acceptance"]["conditional"]]
-      for run in longest
+      for run in by_k[max(by_k)]
     ]
-    size = min(most, *map(len, curves)) if curves else most
+    size = min(most, *map(len, curves))
     prefix = np.cumprod(np.mean([x[:size] for x in curves], axis=0))
     row = {"temperature": f"{temperature:g}", "kind": kind, "as": drafter}
     for name in CHIPS:

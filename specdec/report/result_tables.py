@@ -194,7 +194,7 @@ def equal(documents: Mapping, name: str) -> str:
   return equal_tables.by_seed(documents[name]["runs"])
 
 
-def priced(documents: Mapping, name: str) -> str:
+def equal_priced(documents: Mapping, name: str) -> str:
   """Their published shapes for a large target, by the acceptance measured."""
   return equal_tables.priced(documents[name]["runs"])
 
@@ -407,8 +407,8 @@ def figure(documents: Mapping, file: str, names: Sequence[str]) -> Figure:
 TABLES: dict[str, Callable[..., str]] = {
   one.__name__: one
   for one in (
-    passes, slots, decoding, groups, drafters, equal, priced, rules, beams,
-    engines, goodput, best_shapes, length_tables.lengths,
+    passes, slots, decoding, groups, drafters, equal, equal_priced, rules,
+    beams, engines, goodput, best_shapes, length_tables.lengths,
     length_tables.priced_lengths, sweep, leviathan, printed, compiled,
     calibration, identity,
   )

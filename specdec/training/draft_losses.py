@@ -37,14 +37,9 @@ class BlockLoss:
 
   def __post_init__(self):
     check_range(self, "anchors", 1, prefix="loss.block.")
-    for name in (
-      "at_once",
-      "cross_entropy_weight",
-      "base_weight",
-      "base_steps",
-    ):
-      check_range(self, name, 0, prefix="loss.block.")
-    for name in ("confidence_weight", "selector_weight"):
+    weights = "cross_entropy", "base", "confidence", "selector"
+    names = (f"{name}_weight" for name in weights)
+    for name in ("at_once", "base_steps", *names):
       check_range(self, name, 0, prefix="loss.block.")
     check_range(self, "smoothing", 0, 1, prefix="loss.block.")
     check_choice(self, "weighting", WEIGHTINGS)
