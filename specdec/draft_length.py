@@ -180,9 +180,8 @@ def by_costs(costs: Sequence[float], catch_up: float = 0.0) -> LengthPolicy:
     ahead = jnp.where(going[:, None], prefix[:, None] * ahead, 0.0)
     return ahead, jnp.cumsum(jnp.where(deeper, jnp.sum(ahead, axis=0), 0.0))
 
-  def decide(going, depth, prefix, rate, rates):
+  def decide(ahead, gain, depth, rate):
     """Whether level depth + 1 pays, and the rows [B] that have a chance."""
-    ahead, gain = expected(going, depth, prefix, rates)
     dearer = table[1:] - jnp.take(table, depth)
     deeper = jnp.arange(1, levels + 1) > depth
     pays = jnp.any(deeper & (gain >= rate * dearer))
@@ -194,10 +193,10 @@ def by_costs(costs: Sequence[float], catch_up: float = 0.0) -> LengthPolicy:
     rates = _estimates(outcomes)
     going = active if able is None else active & able
     prefix = going * 1.0
-    _, gain = expected(going, 0, prefix, rates[0])
-    gain = jnp.concatenate([jnp.zeros(1), gain])
-    rate = jnp.max((jnp.sum(active * 1.0) + gain) / table)
-    pays, alive = decide(going, 0, prefix, rate, rates[0])
+    ahead, gain = expected(going, 0, prefix, rates[0])
+    gains = jnp.concatenate([jnp.zeros(1), gain])
+    rate = jnp.max((jnp.sum(active * 1.0) + gains) / table)
+    pays, alive = decide(ahead, gain, 0, rate)
     idle = going & (outcomes.idle >= period)
     going &= (pays & (alive | idle)) | jnp.any(idle)
     return Plan(going, (prefix, rate, *rates))
@@ -207,7 +206,8 @@ def by_costs(costs: Sequence[float], catch_up: float = 0.0) -> LengthPolicy:
     own = jnp.take_along_axis(by_class, certainty[:, None], axis=1)[:, 0]
     prefix = jnp.where(plan.going, prefix * own, prefix)
     memory = prefix, rate, by_depth, by_class
-    pays, alive = decide(plan.going, depth, prefix, rate, by_depth)
+    expectation = expected(plan.going, depth, prefix, by_depth)
+    pays, alive = decide(*expectation, depth, rate)
     return Plan(plan.going & pays & alive, memory)
 
   return LengthPolicy(begin, _classify, go_on, classes=CLASSES)
