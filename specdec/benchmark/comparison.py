@@ -308,15 +308,18 @@ def compare(
     worth, line = expected(shape)[setup.acceptance], bench.measure(point)
     rule = setup.make_rule()
     tables = tabular.on_tables(rule, shape.siblings, setup.temperature)
-    measured = not math.isnan(tables.accepted)
+
+    def known(value: float) -> float | None:
+      return None if math.isnan(value) else value
+
     worth |= {"round_seconds": line["round_seconds"]}
     worth["comparison"] = {
       "rule": setup.acceptance,
       "shape": shape.name,
       "siblings": shape.siblings,
       "lossless": rule.lossless,
-      "distance": 0.0 if rule.lossless else tables.distance,
-      "accepted_on_tables": tables.accepted if measured else None,
+      "distance": known(tables.distance),
+      "accepted_on_tables": known(tables.accepted),
       "optimum_on_tables": tables.optimum,
     }
     return {"run": line["run"] | worth}

@@ -75,6 +75,7 @@ _RULES = (HELD_OUT, _PAIR, "--limit=8", "--max_new_tokens=96")
 _TREES = ("--shapes=chain,optimal tree,dynamic tree", "--sizes=4,8,16,24")
 _RULES_QUICK = ("--limit=1", "--max_new_tokens=16", "--sizes=4")
 _TEXTS = (SMOLLM2, "--chat", "--prompt_file={prompts}", "--max_new_tokens=128")
+_MORE = "--prompt_file=configs/prompts/twelve_more.jsonl"
 _TEXTS_QUICK = ("--limit=1", "--max_new_tokens=12", "--k=2")
 _ONE = ("--limit=1", "--max_new_tokens=16", "--k=2")
 _TPU = "libtpu", "pip install libtpu; it needs no TPU"
@@ -266,8 +267,8 @@ def _smollm2() -> Iterable[Measurement]:
   yield Measurement(
     "smollm2_repeated",
     "repeat_work",
-    (*_TEXTS, "--k=8", "--max_new_tokens=64"),
-    2,
+    (*_TEXTS, _MORE, "--k=8", "--max_new_tokens=64"),
+    6,
     _TEXTS_QUICK,
     "output",
   )

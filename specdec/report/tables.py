@@ -226,17 +226,21 @@ def of_rules(
     "over rejection": lambda run: percent(Estimate(**run["gain"])),
     "tok/s": "{[speed][tokens_per_second]:.1f}",
     "speedup": estimate("speed", "speedup"),
-    "distribution": lambda run: (
-      "exact"
-      if run["comparison"]["lossless"]
-      else f"lossy, TV {run['comparison']['distance']:.3f}"
-    ),
+    "distribution": lambda run: _distribution(**run["comparison"]),
   }
   if any("optimum_on_tables" in run["comparison"] for run in runs):
     columns["of optimum"] = lambda run: _of_optimum(**run["comparison"])
   lines = [listed(runs, columns)]
   lines += [f"  warning: {caveat}" for caveat in caveats]
   return "\n".join(lines + (_tree(ranks, tree) if tree else []))
+
+
+def _distribution(
+  lossless: bool, distance: float | None = None, **comparison
+) -> str:
+  if lossless:  # a rule that shares the target's noise has no distance
+    return "exact" if distance is None else f"exact to {distance:.0e}"
+  return f"lossy, TV {distance:.3f}"
 
 
 def _of_optimum(

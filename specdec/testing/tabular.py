@@ -27,7 +27,8 @@ class Tabular(NamedTuple):
   """What a rule does on the tables, in one round."""
 
   distance: float  # total variation between what it emits, written on by the
-  #                  target, and the target's distribution
+  #                  target, and the target's distribution; nan: it shares the
+  #                  target's noise, and is compared token for token elsewhere
   accepted: float  # expected accepted tokens; nan: the rule does not know
   optimum: float  # the most that a lossless rule can accept
 
@@ -52,8 +53,8 @@ def on_tables(
       exact = enumeration.text_distribution(target)
       lost = enumeration.distance(outcome.joint, exact)
       values.append((lost, outcome.accepted))
-    else:  # coupled: token for token the target's text
-      values.append((0.0, _expected(rule, drafts, target)))
+    else:
+      values.append((np.nan, _expected(rule, drafts, target)))
   lost, accepted = np.mean(values, axis=0).tolist()
   return Tabular(lost, accepted, _optimum(siblings, parents, temperature))
 
