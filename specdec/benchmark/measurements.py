@@ -14,6 +14,7 @@ from specdec.utils.spelling import choices
 
 HELD_OUT = "--prompt_file=specdec/shipped/prompts.jsonl"
 FOUR_KINDS = "configs/prompts/four_kinds.jsonl"
+_LISTS = "--length", "--prompt_file"  # flags that are given once a value
 
 
 class Measurement(NamedTuple):
@@ -42,9 +43,13 @@ class Measurement(NamedTuple):
   needs: tuple[str, str] | None = None
 
   def argv(self, results: Path, prompts: str, quick: bool) -> list[str]:
-    """Returns the flags of a run, each once."""
+    """Returns the flags of a run: the last of each name, and all of _LISTS."""
     flags = self.flags + ((quick and self.quick) or ())
-    once = {flag.partition("=")[0]: flag for flag in flags}
+    names = [flag.partition("=")[0] for flag in flags]
+    once = {
+      (flag if name in _LISTS else name): flag
+      for name, flag in zip(names, flags)
+    }
     places = {"{results}": str(results), "{prompts}": prompts}
     pattern = "|".join(map(re.escape, places))
     return [re.sub(pattern, lambda x: places[x[0]], x) for x in once.values()]
