@@ -12,7 +12,7 @@ import pytest
 import closed_form
 import programs
 from specdec import checkpoints
-from specdec.benchmark import points, rows, timing
+from specdec.benchmark import points, rows, runs, timing
 from specdec.benchmark.setup import Setup
 from specdec.checkpoints import shipped
 from specdec.checkpoints.fetch import fetch
@@ -68,6 +68,35 @@ def test_tables_then_one_document_on_the_last_line(bench):
   assert "decoding, early_exit(1), coupled" in text
   assert "2 x 3" in text and "1 x 2" in text
   assert "functions of the Python standard library" in text
+
+
+def test_a_point_compiled_anew_has_the_error_between_its_programs(
+  bench, monkeypatch
+):
+  compare, forget, slower = runs.compare, timing.forget_programs, [1.0]
+
+  def forgotten():
+    forget()
+    slower[0] *= 2
+
+  def as_slow(*arguments, **options):
+    comparison = compare(*arguments, **options)
+    for one in comparison.results:
+      seconds = slower[0] * one[runs.BASELINE].seconds
+      one[runs.OURS] = one[runs.OURS]._replace(seconds=seconds)
+    return comparison
+
+  monkeypatch.setattr(timing, "forget_programs", forgotten)
+  monkeypatch.setattr(runs, "compare", as_slow)
+  arguments = ["--passes=1", "--batch=1", "--k=1,2", "--limit=2"]
+  lines = bench(*arguments, "--compiles=2", "--max_new_tokens=6")
+  one, other = json.loads(lines[-1])["runs"]
+  for run, factor in ((one, 1.5), (other, 3)):  # 1 and 2, then 2 and 4
+    assert run["seconds"]["repeats"] == 2 * 2
+    assert run["speed"]["tokens"] == 2 * 2 * 6
+    slowdown = 1 / run["speed"]["speedup"]["value"]
+    assert slowdown == pytest.approx(factor, rel=0.15)
+    assert run["speed"]["speedup"]["error"] > 0.25 / factor
 
 
 def test_one_batch_is_timed_by_medians_profiled_and_late_compiling_marked(

@@ -187,10 +187,12 @@ def _lengths() -> Iterable[Measurement]:
   copies, of which some rows have many and others none, and priced tables."""
   smollm2 = SMOLLM2, "--drafter=quantized", "--max_new_tokens=48"
   many = *smollm2, "--repeats=3"  # one row takes what 64 do, 64 times
+  compiled = "--compiles=3"
+  copies = "--drafter=lookup", "--temperature=0.5", compiled
   quick = ("--batch=2", "--limit=2", "--max_new_tokens=12", "--repeats=2")
   for target, flags, batches, minutes in (
-    ("shipped", (_PAIR, *_SAMPLED), "1,4,16,64", 1.5),
-    ("copies", ("--drafter=lookup", "--temperature=0.5"), "1,4,16,64", 1),
+    ("shipped", (_PAIR, *_SAMPLED, compiled), "1,4,16,64", 2.5),
+    ("copies", copies, "1,4,16,64", 1.5),
     ("smollm2", smollm2, "1,4,16", 3),
     ("smollm2_many", many, "64", 2),
   ):

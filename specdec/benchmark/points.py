@@ -96,11 +96,15 @@ def measure(
   baseline: Decoder | None = None,
   profile: str | None = None,
   progress: Callable[[], object] | None = None,
+  compiles: int = 1,
 ) -> tuple[dict, Decoder]:
   """Times decoding of one setup and of its baseline, in turns.
 
   Args:
     repeats: pairs of timings, at least.
+    compiles: how often the setup is compiled, each time for a share of the
+      repeats. On a CPU small programs of equal code differ in speed; with
+      several the error is by their spread.
     baseline: that of this batch size, None if it is not compiled yet.
     profile: folder for a trace of one decoding each way.
     progress: called after each batch.
@@ -117,24 +121,32 @@ def measure(
       baseline.compile()
     with timing.compilations() as compiled:
       compile_seconds = decoder.compile()
-    decoders = {runs.OURS: decoder, runs.BASELINE: baseline}
-    for one in decoders.values():
-      one.warm_up(batches[0].rows)
-  runs.compare(decoders, batches[:1])  # discarded
+  decoders = {runs.OURS: decoder, runs.BASELINE: baseline}
+  runs.compare(decoders, batches[:1])  # warms up; discarded
   if profile:
     with jax.profiler.trace(profile):
       runs.compare(decoders, batches[:1])
-  turns = -(-repeats // len(batches))
-  # What compiles now and then (a collected program, another thread's) may
-  # spoil one series of timings, not two.
-  for _ in range(2):
-    with timing.compilations() as late:
-      comparison = runs.compare(decoders, batches, turns, progress=progress)
-    if not (count := int(multihost.agree(late.count))):
-      break
-  run = comparison.run(
-    runs.OURS, k, setup.comparable, _median_speed(comparison)
+  turns, series = num_turns(repeats, compiles, len(batches)), []
+  for i in range(compiles):
+    if i:
+      timing.forget_programs()
+      decoder.is_warm = baseline.is_warm = False
+      runs.compare(decoders, batches[:1])
+    # What compiles now and then (a collected program, another thread's) may
+    # spoil one series of timings, not two.
+    for _ in range(2):
+      with timing.compilations() as late:
+        one = runs.compare(decoders, batches, turns, progress=progress)
+      if not (count := int(multihost.agree(late.count))):
+        break
+    series.append(one)
+  comparison = dataclasses.replace(
+    series[0], results=[x for one in series for x in one.results]
   )
+  speed = _median_speed(comparison)
+  if compiles > 1:
+    speed = metrics.speed_of([vars(one.speed(runs.OURS)) for one in series])
+  run = comparison.run(runs.OURS, k, setup.comparable, speed)
   warnings = []
   if count:
     warnings.append(
@@ -162,6 +174,11 @@ def measure(
   return document, baseline
 
 
+def num_turns(repeats: int, compiles: int, batches: int) -> int:
+  """Returns how often one compiled program decodes all batches."""
+  return -(-repeats // (compiles * batches))
+
+
 def measure_all(
   setup: Setup,
   target: Target,
@@ -171,6 +188,7 @@ def measure_all(
   repeats: int,
   profile: str | None = None,
   slots: Sequence[int] = (),
+  compiles: int = 1,
 ) -> dict[str, list[dict]]:
   """Times passes and decoding of every batch size, as entries of a document.
 
@@ -178,6 +196,7 @@ def measure_all(
     setup: prompt_size is the context behind which passes are timed.
     prompts, setups: by batch size, which these setups have.
     slots: as of `time_passes`.
+    compiles: as of `measure`.
 
   Returns:
     Entries of a document: passes, and runs.
@@ -186,7 +205,8 @@ def measure_all(
   total = len(prompts) * bool(passes)
   for batch, some in prompts.items():
     count = len(some.batches)
-    total += len(setups[batch]) * count * -(-repeats // count)
+    turns = compiles * num_turns(repeats, compiles, count)
+    total += len(setups[batch]) * count * turns
   with tqdm(total=total, disable=not sys.stderr.isatty()) as progress:
     for batch, some in prompts.items():
       setup, baseline = dataclasses.replace(setup, batch=batch), None
@@ -204,6 +224,7 @@ def measure_all(
           baseline,
           profile,
           progress.update,
+          compiles,
         )
         entries.append(entry)
   return {"runs": entries, "passes": timed}

@@ -8,12 +8,11 @@
     --acceptance='synthetic(0.8)' --k=1-8           # speed, and no checkpoint
 
 A pass of n tokens is timed for each n of --passes: T(n), in turns with reading
-as many bytes as the weights have. Then the same prompts are decoded
-autoregressively and speculatively in turns, each program compiled and run once
-before the clock starts; no token ends a text. Prompts are cut to --context
-tokens; without --prompt_file they are the 32 held-out Python functions of the
-package, or random tokens where the target has no tokenizer. A time that the
-bandwidth forbids is marked in the table. The last line is one JSON document.
+as many bytes as the weights have. Then the same prompts are decoded in turns
+autoregressively and speculatively, after warming up; no token ends a text. They
+are cut to --context tokens; without --prompt_file they are the package's 32
+held-out functions, or random tokens where the target has no tokenizer. A time
+that the bandwidth forbids is marked. The last line is one JSON document.
 """
 
 import dataclasses
@@ -34,18 +33,17 @@ from specdec.report import tables
 from specdec.roofline import hardware
 from specdec.utils import terminal
 
+_DECODED = "limit", "compiles", "profile"  # flags of decoding alone
+
 
 def define(flags: app.Flags) -> None:
   """Defines the flags."""
   auto_flags.define(flags.without(["compilation_cache"]))  # it is timed
-  flags.integers(
-    "passes", "1,2,4,8,16", "Tokens of the passes timed alone: T(n)."
-  )
+  flags.integers("passes", "1,2,4,8,16", "Tokens of passes timed alone: T(n).")
   flags.integers(
     "slots",
     None,
-    "Slots of the KV cache of passes alone, several to compare; default "
-    "--context + --max_new_tokens + n.",
+    "Slots of the KV cache of passes alone, several to compare.",
   )
   flags.bool("decode", True, "Decode, too; --nodecode for passes alone.")
   flags.integer("context", 128, "Tokens of every prompt.")
@@ -53,8 +51,10 @@ def define(flags: app.Flags) -> None:
   flags.integer(
     "repeats",
     9,
-    "Timings of everything, after warming up; of decoding pairs, at least: the "
-    "prompts are decoded again until there are as many.",
+    "Timings of everything, after warming up; of decoding pairs, at least.",
+  )
+  flags.integer(
+    "compiles", 1, "Programs of a point: on a CPU equal ones differ in speed."
   )
   flags.string(
     "profile",
@@ -74,18 +74,18 @@ def check(options: app.Options) -> None:
   """Refuses what cannot work, before anything long begins."""
   auto_flags.read(options)
   app.check_at_least(options, 0, "limit")
-  app.check_at_least(options, 1, "repeats", "context", "passes")
+  app.check_at_least(options, 1, "repeats", "compiles", "context", "passes")
   app.check_at_least(options, options.context + max(options.passes), "slots")
   if options.slots and options.decode:
     raise ValueError("--slots is for passes alone; give --nodecode")
   if not options.decode:
-    names = (*setup_flags.DECODING, "limit", "profile", "prompt_file")
+    names = (*setup_flags.DECODING, *_DECODED, "prompt_file")
     setup_flags.refuse(options, names, "has no effect with --nodecode")
   if options.chat and not options.prompt_file:
     raise ValueError("--chat is for --prompt_file")
   if options.calibrate:
     app.check_writable("--calibrate", options.calibrate)
-    names = ("passes", "decode", "limit", "profile", "json")
+    names = ("passes", "decode", "json", *_DECODED)
     setup_flags.refuse(options, names, "has no effect with --calibrate")
     if options.k == ():
       raise ValueError("--calibrate needs numbers for --k")
@@ -104,7 +104,7 @@ def measure(options: app.Options, setup, target, source) -> dict:
     if options.decode and options.k == ():
       first = batches[batch].batches[0].rows
       setups[batch] = [auto_flags.decide(options, sized, target, first)[0]]
-  how = options.repeats, options.profile, options.slots
+  how = options.repeats, options.profile, options.slots, options.compiles
   passes = options.passes
   return points.measure_all(setup, target, batches, passes, setups, *how)
 
@@ -120,19 +120,18 @@ def bench(options: app.Options) -> None:
   header = setup_flags.header(options, setup)
   machine = hardware.local(progress=app.note)
   target = setup.load_target(app.note, num_tokens=max(options.passes))
-  checkpoint = target.checkpoint
-  setup_flags.check_chat(options, checkpoint.tokenizer)
+  setup_flags.check_chat(options, target.checkpoint.tokenizer)
   texts = options.prompt_file, options.chat, options.seed
-  source = rows.Source(checkpoint, *texts)
+  source = rows.Source(target.checkpoint, *texts)
   if options.calibrate:
     fitted = setup, target, source, options.repeats, app.note
     calibration = calibrated.calibrate_file(options.calibrate, *fitted)
     return terminal.report(tables.of_calibration(calibration))
   setup.check_memory(target, setup.decoder(target), app.note)
-  before = timing.bandwidth_of(checkpoint.params)
+  before = timing.bandwidth_of(target.checkpoint.params)
   document = header | measure(options, setup, target, source)
   document |= {
-    "bandwidth": max(before, timing.bandwidth_of(checkpoint.params)),
+    "bandwidth": max(before, timing.bandwidth_of(target.checkpoint.params)),
     "hardware": dataclasses.asdict(machine),
     "peak_memory": timing.peak_memory(),
     "load_after": provenance.load(),
