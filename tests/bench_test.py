@@ -70,33 +70,32 @@ def test_tables_then_one_document_on_the_last_line(bench):
   assert "functions of the Python standard library" in text
 
 
-def test_a_point_compiled_anew_has_the_error_between_its_programs(
-  bench, monkeypatch
-):
-  compare, forget, slower = runs.compare, timing.forget_programs, [1.0]
+def test_numbers_and_lengths_take_turns_with_one_baseline(bench, monkeypatch):
+  compare, compared = runs.compare, []
 
-  def forgotten():
-    forget()
-    slower[0] *= 2
+  def watched(decoders, batches, *arguments, **options):
+    compared.append([*decoders])
+    return compare(decoders, batches, *arguments, **options)
 
-  def as_slow(*arguments, **options):
-    comparison = compare(*arguments, **options)
-    for one in comparison.results:
-      seconds = slower[0] * one[runs.BASELINE].seconds
-      one[runs.OURS] = one[runs.OURS]._replace(seconds=seconds)
-    return comparison
-
-  monkeypatch.setattr(timing, "forget_programs", forgotten)
-  monkeypatch.setattr(runs, "compare", as_slow)
-  arguments = ["--passes=1", "--batch=1", "--k=1,2", "--limit=2"]
-  lines = bench(*arguments, "--compiles=2", "--max_new_tokens=6")
-  one, other = json.loads(lines[-1])["runs"]
-  for run, factor in ((one, 1.5), (other, 3)):  # 1 and 2, then 2 and 4
-    assert run["seconds"]["repeats"] == 2 * 2
-    assert run["speed"]["tokens"] == 2 * 2 * 6
-    slowdown = 1 / run["speed"]["speedup"]["value"]
-    assert slowdown == pytest.approx(factor, rel=0.15)
-    assert run["speed"]["speedup"]["error"] > 0.25 / factor
+  monkeypatch.setattr(runs, "compare", watched)
+  entropy = "entropy(limit=0.4)"
+  arguments = ["--drafter=early_exit(1)", "--passes=1", "--batch=1,2"]
+  arguments += ["--k=1,2", "--limit=2", "--most_k=3"]
+  lines = bench(*arguments, f"--length={entropy}", "--max_new_tokens=10")
+  every = ["k = 1", "k = 2", entropy, "baseline"]
+  assert compared == [every] * 4  # for each batch size warm up, then the clock
+  entries = json.loads(lines[-1])["runs"]
+  assert [(x["batch"], x["k"], x.get("length")) for x in entries] == [
+    (batch, *way)
+    for batch in (1, 2)
+    for way in ((1, None), (2, None), (3, entropy))
+  ]
+  of_batch = {x["batch"]: x["speed"]["baseline_seconds"] for x in entries}
+  for run in entries:
+    assert run["speed"]["baseline_seconds"] == of_batch[run["batch"]]
+    assert run["speed"]["seconds"] > 0
+  assert len({run["speed"]["seconds"] for run in entries}) == len(entries)
+  assert any(f"2 x {entropy}" in line for line in lines)
 
 
 def test_one_batch_is_timed_by_medians_profiled_and_late_compiling_marked(
@@ -201,6 +200,9 @@ def test_a_time_under_its_bytes_is_marked_and_a_gross_one_ends_the_run(
     (["--passes=0,1"], "--passes=0; it must be >= 1"),
     (["--drafter=early_exit(3)"], "has 2 layers, so it must be in 1..1"),
     (["--nodecode", "--k=2"], "--k has no effect with --nodecode"),
+    (["--nodecode", "--length=auto"], "--length has no effect with --nodecode"),
+    (["--k=auto", "--length=adaptive"], "--length is compared with numbers"),
+    (["--k=2", "--length=chain"], "--length=chain decides nothing"),
     (["--calibrate=c.json", "--limit=2"], "--limit has no effect with --calib"),
     (["--target=preset:llama3-1b"], "is a shape alone; add random_weights"),
     (["--batch=200", "--context=1000"], "give --prompt_file"),

@@ -292,17 +292,12 @@ def test_the_verdict_on_rules_is_computed(gain, speeds, text):
   ],
 )
 def test_lengths_that_gain_too_little_are_named(speeds, lost, short):
-  def document(way: int) -> dict:
-    return {
-      "runs": [
-        {"k": 2, "batch": batch, "speed": {"speedup": {"value": pair[way]}}}
-        for batch, pair in speeds.items()
-      ]
-    }
-
-  names = "lengths_x_fixed", "lengths_x_adaptive"
-  documents = {name: document(way) for way, name in enumerate(names)}
-  text = length_tables.lengths(documents, *names)
+  runs = [
+    {"k": 2, "batch": batch, "speed": {"speedup": {"value": value}}} | length
+    for batch, pair in speeds.items()
+    for value, length in zip(pair, ({}, {"length": "adaptive"}))
+  ]
+  text = length_tables.lengths({"lengths_x": {"runs": runs}}, "lengths_x")
   assert f"decoding alone, rows: {lost}\n" in text
   assert text.endswith(f"the best number's, rows: {short}")
 

@@ -25,7 +25,7 @@ SCHEMA = json.loads(PATH.read_text())
 VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)
 # Which older documents lack.
 COUNTS = "speculative_decoding"
-OPTIONAL = COUNTS, "accepted_on_tables", "optimum_on_tables"
+OPTIONAL = COUNTS, "accepted_on_tables", "optimum_on_tables", "length"
 OPEN = "settings", "versions", "flops"  # their members go by many names
 HEAD = dict(width=8, mlp_width=12, num_heads=2, head_dim=4)
 PROMPTS = [{"prompt": "abcabc"}, {"prompt": "hello there"}]
@@ -92,7 +92,11 @@ def run(folder):
     "sampled": [
       *("--k=2", "--prompt=ab", "--temperature=1", "--acceptance=rejection"),
     ],
-    "bench": ["--k=2", "--context=8", "--repeats=2", "--passes=2", "--limit=2"],
+    "bench": [
+      *("--k=2", "--context=8", "--repeats=2", "--passes=2", "--limit=2"),
+      *("--length=entropy(limit=0.4)", "--most_k=3"),
+      f"--drafter=model({folder})",
+    ],
     "eval": [
       *(f"--prompt_file={folder}/groups.jsonl", "--k=1,2", "--batch=2"),
       *(f"--drafter=lookup(k=4) | {head}", "--limit=2"),

@@ -173,39 +173,32 @@ def _beams() -> Iterable[Measurement]:
   )
 
 
-# How a batch's drafts get their length: the last three decide it themselves.
-LENGTHS = {
-  "fixed": ("--k=1,2,4,8",),
-  "auto": ("--k=auto",),
-  "adaptive": ("--k=adaptive",),
-  "entropy": ("--shape=entropy(limit=0.4)", "--k=8"),
-}
-
-
 def _lengths() -> Iterable[Measurement]:
   """Fixed k, auto, adaptive and AdaEDL by batch: the pair, SmolLM2's int8,
   copies, of which some rows have many and others none, and priced tables."""
-  smollm2 = SMOLLM2, "--drafter=quantized", "--max_new_tokens=48"
+  decided = "--length=auto", "--length=adaptive"
+  entropy = "--length=entropy(limit=0.4)"  # copies have no distribution
+  smollm2 = SMOLLM2, "--drafter=quantized", "--max_new_tokens=48", entropy
   many = *smollm2, "--repeats=3"  # one row takes what 64 do, 64 times
-  compiled = "--compiles=3"
-  copies = "--drafter=lookup", "--temperature=0.5", compiled
+  often = "--repeats=16"
+  copies = "--drafter=lookup", "--temperature=0.5", often
   quick = ("--batch=2", "--limit=2", "--max_new_tokens=12", "--repeats=2")
   for target, flags, batches, minutes in (
-    ("shipped", (_PAIR, *_SAMPLED, compiled), "1,4,16,64", 2.5),
-    ("copies", copies, "1,4,16,64", 1.5),
-    ("smollm2", smollm2, "1,4,16", 3),
-    ("smollm2_many", many, "64", 2),
+    ("shipped", (_PAIR, *_SAMPLED, entropy, often), "1,4,16,64", 8),
+    ("copies", copies, "1,4,16,64", 5),
+    ("smollm2", smollm2, "1,4,16", 16),
+    ("smollm2_many", many, "64", 12),
   ):
-    for name, length in LENGTHS.items():
-      if (target, name) == ("copies", "entropy"):
-        continue  # copies have no distribution
-      yield Measurement(
-        f"lengths_{target}_{name}",
-        "bench",
-        (*flags, *length, f"--batch={batches}", "--limit=8", "--passes=1"),
-        minutes * (3 if name in ("fixed", "auto") else 1),  # auto calibrates
-        None if target.startswith("smollm2") else quick,
-      )
+    yield Measurement(
+      f"lengths_{target}",
+      "bench",
+      (
+        *(*flags, *decided, "--k=1,2,4,8", f"--batch={batches}"),
+        *("--limit=8", "--passes=1"),
+      ),
+      minutes,
+      None if target.startswith("smollm2") else (*quick, "--k=1,2"),
+    )
   yield Measurement(
     "lengths_table",
     "roofline",

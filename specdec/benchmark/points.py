@@ -15,7 +15,7 @@ from tqdm import tqdm
 from specdec import multihost
 from specdec.benchmark import metrics, runs, timing
 from specdec.benchmark.catalog import Target
-from specdec.benchmark.decoder import Completed, Decoder
+from specdec.benchmark.decoder import Completed
 from specdec.benchmark.rows import Batches
 from specdec.benchmark.setup import Setup
 from specdec.compiled import memory_plan
@@ -89,94 +89,81 @@ def time_passes(
 
 
 def measure(
-  setup: Setup,
+  named: Sequence[tuple[str | None, Setup]],
   target: Target,
   prompts: Batches,
   repeats: int,
-  baseline: Decoder | None = None,
   profile: str | None = None,
   progress: Callable[[], object] | None = None,
-  compiles: int = 1,
-) -> tuple[dict, Decoder]:
-  """Times decoding of one setup and of its baseline, in turns.
+) -> list[dict]:
+  """Times decoding of setups of one batch size and of their baseline, in turns.
 
   Args:
-    repeats: pairs of timings, at least.
-    compiles: how often the setup is compiled, each time for a share of the
-      repeats. On a CPU small programs of equal code differ in speed; with
-      several the error is by their spread.
-    baseline: that of this batch size, None if it is not compiled yet.
+    named: setups, and what decided how much each drafts; None: its k.
+    repeats: timings of each, at least.
     profile: folder for a trace of one decoding each way.
     progress: called after each batch.
 
   Returns:
-    The point's document, and the compiled baseline.
+    Each point's document.
   """
-  decoder = setup.decoder(target).for_timing()
-  batches, k = prompts.batches, setup.k
-  k = decoder.drafter.spec.max_depth if k is None else k
-  with terminal.progress(f"compiling batch {setup.batch}, k = {k}"):
-    if baseline is None:
-      baseline = decoder.baseline()
-      baseline.compile()
-    with timing.compilations() as compiled:
-      compile_seconds = decoder.compile()
-  decoders = {runs.OURS: decoder, runs.BASELINE: baseline}
+  batches, ways = prompts.batches, {}
+  for length, setup in named:
+    decoder = setup.decoder(target).for_timing()
+    k = decoder.drafter.spec.max_depth if setup.k is None else setup.k
+    name = length or f"k = {k}"
+    what = f"compiling batch {setup.batch}, {name}"
+    with terminal.progress(what), timing.compilations() as compiled:
+      seconds = decoder.compile()
+    document = {
+      "compile": {
+        "seconds": seconds,
+        "backend_seconds": compiled.seconds,
+        "programs": compiled.count,
+      }
+    }
+    if length:
+      document["length"] = length.partition(", k = ")[0]
+    ways[name] = setup, k, decoder, document
+  decoders = {name: decoder for name, (_, _, decoder, _) in ways.items()}
+  baseline = decoders[runs.BASELINE] = decoder.baseline()
   runs.compare(decoders, batches[:1])  # warms up; discarded
   if profile:
     with jax.profiler.trace(profile):
       runs.compare(decoders, batches[:1])
-  turns, series = num_turns(repeats, compiles, len(batches)), []
-  for i in range(compiles):
-    if i:
-      timing.forget_programs()
-      decoder.is_warm = baseline.is_warm = False
-      runs.compare(decoders, batches[:1])
-    # What compiles now and then (a collected program, another thread's) may
-    # spoil one series of timings, not two.
-    for _ in range(2):
-      with timing.compilations() as late:
-        one = runs.compare(decoders, batches, turns, progress=progress)
-      if not (count := int(multihost.agree(late.count))):
-        break
-    series.append(one)
-  comparison = dataclasses.replace(
-    series[0], results=[x for one in series for x in one.results]
-  )
-  speed = _median_speed(comparison)
-  if compiles > 1:
-    speed = metrics.speed_of([vars(one.speed(runs.OURS)) for one in series])
-  run = comparison.run(runs.OURS, k, setup.comparable, speed)
-  warnings = []
-  if count:
-    warnings.append(
-      f"{count} programs compiled while batch {setup.batch} x {k} was timed"
-    )
-  document = {
-    **run.document(),
-    "context": prompts.shortest,
-    "prompts": prompts.description,
-    "rounds": sum(one.num_rounds for one in comparison.distinct(runs.OURS)),
-    **_times_of(comparison.of(runs.OURS), ""),
-    **_times_of(comparison.of(runs.BASELINE), "baseline_"),
-    "acceptance_seconds": dataclasses.asdict(
-      timing.time_acceptance(decoder, repeats)
-    ),
-    "compile": {
-      "seconds": compile_seconds,
-      "backend_seconds": compiled.seconds,
-      "programs": compiled.count,
-    },
-    "memory": timing.loop_memory(decoder),
-    "baseline_memory": timing.loop_memory(baseline),
-    "warnings": warnings,
-  }
-  return document, baseline
-
-
-def num_turns(repeats: int, compiles: int, batches: int) -> int:
-  """Returns how often one compiled program decodes all batches."""
-  return -(-repeats // (compiles * batches))
+  turns = -(-repeats // len(batches))
+  # What compiles now and then (a collected program, another thread's) may
+  # spoil one series of timings, not two.
+  for _ in range(2):
+    with timing.compilations() as late:
+      comparison = runs.compare(decoders, batches, turns, progress=progress)
+    if not (count := int(multihost.agree(late.count))):
+      break
+  documents = []
+  for name, (setup, k, decoder, document) in ways.items():
+    speed = _median_speed(comparison, name)
+    run = comparison.run(name, k, setup.comparable, speed)
+    warnings = []
+    if count:
+      warnings.append(
+        f"{count} programs compiled while batch {setup.batch} x {k} was timed"
+      )
+    documents.append({
+      **run.document(),
+      "context": prompts.shortest,
+      "prompts": prompts.description,
+      "rounds": sum(one.num_rounds for one in comparison.distinct(name)),
+      **_times_of(comparison.of(name), ""),
+      **_times_of(comparison.of(runs.BASELINE), "baseline_"),
+      "acceptance_seconds": dataclasses.asdict(
+        timing.time_acceptance(decoder, repeats)
+      ),
+      **document,
+      "memory": timing.loop_memory(decoder),
+      "baseline_memory": timing.loop_memory(baseline),
+      "warnings": warnings,
+    })  # fmt: skip
+  return documents
 
 
 def measure_all(
@@ -184,19 +171,17 @@ def measure_all(
   target: Target,
   prompts: Mapping[int, Batches],
   passes: Sequence[int],
-  setups: Mapping[int, Sequence[Setup]],
+  setups: Mapping[int, Sequence[tuple[str | None, Setup]]],
   repeats: int,
   profile: str | None = None,
   slots: Sequence[int] = (),
-  compiles: int = 1,
 ) -> dict[str, list[dict]]:
   """Times passes and decoding of every batch size, as entries of a document.
 
   Args:
     setup: prompt_size is the context behind which passes are timed.
-    prompts, setups: by batch size, which these setups have.
+    prompts, setups: by batch size; setups of that size as `measure` has them.
     slots: as of `time_passes`.
-    compiles: as of `measure`.
 
   Returns:
     Entries of a document: passes, and runs.
@@ -204,42 +189,35 @@ def measure_all(
   timed, entries, context = [], [], setup.prompt_size
   total = len(prompts) * bool(passes)
   for batch, some in prompts.items():
-    count = len(some.batches)
-    turns = compiles * num_turns(repeats, compiles, count)
-    total += len(setups[batch]) * count * turns
+    if setups[batch]:
+      total += len(some.batches) * -(-repeats // len(some.batches))
   with tqdm(total=total, disable=not sys.stderr.isatty()) as progress:
     for batch, some in prompts.items():
-      setup, baseline = dataclasses.replace(setup, batch=batch), None
+      setup = dataclasses.replace(setup, batch=batch)
       if passes:
         progress.set_postfix_str(f"batch {batch}, passes")
         timed += time_passes(setup, target, passes, context, repeats, slots)
         progress.update()
-      for one in setups[batch]:
-        progress.set_postfix_str(f"batch {batch}, k = {one.k}")
-        entry, baseline = measure(
-          one,
-          target,
-          some,
-          repeats,
-          baseline,
-          profile,
-          progress.update,
-          compiles,
+      if named := setups[batch]:
+        progress.set_postfix_str(f"batch {batch}")
+        entries += measure(
+          named, target, some, repeats, profile, progress.update
         )
-        entries.append(entry)
   return {"runs": entries, "passes": timed}
 
 
-def _median_speed(comparison: runs.Comparison) -> metrics.Speed | None:
-  """Returns the speed by medians over repeats; None: several batches."""
+def _median_speed(
+  comparison: runs.Comparison, name: str
+) -> metrics.Speed | None:
+  """Returns one way's speed by medians over repeats; None: several batches."""
   if len(comparison.batches) > 1:
     return None
   times = [
-    [getattr(one, name) for one in comparison.of(way)]
-    for name in ("seconds", "prefill_seconds")
-    for way in (runs.OURS, runs.BASELINE)
+    [getattr(one, column) for one in comparison.of(way)]
+    for column in ("seconds", "prefill_seconds")
+    for way in (name, runs.BASELINE)
   ]
-  tokens = sum(map(len, comparison.texts(runs.OURS)))
+  tokens = sum(map(len, comparison.texts(name)))
   return metrics.median_speed(tokens, *times)
 
 

@@ -13,10 +13,12 @@ from specdec.utils import terminal
 _NAMES = ("most_k", "calibration", "explain")
 
 
-def define(flags: Flags) -> None:
-  """Defines them."""
+def define(flags: Flags, lengths: bool = False) -> None:
+  """Defines them, and with `lengths` --length."""
   setup_flags.define(flags, auto=True)
   _define_costs(flags, "With --k=auto or adaptive")
+  if lengths:
+    _define_length(flags)
   flags.bool(
     "explain", False, "With --k=auto: print what rounds cost, term by term."
   )
@@ -35,17 +37,27 @@ def _define_costs(flags: Flags, where: str) -> None:
 
 def define_lengths(flags: Flags) -> None:
   """Defines ways of deciding k that are compared with numbers."""
+  _define_length(flags)
+  _define_costs(flags, "With --length")
+
+
+def _define_length(flags: Flags) -> None:
   flags.strings(
     "length",
     "Besides the numbers of --k: auto, adaptive, or a shape that ends chains, "
     "such as 'entropy(limit=0.4)'; repeatable.",
   )
-  _define_costs(flags, "With --length")
 
 
 def read(options: Options) -> None:
   """Reads them; refuses what cannot work, or has no effect."""
   setup_flags.read(options)
+  if getattr(options, "length", ()):
+    if options.k == ():
+      raise ValueError("--length is compared with numbers of --k; give some")
+    setup_flags.refuse(options, ["explain"], "is for --k=auto")
+    check_lengths(options)
+    return
   if options.k != ():
     setup_flags.refuse(options, _NAMES, "is for --k=auto or --k=adaptive")
     return

@@ -8,8 +8,8 @@
     --acceptance='synthetic(0.8)' --k=1-8           # speed, and no checkpoint
 
 A pass of n tokens is timed for each n of --passes: T(n), in turns with reading
-as many bytes as the weights have. Then the same prompts are decoded in turns
-autoregressively and speculatively, after warming up; no token ends a text. They
+as many bytes as the weights have. Then the same prompts are decoded, in turns
+autoregressively and with each k, after warming up; no token ends a text. They
 are cut to --context tokens; without --prompt_file they are the package's 32
 held-out functions, or random tokens where the target has no tokenizer. A time
 that the bandwidth forbids is marked. The last line is one JSON document.
@@ -33,17 +33,19 @@ from specdec.report import tables
 from specdec.roofline import hardware
 from specdec.utils import terminal
 
-_DECODED = "limit", "compiles", "profile"  # flags of decoding alone
+_DECODED = "limit", "length", "profile"  # flags of decoding alone
 
 
 def define(flags: app.Flags) -> None:
   """Defines the flags."""
-  auto_flags.define(flags.without(["compilation_cache"]))  # it is timed
+  flags = flags.without(["compilation_cache"])  # it is timed
+  auto_flags.define(flags, lengths=True)
   flags.integers("passes", "1,2,4,8,16", "Tokens of passes timed alone: T(n).")
   flags.integers(
     "slots",
     None,
-    "Slots of the KV cache of passes alone, several to compare.",
+    "Slots of the KV cache of passes alone, several to compare; default "
+    "--context + --max_new_tokens + n.",
   )
   flags.bool("decode", True, "Decode, too; --nodecode for passes alone.")
   flags.integer("context", 128, "Tokens of every prompt.")
@@ -51,10 +53,7 @@ def define(flags: app.Flags) -> None:
   flags.integer(
     "repeats",
     9,
-    "Timings of everything, after warming up; of decoding pairs, at least.",
-  )
-  flags.integer(
-    "compiles", 1, "Programs of a point: on a CPU equal ones differ in speed."
+    "Timings of everything, after warming up; of decoding, at least.",
   )
   flags.string(
     "profile",
@@ -74,7 +73,7 @@ def check(options: app.Options) -> None:
   """Refuses what cannot work, before anything long begins."""
   auto_flags.read(options)
   app.check_at_least(options, 0, "limit")
-  app.check_at_least(options, 1, "repeats", "compiles", "context", "passes")
+  app.check_at_least(options, 1, "repeats", "context", "passes")
   app.check_at_least(options, options.context + max(options.passes), "slots")
   if options.slots and options.decode:
     raise ValueError("--slots is for passes alone; give --nodecode")
@@ -100,11 +99,12 @@ def measure(options: app.Options, setup, target, source) -> dict:
     batches[batch] = rows.make_batches(*where)
     sized = dataclasses.replace(setup, batch=batch)
     ks = (options.k or (setup.k,)) if options.decode else ()
-    setups[batch] = [dataclasses.replace(sized, k=k) for k in ks]
+    setups[batch] = [(None, dataclasses.replace(sized, k=k)) for k in ks]
+    given = options, sized, target, batches[batch].batches[0].rows
     if options.decode and options.k == ():
-      first = batches[batch].batches[0].rows
-      setups[batch] = [auto_flags.decide(options, sized, target, first)[0]]
-  how = options.repeats, options.profile, options.slots, options.compiles
+      setups[batch] = [(None, auto_flags.decide(*given)[0])]
+    setups[batch] += auto_flags.lengths(*given)
+  how = options.repeats, options.profile, options.slots
   passes = options.passes
   return points.measure_all(setup, target, batches, passes, setups, *how)
 
@@ -120,18 +120,19 @@ def bench(options: app.Options) -> None:
   header = setup_flags.header(options, setup)
   machine = hardware.local(progress=app.note)
   target = setup.load_target(app.note, num_tokens=max(options.passes))
-  setup_flags.check_chat(options, target.checkpoint.tokenizer)
+  checkpoint = target.checkpoint
+  setup_flags.check_chat(options, checkpoint.tokenizer)
   texts = options.prompt_file, options.chat, options.seed
-  source = rows.Source(target.checkpoint, *texts)
+  source = rows.Source(checkpoint, *texts)
   if options.calibrate:
     fitted = setup, target, source, options.repeats, app.note
     calibration = calibrated.calibrate_file(options.calibrate, *fitted)
     return terminal.report(tables.of_calibration(calibration))
   setup.check_memory(target, setup.decoder(target), app.note)
-  before = timing.bandwidth_of(target.checkpoint.params)
+  before = timing.bandwidth_of(checkpoint.params)
   document = header | measure(options, setup, target, source)
   document |= {
-    "bandwidth": max(before, timing.bandwidth_of(target.checkpoint.params)),
+    "bandwidth": max(before, timing.bandwidth_of(checkpoint.params)),
     "hardware": dataclasses.asdict(machine),
     "peak_memory": timing.peak_memory(),
     "load_after": provenance.load(),

@@ -177,7 +177,10 @@ def single(options: Options, name: str) -> int | None:
 
 def largest(options: Options, **changes) -> Setup:
   """Returns the Setup of the largest batch and k: what must fit."""
-  k = max(options.k) if options.k else getattr(options, "most_k", None)
+  most = getattr(options, "most_k", None)
+  k = max(options.k) if options.k else most
+  if getattr(options, "length", ()):
+    k = max(k, most)
   k = None if options.k is None else k
   return setup_of(options, k=k, batch=max(options.batch), **changes)
 

@@ -10,14 +10,11 @@ def lengths(documents: Mapping, *names: str) -> str:
   """Speedups by batch: of every fixed k, and of drafts that find their length.
 
   Args:
-    names: measurements whose names end with one of measurements.LENGTHS.
+    names: measurements of bench.py with --length.
   """
-  runs = []
-  for name in names:
-    kind = name.rpartition("_")[2]
-    for run in documents[name]["runs"]:
-      runs.append((f"k = {run['k']}" if kind == "fixed" else kind, run))
-  return _by_batch(runs, markdown)
+  runs = [run for name in names for run in documents[name]["runs"]]
+  headings = [run.get("length", f"k = {run['k']}") for run in runs]
+  return _by_batch(zip(headings, runs), markdown)
 
 
 def priced_lengths(documents: Mapping, name: str) -> str:

@@ -108,7 +108,9 @@ def of_document(document: dict, setup: Setup) -> str:
     parts += [f"  {text}" for text in prompts]
     parts += [f"  warning: {caveat}" for caveat in document["caveats"]]
     columns = {
-      "batch x k": "{0[batch]} x {0[k]}{0[mark]}",
+      "batch x k": lambda x: (
+        f"{x['batch']} x {x.get('length', x['k'])}{x['mark']}"
+      ),
       "tokens/pass": estimate("acceptance", "tokens_per_pass"),
       "acceptance length": acceptance_length,
       "baseline tok/s": "{[speed][baseline_tokens_per_second]:.1f}",
