@@ -150,6 +150,7 @@ def _no_outcomes(batch: int, spec: DraftSpec) -> Outcomes:
     jnp.zeros((batch, spec.max_depth, 2), jnp.float32),
     jnp.zeros((batch, spec.classes, 2), jnp.float32),
     jnp.zeros((batch,), jnp.int32),
+    jnp.zeros((batch,), jnp.int32),
   )
 
 

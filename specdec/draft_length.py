@@ -155,8 +155,9 @@ def by_costs(costs: Sequence[float], catch_up: float = 0.0) -> LengthPolicy:
   that number does (Dinkelbach). A round's own quotient would not do: a lucky
   draft would be ended too early and an unlucky one too late.
 
-  Once a row has gone without a draft for so many rounds that it costs two
-  percent at most, all draft one level to see whether it pays by now. Where the
+  Once the batch has gone without a draft for so many rounds that it costs two
+  percent at most, all rows that can draft one level, to see whether it pays by
+  now; a row without hope tries as seldom where the others draft. Where the
   draft model would take as much to catch up alone, they never do.
 
   Args:
@@ -197,8 +198,8 @@ def by_costs(costs: Sequence[float], catch_up: float = 0.0) -> LengthPolicy:
     gains = jnp.concatenate([jnp.zeros(1), gain])
     rate = jnp.max((jnp.sum(active * 1.0) + gains) / table)
     pays, alive = decide(ahead, gain, 0, rate)
-    idle = going & (outcomes.idle >= period)
-    going &= (pays & (alive | idle)) | jnp.any(idle)
+    alive |= outcomes.idle >= period
+    going &= (pays & alive) | (jnp.max(outcomes.rest) >= period)
     return Plan(going, (prefix, rate, *rates))
 
   def go_on(plan: Plan, depth, certainty: Array) -> Plan:

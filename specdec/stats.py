@@ -87,8 +87,10 @@ def remember(
     same = 1.0 * (certainty[..., None] == classes)  # [B, N - 1, classes]
     verified = 1.0 * new[:, : same.shape[1]]
     by_class += jnp.einsum("bdc,bdx->bcx", same, verified)
+  rest = jnp.where(jnp.any(drafted), 0, jnp.max(outcomes.rest) + 1)
   return Outcomes(
     fade * outcomes.by_depth + new,
     by_class,
     jnp.where(drafted, 0, outcomes.idle + 1),
+    jnp.broadcast_to(rest, drafted.shape),
   )

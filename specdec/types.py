@@ -222,7 +222,8 @@ class Outcomes:
 
   by_depth: Array  # [B, D, 2]
   by_class: Array  # [B, spec.classes, 2]
-  idle: Array  # [B] rounds since the row last drafted
+  idle: Array  # [B] rounds since the row last drafted,
+  rest: Array  # [B] and since any row of the batch did
 
 
 class Context(NamedTuple):

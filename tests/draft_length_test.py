@@ -17,10 +17,11 @@ from specdec import (
   drafters,
   noise,
   sampling,
+  stats,
 )
 from specdec.models import transformer
 from specdec.testing import check_drafter, enumeration, table_model
-from specdec.types import Outcomes, Params, Skip
+from specdec.types import Draft, Outcomes, Params, Skip, Stats
 from text_statistics import SMALLEST_P, exact, p_value
 from texts import texts
 
@@ -473,8 +474,8 @@ def test_draft_heads(kind):
 # What is decided.
 
 
-def context_of(acceptance_by_depth, done, idle=0, evidence=400.0):
-  """Of rows with much evidence, [B, D] rates."""
+def context_of(acceptance_by_depth, done, rest=0, evidence=400.0, idle=None):
+  """Of rows with much evidence, [B, D] rates; idle is rest unless given."""
   rates = np.asarray(acceptance_by_depth, float)
   pairs = np.stack([evidence * rates, 0 * rates + evidence], axis=-1)
   classes = np.repeat(pairs[:, :1], draft_length.CLASSES, axis=1)
@@ -485,7 +486,8 @@ def context_of(acceptance_by_depth, done, idle=0, evidence=400.0):
     outcomes=Outcomes(
       jnp.asarray(pairs),
       jnp.asarray(classes),
-      jnp.broadcast_to(jnp.asarray(idle), rows),
+      jnp.broadcast_to(jnp.asarray(rest if idle is None else idle), rows),
+      jnp.broadcast_to(jnp.asarray(rest), rows),
     ),
   )
 
@@ -528,13 +530,20 @@ def test_levels_are_drafted_while_they_pay(rates, done, costs, levels):
 def test_one_level_is_tried_now_and_then():
   """Of 0.6 passes more, after 30 rounds: two percent of the time."""
   costs, rates = [1, 1.6, 2.2], [[0.1, 0.1]] * 2
-  for idle, done, levels in (
+  for rest, done, levels in (
     (29, [False, False], [0, 0]),
     (30, [False, False], [1, 1]),
-    ([30, 3], [False, False], [1, 1]),  # whose neighbour came later
-    ([30, 3], [True, False], [0, 0]),
+    ([30, 0], [False, False], [1, 1]),  # whose neighbour has just come
+    ([30, 0], [True, False], [0, 1]),
   ):
-    context = context_of(rates, done, idle)
+    context = context_of(rates, done, rest)
+    assert levels_of(costs, context) == levels
+
+
+def test_a_row_without_hope_tries_now_and_then_where_others_draft():
+  costs, rates = [1, 1.6, 2.2], [[0, 0]] + 3 * [[1, 1]]
+  for idle, levels in ((29, [0, 2, 2, 2]), (30, [1, 2, 2, 2])):
+    context = context_of(rates, 4 * [False], idle=[idle, 0, 0, 0])
     assert levels_of(costs, context) == levels
 
 
@@ -552,12 +561,34 @@ def test_what_it_takes_to_catch_up_is_part_of_a_try(catch_up, rounds):
     assert not tries(10**6)
 
 
-def test_a_row_that_has_no_draft_to_try_makes_no_other_try():
-  """Prompt lookup in a text that never repeats itself: it would have all other
-  rows draft in every round, whether that pays or not."""
-  context = context_of([[0.1, 0.1]] * 2, [False, False], [3, 1000])
-  for able, levels in (([True, False], [0, 0]), ([True, True], [1, 1])):
-    assert levels_of([1, 1.6, 2.2], context, able=able) == levels
+@pytest.mark.parametrize("able", [[True, False], [True, True]])
+def test_rows_that_have_waited_longer_try_no_sooner(able):
+  """Copies come now in this row, now in that one: were each to try because it
+  has not for long, some would in every round, whether that pays or not."""
+  costs, rates, done = [1, 1.6, 2.2], [[0.1, 0.1]] * 2, [False, False]
+  for rest, levels in ((3, [0, 0]), (30, [int(one) for one in able])):
+    context = context_of(rates, done, rest, idle=[1000, 1000])
+    assert levels_of(costs, context, able=able) == levels
+
+
+def test_a_batch_rests_until_any_of_its_rows_drafts():
+  """Also where a row of it was exchanged, which begins at 0."""
+  outcomes = Outcomes(
+    jnp.zeros((3, 1, 2)), jnp.zeros((3, 1, 2)), jnp.array([4, 9, 0]),
+    jnp.array([4, 4, 0]),
+  )  # fmt: skip
+  of_row, of_depth = jnp.zeros(3, int), jnp.zeros((3, 1), int)
+  names = dict.fromkeys(("drafted", "accepted", "evaluated"), of_depth)
+  names |= dict.fromkeys(("rounds", "emitted", "whole", "kept"), of_row)
+  before = Stats(**names, nodes=of_row, widths=jnp.zeros(2, int))
+  draft = Draft(jnp.zeros((3, 2), int), jnp.array([-1, 0]), None, 2)
+  for drafted, idle, rest in (
+    ([0, 0, 0], [5, 10, 1], [5, 5, 5]),
+    ([0, 1, 0], [5, 0, 1], [0, 0, 0]),
+  ):
+    after = before.replace(drafted=jnp.array(drafted)[:, None])
+    new = stats.remember(outcomes, draft, before, after)
+    assert new.idle.tolist() == idle and new.rest.tolist() == rest
 
 
 def test_rows_of_one_batch_are_told_apart():

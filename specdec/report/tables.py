@@ -241,7 +241,7 @@ def _distribution(
   lossless: bool, distance: float | None = None, **comparison
 ) -> str:
   if lossless:  # a rule that shares the target's noise has no distance
-    return "exact" if distance is None else f"exact to {distance:.0e}"
+    return f"exact to {distance:.0e}" if distance else "exact"
   return f"lossy, TV {distance:.3f}"
 
 
