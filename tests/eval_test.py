@@ -25,11 +25,6 @@ ENTRIES = [
 ]
 
 
-@pytest.fixture(scope="module")
-def target(tmp_path_factory):
-  return programs.write_model(tmp_path_factory.mktemp("target"))
-
-
 @pytest.fixture
 def file(tmp_path):
   path = tmp_path / "mine.jsonl"
