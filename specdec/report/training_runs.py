@@ -181,17 +181,12 @@ def _kind(by_seed: dict[int, JointRun], baseline: dict[int, JointRun]) -> Kind:
   lengths = [run.tokens_per_pass for run in runs]
   return Kind(
     runs[0].kind,
-    _mean([run.loss for run in runs]),
-    _mean(list(differences.values())),
+    metrics.mean([run.loss for run in runs]),
+    metrics.mean(list(differences.values())),
     differences,
-    _mean([x for x in lengths if x is not None]),
+    metrics.mean([x for x in lengths if x is not None]),
     runs,
   )
-
-
-def _mean(values: Sequence[float]) -> Estimate:
-  """Estimates the mean over runs; its standard error needs at least two."""
-  return metrics.ratio(values, [1.0] * len(values))
 
 
 def joint_document(kinds: Sequence[Kind]) -> dict:
