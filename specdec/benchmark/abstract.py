@@ -30,8 +30,7 @@ def target(setup: Setup, devices=None) -> Target:
   source = catalog.source_of(setup.target)
   config = setup.target_config()
   tokenizer = None
-  by_user = any(call.place is not None for call in setup.drafter_calls)
-  if by_user and not str(source).startswith(catalog.PRESET):
+  if setup.has_user_drafter and not str(source).startswith(catalog.PRESET):
     with contextlib.suppress(FileNotFoundError):
       tokenizer = checkpoints.load_tokenizer(source)  # it may read it
   places = setup.places(config, devices)
@@ -51,7 +50,7 @@ def drafter(setup: Setup, target: Target) -> Weighted:
   try:
     weighted = setup.make_drafter(target)
   except (AttributeError, TypeError) as error:
-    if all(call.place is None for call in setup.drafter_calls):
+    if not setup.has_user_drafter:
       raise
     raise ValueError(
       f"{setup.drafter} cannot be constructed for a target without weights: "

@@ -129,10 +129,16 @@ def _sglang_like(module: str, flags: dict, place: Place) -> list[str]:
   return command + [x for pair in pairs for x in pair]
 
 
-def _simulated(handed: Handed, prefix: str) -> dict[str, str]:
-  """Returns the environment variables of synthetic(length=)."""
+def _environment(
+  engine: str, handed: Handed, warnings: list[str], prefix: str
+) -> dict[str, str]:
+  """Returns the environment variables of synthetic(length=), if that is the
+  rule; warns of rules that are not the engine's."""
   length = handed.rule_arguments.get("length")
   if handed.rule != "synthetic" or length is None:
+    if handed.rule != "greedy":
+      has = "one of its own, and synthetic(length=L)"
+      own_rule(engine, handed, warnings, has)
     return {}
   return {
     f"{prefix}SIMULATE_ACC_LEN": f"{length:g}",
@@ -154,10 +160,7 @@ def sglang(
   warnings: list[str],
 ) -> Rendered:
   """Renders what SGLang is given."""
-  environment = _simulated(handed, "SGLANG_")
-  if not environment and handed.rule != "greedy":
-    has = "one of its own, and synthetic(length=L)"
-    own_rule("SGLang", handed, warnings, has)
+  environment = _environment("SGLang", handed, warnings, "SGLANG_")
   one_k("SGLang", schedule, warnings)
   flags = {"speculative-algorithm": method}
   if handed.kind == "lookup":
@@ -193,10 +196,7 @@ def sglang_jax(
   warnings: list[str],
 ) -> Rendered:
   """Renders what SGLang-JAX is given."""
-  environment = _simulated(handed, "")
-  if not environment and handed.rule != "greedy":
-    has = "one of its own, and synthetic(length=L)"
-    own_rule("SGLang-JAX", handed, warnings, has)
+  environment = _environment("SGLang-JAX", handed, warnings, "")
   check_first_eagle3("SGLang-JAX", handed, True, residual=False)
   one_k("SGLang-JAX", schedule, warnings)
   flags = {"speculative-algorithm": method}

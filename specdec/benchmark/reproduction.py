@@ -6,7 +6,6 @@ measurement is a process of its own: nothing compiled, cached or fragmented by
 one is met by another.
 """
 
-import datetime
 import json
 import os
 import subprocess
@@ -225,7 +224,7 @@ def published(
     about: `measurement` of docs/schema.json.
   """
   document = {
-    "date": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
+    "date": provenance.now(),
     "versions": {"commit": commit},
     **{name: x for name, x in document.items() if name != "prompts"},
     "command": command,

@@ -112,9 +112,8 @@ class Scenario:
     if self.draft_name is None and config is not None:
       return self._built(self.drafter)
     costs = []
-    for call in self.drafter_calls:  # whose k is a matter of rounds
-      kwargs = {name: x for name, x in call.kwargs.items() if name != "k"}
-      call = call._replace(kwargs=kwargs)
+    # Their k is a matter of rounds.
+    for call in map(catalog.without_k, self.drafter_calls):
       if _is(call, "model", "pard"):
         shape = self.shape_of(str(catalog.arguments_of(call)["name"]))
         cost_of = getattr(drafter_cost, call.name)

@@ -258,6 +258,15 @@ def check_folder(name: str, path: str) -> None:
     raise ValueError(f"{name}={path} cannot be written; choose another place")
 
 
+def new_folder(name: str, path: str) -> pathlib.Path:
+  """As check_folder, and refuses a folder that holds something; returns it."""
+  folder = remote.as_path(path).expanduser()
+  check_folder(name, str(folder))
+  if folder.exists() and any(folder.iterdir()):
+    raise ValueError(f"{folder} is not empty; name another folder")
+  return folder
+
+
 def check_writable(name: str, path: str | None) -> None:
   """Raises ValueError where a file, given as `name`, could not be written by
   the process that writes."""
