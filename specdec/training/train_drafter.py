@@ -64,7 +64,8 @@ def train(
     )
   head_config.check(config)
   where = placing.places(mesh, config, head_config, options, draft_ways)
-  placing.check_memory(head_config, config, where)
+  plan = placing.plan(head_config, config, where)
+  placing.check_memory(plan, where.target)
   target = checkpoints.load(source, options.dtype, where.target)
   if target.tokenizer is None:
     raise ValueError(f"target {setup.target} brings no tokenizer")
