@@ -54,6 +54,16 @@ class Place(NamedTuple):
   config: str  # a file with Served.config
 
 
+class Order(NamedTuple):
+  """What one engine is asked to serve; what it does otherwise is a warning."""
+
+  method: str  # its name for the kind of drafter
+  handed: Handed
+  place: Place
+  schedule: Sequence[BatchRange] | None  # the best k by batch size; None: one k
+  warnings: list[str]  # to be added to
+
+
 # The engine's JSON or YAML, its command line, environment variables.
 Rendered = tuple[dict[str, Any], list[str], dict[str, str]]
 
@@ -152,14 +162,9 @@ def one_k(engine: str, schedule, warnings: list[str]) -> None:
     warnings.append(f"{engine} drafts one k at all batches: no schedule")
 
 
-def sglang(
-  method: str,
-  handed: Handed,
-  place: Place,
-  schedule: Sequence[BatchRange] | None,
-  warnings: list[str],
-) -> Rendered:
+def sglang(order: Order) -> Rendered:
   """Renders what SGLang is given."""
+  method, handed, place, schedule, warnings = order
   environment = _environment("SGLang", handed, warnings, "SGLANG_")
   one_k("SGLang", schedule, warnings)
   flags = {"speculative-algorithm": method}
@@ -188,14 +193,9 @@ def sglang(
   return flags, command, environment
 
 
-def sglang_jax(
-  method: str,
-  handed: Handed,
-  place: Place,
-  schedule: Sequence[BatchRange] | None,
-  warnings: list[str],
-) -> Rendered:
+def sglang_jax(order: Order) -> Rendered:
   """Renders what SGLang-JAX is given."""
+  method, handed, place, schedule, warnings = order
   environment = _environment("SGLang-JAX", handed, warnings, "")
   check_first_eagle3("SGLang-JAX", handed, True, residual=False)
   one_k("SGLang-JAX", schedule, warnings)
@@ -206,14 +206,9 @@ def sglang_jax(
   return flags, command, environment
 
 
-def tensorrt_llm(
-  method: str,
-  handed: Handed,
-  place: Place,
-  schedule: Sequence[BatchRange] | None,
-  warnings: list[str],
-) -> Rendered:
+def tensorrt_llm(order: Order) -> Rendered:
   """Renders what TensorRT-LLM is given."""
+  method, handed, place, schedule, warnings = order
   config: dict[str, Any] = {"decoding_type": method, "max_draft_len": handed.k}
   environment, heads = {}, handed.kind == "eagle3"
   length = handed.rule_arguments.get("length")
