@@ -18,7 +18,7 @@ from specdec.models import transformer
 from specdec.training import data, drafting, hidden, train_drafter
 from specdec.training import run as training_run
 from specdec.training.setup import from_config
-from specdec.utils import files
+from specdec.utils import files, run_folder
 from tiny_training import (
   DECODING,
   SHAPE,
@@ -201,7 +201,7 @@ def test_it_begins_as_a_drafter_in_another_format(
   )
   setup = from_config(entries(place, start=str(folder), head_config=entry))
   train_drafter.train(setup, place / f"from_{layout}")
-  files.release()
+  run_folder.release()
   jax.tree.map(np.testing.assert_array_equal, begun[0], net)
 
 

@@ -25,7 +25,7 @@ from absl import logging as absl_logging
 
 from specdec import multihost
 from specdec.cli.flags import Flags
-from specdec.utils import files, remote, terminal
+from specdec.utils import files, remote, run_folder, terminal
 from specdec.utils.calls import user_line
 
 _MENDABLE = (ValueError, OSError, MemoryError)
@@ -136,7 +136,7 @@ class Program:
         _end(traceback.format_exc())
       raise
     finally:
-      files.release()
+      run_folder.release()
 
   def launch(self, argv: Sequence[str] | None = None) -> None:
     """Runs the program from a shell, without the chatter of libraries.
@@ -237,7 +237,7 @@ def take_folder(name: str, path: str | None) -> pathlib.Path:
     raise ValueError(f"give {name}, a folder")
   check_folder(name, path)
   folder = remote.as_path(path)
-  files.lock(folder)
+  run_folder.lock(folder)
   return folder
 
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from specdec.benchmark import metrics
 from specdec.benchmark.metrics import Estimate
-from specdec.utils import files
+from specdec.utils import files, run_folder
 
 BASELINE = "none"
 # Settings in which kinds differ, and options in which runs may differ.
@@ -164,7 +164,7 @@ def compare(runs: Sequence[JointRun]) -> list[Kind]:
     of_kind[run.seed] = run
     for group, shared in _shared(run).items():
       first, expected = first_of.setdefault(group, (run, shared))
-      files.check_same(
+      run_folder.check_same(
         f"{first.folder} and {run.folder} cannot be compared", expected, shared
       )
   order = sorted(by_kind, key=lambda name: (name != BASELINE, name))

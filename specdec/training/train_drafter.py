@@ -26,7 +26,7 @@ from specdec.training import (
   samples,
 )
 from specdec.training.setup import HeadSetup
-from specdec.utils import files, remote, terminal
+from specdec.utils import remote, run_folder, terminal
 
 
 def train(
@@ -71,7 +71,7 @@ def train(
     raise ValueError(f"target {setup.target} brings no tokenizer")
   start = setup.start and saved.load(saved.resolve(setup.start), target)
   if start:
-    files.check_same(
+    run_folder.check_same(
       "start is of another head config",
       dataclasses.asdict(start.head_config),
       dataclasses.asdict(head_config),

@@ -37,7 +37,7 @@ from specdec.training.objective import (
 )
 from specdec.training.setup import ModelSetup
 from specdec.types import Model, Params, PyTree
-from specdec.utils import files
+from specdec.utils import run_folder
 
 _SIZE = 2048  # of square matrices that exceed every cache
 
@@ -242,7 +242,7 @@ def _initial_weights(setup: ModelSetup, place: Placement | None) -> PyTree:
       setup.model, setup.options.seed, place=place
     ).params
   start = checkpoints.load(fetch(setup.start), place=place)
-  files.check_same(
+  run_folder.check_same(
     "start is of another shape",
     dataclasses.asdict(start.config) | {"mask_token": setup.model.mask_token},
     dataclasses.asdict(setup.model),
