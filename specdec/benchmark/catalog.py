@@ -14,7 +14,7 @@ import json
 import pathlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -29,10 +29,17 @@ from specdec import (
   draft_tree,
   drafters,
 )
+from specdec.benchmark.target import (
+  PRESET,
+  Target,
+  Weighted,
+  config_of,
+  held_name,
+  source_of,
+)
 from specdec.checkpoints import Checkpoint, shipped, text_corpus
 from specdec.checkpoints import learned as saved
 from specdec.checkpoints.common_tokens import common_tokens
-from specdec.checkpoints.fetch import fetch
 from specdec.compiled import lowering, memory_plan
 from specdec.draft_shape import DraftShape
 from specdec.drafters import suffix_index
@@ -41,72 +48,21 @@ from specdec.drafters.heads import head_presets
 from specdec.drafters.heads.cost import drafter_cost as head_cost
 from specdec.drafters.heads.head_config import HeadConfig
 from specdec.drafters.token_map import MappedWeights, TokenMap, in_order
-from specdec.models import layouts, presets, transformer, weight_formats
+from specdec.models import layouts, transformer, weight_formats
 from specdec.models import params as model_params
 from specdec.models.config import TransformerConfig
-from specdec.models.weight_formats import BITS, STORED
+from specdec.models.weight_formats import BITS
 from specdec.roofline import drafter_cost
-from specdec.sharding import Places
-from specdec.types import AcceptanceRule, Drafter, Model, PyTree, Skip
+from specdec.types import AcceptanceRule, Drafter, Model, Skip
 from specdec.utils import calls, terminal
 from specdec.utils.calls import Call
 
-PRESET = "preset:"
 MAX_DRAFT = 4096  # tokens of a draft: ancestors are a table of their square
 DEFAULT_K = {
   "lookup": 5, "model": 3, "translated": 3, "early_exit": 3, "layer_skip": 3,
   "quantized": 8, "suffix": 8, "pard": 8,
 }  # fmt: skip
 OTHER_K = 4  # of heads, and of users' drafters
-
-
-class Target(NamedTuple):
-  """The loaded target, as a drafter's constructor is given it."""
-
-  model: Model
-  checkpoint: Checkpoint
-  dtype: str
-  random_weights: bool
-  seed: int
-  places: Places | None = None  # of target and drafter on a mesh
-  fingerprint: dict[str, str] | None = None  # what heads were trained for
-  identity: tuple = ()  # Setup.identity of whom it was loaded for
-  drafts: dict[str, Checkpoint] | None = None  # draft models loaded before
-  abstract: bool = False  # weights are shapes; nothing is read or allocated
-
-  @property
-  def draft_place(self):
-    """The placement of the drafter on the mesh, None without one."""
-    return self.places and self.places.draft
-
-
-class Weighted(NamedTuple):
-  """A drafter and its weights, None where it has none."""
-
-  drafter: Drafter
-  params: PyTree = None
-
-
-def config_of(
-  source, dtype: str, weights: str | None = None
-) -> TransformerConfig:
-  """Returns the config of a preset or a checkpoint; reads no weights."""
-  if str(source).startswith(PRESET):
-    form = weight_formats.parse(weights)
-    if form is not None and form.kind == STORED:
-      raise ValueError(f"weights = {weights}: {source} has no file")
-    config = presets.get(str(source).removeprefix(PRESET), dtype)
-    return dataclasses.replace(config, weights=form)
-  return checkpoints.inspect(source, dtype, weight_formats.parse(weights))
-
-
-def source_of(name: str):
-  """Returns the path that a name stands for, or a preset as it is.
-
-  Raises:
-    FileNotFoundError: there is no such model.
-  """
-  return name if name.startswith(PRESET) else fetch(name)
 
 
 def _lookup(
@@ -208,11 +164,6 @@ def _draft_of(
     drafts[key] = _load_draft(str(name), target, weights)
   draft = drafts[key]
   return draft, transformer.model(draft.config, target.draft_place)
-
-
-def held_name(name: str, weights: str | None = None) -> str:
-  """Returns a model's name with the types of its matrices, if given."""
-  return f"{name}, {weights}" if weights else str(name)
 
 
 def _load_draft(name: str, target: Target, held: str | None) -> Checkpoint:

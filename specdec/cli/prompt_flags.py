@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from specdec.benchmark import prompts, results, rows
-from specdec.benchmark.catalog import Target
+from specdec.benchmark.target import Target
 from specdec.checkpoints import Checkpoint, shipped
 from specdec.cli import app, setup_flags
 from specdec.cli.app import Flags, Options
