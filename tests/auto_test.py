@@ -20,11 +20,6 @@ from specdec.roofline import hardware
 
 
 @pytest.fixture(scope="module")
-def target(tmp_path_factory):
-  return programs.write_model(tmp_path_factory.mktemp("target"))
-
-
-@pytest.fixture(scope="module")
 def costs():
   """Passes and rounds take what the test states, by number of tokens."""
   stated = {"slope": 0.0, "wide": 0.0}

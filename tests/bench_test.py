@@ -20,11 +20,6 @@ from specdec.compiled import memory_plan
 from specdec.models import presets
 
 
-@pytest.fixture(scope="module")
-def target(tmp_path_factory):
-  return programs.write_model(tmp_path_factory.mktemp("target"))
-
-
 @pytest.fixture(autouse=True)
 def fake_hardware(monkeypatch):
   programs.fake_machine(monkeypatch)

@@ -6,11 +6,11 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from scipy import special
 
 import learned_kinds
+import walks
 from learned_kinds import IDS, V, target
 from specdec.drafters.heads import block_unroll
 from specdec.drafters.heads import draft_head as draft_heads
@@ -317,50 +317,16 @@ def test_options_of_blocks_are_of_blocks():
     drafting.objective(head, target()[0], loss)
 
 
-STEPS, ODDS = (1, 2), (0.9, 0.1)  # of a text that walks along the vocabulary
-
-
-def walks(step):
-  """A batch of such texts."""
-  rng = np.random.default_rng(step)
-  start, steps = (
-    rng.integers(0, V, (16, 1)),
-    rng.choice(STEPS, (16, 32), p=ODDS),
-  )
-  tokens = np.concatenate([start, start + np.cumsum(steps, axis=1)], axis=1)
-  batch = {"step": np.full(16, step, np.int32), "row": np.arange(16)}
-  return batch | {"tokens": (tokens % V).astype(np.int32)}
-
-
 @pytest.mark.slow
 def test_slots_learn_what_they_can_know():
   """Slots that know nothing of each other learn how far a walk may have come;
   a successor learns its next step."""
-  spread, entropies = np.array([1.0]), []
-  for _ in range(K):
-    spread = np.convolve(spread, ODDS)
-    entropies.append(-(spread * np.log(spread)).sum())
+  entropies, reached = walks.entropies(K), {}
   weights = 0.8 ** np.arange(K)
   alone = (weights * entropies).sum() / weights.sum()
-  reached, (model, params) = {}, target()
   for kind in ("dflash", "dspark"):
     head = learned_kinds.draft_head(kind, full=True, num_layers=2)
     loss = Loss("cross_entropy", block=BlockLoss(anchors=8))
-    objective = drafting.objective(head, model, loss, measure=False)
-    optimizer = optax.adam(5e-3)
-
-    @jax.jit
-    def step(net, state, batch, objective=objective, optimizer=optimizer):
-      grade = jax.value_and_grad(objective, has_aux=True)
-      (value, _), gradient = grade(net, params, batch)
-      updates, state = optimizer.update(gradient, state)
-      return optax.apply_updates(net, updates), state, value
-
-    net, values = head.init(jax.random.key(1)), []
-    state = optimizer.init(net)
-    for number in range(400):
-      net, state, value = step(net, state, walks(number))
-      values.append(float(value))
-    reached[kind] = np.mean(values[-20:])
+    reached[kind] = walks.learned(head, loss, 400)
   assert abs(reached["dflash"] - alone) < 0.05
   assert abs(reached["dspark"] - entropies[0]) < 0.05 < alone - entropies[0]

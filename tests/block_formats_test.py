@@ -345,6 +345,17 @@ def test_through_the_layout_of_another_and_back(tmp_path):
   same(saved(tmp_path / "c", "dflash", again), arrays_of(name))
 
 
+def shapes_of(head_config, config):
+  """Name in DFlash's layout -> shape, of the weights of a drafter."""
+  head = drafters.LEARNED["block"](head_config, config)
+  net = jax.eval_shape(head.init, jax.random.key(0))
+  table = formats.WRITTEN["dflash"].table(head_config)
+  return {
+    table["/".join(part.key for part in path)]: leaf.shape
+    for path, leaf in jax.tree_util.tree_leaves_with_path(net)
+  }
+
+
 def test_the_58_tensors_of_a_published_drafter(tmp_path):
   """Those of Qwen3-4B-DFlash-b16 by its config.json; no weights."""
   config = {
@@ -375,16 +386,9 @@ def test_the_58_tensors_of_a_published_drafter(tmp_path):
   head_config = formats.inspect(tmp_path, big)
   assert head_config.features == (2, 10, 18, 26, 34)
   assert (head_config.levels, head_config.block.mask_token) == (15, 151669)
-  head = drafters.LEARNED["block"](head_config, big)
-  net = jax.eval_shape(head.init, jax.random.key(0))
-  shapes = {
-    "/".join(part.key for part in path): leaf.shape
-    for path, leaf in jax.tree_util.tree_leaves_with_path(net)
-  }
-  table = formats.WRITTEN["dflash"].table(head_config)
   published = reference.backbone(5, 5, 2560, 9728, 4096, 128)
   assert len(published) == 58
-  assert {table[path]: shape for path, shape in shapes.items()} == published
+  assert shapes_of(head_config, big) == published
 
 
 CONVENTIONS = {

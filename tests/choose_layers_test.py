@@ -11,11 +11,6 @@ from specdec.benchmark.setup import Setup
 from specdec.types import Skip
 
 
-@pytest.fixture(scope="module")
-def target(tmp_path_factory):
-  return programs.write_model(tmp_path_factory.mktemp("target"))
-
-
 @pytest.fixture(autouse=True)
 def fake_machine(monkeypatch):
   programs.fake_machine(monkeypatch)

@@ -54,6 +54,14 @@ def forget_many_programs():
     jax.clear_caches()
 
 
+@pytest.fixture(scope="session")
+def target(tmp_path_factory):
+  """A model whose tokens are letters (`programs.write_model`), to read only."""
+  import programs  # imports what a session without programs does not need
+
+  return programs.write_model(tmp_path_factory.mktemp("target"))
+
+
 # Modules that plant bugs by patching functions of the decode loop.
 PLANTING = (
   "constructors_test",

@@ -47,6 +47,29 @@ def common(tmp_path_factory):
   ]  # fmt: skip
 
 
+def run_pair(arguments_of, **options):
+  """Runs a program as two processes that find each other.
+
+  Returns [(stdout, stderr)] of both; arguments_of(i) are those of process i.
+  """
+  port = free_port()
+  pair = [
+    generate(
+      *arguments_of(i),
+      "--distributed",
+      f"--coordinator=127.0.0.1:{port}",
+      "--processes=2",
+      f"--process={i}",
+      **options,
+    )
+    for i in range(2)
+  ]
+  outputs = [one.communicate(timeout=600) for one in pair]
+  for one, (_, errors) in zip(pair, outputs):
+    assert one.returncode == 0, errors[-2000:]
+  return outputs
+
+
 def token_ids(path):
   prompts = json.loads(path.read_text())["prompts"]
   return [prompt["token_ids"] for prompt in prompts]
@@ -62,23 +85,10 @@ def alone(common, tmp_path_factory):
 @pytest.mark.parametrize("mesh, devices", [("data:4", 2), ("model:2", 1)])
 def test_two_processes_equal_one(common, alone, tmp_path, mesh, devices):
   """Rows go to each, or every matrix product crosses from one to the other."""
-  port = free_port()
-  pair = [
-    generate(
-      *common,
-      "--distributed",
-      f"--coordinator=127.0.0.1:{port}",
-      "--processes=2",
-      f"--process={i}",
-      f"--mesh={mesh}",
-      f"--json={tmp_path / f'{i}.json'}",
-      devices=devices,
-    )
-    for i in range(2)
-  ]
-  outputs = [one.communicate(timeout=300) for one in pair]
-  for one, (_, errors) in zip(pair, outputs):
-    assert one.returncode == 0, errors[-2000:]
+  outputs = run_pair(
+    lambda i: [*common, f"--mesh={mesh}", f"--json={tmp_path / f'{i}.json'}"],
+    devices=devices,
+  )
   assert "speedup" in outputs[0][0]
   # The second is silent, but for a library's own greeting, and writes nothing.
   lines = outputs[1][0].splitlines()
@@ -114,24 +124,12 @@ def test_two_processes_train_what_one_trains(tmp_path, joint):
     entries = shared | dict(target=str(target), head_config=HEAD, loss=loss)
   config = write_config(tmp_path / "config.py", **entries)
   programs.run("train", config, f"--folder={tmp_path / 'alone'}")
-  port, folder = free_port(), tmp_path / "run"
-  pair = [
-    generate(
-      config,
-      "--distributed",
-      f"--coordinator=127.0.0.1:{port}",
-      "--processes=2",
-      f"--process={i}",
-      "--mesh=data:2",
-      f"--folder={folder}",
-      devices=1,
-      program="train",
-    )
-    for i in range(2)
-  ]
-  outputs = [one.communicate(timeout=600) for one in pair]
-  for one, (_, errors) in zip(pair, outputs):
-    assert one.returncode == 0, errors[-2000:]
+  folder = tmp_path / "run"
+  run_pair(
+    lambda i: [config, "--mesh=data:2", f"--folder={folder}"],
+    devices=1,
+    program="train",
+  )
   for ours, theirs in zip(log(folder), log(tmp_path / "alone"), strict=True):
     for name in {*ours} - {"kind"}:
       np.testing.assert_allclose(

@@ -22,7 +22,7 @@ from specdec.benchmark import results
 from specdec.report import canvas
 from specdec.training import corpus
 from specdec.training.log import Log
-from specdec.utils import files
+from specdec.utils import files, run_folder
 
 BYTES = 4096
 
@@ -152,7 +152,7 @@ def test_a_corpus_is_replaced_whole_and_by_one_process(tmp_path, monkeypatch):
   (library / "ast.py").write_text("name = 'ast'\n")
   monkeypatch.setattr(sysconfig, "get_paths", lambda: {"stdlib": library})
   corpus.write_stdlib(folder)
-  files.release()
+  run_folder.release()
 
   def contents():
     names = [x for x in folder.rglob("*") if x.is_file() and x.name != ".lock"]
@@ -167,13 +167,13 @@ def test_a_corpus_is_replaced_whole_and_by_one_process(tmp_path, monkeypatch):
   corpus.write_stdlib(folder)
   assert contents()["ast.py"] == "name = 'new'\n"
   assert sorted(os.listdir(tmp_path)) == ["corpus", "library"]
-  files.release()
-  files.lock(folder)
+  run_folder.release()
+  run_folder.lock(folder)
   with monkeypatch.context() as patch:
-    patch.setattr(files, "_locks", {})  # as in another process
+    patch.setattr(run_folder, "_locks", {})  # as in another process
     with pytest.raises(BlockingIOError, match=" is in use by process "):
       corpus.write_stdlib(folder)
-  files.release()
+  run_folder.release()
   (folder / "manifest.json").unlink()
   with pytest.raises(ValueError, match="is no corpus; not replaced"):
     corpus.write_stdlib(folder)

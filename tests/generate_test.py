@@ -27,11 +27,6 @@ CONFIG = "from ml_collections import ConfigDict\ndef get_config():\n  return "
 
 
 @pytest.fixture(scope="module")
-def target(tmp_path_factory):
-  return write_model(tmp_path_factory.mktemp("target"))
-
-
-@pytest.fixture(scope="module")
 def draft(tmp_path_factory):
   return write_model(tmp_path_factory.mktemp("draft"), seed=1, num_layers=1)
 

@@ -1,8 +1,6 @@
 """Meshes of eight virtual devices, in a process that has them."""
 
 import pathlib
-import subprocess
-import sys
 
 import pytest
 
@@ -23,15 +21,4 @@ HEADS = "eagle or mtp or prophet or medusa or hydra or recycle or head"
   ],
 )
 def test_eight_devices_equal_one(marked, names):
-  done = subprocess.run(
-    [sys.executable, "-m", "pytest", "-q", "-x", "-n", "0", "--durations=5"]
-    + ["-m", marked, "-k", names, CASES, WEIGHTS, FAMILIES],
-    env=virtual.environment(8),
-    stdout=subprocess.PIPE,
-    stderr=subprocess.STDOUT,
-    text=True,
-    check=False,
-    cwd=CASES.parents[1],
-  )
-  print(done.stdout)
-  assert done.returncode == 0, done.stdout[-4000:]
+  virtual.run_cases("-m", marked, "-k", names, CASES, WEIGHTS, FAMILIES)

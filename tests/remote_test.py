@@ -20,7 +20,7 @@ from specdec.checkpoints import learned, shipped
 from specdec.models import transformer
 from specdec.training import data, objective, saving
 from specdec.training.log import Log
-from specdec.utils import files, remote
+from specdec.utils import files, remote, run_folder
 from tiny_training import SHAPE, STEPS
 
 
@@ -31,7 +31,7 @@ def bucket(monkeypatch, tmp_path):
   monkeypatch.chdir(tmp_path / "here")
   with fake_bucket.bucket(monkeypatch) as store:
     yield store
-  files.release()
+  run_folder.release()
   assert os.listdir(tmp_path / "here") == []
 
 
@@ -224,23 +224,23 @@ def test_lines_are_uploaded_now_and_then_and_at_the_end(bucket, monkeypatch):
   assert len(bucket.writes) == 1
   lines.append({"a": 5})
   assert [x["a"] for x in files.Lines(path).entries] == [0, 1, 2, 3, 4]
-  files.release()  # as every program does at its end
+  run_folder.release()  # as every program does at its end
   assert [x["a"] for x in files.Lines(path).entries] == [0, 1, 2, 3, 4, 5]
   assert len(bucket.writes) == 2
 
 
 def test_the_last_lock_is_named_and_ours_is_removed(bucket, capsys):
   folder = remote.as_path("gs://bucket/run")
-  files.claim(folder, {"a": 1})
-  files.claim(folder, {"a": 1})
+  run_folder.claim(folder, {"a": 1})
+  run_folder.claim(folder, {"a": 1})
   assert capsys.readouterr().err == ""
   holder = bucket.objects["bucket/run/.lock"].decode()
   assert f"process {os.getpid()} on " in holder
-  files.release()
+  run_folder.release()
   assert list(bucket.objects) == ["bucket/run/run.json"]
   bucket.objects["bucket/run/.lock"] = b"process 7 on vm"
   with pytest.raises(ValueError, match=r"gs://bucket/run holds .* \(a: 1 -> 2"):
-    files.claim(folder, {"a": 2})
+    run_folder.claim(folder, {"a": 2})
   warning = "cannot be locked, and was last taken by process 7 on vm; make sure"
   assert warning in capsys.readouterr().err
 

@@ -16,7 +16,7 @@ import programs
 from specdec.benchmark import provenance, reproduction
 from specdec.benchmark.measurements import FOUR_KINDS, MEASUREMENTS, Measurement
 from specdec.benchmark.reproduction import Plan
-from specdec.utils import files
+from specdec.utils import run_folder
 
 ROOT = programs.SCRIPTS.parent
 # Counts in its folder how often it was started; `slow` waits the first time.
@@ -203,17 +203,17 @@ def test_a_killed_run_goes_on_where_it_was(plan, tmp_path):
 
 def test_a_measurement_outlives_its_parent_with_the_lock(plan):
   one = fake("one", "slow", to="output")
-  files.lock(plan.scratch)
+  run_folder.lock(plan.scratch)
   (plan.scratch / "one").mkdir()
   with open(os.devnull, "w") as log:
     child = plan.start(one, log)
-  files.release()  # as a kill of this process would
+  run_folder.release()  # as a kill of this process would
   with pytest.raises(BlockingIOError, match="is in use by process"):
-    files.lock(plan.scratch)
+    run_folder.lock(plan.scratch)
   child.kill()
   child.wait()
-  files.lock(plan.scratch)
-  files.release()
+  run_folder.lock(plan.scratch)
+  run_folder.release()
 
 
 def test_what_was_begun_with_changed_sources_begins_anew(plan, monkeypatch):

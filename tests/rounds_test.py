@@ -5,11 +5,11 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from scipy import special
 
 import learned_kinds
+import walks
 from learned_kinds import IDS, V, target
 from specdec.drafters.heads import draft_head as draft_heads
 from specdec.training import drafting, rounds
@@ -130,43 +130,9 @@ def test_drop_is_of_parallel_heads():
     drafting.objective(head, target()[0], Loss(drop=TokenDrop()))
 
 
-STEPS, ODDS = (1, 2), (0.9, 0.1)  # of a text that walks along the vocabulary
-
-
-def walks(step):
-  """A batch of such texts."""
-  rng = np.random.default_rng(step)
-  start = rng.integers(0, V, (16, 1))
-  steps = rng.choice(STEPS, (16, 32), p=ODDS)
-  tokens = np.concatenate([start, start + np.cumsum(steps, axis=1)], axis=1)
-  batch = {"step": np.full(16, step, np.int32), "row": np.arange(16)}
-  return batch | {"tokens": (tokens % V).astype(np.int32)}
-
-
 @pytest.mark.slow
 def test_masks_learn_what_they_can_know():
   """How far a walk may have come by each level, and no more."""
-  spread, entropies = np.array([1.0]), []
-  for _ in range(K):
-    spread = np.convolve(spread, ODDS)
-    entropies.append(-(spread * np.log(spread)).sum())
-  model, params = target()
   head = learned_kinds.draft_head("peagle", full=True, levels=K)
-  loss = Loss("cross_entropy", decay=1.0)
-  objective = drafting.objective(head, model, loss, measure=False)
-  optimizer = optax.adam(5e-3)
-
-  @jax.jit
-  def step(net, state, batch):
-    grade = jax.value_and_grad(objective, has_aux=True)
-    (value, _), gradient = grade(net, params, batch)
-    updates, state = optimizer.update(gradient, state)
-    return optax.apply_updates(net, updates), state, value
-
-  net, values = head.init(jax.random.key(1)), []
-  state = optimizer.init(net)
-  for number in range(600):
-    net, state, value = step(net, state, walks(number))
-    values.append(float(value))
-  print(np.mean(values[-20:]), np.mean(entropies))
-  assert abs(np.mean(values[-20:]) - np.mean(entropies)) < 0.05
+  reached = walks.learned(head, Loss("cross_entropy", decay=1.0), 600)
+  assert abs(reached - np.mean(walks.entropies(K))) < 0.05

@@ -13,19 +13,19 @@ import sys
 import pytest
 
 import programs
-from specdec.utils import files
+from specdec.utils import files, run_folder
 
 
 def test_claim_lists_what_differs(tmp_path):
   before = {"data": "a", "options": {"steps": 3, "log_every": 1}}
-  files.claim(tmp_path / "run", before, ("log_every",))
-  files.claim(tmp_path / "run", before, ("log_every",))
+  run_folder.claim(tmp_path / "run", before, ("log_every",))
+  run_folder.claim(tmp_path / "run", before, ("log_every",))
   now = {"data": "a", "options": {"steps": 4, "log_every": 2}}
   with pytest.raises(ValueError, match=r"\(options.steps: 3 -> 4\)"):
-    files.claim(tmp_path / "run", now, ("log_every",))
+    run_folder.claim(tmp_path / "run", now, ("log_every",))
   # How a run is watched may change.
   now["options"]["steps"] = 3
-  files.claim(tmp_path / "run", now, ("log_every",))
+  run_folder.claim(tmp_path / "run", now, ("log_every",))
 
 
 def test_lines_survive_a_kill_in_the_middle_of_one(tmp_path):
@@ -57,9 +57,9 @@ def test_lines_that_are_no_object_are_named(tmp_path):
 
 CLAIM = """
 import pathlib, sys, time
-from specdec.utils import files
+from specdec.utils import run_folder
 for folder in sys.argv[1:]:
-  files.claim(pathlib.Path(folder), {"a": 1})
+  run_folder.claim(pathlib.Path(folder), {"a": 1})
 print("held", flush=True)
 time.sleep(600)
 """
@@ -79,7 +79,7 @@ def hold(*folders):
   finally:
     process.kill()
     process.communicate()
-    files.release()
+    run_folder.release()
 
 
 @pytest.fixture(scope="module")
@@ -93,16 +93,19 @@ def held(tmp_path_factory):
 
 def test_a_folder_in_use_is_refused_by_its_holder_s_name(held, monkeypatch):
   folder, process = held
-  for attempt in (files.lock, lambda folder: files.claim(folder, {"a": 1})):
+  for attempt in (
+    run_folder.lock,
+    lambda folder: run_folder.claim(folder, {"a": 1}),
+  ):
     with pytest.raises(OSError, match="is in use by process") as raised:
       attempt(folder)
     assert f" {process.pid} on {socket.gethostname()} " in str(raised.value)
     assert "\n" not in str(raised.value)
   # What several may share can be claimed all the same.
-  files.claim(folder, {"a": 1}, shared=True)
+  run_folder.claim(folder, {"a": 1}, shared=True)
   # One of several hosts locks: the first has it, perhaps on another machine.
   monkeypatch.setattr(files.multihost, "is_first", lambda: False)
-  files.lock(folder)
+  run_folder.lock(folder)
 
 
 def test_a_killed_holder_leaves_no_lock_and_a_release_none(tmp_path):
@@ -110,8 +113,8 @@ def test_a_killed_holder_leaves_no_lock_and_a_release_none(tmp_path):
     assert printed == "held\n"
     process.send_signal(signal.SIGKILL)
     process.wait()
-    files.claim(tmp_path, {"a": 1})
-    files.claim(tmp_path, {"a": 1})  # its own folder once more
+    run_folder.claim(tmp_path, {"a": 1})
+    run_folder.claim(tmp_path, {"a": 1})  # its own folder once more
     assert f"process {os.getpid()} on" in (tmp_path / ".lock").read_text()
     with hold(tmp_path) as (other, printed):
       assert not printed and "in use by process" in other.stderr.read()
@@ -122,11 +125,11 @@ def test_a_killed_holder_leaves_no_lock_and_a_release_none(tmp_path):
 
 def test_a_folder_that_nothing_was_written_to_goes_with_its_lock(tmp_path):
   folder = tmp_path / "new" / "run"
-  files.lock(folder)
-  files.release()
+  run_folder.lock(folder)
+  run_folder.release()
   assert not folder.exists()
-  files.claim(folder, {"a": 1})
-  files.release()
+  run_folder.claim(folder, {"a": 1})
+  run_folder.release()
   assert sorted(os.listdir(folder)) == [".lock", "run.json"]
 
 
@@ -134,8 +137,8 @@ def test_a_lock_completes_what_a_kill_left_undone(tmp_path):
   for name in (".best.old", ".last.old", "last"):
     (tmp_path / name).mkdir()
     (tmp_path / name / "weights").write_text(name)
-  files.lock(tmp_path)
-  files.release()
+  run_folder.lock(tmp_path)
+  run_folder.release()
   assert sorted(os.listdir(tmp_path)) == [".lock", "best", "last"]
   assert (tmp_path / "best" / "weights").read_text() == ".best.old"
   assert (tmp_path / "last" / "weights").read_text() == "last"
@@ -190,6 +193,6 @@ def test_a_file_system_without_locks_is_warned_of(
     raise OSError(errno.ENOLCK, "No locks available")
 
   monkeypatch.setattr(fcntl, "flock", flock)
-  files.claim(tmp_path, {"a": 1})
-  files.release()
+  run_folder.claim(tmp_path, {"a": 1})
+  run_folder.release()
   assert "cannot be locked (No locks available)" in capsys.readouterr().err

@@ -33,11 +33,6 @@ def fake_machine():
     yield
 
 
-@pytest.fixture(scope="module")
-def target(tmp_path_factory):
-  return programs.write_model(tmp_path_factory.mktemp("target"))
-
-
 def run_sweep(folder, target, points, *arguments):
   path = folder / "points.py"
   common = {"target": str(target), "drafter": "early_exit(1)"}

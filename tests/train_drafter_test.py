@@ -18,7 +18,7 @@ from specdec.models import transformer
 from specdec.training import data, drafting, hidden, train_drafter
 from specdec.training import run as training_run
 from specdec.training.setup import from_config
-from specdec.utils import files
+from specdec.utils import files, run_folder
 from tiny_training import (
   DECODING,
   SHAPE,
@@ -201,7 +201,7 @@ def test_it_begins_as_a_drafter_in_another_format(
   )
   setup = from_config(entries(place, start=str(folder), head_config=entry))
   train_drafter.train(setup, place / f"from_{layout}")
-  files.release()
+  run_folder.release()
   jax.tree.map(np.testing.assert_array_equal, begun[0], net)
 
 
@@ -289,6 +289,22 @@ class TestCache:
 BLOCK = dict(slots="next", successor="markov", rank=4, confidence=True)
 
 
+def learns_and_resumes(place, monkeypatch, kind, k, **changes):
+  """Trains, is killed and resumed; returns the folder and the drafter."""
+  folder = run(place, kind, **changes)
+  losses = [x["loss"] for x in log(folder, "train")]
+  assert losses[-1] < losses[0]
+  assert log(folder, "decoding")[-1]["tokens_per_pass"] >= 1
+  killed_at(monkeypatch, [3])
+  with pytest.raises(SystemExit):
+    run(place, f"{kind}_killed", **changes)
+  same(run(place, f"{kind}_killed", **changes), folder)
+  name = f"{kind}({folder / 'last.safetensors'})"
+  decoder = specdec.load(str(place / "target"), drafter=name, k=k)
+  assert decoder.drafter.name == kind and decoder.drafter_cost.is_complete
+  return folder, name
+
+
 def test_a_block_learns_resumes_and_is_a_drafter(place, monkeypatch):
   """With hidden states from a cache, and anchors that are drawn."""
   changes = dict(
@@ -297,23 +313,13 @@ def test_a_block_learns_resumes_and_is_a_drafter(place, monkeypatch):
     loss=dict(block=dict(anchors=4, confidence_weight=1.0)),
     cache=str(place / "block_states"),
   )
-  folder = run(place, "block", **changes)
-  losses = [x["loss"] for x in log(folder, "train")]
-  assert losses[-1] < losses[0]
+  folder, name = learns_and_resumes(place, monkeypatch, "block", 2, **changes)
   held_out = log(folder, "held_out")[-1]
   assert 0 < held_out["accepted_length"] < 2
-  assert log(folder, "decoding")[-1]["tokens_per_pass"] >= 1
-  killed_at(monkeypatch, [3])
-  with pytest.raises(SystemExit):
-    run(place, "block_killed", **changes)
-  same(run(place, "block_killed", **changes), folder)
-
-  file = folder / "last.safetensors"
-  decoder = specdec.load(str(place / "target"), drafter=f"block({file})", k=2)
-  assert saved.inspect(file).block == BlockConfig(**BLOCK)
-  assert decoder.drafter.name == "block" and decoder.drafter_cost.is_complete
+  head_config = saved.inspect(folder / "last.safetensors")
+  assert head_config.block == BlockConfig(**BLOCK)
   with pytest.raises(ValueError, match="drafts 2 tokens in a row at most"):
-    specdec.load(str(place / "target"), drafter=f"block({file})", k=3)
+    specdec.load(str(place / "target"), drafter=name, k=3)
 
 
 def test_a_parallel_head_learns_resumes_and_is_a_drafter(place, monkeypatch):
@@ -322,19 +328,8 @@ def test_a_parallel_head_learns_resumes_and_is_a_drafter(place, monkeypatch):
     head_config=HEAD_CONFIG | dict(kind="peagle", features=(0, 2), head="own"),
     loss=dict(decay=1.0, drop=dict(keep=0.5, least=0.3)),
   )
-  folder = run(place, "peagle", **changes)
-  losses = [x["loss"] for x in log(folder, "train")]
-  assert losses[-1] < losses[0]
+  folder, _ = learns_and_resumes(place, monkeypatch, "peagle", 3, **changes)
   assert 0 < log(folder, "held_out")[-1]["acceptance_2"] < 1
-  assert log(folder, "decoding")[-1]["tokens_per_pass"] >= 1
-  killed_at(monkeypatch, [3])
-  with pytest.raises(SystemExit):
-    run(place, "peagle_killed", **changes)
-  same(run(place, "peagle_killed", **changes), folder)
-
-  file = folder / "last.safetensors"
-  decoder = specdec.load(str(place / "target"), drafter=f"peagle({file})", k=3)
-  assert decoder.drafter.name == "peagle" and decoder.drafter_cost.is_complete
 
 
 REFUSALS = {

@@ -2,6 +2,7 @@
 
 import functools
 import os
+import pathlib
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -55,3 +56,18 @@ def environment(devices: int) -> dict[str, str]:
     "JAX_CPU_ENABLE_ASYNC_DISPATCH": "false",
     "NPROC": str(4 * devices),  # threads of XLA's pools
   }
+
+
+def run_cases(*options: str | pathlib.Path) -> None:
+  """Runs pytest with these options on eight virtual devices; it must pass."""
+  command = [sys.executable, "-m", "pytest", "-q", "-x", "-n", "0"]
+  done = subprocess.run(
+    [*command, "--durations=5", *options],
+    env=environment(8),
+    stdout=subprocess.PIPE,
+    stderr=subprocess.STDOUT,
+    text=True,
+    cwd=pathlib.Path(__file__).parents[1],
+  )
+  print(done.stdout)
+  assert done.returncode == 0, done.stdout[-4000:]

@@ -11,9 +11,9 @@ import jax
 import numpy as np
 
 from specdec import checkpoints, decode, draft_tree, sampling
-from specdec.benchmark import calibrated, catalog
-from specdec.benchmark.catalog import Target, Weighted
+from specdec.benchmark import calibrated
 from specdec.benchmark.setup import Setup
+from specdec.benchmark.target import PRESET, Target, Weighted, source_of
 from specdec.compiled import lowering, memory_plan
 from specdec.roofline.chips import Chip
 from specdec.roofline.round_cost import deployment_of, round_cost
@@ -27,11 +27,10 @@ def target(setup: Setup, devices=None) -> Target:
     setup: its target is a checkpoint or a preset.
     devices: of the mesh; default all of JAX's.
   """
-  source = catalog.source_of(setup.target)
+  source = source_of(setup.target)
   config = setup.target_config()
   tokenizer = None
-  by_user = any(call.place is not None for call in setup.drafter_calls)
-  if by_user and not str(source).startswith(catalog.PRESET):
+  if setup.has_user_drafter and not str(source).startswith(PRESET):
     with contextlib.suppress(FileNotFoundError):
       tokenizer = checkpoints.load_tokenizer(source)  # it may read it
   places = setup.places(config, devices)
@@ -51,7 +50,7 @@ def drafter(setup: Setup, target: Target) -> Weighted:
   try:
     weighted = setup.make_drafter(target)
   except (AttributeError, TypeError) as error:
-    if all(call.place is None for call in setup.drafter_calls):
+    if not setup.has_user_drafter:
       raise
     raise ValueError(
       f"{setup.drafter} cannot be constructed for a target without weights: "

@@ -10,9 +10,9 @@ import numpy as np
 
 from specdec import draft_shape, multihost
 from specdec.benchmark import calibrated, provenance
-from specdec.benchmark.catalog import Target
 from specdec.benchmark.decoder import prompt_size
 from specdec.benchmark.setup import Setup
+from specdec.benchmark.target import Target
 from specdec.roofline import hardware, planning, prediction
 from specdec.roofline.calibration import Calibration
 from specdec.roofline.round_cost import TargetDraftPair

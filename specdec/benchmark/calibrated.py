@@ -17,10 +17,10 @@ import jax
 
 from specdec import draft_shape, multihost, sharding
 from specdec.benchmark import calibrate, catalog, timing
-from specdec.benchmark.catalog import Target
 from specdec.benchmark.decoder import Decoder
 from specdec.benchmark.rows import Source, make_rows
 from specdec.benchmark.setup import Setup, silent
+from specdec.benchmark.target import Target, held_name
 from specdec.models import transformer
 from specdec.noise import pilot_key
 from specdec.roofline import chips, hardware, shapes
@@ -72,7 +72,7 @@ def _drafter_name(setup: Setup) -> str:
 
 
 def _target_name(setup: Setup) -> str:
-  return _placed(catalog.held_name(setup.target, setup.weights), setup)
+  return _placed(held_name(setup.target, setup.weights), setup)
 
 
 def _placed(name: str, setup: Setup) -> str:
@@ -142,7 +142,7 @@ def _passes(setup: Setup, target: Target, chip: Chip) -> list[Passes]:
   if call.name in ("model", "pard"):
     setup.make_drafter(target)  # reads the draft's checkpoint
     arguments = catalog.arguments_of(call)
-    draft_name = catalog.held_name(arguments["name"], arguments["weights"])
+    draft_name = held_name(arguments["name"], arguments["weights"])
     draft, place = target.drafts[draft_name], target.draft_place
     name = _placed(draft_name, setup)
     name += f", {setup.draft_ways} ways" if setup.draft_ways else ""

@@ -12,27 +12,24 @@ import dataclasses
 import functools
 import json
 import pathlib
-import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from specdec import (
   acceptance,
-  checkpoints,
   decode,
   draft_length,
   draft_shape,
   draft_tree,
   drafters,
 )
-from specdec.checkpoints import Checkpoint, shipped, text_corpus
+from specdec.benchmark import draft_models
+from specdec.benchmark.target import PRESET, Target, Weighted
 from specdec.checkpoints import learned as saved
-from specdec.checkpoints.common_tokens import common_tokens
-from specdec.checkpoints.fetch import fetch
+from specdec.checkpoints import shipped, text_corpus
 from specdec.compiled import lowering, memory_plan
 from specdec.draft_shape import DraftShape
 from specdec.drafters import suffix_index
@@ -40,73 +37,21 @@ from specdec.drafters.heads import draft_head as heads
 from specdec.drafters.heads import head_presets
 from specdec.drafters.heads.cost import drafter_cost as head_cost
 from specdec.drafters.heads.head_config import HeadConfig
-from specdec.drafters.token_map import MappedWeights, TokenMap, in_order
-from specdec.models import layouts, presets, transformer, weight_formats
+from specdec.models import layouts
 from specdec.models import params as model_params
 from specdec.models.config import TransformerConfig
-from specdec.models.weight_formats import BITS, STORED
+from specdec.models.weight_formats import BITS
 from specdec.roofline import drafter_cost
-from specdec.sharding import Places
-from specdec.types import AcceptanceRule, Drafter, Model, PyTree, Skip
-from specdec.utils import calls, terminal
+from specdec.types import AcceptanceRule, Drafter, Skip
+from specdec.utils import calls
 from specdec.utils.calls import Call
 
-PRESET = "preset:"
 MAX_DRAFT = 4096  # tokens of a draft: ancestors are a table of their square
 DEFAULT_K = {
   "lookup": 5, "model": 3, "translated": 3, "early_exit": 3, "layer_skip": 3,
   "quantized": 8, "suffix": 8, "pard": 8,
 }  # fmt: skip
 OTHER_K = 4  # of heads, and of users' drafters
-
-
-class Target(NamedTuple):
-  """The loaded target, as a drafter's constructor is given it."""
-
-  model: Model
-  checkpoint: Checkpoint
-  dtype: str
-  random_weights: bool
-  seed: int
-  places: Places | None = None  # of target and drafter on a mesh
-  fingerprint: dict[str, str] | None = None  # what heads were trained for
-  identity: tuple = ()  # Setup.identity of whom it was loaded for
-  drafts: dict[str, Checkpoint] | None = None  # draft models loaded before
-  abstract: bool = False  # weights are shapes; nothing is read or allocated
-
-  @property
-  def draft_place(self):
-    """The placement of the drafter on the mesh, None without one."""
-    return self.places and self.places.draft
-
-
-class Weighted(NamedTuple):
-  """A drafter and its weights, None where it has none."""
-
-  drafter: Drafter
-  params: PyTree = None
-
-
-def config_of(
-  source, dtype: str, weights: str | None = None
-) -> TransformerConfig:
-  """Returns the config of a preset or a checkpoint; reads no weights."""
-  if str(source).startswith(PRESET):
-    form = weight_formats.parse(weights)
-    if form is not None and form.kind == STORED:
-      raise ValueError(f"weights = {weights}: {source} has no file")
-    config = presets.get(str(source).removeprefix(PRESET), dtype)
-    return dataclasses.replace(config, weights=form)
-  return checkpoints.inspect(source, dtype, weight_formats.parse(weights))
-
-
-def source_of(name: str):
-  """Returns the path that a name stands for, or a preset as it is.
-
-  Raises:
-    FileNotFoundError: there is no such model.
-  """
-  return name if name.startswith(PRESET) else fetch(name)
 
 
 def _lookup(
@@ -167,144 +112,6 @@ def _suffix(
 def _recycling(shape: DraftShape, target: Target | None) -> Drafter:
   size = 2**31 if target is None else target.model.vocab_size
   return drafters.recycling(size, shape=shape)
-
-
-def _model(
-  name: str, target: Target, shape: DraftShape, weights: str | None = None
-) -> Weighted:
-  draft, model = _draft_of(name, target, weights)
-  drafter = drafters.model(model, shape=shape)
-  drafter = drafter._replace(cost=drafter_cost.model(draft.config))
-  return Weighted(drafter, draft.params)
-
-
-def _pard(
-  name: str,
-  target: Target,
-  shape: DraftShape,
-  mask_token: int | None = None,
-  weights: str | None = None,
-) -> Weighted:
-  draft, model = _draft_of(name, target, weights)
-  if mask_token is None:
-    mask_token = draft.config.mask_token
-  if mask_token is None:
-    raise ValueError(
-      f"{name} names no pard_token in its config.json: it was not taught to "
-      f"draft from masks; take model({name}), or pard({name}, mask_token=ID)"
-    )
-  drafter = drafters.pard(model, mask_token, shape=shape)
-  drafter = drafter._replace(cost=drafter_cost.pard(draft.config))
-  return Weighted(drafter, draft.params)
-
-
-def _draft_of(
-  name: str, target: Target, weights: str | None
-) -> tuple[Checkpoint, Model]:
-  """Returns a draft model, loaded once."""
-  drafts = {} if target.drafts is None else target.drafts
-  key = held_name(name, weights)
-  if key not in drafts:
-    drafts[key] = _load_draft(str(name), target, weights)
-  draft = drafts[key]
-  return draft, transformer.model(draft.config, target.draft_place)
-
-
-def held_name(name: str, weights: str | None = None) -> str:
-  """Returns a model's name with the types of its matrices, if given."""
-  return f"{name}, {weights}" if weights else str(name)
-
-
-def _load_draft(name: str, target: Target, held: str | None) -> Checkpoint:
-  source, place = source_of(name), target.draft_place
-  size = target.checkpoint.config.vocab_size
-  config = config_of(source, target.dtype, held)
-  if target.random_weights:
-    config = dataclasses.replace(config, vocab_size=size)
-  _check_vocabulary(name, size, config.vocab_size)
-  if target.abstract:
-    weights = lowering.weights(config, place)
-    return Checkpoint(config, weights, None, (), str(source))
-  if target.random_weights:
-    seed = target.seed + 1
-    draft = checkpoints.random_checkpoint(config, seed, str(source), place)
-  else:
-    form = weight_formats.parse(held)
-    draft = checkpoints.load(source, target.dtype, place, form)
-    tokenizers = target.checkpoint.tokenizer, draft.tokenizer
-    _check_vocabulary(name, size, config.vocab_size, *tokenizers)
-  return draft if target.places else draft.packed()
-
-
-def _check_vocabulary(name: str, *args) -> None:
-  """Checks as checkpoints.check_vocabulary; names what takes another one."""
-  try:
-    checkpoints.check_vocabulary(*args)
-  except ValueError as error:
-    raise ValueError(
-      f"{error}; translated({name}) drafts with another tokenizer"
-    ) from None
-
-
-def _translated(
-  name: str,
-  target: Target,
-  shape: DraftShape,
-  weights: str | None = None,
-  room: int = 2,
-) -> Weighted:
-  shape_alone = target.abstract and str(name).startswith(PRESET)
-  if target.random_weights and not shape_alone:
-    raise ValueError(
-      f"translated({name}) compares tokenizers, and random weights have none"
-    )
-  if target.places:
-    raise ValueError(
-      f"translated({name}) drafts on one device, and there is a mesh"
-    )
-  source, form = source_of(str(name)), weight_formats.parse(weights)
-  config = config_of(source, target.dtype, weights)
-  sizes = target.checkpoint.config.vocab_size, config.vocab_size
-  sources = str(source_of(target.checkpoint.source)), str(source)
-  if any(one.startswith(PRESET) for one in sources):  # of no tokenizer: a cost
-    size = sizes[0]
-    shapes = (size,), (size + 1,), (4 * size,), (0,), (size,)
-    token_map = TokenMap(*(np.zeros(one, np.int32) for one in shapes))
-  else:
-    token_map = _token_map(*sources, *sizes)
-  if target.abstract:
-    whole = lowering.weights(config, None)
-    config, *parts = in_order(config, whole, token_map)
-  else:
-    key = f"translated {held_name(name, weights)}"
-    drafts = {} if target.drafts is None else target.drafts
-    if key not in drafts:
-      draft = checkpoints.load(source, target.dtype, weights=form)
-      config, params, token_map = in_order(config, draft.params, token_map)
-      token_map = jax.tree.map(jnp.asarray, token_map)
-      params = MappedWeights(layouts.pack(params), token_map)
-      drafts[key] = dataclasses.replace(draft, config=config, params=params)
-    config, parts = drafts[key].config, drafts[key].params
-  drafter = drafters.translated(
-    transformer.model(config), shape=shape, room=room
-  )
-  params = MappedWeights(*parts)
-  cost = drafter_cost.translated(config, sizes[0], room, params.token_map)
-  return Weighted(drafter._replace(cost=cost), params)
-
-
-@functools.lru_cache(maxsize=8)
-def _token_map(
-  target: str, draft: str, target_size: int, draft_size: int
-) -> TokenMap:
-  """Compares the tokenizers of two models, and says what they share."""
-  common = common_tokens(
-    *map(checkpoints.load_tokenizer, (target, draft)),
-    target_size,
-    draft_size,
-  )
-  terminal.report(f"{draft}: {common}", file=sys.stderr)
-  return common.token_map
 
 
 def _early_exit(layer: int, target: Target, shape: DraftShape) -> Drafter:
@@ -493,12 +300,12 @@ DRAFTERS: Mapping[str, Callable] = {
   "early_exit": _early_exit,
   "layer_skip": _layer_skip,
   "lookup": _lookup,
-  "model": _model,
-  "pard": _pard,
+  "model": draft_models.model,
+  "pard": draft_models.pard,
   "quantized": _quantized,
   "recycling": _recycling,
   "suffix": _suffix,
-  "translated": _translated,
+  "translated": draft_models.translated,
   "head": functools.partial(_head, None),
 } | {kind: functools.partial(_head, kind) for kind in drafters.LEARNED}
 RULES: Mapping[str, Callable[..., AcceptanceRule]] = {

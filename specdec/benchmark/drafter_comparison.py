@@ -14,10 +14,10 @@ import jax
 import numpy as np
 
 from specdec import draft_tree
-from specdec.benchmark.catalog import Target
 from specdec.benchmark.comparison import Point, Shape
 from specdec.benchmark.decoder import Decoder
 from specdec.benchmark.setup import Setup
+from specdec.benchmark.target import Target
 from specdec.models.config import TransformerConfig
 from specdec.roofline import chips, shapes
 from specdec.roofline.cost import Deployment

@@ -54,6 +54,16 @@ class Place(NamedTuple):
   config: str  # a file with Served.config
 
 
+class Order(NamedTuple):
+  """What one engine is asked to serve; what it does otherwise is a warning."""
+
+  method: str  # its name for the kind of drafter
+  handed: Handed
+  place: Place
+  schedule: Sequence[BatchRange] | None  # the best k by batch size; None: one k
+  warnings: list[str]  # to be added to
+
+
 # The engine's JSON or YAML, its command line, environment variables.
 Rendered = tuple[dict[str, Any], list[str], dict[str, str]]
 
@@ -129,10 +139,16 @@ def _sglang_like(module: str, flags: dict, place: Place) -> list[str]:
   return command + [x for pair in pairs for x in pair]
 
 
-def _simulated(handed: Handed, prefix: str) -> dict[str, str]:
-  """Returns the environment variables of synthetic(length=)."""
+def _environment(
+  engine: str, handed: Handed, warnings: list[str], prefix: str
+) -> dict[str, str]:
+  """Returns the environment variables of synthetic(length=), if that is the
+  rule; warns of rules that are not the engine's."""
   length = handed.rule_arguments.get("length")
   if handed.rule != "synthetic" or length is None:
+    if handed.rule != "greedy":
+      has = "one of its own, and synthetic(length=L)"
+      own_rule(engine, handed, warnings, has)
     return {}
   return {
     f"{prefix}SIMULATE_ACC_LEN": f"{length:g}",
@@ -146,18 +162,10 @@ def one_k(engine: str, schedule, warnings: list[str]) -> None:
     warnings.append(f"{engine} drafts one k at all batches: no schedule")
 
 
-def sglang(
-  method: str,
-  handed: Handed,
-  place: Place,
-  schedule: Sequence[BatchRange] | None,
-  warnings: list[str],
-) -> Rendered:
+def sglang(order: Order) -> Rendered:
   """Renders what SGLang is given."""
-  environment = _simulated(handed, "SGLANG_")
-  if not environment and handed.rule != "greedy":
-    has = "one of its own, and synthetic(length=L)"
-    own_rule("SGLang", handed, warnings, has)
+  method, handed, place, schedule, warnings = order
+  environment = _environment("SGLang", handed, warnings, "SGLANG_")
   one_k("SGLang", schedule, warnings)
   flags = {"speculative-algorithm": method}
   if handed.kind == "lookup":
@@ -185,18 +193,10 @@ def sglang(
   return flags, command, environment
 
 
-def sglang_jax(
-  method: str,
-  handed: Handed,
-  place: Place,
-  schedule: Sequence[BatchRange] | None,
-  warnings: list[str],
-) -> Rendered:
+def sglang_jax(order: Order) -> Rendered:
   """Renders what SGLang-JAX is given."""
-  environment = _simulated(handed, "")
-  if not environment and handed.rule != "greedy":
-    has = "one of its own, and synthetic(length=L)"
-    own_rule("SGLang-JAX", handed, warnings, has)
+  method, handed, place, schedule, warnings = order
+  environment = _environment("SGLang-JAX", handed, warnings, "")
   check_first_eagle3("SGLang-JAX", handed, True, residual=False)
   one_k("SGLang-JAX", schedule, warnings)
   flags = {"speculative-algorithm": method}
@@ -206,14 +206,9 @@ def sglang_jax(
   return flags, command, environment
 
 
-def tensorrt_llm(
-  method: str,
-  handed: Handed,
-  place: Place,
-  schedule: Sequence[BatchRange] | None,
-  warnings: list[str],
-) -> Rendered:
+def tensorrt_llm(order: Order) -> Rendered:
   """Renders what TensorRT-LLM is given."""
+  method, handed, place, schedule, warnings = order
   config: dict[str, Any] = {"decoding_type": method, "max_draft_len": handed.k}
   environment, heads = {}, handed.kind == "eagle3"
   length = handed.rule_arguments.get("length")

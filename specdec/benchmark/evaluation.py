@@ -12,11 +12,11 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from specdec.benchmark import metrics, provenance, results, runs
-from specdec.benchmark.catalog import Target
 from specdec.benchmark.comparison import resume
 from specdec.benchmark.decoder import Batch, Decoder
 from specdec.benchmark.prompts import Corpus
 from specdec.benchmark.setup import Setup
+from specdec.benchmark.target import Target
 from specdec.types import Stats
 from specdec.utils import files, terminal
 

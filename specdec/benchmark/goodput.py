@@ -119,7 +119,7 @@ def _entry(
     "nodes": server.decoder.num_nodes,
     "requests": len(ours[0].answers),
     "repeats": len(ours),
-    "goodput": _mean([one.goodput for one in ours]),
+    "goodput": dataclasses.asdict(metrics.mean([one.goodput for one in ours])),
     "speedup": dataclasses.asdict(metrics.geometric_mean(quotients)),
     "latency": _spread([one.latency for one in answers]),
     "first_token": _spread([one.first_latency for one in answers]),
@@ -138,14 +138,6 @@ def _entry(
 
 def _latency(served: Served) -> float:
   return float(np.mean([one.latency for one in served.answers]))
-
-
-def _mean(values: Sequence[float]) -> dict:
-  """A mean and its standard error over repeats, as an Estimate."""
-  error = None
-  if len(values) > 1:
-    error = float(np.std(values, ddof=1) / np.sqrt(len(values)))
-  return dataclasses.asdict(metrics.Estimate(float(np.mean(values)), error))
 
 
 def _spread(seconds: Sequence[float]) -> dict[str, float]:

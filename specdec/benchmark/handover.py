@@ -23,6 +23,7 @@ from specdec.benchmark.schedules import Prices
 from specdec.benchmark.serving import ENGINES, serve
 from specdec.benchmark.settings import Settings
 from specdec.benchmark.setup import Setup
+from specdec.benchmark.target import PRESET
 from specdec.checkpoints import Checkpoint, conversion, formats
 from specdec.checkpoints import learned as saved
 from specdec.checkpoints.fetch import fetch
@@ -231,7 +232,7 @@ def write(
 
 def target_of(setup: Setup) -> TransformerConfig:
   """Reads the config of the target; refuses a shape alone."""
-  if setup.target.startswith(catalog.PRESET):
+  if setup.target.startswith(PRESET):
     raise ValueError(f"{setup.target} is a shape alone; engines need weights")
   return setup.target_config()
 

@@ -26,10 +26,15 @@ class Estimate:
   error: float | None = None  # one standard error; None with a single text
 
   def __str__(self) -> str:
+    return format(self, ".2f")
+
+  def __format__(self, form: str) -> str:
+    """Writes value and error in a format of floats, by default '.2f'."""
     if self.value is None:
       return "-"
-    error = "" if self.error is None else f" ± {self.error:.2f}"
-    return f"{self.value:.2f}{error}"
+    form = form or ".2f"
+    error = "" if self.error is None else f" ± {self.error:{form}}"
+    return f"{self.value:{form}}{error}"
 
 
 def _error(value: float, relative: np.ndarray) -> float | None:
@@ -47,6 +52,11 @@ def ratio(over: Sequence[float], under: Sequence[float]) -> Estimate:
   value = float(np.sum(over) / np.sum(under))
   deviation = (over - value * under) / np.sum(under)
   return Estimate(value, _error(1.0, deviation))
+
+
+def mean(values: Sequence[float]) -> Estimate:
+  """Returns the mean of repeats; the error is by their spread, if several."""
+  return ratio(values, np.ones(len(values)))
 
 
 def geometric_mean(rates: Sequence[float] | np.ndarray) -> Estimate:

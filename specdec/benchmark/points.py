@@ -14,10 +14,10 @@ from tqdm import tqdm
 
 from specdec import multihost
 from specdec.benchmark import metrics, runs, timing
-from specdec.benchmark.catalog import Target
 from specdec.benchmark.decoder import Completed
 from specdec.benchmark.rows import Batches
 from specdec.benchmark.setup import Setup
+from specdec.benchmark.target import Target
 from specdec.compiled import memory_plan
 from specdec.models.config import TransformerConfig
 from specdec.roofline.cost import pass_bound

@@ -6,7 +6,6 @@ measurement is a process of its own: nothing compiled, cached or fragmented by
 one is met by another.
 """
 
-import datetime
 import json
 import os
 import subprocess
@@ -18,7 +17,7 @@ from typing import NamedTuple
 
 from specdec.benchmark import provenance, sweeps
 from specdec.benchmark.measurements import Measurement
-from specdec.utils import files
+from specdec.utils import files, run_folder
 
 _DIGITS = 6  # significant ones of numbers that are kept
 _LAST = 6  # lines of a program that failed
@@ -78,7 +77,7 @@ class Plan(NamedTuple):
       stdout=log,
       stderr=subprocess.STDOUT,
       # Nobody else measures while it lives, even if this process is killed.
-      pass_fds=[files.lock_of(self.scratch)],
+      pass_fds=[run_folder.lock_of(self.scratch)],
     )
 
 
@@ -105,7 +104,7 @@ def run(measurements: Sequence[Measurement], plan: Plan, report: Report):
   Raises:
     BlockingIOError: another process runs them in the same scratch folder.
   """
-  files.lock(plan.scratch)
+  run_folder.lock(plan.scratch)
   commit, failed, left = provenance.commit(), {}, []
   for one in measurements:
     if plan.is_done(one, commit):
@@ -225,7 +224,7 @@ def published(
     about: `measurement` of docs/schema.json.
   """
   document = {
-    "date": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
+    "date": provenance.now(),
     "versions": {"commit": commit},
     **{name: x for name, x in document.items() if name != "prompts"},
     "command": command,

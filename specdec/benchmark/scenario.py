@@ -9,6 +9,7 @@ import functools
 from specdec import checkpoints
 from specdec.benchmark import abstract, calibrated, catalog
 from specdec.benchmark.setup import Setup
+from specdec.benchmark.target import PRESET
 from specdec.checkpoints.fetch import fetch
 from specdec.models import presets
 from specdec.models.config import TransformerConfig
@@ -112,9 +113,8 @@ class Scenario:
     if self.draft_name is None and config is not None:
       return self._built(self.drafter)
     costs = []
-    for call in self.drafter_calls:  # whose k is a matter of rounds
-      kwargs = {name: x for name, x in call.kwargs.items() if name != "k"}
-      call = call._replace(kwargs=kwargs)
+    # Their k is a matter of rounds.
+    for call in map(catalog.without_k, self.drafter_calls):
       if _is(call, "model", "pard"):
         shape = self.shape_of(str(catalog.arguments_of(call)["name"]))
         cost_of = getattr(drafter_cost, call.name)
@@ -140,7 +140,7 @@ class Scenario:
     weights, name = self.deployment.weights, self.target
     dtype = _dtype(weights)
     if name in presets.names():
-      name = catalog.PRESET + name
+      name = PRESET + name
     setup = Setup(name, drafter, k=self.most, dtype=dtype, random_weights=True)
     cost = abstract.drafter(setup, abstract.target(setup)).drafter.cost
     if cost is None or not cost.is_complete:
@@ -242,7 +242,7 @@ def _config(name: str, weights: str) -> TransformerConfig | None:
   Raises:
     ValueError: there is no such model.
   """
-  bare, dtype = name.removeprefix(catalog.PRESET), _dtype(weights)
+  bare, dtype = name.removeprefix(PRESET), _dtype(weights)
   if bare in presets.names():
     return presets.get(bare, dtype)
   if name in shapes.names():

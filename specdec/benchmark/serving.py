@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from specdec.benchmark import engine_keys, vllm_keys
-from specdec.benchmark.engine_keys import Handed, Place, Served
+from specdec.benchmark.engine_keys import Handed, Order, Place, Served
 from specdec.roofline.planning import BatchRange
 
 
@@ -29,7 +29,7 @@ class Engine(NamedTuple):
   methods: Mapping[str, str]
   layouts: Mapping[str, str]
   trees: bool
-  render: Callable[..., engine_keys.Rendered]
+  render: Callable[[Order], engine_keys.Rendered]
 
 
 ENGINES = {
@@ -103,9 +103,8 @@ def serve(
   if handed.tree and not entry.trees:
     raise ValueError(f"{engine} drafts chains only; give --shape=chain")
   method = entry.methods[handed.kind]
-  config, command, environment = entry.render(
-    method, handed, place, schedule, warnings
-  )
+  order = Order(method, handed, place, schedule, warnings)
+  config, command, environment = entry.render(order)
   if handed.rule == "synthetic":
     warnings.append("synthetic acceptance: the engine's text is meaningless")
   return Served(config, tuple(command), environment, tuple(warnings))

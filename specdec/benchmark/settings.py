@@ -14,8 +14,9 @@ from typing import Any
 
 from specdec import checkpoints, decode, draft_shape, sampling, sharding
 from specdec.benchmark import catalog
-from specdec.benchmark.catalog import DRAFTERS, RULES, SHAPES, Target
+from specdec.benchmark.catalog import DRAFTERS, RULES, SHAPES
 from specdec.benchmark.decoder import PROMPT_STEP
+from specdec.benchmark.target import PRESET, Target
 from specdec.checkpoints import shipped
 from specdec.draft_shape import DraftShape
 from specdec.models import weight_formats
@@ -138,7 +139,7 @@ class Settings:
     if self.dtype not in checkpoints.DTYPES:
       raise ValueError(f"dtype: {choices(self.dtype, checkpoints.DTYPES)}")
     weight_formats.parse(self.weights)
-    if self.target.startswith(catalog.PRESET) and not self.random_weights:
+    if self.target.startswith(PRESET) and not self.random_weights:
       raise ValueError(
         f"{self.target} is a shape alone; add random_weights=True"
       )

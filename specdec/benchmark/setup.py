@@ -18,9 +18,10 @@ import jax.numpy as jnp
 
 from specdec import checkpoints, decode, drafters, sharding
 from specdec.benchmark import catalog
-from specdec.benchmark.catalog import DRAFTERS, Target, Weighted
+from specdec.benchmark.catalog import DRAFTERS
 from specdec.benchmark.decoder import Decoder
 from specdec.benchmark.settings import Settings
+from specdec.benchmark.target import Target, Weighted, config_of, source_of
 from specdec.checkpoints import Checkpoint, Tokenizer, shipped
 from specdec.checkpoints import learned as saved
 from specdec.compiled import lowering, memory_plan
@@ -64,8 +65,8 @@ class Setup(Settings):
 
   def target_config(self) -> TransformerConfig:
     """Reads the config of the target; no weights."""
-    source = catalog.source_of(self.target)
-    return catalog.config_of(source, self.dtype, self.weights)
+    source = source_of(self.target)
+    return config_of(source, self.dtype, self.weights)
 
   def load(self, report: Callable[[str], None] = silent) -> Decoder:
     """Reads the weights and returns the decoder, not yet compiled.
@@ -94,7 +95,7 @@ class Setup(Settings):
       others: setups whose decoders will share it; they are checked as well.
       num_tokens: of the largest pass of the target apart from decoding, a row.
     """
-    source = catalog.source_of(self.target)
+    source = source_of(self.target)
     config = self.target_config()
     form = weight_formats.parse(self.weights)
     if self.random_weights and form and form.kind == STORED:
@@ -178,8 +179,8 @@ class Setup(Settings):
     if call is None:
       return None
     arguments = catalog.arguments_of(call)
-    source = catalog.source_of(str(arguments["name"]))
-    return catalog.config_of(source, self.dtype, arguments["weights"])
+    source = source_of(str(arguments["name"]))
+    return config_of(source, self.dtype, arguments["weights"])
 
   def max_length(self, config: TransformerConfig) -> int:
     """Returns L, prompt and output together; of an encoder-decoder, whose

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from specdec.benchmark import engine_keys
-from specdec.benchmark.engine_keys import Handed, Place, Rendered
+from specdec.benchmark.engine_keys import Handed, Order, Place, Rendered
 from specdec.roofline.planning import BatchRange
 
 
@@ -36,7 +36,8 @@ def _rule(handed: Handed, warnings: list[str]) -> dict[str, Any]:
   return keys
 
 
-def _config(method, handed, place, schedule, warnings) -> dict:
+def _config(order: Order) -> dict[str, Any]:
+  method, handed, place, schedule, warnings = order
   config = {"method": method}
   if handed.kind == "lookup":
     least = handed.arguments["min_ngram"]
@@ -77,23 +78,19 @@ def _suffix(handed: Handed, warnings: list[str]) -> dict[str, Any]:
   } | ({} if own["corpus"] else {"suffix_decoding_max_cached_requests": 0})
 
 
-def vllm(
-  method: str,
-  handed: Handed,
-  place: Place,
-  schedule: Sequence[BatchRange] | None,
-  warnings: list[str],
-) -> Rendered:
+def vllm(order: Order) -> Rendered:
   """Renders what vLLM on GPUs is given."""
+  handed, warnings = order.handed, order.warnings
   if handed.head is not None and handed.head.block:
-    schedule = _block(handed, schedule, warnings)
+    schedule = _block(handed, order.schedule, warnings)
+    order = order._replace(schedule=schedule)
   if handed.kind == "peagle" and handed.head.feature_norm == "each":
     raise ValueError(
       "vLLM's P-EAGLE has no norm for each stream; train one with feature_norm "
       "= 'none' or 'joint'"
     )
   rule = _rule(handed, warnings)
-  config = _config(method, handed, place, schedule, warnings) | rule
+  config = _config(order) | rule
   if handed.kind == "mtp":
     warnings.append(
       "vLLM 0.32 does not read MTP layers in speculators' layout; the package "
@@ -104,7 +101,7 @@ def vllm(
       "vLLM's EAGLE has no bias in fc and leaves it out: acceptance drops; "
       "train with bias = False"
     )
-  return config, _command(place, config), {}
+  return config, _command(order.place, config), {}
 
 
 def _block(
@@ -134,19 +131,14 @@ def _command(place: Place, config: dict) -> list[str]:
   return ["vllm", "serve", place.target, "--speculative-config", text]
 
 
-def vllm_tpu(
-  method: str,
-  handed: Handed,
-  place: Place,
-  schedule: Sequence[BatchRange] | None,
-  warnings: list[str],
-) -> Rendered:
+def vllm_tpu(order: Order) -> Rendered:
   """Renders what vLLM on TPUs is given, with tpu-inference's JAX models."""
+  handed, warnings = order.handed, order.warnings
   if handed.rule not in ("rejection", "greedy"):
     engine_keys.own_rule("vLLM on TPUs", handed, warnings, "standard rejection")
   if handed.head is not None:
     engine_keys.check_first_eagle3("vLLM on TPUs", handed, fixed_layers=True)
-  config = _config(method, handed, place, schedule, warnings)
+  config = _config(order)
   if "num_speculative_tokens_per_batch_size" in config:
     warnings.append(
       "the runner on TPUs drafts num_speculative_tokens at every batch size, "
@@ -157,4 +149,4 @@ def vllm_tpu(
     "draft_sample_method": "greedy",
     "rejection_sample_method": "standard",
   }
-  return config, _command(place, config), {}
+  return config, _command(order.place, config), {}

@@ -25,7 +25,7 @@ from absl import logging as absl_logging
 
 from specdec import multihost
 from specdec.cli.flags import Flags
-from specdec.utils import files, remote, terminal
+from specdec.utils import files, remote, run_folder, terminal
 from specdec.utils.calls import user_line
 
 _MENDABLE = (ValueError, OSError, MemoryError)
@@ -136,7 +136,7 @@ class Program:
         _end(traceback.format_exc())
       raise
     finally:
-      files.release()
+      run_folder.release()
 
   def launch(self, argv: Sequence[str] | None = None) -> None:
     """Runs the program from a shell, without the chatter of libraries.
@@ -237,7 +237,7 @@ def take_folder(name: str, path: str | None) -> pathlib.Path:
     raise ValueError(f"give {name}, a folder")
   check_folder(name, path)
   folder = remote.as_path(path)
-  files.lock(folder)
+  run_folder.lock(folder)
   return folder
 
 
@@ -256,6 +256,15 @@ def check_folder(name: str, path: str) -> None:
     raise ValueError(f"{name}={path}{whole} is not a folder; name a folder")
   if not os.access(present, os.W_OK | os.X_OK):
     raise ValueError(f"{name}={path} cannot be written; choose another place")
+
+
+def new_folder(name: str, path: str) -> pathlib.Path:
+  """As check_folder, and refuses a folder that holds something; returns it."""
+  folder = remote.as_path(path).expanduser()
+  check_folder(name, str(folder))
+  if folder.exists() and any(folder.iterdir()):
+    raise ValueError(f"{folder} is not empty; name another folder")
+  return folder
 
 
 def check_writable(name: str, path: str | None) -> None:

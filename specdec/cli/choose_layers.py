@@ -32,7 +32,7 @@ from specdec.benchmark.setup import Setup
 from specdec.cli import app, setup_flags
 from specdec.report import drafter_tables
 from specdec.roofline import chips, hardware
-from specdec.utils import calls, files, remote, terminal
+from specdec.utils import calls, remote, run_folder, terminal
 
 _WITHOUT = ("drafter", "shape", "draft_ways", *setup_flags.PROCESSES)
 _FREE = (*setup_flags.FREE, "trials")  # may change when a run is resumed
@@ -105,7 +105,7 @@ def choose_layers(options: app.Options) -> None:
   setup.check_memory(target, setup.decoder(target))
   setup_flags.check_chat(options, target.checkpoint.tokenizer)
   settings = header["settings"] | {"versions": header["versions"]}
-  files.claim(folder, settings, _FREE)
+  run_folder.claim(folder, settings, _FREE)
   source = rows.Source(
     target.checkpoint, options.prompt_file, options.chat, options.seed
   )

@@ -32,9 +32,10 @@ threads after each product loses most. Look at the load in the results.
 import dataclasses
 import itertools
 
-from specdec.benchmark import catalog, engines, peers, results, runs
+from specdec.benchmark import engines, peers, results, runs
 from specdec.benchmark.decoder import Decoder, prompt_size
 from specdec.benchmark.setup import Setup
+from specdec.benchmark.target import source_of
 from specdec.cli import app, prompt_flags, setup_flags
 from specdec.report import tables
 from specdec.roofline import hardware
@@ -108,7 +109,7 @@ def compare(options: app.Options) -> None:
     setup.check_memory(target, decoders[name], app.note)
   decoders = {runs.BASELINE: decoders[name].baseline()} | decoders
   slots = decoders[name].max_length + max(engines.PASSES)
-  source = catalog.source_of(options.target)
+  source = source_of(options.target)
   with terminal.progress("loading other engines"):
     loaded = peers.load(options.peers, source, slots, hardware.cpu_cores())
   header["versions"] |= loaded.versions

@@ -117,10 +117,7 @@ def show_losses(options: app.Options) -> None:
 
 def compare(options: app.Options) -> None:
   """Checks the flags, then shows what is wanted."""
-  others = {x for names in FLAGS.values() for x in names}
-  others -= {*FLAGS[options.show]}
-  why = f"has no effect with --show={options.show}"
-  setup_flags.refuse(options, sorted(others), why)
+  setup_flags.refuse_others(options, "show", FLAGS)
   if options.show == "losses":
     show_losses(options)
     return

@@ -29,7 +29,7 @@ from specdec.checkpoints import conversion
 from specdec.checkpoints.fetch import MODEL, PACKAGES, fetch, sha256
 from specdec.cli import app, setup_flags
 from specdec.models import weight_formats
-from specdec.utils import files, remote, terminal
+from specdec.utils import files, terminal
 
 DTYPES = "float32", "bfloat16", "float16"
 
@@ -82,11 +82,7 @@ def check(options: app.Options) -> Path | None:
     return None
   if "source" not in options.given:
     raise ValueError("--output needs --source, the model to rewrite")
-  output = remote.as_path(options.output).expanduser()
-  app.check_folder("--output", str(output))
-  if output.exists() and any(output.iterdir()):
-    raise ValueError(f"{output} is not empty; name another folder")
-  return output
+  return app.new_folder("--output", options.output)
 
 
 def convert(options: app.Options) -> None:

@@ -74,10 +74,7 @@ def check(options: Options) -> tuple[Setup, Path]:
   if not options.output:
     raise ValueError("give --output, a new folder")
   remote.check_local("--output", options.output)
-  output = Path(options.output).expanduser()
-  app.check_folder("--output", str(output))
-  if output.exists() and any(output.iterdir()):
-    raise ValueError(f"{output} is not empty; name another folder")
+  output = app.new_folder("--output", options.output)
   if options.chip is None:
     priced = *_ACCEPTANCE, "ways", "context", "largest_batch"
     setup_flags.refuse(options, priced, "is for --chip")

@@ -124,10 +124,7 @@ def prepare(options: app.Options) -> None:
   if options.make is None:
     raise ValueError(f"give --make, one of {', '.join(FLAGS)}")
   remote.check_local("--output", options.output or "")
-  others = {x for names in FLAGS.values() for x in names}
-  others -= {*FLAGS[options.make]}
-  why = f"has no effect with --make={options.make}"
-  setup_flags.refuse(options, sorted(others), why)
+  setup_flags.refuse_others(options, "make", FLAGS)
   make = {
     "stdlib": make_stdlib,
     "tokenizer": make_tokenizer,

@@ -8,14 +8,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 from specdec.benchmark import prompts, results, rows
-from specdec.benchmark.catalog import Target
+from specdec.benchmark.target import Target
 from specdec.checkpoints import Checkpoint, shipped
 from specdec.cli import app, setup_flags
 from specdec.cli.app import Flags, Options
 from specdec.report import canvas
 from specdec.training import saving
 from specdec.types import PyTree
-from specdec.utils import files, terminal
+from specdec.utils import files, run_folder, terminal
 
 
 def define(flags: Flags) -> None:
@@ -90,7 +90,7 @@ def claim(folder: Path, header: dict, params: PyTree, encoded) -> files.Lines:
     What it holds already.
   """
   machine = {k: v for k, v in header["machine"].items() if k != "load"}
-  files.claim(
+  run_folder.claim(
     folder,
     header["settings"]
     | {

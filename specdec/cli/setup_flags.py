@@ -11,7 +11,7 @@ import pathlib
 import re
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import jax
 
@@ -190,6 +190,15 @@ def refuse(options: Options, names: Sequence[str], why: str) -> None:
   for name in names:
     if name in options.given:
       raise ValueError(f"--{name} {why}")
+
+
+def refuse_others(
+  options: Options, name: str, flags: Mapping[str, Sequence[str]]
+) -> None:
+  """As `refuse`, for the flags of every other value of --NAME."""
+  value = getattr(options, name)
+  others = {x for names in flags.values() for x in names} - {*flags[value]}
+  refuse(options, sorted(others), f"has no effect with --{name}={value}")
 
 
 def header(options: Options, setup: Setup) -> dict:

@@ -34,7 +34,7 @@ from specdec.benchmark import provenance, sweep_run
 from specdec.benchmark.sweep_run import Lengths, Rounds, SweepBench
 from specdec.cli import app, setup_flags
 from specdec.report import tables
-from specdec.utils import files, terminal
+from specdec.utils import files, run_folder, terminal
 
 
 def define(flags: app.Flags) -> None:
@@ -124,7 +124,7 @@ def sweep(options: app.Options) -> None:
     jax.config.update("jax_compilation_cache_dir", str(cache))
   whole = lengths._asdict() | {"calibrate": rounds._asdict()}
   whole |= {"shard": options.shard, "mesh": options.mesh}
-  files.claim(folder, whole, free=("calibration_repeats",))
+  run_folder.claim(folder, whole, free=("calibration_repeats",))
   lines = files.Lines(folder / "lines.jsonl")
   for broken in lines.broken:
     app.note(f"skipped: {broken}")

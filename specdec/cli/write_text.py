@@ -105,9 +105,7 @@ def write_prompts(options: app.Options) -> None:
 def write(options: app.Options) -> None:
   """Checks the flags, then writes what is wanted."""
   setup_flags.read(options)
-  [other] = {*FLAGS} - {options.write}
-  why = f"has no effect with --write={options.write}"
-  setup_flags.refuse(options, FLAGS[other], why)
+  setup_flags.refuse_others(options, "write", FLAGS)
   write = write_answers if options.write == "answers" else write_prompts
   write(options)
 

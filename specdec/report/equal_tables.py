@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
+from specdec.benchmark import metrics
 from specdec.benchmark.scenario import Scenario
 from specdec.report.tables import markdown
 from specdec.roofline import chips, planning
@@ -37,14 +38,6 @@ def _chains(runs: Sequence[dict]) -> dict[tuple[float, str], dict[int, list]]:
   return groups
 
 
-def _spread(values: Sequence[float]) -> str:
-  """Writes a mean, and the standard error of it where there are several."""
-  mean = f"{np.mean(values):.2f}"
-  if len(values) == 1:
-    return mean
-  return f"{mean} ± {np.std(values, ddof=1) / len(values) ** 0.5:.2f}"
-
-
 def _by_k(
   groups: Mapping, temperature: float, value: Callable[[dict], float]
 ) -> str:
@@ -58,7 +51,7 @@ def _by_k(
   def cell(k: int) -> Callable[[dict], str]:
     def text(row: dict) -> str:
       runs = row["runs"].get(k, ())
-      return _spread([value(run) for run in runs]) if runs else ""
+      return str(metrics.mean([value(run) for run in runs])) if runs else ""
 
     return text
 

@@ -20,7 +20,7 @@ def listed(entries: Sequence[dict], form=tables.listed) -> str:
   columns = {
     "batch, load": _where,
     "way": "{0[name]}",
-    "tokens/s": lambda x: _rounded(Estimate(**x["goodput"])),
+    "tokens/s": lambda x: f"{Estimate(**x['goodput']):.1f}",
     "x plain": estimate("speedup"),
     "x faster answered": estimate("latency_speedup"),
     "latency ms": _latency("latency", "mean"),
@@ -81,11 +81,6 @@ def _where(entry: dict) -> str:
 
 def _latency(name: str, of: str) -> Callable[[dict], str]:
   return lambda entry: f"{1e3 * entry[name][of]:.0f}"
-
-
-def _rounded(rate: Estimate) -> str:
-  error = "" if rate.error is None else f" ± {rate.error:.1f}"
-  return f"{rate.value:.1f}{error}"
 
 
 def _same(entry: dict) -> str:

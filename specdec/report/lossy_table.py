@@ -7,8 +7,8 @@ from specdec.report.tables import listed
 from specdec.testing.tabular import Equal
 
 
-def of_equal_length(rows: Sequence[Equal], form=listed) -> str:
-  """Formats `tabular.at_equal_length`; `form` makes its table."""
+def of_equal_length(rows: Sequence[Equal]) -> str:
+  """Formats `tabular.at_equal_length`."""
 
   def unless_absent(form: str) -> Callable[[Equal], str]:
     return lambda row: "-" if math.isnan(row.accepted) else form.format(row)
@@ -21,4 +21,4 @@ def of_equal_length(rows: Sequence[Equal], form=listed) -> str:
     "KL, nats": unless_absent("{0.divergence:.3f}"),
     "less likely by, nats": unless_absent("{0.surprise:+.3f}"),
   }
-  return form(rows, columns)
+  return listed(rows, columns)

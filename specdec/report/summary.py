@@ -34,7 +34,7 @@ def goal(
   number: float | Estimate, bound: float, most: bool = True, form=".2f"
 ) -> str:
   """Writes a number beside its goal, which is `most`, or least."""
-  shown = f"{number:{form}}" if isinstance(number, float) else str(number)
+  shown = f"{number:{form}}"
   value = number if isinstance(number, float) else number.value
   met = value <= bound if most else value >= bound
   text = f"{shown} (goal {bound:{form}}"

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 
 from matplotlib import ticker
 
-from specdec.benchmark.metrics import Estimate
 from specdec.report import canvas
 from specdec.report.training_runs import Curve, Kind
 from specdec.utils import terminal
@@ -44,11 +43,8 @@ def plot_curves(
       axes.plot(
         curve.tokens,
         getattr(curve, quantity),
-        color=canvas.COLORS[i % len(canvas.COLORS)],
-        marker=canvas.MARKERS[i % len(canvas.MARKERS)],
-        linestyle=canvas.LINES[i // len(canvas.COLORS) % len(canvas.LINES)],
-        markersize=5,
         label=canvas.label(curve.name),
+        **canvas.style(i),
       )
     axes.set_xscale("log")
     axes.xaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
@@ -68,20 +64,13 @@ def joint_table(kinds: Sequence[Kind]) -> str:
     (
       kind.kind,
       " ".join(str(run.seed) for run in kind.runs),
-      _four_digits(kind.loss),
-      _four_digits(kind.difference),
+      f"{kind.loss:.4f}",
+      f"{kind.difference:.4f}",
       str(kind.tokens_per_pass),
     )
     for kind in kinds
   ]
   return terminal.columns(header, rows)
-
-
-def _four_digits(estimate: Estimate) -> str:
-  if estimate.value is None:
-    return "-"
-  error = "" if estimate.error is None else f" ± {estimate.error:.4f}"
-  return f"{estimate.value:.4f}{error}"
 
 
 def plot_joint(kinds: Sequence[Kind], path: str | os.PathLike) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 
 from specdec.benchmark import metrics
 from specdec.benchmark.metrics import Estimate
-from specdec.utils import files
+from specdec.utils import files, run_folder
 
 BASELINE = "none"
 # Settings in which kinds differ, and options in which runs may differ.
@@ -164,7 +164,7 @@ def compare(runs: Sequence[JointRun]) -> list[Kind]:
     of_kind[run.seed] = run
     for group, shared in _shared(run).items():
       first, expected = first_of.setdefault(group, (run, shared))
-      files.check_same(
+      run_folder.check_same(
         f"{first.folder} and {run.folder} cannot be compared", expected, shared
       )
   order = sorted(by_kind, key=lambda name: (name != BASELINE, name))
@@ -181,17 +181,12 @@ def _kind(by_seed: dict[int, JointRun], baseline: dict[int, JointRun]) -> Kind:
   lengths = [run.tokens_per_pass for run in runs]
   return Kind(
     runs[0].kind,
-    _mean([run.loss for run in runs]),
-    _mean(list(differences.values())),
+    metrics.mean([run.loss for run in runs]),
+    metrics.mean(list(differences.values())),
     differences,
-    _mean([x for x in lengths if x is not None]),
+    metrics.mean([x for x in lengths if x is not None]),
     runs,
   )
-
-
-def _mean(values: Sequence[float]) -> Estimate:
-  """Estimates the mean over runs; its standard error needs at least two."""
-  return metrics.ratio(values, [1.0] * len(values))
 
 
 def joint_document(kinds: Sequence[Kind]) -> dict:

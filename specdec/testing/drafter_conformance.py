@@ -6,7 +6,6 @@ All of it runs on the real loop or on the functions that the loop calls;
 expectations come from autoregressive decoding and from enumeration.
 """
 
-import functools
 import itertools
 from collections.abc import Callable, Collection, Sequence
 
@@ -14,20 +13,26 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specdec import acceptance, decode, sampling, slots, step
-from specdec import cache as kv
+from specdec import acceptance, decode, slots
 from specdec.compiled import hlo
-from specdec.inputs import Inputs
 from specdec.testing import enumeration
 from specdec.testing.books import Broken, check_books, require
+from specdec.testing.trial import (
+  LENGTH,
+  NEVER,
+  PROMPT,
+  REJECTION,
+  ROWS,
+  TINY,
+  Trial,
+  texts_of,
+)
 from specdec.types import (
   AcceptanceRule,
-  DecodeState,
   Draft,
   Drafter,
   Model,
   Params,
-  Source,
   Stats,
 )
 
@@ -44,17 +49,11 @@ INVARIANTS = {
   "copies": "no cache is copied inside the loop",
 }
 
-ROWS = 32  # of every batch
-LENGTH = 28  # prompt and output
-_PROMPT = 9  # tokens of the longest prompt
 _ARRIVING = 6  # rows that take the place of others; ROWS / 3 at most
-_NEVER = -1  # no token has this id
 _NEW = 3  # tokens of a text whose distribution is checked
-_TINY = 5  # vocabulary whose texts are enumerated
 _MOST_DRAFTS = 1100  # enumerated at most
 _SMALLEST_P = 1e-5  # of chi-square
 _EXACT = 1e-5
-_REJECTION = acceptance.rejection()
 
 
 def check_drafter(
@@ -100,7 +99,7 @@ def check_drafter(
       f"no invariant {', '.join(sorted(unknown))}; they are "
       f"{', '.join(INVARIANTS)}"
     )
-  trial = _Trial(make, target, params, rules, prompts)
+  trial = _Checks(make, target, params, rules, prompts)
   trial.draws, trial.tolerance = draws, tolerance
   for name, invariant in INVARIANTS.items():
     try:
@@ -113,146 +112,8 @@ def check_drafter(
   return jax.tree.map(np.asarray, trial.coupled.stats)
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))
-def _propose(target, drafter, params, state: DecodeState, noise):
-  """The draft of a state under given noise [B, A, V], its tree in place."""
-
-  def of_node(depth, node):
-    del depth
-    return jnp.take(noise, jnp.minimum(node, noise.shape[1] - 1), axis=1)
-
-  context = step.context_of(state, target.vocab_size, acceptance.coupled())
-  context = context._replace(noise=of_node)
-  draft, _ = drafter.propose(params, state.draft_state, context)
-  return drafter.spec.with_tree(draft)._replace(resume=None)
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def _log_probs_after(target, params, tokens, length, settings, source):
-  """[B, V] warped log-probabilities of the token that follows each text."""
-  cache = kv.empty(target, params, *tokens.shape, source)
-  output, _ = target.apply(params, tokens, cache)
-  logits = output.logits[jnp.arange(len(tokens)), length - 1]
-  return sampling.warp(logits, settings)
-
-
-class _Trial:
-  """A drafter with its target, and batches of one shape to run them on."""
-
-  def __init__(self, make, target, params, rules, prompts):
-    drafter = make if isinstance(make, Drafter) else make()
-    self.traces = 0
-
-    def propose(*args):
-      self.traces += 1
-      return drafter.propose(*args)
-
-    self.make, self.drafter = make, drafter._replace(propose=propose)
-    self.spec, self.target = drafter.spec, target
-    self.sampled = self.spec.siblings != "deterministic"
-    if rules is None:
-      kind, chain = self.spec.siblings, self.spec.chain
-      chains = self.spec.num_chains if kind == "iid" else 1
-      rules = [
-        rule
-        for rule in _every_rule()
-        if kind in rule.siblings
-        and (chain or not rule.chains_only)
-        and (not rule.most_chains or 1 <= chains <= rule.most_chains)
-      ]
-    self.rules = rules
-    self.params = jax.tree.map(jnp.asarray, params)
-    self.rng = np.random.default_rng(0)
-    vocab_size = target.vocab_size
-    if prompts is None:
-      prompts = self.rng.integers(0, vocab_size, (ROWS, _PROMPT))
-      prompts[:, 4:] = prompts[:, :5]  # something to look up
-    self.prompt = np.zeros((ROWS, LENGTH), np.int32)
-    self.prompt[:, :_PROMPT] = prompts
-    row = np.arange(ROWS)
-    self.inputs = {
-      "prompt": self.prompt,
-      "prompt_length": np.array([1, _PROMPT, 5, 2, 8, 3])[row % 6],
-      "temperature": np.array([1.0, 0.0, 0.7, 1.0])[row % 4],
-      "top_k": np.where(row % 4 == 3, min(3, vocab_size), vocab_size),
-      "top_p": np.where(row % 4 == 2, 0.9, 1.0),
-      "limit": np.full(ROWS, LENGTH),
-      "index": row,
-    }
-    self.inputs |= self.sources()
-    # Of distributions: one setting for all rows, few tokens are possible.
-    self.settings = {
-      "temperature": np.full(ROWS, 1.0),
-      "top_k": np.full(ROWS, vocab_size if vocab_size <= _TINY else 3),
-      "top_p": np.full(ROWS, 1.0),
-    }
-
-    first = {name: x[:1].repeat(ROWS, 0) for name, x in self.sources().items()}
-    self.alike = self.settings | first
-
-  def sources(self) -> dict[str, np.ndarray]:
-    """Random ragged sources for an encoder, if the target has one."""
-    if self.target.encode is None:
-      return {}
-    shape = ROWS, _PROMPT
-    return {
-      "source": self.rng.integers(0, self.target.vocab_size, shape),
-      "source_length": self.rng.integers(1, _PROMPT + 1, ROWS),
-    }
-
-  def given(self, rows=slice(None), **changes) -> Inputs:
-    """What some rows begin with; `changes` of self.inputs."""
-    inputs = {
-      n: np.asarray(x)[rows] for n, x in (self.inputs | changes).items()
-    }
-    warp = {name: inputs.pop(name) for name in self.settings}
-    inputs = {name: jnp.asarray(x, jnp.int32) for name, x in inputs.items()}
-    if "source" in inputs:
-      length = inputs.pop("source_length")
-      inputs["source"] = Source(inputs["source"], length)
-    settings = sampling.settings(len(inputs["prompt"]), **warp)
-    return Inputs(key=jax.random.key(0), sampling=settings, **inputs)
-
-  def start(self, drafter=None, **changes) -> DecodeState:
-    """The state after prefill; `changes` of self.inputs."""
-    return decode.start(
-      self.target,
-      drafter or self.drafter,
-      decode.NO_DRAFT_RULE if drafter else acceptance.coupled(),
-      self.params,
-      max_length=LENGTH,
-      **self.given(**changes)._asdict(),
-    )
-
-  def go_on(self, rule, state, eos=_NEVER, rounds=decode.MAX_ROUNDS, run=None):
-    """Runs rounds; `state` is donated. `run`: in decode.run's place."""
-    return (run or decode.run)(
-      self.target,
-      decode.NO_DRAFTER if rule is decode.NO_DRAFT_RULE else self.drafter,
-      rule,
-      self.params,
-      state,
-      jnp.array([eos], jnp.int32),
-      jnp.int32(rounds),
-    )
-
-  def run(
-    self, rule=_REJECTION, *, eos=_NEVER, rounds=decode.MAX_ROUNDS, **changes
-  ):
-    """A state after rounds of the drafter."""
-    return self.go_on(rule, self.start(**changes), eos, rounds)
-
-  @functools.cached_property
-  def baseline(self) -> DecodeState:
-    """Autoregressive decoding of the same inputs."""
-    return self.go_on(decode.NO_DRAFT_RULE, self.start(decode.NO_DRAFTER))
-
-  @functools.cached_property
-  def coupled(self) -> DecodeState:
-    """Speculative decoding of them under the coupled rule."""
-    return self.run(acceptance.coupled())
-
-  # The invariants, in the order of the dictionary.
+class _Checks(Trial):
+  """The invariants, in the order of the dictionary."""
 
   def check_trace(self) -> None:
     """Other prompts, lengths, settings and limits are no other program."""
@@ -300,7 +161,7 @@ class _Trial:
 
   def same_text(self, state, rows, where: str) -> None:
     """These rows are the baseline's."""
-    ours, theirs = _texts(state), _texts(self.baseline)
+    ours, theirs = texts_of(state), texts_of(self.baseline)
     for row in rows:
       require(
         ours[row] == theirs[row],
@@ -309,14 +170,14 @@ class _Trial:
 
   def check_eos(self) -> None:
     """At tokens that are common, with limits at every place of a draft."""
-    baseline = _texts(self.baseline)
+    baseline = texts_of(self.baseline)
     start = self.inputs["prompt_length"]
     new = np.concatenate([t[n:] for t, n in zip(baseline, start)])
     tokens, counts = np.unique(new, return_counts=True)
     limit = np.minimum(start + 1 + np.arange(ROWS) * 7 % 23, LENGTH)
     for eos in tokens[np.argsort(-counts, kind="stable")][:3]:
       state = self.run(acceptance.coupled(), eos=eos, limit=limit)
-      for row, text in enumerate(_texts(state)):
+      for row, text in enumerate(texts_of(state)):
         new = baseline[row][start[row] : limit[row]]
         new = new[: new.index(eos) + 1 if eos in new else None]
         wanted = baseline[row][: start[row]] + new
@@ -325,7 +186,7 @@ class _Trial:
           f"row {row}, EOS {eos}, limit {limit[row]}: {text}, not {wanted}",
         )
       beyond = np.arange(LENGTH) >= np.asarray(state.length)[:, None]
-      beyond &= np.arange(LENGTH) >= _PROMPT
+      beyond &= np.arange(LENGTH) >= PROMPT
       require(
         not np.any(np.asarray(state.tokens)[beyond]),
         "tokens were written behind the end of a row",
@@ -337,7 +198,7 @@ class _Trial:
     state = self.start(limit=limit)
     before = _frozen(state)
     while not before["done"].all():
-      state = self.go_on(_REJECTION, state, eos, 1)
+      state = self.go_on(REJECTION, state, eos, 1)
       after, done = _frozen(state), np.flatnonzero(before["done"])
       _require_same(before, done, after, done, "after it was done")
       before = after
@@ -352,7 +213,7 @@ class _Trial:
     vocab_size = self.target.vocab_size
     other = {
       "prompt": self.rng.integers(0, vocab_size, self.prompt.shape),
-      "prompt_length": self.rng.integers(1, _PROMPT, ROWS),
+      "prompt_length": self.rng.integers(1, PROMPT, ROWS),
       "temperature": np.full(ROWS, 1.3),
       "top_k": np.full(ROWS, vocab_size),
       "top_p": np.full(ROWS, 0.8),
@@ -375,30 +236,16 @@ class _Trial:
     arriving = np.arange(_ARRIVING)
     place = 3 * arriving + 1  # where they were not before
     state = self.run(rounds=3)
-    parts = self.target, self.drafter, _REJECTION, self.params
+    parts = self.target, self.drafter, REJECTION, self.params
     try:
       state = slots.refill(
         *parts, state, jnp.asarray(place), self.given(arriving)
       )
     except ValueError as error:
       require(False, f"its rows cannot be told apart: {error}")
-    state = self.go_on(_REJECTION, state)
+    state = self.go_on(REJECTION, state)
     where = "in the place of another"
     _require_same(together, arriving, _frozen(state), place, where, atol=1e-4)
-
-  def noise(self) -> np.ndarray:
-    """Gumbel noise [ROWS, A, V] of all addresses of a draft."""
-    shape = (ROWS, 2 * self.spec.max_nodes, self.target.vocab_size)
-    return self.rng.gumbel(size=shape).astype(np.float32)
-
-  def propose(self, state, noise) -> Draft:
-    """A draft on the host; parents are [ROWS, N]."""
-    draft = _propose(
-      self.target, self.drafter, self.params, state, jnp.asarray(noise)
-    )
-    draft = jax.tree.map(np.asarray, draft)
-    parents = np.broadcast_to(draft.parents, draft.tokens.shape)
-    return draft._replace(parents=parents)
 
   def check_drawn(self) -> None:
     """Tokens are the draws, by their noise, of the distributions given."""
@@ -474,8 +321,8 @@ class _Trial:
     """After rounds it drafts as after a prefill of the committed text."""
     token = int(np.bincount(np.asarray(self.baseline.tokens).ravel()).argmax())
     for when, rounds, eos in (
-      ("a round", 1, _NEVER),
-      ("five rounds", 5, _NEVER),
+      ("a round", 1, NEVER),
+      ("five rounds", 5, NEVER),
       ("a text that was cut at an EOS", decode.MAX_ROUNDS, token),
     ):
       state = self.run(rounds=rounds, eos=eos)
@@ -509,29 +356,6 @@ class _Trial:
 
   # Distributions.
 
-  def after(self, texts: Sequence[tuple[int, ...]]) -> np.ndarray:
-    """[len(texts), V] the target's probabilities of what follows each."""
-    probs, source = [], None
-    if self.target.encode is not None:
-      tokens, length = self.alike["source"], self.alike["source_length"]
-      source = Source(jnp.asarray(tokens), jnp.asarray(length))
-    for first in range(0, len(texts), ROWS):
-      tokens = np.zeros((ROWS, LENGTH + self.spec.max_depth), np.int32)
-      length = np.ones(ROWS, np.int32)
-      for row, text in enumerate(texts[first : first + ROWS]):
-        tokens[row, : len(text)], length[row] = text, len(text)
-      log_probs = _log_probs_after(
-        self.target,
-        self.params.target,
-        tokens,
-        length,
-        sampling.settings(ROWS, **self.settings),
-        source,
-      )
-      probs.append(np.exp(np.asarray(log_probs, float)))
-    probs = np.concatenate(probs)[: len(texts)]
-    return probs / probs.sum(-1, keepdims=True)
-
   def tables(self, text: tuple[int, ...], depth: int) -> list[np.ndarray]:
     """Distributions, as testing.enumeration's, of `depth` tokens after text."""
     vocab_size = self.target.vocab_size
@@ -546,7 +370,7 @@ class _Trial:
     """Of one round exactly, if drafts are few; of whole texts by chi-square."""
     size, vocab_size = self.spec.max_nodes, self.target.vocab_size
     drafts = vocab_size ** (size - 1) if self.sampled else 1
-    if vocab_size <= _TINY and drafts <= _MOST_DRAFTS and size > 1:
+    if vocab_size <= TINY and drafts <= _MOST_DRAFTS and size > 1:
       for rounds in (0, 2):
         self.check_one_round(rounds)
     self.check_texts()
@@ -567,7 +391,7 @@ class _Trial:
       f"the probabilities of all its drafts add up to {total:.6f}: they are "
       "not what its tokens are drawn from",
     )
-    tables = self.tables(_texts(state)[0], self.spec.max_depth + 1)
+    tables = self.tables(texts_of(state)[0], self.spec.max_depth + 1)
     exact = enumeration.text_distribution(tables)
     for rule in self.rules:
       if not (rule.lossless and rule.residual) or rule is acceptance.greedy():
@@ -676,7 +500,7 @@ class _Trial:
     buffers = [x for x in caches if x.ndim == 4 and x.shape[-1] > 1]
     if not buffers:
       return
-    lowered = self.go_on(_REJECTION, state, run=decode.run.lower)
+    lowered = self.go_on(REJECTION, state, run=decode.run.lower)
     copies = _cache_copies(lowered.compile().as_text(), buffers)
     require(not copies, f"{len(copies)} copies, as {copies[:1]}")
 
@@ -699,29 +523,6 @@ def _cache_copies(text: str, buffers) -> list[str]:
       if one.op in _COPYING and results & shapes:
         copies.append(one.line.strip())
   return copies
-
-
-def _every_rule() -> list[AcceptanceRule]:
-  """Rules of specdec.acceptance by which greedy rows are greedy text."""
-  return [
-    acceptance.rejection(),
-    acceptance.block(),
-    acceptance.kseq(),
-    acceptance.multipath(),
-    acceptance.traversal(),
-    acceptance.naive(),
-    acceptance.greedy(),
-    acceptance.lenience(0.5),
-    acceptance.fly(window=1),
-    acceptance.typical(),
-    acceptance.relaxed(2, 0.5),
-  ]
-
-
-def _texts(state) -> list[tuple[int, ...]]:
-  """Committed tokens of every row."""
-  rows = zip(np.asarray(state.tokens).tolist(), np.asarray(state.length))
-  return [tuple(row[:length]) for row, length in rows]
 
 
 def _same_nodes(ours: Draft, theirs: Draft, stop: int) -> bool:

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specdec.benchmark import catalog
+from specdec.benchmark.target import config_of, source_of
 from specdec.compiled import lowering, memory_plan
 from specdec.models import transformer
 from specdec.training import drafting, loop, placing
@@ -51,7 +51,7 @@ def step(
     FileNotFoundError: the target is not there.
   """
   options, head_config = setup.options, setup.head_config
-  config = catalog.config_of(catalog.source_of(setup.target), options.dtype)
+  config = config_of(source_of(setup.target), options.dtype)
   head_config.check(config)
   where = placing.places(
     mesh, config, head_config, options, draft_ways, devices

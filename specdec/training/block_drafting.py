@@ -17,6 +17,7 @@ from specdec.drafters.heads import draft_head as draft_heads
 from specdec.drafters.heads.block_head import BlockHead
 from specdec.drafters.heads.block_unroll import context_of, unroll
 from specdec.training import draft_losses
+from specdec.training.data import draws
 from specdec.training.draft_losses import Aim, BlockLoss, Loss
 from specdec.types import Array, ModelOutput, Params, PyTree
 
@@ -42,12 +43,10 @@ def anchors_of(
     even = np.linspace(0, places - 1, count).astype(np.int32)
     return jnp.broadcast_to(even, (rows, count))
 
-  def of_row(step, row):
-    key = jax.random.fold_in(jax.random.key(seed), step)
-    noise = jax.random.uniform(jax.random.fold_in(key, row), (places,))
-    return jax.lax.top_k(noise, count)[1]
+  def draw(key):
+    return jax.lax.top_k(jax.random.uniform(key, (places,)), count)[1]
 
-  return jax.vmap(of_row)(batch["step"], batch["row"])
+  return draws(batch, seed, draw)
 
 
 def dpace_weights(text_loss: Array, smoothing: float) -> Array:

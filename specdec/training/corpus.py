@@ -10,7 +10,7 @@ import platform
 import sysconfig
 from pathlib import Path
 
-from specdec.utils import files
+from specdec.utils import files, run_folder
 
 # Folders of tests, of tables and of other people's packages.
 SKIPPED_FOLDERS = {
@@ -99,7 +99,7 @@ def write_stdlib(output: Path) -> dict[str, list[int]]:
   present = {x.name for x in output.glob("*")} - {".lock"}
   if present and "manifest.json" not in present:
     raise ValueError(f"{output} exists and is no corpus; not replaced")
-  files.lock(output)
+  run_folder.lock(output)
   parts: dict[str, dict[str, str]] = {"train": {}, "held_out": {}}
   for path in sorted(library.rglob("*.py")):
     name = path.relative_to(library)

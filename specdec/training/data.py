@@ -9,7 +9,7 @@ exactly the batches of an uninterrupted one.
 
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -300,6 +300,18 @@ class Packed(Sequences):
   def _draw(self, rng: np.random.Generator) -> np.ndarray:
     offset = rng.integers(self._num_offsets)
     return offset + self.length * rng.permutation(self.count)
+
+
+def draws(
+  batch: dict[str, Array], seed: int, draw: Callable[[Array], Array]
+) -> Array:
+  """Returns draw(key) of every row of a `Numbered` batch, by its address."""
+
+  def of_row(step, row):
+    key = jax.random.fold_in(jax.random.key(seed), step)
+    return draw(jax.random.fold_in(key, row))
+
+  return jax.vmap(of_row)(batch["step"], batch["row"])
 
 
 class Numbered(Sequences):

@@ -12,8 +12,9 @@ import jax.numpy as jnp
 
 from specdec.training import objective as objectives
 from specdec.training.objective import LOSSES
-from specdec.training.options import check_choice, check_range
+from specdec.training.options import check_range
 from specdec.types import Array
+from specdec.utils.spelling import check_choice
 
 WEIGHTINGS = ("decay", "dpace")
 
@@ -42,7 +43,7 @@ class BlockLoss:
     for name in ("at_once", "base_steps", *names):
       check_range(self, name, 0, prefix="loss.block.")
     check_range(self, "smoothing", 0, 1, prefix="loss.block.")
-    check_choice(self, "weighting", WEIGHTINGS)
+    check_choice("weighting", self.weighting, WEIGHTINGS)
     if self.at_once and self.anchors % self.at_once:
       raise ValueError(
         f"loss.block.at_once = {self.at_once} does not divide anchors = "
@@ -83,7 +84,7 @@ class Loss:
   drop: TokenDrop | None = None  # of peagle alone; None: its defaults
 
   def __post_init__(self):
-    check_choice(self, "divergence", LOSSES)
+    check_choice("divergence", self.divergence, LOSSES)
     for name in ("token_weight", "feature_weight", "decay"):
       check_range(self, name, 0)
 

@@ -76,13 +76,8 @@ def objective(
         frozen, tokens[:, :-1], None, features=draft_head.features
       )
     output = jax.lax.stop_gradient(output)
-    if block:
-      return block_drafting.loss_of_output(
-        draft_head, loss, net, frozen, states, output, measure, seed
-      )
-    return loss_of_output(
-      draft_head, loss, net, frozen, states, output, measure, seed
-    )
+    compute = block_drafting.loss_of_output if block else loss_of_output
+    return compute(draft_head, loss, net, frozen, states, output, measure, seed)
 
   return objective
 

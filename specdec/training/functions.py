@@ -13,8 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from specdec.training import data
-from specdec.training.prompts import spread
+from specdec.training.prompts import modules, spread
 from specdec.utils import files
 
 _PROMPT = 400  # most characters of a source that is a prompt
@@ -39,11 +38,7 @@ def pairs(path: str | Path) -> list[Pair]:
     FileNotFoundError, ValueError: as data.read_texts.
   """
   result = []
-  for text in data.read_texts(path):
-    try:
-      module = ast.parse(text)
-    except SyntaxError:
-      continue
+  for text, module in modules(path):
     lines = _lines(text)
     for node in ast.walk(module):
       if isinstance(node, _FUNCTION):

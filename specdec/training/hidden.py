@@ -17,7 +17,7 @@ import numpy as np
 from specdec.training.data import Sequences
 from specdec.training.saving import checksum
 from specdec.types import Model, PyTree
-from specdec.utils import files
+from specdec.utils import files, run_folder
 
 
 class Cached(Sequences):
@@ -51,7 +51,7 @@ class Cached(Sequences):
     self._folder = folder
     settings = {"target": fingerprint, "data": checksum(self.rows)}
     settings["features"] = list(features)
-    files.claim(folder, settings, shared=True)
+    run_folder.claim(folder, settings, shared=True)
     layers = (target.num_layers, *features)
 
     @jax.jit

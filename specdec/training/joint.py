@@ -15,6 +15,7 @@ import jax.numpy as jnp
 
 from specdec.drafters.heads.draft_head import DraftHead
 from specdec.training import drafting
+from specdec.training.data import draws
 from specdec.training.objective import (
   Objective,
   language_model,
@@ -219,13 +220,8 @@ def _check_layers(model: Model) -> int:
 
 
 def _uniform(seed: int, batch: dict[str, Array], num_layers: int) -> Array:
-  """Draws [B, L] uniform noise addressed by (seed, step, row of the batch)."""
-
-  def of_row(step, row):
-    key = jax.random.fold_in(jax.random.key(seed), step)
-    return jax.random.uniform(jax.random.fold_in(key, row), (num_layers,))
-
-  return jax.vmap(of_row)(batch["step"], batch["row"])
+  """Draws [B, L] uniform noise."""
+  return draws(batch, seed, lambda key: jax.random.uniform(key, (num_layers,)))
 
 
 def _residuals(

@@ -13,13 +13,14 @@ from specdec.training import rounds
 from specdec.training.draft_losses import TokenDrop
 from specdec.training.objective import (
   DIVERGENCES,
+  LOSSES,
   Objective,
-  check_loss,
   cross_entropy,
   total_variation,
 )
 from specdec.training.options import check_range
 from specdec.types import Model
+from specdec.utils.spelling import check_choice
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +58,7 @@ def distillation(
   Raises:
     ValueError: there is no such loss.
   """
-  check_loss(loss)
+  check_choice("loss", loss, LOSSES)
 
   def objective(params, frozen, batch):
     batch = batch if isinstance(batch, dict) else {"tokens": batch}

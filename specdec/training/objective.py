@@ -16,6 +16,7 @@ import jax.numpy as jnp
 
 from specdec.training.data import Pairs
 from specdec.types import Array, Model, PyTree
+from specdec.utils.spelling import check_choice
 
 Objective = Callable[[PyTree, PyTree, PyTree], tuple[Array, dict[str, Array]]]
 
@@ -125,12 +126,6 @@ def language_model(model: Model) -> Objective:
   return objective
 
 
-def check_loss(loss: str) -> None:
-  """Raises ValueError for what is none of LOSSES."""
-  if loss not in LOSSES:
-    raise ValueError(f"loss {loss!r} is unknown; known: {', '.join(LOSSES)}")
-
-
 def distillation(draft: Model, target: Model, loss: str) -> Objective:
   """Builds the objective of a draft model distilled from a frozen target.
 
@@ -144,7 +139,7 @@ def distillation(draft: Model, target: Model, loss: str) -> Objective:
   Raises:
     ValueError: there is no such loss.
   """
-  check_loss(loss)
+  check_choice("loss", loss, LOSSES)
 
   def objective(params, frozen, tokens):
     log_probs, target_log_probs = (

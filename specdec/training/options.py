@@ -7,6 +7,8 @@ options in FREE may change when a run is resumed.
 import dataclasses
 import math
 
+from specdec.utils.spelling import check_choice
+
 OPTIMIZERS = ("adamw", "muon")
 # Options that affect logging and evaluation, not the weights.
 FREE = ("log_every", "eval_every", "save_every", "eval_sequences")
@@ -58,8 +60,8 @@ class Options:
       raise ValueError(
         f"warmup = {self.warmup}; it must be < steps = {self.steps}"
       )
-    check_choice(self, "optimizer", OPTIMIZERS)
-    check_choice(self, "dtype", ("float32", "bfloat16"))
+    check_choice("optimizer", self.optimizer, OPTIMIZERS)
+    check_choice("dtype", self.dtype, ("float32", "bfloat16"))
 
 
 def check_range(
@@ -84,14 +86,3 @@ def check_range(
   if high < math.inf:
     limits = f"in {low}..{high}"
   raise ValueError(f"{prefix}{name} = {value}; it must be {limits}")
-
-
-def check_choice(
-  settings: object, name: str, accepted: tuple[str, ...]
-) -> None:
-  """Raises ValueError unless settings.name is accepted."""
-  value = getattr(settings, name)
-  if value not in accepted:
-    raise ValueError(
-      f"{name} {value!r} is unknown; known: {', '.join(accepted)}"
-    )

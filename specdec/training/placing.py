@@ -163,14 +163,13 @@ def plan(
   return memory_plan.training(head_size, size)
 
 
-def check_memory(*args) -> None:
-  """Reports the `plan` of these arguments.
+def check_memory(plan: memory_plan.Plan, place: Placement | None) -> None:
+  """Reports a plan.
 
   Raises:
     MemoryError: it would not fit.
   """
-  estimate, where = plan(*args), args[2]
   terminal.report(
-    f"train: memory on each device: {estimate} and activations", sys.stderr
+    f"train: memory on each device: {plan} and activations", sys.stderr
   )
-  memory_plan.check(estimate, where.target)
+  memory_plan.check(plan, place)

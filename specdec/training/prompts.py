@@ -4,8 +4,9 @@ Its answers train a drafter: drafts follow the target's text, not people's.
 """
 
 import ast
+import contextlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from specdec.training import data
@@ -51,17 +52,20 @@ def passages(path: str | Path) -> list[str]:
   return [REQUESTS[i % len(REQUESTS)].format(x) for i, x in enumerate(texts)]
 
 
+def modules(path: str | Path) -> Iterator[tuple[str, ast.Module]]:
+  """Yields every text of Python, and what it is parsed to."""
+  for text in data.read_texts(path):
+    with contextlib.suppress(SyntaxError):
+      yield text, ast.parse(text)
+
+
 def functions(path: str | Path) -> list[str]:
   """Returns functions up to the end of their docstrings.
 
   Every other one comes with a request.
   """
   heads = []
-  for text in data.read_texts(path):
-    try:
-      module = ast.parse(text)
-    except SyntaxError:
-      continue
+  for text, module in modules(path):
     lines = text.splitlines()
     for node in module.body:
       if not isinstance(node, ast.FunctionDef) or not ast.get_docstring(node):

@@ -10,6 +10,7 @@ import numpy as np
 
 from specdec.drafters import mask_slots
 from specdec.drafters.mask_slots import Slots
+from specdec.training.data import draws
 from specdec.training.draft_losses import TokenDrop
 from specdec.types import Array
 
@@ -44,12 +45,11 @@ def slots_of(
     for level in range(1, levels)
   ]
 
-  def of_row(step, row):
-    key = jax.random.fold_in(jax.random.key(seed), step)
-    return jax.random.permutation(jax.random.fold_in(key, row), places)
+  def draw(key):
+    return jax.random.permutation(key, places)
 
   if "step" in batch:
-    order = jax.vmap(of_row)(batch["step"], batch["row"])
+    order = draws(batch, seed, draw)
   else:
     order = np.random.default_rng(0).permutation(places)
     order = jnp.broadcast_to(order.astype(np.int32), (rows, places))

@@ -26,7 +26,7 @@ from specdec.training.objective import Objective, num_positions
 from specdec.training.options import FREE, Options
 from specdec.training.saving import Checkpoints, checksum
 from specdec.types import PyTree
-from specdec.utils import files, terminal
+from specdec.utils import run_folder, terminal
 
 
 class NotFinite(ValueError):
@@ -181,7 +181,7 @@ def settings(
 
 def claim(folder: Path, settings: dict) -> None:
   """Takes the folder of a run, which may resume with other FREE options."""
-  files.claim(folder, settings, FREE)
+  run_folder.claim(folder, settings, FREE)
 
 
 def announce(size: str, options: Options, data: Sequences) -> None:

@@ -26,7 +26,7 @@ from specdec.training import (
   samples,
 )
 from specdec.training.setup import HeadSetup
-from specdec.utils import files, remote, terminal
+from specdec.utils import remote, run_folder, terminal
 
 
 def train(
@@ -64,13 +64,14 @@ def train(
     )
   head_config.check(config)
   where = placing.places(mesh, config, head_config, options, draft_ways)
-  placing.check_memory(head_config, config, where)
+  plan = placing.plan(head_config, config, where)
+  placing.check_memory(plan, where.target)
   target = checkpoints.load(source, options.dtype, where.target)
   if target.tokenizer is None:
     raise ValueError(f"target {setup.target} brings no tokenizer")
   start = setup.start and saved.load(saved.resolve(setup.start), target)
   if start:
-    files.check_same(
+    run_folder.check_same(
       "start is of another head config",
       dataclasses.asdict(start.head_config),
       dataclasses.asdict(head_config),

@@ -40,7 +40,8 @@ def train(
   config, options, decoding = setup.model, setup.options, setup.decoding
   head_config = setup.head_config
   where = placing.places(mesh, config, head_config, options, draft_ways)
-  placing.check_memory(head_config, config, where, True)
+  plan = placing.plan(head_config, config, where, True)
+  placing.check_memory(plan, where.target)
   model = transformer.model(config, where.target)
   tokenizer = data.load_tokenizer(setup.tokenizer, config.vocab_size)
   packed, held_out = texts = data.load(

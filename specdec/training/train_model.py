@@ -6,7 +6,6 @@ written.
 
 import dataclasses
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -38,7 +37,7 @@ from specdec.training.objective import (
 )
 from specdec.training.setup import ModelSetup
 from specdec.types import Model, Params, PyTree
-from specdec.utils import files, terminal
+from specdec.utils import run_folder
 
 _SIZE = 2048  # of square matrices that exceed every cache
 
@@ -231,10 +230,7 @@ def _placements(
     memory_plan.weight_bytes(setup.model, place),
     memory_plan.weight_bytes(target, target_place) if target else 0,
   )
-  terminal.report(
-    f"train: memory on each device: {plan} and activations", file=sys.stderr
-  )
-  memory_plan.check(plan, place)
+  placing.check_memory(plan, place)
   return place, target_place
 
 
@@ -246,7 +242,7 @@ def _initial_weights(setup: ModelSetup, place: Placement | None) -> PyTree:
       setup.model, setup.options.seed, place=place
     ).params
   start = checkpoints.load(fetch(setup.start), place=place)
-  files.check_same(
+  run_folder.check_same(
     "start is of another shape",
     dataclasses.asdict(start.config) | {"mask_token": setup.model.mask_token},
     dataclasses.asdict(setup.model),

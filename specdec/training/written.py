@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 
 from tqdm import tqdm
 
-from specdec.benchmark.catalog import Target
 from specdec.benchmark.decoder import Batch, Decoder, prompt_size
 from specdec.benchmark.setup import Setup
+from specdec.benchmark.target import Target
 from specdec.checkpoints import Tokenizer
 from specdec.utils import files, terminal
 

@@ -35,9 +35,9 @@ def naming(source: str) -> Iterator[None]:
     raise ValueError(f"{source}: {error}") from error
 
 
-def join_names(names: Iterable[str], limit: int = 3) -> str:
-  """Joins the first `limit` names and counts the rest: 'a, b, c and 4 more'."""
+def join_names(names: Iterable[str]) -> str:
+  """Joins the first three names and counts the rest: 'a, b, c and 4 more'."""
   names = list(names)
-  text = ", ".join(names[:limit])
-  rest = len(names) - limit
+  text = ", ".join(names[:3])
+  rest = len(names) - 3
   return text if rest <= 0 else f"{text} and {rest} more"
