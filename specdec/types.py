@@ -284,16 +284,21 @@ class Drafter(NamedTuple):
 class StepCost(NamedTuple):
   """What one pass of a drafter reads and computes, on one device.
 
-  The drafter's weights are replicated, the target's are split over its chips.
+  Every chip holds all of the drafter's weights, and its part of the target's.
   """
 
   bytes: float = 0.0  # the drafter's weights that the pass reads
   flops: float = 0.0  # per row and token, without attention
+  # The drafter's rows for the tokens of the whole vocabulary: every chip reads
+  # those of its part, of which it computes the logits;
+  split_bytes: float = 0.0
+  split_flops: float = 0.0  # their FLOPs per row and token
   target_bytes: float = 0.0  # the target's weights that the pass reads,
   target_flops: float = 0.0  # and their FLOPs per row and token
   position_bytes: float = 0.0  # KV read per row and cached position
   position_flops: float = 0.0  # attention, per token and cached position
-  logits: int = 0  # float32 logits per token
+  logits: int = 0  # float32 logits per token, on every chip
+  split_logits: int = 0  # and those of which every chip has its part
   layers: int = 1  # sequential layers, for overhead per layer
 
 

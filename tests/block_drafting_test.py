@@ -129,8 +129,12 @@ def test_levels_decay(name):
 
 
 def test_dpace_weighs_what_a_level_is_worth():
+  """A token that cannot be drafted is accepted by no chance."""
+  labels = by_hand()[-1]
+  assert 0.1 < np.isin(labels, IDS).mean() < 0.9
+
   def weights(text):
-    right = 0.5 * np.exp(-text) + 0.5
+    right = 0.5 * np.where(np.isin(labels, IDS), np.exp(-text), 0) + 0.5
     reached = np.cumprod(right, -1)
     return np.stack([reached[..., j:].sum(-1) for j in range(K)], -1)
 
@@ -158,8 +162,12 @@ def test_measures():
   )
 
 
-def test_a_few_anchors_at_once_are_all_of_them():
-  whole, parts = losses()["forward_kl"], losses(at_once=2)["forward_kl"]
+@pytest.mark.parametrize("weighting", ["decay", "dpace"])
+def test_a_few_anchors_at_once_are_all_of_them(weighting):
+  whole, parts = (
+    losses(weighting=weighting, **options)["forward_kl"]
+    for options in ({}, {"at_once": 2})
+  )
   close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6)
   jax.tree.map(close, parts, whole)
 
@@ -217,16 +225,19 @@ def test_a_selector_learns_the_targets_choice_among_candidates(weighting):
   entropy = np.where(known, special.logsumexp(among, -1) - own, 0)
   slots = special.softmax(base, -1)
 
-  def weighed(value, text):
+  def weighed(value, text, possible):
     weight = DECAY ** np.arange(K)
     if weighting == "dpace":
-      reached = np.cumprod(0.5 * np.exp(-text) + 0.5, -1)
+      right = np.where(possible, np.exp(-text), 0)
+      reached = np.cumprod(0.5 * right + 0.5, -1)
       weight = np.flip(np.cumsum(np.flip(reached, -1), -1), -1)
     weight = np.broadcast_to(weight, value.shape)
     return (weight * value).sum() / weight.sum()
 
-  text = text_loss(slots, TOKENS[row, places + 1])
-  wanted = weighed(kl(goal, slots), text) + 0.7 * weighed(entropy, entropy)
+  labels = TOKENS[row, places + 1]
+  text = text_loss(slots, labels)
+  wanted = weighed(kl(goal, slots), text, np.isin(labels, IDS))
+  wanted += 0.7 * weighed(entropy, entropy, found & known)
   np.testing.assert_allclose(value, wanted, rtol=2e-5)
   recall = (found & known).mean()
   np.testing.assert_allclose(measures["candidate_recall"], recall, rtol=1e-6)

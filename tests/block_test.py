@@ -556,12 +556,19 @@ def test_cost_is_of_one_pass_and_of_small_steps():
   assert cost.weight_bytes == 4 * every
   config, rank = head.head_config, head.head_config.block.rank
   second, sure = V * rank, config.width + rank + 1  # what a draft token reads
-  assert cost.level.bytes == 4 * (second + sure)
+  assert (cost.level.split_bytes, cost.level.bytes) == (4 * second, 4 * sure)
   encoder = 2 * TARGET.width * config.width + config.width
   stored = encoder + 2 * config.width * config.head_dim
   assert cost.update.bytes == 4 * stored
   # Keys and values of the block are projected as the context's are.
-  assert cost.step.bytes == 4 * (every - encoder - V * rank - second - sure)
+  own = V * config.width
+  assert cost.step.split_bytes == 4 * own
+  held = every - own - encoder - V * rank - second - sure
+  assert cost.step.bytes == 4 * held
+  # Of fewer tokens, every chip computes all logits.
+  few = head_cost.drafter_cost(draft_head("dspark"), TARGET)
+  assert few.step.split_bytes == few.level.split_bytes == 0
+  assert few.step.bytes == 4 * (held + len(learned_kinds.IDS) * config.width)
   for dtype in ("float32", "bfloat16"):  # KV is of the target's
     config = dataclasses.replace(TARGET, dtype=dtype)
     head = draft_head("dspark", full=True, config=config)

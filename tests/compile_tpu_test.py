@@ -12,6 +12,7 @@ import programs
 from cache_copies import copies_anywhere
 from specdec.checkpoints import learned
 from specdec.compiled import lowering, steps
+from specdec.drafters.heads.block_config import BlockConfig
 from specdec.drafters.heads.head_config import HeadConfig
 
 EXAMPLES = pathlib.Path(__file__).parents[1] / "examples"
@@ -90,6 +91,46 @@ def test_a_head_reads_the_weights_that_it_has(tmp_path):
   moved = draft["read"] + draft["written"]
   assert 0.97 < moved / expected["bytes"] < 1.03
   assert draft["temporaries"] < 64 * 2**20
+
+
+_OF_1B = dict(
+  layout="published",
+  features=(2, 8, 13),
+  width=2048,
+  mlp_width=8192,
+  num_heads=32,
+  num_kv_heads=8,
+  head_dim=64,
+)
+ROWS = {  # with rows for every token, of their own
+  "eagle3": HeadConfig("eagle3", **_OF_1B),
+  "medusa": HeadConfig(
+    "medusa", num_layers=0, layout="published", width=2048, levels=4
+  ),
+  "domino": HeadConfig(
+    "block",
+    head="shared",
+    block=BlockConfig(
+      slots="next", successor="gru", rank=256, state=512, mask_token=5
+    ),
+    **_OF_1B,
+  ),
+}
+
+
+@pytest.mark.parametrize("kind", ROWS)
+def test_a_chip_reads_its_part_of_rows_for_all_tokens(kind, tmp_path):
+  """Though every chip holds all of them, of which it computes its part of the
+  logits."""
+  head = tmp_path / "head.safetensors"
+  learned.save(head, ROWS[kind], None, {}, {})  # no weight is read
+  flags = "--topology=v5e:2x2", "--mesh=model:4", "--target=preset:llama3-1b"
+  document = compiled(f"head({head})", tmp_path, *flags, "--steps=draft")
+  [draft], expected = document["steps"], document["cost_model"]["draft"]
+  moved = draft["read"] + draft["written"]
+  # The compiler keeps some weights on the chip from one level to the next.
+  assert 0.7 < moved / expected["bytes"] < 1.05
+  assert draft["arguments"] > document["plan"]["drafter"]
 
 
 @pytest.mark.parametrize("kind", HEADS)

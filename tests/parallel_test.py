@@ -272,7 +272,8 @@ def test_cost_is_of_one_pass():
   cost = head_cost.drafter_cost(head, TARGET)
   net = jax.eval_shape(head.init, jax.random.key(0))
   every = sum(x.size for x in jax.tree.leaves(net))
-  assert cost.weight_bytes == 4 * every == cost.step.bytes
+  assert cost.weight_bytes == 4 * every
+  assert cost.step.bytes + cost.step.split_bytes == 4 * every
   for draft, tokens in ((K, K), ((3, 4), 2)):  # a tree has a slot a level
     priced = round_cost(TINY, cost, draft, 2, 50)
     parts = {name: times for name, times, _ in priced.parts}

@@ -18,6 +18,7 @@ from specdec.roofline.round_cost import (
   TargetDraftPair,
   deployment_of,
   round_cost,
+  step_cost,
 )
 from specdec.types import NO_COST, UNKNOWN_COST, DrafterCost, Skip, StepCost
 
@@ -215,6 +216,23 @@ def test_steps_of_a_parallel_drafter_and_tokens_to_catch_up():
   assert parts["draft, 1 token"][0] == 2
 
 
+def test_every_chip_reads_its_part_of_rows_for_all_tokens():
+  """Of a drafter's own as of the target's, and it has its part of the logits;
+  all else, and the logits of fewer tokens, every chip reads whole."""
+  step = StepCost(
+    bytes=1e9, flops=1e9, split_bytes=8e8, split_flops=4e8, target_bytes=4e8
+  )
+  alone, four = (
+    step_cost(dataclasses.replace(LARGE, ways=ways), step, 2, 3, 0)
+    for ways in (1, 4)
+  )
+  assert (alone.bytes, four.bytes) == (2.2e9, 1.3e9)
+  assert (alone.flops, four.flops) == (6 * 1.4e9, 6 * 1.1e9)
+  wide = dataclasses.replace(LARGE, ways=4)
+  some = step_cost(wide, StepCost(logits=100, split_logits=4000), 2, 3, 0)
+  assert some.bytes == 2 * 4 * 6 * (100 + 1000)
+
+
 def test_an_unknown_cost_is_not_priced():
   with pytest.raises(ValueError, match="is unknown"):
     round_cost(LARGE, UNKNOWN_COST, 4, 1, 100)
@@ -237,11 +255,12 @@ def test_a_trained_head_reads_its_weights_once_a_step(kind, full):
   copied = 0 if full else rows
   assert drafter.weight_bytes == 4 * (head_cost.num_weights(net) + copied)
   step = drafter.step
-  assert step.bytes + step.target_bytes == 4 * head_cost.step_weights(
-    head, TARGET
-  )
+  own = full and config.head == "own"  # of which a chip of many reads a part
+  assert step.split_bytes == 4 * own * TARGET.vocab_size * config.width
   assert step.target_bytes == 4 * (rows - copied)
-  assert 2 * (step.flops + step.target_flops) == step.bytes + step.target_bytes
+  read = step.bytes + step.split_bytes + step.target_bytes
+  assert read == 4 * head_cost.step_weights(head, TARGET)
+  assert 2 * (step.flops + step.split_flops + step.target_flops) == read
   cost = round_cost(TINY, drafter, 3, 2, 50)
   parts = named(cost)
   heads = [p for name, p in parts.items() if name.startswith("draft")]

@@ -209,13 +209,15 @@ def step_cost(
   rows = math.ceil(batch / target.replicas)
   m = rows * tokens
   attention = m * (context + tokens) * step.position_flops
-  head = step.target_bytes / target.ways, m * step.target_flops / target.ways
+  split = (step.split_bytes + step.target_bytes) / target.ways
+  split_flops = (step.split_flops + step.target_flops) / target.ways
+  logits = step.logits + step.split_logits / target.ways
   terms = [
     Term("weights", step.bytes, m * step.flops),
-    Term("projection", *head),
+    Term("projection", split, m * split_flops),
     Term("KV read", rows * context * step.position_bytes, attention),
     Term("KV written", m * step.position_bytes),
-    Term("logits", 2 * 4 * m * step.logits),
+    Term("logits", 2 * 4 * m * logits),
   ]
   return target.timed(m, terms, step.layers)
 

@@ -49,17 +49,17 @@ def anchors_of(
   return draws(batch, seed, draw)
 
 
-def dpace_weights(text_loss: Array, smoothing: float) -> Array:
+def dpace_weights(probability: Array, smoothing: float) -> Array:
   """Returns D-PACE's weights [..., K] of levels (arXiv:2605.18810).
 
   Of level j, the sum over k >= j of the products of smoothed probabilities up
   to k: how much the expected accepted length depends on it. Not differentiated.
 
   Args:
-    text_loss: [..., K] -log q of the text's tokens.
+    probability: [..., K] q of the text's tokens, 0 of those not drafted.
     smoothing: a of (1 - a) q + a.
   """
-  right = (1 - smoothing) * jnp.exp(-text_loss) + smoothing
+  right = (1 - smoothing) * probability + smoothing
   reached = jnp.cumprod(right, axis=-1)
   weights = jnp.flip(jnp.cumsum(jnp.flip(reached, -1), axis=-1), -1)
   return jax.lax.stop_gradient(weights)
@@ -107,18 +107,18 @@ def loss_of_output(
     log_probs = jax.nn.log_softmax(unrolled.logits)
     base, measures = jax.nn.log_softmax(unrolled.base), {}
     if unrolled.selection is None:
-      total = _total(loss, options, log_probs, goal)
+      parts = [_of_draft(loss, options, log_probs, goal)]
       if options.base_weight:
         weight = _base_weight(options, batch)
-        total += weight * _total(loss, options, base, goal)
+        parts.append(_of_draft(loss, options, base, goal, weight))
     else:  # what no candidate is has no probability: the slots' own are trained
-      total = _total(loss, options, base, goal)
+      parts = [_of_draft(loss, options, base, goal)]
       entropy, is_candidate = unrolled.selection
       known = goal.best >= 0
       entropy = jnp.where(known, entropy, 0.0)
-      chosen = _weighted(loss, options, entropy, entropy)
-      total += options.selector_weight * chosen
       recalled = (is_candidate & known).astype(jnp.float32)
+      right, weight = recalled * jnp.exp(-entropy), options.selector_weight
+      parts.append(_weighted(loss, options, entropy, right, weight))
       measures["candidate_recall"] = jnp.mean(recalled)
     accepted = 1 - draft_losses.rejected(log_probs, goal)
     if unrolled.confidence is not None:
@@ -126,7 +126,8 @@ def loss_of_output(
       entropy = optax.losses.sigmoid_binary_cross_entropy(
         unrolled.confidence, aimed
       )
-      total += options.confidence_weight * jnp.mean(entropy)
+      entropy *= options.confidence_weight
+      parts.append(jnp.stack([jnp.sum(entropy), entropy.size]))
       error = jnp.abs(jax.nn.sigmoid(unrolled.confidence) - aimed)
       measures["confidence_error"] = jnp.mean(error)
     agree = jnp.argmax(log_probs, axis=-1) == goal.best
@@ -136,14 +137,16 @@ def loss_of_output(
         measures[f"{name}_{level + 1}"] = value
     lengths = jnp.sum(jnp.cumprod(accepted, axis=-1), axis=-1)
     measures["accepted_length"] = jnp.mean(lengths)
-    return total, measures if measure else {}
+    return jnp.stack(parts), measures if measure else {}
 
   groups = anchors.shape[1] // (options.at_once or anchors.shape[1])
   if groups < 2 or anchors.shape[1] % groups:
-    return of_anchors(anchors)
-  parts = jnp.stack(jnp.split(anchors, groups, axis=1))
-  means = jax.lax.map(jax.checkpoint(of_anchors), parts)
-  return jax.tree.map(jnp.mean, means)
+    sums, measures = of_anchors(anchors)
+  else:
+    pieces = jnp.stack(jnp.split(anchors, groups, axis=1))
+    sums, measures = jax.lax.map(jax.checkpoint(of_anchors), pieces)
+    sums, measures = jnp.sum(sums, axis=0), jax.tree.map(jnp.mean, measures)
+  return jnp.sum(sums[:, 0] / sums[:, 1]), measures
 
 
 def _base_weight(options: BlockLoss, batch: dict[str, Array]) -> Array | float:
@@ -159,21 +162,40 @@ def _base_weight(options: BlockLoss, batch: dict[str, Array]) -> Array | float:
   return options.base_weight * jnp.maximum(0.0, 1.0 - done)
 
 
-def _total(loss: Loss, options: BlockLoss, log_probs: Array, goal: Aim):
-  """Returns the mean over blocks of the weighted mean over levels, []."""
+def _of_draft(
+  loss: Loss,
+  options: BlockLoss,
+  log_probs: Array,
+  goal: Aim,
+  share: Array | float = 1.0,
+) -> Array:
+  """Returns `_weighted` of a draft's loss, with cross-entropy on the text."""
   text = draft_losses.text_loss(log_probs, goal)
   value = loss.token_weight * draft_losses.token_loss(
     loss.divergence, log_probs, goal
   )
   value += options.cross_entropy_weight * text
-  return _weighted(loss, options, value, text)
+  right = jnp.where(goal.label >= 0, jnp.exp(-text), 0.0)
+  return _weighted(loss, options, value, right, share)
 
 
-def _weighted(loss: Loss, options: BlockLoss, value: Array, text: Array):
-  """Returns the same of value [B, A, K]; D-PACE's weights are of `text`."""
+def _weighted(
+  loss: Loss,
+  options: BlockLoss,
+  value: Array,
+  right: Array,
+  share: Array | float,
+) -> Array:
+  """Returns the sum of value [B, A, K] with the weights of its levels, times
+  `share`, and the sum of the weights: [2].
+
+  Args:
+    right: [B, A, K] probability of the text's tokens, of which D-PACE's weights
+      are.
+  """
   if options.weighting == "dpace":
-    weights = dpace_weights(text, options.smoothing)
+    weights = dpace_weights(right, options.smoothing)
   else:
     weights = loss.decay ** jnp.arange(value.shape[2], dtype=jnp.float32)
     weights = jnp.broadcast_to(weights, value.shape)
-  return jnp.sum(weights * value) / jnp.sum(weights)
+  return jnp.stack([share * jnp.sum(weights * value), jnp.sum(weights)])

@@ -16,12 +16,13 @@ def drafter_cost(head: BlockHead, target: TransformerConfig) -> DrafterCost:
   vocabulary projection; the update reads what makes context: the projection of
   streams, and the layers' maps to keys and values; every draft token the
   successor. Rows of the target's vocabulary projection count as the target's,
-  unless it drafts from a smaller vocabulary: then it holds a copy of them.
+  unless it drafts from a smaller vocabulary: then it holds a copy of them. Of
+  a whole vocabulary every chip computes its part (StepCost.split_bytes).
   """
   config = head.head_config
   net = jax.eval_shape(head.init, jax.random.key(0))
-  tokens = config.vocabulary or target.vocab_size
   rows, copied, row_size = vocabulary_rows(head, target)
+  own, logits = own_rows(head), logits_of(head)
   successor = dict(net.get("successor", {}))
   table = num_weights(successor.pop("first", {}))  # of which one row is read
   table += num_weights(net.get("embed_table", {}))
@@ -31,8 +32,11 @@ def drafter_cost(head: BlockHead, target: TransformerConfig) -> DrafterCost:
     rows_read = config.block.rank * (1 + config.block.candidates)
   level = num_weights(successor) + num_weights(net.get("confidence_head", {}))
   encoder = num_weights([net["gather"], net["context_norm"]])
-  held = num_weights(net) - table - level - encoder
-  level += rows_read
+  held = num_weights(net) - table - level - encoder - own
+  scored = 0  # weights of a successor that give logits, as `own` do
+  if head.ids is None:
+    scored = num_weights([successor.get(x, {}) for x in ("second", "wide")])
+  level += rows_read - scored
   stored = encoder + sum(
     num_weights([net[f"layer_{i}"]["attention"][name] for name in "kv"])
     for i in range(config.num_layers)
@@ -47,12 +51,14 @@ def drafter_cost(head: BlockHead, target: TransformerConfig) -> DrafterCost:
     step=StepCost(
       bytes=size * held + row_size * copied,
       flops=2 * (held + copied),
+      split_bytes=size * own,
+      split_flops=2 * own,
       target_bytes=row_size * (rows - copied),
       target_flops=2 * (rows - copied),
       position_bytes=size * kv,
       position_flops=2 * scores,
-      logits=tokens,
       layers=config.num_layers,
+      **logits,
     ),
     update=StepCost(bytes=size * stored, flops=2 * stored),
     steps=1,
@@ -61,7 +67,13 @@ def drafter_cost(head: BlockHead, target: TransformerConfig) -> DrafterCost:
     catch_up=config.block.offset if config.block.causal else 0,
     level=None
     if config.block.successor == "none"
-    else StepCost(bytes=size * level, flops=2 * level, logits=tokens),
+    else StepCost(
+      bytes=size * level,
+      flops=2 * level,
+      split_bytes=size * scored,
+      split_flops=2 * scored,
+      **logits,
+    ),
   )
 
 
@@ -82,6 +94,24 @@ def vocabulary_rows(head, target: TransformerConfig) -> tuple[int, int, float]:
   if copied and row_size < 2:  # rows of integers are copied as float32
     row_size = 4
   return rows, copied, row_size
+
+
+def own_rows(head) -> int:
+  """Returns the weights of a vocabulary projection of a head's own that a pass
+  reads, if it is of the target's whole vocabulary; else 0."""
+  config = head.head_config
+  whole = config.head == "own" and head.ids is None
+  return head.vocab_size * config.width if whole else 0
+
+
+def logits_of(head) -> dict[str, int]:
+  """Returns the field of StepCost that says how many logits a token has.
+
+  Of fewer tokens than the target's, every chip computes all of them.
+  """
+  if head.ids is None:
+    return {"split_logits": head.vocab_size}
+  return {"logits": len(head.ids)}
 
 
 def num_weights(net: PyTree) -> int:

@@ -28,9 +28,9 @@ def drafter_cost(
   if config.block:
     return block_cost.drafter_cost(draft_head, target)
   net, encoded = _shapes(draft_head, target)
-  tokens = config.vocabulary or target.vocab_size
   rows, copied, row_size = block_cost.vocabulary_rows(draft_head, target)
-  held = step_weights(draft_head, target) - rows
+  own = block_cost.own_rows(draft_head)
+  held = step_weights(draft_head, target) - rows - own
   kv = scores = 0
   size, update = block_cost.item_size(target), None
   if draft_head.has_kv_cache:
@@ -53,12 +53,14 @@ def drafter_cost(
     step=StepCost(
       bytes=size * held + row_size * copied,
       flops=2 * (held + copied),
+      split_bytes=size * own,
+      split_flops=2 * own,
       target_bytes=row_size * (rows - copied),
       target_flops=2 * (rows - copied),
       position_bytes=size * kv,
       position_flops=2 * scores,
-      logits=tokens,
       layers=max(1, config.num_layers),
+      **block_cost.logits_of(draft_head),
     ),
     update=update,
     steps=1 if config.parallel else None,
