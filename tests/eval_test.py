@@ -2,6 +2,10 @@
 
 import json
 import shutil
+import signal
+import subprocess
+import sys
+import time
 
 import jax.numpy as jnp
 import pytest
@@ -118,3 +122,23 @@ def test_whatever_a_kill_leaves_is_gone_on_with(evaluate, tmp_path):
 def test_bad_input_ends_with_one_sentence(evaluate, argument, sentence):
   with pytest.raises(SystemExit, match=sentence):
     evaluate(argument)
+
+
+@pytest.mark.slow
+def test_a_killed_program_goes_on(target, file, tmp_path):
+  script = programs.SCRIPTS / "eval.py"
+  output = tmp_path / "out"
+  command = [sys.executable, str(script), f"--target={target}"]
+  command += [f"--prompt_file={file}", f"--output={output}", "--k=1-4"]
+  command += ["--max_new_tokens=30", f"--compilation_cache={tmp_path / 'xla'}"]
+  process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+  lines = output / "lines.jsonl"
+  while not (lines.is_file() and lines.read_text().count("\n") >= 3):
+    assert process.poll() is None
+    time.sleep(0.05)
+  process.send_signal(signal.SIGKILL)
+  process.wait()
+  done = lines.read_text()
+  subprocess.run(command, check=True, capture_output=True)
+  assert lines.read_text().startswith(done)
+  assert (output / "results.json").is_file()
