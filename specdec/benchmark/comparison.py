@@ -289,6 +289,11 @@ def _expected(bench: Bench, setup: Setup, shape: Shape) -> dict[str, dict]:
   }
 
 
+def _known(value: float) -> float | None:
+  """Returns None, which JSON has, in the place of nan."""
+  return None if math.isnan(value) else value
+
+
 def compare(
   bench: Bench, setup: Setup, shapes: Sequence[Shape], lines: files.Lines
 ) -> list[dict]:
@@ -308,18 +313,14 @@ def compare(
     worth, line = expected(shape)[setup.acceptance], bench.measure(point)
     rule = setup.make_rule()
     tables = tabular.on_tables(rule, shape.siblings, setup.temperature)
-
-    def known(value: float) -> float | None:
-      return None if math.isnan(value) else value
-
     worth |= {"round_seconds": line["round_seconds"]}
     worth["comparison"] = {
       "rule": setup.acceptance,
       "shape": shape.name,
       "siblings": shape.siblings,
       "lossless": rule.lossless,
-      "distance": known(tables.distance),
-      "accepted_on_tables": known(tables.accepted),
+      "distance": _known(tables.distance),
+      "accepted_on_tables": _known(tables.accepted),
       "optimum_on_tables": tables.optimum,
     }
     return {"run": line["run"] | worth}

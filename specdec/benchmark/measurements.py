@@ -82,7 +82,6 @@ _RULES_QUICK = ("--limit=1", "--max_new_tokens=16", "--sizes=4")
 _TEXTS = (SMOLLM2, "--chat", "--prompt_file={prompts}", "--max_new_tokens=128")
 _MORE = "--prompt_file=configs/prompts/twelve_more.jsonl"
 _TEXTS_QUICK = ("--limit=1", "--max_new_tokens=12", "--k=2")
-_ONE = ("--limit=1", "--max_new_tokens=16", "--k=2")
 _TPU = "libtpu", "pip install libtpu; it needs no TPU"
 _TRAINED = "train it: docs/training.md"
 _HEAD = "runs/smollm2_drafter/best.safetensors"
@@ -184,8 +183,8 @@ def _lengths() -> Iterable[Measurement]:
   copies = "--drafter=lookup", "--temperature=0.5", often
   quick = ("--batch=2", "--limit=2", "--max_new_tokens=12", "--repeats=2")
   for target, flags, batches, minutes in (
-    ("shipped", (_PAIR, *_SAMPLED, entropy, often), "1,4,16,64", 8),
-    ("copies", copies, "1,4,16,64", 5),
+    ("shipped", (_PAIR, *_SAMPLED, entropy, often), "1,4,16,64", 11),
+    ("copies", copies, "1,4,16,64", 10),
     ("smollm2", smollm2, "1,4,16", 16),
     ("smollm2_many", many, "64", 12),
   ):
@@ -268,7 +267,7 @@ def _smollm2() -> Iterable[Measurement]:
     "smollm2_repeated",
     "repeat_work",
     (*_TEXTS, _MORE, "--k=8", "--max_new_tokens=64"),
-    6,
+    3,
     _TEXTS_QUICK,
     "output",
   )

@@ -16,9 +16,11 @@ _NAMES = ("most_k", "calibration", "explain")
 def define(flags: Flags, lengths: bool = False) -> None:
   """Defines them, and with `lengths` --length."""
   setup_flags.define(flags, auto=True)
-  _define_costs(flags, "With --k=auto or adaptive")
+  where = "With --k=auto or adaptive"
   if lengths:
     _define_length(flags)
+    where += ", or --length"
+  _define_costs(flags, where)
   flags.bool(
     "explain", False, "With --k=auto: print what rounds cost, term by term."
   )
@@ -59,7 +61,9 @@ def read(options: Options) -> None:
     check_lengths(options)
     return
   if options.k != ():
-    setup_flags.refuse(options, _NAMES, "is for --k=auto or --k=adaptive")
+    other = " or --length" if hasattr(options, "length") else ""
+    why = f"is for --k=auto or --k=adaptive{other}"
+    setup_flags.refuse(options, _NAMES, why)
     return
   _check_costs(options)
   calibrated.check(setup_flags.setup_of(options, k=1, batch=1))
