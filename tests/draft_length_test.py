@@ -474,7 +474,7 @@ def test_draft_heads(kind):
 # What is decided.
 
 
-def context_of(acceptance_by_depth, done, rest=0, evidence=400.0, idle=None):
+def context_of(acceptance_by_depth, done, rest=0, evidence=1000.0, idle=None):
   """Of rows with much evidence, [B, D] rates; idle is rest unless given."""
   rates = np.asarray(acceptance_by_depth, float)
   pairs = np.stack([evidence * rates, 0 * rates + evidence], axis=-1)
@@ -593,7 +593,7 @@ def test_a_batch_rests_until_any_of_its_rows_drafts():
 
 def test_rows_of_one_batch_are_told_apart():
   """What is measured on a row counts more than what is on the others."""
-  context = context_of([[0.9, 0.9], [0.2, 0.2]], [False] * 2, evidence=40.0)
+  context = context_of([[0.9, 0.9], [0.2, 0.2]], [False] * 2, evidence=80.0)
   rates = draft_length.by_costs((1.0, 1.2, 1.4)).begin(context, None).memory[2]
   np.testing.assert_allclose(rates[:, 0], [0.84, 0.26], atol=0.01)
 

@@ -204,9 +204,9 @@ def _lengths() -> Iterable[Measurement]:
     (
       *("--chip=v6e", "--ways=1", "--target=llama3-8b"),
       *("--drafter=model(llama3-1b)", "--batches=1,4,16,64", "--context=512"),
-      *("--alpha=0.8", "--lengths=4"),
+      *("--alpha=0.8", "--lengths=12"),
     ),
-    2.5,
+    6,
     ("--batches=2", "--most=2", "--lengths=1"),
   )
 
