@@ -26,6 +26,7 @@ from specdec.inputs import (
 )
 from specdec.noise import row_keys
 from specdec.types import (
+  NEVER,
   NO_DRAFT,
   NO_FAULT,
   PROMPT,
@@ -150,7 +151,7 @@ def _no_outcomes(batch: int, spec: DraftSpec) -> Outcomes:
     jnp.zeros((batch, spec.max_depth, 2), jnp.float32),
     jnp.zeros((batch, spec.classes, 2), jnp.float32),
     jnp.zeros((batch,), jnp.int32),
-    jnp.zeros((batch,), jnp.int32),
+    jnp.full((batch,), NEVER, jnp.int32),
   )
 
 

@@ -32,7 +32,7 @@ import numpy as np
 
 from specdec import draft_shape
 from specdec.draft_shape import DraftShape, LengthPolicy, Plan
-from specdec.types import Array, Context, Outcomes
+from specdec.types import NEVER, Array, Context, Outcomes
 from specdec.utils.constructors import cached
 
 MOST = 64  # levels of a draft whose length is decided
@@ -44,7 +44,6 @@ _PRIOR = 0.7  # acceptance where nothing is known,
 _WEIGHT = 16.0  # and after how many outcomes as much is due to these
 _HOPELESS = 0.02  # prefix acceptance at which a row stops
 _EXPLORATION = 0.02  # most of the time that drafts which may not pay may take
-_NEVER = 2**30  # rounds
 
 
 def default_costs(k: int) -> tuple[float, ...]:
@@ -158,7 +157,9 @@ def by_costs(costs: Sequence[float], catch_up: float = 0.0) -> LengthPolicy:
   Once the batch has gone without a draft for so many rounds that it costs two
   percent at most, all rows that can draft one level, to see whether it pays by
   now; a row without hope tries as seldom where the others draft. Where the
-  draft model would take as much to catch up alone, they never do.
+  draft model would take as much to catch up alone, they never do again: every
+  batch begins with such a round, for which its draft model is up to date. Where
+  levels that are all accepted would not pay, nothing is tried.
 
   Args:
     costs: [k + 1] of a round that drafts 0 .. k levels, in any unit.
@@ -167,11 +168,12 @@ def by_costs(costs: Sequence[float], catch_up: float = 0.0) -> LengthPolicy:
   """
   levels = len(costs) - 1
   table = np.asarray(costs, np.float32)
+  hopeless = np.all(np.arange(1, levels + 2) / table <= 1 / table[0])
   spare = _EXPLORATION * costs[0] - catch_up
-  period = _NEVER
+  period = NEVER
   if spare > 0:
     period = math.ceil(round((costs[1] - costs[0]) / spare, 3))
-    period = int(np.clip(period, 16, _NEVER))
+    period = int(np.clip(period, 16, NEVER))
 
   def expected(going, depth, prefix, rates):
     """Prefix acceptance of rows going [B, k], and its sums over rows and levels
@@ -199,7 +201,8 @@ def by_costs(costs: Sequence[float], catch_up: float = 0.0) -> LengthPolicy:
     rate = jnp.max((jnp.sum(active * 1.0) + gains) / table)
     pays, alive = decide(ahead, gain, 0, rate)
     alive |= outcomes.idle >= period
-    going &= (pays & alive) | (jnp.max(outcomes.rest) >= period)
+    tries = (jnp.min(outcomes.rest) >= period) & (not hopeless)
+    going &= (pays & alive) | tries
     return Plan(going, (prefix, rate, *rates))
 
   def go_on(plan: Plan, depth, certainty: Array) -> Plan:

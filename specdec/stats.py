@@ -6,6 +6,7 @@ from specdec import draft_tree
 from specdec.traversal import drafted
 from specdec.types import (
   CORRECTION,
+  NEVER,
   AcceptResult,
   Array,
   Draft,
@@ -87,7 +88,9 @@ def remember(
     same = 1.0 * (certainty[..., None] == classes)  # [B, N - 1, classes]
     verified = 1.0 * new[:, : same.shape[1]]
     by_class += jnp.einsum("bdc,bdx->bcx", same, verified)
-  rest = jnp.where(jnp.any(drafted), 0, jnp.max(outcomes.rest) + 1)
+  # A row that has just arrived says nothing: the others know how long it is.
+  rest = jnp.minimum(jnp.min(outcomes.rest) + 1, NEVER)
+  rest = jnp.where(jnp.any(drafted), 0, rest)
   return Outcomes(
     fade * outcomes.by_depth + new,
     by_class,

@@ -213,6 +213,9 @@ class AcceptResult(NamedTuple):
   fault: Array  # [B] int8: NO_FAULT, or why the row was stopped
 
 
+NEVER = 2**30  # rounds, of int32
+
+
 @struct.dataclass
 class Outcomes:
   """What became of a row's draft tokens lately; older rounds count for less.
@@ -223,7 +226,7 @@ class Outcomes:
   by_depth: Array  # [B, D, 2]
   by_class: Array  # [B, spec.classes, 2]
   idle: Array  # [B] rounds since the row last drafted,
-  rest: Array  # [B] and since any row of the batch did
+  rest: Array  # [B] and since any row of the batch did; NEVER at the beginning
 
 
 class Context(NamedTuple):
@@ -325,6 +328,8 @@ class DrafterCost:
     steps: sequential draft steps of a round; None: one per level.
     tokens: per row of every draft step, whatever is drafted: the slots of a
       block; None: the nodes that a level runs, or with `steps` one a level.
+    drafts_all: where a length policy cuts drafts, a round that has any still
+      drafts all levels (with `exit_layer`: every round does).
     level: one more step for every level, such as a successor's; None: none.
     catch_up: tokens per row that the first step takes beyond the pending one,
     level_catch_up: and how many more for every level.
@@ -343,6 +348,7 @@ class DrafterCost:
   update: StepCost | None = None
   steps: int | None = None
   tokens: int | None = None
+  drafts_all: bool = False
   level: StepCost | None = None
   catch_up: int = 0
   level_catch_up: int = 0

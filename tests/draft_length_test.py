@@ -21,7 +21,7 @@ from specdec import (
 )
 from specdec.models import transformer
 from specdec.testing import check_drafter, enumeration, table_model
-from specdec.types import Draft, Outcomes, Params, Skip, Stats
+from specdec.types import NEVER, Draft, Outcomes, Params, Skip, Stats
 from text_statistics import SMALLEST_P, exact, p_value
 from texts import texts
 
@@ -533,11 +533,15 @@ def test_one_level_is_tried_now_and_then():
   for rest, done, levels in (
     (29, [False, False], [0, 0]),
     (30, [False, False], [1, 1]),
-    ([30, 0], [False, False], [1, 1]),  # whose neighbour has just come
-    ([30, 0], [True, False], [0, 1]),
+    ([30, NEVER], [False, False], [1, 1]),  # whose neighbour has just come
+    ([29, NEVER], [False, False], [0, 0]),
+    ([30, NEVER], [True, False], [0, 1]),
   ):
     context = context_of(rates, done, rest)
     assert levels_of(costs, context) == levels
+  too_dear = [1, 2.1, 3.1]  # whatever is accepted
+  context = context_of(rates, [False, False], NEVER)
+  assert levels_of(too_dear, context) == [0, 0]
 
 
 def test_a_row_without_hope_tries_now_and_then_where_others_draft():
@@ -572,10 +576,10 @@ def test_rows_that_have_waited_longer_try_no_sooner(able):
 
 
 def test_a_batch_rests_until_any_of_its_rows_drafts():
-  """Also where a row of it was exchanged, which begins at 0."""
+  """Also where a row of it was exchanged, which has never drafted."""
   outcomes = Outcomes(
     jnp.zeros((3, 1, 2)), jnp.zeros((3, 1, 2)), jnp.array([4, 9, 0]),
-    jnp.array([4, 4, 0]),
+    jnp.array([4, 4, NEVER]),
   )  # fmt: skip
   of_row, of_depth = jnp.zeros(3, int), jnp.zeros((3, 1), int)
   names = dict.fromkeys(("drafted", "accepted", "evaluated"), of_depth)
@@ -664,6 +668,14 @@ def test_a_batch_stops_drafting_and_begins_again_as_rows_finish():
   # All of these were accepted: the draft's cache has caught up.
   counts = state.stats
   assert int(counts.accepted[0].sum()) == int(counts.drafted[0].sum())
+
+
+@pytest.mark.parametrize("wrong, pays", [((), 1), ((GOOD, BAD), 0)])
+def test_a_batch_begins_with_a_try_that_may_be_its_only_one(wrong, pays):
+  """By what is usual no level pays here, and catching up costs too much."""
+  params = Params(cycles(), cycles(*wrong))
+  levels, _ = rounds_of(lambda _: params, [24] * 40, [1, 1.8], catch_up=0.1)
+  assert levels[0] == 1 and {*levels[1:]} == {pays}
 
 
 def test_drafting_begins_again_when_acceptance_rises():

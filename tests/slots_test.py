@@ -19,6 +19,7 @@ from learned_kinds import small_chunks  # noqa: F401, a fixture
 from specdec import (
   acceptance,
   decode,
+  draft_length,
   draft_shape,
   draft_tree,
   drafters,
@@ -31,6 +32,7 @@ from specdec.drafters.heads import serve
 from specdec.inputs import Inputs
 from specdec.types import Params, Skip
 from table_loop import MODEL, NEW, PARAMS, SIZE, V, decoder_of, table_decoder
+from text_statistics import SMALLEST_P, p_value
 from texts import frozen, texts
 
 COUNT = 7
@@ -162,6 +164,44 @@ def test_a_queue_gets_the_texts_of_one_batch(name, rule):
       number = one.request.number
       [text] = alone.complete(Batch([one.request.ids], [number])).texts
       assert one.tokens == text
+
+
+def deciding(rule):
+  """A decoder whose rows draft 0 to 3 tokens, as it pays."""
+  shape = draft_length.adaptive(3, [1, 1.65, 2.0, 2.3], 0.01)
+  return table_decoder(rule, drafters.model(MODEL, shape=shape))
+
+
+def counts_of(served):
+  """What was drafted and when not: [D] draft tokens, rounds without any."""
+  drafted = sum(one.stats.drafted[0] for one in served.answers)
+  rounds = sum(one.stats.rounds[0] for one in served.answers)
+  return drafted, rounds - drafted[0]
+
+
+def test_rows_that_decide_for_themselves_come_and_go():
+  decoder = deciding(COUPLED)
+  served = Server(decoder, 2).serve(requests_of(decoder))
+  alone = dataclasses.replace(decoder.baseline(), batch=1)
+  for one in served.answers:
+    number = one.request.number
+    assert (
+      one.tokens == alone.complete(Batch([one.request.ids], [number])).texts[0]
+    )
+  drafted, idle = counts_of(served)
+  assert drafted[0] > drafted[1] > 0 and idle > 0
+
+
+def test_texts_of_rows_that_decide_and_come_and_go_have_the_distribution():
+  decoder, requests = deciding(REJECTION), 6000
+  some = [Request(i, [1, 2], 0.0, 3) for i in range(requests)]
+  served = Server(decoder, 2).serve(some)
+  table = np.asarray(PARAMS.target["table"], np.float64)
+  probs = np.exp(table) / np.exp(table).sum(axis=-1, keepdims=True)
+  joint = np.einsum("a,ab,abc->abc", probs[1, 2], probs[2], probs[:V])
+  drafted, idle = counts_of(served)
+  assert drafted[0] > 0 and idle > 0
+  assert p_value(np.array(served.texts), joint) > SMALLEST_P
 
 
 def test_requests_of_unlike_lengths_get_their_part_of_the_text():
