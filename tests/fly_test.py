@@ -79,7 +79,7 @@ def test_it_keeps_more_than_rejection_and_loses_the_distribution():
   draft, target = distributions(3, 3)
   strict, loose, short = (
     distribution.emitted(rule, CHAINS[3], "none", draft, target)
-    for rule in (REJECTION, acceptance.fly(), acceptance.fly(window=3))
+    for rule in (REJECTION, acceptance.fly(), acceptance.fly(window=10**9))
   )
   assert loose.accepted > strict.accepted + 0.01
   assert distribution.error(loose, target) > PLANTED
@@ -125,6 +125,7 @@ def test_the_threshold_is_in_nats(probs, unsure):
     ({"window": 0}, "window = 0; it must be a whole number"),
     ({"window": 1.5}, "window = 1.5"),
     ({"top": 0}, "top = 0"),
+    ({"top": 65}, "top = 65; it must be in 1..64"),
     ({"threshold": -1}, "threshold = -1; it must be >= 0"),
     ({"threshold": float("nan")}, "threshold = nan"),
   ],

@@ -89,6 +89,23 @@ def test_a_table_of_rounds_prices_levels_and_the_width_that_holds_them():
   assert scaled == pytest.approx([*table[:3], 2 * table[3], 2 * table[4]])
 
 
+def test_a_table_of_rounds_knows_who_drafts_all_levels_whatever_is_decided():
+  draft = drafter_cost.pard(shapes.get("llama3-1b"))
+  pair = TargetDraftPair(LARGE, draft)
+  alone, *table = step_costs(pair, 2, 500, (1, 2, 3, 5))
+  drafting, verified = (
+    {part[0].split(",")[0]: part[2] for part in pair.round(2, k, 500).parts}
+    for k in (4, 1)
+  )
+  assert alone == pair.round(2, 0, 500).seconds
+  expected = drafting["draft"].seconds + verified["target"].seconds
+  assert table[0] == pytest.approx(expected, rel=1e-6)
+  assert table[3] == pytest.approx(pair.round(2, 4, 500).seconds, rel=1e-6)
+  exits = dataclasses.replace(drafter_cost.early_exit(3), drafts_all=True)
+  exits = TargetDraftPair(LARGE, exits)
+  assert step_costs(exits, 2, 500, (1, 2, 3))[0] > 1.1 * alone
+
+
 @pytest.mark.parametrize(
   "name, ordered", [("gemma3-270m", True), ("smollm2-135m", False)]
 )

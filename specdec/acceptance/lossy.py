@@ -19,6 +19,8 @@ from specdec.acceptance.rejection import rejection
 from specdec.types import SIBLINGS, AcceptanceRule, Array, Draft
 from specdec.utils.constructors import cached
 
+_MOST_LIKELY = 64  # tokens whose entropy is taken, one search after another
+
 
 @cached
 def lenience(share: float = 0.5) -> AcceptanceRule:
@@ -132,11 +134,16 @@ def fly(
     window: draft tokens that must be accepted after the refused one, >= 1.
     threshold: entropy of the target's likeliest tokens, in nats, from which on
       it counts as unsure: minus the sum of p log p.
-    top: of so many tokens, >= 1.
+    top: of so many tokens, 1 to 64.
+
+  Raises:
+    ValueError: an argument is out of range.
   """
   for name, value in (("window", window), ("top", top)):
     if not value >= 1 or value % 1:
       raise ValueError(f"{name} = {value}; it must be a whole number >= 1")
+  if top > _MOST_LIKELY:
+    raise ValueError(f"top = {top}; it must be in 1..{_MOST_LIKELY}")
   if not threshold >= 0:
     raise ValueError(f"threshold = {threshold:g}; it must be >= 0")
   window, top, strict = int(window), int(top), rejection()
@@ -160,9 +167,9 @@ def fly(
     native = strict.accept_prob(draft, target_log_probs)
     native = jnp.where(used & (node > 0), native, 0.0)
     agree = jnp.ones(num_nodes)  # the next `window` nodes are accepted
-    for step in range(1, window + 1):
-      after = jnp.concatenate([native[step:], jnp.zeros(min(step, num_nodes))])
-      agree *= after[:num_nodes]
+    # A node has no more than num_nodes - 1 others behind it.
+    for step in range(1, min(window, num_nodes) + 1):
+      agree *= jnp.concatenate([native[step:], jnp.zeros(step)])
     likely = prob_of_tokens(draft, target_log_probs) > 0
     above = jnp.maximum(node - 1, 0)
     overruled = jnp.where(unsure(target_log_probs)[above] & likely, agree, 0.0)
@@ -176,12 +183,14 @@ def fly(
       over = jnp.where(child < draft.count, overruled[child], 0.0)
       here = reach[last]
       reach = reach.at[child].add(here * onward)
-      reach = reach.at[child + window].add(here * refused * over)
+      reach = reach.at[jnp.minimum(child + window, num_nodes)].add(
+        here * refused * over
+      )
       whole = child >= draft.count  # nothing is left to refuse
       stop = jnp.where(whole, here, here * refused * (1.0 - over))
       return reach, ends.at[last].set(stop)
 
-    reach = jnp.zeros(num_nodes + window + 1).at[0].set(1.0)
+    reach = jnp.zeros(num_nodes + 1).at[0].set(1.0)
     _, ends = jax.lax.fori_loop(
       0, num_nodes, visit, (reach, jnp.zeros(num_nodes))
     )

@@ -178,11 +178,11 @@ def single(options: Options, name: str) -> int | None:
 def largest(options: Options, **changes) -> Setup:
   """Returns the Setup of the largest batch and k: what must fit."""
   most = getattr(options, "most_k", None)
-  k = max(options.k) if options.k else most
-  if getattr(options, "length", ()):
-    k = max(k, most)
-  k = None if options.k is None else k
-  return setup_of(options, k=k, batch=max(options.batch), **changes)
+  k = max(options.k) if options.k else None if options.k is None else most
+  setup = setup_of(options, k=k, batch=max(options.batch), **changes)
+  if getattr(options, "length", ()) and setup.levels < most:
+    return dataclasses.replace(setup, k=most)
+  return setup
 
 
 def refuse(options: Options, names: Sequence[str], why: str) -> None:

@@ -197,21 +197,24 @@ class RoundFit:
   def scale(self, pair: TargetDraftPair, batch: int, most: int) -> np.ndarray:
     """Returns [most + 1] what rounds of k = 0 .. most took, times the model's.
 
-    Of the batch timed that is nearest, and of the next k that was timed. A
-    pass's time jumps where other products take over, which no line in k can
-    say: until they are timed, more tokens count as being past the jump.
+    Of batches at most twice or half as large the one whose drafts come nearest
+    to `most`, then the nearest; and of the next k that was timed. A pass's time
+    jumps where other products take over, which no line in k can say: until they
+    are timed, more tokens count as being past the jump.
 
     Args:
       pair: with this overhead.
     """
-    nearest = min(
-      {r.batch for r in self.times}, key=lambda x: abs(math.log(x / batch))
-    )
-    ratio = {
-      r.k: r.seconds / pair.round(r.batch, r.k, r.context).seconds
-      for r in self.times
-      if r.batch == nearest
-    }
+    ratios: dict[int, dict[int, float]] = {}
+    for r in self.times:
+      expected = pair.round(r.batch, r.k, r.context).seconds
+      ratios.setdefault(r.batch, {})[r.k] = r.seconds / expected
+
+    def preference(timed: int):
+      distance = abs(math.log(timed / batch))
+      return distance > math.log(2), -min(most, max(ratios[timed])), distance
+
+    ratio = ratios[min(ratios, key=preference)]
     ks = sorted(ratio)
     places = np.searchsorted(ks, np.arange(most + 1)).clip(max=len(ks) - 1)
     return np.array([ratio[ks[place]] for place in places])

@@ -44,7 +44,11 @@ def pard(
   Arguments are those of `model`.
   """
   return dataclasses.replace(
-    model(draft, dtype), steps=1, catch_up=0, level_catch_up=1
+    model(draft, dtype),
+    steps=1,
+    drafts_all=True,
+    catch_up=0,
+    level_catch_up=1,
   )
 
 
@@ -160,6 +164,7 @@ def fallback(first: DrafterCost, other: DrafterCost) -> DrafterCost:
     step=_add_steps(first.step, other.step),
     update=update,
     catch_up=max(first.catch_up, other.catch_up),
+    drafts_all=first.drafts_all or other.drafts_all,
   )
 
 

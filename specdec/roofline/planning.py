@@ -91,10 +91,12 @@ def step_costs(
   Returns:
     As many as the last width: a table for `draft_length.adaptive`. It ascends.
   """
-  seconds = []
-  for levels in range(widths[-1]):
+  seconds, most = [], widths[-1] - 1
+  for levels in range(most + 1):
     nodes = min(width for width in widths if width > levels)
-    whole = chain_seconds(pair, batch, context, levels, nodes)
+    drafting = levels or pair.drafter.exit_layer
+    steps = most if pair.drafter.drafts_all and drafting else levels
+    whole = chain_seconds(pair, batch, context, steps, nodes)
     seconds.append(whole * (1.0 if scale is None else scale[nodes - 1]))
   return tuple(np.maximum.accumulate(seconds).tolist())
 

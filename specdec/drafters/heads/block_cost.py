@@ -64,6 +64,7 @@ def drafter_cost(head: BlockHead, target: TransformerConfig) -> DrafterCost:
     steps=1,
     # A causal block is cut where the draft ends.
     tokens=None if config.block.causal else head.num_slots(),
+    drafts_all=config.block.causal,
     catch_up=config.block.offset if config.block.causal else 0,
     level=None
     if config.block.successor == "none"

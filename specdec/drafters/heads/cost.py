@@ -64,6 +64,7 @@ def drafter_cost(
     ),
     update=update,
     steps=1 if config.parallel else None,
+    drafts_all=True,
     catch_up=int(config.resets_each_round),
     exit_layer=config.exit_layer,
     exit_head=False,
