@@ -239,9 +239,11 @@ def test_ways_serve_the_same_queues_in_turns(monkeypatch):
   options = dict(comparable=True, progress=lambda: next(turns))
   loads = [2.0, math.inf]
   [busy, full] = goodput.compare(servers, prompts, loads, 6, 2, **options)
-  # Two to warm up, one to see what the baseline can answer, 2 x 2 at each load.
-  assert next(turns) == 8 and len(served) == 11
-  timed = served[3:]
+  # Each twice to warm up, the second time all that is asked, then 2 x 2 at each
+  # load.
+  assert next(turns) == 8 and len(served) == 12
+  assert [len(arrivals) for _, arrivals in served[:4]] == [3, 6, 3, 6]
+  timed = served[4:]
   assert [name for name, _ in timed] == 2 * ["ours", "plain", "plain", "ours"]
   assert len({arrivals for _, arrivals in timed[:4]}) == 1
   assert {arrivals for _, arrivals in timed[4:]} == {(0.0,) * 6}

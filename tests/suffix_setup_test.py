@@ -193,11 +193,15 @@ def test_corpora_of_others_are_refused_before_weights_are_read(
 
 
 def test_the_same_prompts_again(target, file, tmp_path, capsys):
+  longer = tmp_path / "prompts.jsonl"  # one of which is left out
+  text = (target / "prompts.jsonl").read_text()
+  longer.write_text(json.dumps({"prompt": "p" * 40}) + "\n" + text)
   programs.run(
     "repeat_work",
     f"--target={target}",
-    f"--prompt_file={target / 'prompts.jsonl'}",
+    f"--prompt_file={longer}",
     f"--output={tmp_path / FOLDER}",
+    "--max_prompt_tokens=11",  # which prompts with an edit have not
     "--edit= thanks",
     "--max_new_tokens=16",
     "--k=3",

@@ -1,8 +1,8 @@
 """Goodput under loads: ways of decoding that serve the same queues in turns.
 
 A load is the rate at which prompts arrive over the rate that the autoregressive
-baseline can answer them at, which is measured first; at a load of infinity all
-of them are there from the beginning.
+baseline answers them at when all are there from the beginning, a load of
+infinity. That is measured first; filling and emptying its rows is part of it.
 """
 
 import dataclasses
@@ -69,8 +69,10 @@ def compare(
     server.check(everything)
   for server in servers.values():
     server.warm_up(prompts)
-  first = plain.serve(everything)
-  capacity = len(first.answers) / first.seconds
+    # The first pass of every width of a draft takes longer; discarded.
+    first = server.serve(everything)
+    if server is plain:
+      capacity = len(first.answers) / first.seconds
 
   def counted(server: Server) -> Callable[[Sequence[Request]], Served]:
     def serve(requests: Sequence[Request]) -> Served:

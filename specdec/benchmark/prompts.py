@@ -147,6 +147,7 @@ def encode(
 class Corpus(NamedTuple):
   """Encoded prompts of files, and what was left out."""
 
+  prompts: list[Prompt]
   encoded: list[list[int]]
   groups: list[str]  # the category that each is counted under
   broken: list[str]  # a sentence for each line that holds no prompt
@@ -171,7 +172,7 @@ def read_corpus(
   Raises:
     ValueError: no prompt is left.
   """
-  encoded, groups, broken, short = [], [], [], []
+  wanted, encoded, groups, broken, short = [], [], [], [], []
   for path in paths:
     prompts, skipped = scan(path)
     broken += skipped
@@ -186,6 +187,7 @@ def read_corpus(
       everything = prompt.category == "all"
       group = "all (category)" if everything else prompt.category
       if short[-1] and not 0 < limit <= groups.count(group):
+        wanted.append(prompt)
         encoded.append(ids)
         groups.append(group)
   _report_skipped(broken)
@@ -193,4 +195,4 @@ def read_corpus(
     raise ValueError("no prompt is left")
   if not encoded:
     raise ValueError(f"no prompt has --max_prompt_tokens={max_tokens} or fewer")
-  return Corpus(encoded, groups, broken, short.count(False))
+  return Corpus(wanted, encoded, groups, broken, short.count(False))

@@ -218,7 +218,7 @@ class Server:
     return Served(answers, now, rounds, refills, self.decoder.batch)
 
   def warm_up(self, prompts: Sequence[Sequence[int]]) -> None:
-    """Compiles both programs and runs them, for every width of a draft.
+    """Compiles both programs and runs them.
 
     As `Decoder.warm_up` does, a text of one token over and over, which invites
     every drafter, is decoded as well as the prompts.

@@ -17,8 +17,9 @@ right for a shape:
                  rejection writes.
   measured       accepted tokens per round of that rule's own texts, with one
                  standard error. A lossy rule writes other texts.
-  distribution   exact; for a lossy rule the total variation between its output
-                 and the target's distribution, on small random tables (V = 4)
+  distribution   total variation between the rule's output and the target's
+                 distribution, on small random tables (V = 4): "exact to" how
+                 much, where the rule is lossless
   of optimum     accepted tokens on those tables over the most that any lossless
                  rule could accept there, by a linear program.
 

@@ -36,16 +36,12 @@ def define(flags: app.Flags) -> None:
   flags.string("edit", EDIT, "Text put behind a prompt that is asked again.")
 
 
-def edited(options: app.Options) -> list[dict]:
-  """Returns the prompts with the edit behind them, as lines of a file."""
-  lines = []
+def check_texts(options: app.Options) -> None:
+  """Refuses prompts that nothing can be put behind."""
   for path in options.prompt_file:
     for prompt in prompts.scan(path)[0]:
       if prompt.text is None:
         raise ValueError(f"{prompt.name} holds token ids, which have no text")
-      text = prompt.text + options.edit
-      lines.append({"prompt": text, "category": prompt.category})
-  return lines
 
 
 def repeat(options: app.Options) -> None:
@@ -53,27 +49,32 @@ def repeat(options: app.Options) -> None:
   setup_flags.read(options, drafter="none")
   setup_flags.single(options, "batch")
   folder = prompt_flags.read(options)
-  lines = edited(options)
+  check_texts(options)
   k = setup_flags.single(options, "k")
   size = evaluation.buffer_size()
   setup = setup_flags.setup_of(options, drafter="suffix", prompt_size=size)
   header = setup_flags.header(options, setup)
   target = setup.load_target(app.note)
   checkpoint = target.checkpoint
-  first = prompt_flags.corpus(options, target).encoded
+  first = prompt_flags.corpus(options, target)
   params = setup.decoder(target).params
-  prompt_flags.claim(folder, header, params, first)
+  prompt_flags.claim(folder, header, params, first.encoded)
   answers = files.Lines(folder / "answers.jsonl")
   plain = dataclasses.replace(setup, drafter="none", k=0)
-  written.answer(plain, target, first, answers)
+  written.answer(plain, target, first.encoded, answers)
   place = folder / "corpus.npz"
   vocabulary = checkpoint.config.vocab_size, checkpoint.tokenizer
   texts = [line["token_ids"] for line in answers.entries]
   text_corpus.add(place, texts, *vocabulary)
 
+  lines = (
+    {"prompt": prompt.text + options.edit, "category": prompt.category}
+    for prompt in first.prompts
+  )
   text = "".join(json.dumps(line) + "\n" for line in lines)
   files.replace_text(folder / "edited.jsonl", text)
   options.prompt_file = [str(folder / "edited.jsonl")]
+  options.limit = options.max_prompt_tokens = 0  # all that were answered
   again = prompt_flags.corpus(options, target)
   names = {
     "lookup": "lookup(min_ngram=2)",
