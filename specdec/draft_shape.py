@@ -347,14 +347,7 @@ def _siblings(kind, context, logits, depth, children) -> dict:
 def _top(logits: Array, count: int) -> tuple[Array, Array]:
   """Returns the likeliest tokens [..., count] in order, and their log_probs."""
   score = jax.nn.log_softmax(logits.astype(jnp.float32))
-  column = jax.lax.broadcasted_iota(jnp.int32, score.shape, score.ndim - 1)
-  taken = jnp.zeros(score.shape, bool)
-  tokens = []
-  for _ in range(count):  # each a reduction that a sharded vocabulary keeps
-    token = sampling.argmax(jnp.where(taken, -jnp.inf, score))
-    taken |= column == token[..., None]
-    tokens.append(token)
-  tokens = jnp.stack(tokens, axis=-1)
+  tokens, _ = sampling.top(score, count)
   return tokens, jnp.take_along_axis(score, tokens, axis=-1)
 
 

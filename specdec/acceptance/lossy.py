@@ -150,15 +150,9 @@ def fly(
 
   def unsure(log_probs: Array) -> Array:
     """[N] whether the target is, after each node."""
-    left, entropy = log_probs, 0.0
-    column = jax.lax.broadcasted_iota(jnp.int32, left.shape, 1)
-    for _ in range(min(top, left.shape[1])):
-      best = sampling.argmax(left)[:, None]
-      largest = jnp.take_along_axis(left, best, axis=1)[:, 0]
-      possible = largest > -jnp.inf
-      entropy -= jnp.where(possible, jnp.exp(largest) * largest, 0.0)
-      left = jnp.where(column == best, -jnp.inf, left)
-    return entropy >= threshold
+    _, likeliest = sampling.top(log_probs, min(top, log_probs.shape[1]))
+    terms = jnp.exp(likeliest) * jnp.where(likeliest > -jnp.inf, likeliest, 0.0)
+    return -jnp.sum(terms, axis=1) >= threshold
 
   def accept_prob(draft: Draft, target_log_probs: Array) -> Array:
     num_nodes = len(target_log_probs)

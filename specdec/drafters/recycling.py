@@ -8,7 +8,6 @@ noise writes text to come, so it is deterministic (`log_probs` None). Unlike
 others' its state depends on what was drafted, not on committed text alone.
 """
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -24,17 +23,6 @@ from specdec.types import (
 from specdec.utils.constructors import cached
 
 _ANY = 2**30  # a table takes whatever chain was verified
-
-
-def _top(logits: Array, count: int) -> Array:
-  """Returns the likeliest tokens [..., count] in order; no sort (rule 11)."""
-  column = jax.lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1)
-  tokens = []
-  for _ in range(count):
-    token = sampling.argmax(logits)
-    logits = jnp.where(column == token[..., None], -jnp.inf, logits)
-    tokens.append(token)
-  return jnp.stack(tokens, axis=-1)
 
 
 def _latest(tokens: Array, valid: Array, preferred: Array) -> Array:
@@ -137,7 +125,7 @@ def recycling(
     writes = _latest(draft.tokens, valid, jnp.any(on_path, axis=1))
     index = jnp.where(writes, draft.tokens, vocab_size)
     rows = jnp.arange(batch)[:, None]
-    likeliest = _top(target_output.logits, top)
+    likeliest, _ = sampling.top(target_output.logits, top)
     return table.at[rows, index].set(likeliest, mode="drop")
 
   # Of the logits of all nodes, which `update` reads `top` times.
