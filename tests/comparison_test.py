@@ -113,6 +113,11 @@ def test_all_shapes_of_a_size_have_that_many_draft_tokens(size, rates):
     assert ("kseq" in shape.rules) == (spec.siblings in ("none", "iid"))
     assert "block" not in shape.rules
     assert {"rejection", "coupled", rules[-1]} <= set(shape.rules)
+    drawn = shape.drawn(setup)
+    for rule in shape.rules:  # right for what is drawn, thus exact
+      value = comparison.rule_of(setup, rule)
+      distance = tabular.on_tables(value, drawn).distance
+      assert distance < 1e-6 or not value.lossless or rule == "coupled"
 
 
 def test_trees_that_ranks_make_smaller_or_drafters_cannot_draw_are_left_out():

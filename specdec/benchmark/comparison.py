@@ -62,6 +62,10 @@ class Shape(NamedTuple):
       setup, shape=self.call, k=self.levels, acceptance=rule
     )
 
+  def drawn(self, setup: Setup) -> str:
+    """Returns how siblings are drawn: a tree that is a chain has none."""
+    return self.setup(setup).make_shape().spec.siblings
+
 
 class Point(NamedTuple):
   """What is measured by itself: a setup but for the shape, and the shape."""
@@ -312,7 +316,8 @@ def compare(
     setup, shape = point
     worth, line = expected(shape)[setup.acceptance], bench.measure(point)
     rule = setup.make_rule()
-    tables = tabular.on_tables(rule, shape.siblings, setup.temperature)
+    drawn = shape.drawn(setup)
+    tables = tabular.on_tables(rule, drawn, setup.temperature)
     worth |= {"round_seconds": line["round_seconds"]}
     worth["comparison"] = {
       "rule": setup.acceptance,

@@ -40,7 +40,15 @@ def on_tables(
 
   Args:
     siblings: how draft tokens are drawn, a kind of DraftSpec.siblings.
+
+  Raises:
+    ValueError: the rule is not right for such draft tokens.
   """
+  if siblings not in rule.siblings:
+    raise ValueError(
+      f"{rule.name} is not right for siblings = {siblings!r}, only for "
+      f"{', '.join(sorted(rule.siblings))}"
+    )
   parents = _TREE
   if siblings == "none" or rule.chains_only:
     parents = _CHAIN
