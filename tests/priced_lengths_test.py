@@ -161,14 +161,12 @@ def least_gains(load: Load, batch: int) -> tuple[float, float]:
 
   The goals, or how far below them it may stay where it does: it weighs the
   tokens of the whole batch, so that rows that accept nothing wait for the
-  others, and all for them in the end; and it does less well with few rows.
+  others, and all for them in the end; with few rows, luck counts.
   """
   if not load.steady:
     return 0.75, 0.8
   if batch == 4:
-    return goodput_tables.LEAST, 0.82
-  if load.agreements == priced_lengths.UNEQUAL:
-    return goodput_tables.LEAST, 0.9
+    return goodput_tables.LEAST, 0.92
   return goodput_tables.LEAST, goodput_tables.NEAR
 
 
@@ -179,7 +177,7 @@ def test_where_costs_are_exact_adaptive_gains_what_it_should(batch):
   named = priced_lengths.ways(PAIR, batch, CONTEXT, 8)
   del named["entropy"]
   for load in priced_lengths.loads(0.8)[:3]:
-    draws = [Draw.of(load, batch, seed) for seed in range(2)]
+    draws = [Draw.of(load, batch, seed) for seed in range(max(2, 32 // batch))]
     speedups = {}
     for name, way in named.items():
       rounds = [priced_lengths.decoded(way, draw)[0] for draw in draws]
