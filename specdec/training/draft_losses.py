@@ -45,11 +45,6 @@ class BlockLoss:
       check_range(self, name, 0, prefix="loss.block.")
     check_range(self, "smoothing", 0, 1, prefix="loss.block.")
     check_choice("weighting", self.weighting, WEIGHTINGS)
-    if self.at_once and self.anchors % self.at_once:
-      raise ValueError(
-        f"loss.block.at_once = {self.at_once} does not divide anchors = "
-        f"{self.anchors}"
-      )
 
 
 @dataclasses.dataclass(frozen=True)
