@@ -308,7 +308,6 @@ def test_a_block_sees_what_is_before_its_anchor_and_in_its_window(kind):
   "options, complaint",
   [
     (dict(anchors=0), "loss.block.anchors = 0; it must be >= 1"),
-    (dict(at_once=5), "at_once = 5 does not divide anchors = 32"),
     (dict(weighting="pace"), "weighting 'pace' is unknown; known: decay, dpa"),
     (dict(smoothing=2.0), "loss.block.smoothing = 2.0; it must be in 0..1"),
     (dict(base_weight=-1.0), "loss.block.base_weight = -1.0"),
@@ -319,6 +318,40 @@ def test_a_block_sees_what_is_before_its_anchor_and_in_its_window(kind):
 def test_losses_refuse(options, complaint):
   with pytest.raises(ValueError, match=complaint):
     BlockLoss(**options)
+
+
+@pytest.mark.parametrize("step", [True, False])
+def test_anchors_at_once_that_do_not_divide_the_places(step, monkeypatch):
+  """Of the 7 places of a sequence, three at a time, or five."""
+  head, net = drafter()
+  model, params = target()
+  batch = {"tokens": TOKENS[:, : 7 + K]}
+  batch = BATCH | batch if step else batch
+  honest, seen = block_unroll.unroll, []
+
+  def unroll(*args):
+    seen.append(args[-2].shape[1])
+    return honest(*args)
+
+  monkeypatch.setattr(block_drafting, "unroll", unroll)
+
+  def grade(at_once):
+    block = BlockLoss(**EVERYTHING | dict(anchors=12, at_once=at_once))
+    loss = Loss(decay=DECAY, block=block)
+    objective = drafting.objective(head, model, loss, seed=SEED)
+    grade = jax.value_and_grad(objective, has_aux=True)
+    return jax.jit(grade)(net, params, batch)
+
+  whole = grade(0)
+  assert max(seen) == 7
+  seen.clear()
+  for at_once in (3, 5):
+    parts = grade(at_once)
+    assert max(seen) <= at_once
+    seen.clear()
+    np.testing.assert_allclose(parts[0][0], whole[0][0], rtol=1e-6)
+    close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6)
+    jax.tree.map(close, parts, whole)
 
 
 def test_options_of_blocks_are_of_blocks():
@@ -336,7 +369,9 @@ def test_slots_learn_what_they_can_know():
   weights = 0.8 ** np.arange(K)
   alone = (weights * entropies).sum() / weights.sum()
   for kind in ("dflash", "dspark"):
-    head = learned_kinds.draft_head(kind, full=True, num_layers=2)
+    block = learned_kinds.head_config(kind).block
+    block = dataclasses.replace(block, confidence=False)
+    head = learned_kinds.draft_head(kind, full=True, num_layers=2, block=block)
     loss = Loss("cross_entropy", block=BlockLoss(anchors=8))
     reached[kind] = walks.learned(head, loss, 400)
   assert abs(reached["dflash"] - alone) < 0.05

@@ -7,6 +7,7 @@ layout are compared with published_blocks.py.
 
 import dataclasses
 import importlib.util
+import itertools
 import json
 import pathlib
 
@@ -154,6 +155,24 @@ def test_logits_are_those_of_the_published_forward_pass(name, tmp_path):
     if sure is not None:
       np.testing.assert_allclose(sure[i], confidence, atol=EXACT)
   assert np.std(np.ma.masked_invalid(seen)) > 0.3
+
+
+def test_a_domino_with_tables_of_its_own(tmp_path):
+  """Its GRU reads the embeddings that the block begins with."""
+  rng = np.random.default_rng(6)
+  arrays = arrays_of("Domino") | {
+    key: np.float32(0.5 * rng.normal(size=shape))
+    for key, shape in reference.COPIES.items()
+  }
+  drafter = formats.load(write(tmp_path, "Domino", arrays), TARGET)
+  assert drafter.stored.head_config.embed == "own"
+  tokens, streams, weights = random_inputs()
+  ours, _ = unrolled(TARGET, drafter, tokens, streams, ANCHORS, weights)
+  for i, anchor in enumerate(ANCHORS):
+    logits, _ = reference.drafted(
+      MANIFESTS["Domino"], doubles(arrays), weights, tokens, streams, anchor
+    )
+    np.testing.assert_allclose(ours[i], logits, rtol=EXACT, atol=EXACT)
 
 
 def serving(folder, config=TARGET):
@@ -465,6 +484,26 @@ def test_what_slots_see_by_the_config(name, changes, sees, tmp_path):
   drafter = formats.load(tmp_path, TARGET)
   saved(folder, WRITTEN[name], drafter)
   assert formats.inspect(folder, TARGET) == head_config
+
+
+def test_what_slots_see_there_and_back(tmp_path):
+  drafter = formats.load(write(tmp_path / "a", "DFlash"), TARGET)
+  layers, fulls = range(LAYERS), ((), (0,), (1,), (0, 1))
+  for i, (causal, causal_window, full) in enumerate(
+    itertools.product((False, True), (False, True), fulls)
+  ):
+    block = dataclasses.replace(
+      drafter.stored.head_config.block,
+      causal=causal,
+      causal_window=causal_window,
+      window=5,
+      full_layers=full,
+    )
+    head_config = dataclasses.replace(drafter.stored.head_config, block=block)
+    stored = drafter.stored._replace(head_config=head_config)
+    saved(tmp_path / str(i), "dflash", drafter._replace(stored=stored))
+    again = formats.inspect(tmp_path / str(i), TARGET).block
+    assert [*map(again.attention, layers)] == [*map(block.attention, layers)]
 
 
 @pytest.mark.parametrize("name", MANIFESTS)

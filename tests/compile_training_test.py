@@ -1,6 +1,7 @@
 """A draft head's training step compiles for a TPU that is not there."""
 
 import json
+import runpy
 import subprocess
 import sys
 
@@ -10,6 +11,8 @@ import pytest
 import programs
 from specdec.compiled import steps
 from specdec.report import steps as report
+from specdec.training import ahead
+from specdec.training.setup import from_config
 
 CONFIGS = programs.SCRIPTS.parent / "configs" / "train"
 SMALL = (
@@ -39,6 +42,27 @@ def test_a_small_head_on_four_chips(tmp_path):
   plan = document["plan"]
   held = sum(plan.values()) - plan["gradients"]
   assert step["arguments"] == pytest.approx(held, rel=0.15)
+
+
+def lowered(kind):
+  """Text of the step of one of configs/train/drafter.py, of 4 x 32 tokens."""
+  get_config = runpy.run_path(str(CONFIGS / "drafter.py"))["get_config"]
+  config = get_config(kind)
+  config.options.update(sequence=32, batch=4)
+  setup = from_config(config.to_dict())
+  step = ahead.step(setup, "data:1", devices=jax.devices()[:1])
+  return step.lower().as_text()
+
+
+@pytest.mark.parametrize("kind", ["dflash", "domino", "peagle", "eagle3"])
+def test_the_step_is_given_what_training_gives_it(kind):
+  """Where drafts begin is drawn of blocks and P-EAGLE, by step and row."""
+  text, is_drawn = lowered(kind), kind != "eagle3"
+  [signature] = (x for x in text.splitlines() if "func public @main" in x)
+  arguments = signature.split("->")[0]
+  assert arguments.count("tensor<4x33xi32>") == 1
+  assert arguments.count("tensor<4xi32>") == (2 if is_drawn else 0)
+  assert ("threefry" in text) == is_drawn
 
 
 @pytest.mark.parametrize(

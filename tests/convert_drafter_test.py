@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import re
+import string
 
 import jax
 import numpy as np
@@ -11,6 +12,7 @@ from safetensors.numpy import load_file, save_file
 
 import formats_test
 import programs
+import specdec
 from specdec import checkpoints
 from specdec.checkpoints import learned
 from specdec.drafters.heads.block_config import BlockConfig
@@ -151,6 +153,24 @@ def test_copies_of_the_targets_tables_are_left_out(place, target, tmp_path):
   save_file(arrays, path)
   read = learned.load(path.parent, loaded)
   assert (read.head_config.embed, read.head_config.head) == ("shared", "own")
+
+
+def test_copies_are_left_out_where_the_target_is_packed(tmp_path):
+  """A CPU's decoder has its tables in blocks of 32 rows, or of 16."""
+  letters = [*string.ascii_lowercase, *"ABCDEF"]
+  target = programs.write_model(tmp_path / "target", letters=letters)
+  head_config, folder = HEADS["dspark"][0], tmp_path / "theirs"
+  own = dataclasses.replace(head_config, embed="own", head="own")
+  programs.save_drafter(target, tmp_path / "own.safetensors", own)
+  convert(target, tmp_path / "own.safetensors", folder, "--layout=deepspec")
+  path = folder / "model.safetensors"
+  arrays, theirs = load_file(path), load_file(target / "model.safetensors")
+  arrays["embed_tokens.weight"] = theirs["model.embed_tokens.weight"]
+  arrays["lm_head.weight"] = theirs["lm_head.weight"]
+  save_file(arrays, path)
+  decoder = specdec.load(str(target), drafter=f"block({folder})", k=2)
+  assert decoder.params.target["embed"]["weight"].ndim == 3
+  assert not {"embed_table", "head"} & {*decoder.params.draft["net"]}
 
 
 def test_what_is_written_names_the_target(place, target):

@@ -9,6 +9,7 @@ import pytest
 
 import programs
 from specdec import drafters
+from specdec.benchmark.measurements import MEASUREMENTS
 from specdec.checkpoints import shipped
 from specdec.drafters.heads import draft_head
 from specdec.models import params as model_params
@@ -31,15 +32,22 @@ TARGET = TransformerConfig(
 )
 
 
+def setup_of(kind: str):
+  return from_config(CONFIG["get_config"](kind).to_dict())
+
+
+def head_of(head_config):
+  ids = np.arange(head_config.vocabulary) if head_config.vocabulary else None
+  return drafters.LEARNED[head_config.kind](head_config, TARGET, ids, None)
+
+
 def weights(kind: str) -> int:
   """What a drafter holds beyond the target's."""
-  setup = from_config(CONFIG["get_config"](kind).to_dict())
+  setup = setup_of(kind)
   if kind in ("draft", "pard"):
     specs = model_params.specs(setup.model).values()
     return sum(int(np.prod(spec.shape)) for spec in specs)
-  head_config = setup.head_config
-  ids = np.arange(head_config.vocabulary) if head_config.vocabulary else None
-  head = drafters.LEARNED[head_config.kind](head_config, TARGET, ids, None)
+  head = head_of(setup.head_config)
   table = jax.ShapeDtypeStruct((4096, 384), jnp.float32)
 
   def held(key, table):
@@ -57,10 +65,26 @@ def test_as_many_weights_as_the_draft_model(kind):
   assert weights(kind) == pytest.approx(weights("draft"), rel=0.1)
 
 
+def test_drafts_of_one_pass_are_trained_as_long_as_they_are_compared():
+  [flags] = (x.flags for x in MEASUREMENTS if x.name == "equal")
+  [compared] = (x for x in flags if x.startswith("--k="))
+  longest = max(map(int, compared.removeprefix("--k=").split(",")))
+  assert setup_of("pard").masks.levels == longest
+  assert setup_of("peagle").head_config.levels == longest
+  slots = {}
+  for kind in set(CONFIG["KINDS"]) - {"draft", "pard"}:
+    head_config = setup_of(kind).head_config
+    if head_config.block:
+      assert head_config.levels == longest
+      slots[kind] = head_of(head_config).num_slots(3)
+  assert slots.pop("jetspec") == 4  # it is causal: cut to k + 1
+  predict_next = {"next", "dspark", "gated", "rnn", "domino"}
+  assert {kind for kind, count in slots.items() if count == 15} == predict_next
+  assert {*slots.values()} == {15, 16}
+
+
 def test_equal_tokens_and_steps():
-  setups = [
-    from_config(CONFIG["get_config"](x).to_dict()) for x in CONFIG["KINDS"]
-  ]
+  setups = [setup_of(x) for x in CONFIG["KINDS"]]
   seen = {
     (x.options.steps, x.options.batch, x.options.sequence) for x in setups
   }

@@ -372,6 +372,10 @@ def test_a_run_leaves_a_draft_that_its_name_says_how_to_use(tmp_path):
     ),
     (dict(target="", loss=None), "set model.mask_token and target"),
     (dict(masks=dict(levels=0)), "masks.levels = 0; it must be >= 1"),
+    (
+      dict(masks=dict(levels=13)),
+      "options.sequence = 12; a draft of masks.levels takes at least 13",
+    ),
   ],
 )
 def test_setups_refuse(tmp_path, changes, complaint):

@@ -332,6 +332,8 @@ def test_a_parallel_head_learns_resumes_and_is_a_drafter(place, monkeypatch):
   assert 0 < log(folder, "held_out")[-1]["acceptance_2"] < 1
 
 
+PLAIN_BLOCK = HEAD_CONFIG | dict(kind="block", features=(0, 2), head="own")
+SAMPLES = dict(samples=dict(count=16, prompt=4, temperature=1.0))
 REFUSALS = {
   "short data": (dict(data="{place}/short"), "short: the data has 8 tokens"),
   "short held-out": (dict(held_out="{place}/short"), "one sequence takes 13"),
@@ -362,7 +364,7 @@ REFUSALS = {
     dict(
       start="{place}/whole/last.safetensors",
       head_config=PUBLISHED,
-      samples=dict(count=16, prompt=4, temperature=1.0),
+      **SAMPLES,
     ),
     "layout: compact -> published",
   ),
@@ -374,6 +376,38 @@ REFUSALS = {
     "vocabulary: 11 -> 12",
   ),
   "no start": (dict(start="{place}/none"), "no such drafter as .*none"),
+  "block's levels": (
+    dict(head_config=PLAIN_BLOCK | dict(levels=13)),
+    "options.sequence = 12; a draft of head_config.levels takes at least 13",
+  ),
+  "levels behind the first token": (
+    dict(
+      head_config=HEAD_CONFIG
+      | dict(kind="peagle", layout="published", features=(1,), levels=12)
+    ),
+    "options.sequence = 12; a draft of head_config.levels takes at least 13",
+  ),
+  # With samples, which are drawn in the folder.
+  "sampled loss": (
+    SAMPLES | dict(loss=dict(feature_weight=1.0)),
+    "feature_weight = 1.0: a head of kind 'mtp' does not",
+  ),
+  "sampled k": (
+    SAMPLES | dict(head_config=PLAIN_BLOCK, decoding=DECODING | dict(k=3)),
+    "3 levels of draft tokens; this block has slots for 2",
+  ),
+  "sampled length": (
+    SAMPLES | dict(decoding=DECODING | dict(length=99)),
+    "decoding.length = 99; a sequence has 13",
+  ),
+  "few samples": (
+    dict(samples=SAMPLES["samples"] | dict(count=15)),
+    "15 prompts to sample after; at least 16 are needed",
+  ),
+  "long prompts": (
+    dict(samples=SAMPLES["samples"] | dict(prompt=13)),
+    "samples.prompt = 13; it must leave room in a sequence of 13 tokens",
+  ),
 }
 
 
@@ -381,8 +415,8 @@ REFUSALS = {
 def test_it_refuses_before_it_begins(place, whole, name):
   changes, complaint = REFUSALS[name]
   changes = json.loads(json.dumps(changes).replace("{place}", str(place)))
-  setup = from_config(entries(place, **changes))
   with pytest.raises((ValueError, FileNotFoundError), match=complaint):
+    setup = from_config(entries(place, **changes))
     train_drafter.train(setup, place / "bad")
   # The mended command may have the folder.
   assert not (place / "bad").exists()

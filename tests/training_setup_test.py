@@ -3,6 +3,7 @@
 import importlib.util
 import math
 import re
+import runpy
 
 import numpy as np
 import pytest
@@ -102,6 +103,12 @@ def test_a_config_s_entries_say_what_is_trained(config, setup, kind):
     (HEAD, "options", dict(learning_rate=0.0), "it must be > 0"),
     (HEAD, "options", dict(clip=float("nan")), "clip = nan; it must be > 0"),
     (HEAD, "options", dict(adam_b2=2.0), "adam_b2 = 2.0; it must be in 0..1"),
+    (
+      JOINT | dict(head_config=HEAD_CONFIG, loss=HEAD["loss"]),
+      "options",
+      dict(sequence=3),
+      "options.sequence = 3; a draft of head_config.levels takes at least 4",
+    ),
   ],
 )
 def test_setups_refuse(config, part, changes, complaint):
@@ -109,6 +116,82 @@ def test_setups_refuse(config, part, changes, complaint):
     changes = {part: config[part] | changes}
   with pytest.raises(ValueError, match=re.escape(complaint)):
     from_config(config | changes)
+
+
+BLOCK = SHAPE | dict(kind="block", features=(1,))
+
+
+@pytest.mark.parametrize(
+  "options, weights, complaint",
+  [
+    (
+      dict(confidence=True),
+      {},
+      "loss.block.confidence_weight = 0.0 with head_config.block.confidence = "
+      "True: the confidence would not be trained; set a weight above 0",
+    ),
+    (
+      {},
+      dict(confidence_weight=1.0),
+      "loss.block.confidence_weight = 1.0 without head_config.block.confidence",
+    ),
+    (
+      dict(successor="selector"),
+      {},
+      "loss.block.selector_weight = 0.0 with head_config.block.successor = "
+      "'selector': the selector would not be trained; set a weight above 0",
+    ),
+    (
+      dict(successor="markov"),
+      dict(selector_weight=1.0),
+      "loss.block.selector_weight = 1.0 without head_config.block.successor",
+    ),
+    (
+      dict(successor="selector"),
+      dict(selector_weight=1.0, base_weight=1.0),
+      "loss.block.base_weight = 1.0 with head_config.block.successor = 'selec",
+    ),
+    (
+      {},
+      dict(base_weight=1.0),
+      "loss.block.base_weight = 1.0 with head_config.block.successor = 'none'",
+    ),
+  ],
+)
+def test_losses_and_parts_of_blocks_go_together(options, weights, complaint):
+  head_config = BLOCK | dict(block=options)
+  with pytest.raises(ValueError, match=re.escape(complaint)):
+    from_config(HEAD | dict(head_config=head_config, loss=dict(block=weights)))
+
+
+def test_losses_of_blocks_with_their_parts():
+  for options, weights in (
+    (dict(confidence=True), dict(confidence_weight=1.0)),
+    (dict(successor="selector"), dict(selector_weight=1.0)),
+    (dict(successor="gru"), dict(base_weight=1.0)),
+    ({}, {}),
+  ):
+    config = dict(
+      head_config=BLOCK | dict(block=options), loss=dict(block=weights)
+    )
+    assert isinstance(from_config(HEAD | config), HeadSetup)
+
+
+def configs():
+  """(name of a file of configs/train, kind or None), of every config."""
+  folder = programs.SCRIPTS.parent / "configs" / "train"
+  for path in sorted(folder.glob("*.py")):
+    module = runpy.run_path(str(path))
+    kinds = module.get("KINDS") or module.get("SIZES") or [None]
+    yield from ((path, kind) for kind in kinds)
+
+
+@pytest.mark.parametrize(
+  "path, kind", list(configs()), ids=lambda x: getattr(x, "stem", x)
+)
+def test_our_configs_load(path, kind):
+  get_config = runpy.run_path(str(path))["get_config"]
+  from_config((get_config(kind) if kind else get_config()).to_dict())
 
 
 def published(kind=None):

@@ -7,8 +7,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import traverse_util
 
+import learned_kinds
 import tiny_training
+from learned_kinds import IDS, V
 from specdec.models import transformer
 from specdec.training import data, log, loop, objective, run, saving
 from specdec.types import Source
@@ -21,6 +24,7 @@ from tiny_training import (
   params,
 )
 
+HEADS = *learned_kinds.KINDS, *learned_kinds.PARALLEL, *learned_kinds.BLOCKS
 LANGUAGE_MODEL = objective.language_model(transformer.model(CONFIG))
 
 
@@ -122,12 +126,31 @@ class TestStep:
     state, _ = step(state, None, jnp.full((4, 7), 3))
     assert int(state.failed) == 1
 
-  def test_muon_leaves_the_tables_to_adam(self):
+  @pytest.mark.parametrize("kind", [*HEADS, "t5", "joint"])
+  def test_muon_has_linear_maps_and_no_tables(self, kind):
+    """Tables and projections are what has a dimension of a vocabulary."""
+    sizes = {V, len(IDS)}
+    if kind == "joint":
+      sizes, weights = {CONFIG.vocab_size}, {"target": params()}
+    elif kind == "t5":
+      weights = learned_kinds.target(kind)[1]
+    else:
+      head = learned_kinds.draft_head(kind)
+      weights = jax.eval_shape(head.init, jax.random.key(0))
+    flat = traverse_util.flatten_dict(weights)
+    wanted = {
+      path
+      for path, x in flat.items()
+      if x.ndim == 2
+      and sizes.isdisjoint(x.shape)
+      and "relative_bias" not in path
+    }
     options = dataclasses.replace(OPTIONS, optimizer="muon")
-    optimizer = loop.make_optimizer(options)
-    flat = jax.eval_shape(optimizer.init, params())
-    deep = jax.eval_shape(optimizer.init, {"target": params()})
-    assert len(jax.tree.leaves(flat)) == len(jax.tree.leaves(deep))
+    state = jax.eval_shape(loop.make_optimizer(options).init, weights)
+    moments = state[1].inner_states["muon"].inner_state[0].mu
+    leaves = jax.tree_util.tree_leaves_with_path(moments)
+    assert {tuple(part.key for part in path) for path, _ in leaves} == wanted
+    assert wanted
 
 
 def train(folder, kill_at=None, objective=LANGUAGE_MODEL):

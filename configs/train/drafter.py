@@ -105,7 +105,11 @@ KINDS = {
   # KL, and the selector's cross-entropy with the same weight, as in
   # vllm-project/speculators; taps and group are published, too.
   "dflash2": _block(
-    Loss(**_GAMMA_4), mlp_width=48, successor="selector", rank=12, taps=2
+    Loss(block=BlockLoss(selector_weight=1.0), **_GAMMA_4),
+    mlp_width=48,
+    successor="selector",
+    rank=12,
+    taps=2,
   ),
   "eagle": (
     HeadConfig("eagle", head="shared", **_WIDE),

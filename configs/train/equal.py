@@ -5,10 +5,13 @@ r"""Trains drafters of the shipped target that can be compared: equal weights.
 
 The word after the colon is one of KINDS. All see the same tokens in the same
 order for as many steps, and hold 0.90 M weights beyond the target's, within a
-tenth, but for the four that vary width and depth. Every block has 16 slots
-(DFlash's, gamma 7), so that drafts of 3 to 15 tokens cost the same pass. What a
-kind is: configs/train/drafter.py and draft.py, whose settings are used but for
-those below. docs/training.md has the commands of the whole comparison.
+tenth, but for the four that vary width and depth. Those that draft in one pass
+are trained for 15 tokens. A block has 16 slots (DFlash's, gamma 7), or 15 where
+they predict the next token, and runs all of them however few tokens it drafts;
+but a causal one (jetspec) is cut to k + 1. Passes of pard and peagle grow with
+the draft, too. What a kind is: configs/train/drafter.py and draft.py, whose
+settings are used but for those below. docs/training.md has the commands of the
+whole comparison.
 """
 
 import runpy
@@ -78,6 +81,8 @@ def get_config(kind: str = "dflash") -> config_dict.ConfigDict:
   config = runpy.run_path(str(path))["get_config"](like)
   config.options.update(_OPTIONS)
   if name == "draft":
+    if config.masks:
+      config.masks.levels = _LEVELS
     return config
   for key, value in changes.items():
     config.update_from_flattened_dict({f"head_config.{key}": value})

@@ -24,6 +24,7 @@ from specdec.checkpoints.huggingface import open_safetensors
 from specdec.checkpoints.loading import Checkpoint, check_finite
 from specdec.drafters.heads.draft_head import DraftHead
 from specdec.drafters.heads.head_config import HeadConfig
+from specdec.models import layouts
 from specdec.models.config import TransformerConfig
 from specdec.models.quantization import Quantized
 from specdec.sharding import Placement
@@ -263,7 +264,9 @@ def _without_copies(
     table = target[ours]["weight"]
     if isinstance(table, Quantized) or not table.is_fully_addressable:
       continue
-    if own is not None and np.array_equal(own, table.astype(own.dtype)):
+    if own is None:
+      continue
+    if np.array_equal(own, layouts.unpack(table).astype(own.dtype)):
       shared[option] = "shared"
       del kept[name]
   return dataclasses.replace(head_config, **shared), kept

@@ -69,16 +69,19 @@ def step(
     where.target.sharding(()),
   )
   state = jax.tree.map(lowering.shaped, state, lie)
-  tokens = jax.ShapeDtypeStruct(
-    (options.batch, options.sequence + 1),
-    jnp.int32,
-    sharding=where.target.sharding(("rows",)),
-  )
+
+  def of_rows(*size: int) -> jax.ShapeDtypeStruct:
+    shape, rows = (options.batch, *size), where.target.sharding(("rows",))
+    return jax.ShapeDtypeStruct(shape, jnp.int32, sharding=rows)
+
+  batch = of_rows(options.sequence + 1)
+  if head_config.block or head_config.parallel:  # as data.Numbered
+    batch = {"tokens": batch, "step": of_rows(), "row": of_rows()}
   target = lowering.weights(config, where.target)
-  objective = drafting.objective(head, model, setup.loss, measure=False)
+  objective = drafting.objective(head, model, setup.loss, False, options.seed)
   jitted = loop.make_step(objective, optimizer, options, lie)
   return Step(
-    lambda: jitted.lower(state, target, tokens),
+    lambda: jitted.lower(state, target, batch),
     placing.plan(head_config, config, where),
     frozenset(
       x.shape

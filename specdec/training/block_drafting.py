@@ -139,13 +139,20 @@ def loss_of_output(
     measures["accepted_length"] = jnp.mean(lengths)
     return jnp.stack(parts), measures if measure else {}
 
-  groups = anchors.shape[1] // (options.at_once or anchors.shape[1])
-  if groups < 2 or anchors.shape[1] % groups:
+  count = anchors.shape[1]
+  at_once = options.at_once or count
+  if at_once >= count:
     sums, measures = of_anchors(anchors)
   else:
-    pieces = jnp.stack(jnp.split(anchors, groups, axis=1))
-    sums, measures = jax.lax.map(jax.checkpoint(of_anchors), pieces)
+    few = jax.checkpoint(of_anchors)
+    groups, left = divmod(count, at_once)
+    pieces = jnp.split(anchors[:, : count - left], groups, axis=1)
+    sums, measures = jax.lax.map(few, jnp.stack(pieces))
     sums, measures = jnp.sum(sums, axis=0), jax.tree.map(jnp.mean, measures)
+    if left:
+      more, others = few(anchors[:, -left:])
+      sums += more
+      measures = optax.incremental_update(others, measures, left / count)
   return jnp.sum(sums[:, 0] / sums[:, 1]), measures
 
 

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from specdec.drafters.heads.head_config import HeadConfig
 from specdec.training import objective as objectives
 from specdec.training.objective import LOSSES
 from specdec.training.options import check_range
@@ -34,7 +35,7 @@ class BlockLoss:
   base_steps: int = 0  # in which base_weight falls to 0; 0: it stays (Domino)
   confidence_weight: float = 0.0  # of the confidence head's cross-entropy
   # Of a selector's cross-entropy on the target's likeliest token.
-  selector_weight: float = 1.0
+  selector_weight: float = 0.0
 
   def __post_init__(self):
     check_range(self, "anchors", 1, prefix="loss.block.")
@@ -44,11 +45,6 @@ class BlockLoss:
       check_range(self, name, 0, prefix="loss.block.")
     check_range(self, "smoothing", 0, 1, prefix="loss.block.")
     check_choice("weighting", self.weighting, WEIGHTINGS)
-    if self.at_once and self.anchors % self.at_once:
-      raise ValueError(
-        f"loss.block.at_once = {self.at_once} does not divide anchors = "
-        f"{self.anchors}"
-      )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,6 +83,50 @@ class Loss:
     check_choice("divergence", self.divergence, LOSSES)
     for name in ("token_weight", "feature_weight", "decay"):
       check_range(self, name, 0)
+
+
+def check(loss: Loss, head_config: HeadConfig) -> None:
+  """Refuses a loss with options that a head has no use for, or that leaves a
+  part of it untrained.
+
+  Raises:
+    ValueError: feature_weight with a kind that does not predict hidden states,
+      options of one kind with another, or a weight without what it weighs.
+  """
+  kind, block = head_config.kind, head_config.block
+  if loss.block and not block:
+    raise ValueError(f"loss.block belongs to a block drafter, not to {kind}")
+  if loss.drop and not head_config.parallel:
+    raise ValueError(f"loss.drop belongs to peagle, not to {kind}")
+  if loss.feature_weight and not head_config.predicts_hidden:
+    raise ValueError(
+      f"feature_weight = {loss.feature_weight}: a head of kind {kind!r} does "
+      "not predict the target's hidden states; only 'eagle' does"
+    )
+  if not block:
+    return
+  options, successor = loss.block or BlockLoss(), block.successor
+  for name, part, has in (
+    ("confidence", "block.confidence = True", block.confidence),
+    ("selector", "block.successor = 'selector'", successor == "selector"),
+  ):
+    weight = getattr(options, f"{name}_weight")
+    if has and not weight:
+      raise ValueError(
+        f"loss.block.{name}_weight = {weight} with head_config.{part}: the "
+        f"{name} would not be trained; set a weight above 0"
+      )
+    if weight and not has:
+      raise ValueError(
+        f"loss.block.{name}_weight = {weight} without head_config.{part}: "
+        "there is nothing to train; set 0"
+      )
+  if options.base_weight and successor in ("none", "selector"):
+    raise ValueError(
+      f"loss.block.base_weight = {options.base_weight} with "
+      f"head_config.block.successor = {successor!r}: the slots' own "
+      "distributions have the loss already; set 0"
+    )
 
 
 class Aim(NamedTuple):

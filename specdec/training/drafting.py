@@ -39,25 +39,10 @@ def objective(
       1 and 0, with the text as prefix. Without it a step is faster.
 
   Raises:
-    ValueError: feature_weight with a kind that does not predict hidden states,
-      or options of one kind with another.
+    ValueError: of draft_losses.check.
   """
+  draft_losses.check(loss, draft_head.head_config)
   block = draft_head.head_config.block
-  if loss.block and not block:
-    raise ValueError(
-      f"loss.block belongs to a block drafter, not to "
-      f"{draft_head.head_config.kind}"
-    )
-  if loss.drop and not draft_head.head_config.parallel:
-    raise ValueError(
-      f"loss.drop belongs to peagle, not to {draft_head.head_config.kind}"
-    )
-  if loss.feature_weight and not draft_head.head_config.predicts_hidden:
-    raise ValueError(
-      f"feature_weight = {loss.feature_weight}: a head of kind "
-      f"{draft_head.head_config.kind!r} does not predict the target's hidden "
-      "states; only 'eagle' does"
-    )
 
   def objective(net, frozen, batch):
     states = batch if isinstance(batch, dict) else {"tokens": batch}

@@ -83,6 +83,15 @@ def held_out_losses(
   return losses
 
 
+def check_prompts(held_out: Sequences, decoding: Decoding) -> None:
+  """Raises ValueError where the prompts are longer than a sequence."""
+  size = held_out.length + 1
+  if decoding.length > size:
+    raise ValueError(
+      f"decoding.length = {decoding.length}; a sequence has {size} tokens"
+    )
+
+
 def acceptance_by_decoding(
   target: Model,
   drafter: Drafter,
@@ -109,11 +118,7 @@ def acceptance_by_decoding(
   rows, source = held_out.evenly_spaced(decoding.prompts), None
   if isinstance(rows, data.Pairs):
     rows, source = rows.tokens, rows.source
-  if decoding.length > rows.shape[1]:
-    raise ValueError(
-      f"decoding.length = {decoding.length}; a sequence has {rows.shape[1]} "
-      "tokens"
-    )
+  check_prompts(held_out, decoding)
   prompts = rows[:, : decoding.length]
 
   def measure(params: Params) -> dict:

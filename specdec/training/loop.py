@@ -15,6 +15,13 @@ from specdec.training.objective import Objective, num_positions
 from specdec.training.options import Options
 from specdec.types import Array, PyTree
 
+# Modules whose matrix is a lookup table, or a projection onto a vocabulary; of
+# several of a kind, without their numbers.
+_TABLES = frozenset(
+  ("embed", "embed_table", "head", "heads", "relative_bias")
+  + ("first", "second", "wide")  # of a block's successor
+)
+
 
 @struct.dataclass
 class TrainState:
@@ -42,9 +49,9 @@ def make_optimizer(options: Options) -> optax.GradientTransformation:
   rate = schedule(options)
 
   def dimensions(path, leaf):
-    # Muon is for linear maps, not for lookup tables.
-    is_table = any(part.key in ("embed", "head") for part in path)
-    is_map = leaf.ndim == 2 and not is_table
+    # Muon is for linear maps between hidden states.
+    owners = (part.key.rstrip("_0123456789") for part in path[-2:-1])
+    is_map = leaf.ndim == 2 and _TABLES.isdisjoint(owners)
     return optax.contrib.MuonDimensionNumbers() if is_map else None
 
   if options.optimizer == "muon":

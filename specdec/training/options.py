@@ -24,8 +24,8 @@ class Options:
   source: int = 0  # tokens of what an encoder-decoder reads, in a sequence
   accumulate: int = 1  # microbatches in an update; divides `batch`
   seed: int = 0  # of the initial weights and the order of the data
-  # 'adamw', or 'muon': orthogonalised updates of matrices, AdamW for the rest;
-  # it prefers larger batches.
+  # 'adamw', or 'muon': orthogonalised updates of linear maps, AdamW for tables
+  # and the rest; it prefers larger batches.
   optimizer: str = "adamw"
   learning_rate: float = 1e-3  # the peak; decays by a cosine
   warmup: int = 20  # steps of linear warmup

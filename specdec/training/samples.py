@@ -23,6 +23,26 @@ from specdec.utils import files
 BATCH = 16  # rows decoded together
 
 
+def check(settings: Samples | None, data: Sequences) -> None:
+  """Refuses samples that `of_target` could not take.
+
+  Raises:
+    ValueError: prompts are as long as a sequence, or fewer than BATCH.
+  """
+  if not settings or not settings.count:
+    return
+  if settings.prompt > data.length:
+    raise ValueError(
+      f"samples.prompt = {settings.prompt}; it must leave room in a sequence "
+      f"of {data.length + 1} tokens"
+    )
+  count = len(data.evenly_spaced(settings.count))
+  if count < BATCH:
+    raise ValueError(
+      f"{count} prompts to sample after; at least {BATCH} are needed"
+    )
+
+
 def of_target(
   settings: Samples | None,
   data: Sequences,
@@ -38,20 +58,15 @@ def of_target(
   Args:
     settings: without a count: returns `data`. The count is rounded down to a
       multiple of BATCH.
-    data: long enough that `options.sequence` exceeds settings.prompt.
+    data: `check`ed.
     folder: of the run; completed batches are in its folder `samples`.
 
   Raises:
-    ValueError: there are fewer than BATCH prompts, or a distribution is not
-      finite.
+    ValueError: a distribution is not finite.
   """
   if not settings or not settings.count:
     return data
   prompts = data.evenly_spaced(settings.count)[:, : settings.prompt]
-  if len(prompts) < BATCH:
-    raise ValueError(
-      f"{len(prompts)} prompts to sample after; at least {BATCH} are needed"
-    )
   folder, length = folder / "samples", options.sequence + 1
   files.make_folder(folder)
   rows = []

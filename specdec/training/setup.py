@@ -11,7 +11,8 @@ from typing import Any
 
 from specdec.drafters.heads.head_config import HeadConfig
 from specdec.models.config import TransformerConfig, check_limits
-from specdec.training.drafting import Loss
+from specdec.training import draft_losses
+from specdec.training.draft_losses import Loss
 from specdec.training.joint import LayerSkip
 from specdec.training.masked import Masks
 from specdec.training.options import Options, check_range
@@ -68,6 +69,8 @@ class ModelSetup:
       )
     if self.masks and self.model.encoder_layers:
       raise ValueError("masks are for decoders alone, without encoder_layers")
+    if self.masks:
+      _check_sequence(self.options, "masks.levels", self.masks.levels)
     if bool(self.model.encoder_layers) != bool(self.options.source):
       raise ValueError(
         f"model.encoder_layers = {self.model.encoder_layers} and "
@@ -108,6 +111,9 @@ class HeadSetup:
         f"options.source = {self.options.source}: draft heads learn from "
         "decoders alone, which have no source"
       )
+    draft_losses.check(self.loss, self.head_config)
+    least = self.head_config.levels + self.head_config.skips_first
+    _check_sequence(self.options, "head_config.levels", least)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,6 +149,9 @@ class JointSetup:
     if self.head_config:
       _require(self, "decoding", "loss")
       self.head_config.check(self.model)
+      draft_losses.check(self.loss, self.head_config)
+      least = self.head_config.levels + self.head_config.skips_first
+      _check_sequence(self.options, "head_config.levels", least)
     elif self.layer_skip:
       _require(self, "decoding")
       if self.decoding.exit_layer is None:
@@ -215,6 +224,15 @@ def _refuse_absent(names: Collection[str], prefix: str = "") -> None:
   if names:
     absent = ", ".join(prefix + name for name in sorted(names))
     raise ValueError(f"the config lacks {absent}")
+
+
+def _check_sequence(options: Options, name: str, least: int) -> None:
+  """Raises ValueError unless a sequence has room for a draft of all levels."""
+  if options.sequence < least:
+    raise ValueError(
+      f"options.sequence = {options.sequence}; a draft of {name} takes at "
+      f"least {least} tokens"
+    )
 
 
 def _check_trainable(model: TransformerConfig) -> None:

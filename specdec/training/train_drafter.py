@@ -79,6 +79,9 @@ def train(
   packed, held_out = texts = data.load(
     setup.data, setup.held_out, options, target.tokenizer
   )
+  head_config.check_levels(setup.decoding.k)
+  evaluate.check_prompts(held_out, setup.decoding)
+  samples.check(setup.samples, packed)
   model = transformer.model(target.config, where.target)
   fingerprint = saved.fingerprint(target)
   settings = run.settings(setup, texts) | {"fingerprint": fingerprint}

@@ -160,6 +160,7 @@ def load(
     tokenizer,
     setup.model.first_token,
   )
+  samples.check(setup.samples, texts[0])
   place, target_place = _placements(setup, mesh, draft_ways)
   model = transformer.model(setup.model, place)
   params = _initial_weights(setup, place)

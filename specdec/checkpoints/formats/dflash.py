@@ -193,7 +193,7 @@ def render(
     nested |= blocks.render_dflash2(
       block, config["block_size"], target.vocab_size, NAME
     )
-  if not block.causal_window:
+  if block.causal or not block.causal_window:
     config["is_causal"] = nested["causal"] = block.causal
   return config | {
     "architectures": [_DFLASH2 if dflash2 else _ARCHITECTURE],

@@ -183,7 +183,7 @@ class Block(nn.Module):
     self.head = Head(r, self.target, self.num_tokens, normed=True)
     if b.successor != "none":
       kind = successor.KINDS[b.successor]
-      self.successor = kind(r, self.target, self.num_tokens)
+      self.successor = kind(r, self.target, self.num_tokens, self.embed_table)
     if b.confidence:
       self.confidence_head = Linear(1, bias=True)
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from specdec import sampling
-from specdec.drafters.heads.draft_head import embedded
+from specdec.drafters.heads.draft_head import Embed
 from specdec.drafters.heads.head_config import HeadConfig
 from specdec.models.config import TransformerConfig
 from specdec.models.experts import Weight
@@ -37,6 +37,7 @@ class Successor(nn.Module):
   head_config: HeadConfig
   target: TransformerConfig
   num_tokens: int
+  embed_table: Embed  # the block's
 
   def begin(self, batch: int, num_tokens: int) -> PyTree:
     return ()
@@ -98,8 +99,8 @@ class RnnMarkov(Markov):
 
 
 class Gru(Successor):
-  """Domino's GRU over the target's embeddings of the tokens, and two layers
-  over the slot's hidden state and its own."""
+  """Domino's GRU over the block's embeddings of the tokens, and two layers over
+  the slot's hidden state and its own."""
 
   def setup(self):
     self.size = self.head_config.block.state or self.head_config.width
@@ -115,7 +116,7 @@ class Gru(Successor):
     return jnp.zeros((*tokens.shape, 0))
 
   def term(self, target_weights, state, tokens, hidden, depth):
-    x = embedded(target_weights, tokens).astype(state.dtype)
+    x = self.embed_table(target_weights, tokens).astype(state.dtype)
     reset, update, new = jnp.split(self.inputs(x), 3, axis=-1)
     past = jnp.split(self.recurrent(state), 3, axis=-1)
     reset = jax.nn.sigmoid(reset + past[0])
