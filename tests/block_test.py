@@ -601,3 +601,23 @@ def test_cost_is_of_one_pass_and_of_small_steps():
   cut = head_cost.drafter_cost(draft_head("jetspec"), TARGET)
   names = [x[0] for x in round_cost(TINY, cut, 1, 2, 50).parts]
   assert "draft, 2 tokens" in names
+
+
+@pytest.mark.parametrize("full", [True, False])
+@pytest.mark.parametrize("kind", ["dflash", "jetspec", "dspark"])
+def test_only_slots_that_are_drafted_are_projected(kind, full):
+  """All run, but a causal block's, and the weights are read once."""
+  head = draft_head(kind, full)
+  cost = head_cost.drafter_cost(head, TARGET)
+  num_tokens = V if full else len(learned_kinds.IDS)
+  rows, layers = 2 * num_tokens * head.head_config.width, cost.step.flops
+  read = []
+  for k in (1, K):
+    [(_, times, part)] = round_cost(TINY, cost, k, 2, 50).only("draft, ").parts
+    terms = {term.name: term for term in part.terms}
+    assert times == 1
+    assert terms["logits"].bytes == 2 * 4 * 2 * k * num_tokens
+    products = terms["weights"].flops + terms["projection"].flops
+    assert products == 2 * (head.num_slots(k) * layers + k * rows)
+    read.append(terms["weights"].bytes + terms["projection"].bytes)
+  assert read[0] == read[1] == cost.step.bytes + cost.step.split_bytes

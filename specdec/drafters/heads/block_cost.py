@@ -23,6 +23,7 @@ def drafter_cost(head: BlockHead, target: TransformerConfig) -> DrafterCost:
   net = jax.eval_shape(head.init, jax.random.key(0))
   rows, copied, row_size = vocabulary_rows(head, target)
   own, logits = own_rows(head), logits_of(head)
+  few = few_rows(head)
   successor = dict(net.get("successor", {}))
   table = num_weights(successor.pop("first", {}))  # of which one row is read
   table += num_weights(net.get("embed_table", {}))
@@ -50,7 +51,8 @@ def drafter_cost(head: BlockHead, target: TransformerConfig) -> DrafterCost:
     hidden_bytes=size * hidden * target.width,
     step=StepCost(
       bytes=size * held + row_size * copied,
-      flops=2 * (held + copied),
+      flops=2 * (held - few),
+      projected_flops=2 * (few + copied),
       split_bytes=size * own,
       split_flops=2 * own,
       target_bytes=row_size * (rows - copied),
@@ -102,6 +104,13 @@ def own_rows(head) -> int:
   config = head.head_config
   whole = config.head == "own" and head.ids is None
   return head.vocab_size * config.width if whole else 0
+
+
+def few_rows(head) -> int:
+  """Returns the same of a projection of fewer tokens than the target's."""
+  config = head.head_config
+  fewer = config.head == "own" and head.ids is not None
+  return len(head.ids) * config.width if fewer else 0
 
 
 def logits_of(head) -> dict[str, int]:
