@@ -300,6 +300,9 @@ class StepCost(NamedTuple):
   target_flops: float = 0.0  # and their FLOPs per row and projected token
   position_bytes: float = 0.0  # KV read per row and cached position
   position_flops: float = 0.0  # attention, per token and cached position
+  # The same of layers with a sliding window: (positions that a token sees, its
+  # own too, position_bytes, position_flops).
+  windows: tuple[tuple[int, float, float], ...] = ()
   logits: int = 0  # float32 logits per projected token, on every chip
   split_logits: int = 0  # and those of which every chip has its part
   layers: int = 1  # sequential layers, for overhead per layer

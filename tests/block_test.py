@@ -603,6 +603,28 @@ def test_cost_is_of_one_pass_and_of_small_steps():
   assert "draft, 2 tokens" in names
 
 
+@pytest.mark.parametrize(
+  "kind, windowed", [("windowed", 1), ("published_block", 1), ("dflash", 0)]
+)
+def test_layers_with_a_window_read_no_more_than_it(kind, windowed):
+  head = draft_head(kind, full=True)
+  config, cost = head.head_config, head_cost.drafter_cost(head, TARGET)
+  size = 4 * 2 * config.num_kv_heads * config.head_dim
+  scores = 4 * config.num_heads * config.head_dim
+  slots = head.num_slots()
+  for context in (2, 50):
+    seen = (config.num_layers - windowed) * context
+    seen += windowed * min(context, 3)  # a window of 4 less the token itself
+    [(_, _, part)] = round_cost(TINY, cost, K, 2, context).only("draft, ").parts
+    terms = {term.name: term for term in part.terms}
+    assert terms["KV read"].bytes == 2 * seen * size
+    among = config.num_layers * slots
+    assert terms["KV read"].flops == 2 * slots * (seen + among) * scores
+    assert terms["KV written"].bytes == 2 * slots * config.num_layers * size
+  # The cache keeps all of the text.
+  assert cost.position_bytes == config.num_layers * size
+
+
 @pytest.mark.parametrize("full", [True, False])
 @pytest.mark.parametrize("kind", ["dflash", "jetspec", "dspark"])
 def test_only_slots_that_are_drafted_are_projected(kind, full):

@@ -117,6 +117,26 @@ def test_a_draft_of_another_tokenizer_reads_rows_that_it_can_draw(
   assert memory["draft cache"] == 2 * 100 * cost.position_bytes
 
 
+def test_a_copy_of_a_target_with_windows_reads_what_the_target_does():
+  config = presets.get("gemma3-270m", "bfloat16")
+  target = Deployment(shapes.of_config(config), CHIP)
+  cost = drafter_cost.quantized(config, 64)
+  for context in (100, 5000):
+    ours, theirs = (
+      {term.name: term for term in part.terms}
+      for part in (
+        step_cost(target, cost.step, 2, 3, context),
+        target.cost(2, 3, context),
+      )
+    )
+    for name in ("KV read", "KV written"):
+      assert ours[name].bytes == theirs[name].bytes
+      assert ours[name].flops == theirs[name].flops
+  both = drafter_cost.fallback(cost, cost).step  # windows of both are read
+  twice = step_cost(target, both, 2, 3, 5000).terms[2].bytes
+  assert twice == 2 * step_cost(target, cost.step, 2, 3, 5000).terms[2].bytes
+
+
 def test_an_exit_and_skipped_layers_run_parts_of_the_target():
   early_exit = drafter_cost.early_exit(8)
   parts = named(round_cost(LARGE, early_exit, 4, 2, 500))

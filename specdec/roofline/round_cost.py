@@ -213,15 +213,21 @@ def step_cost(
   """
   rows = math.ceil(batch / target.replicas)
   m, n = rows * tokens, rows * (tokens if projected is None else projected)
-  attention = m * (context + tokens) * step.position_flops
+  read = written = attention = 0.0
+  everything = math.inf, step.position_bytes, step.position_flops
+  for window, size, flops in (everything, *step.windows):
+    seen = min(context, window - 1)
+    read += rows * seen * size
+    written += m * size
+    attention += m * (seen + tokens) * flops
   split = (step.split_bytes + step.target_bytes) / target.ways
   split_flops = (step.split_flops + step.target_flops) / target.ways
   logits = step.logits + step.split_logits / target.ways
   terms = [
     Term("weights", step.bytes, m * step.flops + n * step.projected_flops),
     Term("projection", split, n * split_flops),
-    Term("KV read", rows * context * step.position_bytes, attention),
-    Term("KV written", m * step.position_bytes),
+    Term("KV read", read, attention),
+    Term("KV written", written),
     Term("logits", 2 * 4 * n * logits),
   ]
   return target.timed(m, terms, step.layers)

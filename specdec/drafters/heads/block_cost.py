@@ -42,12 +42,14 @@ def drafter_cost(head: BlockHead, target: TransformerConfig) -> DrafterCost:
     num_weights([net[f"layer_{i}"]["attention"][name] for name in "kv"])
     for i in range(config.num_layers)
   )
-  kv = 2 * config.num_layers * config.num_kv_heads * config.head_dim
-  scores = 2 * config.num_layers * config.num_heads * config.head_dim
+  kv = 2 * config.num_kv_heads * config.head_dim  # of a layer
+  scores = 2 * config.num_heads * config.head_dim
+  windows = [config.block.attention(i)[0] for i in range(config.num_layers)]
+  num_full = windows.count(None)
   hidden, size = 1 + len(config.features), item_size(target)
   return DrafterCost(
     weight_bytes=size * num_weights(net) + row_size * copied,
-    position_bytes=size * kv,
+    position_bytes=size * kv * config.num_layers,
     hidden_bytes=size * hidden * target.width,
     step=StepCost(
       bytes=size * held + row_size * copied,
@@ -57,8 +59,9 @@ def drafter_cost(head: BlockHead, target: TransformerConfig) -> DrafterCost:
       split_flops=2 * own,
       target_bytes=row_size * (rows - copied),
       target_flops=2 * (rows - copied),
-      position_bytes=size * kv,
-      position_flops=2 * scores,
+      position_bytes=size * kv * num_full,
+      position_flops=2 * scores * num_full,
+      windows=tuple((x, size * kv, 2 * scores) for x in windows if x),
       layers=config.num_layers,
       **logits,
     ),
