@@ -22,15 +22,16 @@ def drafter_cost(head: BlockHead, target: TransformerConfig) -> DrafterCost:
   config = head.head_config
   net = jax.eval_shape(head.init, jax.random.key(0))
   rows, copied, row_size = vocabulary_rows(head, target)
-  own, logits = own_rows(head), logits_of(head)
-  few = few_rows(head)
+  own, few = own_rows(head), few_rows(head)
+  logits, turns = logits_of(head), 0
   successor = dict(net.get("successor", {}))
   table = num_weights(successor.pop("first", {}))  # of which one row is read
   table += num_weights(net.get("embed_table", {}))
   rows_read = 0
   if config.block.successor == "selector":
     table += num_weights(successor.pop("second"))
-    rows_read = config.block.rank * (1 + config.block.candidates)
+    turns = min(config.block.candidates, config.vocabulary or head.vocab_size)
+    rows_read = config.block.rank * (1 + turns)
   level = num_weights(successor) + num_weights(net.get("confidence_head", {}))
   encoder = num_weights([net["gather"], net["context_norm"]])
   held = num_weights(net) - table - level - encoder - own
@@ -63,7 +64,8 @@ def drafter_cost(head: BlockHead, target: TransformerConfig) -> DrafterCost:
       position_flops=2 * scores * num_full,
       windows=tuple((x, size * kv, 2 * scores) for x in windows if x),
       layers=config.num_layers,
-      **logits,
+      # Every candidate is found by reading and rewriting all logits of a slot.
+      **{name: (1 + turns) * count for name, count in logits.items()},
     ),
     update=StepCost(bytes=size * stored, flops=2 * stored),
     steps=1,
