@@ -253,6 +253,22 @@ def test_every_chip_reads_its_part_of_rows_for_all_tokens():
   assert some.bytes == 2 * 4 * 6 * (100 + 1000)
 
 
+@pytest.mark.parametrize("kind", ["eagle3", "peagle", "dflash", "dspark"])
+def test_fewer_logits_are_computed_whole_and_spread_in_parts(kind):
+  cost = head_cost.drafter_cost(draft_head(kind), TARGET)
+  for ways in (1, 2):
+    parts = round_cost(dataclasses.replace(TINY, ways=ways), cost, 2, 3, 50)
+    moved = sum(
+      times * term.bytes
+      for _, times, part in parts.only("draft").parts
+      for term in part.terms
+      if term.name == "logits"
+    )
+    whole = (2 if kind == "dspark" else 1) * len(IDS)  # and by its successor
+    by_hand = 2 * 4 * 3 * 2 * (whole + TARGET.vocab_size / ways)
+    assert moved == pytest.approx(by_hand)
+
+
 def test_an_unknown_cost_is_not_priced():
   with pytest.raises(ValueError, match="is unknown"):
     round_cost(LARGE, UNKNOWN_COST, 4, 1, 100)

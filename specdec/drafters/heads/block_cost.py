@@ -23,7 +23,8 @@ def drafter_cost(head: BlockHead, target: TransformerConfig) -> DrafterCost:
   net = jax.eval_shape(head.init, jax.random.key(0))
   rows, copied, row_size = vocabulary_rows(head, target)
   own, few = own_rows(head), few_rows(head)
-  logits, turns = logits_of(head), 0
+  turns, follows = 0, config.block.successor != "none"
+  logits = logits_of(head, spread=not follows)
   successor = dict(net.get("successor", {}))
   table = num_weights(successor.pop("first", {}))  # of which one row is read
   table += num_weights(net.get("embed_table", {}))
@@ -73,13 +74,13 @@ def drafter_cost(head: BlockHead, target: TransformerConfig) -> DrafterCost:
     tokens=None if config.block.causal else head.num_slots(),
     catch_up=config.block.offset if config.block.causal else 0,
     level=None
-    if config.block.successor == "none"
+    if not follows
     else StepCost(
       bytes=size * level,
       flops=2 * level,
       split_bytes=size * scored,
       split_flops=2 * scored,
-      **logits,
+      **logits_of(head),
     ),
   )
 
@@ -118,14 +119,18 @@ def few_rows(head) -> int:
   return len(head.ids) * config.width if fewer else 0
 
 
-def logits_of(head) -> dict[str, int]:
-  """Returns the field of StepCost that says how many logits a token has.
+def logits_of(head, spread: bool = True) -> dict[str, int]:
+  """Returns the fields of StepCost that say how many logits a token has.
 
-  Of fewer tokens than the target's, every chip computes all of them.
+  Of fewer tokens than the target's, every chip computes all of them, and
+  gathers its part of the whole vocabulary from them if they are spread.
   """
   if head.ids is None:
     return {"split_logits": head.vocab_size}
-  return {"logits": len(head.ids)}
+  return {
+    "logits": len(head.ids),
+    "split_logits": head.vocab_size if spread else 0,
+  }
 
 
 def num_weights(net: PyTree) -> int:
