@@ -288,19 +288,25 @@ class StepCost(NamedTuple):
   """What one pass of a drafter reads and computes, on one device.
 
   Every chip holds all of the drafter's weights, and its part of the target's.
+  A pass may run more tokens than it projects to logits: a block's slots, of
+  which as many are projected as it drafts.
   """
 
   bytes: float = 0.0  # the drafter's weights that the pass reads
-  flops: float = 0.0  # per row and token, without attention
+  flops: float = 0.0  # per row and token, without attention and projection
+  projected_flops: float = 0.0  # per row and projected token, on every chip
   # The drafter's rows for the tokens of the whole vocabulary: every chip reads
   # those of its part, of which it computes the logits;
   split_bytes: float = 0.0
-  split_flops: float = 0.0  # their FLOPs per row and token
+  split_flops: float = 0.0  # their FLOPs per row and projected token
   target_bytes: float = 0.0  # the target's weights that the pass reads,
-  target_flops: float = 0.0  # and their FLOPs per row and token
+  target_flops: float = 0.0  # and their FLOPs per row and projected token
   position_bytes: float = 0.0  # KV read per row and cached position
   position_flops: float = 0.0  # attention, per token and cached position
-  logits: int = 0  # float32 logits per token, on every chip
+  # The same of layers with a sliding window: (positions that a token sees, its
+  # own too, position_bytes, position_flops).
+  windows: tuple[tuple[int, float, float], ...] = ()
+  logits: int = 0  # float32 logits per projected token, on every chip
   split_logits: int = 0  # and those of which every chip has its part
   layers: int = 1  # sequential layers, for overhead per layer
 

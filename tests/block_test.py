@@ -387,11 +387,12 @@ def test_the_kit_sees_a_distribution_that_is_no_selectors():
   head = learned_kinds.table_head("dflash2")
 
   def without(*args):
-    state, _ = head.step(*args)
-    return state, args[-2]
+    return args[2], args[-2]
 
   whole = drafters.from_head(
-    head._replace(step=without), learned_kinds.STREAMS, CHAIN
+    head._replace(offer=lambda weights, logits: logits, step=without),
+    learned_kinds.STREAMS,
+    CHAIN,
   )
 
   def propose(params, state, context):
@@ -408,13 +409,14 @@ def test_a_selectors_support_is_its_candidates():
   rng = np.random.default_rng(0)
   hidden, logits = rng.normal(size=(2, 4, 16)), rng.normal(size=(2, 4, 11))
   tokens = rng.integers(0, V, (2, 4))
+  offered = head.offer(draft["net"], jnp.asarray(logits, jnp.float32))
   _, given = head.step(
     draft["net"],
     None,
     (),
     jnp.asarray(tokens),
     jnp.asarray(hidden, jnp.float32),
-    jnp.asarray(logits, jnp.float32),
+    offered,
     0,
   )
   net = jax.tree.map(lambda x: np.asarray(x, float), draft["net"]["successor"])
@@ -601,3 +603,64 @@ def test_cost_is_of_one_pass_and_of_small_steps():
   cut = head_cost.drafter_cost(draft_head("jetspec"), TARGET)
   names = [x[0] for x in round_cost(TINY, cut, 1, 2, 50).parts]
   assert "draft, 2 tokens" in names
+
+
+@pytest.mark.parametrize(
+  "kind, windowed", [("windowed", 1), ("published_block", 1), ("dflash", 0)]
+)
+def test_layers_with_a_window_read_no_more_than_it(kind, windowed):
+  head = draft_head(kind, full=True)
+  config, cost = head.head_config, head_cost.drafter_cost(head, TARGET)
+  size = 4 * 2 * config.num_kv_heads * config.head_dim
+  scores = 4 * config.num_heads * config.head_dim
+  slots = head.num_slots()
+  for context in (2, 50):
+    seen = (config.num_layers - windowed) * context
+    seen += windowed * min(context, 3)  # a window of 4 less the token itself
+    [(_, _, part)] = round_cost(TINY, cost, K, 2, context).only("draft, ").parts
+    terms = {term.name: term for term in part.terms}
+    assert terms["KV read"].bytes == 2 * seen * size
+    among = config.num_layers * slots
+    assert terms["KV read"].flops == 2 * slots * (seen + among) * scores
+    assert terms["KV written"].bytes == 2 * slots * config.num_layers * size
+  # The cache keeps all of the text.
+  assert cost.position_bytes == config.num_layers * size
+
+
+def test_a_selector_searches_a_slots_logits_once_for_every_candidate():
+  head, count = draft_head("dflash2", full=True), 3
+  cost = head_cost.drafter_cost(head, TARGET)
+  for draft, nodes in ((2, 2), ((3, 4), 4)):  # a tree's nodes share the search
+    parts = round_cost(TINY, cost, draft, 5, 50).only("draft").parts
+    moved = {"draft": 0, "draft successor": 0}
+    for name, times, part in parts:
+      [logits] = (term for term in part.terms if term.name == "logits")
+      moved[name.split(",")[0]] += times * logits.bytes
+    assert moved["draft"] == 2 * 4 * 5 * 2 * V * (1 + count)
+    assert moved["draft successor"] == 2 * 4 * 5 * nodes * V
+  head = draft_head("dflash2")
+  net, logits = weights("dflash2")["net"], jnp.arange(22.0).reshape(1, 2, 11)
+  ids, own = head.offer(net, logits)
+  assert ids.shape == own.shape == (1, 2, count)
+
+
+@pytest.mark.parametrize("full", [True, False])
+@pytest.mark.parametrize("kind", ["dflash", "jetspec", "dspark"])
+def test_only_slots_that_are_drafted_are_projected(kind, full):
+  """All run, but a causal block's, and the weights are read once."""
+  head = draft_head(kind, full)
+  cost = head_cost.drafter_cost(head, TARGET)
+  num_tokens = V if full else len(learned_kinds.IDS)
+  # Without a successor the pass spreads fewer tokens over the vocabulary.
+  spread = 0 if full or kind == "dspark" else V
+  rows, layers = 2 * num_tokens * head.head_config.width, cost.step.flops
+  read = []
+  for k in (1, K):
+    [(_, times, part)] = round_cost(TINY, cost, k, 2, 50).only("draft, ").parts
+    terms = {term.name: term for term in part.terms}
+    assert times == 1
+    assert terms["logits"].bytes == 2 * 4 * 2 * k * (num_tokens + spread)
+    products = terms["weights"].flops + terms["projection"].flops
+    assert products == 2 * (head.num_slots(k) * layers + k * rows)
+    read.append(terms["weights"].bytes + terms["projection"].bytes)
+  assert read[0] == read[1] == cost.step.bytes + cost.step.split_bytes

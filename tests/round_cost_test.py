@@ -134,6 +134,26 @@ def test_a_draft_of_another_tokenizer_reads_rows_that_it_can_draw(
   assert memory["draft cache"] == 2 * 100 * cost.position_bytes
 
 
+def test_a_copy_of_a_target_with_windows_reads_what_the_target_does():
+  config = presets.get("gemma3-270m", "bfloat16")
+  target = Deployment(shapes.of_config(config), CHIP)
+  cost = drafter_cost.quantized(config, 64)
+  for context in (100, 5000):
+    ours, theirs = (
+      {term.name: term for term in part.terms}
+      for part in (
+        step_cost(target, cost.step, 2, 3, context),
+        target.cost(2, 3, context),
+      )
+    )
+    for name in ("KV read", "KV written"):
+      assert ours[name].bytes == theirs[name].bytes
+      assert ours[name].flops == theirs[name].flops
+  both = drafter_cost.fallback(cost, cost).step  # windows of both are read
+  twice = step_cost(target, both, 2, 3, 5000).terms[2].bytes
+  assert twice == 2 * step_cost(target, cost.step, 2, 3, 5000).terms[2].bytes
+
+
 def test_an_exit_and_skipped_layers_run_parts_of_the_target():
   early_exit = drafter_cost.early_exit(8)
   parts = named(round_cost(LARGE, early_exit, 4, 2, 500))
@@ -250,6 +270,22 @@ def test_every_chip_reads_its_part_of_rows_for_all_tokens():
   assert some.bytes == 2 * 4 * 6 * (100 + 1000)
 
 
+@pytest.mark.parametrize("kind", ["eagle3", "peagle", "dflash", "dspark"])
+def test_fewer_logits_are_computed_whole_and_spread_in_parts(kind):
+  cost = head_cost.drafter_cost(draft_head(kind), TARGET)
+  for ways in (1, 2):
+    parts = round_cost(dataclasses.replace(TINY, ways=ways), cost, 2, 3, 50)
+    moved = sum(
+      times * term.bytes
+      for _, times, part in parts.only("draft").parts
+      for term in part.terms
+      if term.name == "logits"
+    )
+    whole = (2 if kind == "dspark" else 1) * len(IDS)  # and by its successor
+    by_hand = 2 * 4 * 3 * 2 * (whole + TARGET.vocab_size / ways)
+    assert moved == pytest.approx(by_hand)
+
+
 def test_an_unknown_cost_is_not_priced():
   with pytest.raises(ValueError, match="is unknown"):
     round_cost(LARGE, UNKNOWN_COST, 4, 1, 100)
@@ -277,7 +313,8 @@ def test_a_trained_head_reads_its_weights_once_a_step(kind, full):
   assert step.target_bytes == 4 * (rows - copied)
   read = step.bytes + step.split_bytes + step.target_bytes
   assert read == 4 * head_cost.step_weights(head, TARGET)
-  assert 2 * (step.flops + step.split_flops + step.target_flops) == read
+  projected = step.projected_flops + step.split_flops + step.target_flops
+  assert 2 * (step.flops + projected) == read
   cost = round_cost(TINY, drafter, 3, 2, 50)
   parts = named(cost)
   heads = [p for name, p in parts.items() if name.startswith("draft")]

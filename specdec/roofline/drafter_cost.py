@@ -86,8 +86,7 @@ def quantized(
     step=StepCost(
       bytes=size * read,
       flops=2 * read,
-      position_bytes=kv * shape.cached,
-      position_flops=2 * sum(layer.score for layer in shape.layers),
+      **_attention(shape, kv),
       logits=target.vocab_size,
       layers=target.num_layers,
     ),
@@ -122,13 +121,30 @@ def translated(
     step=StepCost(
       bytes=size * read,
       flops=2 * read,
-      position_bytes=kv * shape.cached,
-      position_flops=2 * sum(layer.score for layer in shape.layers),
+      **_attention(shape, kv),
       logits=moved + target_vocab,
       layers=draft.num_layers,
     ),
     catch_up=3,
   )
+
+
+def _attention(shape: Shape, size: float) -> dict[str, object]:
+  """Returns the fields of StepCost that say what attention reads.
+
+  Args:
+    size: bytes of a cached value.
+  """
+  full = [layer for layer in shape.layers if layer.window is None]
+  return {
+    "position_bytes": size * sum(layer.kv for layer in full),
+    "position_flops": 2 * sum(layer.score for layer in full),
+    "windows": tuple(
+      (layer.window, size * layer.kv, 2 * layer.score)
+      for layer in shape.layers
+      if layer.window is not None
+    ),
+  }
 
 
 def fallback(first: DrafterCost, other: DrafterCost) -> DrafterCost:

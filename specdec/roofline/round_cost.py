@@ -116,19 +116,22 @@ def round_cost(
   decoder = draft_deployment or deployment_of(target, drafter)
   # The root and every level but the last are run by a draft step.
   frontiers, nodes = (1, *levels[:-1]), 1 + sum(levels)
-  steps = [] if drafter.steps == 0 else list(frontiers)
-  if drafter.steps:
-    tokens = drafter.tokens or len(levels) / drafter.steps
-    steps = [tokens] * drafter.steps
+  steps = [(n, n) for n in frontiers]  # tokens of each, and those projected
+  if drafter.steps is not None:
+    projected = len(levels) / max(1, drafter.steps)
+    steps = [(drafter.tokens or projected, projected)] * drafter.steps
   if steps:
-    steps[0] += drafter.catch_up + drafter.level_catch_up * len(levels)
+    more = drafter.catch_up + drafter.level_catch_up * len(levels)
+    tokens, projected = steps[0]
+    steps[0] = tokens + more, projected + (0 if drafter.steps else more)
   parts = []
-  for tokens, times in sorted(collections.Counter(steps).items()):
+  for step, times in sorted(collections.Counter(steps).items()):
+    tokens, projected = step
     name = f"draft, {_tokens(tokens)}"
     if decoder is not None:
       parts.append((name, times, decoder.cost(batch, tokens, context)))
     if drafter.step.layers:
-      cost = step_cost(target, drafter.step, batch, tokens, context)
+      cost = step_cost(target, drafter.step, batch, tokens, context, projected)
       name = f"draft head, {_tokens(tokens)}" if decoder else name
       parts.append((name, times, cost))
   if drafter.level is not None:
@@ -199,25 +202,33 @@ def step_cost(
   batch: float,
   tokens: float,
   context: float,
+  projected: float | None = None,
 ) -> Cost:
   """Prices a pass by its stated bytes and FLOPs, on the target's chips.
 
   Args:
     tokens: per row.
     context: cached positions per row.
+    projected: tokens per row whose logits are computed; None: all.
   """
   rows = math.ceil(batch / target.replicas)
-  m = rows * tokens
-  attention = m * (context + tokens) * step.position_flops
+  m, n = rows * tokens, rows * (tokens if projected is None else projected)
+  read = written = attention = 0.0
+  everything = math.inf, step.position_bytes, step.position_flops
+  for window, size, flops in (everything, *step.windows):
+    seen = min(context, window - 1)
+    read += rows * seen * size
+    written += m * size
+    attention += m * (seen + tokens) * flops
   split = (step.split_bytes + step.target_bytes) / target.ways
   split_flops = (step.split_flops + step.target_flops) / target.ways
   logits = step.logits + step.split_logits / target.ways
   terms = [
-    Term("weights", step.bytes, m * step.flops),
-    Term("projection", split, m * split_flops),
-    Term("KV read", rows * context * step.position_bytes, attention),
-    Term("KV written", m * step.position_bytes),
-    Term("logits", 2 * 4 * m * logits),
+    Term("weights", step.bytes, m * step.flops + n * step.projected_flops),
+    Term("projection", split, n * split_flops),
+    Term("KV read", read, attention),
+    Term("KV written", written),
+    Term("logits", 2 * 4 * n * logits),
   ]
   return target.timed(m, terms, step.layers)
 

@@ -235,11 +235,16 @@ class Block(nn.Module):
       return ()
     return self.successor.begin(batch, num_tokens)
 
-  def step(self, target_weights, state, tokens, hidden, logits, depth):
+  def offer(self, logits: Array) -> PyTree:
     if self.head_config.block.successor == "none":
-      return state, logits
+      return logits
+    return self.successor.offer(logits)
+
+  def step(self, target_weights, state, tokens, hidden, offered, depth):
+    if self.head_config.block.successor == "none":
+      return state, offered
     return self.successor.step(
-      target_weights, state, tokens, hidden, logits, depth
+      target_weights, state, tokens, hidden, offered, depth
     )
 
   def selection(

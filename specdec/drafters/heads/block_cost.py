@@ -22,14 +22,17 @@ def drafter_cost(head: BlockHead, target: TransformerConfig) -> DrafterCost:
   config = head.head_config
   net = jax.eval_shape(head.init, jax.random.key(0))
   rows, copied, row_size = vocabulary_rows(head, target)
-  own, logits = own_rows(head), logits_of(head)
+  own, few = own_rows(head), few_rows(head)
+  turns, follows = 0, config.block.successor != "none"
+  logits = logits_of(head, spread=not follows)
   successor = dict(net.get("successor", {}))
   table = num_weights(successor.pop("first", {}))  # of which one row is read
   table += num_weights(net.get("embed_table", {}))
   rows_read = 0
   if config.block.successor == "selector":
     table += num_weights(successor.pop("second"))
-    rows_read = config.block.rank * (1 + config.block.candidates)
+    turns = min(config.block.candidates, config.vocabulary or head.vocab_size)
+    rows_read = config.block.rank * (1 + turns)
   level = num_weights(successor) + num_weights(net.get("confidence_head", {}))
   encoder = num_weights([net["gather"], net["context_norm"]])
   held = num_weights(net) - table - level - encoder - own
@@ -41,24 +44,29 @@ def drafter_cost(head: BlockHead, target: TransformerConfig) -> DrafterCost:
     num_weights([net[f"layer_{i}"]["attention"][name] for name in "kv"])
     for i in range(config.num_layers)
   )
-  kv = 2 * config.num_layers * config.num_kv_heads * config.head_dim
-  scores = 2 * config.num_layers * config.num_heads * config.head_dim
+  kv = 2 * config.num_kv_heads * config.head_dim  # of a layer
+  scores = 2 * config.num_heads * config.head_dim
+  windows = [config.block.attention(i)[0] for i in range(config.num_layers)]
+  num_full = windows.count(None)
   hidden, size = 1 + len(config.features), item_size(target)
   return DrafterCost(
     weight_bytes=size * num_weights(net) + row_size * copied,
-    position_bytes=size * kv,
+    position_bytes=size * kv * config.num_layers,
     hidden_bytes=size * hidden * target.width,
     step=StepCost(
       bytes=size * held + row_size * copied,
-      flops=2 * (held + copied),
+      flops=2 * (held - few),
+      projected_flops=2 * (few + copied),
       split_bytes=size * own,
       split_flops=2 * own,
       target_bytes=row_size * (rows - copied),
       target_flops=2 * (rows - copied),
-      position_bytes=size * kv,
-      position_flops=2 * scores,
+      position_bytes=size * kv * num_full,
+      position_flops=2 * scores * num_full,
+      windows=tuple((x, size * kv, 2 * scores) for x in windows if x),
       layers=config.num_layers,
-      **logits,
+      # Every candidate is found by reading and rewriting all logits of a slot.
+      **{name: (1 + turns) * count for name, count in logits.items()},
     ),
     update=StepCost(bytes=size * stored, flops=2 * stored),
     steps=1,
@@ -67,13 +75,13 @@ def drafter_cost(head: BlockHead, target: TransformerConfig) -> DrafterCost:
     drafts_all=config.block.causal,
     catch_up=config.block.offset if config.block.causal else 0,
     level=None
-    if config.block.successor == "none"
+    if not follows
     else StepCost(
       bytes=size * level,
       flops=2 * level,
       split_bytes=size * scored,
       split_flops=2 * scored,
-      **logits,
+      **logits_of(head),
     ),
   )
 
@@ -105,14 +113,25 @@ def own_rows(head) -> int:
   return head.vocab_size * config.width if whole else 0
 
 
-def logits_of(head) -> dict[str, int]:
-  """Returns the field of StepCost that says how many logits a token has.
+def few_rows(head) -> int:
+  """Returns the same of a projection of fewer tokens than the target's."""
+  config = head.head_config
+  fewer = config.head == "own" and head.ids is not None
+  return len(head.ids) * config.width if fewer else 0
 
-  Of fewer tokens than the target's, every chip computes all of them.
+
+def logits_of(head, spread: bool = True) -> dict[str, int]:
+  """Returns the fields of StepCost that say how many logits a token has.
+
+  Of fewer tokens than the target's, every chip computes all of them, and
+  gathers its part of the whole vocabulary from them if they are spread.
   """
   if head.ids is None:
     return {"split_logits": head.vocab_size}
-  return {"logits": len(head.ids)}
+  return {
+    "logits": len(head.ids),
+    "split_logits": head.vocab_size if spread else 0,
+  }
 
 
 def num_weights(net: PyTree) -> int:

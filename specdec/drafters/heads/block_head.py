@@ -45,9 +45,11 @@ class BlockHead(NamedTuple):
     -> (hidden [B, A, K, W], what each of `attends`, one a layer, left behind)
   logits(weights, target_weights, hidden [B, T, W]) -> [B, T, n]
   begin(weights, batch, num_tokens) -> the successor's state before the anchor
-  step(weights, target_weights, state, tokens [B, T], hidden [B, T, W], logits
-      [B, T, n], depth)
-    -> (state, logits [B, T, n] given the tokens); as successor.Successor.step
+  offer(weights, logits [..., n]) -> arrays [..., any]
+  step(weights, target_weights, state, tokens [B, T], hidden [B, T, W], offered
+      [B, T, any], depth)
+    -> (state, logits [B, T, n] given the tokens); as offer, of
+    successor.Successor
   selection(weights, hidden [B, T, W], tokens [B, T], logits [B, T, n], labels
       [B, T]) -> as successor.Selector.selection; of no other successor
   confidence(weights, hidden [B, T, W], tokens [B, T]) -> [B, T] logits of the
@@ -66,6 +68,7 @@ class BlockHead(NamedTuple):
   draft: Callable[..., tuple[Array, tuple]]
   logits: Callable[..., Array]
   begin: Callable[..., PyTree]
+  offer: Callable[..., PyTree]
   step: Callable[..., tuple[PyTree, Array]]
   selection: Callable[..., tuple[Array, Array]]
   confidence: Callable[..., Array]
@@ -122,14 +125,15 @@ def block_from_module(
     hidden = hidden[:, 0, :1]
     logits = mdl.logits(target_weights, hidden)
     state = mdl.begin(1, 1)
-    mdl.step(target_weights, state, zero, hidden, logits, 0)
+    offered = mdl.offer(logits)
+    mdl.step(target_weights, state, zero, hidden, offered, 0)
     if head_config.block.confidence:
       mdl.confidence(hidden, zero)
 
   def init(key):
     return jax.jit(lambda key: instance.init(key, method=once))(key)["params"]
 
-  methods = "encode context draft logits begin step selection confidence"
+  methods = "encode context draft logits begin offer step selection confidence"
   return BlockHead(
     head_config,
     place or sharding.anywhere,

@@ -121,23 +121,23 @@ def drafter(
       return draft_shape.pending_only(context), cache
     weights = params.draft["net"], draft_heads.target_weights_of(params)
     hidden, layers = run_block(weights, cache, context)
-    base = head.logits(*weights, hidden)
+    offered = head.offer(weights[0], head.logits(*weights, hidden))
     cache = cache.replace(layers=layers)
 
     def step(state, tokens, level):
       """Behind tokens [B, T] of a level: the state, and logits [B, T, V]."""
-      at_level = (
-        jnp.broadcast_to(
+      at_level = jax.tree.map(
+        lambda x: jnp.broadcast_to(
           jax.lax.dynamic_slice_in_dim(x, level, 1, axis=1),
           (*tokens.shape, x.shape[-1]),
-        )
-        for x in (hidden, base)
+        ),
+        (hidden, offered),
       )
       state, logits = head.step(*weights, state, tokens, *at_level, level)
       logits = draft_heads.spread(head, logits)
       return state, place(logits, "rows", None, "vocab")
 
-    start = head.begin(weights[0], len(base), 1)
+    start = head.begin(weights[0], len(hidden), 1)
     if shape.loops:
       policy = shape.policy
       classified = policy is not None and policy.classes
@@ -156,7 +156,7 @@ def drafter(
         context,
         depth,
         extend,
-        (start, jnp.zeros(len(base), jnp.float32)),
+        (start, jnp.zeros(len(hidden), jnp.float32)),
         policy=policy,
         confidence=(lambda carry: carry[1]) if confident else None,
       )

@@ -64,7 +64,7 @@ def unroll(
   logits, confidence, selection = [], [], []
   for level in range(levels):
     before = jnp.take_along_axis(tokens, anchors + level, axis=1)
-    at_level = hidden[:, :, level], base[:, :, level]
+    at_level = hidden[:, :, level], head.offer(weights, base[:, :, level])
     state, given = head.step(
       weights, target_weights, state, before, *at_level, level
     )

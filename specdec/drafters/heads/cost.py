@@ -29,7 +29,7 @@ def drafter_cost(
     return block_cost.drafter_cost(draft_head, target)
   net, encoded = _shapes(draft_head, target)
   rows, copied, row_size = block_cost.vocabulary_rows(draft_head, target)
-  own = block_cost.own_rows(draft_head)
+  own, few = block_cost.own_rows(draft_head), block_cost.few_rows(draft_head)
   held = step_weights(draft_head, target) - rows - own
   kv = scores = 0
   size, update = block_cost.item_size(target), None
@@ -52,7 +52,8 @@ def drafter_cost(
     hidden_bytes=size * hidden * target.width,
     step=StepCost(
       bytes=size * held + row_size * copied,
-      flops=2 * (held + copied),
+      flops=2 * (held - few),
+      projected_flops=2 * (few + copied),
       split_bytes=size * own,
       split_flops=2 * own,
       target_bytes=row_size * (rows - copied),

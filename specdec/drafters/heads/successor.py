@@ -25,11 +25,13 @@ class Successor(nn.Module):
 
   Methods:
     begin(batch, num_tokens): the state before the anchor.
-    step(target_weights, state, tokens [B, T], hidden [B, T, W],
-        logits [B, T, n], depth):
-      the state behind the tokens, and the logits of what follows them. `hidden`
-      and `logits` are of the slot that is drawn next, `depth` (from 0) the
-      number of draft tokens up to `tokens`.
+    offer(logits [..., n]): what `step` reads of a slot's logits, whatever the
+      tokens are; arrays [..., any].
+    step(target_weights, state, tokens [B, T], hidden [B, T, W], offered
+        [B, T, any], depth):
+      the state behind the tokens, and the logits [B, T, n] of what follows
+      them. `hidden` and `offered` are of the slot that is drawn next, `depth`
+      (from 0) the number of draft tokens up to `tokens`.
     term(the same without logits): the state, and what is added to the logits.
     memory(tokens): [B, T, any] what the confidence head reads of them.
   """
@@ -42,9 +44,12 @@ class Successor(nn.Module):
   def begin(self, batch: int, num_tokens: int) -> PyTree:
     return ()
 
-  def step(self, target_weights, state, tokens, hidden, logits, depth):
+  def offer(self, logits: Array) -> PyTree:
+    return logits
+
+  def step(self, target_weights, state, tokens, hidden, offered, depth):
     state, term = self.term(target_weights, state, tokens, hidden, depth)
-    return state, logits + term.astype(logits.dtype)
+    return state, offered + term.astype(offered.dtype)
 
 
 class Markov(Successor):
@@ -145,18 +150,22 @@ class Selector(Successor):
   def memory(self, tokens: Array) -> Array:
     return look_up(self.first(jnp.float32), tokens)
 
-  def _scores(self, hidden, tokens, logits, ids: Array) -> Array:
-    """[B, T, C] of tokens ids [B, T, C] that it can draft."""
+  def _scores(self, hidden, tokens, own, ids: Array) -> Array:
+    """[B, T, C] of tokens ids [B, T, C] that it can draft, given their own."""
     read = self.memory(tokens) * self.narrow(hidden)
     rows = look_up(self.second(jnp.float32), ids)
     term = jnp.sum(read[:, :, None] * rows, axis=-1)
-    own = jnp.take_along_axis(logits, ids, axis=-1)
     return own + term.astype(own.dtype)
 
-  def step(self, target_weights, state, tokens, hidden, logits, depth):
+  def offer(self, logits: Array) -> tuple[Array, Array]:
+    """Returns the candidates, and their logits."""
     ids = _likeliest(logits, self.count)
-    scores = self._scores(hidden, tokens, logits, ids)
-    none = jnp.full_like(logits, -jnp.inf)
+    return ids, jnp.take_along_axis(logits, ids, axis=-1)
+
+  def step(self, target_weights, state, tokens, hidden, offered, depth):
+    ids, own = offered
+    scores = self._scores(hidden, tokens, own, ids)
+    none = jnp.full((*ids.shape[:-1], self.num_tokens), -jnp.inf, own.dtype)
     return state, jnp.put_along_axis(none, ids, scores, -1, inplace=False)
 
   def selection(
@@ -166,14 +175,16 @@ class Selector(Successor):
     whether they are candidates; one that is not takes the last one's place.
 
     Args:
-      hidden, tokens, logits: as of `step`.
+      hidden, tokens: as of `step`.
+      logits: [B, T, n] of the slots.
       labels: [B, T] among the tokens that it can draft.
     """
     ids = _likeliest(logits, self.count)
     listed = jnp.any(ids == labels[..., None], axis=-1)
     last = jnp.where(listed, ids[..., -1], labels)
     ids = jnp.concatenate([ids[..., :-1], last[..., None]], axis=-1)
-    log_probs = jax.nn.log_softmax(self._scores(hidden, tokens, logits, ids))
+    own = jnp.take_along_axis(logits, ids, axis=-1)
+    log_probs = jax.nn.log_softmax(self._scores(hidden, tokens, own, ids))
     right = ids == labels[..., None]
     return -jnp.sum(jnp.where(right, log_probs, 0.0), axis=-1), listed
 
