@@ -18,8 +18,7 @@ right for a shape:
   measured       accepted tokens per round of that rule's own texts, with one
                  standard error. A lossy rule writes other texts.
   distribution   total variation between the rule's output and the target's
-                 distribution, on small random tables (V = 4): "exact to" how
-                 much, where the rule is lossless
+                 distribution, on small random tables (V = 4); exact to as much
   of optimum     accepted tokens on those tables over the most that any lossless
                  rule could accept there, by a linear program.
 
