@@ -342,3 +342,17 @@ def test_what_rounds_to_nothing_is_explained_as_0(seconds):
   parts = (("target", 1, Cost((term,), seconds)),)
   lines = roofline.explain(Round(parts, seconds)).splitlines()
   assert [line.split()[-1] for line in lines[1:]] == ["0", "0", "0"]
+
+
+def test_rounds_are_priced_by_a_batch_of_which_so_long_a_draft_was_timed():
+  pair = early_exit()
+  times = [
+    RoundTime(batch, k, 256, factor * pair.round(batch, k, 256).seconds)
+    for batch, factor, ks in ((8, 2.0, (0, 1, 2)), (16, 3.0, (0, 1, 2, 4, 8)))
+    for k in ks
+  ]
+  fit = dataclasses.replace(
+    calibration.fit_overhead(pair, times), times=tuple(times)
+  )
+  np.testing.assert_allclose(fit.scale(pair, 10, 8), 3.0)
+  np.testing.assert_allclose(fit.scale(pair, 10, 2), 2.0)

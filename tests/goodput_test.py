@@ -22,7 +22,7 @@ from specdec.benchmark.metrics import acceptance
 from specdec.benchmark.queues import Request, Server, requests_of
 from specdec.benchmark.runs import BASELINE
 from specdec.benchmark.setup import Setup
-from specdec.cli import auto_flags
+from specdec.cli import auto_flags, setup_flags
 from specdec.cli import goodput as program
 from specdec.report import result_tables, summary
 from specdec.types import ModelOutput
@@ -415,6 +415,11 @@ def test_the_levels_of_a_head_bound_what_is_tried(monkeypatch):
   options = lengths_of()
   auto_flags.check_lengths(options)
   assert options.most_k == 2
+
+
+def test_memory_is_planned_for_the_longest_draft_that_is_tried():
+  for k, levels in ((None, 5), ((1, 2), 5), ((7,), 7)):
+    assert setup_flags.largest(lengths_of(k=k)).levels == levels
 
 
 def test_lengths_are_decided_for_chains_whatever_shape_numbers_have(
