@@ -168,7 +168,7 @@ def by_costs(costs: Sequence[float], catch_up: float = 0.0) -> LengthPolicy:
   """
   levels = len(costs) - 1
   table = np.asarray(costs, np.float32)
-  hopeless = np.all(np.arange(1, levels + 2) / table <= 1 / table[0])
+  never_pays = np.all(np.arange(1, levels + 2) / table <= 1 / table[0])
   spare = _EXPLORATION * costs[0] - catch_up
   period = NEVER
   if spare > 0:
@@ -201,7 +201,7 @@ def by_costs(costs: Sequence[float], catch_up: float = 0.0) -> LengthPolicy:
     rate = jnp.max((jnp.sum(active * 1.0) + gains) / table)
     pays, alive = decide(ahead, gain, 0, rate)
     alive |= outcomes.idle >= period
-    tries = (jnp.min(outcomes.rest) >= period) & (not hopeless)
+    tries = (jnp.min(outcomes.rest) >= period) & (not never_pays)
     going &= (pays & alive) | tries
     return Plan(going, (prefix, rate, *rates))
 

@@ -67,12 +67,11 @@ def compare(
   everything = requests_of(*given, seed=seed)
   for server in servers.values():
     server.check(everything)
-  for server in servers.values():
+  first = {}  # not timed but for capacity: a width's first pass takes longer
+  for name, server in servers.items():
     server.warm_up(prompts)
-    # The first pass of every width of a draft takes longer; discarded.
-    first = server.serve(everything)
-    if server is plain:
-      capacity = len(first.answers) / first.seconds
+    first[name] = server.serve(everything)
+  capacity = len(first[BASELINE].answers) / first[BASELINE].seconds
 
   def counted(server: Server) -> Callable[[Sequence[Request]], Served]:
     def serve(requests: Sequence[Request]) -> Served:

@@ -111,9 +111,7 @@ class HeadSetup:
         f"options.source = {self.options.source}: draft heads learn from "
         "decoders alone, which have no source"
       )
-    draft_losses.check(self.loss, self.head_config)
-    least = self.head_config.levels + self.head_config.skips_first
-    _check_sequence(self.options, "head_config.levels", least)
+    _check_head(self.options, self.head_config, self.loss)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,9 +147,7 @@ class JointSetup:
     if self.head_config:
       _require(self, "decoding", "loss")
       self.head_config.check(self.model)
-      draft_losses.check(self.loss, self.head_config)
-      least = self.head_config.levels + self.head_config.skips_first
-      _check_sequence(self.options, "head_config.levels", least)
+      _check_head(self.options, self.head_config, self.loss)
     elif self.layer_skip:
       _require(self, "decoding")
       if self.decoding.exit_layer is None:
@@ -224,6 +220,13 @@ def _refuse_absent(names: Collection[str], prefix: str = "") -> None:
   if names:
     absent = ", ".join(prefix + name for name in sorted(names))
     raise ValueError(f"the config lacks {absent}")
+
+
+def _check_head(options: Options, head_config: HeadConfig, loss: Loss) -> None:
+  """Raises ValueError for a loss or sequences that a head cannot learn by."""
+  draft_losses.check(loss, head_config)
+  least = head_config.levels + head_config.skips_first
+  _check_sequence(options, "head_config.levels", least)
 
 
 def _check_sequence(options: Options, name: str, least: int) -> None:
