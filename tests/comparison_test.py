@@ -1,6 +1,7 @@
 """What is compared of rules, shapes and drafters, predicted and refused."""
 
 import dataclasses
+import json
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +16,7 @@ from specdec.benchmark.setup import Setup
 from specdec.drafters.heads.head_config import HeadConfig
 from specdec.models import presets
 from specdec.noise import row_keys
-from specdec.report import lossy_table
+from specdec.report import result_tables
 from specdec.roofline import drafter_cost
 from specdec.roofline.cost import pass_bound
 from specdec.testing import tabular
@@ -181,13 +182,14 @@ def test_no_lossless_rule_exceeds_the_optimum_on_the_tables():
   assert multipath.accepted <= multipath.optimum + 1e-6
 
 
-def test_lossy_rules_at_equal_length(monkeypatch):
+def test_lossy_rules_at_equal_length(monkeypatch, tmp_path, capsys):
   """Rules that keep whatever is likely lose more than those of a ratio."""
   monkeypatch.setattr(tabular, "_HALVINGS", 3)
   monkeypatch.setattr(tabular, "GAINS", (1.5, 9.0))
-  rows = {(row.gain, row.rule.split("(")[0]): row for row in (
-    tabular.at_equal_length()
-  )}  # fmt: skip
+  programs.run("compare_rules", "--tables", f"--output={tmp_path}")
+  document = json.loads((tmp_path / "results.json").read_text())
+  rows = [tabular.Equal(**row) for row in document["equal_length"]]
+  rows = {(row.gain, row.rule.split("(")[0]): row for row in rows}
   strict = rows[1.0, "rejection"]
   names = ("lenience", "fly", "typical", "relaxed")
   for name in names:
@@ -197,9 +199,12 @@ def test_lossy_rules_at_equal_length(monkeypatch):
   ours = [rows[1.5, name].distance for name in names]
   assert max(ours[:2]) < min(ours[2:])
   # No chain of three has nine times as many tokens.
-  assert sum(np.isnan(row.accepted) for row in rows.values()) == len(names)
-  text = lossy_table.of_equal_length([*rows.values()])
-  assert "x 9.00" in text and "total variation" in text
+  assert sum(row.accepted is None for row in rows.values()) == len(names)
+  for text in (
+    capsys.readouterr().out,
+    result_tables.lossy({"lossy": document}, "lossy"),
+  ):
+    assert "x 9.00" in text and "total variation" in text
 
 
 def test_nothing_compiles_in_the_clock_after_programs_were_forgotten(target):

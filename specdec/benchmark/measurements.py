@@ -412,6 +412,7 @@ MEASUREMENTS = (
     (*_RULES_QUICK, "--only=rejection; block", "--shapes=chain"),
     "output",
   ),
+  Measurement("lossy", "compare_rules", ("--tables",), 2, None, "output"),
   Measurement(
     "block",
     "compare_rules",

@@ -1,39 +1,32 @@
 """Compares acceptance rules and draft shapes at equal numbers of target tokens.
 
   python scripts/compare_rules.py --prompt_file=P.jsonl --temperature=1 \\
-    --output=runs/rules
-  python scripts/compare_rules.py --prompt_file=P.jsonl --temperature=1 \\
-    --target=smollm2-135m-instruct --drafter='early_exit(26)' --chat \\
-    --limit=8 --sizes=8 --output=runs/exit \\
-    --only='rejection; block; typical(epsilon=0.1)'
+    --output=runs/two --sizes=8 --only='block; typical(epsilon=0.1)'
+  python scripts/compare_rules.py --tables --output=runs/lossy
 
-A draft has as many draft tokens as --sizes says: in one chain, in 2 or 4
-chains, in the static tree that suits the acceptance by rank, which is measured
-first, and in EAGLE-2's dynamic tree. The table has a line for each rule that is
-right for a shape:
+A draft of --sizes tokens is one chain, 2 or 4 chains, the static tree that
+suits the acceptance by rank, which is measured first, or EAGLE-2's dynamic
+tree. The table has a line for each rule that is right for a shape:
 
-  expected       accepted tokens per round by the two distributions alone. All
-                 rules of a shape evaluate the same drafts, in text that
-                 rejection writes.
+  expected       accepted tokens per round by the two distributions alone, of
+                 the same drafts, in text that rejection writes.
   measured       accepted tokens per round of that rule's own texts, with one
-                 standard error. A lossy rule writes other texts.
-  distribution   total variation between the rule's output and the target's
-                 distribution, on small random tables (V = 4); exact to as much
+                 standard error.
+  distribution   total variation from the target's, on small random tables
   of optimum     accepted tokens on those tables over the most that any lossless
                  rule could accept there, by a linear program.
 
 Decoding is timed in turns with the autoregressive baseline; no token ends a
-text. The output folder gets lines.jsonl as points finish, then results.json
-(docs/schema.json), table.txt, plot.png and tree.json: the static tree that pays
-most by the times measured, for --shape='paths(tree.json)' of other programs.
-The same command resumes a run that was killed. --tables decodes nothing: it
-prints what lossy rules do on such tables when all accept equally much.
+text. The output folder gets lines.jsonl as points finish, then results.json,
+table.txt, plot.png and tree.json: the static tree that pays most by the times
+measured, for --shape='paths(tree.json)'. The same command resumes a run that
+was killed. --tables shows what lossy rules do at equal accepted length.
 """
 
 import dataclasses
 import json
 
-from specdec.benchmark import comparison, evaluation
+from specdec.benchmark import comparison, evaluation, provenance, results
 from specdec.benchmark.comparison import RULES, SHAPES
 from specdec.benchmark.setup import Setup
 from specdec.cli import app, prompt_flags, setup_flags
@@ -69,11 +62,10 @@ def shapes_of(
   options: app.Options, setup: Setup, ranks
 ) -> list[comparison.Shape]:
   """Returns the shapes and rules that the flags ask for."""
-  rules = rules_of(options)
   return [
     shape
     for size in options.sizes
-    for shape in comparison.shapes_of(setup, size, ranks, rules)
+    for shape in comparison.shapes_of(setup, size, ranks, rules_of(options))
     if shape.name in options.shapes
   ]
 
@@ -99,13 +91,22 @@ def setup_of(options: app.Options) -> Setup:
   return setup
 
 
+def _of_tables(options: app.Options) -> None:
+  """Compares lossy rules on small tables; writes to --output, where given."""
+  others = sorted(options.given - {"tables", "output"})
+  setup_flags.refuse(options, others, "has no effect with --tables")
+  folder = options.output and app.take_folder("--output", options.output)
+  rows = [row._asdict() for row in tabular.at_equal_length()]
+  terminal.report(lossy_table.of_equal_length(rows))
+  if folder:
+    document = provenance.header({"tables": True}, []) | {"equal_length": rows}
+    results.write_json(str(folder / "results.json"), document)
+
+
 def compare(options: app.Options) -> None:
   """The whole run: check, load, compare, report."""
   if options.tables:
-    others = sorted(options.given - {"tables"})
-    setup_flags.refuse(options, others, "has no effect with --tables")
-    text = lossy_table.of_equal_length(tabular.at_equal_length())
-    return terminal.report(text)
+    return _of_tables(options)
   setup_flags.read(options)
   folder, setup = prompt_flags.read(options), setup_of(options)
   header = setup_flags.header(options, setup)
@@ -134,8 +135,7 @@ def compare(options: app.Options) -> None:
   lossy = {rule.caveat for rule in rules} - {""}
   caveats = [*header["caveats"], *sorted(lossy)]
   if tree:
-    paths = json.dumps(tree["paths"])
-    files.replace_text(folder / "tree.json", paths + "\n")
+    files.replace_text(folder / "tree.json", json.dumps(tree["paths"]) + "\n")
   document = header | {
     "caveats": caveats,
     "runs": runs,

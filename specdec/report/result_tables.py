@@ -16,6 +16,7 @@ from specdec.report import (
   equal_tables,
   goodput_tables,
   length_tables,
+  lossy_table,
   result_plots,
   steps,
   sweep_page,
@@ -207,6 +208,11 @@ def rules(documents: Mapping, name: str) -> str:
   text = tables.of_rules(document["runs"], *parts, caveats, markdown)
   table, *notes = text.split("\n  ")
   return "\n".join([table + "\n" * bool(notes), *(f"- {x}" for x in notes)])
+
+
+def lossy(documents: Mapping, name: str) -> str:
+  """What lossy rules do to a distribution when all accept equally much."""
+  return lossy_table.of_equal_length(documents[name]["equal_length"], markdown)
 
 
 def beams(documents: Mapping, name: str) -> str:
@@ -408,7 +414,7 @@ TABLES: dict[str, Callable[..., str]] = {
   one.__name__: one
   for one in (
     passes, slots, decoding, groups, drafters, equal, equal_priced, rules,
-    beams, engines, goodput, best_shapes, length_tables.lengths,
+    lossy, beams, engines, goodput, best_shapes, length_tables.lengths,
     length_tables.priced_lengths, sweep, leviathan, printed, compiled,
     calibration, identity,
   )

@@ -140,7 +140,7 @@ class Equal(NamedTuple):
 
   gain: float  # accepted tokens over those of rejection, as wanted
   rule: str
-  accepted: float  # expected accepted tokens; nan: it cannot accept so much
+  accepted: float | None  # expected tokens; None: it cannot accept so much
   distance: float = 0.0  # total variation, as in Tabular
   divergence: float = 0.0  # KL(emitted || target) of those texts, in nats
   surprise: float = 0.0  # nats by which the target finds them less likely than
@@ -189,7 +189,7 @@ def at_equal_length() -> list[Equal]:
 def _equal(family: Family, gain: float, goal: float, exact) -> Equal:
   low, high = family.strict, family.loose
   if _measured(family.rule(high)).accepted < goal:
-    return Equal(gain, family.name, float("nan"))
+    return Equal(gain, family.name, None)
   for _ in range(_HALVINGS):
     middle = (low + high) / 2
     if _measured(family.rule(middle)).accepted < goal:
