@@ -84,6 +84,10 @@ _MORE = "--prompt_file=configs/prompts/twelve_more.jsonl"
 _TEXTS_QUICK = ("--limit=1", "--max_new_tokens=12", "--k=2")
 _TPU = "libtpu", "pip install libtpu; it needs no TPU"
 _TRAINED = "train it: docs/training.md"
+_SPEC_BENCH = (
+  "runs/spec_bench.jsonl",
+  "data/spec_bench/question.jsonl of github.com/hemingkx/Spec-Bench",
+)
 _HEAD = "runs/smollm2_drafter/best.safetensors"
 # Trained by configs/train/equal.py, with seeds 0 to 2 or 0.
 _EQUAL = "; ".join(
@@ -262,6 +266,17 @@ def _smollm2() -> Iterable[Measurement]:
     quick = None if name == "layer_skip" else _TEXTS_QUICK
     yield Measurement(
       f"smollm2_{name}", "eval", flags, minutes, quick, "output"
+    )
+  for drafter in ("lookup", "suffix"):
+    flags = (SMOLLM2, "--chat", f"--prompt_file={_SPEC_BENCH[0]}", "--limit=4")
+    yield Measurement(
+      f"spec_bench_{drafter}",
+      "eval",
+      (*flags, "--max_new_tokens=96", f"--drafter={drafter}", "--k=5,8"),
+      6,
+      None,
+      "output",
+      needs=_SPEC_BENCH,
     )
   yield Measurement(
     "smollm2_repeated",
