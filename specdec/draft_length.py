@@ -25,6 +25,7 @@ the sample that an uncoupled row turns out to be.
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -42,6 +43,7 @@ _EDGES = (0.1, 0.3, 0.5, 0.7, 0.85, 0.95)
 CLASSES = 1 + len(_EDGES)
 _PRIOR = 0.7  # acceptance where nothing is known,
 _WEIGHT = 16.0  # and after how many outcomes as much is due to these
+_LEAST = 0.01  # of a rate that others are shrunk to
 _HOPELESS = 0.02  # prefix acceptance at which a row stops
 _EXPLORATION = 0.02  # most of the time that drafts which may not pay may take
 
@@ -99,10 +101,55 @@ def _active(context: Context) -> Array:
   return context.length > 0 if done is None else ~done
 
 
+class Rates(NamedTuple):
+  """Acceptance by position [k] and by class [CLASSES]."""
+
+  by_depth: Sequence[float]
+  by_class: Sequence[float]
+
+  @property
+  def mean(self) -> float:
+    """Acceptance of all tokens that are evaluated."""
+    weights = np.cumprod([1.0, *self.by_depth[:-1]])
+    return float(np.average(self.by_depth, weights=weights))
+
+
+def unknown_rates(k: int) -> Rates:
+  """Returns what is expected of a draft that has not been seen."""
+  return Rates((_PRIOR,) * k, (_PRIOR,) * CLASSES)
+
+
+def rates_of(outcomes: Outcomes) -> Rates:
+  """Returns the rates of all rows, shrunk to `unknown_rates`."""
+  unknown = unknown_rates(outcomes.by_depth.shape[1])
+  by_depth, by_class, _ = _batch_rates(outcomes, unknown)
+  return Rates(tuple(map(float, by_depth)), tuple(map(float, by_class)))
+
+
 def _batch_rate(outcomes: Array, prior: Array | float) -> Array:
   """Shrinks (accepted, evaluated) [B, 2], summed over rows, to `prior` []."""
   kept, tried = jnp.sum(outcomes[..., 0]), jnp.sum(outcomes[..., 1])
-  return (kept + _WEIGHT * prior) / (tried + _WEIGHT)
+  return (kept + _WEIGHT * jnp.clip(prior, _LEAST, 1.0)) / (tried + _WEIGHT)
+
+
+def _batch_rates(
+  outcomes: Outcomes, prior: Rates
+) -> tuple[list[Array], list[Array], Array]:
+  """Returns acceptance by position, by class, and of all tokens.
+
+  Each is shrunk to its prior, times what the batch has accepted of the position
+  before, or of all tokens, over the prior of that.
+  """
+  by_depth, ratio = [], 1.0
+  for d, known in enumerate(prior.by_depth):
+    by_depth.append(_batch_rate(outcomes.by_depth[:, d], ratio * known))
+    ratio = by_depth[-1] / known
+  mean = _batch_rate(jnp.sum(outcomes.by_depth, axis=1), prior.mean)
+  by_class = [
+    _batch_rate(outcomes.by_class[:, i], known * mean / prior.mean)
+    for i, known in enumerate(prior.by_class)
+  ]
+  return by_depth, by_class, mean
 
 
 def _row_rates(outcomes: Array, prior: Array) -> Array:
@@ -111,40 +158,37 @@ def _row_rates(outcomes: Array, prior: Array) -> Array:
   return (outcomes[..., 0] + _WEIGHT * prior) / (outcomes[..., 1] + _WEIGHT)
 
 
-def _estimates(outcomes: Outcomes) -> tuple[Array, Array]:
-  """Acceptance by position [B, D] and by class [B, C] of every row.
+def _estimates(outcomes: Outcomes, prior: Rates) -> tuple[Array, Array]:
+  """Acceptance by position [B, k] and by class [B, C] of every row.
 
-  A position's rate in the batch is shrunk to that of the one before, a class's
-  to that of all tokens. A row's own is shrunk to the batch's, times what the
-  row has accepted of the position before, or of all tokens, over what the batch
-  has: a row that accepts little will do so where it has not been seen yet.
+  A row's own rate is shrunk to the batch's, times what the row has accepted of
+  the position before, or of all tokens, over what the batch has: a row that
+  accepts little will do so where it has not been seen yet.
   """
-  depths, classes = outcomes.by_depth, outcomes.by_class
-  batch = row = jnp.float32(_PRIOR)
-  by_depth = []
-  for d in range(depths.shape[1]):
-    before, batch = batch, _batch_rate(depths[:, d], batch)
-    row = _row_rates(depths[:, d], row * batch / before)
-    by_depth.append(row)
-  total = jnp.sum(depths, axis=1)
-  batch = _batch_rate(total, _PRIOR)
-  ratio = _row_rates(total, batch) / batch
+  depths, classes, mean = _batch_rates(outcomes, prior)
+  by_depth, ratio = [], 1.0
+  for d, rate in enumerate(depths):
+    by_depth.append(_row_rates(outcomes.by_depth[:, d], ratio * rate))
+    ratio = by_depth[-1] / rate
+  ratio = _row_rates(jnp.sum(outcomes.by_depth, axis=1), mean) / mean
   by_class = [
-    _row_rates(classes[:, i], ratio * _batch_rate(classes[:, i], batch))
-    for i in range(classes.shape[1])
+    _row_rates(outcomes.by_class[:, i], ratio * rate)
+    for i, rate in enumerate(classes)
   ]
   return jnp.stack(by_depth, axis=1), jnp.stack(by_class, axis=1)
 
 
-def by_costs(costs: Sequence[float], catch_up: float = 0.0) -> LengthPolicy:
+def by_costs(
+  costs: Sequence[float], catch_up: float = 0.0, prior: Rates | None = None
+) -> LengthPolicy:
   """Drafts on while another level is expected to pay for what it costs.
 
   A row's prefix acceptance at depth d is the product of its tokens' acceptance
   so far, each by its class of certainty. Deeper levels are expected by
-  position. Both are rates measured on this row, shrunk to the batch's, those of
-  a deeper position to the one before it; older outcomes fade. With s_i the
-  prefix acceptance at depth i, summed over the A rows that are not done, a
-  level is drafted if for some e > d (a width may hold several levels)
+  position. Both are rates measured on this row, shrunk to the batch's, and
+  these to what was expected; older outcomes fade. With s_i the prefix
+  acceptance at depth i, summed over the A rows that are not done, a level is
+  drafted if for some e > d (a width may hold several levels)
 
     s_(d+1) + .. + s_e  >=  rate (costs[e] - costs[d])
 
@@ -165,8 +209,10 @@ def by_costs(costs: Sequence[float], catch_up: float = 0.0) -> LengthPolicy:
     costs: [k + 1] of a round that drafts 0 .. k levels, in any unit.
     catch_up: what a draft model takes for every round that it was left out of,
       in the same unit.
+    prior: expected before there are outcomes; default `unknown_rates`.
   """
   levels = len(costs) - 1
+  prior = prior or unknown_rates(levels)
   table = np.asarray(costs, np.float32)
   never_pays = np.all(np.arange(1, levels + 2) / table <= 1 / table[0])
   spare = _EXPLORATION * costs[0] - catch_up
@@ -193,7 +239,7 @@ def by_costs(costs: Sequence[float], catch_up: float = 0.0) -> LengthPolicy:
 
   def begin(context: Context, able: Array | None = None) -> Plan:
     active, outcomes = _active(context), context.outcomes
-    rates = _estimates(outcomes)
+    rates = _estimates(outcomes, prior)
     going = active if able is None else active & able
     prefix = going * 1.0
     ahead, gain = expected(going, 0, prefix, rates[0])
@@ -325,7 +371,11 @@ def decided(k: int, policy: LengthPolicy) -> DraftShape:
 
 @cached
 def adaptive(
-  k: int, costs: Sequence[float] | None = None, catch_up: float = 0.0
+  k: int,
+  costs: Sequence[float] | None = None,
+  catch_up: float = 0.0,
+  by_depth: Sequence[float] | None = None,
+  by_class: Sequence[float] | None = None,
 ) -> DraftShape:
   """Returns chains of 0 to k tokens, as many as are expected to pay.
 
@@ -338,16 +388,38 @@ def adaptive(
       (`roofline.planning.step_costs`); default `default_costs`.
     catch_up: what a draft model takes for every round that it was left out of,
       in the same unit (`TargetDraftPair.catch_up`).
+    by_depth: [k] acceptance of a token, all before it accepted, that is
+      expected before there are outcomes; default 0.7 of all.
+    by_class: [CLASSES] the same by what the draft says of its token, from the
+      least certain to the surest; default 0.7 of all.
 
   Raises:
-    ValueError: k is out of range, the costs are not k + 1 ascending ones, or
-      catch_up is no number >= 0.
+    ValueError: k is out of range, the costs are not k + 1 ascending ones,
+      catch_up is no number >= 0, or rates are not as many, or not in 0..1.
   """
   check_k(k)
   costs = check_costs(default_costs(k) if costs is None else costs, k)
   if not (_is_number(catch_up) and 0 <= catch_up < math.inf):
     raise ValueError(f"catch_up = {catch_up!r}; it must be a number >= 0")
-  return decided(k, by_costs(costs, float(catch_up)))
+  unknown = unknown_rates(k)
+  prior = Rates(
+    _check_rates("by_depth", by_depth, unknown.by_depth),
+    _check_rates("by_class", by_class, unknown.by_class),
+  )
+  return decided(k, by_costs(costs, float(catch_up), prior))
+
+
+def _check_rates(
+  name: str, rates: Sequence[float] | None, unknown: Sequence[float]
+) -> tuple[float, ...]:
+  """Returns rates, or those of what is unknown; none is under _LEAST."""
+  rates = unknown if rates is None else rates
+  listed = isinstance(rates, list | tuple | np.ndarray)
+  if not (listed and all(_is_number(x) and 0 <= x <= 1 for x in rates)):
+    raise ValueError(f"{name} = {rates!r}; give a list of numbers in 0..1")
+  if len(rates) != len(unknown):
+    raise ValueError(f"{name} has {len(rates)} rates; give {len(unknown)}")
+  return tuple(max(float(x), _LEAST) for x in rates)
 
 
 @cached

@@ -57,7 +57,7 @@ def first_run(target, costs, tmp_path_factory):
   with programs.waits() as waits:
     generate(target, path)
   assert waits[0].startswith("timing this machine for --k=auto (kept in ")
-  assert waits[1] == "compiling k = 2 and trying it for 16 rounds"
+  assert waits[1] == "compiling k = 2 and trying it for 64 rounds"
   return path
 
 
@@ -106,8 +106,9 @@ def keys_of(key, rows=64):
   return set(map(tuple, jax.random.key_data(keys).tolist()))
 
 
+@pytest.mark.parametrize("k", ["auto", "adaptive"])
 def test_what_decides_k_has_not_seen_the_noise_that_writes(
-  target, calibration, monkeypatch
+  k, target, calibration, monkeypatch
 ):
   """Else rules with noise of their own are not lossless: the test of a k chosen
   by a pilot run in decode_distribution_test shows by how much."""
@@ -121,7 +122,7 @@ def test_what_decides_k_has_not_seen_the_noise_that_writes(
 
     monkeypatch.setattr(Decoder, name, spy)
   sampled = "--acceptance=rejection", "--temperature=1"
-  generate(target, calibration, *sampled)
+  generate(target, calibration, *sampled, f"--k={k}")
   [pilot], writing = keys["first_rounds"], keys["decode"]
   assert writing
   for key in writing:

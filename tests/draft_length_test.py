@@ -492,11 +492,11 @@ def context_of(acceptance_by_depth, done, rest=0, evidence=1000.0, idle=None):
   )
 
 
-def levels_of(costs, context, certainty=0, able=None):
+def levels_of(costs, context, certainty=0, able=None, prior=None):
   """How many levels each row drafts."""
   rows, levels = len(context.length), len(costs) - 1
   count, _ = draft_length.count_levels(
-    draft_length.by_costs(tuple(costs)),
+    draft_length.by_costs(tuple(costs), 0.0, prior),
     context,
     levels,
     jnp.full((rows,), certainty),
@@ -593,6 +593,43 @@ def test_a_batch_rests_until_any_of_its_rows_drafts():
     after = before.replace(drafted=jnp.array(drafted)[:, None])
     new = stats.remember(outcomes, draft, before, after)
     assert new.idle.tolist() == idle and new.rest.tolist() == rest
+
+
+@pytest.mark.parametrize(
+  "by_depth, certainty, levels",
+  [
+    ([0.9, 0.9, 0.9], 0, 3),
+    ([0.9, 0.9, 0.1], 0, 2),
+    ([0.2, 0.2, 0.2], 0, 0),
+    ([0.9, 0.9, 0.9], 1, 1),  # the draft says that its token is a bad one
+  ],
+)
+def test_what_is_expected_before_there_are_outcomes(
+  by_depth, certainty, levels
+):
+  context = context_of([[0.0, 0.0, 0.0]], [False], evidence=0.0)
+  by_class = [0.9, 0.1, *[0.9] * (draft_length.CLASSES - 2)]
+  prior = draft_length.Rates(by_depth, by_class)
+  costs = [1, 1.3, 1.6, 1.9]
+  assert levels_of(costs, context, certainty, prior=prior) == [levels]
+
+
+def test_rates_of_a_pilot_are_what_its_rows_accepted():
+  context = context_of([[0.9, 0.5], [0.7, 0.1]], [False] * 2, evidence=1e4)
+  rates = draft_length.rates_of(context.outcomes)
+  np.testing.assert_allclose(rates.by_depth, [0.8, 0.3], atol=0.01)
+  np.testing.assert_allclose(rates.by_class, 0.8, atol=0.01)
+  nothing = context_of([[0.0, 0.0]], [False], evidence=0.0).outcomes
+  for rates in draft_length.rates_of(nothing):
+    np.testing.assert_allclose(rates, 0.7, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+  "rates", [{"by_depth": [0.5]}, {"by_depth": [0.5, 1.5]}, {"by_class": 0.5}]
+)
+def test_rates_that_cannot_be_are_refused(rates):
+  with pytest.raises(ValueError, match=f"{next(iter(rates))} "):
+    draft_length.adaptive(2, (1.0, 1.2, 1.4), **rates)
 
 
 def test_rows_of_one_batch_are_told_apart():

@@ -54,7 +54,7 @@ def test_what_tables_cannot_do_is_refused():
 
 def test_rows_accept_by_the_region_of_their_first_token():
   draw = Draw.of(UNEQUAL, 8, 0)
-  _, stats = priced_lengths.decoded(Way(draft_shape.chain(1)), draw)
+  _, (stats, _) = priced_lengths.decoded(Way(draft_shape.chain(1)), draw)
   for region, agreement in enumerate(priced_lengths.UNEQUAL):
     rows = np.asarray(draw.regions) == region
     accepted, evaluated = (

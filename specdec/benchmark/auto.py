@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from specdec import draft_shape, multihost
+from specdec import draft_length, draft_shape, multihost
 from specdec.benchmark import calibrated, provenance
 from specdec.benchmark.decoder import prompt_size
 from specdec.benchmark.setup import Setup
@@ -16,9 +16,9 @@ from specdec.benchmark.target import Target
 from specdec.roofline import hardware, planning, prediction
 from specdec.roofline.calibration import Calibration
 from specdec.roofline.round_cost import TargetDraftPair
+from specdec.types import Outcomes, Stats
 from specdec.utils import terminal
 
-_ROUNDS = 16  # from which acceptance is learnt
 _TURNS = 7  # of timing, or twice as many on a noisy machine
 
 
@@ -59,11 +59,8 @@ def choose(
   setup, pair, scale = _priced(
     setup, target, rows, most_k, calibration, batches
   )
-  decoder = calibrated.pilot(setup, target)
-  slots = decoder.num_slots
-  what = f"compiling k = {most_k} and trying it for {_ROUNDS} rounds"
-  with terminal.progress(what):
-    seen = prediction.observed([[decoder.first_rounds(rows, _ROUNDS)]])
+  slots, stats, _ = _tried(setup, target, rows)
+  seen = prediction.observed([[stats]])
   points = planning.sweep_k(
     *(pair, setup.batch, slots, seen.prefix_acceptance, most_k, seen.wide),
     scale=scale,
@@ -89,7 +86,8 @@ def adaptive(
 ) -> Setup:
   """Returns the setup whose rounds draft 0 to most_k tokens, as it pays.
 
-  Arguments as of `choose`. Nothing is decoded for it.
+  Arguments as of `choose`. What is expected before a batch has outcomes is
+  learnt from rounds with noise of their own, too.
   """
   sized, pair, scale = _priced(
     setup, target, rows, most_k, calibration, batches
@@ -98,10 +96,41 @@ def adaptive(
   widths = draft_shape.step_widths(most_k)
   costs = planning.step_costs(pair, setup.batch, context, widths, scale)
   costs = *costs, scale[0] * pair.catch_up(setup.batch, context)
-  costs = multihost.agree([cost / costs[0] for cost in costs])
-  *levels, catch_up = (f"{float(cost):.4g}" for cost in costs)
-  shape = f"adaptive(costs=[{', '.join(levels)}], catch_up={catch_up})"
-  return dataclasses.replace(setup, k=most_k, shape=shape)
+  *levels, catch_up = (cost / costs[0] for cost in costs)
+  always = f"adaptive(costs={[1] * (most_k + 1)})"
+  always = dataclasses.replace(sized, k=most_k, shape=always)
+  _, _, outcomes = _tried(always, target, rows)
+  rates = draft_length.rates_of(outcomes)
+  arguments = {"costs": levels, "catch_up": catch_up, **rates._asdict()}
+  shape = ", ".join(f"{x}={_agreed(y)}" for x, y in arguments.items())
+  return dataclasses.replace(setup, k=most_k, shape=f"adaptive({shape})")
+
+
+def _agreed(numbers: float | Sequence[float]) -> str:
+  """Formats a number or a list of them, the same on every process."""
+  numbers = multihost.agree(numbers)
+  texts = [f"{x:.4g}" for x in numbers.ravel()]
+  return f"[{', '.join(texts)}]" if numbers.ndim else texts[0]
+
+
+def pilot_rounds(batch: int) -> int:
+  """Returns how many rounds acceptance is learnt from."""
+  return max(16, 64 // batch)
+
+
+def _tried(
+  setup: Setup, target: Target, rows: Sequence[Sequence[int]]
+) -> tuple[int, Stats, Outcomes | None]:
+  """Decodes some rounds with noise of their own.
+
+  Returns:
+    Slots of the decoder's cache, and counts and outcomes of the draft tokens.
+  """
+  decoder = calibrated.pilot(setup, target)
+  rounds = pilot_rounds(setup.batch)
+  what = f"compiling k = {setup.k} and trying it for {rounds} rounds"
+  with terminal.progress(what):
+    return decoder.num_slots, *decoder.first_rounds(rows, rounds)
 
 
 def _priced(

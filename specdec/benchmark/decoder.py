@@ -29,6 +29,7 @@ from specdec.types import (
   Drafter,
   DrafterCost,
   Model,
+  Outcomes,
   Params,
   Sampling,
   Source,
@@ -321,12 +322,17 @@ class Decoder:
 
   def first_rounds(
     self, rows: Sequence[Sequence[int]], max_rounds: int
-  ) -> Stats:
-    """Counts what became of the draft tokens of at most so many rounds."""
+  ) -> tuple[Stats, Outcomes | None]:
+    """Counts what became of the draft tokens of at most so many rounds.
+
+    Returns:
+      Counts of these rows, and outcomes of the whole batch, on the host.
+    """
     numbers = range(len(rows))
     state = self.run(self.start(Batch(rows, numbers)), max_rounds)
     check_finite(state, numbers)
-    return _stats_of(state, len(rows))
+    outcomes = jax.tree.map(multihost.whole, state.outcomes)
+    return _stats_of(state, len(rows)), outcomes
 
   def complete(self, batch: Batch, strict: bool = True) -> Completed:
     """Decodes a batch in one program: what a speed should be taken from.

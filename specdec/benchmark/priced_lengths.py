@@ -19,18 +19,18 @@ import numpy as np
 from specdec import acceptance, decode, draft_length, draft_shape, drafters
 from specdec import sampling as filters
 from specdec.benchmark import metrics
+from specdec.benchmark.auto import pilot_rounds
 from specdec.draft_shape import DraftShape
 from specdec.roofline import planning, prediction
 from specdec.roofline.round_cost import PIECE, TargetDraftPair
 from specdec.testing import table_model
-from specdec.types import Params, Stats
+from specdec.types import Outcomes, Params, Stats
 
 VOCABULARY = 32
 TOKENS = 128  # new ones a row, at most
 FIXED = (1, 2, 4, 8)
 UNEQUAL = (0.95, 0.2)
 _EIGHTH = TOKENS // 8
-_PILOT = 16  # rounds from which `auto` learns acceptance
 _OTHER_NOISE = 10**6
 _MODEL = table_model.model(VOCABULARY)
 _RULE = acceptance.rejection()
@@ -90,7 +90,8 @@ class Way(NamedTuple):
 
 @functools.partial(jax.jit, static_argnames="way")
 def _decoded(way, params, prompt, limit, key, max_rounds):
-  """Decodes; returns Rounds, how many of them are used, and Stats."""
+  """Decodes; returns Rounds, how many of them are used, and (Stats,
+  Outcomes or None)."""
   drafter = drafters.model(_MODEL, shape=way.shape)
   parts = _MODEL, drafter, _RULE
   batch, size = len(prompt), 1 + TOKENS
@@ -133,7 +134,7 @@ def _decoded(way, params, prompt, limit, key, max_rounds):
   counts = jnp.zeros((TOKENS,), jnp.int32)
   carry = jnp.int32(0), state, Rounds(*[counts] * 4, counts > 0)
   used, state, rounds = jax.lax.while_loop(unfinished, turn, carry)
-  return rounds, used, state.stats
+  return rounds, used, (state.stats, state.outcomes)
 
 
 class Draw(NamedTuple):
@@ -163,12 +164,12 @@ def _tables(seed: int, agreements: tuple[float, float]) -> Params:
 
 def decoded(
   way: Way, draw: Draw, max_rounds: int = TOKENS
-) -> tuple[Rounds, Stats]:
-  """Decodes rows; returns what was done in every round, and the counts."""
+) -> tuple[Rounds, tuple[Stats, Outcomes | None]]:
+  """Decodes rows; returns what was done in every round, counts and outcomes."""
   size = VOCABULARY // 2
   first = np.arange(len(draw.regions)) % size
   prompt = (size * np.asarray(draw.regions) + first)[:, None]
-  rounds, used, stats = jax.device_get(
+  rounds, used, counts = jax.device_get(
     _decoded(
       way,
       draw.params,
@@ -178,7 +179,7 @@ def decoded(
       max_rounds,
     )
   )
-  return jax.tree.map(lambda x: x[:used], rounds), stats
+  return jax.tree.map(lambda x: x[:used], rounds), counts
 
 
 def seconds(
@@ -194,30 +195,39 @@ def seconds(
 
 
 def ways(
-  pair: TargetDraftPair, batch: int, context: int, most: int
+  pair: TargetDraftPair,
+  batch: int,
+  context: int,
+  most: int,
+  rates: draft_length.Rates | None = None,
 ) -> dict[str, Way]:
   """Returns fixed and decided lengths of at most `most` tokens, by name.
 
-  `adaptive` decides by the very costs that its rounds are priced with.
+  `adaptive` decides by the very costs that its rounds are priced with, and
+  expects `rates` before it has outcomes.
   """
   named = {f"k = {k}": Way(draft_shape.chain(k)) for k in FIXED if k <= most}
   widths = draft_shape.step_widths(most)
   costs = planning.step_costs(pair, batch, context, widths)
   catch_up = pair.catch_up(batch, context)
-  adaptive = draft_length.adaptive(most, costs, catch_up)
+  known = rates or (None, None)
+  adaptive = draft_length.adaptive(most, costs, catch_up, *known)
   entropy = draft_length.entropy(most)
   return named | {"adaptive": Way(adaptive), "entropy": Way(entropy, True)}
 
 
-def auto(pair: TargetDraftPair, context: int, most: int, draw: Draw) -> Way:
-  """Returns the k in 0 .. most that `--k=auto` would decode these rows with.
-
-  It is the best by what first rounds accept (benchmark.auto), whose noise is
-  their own; their time does not count.
-  """
-  whole = Way(draft_shape.chain(most))
+def first_rounds(
+  shape: DraftShape, draw: Draw
+) -> tuple[Stats, Outcomes | None]:
+  """Returns what first rounds accept, whose noise is their own
+  (benchmark.auto); their time does not count."""
   pilot = draw._replace(seed=_OTHER_NOISE + draw.seed)
-  _, stats = decoded(whole, pilot, _PILOT)
+  return decoded(Way(shape), pilot, pilot_rounds(len(draw.regions)))[1]
+
+
+def auto(pair: TargetDraftPair, context: int, most: int, draw: Draw) -> Way:
+  """Returns the k in 0 .. most that `--k=auto` would decode these rows with."""
+  stats, _ = first_rounds(draft_shape.chain(most), draw)
   rates = prediction.observed([[stats]]).prefix_acceptance
   best = planning.best_k(pair, len(draw.regions), context, rates, most)
   return Way(draft_shape.chain(best.k))
@@ -233,7 +243,8 @@ def compare(
 ) -> Iterator[dict]:
   """Yields what every way gains under every load, batch by batch.
 
-  Each repeat has tables and noise of its own.
+  Each repeat has tables and noise of its own; what `adaptive` expects is
+  learnt from the first one's alone.
 
   Args:
     pair: a target and a draft model on chips.
@@ -242,9 +253,12 @@ def compare(
     most: largest k.
   """
   for batch in batches:
-    named = ways(pair, batch, context, most)
+    always = draft_length.adaptive(most, (1.0,) * (most + 1))
     for load in loads(alpha):
       draws = [Draw.of(load, batch, seed) for seed in range(repeats)]
+      _, outcomes = first_rounds(always, draws[0])
+      rates = draft_length.rates_of(outcomes)
+      named = ways(pair, batch, context, most, rates)
       each = {name: [way] * repeats for name, way in named.items()}
       each["auto"] = [auto(pair, context, most, draw) for draw in draws]
       for name, some in each.items():
