@@ -226,7 +226,7 @@ def test_the_loop_is_given_what_rounds_cost(target, costs, tmp_path, capsys):
     patch.setitem(costs, "slope", 0.25)  # of a pass, for every token more
     generate(target, tmp_path / "c.json", "--k=adaptive", "--most_k=3")
   printed = capsys.readouterr().out
-  [numbers] = re.findall(r"k = 3 at most, adaptive\(costs=\[(.*)\], ", printed)
+  [numbers] = re.findall(r"k = 3 at most, adaptive\(costs=\[(.*?)\], ", printed)
   table = [float(number) for number in numbers.split(", ")]
   # Three levels and the pending token stand in a pass of four, as two do not.
   np.testing.assert_allclose(table, [1, 1.25, 1.5, 1.75], rtol=0.1)

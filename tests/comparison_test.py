@@ -13,6 +13,7 @@ from specdec import acceptance
 from specdec.benchmark import comparison, drafter_comparison, runs, timing
 from specdec.benchmark.decoder import batches_of
 from specdec.benchmark.setup import Setup
+from specdec.cli import compare_rules
 from specdec.drafters.heads.head_config import HeadConfig
 from specdec.models import presets
 from specdec.noise import row_keys
@@ -186,7 +187,7 @@ def test_lossy_rules_at_equal_length(monkeypatch, tmp_path, capsys):
   """Rules that keep whatever is likely lose more than those of a ratio."""
   monkeypatch.setattr(tabular, "_HALVINGS", 3)
   monkeypatch.setattr(tabular, "GAINS", (1.5, 9.0))
-  programs.run("compare_rules", "--tables", f"--output={tmp_path}")
+  compare_rules.main(["compare_rules", "--tables", f"--output={tmp_path}"])
   document = json.loads((tmp_path / "results.json").read_text())
   rows = [tabular.Equal(**row) for row in document["equal_length"]]
   rows = {(row.gain, row.rule.split("(")[0]): row for row in rows}
