@@ -76,7 +76,8 @@ class Settings:
       dynamic take siblings=iid, without_replacement or deterministic.
       adaptive(costs=[1, 1.2, ...]): at most k tokens in a row, as many as the
       batch expects to pay in every round; costs are those of rounds of 0 to k
-      levels. entropy(limit=0.4, gamma=0.2): at most k, until 1 - sqrt(gamma H)
+      levels, by_depth and by_class what is accepted before it is known.
+      entropy(limit=0.4, gamma=0.2): at most k, until 1 - sqrt(gamma H)
       of the draft falls below the limit (AdaEDL).
     k: Drafted tokens a round, 0 for none; of a tree its levels.
     temperature: 0 is greedy.
