@@ -57,7 +57,7 @@ def plan(tmp_path, monkeypatch):
 
 
 def fake(name, program="good", **changes):
-  return Measurement(name, program, ("--k=1,2", "--x"), 1.0, **changes)
+  return Measurement(name, f"{program} --k=1,2 --x", 1.0, **changes)
 
 
 def run(plan, *measurements):
@@ -121,7 +121,7 @@ def test_results_are_kept_compact_and_not_measured_twice(plan):
 
   assert run(plan, one, other) == ({}, ["one: kept", "other: kept"])
   # Another command is another measurement.
-  run(plan, one._replace(flags=("--k=3",)))
+  run(plan, one._replace(line="good --k=3"))
   assert "--k=3" in reproduction.read(plan.results, "one")["flags"]
 
 
@@ -142,7 +142,7 @@ def test_what_is_named_or_of_another_commit_is_measured_again(plan):
 
 
 def test_quick_flags_take_the_place_of_others(plan):
-  one = fake("one", quick=("--k=9", "--y=1"))
+  one = fake("one", quick="--k=9 --y=1")
   run(plan._replace(quick=True), one)
   document = reproduction.read(plan.results, "one")
   assert document["flags"][:3] == ["--k=9", "--x", "--y=1"]
@@ -197,7 +197,8 @@ def test_a_killed_run_goes_on_where_it_was(plan, tmp_path):
   (plan.scratch / "one").mkdir()
   (plan.scratch / "one" / "starts").write_text("5")
   (plan.scratch / "one" / "begun.json").write_bytes(b"\xff\xfe")  # damaged
-  run(plan._replace(forced=frozenset(["one"])), one._replace(program="good"))
+  forced = plan._replace(forced=frozenset(["one"]))
+  run(forced, fake("one", to="output"))
   assert starts(plan, "one") == 1
 
 
