@@ -72,11 +72,7 @@ def passes(
   progress: Progress = lambda _: None,
   source: int = 1,
 ) -> list[Timer]:
-  """Compiles passes of every (batch, tokens, context).
-
-  Args:
-    source: positions that an encoder-decoder's cross-attention reads.
-  """
+  """Compiles passes of every (batch, tokens, context), as `pass_timer` does."""
   timers = []
   for batch, tokens, slots in points:
     progress(f"compiling a pass of {batch} x {tokens}")
@@ -111,11 +107,8 @@ def rounds(
   ks: Sequence[int],
   progress: Progress = lambda _: None,
 ) -> list[Timer]:
-  """Compiles rounds: baseline ones of each batch (k = 0), and with each k.
-
-  Args:
-    make: a decoder for a batch and a k.
-  """
+  """Compiles rounds of the decoders that `make` gives for a batch and a k, and
+  of each batch those of a baseline (k = 0)."""
   timers = []
   for batch, k in itertools.product(batches, ks):
     progress(f"compiling rounds, batch {batch}, k = {k}")

@@ -29,9 +29,6 @@ def over_rounds(
   room for the whole draft, so that the length limit never cuts what is counted.
   No token ends a text.
 
-  Args:
-    rows: token ids of prompts, as many as one likes.
-
   Returns:
     The sums, [rows, ...] each, and how many rounds were summed [rows].
   """

@@ -233,13 +233,8 @@ def compare(
 ) -> Iterator[dict]:
   """Yields what every way gains under every load, batch by batch.
 
-  Each repeat has tables and noise of its own.
-
-  Args:
-    pair: a target and a draft model on chips.
-    context: cached positions of a row, all along.
-    alpha: acceptance of rows that are equal.
-    most: largest k.
+  Each repeat has tables and noise of its own. Rows that are equal accept alpha,
+  and the largest k is `most`.
   """
   for batch in batches:
     named = ways(pair, batch, context, most)

@@ -236,11 +236,7 @@ class Settings:
 
   @classmethod
   def from_config(cls, config: Mapping) -> "Settings":
-    """Returns the setup of a dict or an ml_collections.ConfigDict.
-
-    Raises:
-      ValueError: it has an entry that is no field.
-    """
+    """Returns the setup of a dict or an ml_collections.ConfigDict."""
     names = [field.name for field in dataclasses.fields(cls)]
     for name in config:
       if name not in names:

@@ -131,14 +131,11 @@ class Turns(NamedTuple):
 def time_passes(
   timers: Sequence[Callable[[], float]], params: PyTree, repeats: int
 ) -> Turns:
-  """Times several passes in turns, with the memory's bandwidth.
+  """Times several passes of `pass_timer` in turns, with the memory's bandwidth
+  at the size of these weights.
 
   A machine whose speed comes and goes is thus the same one for all of them. The
   order is another one in every turn, as what ran before a pass slows it.
-
-  Args:
-    timers: of `pass_timer`.
-    params: as many bytes are read for the bandwidth.
   """
   read = bandwidth_timer(params)
   rates, seconds = [], np.zeros((len(timers), repeats))
