@@ -46,7 +46,6 @@ _SOME_RANKS = dict.fromkeys(comparison.RANKED, (0.5, 0.25, 0.1))
 
 
 def define(flags: app.Flags) -> None:
-  """Defines the flags."""
   without = ("k", "acceptance", "shape", "json", *setup_flags.PROCESSES)
   setup_flags.define(flags, without=without)
   prompt_flags.define(flags)
@@ -61,7 +60,6 @@ def define(flags: app.Flags) -> None:
 
 
 def rules_of(options: app.Options) -> tuple[str, ...]:
-  """Returns the calls of --only."""
   return tuple(str(calls.parse(x)) for x in calls.split(options.only, ";"))
 
 
@@ -100,7 +98,6 @@ def setup_of(options: app.Options) -> Setup:
 
 
 def compare(options: app.Options) -> None:
-  """The whole run: check, load, compare, report."""
   if options.tables:
     others = sorted(options.given - {"tables"})
     setup_flags.refuse(options, others, "has no effect with --tables")

@@ -37,7 +37,6 @@ _PROMPT = 1024  # tokens, if a row has room for more
 
 
 def define(flags: app.Flags) -> None:
-  """Defines the flags."""
   setup_flags.define(flags)
   for name in _LEFT_OUT:
     delattr(flags.values, name)
@@ -51,11 +50,7 @@ def define(flags: app.Flags) -> None:
 
 
 def read(options: app.Options) -> Setup:
-  """Returns the Setup whose steps are compiled.
-
-  Raises:
-    ValueError: a flag, or flags together, are refused.
-  """
+  """Returns the Setup whose steps are compiled, of flags that can work."""
   setup_flags.apply_config(options)
   app.check_at_least(options, 0, "patience_seconds")
   app.check_at_least(options, 2, "context")

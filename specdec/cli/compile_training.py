@@ -30,7 +30,6 @@ _STEP = "train"
 
 
 def define(flags: app.Flags) -> None:
-  """Defines the flags."""
   text = "Config of train.py, of a draft head."
   flags.config("config", text, "train/*.py")
   setup_flags.define_mesh(flags.without(setup_flags.PROCESSES))
@@ -42,11 +41,7 @@ def define(flags: app.Flags) -> None:
 
 
 def read(options: app.Options) -> HeadSetup:
-  """Returns the setup whose step is compiled.
-
-  Raises:
-    ValueError: a flag, or flags together, are refused.
-  """
+  """Returns the setup whose step is compiled, of flags that can work."""
   app.check_at_least(options, 0, "patience_seconds")
   given = "patience_seconds" in options.given
   if options.here and given and options.patience_seconds:

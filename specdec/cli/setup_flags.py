@@ -77,12 +77,8 @@ def define_mesh(flags: Flags) -> None:
 def define(
   flags: Flags, auto: bool = False, without: Sequence[str] = ()
 ) -> None:
-  """Defines them.
-
-  Args:
-    auto: --k=auto and --k=adaptive are accepted.
-    without: names of flags that the program has no use for.
-  """
+  """Defines them, without those that the program has no use for; with `auto`
+  --k=auto and --k=adaptive are accepted."""
   flags, texts = flags.without(without), _texts()
   flags.config("config", "File whose get_config() sets flags not given here.")
   kinds = {str: flags.string, int: flags.integer}
@@ -116,11 +112,8 @@ def define(
 
 
 def read(options: Options, **changes) -> None:
-  """Applies --config, meets the other processes, and checks every Setup.
-
-  Args:
-    changes: fields of a Setup that the program sets itself.
-  """
+  """Applies --config, meets the other processes, and checks every Setup, with
+  the changes that the program makes itself."""
   apply_config(options)
   join(options)  # before anything wakes JAX
   options.k = getattr(options, "k", None)
@@ -152,12 +145,8 @@ def apply_config(options: Options) -> None:
 
 
 def setup_of(options: Options, **changes) -> Setup:
-  """Returns the Setup that the flags describe.
-
-  Args:
-    changes: fields that are set otherwise; k and batch must be among them where
-      the flags have several.
-  """
+  """Returns the Setup that the flags describe, but for changes: k and batch
+  must be among them where the flags have several."""
   names = (field.name for field in dataclasses.fields(Setup))
   values = {n: getattr(options, n) for n in names if hasattr(options, n)}
   for name in ("k", "batch"):
@@ -230,7 +219,6 @@ def join(options: Options) -> None:
   """Meets the other processes, if there are any; all but process 0 fall silent.
 
   Raises:
-    ValueError: half of an address was given.
     ConnectionError: they cannot be reached.
   """
   if not hasattr(options, "distributed"):

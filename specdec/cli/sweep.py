@@ -38,7 +38,6 @@ from specdec.utils import files, run_folder, terminal
 
 
 def define(flags: app.Flags) -> None:
-  """Defines the flags."""
   flags.config(
     "sweep", "Python file whose get_config() lists the points.", "sweeps/*.py"
   )
@@ -81,11 +80,6 @@ def define(flags: app.Flags) -> None:
 
 
 def shard_of(points: list, shard: str | None) -> list:
-  """Returns the points of --shard.
-
-  Raises:
-    ValueError: it is not I/N with 0 <= I < N.
-  """
   if shard is None:
     return points
   part, _, parts = shard.partition("/")
@@ -106,7 +100,6 @@ def lengths_of(options: app.Options, sweep: dict) -> Lengths:
 
 
 def sweep(options: app.Options) -> None:
-  """Every point that is not yet in the folder."""
   if not options.sweep:
     raise ValueError("give --sweep=configs/sweeps/NAME.py, the list of points")
   setup_flags.refuse(options, ["draft_ways"], "is a setting of the points")

@@ -109,12 +109,8 @@ def decode_answers(
   stops: Sequence[str] = (),
   painter: Painter | None = None,
 ) -> tuple[Completed, list[Answer]]:
-  """Decodes a batch up to stop strings; a painter prints row 0 as it comes.
-
-  Returns:
-    The batch, its texts cut after the tokens that completed a stop string, and
-    an answer for each row.
-  """
+  """Decodes a batch up to stop strings, to which its texts are cut, and an
+  answer for each row; a painter prints row 0 as it comes."""
   answers = [Answer(tokenizer, stops) for _ in batch.rows]
 
   def push(row: int, new: NewTokens) -> bool:
@@ -142,10 +138,7 @@ def stream_answers(
 
   Returns:
     The answers, and a sentence for each that ends where a distribution is not
-    finite.
-
-  Raises:
-    ValueError: all of them do, at once.
+    finite; all of them may not do so at once.
   """
   answers, faults = [], []
   for batch in batches:
@@ -171,14 +164,8 @@ def compare_to_stop(
   pairs: int,
   quiet: bool,
 ) -> runs.Comparison:
-  """Times ways of decoding in turns, each text up to a stop string.
-
-  Without stop strings a text is decoded by one program, else in pieces.
-
-  Args:
-    pairs: batches that are timed in every way, at least.
-    quiet: shows no progress.
-  """
+  """Times ways of decoding in turns, at least so many batches, each text up to
+  a stop string: in pieces if there are any, else by one program."""
 
   def way(decoder: Decoder) -> Callable[[Batch], Completed]:
     if not stops:

@@ -9,11 +9,7 @@ _SHOWN = 5  # of the best subsets
 
 
 def of_drafters(runs: Sequence[dict], listed: Callable = listed) -> str:
-  """Formats runs of compare_drafters.py, two tables for each temperature.
-
-  Args:
-    listed: of `tables`, or `markdown`.
-  """
+  """Formats runs of compare_drafters.py, two tables for each temperature."""
   chains = [run for run in runs if run["drafter"]["shape"] == "chain"]
   shapes = [f"k={k}" for k in sorted({run["k"] for run in chains})] + ["tree"]
 

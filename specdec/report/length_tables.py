@@ -7,11 +7,8 @@ from specdec.report.tables import estimate, markdown
 
 
 def lengths(documents: Mapping, *names: str) -> str:
-  """Speedups by batch: of every fixed k, and of drafts that find their length.
-
-  Args:
-    names: measurements of bench.py with --length.
-  """
+  """Speedups by batch: of every fixed k, and of drafts that find their length,
+  in measurements of bench.py with --length."""
   runs = [run for name in names for run in documents[name]["runs"]]
   headings = [run.get("length", f"k = {run['k']}") for run in runs]
   return _by_batch(zip(headings, runs), markdown)

@@ -69,9 +69,6 @@ def fill(
   Args:
     draw: takes the name of a picture beside the page and its figure; without it
       none is drawn.
-
-  Raises:
-    ValueError: a region asks for what there is not.
   """
   rest = REGION.sub(lambda match: match[3], text)
   if unclosed := _BEGIN.search(rest):
@@ -122,11 +119,7 @@ def _picture(arguments, documents, draw) -> str:
 
 
 def value(document: dict, path: str, form: str = ".2f") -> str:
-  """Returns one value of a document, as text.
-
-  Raises:
-    ValueError: it has no such path.
-  """
+  """Returns one value of a document, as text."""
   part = document
   try:
     for name, wanted in _STEP.findall(path):

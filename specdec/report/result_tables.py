@@ -58,11 +58,7 @@ def head(document: dict) -> str:
 
 
 def find(entries: Sequence[dict], **wanted) -> dict:
-  """Returns the entry whose members say so.
-
-  Raises:
-    KeyError: there is none.
-  """
+  """Returns the entry whose members say so, or raises KeyError."""
   for entry in entries:
     if all(entry[name] == x for name, x in wanted.items()):
       return entry
@@ -363,11 +359,8 @@ def calibration(documents: Mapping, name: str) -> str:
 
 
 def identities(documents: Mapping) -> dict[str, tuple[int, int]]:
-  """Returns how many texts were compared with the baseline's, and are equal.
-
-  Raises:
-    Missing: nothing was.
-  """
+  """Returns how many texts were compared with the baseline's, and are equal;
+  raises Missing where nothing was."""
   counts = {}
   for name in documents:
     runs = documents[name].get("runs", ())
@@ -387,11 +380,8 @@ def identity(documents: Mapping) -> str:
 
 
 def figure(documents: Mapping, file: str, names: Sequence[str]) -> Figure:
-  """Returns the picture of one document, or of several over k.
-
-  Args:
-    file: its name; of a sweep also says which of its page's figures.
-  """
+  """Returns the picture of one document, or of several over k; of a sweep the
+  file's name says which of its page's figures."""
   if len(names) > 1:
     labels = [name.partition("_")[2] for name in names]
     several = {x: documents[name] for x, name in zip(labels, names)}

@@ -46,10 +46,8 @@ def estimate(*path: str) -> Callable[[dict], Estimate]:
 
 
 def acceptance_length(run: Mapping) -> str:
-  """Returns vLLM's mean acceptance length of a run's document.
-
-  '-' where nothing was drafted, or the document is older than the entry.
-  """
+  """Returns vLLM's mean acceptance length of a run's document; '-' where
+  nothing was drafted, or the document is older than the entry."""
   counts = run["acceptance"].get("speculative_decoding") or {}
   length = counts.get("mean_acceptance_length")
   return "-" if length is None else f"{length:.2f}"
@@ -212,12 +210,7 @@ def of_rules(
   caveats: Sequence[str],
   listed: Callable[[Iterable, Mapping], str] = listed,
 ) -> str:
-  """Formats the runs of compare_rules.py, and the tree that it chose.
-
-  Args:
-    ranks, tree: acceptance_by_rank and tree of its document.
-    listed: or `markdown`.
-  """
+  """Formats the runs of compare_rules.py, and the tree that it chose."""
   columns = {
     "draft tokens": lambda run: run["nodes"] - 1,
     "shape": "{[comparison][shape]}",
@@ -372,11 +365,7 @@ def of_calibration(calibration: Calibration) -> str:
 
 
 def of_beams(entries: Sequence[dict], form=listed) -> str:
-  """Formats a line for every width of a beam search.
-
-  Args:
-    form: `listed`, or `markdown`.
-  """
+  """Formats a line for every width of a beam search."""
   columns = {
     "width": "{0[width]}",
     "steps": "{0[steps]}",

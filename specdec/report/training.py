@@ -120,12 +120,8 @@ def speed_table(
   gemm_flops: float,
   load: Sequence[float],
 ) -> str:
-  """Formats the speed of a training step.
-
-  Args:
-    flops, gemm_flops: FLOP/s, of a step and of a matrix product.
-    load: averages of the number of runnable processes.
-  """
+  """Formats the speed of a training step: FLOP/s of it and of a product, and
+  averages of the number of runnable processes."""
   return terminal.table(
     [
       ("one step", f"{seconds * 1e3:.0f} ms"),
