@@ -291,21 +291,3 @@ def test_rounds_of_several_kinds_are_not_calibrated(
   setup = Setup(drafter=drafter.format(folder=tmp_path), shape=shape)
   with pytest.raises(ValueError, match=sentence):
     calibrated.check(setup)
-
-
-@pytest.mark.parametrize(
-  "arguments, sentence",
-  [
-    (["--k=auto", "--most_k=24"], "leave room in --max_new_tokens=24"),
-    (["--k=auto", "--shape=chains(2)"], "is of chains"),
-    (["--k=auto", "--calibration=/nowhere/x.json"], "there is no folder"),
-    (["--k=2", "--most_k=3"], "is for --k=auto"),
-    (["--k=adaptive", "--shape=chains(2)"], "is of chains"),
-    (["--k=adaptive", "--explain"], "--explain is for --k=auto"),
-    (["--k=adaptive", "--most_k=65", "--max_new_tokens=99"], r"in 1\.\.64"),
-  ],
-)
-def test_bad_input(target, arguments, sentence):
-  flags = f"--target={target}", "--drafter=early_exit(1)", "--prompt=ab"
-  with pytest.raises(SystemExit, match=sentence):
-    programs.run("generate", *flags, "--max_new_tokens=24", *arguments)

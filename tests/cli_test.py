@@ -86,41 +86,6 @@ def test_libtpu_is_quiet_only_where_there_is_no_tpu(
   assert environment.get(TPU[1]) == ("localhost" if quiet else None)
 
 
-CONFIGS = ROOT / "configs" / "train"
-
-
-@pytest.mark.parametrize(
-  "program, arguments, sentence",
-  [
-    (
-      "train",
-      [f"--config={CONFIGS}/target.py", "--config.options.stpes=3"],
-      "--config.options.stpes: did you mean steps",
-    ),
-    (
-      "train",
-      [f"--config={CONFIGS}/target.py", "--config.options.steps.a=3"],
-      "--config.options.steps.a: no entry 'a'",
-    ),
-    (
-      "train",
-      [f"--config={CONFIGS}/draft.py:9m"],
-      f"flag --config={CONFIGS}/draft.py:9m: its get_config() cannot be used: "
-      "ValueError: size '9m' is unknown; known: 0.3m",
-    ),
-    ("train", ["--fodler=a"], "Unknown command line flag 'fodler'. Did you"),
-    ("generate", ["stray", "arguments"], "unexpected argument 'stray';"),
-    ("convert", ["--source=nope"], "nope is neither a path nor"),
-    ("convert", ["--output=out"], "--output needs --source"),
-  ],
-)
-def test_a_wrong_command_ends_in_one_sentence(program, arguments, sentence):
-  with pytest.raises(SystemExit) as ended:
-    programs.run(program, *arguments)
-  assert ended.value.code.startswith(f"{program}: {sentence}")
-  assert "\n" not in ended.value.code
-
-
 def test_convert_prints_where_a_model_is(tmp_path, capsys):
   programs.run("convert", f"--source={tmp_path}")
   assert capsys.readouterr().out.strip() == str(tmp_path)

@@ -34,56 +34,6 @@ def target(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-  "program, arguments, sentence",
-  [
-    ("rules", ["--only=blocks"], "did you mean block"),
-    ("rules", ["--shapes=ring"], "--shapes: known: chain"),
-    ("rules", ["--sizes=0"], "must be >= 1"),
-    ("rules", ["--sizes=16"], "never fits into"),
-    (
-      "rules",
-      ["--only=kseq", "--shapes=dynamic tree"],
-      "none of --only is right",
-    ),
-    ("rules", ["--only=greedy"], "greedy at temperature = 1 would not sample"),
-    (
-      "rules",
-      ["--drafter=lookup"],
-      "lookup drafts chains.*take a drafter that can",
-    ),
-    ("drafters", ["--k=0"], "--k"),
-    ("drafters", ["--drafters=early_exit(9)"], "exit_layer = 9"),
-    ("drafters", ["--drafters=;"], "--drafters names none"),
-    (
-      "drafters",
-      ["--drafters=lookup | lookup(k=4)"],
-      "how much it drafts is --k",
-    ),
-    (
-      "drafters",
-      ["--drafters=lookup", "--acceptance=greedy"],
-      "would not sample",
-    ),
-    ("drafters", [], "give its --drafters"),
-  ],
-)
-def test_what_cannot_be_compared_is_refused(
-  target, tmp_path, program, arguments, sentence
-):
-  if program == "rules":
-    drafter = "--drafter=early_exit(1)"
-    arguments = ["--sizes=2", "--temperature=1", drafter, *arguments]
-  prompts = tmp_path / "prompts.jsonl"
-  prompts.write_text('{"prompt": "abcabc"}\n')
-  with pytest.raises(SystemExit, match=sentence):
-    programs.run(
-      *(f"compare_{program}", f"--target={target}", "--max_new_tokens=8"),
-      *(f"--prompt_file={prompts}", f"--output={tmp_path / 'out'}"),
-      *arguments,
-    )
-
-
-@pytest.mark.parametrize(
   "rates",
   [
     [0.6, 0.2, 0.1],

@@ -65,28 +65,6 @@ def test_the_step_is_given_what_training_gives_it(kind):
   assert ("threefry" in text) == is_drawn
 
 
-@pytest.mark.parametrize(
-  "flags, sentence",
-  [
-    ([], "give --config, as configs/train/published.py:eagle3"),
-    (SMALL[1:2], "give --mesh, e.g. --mesh=data:2,model:8"),
-    (SMALL, "needs 4 devices; there are 1"),
-    (
-      ["--mesh=data:1", f"--config={CONFIGS / 'target.py'}"],
-      "--config is not that of a draft head",
-    ),
-    ([*SMALL, "--here", "--patience_seconds=9"], "--here has no time limit"),
-    ([*SMALL, "--topology=v9:1x1"], "no chip 'v9'"),
-    ([*SMALL, "--folder=x"], "Unknown command line flag 'folder'"),
-  ],
-)
-def test_flags_are_refused(monkeypatch, flags, sentence):
-  monkeypatch.setattr(steps, "devices", lambda _: jax.devices()[:1])
-  monkeypatch.setattr(steps, "open_no_chip", lambda: None)
-  with pytest.raises(SystemExit, match=sentence):
-    programs.run("compile_training", *flags)
-
-
 def test_a_step_that_takes_too_long_or_too_much_is_reported(
   monkeypatch, capsys
 ):

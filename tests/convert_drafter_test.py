@@ -185,21 +185,6 @@ def test_what_is_written_names_the_target(place, target):
   assert arrays["layers.0.self_attn.q_proj.weight"].shape == (16, 32)
 
 
-@pytest.mark.parametrize(
-  "flags, message",
-  [
-    (["--layout=speculators"], "give --target"),
-    (["--layout=orbax", "--target=stdlib-11m"], "one of specdec, speculators"),
-    (["--layout=eagle", "--target=stdlib-11m"], "layout = 'compact'"),
-  ],
-)
-def test_refusals(flags, message, tmp_path):
-  with pytest.raises(SystemExit, match=message):
-    programs.run(
-      "convert", "--source=mtp", f"--output={tmp_path / 'a'}", *flags
-    )
-
-
 def test_a_drafter_of_another_tokenizer_is_refused(place, target, tmp_path):
   letters = [" ", *map(chr, range(ord("a"), ord("z") + 1))]
   other = programs.write_model(tmp_path / "other", letters=letters)

@@ -112,18 +112,6 @@ def test_whatever_a_kill_leaves_is_gone_on_with(evaluate, tmp_path):
     evaluate("--k=2", "--batch=2")
 
 
-@pytest.mark.parametrize(
-  ("argument", "sentence"),
-  [
-    ("--limit=-1", "--limit=-1; it must be >= 0"),
-    ("--batch=1,2", "takes one number"),
-  ],
-)
-def test_bad_input_ends_with_one_sentence(evaluate, argument, sentence):
-  with pytest.raises(SystemExit, match=sentence):
-    evaluate(argument)
-
-
 @pytest.mark.slow
 def test_a_killed_program_goes_on(target, file, tmp_path):
   script = programs.SCRIPTS / "eval.py"

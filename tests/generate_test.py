@@ -190,31 +190,6 @@ def test_stop_string_cuts_both_ways_alike(run, tmp_path):
 
 
 @pytest.mark.parametrize(
-  "argument, sentence",
-  [
-    ("k=-1", "--k=-1; it must be >= 0"),
-    ("k=1-300000000", "'1-300000000' gives more than 10,000 integers"),
-    ("k=99999999999999", "is no list of integers"),
-    ("max_new_tokens=99999999999", r"--max_new_tokens=9+; it must be betw"),
-    ("prompt=", "prompt 0 is empty"),
-    ("prompt_file=nowhere.jsonl", "nowhere.jsonl does not exist"),
-    ("json=nowhere/o.json", "there is no folder nowhere; make it first"),
-    ("html=.", "--html=. is a folder; give a file in it"),
-    ("chat", "--chat: .* no chat template; leave --chat out"),
-    ("target=stdlib-1n", "stdlib-1n is neither a .*did you mean .*stdlib-1m"),
-    ("drafter=head(nowhere)", "no such drafter as 'nowhere'; k"),
-    ("config=nowhere.py", r"no such file; .*known: .*lookup\.py"),
-  ],
-)
-def test_bad_input_ends_with_one_sentence(run, argument, sentence):
-  given = ["--prompt=a"] if argument.startswith("chat") else []
-  with pytest.raises(SystemExit) as ended:
-    run(f"--{argument}", *given)
-  assert re.search(sentence, str(ended.value))
-  assert "\n" not in str(ended.value)
-
-
-@pytest.mark.parametrize(
   "source, sentence",
   [
     ("get_config = 1", "TypeError: 'int' object is not callable"),

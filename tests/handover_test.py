@@ -409,32 +409,6 @@ def test_what_was_measured_makes_the_schedule(place, tmp_path):
   assert not (tmp_path / "b").exists()
 
 
-@pytest.mark.parametrize(
-  "flags, message",
-  [
-    (["--k=3"], "give --output"),
-    ([], "give --k"),
-    (["--k=3", "--output={}", "--alpha=0.5"], "--alpha is for --chip"),
-    (["--k=3", "--output={}", "--chip=v6e"], "--chip needs one of"),
-    (["--k=3", "--output={here}"], "is not empty"),
-    (
-      ["--k=3", "--output={}", "--engine=all", "--drafter=early_exit(1)"],
-      "drafts in no engine here",
-    ),
-  ],
-)
-def test_wrong_commands_end_in_a_sentence_and_write_nothing(
-  flags, message, tmp_path
-):
-  (tmp_path / "there").touch()
-  names = {"{}": tmp_path / "new", "{here}": tmp_path}
-  for name, path in names.items():
-    flags = [x.replace(name, str(path)) for x in flags]
-  with pytest.raises(SystemExit, match=message):
-    programs.run("export", *flags)
-  assert [*tmp_path.iterdir()] == [tmp_path / "there"]
-
-
 def test_the_commands_of_the_page_say_what_can_be_handed_over():
   blocks = re.findall(r"```bash\n(.*?)```", PAGE.read_text(), re.S)
   lines = "\n".join(blocks).replace("\\\n", " ").splitlines()

@@ -103,11 +103,7 @@ def define(
     None,
     "Write the results here (docs/schema.json says what they are).",
   )
-  flags.string(
-    "compilation_cache",
-    "~/.cache/specdec/xla",
-    "Folder that keeps compiled programs between runs; '' for none.",
-  )
+  define_cache(flags)
   define_mesh(flags)
 
 
@@ -127,10 +123,23 @@ def read(options: Options, **changes) -> None:
   for file in getattr(options, "prompt_file", ()):
     prompts.scan(file)  # is there any?
   app.check_writable("--json", getattr(options, "json", None))
-  if getattr(options, "compilation_cache", None):
-    remote.check_local("--compilation_cache", options.compilation_cache)
-    folder = pathlib.Path(options.compilation_cache).expanduser()
-    jax.config.update("jax_compilation_cache_dir", str(folder))
+  use_cache(getattr(options, "compilation_cache", None))
+
+
+def define_cache(flags: Flags) -> None:
+  flags.string(
+    "compilation_cache",
+    "~/.cache/specdec/xla",
+    "Folder that keeps compiled programs between runs; '' for none.",
+  )
+
+
+def use_cache(folder: str | None) -> None:
+  """Keeps compiled programs in a folder, if one is given."""
+  if folder:
+    remote.check_local("--compilation_cache", folder)
+    place = str(pathlib.Path(folder).expanduser())
+    jax.config.update("jax_compilation_cache_dir", place)
 
 
 def apply_config(options: Options) -> None:

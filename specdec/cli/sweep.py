@@ -26,9 +26,6 @@ context (slots of cache), load, date; or point and error.
 """
 
 import json
-import pathlib
-
-import jax
 
 from specdec.benchmark import provenance, sweep_run
 from specdec.benchmark.sweep_run import Lengths, Rounds, SweepBench
@@ -71,11 +68,7 @@ def define(flags: app.Flags) -> None:
     "I/N: every N-th point from the I-th on, so that N machines share a sweep, "
     "each with an --output of its own; report.py takes all of them.",
   )
-  flags.string(
-    "compilation_cache",
-    "~/.cache/specdec/xla",
-    "Folder that keeps compiled programs between runs; '' for none.",
-  )
+  setup_flags.define_cache(flags)
   setup_flags.define_mesh(flags)
 
 
@@ -112,9 +105,7 @@ def sweep(options: app.Options) -> None:
   folder = app.take_folder("--output", options.output)
   for point in points:  # all of them, before anything long begins
     sweep_run.check(point, rounds, lengths)
-  if options.compilation_cache:
-    cache = pathlib.Path(options.compilation_cache).expanduser()
-    jax.config.update("jax_compilation_cache_dir", str(cache))
+  setup_flags.use_cache(options.compilation_cache)
   whole = lengths._asdict() | {"calibrate": rounds._asdict()}
   whole |= {"shard": options.shard, "mesh": options.mesh}
   run_folder.claim(folder, whole, free=("calibration_repeats",))

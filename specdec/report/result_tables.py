@@ -321,12 +321,8 @@ def leviathan(documents: Mapping, name: str) -> str:
     "drafter": "{[drafter]}",
     "T": lambda line: f"{line['point'].get('temperature', 0):g}",
     "k": "{[run][k]}",
-    "alpha": tables.acceptance_rate,
-    "c": tables.draft_cost,
-    "by alpha, c": tables.by_formula,
-    "predicted": "{[prediction][speedup]:.2f}",
-    "measured": estimate("run", "speed", "speedup"),
-    "measured / by alpha, c": tables.of_formula,
+    **tables.PREDICTED,
+    "measured / by alpha, c": lambda x: tables.number(sweeps.of_formula(x)),
     "measured / predicted": lambda x: f"{sweeps.ratio(x):.2f}",
   }
   ratios = sweeps.formula_ratios(lines)

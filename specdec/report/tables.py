@@ -149,28 +149,27 @@ def of_machine(document: dict) -> str:
   )
 
 
-def acceptance_rate(line: dict) -> str:
-  """Formats a point's alpha; empty without draft tokens."""
-  alpha = line["run"]["acceptance"]["alpha"] if line["run"]["k"] else None
-  return f"{alpha['value']:.2f}" if alpha else ""
+def number(value: float | None) -> str:
+  """'1.23', or nothing."""
+  return "" if value is None else f"{value:.2f}"
 
 
-def draft_cost(line: dict) -> str:
-  """Formats a point's c; empty without draft tokens."""
-  cost = line["prediction"].get("cost") if line["run"]["k"] else None
-  return "" if cost is None else f"{cost:.2f}"
+def _alpha(line: dict) -> float | None:
+  run = line["run"]
+  return run["acceptance"]["alpha"]["value"] if run["k"] else None
 
 
-def by_formula(line: dict) -> str:
-  """Formats sweeps.by_formula."""
-  speedup = sweeps.by_formula(line)
-  return "" if speedup is None else f"{speedup:.2f}"
+def _draft_cost(line: dict) -> float | None:
+  return line["prediction"].get("cost") if line["run"]["k"] else None
 
 
-def of_formula(line: dict) -> str:
-  """Formats sweeps.of_formula."""
-  ratio = sweeps.of_formula(line)
-  return "" if ratio is None else f"{ratio:.2f}"
+PREDICTED = {  # columns of a sweep's points
+  "alpha": lambda line: number(_alpha(line)),
+  "c": lambda line: number(_draft_cost(line)),
+  "by alpha, c": lambda line: number(sweeps.by_formula(line)),
+  "predicted": "{[prediction][speedup]:.2f}",
+  "measured": estimate("run", "speed", "speedup"),
+}
 
 
 def of_sweep(lines: Sequence[dict]) -> str:
@@ -182,11 +181,7 @@ def of_sweep(lines: Sequence[dict]) -> str:
     "batch": "{[run][batch]}",
     "k": "{[run][k]}",
     "tokens/round": "{[run][acceptance][tokens_per_pass][value]:.2f}",
-    "alpha": acceptance_rate,
-    "c": draft_cost,
-    "by alpha, c": by_formula,
-    "predicted": "{[prediction][speedup]:.2f}",
-    "measured": estimate("run", "speed", "speedup"),
+    **PREDICTED,
     "measured/predicted": lambda line: f"{sweeps.ratio(line):.2f}",
   }
   caveats = sorted({caveat for line in lines for caveat in line["caveats"]})
