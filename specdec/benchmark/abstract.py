@@ -33,12 +33,8 @@ def target(setup: Setup, devices=None) -> Target:
 
 
 def drafter(setup: Setup, target: Target) -> Weighted:
-  """Returns the drafter of a Setup, its weights shapes.
-
-  Raises:
-    ValueError: it does not fit the target, or its constructor, a user's,
-      needs weights or a tokenizer.
-  """
+  """Returns the drafter of a Setup, its weights shapes; refuses a user's whose
+  constructor needs weights or a tokenizer."""
   try:
     weighted = setup.make_drafter(target)
   except (AttributeError, TypeError) as error:

@@ -190,14 +190,8 @@ def pair_of(
   calibration: Calibration,
   bandwidth: float | None = None,
 ) -> TargetDraftPair:
-  """Returns target and drafter on the calibrated machine.
-
-  Args:
-    bandwidth: as `Calibration.bandwidth`, but now; None: as it was then.
-
-  Raises:
-    ValueError: the calibration is of other models or another setting.
-  """
+  """Returns target and drafter on the calibrated machine, whose bandwidth now
+  is given; None: as it was then."""
   setting = setting_of(setup)
   if setting not in calibration.overhead:
     raise ValueError(
@@ -214,14 +208,8 @@ def pair_of(
 
 
 def read(path: str | Path) -> Calibration | None:
-  """Reads a file of `write`, made on such a machine and with this JAX.
-
-  Returns:
-    None where there is none. Of several processes the first one's counts.
-
-  Raises:
-    ValueError: it is something else.
-  """
+  """Reads a file of `write`, made on such a machine and with this JAX; None
+  where there is none. Of several processes the first one's counts."""
   path = Path(path)
   text = path.read_text(encoding="utf-8") if path.exists() else None
   text = multihost.agree_text(text)

@@ -77,13 +77,10 @@ def expected_lengths(
   rows: Sequence[Sequence[int]],
   rules: Sequence[AcceptanceRule],
 ) -> tuple[list[np.ndarray], np.ndarray]:
-  """Computes expected accepted tokens of one generation's drafts by each rule.
+  """Computes expected accepted tokens of one generation's drafts by each rule,
+  sums over rounds [rows], and the numbers of rounds [rows].
 
   nan where a rule does not know (`acceptance.coupled` for drawn siblings).
-
-  Returns:
-    Of each rule their sums over rounds [rows], and the numbers of rounds
-    [rows].
   """
   depth = decoder.drafter.spec.max_depth
 

@@ -169,11 +169,8 @@ class Server:
     checked(inputs, decoder.eos_ids, decoder.max_length, size)
 
   def serve(self, requests: Sequence[Request]) -> Served:
-    """Answers every request once.
-
-    Raises:
-      ValueError: a text ends where a distribution is not finite.
-    """
+    """Answers every request once; no text may end where a distribution is not
+    finite."""
     self.check(requests)
     order = sorted(requests, key=lambda one: (one.arrival, one.number))
     queue = collections.deque(order)

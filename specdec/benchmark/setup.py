@@ -64,10 +64,8 @@ class Setup(Settings):
     return config_of(source, self.dtype, self.weights)
 
   def load(self, report: Callable[[str], None] = silent) -> Decoder:
-    """Reads the weights and returns the decoder, not yet compiled.
-
-    Args:
-      report: is told the memory plan and what is loaded.
+    """Reads the weights and returns the decoder, not yet compiled; reports the
+    memory plan and what is loaded.
 
     Raises:
       ValueError: drafter, rule, shape and target do not go together.
@@ -226,14 +224,8 @@ class Setup(Settings):
     report: Callable[[str], None] | None = None,
     again: bool = False,
   ) -> None:
-    """Checks that a decoder of loaded weights fits.
-
-    Args:
-      report: is told the plan of a user's drafter, and any with `again`.
-
-    Raises:
-      MemoryError: it does not.
-    """
+    """Raises MemoryError unless a decoder of loaded weights fits; reports the
+    plan of a user's drafter, and any with `again`."""
     plan = self.memory_plan(target.checkpoint.config, target.places, decoder)
     # The first plan was without a user's drafter.
     if report and (again or self.has_user_drafter):

@@ -225,11 +225,8 @@ def check_chat(options: Options, tokenizer) -> None:
 
 
 def join(options: Options) -> None:
-  """Meets the other processes, if there are any; all but process 0 fall silent.
-
-  Raises:
-    ConnectionError: they cannot be reached.
-  """
+  """Meets the other processes, if there are any, or raises ConnectionError; all
+  but process 0 fall silent."""
   if not hasattr(options, "distributed"):
     return
   address = options.coordinator, options.processes, options.process

@@ -134,12 +134,9 @@ def stream_answers(
   stops: Sequence[str],
   painter: Painter,
 ) -> tuple[list[Answer], list[str]]:
-  """Decodes batches and prints their answers, the first one as it comes.
-
-  Returns:
-    The answers, and a sentence for each that ends where a distribution is not
-    finite; all of them may not do so at once.
-  """
+  """Decodes batches and prints their answers, the first one as it comes, which
+  it returns with a sentence for each that ends where a distribution is not
+  finite; not all may do so at once."""
   answers, faults = [], []
   for batch in batches:
     completed, part = decode_answers(

@@ -17,12 +17,8 @@ from specdec.utils import terminal
 def listed(
   rows: Iterable, columns: Mapping[str, str | Callable[[Any], object]]
 ) -> str:
-  """Formats a table, a line for each row.
-
-  Args:
-    columns: heading -> what the column shows of a row: a format string with the
-      row as its argument, or a function of the row.
-  """
+  """Formats a table, a line for each row. A column shows of it what a format
+  string says, whose argument it is, or what a function of it returns."""
   return terminal.columns([*columns], _cells(rows, columns))
 
 
