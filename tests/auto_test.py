@@ -160,16 +160,6 @@ def test_a_busy_machine_is_named_before_it_is_timed(
     assert (f"delete {path}" in printed) == named
 
 
-def test_a_larger_batch_is_timed_anew(target, calibration, tmp_path):
-  first = json.loads(calibration.read_text())
-  prompts = tmp_path / "p.jsonl"
-  prompts.write_text('{"prompt": "abab"}\n' * 4)
-  many = f"--prompt_file={prompts}", "--batch=4"
-  generate(target, calibration, *many, prompt=None)
-  second = json.loads(calibration.read_text())
-  assert len(second["fits"]) == 1 and second["fits"] != first["fits"]
-
-
 def batches_timed(path) -> set[int]:
   [fit] = calibrated.read(path).overhead.values()
   return {r.batch for r in fit.times}
@@ -180,6 +170,7 @@ def test_a_batch_is_priced_by_rounds_of_about_its_size(
 ):
   """What a round of 8 rows adds to its passes is not what one of 1 does."""
   assert batches_timed(calibration) == {1}
+  first = calibrated.read(calibration).fits
   prompts = tmp_path / "p.jsonl"
   prompts.write_text('{"prompt": "abab"}\n' * 8)
   other = tmp_path / "other.json"
@@ -187,20 +178,11 @@ def test_a_batch_is_priced_by_rounds_of_about_its_size(
     many = f"--prompt_file={prompts}", "--batch=8"
     generate(target, path, *many, prompt=None)
   assert batches_timed(calibration) == {1, 8}
+  second = calibrated.read(calibration).fits
+  assert len(second) == 1 and second != first  # of larger passes
   assert batches_timed(other) == {8}
   generate(target, other)
   assert batches_timed(other) == {1, 8}
-
-
-def test_several_batches_are_timed_together(target, costs, tmp_path):
-  path = tmp_path / "all.json"
-  with programs.waits() as waits:
-    bench(
-      target, "--k=adaptive", "--drafter=lookup", "--batch=1,4", "--most_k=2",
-      "--passes=1", f"--calibration={path}",
-    )  # fmt: skip
-  assert batches_timed(path) == {1, 4}
-  assert sum(wait.startswith("timing this machine") for wait in waits) == 1
 
 
 def bench(target, *arguments):
@@ -232,11 +214,17 @@ def test_the_loop_is_given_what_rounds_cost(target, costs, tmp_path, capsys):
   assert "draft tokens a round" in printed
 
 
-def test_bench_has_a_table_for_every_batch(target, costs, tmp_path, capsys):
-  bench(
-    target, "--k=adaptive", "--most_k=2", "--batch=1,2", "--passes=1",
-    "--limit=2", f"--calibration={tmp_path / 'c.json'}",
-  )  # fmt: skip
+def test_bench_has_a_table_for_every_batch_and_times_them_together(
+  target, costs, tmp_path, capsys
+):
+  path = tmp_path / "c.json"
+  with programs.waits() as waits:
+    bench(
+      target, "--k=adaptive", "--drafter=lookup", "--most_k=2", "--batch=1,2",
+      "--passes=1", "--limit=2", f"--calibration={path}",
+    )  # fmt: skip
+  assert batches_timed(path) == {1, 2}
+  assert sum(wait.startswith("timing this machine") for wait in waits) == 1
   printed = capsys.readouterr().out
   document = json.loads(printed.splitlines()[-1])
   assert document["settings"]["k"] == "adaptive"
@@ -282,6 +270,7 @@ def test_a_draft_like_its_target_is_timed_with_all_its_tokens(target, costs):
     ("lookup(k=2) | eagle(eagle)", "chain", "rounds of one drafter"),
     ("{folder}/mine.py:mine", "chain", "takes neither k nor shape"),
     ("layer_skip(attention=[1], threshold=0.5)", "chain", "how much it drafts"),
+    ("suffix", "chain", "suffix decides how much it drafts"),
   ],
 )
 def test_rounds_of_several_kinds_are_not_calibrated(

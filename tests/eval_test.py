@@ -13,7 +13,6 @@ from flax import traverse_util
 
 import programs
 from specdec import checkpoints
-from specdec.benchmark.setup import Setup
 
 ENTRIES = [
   {"question_id": 7, "category": "writing", "turns": ["hello there", "more"]},
@@ -74,19 +73,6 @@ def test_a_text_that_is_not_finite_is_named_and_the_others_count(
   file.write_text('{"prompt": "azc"}\n{"prompt": "zbc"}\n')
   with pytest.raises(SystemExit, match="prompt 0 ends at token 3"):
     evaluate(f"--target={broken}", f"--output={tmp_path / 'none'}")
-
-
-@pytest.mark.parametrize(
-  "first, sentence",
-  [
-    ("lookup(k=-1)", "k = -1; it must be >= 0"),
-    ("lookup(k=2, min_ngram=9)", "min_ngram = 9"),
-    ("lookup(k=2, min_ngram=0)", r"drafter after \| never"),
-  ],
-)
-def test_what_cannot_copy_before_another_drafter(first, sentence):
-  with pytest.raises(ValueError, match=sentence):
-    Setup(drafter=f"{first} | head(any.safetensors)")
 
 
 def test_whatever_a_kill_leaves_is_gone_on_with(evaluate, tmp_path):

@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import pytest
 
 import programs
-from specdec.benchmark import calibrated
 from specdec.benchmark.decoder import Decoder
 from specdec.benchmark.setup import Setup
 from specdec.checkpoints import text_corpus
@@ -154,30 +153,6 @@ def test_sampled_trees_are_deterministic_ones(target):
     )
     spec = setup.load().drafter.spec
     assert spec.siblings == "deterministic"
-
-
-@pytest.mark.parametrize(
-  "changes, words",
-  [
-    (dict(drafter="suffix(depth=2)"), r"it is suffix\(corpus"),
-    (dict(drafter="suffix(min_prob=2)"), "min_prob = 2; it must be in 0..1"),
-    (dict(drafter="recycling(2)"), "recycling"),
-    (dict(drafter="suffix", shape="chains(2)", k=2), "shape=dynamic"),
-    (dict(drafter="recycling", shape="dynamic(3)", k=2), "static trees"),
-    (
-      dict(drafter="suffix", acceptance="kseq", temperature=1.0),
-      "kseq",
-    ),
-  ],
-)
-def test_what_cannot_work_is_refused_before_anything_is_read(changes, words):
-  with pytest.raises(ValueError, match=words):
-    Setup("nowhere", **changes)
-
-
-def test_rounds_of_many_lengths_are_not_calibrated():
-  with pytest.raises(ValueError, match="suffix decides how much it drafts"):
-    calibrated.check(Setup("nowhere", "suffix", k=2))
 
 
 def test_corpora_of_others_are_refused_before_weights_are_read(
