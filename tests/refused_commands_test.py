@@ -17,6 +17,9 @@ HEAD = "--config={configs}/drafter.py:eagle3 --config.options.batch=4"
 NOT_LOADING = {"goodput"}
 # A program and flags of all lines; then more flags, and what the sentence says.
 COMMANDS = {
+  "sweep --sweep={configs}/../sweeps/shipped.py": """
+    --output={prompts}/run :: --output=...jsonl/run: ...jsonl is not a folder
+  """,
   "train": """
     --config={configs}/target.py --config.options.stpes=3
       :: --config.options.stpes: did you mean steps
@@ -66,6 +69,8 @@ COMMANDS = {
   f"eval {PROMPTS} --output={{out}}": """
     --limit=-1 :: --limit=-1; it must be >= 0
     --batch=1,2 :: takes one number
+    --output={prompts} :: --output=...jsonl is not a folder; name a folder
+    --output={prompts}/run :: --output=...jsonl/run: ...jsonl is not a folder
   """,
   f"goodput {PROMPTS} --drafter=lookup(min_ngram=0) --requests=5": """
     --loads=0 :: a load of 0; it must be >= 0.001, or inf
@@ -82,8 +87,6 @@ COMMANDS = {
     --length=auto --most_k=2 --calibration=nowhere/c.json
       :: --calibration=nowhere/c.json
     --least_new_tokens=9 :: 9 to 8 new tokens
-    --prompt_file=nowhere.jsonl :: nowhere.jsonl does not exist
-    --json=nowhere/a.json :: --json=nowhere/a.json
   """,
   f"compare_rules {PROMPTS} --output={{out}} --sizes=2 --temperature=1 "
   "--drafter=early_exit(1)": """
@@ -99,6 +102,7 @@ COMMANDS = {
     --k=0 :: --k
     --drafters=early_exit(9) :: exit_layer = 9
     --drafters=; :: --drafters names none
+    --output={prompts}/run :: --output=...jsonl/run: ...jsonl is not a folder
     --drafters='lookup | lookup(k=4)' :: how much it drafts is --k
     --drafters=lookup --acceptance=greedy :: would not sample
     --k=3 :: give its --drafters

@@ -55,9 +55,7 @@ def test_two_drafters_and_a_comparison():
 
 def test_a_config_is_a_setup():
   config = ml_collections.ConfigDict({"target": "stdlib-1m", "k": 2})
-  assert Setup.from_config(config) == Setup("stdlib-1m", k=2)
-  with pytest.raises(ValueError, match="setting drafters is unknown; did you"):
-    Setup.from_config({"drafters": "lookup"})
+  assert Setup(**config) == Setup("stdlib-1m", k=2)
 
 
 @pytest.mark.parametrize(
