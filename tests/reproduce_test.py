@@ -105,7 +105,7 @@ def test_names_are_files_and_times_add_up_to_an_afternoon():
 
 def test_results_are_kept_compact_and_not_measured_twice(plan):
   one = fake("one", environment="SPECDEC_KERNELS=off")
-  other = fake("other", to="output")
+  other = fake("other", flag="output")
   failed, reports = run(plan, one, other)
   assert not failed and len(reports) == 2
   assert "[2/2, 0.0 min, " in reports[1]
@@ -171,7 +171,7 @@ def test_a_busy_machine_is_waited_for_and_then_named(plan, monkeypatch):
 
 
 def test_a_killed_run_goes_on_where_it_was(plan, tmp_path):
-  one = fake("one", "slow", to="output")
+  one = fake("one", "slow", flag="output")
   script = (
     "import pathlib, signal\n"
     "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
@@ -198,12 +198,12 @@ def test_a_killed_run_goes_on_where_it_was(plan, tmp_path):
   (plan.scratch / "one" / "starts").write_text("5")
   (plan.scratch / "one" / "begun.json").write_bytes(b"\xff\xfe")  # damaged
   forced = plan._replace(forced=frozenset(["one"]))
-  run(forced, fake("one", to="output"))
+  run(forced, fake("one", flag="output"))
   assert starts(plan, "one") == 1
 
 
 def test_a_measurement_outlives_its_parent_with_the_lock(plan):
-  one = fake("one", "slow", to="output")
+  one = fake("one", "slow", flag="output")
   run_folder.lock(plan.scratch)
   (plan.scratch / "one").mkdir()
   with open(os.devnull, "w") as log:

@@ -15,6 +15,7 @@ from specdec.utils.spelling import choices
 HELD_OUT = "--prompt_file=specdec/shipped/prompts.jsonl"
 FOUR_KINDS = "configs/prompts/four_kinds.jsonl"
 _LISTS = "--length", "--prompt_file"  # flags that are given once a value
+_FOLDERS = "eval", "repeat_work", "compare_drafters", "compare_rules", "sweep"
 
 
 class Measurement(NamedTuple):
@@ -28,7 +29,8 @@ class Measurement(NamedTuple):
     minutes: about how long it takes on two CPU cores.
     quick: flags of a quick run, which take the place of those of that name;
       None: a quick run leaves it out, as another like it is there.
-    to: the flag that says where results go: a file, or --output, a folder.
+    flag: the one that says where results go; '': --output, a folder, of the
+      programs that write one, else --json.
     environment: NAME=VALUE, by which the command differs from others.
     needs: a module or a file without which it cannot run, and how to get it.
   """
@@ -37,7 +39,7 @@ class Measurement(NamedTuple):
   line: str
   minutes: float
   quick: str | None = ""
-  to: str = "json"
+  flag: str = ""
   environment: str = ""
   needs: tuple[str, str] | None = None
 
@@ -45,6 +47,11 @@ class Measurement(NamedTuple):
   def program(self) -> str:
     """Its name in scripts/."""
     return self.line.partition(" ")[0]
+
+  @property
+  def to(self) -> str:
+    """The flag that says where results go."""
+    return self.flag or ("output" if self.program in _FOLDERS else "json")
 
   def argv(self, results: Path, prompts: str, quick: bool) -> list[str]:
     """Returns the flags of a run: the last of each name, and all of _LISTS."""
@@ -237,14 +244,12 @@ def _smollm2() -> Iterable[Measurement]:
       f"eval {_TEXTS} --drafter={drafter} --k={ks}",
       minutes,
       None if name == "layer_skip" else _TEXTS_QUICK,
-      "output",
     )
   yield Measurement(
     "smollm2_repeated",
     f"repeat_work {_TEXTS} {_MORE} --k=8 --max_new_tokens=64",
     3,
     _TEXTS_QUICK,
-    "output",
   )
   gemma = "--prompt_file={prompts} --limit=1 --max_new_tokens=96"
   yield Measurement(
@@ -252,7 +257,6 @@ def _smollm2() -> Iterable[Measurement]:
     f"eval --target=gemma3-270m {gemma} --drafter=quantized --k=4,6,8",
     4,
     None,
-    "output",
   )
   for name, target, draft in (
     ("gemma", "gemma3-270m", "smollm2-135m-instruct"),
@@ -264,11 +268,7 @@ def _smollm2() -> Iterable[Measurement]:
       ("_sampled", "--temperature=1 --acceptance=block"),
     ):
       yield Measurement(
-        f"translated_{name}{ending}",
-        f"eval {flags} {sampled}",
-        2,
-        None,
-        "output",
+        f"translated_{name}{ending}", f"eval {flags} {sampled}", 2, None
       )
   yield Measurement(
     "engines",
@@ -282,7 +282,6 @@ def _smollm2() -> Iterable[Measurement]:
     f"eval {_TEXTS} --drafter='lookup(k=4) | head({_HEAD})' --k=2",
     1.5,
     _TEXTS_QUICK,
-    "output",
     needs=(_HEAD, _TRAINED),
   )
 
@@ -341,7 +340,6 @@ MEASUREMENTS = (
     f"compare_drafters {HELD_OUT} --limit=8 --max_new_tokens=96 --k=2,4,8",
     9,
     "--limit=1 --max_new_tokens=16 --k=2 --drafters='lookup; head(eagle)'",
-    "output",
   ),
   Measurement(
     "equal",
@@ -349,7 +347,6 @@ MEASUREMENTS = (
     f"--k=3,5,7,11,15 --tree_size=0 --drafters='{_EQUAL}'",
     25,
     None,
-    "output",
     needs=("runs/equal/dflash-0/best.safetensors", _TRAINED),
   ),
   Measurement(
@@ -358,7 +355,6 @@ MEASUREMENTS = (
     "--shapes='chain,2 chains,optimal tree'",
     5,
     f"{_RULES_QUICK} --only='rejection; block' --shapes=chain",
-    "output",
   ),
   Measurement(
     "block",
@@ -366,21 +362,18 @@ MEASUREMENTS = (
     "--only='rejection; block' --limit=32",
     2,
     _RULES_QUICK,
-    "output",
   ),
   Measurement(
     "shapes_greedy",
     f"compare_rules {_RULES} --only=coupled {_TREES}",
     4.5,
     f"{_RULES_QUICK} --shapes='chain,dynamic tree'",
-    "output",
   ),
   Measurement(
     "shapes_sampled",
     f"compare_rules {_RULES} --temperature=1 --only=rejection {_TREES}",
     4.5,
     None,
-    "output",
   ),
   *_smollm2(),
   *_lengths(),
@@ -391,31 +384,26 @@ MEASUREMENTS = (
     f"bench {_PAIR} --k=2,5,8 --batch=1,3,6 --context=64",
     2,
     "--k=2 --batch=1 --repeats=2 --max_new_tokens=16",
-    "calibrate",
+    flag="calibrate",
   ),
   Measurement(
     "sweep_shipped",
     "sweep --sweep=configs/sweeps/shipped.py --shard=0/2",
     17,
     "--sweep=configs/sweeps/quick.py",
-    "output",
   ),
   Measurement(
-    "sweep_smollm2",
-    "sweep --sweep=configs/sweeps/smollm2.py",
-    8,
-    None,
-    "output",
+    "sweep_smollm2", "sweep --sweep=configs/sweeps/smollm2.py", 8, None
   ),
   Measurement(
-    "leviathan", "sweep --sweep=configs/sweeps/leviathan.py", 15, None, "output"
+    "leviathan", "sweep --sweep=configs/sweeps/leviathan.py", 15, None
   ),
   Measurement(
     "calibration_t5",
     "bench --target=stdlib-t5-5m --k=2,5,8 --batch=1,3,6 --context=64",
     2,
     None,
-    "calibrate",
+    flag="calibrate",
   ),
   Measurement("papers", "roofline --papers", 0.1),
   Measurement(
