@@ -28,11 +28,6 @@ RANKS = {
 }
 
 
-@pytest.fixture(scope="module")
-def target(tmp_path_factory):
-  return programs.write_model(tmp_path_factory.mktemp("target"))
-
-
 @pytest.mark.parametrize(
   "rates",
   [

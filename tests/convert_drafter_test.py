@@ -61,11 +61,6 @@ def place(tmp_path_factory):
   return tmp_path_factory.mktemp("drafters")
 
 
-@pytest.fixture(scope="module")
-def target(place):
-  return programs.write_model(place / "target")
-
-
 def convert(target, source, output, *flags):
   programs.run(
     "convert",

@@ -8,10 +8,9 @@ TABLE is one of result_tables.TABLES, NAME a measurement (scripts/reproduce.py
 entry of a list whose members say so.
 """
 
-import functools
 import re
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 from matplotlib.figure import Figure
@@ -30,24 +29,15 @@ _BEGIN = re.compile(r"(?<!`)<!-- (?:results|value): .+? -->")
 _STEP = re.compile(r"(\w+)(?:\[([^\]]*)\])?\.?")
 
 
-class Documents(Mapping):
+class Documents(dict[str, dict]):
   """The documents of a folder by name; Missing where there is none."""
 
   def __init__(self, folder: Path):
-    self._folder = folder
-    self._read = functools.cache(lambda name: reproduction.read(folder, name))
+    names = (path.stem for path in sorted(folder.glob("*.json")))
+    super().__init__({name: reproduction.read(folder, name) for name in names})
 
-  def __getitem__(self, name: str) -> dict:
-    document = self._read(name)
-    if document is None:
-      raise Missing(name)
-    return document
-
-  def __iter__(self):
-    return (path.stem for path in sorted(self._folder.glob("*.json")))
-
-  def __len__(self) -> int:
-    return sum(1 for _ in self)
+  def __missing__(self, name: str):
+    raise Missing(name)
 
 
 def pages(root: Path) -> list[Path]:

@@ -21,7 +21,7 @@ from specdec.report import (
   sweep_page,
   tables,
 )
-from specdec.report.tables import estimate, markdown
+from specdec.report.tables import estimate, markdown, speedup_of
 from specdec.roofline.calibration import Calibration
 
 
@@ -248,7 +248,7 @@ def best_shapes(documents: Mapping, *names: str) -> str:
       for run in some:
         chain = run["comparison"]["shape"] == "chain"
         kinds.setdefault("chain" if chain else "tree", []).append(run)
-      best = {kind: max(x, key=_speedup) for kind, x in kinds.items()}
+      best = {kind: max(x, key=speedup_of) for kind, x in kinds.items()}
       rows.append({"of": documents[name], "nodes": nodes, **best})
 
   def cell(kind: str) -> Callable[[dict], str]:
@@ -259,7 +259,7 @@ def best_shapes(documents: Mapping, *names: str) -> str:
       text = str(estimate("speed", "speedup")(run))
       if kind == "tree":
         text += f", {run['comparison']['shape']}"
-        more = "chain" in row and _speedup(run) > _speedup(row["chain"])
+        more = "chain" in row and speedup_of(run) > speedup_of(row["chain"])
         text = f"**{text}**" if more else text
       return text
 
@@ -274,10 +274,6 @@ def best_shapes(documents: Mapping, *names: str) -> str:
   return markdown(rows, columns)
 
 
-def _speedup(run: dict) -> float:
-  return run["speed"]["speedup"]["value"]
-
-
 def sweep(documents: Mapping, name: str) -> str:
   """Measured and predicted speedup of every cell, bold outside the band."""
   lines = documents[name]["lines"]
@@ -289,7 +285,7 @@ def sweep(documents: Mapping, name: str) -> str:
         return ""
       line = row[k]
       text = (
-        f"{_speedup(line['run']):.2f} / {line['prediction']['speedup']:.2f}"
+        f"{speedup_of(line['run']):.2f} / {line['prediction']['speedup']:.2f}"
       )
       return text if 0.9 <= sweeps.ratio(line) <= 1.1 else f"**{text}**"
 

@@ -70,6 +70,11 @@ def _same(identity: Mapping | None) -> str:
   return f"{identity['same']}/{identity['texts']}" if identity else "-"
 
 
+def speedup_of(run: Mapping) -> float:
+  """Returns the speedup in a run's document."""
+  return run["speed"]["speedup"]["value"]
+
+
 def share(estimate: Mapping) -> str:
   """'87 ± 2 %'."""
   error = estimate["error"]
@@ -244,9 +249,7 @@ def of_engines(document: dict, form=listed) -> str:
   """Formats a document of compare_engines.py; `form` makes its table."""
 
   def rate(estimate: dict) -> str:
-    error = estimate["error"]
-    error = "" if error is None else f" ± {error:.1f}"
-    return f"{estimate['value']:.1f}{error}"
+    return f"{Estimate(**estimate):.1f}"
 
   def ratio(engine: dict) -> str:
     passes = engine["pass_seconds"]
