@@ -2,10 +2,6 @@
 
 import json
 import shutil
-import signal
-import subprocess
-import sys
-import time
 
 import jax.numpy as jnp
 import pytest
@@ -96,23 +92,3 @@ def test_whatever_a_kill_leaves_is_gone_on_with(evaluate, tmp_path):
     SystemExit, match=r"other settings \(k: \[1, 2\] -> \[2\]"
   ):
     evaluate("--k=2", "--batch=2")
-
-
-@pytest.mark.slow
-def test_a_killed_program_goes_on(target, file, tmp_path):
-  script = programs.SCRIPTS / "eval.py"
-  output = tmp_path / "out"
-  command = [sys.executable, str(script), f"--target={target}"]
-  command += [f"--prompt_file={file}", f"--output={output}", "--k=1-4"]
-  command += ["--max_new_tokens=30", f"--compilation_cache={tmp_path / 'xla'}"]
-  process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
-  lines = output / "lines.jsonl"
-  while not (lines.is_file() and lines.read_text().count("\n") >= 3):
-    assert process.poll() is None
-    time.sleep(0.05)
-  process.send_signal(signal.SIGKILL)
-  process.wait()
-  done = lines.read_text()
-  subprocess.run(command, check=True, capture_output=True)
-  assert lines.read_text().startswith(done)
-  assert (output / "results.json").is_file()

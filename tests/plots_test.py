@@ -5,17 +5,8 @@ import inspect
 import numpy as np
 import pytest
 
+from documents import run
 from specdec.report import canvas, plots
-
-
-def run(group="all", k=4, batch=1, tokens=2.1, speedup=1.4, error=0.05):
-  return {
-    "group": group,
-    "k": k,
-    "batch": batch,
-    "acceptance": {"tokens_per_pass": {"value": tokens, "error": error}},
-    "speed": {"speedup": {"value": speedup, "error": error}},
-  }
 
 
 def over_k(groups, ks=(1, 2, 4)):
