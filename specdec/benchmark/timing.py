@@ -102,20 +102,6 @@ def pass_timer(
   return functools.partial(timed, passes)
 
 
-def time_pass(
-  model: Model,
-  params: PyTree,
-  batch: int,
-  tokens: int,
-  context: int,
-  slots: int,
-  repeats: int,
-) -> Timing:
-  """Times T(n) over and over; arguments as of `pass_timer`."""
-  timed = pass_timer(model, params, batch, tokens, context, slots)
-  return timing([timed() for _ in range(repeats)])
-
-
 class Turns(NamedTuple):
   """Several passes, timed in turns with the memory's bandwidth.
 
