@@ -190,8 +190,8 @@ def pair_of(
   calibration: Calibration,
   bandwidth: float | None = None,
 ) -> TargetDraftPair:
-  """Returns target and drafter on the calibrated machine, whose bandwidth now
-  is given; None: as it was then."""
+  """Returns target and drafter on the calibrated machine, with its bandwidth
+  now, or, None, as it was then."""
   setting = setting_of(setup)
   if setting not in calibration.overhead:
     raise ValueError(

@@ -129,8 +129,8 @@ def resume(
   measure: Callable[[Any], dict],
   unit: str,
 ) -> list[dict]:
-  """Returns a line for every point, which are named by what a line is
-  recognised by. Those that `lines` does not hold are measured, and kept."""
+  """Returns a line for every point, by what a line is recognised by; those that
+  `lines` does not hold are measured, and kept there."""
   done = {tuple(x["point"]): x for x in lines.entries if "point" in x}
   with tqdm(points.items(), unit=unit) as progress:
     for key, point in progress:

@@ -149,7 +149,7 @@ class Machine:
 def document(
   point: Point, line: dict, decoder: Decoder, machine: Machine
 ) -> dict:
-  """Returns a point, its line of lines.jsonl, as results.json has it."""
+  """Returns a point that was measured, its line, as results.json has it."""
   cost, step_bytes, predicted = decoder.drafter.cost, None, None
   if cost is not None and cost.step is not None:
     step_bytes = machine.step_bytes(cost)

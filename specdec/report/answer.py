@@ -109,7 +109,7 @@ def decode_answers(
   stops: Sequence[str] = (),
   painter: Painter | None = None,
 ) -> tuple[Completed, list[Answer]]:
-  """Decodes a batch up to stop strings, to which its texts are cut, and an
+  """Returns a batch decoded up to stop strings, its texts cut there, and an
   answer for each row; a painter prints row 0 as it comes."""
   answers = [Answer(tokenizer, stops) for _ in batch.rows]
 
@@ -134,8 +134,8 @@ def stream_answers(
   stops: Sequence[str],
   painter: Painter,
 ) -> tuple[list[Answer], list[str]]:
-  """Decodes batches and prints their answers, the first one as it comes, which
-  it returns with a sentence for each that ends where a distribution is not
+  """Decodes batches, prints their answers, the first one as it comes, and
+  returns them with a sentence for each that ends where a distribution is not
   finite; not all may do so at once."""
   answers, faults = [], []
   for batch in batches:
