@@ -5,8 +5,6 @@ import json
 import re
 import shutil
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -15,7 +13,6 @@ from specdec.benchmark import calibrated, provenance, timing
 from specdec.benchmark.decoder import Decoder
 from specdec.benchmark.setup import Setup
 from specdec.drafters.heads.head_config import HeadConfig
-from specdec.noise import row_keys
 from specdec.roofline import hardware
 
 
@@ -101,11 +98,6 @@ def test_rounds_are_priced_by_the_times_of_their_own_width(
   assert [*table[:3], table[4]] == pytest.approx([1.0, 1.0, 1.0, 2.0], abs=0.01)
 
 
-def keys_of(key, rows=64):
-  keys = row_keys(key, jnp.arange(rows))
-  return set(map(tuple, jax.random.key_data(keys).tolist()))
-
-
 def test_what_decides_k_has_not_seen_the_noise_that_writes(
   target, calibration, monkeypatch
 ):
@@ -125,7 +117,7 @@ def test_what_decides_k_has_not_seen_the_noise_that_writes(
   [pilot], writing = keys["first_rounds"], keys["decode"]
   assert writing
   for key in writing:
-    assert not keys_of(pilot) & keys_of(key)
+    assert not programs.keys_of(pilot) & programs.keys_of(key)
 
 
 def test_a_calibration_is_kept_and_explained(
@@ -192,16 +184,6 @@ def bench(target, *arguments):
   )  # fmt: skip
 
 
-def test_bench_chooses_for_every_batch(target, costs, tmp_path, capsys):
-  path = tmp_path / "c.json"
-  bench(
-    target, "--k=auto", "--most_k=2", "--batch=1,2", "--passes=1", "--limit=2",
-    f"--calibration={path}",
-  )  # fmt: skip
-  document = json.loads(capsys.readouterr().out.splitlines()[-1])
-  assert [run["batch"] for run in document["runs"]] == [1, 2]
-
-
 def test_the_loop_is_given_what_rounds_cost(target, costs, tmp_path, capsys):
   with pytest.MonkeyPatch.context() as patch:
     patch.setitem(costs, "slope", 0.25)  # of a pass, for every token more
@@ -214,22 +196,25 @@ def test_the_loop_is_given_what_rounds_cost(target, costs, tmp_path, capsys):
   assert "draft tokens a round" in printed
 
 
-def test_bench_has_a_table_for_every_batch_and_times_them_together(
-  target, costs, tmp_path, capsys
+@pytest.mark.parametrize("k", ["auto", "adaptive"])
+def test_bench_decides_for_every_batch_and_times_them_together(
+  k, target, costs, tmp_path, capsys
 ):
   path = tmp_path / "c.json"
   with programs.waits() as waits:
     bench(
-      target, "--k=adaptive", "--drafter=lookup", "--most_k=2", "--batch=1,2",
+      target, f"--k={k}", "--drafter=lookup", "--most_k=2", "--batch=1,2",
       "--passes=1", "--limit=2", f"--calibration={path}",
     )  # fmt: skip
   assert batches_timed(path) == {1, 2}
   assert sum(wait.startswith("timing this machine") for wait in waits) == 1
   printed = capsys.readouterr().out
   document = json.loads(printed.splitlines()[-1])
-  assert document["settings"]["k"] == "adaptive"
-  assert [run["k"] for run in document["runs"]] == [2, 2]
-  assert re.findall(r"adaptive.* \(batch (.)\)", printed) == ["1", "2"]
+  assert [run["batch"] for run in document["runs"]] == [1, 2]
+  if k == "adaptive":
+    assert document["settings"]["k"] == "adaptive"
+    assert [run["k"] for run in document["runs"]] == [2, 2]
+    assert re.findall(r"adaptive.* \(batch (.)\)", printed) == ["1", "2"]
 
 
 def test_bench_calibrates_and_reports_its_errors(

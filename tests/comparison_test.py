@@ -2,8 +2,6 @@
 
 import dataclasses
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -14,7 +12,6 @@ from specdec.benchmark.decoder import batches_of
 from specdec.benchmark.setup import Setup
 from specdec.drafters.heads.head_config import HeadConfig
 from specdec.models import presets
-from specdec.noise import row_keys
 from specdec.report import lossy_table
 from specdec.roofline import drafter_cost
 from specdec.roofline.cost import pass_bound
@@ -163,15 +160,10 @@ def test_a_tree_is_built_from_other_noise_than_its_texts_have(
   target, tmp_path, monkeypatch
 ):
   """Rule 7: what decides how much is drafted has not seen it."""
-
-  def rows(decoder):
-    keys = row_keys(decoder.key, jnp.arange(64))
-    return {*map(tuple, jax.random.key_data(keys).tolist())}
-
   seen = []
 
   def by_rank(decoder, encoded):
-    seen.append(rows(decoder))
+    seen.append(programs.keys_of(decoder.key))
     return np.array([0.5, 0.1])
 
   module = comparison.expected_acceptance
@@ -181,7 +173,8 @@ def test_a_tree_is_built_from_other_noise_than_its_texts_have(
   bench = comparison.Bench(setup.load_target(), [[1, 2, 3]])
   comparison.measure_ranks(bench, setup, files.Lines(tmp_path / "lines.jsonl"))
   assert len(seen) == 2
-  assert not any(rows(bench.decoder(setup)) & one for one in seen)
+  writing = programs.keys_of(bench.decoder(setup).key)
+  assert not any(writing & one for one in seen)
 
 
 CONFIG = presets.get("llama3-1b", "float32")

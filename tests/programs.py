@@ -7,6 +7,7 @@ import re
 from unittest import mock
 
 import jax
+import jax.numpy as jnp
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 from tqdm import tqdm
@@ -15,6 +16,7 @@ from specdec import checkpoints
 from specdec.checkpoints import learned
 from specdec.models import transformer
 from specdec.models.config import TransformerConfig
+from specdec.noise import row_keys
 from specdec.roofline import hardware
 
 HARDWARE = hardware.Hardware(
@@ -63,6 +65,12 @@ def waits():
 
   with mock.patch.object(tqdm, "write", spy):
     yield ended
+
+
+def keys_of(key, rows=64):
+  """The keys of so many rows' noise."""
+  keys = row_keys(key, jnp.arange(rows))
+  return {*map(tuple, jax.random.key_data(keys).tolist())}
 
 
 def save_drafter(target, path, head_config):

@@ -2,8 +2,6 @@
 
 import json
 
-import jax
-import jax.numpy as jnp
 import pytest
 
 import programs
@@ -13,7 +11,6 @@ from specdec.checkpoints import text_corpus
 from specdec.drafters.fallback import Both
 from specdec.drafters.heads.head_config import HeadConfig
 from specdec.drafters.suffix_index import SuffixIndex
-from specdec.noise import row_keys
 
 HEAD = dict(
   num_layers=1,
@@ -107,8 +104,7 @@ def test_what_a_seed_wrote_is_copied_under_other_noise(target, file, tmp_path):
 
   def keys(drafter, acceptance="rejection"):
     setup = Setup(str(target), drafter, acceptance, temperature=1.0, **SIZES)
-    rows = row_keys(setup.decoder(loaded).key, jnp.arange(64))
-    return {*map(tuple, jax.random.key_data(rows).tolist())}
+    return programs.keys_of(setup.decoder(loaded).key)
 
   alone, held, more = (
     keys(drafter)
