@@ -4,8 +4,6 @@ import importlib
 import os
 import pathlib
 import re
-import subprocess
-import sys
 import textwrap
 
 import pytest
@@ -92,13 +90,8 @@ def test_convert_prints_where_a_model_is(tmp_path, capsys):
 
 
 def test_a_wrong_command_prints_nothing_else():
-  ended = subprocess.run(
-    [sys.executable, "scripts/train.py", "--fodler=a"],
-    cwd=ROOT,
-    env={**os.environ, "PYTHONPATH": str(ROOT)},
-    capture_output=True,
-    text=True,
-  )
+  path = os.environ | {"PYTHONPATH": str(ROOT)}
+  ended = programs.launch("train", "--fodler=a", env=path)
   assert ended.returncode == 1 and not ended.stdout
   assert ended.stderr.startswith("train: Unknown command line flag 'fodler'")
   assert ended.stderr.count("\n") == 1

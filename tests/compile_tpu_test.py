@@ -2,8 +2,6 @@
 
 import json
 import pathlib
-import subprocess
-import sys
 
 import jax
 import pytest
@@ -25,12 +23,7 @@ SMALL = (
 
 def run(*arguments, base=SMALL):
   """In a process of its own: libtpu is opened once."""
-  return subprocess.run(
-    [sys.executable, programs.SCRIPTS / "compile_tpu.py", *base, *arguments],
-    capture_output=True,
-    text=True,
-    check=False,
-  )
+  return programs.launch("compile_tpu", *base, *arguments)
 
 
 def test_a_small_preset_on_four_chips(tmp_path):

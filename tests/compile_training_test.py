@@ -2,8 +2,6 @@
 
 import json
 import runpy
-import subprocess
-import sys
 
 import jax
 import pytest
@@ -25,14 +23,9 @@ SMALL = (
 def test_a_small_head_on_four_chips(tmp_path):
   pytest.importorskip("libtpu", reason="libtpu is not installed")
   path = tmp_path / "step.json"
-  script = programs.SCRIPTS / "compile_training.py"
   flags = "--topology=v5e:2x2", "--here", f"--json={path}"
-  done = subprocess.run(  # libtpu is opened once in a process
-    [sys.executable, script, *SMALL, *flags],
-    capture_output=True,
-    text=True,
-    check=False,
-  )
+  # libtpu is opened once in a process.
+  done = programs.launch("compile_training", *SMALL, *flags)
   assert done.returncode == 0, done.stderr[-2000:]
   assert "no weight of the target is gathered whole" in done.stdout
   document = json.loads(path.read_text())

@@ -2,11 +2,8 @@
 
 import json
 import os
-import pathlib
 import re
 import shutil
-import subprocess
-import sys
 import time
 
 import jax
@@ -20,8 +17,6 @@ from specdec.benchmark.setup import Setup
 from specdec.compiled import memory_plan
 from specdec.utils import terminal
 
-ROOT = pathlib.Path(__file__).parents[1]
-SCRIPT = ROOT / "scripts" / "generate.py"
 LETTERS = [chr(i) for i in range(ord("a"), ord("z") + 1)]
 CONFIG = "from ml_collections import ConfigDict\ndef get_config():\n  return "
 
@@ -43,10 +38,9 @@ def run(target):
 
 def test_command_line_ends_with_a_table_and_json(target, tmp_path):
   out = tmp_path / "out.json"
-  command = [sys.executable, SCRIPT, f"--target={target}", "--prompt=abcabcab"]
-  command += ["--max_new_tokens=20", f"--json={out}", "--color=always"]
-  command += ["--compilation_cache=", "--repeats=1"]
-  result = subprocess.run(command, capture_output=True, text=True)
+  flags = [f"--target={target}", "--prompt=abcabcab", "--max_new_tokens=20"]
+  flags += [f"--json={out}", "--color=always", "--compilation_cache="]
+  result = programs.launch("generate", *flags, "--repeats=1")
   assert result.returncode == 0, result.stderr
   assert "same text as the baseline" in result.stdout
   assert "\x1b[" in result.stdout

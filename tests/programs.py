@@ -4,6 +4,8 @@ import contextlib
 import importlib
 import pathlib
 import re
+import subprocess
+import sys
 from unittest import mock
 
 import jax
@@ -51,6 +53,12 @@ def run(name, *arguments):
     main([name, *cache, *arguments])
   finally:
     jax.config.update("jax_enable_compilation_cache", caching)
+
+
+def launch(name, *arguments, **options):
+  """Runs scripts/NAME.py in a process of its own."""
+  command = [sys.executable, SCRIPTS / f"{name}.py", *arguments]
+  return subprocess.run(command, capture_output=True, text=True, **options)
 
 
 @contextlib.contextmanager

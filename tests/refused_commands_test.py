@@ -55,7 +55,6 @@ COMMANDS = {
   """,
   "bench --target={model}": """
     --repeats=0 :: --repeats=0; it must be >= 1
-    --passes=0,1 :: --passes=0; it must be >= 1
     --limit=-1 :: --limit=-1; it must be >= 0
     --drafter=early_exit(3) :: has 2 layers, so it must be in 1..1
     --nodecode --k=2 :: --k has no effect with --nodecode
@@ -74,7 +73,6 @@ COMMANDS = {
   """,
   f"goodput {PROMPTS} --drafter=lookup(min_ngram=0) --requests=5": """
     --loads=0 :: a load of 0; it must be >= 0.001, or inf
-    --loads=1,-2 :: a load of -2
     --loads=much :: --loads=much; give numbers >= 0.001, or inf
     --loads= :: give at least one load
     --requests=0 :: --requests=0; it must be >= 1

@@ -252,15 +252,8 @@ def test_the_program_runs_a_measurement(tmp_path):
   """A whole process of a real one, and its exit status."""
   (tmp_path / "configs").symlink_to(ROOT / "configs")
   names = os.environ | {"PYTHONPATH": str(ROOT)}
-  script = ROOT / "scripts" / "reproduce.py"
-  command = [sys.executable, str(script), "--quick", "--only=papers"]
-  ended = subprocess.run(
-    [*command, "--patience=0"],
-    cwd=tmp_path,
-    env=names,
-    capture_output=True,
-    text=True,
-  )
+  flags = "--quick", "--only=papers", "--patience=0"
+  ended = programs.launch("reproduce", *flags, cwd=tmp_path, env=names)
   assert ended.returncode == 0, ended.stderr
   path = tmp_path / "runs" / "quick" / "papers.json"
   document = json.loads(path.read_text())

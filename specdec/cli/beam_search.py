@@ -92,10 +92,9 @@ def run(options: app.Options) -> None:
   first = [beams.search(decoder, one, searches[0]) for one in batches]
   tokenizer = target.checkpoint.tokenizer
   best = [
-    (ids, score)
+    (texts[0], float(scores[0]))
     for one in first
     for texts, scores in zip(one.texts, one.scores)
-    for ids, score in [(texts[0], float(scores[0]))]
   ]
   for ids, score in best:
     text = str(ids) if tokenizer is None else tokenizer.decode(ids)

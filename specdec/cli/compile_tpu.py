@@ -37,9 +37,7 @@ _PROMPT = 1024  # tokens, if a row has room for more
 
 
 def define(flags: app.Flags) -> None:
-  setup_flags.define(flags)
-  for name in _LEFT_OUT:
-    delattr(flags.values, name)
+  setup_flags.define(flags, without=_LEFT_OUT)
   flags.values.set_default("dtype", "bfloat16")
   flags.string("topology", "v5e:2x4", "Kind and shape of the TPU slice.")
   flags.integer("context", 4096, "Tokens of a row, prompt and text.")
