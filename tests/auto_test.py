@@ -5,8 +5,6 @@ import json
 import re
 import shutil
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -15,7 +13,6 @@ from specdec.benchmark import calibrated, provenance, timing
 from specdec.benchmark.decoder import Decoder
 from specdec.benchmark.setup import Setup
 from specdec.drafters.heads.head_config import HeadConfig
-from specdec.noise import row_keys
 from specdec.roofline import hardware
 
 
@@ -101,11 +98,6 @@ def test_rounds_are_priced_by_the_times_of_their_own_width(
   assert [*table[:3], table[4]] == pytest.approx([1.0, 1.0, 1.0, 2.0], abs=0.01)
 
 
-def keys_of(key, rows=64):
-  keys = row_keys(key, jnp.arange(rows))
-  return set(map(tuple, jax.random.key_data(keys).tolist()))
-
-
 @pytest.mark.parametrize("k", ["auto", "adaptive"])
 def test_what_decides_k_has_not_seen_the_noise_that_writes(
   k, target, calibration, monkeypatch
@@ -126,7 +118,7 @@ def test_what_decides_k_has_not_seen_the_noise_that_writes(
   [pilot], writing = keys["first_rounds"], keys["decode"]
   assert writing
   for key in writing:
-    assert not keys_of(pilot) & keys_of(key)
+    assert not programs.keys_of(pilot) & programs.keys_of(key)
 
 
 def test_a_calibration_is_kept_and_explained(
@@ -161,16 +153,6 @@ def test_a_busy_machine_is_named_before_it_is_timed(
     assert (f"delete {path}" in printed) == named
 
 
-def test_a_larger_batch_is_timed_anew(target, calibration, tmp_path):
-  first = json.loads(calibration.read_text())
-  prompts = tmp_path / "p.jsonl"
-  prompts.write_text('{"prompt": "abab"}\n' * 4)
-  many = f"--prompt_file={prompts}", "--batch=4"
-  generate(target, calibration, *many, prompt=None)
-  second = json.loads(calibration.read_text())
-  assert len(second["fits"]) == 1 and second["fits"] != first["fits"]
-
-
 def batches_timed(path) -> set[int]:
   [fit] = calibrated.read(path).overhead.values()
   return {r.batch for r in fit.times}
@@ -181,6 +163,7 @@ def test_a_batch_is_priced_by_rounds_of_about_its_size(
 ):
   """What a round of 8 rows adds to its passes is not what one of 1 does."""
   assert batches_timed(calibration) == {1}
+  first = calibrated.read(calibration).fits
   prompts = tmp_path / "p.jsonl"
   prompts.write_text('{"prompt": "abab"}\n' * 8)
   other = tmp_path / "other.json"
@@ -188,20 +171,11 @@ def test_a_batch_is_priced_by_rounds_of_about_its_size(
     many = f"--prompt_file={prompts}", "--batch=8"
     generate(target, path, *many, prompt=None)
   assert batches_timed(calibration) == {1, 8}
+  second = calibrated.read(calibration).fits
+  assert len(second) == 1 and second != first  # of larger passes
   assert batches_timed(other) == {8}
   generate(target, other)
   assert batches_timed(other) == {1, 8}
-
-
-def test_several_batches_are_timed_together(target, costs, tmp_path):
-  path = tmp_path / "all.json"
-  with programs.waits() as waits:
-    bench(
-      target, "--k=adaptive", "--drafter=lookup", "--batch=1,4", "--most_k=2",
-      "--passes=1", f"--calibration={path}",
-    )  # fmt: skip
-  assert batches_timed(path) == {1, 4}
-  assert sum(wait.startswith("timing this machine") for wait in waits) == 1
 
 
 def bench(target, *arguments):
@@ -209,16 +183,6 @@ def bench(target, *arguments):
     "bench", f"--target={target}", "--context=8", "--max_new_tokens=8",
     "--repeats=2", *arguments,
   )  # fmt: skip
-
-
-def test_bench_chooses_for_every_batch(target, costs, tmp_path, capsys):
-  path = tmp_path / "c.json"
-  bench(
-    target, "--k=auto", "--most_k=2", "--batch=1,2", "--passes=1", "--limit=2",
-    f"--calibration={path}",
-  )  # fmt: skip
-  document = json.loads(capsys.readouterr().out.splitlines()[-1])
-  assert [run["batch"] for run in document["runs"]] == [1, 2]
 
 
 def test_the_loop_is_given_what_rounds_cost(target, costs, tmp_path, capsys):
@@ -233,16 +197,25 @@ def test_the_loop_is_given_what_rounds_cost(target, costs, tmp_path, capsys):
   assert "draft tokens a round" in printed
 
 
-def test_bench_has_a_table_for_every_batch(target, costs, tmp_path, capsys):
-  bench(
-    target, "--k=adaptive", "--most_k=2", "--batch=1,2", "--passes=1",
-    "--limit=2", f"--calibration={tmp_path / 'c.json'}",
-  )  # fmt: skip
+@pytest.mark.parametrize("k", ["auto", "adaptive"])
+def test_bench_decides_for_every_batch_and_times_them_together(
+  k, target, costs, tmp_path, capsys
+):
+  path = tmp_path / "c.json"
+  with programs.waits() as waits:
+    bench(
+      target, f"--k={k}", "--drafter=lookup", "--most_k=2", "--batch=1,2",
+      "--passes=1", "--limit=2", f"--calibration={path}",
+    )  # fmt: skip
+  assert batches_timed(path) == {1, 2}
+  assert sum(wait.startswith("timing this machine") for wait in waits) == 1
   printed = capsys.readouterr().out
   document = json.loads(printed.splitlines()[-1])
-  assert document["settings"]["k"] == "adaptive"
-  assert [run["k"] for run in document["runs"]] == [2, 2]
-  assert re.findall(r"adaptive.* \(batch (.)\)", printed) == ["1", "2"]
+  assert [run["batch"] for run in document["runs"]] == [1, 2]
+  if k == "adaptive":
+    assert document["settings"]["k"] == "adaptive"
+    assert [run["k"] for run in document["runs"]] == [2, 2]
+    assert re.findall(r"adaptive.* \(batch (.)\)", printed) == ["1", "2"]
 
 
 def test_bench_calibrates_and_reports_its_errors(
@@ -283,6 +256,7 @@ def test_a_draft_like_its_target_is_timed_with_all_its_tokens(target, costs):
     ("lookup(k=2) | eagle(eagle)", "chain", "rounds of one drafter"),
     ("{folder}/mine.py:mine", "chain", "takes neither k nor shape"),
     ("layer_skip(attention=[1], threshold=0.5)", "chain", "how much it drafts"),
+    ("suffix", "chain", "suffix decides how much it drafts"),
   ],
 )
 def test_rounds_of_several_kinds_are_not_calibrated(
@@ -292,21 +266,3 @@ def test_rounds_of_several_kinds_are_not_calibrated(
   setup = Setup(drafter=drafter.format(folder=tmp_path), shape=shape)
   with pytest.raises(ValueError, match=sentence):
     calibrated.check(setup)
-
-
-@pytest.mark.parametrize(
-  "arguments, sentence",
-  [
-    (["--k=auto", "--most_k=24"], "leave room in --max_new_tokens=24"),
-    (["--k=auto", "--shape=chains(2)"], "is of chains"),
-    (["--k=auto", "--calibration=/nowhere/x.json"], "there is no folder"),
-    (["--k=2", "--most_k=3"], "is for --k=auto"),
-    (["--k=adaptive", "--shape=chains(2)"], "is of chains"),
-    (["--k=adaptive", "--explain"], "--explain is for --k=auto"),
-    (["--k=adaptive", "--most_k=65", "--max_new_tokens=99"], r"in 1\.\.64"),
-  ],
-)
-def test_bad_input(target, arguments, sentence):
-  flags = f"--target={target}", "--drafter=early_exit(1)", "--prompt=ab"
-  with pytest.raises(SystemExit, match=sentence):
-    programs.run("generate", *flags, "--max_new_tokens=24", *arguments)

@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import itertools
 import json
-import re
 import types
 
 import pytest
@@ -186,33 +185,6 @@ def test_a_time_under_its_bytes_is_marked_and_a_gross_one_ends_the_run(
   text = "\n".join(lines)
   assert ("1 x 3 *" in text) == marked
   assert ("* warning: a pass of 1 x 3 tokens took" in text) == marked
-
-
-@pytest.mark.parametrize(
-  ("arguments", "sentence"),
-  [
-    (["--repeats=0"], "--repeats=0; it must be >= 1"),
-    (["--passes=0,1"], "--passes=0; it must be >= 1"),
-    (["--drafter=early_exit(3)"], "has 2 layers, so it must be in 1..1"),
-    (["--nodecode", "--k=2"], "--k has no effect with --nodecode"),
-    (["--nodecode", "--length=auto"], "--length has no effect with --nodecode"),
-    (["--k=auto", "--length=adaptive"], "--length is compared with numbers"),
-    (["--k=2", "--length=chain"], "--length=chain decides nothing"),
-    (["--calibrate=c.json", "--limit=2"], "--limit has no effect with --calib"),
-    (["--target=preset:llama3-1b"], "is a shape alone; add random_weights"),
-    (["--batch=200", "--context=1000"], "give --prompt_file"),
-    (["--limit=-1"], "--limit=-1; it must be >= 0"),
-  ],
-)
-def test_bad_input_ends_with_one_sentence(target, capsys, arguments, sentence):
-  if not any("target" in argument for argument in arguments):
-    arguments = [f"--target={target}", *arguments]
-  with pytest.raises(SystemExit) as ended:
-    programs.run("bench", *arguments)
-  message = str(ended.value.code)
-  assert message.startswith("bench: ")
-  assert "\n" not in message
-  assert re.search(sentence, message), message
 
 
 def test_caches_of_passes_that_do_not_fit_are_refused(monkeypatch):

@@ -122,24 +122,6 @@ def test_a_chip_that_is_not_here_can_be_chosen_for(choose, monkeypatch):
   assert document["objective"] == "predicted"
 
 
-@pytest.mark.parametrize(
-  ("arguments", "sentence"),
-  [
-    (["--trials=0"], "--trials=0; it must be >= 1"),
-    (["--first=lookup"], "give layer_skip"),
-    (["--first=layer_skip(threshold=0.5)"], "which is --exit_threshold"),
-    (["--for_chip=v5e"], "is for --objective=predicted"),
-    (["--objective=predicted", "--for_chip=x9"], "x9"),
-    (["--chat"], "prompts of --prompt_file"),
-    (["--first=layer_skip(mlp=[2])"], "layer 2; this target has 2 layers"),
-  ],
-)
-def test_bad_input_ends_with_one_sentence(choose, arguments, sentence):
-  with pytest.raises(SystemExit, match=sentence) as ended:
-    choose(*arguments)
-  assert "\n" not in str(ended.value)
-
-
 def test_without_optuna_it_names_the_extra(choose, monkeypatch):
   monkeypatch.setitem(sys.modules, "optuna", None)
   with pytest.raises(SystemExit, match=r"pip install -e '\.\[search\]'"):

@@ -195,19 +195,3 @@ def test_held_out_losses_of_a_model_and_a_trigram(tmp_path, capsys):
   model, trigram = ([float(x) for x in row] for row in losses)
   assert model[0] > 3.2 and trigram[0] < 0.5
   assert model[1] == pytest.approx(model[0] / 0.6931 * 461 / 460, rel=2e-3)
-
-
-@pytest.mark.parametrize(
-  "arguments, sentence",
-  [
-    ([], "give folders of train.py"),
-    (["--title=a", "x"], "--title is for --picture"),
-    (["nowhere-*"], r"nowhere-\* names no folder"),
-    (["--json=a", "x"], "--json has no effect with --show=curves"),
-    (["--show=losses"], "give --model and --held_out"),
-    (["--show=losses", "x"], "takes --model, and no folders"),
-  ],
-)
-def test_refusals(arguments, sentence):
-  with pytest.raises(SystemExit, match=sentence):
-    programs.run("compare_training", *arguments)

@@ -2,8 +2,6 @@
 
 import json
 import pathlib
-import subprocess
-import sys
 
 import jax
 import pytest
@@ -25,12 +23,7 @@ SMALL = (
 
 def run(*arguments, base=SMALL):
   """In a process of its own: libtpu is opened once."""
-  return subprocess.run(
-    [sys.executable, programs.SCRIPTS / "compile_tpu.py", *base, *arguments],
-    capture_output=True,
-    text=True,
-    check=False,
-  )
+  return programs.launch("compile_tpu", *base, *arguments)
 
 
 def test_a_small_preset_on_four_chips(tmp_path):
@@ -164,23 +157,6 @@ def test_a_slice_that_libtpu_lacks_is_refused():
   assert done.returncode == 1
   assert "known to work: v4:2x2x1, v5e:2x2" in done.stderr, done.stderr[-500:]
   assert "Traceback" not in done.stderr
-
-
-@pytest.mark.parametrize(
-  "arguments, sentence",
-  [
-    (["--topology=v9:1x1"], "no chip 'v9'"),
-    (["--mesh=model:8"], "there are 1"),
-    (["--steps=think"], "--steps=think; known: prefill"),
-    (["--context=1"], "--context=1; it must be >= 2"),
-    (["--here", "--patience_seconds=9"], "--here has no time limit"),
-    (["--max_new_tokens=9"], "Unknown command line flag 'max_new_tokens'"),
-  ],
-)
-def test_flags_are_refused(monkeypatch, arguments, sentence):
-  monkeypatch.setattr(steps, "devices", lambda _: jax.devices()[:1])
-  with pytest.raises(SystemExit, match=sentence):
-    programs.run("compile_tpu", "--mesh=model:1", *arguments)
 
 
 def test_a_step_is_compiled_by_the_same_command_line(monkeypatch, capsys):

@@ -2,8 +2,6 @@
 
 import json
 import runpy
-import subprocess
-import sys
 
 import jax
 import pytest
@@ -25,14 +23,9 @@ SMALL = (
 def test_a_small_head_on_four_chips(tmp_path):
   pytest.importorskip("libtpu", reason="libtpu is not installed")
   path = tmp_path / "step.json"
-  script = programs.SCRIPTS / "compile_training.py"
   flags = "--topology=v5e:2x2", "--here", f"--json={path}"
-  done = subprocess.run(  # libtpu is opened once in a process
-    [sys.executable, script, *SMALL, *flags],
-    capture_output=True,
-    text=True,
-    check=False,
-  )
+  # libtpu is opened once in a process.
+  done = programs.launch("compile_training", *SMALL, *flags)
   assert done.returncode == 0, done.stderr[-2000:]
   assert "no weight of the target is gathered whole" in done.stdout
   document = json.loads(path.read_text())
@@ -63,28 +56,6 @@ def test_the_step_is_given_what_training_gives_it(kind):
   assert arguments.count("tensor<4x33xi32>") == 1
   assert arguments.count("tensor<4xi32>") == (2 if is_drawn else 0)
   assert ("threefry" in text) == is_drawn
-
-
-@pytest.mark.parametrize(
-  "flags, sentence",
-  [
-    ([], "give --config, as configs/train/published.py:eagle3"),
-    (SMALL[1:2], "give --mesh, e.g. --mesh=data:2,model:8"),
-    (SMALL, "needs 4 devices; there are 1"),
-    (
-      ["--mesh=data:1", f"--config={CONFIGS / 'target.py'}"],
-      "--config is not that of a draft head",
-    ),
-    ([*SMALL, "--here", "--patience_seconds=9"], "--here has no time limit"),
-    ([*SMALL, "--topology=v9:1x1"], "no chip 'v9'"),
-    ([*SMALL, "--folder=x"], "Unknown command line flag 'folder'"),
-  ],
-)
-def test_flags_are_refused(monkeypatch, flags, sentence):
-  monkeypatch.setattr(steps, "devices", lambda _: jax.devices()[:1])
-  monkeypatch.setattr(steps, "open_no_chip", lambda: None)
-  with pytest.raises(SystemExit, match=sentence):
-    programs.run("compile_training", *flags)
 
 
 def test_a_step_that_takes_too_long_or_too_much_is_reported(

@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 
 import gguf_files
-import programs
 from specdec.benchmark import engines, metrics, peers
 from specdec.benchmark.decoder import Batch
 from specdec.benchmark.setup import Setup
@@ -54,28 +53,6 @@ def test_geometric_means_have_the_error_of_their_repeats():
   assert mean.value == pytest.approx(32**0.5)
   assert mean.error == pytest.approx(mean.value * np.log(2) / 2)
   assert metrics.geometric_mean(rates[:1]).error is None
-
-
-@pytest.mark.parametrize(
-  "arguments, sentence",
-  [
-    ([], "give --prompt_file"),
-    (["--peers=vllm"], "--peers: 'vllm' is unknown; known: llama.cpp-F32, "),
-    (["--drafters=;"], "--drafters names none"),
-    (["--drafters=lokup"], "lokup; did you mean lookup"),
-    (["--repeats=0"], "--repeats=0; it must be >= 1"),
-    (["--k=0"], "--k=0; it must be >= 1"),
-  ],
-)
-def test_a_wrong_comparison_is_refused_before_anything_is_loaded(
-  tmp_path, arguments, sentence
-):
-  prompts = tmp_path / "prompts.jsonl"
-  prompts.write_text('{"prompt": "a"}')
-  given = [f"--prompt_file={prompts}"] if arguments else []
-  with pytest.raises(SystemExit) as ended:
-    programs.run("compare_engines", "--target=no/where", *given, *arguments)
-  assert ended.value.code.startswith(f"compare_engines: {sentence}")
 
 
 def test_what_is_not_installed_or_cannot_read_the_target_is_left_out(

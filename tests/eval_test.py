@@ -2,10 +2,6 @@
 
 import json
 import shutil
-import signal
-import subprocess
-import sys
-import time
 
 import jax.numpy as jnp
 import pytest
@@ -13,7 +9,6 @@ from flax import traverse_util
 
 import programs
 from specdec import checkpoints
-from specdec.benchmark.setup import Setup
 
 ENTRIES = [
   {"question_id": 7, "category": "writing", "turns": ["hello there", "more"]},
@@ -76,19 +71,6 @@ def test_a_text_that_is_not_finite_is_named_and_the_others_count(
     evaluate(f"--target={broken}", f"--output={tmp_path / 'none'}")
 
 
-@pytest.mark.parametrize(
-  "first, sentence",
-  [
-    ("lookup(k=-1)", "k = -1; it must be >= 0"),
-    ("lookup(k=2, min_ngram=9)", "min_ngram = 9"),
-    ("lookup(k=2, min_ngram=0)", r"drafter after \| never"),
-  ],
-)
-def test_what_cannot_copy_before_another_drafter(first, sentence):
-  with pytest.raises(ValueError, match=sentence):
-    Setup(drafter=f"{first} | head(any.safetensors)")
-
-
 def test_whatever_a_kill_leaves_is_gone_on_with(evaluate, tmp_path):
   arguments = "--k=1,2", "--batch=2"
   whole = evaluate(*arguments)
@@ -110,35 +92,3 @@ def test_whatever_a_kill_leaves_is_gone_on_with(evaluate, tmp_path):
     SystemExit, match=r"other settings \(k: \[1, 2\] -> \[2\]"
   ):
     evaluate("--k=2", "--batch=2")
-
-
-@pytest.mark.parametrize(
-  ("argument", "sentence"),
-  [
-    ("--limit=-1", "--limit=-1; it must be >= 0"),
-    ("--batch=1,2", "takes one number"),
-  ],
-)
-def test_bad_input_ends_with_one_sentence(evaluate, argument, sentence):
-  with pytest.raises(SystemExit, match=sentence):
-    evaluate(argument)
-
-
-@pytest.mark.slow
-def test_a_killed_program_goes_on(target, file, tmp_path):
-  script = programs.SCRIPTS / "eval.py"
-  output = tmp_path / "out"
-  command = [sys.executable, str(script), f"--target={target}"]
-  command += [f"--prompt_file={file}", f"--output={output}", "--k=1-4"]
-  command += ["--max_new_tokens=30", f"--compilation_cache={tmp_path / 'xla'}"]
-  process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
-  lines = output / "lines.jsonl"
-  while not (lines.is_file() and lines.read_text().count("\n") >= 3):
-    assert process.poll() is None
-    time.sleep(0.05)
-  process.send_signal(signal.SIGKILL)
-  process.wait()
-  done = lines.read_text()
-  subprocess.run(command, check=True, capture_output=True)
-  assert lines.read_text().startswith(done)
-  assert (output / "results.json").is_file()

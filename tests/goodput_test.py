@@ -23,7 +23,6 @@ from specdec.benchmark.queues import Request, Server, requests_of
 from specdec.benchmark.runs import BASELINE
 from specdec.benchmark.setup import Setup
 from specdec.cli import auto_flags, setup_flags
-from specdec.cli import goodput as program
 from specdec.report import result_tables, summary
 from specdec.types import ModelOutput
 from table_loop import MODEL, NEW, SIZE, table_decoder
@@ -365,41 +364,6 @@ def test_the_python_of_the_page_on_measuring_runs(capsys):
   [block] = re.findall(r"```python\n(.*?)```", page, re.S)
   exec(block, {})
   assert "tokens/s [" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-  "flags, sentence",
-  [
-    (["--loads=0"], "a load of 0; it must be >= 0.001, or inf"),
-    (["--loads=1,-2"], "a load of -2"),
-    (["--loads=much"], "--loads=much; give numbers >= 0.001, or inf"),
-    (["--loads="], "give at least one load"),
-    (["--requests=0"], "--requests=0; it must be >= 1"),
-    (["--refill=2"], "--refill=2 is more than --batch=1"),
-    (["--every=0"], "--every=0"),
-    (["--most_k=5"], "--most_k is for --length"),
-    (["--calibration=c.json"], "--calibration is for --length"),
-    (["--length=adaptive"], "--most_k=8; it must be >= 1 and leave room in"),
-    (["--length=auto", "--most_k=2", "--drafter=none"], "no k to choose"),
-    (
-      ["--length=auto", "--most_k=2", "--calibration=nowhere/c.json"],
-      "--calibration=nowhere/c.json",
-    ),
-    (["--least_new_tokens=9"], "9 to 8 new tokens"),
-    (["--prompt_file=nowhere.jsonl"], "nowhere.jsonl does not exist"),
-    (["--json=nowhere/a.json"], "--json=nowhere/a.json"),
-  ],
-)
-def test_flags_that_cannot_work_end_before_a_model_is_loaded(
-  flags, sentence, folder, monkeypatch
-):
-  def load(*_, **__):
-    raise AssertionError("a model is loaded")
-
-  monkeypatch.setattr(program.Setup, "load_target", load)
-  with pytest.raises(SystemExit) as ended:
-    run(folder, *flags)
-  assert sentence in ended.value.code and "\n" not in ended.value.code
 
 
 def lengths_of(**given):

@@ -27,28 +27,30 @@ SHAPE = dict(width=16, num_heads=2, num_kv_heads=1, head_dim=8)
 LAYERS = dict(layout="published", mlp_width=24, **SHAPE)
 
 
+def published(kind, **options):
+  return HeadConfig(kind, **LAYERS | options)
+
+
 def block(**options):
   config = BlockConfig(mask_token=5, rank=3, **options)
-  return HeadConfig(
-    "block", features=(2, 4), levels=3, head="shared", block=config, **LAYERS
-  )
+  shape = dict(features=(2, 4), levels=3, head="shared")
+  return published("block", **shape, block=config)
 
 
+MEDUSA = dict(width=16, num_layers=0, levels=3)
 HEADS = {
-  "eagle3": HeadConfig("eagle3", features=(2, 4, 5), **LAYERS),
-  "early": HeadConfig("eagle3", features=(1, 2, 3), **LAYERS),
-  "low": HeadConfig("eagle3", features=(0, 2, 4), **LAYERS),
-  "shared": HeadConfig(
-    "eagle3", features=(2, 4, 5), head="shared", feature_norm="each", **LAYERS
+  "eagle3": published("eagle3", features=(2, 4, 5)),
+  "early": published("eagle3", features=(1, 2, 3)),
+  "low": published("eagle3", features=(0, 2, 4)),
+  "shared": published(
+    "eagle3", features=(2, 4, 5), head="shared", feature_norm="each"
   ),
-  "mtp": HeadConfig(
-    "mtp", head="shared", feeds_back_norm=True, qk_norm=True, **LAYERS
-  ),
-  "eagle": HeadConfig("eagle", head="shared", bias=True, **LAYERS),
-  "plain": HeadConfig("eagle", head="shared", **LAYERS),
-  "peagle": HeadConfig("peagle", features=(2, 4, 5), mask_token=5, **LAYERS),
-  "peagle31": HeadConfig(
-    *("peagle",), features=(2,), mask_token=5, feature_norm="each", **LAYERS
+  "mtp": published("mtp", head="shared", feeds_back_norm=True, qk_norm=True),
+  "eagle": published("eagle", head="shared", bias=True),
+  "plain": published("eagle", head="shared"),
+  "peagle": published("peagle", features=(2, 4, 5), mask_token=5),
+  "peagle31": published(
+    "peagle", features=(2,), mask_token=5, feature_norm="each"
   ),
   "dflash": block(),
   "jetspec": block(causal=True),
@@ -57,10 +59,8 @@ HEADS = {
   "gated": block(successor="gated_markov", slots="next"),
   "domino": block(successor="gru", slots="next"),
   "next": block(slots="next"),
-  "medusa": HeadConfig(
-    "medusa", layout="published", width=16, num_layers=0, levels=3
-  ),
-  "hydra": HeadConfig("hydra", width=16, num_layers=0, levels=3),
+  "medusa": HeadConfig("medusa", layout="published", **MEDUSA),
+  "hydra": HeadConfig("hydra", **MEDUSA),
   "compact": HeadConfig("eagle3", features=(2, 4, 5), mlp_width=24, **SHAPE),
 }
 
@@ -407,32 +407,6 @@ def test_what_was_measured_makes_the_schedule(place, tmp_path):
   with pytest.raises(SystemExit, match="is no document of bench"):
     export(place, tmp_path / "b", "model", "vllm", *flags)
   assert not (tmp_path / "b").exists()
-
-
-@pytest.mark.parametrize(
-  "flags, message",
-  [
-    (["--k=3"], "give --output"),
-    ([], "give --k"),
-    (["--k=3", "--output={}", "--alpha=0.5"], "--alpha is for --chip"),
-    (["--k=3", "--output={}", "--chip=v6e"], "--chip needs one of"),
-    (["--k=3", "--output={here}"], "is not empty"),
-    (
-      ["--k=3", "--output={}", "--engine=all", "--drafter=early_exit(1)"],
-      "drafts in no engine here",
-    ),
-  ],
-)
-def test_wrong_commands_end_in_a_sentence_and_write_nothing(
-  flags, message, tmp_path
-):
-  (tmp_path / "there").touch()
-  names = {"{}": tmp_path / "new", "{here}": tmp_path}
-  for name, path in names.items():
-    flags = [x.replace(name, str(path)) for x in flags]
-  with pytest.raises(SystemExit, match=message):
-    programs.run("export", *flags)
-  assert [*tmp_path.iterdir()] == [tmp_path / "there"]
 
 
 def test_the_commands_of_the_page_say_what_can_be_handed_over():

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from matplotlib.text import Text
 
+import documents
 from specdec.benchmark import metrics, sweeps
 from specdec.report import (
   canvas,
@@ -32,17 +33,9 @@ NAMES = {
 
 
 def run(name, k=2, batch=1):
-  one = {"value": 1.5, "error": 0.1}
-  comparison = {"shape": name, "rule": name}
-  return {
-    "group": name,
-    "k": k,
-    "batch": batch,
-    "nodes": k + 1,
-    "acceptance": {"tokens_per_pass": one, "accepted_length": one},
-    "speed": {"speedup": one, "seconds": 1.0, "tokens_per_second": 9.0},
-    "identity": None,
-    "comparison": comparison | {"siblings": "none", "lossless": True},
+  comparison = {"shape": name, "rule": name, "siblings": "none"}
+  return documents.run(name, k, batch) | {
+    "comparison": comparison | {"lossless": True},
     "drafter": {"name": name, "temperature": 0.0, "shape": "chain"},
   }
 

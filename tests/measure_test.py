@@ -153,7 +153,8 @@ def test_repeats_may_have_noise_of_their_own():
 
 
 def test_passes_and_acceptance_are_timed(small, decoders):
-  taken = timing.time_pass(*small, 2, 3, 10, 32, repeats=4)
+  timed = timing.pass_timer(*small, 2, 3, 10, 32)
+  taken = timing.timing([timed() for _ in range(4)])
   assert 0 < taken.least <= taken.quartiles[0] <= taken.median
   assert taken.median <= taken.quartiles[1]
   assert taken.repeats == 4

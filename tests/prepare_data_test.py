@@ -2,8 +2,6 @@
 
 import json
 
-import pytest
-
 import programs
 
 
@@ -48,23 +46,3 @@ def test_prompts_are_spread_over_every_source(tmp_path):
   [head] = read("held_out")["code"]  # the eleventh
   assert head.startswith("Complete")
   assert head.endswith('\n\ndef f(x):\n  """Says."""')
-
-
-@pytest.mark.parametrize(
-  "make, arguments, sentence",
-  [
-    ("prompts", [], "give --questions"),
-    ("prompts", ["--count=0"], "--count=0"),
-    ("prompts", ["--every=-1"], "--every=-1; it must be >= 0"),
-    ("prompts", ["--questions=nowhere.jsonl"], "nowhere.jsonl"),
-    ("tokenizer", [], "give --data"),
-    ("stdlib", ["--count=1"], "--count has no effect with --make=stdlib"),
-  ],
-)
-def test_refusals(tmp_path, make, arguments, sentence):
-  output = tmp_path / "out"
-  with pytest.raises(SystemExit, match=sentence):
-    programs.run(
-      "prepare_data", f"--make={make}", f"--output={output}", *arguments
-    )
-  assert not output.exists()

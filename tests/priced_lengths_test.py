@@ -221,18 +221,3 @@ def test_the_program_prints_and_keeps_them(monkeypatch, tmp_path, capsys):
   assert "decoding alone, rows: none\n" in even
   assert "| 4 | **1.10 ± 0.01** | 0.90 ± 0.01 |" in uneven
   assert "decoding alone, rows: 4\n" in uneven
-
-
-@pytest.mark.parametrize(
-  "flags, sentence",
-  [
-    (["--drafter=lookup"], "--lengths prices the steps of a draft model"),
-    (["--drafter=pard(llama3-1b)"], "--lengths prices the steps"),
-    (["--prefix_acceptance=0.8,0.6"], "--lengths has rows that accept --alpha"),
-    (["--batches=4096"], "more than the .* that can be used"),
-  ],
-)
-def test_what_cannot_be_priced_is_refused(flags, sentence):
-  flags = ["--target=llama3-8b", "--ways=1", "--lengths=1", *flags]
-  with pytest.raises(SystemExit, match=sentence):
-    programs.run("roofline", *flags)

@@ -4,9 +4,12 @@ import contextlib
 import importlib
 import pathlib
 import re
+import subprocess
+import sys
 from unittest import mock
 
 import jax
+import jax.numpy as jnp
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 from tqdm import tqdm
@@ -15,6 +18,7 @@ from specdec import checkpoints
 from specdec.checkpoints import learned
 from specdec.models import transformer
 from specdec.models.config import TransformerConfig
+from specdec.noise import row_keys
 from specdec.roofline import hardware
 
 HARDWARE = hardware.Hardware(
@@ -51,6 +55,12 @@ def run(name, *arguments):
     jax.config.update("jax_enable_compilation_cache", caching)
 
 
+def launch(name, *arguments, **options):
+  """Runs scripts/NAME.py in a process of its own."""
+  command = [sys.executable, SCRIPTS / f"{name}.py", *arguments]
+  return subprocess.run(command, capture_output=True, text=True, **options)
+
+
 @contextlib.contextmanager
 def waits():
   """Yields a list of what `display.progress` waited for, as each ends."""
@@ -63,6 +73,12 @@ def waits():
 
   with mock.patch.object(tqdm, "write", spy):
     yield ended
+
+
+def keys_of(key, rows=64):
+  """The keys of so many rows' noise."""
+  keys = row_keys(key, jnp.arange(rows))
+  return {*map(tuple, jax.random.key_data(keys).tolist())}
 
 
 def save_drafter(target, path, head_config):

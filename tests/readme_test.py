@@ -179,10 +179,8 @@ def test_shapes_and_rules_that_a_page_names_are_accepted(page, monkeypatch):
 
 def test_what_commands_write_is_ignored_by_git():
   text = "".join(page.read_text() for page in PAGES)
-  folders = {*re.findall(r"--(?:output|folder)=(\w+)\b(?!:)", text)} - {
-    "DIR",
-    "DIR2",
-  }
+  folders = {*re.findall(r"--(?:output|folder)=(\w+)\b(?!:)", text)}
+  folders -= {"DIR", "DIR2"}
   assert {"corpus", "tokenizer", "runs"} <= folders
   ignored = (ROOT / ".gitignore").read_text().splitlines()
   assert {f"/{folder}/" for folder in folders} <= {*ignored}

@@ -5,27 +5,17 @@ import json
 import pytest
 
 import programs
+from documents import run
 
 
 def document(target="a-model"):
-  estimate = {"value": 1.2, "error": 0.1}
   settings = {"target": target, "acceptance": "coupled", "temperature": 0.0}
   return {
     "format": "specdec/1",
     "settings": settings,
     "machine": {"device": "a machine"},
     "caveats": [],
-    "runs": [
-      {
-        "group": group,
-        "k": k,
-        "batch": 1,
-        "acceptance": {"tokens_per_pass": estimate},
-        "speed": {"speedup": estimate},
-      }
-      for group in ("qa", "all")
-      for k in (1, 2)
-    ],
+    "runs": [run(group, k) for group in ("qa", "all") for k in (1, 2)],
   }
 
 

@@ -57,7 +57,7 @@ def plan(tmp_path, monkeypatch):
 
 
 def fake(name, program="good", **changes):
-  return Measurement(name, program, ("--k=1,2", "--x"), 1.0, **changes)
+  return Measurement(name, f"{program} --k=1,2 --x", 1.0, **changes)
 
 
 def run(plan, *measurements):
@@ -105,7 +105,7 @@ def test_names_are_files_and_times_add_up_to_an_afternoon():
 
 def test_results_are_kept_compact_and_not_measured_twice(plan):
   one = fake("one", environment="SPECDEC_KERNELS=off")
-  other = fake("other", to="output")
+  other = fake("other", flag="output")
   failed, reports = run(plan, one, other)
   assert not failed and len(reports) == 2
   assert "[2/2, 0.0 min, " in reports[1]
@@ -121,7 +121,7 @@ def test_results_are_kept_compact_and_not_measured_twice(plan):
 
   assert run(plan, one, other) == ({}, ["one: kept", "other: kept"])
   # Another command is another measurement.
-  run(plan, one._replace(flags=("--k=3",)))
+  run(plan, one._replace(line="good --k=3"))
   assert "--k=3" in reproduction.read(plan.results, "one")["flags"]
 
 
@@ -142,7 +142,7 @@ def test_what_is_named_or_of_another_commit_is_measured_again(plan):
 
 
 def test_quick_flags_take_the_place_of_others(plan):
-  one = fake("one", quick=("--k=9", "--y=1"))
+  one = fake("one", quick="--k=9 --y=1")
   run(plan._replace(quick=True), one)
   document = reproduction.read(plan.results, "one")
   assert document["flags"][:3] == ["--k=9", "--x", "--y=1"]
@@ -171,7 +171,7 @@ def test_a_busy_machine_is_waited_for_and_then_named(plan, monkeypatch):
 
 
 def test_a_killed_run_goes_on_where_it_was(plan, tmp_path):
-  one = fake("one", "slow", to="output")
+  one = fake("one", "slow", flag="output")
   script = (
     "import pathlib, signal\n"
     "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
@@ -197,12 +197,13 @@ def test_a_killed_run_goes_on_where_it_was(plan, tmp_path):
   (plan.scratch / "one").mkdir()
   (plan.scratch / "one" / "starts").write_text("5")
   (plan.scratch / "one" / "begun.json").write_bytes(b"\xff\xfe")  # damaged
-  run(plan._replace(forced=frozenset(["one"])), one._replace(program="good"))
+  forced = plan._replace(forced=frozenset(["one"]))
+  run(forced, fake("one", flag="output"))
   assert starts(plan, "one") == 1
 
 
 def test_a_measurement_outlives_its_parent_with_the_lock(plan):
-  one = fake("one", "slow", to="output")
+  one = fake("one", "slow", flag="output")
   run_folder.lock(plan.scratch)
   (plan.scratch / "one").mkdir()
   with open(os.devnull, "w") as log:
@@ -251,15 +252,8 @@ def test_the_program_runs_a_measurement(tmp_path):
   """A whole process of a real one, and its exit status."""
   (tmp_path / "configs").symlink_to(ROOT / "configs")
   names = os.environ | {"PYTHONPATH": str(ROOT)}
-  script = ROOT / "scripts" / "reproduce.py"
-  command = [sys.executable, str(script), "--quick", "--only=papers"]
-  ended = subprocess.run(
-    [*command, "--patience=0"],
-    cwd=tmp_path,
-    env=names,
-    capture_output=True,
-    text=True,
-  )
+  flags = "--quick", "--only=papers", "--patience=0"
+  ended = programs.launch("reproduce", *flags, cwd=tmp_path, env=names)
   assert ended.returncode == 0, ended.stderr
   path = tmp_path / "runs" / "quick" / "papers.json"
   document = json.loads(path.read_text())

@@ -116,25 +116,3 @@ def test_positions_that_cross_attention_reads(capsys):
   read = float(re.search(r"KV read +(\S+)", capsys.readouterr().out)[1])
   # 24 layers, 64 heads of 64, keys and values of two bytes.
   assert read == pytest.approx(4097 * 24 * 64 * 64 * 2 * 2 / 1e6, rel=0.01)
-
-
-@pytest.mark.parametrize(
-  "arguments, sentence",
-  [
-    (["--most=1000000"], "--most=1000000: 1000000 is not integer <= 64"),
-    (["--ways=1"], "more than the 85.50 that can be used; target weights"),
-    (["--rank_acceptance=nan"], "acceptance must be in [0, 1]"),
-    (["--numbers=name=3"], "no number 'name'"),
-    (["--numbers=bandwidth=fast"], "--numbers: could not convert"),
-    (["--batches=0"], "--batches=0; it must be >= 1"),
-    # Flags that would have no effect.
-    (["--papers", "--most=3"], "--most has no effect on the papers'"),
-    (["--alpha=0.5", "--prefix_acceptance=0.5"], "--alpha and --prefix_acc"),
-    (["--correlation=0.5"], "--correlation is of experts"),
-    (["--drafter=lookup", "--drafts=0.1"], "--drafts compares draft models"),
-    (["--chips=h100,v9"], "no chip 'v9'"),
-  ],
-)
-def test_bad_input_is_one_sentence(tmp_path, arguments, sentence):
-  with pytest.raises(SystemExit, match=re.escape(sentence)):
-    programs.run("roofline", f"--output={tmp_path}", *arguments)

@@ -4,7 +4,6 @@ import contextlib
 import errno
 import fcntl
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -142,19 +141,6 @@ def test_a_lock_completes_what_a_kill_left_undone(tmp_path):
   assert sorted(os.listdir(tmp_path)) == [".lock", "best", "last"]
   assert (tmp_path / "best" / "weights").read_text() == ".best.old"
   assert (tmp_path / "last" / "weights").read_text() == "last"
-
-
-@pytest.mark.parametrize("name", ["eval", "compare_drafters", "sweep"])
-def test_a_file_in_place_of_the_folder_is_refused_at_the_door(tmp_path, name):
-  prompts = tmp_path / "prompts.jsonl"
-  prompts.write_text('{"prompt": "a"}')
-  given = [f"--prompt_file={prompts}", "--target=not/there"]
-  if name == "sweep":
-    given = [f"--sweep={programs.SCRIPTS.parent}/configs/sweeps/shipped.py"]
-  for path, at in ((prompts, ""), (prompts / "run", f": {prompts}")):
-    sentence = re.escape(f"{name}: --output={path}{at} is not a folder; ")
-    with pytest.raises(SystemExit, match=f"^{sentence}"):
-      programs.run(name, f"--output={path}", *given)
 
 
 TARGET = "--target=not/there", "--temperature=1"

@@ -12,6 +12,7 @@ from specdec.benchmark.setup import Setup
 
 SHORT = dict(target="stdlib-1m", prompt_size=16, max_new_tokens=12)
 PROMPT = "def add(a, b):\n"
+BEHIND = "| head(any.safetensors)"
 
 
 @pytest.fixture(scope="module")
@@ -54,9 +55,7 @@ def test_two_drafters_and_a_comparison():
 
 def test_a_config_is_a_setup():
   config = ml_collections.ConfigDict({"target": "stdlib-1m", "k": 2})
-  assert Setup.from_config(config) == Setup("stdlib-1m", k=2)
-  with pytest.raises(ValueError, match="setting drafters is unknown; did you"):
-    Setup.from_config({"drafters": "lookup"})
+  assert Setup(**config) == Setup("stdlib-1m", k=2)
 
 
 @pytest.mark.parametrize(
@@ -100,6 +99,36 @@ def test_a_config_is_a_setup():
     (
       dict(shape="chains(2)", drafter="model(x)", acceptance="block"),
       "block evaluates chains",
+    ),
+    (dict(drafter=f"lookup(k=-1) {BEHIND}"), "k = -1; it must be >= 0"),
+    (dict(drafter=f"lookup(k=2, min_ngram=9) {BEHIND}"), "min_ngram = 9"),
+    (
+      dict(drafter=f"lookup(k=2, min_ngram=0) {BEHIND}"),
+      r"drafter after \| never",
+    ),
+    (dict(drafter="suffix(depth=2)"), r"it is suffix\(corpus"),
+    (dict(drafter="suffix(min_prob=2)"), "min_prob = 2; it must be in 0..1"),
+    (dict(drafter="recycling(2)"), "recycling"),
+    (dict(drafter="suffix", shape="chains(2)", k=2), "shape=dynamic"),
+    (dict(drafter="recycling", shape="dynamic(3)", k=2), "static trees"),
+    (dict(drafter="suffix", acceptance="kseq", temperature=1.0), "kseq"),
+    *(
+      (dict(acceptance=f"synthetic{arguments}", k=3), complaint)
+      for arguments, complaint in (
+        ("", "give rates or length"),
+        ("(0.8, length=2)", "give rates or length"),
+        ("(length=0.5)", "length = 0.5; a mean acceptance length is at"),
+        ("(length=1e300)", "at most k"),
+        ("(length=x)", "length = 'x'; it must be a number"),
+        ("(length=[2])", r"length = \[2\]; it must be a number"),
+        ("(length=True)", "length = True; it must be a number"),
+        ("(length=4.5)", r"at most k \+ 1 = 4"),
+      )
+    ),
+    # A second child would be accepted where the first was refused.
+    (
+      dict(acceptance="synthetic(length=1.5)", k=2, shape="chains(2)"),
+      "a length is for chains",
     ),
   ],
 )

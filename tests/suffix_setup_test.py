@@ -2,19 +2,15 @@
 
 import json
 
-import jax
-import jax.numpy as jnp
 import pytest
 
 import programs
-from specdec.benchmark import calibrated
 from specdec.benchmark.decoder import Decoder
 from specdec.benchmark.setup import Setup
 from specdec.checkpoints import text_corpus
 from specdec.drafters.fallback import Both
 from specdec.drafters.heads.head_config import HeadConfig
 from specdec.drafters.suffix_index import SuffixIndex
-from specdec.noise import row_keys
 
 HEAD = dict(
   num_layers=1,
@@ -108,8 +104,7 @@ def test_what_a_seed_wrote_is_copied_under_other_noise(target, file, tmp_path):
 
   def keys(drafter, acceptance="rejection"):
     setup = Setup(str(target), drafter, acceptance, temperature=1.0, **SIZES)
-    rows = row_keys(setup.decoder(loaded).key, jnp.arange(64))
-    return {*map(tuple, jax.random.key_data(rows).tolist())}
+    return programs.keys_of(setup.decoder(loaded).key)
 
   alone, held, more = (
     keys(drafter)
@@ -154,30 +149,6 @@ def test_sampled_trees_are_deterministic_ones(target):
     )
     spec = setup.load().drafter.spec
     assert spec.siblings == "deterministic"
-
-
-@pytest.mark.parametrize(
-  "changes, words",
-  [
-    (dict(drafter="suffix(depth=2)"), r"it is suffix\(corpus"),
-    (dict(drafter="suffix(min_prob=2)"), "min_prob = 2; it must be in 0..1"),
-    (dict(drafter="recycling(2)"), "recycling"),
-    (dict(drafter="suffix", shape="chains(2)", k=2), "shape=dynamic"),
-    (dict(drafter="recycling", shape="dynamic(3)", k=2), "static trees"),
-    (
-      dict(drafter="suffix", acceptance="kseq", temperature=1.0),
-      "kseq",
-    ),
-  ],
-)
-def test_what_cannot_work_is_refused_before_anything_is_read(changes, words):
-  with pytest.raises(ValueError, match=words):
-    Setup("nowhere", **changes)
-
-
-def test_rounds_of_many_lengths_are_not_calibrated():
-  with pytest.raises(ValueError, match="suffix decides how much it drafts"):
-    calibrated.check(Setup("nowhere", "suffix", k=2))
 
 
 def test_corpora_of_others_are_refused_before_weights_are_read(

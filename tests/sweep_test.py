@@ -8,6 +8,7 @@ import shutil
 import pytest
 
 import programs
+from documents import run
 from specdec.benchmark import calibrated, sweep_run, sweeps, timing
 from specdec.benchmark.decoder import Decoder
 from specdec.benchmark.setup import Setup
@@ -332,8 +333,6 @@ def report(capsys):
 
 
 def line(k, batch, measured, predicted, **point):
-  estimate = {"value": measured, "error": 0.1}
-  tokens = {"tokens_per_pass": {"value": 1.5, "error": None}}
   return {
     "point": {"k": k, "batch": batch, "target": "t<b>", **point},
     "drafter": point.get("drafter", "a draft"),
@@ -341,12 +340,7 @@ def line(k, batch, measured, predicted, **point):
     "load": 1.0,
     "context": 64,
     "rounds": 5,
-    "run": {
-      "k": k,
-      "batch": batch,
-      "acceptance": tokens,
-      "speed": {"speedup": estimate, "seconds": 1.0, "tokens_per_second": 9.0},
-    },
+    "run": run("all", k, batch, 1.5, measured, 0.1),
     "prediction": {"speedup": predicted, "round_seconds": 0.1},
     "observed": {"prefix_acceptance": [0.5] * k, "wide": 1.0},
   }

@@ -122,33 +122,9 @@ def test_the_measured_length_is_the_one_asked_for(length):
   assert histogram[low : low + 2].sum() >= ours.num_spec_steps - 64
 
 
-@pytest.mark.parametrize(
-  "call, message",
-  [
-    ("synthetic", "give rates or length"),
-    ("synthetic(0.8, length=2)", "give rates or length"),
-    ("synthetic(length=0.5)", "length = 0.5; a mean acceptance length is at"),
-    ("synthetic(length=1e300)", "at most k"),
-    ("synthetic(length=x)", "length = 'x'; it must be a number"),
-    ("synthetic(length=[2])", r"length = \[2\]; it must be a number"),
-    ("synthetic(length=True)", "length = True; it must be a number"),
-    ("synthetic(length=4.5)", r"at most k \+ 1 = 4"),
-  ],
-)
-def test_a_length_that_cannot_be_is_refused(call, message):
-  with pytest.raises(ValueError, match=message):
-    Settings(acceptance=call, k=3)
-
-
 def test_the_caveat_says_the_length():
   settings = Settings(acceptance="synthetic(length=3.2)", k=3)
   [caveat] = settings.caveats
   assert caveat == (
     "synthetic acceptance of mean length 3.2 in chains: the text is meaningless"
   )
-
-
-def test_a_length_is_for_chains():
-  """A second child would be accepted where the first was refused."""
-  with pytest.raises(ValueError, match="a length is for chains"):
-    Settings(acceptance="synthetic(length=1.5)", k=2, shape="chains(2)")

@@ -112,24 +112,5 @@ def test_messages_are_drawn_behind_the_head_of_a_message(tmp_path, target):
   held_out = texts[3::4]
   assert read("held_out") == held_out
   assert read("prompts") == [x for x in texts if x not in held_out]
-
-
-@pytest.mark.parametrize(
-  "arguments, sentence",
-  [
-    (["--temperature=0"], "again and again"),
-    (["--count=0"], "--count=0"),
-    (["--every=-1"], "--every=-1"),
-    (["--shortest=21"], "larger --max_new_tokens"),
-    (["--chat"], "--chat has no effect with --write=prompts"),
-  ],
-)
-def test_refusals(tmp_path, target, arguments, sentence):
-  with pytest.raises(SystemExit, match=sentence):
-    write_prompts(target, tmp_path / "out", *arguments)
-
-
-def test_refuses_a_model_without_a_template(tmp_path):
-  target = programs.write_model(tmp_path / "target")
-  with pytest.raises(SystemExit, match="chat template"):
-    write_prompts(target, tmp_path / "out")
+  with pytest.raises(SystemExit, match="larger --max_new_tokens"):
+    write_prompts(target, tmp_path / "none", "--shortest=21")

@@ -21,12 +21,7 @@ from specdec.types import NO_COST, UNKNOWN_COST, Params
 
 
 def target(setup: Setup, devices=None) -> Target:
-  """Returns a Setup's target, its weights shapes.
-
-  Args:
-    setup: its target is a checkpoint or a preset.
-    devices: of the mesh; default all of JAX's.
-  """
+  """Returns a Setup's target, its weights shapes, for a mesh of devices."""
   source = source_of(setup.target)
   config = setup.target_config()
   tokenizer = None
@@ -38,15 +33,8 @@ def target(setup: Setup, devices=None) -> Target:
 
 
 def drafter(setup: Setup, target: Target) -> Weighted:
-  """Returns the drafter of a Setup, its weights shapes.
-
-  Args:
-    target: as `target` returns it.
-
-  Raises:
-    ValueError: it does not fit the target, or its constructor, a user's,
-      needs weights or a tokenizer.
-  """
+  """Returns the drafter of a Setup, its weights shapes; refuses a user's whose
+  constructor needs weights or a tokenizer."""
   try:
     weighted = setup.make_drafter(target)
   except (AttributeError, TypeError) as error:
@@ -68,12 +56,7 @@ def drafter(setup: Setup, target: Target) -> Weighted:
 def steps(
   setup: Setup, target: Target, drafter: Weighted
 ) -> dict[str, Callable[[], jax.stages.Lowered]]:
-  """Returns a function for each of lowering.STEPS that lowers it.
-
-  Args:
-    setup: with a mesh.
-    target, drafter: as `target` and `drafter` return them.
-  """
+  """Returns functions that lower lowering.STEPS of a Setup with a mesh."""
   nothing = drafter.drafter is decode.NO_DRAFTER
   rule = decode.NO_DRAFT_RULE if nothing else setup.make_rule()
   settings = sampling.settings(
@@ -97,7 +80,7 @@ def steps(
 
 
 def plan(setup: Setup, target: Target, drafter: Weighted) -> memory_plan.Plan:
-  """Estimates what each device holds; arguments as of `steps`."""
+  """Estimates what each device holds."""
   draft = [checkpoint.config for checkpoint in target.drafts.values()]
   return memory_plan.plan(
     target.checkpoint.config,
@@ -113,13 +96,11 @@ def plan(setup: Setup, target: Target, drafter: Weighted) -> memory_plan.Plan:
 def estimates(
   setup: Setup, target: Target, drafter: Weighted, chip: Chip
 ) -> dict[str, dict[str, float]]:
-  """Returns what the cost model expects of draft and verify, on each chip.
+  """Returns the bytes, FLOPs and bytes sent that the cost model expects of
+  draft and verify, on each chip.
 
   A tree that depends on data is not priced, and neither is a drafter of unknown
   cost.
-
-  Returns:
-    step -> bytes of memory, FLOPs and bytes sent.
   """
   cost, spec = drafter.drafter.cost or UNKNOWN_COST, drafter.drafter.spec
   where = setup.batch, setup.max_length(target.checkpoint.config)

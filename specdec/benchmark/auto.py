@@ -32,11 +32,6 @@ class Choice(NamedTuple):
   pair: TargetDraftPair
   context: int
 
-  @property
-  def summary(self) -> str:
-    """The speedup that is expected, and the k."""
-    return f"{self.speedup:.2f} x, k = {self.k}"
-
 
 def choose(
   setup: Setup,

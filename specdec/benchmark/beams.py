@@ -52,12 +52,7 @@ def search(decoder: Decoder, batch: Batch, how: beam.Search) -> Beams:
     for row in range(count)
   ]
   stats = beams.state.stats
-  return Beams(
-    texts,
-    best.scores[:count],
-    int(stats.widths.sum()),
-    seconds,
-  )
+  return Beams(texts, best.scores[:count], int(stats.widths.sum()), seconds)
 
 
 def compare(

@@ -72,11 +72,7 @@ def passes(
   progress: Progress = lambda _: None,
   source: int = 1,
 ) -> list[Timer]:
-  """Compiles passes of every (batch, tokens, context).
-
-  Args:
-    source: positions that an encoder-decoder's cross-attention reads.
-  """
+  """Compiles passes of every (batch, tokens, context), as `pass_timer` does."""
   timers = []
   for batch, tokens, slots in points:
     progress(f"compiling a pass of {batch} x {tokens}")
@@ -111,11 +107,8 @@ def rounds(
   ks: Sequence[int],
   progress: Progress = lambda _: None,
 ) -> list[Timer]:
-  """Compiles rounds: baseline ones of each batch (k = 0), and with each k.
-
-  Args:
-    make: a decoder for a batch and a k.
-  """
+  """Compiles rounds of the decoders that `make` gives for a batch and a k, and
+  of each batch those of a baseline (k = 0)."""
   timers = []
   for batch, k in itertools.product(batches, ks):
     progress(f"compiling rounds, batch {batch}, k = {k}")
@@ -131,9 +124,7 @@ def _schedule(sizes: Sequence[int]) -> list[int]:
   """Returns what a turn runs in order: indices of timers, groups interleaved.
 
   A group of few timers is run up to `_MOST_RUNS` times, spread over the turn.
-
-  Args:
-    sizes: timers of each group, which are numbered one after the other.
+  Timers are numbered one after the other, through groups of these sizes.
   """
   order, first = [], 0
   for size in sizes:
@@ -179,14 +170,8 @@ def in_turns(
 
 
 def _without_drift(logs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-  """Returns medians over turns without what turns have in common, and errors.
-
-  Args:
-    logs: [turns, timers] log seconds; a turn's median deviation is common.
-
-  Returns:
-    [timers] medians, and standard errors of them by the median deviation.
-  """
+  """Returns [timers] medians over log seconds [turns, timers] without a turn's
+  median deviation, which is common, and standard errors by the deviation."""
   for _ in range(10):
     middle = np.median(logs, axis=0)
     logs = logs - np.median(logs - middle, axis=1, keepdims=True)

@@ -82,11 +82,7 @@ def _placed(name: str, setup: Setup) -> str:
 
 
 def check(setup: Setup) -> None:
-  """Refuses setups whose rounds are not all of one kind and length.
-
-  Raises:
-    ValueError: says which.
-  """
+  """Refuses setups whose rounds are not all of one kind and length."""
   if setup.shape != "chain":
     raise ValueError(f"calibration is of chains, not shape = {setup.shape}")
   call = setup.drafter_calls[0]
@@ -194,14 +190,8 @@ def pair_of(
   calibration: Calibration,
   bandwidth: float | None = None,
 ) -> TargetDraftPair:
-  """Returns target and drafter on the calibrated machine.
-
-  Args:
-    bandwidth: as `Calibration.bandwidth`, but now; None: as it was then.
-
-  Raises:
-    ValueError: the calibration is of other models or another setting.
-  """
+  """Returns target and drafter on the calibrated machine, with its bandwidth
+  now, or, None, as it was then."""
   setting = setting_of(setup)
   if setting not in calibration.overhead:
     raise ValueError(
@@ -218,14 +208,8 @@ def pair_of(
 
 
 def read(path: str | Path) -> Calibration | None:
-  """Reads a file of `write`, made on such a machine and with this JAX.
-
-  Returns:
-    None where there is none. Of several processes the first one's counts.
-
-  Raises:
-    ValueError: it is something else.
-  """
+  """Reads a file of `write`, made on such a machine and with this JAX; None
+  where there is none. Of several processes the first one's counts."""
   path = Path(path)
   text = path.read_text(encoding="utf-8") if path.exists() else None
   text = multihost.agree_text(text)
@@ -261,11 +245,8 @@ def covers(
   k: int,
   ks: Sequence[int] = (),
 ) -> bool:
-  """Whether it was made for this setup, with about such a batch and k.
-
-  Args:
-    ks: whose rounds must have been timed, all with one batch.
-  """
+  """Whether it was made for this setup, with about such a batch and k, and
+  with rounds of all of `ks`, timed with one batch."""
   setting = setting_of(setup)
   if setting not in calibration.overhead:
     return False
@@ -401,13 +382,8 @@ def calibrate_file(
   repeats: int,
   report: Report,
 ) -> Calibration:
-  """Times passes and rounds up to a setup's batch and k, and adds their fits to
-  a file.
-
-  Args:
-    setup: prompt_size is the prompts' length.
-    source: of the prompts.
-  """
+  """Times passes and rounds up to a setup's batch and k, on prompts of its
+  prompt_size, and adds their fits to a file."""
   most_k, size = max(setup.levels, 1), setup.prompt_size
   # A head may have no more levels.
   ks = {2, 5, *step_ks(most_k)}

@@ -121,11 +121,7 @@ def _early_exit(layer: int, target: Target, shape: DraftShape) -> Drafter:
 
 
 def read_skip(path: str) -> dict[str, Any]:
-  """Reads a skip.json of choose_layers.
-
-  Raises:
-    ValueError: it is something else.
-  """
+  """Reads a skip.json of choose_layers, and refuses other files."""
   path = shipped.SKIP if path == "shipped" else path
   try:
     text = pathlib.Path(path).read_text(encoding="utf-8")

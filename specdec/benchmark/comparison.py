@@ -109,11 +109,8 @@ class Bench:
     return ways
 
   def measure(self, point: Point) -> dict:
-    """Decodes every prompt, in turns with the baseline.
-
-    Returns:
-      Of a line the run's document, and the seconds of a round.
-    """
+    """Decodes every prompt, in turns with the baseline; returns a line's
+    document of the run and seconds of a round."""
     setup, shape = point
     timing.forget_programs()  # of the point before
     batches = batches_of(self.encoded, setup.batch)
@@ -132,13 +129,8 @@ def resume(
   measure: Callable[[Any], dict],
   unit: str,
 ) -> list[dict]:
-  """Returns a line for every point.
-
-  Those that `lines` does not hold are measured, and kept there.
-
-  Args:
-    points: by what a line is recognised by.
-  """
+  """Returns a line for every point, by what a line is recognised by; those that
+  `lines` does not hold are measured, and kept there."""
   done = {tuple(x["point"]): x for x in lines.entries if "point" in x}
   with tqdm(points.items(), unit=unit) as progress:
     for key, point in progress:
@@ -151,11 +143,7 @@ def resume(
 
 
 def rule_of(setup: Setup, call: str) -> AcceptanceRule:
-  """Builds the rule that a call names.
-
-  Raises:
-    ValueError: there is no such rule, or its arguments are wrong.
-  """
+  """Builds the rule that a call names."""
   alone = dataclasses.replace(
     setup, drafter="none", shape="chain", acceptance=call
   )
@@ -220,11 +208,7 @@ def _fits(setup: Setup, shape: Shape, rule: str) -> bool:
 
 
 def check_drafter(setup: Setup) -> None:
-  """Refuses drafters whose acceptance by rank cannot be measured.
-
-  Raises:
-    ValueError: it draws chains only.
-  """
+  """Refuses drafters of chains, whose acceptance by rank cannot be measured."""
   try:
     for siblings in RANKED:
       _star(siblings).setup(setup, "rejection")
@@ -304,11 +288,7 @@ def compare(
   """Returns a run's document for every shape and each of its rules.
 
   Those that `lines` does not hold are measured, and kept there.
-
-  Args:
-    setup: of all but rule, shape and k.
   """
-
   expected = functools.partial(_expected, bench, setup)
   expected = functools.lru_cache(maxsize=1)(expected)
 
@@ -349,25 +329,16 @@ def time_passes(
   nodes: Iterable[int],
   context: int,
 ) -> dict[int, float]:
-  """Times passes of the target over 1 and these numbers of tokens a row.
-
-  Args:
-    lines: what it holds is not timed again; the others are kept there.
-    nodes: tokens of a row.
-    context: committed positions of a row.
-
-  Returns:
-    Median seconds by number of tokens.
-  """
+  """Returns median seconds of passes of the target over 1 and these numbers of
+  tokens a row; what `lines` does not hold is timed, and kept there."""
   passes = dict(tuple(x["pass"]) for x in lines.entries if "pass" in x)
   params = target.checkpoint.params
   for n in sorted({1, *nodes} - set(passes)):
     slots = context + setup.max_new_tokens + n
-    taken = timing.time_pass(
-      target.model, params, setup.batch, n, context, slots, repeats=7
-    )
-    passes[n] = taken.median
-    lines.append({"pass": (n, taken.median)})
+    shape = setup.batch, n, context, slots
+    timed = timing.pass_timer(target.model, params, *shape)
+    passes[n] = float(np.median([timed() for _ in range(7)]))
+    lines.append({"pass": (n, passes[n])})
   return passes
 
 
@@ -378,10 +349,6 @@ def best_tree(
   temperature: float,
 ) -> dict | None:
   """Searches the static tree that pays most by the times of these runs.
-
-  Args:
-    runs: of `compare`.
-    passes: of `time_passes`.
 
   Returns:
     Its paths and what is expected of it; None where no chain was decoded,

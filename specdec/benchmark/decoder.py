@@ -46,12 +46,8 @@ def prompt_size(prompts: Sequence[Sequence[int]]) -> int:
 
 
 def faults_of(state: DecodeState, numbers: Sequence[int]) -> list[str]:
-  """Returns a sentence for each row that ends where a distribution is not
-  finite.
-
-  Args:
-    numbers: the prompts' of the first rows; the others are not looked at.
-  """
+  """Returns a sentence for each of the first rows, with prompts of these
+  numbers, that ends where a distribution is not finite."""
   fault = multihost.whole(state.fault)
   length = multihost.whole(state.length)
   return [
@@ -300,12 +296,8 @@ class Decoder:
     return seconds
 
   def encode(self, prompts: Sequence[str | Sequence[int]]) -> list[Batch]:
-    """Encodes texts, takes token ids as they are, and cuts batches.
-
-    Raises:
-      ValueError: a prompt is empty or longer than the prompt buffer, or is
-        text and the target has no tokenizer.
-    """
+    """Encodes texts, takes token ids as they are, and cuts batches; refuses
+    prompts that are empty or longer than the buffer."""
     rows = []
     for number, prompt in enumerate(prompts):
       if isinstance(prompt, str):
@@ -335,14 +327,8 @@ class Decoder:
     return _stats_of(state, len(rows)), outcomes
 
   def complete(self, batch: Batch, strict: bool = True) -> Completed:
-    """Decodes a batch in one program: what a speed should be taken from.
-
-    Args:
-      strict: refuses texts that end where a distribution is not finite.
-
-    Raises:
-      ValueError: names the first of them.
-    """
+    """Decodes a batch in one program: what a speed should be taken from. Texts
+    that end where a distribution is not finite are refused, if `strict`."""
     completed = self.decode(batch, every=decode.MAX_ROUNDS)
     if strict and completed.faults:
       raise ValueError(completed.faults[0])

@@ -93,7 +93,7 @@ def _load_draft(name: str, target: Target, held: str | None) -> Checkpoint:
 
 
 def _check_vocabulary(name: str, *args) -> None:
-  """Checks as checkpoints.check_vocabulary; names what takes another one."""
+  """Checks that vocabularies agree, and names what drafts with another."""
   try:
     checkpoints.check_vocabulary(*args)
   except ValueError as error:

@@ -105,10 +105,7 @@ class Machine:
     batch: int,
     context: int,
   ):
-    """Args:
-    config: the target's.
-    passes: of `comparison.time_passes`.
-    """
+    """Takes the target's config, and `comparison.time_passes`."""
     free = {"float32": math.inf, "bfloat16": math.inf}
     chip = chips.get("v5e", bandwidth=1.0, rows=1, **free)
     dtype = "float32" if config.dtype == "float32" else "bfloat16"
@@ -152,12 +149,7 @@ class Machine:
 def document(
   point: Point, line: dict, decoder: Decoder, machine: Machine
 ) -> dict:
-  """Returns a point as results.json has it.
-
-  Args:
-    line: of `comparison.Bench.measure`.
-    decoder: of the same drafter.
-  """
+  """Returns a point that was measured, its line, as results.json has it."""
   cost, step_bytes, predicted = decoder.drafter.cost, None, None
   if cost is not None and cost.step is not None:
     step_bytes = machine.step_bytes(cost)

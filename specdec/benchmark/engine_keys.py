@@ -104,7 +104,7 @@ def check_first_eagle3(
   """Refuses what the EAGLE-3 of SafeAILab, the first, does not have.
 
   Args:
-    fixed_layers: the engine reads the paper's three layers of the target.
+    fixed_layers: the engine reads the paper's three layers alone.
     residual: it knows norm_before_residual.
   """
   head = handed.head

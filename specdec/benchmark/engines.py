@@ -32,11 +32,7 @@ class Decoded(NamedTuple):
 
 
 def decode(engine: Engine, counts: Sequence[int], batch: Batch) -> Decoded:
-  """Decodes a batch of one prompt.
-
-  Args:
-    counts: new tokens by number of the prompt.
-  """
+  """Decodes a batch of one prompt to counts[its number] new tokens."""
   [prompt], [number], text = batch.rows, batch.numbers, []
   engine.read(prompt[:-1])
   begin, token = time.perf_counter(), prompt[-1]
@@ -100,10 +96,7 @@ def measure(
 ) -> tuple[runs.Comparison, list[Measured]]:
   """Decodes all prompts `repeats` times with each engine, and times passes.
 
-  Args:
-    decoders: of batch 1, by name; one of them is runs.BASELINE.
-    peers: by name.
-    rows: the prompts' token ids.
+  The decoders are of batch 1, and one of them is runs.BASELINE.
   """
   batches, baseline = batches_of(rows, 1), decoders[runs.BASELINE]
   for decoder in decoders.values():
@@ -177,11 +170,7 @@ def document(
   measured: Sequence[Measured],
   corpus: Corpus,
 ) -> dict:
-  """Returns the document of compare_engines.py.
-
-  Args:
-    comparison, measured: of `measure`.
-  """
+  """Returns the document of compare_engines.py."""
   loads = header["machine"]["load"], provenance.load()
   speculative = (
     one.name

@@ -37,13 +37,8 @@ def decode(
   corpus: Corpus,
   lines: files.Lines,
 ) -> list[dict]:
-  """Decodes all prompts with each k; returns a line for every batch.
-
-  Those that `lines` does not hold are decoded, and kept there.
-
-  Args:
-    setups: by k.
-  """
+  """Decodes all prompts with the setup of each k; returns a line for every
+  batch. Those that `lines` does not hold are decoded, and kept there."""
   [setup, *_] = setups.values()
   kinds: dict[tuple[int, str], list[int]] = {}
   for i, (ids, group) in enumerate(zip(corpus.encoded, corpus.groups)):
@@ -87,13 +82,8 @@ def _decode_batch(
   turn: int,
   comparable: bool,
 ) -> dict:
-  """Decodes a batch in every way once; returns its line of JSON.
-
-  Args:
-    decoders: by k, of one shape, and the baseline.
-    turn: number of the batch; it rotates who goes first.
-    comparable: whether texts should equal the baseline's.
-  """
+  """Decodes a batch with every k and the baseline once; returns its line of
+  JSON. Its number, `turn`, rotates who goes first."""
   ways = {
     name: functools.partial(way.complete, strict=False)
     for name, way in decoders.items()
@@ -136,14 +126,8 @@ def sum_up(
 ) -> list[results.Run]:
   """Returns a run for every group and k, in the prompts' order, then for all.
 
-  Groups of which no token was decoded are left out.
-
-  Args:
-    lines: of `decode`, all with the same ks.
-    groups: by number of the prompt.
-
-  Raises:
-    ValueError: not one token was decoded.
+  Groups of which no token was decoded are left out, and lines without any are
+  refused.
   """
   decoded = [
     line
@@ -193,11 +177,7 @@ def document(
   lines: Sequence[dict],
   corpus: Corpus,
 ) -> dict:
-  """Returns the document of eval.py.
-
-  Args:
-    lines: of `decode`.
-  """
+  """Returns the document of eval.py."""
   loads = [line["load"] for line in lines if line["load"] is not None]
   return header | {
     "caveats": [*header["caveats"], *_faults(lines)],

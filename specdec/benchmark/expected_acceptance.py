@@ -29,9 +29,6 @@ def over_rounds(
   room for the whole draft, so that the length limit never cuts what is counted.
   No token ends a text.
 
-  Args:
-    rows: token ids of prompts, as many as one likes.
-
   Returns:
     The sums, [rows, ...] each, and how many rounds were summed [rows].
   """
@@ -80,13 +77,10 @@ def expected_lengths(
   rows: Sequence[Sequence[int]],
   rules: Sequence[AcceptanceRule],
 ) -> tuple[list[np.ndarray], np.ndarray]:
-  """Computes expected accepted tokens of one generation's drafts by each rule.
+  """Computes expected accepted tokens of one generation's drafts by each rule,
+  sums over rounds [rows], and the numbers of rounds [rows].
 
   nan where a rule does not know (`acceptance.coupled` for drawn siblings).
-
-  Returns:
-    Of each rule their sums over rounds [rows], and the numbers of rounds
-    [rows].
   """
   depth = decoder.drafter.spec.max_depth
 

@@ -20,11 +20,7 @@ LEAST_LOAD = 1e-3  # prompts would wait for each other for ages
 
 
 def check_loads(loads: Sequence[float]) -> None:
-  """Refuses loads that are none.
-
-  Raises:
-    ValueError: there are none, or one is below a thousandth.
-  """
+  """Refuses loads that are none, or below a thousandth."""
   if not loads:
     raise ValueError("give at least one load")
   for load in loads:
@@ -56,9 +52,6 @@ def compare(
     repeats: how often each load is served in each way.
     comparable: texts should equal the baseline's: counts those that do.
     progress: called after each serving.
-
-  Raises:
-    ValueError: of `check_loads`, `requests_of` or `Server.check`.
   """
   check_loads(loads)
   plain = servers[BASELINE]

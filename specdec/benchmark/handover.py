@@ -39,14 +39,12 @@ NAME = "handover.json"
 def describe(
   setup: Settings, target: TransformerConfig, architecture: str
 ) -> Handed:
-  """Returns a Setup as engines see it; reads configs, no weights.
+  """Returns a Setup as engines see it; reads configs, no weights, and refuses
+  what no engine here serves.
 
   Args:
     target: the config of the target's model.
     architecture: its name in config.json.
-
-  Raises:
-    ValueError: no engine here serves such a thing.
   """
   if target.encoder_layers:
     raise ValueError(
@@ -181,15 +179,7 @@ def write(
   target_as: str | None = None,
   prices: Prices | None = None,
 ) -> None:
-  """Writes the folder; what `ask` returned is its content.
-
-  Args:
-    dtype: of the written weights.
-
-  Raises:
-    ValueError: target and draft have different vocabularies, a drafter is
-      damaged or for another target, or weights do not fit into dtype.
-  """
+  """Writes the folder with what `ask` returned, and weights in `dtype`."""
   source = Path(fetch(setup.target))
   engines = [*handover.served, *handover.refused]
 

@@ -15,6 +15,7 @@ from specdec.utils.spelling import choices
 HELD_OUT = "--prompt_file=specdec/shipped/prompts.jsonl"
 FOUR_KINDS = "configs/prompts/four_kinds.jsonl"
 _LISTS = "--length", "--prompt_file"  # flags that are given once a value
+_FOLDERS = "eval", "repeat_work", "compare_drafters", "compare_rules", "sweep"
 
 
 class Measurement(NamedTuple):
@@ -22,29 +23,40 @@ class Measurement(NamedTuple):
 
   Attributes:
     name: of its file in results/.
-    program: of scripts/.
-    flags: all but the one that says where results go; {prompts} stands for a
-      file of prompts of four kinds, {results} for the folder of all results.
+    line: a program of scripts/ and its flags, as one types them, but for the
+      one that says where results go; {prompts} stands for a file of prompts of
+      four kinds, {results} for the folder of all results.
     minutes: about how long it takes on two CPU cores.
     quick: flags of a quick run, which take the place of those of that name;
       None: a quick run leaves it out, as another like it is there.
-    to: the flag that says where results go: a file, or --output, a folder.
+    flag: the one that says where results go; '': --output, a folder, of the
+      programs that write one, else --json.
     environment: NAME=VALUE, by which the command differs from others.
     needs: a module or a file without which it cannot run, and how to get it.
   """
 
   name: str
-  program: str
-  flags: tuple[str, ...]
+  line: str
   minutes: float
-  quick: tuple[str, ...] | None = ()
-  to: str = "json"
+  quick: str | None = ""
+  flag: str = ""
   environment: str = ""
   needs: tuple[str, str] | None = None
 
+  @property
+  def program(self) -> str:
+    """Its name in scripts/."""
+    return self.line.partition(" ")[0]
+
+  @property
+  def to(self) -> str:
+    """The flag that says where results go."""
+    return self.flag or ("output" if self.program in _FOLDERS else "json")
+
   def argv(self, results: Path, prompts: str, quick: bool) -> list[str]:
     """Returns the flags of a run: the last of each name, and all of _LISTS."""
-    flags = self.flags + ((quick and self.quick) or ())
+    quick_flags = (quick and self.quick) or ""
+    _, *flags = shlex.split(f"{self.line} {quick_flags}")
     names = [flag.partition("=")[0] for flag in flags]
     once = {
       (flag if name in _LISTS else name): flag
@@ -72,17 +84,20 @@ class Measurement(NamedTuple):
 
 
 SMOLLM2 = "--target=smollm2-135m-instruct"
-_PASSES = ("--nodecode", "--passes=1,2,4,8,12,16", "--batch=1,4", "--repeats=9")
-_FEW = ("--passes=1,8", "--repeats=2")
+_PASSES = "--nodecode --passes=1,2,4,8,12,16"
+_FEW = "--passes=1,8 --repeats=2"
 _PAIR = "--drafter=model(stdlib-1m)"
-_SAMPLED = ("--temperature=1", "--acceptance=rejection")
-_RULES = (HELD_OUT, _PAIR, "--limit=8", "--max_new_tokens=96")
-_TREES = ("--shapes=chain,optimal tree,dynamic tree", "--sizes=4,8,16,24")
-_RULES_QUICK = ("--limit=1", "--max_new_tokens=16", "--sizes=4")
-_TEXTS = (SMOLLM2, "--chat", "--prompt_file={prompts}", "--max_new_tokens=128")
+_SAMPLED = "--temperature=1 --acceptance=rejection"
+_ADAEDL = "--length=entropy(limit=0.4)"  # of drafts with a distribution
+_DECIDED = "--length=auto --length=adaptive"
+_RULES = f"{HELD_OUT} {_PAIR} --limit=8 --max_new_tokens=96"
+_TREES = "--shapes='chain,optimal tree,dynamic tree' --sizes=4,8,16,24"
+_RULES_QUICK = "--limit=1 --max_new_tokens=16 --sizes=4"
+_TEXTS = f"{SMOLLM2} --chat --prompt_file={{prompts}} --max_new_tokens=128"
 _MORE = "--prompt_file=configs/prompts/twelve_more.jsonl"
-_TEXTS_QUICK = ("--limit=1", "--max_new_tokens=12", "--k=2")
+_TEXTS_QUICK = "--limit=1 --max_new_tokens=12 --k=2"
 _TPU = "libtpu", "pip install libtpu; it needs no TPU"
+_8B = "--topology=v5e:2x4 --mesh=model:8 --target=preset:llama3-8b"
 _TRAINED = "train it: docs/training.md"
 _SPEC_BENCH = (
   "runs/spec_bench.jsonl",
@@ -93,48 +108,38 @@ _HEAD = "runs/smollm2_drafter/best.safetensors"
 _EQUAL = "; ".join(
   f"{kind}(runs/equal/{name}-{seed}/best{ending})"
   for kind, ending, names, seeds in (
-    ("model", "", ("draft",), 1),
-    ("pard", "", ("pard",), 1),
-    ("head", ".safetensors", ("eagle3", "dflash", "dspark"), 3),
+    ("model", "", "draft", 1),
+    ("pard", "", "pard", 1),
+    ("head", ".safetensors", "eagle3 dflash dspark", 3),
     (
       "head",
       ".safetensors",
-      (
-        *("mtp", "peagle", "jetspec", "windowed", "next", "gated", "rnn"),
-        *("domino", "selector", "dflash2", "narrow", "wide", "shallow", "deep"),
-      ),
+      "mtp peagle jetspec windowed next gated rnn domino selector dflash2 "
+      "narrow wide shallow deep",
       1,
     ),
   )
-  for name in names
+  for name in names.split()
   for seed in range(seeds)
 )
 
 
 def _passes() -> Iterable[Measurement]:
   """T(n) of two targets, with and without kernels, at two contexts."""
-  for target, flags, minutes in (
-    ("shipped", (), 0.5),
-    ("smollm2", (SMOLLM2,), 1),
-  ):
+  for target, flags, minutes in (("shipped", "", 0.5), ("smollm2", SMOLLM2, 1)):
     for kernels in ("", "_xla"):
-      environment = "SPECDEC_KERNELS=off" if kernels else ""
       for context in (128, 1024):
         yield Measurement(
           f"passes_{target}_{context}{kernels}",
-          "bench",
-          (*flags, *_PASSES, f"--context={context}"),
+          f"bench {flags} {_PASSES} --batch=1,4 --repeats=9 "
+          f"--context={context}",
           minutes,
           _FEW if context == 128 else None,
-          environment=environment,
+          environment="SPECDEC_KERNELS=off" if kernels else "",
         )
-    slots = "--passes=1", "--context=64", "--slots=256,1024,4096,8192"
+    slots = "--passes=1 --context=64 --slots=256,1024,4096,8192 --repeats=15"
     yield Measurement(
-      f"slots_{target}",
-      "bench",
-      (*flags, "--nodecode", *slots, "--repeats=15"),
-      0.5,
-      ("--repeats=2",),
+      f"slots_{target}", f"bench {flags} --nodecode {slots}", 0.5, "--repeats=2"
     )
 
 
@@ -143,8 +148,7 @@ def _weights() -> Iterable[Measurement]:
   for weights in ("bfloat16", "int8", "int4", "stored"):
     yield Measurement(
       f"weights_smollm2_{weights}",
-      "bench",
-      (SMOLLM2, f"--weights={weights}", *_PASSES[:2], "--repeats=9"),
+      f"bench {SMOLLM2} --weights={weights} {_PASSES} --repeats=9",
       0.5,
       _FEW if weights == "stored" else None,
     )
@@ -153,24 +157,18 @@ def _weights() -> Iterable[Measurement]:
 def _beams() -> Iterable[Measurement]:
   """Beam search by width, with trees of a small draft and of the target's own
   weights in int8."""
-  quick = "--limit=1", "--max_new_tokens=6", "--widths=1,2", "--repeats=1"
   yield Measurement(
     "beams_shipped",
-    "beam_search",
-    (
-      *(HELD_OUT, _PAIR, "--limit=20", "--max_new_tokens=64"),
-      *("--shape=dynamic(8)", "--k=3"),
-    ),
+    f"beam_search {HELD_OUT} {_PAIR} --limit=20 --max_new_tokens=64 "
+    "--shape=dynamic(8) --k=3",
     2,
-    quick,
+    "--limit=1 --max_new_tokens=6 --widths=1,2 --repeats=1",
   )
   yield Measurement(
     "beams_smollm2",
-    "beam_search",
-    (
-      *(SMOLLM2, "--chat", "--prompt_file={prompts}", "--drafter=quantized"),
-      *("--shape=dynamic(4)", "--k=2", "--max_new_tokens=32", "--limit=4"),
-    ),
+    f"beam_search {SMOLLM2} --chat --prompt_file={{prompts}} "
+    "--drafter=quantized --shape=dynamic(4) --k=2 --max_new_tokens=32 "
+    "--limit=4",
     4,
     None,
   )
@@ -179,74 +177,57 @@ def _beams() -> Iterable[Measurement]:
 def _lengths() -> Iterable[Measurement]:
   """Fixed k, auto, adaptive and AdaEDL by batch: the pair, SmolLM2's int8,
   copies, of which some rows have many and others none, and priced tables."""
-  decided = "--length=auto", "--length=adaptive"
-  entropy = "--length=entropy(limit=0.4)"  # copies have no distribution
-  smollm2 = SMOLLM2, "--drafter=quantized", "--max_new_tokens=48", entropy
-  many = *smollm2, "--repeats=3"  # one row takes what 64 do, 64 times
-  often = "--repeats=16"
-  copies = "--drafter=lookup", "--temperature=0.5", often
-  quick = ("--batch=2", "--limit=2", "--max_new_tokens=12", "--repeats=2")
+  shipped = f"{_PAIR} {_SAMPLED} {_ADAEDL} --repeats=16"
+  copies = "--drafter=lookup --temperature=0.5 --repeats=16"
+  smollm2 = f"{SMOLLM2} --drafter=quantized --max_new_tokens=48 {_ADAEDL}"
+  many = f"{smollm2} --repeats=3"  # one row takes what 64 do, 64 times
+  quick = "--batch=2 --limit=2 --max_new_tokens=12 --repeats=2 --k=1,2"
   for target, flags, batches, minutes in (
-    ("shipped", (_PAIR, *_SAMPLED, entropy, often), "1,4,16,64", 11),
+    ("shipped", shipped, "1,4,16,64", 11),
     ("copies", copies, "1,4,16,64", 10),
     ("smollm2", smollm2, "1,4,16", 16),
     ("smollm2_many", many, "64", 12),
   ):
     yield Measurement(
       f"lengths_{target}",
-      "bench",
-      (
-        *(*flags, *decided, "--k=1,2,4,8", f"--batch={batches}"),
-        *("--limit=8", "--passes=1"),
-      ),
+      f"bench {flags} {_DECIDED} --k=1,2,4,8 --batch={batches} --limit=8 "
+      "--passes=1",
       minutes,
-      None if target.startswith("smollm2") else (*quick, "--k=1,2"),
+      None if target.startswith("smollm2") else quick,
     )
   yield Measurement(
     "lengths_table",
-    "roofline",
-    (
-      *("--chip=v6e", "--ways=1", "--target=llama3-8b"),
-      *("--drafter=model(llama3-1b)", "--batches=1,4,16,64", "--context=512"),
-      *("--alpha=0.8", "--lengths=12"),
-    ),
+    "roofline --chip=v6e --ways=1 --target=llama3-8b "
+    "--drafter=model(llama3-1b) --batches=1,4,16,64 --context=512 --alpha=0.8 "
+    "--lengths=12",
     6,
-    ("--batches=2", "--most=2", "--lengths=1"),
+    "--batches=2 --most=2 --lengths=1",
   )
 
 
 def _goodput() -> Iterable[Measurement]:
   """Prompts that arrive and leave, by batch and load."""
-  lengths = "--length=auto", "--length=adaptive"
   shipped = (
-    HELD_OUT,
-    _PAIR,
-    *_SAMPLED,
-    *lengths,
-    "--length=entropy(limit=0.4)",
+    f"{HELD_OUT} {_PAIR} {_SAMPLED} {_DECIDED} {_ADAEDL} --loads=0.9,inf "
+    "--max_new_tokens=64 --least_new_tokens=16"
   )
-  shipped += ("--loads=0.9,inf", "--max_new_tokens=64", "--least_new_tokens=16")
-  quick = "--k=2", "--batch=2", "--loads=inf", "--requests=4", "--repeats=2"
-  quick += "--max_new_tokens=16", "--least_new_tokens=4"
-  for name, flags in (
-    ("shipped", ("--k=2,4", "--batch=1,4,16", "--requests=32")),
-    ("shipped_64", ("--k=1,2", "--batch=64", "--requests=192")),
-  ):
-    yield Measurement(
-      f"goodput_{name}",
-      "goodput",
-      (*shipped, *flags),
-      2.5,
-      quick if name == "shipped" else None,
-    )
+  yield Measurement(
+    "goodput_shipped",
+    f"goodput {shipped} --k=2,4 --batch=1,4,16 --requests=32",
+    2.5,
+    "--k=2 --batch=2 --loads=inf --requests=4 --repeats=2 --max_new_tokens=16 "
+    "--least_new_tokens=4",
+  )
+  yield Measurement(
+    "goodput_shipped_64",
+    f"goodput {shipped} --k=1,2 --batch=64 --requests=192",
+    2.5,
+    None,
+  )
   yield Measurement(
     "goodput_smollm2",
-    "goodput",
-    (
-      *(*_TEXTS, "--drafter=quantized", *lengths, "--k=2,4", "--batch=1,4"),
-      *("--loads=0.9,inf", "--requests=12", "--max_new_tokens=32"),
-      "--least_new_tokens=8",
-    ),
+    f"goodput {_TEXTS} --drafter=quantized {_DECIDED} --k=2,4 --batch=1,4 "
+    "--loads=0.9,inf --requests=12 --max_new_tokens=32 --least_new_tokens=8",
     6,
     None,
   )
@@ -262,10 +243,11 @@ def _smollm2() -> Iterable[Measurement]:
     ("early_exit", "early_exit(26)", "1,2,4", 2.5),
     ("layer_skip", "layer_skip(attention=[14,17,20,23,26])", "1,2,4", 2.5),
   ):
-    flags = (*_TEXTS, f"--drafter={drafter}", f"--k={ks}")
-    quick = None if name == "layer_skip" else _TEXTS_QUICK
     yield Measurement(
-      f"smollm2_{name}", "eval", flags, minutes, quick, "output"
+      f"smollm2_{name}",
+      f"eval {_TEXTS} --drafter={drafter} --k={ks}",
+      minutes,
+      None if name == "layer_skip" else _TEXTS_QUICK,
     )
   for drafter in ("lookup", "suffix"):
     flags = (SMOLLM2, "--chat", f"--prompt_file={_SPEC_BENCH[0]}", "--limit=4")
@@ -280,54 +262,41 @@ def _smollm2() -> Iterable[Measurement]:
     )
   yield Measurement(
     "smollm2_repeated",
-    "repeat_work",
-    (*_TEXTS, _MORE, "--k=8", "--max_new_tokens=64"),
+    f"repeat_work {_TEXTS} {_MORE} --k=8 --max_new_tokens=64",
     3,
     _TEXTS_QUICK,
-    "output",
   )
+  gemma = "--prompt_file={prompts} --limit=1 --max_new_tokens=96"
   yield Measurement(
     "gemma_quantized",
-    "eval",
-    (
-      *("--target=gemma3-270m", "--prompt_file={prompts}", "--limit=1"),
-      *("--max_new_tokens=96", "--drafter=quantized", "--k=4,6,8"),
-    ),
+    f"eval --target=gemma3-270m {gemma} --drafter=quantized --k=4,6,8",
     4,
     None,
-    "output",
   )
   for name, target, draft in (
     ("gemma", "gemma3-270m", "smollm2-135m-instruct"),
     ("smollm2", "smollm2-135m-instruct", "gemma3-270m"),
   ):
+    flags = f"--target={target} {gemma} --drafter=translated({draft}) --k=1,3,5"
     for ending, sampled in (
-      ("", ()),
-      ("_sampled", ("--temperature=1", "--acceptance=block")),
+      ("", ""),
+      ("_sampled", "--temperature=1 --acceptance=block"),
     ):
-      flags = (
-        *(f"--target={target}", "--prompt_file={prompts}", "--limit=1"),
-        *("--max_new_tokens=96", f"--drafter=translated({draft})"),
-        *("--k=1,3,5", *sampled),
-      )
       yield Measurement(
-        f"translated_{name}{ending}", "eval", flags, 2, None, "output"
+        f"translated_{name}{ending}", f"eval {flags} {sampled}", 2, None
       )
   yield Measurement(
     "engines",
-    "compare_engines",
-    (*_TEXTS, "--limit=1", "--repeats=3"),
+    f"compare_engines {_TEXTS} --limit=1 --repeats=3",
     4,
     None,
     needs=("llama_cpp", "pip install llama-cpp-python"),
   )
   yield Measurement(
     "smollm2_head",
-    "eval",
-    (*_TEXTS, f"--drafter=lookup(k=4) | head({_HEAD})", "--k=2"),
+    f"eval {_TEXTS} --drafter='lookup(k=4) | head({_HEAD})' --k=2",
     1.5,
     _TEXTS_QUICK,
-    "output",
     needs=(_HEAD, _TRAINED),
   )
 
@@ -337,13 +306,8 @@ def _heads() -> Iterable[Measurement]:
   for head, k in (("eagle3", 4), ("dflash", 15)):
     yield Measurement(
       f"tpu_{head}",
-      "compile_tpu",
-      (
-        *("--topology=v5e:2x4", "--mesh=model:8", "--target=preset:llama3-8b"),
-        *(f"--drafter=head(preset:{head})", "--batch=1", f"--k={k}"),
-        *_SAMPLED,
-        "--steps=draft,verify,loop",
-      ),
+      f"compile_tpu {_8B} --drafter=head(preset:{head}) --batch=1 --k={k} "
+      f"{_SAMPLED} --steps=draft,verify,loop",
       1.5,
       None,
       needs=_TPU,
@@ -353,25 +317,22 @@ def _heads() -> Iterable[Measurement]:
 def _training() -> Iterable[Measurement]:
   """A step of training a published head of an 8 B model, compiled for slices
   of sixteen v5e and of eight v6e."""
-  for head, slices in (
-    ("eagle3", {"v5e": ("--config.options.accumulate=8",), "v6e": ()}),
-    ("dflash", {"v5e": (), "v6e": ()}),
+  for head, chip, flags in (
+    ("eagle3", "v5e", "--config.options.accumulate=8"),
+    ("eagle3", "v6e", ""),
+    ("dflash", "v5e", ""),
+    ("dflash", "v6e", ""),
   ):
-    for chip, flags in slices.items():
-      shape, rows = ("4x4", 2) if chip == "v5e" else ("2x4", 1)
-      yield Measurement(
-        f"training_{head}_{chip}",
-        "compile_training",
-        (
-          f"--config=configs/train/published.py:{head}",
-          "--config.target=preset:llama3-8b",
-          *flags,
-          *(f"--topology={chip}:{shape}", f"--mesh=data:{rows},model:8"),
-        ),
-        6,
-        None,
-        needs=_TPU,
-      )
+    shape, rows = ("4x4", 2) if chip == "v5e" else ("2x4", 1)
+    yield Measurement(
+      f"training_{head}_{chip}",
+      f"compile_training --config=configs/train/published.py:{head} "
+      f"--config.target=preset:llama3-8b {flags} --topology={chip}:{shape} "
+      f"--mesh=data:{rows},model:8",
+      6,
+      None,
+      needs=_TPU,
+    )
 
 
 MEASUREMENTS = (
@@ -379,81 +340,56 @@ MEASUREMENTS = (
   *_weights(),
   Measurement(
     "pair_greedy",
-    "bench",
-    ("--k=1-8", "--passes=1"),
+    "bench --k=1-8 --passes=1",
     2.5,
-    ("--k=3", "--limit=4", "--max_new_tokens=32", "--repeats=3"),
+    "--k=3 --limit=4 --max_new_tokens=32 --repeats=3",
   ),
   Measurement(
     "pair_sampled",
-    "bench",
-    (*_SAMPLED, "--k=1,2,3,4,6,8", "--passes=1"),
+    f"bench {_SAMPLED} --k=1,2,3,4,6,8 --passes=1",
     2,
-    ("--k=3", "--limit=4", "--max_new_tokens=32", "--repeats=3"),
+    "--k=3 --limit=4 --max_new_tokens=32 --repeats=3",
   ),
   Measurement(
     "drafters",
-    "compare_drafters",
-    (HELD_OUT, "--limit=8", "--max_new_tokens=96", "--k=2,4,8"),
+    f"compare_drafters {HELD_OUT} --limit=8 --max_new_tokens=96 --k=2,4,8",
     9,
-    (
-      "--limit=1",
-      "--max_new_tokens=16",
-      "--k=2",
-      "--drafters=lookup; head(eagle)",
-    ),
-    "output",
+    "--limit=1 --max_new_tokens=16 --k=2 --drafters='lookup; head(eagle)'",
   ),
   Measurement(
     "equal",
-    "compare_drafters",
-    (
-      *(HELD_OUT, "--limit=6", "--max_new_tokens=96", "--k=3,5,7,11,15"),
-      *("--tree_size=0", f"--drafters={_EQUAL}"),
-    ),
+    f"compare_drafters {HELD_OUT} --limit=6 --max_new_tokens=96 "
+    f"--k=3,5,7,11,15 --tree_size=0 --drafters='{_EQUAL}'",
     25,
     None,
-    "output",
     needs=("runs/equal/dflash-0/best.safetensors", _TRAINED),
   ),
   Measurement(
     "rules",
-    "compare_rules",
-    (
-      *(*_RULES, "--temperature=1", "--sizes=8"),
-      "--shapes=chain,2 chains,optimal tree",
-    ),
+    f"compare_rules {_RULES} --temperature=1 --sizes=8 "
+    "--shapes='chain,2 chains,optimal tree'",
     5,
-    (*_RULES_QUICK, "--only=rejection; block", "--shapes=chain"),
-    "output",
+    f"{_RULES_QUICK} --only='rejection; block' --shapes=chain",
   ),
   Measurement("lossy", "compare_rules", ("--tables",), 2, None, "output"),
   Measurement(
     "block",
-    "compare_rules",
-    (
-      *(*_RULES, "--temperature=1", "--sizes=4,6,8", "--shapes=chain"),
-      *("--only=rejection; block", "--limit=32"),
-    ),
+    f"compare_rules {_RULES} --temperature=1 --sizes=4,6,8 --shapes=chain "
+    "--only='rejection; block' --limit=32",
     2,
     _RULES_QUICK,
-    "output",
   ),
   Measurement(
     "shapes_greedy",
-    "compare_rules",
-    (*_RULES, "--only=coupled", *_TREES),
+    f"compare_rules {_RULES} --only=coupled {_TREES}",
     4.5,
-    (*_RULES_QUICK, "--shapes=chain,dynamic tree"),
-    "output",
+    f"{_RULES_QUICK} --shapes='chain,dynamic tree'",
   ),
   Measurement(
     "shapes_sampled",
-    "compare_rules",
-    (*_RULES, "--temperature=1", "--only=rejection", *_TREES),
+    f"compare_rules {_RULES} --temperature=1 --only=rejection {_TREES}",
     4.5,
     None,
-    "output",
   ),
   *_smollm2(),
   *_lengths(),
@@ -461,93 +397,58 @@ MEASUREMENTS = (
   *_goodput(),
   Measurement(
     "calibration",
-    "bench",
-    (_PAIR, "--k=2,5,8", "--batch=1,3,6", "--context=64"),
+    f"bench {_PAIR} --k=2,5,8 --batch=1,3,6 --context=64",
     2,
-    ("--k=2", "--batch=1", "--repeats=2", "--max_new_tokens=16"),
-    to="calibrate",
+    "--k=2 --batch=1 --repeats=2 --max_new_tokens=16",
+    flag="calibrate",
   ),
   Measurement(
     "sweep_shipped",
-    "sweep",
-    ("--sweep=configs/sweeps/shipped.py", "--shard=0/2"),
+    "sweep --sweep=configs/sweeps/shipped.py --shard=0/2",
     17,
-    ("--sweep=configs/sweeps/quick.py",),
-    "output",
+    "--sweep=configs/sweeps/quick.py",
   ),
   Measurement(
-    "sweep_smollm2",
-    "sweep",
-    ("--sweep=configs/sweeps/smollm2.py",),
-    8,
-    None,
-    "output",
+    "sweep_smollm2", "sweep --sweep=configs/sweeps/smollm2.py", 8, None
   ),
   Measurement(
-    "leviathan",
-    "sweep",
-    ("--sweep=configs/sweeps/leviathan.py",),
-    15,
-    None,
-    "output",
+    "leviathan", "sweep --sweep=configs/sweeps/leviathan.py", 15, None
   ),
   Measurement(
     "calibration_t5",
-    "bench",
-    ("--target=stdlib-t5-5m", "--k=2,5,8", "--batch=1,3,6", "--context=64"),
+    "bench --target=stdlib-t5-5m --k=2,5,8 --batch=1,3,6 --context=64",
     2,
     None,
-    to="calibrate",
+    flag="calibrate",
   ),
-  Measurement("papers", "roofline", ("--papers",), 0.1),
+  Measurement("papers", "roofline --papers", 0.1),
   Measurement(
     "roofline_v6e",
-    "roofline",
-    (
-      *("--chip=v6e", "--ways=8", "--target=llama3-70b"),
-      *(
-        "--drafter=model(llama3-1b)",
-        "--batches=1,8,32",
-        "--contexts=2048,8192",
-      ),
-    ),
+    "roofline --chip=v6e --ways=8 --target=llama3-70b "
+    "--drafter=model(llama3-1b) --batches=1,8,32 --contexts=2048,8192",
     0.1,
   ),
   Measurement(
     "roofline_here",
-    "roofline",
-    (
-      *("--calibration={results}/calibration.json", "--target=stdlib-11m"),
-      *(_PAIR, "--prefix_acceptance=0.85,0.7,0.58,0.47,0.4,0.35,0.3,0.26"),
-      *("--batches=1,2,4,8", "--contexts=128", "--context=128"),
-    ),
+    "roofline --calibration={results}/calibration.json --target=stdlib-11m "
+    f"{_PAIR} --prefix_acceptance=0.85,0.7,0.58,0.47,0.4,0.35,0.3,0.26 "
+    "--batches=1,2,4,8 --contexts=128 --context=128",
     0.1,
   ),
   Measurement(
     "tpu_8b",
-    "compile_tpu",
-    (
-      *("--topology=v5e:2x4", "--mesh=model:8", "--target=preset:llama3-8b"),
-      *("--drafter=model(preset:llama3-1b)", "--batch=1", "--k=4"),
-      *_SAMPLED,
-      "--steps=draft,verify,accept,loop",
-    ),
+    f"compile_tpu {_8B} --drafter=model(preset:llama3-1b) --batch=1 --k=4 "
+    f"{_SAMPLED} --steps=draft,verify,accept,loop",
     3,
-    (
-      *("--topology=v5e:2x2", "--mesh=model:4", "--target=preset:llama3-1b"),
-      *("--drafter=lookup", "--steps=verify", "--context=256"),
-    ),
+    "--topology=v5e:2x2 --mesh=model:4 --target=preset:llama3-1b "
+    "--drafter=lookup --steps=verify --context=256",
     needs=_TPU,
   ),
   Measurement(
     "tpu_70b",
-    "compile_tpu",
-    (
-      *("--topology=v6e:2x4", "--mesh=model:8", "--target=preset:llama3-70b"),
-      *("--drafter=model(preset:llama3-1b)", "--batch=8", "--k=4"),
-      *_SAMPLED,
-      "--steps=draft,verify,accept",
-    ),
+    "compile_tpu --topology=v6e:2x4 --mesh=model:8 --target=preset:llama3-70b "
+    "--drafter=model(preset:llama3-1b) --batch=8 --k=4 "
+    f"{_SAMPLED} --steps=draft,verify,accept",
     4,
     None,
     needs=_TPU,
@@ -558,11 +459,7 @@ MEASUREMENTS = (
 
 
 def named(names: Iterable[str]) -> list[Measurement]:
-  """Returns those of these names, in their usual order.
-
-  Raises:
-    ValueError: there is none of a name.
-  """
+  """Returns those of these names, in their usual order; refuses others."""
   valid = [one.name for one in MEASUREMENTS]
   wanted = set(names)
   for name in wanted.difference(valid):

@@ -60,13 +60,8 @@ def mean(values: Sequence[float]) -> Estimate:
 
 
 def geometric_mean(rates: Sequence[float] | np.ndarray) -> Estimate:
-  """Returns the geometric mean of rates or quotients.
-
-  The error is by the spread of the repeats' means.
-
-  Args:
-    rates: [repeats], or [repeats, prompts].
-  """
+  """Returns the geometric mean of rates [repeats] or [repeats, prompts]; the
+  error is by the spread of the repeats' means."""
   logs = np.log(np.asarray(rates, float))
   means, error = logs.reshape(len(logs), -1).mean(axis=1), None
   value = float(np.exp(np.mean(means)))
@@ -247,11 +242,8 @@ def median_speed(
   """Returns the speed of pairs that decode the same tokens, by medians.
 
   What slows a machine for a while slows both of a pair, so their quotient says
-  more than the quotient of the medians.
-
-  Args:
-    tokens: new tokens of one repetition, either way.
-    seconds and the others: one entry a repetition.
+  more than the quotient of the medians. All but `tokens`, new ones of one
+  repetition, have an entry for each.
   """
   quotients = np.asarray(baseline_seconds) / np.asarray(seconds)
   value, error = float(np.median(quotients)), None

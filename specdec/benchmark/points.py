@@ -96,16 +96,14 @@ def measure(
   profile: str | None = None,
   progress: Callable[[], object] | None = None,
 ) -> list[dict]:
-  """Times decoding of setups of one batch size and of their baseline, in turns.
+  """Times decoding of setups of one batch size and of their baseline, in turns;
+  returns each point's document.
 
   Args:
     named: setups, and what decided how much each drafts; None: its k.
     repeats: timings of each, at least.
     profile: folder for a trace of one decoding each way.
     progress: called after each batch.
-
-  Returns:
-    Each point's document.
   """
   batches, ways = prompts.batches, {}
   for length, setup in named:
@@ -182,10 +180,6 @@ def measure_all(
   Args:
     setup: prompt_size is the context behind which passes are timed.
     prompts, setups: by batch size; setups of that size as `measure` has them.
-    slots: as of `time_passes`.
-
-  Returns:
-    Entries of a document: passes, and runs.
   """
   timed, entries, context = [], [], setup.prompt_size
   total = len(prompts) * bool(passes)
@@ -235,11 +229,8 @@ def _times_of(completed: Sequence[Completed], prefix: str) -> dict:
 def _faults(
   document: dict, config: TransformerConfig, bandwidth: float
 ) -> list[tuple[dict, str, bool]]:
-  """Finds times that a bandwidth forbids.
-
-  Returns:
-    For each its entry, a sentence, and whether it is grossly wrong.
-  """
+  """Returns times that a bandwidth forbids: their entry, a sentence, and
+  whether they are grossly wrong."""
   times = []
   for entry in document["passes"]:
     tokens = entry["tokens"]
@@ -266,11 +257,8 @@ def _faults(
 def check_times(
   document: dict, setup: Setup, target: Target, machine: Hardware
 ) -> list[str]:
-  """Adds roofs and warnings to a document's entries.
-
-  Returns:
-    A sentence for every time that is grossly wrong.
-  """
+  """Adds roofs and warnings to a document's entries; returns a sentence for
+  every time that is grossly wrong."""
   config, params = target.checkpoint.config, target.checkpoint.params
   peak, devices = machine.flops.get(setup.dtype), 1
   if target.places:  # all devices together

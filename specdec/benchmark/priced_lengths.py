@@ -244,13 +244,8 @@ def compare(
   """Yields what every way gains under every load, batch by batch.
 
   Each repeat has tables and noise of its own; what `adaptive` expects is
-  learnt from the first one's alone.
-
-  Args:
-    pair: a target and a draft model on chips.
-    context: cached positions of a row, all along.
-    alpha: acceptance of rows that are equal.
-    most: largest k.
+  learnt from the first one's alone. Rows that are equal accept alpha, and the
+  largest k is `most`.
   """
   for batch in batches:
     always = draft_length.adaptive(most, (1.0,) * (most + 1))

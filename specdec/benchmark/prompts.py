@@ -110,15 +110,9 @@ def _parse(line: bytes, path: Path, number: int) -> Prompt:
 def encode(
   prompts: Sequence[Prompt], tokenizer: Tokenizer | None, chat: bool, size: int
 ) -> list[list[int]]:
-  """Token ids of every prompt, `chat` wrapping texts in the chat template.
-
-  Args:
-    size: V of the model, which ready-made ids must stay under.
-
-  Raises:
-    ValueError: an empty prompt, an id out of range, or text without a
-      tokenizer or, with chat, without a template.
-  """
+  """Token ids of every prompt, `chat` wrapping texts in the chat template;
+  refuses empty prompts, ids that are not below `size`, and texts where there
+  is no tokenizer."""
   encoded = []
   for number, prompt in enumerate(prompts):
     if prompt.token_ids is not None:
@@ -168,9 +162,6 @@ def read_corpus(
     chat, size: as `encode` takes them.
     limit: prompts of each category at most; 0 for all.
     max_tokens: of a prompt; longer ones are left out; 0 for none of them.
-
-  Raises:
-    ValueError: no prompt is left.
   """
   wanted, encoded, groups, broken, short = [], [], [], [], []
   for path in paths:

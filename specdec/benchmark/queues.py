@@ -110,9 +110,6 @@ class Server:
     together: prompts of one prefill, R; where fewer wait, it costs as much.
     every: rounds between looks at the queue while rows are empty.
     clock, sleep: of seconds.
-
-  Raises:
-    ValueError: together is not in 1..batch, every < 1, or a mesh.
   """
 
   decoder: Decoder
@@ -141,12 +138,7 @@ class Server:
     return one.target, one.drafter, one.rule, one.params
 
   def check(self, requests: Sequence[Request]) -> None:
-    """Refuses requests that cannot be served, before any work.
-
-    Raises:
-      ValueError: there are none; two of one number; a prompt, an arrival or a
-        number of tokens out of range.
-    """
+    """Refuses requests that cannot be served, before any work."""
     if not requests:
       raise ValueError("there are no prompts to serve")
     numbers = collections.Counter(one.number for one in requests)
@@ -177,11 +169,8 @@ class Server:
     checked(inputs, decoder.eos_ids, decoder.max_length, size)
 
   def serve(self, requests: Sequence[Request]) -> Served:
-    """Answers every request once.
-
-    Raises:
-      ValueError: of `check`, or a text ends where a distribution is not finite.
-    """
+    """Answers every request once; no text may end where a distribution is not
+    finite."""
     self.check(requests)
     order = sorted(requests, key=lambda one: (one.arrival, one.number))
     queue = collections.deque(order)
@@ -240,11 +229,8 @@ class Server:
   def _run(
     self, state: DecodeState, held: Sequence[_Held | None], more: bool
   ) -> DecodeState:
-    """Runs until another row is done, or it is time to look; donates the state.
-
-    Args:
-      more: prompts are still to come.
-    """
+    """Runs until another row is done, or it is time to look as more prompts
+    are to come; donates the state."""
     empty = held.count(None)
     rounds = decode.MAX_ROUNDS
     if more and empty:
@@ -307,10 +293,6 @@ def requests_of(
     most, least: bounds, both included, of the new tokens that each asks for,
       drawn uniformly; least None: `most` for all.
     rate: requests a second; None: all are there from the beginning.
-
-  Raises:
-    ValueError: no prompts, count < 1, a rate that is not positive, or bounds
-      out of order.
   """
   if not prompts:
     raise ValueError("there are no prompts to serve")

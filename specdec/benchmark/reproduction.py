@@ -99,11 +99,7 @@ def read(results: Path, name: str) -> dict | None:
 
 
 def run(measurements: Sequence[Measurement], plan: Plan, report: Report):
-  """Runs what is not there yet; returns the last lines of each that failed.
-
-  Raises:
-    BlockingIOError: another process runs them in the same scratch folder.
-  """
+  """Runs what is not there yet; returns the last lines of each that failed."""
   run_folder.lock(plan.scratch)
   commit, failed, left = provenance.commit(), {}, []
   for one in measurements:
@@ -216,13 +212,8 @@ def _collected(folder: Path) -> dict:
 def published(
   document: dict, command: str, about: dict, commit: str | None
 ) -> dict:
-  """Returns a document as results/ keeps it.
-
-  Texts are left out and numbers rounded; the command is what one would type.
-
-  Args:
-    about: `measurement` of docs/schema.json.
-  """
+  """Returns a document as results/ keeps it: without texts, numbers rounded,
+  and `about`, which docs/schema.json calls `measurement`."""
   document = {
     "date": provenance.now(),
     "versions": {"commit": commit},

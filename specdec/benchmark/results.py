@@ -91,10 +91,7 @@ class Run:
 
 
 def acceptance_length(acceptance: Acceptance) -> str:
-  """Returns vLLM's mean acceptance length and draft acceptance rate.
-
-  '3.21 (74 % of draft tokens)'; '-' where nothing was drafted.
-  """
+  """'3.21 (74% of draft tokens)', by vLLM's definitions; '-' without any."""
   counts = acceptance.speculative_decoding
   if counts.mean_acceptance_length is None:
     return "-"
@@ -103,7 +100,6 @@ def acceptance_length(acceptance: Acceptance) -> str:
 
 
 def _by_position(estimates: Sequence[Estimate]) -> str:
-  """'0.81 0.64 0.50', or '-'."""
   values = ["-" if e.value is None else f"{e.value:.2f}" for e in estimates]
   return " ".join(values) or "-"
 

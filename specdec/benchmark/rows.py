@@ -50,13 +50,8 @@ def make_batches(source: Source, batch: int, size: int, limit: int) -> Batches:
   """Returns whole batches of prompts of at most `size` tokens.
 
   Takes all prompts of the files that are as long; else the shipped prompts; for
-  longer contexts or larger batches slices of Python source.
-
-  Args:
-    limit: most prompts, 0 for all; a batch is always filled.
-
-  Raises:
-    ValueError: there are too few for a batch.
+  longer contexts or larger batches slices of Python source. At most `limit`, 0
+  for all; a batch is always filled.
   """
   target = source.checkpoint
   shipped_prompts = prompts.read(shipped.prompts_of(target.source))
@@ -91,13 +86,7 @@ def make_rows(
   """Returns `count` prompts of exactly `size` tokens.
 
   The sources of an encoder-decoder, where files have them, are whole and have
-  at most as many.
-
-  Args:
-    least: where there are fewer than `count`, as many are enough.
-
-  Raises:
-    ValueError: there are fewer than `least`.
+  at most as many. Where there are fewer than `count`, `least` are enough.
   """
   target = source.checkpoint
   least = count if least is None else least

@@ -139,9 +139,6 @@ def compare(
     decoders: by name; those that are not warm yet are warmed up first.
     repeats, renumber: as `interleave` takes them.
     progress: called after each batch.
-
-  Raises:
-    ValueError: a text ends where a distribution is not finite.
   """
   for decoder in decoders.values():
     decoder.warm_up(batches[0].rows)

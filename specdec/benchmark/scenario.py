@@ -99,11 +99,7 @@ class Scenario:
 
   @functools.cached_property
   def cost(self) -> DrafterCost:
-    """What the drafter holds and reads.
-
-    Raises:
-      ValueError: it does not fit the target, or has no cost.
-    """
+    """What the drafter holds and reads; one without a cost is refused."""
     for call in self.drafter_calls:
       if _is(call, "none"):
         raise ValueError("none drafts nothing; drafts of lookup cost nothing")
@@ -155,12 +151,7 @@ class Scenario:
 
   @functools.cached_property
   def pair(self) -> TargetDraftPair:
-    """Target and drafter as the cost model takes them.
-
-    Raises:
-      ValueError: they do not fit together, or the calibration has no such
-        model.
-    """
+    """Target and drafter as the cost model takes them."""
     target, cost, calibration = self.deployment, self.cost, self.calibration
     if cost.exit_layer >= len(target.shape.layers):
       raise ValueError(
@@ -237,11 +228,7 @@ def _shape_of(
 
 
 def _config(name: str, weights: str) -> TransformerConfig | None:
-  """Returns a model's config; None for a shape without one.
-
-  Raises:
-    ValueError: there is no such model.
-  """
+  """Returns a model's config; None for a shape without one."""
   bare, dtype = name.removeprefix(PRESET), _dtype(weights)
   if bare in presets.names():
     return presets.get(bare, dtype)

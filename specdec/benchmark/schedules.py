@@ -24,14 +24,8 @@ class Prices(NamedTuple):
   largest: int  # batch
 
   def schedule(self, setup: Setup, weights: str) -> list[planning.BatchRange]:
-    """Returns the best k of every batch, at most the Setup's.
-
-    Args:
-      weights: type of both models' weights, of roofline.cost.BYTES.
-
-    Raises:
-      ValueError: what the drafter costs is unknown.
-    """
+    """Returns the best k of every batch, at most the Setup's, with weights of
+    a type of roofline.cost.BYTES."""
     scenario = Scenario.of(
       setup.target,
       setup.drafter,
@@ -47,11 +41,8 @@ class Prices(NamedTuple):
 
 
 def measured(path: str, drafter: str) -> list[float]:
-  """Returns prefix acceptance from a document of bench.py or eval.py.
-
-  Raises:
-    ValueError: the file holds none, or was measured with another drafter.
-  """
+  """Returns prefix acceptance from a document of bench.py or eval.py, and
+  refuses other files, and what was measured with another drafter."""
   try:
     document = json.loads(Path(path).read_text(encoding="utf-8"))
     run = max(document["runs"], key=lambda run: run["k"])

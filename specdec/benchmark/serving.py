@@ -85,15 +85,8 @@ def serve(
   place: Place,
   schedule: Sequence[BatchRange] | None = None,
 ) -> Served:
-  """Returns what an engine is given.
-
-  Args:
-    engine: one of ENGINES.
-    schedule: the best k by batch size; None: one k.
-
-  Raises:
-    ValueError: the engine refuses it.
-  """
+  """Returns what one of ENGINES is given, or raises ValueError with what it
+  refuses. Without a schedule there is one k."""
   entry, warnings = ENGINES[engine], []
   if handed.kind not in entry.methods:
     raise ValueError(

@@ -9,7 +9,6 @@ import inspect
 import pathlib
 import typing
 import zlib
-from collections.abc import Mapping
 from typing import Any
 
 from specdec import checkpoints, decode, draft_shape, sampling, sharding
@@ -234,19 +233,6 @@ class Settings:
         draft_shape.check_scratch(shape)
       if number == len(self.drafter_calls) - 1 and call.name != "none":
         decode.check_pair(spec, rule)
-
-  @classmethod
-  def from_config(cls, config: Mapping) -> "Settings":
-    """Returns the setup of a dict or an ml_collections.ConfigDict.
-
-    Raises:
-      ValueError: it has an entry that is no field.
-    """
-    names = [field.name for field in dataclasses.fields(cls)]
-    for name in config:
-      if name not in names:
-        raise ValueError(f"setting {name} is unknown; {choices(name, names)}")
-    return cls(**{name: config[name] for name in config})
 
   @functools.cached_property
   def drafter_calls(self) -> list[Call]:

@@ -54,12 +54,7 @@ class Setup(Settings):
     return tuple(fields)
 
   def check_sources(self) -> None:
-    """Refuses what the files of target and drafter say; reads no weights.
-
-    Raises:
-      ValueError: drafter and target do not go together.
-      FileNotFoundError: a model or a file is not there.
-    """
+    """Refuses what the files of target and drafter say; reads no weights."""
     config = self.target_config()
     self.memory_plan(config, self.places(config))
 
@@ -69,10 +64,8 @@ class Setup(Settings):
     return config_of(source, self.dtype, self.weights)
 
   def load(self, report: Callable[[str], None] = silent) -> Decoder:
-    """Reads the weights and returns the decoder, not yet compiled.
-
-    Args:
-      report: is told the memory plan and what is loaded.
+    """Reads the weights and returns the decoder, not yet compiled; reports the
+    memory plan and what is loaded.
 
     Raises:
       ValueError: drafter, rule, shape and target do not go together.
@@ -130,7 +123,7 @@ class Setup(Settings):
     fingerprint: dict[str, str] | None = None,
     abstract: bool = False,
   ) -> Target:
-    """Returns a checkpoint as the target of drafters; arguments as there."""
+    """Returns a checkpoint as the target of drafters."""
     return Target(
       transformer.model(checkpoint.config, places and places.target),
       checkpoint,
@@ -158,12 +151,8 @@ class Setup(Settings):
   def places(
     self, config: TransformerConfig, devices=None
   ) -> sharding.Places | None:
-    """Returns where target and drafter lie on the mesh; None without one.
-
-    Args:
-      config: the target's.
-      devices: default all of JAX's.
-    """
+    """Returns where target and drafter lie on a mesh of devices, by default all
+    of JAX's; None without one. The config is the target's."""
     if self.mesh is None:
       return None
     draft, ways = self._draft_config, self.draft_ways
@@ -198,7 +187,6 @@ class Setup(Settings):
     """Estimates what decoding needs on each device.
 
     Args:
-      config: the target's.
       num_tokens: of the largest other pass of the target, a row.
       decoder: whose drafter is planned for as it is; None: nothing is loaded
         yet, and a user's drafter is left out.
@@ -236,14 +224,8 @@ class Setup(Settings):
     report: Callable[[str], None] | None = None,
     again: bool = False,
   ) -> None:
-    """Checks that a decoder of loaded weights fits.
-
-    Args:
-      report: is told the plan of a user's drafter, and any with `again`.
-
-    Raises:
-      MemoryError: it does not.
-    """
+    """Raises MemoryError unless a decoder of loaded weights fits; reports the
+    plan of a user's drafter, and any with `again`."""
     plan = self.memory_plan(target.checkpoint.config, target.places, decoder)
     # The first plan was without a user's drafter.
     if report and (again or self.has_user_drafter):
@@ -252,11 +234,8 @@ class Setup(Settings):
     memory_plan.check(plan.excluding_weights, place)
 
   def decoder(self, target: Target) -> Decoder:
-    """Builds the decoder of a loaded target, not yet compiled.
-
-    Raises:
-      ValueError: the target was loaded for another setup.
-    """
+    """Builds the decoder of a loaded target, not yet compiled; refuses one that
+    was loaded for another setup."""
     if target.identity != self.identity:
       raise ValueError(
         f"this target was loaded for {target.identity}, and not for "

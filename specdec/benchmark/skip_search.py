@@ -72,12 +72,8 @@ class SkipBench:
   def _compare(
     self, skip: Skip, k: int, repeats: int, baseline: bool
   ) -> tuple[runs.Comparison, list[float]]:
-    """Decodes with one subset, after everything ran once.
-
-    Returns:
-      The comparison, and of each way the median over repeats of tokens per
-      second.
-    """
+    """Decodes with one subset, after everything ran once; returns that, and of
+    each way the median over repeats of tokens per second."""
     drafter = drafter_of(skip, self._threshold)
     setup = dataclasses.replace(self._setup, drafter=drafter, k=k)
     batches = batches_of(self._bench.encoded, setup.batch)
@@ -106,11 +102,7 @@ class SkipBench:
     return Value(rate, tokens, drafted)
 
   def _round_seconds(self, skip: Skip, k: int, drafted: float) -> float:
-    """Predicts a round with all rows at work.
-
-    Args:
-      drafted: mean tokens drafted, in 0..k.
-    """
+    """Predicts a round with all rows at work, with a mean of tokens drafted."""
     setup, target = self._setup, self._bench.target
     deployment = dataclasses.replace(
       calibrated.target_deployment(setup, target, self._chip),
@@ -129,11 +121,7 @@ class SkipBench:
 
 
 def library() -> Any:
-  """Returns Optuna, silent.
-
-  Raises:
-    ValueError: it is not installed.
-  """
+  """Returns Optuna, silent."""
   try:
     import optuna
   except ImportError as error:
@@ -168,12 +156,8 @@ def open_study(
   seed: int,
   first: Skip,
 ):
-  """Opens the Optuna study of a folder, with what it tried before.
-
-  Args:
-    ks: lengths of drafts.
-    first: tried before all others.
-  """
+  """Opens the Optuna study of a folder, with what it tried before; `first` is
+  tried before all others."""
   optuna = library()
   journal = optuna.storages.journal.JournalFileBackend(
     str(folder / "trials.journal")

@@ -90,14 +90,8 @@ def _settings(values, source: str, accepted: Sequence[str]) -> dict:
 
 
 def points_of(sweep: Mapping, **machine) -> list[Point]:
-  """Returns every point of a sweep, whole.
-
-  Args:
-    machine: `mesh` and `prompt_size`, the same for all.
-
-  Raises:
-    ValueError: there is none, one sets what it may not, or two are the same.
-  """
+  """Returns every point of a sweep, whole; `machine` is what is the same for
+  all, `mesh` and `prompt_size`."""
   _settings(sweep, "the sweep", _PARTS)
   common = _settings(sweep.get("common", {}), "the sweep's common", _ACCEPTED)
   points = sweep.get("points", ())
@@ -136,14 +130,8 @@ def _point(settings: dict[str, Any], machine: dict[str, Any]) -> Point:
 
 
 def numbers_of(sweep: Mapping, part: str, kind: type) -> dict[str, Any]:
-  """Returns what a part of a sweep sets: integers, or tuples of integers.
-
-  Args:
-    kind: a NamedTuple of what the part may set, with defaults.
-
-  Raises:
-    ValueError: it sets something else.
-  """
+  """Returns what a part of a sweep sets: integers, or tuples of integers, of
+  the fields of `kind`, a NamedTuple with defaults."""
   source = f"the sweep's {part}"
   values = _settings(sweep.get(part, {}), source, kind._fields)
   for name, value in values.items():
@@ -163,11 +151,7 @@ def numbers_of(sweep: Mapping, part: str, kind: type) -> dict[str, Any]:
 
 
 def check(point: Point, rounds: Rounds, lengths: Lengths) -> None:
-  """Refuses a point that cannot be calibrated apart from what it measures.
-
-  Raises:
-    ValueError: says why.
-  """
+  """Refuses a point that cannot be calibrated apart from what it measures."""
   setup = point.setup
   calibrated.check(setup)
   setup.check_sources()
@@ -247,11 +231,8 @@ class SweepBench:
   def measure(
     self, point: Point, report: Report, line: dict | None = None
   ) -> dict:
-    """Returns a point's line: measured, and predicted.
-
-    Args:
-      line: an earlier line, whose times are kept.
-    """
+    """Returns a point's line: measured, unless an earlier one is given, and
+    predicted."""
     setup, (bench, limit, read) = point.setup, self._load(point)
     self._calibrate(setup, bench, report)
     if line is None:
@@ -345,16 +326,14 @@ def measure_all(
   retry: bool = False,
   repredict: bool = False,
 ) -> list[dict]:
-  """Measures points that `lines` does not hold yet, and adds their lines.
+  """Measures points that `lines` does not hold yet, and adds their lines;
+  returns the line of each point that has one.
 
   A point that fails is written down, and the others are measured.
 
   Args:
     retry: tries points again that failed before.
     repredict: predicts those again that are measured, and no others.
-
-  Returns:
-    The line of each point that has one.
   """
 
   def key(line: dict) -> str:

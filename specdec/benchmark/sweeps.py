@@ -28,9 +28,6 @@ def read(paths: Sequence[Path]) -> Read:
 
   Of a point that stands twice in one, the last that was measured counts; those
   of several are `pooled`. Nothing is written.
-
-  Raises:
-    ValueError: there is no measured point in any of them.
   """
   by_point: dict[str, list[dict]] = {}
   failed, broken = {}, []

@@ -56,11 +56,7 @@ def config_of(
 
 
 def source_of(name: str):
-  """Returns the path that a name stands for, or a preset as it is.
-
-  Raises:
-    FileNotFoundError: there is no such model.
-  """
+  """Returns the path that a name stands for, or a preset as it is."""
   return name if name.startswith(PRESET) else fetch(name)
 
 

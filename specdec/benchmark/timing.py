@@ -102,20 +102,6 @@ def pass_timer(
   return functools.partial(timed, passes)
 
 
-def time_pass(
-  model: Model,
-  params: PyTree,
-  batch: int,
-  tokens: int,
-  context: int,
-  slots: int,
-  repeats: int,
-) -> Timing:
-  """Times T(n) over and over; arguments as of `pass_timer`."""
-  timed = pass_timer(model, params, batch, tokens, context, slots)
-  return timing([timed() for _ in range(repeats)])
-
-
 class Turns(NamedTuple):
   """Several passes, timed in turns with the memory's bandwidth.
 
@@ -131,14 +117,11 @@ class Turns(NamedTuple):
 def time_passes(
   timers: Sequence[Callable[[], float]], params: PyTree, repeats: int
 ) -> Turns:
-  """Times several passes in turns, with the memory's bandwidth.
+  """Times several passes of `pass_timer` in turns, with the memory's bandwidth
+  at the size of these weights.
 
   A machine whose speed comes and goes is thus the same one for all of them. The
   order is another one in every turn, as what ran before a pass slows it.
-
-  Args:
-    timers: of `pass_timer`.
-    params: as many bytes are read for the bandwidth.
   """
   read = bandwidth_timer(params)
   rates, seconds = [], np.zeros((len(timers), repeats))

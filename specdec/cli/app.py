@@ -70,11 +70,7 @@ class Program:
     return defined.values
 
   def parse(self, argv: Sequence[str]) -> Options:
-    """Reads the flags of argv, whose first entry is the program's name.
-
-    Raises:
-      ValueError: a flag, or an argument, is none of this program's.
-    """
+    """Reads the flags of argv, whose first entry is the program's name."""
     values = self.flag_values(argv)
     try:
       rest = values(list(argv))[1:]
@@ -139,11 +135,7 @@ class Program:
       run_folder.release()
 
   def launch(self, argv: Sequence[str] | None = None) -> None:
-    """Runs the program from a shell, without the chatter of libraries.
-
-    Args:
-      argv: default sys.argv.
-    """
+    """Runs the program from a shell, without the chatter of libraries."""
     # Which backends are absent is no news to whoever runs this.
     logging.getLogger("jax._src.xla_bridge").setLevel(logging.WARNING)
     _quiet_libtpu()
@@ -227,12 +219,8 @@ def note(text: str) -> None:
 
 
 def take_folder(name: str, path: str | None) -> pathlib.Path:
-  """Locks the folder `path`, given as `name`, and returns it.
-
-  Raises:
-    BlockingIOError: another process has it.
-    ValueError: it is not given, or cannot be written.
-  """
+  """Locks the folder `path`, given as `name`, and returns it; refuses one that
+  cannot be written, or that another process has."""
   if not path:
     raise ValueError(f"give {name}, a folder")
   check_folder(name, path)
@@ -290,11 +278,7 @@ def check_writable(name: str, path: str | None) -> None:
 
 
 def named_folders(patterns: Sequence[str]) -> list[pathlib.Path]:
-  """Returns the folders that names or patterns stand for, each once.
-
-  Raises:
-    ValueError: one of the patterns means none.
-  """
+  """Returns the folders that names or patterns stand for, each once."""
   folders: list[str] = []
   for pattern in patterns:
     matches = [*filter(os.path.isdir, sorted(glob.glob(pattern)))]

@@ -36,7 +36,6 @@ _STOPPING = {"no": False, "yes": True, "never": "never"}
 
 
 def define(flags: app.Flags) -> None:
-  """Defines the flags."""
   without = (*_NO_USE, "mesh", "draft_ways", *setup_flags.PROCESSES)
   setup_flags.define(flags, without=without)
   flags.string("prompt", None, "One prompt.")
@@ -73,7 +72,6 @@ def checked(options: app.Options) -> Setup:
 
 
 def run(options: app.Options) -> None:
-  """The whole run: check, load, search, compare, report."""
   setup = checked(options)
   header = setup_flags.header(options, setup)
   most = dataclasses.replace(setup, batch=setup.batch * max(options.widths))
@@ -94,10 +92,9 @@ def run(options: app.Options) -> None:
   first = [beams.search(decoder, one, searches[0]) for one in batches]
   tokenizer = target.checkpoint.tokenizer
   best = [
-    (ids, score)
+    (texts[0], float(scores[0]))
     for one in first
     for texts, scores in zip(one.texts, one.scores)
-    for ids, score in [(texts[0], float(scores[0]))]
   ]
   for ids, score in best:
     text = str(ids) if tokenizer is None else tokenizer.decode(ids)

@@ -37,7 +37,6 @@ _DECODED = "limit", "length", "profile"  # flags of decoding alone
 
 
 def define(flags: app.Flags) -> None:
-  """Defines the flags."""
   flags = flags.without(["compilation_cache"])  # it is timed
   auto_flags.define(flags, lengths=True)
   flags.integers("passes", "1,2,4,8,16", "Tokens of passes timed alone: T(n).")
@@ -70,7 +69,6 @@ def define(flags: app.Flags) -> None:
 
 
 def check(options: app.Options) -> None:
-  """Refuses what cannot work, before anything long begins."""
   auto_flags.read(options)
   app.check_at_least(options, 0, "limit")
   app.check_at_least(options, 1, "repeats", "context", "passes")
@@ -92,7 +90,6 @@ def check(options: app.Options) -> None:
 
 
 def measure(options: app.Options, setup, target, source) -> dict:
-  """Times every pass and every point."""
   batches, setups = {}, {}
   for batch in options.batch:
     where = source, batch, options.context, options.limit
@@ -110,7 +107,6 @@ def measure(options: app.Options, setup, target, source) -> dict:
 
 
 def bench(options: app.Options) -> None:
-  """The whole run."""
   check(options)
   jax.config.update("jax_enable_compilation_cache", False)
   setup = setup_flags.largest(options, prompt_size=options.context)

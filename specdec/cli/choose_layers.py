@@ -39,7 +39,6 @@ _FREE = (*setup_flags.FREE, "trials")  # may change when a run is resumed
 
 
 def define(flags: app.Flags) -> None:
-  """Defines the flags."""
   setup_flags.define(flags, without=_WITHOUT)
   flags.string("output", None, "Folder of the results.")
   flags.integer("context", 128, "Tokens of every prompt.")
@@ -93,7 +92,6 @@ def setup_of(options: app.Options) -> Setup:
 
 
 def choose_layers(options: app.Options) -> None:
-  """The whole run: check, load, search, measure the best, report."""
   setup_flags.read(options, drafter="layer_skip()")
   # The search's journal is locked, and appended to.
   remote.check_local("--output", options.output or "")

@@ -50,7 +50,6 @@ _SHIPPED = "lookup; model(stdlib-1m); early_exit(1); layer_skip(shipped)"
 
 
 def define(flags: app.Flags) -> None:
-  """Defines the flags."""
   setup_flags.define(flags, without=_WITHOUT)
   prompt_flags.define(flags)
   flags.string(
@@ -97,7 +96,6 @@ def setups_of(options: app.Options) -> list[Setup]:
 
 
 def compare(options: app.Options) -> None:
-  """The whole run: check, load, measure, report."""
   setup_flags.read(options, drafter="none")
   folder, setups = prompt_flags.read(options), setups_of(options)
   header = setup_flags.header(options, setups[0])

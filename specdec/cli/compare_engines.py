@@ -49,7 +49,6 @@ _WITHOUT = (
 
 
 def define(flags: app.Flags) -> None:
-  """Defines the flags."""
   setup_flags.define(flags, without=_WITHOUT)
   prompt_flags.define(flags.without(["output"]))
   flags.string(
@@ -95,7 +94,6 @@ def read(options: app.Options) -> dict[str, Setup]:
 
 
 def compare(options: app.Options) -> None:
-  """The whole run: check, load, measure, report."""
   setups = read(options)
   first = next(iter(setups.values()))
   header = setup_flags.header(options, first)

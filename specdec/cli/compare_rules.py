@@ -39,7 +39,6 @@ _SOME_RANKS = dict.fromkeys(comparison.RANKED, (0.5, 0.25, 0.1))
 
 
 def define(flags: app.Flags) -> None:
-  """Defines the flags."""
   without = ("k", "acceptance", "shape", "json", *setup_flags.PROCESSES)
   setup_flags.define(flags, without=without)
   prompt_flags.define(flags)
@@ -54,7 +53,6 @@ def define(flags: app.Flags) -> None:
 
 
 def rules_of(options: app.Options) -> tuple[str, ...]:
-  """Returns the calls of --only."""
   return tuple(str(calls.parse(x)) for x in calls.split(options.only, ";"))
 
 
@@ -104,7 +102,6 @@ def _of_tables(options: app.Options) -> None:
 
 
 def compare(options: app.Options) -> None:
-  """The whole run: check, load, compare, report."""
   if options.tables:
     return _of_tables(options)
   setup_flags.read(options)

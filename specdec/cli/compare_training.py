@@ -61,7 +61,6 @@ FLAGS = {
 
 
 def define(flags: app.Flags) -> None:
-  """Defines the flags."""
   flags.enum("show", "curves", list(FLAGS), "What to compare.")
   flags.string("picture", None, "Picture to write: .png, .svg or .pdf.")
   flags.string("title", None, "The picture's; default: how many drafters.")
@@ -73,7 +72,6 @@ def define(flags: app.Flags) -> None:
 
 
 def show_curves(options: app.Options) -> None:
-  """Reads, prints, plots."""
   folders = app.named_folders(options.arguments)
   curves = [training_runs.read_curve(folder) for folder in folders]
   terminal.report(training.curve_table(curves))
@@ -83,7 +81,6 @@ def show_curves(options: app.Options) -> None:
 
 
 def show_joint(options: app.Options) -> None:
-  """Reads, compares, prints, writes."""
   folders = app.named_folders(options.arguments)
   runs = [training_runs.read_joint(folder) for folder in folders]
   kinds = training_runs.compare(runs)
@@ -99,7 +96,6 @@ def show_joint(options: app.Options) -> None:
 
 
 def show_losses(options: app.Options) -> None:
-  """Prints a line for each model, and one for the 3-gram."""
   if options.arguments:
     raise ValueError("--show=losses takes --model, and no folders")
   if not (options.model and options.held_out):
@@ -116,7 +112,6 @@ def show_losses(options: app.Options) -> None:
 
 
 def compare(options: app.Options) -> None:
-  """Checks the flags, then shows what is wanted."""
   setup_flags.refuse_others(options, "show", FLAGS)
   if options.show == "losses":
     show_losses(options)

@@ -37,10 +37,7 @@ _PROMPT = 1024  # tokens, if a row has room for more
 
 
 def define(flags: app.Flags) -> None:
-  """Defines the flags."""
-  setup_flags.define(flags)
-  for name in _LEFT_OUT:
-    delattr(flags.values, name)
+  setup_flags.define(flags, without=_LEFT_OUT)
   flags.values.set_default("dtype", "bfloat16")
   flags.string("topology", "v5e:2x4", "Kind and shape of the TPU slice.")
   flags.integer("context", 4096, "Tokens of a row, prompt and text.")
@@ -51,11 +48,7 @@ def define(flags: app.Flags) -> None:
 
 
 def read(options: app.Options) -> Setup:
-  """Returns the Setup whose steps are compiled.
-
-  Raises:
-    ValueError: a flag, or flags together, are refused.
-  """
+  """Returns the Setup whose steps are compiled, of flags that can work."""
   setup_flags.apply_config(options)
   app.check_at_least(options, 0, "patience_seconds")
   app.check_at_least(options, 2, "context")

@@ -30,7 +30,6 @@ _STEP = "train"
 
 
 def define(flags: app.Flags) -> None:
-  """Defines the flags."""
   text = "Config of train.py, of a draft head."
   flags.config("config", text, "train/*.py")
   setup_flags.define_mesh(flags.without(setup_flags.PROCESSES))
@@ -42,11 +41,7 @@ def define(flags: app.Flags) -> None:
 
 
 def read(options: app.Options) -> HeadSetup:
-  """Returns the setup whose step is compiled.
-
-  Raises:
-    ValueError: a flag, or flags together, are refused.
-  """
+  """Returns the setup whose step is compiled, of flags that can work."""
   app.check_at_least(options, 0, "patience_seconds")
   given = "patience_seconds" in options.given
   if options.here and given and options.patience_seconds:
@@ -89,18 +84,14 @@ def compile_training(options: app.Options) -> None:
   terminal.report(report.table([compiled], {}, chip.memory))
   terminal.report(report.gathered(compiled))
   if options.json:
-    document = provenance.header(settings(options, setup), [])
+    names = "topology", "mesh", "draft_ways"
+    settings = {name: getattr(options, name) for name in names}
+    settings["config"] = dataclasses.asdict(setup)
+    document = provenance.header(settings, [])
     document |= {"steps": [compiled], "cost_model": {}, "memory": chip.memory}
     results.write_json(options.json, document | {"plan": step.plan.parts})
   if not compiled.get("fits") and not options.here:
     raise ValueError(f"{_STEP}: not compiled, or too much for a chip")
-
-
-def settings(options: app.Options, setup: HeadSetup) -> dict:
-  """Returns what says which step this was, as JSON values."""
-  names = "topology", "mesh", "draft_ways"
-  values = {name: getattr(options, name) for name in names}
-  return values | {"config": dataclasses.asdict(setup)}
 
 
 main = app.Program(__doc__, define, compile_training)

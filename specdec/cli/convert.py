@@ -35,7 +35,6 @@ DTYPES = "float32", "bfloat16", "float16"
 
 
 def define(flags: app.Flags) -> None:
-  """Defines the flags."""
   flags.string(
     "source",
     MODEL,
@@ -86,7 +85,6 @@ def check(options: app.Options) -> Path | None:
 
 
 def convert(options: app.Options) -> None:
-  """Fetches; reads, casts, writes; reads the result once more."""
   output = check(options)
   if options.target or options.layout in conversion.DRAFTERS:
     return convert_drafter(options, output)

@@ -23,13 +23,11 @@ from specdec.report import plots, tables
 
 
 def define(flags: app.Flags) -> None:
-  """Defines the flags."""
   setup_flags.define(flags)
   prompt_flags.define(flags)
 
 
 def evaluate(options: app.Options) -> None:
-  """The whole run: check, load, decode, report."""
   setup_flags.read(options)
   setup_flags.single(options, "batch")
   folder = prompt_flags.read(options)

@@ -36,7 +36,6 @@ _ACCEPTANCE = "measured", "prefix_acceptance", "alpha"
 
 
 def define(flags: app.Flags) -> None:
-  """Defines the flags."""
   setup_flags.define(flags, without=_NOT_OF_FILES)
   flags.enum("engine", "vllm", [*ENGINES, ALL], "Who serves it; all that can.")
   flags.string("output", None, "Folder to write; must be new or empty.")
@@ -103,7 +102,6 @@ def prices_of(options: Options, setup: Setup) -> schedules.Prices | None:
 
 
 def export(options: Options) -> None:
-  """Asks the engines, writes the folder, prints commands and warnings."""
   setup, output = check(options)
   config = handover.target_of(setup)
   described = conversion.describe_target(setup.target, config)

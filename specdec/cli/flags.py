@@ -28,11 +28,7 @@ class Integers(flags.ArgumentParser):
     self.syntactic_help = f"an integer, or several: 1,2,4-8{also}"
 
   def parse(self, argument) -> tuple[int, ...]:
-    """'1,2,4-6' as (1, 2, 4, 5, 6), each once; numbers are taken as they are.
-
-    Raises:
-      ValueError: it says no integers, or absurdly many.
-    """
+    """'1,2,4-6' as (1, 2, 4, 5, 6), each once; numbers stay as they are."""
     if self._auto and argument == "auto":
       return ()
     if self._auto and argument in ("adaptive", ADAPTIVE):
@@ -100,13 +96,8 @@ class Flags:
     define(name, default, text, serializer=flags.CsvListSerializer(","))
 
   def config(self, name: str, text: str, shipped: str = "*.py") -> None:
-    """A Python file whose get_config() gives a ConfigDict.
-
-    Whatever is wrong with the file is one sentence.
-
-    Args:
-      shipped: matches the files in configs/ that it takes.
-    """
+    """A Python file whose get_config() gives a ConfigDict, as those in configs/
+    that `shipped` matches. Whatever is wrong with it is one sentence."""
     config_flags.DEFINE_config_file(
       name, None, text, flag_values=self.values, sys_argv=self._argv
     )
@@ -167,11 +158,7 @@ class Flags:
 
 
 def parsed(flag: flags.Flag, value):
-  """Parses a config's value as the command line would have given it.
-
-  Raises:
-    ValueError: the flag takes no such value.
-  """
+  """Parses a config's value as the command line would have given it."""
   several = isinstance(flag, flags.MultiFlag)
   values = value if several and isinstance(value, list | tuple) else [value]
   try:

@@ -28,7 +28,6 @@ from specdec.utils import terminal
 
 
 def define(flags: app.Flags) -> None:
-  """Defines the flags."""
   auto_flags.define(flags)
   flags.string("prompt", None, "One prompt.")
   flags.strings("stop", "Text that ends an answer; repeatable.")
@@ -56,7 +55,6 @@ def define(flags: app.Flags) -> None:
 
 
 def check(options: app.Options) -> None:
-  """Refuses what cannot work, before anything long begins."""
   auto_flags.read(options)
   setup_flags.single(options, "batch")
   if options.k:
@@ -71,7 +69,6 @@ def check(options: app.Options) -> None:
 
 
 def generate(options: app.Options) -> None:
-  """The whole run: check, load, decode, compare, report."""
   check(options)
   setup = setup_flags.largest(options, prompt_size=prompt_size([[0]]))
   header = setup_flags.header(options, setup)

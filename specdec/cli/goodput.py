@@ -39,7 +39,6 @@ from specdec.utils import terminal
 
 
 def define(flags: app.Flags) -> None:
-  """Defines the flags."""
   without = "mesh", "draft_ways", *setup_flags.PROCESSES
   setup_flags.define(flags, without=without)
   auto_flags.define_lengths(flags)
@@ -67,7 +66,6 @@ def define(flags: app.Flags) -> None:
 
 
 def loads_of(options: app.Options) -> list[float]:
-  """Returns the numbers of --loads."""
   try:
     loads = [float(load) for load in options.loads]
   except ValueError:
@@ -120,7 +118,6 @@ def servers_of(
 
 
 def run(options: app.Options) -> None:
-  """The whole run: check, load, serve, report."""
   setups, loads = checked(options), loads_of(options)
   header = setup_flags.header(options, setups[-1])
   first = dataclasses.replace(setups[-1], batch=max(options.batch))

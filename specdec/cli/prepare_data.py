@@ -47,7 +47,6 @@ FLAGS = {
 
 
 def define(flags: app.Flags) -> None:
-  """Defines the flags."""
   flags.enum("make", None, list(FLAGS), "What to make.")
   flags.string("output", None, "Folder to write; default corpus, or tokenizer.")
   flags.string("data", None, "Text to train a tokenizer on, or a corpus.")
@@ -62,7 +61,6 @@ def define(flags: app.Flags) -> None:
 
 
 def make_stdlib(options: app.Options) -> None:
-  """Writes the corpus and prints its size."""
   output = options.output or "corpus"
   app.check_folder("--output", output)
   sizes = corpus.write_stdlib(Path(output))
@@ -73,7 +71,6 @@ def make_stdlib(options: app.Options) -> None:
 
 
 def make_tokenizer(options: app.Options) -> None:
-  """Reads, trains, writes."""
   if not options.data:
     raise ValueError("give --data, a folder or a file of text")
   output = options.output or "tokenizer"
@@ -91,7 +88,6 @@ def make_tokenizer(options: app.Options) -> None:
 
 
 def make_pairs(options: app.Options) -> None:
-  """Reads the corpus, writes and counts pairs."""
   if not options.data:
     raise ValueError("give --data, a folder that --make=stdlib wrote")
   folder = app.take_folder("--output", options.output)
@@ -101,7 +97,6 @@ def make_pairs(options: app.Options) -> None:
 
 
 def make_prompts(options: app.Options) -> None:
-  """Reads every source that is given and writes the files."""
   app.check_at_least(options, 1, "count")
   app.check_at_least(options, 0, "every")
   folder = app.take_folder("--output", options.output)
@@ -120,7 +115,6 @@ def make_prompts(options: app.Options) -> None:
 
 
 def prepare(options: app.Options) -> None:
-  """Checks the flags, then makes what is wanted."""
   if options.make is None:
     raise ValueError(f"give --make, one of {', '.join(FLAGS)}")
   remote.check_local("--output", options.output or "")

@@ -19,7 +19,6 @@ from specdec.utils import files, run_folder, terminal
 
 
 def define(flags: Flags) -> None:
-  """Defines them."""
   flags.integer("limit", 0, "Prompts of each category, 0 for all of them.")
   flags.integer(
     "max_prompt_tokens", 0, "Leave out longer prompts, 0 for none of them."
@@ -58,11 +57,8 @@ def corpus(options: Options, target: Target) -> prompts.Corpus:
 def encode(
   options: Options, checkpoint: Checkpoint, limit: int = 0
 ) -> list[list[int]]:
-  """Token ids of --prompt or --prompt_file, or of a first example.
-
-  Args:
-    limit: prompts of the files, 0 for all of them.
-  """
+  """Token ids of --prompt, of at most so many prompts of --prompt_file, 0 for
+  all, or of a first example."""
   tokenizer = checkpoint.tokenizer
   setup_flags.check_chat(options, tokenizer)
   if options.prompt_file:
@@ -84,11 +80,8 @@ def encode(
 
 
 def claim(folder: Path, header: dict, params: PyTree, encoded) -> files.Lines:
-  """Refuses a folder of other settings, prompts, weights or machines.
-
-  Returns:
-    What it holds already.
-  """
+  """Refuses a folder of other settings, prompts, weights or machines; returns
+  what it holds already."""
   machine = {k: v for k, v in header["machine"].items() if k != "load"}
   run_folder.claim(
     folder,
@@ -112,12 +105,8 @@ def publish(
   plot: Callable,
   json: str | None = None,
 ) -> None:
-  """Prints the table, and writes table.txt, results.json and plot.png.
-
-  Args:
-    plot: takes runs, title and caveats, and returns a figure.
-    json: another file for the document.
-  """
+  """Prints the table, and writes table.txt, results.json, also as `json`, and
+  the plot of runs, title and caveats."""
   terminal.report(text)
   files.replace_text(folder / "table.txt", text + "\n")
   for path in (str(folder / "results.json"), json):

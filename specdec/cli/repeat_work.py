@@ -30,7 +30,6 @@ EDIT = "\nThank you."  # it asks for the same, and changes every answer's head
 
 
 def define(flags: app.Flags) -> None:
-  """Defines the flags."""
   setup_flags.define(flags, without=("drafter", "shape", "draft_ways", "mesh"))
   prompt_flags.define(flags)
   flags.string("edit", EDIT, "Text put behind a prompt that is asked again.")
@@ -45,7 +44,6 @@ def check_texts(options: app.Options) -> None:
 
 
 def repeat(options: app.Options) -> None:
-  """The whole run: check, answer, keep the answers, ask again, report."""
   setup_flags.read(options, drafter="none")
   setup_flags.single(options, "batch")
   folder = prompt_flags.read(options)

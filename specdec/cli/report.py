@@ -34,7 +34,6 @@ from specdec.utils.spelling import naming
 
 
 def define(flags: app.Flags) -> None:
-  """Defines the flags."""
   flags.string(
     "page", None, "File to write; default report.html in the one folder given."
   )
@@ -61,7 +60,6 @@ def page_of(options: app.Options, paths: list[Path]) -> str:
 
 
 def fill(options: app.Options) -> None:
-  """Fills regions of pages from --results."""
   setup_flags.refuse(options, ["page", "pictures"], "is for sweeps")
   app.check_folder("--results", options.results)
   pages = [Path(argument) for argument in options.arguments]
@@ -94,7 +92,6 @@ def fill(options: app.Options) -> None:
 
 
 def draw(options: app.Options) -> None:
-  """Plots files of results."""
   setup_flags.refuse(options, ["page", "pictures"], "is for sweeps")
   if not options.arguments:
     raise ValueError("give --picture and one or more files of results")
@@ -118,7 +115,6 @@ def draw(options: app.Options) -> None:
 
 
 def report(options: app.Options) -> None:
-  """Reads the sweeps, writes the page, prints the bands."""
   if options.picture:
     return draw(options)
   if options.results:

@@ -22,7 +22,6 @@ from specdec.utils import remote, terminal
 
 
 def define(flags: app.Flags) -> None:
-  """Defines the flags."""
   flags.string(
     "output", None, "Folder of the results; default results, or runs/quick."
   )
@@ -39,7 +38,6 @@ def define(flags: app.Flags) -> None:
 
 
 def reproduce(options: app.Options) -> None:
-  """Lists, or runs, what is wanted."""
   app.check_at_least(options, 0, "patience")
   # Some measurements read what others wrote.
   remote.check_local("--output", options.output or "")

@@ -35,7 +35,6 @@ from specdec.utils.terminal import report
 
 
 def predict(options: Options) -> None:
-  """Prints the tables; with --output also draws."""
   setup_flags.apply_config(options)
   roofline_flags.check(options)
   app.check_writable("--json", options.json)

@@ -24,7 +24,6 @@ _DEPLOYMENT = (
 
 
 def define(flags: Flags) -> None:
-  """Defines the flags."""
   types, names = list(BYTES), ", ".join(shapes.names())
   accepted = f"One of {', '.join(chips.CHIPS)}, or local: measured."
   flags.string("chip", "v5p", accepted)
@@ -142,11 +141,7 @@ def chip_of(name: str, /, **changes) -> Chip:
 
 
 def scenario(options: Options) -> Scenario:
-  """Returns what the prediction is about.
-
-  Raises:
-    ValueError: a flag has no effect on it, or no such model is there.
-  """
+  """Returns what the prediction is about; refuses flags without effect."""
   names = ["target", "drafter", "correlation", "source", "most"]
   if options.calibration:
     text = pathlib.Path(options.calibration).read_text(encoding="utf-8")
@@ -183,11 +178,7 @@ def compares_drafts(scenario: Scenario) -> bool:
 
 
 def workload(options: Options) -> Workload:
-  """Returns what is decoded.
-
-  Raises:
-    ValueError: the acceptance is none.
-  """
+  """Returns what is decoded."""
   acceptance = options.alpha
   if options.prefix_acceptance:
     acceptance = numbers("prefix_acceptance", options.prefix_acceptance)
@@ -207,11 +198,7 @@ def draft_acceptance(options: Options) -> theory.PowerLaw:
 
 
 def numbers(name: str, texts: Sequence[str]) -> list[float]:
-  """Returns a flag's entries as numbers.
-
-  Raises:
-    ValueError: one is none.
-  """
+  """Returns a flag's entries as numbers."""
   try:
     return [float(text) for text in texts]
   except ValueError as error:

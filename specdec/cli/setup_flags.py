@@ -77,12 +77,8 @@ def define_mesh(flags: Flags) -> None:
 def define(
   flags: Flags, auto: bool = False, without: Sequence[str] = ()
 ) -> None:
-  """Defines them.
-
-  Args:
-    auto: --k=auto and --k=adaptive are accepted.
-    without: names of flags that the program has no use for.
-  """
+  """Defines them, without those that the program has no use for; with `auto`
+  --k=auto and --k=adaptive are accepted."""
   flags, texts = flags.without(without), _texts()
   flags.config("config", "File whose get_config() sets flags not given here.")
   kinds = {str: flags.string, int: flags.integer}
@@ -107,20 +103,13 @@ def define(
     None,
     "Write the results here (docs/schema.json says what they are).",
   )
-  flags.string(
-    "compilation_cache",
-    "~/.cache/specdec/xla",
-    "Folder that keeps compiled programs between runs; '' for none.",
-  )
+  define_cache(flags)
   define_mesh(flags)
 
 
 def read(options: Options, **changes) -> None:
-  """Applies --config, meets the other processes, and checks every Setup.
-
-  Args:
-    changes: fields of a Setup that the program sets itself.
-  """
+  """Applies --config, meets the other processes, and checks every Setup, with
+  the changes that the program makes itself."""
   apply_config(options)
   join(options)  # before anything wakes JAX
   options.k = getattr(options, "k", None)
@@ -134,10 +123,23 @@ def read(options: Options, **changes) -> None:
   for file in getattr(options, "prompt_file", ()):
     prompts.scan(file)  # is there any?
   app.check_writable("--json", getattr(options, "json", None))
-  if getattr(options, "compilation_cache", None):
-    remote.check_local("--compilation_cache", options.compilation_cache)
-    folder = pathlib.Path(options.compilation_cache).expanduser()
-    jax.config.update("jax_compilation_cache_dir", str(folder))
+  use_cache(getattr(options, "compilation_cache", None))
+
+
+def define_cache(flags: Flags) -> None:
+  flags.string(
+    "compilation_cache",
+    "~/.cache/specdec/xla",
+    "Folder that keeps compiled programs between runs; '' for none.",
+  )
+
+
+def use_cache(folder: str | None) -> None:
+  """Keeps compiled programs in a folder, if one is given."""
+  if folder:
+    remote.check_local("--compilation_cache", folder)
+    place = str(pathlib.Path(folder).expanduser())
+    jax.config.update("jax_compilation_cache_dir", place)
 
 
 def apply_config(options: Options) -> None:
@@ -152,12 +154,8 @@ def apply_config(options: Options) -> None:
 
 
 def setup_of(options: Options, **changes) -> Setup:
-  """Returns the Setup that the flags describe.
-
-  Args:
-    changes: fields that are set otherwise; k and batch must be among them where
-      the flags have several.
-  """
+  """Returns the Setup that the flags describe, but for changes: k and batch
+  must be among them where the flags have several."""
   names = (field.name for field in dataclasses.fields(Setup))
   values = {n: getattr(options, n) for n in names if hasattr(options, n)}
   for name in ("k", "batch"):
@@ -227,12 +225,8 @@ def check_chat(options: Options, tokenizer) -> None:
 
 
 def join(options: Options) -> None:
-  """Meets the other processes, if there are any; all but process 0 fall silent.
-
-  Raises:
-    ValueError: half of an address was given.
-    ConnectionError: they cannot be reached.
-  """
+  """Meets the other processes, if there are any, or raises ConnectionError; all
+  but process 0 fall silent."""
   if not hasattr(options, "distributed"):
     return
   address = options.coordinator, options.processes, options.process

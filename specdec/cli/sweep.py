@@ -26,9 +26,6 @@ context (slots of cache), load, date; or point and error.
 """
 
 import json
-import pathlib
-
-import jax
 
 from specdec.benchmark import provenance, sweep_run
 from specdec.benchmark.sweep_run import Lengths, Rounds, SweepBench
@@ -38,7 +35,6 @@ from specdec.utils import files, run_folder, terminal
 
 
 def define(flags: app.Flags) -> None:
-  """Defines the flags."""
   flags.config(
     "sweep", "Python file whose get_config() lists the points.", "sweeps/*.py"
   )
@@ -72,20 +68,11 @@ def define(flags: app.Flags) -> None:
     "I/N: every N-th point from the I-th on, so that N machines share a sweep, "
     "each with an --output of its own; report.py takes all of them.",
   )
-  flags.string(
-    "compilation_cache",
-    "~/.cache/specdec/xla",
-    "Folder that keeps compiled programs between runs; '' for none.",
-  )
+  setup_flags.define_cache(flags)
   setup_flags.define_mesh(flags)
 
 
 def shard_of(points: list, shard: str | None) -> list:
-  """Returns the points of --shard.
-
-  Raises:
-    ValueError: it is not I/N with 0 <= I < N.
-  """
   if shard is None:
     return points
   part, _, parts = shard.partition("/")
@@ -106,7 +93,6 @@ def lengths_of(options: app.Options, sweep: dict) -> Lengths:
 
 
 def sweep(options: app.Options) -> None:
-  """Every point that is not yet in the folder."""
   if not options.sweep:
     raise ValueError("give --sweep=configs/sweeps/NAME.py, the list of points")
   setup_flags.refuse(options, ["draft_ways"], "is a setting of the points")
@@ -119,9 +105,7 @@ def sweep(options: app.Options) -> None:
   folder = app.take_folder("--output", options.output)
   for point in points:  # all of them, before anything long begins
     sweep_run.check(point, rounds, lengths)
-  if options.compilation_cache:
-    cache = pathlib.Path(options.compilation_cache).expanduser()
-    jax.config.update("jax_compilation_cache_dir", str(cache))
+  setup_flags.use_cache(options.compilation_cache)
   whole = lengths._asdict() | {"calibrate": rounds._asdict()}
   whole |= {"shard": options.shard, "mesh": options.mesh}
   run_folder.claim(folder, whole, free=("calibration_repeats",))

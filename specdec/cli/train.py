@@ -41,7 +41,6 @@ from specdec.utils import terminal
 
 
 def define(flags: app.Flags) -> None:
-  """Defines the flags."""
   flags.config(
     "config",
     "File whose get_config() says what to train, on what, how.",
@@ -57,7 +56,6 @@ def define(flags: app.Flags) -> None:
 
 
 def check(options: app.Options, setup: object) -> None:
-  """Refuses flags that would have no effect."""
   app.check_at_least(options, 0, "time_steps")
   if not isinstance(setup, ModelSetup):
     why = "is for a language model or a draft of one; this config has another"
@@ -75,7 +73,6 @@ def check(options: app.Options, setup: object) -> None:
 
 
 def train(options: app.Options) -> None:
-  """Checks everything, then trains."""
   if options.config is None:
     raise ValueError("give --config, as configs/train/target.py")
   setup = from_config(options.config.to_dict())

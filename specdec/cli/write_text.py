@@ -41,7 +41,6 @@ FLAGS = {
 
 
 def define(flags: app.Flags) -> None:
-  """Defines the flags."""
   flags.enum("write", "answers", list(FLAGS), "What to write.")
   setup_flags.define(flags, without=setup_flags.DRAFTING)
   prompt_flags.define(flags)
@@ -103,7 +102,6 @@ def write_prompts(options: app.Options) -> None:
 
 
 def write(options: app.Options) -> None:
-  """Checks the flags, then writes what is wanted."""
   setup_flags.read(options)
   setup_flags.refuse_others(options, "write", FLAGS)
   write = write_answers if options.write == "answers" else write_prompts

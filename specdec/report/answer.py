@@ -109,12 +109,8 @@ def decode_answers(
   stops: Sequence[str] = (),
   painter: Painter | None = None,
 ) -> tuple[Completed, list[Answer]]:
-  """Decodes a batch up to stop strings; a painter prints row 0 as it comes.
-
-  Returns:
-    The batch, its texts cut after the tokens that completed a stop string, and
-    an answer for each row.
-  """
+  """Returns a batch decoded up to stop strings, its texts cut there, and an
+  answer for each row; a painter prints row 0 as it comes."""
   answers = [Answer(tokenizer, stops) for _ in batch.rows]
 
   def push(row: int, new: NewTokens) -> bool:
@@ -138,15 +134,9 @@ def stream_answers(
   stops: Sequence[str],
   painter: Painter,
 ) -> tuple[list[Answer], list[str]]:
-  """Decodes batches and prints their answers, the first one as it comes.
-
-  Returns:
-    The answers, and a sentence for each that ends where a distribution is not
-    finite.
-
-  Raises:
-    ValueError: all of them do, at once.
-  """
+  """Decodes batches, prints their answers, the first one as it comes, and
+  returns them with a sentence for each that ends where a distribution is not
+  finite; not all may do so at once."""
   answers, faults = [], []
   for batch in batches:
     completed, part = decode_answers(
@@ -171,14 +161,8 @@ def compare_to_stop(
   pairs: int,
   quiet: bool,
 ) -> runs.Comparison:
-  """Times ways of decoding in turns, each text up to a stop string.
-
-  Without stop strings a text is decoded by one program, else in pieces.
-
-  Args:
-    pairs: batches that are timed in every way, at least.
-    quiet: shows no progress.
-  """
+  """Times ways of decoding in turns, at least so many batches, each text up to
+  a stop string: in pieces if there are any, else by one program."""
 
   def way(decoder: Decoder) -> Callable[[Batch], Completed]:
     if not stops:

@@ -26,10 +26,8 @@ WIDTH = 8.3  # inches; at 100 pixels each in a README 10 points are 14 pixels
 def figure(
   height, title, caveats, columns, rows=1
 ) -> tuple[Figure, list[Axes]]:
-  """Returns a figure and its empty panels.
-
-  Adds room for title and caveats to `height` (inches).
-  """
+  """Returns a figure of so many inches, title and caveats aside, and its empty
+  panels."""
   title = label(title, 80, 1000) if title else ""
   caveats = [label(f"warning: {caveat}", 105, 1000) for caveat in caveats]
   height += 0.2 * sum(1 + text.count("\n") for text in (title, *caveats))
@@ -61,10 +59,7 @@ def label(text: str, width: int = 40, longest: int = 200) -> str:
 def style(
   color: int, marker: int | None = None, dashes: int | None = None
 ) -> dict:
-  """Returns the look of a curve.
-
-  By default curve `color` has a marker and dashes that tell it apart as well.
-  """
+  """Returns the look of a curve, which marker and dashes tell apart as well."""
   marker = color if marker is None else marker
   dashes = color // len(COLORS) if dashes is None else dashes
   return {

@@ -3,17 +3,13 @@
 import json
 from collections.abc import Callable, Sequence
 
-from specdec.report.tables import estimate, listed
+from specdec.report.tables import estimate, listed, speedup_of
 
 _SHOWN = 5  # of the best subsets
 
 
 def of_drafters(runs: Sequence[dict], listed: Callable = listed) -> str:
-  """Formats runs of compare_drafters.py, two tables for each temperature.
-
-  Args:
-    listed: of `tables`, or `markdown`.
-  """
+  """Formats runs of compare_drafters.py, two tables for each temperature."""
   chains = [run for run in runs if run["drafter"]["shape"] == "chain"]
   shapes = [f"k={k}" for k in sorted({run["k"] for run in chains})] + ["tree"]
 
@@ -34,7 +30,7 @@ def of_drafters(runs: Sequence[dict], listed: Callable = listed) -> str:
     for row in rows.values():
       drawn = [run for shape, run in row.items() if shape != "tree"]
       row["longest"] = max(drawn, key=lambda run: run["k"])
-      row["best"] = max(drawn, key=lambda x: x["speed"]["speedup"]["value"])
+      row["best"] = max(drawn, key=speedup_of)
     name = {"drafter": "{[longest][drafter][name]}"}
     title = f"temperature {temperature:g}" if temperature else "greedy"
     table = listed(rows.values(), name | _ABOUT | by_shape(_tokens))

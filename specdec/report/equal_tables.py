@@ -7,7 +7,7 @@ import numpy as np
 
 from specdec.benchmark import metrics
 from specdec.benchmark.scenario import Scenario
-from specdec.report.tables import markdown
+from specdec.report.tables import markdown, speedup_of
 from specdec.roofline import chips, planning
 
 # Published shapes of what was trained, for TARGET, and their longest draft.
@@ -69,7 +69,7 @@ def by_seed(runs: Sequence[dict]) -> str:
     title = f"temperature {temperature:g}" if temperature else "greedy"
     for name, value in (
       ("tokens a pass", lambda x: x["acceptance"]["tokens_per_pass"]["value"]),
-      ("speedup", lambda x: x["speed"]["speedup"]["value"]),
+      ("speedup", speedup_of),
     ):
       table = _by_k(groups, temperature, value)
       parts.append(f"{title}; {name}, means over seeds\n\n{table}")

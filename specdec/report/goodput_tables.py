@@ -12,11 +12,7 @@ NEAR = 0.95  # times the best number, below which `adaptive` falls short
 
 
 def listed(entries: Sequence[dict], form=tables.listed) -> str:
-  """Formats a line for every batch, load and way.
-
-  Args:
-    form: `tables.listed`, or `tables.markdown`.
-  """
+  """Formats a line for every batch, load and way."""
   columns = {
     "batch, load": _where,
     "way": "{0[name]}",

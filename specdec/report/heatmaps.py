@@ -77,11 +77,8 @@ def over_batch(
   batches: Sequence[int],
   title: str,
 ) -> Figure:
-  """Plots the best speedup, and its k, over the batch.
-
-  Args:
-    curves: name (of a chip, say) -> (speedup, k) of every batch.
-  """
+  """Plots the best speedup, and its k, over the batch, a curve of both for each
+  name (of a chip, say)."""
   figure, axes = canvas.figure(max(3.4, 0.32 * len(curves)), title, (), 2)
   for i, (name, points) in enumerate(curves.items()):
     look = canvas.style(i) | {"markersize": 4, "label": canvas.label(name)}

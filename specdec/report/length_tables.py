@@ -3,15 +3,12 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from specdec.report import goodput_tables, tables
-from specdec.report.tables import estimate, markdown
+from specdec.report.tables import estimate, markdown, speedup_of
 
 
 def lengths(documents: Mapping, *names: str) -> str:
-  """Speedups by batch: of every fixed k, and of drafts that find their length.
-
-  Args:
-    names: measurements of bench.py with --length.
-  """
+  """Speedups by batch: of every fixed k, and of drafts that find their length,
+  in measurements of bench.py with --length."""
   runs = [run for name in names for run in documents[name]["runs"]]
   headings = [run.get("length", f"k = {run['k']}") for run in runs]
   return _by_batch(zip(headings, runs), markdown)
@@ -40,7 +37,7 @@ def _by_batch(runs: Iterable[tuple[str, dict]], form: Callable) -> str:
     def text(row: dict) -> str:
       text = str(estimate("speed", "speedup")(row[heading]))
       best = max(
-        (x for x in row if x != "batch"), key=lambda x: _speedup(row[x])
+        (x for x in row if x != "batch"), key=lambda x: speedup_of(row[x])
       )
       return f"**{text}**" if heading == best else text
 
@@ -59,8 +56,10 @@ def _where_short(rows: Sequence[dict]) -> str:
   """Says at which batches `adaptive` loses, or gains less than a number."""
   lost, short = [], []
   for row in rows:
-    speedup = _speedup(row["adaptive"])
-    numbers = [_speedup(run) for k, run in row.items() if k.startswith("k = ")]
+    speedup = speedup_of(row["adaptive"])
+    numbers = [
+      speedup_of(run) for k, run in row.items() if k.startswith("k = ")
+    ]
     if speedup < goodput_tables.LEAST:
       lost.append(str(row["batch"]))
     if speedup < goodput_tables.NEAR * max(numbers, default=0.0):
@@ -71,7 +70,3 @@ def _where_short(rows: Sequence[dict]) -> str:
     f"{lost}\n- under {goodput_tables.NEAR} times the best number's, rows: "
     f"{short}"
   )
-
-
-def _speedup(run: dict) -> float:
-  return run["speed"]["speedup"]["value"]

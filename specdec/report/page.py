@@ -67,13 +67,8 @@ def render(
   sections: Sequence[Section],
   summary: Sequence[tuple[str, str]],
 ) -> str:
-  """Renders the page, a complete HTML document.
-
-  Args:
-    settings: (name, value); the value of 'target' goes into the title.
-    headline: (name, value) of the numbers at the top.
-    summary: (name, value) rows of the table at the end.
-  """
+  """Renders the page, a complete HTML document: settings, of which the target
+  goes into the title, numbers at the top, texts, and a table at the end."""
   return html.render(
     "page.html",
     target=dict(settings).get("target", "a model"),
@@ -98,12 +93,8 @@ def write(
   tokenizer: Tokenizer | None,
   rows: Sequence[tuple[str, str]],
 ) -> None:
-  """Writes the page of one run.
-
-  Args:
-    answers: prompts (token ids) and answers.
-    rows: as `summary` of `render`.
-  """
+  """Writes the page of one run: prompts (token ids) and answers, and the rows
+  of a table."""
   settings = [
     ("target", setup.target),
     ("drafter", setup.description),

@@ -36,14 +36,7 @@ def by_group(
   """Plots tokens per target pass and speedup by group.
 
   Bars if all runs share one k, else lines over k. Each batch size counts as a
-  group of its own.
-
-  Args:
-    runs: JSON documents of runs, at most one per group, k and batch.
-    caveats: warnings, printed in red below.
-
-  Raises:
-    ValueError: there are no runs, or two share group, k and batch.
+  group of its own; of one group, k and batch there is one run at most.
   """
   batches = {run["batch"] for run in runs}
   curves: dict[str, list[dict]] = {}
@@ -89,14 +82,8 @@ def _bars(curves, title, caveats) -> Figure:
 def over_k(
   curves: dict[str, Sequence[dict]], title: str, caveats: Sequence[str] = ()
 ) -> Figure:
-  """Plots tokens per target pass and speedup over k.
-
-  Args:
-    curves: label -> runs as in `by_group`, at most one per k.
-
-  Raises:
-    ValueError: there are no runs, or two of one label share k.
-  """
+  """Plots tokens per target pass and speedup over k, of at most one run of a
+  label at each k."""
   curves = _ascending(curves, "k")
   height = max(3.8, _height(curves))
   figure, panels = canvas.figure(height, title, caveats, 2)
@@ -118,16 +105,11 @@ def over_k(
 def over_sizes(
   runs: Sequence[dict], title: str, caveats: Sequence[str] = ()
 ) -> Figure:
-  """Plots accepted length and speedup over draft tokens per round.
+  """Plots accepted length and speedup over draft tokens per round, of runs of
+  scripts/compare_rules.py.
 
   A row of panels for lossless rules and one for lossy ones. Colour encodes the
   shape, marker the rule, dashes the kind of siblings.
-
-  Args:
-    runs: of scripts/compare_rules.py, at most one per size, shape and rule.
-
-  Raises:
-    ValueError: there are no runs, or two share size, shape and rule.
   """
   shapes, rules, kinds, lossless = (
     list(dict.fromkeys(run["comparison"][name] for run in runs))
@@ -203,14 +185,8 @@ def _short(name: str) -> str:
 
 
 def passes(entries: Sequence[dict], title: str) -> Figure:
-  """Plots T(n), the time of a pass of n tokens, and its roofline.
-
-  Args:
-    entries: passes of a JSON document of scripts/bench.py, of one context.
-
-  Raises:
-    ValueError: there are no entries, or two share batch and n.
-  """
+  """Plots T(n), the time of a pass of n tokens, and its roofline, of passes of
+  scripts/bench.py behind one context."""
   curves: dict[str, list[dict]] = {}
   for entry in entries:
     curves.setdefault(f"batch {entry['batch']}", []).append(entry)

@@ -8,10 +8,9 @@ TABLE is one of result_tables.TABLES, NAME a measurement (scripts/reproduce.py
 entry of a list whose members say so.
 """
 
-import functools
 import re
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 from matplotlib.figure import Figure
@@ -30,24 +29,15 @@ _BEGIN = re.compile(r"(?<!`)<!-- (?:results|value): .+? -->")
 _STEP = re.compile(r"(\w+)(?:\[([^\]]*)\])?\.?")
 
 
-class Documents(Mapping):
+class Documents(dict[str, dict]):
   """The documents of a folder by name; Missing where there is none."""
 
   def __init__(self, folder: Path):
-    self._folder = folder
-    self._read = functools.cache(lambda name: reproduction.read(folder, name))
+    names = (path.stem for path in sorted(folder.glob("*.json")))
+    super().__init__({name: reproduction.read(folder, name) for name in names})
 
-  def __getitem__(self, name: str) -> dict:
-    document = self._read(name)
-    if document is None:
-      raise Missing(name)
-    return document
-
-  def __iter__(self):
-    return (path.stem for path in sorted(self._folder.glob("*.json")))
-
-  def __len__(self) -> int:
-    return sum(1 for _ in self)
+  def __missing__(self, name: str):
+    raise Missing(name)
 
 
 def pages(root: Path) -> list[Path]:
@@ -69,9 +59,6 @@ def fill(
   Args:
     draw: takes the name of a picture beside the page and its figure; without it
       none is drawn.
-
-  Raises:
-    ValueError: a region asks for what there is not.
   """
   rest = REGION.sub(lambda match: match[3], text)
   if unclosed := _BEGIN.search(rest):
@@ -122,11 +109,7 @@ def _picture(arguments, documents, draw) -> str:
 
 
 def value(document: dict, path: str, form: str = ".2f") -> str:
-  """Returns one value of a document, as text.
-
-  Raises:
-    ValueError: it has no such path.
-  """
+  """Returns one value of a document, as text."""
   part = document
   try:
     for name, wanted in _STEP.findall(path):

@@ -11,11 +11,7 @@ from specdec.utils.spelling import choices
 
 
 def read(path: str | Path) -> dict:
-  """Reads a document of results.
-
-  Raises:
-    ValueError: it is something else.
-  """
+  """Reads a document of results, and refuses everything else."""
   try:
     document = json.loads(Path(path).read_text(encoding="utf-8"))
   except json.JSONDecodeError as error:
@@ -45,16 +41,8 @@ def of_document(document: dict, title: str | None = None) -> Figure:
 def of_documents(
   documents: dict[str, dict], title: str | None = None, group: str = plots.ALL
 ) -> Figure:
-  """Plots tokens per pass and speedup over k, a line for each document.
-
-  Args:
-    documents: by label.
-    title: default: what the documents have in common.
-    group: of prompts.
-
-  Raises:
-    ValueError: a document has no such group.
-  """
+  """Plots tokens per pass and speedup over k of one group of prompts, a line
+  for each document. The title is by default what they have in common."""
   curves = {}
   for label, document in documents.items():
     curves[label] = [x for x in document["runs"] if x["group"] == group]

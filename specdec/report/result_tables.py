@@ -22,7 +22,7 @@ from specdec.report import (
   sweep_page,
   tables,
 )
-from specdec.report.tables import estimate, markdown
+from specdec.report.tables import estimate, markdown, speedup_of
 from specdec.roofline.calibration import Calibration
 
 
@@ -59,11 +59,7 @@ def head(document: dict) -> str:
 
 
 def find(entries: Sequence[dict], **wanted) -> dict:
-  """Returns the entry whose members say so.
-
-  Raises:
-    KeyError: there is none.
-  """
+  """Returns the entry whose members say so, or raises KeyError."""
   for entry in entries:
     if all(entry[name] == x for name, x in wanted.items()):
       return entry
@@ -258,7 +254,7 @@ def best_shapes(documents: Mapping, *names: str) -> str:
       for run in some:
         chain = run["comparison"]["shape"] == "chain"
         kinds.setdefault("chain" if chain else "tree", []).append(run)
-      best = {kind: max(x, key=_speedup) for kind, x in kinds.items()}
+      best = {kind: max(x, key=speedup_of) for kind, x in kinds.items()}
       rows.append({"of": documents[name], "nodes": nodes, **best})
 
   def cell(kind: str) -> Callable[[dict], str]:
@@ -269,7 +265,7 @@ def best_shapes(documents: Mapping, *names: str) -> str:
       text = str(estimate("speed", "speedup")(run))
       if kind == "tree":
         text += f", {run['comparison']['shape']}"
-        more = "chain" in row and _speedup(run) > _speedup(row["chain"])
+        more = "chain" in row and speedup_of(run) > speedup_of(row["chain"])
         text = f"**{text}**" if more else text
       return text
 
@@ -284,10 +280,6 @@ def best_shapes(documents: Mapping, *names: str) -> str:
   return markdown(rows, columns)
 
 
-def _speedup(run: dict) -> float:
-  return run["speed"]["speedup"]["value"]
-
-
 def sweep(documents: Mapping, name: str) -> str:
   """Measured and predicted speedup of every cell, bold outside the band."""
   lines = documents[name]["lines"]
@@ -299,7 +291,7 @@ def sweep(documents: Mapping, name: str) -> str:
         return ""
       line = row[k]
       text = (
-        f"{_speedup(line['run']):.2f} / {line['prediction']['speedup']:.2f}"
+        f"{speedup_of(line['run']):.2f} / {line['prediction']['speedup']:.2f}"
       )
       return text if 0.9 <= sweeps.ratio(line) <= 1.1 else f"**{text}**"
 
@@ -331,12 +323,8 @@ def leviathan(documents: Mapping, name: str) -> str:
     "drafter": "{[drafter]}",
     "T": lambda line: f"{line['point'].get('temperature', 0):g}",
     "k": "{[run][k]}",
-    "alpha": tables.acceptance_rate,
-    "c": tables.draft_cost,
-    "by alpha, c": tables.by_formula,
-    "predicted": "{[prediction][speedup]:.2f}",
-    "measured": estimate("run", "speed", "speedup"),
-    "measured / by alpha, c": tables.of_formula,
+    **tables.PREDICTED,
+    "measured / by alpha, c": lambda x: tables.number(sweeps.of_formula(x)),
     "measured / predicted": lambda x: f"{sweeps.ratio(x):.2f}",
   }
   ratios = sweeps.formula_ratios(lines)
@@ -369,11 +357,8 @@ def calibration(documents: Mapping, name: str) -> str:
 
 
 def identities(documents: Mapping) -> dict[str, tuple[int, int]]:
-  """Returns how many texts were compared with the baseline's, and are equal.
-
-  Raises:
-    Missing: nothing was.
-  """
+  """Returns how many texts were compared with the baseline's, and are equal;
+  raises Missing where nothing was."""
   counts = {}
   for name in documents:
     runs = documents[name].get("runs", ())
@@ -393,11 +378,8 @@ def identity(documents: Mapping) -> str:
 
 
 def figure(documents: Mapping, file: str, names: Sequence[str]) -> Figure:
-  """Returns the picture of one document, or of several over k.
-
-  Args:
-    file: its name; of a sweep also says which of its page's figures.
-  """
+  """Returns the picture of one document, or of several over k; of a sweep the
+  file's name says which of its page's figures."""
   if len(names) > 1:
     labels = [name.partition("_")[2] for name in names]
     several = {x: documents[name] for x, name in zip(labels, names)}

@@ -163,11 +163,8 @@ def pairs_of(
 def by_chip(
   scenario: Scenario, workload: Workload, others: Sequence[Chip]
 ) -> str:
-  """Lists chips side by side: one row, then the largest batch that pays.
-
-  Args:
-    others: more chips, as many of each.
-  """
+  """Lists the chip and as many of others side by side: one row, then the
+  largest batch that pays."""
   context, lines = workload.context, []
   for name, pair in pairs_of(scenario, others).items():
     chip = pair.target.chip

@@ -55,13 +55,8 @@ def draw(
   drafts: Sequence[str] = (),
   draft_acceptance: theory.PowerLaw | None = None,
 ) -> None:
-  """Writes the pictures into a folder.
-
-  Args:
-    others: chips to compare with the scenario's.
-    drafts: names of draft models to compare; () leaves that picture out.
-    draft_acceptance: their acceptance by size.
-  """
+  """Writes the pictures into a folder: also of other chips, and of draft models
+  by their names, if any, and their acceptance by size."""
   pair, deployment = scenario.pair, scenario.deployment
   curve, context = workload.curve, workload.context
   where = f"{scenario.num_chips} x {deployment.chip.name}, {deployment.weights}"

@@ -16,13 +16,8 @@ def table(
   estimates: Mapping[str, Mapping[str, float]],
   memory: float,
 ) -> str:
-  """Lists what each step needs and does, per chip, and the estimates.
-
-  Args:
-    reports: of steps.compile_step, each with its step's name, or an error.
-    estimates: of benchmark.abstract.estimates.
-    memory: bytes of a chip.
-  """
+  """Lists what each step of steps.compile_step needs and does, per chip, and
+  the estimates; or its error."""
   empty = [""] * (len(_HEADER) - 2)
   lines = [
     [report["step"], report["error"], *empty]

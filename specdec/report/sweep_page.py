@@ -24,12 +24,7 @@ _WIDTH = 4.6
 
 
 def render(sweep: sweeps.Read, header: dict | None) -> str:
-  """Renders the page.
-
-  Args:
-    sweep: points, broken lines and failures read from a sweep's folder.
-    header: command, machine and versions of the sweep.
-  """
+  """Renders the page; the header names command, machine and versions."""
   lines = sweep.lines
   settings = sweeps.by_setting(lines)
   return html.render(

@@ -17,12 +17,8 @@ from specdec.utils import terminal
 def listed(
   rows: Iterable, columns: Mapping[str, str | Callable[[Any], object]]
 ) -> str:
-  """Formats a table, a line for each row.
-
-  Args:
-    columns: heading -> what the column shows of a row: a format string with the
-      row as its argument, or a function of the row.
-  """
+  """Formats a table, a line for each row. A column shows of it what a format
+  string says, whose argument it is, or what a function of it returns."""
   return terminal.columns([*columns], _cells(rows, columns))
 
 
@@ -46,10 +42,8 @@ def estimate(*path: str) -> Callable[[dict], Estimate]:
 
 
 def acceptance_length(run: Mapping) -> str:
-  """Returns vLLM's mean acceptance length of a run's document.
-
-  '-' where nothing was drafted, or the document is older than the entry.
-  """
+  """Returns vLLM's mean acceptance length of a run's document; '-' where
+  nothing was drafted, or the document is older than the entry."""
   counts = run["acceptance"].get("speculative_decoding") or {}
   length = counts.get("mean_acceptance_length")
   return "-" if length is None else f"{length:.2f}"
@@ -74,6 +68,11 @@ def by_group(runs: Sequence[Run]) -> str:
 
 def _same(identity: Mapping | None) -> str:
   return f"{identity['same']}/{identity['texts']}" if identity else "-"
+
+
+def speedup_of(run: Mapping) -> float:
+  """Returns the speedup in a run's document."""
+  return run["speed"]["speedup"]["value"]
 
 
 def share(estimate: Mapping) -> str:
@@ -151,28 +150,27 @@ def of_machine(document: dict) -> str:
   )
 
 
-def acceptance_rate(line: dict) -> str:
-  """Formats a point's alpha; empty without draft tokens."""
-  alpha = line["run"]["acceptance"]["alpha"] if line["run"]["k"] else None
-  return f"{alpha['value']:.2f}" if alpha else ""
+def number(value: float | None) -> str:
+  """'1.23', or nothing."""
+  return "" if value is None else f"{value:.2f}"
 
 
-def draft_cost(line: dict) -> str:
-  """Formats a point's c; empty without draft tokens."""
-  cost = line["prediction"].get("cost") if line["run"]["k"] else None
-  return "" if cost is None else f"{cost:.2f}"
+def _alpha(line: dict) -> float | None:
+  run = line["run"]
+  return run["acceptance"]["alpha"]["value"] if run["k"] else None
 
 
-def by_formula(line: dict) -> str:
-  """Formats sweeps.by_formula."""
-  speedup = sweeps.by_formula(line)
-  return "" if speedup is None else f"{speedup:.2f}"
+def _draft_cost(line: dict) -> float | None:
+  return line["prediction"].get("cost") if line["run"]["k"] else None
 
 
-def of_formula(line: dict) -> str:
-  """Formats sweeps.of_formula."""
-  ratio = sweeps.of_formula(line)
-  return "" if ratio is None else f"{ratio:.2f}"
+PREDICTED = {  # columns of a sweep's points
+  "alpha": lambda line: number(_alpha(line)),
+  "c": lambda line: number(_draft_cost(line)),
+  "by alpha, c": lambda line: number(sweeps.by_formula(line)),
+  "predicted": "{[prediction][speedup]:.2f}",
+  "measured": estimate("run", "speed", "speedup"),
+}
 
 
 def of_sweep(lines: Sequence[dict]) -> str:
@@ -184,11 +182,7 @@ def of_sweep(lines: Sequence[dict]) -> str:
     "batch": "{[run][batch]}",
     "k": "{[run][k]}",
     "tokens/round": "{[run][acceptance][tokens_per_pass][value]:.2f}",
-    "alpha": acceptance_rate,
-    "c": draft_cost,
-    "by alpha, c": by_formula,
-    "predicted": "{[prediction][speedup]:.2f}",
-    "measured": estimate("run", "speed", "speedup"),
+    **PREDICTED,
     "measured/predicted": lambda line: f"{sweeps.ratio(line):.2f}",
   }
   caveats = sorted({caveat for line in lines for caveat in line["caveats"]})
@@ -212,12 +206,7 @@ def of_rules(
   caveats: Sequence[str],
   listed: Callable[[Iterable, Mapping], str] = listed,
 ) -> str:
-  """Formats the runs of compare_rules.py, and the tree that it chose.
-
-  Args:
-    ranks, tree: acceptance_by_rank and tree of its document.
-    listed: or `markdown`.
-  """
+  """Formats the runs of compare_rules.py, and the tree that it chose."""
   columns = {
     "draft tokens": lambda run: run["nodes"] - 1,
     "shape": "{[comparison][shape]}",
@@ -260,9 +249,7 @@ def of_engines(document: dict, form=listed) -> str:
   """Formats a document of compare_engines.py; `form` makes its table."""
 
   def rate(estimate: dict) -> str:
-    error = estimate["error"]
-    error = "" if error is None else f" ± {error:.1f}"
-    return f"{estimate['value']:.1f}{error}"
+    return f"{Estimate(**estimate):.1f}"
 
   def ratio(engine: dict) -> str:
     passes = engine["pass_seconds"]
@@ -372,11 +359,7 @@ def of_calibration(calibration: Calibration) -> str:
 
 
 def of_beams(entries: Sequence[dict], form=listed) -> str:
-  """Formats a line for every width of a beam search.
-
-  Args:
-    form: `listed`, or `markdown`.
-  """
+  """Formats a line for every width of a beam search."""
   columns = {
     "width": "{0[width]}",
     "steps": "{0[steps]}",

@@ -6,28 +6,28 @@ from collections.abc import Sequence
 from matplotlib import ticker
 
 from specdec.report import canvas
+from specdec.report.tables import listed
 from specdec.report.training_runs import Curve, Kind
 from specdec.utils import terminal
 
 
 def curve_table(curves: Sequence[Curve]) -> str:
   """Formats learning curves after their last evaluation."""
-  header = ["run", "tokens", "k", "kept", "first", "tokens a pass"]
-  rows = []
-  for curve in curves:
+
+  def last_doubling(curve: Curve) -> str:
     gain = curve.last_doubling
-    rows.append(
-      [
-        curve.name,
-        f"{curve.tokens[-1]:,}",
-        str(curve.k),
-        f"{curve.acceptance[-1]:.3f}",
-        f"{curve.first[-1]:.2f}",
-        f"{curve.tokens_per_pass[-1]:.2f}",
-        "-" if gain is None else f"{gain:+.2f}",
-      ]
-    )
-  return terminal.columns([*header, "last doubling"], rows)
+    return "-" if gain is None else f"{gain:+.2f}"
+
+  columns = {
+    "run": "{.name}",
+    "tokens": lambda curve: f"{curve.tokens[-1]:,}",
+    "k": "{.k}",
+    "kept": lambda curve: f"{curve.acceptance[-1]:.3f}",
+    "first": lambda curve: f"{curve.first[-1]:.2f}",
+    "tokens a pass": lambda curve: f"{curve.tokens_per_pass[-1]:.2f}",
+    "last doubling": last_doubling,
+  }
+  return listed(curves, columns)
 
 
 def plot_curves(
@@ -59,18 +59,14 @@ def plot_curves(
 
 def joint_table(kinds: Sequence[Kind]) -> str:
   """Formats a comparison of joint training."""
-  header = ("kind", "seeds", "loss", "less none's", "tokens per pass")
-  rows = [
-    (
-      kind.kind,
-      " ".join(str(run.seed) for run in kind.runs),
-      f"{kind.loss:.4f}",
-      f"{kind.difference:.4f}",
-      str(kind.tokens_per_pass),
-    )
-    for kind in kinds
-  ]
-  return terminal.columns(header, rows)
+  columns = {
+    "kind": "{.kind}",
+    "seeds": lambda kind: " ".join(str(run.seed) for run in kind.runs),
+    "loss": "{.loss:.4f}",
+    "less none's": "{.difference:.4f}",
+    "tokens per pass": "{.tokens_per_pass}",
+  }
+  return listed(kinds, columns)
 
 
 def plot_joint(kinds: Sequence[Kind], path: str | os.PathLike) -> None:
@@ -120,12 +116,8 @@ def speed_table(
   gemm_flops: float,
   load: Sequence[float],
 ) -> str:
-  """Formats the speed of a training step.
-
-  Args:
-    flops, gemm_flops: FLOP/s, of a step and of a matrix product.
-    load: averages of the number of runnable processes.
-  """
+  """Formats the speed of a training step: FLOP/s of it and of a product, and
+  averages of the number of runnable processes."""
   return terminal.table(
     [
       ("one step", f"{seconds * 1e3:.0f} ms"),

@@ -54,11 +54,7 @@ class Curve:
 
 
 def read_curve(folder: Path) -> Curve:
-  """Reads a drafter's run of train.py, finished or not.
-
-  Raises:
-    ValueError: it is not such a folder, or has no evaluation yet.
-  """
+  """Reads a drafter's run of train.py, finished or not, with an evaluation."""
   try:
     settings, entries = _read(folder)
     options, decoding = settings["options"], settings["decoding"]
@@ -111,11 +107,7 @@ class Kind:
 
 
 def read_joint(folder: Path) -> JointRun:
-  """Reads a finished run of joint training.
-
-  Raises:
-    ValueError: it is none, or not finished.
-  """
+  """Reads a finished run of joint training."""
   try:
     settings, entries = _read(folder)
     kind, options = settings["kind"], settings["options"]
@@ -144,12 +136,8 @@ def read_joint(folder: Path) -> JointRun:
 
 
 def compare(runs: Sequence[JointRun]) -> list[Kind]:
-  """Groups runs by kind, the baseline first.
-
-  Raises:
-    ValueError: there are none, two have the same kind and seed, or they differ
-      in settings that must be equal.
-  """
+  """Groups runs by kind, the baseline first; refuses two of one kind and seed,
+  and other settings that must be equal."""
   if not runs:
     raise ValueError("no runs to compare")
   by_kind: dict[str, dict[int, JointRun]] = {}
