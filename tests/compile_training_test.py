@@ -7,6 +7,7 @@ import jax
 import pytest
 
 import programs
+from specdec.benchmark.target import config_of, source_of
 from specdec.compiled import steps
 from specdec.report import steps as report
 from specdec.training import ahead
@@ -37,25 +38,45 @@ def test_a_small_head_on_four_chips(tmp_path):
   assert step["arguments"] == pytest.approx(held, rel=0.15)
 
 
-def lowered(kind):
-  """Text of the step of one of configs/train/drafter.py, of 4 x 32 tokens."""
+def lowered(kind, **changes):
+  """The step of one of configs/train/drafter.py, of 4 x 32 tokens."""
   get_config = runpy.run_path(str(CONFIGS / "drafter.py"))["get_config"]
   config = get_config(kind)
   config.options.update(sequence=32, batch=4)
+  config.update(changes)
   setup = from_config(config.to_dict())
   step = ahead.step(setup, "data:1", devices=jax.devices()[:1])
-  return step.lower().as_text()
+  return step.lower()
+
+
+def arguments(text):
+  """Of the main function of a lowered program."""
+  [signature] = (x for x in text.splitlines() if "func public @main" in x)
+  return signature.split("->")[0]
 
 
 @pytest.mark.parametrize("kind", ["dflash", "domino", "peagle", "eagle3"])
 def test_the_step_is_given_what_training_gives_it(kind):
   """Where drafts begin is drawn of blocks and P-EAGLE, by step and row."""
-  text, is_drawn = lowered(kind), kind != "eagle3"
-  [signature] = (x for x in text.splitlines() if "func public @main" in x)
-  arguments = signature.split("->")[0]
-  assert arguments.count("tensor<4x33xi32>") == 1
-  assert arguments.count("tensor<4xi32>") == (2 if is_drawn else 0)
+  text, is_drawn = lowered(kind).as_text(), kind != "eagle3"
+  given = arguments(text)
+  assert given.count("tensor<4x33xi32>") == 1
+  assert given.count("tensor<4xi32>") == (2 if is_drawn else 0)
   assert ("threefry" in text) == is_drawn
+
+
+@pytest.mark.parametrize("kind, streams", [("dspark", 3), ("recycle", 1)])
+def test_a_step_with_a_cache_does_not_run_the_target(kind, streams):
+  """It is given hidden states; the target's layers are held and not read."""
+  alone, cached = lowered(kind), lowered(kind, cache="states")
+  given = [arguments(step.as_text()) for step in (alone, cached)]
+  states = "tensor<4x32x384xf32>"
+  assert [x.count(states) for x in given] == [0, 1 + streams]
+  assert given[1].count("%arg") == given[0].count("%arg") + 1 + streams
+  flops = [step.cost_analysis()["flops"] for step in (alone, cached)]
+  config = config_of(source_of("stdlib-11m"), "float32")
+  layers = config.num_parameters - config.vocab_size * config.width
+  assert flops[0] - flops[1] > 2 * 4 * 32 * layers
 
 
 def test_a_step_that_takes_too_long_or_too_much_is_reported(

@@ -103,6 +103,16 @@ OPTIONS = dict(
   save_every=2, eval_sequences=4,
 )  # fmt: skip
 HEAD = dict(kind="eagle3", levels=2, features=(0, 2), vocabulary=11, **SHAPE)
+SOFT = dict(divergence="forward_kl")
+MARKOV = dict(slots="next", successor="markov", rank=4, confidence=True)
+TRAINED = {  # those that are drawn for have an address in the whole batch
+  "eagle3": dict(head_config=HEAD, loss=SOFT),
+  "dspark": dict(
+    head_config=HEAD | dict(kind="block", vocabulary=0, block=MARKOV),
+    loss=SOFT | dict(block=dict(anchors=3, confidence_weight=1.0)),
+  ),
+  "peagle": dict(head_config=HEAD | dict(kind="peagle"), loss=SOFT),
+}
 JOINT = dict(
   model=dict(vocab_size=28, num_layers=2, **SHAPE),
   head_config=HEAD | dict(vocabulary=0),
@@ -111,17 +121,16 @@ JOINT = dict(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("joint", [False, True])
-def test_two_processes_train_what_one_trains(tmp_path, joint):
+@pytest.mark.parametrize("kind", [*TRAINED, "joint"])
+def test_two_processes_train_what_one_trains(tmp_path, kind):
   target = write_letters(tmp_path / "target")
   (tmp_path / "text").write_text("the cat sat on a mat " * 30)
   text = str(tmp_path / "text")
   shared = dict(data=text, held_out=text, options=OPTIONS, decoding=DECODING)
-  if joint:
+  if kind == "joint":
     entries = shared | JOINT | dict(tokenizer=str(target))
   else:
-    loss = dict(divergence="forward_kl")
-    entries = shared | dict(target=str(target), head_config=HEAD, loss=loss)
+    entries = shared | TRAINED[kind] | dict(target=str(target))
   config = write_config(tmp_path / "config.py", **entries)
   programs.run("train", config, f"--folder={tmp_path / 'alone'}")
   folder = tmp_path / "run"

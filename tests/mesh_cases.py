@@ -99,6 +99,14 @@ HEADS = [
   for kind, shape in itertools.product(HEAD_KINDS, HEAD_SHAPES)
   if not (shape == "copies" and learned_kinds.head_config(kind).exits)
 ]
+# Of all blocks, on one mesh each: those that draft all tokens, and chains.
+BLOCKS = [
+  f"{kind} {shape}"
+  for kind, shape in itertools.product(
+    learned_kinds.BLOCKS, ("chain", *(f"{x} whole" for x in HEAD_SHAPES))
+  )
+  if f"{kind} {shape}" not in HEADS
+]
 RULES = {
   "baseline": decode.NO_DRAFT_RULE,
   "coupled": acceptance.coupled(),
@@ -127,7 +135,13 @@ DUE = [  # (drafter, rule, (data, model)), and whether the draft has fewer chips
   ("medusa chain", "coupled", (2, 4), True),
   ("recycle tree", "coupled", (4, 2), True),
   ("eagle3 copies", "rejection", (2, 4), True),
+  ("domino chain whole", "coupled", (2, 4), True),
+  ("dflash2 chain whole", "rejection", (1, 8), True),
 ]
+
+
+def is_head(drafter):
+  return drafter not in DRAFTERS
 
 
 def lying(mesh, less=False, head=False) -> sharding.Places:
@@ -150,9 +164,10 @@ def models_of(where=None, vocab_size=64):
 
 
 def head_of(name, config, place=None):
-  """Kinds with a head of their own draft some tokens, the others all."""
-  kind, _ = name.split()
-  few = learned_kinds.head_config(kind).head == "own"
+  """Kinds with a head of their own draft some tokens unless they are said to
+  draft the whole vocabulary, the others all."""
+  kind, _, *size = name.split()
+  few = learned_kinds.head_config(kind).head == "own" and size != ["whole"]
   layers = {"features": (1, 2)} if kind == "eagle3" else {}
   if kind in (*learned_kinds.BLOCKS, *learned_kinds.PARALLEL):
     layers = {"features": (1, 2), "num_heads": 2}
@@ -165,7 +180,7 @@ def drafter_of(name, models, config=TARGET, where=None):
   if name in DRAFTERS:
     return DRAFTERS[name](*models)
   target, draft = where or (None, None)
-  head, (_, shape) = head_of(name, config, draft), name.split()
+  head, shape = head_of(name, config, draft), name.split()[1]
   copied = COPIED if shape == "copies" else 0
   drafter = drafters.from_head(
     head, models[0], HEAD_SHAPES[shape], target, copied
@@ -186,15 +201,22 @@ def fits(drafter, rule):
 
 
 def matrix():
-  """Every drafter, rule and mesh; heads under two rules."""
+  """Every drafter, rule and mesh; heads under two rules, blocks of every kind
+  on some mesh."""
+  rules, rng = ("coupled", "rejection"), np.random.default_rng(0)
   pairs = [PLAIN]
   pairs += itertools.product(list(DRAFTERS)[1:], list(RULES)[1:])
-  pairs += itertools.product(HEADS, ("coupled", "rejection"))
+  pairs += itertools.product(HEADS, rules)
   due = {case[:3] for case in DUE}
   rest = [
     (*pair, mesh, pair[0] in HEADS or number % 2 == 1)
     for number, (pair, mesh) in enumerate(itertools.product(pairs, MESHES))
     if (*pair, mesh) not in due and (pair == pairs[0] or fits(*pair))
+  ]
+  rest += [
+    (*pair, MESHES[rng.integers(len(MESHES))], True)
+    for pair in itertools.product(BLOCKS, rules)
+    if pair not in {case[:2] for case in DUE}
   ]
   return [*DUE, *(pytest.param(*case, marks=SLOW) for case in rest)]
 
@@ -213,7 +235,7 @@ def weights(drafter="model"):
     rows = np.random.default_rng(0).integers(0, 64, (40, 20))
     index = suffix_index.build([*rows, *np.asarray(one_device(*PLAIN).tokens)])
     draft = jax.tree.map(np.asarray, index)
-  if drafter in HEADS:
+  if is_head(drafter):
     head = head_of(drafter, TARGET)
     net = learned_kinds.sharpened(head.init(jax.random.key(1)), 6)
     draft = draft_heads.weights_of(head, net, target)
@@ -227,7 +249,7 @@ def put(params, config, place):
 def decoded(drafter, rule, where=None, decoding=decode.generate, **options):
   """The state of eight prompts, every other row sampled unless greedy."""
   _, models = models_of(where)
-  whole = drafter in (*HEADS, "corpus")
+  whole = is_head(drafter) or drafter == "corpus"
   target, draft = weights(drafter if whole else "model")
   if where:
     target = put(target, TARGET, where.target)
@@ -268,7 +290,7 @@ def assert_same(state, alone):
 
 @pytest.mark.parametrize("drafter, rule, mesh, less", matrix(), ids=str)
 def test_eight_devices_write_what_one_writes(drafter, rule, mesh, less):
-  state = decoded(drafter, rule, lying(mesh, less, drafter in HEADS))
+  state = decoded(drafter, rule, lying(mesh, less, is_head(drafter)))
   assert_same(state, one_device(drafter, rule))
   rows = BATCH // mesh[0]
   assert state.tokens.sharding.shard_shape(state.tokens.shape)[0] == rows
@@ -278,7 +300,7 @@ def test_eight_devices_write_what_one_writes(drafter, rule, mesh, less):
   draft_state = getattr(state.draft_state, "other", state.draft_state)
   if drafter in ("corpus", "recycling"):
     assert state.stats.accepted.sum() > 0
-  if drafter in HEADS:
+  if is_head(drafter):
     assert state.stats.drafted.sum() > 0
     heads = learned_kinds.head_config("mtp").num_kv_heads  # whole
   elif drafter == "model":
@@ -416,12 +438,15 @@ def exchanges(step):
     pytest.param("recycle tree", "rejection", 1, marks=SLOW),
     pytest.param("prophet tree", "rejection", 1, marks=SLOW),
     pytest.param("hydra chain", "rejection", 1, marks=SLOW),
+    pytest.param("dspark chain whole", "rejection", 1, marks=SLOW),
+    pytest.param("domino tree whole", "rejection", 1, marks=SLOW),
+    pytest.param("dflash2 chain whole", "rejection", 1, marks=SLOW),
   ],
 )
 def test_no_distribution_travels(drafter, rule, draft_ways):
   """What eight shards of the vocabulary tell each other to accept is O(B N)
   numbers; nothing in a round is as long as a shard's distributions."""
-  head = drafter in HEADS
+  head = is_head(drafter)
   counts = learned_kinds.head_config("mtp").layers.counts if head else None
   where = sharding.places(
     "model:8", TARGET.counts, counts or DRAFT.counts, draft_ways

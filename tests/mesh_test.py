@@ -9,7 +9,7 @@ import virtual
 CASES = pathlib.Path(__file__).with_name("mesh_cases.py")
 WEIGHTS = CASES.with_name("weights_mesh_cases.py")
 FAMILIES = CASES.with_name("families_mesh_cases.py")
-HEADS = "eagle or mtp or prophet or medusa or hydra or recycle or head"
+HEADS = "eagle or mtp or prophet or medusa or hydra or recycle or head or whole"
 
 
 @pytest.mark.parametrize(

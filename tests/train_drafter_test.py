@@ -271,8 +271,20 @@ class TestCache:
       run(place, "again", **again)
     same(run(place, "again", **again), cached)
 
-  @pytest.mark.parametrize("changed", ["target.weights", "data", "features"])
-  def test_it_refuses_states_of_others(self, place, cached, changed):
+  @pytest.mark.parametrize(
+    "changed, count",
+    [
+      ("target.weights", 0),
+      ("target.weights", 16),
+      ("data", 0),
+      ("features", 0),
+      ("features", 16),
+    ],
+  )
+  def test_it_refuses_states_of_others_before_it_begins(
+    self, place, cached, tmp_path, changed, count
+  ):
+    """And, where texts are sampled, before they are: they are the data."""
     changes = {
       "target.weights": dict(target=str(place / "other")),
       "data": dict(data=str(place / "more")),
@@ -280,10 +292,12 @@ class TestCache:
         head_config=CACHED["head_config"] | dict(features=(1, 2))
       ),
     }[changed]
+    changes |= dict(samples=dict(count=count, prompt=4, temperature=1.0))
     changes = CACHED | dict(cache=str(place / "states")) | changes
     setup = from_config(entries(place, **changes))
     with pytest.raises(ValueError, match=f"states[^ ]* .*{changed}: "):
-      train_drafter.train(setup, place / f"refused_{changed}")
+      train_drafter.train(setup, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 BLOCK = dict(slots="next", successor="markov", rank=4, confidence=True)

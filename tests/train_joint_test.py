@@ -99,22 +99,10 @@ def test_layer_skip_drafts_with_its_first_layers(place):
   assert not list(folder.rglob("drafter.safetensors"))
 
 
-@pytest.mark.parametrize(
-  "changes, complaint",
-  [
-    (
-      PROPHET | dict(loss=dict(divergence="forward_kl")),
-      "joint training needs divergence",
-    ),
-    (
-      dict(layer_skip=None, model=MODEL | dict(vocab_size=8)),
-      "needs a row for each",
-    ),
-  ],
-)
-def test_refuses_before_it_begins(place, changes, complaint):
+def test_refuses_before_it_begins(place):
+  changes = dict(layer_skip=None, model=MODEL | dict(vocab_size=8))
   setup = from_config(entries(place, **changes))
-  with pytest.raises(ValueError, match=re.escape(complaint)):
+  with pytest.raises(ValueError, match="needs a row for each"):
     train_joint.train(setup, place / "bad")
   assert not (place / "bad").exists()
 

@@ -1,22 +1,26 @@
 """Training on eight virtual devices; run by training_mesh_test.py.
 
-Losses of every step and of held-out texts are one device's, and a run that is
-stopped goes on upon another mesh.
+Losses of every step and of held-out texts are one device's, as is what weights
+have learned, and a run that is stopped goes on upon another mesh. Every kind of
+draft head is trained as train.py trains it: where blocks and mask slots begin
+is drawn, and what a kind has has a loss.
 """
 
+import itertools
+from typing import NamedTuple
+
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import learned_kinds
 import programs
-import tiny_training
 from specdec import checkpoints, sharding
 from specdec.checkpoints import learned as saved
 from specdec.compiled import steps
-from specdec.drafters.heads.block_config import BlockConfig
 from specdec.drafters.heads.head_config import HeadConfig
-from specdec.models import transformer
 from specdec.models.config import TransformerConfig
 from specdec.training import (
   ahead,
@@ -32,7 +36,7 @@ from specdec.training import (
 )
 from specdec.training.options import Options
 from specdec.training.setup import from_config
-from specdec.types import Source
+from specdec.types import PyTree, Source
 from tiny_training import DECODING, Killed, log
 
 SHAPE = dict(width=16, mlp_width=32, num_heads=4, num_kv_heads=2, head_dim=8)
@@ -50,25 +54,70 @@ OPTIONS = dict(
 )
 ONE, DEVICES = "data:1", 8
 CONFIG = TransformerConfig(vocab_size=32, num_layers=2, **SHAPE)
+READS = dict(features=(0, 2))
+PUBLISHED = dict(layout="published", num_layers=0)
 HEADS = {
-  "eagle3": dict(features=(0, 2), vocabulary=11),
+  "eagle": dict(head="shared"),
+  "eagle3": dict(vocabulary=11, **READS),
   "published_eagle3": dict(
     kind="eagle3", features=(0, 1, 2), layout="published", vocabulary=16
   ),
   "mtp": dict(head="shared", vocabulary=12),
   "medusa": dict(num_layers=0),
-  "peagle": dict(features=(0, 2), vocabulary=16),
-  "dflash2": dict(
-    kind="block",
-    features=(0, 2),
-    block=BlockConfig(successor="selector", candidates=4, taps=2, group=4),
-  ),
+  "hydra": dict(num_layers=0, vocabulary=12),
   "prophet": dict(head="shared"),
+  "exit": dict(exit_layer=1),
+  "recycle": dict(
+    kind="exit", exit_layer=1, feeds_back_hidden=True, vocabulary=12
+  ),
+  "redrafter": dict(rnn=True, **PUBLISHED),
+  "mlp_speculator": dict(scale_input=True, **PUBLISHED),
+  "peagle": dict(vocabulary=16, **READS),
+  **{  # with heads of their own, of the whole vocabulary
+    kind: dict(
+      kind="block", block=learned_kinds.head_config(kind).block, **READS
+    )
+    for kind in learned_kinds.BLOCKS
+  },
 }
+HEADS["dflash"]["vocabulary"] = 11
+HEADS["published_block"] |= dict(layout="published", num_layers=2, embed="own")
+LOSSES = {
+  "eagle": dict(feature_weight=1.0),
+  "peagle": dict(drop=dict(keep=0.5, least=0.3)),
+  "jetspec": dict(block=dict(weighting="dpace")),
+  "rnn": dict(block=dict(at_once=3)),
+}
+CACHED = "eagle3", "dspark", "recycle"  # their whole runs read hidden states
+
+
+class Run(NamedTuple):
+  """What a run leaves."""
+
+  log: list[dict]
+  start: PyTree  # weights of the head
+  end: PyTree
 
 
 def head_entries(head):
   return dict(kind=head, levels=2) | SHAPE | HEADS[head]
+
+
+def loss_entries(head):
+  """In which everything that a head has is trained."""
+  losses, block = LOSSES.get(head, {}), HEADS[head].get("block")
+  if block:
+    selects = block.successor == "selector"
+    follows = block.successor != "none" and not selects
+    weights = dict(
+      anchors=4,
+      base_steps=8,
+      base_weight=float(follows),
+      confidence_weight=float(block.confidence),
+      selector_weight=float(selects),
+    )
+    losses = losses | dict(block=weights | losses.get("block", {}))
+  return dict(divergence="forward_kl") | losses
 
 
 def killing(patch, stop):
@@ -83,34 +132,36 @@ def killing(patch, stop):
   patch.setattr(data.Packed, "batch", batch)
 
 
-def run_head(folder, head, mesh, ways=None, stop=None):
-  """Trains a head and is not evaluated by decoding; returns its log.
+def run_head(
+  place, folder, head, mesh, ways=None, stop=None, decodes=False, **changes
+):
+  """Trains a head.
 
   Args:
     stop: step before which it is killed; None: never.
+    decodes: it is evaluated by decoding, too.
   """
-  options, head_config = Options(**OPTIONS), HeadConfig(**head_entries(head))
-  where = placing.places(mesh, CONFIG, head_config, options, ways)
-  target = checkpoints.random_checkpoint(CONFIG, 0, place=where.target)
-  model = transformer.model(CONFIG, where.target)
-  ids = np.arange(head_config.vocabulary) if head_config.vocabulary else None
-  serving, unrolled = placing.heads(head_config, CONFIG, ids, where.draft)
-  net = placing.put(unrolled, serving.init(jax.random.key(1)), where.draft)
-  packed = data.Packed(tiny_training.stream(), options.sequence)
+  changes = dict(head_config=head_entries(head)) | changes
+  setup = entries(
+    place, target=str(place / "target"), loss=loss_entries(head), **changes
+  )
+  honest, weights = run.train, []
+
+  def train(params, *args, **options):
+    weights.append(jax.tree.map(np.array, params))
+    weights.append(jax.tree.map(np.array, honest(params, *args, **options)))
+
   with pytest.MonkeyPatch.context() as patch:
     killing(patch, stop)
-    run.train(
-      net,
-      target.params,
-      drafting.objective(unrolled, model, drafting.Loss()),
-      packed,
-      packed,
-      options,
-      folder,
-      export=lambda *_: None,
-      where=where.draft and placing.shardings(unrolled, net, where.draft),
-    )
-  return log(folder)
+    patch.setattr(run, "train", train)
+    if not decodes:
+      patch.setattr(evaluate, "head_by_decoding", without_decoding)
+    train_drafter.train(setup, folder, mesh, ways)
+  return Run(log(folder), *weights)
+
+
+def without_decoding(*_):
+  return lambda *_: {"tokens": 1.0}
 
 
 def assert_same(ours, theirs):
@@ -123,15 +174,27 @@ def assert_same(ours, theirs):
       )
 
 
+def assert_same_run(ours, theirs):
+  """Losses, and weights: far less apart than what they have learned."""
+  assert_same(ours.log, theirs.log)
+  chex.assert_trees_all_equal(ours.start, theirs.start)
+
+  def check(path, start, end, other):
+    learned, apart = (np.linalg.norm(x - end) for x in (start, other))
+    assert apart <= 1e-3 * learned, (jax.tree_util.keystr(path), apart, learned)
+
+  jax.tree_util.tree_map_with_path(check, theirs.start, theirs.end, ours.end)
+
+
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory):
-  """(head) -> its log of one device."""
-  logs, folder = {}, tmp_path_factory.mktemp("alone")
+def alone(place, tmp_path_factory):
+  """(head) -> its Run on one device."""
+  runs, folder = {}, tmp_path_factory.mktemp("alone")
 
   def of(head):
-    if head not in logs:
-      logs[head] = run_head(folder / head, head, ONE)
-    return logs[head]
+    if head not in runs:
+      runs[head] = run_head(place, folder / head, head, ONE)
+    return runs[head]
 
   return of
 
@@ -140,38 +203,70 @@ def alone(tmp_path_factory):
   "head, mesh, ways",
   [
     ("published_eagle3", "data:2,model:4", None),
+    ("hydra", "data:4,model:2", None),
+    pytest.param("dspark", "data:4,model:2", None, marks=SLOW),
     pytest.param("eagle3", "data:2,model:4", 2, marks=SLOW),
-    pytest.param("eagle3", "model:8", 4, marks=SLOW),
+    pytest.param("eagle3", "model:4", 2, marks=SLOW),
+    pytest.param("eagle3", None, None, marks=SLOW),
     pytest.param("published_eagle3", "data:8", None, marks=SLOW),
     pytest.param("mtp", "data:8", None, marks=SLOW),
     pytest.param("medusa", "data:4,model:2", None, marks=SLOW),
-    pytest.param("peagle", "data:2,model:4", None, marks=SLOW),
-    pytest.param("dflash2", "data:4,model:2", None, marks=SLOW),
+    pytest.param("peagle", "data:8", None, marks=SLOW),
     pytest.param("prophet", "data:4,model:2", 1, marks=SLOW),
-    pytest.param("prophet", "data:2,model:4", None, marks=SLOW),
+    pytest.param("dspark", "data:2,model:4", 1, marks=SLOW),
+    pytest.param("dspark", None, None, marks=SLOW),
+    pytest.param("domino", "data:2,model:4", 2, marks=SLOW),
+    pytest.param("domino", "data:8", None, marks=SLOW),
+    pytest.param("dflash2", "data:4,model:2", None, marks=SLOW),
+    pytest.param("dflash2", "data:2,model:4", 1, marks=SLOW),
   ],
 )
 def test_heads_learn_on_eight_devices_as_on_one(
-  tmp_path, alone, head, mesh, ways
+  place, tmp_path, alone, head, mesh, ways
 ):
-  assert_same(run_head(tmp_path, head, mesh, ways), alone(head))
+  meshed = run_head(place, tmp_path / "run", head, mesh, ways)
+  assert_same_run(meshed, alone(head))
+
+
+@SLOW
+def test_microbatches_on_a_mesh_are_one_batch(place, tmp_path, alone):
+  """Where blocks begin is drawn for a row of the batch, in whatever part."""
+  options = OPTIONS | dict(accumulate=2)
+  meshed = run_head(
+    place, tmp_path / "run", "dspark", "data:4,model:2", options=options
+  )
+  assert_same_run(meshed, alone("dspark"))
+
+
+MOVES = (
+  (ONE, "data:2,model:4"),
+  ("data:4,model:2", ONE),
+  ("data:2,model:4", "data:8"),
+)
 
 
 @pytest.mark.parametrize(
-  "first, second",
+  "head, first, second",
   [
-    (ONE, "data:2,model:4"),
-    pytest.param("data:4,model:2", ONE, marks=SLOW),
+    ("dspark", ONE, "data:2,model:4"),
+    pytest.param("eagle3", "data:4,model:2", ONE, marks=SLOW),
+    *(
+      pytest.param(head, *move, marks=SLOW)
+      for head, move in zip(HEADS, itertools.cycle(MOVES))
+    ),
   ],
 )
-def test_a_run_goes_on_upon_another_mesh(tmp_path, alone, first, second):
+def test_a_run_goes_on_upon_another_mesh(
+  place, tmp_path, alone, head, first, second
+):
+  folder = tmp_path / "run"
   with pytest.raises(Killed):
-    run_head(tmp_path, "eagle3", first, stop=3)
-  assert [x["step"] for x in log(tmp_path)] == [1, 2, 3]
-  assert_same(run_head(tmp_path, "eagle3", second), alone("eagle3"))
+    run_head(place, folder, head, first, stop=3)
+  assert [x["step"] for x in log(folder)] == [1, 2, 3]
+  assert_same_run(run_head(place, folder, head, second), alone(head))
 
 
-@pytest.mark.parametrize("head", ["published_eagle3", "medusa"])
+@pytest.mark.parametrize("head", ["published_eagle3", "medusa", "dspark"])
 def test_a_head_lies_where_its_plan_says(head):
   head_config = HeadConfig(**head_entries(head))
   options = Options(**OPTIONS)
@@ -304,9 +399,7 @@ def test_joint_training_on_eight_devices_is_that_on_one(
   place, tmp_path, monkeypatch, kind, decodes
 ):
   if not decodes:
-    monkeypatch.setattr(
-      evaluate, "head_by_decoding", lambda *_: lambda *_: {"tokens": 1.0}
-    )
+    monkeypatch.setattr(evaluate, "head_by_decoding", without_decoding)
   setup = joint(place, **JOINT[kind])
   logs = []
   for name, mesh in (("alone", ONE), ("meshed", "data:2,model:4")):
@@ -322,26 +415,19 @@ def test_joint_training_on_eight_devices_is_that_on_one(
 @SLOW
 @pytest.mark.parametrize("head", HEADS)
 def test_a_whole_run_with_decoding_and_a_cache(place, tmp_path, head):
-  setup = entries(
-    place,
-    target=str(place / "target"),
-    head_config=head_entries(head),
-    loss=dict(divergence="forward_kl"),
-    cache=str(tmp_path / "cache") if head == "eagle3" else None,
+  changes = dict(cache=str(tmp_path / "cache")) if head in CACHED else {}
+  alone, meshed = (
+    run_head(place, tmp_path / name, head, mesh, decodes=True, **changes)
+    for name, mesh in (("alone", ONE), ("meshed", "data:2,model:4"))
   )
-  logs = []
-  for name, mesh in (("alone", None), ("meshed", "data:2,model:4")):
-    train_drafter.train(setup, tmp_path / name, mesh)
-    logs.append(log(tmp_path / name))
-  assert_same(*reversed(logs))
+  assert_same_run(meshed, alone)
   target = checkpoints.load(place / "target")
   first, second = (
     saved.load(tmp_path / name / "last.safetensors", target).net
     for name in ("alone", "meshed")
   )
-  for one, other in zip(jax.tree.leaves(first), jax.tree.leaves(second)):
-    # Rounded to bfloat16, which rounds unlike what lies near a tie.
-    np.testing.assert_allclose(one, other, rtol=1e-2, atol=1e-5)
+  # Rounded to bfloat16, which rounds unlike what lies near a tie.
+  chex.assert_trees_all_close(first, second, rtol=1e-2, atol=1e-5)
 
 
 @SLOW

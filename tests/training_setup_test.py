@@ -35,6 +35,7 @@ HEAD = SHARED | dict(
 )
 JOINT = LANGUAGE_MODEL | dict(head_config=None, decoding=DECODING)
 SKIP = dict(layer_skip=dict(dropout=0.5))
+TEXT = dict(loss=dict(divergence="cross_entropy"))
 
 
 @pytest.mark.parametrize(
@@ -45,11 +46,7 @@ SKIP = dict(layer_skip=dict(dropout=0.5))
     (HEAD, HeadSetup, None),
     (JOINT, JointSetup, "none"),
     (LANGUAGE_MODEL | dict(layer_skip=None), JointSetup, "none"),
-    (
-      JOINT | dict(head_config=HEAD_CONFIG, loss=HEAD["loss"]),
-      JointSetup,
-      "mtp",
-    ),
+    (JOINT | TEXT | dict(head_config=HEAD_CONFIG), JointSetup, "mtp"),
     (
       JOINT | SKIP | dict(decoding=DECODING | dict(exit_layer=1)),
       JointSetup,
@@ -104,7 +101,7 @@ def test_a_config_s_entries_say_what_is_trained(config, setup, kind):
     (HEAD, "options", dict(clip=float("nan")), "clip = nan; it must be > 0"),
     (HEAD, "options", dict(adam_b2=2.0), "adam_b2 = 2.0; it must be in 0..1"),
     (
-      JOINT | dict(head_config=HEAD_CONFIG, loss=HEAD["loss"]),
+      JOINT | TEXT | dict(head_config=HEAD_CONFIG),
       "options",
       dict(sequence=3),
       "options.sequence = 3; a draft of head_config.levels takes at least 4",
@@ -119,6 +116,24 @@ def test_setups_refuse(config, part, changes, complaint):
 
 
 BLOCK = SHAPE | dict(kind="block", features=(1,))
+
+
+@pytest.mark.parametrize("kind", ["block", "peagle"])
+def test_joint_training_says_what_one_pass_heads_need_instead(kind):
+  with pytest.raises(ValueError) as error:
+    from_config(JOINT | TEXT | dict(head_config=BLOCK | dict(kind=kind)))
+  for part in (
+    f"head_config.kind = {kind!r}: a head that drafts all levels in one pass "
+    "is trained on a frozen target, not jointly with it",
+    "Train the target first (configs/train/joint.py:none), then the head",
+    "or take a kind that drafts level by level, as mtp, prophet or medusa",
+  ):
+    assert part in str(error.value)
+
+
+def test_joint_training_is_on_the_text():
+  with pytest.raises(ValueError, match="joint training needs divergence"):
+    from_config(JOINT | dict(head_config=HEAD_CONFIG, loss=HEAD["loss"]))
 
 
 @pytest.mark.parametrize(

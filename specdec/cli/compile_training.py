@@ -6,7 +6,8 @@
     --config.target=preset:llama3-8b
 
 The config is that of train.py, whose texts are not read; its target may be a
-preset. The step is lowered from shapes alone and compiled by TPU's own
+preset. With `cache` the step is given the target's hidden states, and does not
+run the target. The step is lowered from shapes alone and compiled by TPU's own
 compiler, in a process of its own, for at most --patience_seconds. Printed are,
 per chip, what memory holds and whether it fits, FLOPs, bytes of main memory,
 collectives, how long compiling took, and which of the target's weights, shared

@@ -43,7 +43,8 @@ def step(
 
   Args:
     setup: its target is a checkpoint, or a preset as 'preset:llama3-8b'; its
-      texts are not read, and the tokens that are drafted are the first ones.
+      texts are not read, nor its cache of hidden states, and the tokens that
+      are drafted are the first ones.
     devices: of the mesh; default all of JAX's.
 
   Raises:
@@ -70,14 +71,18 @@ def step(
   )
   state = jax.tree.map(lowering.shaped, state, lie)
 
-  def of_rows(*size: int) -> jax.ShapeDtypeStruct:
+  def of_rows(*size: int, dtype=jnp.int32) -> jax.ShapeDtypeStruct:
     shape, rows = (options.batch, *size), where.target.sharding(("rows",))
-    return jax.ShapeDtypeStruct(shape, jnp.int32, sharding=rows)
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=rows)
 
-  batch = of_rows(options.sequence + 1)
-  if head_config.block or head_config.parallel:  # as data.Numbered
-    batch = {"tokens": batch, "step": of_rows(), "row": of_rows()}
   target = lowering.weights(config, where.target)
+  batch = {"tokens": of_rows(options.sequence + 1)}
+  if setup.cache:  # as hidden.Cached
+    dtype = jax.tree.leaves(target)[0].dtype
+    states = of_rows(options.sequence, config.width, dtype=dtype)
+    batch |= {"last": states, "features": (states,) * len(head.features)}
+  if head_config.block or head_config.parallel:  # as data.Numbered
+    batch |= {"step": of_rows(), "row": of_rows()}
   objective = drafting.objective(head, model, setup.loss, False, options.seed)
   jitted = loop.make_step(objective, optimizer, options, lie)
   return Step(

@@ -20,6 +20,31 @@ from specdec.types import Model, PyTree
 from specdec.utils import files, run_folder
 
 
+def check(
+  folder: Path,
+  fingerprint: dict[str, str],
+  features: Sequence[int],
+  rows: np.ndarray | None = None,
+) -> None:
+  """Raises ValueError where `Cached` would; writes nothing.
+
+  Args:
+    rows: of the data; None: not known yet, and not compared.
+  """
+  settings = _settings(fingerprint, features, rows)
+  run_folder.check(folder, settings, ("data",) if rows is None else ())
+
+
+def _settings(
+  fingerprint: dict[str, str],
+  features: Sequence[int],
+  rows: np.ndarray | None,
+) -> dict:
+  """Returns what states depend on, as JSON values."""
+  data = None if rows is None else checksum(rows)
+  return {"target": fingerprint, "data": data, "features": list(features)}
+
+
 class Cached(Sequences):
   """Batches {tokens [b, T+1], last [b, T, M], features ([b, T, M], ...)}.
 
@@ -49,8 +74,7 @@ class Cached(Sequences):
     """
     super().__init__(data.rows, data.seed)
     self._folder = folder
-    settings = {"target": fingerprint, "data": checksum(self.rows)}
-    settings["features"] = list(features)
+    settings = _settings(fingerprint, features, self.rows)
     run_folder.claim(folder, settings, shared=True)
     layers = (target.num_layers, *features)
 

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from specdec.drafters.heads.draft_head import DraftHead
+from specdec.drafters.heads.head_config import HeadConfig
 from specdec.training import drafting
 from specdec.training.data import draws
 from specdec.training.objective import (
@@ -41,6 +42,30 @@ class LayerSkip:
     check_range(self, "rotation", 1)
 
 
+def check(head_config: HeadConfig, loss: drafting.Loss) -> None:
+  """Raises ValueError for a head or a loss that is not trained jointly.
+
+  Of heads, those that draft all levels in one pass; of losses, what is not
+  cross-entropy on the text, or uses hidden states, which change together with
+  the target.
+  """
+  if head_config.block or head_config.parallel:
+    raise ValueError(
+      f"head_config.kind = {head_config.kind!r}: a head that drafts all levels "
+      "in one pass is trained on a frozen target, not jointly with it. Train "
+      "the target first (configs/train/joint.py:none), then the head with "
+      "`target`, that checkpoint, and without `model` "
+      "(configs/train/drafter.py); or take a kind that drafts level by level, "
+      "as mtp, prophet or medusa"
+    )
+  if loss.divergence != "cross_entropy" or loss.feature_weight:
+    raise ValueError(
+      f"divergence = {loss.divergence!r}, feature_weight = "
+      f"{loss.feature_weight}: joint training needs divergence = "
+      "'cross_entropy' and feature_weight = 0"
+    )
+
+
 def target_only(model: Model) -> Objective:
   """Builds the objective of the target without an auxiliary loss."""
   loss = language_model(model)
@@ -63,21 +88,9 @@ def with_drafter(
     measure: also returns acceptance and agreement of each level.
 
   Raises:
-    ValueError: the loss is not cross-entropy on the text, or uses hidden
-      states, which change together with the target; or the head drafts all
-      levels in one pass.
+    ValueError: of `check`.
   """
-  head_config = draft_head.head_config
-  if head_config.block or head_config.parallel:
-    raise ValueError(
-      f"{head_config.kind} is trained on a frozen target, not jointly with it"
-    )
-  if loss.divergence != "cross_entropy" or loss.feature_weight:
-    raise ValueError(
-      f"divergence = {loss.divergence!r}, feature_weight = "
-      f"{loss.feature_weight}: joint training needs divergence = "
-      "'cross_entropy' and feature_weight = 0"
-    )
+  check(draft_head.head_config, loss)
   unweighted = dataclasses.replace(loss, token_weight=1.0)
 
   def objective(params, frozen, tokens):

@@ -124,7 +124,8 @@ def make_step(
 
   The state is donated. Tokens are [batch, T+1], or a tree with the batch as
   leading axis for objectives that need more (training/hidden.py). Measures are
-  those of the objective, the loss and the gradient norm.
+  those of the objective, the loss and the gradient norm. Frozen weights that
+  the objective leaves unread remain arguments: devices hold them all the same.
 
   Args:
     state_shardings: of the returned state; None to leave them to the compiler.
@@ -179,9 +180,10 @@ def make_step(
     )
     return state, {**measures, "gradient_norm": norm}
 
+  jit = functools.partial(jax.jit, donate_argnums=0, keep_unused=True)
   if state_shardings is None:
-    return jax.jit(step, donate_argnums=0)
-  return jax.jit(step, donate_argnums=0, out_shardings=(state_shardings, None))
+    return jit(step)
+  return jit(step, out_shardings=(state_shardings, None))
 
 
 def make_evaluation(objective: Objective, options: Options):

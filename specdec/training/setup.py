@@ -11,7 +11,7 @@ from typing import Any
 
 from specdec.drafters.heads.head_config import HeadConfig
 from specdec.models.config import TransformerConfig, check_limits
-from specdec.training import draft_losses
+from specdec.training import draft_losses, joint
 from specdec.training.draft_losses import Loss
 from specdec.training.joint import LayerSkip
 from specdec.training.masked import Masks
@@ -147,6 +147,7 @@ class JointSetup:
     if self.head_config:
       _require(self, "decoding", "loss")
       self.head_config.check(self.model)
+      joint.check(self.head_config, self.loss)
       _check_head(self.options, self.head_config, self.loss)
     elif self.layer_skip:
       _require(self, "decoding")

@@ -85,7 +85,11 @@ def train(
   model = transformer.model(target.config, where.target)
   fingerprint = saved.fingerprint(target)
   settings = run.settings(setup, texts) | {"fingerprint": fingerprint}
-  if setup.samples and setup.samples.count:
+  drawn = bool(setup.samples and setup.samples.count)
+  if setup.cache:
+    rows = None if drawn else packed.rows
+    hidden.check(Path(setup.cache), fingerprint, head_config.streams, rows)
+  if drawn:
     run.claim(folder, settings)
   packed = samples.of_target(
     setup.samples, packed, model, target.params, options, folder

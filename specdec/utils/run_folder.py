@@ -136,6 +136,22 @@ def check_same(
     raise ValueError(f"{message}: {'; '.join(changes)}")
 
 
+def check(
+  folder: Path, settings: dict[str, Any], free: Iterable[str] = ()
+) -> None:
+  """Raises ValueError where `claim` would; takes and writes nothing."""
+  path = folder / "run.json"
+  if not path.is_file():
+    return
+  settings = json.loads(json.dumps(settings))  # tuples become lists
+  changes = differences(json.loads(path.read_text()), settings, free)
+  if changes:
+    raise ValueError(
+      f"{folder} holds a run with other settings ({'; '.join(changes)}); "
+      "take another folder, or resume it with the same settings"
+    )
+
+
 def claim(
   folder: Path,
   settings: dict[str, Any],
@@ -159,13 +175,5 @@ def claim(
     files.make_folder(folder)
   else:
     lock(folder)
-  path = folder / "run.json"
-  settings = json.loads(json.dumps(settings))  # tuples become lists
-  if path.is_file():
-    changes = differences(json.loads(path.read_text()), settings, free)
-    if changes:
-      raise ValueError(
-        f"{folder} holds a run with other settings ({'; '.join(changes)}); "
-        "take another folder, or resume it with the same settings"
-      )
-  files.replace_text(path, json.dumps(settings, indent=1) + "\n")
+  check(folder, settings, free)
+  files.replace_text(folder / "run.json", json.dumps(settings, indent=1) + "\n")

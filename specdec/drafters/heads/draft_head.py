@@ -245,8 +245,7 @@ def head_from_module(
   """
   instance, ids, call = instantiate(module, head_config, target, ids, place)
   num_tokens = instance.num_tokens
-  exits = (head_config.exit_layer,) if head_config.exits else ()
-  features = exits or head_config.features
+  features = head_config.streams
 
   def once(mdl):
     """Every weight there is."""

@@ -216,6 +216,11 @@ class HeadConfig:
     return self._kind.exits
 
   @property
+  def streams(self) -> tuple[int, ...]:
+    """Layers of the target whose entering streams it reads."""
+    return (self.exit_layer,) if self.exits else self.features
+
+  @property
   def predicts_hidden(self) -> bool:
     """Whether it predicts the target's hidden states."""
     return self._kind.predicts_hidden
