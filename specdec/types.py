@@ -309,6 +309,9 @@ class StepCost(NamedTuple):
   logits: int = 0  # float32 logits per projected token, on every chip
   split_logits: int = 0  # and those of which every chip has its part
   layers: int = 1  # sequential layers, for overhead per layer
+  # All-reduces among the chips that share the target, beyond those of draws:
+  # (how many in a pass, bytes of each per row and token).
+  all_reduces: tuple[tuple[int, float], ...] = ()
 
 
 NO_STEP = StepCost(layers=0)

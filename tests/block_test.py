@@ -590,7 +590,9 @@ def test_cost_is_of_one_pass_and_of_small_steps():
     head_cost.drafter_cost(draft_head(kind, True, embed=embed), TARGET)
     for embed in ("own", "shared")
   )
-  assert own.step == shared.step and own.level == shared.level
+  assert shared.step.all_reduces == ((1, 2 * 4 * TARGET.width / K),)
+  assert own.step == shared.step._replace(all_reduces=())
+  assert own.level == shared.level
   assert own.weight_bytes - shared.weight_bytes == 4 * V * TARGET.width
   wide = head_cost.drafter_cost(draft_head("dflash"), TARGET)
   names = [x[0] for x in round_cost(TINY, wide, 1, 2, 50).parts]

@@ -23,6 +23,11 @@ from specdec.roofline import chips, shapes
 from specdec.roofline.chips import Chip
 from specdec.roofline.shapes import Shape
 
+# All-reduces by which chips draw from parts of a distribution (sampling.warp,
+# sampling.argmax): maximum, its place and the mass of the logits, then maximum
+# and place of what noise makes of them. Siblings drawn without replacement take
+# more, and levels that do not wait for each other (Medusa's) share one's.
+DRAW = 5
 BYTES = {"float32": 4, "bfloat16": 2, "int8": 1, "fp8": 1, "int4": 0.5}
 
 
@@ -267,17 +272,23 @@ class Deployment:
 
     Logits stay sharded; sampling exchanges a few values per token.
     """
-    if self.ways == 1:
-      return Term("collectives")
     size = BYTES["bfloat16" if self.weights != "float32" else "float32"]
     layers = self.shape.layers[self.start : self.end]
     times = sum(3 if layer.source_kv else 2 for layer in layers)
     times += self.start == 0
-    hidden = chips.all_reduce(self.chip, self.ways, m * self.shape.width * size)
-    sent, seconds = times * hidden.size, times * hidden.seconds
-    if self.head:
-      few = chips.all_reduce(self.chip, self.ways, 4 * m)
-      sent, seconds = sent + 2 * few.size, seconds + 2 * few.seconds
+    few = 2 if self.head else 0
+    return self.all_reduces((times, m * self.shape.width * size), (few, 4 * m))
+
+  def all_reduces(self, *exchanges: tuple[float, float]) -> Term:
+    """Prices all-reduces among the chips that split the weights.
+
+    Args:
+      exchanges: (how many, bytes of each).
+    """
+    sent = seconds = 0.0
+    for times, size in exchanges:
+      one = chips.all_reduce(self.chip, self.ways, size)
+      sent, seconds = sent + times * one.size, seconds + times * one.seconds
     return Term("collectives", sent=sent, seconds=seconds)
 
   def timed(self, m: float, parts: list[Term], layers: float) -> Cost:

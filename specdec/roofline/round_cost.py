@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from specdec.roofline import theory
-from specdec.roofline.cost import Cost, Deployment, Term
+from specdec.roofline.cost import DRAW, Cost, Deployment, Term
 from specdec.types import NO_COST, DrafterCost, StepCost
 
 
@@ -124,6 +124,9 @@ def round_cost(
     more = drafter.catch_up + drafter.level_catch_up * len(levels)
     tokens, projected = steps[0]
     steps[0] = tokens + more, projected + (0 if drafter.steps else more)
+  draws = len(levels) / drafter.steps if drafter.steps else 1  # after a step
+  if drafter.level is not None:
+    draws = 0
   parts = []
   for step, times in sorted(collections.Counter(steps).items()):
     tokens, projected = step
@@ -131,7 +134,8 @@ def round_cost(
     if decoder is not None:
       parts.append((name, times, decoder.cost(batch, tokens, context)))
     if drafter.step.layers:
-      cost = step_cost(target, drafter.step, batch, tokens, context, projected)
+      where = batch, tokens, context
+      cost = step_cost(target, drafter.step, *where, projected, draws)
       name = f"draft head, {_tokens(tokens)}" if decoder else name
       parts.append((name, times, cost))
   if drafter.level is not None:
@@ -203,6 +207,7 @@ def step_cost(
   tokens: float,
   context: float,
   projected: float | None = None,
+  draws: float = 1,
 ) -> Cost:
   """Prices a pass by its stated bytes and FLOPs, on the target's chips.
 
@@ -210,6 +215,7 @@ def step_cost(
     tokens: per row.
     context: cached positions per row.
     projected: tokens per row whose logits are computed; None: all.
+    draws: levels that are drawn from them, one after another.
   """
   rows = math.ceil(batch / target.replicas)
   m, n = rows * tokens, rows * (tokens if projected is None else projected)
@@ -223,12 +229,16 @@ def step_cost(
   split = (step.split_bytes + step.target_bytes) / target.ways
   split_flops = (step.split_flops + step.target_flops) / target.ways
   logits = step.logits + step.split_logits / target.ways
+  exchanges = [(count, m * size) for count, size in step.all_reduces]
+  if step.split_logits and draws:
+    exchanges.append((DRAW * draws, 4 * n / draws))
   terms = [
     Term("weights", step.bytes, m * step.flops + n * step.projected_flops),
     Term("projection", split, n * split_flops),
     Term("KV read", read, attention),
     Term("KV written", written),
     Term("logits", 2 * 4 * n * logits),
+    target.all_reduces(*exchanges),
   ]
   return target.timed(m, terms, step.layers)
 

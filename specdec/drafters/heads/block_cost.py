@@ -24,6 +24,12 @@ def drafter_cost(head: BlockHead, target: TransformerConfig) -> DrafterCost:
   rows, copied, row_size = vocabulary_rows(head, target)
   own, few = own_rows(head), few_rows(head)
   turns, follows = 0, config.block.successor != "none"
+  size = item_size(target)
+  embed = [(1, size * target.width)] if config.embed == "shared" else []
+  gru = embed if config.block.successor == "gru" else []
+  # A block reads the anchor's embedding, and the mask token's if it has one.
+  share = (1 + (config.block.mask_token >= 0)) / head.num_slots()
+  all_reduces = [(count, share * width) for count, width in embed]
   logits = logits_of(head, spread=not follows)
   successor = dict(net.get("successor", {}))
   table = num_weights(successor.pop("first", {}))  # of which one row is read
@@ -33,6 +39,8 @@ def drafter_cost(head: BlockHead, target: TransformerConfig) -> DrafterCost:
     table += num_weights(successor.pop("second"))
     turns = min(config.block.candidates, config.vocabulary or head.vocab_size)
     rows_read = config.block.rank * (1 + turns)
+    if head.ids is None:  # of every slot: candidates, then their logits
+      all_reduces += [(2 * turns, 4), (1, 4 * turns)]
   level = num_weights(successor) + num_weights(net.get("confidence_head", {}))
   encoder = num_weights([net["gather"], net["context_norm"]])
   held = num_weights(net) - table - level - encoder - own
@@ -48,7 +56,7 @@ def drafter_cost(head: BlockHead, target: TransformerConfig) -> DrafterCost:
   scores = 2 * config.num_heads * config.head_dim
   windows = [config.block.attention(i)[0] for i in range(config.num_layers)]
   num_full = windows.count(None)
-  hidden, size = 1 + len(config.features), item_size(target)
+  hidden = 1 + len(config.features)
   return DrafterCost(
     weight_bytes=size * num_weights(net) + row_size * copied,
     position_bytes=size * kv * config.num_layers,
@@ -65,6 +73,7 @@ def drafter_cost(head: BlockHead, target: TransformerConfig) -> DrafterCost:
       position_flops=2 * scores * num_full,
       windows=tuple((x, size * kv, 2 * scores) for x in windows if x),
       layers=config.num_layers,
+      all_reduces=tuple(all_reduces),
       # Every candidate is found by reading and rewriting all logits of a slot.
       **{name: (1 + turns) * count for name, count in logits.items()},
     ),
@@ -81,6 +90,7 @@ def drafter_cost(head: BlockHead, target: TransformerConfig) -> DrafterCost:
       flops=2 * level,
       split_bytes=size * scored,
       split_flops=2 * scored,
+      all_reduces=tuple(gru),
       **logits_of(head),
     ),
   )

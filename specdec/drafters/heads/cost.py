@@ -30,9 +30,11 @@ def drafter_cost(
   net, encoded = _shapes(draft_head, target)
   rows, copied, row_size = block_cost.vocabulary_rows(draft_head, target)
   own, few = block_cost.own_rows(draft_head), block_cost.few_rows(draft_head)
-  held = step_weights(draft_head, target) - rows - own
+  read, embeds = _read(draft_head, target)
+  held = read - rows - own
   kv = scores = 0
   size, update = block_cost.item_size(target), None
+  all_reduces = ((1, size * target.width),) if embeds else ()
   if draft_head.has_kv_cache:
     kv = 2 * config.num_layers * config.num_kv_heads * config.head_dim
     scores = 2 * config.num_layers * config.num_heads * config.head_dim
@@ -43,6 +45,7 @@ def drafter_cost(
       position_bytes=size * kv,
       position_flops=2 * scores,
       layers=config.num_layers,
+      all_reduces=all_reduces,
     )
   hidden = 1 + len(config.features) + config.exits
   return DrafterCost(
@@ -61,6 +64,7 @@ def drafter_cost(
       position_bytes=size * kv,
       position_flops=2 * scores,
       layers=max(1, config.num_layers),
+      all_reduces=all_reduces,
       **block_cost.logits_of(draft_head),
     ),
     update=update,
@@ -92,6 +96,14 @@ def step_weights(
   Args:
     logits: False: only what advances the hidden state and the KV.
   """
+  return _read(draft_head, target, logits)[0]
+
+
+def _read(
+  draft_head: DraftHead, target: TransformerConfig, logits: bool = True
+) -> tuple[int, bool]:
+  """Returns `step_weights`, and whether the step reads the target's embeddings,
+  of which each chip of a mesh has a part."""
   config = draft_head.head_config
   net, given = _shapes(draft_head, target)
   leaves, form = jax.tree.flatten(net)
@@ -104,9 +116,9 @@ def step_weights(
   tokens, zero = jnp.zeros((1, 1), jnp.int32), jnp.zeros((1,), jnp.int32)
   level = min(1, config.levels - 1)
 
-  def draft_token(head, *leaves):
+  def draft_token(embed, head, *leaves):
     net = jax.tree.unflatten(form, leaves)
-    target_weights = TargetWeights(jnp.zeros((1, target.width)), head)
+    target_weights = TargetWeights(embed, head)
     view = attention.view(zero, None, 0, 1)
     hidden = jnp.zeros((1, 1, width))
     stepped, _ = draft_head.step(
@@ -117,10 +129,14 @@ def step_weights(
     return draft_head.logits(net, target_weights, stepped, level)
 
   count = config.vocabulary or target.vocab_size
-  head = jax.ShapeDtypeStruct((count, target.width), jnp.float32)
-  jaxpr = jax.make_jaxpr(draft_token)(head, *leaves).jaxpr
+  embed, head = (
+    jax.ShapeDtypeStruct((n, target.width), jnp.float32) for n in (1, count)
+  )
+  jaxpr = jax.make_jaxpr(draft_token)(embed, head, *leaves).jaxpr
   read = {
     v for e in jaxpr.eqns for v in e.invars if not isinstance(v, core.Literal)
   }
-  whole = [v for v, table in zip(jaxpr.invars, [False, *tables]) if not table]
-  return sum(math.prod(v.aval.shape) for v in whole if v in read)
+  embed, *rest = jaxpr.invars
+  whole = [v for v, table in zip(rest, [False, *tables]) if not table]
+  held = sum(math.prod(v.aval.shape) for v in whole if v in read)
+  return held, embed in read
