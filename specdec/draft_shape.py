@@ -22,7 +22,8 @@ from specdec.utils.constructors import cached
 KINDS = ("iid", "without_replacement", "deterministic")
 
 # run(carry, tokens [B, T], parents, first, need_logits)
-#   -> (carry, logits [B, T, V], or None where they are not needed).
+#   -> (carry, logits [B, T, V], or [B, 1, V] if all T have the same; None where
+#   they are not needed).
 # The tokens are nodes first .. first + T - 1 of those run so far; parents,
 # [first + T] or [B, first + T], are of all of them. Called once a level, by
 # Python: a carry may hold what is no array.
@@ -257,7 +258,7 @@ def static(parents, siblings: str = "without_replacement") -> DraftShape:
       nodes = range(level.start, level.stop)
       drawn = {}
       for parent in dict.fromkeys(parents[level].tolist()):
-        facing = after[:, parent - first]
+        facing = after[:, parent - first if after.shape[1] > 1 else 0]
         drawn |= _siblings(siblings, context, facing, depth, families[parent])
       for node in nodes:
         token, log_probs = drawn[node]
@@ -405,12 +406,12 @@ def dynamic(
     places = jnp.concatenate([of_all(-1)[:, :1], of_all(0)], axis=1)
     best, first = tokens, 1
     for level in range(2, depth + 1):
-      carry, after = run(carry, best, places, first, True)  # [B, top, V]
-      tokens, log_probs = _top(after, top)  # [B, top, top]
+      carry, after = run(carry, best, places, first, True)
+      tokens, log_probs = _top(after, top)  # [B, top, top], or [B, 1, top]
       total = (score[:, :, None] + log_probs).reshape(batch, -1)
       base = top + (level - 2) * top * top
       parent = jnp.repeat(frontier, top, axis=1)
-      tokens = tokens.reshape(batch, -1)
+      tokens = jnp.broadcast_to(tokens, (batch, top, top)).reshape(batch, -1)
       score, chosen = jax.lax.top_k(total, top)
       run_at = jnp.full(total.shape, -1)
       if level < depth:  # these are run next

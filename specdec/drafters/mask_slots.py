@@ -106,8 +106,7 @@ def draw(
   def run(level, tokens, parents, first, need_logits):
     if not need_logits:
       return level, None
-    size = *tokens.shape, context.vocab_size
-    return level + 1, jnp.broadcast_to(at(level), size)
+    return level + 1, at(level)
 
   tree, _ = shape.sample_tree(context, at(0)[:, 0], run, 1)
   return tree.draft

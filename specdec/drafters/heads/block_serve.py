@@ -166,6 +166,9 @@ def drafter(
       """One level: each node goes on from its parent's state."""
       if not need_logits:
         return carry, None
+      if head_config.block.successor == "none":  # the slot's, for every path
+        _, logits = step((), tokens[:, :1], carry.level)
+        return carry._replace(level=carry.level + 1), logits
       above = jnp.asarray(parents)[..., first:]
       above = jnp.broadcast_to(above, tokens.shape)[:, :, None]
 
