@@ -12,7 +12,7 @@ from specdec import drafters
 from specdec.drafters.heads import cost as head_cost
 from specdec.drafters.heads import head_presets
 from specdec.models import presets
-from specdec.roofline import chips, shapes
+from specdec.roofline import chips, drafter_cost, shapes
 from specdec.roofline.cost import Deployment
 from specdec.roofline.round_cost import round_cost
 
@@ -43,6 +43,17 @@ def exchanged(target, cost, k, batch=1):
     if term.name == "collectives"
   )
   return seconds, drafting.sent * WAYS / (2 * (WAYS - 1))
+
+
+@pytest.mark.parametrize("name", ["8b", "70b"])
+def test_a_draft_model_exchanges_as_its_compiled_program_does(name):
+  settings, count, size = compiled(f"tpu_{name}")
+  target = presets.get(f"llama3-{name}", "bfloat16")
+  cost = drafter_cost.model(presets.get("llama3-1b", "bfloat16"))
+  [k], [batch] = settings["k"], settings["batch"]
+  # Of the tokens that it catches up with only the last one's logits.
+  ours = exchanged(target, cost, k, batch)
+  assert ours == (pytest.approx(count), pytest.approx(size, rel=1e-4))
 
 
 @pytest.mark.parametrize("name", ["eagle3", "dflash"])

@@ -9,6 +9,7 @@ import closed_form
 from specdec.models import presets
 from specdec.roofline import chips, drafter_cost, planning, shapes, theory
 from specdec.roofline.cost import (
+  DRAW,
   IDEAL,
   TYPICAL,
   Deployment,
@@ -177,7 +178,7 @@ def test_a_decoder_with_a_source_reads_it_and_sums_once_more():
   assert with_source.cache_bytes(2, 64) - alone.cache_bytes(2, 64) == more
   one = chips.all_reduce(chips.get("v4"), 8, 2 * 4096 * 2)
   few = chips.all_reduce(chips.get("v4"), 8, 4 * 2)
-  sent = (3 * 24 + 1) * one.size + 2 * few.size
+  sent = (3 * 24 + 1) * one.size + DRAW * few.size
   assert with_source.cost(2, 1, 64).sent == pytest.approx(sent)
 
 

@@ -276,8 +276,9 @@ class Deployment:
     layers = self.shape.layers[self.start : self.end]
     times = sum(3 if layer.source_kv else 2 for layer in layers)
     times += self.start == 0
-    few = 2 if self.head else 0
-    return self.all_reduces((times, m * self.shape.width * size), (few, 4 * m))
+    draws = DRAW if self.head else 0
+    size *= m * self.shape.width
+    return self.all_reduces((times, size), (draws, 4 * m))
 
   def all_reduces(self, *exchanges: tuple[float, float]) -> Term:
     """Prices all-reduces among the chips that split the weights.
