@@ -87,8 +87,9 @@ def quantized(
       bytes=size * read,
       flops=2 * read,
       **_attention(shape, kv),
-      logits=target.vocab_size,
+      split_logits=target.vocab_size,
       layers=target.num_layers,
+      all_reduces=((2 * target.num_layers + 1, kv * target.width),),
     ),
   )
 
