@@ -4,6 +4,7 @@ import importlib
 import os
 import pathlib
 import re
+import runpy
 import subprocess
 import sys
 import textwrap
@@ -11,6 +12,7 @@ import textwrap
 import pytest
 
 import programs
+from specdec.checkpoints.fetch import PACKAGES
 from specdec.cli import app, console
 
 ROOT = programs.SCRIPTS.parent
@@ -110,6 +112,9 @@ CONFIGS = ROOT / "configs" / "train"
     ),
     ("train", ["--fodler=a"], "Unknown command line flag 'fodler'. Did you"),
     ("generate", ["stray", "arguments"], "unexpected argument 'stray';"),
+    ("eval", ["--k=adaptive"], "flag --k=adaptive: adaptive is for --k of gen"),
+    ("eval", ["--output=out"], "give --prompt_file, such as /"),
+    ("eval", ["--prompt_file=README.md"], "give --output, a folder"),
     ("convert", ["--source=nope"], "nope is neither a path nor"),
     ("convert", ["--output=out"], "--output needs --source"),
   ],
@@ -119,6 +124,11 @@ def test_a_wrong_command_ends_in_one_sentence(program, arguments, sentence):
     programs.run(program, *arguments)
   assert ended.value.code.startswith(f"{program}: {sentence}")
   assert "\n" not in ended.value.code
+
+
+def test_the_config_of_flags_names_a_model_that_chats():
+  config = runpy.run_path(str(ROOT / "configs/lookup.py"))["get_config"]()
+  assert config.chat and config.target in PACKAGES
 
 
 def test_convert_prints_where_a_model_is(tmp_path, capsys):
