@@ -1,10 +1,9 @@
 """Compares drafters of one target: what each is worth, and why.
 
-  python scripts/compare_drafters.py --prompt_file=corpus/prompts.jsonl \\
-    --output=runs/drafters
-  python scripts/compare_drafters.py --prompt_file=corpus/prompts.jsonl \\
-    --drafters='model(stdlib-1m); head(runs/prophet/best.safetensors)' \\
-    --output=runs/drafters
+  python scripts/compare_drafters.py --output=runs/drafters \\
+    --prompt_file=specdec/shipped/prompts.jsonl
+  python scripts/compare_drafters.py --output=runs/drafters \\
+    --prompt_file=P.jsonl --drafters='model(stdlib-1m); mine.py:bigram'
 
 Every drafter decodes the same prompts by the same rule (--acceptance), greedily
 and at temperature 1, in chains of every --k and in one tree of --tree_size
