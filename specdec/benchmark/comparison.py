@@ -150,16 +150,20 @@ def resume(
   return [done[key] for key in points]
 
 
-def rule_of(setup: Setup, call: str) -> AcceptanceRule:
-  """Builds the rule that a call names.
+def with_rule(setup: Setup, call: str) -> Setup:
+  """Returns a setup that has the rule which a call names, and no drafter.
 
   Raises:
     ValueError: there is no such rule, or its arguments are wrong.
   """
-  alone = dataclasses.replace(
+  return dataclasses.replace(
     setup, drafter="none", shape="chain", acceptance=call
   )
-  return alone.make_rule()
+
+
+def rule_of(setup: Setup, call: str) -> AcceptanceRule:
+  """Builds the rule that a call names; raises as `with_rule`."""
+  return with_rule(setup, call).make_rule()
 
 
 def shapes_of(
