@@ -12,5 +12,12 @@ from ml_collections import config_dict
 def get_config() -> config_dict.ConfigDict:
   """Returns flags of scripts/generate.py; the command line overrides them."""
   return config_dict.ConfigDict(
-    dict(drafter="lookup", k=5, temperature=0.7, top_p=0.95, chat=True)
+    dict(
+      target="smollm2-135m-instruct",
+      drafter="lookup",
+      k=5,
+      temperature=0.7,
+      top_p=0.95,
+      chat=True,
+    )
   )

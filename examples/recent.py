@@ -1,24 +1,29 @@
 """A drafter with a state: proposes what last followed each token of the row.
 
 specdec.load("stdlib-11m", drafter="examples/recent.py:recent", k=4)
+
+Its chains are as long as the shape says, which may decide that in every round:
+python scripts/generate.py --drafter=examples/recent.py:recent --k=adaptive
 """
 
 import jax
 import jax.numpy as jnp
 
-from specdec import draft_tree
-from specdec.types import Draft, Drafter, DrafterCost, DraftSpec
+from specdec import draft_length
+from specdec.types import Draft, Drafter, DrafterCost
 
 
-def recent(target, k):
-  """Drafts chains of k tokens, each the latest successor of the one before.
+def recent(target, shape):
+  """Drafts chains of tokens, each the latest successor of the one before.
 
   Its state [B, V] is the last position at which a token has a successor, -1
   where there is none. A chain ends at a token that has none.
   """
-  spec = DraftSpec.of(
-    draft_tree.chain(k + 1), siblings="deterministic", name="recent"
-  )
+  if not shape.spec.chain:
+    raise ValueError("recent drafts chains")
+  k, policy = shape.spec.max_depth, shape.policy
+  draft_length.check_certainty(policy, "recent")
+  spec = shape.spec._replace(siblings="deterministic", name="recent")
 
   def seen(state, tokens, positions, valid):
     """Remembers tokens [B, T] at positions [B, T]; those not valid are left."""
@@ -45,7 +50,14 @@ def recent(target, k):
     )
     count = 1 + jnp.sum(jnp.cumprod(followed, axis=0), axis=0, dtype=jnp.int32)
     tokens = jnp.concatenate([context.pending, tokens.T], axis=1)
-    return Draft(tokens, None, None, count), state
+    certainty = None
+    if policy is not None:  # it decides how long the chain becomes
+      certainty = jnp.zeros_like(count)  # one class: no token is surer
+      decided, certainty = draft_length.count_levels(
+        policy, context, k, certainty, able=count > 1
+      )
+      count = jnp.minimum(count, decided)
+    return Draft(tokens, None, None, count, certainty=certainty), state
 
   def update(params, state, context, draft, accept_result, target_output):
     # Every committed token but the last now has a successor.

@@ -306,7 +306,8 @@ def count_levels(
   Args:
     levels: logits [B, V] before each level and the token [B] drawn there; or
       how many there are, of a draft without distributions.
-    certainty: [B] class of all tokens of such a draft.
+    certainty: class of the tokens of such a draft, `policy.classify` of a
+      probability or any other: [B] of all of them, or [B, levels].
     able: [B] rows that have such a draft.
 
   Returns:
@@ -315,7 +316,11 @@ def count_levels(
   plan = policy.begin(context, able)
   count = jnp.ones_like(context.length)
   columns = [jnp.zeros_like(count)]
-  drawn = range(levels) if certainty is not None else levels
+  drawn = levels
+  if certainty is not None:
+    drawn = range(levels)
+    certainty = jnp.reshape(certainty, (count.size, -1))  # [B, 1 or levels]
+    certainty = jnp.broadcast_to(certainty, (count.size, levels))
   for depth, level in enumerate(drawn, 1):
     if certainty is None:
       logits, token = level
@@ -323,7 +328,7 @@ def count_levels(
       sure = draft_shape.own_probability(logits, token)
       columns.append(policy.classify(sure))
     else:
-      columns.append(certainty)
+      columns.append(certainty[:, depth - 1])
     count += plan.going
     plan = policy.go_on(plan, depth, columns[-1])
   return count, jnp.stack(columns, axis=1)

@@ -266,3 +266,13 @@ def test_rounds_of_several_kinds_are_not_calibrated(
   setup = Setup(drafter=drafter.format(folder=tmp_path), shape=shape)
   with pytest.raises(ValueError, match=sentence):
     calibrated.check(setup)
+
+
+def test_a_drafter_that_was_edited_is_calibrated_anew(tmp_path):
+  file = tmp_path / "mine.py"
+  file.write_text("def mine(target, k):\n  pass\n")
+  setup = Setup(drafter=f"{file}:mine")
+  before = calibrated.setting_of(setup)
+  assert calibrated.setting_of(setup) == before
+  file.write_text("def mine(target, k):\n  return slow(target, k)\n")
+  assert calibrated.setting_of(setup) != before

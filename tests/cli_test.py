@@ -4,11 +4,13 @@ import importlib
 import os
 import pathlib
 import re
+import runpy
 import textwrap
 
 import pytest
 
 import programs
+from specdec.checkpoints.fetch import PACKAGES
 from specdec.cli import app, console
 
 ROOT = programs.SCRIPTS.parent
@@ -82,6 +84,11 @@ def test_libtpu_is_quiet_only_where_there_is_no_tpu(
   app._quiet_libtpu()
   assert environment.get(TPU[0]) == (kind or ("v5litepod-1" if quiet else None))
   assert environment.get(TPU[1]) == ("localhost" if quiet else None)
+
+
+def test_the_config_of_flags_names_a_model_that_chats():
+  config = runpy.run_path(str(ROOT / "configs/lookup.py"))["get_config"]()
+  assert config.chat and config.target in PACKAGES
 
 
 def test_convert_prints_where_a_model_is(tmp_path, capsys):

@@ -27,6 +27,70 @@ RANKS = {
 }
 
 
+MINE = """
+from specdec import acceptance, drafters
+
+def copies(shape):
+  return drafters.lookup(shape=shape)
+
+def mine():
+  return acceptance.rejection()
+"""
+
+
+def until(monkeypatch, program, flags, name):
+  """Runs a comparison up to a function of `comparison`; its arguments, or what
+  the program ended with before."""
+  seen = []
+
+  def stop(*args):
+    seen.append(args)
+    raise ValueError("far enough")
+
+  with monkeypatch.context() as patch, pytest.raises(SystemExit) as ended:
+    patch.setattr(comparison, name, stop)
+    programs.run(program, *flags)
+  return seen[0] if seen else ended.value.code
+
+
+@pytest.fixture
+def mine(target, tmp_path):
+  """A drafter and a rule of one's own, and flags to compare them."""
+  file, prompts = tmp_path / "mine.py", tmp_path / "prompts.jsonl"
+  file.write_text(MINE)
+  prompts.write_text('{"prompt": "abcabc"}\n')
+  flags = [f"--prompt_file={prompts}", f"--output={tmp_path / 'out'}"]
+  return file, [f"--target={target}", "--max_new_tokens=8", *flags]
+
+
+def test_a_drafter_that_was_edited_is_measured_anew(monkeypatch, mine):
+  file, flags = mine
+  flags += [f"--drafters={file}:copies; early_exit(1)", "--k=1"]
+  flags += ["--tree_size=0"]
+  keys = []
+  for text in (MINE, MINE + "# edited\n", MINE):
+    file.write_text(text)
+    _, points, *_ = until(monkeypatch, "compare_drafters", flags, "resume")
+    keys.append({*points})
+  before, edited, again = keys
+  assert {name for name, *_ in before & edited} == {"early_exit(1)"}
+  assert {name for name, *_ in before - edited} == {f"{file}:copies"}
+  assert again == before
+
+
+def test_a_rule_that_was_edited_is_not_mixed_with_the_one_before(
+  monkeypatch, mine
+):
+  file, flags = mine
+  flags += ["--drafter=early_exit(1)", "--sizes=2", "--temperature=1"]
+  flags += [f"--only=rejection; {file}:mine"]
+  for text, ended in ((MINE, False), (MINE, False), (MINE + "# edited", True)):
+    file.write_text(text)
+    result = until(monkeypatch, "compare_rules", flags, "measure_ranks")
+    assert isinstance(result, str) == ended
+  assert "other settings (file_checksums" in result
+
+
 @pytest.mark.parametrize(
   "rates",
   [

@@ -13,7 +13,13 @@ import pytest
 
 import learned_kinds
 from learned_kinds import small_chunks  # noqa: F401, a fixture
-from specdec import acceptance, draft_shape, draft_tree, drafters
+from specdec import (
+  acceptance,
+  draft_length,
+  draft_shape,
+  draft_tree,
+  drafters,
+)
 from specdec.drafters.heads import draft_head as draft_heads
 from specdec.drafters.heads import serve
 from specdec.models import transformer
@@ -282,9 +288,17 @@ def test_the_bigram_example(shape):
   check_drafter(drafter, TABLE, params, rules=KSEQ)
 
 
-def test_the_recent_example():
-  drafter = example("recent").recent(LOADED, 3)
-  check_drafter(drafter, TABLE, TABLES, rules=REJECTION)
+@pytest.mark.parametrize(
+  "shape, skip",
+  [
+    (draft_shape.chain(3), []),
+    (draft_length.adaptive(3, [1.0, 1.1, 1.2, 1.3]), ["rows", "slots"]),
+  ],
+  ids=["chain", "adaptive"],
+)
+def test_the_recent_example(shape, skip):
+  drafter = example("recent").recent(LOADED, shape)
+  check_drafter(drafter, TABLE, TABLES, rules=REJECTION, skip=skip)
 
 
 @pytest.mark.parametrize(
@@ -488,7 +502,7 @@ def test_a_deterministic_draft_that_peeks_at_the_noise():
 
 
 def test_a_state_that_keeps_refused_tokens():
-  honest = example("recent").recent(LOADED, 3)
+  honest = example("recent").recent(LOADED, draft_shape.chain(3))
 
   def update(params, state, context, draft, accept_result, output):
     path = jnp.broadcast_to(jnp.arange(4), draft.tokens.shape)
@@ -500,7 +514,7 @@ def test_a_state_that_keeps_refused_tokens():
 
 
 def test_a_state_that_goes_on_behind_an_eos():
-  honest = example("recent").recent(LOADED, 3)
+  honest = example("recent").recent(LOADED, draft_shape.chain(3))
 
   def update(params, state, context, draft, accept_result, output):
     whole = 1 + jnp.sum(jnp.diff(accept_result.path) > 0, axis=1)

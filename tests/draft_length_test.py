@@ -527,6 +527,23 @@ def test_levels_are_drafted_while_they_pay(rates, done, costs, levels):
   assert levels_of(costs, context_of(rates, done)) == levels
 
 
+@pytest.mark.parametrize("certainty, levels", [([6, 0, 6], 2), ([6] * 3, 3)])
+def test_tokens_that_are_there_at_once_may_differ_in_certainty(
+  certainty, levels
+):
+  context = context_of([[0.9, 0.9, 0.9]], [False])
+  refused = context.outcomes.by_class.at[:, 0, 0].set(0.0)  # of class 0
+  outcomes = context.outcomes.replace(by_class=refused)
+  count, classes = draft_length.count_levels(
+    draft_length.by_costs((1, 1.1, 1.2, 1.3)),
+    context._replace(outcomes=outcomes),
+    3,
+    jnp.array([certainty]),
+  )
+  assert count.tolist() == [1 + levels]
+  assert classes.tolist() == [[0, *certainty]]
+
+
 def test_one_level_is_tried_now_and_then():
   """Of 0.6 passes more, after 30 rounds: two percent of the time."""
   costs, rates = [1, 1.6, 2.2], [[0.1, 0.1]] * 2

@@ -25,6 +25,7 @@ def completed(**settings):
   [
     dict(drafter=f"{BIGRAM}(smoothing=1.0)", k=2, shape="chains(2)"),
     dict(drafter=RECENT, k=3),
+    dict(drafter=RECENT, k=3, shape="adaptive(costs=[1, 1, 1, 1])"),
   ],
 )
 def test_coupled_text_is_the_baselines(settings):
@@ -50,6 +51,8 @@ def test_the_rule_is_greedy_when_cold_and_says_that_it_is_lossy():
     (dict(drafter=f"{BIGRAM}s"), r"no function bigrams?; .*bigram"),
     (dict(drafter=f"{BIGRAM}(order=3)"), r"it is bigram\(text=None"),
     (dict(drafter=RECENT, acceptance="kseq"), "deterministic"),
+    (dict(drafter=RECENT, shape="entropy(limit=0.4)"), "recent drafts without"),
+    (dict(drafter=RECENT, shape="chains(2)"), "recent drafts chains"),
   ],
 )
 def test_what_does_not_fit_is_refused(settings, sentence):

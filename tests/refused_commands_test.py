@@ -29,6 +29,11 @@ COMMANDS = {
       get_config() cannot be used: ValueError: size '9m' is unknown; known: 0.3m
     --fodler=a :: train: Unknown command line flag 'fodler'. Did you
   """,
+  "eval": """
+    --k=adaptive :: flag --k=adaptive: adaptive is for --k of gen
+    --output=out :: give --prompt_file, such as /
+    --prompt_file=README.md :: give --output, a folder
+  """,
   "generate --target={model}": """
     stray arguments :: generate: unexpected argument 'stray';
     --k=-1 :: --k=-1; it must be >= 0

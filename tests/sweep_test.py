@@ -4,6 +4,7 @@ import functools
 import json
 import re
 import shutil
+import types
 
 import pytest
 
@@ -16,6 +17,7 @@ from specdec.benchmark.sweep_run import Lengths, Rounds, SweepBench
 from specdec.cli.sweep import shard_of
 from specdec.report import tables
 from specdec.roofline import hardware
+from specdec.utils import files
 
 POINTS = [{"k": 1, "batch": 2}, {"k": 0, "batch": 1}]
 
@@ -187,6 +189,23 @@ def test_a_point_that_fails_is_written_down_and_the_others_go_on(
   assert "run" in lines_of(tmp_path)[2]
   read = sweeps.read([tmp_path / "out"])
   assert len(read.lines) == 2 and not read.failed
+
+
+def test_a_point_whose_drafter_was_edited_is_measured_anew(tmp_path):
+  drafter, done = tmp_path / "mine.py", []
+
+  def measure(point, *_):
+    done.append(point.settings["drafter"])
+    return {"run": {}}
+
+  points = [{"drafter": f"{drafter}:mine"}, {"drafter": "lookup"}]
+  for text in ("# as it was", "# as it was", "# edited"):
+    drafter.write_text(f"def mine(k):\n  pass {text}\n")
+    lines = files.Lines(tmp_path / "lines.jsonl")
+    read = sweep_run.points_of({"points": points}, mesh=None, prompt_size=8)
+    bench = types.SimpleNamespace(measure=measure)
+    assert len(sweep_run.measure_all(bench, read, lines)) == 2
+  assert done == [f"{drafter}:mine", "lookup", f"{drafter}:mine"]
 
 
 def test_no_time_may_beat_its_bytes(calibrated_sweep, tmp_path, monkeypatch):

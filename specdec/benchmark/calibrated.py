@@ -9,6 +9,7 @@ it is part of the fitted overhead.
 import dataclasses
 import functools
 import inspect
+import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -66,9 +67,20 @@ def _drafter_name(setup: Setup) -> str:
   """Returns the drafter's call, layers to skip by numbers instead of a file."""
   call = setup.call_of("layer_skip")
   if call is None:
-    return " | ".join(map(str, setup.drafter_calls))
+    return drafters_name(setup.drafter_calls)
   layers = {name: list(x) for name, x in skip_of(call)._asdict().items()}
   return str(call._replace(args=(), kwargs=layers))
+
+
+def drafters_name(drafter_calls: Sequence[calls.Call]) -> str:
+  """Returns calls with | between them, each of a user's file with a checksum:
+  rounds of one that was edited are timed anew."""
+  names = []
+  for call in drafter_calls:
+    file = Path(call.place or "").expanduser()
+    checksum = zlib.crc32(file.read_bytes()) if file.is_file() else None
+    names.append(str(call) if checksum is None else f"{call} {checksum:08x}")
+  return " | ".join(names)
 
 
 def _target_name(setup: Setup) -> str:

@@ -142,12 +142,20 @@ def resume(
   return [done[key] for key in points]
 
 
-def rule_of(setup: Setup, call: str) -> AcceptanceRule:
-  """Builds the rule that a call names."""
-  alone = dataclasses.replace(
+def with_rule(setup: Setup, call: str) -> Setup:
+  """Returns a setup that has the rule which a call names, and no drafter.
+
+  Raises:
+    ValueError: there is no such rule, or its arguments are wrong.
+  """
+  return dataclasses.replace(
     setup, drafter="none", shape="chain", acceptance=call
   )
-  return alone.make_rule()
+
+
+def rule_of(setup: Setup, call: str) -> AcceptanceRule:
+  """Builds the rule that a call names; raises as `with_rule`."""
+  return with_rule(setup, call).make_rule()
 
 
 def shapes_of(

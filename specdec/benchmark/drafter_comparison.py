@@ -8,6 +8,7 @@ measured, and no time of the drafter.
 import dataclasses
 import itertools
 import math
+import zlib
 from collections.abc import Mapping, Sequence
 
 import jax
@@ -30,10 +31,24 @@ _RANKS = (0.6, 0.14, 0.07)
 _DEEPEST = 8  # levels of the tree
 
 
-def key_of(point: Point) -> tuple:
-  """Returns what a line is recognised by, but for the weights' checksum."""
-  setup, shape = point
-  return setup.drafter, setup.temperature, shape.name, shape.size
+def keyed(
+  points: Sequence[Point], weights: Mapping[str, int]
+) -> dict[tuple, Point]:
+  """Returns points by what a line is recognised by.
+
+  A drafter that was trained anew, or whose files were edited, is measured anew.
+
+  Args:
+    weights: checksum of each drafter's weights.
+  """
+  whole = {}
+  for setup, shape in points:
+    checksum, files = weights[setup.drafter], setup.checksums()
+    if files:
+      checksum = zlib.crc32(repr(sorted(files.items())).encode(), checksum)
+    key = setup.drafter, setup.temperature, shape.name, shape.size, checksum
+    whole[key] = Point(setup, shape)
+  return whole
 
 
 def _fits(setup: Setup, target: Target, shape: Shape) -> bool:

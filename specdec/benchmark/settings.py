@@ -85,11 +85,12 @@ class Settings:
     batch: Prompts decoded together.
     prompt_size: Tokens that the longest prompt may have.
     max_new_tokens: A row stops here at the latest.
-    dtype: Of activations and caches, and of weights.
-    weights: Of the target's matrices, if not dtype; a call. float32, bfloat16;
-      int8: one scale an output; int8(group=64), int4(group=32): a scale for so
-      many inputs; stored: as the file holds them, Q8_0, Q4_0 and Q4_1 of GGUF
-      or compressed-tensors. Of a draft model: model(NAME, weights=int8).
+    dtype: Type of activations, caches and weights.
+    weights: Type of the target's matrices, if not dtype; a call. float32,
+      bfloat16; int8: one scale an output; int8(group=64), int4(group=32): a
+      scale for so many inputs; stored: as the file holds them, Q8_0, Q4_0 and
+      Q4_1 of GGUF or compressed-tensors. Of a draft model:
+      model(NAME, weights=int8).
     random_weights: Take shapes only, and random weights: for speed, not for
       text.
     seed: Of all noise; a prompt's number is mixed in, and a corpus, which may
@@ -218,7 +219,10 @@ class Settings:
       if call.place is not None:
         taken = inspect.signature(constructor).parameters
         if "shape" not in taken and self.shape != "chain":
-          raise ValueError(f"{call} takes no shape, and shape = {self.shape}")
+          raise ValueError(
+            f"{call} takes no shape, and shape = {self.shape}; give its "
+            "function a parameter shape, or leave the shape out"
+          )
         if not {"k", "shape"} & {*taken} and self.k is not None:
           raise ValueError(
             f"{call} takes neither k nor shape, and k = {self.k}; leave k out"

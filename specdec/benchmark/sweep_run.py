@@ -75,8 +75,14 @@ class Point(NamedTuple):
 
   @property
   def key(self) -> str:
-    """Its key in lines.jsonl."""
-    return json.dumps(self.settings, sort_keys=True)
+    """What its line is recognised by in lines.jsonl."""
+    return _key(self.settings, self.setup.checksums())
+
+
+def _key(settings: dict[str, Any], checksums: dict[str, int]) -> str:
+  """A point whose files, such as a user's drafter, were edited is another."""
+  whole = [settings, checksums] if checksums else settings
+  return json.dumps(whole, sort_keys=True)
 
 
 def _settings(values, source: str, accepted: Sequence[str]) -> dict:
@@ -337,7 +343,7 @@ def measure_all(
   """
 
   def key(line: dict) -> str:
-    return json.dumps(line["point"], sort_keys=True)
+    return _key(line["point"], line.get("file_checksums", {}))
 
   entries = [line for line in lines.entries if "point" in line]
   done = {key(line): line for line in entries if "run" in line}
@@ -350,6 +356,8 @@ def measure_all(
   count = len(points)
   with tqdm(total=count, initial=count - len(left), unit="point") as progress:
     for point in left:
+      files_of = point.setup.checksums()
+      files_of = {"file_checksums": files_of} if files_of else {}
       try:
         line = bench.measure(
           point, progress.set_postfix_str, done.get(point.key)
@@ -359,7 +367,7 @@ def measure_all(
         name = " ".join(f"{key}={x}" for key, x in point.settings.items())
         text = terminal.escape(f"failed: {name}: {error}")
         tqdm.write(text, file=sys.stderr)
-      lines.append({"point": point.settings, **line})
+      lines.append({"point": point.settings, **files_of, **line})
       progress.update()
   keys = {point.key for point in points}
   latest = {key(line): line for line in lines.entries if "run" in line}

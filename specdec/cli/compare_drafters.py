@@ -1,10 +1,9 @@
 """Compares drafters of one target: what each is worth, and why.
 
-  python scripts/compare_drafters.py --prompt_file=corpus/prompts.jsonl \\
-    --output=runs/drafters
-  python scripts/compare_drafters.py --prompt_file=corpus/prompts.jsonl \\
-    --drafters='model(stdlib-1m); head(runs/prophet/best.safetensors)' \\
-    --output=runs/drafters
+  python scripts/compare_drafters.py --output=runs/drafters \\
+    --prompt_file=specdec/shipped/prompts.jsonl
+  python scripts/compare_drafters.py --output=runs/drafters \\
+    --prompt_file=P.jsonl --drafters='model(stdlib-1m); mine.py:bigram'
 
 Every drafter decodes the same prompts by the same rule (--acceptance), greedily
 and at temperature 1, in chains of every --k and in one tree of --tree_size
@@ -98,7 +97,7 @@ def setups_of(options: app.Options) -> list[Setup]:
 def compare(options: app.Options) -> None:
   setup_flags.read(options, drafter="none")
   folder, setups = prompt_flags.read(options), setups_of(options)
-  header = setup_flags.header(options, setups[0])
+  header = setup_flags.header(options, setups[0], setups)
   target = setups[0].load_target(app.note, others=setups)
   encoded = prompt_flags.corpus(options, target).encoded
   batch = min(setups[0].batch, len(encoded))
@@ -111,15 +110,13 @@ def compare(options: app.Options) -> None:
   points = drafter_comparison.points_of(
     setups, target, options.k, options.tree_size
   )
-  checksums = {  # a drafter that was trained anew is measured anew
+  weights = {
     name: saving.checksum(decoder.params.draft)
     for name, decoder in decoders.items()
   }
-  points = {
-    (*drafter_comparison.key_of(x), checksums[x.setup.drafter]): x
-    for x in points
-  }
-  settings = {n: x for n, x in header["settings"].items() if n != "drafters"}
+  points = drafter_comparison.keyed(points, weights)
+  added = "drafters", "file_checksums"  # more may come; points have their own
+  settings = {n: x for n, x in header["settings"].items() if n not in added}
   params, config = target.checkpoint.params, target.checkpoint.config
   free = header | {"settings": settings}
   lines = prompt_flags.claim(folder, free, params, encoded)

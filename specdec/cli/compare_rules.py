@@ -106,7 +106,8 @@ def compare(options: app.Options) -> None:
     return _of_tables(options)
   setup_flags.read(options)
   folder, setup = prompt_flags.read(options), setup_of(options)
-  header = setup_flags.header(options, setup)
+  rules = [comparison.with_rule(setup, call) for call in rules_of(options)]
+  header = setup_flags.header(options, setup, rules)
   first, *others = (
     shape.setup(setup, shape.rules[0])
     for shape in shapes_of(options, setup, _SOME_RANKS)
@@ -133,12 +134,8 @@ def compare(options: app.Options) -> None:
   caveats = [*header["caveats"], *sorted(lossy)]
   if tree:
     files.replace_text(folder / "tree.json", json.dumps(tree["paths"]) + "\n")
-  document = header | {
-    "caveats": caveats,
-    "runs": runs,
-    "acceptance_by_rank": ranks,
-    "tree": tree,
-  }
+  document = header | {"caveats": caveats, "runs": runs, "tree": tree}
+  document["acceptance_by_rank"] = ranks
   text = tables.of_rules(runs, ranks, tree, caveats)
   title = f"{setup.target}, {setup.drafter}, temperature {setup.temperature:g}"
   prompt_flags.publish(folder, document, text, title, plots.over_sizes)

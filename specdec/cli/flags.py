@@ -39,6 +39,11 @@ class Integers(flags.ArgumentParser):
       return tuple(dict.fromkeys(map(int, argument)))
     if not isinstance(argument, str):
       raise ValueError(f"{argument!r:.60} is no integer and no list of them")
+    if argument in ("auto", *ADAPTIVE):
+      raise ValueError(
+        f"{argument} is for --k of generate.py and bench.py; give numbers like "
+        "4 or 1,2,4-8"
+      )
     numbers: list[int] = []
     for part in argument.split(","):
       match = re.fullmatch(r"(-?\d{1,9})(?:-(\d{1,9}))?", part.strip())

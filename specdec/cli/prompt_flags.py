@@ -34,8 +34,8 @@ def read(options: Options) -> Path:
   """Checks them, and takes the folder, before models are loaded."""
   if getattr(options, "distributed", False):
     raise ValueError("--distributed is for generate, bench, sweep and train")
-  if not (options.prompt_file and options.output):
-    raise ValueError("give --prompt_file and --output")
+  if not options.prompt_file:
+    raise ValueError(f"give --prompt_file, such as {shipped.PROMPTS}")
   app.check_at_least(options, 0, "limit", "max_prompt_tokens")
   return app.take_folder("--output", options.output)
 

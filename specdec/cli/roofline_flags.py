@@ -66,12 +66,17 @@ def define(flags: Flags) -> None:
   flags.list(
     "draft_acceptance",
     ["1e8:0.61", "2e9:0.71", "8e9:0.75"],  # arXiv:2211.17192, table 3
-    "Of --drafts, PARAMETERS:RATE each; a power law goes through them. "
+    "Of --drafts, PARAMETERS:RATE each; a power law is fitted to them. "
     "Default: drafts of LaMDA 137B.",
   )
-  flags.enum("weights", "bfloat16", types, "Of both models.")
-  flags.enum("kv", "bfloat16", types, "Of both caches.")
-  flags.enum("compute", None, types, "Of products; default as the weights.")
+  flags.enum("weights", "bfloat16", types, "Type of both models' weights.")
+  flags.enum("kv", "bfloat16", types, "Type of both KV caches.")
+  flags.enum(
+    "compute",
+    None,
+    types,
+    "Type of matrix products; default that of the weights.",
+  )
   flags.integer("ways", 4, "Chips that share the target's weights.")
   flags.integer("replicas", 1, "Groups of such chips, sharing the batch.")
   flags.integer(
@@ -81,13 +86,15 @@ def define(flags: Flags) -> None:
     "--ways.",
   )
   flags.float(
-    "correlation", 0.75, "Of the experts that tokens choose; 1: independent."
+    "correlation",
+    0.75,
+    "Of the experts that tokens choose, r in docs/roofline.md; 1: independent.",
   )
   flags.float("alpha", 0.75, "Share of draft tokens accepted, everywhere.")
   flags.list(
     "prefix_acceptance",
     [],
-    "Instead: share of rounds that accept draft tokens 1, 1 to 2, ...",
+    "Instead of --alpha: share of rounds accepting draft tokens 1, 1 to 2, ...",
   )
   flags.list(
     "rank_acceptance",
@@ -97,8 +104,8 @@ def define(flags: Flags) -> None:
   )
   flags.integer("context", 2048, "Cached positions of a row.")
   contexts, batches = "512,2048,8192,32768,131072", "1,2,4,8,16,32,64,128,256"
-  flags.integers("contexts", contexts, "Of tables and pictures.")
-  flags.integers("batches", batches, "Of tables and pictures.")
+  flags.integers("contexts", contexts, "Contexts in tables and pictures.")
+  flags.integers("batches", batches, "Batch sizes in tables and pictures.")
   flags.integer("most", 8, "Largest k.", upper_bound=64)
   flags.integer("source", 0, "Positions that cross-attention reads (T5).")
   flags.integer(

@@ -199,8 +199,14 @@ def refuse_others(
   refuse(options, sorted(others), f"has no effect with --{name}={value}")
 
 
-def header(options: Options, setup: Setup) -> dict:
-  """Returns the head of a JSON document: flags, versions, machine, caveats."""
+def header(
+  options: Options, setup: Setup, others: Sequence[Setup] = ()
+) -> dict:
+  """Returns the head of a JSON document: flags, versions, machine, caveats.
+
+  Args:
+    others: setups whose files count as well.
+  """
   settings = {
     name: getattr(options, name)
     for name in sorted(options.parsers)
@@ -210,7 +216,10 @@ def header(options: Options, setup: Setup) -> dict:
     settings["k"] = "adaptive"
   if "drafter" in settings:
     settings["drafter"] = setup.drafter
-  if checksums := setup.checksums():
+  checksums = {}
+  for one in (setup, *others):
+    checksums |= one.checksums()
+  if checksums:
     settings["file_checksums"] = checksums
   return provenance.header(settings, setup.caveats)
 

@@ -22,7 +22,8 @@ measured (--retry tries it again).
 
 A line: point (its settings), run (as docs/schema.json says), rounds (of all
 that was timed), prediction, observed (what was counted without a clock),
-context (slots of cache), load, date; or point and error.
+context (slots of cache), load, date, file_checksums (of files that settings
+name: a point whose drafter was edited is measured anew); or point and error.
 """
 
 import json

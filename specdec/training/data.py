@@ -56,7 +56,9 @@ def read(path: str | Path) -> list[Document]:
   remote.check_local("data", path)
   path = Path(path).expanduser()
   if not path.exists():
-    raise FileNotFoundError(f"data {path} does not exist")
+    raise FileNotFoundError(
+      f"data {path} does not exist; prepare_data.py makes a corpus"
+    )
   documents, files = [], [path]
   if path.is_dir():
     files = sorted(file for file in path.rglob("*") if file.is_file())
