@@ -276,6 +276,30 @@ def test_a_draft_like_its_target_is_timed_with_all_its_tokens(target, costs):
   assert calibrated.covers(setup, loaded, calibration, 1, 3)
 
 
+def test_rounds_of_recycling_are_timed_with_a_draft_in_each(
+  target, costs, monkeypatch
+):
+  """A text's own table is empty at first: such rounds are short ones."""
+  timed, honest = [], timing.round_timer
+
+  def round_timer(decoder, rows):
+    timed.append(decoder)
+    return honest(decoder, rows)
+
+  monkeypatch.setattr(timing, "round_timer", round_timer)
+  sizes = {"prompt_size": 8, "max_new_tokens": 9}
+  setup = Setup(str(target), "recycling", k=2, **sizes)
+  rows = [[1, 2, 3, 4, 5, 6, 7, 8]]
+  calibration = calibrated.timed(
+    setup, setup.load_target(), rows, (1,), (2,), 16
+  )
+  assert [*calibration.overhead] == [calibrated.setting_of(setup)]
+  [decoder] = [one for one in timed if one.num_nodes == 3]
+  stats, _ = decoder.first_rounds(rows, 3)
+  short, whole = stats.widths
+  assert short == 0 < whole
+
+
 @pytest.mark.parametrize(
   "drafter, shape, sentence",
   [

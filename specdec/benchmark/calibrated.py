@@ -350,6 +350,8 @@ def timed(
     ngram = catalog.arguments_of(lookup)["ngram"]
     always = f"lookup(ngram={ngram}, min_ngram=0)"
     drafting = dataclasses.replace(setup, drafter=always)
+  elif setup.call_of("recycling") is not None:
+    drafting = dataclasses.replace(setup, drafter="recycling(full=True)")
 
   def make(batch: int, k: int) -> Decoder:
     return pilot(dataclasses.replace(drafting, batch=batch, k=k), target)
