@@ -300,6 +300,16 @@ def test_rounds_of_recycling_are_timed_with_a_draft_in_each(
   assert short == 0 < whole
 
 
+def test_lengths_are_compared_with_the_default_k(target, costs, capsys):
+  """Before, with --most_k, where no number was given."""
+  bench(
+    target, f"--drafter=model({target})", "--length=entropy", "--most_k=5",
+    "--passes=1", "--limit=2",
+  )  # fmt: skip
+  document = json.loads(capsys.readouterr().out.splitlines()[-1])
+  assert [run["k"] for run in document["runs"]] == [3, 5]
+
+
 @pytest.mark.parametrize(
   "drafter, shape, sentence",
   [
