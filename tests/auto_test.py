@@ -135,9 +135,10 @@ def test_a_calibration_is_kept_and_explained(
   monkeypatch.setattr(hardware, "device_name", lambda: "another chip")
   with pytest.raises(SystemExit, match=r"no speed .* and this is another chip"):
     generate(target, calibration)
-  calibration.write_text("{")
-  with pytest.raises(SystemExit, match=r"calibration.json: .*delete it"):
-    generate(target, calibration)
+  for damaged in (b"{", b"\xff\xfe", b"[" * 100_000):
+    calibration.write_bytes(damaged)
+    with pytest.raises(SystemExit, match=r"calibration.json: .*delete it"):
+      generate(target, calibration)
 
 
 def test_a_busy_machine_is_named_before_it_is_timed(
@@ -247,6 +248,84 @@ def test_a_draft_like_its_target_is_timed_with_all_its_tokens(target, costs):
   rows = [[1, 2, 3, 4, 5, 6, 7, 8]]
   calibration = calibrated.timed(setup, loaded, rows, (1,), (3,), 16)
   assert calibrated.covers(setup, loaded, calibration, 1, 3)
+
+
+def test_rounds_of_recycling_are_timed_with_a_draft_in_each(
+  target, costs, monkeypatch
+):
+  """A text's own table is empty at first: such rounds are short ones."""
+  timed, honest = [], timing.round_timer
+
+  def round_timer(decoder, rows):
+    timed.append(decoder)
+    return honest(decoder, rows)
+
+  monkeypatch.setattr(timing, "round_timer", round_timer)
+  sizes = {"prompt_size": 8, "max_new_tokens": 9}
+  setup = Setup(str(target), "recycling", k=2, **sizes)
+  rows = [[1, 2, 3, 4, 5, 6, 7, 8]]
+  calibration = calibrated.timed(
+    setup, setup.load_target(), rows, (1,), (2,), 16
+  )
+  assert [*calibration.overhead] == [calibrated.setting_of(setup)]
+  [decoder] = [one for one in timed if one.num_nodes == 3]
+  stats, _ = decoder.first_rounds(rows, 3)
+  short, whole = stats.widths
+  assert short == 0 < whole
+
+
+def test_rounds_of_other_lengths_stay_known(target, costs):
+  """Else two values of --most_k in turns are timed anew each time."""
+  sizes = {"prompt_size": 8, "max_new_tokens": 8}
+  setup = Setup(str(target), "lookup", k=4, **sizes)
+  loaded, calibration = setup.load_target(), None
+  for most_k in (4, 3):
+    ks = calibrated.step_ks(most_k)
+    given = setup, loaded, [[1] * 8], (1,), ks, 16
+    calibration = calibrated.timed(*given, base=calibration)
+  for most_k in (4, 3):
+    ks = calibrated.step_ks(most_k)
+    assert calibrated.covers(setup, loaded, calibration, 1, most_k, ks)
+
+
+def test_programs_that_time_at_once_lose_nothing(target, costs, tmp_path):
+  """Each has read the file before the other wrote it."""
+  path, timed = tmp_path / "c.json", {}
+  sizes = {"k": 2, "prompt_size": 8, "max_new_tokens": 8}
+  for drafter in ("lookup", "early_exit(1)"):
+    setup = Setup(str(target), drafter, **sizes)
+    loaded = setup.load_target()
+    given = setup, loaded, [[1] * 8], (1,), (2,), 16
+    timed[calibrated.setting_of(setup)] = calibrated.timed(*given)
+  for calibration in timed.values():
+    calibrated.add(path, calibration, None)
+  assert {*calibrated.read(path).overhead} == {*timed}
+
+
+def test_a_folder_that_cannot_be_made_is_named_before_it_is_timed(
+  target, costs, tmp_path, monkeypatch
+):
+  def never(*_):
+    raise AssertionError("timed")
+
+  (tmp_path / "home").write_text("")
+  monkeypatch.setenv("HOME", str(tmp_path / "home"))
+  monkeypatch.setattr(timing, "pass_timer", never)
+  with pytest.raises(SystemExit, match=r"home/.*json could not be written: "):
+    programs.run(
+      "generate", f"--target={target}", "--prompt=abab", "--k=auto",
+      "--most_k=2", "--max_new_tokens=8", "--drafter=lookup",
+    )  # fmt: skip
+
+
+def test_lengths_are_compared_with_the_default_k(target, costs, capsys):
+  """Before, with --most_k, where no number was given."""
+  bench(
+    target, f"--drafter=model({target})", "--length=entropy", "--most_k=5",
+    "--passes=1", "--limit=2",
+  )  # fmt: skip
+  document = json.loads(capsys.readouterr().out.splitlines()[-1])
+  assert [run["k"] for run in document["runs"]] == [3, 5]
 
 
 @pytest.mark.parametrize(

@@ -214,6 +214,20 @@ def test_lossy_rules_at_equal_length(monkeypatch, tmp_path, capsys):
     assert "x 9.00" in text and "total variation" in text
 
 
+def test_tables_leave_the_results_of_another_run(monkeypatch, tmp_path):
+  rows = [tabular.Equal(1.0, "rejection", 0.8)]
+  monkeypatch.setattr(tabular, "at_equal_length", lambda: rows)
+  tables = ["compare_rules", "--tables", f"--output={tmp_path}"]
+  for _ in range(2):  # it may be repeated
+    compare_rules.main(tables)
+  results = tmp_path / "results.json"
+  results.write_text("of another run")
+  (tmp_path / "run.json").write_text('{"target": "x"}')
+  with pytest.raises(SystemExit, match="holds a run with other settings"):
+    compare_rules.main(tables)
+  assert results.read_text() == "of another run"
+
+
 def test_nothing_compiles_in_the_clock_after_programs_were_forgotten(target):
   sizes = {"prompt_size": 8, "max_new_tokens": 4}
   setup = Setup(str(target), drafter="lookup", **sizes)

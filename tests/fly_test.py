@@ -133,3 +133,17 @@ def test_the_threshold_is_in_nats(probs, unsure):
 def test_numbers_out_of_range_are_refused(arguments, sentence):
   with pytest.raises(ValueError, match=sentence):
     acceptance.fly(**arguments)
+
+
+def test_numbers_beyond_32_bits():
+  """No draft is as long, and no vocabulary as large."""
+  draft, target = distributions(3, 2)
+  drafts = enumeration.drafts("none", [-1, 0, 1], draft)
+  for huge, same in (
+    (acceptance.fly(window=10**12, threshold=0.0), REJECTION),
+    (acceptance.relaxed(10**12, 1.0), acceptance.relaxed(3, 1.0)),
+  ):
+    ours, theirs = (
+      enumeration.emitted(rule, drafts, target) for rule in (huge, same)
+    )
+    np.testing.assert_allclose(ours.joint, theirs.joint, atol=EXACT)

@@ -93,6 +93,7 @@ def test_a_store_that_takes_nothing_is_refused_at_the_door(bucket):
     ("reproduce", ["--output=gs://bucket/results"]),
     ("prepare_data", ["--make=stdlib", "--output=gs://bucket/corpus"]),
     ("choose_layers", ["--target=stdlib-1m", "--output=gs://bucket/layers"]),
+    ("repeat_work", ["--target=stdlib-1m", "--output=gs://bucket/again"]),
     ("compare_training", ["gs://bucket/run"]),
     ("export", ["--drafter=lookup", "--k=2", "--output=gs://bucket/x"]),
   ],

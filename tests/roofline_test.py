@@ -108,6 +108,14 @@ def test_a_calibrated_machine_and_its_early_exit(tmp_path, capsys, setting):
     programs.run("roofline", f"--calibration={path}", "--ways=1")
 
 
+@pytest.mark.parametrize("damaged", [b"", b"{}", b"\xff\xfe", b"[" * 100_000])
+def test_a_file_that_is_no_calibration_is_named(damaged, tmp_path):
+  path = tmp_path / "calibration.json"
+  path.write_bytes(damaged)
+  with pytest.raises(SystemExit, match=f"--calibration={path}: .+"):
+    programs.run("roofline", f"--calibration={path}", "--target=smollm2-135m")
+
+
 def test_positions_that_cross_attention_reads(capsys):
   programs.run(
     "roofline", "--target=t5-xxl", "--drafter=lookup", "--ways=1",

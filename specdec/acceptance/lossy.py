@@ -106,7 +106,7 @@ def relaxed(top: int = 10, margin: float = 0.6) -> AcceptanceRule:
     drafted = jnp.take_along_axis(probs, token[:, None], axis=-1)
     rank = jnp.sum(probs > drafted, axis=-1)
     near = drafted[:, 0] >= jnp.max(probs, axis=-1) - margin
-    return (rank < top) & near & (drafted[:, 0] > 0)
+    return (rank < min(top, probs.shape[-1])) & near & (drafted[:, 0] > 0)
 
   return _by_likelihood(
     "relaxed",
@@ -177,9 +177,8 @@ def fly(
       over = jnp.where(child < draft.count, overruled[child], 0.0)
       here = reach[last]
       reach = reach.at[child].add(here * onward)
-      reach = reach.at[jnp.minimum(child + window, num_nodes)].add(
-        here * refused * over
-      )
+      behind = jnp.minimum(child + min(window, num_nodes), num_nodes)
+      reach = reach.at[behind].add(here * refused * over)
       whole = child >= draft.count  # nothing is left to refuse
       stop = jnp.where(whole, here, here * refused * (1.0 - over))
       return reach, ends.at[last].set(stop)

@@ -17,7 +17,7 @@ from specdec.roofline import hardware, planning, prediction
 from specdec.roofline.calibration import Calibration
 from specdec.roofline.round_cost import TargetDraftPair
 from specdec.types import Outcomes, Stats
-from specdec.utils import terminal
+from specdec.utils import files, terminal
 
 _TURNS = 7  # of timing, or twice as many on a noisy machine
 
@@ -161,6 +161,8 @@ def _timed(
   ]
   if not absent:
     return base
+  with files.naming_errors(path):  # before what takes minutes
+    path.parent.mkdir(parents=True, exist_ok=True)
   busy = provenance.busy_cores(0.5)
   if busy is not None and busy > provenance.QUIET:
     terminal.report(
@@ -178,6 +180,5 @@ def _timed(
       base,
       _TURNS,
     )
-  path.parent.mkdir(parents=True, exist_ok=True)
-  calibrated.write(path, calibration)
+  calibrated.add(path, calibration, base)
   return calibration

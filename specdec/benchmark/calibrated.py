@@ -223,7 +223,9 @@ def read(path: str | Path) -> Calibration | None:
   """Reads a file of `write`, made on such a machine and with this JAX; None
   where there is none. Of several processes the first one's counts."""
   path = Path(path)
-  text = path.read_text(encoding="utf-8") if path.exists() else None
+  text = None
+  if path.exists():
+    text = path.read_text(encoding="utf-8", errors="replace")
   text = multihost.agree_text(text)
   if text is None:
     return None
@@ -242,6 +244,22 @@ def read(path: str | Path) -> Calibration | None:
 def write(path: str | Path, calibration: Calibration) -> None:
   """Writes it; a kill leaves what was there."""
   files.replace_text(Path(path), calibration.to_json())
+
+
+def add(
+  path: str | Path, calibration: Calibration, base: Calibration | None
+) -> None:
+  """Writes what a calibration has beyond `base`, which was read from the file
+  before it was timed; what other programs wrote since then stays."""
+  latest = read(path)
+  if latest is not None and latest != base:
+    parts = {}
+    for name in ("fits", "overhead", "bandwidth"):
+      before, now = getattr(base, name, {}), getattr(calibration, name)
+      ours = {key: x for key, x in now.items() if before.get(key) != x}
+      parts[name] = getattr(latest, name) | ours
+    calibration = dataclasses.replace(calibration, **parts)
+  write(path, calibration)
 
 
 def step_ks(most_k: int) -> list[int]:
@@ -343,6 +361,8 @@ def timed(
     ngram = catalog.arguments_of(lookup)["ngram"]
     always = f"lookup(ngram={ngram}, min_ngram=0)"
     drafting = dataclasses.replace(setup, drafter=always)
+  elif setup.call_of("recycling") is not None:
+    drafting = dataclasses.replace(setup, drafter="recycling(full=True)")
 
   def make(batch: int, k: int) -> Decoder:
     return pilot(dataclasses.replace(drafting, batch=batch, k=k), target)
@@ -365,9 +385,9 @@ def timed(
       fits[one.name] = fit_passes(one.deployment, some, others)
   pair = _pair(setup, target, Calibration(machine, fits))
   setting = setting_of(setup)
-  if setting in base.overhead:  # what other batches had stays known
-    earlier = base.overhead[setting].times
-    rounds = [*(r for r in earlier if r.batch not in batches), *rounds]
+  if setting in base.overhead:  # what is not timed anew stays known
+    earlier, anew = base.overhead[setting].times, {r[:2] for r in rounds}
+    rounds = [*(r for r in earlier if r[:2] not in anew), *rounds]
   overhead = {setting: fit_overhead(pair, rounds)}
   bandwidth = {ours.name: 1 / reading.seconds} | base.bandwidth
   return Calibration(machine, fits, base.overhead | overhead, bandwidth)
@@ -401,6 +421,7 @@ def calibrate_file(
   ks = {2, 5, *step_ks(most_k)}
   ks = sorted(k for k in ks if k <= most_k or not setup.has_heads)
   batches = sorted({1, (setup.batch + 1) // 2, setup.batch})
+  base = read(path)
   calibration = timed(
     setup,
     target,
@@ -408,9 +429,9 @@ def calibrate_file(
     batches,
     ks,
     size + setup.max_new_tokens + max(ks),
-    read(path),
+    base,
     repeats,
     report=report,
   )
-  write(path, calibration)
+  add(path, calibration, base)
   return calibration

@@ -109,9 +109,11 @@ def _suffix(
   return Weighted(drafter._replace(cost=cost), index)
 
 
-def _recycling(shape: DraftShape, target: Target | None) -> Drafter:
+def _recycling(
+  shape: DraftShape, target: Target | None, full: bool = False
+) -> Drafter:
   size = 2**31 if target is None else target.model.vocab_size
-  return drafters.recycling(size, shape=shape)
+  return drafters.recycling(size, shape=shape, full=full)
 
 
 def _early_exit(layer: int, target: Target, shape: DraftShape) -> Drafter:

@@ -95,7 +95,7 @@ def measure(options: app.Options, setup, target, source) -> dict:
     where = source, batch, options.context, options.limit
     batches[batch] = rows.make_batches(*where)
     sized = dataclasses.replace(setup, batch=batch)
-    ks = (options.k or (setup.k,)) if options.decode else ()
+    ks = (options.k or (None,)) if options.decode else ()
     setups[batch] = [(None, dataclasses.replace(sized, k=k)) for k in ks]
     given = options, sized, target, batches[batch].batches[0].rows
     if options.decode and options.k == ():

@@ -32,7 +32,7 @@ from specdec.benchmark.setup import Setup
 from specdec.cli import app, prompt_flags, setup_flags
 from specdec.report import lossy_table, plots, tables
 from specdec.testing import tabular
-from specdec.utils import calls, files, terminal
+from specdec.utils import calls, files, run_folder, terminal
 from specdec.utils.spelling import choices
 
 _SOME_RANKS = dict.fromkeys(comparison.RANKED, (0.5, 0.25, 0.1))
@@ -94,6 +94,8 @@ def _of_tables(options: app.Options) -> None:
   others = sorted(options.given - {"tables", "output"})
   setup_flags.refuse(options, others, "has no effect with --tables")
   folder = options.output and app.take_folder("--output", options.output)
+  if folder:  # another run's results stay
+    run_folder.claim(folder, {"tables": True})
   rows = [row._asdict() for row in tabular.at_equal_length()]
   terminal.report(lossy_table.of_equal_length(rows))
   if folder:

@@ -24,7 +24,7 @@ from specdec.checkpoints import text_corpus
 from specdec.cli import app, prompt_flags, setup_flags
 from specdec.report import plots, tables
 from specdec.training import written
-from specdec.utils import files
+from specdec.utils import files, remote
 
 EDIT = "\nThank you."  # it asks for the same, and changes every answer's head
 
@@ -46,6 +46,7 @@ def check_texts(options: app.Options) -> None:
 def repeat(options: app.Options) -> None:
   setup_flags.read(options, drafter="none")
   setup_flags.single(options, "batch")
+  remote.check_local("--output", options.output or "")  # it is read again
   folder = prompt_flags.read(options)
   check_texts(options)
   k = setup_flags.single(options, "k")

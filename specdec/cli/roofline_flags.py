@@ -151,8 +151,12 @@ def scenario(options: Options) -> Scenario:
   """Returns what the prediction is about; refuses flags without effect."""
   names = ["target", "drafter", "correlation", "source", "most"]
   if options.calibration:
-    text = pathlib.Path(options.calibration).read_text(encoding="utf-8")
-    calibration = Calibration.from_json(text)
+    path = pathlib.Path(options.calibration)
+    text = path.read_text(encoding="utf-8", errors="replace")
+    try:
+      calibration = Calibration.from_json(text)
+    except ValueError as error:
+      raise ValueError(f"--calibration={path}: {error}") from error
     given = {"weights": "float32", "kv": "float32", "calibration": calibration}
     given["chip"] = chips.of_hardware(calibration.hardware)
   else:

@@ -41,6 +41,7 @@ def recycling(
   k: int | None = None,
   *,
   shape: draft_shape.DraftShape | None = None,
+  full: bool = False,
 ) -> Drafter:
   """Follows a table of successors down a static tree.
 
@@ -53,6 +54,8 @@ def recycling(
     k: draft tokens a round, short for shape=draft_shape.chain(k).
     shape: a chain or a static tree. A chain that decides its length does so by
       acceptance at each position: a table says nothing of how sure it is.
+    full: a text begins with a table of anything, so that every round has a
+      draft: to time rounds.
 
   Raises:
     ValueError: both or neither of k and shape are given, k < 0, the tree is not
@@ -87,8 +90,9 @@ def recycling(
   def init(params, context: Context, prefill_output):
     # -1, -2, ...: unknown; stands for tokens 0, 1, ..., which differ.
     batch = context.length.shape[0]
-    unknown = -1 - jnp.arange(top, dtype=jnp.int32)
-    return jnp.broadcast_to(unknown, (batch, vocab_size, top))
+    entry = jnp.arange(top, dtype=jnp.int32)
+    entry = entry if full else -1 - entry
+    return jnp.broadcast_to(entry, (batch, vocab_size, top))
 
   def propose(params, table, context: Context):
     rows = jnp.arange(table.shape[0])[:, None]

@@ -331,7 +331,7 @@ class Calibration:
         {setting: _overhead(entry) for setting, entry in overhead.items()},
         document.get("bandwidth", {}),
       )
-    except (AttributeError, KeyError, TypeError) as error:
+    except (AttributeError, KeyError, RecursionError, TypeError) as error:
       raise ValueError(f"not the text of a calibration: {error}") from error
 
 
