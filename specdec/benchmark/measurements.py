@@ -250,14 +250,12 @@ def _smollm2() -> Iterable[Measurement]:
       None if name == "layer_skip" else _TEXTS_QUICK,
     )
   for drafter in ("lookup", "suffix"):
-    flags = (SMOLLM2, "--chat", f"--prompt_file={_SPEC_BENCH[0]}", "--limit=4")
     yield Measurement(
       f"spec_bench_{drafter}",
-      "eval",
-      (*flags, "--max_new_tokens=96", f"--drafter={drafter}", "--k=5,8"),
+      f"eval {SMOLLM2} --chat --prompt_file={_SPEC_BENCH[0]} --limit=4 "
+      f"--max_new_tokens=96 --drafter={drafter} --k=5,8",
       6,
       None,
-      "output",
       needs=_SPEC_BENCH,
     )
   yield Measurement(
@@ -371,7 +369,7 @@ MEASUREMENTS = (
     5,
     f"{_RULES_QUICK} --only='rejection; block' --shapes=chain",
   ),
-  Measurement("lossy", "compare_rules", ("--tables",), 2, None, "output"),
+  Measurement("lossy", "compare_rules --tables", 2, None),
   Measurement(
     "block",
     f"compare_rules {_RULES} --temperature=1 --sizes=4,6,8 --shapes=chain "
