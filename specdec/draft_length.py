@@ -433,15 +433,16 @@ def entropy(k: int, limit: float = 0.4, gamma: float = 0.2) -> DraftShape:
   AdaEDL's stop, `by_entropy`.
 
   Raises:
-    ValueError: k is out of range, limit is above 1, or gamma is negative.
+    ValueError: k is out of range, limit is above 1, or gamma is negative or
+      infinite.
   """
   if not all(map(_is_number, (limit, gamma))):
     raise ValueError(
       f"limit = {limit!r} and gamma = {gamma!r}; they must be numbers"
     )
-  if not (limit <= 1 and gamma >= 0):  # nor nan
+  if not (limit <= 1 and 0 <= gamma < math.inf):  # nor nan
     raise ValueError(
       f"limit = {limit} and gamma = {gamma}; they must satisfy limit <= 1 and "
-      "gamma >= 0"
+      "0 <= gamma < inf"
     )
   return decided(k, by_entropy(limit, gamma))

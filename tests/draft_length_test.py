@@ -762,6 +762,7 @@ def test_drafting_begins_again_when_acceptance_rises():
     (lambda: draft_length.adaptive(1, [1e-50, 1]), r"1e-30\.\.1e30"),
     (lambda: draft_length.entropy(2, 1.5), "limit <= 1"),
     (lambda: draft_length.entropy(2, np.nan), "limit <= 1"),
+    (lambda: draft_length.entropy(2, gamma=np.inf), "gamma < inf"),
     (lambda: draft_length.entropy(2, "nan"), "'nan' .* must be numbers"),
     (lambda: drafters.lookup(shape=ENTROPY), "lookup drafts without a distri"),
     (

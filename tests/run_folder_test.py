@@ -27,6 +27,13 @@ def test_claim_lists_what_differs(tmp_path):
   run_folder.claim(tmp_path / "run", now, ("log_every",))
 
 
+@pytest.mark.parametrize("content", ["", "[1]", "null", '{"data"', "\udcff"])
+def test_settings_that_cannot_be_read_are_named(content, tmp_path):
+  (tmp_path / "run.json").write_text(content, errors="surrogateescape")
+  with pytest.raises(ValueError, match=r"run\.json holds no run's"):
+    run_folder.check(tmp_path, {"data": "a"})
+
+
 def test_lines_survive_a_kill_in_the_middle_of_one(tmp_path):
   path = tmp_path / "lines.jsonl"
   lines = files.Lines(path)

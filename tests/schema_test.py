@@ -17,8 +17,10 @@ import safetensors.numpy
 
 import programs
 from specdec.benchmark import metrics, peers, reproduction, timing
+from specdec.cli import compare_rules
 from specdec.drafters.heads.head_config import HeadConfig
 from specdec.report import tables
+from specdec.testing import tabular
 
 PATH = pathlib.Path(__file__).parents[1] / "docs" / "schema.json"
 SCHEMA = json.loads(PATH.read_text())
@@ -26,6 +28,7 @@ VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)
 # Which older documents lack.
 COUNTS = "speculative_decoding"
 OPTIONAL = COUNTS, "accepted_on_tables", "optimum_on_tables", "length"
+OPTIONAL += ("equal_length",)
 OPEN = "settings", "versions", "flops"  # their members go by many names
 HEAD = dict(width=8, mlp_width=12, num_heads=2, head_dim=4)
 PROMPTS = [{"prompt": "abcabc"}, {"prompt": "hello there"}]
@@ -341,10 +344,17 @@ def test_is_a_schema_that_describes_every_property_and_allows_no_other():
       assert value.get("description", "").endswith("."), name
 
 
-def test_real_documents_are_of_this_form_and_show_all_of_it(run):
+def test_real_documents_are_of_this_form_and_show_all_of_it(
+  run, tmp_path, monkeypatch
+):
   names = "greedy", "sampled", "bench", "eval", "compare_rules"
   names += "compare_drafters", "compare_engines", "goodput"
   documents = {name: run(name)[0] for name in names}
+  monkeypatch.setattr(tabular, "_HALVINGS", 1)
+  monkeypatch.setattr(tabular, "GAINS", (1.5,))
+  compare_rules.main(["compare_rules", "--tables", f"--output={tmp_path}"])
+  tables = json.loads((tmp_path / "results.json").read_text())
+  documents["tables"] = tables
   last = run("bench")[1].splitlines()[-1]
   assert json.loads(last) == documents["bench"]
   about = {"name": "x", "quick": False, "minutes": 1 / 3, "busy_cores": 0.1}
@@ -360,5 +370,6 @@ def test_real_documents_are_of_this_form_and_show_all_of_it(run):
   [sampled] = documents["sampled"]["runs"]
   assert sampled["identity"] is sampled["acceptance"]["alpha"]["value"] is None
   del documents["kept"]  # what that adds may be left out
+  del tables["equal_length"][1:]
   for document in documents.values():
     assert_refuses_faults(document | {"runs": document["runs"][:1]})

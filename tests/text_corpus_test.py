@@ -1,6 +1,7 @@
 """A corpus in a file: kept, added to, and refused where it does not fit."""
 
 import io
+import os
 import threading
 import time
 import types
@@ -51,6 +52,9 @@ def test_what_is_no_corpus_is_refused(tmp_path):
     text_corpus.load(tmp_path / "large.npz", 3)
   with pytest.raises(FileNotFoundError):
     text_corpus.load(tmp_path / "nowhere.npz", 3)
+  os.mkfifo(tmp_path / "pipe")
+  with pytest.raises(ValueError, match="pipe is no regular file"):
+    text_corpus.load(tmp_path / "pipe", 3)
 
 
 @pytest.mark.parametrize(

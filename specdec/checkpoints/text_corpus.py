@@ -45,9 +45,11 @@ def load(
     tokenizer: the target's; None: only the size is compared.
 
   Raises:
-    ValueError: it is no such file, or of another vocabulary.
+    ValueError: it is no such file, a pipe, or of another vocabulary.
     FileNotFoundError: it is not there.
   """
+  if files.is_stream(path):
+    raise ValueError(f"{path} is no regular file; a corpus is read repeatedly")
   content = Path(path).expanduser().read_bytes()
   try:
     with np.load(io.BytesIO(content), allow_pickle=False) as file:

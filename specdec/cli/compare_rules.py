@@ -99,7 +99,8 @@ def _of_tables(options: app.Options) -> None:
   rows = [row._asdict() for row in tabular.at_equal_length()]
   terminal.report(lossy_table.of_equal_length(rows))
   if folder:
-    document = provenance.header({"tables": True}, []) | {"equal_length": rows}
+    document = provenance.header({"tables": True}, [])
+    document |= {"runs": [], "equal_length": rows}
     results.write_json(str(folder / "results.json"), document)
 
 

@@ -144,7 +144,11 @@ def check(
   if not path.is_file():
     return
   settings = json.loads(json.dumps(settings))  # tuples become lists
-  changes = differences(json.loads(path.read_text()), settings, free)
+  try:
+    recorded = dict(json.loads(path.read_text(encoding="utf-8")))
+  except (ValueError, TypeError) as error:
+    raise ValueError(f"{path} holds no run's settings: {error}") from None
+  changes = differences(recorded, settings, free)
   if changes:
     raise ValueError(
       f"{folder} holds a run with other settings ({'; '.join(changes)}); "
