@@ -110,8 +110,10 @@ def _suffix(
 
 
 def _recycling(
-  shape: DraftShape, target: Target | None, full: bool = False
+  shape: DraftShape, target: Target | None, *, full: bool = False
 ) -> Drafter:
+  if type(full) is not bool:
+    raise ValueError(f"recycling: full = {full!r}; it must be True or False")
   size = 2**31 if target is None else target.model.vocab_size
   return drafters.recycling(size, shape=shape, full=full)
 
