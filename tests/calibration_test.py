@@ -270,7 +270,7 @@ def test_a_calibration_is_read_as_it_was_written():
       calibration.Calibration.from_json(broken)
   seconds = "fits", "a", "times", 0, 3
   round_batch = "overhead", "a, lookup", "times", 0, 0
-  fixed = "overhead", "a, lookup", "ours", "rows", 0, 1
+  fixed = "overhead", "a, lookup", "baseline", "rows", 0, 1
   for place, values in (
     (seconds, (0, -1, None, "1", [1], {}, True, math.nan, math.inf, 10**30)),
     (round_batch, (0, None, "x")),
