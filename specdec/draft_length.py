@@ -307,7 +307,8 @@ def count_levels(
     levels: logits [B, V] before each level and the token [B] drawn there; or
       how many there are, of a draft without distributions.
     certainty: class of the tokens of such a draft, `policy.classify` of a
-      probability or any other: [B] of all of them, or [B, levels].
+      probability or any other: [B] of all of them, or [B, levels]. It may
+      depend on the tokens up to its own, never on later ones.
     able: [B] rows that have such a draft.
 
   Returns:

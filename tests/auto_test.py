@@ -347,11 +347,15 @@ def test_rounds_of_several_kinds_are_not_calibrated(
     calibrated.check(setup)
 
 
-def test_a_drafter_that_was_edited_is_calibrated_anew(tmp_path):
+@pytest.mark.parametrize("part", ["drafter", "acceptance"])
+def test_what_was_edited_is_calibrated_anew(part, tmp_path):
   file = tmp_path / "mine.py"
-  file.write_text("def mine(target, k):\n  pass\n")
-  setup = Setup(drafter=f"{file}:mine")
+  file.write_text(
+    "from specdec import acceptance\n\n"
+    "def mine(target=None, k=0):\n  return acceptance.block()\n"
+  )
+  setup = Setup(**{part: f"{file}:mine"})
   before = calibrated.setting_of(setup)
   assert calibrated.setting_of(setup) == before
-  file.write_text("def mine(target, k):\n  return slow(target, k)\n")
+  file.write_text(file.read_text() + "# edited\n")
   assert calibrated.setting_of(setup) != before

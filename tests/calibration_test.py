@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import json
 import math
+import operator
 import re
 
 import numpy as np
@@ -267,6 +268,21 @@ def test_a_calibration_is_read_as_it_was_written():
   for broken in ("{}", "[]", '{"format": "specdec/calibration/2"}', "no"):
     with pytest.raises(ValueError):
       calibration.Calibration.from_json(broken)
+  seconds = "fits", "a", "times", 0, 3
+  round_batch = "overhead", "a, lookup", "times", 0, 0
+  fixed = "overhead", "a, lookup", "baseline", "rows", 0, 1
+  for place, values in (
+    (seconds, (0, -1, None, "1", [1], {}, True, math.nan, math.inf, 10**30)),
+    (round_batch, (0, None, "x")),
+    (fixed, (None, "x", [], math.nan)),
+    (("bandwidth", "a"), (0, None, "1")),
+  ):
+    for value in values:
+      document = json.loads(saved.to_json()) | {"bandwidth": {"a": 1.0}}
+      *parents, last = place
+      functools.reduce(operator.getitem, parents, document)[last] = value
+      with pytest.raises(ValueError, match="not the text of a calibration"):
+        calibration.Calibration.from_json(json.dumps(document))
 
 
 def test_a_bandwidth_ratio_scales_what_main_memory_has_a_part_in():

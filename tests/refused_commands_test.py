@@ -14,7 +14,7 @@ PROMPTS = "--target={model} --prompt_file={prompts} --max_new_tokens=8"
 LENGTHS = "--drafter=early_exit(1) --prompt=ab --max_new_tokens=24"
 HEAD = "--config={configs}/drafter.py:eagle3 --config.options.batch=4"
 # Programs that these commands end before a target is loaded.
-NOT_LOADING = {"goodput"}
+NOT_LOADING = {"goodput", "eval", "sweep"}
 # A program and flags of all lines; then more flags, and what the sentence says.
 COMMANDS = {
   "sweep --sweep={configs}/../sweeps/shipped.py": """

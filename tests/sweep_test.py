@@ -208,6 +208,23 @@ def test_a_point_whose_drafter_was_edited_is_measured_anew(tmp_path):
   assert done == [f"{drafter}:mine", "lookup", f"{drafter}:mine"]
 
 
+def test_a_drafter_edited_while_it_is_swept_is_what_was_read(tmp_path):
+  """What runs was imported before; its lines must not be those of the edit."""
+  drafter, lines = tmp_path / "mine.py", files.Lines(tmp_path / "lines.jsonl")
+  drafter.write_text("def mine(k):\n  pass\n")
+  points = [{"drafter": f"{drafter}:mine", "k": k} for k in (1, 2)]
+  read = sweep_run.points_of({"points": points}, mesh=None, prompt_size=8)
+
+  def measure(point, *_):
+    drafter.write_text("def mine(k):\n  pass  # edited\n")
+    return {"run": {}}
+
+  bench = types.SimpleNamespace(measure=measure)
+  assert len(sweep_run.measure_all(bench, read, lines)) == 2
+  one, other = (line["file_checksums"] for line in lines.entries)
+  assert one == other == read[0].checksums
+
+
 def test_no_time_may_beat_its_bytes(calibrated_sweep, tmp_path, monkeypatch):
   with monkeypatch.context() as patch:
     patch.setattr(hardware, "measure_bandwidth", lambda *_, **__: 1.0)
@@ -450,6 +467,14 @@ def test_a_point_of_several_sweeps_is_pooled(tmp_path):
   assert pooled["run"]["speed"]["speedup"]["error"] > 0.2
   assert pooled["prediction"]["speedup"] == pytest.approx(5 / 4)
   assert (pooled["rounds"], pooled["load"], pooled["sweeps"]) == (10, 2.0, 2)
+  file = folders[0] / "lines.jsonl"  # of another version of a drafter
+  file.write_text(
+    "".join(
+      json.dumps(json.loads(line) | {"file_checksums": {"mine.py": 1}}) + "\n"
+      for line in file.read_text().splitlines()
+    )
+  )
+  assert len(sweeps.read(folders).lines) == 2
   [alone] = sweeps.read(folders[:1]).lines
   assert alone["run"]["speed"]["speedup"]["value"] == 1.5
 

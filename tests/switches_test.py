@@ -9,9 +9,11 @@ import pytest
 from scipy import stats
 
 import table_loop
+import translated_test
 from specdec import (
   acceptance,
   decode,
+  draft_length,
   draft_shape,
   draft_tree,
   drafters,
@@ -52,10 +54,24 @@ WAYS = {
     acceptance.traversal(),
   ),
 }
+# Drafts that decide their length, and those of no model.
+SAME = {
+  "adaptive": shaped(draft_length.adaptive(3, (1, 1.01, 1.02, 1.03))),
+  "entropy": shaped(draft_length.entropy(3, 0.5)),
+  "suffix": drafters.suffix(3),
+  "recycling": drafters.recycling(V, 3),
+  "hybrid": drafters.fallback(drafters.suffix(2), drafters.recycling(V, 3)),
+  "translated": drafters.translated(translated_test.DRAFT, 3),
+}
+SAME = {
+  name: (drafter, acceptance.rejection()) for name, drafter in SAME.items()
+}
+TRANSLATED = translated_test.params(translated_test.PARTED)
 
 
-def generate(way, params=PARAMS, **options):
-  drafter, rule = WAYS[way]
+def generate(way, params=None, **options):
+  params = params or (TRANSLATED if way == "translated" else PARAMS)
+  drafter, rule = (WAYS | SAME)[way]
   temperature = np.array([1.0, 0.7, 0.0, 1.0])
   options = {"temperature": temperature, "params": params} | options
   return table_loop.generate(rule, drafter, **options)
@@ -73,7 +89,7 @@ def honest(way):
   return generate(way)
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", WAYS | SAME)
 def test_64_bits_and_debug_nans_change_nothing(way):
   expected = honest(way)
   for switch in (jax.enable_x64, jax.debug_nans):

@@ -249,7 +249,6 @@ MOVES = (
   "head, first, second",
   [
     ("dspark", ONE, "data:2,model:4"),
-    pytest.param("eagle3", "data:4,model:2", ONE, marks=SLOW),
     *(
       pytest.param(head, *move, marks=SLOW)
       for head, move in zip(HEADS, itertools.cycle(MOVES))

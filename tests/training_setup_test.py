@@ -126,7 +126,7 @@ def test_joint_training_says_what_one_pass_heads_need_instead(kind):
     f"head_config.kind = {kind!r}: a head that drafts all levels in one pass "
     "is trained on a frozen target, not jointly with it",
     "Train the target first (configs/train/joint.py:none), then the head",
-    "or take a kind that drafts level by level, as mtp, prophet or medusa",
+    "or take a kind that drafts level by level, such as mtp, prophet or medusa",
   ):
     assert part in str(error.value)
 

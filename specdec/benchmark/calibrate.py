@@ -170,8 +170,8 @@ def in_turns(
 
 
 def _without_drift(logs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-  """Returns [timers] medians over log seconds [turns, timers] without a turn's
-  median deviation, which is common, and standard errors by the deviation."""
+  """Returns medians [timers] of log seconds [turns, timers] less each turn's
+  common deviation, and their standard errors by median absolute deviations."""
   for _ in range(10):
     middle = np.median(logs, axis=0)
     logs = logs - np.median(logs - middle, axis=1, keepdims=True)

@@ -57,9 +57,11 @@ def setting_of(setup: Setup) -> str:
     f", {name}" for name in ("top_k", "top_p") if getattr(setup, name)
   )
   sampled = "sampled" if setup.temperature else "greedy"
+  rule = setup.acceptance
+  if (call := calls.parse(rule)).place:
+    rule = calls_name([call])
   return (
-    f"{_target_name(setup)}, {_drafter_name(setup)}, {setup.acceptance}, "
-    f"{sampled}{filters}"
+    f"{_target_name(setup)}, {_drafter_name(setup)}, {rule}, {sampled}{filters}"
   )
 
 
@@ -67,16 +69,16 @@ def _drafter_name(setup: Setup) -> str:
   """Returns the drafter's call, layers to skip by numbers instead of a file."""
   call = setup.call_of("layer_skip")
   if call is None:
-    return drafters_name(setup.drafter_calls)
+    return calls_name(setup.drafter_calls)
   layers = {name: list(x) for name, x in skip_of(call)._asdict().items()}
   return str(call._replace(args=(), kwargs=layers))
 
 
-def drafters_name(drafter_calls: Sequence[calls.Call]) -> str:
+def calls_name(of: Sequence[calls.Call]) -> str:
   """Returns calls with | between them, each of a user's file with a checksum:
   rounds of one that was edited are timed anew."""
   names = []
-  for call in drafter_calls:
+  for call in of:
     file = Path(call.place or "").expanduser()
     checksum = zlib.crc32(file.read_bytes()) if file.is_file() else None
     names.append(str(call) if checksum is None else f"{call} {checksum:08x}")
@@ -250,7 +252,8 @@ def add(
   path: str | Path, calibration: Calibration, base: Calibration | None
 ) -> None:
   """Writes what a calibration has beyond `base`, which was read from the file
-  before it was timed; what other programs wrote since then stays."""
+  before it was timed; models and settings that only others wrote since then
+  stay."""
   latest = read(path)
   if latest is not None and latest != base:
     parts = {}

@@ -120,7 +120,7 @@ class Machine:
     batch: int,
     context: int,
   ):
-    """Takes the target's config, and `comparison.time_passes`."""
+    """Takes the target's config, and what `comparison.time_passes` returned."""
     free = {"float32": math.inf, "bfloat16": math.inf}
     chip = chips.get("v5e", bandwidth=1.0, rows=1, **free)
     dtype = "float32" if config.dtype == "float32" else "bfloat16"

@@ -169,7 +169,7 @@ class Server:
     checked(inputs, decoder.eos_ids, decoder.max_length, size)
 
   def serve(self, requests: Sequence[Request]) -> Served:
-    """Answers every request once; no text may end where a distribution is not
+    """Answers every request once; raises ValueError where a distribution is not
     finite."""
     self.check(requests)
     order = sorted(requests, key=lambda one: (one.arrival, one.number))
@@ -229,8 +229,8 @@ class Server:
   def _run(
     self, state: DecodeState, held: Sequence[_Held | None], more: bool
   ) -> DecodeState:
-    """Runs until another row is done, or it is time to look as more prompts
-    are to come; donates the state."""
+    """Runs until another row is done or, where rows are empty and `more`
+    prompts are to come, for `every` rounds; donates the state."""
     empty = held.count(None)
     rounds = decode.MAX_ROUNDS
     if more and empty:

@@ -91,7 +91,8 @@ class Run:
 
 
 def acceptance_length(acceptance: Acceptance) -> str:
-  """'3.21 (74% of draft tokens)', by vLLM's definitions; '-' without any."""
+  """'3.21 (74% of draft tokens)', by vLLM's definitions; '-' where nothing was
+  drafted."""
   counts = acceptance.speculative_decoding
   if counts.mean_acceptance_length is None:
     return "-"

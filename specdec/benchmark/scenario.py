@@ -180,7 +180,7 @@ class Scenario:
     if self.calibration is None:
       return None
     names = [self.drafter, " | ".join(map(str, self.drafter_calls))]
-    names.append(calibrated.drafters_name(self.drafter_calls))
+    names.append(calibrated.calls_name(self.drafter_calls))
     last = self.drafter_calls[-1]
     old = str(last.args[0]) if last.args else last.name  # of version 0.1.0
     names.append(f"exit after {old}" if last.name == "early_exit" else old)

@@ -93,8 +93,8 @@ class Settings:
       model(NAME, weights=int8).
     random_weights: Take shapes only, and random weights: for speed, not for
       text.
-    seed: Of all noise; a prompt's number is mixed in, and a corpus, which may
-      hold what this seed wrote, unless the rule is coupled.
+    seed: Seed of all noise; a prompt's number is mixed in, and a corpus, which
+      may hold what this seed wrote, unless the rule is coupled.
     mesh: data:N,model:M: N groups of M devices; each group has all weights, and
       shares out heads, inner columns and vocabulary among its M. Default: one
       device.

@@ -72,11 +72,14 @@ class Point(NamedTuple):
   setup: Setup
   prompt_files: tuple[str, ...]
   chat: bool
+  # Of its files, such as a user's drafter, as they were when it was read: an
+  # edit while the sweep runs is for the next run.
+  checksums: dict[str, int]
 
   @property
   def key(self) -> str:
     """What its line is recognised by in lines.jsonl."""
-    return _key(self.settings, self.setup.checksums())
+    return _key(self.settings, self.checksums)
 
 
 def _key(settings: dict[str, Any], checksums: dict[str, int]) -> str:
@@ -132,7 +135,7 @@ def _point(settings: dict[str, Any], machine: dict[str, Any]) -> Point:
     raise ValueError(f"chat = {chat!r}; it must be a bool")
   if chat and not paths:
     raise ValueError("chat is for prompt_file")
-  return Point(settings, setup, paths, chat)
+  return Point(settings, setup, paths, chat, setup.checksums())
 
 
 def numbers_of(sweep: Mapping, part: str, kind: type) -> dict[str, Any]:
@@ -356,8 +359,8 @@ def measure_all(
   count = len(points)
   with tqdm(total=count, initial=count - len(left), unit="point") as progress:
     for point in left:
-      files_of = point.setup.checksums()
-      files_of = {"file_checksums": files_of} if files_of else {}
+      sums = point.checksums
+      files_of = {"file_checksums": sums} if sums else {}
       try:
         line = bench.measure(
           point, progress.set_postfix_str, done.get(point.key)

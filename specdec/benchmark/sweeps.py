@@ -58,7 +58,9 @@ def read(paths: Sequence[Path]) -> Read:
       except (ValueError, KeyError, TypeError, AttributeError):
         broken.append(f"line {number} of {file} is no point of a sweep")
     for key, line in measured.items():
-      by_point.setdefault(key, []).append(line)
+      # Versions of a user's drafter are not pooled.
+      whole = key + json.dumps(line.get("file_checksums"), sort_keys=True)
+      by_point.setdefault(whole, []).append(line)
   if not by_point:
     names = ", ".join(map(str, paths))
     raise ValueError(f"no measured point in {names}; run scripts/sweep.py")

@@ -48,9 +48,10 @@ def load(
     ValueError: it is no such file, a pipe, or of another vocabulary.
     FileNotFoundError: it is not there.
   """
-  if files.is_stream(path):
+  file = Path(path).expanduser()
+  if files.is_stream(file):
     raise ValueError(f"{path} is no regular file; a corpus is read repeatedly")
-  content = Path(path).expanduser().read_bytes()
+  content = file.read_bytes()
   try:
     with np.load(io.BytesIO(content), allow_pickle=False) as file:
       version, size, vocabulary, tokens, lengths = (file[x] for x in _FIELDS)

@@ -62,6 +62,7 @@ def read(options: Options) -> None:
     return
   if options.k != ():
     other = " or --length" if hasattr(options, "length") else ""
+    setup_flags.refuse(options, ["explain"], "is for --k=auto")
     why = f"is for --k=auto or --k=adaptive{other}"
     setup_flags.refuse(options, _NAMES, why)
     return

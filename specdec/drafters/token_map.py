@@ -78,7 +78,8 @@ def read(
   row = jnp.arange(len(text.length))[:, None]
 
   def step(text):
-    index = text.num_read[:, None] + jnp.arange(chunk)[None]  # [B, chunk]
+    ahead = jnp.arange(chunk, dtype=jnp.int32)
+    index = text.num_read[:, None] + ahead[None]  # [B, chunk]
     last = context.tokens.shape[1] - 1
     token = jnp.take_along_axis(
       context.tokens, jnp.minimum(index, last), axis=1

@@ -136,7 +136,7 @@ def stream_answers(
 ) -> tuple[list[Answer], list[str]]:
   """Decodes batches, prints their answers, the first one as it comes, and
   returns them with a sentence for each that ends where a distribution is not
-  finite; not all may do so at once."""
+  finite. Raises ValueError where that leaves no answer a token."""
   answers, faults = [], []
   for batch in batches:
     completed, part = decode_answers(

@@ -17,8 +17,8 @@ from specdec.utils import terminal
 def listed(
   rows: Iterable, columns: Mapping[str, str | Callable[[Any], object]]
 ) -> str:
-  """Formats a table, a line for each row. A column shows of it what a format
-  string says, whose argument it is, or what a function of it returns."""
+  """Formats a table, a line for each row. A column is a format string whose
+  argument is the row, or a function of the row."""
   return terminal.columns([*columns], _cells(rows, columns))
 
 

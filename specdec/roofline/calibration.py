@@ -329,19 +329,33 @@ class Calibration:
         Hardware.from_json(json.dumps(document["hardware"])),
         {name: _fit(entry) for name, entry in fits.items()},
         {setting: _overhead(entry) for setting, entry in overhead.items()},
-        document.get("bandwidth", {}),
+        {
+          name: _row((1, rate), 1)[1]
+          for name, rate in document.get("bandwidth", {}).items()
+        },
       )
-    except (AttributeError, KeyError, RecursionError, TypeError) as error:
+    except (
+      ArithmeticError, AttributeError, LookupError, RecursionError, TypeError,
+    ) as error:  # fmt: skip
       raise ValueError(f"not the text of a calibration: {error}") from error
+
+
+def _row(row: Sequence, *positive: int) -> tuple:
+  """Checks that entries are numbers, the first and `positive` ones above 0."""
+  numbers = all(type(x) in (int, float) and abs(x) < 1e18 for x in row)
+  if not numbers or any(row[i] <= 0 for i in (0, *positive)):
+    raise ValueError(f"not the text of a calibration: {row}")
+  return tuple(row)
 
 
 def _fit(document: dict) -> Fit:
   fields = dict(document["efficiency"])
-  rows, p = tuple(map(tuple, fields.pop("rows"))), fields.pop("p")
+  rows = tuple(_row((count, x), 1) for count, x in fields.pop("rows"))
+  p = fields.pop("p")
   efficiency = Efficiency(**fields, rows=rows, p=math.inf if p is None else p)
   names = ("in_sample", "formula", "held_out")
   residuals = (Errors(*document[name]) for name in names)
-  times = tuple(PassTime(*time) for time in document["times"])
+  times = tuple(PassTime(*_row(time, 1, 3)) for time in document["times"])
   return Fit(efficiency, *residuals, times)
 
 
@@ -349,8 +363,8 @@ def _overhead(document: dict) -> RoundFit:
   # Version 0.1.0 wrote the baseline as plain.
   baseline = document.get("plain") or document["baseline"]
   overheads = (
-    Overhead(tuple(map(tuple, entry["rows"])))
+    Overhead(tuple(_row((b, x, y)) for b, x, y in entry["rows"]))
     for entry in (document["ours"], baseline)
   )
-  times = tuple(RoundTime(*time) for time in document["times"])
+  times = tuple(RoundTime(*_row(time, 3)) for time in document["times"])
   return RoundFit(*overheads, Errors(*document["errors"]), times)

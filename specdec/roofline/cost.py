@@ -26,7 +26,7 @@ from specdec.roofline.shapes import Shape
 # All-reduces by which chips draw from parts of a distribution (sampling.warp,
 # sampling.argmax): maximum, its place and the mass of the logits, then maximum
 # and place of what noise makes of them. Siblings drawn without replacement take
-# more, and levels that do not wait for each other (Medusa's) share one's.
+# more, and levels that do not wait for each other (Medusa's) share the five.
 DRAW = 5
 BYTES = {"float32": 4, "bfloat16": 2, "int8": 1, "fp8": 1, "int4": 0.5}
 

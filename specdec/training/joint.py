@@ -56,7 +56,7 @@ def check(head_config: HeadConfig, loss: drafting.Loss) -> None:
       "the target first (configs/train/joint.py:none), then the head with "
       "`target`, that checkpoint, and without `model` "
       "(configs/train/drafter.py); or take a kind that drafts level by level, "
-      "as mtp, prophet or medusa"
+      "such as mtp, prophet or medusa"
     )
   if loss.divergence != "cross_entropy" or loss.feature_weight:
     raise ValueError(
