@@ -24,8 +24,8 @@ _TIMES = *_SPEEDUP[:2], f"{_SPEEDUP[2]}, times"
 _CHILDREN = {
   "none": "",
   "iid": "i.i.d.",
-  "without_replacement": "without replacement",
-  "deterministic": "likeliest children",
+  "without_replacement": "no repeats",
+  "deterministic": "likeliest",
 }
 Curve = tuple[dict, Sequence[float], Sequence[dict]]  # look, x, runs
 
@@ -49,12 +49,12 @@ def by_group(
   return _bars(curves, title, caveats)
 
 
-def _bars(curves, title, caveats) -> Figure:
+def _bars(curves, title, caveats, tokens=_TOKENS, width=22) -> Figure:
   curves = _ascending(curves, "k")
-  labels = [_wrap(label) for label in curves]
+  labels = [_wrap(label, width) for label in curves]
   places = np.arange(len(labels))
-  figure, panels = canvas.figure(_height(curves), title, caveats, 2)
-  for axes, quantity in zip(panels, (_TOKENS, _TIMES)):
+  figure, panels = canvas.figure(_height(labels), title, caveats, 2)
+  for axes, quantity in zip(panels, (tokens, _TIMES)):
     values, errors = _columns([run for [run] in curves.values()], quantity)
     bars = axes.barh(
       places,
@@ -67,11 +67,13 @@ def _bars(curves, title, caveats) -> Figure:
     ground = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}
     axes.bar_label(bars, fmt="%.2f", padding=4, fontsize=9, bbox=ground)
     ends = values + np.nan_to_num(errors)
-    axes.axvline(1, color=canvas.GRAY, linewidth=1, linestyle="--", zorder=1.5)
+    if quantity is not _LENGTH:  # the baseline's
+      look = {"linewidth": 1, "linestyle": "--", "zorder": 1.5}
+      axes.axvline(1, color=canvas.GRAY, **look)
     axes.set_xlim(0, 1.2 * np.max(np.nan_to_num(ends), initial=1))
     axes.set_ylim(len(labels) - 0.5, -0.5)  # downwards
     axes.xaxis.set_major_formatter("{x:g}")
-    axes.set_xlabel(quantity[-1])
+    axes.set_xlabel(_wrap(quantity[-1], 30))
     axes.set_yticks(places, labels if axes is panels[0] else [])
     axes.tick_params(axis="y", length=0)
   for label, text in zip(curves, panels[0].get_yticklabels()):
@@ -85,7 +87,7 @@ def over_k(
   """Plots tokens per target pass and speedup over k, of at most one run of a
   label at each k."""
   curves = _ascending(curves, "k")
-  height = max(3.8, _height(curves))
+  height = max(3.8, _height(map(_wrap, curves)))
   figure, panels = canvas.figure(height, title, caveats, 2)
   panels[1].sharex(panels[0])
   for axes in panels:
@@ -109,8 +111,10 @@ def over_sizes(
   scripts/compare_rules.py.
 
   A row of panels for lossless rules and one for lossy ones. Colour encodes the
-  shape, marker the rule, dashes the kind of siblings.
+  shape, marker the rule, dashes the kind of siblings. Of one size: bars.
   """
+  if len({run["nodes"] for run in runs}) == 1:
+    return _of_one_size(runs, title, caveats)
   shapes, rules, kinds, lossless = (
     list(dict.fromkeys(run["comparison"][name] for run in runs))
     for name in ("shape", "rule", "siblings", "lossless")
@@ -140,6 +144,21 @@ def over_sizes(
     canvas.level(pair[1])
     pair[0].set_title("lossless" if wanted else "lossy", loc="left")
   return figure
+
+
+def _of_one_size(runs, title, caveats) -> Figure:
+  """A bar for each rule and shape, lossless rules first."""
+  curves: dict[str, list[dict]] = {}
+  for run in sorted(runs, key=lambda run: not run["comparison"]["lossless"]):
+    labels = run["comparison"]
+    name = f"{labels['shape']}, {labels['rule']}"
+    notes = (
+      [_CHILDREN[labels["siblings"]]] if labels["siblings"] != "none" else []
+    )
+    notes += [] if labels["lossless"] else ["lossy"]
+    name += f" ({', '.join(notes)})" if notes else ""
+    curves.setdefault(name, []).append(run)
+  return _bars(curves, title, caveats, _LENGTH, 60)
 
 
 def over_drafters(
@@ -234,8 +253,8 @@ def _draw(
 
 
 def _height(labels: Iterable[str]) -> float:
-  """Returns the height in inches that fits all labels, stacked."""
-  return 1.1 + sum(0.29 + 0.17 * _wrap(label).count("\n") for label in labels)
+  """Returns the height in inches that fits all wrapped labels, stacked."""
+  return 1.1 + sum(0.29 + 0.17 * label.count("\n") for label in labels)
 
 
 def _style(i: int, label: str) -> dict:
@@ -245,8 +264,8 @@ def _style(i: int, label: str) -> dict:
   return look | {"label": _wrap(label)}
 
 
-def _wrap(label: str) -> str:
-  return canvas.label(label, 22)
+def _wrap(label: str, width: int = 22) -> str:
+  return canvas.label(label, width)
 
 
 def _ascending(curves: dict, name: str) -> dict:
