@@ -132,6 +132,9 @@ def test_a_calibration_is_kept_and_explained(
   printed = capsys.readouterr().out
   for words in ("tokens a round", "weights", "KV read", "round overhead"):
     assert words in printed
+  for k in ("2", "adaptive"):
+    with pytest.raises(SystemExit, match=r"--explain is for --k=auto$"):
+      generate(target, calibration, "--explain", f"--k={k}")
   monkeypatch.setattr(hardware, "device_name", lambda: "another chip")
   with pytest.raises(SystemExit, match=r"no speed .* and this is another chip"):
     generate(target, calibration)

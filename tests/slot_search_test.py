@@ -88,4 +88,5 @@ def test_a_program_holds_logits_of_slots_or_else_of_nodes(kind, once):
   drafter, draft = drafter_of(kind, WIDE), weights(kind)
   state = start(drafter, REJECTION, draft=draft)
   text = proposing(drafter).lower(draft, state).as_text()
+  assert f"tensor<{BATCH}x1x{V}xf32>" in text
   assert (f"tensor<{BATCH}x{TOP}x{V}xf32>" in text) == (not once)

@@ -203,6 +203,13 @@ def test_the_text_is_spelled_in_the_tokens_of_the_draft():
   assert short.length.tolist() == text.length.tolist()
   assert short.drafts.tolist() == [False, True, True]
   assert short.end.tolist() == [4, 1, 4]
+  start, committed = token_map.empty(table, 3, 11), Committed([5, 5, 3])
+  with jax.enable_x64(True):  # counts keep the 32 bits that a loop carries
+    long = token_map.read(start, table, committed, 2)
+  assert {x.dtype for x in (long.tokens, long.length, long.num_read)} == {
+    jnp.dtype("int32")
+  }
+  assert long.tokens.tolist() == text.tokens.tolist()
 
 
 def test_options_that_are_refused():

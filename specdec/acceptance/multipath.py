@@ -55,7 +55,7 @@ def _mass_before(drawn: Array, place: Array) -> Array:
     before = jnp.sum(jnp.where(here, held, 0.0), axis=0)
     return held + jnp.where(here, own[None], 0.0), before
 
-  empty = jnp.zeros((_STEPS, drawn.shape[1]))
+  empty = jnp.zeros((_STEPS, drawn.shape[1]), drawn.dtype)
   held, within = jax.lax.scan(add, empty, (drawn, place))
   total = jnp.sum(held, axis=1, keepdims=True)  # [steps, 1]
   before = jnp.cumsum(held, axis=1) - held + jnp.cumsum(total, axis=0) - total

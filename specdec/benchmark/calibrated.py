@@ -57,9 +57,7 @@ def setting_of(setup: Setup) -> str:
     f", {name}" for name in ("top_k", "top_p") if getattr(setup, name)
   )
   sampled = "sampled" if setup.temperature else "greedy"
-  rule = setup.acceptance
-  if (call := calls.parse(rule)).place:
-    rule = calls_name([call])
+  rule = calls_name([calls.parse(setup.acceptance)])
   return (
     f"{_target_name(setup)}, {_drafter_name(setup)}, {rule}, {sampled}{filters}"
   )
@@ -74,11 +72,11 @@ def _drafter_name(setup: Setup) -> str:
   return str(call._replace(args=(), kwargs=layers))
 
 
-def calls_name(of: Sequence[calls.Call]) -> str:
+def calls_name(given: Sequence[calls.Call]) -> str:
   """Returns calls with | between them, each of a user's file with a checksum:
   rounds of one that was edited are timed anew."""
   names = []
-  for call in of:
+  for call in given:
     file = Path(call.place or "").expanduser()
     checksum = zlib.crc32(file.read_bytes()) if file.is_file() else None
     names.append(str(call) if checksum is None else f"{call} {checksum:08x}")

@@ -13,7 +13,7 @@ from matplotlib import ticker
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from specdec.report import canvas
+from specdec.report import canvas, tables
 
 ALL = "all"  # the group of everything, drawn last and emphasised
 
@@ -21,12 +21,7 @@ _TOKENS = "acceptance", "tokens_per_pass", "tokens per target pass"
 _LENGTH = "acceptance", "accepted_length", "accepted tokens a round"
 _SPEEDUP = "speed", "speedup", "speedup over autoregressive decoding"
 _TIMES = *_SPEEDUP[:2], f"{_SPEEDUP[2]}, times"
-_CHILDREN = {
-  "none": "",
-  "iid": "i.i.d.",
-  "without_replacement": "no repeats",
-  "deterministic": "likeliest",
-}
+_CHILDREN = tables.CHILDREN | {"none": ""}
 Curve = tuple[dict, Sequence[float], Sequence[dict]]  # look, x, runs
 
 
@@ -111,7 +106,7 @@ def over_sizes(
   scripts/compare_rules.py.
 
   A row of panels for lossless rules and one for lossy ones. Colour encodes the
-  shape, marker the rule, dashes the kind of siblings. Of one size: bars.
+  shape, marker the rule, dashes the kind of siblings. One size alone is bars.
   """
   if len({run["nodes"] for run in runs}) == 1:
     return _of_one_size(runs, title, caveats)
@@ -152,11 +147,9 @@ def _of_one_size(runs, title, caveats) -> Figure:
   for run in sorted(runs, key=lambda run: not run["comparison"]["lossless"]):
     labels = run["comparison"]
     name = f"{labels['shape']}, {labels['rule']}"
-    notes = (
-      [_CHILDREN[labels["siblings"]]] if labels["siblings"] != "none" else []
-    )
-    notes += [] if labels["lossless"] else ["lossy"]
-    name += f" ({', '.join(notes)})" if notes else ""
+    notes = _CHILDREN[labels["siblings"]], "" if labels["lossless"] else "lossy"
+    notes = ", ".join(filter(None, notes))
+    name += f" ({notes})" if notes else ""
     curves.setdefault(name, []).append(run)
   return _bars(curves, title, caveats, _LENGTH, 60)
 

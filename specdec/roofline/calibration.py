@@ -330,7 +330,7 @@ class Calibration:
         {name: _fit(entry) for name, entry in fits.items()},
         {setting: _overhead(entry) for setting, entry in overhead.items()},
         {
-          name: _row((1, rate), 1)[1]
+          name: _row((rate,))[0]
           for name, rate in document.get("bandwidth", {}).items()
         },
       )
