@@ -39,7 +39,11 @@ def texts(setup):
 def test_eight_devices_write_what_one_writes(weights):
   setup = Setup(weights=weights, batch=2, **SMALL)
   meshed = dataclasses.replace(setup, mesh="data:2,model:2")
-  assert texts(meshed) == texts(setup)
+  if "int4" in weights and jax.__version_info__ < (0, 12):
+    with pytest.raises(ValueError, match=r"need JAX 0\.12"):
+      meshed.load()
+  else:
+    assert texts(meshed) == texts(setup)
 
 
 def config_with(weights):

@@ -138,6 +138,8 @@ class Decoder:
 
   def __post_init__(self):
     decode.check_pair(self.drafter.spec, self.rule)
+    if self.places:
+      _check_bits(self.params)
     self._program: jax.stages.Compiled | None = None
     self.is_warm = False  # every program was compiled and run
 
@@ -424,3 +426,18 @@ def _stats_of(state: DecodeState, count: int) -> Stats:
   stats = jax.tree.map(multihost.whole, state.stats)
   rows = jax.tree.map(lambda x: x[:count], stats)
   return rows.replace(widths=stats.widths)
+
+
+def _check_bits(params: Params) -> None:
+  """Refuses weights of four bits on several devices where JAX does.
+
+  Raises:
+    ValueError: JAX before 0.12, whose compiled programs take a divided array of
+      four bits for one of another layout.
+  """
+  four = {jnp.dtype(jnp.int4), jnp.dtype(jnp.uint4)}
+  held = {x.dtype for x in jax.tree.leaves(params) if isinstance(x, jax.Array)}
+  if held & four and jax.__version_info__ < (0, 12):
+    raise ValueError(
+      f"weights of four bits on a mesh need JAX 0.12; this is {jax.__version__}"
+    )
