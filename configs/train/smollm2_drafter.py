@@ -15,7 +15,7 @@ r"""Trains a drafter of SmolLM2-135M-Instruct on the model's own answers.
     --prompt_file=runs/prompts/held_out.jsonl \
     --batch=64 --max_new_tokens=160 --output=runs/held_out
   python scripts/train.py --config=configs/train/smollm2_drafter.py:eagle3 \
-    --folder=runs/smollm2_drafter
+    --folder=runs/smollm2_eagle3
 
 The word after the colon is one of KINDS: `eagle3` has one layer of the target's
 shape, `dspark` two, which write seven tokens in one pass. Both read three of

@@ -6,7 +6,7 @@ To add one, add a line here, and a region to a page that shows it.
 import importlib.util
 import re
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -32,7 +32,8 @@ class Measurement(NamedTuple):
     flag: the one that says where results go; '': --output, a folder, of the
       programs that write one, else --json.
     environment: NAME=VALUE, by which the command differs from others.
-    needs: a module or a file without which it cannot run, and how to get it.
+    needs: modules and files without which it cannot run, each with how to get
+      it.
   """
 
   name: str
@@ -41,7 +42,7 @@ class Measurement(NamedTuple):
   quick: str | None = ""
   flag: str = ""
   environment: str = ""
-  needs: tuple[str, str] | None = None
+  needs: Sequence[tuple[str, str]] = ()
 
   @property
   def program(self) -> str:
@@ -73,14 +74,11 @@ class Measurement(NamedTuple):
 
   def missing(self) -> str:
     """Says what it needs and is not there, or nothing."""
-    if self.needs is None:
-      return ""
-    what, how = self.needs
-    if Path(what).exists() or (
-      what.isidentifier() and importlib.util.find_spec(what)
-    ):
-      return ""
-    return f"{what} is not here: {how}"
+    for what, how in self.needs:
+      is_module = what.isidentifier() and importlib.util.find_spec(what)
+      if not (is_module or Path(what).exists()):
+        return f"{what} is not here: {how}"
+    return ""
 
 
 SMOLLM2 = "--target=smollm2-135m-instruct"
@@ -96,14 +94,19 @@ _RULES_QUICK = "--limit=1 --max_new_tokens=16 --sizes=4"
 _TEXTS = f"{SMOLLM2} --chat --prompt_file={{prompts}} --max_new_tokens=128"
 _MORE = "--prompt_file=configs/prompts/twelve_more.jsonl"
 _TEXTS_QUICK = "--limit=1 --max_new_tokens=12 --k=2"
-_TPU = "libtpu", "pip install libtpu; it needs no TPU"
+_TPU = (("libtpu", "pip install libtpu; it needs no TPU"),)
 _8B = "--topology=v5e:2x4 --mesh=model:8 --target=preset:llama3-8b"
 _TRAINED = "train it: docs/training.md"
-_SPEC_BENCH = (
-  "runs/spec_bench.jsonl",
-  "data/spec_bench/question.jsonl of github.com/hemingkx/Spec-Bench",
+_SPEC_BENCH, _HUMANEVAL = "runs/spec_bench.jsonl", "runs/humaneval.jsonl"
+_DOWNLOADS = (
+  (
+    _SPEC_BENCH,
+    "data/spec_bench/question.jsonl of github.com/hemingkx/Spec-Bench",
+  ),
+  (_HUMANEVAL, "data/HumanEval.jsonl.gz of github.com/openai/human-eval"),
 )
-_HEAD = "runs/smollm2_drafter/best.safetensors"
+# Trained by configs/train/smollm2_drafter.py.
+_HEADS = {x: f"runs/smollm2_{x}/best.safetensors" for x in ("eagle3", "dspark")}
 # Trained by configs/train/equal.py, with seeds 0 to 2 or 0.
 _EQUAL = "; ".join(
   f"{kind}(runs/equal/{name}-{seed}/best{ending})"
@@ -249,14 +252,24 @@ def _smollm2() -> Iterable[Measurement]:
       minutes,
       None if name == "layer_skip" else _TEXTS_QUICK,
     )
-  for drafter in ("lookup", "suffix"):
+  eagle3, dspark = (f"head({path})" for path in _HEADS.values())
+  for name, drafter, ks, head in (
+    ("lookup", "lookup", "5,8", ""),
+    ("suffix", "suffix", "5,8", ""),
+    ("quantized", "quantized", "4,6", ""),
+    ("eagle3", eagle3, "2,3", "eagle3"),
+    ("dspark", dspark, "3,7", "dspark"),
+    ("copies_eagle3", f"'lookup(k=5) | {eagle3}'", "2,3", "eagle3"),
+    ("copies_dspark", f"'lookup(k=5) | {dspark}'", "3,7", "dspark"),
+  ):
     yield Measurement(
-      f"spec_bench_{drafter}",
-      f"eval {SMOLLM2} --chat --prompt_file={_SPEC_BENCH[0]} --limit=4 "
-      f"--max_new_tokens=96 --drafter={drafter} --k=5,8",
-      6,
+      f"spec_bench_{name}",
+      f"eval {SMOLLM2} --chat --prompt_file={_SPEC_BENCH} "
+      f"--prompt_file={_HUMANEVAL} --limit=4 --max_new_tokens=128 "
+      f"--drafter={drafter} --k={ks}",
+      8,
       None,
-      needs=_SPEC_BENCH,
+      needs=(*_DOWNLOADS, *([(_HEADS[head], _TRAINED)] if head else [])),
     )
   yield Measurement(
     "smollm2_repeated",
@@ -288,14 +301,7 @@ def _smollm2() -> Iterable[Measurement]:
     f"compare_engines {_TEXTS} --limit=1 --repeats=3",
     4,
     None,
-    needs=("llama_cpp", "pip install llama-cpp-python"),
-  )
-  yield Measurement(
-    "smollm2_head",
-    f"eval {_TEXTS} --drafter='lookup(k=4) | head({_HEAD})' --k=2",
-    1.5,
-    _TEXTS_QUICK,
-    needs=(_HEAD, _TRAINED),
+    needs=(("llama_cpp", "pip install llama-cpp-python"),),
   )
 
 
@@ -360,7 +366,7 @@ MEASUREMENTS = (
     f"--k=3,5,7,11,15 --tree_size=0 --drafters='{_EQUAL}'",
     25,
     None,
-    needs=("runs/equal/dflash-0/best.safetensors", _TRAINED),
+    needs=(("runs/equal/dflash-0/best.safetensors", _TRAINED),),
   ),
   Measurement(
     "rules",
