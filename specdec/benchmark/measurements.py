@@ -305,6 +305,23 @@ def _smollm2() -> Iterable[Measurement]:
   )
 
 
+def _equal_trees() -> Iterable[Measurement]:
+  """Trees of heads trained with equal weights: from the slots of one pass,
+  alone (dflash) or each given those before it (jetspec), from a Markov head
+  (dspark), and level by level (eagle3)."""
+  for kind in ("dflash", "jetspec", "dspark", "eagle3"):
+    path = f"runs/equal/{kind}-0/best.safetensors"
+    yield Measurement(
+      f"equal_trees_{kind}",
+      f"compare_rules {HELD_OUT} --drafter=head({path}) --limit=6 "
+      "--max_new_tokens=96 --only=coupled --sizes=7,15 "
+      "--shapes='chain,optimal tree,dynamic tree'",
+      2.5,
+      None,
+      needs=((path, _TRAINED),),
+    )
+
+
 def _heads() -> Iterable[Measurement]:
   """Steps with a published head of an 8 B model, compiled for eight v5e."""
   for head, k in (("eagle3", 4), ("dflash", 15)):
@@ -368,6 +385,7 @@ MEASUREMENTS = (
     None,
     needs=(("runs/equal/dflash-0/best.safetensors", _TRAINED),),
   ),
+  *_equal_trees(),
   Measurement(
     "rules",
     f"compare_rules {_RULES} --temperature=1 --sizes=8 "
