@@ -130,7 +130,7 @@ def judge(case: Case, setup: HeadSetup, run, target, held_out) -> Judged:
 
 @pytest.mark.slow
 def test_each_falls(tmp_path):
-  corpus.write_stdlib(tmp_path / "corpus")
+  corpus.write(tmp_path / "corpus")
   target, table = checkpoints.load(fetch("stdlib-11m")), {}
   for name, case in (HONEST | ABLATIONS).items():
     setup, run = setup_of(case, tmp_path), tmp_path / name

@@ -123,9 +123,25 @@ def test_better_acceptance_is_worth_more_at_8b():
   def prices(rates):
     table = equal_tables.priced([run("dspark", 0, 3, 1.0, rates)])
     line = table.splitlines()[-1]
-    return [float(x.split(",")[0]) for x in line.split(" | ")[3:]]
+    return [float(x.split(",")[0]) for x in line.split(" | ")[3::3]]
 
   poor, good = prices((0.3, 0.2, 0.1)), prices((0.95, 0.95, 0.95))
   assert len(poor) == len(equal_tables.CHIPS)
   assert all(1.0 <= a < b for a, b in zip(poor, good))
   assert equal_tables.priced([run("rnn", 0, 3, 1.0)]).count("\n") == 1
+
+
+def test_the_acceptance_that_would_draw_level():
+  other = run("eagle3", 0, 3, 1.0, (0.9, 0.9, 0.9))
+  table = equal_tables.priced([run("dspark", 0, 3, 1.0, (0.5,) * 3), other])
+  cells = [line.strip(" |").split(" | ") for line in table.splitlines()[2:]]
+  for chip in range(len(equal_tables.CHIPS)):
+    (speed, tokens, level), (best, _, same) = (
+      row[3 + 3 * chip : 6 + 3 * chip] for row in cells
+    )
+    speed, best = (float(x.split(",")[0]) for x in (speed, best))
+    assert float(level) > float(tokens)
+    np.testing.assert_allclose(
+      float(level) / float(tokens), best / speed, rtol=0.02
+    )
+    assert same == cells[1][4 + 3 * chip]  # itself

@@ -142,7 +142,7 @@ import os, pathlib, signal, sys
 from specdec.training import corpus
 kill = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 pathlib.Path.write_text = kill  # the last two files
-corpus.write_stdlib(pathlib.Path(sys.argv[1]))
+corpus.write(pathlib.Path(sys.argv[1]))
 """
 
 
@@ -151,7 +151,7 @@ def test_a_corpus_is_replaced_whole_and_by_one_process(tmp_path, monkeypatch):
   library.mkdir()
   (library / "ast.py").write_text("name = 'ast'\n")
   monkeypatch.setattr(sysconfig, "get_paths", lambda: {"stdlib": library})
-  corpus.write_stdlib(folder)
+  corpus.write(folder)
   run_folder.release()
 
   def contents():
@@ -164,7 +164,7 @@ def test_a_corpus_is_replaced_whole_and_by_one_process(tmp_path, monkeypatch):
   assert subprocess.run(command).returncode == -signal.SIGKILL
   assert contents() == before
   (library / "ast.py").write_text("name = 'new'\n")
-  corpus.write_stdlib(folder)
+  corpus.write(folder)
   assert contents()["ast.py"] == "name = 'new'\n"
   assert sorted(os.listdir(tmp_path)) == ["corpus", "library"]
   run_folder.release()
@@ -172,16 +172,16 @@ def test_a_corpus_is_replaced_whole_and_by_one_process(tmp_path, monkeypatch):
   with monkeypatch.context() as patch:
     patch.setattr(run_folder, "_locks", {})  # as in another process
     with pytest.raises(BlockingIOError, match=" is in use by process "):
-      corpus.write_stdlib(folder)
+      corpus.write(folder)
   run_folder.release()
   (folder / "manifest.json").unlink()
   with pytest.raises(ValueError, match="is no corpus; not replaced"):
-    corpus.write_stdlib(folder)
+    corpus.write(folder)
 
 
 def test_the_corpus_of_this_interpreter(tmp_path):
   programs.run(
-    "prepare_data", "--make=stdlib", f"--output={tmp_path / 'corpus'}"
+    "prepare_data", "--make=python", f"--output={tmp_path / 'corpus'}"
   )
   manifest = json.loads((tmp_path / "corpus" / "manifest.json").read_text())
   for part in ("train", "held_out"):

@@ -178,7 +178,7 @@ COMMANDS = {
     --make=prompts --every=-1 :: --every=-1; it must be >= 0
     --make=prompts --questions=nowhere.jsonl :: nowhere.jsonl
     --make=tokenizer :: give --data
-    --make=stdlib --count=1 :: --count has no effect with --make=stdlib
+    --make=python --count=1 :: --count has no effect with --make=python
   """,
   "write_text --write=prompts --target={model} --output={out}": """
     --temperature=0 :: again and again

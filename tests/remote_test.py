@@ -91,7 +91,7 @@ def test_a_store_that_takes_nothing_is_refused_at_the_door(bucket):
     ("bench", ["--calibrate=gs://bucket/c.json"]),
     ("convert", ["--source=gs://bucket/m", "--output=there"]),
     ("reproduce", ["--output=gs://bucket/results"]),
-    ("prepare_data", ["--make=stdlib", "--output=gs://bucket/corpus"]),
+    ("prepare_data", ["--make=python", "--output=gs://bucket/corpus"]),
     ("choose_layers", ["--target=stdlib-1m", "--output=gs://bucket/layers"]),
     ("repeat_work", ["--target=stdlib-1m", "--output=gs://bucket/again"]),
     ("compare_training", ["gs://bucket/run"]),

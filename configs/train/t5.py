@@ -1,6 +1,6 @@
 """Trains the shipped encoder-decoder, or distils its draft from it.
 
-  python scripts/prepare_data.py --make=stdlib --output=corpus
+  python scripts/prepare_data.py --make=python --output=corpus
   python scripts/prepare_data.py --make=pairs --data=corpus --output=pairs
   python scripts/train.py --config=configs/train/t5.py --folder=runs/t5
   python scripts/train.py --config=configs/train/t5.py:draft \\

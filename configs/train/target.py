@@ -1,6 +1,6 @@
 """Trains the shipped target, 11 M parameters on the Python standard library.
 
-python scripts/prepare_data.py --make=stdlib --output=corpus
+python scripts/prepare_data.py --make=python --output=corpus
 python scripts/prepare_data.py --make=tokenizer --data=corpus/train
 python scripts/train.py --config=configs/train/target.py --folder=runs/target
 """

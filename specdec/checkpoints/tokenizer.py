@@ -6,7 +6,7 @@ wherever that is valid UTF-8.
 
 import functools
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import tokenizers
@@ -14,6 +14,8 @@ import tokenizers
 from specdec.checkpoints import huggingface
 from specdec.checkpoints.chat_template import ChatTemplate
 from specdec.utils import files, remote
+
+_TEXTS = 256  # encoded at once
 
 
 class Tokenizer:
@@ -67,20 +69,39 @@ class Tokenizer:
     Raises ValueError for a token without an embedding, or half of a surrogate
     pair.
     """
-    try:
-      text.encode("utf-8")
-    except UnicodeEncodeError as error:
-      raise ValueError(
-        f"the text holds {text[error.start]!a}, half of a surrogate pair, at "
-        f"character {error.start}"
-      ) from None
-    ids = self._inner.encode(text, add_special_tokens=add_special).ids
-    if self.limit is not None and max(ids, default=-1) >= self.limit:
-      raise ValueError(
-        f"token {self.tokens[max(ids)]!r} has id {max(ids)}; the model's "
-        f"embedding has {self.limit} rows"
-      )
-    return ids
+    return self._checked(
+      [text], lambda x: [self._inner.encode(*x, add_special_tokens=add_special)]
+    )[0]
+
+  def encode_many(self, texts: Sequence[str]) -> Iterator[list[int]]:
+    """Yields as `encode` does for each text, without special tokens.
+
+    Several threads encode them, a few texts at a time.
+    """
+    encode = functools.partial(
+      self._inner.encode_batch, add_special_tokens=False
+    )
+    for first in range(0, len(texts), _TEXTS):
+      yield from self._checked(texts[first : first + _TEXTS], encode)
+
+  def _checked(self, texts: Sequence[str], encode: Callable) -> list[list[int]]:
+    """Returns the ids that `encode` gives texts; raises as `encode` does."""
+    for text in texts:
+      try:
+        text.encode("utf-8")
+      except UnicodeEncodeError as error:
+        raise ValueError(
+          f"the text holds {text[error.start]!a}, half of a surrogate pair, at "
+          f"character {error.start}"
+        ) from None
+    rows = [x.ids for x in encode(texts)]
+    for ids in rows:
+      if self.limit is not None and max(ids, default=-1) >= self.limit:
+        raise ValueError(
+          f"token {self.tokens[max(ids)]!r} has id {max(ids)}; the model's "
+          f"embedding has {self.limit} rows"
+        )
+    return rows
 
   def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
     """Returns the text of ids, by default without special tokens."""

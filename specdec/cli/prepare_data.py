@@ -1,6 +1,7 @@
 """Prepares training data: a corpus, a tokenizer, prompts for a target.
 
-  python scripts/prepare_data.py --make=stdlib --output=corpus
+  python scripts/prepare_data.py --make=python --output=corpus \\
+    --packages=jax,numpy,scipy --held_out_packages=chex
   python scripts/prepare_data.py --make=tokenizer --data=corpus/train \\
     --output=tokenizer
   python scripts/prepare_data.py --make=pairs --data=corpus --output=pairs
@@ -8,11 +9,13 @@
     --questions=gsm8k_train.jsonl --passages=wikitext.txt \\
     --code=corpus/train --count=600 --output=prompts
 
-stdlib copies this interpreter's standard library: train/, held_out/ (modules
-that no model of this repository was trained on), prompts.jsonl (beginnings of
-held-out functions) and manifest.json, the interpreter's version and the SHA-256
-of every file. Leaves out tests, generated tables and files that are not UTF-8.
-The shipped models were trained on CPython 3.11.7. The folder is replaced.
+python copies this interpreter's standard library, and the installed packages
+that are named, if their metadata state a licence of BSD, MIT, Apache, PSF or
+ISC: train/, held_out/ (modules that no model of this repository was trained on,
+and whole packages), prompts.jsonl (beginnings of the standard library's
+held-out functions) and manifest.json, versions, licences and the SHA-256 of
+every file. Leaves out tests, tables, what packages brought along from
+elsewhere, and files that are not UTF-8. The folder is replaced.
 
 tokenizer trains a byte-level BPE tokenizer on a folder of text or a JSONL file,
 which this repository and transformers read. Any text can be encoded: bytes are
@@ -26,7 +29,9 @@ docstring.jsonl and body.jsonl, 32 held-out sources each as prompts.
 prompts takes --count prompts of each source that is given, evenly spread over
 it: the `question` of a JSONL file's lines; paragraphs of a text, with a request
 to sum them up, to explain, to ask and answer, to translate or to list;
-beginnings of Python functions, every other one with a request to complete it.
+beginnings of Python functions, every other one with a request to complete it;
+and a few lines from all over the files of a folder, for a target that goes on
+with any text (--beginnings).
 The folder gets prompts.jsonl and held_out.jsonl: prompt and category, a line
 each, for a target to answer (write_text.py).
 """
@@ -39,7 +44,7 @@ from specdec.utils import remote, terminal
 
 PROMPTS = 32  # of each task of --make=pairs
 FLAGS = {
-  "stdlib": (),
+  "python": ("packages", "held_out_packages"),
   "tokenizer": ("data", "vocab_size"),
   "pairs": ("data",),
   "prompts": (*prompts.SOURCES, "count", "every"),
@@ -51,19 +56,24 @@ def define(flags: app.Flags) -> None:
   flags.string("output", None, "Folder to write; default corpus, or tokenizer.")
   flags.string("data", None, "Text to train a tokenizer on, or a corpus.")
   flags.integer("vocab_size", 4096, "Tokens, bytes included.")
+  flags.list("packages", [], "Installed packages for the corpus.")
+  flags.list("held_out_packages", [], "Installed packages to hold out of it.")
   flags.string("questions", None, "JSONL file whose lines have a question.")
   flags.string("passages", None, "Text with a paragraph a line.")
   flags.string("code", None, "Folder of Python files.")
+  flags.string("beginnings", None, "Folder of files to begin from anywhere.")
   flags.integer("count", 600, "Prompts of each source.")
   flags.integer(
     "every", 20, "Every N-th prompt goes to held_out.jsonl; 0: none."
   )
 
 
-def make_stdlib(options: app.Options) -> None:
+def make_python(options: app.Options) -> None:
   output = options.output or "corpus"
   app.check_folder("--output", output)
-  sizes = corpus.write_stdlib(Path(output))
+  sizes = corpus.write(
+    Path(output), options.packages, options.held_out_packages
+  )
   for part in ("train", "held_out"):
     size = sum(sizes[part]) / 1e6
     terminal.report(f"{part}: {len(sizes[part])} files, {size:.2f} MB")
@@ -89,7 +99,7 @@ def make_tokenizer(options: app.Options) -> None:
 
 def make_pairs(options: app.Options) -> None:
   if not options.data:
-    raise ValueError("give --data, a folder that --make=stdlib wrote")
+    raise ValueError("give --data, a folder that --make=python wrote")
   folder = app.take_folder("--output", options.output)
   counts = functions.write(Path(options.data), folder, PROMPTS)
   for part, (docstrings, bodies) in counts.items():
@@ -109,7 +119,7 @@ def make_prompts(options: app.Options) -> None:
         raise ValueError(f"--{name}={path} has nothing to ask")
       lines += [{"prompt": text, "category": name} for text in texts]
   if not lines:
-    raise ValueError("give --questions, --passages or --code")
+    raise ValueError("give --questions, --passages, --code or --beginnings")
   for path, count in prompts.write_parts(folder, lines, options.every):
     terminal.report(f"{count} prompts: {path}")
 
@@ -120,7 +130,7 @@ def prepare(options: app.Options) -> None:
   remote.check_local("--output", options.output or "")
   setup_flags.refuse_others(options, "make", FLAGS)
   make = {
-    "stdlib": make_stdlib,
+    "python": make_python,
     "tokenizer": make_tokenizer,
     "pairs": make_pairs,
     "prompts": make_prompts,

@@ -19,6 +19,7 @@ TWINS = {
   "dspark": ("head(preset:dspark)", 7),
 }
 CHIPS = "v6e", "h100"
+AGAINST = "eagle3"
 
 
 def kind_of(run: Mapping) -> str:
@@ -81,27 +82,46 @@ def priced(runs: Sequence[dict]) -> str:
 
   The acceptance by position is that of the longest chain, a mean over seeds; a
   model of the shipped target's size says how curves bend, not how high they
-  are for an 8 B target.
+  are for an 8 B target. "Level" is how many tokens a pass that draft length
+  would need to be as fast as AGAINST.
   """
-  rows = []
+  best = {}
   for (temperature, kind), by_k in _chains(runs).items():
-    if kind not in TWINS:
-      continue
-    drafter, most = TWINS[kind]
-    curves = [
-      [x["value"] or 0.0 for x in run["acceptance"]["conditional"]]
-      for run in by_k[max(by_k)]
-    ]
-    size = min(most, *map(len, curves))
-    prefix = np.cumprod(np.mean([x[:size] for x in curves], axis=0))
-    row = {"temperature": f"{temperature:g}", "kind": kind, "as": drafter}
-    for name in CHIPS:
-      scenario = Scenario.of(TARGET, drafter, chips.get(name), most=size)
-      points = planning.sweep_k(
-        scenario.pair, 1, CONTEXT, tuple(prefix), most=size
-      )
-      best = max(points, key=lambda point: point.speedup)
-      row[name] = f"{best.speedup:.2f}, k = {best.k}"
+    if kind in TWINS:
+      for chip in CHIPS:
+        best[temperature, kind, chip] = _best(kind, by_k, chip)
+  rows = []
+  for temperature, kind in dict.fromkeys(key[:2] for key in best):
+    row = {
+      "temperature": f"{temperature:g}",
+      "kind": kind,
+      "as": TWINS[kind][0],
+    }
+    for chip in CHIPS:
+      point = best[temperature, kind, chip]
+      row[chip] = f"{point.speedup:.2f}, k = {point.k}"
+      row[f"tokens, {chip}"] = f"{point.tokens:.2f}"
+      other = best.get((temperature, AGAINST, chip))
+      level = other and point.tokens * other.speedup / point.speedup
+      row[f"level, {chip}"] = f"{level:.2f}" if level else ""
     rows.append(row)
   columns = {name: f"{{[{name}]}}" for name in ("temperature", "kind", "as")}
-  return markdown(rows, columns | {name: f"{{[{name}]}}" for name in CHIPS})
+  for chip in CHIPS:
+    columns[chip] = f"{{[{chip}]}}"
+    columns[f"tokens a pass, {chip}"] = f"{{[tokens, {chip}]}}"
+    columns[f"level with {AGAINST} at, {chip}"] = f"{{[level, {chip}]}}"
+  return markdown(rows, columns)
+
+
+def _best(kind: str, by_k: Mapping[int, Sequence], chip: str) -> planning.Point:
+  """Returns the best draft length of a kind's twin on a chip."""
+  drafter, most = TWINS[kind]
+  curves = [
+    [x["value"] or 0.0 for x in run["acceptance"]["conditional"]]
+    for run in by_k[max(by_k)]
+  ]
+  size = min(most, *map(len, curves))
+  prefix = np.cumprod(np.mean([x[:size] for x in curves], axis=0))
+  scenario = Scenario.of(TARGET, drafter, chips.get(chip), most=size)
+  points = planning.sweep_k(scenario.pair, 1, CONTEXT, tuple(prefix), most=size)
+  return max(points, key=lambda point: point.speedup)

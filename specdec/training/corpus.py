@@ -1,14 +1,21 @@
-"""The corpus of the shipped models: an interpreter's standard library.
+"""The corpus of the shipped models: Python that is installed here.
+
+An interpreter's standard library, and packages whose licences let their text be
+used.
 
 Invariant: a corpus is replaced as a whole, and a folder that is no corpus is
 never replaced.
 """
 
 import hashlib
+import importlib.metadata
 import json
 import platform
+import re
 import sysconfig
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from specdec.utils import files, run_folder
 
@@ -23,6 +30,12 @@ SKIPPED_FOLDERS = {
   "site-packages",
   "test",
   "tests",
+  # Other people's, under licences of their own.
+  "_vendor",
+  "_vendored",
+  "extern",
+  "externals",
+  "third_party",
 }
 SKIPPED_PREFIXES = ("_sysconfigdata", "config-", "test_")
 # Mostly tables, or written by a program.
@@ -49,6 +62,13 @@ HELD_OUT = (
   "statistics.py",
   "textwrap.py",
 )
+
+# Words of licences whose text may be learned from, and words that none has.
+LICENCES = ("BSD", "MIT", "Apache", "PSF", "Python Software Foundation", "ISC")
+_COPYLEFT = ("GPL", "GNU", "MPL", "Mozilla")
+# Characters of a package's file, and of its lines on average, past which it is
+# a table.
+LARGEST, LONGEST_LINE = 300_000, 80
 
 PROMPTS = 2  # of a held-out file
 PROMPT_SIZE = 400  # characters: the shipped models know 256 positions
@@ -79,50 +99,144 @@ def prompts(text: str) -> list[str]:
   return long[:: -(-len(long) // PROMPTS)] if long else []
 
 
-def write_stdlib(output: Path) -> dict[str, list[int]]:
-  """Copies this interpreter's standard library to the folder `output`.
+class Origin(NamedTuple):
+  """Where files of a corpus come from."""
 
-  Writes train/, held_out/, prompts.jsonl and manifest.json, which has the
-  interpreter's version and the SHA-256 of every file.
+  name: str
+  version: str
+  licence: str
+  held_out: tuple[str, ...]  # first parts of the names of files to hold out
+  files: dict[str, str]  # name -> text
+
+
+def _texts(root: Path, names: Iterator[Path]) -> dict[str, str]:
+  """Returns the texts of modules below `root`, without those in no UTF-8."""
+  texts = {}
+  for name in sorted(names):
+    if not is_included(name):
+      continue
+    try:
+      content = (root / name).read_bytes().decode()
+    except (FileNotFoundError, UnicodeDecodeError):
+      continue
+    if content.strip():
+      texts[name.as_posix()] = content
+  return texts
+
+
+def stdlib() -> Origin:
+  """Reads this interpreter's standard library."""
+  root = Path(sysconfig.get_paths()["stdlib"])
+  names = (path.relative_to(root) for path in root.rglob("*.py"))
+  texts = _texts(root, names)
+  version = platform.python_version()
+  return Origin("CPython", version, "PSF-2.0", HELD_OUT, texts)
+
+
+def licence_of(name: str) -> str:
+  """Returns the licence that an installed package states.
+
+  Raises:
+    ValueError: it is not installed, states none, or one that is not known to
+      let its text be used.
+  """
+  try:
+    metadata = importlib.metadata.metadata(name)
+  except importlib.metadata.PackageNotFoundError:
+    raise ValueError(f"package {name} is not installed") from None
+  classifiers = metadata.get_all("Classifier") or []
+  prefix = "License ::"
+  stated = [metadata.get("License-Expression") or ""]
+  stated += [x.split(" :: ")[-1] for x in classifiers if x.startswith(prefix)]
+  # The field of old may hold the licence's whole text.
+  stated += (metadata.get("License") or "").strip().splitlines()[:1]
+  stated = [x for x in stated if x and x != "OSI Approved"]
+  said = stated[0] if stated else "nothing"
+  whole = " ".join(stated)
+  if any(word in whole for word in _COPYLEFT):
+    raise ValueError(f"package {name} is under {said}, which is copyleft")
+  if not any(re.search(rf"\b{word}", whole) for word in LICENCES):
+    raise ValueError(
+      f"package {name} says {said} of its licence; known are "
+      f"{', '.join(LICENCES)}"
+    )
+  return said
+
+
+def package(name: str, held_out: bool = False) -> Origin:
+  """Reads an installed package's modules, without tables and long files.
+
+  Raises:
+    ValueError: as licence_of, or it has no Python.
+  """
+  licence = licence_of(name)
+  distribution = importlib.metadata.distribution(name)
+  root = Path(distribution.locate_file("")).resolve()
+  names = (Path(x) for x in distribution.files or () if x.suffix == ".py")
+  texts = _texts(root, (x for x in names if ".." not in x.parts))
+  texts = {
+    path: text
+    for path, text in texts.items()
+    if len(text) <= LARGEST
+    and len(text) <= LONGEST_LINE * (1 + text.count("\n"))
+  }
+  if not texts:
+    raise ValueError(f"package {name} has no Python")
+  firsts = tuple(sorted({path.split("/")[0] for path in texts}))
+  firsts = firsts if held_out else ()
+  return Origin(name, distribution.version, licence, firsts, texts)
+
+
+def write(
+  output: Path, packages: Sequence[str] = (), held_out: Sequence[str] = ()
+) -> dict[str, list[int]]:
+  """Copies this interpreter's standard library and packages to a folder.
+
+  Writes train/, held_out/, prompts.jsonl and manifest.json, which has where
+  files come from, under which licence, and the SHA-256 of every one. A text
+  that is there twice is taken once.
+
+  Args:
+    output: the folder, which is replaced.
+    packages: installed distributions.
+    held_out: such whose every file is held out.
 
   Returns:
     The sizes in bytes of the files of 'train' and of 'held_out', and the
     lengths in characters of 'prompts'.
 
   Raises:
-    ValueError: `output` holds something else.
+    ValueError: `output` holds something else, or a package cannot be used.
     BlockingIOError: another process writes there.
     NotWritten: the disk is full, for example.
   """
-  library = Path(sysconfig.get_paths()["stdlib"])
   files.restore(output)
   present = {x.name for x in output.glob("*")} - {".lock"}
   if present and "manifest.json" not in present:
     raise ValueError(f"{output} exists and is no corpus; not replaced")
+  origins = [stdlib()]
+  origins += [package(name, held_out=True) for name in held_out]
+  origins += [package(name) for name in packages]
   run_folder.lock(output)
   parts: dict[str, dict[str, str]] = {"train": {}, "held_out": {}}
-  for path in sorted(library.rglob("*.py")):
-    name = path.relative_to(library)
-    if not is_included(name):
-      continue
-    try:
-      content = path.read_bytes().decode()
-    except UnicodeDecodeError:
-      continue
-    if content.strip():
-      part = "held_out" if name.parts[0] in HELD_OUT else "train"
-      parts[part][name.as_posix()] = content
-  beginnings = [x for text in parts["held_out"].values() for x in prompts(text)]
-  manifest = {
-    "source": f"standard library of CPython {platform.python_version()}",
-    "licence": "PSF-2.0",
-  } | {
-    part: {
-      name: hashlib.sha256(text.encode()).hexdigest()
-      for name, text in texts.items()
-    }
-    for part, texts in parts.items()
-  }
+  hashes: dict[str, dict[str, str]] = {"train": {}, "held_out": {}}
+  seen = set()
+  for origin in origins:
+    for name, text in origin.files.items():
+      digest = hashlib.sha256(text.encode()).hexdigest()
+      if digest not in seen:
+        seen.add(digest)
+        is_held_out = name.split("/")[0] in origin.held_out
+        part = "held_out" if is_held_out else "train"
+        parts[part][name], hashes[part][name] = text, digest
+  beginnings = [
+    x
+    for name, text in parts["held_out"].items()
+    if name.split("/")[0] in HELD_OUT
+    for x in prompts(text)
+  ]
+  sources = [x._asdict() | {"files": len(x.files)} for x in origins]
+  manifest = {"sources": sources} | hashes
 
   def write(folder: Path) -> None:
     for part, texts in parts.items():

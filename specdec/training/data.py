@@ -172,10 +172,12 @@ def tokenize(documents: Sequence[Document], tokenizer: Tokenizer) -> np.ndarray:
   if not tokenizer.eos_ids:
     raise ValueError("the tokenizer has no end token")
   end = tokenizer.eos_ids[0]
+  texts = [x.text for x in documents if isinstance(x.text, str)]
+  encoded = tokenizer.encode_many(texts)
   ids: list[int] = []
   for name, text, _ in documents:
     if isinstance(text, str):
-      ids += tokenizer.encode(text, add_special=False)
+      ids += next(encoded)
     elif not 0 <= min(text) <= max(text) < tokenizer.vocab_size:
       raise ValueError(
         f"{name} has token {max(text)}; the tokenizer has "

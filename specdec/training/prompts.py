@@ -22,6 +22,7 @@ REQUESTS = (
 )
 _COMPLETE = "Complete this Python function:\n\n{}"
 _SHORT, _LONG = 300, 1500  # characters of a passage; of a function's head
+_HEAD, _APART = 160, 1200  # characters of a beginning, and between two
 _BODY = 3  # lines that a function must have after its first
 
 
@@ -79,7 +80,27 @@ def functions(path: str | Path) -> list[str]:
   ]
 
 
-SOURCES = {"questions": questions, "passages": passages, "code": functions}
+def beginnings(path: str | Path) -> list[str]:
+  """Returns lines of at most _HEAD characters from every _APART characters.
+
+  They end within a line, as the text before a token does.
+  """
+  heads = []
+  for text in data.read_texts(path):
+    for start in range(0, len(text) - _HEAD, _APART):
+      start = text.find("\n", start) + 1  # 0 where there is no line after it
+      head = text[start : start + _HEAD].rstrip()
+      if head:
+        heads.append(head)
+  return heads
+
+
+SOURCES = {
+  "questions": questions,
+  "passages": passages,
+  "code": functions,
+  "beginnings": beginnings,
+}
 
 
 def spread(texts: Sequence[str], count: int) -> list[str]:
