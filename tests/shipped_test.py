@@ -105,7 +105,7 @@ def target():
 
 
 def test_drafters_are_small_and_of_the_target(target):
-  for name in shipped.drafters():
+  for name in shipped.drafters(shipped.TARGET):
     path = shipped.drafter(name)
     assert path.stat().st_size < MEGA
     assert learned.load(path, target).head_config.vocabulary > 0
@@ -124,7 +124,7 @@ def test_one_vocabulary(target):
 def test_coupled_text_is_the_target_s_in_fewer_rounds(target, draft, minimum):
   """Of a drafter that was trained for the target, and of a draft model."""
   model = transformer.model(target.config)
-  if draft in shipped.drafters():
+  if draft in shipped.drafters(shipped.TARGET):
     trained = learned.load(shipped.drafter(draft), target)
     head = trained.draft_head(target.config)
     weights = draft_heads.weights_of(head, trained.net, target.params)

@@ -105,8 +105,8 @@ _DOWNLOADS = (
   ),
   (_HUMANEVAL, "data/HumanEval.jsonl.gz of github.com/openai/human-eval"),
 )
-# Trained by configs/train/smollm2_drafter.py.
-_HEADS = {x: f"runs/smollm2_{x}/best.safetensors" for x in ("eagle3", "dspark")}
+# Trained by configs/train/smollm2_drafter.py; `smollm2` is its EAGLE-3.
+_DSPARK = "runs/smollm2_dspark/best.safetensors"
 # Trained by configs/train/equal.py, with seeds 0 to 2 or 0.
 _EQUAL = "; ".join(
   f"{kind}(runs/equal/{name}-{seed}/best{ending})"
@@ -252,24 +252,28 @@ def _smollm2() -> Iterable[Measurement]:
       minutes,
       None if name == "layer_skip" else _TEXTS_QUICK,
     )
-  eagle3, dspark = (f"head({path})" for path in _HEADS.values())
-  for name, drafter, ks, head in (
+  eagle3, dspark = "head(smollm2)", f"head({_DSPARK})"
+  for name, drafter, ks, more in (
     ("lookup", "lookup", "5,8", ""),
     ("suffix", "suffix", "5,8", ""),
     ("quantized", "quantized", "4,6", ""),
-    ("eagle3", eagle3, "2,3", "eagle3"),
-    ("dspark", dspark, "3,7", "dspark"),
-    ("copies_eagle3", f"'lookup(k=5) | {eagle3}'", "2,3", "eagle3"),
-    ("copies_dspark", f"'lookup(k=5) | {dspark}'", "3,7", "dspark"),
+    ("eagle3", eagle3, "2,3,5", ""),
+    ("eagle3_sampled", eagle3, "2,3", " --temperature=1"),
+    ("dspark", dspark, "3,7", ""),
+    ("copies_eagle3", f"'lookup(k=5) | {eagle3}'", "2,3", ""),
+    ("copies_dspark", f"'lookup(k=5) | {dspark}'", "3,7", ""),
   ):
     yield Measurement(
       f"spec_bench_{name}",
       f"eval {SMOLLM2} --chat --prompt_file={_SPEC_BENCH} "
       f"--prompt_file={_HUMANEVAL} --limit=4 --max_new_tokens=128 "
-      f"--drafter={drafter} --k={ks}",
-      8,
+      f"--drafter={drafter} --k={ks}{more}",
+      6,
       None,
-      needs=(*_DOWNLOADS, *([(_HEADS[head], _TRAINED)] if head else [])),
+      needs=(
+        *_DOWNLOADS,
+        *([(_DSPARK, _TRAINED)] if dspark in drafter else []),
+      ),
     )
   yield Measurement(
     "smollm2_repeated",

@@ -19,6 +19,8 @@ DRAFTS = {TARGET: DRAFT, T5: T5_DRAFT}
 PROMPT, PROMPTS = FOLDER / "prompt.txt", FOLDER / "prompts.jsonl"
 # Layers of TARGET to skip in drafting, chosen by choose_layers.py.
 SKIP = FOLDER / "drafters" / "skip.json"
+# Of the trained drafters, those whose target is another, which is fetched.
+_OF_OTHERS = {"smollm2": "smollm2-135m-instruct"}
 
 
 def prompts_of(folder: str | Path) -> Path:
@@ -27,9 +29,15 @@ def prompts_of(folder: str | Path) -> Path:
   return own if own.is_file() else PROMPTS
 
 
-def drafters() -> list[str]:
-  """Lists the trained drafters for TARGET; `drafter` returns their files."""
-  return sorted(path.stem for path in FOLDER.glob("drafters/*.safetensors"))
+def drafters(target: str | None = None) -> list[str]:
+  """Lists the trained drafters, or those for a target.
+
+  `drafter` returns their files.
+  """
+  names = sorted(path.stem for path in FOLDER.glob("drafters/*.safetensors"))
+  if target is None:
+    return names
+  return [x for x in names if _OF_OTHERS.get(x, TARGET) == target]
 
 
 def drafter(name: str) -> Path:

@@ -71,7 +71,7 @@ def setups_of(options: app.Options) -> list[Setup]:
   if names is None:
     if options.target != shipped.TARGET:
       raise ValueError(f"--target={options.target}: give its --drafters")
-    heads = [f"head({name})" for name in shipped.drafters()]
+    heads = [f"head({name})" for name in shipped.drafters(shipped.TARGET)]
     names = "; ".join([_SHIPPED, "quantized", *heads])
   base = setup_flags.setup_of(
     options,
