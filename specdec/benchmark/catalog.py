@@ -37,7 +37,7 @@ from specdec.drafters.heads import draft_head as heads
 from specdec.drafters.heads import head_presets
 from specdec.drafters.heads.cost import drafter_cost as head_cost
 from specdec.drafters.heads.head_config import HeadConfig
-from specdec.models import layouts
+from specdec.models import layouts, weight_formats
 from specdec.models import params as model_params
 from specdec.models.config import TransformerConfig
 from specdec.models.weight_formats import BITS
@@ -220,7 +220,11 @@ def _head(
   target: Target,
   shape: DraftShape,
   max_external_drafts: int = 0,
+  weights: str | None = None,
 ) -> Weighted:
+  form = weight_formats.parse(weights)
+  if form and not form.is_integer:
+    raise ValueError(f"{file}: weights={weights}; there are int8 and int4")
   config, preset = target.checkpoint.config, file.startswith(PRESET)
   if preset and not (target.abstract or target.random_weights):
     raise ValueError(f"head({file}) is a shape; --random_weights gives weights")
@@ -248,20 +252,24 @@ def _head(
     learned = saved.load(path, target.checkpoint, trained, target.fingerprint)
   head = learned.draft_head(config, target.draft_place)
   if target.abstract:
-    params = target.checkpoint.params
-    weights = lowering.head_weights(head, params, place, config.dtype)
+    draft = lowering.head_weights(
+      head, target.checkpoint.params, place, config.dtype, form
+    )
   else:
     net = head.init(jax.random.key(target.seed)) if preset else learned.net
     net = heads.in_dtype(net, config.dtype)
-    weights = heads.weights_of(head, net, target.checkpoint.params)
+    draft = heads.weights_of(head, net, target.checkpoint.params)
+    if form:
+      draft = heads.quantize(draft, form)
     if place:  # every device has all of it
-      weights = jax.device_put(weights, place.sharding(()))
+      draft = jax.device_put(draft, place.sharding(()))
     else:
-      weights = layouts.pack(weights)
+      draft = layouts.pack(draft)
   drafter = drafters.from_head(
     head, target.model, shape, place, max_external_drafts
   )
-  return Weighted(drafter._replace(cost=head_cost(head, config)), weights)
+  cost = head_cost(head, config, form)
+  return Weighted(drafter._replace(cost=cost), draft)
 
 
 _CONTEXT = (

@@ -50,9 +50,10 @@ class Settings:
       suffix(corpus=FILE, min_match=1, factor=1, min_prob=0.1), which copies
       what mostly followed, here and in the texts of --save_corpus; recycling,
       which drafts what the target last thought likely; head(FILE) or
-      head(NAME), trained ones. Two with | between them: the
-      second, a head, drafts where the first has no draft: 'lookup(k=4) |
-      head(FILE)'. Default lookup, for a shipped target its draft.
+      head(NAME), trained ones, also head(NAME, weights=int8). Two with |
+      between them: the second, a head, drafts where the first has no draft:
+      'lookup(k=4) | head(FILE)'. Default lookup, for a shipped target its
+      draft.
     acceptance: A call, as name(1, key=2), or of your own: file.py:name(...).
       coupled: token for token the text of autoregressive sampling with this
       seed. rejection: the same distribution, other noise, accepts sampled

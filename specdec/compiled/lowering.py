@@ -15,6 +15,7 @@ from specdec.drafters.heads import draft_head
 from specdec.drafters.heads.draft_head import DraftHead
 from specdec.models import params as model_params
 from specdec.models.config import TransformerConfig
+from specdec.models.weight_formats import WeightFormat
 from specdec.types import (
   AcceptanceRule,
   Drafter,
@@ -55,6 +56,7 @@ def head_weights(
   target,
   place: sharding.Placement | None,
   dtype: str = "float32",
+  form: WeightFormat | None = None,
 ) -> PyTree:
   """Returns Params.draft of a trained head as shapes.
 
@@ -62,11 +64,13 @@ def head_weights(
     target: the target's parameters, as shapes.
     place: of the target; every device has all of a head.
     dtype: of the head's weights.
+    form: of its matrices, if they are integers.
   """
 
   def weights(key, target):
     net = draft_head.in_dtype(head.init(key), dtype)
-    return draft_head.weights_of(head, net, target)
+    draft = draft_head.weights_of(head, net, target)
+    return draft_head.quantize(draft, form) if form else draft
 
   shapes = jax.eval_shape(weights, jax.random.key(0), target)
   return replicated(shapes, place)

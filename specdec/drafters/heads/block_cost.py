@@ -4,12 +4,16 @@ import jax
 import jax.numpy as jnp
 
 from specdec.drafters.heads.block_head import BlockHead
+from specdec.drafters.heads.draft_head import GROUP
 from specdec.models import params
 from specdec.models.config import TransformerConfig
+from specdec.models.weight_formats import BITS, WeightFormat
 from specdec.types import DrafterCost, PyTree, StepCost
 
 
-def drafter_cost(head: BlockHead, target: TransformerConfig) -> DrafterCost:
+def drafter_cost(
+  head: BlockHead, target: TransformerConfig, form: WeightFormat | None = None
+) -> DrafterCost:
   """Counts a block's weights by what reads them.
 
   The pass of a round reads its layers, the map from embeddings and the
@@ -24,7 +28,8 @@ def drafter_cost(head: BlockHead, target: TransformerConfig) -> DrafterCost:
   rows, copied, row_size = vocabulary_rows(head, target)
   own, few = own_rows(head), few_rows(head)
   turns, follows = 0, config.block.successor != "none"
-  size = item_size(target)
+  size, weight = item_size(target), weight_size(target, form)
+  row_size = weight if form and copied else row_size
   embed = [(1, size * target.width)] if config.embed == "shared" else []
   gru = embed if config.block.successor == "gru" else []
   # A block reads the anchor's embedding, and the mask token's if it has one.
@@ -58,14 +63,14 @@ def drafter_cost(head: BlockHead, target: TransformerConfig) -> DrafterCost:
   num_full = windows.count(None)
   hidden = 1 + len(config.features)
   return DrafterCost(
-    weight_bytes=size * num_weights(net) + row_size * copied,
+    weight_bytes=weight * num_weights(net) + row_size * copied,
     position_bytes=size * kv * config.num_layers,
     hidden_bytes=size * hidden * target.width,
     step=StepCost(
-      bytes=size * held + row_size * copied,
+      bytes=weight * held + row_size * copied,
       flops=2 * (held - few),
       projected_flops=2 * (few + copied),
-      split_bytes=size * own,
+      split_bytes=weight * own,
       split_flops=2 * own,
       target_bytes=row_size * (rows - copied),
       target_flops=2 * (rows - copied),
@@ -77,7 +82,7 @@ def drafter_cost(head: BlockHead, target: TransformerConfig) -> DrafterCost:
       # Every candidate is found by reading and rewriting all logits of a slot.
       **{name: (1 + turns) * count for name, count in logits.items()},
     ),
-    update=StepCost(bytes=size * stored, flops=2 * stored),
+    update=StepCost(bytes=weight * stored, flops=2 * stored),
     steps=1,
     # A causal block is cut where the draft ends.
     tokens=None if config.block.causal else head.num_slots(),
@@ -86,9 +91,9 @@ def drafter_cost(head: BlockHead, target: TransformerConfig) -> DrafterCost:
     level=None
     if not follows
     else StepCost(
-      bytes=size * level,
+      bytes=weight * level,
       flops=2 * level,
-      split_bytes=size * scored,
+      split_bytes=weight * scored,
       split_flops=2 * scored,
       all_reduces=tuple(gru),
       **logits_of(head),
@@ -100,6 +105,13 @@ def item_size(target: TransformerConfig) -> int:
   """Returns the bytes of a number of a head, which has the target's dtype: of
   its weights, its KV and the streams that it keeps."""
   return jnp.dtype(target.dtype).itemsize
+
+
+def weight_size(target: TransformerConfig, form: WeightFormat | None) -> float:
+  """Returns the bytes of a weight of a head's matrices, with its scale."""
+  if form is None:
+    return item_size(target)
+  return BITS[form.kind] / 8 + 4 / (form.group or GROUP)
 
 
 def vocabulary_rows(head, target: TransformerConfig) -> tuple[int, int, float]:

@@ -11,11 +11,14 @@ from specdec.drafters.heads.block_cost import num_weights
 from specdec.drafters.heads.draft_head import DraftHead, TargetWeights
 from specdec.models import attention
 from specdec.models.config import TransformerConfig
+from specdec.models.weight_formats import WeightFormat
 from specdec.types import DrafterCost, ModelOutput, StepCost
 
 
 def drafter_cost(
-  draft_head: DraftHead, target: TransformerConfig
+  draft_head: DraftHead,
+  target: TransformerConfig,
+  form: WeightFormat | None = None,
 ) -> DrafterCost:
   """Counts what a head holds and what its step reads; see block_cost of blocks.
 
@@ -23,10 +26,13 @@ def drafter_cost(
   head drafts from a smaller vocabulary: then it holds a copy of its rows. Of
   heads that read other weights at every level (Medusa, Hydra) the second level
   stands for all.
+
+  Args:
+    form: of its matrices, if they are integers.
   """
   config = draft_head.head_config
   if config.block:
-    return block_cost.drafter_cost(draft_head, target)
+    return block_cost.drafter_cost(draft_head, target, form)
   net, encoded = _shapes(draft_head, target)
   rows, copied, row_size = block_cost.vocabulary_rows(draft_head, target)
   own, few = block_cost.own_rows(draft_head), block_cost.few_rows(draft_head)
@@ -34,13 +40,15 @@ def drafter_cost(
   held = read - rows - own
   kv = scores = 0
   size, update = block_cost.item_size(target), None
+  weight_size = block_cost.weight_size(target, form)
+  row_size = weight_size if form and copied else row_size
   all_reduces = ((1, size * target.width),) if embeds else ()
   if draft_head.has_kv_cache:
     kv = 2 * config.num_layers * config.num_kv_heads * config.head_dim
     scores = 2 * config.num_layers * config.num_heads * config.head_dim
     rerun = step_weights(draft_head, target, logits=False)
     update = StepCost(
-      bytes=size * rerun,
+      bytes=weight_size * rerun,
       flops=2 * rerun,
       position_bytes=size * kv,
       position_flops=2 * scores,
@@ -49,15 +57,15 @@ def drafter_cost(
     )
   hidden = 1 + len(config.features) + config.exits
   return DrafterCost(
-    weight_bytes=size * num_weights(net) + row_size * copied,
+    weight_bytes=weight_size * num_weights(net) + row_size * copied,
     row_bytes=size * encoded.shape[-1],
     position_bytes=size * kv,
     hidden_bytes=size * hidden * target.width,
     step=StepCost(
-      bytes=size * held + row_size * copied,
+      bytes=weight_size * held + row_size * copied,
       flops=2 * (held - few),
       projected_flops=2 * (few + copied),
-      split_bytes=size * own,
+      split_bytes=weight_size * own,
       split_flops=2 * own,
       target_bytes=row_size * (rows - copied),
       target_flops=2 * (rows - copied),

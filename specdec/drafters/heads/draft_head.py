@@ -17,7 +17,7 @@ from flax import linen as nn
 from specdec import cache as kv
 from specdec import sharding
 from specdec.drafters.heads.head_config import HeadConfig
-from specdec.models import attention
+from specdec.models import attention, layouts, quantization
 from specdec.models.attention import View
 from specdec.models.config import TransformerConfig
 from specdec.models.layouts import look_up, project
@@ -32,8 +32,11 @@ from specdec.models.transformer import (
   softcap,
   weight,
 )
+from specdec.models.weight_formats import BITS, WeightFormat
 from specdec.types import Array, KVCache, ModelOutput, Params, PyTree
 from specdec.utils.constructors import cached
+
+GROUP = 256  # inputs that share a scale of integers, where no number is given
 
 
 class TargetWeights(NamedTuple):
@@ -352,3 +355,15 @@ def weights_of(
     table = target["head"] if "head" in target else target["embed"]
     draft["head"] = look_up(table["weight"], jnp.asarray(draft_head.ids))
   return draft
+
+
+def quantize(draft: dict[str, Any], form: WeightFormat) -> dict[str, Any]:
+  """Returns `weights_of` a drafter with its matrices as integers.
+
+  That is lossless: it changes what is drafted, and with which probability.
+  """
+  bits, group = BITS[form.kind], form.group or GROUP
+  small = {"net": layouts.quantize(draft["net"], group, bits)}
+  if "head" in draft:
+    small["head"] = quantization.quantize(draft["head"], group, bits)
+  return small
