@@ -47,6 +47,10 @@ class TestData:
     class Words:
       eos_ids, vocab_size = (1,), 6
 
+      def encode_many(self, texts):
+        assert not texts
+        return []
+
     ids = data.tokenize(data.read(path), Words())
     assert ids.tolist() == [5, 1, 3, 1]  # no second end
     Words.vocab_size = 5
