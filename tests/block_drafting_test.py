@@ -26,7 +26,7 @@ ANCHORS = 6
 EVERYTHING = dict(
   anchors=ANCHORS,
   cross_entropy_weight=0.1,
-  base_weight=1.0,
+  base_weight=0.6,
   base_steps=8,  # at step 4: half of it
   confidence_weight=2.0,
 )
@@ -106,14 +106,15 @@ def expected(divergence, weights):
   """The whole loss, with weights [..., K] of the levels of a draft's loss."""
   goal, ours, base, sure, labels = by_hand()
   total = 0
-  for share, drafted in ((1.0, ours), (0.5, base)):
+  for share, drafted in ((0.7, ours), (0.3, base)):
     text = text_loss(drafted, labels)
     value = 0.9 * divergence(goal, drafted) + 0.1 * text
     weight = np.broadcast_to(weights(text), value.shape)
     total += share * (weight * value).sum() / weight.sum()
   aim = accepted(goal, ours)
   entropy = -aim * np.log(sure) - (1 - aim) * np.log(1 - sure)
-  return total + 2.0 * entropy.mean()
+  weight = np.broadcast_to(weights(text_loss(ours, labels)), entropy.shape)
+  return total + 2.0 * (weight * entropy).sum() / weight.sum()
 
 
 DIVERGENCES = {
@@ -310,7 +311,7 @@ def test_a_block_sees_what_is_before_its_anchor_and_in_its_window(kind):
     (dict(anchors=0), "loss.block.anchors = 0; it must be >= 1"),
     (dict(weighting="pace"), "weighting 'pace' is unknown; known: decay, dpa"),
     (dict(smoothing=2.0), "loss.block.smoothing = 2.0; it must be in 0..1"),
-    (dict(base_weight=-1.0), "loss.block.base_weight = -1.0"),
+    (dict(base_weight=1.5), "loss.block.base_weight = 1.5; it must be in 0..1"),
     (dict(confidence_weight=-1.0), "loss.block.confidence_weight = -1.0"),
     (dict(selector_weight=-1.0), "loss.block.selector_weight = -1.0"),
   ],

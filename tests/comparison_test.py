@@ -108,6 +108,7 @@ def test_all_shapes_of_a_size_have_that_many_draft_tokens(size, rates):
   shapes = comparison.shapes_of(setup, size, ranks, rules)
   names = {shape.name for shape in shapes}
   assert {"chain", "optimal tree", "dynamic tree"} <= names
+  assert ("wide tree" in names) == (size == 1)  # early exit has no room
   for shape in shapes:
     draft_shape = shape.setup(setup, "rejection").make_shape()
     spec = draft_shape.spec
@@ -126,6 +127,14 @@ def test_all_shapes_of_a_size_have_that_many_draft_tokens(size, rates):
       value = comparison.rule_of(setup, rule)
       distance = tabular.on_tables(value, drawn).distance
       assert distance < 1e-6 or not value.lossless or rule == "coupled"
+
+
+def test_a_wide_tree_is_bounded_by_its_size_alone():
+  shapes = comparison.shapes_of(Setup(temperature=1.0), 7, RANKS, ["coupled"])
+  [wide] = (shape for shape in shapes if shape.name == "wide tree")
+  assert wide.levels == 7
+  # Of one certain token a level: a chain; of equal first tokens: all of them.
+  assert wide.call == "dynamic(7, top=7)"
 
 
 def test_trees_that_ranks_make_smaller_or_drafters_cannot_draw_are_left_out():

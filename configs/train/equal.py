@@ -6,12 +6,13 @@ r"""Trains drafters of the shipped target that can be compared: equal weights.
 The word after the colon is one of KINDS. All see the same tokens in the same
 order for as many steps, and hold 0.90 M weights beyond the target's, within a
 tenth, but for the four that vary width and depth. Those that draft in one pass
-are trained for 15 tokens. A block has 16 slots (DFlash's, gamma 7), or 15 where
-they predict the next token, and runs all of them however few tokens it drafts;
-but a causal one (jetspec) is cut to k + 1. Passes of pard and peagle grow with
-the draft, too. What a kind is: configs/train/drafter.py and draft.py, whose
-settings are used but for those below. docs/training.md has the commands of the
-whole comparison.
+are trained for 15 tokens (`short`: 7). A block sees the text through its own
+keys and values alone, so it has as many KV heads as query heads. It has 16
+slots (DFlash's, gamma 7), or 15 where they predict the next token, and runs all
+of them however few tokens it drafts; but a causal one (jetspec) is cut to
+k + 1. Passes of pard and peagle grow with the draft, too. What a kind is:
+configs/train/drafter.py and draft.py, whose settings are used but for those
+below. docs/training.md has the commands of the whole comparison.
 """
 
 import runpy
@@ -20,7 +21,9 @@ from pathlib import Path
 from ml_collections import config_dict
 
 _LEVELS = 15
+_ANCHORS = 64  # blocks of a sequence of 256
 _GAMMA_7 = 0.8669  # exp(-1 / 7), of blocks of 16 (DFlash, section 4)
+_GAMMA_4 = 0.7788  # of blocks of 8
 # Muon: in so few steps AdamW teaches blocks next to nothing.
 _OPTIONS = dict(
   steps=400,
@@ -36,14 +39,14 @@ _OPTIONS = dict(
 def _block(kind: str, mlp_width: int, **options) -> tuple[str, str, dict]:
   """Returns a block drafter of 15 draft tokens, like another but for options
   of `head_config.block`."""
-  changes = {"mlp_width": mlp_width, "levels": _LEVELS}
+  changes = {"mlp_width": mlp_width, "levels": _LEVELS, "num_kv_heads": 4}
   changes |= {f"block.{name}": value for name, value in options.items()}
   return "drafter", kind, changes
 
 
 def _like_dflash(**changes) -> tuple[str, str, dict]:
   """Returns `dflash` with other options of `head_config`."""
-  file, kind, others = _block("dflash", 552)
+  file, kind, others = _block("dflash", 488)
   return file, kind, others | changes
 
 
@@ -54,16 +57,18 @@ KINDS = {
   "eagle3": ("drafter", "eagle3", {"mlp_width": 1120}),
   "mtp": ("drafter", "compact_mtp", {}),
   "peagle": ("drafter", "peagle", {"mlp_width": 512, "levels": _LEVELS}),
-  "dflash": _block("dflash", 552),
-  "jetspec": _block("jetspec", 552),
-  "windowed": _block("dflash", 552, window=64),
-  "next": _block("dflash", 552, slots="next"),
-  "dspark": _block("dspark", 464),
-  "gated": _block("dspark", 460, successor="gated_markov"),
-  "rnn": _block("dspark", 448, successor="rnn_markov"),
-  "domino": _block("domino", 496),
-  "selector": _block("dflash2", 464, taps=0),
-  "dflash2": _block("dflash2", 440),
+  "dflash": _block("dflash", 488),
+  "jetspec": _block("jetspec", 488),
+  "windowed": _block("dflash", 488, window=64),
+  "next": _block("dflash", 488, slots="next"),
+  "dspark": _block("dspark", 400),
+  "gated": _block("dspark", 396, successor="gated_markov"),
+  "rnn": _block("dspark", 384, successor="rnn_markov"),
+  "domino": _block("domino", 432),
+  "selector": _block("dflash2", 400, taps=0),
+  "dflash2": _block("dflash2", 376),
+  # For its 7 tokens all of a block's slots.
+  "short": _like_dflash(levels=7),
   # Where the curve turns: half and twice the width, one and four layers.
   "narrow": _like_dflash(width=64),
   "wide": _like_dflash(width=256),
@@ -89,7 +94,9 @@ def get_config(kind: str = "dflash") -> config_dict.ConfigDict:
   if config.head_config.features:  # the same layers of all
     config.cache = "runs/equal_states"
   if config.head_config.kind == "block":
-    config.loss.decay = _GAMMA_7
+    short = config.head_config.levels < _LEVELS
+    config.loss.decay = _GAMMA_4 if short else _GAMMA_7
+    config.loss.block.anchors = _ANCHORS
     if like == "domino":
       config.loss.block.base_steps = config.options.steps
   return config

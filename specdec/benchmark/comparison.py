@@ -36,7 +36,10 @@ RULES = (
   "rejection", "block", "traversal", "multipath", "kseq", "coupled", "naive",
   "lenience", "fly", "typical", "relaxed",
 )  # fmt: skip
-SHAPES = ("chain", "2 chains", "4 chains", "optimal tree", "dynamic tree")
+USUAL_SHAPES = (
+  "chain", "2 chains", "4 chains", "optimal tree", "dynamic tree",
+)  # fmt: skip
+SHAPES = (*USUAL_SHAPES, "wide tree")
 RANKED = ("without_replacement", "deterministic")  # siblings of static trees
 _RANKS = 8  # siblings whose acceptance is measured
 # What decides on a target's baseline.
@@ -196,6 +199,9 @@ def shapes_of(
     levels += 1
   call = f"dynamic({size}, top={top})"
   candidates.append(Shape(size, "dynamic tree", "deterministic", call, levels))
+  # Bounded by nothing but its size: of one pass, DDTree's (arXiv:2604.12989).
+  call = f"dynamic({size}, top={size})"
+  candidates.append(Shape(size, "wide tree", "deterministic", call, size))
   shapes = [
     shape._replace(rules=tuple(r for r in rules if _fits(setup, shape, r)))
     for shape in candidates

@@ -118,7 +118,7 @@ _EQUAL = "; ".join(
       "head",
       ".safetensors",
       "mtp peagle jetspec windowed next gated rnn domino selector dflash2 "
-      "narrow wide shallow deep",
+      "short narrow wide shallow deep",
       1,
     ),
   )
@@ -319,7 +319,7 @@ def _equal_trees() -> Iterable[Measurement]:
       f"equal_trees_{kind}",
       f"compare_rules {HELD_OUT} --drafter=head({path}) --limit=6 "
       "--max_new_tokens=96 --only=coupled --sizes=7,15 "
-      "--shapes='chain,optimal tree,dynamic tree'",
+      "--shapes='chain,optimal tree,dynamic tree,wide tree'",
       2.5,
       None,
       needs=((path, _TRAINED),),
@@ -383,9 +383,9 @@ MEASUREMENTS = (
   ),
   Measurement(
     "equal",
-    f"compare_drafters {HELD_OUT} --limit=6 --max_new_tokens=96 "
-    f"--k=3,5,7,11,15 --tree_size=0 --drafters='{_EQUAL}'",
-    25,
+    f"compare_drafters {HELD_OUT} --limit=12 --max_new_tokens=96 "
+    f"--k=3,5,7,15 --tree_size=0 --drafters='{_EQUAL}'",
+    40,
     None,
     needs=(("runs/equal/dflash-0/best.safetensors", _TRAINED),),
   ),

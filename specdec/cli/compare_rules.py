@@ -27,7 +27,7 @@ import dataclasses
 import json
 
 from specdec.benchmark import comparison, evaluation, provenance, results
-from specdec.benchmark.comparison import RULES, SHAPES
+from specdec.benchmark.comparison import RULES, SHAPES, USUAL_SHAPES
 from specdec.benchmark.setup import Setup
 from specdec.cli import app, prompt_flags, setup_flags
 from specdec.report import lossy_table, plots, tables
@@ -48,7 +48,12 @@ def define(flags: app.Flags) -> None:
     "; ".join(RULES),
     "Rules, with ; between them: calls, as --acceptance of other programs.",
   )
-  flags.list("shapes", [*SHAPES], "Shapes of the drafts.")
+  flags.list(
+    "shapes",
+    [*USUAL_SHAPES],
+    "Shapes of the drafts; 'wide tree' is dynamic, as deep and as wide as its "
+    "size allows.",
+  )
   flags.bool("tables", False, "Compare lossy rules on small tables instead.")
 
 

@@ -107,10 +107,10 @@ def loss_of_output(
     log_probs = jax.nn.log_softmax(unrolled.logits)
     base, measures = jax.nn.log_softmax(unrolled.base), {}
     if unrolled.selection is None:
-      parts = [_of_draft(loss, options, log_probs, goal)]
+      share = _base_weight(options, batch)
+      parts = [_of_draft(loss, options, log_probs, goal, 1 - share)]
       if options.base_weight:
-        weight = _base_weight(options, batch)
-        parts.append(_of_draft(loss, options, base, goal, weight))
+        parts.append(_of_draft(loss, options, base, goal, share))
     else:  # what no candidate is has no probability: the slots' own are trained
       parts = [_of_draft(loss, options, base, goal)]
       entropy, is_candidate = unrolled.selection
@@ -126,8 +126,8 @@ def loss_of_output(
       entropy = optax.losses.sigmoid_binary_cross_entropy(
         unrolled.confidence, aimed
       )
-      entropy *= options.confidence_weight
-      parts.append(jnp.stack([jnp.sum(entropy), entropy.size]))
+      right, weight = _right(log_probs, goal), options.confidence_weight
+      parts.append(_weighted(loss, options, entropy, right, weight))
       error = jnp.abs(jax.nn.sigmoid(unrolled.confidence) - aimed)
       measures["confidence_error"] = jnp.mean(error)
     agree = jnp.argmax(log_probs, axis=-1) == goal.best
@@ -182,8 +182,13 @@ def _of_draft(
     loss.divergence, log_probs, goal
   )
   value += options.cross_entropy_weight * text
-  right = jnp.where(goal.label >= 0, jnp.exp(-text), 0.0)
-  return _weighted(loss, options, value, right, share)
+  return _weighted(loss, options, value, _right(log_probs, goal), share)
+
+
+def _right(log_probs: Array, goal: Aim) -> Array:
+  """Returns the probability [B, A, K] of the text's tokens."""
+  text = draft_losses.text_loss(log_probs, goal)
+  return jnp.where(goal.label >= 0, jnp.exp(-text), 0.0)
 
 
 def _weighted(

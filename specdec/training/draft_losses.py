@@ -31,19 +31,22 @@ class BlockLoss:
   weighting: str = "decay"
   smoothing: float = 0.5  # of D-PACE
   cross_entropy_weight: float = 0.0  # on the text, added to the divergence
-  base_weight: float = 0.0  # of the same loss without the successor's part
-  base_steps: int = 0  # in which base_weight falls to 0; 0: it stays (Domino)
+  # lambda of (1 - lambda) L + lambda L_base, the same loss without the
+  # successor's part (Domino, arXiv:2605.29707).
+  base_weight: float = 0.0
+  base_steps: int = 0  # in which base_weight falls to 0; 0: it stays
   confidence_weight: float = 0.0  # of the confidence head's cross-entropy
   # Of a selector's cross-entropy on the target's likeliest token.
   selector_weight: float = 0.0
 
   def __post_init__(self):
     check_range(self, "anchors", 1, prefix="loss.block.")
-    weights = "cross_entropy", "base", "confidence", "selector"
+    weights = "cross_entropy", "confidence", "selector"
     names = (f"{name}_weight" for name in weights)
     for name in ("at_once", "base_steps", *names):
       check_range(self, name, 0, prefix="loss.block.")
-    check_range(self, "smoothing", 0, 1, prefix="loss.block.")
+    for name in ("smoothing", "base_weight"):
+      check_range(self, name, 0, 1, prefix="loss.block.")
     check_choice("weighting", self.weighting, WEIGHTINGS)
 
 

@@ -2,7 +2,8 @@
 
 Every position of a text is the root of a draft (drafters/heads/unroll.py), and
 level j of the draft has weight decay^j. Of a parallel head, which drafts all
-levels in one pass, some positions are roots of all of it (rounds.py).
+levels in one pass, some positions are roots of all of it (rounds.py), and every
+slot of level j has that weight.
 """
 
 import jax
@@ -101,7 +102,7 @@ def loss_of_output(
     goals[1:] = [goal.at(x) for x in place[1:]]
   else:
     logits, hidden = unroll(*given, levels)
-  total, measures = 0.0, {}
+  total, weights, measures = 0.0, 0.0, {}
   for level in range(levels):
     if level and draft_head.head_config.parallel:
       mask = jnp.ones((1, logits[level].shape[1]))
@@ -118,11 +119,13 @@ def loss_of_output(
     if loss.feature_weight:
       distance = optax.losses.huber_loss(hidden[level], output.hidden)
       level_loss += loss.feature_weight * mean(jnp.mean(distance, axis=-1))
-    total += loss.decay**level * level_loss
+    weight = loss.decay**level
+    if draft_head.head_config.parallel:  # every slot counts the same
+      weight *= count / text.size
+    total, weights = total + weight * level_loss, weights + weight
     if measure:
       rejected = draft_losses.rejected(log_probs, goals[level])
       agree = jnp.argmax(log_probs, axis=-1) == goals[level].best
       measures[f"acceptance_{level + 1}"] = 1 - mean(rejected)
       measures[f"agreement_{level + 1}"] = mean(agree.astype(jnp.float32))
-  weight = sum(loss.decay**level for level in range(levels))
-  return total / weight, measures
+  return total / weights, measures

@@ -7,7 +7,8 @@ token (the anchor) and masks behind it, attends to this context and to itself;
 slot by slot it gives distributions of the tokens to come. JetSpec's block is
 causal, DSpark and Domino add what follows from the tokens drawn (successor.py).
 DFlash2 (github.com/z-lab/dflash) chooses among a slot's likeliest tokens, and
-convolves the slots around attention and MLP.
+convolves the slots around attention and MLP. In the compact layout the streams
+pass a norm each before they are projected, as EAGLE-3's do.
 
 The anchor's own hidden state is not known when it is the anchor: the context
 are the committed tokens but the pending one.
@@ -168,6 +169,8 @@ class Block(nn.Module):
   def setup(self):
     r, b = self.head_config, self.head_config.block
     self.config = r.layers
+    count = 0 if r.is_published else len(r.features)
+    self.stream_norms = [RMSNorm(r.norm_epsilon) for _ in range(count)]
     self.gather = Linear(r.width)
     self.context_norm = RMSNorm(r.norm_epsilon)
     if b.mask_token < 0:
@@ -188,9 +191,11 @@ class Block(nn.Module):
       self.confidence_head = Linear(1, bias=True)
 
   def encode(self, output: ModelOutput) -> Array:
-    return self.context_norm(
-      self.gather(jnp.concatenate(output.features, axis=-1))
-    )
+    streams = output.features
+    if self.stream_norms:
+      pairs = zip(self.stream_norms, streams, strict=True)
+      streams = [norm(x) for norm, x in pairs]
+    return self.context_norm(self.gather(jnp.concatenate(streams, axis=-1)))
 
   def context(self, encoded: Array, positions: Array):
     angles = rope_angles(self.config, positions, None)
