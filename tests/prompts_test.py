@@ -1,8 +1,12 @@
 """Prompt files: a line that holds no prompt is named, and the rest is read."""
 
+import types
+
 import pytest
 
 from specdec.benchmark import prompts
+from specdec.checkpoints import shipped
+from specdec.cli import prompt_flags
 
 
 @pytest.mark.parametrize(
@@ -46,3 +50,43 @@ def test_a_corpus_is_limited_by_category_and_length(tmp_path, capsys):
     prompts.read_corpus([path], None, False, 50, max_tokens=1)
   with pytest.raises(ValueError, match="no prompt is left"):
     prompts.read_corpus([path], None, False, 3)
+
+
+def a_model(tokenizer="some", layers=0, trained_length=None):
+  config = types.SimpleNamespace(encoder_layers=layers)
+  return types.SimpleNamespace(
+    config=config,
+    tokenizer=tokenizer,
+    source=str(shipped.FOLDER / shipped.T5),
+    trained_length=trained_length,
+  )
+
+
+def flags(**changes):
+  usual = dict(prompt=None, prompt_file=[], target="m", max_new_tokens=8)
+  return types.SimpleNamespace(**(usual | changes))
+
+
+def test_without_a_prompt_there_are_beginnings():
+  assert len(prompt_flags.beginnings(flags(), a_model())) == 3
+  assert len(prompt_flags.beginnings(flags(), a_model(layers=2))) == 1
+  for given, model in (
+    (dict(prompt=""), a_model()),
+    (dict(prompt_file=["p.jsonl"]), a_model()),
+    ({}, a_model(tokenizer=None)),
+  ):
+    assert prompt_flags.beginnings(flags(**given), model) == []
+
+
+def test_what_a_user_should_know_of_a_model():
+  def remarks(length, **changes):
+    model = a_model(trained_length=changes.pop("trained_length", None))
+    return prompt_flags.remarks(flags(**changes), model, [[0] * length, [0]])
+
+  assert remarks(5, prompt="x") == []
+  assert remarks(5, prompt="x", trained_length=13) == []
+  [long] = remarks(6, prompt="x", trained_length=13)
+  assert "trained on 13 positions, these texts have up to 14" in long
+  [about] = remarks(5, prompt="x", target=shipped.TARGET)
+  assert about.startswith("stdlib-11m continues Python source and nothing els")
+  assert remarks(5)[-1].startswith("Next:")

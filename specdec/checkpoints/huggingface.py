@@ -35,6 +35,15 @@ _FLOATS = ("F64", "F32", "F16", "BF16")
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 
+def trained_length(directory: Path) -> int | None:
+  """Returns how many positions a config says the model is for."""
+  content = read_json(directory / "config.json")
+  length = (content.get("text_config") or content).get(
+    "max_position_embeddings"
+  )
+  return length if isinstance(length, int) else None
+
+
 def read_json(path: Path, required: bool = False) -> dict[str, Any]:
   """Reads a JSON object; returns {} if the file is absent and not required.
 

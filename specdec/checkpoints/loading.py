@@ -41,6 +41,8 @@ class Checkpoint:
   tokenizer: tokenizer.Tokenizer | None
   eos_ids: tuple[int, ...]  # tokens that end a text
   source: str  # path or hub name that it was loaded from
+  # Positions that it was trained on, where its config says so.
+  trained_length: int | None = None
 
   def packed(self) -> "Checkpoint":
     """Returns a checkpoint for decoding only, with weights packed for speed.
@@ -123,7 +125,7 @@ def load(
       or weights are pickled.
   """
   check_choice("dtype", dtype, DTYPES)
-  path = hub.resolve(source)
+  path, trained_length = hub.resolve(source), None
   if path.is_file():
     reader = gguf.Weights(path)
     config = _with_formats(gguf.config(reader, dtype), weights, reader)
@@ -132,6 +134,7 @@ def load(
     params = _read(reader, config, place)
   else:
     config = huggingface.config(path, dtype)
+    trained_length = huggingface.trained_length(path)
     text = tokenizer.from_directory(path, limit=config.vocab_size)
     # Without a tokenizer only end tokens given by id are usable.
     eos_ids = (
@@ -152,7 +155,7 @@ def load(
       config = _with_formats(config, weights, reader)
       params = _read(reader, config, place)
   check_finite(params, source)
-  return Checkpoint(config, params, text, eos_ids, str(source))
+  return Checkpoint(config, params, text, eos_ids, str(source), trained_length)
 
 
 @jax.jit

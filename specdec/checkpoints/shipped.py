@@ -14,13 +14,29 @@ TARGET, DRAFT = "stdlib-11m", "stdlib-1m"
 # An encoder-decoder that writes docstrings for functions, and bodies.
 T5, T5_DRAFT = "stdlib-t5-5m", "stdlib-t5-0.5m"
 DRAFTS = {TARGET: DRAFT, T5: T5_DRAFT}
-# The beginning of a Python function that is in none of the training data, and
-# 32 of them in JSON lines.
-PROMPT, PROMPTS = FOLDER / "prompt.txt", FOLDER / "prompts.jsonl"
+# The beginning of a Python function that is in none of the training data, three
+# that read well, and 32 of them in JSON lines.
+PROMPT, FIRST = FOLDER / "prompt.txt", FOLDER / "first.jsonl"
+PROMPTS = FOLDER / "prompts.jsonl"
 # Layers of TARGET to skip in drafting, chosen by choose_layers.py.
 SKIP = FOLDER / "drafters" / "skip.json"
 # Of the trained drafters, those whose target is another, which is fetched.
 _OF_OTHERS = {"smollm2": "smollm2-135m-instruct"}
+
+
+def about(name: str) -> str:
+  """Returns a sentence on what a shipped model can and cannot do, or ''."""
+  if name not in names():
+    return ""
+  if name in (T5, T5_DRAFT):
+    return (
+      f"{name} writes docstrings and bodies of Python functions, and is too "
+      "small to understand them"
+    )
+  return (
+    f"{name} continues Python source and nothing else: it is small, saw the "
+    "standard library once, and was never taught to answer"
+  )
 
 
 def prompts_of(folder: str | Path) -> Path:

@@ -100,8 +100,9 @@ def generate(options: app.Options) -> None:
   print()
   quiet = len(encoded) == 1 or not sys.stderr.isatty()
   shown = tqdm(batches, unit="batch", disable=quiet)
+  beginnings = prompt_flags.beginnings(options, target.checkpoint)
   answers, faults = stream_answers(
-    decoder, shown, tokenizer, options.stop, painter
+    decoder, shown, tokenizer, options.stop, painter, beginnings
   )
   if options.save_corpus:
     texts = [[*ids, *answer.ids] for ids, answer in zip(encoded, answers)]
@@ -121,6 +122,8 @@ def generate(options: app.Options) -> None:
   caveats = [*header["caveats"], *faults]
   table += [("warning", caveat) for caveat in caveats]
   terminal.report(terminal.table(table))
+  for line in prompt_flags.remarks(options, target.checkpoint, encoded):
+    terminal.report(f"\n{line}")
   if options.json:
     document = header | {
       "caveats": caveats,

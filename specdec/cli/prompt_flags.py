@@ -17,6 +17,13 @@ from specdec.training import saving
 from specdec.types import PyTree
 from specdec.utils import files, run_folder, terminal
 
+_NEXT = """Next:
+  --temperature=0.8             sampled text: still the target's distribution
+  --drafter=quantized --k=8     the target drafts for itself, in int8
+  --html=page.html              every token's story, round by round
+  --target=smollm2-135m-instruct --chat --drafter='head(smollm2)' \\
+    --prompt='Why is it dark at night?'     a model that answers; 98 MB once"""
+
 
 def define(flags: Flags) -> None:
   flags.integer("limit", 0, "Prompts of each category, 0 for all of them.")
@@ -58,7 +65,7 @@ def encode(
   options: Options, checkpoint: Checkpoint, limit: int = 0
 ) -> list[list[int]]:
   """Token ids of --prompt, of at most so many prompts of --prompt_file, 0 for
-  all, or of a first example."""
+  all, or of `beginnings`."""
   tokenizer = checkpoint.tokenizer
   setup_flags.check_chat(options, tokenizer)
   if options.prompt_file:
@@ -70,13 +77,40 @@ def encode(
     wanted = [prompts.Prompt(token_ids=tuple(range(16)))]
     app.note("no --prompt and no tokenizer: tokens 0 to 15")
   else:
-    text = shipped.PROMPT.read_text()
-    if checkpoint.config.encoder_layers:
-      text = prompts.read(shipped.prompts_of(checkpoint.source))[0].text
-    wanted = [prompts.Prompt(text=text)]
-    app.note(f"no --prompt: taking\n\n{text}")
+    texts = beginnings(options, checkpoint)
+    wanted = [prompts.Prompt(text=text) for text in texts]
   size = checkpoint.config.vocab_size
   return prompts.encode(wanted, tokenizer, options.chat, size)
+
+
+def beginnings(options: Options, checkpoint: Checkpoint) -> list[str]:
+  """Returns the texts that are completed where no prompt is given, else []."""
+  given = options.prompt_file or options.prompt is not None
+  if given or checkpoint.tokenizer is None:
+    return []
+  if not checkpoint.config.encoder_layers:
+    return [x.text for x in prompts.read(shipped.FIRST)]
+  return [prompts.read(shipped.prompts_of(checkpoint.source))[0].text]
+
+
+def remarks(
+  options: Options, checkpoint: Checkpoint, encoded: list[list[int]]
+) -> list[str]:
+  """Returns what a user of a model should know of it, a sentence each, and
+  what to try after a first look."""
+  lines = []
+  if sentence := shipped.about(options.target):
+    lines.append(f"{sentence}.")
+  longest = max(map(len, encoded)) + options.max_new_tokens
+  trained = checkpoint.trained_length
+  if trained and longest > trained:
+    lines.append(
+      f"{options.target} was trained on {trained:,} positions, these texts "
+      f"have up to {longest:,}: beyond, what it writes may mean nothing."
+    )
+  if beginnings(options, checkpoint):
+    lines.append(_NEXT)
+  return lines
 
 
 def claim(folder: Path, header: dict, params: PyTree, encoded) -> files.Lines:

@@ -133,19 +133,34 @@ def stream_answers(
   tokenizer: Tokenizer | None,
   stops: Sequence[str],
   painter: Painter,
+  beginnings: Sequence[str] = (),
 ) -> tuple[list[Answer], list[str]]:
   """Decodes batches, prints their answers, the first one as it comes, and
   returns them with a sentence for each that ends where a distribution is not
-  finite. Raises ValueError where that leaves no answer a token."""
+  finite. Raises ValueError where that leaves no answer a token.
+
+  Args:
+    beginnings: texts to print ahead of the answers that continue them; where
+      there are none, all answers but the first are numbered.
+  """
   answers, faults = [], []
+
+  def begin():
+    if answers:
+      print(painter.dim(f"\n--- prompt {len(answers)}"))
+    if beginnings:
+      print(painter.dim(beginnings[len(answers)]), end="")
+
   for batch in batches:
+    if not answers:
+      begin()
     completed, part = decode_answers(
       decoder, batch, tokenizer, stops, None if answers else painter
     )
     faults += completed.faults
     for answer in part:
       if answers:
-        print(painter.dim(f"\n--- prompt {len(answers)}"))
+        begin()
         answer.show(painter)
       answers.append(answer)
   if faults and not any(answer.ids for answer in answers):
