@@ -303,6 +303,7 @@ class StepCost(NamedTuple):
   target_flops: float = 0.0  # and their FLOPs per row and projected token
   position_bytes: float = 0.0  # KV read per row and cached position
   position_flops: float = 0.0  # attention, per token and cached position
+  written_bytes: float = 0.0  # per row and token, beyond KV that it reads, too
   # The same of layers with a sliding window: (positions that a token sees, its
   # own too, position_bytes, position_flops).
   windows: tuple[tuple[int, float, float], ...] = ()
@@ -333,7 +334,8 @@ class DrafterCost:
       position.
     step: one draft step beyond the passes that `shape` and `exit_layer`
       describe; None: unknown.
-    update: the pass after verification that re-runs the accepted path, if any.
+    update: the pass after verification that re-runs the accepted path, if any,
+    update_catch_up: and how many tokens per row it takes beyond one a level.
     steps: sequential draft steps of a round; None: one per level.
     tokens: per row of every draft step, whatever is drafted: the slots of a
       block; None: the nodes that a level runs, or with `steps` one a level.
@@ -355,6 +357,7 @@ class DrafterCost:
   hidden_bytes: float = 0.0
   step: StepCost | None = NO_STEP
   update: StepCost | None = None
+  update_catch_up: int = 0
   steps: int | None = None
   tokens: int | None = None
   drafts_all: bool = False

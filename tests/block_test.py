@@ -49,7 +49,7 @@ from specdec.roofline.cost import Deployment
 from specdec.roofline.round_cost import round_cost
 from specdec.testing import check_drafter
 from specdec.testing.drafter_conformance import INVARIANTS
-from specdec.types import Params
+from specdec.types import ModelOutput, Params
 from two_forms import (
   CHAIN,
   REJECTION,
@@ -430,6 +430,33 @@ def test_a_selectors_support_is_its_candidates():
   np.testing.assert_allclose(given[kept], scores[kept], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("kind", ["dflash", "published_block"])
+def test_streams_become_context_by_hand(kind):
+  """Normed each in the compact layout, as they are in the published one."""
+  head = draft_head(kind)
+  net = learned_kinds.sharpened(head.init(jax.random.key(1)), 4)
+  net = jax.tree.map(np.asarray, net)
+  rng = np.random.default_rng(0)
+  streams = [
+    rng.normal(size=(2, 3, TARGET.width)).astype(np.float32) * (i + 1)
+    for i in range(len(head.features))
+  ]
+  epsilon = head.head_config.norm_epsilon
+
+  def norm(x, scale):
+    return scale * x / np.sqrt(np.mean(x**2, -1, keepdims=True) + epsilon)
+
+  named = [x for x in net if x.startswith("stream_norms")]
+  assert len(named) == (len(streams) if kind == "dflash" else 0)
+  x = streams
+  if named:
+    x = [norm(x, net[f"stream_norms_{i}"]["scale"]) for i, x in enumerate(x)]
+  x = np.concatenate(x, axis=-1) @ net["gather"]["weight"].T
+  x = norm(x, net["context_norm"]["scale"])
+  output = ModelOutput(None, None, tuple(map(jnp.asarray, streams)))
+  np.testing.assert_allclose(head.encode(net, output), x, rtol=1e-4, atol=1e-5)
+
+
 def test_a_convolution_by_hand():
   taps, group, slots, width = 2, 4, 3, 8
   module = block.Convolution(taps, group)
@@ -557,9 +584,10 @@ def test_cost_is_of_one_pass_and_of_small_steps():
   config, rank = head.head_config, head.head_config.block.rank
   second, sure = V * rank, config.width + rank + 1  # what a draft token reads
   assert (cost.level.split_bytes, cost.level.bytes) == (4 * second, 4 * sure)
-  encoder = 2 * TARGET.width * config.width + config.width
+  encoder = 2 * TARGET.width * (config.width + 1) + config.width
   stored = encoder + 2 * config.width * config.head_dim
   assert cost.update.bytes == 4 * stored
+  assert cost.update.written_bytes == cost.position_bytes
   # Keys and values of the block are projected as the context's are.
   own = V * config.width
   assert cost.step.split_bytes == 4 * own

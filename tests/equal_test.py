@@ -83,6 +83,18 @@ def test_drafts_of_one_pass_are_trained_as_long_as_they_are_compared():
   assert {*slots.values()} == {15, 16}
 
 
+def test_blocks_are_not_held_back():
+  """As many keys as queries, half of the positions, the paper's gamma."""
+  for kind in CONFIG["KINDS"]:
+    setup = setup_of(kind)
+    if kind in ("draft", "pard") or not setup.head_config.block:
+      continue
+    assert setup.head_config.num_kv_heads == setup.head_config.num_heads
+    assert setup.loss.block.anchors >= setup.options.sequence / 4
+    gamma = 4 if setup.head_config.levels == 7 else 7
+    assert setup.loss.decay == pytest.approx(np.exp(-1 / gamma), abs=1e-4)
+
+
 def test_equal_tokens_and_steps():
   setups = [setup_of(x) for x in CONFIG["KINDS"]]
   seen = {

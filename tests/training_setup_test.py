@@ -167,6 +167,11 @@ def test_joint_training_is_on_the_text():
       "loss.block.base_weight = 1.0 with head_config.block.successor = 'selec",
     ),
     (
+      dict(successor="gru"),
+      dict(base_steps=9),
+      "loss.block.base_steps = 9 has no effect with base_weight = 0",
+    ),
+    (
       {},
       dict(base_weight=1.0),
       "loss.block.base_weight = 1.0 with head_config.block.successor = 'none'",

@@ -4,7 +4,7 @@ r"""Trains draft heads on the shipped target, with equal data and steps.
     --folder=runs/prophet
 
 The word after the colon is one of KINDS. See configs/train/target.py for the
-corpus. Each head has 0.3 to 0.6 M weights and drafts the 1536 most frequent of
+corpus. Each head has 0.15 to 0.6 M weights and drafts the 1536 most frequent of
 the 4096 tokens, 88.5 % of the text. dflash, dflash2, jetspec, dspark, domino
 and peagle write a draft in one pass. On two busy cores 600 steps took 7 to 22
 minutes (docs/results/0.1.0/drafters.md). `head` and `shared` are early exits

@@ -185,8 +185,7 @@ KINDS = {
   # gamma 4, 0.1 of cross-entropy and 0.9 of the L1 distance (twice the total
   # variation), a Markov matrix of rank 256; 6e-4, a cosine after 4 % of the
   # steps, clipped at 1, 512 sequences of at most 4096 tokens, ten epochs. No
-  # config is of Llama. The confidence's loss weighs all levels alike here, and
-  # like the others there.
+  # config is of Llama.
   "dspark": dict(
     head_config=_block(
       7, slots="next", successor="markov", rank=256, confidence=True
@@ -203,8 +202,7 @@ KINDS = {
   # qwen3-8b-domino-online.yaml: blocks of 16, gamma 7, a GRU of 1024, rank 256,
   # 256 anchors; 6e-4, a cosine after 4 % of the steps, clipped at 1, 8 GPUs x 2
   # sequences of at most 3072 tokens, six epochs. The weight of the loss without
-  # the GRU's part falls from 1 to 0 over all steps; the other's rises from 0 to
-  # 1 there, and is 1 here.
+  # the GRU's part falls from 1 to 0 over all steps, the other's rises from 0.
   "domino": dict(
     head_config=_block(16, slots="next", successor="gru", rank=256, state=1024),
     loss=Loss(
@@ -231,10 +229,10 @@ KINDS = {
   # P-EAGLE, arXiv:2602.01469, by SpecForge, examples/configs:
   # qwen3-8b-peagle-disaggregated.yaml: four layers behind EAGLE-3's streams,
   # five levels, of which the next has slots behind 0.8 of the roots, 0.2 at
-  # least; the loss is a mean over slots, so levels weigh like their numbers of
-  # slots; 1e-4, a cosine after 0.25 % of the steps, clipped at 1, one GPU x 1
-  # sequence of at most 4096 tokens, twenty epochs. The paper trains a copy of
-  # the embeddings, too; SpecForge does not.
+  # least; the loss is a mean over slots, there only of those whose likeliest
+  # token can be drafted; 1e-4, a cosine after 0.25 % of the steps, clipped at
+  # 1, one GPU x 1 sequence of at most 4096 tokens, twenty epochs. The paper
+  # trains a copy of the embeddings, too; SpecForge does not.
   "peagle": dict(
     head_config=HeadConfig(
       "peagle",
@@ -246,7 +244,7 @@ KINDS = {
       **_LAYER,
       **_ROTARY,
     ),
-    loss=Loss("forward_kl", decay=0.8, drop=TokenDrop(0.8, 0.2)),
+    loss=Loss("forward_kl", decay=1.0, drop=TokenDrop(0.8, 0.2)),
     options=dict(
       steps=400_000,
       warmup=1_000,

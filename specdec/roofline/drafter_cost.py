@@ -180,6 +180,7 @@ def fallback(first: DrafterCost, other: DrafterCost) -> DrafterCost:
     **held,
     step=_add_steps(first.step, other.step),
     update=update,
+    update_catch_up=max(first.update_catch_up, other.update_catch_up),
     catch_up=max(first.catch_up, other.catch_up),
     drafts_all=first.drafts_all or other.drafts_all,
   )

@@ -149,8 +149,9 @@ def round_cost(
     cost = first_layers.cost(batch, leaves, context)
     parts.append((f"first layers, {_tokens(leaves)}", 1, cost))
   if drafter.update is not None:
-    cost = step_cost(target, drafter.update, batch, len(levels), context)
-    parts.append((f"update, {_tokens(len(levels))}", 1, cost))
+    tokens = len(levels) + drafter.update_catch_up
+    cost = step_cost(target, drafter.update, batch, tokens, context)
+    parts.append((f"update, {_tokens(tokens)}", 1, cost))
   verifier = dataclasses.replace(target, start=drafter.exit_layer)
   cost = verifier.cost(batch, nodes, context)
   parts.append((f"target, {_tokens(nodes)}", 1, cost))
@@ -219,7 +220,8 @@ def step_cost(
   """
   rows = math.ceil(batch / target.replicas)
   m, n = rows * tokens, rows * (tokens if projected is None else projected)
-  read = written = attention = 0.0
+  read = attention = 0.0
+  written = m * step.written_bytes
   everything = math.inf, step.position_bytes, step.position_flops
   for window, size, flops in (everything, *step.windows):
     seen = min(context, window - 1)

@@ -202,8 +202,8 @@ def _weighted(
   `share`, and the sum of the weights: [2].
 
   Args:
-    right: [B, A, K] probability of the text's tokens, of which D-PACE's weights
-      are.
+    right: [B, A, K] probability of the tokens that are aimed at, of which
+      D-PACE's weights are: the text's, or of a selector the target's likeliest.
   """
   if options.weighting == "dpace":
     weights = dpace_weights(right, options.smoothing)

@@ -63,9 +63,28 @@ HELD_OUT = (
   "textwrap.py",
 )
 
-# Words of licences whose text may be learned from, and words that none has.
-LICENCES = ("BSD", "MIT", "Apache", "PSF", "Python Software Foundation", "ISC")
-_COPYLEFT = ("GPL", "GNU", "MPL", "Mozilla")
+# Licences whose text may be learned from: by SPDX, and as classifiers and the
+# metadata field of old name them. Lower case.
+_SPDX = {
+  "0bsd", "apache-2.0", "bsd-2-clause", "bsd-3-clause", "cc0-1.0", "hpnd",
+  "isc", "mit", "mit-0", "mit-cmu", "psf-2.0", "python-2.0", "unlicense",
+  "zlib",
+}  # fmt: skip
+_NAMED = _SPDX | {
+  "3-clause bsd", "3-clause bsd license", "apache", "apache 2.0",
+  "apache license", "apache license 2.0", "apache license version 2.0",
+  "apache license, version 2.0", "apache software license",
+  "apache software license 2.0", "apache-2", "bsd", "bsd 2-clause",
+  "bsd 3-clause", "bsd 3-clause license", "bsd license", "bsd-2", "bsd-3",
+  "isc license", "isc license (iscl)", "mit license", "modified bsd license",
+  "new bsd", "new bsd license", "psf", "psf license", "psfl",
+  "python software foundation license", "simplified bsd", "the mit license",
+  "the mit license (mit)",
+}  # fmt: skip
+_COPYLEFT = re.compile(
+  r"gpl|gnu|mpl|mozilla|cddl|eupl|epl-|sspl|osl-|share ?alike|cc-by-(sa|nc)",
+  re.IGNORECASE,
+)
 # Characters of a package's file, and of its lines on average, past which it is
 # a table.
 LARGEST, LONGEST_LINE = 300_000, 80
@@ -138,29 +157,45 @@ def licence_of(name: str) -> str:
 
   Raises:
     ValueError: it is not installed, states none, or one that is not known to
-      let its text be used.
+      let its text be used. Of a licence expression, classifiers and the field
+      of old the first that is there decides.
   """
   try:
     metadata = importlib.metadata.metadata(name)
   except importlib.metadata.PackageNotFoundError:
     raise ValueError(f"package {name} is not installed") from None
-  classifiers = metadata.get_all("Classifier") or []
-  prefix = "License ::"
-  stated = [metadata.get("License-Expression") or ""]
-  stated += [x.split(" :: ")[-1] for x in classifiers if x.startswith(prefix)]
+  expression = metadata.get("License-Expression") or ""
   # The field of old may hold the licence's whole text.
-  stated += (metadata.get("License") or "").strip().splitlines()[:1]
-  stated = [x for x in stated if x and x != "OSI Approved"]
-  said = stated[0] if stated else "nothing"
-  whole = " ".join(stated)
-  if any(word in whole for word in _COPYLEFT):
-    raise ValueError(f"package {name} is under {said}, which is copyleft")
-  if not any(re.search(rf"\b{word}", whole) for word in LICENCES):
+  first, *rest = (metadata.get("License") or "").strip().splitlines() or [""]
+  classifiers = [
+    x.split(" :: ")[-1]
+    for x in metadata.get_all("Classifier") or []
+    if x.startswith("License ::") and x != "License :: OSI Approved"
+  ]
+  if expression:
+    stated, is_known = [expression], _is_permissive(expression)
+  else:
+    stated = [*classifiers] or [first]
+    is_known = all(x.strip().casefold() in _NAMED for x in stated)
+    # Wheels of the classified quote licences of libraries that they bring.
+    others = [first] if classifiers else [first, *rest]
+    hidden = [x for x in others if x not in stated and _COPYLEFT.search(x)]
+    stated, is_known = stated + hidden, is_known and not hidden
+  if not is_known:
     raise ValueError(
-      f"package {name} says {said} of its licence; known are "
-      f"{', '.join(LICENCES)}"
+      f"package {name} says {', '.join(stated) or 'nothing':.80} of its "
+      f"licence; accepted: {', '.join(sorted(_SPDX))} and their names of old"
     )
-  return said
+  return stated[0]
+
+
+def _is_permissive(expression: str) -> bool:
+  """Whether every licence that an SPDX expression requires is known; of those
+  with OR between them, all must be."""
+  terms = re.split(r"\s+(?:and|or)\s+|[()]", expression.casefold())
+  terms = [x.strip() for x in terms if x.strip()]
+  # Exceptions grant more than their licence does.
+  return all(re.sub(r"\s+with\s+\S+$", "", x) in _SPDX for x in terms)
 
 
 def package(name: str, held_out: bool = False) -> Origin:

@@ -124,6 +124,11 @@ def check(loss: Loss, head_config: HeadConfig) -> None:
         f"loss.block.{name}_weight = {weight} without head_config.{part}: "
         "there is nothing to train; set 0"
       )
+  if options.base_steps and not options.base_weight:
+    raise ValueError(
+      f"loss.block.base_steps = {options.base_steps} has no effect with "
+      "base_weight = 0; set one above 0, or no steps"
+    )
   if options.base_weight and successor in ("none", "selector"):
     raise ValueError(
       f"loss.block.base_weight = {options.base_weight} with "

@@ -10,6 +10,8 @@ from specdec.models.config import TransformerConfig
 from specdec.models.weight_formats import BITS, WeightFormat
 from specdec.types import DrafterCost, PyTree, StepCost
 
+_ENCODER = ("gather", "context_norm")  # and norms of the streams
+
 
 def drafter_cost(
   head: BlockHead, target: TransformerConfig, form: WeightFormat | None = None
@@ -47,7 +49,9 @@ def drafter_cost(
     if head.ids is None:  # of every slot: candidates, then their logits
       all_reduces += [(2 * turns, 4), (1, 4 * turns)]
   level = num_weights(successor) + num_weights(net.get("confidence_head", {}))
-  encoder = num_weights([net["gather"], net["context_norm"]])
+  encoder = num_weights(
+    [x for name, x in net.items() if name in _ENCODER or "stream" in name]
+  )
   held = num_weights(net) - table - level - encoder - own
   scored = 0  # weights of a successor that give logits, as `own` do
   if head.ids is None:
@@ -82,7 +86,12 @@ def drafter_cost(
       # Every candidate is found by reading and rewriting all logits of a slot.
       **{name: (1 + turns) * count for name, count in logits.items()},
     ),
-    update=StepCost(bytes=weight * stored, flops=2 * stored),
+    update=StepCost(
+      bytes=weight * stored,
+      flops=2 * stored,
+      written_bytes=size * kv * config.num_layers,
+    ),
+    update_catch_up=1,  # the pending token had no context yet
     steps=1,
     # A causal block is cut where the draft ends.
     tokens=None if config.block.causal else head.num_slots(),
