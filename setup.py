@@ -21,7 +21,7 @@ setup(
   package_data={
     "specdec": ["py.typed", "shipped/*", "shipped/*/*"],
     "specdec.models": ["*.cc"],
-    "specdec.report": ["*.html"],
+    "specdec.report": ["*.html", "*.svg"],
   },
   install_requires=[
     JAX,

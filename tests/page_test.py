@@ -8,7 +8,7 @@ import pytest
 
 from specdec.benchmark.decoder import NewTokens
 from specdec.report import page
-from specdec.report.answer import Answer, Token
+from specdec.report.answer import Answer, Token, rounds_of
 from specdec.types import ACCEPTED, BASELINE, BONUS, CORRECTION, NO_DRAFT
 
 VOID = {"meta", "br", "link", "img", "input"}
@@ -71,10 +71,10 @@ def section(tokens=TOKENS, prompt="Say", names=()):
 
 
 def test_rounds_end_with_a_token_of_the_targets_own():
-  lengths = [len(block) for block in page.rounds(TOKENS)]
+  lengths = [len(block) for block in rounds_of(TOKENS)]
   assert lengths == [1, 3, 2, 1]  # the last was cut at an accepted token
-  assert [t for block in page.rounds(TOKENS) for t in block] == TOKENS
-  assert page.rounds([]) == []
+  assert [t for block in rounds_of(TOKENS) for t in block] == TOKENS
+  assert rounds_of([]) == []
 
 
 def test_every_token_is_there_once_with_its_text_as_it_was():

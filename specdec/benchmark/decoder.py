@@ -341,6 +341,7 @@ class Decoder:
     batch: Batch,
     push: Callable[[int, NewTokens], bool] | None = None,
     every: int = 8,
+    run: Callable[[DecodeState, int], DecodeState] | None = None,
   ) -> Completed:
     """Decodes a batch in pieces and hands on the tokens of each.
 
@@ -348,7 +349,9 @@ class Decoder:
       push: takes a row's number in the batch and its new tokens, and says
         whether the row is to stop.
       every: rounds of a piece.
+      run: in the place of `run`, as a `round_trace.Tracer`.
     """
+    run = run or self.run
     begin = time.perf_counter()
     state = jax.block_until_ready(self.start(batch))
     prefill_seconds = time.perf_counter() - begin
@@ -356,7 +359,7 @@ class Decoder:
     lengths, seconds = begins, 0.0
     while not np.all(multihost.whole(state.done)):
       begin = time.perf_counter()
-      state = self.run(state, every)
+      state = run(state, every)
       seconds += time.perf_counter() - begin
       if push:
         state, lengths = self._push(state, lengths, push)

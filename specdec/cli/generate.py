@@ -21,8 +21,7 @@ from tqdm import tqdm
 from specdec.benchmark import results, runs
 from specdec.benchmark.decoder import batches_of, prompt_size
 from specdec.checkpoints import text_corpus
-from specdec.cli import app, auto_flags, prompt_flags, setup_flags
-from specdec.report import page
+from specdec.cli import app, auto_flags, prompt_flags, setup_flags, show_flags
 from specdec.report.answer import compare_to_stop, stream_answers
 from specdec.utils import terminal
 
@@ -37,21 +36,12 @@ def define(flags: app.Flags) -> None:
     "Interleaved pairs, speculative and baseline, that are timed at least.",
   )
   flags.string(
-    "html",
-    None,
-    "Write a page here, one file for any browser and no network: the text by "
-    "origin and round, each token's draft and target probability under the "
-    "pointer, and the table.",
-  )
-  flags.string(
     "save_corpus",
     None,
     "Add prompts and answers to this file of texts, or begin it: what "
     "--drafter='suffix(corpus=FILE)' copies from. Of one vocabulary.",
   )
-  flags.enum(
-    "color", "auto", ("auto", "always", "never"), "Colour tokens by origin."
-  )
+  show_flags.define(flags)
 
 
 def check(options: app.Options) -> None:
@@ -64,7 +54,7 @@ def check(options: app.Options) -> None:
     raise ValueError("give --prompt or --prompt_file, not both")
   if "" in options.stop:
     raise ValueError("--stop='' would end every answer; give some text")
-  app.check_writable("--html", options.html)
+  show_flags.check(options)
   app.check_writable("--save_corpus", options.save_corpus)
 
 
@@ -87,14 +77,14 @@ def generate(options: app.Options) -> None:
     setup, choice = auto_flags.decide(options, setup, target, first)
   decoder = setup.decoder(target)
   setup.check_memory(target, decoder, app.note, size > planned)
-  painter = terminal.Painter(options.color, sys.stdout)
+  streaming = show_flags.streaming(options, tokenizer)
   batches = batches_of(encoded, batch)
   decoders = {runs.OURS: decoder, runs.BASELINE: decoder.baseline()}
   with terminal.progress("compiling (kept for the next run)"):
     compile_seconds = sum(
       one.warm_up(batches[0].rows) for one in decoders.values()
     )
-  print(painter.legend())
+  print(streaming["painter"].legend())
   for caveat in setup.caveats:
     terminal.report(f"warning: {caveat}")
   print()
@@ -102,7 +92,7 @@ def generate(options: app.Options) -> None:
   shown = tqdm(batches, unit="batch", disable=quiet)
   beginnings = prompt_flags.beginnings(options, target.checkpoint)
   answers, faults = stream_answers(
-    decoder, shown, tokenizer, options.stop, painter, beginnings
+    decoder, shown, tokenizer, options.stop, beginnings, **streaming
   )
   if options.save_corpus:
     texts = [[*ids, *answer.ids] for ids, answer in zip(encoded, answers)]
@@ -135,9 +125,7 @@ def generate(options: app.Options) -> None:
       ],
     }
     results.write_json(options.json, document)
-  if options.html:
-    pairs = [*zip(encoded, answers)]
-    page.write(options.html, setup, summary, pairs, tokenizer, table)
+  show_flags.write(options, setup, summary, encoded, answers, tokenizer, table)
 
 
 main = app.Program(__doc__, define, generate)

@@ -12,7 +12,9 @@ from tqdm import tqdm
 
 from specdec.benchmark import runs
 from specdec.benchmark.decoder import Batch, Completed, Decoder, NewTokens
+from specdec.benchmark.round_trace import Round, Tracer
 from specdec.checkpoints import TextStream, Tokenizer
+from specdec.types import ACCEPTED
 from specdec.utils.terminal import Painter
 
 
@@ -26,6 +28,10 @@ class Token(NamedTuple):
   draft_log_prob: float  # DecodeState.draft_log_probs
 
 
+# Takes a round and the tokens that it committed.
+Watch = Callable[[Round, Sequence[Token]], None]
+
+
 class Answer:
   """New tokens of one row.
 
@@ -35,6 +41,7 @@ class Answer:
     tokens: those that `text` is made of, the last one perhaps cut; without a
       tokenizer a token's text is its number and a space.
     stopped: whether a stop string came.
+    rounds: that wrote it, where they are recorded.
   """
 
   def __init__(self, tokenizer: Tokenizer | None, stops: Sequence[str] = ()):
@@ -42,6 +49,7 @@ class Answer:
     self.text = ""
     self.tokens: list[Token] = []
     self.stopped = False
+    self.rounds: Sequence[Round] = ()
     self._stops = tuple(stops)
     self._stream = TextStream(tokenizer) if tokenizer else None
     self._shown = 0  # tokens
@@ -102,27 +110,55 @@ class Answer:
         self.tokens.append(token._replace(text=kept))
 
 
+def rounds_of(tokens: Iterable[Token]) -> list[list[Token]]:
+  """Splits tokens into rounds: accepted tokens, then one from the target.
+
+  The last round may lack the latter, cut off by EOS, the length limit or a stop
+  string.
+  """
+  split: list[list[Token]] = []
+  ended = True
+  for token in tokens:
+    if ended:
+      split.append([])
+    split[-1].append(token)
+    ended = token.origin != ACCEPTED
+  return split
+
+
 def decode_answers(
   decoder: Decoder,
   batch: Batch,
   tokenizer: Tokenizer | None,
   stops: Sequence[str] = (),
   painter: Painter | None = None,
+  tracer: Tracer | None = None,
+  watch: Watch | None = None,
 ) -> tuple[Completed, list[Answer]]:
   """Returns a batch decoded up to stop strings, its texts cut there, and an
-  answer for each row; a painter prints row 0 as it comes."""
+  answer for each row; a painter prints row 0 as it comes, or behind its rounds,
+  of which `watch` is told. They need a tracer."""
   answers = [Answer(tokenizer, stops) for _ in batch.rows]
 
   def push(row: int, new: NewTokens) -> bool:
+    before = len(answers[row].tokens)
     answers[row].push(new)
     if painter and row == 0:
-      answers[0].show(painter, ended=False)
+      if not watch:
+        answers[0].show(painter, ended=False)
+      elif added := answers[0].tokens[before:]:
+        watch(tracer.rounds[0][-1], added)
     return answers[row].stopped
 
-  completed = decoder.decode(batch, push)
+  completed = decoder.decode(batch, push, run=tracer)
+  if tracer:
+    for answer, rounds in zip(answers, tracer.rounds):
+      answer.rounds = rounds
   for answer in answers:
     answer.finish()
   if painter:
+    if watch:
+      print()
     answers[0].show(painter)
   return completed._replace(texts=[x.ids for x in answers]), answers
 
@@ -132,8 +168,10 @@ def stream_answers(
   batches: Iterable[Batch],
   tokenizer: Tokenizer | None,
   stops: Sequence[str],
+  beginnings: Sequence[str],
   painter: Painter,
-  beginnings: Sequence[str] = (),
+  traced: bool = False,
+  watch: Watch | None = None,
 ) -> tuple[list[Answer], list[str]]:
   """Decodes batches, prints their answers, the first one as it comes, and
   returns them with a sentence for each that ends where a distribution is not
@@ -142,6 +180,8 @@ def stream_answers(
   Args:
     beginnings: texts to print ahead of the answers that continue them; where
       there are none, all answers but the first are numbered.
+    traced: records the rounds, which is slower.
+    watch: takes the rounds of the first answer as they come.
   """
   answers, faults = [], []
 
@@ -149,13 +189,20 @@ def stream_answers(
     if answers:
       print(painter.dim(f"\n--- prompt {len(answers)}"))
     if beginnings:
-      print(painter.dim(beginnings[len(answers)]), end="")
+      end = "\n" if watch else ""
+      print(painter.dim(beginnings[len(answers)]), end=end)
 
   for batch in batches:
     if not answers:
       begin()
     completed, part = decode_answers(
-      decoder, batch, tokenizer, stops, None if answers else painter
+      decoder,
+      batch,
+      tokenizer,
+      stops,
+      None if answers else painter,
+      Tracer(decoder) if traced or watch else None,
+      watch,
     )
     faults += completed.faults
     for answer in part:

@@ -3,7 +3,7 @@
 import math
 import sys
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from markupsafe import Markup
@@ -11,8 +11,9 @@ from markupsafe import Markup
 from specdec.benchmark.results import Run
 from specdec.benchmark.setup import Setup
 from specdec.checkpoints import Tokenizer
-from specdec.report import html
-from specdec.report.answer import Answer, Token
+from specdec.report import html, round_picture
+from specdec.report.answer import Answer, Token, rounds_of
+from specdec.report.round_picture import Drawing
 from specdec.types import ACCEPTED, BASELINE, BONUS, CORRECTION, NO_DRAFT
 from specdec.utils import files, terminal
 
@@ -32,6 +33,7 @@ class Section(NamedTuple):
   prompt_tokens: int
   tokens: Sequence[Token]
   names: Sequence[str | None] = ()  # the vocabulary's text of each id
+  drawings: Sequence[Drawing] = ()  # of its rounds, where they are known
 
 
 def section(
@@ -42,23 +44,10 @@ def section(
     text, names = " ".join(map(str, prompt_ids)), ()
   else:
     text, names = tokenizer.decode(prompt_ids, False), tokenizer.tokens
-  return Section(text, len(prompt_ids), answer.tokens, names)
-
-
-def rounds(tokens: Iterable[Token]) -> list[list[Token]]:
-  """Splits tokens into rounds: accepted tokens, then one from the target.
-
-  The last round may lack the latter, cut off by EOS, the length limit or a stop
-  string.
-  """
-  split: list[list[Token]] = []
-  ended = True
-  for token in tokens:
-    if ended:
-      split.append([])
-    split[-1].append(token)
-    ended = token.origin != ACCEPTED
-  return split
+  drawings = round_picture.draw_all(
+    answer.rounds, rounds_of(answer.tokens), round_picture.spelling(tokenizer)
+  )
+  return Section(text, len(prompt_ids), answer.tokens, names, drawings)
 
 
 def render(
@@ -78,10 +67,11 @@ def render(
     summary=summary,
     origins=_ORIGINS,
     origin_names=terminal.NAMES,
-    rounds=rounds,
+    rounds=rounds_of,
     marked=_marked,
     has_width=_has_width,
     share=_share,
+    sizes=round_picture.SIZES,
   )
 
 

@@ -78,6 +78,10 @@ class Painter:
     """Returns text in a dim style, for remarks about the output."""
     return self._wrap(text, "2")
 
+  def struck(self, text: str) -> str:
+    """Returns text in the style of a draft token that was refused."""
+    return self._wrap(text, "2;9")
+
   def legend(self) -> str:
     """Returns one line with the name of every style."""
     names = [self.paint(name, origin) for origin, name in NAMES.items()]
