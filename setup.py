@@ -47,6 +47,7 @@ setup(
     "gcs": ["gcsfs"],
     "hub": ["huggingface_hub"],
     "search": ["optuna"],
+    "docs": ["sphinx==9.1.*", "sphinx-book-theme==1.4.*", "myst-nb==1.4.*"],
     "dev": ["jsonschema", "optuna", "pytest", "pytest-xdist", "ruff"],
   },
 )

@@ -75,13 +75,13 @@ class SpeculativeDecoding:
   """The acceptance metrics of vLLM, by its names and definitions.
 
   They are those of `metrics.speculative_decoding` in a response of vLLM (its
-  acceptance_metrics.md), summed over texts. Of one decode our numbers differ
-  where
-    * we count what is committed: tokens accepted behind an EOS or the length
-      limit are not, and vLLM counts them before it trims;
-    * a round without a draft is none of these steps, and is one of ours;
-    * a draft is a tree: all its nodes are draft tokens, those of one path can
-      be accepted.
+  acceptance_metrics.md), summed over texts. Of one decode our numbers differ:
+
+  * we count what is committed: tokens accepted behind an EOS or the length
+    limit are not, and vLLM counts them before it trims;
+  * a round without a draft is none of these steps, and is one of ours;
+  * a draft is a tree: all its nodes are draft tokens, those of one path can be
+    accepted.
 
   Attributes:
     mean_acceptance_length: 1 + num_accepted_draft_tokens / num_spec_steps, up
