@@ -1,4 +1,4 @@
-"""The site of these pages: pip install -e '.[docs]' && python -m sphinx docs site
+"""Builds the site: pip install -e ".[docs]" && python -m sphinx docs site
 
 It is complete: no font, script or picture comes from elsewhere. Its first page
 is the README, and files of the repository that a page links to become pages.
