@@ -5,8 +5,9 @@
   python scripts/compare_rules.py --tables --output=runs/lossy
 
 A draft of --sizes tokens is one chain, 2 or 4 chains, the static tree that
-suits the acceptance by rank, which is measured first, or EAGLE-2's dynamic
-tree. The table has a line for each rule that is right for a shape:
+suits the acceptance by rank, which is measured first, or EAGLE-2's dynamic tree
+('wide tree': with as many levels and siblings as its size allows). The table
+has a line for each rule that is right for a shape:
 
   expected       accepted tokens per round by the two distributions alone, of
                  the same drafts, in text that rejection writes.
@@ -16,11 +17,11 @@ tree. The table has a line for each rule that is right for a shape:
   of optimum     accepted tokens on those tables over the most that any lossless
                  rule could accept there, by a linear program.
 
-Decoding is timed in turns with the autoregressive baseline; no token ends a
-text. The output folder gets lines.jsonl as points finish, then results.json,
-table.txt, plot.png and tree.json: the static tree that pays most by the times
-measured, for --shape='paths(tree.json)'. The same command resumes a run that
-was killed. --tables shows what lossy rules do at equal accepted length.
+Decoding is timed in turns with the baseline; no token ends a text. The output
+folder gets lines.jsonl as points finish, then results.json, table.txt, plot.png
+and tree.json: the static tree that pays most by the times measured, for
+--shape='paths(tree.json)'. The same command resumes a run that was killed.
+--tables shows what lossy rules do at equal accepted length.
 """
 
 import dataclasses
@@ -48,12 +49,7 @@ def define(flags: app.Flags) -> None:
     "; ".join(RULES),
     "Rules, with ; between them: calls, as --acceptance of other programs.",
   )
-  flags.list(
-    "shapes",
-    [*USUAL_SHAPES],
-    "Shapes of the drafts; 'wide tree' is dynamic, as deep and as wide as its "
-    "size allows.",
-  )
+  flags.list("shapes", [*USUAL_SHAPES], "Shapes of drafts, or 'wide tree'.")
   flags.bool("tables", False, "Compare lossy rules on small tables instead.")
 
 

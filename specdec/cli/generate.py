@@ -84,7 +84,8 @@ def generate(options: app.Options) -> None:
     compile_seconds = sum(
       one.warm_up(batches[0].rows) for one in decoders.values()
     )
-  print(streaming["painter"].legend())
+  painter = streaming["painter"]
+  print(painter.legend())
   for caveat in setup.caveats:
     terminal.report(f"warning: {caveat}")
   print()

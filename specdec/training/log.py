@@ -4,17 +4,13 @@ Invariant: after a resume the file holds every step once, as in an uninterrupted
 run. Only the first of several processes writes.
 """
 
-import contextlib
 import json
 import math
-import time
 from pathlib import Path
-
-from tensorboardX import event_file_writer, summary
-from tensorboardX.proto import event_pb2
 
 from specdec import multihost
 from specdec.utils import files, remote
+from specdec.utils.event_files import EventFile
 
 
 class Log:
@@ -43,16 +39,12 @@ class Log:
     self.lowest = float(multihost.agree(lowest))
     self._events = None
     if multihost.is_first():
-      # SummaryWriter would write in a thread, which a full disk kills.
       self._folder = local = folder / "tensorboard"
       if remote.is_remote(folder):
         local = remote.scratch() / "tensorboard"
-      local.mkdir(exist_ok=True)
       with files.naming_errors(self._folder):
-        self._events = event_file_writer.EventsWriter(str(local / "events"))
-        start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
-        self._add(step + 1, session_log=start)  # voids later steps
-        self._flush()
+        self._events = EventFile(local, step + 1)
+        self._mirror()
 
   def write(self, step: int, kind: str, measures: dict) -> None:
     """Appends an entry.
@@ -73,27 +65,21 @@ class Log:
     with files.naming_errors(self._folder):
       for name, value in measures.items():
         if not isinstance(value, list):
-          self._add(step, summary=summary.scalar(f"{kind}/{name}", value))
+          self._events.scalar(step, f"{kind}/{name}", value)
           continue
         for i, part in enumerate(value, 1):
           if part is not None:
-            self._add(step, summary=summary.scalar(f"{kind}/{name}/{i}", part))
-      self._flush()
+            self._events.scalar(step, f"{kind}/{name}/{i}", part)
+      self._events.flush()
+      self._mirror()
 
   def close(self) -> None:
     """Closes the event file, which is flushed already."""
     if self._events:
-      with contextlib.suppress(OSError):
-        self._events.close()
+      self._events.close()
     files.flush()
 
-  def _flush(self) -> None:
-    self._events.flush()
+  def _mirror(self) -> None:
     if remote.is_remote(self._folder):
       for file in (remote.scratch() / "tensorboard").iterdir():
         remote.mirror(file, self._folder / file.name)
-
-  def _add(self, step: int, **content) -> None:
-    self._events.write_event(
-      event_pb2.Event(wall_time=time.time(), step=step, **content)
-    )
