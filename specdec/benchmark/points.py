@@ -8,7 +8,6 @@ import dataclasses
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
-import jax
 import numpy as np
 from tqdm import tqdm
 
@@ -128,8 +127,7 @@ def measure(
   decoders[runs.BASELINE] = baseline
   runs.compare(decoders, batches[:1])  # warms up; discarded
   if profile:
-    with jax.profiler.trace(profile):
-      runs.compare(decoders, batches[:1])
+    runs.trace(profile, decoders, batches[0])
   turns = -(-repeats // len(batches))
   # What compiles now and then (a collected program, another thread's) may
   # spoil one series of timings, not two.

@@ -11,6 +11,7 @@ from typing import TypeVar
 from specdec.benchmark import metrics
 from specdec.benchmark.decoder import Batch, Completed, Decoder
 from specdec.benchmark.results import Identity, Run
+from specdec.utils import profiling
 
 T = TypeVar("T")
 OURS, BASELINE = "speculative", "baseline"
@@ -151,3 +152,11 @@ def compare(
   sampled = any(one.temperature > 0 for one in decoders.values())
   same_noise = not (renumber and sampled)
   return Comparison(dict(decoders), list(batches), results, same_noise)
+
+
+def trace(folder: str, decoders: Mapping[str, Decoder], batch: Batch) -> None:
+  """Decodes a batch each way under the profiler, for XProf to show."""
+  for decoder in decoders.values():
+    decoder.warm_up(batch.rows)
+  with profiling.trace(folder):
+    compare(decoders, [batch])

@@ -334,6 +334,7 @@ def measure_all(
   lines: files.Lines,
   retry: bool = False,
   repredict: bool = False,
+  finished: Callable[[dict], object] = lambda line: None,
 ) -> list[dict]:
   """Measures points that `lines` does not hold yet, and adds their lines;
   returns the line of each point that has one.
@@ -343,6 +344,7 @@ def measure_all(
   Args:
     retry: tries points again that failed before.
     repredict: predicts those again that are measured, and no others.
+    finished: called with each line that is added.
   """
 
   def key(line: dict) -> str:
@@ -371,6 +373,7 @@ def measure_all(
         text = terminal.escape(f"failed: {name}: {error}")
         tqdm.write(text, file=sys.stderr)
       lines.append({"point": point.settings, **files_of, **line})
+      finished(lines.entries[-1])
       progress.update()
   keys = {point.key for point in points}
   latest = {key(line): line for line in lines.entries if "run" in line}

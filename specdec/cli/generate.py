@@ -102,6 +102,8 @@ def generate(options: app.Options) -> None:
   comparison = compare_to_stop(
     decoders, batches, tokenizer, options.stop, options.repeats, quiet
   )
+  if options.profile:
+    runs.trace(options.profile, decoders, batches[0])
   summary = comparison.run(runs.OURS, setup.k, setup.comparable)
   terminal.report("\n")
   table = [*summary.rows()]

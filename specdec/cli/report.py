@@ -1,10 +1,11 @@
-"""Reports results: a page of sweeps, a picture, or all pages of results.
+"""Reports results: a page of sweeps, a picture, CSV, or all pages of results.
 
   python scripts/report.py runs/sweep                  # runs/sweep/report.html
   python scripts/report.py --results=results           # README.md, docs/
   python scripts/report.py --picture=drafters.png \\
     lookup=runs/lookup/results.json draft=runs/draft/results.json
   python scripts/report.py --page=all.html runs/a runs/b runs/c/lines.jsonl
+  python scripts/report.py --csv=all.csv runs/sweep lookup=runs/lookup.json
 
 Curves and heatmaps of what was predicted and what was measured, acceptance by
 position, a table to sort, the band of measured over predicted, and the batch at
@@ -20,6 +21,9 @@ With --picture, arguments are results of other programs. One FILE: T(n) where it
 holds passes alone (bench.py --nodecode), else its runs. LABEL=FILE, or several
 files: tokens per pass and speedup over k, a line each, of all prompts together
 (--group for one category).
+
+With --csv, every run of sweeps and of other programs' results is a row; columns
+have the names of docs/schema.json with dots, as run.speed.speedup.value.
 """
 
 import json
@@ -28,9 +32,15 @@ from pathlib import Path
 
 from specdec.benchmark import sweeps
 from specdec.cli import app, setup_flags
-from specdec.report import canvas, plots, regions, result_plots, sweep_page
+from specdec.report import (
+  canvas,
+  csv_rows,
+  plots,
+  regions,
+  result_plots,
+  sweep_page,
+)
 from specdec.utils import files, terminal
-from specdec.utils.spelling import naming
 
 
 def define(flags: app.Flags) -> None:
@@ -39,6 +49,7 @@ def define(flags: app.Flags) -> None:
   )
   flags.string("results", None, "Folder of reproduce.py: fill pages from it.")
   flags.string("picture", None, "Picture to write: .png, .svg or .pdf.")
+  flags.string("csv", None, "Table to write, a row for every run.")
   flags.string("group", plots.ALL, "With --picture: which, of several files.")
   flags.string("title", None, "With --picture; default: what results say.")
   flags.string("pictures", None, "Folder for the page's pictures as PNG files.")
@@ -78,17 +89,8 @@ def fill(options: app.Options) -> None:
       f"{options.results} has quick runs, no measurements ({quick[0]}): name "
       "the pages to fill"
     )
-  for page in pages:
-    text = page.read_text(encoding="utf-8")
-    with naming(str(page)):
-      new = regions.fill(
-        text,
-        documents,
-        lambda name, x, at=page.parent: canvas.save(x, at / name),
-      )
-    if new != text:
-      files.replace_text(page, new)
-      terminal.report(page)
+  for page in regions.rewrite(pages, documents):
+    terminal.report(page)
 
 
 def draw(options: app.Options) -> None:
@@ -96,27 +98,27 @@ def draw(options: app.Options) -> None:
   if not options.arguments:
     raise ValueError("give --picture and one or more files of results")
   app.check_writable("--picture", options.picture)
-  documents = {}
-  for argument in options.arguments:
-    label, _, path = argument.partition("=")
-    unlabelled = Path(argument).exists() or not path
-    path = argument if unlabelled else path
-    documents[argument if unlabelled else label] = result_plots.read(path)
-  if len(documents) > 1 or not unlabelled:
-    several = documents, options.title, options.group
-    figure = result_plots.of_documents(*several)
-  elif "group" in options.given:
-    raise ValueError("--group is for several files, or for LABEL=FILE")
-  else:
-    [document] = documents.values()
-    figure = result_plots.of_document(document, options.title)
+  group = options.group if "group" in options.given else None
+  figure = result_plots.of_files(options.arguments, options.title, group)
   canvas.save(figure, options.picture)
   terminal.report(options.picture)
+
+
+def tabulate(options: app.Options) -> None:
+  setup_flags.refuse(options, ["page", "pictures"], "writes no CSV")
+  if not options.arguments:
+    raise ValueError("give --csv and folders of sweeps, or files of results")
+  app.check_writable("--csv", options.csv)
+  rows = csv_rows.of_files(options.arguments)
+  files.replace_text(Path(options.csv), csv_rows.as_csv(rows))
+  terminal.report(f"{options.csv}: {len(rows)} rows")
 
 
 def report(options: app.Options) -> None:
   if options.picture:
     return draw(options)
+  if options.csv:
+    return tabulate(options)
   if options.results:
     return fill(options)
   paths = [Path(argument) for argument in options.arguments]

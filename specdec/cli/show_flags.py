@@ -27,11 +27,16 @@ def define(flags: app.Flags) -> None:
   flags.string(
     "svg", None, "Write a picture of the first rounds of the first text here."
   )
+  flags.string(
+    "profile", None, "Folder for a trace of one decoding each way, for XProf."
+  )
 
 
 def check(options: app.Options) -> None:
   app.check_writable("--html", options.html)
   app.check_writable("--svg", options.svg)
+  if options.profile:
+    app.check_folder("--profile", options.profile)
   if options.mesh and (options.watch or options.svg):
     raise ValueError("--watch and --svg are of one device; leave --mesh out")
 

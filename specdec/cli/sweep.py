@@ -18,7 +18,8 @@ temperature 0 with other noise), and timed, autoregressively and speculatively
 in turns. From the calibration and the first count comes the prediction. A line
 of lines.jsonl is added as each point finishes. Killed, the same command goes on
 and repeats nothing; a point that fails is written down, and the others are
-measured (--retry tries it again).
+measured (--retry tries it again). TensorBoard shows curves over k as they grow
+(tensorboard --logdir=runs/sweep/tensorboard; k is the step).
 
 A line: point (its settings), run (as docs/schema.json says), rounds (of all
 that was timed), prediction, observed (what was counted without a clock),
@@ -31,7 +32,7 @@ import json
 from specdec.benchmark import provenance, sweep_run
 from specdec.benchmark.sweep_run import Lengths, Rounds, SweepBench
 from specdec.cli import app, setup_flags
-from specdec.report import tables
+from specdec.report import sweep_scalars, tables
 from specdec.utils import files, run_folder, terminal
 
 
@@ -119,7 +120,8 @@ def sweep(options: app.Options) -> None:
     files.replace_text(folder / "header.json", header + "\n")
   bench = SweepBench(folder / "calibration.json", points, rounds, lengths)
   again = options.retry, options.repredict
-  measured = sweep_run.measure_all(bench, points, lines, *again)
+  curves = sweep_scalars.Curves(folder / "tensorboard", lines.entries)
+  measured = sweep_run.measure_all(bench, points, lines, *again, curves.add)
   terminal.report(tables.of_sweep(measured))
   failed = len(points) - len(measured)
   if failed:

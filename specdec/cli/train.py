@@ -31,6 +31,7 @@ under tensorboard/ and the resumable state under checkpoints/. At every
 evaluation a drafter decodes held-out prompts with the real loop and rule.
 """
 
+import dataclasses
 import os
 
 from specdec.cli import app, setup_flags
@@ -52,6 +53,9 @@ def define(flags: app.Flags) -> None:
     0,
     "Time so many steps, and a matrix product for comparison, and stop there.",
   )
+  flags.string(
+    "profile", None, "Folder for a trace of five steps, for XProf to show."
+  )
   setup_flags.define_mesh(flags)
 
 
@@ -69,7 +73,7 @@ def check(options: app.Options, setup: object) -> None:
     why = (
       "has no effect with --time_steps, which times one device; leave it out"
     )
-    setup_flags.refuse(options, ("folder", "mesh"), why)
+    setup_flags.refuse(options, ("folder", "mesh", "profile"), why)
 
 
 def train(options: app.Options) -> None:
@@ -77,6 +81,10 @@ def train(options: app.Options) -> None:
     raise ValueError("give --config, as configs/train/target.py")
   setup = from_config(options.config.to_dict())
   check(options, setup)
+  if options.profile:
+    app.check_folder("--profile", options.profile)
+    again = dataclasses.replace(setup.options, profile=options.profile)
+    setup = dataclasses.replace(setup, options=again)
   setup_flags.join(options)
   if options.time_steps:
     speed = train_model.load(setup).time_steps(options.time_steps)

@@ -10,16 +10,17 @@ entry of a list whose members say so.
 
 import re
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from matplotlib.figure import Figure
 
 from specdec.benchmark import reproduction
 from specdec.benchmark.metrics import Estimate
-from specdec.report import result_tables, summary
+from specdec.report import canvas, result_tables, summary
 from specdec.report.result_tables import Missing
-from specdec.utils.spelling import choices
+from specdec.utils import files
+from specdec.utils.spelling import choices, naming
 
 # Not in a code span, where one is explained.
 REGION = re.compile(
@@ -83,6 +84,21 @@ def fill(
     return f"<!-- {kind}: {order} -->{new}<!-- end -->"
 
   return REGION.sub(written, text)
+
+
+def rewrite(pages: Sequence[Path], documents: Documents) -> Iterator[Path]:
+  """Fills pages, draws pictures beside them; yields the pages that change."""
+  for page in pages:
+    text = page.read_text(encoding="utf-8")
+    with naming(str(page)):
+      new = fill(
+        text,
+        documents,
+        lambda name, x, at=page.parent: canvas.save(x, at / name),
+      )
+    if new != text:
+      files.replace_text(page, new)
+      yield page
 
 
 def _table(table: str, names, documents, shown: set[str], draw) -> str:

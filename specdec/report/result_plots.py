@@ -22,6 +22,32 @@ def read(path: str | Path) -> dict:
   return document
 
 
+def labelled(argument: str) -> tuple[str | None, Path]:
+  """Splits LABEL=FILE; of a FILE that exists or has no LABEL, that is None."""
+  label, _, path = argument.partition("=")
+  if Path(argument).exists() or not path:
+    return None, Path(argument)
+  return label, Path(path)
+
+
+def of_files(
+  arguments: Sequence[str], title: str | None, group: str | None
+) -> Figure:
+  """Plots one FILE, or several and those with a LABEL over k.
+
+  Args:
+    group: of prompts, where there are several; None: all of them.
+  """
+  named = [labelled(argument) for argument in arguments]
+  documents = {str(label or path): read(path) for label, path in named}
+  if len(documents) > 1 or named[0][0]:
+    return of_documents(documents, title, group or plots.ALL)
+  if group is not None:
+    raise ValueError("--group is for several files, or for LABEL=FILE")
+  [document] = documents.values()
+  return of_document(document, title)
+
+
 def of_document(document: dict, title: str | None = None) -> Figure:
   """Plots what a document holds, as the program that wrote it does."""
   runs, settings = document.get("runs", ()), document["settings"]

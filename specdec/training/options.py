@@ -11,7 +11,9 @@ from specdec.utils.spelling import check_choice
 
 OPTIMIZERS = ("adamw", "muon")
 # Options that affect logging and evaluation, not the weights.
-FREE = ("log_every", "eval_every", "save_every", "eval_sequences")
+FREE = (
+  "log_every", "eval_every", "save_every", "eval_sequences", "profile",
+)  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,6 +43,7 @@ class Options:
   eval_every: int = 100  # ... evaluations
   save_every: int = 100  # ... checkpoints
   eval_sequences: int = 64  # held-out sequences in one evaluation
+  profile: str | None = None  # folder for a profiler's trace of five steps
 
   def __post_init__(self):
     for field in dataclasses.fields(self):

@@ -26,7 +26,7 @@ from specdec.training.objective import Objective, num_positions
 from specdec.training.options import FREE, Options
 from specdec.training.saving import Checkpoints, checksum
 from specdec.types import PyTree
-from specdec.utils import run_folder, terminal
+from specdec.utils import profiling, run_folder, terminal
 
 
 class NotFinite(ValueError):
@@ -115,9 +115,11 @@ def train(
     dynamic_ncols=True,
   )
   first = int(state.step)
+  traced = profiling.Steps(options.profile, first)
   timed_from, timed_since = first, time.perf_counter()
   try:
     for index in range(first, options.steps):
+      traced.before(index, state)
       batch = jax.tree.map(put, data.batch(index, options.batch))
       state, measures = step(state, frozen, batch)
       bar.update()
@@ -160,6 +162,7 @@ def train(
     export(state.params, "last")
   finally:
     bar.close()
+    traced.close()
     log.close()
     checkpoints.close()
   return state.params

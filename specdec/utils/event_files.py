@@ -1,4 +1,4 @@
-"""Scalars for TensorBoard, in files that survive a full disk with a sentence."""
+"""Scalars for TensorBoard, written without a thread."""
 
 import contextlib
 import time

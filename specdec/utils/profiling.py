@@ -1,4 +1,4 @@
-"""Traces for XProf and TensorBoard: of a whole block, or of some training steps."""
+"""Traces for XProf and TensorBoard, of a block or of some training steps."""
 
 import contextlib
 

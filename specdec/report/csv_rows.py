@@ -1,0 +1,64 @@
+"""Rows of results for spreadsheets and data frames: a run each, flat."""
+
+import csv
+import io
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from specdec.benchmark import sweeps
+from specdec.report import result_plots
+
+
+def flat(entry: object, name: str = "") -> Iterator[tuple[str, object]]:
+  """Yields (name, value) for every leaf, 'acceptance.conditional.1.value' for
+  example; parts of a list count from 1."""
+  parts = None
+  if isinstance(entry, dict):
+    parts = entry.items()
+  elif isinstance(entry, list):
+    parts = enumerate(entry, 1)
+  if parts is None:
+    yield name, entry
+    return
+  for key, part in parts:
+    yield from flat(part, f"{name}.{key}" if name else str(key))
+
+
+def read(path: Path, label: str | None = None) -> list[dict]:
+  """Returns the rows of a sweep's folder or lines, or of a document of results.
+
+  Args:
+    label: what the column `label` has in each; None: the path.
+
+  Raises:
+    ValueError: it is neither, or has no run.
+  """
+  if path.is_dir() or path.suffix == ".jsonl":
+    document = {"lines": sweeps.read([path]).lines}
+  else:
+    document = result_plots.read(path)
+  entries = document.get("lines") or [
+    {"settings": document["settings"], "run": run}
+    for run in document.get("runs", ())
+  ]
+  if not entries:
+    raise ValueError(f"{path} has no run, the rows of a CSV file")
+  return [
+    {"label": label or str(path), **dict(flat(entry))} for entry in entries
+  ]
+
+
+def of_files(arguments: Sequence[str]) -> list[dict]:
+  """Returns the rows of FILEs, folders of sweeps and LABEL=FILEs."""
+  named = map(result_plots.labelled, arguments)
+  return [row for label, path in named for row in read(path, label)]
+
+
+def as_csv(rows: Sequence[dict]) -> str:
+  """Returns rows with all their columns, empty where one has none."""
+  columns = dict.fromkeys(name for row in rows for name in row)
+  text = io.StringIO()
+  writer = csv.DictWriter(text, columns, lineterminator="\n")
+  writer.writeheader()
+  writer.writerows(rows)
+  return text.getvalue()
