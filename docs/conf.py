@@ -93,7 +93,7 @@ def on_start(app) -> None:
   pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
   for page in pages:
     _pointed(page.relative_to(ROOT).as_posix(), page.read_text())
-  _pointed("README.md", "[](CHANGELOG.md)")
+  _pointed("README.md", "[](CHANGELOG.md) [](CONTRIBUTING.md)")
 
 
 def on_read(app, name: str, source: list[str]) -> None:

@@ -50,6 +50,7 @@ from specdec.types import (
 from specdec.utils import loops
 
 
+@jax.named_scope("draft")
 def draft_step(
   target: Model,
   drafter: Drafter,
@@ -77,6 +78,7 @@ def draft_step(
   return draft, state.replace(draft_state=draft_state, target_cache=cache)
 
 
+@jax.named_scope("verify")
 def verify_step(
   target: Model,
   spec: DraftSpec,
@@ -109,6 +111,7 @@ def verify_step(
   return output, state.replace(target_cache=cache)
 
 
+@jax.named_scope("accept")
 def accept_step(
   rule: AcceptanceRule,
   spec: DraftSpec,
@@ -141,6 +144,7 @@ def accept_step(
   return truncate(path, round_output, state, eos_ids), round_output
 
 
+@jax.named_scope("commit")
 def commit_step(
   target: Model,
   drafter: Drafter,

@@ -91,16 +91,23 @@ def test_a_rule_that_was_edited_is_not_mixed_with_the_one_before(
   assert "other settings (file_checksums" in result
 
 
+SURE, EVEN = [0.9], [0.15, 0.12, 0.1, 0.1, 0.09, 0.08, 0.07, 0.06]
+RATES = SURE, EVEN, [0.6, 0.2, 0.1], [0.3, 0.15, 0.1, 0.08, 0.06, 0.05, 0.04]
+DUE = [(1, 0), (2, 1), (3, 3), (4, 0), (8, 2), (64, 3)]
+
+
 @pytest.mark.parametrize(
-  "rates",
+  "size, rates",
   [
-    [0.6, 0.2, 0.1],
-    [0.9],
-    [0.15, 0.12, 0.1, 0.1, 0.09, 0.08, 0.07, 0.06],
-    [0.3, 0.15, 0.1, 0.08, 0.06, 0.05, 0.04, 0.03],
+    pytest.param(
+      size,
+      rates,
+      marks=[] if (size, number) in DUE else pytest.mark.slow,
+    )
+    for size in (1, 2, 3, 4, 8, 16, 64)
+    for number, rates in enumerate(RATES)
   ],
 )
-@pytest.mark.parametrize("size", [1, 2, 3, 4, 8, 16, 64])
 def test_all_shapes_of_a_size_have_that_many_draft_tokens(size, rates):
   setup = Setup(drafter="early_exit(1)", temperature=1.0)
   rules = ("rejection", "block", "kseq", "coupled", "typical(delta=0.2)")

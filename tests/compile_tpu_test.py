@@ -26,6 +26,10 @@ def run(*arguments, base=SMALL):
   return programs.launch("compile_tpu", *base, *arguments)
 
 
+def slow(kind):
+  return pytest.param(kind, marks=pytest.mark.slow)
+
+
 def test_a_small_preset_on_four_chips(tmp_path):
   pytest.importorskip("libtpu", reason="libtpu is not installed")
   path = tmp_path / "steps.json"
@@ -111,7 +115,9 @@ ROWS = {  # with rows for every token, of their own
 }
 
 
-@pytest.mark.parametrize("kind", ROWS)
+@pytest.mark.parametrize(
+  "kind", [kind if kind == "domino" else slow(kind) for kind in ROWS]
+)
 def test_a_chip_reads_its_part_of_rows_for_all_tokens(kind, tmp_path):
   """Though every chip holds all of them, of which it computes its part of the
   logits."""
@@ -126,7 +132,9 @@ def test_a_chip_reads_its_part_of_rows_for_all_tokens(kind, tmp_path):
   assert draft["arguments"] > document["plan"]["drafter"]
 
 
-@pytest.mark.parametrize("kind", HEADS)
+@pytest.mark.parametrize(
+  "kind", [kind if kind == "block" else slow(kind) for kind in HEADS]
+)
 def test_a_head_reads_the_cache_that_it_has(kind, tmp_path):
   """KV in float32 was converted whole ahead of the loop over its blocks, and
   for that moved to on-chip memory and back."""

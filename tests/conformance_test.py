@@ -61,8 +61,8 @@ SPLIT = split_table()
     (lambda: drafters.lookup(3, ngram=2, min_ngram=1), REJECTION),
     (lambda: drafters.model(TABLE, 3), None),
     (lambda: drafters.model(TABLE, shape=TREE), REJECTION),
-    (lambda: drafters.model(TABLE, shape=CHAINS), KSEQ),
-    (lambda: drafters.model(TABLE, shape=DYNAMIC), REJECTION),
+    slow(lambda: drafters.model(TABLE, shape=CHAINS), KSEQ),
+    slow(lambda: drafters.model(TABLE, shape=DYNAMIC), REJECTION),
     (lambda: drafters.model(TABLE, 0), REJECTION),
     (lambda: drafters.quantized(TABLE, 3), REJECTION),
     slow(lambda: drafters.quantized(TABLE, shape=TREE), None),
@@ -147,10 +147,10 @@ SOME, ALL = Skip((1,), (1, 2)), Skip((0, 1, 2), (0, 1, 2))
   "name, drafter, rules",
   [
     slow("llama", lambda target: drafters.model(target, 3), REJECTION),
-    ("gemma", exits(1, 3), REJECTION),
-    ("wide", exits(2, shape=DYNAMIC), REJECTION),
-    ("t5", lambda target: drafters.model(target, shape=TREE), REJECTION),
     ("t5", exits(2, 3), REJECTION),
+    slow("gemma", exits(1, 3), REJECTION),
+    slow("wide", exits(2, shape=DYNAMIC), REJECTION),
+    slow("t5", lambda target: drafters.model(target, shape=TREE), REJECTION),
     slow("t5", lambda target: drafters.model(target, 3), None),
     slow("t5", lambda target: drafters.quantized(target, 3), REJECTION),
     slow("t5", skips(SOME, shape=CHAINS), KSEQ),
@@ -162,10 +162,8 @@ SOME, ALL = Skip((1,), (1, 2)), Skip((0, 1, 2), (0, 1, 2))
     ),
     slow("gemma", exits(2, shape=CHAINS), KSEQ),
     ("llama", skips(SOME, 2, threshold=0.3), REJECTION),
-    (
-      "llama",
-      lambda target: drafters.quantized(target, shape=TREE),
-      REJECTION,
+    slow(
+      "llama", lambda target: drafters.quantized(target, shape=TREE), REJECTION
     ),
     slow("gemma", lambda target: drafters.quantized(target, 4), REJECTION),
     slow("llama", skips(Skip((0,), (0,)), shape=TREE), REJECTION),
@@ -202,14 +200,14 @@ def head(kind, shape, full):
 @pytest.mark.parametrize(
   "kind, shape",
   [
-    ("eagle", TREE),
     ("mtp", TREE),
-    ("prophet", TREE),
-    ("hydra", TREE),
-    ("recycle", DYNAMIC),
-    ("eagle3", draft_shape.chain(3)),
     ("medusa", draft_shape.chain(3)),
     ("head", draft_shape.chain(3)),
+    slow("eagle", TREE),
+    slow("prophet", TREE),
+    slow("hydra", TREE),
+    slow("recycle", DYNAMIC),
+    slow("eagle3", draft_shape.chain(3)),
     slow("recycle", TREE),
     slow("recycle", draft_shape.chain(0)),
     slow("eagle", draft_shape.chain(1)),
@@ -231,7 +229,8 @@ def test_draft_heads(kind, shape):
   assert np.all(stats.widths > 0)
 
 
-@pytest.mark.parametrize("kind", ["mtp", slow("eagle3"), slow("medusa")])
+@SLOW
+@pytest.mark.parametrize("kind", ["mtp", "eagle3", "medusa"])
 def test_draft_heads_of_an_encoder_decoder(kind):
   target, params = learned_kinds.target("t5")
   head = learned_kinds.draft_head(kind, config=learned_kinds.T5)

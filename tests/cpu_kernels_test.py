@@ -563,6 +563,7 @@ def test_without_a_compiler_one_line_says_so(tmp_path):
   assert (off.stdout, off.stderr) == ("False False\n", "")
 
 
+@pytest.mark.slow
 @needs_kernels
 def test_processes_that_build_at_once_share_one_library(tmp_path):
   code = "from specdec.models import cpu_kernels as k; assert k.available()"
@@ -574,7 +575,9 @@ def test_processes_that_build_at_once_share_one_library(tmp_path):
 
 
 @needs_kernels
-@pytest.mark.parametrize("count", [0, 20_000, -1])
+@pytest.mark.parametrize(
+  "count", [20_000, *(pytest.param(x, marks=pytest.mark.slow) for x in (0, -1))]
+)
 def test_a_damaged_library_is_built_again(count, tmp_path, monkeypatch):
   monkeypatch.setenv("CXXFLAGS", "-O0")
   library = cpu_kernels._build(tmp_path)

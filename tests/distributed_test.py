@@ -82,7 +82,10 @@ def alone(common, tmp_path_factory):
   return token_ids(path)
 
 
-@pytest.mark.parametrize("mesh, devices", [("data:4", 2), ("model:2", 1)])
+@pytest.mark.parametrize(
+  "mesh, devices",
+  [pytest.param("data:4", 2, marks=pytest.mark.slow), ("model:2", 1)],
+)
 def test_two_processes_equal_one(common, alone, tmp_path, mesh, devices):
   """Rows go to each, or every matrix product crosses from one to the other."""
   outputs = run_pair(

@@ -40,9 +40,12 @@ def test_command_line_ends_with_a_table_and_json(target, tmp_path):
   out = tmp_path / "out.json"
   flags = [f"--target={target}", "--prompt=abcabcab", "--max_new_tokens=20"]
   flags += [f"--json={out}", "--color=always", "--compilation_cache="]
-  result = programs.launch("generate", *flags, "--repeats=1")
+  trace = tmp_path / "trace"
+  more = "--repeats=1", f"--profile={trace}"
+  result = programs.launch("generate", *flags, *more)
   assert result.returncode == 0, result.stderr
   assert "same text as the baseline" in result.stdout
+  assert [*trace.rglob("*.xplane.pb")]
   assert "\x1b[" in result.stdout
   document = json.loads(out.read_text())
   (prompt,) = document["prompts"]

@@ -69,6 +69,7 @@ def drafter_of(kind, shape):
 
 
 # B21: the teacher-forced form and the one that decodes.
+LONG = "eagle", "prophet", "recycle", "hydra", "published_eagle"
 
 
 def forms_apart(kind, drafter):
@@ -77,7 +78,10 @@ def forms_apart(kind, drafter):
   return differences(kind, False, state)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+  "kind",
+  [pytest.param(kind, marks=[SLOW] if kind in LONG else []) for kind in KINDS],
+)
 def test_b21_a_chain_is_drafted_by_the_distributions_it_is_trained_on(kind):
   check_equal(forms_apart(kind, drafter_of(kind, K)), 1e-4)
 
@@ -97,9 +101,8 @@ def slow(*kinds, shape):
 @pytest.mark.parametrize(
   "kind, shape",
   [
-    ("eagle", "tree"),
     ("prophet", "tree"),
-    ("recycle", "tree"),
+    *slow("eagle", "recycle", shape="tree"),
     # It borrows the target's scratch, in another order.
     ("recycle", "dynamic"),
     *slow("eagle3", "mtp", "medusa", "hydra", "head", shape="tree"),

@@ -190,6 +190,7 @@ def test_float32_carries_them_with_the_longest_vocabularies():
   assert worst_error(MODULE.MOST_CHAINS, MODULE._chosen, 262_144) < 1e-6
 
 
+@pytest.mark.slow
 def test_float32_carries_as_many_chains_as_are_allowed():
   assert worst_error(MODULE.MOST_CHAINS, MODULE._chosen) < 1e-6
   few = worst_error(2, MODULE._chosen)

@@ -24,6 +24,7 @@ LINKED = [
   *sorted((ROOT / "docs" / "results").rglob("*.md")),
   ROOT / "results" / "README.md",
   ROOT / "CHANGELOG.md",
+  ROOT / "CONTRIBUTING.md",
   ROOT / "specdec" / "shipped" / "README.md",
 ]
 TRACKED = ("specdec", "scripts", "configs", "tests", "docs")

@@ -7,6 +7,7 @@ import shutil
 import types
 
 import pytest
+from tensorboardX.proto import event_pb2
 
 import programs
 from documents import run
@@ -112,6 +113,38 @@ def test_points_and_their_predictions(measured):
   assert {line["context"] for line in lines} == {32}
 
 
+def events_of(folder):
+  """(step, name, value) of every scalar of TensorBoard's files of a folder."""
+  scalars = []
+  for file in sorted(folder.iterdir()):
+    data = file.read_bytes()
+    while data:  # size, its checksum, the event, its checksum
+      size = int.from_bytes(data[:8], "little")
+      event = event_pb2.Event.FromString(data[12 : 12 + size])
+      found = event.summary.value
+      scalars += [(event.step, x.tag, x.simple_value) for x in found]
+      data = data[16 + size :]
+  return scalars
+
+
+def test_tensorboard_has_a_run_for_every_setting_and_batch(
+  sweep, tmp_path, target
+):
+  folder = tmp_path / "out" / "tensorboard"
+  for _ in range(2):  # the second time voids and repeats what is there
+    two, one = sorted(folder.iterdir(), key=lambda x: x.name, reverse=True)
+    assert two.name.endswith("; batch 2") and one.name.endswith("; batch 1")
+    line = lines_of(tmp_path)[0]
+    last = {name: (step, value) for step, name, value in events_of(two)}
+    speedup = line["run"]["speed"]["speedup"]["value"]
+    assert last["speedup/measured"] == (1, pytest.approx(speedup))
+    predicted = line["prediction"]["speedup"]
+    assert last["speedup/predicted"] == (1, pytest.approx(predicted))
+    assert all(step == 0 for step, *_ in events_of(one))
+    sweep(POINTS)
+
+
+@pytest.mark.slow
 def test_other_settings_are_calibrated_too_and_counted_with_other_noise(
   sweep, tmp_path, monkeypatch
 ):

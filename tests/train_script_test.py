@@ -185,7 +185,9 @@ def test_steps_are_timed(place, capsys):
 def test_a_mesh_of_one_trains_as_none(place, target):
   config = write_config(place / "meshed.py", **entries(place))
   folder = place / "meshed"
-  programs.run("train", config, f"--folder={folder}", "--mesh=data:1")
+  flags = f"--folder={folder}", "--mesh=data:1", f"--profile={place / 'trace'}"
+  programs.run("train", config, *flags)
+  assert [*(place / "trace").rglob("*.xplane.pb")]
   losses = [[x["loss"] for x in log(run)] for run in (folder, target.parent)]
   np.testing.assert_allclose(*losses, rtol=1e-4)
 

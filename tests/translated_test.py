@@ -64,8 +64,8 @@ def slow(*case):
   "name, options, rules",
   [
     ("parted", {"k": 3}, CHAIN_RULES),
-    ("long", {"k": 2, "room": 4}, REJECTION),
-    ("no prefix", {"shape": TREE}, REJECTION),
+    slow("long", {"k": 2, "room": 4}, REJECTION),
+    slow("no prefix", {"shape": TREE}, REJECTION),
     slow("all common", {"k": 3}, CHAIN_RULES),
     slow("parted", {"k": 1}, CHAIN_RULES),
     slow("parted", {"shape": TREE}, REJECTION),
@@ -286,6 +286,7 @@ def test_spelling_that_is_off_by_one_piece():
   broken("state", lambda: drafters.translated(DRAFT, 3), wrong)
 
 
+@SLOW
 def test_an_accepted_token_that_the_draft_lacks(monkeypatch):
   """A tree may draw one where nothing else is left: its KV is not kept."""
   shape = draft_shape.static([-1, 0, 0, 0, 0, 0, 1, 2, 3, 4, 5])
