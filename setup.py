@@ -47,7 +47,15 @@ setup(
     "gcs": ["gcsfs"],
     "hub": ["huggingface_hub"],
     "search": ["optuna"],
+    "parquet": ["pyarrow"],
     "docs": ["sphinx==9.1.*", "sphinx-book-theme==1.4.*", "myst-nb==1.4.*"],
-    "dev": ["jsonschema", "optuna", "pytest", "pytest-xdist", "ruff"],
+    "dev": [
+      "jsonschema",
+      "optuna",
+      "pyarrow",
+      "pytest",
+      "pytest-xdist",
+      "ruff",
+    ],
   },
 )

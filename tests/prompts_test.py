@@ -1,10 +1,14 @@
 """Prompt files: a line that holds no prompt is named, and the rest is read."""
 
+import json
+import sys
 import types
 
+import numpy as np
 import pytest
 
-from specdec.benchmark import prompts
+from specdec.benchmark import evaluation, prompts
+from specdec.benchmark.setup import Setup
 from specdec.checkpoints import shipped
 from specdec.cli import prompt_flags
 
@@ -31,6 +35,87 @@ def test_a_broken_line_is_skipped(tmp_path, line, sentence):
   path.write_bytes(line)
   with pytest.raises(ValueError, match=f"holds no prompt: line 1 of {path}"):
     prompts.scan(path)
+
+
+PLACEHOLDER = (
+  "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE USING SPECDEC_BENCH"
+)
+
+
+def speed_bench():
+  """Rows in SPEED-Bench's columns, of which one is not completed."""
+  rows = [("coding", "Sort."), ("math", "Add."), ("rag", PLACEHOLDER)]
+  rows += [("low_entropy", "Copy: " + "x " * 99)]
+  return [
+    {
+      "question_id": f"q{number}",
+      "category": category,
+      "sub_category": "",
+      "turns": [text, "And why?"],
+      "source": "somewhere",
+      "src_id": str(number),
+      "difficulty": "",
+      "multiturn": True,
+    }
+    for number, (category, text) in enumerate(rows)
+  ]
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "jsonl"])
+def test_speed_bench_is_read_as_it_is_downloaded(tmp_path, suffix):
+  path = tmp_path / f"test.{suffix}"
+  if suffix == "parquet":
+    pyarrow = pytest.importorskip("pyarrow", reason="pip install pyarrow")
+    from pyarrow import parquet
+
+    parquet.write_table(pyarrow.Table.from_pylist(speed_bench()), path)
+  else:
+    lines = [json.dumps(row) for row in speed_bench()]
+    path.write_text("\n".join(lines))
+  read, broken = prompts.scan(path)
+  # Its categories are not Spec-Bench's of the same names.
+  assert [one.category for one in read] == ["coding", "math", "low_entropy"]
+  assert read[0].text == "Sort."
+  [sentence] = broken
+  assert "3 of" in sentence and "prepare_data.py" in sentence
+  if suffix == "parquet":
+    path.write_bytes(b"PAR1" + path.read_bytes()[9:])
+    with pytest.raises(ValueError, match="cannot be read"):
+      prompts.scan(path)
+
+
+def test_parquet_without_its_reader(tmp_path, monkeypatch):
+  (tmp_path / "x.parquet").write_bytes(b"")
+  monkeypatch.setitem(sys.modules, "pyarrow", None)
+  with pytest.raises(ValueError, match="pip install pyarrow"):
+    prompts.scan(tmp_path / "x.parquet")
+
+
+@pytest.mark.parametrize(
+  "name, place",
+  [
+    ("spec_bench.jsonl", "hemingkx/Spec-Bench"),
+    ("SPEED-Bench/throughput_1k.parquet", "nvidia/SPEED-Bench"),
+    ("HumanEval.jsonl", "openai/human-eval"),
+  ],
+)
+def test_where_a_file_that_is_not_there_can_be_had(tmp_path, name, place):
+  with pytest.raises(FileNotFoundError, match=place):
+    prompts.scan(tmp_path / name)
+  with pytest.raises(FileNotFoundError, match=r"mine\.jsonl does not exist$"):
+    prompts.scan(tmp_path / "mine.jsonl")
+
+
+def test_random_tokens_are_told_from_text():
+  target = Setup(shipped.TARGET, "none").load_target()
+  size = target.checkpoint.config.vocab_size
+  rng = np.random.default_rng(0)
+  noise = [rng.integers(1, size, n).tolist() for n in (40, 200, 90)]
+  [sentence] = evaluation.unlikely(target, noise)
+  assert "look like random tokens" in sentence
+  text = [target.checkpoint.tokenizer.encode(shipped.PROMPT.read_text())]
+  assert evaluation.unlikely(target, text) == []
+  assert evaluation.unlikely(target, [[5]]) == []  # nothing to look at
 
 
 def test_a_corpus_is_limited_by_category_and_length(tmp_path, capsys):

@@ -9,8 +9,11 @@ import functools
 import itertools
 from collections.abc import Mapping, Sequence
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
+from specdec import cache as kv
 from specdec.benchmark import metrics, provenance, results, runs
 from specdec.benchmark.comparison import resume
 from specdec.benchmark.decoder import Batch, Decoder
@@ -20,6 +23,7 @@ from specdec.benchmark.target import Target
 from specdec.types import Stats
 from specdec.utils import files, terminal
 
+_LOOKED_AT = 128  # tokens of a prompt, to tell text from random tokens
 _SMALLEST = 256  # tokens of the smallest prompt buffer; others double it
 
 
@@ -74,6 +78,42 @@ def decode(
     return line | {"date": provenance.now()}
 
   return resume(lines, points, measure, "batch")
+
+
+def unlikely(target: Target, encoded: Sequence[Sequence[int]]) -> list[str]:
+  """Returns a sentence where prompts look like random tokens: where the target
+  finds a few of them, together, no likelier than tokens drawn evenly.
+
+  Only of trained decoders on one device.
+  """
+  if target.places or target.random_weights or target.model.encode:
+    return []
+  rows = [ids[:_LOOKED_AT] for ids in encoded[:: -(-len(encoded) // 8)]]
+  tokens = np.zeros((len(rows), _LOOKED_AT), np.int32)
+  for row, ids in zip(tokens, rows):
+    row[: len(ids)] = ids
+  lengths = np.array([*map(len, rows)])
+  params, size = target.checkpoint.params, target.checkpoint.config.vocab_size
+  loss = float(_loss(target.model, params, tokens, lengths))
+  if not loss > np.log(size):
+    return []
+  return [
+    f"the prompts look like random tokens ({loss:.1f} nats each to the target, "
+    f"{np.log(size):.1f} if drawn evenly), on which drafts do better than on "
+    "text: by a quarter in throughput, as SPEED-Bench found (arXiv:2604.09557)"
+  ]
+
+
+@functools.partial(jax.jit, static_argnames="model")
+def _loss(model, params, tokens, lengths):
+  """Mean negative log-likelihood of all tokens but the first of each row."""
+  batch, size = tokens.shape
+  cache = kv.empty(model, params, batch, kv.num_slots(size))
+  output, _ = model.apply(params, tokens, cache)
+  log_probs = jax.nn.log_softmax(output.logits[:, :-1])
+  taken = jnp.take_along_axis(log_probs, tokens[:, 1:, None], axis=-1)[..., 0]
+  counted = jnp.arange(1, size)[None] < lengths[:, None]
+  return -jnp.sum(taken * counted) / jnp.maximum(jnp.sum(counted), 1)
 
 
 def _decode_batch(

@@ -1,4 +1,4 @@
-"""Prompts from files: plain text, or one JSON object a line.
+"""Prompts from files: plain text, JSON objects a line, or rows of Parquet.
 
 Invariant: every prompt says whether it is text, a user's message or token ids,
 and a line that is none of them is named, not guessed.
@@ -6,7 +6,7 @@ and a line that is none of them is named, not guessed.
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,6 +19,26 @@ _MT_BENCH = (
   "humanities",
 )  # fmt: skip
 _ACCEPTED = "prompt, text, turns (its first is used) or token_ids"
+# In the place of most of SPEED-Bench's questions (arXiv:2604.09557).
+_PLACEHOLDER = (
+  "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE USING SPECDEC_BENCH"
+)
+_PREPARE = (
+  "examples/specdec_bench/prepare_data.py of github.com/NVIDIA/Model-Optimizer"
+)
+_SPEC_BENCH = "data/spec_bench/question.jsonl of github.com/hemingkx/Spec-Bench"
+_SPEED_BENCH = (
+  f"huggingface.co/datasets/nvidia/SPEED-Bench, whose questions {_PREPARE} "
+  "completes"
+)
+_SOURCES = {  # by a part of a file's name
+  "spec_bench": _SPEC_BENCH,
+  "question": _SPEC_BENCH,
+  "humaneval": "data/HumanEval.jsonl.gz of github.com/openai/human-eval",
+  "speed": _SPEED_BENCH,
+  "qualitative": _SPEED_BENCH,
+  "throughput": _SPEED_BENCH,
+}
 
 
 class Prompt(NamedTuple):
@@ -45,7 +65,8 @@ def read(path: str | Path) -> list[Prompt]:
 def scan(path: str | Path) -> tuple[list[Prompt], list[str]]:
   """Reads all prompts of a file, and a sentence for every line without one.
 
-  A .jsonl file is read line by line, any other file whole.
+  A .jsonl file is read line by line, a .parquet file row by row, any other file
+  whole.
 
   Raises:
     FileNotFoundError: there is no such file.
@@ -53,9 +74,18 @@ def scan(path: str | Path) -> tuple[list[Prompt], list[str]]:
   """
   path = Path(path).expanduser()
   if not path.is_file():
-    raise FileNotFoundError(f"prompt file {path} does not exist")
+    name = path.name.lower().replace("-", "_")
+    places = (place for part, place in _SOURCES.items() if part in name)
+    hint = next((f"; it may be {place}" for place in places), "")
+    raise FileNotFoundError(f"prompt file {path} does not exist{hint}")
   prompts, broken = [], []
-  if path.suffix != ".jsonl":
+  if path.suffix == ".parquet":
+    for number, entry in enumerate(_rows(path), 1):
+      try:
+        prompts.append(_prompt(entry, path, number))
+      except ValueError as error:
+        broken.append(f"row {number} of {path}{error}")
+  elif path.suffix != ".jsonl":
     try:
       content = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
@@ -67,7 +97,7 @@ def scan(path: str | Path) -> tuple[list[Prompt], list[str]]:
     for number, line in enumerate(path.read_bytes().split(b"\n"), 1):
       try:
         if line.strip():
-          prompts.append(_parse(line, path, number))
+          prompts.append(_prompt(_parse(line), path, number))
       except ValueError as error:
         broken.append(f"line {number} of {path}{error}")
   if not prompts:
@@ -76,7 +106,23 @@ def scan(path: str | Path) -> tuple[list[Prompt], list[str]]:
   return prompts, broken
 
 
-def _parse(line: bytes, path: Path, number: int) -> Prompt:
+def _rows(path: Path) -> Iterator[dict]:
+  """Yields the rows of a Parquet file."""
+  try:
+    from pyarrow import ArrowException, parquet
+  except ImportError:
+    raise ValueError(
+      f"prompt file {path} is Parquet: pip install pyarrow, which reads it"
+    ) from None
+  try:
+    with parquet.ParquetFile(path) as file:
+      for batch in file.iter_batches():
+        yield from batch.to_pylist()
+  except ArrowException as error:
+    raise ValueError(f"prompt file {path} cannot be read: {error}") from None
+
+
+def _parse(line: bytes) -> dict:
   """Raises ValueError with the end of a sentence that begins with the line."""
   try:
     entry = json.loads(line.decode("utf-8"))
@@ -88,8 +134,14 @@ def _parse(line: bytes, path: Path, number: int) -> Prompt:
     raise ValueError(f" is no JSON that can be read ({error})") from None
   if not isinstance(entry, dict):
     raise ValueError(f" is not a JSON object; accepted: {_ACCEPTED}")
+  return entry
+
+
+def _prompt(entry: dict, path: Path, number: int) -> Prompt:
+  """Raises ValueError as `_parse` does."""
   category = str(entry.get("category") or path.stem)
-  if category in _MT_BENCH and "question_id" in entry and "turns" in entry:
+  spec_bench = {"question_id", "turns"} <= {*entry} and "src_id" not in entry
+  if category in _MT_BENCH and spec_bench:  # SPEED-Bench has such names, too
     category = "mt_bench"
   name = f"{path.name}:{number}"
   ids = entry.get("token_ids")
@@ -101,6 +153,10 @@ def _parse(line: bytes, path: Path, number: int) -> Prompt:
   first = turns[0] if isinstance(turns, list) and turns else None
   for text in (entry.get("prompt"), entry.get("text"), first):
     if isinstance(text, str):
+      if _PLACEHOLDER in text:
+        raise ValueError(
+          f" holds SPEED-Bench's placeholder; {_PREPARE} writes its question"
+        )
       if any("\ud800" <= letter <= "\udfff" for letter in text):
         raise ValueError(" holds half of a surrogate pair")
       return Prompt(text, None, category, name)

@@ -6,10 +6,14 @@
   python scripts/eval.py --prompt_file=A.jsonl --drafter='early_exit(3)' \\
     --k=1,2,4 --output=runs/early_exit
 
-Lines of a JSONL file are Spec-Bench's (question_id, category, turns, of which
-the first is used) or plain ones (prompt, text or token_ids, and a category; the
-file's name stands in for one). Spec-Bench's eight MT-bench categories count as
-one, as in its paper (arXiv:2401.07851). Every prompt is decoded
+Lines of a JSONL file are Spec-Bench's or SPEED-Bench's (question_id, category,
+turns, of which the first is used) or plain ones (prompt, text or token_ids, and
+a category; the file's name stands in for one). Spec-Bench's eight MT-bench
+categories count as one, as in its paper (arXiv:2401.07851). SPEED-Bench
+(arXiv:2604.09557) is read as Parquet, too, where pyarrow is installed:
+the qualitative split by its eleven categories, the throughput splits by entropy;
+rows that are still placeholders are named and left out. Prompts that the target
+finds no likelier than random tokens are warned of. Every prompt is decoded
 autoregressively, once, and with each k. The output folder gets lines.jsonl as
 prompts finish, then results.json (docs/schema.json), table.txt and plot.png.
 The same command again goes on where it was stopped or killed.
@@ -44,10 +48,12 @@ def evaluate(options: app.Options) -> None:
     app.note(f"skipped: {line}; its prompts are decoded again")
   setups = {k: dataclasses.replace(setup, k=k) for k in options.k or ()}
   setups = setups or {decoder.drafter.spec.max_depth: setup}
+  unlikely = evaluation.unlikely(target, corpus.encoded)
   measured = evaluation.decode(setups, target, corpus, lines)
   runs = evaluation.sum_up(
     measured, corpus.groups, setup.batch, setup.comparable
   )
+  header["caveats"] += unlikely
   document = evaluation.document(header, runs, measured, corpus)
   text = tables.by_group(runs)
   if corpus.too_long:
