@@ -201,7 +201,9 @@ def test_the_loop_is_given_what_rounds_cost(target, costs, tmp_path, capsys):
   assert "draft tokens a round" in printed
 
 
-@pytest.mark.parametrize("k", ["auto", "adaptive"])
+@pytest.mark.parametrize(
+  "k", ["auto", pytest.param("adaptive", marks=pytest.mark.slow)]
+)
 def test_bench_decides_for_every_batch_and_times_them_together(
   k, target, costs, tmp_path, capsys
 ):

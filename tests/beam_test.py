@@ -239,6 +239,7 @@ def test_long_caches_are_permuted_in_blocks():
   np.testing.assert_allclose(long.scores, short.scores, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_an_encoder_decoder():
   config = learned_kinds.T5
   model, weights = learned_kinds.target("t5")

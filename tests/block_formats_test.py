@@ -263,17 +263,10 @@ def test_a_draft_is_of_the_published_distributions(name, tmp_path):
     np.testing.assert_allclose(draft.log_probs[row, 1:], wanted, atol=EXACT)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   "name",
-  [
-    pytest.param(name, marks=[pytest.mark.slow] if i else [])
-    for i, name in enumerate(
-      (
-        *("DFlash of mixed layers", "DeepSpec gated", "speculators dflash"),
-        "DFlash2",
-      )
-    )
-  ],
+  ["DFlash of mixed layers", "DeepSpec gated", "speculators dflash", "DFlash2"],
 )
 def test_conformance(name, tmp_path):
   # Of other heads than TARGET's, whose scores are of its cache's shape.

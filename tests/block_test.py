@@ -101,7 +101,7 @@ def test_by_enumeration(kind, ids, shape, rules):
   "kind, shape",
   [
     ("rnn", TREE),
-    ("dflash2", CHAIN),
+    slow("dflash2", CHAIN),
     slow("dflash2", TREE),
     slow("dflash2", DYNAMIC),
     slow("dflash", CHAIN),
@@ -163,6 +163,7 @@ def test_b21_so_is_a_tree_in_the_middle_of_a_text(kind):
   assert checked == BATCH * len(set(parents[0])) - BATCH  # but the root's -1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["rnn", slow("dspark")])
 def test_a_block_is_as_sure_of_its_tokens_as_it_is_taught(kind):
   """In the middle of a text, of all levels, by its confidence head."""

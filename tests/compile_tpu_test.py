@@ -30,6 +30,7 @@ def slow(kind):
   return pytest.param(kind, marks=pytest.mark.slow)
 
 
+@pytest.mark.slow
 def test_a_small_preset_on_four_chips(tmp_path):
   pytest.importorskip("libtpu", reason="libtpu is not installed")
   path = tmp_path / "steps.json"

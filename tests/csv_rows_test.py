@@ -37,9 +37,8 @@ def read(path):
 def test_rows_of_sweeps_and_of_other_results(tmp_path, sweep, capsys):
   (tmp_path / "b.json").write_text(json.dumps(document()))
   path = tmp_path / "all.csv"
-  programs.run(
-    "report", f"--csv={path}", str(sweep), f"x, y={tmp_path / 'b.json'}"
-  )
+  named = f"x, y={tmp_path / 'b.json'}"
+  programs.run("report", f"--csv={path}", str(sweep), named)
   assert f"{path}: 6 rows" in capsys.readouterr().out
   rows = read(path)
   assert [row["label"] for row in rows] == 2 * [str(sweep)] + 4 * ["x, y"]

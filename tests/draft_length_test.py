@@ -423,6 +423,7 @@ def test_drafters_of_a_table(drafter):
   check_drafter(drafter, TABLE, TABLES, rules=rules, skip=["rows", "slots"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   "drafter",
   [

@@ -243,6 +243,7 @@ class TestLayerSkip:
       joint.exit_losses(transformer.model(CONFIG))
 
 
+@pytest.mark.slow
 def test_dropout_resumes_bit_for_bit(tmp_path):
   skip = skipping(dropout=1.0)
   evaluated = joint.with_target_loss(EXIT_LOSSES)

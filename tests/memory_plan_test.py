@@ -82,6 +82,7 @@ def start(*arguments):
   )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   "name",
   [

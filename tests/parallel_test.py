@@ -105,6 +105,7 @@ def test_by_enumeration(kind, ids, shape, rules):
   check_drafter(drafter, learned_kinds.STREAMS, params, rules=rules)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   "kind, shape",
   [

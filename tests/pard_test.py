@@ -165,7 +165,7 @@ def test_b21_sees(plant, monkeypatch):
   "shape, rules",
   [
     (CHAIN, (REJECTION, acceptance.block())),
-    (draft_shape.static([-1, 0, 0, 1, 1]), (REJECTION,)),
+    slow(draft_shape.static([-1, 0, 0, 1, 1]), (REJECTION,)),
     slow(CHAIN, None),
     slow(draft_shape.chain(1), (REJECTION,)),
     slow(draft_shape.chain(0), (REJECTION,)),
@@ -183,6 +183,7 @@ def test_by_enumeration(shape, rules):
   check_drafter(make, table, params, rules=rules)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   "shape", [CHAIN, slow(TREE), slow(draft_shape.chain(1))]
 )

@@ -170,6 +170,7 @@ def least_gains(load: Load, batch: int) -> tuple[float, float]:
   return goodput_tables.LEAST, goodput_tables.NEAR
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   "batch", [16, pytest.param(4, marks=SLOW), pytest.param(64, marks=SLOW)]
 )

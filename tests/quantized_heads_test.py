@@ -28,7 +28,13 @@ def text_of(decoder):
   return decoder.complete(Batch([ids], [0]))
 
 
-@pytest.mark.parametrize("name", shipped.drafters(shipped.TARGET))
+@pytest.mark.parametrize(
+  "name",
+  [
+    pytest.param(name, marks=[] if name == "mtp" else [pytest.mark.slow])
+    for name in shipped.drafters(shipped.TARGET)
+  ],
+)
 def test_text_is_the_target_s(name):
   ours = text_of(decoder_of(f"head({name}, weights=int8)", max_new_tokens=24))
   plain = decoder_of("none", max_new_tokens=24)

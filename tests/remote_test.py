@@ -308,6 +308,7 @@ def test_lines_are_there_before_a_checkpoint_is(bucket):
   log.close()
 
 
+@pytest.mark.slow
 def test_train_writes_what_it_writes_here(bucket, tmp_path):
   """A drafter with samples of its target, and a model, by the program."""
   tiny_training.write_letters(tmp_path / "target")

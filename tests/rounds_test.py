@@ -64,7 +64,10 @@ def by_hand(kind):
   return levels
 
 
-@pytest.mark.parametrize("kind", learned_kinds.PARALLEL)
+@pytest.mark.parametrize(
+  "kind",
+  [pytest.param("peagle", marks=pytest.mark.slow), "published_peagle"],
+)
 def test_loss_and_measures(kind):
   (loss, measures), gradient = graded(kind)
   total = slots = 0

@@ -178,6 +178,7 @@ def test_eval_reports_by_group_and_k(folder, run):
   assert json.loads((folder / "eval.json").read_text()) == document
 
 
+@pytest.mark.slow
 def test_rules_are_compared_and_a_killed_comparison_goes_on(folder, run):
   with programs.waits() as waits:
     document, printed = run("compare_rules")

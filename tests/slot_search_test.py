@@ -56,7 +56,7 @@ def proposing(drafter):
 @pytest.mark.parametrize(
   "kind, shape",
   [
-    ("dflash", WIDE),
+    slow("dflash", WIDE),
     ("peagle", WIDE),
     ("dflash", LIKELIEST),
     slow("dflash", DEEP),

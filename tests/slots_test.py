@@ -192,6 +192,7 @@ def test_rows_that_decide_for_themselves_come_and_go():
   assert drafted[0] > drafted[1] > 0 and idle > 0
 
 
+@pytest.mark.slow
 def test_texts_of_rows_that_decide_and_come_and_go_have_the_distribution():
   decoder, requests = deciding(REJECTION), 6000
   some = [Request(i, [1, 2], 0.0, 3) for i in range(requests)]

@@ -271,7 +271,9 @@ SLOW = pytest.mark.slow
   "make, params, rules",
   [
     (lambda: drafters.suffix(3, min_match=1), TABLES, REJECTION),
-    (lambda: drafters.suffix(3, **CORPUS), WITH_INDEX, REJECTION),
+    pytest.param(
+      *(lambda: drafters.suffix(3, **CORPUS), WITH_INDEX, REJECTION), marks=SLOW
+    ),
     (lambda: drafters.suffix(shape=TREE, **CORPUS), WITH_INDEX, REJECTION),
     (lambda: drafters.suffix(0), TABLES, REJECTION),
     pytest.param(

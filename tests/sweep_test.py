@@ -258,6 +258,7 @@ def test_a_drafter_edited_while_it_is_swept_is_what_was_read(tmp_path):
   assert one == other == read[0].checksums
 
 
+@pytest.mark.slow
 def test_no_time_may_beat_its_bytes(calibrated_sweep, tmp_path, monkeypatch):
   with monkeypatch.context() as patch:
     patch.setattr(hardware, "measure_bandwidth", lambda *_, **__: 1.0)

@@ -336,6 +336,7 @@ def test_a_block_learns_resumes_and_is_a_drafter(place, monkeypatch):
     specdec.load(str(place / "target"), drafter=name, k=3)
 
 
+@pytest.mark.slow
 def test_a_parallel_head_learns_resumes_and_is_a_drafter(place, monkeypatch):
   """With mask slots that are drawn."""
   changes = dict(

@@ -216,6 +216,7 @@ def setup_of(texts, **entries):
   return setup.from_config(config | entries)
 
 
+@pytest.mark.slow
 def test_a_target_and_its_draft_are_trained(texts, tmp_path):
   train_model.load(setup_of(texts)).train(tmp_path / "target")
   held_out = [x["loss"] for x in log(tmp_path / "target", "held_out")]

@@ -121,6 +121,7 @@ def transformers(table: TokenMap):
   return *models, Params(ours, weights)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   "options",
   [{"k": 3}, slow({"shape": TREE}), slow({"shape": DYNAMIC})],

@@ -201,6 +201,7 @@ def test_the_speculative_text_is_that_of_the_target_as_it_is_held(
   assert f"relative to the target in {kind}" in caveat
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   "target, drafter",
   [

@@ -10,10 +10,10 @@ Lines of a JSONL file are Spec-Bench's or SPEED-Bench's (question_id, category,
 turns, of which the first is used) or plain ones (prompt, text or token_ids, and
 a category; the file's name stands in for one). Spec-Bench's eight MT-bench
 categories count as one, as in its paper (arXiv:2401.07851). SPEED-Bench
-(arXiv:2604.09557) is read as Parquet, too, where pyarrow is installed:
-the qualitative split by its eleven categories, the throughput splits by entropy;
-rows that are still placeholders are named and left out. Prompts that the target
-finds no likelier than random tokens are warned of. Every prompt is decoded
+(arXiv:2604.09557) is read as Parquet, too, where pyarrow is installed, by its
+eleven categories or, the throughput splits, by entropy; rows that are still
+placeholders are named and left out. Prompts that the target finds no likelier
+than random tokens are warned of. Every prompt is decoded
 autoregressively, once, and with each k. The output folder gets lines.jsonl as
 prompts finish, then results.json (docs/schema.json), table.txt and plot.png.
 The same command again goes on where it was stopped or killed.
