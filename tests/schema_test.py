@@ -29,7 +29,7 @@ VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)
 COUNTS = "speculative_decoding"
 OPTIONAL = (
   *(COUNTS, "accepted_on_tables", "optimum_on_tables"),
-  *("length", "equal_length"),
+  *("length", "equal_length", "exact"),
 )
 OPEN = "settings", "versions", "flops"  # their members go by many names
 HEAD = dict(width=8, mlp_width=12, num_heads=2, head_dim=4)

@@ -309,6 +309,43 @@ def _smollm2() -> Iterable[Measurement]:
   )
 
 
+def _summary() -> Iterable[Measurement]:
+  """Every drafter by batch, and prompts that ask for thoughts or are long."""
+  shipped = (
+    f"compare_drafters {HELD_OUT} --limit=16 --max_new_tokens=64 --tree_size=0 "
+    "--k=2,4,8 --drafters='lookup; suffix; recycling; model(stdlib-1m); "
+    "early_exit(1); layer_skip(shipped); quantized; head(mtp); head(eagle)'"
+  )
+  of_smollm2 = (
+    "lookup; suffix; recycling; quantized; early_exit(26); head(smollm2); "
+    "lookup(k=5) | head(smollm2)"
+  )
+  smollm2 = (
+    f"compare_drafters {SMOLLM2} --chat --prompt_file={{prompts}} --limit=4 "
+    f"--max_new_tokens=48 --tree_size=0 --k=3,6 --drafters='{of_smollm2}'"
+  )
+  for name, flags, all_minutes in (
+    ("shipped", shipped, (4, 4, 5)),
+    ("smollm2", smollm2, (7, 9, 16)),
+  ):
+    for batch, minutes in zip((1, 4, 16), all_minutes):
+      name_of = f"summary_{name}_{batch}"
+      yield Measurement(name_of, f"{flags} --batch={batch}", minutes, None)
+  for name, drafter in (
+    ("lookup", "lookup"),
+    ("quantized", "quantized"),
+    ("copies_eagle3", "'lookup(k=5) | head(smollm2)'"),
+  ):
+    yield Measurement(
+      f"summary_long_{name}",
+      f"eval {SMOLLM2} --chat --prompt_file=configs/prompts/"
+      f"long_and_thinking.jsonl --max_new_tokens=128 --drafter={drafter} "
+      "--k=3,6",
+      3,
+      None,
+    )
+
+
 def _equal_trees() -> Iterable[Measurement]:
   """Trees of heads trained with equal weights: from the slots of one pass,
   alone (dflash) or each given those before it (jetspec), from a Markov head
@@ -390,6 +427,7 @@ MEASUREMENTS = (
     needs=(("runs/equal/dflash-0/best.safetensors", _TRAINED),),
   ),
   *_equal_trees(),
+  *_summary(),
   Measurement(
     "rules",
     f"compare_rules {_RULES} --temperature=1 --sizes=8 "

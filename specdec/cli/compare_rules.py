@@ -97,11 +97,13 @@ def _of_tables(options: app.Options) -> None:
   folder = options.output and app.take_folder("--output", options.output)
   if folder:  # another run's results stay
     run_folder.claim(folder, {"tables": True})
+  exact = [row._asdict() for row in tabular.of_lossless_rules()]
+  terminal.report(lossy_table.of_lossless(exact) + "\n")
   rows = [row._asdict() for row in tabular.at_equal_length()]
   terminal.report(lossy_table.of_equal_length(rows))
   if folder:
     document = provenance.header({"tables": True}, [])
-    document |= {"runs": [], "equal_length": rows}
+    document |= {"runs": [], "exact": exact, "equal_length": rows}
     results.write_json(str(folder / "results.json"), document)
 
 

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable, Sequence
 
-from specdec.report.tables import estimate, listed, speedup_of
+from specdec.report.tables import estimate, listed, markdown, speedup_of
 
 _SHOWN = 5  # of the best subsets
 
@@ -72,6 +72,40 @@ _BEST = {  # the fastest chain, and tokens per second of both
   "tokens/s": "{[best][speed][tokens_per_second]:.0f}",
   "baseline": "{[best][speed][baseline_tokens_per_second]:.0f}",
 }
+
+
+def by_batch(documents: Sequence[dict]) -> str:
+  """Formats documents of compare_drafters.py that differ in the batch: each
+  drafter's fastest chain at each, losses included."""
+  rows: dict[tuple[float, str], dict] = {}
+  for document in documents:
+    for run in document["runs"]:
+      drafter = run["drafter"]
+      row = rows.setdefault((drafter["temperature"], drafter["name"]), {})
+      row.setdefault(run["batch"], []).append(run)
+  batches = sorted({batch for row in rows.values() for batch in row})
+
+  def cell(batch: int) -> Callable[[tuple], str]:
+    def text(row: tuple) -> str:
+      runs = rows[row].get(batch)
+      if not runs:
+        return ""
+      best = max(runs, key=speedup_of)
+      return f"{_speed(best)}, k = {best['k']}"
+
+    return text
+
+  def longest(row: tuple) -> dict:
+    runs = next(iter(rows[row].values()))
+    return {"longest": max(runs, key=lambda run: run["k"])}
+
+  columns = {
+    "T": "{[0]:g}",
+    "drafter": "{[1]}",
+    "at position 1 2 3 4": lambda row: _by_position(longest(row)),
+  }
+  columns |= {f"batch {batch}": cell(batch) for batch in batches}
+  return markdown(rows, columns)
 
 
 def of_subsets(trials: Sequence[dict]) -> str:

@@ -1,4 +1,5 @@
-"""What lossy rules do to a distribution, at equal accepted length."""
+"""What rules do to a distribution: lossless ones, and lossy ones at equal
+accepted length."""
 
 from collections.abc import Callable, Sequence
 
@@ -22,5 +23,18 @@ def of_equal_length(rows: Sequence[dict], form=tables.listed) -> str:
     "total variation": unless_absent("{0[distance]:.3f}"),
     "KL, nats": unless_absent("{0[divergence]:.3f}"),
     "less likely by, nats": unless_absent("{0[surprise]:+.3f}"),
+  }
+  return form(rows, columns)
+
+
+def of_lossless(rows: Sequence[dict], form=tables.listed) -> str:
+  """Formats `tabular.of_lossless_rules`, each as a dict; `form` as above."""
+  columns = {
+    "rule": "{0[rule]}",
+    "siblings": "{0[siblings]}",
+    "drafts enumerated": "{0[drafts]:,}",
+    "accepted a round": "{0[accepted]:.3f}",
+    "the most that a rule could": "{0[optimum]:.3f}",
+    "total variation": "{0[distance]:.1e}",
   }
   return form(rows, columns)

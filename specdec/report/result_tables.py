@@ -186,6 +186,11 @@ def drafters(documents: Mapping, *names: str) -> str:
   return drafter_tables.of_drafters(runs, markdown)
 
 
+def batches(documents: Mapping, *names: str) -> str:
+  """Drafters by batch, a document of compare_drafters.py for each."""
+  return drafter_tables.by_batch([documents[name] for name in names])
+
+
 def equal(documents: Mapping, name: str) -> str:
   """Drafters of equal weights: means over seeds."""
   return equal_tables.by_seed(documents[name]["runs"])
@@ -209,6 +214,11 @@ def rules(documents: Mapping, name: str) -> str:
 def lossy(documents: Mapping, name: str) -> str:
   """What lossy rules do to a distribution when all accept equally much."""
   return lossy_table.of_equal_length(documents[name]["equal_length"], markdown)
+
+
+def exact(documents: Mapping, name: str) -> str:
+  """Lossless rules on small tables."""
+  return lossy_table.of_lossless(documents[name]["exact"], markdown)
 
 
 def beams(documents: Mapping, name: str) -> str:
@@ -395,8 +405,8 @@ def figure(documents: Mapping, file: str, names: Sequence[str]) -> Figure:
 TABLES: dict[str, Callable[..., str]] = {
   one.__name__: one
   for one in (
-    passes, slots, decoding, groups, drafters, equal, equal_priced, rules,
-    lossy, beams, engines, goodput, best_shapes, length_tables.lengths,
+    passes, slots, decoding, groups, drafters, batches, equal, equal_priced,
+    rules, exact, lossy, beams, engines, goodput, best_shapes, length_tables.lengths,
     length_tables.priced_lengths, sweep, leviathan, printed, compiled,
     calibration, identity,
   )

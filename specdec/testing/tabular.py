@@ -31,6 +31,7 @@ class Tabular(NamedTuple):
   #                  target's noise, and is compared token for token elsewhere
   accepted: float  # expected accepted tokens; nan: the rule does not know
   optimum: float  # the most that a lossless rule can accept
+  drafts: int  # that were enumerated, of all tables
 
 
 def on_tables(
@@ -54,8 +55,9 @@ def on_tables(
     parents = _CHAIN
   elif siblings == "iid":
     parents = _CHAINS
-  values = []
+  values, count = [], 0
   for drafts, target in _tables(siblings, parents, temperature):
+    count += len(drafts.weight)
     if rule.traversal in enumeration.TRAVERSALS:
       outcome = enumeration.emitted(rule, drafts, target)
       exact = enumeration.text_distribution(target)
@@ -64,7 +66,8 @@ def on_tables(
     else:
       values.append((np.nan, _expected(rule, drafts, target)))
   lost, accepted = np.mean(values, axis=0).tolist()
-  return Tabular(lost, accepted, _optimum(siblings, parents, temperature))
+  most = _optimum(siblings, parents, temperature)
+  return Tabular(lost, accepted, most, count)
 
 
 def _tables(siblings, parents, temperature) -> Iterator[tuple]:
@@ -94,6 +97,44 @@ def _expected(rule, drafts, target) -> float:
     int(draft_tree.depth(drafts.parents).max()),
   )
   return float(np.sum(drafts.weight[:, None] * np.asarray(reached)))
+
+
+class Exact(NamedTuple):
+  """A lossless rule on the tables, by enumeration."""
+
+  rule: str
+  siblings: str
+  drafts: int  # of positive probability, of all tables
+  accepted: float
+  optimum: float
+  distance: float  # as Tabular's
+
+
+def of_lossless_rules() -> list[Exact]:
+  """Enumerates every lossless rule whose distribution is its own, on all kinds
+  of siblings that it is right for."""
+  rows = []
+  for rule in (
+    acceptance.rejection(),
+    acceptance.block(),
+    acceptance.traversal(),
+    acceptance.multipath(),
+    acceptance.kseq(),
+    acceptance.naive(),
+  ):
+    for siblings in sorted(rule.siblings):
+      measured = on_tables(rule, siblings)
+      rows.append(
+        Exact(
+          rule.name,
+          siblings,
+          measured.drafts,
+          measured.accepted,
+          measured.optimum,
+          measured.distance,
+        )
+      )
+  return rows
 
 
 # Lossy rules at equal accepted length.
