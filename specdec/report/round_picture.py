@@ -192,7 +192,8 @@ def write(
   drawings = draw_all(answer.rounds, blocks, spelling(tokenizer))
   about = (
     f"{setup.target}, {setup.description}, {setup.acceptance}, temperature "
-    f"{setup.temperature:g}; probabilities of the draft and of the target"
+    f"{setup.temperature:g}; probabilities of the draft as it drew, "
+    "of the target at 1"
   )
   text = html.render("rounds.svg", drawings=drawings, about=about, sizes=SIZES)
   files.replace_text(path, text)
