@@ -407,7 +407,7 @@ TABLES: dict[str, Callable[..., str]] = {
   for one in (
     passes, slots, decoding, groups, drafters, batches, equal, equal_priced,
     rules, exact, lossy, beams, engines, goodput, best_shapes,
-    length_tables.lengths, length_tables.priced_lengths, sweep, leviathan, printed, compiled,
-    calibration, identity,
+    length_tables.lengths, length_tables.priced_lengths, sweep, leviathan,
+    printed, compiled, calibration, identity,
   )
 }  # fmt: skip
