@@ -322,11 +322,11 @@ def _summary() -> Iterable[Measurement]:
   )
   smollm2 = (
     f"compare_drafters {SMOLLM2} --chat --prompt_file={{prompts}} --limit=4 "
-    f"--max_new_tokens=48 --tree_size=0 --k=3,6 --drafters='{of_smollm2}'"
+    f"--max_new_tokens=48 --tree_size=0 --k=4 --drafters='{of_smollm2}'"
   )
   for name, flags, all_minutes in (
     ("shipped", shipped, (4, 4, 5)),
-    ("smollm2", smollm2, (7, 9, 16)),
+    ("smollm2", smollm2, (4, 5, 9)),
   ):
     for batch, minutes in zip((1, 4, 16), all_minutes):
       name_of = f"summary_{name}_{batch}"

@@ -118,7 +118,7 @@ def _rows(path: Path) -> Iterator[dict]:
     with parquet.ParquetFile(path) as file:
       for batch in file.iter_batches():
         yield from batch.to_pylist()
-  except ArrowException as error:
+  except (ArrowException, OSError) as error:
     raise ValueError(f"prompt file {path} cannot be read: {error}") from None
 
 
