@@ -11,7 +11,14 @@ import jax
 import jax.numpy as jnp
 from jax.experimental.layout import Layout, with_layout_constraint
 
-from specdec.types import KVCache, Model, ModelOutput, PyTree, Source
+from specdec.types import (
+  KVCache,
+  Model,
+  ModelOutput,
+  PyTree,
+  RecurrentState,
+  Source,
+)
 
 CHUNK = 128  # tokens of one pass over a prompt
 _LANES = 128  # of a TPU's tile
@@ -145,8 +152,32 @@ def commit(
         )
       return write(buffer, kept, cache.length)
 
-    layers = jax.tree.map(move, layers)
+    layers = tuple(
+      _commit_recurrent(layer, cache.length, path)
+      if isinstance(layer, RecurrentState)
+      else jax.tree.map(move, layer)
+      for layer in layers
+    )
   return cache.replace(layers=layers, length=cache.length + num_committed)
+
+
+def _commit_recurrent(
+  layer: RecurrentState, length: jax.Array, path: jax.Array
+) -> RecurrentState:
+  """Moves the path to the slots after the committed positions."""
+  used = length - layer.folded
+
+  def move(x, offset=0):
+    source = offset + used[:, None] + path
+    return write(x, _read_all(x, source), used + offset)
+
+  before = layer.inputs[0].shape[2] - layer.keys.shape[2]
+  return layer.replace(
+    inputs=tuple(move(x, before) for x in layer.inputs),
+    keys=move(layer.keys),
+    values=move(layer.values),
+    decays=move(layer.decays[..., None])[..., 0],
+  )
 
 
 def _read_all(buffer, source):
@@ -240,14 +271,23 @@ def permute(
     first: [] slots before it are the same in rows that change places.
     used: [] slots that hold anything, the largest number over rows.
   """
-  layers = cache.layers
-  if layers:
 
-    def move(parts):
-      return jax.tree.map(lambda x: x[rows], parts)
+  def move(parts):
+    return jax.tree.map(lambda x: x[rows], parts)
 
-    layers, _ = in_blocks(move, layers, -2, first, used)
-  return cache.replace(layers=layers, length=cache.length[rows])
+  layers = list(cache.layers)
+  in_slots = [
+    i for i, x in enumerate(layers) if not isinstance(x, RecurrentState)
+  ]
+  layers = [
+    layer if i in in_slots else move(layer) for i, layer in enumerate(layers)
+  ]
+  if in_slots:
+    buffers = tuple(layers[i] for i in in_slots)
+    buffers, _ = in_blocks(move, buffers, -2, first, used)
+    for i, layer in zip(in_slots, buffers):
+      layers[i] = layer
+  return cache.replace(layers=tuple(layers), length=cache.length[rows])
 
 
 def prefill(
@@ -265,7 +305,7 @@ def prefill(
   Args:
     tokens: [B, L]; the cache must have `chunk` slots past the largest goal.
     goal: [B]; rows already there stay where they are.
-    chunk: tokens of one pass.
+    chunk: tokens of one pass, if the model takes so many.
     features: None, or the layers whose entering streams are collected.
 
   Returns:
@@ -273,6 +313,7 @@ def prefill(
     token was run; logits None. Only positions a row ran are written.
   """
   batch, size = tokens.shape
+  chunk = min(chunk, model.max_tokens or chunk)
   columns = jnp.arange(chunk)
   outputs = None
   if features is not None:

@@ -19,7 +19,7 @@ import jax
 from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from specdec.types import DecodeState, KVCache, PyTree
+from specdec.types import DecodeState, KVCache, PyTree, RecurrentState
 
 Names = tuple[str | None, ...]  # of a leaf's dimensions
 CACHE: Names = ("rows", "key", None, None)
@@ -354,7 +354,16 @@ def of_state(
         CACHE, f"{who}{jax.tree_util.keystr(path)}", x.shape
       )
 
-    layers = jax.tree_util.tree_map_with_path(buffer, buffers.layers)
+    def layer(path, x):
+      if isinstance(x, RecurrentState):  # whole on every chip
+        return jax.tree.map(lambda _: rows, x)
+      return jax.tree_util.tree_map_with_path(
+        lambda rest, x: buffer((*path, *rest), x), x
+      )
+
+    layers = jax.tree_util.tree_map_with_path(
+      layer, buffers.layers, is_leaf=lambda x: x is not buffers.layers
+    )
     cross = buffers.cross
     if cross is not None:
       heads = jax.tree_util.tree_map_with_path(buffer, cross.layers)

@@ -15,6 +15,7 @@ from flax import struct
 
 Array = jax.Array
 PyTree = Any
+UNBOUNDED = 2**30  # slots, of a cache without attention
 
 
 class Params(NamedTuple):
@@ -40,17 +41,40 @@ class CrossKV:
 
 
 @struct.dataclass
+class RecurrentState:
+  """What a recurrent layer keeps: a state, and the W positions after it.
+
+  Slot j of the W holds position `folded` + j, or scratch, as slots of a KV
+  cache do; a position enters the state long after it was committed.
+  """
+
+  state: (
+    Array  # [B, heads, value dim, key dim] float32 after `folded` positions
+  )
+  inputs: tuple[Array, ...]  # of the convolution, each [B, heads, K - 1 + W,
+  #                            dim]; the first K - 1 lie before `folded`
+  keys: Array  # [B, key heads, W, key dim]
+  values: Array  # [B, heads, W, value dim]: state += value key^T
+  decays: Array  # [B, heads, W] logarithm of what multiplies the state
+  folded: Array  # [B] positions that the state has seen
+
+
+@struct.dataclass
 class KVCache:
   """Keys and values; slots at or past `length` are scratch, never undone."""
 
-  layers: tuple[tuple[Array, Array], ...]  # (k, v) a layer: [B, heads, S, dim]
+  # (k, v) a layer, [B, heads, S, dim] each; or what a recurrent layer keeps
+  layers: tuple[tuple[Array, Array] | RecurrentState, ...]
   length: Array  # [B] committed positions
   cross: CrossKV | None = None  # of the source; None: a decoder alone
 
   @property
   def num_slots(self) -> int:
     """S, positions a row can hold, scratch included."""
-    return self.layers[0][0].shape[2]
+    for layer in self.layers:
+      if not isinstance(layer, RecurrentState):
+        return layer[0].shape[2]
+    return UNBOUNDED
 
 
 class ModelOutput(NamedTuple):
@@ -89,6 +113,10 @@ class Model(NamedTuple):
   init_cache(batch, slots) -> KVCache, all empty.
   encode(params, source) -> CrossKV of a Source, which the cache holds as
     `cross` before the first call of apply; None: a decoder alone.
+  max_tokens: of a model with recurrent layers, most tokens of a call that can
+    be committed, the earlier nodes of their draft included, and most positions
+    by which a cache's length may move back; None: any. A longer call, of a
+    chain, leaves the cache as it was.
   """
 
   apply: Callable[..., tuple[ModelOutput, KVCache]]
@@ -96,6 +124,7 @@ class Model(NamedTuple):
   vocab_size: int
   num_layers: int
   encode: Callable[[PyTree, Source], CrossKV] | None = None
+  max_tokens: int | None = None
 
 
 @struct.dataclass

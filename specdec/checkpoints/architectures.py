@@ -5,10 +5,11 @@ options of TransformerConfig, parameters in models/params.py and rows in
 names.py.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from specdec.models.config import GEMMA, OLMO2
+from specdec.models.config import GATED_DELTA, GEMMA, MAMBA2, OLMO2
 
 # Field of TransformerConfig -> key of config.json.
 KEYS = {
@@ -69,11 +70,19 @@ class Architecture(NamedTuple):
   keys: Mapping[str, str] = {}  # in addition to KEYS
   absent: Mapping[str, Any] = {}  # overrides LLAMA_ABSENT
   only: Mapping[str, tuple] = _SILU  # in addition to ONLY
+  recurrence: str | None = None  # kind of its recurrent layers
+  # Files hold several matrices as one (stored_names.py).
+  fuses: bool = False
 
   @property
   def is_phi(self) -> bool:
     """Whether its rotary embeddings have the options of Phi-3's."""
     return self.model_type == "phi3"
+
+  @property
+  def rotates_part(self) -> bool:
+    """Whether it may rotate a part of a head."""
+    return self.is_phi or self.recurrence is not None
 
   @property
   def pads(self) -> bool:
@@ -144,6 +153,7 @@ ARCHITECTURES = {
     "phi3",
     _all,
     implied={"fused": True},
+    fuses=True,
     absent={
       "rms_norm_eps": 1e-5,
       "max_position_embeddings": 4096,
@@ -225,5 +235,69 @@ ARCHITECTURES = {
       "moe_intermediate_size": 768,
     },
     only=_SILU | {"mlp_only_layers": ([], None), "decoder_sparse_step": (1,)},
+  ),
+  "Qwen3NextForCausalLM": Architecture(
+    "qwen3_next",
+    lambda *_: False,
+    implied={
+      "qk_norm": True,
+      "norm_offset": True,
+      "attention_gate": True,
+      "shared_gate": True,
+    },
+    keys=_EXPERTS
+    | {
+      "num_experts": "num_experts",
+      "normalize_experts": "norm_topk_prob",
+      "mlp_width": "moe_intermediate_size",
+      "shared_width": "shared_expert_intermediate_size",
+    },
+    absent={
+      "num_key_value_heads": 2,
+      "head_dim": 256,
+      "partial_rotary_factor": 0.25,
+      "num_experts": 512,
+      "num_experts_per_tok": 10,
+      "norm_topk_prob": True,
+      "moe_intermediate_size": 512,
+      "shared_expert_intermediate_size": 512,
+      "full_attention_interval": 4,
+      "linear_num_value_heads": 32,
+      "linear_num_key_heads": 16,
+      "linear_key_head_dim": 128,
+      "linear_value_head_dim": 128,
+      "linear_conv_kernel_dim": 4,
+    },
+    only=_SILU | {"mlp_only_layers": ([], None), "decoder_sparse_step": (1,)},
+    recurrence=GATED_DELTA,
+    fuses=True,
+  ),
+  "BambaForCausalLM": Architecture(
+    "bamba",
+    lambda *_: False,
+    absent={
+      "num_key_value_heads": 8,
+      "rms_norm_eps": 1e-5,
+      "partial_rotary_factor": 0.5,
+      "attn_layer_indices": None,
+      "mamba_n_heads": 128,
+      "mamba_n_groups": 1,
+      "mamba_d_state": 256,
+      "mamba_d_head": "auto",
+      "mamba_d_conv": 4,
+      "mamba_expand": 2,
+      "mamba_conv_bias": True,
+    },
+    only=_SILU
+    | {
+      "mamba_proj_bias": (False, None),
+      "time_step_limit": (
+        None,
+        [0.0, math.inf],
+        [0.0, {"__float__": "Infinity"}],
+      ),
+    },
+    recurrence=MAMBA2,
+    fuses=True,
   ),
 }

@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from specdec.checkpoints import hf_rope, t5_config
+from specdec.checkpoints import hf_recurrence, hf_rope, t5_config
 from specdec.checkpoints.architectures import (
   ARCHITECTURES,
   KEYS,
@@ -19,7 +19,11 @@ from specdec.checkpoints.architectures import (
   Architecture,
 )
 from specdec.checkpoints.hf_values import BOOLEANS, FULL, SLIDING, typed
-from specdec.models.config import TransformerConfig, check_limits
+from specdec.models.config import (
+  Recurrence,
+  TransformerConfig,
+  check_limits,
+)
 from specdec.utils.spelling import join_names, naming
 
 
@@ -35,8 +39,11 @@ def needs_weights(config: Mapping[str, Any]) -> bool:
 
 
 def is_fused(config: Mapping[str, Any]) -> bool:
-  """Whether files hold several matrices as one (Phi-3)."""
-  return architectures(config) == ["Phi3ForCausalLM"]
+  """Whether files hold several matrices as one."""
+  names = architectures(config)
+  return len(names) == 1 and (
+    names[0] in ARCHITECTURES and ARCHITECTURES[names[0]].fuses
+  )
 
 
 def parse(
@@ -90,8 +97,12 @@ def parse(
       fields["unrotated_layers"] = tuple(unrotated)
     windows = _windows(config, architecture, source)
     rope = hf_rope.parse(
-      config, source, any(windows), fields["head_dim"], architecture.is_phi
+      config, source, any(windows), fields["head_dim"], architecture
     )
+    if architecture.recurrence:
+      fields["recurrence"] = hf_recurrence.parse(
+        config, architecture.recurrence, source
+      )
     return TransformerConfig(
       **fields,
       **architecture.implied,
@@ -186,6 +197,10 @@ def render(config: TransformerConfig) -> dict[str, Any]:
   """
   if not any(config.windows):
     config = dataclasses.replace(config, windows=())
+  if config.recurrence:  # of which files do not say what is kept of it
+    usual = Recurrence.__dataclass_fields__["num_nodes"].default
+    kept = dataclasses.replace(config.recurrence, num_nodes=usual)
+    config = dataclasses.replace(config, recurrence=kept)
   candidates = []
   names = [*ARCHITECTURES]
   if config.encoder_layers:
@@ -235,6 +250,8 @@ def _render(config: TransformerConfig, name: str) -> dict[str, Any]:
     rendered["no_rope_layers"] = [
       int(i not in config.unrotated_layers) for i in range(config.num_layers)
     ]
+  if architecture.recurrence:
+    rendered |= hf_recurrence.render(config, architecture.recurrence)
   if architecture.layer_types:
     rendered["layer_types"] = [
       SLIDING if w else FULL for w in config.windows

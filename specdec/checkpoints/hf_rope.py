@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from specdec.checkpoints.architectures import Architecture
 from specdec.checkpoints.hf_values import FULL, SLIDING, typed
 from specdec.models.config import TransformerConfig
 from specdec.models.rope_scaling import LongRope, RopeScaling, Scaling, Yarn
@@ -46,14 +47,14 @@ def parse(
   source: str,
   local: bool,
   head_dim: int,
-  is_phi: bool,
+  architecture: Architecture,
 ) -> dict[str, Any]:
   """Returns the rotary fields of TransformerConfig.
 
   Args:
     local: whether any layer has a window.
-    is_phi: the architecture may rotate a part of a head, and has no other
-      scaling than longrope.
+    architecture: which may rotate a part of a head, or have no other scaling
+      than longrope.
 
   Raises:
     ValueError: an option is not implemented, or a number is missing.
@@ -62,10 +63,11 @@ def parse(
   # use the keys rope_theta and rope_scaling.
   rope = typed(config, "rope_parameters", source) or {}
   legacy = typed(config, "rope_scaling", source) or {}
-  theta = config["rope_theta"]
+  theta, is_phi = config["rope_theta"], architecture.is_phi
+  in_part = architecture.rotates_part
   if "rope_local_base_freq" not in config:
     rope = legacy or rope
-    dims = _rotated(config, rope, source, head_dim, is_phi)
+    dims = _rotated(config, rope, source, head_dim, in_part)
     theta, scaling = _kind(config, rope, theta, source, is_phi)
     fields = {"rope_theta": theta, "rope_scaling": scaling}
     return fields | ({} if dims == head_dim else {"rotary_dims": dims})
@@ -77,7 +79,7 @@ def parse(
     )
   full, sliding = (typed(rope, key, source) or {} for key in (FULL, SLIDING))
   for part in (full | legacy, sliding):
-    _rotated(config, part, source, head_dim, is_phi)
+    _rotated(config, part, source, head_dim, in_part)
   theta, scaling = _kind(config, full | legacy, theta, source)
   local_theta, local_scaling = _kind(
     config, sliding, config["rope_local_base_freq"], source
@@ -93,12 +95,12 @@ def parse(
   }
 
 
-def _rotated(config, rope, source: str, head_dim: int, is_phi: bool) -> int:
+def _rotated(config, rope, source: str, head_dim: int, in_part: bool) -> int:
   """Returns how many dimensions of a head are rotated."""
   share = typed({_PARTIAL: config.get(_PARTIAL)} | rope, _PARTIAL, source)
   if share in (None, 1):
     return head_dim
-  if not is_phi:
+  if not in_part:
     raise ValueError(f"{source} has {_PARTIAL} = {share}; accepted: 1.0")
   return int(head_dim * share)
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 SLIDING, FULL = "sliding_attention", "full_attention"
+LINEAR = "linear_attention"
 # Types of the keys that are read; all others are integers.
 _FLOATS = (
   *("rms_norm_eps", "rope_theta", "rope_local_base_freq", "factor"),
@@ -13,13 +14,16 @@ _FLOATS = (
   "partial_rotary_factor",
 )
 BOOLEANS = ("tie_word_embeddings", "norm_topk_prob", "truncate")
+BOOLEANS += ("mamba_conv_bias",)
 _LISTS = ("layer_types", "no_rope_layers", "short_factor", "long_factor")
+_LISTS += ("attn_layer_indices",)
 _OBJECTS = ("rope_scaling", "rope_parameters", "text_config", SLIDING, FULL)
 _MAY_BE_NONE = (
   *("attn_logit_softcapping", "final_logit_softcapping", "sliding_window"),
   *("attention_factor", "mscale", "mscale_all_dim", "beta_fast", "beta_slow"),
   *("layer_types", "no_rope_layers", "partial_rotary_factor", "factor"),
   "pard_token",
+  "attn_layer_indices",
   *BOOLEANS,
   *_OBJECTS,
 )

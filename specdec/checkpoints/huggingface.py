@@ -5,6 +5,7 @@ rejected.
 """
 
 import dataclasses
+import functools
 import json
 import stat
 from collections.abc import Collection
@@ -190,17 +191,17 @@ class Weights:
     """
     for whole, parts in stored_names.fused(config).items():
       rows, *rest = self.shapes.pop(whole, (0,))
-      ends = np.cumsum([tensor.shape[0] for tensor in parts]).tolist()
-      if rows != ends[-1]:
+      total = sum(len(part.rows) for part in parts)
+      if rows != total:
         raise ValueError(
           f"{whole} in {self.source} has {rows} rows; the config requires "
-          f"{ends[-1]}"
+          f"{total}"
         )
       form = self.formats.pop(whole, None)
-      for tensor, start, stop in zip(parts, [0, *ends], ends):
+      for tensor, part_rows in parts:
         [name] = tensor.hugging_face
-        self.shapes[name] = (stop - start, *rest)
-        self._parts[name] = whole, slice(start, stop)
+        self.shapes[name] = (len(part_rows), *rest)
+        self._parts[name] = whole, part_rows
         if form is not None:
           self.formats[name] = form
 
@@ -258,10 +259,16 @@ class Weights:
       return dequantize(self.integers(name))[index]
     index = index or (slice(None),) * len(self.shapes[name])
     if name in self._parts:
-      size = self.shapes[name][0]
-      name, rows = self._parts[name]
-      start, stop, _ = index[0].indices(size)
-      index = slice(rows.start + start, rows.start + stop), *index[1:]
+      whole, rows = self._parts[name]
+      rows = rows[index[0]]
+      # Rows that lie apart are read with what lies between them.
+      span = slice(int(rows[0]), int(rows[-1]) + 1)
+      part = self._stored_slice(whole, (span, *index[1:]))
+      return part if len(part) == len(rows) else part[rows - rows[0]]
+    return self._stored_slice(name, index)
+
+  def _stored_slice(self, name: str, index: tuple[slice, ...]) -> np.ndarray:
+    """Reads a slice of a tensor of the file, of float8 times its scales."""
     if name in self._scales:
       scale = self._whole(self._scales[name], *_FLOATS)
       return float8.dequantize(self._float8(name), scale, index)
@@ -304,8 +311,9 @@ def save_safetensors(
   flat, arrays = traverse_util.flatten_dict(params, sep="/"), {}
   leaves = {x.hugging_face: flat[x.path] for x in names.tensors(config)}
   for whole, parts in stored_names.fused(config).items():
-    held = [leaves.pop(tensor.hugging_face) for tensor in parts]
-    leaves[(whole,)] = jax.tree.map(_stacked, *held)
+    rows = np.concatenate([part.rows for part in parts])
+    held = [leaves.pop(part.tensor.hugging_face) for part in parts]
+    leaves[(whole,)] = jax.tree.map(functools.partial(_joined, rows), *held)
   for stored, leaf in leaves.items():
     if isinstance(leaf, Quantized):
       arrays |= compressed.arrays(stored[0], leaf)
@@ -330,8 +338,10 @@ def save_arrays(
       raise OSError(str(error)) from error
 
 
-def _stacked(*matrices: jax.Array) -> np.ndarray:
-  return np.concatenate([np.asarray(matrix) for matrix in matrices])
+def _joined(rows: np.ndarray, *matrices: jax.Array) -> np.ndarray:
+  """Returns one matrix of several, of which `rows` are the places."""
+  stacked = np.concatenate([np.asarray(matrix) for matrix in matrices])
+  return stacked[np.argsort(rows)]
 
 
 def write_config(

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from specdec.models import params
-from specdec.models.config import TransformerConfig
+from specdec.models.config import GATED_DELTA, MAMBA2, TransformerConfig
 from specdec.utils.spelling import join_names
 
 
@@ -41,11 +41,46 @@ _IN_LAYER = {
   "attention/v": ("self_attn.v_proj", "attn_v"),
   "attention/q_norm": ("self_attn.q_norm", "attn_q_norm"),
   "attention/k_norm": ("self_attn.k_norm", "attn_k_norm"),
+  "attention/gate": ("self_attn.gate_proj", "attn_gate"),
   "attention/o": ("self_attn.o_proj", "attn_output"),
   "mlp_norm": ("post_attention_layernorm", "ffn_norm"),
   "mlp/gate": ("mlp.gate_proj", "ffn_gate"),
   "mlp/up": ("mlp.up_proj", "ffn_up"),
   "mlp/down": ("mlp.down_proj", "ffn_down"),
+  "shared/gate": ("mlp.shared_expert.gate_proj", "ffn_gate_shexp"),
+  "shared/up": ("mlp.shared_expert.up_proj", "ffn_up_shexp"),
+  "shared/down": ("mlp.shared_expert.down_proj", "ffn_down_shexp"),
+  "shared_gate": ("mlp.shared_expert_gate", "ffn_gate_inp_shexp"),
+}
+# Of recurrent layers, below 'linear_attn' (Qwen3-Next) or 'mamba' (Bamba), with
+# their ends. Files hold the first seven in two matrices, and the convolutions
+# in one (stored_names.py).
+_RECURRENT = {
+  "recurrent/q/weight": "q_proj.weight",
+  "recurrent/k/weight": "k_proj.weight",
+  "recurrent/v/weight": "v_proj.weight",
+  "recurrent/gate/weight": "z_proj.weight",
+  "recurrent/decay/weight": "a_proj.weight",
+  "recurrent/rate/weight": "b_proj.weight",
+  "recurrent/q_conv/kernel": "q_conv1d.weight",
+  "recurrent/k_conv/kernel": "k_conv1d.weight",
+  "recurrent/v_conv/kernel": "v_conv1d.weight",
+  "recurrent/q_conv/bias": "q_conv1d.bias",
+  "recurrent/k_conv/bias": "k_conv1d.bias",
+  "recurrent/v_conv/bias": "v_conv1d.bias",
+  "recurrent/decay_bias": "dt_bias",
+  "recurrent/log_decay": "A_log",
+  "recurrent/skip": "D",
+  "recurrent/norm/scale": "norm.weight",
+  "recurrent/o/weight": "out_proj.weight",
+}
+RECURRENT = {GATED_DELTA: "linear_attn", MAMBA2: "mamba"}
+_BAMBA = {
+  "final_norm": ("model.final_layernorm", "output_norm"),
+  "mlp_norm": ("pre_ff_layernorm", "ffn_norm"),
+  "mlp/gate": ("feed_forward.gate_proj", "ffn_gate"),
+  "mlp/up": ("feed_forward.up_proj", "ffn_up"),
+  "mlp/down": ("feed_forward.down_proj", "ffn_down"),
 }
 # With post norms (Gemma), Hugging Face's post_attention_layernorm is the norm
 # of attention's output, not the one in front of the MLP.
@@ -118,7 +153,11 @@ def _t5_name(path: str, config: TransformerConfig) -> str:
 
 def tensors(config: TransformerConfig) -> list[Tensor]:
   """Lists every tensor of a checkpoint of this config, layer by layer."""
-  in_layer = dict(_IN_LAYER)
+  in_layer, outside = dict(_IN_LAYER), dict(_OUTSIDE_LAYERS)
+  kind = config.recurrence and config.recurrence.kind
+  if kind == MAMBA2:
+    in_layer |= _BAMBA
+    outside |= {"final_norm": _BAMBA["final_norm"]}
   if config.post_norms:
     in_layer |= _POST_NORMS
   if config.num_experts:
@@ -128,6 +167,11 @@ def tensors(config: TransformerConfig) -> list[Tensor]:
   def tensor(path: str, spec: params.ParamSpec) -> Tensor:
     name, end = path.rsplit("/", 1)
     stored_end = ".bias" if end == "bias" else ".weight"
+    layer = re.match(r"layer_(\d+)/(?=recurrent/)", path)
+    if layer:  # no GGUF file of these is read either
+      name = f"{RECURRENT[kind]}.{_RECURRENT[path[layer.end() :]]}"
+      name = f"model.layers.{layer[1]}.{name}"
+      return Tensor(path, (name,), path, spec.axes, spec.shape, 0, 0.0)
     if config.encoder_layers:  # no GGUF file of these is read
       hugging_face, gguf = _t5_name(name, config), path
     elif layer := re.match(r"layer_(\d+)/", name):
@@ -135,7 +179,7 @@ def tensors(config: TransformerConfig) -> list[Tensor]:
       hugging_face = f"model.layers.{layer[1]}.{hugging_face}"
       gguf = f"blk.{layer[1]}.{gguf}"
     else:
-      hugging_face, gguf = _OUTSIDE_LAYERS[name]
+      hugging_face, gguf = outside[name]
     parts = config.num_experts if "{}" in hugging_face else 1
     return Tensor(
       path,

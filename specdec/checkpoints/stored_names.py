@@ -1,12 +1,14 @@
 """Where files hold the tensors of names.py: under other names, or in one."""
 
 import re
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from specdec.checkpoints import names
 from specdec.checkpoints.architectures import WITH_IMAGES
-from specdec.models.config import TransformerConfig
+from specdec.models.config import GATED_DELTA, TransformerConfig
 
 # Of a model that also sees images: what it sees them with, and the beginnings
 # of the text model's names, as files before and since transformers 4.52 have
@@ -26,24 +28,81 @@ _FUSED = {
 }
 
 
-def fused(config: TransformerConfig) -> dict[str, list[names.Tensor]]:
-  """Returns name in the file -> the tensors that it holds, from the top on."""
-  held: dict[str, list[names.Tensor]] = {}
-  for tensor in names.tensors(config) if config.fused else ():
-    [name] = tensor.hugging_face
-    for whole, parts in _FUSED.items():
-      for part in parts:
-        if f".{part}." in name:
-          held.setdefault(name.replace(part, whole), []).append(tensor)
+class Part(NamedTuple):
+  """A tensor that a file holds as rows of a larger one."""
+
+  tensor: names.Tensor
+  rows: np.ndarray
+
+
+def fused(config: TransformerConfig) -> dict[str, list[Part]]:
+  """Returns name in the file -> the tensors that it holds, every row once."""
+  ours = {tensor.hugging_face[0]: tensor for tensor in names.tensors(config)}
+  held: dict[str, list[Part]] = {}
+  for i in range(config.num_layers):
+    prefix = f"model.layers.{i}."
+    for whole, groups, parts in _wholes(config, i):
+      tensors = [ours.get(prefix + part) for part in parts]
+      if None not in tensors:
+        held[prefix + whole] = _in_groups(groups, tensors)
   return held
+
+
+def _wholes(
+  config: TransformerConfig, layer: int
+) -> Iterator[tuple[str, int, list[str]]]:
+  """Yields what files of this config hold in one: its name below the layer, of
+  how many groups of rows each of its parts is, which take turns, and these."""
+  if config.fused:
+    for whole, parts in _FUSED.items():
+      room = "self_attn" if whole == "qkv_proj" else "mlp"
+      yield (
+        f"{room}.{whole}.weight",
+        1,
+        [f"{room}.{part}.weight" for part in parts],
+      )
+  if not config.is_recurrent(layer):
+    if config.attention_gate:
+      parts = ["self_attn.q_proj.weight", "self_attn.gate_proj.weight"]
+      yield parts[0], config.num_heads, parts
+    return
+  r = config.recurrence
+  room = names.RECURRENT[r.kind]
+
+  def named(order: str, name: str) -> list[str]:
+    return [f"{room}.{part}_{name}" for part in order]
+
+  if r.kind == GATED_DELTA:
+    projections = ("qkvz", "ba"), r.num_key_heads
+    order = "qkv"
+  else:
+    projections = ("zvkqa",), 1
+    order = "vkq"
+  for parts in projections[0]:
+    end = f"_{parts}" if r.kind == GATED_DELTA else ""
+    whole = f"{room}.in_proj{end}.weight"
+    yield whole, projections[1], named(parts, "proj.weight")
+  for end in ("weight", "bias") if r.conv_bias else ("weight",):
+    yield f"{room}.conv1d.{end}", 1, named(order, f"conv1d.{end}")
+
+
+def _in_groups(groups: int, tensors: Sequence[names.Tensor]) -> list[Part]:
+  """Returns the rows of tensors of which groups take turns."""
+  sizes = [tensor.shape[0] // groups for tensor in tensors]
+  rows = np.arange(groups * sum(sizes)).reshape(groups, -1)
+  starts = np.cumsum([0, *sizes])
+  return [
+    Part(tensor, rows[:, start : start + size].ravel())
+    for tensor, start, size in zip(tensors, starts, sizes)
+  ]
 
 
 def in_file(config: TransformerConfig) -> dict[str, str]:
   """Returns path of a parameter -> its name in the file, of a first expert."""
   wholes = {
-    tensor.path: whole
+    part.tensor.path: whole
     for whole, parts in fused(config).items()
-    for tensor in parts
+    for part in parts
   }
   return {
     tensor.path: wholes.get(tensor.path, tensor.hugging_face[0])

@@ -89,9 +89,10 @@ def cache_bytes(
   slots: int,
   place: Placement | None = None,
 ) -> float:
-  """Returns bytes of a KV cache, per device."""
-  whole = config.cache_bytes_per_token * _padded(batch, place) * slots
-  return whole / _share(CACHE, place)
+  """Returns bytes of a KV cache, per device, recurrent states included."""
+  rows = _padded(batch, place)
+  whole = config.cache_bytes_per_token * rows * slots / _share(CACHE, place)
+  return whole + config.state_bytes * rows / _share(("rows",), place)
 
 
 def _padded(batch: int, place: Placement | None) -> int:

@@ -50,6 +50,82 @@ def _check_buckets(buckets: int, distance: int) -> None:
     )
 
 
+GATED_DELTA, MAMBA2 = RECURRENCES = "gated_delta", "mamba2"
+
+
+@dataclasses.dataclass(frozen=True)
+class Recurrence:
+  """Layers that keep a state in the place of keys and values."""
+
+  kind: str  # of RECURRENCES: arXiv:2412.06464 (Qwen3-Next), arXiv:2405.21060
+  layers: tuple[int, ...]  # which; the others have attention
+  num_heads: int  # of values, each with a state [key_dim, value_dim]
+  num_key_heads: int  # of keys and queries; divides num_heads
+  key_dim: int
+  value_dim: int
+  kernel: int = 4  # tokens that the causal convolution sees
+  conv_bias: bool = False
+  # Most tokens of a call, and by which a drafter may go back. Twice as many are
+  # kept beside the state, and some more. It changes no output.
+  num_nodes: int = 64
+
+  def __post_init__(self):
+    check_choice("recurrence.kind", self.kind, RECURRENCES)
+    check_counts(
+      self,
+      *("num_heads", "num_key_heads", "key_dim", "value_dim"),
+      *("kernel", "num_nodes"),
+    )
+    if self.num_heads % self.num_key_heads:
+      raise ValueError(
+        f"num_heads = {self.num_heads} of the recurrence is not a multiple of "
+        f"num_key_heads = {self.num_key_heads}"
+      )
+    if not self.layers or sorted(set(self.layers)) != list(self.layers):
+      raise ValueError(
+        f"layers = {self.layers} of the recurrence; give ascending indices"
+      )
+
+  @property
+  def channels(self) -> int:
+    """Channels of the convolution: queries, keys and values."""
+    keys = self.num_key_heads * self.key_dim
+    return 2 * keys + self.num_heads * self.value_dim
+
+  def num_parameters(self, width: int) -> int:
+    """Weights of one layer, without norms in front of it."""
+    inner = self.num_heads * self.value_dim
+    small = 2 if self.kind == GATED_DELTA else 1  # rows a head, b and a
+    rows = self.channels + inner + small * self.num_heads
+    own = (2 if self.kind == GATED_DELTA else 3) * self.num_heads
+    own += self.channels * (self.kernel + self.conv_bias)
+    own += self.value_dim if self.kind == GATED_DELTA else inner  # the norm
+    return width * (rows + inner) + own
+
+  @property
+  def state_size(self) -> int:
+    """Values of the state of a row in one layer, float32."""
+    return self.num_heads * self.key_dim * self.value_dim
+
+  @property
+  def slots_size(self) -> int:
+    """Values kept beside it, float32."""
+    one = self.num_key_heads * self.key_dim
+    one += self.num_heads * (self.value_dim + 1)
+    size = self.num_slots * one
+    return size + (self.num_slots + self.kernel - 1) * self.channels
+
+  @property
+  def folded_at_once(self) -> int:
+    """Positions that enter the state together."""
+    return max(1, self.num_nodes // 4)
+
+  @property
+  def num_slots(self) -> int:
+    """Positions kept beside the state."""
+    return 2 * self.num_nodes + self.folded_at_once
+
+
 @dataclasses.dataclass(frozen=True)
 class TransformerConfig:
   """Configuration of a transformer of the Llama lineage, or of T5's.
@@ -82,6 +158,7 @@ class TransformerConfig:
   qkv_bias: bool = False
   qk_norm: bool = False  # query and key heads pass an RMSNorm before RoPE
   joint_qk_norm: bool = False  # these norms span all heads at once (OLMo 2)
+  attention_gate: bool = False  # sigmoids multiply heads' outputs (Qwen3-Next)
   # Scores are divided by its square root (Gemma); None: by that of head_dim.
   query_scalar: float | None = None
   attention_softcap: float | None = None  # c of scores c tanh(s / c) (Gemma 2)
@@ -97,6 +174,9 @@ class TransformerConfig:
   num_experts: int = 0  # in each layer; 0: a dense MLP without a router
   experts_per_token: int = 0
   normalize_experts: bool = True  # a token's routing weights sum to one
+  # Inner width of an MLP that every token passes beside its experts; 0: none.
+  shared_width: int = 0
+  shared_gate: bool = False  # a sigmoid of the token weighs it (Qwen3-Next)
   dtype: str = "float32"  # of activations, KV cache and weights
   # Buckets of a learned bias by relative position, shared by all layers, in the
   # place of rotary embeddings (T5, arXiv:1910.10683); 0: rotary embeddings.
@@ -107,6 +187,7 @@ class TransformerConfig:
   # Stands for tokens that a draft has not drawn yet (PARD); None: it has none.
   mask_token: int | None = None
   start_token: int = 0  # with which an encoder-decoder's output begins
+  recurrence: Recurrence | None = None  # of layers without attention
   # Of all matrices, or of those with these paths; None: dtype.
   weights: WeightFormat | tuple[tuple[str, WeightFormat], ...] | None = None
 
@@ -138,6 +219,8 @@ class TransformerConfig:
       )
     if not self.relative_buckets:
       self._check_rotary()
+    if self.recurrence is not None:
+      self._check_recurrence()
     if self.windows and len(self.windows) != self.num_layers:
       raise ValueError(
         f"windows has {len(self.windows)} entries for {self.num_layers} layers"
@@ -176,6 +259,13 @@ class TransformerConfig:
       raise ValueError(
         "pre_norms = False needs post_norms, and a decoder without an encoder"
       )
+    if self.shared_width < 0 or (self.shared_width and not self.num_experts):
+      raise ValueError(
+        f"shared_width = {self.shared_width}; it must be 0, or above it beside "
+        "experts"
+      )
+    if self.shared_gate and not self.shared_width:
+      raise ValueError("shared_gate = True needs shared_width")
     if self.num_experts and not self.gated:
       raise ValueError("experts are gated: gated = False is for dense MLPs")
     if self.encoder_layers and (any(self.windows) or self.num_experts):
@@ -199,6 +289,22 @@ class TransformerConfig:
       raise ValueError(
         f"weights = {self.weights}: a mixture of experts is held in "
         f"{' or '.join(DTYPES)}"
+      )
+
+  def _check_recurrence(self) -> None:
+    r = self.recurrence
+    if r.layers[-1] >= self.num_layers:
+      raise ValueError(
+        f"layer {r.layers[-1]} of the recurrence; this model has "
+        f"{self.num_layers} layers"
+      )
+    if self.encoder_layers or self.fused or self.post_norms:
+      raise ValueError(
+        "recurrent layers are of a decoder with norms in front of sublayers"
+      )
+    if any(self.windows) and any(self.windows[i] for i in r.layers):
+      raise ValueError(
+        f"windows = {self.windows}; layers {r.layers} have no attention"
       )
 
   def _check_rotary(self) -> None:
@@ -249,22 +355,47 @@ class TransformerConfig:
     """Number of weights; a tied embedding counts once."""
     heads = self.num_heads + self.num_kv_heads
     attention = self.width * self.head_dim * 2 * heads  # q, k, v and o
-    layer = attention
+    extra = 0  # biases, norms and gates
+    if self.attention_gate:
+      extra += self.width * self.num_heads * self.head_dim
     if self.qkv_bias:
-      layer += self.head_dim * (heads + self.num_kv_heads)
+      extra += self.head_dim * (heads + self.num_kv_heads)
     if self.qk_norm:
-      layer += self.head_dim * (heads if self.joint_qk_norm else 2)
-    layer += 2 * (self.pre_norms + self.post_norms) * self.width
+      extra += self.head_dim * (heads if self.joint_qk_norm else 2)
+    layer = 2 * (self.pre_norms + self.post_norms) * self.width
     matrices = 3 if self.gated else 2
-    layer += max(self.num_experts, 1) * matrices * self.width * self.mlp_width
+    inner = max(self.num_experts, 1) * self.mlp_width + self.shared_width
+    layer += matrices * self.width * inner
+    layer += self.width * self.shared_gate
     layer += self.num_experts * self.width  # the router
     outside = self.vocab_size * self.width * (1 if self.tied else 2)
     outside += self.width + self.relative_buckets * self.num_heads
     if self.encoder_layers:
-      outside += self.encoder_layers * layer
+      outside += self.encoder_layers * (layer + attention + extra)
       outside += self.width + self.relative_buckets * self.num_heads
       layer += attention + self.width  # cross-attention and its norm
-    return self.num_layers * layer + outside
+    mixers = self.num_attention_layers * (attention + extra)
+    if r := self.recurrence:
+      mixers += len(r.layers) * r.num_parameters(self.width)
+    return self.num_layers * layer + mixers + outside
+
+  @property
+  def num_attention_layers(self) -> int:
+    """Layers with keys and values."""
+    recurrent = self.recurrence.layers if self.recurrence else ()
+    return self.num_layers - len(recurrent)
+
+  def is_recurrent(self, layer: int) -> bool:
+    """Whether a layer has a state in the place of attention."""
+    return self.recurrence is not None and layer in self.recurrence.layers
+
+  @property
+  def state_bytes(self) -> int:
+    """Bytes that recurrent layers keep for a row, whatever its length."""
+    if self.recurrence is None:
+      return 0
+    r = self.recurrence
+    return 4 * len(r.layers) * (r.state_size + r.slots_size)
 
   @property
   def cache_bytes_per_token(self) -> int:
@@ -273,4 +404,5 @@ class TransformerConfig:
     Cross-attention keeps as many for each position of the source.
     """
     size = 4 if self.dtype == "float32" else 2
-    return 2 * self.num_layers * self.num_kv_heads * self.head_dim * size
+    heads = self.num_attention_layers * self.num_kv_heads
+    return 2 * heads * self.head_dim * size

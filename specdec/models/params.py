@@ -12,7 +12,7 @@ from typing import NamedTuple
 from flax import traverse_util
 
 from specdec import sharding
-from specdec.models.config import TransformerConfig
+from specdec.models.config import GATED_DELTA, Recurrence, TransformerConfig
 from specdec.models.quantization import Quantized, largest_divisor
 from specdec.models.weight_formats import BITS, WeightFormat
 from specdec.utils.spelling import naming
@@ -33,24 +33,30 @@ class ParamSpec(NamedTuple):
 
 
 def layer_axes(
-  config: TransformerConfig, cross: bool = False
+  config: TransformerConfig, cross: bool = False, recurrent: bool = False
 ) -> dict[str, tuple[str, ...]]:
   """Returns path below a layer -> logical axes.
 
   Args:
     cross: the layer attends to a source.
+    recurrent: it has a state in the place of attention.
   """
   axes: dict[str, tuple[str, ...]] = {}
   if config.pre_norms:
     axes["attention_norm/scale"] = ("width",)
-  for name, axis in {"q": "query", "k": "key", "v": "key"}.items():
-    axes[f"attention/{name}/weight"] = (axis, "width")
-    if config.qkv_bias:
-      axes[f"attention/{name}/bias"] = (axis,)
-    if config.qk_norm and name != "v":
-      whole = axis if config.joint_qk_norm else "head"
-      axes[f"attention/{name}_norm/scale"] = (whole,)
-  axes["attention/o/weight"] = ("width", "query")
+  if recurrent:
+    axes |= _recurrent_axes(config.recurrence)
+  else:
+    for name, axis in {"q": "query", "k": "key", "v": "key"}.items():
+      axes[f"attention/{name}/weight"] = (axis, "width")
+      if config.qkv_bias:
+        axes[f"attention/{name}/bias"] = (axis,)
+      if config.qk_norm and name != "v":
+        whole = axis if config.joint_qk_norm else "head"
+        axes[f"attention/{name}_norm/scale"] = (whole,)
+    if config.attention_gate:
+      axes["attention/gate/weight"] = ("query", "width")
+    axes["attention/o/weight"] = ("width", "query")
   if cross:
     axes["cross_norm/scale"] = ("width",)
     axes["cross/q/weight"] = ("query", "width")
@@ -68,6 +74,35 @@ def layer_axes(
     axes["mlp/gate/weight"] = (*stack, "mlp", "width")
   axes["mlp/up/weight"] = (*stack, "mlp", "width")
   axes["mlp/down/weight"] = (*stack, "width", "mlp")
+  if config.shared_width:
+    axes["shared/gate/weight"] = axes["shared/up/weight"] = ("shared", "width")
+    axes["shared/down/weight"] = ("width", "shared")
+  if config.shared_gate:
+    axes["shared_gate/weight"] = ("one", "width")
+  return axes
+
+
+def _recurrent_axes(recurrence: Recurrence) -> dict[str, tuple[str, ...]]:
+  """Returns path below a layer -> logical axes of a recurrent sublayer.
+
+  Every device holds all of it.
+  """
+  is_delta = recurrence.kind == GATED_DELTA
+  channels = {"q": "state_key", "k": "state_key", "v": "state_value"}
+  axes: dict[str, tuple[str, ...]] = {}
+  for name, axis in channels.items():
+    axes[f"recurrent/{name}/weight"] = (axis, "width")
+    axes[f"recurrent/{name}_conv/kernel"] = (axis, "one", "kernel")
+    if recurrence.conv_bias:
+      axes[f"recurrent/{name}_conv/bias"] = (axis,)
+  axes["recurrent/gate/weight"] = ("state_value", "width")
+  for name in ("decay", "rate") if is_delta else ("decay",):
+    axes[f"recurrent/{name}/weight"] = ("state_head", "width")
+  for name in ("decay_bias", "log_decay") + (() if is_delta else ("skip",)):
+    axes[f"recurrent/{name}"] = ("state_head",)
+  norm = "state_dim" if is_delta else "state_value"
+  axes["recurrent/norm/scale"] = (norm,)
+  axes["recurrent/o/weight"] = ("width", "state_value")
   return axes
 
 
@@ -83,8 +118,8 @@ def specs(config: TransformerConfig) -> dict[str, ParamSpec]:
     axes["relative_bias/table"] = ("buckets", "heads")
 
   def add_layers(count: int, prefix: str, cross: bool) -> None:
-    in_layer = layer_axes(config, cross)
     for i in range(count):
+      in_layer = layer_axes(config, cross, config.is_recurrent(i))
       axes.update({f"{prefix}{i}/{path}": x for path, x in in_layer.items()})
 
   add_layers(config.num_layers, "layer_", bool(config.encoder_layers))
@@ -106,7 +141,17 @@ def specs(config: TransformerConfig) -> dict[str, ParamSpec]:
     "experts": config.num_experts,
     "buckets": config.relative_buckets,
     "heads": config.num_heads,
+    "shared": config.shared_width,
+    "one": 1,
   }
+  if r := config.recurrence:
+    sizes |= {
+      "state_key": r.num_key_heads * r.key_dim,
+      "state_value": r.num_heads * r.value_dim,
+      "state_head": r.num_heads,
+      "state_dim": r.value_dim,
+      "kernel": r.kernel,
+    }
   return {
     path: ParamSpec(names, tuple(sizes[name] for name in names))
     for path, names in axes.items()

@@ -16,6 +16,7 @@ from flax import linen as nn
 
 from specdec import cache as kv
 from specdec import sharding
+from specdec.models import recurrence
 from specdec.models.attention import (
   View,
   attend,
@@ -23,11 +24,19 @@ from specdec.models.attention import (
   source_view,
   view,
 )
-from specdec.models.config import TransformerConfig
+from specdec.models.config import GATED_DELTA, TransformerConfig
 from specdec.models.experts import ACTIVATIONS, Experts, normal, weight
 from specdec.models.layouts import look_up, project, project_all, unpack
 from specdec.models.rotary import rope_angles, rotate
-from specdec.types import CrossKV, KVCache, Model, ModelOutput, Skip, Source
+from specdec.types import (
+  CrossKV,
+  KVCache,
+  Model,
+  ModelOutput,
+  RecurrentState,
+  Skip,
+  Source,
+)
 from specdec.utils.constructors import cached
 
 Place = Callable[..., jax.Array]  # (x, *names of its axes) -> x
@@ -161,11 +170,13 @@ class Attention(nn.Module):
     def heads(y, axis):
       return split_heads(y, c.head_dim, self.place, axis)
 
-    query, key, value = linear(
+    gated = (Linear(c.num_heads * c.head_dim, name="gate"),)
+    query, key, value, *gate = linear(
       x,
       layer_of("q", c.num_heads),
       layer_of("k", c.num_kv_heads),
       layer_of("v", c.num_kv_heads),
+      *(gated if c.attention_gate else ()),
     )
 
     def normed(query, key):
@@ -198,8 +209,121 @@ class Attention(nn.Module):
       cap=c.attention_softcap,
       on_mesh=self.place is not sharding.anywhere,
     )
+    for of_heads in gate:
+      y *= jax.nn.sigmoid(of_heads)
     y = self.place(y, "rows", None, "query")
     return Linear(c.width, name="o")(y), (keys, values)
+
+
+class Recurrent(nn.Module):
+  """Gated delta rule or Mamba-2 in the place of attention (recurrence.py).
+
+  Call arguments: x [B, T, M]; layer, what the cache keeps, or None; view, of
+  the nodes.
+  """
+
+  config: TransformerConfig
+
+  @nn.compact
+  def __call__(self, x, layer: RecurrentState | None, view: View):
+    c, r = self.config, self.config.recurrence
+    is_delta = r.kind == GATED_DELTA
+    parts = {
+      "q": (r.num_key_heads, r.key_dim),
+      "k": (r.num_key_heads, r.key_dim),
+      "v": (r.num_heads, r.value_dim),
+    }
+    inner = r.num_heads * r.value_dim
+
+    def linear_to(**sizes):
+      return linear(x, *(Linear(n, name=name) for name, n in sizes.items()))
+
+    wide = {name: heads * dim for name, (heads, dim) in parts.items()}
+    *mixed, gate = linear_to(**wide, gate=inner)
+    rate = None
+    if is_delta:
+      decay, rate = linear_to(decay=r.num_heads, rate=r.num_heads)
+      rate = jax.nn.sigmoid(rate.astype(jnp.float32))
+    else:
+      [decay] = linear_to(decay=r.num_heads)
+
+    def per_head(name, init=nn.initializers.zeros):  # [1, 1, heads]
+      value = self.param(name, init, (r.num_heads,), x.dtype)
+      return value.astype(jnp.float32)[None, None]
+
+    step = jax.nn.softplus(decay.astype(jnp.float32) + per_head("decay_bias"))
+    decay = -jnp.exp(per_head("log_decay")) * step  # [B, T, heads]
+
+    mixed = [
+      y.reshape(*y.shape[:2], *shape).swapaxes(1, 2)
+      for y, shape in zip(mixed, parts.values())
+    ]
+    seen, ready = recurrence.inputs(layer, mixed, view, r)
+    query, key, value = (
+      ShortConvolution(r.kernel, r.conv_bias, name=f"{name}_conv")(
+        part, x.dtype
+      )
+      for name, part in zip(parts, seen)
+    )
+    if is_delta:
+      query, key = recurrence.unit(query), recurrence.unit(key)
+      query *= r.key_dim**-0.5
+      into_state = value
+    else:
+      into_state = step[..., None] * value
+    y, after = recurrence.run(
+      ready, query, key, into_state, decay, rate, view, r
+    )
+    if not is_delta:
+      y += per_head("skip", nn.initializers.ones)[..., None] * value
+    groups = None if is_delta else r.num_key_heads
+    y = GatedNorm(c.norm_epsilon, groups, name="norm")(y, gate, x.dtype)
+    return Linear(c.width, name="o")(y), layer if after is None else after
+
+
+class ShortConvolution(nn.Module):
+  """Causal convolution of channels one by one, then SiLU; in float32."""
+
+  kernel: int
+  bias: bool
+
+  @nn.compact
+  def __call__(self, seen: jax.Array, dtype) -> jax.Array:
+    """Takes [B, heads, K, T, dim], of `dtype` weights: [B, T, heads, dim]."""
+    channels = seen.shape[1] * seen.shape[-1]
+    shape = channels, 1, self.kernel
+    kernel = self.param("kernel", nn.initializers.normal(0.02), shape, dtype)
+    bias = None
+    if self.bias:
+      bias = self.param("bias", nn.initializers.zeros, (channels,), dtype)
+    return recurrence.convolve(seen, kernel, bias)
+
+
+class GatedNorm(nn.Module):
+  """RMSNorm with a gate of SiLU, over heads or over groups of them.
+
+  Of heads the gate multiplies what was normed, of groups what will be.
+  """
+
+  epsilon: float
+  groups: int | None  # None: of every head, with one scale for all
+
+  @nn.compact
+  def __call__(self, y: jax.Array, gate: jax.Array, dtype) -> jax.Array:
+    """Takes y [B, T, heads, dim] float32 and gate [B, T, heads * dim]."""
+    shape, in_groups = gate.shape, self.groups is not None
+    gate = jax.nn.silu(gate.astype(jnp.float32))
+    size = (shape[-1] if in_groups else y.shape[-1],)
+    scale = self.param("scale", nn.initializers.ones, size, dtype)
+    scale = jnp.expand_dims(scale, tuple(range(2 if in_groups else 3)))
+    if in_groups:
+      y = (y.reshape(shape) * gate).reshape(*shape[:2], self.groups, -1)
+    y *= jax.lax.rsqrt(jnp.mean(y * y, -1, keepdims=True) + self.epsilon)
+    y = y.astype(dtype)
+    if in_groups:
+      return y.reshape(shape) * scale
+    y = (y * scale).reshape(shape).astype(jnp.float32)
+    return (y * gate).astype(dtype)
 
 
 class CrossHeads(nn.Module):
@@ -245,12 +369,14 @@ class MLP(nn.Module):
 
   config: TransformerConfig
   place: Place = sharding.anywhere
+  inner: int | None = None  # width; None: mlp_width
 
   @nn.compact
   def __call__(self, x: jax.Array) -> jax.Array:
     c = self.config
     names = ("gate", "up") if c.gated else ("up",)
-    first, *rest = linear(x, *(Linear(c.mlp_width, name=n) for n in names))
+    width = self.inner or c.mlp_width
+    first, *rest = linear(x, *(Linear(width, name=n) for n in names))
     inner = ACTIVATIONS[c.activation](first)
     for up in rest:
       inner *= up
@@ -268,6 +394,7 @@ class Layer(nn.Module):
   place: Place = sharding.anywhere
   has_attention: bool = True
   has_mlp: bool = True
+  recurrent: bool = False  # a state in the place of attention
 
   @nn.compact
   def __call__(self, x, layer, angles, view: View, source=None):
@@ -276,8 +403,11 @@ class Layer(nn.Module):
     norm = functools.partial(RMSNorm, c.norm_epsilon, c.norm_offset)
     if self.has_attention:
       y = norm(name="attention_norm")(x) if c.pre_norms else x
-      attention = Attention(c, self.place, name="attention")
-      y, layer = attention(y, layer, angles, view)
+      if self.recurrent:
+        y, layer = Recurrent(c, name="recurrent")(y, layer, view)
+      else:
+        attention = Attention(c, self.place, name="attention")
+        y, layer = attention(y, layer, angles, view)
       y = self.place(y, "rows", None, None)  # sums over the devices of heads
       x = x + (norm(name="attention_post_norm")(y) if c.post_norms else y)
     if self.has_attention and source is not None:
@@ -287,12 +417,22 @@ class Layer(nn.Module):
     if self.has_mlp:
       y = norm(name="mlp_norm")(x) if c.pre_norms else x
       if c.num_experts:
-        y = Experts(c, name="mlp")(y)
+        y = Experts(c, name="mlp")(y) + self.shared(y)
       else:
         y = MLP(c, self.place, name="mlp")(y)
       y = self.place(y, "rows", None, None)
       x = x + (norm(name="mlp_post_norm")(y) if c.post_norms else y)
     return x, layer
+
+  def shared(self, x: jax.Array) -> jax.Array | float:
+    """Returns what an MLP that every token passes adds to its experts."""
+    c = self.config
+    if not c.shared_width:
+      return 0.0
+    y = MLP(c, inner=c.shared_width, name="shared")(x)
+    if c.shared_gate:
+      y *= jax.nn.sigmoid(Linear(1, name="shared_gate")(x))
+    return y
 
 
 class Embedding(nn.Module):
@@ -412,6 +552,7 @@ class Transformer(nn.Module):
       residuals[i] = x
       runs = (True, True) if skip is None else tuple(i not in s for s in skip)
       turned = None if i in c.unrotated_layers else angles[windows[i]]
+      runs = (*runs, c.is_recurrent(i))
       x, layers[i] = Layer(c, self.place, *runs, name=f"layer_{i}")(
         x, layers[i], turned, views[windows[i]], source[i]
       )
@@ -439,16 +580,25 @@ def model(config: TransformerConfig, place: Place | None = None) -> Model:
     return module.apply({"params": params}, tokens, cache, **options)
 
   def init_cache(batch: int, slots: int) -> KVCache:
+    dtype = jnp.dtype(config.dtype)
     cache = kv.init(
       batch,
       slots,
-      config.num_layers,
+      config.num_attention_layers,
       config.num_kv_heads,
       config.head_dim,
-      jnp.dtype(config.dtype),
+      dtype,
     )
-    layers = jax.tree.map(lambda x: place(x, *sharding.CACHE), cache.layers)
-    return cache.replace(layers=layers)
+    with_attention = iter(
+      jax.tree.map(lambda x: place(x, *sharding.CACHE), cache.layers)
+    )
+    layers = (
+      recurrence.init(config.recurrence, batch, dtype)
+      if config.is_recurrent(i)
+      else next(with_attention)
+      for i in range(config.num_layers)
+    )
+    return cache.replace(layers=tuple(layers))
 
   encoder = Encoder(config, place)
 
@@ -462,6 +612,7 @@ def model(config: TransformerConfig, place: Place | None = None) -> Model:
     config.vocab_size,
     config.num_layers,
     encode if config.encoder_layers else None,
+    config.recurrence and config.recurrence.num_nodes,
   )
 
 

@@ -28,6 +28,7 @@ def model(
   size = BYTES[dtype or "bfloat16"]
   return DrafterCost(
     weight_bytes=(shape.weight_size or size) * shape.num_parameters,
+    row_bytes=_state_bytes(shape),
     position_bytes=size * shape.cached,
     catch_up=1,
     shape=shape,
@@ -118,6 +119,7 @@ def translated(
   tables = (x for x in token_map if x is not None)
   return DrafterCost(
     weight_bytes=size * held + sum(x.nbytes for x in tables),
+    row_bytes=_state_bytes(shape),
     position_bytes=room * (kv * shape.cached + 4),
     step=StepCost(
       bytes=size * read,
@@ -131,7 +133,8 @@ def translated(
 
 
 def _attention(shape: Shape, size: float) -> dict[str, object]:
-  """Returns the fields of StepCost that say what attention reads.
+  """Returns the fields of StepCost that say what attention and recurrent
+  layers read.
 
   Args:
     size: bytes of a cached value.
@@ -140,12 +143,18 @@ def _attention(shape: Shape, size: float) -> dict[str, object]:
   return {
     "position_bytes": size * sum(layer.kv for layer in full),
     "position_flops": 2 * sum(layer.score for layer in full),
+    "written_bytes": _state_bytes(shape),
     "windows": tuple(
       (layer.window, size * layer.kv, 2 * layer.score)
       for layer in shape.layers
       if layer.window is not None
     ),
   }
+
+
+def _state_bytes(shape: Shape) -> float:
+  """Returns bytes that recurrent layers keep for a row."""
+  return 4.0 * sum(layer.state + layer.beside for layer in shape.layers)
 
 
 def fallback(first: DrafterCost, other: DrafterCost) -> DrafterCost:

@@ -29,6 +29,10 @@ class Layer(NamedTuple):
   per_token: int = 0  # experts routed to per token
   source_kv: int = 0  # kv of cross-attention
   source_score: int = 0  # score of cross-attention
+  # Of a recurrent layer, float32 values per row: its state, and all slots of
+  # positions beside it, both read by every pass.
+  state: int = 0
+  beside: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,6 +69,9 @@ class Shape:
     yield from collections.Counter(self.layers[start:stop]).items()
 
 
+_NO_CACHE = {"kv": 0, "score": 0, "source_kv": 0, "source_score": 0}
+
+
 def of_config(
   config: TransformerConfig, name: str = "", skip: Skip | None = None
 ) -> Shape:
@@ -76,11 +83,14 @@ def of_config(
   c = config
   mlp = (3 if c.gated else 2) * c.width * c.mlp_width
   sizes = {path: math.prod(x.shape) for path, x in params.specs(c).items()}
-  dense = sum(x for path, x in sizes.items() if path.startswith("layer_0/"))
+  dense = collections.Counter()
+  for path, x in sizes.items():
+    if path.startswith("layer_"):
+      dense[int(path.partition("/")[0].removeprefix("layer_"))] += x
   kv, score = 2 * c.num_kv_heads * c.head_dim, 2 * c.num_heads * c.head_dim
   layers = [
     Layer(
-      weights=dense - c.num_experts * mlp,
+      weights=dense[i] - c.num_experts * mlp,
       kv=kv,
       kv_heads=c.num_kv_heads,
       score=score,
@@ -91,8 +101,15 @@ def of_config(
       source_kv=kv if c.encoder_layers else 0,
       source_score=score if c.encoder_layers else 0,
     )
-    for window in c.windows or (None,) * c.num_layers
+    for i, window in enumerate(c.windows or (None,) * c.num_layers)
   ]
+  for i in c.recurrence.layers if c.recurrence else ():
+    layers[i] = layers[i]._replace(
+      **_NO_CACHE,
+      kv_heads=1,
+      state=c.recurrence.state_size,
+      beside=c.recurrence.slots_size,
+    )
   if skip is not None:
     layers = _without(layers, skip, c.num_experts * c.width or mlp)
   name = name or f"{c.num_parameters / 1e6:.3g} M"
@@ -111,7 +128,7 @@ def _without(layers: list[Layer], skip: Skip, mlp: int) -> list[Layer]:
   kept = []
   for i, layer in enumerate(layers):
     if i in skip.attention:
-      without = dict(kv=0, score=0, source_kv=0, source_score=0, window=None)
+      without = _NO_CACHE | {"window": None, "state": 0, "beside": 0}
       layer = layer._replace(weights=mlp, **without)
     if i in skip.mlp:
       rest = layer.weights - mlp
@@ -180,11 +197,13 @@ def scaled(shape: Shape, share: float) -> Shape:
   layers = tuple(
     layer._replace(
       weights=max(1, round(layer.weights * by**2)),
-      kv=max(1, round(layer.kv * by)),
-      score=max(1, round(layer.score * by)),
+      kv=max(1, round(layer.kv * by)) if layer.kv else 0,
+      score=max(1, round(layer.score * by)) if layer.score else 0,
       expert=round(layer.expert * by**2),
       source_kv=round(layer.source_kv * by),
       source_score=round(layer.source_score * by),
+      state=round(layer.state * by),
+      beside=round(layer.beside * by),
     )
     for layer in shape.layers[:depth]
   )

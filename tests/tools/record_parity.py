@@ -295,6 +295,47 @@ VARIANTS = {
     "qwen3_moe",
     QWEN3_MOE | {"norm_topk_prob": True, "num_experts_per_tok": 3},
   ),
+  # Gated delta rule in layers 0 and 2; three value heads share a key head. With
+  # smaller heads transformers itself differs by 1e-4 between a pass over the
+  # text and one a token: an output near 0 is normed.
+  "qwen3_next": (
+    "qwen3_next",
+    {
+      "num_hidden_layers": 4,
+      "num_key_value_heads": 2,
+      "head_dim": 16,
+      "full_attention_interval": 2,
+      "linear_num_value_heads": 6,
+      "linear_num_key_heads": 2,
+      "linear_key_head_dim": 16,
+      "linear_value_head_dim": 16,
+      "linear_conv_kernel_dim": 3,
+      "moe_intermediate_size": 16,
+      "shared_expert_intermediate_size": 20,
+      "num_experts": 8,
+      "num_experts_per_tok": 2,
+      "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 500.0,
+        "partial_rotary_factor": 0.5,
+      },
+    },
+  ),
+  # Mamba-2 in layers 0, 1 and 3.
+  "bamba": (
+    "bamba",
+    {
+      **NO_TOKENS,
+      "num_hidden_layers": 4,
+      "num_key_value_heads": 2,
+      "attn_layer_indices": [2],
+      "mamba_n_heads": 8,
+      "mamba_n_groups": 2,
+      "mamba_d_state": 12,
+      "mamba_chunk_size": 8,
+      "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
+    },
+  ),
   # 1.0: ReLU, a tied head and scaled logits; more layers here than there.
   "t5": ("t5", T5 | {"num_decoder_layers": 3}),
   # 1.1: a gated MLP and a head of its own.

@@ -1,0 +1,367 @@
+"""Layers with a recurrent state, for drafts as for single tokens.
+
+Gated delta rule (arXiv:2412.06464) and Mamba-2 (arXiv:2405.21060) are both
+  S_n = a_n S_p + k_n u_n^T,   y_n = q_n^T S_n,   p the token before n,
+with u_n = v_n in Mamba-2 and u_n = b_n (v_n - a_n S_p^T k_n) in the delta rule.
+Unrolled along the path of a node, with A_n the product of the a on it,
+  S_n = A_n S_0 + sum over m on the path of (A_n / A_m) k_m u_m^T:
+attention without a softmax, over a few slots and a state. So nothing is undone
+and no state is kept for a node: (k, u, log a) of a token lie in a slot as keys
+and values do, a node sees its ancestors' slots, and commit moves a length. What
+u_n needs of other new nodes is a triangular system. Slots enter the state in
+`_make_room`, once there are many, and stay long enough for a draft to be taken
+back. Invariant: the length never falls below `folded` but to 0, which begins
+anew.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from specdec import cache as kv
+from specdec.models.attention import View
+from specdec.models.attention import view as view_of
+from specdec.models.config import Recurrence
+from specdec.types import Array, RecurrentState
+
+
+def init(recurrence: Recurrence, batch: int, dtype) -> RecurrentState:
+  """Returns what a layer keeps before any token.
+
+  Args:
+    dtype: of the inputs of the convolution.
+  """
+  r, slots = recurrence, recurrence.num_slots
+
+  def zeros(heads, size, dim, dtype=jnp.float32):
+    return jnp.zeros((batch, heads, size, dim), dtype)
+
+  key, value = (r.num_key_heads, r.key_dim), (r.num_heads, r.value_dim)
+  return RecurrentState(
+    zeros(r.num_heads, r.value_dim, r.key_dim),
+    tuple(
+      zeros(heads, r.kernel - 1 + slots, dim, dtype)
+      for heads, dim in (key, key, value)
+    ),
+    zeros(r.num_key_heads, slots, r.key_dim),
+    zeros(r.num_heads, slots, r.value_dim),
+    jnp.zeros((batch, r.num_heads, slots)),
+    jnp.zeros((batch,), jnp.int32),
+  )
+
+
+def inputs(
+  layer: RecurrentState | None,
+  new: list[Array],
+  view: View,
+  recurrence: Recurrence,
+) -> tuple[list[Array], RecurrentState | None]:
+  """Returns what a causal convolution of each node sees, its ancestors.
+
+  Args:
+    layer: makes room for the nodes; None: there is nothing before them.
+    new: [B, heads, T, dim] each.
+
+  Returns:
+    [B, heads, K, T, dim] each, the oldest first, the node itself last; and the
+    layer for `run`: with the new inputs, or all committed positions in the
+    state where there is no room for so many tokens.
+
+  Raises:
+    ValueError: there is no room for so many nodes of a tree, or they attend to
+      others than their ancestors.
+  """
+  kernel = recurrence.kernel
+  is_text = view.ancestors is None and not view.first
+  size = view.depth.shape[1]
+  if view.mask is not None or (layer is None and not is_text):
+    raise ValueError("a recurrent layer is trained on whole texts alone")
+  if layer is None:
+    past = ((0, 0), (0, 0), (kernel - 1, 0), (0, 0))
+    return [_windows(jnp.pad(x, past), kernel) for x in new], None
+  if size > recurrence.num_nodes:
+    if not is_text:
+      raise ValueError(
+        f"a tree of {size} nodes, and recurrent layers keep slots for "
+        f"{recurrence.num_nodes}: take a smaller draft, or a larger "
+        "recurrence.num_nodes"
+      )
+    layer = _emptied(layer, view.length, kernel)
+    parts = (
+      jnp.concatenate([x, y.astype(x.dtype)], axis=2)
+      for x, y in zip(layer.inputs, new)
+    )
+    return [_windows(x, kernel) for x in parts], layer
+  layer = _make_room(layer, view.length, size, recurrence)
+  used = view.length - layer.folded
+  start = kernel - 1 + used + view.first
+  layer = layer.replace(
+    inputs=tuple(kv.write(x, y, start) for x, y in zip(layer.inputs, new))
+  )
+  return [_before(x, used, view, kernel) for x in layer.inputs], layer
+
+
+def _emptied(
+  layer: RecurrentState, length: Array, kernel: int
+) -> RecurrentState:
+  """Returns the state after all committed positions, and the last inputs."""
+  used = length - layer.folded
+  begins = (used < 0)[:, None, None, None]
+  taken = (jnp.arange(layer.decays.shape[-1])[None] < used[:, None])[:, None]
+  total = jnp.cumsum(jnp.where(taken, layer.decays, 0), axis=-1)
+  weight = jnp.where(taken, jnp.exp(total[..., -1:] - total), 0)[..., None]
+  state = jnp.exp(total[..., -1:])[..., None] * layer.state
+  keys = _spread(layer.keys, layer.values.shape[1])
+  state += jnp.einsum("bhwv,bhwk->bhvk", weight * layer.values, keys)
+  last = (_slice_slots(x, used, kernel - 1) for x in layer.inputs)
+  return layer.replace(
+    state=jnp.where(begins, 0, state),
+    inputs=tuple(jnp.where(begins, 0, x) for x in last),
+  )
+
+
+def _slice_slots(x: Array, start: Array, size: int) -> Array:
+  """Returns slots start[b] .. start[b] + size - 1 of x [B, heads, S, dim]."""
+  return jax.vmap(
+    lambda x, start: jax.lax.dynamic_slice_in_dim(x, start, size, axis=1)
+  )(x, start)
+
+
+def _make_room(
+  layer: RecurrentState, length: Array, size: int, recurrence: Recurrence
+) -> RecurrentState:
+  """Moves old positions into the state, as long as `size` nodes have no room.
+
+  At least as many positions as a call may have nodes stay in slots: so far may
+  a drafter go back.
+
+  Args:
+    length: [B] committed positions.
+  """
+  slots, step = recurrence.num_slots, recurrence.folded_at_once
+  over = length - layer.folded + size - slots
+  turns = jnp.max(-(-over // step))
+  begins = length < layer.folded  # with another text
+
+  def turn(_, layer):
+    full = length - layer.folded + size > slots
+    return _fold(layer, step, full, length < layer.folded)
+
+  return jax.lax.fori_loop(0, jnp.maximum(turns, jnp.any(begins)), turn, layer)
+
+
+def _fold(
+  layer: RecurrentState, count: int, full: Array, begins: Array
+) -> RecurrentState:
+  """Moves the first slots of some rows into the state.
+
+  Args:
+    count: slots.
+    full: [B] bool, of which rows.
+    begins: [B] bool, which rows are emptied.
+  """
+  keys, values, decays = (
+    x[:, :, :count] for x in (layer.keys, layer.values, layer.decays)
+  )
+  total = jnp.cumsum(decays, axis=-1)
+  weight = jnp.exp(total[..., -1:] - total)[..., None]  # [B, heads, count, 1]
+  state = jnp.exp(total[..., -1:])[..., None] * layer.state
+  state += jnp.einsum(
+    "bhwv,bhwk->bhvk", weight * values, _spread(keys, values.shape[1])
+  )
+
+  def chosen(new, old):
+    rows = full.reshape(-1, *[1] * (old.ndim - 1))
+    empty = begins.reshape(rows.shape)
+    return jnp.where(empty, 0, jnp.where(rows, new, old))
+
+  slots = layer.inputs, layer.keys, layer.values, layer.decays
+  moved = jax.tree.map(
+    lambda x: chosen(x[:, :, count:], x[:, :, :-count]), slots
+  )
+  # All is read before slots are written, so that they are in place.
+  state, moved = jax.lax.optimization_barrier(
+    (chosen(state, layer.state), moved)
+  )
+  inputs, keys, values, decays = jax.tree.map(
+    lambda x, new: jax.lax.dynamic_update_slice_in_dim(x, new, 0, axis=2),
+    slots,
+    moved,
+  )
+  folded = chosen(layer.folded + count, layer.folded)
+  return RecurrentState(state, inputs, keys, values, decays, folded)
+
+
+def _before(buffer: Array, used: Array, view: View, kernel: int) -> Array:
+  """Returns `inputs` of a buffer [B, heads, K - 1 + W, dim].
+
+  Args:
+    used: [B] slot, among the W, of node 0.
+  """
+  first, depth = view.first, view.depth  # [1 or B, N]
+  if view.ancestors is None:
+    size = depth.shape[1] - first + kernel - 1
+    return _windows(_slice_slots(buffer, used + first, size), kernel)
+  seen = []
+  for up in reversed(range(kernel)):
+    goal = depth[:, first:] - up  # of the ancestor; below 0 it is committed
+    is_it = view.ancestors[:, first:] & (depth[:, None] == goal[..., None])
+    node = jnp.where(goal < 0, goal, jnp.argmax(is_it, axis=-1))
+    index = kernel - 1 + used[:, None] + node  # [B, T]
+    seen.append(jnp.take_along_axis(buffer, index[:, None, :, None], axis=2))
+  return jnp.stack(seen, axis=2)
+
+
+def _windows(x: Array, kernel: int) -> Array:
+  """Returns parts [B, heads, K, T, dim] of x [B, heads, K - 1 + T, dim]."""
+  size = x.shape[2] - kernel + 1
+  return jnp.stack([x[:, :, j : j + size] for j in range(kernel)], axis=2)
+
+
+def convolve(seen: Array, kernel: Array, bias: Array | None) -> Array:
+  """Convolves channels one by one, then SiLU: [B, T, heads, dim] float32.
+
+  Args:
+    seen: [B, heads, K, T, dim] (`before`).
+    kernel: [heads * dim, K].
+    bias: [heads * dim], or None.
+  """
+  heads, dim = seen.shape[1], seen.shape[-1]
+  kernel = kernel.astype(jnp.float32).reshape(heads, dim, -1)
+  y = jnp.einsum("bhjtd,hdj->bthd", seen.astype(jnp.float32), kernel)
+  if bias is not None:
+    y += bias.astype(jnp.float32).reshape(1, 1, heads, dim)
+  return jax.nn.silu(y)
+
+
+def unit(x: Array) -> Array:
+  """Divides vectors by their length."""
+  return x * jax.lax.rsqrt(jnp.sum(x * x, -1, keepdims=True) + 1e-6)
+
+
+def run(
+  layer: RecurrentState | None,
+  query: Array,
+  key: Array,
+  value: Array,
+  decay: Array,
+  rate: Array | None,
+  view: View,
+  recurrence: Recurrence,
+) -> tuple[Array, RecurrentState | None]:
+  """Runs nodes behind the committed positions, and writes them to their slots.
+
+  Args:
+    layer: of `inputs`, or None.
+    query, key: [B, T, key heads, key dim] float32.
+    value: [B, T, heads, value dim] float32.
+    decay: [B, T, heads] logarithm of what multiplies the state, <= 0.
+    rate: [B, T, heads], b of the delta rule; None: Mamba-2.
+    view: of the nodes, its length that of the committed positions.
+
+  Returns:
+    y [B, T, heads, value dim]; and the layer, None if it keeps none of them.
+  """
+  nodes = query, key, value, decay, rate
+  (batch, length), size = value.shape[:2], recurrence.num_nodes
+  if layer is not None and length <= size:
+    return _over_slots(layer, *nodes, view)
+  num_parts = -(-length // size)
+
+  def in_parts(x):  # [parts, B, size, ...]
+    rest = ((0, 0),) * (x.ndim - 2)
+    x = jnp.pad(x, ((0, 0), (0, num_parts * size - length), *rest))
+    return x.reshape(batch, num_parts, size, *x.shape[2:]).swapaxes(0, 1)
+
+  def zeros(heads, *rest):
+    return jnp.zeros((batch, heads, *rest))
+
+  (key_heads, key_dim), (heads, dim) = key.shape[2:], value.shape[2:]
+  start = RecurrentState(
+    zeros(heads, dim, key_dim) if layer is None else layer.state,
+    (),
+    zeros(key_heads, size, key_dim),
+    zeros(heads, size, dim),
+    zeros(heads, size),
+    jnp.zeros((batch,), jnp.int32),
+  )
+
+  def step(layer, nodes):
+    y, layer = _over_slots(layer, *nodes, view_of(layer.folded, None, 0, size))
+    every = jnp.ones((batch,), bool)
+    return _fold(layer, size, every, ~every), y
+
+  _, y = jax.lax.scan(step, start, jax.tree.map(in_parts, nodes))
+  y = y.swapaxes(0, 1).reshape(batch, -1, heads, dim)
+  return y[:, :length], None
+
+
+def _over_slots(
+  layer: RecurrentState,
+  query: Array,
+  key: Array,
+  value: Array,
+  decay: Array,
+  rate: Array | None,
+  view: View,
+) -> tuple[Array, RecurrentState]:
+  """Runs nodes as `run` does, in one system of equations."""
+  num_tokens, num_heads = value.shape[1:3]
+  slots = layer.decays.shape[-1]
+  used = view.length - layer.folded
+  view = view._replace(length=used, window=None)
+  keys = kv.write(layer.keys, key.swapaxes(1, 2), view.slot)
+  decays = kv.write(
+    layer.decays[:, :, :, None], decay.swapaxes(1, 2)[..., None], view.slot
+  )[..., 0]
+
+  # What multiplied the state after a slot, on the path to a node: sums of
+  # logarithms, not differences of sums, which would cancel.
+  column = jnp.arange(slots)[None]
+  mask = view.mask_of(column[0])[:, None]  # [B, 1, T, W], the node itself too
+  on_path = jnp.where(mask, decays[:, :, None], 0)
+  total = jax.lax.cumsum(on_path, axis=3, reverse=True)  # [B, heads, T, W]
+  after = jnp.pad(total[..., 1:], ((0, 0), (0, 0), (0, 0), (0, 1)))
+  factor = jnp.where(mask, jnp.exp(after), 0)
+  from_state = jnp.exp(total[..., :1])  # [B, heads, T, 1]
+  pair = jnp.concatenate([query, key][: 1 if rate is None else 2], axis=1)
+  pair = _spread(
+    pair.swapaxes(1, 2), num_heads
+  )  # [B, heads, T or 2 T, key dim]
+  past = jnp.einsum("bhtk,bhvk->bhtv", pair, layer.state)
+  scores = jnp.einsum("bhtk,bhwk->bhtw", pair, _spread(keys, num_heads))
+  value = value.swapaxes(1, 2)
+  if rate is not None:
+    rate = rate.swapaxes(1, 2)[..., None]
+    weight = factor * scores[:, :, num_tokens:]
+    new = column - view.slot[:, None]  # [B, W]
+    is_new = ((new >= 0) & (new < num_tokens))[:, None, None]
+    value -= from_state * past[:, :, num_tokens:]
+    value -= jnp.einsum(
+      "bhtw,bhwv->bhtv", jnp.where(is_new, 0, weight), layer.values
+    )
+    value *= rate
+    if num_tokens > 1:
+      index = view.slot[:, None] + jnp.arange(num_tokens)[None]
+      among = jnp.take_along_axis(weight, index[:, None, None], axis=3)
+      value = _solve(rate * among, value)
+  values = kv.write(layer.values, value, view.slot)
+  y = from_state * past[:, :, :num_tokens]
+  y += jnp.einsum("bhtw,bhwv->bhtv", factor * scores[:, :, :num_tokens], values)
+  layer = layer.replace(keys=keys, values=values, decays=decays)
+  # The next call may write in place, since all was read.
+  return jax.lax.optimization_barrier((y.swapaxes(1, 2), layer))
+
+
+def _solve(among: Array, value: Array) -> Array:
+  """Solves (1 + L) u = value [..., T, D], L below the diagonal of [..., T, T].
+
+  Nodes stand behind their ancestors, so that what is not below is 0.
+  """
+  return jax.lax.linalg.triangular_solve(
+    among, value, left_side=True, lower=True, unit_diagonal=True
+  )
+
+
+def _spread(x: Array, num_heads: int) -> Array:
+  """Repeats key heads [B, key heads, ...] for the heads that share them."""
+  return jnp.repeat(x, num_heads // x.shape[1], axis=1)
