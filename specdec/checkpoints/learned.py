@@ -58,7 +58,8 @@ class Learned(NamedTuple):
 _NEWER = "gated", "relative_buckets", "relative_distance", "scale_logits"
 _NEWER += "encoder_layers", "start_token", "rotary_dims"
 _NEWER += "unrotated_layers", "fused", "joint_qk_norm", "pre_norms"
-_NEWER += ("mask_token",)
+_NEWER += "mask_token", "recurrence", "attention_gate"
+_NEWER += "shared_width", "shared_gate"
 
 
 def fingerprint(target: Checkpoint) -> dict[str, str]:
@@ -75,6 +76,8 @@ def fingerprint(target: Checkpoint) -> dict[str, str]:
     if name not in ("dtype", "weights")
     and not (name in _NEWER and value == defaults[name])
   }
+  if target.config.recurrence:  # what is kept beside a state changes nothing
+    del config["recurrence"]["num_nodes"]
   weights = hashlib.sha256()
   flat = traverse_util.flatten_dict(target.params, sep="/")
   for name in sorted(flat):
