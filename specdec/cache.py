@@ -46,6 +46,25 @@ def init(
   return KVCache(layers=layers, length=jnp.zeros((batch,), jnp.int32))
 
 
+def check_tokens(model: Model, tokens: int, name: str) -> None:
+  """Refuses calls of more tokens than a model's recurrent layers keep.
+
+  Args:
+    tokens: of a call of which any may be committed.
+    name: of the model, for the error.
+
+  Raises:
+    ValueError: says how many they keep.
+  """
+  most = model.max_tokens
+  if most is not None and tokens > most:
+    raise ValueError(
+      f"the recurrent layers of {name} keep slots for {most} tokens of a call, "
+      f"and this draft needs {tokens}: take a smaller one, or a larger "
+      "recurrence.num_nodes"
+    )
+
+
 def empty(
   model: Model,
   params: PyTree,

@@ -19,7 +19,6 @@ from specdec import multihost, sharding, step
 from specdec.inputs import (
   Inputs,
   check_pair,
-  check_room,
   check_shapes,
   check_source,
   check_weights,
@@ -80,7 +79,7 @@ def start(
 ) -> DecodeState:
   """Prefill: the state before the first round. Arguments as `generate`'s."""
   check_pair(drafter.spec, rule)
-  check_room(drafter.spec, target)
+  kv.check_tokens(target, drafter.spec.max_nodes, "the target")
   check_source(target, source)
   check_shapes(
     Inputs(prompt, prompt_length, key, sampling, limit, index, source)

@@ -93,21 +93,6 @@ def check_pair(spec: DraftSpec, rule: AcceptanceRule) -> None:
     )
 
 
-def check_room(spec: DraftSpec, target: Model) -> None:
-  """Refuses a drafter of more nodes than a target can take back.
-
-  Raises:
-    ValueError: says so.
-  """
-  most = target.max_tokens
-  if most is not None and spec.max_nodes > most:
-    raise ValueError(
-      f"{spec.name} drafts {spec.max_nodes} nodes, and the recurrent layers of "
-      f"the target keep slots for {most}: take a smaller draft, or a larger "
-      "recurrence.num_nodes"
-    )
-
-
 def check_shapes(inputs: Inputs) -> None:
   """Refuses inputs whose shapes or types do not fit.
 

@@ -9,6 +9,8 @@ from specdec.checkpoints import hf_config
 from specdec.models import presets
 from specdec.models.rope_scaling import RopeScaling
 
+# A projection of 4096 to 2048, a layer with attention, and three norms.
+MTP_OF_QWEN3_NEXT = 1_650_471_424
 SIGLIP = 416_866_032  # 400M, 896 pixels; in the larger Gemma 3
 # The parameter counts of the safetensors on Hugging Face, less SigLIP and its
 # projection, and the copy of the tied embedding that two Qwen 3 stored.
@@ -37,6 +39,7 @@ PUBLISHED = {
   "qwen3-14b": 14_768_307_200,
   "qwen3-32b": 32_762_123_264,
   "qwen3-30b-a3b": 30_532_122_624,
+  "qwen3-next-80b-a3b": 81_324_862_720 - MTP_OF_QWEN3_NEXT,
   "gemma2-2b": 2_614_341_888,
   "gemma2-9b": 9_241_705_984,
   "gemma2-27b": 27_227_128_320,

@@ -14,6 +14,7 @@ from specdec.models import params as model_params
 from specdec.models import recurrence, transformer
 from specdec.models.attention import view
 from specdec.models.config import Recurrence, TransformerConfig
+from specdec.roofline import shapes as shapes_of
 from specdec.testing import check_drafter
 from specdec.types import Params, Skip
 
@@ -190,6 +191,8 @@ def test_parameters_are_counted(kind):
   )
   folded = 4 * len(config.recurrence.layers)
   assert config.state_bytes == kept - folded
+  [first, *_] = shapes_of.of_config(config).layers
+  assert first.state == config.state_bytes / 2 and not first.kv
 
 
 TREE = draft_shape.static([-1, 0, 0, 1, 1, 2])
@@ -252,9 +255,9 @@ def test_a_call_without_room_leaves_the_cache_as_it_was(kind):
 
 def test_more_nodes_than_slots_are_refused():
   target, params = built(hybrid(KINDS[0]))
-  with pytest.raises(ValueError, match="keep slots for 8"):
+  with pytest.raises(ValueError, match="of the draft keep slots for 8"):
     drafters.model(target, 8)
-  with pytest.raises(ValueError, match="lookup drafts 9 nodes"):
+  with pytest.raises(ValueError, match="of the target keep slots for 8"):
     decode.generate(
       target,
       drafters.lookup(8),
@@ -274,7 +277,7 @@ NODES = {"path": 9, "slots": 10, "inputs": 11}
 
 @pytest.mark.slow
 @pytest.mark.parametrize("bug", NODES)
-def test_conformance_finds_planted_bugs(bug, monkeypatch):
+def test_b18_conformance_finds_planted_bugs(bug, monkeypatch):
   """A path that stays where it was, states of refused tokens, a convolution
   over neighbours instead of ancestors."""
   if bug == "path":

@@ -146,13 +146,8 @@ def _drafter(
   """Returns the drafter; room 0: the draft has the target's tokens."""
   depth, num_nodes = shape.spec.max_depth, shape.spec.max_nodes
   window = _MAPPED_WINDOW if room else _WINDOW
-  most, run = draft_model.max_tokens, window + max(shape.num_run, num_nodes)
-  if most is not None and run > most:
-    raise ValueError(
-      f"the recurrent layers of the draft keep slots for {most} tokens of a "
-      f"call, and this shape needs {run}: take a smaller one, or a larger "
-      "recurrence.num_nodes"
-    )
+  num_run = window + max(shape.num_run, num_nodes)
+  kv.check_tokens(draft_model, num_run, "the draft")
 
   def parts(params: Params):
     """The draft's weights, and the map to its tokens if they are others."""

@@ -49,6 +49,7 @@ def pard(
   depth = shape.spec.max_depth
   # A round commits depth + 1 tokens at most; behind them are depth - 1 masks.
   size = 2 * depth
+  kv.check_tokens(draft_model, size, "the draft")
 
   def init(params: Params, context: Context, prefill_output):
     del prefill_output

@@ -107,13 +107,16 @@ class Recurrence:
     """Values of the state of a row in one layer, float32."""
     return self.num_heads * self.key_dim * self.value_dim
 
-  @property
-  def slots_size(self) -> int:
-    """Values kept beside it, float32."""
+  def slot_bytes(self, dtype: str) -> int:
+    """Returns bytes kept beside it: of positions that are not in it yet.
+
+    Args:
+      dtype: of activations.
+    """
     one = self.num_key_heads * self.key_dim
     one += self.num_heads * (self.value_dim + 1)
-    size = self.num_slots * one
-    return size + (self.num_slots + self.kernel - 1) * self.channels
+    inputs = (self.num_slots + self.kernel - 1) * self.channels
+    return 4 * self.num_slots * one + (4 if dtype == "float32" else 2) * inputs
 
   @property
   def folded_at_once(self) -> int:
@@ -395,7 +398,7 @@ class TransformerConfig:
     if self.recurrence is None:
       return 0
     r = self.recurrence
-    return 4 * len(r.layers) * (r.state_size + r.slots_size)
+    return len(r.layers) * (4 * r.state_size + r.slot_bytes(self.dtype))
 
   @property
   def cache_bytes_per_token(self) -> int:

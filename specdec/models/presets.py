@@ -8,7 +8,14 @@ roofline model can use presets.
 import dataclasses
 from typing import Any
 
-from specdec.models.config import GEMMA, OLMO2, SIZES, TransformerConfig
+from specdec.models.config import (
+  GATED_DELTA,
+  GEMMA,
+  OLMO2,
+  SIZES,
+  Recurrence,
+  TransformerConfig,
+)
 from specdec.models.rope_scaling import RopeScaling
 from specdec.utils.spelling import choices
 
@@ -40,6 +47,27 @@ _QWEN2 = _QWEN | _TIED | {"qkv_bias": True}
 _QWEN2_LARGE = _QWEN | {"qkv_bias": True, "vocab_size": 152_064}
 _QWEN3 = _QWEN | {"qk_norm": True}
 _QWEN3_MOE = _QWEN3 | {"num_experts": 128, "experts_per_token": 8}
+# Three layers with the gated delta rule, then one with attention. Slots for 32
+# nodes: with more they would be larger than the states.
+_QWEN3_NEXT = _QWEN3 | {
+  "rope_theta": 1e7,
+  "rotary_dims": 64,
+  "norm_offset": True,
+  "attention_gate": True,
+  "num_experts": 512,
+  "experts_per_token": 10,
+  "shared_width": 512,
+  "shared_gate": True,
+  "recurrence": Recurrence(
+    GATED_DELTA,
+    tuple(i for i in range(48) if i % 4 < 3),
+    num_heads=32,
+    num_key_heads=16,
+    key_dim=128,
+    value_dim=128,
+    num_nodes=32,
+  ),
+}
 _GEMMA = GEMMA | _TIED | {"norm_epsilon": 1e-6, "query_scalar": 256}
 _GEMMA2 = _GEMMA | {
   "vocab_size": 256_000,
@@ -123,6 +151,7 @@ _PRESETS = {
   "qwen3-14b": _config(_QWEN3, 40, 5120, 17408, 40, 8, 128),
   "qwen3-32b": _config(_QWEN3, 64, 5120, 25600, 64, 8, 128),
   "qwen3-30b-a3b": _config(_QWEN3_MOE, 48, 2048, 768, 32, 4, 128),
+  "qwen3-next-80b-a3b": _config(_QWEN3_NEXT, 48, 2048, 512, 16, 2, 256),
   "gemma2-2b": _config(_GEMMA2, 26, 2304, 9216, 8, 4, 256),
   "gemma2-9b": _config(_GEMMA2, 42, 3584, 14336, 16, 8, 256),
   "gemma2-27b": _config(  # query_scalar = width / num_heads

@@ -205,8 +205,8 @@ class Deployment:
       / min(self.ways, layer.kv_heads)
       for layer, count in self.shape.counted(0, len(self.shape.layers))
     )
-    states = sum(layer.state + layer.beside for layer in self.shape.layers)
-    return rows * (values * BYTES[self.kv] + 4 * states)
+    states = sum(layer.state for layer in self.shape.layers)
+    return rows * (values * BYTES[self.kv] + states)
 
   def cost(self, batch: float, tokens: float, context: float) -> Cost:
     """Prices one pass of the layers.
@@ -252,9 +252,8 @@ class Deployment:
   def _attention(self, rows, tokens, context) -> list[Term]:
     """Counts KV read and written, and the FLOPs of attention.
 
-    Of recurrent layers, which every chip holds whole: states and the slots
-    beside them read, slots written; a state is written so seldom that it is
-    left out.
+    Of recurrent layers, which every chip holds whole, what they keep is read; a
+    state is written so seldom that it is left out.
     """
     size = BYTES[self.kv]
     read = written = flops = 0.0
@@ -268,9 +267,8 @@ class Deployment:
       scores = (seen + tokens) * layer.score
       scores += self.source * layer.source_score
       flops += 2 * count * rows * tokens * scores / self.ways
-      kept = layer.state + layer.beside
-      read += count * rows * kept * 4 / size
-      flops += 2 * 2 * count * rows * tokens * kept
+      read += count * rows * layer.state / size
+      flops += count * rows * tokens * layer.state  # twice four bytes a FLOP
     return [
       Term("KV read", bytes=size * read, flops=flops),
       Term("KV written", bytes=size * written),

@@ -154,7 +154,7 @@ def _attention(shape: Shape, size: float) -> dict[str, object]:
 
 def _state_bytes(shape: Shape) -> float:
   """Returns bytes that recurrent layers keep for a row."""
-  return 4.0 * sum(layer.state + layer.beside for layer in shape.layers)
+  return sum(layer.state for layer in shape.layers)
 
 
 def fallback(first: DrafterCost, other: DrafterCost) -> DrafterCost:

@@ -29,10 +29,9 @@ class Layer(NamedTuple):
   per_token: int = 0  # experts routed to per token
   source_kv: int = 0  # kv of cross-attention
   source_score: int = 0  # score of cross-attention
-  # Of a recurrent layer, float32 values per row: its state, and all slots of
-  # positions beside it, both read by every pass.
+  # Bytes that every pass reads per row: a recurrent layer's state, and the
+  # positions that are not in it yet.
   state: int = 0
-  beside: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,8 +106,7 @@ def of_config(
     layers[i] = layers[i]._replace(
       **_NO_CACHE,
       kv_heads=1,
-      state=c.recurrence.state_size,
-      beside=c.recurrence.slots_size,
+      state=c.state_bytes // len(c.recurrence.layers),
     )
   if skip is not None:
     layers = _without(layers, skip, c.num_experts * c.width or mlp)
@@ -128,7 +126,7 @@ def _without(layers: list[Layer], skip: Skip, mlp: int) -> list[Layer]:
   kept = []
   for i, layer in enumerate(layers):
     if i in skip.attention:
-      without = _NO_CACHE | {"window": None, "state": 0, "beside": 0}
+      without = _NO_CACHE | {"window": None, "state": 0}
       layer = layer._replace(weights=mlp, **without)
     if i in skip.mlp:
       rest = layer.weights - mlp
@@ -178,7 +176,7 @@ def get(name: str) -> Shape:
     return _OTHERS[name]
   if name not in presets.names():
     raise ValueError(f"no model {name!r}; {choices(name, names())}")
-  return of_config(presets.get(name), name)
+  return of_config(presets.get(name, "bfloat16"), name)
 
 
 def scaled(shape: Shape, share: float) -> Shape:
@@ -203,7 +201,6 @@ def scaled(shape: Shape, share: float) -> Shape:
       source_kv=round(layer.source_kv * by),
       source_score=round(layer.source_score * by),
       state=round(layer.state * by),
-      beside=round(layer.beside * by),
     )
     for layer in shape.layers[:depth]
   )
