@@ -110,6 +110,7 @@ def test_options_are_those_of_an_architecture():
   for name in presets.names():
     expected = architectures.get(name.split("-")[0], "Llama")
     expected += "Moe" if name == "qwen3-30b-a3b" else ""
+    expected += "Next" if name == "qwen3-next-80b-a3b" else ""
     expected += "ForCausalLM"
     if name.startswith("t5"):
       expected = "T5ForConditionalGeneration"

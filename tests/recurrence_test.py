@@ -200,6 +200,9 @@ DRAFTERS = {
   "lookup": lambda _: drafters.lookup(3, ngram=2, min_ngram=1),
   "model": lambda target: drafters.model(target, 3),
   "model_tree": lambda target: drafters.model(target, shape=TREE),
+  "model_shallow": lambda target: drafters.model(
+    target, shape=draft_shape.static([-1, 0, 0])
+  ),
   "model_dynamic": lambda target: drafters.model(
     target, shape=draft_shape.dynamic(2, 3, 5)
   ),

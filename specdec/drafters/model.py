@@ -244,7 +244,9 @@ def _drafter(
       last = jnp.take_along_axis(slot, accepted[:, None], axis=1)[:, 0]
       count = accepted + (last >= 0)  # the root as well
       cache = cache.replace(length=length - 1)
-      cache = kv.commit(cache, jnp.maximum(slot, 0), count, chain=False)
+      # The deepest level was never run: its slots have nothing to keep.
+      kept = jnp.maximum(slot[:, :-1], 0)
+      cache = kv.commit(cache, kept, count, chain=False)
     if room:  # what a row without a text wrote is nothing
       kept = jnp.minimum(cache.length, text.tokens.shape[1])
       cache = cache.replace(length=jnp.where(text.length > 0, kept, 0))

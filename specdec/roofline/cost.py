@@ -253,7 +253,7 @@ class Deployment:
     """Counts KV read and written, and the FLOPs of attention.
 
     Of recurrent layers, which every chip holds whole, what they keep is read; a
-    state is written so seldom that it is left out.
+    state is written every few positions, which is left out.
     """
     size = BYTES[self.kv]
     read = written = flops = 0.0
@@ -367,8 +367,16 @@ def pass_bound(
     context: committed positions per row.
   """
   dtype = "float32" if config.dtype == "float32" else "bfloat16"
+  shape = shapes.of_config(config)
+  if (
+    r := config.recurrence
+  ):  # of what is beside a state, a pass may need little
+    layers = (
+      x._replace(state=4 * r.state_size if x.state else 0) for x in shape.layers
+    )
+    shape = dataclasses.replace(shape, layers=tuple(layers))
   deployment = Deployment(
-    shapes.of_config(config),
+    shape,
     chips.get("v5e"),  # counts do not depend on the chip
     weights=dtype,
     kv=dtype,
