@@ -294,19 +294,15 @@ def permute(
   def move(parts):
     return jax.tree.map(lambda x: x[rows], parts)
 
-  layers = list(cache.layers)
-  in_slots = [
-    i for i, x in enumerate(layers) if not isinstance(x, RecurrentState)
-  ]
-  layers = [
-    layer if i in in_slots else move(layer) for i, layer in enumerate(layers)
-  ]
+  in_slots = tuple(x for x in cache.layers if not isinstance(x, RecurrentState))
   if in_slots:
-    buffers = tuple(layers[i] for i in in_slots)
-    buffers, _ = in_blocks(move, buffers, -2, first, used)
-    for i, layer in zip(in_slots, buffers):
-      layers[i] = layer
-  return cache.replace(layers=tuple(layers), length=cache.length[rows])
+    in_slots, _ = in_blocks(move, in_slots, -2, first, used)
+  rest = iter(in_slots)
+  layers = tuple(
+    move(x) if isinstance(x, RecurrentState) else next(rest)
+    for x in cache.layers
+  )
+  return cache.replace(layers=layers, length=cache.length[rows])
 
 
 def prefill(

@@ -354,15 +354,13 @@ def of_state(
         CACHE, f"{who}{jax.tree_util.keystr(path)}", x.shape
       )
 
-    def layer(path, x):
-      if isinstance(x, RecurrentState):  # whole on every chip
+    def part(path, x):
+      if isinstance(x, RecurrentState):  # every chip has all heads of its rows
         return jax.tree.map(lambda _: rows, x)
-      return jax.tree_util.tree_map_with_path(
-        lambda rest, x: buffer((*path, *rest), x), x
-      )
+      return buffer(path, x)
 
     layers = jax.tree_util.tree_map_with_path(
-      layer, buffers.layers, is_leaf=lambda x: x is not buffers.layers
+      part, buffers.layers, is_leaf=lambda x: isinstance(x, RecurrentState)
     )
     cross = buffers.cross
     if cross is not None:

@@ -100,11 +100,12 @@ def test_nodes_of_a_tree_and_of_several_calls_are_the_recurrence(is_delta):
       jnp.zeros((1, h, stop - start, d)) for h, d in ((2, 8), (2, 8), (4, 7))
     ]
     _, layer = recurrence.inputs(layer, mixed, seen, config)
-    nodes = [
+    nodes = (
       None if x is None else jnp.asarray(x[None, start:stop], jnp.float32)
       for x in (query, key, value, decay, rate)
-    ]
-    y, layer = recurrence.run(layer, *nodes, seen, config)
+    )
+    nodes = recurrence.Nodes(*nodes)
+    y, layer = recurrence.run(layer, nodes, seen, config)
     outputs.append(np.asarray(y[0]))
     return layer
 

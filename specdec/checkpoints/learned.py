@@ -76,7 +76,7 @@ def fingerprint(target: Checkpoint) -> dict[str, str]:
     if name not in ("dtype", "weights")
     and not (name in _NEWER and value == defaults[name])
   }
-  if target.config.recurrence:  # what is kept beside a state changes nothing
+  if target.config.recurrence:  # the number of slots changes nothing
     del config["recurrence"]["num_nodes"]
   weights = hashlib.sha256()
   flat = traverse_util.flatten_dict(target.params, sep="/")

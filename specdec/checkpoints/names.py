@@ -52,9 +52,8 @@ _IN_LAYER = {
   "shared/down": ("mlp.shared_expert.down_proj", "ffn_down_shexp"),
   "shared_gate": ("mlp.shared_expert_gate", "ffn_gate_inp_shexp"),
 }
-# Of recurrent layers, below 'linear_attn' (Qwen3-Next) or 'mamba' (Bamba), with
-# their ends. Files hold the first seven in two matrices, and the convolutions
-# in one (stored_names.py).
+# Whole paths and names of recurrent layers, below 'linear_attn' (Qwen3-Next) or
+# 'mamba' (Bamba). Files hold several of them in one (stored_names.py).
 _RECURRENT = {
   "recurrent/q/weight": "q_proj.weight",
   "recurrent/k/weight": "k_proj.weight",

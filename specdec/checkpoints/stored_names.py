@@ -23,8 +23,8 @@ _TEXT = {
 
 # Matrix of several, one below the other -> these.
 _FUSED = {
-  "qkv_proj": ("q_proj", "k_proj", "v_proj"),
-  "gate_up_proj": ("gate_proj", "up_proj"),
+  "self_attn.qkv_proj": ("q_proj", "k_proj", "v_proj"),
+  "mlp.gate_up_proj": ("gate_proj", "up_proj"),
 }
 
 
@@ -51,43 +51,38 @@ def fused(config: TransformerConfig) -> dict[str, list[Part]]:
 def _wholes(
   config: TransformerConfig, layer: int
 ) -> Iterator[tuple[str, int, list[str]]]:
-  """Yields what files of this config hold in one: its name below the layer, of
-  how many groups of rows each of its parts is, which take turns, and these."""
+  """Yields tensors of a layer that hold several: (name, groups, parts).
+
+  Names are below the layer. The rows of each part are in so many groups: the
+  first group of every part comes first, then the second of every part.
+  """
   if config.fused:
     for whole, parts in _FUSED.items():
-      room = "self_attn" if whole == "qkv_proj" else "mlp"
-      yield (
-        f"{room}.{whole}.weight",
-        1,
-        [f"{room}.{part}.weight" for part in parts],
-      )
+      room = whole.partition(".")[0]
+      yield f"{whole}.weight", 1, [f"{room}.{part}.weight" for part in parts]
   if not config.is_recurrent(layer):
     if config.attention_gate:
       parts = ["self_attn.q_proj.weight", "self_attn.gate_proj.weight"]
       yield parts[0], config.num_heads, parts
     return
   r = config.recurrence
-  room = names.RECURRENT[r.kind]
+  room, is_delta = names.RECURRENT[r.kind], r.kind == GATED_DELTA
 
   def named(order: str, name: str) -> list[str]:
     return [f"{room}.{part}_{name}" for part in order]
 
-  if r.kind == GATED_DELTA:
-    projections = ("qkvz", "ba"), r.num_key_heads
-    order = "qkv"
-  else:
-    projections = ("zvkqa",), 1
-    order = "vkq"
-  for parts in projections[0]:
-    end = f"_{parts}" if r.kind == GATED_DELTA else ""
+  groups = r.num_key_heads if is_delta else 1
+  for parts in ("qkvz", "ba") if is_delta else ("zvkqa",):
+    end = f"_{parts}" if is_delta else ""
     whole = f"{room}.in_proj{end}.weight"
-    yield whole, projections[1], named(parts, "proj.weight")
+    yield whole, groups, named(parts, "proj.weight")
+  order = "qkv" if is_delta else "vkq"
   for end in ("weight", "bias") if r.conv_bias else ("weight",):
     yield f"{room}.conv1d.{end}", 1, named(order, f"conv1d.{end}")
 
 
 def _in_groups(groups: int, tensors: Sequence[names.Tensor]) -> list[Part]:
-  """Returns the rows of tensors of which groups take turns."""
+  """Returns the rows of tensors, as `_wholes` says."""
   sizes = [tensor.shape[0] // groups for tensor in tensors]
   rows = np.arange(groups * sum(sizes)).reshape(groups, -1)
   starts = np.cumsum([0, *sizes])

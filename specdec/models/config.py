@@ -65,8 +65,8 @@ class Recurrence:
   value_dim: int
   kernel: int = 4  # tokens that the causal convolution sees
   conv_bias: bool = False
-  # Most tokens of a call, and by which a drafter may go back. Twice as many are
-  # kept beside the state, and some more. It changes no output.
+  # Most tokens of a call, and by which a drafter may go back. The cache has
+  # slots for twice as many, and some more. It changes no output.
   num_nodes: int = 64
 
   def __post_init__(self):
@@ -108,7 +108,7 @@ class Recurrence:
     return self.num_heads * self.key_dim * self.value_dim
 
   def slot_bytes(self, dtype: str) -> int:
-    """Returns bytes kept beside it: of positions that are not in it yet.
+    """Returns bytes of the slots of a row in one layer.
 
     Args:
       dtype: of activations.
@@ -125,7 +125,7 @@ class Recurrence:
 
   @property
   def num_slots(self) -> int:
-    """Positions kept beside the state."""
+    """Positions that are kept until they enter the state."""
     return 2 * self.num_nodes + self.folded_at_once
 
 
@@ -177,7 +177,7 @@ class TransformerConfig:
   num_experts: int = 0  # in each layer; 0: a dense MLP without a router
   experts_per_token: int = 0
   normalize_experts: bool = True  # a token's routing weights sum to one
-  # Inner width of an MLP that every token passes beside its experts; 0: none.
+  # Inner width of the shared expert, an MLP that every token passes; 0: none.
   shared_width: int = 0
   shared_gate: bool = False  # a sigmoid of the token weighs it (Qwen3-Next)
   dtype: str = "float32"  # of activations, KV cache and weights
@@ -264,8 +264,8 @@ class TransformerConfig:
       )
     if self.shared_width < 0 or (self.shared_width and not self.num_experts):
       raise ValueError(
-        f"shared_width = {self.shared_width}; it must be 0, or above it beside "
-        "experts"
+        f"shared_width = {self.shared_width}; it must be 0, or above 0 "
+        "with experts"
       )
     if self.shared_gate and not self.shared_width:
       raise ValueError("shared_gate = True needs shared_width")

@@ -14,6 +14,8 @@ back. Invariant: the length never falls below `folded` but to 0, which begins
 anew.
 """
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 
@@ -107,15 +109,24 @@ def _emptied(
   used = length - layer.folded
   begins = (used < 0)[:, None, None, None]
   taken = (jnp.arange(layer.decays.shape[-1])[None] < used[:, None])[:, None]
-  total = jnp.cumsum(jnp.where(taken, layer.decays, 0), axis=-1)
-  weight = jnp.where(taken, jnp.exp(total[..., -1:] - total), 0)[..., None]
-  state = jnp.exp(total[..., -1:])[..., None] * layer.state
-  keys = _spread(layer.keys, layer.values.shape[1])
-  state += jnp.einsum("bhwv,bhwk->bhvk", weight * layer.values, keys)
+  values = jnp.where(taken[..., None], layer.values, 0)
+  decays = jnp.where(taken, layer.decays, 0)
+  state = _state_after(layer.state, layer.keys, values, decays)
   last = (_slice_slots(x, used, kernel - 1) for x in layer.inputs)
   return layer.replace(
     state=jnp.where(begins, 0, state),
     inputs=tuple(jnp.where(begins, 0, x) for x in last),
+  )
+
+
+def _state_after(
+  state: Array, keys: Array, values: Array, decays: Array
+) -> Array:
+  """Returns the state after the positions of some slots, in order."""
+  total = jnp.cumsum(decays, axis=-1)
+  weight = jnp.exp(total[..., -1:] - total)[..., None]  # [B, heads, slots, 1]
+  return jnp.exp(total[..., -1:])[..., None] * state + jnp.einsum(
+    "bhwv,bhwk->bhvk", weight * values, _spread(keys, values.shape[1])
   )
 
 
@@ -162,12 +173,7 @@ def _fold(
   keys, values, decays = (
     x[:, :, :count] for x in (layer.keys, layer.values, layer.decays)
   )
-  total = jnp.cumsum(decays, axis=-1)
-  weight = jnp.exp(total[..., -1:] - total)[..., None]  # [B, heads, count, 1]
-  state = jnp.exp(total[..., -1:])[..., None] * layer.state
-  state += jnp.einsum(
-    "bhwv,bhwk->bhvk", weight * values, _spread(keys, values.shape[1])
-  )
+  state = _state_after(layer.state, keys, values, decays)
 
   def chosen(new, old):
     rows = full.reshape(-1, *[1] * (old.ndim - 1))
@@ -221,7 +227,7 @@ def convolve(seen: Array, kernel: Array, bias: Array | None) -> Array:
   """Convolves channels one by one, then SiLU: [B, T, heads, dim] float32.
 
   Args:
-    seen: [B, heads, K, T, dim] (`before`).
+    seen: [B, heads, K, T, dim], of `inputs`.
     kernel: [heads * dim, K].
     bias: [heads * dim], or None.
   """
@@ -238,13 +244,19 @@ def unit(x: Array) -> Array:
   return x * jax.lax.rsqrt(jnp.sum(x * x, -1, keepdims=True) + 1e-6)
 
 
+class Nodes(NamedTuple):
+  """What the recurrence is given of T tokens, float32."""
+
+  query: Array  # [B, T, key heads, key dim]
+  key: Array  # [B, T, key heads, key dim]
+  value: Array  # [B, T, heads, value dim]
+  decay: Array  # [B, T, heads] logarithm of what multiplies the state, <= 0
+  rate: Array | None  # [B, T, heads], b of the delta rule; None: Mamba-2
+
+
 def run(
   layer: RecurrentState | None,
-  query: Array,
-  key: Array,
-  value: Array,
-  decay: Array,
-  rate: Array | None,
+  nodes: Nodes,
   view: View,
   recurrence: Recurrence,
 ) -> tuple[Array, RecurrentState | None]:
@@ -252,19 +264,14 @@ def run(
 
   Args:
     layer: of `inputs`, or None.
-    query, key: [B, T, key heads, key dim] float32.
-    value: [B, T, heads, value dim] float32.
-    decay: [B, T, heads] logarithm of what multiplies the state, <= 0.
-    rate: [B, T, heads], b of the delta rule; None: Mamba-2.
     view: of the nodes, its length that of the committed positions.
 
   Returns:
     y [B, T, heads, value dim]; and the layer, None if it keeps none of them.
   """
-  nodes = query, key, value, decay, rate
-  (batch, length), size = value.shape[:2], recurrence.num_nodes
+  (batch, length), size = nodes.value.shape[:2], recurrence.num_nodes
   if layer is not None and length <= size:
-    return _over_slots(layer, *nodes, view)
+    return _over_slots(layer, nodes, view)
   num_parts = -(-length // size)
 
   def in_parts(x):  # [parts, B, size, ...]
@@ -275,7 +282,8 @@ def run(
   def zeros(heads, *rest):
     return jnp.zeros((batch, heads, *rest))
 
-  (key_heads, key_dim), (heads, dim) = key.shape[2:], value.shape[2:]
+  key_heads, key_dim = nodes.key.shape[2:]
+  heads, dim = nodes.value.shape[2:]
   start = RecurrentState(
     zeros(heads, dim, key_dim) if layer is None else layer.state,
     (),
@@ -286,7 +294,7 @@ def run(
   )
 
   def step(layer, nodes):
-    y, layer = _over_slots(layer, *nodes, view_of(layer.folded, None, 0, size))
+    y, layer = _over_slots(layer, nodes, view_of(layer.folded, None, 0, size))
     every = jnp.ones((batch,), bool)
     return _fold(layer, size, every, ~every), y
 
@@ -296,15 +304,10 @@ def run(
 
 
 def _over_slots(
-  layer: RecurrentState,
-  query: Array,
-  key: Array,
-  value: Array,
-  decay: Array,
-  rate: Array | None,
-  view: View,
+  layer: RecurrentState, nodes: Nodes, view: View
 ) -> tuple[Array, RecurrentState]:
   """Runs nodes as `run` does, in one system of equations."""
+  query, key, value, decay, rate = nodes
   num_tokens, num_heads = value.shape[1:3]
   slots = layer.decays.shape[-1]
   used = view.length - layer.folded
@@ -324,9 +327,8 @@ def _over_slots(
   factor = jnp.where(mask, jnp.exp(after), 0)
   from_state = jnp.exp(total[..., :1])  # [B, heads, T, 1]
   pair = jnp.concatenate([query, key][: 1 if rate is None else 2], axis=1)
-  pair = _spread(
-    pair.swapaxes(1, 2), num_heads
-  )  # [B, heads, T or 2 T, key dim]
+  # [B, heads, T or 2 T, key dim]: one product reads the state for both.
+  pair = _spread(pair.swapaxes(1, 2), num_heads)
   past = jnp.einsum("bhtk,bhvk->bhtv", pair, layer.state)
   scores = jnp.einsum("bhtk,bhwk->bhtw", pair, _spread(keys, num_heads))
   value = value.swapaxes(1, 2)

@@ -271,9 +271,8 @@ class Recurrent(nn.Module):
       into_state = value
     else:
       into_state = step[..., None] * value
-    y, after = recurrence.run(
-      ready, query, key, into_state, decay, rate, view, r
-    )
+    nodes = recurrence.Nodes(query, key, into_state, decay, rate)
+    y, after = recurrence.run(ready, nodes, view, r)
     if not is_delta:
       y += per_head("skip", nn.initializers.ones)[..., None] * value
     groups = None if is_delta else r.num_key_heads

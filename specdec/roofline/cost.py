@@ -368,9 +368,8 @@ def pass_bound(
   """
   dtype = "float32" if config.dtype == "float32" else "bfloat16"
   shape = shapes.of_config(config)
-  if (
-    r := config.recurrence
-  ):  # of what is beside a state, a pass may need little
+  if r := config.recurrence:
+    # Of the slots a pass may need few.
     layers = (
       x._replace(state=4 * r.state_size if x.state else 0) for x in shape.layers
     )
