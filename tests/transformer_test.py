@@ -17,7 +17,7 @@ from safetensors.numpy import load_file
 
 from specdec import checkpoints, draft_tree
 from specdec.checkpoints import hf_config
-from specdec.models import experts, layouts, transformer
+from specdec.models import experts, layouts, linear, transformer
 from specdec.models import params as model_params
 from specdec.models.config import OLMO2, TransformerConfig
 from specdec.models.rope_scaling import LongRope, RopeScaling, Yarn
@@ -419,7 +419,7 @@ def test_packed_routers_choose_the_same_experts():
 def test_norm_offset_is_exact_in_bfloat16():
   """1 + scale has more bits than bfloat16, so the tree keeps scale."""
   scale = jnp.asarray([0.0131, -0.0007, 0.25, 1.0], jnp.bfloat16)
-  norm = transformer.RMSNorm(0.0, offset=True)
+  norm = linear.RMSNorm(0.0, offset=True)
   x = jnp.ones((1, 1, 4), jnp.bfloat16) * 256
   y = norm.apply({"params": {"scale": scale}}, x.astype(jnp.float32))
   np.testing.assert_array_equal(y[0, 0], 1 + scale.astype(jnp.float32))

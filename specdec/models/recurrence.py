@@ -1,10 +1,14 @@
 """Layers with a recurrent state, for drafts as for single tokens.
 
 Gated delta rule (arXiv:2412.06464) and Mamba-2 (arXiv:2405.21060) are both
+
   S_n = a_n S_p + k_n u_n^T,   y_n = q_n^T S_n,   p the token before n,
+
 with u_n = v_n in Mamba-2 and u_n = b_n (v_n - a_n S_p^T k_n) in the delta rule.
 Unrolled along the path of a node, with A_n the product of the a on it,
+
   S_n = A_n S_0 + sum over m on the path of (A_n / A_m) k_m u_m^T:
+
 attention without a softmax, over a few slots and a state. So nothing is undone
 and no state is kept for a node: (k, u, log a) of a token lie in a slot as keys
 and values do, a node sees its ancestors' slots, and commit moves a length. What

@@ -24,73 +24,23 @@ from specdec.models.attention import (
   source_view,
   view,
 )
-from specdec.models.config import GATED_DELTA, TransformerConfig
+from specdec.models.config import TransformerConfig
 from specdec.models.experts import ACTIVATIONS, Experts, normal, weight
-from specdec.models.layouts import look_up, project, project_all, unpack
+from specdec.models.layouts import look_up, project, unpack
+from specdec.models.linear import Linear, RMSNorm, linear
+from specdec.models.recurrent_layer import Recurrent
 from specdec.models.rotary import rope_angles, rotate
 from specdec.types import (
   CrossKV,
   KVCache,
   Model,
   ModelOutput,
-  RecurrentState,
   Skip,
   Source,
 )
 from specdec.utils.constructors import cached
 
 Place = Callable[..., jax.Array]  # (x, *names of its axes) -> x
-
-
-class Linear(nn.Module):
-  """Linear map y = W x (+ b), with W [out, in] or packed."""
-
-  features: int
-  bias: bool = False
-
-  def __call__(self, x: jax.Array) -> jax.Array:
-    return linear(x, self)[0]
-
-  @nn.compact
-  def parameters(self, x: jax.Array) -> tuple[jax.Array, jax.Array | None]:
-    """Returns the weight for inputs x, and the bias."""
-    bias = None
-    if self.bias:
-      shape = (self.features,)
-      bias = self.param("bias", nn.initializers.zeros, shape, x.dtype)
-    return weight(self, (self.features, x.shape[-1]), x.dtype), bias
-
-
-def linear(x: jax.Array, *layers: Linear) -> list[jax.Array]:
-  """Applies linear maps to the same x [B, T, in], reading them in one call."""
-  weights, biases = zip(*(layer.parameters(x) for layer in layers))
-  return [
-    y if bias is None else y + bias[None, None]
-    for y, bias in zip(project_all(weights, x), biases)
-  ]
-
-
-class RMSNorm(nn.Module):
-  """Root-mean-square norm (arXiv:1910.07467), computed in float32.
-
-  With `offset` it multiplies by 1 + scale. The parameter is scale, as in
-  Gemma's checkpoints, since 1 + scale would lose bits in bfloat16.
-  """
-
-  epsilon: float
-  offset: bool = False
-
-  @nn.compact
-  def __call__(self, x: jax.Array) -> jax.Array:
-    init = nn.initializers.zeros if self.offset else nn.initializers.ones
-    scale = self.param("scale", init, (x.shape[-1],), x.dtype)
-    scale = scale.astype(jnp.float32)
-    if self.offset:
-      scale = 1 + scale
-    y = x.astype(jnp.float32)
-    y *= jax.lax.rsqrt(jnp.mean(y * y, -1, keepdims=True) + self.epsilon)
-    scale = jnp.expand_dims(scale, tuple(range(x.ndim - 1)))
-    return (y * scale).astype(x.dtype)
 
 
 def distance_buckets(
@@ -213,116 +163,6 @@ class Attention(nn.Module):
       y *= jax.nn.sigmoid(of_heads)
     y = self.place(y, "rows", None, "query")
     return Linear(c.width, name="o")(y), (keys, values)
-
-
-class Recurrent(nn.Module):
-  """Gated delta rule or Mamba-2 in the place of attention (recurrence.py).
-
-  Call arguments: x [B, T, M]; layer, what the cache keeps, or None; view, of
-  the nodes.
-  """
-
-  config: TransformerConfig
-
-  @nn.compact
-  def __call__(self, x, layer: RecurrentState | None, view: View):
-    c, r = self.config, self.config.recurrence
-    is_delta = r.kind == GATED_DELTA
-    parts = {
-      "q": (r.num_key_heads, r.key_dim),
-      "k": (r.num_key_heads, r.key_dim),
-      "v": (r.num_heads, r.value_dim),
-    }
-    inner = r.num_heads * r.value_dim
-
-    def linear_to(**sizes):
-      return linear(x, *(Linear(n, name=name) for name, n in sizes.items()))
-
-    wide = {name: heads * dim for name, (heads, dim) in parts.items()}
-    *mixed, gate = linear_to(**wide, gate=inner)
-    rate = None
-    if is_delta:
-      decay, rate = linear_to(decay=r.num_heads, rate=r.num_heads)
-      rate = jax.nn.sigmoid(rate.astype(jnp.float32))
-    else:
-      [decay] = linear_to(decay=r.num_heads)
-
-    def per_head(name, init=nn.initializers.zeros):  # [1, 1, heads]
-      value = self.param(name, init, (r.num_heads,), x.dtype)
-      return value.astype(jnp.float32)[None, None]
-
-    step = jax.nn.softplus(decay.astype(jnp.float32) + per_head("decay_bias"))
-    decay = -jnp.exp(per_head("log_decay")) * step  # [B, T, heads]
-
-    mixed = [
-      y.reshape(*y.shape[:2], *shape).swapaxes(1, 2)
-      for y, shape in zip(mixed, parts.values())
-    ]
-    seen, ready = recurrence.inputs(layer, mixed, view, r)
-    query, key, value = (
-      ShortConvolution(r.kernel, r.conv_bias, name=f"{name}_conv")(
-        part, x.dtype
-      )
-      for name, part in zip(parts, seen)
-    )
-    if is_delta:
-      query, key = recurrence.unit(query), recurrence.unit(key)
-      query *= r.key_dim**-0.5
-      into_state = value
-    else:
-      into_state = step[..., None] * value
-    nodes = recurrence.Nodes(query, key, into_state, decay, rate)
-    y, after = recurrence.run(ready, nodes, view, r)
-    if not is_delta:
-      y += per_head("skip", nn.initializers.ones)[..., None] * value
-    groups = None if is_delta else r.num_key_heads
-    y = GatedNorm(c.norm_epsilon, groups, name="norm")(y, gate, x.dtype)
-    return Linear(c.width, name="o")(y), layer if after is None else after
-
-
-class ShortConvolution(nn.Module):
-  """Causal convolution of channels one by one, then SiLU; in float32."""
-
-  kernel: int
-  bias: bool
-
-  @nn.compact
-  def __call__(self, seen: jax.Array, dtype) -> jax.Array:
-    """Takes [B, heads, K, T, dim], of `dtype` weights: [B, T, heads, dim]."""
-    channels = seen.shape[1] * seen.shape[-1]
-    shape = channels, 1, self.kernel
-    kernel = self.param("kernel", nn.initializers.normal(0.02), shape, dtype)
-    bias = None
-    if self.bias:
-      bias = self.param("bias", nn.initializers.zeros, (channels,), dtype)
-    return recurrence.convolve(seen, kernel, bias)
-
-
-class GatedNorm(nn.Module):
-  """RMSNorm with a gate of SiLU, over heads or over groups of them.
-
-  Of heads the gate multiplies what was normed, of groups what will be.
-  """
-
-  epsilon: float
-  groups: int | None  # None: of every head, with one scale for all
-
-  @nn.compact
-  def __call__(self, y: jax.Array, gate: jax.Array, dtype) -> jax.Array:
-    """Takes y [B, T, heads, dim] float32 and gate [B, T, heads * dim]."""
-    shape, in_groups = gate.shape, self.groups is not None
-    gate = jax.nn.silu(gate.astype(jnp.float32))
-    size = (shape[-1] if in_groups else y.shape[-1],)
-    scale = self.param("scale", nn.initializers.ones, size, dtype)
-    scale = jnp.expand_dims(scale, tuple(range(2 if in_groups else 3)))
-    if in_groups:
-      y = (y.reshape(shape) * gate).reshape(*shape[:2], self.groups, -1)
-    y *= jax.lax.rsqrt(jnp.mean(y * y, -1, keepdims=True) + self.epsilon)
-    y = y.astype(dtype)
-    if in_groups:
-      return y.reshape(shape) * scale
-    y = (y * scale).reshape(shape).astype(jnp.float32)
-    return (y * gate).astype(dtype)
 
 
 class CrossHeads(nn.Module):

@@ -27,16 +27,9 @@ from specdec.drafters.heads.block_head import Attend
 from specdec.drafters.heads.draft_head import Embed, Head, TargetWeights
 from specdec.drafters.heads.head_config import HeadConfig
 from specdec.models.config import TransformerConfig
+from specdec.models.linear import Linear, RMSNorm, linear
 from specdec.models.rotary import rotate
-from specdec.models.transformer import (
-  MLP,
-  Linear,
-  Place,
-  RMSNorm,
-  linear,
-  rope_angles,
-  split_heads,
-)
+from specdec.models.transformer import MLP, Place, rope_angles, split_heads
 from specdec.types import Array, ModelOutput, PyTree
 
 

@@ -21,13 +21,12 @@ from specdec.models import attention, layouts, quantization
 from specdec.models.attention import View
 from specdec.models.config import TransformerConfig
 from specdec.models.layouts import look_up, project
+from specdec.models.linear import Linear, RMSNorm
 from specdec.models.transformer import (
   MLP,
   Attention,
   Layer,
-  Linear,
   Place,
-  RMSNorm,
   rope_angles,
   softcap,
   weight,

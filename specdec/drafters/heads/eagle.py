@@ -21,7 +21,8 @@ from specdec.drafters.heads.draft_head import (
   shared_score,
 )
 from specdec.models.config import TransformerConfig
-from specdec.models.transformer import Linear, Place
+from specdec.models.linear import Linear
+from specdec.models.transformer import Place
 
 
 class Eagle(HeadModule):

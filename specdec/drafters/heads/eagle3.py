@@ -26,7 +26,8 @@ from specdec.drafters.heads.draft_head import (
   embedded,
 )
 from specdec.drafters.heads.head_config import HeadConfig
-from specdec.models.transformer import Linear, Place, RMSNorm
+from specdec.models.linear import Linear, RMSNorm
+from specdec.models.transformer import Place
 from specdec.types import ModelOutput
 
 

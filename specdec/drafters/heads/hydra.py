@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from specdec.drafters.heads.draft_head import Head, HeadModule, embedded
-from specdec.models.transformer import Linear, RMSNorm
+from specdec.models.linear import Linear, RMSNorm
 
 
 class Hydra(HeadModule):

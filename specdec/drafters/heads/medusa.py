@@ -10,7 +10,7 @@ share it, behind a narrower hidden state.
 import jax
 
 from specdec.drafters.heads.draft_head import Head, HeadModule
-from specdec.models.transformer import Linear, RMSNorm
+from specdec.models.linear import Linear, RMSNorm
 
 
 class Medusa(HeadModule):

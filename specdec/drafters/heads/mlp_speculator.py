@@ -12,7 +12,7 @@ from flax import linen as nn
 from specdec.drafters.heads.draft_head import Head, HeadModule
 from specdec.models.experts import weight
 from specdec.models.layouts import look_up
-from specdec.models.transformer import Linear
+from specdec.models.linear import Linear
 
 EPSILON = 1e-6
 

@@ -20,7 +20,7 @@ from specdec.drafters.heads.draft_head import (
   HeadModule,
   embedded,
 )
-from specdec.models.transformer import Linear, RMSNorm
+from specdec.models.linear import Linear, RMSNorm
 
 
 class Mtp(HeadModule):

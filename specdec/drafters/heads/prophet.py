@@ -9,7 +9,7 @@ all that it has of the text is that hidden state, and its KV are O(k).
 import jax.numpy as jnp
 
 from specdec.drafters.heads.draft_head import Blocks, Head, HeadModule, embedded
-from specdec.models.transformer import Linear
+from specdec.models.linear import Linear
 
 
 class Prophet(HeadModule):

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from specdec.drafters.heads.draft_head import Head, HeadModule, embedded
-from specdec.models.transformer import Linear
+from specdec.models.linear import Linear
 
 
 class ReDrafter(HeadModule):

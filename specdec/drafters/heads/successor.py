@@ -16,7 +16,7 @@ from specdec.drafters.heads.head_config import HeadConfig
 from specdec.models.config import TransformerConfig
 from specdec.models.experts import Weight
 from specdec.models.layouts import look_up
-from specdec.models.transformer import Linear
+from specdec.models.linear import Linear
 from specdec.types import Array, PyTree
 
 

@@ -11,7 +11,7 @@ The first E layers run as in drafters/early_exit.py, and are resumed likewise.
 import jax.numpy as jnp
 
 from specdec.drafters.heads.draft_head import Blocks, Head, HeadModule
-from specdec.models.transformer import Linear, RMSNorm
+from specdec.models.linear import Linear, RMSNorm
 
 
 class Exit(HeadModule):

@@ -1,0 +1,121 @@
+"""The recurrent sublayer of a decoder layer; its algorithm is recurrence.py."""
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from specdec.models import recurrence
+from specdec.models.attention import View
+from specdec.models.config import GATED_DELTA, TransformerConfig
+from specdec.models.linear import Linear, linear
+from specdec.types import RecurrentState
+
+
+class Recurrent(nn.Module):
+  """Gated delta rule or Mamba-2 in the place of attention (recurrence.py).
+
+  Call arguments: x [B, T, M]; layer, what the cache keeps, or None; view, of
+  the nodes.
+  """
+
+  config: TransformerConfig
+
+  @nn.compact
+  def __call__(self, x, layer: RecurrentState | None, view: View):
+    c, r = self.config, self.config.recurrence
+    is_delta = r.kind == GATED_DELTA
+    parts = {
+      "q": (r.num_key_heads, r.key_dim),
+      "k": (r.num_key_heads, r.key_dim),
+      "v": (r.num_heads, r.value_dim),
+    }
+    inner = r.num_heads * r.value_dim
+
+    def linear_to(**sizes):
+      return linear(x, *(Linear(n, name=name) for name, n in sizes.items()))
+
+    wide = {name: heads * dim for name, (heads, dim) in parts.items()}
+    *mixed, gate = linear_to(**wide, gate=inner)
+    rate = None
+    if is_delta:
+      decay, rate = linear_to(decay=r.num_heads, rate=r.num_heads)
+      rate = jax.nn.sigmoid(rate.astype(jnp.float32))
+    else:
+      [decay] = linear_to(decay=r.num_heads)
+
+    def per_head(name, init=nn.initializers.zeros):  # [1, 1, heads]
+      value = self.param(name, init, (r.num_heads,), x.dtype)
+      return value.astype(jnp.float32)[None, None]
+
+    step = jax.nn.softplus(decay.astype(jnp.float32) + per_head("decay_bias"))
+    decay = -jnp.exp(per_head("log_decay")) * step  # [B, T, heads]
+
+    mixed = [
+      y.reshape(*y.shape[:2], *shape).swapaxes(1, 2)
+      for y, shape in zip(mixed, parts.values())
+    ]
+    seen, ready = recurrence.inputs(layer, mixed, view, r)
+    query, key, value = (
+      ShortConvolution(r.kernel, r.conv_bias, name=f"{name}_conv")(
+        part, x.dtype
+      )
+      for name, part in zip(parts, seen)
+    )
+    if is_delta:
+      query, key = recurrence.unit(query), recurrence.unit(key)
+      query *= r.key_dim**-0.5
+      into_state = value
+    else:
+      into_state = step[..., None] * value
+    nodes = recurrence.Nodes(query, key, into_state, decay, rate)
+    y, after = recurrence.run(ready, nodes, view, r)
+    if not is_delta:
+      y += per_head("skip", nn.initializers.ones)[..., None] * value
+    groups = None if is_delta else r.num_key_heads
+    y = GatedNorm(c.norm_epsilon, groups, name="norm")(y, gate, x.dtype)
+    return Linear(c.width, name="o")(y), layer if after is None else after
+
+
+class ShortConvolution(nn.Module):
+  """Causal convolution of channels one by one, then SiLU; in float32."""
+
+  kernel: int
+  bias: bool
+
+  @nn.compact
+  def __call__(self, seen: jax.Array, dtype) -> jax.Array:
+    """Takes [B, heads, K, T, dim], of `dtype` weights: [B, T, heads, dim]."""
+    channels = seen.shape[1] * seen.shape[-1]
+    shape = channels, 1, self.kernel
+    kernel = self.param("kernel", nn.initializers.normal(0.02), shape, dtype)
+    bias = None
+    if self.bias:
+      bias = self.param("bias", nn.initializers.zeros, (channels,), dtype)
+    return recurrence.convolve(seen, kernel, bias)
+
+
+class GatedNorm(nn.Module):
+  """RMSNorm with a gate of SiLU, over heads or over groups of them.
+
+  Of heads the gate multiplies what was normed, of groups what will be.
+  """
+
+  epsilon: float
+  groups: int | None  # None: of every head, with one scale for all
+
+  @nn.compact
+  def __call__(self, y: jax.Array, gate: jax.Array, dtype) -> jax.Array:
+    """Takes y [B, T, heads, dim] float32 and gate [B, T, heads * dim]."""
+    shape, in_groups = gate.shape, self.groups is not None
+    gate = jax.nn.silu(gate.astype(jnp.float32))
+    size = (shape[-1] if in_groups else y.shape[-1],)
+    scale = self.param("scale", nn.initializers.ones, size, dtype)
+    scale = jnp.expand_dims(scale, tuple(range(2 if in_groups else 3)))
+    if in_groups:
+      y = (y.reshape(shape) * gate).reshape(*shape[:2], self.groups, -1)
+    y *= jax.lax.rsqrt(jnp.mean(y * y, -1, keepdims=True) + self.epsilon)
+    y = y.astype(dtype)
+    if in_groups:
+      return y.reshape(shape) * scale
+    y = (y * scale).reshape(shape).astype(jnp.float32)
+    return (y * gate).astype(dtype)
